@@ -1,0 +1,102 @@
+package api
+
+import (
+	"net/netip"
+	"time"
+)
+
+// ConnectRequest asks the daemon for a connection. A second request for the same cluster is the same
+// connection; its Namespace, if another, becomes the connection's.
+type ConnectRequest struct {
+	// Kubeconfig has one context, with file paths absolute and the CLI's environment put into its exec
+	// plugin, if it has one.
+	Kubeconfig       []byte         `json:"kubeconfig"`
+	Context          string         `json:"context"`
+	Namespace        string         `json:"namespace"`
+	ManagerNamespace string         `json:"managerNamespace"` // empty: "kubevpn", else the current namespace
+	Image            string         `json:"image"`
+	Upgrade          bool           `json:"upgrade,omitempty"`
+	Netstack         string         `json:"netstack"`
+	Scheduler        string         `json:"scheduler"`
+	ExtraCIDRs       []netip.Prefix `json:"extraCIDRs,omitempty"`
+	ExcludeCIDRs     []netip.Prefix `json:"excludeCIDRs,omitempty"`
+}
+
+// Event is one JSON line of progress. The last line of a stream has Connection or Error set.
+type Event struct {
+	Time       time.Time   `json:"time"`
+	Step       string      `json:"step,omitempty"`    // what is being done: "Installing the traffic manager"
+	Detail     string      `json:"detail,omitempty"`  // what was seen: the pod's state, an address
+	Done       bool        `json:"done,omitempty"`    // the step has ended well
+	Warning    string      `json:"warning,omitempty"` // something lost or guessed, and what to ask an admin for
+	Connection *Connection `json:"connection,omitempty"`
+	Error      *Error      `json:"error,omitempty"`
+}
+
+// ConnectionStatus is the state of a connection.
+//
+//	connecting ──▶ connected ◀──▶ reconnecting
+//	     │             │               │
+//	     └──────▶ disconnecting ◀──────┘        failed: ended by itself; Error says why
+type ConnectionStatus string
+
+const (
+	StatusConnecting    ConnectionStatus = "connecting"
+	StatusConnected     ConnectionStatus = "connected"
+	StatusReconnecting  ConnectionStatus = "reconnecting"
+	StatusDisconnecting ConnectionStatus = "disconnecting"
+	StatusFailed        ConnectionStatus = "failed"
+)
+
+// Connection is one row of `kubevpn status`.
+type Connection struct {
+	ID               string           `json:"id"`
+	Cluster          string           `json:"cluster"` // the kubeconfig's name for it
+	Server           string           `json:"server"`
+	Context          string           `json:"context"`
+	Namespace        string           `json:"namespace"`
+	Status           ConnectionStatus `json:"status"`
+	Netstack         string           `json:"netstack"`
+	NetstackReason   string           `json:"netstackReason"`
+	Transport        string           `json:"transport"` // "port-forward (websocket)"
+	Device           string           `json:"device"`
+	Addresses        []netip.Addr     `json:"addresses"`
+	CIDRs            []netip.Prefix   `json:"cidrs"` // what is routed into the tunnel
+	Since            time.Time        `json:"since"`
+	ManagerNamespace string           `json:"managerNamespace"`
+	ManagerPod       string           `json:"managerPod"`
+	ManagerVersion   string           `json:"managerVersion"`
+	Services         string           `json:"services"` // "resolved by kubevpn" or "dialled as they are: ..."
+	DNS              DNSStatus        `json:"dns"`
+	Checks           []Check          `json:"checks"` // what was tried before "Connected"
+	Warnings         []string         `json:"warnings,omitempty"`
+	Error            *Error           `json:"error,omitempty"`
+}
+
+// DNSStatus says how names reach the cluster.
+type DNSStatus struct {
+	Mode    ResolverMode `json:"mode"`
+	Domain  string       `json:"domain"`
+	Servers []netip.Addr `json:"servers"`
+}
+
+// Check is one proof that the tunnel works, and what it saw.
+type Check struct {
+	What    string  `json:"what"`   // "name", "pod" or "clusterIP"
+	Target  string  `json:"target"` // "kubernetes.default", "10.244.1.5:8080"
+	OK      bool    `json:"ok"`
+	Seen    string  `json:"seen"` // "10.96.0.1", "connected in 3ms", "connection refused"
+	Seconds float64 `json:"seconds"`
+}
+
+// Status answers `kubevpn status`. Connections is never null.
+type Status struct {
+	Version     string       `json:"version"`
+	Connections []Connection `json:"connections"`
+}
+
+// DisconnectRequest ends the connections with these IDs, or all of them.
+type DisconnectRequest struct {
+	IDs []string `json:"ids,omitempty"`
+	All bool     `json:"all,omitempty"`
+}

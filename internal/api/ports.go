@@ -1,0 +1,7 @@
+package api
+
+// Ports of the traffic manager's pod.
+const (
+	ManagerPort = 10800 // sessions; on 127.0.0.1 inside the pod, so that only pods/portforward reaches it
+	HealthPort  = 10801 // GET /livez and /readyz for the kubelet; nothing else
+)
