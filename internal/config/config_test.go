@@ -1,0 +1,133 @@
+package config
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"kubevpn/internal/api"
+)
+
+func TestLoad(t *testing.T) {
+	defaults := Config{Image: "docker.io/kubevpn/kubevpn:0.1.0-dev", Scheduler: "rr", Netstack: "gvisor"}
+	with := func(change func(*Config)) Config {
+		c := defaults
+		change(&c)
+		return c
+	}
+	tests := []struct {
+		name string
+		file string
+		env  map[string]string
+		want Config
+		err  string // a part of it
+	}{
+		{name: "nothing", want: defaults},
+		{name: "comments-only", file: "# later\n", want: defaults},
+		{name: "empty-values", file: "image:\nextraCIDRs:\nscheduler: \"\"\n", env: map[string]string{"KUBEVPN_IMAGE": ""}, want: defaults},
+		{
+			name: "file",
+			file: "image: r.example/k:1\nmanagerNamespace: tools\nscheduler: lc\nnetstack: gvisor\nextraCIDRs: [10.20.0.1/16, 192.0.2.7]\nexcludeCIDRs:\n- fd00::/64\n",
+			want: Config{Image: "r.example/k:1", ManagerNamespace: "tools", Scheduler: "lc", Netstack: "gvisor",
+				ExtraCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("192.0.2.7/32")},
+				ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00::/64")}},
+		},
+		{
+			name: "environment-beats-file",
+			file: "image: a\nscheduler: lc\nextraCIDRs: [10.20.0.0/16]\n",
+			env:  map[string]string{"KUBEVPN_IMAGE": "b", "KUBEVPN_EXTRA_CIDRS": "10.1.0.0/16, 10.2.0.0/16"},
+			want: with(func(c *Config) {
+				c.Image, c.Scheduler = "b", "lc"
+				c.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/16")}
+			}),
+		},
+		{name: "one-value-for-a-list", file: "extraCIDRs: 10.1.0.0/16\n", want: with(func(c *Config) {
+			c.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+		})},
+		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": there are image, managerNamespace, scheduler, netstack, extraCIDRs, excludeCIDRs`},
+		{name: "twice", file: "image: a\nimage: b\n", err: "config.yaml:2: image is set on line 1 already"},
+		{name: "not-a-mapping", file: "- image\n", err: "config.yaml:1: this is not a list of `key: value` lines"},
+		{name: "list-for-a-value", file: "image: [a]\n", err: "config.yaml:1: image: this is not a single value"},
+		{name: "map-for-a-list", file: "extraCIDRs: {a: b}\n", err: "config.yaml:1: extraCIDRs: this is not a list"},
+		{name: "nested-list", file: "extraCIDRs:\n- [a]\n", err: "config.yaml:1: extraCIDRs: line 2 is not a single value"},
+		{name: "not-yaml", file: "image: [\n", err: "config.yaml: yaml: line"},
+		{name: "bad-scheduler", file: "\nscheduler: wrr\n", err: `config.yaml:2: scheduler: "wrr" does not exist: there are rr, lc, sh, random`},
+		{name: "bad-variable", env: map[string]string{"KUBEVPN_NETSTACK": "system"}, err: `KUBEVPN_NETSTACK: "system" does not exist: there is gvisor`},
+		{name: "bad-network", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "10.0.0.0/33"}, err: `KUBEVPN_EXTRA_CIDRS: "10.0.0.0/33" is not a network: write it like 10.20.0.0/16`},
+		{name: "everything", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "::/0"}, err: `"::/0" is the whole Internet`},
+		{name: "mapped", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "::ffff:10.0.0.0/104"}, err: `is an IPv4 network in IPv6 form`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "config.yaml")
+			if tt.file != "" {
+				write(t, path, tt.file)
+			}
+			got, err := Load(path, func(name string) (string, bool) { v, ok := tt.env[name]; return v, ok })
+			if tt.err != "" {
+				wantUsage(t, err, tt.err)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("Load (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFlagBeatsAll(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, path, "extraCIDRs: [10.1.0.0/16]\n")
+	c, err := Load(path, func(string) (string, bool) { return "", false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetFlag(KeyExtraCIDRs, []string{"10.9.0.0/16"}); err != nil {
+		t.Fatal(err)
+	}
+	if want := netip.MustParsePrefix("10.9.0.0/16"); len(c.ExtraCIDRs) != 1 || c.ExtraCIDRs[0] != want {
+		t.Errorf("ExtraCIDRs = %v, want only %v", c.ExtraCIDRs, want)
+	}
+	wantUsage(t, c.SetFlag(KeyNetstack, []string{"system"}), `--netstack: "system" does not exist: there is gvisor`)
+}
+
+func TestUnreadableFile(t *testing.T) {
+	_, err := Load(t.TempDir(), os.LookupEnv) // a directory
+	wantUsage(t, err, "reading the configuration: ")
+}
+
+func FuzzApply(f *testing.F) {
+	f.Add("image: a\nextraCIDRs: [10.1.0.0/16]\n")
+	f.Add("? a\n: b\n<<: *x")
+	f.Add("- &a [*a]")
+	f.Fuzz(func(t *testing.T, text string) {
+		c := Default()
+		if err := c.apply("config.yaml", []byte(text)); err != nil && !strings.HasPrefix(err.Error(), "config.yaml:") {
+			t.Errorf("the error does not name the file: %v", err)
+		}
+	})
+}
+
+func wantUsage(t *testing.T, err error, part string) {
+	t.Helper()
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != api.ExitUsage || !strings.Contains(e.Message, part) {
+		t.Errorf("error = %v, want one with exit code %d and %q", err, api.ExitUsage, part)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
