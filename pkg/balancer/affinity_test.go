@@ -1,0 +1,116 @@
+package balancer
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const threeHours = 3 * time.Hour
+
+func sticky3(endpoints ...Endpoint) []Service {
+	s := svc(endpoints...)
+	s.Affinity = threeHours
+	return []Service{s}
+}
+
+func TestAffinity(t *testing.T) {
+	one, two, three := ep("10.0.0.1:80", "ready"), ep("10.0.0.2:80", "ready"), ep("10.0.0.3:80", "ready")
+	gone := ep("10.0.0.1:80")
+	setup := func(t *testing.T) (*Balancer, func(client, want string)) {
+		b := New("")
+		b.Apply(sticky3(one, two, three), nil)
+		return b, func(client, want string) {
+			t.Helper()
+			p, v := b.Pick(TCP, port("10.96.0.10:80"), client, RoundRobin)
+			defer p.Release()
+			if got := p.Endpoint().Addr().String(); v != Chosen || got != want {
+				t.Errorf("%s was given %s (%v), want %s", client, got, v, want)
+			}
+		}
+	}
+	t.Run("per-client", func(t *testing.T) {
+		_, picks := setup(t)
+		picks("ann", "10.0.0.1")
+		picks("bob", "10.0.0.2")
+		picks("ann", "10.0.0.1")
+		picks("bob", "10.0.0.2")
+	})
+	t.Run("timeout-counts-from-the-last-use", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			_, picks := setup(t)
+			picks("ann", "10.0.0.1") // turn 1
+			time.Sleep(threeHours - time.Second)
+			picks("ann", "10.0.0.1") // turn 2
+			time.Sleep(threeHours - time.Second)
+			picks("ann", "10.0.0.1") // turn 3
+			picks("ann", "10.0.0.1") // turn 1
+			time.Sleep(threeHours)
+			picks("ann", "10.0.0.2") // turn 2, no longer bound
+		})
+	})
+	t.Run("void-when-the-endpoint-goes", func(t *testing.T) {
+		b, picks := setup(t)
+		picks("ann", "10.0.0.1")
+		b.Apply(sticky3(gone, two, three), nil)
+		picks("ann", "10.0.0.3") // turn 2 of [two three]
+		picks("ann", "10.0.0.3")
+	})
+	t.Run("void-also-when-the-endpoint-comes-back", func(t *testing.T) {
+		b, picks := setup(t)
+		picks("ann", "10.0.0.1")
+		b.Apply(sticky3(gone, two, three), nil)
+		b.Apply(sticky3(one, two, three), nil)
+		picks("ann", "10.0.0.2")
+	})
+	t.Run("survives-other-endpoints-changes", func(t *testing.T) {
+		b, picks := setup(t)
+		picks("ann", "10.0.0.1")
+		picks("bob", "10.0.0.2")
+		b.Apply(sticky3(two), nil)
+		b.Apply(sticky3(one, two), nil)
+		picks("bob", "10.0.0.2")
+	})
+	t.Run("follows-a-retry", func(t *testing.T) {
+		b, picks := setup(t)
+		p, _ := b.Pick(TCP, port("10.96.0.10:80"), "ann", RoundRobin)
+		p.Next()
+		if got := p.Endpoint().Addr().String(); got != "10.0.0.2" {
+			t.Fatalf("retried at %s", got)
+		}
+		picks("ann", "10.0.0.2")
+	})
+	t.Run("void-when-all-refuse", func(t *testing.T) {
+		b, picks := setup(t)
+		p, _ := b.Pick(TCP, port("10.96.0.10:80"), "ann", RoundRobin)
+		for p.Next() {
+		}
+		picks("ann", "10.0.0.2") // turn 2
+	})
+	t.Run("ends-when-the-service-gives-it-up", func(t *testing.T) {
+		b, picks := setup(t)
+		picks("ann", "10.0.0.1")
+		b.Apply([]Service{svc(one, two, three)}, nil)
+		picks("ann", "10.0.0.2")
+		b.Apply(sticky3(one, two, three), nil)
+		picks("ann", "10.0.0.3")
+	})
+}
+
+// TestAffinityForgets holds the table of clients small: it is keyed by what laptops say of themselves.
+func TestAffinityForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New("")
+		b.Apply(sticky3(ep("10.0.0.1:80", "ready")), nil)
+		for i := range 10_000 {
+			p, _ := b.Pick(TCP, port("10.96.0.10:80"), fmt.Sprint(i), RoundRobin)
+			p.Release()
+			time.Sleep(threeHours / 100)
+		}
+		v := b.index.Load().find(key{port("10.96.0.10:80"), TCP})
+		if n := len(v.affinity.clients); n > 300 {
+			t.Errorf("%d clients are remembered, of which 100 are not expired", n)
+		}
+	})
+}
