@@ -375,4 +375,3 @@ func TestStale(t *testing.T) {
 	}
 	none.Release()
 }
-
