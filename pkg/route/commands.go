@@ -1,0 +1,52 @@
+package route
+
+import (
+	"net/netip"
+	"strconv"
+)
+
+// commands are the ifconfig(8) and route(8) calls that bring a macOS utun from one state to another. It is
+// apart from running them so that it can be tested anywhere. A zero from is a new link, a zero to one that is
+// no longer wanted.
+func commands(name string, from, to Link) [][]string {
+	var out [][]string
+	do := func(args ...string) { out = append(out, args) }
+	if to.MTU != 0 && to.MTU != from.MTU {
+		do("ifconfig", name, "mtu", strconv.Itoa(to.MTU))
+	}
+	for _, p := range without(to.Addrs, from.Addrs) {
+		if p.Addr().Is4() {
+			// A utun is point-to-point and wants a far end: its own address does.
+			do("ifconfig", name, "inet", p.Addr().String(), p.Addr().String(), "netmask", "255.255.255.255", "alias")
+		} else {
+			do("ifconfig", name, "inet6", p.Addr().String(), "prefixlen", strconv.Itoa(p.Bits()), "alias")
+		}
+	}
+	if from.Name == "" {
+		do("ifconfig", name, "up")
+	}
+	for _, p := range without(to.Routes, from.Routes) {
+		do("route", "-q", "-n", "add", routeFamily(p), p.String(), "-interface", name)
+	}
+	for _, p := range without(from.Routes, to.Routes) {
+		do("route", "-q", "-n", "delete", routeFamily(p), p.String(), "-interface", name)
+	}
+	for _, p := range without(from.Addrs, to.Addrs) {
+		if p.Addr().Is4() {
+			do("ifconfig", name, "inet", p.Addr().String(), "-alias")
+		} else {
+			do("ifconfig", name, "inet6", p.Addr().String(), "-alias")
+		}
+	}
+	if to.Name == "" {
+		do("ifconfig", name, "down")
+	}
+	return out
+}
+
+func routeFamily(p netip.Prefix) string {
+	if p.Addr().Is4() {
+		return "-inet"
+	}
+	return "-inet6"
+}

@@ -1,0 +1,391 @@
+package route
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+)
+
+// addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of if_link.h: no link-local address of the kernel's making, and
+// with it no router solicitations into the tunnel.
+const addrGenModeNone = 1
+
+// probes is how many routes are asked after at the end of Set: enough to notice policy routing, few enough
+// to cost nothing.
+const probes = 64
+
+// Router keeps links, their addresses and their routes as the last Set said. It is for links that kubevpn
+// made: it takes nothing from others, and of its links only what it put there. Its methods may be called from
+// several goroutines; they act on the network namespace of the calling thread.
+type Router struct {
+	mu    sync.Mutex
+	links map[string]*managed
+}
+
+// managed is what the Router put on one link.
+type managed struct {
+	index  int // a link of the same name but another index is not ours
+	addrs  []netip.Prefix
+	routes []netip.Prefix
+}
+
+// New returns a Router that manages no link.
+func New() *Router {
+	return &Router{links: map[string]*managed{}}
+}
+
+// Set makes the links' state that of cfg, and reads it back. It may be called again with the same cfg, which
+// repairs what was taken away meanwhile. After an error the state is between the old and the new one, and a
+// later Set, of the zero Config for instance, goes on from there. Set does not replace another program's
+// route: it fails with what is in the way.
+func (r *Router) Set(cfg Config) (Applied, error) {
+	if err := cfg.validate(); err != nil {
+		return Applied{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return Applied{}, fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	defer h.Close()
+
+	var errs []error
+	wanted := make(map[string]bool, len(cfg.Links))
+	for _, l := range cfg.Links {
+		wanted[l.Name] = true
+	}
+	for name, m := range r.links {
+		if wanted[name] {
+			continue
+		}
+		if err := m.remove(h, name); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		delete(r.links, name)
+	}
+	var applied Applied
+	for _, l := range cfg.Links {
+		warnings, err := r.apply(h, l)
+		applied.Warnings = append(applied.Warnings, warnings...)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("link %s: %w", l.Name, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return applied, err
+	}
+	applied.Warnings = append(applied.Warnings, r.probe(h, cfg)...)
+	return applied, nil
+}
+
+// Close removes everything. The Router may be used again after it.
+func (r *Router) Close() error {
+	_, err := r.Set(Config{})
+	return err
+}
+
+func (r *Router) apply(h *netlink.Handle, l Link) (warnings []string, err error) {
+	link, err := h.LinkByName(l.Name)
+	if err != nil {
+		return nil, err
+	}
+	m := r.links[l.Name]
+	if m == nil || m.index != link.Attrs().Index {
+		m = &managed{index: link.Attrs().Index}
+		r.links[l.Name] = m
+	}
+	if hasIPv6(l) {
+		if err := enableIPv6(l.Name); err != nil {
+			warnings = append(warnings, fmt.Sprintf("this machine has no IPv6 (%v): %s carries IPv4 only", err, l.Name))
+			l.Addrs, l.Routes = only4(l.Addrs), only4(l.Routes)
+		}
+	}
+	l.Addrs, l.Routes = set(l.Addrs), set(l.Routes)
+	if err := prepare(h, link, l.MTU); err != nil {
+		return warnings, err
+	}
+	if err := m.addAddrs(h, link, l.Addrs); err != nil {
+		return warnings, err
+	}
+	if err := h.LinkSetUp(link); err != nil {
+		return warnings, fmt.Errorf("bringing it up: %w", err)
+	}
+	// New routes come before old ones go, so that an address that both cover is never without.
+	if err := m.addRoutes(h, link, l.Routes); err != nil {
+		return warnings, err
+	}
+	if err := m.dropRoutes(h, link, without(m.routes, l.Routes)); err != nil {
+		return warnings, err
+	}
+	if err := m.dropAddrs(h, link, without(m.addrs, l.Addrs)); err != nil {
+		return warnings, err
+	}
+	return warnings, verify(h, l)
+}
+
+func prepare(h *netlink.Handle, link netlink.Link, mtu int) error {
+	a := link.Attrs()
+	if a.MTU != mtu {
+		if err := h.LinkSetMTU(link, mtu); err != nil {
+			return fmt.Errorf("setting the MTU to %d: %w", mtu, err)
+		}
+	}
+	if a.TxQLen != TxQueueLen {
+		if err := h.LinkSetTxQLen(link, TxQueueLen); err != nil {
+			return fmt.Errorf("setting the queue length to %d: %w", TxQueueLen, err)
+		}
+	}
+	if a.RawFlags&unix.IFF_UP == 0 {
+		err := netlink.LinkSetIP6AddrGenMode(link, addrGenModeNone)
+		// EAFNOSUPPORT: a kernel without IPv6 has no such address to suppress.
+		if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+			return fmt.Errorf("turning its link-local address off: %w", err)
+		}
+	}
+	return nil
+}
+
+func (m *managed) addAddrs(h *netlink.Handle, link netlink.Link, want []netip.Prefix) error {
+	have, err := linkAddrs(h, link)
+	if err != nil {
+		return err
+	}
+	for _, p := range without(want, have) {
+		a := &netlink.Addr{IPNet: netipx.PrefixIPNet(p)}
+		a.IPNet.IP = p.Addr().AsSlice()
+		if p.Addr().Is6() {
+			a.Flags = unix.IFA_F_NODAD // nobody else is on a TUN; waiting a second for them helps nobody
+		}
+		if err := h.AddrAdd(link, a); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("adding address %s: %w", p, err)
+		}
+		m.addrs = union(m.addrs, []netip.Prefix{p})
+	}
+	return nil
+}
+
+func (m *managed) dropAddrs(h *netlink.Handle, link netlink.Link, drop []netip.Prefix) error {
+	for _, p := range drop {
+		a := &netlink.Addr{IPNet: netipx.PrefixIPNet(p)}
+		a.IPNet.IP = p.Addr().AsSlice()
+		if err := h.AddrDel(link, a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("removing address %s: %w", p, err)
+		}
+	}
+	m.addrs = without(m.addrs, drop)
+	return nil
+}
+
+func (m *managed) addRoutes(h *netlink.Handle, link netlink.Link, want []netip.Prefix) error {
+	have, err := linkRoutes(h, link)
+	if err != nil {
+		return err
+	}
+	for _, p := range without(want, have) {
+		err := h.RouteAdd(newRoute(link, p))
+		if errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("adding route %s: %s", p, inTheWay(h, p))
+		}
+		if err != nil {
+			return fmt.Errorf("adding route %s: %w", p, err)
+		}
+		m.routes = union(m.routes, []netip.Prefix{p})
+	}
+	return nil
+}
+
+func (m *managed) dropRoutes(h *netlink.Handle, link netlink.Link, drop []netip.Prefix) error {
+	for _, p := range drop {
+		if err := h.RouteDel(newRoute(link, p)); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("removing route %s: %w", p, err)
+		}
+	}
+	m.routes = without(m.routes, drop)
+	return nil
+}
+
+// remove takes everything of ours off a link that is no longer wanted, and brings it down. A link that is
+// gone took all of it along.
+func (m *managed) remove(h *netlink.Handle, name string) error {
+	link, err := h.LinkByIndex(m.index)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("link %s: %w", name, err)
+	}
+	if link.Attrs().Name != name {
+		return nil
+	}
+	err = errors.Join(m.dropRoutes(h, link, m.routes), m.dropAddrs(h, link, m.addrs), h.LinkSetDown(link))
+	if _, gone := h.LinkByIndex(m.index); errors.As(gone, new(netlink.LinkNotFoundError)) {
+		return nil // it went while we were at it
+	}
+	if err != nil {
+		return fmt.Errorf("link %s: %w", name, err)
+	}
+	return nil
+}
+
+func newRoute(link netlink.Link, p netip.Prefix) *netlink.Route {
+	r := &netlink.Route{
+		LinkIndex: link.Attrs().Index,
+		Dst:       netipx.PrefixIPNet(p),
+		Table:     unix.RT_TABLE_MAIN,
+		Protocol:  unix.RTPROT_STATIC,
+	}
+	if p.Addr().Is4() {
+		r.Scope = netlink.SCOPE_LINK // no gateway: the far end of the link is the next hop
+	}
+	return r
+}
+
+// verify reads the link back and says what is missing.
+func verify(h *netlink.Handle, l Link) error {
+	link, err := h.LinkByName(l.Name)
+	if err != nil {
+		return fmt.Errorf("reading it back: %w", err)
+	}
+	addrs, err := linkAddrs(h, link)
+	if err != nil {
+		return err
+	}
+	routes, err := linkRoutes(h, link)
+	if err != nil {
+		return err
+	}
+	var missing []string
+	if a := link.Attrs(); a.MTU != l.MTU || a.RawFlags&unix.IFF_UP == 0 {
+		missing = append(missing, fmt.Sprintf("up with MTU %d (it is %s, MTU %d)", l.MTU, a.Flags, a.MTU))
+	}
+	for _, p := range without(l.Addrs, addrs) {
+		missing = append(missing, "address "+p.String())
+	}
+	for _, p := range without(l.Routes, routes) {
+		missing = append(missing, "route "+p.String())
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("was set and read back without %s", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// probe asks the kernel where an address of each route would go now, and reports those that do not go into
+// a link of ours: another program's ip rule is asked before the main table.
+func (r *Router) probe(h *netlink.Handle, cfg Config) []string {
+	ours := map[int]bool{}
+	for _, m := range r.links {
+		ours[m.index] = true
+	}
+	var warnings []string
+	left := probes
+	for _, l := range cfg.Links {
+		for _, p := range r.links[l.Name].routes {
+			addr, ok := probeAddr(p, l.Addrs)
+			if left--; left < 0 || !ok {
+				break
+			}
+			got, err := h.RouteGet(addr.AsSlice())
+			if err == nil && len(got) > 0 && ours[got[0].LinkIndex] {
+				continue
+			}
+			where := "nowhere"
+			if err != nil {
+				where = err.Error()
+			} else if len(got) > 0 {
+				if link, err := h.LinkByIndex(got[0].LinkIndex); err == nil {
+					where = link.Attrs().Name
+				}
+			}
+			warnings = append(warnings, fmt.Sprintf("%s is routed into %s, but packets for %s go to %s: another program's ip rule or route comes first", p, l.Name, addr, where))
+		}
+	}
+	return warnings
+}
+
+func inTheWay(h *netlink.Handle, p netip.Prefix) string {
+	routes, err := h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Dst: netipx.PrefixIPNet(p)}, netlink.RT_FILTER_DST)
+	if err == nil {
+		for _, r := range routes {
+			if link, err := h.LinkByIndex(r.LinkIndex); err == nil {
+				return link.Attrs().Name + " already has this route"
+			}
+		}
+	}
+	return "another route for it exists"
+}
+
+func linkAddrs(h *netlink.Handle, link netlink.Link) ([]netip.Prefix, error) {
+	list, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("listing its addresses: %w", err)
+	}
+	out := make([]netip.Prefix, 0, len(list))
+	for _, a := range list {
+		if ip, ok := netipx.FromStdIP(a.IP); ok {
+			ones, _ := a.Mask.Size()
+			out = append(out, netip.PrefixFrom(ip, ones))
+		}
+	}
+	return out, nil
+}
+
+func linkRoutes(h *netlink.Handle, link netlink.Link) ([]netip.Prefix, error) {
+	list, err := dump(func() ([]netlink.Route, error) { return h.RouteList(link, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("listing its routes: %w", err)
+	}
+	out := make([]netip.Prefix, 0, len(list))
+	for _, r := range list {
+		if r.Protocol == unix.RTPROT_STATIC {
+			out = append(out, destination(r))
+		}
+	}
+	return out, nil
+}
+
+func hasIPv6(l Link) bool {
+	return len(only4(l.Addrs)) < len(l.Addrs) || len(only4(l.Routes)) < len(l.Routes)
+}
+
+func only4(list []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range list {
+		if p.Addr().Is4() {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// enableIPv6 turns IPv6 on for one link of ours, where the machine's default for new links is off. The
+// setting is the link's and goes with it.
+func enableIPv6(name string) error {
+	if strings.ContainsAny(name, "/.") {
+		return &net.AddrError{Err: "not a link name", Addr: name}
+	}
+	path := "/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6"
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(string(b)) == "0" {
+		return nil
+	}
+	return os.WriteFile(path, []byte("0\n"), 0)
+}
+
+// union is a and then what b has more.
+func union(a, b []netip.Prefix) []netip.Prefix {
+	return set(append(append([]netip.Prefix(nil), a...), b...))
+}

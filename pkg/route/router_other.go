@@ -1,0 +1,25 @@
+//go:build !linux && !darwin
+
+package route
+
+import (
+	"errors"
+	"runtime"
+)
+
+// Router has no implementation on this system: Set of anything but the zero Config says so.
+type Router struct{}
+
+// New returns a Router.
+func New() *Router { return &Router{} }
+
+// Set fails unless cfg is the zero value.
+func (r *Router) Set(cfg Config) (Applied, error) {
+	if len(cfg.Links) == 0 {
+		return Applied{}, nil
+	}
+	return Applied{}, errors.New("kubevpn cannot configure addresses and routes on " + runtime.GOOS + " yet")
+}
+
+// Close does nothing.
+func (r *Router) Close() error { return nil }
