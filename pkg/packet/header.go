@@ -1,0 +1,210 @@
+package packet
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+)
+
+// Errors that [Parse] returns. They carry no details, so that a flood of malformed packets costs no allocations.
+var (
+	ErrVersion   = errors.New("neither an IPv4 nor an IPv6 packet")
+	ErrTruncated = errors.New("packet is shorter than its header says")
+	ErrHeader    = errors.New("malformed IP header")
+)
+
+// IPv6 extension headers (RFC 8200 section 4, RFC 4302).
+const (
+	extHopByHop    = 0
+	extRouting     = 43
+	extFragment    = 44
+	extAuth        = 51
+	extDestOptions = 60
+)
+
+// maxExtensionHeaders bounds the walk through a packet's extension headers; real packets have three at most.
+const maxExtensionHeaders = 8
+
+// Header describes one IP packet, or one fragment of one.
+type Header struct {
+	Src, Dst netip.Addr
+	Version  uint8 // 4 or 6
+	Proto    uint8 // of the payload; for IPv6 that is the header after the extension headers
+	HopLimit uint8 // TTL
+	// HeaderLen is where the payload begins: after IPv4 options or IPv6 extension headers.
+	HeaderLen int
+	// Len is the packet's length by its own header; the slice may have been longer.
+	Len int
+	// ID, FragmentOffset (in bytes) and MoreFragments are of the IPv4 header or of the IPv6 Fragment header.
+	ID             uint32
+	FragmentOffset int
+	MoreFragments  bool
+}
+
+// IsFragment says whether the packet is only a part of a datagram. The transport header is in the part with
+// FragmentOffset 0 alone.
+func (h *Header) IsFragment() bool { return h.MoreFragments || h.FragmentOffset != 0 }
+
+// Parse reads the IP header of p (RFC 791, RFC 8200). It checks lengths, and no checksums. It does not allocate.
+func Parse(p []byte) (Header, error) {
+	if len(p) == 0 {
+		return Header{}, ErrTruncated
+	}
+	switch p[0] >> 4 {
+	case 4:
+		return parseIPv4(p)
+	case 6:
+		return parseIPv6(p)
+	}
+	return Header{}, ErrVersion
+}
+
+func parseIPv4(p []byte) (Header, error) {
+	if len(p) < IPv4HeaderLen {
+		return Header{}, ErrTruncated
+	}
+	fragment := binary.BigEndian.Uint16(p[6:])
+	h := Header{
+		Src:            netip.AddrFrom4([4]byte(p[12:16])),
+		Dst:            netip.AddrFrom4([4]byte(p[16:20])),
+		Version:        4,
+		Proto:          p[9],
+		HopLimit:       p[8],
+		HeaderLen:      int(p[0]&15) * 4,
+		Len:            int(binary.BigEndian.Uint16(p[2:])),
+		ID:             uint32(binary.BigEndian.Uint16(p[4:])),
+		FragmentOffset: int(fragment&0x1fff) * 8,
+		MoreFragments:  fragment&0x2000 != 0,
+	}
+	if h.HeaderLen < IPv4HeaderLen || h.Len < h.HeaderLen {
+		return Header{}, ErrHeader
+	}
+	if h.Len > len(p) {
+		return Header{}, ErrTruncated
+	}
+	return h, nil
+}
+
+func parseIPv6(p []byte) (Header, error) {
+	if len(p) < IPv6HeaderLen {
+		return Header{}, ErrTruncated
+	}
+	h := Header{
+		Src:       netip.AddrFrom16([16]byte(p[8:24])),
+		Dst:       netip.AddrFrom16([16]byte(p[24:40])),
+		Version:   6,
+		Proto:     p[6],
+		HopLimit:  p[7],
+		HeaderLen: IPv6HeaderLen,
+		Len:       IPv6HeaderLen + int(binary.BigEndian.Uint16(p[4:])),
+	}
+	if h.Len > len(p) {
+		return Header{}, ErrTruncated
+	}
+	for range maxExtensionHeaders {
+		ext := p[h.HeaderLen:h.Len]
+		var length int
+		switch h.Proto {
+		case extHopByHop, extRouting, extDestOptions:
+			if len(ext) < 8 {
+				return Header{}, ErrTruncated
+			}
+			length = 8 + int(ext[1])*8
+		case extAuth:
+			if len(ext) < 8 {
+				return Header{}, ErrTruncated
+			}
+			length = 8 + int(ext[1])*4
+		case extFragment:
+			if len(ext) < FragmentHeaderLen {
+				return Header{}, ErrTruncated
+			}
+			length = FragmentHeaderLen
+			offset := binary.BigEndian.Uint16(ext[2:])
+			h.FragmentOffset = int(offset &^ 7)
+			h.MoreFragments = offset&1 != 0
+			h.ID = binary.BigEndian.Uint32(ext[4:])
+		default:
+			return h, nil
+		}
+		if length > len(ext) {
+			return Header{}, ErrTruncated
+		}
+		h.Proto = ext[0]
+		h.HeaderLen += length
+		if h.FragmentOffset != 0 {
+			return h, nil // what follows is the middle of a datagram, not a header
+		}
+	}
+	return Header{}, ErrHeader
+}
+
+// Outgoing says what an IP header to be written holds.
+type Outgoing struct {
+	Src, Dst   netip.Addr // of one family
+	Proto      uint8
+	HopLimit   uint8 // 0 means 64
+	PayloadLen int   // behind the IP header and the Fragment header
+	// Fragment makes the packet a part of a datagram; the three fields after it are used only then.
+	Fragment       bool
+	ID             uint32
+	FragmentOffset int // in bytes, a multiple of 8
+	MoreFragments  bool
+}
+
+// Append appends the IP header to dst, with its checksum: 20 bytes for IPv4, 40 for IPv6, 48 for a fragment of
+// IPv6. An IPv4 packet that is no fragment carries DF and the ID 0 (RFC 6864, an atomic datagram).
+func (o *Outgoing) Append(dst []byte) []byte {
+	hopLimit := o.HopLimit
+	if hopLimit == 0 {
+		hopLimit = 64
+	}
+	if o.Src.Is4() {
+		return o.appendIPv4(dst, hopLimit)
+	}
+	return o.appendIPv6(dst, hopLimit)
+}
+
+func (o *Outgoing) appendIPv4(dst []byte, ttl uint8) []byte {
+	start := len(dst)
+	var id, fragment uint16 = 0, 0x4000
+	if o.Fragment {
+		id, fragment = uint16(o.ID), uint16(o.FragmentOffset/8)
+		if o.MoreFragments {
+			fragment |= 0x2000
+		}
+	}
+	dst = append(dst, 0x45, 0)
+	dst = binary.BigEndian.AppendUint16(dst, uint16(IPv4HeaderLen+o.PayloadLen))
+	dst = binary.BigEndian.AppendUint16(dst, id)
+	dst = binary.BigEndian.AppendUint16(dst, fragment)
+	dst = append(dst, ttl, o.Proto, 0, 0)
+	src, to := o.Src.As4(), o.Dst.As4()
+	dst = append(dst, src[:]...)
+	dst = append(dst, to[:]...)
+	binary.BigEndian.PutUint16(dst[start+10:], ^Checksum(dst[start:], 0))
+	return dst
+}
+
+func (o *Outgoing) appendIPv6(dst []byte, hopLimit uint8) []byte {
+	next, length := o.Proto, o.PayloadLen
+	if o.Fragment {
+		next, length = extFragment, length+FragmentHeaderLen
+	}
+	dst = append(dst, 0x60, 0, 0, 0)
+	dst = binary.BigEndian.AppendUint16(dst, uint16(length))
+	dst = append(dst, next, hopLimit)
+	src, to := o.Src.As16(), o.Dst.As16()
+	dst = append(dst, src[:]...)
+	dst = append(dst, to[:]...)
+	if o.Fragment {
+		offset := uint16(o.FragmentOffset)
+		if o.MoreFragments {
+			offset |= 1
+		}
+		dst = append(dst, o.Proto, 0)
+		dst = binary.BigEndian.AppendUint16(dst, offset)
+		dst = binary.BigEndian.AppendUint32(dst, o.ID)
+	}
+	return dst
+}

@@ -1,0 +1,199 @@
+package packet
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+)
+
+// Reason says why a packet was not delivered. Each is one ICMP type and code of either family.
+type Reason uint8
+
+const (
+	NetUnreachable      Reason = iota + 1 // no route: ICMP 3/0, ICMPv6 1/0
+	HostUnreachable                       // ICMP 3/1, ICMPv6 1/3
+	ProtocolUnreachable                   // ICMP 3/2, ICMPv6 4/1
+	PortUnreachable                       // ICMP 3/3, ICMPv6 1/4
+	Prohibited                            // by administration: ICMP 3/13, ICMPv6 1/1
+)
+
+// ErrNoError is returned for a packet about which no ICMP error may be sent (RFC 1122 section 3.2.2, RFC 4443
+// section 2.4): an ICMP error, a fragment other than the first, one from or to an address that is not one host's.
+var ErrNoError = errors.New("no ICMP error may be sent about this packet")
+
+const (
+	icmpHeaderLen = 8
+	// An ICMP error holds as much of the packet as fits into what every host must accept (RFC 1812 section
+	// 4.3.2.3, RFC 4443 section 2.4).
+	maxErrorLen4 = 576
+	maxErrorLen6 = 1280
+)
+
+// MaxQuote is how much of a packet an ICMP error about it holds at most. Whoever may have to report an error later
+// needs to keep no more than that.
+const MaxQuote = maxErrorLen4 - IPv4HeaderLen - icmpHeaderLen
+
+// ICMP types (RFC 792, RFC 4443).
+const (
+	icmpEchoReply   = 0
+	icmpUnreachable = 3
+	icmpEchoRequest = 8
+
+	icmp6Unreachable      = 1
+	icmp6ParameterProblem = 4
+	icmp6EchoRequest      = 128
+	icmp6EchoReply        = 129
+)
+
+func (r Reason) icmp4() (typ, code uint8) {
+	switch r {
+	case NetUnreachable:
+		return icmpUnreachable, 0
+	case ProtocolUnreachable:
+		return icmpUnreachable, 2
+	case PortUnreachable:
+		return icmpUnreachable, 3
+	case Prohibited:
+		return icmpUnreachable, 13
+	}
+	return icmpUnreachable, 1
+}
+
+func (r Reason) icmp6() (typ, code uint8) {
+	switch r {
+	case NetUnreachable:
+		return icmp6Unreachable, 0
+	case ProtocolUnreachable:
+		return icmp6ParameterProblem, 1
+	case PortUnreachable:
+		return icmp6Unreachable, 4
+	case Prohibited:
+		return icmp6Unreachable, 1
+	}
+	return icmp6Unreachable, 3
+}
+
+// AppendError appends a whole IP packet to dst: the ICMP error that tells the sender of original why it was not
+// delivered, coming from the address from, which must be of the same family. original is the packet itself or its
+// beginning (headers are needed, with at least 8 bytes of the transport's). Senders check the quoted bytes against
+// what they sent, so they must be the real ones. The error is [ErrNoError], or one of [Parse].
+func AppendError(dst []byte, reason Reason, from netip.Addr, original []byte) ([]byte, error) {
+	h, err := parseQuote(original)
+	if err != nil {
+		return dst, err
+	}
+	if !mayReport(&h, original) || from.Is4() != h.Src.Is4() {
+		return dst, ErrNoError
+	}
+	quote := original[:min(len(original), h.Len)]
+	out := Outgoing{Src: from, Dst: h.Src, Proto: ProtoICMP}
+	typ, code := reason.icmp4()
+	limit := MaxQuote
+	if h.Version == 6 {
+		out.Proto = ProtoICMPv6
+		typ, code = reason.icmp6()
+		limit = maxErrorLen6 - IPv6HeaderLen - icmpHeaderLen
+	}
+	quote = quote[:min(len(quote), limit)]
+	out.PayloadLen = icmpHeaderLen + len(quote)
+	dst = out.Append(dst)
+	start := len(dst)
+	dst = append(dst, typ, code, 0, 0, 0, 0, 0, 0)
+	if typ == icmp6ParameterProblem && h.Version == 6 {
+		binary.BigEndian.PutUint32(dst[start+4:], 6) // where the packet's Next Header is
+	}
+	dst = append(dst, quote...)
+	sum := uint16(0)
+	if h.Version == 6 {
+		sum = PseudoHeader(ProtoICMPv6, from, h.Src, out.PayloadLen)
+	}
+	binary.BigEndian.PutUint16(dst[start+2:], ^Checksum(dst[start:], sum))
+	return dst, nil
+}
+
+// parseQuote is Parse for the beginning of a packet.
+func parseQuote(p []byte) (Header, error) {
+	h, err := Parse(p)
+	if !errors.Is(err, ErrTruncated) {
+		return h, err
+	}
+	// Say that the packet is as long as what there is of it.
+	var short [IPv6HeaderLen + 256]byte
+	n := copy(short[:], p)
+	if n >= IPv4HeaderLen && short[0]>>4 == 4 {
+		binary.BigEndian.PutUint16(short[2:], uint16(n))
+	} else if n >= IPv6HeaderLen {
+		binary.BigEndian.PutUint16(short[4:], uint16(n-IPv6HeaderLen))
+	}
+	h, err = Parse(short[:n])
+	h.Len = len(p)
+	return h, err
+}
+
+func mayReport(h *Header, p []byte) bool {
+	if h.FragmentOffset != 0 || !isHost(h.Src) || !isHost(h.Dst) || len(p) < h.HeaderLen+8 {
+		return false
+	}
+	switch t := p[h.HeaderLen]; h.Proto {
+	case ProtoICMP:
+		return t == icmpEchoRequest || t == icmpEchoReply
+	case ProtoICMPv6:
+		return t >= 128 // RFC 4443 section 2.1: below are errors
+	}
+	return true
+}
+
+func isHost(a netip.Addr) bool {
+	return !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
+// EchoReply returns the 8-byte ICMP header of the answer to an echo request (RFC 792, RFC 4443 section 4.2), from
+// src, which was pinged, to dst. The payload goes behind it.
+func EchoReply(src, dst netip.Addr, ident, sequence uint16, payload []byte) [8]byte {
+	var b [8]byte
+	sum := uint16(0)
+	if src.Is4() {
+		b[0] = icmpEchoReply
+	} else {
+		b[0] = icmp6EchoReply
+		sum = PseudoHeader(ProtoICMPv6, src, dst, len(b)+len(payload))
+	}
+	binary.BigEndian.PutUint16(b[4:], ident)
+	binary.BigEndian.PutUint16(b[6:], sequence)
+	sum = Checksum(b[:], sum)
+	binary.BigEndian.PutUint16(b[2:], ^Checksum(payload, sum))
+	return b
+}
+
+// ParseEcho returns the identifier and the sequence number of an echo request; transport begins with the ICMP header
+// of a packet of the protocol proto. ok is false for everything else.
+func ParseEcho(proto uint8, transport []byte) (ident, sequence uint16, ok bool) {
+	if len(transport) < icmpHeaderLen || transport[1] != 0 {
+		return 0, 0, false
+	}
+	if !(proto == ProtoICMP && transport[0] == icmpEchoRequest || proto == ProtoICMPv6 && transport[0] == icmp6EchoRequest) {
+		return 0, 0, false
+	}
+	return binary.BigEndian.Uint16(transport[4:]), binary.BigEndian.Uint16(transport[6:]), true
+}
+
+// UDP returns the 8-byte UDP header of a datagram (RFC 768). With partial, the checksum field holds only the sum of
+// the pseudo header, and the receiver completes or skips it: a virtio-net header with [VirtioNeedsChecksum] says so.
+func UDP(src, dst netip.AddrPort, payload []byte, partial bool) [8]byte {
+	var b [8]byte
+	length := len(b) + len(payload)
+	binary.BigEndian.PutUint16(b[0:], src.Port())
+	binary.BigEndian.PutUint16(b[2:], dst.Port())
+	binary.BigEndian.PutUint16(b[4:], uint16(length))
+	sum := PseudoHeader(ProtoUDP, src.Addr(), dst.Addr(), length)
+	if partial {
+		binary.BigEndian.PutUint16(b[6:], sum)
+		return b
+	}
+	sum = ^Checksum(payload, Checksum(b[:], sum))
+	if sum == 0 {
+		sum = 0xffff // 0 means that there is none
+	}
+	binary.BigEndian.PutUint16(b[6:], sum)
+	return b
+}
