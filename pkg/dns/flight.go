@@ -1,0 +1,66 @@
+package dns
+
+import (
+	"context"
+	"sync"
+
+	"github.com/miekg/dns"
+)
+
+// flightKey says which questions to a cluster are identical.
+type flightKey struct {
+	zone          *zone
+	name          string
+	qtype, qclass uint16
+	flags         uint8
+}
+
+// flight is one exchange in progress. msg and err are set before done is closed.
+type flight struct {
+	done chan struct{}
+	msg  *dns.Msg
+	err  error
+}
+
+// flights lets identical questions that are in flight at the same time share one exchange. Nothing is kept once
+// the answer is there.
+type flights struct {
+	mu  sync.Mutex
+	now map[flightKey]*flight
+}
+
+// do calls ask, or waits for the same question's call in progress. When that one was given up by its own caller,
+// do asks by itself.
+func (fs *flights) do(ctx context.Context, key flightKey, ask func() (*dns.Msg, error)) (msg *dns.Msg, shared bool, err error) {
+	fs.mu.Lock()
+	if f, ok := fs.now[key]; ok {
+		fs.mu.Unlock()
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return nil, true, context.Cause(ctx)
+		}
+		if f.err == nil || ctx.Err() != nil {
+			return f.msg, true, f.err
+		}
+		if !isGivenUp(f.err) {
+			return nil, true, f.err
+		}
+		msg, err = ask()
+		return msg, false, err
+	}
+	f := &flight{done: make(chan struct{}), err: errSilent}
+	if fs.now == nil {
+		fs.now = make(map[flightKey]*flight)
+	}
+	fs.now[key] = f
+	fs.mu.Unlock()
+	defer func() {
+		fs.mu.Lock()
+		delete(fs.now, key)
+		fs.mu.Unlock()
+		close(f.done)
+	}()
+	f.msg, f.err = ask()
+	return f.msg, false, f.err
+}
