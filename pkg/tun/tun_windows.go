@@ -1,0 +1,29 @@
+package tun
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	wg "golang.zx2c4.com/wireguard/tun"
+)
+
+var errNoFile = errors.New("a TUN device of Windows has no file that another process could take over; use Open")
+
+// Create is not possible on Windows: a Wintun adapter has no file.
+func Create(name string, mtu int) (*os.File, error) { return nil, errNoFile }
+
+// Adopt is not possible on Windows: a Wintun adapter has no file.
+func Adopt(f *os.File, name string, mtu int) (Device, error) {
+	f.Close()
+	return nil, errNoFile
+}
+
+// Open makes the TUN interface name with the given MTU. It needs an administrator and wintun.dll.
+func Open(name string, mtu int) (Device, error) {
+	tun, err := wg.CreateTUN(name, mtu)
+	if err != nil {
+		return nil, fmt.Errorf("creating interface %s: %w", name, err)
+	}
+	return newDevice(tun, mtu)
+}
