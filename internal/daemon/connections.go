@@ -1,0 +1,473 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// Connection is one live connection to a cluster. Run is called once; the other methods may be called at any
+// time, concurrently, also after Run has returned.
+type Connection interface {
+	// ID is the same for every connection to the same cluster.
+	ID() string
+	// Run makes the connection and keeps it until ctx ends or it cannot be kept; it cleans up before it returns.
+	Run(ctx context.Context) error
+	// Connected is closed once the connection was proved to work. It stays closed.
+	Connected() <-chan struct{}
+	// Status is a snapshot; it does not block.
+	Status() api.Connection
+	// SetNamespace changes the namespace in which short names are looked up first.
+	SetNamespace(namespace string) error
+}
+
+// ConnectionConfig is what a Connection is made from.
+type ConnectionConfig struct {
+	Request  api.ConnectRequest
+	Network  Network
+	ClientID string
+	Progress func(api.Event) // may be called concurrently
+	Logger   *slog.Logger
+}
+
+// How long parts of an ending may take before they are given up on. The helper removes everything in any case.
+const (
+	endTimeout   = 15 * time.Second // a connection's Run, after its context has ended
+	helperLinger = 10 * time.Second // a helper without a connection: the CLI that brought it is about to ask
+)
+
+var (
+	errDisconnected = errors.New("disconnected") // the cause of a context that ended because a user asked
+	errNeedsHelper  = errors.New("a root helper is needed")
+	errEnding       = api.Errorf(api.ExitDaemon, "the daemon is ending").WithHint("try again")
+)
+
+// set is the connections of this daemon and the machine that they share.
+type set struct {
+	newConnection func(ConnectionConfig) (Connection, error)
+	clientID      string
+	linger        time.Duration
+	logger        *slog.Logger
+	changed       func() // called, without mu, when idle's answer may be another
+
+	mu      sync.Mutex
+	byID    map[string]*live
+	machine *machine      // nil: there is no helper
+	closing chan struct{} // not nil while a machine is being closed; closed when it is
+	held    bool          // the machine stays although nothing uses it yet
+	shut    bool          // no more connections
+	tasks   sync.WaitGroup
+}
+
+func newSet(newConnection func(ConnectionConfig) (Connection, error), clientID string, logger *slog.Logger) *set {
+	return &set{
+		newConnection: newConnection, clientID: clientID, linger: helperLinger, logger: logger,
+		changed: func() {}, byID: map[string]*live{},
+	}
+}
+
+// live is a connection in the set, from the request on until it is gone.
+type live struct {
+	id      string
+	conn    Connection
+	request api.ConnectRequest
+	share   *share
+	feed    *feed
+	cancel  context.CancelCauseFunc
+	done    chan struct{} // closed when Run has returned and nothing is left of it
+	err     error         // why it ended; read after done
+
+	// Guarded by set.mu.
+	waiters int            // requests that wait for it to be connected
+	ending  bool           // cancel was called
+	failed  *api.Error     // it ended by itself after it had been connected
+	last    api.Connection // its status when it failed
+}
+
+func (l *live) wasConnected() bool { return isClosed(l.conn.Connected()) }
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// connect makes the connection that req asks for, or joins the one that there is. It calls begin once with
+// the connection's ID, then emit with what happens, and returns the connected connection. When ctx ends
+// before that, and nobody else waits for it, the connection is cleaned up before connect returns.
+func (s *set) connect(ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event)) (api.Connection, error) {
+	l, joined, err := s.obtain(ctx, req)
+	if err != nil {
+		return api.Connection{}, err
+	}
+	defer s.release(l)
+	begin(l.id)
+	if !joined || !l.wasConnected() { // what was said before that is of no interest any more
+		if err := l.follow(ctx, emit); err != nil {
+			return api.Connection{}, err
+		}
+	}
+	if joined {
+		if err := s.adapt(l, req, emit); err != nil {
+			return api.Connection{}, err
+		}
+	}
+	c := l.conn.Status()
+	c.ID = l.id
+	return c, nil
+}
+
+// obtain returns the live connection for req with a waiter added, starting it if need be.
+func (s *set) obtain(ctx context.Context, req api.ConnectRequest) (l *live, joined bool, err error) {
+	for {
+		l, joined, busy, err := s.tryObtain(req)
+		if busy == nil {
+			return l, joined, err
+		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, false, context.Cause(ctx)
+		}
+	}
+}
+
+// tryObtain is obtain, except that where something has to end first it returns the channel that says when.
+func (s *set) tryObtain(req api.ConnectRequest) (l *live, joined bool, busy <-chan struct{}, err error) {
+	feed, share := newFeed(), newShare(s.logger)
+	conn, err := s.newConnection(ConnectionConfig{
+		Request: req, Network: share, ClientID: s.clientID, Logger: s.logger, Progress: s.progress(feed),
+	})
+	if err != nil {
+		return nil, false, nil, err
+	}
+	id := conn.ID()
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old := s.byID[id]
+	switch {
+	case s.shut:
+		return nil, false, nil, errEnding
+	case old != nil && old.failed == nil && old.ending:
+		return nil, false, old.done, nil
+	case old != nil && old.failed == nil:
+		old.waiters++
+		return old, true, nil, nil
+	case s.closing != nil:
+		return nil, false, s.closing, nil
+	case s.machine == nil:
+		return nil, false, nil, errNeedsHelper
+	}
+	share.machine, s.held = s.machine, false
+	ctx, cancel := context.WithCancelCause(context.Background()) // it outlives the request
+	l = &live{id: id, conn: conn, request: req, share: share, feed: feed, cancel: cancel, done: make(chan struct{}), waiters: 1}
+	s.byID[id] = l
+	s.tasks.Go(func() { s.run(ctx, l) })
+	return l, false, nil, nil
+}
+
+// progress logs a connection's events and feeds them to whoever waits for it.
+func (s *set) progress(f *feed) func(api.Event) {
+	return func(e api.Event) {
+		f.add(e)
+		switch {
+		case e.Warning != "":
+			s.logger.Warn(e.Warning, "step", e.Step, "detail", e.Detail)
+		default:
+			s.logger.Info(e.Step, "detail", e.Detail, "done", e.Done)
+		}
+	}
+}
+
+// follow passes the connection's events on until it is connected (nil), has ended (why), or ctx ends.
+func (l *live) follow(ctx context.Context, emit func(api.Event)) error {
+	for i := 0; ; {
+		// In this order: what was said before the end is read before the end is seen.
+		ended, connected := isClosed(l.done), l.wasConnected()
+		events, more := l.feed.since(i)
+		for _, e := range events {
+			emit(e)
+		}
+		i += len(events)
+		switch {
+		case ended && errors.Is(l.err, errDisconnected):
+			return api.Errorf(api.ExitLost, "another command ended the connection")
+		case ended:
+			return l.err
+		case connected:
+			return nil
+		}
+		select {
+		case <-more:
+		case <-l.done:
+		case <-l.conn.Connected():
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// release takes a waiter away. A connection that nobody waits for any more, and that is not connected, ends;
+// release then waits for that.
+func (s *set) release(l *live) {
+	s.mu.Lock()
+	l.waiters--
+	abandoned := l.waiters == 0 && !l.wasConnected()
+	if abandoned {
+		l.end(errDisconnected)
+	}
+	s.mu.Unlock()
+	if abandoned {
+		s.await(l)
+	}
+}
+
+// adapt gives a connection that was there before what it can take of a later request, and says what it cannot.
+func (s *set) adapt(l *live, req api.ConnectRequest, emit func(api.Event)) error {
+	now := l.conn.Status()
+	if req.Namespace != "" && req.Namespace != now.Namespace {
+		if err := l.conn.SetNamespace(req.Namespace); err != nil {
+			return err
+		}
+		emit(api.Event{Time: time.Now(), Step: "Changing the namespace", Detail: now.Namespace + " → " + req.Namespace, Done: true})
+	}
+	if lost := differences(l.request, req); lost != "" {
+		emit(api.Event{Time: time.Now(), Warning: "this cluster is connected already, with another " + lost +
+			": `kubevpn disconnect " + l.id + "` first to change that"})
+	}
+	return nil
+}
+
+// differences names the settings of a connection that another request would have otherwise.
+func differences(a, b api.ConnectRequest) string {
+	names := ""
+	for _, d := range []struct {
+		name string
+		same bool
+	}{
+		{"context", a.Context == b.Context},
+		{"manager namespace", a.ManagerNamespace == b.ManagerNamespace},
+		{"image", a.Image == b.Image},
+		{"netstack", a.Netstack == b.Netstack},
+		{"scheduler", a.Scheduler == b.Scheduler},
+		{"set of extra networks", slices.Equal(a.ExtraCIDRs, b.ExtraCIDRs)},
+		{"set of excluded networks", slices.Equal(a.ExcludeCIDRs, b.ExcludeCIDRs)},
+	} {
+		if d.same {
+			continue
+		}
+		if names != "" {
+			names += ", "
+		}
+		names += d.name
+	}
+	return names
+}
+
+// end cancels the connection; set.mu is held.
+func (l *live) end(cause error) {
+	l.ending = true
+	l.cancel(cause)
+}
+
+// await waits until nothing is left of the connection, and reports whether that happened in time.
+func (s *set) await(l *live) bool {
+	timeout := time.NewTimer(endTimeout)
+	defer timeout.Stop()
+	select {
+	case <-l.done:
+		return true
+	case <-timeout.C:
+		s.logger.Error("the connection did not end in time", "connection", l.id, "timeout", endTimeout)
+		return false
+	}
+}
+
+// run is the life of a connection.
+func (s *set) run(ctx context.Context, l *live) {
+	s.logger.Info("connection begins", "connection", l.id, "context", l.request.Context, "namespace", l.request.Namespace)
+	s.tasks.Go(func() { // nobody waits for what is said later
+		select {
+		case <-l.conn.Connected():
+			l.feed.close()
+		case <-ctx.Done():
+		}
+	})
+	err := l.conn.Run(ctx)
+	l.err = s.verdict(ctx, l, err)
+	if err := l.share.close(); err != nil {
+		s.logger.Error("removing what a connection left", "connection", l.id, "err", err)
+		if errors.Is(l.err, errDisconnected) {
+			l.err = err
+		}
+	}
+	s.ended(l)
+}
+
+// verdict is why a connection ended: errDisconnected if it was asked to, else an *api.Error.
+func (s *set) verdict(ctx context.Context, l *live, err error) error {
+	switch {
+	case isClosed(l.share.machine.helper.Done()):
+		return errHelperEnded() // whatever Run saw is a consequence
+	case errors.Is(context.Cause(ctx), errDisconnected):
+		if err != nil && !errors.Is(err, context.Canceled) {
+			s.logger.Warn("connection ended with an error", "connection", l.id, "err", err)
+		}
+		return errDisconnected
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err == nil:
+		return api.Errorf(api.ExitLost, "the session ended").WithHint("run `kubevpn connect` again; `kubevpn logs` has the details")
+	}
+	return api.AsError(err)
+}
+
+// ended takes the connection out of the set, or keeps it as failed, and closes the helper after the last one.
+func (s *set) ended(l *live) {
+	s.mu.Lock()
+	if errors.Is(l.err, errDisconnected) || !l.wasConnected() {
+		delete(s.byID, l.id)
+	} else {
+		l.failed, l.last = api.AsError(l.err), l.conn.Status()
+	}
+	s.logger.Info("connection ended", "connection", l.id, "reason", l.err)
+	l.feed.close()
+	l.cancel(nil)
+	close(l.done)
+	s.closeUnused()
+	s.mu.Unlock()
+	s.changed()
+}
+
+// active counts the connections that have not failed; s.mu is held.
+func (s *set) active() int {
+	n := 0
+	for _, l := range s.byID {
+		if l.failed == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// counts says how many connections are live, and whether there is a helper.
+func (s *set) counts() (connections int, helper bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.active(), s.machine != nil
+}
+
+// inUse says whether there is anything to stay for.
+func (s *set) inUse() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.byID) > 0 || s.machine != nil || s.closing != nil
+}
+
+// disconnect ends the connections with these IDs, or all, and says so. It knows failed ones too.
+func (s *set) disconnect(req api.DisconnectRequest, emit func(api.Event)) error {
+	ls, err := s.endAll(req)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range ls {
+		status := l.conn.Status()
+		step := "Disconnecting from " + cmp.Or(status.Cluster, l.id)
+		emit(api.Event{Time: time.Now(), Step: step, Detail: l.id})
+		if !s.await(l) {
+			errs = append(errs, api.Errorf(api.ExitUnexpected, "connection %s did not end in %v", l.id, endTimeout).
+				WithHint("`kubevpn quit` ends the daemon and its helper, which removes everything"))
+			continue
+		}
+		if l.failed == nil && !errors.Is(l.err, errDisconnected) {
+			errs = append(errs, l.err)
+			continue
+		}
+		status.Status = api.StatusDisconnecting
+		emit(api.Event{Time: time.Now(), Step: step, Detail: l.id, Done: true, Connection: &status})
+	}
+	return errors.Join(errs...)
+}
+
+// endAll begins the end of what req names, and returns it.
+func (s *set) endAll(req api.DisconnectRequest) ([]*live, error) {
+	s.mu.Lock()
+	defer s.changed()
+	defer s.mu.Unlock()
+	var ls []*live
+	for _, id := range req.IDs {
+		l := s.byID[id]
+		if l == nil {
+			return nil, api.Errorf(api.ExitNotConnected, "no connection has the ID %s", id).WithHint("`kubevpn status` lists them")
+		}
+		ls = append(ls, l)
+	}
+	if req.All {
+		ls = ls[:0]
+		for _, l := range s.byID {
+			ls = append(ls, l)
+		}
+		slices.SortFunc(ls, func(a, b *live) int { return cmp.Compare(a.id, b.id) })
+	}
+	for _, l := range ls {
+		if l.failed != nil {
+			delete(s.byID, l.id)
+			continue
+		}
+		l.end(errDisconnected)
+	}
+	return ls, nil
+}
+
+// status lists the connections, the oldest first.
+func (s *set) status() []api.Connection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]api.Connection, 0, len(s.byID))
+	for _, l := range s.byID {
+		var c api.Connection
+		switch {
+		case l.failed != nil:
+			c = l.last
+			c.Status, c.Error = api.StatusFailed, l.failed
+		case l.ending:
+			c = l.conn.Status()
+			c.Status = api.StatusDisconnecting
+		default:
+			c = l.conn.Status()
+		}
+		c.ID = l.id
+		out = append(out, c)
+	}
+	slices.SortFunc(out, func(a, b api.Connection) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID))
+	})
+	return out
+}
+
+// shutDown ends everything, the helper too, and waits for it. No connection begins after it.
+func (s *set) shutDown(emit func(api.Event)) error {
+	s.mu.Lock()
+	s.shut = true
+	s.mu.Unlock()
+	err := s.disconnect(api.DisconnectRequest{All: true}, emit)
+	s.mu.Lock()
+	s.closeMachine()
+	closing := s.closing
+	s.mu.Unlock()
+	if closing != nil {
+		<-closing
+	}
+	return err
+}

@@ -1,0 +1,55 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// handoverTimeout bounds how long a CLI may take to pass the descriptor of a helper on.
+const handoverTimeout = 10 * time.Second
+
+// serveHelpers takes helpers over, one connection each: the CLI sends one byte with the descriptor of its end
+// of the helper's socket pair, and is answered by one line, an api.Error or null.
+func (d *daemon) serveHelpers(ctx context.Context, l net.Listener) error {
+	for {
+		conn, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		d.set.tasks.Go(func() { d.takeHelper(conn) })
+	}
+}
+
+func (d *daemon) takeHelper(conn net.Conn) {
+	defer conn.Close()
+	err := conn.SetDeadline(time.Now().Add(handoverTimeout))
+	if err == nil {
+		err = d.adoptFrom(conn)
+	}
+	if err != nil {
+		d.logger.Error("taking the root helper over", "err", err)
+	}
+	if err := json.NewEncoder(conn).Encode(api.AsError(err)); err != nil {
+		d.logger.Warn("answering whoever brought the root helper", "err", err)
+	}
+}
+
+func (d *daemon) adoptFrom(conn net.Conn) error {
+	socket, err := receiveFile(conn)
+	if err != nil {
+		return err
+	}
+	helper, err := d.cfg.NewHelper(socket)
+	if err != nil {
+		return err
+	}
+	return d.set.adopt(helper)
+}

@@ -1,0 +1,28 @@
+//go:build unix
+
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// lock makes this process the one daemon, or returns ErrRunning. The kernel unlocks when the process ends,
+// however; the file stays, as removing it would let two processes lock two files of the same name.
+func lock(path string) (unlock func() error, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the daemon's lock: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, ErrRunning
+		}
+		return nil, fmt.Errorf("locking %s: %w", path, err)
+	}
+	return f.Close, nil
+}

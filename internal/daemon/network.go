@@ -1,0 +1,248 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/dns"
+)
+
+// Network is what a connection may do to this machine's network. What a connection has set is taken back when
+// its Run has returned, whatever Run did. All methods may be called concurrently.
+type Network interface {
+	// CreateTUN returns a new TUN device, which goes when its last descriptor is closed.
+	CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error)
+	// SetLink adds the link, or replaces the connection's link of that name: addresses, routes, and the machine's
+	// name resolution with them. The device must exist.
+	SetLink(ctx context.Context, link api.Link) (api.NetworkApplied, error)
+	// RemoveLink undoes SetLink. A link that there is not is no error.
+	RemoveLink(ctx context.Context, name string) error
+	// SetZone says which names are the connection's; nil means none. It replaces what was said before.
+	SetZone(zone *dns.Zone) error
+	// ServeDNS answers queries on sockets of the connection's own (inside its tunnel) like on loopback, until ctx
+	// ends; then it closes them.
+	ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error
+}
+
+// removeTimeout bounds taking back what a connection left.
+const removeTimeout = 5 * time.Second
+
+// machine is this machine's network as all connections together want it. Each change is one Apply of the whole
+// to the helper.
+//
+//	share A: links, zone ─┐                       ┌─▶ helper: devices, routes, resolver in the path
+//	share B: links, zone ─┴─▶ machine: one state ─┤
+//	                                              └─▶ resolver on 127.0.0.1 and ::1 while there are links
+//	                                                     └─ other names ─▶ upstreams, as the helper found them
+type machine struct {
+	helper   Helper
+	logger   *slog.Logger
+	resolver *dns.Resolver
+	marked   atomic.Bool // queries to upstreams need a marked socket
+
+	mu     sync.Mutex
+	links    []ownedLink // in the order in which they came
+	zones    []ownedZone
+	loopback *loopback // nil: there are no links
+	closed   bool
+}
+
+type ownedLink struct {
+	owner *share
+	api.Link
+}
+
+type ownedZone struct {
+	owner *share
+	dns.Zone
+}
+
+// newMachine takes ownership of the helper; close closes it.
+func newMachine(helper Helper, logger *slog.Logger) *machine {
+	m := &machine{helper: helper, logger: logger}
+	m.resolver = dns.New(dns.Config{Dial: m.dialUpstream, Logger: logger})
+	return m
+}
+
+// setLinks replaces the links; m.mu is held. On an error the machine is as it was before.
+func (m *machine) setLinks(ctx context.Context, links []ownedLink) (api.NetworkApplied, error) {
+	if m.closed {
+		return api.NetworkApplied{}, errors.New("the root helper has been closed")
+	}
+	if len(links) > 0 && m.loopback == nil {
+		b, err := m.listenLoopback()
+		if err != nil {
+			return api.NetworkApplied{}, err
+		}
+		m.loopback = b
+	}
+	applied, err := m.apply(ctx, links)
+	if err != nil {
+		// It may have been applied in part.
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+		defer cancel()
+		if _, undoErr := m.apply(undo, m.links); undoErr != nil {
+			err = errors.Join(err, fmt.Errorf("undoing it: %w", undoErr))
+		}
+	} else {
+		m.links = links
+	}
+	if len(m.links) == 0 {
+		m.closeLoopback()
+	} else {
+		m.serveLoopback()
+	}
+	return applied, err
+}
+
+// apply makes the network as these links want it.
+func (m *machine) apply(ctx context.Context, links []ownedLink) (api.NetworkApplied, error) {
+	var state api.NetworkState
+	for _, l := range links {
+		state.Links = append(state.Links, l.Link)
+	}
+	if len(links) > 0 && m.loopback != nil {
+		state.Resolver = &m.loopback.addrs
+	}
+	applied, err := m.helper.Apply(ctx, state)
+	if err != nil {
+		return api.NetworkApplied{}, err
+	}
+	m.marked.Store(applied.ResolverMode == api.ResolverNFTables)
+	m.resolver.SetUpstreams(applied.Upstreams)
+	m.logger.Info("network applied", "links", len(links), "resolver", applied.ResolverMode, "upstreams", applied.Upstreams)
+	return applied, nil
+}
+
+// setZones hands the zones to the resolver; m.mu is held.
+func (m *machine) setZones(zones []ownedZone) error {
+	list := make([]dns.Zone, len(zones))
+	for i, z := range zones {
+		list[i] = z.Zone
+	}
+	if err := m.resolver.SetZones(list); err != nil {
+		return err
+	}
+	m.zones = zones
+	return nil
+}
+
+// close removes everything and ends the helper. The resolver answers until nothing is sent to it any more.
+func (m *machine) close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	err := m.helper.Close()
+	m.closeLoopback()
+	return err
+}
+
+// share is the Network of one connection: its part of the machine.
+type share struct {
+	logger  *slog.Logger
+	machine *machine // set before the connection runs
+}
+
+func newShare(logger *slog.Logger) *share { return &share{logger: logger} }
+
+func (s *share) CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error) {
+	return s.machine.helper.CreateTUN(ctx, name, mtu)
+}
+
+func (s *share) SetLink(ctx context.Context, link api.Link) (api.NetworkApplied, error) {
+	m := s.machine
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	links := slices.Clone(m.links)
+	at := len(links)
+	for i, other := range m.links {
+		switch {
+		case other.owner == s && other.Name == link.Name:
+			at = i
+		case other.Name == link.Name:
+			return api.NetworkApplied{}, api.Errorf(api.ExitClash, "another connection has a device called %s", link.Name)
+		case other.owner != s:
+			if a, b, clash := overlap(link.Routes, other.Routes); clash {
+				return api.NetworkApplied{}, api.Errorf(api.ExitClash, "%s overlaps %s of another connected cluster", a, b).
+					WithHint("disconnect that one first, or leave the network out with --exclude-cidr %s", a)
+			}
+		}
+	}
+	if at == len(links) {
+		links = append(links, ownedLink{})
+	}
+	links[at] = ownedLink{owner: s, Link: link}
+	return m.setLinks(ctx, links)
+}
+
+// overlap finds a prefix of a that shares addresses with one of b.
+func overlap(a, b []netip.Prefix) (netip.Prefix, netip.Prefix, bool) {
+	for _, p := range a {
+		for _, q := range b {
+			if p.Overlaps(q) {
+				return p, q, true
+			}
+		}
+	}
+	return netip.Prefix{}, netip.Prefix{}, false
+}
+
+func (s *share) RemoveLink(ctx context.Context, name string) error {
+	return s.removeLinks(ctx, func(l ownedLink) bool { return l.Name == name })
+}
+
+func (s *share) removeLinks(ctx context.Context, remove func(ownedLink) bool) error {
+	m := s.machine
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	links := slices.DeleteFunc(slices.Clone(m.links), func(l ownedLink) bool { return l.owner == s && remove(l) })
+	if len(links) == len(m.links) {
+		return nil
+	}
+	_, err := m.setLinks(ctx, links)
+	return err
+}
+
+func (s *share) SetZone(zone *dns.Zone) error {
+	m := s.machine
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	zones := slices.Clone(m.zones)
+	at := slices.IndexFunc(zones, func(z ownedZone) bool { return z.owner == s })
+	switch {
+	case zone == nil && at < 0:
+		return nil
+	case zone == nil:
+		zones = slices.Delete(zones, at, at+1)
+	case at < 0:
+		zones = append(zones, ownedZone{s, *zone})
+	default:
+		zones[at].Zone = *zone
+	}
+	return m.setZones(zones)
+}
+
+func (s *share) ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error {
+	return s.machine.resolver.Serve(ctx, packets, listeners)
+}
+
+// close takes back what the connection has set. Where the helper has ended there is nothing to take back.
+func (s *share) close() error {
+	zoneErr := s.SetZone(nil)
+	if isClosed(s.machine.helper.Done()) {
+		return zoneErr
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+	defer cancel()
+	return errors.Join(s.removeLinks(ctx, func(ownedLink) bool { return true }), zoneErr)
+}

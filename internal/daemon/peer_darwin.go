@@ -1,0 +1,29 @@
+package daemon
+
+import (
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// peerUID is the user of the process that connected, as the kernel saw it then.
+func peerUID(conn *net.UnixConn) (int, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	var (
+		cred *unix.Xucred
+		serr error
+	)
+	if err := raw.Control(func(fd uintptr) {
+		cred, serr = unix.GetsockoptXucred(int(fd), unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
+	}); err != nil {
+		return -1, err
+	}
+	if serr != nil {
+		return -1, fmt.Errorf("asking who connected: %w", serr)
+	}
+	return int(cred.Uid), nil
+}
