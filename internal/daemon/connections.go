@@ -82,6 +82,7 @@ type live struct {
 	cancel  context.CancelCauseFunc
 	done    chan struct{} // closed when Run has returned and nothing is left of it
 	err     error         // why it ended; read after done
+	left    error         // why something of it could not be removed; read after done
 
 	// Guarded by set.mu.
 	waiters int            // requests that wait for it to be connected
@@ -162,6 +163,7 @@ func (s *set) tryObtain(req api.ConnectRequest) (l *live, joined bool, busy <-ch
 		return nil, false, old.done, nil
 	case old != nil && old.failed == nil:
 		old.waiters++
+		s.logger.Info("request joins the connection that is there", "connection", id)
 		return old, true, nil, nil
 	case s.closing != nil:
 		return nil, false, s.closing, nil
@@ -305,11 +307,8 @@ func (s *set) run(ctx context.Context, l *live) {
 	})
 	err := l.conn.Run(ctx)
 	l.err = s.verdict(ctx, l, err)
-	if err := l.share.close(); err != nil {
-		s.logger.Error("removing what a connection left", "connection", l.id, "err", err)
-		if errors.Is(l.err, errDisconnected) {
-			l.err = err
-		}
+	if l.left = l.share.close(); l.left != nil {
+		s.logger.Error("removing what a connection left", "connection", l.id, "err", l.left)
 	}
 	s.ended(l)
 }
@@ -390,8 +389,9 @@ func (s *set) disconnect(req api.DisconnectRequest, emit func(api.Event)) error 
 				WithHint("`kubevpn quit` ends the daemon and its helper, which removes everything"))
 			continue
 		}
-		if l.failed == nil && !errors.Is(l.err, errDisconnected) {
-			errs = append(errs, l.err)
+		if l.left != nil {
+			errs = append(errs, api.Errorf(api.ExitNetwork, "removing the network of %s: %w", l.id, l.left).
+				WithHint("what is left goes when the root helper ends: `kubevpn quit`"))
 			continue
 		}
 		status.Status = api.StatusDisconnecting

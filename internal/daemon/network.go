@@ -50,7 +50,7 @@ type machine struct {
 	resolver *dns.Resolver
 	marked   atomic.Bool // queries to upstreams need a marked socket
 
-	mu     sync.Mutex
+	mu       sync.Mutex
 	links    []ownedLink // in the order in which they came
 	zones    []ownedZone
 	loopback *loopback // nil: there are no links
@@ -74,12 +74,15 @@ func newMachine(helper Helper, logger *slog.Logger) *machine {
 	return m
 }
 
-// setLinks replaces the links; m.mu is held. On an error the machine is as it was before.
-func (m *machine) setLinks(ctx context.Context, links []ownedLink) (api.NetworkApplied, error) {
+var errMachineClosed = errors.New("the root helper has been closed")
+
+// addLink makes links, which has one more or another one than before, the machine's; m.mu is held. On an error
+// the machine is as it was before.
+func (m *machine) addLink(ctx context.Context, links []ownedLink) (api.NetworkApplied, error) {
 	if m.closed {
-		return api.NetworkApplied{}, errors.New("the root helper has been closed")
+		return api.NetworkApplied{}, errMachineClosed
 	}
-	if len(links) > 0 && m.loopback == nil {
+	if m.loopback == nil {
 		b, err := m.listenLoopback()
 		if err != nil {
 			return api.NetworkApplied{}, err
@@ -87,22 +90,37 @@ func (m *machine) setLinks(ctx context.Context, links []ownedLink) (api.NetworkA
 		m.loopback = b
 	}
 	applied, err := m.apply(ctx, links)
-	if err != nil {
-		// It may have been applied in part.
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
-		defer cancel()
-		if _, undoErr := m.apply(undo, m.links); undoErr != nil {
-			err = errors.Join(err, fmt.Errorf("undoing it: %w", undoErr))
-		}
-	} else {
+	if err == nil {
 		m.links = links
+		m.serveLoopback()
+		return applied, nil
+	}
+	// It may have been applied in part.
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	if _, undoErr := m.apply(undo, m.links); undoErr != nil {
+		err = errors.Join(err, fmt.Errorf("undoing it: %w", undoErr))
 	}
 	if len(m.links) == 0 {
 		m.closeLoopback()
-	} else {
-		m.serveLoopback()
 	}
-	return applied, err
+	return api.NetworkApplied{}, err
+}
+
+// dropLinks makes links, which has fewer than before, the machine's; m.mu is held. After an error they are
+// gone from the wanted state all the same, so that the next change, or the helper's end, takes them away.
+func (m *machine) dropLinks(ctx context.Context, links []ownedLink) error {
+	if m.closed {
+		return nil
+	}
+	m.links = links
+	if _, err := m.apply(ctx, links); err != nil {
+		return err
+	}
+	if len(links) == 0 {
+		m.closeLoopback()
+	}
+	return nil
 }
 
 // apply makes the network as these links want it.
@@ -182,7 +200,7 @@ func (s *share) SetLink(ctx context.Context, link api.Link) (api.NetworkApplied,
 		links = append(links, ownedLink{})
 	}
 	links[at] = ownedLink{owner: s, Link: link}
-	return m.setLinks(ctx, links)
+	return m.addLink(ctx, links)
 }
 
 // overlap finds a prefix of a that shares addresses with one of b.
@@ -209,8 +227,7 @@ func (s *share) removeLinks(ctx context.Context, remove func(ownedLink) bool) er
 	if len(links) == len(m.links) {
 		return nil
 	}
-	_, err := m.setLinks(ctx, links)
-	return err
+	return m.dropLinks(ctx, links)
 }
 
 func (s *share) SetZone(zone *dns.Zone) error {

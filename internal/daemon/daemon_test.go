@@ -1,0 +1,410 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
+	"kubevpn/internal/version"
+)
+
+func TestConnectAndDisconnect(t *testing.T) {
+	r := start(t)
+	refused := r.mustPost(api.PathConnect, request("a"))
+	if refused.status != api.StatusNeedsHelper || refused.err.Code != api.ExitPrivilege {
+		t.Fatalf("without a helper: status %d, %+v; want %d", refused.status, refused.err, api.StatusNeedsHelper)
+	}
+	if err := r.handOver(); err != nil {
+		t.Fatal(err)
+	}
+	answer := r.goPost(t.Context(), api.PathConnect, request("a"))
+	c := wait(t, r.made, "the connection")
+	if got := r.status(); len(got) != 1 || got[0].ID != "id-a" || got[0].Status != api.StatusConnecting {
+		t.Errorf("status = %+v, want one that connects", got)
+	}
+	c.config.Progress(api.Event{Step: "Opening a session", Done: true})
+	close(c.connected)
+	got := wait(t, answer, "the answer")
+	if got.id != "id-a" || len(got.events) != 3 || got.events[0].Step != "Opening a session" || !got.events[1].Done ||
+		got.events[0].Time.IsZero() || got.last().Connection == nil || got.last().Connection.ID != "id-a" {
+		t.Errorf("connect = %+v, want two steps and the connection", got)
+	}
+
+	if info := r.info(); info.Version != version.Full() || info.PID != os.Getpid() || info.Connections != 1 || !info.Helper {
+		t.Errorf("daemon = %+v", info)
+	}
+
+	ended := r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"id-a"}})
+	if e := ended.last(); !e.Done || e.Step != "Disconnecting from cluster-id-a" || e.Error != nil {
+		t.Errorf("disconnect = %+v, want that it is done", ended.events)
+	}
+	wait(t, c.ended, "Run's return")
+	if got := r.status(); len(got) != 0 {
+		t.Errorf("status = %+v, want nothing", got)
+	}
+	r.eventually("the helper is closed", r.helper(0).isClosed)
+}
+
+func TestDisconnectUnknown(t *testing.T) {
+	r := start(t)
+	got := r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"nope"}}).last().Error
+	if got == nil || got.Code != api.ExitNotConnected || got.Message != "no connection has the ID nope" {
+		t.Errorf("error = %+v", got)
+	}
+	if got := r.mustPost(api.PathDisconnect, api.DisconnectRequest{All: true}); len(got.events) != 0 {
+		t.Errorf("disconnecting nothing = %+v, want no event", got.events)
+	}
+}
+
+func TestConnectTwiceIsOneConnection(t *testing.T) {
+	r := start(t)
+	first := r.connect("a")
+	again := request("a")
+	again.Namespace, again.Scheduler = "shop", "lc"
+	got := r.mustPost(api.PathConnect, again)
+	if len(got.events) != 3 || got.events[0].Detail != "default → shop" ||
+		!strings.Contains(got.events[1].Warning, "connected already, with another scheduler: `kubevpn disconnect id-a` first") {
+		t.Errorf("events = %+v, want the namespace's change, and a warning", got.events)
+	}
+	if c := got.last().Connection; c == nil || c.Namespace != "shop" {
+		t.Errorf("connection = %+v, want namespace shop", c)
+	}
+	if isClosed(first.ended) || len(r.made) != 0 {
+		t.Error("a second connection was made")
+	}
+}
+
+func TestConnectAtOnceIsOneConnection(t *testing.T) {
+	r := start(t)
+	if err := r.handOver(); err != nil {
+		t.Fatal(err)
+	}
+	var answers []<-chan call
+	for range 8 {
+		answers = append(answers, r.goPost(t.Context(), api.PathConnect, request("a")))
+	}
+	c := wait(t, r.made, "the connection")
+	r.eventually("the connection says something", func() bool { return len(r.status()) == 1 })
+	close(c.connected)
+	for _, answer := range answers {
+		if got := wait(t, answer, "an answer"); got.last().Connection == nil {
+			t.Errorf("answer = %+v, want the connection", got)
+		}
+	}
+	if len(r.made) != 0 {
+		t.Error("a second connection was made")
+	}
+}
+
+func TestTwoClusters(t *testing.T) {
+	r := start(t)
+	a, b := r.connect("a"), r.connect("b")
+	if got := r.status(); len(got) != 2 {
+		t.Errorf("status = %+v, want two", got)
+	}
+	r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"id-a"}})
+	wait(t, a.ended, "the first one's end")
+	if isClosed(b.ended) || r.helper(0).isClosed() {
+		t.Error("the other connection or its helper has ended too")
+	}
+	if got := r.mustPost(api.PathDisconnect, api.DisconnectRequest{All: true}); len(got.events) != 2 {
+		t.Errorf("disconnect --all = %+v", got.events)
+	}
+	wait(t, b.ended, "the other one's end")
+	r.eventually("the helper is closed", r.helper(0).isClosed)
+	if len(r.helpers) != 1 {
+		t.Errorf("%d helpers were taken, want one for both", len(r.helpers))
+	}
+}
+
+func TestClientGoesAway(t *testing.T) {
+	r := start(t)
+	if err := r.handOver(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, interrupt := context.WithCancel(t.Context())
+	answer := r.goPost(ctx, api.PathConnect, request("a"))
+	c := wait(t, r.made, "the connection")
+	interrupt()
+	wait(t, answer, "the request's end")
+	wait(t, c.ended, "the attempt's end")
+	r.eventually("nothing is left", func() bool { return len(r.status()) == 0 && r.helper(0).isClosed() })
+}
+
+func TestOneOfTwoWaitersGoesAway(t *testing.T) {
+	r := start(t)
+	if err := r.handOver(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, interrupt := context.WithCancel(t.Context())
+	first := r.goPost(ctx, api.PathConnect, request("a"))
+	c := wait(t, r.made, "the connection")
+	second := r.goPost(t.Context(), api.PathConnect, request("a"))
+	r.eventually("both wait", func() bool {
+		return strings.Count(r.logText(), "request joins") == 1
+	})
+	interrupt()
+	wait(t, first, "the first request's end")
+	close(c.connected)
+	if got := wait(t, second, "the second answer"); got.last().Connection == nil {
+		t.Errorf("answer = %+v, want the connection", got)
+	}
+}
+
+func (r *rig) logText() string {
+	text, err := os.ReadFile(r.paths.LogFile())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestConnectFails(t *testing.T) {
+	r := start(t)
+	r.onRun = func(context.Context, *fakeConnection) error {
+		return api.Errorf(api.ExitImagePull, "the image cannot be pulled").WithHint("use --image")
+	}
+	if got := r.mustPost(api.PathConnect, request("bad")); got.err == nil || got.err.Code != api.ExitKubeconfig {
+		t.Errorf("a bad kubeconfig = %+v", got)
+	}
+	if err := r.handOver(); err != nil {
+		t.Fatal(err)
+	}
+	got := r.mustPost(api.PathConnect, request("a")).last().Error
+	if got == nil || got.Code != api.ExitImagePull || got.Message != "the image cannot be pulled" || got.Hint != "use --image" {
+		t.Errorf("error = %+v", got)
+	}
+	r.eventually("nothing is left", func() bool { return len(r.status()) == 0 && r.helper(0).isClosed() })
+}
+
+func TestFailedConnectionStays(t *testing.T) {
+	r := start(t)
+	c := r.connect("a")
+	c.end <- api.Errorf(api.ExitLost, "the manager is gone")
+	r.eventually("the connection has failed", func() bool {
+		s := r.status()
+		return len(s) == 1 && s[0].Status == api.StatusFailed && s[0].Error.Message == "the manager is gone"
+	})
+	r.eventually("the helper is closed", r.helper(0).isClosed)
+
+	r.connect("a") // takes its place
+	if got := r.status(); len(got) != 1 || got[0].Status != api.StatusConnected {
+		t.Errorf("status = %+v, want one, connected", got)
+	}
+
+	c = r.connect("b")
+	c.end <- nil
+	r.eventually("it has failed", func() bool { return r.info().Connections == 1 })
+	if got := r.status()[1]; got.Error == nil || got.Error.Code != api.ExitLost || got.Error.Message != "the session ended" {
+		t.Errorf("error = %+v", got.Error)
+	}
+	if got := r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"id-b"}}); got.last().Error != nil || len(r.status()) != 1 {
+		t.Errorf("disconnecting a failed one = %+v, then %+v", got.events, r.status())
+	}
+}
+
+func TestHelperDies(t *testing.T) {
+	r := start(t)
+	a, b := r.connect("a"), r.connect("b")
+	r.helper(0).die()
+	wait(t, a.ended, "the first one's end")
+	wait(t, b.ended, "the second one's end")
+	r.eventually("both have failed", func() bool {
+		s := r.status()
+		for _, c := range s {
+			if c.Status != api.StatusFailed || c.Error.Code != api.ExitLost || c.Error.Message != "the root helper ended" {
+				return false
+			}
+		}
+		return len(s) == 2
+	})
+	r.connect("a")
+	if n := len(r.helpers); n != 2 {
+		t.Errorf("%d helpers, want another one", n)
+	}
+}
+
+func TestHelperWithoutConnectionIsClosed(t *testing.T) {
+	r := start(t)
+	if err := errors.Join(r.handOver(), r.handOver()); err != nil { // two commands at the same time
+		t.Fatal(err)
+	}
+	if r.helper(0).isClosed() || !r.helper(1).isClosed() {
+		t.Error("want the first helper kept and the second closed")
+	}
+
+	s := newSet(nil, "", discard())
+	s.linger = time.Millisecond
+	h := newFakeHelper()
+	if err := s.adopt(h); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, h.done, "the helper's end")
+	s.tasks.Wait()
+}
+
+func TestDisconnectReportsWhatItCouldNotClean(t *testing.T) {
+	r := start(t)
+	r.onRun = func(ctx context.Context, c *fakeConnection) error {
+		_, err := c.config.Network.SetLink(ctx, api.Link{Name: "kubevpn0", MTU: 1500})
+		return err
+	}
+	r.connect("a")
+	h := r.helper(0)
+	h.mu.Lock()
+	h.err = errors.New("route is busy")
+	h.mu.Unlock()
+	got := r.mustPost(api.PathDisconnect, api.DisconnectRequest{All: true}).last().Error
+	if got == nil || !strings.Contains(got.Message, "route is busy") {
+		t.Errorf("error = %+v, want the helper's", got)
+	}
+}
+
+func TestQuit(t *testing.T) {
+	r := start(t)
+	c := r.connect("a")
+	got := r.mustPost(api.PathQuit, nil)
+	if e := got.last(); !e.Done || e.Error != nil {
+		t.Errorf("quit = %+v", got.events)
+	}
+	wait(t, c.ended, "the connection's end")
+	if !r.helper(0).isClosed() {
+		t.Error("quit was answered before the helper had ended")
+	}
+	err := wait(t, r.result, "the daemon's end")
+	r.result <- err
+}
+
+func TestIdleDaemonEnds(t *testing.T) {
+	r := start(t, func(c *Config) { c.Idle = 50 * time.Millisecond })
+	c := r.connect("a")
+	select {
+	case err := <-r.result:
+		t.Fatalf("the daemon ended with a connection: %v", err)
+	case <-time.After(200 * time.Millisecond): // nothing must happen for a while
+	}
+	c.end <- errors.New("lost")
+	r.eventually("it has failed", func() bool { return r.status()[0].Status == api.StatusFailed })
+	r.mustPost(api.PathDisconnect, api.DisconnectRequest{All: true})
+	err := wait(t, r.result, "the idle daemon's end")
+	r.result <- err
+}
+
+func TestOneDaemon(t *testing.T) {
+	r := start(t)
+	err := Run(t.Context(), Config{Paths: r.paths, NewHelper: r.newHelper})
+	if !errors.Is(err, ErrRunning) {
+		t.Errorf("a second daemon = %v, want ErrRunning", err)
+	}
+	r.info() // the first one still answers
+}
+
+func TestOtherUsersAreRefused(t *testing.T) {
+	testenv.NeedRoot(t) // to become another user
+	r := start(t)
+	for _, path := range []string{r.paths.RuntimeDir, r.paths.RuntimeDir + "/..", r.paths.Socket(), r.paths.HelperSocket()} {
+		if err := os.Chmod(path, 0o777); err != nil { // as if the directory did not protect it
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{r.paths.Socket(), r.paths.HelperSocket()} {
+		got := make(chan error, 1)
+		go func() {
+			runtime.LockOSThread() // never unlocked: the thread, which is another user now, ends with the goroutine
+			got <- asNobody(path)
+		}()
+		if err := wait(t, got, "the other user"); err != nil {
+			t.Error(err)
+		}
+	}
+	if text := r.logText(); strings.Count(text, "connection refused") != 2 || !strings.Contains(text, "uid=65534") {
+		t.Errorf("log = %s\nwant two refusals of 65534", text)
+	}
+}
+
+// asNobody connects to the socket as user 65534 and expects to be hung up on.
+func asNobody(path string) error {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), 65534, ^uintptr(0)); errno != 0 {
+		return errno
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		return err
+	}
+	n, err := unix.Read(fd, make([]byte, 1))
+	if n != 0 || err != nil {
+		return errors.New("the daemon answered another user")
+	}
+	return nil
+}
+
+func TestForeground(t *testing.T) {
+	tests := []struct {
+		name string
+		run  func(t *testing.T, c *fakeConnection, interrupt func())
+		want string
+	}{
+		{"interrupted-while-connected", func(t *testing.T, c *fakeConnection, interrupt func()) {
+			close(c.connected)
+			interrupt()
+		}, ""},
+		{"interrupted-before", func(t *testing.T, c *fakeConnection, interrupt func()) { interrupt() }, "context canceled"},
+		{"lost", func(t *testing.T, c *fakeConnection, _ func()) {
+			close(c.connected)
+			c.end <- errors.New("the manager is gone")
+		}, "the manager is gone"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := &rig{t: t, made: make(chan *fakeConnection, 1)}
+			h := newFakeHelper()
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			result := make(chan error, 1)
+			connected := make(chan struct{})
+			go func() {
+				result <- Foreground(ctx, ForegroundConfig{
+					Request: request("a"), Helper: h, NewConnection: r.newConnection, Logger: discard(),
+					Progress: func(e api.Event) {
+						if e.Connection != nil && e.Connection.Status == api.StatusConnected {
+							close(connected)
+						}
+					},
+				})
+			}()
+			c := wait(t, r.made, "the connection")
+			tt.run(t, c, func() {
+				if isClosed(c.connected) {
+					wait(t, connected, "the news of it")
+				}
+				interrupt()
+			})
+			err := wait(t, result, "Foreground's end")
+			if got := text(err); got != tt.want {
+				t.Errorf("Foreground = %q, want %q", got, tt.want)
+			}
+			if !isClosed(c.ended) || !h.isClosed() {
+				t.Error("the connection or the helper is left")
+			}
+		})
+	}
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

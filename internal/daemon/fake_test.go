@@ -1,0 +1,384 @@
+package daemon
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+)
+
+func TestMain(m *testing.M) {
+	// lumberjack never ends the one goroutine that removes old files (natefinch/lumberjack#56); a daemon has one.
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun"))
+}
+
+// fakeHelper records what it is asked.
+type fakeHelper struct {
+	mu      sync.Mutex
+	states  []api.NetworkState
+	applied api.NetworkApplied
+	err     error // what Apply answers next, once
+	marked  []string
+	closed  bool
+	done    chan struct{}
+	once    sync.Once
+}
+
+func newFakeHelper() *fakeHelper { return &fakeHelper{done: make(chan struct{})} }
+
+func (h *fakeHelper) CreateTUN(context.Context, string, int) (*os.File, error) {
+	return os.Open(os.DevNull)
+}
+
+func (h *fakeHelper) Apply(_ context.Context, s api.NetworkState) (api.NetworkApplied, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.states = append(h.states, s)
+	err := h.err
+	h.err = nil
+	return h.applied, err
+}
+
+func (h *fakeHelper) MarkedSocket(_ context.Context, network string) (*os.File, error) {
+	h.mu.Lock()
+	h.marked = append(h.marked, network)
+	h.mu.Unlock()
+	kind := map[string]int{"udp4": unix.SOCK_DGRAM, "tcp4": unix.SOCK_STREAM}[network]
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	return os.NewFile(uintptr(fd), network), err
+}
+
+func (h *fakeHelper) Done() <-chan struct{} { return h.done }
+func (h *fakeHelper) die()                  { h.once.Do(func() { close(h.done) }) }
+
+func (h *fakeHelper) Close() error {
+	h.mu.Lock()
+	h.closed = true
+	h.mu.Unlock()
+	h.die()
+	return nil
+}
+
+func (h *fakeHelper) isClosed() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.closed
+}
+
+func (h *fakeHelper) last() api.NetworkState {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.states[len(h.states)-1]
+}
+
+// fakeConnection is connected when the test says so and ends when told to, by the test or its context.
+type fakeConnection struct {
+	config    ConnectionConfig
+	id        string
+	connected chan struct{}
+	end       chan error
+	begun     chan struct{}
+	ended     chan struct{}
+	onRun     func(ctx context.Context) error
+
+	mu        sync.Mutex
+	namespace string
+}
+
+func (c *fakeConnection) ID() string                 { return c.id }
+func (c *fakeConnection) Connected() <-chan struct{} { return c.connected }
+
+func (c *fakeConnection) Run(ctx context.Context) error {
+	close(c.begun)
+	defer close(c.ended)
+	c.config.Progress(api.Event{Step: "Opening a session"})
+	if c.onRun != nil {
+		if err := c.onRun(ctx); err != nil {
+			return err
+		}
+	}
+	select {
+	case err := <-c.end:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *fakeConnection) Status() api.Connection {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := api.Connection{ID: c.id, Cluster: "cluster-" + c.id, Namespace: c.namespace, Status: api.StatusConnecting}
+	if isClosed(c.connected) {
+		s.Status = api.StatusConnected
+	}
+	return s
+}
+
+func (c *fakeConnection) SetNamespace(ns string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.namespace = ns
+	return nil
+}
+
+// rig is a daemon with its sockets, and fakes behind it.
+type rig struct {
+	t      *testing.T
+	paths  config.Paths
+	client *http.Client
+	made   chan *fakeConnection                               // those that run, in order
+	onRun  func(ctx context.Context, c *fakeConnection) error // what they do first
+	result chan error
+
+	mu      sync.Mutex
+	helpers []*fakeHelper
+}
+
+// start runs a daemon until the test ends.
+func start(t *testing.T, change ...func(*Config)) *rig {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kubevpn") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{
+		t: t, made: make(chan *fakeConnection, 64), result: make(chan error, 1),
+		paths: config.Paths{RuntimeDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state")},
+	}
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", r.paths.Socket())
+	}, DisableKeepAlives: true}
+	r.client = &http.Client{Transport: transport}
+	ready := make(chan struct{})
+	cfg := Config{Paths: r.paths, NewHelper: r.newHelper, NewConnection: r.newConnection, Ready: func() { close(ready) }}
+	for _, f := range change {
+		f(&cfg)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { r.result <- Run(ctx, cfg) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := wait(t, r.result, "the daemon's end"); err != nil {
+			t.Errorf("Run = %v", err)
+		}
+		if t.Failed() {
+			text, err := os.ReadFile(r.paths.LogFile())
+			t.Logf("the daemon's log (%v):\n%s", err, text)
+		}
+		os.RemoveAll(dir)
+	})
+	wait(t, ready, "the daemon")
+	return r
+}
+
+func (r *rig) newConnection(cfg ConnectionConfig) (Connection, error) {
+	c := &fakeConnection{
+		config: cfg, id: "id-" + string(cfg.Request.Kubeconfig), namespace: cfg.Request.Namespace,
+		connected: make(chan struct{}), end: make(chan error, 1), begun: make(chan struct{}), ended: make(chan struct{}),
+	}
+	if string(cfg.Request.Kubeconfig) == "bad" {
+		return nil, api.Errorf(api.ExitKubeconfig, "that is no kubeconfig")
+	}
+	c.onRun = func(ctx context.Context) error {
+		if r.onRun != nil {
+			if err := r.onRun(ctx, c); err != nil {
+				return err
+			}
+		}
+		r.made <- c
+		return nil
+	}
+	return c, nil
+}
+
+func (r *rig) newHelper(socket *os.File) (Helper, error) {
+	if err := socket.Close(); err != nil {
+		return nil, err
+	}
+	h := newFakeHelper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.helpers = append(r.helpers, h)
+	return h, nil
+}
+
+func (r *rig) helper(i int) *fakeHelper {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.helpers[i]
+}
+
+// handOver passes a descriptor to the daemon as the CLI does, and returns its answer.
+func (r *rig) handOver() error {
+	r.t.Helper()
+	ours, theirs, err := os.Pipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer ours.Close()
+	defer theirs.Close()
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.paths.HelperSocket(), Net: "unix"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, _, err := conn.WriteMsgUnix([]byte{0}, unix.UnixRights(int(theirs.Fd())), nil); err != nil {
+		r.t.Fatal(err)
+	}
+	var answer *api.Error
+	if err := json.NewDecoder(conn).Decode(&answer); err != nil {
+		r.t.Fatal(err)
+	}
+	if answer == nil {
+		return nil
+	}
+	return answer
+}
+
+// call is a request whose answer is being read.
+type call struct {
+	status int
+	id     string
+	events []api.Event
+	err    *api.Error // the body of a refusal
+}
+
+func (c call) last() api.Event {
+	if len(c.events) == 0 {
+		return api.Event{}
+	}
+	return c.events[len(c.events)-1]
+}
+
+func (r *rig) post(ctx context.Context, path string, body any) (call, error) {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return call{}, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://daemon"+path, bytes.NewReader(b))
+	if err != nil {
+		return call{}, err
+	}
+	resp, err := r.client.Do(req)
+	if err != nil {
+		return call{}, err
+	}
+	defer resp.Body.Close()
+	c := call{status: resp.StatusCode, id: resp.Header.Get(api.HeaderConnection)}
+	if resp.StatusCode != http.StatusOK {
+		return c, json.NewDecoder(resp.Body).Decode(&c.err)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		var e api.Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return c, err
+		}
+		c.events = append(c.events, e)
+	}
+	return c, lines.Err()
+}
+
+func (r *rig) mustPost(path string, body any) call {
+	r.t.Helper()
+	c, err := r.post(r.t.Context(), path, body)
+	if err != nil {
+		r.t.Fatalf("POST %s: %v", path, err)
+	}
+	return c
+}
+
+// goPost is post in the background.
+func (r *rig) goPost(ctx context.Context, path string, body any) <-chan call {
+	out := make(chan call, 1)
+	go func() {
+		c, err := r.post(ctx, path, body)
+		if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			r.t.Errorf("POST %s: %v", path, err)
+		}
+		out <- c
+	}()
+	return out
+}
+
+// connect brings a connection up, with a helper if need be.
+func (r *rig) connect(name string) *fakeConnection {
+	r.t.Helper()
+	if !r.info().Helper {
+		if err := r.handOver(); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	answer := r.goPost(r.t.Context(), api.PathConnect, request(name))
+	c := wait(r.t, r.made, "the connection")
+	close(c.connected)
+	if got := wait(r.t, answer, "the answer").last(); got.Connection == nil || got.Connection.Status != api.StatusConnected {
+		r.t.Fatalf("last event = %+v, want a connection", got)
+	}
+	return c
+}
+
+func request(name string) api.ConnectRequest {
+	return api.ConnectRequest{Kubeconfig: []byte(name), Context: "ctx-" + name, Namespace: "default", Scheduler: "rr"}
+}
+
+func fetch[T any](r *rig, path string) T {
+	r.t.Helper()
+	resp, err := r.client.Get("http://daemon" + path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var v T
+	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
+		r.t.Fatal(err)
+	}
+	return v
+}
+
+func (r *rig) status() []api.Connection { return fetch[api.Status](r, api.PathStatus).Connections }
+func (r *rig) info() api.DaemonInfo     { return fetch[api.DaemonInfo](r, api.PathDaemon) }
+
+// eventually polls until ok, or fails the test.
+func (r *rig) eventually(what string, ok func() bool) {
+	r.t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			r.t.Fatalf("after 10 s still not: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// wait receives from c, or fails the test.
+func wait[T any](t *testing.T, c <-chan T, what string) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(10 * time.Second):
+		t.Fatalf("waited 10 s for %s", what)
+		panic("unreachable")
+	}
+}
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
