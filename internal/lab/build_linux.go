@@ -1,0 +1,233 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/image"
+)
+
+// programs are the built programs and images of a lab, in the cache.
+type programs struct {
+	Kube    string   `json:"kube"` // all of Kubernetes' components, and kubectl
+	Etcd    string   `json:"etcd"`
+	Pause   string   `json:"pause"`
+	Outside string   `json:"outside"`
+	Images  []string `json:"images"` // archives: pause, coredns, echo
+}
+
+// program is one that the lab builds itself.
+type program struct {
+	name  string
+	dir   string   // in the repository
+	extra []string // files, in the repository, that it is built from besides those in dir
+	hint  string   // what a person is told when it is long
+	image string   // the image to make of it, if any
+}
+
+func buildList() []program {
+	return []program{
+		{name: "kube", dir: "internal/lab/cluster/kube", hint: "Kubernetes' components (about 5 minutes on 2 cores, once)"},
+		{name: "etcd", dir: "internal/lab/cluster/etcd", hint: "etcd (about half a minute, once)"},
+		{name: "coredns", dir: "internal/lab/cluster/coredns", hint: "CoreDNS (about a minute, once)", image: corednsImage},
+		{name: "outside", dir: "internal/lab/outside", extra: []string{"go.mod", "go.sum"}, hint: "the router's services"},
+		{name: "pause", dir: "internal/lab/pause", hint: "the pause image", image: pauseImage},
+		{name: "echo", dir: "internal/lab/echo", hint: "the echo image", image: EchoImage},
+	}
+}
+
+// buildFlags are the same for all, and part of what names a build. Without cgo: images have no C library, and the
+// machine may have no C compiler.
+func buildFlags() []string {
+	return []string{"-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags=-s -w"}
+}
+
+// Build builds Kubernetes' components, etcd, CoreDNS and the lab's own programs and images, unless the cache has them.
+// Each is kept under the hash of its sources, go.mod, go.sum and the version of Go, in
+//
+//	CACHE/kubevpn-lab/NAME-HASH/
+//
+// so that a changed version is built anew and an old one can simply be deleted.
+func (l *Lab) Build(ctx context.Context) error {
+	source, err := findSource(l.config.Source)
+	if err != nil {
+		return err
+	}
+	cache, err := cacheDir(l.config.Cache)
+	if err != nil {
+		return err
+	}
+	var built programs
+	for _, p := range buildList() {
+		hash, err := p.hash(source)
+		if err != nil {
+			return err
+		}
+		dir := filepath.Join(cache, p.name+"-"+hash)
+		binary, archive := filepath.Join(dir, p.name), filepath.Join(dir, p.name+".tar")
+		if err := l.buildProgram(ctx, p, source, dir); err != nil {
+			return err
+		}
+		switch p.name {
+		case "kube":
+			built.Kube = binary
+		case "etcd":
+			built.Etcd = binary
+		case "outside":
+			built.Outside = binary
+		case "pause":
+			built.Pause = binary
+		}
+		if p.image != "" {
+			built.Images = append(built.Images, archive)
+		}
+	}
+	l.programs = built
+	return nil
+}
+
+// buildProgram makes dir with the program, and its image, in it. Two that want the same wait for each other.
+func (l *Lab) buildProgram(ctx context.Context, p program, source, dir string) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil // it appears whole or not at all
+	}
+	parent := filepath.Dir(dir)
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return err
+	}
+	unlock, err := l.lockBuild(filepath.Join(parent, ".lock"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := os.Stat(dir); err == nil {
+		return nil // built by the one that was waited for
+	}
+	temp, err := os.MkdirTemp(parent, "."+p.name+"-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp) // after the rename there is nothing to remove
+	if err := os.Chmod(temp, 0o755); err != nil {
+		return err
+	}
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		return fmt.Errorf("building %s takes Go, which is not in PATH: %w", p.name, err)
+	}
+	done := l.progress.step("building %s", p.hint)
+	binary := filepath.Join(temp, p.name)
+	command := exec.CommandContext(ctx, goTool, slices.Concat([]string{"build"}, buildFlags(), []string{"-o", binary, "."})...)
+	command.Dir = filepath.Join(source, p.dir)
+	command.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOFLAGS=", "GOWORK=off")
+	if output, err := command.CombinedOutput(); err != nil {
+		done(err)
+		return fmt.Errorf("building %s: %w\n%s", p.name, err, bytes.TrimSpace(output))
+	}
+	done(nil)
+	if p.image != "" {
+		img, err := image.Build(image.Options{Files: []image.File{{Source: binary, Path: "/" + p.name}}})
+		if err != nil {
+			return err
+		}
+		if err := image.WriteTar(img, p.image, filepath.Join(temp, p.name+".tar")); err != nil {
+			return err
+		}
+	}
+	return os.Rename(temp, dir)
+}
+
+func (l *Lab) lockBuild(file string) (unlock func(), err error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		done := l.progress.step("waiting for another build to finish")
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		done(err)
+		if err != nil {
+			f.Close()
+			return nil, fmt.Errorf("locking %s: %w", file, err)
+		}
+	}
+	return func() { f.Close() }, nil
+}
+
+// hash names what p is built from.
+func (p program) hash(source string) (string, error) {
+	dir := filepath.Join(source, p.dir)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	var files []string
+	for _, e := range entries {
+		if name := e.Name(); strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") || name == "go.mod" || name == "go.sum" {
+			files = append(files, filepath.Join(p.dir, name))
+		}
+	}
+	h := sha256.New()
+	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, buildFlags(), p.image)
+	for _, file := range append(files, p.extra...) {
+		content, err := os.ReadFile(filepath.Join(source, file))
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintln(h, file, len(content))
+		h.Write(content)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))[:12], nil
+}
+
+// cacheDir is where built programs are kept.
+func cacheDir(configured string) (string, error) {
+	for _, dir := range []string{configured, os.Getenv("KUBEVPN_CACHE"), os.Getenv("XDG_CACHE_HOME")} {
+		if dir != "" {
+			return filepath.Join(dir, "kubevpn-lab"), nil
+		}
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("finding a cache directory (set KUBEVPN_CACHE): %w", err)
+	}
+	return filepath.Join(home, ".cache", "kubevpn-lab"), nil
+}
+
+// findSource finds the repository: above the working directory, or above this program.
+func findSource(configured string) (string, error) {
+	var starts []string
+	if configured != "" {
+		starts = []string{configured}
+	} else {
+		if dir, err := os.Getwd(); err == nil {
+			starts = append(starts, dir)
+		}
+		if program, err := os.Executable(); err == nil {
+			starts = append(starts, filepath.Dir(program))
+		}
+	}
+	for _, start := range starts {
+		for dir := start; ; dir = filepath.Dir(dir) {
+			b, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+			if err == nil && bytes.HasPrefix(b, []byte("module kubevpn\n")) {
+				return dir, nil
+			}
+			if dir == filepath.Dir(dir) {
+				break
+			}
+		}
+	}
+	return "", errors.New("the repository is neither above the working directory nor above this program: run it from the repository")
+}

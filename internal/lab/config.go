@@ -1,0 +1,141 @@
+package lab
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"regexp"
+	"strings"
+)
+
+// ProxyMode says how the cluster's own Services work on its nodes.
+type ProxyMode string
+
+// The modes. With ProxyNone there is no kube-proxy and no ClusterIP works inside the cluster, not even DNS's.
+const (
+	ProxyIPTables ProxyMode = "iptables"
+	ProxyNFTables ProxyMode = "nftables"
+	ProxyNone     ProxyMode = "none"
+)
+
+// DefaultName is the lab's name where none is given.
+const DefaultName = "lab"
+
+// Config is the shape of a lab, and where its things are.
+type Config struct {
+	Name      string    // default DefaultName; lower-case letters, digits and dashes, at most 16
+	Nodes     int       // default 2
+	ProxyMode ProxyMode // default ProxyIPTables
+	IPv6      bool      // dual-stack, IPv4 first
+
+	Dir      string    // of all labs' state; default $KUBEVPN_LAB_DIR or /var/lib/kubevpn-lab
+	Cache    string    // of built programs; default $KUBEVPN_CACHE, $XDG_CACHE_HOME or ~/.cache
+	Source   string    // the repository; default: found from the working directory or from the program's own place
+	Progress io.Writer // what is being done, line by line; default: nowhere
+}
+
+func (c Config) withDefaults() Config {
+	if c.Name == "" {
+		c.Name = DefaultName
+	}
+	if c.Nodes == 0 {
+		c.Nodes = 2
+	}
+	if c.ProxyMode == "" {
+		c.ProxyMode = ProxyIPTables
+	}
+	if c.Dir == "" {
+		c.Dir = defaultDir()
+	}
+	if c.Progress == nil {
+		c.Progress = io.Discard
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var errs []error
+	if !regexp.MustCompile(`^[a-z]([a-z0-9-]{0,14}[a-z0-9])?$`).MatchString(c.Name) {
+		errs = append(errs, fmt.Errorf("name %q: want lower-case letters, digits and dashes, at most 16, a letter first", c.Name))
+	}
+	if c.Nodes < 1 || c.Nodes > MaxNodes {
+		errs = append(errs, fmt.Errorf("%d nodes: want 1 to %d", c.Nodes, MaxNodes))
+	}
+	switch c.ProxyMode {
+	case ProxyIPTables, ProxyNFTables, ProxyNone:
+	default:
+		errs = append(errs, fmt.Errorf("proxy mode %q: want iptables, nftables or none", c.ProxyMode))
+	}
+	return errors.Join(errs...)
+}
+
+// shape is what a person calls this lab: "2 nodes, kube-proxy iptables, IPv4 and IPv6".
+func (c Config) shape() string {
+	s := fmt.Sprintf("%d nodes", c.Nodes)
+	if c.Nodes == 1 {
+		s = "1 node"
+	}
+	if c.ProxyMode == ProxyNone {
+		s += ", no kube-proxy"
+	} else {
+		s += ", kube-proxy " + string(c.ProxyMode)
+	}
+	if c.IPv6 {
+		return s + ", IPv4 and IPv6"
+	}
+	return s + ", IPv4"
+}
+
+// NodeName is the Kubernetes name and the host name of node number n, from 1.
+func (c Config) NodeName(n int) string { return fmt.Sprintf("%s-node%d", c.Name, n) }
+
+// namespace is the network namespace of a place: laptop, router, node1, ...
+func (c Config) namespace(place string) string { return c.Name + "-" + place }
+
+// places are the lab's network namespaces, without the lab's name.
+func (c Config) places() []string {
+	places := []string{"router", "laptop"}
+	for n := 1; n <= c.Nodes; n++ {
+		places = append(places, fmt.Sprintf("node%d", n))
+	}
+	return places
+}
+
+// Server is the API server's URL.
+func (c Config) Server() string {
+	return "https://" + netip.AddrPortFrom(ipv4().Node(1), APIPort).String()
+}
+
+// kubeconfig is the kubeconfig of one client, complete in itself.
+func (c Config) kubeconfig(user string, ca []byte, pair keyPair) []byte {
+	credential := fmt.Sprintf("client-certificate-data: %s\n    client-key-data: %s",
+		base64.StdEncoding.EncodeToString(pair.certificate), base64.StdEncoding.EncodeToString(pair.key))
+	return c.kubeconfigWith(user, ca, credential)
+}
+
+func (c Config) kubeconfigWith(user string, ca []byte, credential string) []byte {
+	return []byte(strings.NewReplacer(
+		"NAME", c.Name, "SERVER", c.Server(), "USER", user, "CREDENTIAL", credential,
+		"AUTHORITY", base64.StdEncoding.EncodeToString(ca),
+	).Replace(`apiVersion: v1
+kind: Config
+clusters:
+- name: NAME
+  cluster:
+    server: SERVER
+    certificate-authority-data: AUTHORITY
+users:
+- name: USER
+  user:
+    CREDENTIAL
+contexts:
+- name: NAME
+  context:
+    cluster: NAME
+    user: USER
+    namespace: default
+current-context: NAME
+`))
+}

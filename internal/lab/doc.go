@@ -1,0 +1,30 @@
+// Package lab starts a real Kubernetes cluster on one Linux machine, and a laptop beside it: what the demo shows and
+// the end-to-end tests run on.
+//
+//	NAME-laptop                NAME-router                     NAME-node1                  NAME-node2 ...
+//	┌──────────────┐  10.98.0  ┌──────────────┐  10.99.0       ┌───────────────────────┐   ┌───────────────────┐
+//	│ kubectl,     │.2      .1 │ forwards     │.254 (br0)   .1 │ etcd, kube-apiserver, │.2 │                   │
+//	│ kubevpn      ├───────────┤ DNS, web of  ├───────┬────────┤ controller-manager,   │ ┌─┤ containerd,       │
+//	│              │           │ outside.test │       │        │ scheduler             │ │ │ kubelet,          │
+//	└──────────────┘           └──────────────┘       │        │ containerd, kubelet,  │ │ │ kube-proxy        │
+//	                                                  │        │ kube-proxy            │ │ │                   │
+//	                                                  │        │ pods 10.244.1.0/24    │ │ │ pods 10.244.2.0/24│
+//	                                                  │        └───────────────────────┘ │ └───────────────────┘
+//	                                                  └──────────────────────────────────┘
+//
+// Each box is a network namespace; a node is a mount namespace and a host name too, with its own /run, /var/lib and
+// /var/log. The nodes have routes to each other's pods. The router has none, neither to pods nor to Services, so the
+// laptop reaches the nodes' addresses (the API server is https://10.99.0.1:6443) and nothing behind them. Pods leave
+// the cluster masqueraded as their node. With Config.IPv6 every network has a second range, from fd00:10::/32.
+//
+// Nothing of a lab is in the machine's own network namespace, so labs of different names use the same addresses side
+// by side. What a lab owns, and what Down looks for, whatever died before:
+//
+//	/var/lib/kubevpn-lab/NAME             state, keys, logs, data
+//	/run/netns/NAME-{laptop,router,nodeN} network namespaces; every process in one is the lab's
+//	/etc/netns/NAME-laptop                the laptop's resolv.conf, hosts, nsswitch.conf, which `ip netns exec` puts in place
+//	/sys/fs/cgroup/**/kubevpn-lab-NAME    control groups; every process in one is the lab's
+//
+// Kubernetes, etcd and CoreDNS are built from their Go modules, once, into a cache (see Build). The lab's processes
+// are not supervised: they outlive the program that called Up, and one that dies stays dead until Restart.
+package lab

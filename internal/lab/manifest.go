@@ -1,0 +1,53 @@
+package lab
+
+import (
+	_ "embed"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+//go:embed manifest/cluster.yaml
+var clusterManifest string
+
+//go:embed manifest/workload.yaml
+var workloadManifest string
+
+// The lab's images, by the names that containerd has them under. Nodes pull nothing: there is no registry to reach.
+const (
+	pauseImage   = "docker.io/kubevpn-lab/pause:1"
+	corednsImage = "docker.io/kubevpn-lab/coredns:1"
+	EchoImage    = "docker.io/kubevpn-lab/echo:1" // the test server; imagePullPolicy must not be Always
+)
+
+// manifest is all that is applied to a new cluster.
+func (c Config) manifest() string {
+	return strings.NewReplacer(
+		"COREDNS_IMAGE", corednsImage,
+		"ECHO_IMAGE", EchoImage,
+		"API_HOST", ipv4().Node(1).String(),
+		"API_PORT", strconv.Itoa(APIPort),
+		"DNS_ADDRESS", ipv4().ClusterDNS.String(),
+	).Replace(c.nodesManifest() + "---\n" + clusterManifest + "---\n" + workloadManifest)
+}
+
+// nodesManifest has the Node objects, which kubelet finds there when it registers: so a node's pod range is certain
+// before its pod network is configured, and no cloud or IPAM controller has to give it one.
+func (c Config) nodesManifest() string {
+	var documents []string
+	for n := 1; n <= c.Nodes; n++ {
+		ranges := ""
+		for _, f := range c.Families() {
+			ranges += fmt.Sprintf("  - %q\n", f.PodRange(n))
+		}
+		documents = append(documents, fmt.Sprintf(`apiVersion: v1
+kind: Node
+metadata:
+  name: %s
+spec:
+  podCIDR: %q
+  podCIDRs:
+%s`, c.NodeName(n), c.Families()[0].PodRange(n), ranges))
+	}
+	return strings.Join(documents, "---\n")
+}

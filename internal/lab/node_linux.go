@@ -1,0 +1,210 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hidden are the machine's directories that a node has of its own.
+func hidden() []string { return []string{"/run", "/var/lib", "/var/log"} }
+
+// kernelSettings are the settings that kubelet wants and would write. They are the whole machine's, so the node gets
+// files in their place.
+func kernelSettings() map[string]string {
+	return map[string]string{
+		"vm/overcommit_memory":      "1",
+		"vm/panic_on_oom":           "0",
+		"kernel/panic":              "10",
+		"kernel/panic_on_oops":      "1",
+		"kernel/keys/root_maxkeys":  "1000000",
+		"kernel/keys/root_maxbytes": "25000000",
+	}
+}
+
+// startNode makes a node's mount namespace, held by a process that only waits, and starts containerd in it.
+func (l *Lab) startNode(n int) error {
+	place := fmt.Sprintf("node%d", n)
+	dir := l.nodeDir(n)
+	files := map[string]string{
+		"containerd.toml":                      containerdConfig(l.cniDir, l.snapshotter),
+		"root/var/lib/lab-cni/10-lab.conflist": l.config.cniConfig(n),
+		"kubelet.yaml":                         l.config.kubeletConfig(n, l.dir()),
+		"kube-proxy.yaml":                      l.config.proxyConfig(n, l.dir()),
+		"resolv.conf":                          l.config.nodeResolv(),
+	}
+	for name, content := range kernelSettings() {
+		files["proc/"+name] = content + "\n"
+	}
+	for name, content := range files {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	for _, h := range hidden() {
+		if err := os.MkdirAll(filepath.Join(dir, "root", h), 0o755); err != nil {
+			return err
+		}
+	}
+	// containerd.io puts named namespaces here.
+	if err := os.MkdirAll(filepath.Join(dir, "root/run/netns"), 0o755); err != nil {
+		return err
+	}
+	holder := Process{Name: "node-" + place, Place: place, Args: []string{l.programs.Pause}}
+	if err := l.start(holder, func() error { return l.mountNode(n) }); err != nil {
+		return err
+	}
+	containerd, err := systemProgram("containerd")
+	if err != nil {
+		return err
+	}
+	return l.start(Process{Name: "containerd-" + place, Place: place, Args: []string{containerd, "--config", filepath.Join(dir, "containerd.toml")}}, nil)
+}
+
+// mountNode gives the current thread a mount namespace and a host name for a node.
+func (l *Lab) mountNode(n int) error {
+	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWUTS); err != nil {
+		return fmt.Errorf("making a mount namespace: %w", err)
+	}
+	if err := unix.Sethostname([]byte(l.config.NodeName(n))); err != nil {
+		return fmt.Errorf("setting the host name: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("making mounts private: %w", err)
+	}
+	// Copies of the machine's named namespaces would keep them alive after they have been removed there.
+	points, err := mounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range slices.Backward(points) {
+		if m.kind != "nsfs" {
+			continue
+		}
+		if err := unix.Unmount(m.path, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmounting %s: %w", m.path, err)
+		}
+	}
+	root := filepath.Join(l.nodeDir(n), "root")
+	if err := keepVisible(root, l.dir(), filepath.Dir(l.programs.Kube)); err != nil {
+		return err
+	}
+	resolv, err := filepath.EvalSymlinks("/etc/resolv.conf") // with systemd-resolved it is in /run
+	if err == nil {
+		for _, h := range hidden() {
+			if !below(resolv, h) {
+				continue
+			}
+			if err := os.MkdirAll(filepath.Join(root, filepath.Dir(resolv)), 0o755); err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(root, resolv), nil, 0o644); err != nil {
+				return err
+			}
+		}
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, dir := range hidden() {
+		if err := bind(filepath.Join(root, dir), dir); err != nil {
+			return err
+		}
+		// kubelet and containerd pass mounts on to containers (mountPropagation).
+		if err := unix.Mount("", dir, "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+			return fmt.Errorf("sharing %s: %w", dir, err)
+		}
+	}
+	for name := range kernelSettings() {
+		if err := bind(filepath.Join(l.nodeDir(n), "proc", name), "/proc/sys/"+name); err != nil {
+			return err
+		}
+	}
+	if resolv == "" {
+		return nil
+	}
+	return bind(filepath.Join(l.nodeDir(n), "resolv.conf"), resolv)
+}
+
+// keepVisible makes directories that would vanish behind a node's own /run, /var/lib and /var/log appear in them, at
+// the same path.
+func keepVisible(root string, dirs ...string) error {
+	for _, dir := range dirs {
+		for _, h := range hidden() {
+			if !below(dir, h) {
+				continue
+			}
+			if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+				return err
+			}
+			if err := bind(dir, filepath.Join(root, dir)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func bind(source, target string) error {
+	if err := unix.Mount(source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("mounting %s on %s: %w", source, target, err)
+	}
+	return nil
+}
+
+// loadImages imports image archives into a node's containerd, once that answers.
+func (l *Lab) loadImages(ctx context.Context, n int, files ...string) error {
+	place := fmt.Sprintf("node%d", n)
+	err := l.poll(ctx, 30*time.Second, []string{"containerd-" + place}, func(context.Context) error {
+		_, err := l.run(place, nil, "ctr", "--connect-timeout", "2s", "version")
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		archive, err := os.Open(file)
+		if err != nil {
+			return err
+		}
+		// Through standard input: the file need not be visible on the node.
+		_, err = l.run(place, archive, "ctr", "--namespace", "k8s.io", "images", "import", "--snapshotter", l.snapshotter, "-")
+		archive.Close()
+		if err != nil {
+			return fmt.Errorf("loading %s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// startKubelet starts kubelet and kube-proxy on a node whose containerd answers and whose Node object exists.
+func (l *Lab) startKubelet(n int) error {
+	place := fmt.Sprintf("node%d", n)
+	err := l.start(Process{Name: "kubelet-" + place, Place: place, Args: []string{
+		l.programs.Kube, "kubelet",
+		"--config=" + filepath.Join(l.nodeDir(n), "kubelet.yaml"),
+		"--kubeconfig=" + l.pki(place+".kubeconfig"),
+		"--hostname-override=" + l.config.NodeName(n),
+		"--node-ip=" + joined(l.config.Families(), func(f Family) netip.Addr { return f.Node(n) }),
+		"--v=2",
+	}}, nil)
+	if err != nil || l.config.ProxyMode == ProxyNone {
+		return err
+	}
+	return l.start(Process{Name: "kube-proxy-" + place, Place: place, Args: []string{
+		l.programs.Kube, "kube-proxy", "--config=" + filepath.Join(l.nodeDir(n), "kube-proxy.yaml"),
+	}}, nil)
+}
