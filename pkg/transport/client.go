@@ -1,0 +1,339 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+)
+
+// State tells how a client is doing.
+type State int
+
+const (
+	StateConnecting   State = iota // there is no session
+	StateConnected                 // there is a session with at least one link
+	StateReconnecting              // there is a session whose links are all down; its streams wait
+)
+
+// String gives "connecting", "connected" or "reconnecting".
+func (s State) String() string {
+	return [...]string{"connecting", "connected", "reconnecting"}[s]
+}
+
+// ClientConfig says how the laptop reaches the traffic manager. Only Dial is required.
+type ClientConfig struct {
+	// Dial gives a new carrier connection to the manager. It is called from several goroutines, with a context
+	// that ends after DialTimeout. The connection's Close must end its Read and Write; deadlines are not needed.
+	Dial func(ctx context.Context) (net.Conn, error)
+
+	Links       int           // carrier connections of a session; 4, at most 255
+	DialTimeout time.Duration // 15 s
+	BackoffMin  time.Duration // pause after a failed attempt, doubling; 100 ms
+	BackoffMax  time.Duration // up to this; 2 s. A third of each pause is random.
+
+	// OnSession is called for every new session, in its own goroutine. ctx ends with the session. Returning does
+	// not end the session. Run waits for it.
+	OnSession func(ctx context.Context, s *Session)
+
+	// OnState is called at every change, and in StateConnecting and StateReconnecting again for each failed
+	// attempt, with the reason (nil at the very beginning). Calls do not overlap. It must not block.
+	OnState func(State, error)
+
+	Tuning Tuning
+	Logger *slog.Logger // nothing is logged if nil
+}
+
+// Client keeps a session with the manager.
+//
+//	                 ┌───────── dial or handshake failed: pause ─────────┐
+//	                 ▼                                                    │
+//	Run ──▶ Connecting ──▶ first link attached: OnSession ──▶ Connected ──┼─▶ all links down: Reconnecting
+//	                 ▲                                            ▲       │            │
+//	                 │                                            └───────┼── attached ┤
+//	                 └──────────── session lost or closed ────────────────┴────────────┘
+type Client struct {
+	cfg ClientConfig
+	log *slog.Logger
+
+	mu      sync.Mutex
+	session *Session
+	kick    chan struct{} // closed by Probe: pauses end
+}
+
+// NewClient does no I/O.
+func NewClient(cfg ClientConfig) *Client {
+	if cfg.Links <= 0 {
+		cfg.Links = 4
+	}
+	cfg.Links = min(cfg.Links, 255)
+	cfg.DialTimeout = orDefault(cfg.DialTimeout, 15*time.Second)
+	cfg.BackoffMin = orDefault(cfg.BackoffMin, 100*time.Millisecond)
+	cfg.BackoffMax = max(orDefault(cfg.BackoffMax, 2*time.Second), cfg.BackoffMin)
+	cfg.Tuning = cfg.Tuning.withDefaults()
+	if cfg.OnSession == nil {
+		cfg.OnSession = func(context.Context, *Session) {}
+	}
+	if cfg.OnState == nil {
+		cfg.OnState = func(State, error) {}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{})}
+}
+
+func orDefault(d, v time.Duration) time.Duration {
+	if d <= 0 {
+		return v
+	}
+	return d
+}
+
+// Session gives the current session, or nil while connecting.
+func (c *Client) Session() *Session {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.session
+}
+
+// Probe asks for signs of life on all links now: one that gives none within timeout is dialled again. Pauses
+// between attempts end. Call it when the machine has woken up or its network has changed.
+func (c *Client) Probe(timeout time.Duration) {
+	c.mu.Lock()
+	close(c.kick)
+	c.kick = make(chan struct{})
+	s := c.session
+	c.mu.Unlock()
+	if s == nil {
+		return
+	}
+	for _, l := range s.attached() {
+		l.probe(timeout)
+	}
+}
+
+// Run keeps a session up until ctx ends, which closes the session and gives nil. It gives an error only where
+// trying again is useless: ErrVersion.
+func (c *Client) Run(ctx context.Context) error {
+	c.cfg.OnState(StateConnecting, nil)
+	pause := &backoff{client: c}
+	for {
+		began := time.Now()
+		err := c.runSession(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, ErrVersion) {
+			return err
+		}
+		if time.Since(began) > time.Second+c.cfg.BackoffMax {
+			pause.reset()
+		}
+		c.cfg.OnState(StateConnecting, err)
+		pause.sleep(ctx)
+	}
+}
+
+// runSession makes a session and serves it until it ends. Its error is why.
+func (c *Client) runSession(ctx context.Context) error {
+	var id SessionID
+	var tok token
+	randomise(id[:])
+	randomise(tok[:])
+	s := newSession(id, tok, true, c.cfg.Links, c.cfg.Tuning, c.log)
+	defer s.wg.Wait()
+	defer s.fail(ErrSessionClosed)
+	first, err := c.connect(ctx, s, s.link(0))
+	if err != nil {
+		c.log.Debug("session not established", "error", err)
+		return err
+	}
+	s.log.Info("session established")
+
+	sctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for i := range c.cfg.Links {
+		wg.Go(func() {
+			if i == 0 {
+				c.keep(sctx, s, 0, first)
+			} else {
+				c.keep(sctx, s, i, nil)
+			}
+		})
+	}
+	c.setSession(s)
+	defer c.setSession(nil)
+	wg.Go(func() { c.cfg.OnSession(sctx, s) })
+	c.watch(ctx, s)
+	cancel()
+	if ctx.Err() != nil {
+		s.Close()
+	}
+	s.log.Info("session ended", "reason", s.Err())
+	return s.Err()
+}
+
+func (c *Client) setSession(s *Session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.session = s
+}
+
+// watch reports the session's state until it or ctx ends.
+func (c *Client) watch(ctx context.Context, s *Session) {
+	state := StateConnected
+	c.cfg.OnState(state, nil)
+	for {
+		select {
+		case <-s.events:
+		case <-s.done:
+			return
+		case <-ctx.Done():
+			return
+		}
+		if s.Err() != nil {
+			return
+		}
+		up, err := s.state()
+		switch {
+		case up > 0 && state != StateConnected:
+			state = StateConnected
+			c.cfg.OnState(state, nil)
+		case up == 0:
+			state = StateReconnecting
+			c.cfg.OnState(state, err)
+		}
+	}
+}
+
+// keep keeps link i attached until the session or ctx ends.
+func (c *Client) keep(ctx context.Context, s *Session, i int, carrier *carrier) {
+	l := s.link(i)
+	if l == nil {
+		return
+	}
+	pause := &backoff{client: c}
+	for {
+		if carrier != nil {
+			select {
+			case <-carrier.dead:
+			case <-ctx.Done():
+				return
+			case <-s.done:
+				return
+			}
+			if s.Err() != nil {
+				return
+			}
+			l.log.Info("carrier lost", "reason", carrier.err)
+			if time.Since(carrier.born) > time.Second {
+				pause.reset() // the first attempt at once
+			} else {
+				pause.sleep(ctx)
+			}
+		}
+		var err error
+		carrier, err = c.connect(ctx, s, l)
+		switch {
+		case err == nil:
+			l.log.Info("carrier attached")
+		case ctx.Err() != nil || s.Err() != nil:
+			return
+		case errors.Is(err, ErrServerFull) && !l.born.Load():
+			l.log.Info("doing without this link", "reason", err)
+			return
+		case errors.Is(err, ErrSessionLost), errors.Is(err, ErrRefused), errors.Is(err, ErrVersion), errors.Is(err, ErrProtocol):
+			s.fail(err)
+			return
+		default:
+			l.log.Debug("carrier not established", "error", err)
+			s.failed(err)
+			pause.sleep(ctx)
+		}
+	}
+}
+
+// failed notes a failed attempt, for OnState.
+func (s *Session) failed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastLoss = err
+	s.notify()
+}
+
+// connect dials a carrier and attaches it to the link.
+func (c *Client) connect(ctx context.Context, s *Session, l *link) (*carrier, error) {
+	received := l.quiesce()
+	dctx, cancel := context.WithTimeout(ctx, c.cfg.DialTimeout)
+	conn, err := c.cfg.Dial(dctx)
+	cancel()
+	if err != nil {
+		return nil, fmt.Errorf("dialling the traffic manager: %w", err)
+	}
+	l.mu.Lock()
+	l.attempt++
+	h := hello{session: s.id, token: s.token, link: uint8(l.index), first: !l.born.Load(), attempt: l.attempt, received: received}
+	l.mu.Unlock()
+	r, err := c.shake(ctx, conn, h)
+	if err == nil {
+		var ca *carrier
+		if ca, err = l.attach(conn, r.received); err == nil {
+			return ca, nil
+		}
+	}
+	conn.Close()
+	return nil, err
+}
+
+// shake performs the handshake. Timeout and ctx close conn, as not every carrier has deadlines.
+func (c *Client) shake(ctx context.Context, conn net.Conn, h hello) (reply, error) {
+	hctx, cancel := context.WithTimeout(ctx, c.cfg.Tuning.Handshake)
+	defer cancel()
+	stop := context.AfterFunc(hctx, func() { conn.Close() })
+	r, err := func() (reply, error) {
+		if _, err := conn.Write(h.marshal()); err != nil {
+			return reply{}, fmt.Errorf("writing hello: %w", err)
+		}
+		r, err := readReply(conn)
+		if err != nil {
+			return r, err
+		}
+		return r, r.status.err()
+	}()
+	if !stop() {
+		return r, fmt.Errorf("handshake with the traffic manager: %w", context.Cause(hctx))
+	}
+	return r, err
+}
+
+// backoff is the pause between attempts: BackoffMin, doubling up to BackoffMax, a third of it random.
+type backoff struct {
+	client *Client
+	next   time.Duration
+}
+
+func (b *backoff) reset() { b.next = 0 }
+
+func (b *backoff) sleep(ctx context.Context) {
+	cfg := &b.client.cfg
+	b.next = max(b.next, cfg.BackoffMin)
+	timer := time.NewTimer(b.next*2/3 + rand.N(b.next/3+1))
+	defer timer.Stop()
+	b.next = min(2*b.next, cfg.BackoffMax)
+	b.client.mu.Lock()
+	kick := b.client.kick
+	b.client.mu.Unlock()
+	select {
+	case <-timer.C:
+	case <-kick:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,140 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+)
+
+// Code is how the far end answers a request for a stream, or ends a stream of datagrams. It is one byte on the
+// wire, so values never change their meaning.
+type Code uint8
+
+const (
+	CodeOK              Code = 0
+	CodeRefused         Code = 1 // the address refused the connection (RST, ICMP port unreachable)
+	CodeHostUnreachable Code = 2
+	CodeNetUnreachable  Code = 3
+	CodeTimeout         Code = 4 // nobody answered
+	CodeProhibited      Code = 5 // policy forbids it (ICMP administratively prohibited, EACCES, EPERM)
+	CodeFailed          Code = 6 // anything else
+)
+
+var codeNames = [...]string{
+	CodeOK:              "ok",
+	CodeRefused:         "connection refused",
+	CodeHostUnreachable: "host unreachable",
+	CodeNetUnreachable:  "network unreachable",
+	CodeTimeout:         "timed out",
+	CodeProhibited:      "prohibited",
+	CodeFailed:          "failed",
+}
+
+// String gives a few lower-case words.
+func (c Code) String() string {
+	if int(c) < len(codeNames) {
+		return codeNames[c]
+	}
+	return fmt.Sprintf("code %d", uint8(c))
+}
+
+// Err gives nil for CodeOK and otherwise an error that errors.Is matches with the errno of the same meaning:
+// ECONNREFUSED, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT or EACCES. CodeFailed and unknown codes match none.
+func (c Code) Err() error { return c.because("") }
+
+// because is Err with the far end's own words.
+func (c Code) because(reason string) error {
+	if c == CodeOK {
+		return nil
+	}
+	return &codeError{code: c, reason: reason}
+}
+
+func (c Code) errno() (syscall.Errno, bool) {
+	switch c {
+	case CodeRefused:
+		return syscall.ECONNREFUSED, true
+	case CodeHostUnreachable:
+		return syscall.EHOSTUNREACH, true
+	case CodeNetUnreachable:
+		return syscall.ENETUNREACH, true
+	case CodeTimeout:
+		return syscall.ETIMEDOUT, true
+	case CodeProhibited:
+		return syscall.EACCES, true
+	}
+	return 0, false
+}
+
+// codeError is a Code that came from the far end.
+type codeError struct {
+	code   Code
+	reason string // the far end's words; may be empty
+}
+
+func (e *codeError) Error() string {
+	if e.reason != "" {
+		return "far end: " + e.reason
+	}
+	return "far end: " + e.code.String()
+}
+
+func (e *codeError) Is(target error) bool {
+	errno, ok := e.code.errno()
+	return ok && target == errno
+}
+
+// Timeout makes a timeout at the far end a net.Error timeout here.
+func (e *codeError) Timeout() bool { return e.code == CodeTimeout }
+
+// Temporary completes net.Error.
+func (e *codeError) Temporary() bool { return false }
+
+// CodeOf gives the Code that tells the other end what err told us. It understands wrapped syscall.Errno
+// (net.OpError from a dial), timeouts, and errors that came from a Code. nil is CodeOK.
+func CodeOf(err error) Code {
+	var ce *codeError
+	var ne net.Error
+	switch {
+	case err == nil:
+		return CodeOK
+	case errors.As(err, &ce):
+		return ce.code
+	// A dial that is answered with RST after the handshake began reports ECONNRESET: to the caller it was refused.
+	case isAny(err, syscall.ECONNREFUSED, syscall.ECONNRESET, wsaECONNREFUSED, wsaECONNRESET):
+		return CodeRefused
+	case isAny(err, syscall.EHOSTUNREACH, syscall.EHOSTDOWN, wsaEHOSTUNREACH):
+		return CodeHostUnreachable
+	case isAny(err, syscall.ENETUNREACH, syscall.ENETDOWN, wsaENETUNREACH):
+		return CodeNetUnreachable
+	case isAny(err, syscall.EACCES, syscall.EPERM, wsaEACCES):
+		return CodeProhibited
+	case isAny(err, syscall.ETIMEDOUT, wsaETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded),
+		errors.Is(err, context.DeadlineExceeded), errors.As(err, &ne) && ne.Timeout():
+		return CodeTimeout
+	}
+	return CodeFailed
+}
+
+func isAny(err error, numbers ...syscall.Errno) bool {
+	for _, n := range numbers {
+		if errors.Is(err, n) {
+			return true
+		}
+	}
+	return false
+}
+
+// Winsock's numbers. Go's syscall gives Windows invented ECONNREFUSED etc. that its net package never returns;
+// elsewhere no errno is this large.
+const (
+	wsaEACCES       = syscall.Errno(10013)
+	wsaENETUNREACH  = syscall.Errno(10051)
+	wsaECONNRESET   = syscall.Errno(10054)
+	wsaETIMEDOUT    = syscall.Errno(10060)
+	wsaECONNREFUSED = syscall.Errno(10061)
+	wsaEHOSTUNREACH = syscall.Errno(10065)
+)

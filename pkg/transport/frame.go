@@ -1,0 +1,79 @@
+package transport
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// Frames: spec.md, "Frames". An 8-byte header, then length bytes.
+//
+//	0       1               4               8
+//	+-------+---------------+---------------+----------
+//	| type  | length        | stream        | payload
+//	+-------+---------------+---------------+----------
+const (
+	frameOpen   = 1  // stream; payload: request
+	frameAnswer = 2  // stream; payload: code, reason
+	frameData   = 3  // stream; payload: bytes, or one datagram
+	frameFin    = 4  // stream; payload: nothing, or the code that ends datagrams
+	frameReset  = 5  // stream
+	frameWindow = 6  // stream; payload: how many more bytes may come, uint32
+	frameAck    = 7  // link; payload: bytes received so far, uint64
+	framePing   = 8  // link; payload: number, bytes received so far, two uint64
+	framePong   = 9  // link; payload: the ping's number, bytes received so far
+	frameClose  = 10 // link; ends the session
+
+	headerLen  = 8
+	maxReason  = 512
+	maxPayload = 64<<10 - headerLen // a frame is at most 64 KiB
+
+	// MaxPacket is the largest datagram: the most that UDP over IPv4 carries.
+	MaxPacket = 65507
+)
+
+type header struct {
+	kind   byte
+	length int
+	stream uint32
+}
+
+func putHeader(b *[headerLen]byte, h header) {
+	binary.BigEndian.PutUint32(b[:], uint32(h.kind)<<24|uint32(h.length))
+	binary.BigEndian.PutUint32(b[4:], h.stream)
+}
+
+// parseHeader checks everything that can be checked without the payload, so that nobody can make us reserve
+// more than a frame's worth.
+func parseHeader(b *[headerLen]byte) (header, error) {
+	word := binary.BigEndian.Uint32(b[:])
+	h := header{kind: byte(word >> 24), length: int(word & 0xffffff), stream: binary.BigEndian.Uint32(b[4:])}
+	least, most, ofStream := 0, 0, true
+	switch h.kind {
+	case frameOpen:
+		least, most = 2, maxRequest
+	case frameAnswer:
+		least, most = 1, 1+maxReason
+	case frameData:
+		most = maxPayload
+	case frameFin:
+		most = 1
+	case frameReset:
+	case frameWindow:
+		least, most = 4, 4
+	case frameAck:
+		least, most, ofStream = 8, 8, false
+	case framePing, framePong:
+		least, most, ofStream = 16, 16, false
+	case frameClose:
+		ofStream = false
+	default:
+		return h, fmt.Errorf("%w: frame type %d", ErrProtocol, h.kind)
+	}
+	if h.length < least || h.length > most {
+		return h, fmt.Errorf("%w: frame type %d of %d bytes", ErrProtocol, h.kind, h.length)
+	}
+	if ofStream != (h.stream != 0) {
+		return h, fmt.Errorf("%w: frame type %d on stream %d", ErrProtocol, h.kind, h.stream)
+	}
+	return h, nil
+}

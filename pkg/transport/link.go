@@ -1,0 +1,409 @@
+package transport
+
+import (
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// link is one resumable byte stream in each direction, over one carrier after another, and the mux over it.
+//
+//	            attach                        carrier fails, is silent, or is replaced
+//	detached ───────────▶ attached ───────────────────────────────────────▶ detached
+//	   │      (rewind to what the other end      (reader and sender park;       │
+//	   │       says it has received)              nothing is forgotten)         │
+//	   └──────────────────────────── session ends ──────────────────────────────┴──▶ closed
+//
+// Two goroutines serve it: the sender writes what replay holds to the carrier; the reader parses frames and
+// never blocks on anything but the carrier.
+type link struct {
+	session *Session
+	index   int
+	log     *slog.Logger
+
+	mu       sync.Mutex
+	closed   error // set when the session has ended
+	carrier  *carrier
+	attempt  uint32 // of the newest carrier
+	carriers int    // so far
+	out      replay
+	received uint64 // bytes read from carriers
+	ackSent  uint64 // the last count that we acknowledged
+	sched    scheduler
+	reading  bool // the reader is inside carrier.Read
+	writing  bool // the sender is inside carrier.Write
+
+	toSend   sync.Cond // the sender waits: bytes and a carrier
+	readable sync.Cond // the reader waits: a carrier
+	changed  sync.Cond // reading, writing or out.sent changed
+
+	beat     *time.Timer // heartbeat; runs while attached
+	lastPing time.Time
+	pingSeq  uint64
+	suspect  time.Time // a probe's deadline
+	rtts     [4]time.Duration
+
+	ackTimer *time.Timer
+	ackArmed atomic.Bool
+	rtt      atomic.Int64 // nanoseconds, the least of the last few pings; 0 unknown
+
+	// For choosing a link without taking its lock.
+	up, born atomic.Bool  // attached; has ever been
+	count    atomic.Int64 // streams
+	backlog  atomic.Int64 // bytes that are not acknowledged
+
+	handshake sync.Mutex // one handshake at a time (server)
+
+	streamsMu sync.Mutex
+	streams   map[uint32]*Stream
+	incoming  int // of streams, those that the other end opened
+	nextID    uint32
+}
+
+// carrier is one connection beneath a link.
+type carrier struct {
+	conn net.Conn
+	born time.Time
+	last time.Time     // something was received
+	dead chan struct{} // closed when the link has let go of it
+	err  error         // why; valid once dead is closed
+}
+
+func newLink(s *Session, index int) *link {
+	l := &link{session: s, index: index, log: s.log.With("link", index), streams: make(map[uint32]*Stream), nextID: 1}
+	if !s.client {
+		l.nextID = 2
+	}
+	l.toSend.L, l.readable.L, l.changed.L = &l.mu, &l.mu, &l.mu
+	l.ackTimer = time.AfterFunc(time.Hour, l.delayedAck)
+	l.ackTimer.Stop()
+	l.beat = time.AfterFunc(time.Hour, l.onBeat)
+	l.beat.Stop()
+	return l
+}
+
+// run serves the link until the session ends.
+func (l *link) run() {
+	l.session.wg.Go(l.send)
+	l.session.wg.Go(func() {
+		if err := newReceiver(l).run(); err != nil {
+			l.session.fail(err)
+		}
+	})
+}
+
+// attach continues the link on conn, whose other end has received everything before peerReceived. The link
+// must have been quiesced. The caller keeps conn if it fails.
+func (l *link) attach(conn net.Conn, peerReceived uint64) (*carrier, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed != nil {
+		return nil, l.closed
+	}
+	if err := l.out.rewind(peerReceived); err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	l.carrier = &carrier{conn: conn, born: now, last: now, dead: make(chan struct{})}
+	l.rtts = [4]time.Duration{}
+	l.suspect = time.Time{}
+	l.carriers++
+	l.born.Store(true)
+	l.ping(now)
+	l.beat.Reset(l.session.tuning.Heartbeat)
+	l.toSend.Signal()
+	l.readable.Signal()
+	l.dispatch()
+	l.session.linkUp(l)
+	return l.carrier, nil
+}
+
+// quiesce lets go of the carrier, if there is one, and tells how many bytes were received. Nobody reads or
+// writes when it returns, so the number stays true until attach.
+func (l *link) quiesce() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.carrier != nil {
+		l.lose(l.carrier, errSuperseded)
+	}
+	for l.reading || l.writing {
+		l.changed.Wait()
+	}
+	return l.received
+}
+
+// lose detaches c if it is still the carrier. Call with mu held.
+func (l *link) lose(c *carrier, err error) {
+	if l.carrier != c {
+		return
+	}
+	l.carrier = nil
+	c.err = err
+	close(c.dead)
+	l.beat.Stop()
+	// Close may take its time (a TLS alert into a black hole), and must not hold mu. It unblocks Read and Write.
+	l.session.wg.Go(func() {
+		c.conn.SetDeadline(time.Unix(1, 0)) // not every carrier can; Close does the same
+		c.conn.Close()
+	})
+	l.session.linkDown(l, err)
+}
+
+// close ends the link for good, and its streams with err.
+func (l *link) close(err error) {
+	l.mu.Lock()
+	l.closed = err
+	if l.carrier != nil {
+		l.lose(l.carrier, err)
+	}
+	l.out.drop()
+	l.ackTimer.Stop()
+	l.toSend.Broadcast()
+	l.readable.Broadcast()
+	l.changed.Broadcast()
+	l.mu.Unlock()
+
+	l.streamsMu.Lock()
+	streams := l.streams
+	l.streams = nil
+	l.streamsMu.Unlock()
+	ended := &endedError{cause: err}
+	for _, s := range streams {
+		s.abort(ended)
+	}
+}
+
+// send is the sender goroutine: one carrier write after another, each as large as the bytes that wait.
+func (l *link) send() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		for l.closed == nil && (l.carrier == nil || l.out.unsent() == 0) {
+			l.toSend.Wait()
+		}
+		if l.closed != nil {
+			return
+		}
+		c := l.carrier
+		b, chunk := l.out.take()
+		l.writing = true
+		l.dispatch()
+		l.mu.Unlock()
+		_, err := c.conn.Write(b)
+		l.mu.Lock()
+		l.writing = false
+		l.out.release(chunk)
+		if err != nil {
+			l.lose(c, fmt.Errorf("writing: %w", err))
+		}
+		l.changed.Broadcast()
+	}
+}
+
+// Read is the reader's view: the bytes of all carriers as one stream. It ends with the session only.
+func (l *link) Read(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		for l.closed == nil && l.carrier == nil {
+			l.readable.Wait()
+		}
+		if l.closed != nil {
+			return 0, l.closed
+		}
+		c := l.carrier
+		l.reading = true
+		l.mu.Unlock()
+		n, err := c.conn.Read(p)
+		l.mu.Lock()
+		l.reading = false
+		l.received += uint64(n)
+		if n > 0 {
+			c.last = time.Now()
+		}
+		if err != nil {
+			l.lose(c, fmt.Errorf("reading: %w", err))
+		}
+		if l.carrier != c {
+			l.changed.Broadcast()
+		}
+		if n > 0 {
+			return n, nil
+		}
+	}
+}
+
+// control appends a frame that must not wait: everything but OPEN and DATA. Call with mu held.
+func (l *link) control(kind byte, stream uint32, payload ...byte) {
+	if l.closed != nil {
+		return
+	}
+	l.frame(header{kind: kind, length: len(payload), stream: stream}, payload)
+	if l.out.held() > l.session.tuning.ReplayBuffer+controlSlack {
+		l.session.wg.Go(func() { l.session.fail(fmt.Errorf("%w: too many unread control frames", ErrProtocol)) })
+	}
+}
+
+// frame appends a frame. Call with mu held.
+func (l *link) frame(h header, payload []byte) {
+	var b [headerLen]byte
+	putHeader(&b, h)
+	l.out.append(b[:])
+	l.out.append(payload)
+	l.backlog.Store(int64(l.out.held()))
+	l.toSend.Signal()
+}
+
+// ping asks for a sign of life. Call with mu held.
+func (l *link) ping(now time.Time) {
+	l.pingSeq++
+	l.lastPing = now
+	l.ackSent = l.received
+	l.control(framePing, 0, twoNumbers(l.pingSeq, l.received)...)
+}
+
+func twoNumbers(a, b uint64) []byte {
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(make([]byte, 0, 16), a), b)
+}
+
+// onPing answers a ping.
+func (l *link) onPing(seq, acked uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ackSent = l.received
+	l.control(framePong, 0, twoNumbers(seq, l.received)...)
+	return l.acked(acked)
+}
+
+// onPong measures the round trip. A pong of an older ping, as after a replay, says nothing.
+func (l *link) onPong(seq, acked uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if seq == l.pingSeq {
+		copy(l.rtts[1:], l.rtts[:])
+		l.rtts[0] = max(time.Since(l.lastPing), 1)
+		least := l.rtts[0]
+		for _, d := range l.rtts[1:] {
+			if d > 0 {
+				least = min(least, d)
+			}
+		}
+		l.rtt.Store(int64(least))
+	}
+	return l.acked(acked)
+}
+
+func (l *link) onAck(count uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.acked(count)
+}
+
+// acked frees what the other end has. Call with mu held.
+func (l *link) acked(count uint64) error {
+	if l.closed != nil {
+		return l.closed
+	}
+	if err := l.out.ack(count); err != nil {
+		return err
+	}
+	l.backlog.Store(int64(l.out.held()))
+	l.dispatch()
+	return nil
+}
+
+// onBeat keeps watch over the carrier while there is one: it pings after a while of silence, and gives the
+// carrier up after a longer one. Now and then it pings in any case, to know the round trip.
+func (l *link) onBeat() {
+	t := &l.session.tuning
+	l.mu.Lock()
+	c := l.carrier
+	if c == nil || l.closed != nil {
+		l.mu.Unlock()
+		return
+	}
+	now := time.Now()
+	silent := now.Sub(c.last)
+	probed := !l.suspect.IsZero() && !now.Before(l.suspect)
+	if probed {
+		if c.last.Before(l.lastPing) {
+			silent = max(silent, t.DeadAfter)
+		}
+		l.suspect = time.Time{}
+	}
+	if silent >= t.DeadAfter {
+		l.lose(c, fmt.Errorf("%w for %s", errCarrierSilent, silent.Round(time.Millisecond)))
+		l.mu.Unlock()
+		return
+	}
+	if silent >= t.Heartbeat && now.Sub(l.lastPing) >= t.Heartbeat || now.Sub(l.lastPing) >= 6*t.Heartbeat {
+		l.ping(now)
+	}
+	next := t.DeadAfter - silent
+	if silent < t.Heartbeat {
+		next = t.Heartbeat - silent
+	}
+	if !l.suspect.IsZero() {
+		next = min(next, l.suspect.Sub(now))
+	}
+	l.beat.Reset(min(next, t.Heartbeat))
+	l.mu.Unlock()
+	l.sweep(now)
+}
+
+// probe gives the carrier up unless something is received within timeout from now.
+func (l *link) probe(timeout time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.carrier == nil {
+		return
+	}
+	now := time.Now()
+	l.suspect = now.Add(timeout)
+	l.ping(now)
+	l.beat.Reset(min(timeout, l.session.tuning.Heartbeat))
+}
+
+// wantAck makes sure that what was received is acknowledged soon.
+func (l *link) wantAck() {
+	if !l.ackArmed.Swap(true) {
+		l.ackTimer.Reset(l.session.tuning.AckDelay)
+	}
+}
+
+func (l *link) delayedAck() {
+	l.ackArmed.Store(false)
+	l.sendAck()
+}
+
+// sendAck acknowledges everything received. Without a carrier it is left to the next handshake.
+func (l *link) sendAck() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.carrier == nil || l.ackSent == l.received {
+		return
+	}
+	l.ackSent = l.received
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], l.received)
+	l.control(frameAck, 0, b[:]...)
+}
+
+// flushed waits until everything is sent, the carrier is lost, or the deadline has passed.
+func (l *link) flushed(deadline time.Time) {
+	timer := time.AfterFunc(time.Until(deadline), func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.changed.Broadcast()
+	})
+	defer timer.Stop()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.closed == nil && l.carrier != nil && (l.out.unsent() > 0 || l.writing) && time.Now().Before(deadline) {
+		l.changed.Wait()
+	}
+}

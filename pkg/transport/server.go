@@ -1,0 +1,249 @@
+package transport
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+)
+
+// ServerConfig is the traffic manager's end. All fields have defaults.
+type ServerConfig struct {
+	// OnSession is called for every new session, in its own goroutine. ctx ends with the session. Returning does
+	// not end the session. Serve waits for it.
+	OnSession func(ctx context.Context, s *Session)
+
+	Grace         time.Duration // a session without any carrier is kept for so long; 5 min
+	MaxSessions   int           // 1024
+	MaxLinks      int           // of one session; 16
+	MaxHandshakes int           // connections that have not said who they are; 256
+
+	Tuning Tuning
+	Logger *slog.Logger // nothing is logged if nil
+}
+
+// Server gives sessions to the laptops whose carriers it accepts.
+type Server struct {
+	cfg ServerConfig
+	log *slog.Logger
+
+	mu       sync.Mutex
+	sessions map[SessionID]*Session
+	closing  bool
+	wg       sync.WaitGroup
+}
+
+// NewServer does no I/O.
+func NewServer(cfg ServerConfig) *Server {
+	cfg.Grace = orDefault(cfg.Grace, 5*time.Minute)
+	for _, f := range []struct {
+		n *int
+		v int
+	}{{&cfg.MaxSessions, 1024}, {&cfg.MaxLinks, 16}, {&cfg.MaxHandshakes, 256}} {
+		if *f.n <= 0 {
+			*f.n = f.v
+		}
+	}
+	cfg.MaxLinks = min(cfg.MaxLinks, 256)
+	cfg.Tuning = cfg.Tuning.withDefaults()
+	if cfg.OnSession == nil {
+		cfg.OnSession = func(context.Context, *Session) {}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Server{cfg: cfg, log: cfg.Logger, sessions: make(map[SessionID]*Session)}
+}
+
+// Sessions gives the sessions that live now.
+func (s *Server) Sessions() []*Session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*Session, 0, len(s.sessions))
+	for _, session := range s.sessions {
+		all = append(all, session)
+	}
+	return all
+}
+
+// Serve accepts carriers until ctx ends or the listener fails; it closes the listener and every session, and
+// waits for them. It gives nil if ctx ended. Call it once.
+func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { listener.Close() })
+	defer stop()
+	err := s.accept(ctx, listener)
+	listener.Close()
+	cancel() // ends handshakes
+
+	s.mu.Lock()
+	s.closing = true
+	s.mu.Unlock()
+	var closing sync.WaitGroup
+	for _, session := range s.Sessions() {
+		closing.Go(func() { session.Close() })
+	}
+	closing.Wait()
+	s.wg.Wait()
+	return err
+}
+
+func (s *Server) accept(ctx context.Context, listener net.Listener) error {
+	room := make(chan struct{}, s.cfg.MaxHandshakes)
+	pause := time.Duration(0)
+	for {
+		conn, err := listener.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				conn.Close()
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("accepting carriers: %w", err)
+		case err != nil:
+			// Out of file descriptors, or the peer went away already: it passes.
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			s.log.Warn("accepting a carrier", "error", err, "pause", pause)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		pause = 0
+		select {
+		case room <- struct{}{}:
+		default:
+			s.log.Warn("too many handshakes at once", "remote", conn.RemoteAddr())
+			conn.Close()
+			continue
+		}
+		s.wg.Go(func() {
+			defer func() { <-room }()
+			if err := s.greet(ctx, conn); err != nil {
+				s.log.Info("carrier refused", "remote", conn.RemoteAddr(), "reason", err)
+				conn.Close()
+			}
+		})
+	}
+}
+
+// greet performs a carrier's handshake and attaches it. The caller closes conn if it fails.
+func (s *Server) greet(ctx context.Context, conn net.Conn) error {
+	hctx, cancel := context.WithTimeout(ctx, s.cfg.Tuning.Handshake)
+	defer cancel()
+	stop := context.AfterFunc(hctx, func() { conn.Close() })
+	defer stop()
+	h, err := readHello(conn)
+	if errors.Is(err, ErrVersion) {
+		conn.Write(reply{status: statusVersion}.marshal())
+	}
+	if err != nil {
+		return err
+	}
+	session, st := s.find(h)
+	if st == statusOK {
+		st = s.resume(session, h, conn, stop)
+	}
+	if st != statusOK {
+		conn.Write(reply{status: st}.marshal())
+		return fmt.Errorf("session %s link %d: %w", h.session.String()[:8], h.link, st.err())
+	}
+	return nil
+}
+
+// find gives the session that a hello means, or makes it.
+func (s *Server) find(h hello) (*Session, status) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	session := s.sessions[h.session]
+	switch {
+	case session != nil && subtle.ConstantTimeCompare(session.token[:], h.token[:]) != 1:
+		return nil, statusRefused
+	case session != nil && int(h.link) >= s.cfg.MaxLinks:
+		return nil, statusFull
+	case session != nil:
+		return session, statusOK
+	case !h.first || h.link != 0 || h.received != 0 || s.closing:
+		return nil, statusUnknown
+	case len(s.sessions) >= s.cfg.MaxSessions:
+		return nil, statusFull
+	}
+	session = newSession(h.session, h.token, false, s.cfg.MaxLinks, s.cfg.Tuning, s.log)
+	session.patience = s.cfg.Grace
+	session.grace = time.AfterFunc(s.cfg.Grace, session.expire)
+	s.sessions[h.session] = session
+	s.wg.Go(func() { s.serve(session) })
+	return session, statusOK
+}
+
+// expire ends a session that nobody came back to.
+func (s *Session) expire() {
+	if up, _ := s.state(); up == 0 {
+		s.fail(fmt.Errorf("no carrier for %s: %w", s.patience, ErrSessionLost))
+	}
+}
+
+// serve runs a session's handler and forgets the session when it has ended.
+func (s *Server) serve(session *Session) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var handler sync.WaitGroup
+	select {
+	case <-session.ready:
+		session.log.Info("session established")
+		handler.Go(func() { s.cfg.OnSession(ctx, session) })
+	case <-session.done:
+	}
+	<-session.done
+	cancel()
+	s.mu.Lock()
+	delete(s.sessions, session.id)
+	s.mu.Unlock()
+	session.log.Info("session ended", "reason", session.Err())
+	handler.Wait()
+	session.wg.Wait()
+}
+
+// resume answers the hello and attaches the carrier to its link. With statusOK conn is the link's.
+func (s *Server) resume(session *Session, h hello, conn net.Conn, stop func() bool) status {
+	l := session.link(int(h.link))
+	if l == nil {
+		return statusUnknown
+	}
+	l.handshake.Lock()
+	defer l.handshake.Unlock()
+	l.mu.Lock()
+	stale := h.attempt <= l.attempt
+	unknown := !l.born.Load() && (!h.first || h.received != 0)
+	if !stale && !unknown {
+		l.attempt = h.attempt
+	}
+	l.mu.Unlock()
+	switch {
+	case stale:
+		return statusStale
+	case unknown:
+		return statusUnknown
+	}
+	received := l.quiesce()
+	if _, err := conn.Write(reply{status: statusOK, received: received}.marshal()); err != nil {
+		l.log.Info("carrier lost in handshake", "error", err)
+		conn.Close()
+		return statusOK
+	}
+	if !stop() { // the handshake's time is up, and conn is closed
+		return statusOK
+	}
+	if _, err := l.attach(conn, h.received); err != nil {
+		l.log.Warn("carrier does not fit", "error", err)
+		conn.Close()
+		session.fail(err)
+	}
+	return statusOK
+}

@@ -1,0 +1,522 @@
+package transport
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// Stream carries bytes in both directions, each with its own end. It is a net.Conn. Reads and writes may be
+// concurrent. It holds buffers only for data that has arrived and was not read.
+//
+//	              CloseWrite: FIN ▶                     ◀ FIN
+//	open ─────────────────────────▶ half-closed ───────────────▶ ended
+//	  │            (or ◀ FIN)           (or CloseWrite)
+//	  │
+//	  └── Reset: RESET ▶ | ◀ RESET | session ended ──▶ ended, with an error
+//
+// A half-closed stream lives as long as its session. What arrived before a FIN or RESET can still be read.
+type Stream struct {
+	l         *link
+	id        uint32
+	request   Request
+	opened    bool // by this end
+	datagrams bool
+
+	writers sync.Mutex // one Write at a time
+
+	// The sending half, guarded by l.mu.
+	canWrite      sync.Cond
+	credit        int   // bytes that the other end lets us send
+	writeEnded    bool  // FIN was sent
+	writeErr      error // reset, or the session ended
+	writeDeadline deadline
+	turn          turn
+
+	// The receiving half.
+	mu           sync.Mutex
+	canRead      sync.Cond
+	queue        queue
+	outstanding  int // bytes that the other end may still send
+	window       int // what queue and outstanding are topped up to
+	toppedUp     time.Time
+	readEnded    bool // FIN came
+	endCode      Code // with it; datagrams only
+	readErr      error
+	readClosed   bool // Close was called
+	readDeadline deadline
+	answered     bool // to our OPEN
+	answer       error
+	gone         chan struct{} // made by Incoming.Done; closed by abort
+
+	// Which halves are over, guarded by l.streamsMu.
+	sent, rcvd bool
+	closedAt   time.Time // Close was called and the other end's FIN has not come
+}
+
+func newStream(l *link, id uint32, r Request, datagrams, opened bool) *Stream {
+	s := &Stream{
+		l: l, id: id, request: r, datagrams: datagrams, opened: opened,
+		credit: initialWindow, outstanding: initialWindow, window: initialWindow,
+		toppedUp: time.Now(),
+	}
+	s.canWrite.L, s.canRead.L = &l.mu, &s.mu
+	return s
+}
+
+// Request is what the stream was opened with.
+func (s *Stream) Request() Request { return s.request }
+
+// LocalAddr is the request's source where the stream was opened and its destination at the other end.
+func (s *Stream) LocalAddr() net.Addr {
+	if s.opened {
+		return s.request.netAddr(s.request.Src)
+	}
+	return s.request.netAddr(s.request.Dst)
+}
+
+// RemoteAddr is the other one.
+func (s *Stream) RemoteAddr() net.Addr {
+	if s.opened {
+		return s.request.netAddr(s.request.Dst)
+	}
+	return s.request.netAddr(s.request.Src)
+}
+
+// writeError tells why nothing can be written any more. Call with l.mu held.
+func (s *Stream) writeError() error {
+	switch {
+	case s.writeErr != nil:
+		return s.writeErr
+	case s.writeEnded:
+		return errWriteEnded
+	case s.writeDeadline.passed():
+		return os.ErrDeadlineExceeded
+	}
+	return nil
+}
+
+// Write blocks while the other end's window is used up or the link is congested or stalled. After the other
+// end's reset its error Is syscall.ECONNRESET, after CloseWrite or Close syscall.EPIPE.
+func (s *Stream) Write(p []byte) (int, error) {
+	s.writers.Lock()
+	defer s.writers.Unlock()
+	l := s.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := s.writeError(); err != nil {
+		return 0, err
+	}
+	total := 0
+	for len(p) > 0 {
+		for s.credit == 0 {
+			if err := s.writeError(); err != nil {
+				return total, err
+			}
+			s.canWrite.Wait()
+		}
+		n, err := l.await(context.Background(), s, min(len(p), s.credit), false)
+		if err != nil {
+			return total, err
+		}
+		l.frame(header{kind: frameData, length: n, stream: s.id}, p[:n])
+		s.credit -= n
+		total += n
+		p = p[n:]
+	}
+	return total, nil
+}
+
+// CloseWrite sends FIN: the other end's Read gives io.EOF after everything written so far. Reading goes on.
+// It does not block; a Write in progress fails.
+func (s *Stream) CloseWrite() error {
+	l := s.l
+	l.mu.Lock()
+	if s.writeErr != nil {
+		defer l.mu.Unlock()
+		return s.writeErr
+	}
+	ended := s.writeEnded
+	if !ended {
+		s.endWriting()
+	}
+	l.mu.Unlock()
+	if !ended {
+		s.over(true, false)
+	}
+	return nil
+}
+
+// endWriting sends FIN, with a code if it is not CodeOK. Call with l.mu held.
+func (s *Stream) endWriting(code ...byte) {
+	s.writeEnded = true
+	s.l.control(frameFin, s.id, code...)
+	s.canWrite.Broadcast()
+}
+
+// Reset ends both directions at once. The other end can still read what reached it before. It does not block.
+func (s *Stream) Reset() error {
+	l := s.l
+	l.mu.Lock()
+	tell := s.writeErr == nil && l.tracks(s)
+	if s.writeErr == nil {
+		s.writeErr = errLocalReset
+	}
+	if tell {
+		l.control(frameReset, s.id)
+	}
+	s.canWrite.Broadcast()
+	l.mu.Unlock()
+	s.stopReading(errLocalReset)
+	s.over(true, true)
+	return nil
+}
+
+// stopReading throws away what was not read; later reads give err.
+func (s *Stream) stopReading(err error) {
+	s.mu.Lock()
+	s.queue.drop()
+	if s.readErr == nil {
+		s.readErr = err
+	}
+	s.readClosed = true
+	s.canRead.Broadcast()
+	s.mu.Unlock()
+}
+
+// Close ends the stream as close(2) ends a TCP connection: what was written still arrives, followed by FIN; but
+// if something is unread, or arrives later, the other end gets a reset. It does not block.
+func (s *Stream) Close() error {
+	s.mu.Lock()
+	unread := s.queue.size > 0
+	s.mu.Unlock()
+	if unread {
+		return s.Reset()
+	}
+	l := s.l
+	l.mu.Lock()
+	if s.writeErr == nil && !s.writeEnded {
+		s.endWriting()
+	}
+	l.mu.Unlock()
+	s.stopReading(errClosed)
+	l.streamsMu.Lock()
+	if s.closedAt.IsZero() {
+		s.closedAt = time.Now()
+	}
+	l.streamsMu.Unlock()
+	s.over(true, false)
+	return nil
+}
+
+// readError tells why a read must not wait, or nil. Data comes before the end of data. Call with mu held.
+func (s *Stream) readError() error {
+	switch {
+	case s.readClosed && s.readErr != nil:
+		return s.readErr
+	case s.readDeadline.passed():
+		return os.ErrDeadlineExceeded
+	case s.queue.size > 0:
+		return nil
+	case s.readEnded:
+		return io.EOF
+	}
+	return s.readErr
+}
+
+// waitData waits until there is data. Call with mu held.
+func (s *Stream) waitData() error {
+	for {
+		if err := s.readError(); err != nil {
+			return err
+		}
+		if s.queue.size > 0 {
+			return nil
+		}
+		s.canRead.Wait()
+	}
+}
+
+// Wait blocks until Read would not: there is data, or an end of it. Callers that take a buffer only afterwards
+// hold none while a flow is idle. Its error is Read's.
+func (s *Stream) Wait() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waitData()
+}
+
+// Read gives io.EOF after the other end's CloseWrite, an error that Is syscall.ECONNRESET after its Reset or
+// when the session ends, and one that Is net.ErrClosed after Close or Reset here.
+func (s *Stream) Read(p []byte) (int, error) {
+	s.mu.Lock()
+	if len(p) == 0 {
+		defer s.mu.Unlock()
+		if s.readErr != nil && s.readClosed {
+			return 0, s.readErr
+		}
+		return 0, nil
+	}
+	if err := s.waitData(); err != nil {
+		s.mu.Unlock()
+		return 0, err
+	}
+	n := s.queue.read(p)
+	more := s.topUp()
+	s.mu.Unlock()
+	s.sendWindow(more)
+	return n, nil
+}
+
+// WriteTo hands the chunks to w as they arrived, without copying them, until the other end's FIN (nil) or an
+// error. It holds no buffer while it waits.
+func (s *Stream) WriteTo(w io.Writer) (int64, error) {
+	var total int64
+	for {
+		s.mu.Lock()
+		if err := s.waitData(); err != nil {
+			s.mu.Unlock()
+			if err == io.EOF {
+				err = nil
+			}
+			return total, err
+		}
+		seg := s.queue.pop()
+		s.mu.Unlock()
+		n, err := w.Write(seg.buf[seg.r:seg.w])
+		total += int64(n)
+		if err == nil && n < seg.w-seg.r {
+			err = io.ErrShortWrite
+		}
+		seg.free()
+		// The window opens only now: what w has not taken still counts as ours.
+		s.mu.Lock()
+		more := s.topUp()
+		s.mu.Unlock()
+		s.sendWindow(more)
+		if err != nil {
+			return total, err
+		}
+	}
+}
+
+// topUp gives how much to open the other end's window by; 0 while that is not worth a message. A window that
+// was used up within four round trips is too small for the path, and doubles. Call with mu held.
+func (s *Stream) topUp() int {
+	if s.readEnded || s.readErr != nil {
+		return 0
+	}
+	free := s.window - s.queue.size - s.outstanding
+	if free < s.window/2 {
+		return 0
+	}
+	now := time.Now()
+	if rtt := time.Duration(s.l.rtt.Load()); now.Sub(s.toppedUp) < 4*rtt {
+		if grow := min(s.window, s.l.session.tuning.MaxWindow-s.window); grow > 0 && s.l.session.reserve(grow) {
+			s.window += grow
+			free += grow
+		}
+	}
+	s.toppedUp = now
+	s.outstanding += free
+	return free
+}
+
+func (s *Stream) sendWindow(more int) {
+	if more == 0 {
+		return
+	}
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], uint32(more))
+	s.l.mu.Lock()
+	s.l.control(frameWindow, s.id, b[:]...)
+	s.l.mu.Unlock()
+}
+
+// deliver takes a DATA frame: b is copied, or seg is kept.
+func (s *Stream) deliver(b []byte, seg *segment) error {
+	cost := len(b)
+	if seg != nil {
+		cost = seg.w
+	}
+	if s.datagrams {
+		cost += datagramCost
+		if seg != nil {
+			cost -= 2 // its length is in seg
+		}
+	}
+	s.mu.Lock()
+	if s.readClosed {
+		s.mu.Unlock()
+		if seg != nil {
+			seg.free()
+		}
+		if !s.datagrams {
+			s.Reset() // as TCP answers data after close
+		}
+		return nil
+	}
+	defer s.mu.Unlock()
+	if s.readEnded || cost > s.outstanding {
+		return fmt.Errorf("%w: data beyond the window or after FIN", ErrProtocol)
+	}
+	s.outstanding -= cost
+	switch {
+	case seg != nil:
+		s.queue.push(seg)
+	case s.datagrams:
+		s.queue.write(binary.BigEndian.AppendUint16(make([]byte, 0, 2), uint16(len(b))))
+		s.queue.write(b)
+	default:
+		s.queue.write(b)
+	}
+	s.canRead.Broadcast()
+	return nil
+}
+
+// onAnswer takes the other end's answer to our OPEN.
+func (s *Stream) onAnswer(code Code, reason string) error {
+	s.mu.Lock()
+	if s.answered || !s.opened {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: answer to nothing", ErrProtocol)
+	}
+	s.answered, s.answer = true, code.because(reason)
+	s.canRead.Broadcast()
+	s.mu.Unlock()
+	if code != CodeOK {
+		s.abort(s.answer)
+	}
+	return nil
+}
+
+// onFin takes the end of what the other end sends. Datagrams end in both directions at once.
+func (s *Stream) onFin(code Code) {
+	s.mu.Lock()
+	s.readEnded, s.endCode = true, code
+	s.canRead.Broadcast()
+	s.mu.Unlock()
+	if s.datagrams {
+		err := code.Err()
+		if err == nil {
+			err = errWriteEnded
+		}
+		s.l.mu.Lock()
+		s.stopWriting(err)
+		s.l.mu.Unlock()
+	}
+	s.over(s.datagrams, true)
+}
+
+func (s *Stream) onWindow(more uint32) error {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	s.credit += int(more)
+	if s.credit > 1<<30 {
+		return fmt.Errorf("%w: window of %d bytes", ErrProtocol, s.credit)
+	}
+	s.canWrite.Signal()
+	return nil
+}
+
+// stopWriting makes writes give err. Call with l.mu held.
+func (s *Stream) stopWriting(err error) {
+	if s.writeErr == nil {
+		s.writeErr = err
+	}
+	s.canWrite.Broadcast()
+}
+
+// abort ends both halves with err, which came from the other end or the session.
+func (s *Stream) abort(err error) {
+	s.l.mu.Lock()
+	s.stopWriting(err)
+	s.l.mu.Unlock()
+	s.mu.Lock()
+	if s.readErr == nil && !s.readEnded {
+		s.readErr = err
+	}
+	if s.gone != nil {
+		close(s.gone)
+		s.gone = nil
+	}
+	s.canRead.Broadcast()
+	s.mu.Unlock()
+	s.over(true, true)
+}
+
+// over notes which halves have ended, and forgets the stream when both have.
+func (s *Stream) over(sent, rcvd bool) {
+	l := s.l
+	l.streamsMu.Lock()
+	s.sent, s.rcvd = s.sent || sent, s.rcvd || rcvd
+	forget := s.sent && s.rcvd && l.streams[s.id] == s
+	if forget {
+		delete(l.streams, s.id)
+		if !s.opened {
+			l.incoming--
+		}
+	}
+	l.streamsMu.Unlock()
+	if forget {
+		s.mu.Lock()
+		s.l.session.unreserve(s.window - initialWindow)
+		s.window = initialWindow
+		s.mu.Unlock()
+		l.session.streams.Add(-1)
+		l.count.Add(-1)
+	}
+}
+
+// SetDeadline sets both deadlines, as net.Conn says; os.ErrDeadlineExceeded is what they give.
+func (s *Stream) SetDeadline(t time.Time) error {
+	s.SetReadDeadline(t)
+	return s.SetWriteDeadline(t)
+}
+
+// SetReadDeadline bounds Read, Wait and WriteTo.
+func (s *Stream) SetReadDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.readDeadline.set(t, &s.canRead)
+	return nil
+}
+
+// SetWriteDeadline bounds Write.
+func (s *Stream) SetWriteDeadline(t time.Time) error {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	s.writeDeadline.set(t, &s.canWrite)
+	return nil
+}
+
+// deadline wakes a condition's waiters at a moment. It is guarded by the condition's lock.
+type deadline struct {
+	at    time.Time
+	timer *time.Timer
+}
+
+func (d *deadline) set(at time.Time, c *sync.Cond) {
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+	d.at = at
+	if at.IsZero() {
+		return
+	}
+	if wait := time.Until(at); wait > 0 {
+		d.timer = time.AfterFunc(wait, func() {
+			c.L.Lock()
+			defer c.L.Unlock()
+			c.Broadcast()
+		})
+	}
+	c.Broadcast()
+}
+
+func (d *deadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }
