@@ -25,7 +25,8 @@ const cgroupRoot = "/sys/fs/cgroup"
 // They confine nothing; they are there so that every process can be found.
 type cgroups struct {
 	name        string   // kubevpn-lab-NAME
-	hierarchies []string // where each is mounted
+	hierarchies []string // where each is mounted that processes are put into: v1's, or v2's one
+	all         []string // those, and the v2 one that may be there besides v1's: runc makes groups in it too
 	unified     bool     // cgroup v2 and nothing else
 }
 
@@ -34,6 +35,7 @@ func newCgroups(lab string) (*cgroups, error) {
 	if _, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers")); err == nil {
 		c.unified = true
 		c.hierarchies = []string{cgroupRoot}
+		c.all = c.hierarchies
 		return c, nil
 	}
 	points, err := mounts()
@@ -43,6 +45,9 @@ func newCgroups(lab string) (*cgroups, error) {
 	for _, m := range points {
 		if m.kind == "cgroup" && !slices.Contains(c.hierarchies, m.path) {
 			c.hierarchies = append(c.hierarchies, m.path)
+		}
+		if (m.kind == "cgroup" || m.kind == "cgroup2") && !slices.Contains(c.all, m.path) {
+			c.all = append(c.all, m.path)
 		}
 	}
 	if len(c.hierarchies) == 0 {
@@ -145,7 +150,7 @@ func (c *cgroups) open(place string) (*os.File, error) {
 
 // exists says whether any of the lab's groups is there.
 func (c *cgroups) exists() bool {
-	return slices.ContainsFunc(c.hierarchies, func(h string) bool {
+	return slices.ContainsFunc(c.all, func(h string) bool {
 		_, err := os.Stat(filepath.Join(h, c.name))
 		return err == nil
 	})
@@ -154,7 +159,7 @@ func (c *cgroups) exists() bool {
 // processes lists all processes in the lab's groups.
 func (c *cgroups) processes() ([]int, error) {
 	var pids []int
-	for _, h := range c.hierarchies {
+	for _, h := range c.all {
 		err := c.walk(h, func(dir string) error {
 			b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 			if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
@@ -191,7 +196,7 @@ func (c *cgroups) remove() error {
 }
 
 func (c *cgroups) removeOnce() error {
-	for _, h := range c.hierarchies {
+	for _, h := range c.all {
 		var dirs []string
 		err := c.walk(h, func(dir string) error { dirs = append(dirs, dir); return nil })
 		if err != nil {

@@ -67,6 +67,8 @@ func (l *Lab) startControllers() error {
 		"--cluster-signing-key-file=" + l.pki("ca.key"),
 		"--use-service-account-credentials=true",
 		"--controllers=*,-node-ipam-controller", // the nodes are made with their ranges, see createNodes
+		"--kube-api-qps=500",                    // the default 20 makes it take 5 s to start its controllers
+		"--kube-api-burst=1000",
 		"--leader-elect=false",
 		"--profiling=false",
 	}}, nil)

@@ -74,6 +74,9 @@ func (l *Lab) sysctls(place string) error {
 	if place != "laptop" {
 		settings = append(settings, "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv6.conf.default.forwarding=1")
 	}
+	if place == "router" {
+		settings = append(settings, "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0") // each "unreachable" is told
+	}
 	for _, s := range settings {
 		name, value, _ := strings.Cut(s, "=")
 		err := sysctl(name, value)
