@@ -1,0 +1,405 @@
+package osdns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+)
+
+// tablePrefix begins the name of every table of ours.
+const tablePrefix = "kubevpn-"
+
+func defaultTable() string { return fmt.Sprintf("%s%d", tablePrefix, os.Getpid()) }
+
+// pollInterval is how often resolv.conf is looked at. It is replaced by rename, often behind several
+// symlinks, which inotify follows badly; a stat every two seconds costs nothing.
+const pollInterval = 2 * time.Second
+
+// maxTramples is how often resolv.conf is edited again after another program rewrote it.
+const maxTramples = 10
+
+// uplinks is the list of servers that systemd-resolved asks, in the form of a resolv.conf.
+const uplinks = "/run/systemd/resolve/resolv.conf"
+
+// Configurator keeps the resolver in the path of this machine's DNS queries as the last Set said. Its
+// methods may be called from several goroutines. It acts on the network and mount namespace of the process.
+//
+//	Set(cfg)                      tick, D-Bus signal
+//	   │                                 │
+//	   ▼                                 ▼
+//	observe ──▶ plan ──▶ enact      reconcile (the same) ──▶ OnChange
+type Configurator struct {
+	opt  Options
+	poll time.Duration
+
+	mu       sync.Mutex // guards all below
+	cfg      Config
+	decision decision
+	applied  Applied
+	table    *ownerTable // open while it has rules, or while a Set looks whether it can be had
+	resolved *resolved
+	journal  *journal
+	tramples int
+	gaveUp   bool // on resolv.conf, to a program that keeps rewriting it
+	seen     seen
+	failed   bool // the last reconcile; the next tick tries again
+
+	stop    context.CancelFunc // of the watcher; nil: none runs
+	stopped chan struct{}
+}
+
+// seen is what the last reconcile saw of the files that it depends on.
+type seen struct{ resolvConf, uplinks signature }
+
+func (c *Configurator) look() seen {
+	return seen{signatureOf(c.opt.ResolvConf), signatureOf(uplinks)}
+}
+
+// New returns a Configurator that has configured nothing. It does no I/O.
+func New(opt Options) *Configurator {
+	opt = opt.withDefaults()
+	return &Configurator{
+		opt:     opt,
+		poll:    pollInterval,
+		journal: &journal{path: opt.ResolvConf, dir: opt.StateDir},
+	}
+}
+
+// Set makes name resolution what cfg says and reports how. It may be called again with the same cfg. After
+// an error the machine's DNS may be between the old and the new state; a later Set goes on from there.
+//
+// While a Config is set, a goroutine follows changes of resolv.conf and of systemd-resolved; Close, or the
+// zero Config, ends it.
+func (c *Configurator) Set(cfg Config) (Applied, error) {
+	if err := cfg.validate(); err != nil {
+		return Applied{}, err
+	}
+	if cfg.zero() {
+		return Applied{}, c.Close()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cfg, c.tramples, c.gaveUp = cfg, 0, false
+	err := c.reconcile(true)
+	if err == nil && c.stop == nil {
+		ctx, cancel := context.WithCancel(context.Background())
+		c.stop, c.stopped = cancel, make(chan struct{})
+		go c.watch(ctx, c.stopped)
+	}
+	return c.applied, err
+}
+
+// Close makes name resolution what it was before the first Set. The Configurator may be used again.
+func (c *Configurator) Close() error {
+	c.mu.Lock()
+	stop, stopped := c.stop, c.stopped
+	c.stop = nil
+	c.mu.Unlock()
+	if stop != nil {
+		stop()
+		<-stopped
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cfg, c.applied = Config{}, Applied{}
+	err := errors.Join(c.leave(c.decision.Mode), c.closeTable(), c.closeBus())
+	c.forget(c.decision.Redirect)
+	c.decision = decision{}
+	return err
+}
+
+// Recover undoes the edit of resolv.conf that a process which died has left, if there is one. It is called
+// before anything else is done, with the Options of a Configurator. A nil error and an empty string mean
+// that there was nothing to do.
+func Recover(opt Options) (did string, err error) {
+	opt = opt.withDefaults()
+	j := &journal{path: opt.ResolvConf, dir: opt.StateDir}
+	if _, err := os.Stat(j.file()); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err := ownDirectory(j.dir); err != nil {
+		return "", err
+	}
+	err = j.acquire()
+	if errors.Is(err, errBusy) {
+		return "", nil // its owner lives
+	}
+	if err != nil {
+		return "", err
+	}
+	defer j.release()
+	switch err := j.undo(); {
+	case errors.Is(err, errForeign):
+		return err.Error(), nil
+	case err != nil:
+		return "", err
+	}
+	return "put " + j.path + " back, which a kubevpn process that died had edited", nil
+}
+
+// reconcile brings the machine to what plan says now. The caller holds mu.
+func (c *Configurator) reconcile(force bool) error {
+	c.seen = c.look()
+	e := c.observe()
+	for {
+		d, err := plan(e)
+		if err == nil {
+			err = c.enact(d, force)
+		}
+		if err != nil && d.Mode == ModeResolved && e.Resolved == nil {
+			e.Resolved = err // a link that another program manages, for instance: the next best way
+			continue
+		}
+		c.failed = err != nil
+		return err
+	}
+}
+
+func (c *Configurator) observe() env {
+	e := env{Config: c.cfg, ResolvConfPath: c.opt.ResolvConf}
+	content, foreign, err := c.journal.original()
+	if err != nil {
+		c.opt.Logger.Warn("reading resolv.conf", "path", c.opt.ResolvConf, "error", err)
+	}
+	e.ResolvConf = content
+	if foreign && c.decision.Mode == ModeFile {
+		c.tramples++
+	}
+	if target, err := filepath.EvalSymlinks(c.opt.ResolvConf); err == nil {
+		e.ResolvConfPath = target
+	}
+	if e.Resolved = c.openBus(); e.Resolved == nil {
+		e.Resolved = c.resolved.running()
+	}
+	if b, err := os.ReadFile(uplinks); err == nil {
+		e.ResolvedUplinks = nameservers(b)
+	}
+	if c.table == nil {
+		c.table, e.NFTables = openTable(c.opt.Table)
+	}
+	return e
+}
+
+func (c *Configurator) openBus() (err error) {
+	if c.resolved == nil || !c.resolved.conn.Connected() {
+		c.resolved, err = openResolved(c.opt.Bus)
+	}
+	return err
+}
+
+func (c *Configurator) closeBus() error {
+	if c.resolved == nil {
+		return nil
+	}
+	err := c.resolved.close()
+	c.resolved = nil
+	return err
+}
+
+func (c *Configurator) closeTable() error {
+	if c.table == nil {
+		return nil
+	}
+	err := c.table.close()
+	c.table = nil
+	return err
+}
+
+// enact does what was decided. What the mode before it did is undone first.
+func (c *Configurator) enact(d decision, force bool) error {
+	before := c.decision
+	if before.Mode != d.Mode {
+		if err := c.leave(before.Mode); err != nil {
+			return err
+		}
+	}
+	c.decision = d
+	var err error
+	switch d.Mode {
+	case ModeResolved:
+		if force || before.Mode != ModeResolved || !c.resolved.inForce(c.cfg.Links) {
+			err = c.resolved.set(c.cfg.Links)
+		}
+	case ModeFile:
+		err = c.enactFile(&d)
+	}
+	if err == nil {
+		err = c.enactTable(&d, before)
+	}
+	if err != nil {
+		return err
+	}
+	c.applied = Applied{Mode: d.Mode, Upstreams: d.Upstreams, Warnings: d.Warnings}
+	c.opt.Logger.Info("DNS", "mode", string(d.Mode), "upstreams", d.Upstreams, "redirected", d.Redirect, "warnings", d.Warnings)
+	return nil
+}
+
+func (c *Configurator) enactFile(d *decision) error {
+	if c.gaveUp = c.gaveUp || c.tramples > maxTramples; c.gaveUp {
+		d.Mode = ModeNone
+		d.warn("another program keeps rewriting %s: cluster names are not resolved", c.opt.ResolvConf)
+		err := c.journal.close()
+		if errors.Is(err, errForeign) {
+			err = nil
+		}
+		return err
+	}
+	original, foreign, err := c.journal.original()
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", c.opt.ResolvConf, err)
+	}
+	ours := withNameservers(original, d.Nameservers)
+	if !foreign && c.journal.last != nil && strings.TrimRight(string(c.journal.last.Ours), "\n") == strings.TrimRight(string(ours), "\n") {
+		return nil
+	}
+	if err := c.journal.edit(ours); err != nil {
+		return err
+	}
+	c.seen = c.look()
+	return nil
+}
+
+// enactTable fills the table, or closes it where there is nothing to put into it.
+func (c *Configurator) enactTable(d *decision, before decision) error {
+	if c.table == nil {
+		return nil
+	}
+	r := redirection{mark: c.opt.Mark, nameservers: d.Redirect, to4: c.cfg.Listen4, to6: c.cfg.Listen6, links: c.cfg.Links}
+	guards := slices.ContainsFunc(r.links, func(l Link) bool { return len(l.Addrs) > 0 })
+	if len(r.nameservers) == 0 && !guards {
+		return c.closeTable()
+	}
+	if err := c.table.set(r); err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	var changed []netip.Addr
+	for _, a := range slices.Concat(d.Redirect, before.Redirect) {
+		if slices.Contains(d.Redirect, a) != slices.Contains(before.Redirect, a) {
+			changed = append(changed, a)
+		}
+	}
+	c.forget(changed)
+	if d.Mode != ModeNFTables {
+		return nil
+	}
+	if others, err := c.table.others(tablePrefix); err == nil && len(others) > 0 {
+		d.warn("another kubevpn (%s) redirects this machine's DNS already: it answers first", strings.Join(others, ", "))
+	}
+	return nil
+}
+
+// forget makes programs that keep a socket open notice that their nameserver's queries go elsewhere now.
+func (c *Configurator) forget(nameservers []netip.Addr) {
+	if len(nameservers) == 0 {
+		return
+	}
+	if err := forgetFlows(nameservers); err != nil {
+		c.opt.Logger.Debug("conntrack: flows of programs that keep a socket open go on for 30 s", "error", err)
+	}
+}
+
+// leave undoes what a mode did, except for the redirect, which the next mode's table is without.
+func (c *Configurator) leave(m Mode) error {
+	switch m {
+	case ModeResolved:
+		if c.resolved == nil {
+			return nil // the bus has gone, and resolved with it
+		}
+		return c.resolved.set(nil)
+	case ModeFile:
+		err := c.journal.close()
+		if errors.Is(err, errForeign) {
+			c.opt.Logger.Warn("resolv.conf", "error", err)
+			err = nil
+		}
+		return err
+	}
+	return nil
+}
+
+// watch follows the surroundings until ctx ends.
+func (c *Configurator) watch(ctx context.Context, stopped chan<- struct{}) {
+	defer close(stopped)
+	tick := time.NewTicker(c.poll)
+	defer tick.Stop()
+	for {
+		force := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case s, open := <-c.busSignals():
+			if !open {
+				c.dropBus()
+				continue
+			}
+			force = isNewOwner(s)
+		}
+		if applied, changed := c.follow(ctx, force); changed {
+			c.opt.OnChange(applied)
+		}
+	}
+}
+
+// follow reconciles if something has changed, and reports whether other things apply now.
+func (c *Configurator) follow(ctx context.Context, force bool) (Applied, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ctx.Err() != nil {
+		return Applied{}, false
+	}
+	before := c.applied
+	if !force && !c.failed && c.look() == c.seen && (c.decision.Mode != ModeResolved || c.inForce()) {
+		return before, false
+	}
+	if err := c.reconcile(force); err != nil {
+		c.opt.Logger.Error("following a change of the machine's DNS", "error", err)
+		c.applied.Warnings = []string{fmt.Sprintf("following a change of the machine's DNS: %v", err)}
+	}
+	return c.applied, !reflect.DeepEqual(before, c.applied)
+}
+
+// inForce reports that systemd-resolved runs and has our settings still.
+func (c *Configurator) inForce() bool {
+	return c.resolved != nil && c.resolved.running() == nil && c.resolved.inForce(c.cfg.Links)
+}
+
+func (c *Configurator) busSignals() <-chan *dbus.Signal {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.resolved == nil {
+		return nil
+	}
+	return c.resolved.signals
+}
+
+// dropBus forgets a bus that has gone; the next tick connects again if resolved was in use.
+func (c *Configurator) dropBus() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.resolved != nil {
+		c.resolved.conn.Close() // it has failed already; this ends its goroutines
+		c.resolved = nil
+		c.failed = c.decision.Mode == ModeResolved
+	}
+}
+
+// isNewOwner reports that resolved has just started.
+func isNewOwner(s *dbus.Signal) bool {
+	if s.Name != "org.freedesktop.DBus.NameOwnerChanged" || len(s.Body) != 3 {
+		return false
+	}
+	owner, _ := s.Body[2].(string)
+	return owner != ""
+}

@@ -1,0 +1,3 @@
+package osdns
+
+func holderRole() int { return 0 }
