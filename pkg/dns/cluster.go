@@ -36,8 +36,8 @@ func (r *Resolver) askCluster(ctx context.Context, q *dns.Msg, rt route) (reply 
 	name := asked.Name
 	for _, a := range rt.asks {
 		name = asked.Name
-		if a.name != "" {
-			name = a.name
+		if a.suffix != "" {
+			name = strings.ToLower(dns.Fqdn(name)) + a.suffix
 		}
 		resp, err = r.exchange(ctx, a.zone, q, name)
 		if err != nil {

@@ -31,19 +31,19 @@
 //
 // With one connection whose domain is cluster.local and whose namespace is "default":
 //
-//	name                                goes to   as
-//	web.default.svc.cluster.local       cluster   itself; so does everything else under cluster.local
-//	web                                 cluster   web.default.svc.cluster.local, if that Service exists
-//	web.shop                            cluster   web.shop.svc.cluster.local, if that Service exists
-//	db-0.db, db-0.db.shop               cluster   a pod of Service db in default (or shop), if db exists
-//	_http._tcp.web[.shop]               cluster   the Service's SRV records, if web exists
-//	web.shop.svc, db-0.db.shop.svc      cluster   always: no outside name ends in .svc
-//	10-1-2-3.shop.pod                   cluster   always, when the first label is an IP address with dashes
-//	4.3.2.10.in-addr.arpa               cluster   if 10.2.3.4 is inside the zone's prefixes, else upstream
-//	web.dev, www.google.com             upstream  even with a Service web in a namespace dev: "dev" is a
-//	                                              public top-level domain; write web.dev.svc
-//	localhost, wpad, isatap, x.local    upstream  never a Service
-//	anything else                       upstream  the message unchanged; also other classes (CHAOS)
+//	name                                  goes to   as
+//	web.default.svc.cluster.local         cluster   itself; so does everything else under cluster.local
+//	web                                   cluster   web.default.svc.cluster.local, if that Service exists
+//	web.billing                           cluster   web.billing.svc.cluster.local, if that Service exists
+//	db-0.db, db-0.db.billing              cluster   a pod of Service db in default (or billing), if db exists
+//	_http._tcp.web[.billing]              cluster   the Service's SRV records, if web exists
+//	web.billing.svc, db-0.db.billing.svc  cluster   always: no outside name ends in .svc
+//	10-1-2-3.billing.pod                  cluster   always, when the first label is an IP address with dashes
+//	4.3.2.10.in-addr.arpa                 cluster   if 10.2.3.4 is inside the zone's prefixes, else upstream
+//	web.dev, www.google.com               upstream  even with a Service web in a namespace dev: "dev" is a
+//	                                                public top-level domain; write web.dev.svc
+//	localhost, wpad, isatap, x.local      upstream  never a Service
+//	anything else                         upstream  the message unchanged; also other classes (CHAOS)
 //
 // Short names are expanded like a pod's search list does, [NAMESPACE.svc.DOMAIN, svc.DOMAIN, DOMAIN], but only
 // to names whose Service is in the zone's index, so nothing else enters the tunnel. Where several

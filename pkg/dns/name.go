@@ -8,7 +8,7 @@ import (
 	"golang.org/x/net/publicsuffix"
 )
 
-// maxLabels is the number of labels of the longest short name: _http._tcp.web.shop.svc.
+// maxLabels is the number of labels of the longest short name: _http._tcp.web.billing.svc.
 const maxLabels = 5
 
 // splitKey splits a key into at most maxLabels labels; ok is false for longer names and for the root.
@@ -30,7 +30,7 @@ func splitKey(key string, labels *[maxLabels]string) (n int, ok bool) {
 	}
 }
 
-// form is what a name relative to a cluster domain (web.shop.svc) stands for, by the Kubernetes DNS specification.
+// form is what a name relative to a cluster domain (web.billing.svc) stands for, by the Kubernetes DNS specification.
 type form struct {
 	namespace, service string     // of a Service, one of its pods or ports
 	pod                netip.Addr // of a pod by its address
@@ -38,7 +38,7 @@ type form struct {
 
 // formOf recognises
 //
-//	web.shop.svc   db-0.db.shop.svc   _http._tcp.web.shop.svc   10-1-2-3.shop.pod
+//	web.billing.svc   db-0.db.billing.svc   _http._tcp.web.billing.svc   10-1-2-3.billing.pod
 func formOf(labels []string) (f form, ok bool) {
 	n := len(labels)
 	if n < 3 || n > maxLabels {
@@ -67,11 +67,13 @@ func isPort(labels []string) bool {
 
 // dashedAddr reads an address whose dots or colons are written as dashes: 10-1-2-3, 2001-db8--1.
 func dashedAddr(label string) (netip.Addr, bool) {
-	if addr, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ".")); err == nil {
+	if addr, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ".")); err == nil && addr.Is4() {
 		return addr, true
 	}
-	addr, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ":"))
-	return addr, err == nil && addr.Is6() && addr.Zone() == ""
+	if addr, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ":")); err == nil && addr.Is6() && addr.Zone() == "" {
+		return addr, true
+	}
+	return netip.Addr{}, false
 }
 
 // isPlain says whether every byte of a key is one that may be in a name that Kubernetes gives.

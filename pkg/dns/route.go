@@ -17,10 +17,10 @@ type route struct {
 	guess bool
 }
 
-// ask is one question to one cluster. An empty name stands for the query's own.
+// ask is one question to one cluster: for the query's name with the suffix behind it.
 type ask struct {
-	zone *zone
-	name string
+	zone   *zone
+	suffix string
 }
 
 // zones is the list of connections' zones, in order. It does not change.
@@ -103,53 +103,60 @@ func (zs zones) pick(f form, domain string) zones {
 func (zs zones) shortName(q question) route {
 	var buf [maxLabels]string
 	n, ok := splitKey(q.key, &buf)
+	labels := buf[:n]
 	if !ok || !isPlain(q.key) {
+		labels = nil // not one of ours, but for its end
+	}
+	f, _ := formOf(labels)
+	// The form says it all: no outside name ends in .svc, or in .pod behind an address.
+	if f.pod.IsValid() || strings.HasSuffix(q.key, ".svc") {
+		return zs.shortForm(f, labels)
+	}
+	if len(labels) == 0 || neverService(labels) {
 		return route{}
 	}
-	labels := buf[:n]
 	last := labels[n-1]
-	f, _ := formOf(labels)
-	rt := route{short: true}
-	// The form says it all: no outside name ends in .svc, or in .pod behind an address.
-	if n > 1 && last == "svc" || f.pod.IsValid() {
-		for _, z := range zs.pick(f, "") {
-			names := z.expand(q.key, labels)
-			if full := z.fqdn(q.key); len(names) == 0 || names[len(names)-1] != full {
-				names = append(names, full)
-			}
-			rt.add(z, names)
-		}
-		return rt
-	}
-	if neverService(labels) || n == 1 && isZoneType(q.qtype) && isPublicTLD(last) {
+	if n == 1 && isZoneType(q.qtype) && isPublicTLD(last) {
 		return route{}
 	}
 	for _, z := range zs {
-		if names := z.expand(q.key, labels); len(names) > 0 {
+		if suffixes := z.expand(labels); len(suffixes) > 0 {
 			if n > 1 && isPublicTLD(last) {
 				return route{}
 			}
-			rt.add(z, names)
+			rt := route{short: true}
+			rt.add(z, suffixes...)
 			return rt
 		}
 	}
 	if n > 1 || isZoneType(q.qtype) {
 		return route{}
 	}
+	var rt route
 	for _, z := range zs {
 		if z.services == nil {
-			rt.add(z, []string{z.fqdn(q.key, z.namespace, "svc")})
-			rt.guess = true
+			rt.short, rt.guess = true, true
+			rt.add(z, z.under(z.namespace, "svc"))
 		}
-	}
-	if !rt.guess {
-		return route{}
 	}
 	return rt
 }
 
-func (rt *route) add(z *zone, names []string) {
-	for _, name := range names {
-		rt.asks = append(rt.asks, ask{zone: z, name: name})
+// shortForm routes a name that misses the cluster domain only: web.billing.svc.
+func (zs zones) shortForm(f form, labels []string) route {
+	rt := route{short: true}
+	for _, z := range zs.pick(f, "") {
+		suffixes := z.expand(labels)
+		if len(suffixes) == 0 || suffixes[len(suffixes)-1] != z.under() {
+			suffixes = append(suffixes, z.under())
+		}
+		rt.add(z, suffixes...)
+	}
+	return rt
+}
+
+func (rt *route) add(z *zone, suffixes ...string) {
+	for _, suffix := range suffixes {
+		rt.asks = append(rt.asks, ask{zone: z, suffix: suffix})
 	}
 }

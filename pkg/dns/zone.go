@@ -83,34 +83,35 @@ func (z *zone) knows(f form) bool {
 	return z.has(f.namespace, f.service)
 }
 
-// fqdn is the name to ask of the cluster for a name relative to its domain.
-func (z *zone) fqdn(parts ...string) string {
-	return strings.Join(parts, ".") + "." + z.domain + "."
+// under is what to put behind a short name, whose end is a dot, to make it a full one: the given labels and the
+// cluster domain.
+func (z *zone) under(labels ...string) string {
+	return strings.Join(append(labels, z.domain), ".") + "."
 }
 
-// expand gives the full names that a short name may stand for in this cluster, in the order in which a pod's
-// search list tries them, as far as the index knows their Services. key is labels joined.
-func (z *zone) expand(key string, labels []string) (names []string) {
-	if z.services == nil {
+// expand says what to put behind a short name to get the full names that it may stand for in this cluster, in the
+// order in which a pod's search list tries them, as far as the index knows their Services.
+func (z *zone) expand(labels []string) (suffixes []string) {
+	n := len(labels)
+	if z.services == nil || n == 0 {
 		return nil
 	}
-	n := len(labels)
 	last := labels[n-1]
 	// NAME.NAMESPACE.svc.DOMAIN
 	if n == 1 || n == 2 && !isPrivateTLD(last) || n == 3 && isPort(labels) {
 		if z.has(z.namespace, last) {
-			names = append(names, z.fqdn(key, z.namespace, "svc"))
+			suffixes = append(suffixes, z.under(z.namespace, "svc"))
 		}
 	}
 	// NAME.svc.DOMAIN
 	if n == 2 || n == 3 || n == 4 && isPort(labels) {
 		if z.has(last, labels[n-2]) {
-			names = append(names, z.fqdn(key, "svc"))
+			suffixes = append(suffixes, z.under("svc"))
 		}
 	}
 	// NAME.DOMAIN
 	if f, ok := formOf(labels); ok && f.service != "" && z.knows(f) {
-		names = append(names, z.fqdn(key))
+		suffixes = append(suffixes, z.under())
 	}
-	return names
+	return suffixes
 }

@@ -1,0 +1,399 @@
+package dns
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/miekg/dns"
+)
+
+// rawUDP is a UDP server that gives each datagram to answer, and sends the datagrams that it returns.
+func rawUDP(t testing.TB, answer func(q []byte) [][]byte) netip.AddrPort {
+	t.Helper()
+	pc, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		buf := make([]byte, 65536)
+		for {
+			n, from, err := pc.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			for _, reply := range answer(bytes.Clone(buf[:n])) {
+				if _, err := pc.WriteToUDPAddrPort(reply, from); err != nil {
+					return
+				}
+			}
+		}
+	})
+	t.Cleanup(func() { pc.Close(); wg.Wait() })
+	return pc.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+func newResolver(t testing.TB, upstreams ...netip.AddrPort) (*Resolver, netip.AddrPort) {
+	r := New(Config{Upstreams: upstreams, Logger: quiet(), Timeout: 300 * time.Millisecond, Budget: 2 * time.Second})
+	t.Cleanup(func() { r.SetUpstreams(nil) })
+	return r, serve(t, r)
+}
+
+// rawQuery sends bytes and gives the bytes that come back.
+func rawQuery(t testing.TB, addr netip.AddrPort, q []byte) []byte {
+	t.Helper()
+	c, err := net.Dial("udp4", addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write(q); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 65536)
+	n, err := c.Read(buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return buf[:n]
+}
+
+// TestForwardBytes sends a query and a reply with parts that no DNS library would write like that: both arrive as they
+// were, but for the ID on the way.
+func TestForwardBytes(t *testing.T) {
+	t.Parallel()
+	seen := make(chan []byte, 1)
+	reply := []byte("\x12\x34\x85\xb3\x00\x01\x00\x00\x00\x00\x00\x01\x03wWw\x07eXample\x03com\x00\x00\x01\x00\x01" +
+		"\x00\xff\x99\x12\x34\x00\x00\x00\x00\x00\x03abc" + "trailing garbage")
+	upstream := rawUDP(t, func(q []byte) [][]byte {
+		seen <- q
+		r := bytes.Clone(reply)
+		copy(r, q[:2])
+		return [][]byte{r}
+	})
+	_, addr := newResolver(t, upstream)
+	q := []byte("\x12\x34\x01\x70\x00\x01\x00\x00\x00\x00\x00\x01\x03wWw\x07eXample\x03com\x00\x00\x01\x00\x01" +
+		"\x00\x00\x29\x10\x00\x00\x00\x80\x00\x00\x0c\x00\x0a\x00\x08cookie!!" + "more garbage")
+	if got := rawQuery(t, addr, q); !bytes.Equal(got, reply) {
+		t.Errorf("the reply became\n%q, was\n%q", got, reply)
+	}
+	if got := <-seen; !bytes.Equal(got[2:], q[2:]) {
+		t.Errorf("the query became\n%q, was\n%q", got, q)
+	}
+}
+
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	good := newFakeServer(t, ".", outsideZone)
+	var silentAsked atomic.Int32
+	silent := rawUDP(t, func([]byte) [][]byte { silentAsked.Add(1); return nil })
+	closed := netip.MustParseAddrPort("127.0.0.1:1")
+	refusing := newFakeServer(t, ".", "")
+	refusing.setAnswer(func(w dns.ResponseWriter, q *dns.Msg) bool {
+		return w.WriteMsg(new(dns.Msg).SetRcode(q, dns.RcodeRefused)) == nil
+	})
+	failing := newFakeServer(t, ".", "")
+	failing.setAnswer(func(w dns.ResponseWriter, q *dns.Msg) bool {
+		return w.WriteMsg(new(dns.Msg).SetRcode(q, dns.RcodeServerFailure)) == nil
+	})
+	absent := newFakeServer(t, ".", "")
+	for _, test := range []struct {
+		name      string
+		upstreams []netip.AddrPort
+		want      string
+		within    time.Duration
+	}{
+		{"silent", []netip.AddrPort{silent, good.addr}, "NOERROR printer. A 192.0.2.4", time.Second},
+		{"closed", []netip.AddrPort{closed, good.addr}, "NOERROR printer. A 192.0.2.4", 250 * time.Millisecond},
+		{"refusing", []netip.AddrPort{refusing.addr, failing.addr, good.addr}, "NOERROR printer. A 192.0.2.4", 250 * time.Millisecond},
+		{"nxdomain_is_an_answer", []netip.AddrPort{absent.addr, good.addr}, "NXDOMAIN", 250 * time.Millisecond},
+		{"all_refuse", []netip.AddrPort{refusing.addr, failing.addr}, "REFUSED", 250 * time.Millisecond},
+		{"refused_then_silent", []netip.AddrPort{refusing.addr, silent}, "REFUSED", time.Second},
+		{"all_closed", []netip.AddrPort{closed}, "SERVFAIL", 250 * time.Millisecond},
+		{"all_silent", []netip.AddrPort{silent}, "SERVFAIL", 1500 * time.Millisecond},
+		{"none", nil, "SERVFAIL", 250 * time.Millisecond},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, addr := newResolver(t, test.upstreams...)
+			begin := time.Now()
+			if got := text(query(t, "udp", addr, newQuery("printer", dns.TypeA))); got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+			if took := time.Since(begin); took > 4*test.within { // the machine may be busy
+				t.Errorf("took %v", took)
+			}
+		})
+	}
+	t.Run("remembers", func(t *testing.T) {
+		_, addr := newResolver(t, silent, good.addr)
+		before := silentAsked.Load()
+		for range 5 {
+			query(t, "udp", addr, newQuery("printer", dns.TypeA))
+		}
+		if asked := silentAsked.Load() - before; asked != 1 {
+			t.Errorf("the silent server was asked %d times", asked)
+		}
+	})
+	t.Run("lost_datagram", func(t *testing.T) {
+		var asked atomic.Int32
+		lossy := rawUDP(t, func(q []byte) [][]byte {
+			if asked.Add(1) == 1 {
+				return nil
+			}
+			return [][]byte{replyTo(q, len(q), dns.RcodeSuccess)}
+		})
+		_, addr := newResolver(t, lossy)
+		if got := text(query(t, "udp", addr, newQuery("printer", dns.TypeA))); got != "NOERROR" {
+			t.Errorf("got %s", got)
+		}
+	})
+}
+
+// TestForgery has an upstream whose true reply comes after many false ones.
+func TestForgery(t *testing.T) {
+	t.Parallel()
+	forge := func(q []byte, change func(m *dns.Msg)) []byte {
+		m := new(dns.Msg)
+		if err := m.Unpack(q); err != nil {
+			panic(err)
+		}
+		m.SetReply(m.Copy())
+		m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: m.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET}, A: net.IPv4(203, 0, 113, 66)}}
+		change(m)
+		out, err := m.Pack()
+		if err != nil {
+			panic(err)
+		}
+		return out
+	}
+	upstream := rawUDP(t, func(q []byte) [][]byte {
+		return [][]byte{
+			{}, {1}, q, // the query itself
+			forge(q, func(m *dns.Msg) { m.Id++ }),
+			forge(q, func(m *dns.Msg) { m.Question[0].Name = "other.example." }),
+			forge(q, func(m *dns.Msg) { m.Question[0].Qtype = dns.TypeAAAA }),
+			forge(q, func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS }),
+			forge(q, func(m *dns.Msg) { m.Question = nil }),
+			forge(q, func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }),
+			forge(q, func(m *dns.Msg) { m.Response = false }),
+			forge(q, func(m *dns.Msg) { m.Opcode = dns.OpcodeNotify }),
+			forge(q, func(m *dns.Msg) { m.Answer[0].(*dns.A).A = net.IPv4(192, 0, 2, 1) }),
+		}
+	})
+	_, addr := newResolver(t, upstream)
+	for range 3 {
+		if got := text(query(t, "udp", addr, newQuery("bank.example", dns.TypeA))); got != "NOERROR bank.example. A 192.0.2.1" {
+			t.Fatalf("got %s", got)
+		}
+	}
+}
+
+// TestSourceChecked sends a reply with the right ID and question from another address than the upstream's.
+func TestSourceChecked(t *testing.T) {
+	t.Parallel()
+	liar, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer liar.Close()
+	var from atomic.Pointer[netip.AddrPort]
+	upstream := rawUDP(t, func(q []byte) [][]byte {
+		lie := replyTo(q, len(q), dns.RcodeNameError)
+		if _, err := liar.WriteToUDPAddrPort(lie, *from.Load()); err != nil {
+			t.Error(err)
+		}
+		return [][]byte{replyTo(q, len(q), dns.RcodeSuccess)}
+	})
+	r := New(Config{Upstreams: []netip.AddrPort{upstream}, Logger: quiet(),
+		Dial: func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
+			c, err := dialDirectly(ctx, network, addr)
+			if err == nil {
+				local := c.LocalAddr().(*net.UDPAddr).AddrPort()
+				from.Store(&local)
+			}
+			return c, err
+		}})
+	t.Cleanup(func() { r.SetUpstreams(nil) })
+	for range 5 {
+		m, err := r.ServeDNS(context.Background(), newQuery("bank.example", dns.TypeA))
+		if err != nil || m.Rcode != dns.RcodeSuccess {
+			t.Fatalf("got %v, %v", m, err)
+		}
+	}
+}
+
+// TestIDsVary looks at the IDs of forwarded queries.
+func TestIDsVary(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	ids := map[uint16]int{}
+	upstream := rawUDP(t, func(q []byte) [][]byte {
+		mu.Lock()
+		defer mu.Unlock()
+		ids[binary.BigEndian.Uint16(q)]++
+		return [][]byte{replyTo(q, len(q), dns.RcodeSuccess)}
+	})
+	_, addr := newResolver(t, upstream)
+	for range 100 {
+		q := newQuery("a.example", dns.TypeA)
+		q.Id = 7
+		if got := query(t, "udp", addr, q); got.Id != 7 {
+			t.Fatalf("the reply's ID is %d", got.Id)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(ids) < 95 {
+		t.Errorf("100 queries had %d IDs", len(ids))
+	}
+}
+
+// TestSocketsReused counts the sockets that queries cost, and replaces those that have died.
+func TestSocketsReused(t *testing.T) {
+	t.Parallel()
+	upstream := newFakeServer(t, ".", outsideZone)
+	var mu sync.Mutex
+	var conns []net.Conn
+	n := NewNameservers(NameserversConfig{Name: "upstream", Addrs: []netip.AddrPort{upstream.addr}, Logger: quiet(),
+		Dial: func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
+			c, err := dialDirectly(ctx, network, addr)
+			mu.Lock()
+			defer mu.Unlock()
+			conns = append(conns, c)
+			return c, err
+		}})
+	defer n.Close()
+	ask := func() {
+		t.Helper()
+		if m, err := n.ServeDNS(context.Background(), newQuery("printer", dns.TypeA)); err != nil || text(m) != "NOERROR printer. A 192.0.2.4" {
+			t.Fatalf("got %v, %v", m, err)
+		}
+	}
+	for range 10 {
+		ask()
+	}
+	if len(conns) != 1 {
+		t.Errorf("10 queries took %d sockets", len(conns))
+	}
+	conns[0].Close() // the tunnel that it was in has gone
+	ask()
+	if len(conns) != 2 {
+		t.Errorf("after the socket died there were %d", len(conns))
+	}
+	for range 2 * poolUses {
+		ask()
+	}
+	if len(conns) < 3 {
+		t.Error("a socket is used for ever")
+	}
+	n.Close()
+	if _, err := n.ServeDNS(context.Background(), newQuery("printer", dns.TypeA)); !errors.Is(err, ErrNoNameserver) {
+		t.Errorf("after Close: %v", err)
+	}
+	for i, c := range conns {
+		if _, err := c.Write([]byte{0}); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("socket %d is open: %v", i, err)
+		}
+	}
+}
+
+// TestTruncatedByUpstream passes TC on, so that the client comes over TCP, which goes upstream over TCP.
+func TestTruncatedByUpstream(t *testing.T) {
+	t.Parallel()
+	var zone strings.Builder
+	for range 100 {
+		zone.WriteString("big.example. 30 IN TXT \"" + strings.Repeat("x", 50) + "\"\n")
+	}
+	upstream := newFakeServer(t, ".", zone.String())
+	_, addr := newResolver(t, upstream.addr)
+	if got := query(t, "udp", addr, newQuery("big.example", dns.TypeTXT)); !got.Truncated {
+		t.Errorf("got %s", text(got))
+	}
+	if got := query(t, "tcp", addr, newQuery("big.example", dns.TypeTXT)); got.Truncated || len(got.Answer) != 100 {
+		t.Errorf("got %d records", len(got.Answer))
+	}
+	if diff := cmp.Diff([]string{"tcp big.example. TXT", "udp big.example. TXT"}, upstream.got()); diff != "" {
+		t.Errorf("the upstream was asked (-want +got):\n%s", diff)
+	}
+	// A large UDP reply to a client that takes one is passed whole.
+	q := newQuery("big.example", dns.TypeTXT)
+	q.SetEdns0(16384, false)
+	if got := query(t, "udp", addr, q); got.Truncated || len(got.Answer) != 100 {
+		t.Errorf("got %d records, TC %v", len(got.Answer), got.Truncated)
+	}
+}
+
+// TestOversizedReply has an upstream that sends more than the client takes and we read: the client must not see the
+// piece.
+func TestOversizedReply(t *testing.T) {
+	t.Parallel()
+	upstream := rawUDP(t, func(q []byte) [][]byte {
+		r := replyTo(q, len(q), dns.RcodeSuccess)
+		return [][]byte{append(r, make([]byte, 8000)...)}
+	})
+	_, addr := newResolver(t, upstream)
+	got := query(t, "udp", addr, newQuery("big.example", dns.TypeTXT))
+	if text(got) != "NOERROR TC" {
+		t.Errorf("got %s", text(got))
+	}
+}
+
+func TestZoneTransfer(t *testing.T) {
+	t.Parallel()
+	upstream := newFakeServer(t, ".", "")
+	soa := rr(t, "example.com. 30 IN SOA ns.example.com. h.example.com. 1 2 3 4 5")
+	upstream.setAnswer(func(w dns.ResponseWriter, q *dns.Msg) bool {
+		if q.Question[0].Qtype != dns.TypeAXFR {
+			return false
+		}
+		ch := make(chan *dns.Envelope, 3)
+		ch <- &dns.Envelope{RR: []dns.RR{soa, rr(t, "a.example.com. 30 IN A 192.0.2.1")}}
+		ch <- &dns.Envelope{RR: []dns.RR{rr(t, "b.example.com. 30 IN A 192.0.2.2")}}
+		ch <- &dns.Envelope{RR: []dns.RR{soa}}
+		close(ch)
+		return new(dns.Transfer).Out(w, q, ch) == nil
+	})
+	_, addr := newResolver(t, upstream.addr)
+	envelopes, err := new(dns.Transfer).In(new(dns.Msg).SetAxfr("example.com."), addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for e := range envelopes {
+		if e.Error != nil {
+			t.Fatal(e.Error)
+		}
+		count += len(e.RR)
+	}
+	if count != 4 {
+		t.Errorf("got %d records, want 4", count)
+	}
+}
+
+// TestLoop has a resolver whose upstream is itself.
+func TestLoop(t *testing.T) {
+	t.Parallel()
+	r, addr := newResolver(t)
+	r.SetUpstreams([]netip.AddrPort{addr})
+	for _, network := range []string{"udp", "tcp"} {
+		if got := text(query(t, network, addr, newQuery("www.example.com", dns.TypeA))); got != "SERVFAIL" {
+			t.Errorf("got %s", got)
+		}
+	}
+	if s := r.Stats(); s.Loops != 2 || s.Upstream != 4 {
+		t.Errorf("%+v", s)
+	}
+}
