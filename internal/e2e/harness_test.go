@@ -1,0 +1,392 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/image"
+	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
+)
+
+// imageRef is what the suites install. It exists only where it was loaded: nothing pulls it.
+const imageRef = "docker.io/kubevpn/kubevpn:e2e"
+
+// bin holds the product's binaries and its image, built once a run by TestMain.
+var bin string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		fmt.Fprintln(os.Stderr, "SKIPPED: the end-to-end suites need root: they make network namespaces and run a cluster")
+		if os.Getenv("CI") == "true" {
+			return 1
+		}
+		return 0
+	}
+	dir, err := os.MkdirTemp("", "kubevpn-e2e-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		// The laptop's ordinary user runs the binary too.
+		err = os.Chmod(dir, 0o755)
+	}
+	if err == nil {
+		err = build(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "building the product:", err)
+		return 1
+	}
+	bin = dir
+	return m.Run()
+}
+
+// build makes both binaries, as `make build` does, and the image.
+func build(dir string) error {
+	for _, name := range []string{"kubevpn", "traffic"} {
+		cmd := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, name), "kubevpn/cmd/"+name)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w\n%s", name, err, out)
+		}
+	}
+	img, err := image.Build(image.Options{
+		Files: []image.File{{Source: filepath.Join(dir, "traffic"), Path: "/traffic"}}, User: "65532:65532",
+	})
+	if err != nil {
+		return err
+	}
+	return image.WriteTar(img, imageRef, filepath.Join(dir, "image.tar"))
+}
+
+// world is one cluster with the product's image in it.
+type world struct{ *lab.Lab }
+
+// newWorld brings a cluster up for the test, or attaches to the one that KUBEVPN_E2E_LAB names, if its shape fits.
+func newWorld(t *testing.T, c lab.Config) *world {
+	t.Helper()
+	testenv.NeedRoot(t)
+	ctx := t.Context()
+	if name := os.Getenv("KUBEVPN_E2E_LAB"); name != "" {
+		l, err := lab.Attach(lab.Config{Name: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := l.Config()
+		if got.ProxyMode != c.ProxyMode || got.IPv6 != c.IPv6 {
+			t.Skipf("SKIPPED: lab %s has kube-proxy %s and IPv6 %v, this suite wants %s and %v", name, got.ProxyMode, got.IPv6, c.ProxyMode, c.IPv6)
+		}
+		w := &world{l}
+		w.loadImage(t)
+		return w
+	}
+	c.Progress = os.Stderr
+	l := lab.New(c)
+	t.Cleanup(func() {
+		if _, err := l.Down(); err != nil {
+			t.Errorf("taking the lab down: %v", err)
+		}
+	})
+	if err := l.Up(ctx); err != nil {
+		t.Fatal(err)
+	}
+	w := &world{l}
+	w.loadImage(t)
+	return w
+}
+
+func (w *world) loadImage(t *testing.T) {
+	t.Helper()
+	if err := w.Load(t.Context(), filepath.Join(bin, "image.tar")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kubectl runs kubectl as the admin and returns what it printed.
+func (w *world) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := w.tryKubectl(t.Context(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func (w *world) tryKubectl(ctx context.Context, args ...string) (string, error) {
+	cmd, err := w.Kubectl(ctx, lab.Admin, args...)
+	if err != nil {
+		return "", err
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// apply gives a manifest to the cluster and removes it after the test.
+func (w *world) apply(t *testing.T, manifest string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "manifest.yaml")
+	if err := os.WriteFile(file, []byte(manifest), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	w.kubectl(t, "apply", "-f", file)
+	t.Cleanup(func() {
+		if _, err := w.tryKubectl(context.WithoutCancel(t.Context()), "delete", "--ignore-not-found", "--wait=false", "-f", file); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// pods are the addresses of the running pods with a label, of one family.
+func (w *world) pods(t *testing.T, namespace, selector string) []netip.Addr {
+	t.Helper()
+	out := w.kubectl(t, "-n", namespace, "get", "pods", "-l", selector, "--field-selector=status.phase=Running",
+		"-o", `jsonpath={range .items[*]}{.status.podIP}{"\n"}{end}`)
+	var addrs []netip.Addr
+	for line := range strings.FieldsSeq(out) {
+		addrs = append(addrs, netip.MustParseAddr(line))
+	}
+	if len(addrs) == 0 {
+		t.Fatalf("no pod with %s in %s", selector, namespace)
+	}
+	return addrs
+}
+
+// clusterIP is a Service's first virtual address.
+func (w *world) clusterIP(t *testing.T, namespace, name string) string {
+	t.Helper()
+	return w.kubectl(t, "-n", namespace, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
+}
+
+// laptop is one developer's machine: the laptop's network, a home and a kubeconfig of their own.
+type laptop struct {
+	*world
+	home       string
+	kubeconfig string
+	uid        uint32 // 0: root
+}
+
+// newLaptop makes a laptop for one of the lab's users, whose daemon is ended after the test.
+func (w *world) newLaptop(t *testing.T, user string) *laptop {
+	t.Helper()
+	kubeconfig, err := w.Kubeconfig(user)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &laptop{world: w, home: t.TempDir(), kubeconfig: kubeconfig}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+		defer cancel()
+		if r := l.runContext(ctx, t, "kubevpn", "quit"); r.code != 0 {
+			t.Errorf("kubevpn quit: %v", r)
+		}
+		if t.Failed() {
+			log, err := os.ReadFile(filepath.Join(l.home, "state", "kubevpn", "daemon.log"))
+			if err == nil {
+				t.Logf("daemon.log:\n%s", tail(string(log), 60))
+			}
+		}
+	})
+	return l
+}
+
+func tail(s string, lines int) string {
+	all := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// result is what a command on the laptop did.
+type result struct {
+	command        string
+	stdout, stderr string
+	code           int
+	took           time.Duration
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("%s: exit %d after %v\nstdout: %s\nstderr: %s", r.command, r.code, r.took.Round(time.Millisecond), r.stdout, r.stderr)
+}
+
+// command prepares a command on the laptop; "kubevpn" is the binary under test.
+func (l *laptop) command(ctx context.Context, t *testing.T, argv ...string) *exec.Cmd {
+	t.Helper()
+	if argv[0] == "kubevpn" {
+		argv = append([]string{filepath.Join(bin, "kubevpn")}, argv[1:]...)
+	}
+	argv = append([]string{"env", "-i"}, append(l.environment(), argv...)...)
+	if l.uid != 0 {
+		id := fmt.Sprint(l.uid)
+		argv = append([]string{"setpriv", "--reuid", id, "--regid", id, "--clear-groups", "--"}, argv...)
+	}
+	cmd, err := l.Command(ctx, "laptop", argv...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.WaitDelay = 5 * time.Second
+	return cmd
+}
+
+func (l *laptop) environment() []string {
+	return []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME=" + l.home,
+		"XDG_RUNTIME_DIR=" + filepath.Join(l.home, "run"),
+		"XDG_STATE_HOME=" + filepath.Join(l.home, "state"),
+		"XDG_CONFIG_HOME=" + filepath.Join(l.home, "config"),
+		"KUBECONFIG=" + l.kubeconfig,
+		"KUBEVPN_IMAGE=" + imageRef,
+	}
+}
+
+func (l *laptop) runContext(ctx context.Context, t *testing.T, argv ...string) result {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Join(l.home, "run"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := l.command(ctx, t, argv...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	start := time.Now()
+	err := cmd.Run()
+	r := result{command: strings.Join(argv, " "), stdout: stdout.String(), stderr: stderr.String(), took: time.Since(start)}
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		r.code = exit.ExitCode()
+	case err != nil:
+		t.Fatalf("%s: %v", r.command, err)
+	}
+	return r
+}
+
+// run runs a command on the laptop, bounded to a minute and a half.
+func (l *laptop) run(t *testing.T, argv ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	defer cancel()
+	return l.runContext(ctx, t, argv...)
+}
+
+// must is run for a command that has to succeed; it returns the trimmed standard output.
+func (l *laptop) must(t *testing.T, argv ...string) string {
+	t.Helper()
+	r := l.run(t, argv...)
+	if r.code != 0 {
+		t.Fatal(r)
+	}
+	return strings.TrimSpace(r.stdout)
+}
+
+// sh runs a shell script on the laptop.
+func (l *laptop) sh(t *testing.T, format string, args ...any) result {
+	t.Helper()
+	return l.run(t, "sh", "-c", fmt.Sprintf(format, args...))
+}
+
+// connect runs `kubevpn connect`, which has to succeed, and disconnects after the test.
+func (l *laptop) connect(t *testing.T, args ...string) result {
+	t.Helper()
+	r := l.run(t, append([]string{"kubevpn", "connect"}, args...)...)
+	if r.code != 0 {
+		t.Fatal(r)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+		defer cancel()
+		if r := l.runContext(ctx, t, "kubevpn", "disconnect", "--all"); r.code != 0 {
+			t.Errorf("%v", r)
+		}
+	})
+	return r
+}
+
+// status is `kubevpn status -o json`.
+func (l *laptop) status(t *testing.T) api.Status {
+	t.Helper()
+	var s api.Status
+	if err := json.Unmarshal([]byte(l.must(t, "kubevpn", "status", "-o", "json")), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// connection is the laptop's one connection.
+func (l *laptop) connection(t *testing.T) api.Connection {
+	t.Helper()
+	s := l.status(t)
+	if len(s.Connections) != 1 {
+		t.Fatalf("%d connections, want 1: %+v", len(s.Connections), s.Connections)
+	}
+	return s.Connections[0]
+}
+
+// volatile is what differs between two looks at the same machine: counters, ages, indexes of devices.
+var volatile = regexp.MustCompile(`packets \d+ bytes \d+|expires \d+sec|valid_lft \S+|preferred_lft \S+|\[\d+:\d+\]|(?m)^# .*$`)
+
+// snapshot is everything of the laptop's network that a VPN could leave something in.
+func (l *laptop) snapshot(t *testing.T) string {
+	t.Helper()
+	r := l.sh(t, `
+		for c in "ip -d link" "ip addr" "ip rule" "ip -6 rule" "ip route show table all" "ip -6 route show table all" \
+			"nft list ruleset" "iptables-save" "ip6tables-save" "stat -c %%y%%a%%U%%i /etc/resolv.conf /etc/hosts" \
+			"cat /etc/resolv.conf /etc/hosts" "ls -A /var/lib/kubevpn"; do
+			echo "== $c"; $c 2>&1
+		done`)
+	return volatile.ReplaceAllString(r.stdout, "")
+}
+
+// sameAs fails the test if the laptop's network is not as it was.
+func (l *laptop) sameAs(t *testing.T, before string) {
+	t.Helper()
+	if d := cmp.Diff(before, l.snapshot(t)); d != "" {
+		t.Errorf("the laptop is not as before (-before +after):\n%s", d)
+	}
+}
+
+// eventually calls check until it returns nil, at most for the given time.
+func eventually(t *testing.T, within time.Duration, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %v", within, err)
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		}
+	}
+}
+
+// kill ends a process at once.
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatalf("kill -9 %d: %v", pid, err)
+	}
+}

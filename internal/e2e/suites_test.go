@@ -1,0 +1,47 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"testing"
+
+	"kubevpn/internal/lab"
+)
+
+// suite is one promise, checked on one cluster.
+type suite struct {
+	name string
+	run  func(*testing.T, *world)
+}
+
+// everywhere is checked whatever serves ClusterIPs in the cluster, or nothing does.
+var everywhere = []suite{
+	{"connect", connectSuite},
+	{"reach", reachSuite},
+	{"faithful", faithfulSuite},
+	{"services", servicesSuite},
+	{"names", namesSuite},
+}
+
+// once is checked on one cluster, because kube-proxy has no part in it.
+var once = []suite{}
+
+func runSuites(t *testing.T, w *world, suites ...[]suite) {
+	for _, list := range suites {
+		for _, s := range list {
+			t.Run(s.name, func(t *testing.T) { s.run(t, w) })
+		}
+	}
+}
+
+func TestIPTables(t *testing.T) {
+	runSuites(t, newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}), everywhere, once)
+}
+
+func TestNFTablesDualStack(t *testing.T) {
+	runSuites(t, newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}), everywhere, []suite{{"ipv6", ipv6Suite}})
+}
+
+func TestNoKubeProxy(t *testing.T) {
+	runSuites(t, newWorld(t, lab.Config{Name: "e2e-none", ProxyMode: lab.ProxyNone}), everywhere)
+}

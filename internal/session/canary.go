@@ -1,0 +1,142 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// canaryTimeout bounds one check. Everything is up when the checks run, so a healthy tunnel answers in
+// milliseconds; a resolver's retry takes 5 s.
+const canaryTimeout = 6 * time.Second
+
+// canaryTargets is what is tried through the tunnel before a connection is called connected.
+type canaryTargets struct {
+	Name string         // fully qualified, without a trailing dot
+	IP   []netip.Addr   // what Name must resolve to; empty: anything
+	Pod  netip.AddrPort // invalid: no pod is known
+	VIP  netip.AddrPort
+}
+
+// runCanary goes the way that an application goes: through this machine's resolver and kernel, into the
+// device. It changes nothing. The checks come back in the order name, pod, clusterIP.
+func runCanary(ctx context.Context, t canaryTargets) []api.Check {
+	checks := []func(context.Context) api.Check{
+		func(ctx context.Context) api.Check { return checkName(ctx, t.Name, t.IP) },
+		func(ctx context.Context) api.Check { return checkTCP(ctx, "pod", t.Pod) },
+		func(ctx context.Context) api.Check { return checkTCP(ctx, "clusterIP", t.VIP) },
+	}
+	out := make([]api.Check, len(checks))
+	var wg sync.WaitGroup
+	for i, check := range checks {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, canaryTimeout)
+			defer cancel()
+			start := time.Now()
+			out[i] = check(ctx)
+			out[i].Seconds = time.Since(start).Seconds()
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+func checkName(ctx context.Context, name string, want []netip.Addr) api.Check {
+	c := api.Check{What: "name", Target: name}
+	r := net.Resolver{PreferGo: true} // a fresh read of resolv.conf, no cache, no NSS plugin in between
+	got, err := r.LookupNetIP(ctx, "ip", name+".")
+	if err != nil {
+		c.Seen = seen(err)
+		return c
+	}
+	var text []string
+	for i := range got {
+		got[i] = got[i].Unmap()
+		text = append(text, got[i].String())
+	}
+	c.Seen = strings.Join(text, ", ")
+	c.OK = len(want) == 0 || slices.ContainsFunc(got, func(a netip.Addr) bool { return slices.Contains(want, a) })
+	if !c.OK {
+		c.Seen += fmt.Sprintf(" (expected %s)", want[0])
+	}
+	return c
+}
+
+func checkTCP(ctx context.Context, what string, target netip.AddrPort) api.Check {
+	c := api.Check{What: what}
+	if !target.IsValid() {
+		// Nothing to try is not a failure: an empty namespace has no pod. It is said, not hidden.
+		c.OK, c.Target, c.Seen = true, "none", "not tried: no running "+what+" with a TCP port is visible"
+		return c
+	}
+	c.Target = target.String()
+	start := time.Now()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", target.String())
+	if err != nil {
+		c.Seen = seen(err)
+		// A pod that refuses has been reached: the answer is its own.
+		c.OK = what == "pod" && errors.Is(err, syscall.ECONNREFUSED)
+		return c
+	}
+	c.OK, c.Seen = true, fmt.Sprintf("connected in %d ms", time.Since(start).Milliseconds())
+	if err := conn.Close(); err != nil {
+		c.Seen += ", closing: " + err.Error()
+	}
+	return c
+}
+
+// seen is the last, plainest part of a network error.
+func seen(err error) string {
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &dns):
+		return dns.Err
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):
+		return "no answer"
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno.Error()
+	}
+	return err.Error()
+}
+
+// canaryError turns failed checks into the error that connect shows, or nil.
+func canaryError(checks []api.Check, resolver api.ResolverMode, vips bool) error {
+	var failed []string
+	bad := map[string]bool{}
+	for _, c := range checks {
+		if !c.OK {
+			bad[c.What] = true
+			failed = append(failed, fmt.Sprintf("%s %s: %s", c.What, c.Target, c.Seen))
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	e := api.Errorf(api.ExitCanary, "the tunnel is up but does not reach the cluster: %s", strings.Join(failed, "; "))
+	switch {
+	case bad["pod"] && bad["clusterIP"]:
+		return e.WithHint("Neither pods nor Services answer. A NetworkPolicy may keep the traffic manager's pod from reaching them:\n" +
+			"allow egress from pods labelled app.kubernetes.io/name=kubevpn in the manager's namespace. `kubevpn logs` has the details.")
+	case bad["clusterIP"] && !vips:
+		return e.WithHint("Pods answer, ClusterIPs do not: the traffic manager may not read Services, so it dials ClusterIPs as they are,\n" +
+			"and nothing serves them on its node. Ask an admin to run `kubevpn install`, which grants it to read Services.")
+	case bad["name"] && len(bad) == 1:
+		return e.WithHint("Pods and Services answer, names do not. Names are resolved by way of %s; another VPN or a local resolver\n"+
+			"may be in between. `kubevpn logs` has the details.", resolver)
+	case bad["pod"] && len(bad) == 1:
+		return e.WithHint("Services answer, this pod does not. A NetworkPolicy may refuse connections from the traffic manager's namespace.")
+	}
+	return e.WithHint("`kubevpn logs` has the details.")
+}

@@ -1,0 +1,369 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/pkg/dns"
+	"kubevpn/pkg/netstack"
+	"kubevpn/pkg/route"
+	"kubevpn/pkg/tun"
+)
+
+const (
+	// settle joins changes that come together: a rollout, a new node.
+	settle = 200 * time.Millisecond
+	// relearn is how often the user's own view of the cluster's networks is renewed, where the manager has none.
+	relearn = 5 * time.Minute
+	// tunnels is how many numbers there are for tunnels on one machine, all users together.
+	tunnels = 64
+)
+
+// learnNetworks completes what the manager told with what the user's own rights show, where the manager lacks
+// rights, and sees to the names of Services.
+func (s *Session) learnNetworks(ctx context.Context, g *errgroup.Group) error {
+	s.mu.Lock()
+	state := s.state
+	s.mu.Unlock()
+	if s.lacking(state) {
+		done := s.step("Finding the cluster's networks")
+		if err := s.learnOwn(ctx); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		own := s.own
+		s.mu.Unlock()
+		done("%d pod and %d Service networks by your own rights", len(own.Pods), len(own.Services))
+	}
+	if !state.ResolvesVIPs {
+		g.Go(func() error { return s.watchNames(ctx) })
+	}
+	return nil
+}
+
+// lacking reports whether the manager cannot tell all of the cluster's networks.
+func (s *Session) lacking(state api.ManagerState) bool {
+	return len(state.PodCIDRs) == 0 || len(state.ServiceCIDRs) == 0 ||
+		slices.ContainsFunc(state.Missing, func(m string) bool {
+			return strings.Contains(m, "nodes") || strings.Contains(m, "servicecidrs") || strings.Contains(m, "services")
+		})
+}
+
+func (s *Session) learnOwn(ctx context.Context) error {
+	own, err := s.cluster.CIDRs(ctx, s.Status().Namespace)
+	if err != nil {
+		return err
+	}
+	for _, c := range slices.Concat(own.Pods, own.Services) {
+		if c.Source.Guessed() {
+			s.warn(fmt.Sprintf("%v is %s: what is outside of it needs --extra-cidr", c.Prefix, c.Source))
+		}
+	}
+	s.mu.Lock()
+	s.own = own
+	s.mu.Unlock()
+	return nil
+}
+
+// watchNames follows the Services of the session's namespace with the user's own rights, for short names, until
+// the manager tells all of them.
+func (s *Session) watchNames(ctx context.Context) error {
+	err := s.cluster.WatchServices(ctx, s.Status().Namespace, func(d api.NameDelta) {
+		s.names.apply(fromUser, d)
+		s.poke()
+	})
+	if err != nil && ctx.Err() == nil {
+		s.warn("short names are looked up in the current namespace only: " + err.Error())
+	}
+	return ctx.Err()
+}
+
+// known gathers what plan needs.
+func (s *Session) known() networks {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	prefixes := func(cidrs []cluster.CIDR) (out []netip.Prefix) {
+		for _, c := range cidrs {
+			out = append(out, c.Prefix)
+		}
+		return out
+	}
+	n := networks{
+		Pods:     slices.Concat(s.state.PodCIDRs, prefixes(s.own.Pods)),
+		Services: slices.Concat(s.state.ServiceCIDRs, prefixes(s.own.Services)),
+		Extra:    s.cfg.Request.ExtraCIDRs,
+		Exclude:  s.cfg.Request.ExcludeCIDRs,
+		Carrier:  s.cluster.Addresses(),
+		Own:      []netip.Addr{s.address.Resolver4},
+	}
+	for _, a := range s.state.DNSServers {
+		if !a.IsLinkLocalUnicast() && !a.IsLoopback() { // a node-local cache: asked through the manager, not routed
+			n.DNS = append(n.DNS, a)
+		}
+	}
+	return n
+}
+
+// bringUp makes the device, its routes and the names, and starts the netstack.
+func (s *Session) bringUp(ctx context.Context, g *errgroup.Group) error {
+	done := s.step("Configuring the network")
+	if err := s.chooseNumber(); err != nil {
+		return err
+	}
+	routes, warnings := plan(s.known())
+	s.warn(warnings...)
+	if len(routes) <= 1 {
+		return api.Errorf(api.ExitPermission, "neither pod nor Service networks of the cluster can be found").
+			WithHint("Name them with --extra-cidr, or ask an admin to run `kubevpn install`, which grants the manager to read them.")
+	}
+	if err := s.refuseClashes(routes); err != nil {
+		return err
+	}
+	f, err := s.createTUN(ctx)
+	if err != nil {
+		return err
+	}
+	device, err := tun.Adopt(f, s.address.Device, mtu)
+	if err != nil {
+		return err
+	}
+	stack, err := netstack.New(netstack.Config{Device: device, Dialer: dialer{s.current}, Logger: s.log})
+	if err != nil {
+		return errors.Join(err, device.Close())
+	}
+	g.Go(func() error { return s.runStack(ctx, stack, device) })
+	if err := s.serveNames(ctx, g, stack); err != nil {
+		return err
+	}
+	if err := s.apply(ctx, routes); err != nil {
+		return err
+	}
+	st := s.Status()
+	done("%s, names by way of %s", st.Device, st.DNS.Mode)
+	return nil
+}
+
+func (s *Session) runStack(ctx context.Context, stack *netstack.Stack, device tun.Device) error {
+	err := stack.Run(ctx)
+	if ctx.Err() == nil && err != nil {
+		err = api.Errorf(api.ExitLost, "the TUN device is gone: %w", err).WithHint("Run `kubevpn connect` again.")
+	}
+	if closeErr := device.Close(); closeErr != nil && !errors.Is(closeErr, os.ErrClosed) {
+		err = errors.Join(err, closeErr)
+	}
+	return err
+}
+
+// serveNames answers DNS inside the tunnel, for resolvers that want a server per link.
+func (s *Session) serveNames(ctx context.Context, g *errgroup.Group, stack *netstack.Stack) error {
+	at := netip.AddrPortFrom(s.address.Resolver4, 53)
+	packets, err := stack.ListenUDP(at)
+	if err != nil {
+		return fmt.Errorf("answering DNS inside the tunnel: %w", err)
+	}
+	listener, err := stack.ListenTCP(at)
+	if err != nil {
+		return errors.Join(fmt.Errorf("answering DNS inside the tunnel: %w", err), packets.Close())
+	}
+	g.Go(func() error {
+		err := s.cfg.Network.ServeDNS(ctx, []net.PacketConn{packets}, []net.Listener{listener})
+		if ctx.Err() == nil && err != nil {
+			return fmt.Errorf("answering DNS inside the tunnel: %w", err)
+		}
+		return nil
+	})
+	return nil
+}
+
+// chooseNumber picks the first tunnel number whose device and addresses are free on this machine.
+func (s *Session) chooseNumber() error {
+	for n := range tunnels {
+		a := addressingFor(n)
+		if _, err := net.InterfaceByName(a.Device); err == nil {
+			continue
+		}
+		clashes, err := route.Clashes([]netip.Prefix{netip.PrefixFrom(a.Laptop4, 24).Masked()}, nil)
+		if err != nil {
+			return fmt.Errorf("looking at this machine's routes: %w", err)
+		}
+		if len(clashes) == 0 {
+			s.mu.Lock()
+			s.address = a
+			s.mu.Unlock()
+			return nil
+		}
+	}
+	return api.Errorf(api.ExitClash, "no addresses are free for the tunnel: all of 198.19.0.0/18 is in use on this machine").
+		WithHint("`ip route` shows by what.")
+}
+
+// createTUN makes the device, under the next number if somebody else took the name meanwhile.
+func (s *Session) createTUN(ctx context.Context) (*os.File, error) {
+	var err error
+	for range 3 {
+		var f *os.File
+		if f, err = s.cfg.Network.CreateTUN(ctx, s.address.Device, mtu); err == nil {
+			return f, nil
+		}
+		if _, there := net.InterfaceByName(s.address.Device); there != nil {
+			return nil, err
+		}
+		if err := s.chooseNumber(); err != nil {
+			return nil, err
+		}
+	}
+	return nil, err
+}
+
+// refuseClashes ends the attempt, before anything is changed, when a route would hide a local network.
+func (s *Session) refuseClashes(routes []netip.Prefix) error {
+	clashes, err := route.Clashes(routes, nil)
+	if err != nil {
+		return fmt.Errorf("looking at this machine's routes: %w", err)
+	}
+	if len(clashes) == 0 {
+		return nil
+	}
+	var text, exclude []string
+	for _, c := range clashes {
+		text = append(text, c.String())
+		exclude = append(exclude, "--exclude-cidr "+narrower(c.Prefix, c.Other).String())
+	}
+	slices.Sort(exclude)
+	return api.Errorf(api.ExitClash, "the cluster's network overlaps a local one: %s", strings.Join(text, "; ")).
+		WithHint("Nothing was changed. To go on without that part of the cluster:\n  kubevpn connect %s", strings.Join(slices.Compact(exclude), " "))
+}
+
+// narrower is the smaller of two prefixes that overlap.
+func narrower(a, b netip.Prefix) netip.Prefix {
+	if b.Bits() > a.Bits() {
+		return b.Masked()
+	}
+	return a.Masked()
+}
+
+// maintain applies what changes after the connection is up, until ctx ends.
+func (s *Session) maintain(ctx context.Context) error {
+	tick := time.NewTicker(relearn)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+			s.mu.Lock()
+			lacking := s.lacking(s.state)
+			s.mu.Unlock()
+			if !lacking {
+				continue
+			}
+			if err := s.learnOwn(ctx); err != nil {
+				s.log.Info("renewing the view of the cluster's networks", "err", err)
+				continue
+			}
+		case <-s.updated:
+			pause := time.NewTimer(settle)
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+				pause.Stop()
+				return ctx.Err()
+			}
+		}
+		routes, warnings := plan(s.known())
+		s.warn(warnings...)
+		routes = s.dropClashes(routes)
+		if err := s.apply(ctx, routes); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+}
+
+// dropClashes leaves out, with a warning, routes that came later and would hide a local network.
+func (s *Session) dropClashes(routes []netip.Prefix) []netip.Prefix {
+	clashes, err := route.Clashes(routes, []string{s.address.Device})
+	if err != nil {
+		s.log.Warn("looking at this machine's routes", "err", err)
+		return routes
+	}
+	for _, c := range clashes {
+		s.warn(fmt.Sprintf("%v is not routed into the tunnel: %v", c.Prefix, c))
+		routes = slices.DeleteFunc(routes, func(p netip.Prefix) bool { return p == c.Prefix })
+	}
+	return routes
+}
+
+// apply makes routes and names the machine's, if they differ from what it has.
+func (s *Session) apply(ctx context.Context, routes []netip.Prefix) error {
+	n := s.known()
+	s.mu.Lock()
+	state, namespace, address, before := s.state, s.status.Namespace, s.address, s.link
+	s.mu.Unlock()
+	domain := state.DNSDomain
+	reverse, _ := plan(networks{Pods: n.Pods, Services: n.Services, DNS: n.DNS})
+	match := append([]string{domain}, reverseDomains(reverse)...)
+	match = append(match, s.names.matchable()...)
+	search := []string{namespace + ".svc." + domain, "svc." + domain, domain}
+	link := address.link(mtu, routes, match, search)
+
+	if err := s.setZone(state, namespace, reverse); err != nil {
+		return err
+	}
+	if reflect.DeepEqual(link, before) {
+		return nil
+	}
+	applied, err := s.cfg.Network.SetLink(ctx, link)
+	if err != nil {
+		return err
+	}
+	s.warn(applied.Warnings...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.link, s.applied = link, applied
+	s.status.Device = link.Name
+	s.status.CIDRs = routes
+	s.status.Addresses = s.status.Addresses[:0:0]
+	for _, a := range link.Addrs {
+		s.status.Addresses = append(s.status.Addresses, a.Addr())
+	}
+	s.status.DNS = api.DNSStatus{Mode: applied.ResolverMode, Domain: domain, Servers: state.DNSServers}
+	s.status.Services = "resolved by kubevpn"
+	if !state.ResolvesVIPs {
+		s.status.Services = "dialled as they are: the traffic manager lacks " + strings.Join(state.Missing, ", ")
+	}
+	return nil
+}
+
+// setZone tells the machine's resolver which names are this cluster's, if that has changed.
+func (s *Session) setZone(state api.ManagerState, namespace string, reverse []netip.Prefix) error {
+	if state.DNSDomain == "" || len(state.DNSServers) == 0 {
+		s.warn("the traffic manager's pod has no cluster DNS: names of the cluster are not resolved")
+		return s.cfg.Network.SetZone(nil)
+	}
+	servers := make([]netip.AddrPort, len(state.DNSServers))
+	for i, a := range state.DNSServers {
+		servers[i] = netip.AddrPortFrom(a, 53)
+	}
+	s.nameservers.SetAddrs(servers)
+	zone := dns.Zone{Domain: state.DNSDomain, Namespace: namespace, Reverse: reverse, Cluster: s.nameservers}
+	if s.names.known() != nobody {
+		zone.Services = s.names.index
+	}
+	if reflect.DeepEqual(zone, s.zone) {
+		return nil
+	}
+	s.zone = zone
+	return s.cfg.Network.SetZone(&zone)
+}

@@ -1,0 +1,160 @@
+package session
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"go4.org/netipx"
+
+	"kubevpn/internal/api"
+)
+
+// networks is everything that decides what is routed into the tunnel.
+type networks struct {
+	Pods     []netip.Prefix // from the traffic manager and the user's own rights
+	Services []netip.Prefix
+	DNS      []netip.Addr   // cluster DNS servers; always routed
+	Extra    []netip.Prefix // --extra-cidr
+	Exclude  []netip.Prefix // --exclude-cidr
+	Carrier  []netip.Addr   // what the session itself runs over: the API server, a proxy
+	Own      []netip.Addr   // addresses inside the tunnel that the laptop's resolver answers on
+}
+
+// plan decides which prefixes are routed into the tunnel: pods, Services, cluster DNS and the extra ones,
+// without the excluded ones and without any address that the session runs over, which is carved out rather
+// than dropping the prefix that holds it. The result is masked, sorted and minimal. Prefixes that would
+// take over the machine (default routes, loopback, link-local, multicast) are left out, each with a warning.
+func plan(n networks) (routes []netip.Prefix, warnings []string) {
+	var b netipx.IPSetBuilder
+	add := func(what string, prefixes []netip.Prefix) {
+		for _, p := range prefixes {
+			if why := unroutable(p); why != "" {
+				warnings = append(warnings, fmt.Sprintf("%s %s is not routed: %s", what, p, why))
+				continue
+			}
+			b.AddPrefix(p.Masked())
+		}
+	}
+	add("pod network", n.Pods)
+	add("Service network", n.Services)
+	add("--extra-cidr", n.Extra)
+	for _, a := range n.DNS {
+		add("cluster DNS", []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
+	}
+	for _, p := range n.Exclude {
+		b.RemovePrefix(p.Masked())
+	}
+	for _, a := range n.Carrier {
+		b.Remove(a.Unmap())
+	}
+	for _, a := range n.Own {
+		b.Add(a)
+	}
+	set, err := b.IPSet()
+	if err != nil { // only invalid prefixes do that; unroutable has filtered them
+		return nil, append(warnings, err.Error())
+	}
+	return set.Prefixes(), warnings
+}
+
+// unroutable says why a prefix must never be routed into the tunnel, or "".
+func unroutable(p netip.Prefix) string {
+	switch a := p.Addr(); {
+	case !p.IsValid():
+		return "it is not a prefix"
+	case p.Bits() == 0:
+		return "it is a default route"
+	case a.Is4() && p.Bits() < 8, a.Is6() && p.Bits() < 16:
+		return "it is too wide"
+	case a.IsLoopback():
+		return "it is loopback"
+	case a.IsLinkLocalUnicast():
+		return "it is link-local"
+	case a.IsMulticast():
+		return "it is multicast"
+	}
+	return ""
+}
+
+// reverseDomains are the zones under in-addr.arpa and ip6.arpa that cover the prefixes, cut at label
+// borders (RFC 1035 section 3.5, RFC 3596 section 2.5), without a trailing dot. A prefix that does not end
+// at a border gives the enclosing zone's children.
+func reverseDomains(prefixes []netip.Prefix) []string {
+	var out []string
+	for _, p := range prefixes {
+		step := 8
+		if p.Addr().Is6() {
+			step = 4
+		}
+		bits := (p.Bits() + step - 1) / step * step
+		for a := p.Masked(); a.Addr().IsValid() && p.Contains(a.Addr()); {
+			out = append(out, reverseDomain(a.Addr(), bits))
+			next := netipx.PrefixLastIP(netip.PrefixFrom(a.Addr(), bits)).Next()
+			if !next.IsValid() {
+				break
+			}
+			a = netip.PrefixFrom(next, bits)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func reverseDomain(a netip.Addr, bits int) string {
+	name := ""
+	if a.Is4() {
+		b := a.As4()
+		for _, octet := range b[:bits/8] {
+			name = fmt.Sprintf("%d.%s", octet, name)
+		}
+		return name + "in-addr.arpa"
+	}
+	b := a.As16()
+	for i := range bits / 4 {
+		nibble := b[i/2] >> 4
+		if i%2 == 1 {
+			nibble = b[i/2] & 15
+		}
+		name = fmt.Sprintf("%x.%s", nibble, name)
+	}
+	return name + "ip6.arpa"
+}
+
+// addressing is one tunnel's own addresses. Tunnels of one machine are numbered, whoever owns them, and the
+// number decides the addresses: 198.19.N.0/24 out of the benchmarking range (RFC 2544) and a /64 out of a
+// unique local prefix (RFC 4193).
+type addressing struct {
+	Device    string
+	Laptop4   netip.Addr
+	Laptop6   netip.Addr
+	Resolver4 netip.Addr
+}
+
+func addressingFor(n int) addressing {
+	six := netip.MustParseAddr("fd6b:7670:6e00::1").As16()
+	six[7] = byte(n)
+	return addressing{
+		Device:    fmt.Sprintf("kubevpn%d", n),
+		Laptop4:   netip.AddrFrom4([4]byte{198, 19, byte(n), 1}),
+		Laptop6:   netip.AddrFrom16(six),
+		Resolver4: netip.AddrFrom4([4]byte{198, 19, byte(n), 53}),
+	}
+}
+
+// link is the helper's view of the tunnel. The IPv6 address is there only if something IPv6 is routed.
+func (a addressing) link(mtu int, routes []netip.Prefix, match, search []string) api.Link {
+	l := api.Link{
+		Name:          a.Device,
+		MTU:           mtu,
+		Addrs:         []netip.Prefix{netip.PrefixFrom(a.Laptop4, 32)},
+		Routes:        routes,
+		Resolver:      a.Resolver4,
+		MatchDomains:  match,
+		SearchDomains: search,
+	}
+	if slices.ContainsFunc(routes, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		l.Addrs = append(l.Addrs, netip.PrefixFrom(a.Laptop6, 128))
+	}
+	return l
+}

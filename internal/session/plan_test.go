@@ -1,0 +1,133 @@
+package session
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func prefixes(s string) (out []netip.Prefix) {
+	for _, f := range strings.Fields(s) {
+		out = append(out, netip.MustParsePrefix(f))
+	}
+	return out
+}
+
+func addrs(s string) (out []netip.Addr) {
+	for _, f := range strings.Fields(s) {
+		out = append(out, netip.MustParseAddr(f))
+	}
+	return out
+}
+
+func TestPlan(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		in       networks
+		want     string
+		warnings []string
+	}{
+		{
+			name: "pods_and_services",
+			in:   networks{Pods: prefixes("10.244.1.0/24 10.244.2.0/24"), Services: prefixes("10.96.0.0/16")},
+			want: "10.96.0.0/16 10.244.1.0/24 10.244.2.0/24",
+		},
+		{
+			name: "adjacent_prefixes_join",
+			in:   networks{Pods: prefixes("10.244.0.0/24 10.244.1.0/24")},
+			want: "10.244.0.0/23",
+		},
+		{
+			name: "api_server_is_carved_out_not_dropped",
+			in:   networks{Pods: prefixes("10.0.0.0/30"), Carrier: addrs("10.0.0.1")},
+			want: "10.0.0.0/32 10.0.0.2/31",
+		},
+		{
+			name: "api_server_as_mapped_address",
+			in:   networks{Extra: prefixes("10.0.0.0/31"), Carrier: addrs("::ffff:10.0.0.1")},
+			want: "10.0.0.0/32",
+		},
+		{
+			name: "exclude_wins_over_extra",
+			in:   networks{Extra: prefixes("10.1.0.0/16"), Exclude: prefixes("10.1.128.0/17")},
+			want: "10.1.0.0/17",
+		},
+		{
+			name: "dns_outside_the_service_network",
+			in:   networks{Services: prefixes("10.96.0.0/16"), DNS: addrs("169.254.20.10 10.97.0.10")},
+			want: "10.96.0.0/16 10.97.0.10/32",
+			warnings: []string{
+				"cluster DNS 169.254.20.10/32 is not routed: it is link-local",
+			},
+		},
+		{
+			name: "resolver_survives_an_exclusion",
+			in:   networks{Pods: prefixes("198.19.0.0/24"), Exclude: prefixes("198.19.0.0/24"), Own: addrs("198.19.0.53")},
+			want: "198.19.0.53/32",
+		},
+		{
+			name: "dual_stack",
+			in:   networks{Pods: prefixes("10.244.1.0/24 fd00:244:1::/64"), Services: prefixes("fd00:96::/112")},
+			want: "10.244.1.0/24 fd00:96::/112 fd00:244:1::/64",
+		},
+		{
+			name: "what_would_take_over_the_machine",
+			in:   networks{Extra: prefixes("0.0.0.0/0 127.0.0.0/8 224.0.0.0/8 0.0.0.0/1 ::/0 2000::/3")},
+			want: "",
+			warnings: []string{
+				"--extra-cidr 0.0.0.0/0 is not routed: it is a default route",
+				"--extra-cidr 127.0.0.0/8 is not routed: it is loopback",
+				"--extra-cidr 224.0.0.0/8 is not routed: it is multicast",
+				"--extra-cidr 0.0.0.0/1 is not routed: it is too wide",
+				"--extra-cidr ::/0 is not routed: it is a default route",
+				"--extra-cidr 2000::/3 is not routed: it is too wide",
+			},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			routes, warnings := plan(tt.in)
+			var got []string
+			for _, p := range routes {
+				got = append(got, p.String())
+			}
+			if s := strings.Join(got, " "); s != tt.want {
+				t.Errorf("routes: got %q, want %q", s, tt.want)
+			}
+			if d := cmp.Diff(tt.warnings, warnings); d != "" {
+				t.Errorf("warnings (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestReverseDomains(t *testing.T) {
+	for _, tt := range []struct{ in, want string }{
+		{"10.96.0.0/16", "96.10.in-addr.arpa"},
+		{"10.244.0.0/23", "0.244.10.in-addr.arpa 1.244.10.in-addr.arpa"},
+		{"10.97.0.10/32", "10.0.97.10.in-addr.arpa"},
+		{"10.0.0.0/8", "10.in-addr.arpa"},
+		{"255.255.255.255/32", "255.255.255.255.in-addr.arpa"},
+		{"fd00:96::/112", "0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.6.9.0.0.0.0.d.f.ip6.arpa"},
+	} {
+		if got := strings.Join(reverseDomains(prefixes(tt.in)), " "); got != tt.want {
+			t.Errorf("reverseDomains(%s) = %q, want %q", tt.in, got, tt.want)
+		}
+	}
+}
+
+func TestAddressing(t *testing.T) {
+	a := addressingFor(3)
+	l := a.link(1500, prefixes("10.244.0.0/16"), nil, nil)
+	if got, want := l.Name, "kubevpn3"; got != want {
+		t.Errorf("name %q, want %q", got, want)
+	}
+	if d := cmp.Diff(prefixes("198.19.3.1/32"), l.Addrs, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
+		t.Error(d)
+	}
+	l = a.link(1500, prefixes("fd00::/64"), nil, nil)
+	if d := cmp.Diff(prefixes("198.19.3.1/32 fd6b:7670:6e00:3::1/128"), l.Addrs, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
+		t.Error(d)
+	}
+}

@@ -1,0 +1,355 @@
+// Package session is one connection to one cluster, from a kubeconfig to "Connected" and back: it wires the
+// cluster's API (internal/cluster), the traffic manager (internal/install), the transport, the netstack and the
+// laptop's network together, and proves that they work before it says so.
+//
+//	Run ─▶ reach the API server ─▶ find or install the manager ─▶ transport session ─▶ greeting
+//	    ─▶ plan: which prefixes ─▶ clash with a local network? ─▶ TUN, routes, names ─▶ canary ─▶ connected
+//	    ─▶ follow the manager: prefixes and names change, carriers are mended ─▶ ctx ends: all is taken back
+//
+// It sits under internal/daemon, which owns it, and holds no privilege: what needs root it asks of Network.
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/version"
+	"kubevpn/pkg/dns"
+	"kubevpn/pkg/transport"
+)
+
+// mtu of the device. Connections end on the laptop and packets cross the device whole up to 64 KiB, so it bounds
+// nothing but the size of UDP fragments.
+const mtu = 1500
+
+// greetingTimeout bounds the first session: dialling the manager's pod and its greeting.
+const greetingTimeout = 30 * time.Second
+
+// netstack is the netstack of every session, and why.
+const (
+	netstackName   = "gvisor"
+	netstackReason = "connections end on the laptop and the traffic manager resolves ClusterIPs, whatever kube-proxy does"
+)
+
+// Network is what a session asks of the machine. What it has set is taken back by the owner when Run has returned.
+type Network interface {
+	CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error)
+	SetLink(ctx context.Context, link api.Link) (api.NetworkApplied, error)
+	SetZone(zone *dns.Zone) error
+	// ServeDNS answers queries on sockets inside the tunnel until ctx ends, then closes them.
+	ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error
+}
+
+// Config is what New needs.
+type Config struct {
+	Request  api.ConnectRequest
+	Network  Network
+	ClientID string          // stable identity of this user on this laptop
+	Progress func(api.Event) // may be called concurrently; never blocks for long
+	Logger   *slog.Logger
+}
+
+// Session is one connection. Run is called once; the other methods may be called at any time, concurrently.
+type Session struct {
+	cfg       Config
+	log       *slog.Logger
+	cluster   *cluster.Cluster
+	client    *transport.Client
+	current   *current
+	names     *names
+	connected chan struct{}
+
+	nameservers *dns.Nameservers // cluster DNS, through the tunnel
+	zone        dns.Zone         // as the resolver has it; of apply alone
+
+	greeted chan struct{} // closed by the first greeting
+	updated chan struct{} // buffered 1: the plan may have changed
+	fatal   chan error    // buffered 1: the manager refused for good
+
+	mu      sync.Mutex
+	status  api.Connection
+	state   api.ManagerState
+	own     cluster.CIDRs // what the user's own rights show; zero unless the manager lacks something
+	address addressing
+	applied api.NetworkApplied
+	link    api.Link
+	warned  map[string]bool
+}
+
+// New reads the kubeconfig. It opens no connection. Errors are *api.Error.
+func New(cfg Config) (*Session, error) {
+	if cfg.Request.Netstack != netstackName {
+		return nil, api.Errorf(api.ExitUsage, "there is no netstack %q", cfg.Request.Netstack).WithHint("use --netstack %s", netstackName)
+	}
+	c, err := cluster.Load(cfg.Request.Kubeconfig, cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: cfg.Logger})
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{
+		cfg:       cfg,
+		log:       cfg.Logger,
+		cluster:   c,
+		current:   newCurrent(),
+		names:     newNames(),
+		connected: make(chan struct{}),
+		greeted:   make(chan struct{}),
+		updated:   make(chan struct{}, 1),
+		fatal:     make(chan error, 1),
+		warned:    map[string]bool{},
+		status: api.Connection{
+			ID: c.ID(), Cluster: c.Name(), Server: c.Server(), Context: c.Context(), Namespace: cfg.Request.Namespace,
+			Status: api.StatusConnecting, Netstack: netstackName, NetstackReason: netstackReason,
+			Addresses: []netip.Addr{}, CIDRs: []netip.Prefix{}, Checks: []api.Check{}, Since: time.Now(),
+		},
+	}
+	s.nameservers = dns.NewNameservers(dns.NameserversConfig{Name: c.ID(), Dial: s.dialDNS, Logger: cfg.Logger})
+	s.client = transport.NewClient(transport.ClientConfig{
+		Dial: s.dialManager, OnSession: s.onSession, OnState: s.onState, Logger: cfg.Logger,
+	})
+	return s, nil
+}
+
+// ID is the same for every connection to the same cluster.
+func (s *Session) ID() string { return s.cluster.ID() }
+
+// Connected is closed once a name, a pod and a ClusterIP were reached through the tunnel.
+func (s *Session) Connected() <-chan struct{} { return s.connected }
+
+// Status is a snapshot.
+func (s *Session) Status() api.Connection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.status
+	c.CIDRs, c.Checks, c.Warnings = slices.Clone(c.CIDRs), slices.Clone(c.Checks), slices.Clone(c.Warnings)
+	c.Transport = s.cluster.Transport()
+	return c
+}
+
+// SetNamespace changes the namespace in which short names are looked up first.
+func (s *Session) SetNamespace(namespace string) error {
+	s.mu.Lock()
+	s.status.Namespace = namespace
+	s.mu.Unlock()
+	s.poke()
+	return nil
+}
+
+// Run makes the connection and keeps it until ctx ends, which is not an error, or it cannot be kept.
+func (s *Session) Run(ctx context.Context) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.establish(gctx, g) })
+	g.Go(func() error {
+		select {
+		case err := <-s.fatal:
+			return err
+		case <-gctx.Done():
+			return gctx.Err()
+		}
+	})
+	err := g.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() != nil {
+		s.status.Status = api.StatusDisconnecting
+		return nil
+	}
+	s.status.Status = api.StatusFailed
+	s.status.Error = s.cluster.Explain(err)
+	return s.status.Error
+}
+
+// establish does the steps up to connected; what must go on afterwards it leaves to g.
+func (s *Session) establish(ctx context.Context, g *errgroup.Group) error {
+	if err := s.reachAPIServer(ctx); err != nil {
+		return err
+	}
+	if err := s.ensureManager(ctx); err != nil {
+		return err
+	}
+	if err := s.openSession(ctx, g); err != nil {
+		return err
+	}
+	if err := s.learnNetworks(ctx, g); err != nil {
+		return err
+	}
+	if err := s.bringUp(ctx, g); err != nil {
+		return err
+	}
+	if err := s.prove(ctx); err != nil {
+		return err
+	}
+	g.Go(func() error { return s.maintain(ctx) })
+	close(s.connected)
+	return nil
+}
+
+// addressing is the tunnel's own addresses.
+func (s *Session) addressing() addressing {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.address
+}
+
+// step reports that a step begins; the function that it returns reports its end.
+func (s *Session) step(format string, args ...any) (done func(format string, args ...any)) {
+	name := fmt.Sprintf(format, args...)
+	s.log.Info(name)
+	s.cfg.Progress(api.Event{Time: time.Now(), Step: name})
+	return func(format string, args ...any) {
+		detail := fmt.Sprintf(format, args...)
+		s.log.Info(name, "result", detail)
+		s.cfg.Progress(api.Event{Time: time.Now(), Step: name, Detail: detail, Done: true})
+	}
+}
+
+// warn tells the user once, and keeps it in the status.
+func (s *Session) warn(warnings ...string) {
+	for _, w := range warnings {
+		s.mu.Lock()
+		known := s.warned[w]
+		if !known {
+			s.warned[w] = true
+			s.status.Warnings = append(s.status.Warnings, w)
+		}
+		s.mu.Unlock()
+		if !known {
+			s.log.Warn(w)
+			s.cfg.Progress(api.Event{Time: time.Now(), Warning: w})
+		}
+	}
+}
+
+// poke asks maintain to look again.
+func (s *Session) poke() {
+	select {
+	case s.updated <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Session) reachAPIServer(ctx context.Context) error {
+	done := s.step("Reaching the API server")
+	if err := s.cluster.Resolve(ctx); err != nil {
+		return err
+	}
+	done("%s", s.cluster.Server())
+	return nil
+}
+
+func (s *Session) openSession(ctx context.Context, g *errgroup.Group) error {
+	done := s.step("Opening the tunnel")
+	g.Go(func() error { return s.client.Run(ctx) })
+	timer := time.NewTimer(greetingTimeout)
+	defer timer.Stop()
+	select {
+	case <-s.greeted:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		s.mu.Lock()
+		why := s.status.Error
+		s.mu.Unlock()
+		if why != nil {
+			return why
+		}
+		return api.Errorf(api.ExitNotReady, "the traffic manager does not answer").
+			WithHint("`kubectl -n %s logs deploy/kubevpn-traffic-manager` may tell why.", s.Status().ManagerNamespace)
+	}
+	st := s.Status()
+	done("%s, pod %s", st.Transport, st.ManagerPod)
+	return nil
+}
+
+// onState follows the transport.
+func (s *Session) onState(state transport.State, cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if cause != nil {
+		s.log.Info("transport", "state", state, "cause", cause)
+		s.status.Error = s.cluster.Explain(cause)
+	}
+	select {
+	case <-s.connected:
+	default:
+		return // not connected yet: Run and the steps say what is going on
+	}
+	switch state {
+	case transport.StateConnected:
+		s.status.Status, s.status.Error = api.StatusConnected, nil
+	default:
+		s.status.Status = api.StatusReconnecting
+	}
+}
+
+// onSession greets the manager on a new session and follows it until the session ends.
+func (s *Session) onSession(ctx context.Context, ts *transport.Session) {
+	err := s.converse(ctx, ts)
+	s.current.clear(ts)
+	if ctx.Err() != nil {
+		return
+	}
+	var refused *api.Error
+	if errors.As(err, &refused) && refused.Code == api.ExitIncompatible {
+		select {
+		case s.fatal <- refused:
+		default:
+		}
+		return
+	}
+	s.log.Warn("the control stream ended; opening a new session", "err", err)
+	if err := ts.Close(); err != nil {
+		s.log.Debug("closing the session", "err", err)
+	}
+}
+
+func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
+	stream, err := ts.Open(ctx, transport.Request{Proto: transport.ProtoControl})
+	if err != nil {
+		return fmt.Errorf("opening the control stream: %w", err)
+	}
+	defer stream.Close()
+	c, hello, err := startControl(stream, api.ClientHello{
+		Protocol: api.Protocol, Version: version.String(), Client: s.cfg.ClientID,
+		Namespace: s.Status().Namespace, Scheduler: s.cfg.Request.Scheduler,
+	})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.state = hello.State
+	s.status.ManagerPod, s.status.ManagerVersion = hello.Pod, hello.Version
+	s.mu.Unlock()
+	s.current.set(ts)
+	select {
+	case <-s.greeted:
+	default:
+		close(s.greeted) // sessions follow one another: OnSession's calls for them do not overlap
+	}
+	s.poke()
+	return c.follow(ctx, s.handle)
+}
+
+// handle takes one message of the manager.
+func (s *Session) handle(m api.ControlMessage) {
+	if m.Names != nil {
+		s.names.apply(fromManager, *m.Names)
+	}
+	if m.State != nil {
+		s.mu.Lock()
+		s.state = *m.State
+		s.mu.Unlock()
+	}
+	s.poke()
+}
