@@ -1,0 +1,485 @@
+package netstack
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestRefusedAndUnreachable(t *testing.T) {
+	tests := []struct {
+		name       string
+		err        error
+		want4      syscall.Errno // of connect()
+		want6      syscall.Errno
+		wantCounts FlowStats
+	}{
+		{"refused", fmt.Errorf("dialing: %w", syscall.ECONNREFUSED), syscall.ECONNREFUSED, syscall.ECONNREFUSED, FlowStats{Refused: 1}},
+		{"host", syscall.EHOSTUNREACH, syscall.EHOSTUNREACH, syscall.EHOSTUNREACH, FlowStats{Unreachable: 1}},
+		{"net", syscall.ENETUNREACH, syscall.ENETUNREACH, syscall.ENETUNREACH, FlowStats{Unreachable: 1}},
+		{"prohibited", syscall.EACCES, syscall.EHOSTUNREACH, syscall.EACCES, FlowStats{Unreachable: 1}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			eachFamily(t, "tcp", func(t *testing.T, network string) {
+				k := newKernel(t, Config{Dialer: dialer{tcp: func(context.Context, netip.AddrPort, netip.AddrPort) (Stream, error) {
+					return nil, tt.err
+				}}})
+				want := tt.want4
+				if network == "tcp6" {
+					want = tt.want6
+				}
+				began := time.Now()
+				_, err := k.connect(network, 80, 10*time.Second)
+				if !errors.Is(err, want) {
+					t.Errorf("connect: %v, want %v", err, want)
+				}
+				if d := time.Since(began); d > 900*time.Millisecond {
+					t.Errorf("it took %v: the first SYN had no effect", d)
+				}
+				if got := k.stack.Stats().TCP; got != tt.wantCounts {
+					t.Errorf("stats %+v, want %+v", got, tt.wantCounts)
+				}
+			})
+		})
+	}
+}
+
+// An address from which nothing comes stays silent, and each SYN that comes after the dial has given up dials again.
+func TestSilence(t *testing.T) {
+	eachFamily(t, "tcp", func(t *testing.T, network string) {
+		var mu sync.Mutex
+		dials := 0
+		k := newKernel(t, Config{Dialer: dialer{tcp: func(ctx context.Context, src, dst netip.AddrPort) (Stream, error) {
+			mu.Lock()
+			dials++
+			mu.Unlock()
+			return nil, fmt.Errorf("dialing: %w", syscall.ETIMEDOUT)
+		}}})
+		_, err := k.connect(network, 80, 3500*time.Millisecond) // SYNs at 0, 1 and 2 or 3 seconds
+		var timeout net.Error
+		if !errors.As(err, &timeout) || !timeout.Timeout() {
+			t.Errorf("connect: %v, want it to be pending still", err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if dials < 2 || dials > 4 {
+			t.Errorf("%d dials for the 3 SYNs", dials)
+		}
+	})
+}
+
+// While the dial is under way, SYNs that come again are absorbed.
+func TestSlowDial(t *testing.T) {
+	port := serve(t, "tcp4", func(c *net.TCPConn) { io.WriteString(c, "hello") })
+	var mu sync.Mutex
+	dials := 0
+	slow := loopback()
+	fast := slow.tcp
+	slow.tcp = func(ctx context.Context, src, dst netip.AddrPort) (Stream, error) {
+		mu.Lock()
+		dials++
+		mu.Unlock()
+		time.Sleep(2500 * time.Millisecond) // the dial's duration; no synchronisation
+		return fast(ctx, src, dst)
+	}
+	k := newKernel(t, Config{Dialer: slow})
+	c := k.mustConnect("tcp4", port)
+	if b, err := io.ReadAll(c); err != nil || string(b) != "hello" {
+		t.Errorf("read %q, %v", b, err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if dials != 1 {
+		t.Errorf("%d dials", dials)
+	}
+}
+
+func TestAddressesReachTheDialer(t *testing.T) {
+	eachFamily(t, "tcp", func(t *testing.T, network string) {
+		type dialled struct{ src, dst netip.AddrPort }
+		got := make(chan dialled, 1)
+		k := newKernel(t, Config{Dialer: dialer{tcp: func(ctx context.Context, src, dst netip.AddrPort) (Stream, error) {
+			got <- dialled{src, dst}
+			return nil, syscall.ECONNREFUSED
+		}}})
+		k.connect(network, 8080, time.Second)
+		d := <-got
+		local := netip.MustParseAddr("10.1.0.1")
+		if network == "tcp6" {
+			local = netip.MustParseAddr("fd01::1")
+		}
+		if d.dst != netip.AddrPortFrom(pod(network), 8080) || d.src.Addr() != local || d.src.Port() == 0 {
+			t.Errorf("dialled %v from %v", d.dst, d.src)
+		}
+	})
+}
+
+func TestTransfer(t *testing.T) {
+	const size = 200 << 20
+	eachFamily(t, "tcp", func(t *testing.T, network string) {
+		sums := make(chan [32]byte, 1)
+		port := serve(t, network, func(c *net.TCPConn) {
+			// A checksum of what comes, and bytes back at the same time.
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				h := sha256.New()
+				io.Copy(h, c)
+				sums <- [32]byte(h.Sum(nil))
+			})
+			sendRandom(c, size)
+			c.CloseWrite()
+			wg.Wait()
+		})
+		k := newKernel(t, Config{Dialer: loopback()})
+		c := k.mustConnect(network, port)
+		var wg sync.WaitGroup
+		var sent [32]byte
+		wg.Go(func() {
+			sent = sendRandom(c, size)
+			c.CloseWrite()
+		})
+		h := sha256.New()
+		n, err := io.Copy(h, c)
+		if err != nil || n != size {
+			t.Errorf("received %d bytes, %v", n, err)
+		}
+		wg.Wait()
+		if <-sums != sent {
+			t.Error("upload: checksums differ")
+		}
+		if [32]byte(h.Sum(nil)) != expected(size) {
+			t.Error("download: checksums differ")
+		}
+		if s := k.stack.Stats().TCP; s.BytesIn != size || s.BytesOut != size {
+			t.Errorf("stats %+v", s)
+		}
+	})
+}
+
+var randomBlock = sync.OnceValue(func() []byte {
+	b := make([]byte, 1<<20+13)
+	rand.Read(b)
+	return b
+})
+
+// sendRandom sends size bytes that do not repeat at a power of two, and returns their checksum.
+func sendRandom(w io.Writer, size int) [32]byte {
+	block := randomBlock()
+	h := sha256.New()
+	for size > 0 {
+		n, err := w.Write(block[:min(size, len(block))])
+		h.Write(block[:n])
+		if err != nil {
+			break
+		}
+		size -= n
+	}
+	return [32]byte(h.Sum(nil))
+}
+
+func expected(size int) [32]byte { return sendRandom(io.Discard, size) }
+
+func TestBannerFirst(t *testing.T) {
+	port := serve(t, "tcp4", func(c *net.TCPConn) {
+		io.WriteString(c, "220 ready\r\n")
+		io.Copy(io.Discard, c)
+	})
+	k := newKernel(t, Config{Dialer: loopback()})
+	c := k.mustConnect("tcp4", port)
+	c.SetReadDeadline(time.Now().Add(5 * time.Second))
+	buf := make([]byte, 100)
+	if n, err := c.Read(buf); err != nil || string(buf[:n]) != "220 ready\r\n" {
+		t.Errorf("read %q, %v", buf[:n], err)
+	}
+}
+
+func TestOneByteWrites(t *testing.T) {
+	port := serve(t, "tcp4", func(c *net.TCPConn) {
+		buf := make([]byte, 1)
+		for {
+			if _, err := c.Read(buf); err != nil {
+				return
+			}
+			c.Write(buf)
+		}
+	})
+	k := newKernel(t, Config{Dialer: loopback()})
+	c := k.mustConnect("tcp4", port)
+	c.SetDeadline(time.Now().Add(30 * time.Second))
+	const size = 20000
+	go func() {
+		for i := range size {
+			if _, err := c.Write([]byte{byte(i)}); err != nil {
+				return
+			}
+		}
+		c.CloseWrite()
+	}()
+	got, err := io.ReadAll(c)
+	if err != nil || len(got) != size {
+		t.Fatalf("read %d bytes, %v", len(got), err)
+	}
+	for i := range got {
+		if got[i] != byte(i) {
+			t.Fatalf("byte %d is %d", i, got[i])
+		}
+	}
+}
+
+// printf x | nc -N: the answer comes long after the FIN.
+func TestHalfCloseByTheApplication(t *testing.T) {
+	eachFamily(t, "tcp", func(t *testing.T, network string) {
+		port := serve(t, network, func(c *net.TCPConn) {
+			got, _ := io.ReadAll(c)
+			time.Sleep(5 * time.Second) // the server's work; longer than any grace period of ours
+			fmt.Fprintf(c, "got %q", got)
+		})
+		k := newKernel(t, Config{Dialer: loopback()})
+		c := k.mustConnect(network, port)
+		io.WriteString(c, "x")
+		c.CloseWrite()
+		c.SetReadDeadline(time.Now().Add(15 * time.Second))
+		if b, err := io.ReadAll(c); err != nil || string(b) != `got "x"` {
+			t.Errorf("read %q, %v", b, err)
+		}
+	})
+}
+
+func TestHalfCloseByTheServer(t *testing.T) {
+	got := make(chan string, 1)
+	port := serve(t, "tcp4", func(c *net.TCPConn) {
+		io.WriteString(c, "bye")
+		c.CloseWrite()
+		b, _ := io.ReadAll(c)
+		got <- string(b)
+	})
+	k := newKernel(t, Config{Dialer: loopback()})
+	c := k.mustConnect("tcp4", port)
+	if b, err := io.ReadAll(c); err != nil || string(b) != "bye" {
+		t.Fatalf("read %q, %v", b, err)
+	}
+	time.Sleep(3 * time.Second) // the application's work
+	io.WriteString(c, "one more thing")
+	c.Close()
+	if b := <-got; b != "one more thing" {
+		t.Errorf("the server got %q", b)
+	}
+}
+
+func TestResetByTheServer(t *testing.T) {
+	eachFamily(t, "tcp", func(t *testing.T, network string) {
+		for _, unread := range []bool{false, true} {
+			t.Run(fmt.Sprintf("unread=%v", unread), func(t *testing.T) {
+				sent := make(chan struct{})
+				port := serve(t, network, func(c *net.TCPConn) {
+					if unread {
+						io.WriteString(c, "some data")
+					}
+					<-sent
+					c.SetLinger(0)
+				})
+				k := newKernel(t, Config{Dialer: loopback()})
+				c := k.mustConnect(network, port)
+				c.SetReadDeadline(time.Now().Add(5 * time.Second))
+				if unread {
+					until(t, "data arrives", func() bool { return k.stack.Stats().TCP.BytesIn > 0 })
+				}
+				close(sent)
+				_, err := io.ReadAll(c)
+				if err := isReset(err); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+}
+
+// The server resets while data flows in both directions.
+func TestResetInFlight(t *testing.T) {
+	port := serve(t, "tcp4", func(c *net.TCPConn) {
+		go io.Copy(io.Discard, io.LimitReader(c, 10<<20))
+		sendRandom(c, 10<<20)
+		c.SetLinger(0)
+	})
+	k := newKernel(t, Config{Dialer: loopback()})
+	c := k.mustConnect("tcp4", port)
+	c.SetDeadline(time.Now().Add(20 * time.Second))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			if _, err := c.Write(randomBlock()); err != nil {
+				return
+			}
+		}
+	})
+	_, err := io.Copy(io.Discard, c)
+	if err := isReset(err); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
+}
+
+func TestResetByTheApplication(t *testing.T) {
+	tests := []struct {
+		name string
+		act  func(t *testing.T, c *net.TCPConn, server *serverSide)
+	}{
+		{"idle", func(t *testing.T, c *net.TCPConn, server *serverSide) {}},
+		{"after_data", func(t *testing.T, c *net.TCPConn, server *serverSide) { io.WriteString(c, "data") }},
+		{"after_its_fin", func(t *testing.T, c *net.TCPConn, server *serverSide) {
+			c.CloseWrite()
+			<-server.eof
+		}},
+		{"with_unread_data", func(t *testing.T, c *net.TCPConn, server *serverSide) {
+			io.WriteString(server.conn, "never read")
+			buf := make([]byte, 1)
+			c.Read(buf)
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			accepted := make(chan *serverSide, 1)
+			result := make(chan error, 1)
+			port := serve(t, "tcp4", func(c *net.TCPConn) {
+				s := &serverSide{conn: c, eof: make(chan struct{})}
+				accepted <- s
+				_, err := io.Copy(io.Discard, c)
+				close(s.eof)
+				if err == nil { // after a FIN, an RST shows only when writing
+					for err == nil {
+						_, err = c.Write([]byte("x"))
+						time.Sleep(10 * time.Millisecond) // not to fill the buffers
+					}
+					if errors.Is(err, syscall.EPIPE) {
+						err = syscall.ECONNRESET
+					}
+				}
+				result <- err
+			})
+			k := newKernel(t, Config{Dialer: loopback()})
+			c := k.mustConnect("tcp4", port)
+			tt.act(t, c, <-accepted)
+			c.SetLinger(0)
+			c.Close()
+			select {
+			case err := <-result:
+				if err := isReset(err); err != nil {
+					t.Error(err)
+				}
+			case <-time.After(10 * time.Second):
+				t.Error("the server saw no end")
+			}
+			until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
+		})
+	}
+}
+
+type serverSide struct {
+	conn *net.TCPConn
+	eof  chan struct{}
+}
+
+// An application that resets while the cluster does not take its data gets its RST through.
+func TestResetWhileBlocked(t *testing.T) {
+	result := make(chan error, 1)
+	resume := make(chan struct{})
+	port := serve(t, "tcp4", func(c *net.TCPConn) {
+		<-resume
+		_, err := io.Copy(io.Discard, c)
+		result <- err
+	})
+	k := newKernel(t, Config{Dialer: loopback()})
+	c := k.mustConnect("tcp4", port)
+	c.SetWriteDeadline(time.Now().Add(2 * time.Second))
+	for {
+		if _, err := c.Write(randomBlock()); err != nil {
+			break // all buffers on the way are full
+		}
+	}
+	c.SetLinger(0)
+	c.Close()
+	until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
+	close(resume)
+	if err := isReset(<-result); err != nil {
+		t.Error(err)
+	}
+}
+
+// Backpressure: a reader that stops makes the writer stop, and nothing is lost when it goes on.
+func TestBackpressure(t *testing.T) {
+	const size = 64 << 20
+	resume := make(chan struct{})
+	sum := make(chan [32]byte, 1)
+	port := serve(t, "tcp4", func(c *net.TCPConn) {
+		<-resume
+		h := sha256.New()
+		io.Copy(h, c)
+		sum <- [32]byte(h.Sum(nil))
+	})
+	k := newKernel(t, Config{Dialer: loopback()})
+	c := k.mustConnect("tcp4", port)
+	go func() {
+		sendRandom(c, size)
+		c.CloseWrite()
+	}()
+	var before uint64
+	until(t, "the flow stops", func() bool {
+		time.Sleep(200 * time.Millisecond)
+		now := k.stack.Stats().TCP.BytesOut
+		stopped := now > 0 && now == before
+		before = now
+		return stopped
+	})
+	if before > size/2 {
+		t.Errorf("%d bytes went into buffers", before)
+	}
+	close(resume)
+	if <-sum != expected(size) {
+		t.Error("checksums differ")
+	}
+}
+
+// The stack forgets a SYN, cancels its dial, when the application's kernel says RST.
+func TestManyAtOnce(t *testing.T) {
+	const n = 2000
+	release := make(chan struct{})
+	var mu sync.Mutex
+	pending := 0
+	k := newKernel(t, Config{Dialer: dialer{tcp: func(ctx context.Context, src, dst netip.AddrPort) (Stream, error) {
+		mu.Lock()
+		pending++
+		mu.Unlock()
+		<-release
+		return nil, syscall.ECONNREFUSED
+	}}})
+	results := make(chan error, n)
+	began := time.Now()
+	for i := range n {
+		go func() {
+			_, err := k.connect("tcp4", uint16(1000+i), 30*time.Second)
+			results <- err
+		}()
+	}
+	until(t, "all SYNs are held", func() bool { mu.Lock(); defer mu.Unlock(); return pending == n })
+	t.Logf("%d SYNs held after %v", n, time.Since(began))
+	close(release)
+	for range n {
+		if err := <-results; !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Fatalf("connect: %v", err)
+		}
+	}
+	if s := k.stack.Stats().TCP; s.Refused != n {
+		t.Errorf("stats %+v", s)
+	}
+}

@@ -1,0 +1,247 @@
+package netstack
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+const (
+	// copyLen is how much is moved from gVisor to the stream at once.
+	copyLen = 64 << 10
+	// writeLen is how much is given to gVisor at once: what fits in one super-packet. A longer piece would be cut
+	// in two, of which the second is short.
+	writeLen = 62 << 10
+	// resetGrace is how long data that the application sent before its RST may take to get into the stream.
+	resetGrace = time.Second
+
+	keepAliveProbes = 5
+)
+
+// errAppGone ends the direction towards an application that has reset its connection, or vanished.
+var errAppGone = errors.New("the application's connection is gone")
+
+// tcpFlow copies between gVisor's endpoint, where the application's connection ends, and the stream to the cluster. Each
+// direction has a goroutine; an idle one waits without a buffer.
+//
+//	up:   app ─ ep.Read ─ pooled buffer ─ stream.Write      FIN ─▶ CloseWrite   RST ─▶ Reset
+//	down: stream ─ WriteTo ─ Write ─ ep.Write ─ app         EOF ─▶ Shutdown     ECONNRESET ─▶ Abort (RST)
+//
+// gVisor tells about events through NotifyEvent, which wakes the two up and sees to it that an RST is passed on while
+// nobody reads.
+type tcpFlow struct {
+	s      *Stack
+	ep     tcpip.Endpoint
+	stream Stream
+
+	queue    waiter.Queue
+	entry    waiter.Entry
+	readable chan struct{} // capacity 1, as the next
+	writable chan struct{}
+	reader   bytes.Reader // of what Write is writing
+
+	upEnded atomic.Bool // after the application's FIN, or a failure
+	finSent atomic.Bool // to the application
+	appGone atomic.Bool
+
+	mu        sync.Mutex // never held while gVisor is called
+	resetLate *time.Timer
+	ended     bool
+}
+
+// run is the life of a flow after its handshake.
+func (f *tcpFlow) run() {
+	f.s.stats.tcp.opened()
+	defer f.s.stats.tcp.open.Add(-1)
+	f.readable, f.writable = make(chan struct{}, 1), make(chan struct{}, 1)
+	f.entry.Init(f, waiter.ReadableEvents|waiter.WritableEvents|waiter.EventHUp|waiter.EventErr)
+	f.queue.EventRegister(&f.entry)
+	f.checkGone() // it may have happened before we listened
+	f.keepAlive()
+
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.up()
+	}()
+	f.down()
+	<-done
+
+	f.queue.EventUnregister(&f.entry)
+	f.mu.Lock()
+	f.ended = true
+	if f.resetLate != nil {
+		f.resetLate.Stop()
+	}
+	f.mu.Unlock()
+	f.stream.Close()
+	f.ep.Close()
+}
+
+// keepAlive makes gVisor notice an application that vanished without a word, as one in a container whose network was
+// taken away.
+func (f *tcpFlow) keepAlive() {
+	idle := tcpip.KeepaliveIdleOption(f.s.cfg.KeepAliveIdle)
+	interval := tcpip.KeepaliveIntervalOption(f.s.cfg.KeepAliveInterval)
+	// Setting these cannot fail on a TCP endpoint.
+	_ = f.ep.SetSockOpt(&idle)
+	_ = f.ep.SetSockOpt(&interval)
+	_ = f.ep.SetSockOptInt(tcpip.KeepaliveCountOption, keepAliveProbes)
+	f.ep.SocketOptions().SetKeepAlive(true)
+}
+
+// NotifyEvent implements waiter.EventListener. gVisor may hold the endpoint's lock, so it only looks at atomics.
+func (f *tcpFlow) NotifyEvent(mask waiter.EventMask) {
+	if mask&waiter.ReadableEvents != 0 {
+		wake(f.readable)
+	}
+	if mask&waiter.WritableEvents != 0 {
+		wake(f.writable)
+	}
+	if mask&(waiter.EventHUp|waiter.EventErr) != 0 {
+		f.checkGone()
+	}
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// isGone says whether the connection was reset by the application or given up by gVisor. gVisor reports an RST after
+// the application's FIN as a plain close, which is otherwise only reached through our own FIN.
+func (f *tcpFlow) isGone() bool {
+	switch tcp.EndpointState(f.ep.State()) {
+	case tcp.StateError:
+		return true
+	case tcp.StateClose:
+		return !f.finSent.Load()
+	}
+	return false
+}
+
+// checkGone passes an RST on to the stream even when the direction up does not see it: because it has ended, or waits
+// for the stream to take earlier data.
+func (f *tcpFlow) checkGone() {
+	if !f.isGone() || f.appGone.Swap(true) {
+		return
+	}
+	grace := resetGrace
+	if f.upEnded.Load() {
+		grace = 0
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.resetLate = time.AfterFunc(grace, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if !f.ended {
+			f.stream.Reset()
+		}
+	})
+}
+
+// A copyBuffer is held only while there is data in it.
+type copyBuffer struct {
+	data [copyLen]byte
+	n    int
+}
+
+var copyBuffers = sync.Pool{New: func() any { return new(copyBuffer) }}
+
+// Write implements io.Writer for ep.Read.
+func (b *copyBuffer) Write(p []byte) (int, error) {
+	n := copy(b.data[b.n:], p)
+	b.n += n
+	if n < len(p) {
+		return n, io.ErrShortWrite
+	}
+	return n, nil
+}
+
+// up copies what the application sends to the stream.
+func (f *tcpFlow) up() {
+	defer f.upEnded.Store(true)
+	for {
+		buf := copyBuffers.Get().(*copyBuffer)
+		buf.n = 0
+		_, err := f.ep.Read(buf, tcpip.ReadOptions{})
+		if err != nil {
+			copyBuffers.Put(buf)
+			switch err.(type) {
+			case *tcpip.ErrWouldBlock:
+				<-f.readable
+				continue
+			case *tcpip.ErrClosedForReceive:
+				if !f.isGone() {
+					f.stream.CloseWrite() // if it fails, reading from the stream will say why
+					return
+				}
+			}
+			f.stream.Reset()
+			return
+		}
+		_, writeErr := f.stream.Write(buf.data[:buf.n])
+		n := buf.n
+		copyBuffers.Put(buf)
+		if writeErr != nil {
+			f.ep.Abort()
+			f.stream.Reset()
+			return
+		}
+		f.s.stats.tcp.bytesOut.Add(uint64(n))
+		f.ep.ModerateRecvBuf(n)
+	}
+}
+
+// down copies what comes from the stream to the application.
+func (f *tcpFlow) down() {
+	var err error
+	if from, ok := f.stream.(io.WriterTo); ok {
+		_, err = from.WriteTo(f)
+	} else {
+		buf := make([]byte, writeLen)
+		_, err = io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{f.stream}, buf)
+	}
+	switch {
+	case err == nil:
+		f.finSent.Store(true)
+		f.ep.Shutdown(tcpip.ShutdownWrite) // it fails only when the connection is gone
+	case f.appGone.Load():
+		// up or checkGone passes that on, and lets what the application sent before get there first.
+	default:
+		f.ep.Abort()
+		f.stream.Reset()
+	}
+}
+
+// Write implements io.Writer for down. It waits until gVisor has taken all of p.
+func (f *tcpFlow) Write(p []byte) (int, error) {
+	written := 0
+	for written < len(p) {
+		f.reader.Reset(p[written:min(written+writeLen, len(p))])
+		n, err := f.ep.Write(&f.reader, tcpip.WriteOptions{})
+		written += int(n)
+		switch err.(type) {
+		case nil:
+		case *tcpip.ErrWouldBlock:
+			<-f.writable
+		default:
+			f.checkGone()
+			f.reader.Reset(nil)
+			return written, errAppGone
+		}
+	}
+	f.reader.Reset(nil) // p is not ours to keep
+	f.s.stats.tcp.bytesIn.Add(uint64(written))
+	return written, nil
+}
