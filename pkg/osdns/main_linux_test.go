@@ -19,8 +19,10 @@ const roleVariable = "KUBEVPN_TEST_ROLE"
 
 func TestMain(m *testing.M) {
 	roles := map[string]func() int{
-		"journal": journalRole,
-		"holder":  holderRole,
+		"journal":   journalRole,
+		"holder":    holderRole,
+		"upstream":  upstreamRole,
+		"neighbour": neighbourRole,
 	}
 	if role, ok := roles[os.Getenv(roleVariable)]; ok {
 		os.Exit(role())
