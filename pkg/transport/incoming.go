@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -50,15 +51,10 @@ func (in *Incoming) AcceptPackets() (*Packets, error) {
 	if !in.s.datagrams {
 		return nil, fmt.Errorf("accepting %s: it is not a stream of datagrams", in.Request)
 	}
-	in.s.mu.Lock()
-	ended := in.s.readEnded
-	in.s.mu.Unlock()
-	if ended && !in.answered.Swap(true) {
-		return &Packets{in.s}, nil // its opener has sent all it had, and waits for nothing
-	}
-	if err := in.reply(CodeOK, ""); err != nil {
+	if err := in.reply(CodeOK, ""); err != nil && !errors.Is(err, errWriteEnded) {
 		return nil, err
 	}
+	// An opener that has ended the stream already sent all it had, and waits for nothing.
 	return &Packets{in.s}, nil
 }
 
