@@ -242,6 +242,10 @@ func (r *Resolver) askTarget(ctx context.Context, q *dns.Msg, target string) (*d
 		}
 		return resp, nil
 	}
+	if strings.HasSuffix(key, ".svc") {
+		// Not a full name, and not one to let out: a pod would not find it either.
+		return &dns.Msg{MsgHdr: dns.MsgHdr{Rcode: dns.RcodeNameError}}, nil
+	}
 	m := new(dns.Msg).SetQuestion(target, q.Question[0].Qtype)
 	m.CheckingDisabled = q.CheckingDisabled
 	opt := q.IsEdns0()

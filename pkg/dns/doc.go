@@ -67,8 +67,12 @@
 //     down they get SERVFAIL, as they might be Services. Names with two labels go upstream.
 //   - A Service is known a moment after it was made. A short name asked in between goes upstream; the
 //     full name and the .svc form never do.
+//   - A program's own search list is its own affair: with "search corp.example" and "ndots:5" it asks for
+//     web.default.svc.cluster.local.corp.example first, which is not a cluster's name.
+//   - glibc and Go pass a SERVFAIL on at once; musl asks again and gives up after its five seconds.
 //   - The redirect does not tell which nameserver of resolv.conf a query was sent to: all go to the first one
 //     that works.
+//   - Operations other than QUERY (UPDATE, NOTIFY) are not forwarded.
 //   - The extended DNS options (cookies, client subnet) of a query for a cluster name are not passed on.
 //
 // Nothing is cached: CoreDNS caches, and so do the operating system's own resolvers. Identical questions to the

@@ -201,6 +201,7 @@ const clusterZone = `
 	docs.default.svc.cluster.local. 30 IN CNAME www.example.com.
 	alias.default.svc.cluster.local. 30 IN CNAME web.billing.svc.cluster.local.
 	loop.default.svc.cluster.local. 30 IN CNAME loop.example.com.
+	partial.default.svc.cluster.local. 30 IN CNAME web.billing.svc.
 	nowhere.default.svc.cluster.local. 30 IN CNAME nothing.example.com.
 `
 
@@ -220,7 +221,7 @@ const outsideZone = `
 func clusterServices() *Index {
 	x := new(Index)
 	x.Apply(true, map[string][]string{
-		"default": {"web", "db", "dual", "dev", "lan", "wpad", "billing", "docs", "alias", "loop", "nowhere", "stale"},
+		"default": {"web", "db", "dual", "dev", "lan", "wpad", "billing", "docs", "alias", "loop", "nowhere", "partial", "stale"},
 		"billing": {"web", "billing"},
 		"dev":     {"web"},
 	}, nil)

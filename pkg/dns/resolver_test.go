@@ -144,6 +144,8 @@ func TestAnswers(t *testing.T) {
 			[]string{"udp alias.default.svc.cluster.local. A"}, nil},
 		{"loop", dns.TypeA, "SERVFAIL",
 			[]string{"udp loop.default.svc.cluster.local. A"}, []string{"udp loop.example.com. A"}},
+		{"partial", dns.TypeA, "NXDOMAIN partial. CNAME partial.default.svc.cluster.local.; partial.default.svc.cluster.local. CNAME web.billing.svc.",
+			[]string{"udp partial.default.svc.cluster.local. A"}, nil},
 		{"nowhere", dns.TypeA, "NXDOMAIN nowhere. CNAME nowhere.default.svc.cluster.local.; nowhere.default.svc.cluster.local. CNAME nothing.example.com.",
 			[]string{"udp nowhere.default.svc.cluster.local. A"}, []string{"udp nothing.example.com. A"}},
 	} {
