@@ -1,0 +1,28 @@
+// Command traffic is the program in the cluster: the traffic manager.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/manager"
+	"kubevpn/internal/version"
+)
+
+func main() {
+	root := &cobra.Command{
+		Use:           "traffic",
+		Short:         "kubevpn's side in the cluster",
+		Version:       version.Full(),
+		SilenceErrors: true,
+	}
+	root.AddCommand(manager.NewCommand())
+	if err := root.ExecuteContext(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "traffic:", err)
+		os.Exit(int(api.AsError(err).Code))
+	}
+}

@@ -1,0 +1,217 @@
+package manager
+
+import (
+	"maps"
+	"net/netip"
+	"reflect"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"kubevpn/pkg/balancer"
+)
+
+// cluster is what the API server told us, converted. The watches write to it; one goroutine (publisher.run)
+// takes what has changed from it:
+//
+//	watches ──▶ cluster ──changed──▶ publisher ──▶ balancer (at once)
+//	                                     └───────▶ board (at most every 100 ms) ──▶ laptops
+type cluster struct {
+	changed chan struct{} // has an element when something below has changed
+
+	mu       sync.Mutex
+	synced   [resources]bool // the whole of a resource is known; false also when it may no longer be watched
+	services map[balancer.Name]*service
+	slices   map[balancer.Name]map[string]*slice // by Service, then by the slice's name
+	owner    map[balancer.Name]balancer.Name     // a slice's Service
+	nodes    map[string]*node
+	ranges   map[string][]netip.Prefix // by ServiceCIDR
+
+	dirty      map[balancer.Name]struct{} // Services to give to the balancer again
+	networks   networks                   // kept up to date with the above
+	zone       string                     // of the manager's node, from the Node or from an endpoint there
+	nodeName   string
+	needsCIDRs bool // networks has changed
+}
+
+func newCluster(nodeName string) *cluster {
+	return &cluster{
+		changed:  make(chan struct{}, 1),
+		services: make(map[balancer.Name]*service),
+		slices:   make(map[balancer.Name]map[string]*slice),
+		owner:    make(map[balancer.Name]balancer.Name),
+		nodes:    make(map[string]*node),
+		ranges:   make(map[string][]netip.Prefix),
+		dirty:    make(map[balancer.Name]struct{}),
+		networks: networks{nodes: make(map[netip.Addr]struct{}), pods: make(blocks), clusterIPs: make(blocks)},
+		nodeName: nodeName,
+	}
+}
+
+func (c *cluster) notify() {
+	select {
+	case c.changed <- struct{}{}:
+	default:
+	}
+}
+
+// isSynced reports whether a resource is known whole.
+func (c *cluster) isSynced(r resource) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.synced[r]
+}
+
+// resolves reports whether VIPs can be resolved. Both halves must be known: a Service without its endpoints
+// would be refused.
+func (c *cluster) resolves() bool { return c.synced[services] && c.synced[endpointSlices] }
+
+// table returns where the watch of a resource writes to.
+func (c *cluster) table(r resource) table {
+	switch r {
+	case services:
+		return tableOf(c, r,
+			func(s *corev1.Service) { c.setService(serviceName(s.Namespace, s.Name), convertService(s)) },
+			func(namespace, name string) { c.setService(balancer.Name{Namespace: namespace, Name: name}, nil) },
+			func() {
+				for name := range c.services {
+					c.setService(name, nil)
+				}
+			})
+	case endpointSlices:
+		return tableOf(c, r,
+			func(s *discoveryv1.EndpointSlice) { c.setSlice(serviceName(s.Namespace, s.Name), convertSlice(s)) },
+			func(namespace, name string) { c.setSlice(balancer.Name{Namespace: namespace, Name: name}, nil) },
+			func() {
+				for name := range c.owner {
+					c.setSlice(name, nil)
+				}
+			})
+	case nodes:
+		return tableOf(c, r,
+			func(n *corev1.Node) { c.setNode(n.Name, convertNode(n)) },
+			func(_, name string) { c.setNode(name, nil) },
+			func() {
+				for name := range c.nodes {
+					c.setNode(name, nil)
+				}
+			})
+	default:
+		return tableOf(c, r,
+			func(s *networkingv1.ServiceCIDR) { c.setRange(s.Name, convertServiceCIDR(s)) },
+			func(_, name string) { c.setRange(name, nil) },
+			func() {
+				for name := range c.ranges {
+					c.setRange(name, nil)
+				}
+			})
+	}
+}
+
+func serviceName(namespace, name string) balancer.Name {
+	return balancer.Name{Namespace: intern(namespace), Name: intern(name)}
+}
+
+// The set functions below replace one object, or remove it when it is nil. They are called with mu held.
+
+func (c *cluster) setService(name balancer.Name, s *service) {
+	if old := c.services[name]; old != nil {
+		c.countClusterIPs(old, -1)
+	}
+	if s != nil {
+		c.countClusterIPs(s, 1)
+		c.services[name] = s
+	} else {
+		delete(c.services, name)
+	}
+	c.dirty[name] = struct{}{}
+}
+
+func (c *cluster) countClusterIPs(s *service, n int) {
+	for _, addr := range s.clusterIPs {
+		c.networks.clusterIPs.add(clusterIPBlock(addr), addr, n)
+		c.needsCIDRs = true
+	}
+}
+
+func (c *cluster) setSlice(name balancer.Name, s *slice) {
+	if service, ok := c.owner[name]; ok {
+		of := c.slices[service]
+		c.countPods(of[name.Name], -1)
+		if delete(of, name.Name); len(of) == 0 {
+			delete(c.slices, service)
+		}
+		delete(c.owner, name)
+		c.dirty[service] = struct{}{}
+	}
+	if s == nil || s.service.Name == "" {
+		return
+	}
+	c.countPods(s, 1)
+	of := c.slices[s.service]
+	if of == nil {
+		of = make(map[string]*slice)
+		c.slices[s.service] = of
+	}
+	of[name.Name] = s
+	c.owner[name] = s.service
+	c.dirty[s.service] = struct{}{}
+	if c.zone == "" && c.nodeName != "" {
+		for i := range s.endpoints {
+			if e := &s.endpoints[i]; e.node == c.nodeName && e.zone != "" {
+				c.zone = e.zone
+			}
+		}
+	}
+}
+
+func (c *cluster) countPods(s *slice, n int) {
+	for i := range s.endpoints {
+		if e := &s.endpoints[i]; e.pod {
+			c.networks.pods.add(podBlock(e.addr), e.addr, n)
+			c.needsCIDRs = true
+		}
+	}
+}
+
+func (c *cluster) setNode(name string, n *node) {
+	if old := c.nodes[name]; old != nil && n != nil && reflect.DeepEqual(old, n) {
+		return // a heartbeat, as most updates are
+	}
+	if n != nil {
+		c.nodes[name] = n
+	} else {
+		delete(c.nodes, name)
+	}
+	if name == c.nodeName && n != nil {
+		c.zone = n.zone
+	}
+	c.needsCIDRs = true
+}
+
+func (c *cluster) setRange(name string, prefixes []netip.Prefix) {
+	if prefixes != nil {
+		c.ranges[name] = prefixes
+	} else {
+		delete(c.ranges, name)
+	}
+	c.needsCIDRs = true
+}
+
+// recount brings networks up to date with nodes and ranges. There are few of both. mu is held.
+func (c *cluster) recount() {
+	n := &c.networks
+	n.podCIDRs, n.ranges, n.nodesKnown = nil, nil, c.synced[nodes]
+	clear(n.nodes)
+	for _, node := range c.nodes {
+		n.podCIDRs = append(n.podCIDRs, node.podCIDRs...)
+		for _, addr := range node.addrs {
+			n.nodes[addr] = struct{}{}
+		}
+	}
+	for prefixes := range maps.Values(c.ranges) {
+		n.ranges = append(n.ranges, prefixes...)
+	}
+}

@@ -1,0 +1,105 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"kubevpn/internal/api"
+)
+
+// options are the command's flags. Each has its default from the environment, where the Deployment puts what
+// the downward API knows of the pod.
+type options struct {
+	listen, health           string
+	podName, podIP           string
+	namespace, nodeName      string
+	resolvConf, account, log string
+}
+
+// NewCommand returns `traffic manager`.
+func NewCommand() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "manager",
+		Short: "Serve laptops: the one traffic manager of a cluster",
+		Long: `Serves the laptops that are connected to this cluster, from its Deployment.
+
+It listens on the pod's loopback interface, so that only those who may forward
+ports of its pod reach it. It needs no capability.`,
+		Example: `  traffic manager
+  traffic manager --listen 127.0.0.1:10800 --log-level debug`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return run(ctx, o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort)), "address for sessions")
+	f.StringVar(&o.health, "health", net.JoinHostPort("", strconv.Itoa(api.HealthPort)), "address for /livez and /readyz")
+	f.StringVar(&o.podName, "pod-name", os.Getenv("POD_NAME"), "name of this pod ($POD_NAME)")
+	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "addresses of this pod, with commas ($POD_IP)")
+	f.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod ($POD_NAMESPACE)")
+	f.StringVar(&o.nodeName, "node-name", os.Getenv("NODE_NAME"), "node of this pod ($NODE_NAME)")
+	f.StringVar(&o.resolvConf, "resolv-conf", "/etc/resolv.conf", "where the kubelet says what cluster DNS is")
+	f.StringVar(&o.account, "service-account", serviceAccountDir, "directory of the service account's token and ca.crt; without a token there is no API access")
+	f.StringVar(&o.log, "log-level", "info", "debug, info, warn or error")
+	return cmd
+}
+
+func run(ctx context.Context, o options) error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.log)); err != nil {
+		return api.Errorf(api.ExitUsage, "--log-level: %w", err)
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	klog.SetSlogLogger(log.With("from", "client-go"))
+	// The manager allocates little per byte carried (buffers are pooled), so a small heap costs little time: half
+	// as much garbage as Go's default keeps it well under 40 MB. A limit comes from GOMEMLIMIT, which the
+	// Deployment sets where the container has one.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50)
+	}
+	pod, err := parseAddrs(o.podIP)
+	if err != nil {
+		return api.Errorf(api.ExitUsage, "--pod-ip: %w", err)
+	}
+	kube, err := kubeClient(o.account, apiServers(os.Getenv))
+	if err != nil {
+		return err
+	}
+	return New(Config{
+		Listen: o.listen, Health: o.health, Kube: kube, APIServer: apiServerVIP(os.Getenv),
+		PodName: o.podName, Namespace: o.namespace, NodeName: o.nodeName, PodIPs: pod, ResolvConf: o.resolvConf, Logger: log,
+	}).Run(ctx)
+}
+
+func parseAddrs(text string) ([]netip.Addr, error) {
+	var addrs []netip.Addr
+	for word := range strings.SplitSeq(text, ",") {
+		if word = strings.TrimSpace(word); word == "" {
+			continue
+		}
+		addr, err := netip.ParseAddr(word)
+		if err != nil {
+			return nil, fmt.Errorf("parsing %q: %w", word, err)
+		}
+		addrs = append(addrs, addr.Unmap())
+	}
+	return addrs, nil
+}

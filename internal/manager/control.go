@@ -1,0 +1,136 @@
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"reflect"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/version"
+	"kubevpn/pkg/transport"
+)
+
+const (
+	maxHello     = 64 << 10 // bytes of a ClientHello
+	settleTime   = 3 * time.Second
+	farewellTime = 5 * time.Second
+)
+
+// acceptControl holds the control stream:
+//
+//	laptop                     manager
+//	  │ ClientHello ─────────────▶│
+//	  │◀──────── Hello with State │   or Error, and the session ends
+//	  │◀──────────── Names, Reset │   if Services may be watched
+//	  │◀── State, Names, State... │   when something has changed
+//
+// Each laptop gets what is on the board when it is ready to read; one that is slow misses what was between, and
+// nobody waits for it.
+func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) error {
+	laptop, err := in.Accept()
+	if err != nil {
+		return err
+	}
+	defer laptop.Close()
+	hello, err := readHello(laptop)
+	if err != nil {
+		s.refuse(laptop, api.Errorf(api.ExitIncompatible, "the laptop's greeting: %w", err))
+		return nil
+	}
+	by, err := parseCaller(hello)
+	if refusal := incompatible(hello); refusal != nil {
+		s.refuse(laptop, refusal)
+		return nil
+	} else if err != nil {
+		s.refuse(laptop, api.Errorf(api.ExitUsage, "%w", err))
+		return nil
+	}
+	s.greet(by)
+	s.log.Info("laptop", "version", hello.Version, "client", hello.Client, "namespace", hello.Namespace, "scheduler", by.scheduler)
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		defer cancel()
+		io.Copy(io.Discard, laptop) // nothing more is said; this ends when the stream does
+	}()
+	// A manager that was restarted a moment ago knows little yet. Its first word should not be that.
+	select {
+	case <-s.m.publisher.ready:
+	case <-time.After(settleTime):
+	case <-ctx.Done():
+	}
+	return s.tell(ctx, json.NewEncoder(laptop))
+}
+
+// tell writes notices until the stream ends.
+func (s *session) tell(ctx context.Context, laptop *json.Encoder) error {
+	now, newer := s.m.board.read()
+	messages := append([]api.ControlMessage{{Hello: s.m.hello(now.state)}}, changes(&notice{state: now.state}, now)...)
+	for {
+		for _, message := range messages {
+			if err := laptop.Encode(message); err != nil {
+				return nil // the laptop is gone
+			}
+		}
+		told := now
+		select {
+		case <-newer:
+		case <-ctx.Done():
+			return nil
+		}
+		now, newer = s.m.board.read()
+		messages = changes(told, now)
+	}
+}
+
+// changes returns what to tell a laptop that knows before.
+func changes(before, now *notice) []api.ControlMessage {
+	var messages []api.ControlMessage
+	if !reflect.DeepEqual(before.state, now.state) {
+		messages = append(messages, api.ControlMessage{State: &now.state})
+	}
+	if d := delta(before.names, now.names); d != nil {
+		messages = append(messages, api.ControlMessage{Names: d})
+	}
+	return messages
+}
+
+func (m *Manager) hello(state api.ManagerState) *api.ManagerHello {
+	return &api.ManagerHello{Protocol: api.Protocol, Version: version.String(), Pod: m.cfg.PodName, Node: m.cfg.NodeName, State: state}
+}
+
+// readHello reads the laptop's first line. Fields that are not known are ignored: what matters for
+// compatibility is the protocol's number.
+func readHello(r io.Reader) (api.ClientHello, error) {
+	var hello api.ClientHello
+	err := json.NewDecoder(io.LimitReader(r, maxHello)).Decode(&hello)
+	return hello, err
+}
+
+// incompatible returns why a laptop cannot be served, or nil.
+func incompatible(hello api.ClientHello) *api.Error {
+	if hello.Protocol == api.Protocol {
+		return nil
+	}
+	err := api.Errorf(api.ExitIncompatible, "the traffic manager is kubevpn %s and speaks protocol %d; this kubevpn is %s and speaks protocol %d",
+		version.String(), api.Protocol, hello.Version, hello.Protocol)
+	if hello.Protocol > api.Protocol {
+		return err.WithHint("`kubevpn connect --upgrade` replaces the traffic manager; it ends the sessions of others who use it")
+	}
+	return err.WithHint("install kubevpn %s on this machine; `kubevpn connect --upgrade` would put this older version into the cluster instead, and end the sessions of others",
+		version.String())
+}
+
+// refuse tells the laptop why, and ends the session once it has heard.
+func (s *session) refuse(laptop *transport.Stream, why *api.Error) {
+	s.log.Warn("session refused", "err", why)
+	if err := json.NewEncoder(laptop).Encode(api.ControlMessage{Error: why}); err == nil {
+		laptop.CloseWrite()
+		laptop.SetReadDeadline(time.Now().Add(farewellTime))
+		io.Copy(io.Discard, laptop) // until the laptop has closed its end
+	}
+	s.s.Close()
+}

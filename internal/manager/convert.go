@@ -1,0 +1,237 @@
+package manager
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"kubevpn/pkg/balancer"
+)
+
+// What is kept of the API server's objects: enough to join Services with their endpoints and to find the
+// cluster's networks, and nothing else, so that a large cluster fits into little memory.
+
+type service struct {
+	// clusterIPs is empty for headless and ExternalName Services, and for those whose virtual IP another proxy
+	// serves (label service.kubernetes.io/service-proxy-name), as kube-proxy leaves those alone too.
+	clusterIPs []netip.Addr
+	affinity   time.Duration
+	localOnly  bool
+	ports      []servicePort
+}
+
+type servicePort struct {
+	name     string
+	protocol balancer.Protocol
+	port     uint16
+}
+
+// slice is one EndpointSlice: each of its endpoints has each of its ports.
+type slice struct {
+	service   balancer.Name
+	ports     []servicePort
+	endpoints []endpoint
+}
+
+type endpoint struct {
+	addr                        netip.Addr
+	node, zone                  string
+	ready, serving, terminating bool
+	pod                         bool // behind it is a pod, by its targetRef
+	zoneHints, nodeHints        []string
+}
+
+type node struct {
+	podCIDRs []netip.Prefix
+	addrs    []netip.Addr
+	zone     string
+}
+
+// proxyNameLabel is how a Service asks for another implementation of its virtual IP than kube-proxy.
+const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
+
+// defaultAffinity is what the API server fills in where ClientIP affinity has no timeout.
+const defaultAffinity = time.Duration(corev1.DefaultClientIPServiceAffinitySeconds) * time.Second
+
+func convertService(s *corev1.Service) *service {
+	c := &service{localOnly: s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal}
+	_, other := s.Labels[proxyNameLabel]
+	if s.Spec.Type != corev1.ServiceTypeExternalName && !other {
+		c.clusterIPs = clusterIPs(s)
+	}
+	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		c.affinity = defaultAffinity
+		if config := s.Spec.SessionAffinityConfig; config != nil && config.ClientIP != nil && config.ClientIP.TimeoutSeconds != nil {
+			c.affinity = time.Duration(*config.ClientIP.TimeoutSeconds) * time.Second
+		}
+	}
+	for _, p := range s.Spec.Ports {
+		if protocol, ok := convertProtocol(p.Protocol); ok && p.Port > 0 && p.Port <= 65535 {
+			c.ports = append(c.ports, servicePort{intern(p.Name), protocol, uint16(p.Port)})
+		}
+	}
+	return c
+}
+
+// clusterIPs returns s's virtual IPs. externalIPs and status.loadBalancer are not among them: CVE-2020-8554.
+func clusterIPs(s *corev1.Service) []netip.Addr {
+	texts := s.Spec.ClusterIPs
+	if len(texts) == 0 {
+		texts = []string{s.Spec.ClusterIP}
+	}
+	var addrs []netip.Addr
+	for _, text := range texts { // "None" and "" do not parse
+		if addr, err := netip.ParseAddr(text); err == nil {
+			addrs = append(addrs, addr.Unmap())
+		}
+	}
+	return addrs
+}
+
+func convertSlice(s *discoveryv1.EndpointSlice) *slice {
+	c := &slice{service: balancer.Name{Namespace: intern(s.Namespace), Name: intern(s.Labels[discoveryv1.LabelServiceName])}}
+	for _, p := range s.Ports {
+		if p.Name == nil || p.Port == nil || *p.Port <= 0 || *p.Port > 65535 {
+			continue
+		}
+		protocol := corev1.ProtocolTCP
+		if p.Protocol != nil {
+			protocol = *p.Protocol
+		}
+		if protocol, ok := convertProtocol(protocol); ok {
+			c.ports = append(c.ports, servicePort{intern(*p.Name), protocol, uint16(*p.Port)})
+		}
+	}
+	for i := range s.Endpoints {
+		if e, ok := convertEndpoint(&s.Endpoints[i], s.AddressType); ok {
+			c.endpoints = append(c.endpoints, e)
+		}
+	}
+	return c
+}
+
+// convertEndpoint returns e, unless its address is not of the slice's type. Only the first address counts:
+// "all are fungible" (discovery/v1), and kube-proxy takes that one.
+func convertEndpoint(e *discoveryv1.Endpoint, addressType discoveryv1.AddressType) (endpoint, bool) {
+	if len(e.Addresses) == 0 {
+		return endpoint{}, false
+	}
+	addr, err := netip.ParseAddr(e.Addresses[0])
+	if err != nil || addr.Zone() != "" {
+		return endpoint{}, false
+	}
+	addr = addr.Unmap()
+	switch addressType {
+	case discoveryv1.AddressTypeIPv4:
+		if !addr.Is4() {
+			return endpoint{}, false
+		}
+	case discoveryv1.AddressTypeIPv6:
+		if addr.Is4() {
+			return endpoint{}, false
+		}
+	default:
+		return endpoint{}, false
+	}
+	c := endpoint{
+		addr: addr,
+		// The API's defaults for what is not said: ready, serving, not terminating.
+		ready:       e.Conditions.Ready == nil || *e.Conditions.Ready,
+		serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
+		terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
+		pod:         e.TargetRef != nil && e.TargetRef.Kind == "Pod",
+	}
+	if e.NodeName != nil {
+		c.node = intern(*e.NodeName)
+	}
+	if e.Zone != nil {
+		c.zone = intern(*e.Zone)
+	}
+	if e.Hints != nil {
+		for _, z := range e.Hints.ForZones {
+			c.zoneHints = append(c.zoneHints, intern(z.Name))
+		}
+		for _, n := range e.Hints.ForNodes {
+			c.nodeHints = append(c.nodeHints, intern(n.Name))
+		}
+	}
+	return c, true
+}
+
+func convertProtocol(p corev1.Protocol) (balancer.Protocol, bool) {
+	switch p {
+	case corev1.ProtocolTCP, "":
+		return balancer.TCP, true
+	case corev1.ProtocolUDP:
+		return balancer.UDP, true
+	}
+	return 0, false
+}
+
+func convertNode(n *corev1.Node) *node {
+	c := &node{zone: n.Labels[corev1.LabelTopologyZone]}
+	texts := n.Spec.PodCIDRs
+	if len(texts) == 0 && n.Spec.PodCIDR != "" {
+		texts = []string{n.Spec.PodCIDR}
+	}
+	c.podCIDRs = parsePrefixes(texts)
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil {
+			c.addrs = append(c.addrs, addr.Unmap())
+		}
+	}
+	return c
+}
+
+func convertServiceCIDR(s *networkingv1.ServiceCIDR) []netip.Prefix {
+	return parsePrefixes(s.Spec.CIDRs)
+}
+
+func parsePrefixes(texts []string) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for _, text := range texts {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			prefixes = append(prefixes, p.Masked())
+		}
+	}
+	return prefixes
+}
+
+// join makes the balancer's Service from what is known of it.
+func join(name balancer.Name, s *service, slices map[string]*slice) balancer.Service {
+	b := balancer.Service{Name: name, ClusterIPs: s.clusterIPs, Affinity: s.affinity, LocalOnly: s.localOnly}
+	for _, p := range s.ports {
+		port := balancer.Port{Protocol: p.protocol, Port: p.port}
+		for _, sl := range slices {
+			port.Endpoints = append(port.Endpoints, sl.behind(p)...)
+		}
+		b.Ports = append(b.Ports, port)
+	}
+	return b
+}
+
+// behind returns the endpoints for a Service's port: a slice's port has the same name and protocol, and its
+// number is the target port.
+func (s *slice) behind(p servicePort) []balancer.Endpoint {
+	i := slices.IndexFunc(s.ports, func(q servicePort) bool { return q.name == p.name && q.protocol == p.protocol })
+	if i < 0 {
+		return nil
+	}
+	endpoints := make([]balancer.Endpoint, len(s.endpoints))
+	for j, e := range s.endpoints {
+		endpoints[j] = balancer.Endpoint{
+			Addr: netip.AddrPortFrom(e.addr, s.ports[i].port), Node: e.node,
+			Ready: e.ready, Serving: e.serving, Terminating: e.terminating,
+			ZoneHints: e.zoneHints, NodeHints: e.nodeHints,
+		}
+	}
+	return endpoints
+}
+
+// intern makes equal strings share their bytes: node names and zones come once per endpoint.
+func intern(s string) string { return unique.Make(s).Value() }

@@ -1,0 +1,141 @@
+package manager
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	echoRequest4, echoReply4 = 8, 0
+	echoRequest6, echoReply6 = 128, 129
+	echoHeader               = 8 // type, code, checksum, identifier, sequence number
+)
+
+// pingSocket is an unprivileged ICMP socket (SOCK_DGRAM, IPPROTO_ICMP): the sysctl net.ipv4.ping_group_range
+// must have the pod's group, which is a safe sysctl that a pod may set for itself. The kernel gives it only
+// replies with its own identifier, and computes the checksum.
+type pingSocket struct {
+	conn           *net.UDPConn // not really UDP, but net has no other type for datagrams
+	dst            netip.Addr
+	request, reply byte
+}
+
+// openPinger returns EACCES where ICMP sockets are not permitted.
+func openPinger(dst netip.Addr) (pinger, error) {
+	p := &pingSocket{dst: dst, request: echoRequest4, reply: echoReply4}
+	family, protocol, level, option := unix.AF_INET, unix.IPPROTO_ICMP, unix.SOL_IP, unix.IP_RECVERR
+	var to unix.Sockaddr = &unix.SockaddrInet4{Addr: as4(dst)}
+	if dst.Is6() {
+		p.request, p.reply = echoRequest6, echoReply6
+		family, protocol, level, option = unix.AF_INET6, unix.IPPROTO_ICMPV6, unix.SOL_IPV6, unix.IPV6_RECVERR
+		to = &unix.SockaddrInet6{Addr: dst.As16()}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err != nil {
+		return nil, fmt.Errorf("opening an ICMP socket: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "icmp")
+	defer file.Close()
+	// Without this option only "hard" errors (port unreachable) come back, and not that a host is unreachable.
+	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+		return nil, fmt.Errorf("asking for ICMP errors: %w", err)
+	}
+	if err := unix.Connect(fd, to); err != nil {
+		return nil, fmt.Errorf("connecting an ICMP socket to %v: %w", dst, err)
+	}
+	conn, err := net.FileConn(file) // with a descriptor of its own
+	if err != nil {
+		return nil, fmt.Errorf("adopting an ICMP socket: %w", err)
+	}
+	udp, ok := conn.(*net.UDPConn)
+	if !ok {
+		conn.Close()
+		return nil, fmt.Errorf("adopting an ICMP socket: it is a %T", conn)
+	}
+	p.conn = udp
+	return p, nil
+}
+
+func as4(addr netip.Addr) [4]byte {
+	if addr.Is4() {
+		return addr.As4()
+	}
+	return [4]byte{}
+}
+
+// mayPing reports whether ICMP sockets are permitted.
+func mayPing() bool {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
+	}
+	if err != nil {
+		return false
+	}
+	unix.Close(fd)
+	return true
+}
+
+func (p *pingSocket) send(ping []byte) error {
+	message := make([]byte, echoHeader+len(ping)-2)
+	message[0] = p.request
+	copy(message[6:], ping)
+	_, err := p.conn.Write(message)
+	return err
+}
+
+func (p *pingSocket) receive(b *buffers, use func([]byte) error) error {
+	raw, err := p.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		buf := (*[bufferSize]byte)(nil)
+		var n int
+		var from unix.Sockaddr
+		var readErr error
+		err := raw.Read(func(fd uintptr) bool {
+			buf = b.take()
+			for {
+				if n, from, readErr = unix.Recvfrom(int(fd), buf[:], 0); !errors.Is(readErr, unix.EINTR) {
+					break
+				}
+			}
+			if errors.Is(readErr, unix.EAGAIN) {
+				b.give(buf)
+				buf = nil
+				return false
+			}
+			return true
+		})
+		if err != nil {
+			return err
+		}
+		err = readErr
+		// The kernel filters by identifier, not by who answers.
+		if err == nil && n >= echoHeader && buf[0] == p.reply && buf[1] == 0 && isFrom(from, p.dst) {
+			err = use(buf[6:n])
+		}
+		b.give(buf)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func isFrom(from unix.Sockaddr, addr netip.Addr) bool {
+	switch from := from.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrFrom4(from.Addr) == addr
+	case *unix.SockaddrInet6:
+		return netip.AddrFrom16(from.Addr) == addr
+	}
+	return false
+}
+
+func (p *pingSocket) close() { p.conn.Close() }

@@ -1,0 +1,35 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+)
+
+// readyPatience is how long the manager waits to know the cluster before it says that it is ready all the same:
+// without the API server it still carries flows to pods, and to VIPs where somebody else resolves them.
+const readyPatience = 10 * time.Second
+
+// serveHealth answers the kubelet until ctx ends.
+func (m *Manager) serveHealth(ctx context.Context, l net.Listener) error {
+	began := time.Now()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !m.publisher.isReady() && time.Since(began) < readyPatience {
+			http.Error(w, "reading Services and EndpointSlices", http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving health checks: %w", err)
+	}
+	return nil
+}

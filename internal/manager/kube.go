@@ -1,0 +1,137 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"kubevpn/internal/version"
+)
+
+const (
+	serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+	// apiServerName is in the API server's certificate wherever pods can use the API.
+	apiServerName = "kubernetes.default.svc"
+	// nextServerAfter is how long one address of the API server may be silent before the next is tried as well
+	// (RFC 8305 has 250 ms for the same).
+	nextServerAfter = 250 * time.Millisecond
+	connectTimeout  = 30 * time.Second
+)
+
+// apiServers are addresses of the same API server, by preference: the ClusterIP that the kubelet tells every
+// pod, then the endpoints behind it, which the installer writes down in KUBEVPN_APISERVERS. The first is the
+// usual way, but leads nowhere where no kube-proxy serves ClusterIPs.
+func apiServers(getenv func(string) string) []string {
+	var addrs []string
+	if host, port := getenv("KUBERNETES_SERVICE_HOST"), getenv("KUBERNETES_SERVICE_PORT"); host != "" && port != "" {
+		addrs = append(addrs, net.JoinHostPort(host, port))
+	}
+	for _, addr := range strings.Split(getenv("KUBEVPN_APISERVERS"), ",") {
+		if addr = strings.TrimSpace(addr); addr != "" {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+// apiServerVIP is the ClusterIP of the API server, where the kubelet tells it as an address.
+func apiServerVIP(getenv func(string) string) netip.AddrPort {
+	vip, err := netip.ParseAddrPort(net.JoinHostPort(getenv("KUBERNETES_SERVICE_HOST"), getenv("KUBERNETES_SERVICE_PORT")))
+	if err != nil {
+		return netip.AddrPort{} // a host name, or not in a pod
+	}
+	return vip
+}
+
+// kubeClient returns a client with the pod's service account, or nil where the pod has none.
+func kubeClient(dir string, servers []string) (kubernetes.Interface, error) {
+	token := filepath.Join(dir, "token")
+	if _, err := os.Stat(token); errors.Is(err, os.ErrNotExist) || len(servers) == 0 {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(restConfig(token, filepath.Join(dir, "ca.crt"), servers))
+	if err != nil {
+		return nil, fmt.Errorf("preparing a client for the API server: %w", err)
+	}
+	return client, nil
+}
+
+func restConfig(token, ca string, servers []string) *rest.Config {
+	return &rest.Config{
+		Host:            "https://" + apiServerName,
+		BearerTokenFile: token, // read again when it changes
+		TLSClientConfig: rest.TLSClientConfig{CAFile: ca, ServerName: apiServerName},
+		ContentConfig: rest.ContentConfig{
+			ContentType:        runtime.ContentTypeProtobuf,
+			AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
+		},
+		UserAgent: "kubevpn-traffic-manager/" + version.String(),
+		QPS:       50, // the default of 5 would make the start, a dozen requests, take half a second
+		Burst:     100,
+		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return dialFirst(ctx, network, servers)
+		},
+	}
+}
+
+// dialFirst connects to the first of addrs that answers. The later ones get their chance when those before
+// have failed or have been silent for a while.
+func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	results := make(chan result, len(addrs))
+	var to net.Dialer
+	started, failed := 0, 0
+	start := func() {
+		addr := addrs[started]
+		started++
+		go func() {
+			conn, err := to.DialContext(ctx, network, addr)
+			results <- result{conn, err}
+		}()
+	}
+	var errs []error
+	for failed < len(addrs) {
+		if started == failed {
+			start()
+		}
+		var next <-chan time.Time
+		if started < len(addrs) {
+			next = time.After(nextServerAfter)
+		}
+		select {
+		case r := <-results:
+			if r.err == nil {
+				go func(rest int) { // those that come too late
+					for range rest {
+						if r := <-results; r.conn != nil {
+							r.conn.Close()
+						}
+					}
+				}(started - failed - 1)
+				return r.conn, nil
+			}
+			failed++
+			errs = append(errs, r.err)
+		case <-next:
+			start()
+		}
+	}
+	return nil, errors.Join(errs...)
+}

@@ -1,0 +1,134 @@
+// Package manager is the traffic manager: the end of a laptop's session in the cluster.
+//
+//	laptop ═ session ═▶ Accept ─▶ Service? ─▶ balancer ─▶ dial ─▶ pod
+//	                                            ▲
+//	API server ─ watch ─▶ cluster ─▶ publisher ─┤
+//	                                            └▶ board ─▶ control streams ─▶ laptops
+//
+// It needs no privilege: it ends flows and makes new ones with ordinary sockets. Of the API server it needs to
+// list and watch Services, EndpointSlices, Nodes and ServiceCIDRs, and nothing else; what it may not watch it
+// does without, and says so in api.ManagerState.Missing. It holds no state that a restart would lose.
+package manager
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+
+	"kubevpn/pkg/balancer"
+	"kubevpn/pkg/transport"
+)
+
+// Config is what a Manager is made of.
+type Config struct {
+	Listen string // where sessions come in: "127.0.0.1:10800"
+	Health string // GET /livez and /readyz: ":10801"
+
+	Kube kubernetes.Interface // nil: no API access; VIPs are dialled as they are
+	// APIServer is the ClusterIP and port of the Service default/kubernetes as the pod's environment has it. It
+	// may be zero.
+	APIServer netip.AddrPort
+
+	PodName, Namespace, NodeName string
+	PodIPs                       []netip.Addr
+	ResolvConf                   string        // path; empty: no cluster DNS
+	Grace                        time.Duration // for how long a session without a connection is kept; 0: transport's default
+	Logger                       *slog.Logger
+}
+
+// Manager serves laptops. Make it with New.
+type Manager struct {
+	cfg       Config
+	log       *slog.Logger
+	watcher   *watcher
+	publisher *publisher
+	board     *board
+	dialer    *dialer
+	filter    *filter
+}
+
+// New prepares a Manager. It does not touch the network.
+func New(cfg Config) *Manager {
+	c := newCluster(cfg.NodeName)
+	m := &Manager{
+		cfg: cfg, log: cfg.Logger, board: newBoard(),
+		watcher: newWatcher(cfg.Kube, c, cfg.Logger),
+		dialer:  &dialer{balancer: balancer.New(cfg.NodeName)},
+		filter:  &filter{pod: cfg.PodIPs},
+	}
+	m.dialer.check = m.filter.check
+	m.publisher = &publisher{
+		cluster: c, balancer: m.dialer.balancer, board: m.board, rights: m.watcher.state,
+		pod: cfg.PodIPs, vip: cfg.APIServer, ready: make(chan struct{}),
+	}
+	m.dialer.inRange = m.inServiceRange
+	return m
+}
+
+// Run serves until ctx ends, and then returns nil.
+func (m *Manager) Run(ctx context.Context) error {
+	if m.cfg.ResolvConf != "" {
+		dns, err := readResolvConf(m.cfg.ResolvConf, m.cfg.Namespace)
+		if err != nil {
+			return err
+		}
+		m.publisher.dns, m.filter.dns = dns, dns.servers
+	}
+	m.publisher.noEcho = !mayPing()
+	var network net.ListenConfig
+	sessions, err := network.Listen(ctx, "tcp", m.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("listening for sessions: %w", err)
+	}
+	defer sessions.Close()
+	health, err := network.Listen(ctx, "tcp", m.cfg.Health)
+	if err != nil {
+		return fmt.Errorf("listening for health checks: %w", err)
+	}
+	defer health.Close()
+	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "dns", m.publisher.dns.servers,
+		"domain", m.publisher.dns.domain, "ping", !m.publisher.noEcho)
+	return m.serve(ctx, sessions, health)
+}
+
+func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) error {
+	server := transport.NewServer(transport.ServerConfig{
+		OnSession: func(ctx context.Context, s *transport.Session) { m.newSession(s).serve(ctx) },
+		Grace:     m.cfg.Grace,
+		Logger:    m.log,
+	})
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return m.watcher.run(ctx) })
+	g.Go(func() error { return m.publisher.run(ctx) })
+	g.Go(func() error { return m.serveHealth(ctx, health) })
+	g.Go(func() error { return ended(ctx, server.Serve(ctx, sessions)) })
+	return g.Wait()
+}
+
+// ended makes nil of an error that only says that ctx has ended.
+func ended(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// inServiceRange reports whether addr looks like a ClusterIP.
+func (m *Manager) inServiceRange(addr netip.Addr) bool {
+	now, _ := m.board.read()
+	for _, p := range now.state.ServiceCIDRs {
+		if p.Contains(addr) {
+			return now.state.ResolvesVIPs
+		}
+	}
+	return false
+}
+
+// unmap makes IPv4 of an IPv4-mapped IPv6 address, so that nothing is compared in the wrong form.
+func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

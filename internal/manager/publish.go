@@ -1,0 +1,162 @@
+package manager
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/balancer"
+)
+
+// publishInterval is the least time between two notices.
+const publishInterval = 100 * time.Millisecond
+
+// publisher carries what has changed in the cluster to the balancer and to the board.
+type publisher struct {
+	cluster  *cluster
+	balancer *balancer.Balancer
+	board    *board
+	rights   func() (missing []string, ready bool)
+	dns      dnsConfig
+	pod      []netip.Addr   // the manager's own
+	vip      netip.AddrPort // of the API server, as the pod's environment has it
+	noEcho   bool           // ICMP echo sockets are not permitted
+	sessions atomic.Int64
+
+	ready chan struct{} // closed when the first notice with all that may be known was posted
+
+	// For run alone:
+	resolving bool                           // the balancer has the Services
+	names     map[string]map[string]struct{} // Services by namespace
+	sorted    map[string][]string            // of names, for notices; a namespace's entry is deleted when it changes
+	pods      []netip.Prefix
+	ranges    []netip.Prefix
+}
+
+// run publishes until ctx ends.
+func (p *publisher) run(ctx context.Context) error {
+	p.names, p.sorted = map[string]map[string]struct{}{}, map[string][]string{}
+	var due <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.cluster.changed:
+			p.apply()
+			if !p.isReady() { // until then somebody waits for it
+				p.post()
+			} else if due == nil {
+				due = time.After(publishInterval)
+			}
+		case <-due:
+			due = nil
+			p.post()
+		}
+	}
+}
+
+func (p *publisher) isReady() bool {
+	select {
+	case <-p.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// count adds n to the number of sessions.
+func (p *publisher) count(n int64) {
+	p.sessions.Add(n)
+	p.cluster.notify()
+}
+
+// apply gives the balancer what has changed. What changes meanwhile waits for the next time, so that bursts
+// come in few batches.
+func (p *publisher) apply() {
+	c := p.cluster
+	c.mu.Lock()
+	dirty := c.dirty
+	c.dirty = make(map[balancer.Name]struct{})
+	if resolves := c.resolves(); resolves != p.resolving {
+		p.resolving = resolves
+		for name := range c.services {
+			dirty[name] = struct{}{}
+		}
+	}
+	var set []balancer.Service
+	var remove []balancer.Name
+	for name := range dirty {
+		s := c.services[name]
+		p.rename(name, s != nil)
+		if p.resolving && s != nil {
+			set = append(set, join(name, s, c.slices[name]))
+		} else {
+			remove = append(remove, name)
+		}
+	}
+	zone := c.zone
+	c.mu.Unlock()
+	p.balancer.SetZone(zone)
+	p.balancer.Apply(set, remove)
+}
+
+func (p *publisher) rename(name balancer.Name, exists bool) {
+	in := p.names[name.Namespace]
+	if _, ok := in[name.Name]; ok == exists {
+		return
+	}
+	delete(p.sorted, name.Namespace)
+	if !exists {
+		if delete(in, name.Name); len(in) == 0 {
+			delete(p.names, name.Namespace)
+		}
+		return
+	}
+	if in == nil {
+		in = make(map[string]struct{})
+		p.names[name.Namespace] = in
+	}
+	in[name.Name] = struct{}{}
+}
+
+// post puts a new notice on the board.
+func (p *publisher) post() {
+	missing, ready := p.rights()
+	n := &notice{state: api.ManagerState{
+		DNSServers: p.dns.servers, DNSDomain: p.dns.domain,
+		Missing: slices.Clone(missing), Sessions: int(p.sessions.Load()), ResolvesVIPs: p.resolving,
+	}}
+	if p.noEcho {
+		n.state.Missing = append(n.state.Missing, "ICMP echo")
+	}
+	p.cluster.mu.Lock()
+	if p.cluster.needsCIDRs {
+		p.cluster.needsCIDRs = false
+		p.cluster.recount()
+		p.pods, p.ranges = p.cluster.networks.prefixes()
+	}
+	n.state.PodCIDRs, n.state.ServiceCIDRs = p.pods, p.ranges
+	p.canaries(&n.state)
+	if p.cluster.synced[services] {
+		n.names = p.snapshot()
+	}
+	ready = ready && len(p.cluster.dirty) == 0 && p.resolving == p.cluster.resolves()
+	p.cluster.mu.Unlock()
+	p.board.post(n)
+	if ready && !p.isReady() {
+		close(p.ready)
+	}
+}
+
+func (p *publisher) snapshot() map[string][]string {
+	for namespace, names := range p.names {
+		if p.sorted[namespace] == nil {
+			p.sorted[namespace] = slices.Sorted(maps.Keys(names))
+		}
+	}
+	return maps.Clone(p.sorted)
+}

@@ -1,0 +1,87 @@
+package manager
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync/atomic"
+)
+
+// stream is a laptop's end of a TCP flow (transport.Stream). Its WriteTo holds no buffer while it waits.
+type stream interface {
+	io.Writer
+	io.WriterTo
+	CloseWrite() error
+	Reset() error
+	Close() error
+}
+
+// relay carries bytes between a laptop and a pod until both directions have ended, and closes both. An end of
+// one direction crosses as it is, and the other goes on for as long as it likes:
+//
+//	laptop FIN ─▶ shutdown(SHUT_WR) to the pod        pod FIN ─▶ CloseWrite to the laptop
+//	laptop RST ─▶ RST to the pod                      pod RST ─▶ Reset to the laptop
+//
+// There is no idle timeout. gone is closed when the laptop's end was reset or its session has ended. Two
+// goroutines, no buffers while idle.
+func relay(laptop stream, pod *net.TCPConn, gone <-chan struct{}, b *buffers) {
+	var ended atomic.Int32 // directions that ended well
+	abort := func() {
+		laptop.Reset()
+		pod.SetLinger(0) // so that Close sends RST
+		pod.Close()
+	}
+	down := make(chan struct{})
+	go func() {
+		defer close(down)
+		err := readable(pod, b, true, func(p []byte) error {
+			_, err := laptop.Write(p)
+			return err
+		})
+		if err == io.EOF && laptop.CloseWrite() == nil {
+			if ended.Add(1) == 2 || errors.Is(awaitReset(pod), net.ErrClosed) {
+				return
+			}
+		}
+		abort()
+	}()
+	if _, err := laptop.WriteTo(&podWriter{pod, gone, abort}); err != nil || pod.CloseWrite() != nil {
+		abort()
+	} else if ended.Add(1) == 2 {
+		pod.Close() // the other goroutine waits for a reset
+	}
+	select {
+	case <-down:
+	case <-gone: // nothing more can be read from the laptop, but it may reset
+		abort()
+		<-down
+	}
+	pod.Close()
+	laptop.Close()
+}
+
+// podWriter writes to a pod. While it is blocked, because the pod does not read, nobody reads from the laptop
+// either; so it watches for the laptop's reset meanwhile.
+type podWriter struct {
+	pod   *net.TCPConn
+	gone  <-chan struct{}
+	abort func()
+}
+
+func (w *podWriter) Write(p []byte) (int, error) {
+	var written chan struct{}
+	n, err := writeAll(w.pod, p, func() {
+		written = make(chan struct{})
+		go func() {
+			select {
+			case <-w.gone:
+				w.abort()
+			case <-written:
+			}
+		}()
+	})
+	if written != nil {
+		close(written)
+	}
+	return n, err
+}

@@ -1,0 +1,70 @@
+package manager
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+)
+
+// dnsConfig is cluster DNS as the kubelet wrote it into the pod's resolv.conf.
+type dnsConfig struct {
+	servers []netip.Addr
+	domain  string // "cluster.local"; empty when the pod does not use cluster DNS
+}
+
+func readResolvConf(path, namespace string) (dnsConfig, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return dnsConfig{}, err
+	}
+	defer f.Close()
+	c, err := parseResolvConf(f, namespace)
+	if err != nil {
+		return dnsConfig{}, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// parseResolvConf takes the nameservers, and the domain out of the search list: the kubelet puts
+// "NAMESPACE.svc.DOMAIN svc.DOMAIN DOMAIN" there. Without such a list the pod has the node's DNS, whose servers
+// know nothing of the cluster: then there are none.
+func parseResolvConf(r io.Reader, namespace string) (dnsConfig, error) {
+	var c dnsConfig
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		words := strings.Fields(lines.Text())
+		if len(words) < 2 {
+			continue
+		}
+		switch words[0] {
+		case "nameserver":
+			if addr, err := netip.ParseAddr(words[1]); err == nil {
+				c.servers = append(c.servers, addr.Unmap())
+			}
+		case "search": // the last one counts, as in resolv.conf(5)
+			c.domain = clusterDomain(words[1:], namespace)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return dnsConfig{}, err
+	}
+	if c.domain == "" {
+		c.servers = nil
+	}
+	return c, nil
+}
+
+func clusterDomain(search []string, namespace string) string {
+	for _, prefix := range []string{namespace + ".svc.", "svc."} {
+		for _, s := range search {
+			domain, ok := strings.CutPrefix(strings.ToLower(strings.Trim(s, ".")), prefix)
+			if ok && domain != "" {
+				return domain
+			}
+		}
+	}
+	return ""
+}

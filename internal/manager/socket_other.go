@@ -1,0 +1,35 @@
+//go:build !unix
+
+package manager
+
+import (
+	"errors"
+	"net"
+	"syscall"
+)
+
+// readable calls use with what each read from a socket gives, until one ends with an error. Here it holds a
+// buffer all the time: the manager runs on Linux, and elsewhere only in tests.
+func readable(c syscall.Conn, b *buffers, _ bool, use func([]byte) error) error {
+	conn, ok := c.(net.Conn)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	buf := b.take()
+	defer b.give(buf)
+	for {
+		n, err := conn.Read(buf[:])
+		if err == nil {
+			err = use(buf[:n])
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// awaitReset is not done here: that the other end resets a half-closed connection is seen at the next write.
+func awaitReset(syscall.Conn) error { return net.ErrClosed }
+
+// writeAll writes all of p. It does not know when it blocks.
+func writeAll(c *net.TCPConn, p []byte, _ func()) (int, error) { return c.Write(p) }

@@ -1,0 +1,113 @@
+//go:build unix
+
+package manager
+
+import (
+	"errors"
+	"io"
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// readable calls use with what each read from a socket gives, until one ends with an error: io.EOF at the end
+// of a TCP stream. It takes a buffer when there is something to read, and not before. use must not keep it.
+func readable(c syscall.Conn, b *buffers, stream bool, use func([]byte) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var got *[bufferSize]byte
+	var n int
+	var readErr error
+	read := func(fd uintptr) bool {
+		got = b.take()
+		for {
+			n, readErr = unix.Read(int(fd), got[:])
+			if !errors.Is(readErr, unix.EINTR) {
+				break
+			}
+		}
+		if errors.Is(readErr, unix.EAGAIN) {
+			b.give(got)
+			got = nil
+			return false // the runtime waits until the socket is readable
+		}
+		return true
+	}
+	for {
+		if err := raw.Read(read); err != nil {
+			return err
+		}
+		switch {
+		case readErr != nil:
+			err = readErr
+		case n == 0 && stream:
+			err = io.EOF
+		default:
+			err = use(got[:n])
+		}
+		b.give(got)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// awaitReset waits, after the end of a TCP stream was read, until the other end resets the connection or it is
+// closed here. read(2) no longer tells: it goes on giving 0.
+func awaitReset(c syscall.Conn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var pending error
+	err = raw.Read(func(fd uintptr) bool {
+		number, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		if err != nil {
+			pending = err
+		} else if number != 0 {
+			pending = unix.Errno(number)
+		}
+		return pending != nil
+	})
+	if err != nil {
+		return err
+	}
+	return pending
+}
+
+// writeAll writes all of p. It calls blocked before it first waits because the other end does not read.
+func writeAll(c *net.TCPConn, p []byte, blocked func()) (int, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	total, waited := 0, false
+	var writeErr error
+	err = raw.Write(func(fd uintptr) bool {
+		for total < len(p) {
+			n, err := unix.Write(int(fd), p[total:])
+			switch {
+			case errors.Is(err, unix.EINTR):
+			case errors.Is(err, unix.EAGAIN):
+				if !waited {
+					waited = true
+					blocked()
+				}
+				return false // the runtime waits until the socket is writable
+			case err != nil:
+				writeErr = err
+				return true
+			default:
+				total += n
+			}
+		}
+		return true
+	})
+	if err != nil {
+		return total, err
+	}
+	return total, writeErr
+}

@@ -1,0 +1,94 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"kubevpn/pkg/balancer"
+	"kubevpn/pkg/transport"
+)
+
+const (
+	// dialTimeout is how long Linux goes on sending SYNs (tcp_syn_retries = 6).
+	dialTimeout = 127 * time.Second
+	// unknownVIPTimeout is for an address in a Service range that no Service has, as far as we know. It is
+	// dialled, as kube-proxy may know better; but if nobody answers the laptop's next SYN is looked up anew: the
+	// Service may just have been created, and without a kube-proxy nobody would ever answer the old one.
+	unknownVIPTimeout = 3 * time.Second
+)
+
+// keepAlive finds pods that vanished with their node: after 60 + 9*30 seconds without an answer.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 30 * time.Second, Count: 9}
+
+// dialer makes the manager's connections. It is shared by all sessions.
+type dialer struct {
+	balancer *balancer.Balancer
+	check    func(netip.AddrPort) error // filter.check
+	buffers  buffers
+	inRange  func(netip.Addr) bool // whether an address is in a Service range
+}
+
+// caller is on whose behalf is dialled.
+type caller struct {
+	client    string // keys affinity
+	scheduler balancer.Scheduler
+}
+
+// pick resolves dst. Its error is for the laptop (transport.CodeOf). Without error and with an invalid Endpoint
+// dst is to be dialled as it is. The caller releases the Pick.
+func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller) (balancer.Pick, error) {
+	pick, verdict := d.balancer.Pick(protocol, dst, by.client, by.scheduler)
+	switch verdict {
+	case balancer.Refused:
+		return pick, transport.CodeRefused.Err()
+	case balancer.Dropped:
+		return pick, transport.CodeTimeout.Err() // silence; the laptop's next SYN asks anew
+	}
+	return pick, nil
+}
+
+// dialTCP connects to dst or, if it is a Service's, to one of its endpoints. An endpoint that refuses, or whose
+// host is gone, is followed by another: the laptop has seen nothing yet. The caller closes the connection and
+// releases the Pick.
+func (d *dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by caller) (*net.TCPConn, balancer.Pick, error) {
+	pick, err := d.pick(balancer.TCP, dst, by)
+	if err != nil {
+		return nil, pick, err
+	}
+	if !pick.Endpoint().IsValid() {
+		timeout := dialTimeout
+		if d.inRange(dst.Addr()) {
+			timeout = unknownVIPTimeout
+		}
+		conn, err := d.connect(ctx, dst, timeout)
+		return conn, pick, err
+	}
+	for {
+		conn, err := d.connect(ctx, pick.Endpoint(), dialTimeout)
+		if err == nil {
+			return conn, pick, nil
+		}
+		if !tryAnother(err) || !pick.Next() {
+			pick.Release()
+			return nil, pick, err
+		}
+	}
+}
+
+// tryAnother reports whether err is an answer that says nothing is there. A timeout is not retried: it took too
+// long already.
+func tryAnother(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EHOSTUNREACH)
+}
+
+func (d *dialer) connect(ctx context.Context, dst netip.AddrPort, timeout time.Duration) (*net.TCPConn, error) {
+	if err := d.check(dst); err != nil {
+		return nil, err
+	}
+	to := net.Dialer{Timeout: timeout, KeepAliveConfig: keepAlive}
+	return to.DialTCP(ctx, "tcp", netip.AddrPort{}, dst)
+}
