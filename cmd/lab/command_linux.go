@@ -45,6 +45,9 @@ func run(args []string, in io.Reader, out, err io.Writer) int {
 		return 0
 	case errors.As(failure, &exit):
 		return int(exit)
+	case errors.Is(failure, context.Canceled):
+		fmt.Fprintln(err, "lab: interrupted")
+		return 130 // as a shell has it for Ctrl-C
 	}
 	fmt.Fprintln(err, "lab:", failure)
 	return 1
@@ -70,7 +73,7 @@ a Debian that missing packages can be installed on.`,
 		SilenceErrors: true,
 	}
 	root.PersistentFlags().StringVar(&p.config.Name, "name", lab.DefaultName, "which lab: several run side by side")
-	root.AddCommand(p.up(), p.down(), p.status(), p.exec(), p.kubectl(), p.load(), p.kubeconfig(), p.restart(), p.build(), p.install())
+	root.AddCommand(p.up(), p.down(), p.status(), p.exec(), p.kubectl(), p.load(), p.kubeconfig(), p.restart(), p.join(), p.build(), p.install())
 	return root
 }
 
@@ -91,6 +94,7 @@ func (p *program) up() *cobra.Command {
 	c.Flags().IntVar(&p.config.Nodes, "nodes", 2, fmt.Sprintf("number of nodes, 1 to %d", lab.MaxNodes))
 	c.Flags().StringVar(&mode, "proxy-mode", mode, "kube-proxy's `mode`: iptables, nftables, or none for no kube-proxy")
 	c.Flags().BoolVar(&p.config.IPv6, "ipv6", false, "IPv6 besides IPv4, for nodes, pods, Services and the laptop")
+	c.Flags().IntVar(&p.config.Ranges, "ranges", 1, "which of two `sets` of address ranges: labs that are joined have different ones")
 	return c
 }
 
@@ -263,7 +267,7 @@ machine itself does not reach the API server.`,
 			return err
 		},
 	}
-	c.Flags().StringVar(&user, "user", user, "`who`: admin, or dev, a developer with the role edit in the namespace default")
+	c.Flags().StringVar(&user, "user", user, "`who`: admin, dev, a developer with the role edit in the namespace default, or token, the same with a bearer token")
 	return c
 }
 
@@ -280,6 +284,29 @@ func (p *program) restart() *cobra.Command {
 				return err
 			}
 			return l.Restart(cmd.Context(), args[0])
+		},
+	}
+}
+
+func (p *program) join() *cobra.Command {
+	return &cobra.Command{
+		Use:   "join OTHER",
+		Short: "Connect two labs' routers: one laptop, two clusters",
+		Example: `  lab up && lab up --name two --ranges 2
+  lab join two`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			l, err := lab.Attach(p.config)
+			if err != nil {
+				return err
+			}
+			config := p.config
+			config.Name = args[0]
+			other, err := lab.Attach(config)
+			if err != nil {
+				return err
+			}
+			return l.Join(other)
 		},
 	}
 }

@@ -27,36 +27,54 @@ type Family struct {
 	nodePodBits int
 }
 
-func ipv4() Family {
-	return Family{
+// ipv4 is a lab's IPv4 networks, in one of two sets that have nothing in common.
+func ipv4(set int) Family {
+	f := Family{
 		NodeNet:     netip.MustParsePrefix("10.99.0.0/24"),
 		LaptopNet:   netip.MustParsePrefix("10.98.0.0/24"),
 		Pods:        netip.MustParsePrefix("10.244.0.0/16"),
 		Services:    netip.MustParsePrefix("10.96.0.0/16"),
-		Router:      netip.MustParseAddr("10.99.0.254"),
-		Gateway:     netip.MustParseAddr("10.98.0.1"),
-		Laptop:      netip.MustParseAddr("10.98.0.2"),
 		Outside:     netip.MustParseAddr("203.0.113.10"),
-		Kubernetes:  netip.MustParseAddr("10.96.0.1"),
-		ClusterDNS:  netip.MustParseAddr("10.96.0.10"),
 		nodePodBits: 24,
 	}
+	if set == 2 {
+		f.NodeNet = netip.MustParsePrefix("10.199.0.0/24")
+		f.LaptopNet = netip.MustParsePrefix("10.198.0.0/24")
+		f.Pods = netip.MustParsePrefix("10.144.0.0/16")
+		f.Services = netip.MustParsePrefix("10.196.0.0/16")
+		f.Outside = netip.MustParseAddr("203.0.113.20")
+	}
+	return f.withHosts()
 }
 
-func ipv6() Family {
-	return Family{
+// ipv6 is the same in IPv6: unique local addresses, except www.outside.test's.
+func ipv6(set int) Family {
+	f := Family{
 		NodeNet:     netip.MustParsePrefix("fd00:10:99::/64"),
 		LaptopNet:   netip.MustParsePrefix("fd00:10:98::/64"),
 		Pods:        netip.MustParsePrefix("fd00:10:244::/48"),
 		Services:    netip.MustParsePrefix("fd00:10:96::/112"),
-		Router:      netip.MustParseAddr("fd00:10:99::fe"),
-		Gateway:     netip.MustParseAddr("fd00:10:98::1"),
-		Laptop:      netip.MustParseAddr("fd00:10:98::2"),
 		Outside:     netip.MustParseAddr("2001:db8:113::10"),
-		Kubernetes:  netip.MustParseAddr("fd00:10:96::1"),
-		ClusterDNS:  netip.MustParseAddr("fd00:10:96::a"),
 		nodePodBits: 64,
 	}
+	if set == 2 {
+		f.NodeNet = netip.MustParsePrefix("fd00:10:199::/64")
+		f.LaptopNet = netip.MustParsePrefix("fd00:10:198::/64")
+		f.Pods = netip.MustParsePrefix("fd00:10:144::/48")
+		f.Services = netip.MustParsePrefix("fd00:10:196::/112")
+		f.Outside = netip.MustParseAddr("2001:db8:113::20")
+	}
+	return f.withHosts()
+}
+
+// withHosts fills in the addresses that follow from the networks.
+func (f Family) withHosts() Family {
+	f.Router = nth(f.NodeNet.Addr(), 254)
+	f.Gateway = nth(f.LaptopNet.Addr(), 1)
+	f.Laptop = nth(f.LaptopNet.Addr(), 2)
+	f.Kubernetes = nth(f.Services.Addr(), 1)
+	f.ClusterDNS = nth(f.Services.Addr(), 10)
+	return f
 }
 
 // Node is the address of node number n, from 1.
@@ -81,9 +99,9 @@ func nth(network netip.Addr, n int) netip.Addr {
 // Families are the lab's address families: IPv4, and IPv6 if it has that.
 func (c Config) Families() []Family {
 	if c.IPv6 {
-		return []Family{ipv4(), ipv6()}
+		return []Family{ipv4(c.Ranges), ipv6(c.Ranges)}
 	}
-	return []Family{ipv4()}
+	return []Family{ipv4(c.Ranges)}
 }
 
 // joined is one field of each family, comma-separated, as Kubernetes' flags take them.

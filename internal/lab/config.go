@@ -29,6 +29,7 @@ type Config struct {
 	Nodes     int       // default 2
 	ProxyMode ProxyMode // default ProxyIPTables
 	IPv6      bool      // dual-stack, IPv4 first
+	Ranges    int       // which of two sets of address ranges, 1 (default) or 2: labs that are joined have different ones
 
 	Dir      string    // of all labs' state; default $KUBEVPN_LAB_DIR or /var/lib/kubevpn-lab
 	Cache    string    // of built programs; default $KUBEVPN_CACHE, $XDG_CACHE_HOME or ~/.cache
@@ -42,6 +43,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Nodes == 0 {
 		c.Nodes = 2
+	}
+	if c.Ranges == 0 {
+		c.Ranges = 1
 	}
 	if c.ProxyMode == "" {
 		c.ProxyMode = ProxyIPTables
@@ -63,6 +67,9 @@ func (c Config) validate() error {
 	if c.Nodes < 1 || c.Nodes > MaxNodes {
 		errs = append(errs, fmt.Errorf("%d nodes: want 1 to %d", c.Nodes, MaxNodes))
 	}
+	if c.Ranges != 1 && c.Ranges != 2 {
+		errs = append(errs, fmt.Errorf("ranges %d: want 1 or 2", c.Ranges))
+	}
 	switch c.ProxyMode {
 	case ProxyIPTables, ProxyNFTables, ProxyNone:
 	default:
@@ -82,10 +89,14 @@ func (c Config) shape() string {
 	} else {
 		s += ", kube-proxy " + string(c.ProxyMode)
 	}
+	s += ", IPv4"
 	if c.IPv6 {
-		return s + ", IPv4 and IPv6"
+		s += " and IPv6"
 	}
-	return s + ", IPv4"
+	if c.Ranges == 2 {
+		s += ", second ranges"
+	}
+	return s
 }
 
 // NodeName is the Kubernetes name and the host name of node number n, from 1.
@@ -105,7 +116,7 @@ func (c Config) places() []string {
 
 // Server is the API server's URL.
 func (c Config) Server() string {
-	return "https://" + netip.AddrPortFrom(ipv4().Node(1), APIPort).String()
+	return "https://" + netip.AddrPortFrom(c.Families()[0].Node(1), APIPort).String()
 }
 
 // kubeconfig is the kubeconfig of one client, complete in itself.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -60,7 +61,8 @@ func Attach(c Config) (*Lab, error) {
 // adopt makes the lab what a state says that it is.
 func (l *Lab) adopt(s state) {
 	found := s.config(l.config.Dir)
-	l.config.Nodes, l.config.ProxyMode, l.config.IPv6 = found.Nodes, found.ProxyMode, found.IPv6
+	l.config.Nodes, l.config.ProxyMode = found.Nodes, found.ProxyMode
+	l.config.IPv6, l.config.Ranges = found.IPv6, found.Ranges
 	l.programs, l.snapshotter = s.Programs, s.Snapshotter
 	l.state = s
 }
@@ -71,12 +73,12 @@ func (l *Lab) Config() Config { return l.config }
 // Dir is the lab's state directory.
 func (l *Lab) Dir() string { return l.dir() }
 
-// Kubeconfig is the path of a user's kubeconfig: Admin's or Developer's. It works in the laptop's namespace, and on
+// Kubeconfig is the path of a user's kubeconfig: Admin's, Developer's or Token's. It works in the laptop's namespace, and on
 // the nodes.
 func (l *Lab) Kubeconfig(user string) (string, error) {
 	file := l.pki(user + ".kubeconfig")
-	if user != Admin && user != Developer {
-		return "", fmt.Errorf("no user %q: want %s or %s", user, Admin, Developer)
+	if !slices.Contains([]string{Admin, Developer, Token}, user) {
+		return "", fmt.Errorf("no user %q: want %s, %s or %s", user, Admin, Developer, Token)
 	}
 	if _, err := os.Stat(file); err != nil {
 		return "", err
@@ -188,7 +190,3 @@ func (l *Lab) poll(ctx context.Context, limit time.Duration, waitFor []string, f
 		}
 	}
 }
-
-// queryLog is what outside.test's DNS server was asked, one JSON object a line, oldest first; see the package
-// outside for its fields.
-func (l *Lab) queryLog() string { return filepath.Join(l.dir(), "log", "dns-queries.jsonl") }

@@ -3,6 +3,7 @@ package lab
 import (
 	_ "embed"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 )
@@ -25,11 +26,17 @@ func (c Config) manifest() string {
 	return strings.NewReplacer(
 		"COREDNS_IMAGE", corednsImage,
 		"ECHO_IMAGE", EchoImage,
-		"API_HOST", ipv4().Node(1).String(),
+		"API_HOST", c.Families()[0].Node(1).String(),
 		"API_PORT", strconv.Itoa(APIPort),
-		"DNS_ADDRESS", ipv4().ClusterDNS.String(),
+		"DNS_FIRST", c.Families()[0].ClusterDNS.String(),
+		"DNS_ALL", joined(c.Families(), func(f Family) quoted { return quoted{f.ClusterDNS} }),
 	).Replace(c.nodesManifest() + "---\n" + clusterManifest + "---\n" + workloadManifest)
 }
+
+// quoted is an address as YAML takes it in a list.
+type quoted struct{ netip.Addr }
+
+func (q quoted) String() string { return strconv.Quote(q.Addr.String()) }
 
 // nodesManifest has the Node objects, which kubelet finds there when it registers: so a node's pod range is certain
 // before its pod network is configured, and no cloud or IPAM controller has to give it one.

@@ -128,6 +128,7 @@ func serviceAccountKeys() (private, public []byte, err error) {
 const (
 	Admin     = "admin" // may do everything
 	Developer = "dev"   // bound to the built-in ClusterRole edit in the namespace default, and to nothing else
+	Token     = "token" // may do the same with a bearer token: of ServiceAccount developer, until that is deleted
 )
 
 // clients are all who have a certificate and a kubeconfig: Kubernetes' components by file name, and the users.
@@ -204,4 +205,9 @@ func (c Config) writePKI(dir string) error {
 		}
 	}
 	return nil
+}
+
+// bearer is the token's kubeconfig, from the API server's answer to a TokenRequest.
+func (c Config) bearer(ca []byte, token string) []byte {
+	return c.kubeconfigWith(Token, ca, "token: "+token)
 }

@@ -96,7 +96,7 @@ imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, imagefs.available: 1%%, nodefs.inodesFree: 1%%}
 nodeStatusUpdateFrequency: 5s
 shutdownGracePeriod: 0s
-`, pki, n, c.kubeletAddress(n), ipv4().ClusterDNS, ClusterDomain, dir, c.Name)
+`, pki, n, c.kubeletAddress(n), c.Families()[0].ClusterDNS, ClusterDomain, dir, c.Name)
 }
 
 // kubeletAddress is where kubelet listens: on the node's address, or on all of them.
@@ -104,7 +104,7 @@ func (c Config) kubeletAddress(n int) string {
 	if c.IPv6 {
 		return `"::"`
 	}
-	return ipv4().Node(n).String()
+	return c.Families()[0].Node(n).String()
 }
 
 // proxyConfig is a node's KubeProxyConfiguration.

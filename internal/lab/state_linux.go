@@ -19,6 +19,7 @@ type state struct {
 	Nodes     int       `json:"nodes"`
 	ProxyMode ProxyMode `json:"proxyMode"`
 	IPv6      bool      `json:"ipv6"`
+	Ranges    int       `json:"ranges"`
 	Created   time.Time `json:"created"`
 	BootID    string    `json:"bootID"` // of the machine: after a reboot the PIDs are other processes'
 	Ready     bool      `json:"ready"`  // Up has finished
@@ -30,7 +31,7 @@ type state struct {
 }
 
 func (s state) config(dir string) Config {
-	return Config{Name: s.Name, Nodes: s.Nodes, ProxyMode: s.ProxyMode, IPv6: s.IPv6, Dir: dir}.withDefaults()
+	return Config{Name: s.Name, Nodes: s.Nodes, ProxyMode: s.ProxyMode, IPv6: s.IPv6, Ranges: s.Ranges, Dir: dir}.withDefaults()
 }
 
 func defaultDir() string {

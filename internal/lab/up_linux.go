@@ -26,7 +26,6 @@ func (l *Lab) Up(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("a lab needs root: it makes network namespaces and mounts")
 	}
-	start := time.Now()
 	if err := l.Install(ctx); err != nil {
 		return err
 	}
@@ -41,7 +40,7 @@ func (l *Lab) Up(ctx context.Context) error {
 	if err := l.Build(ctx); err != nil {
 		return err
 	}
-	built := time.Now()
+	start := time.Now()
 	if err := l.prepare(); err != nil {
 		return err
 	}
@@ -55,8 +54,7 @@ func (l *Lab) Up(ctx context.Context) error {
 	if err := l.update(func(s *state) { s.Ready = true }); err != nil {
 		return err
 	}
-	l.progress.say("lab %q is up after %s: %s", l.config.Name, seconds(built), l.config.shape())
-	_ = start
+	l.progress.say("lab %q is up after %s: %s", l.config.Name, seconds(start), l.config.shape())
 	return nil
 }
 
@@ -129,7 +127,7 @@ func (l *Lab) prepare() error {
 	c := l.config
 	err = l.update(func(s *state) {
 		*s = state{
-			Name: c.Name, Nodes: c.Nodes, ProxyMode: c.ProxyMode, IPv6: c.IPv6,
+			Name: c.Name, Nodes: c.Nodes, ProxyMode: c.ProxyMode, IPv6: c.IPv6, Ranges: c.Ranges,
 			Created: time.Now(), BootID: boot, Programs: l.programs, Snapshotter: l.snapshotter,
 		}
 	})
@@ -182,7 +180,7 @@ func snapshotter(dir string) string {
 // bringUp starts everything. The nodes' containerd starts and takes its images while the API server starts, which is
 // what takes longest; kubelets follow when both are there.
 func (l *Lab) bringUp(ctx context.Context) error {
-	done := l.progress.step("starting etcd, the API server and %d nodes' containerd", l.config.Nodes)
+	done := l.progress.step("starting etcd, the API server and the nodes' containerd")
 	err := l.startBase(ctx)
 	done(err)
 	if err != nil {
@@ -246,6 +244,9 @@ func (l *Lab) startCluster(ctx context.Context) error {
 	if err := client.apply(ctx, l.config.manifest()); err != nil {
 		return err
 	}
+	if err := l.writeToken(ctx, client); err != nil {
+		return err
+	}
 	var components []string
 	for _, p := range l.processes() {
 		components = append(components, p.Name)
@@ -254,6 +255,21 @@ func (l *Lab) startCluster(ctx context.Context) error {
 		return err
 	}
 	return l.poll(ctx, 30*time.Second, components, l.answers)
+}
+
+// writeToken gets a token for the ServiceAccount developer and writes the kubeconfig with it.
+func (l *Lab) writeToken(ctx context.Context, client *api) error {
+	request := fmt.Sprintf(`{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": %d}}`, int(lifetime.Seconds()))
+	var answer struct{ Status struct{ Token string } }
+	path := "/api/v1/namespaces/default/serviceaccounts/developer/token"
+	if err := client.do(ctx, "POST", path, "application/json", []byte(request), &answer); err != nil {
+		return err
+	}
+	ca, err := os.ReadFile(l.pki("ca.crt"))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(l.pki(Token+".kubeconfig"), l.config.bearer(ca, answer.Status.Token), 0o600)
 }
 
 // workloadReady says whether CoreDNS and the echo server run as they should; the error says what is missing.
