@@ -26,6 +26,10 @@ func defaultTable() string { return fmt.Sprintf("%s%d", tablePrefix, os.Getpid()
 // symlinks, which inotify follows badly; a stat every two seconds costs nothing.
 const pollInterval = 2 * time.Second
 
+// settleInterval is how long a changed resolv.conf must stay as it is before it counts: others write it in
+// place, empty at first.
+const settleInterval = 100 * time.Millisecond
+
 // maxTramples is how often resolv.conf is edited again after another program rewrote it.
 const maxTramples = 10
 
@@ -40,8 +44,9 @@ const uplinks = "/run/systemd/resolve/resolv.conf"
 //	   ▼                                 ▼
 //	observe ──▶ plan ──▶ enact      reconcile (the same) ──▶ OnChange
 type Configurator struct {
-	opt  Options
-	poll time.Duration
+	opt       Options
+	poll      time.Duration
+	openTable func(name string) (*ownerTable, error)
 
 	mu       sync.Mutex // guards all below
 	cfg      Config
@@ -52,7 +57,8 @@ type Configurator struct {
 	journal  *journal
 	tramples int
 	gaveUp   bool // on resolv.conf, to a program that keeps rewriting it
-	seen     seen
+	seen     seen // by the last reconcile
+	fresh    seen // by the last look that saw something else
 	failed   bool // the last reconcile; the next tick tries again
 
 	stop    context.CancelFunc // of the watcher; nil: none runs
@@ -70,9 +76,10 @@ func (c *Configurator) look() seen {
 func New(opt Options) *Configurator {
 	opt = opt.withDefaults()
 	return &Configurator{
-		opt:     opt,
-		poll:    pollInterval,
-		journal: &journal{path: opt.ResolvConf, dir: opt.StateDir},
+		opt:       opt,
+		poll:      pollInterval,
+		openTable: openTable,
+		journal:   &journal{path: opt.ResolvConf, dir: opt.StateDir},
 	}
 }
 
@@ -113,7 +120,7 @@ func (c *Configurator) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cfg, c.applied = Config{}, Applied{}
-	err := errors.Join(c.leave(c.decision.Mode), c.closeTable(), c.closeBus())
+	err := errors.Join(c.closeJournal(), c.closeTable(), c.closeBus())
 	c.forget(c.decision.Redirect)
 	c.decision = decision{}
 	return err
@@ -150,7 +157,7 @@ func Recover(opt Options) (did string, err error) {
 
 // reconcile brings the machine to what plan says now. The caller holds mu.
 func (c *Configurator) reconcile(force bool) error {
-	c.seen = c.look()
+	c.seen, c.fresh = c.look(), seen{}
 	e := c.observe()
 	for {
 		d, err := plan(e)
@@ -186,7 +193,7 @@ func (c *Configurator) observe() env {
 		e.ResolvedUplinks = nameservers(b)
 	}
 	if c.table == nil {
-		c.table, e.NFTables = openTable(c.opt.Table)
+		c.table, e.NFTables = c.openTable(c.opt.Table)
 	}
 	return e
 }
@@ -216,28 +223,33 @@ func (c *Configurator) closeTable() error {
 	return err
 }
 
-// enact does what was decided. What the mode before it did is undone first.
+// enact does what was decided. What the decision before it did is undone first, where it is not wanted.
 func (c *Configurator) enact(d decision, force bool) error {
 	before := c.decision
-	if before.Mode != d.Mode {
-		if err := c.leave(before.Mode); err != nil {
+	if before.Mode == ModeFile && d.Mode != ModeFile {
+		if err := c.closeJournal(); err != nil {
+			return err
+		}
+	}
+	if before.PerLink && !d.PerLink {
+		if err := c.closeLinks(); err != nil {
 			return err
 		}
 	}
 	c.decision = d
-	var err error
-	switch d.Mode {
-	case ModeResolved:
-		if force || before.Mode != ModeResolved || !c.resolved.inForce(c.cfg.Links) {
-			err = c.resolved.set(c.cfg.Links)
+	if d.PerLink && (force || !before.PerLink || !c.resolved.inForce(c.cfg.Links)) {
+		if err := c.resolved.set(c.cfg.Links); err != nil && d.Mode == ModeResolved {
+			return err
+		} else if err != nil {
+			d.warn("systemd-resolved, which some programs ask: %v", err)
 		}
-	case ModeFile:
-		err = c.enactFile(&d)
 	}
-	if err == nil {
-		err = c.enactTable(&d, before)
+	if d.Mode == ModeFile {
+		if err := c.enactFile(&d); err != nil {
+			return err
+		}
 	}
-	if err != nil {
+	if err := c.enactTable(&d, before); err != nil {
 		return err
 	}
 	c.applied = Applied{Mode: d.Mode, Upstreams: d.Upstreams, Warnings: d.Warnings}
@@ -249,11 +261,7 @@ func (c *Configurator) enactFile(d *decision) error {
 	if c.gaveUp = c.gaveUp || c.tramples > maxTramples; c.gaveUp {
 		d.Mode = ModeNone
 		d.warn("another program keeps rewriting %s: cluster names are not resolved", c.opt.ResolvConf)
-		err := c.journal.close()
-		if errors.Is(err, errForeign) {
-			err = nil
-		}
-		return err
+		return c.closeJournal()
 	}
 	original, foreign, err := c.journal.original()
 	if err != nil {
@@ -309,29 +317,28 @@ func (c *Configurator) forget(nameservers []netip.Addr) {
 	}
 }
 
-// leave undoes what a mode did, except for the redirect, which the next mode's table is without.
-func (c *Configurator) leave(m Mode) error {
-	switch m {
-	case ModeResolved:
-		if c.resolved == nil {
-			return nil // the bus has gone, and resolved with it
-		}
-		return c.resolved.set(nil)
-	case ModeFile:
-		err := c.journal.close()
-		if errors.Is(err, errForeign) {
-			c.opt.Logger.Warn("resolv.conf", "error", err)
-			err = nil
-		}
-		return err
+// closeLinks gives systemd-resolved's links back.
+func (c *Configurator) closeLinks() error {
+	if c.resolved == nil {
+		return nil // the bus has gone, and resolved with it
 	}
-	return nil
+	return c.resolved.set(nil)
+}
+
+// closeJournal puts resolv.conf back.
+func (c *Configurator) closeJournal() error {
+	err := c.journal.close()
+	if errors.Is(err, errForeign) {
+		c.opt.Logger.Warn("resolv.conf", "error", err)
+		err = nil
+	}
+	return err
 }
 
 // watch follows the surroundings until ctx ends.
 func (c *Configurator) watch(ctx context.Context, stopped chan<- struct{}) {
 	defer close(stopped)
-	tick := time.NewTicker(c.poll)
+	tick := time.NewTimer(c.poll)
 	defer tick.Stop()
 	for {
 		force := false
@@ -346,28 +353,38 @@ func (c *Configurator) watch(ctx context.Context, stopped chan<- struct{}) {
 			}
 			force = isNewOwner(s)
 		}
-		if applied, changed := c.follow(ctx, force); changed {
+		applied, changed, settling := c.follow(ctx, force)
+		if changed {
 			c.opt.OnChange(applied)
+		}
+		if settling {
+			tick.Reset(min(c.poll, settleInterval))
+		} else {
+			tick.Reset(c.poll)
 		}
 	}
 }
 
-// follow reconciles if something has changed, and reports whether other things apply now.
-func (c *Configurator) follow(ctx context.Context, force bool) (Applied, bool) {
+// follow reconciles if something has changed, and reports whether other things apply now, or whether to come
+// back soon because a file is being written.
+func (c *Configurator) follow(ctx context.Context, force bool) (applied Applied, changed, settling bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if ctx.Err() != nil {
-		return Applied{}, false
+		return Applied{}, false, false
 	}
 	before := c.applied
-	if !force && !c.failed && c.look() == c.seen && (c.decision.Mode != ModeResolved || c.inForce()) {
-		return before, false
+	if now := c.look(); now != c.seen && now != c.fresh {
+		c.fresh, c.failed = now, c.failed || force
+		return before, false, true
+	} else if now == c.seen && !force && !c.failed && (!c.decision.PerLink || c.inForce()) {
+		return before, false, false
 	}
 	if err := c.reconcile(force); err != nil {
 		c.opt.Logger.Error("following a change of the machine's DNS", "error", err)
 		c.applied.Warnings = []string{fmt.Sprintf("following a change of the machine's DNS: %v", err)}
 	}
-	return c.applied, !reflect.DeepEqual(before, c.applied)
+	return c.applied, !reflect.DeepEqual(before, c.applied), false
 }
 
 // inForce reports that systemd-resolved runs and has our settings still.
@@ -391,7 +408,7 @@ func (c *Configurator) dropBus() {
 	if c.resolved != nil {
 		c.resolved.conn.Close() // it has failed already; this ends its goroutines
 		c.resolved = nil
-		c.failed = c.decision.Mode == ModeResolved
+		c.failed = c.decision.PerLink
 	}
 }
 

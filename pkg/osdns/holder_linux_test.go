@@ -78,7 +78,7 @@ func hold(t *testing.T, cfg Config, opt Options) *holder {
 	return h
 }
 
-// upstreamRole is a nameserver in a network namespace of its own, reached through the link eth1. Every name
+// upstreamRole is a nameserver in a network namespace of its own, reached through the link far0. Every name
 // has the address 203.0.113.1, and the TXT record says over what and where it was asked.
 func upstreamRole() int {
 	in := bufio.NewReader(os.Stdin)
@@ -87,16 +87,19 @@ func upstreamRole() int {
 		return 1
 	}
 	addrs := strings.Fields(line)
-	commands := []string{"ip link set lo up", "ip link set eth1 up"}
+	commands := []string{"ip link set lo up", "ip link set far0 up"}
 	for _, a := range addrs {
-		bits := "/24"
-		if strings.Contains(a, ":") {
-			bits = "/64 nodad"
+		switch {
+		case strings.Contains(a, ":"):
+			commands = append(commands, "ip addr add "+a+"/64 dev far0 nodad")
+		case strings.HasPrefix(a, "198.19."):
+			commands = append(commands, "ip addr add "+a+"/16 dev far0")
+		default:
+			commands = append(commands, "ip addr add "+a+"/24 dev far0")
 		}
-		commands = append(commands, "ip addr add "+a+bits+" dev eth1")
 	}
 	for _, c := range commands {
-		f := strings.Fields(strings.ReplaceAll(c, "/64 nodad dev eth1", "/64 dev eth1 nodad"))
+		f := strings.Fields(c)
 		if out, err := exec.Command(f[0], f[1:]...).CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "%s: %s\n", c, out)
 			return 1
@@ -114,8 +117,15 @@ func upstreamRole() int {
 	return 0
 }
 
-// startUpstream makes the link eth0 with a nameserver at its other end.
+// startUpstream makes the link eth0, the LAN, with a nameserver at its other end.
 func startUpstream(t *testing.T, addrs ...string) {
+	t.Helper()
+	startNameserver(t, "eth0", addrs, "192.0.2.7/24", "2001:db8::7/64")
+}
+
+// startNameserver makes a link that has the addresses own, with a nameserver at its other end. The link goes
+// at the end of the test.
+func startNameserver(t *testing.T, link string, addrs []string, own ...string) {
 	t.Helper()
 	cmd := child("upstream")
 	cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
@@ -136,11 +146,12 @@ func startUpstream(t *testing.T, addrs ...string) {
 			t.Errorf("upstream: %v", err)
 		}
 	})
-	run(t, fmt.Sprintf("ip link add eth0 type veth peer name eth1 netns %d", cmd.Process.Pid))
-	run(t, "ip link set eth0 addrgenmode none")
-	run(t, "ip link set eth0 up")
-	run(t, "ip addr add 192.0.2.7/24 dev eth0")
-	run(t, "ip addr add 2001:db8::7/64 dev eth0 nodad")
+	run(t, fmt.Sprintf("ip link add %s type veth peer name far0 netns %d", link, cmd.Process.Pid))
+	run(t, "ip link set "+link+" addrgenmode none")
+	run(t, "ip link set "+link+" up")
+	for _, a := range own {
+		run(t, "ip addr add "+a+" dev "+link+map[bool]string{true: " nodad"}[strings.Contains(a, ":")])
+	}
 	if _, err := fmt.Fprintln(stdin, strings.Join(addrs, " ")); err != nil {
 		t.Fatal(err)
 	}
@@ -148,8 +159,8 @@ func startUpstream(t *testing.T, addrs ...string) {
 		t.Fatalf("upstream says %q, %v", line, err)
 	}
 	eventually(t, func() string {
-		if got := run(t, "ip addr show dev eth0") + run(t, "ip route"); !strings.Contains(got, "state UP") || strings.Contains(got, "linkdown") {
-			return "eth0 does not come up: " + got
+		if got := run(t, "ip addr show dev "+link) + run(t, "ip route"); !strings.Contains(got, "state UP") || strings.Contains(got, "linkdown") {
+			return link + " does not come up: " + got
 		}
 		return ""
 	})
@@ -191,6 +202,9 @@ func answerAs(who, addr string) dns.Handler {
 	return dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		m := new(dns.Msg)
 		m.SetReply(q)
+		if q.IsEdns0() != nil {
+			m.SetEdns0(1232, false)
+		}
 		hdr := dns.RR_Header{Name: q.Question[0].Name, Class: dns.ClassINET, Ttl: 1, Rrtype: q.Question[0].Qtype}
 		switch q.Question[0].Qtype {
 		case dns.TypeA:

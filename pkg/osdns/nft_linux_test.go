@@ -79,7 +79,7 @@ func upstream(a netip.Addr) string { return "upstream " + a.String() }
 // startUs is our resolver, on loopback in both families.
 func startUs(t *testing.T) Config {
 	t.Helper()
-	cfg := Config{Listen4: netip.MustParseAddrPort("127.0.0.1:5355"), Listen6: netip.MustParseAddrPort("[::1]:5355")}
+	cfg := Config{Listen4: netip.MustParseAddrPort("127.0.0.1:5399"), Listen6: netip.MustParseAddrPort("[::1]:5399")}
 	for _, at := range []netip.AddrPort{cfg.Listen4, cfg.Listen6} {
 		stop, err := serveDNS(at.String(), answerAs("us", "198.51.100.1"))
 		if err != nil {
@@ -133,12 +133,12 @@ func TestRedirect(t *testing.T) {
 	chain redirect {
 		type nat hook output priority -110; policy accept;
 		meta mark 0x4b560035 return
-		ip daddr 192.0.2.1 udp dport 53 dnat ip to 127.0.0.1:5355
-		ip daddr 192.0.2.1 tcp dport 53 dnat ip to 127.0.0.1:5355
-		ip daddr 192.0.2.2 udp dport 53 dnat ip to 127.0.0.1:5355
-		ip daddr 192.0.2.2 tcp dport 53 dnat ip to 127.0.0.1:5355
-		ip6 daddr 2001:db8::1 udp dport 53 dnat ip6 to [::1]:5355
-		ip6 daddr 2001:db8::1 tcp dport 53 dnat ip6 to [::1]:5355
+		ip daddr 192.0.2.1 udp dport 53 dnat ip to 127.0.0.1:5399
+		ip daddr 192.0.2.1 tcp dport 53 dnat ip to 127.0.0.1:5399
+		ip daddr 192.0.2.2 udp dport 53 dnat ip to 127.0.0.1:5399
+		ip daddr 192.0.2.2 tcp dport 53 dnat ip to 127.0.0.1:5399
+		ip6 daddr 2001:db8::1 udp dport 53 dnat ip6 to [::1]:5399
+		ip6 daddr 2001:db8::1 tcp dport 53 dnat ip6 to [::1]:5399
 	}
 
 	chain guard {

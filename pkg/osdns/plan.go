@@ -30,7 +30,11 @@ type decision struct {
 	Redirect []netip.Addr
 	// Nameservers, in ModeFile, are what resolv.conf shall name.
 	Nameservers []netip.Addr
-	Warnings    []string
+	// PerLink tells systemd-resolved of our links. In ModeResolved it is all that is done. In the other modes
+	// programs that ask resolved by its own interface (glibc's nss-resolve) need it all the same, for resolved
+	// sends no name that ends in .local to a server that was not given that domain.
+	PerLink  bool
+	Warnings []string
 }
 
 // plan picks the mode. An error says why none fits.
@@ -40,25 +44,26 @@ type decision struct {
 //	resolv.conf is resolved's list of uplinks, resolved answers ───▶ systemd-resolved, with a warning
 //	a nameserver of ours can stand in resolv.conf (port 53) ───────▶ resolv.conf
 func plan(e env) (decision, error) {
-	servers := nameservers(e.ResolvConf)
+	servers := without(nameservers(e.ResolvConf), e.Config)
 	stub := len(servers) > 0 && !slices.ContainsFunc(servers, func(a netip.Addr) bool { return !isStub(a) })
 	perLink := slices.ContainsFunc(e.Config.Links, func(l Link) bool { return l.Resolver.IsValid() })
 	byResolved := e.Resolved == nil && perLink
 
 	if stub && byResolved {
-		return decision{Mode: ModeResolved, Upstreams: port53(without(e.ResolvedUplinks, e.Config))}, nil
+		return decision{Mode: ModeResolved, PerLink: true, Upstreams: port53(without(e.ResolvedUplinks, e.Config))}, nil
 	}
-	var d decision
+	d := decision{PerLink: byResolved}
 	if stub && perLink {
 		d.warn("resolv.conf points to systemd-resolved, which cannot be used: %v", e.Resolved)
 	}
-	if len(servers) == 0 {
+	local := len(servers) == 0
+	if local {
 		// resolv.conf(5): without a nameserver line, the one on this machine is asked.
 		servers = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
 	}
-	d.Upstreams = port53(without(servers, e.Config))
+	d.Upstreams = port53(servers)
 	if e.NFTables == nil {
-		if len(nameservers(e.ResolvConf)) == 0 && e.Config.Listen6.IsValid() {
+		if local && e.Config.Listen6.IsValid() {
 			servers = append(servers, netip.IPv6Loopback()) // Go's resolver tries this one as well
 		}
 		if d.redirect(servers, e.Config); len(d.Redirect) > 0 {

@@ -10,7 +10,7 @@ import (
 )
 
 func TestPlan(t *testing.T) {
-	listen4, listen6 := netip.MustParseAddrPort("127.0.0.1:5355"), netip.MustParseAddrPort("[::1]:5355")
+	listen4, listen6 := netip.MustParseAddrPort("127.0.0.1:5399"), netip.MustParseAddrPort("[::1]:5399")
 	link := Link{Name: "kubevpn0", Resolver: netip.MustParseAddr("198.19.255.53")}
 	noTable, noBus := errors.New("operation not supported"), errors.New("it does not run")
 	ports := func(list ...string) []netip.AddrPort { return port53(addrs(list...)) }
@@ -28,7 +28,7 @@ func TestPlan(t *testing.T) {
 				ResolvedUplinks: addrs("192.0.2.1", "198.19.255.53"),
 				Config:          Config{Listen4: listen4, Links: []Link{link}},
 			},
-			want: decision{Mode: ModeResolved, Upstreams: ports("192.0.2.1")},
+			want: decision{Mode: ModeResolved, Upstreams: ports("192.0.2.1"), PerLink: true},
 		},
 		{
 			name: "stub_without_resolved",
@@ -52,7 +52,15 @@ func TestPlan(t *testing.T) {
 				ResolvConf: []byte("nameserver 192.0.2.1\n"),
 				Config:     Config{Listen4: listen4, Links: []Link{link}},
 			},
-			want: decision{Mode: ModeNFTables, Upstreams: ports("192.0.2.1"), Redirect: addrs("192.0.2.1")},
+			want: decision{Mode: ModeNFTables, Upstreams: ports("192.0.2.1"), Redirect: addrs("192.0.2.1"), PerLink: true},
+		},
+		{
+			name: "resolved_lists_our_own_address_in_resolv_conf",
+			env: env{
+				ResolvConf: []byte("nameserver 192.0.2.1\nnameserver 198.19.255.53\n"), ResolvConfPath: "/run/systemd/resolve/resolv.conf",
+				Config: Config{Listen4: listen4, Links: []Link{link}},
+			},
+			want: decision{Mode: ModeNFTables, Upstreams: ports("192.0.2.1"), Redirect: addrs("192.0.2.1"), PerLink: true},
 		},
 		{
 			name: "plain_both_families",
@@ -121,7 +129,7 @@ func TestPlan(t *testing.T) {
 				Config: Config{Listen4: listen4, Links: []Link{link}},
 			},
 			want: decision{
-				Mode: ModeResolved, Upstreams: ports("192.0.2.1"),
+				Mode: ModeResolved, Upstreams: ports("192.0.2.1"), PerLink: true,
 				Warnings: []string{
 					"nftables cannot redirect DNS: operation not supported",
 					"resolv.conf bypasses systemd-resolved: programs that read it themselves do not find cluster names; link it to /run/systemd/resolve/stub-resolv.conf",

@@ -140,7 +140,10 @@ func (r *resolved) set(links []Link) error {
 			errs = append(errs, fmt.Errorf("link %s: %w", l.Name, err))
 		}
 	}
-	errs = append(errs, r.call("FlushCaches")) // it may remember that a name of the cluster does not exist
+	// It may remember that a name of the cluster does not exist, or that one does.
+	if err := r.call("FlushCaches"); len(links) > 0 || !isOwnerGone(err) {
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
 }
 
@@ -229,17 +232,12 @@ func (r *resolved) revert(name string, index int32) error {
 
 // close gives every link back and leaves the bus.
 func (r *resolved) close() error {
-	var errs []error
+	var err error
 	if len(r.links) > 0 {
-		for name, index := range r.links {
-			errs = append(errs, r.revert(name, index))
-		}
-		if err := r.call("FlushCaches"); !isOwnerGone(err) {
-			errs = append(errs, err)
-		}
+		err = r.set(nil)
 	}
 	r.conn.RemoveSignal(r.signals)
-	return errors.Join(append(errs, r.conn.Close())...)
+	return errors.Join(err, r.conn.Close())
 }
 
 // isError matches org.freedesktop.resolve1's own errors by their last word.
