@@ -1,0 +1,255 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"go.uber.org/goleak"
+
+	"kubevpn/internal/api"
+)
+
+func TestEveryCommandHasExamples(t *testing.T) {
+	var check func(cmd *cobra.Command)
+	check = func(cmd *cobra.Command) {
+		if cmd.Example == "" || cmd.Short == "" {
+			t.Errorf("`%s` lacks an example or a short text", cmd.CommandPath())
+		}
+		for line := range strings.Lines(cmd.Example) {
+			if strings.TrimSpace(line) != "" && !strings.HasPrefix(line, "  ") {
+				t.Errorf("`%s`: the example's line %q is not indented", cmd.CommandPath(), line)
+			}
+		}
+		for _, sub := range cmd.Commands() {
+			check(sub)
+		}
+	}
+	check(newRoot(&app{}))
+}
+
+func TestPlainProgress(t *testing.T) {
+	at := func(seconds float64) time.Time {
+		return time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
+	}
+	events := []api.Event{
+		{Time: at(0), Step: "Installing"},
+		{Time: at(1), Step: "Installing", Detail: "pulling"},
+		{Time: at(2), Step: "Installing", Detail: "pulling"}, // nothing new
+		{Time: at(4.2), Step: "Installing", Detail: "ready", Done: true},
+		{Time: at(4.3), Step: "Opening"},
+		{Time: at(4.4), Warning: "half of it is missing"},
+		{Time: at(4.5), Step: "Opening", Done: true},
+		{Time: at(5), Step: "Opening", Detail: "again", Done: true},
+		{Time: at(6), Connection: &api.Connection{}},
+	}
+	var out bytes.Buffer
+	p := &lines{w: &out}
+	for _, e := range events {
+		p.show(e)
+	}
+	want := "Installing\nInstalling: pulling\n✓ Installing: ready (4.2s)\nOpening\n! half of it is missing\n✓ Opening\n✓ Opening: again\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestSpinner(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	out := &lockedBuffer{}
+	s := &spinner{lines: lines{w: out}, width: func() int { return 20 }}
+	s.show(api.Event{Step: "Installing the traffic manager"})
+	poll(t, "the spinner moves", func() bool { return strings.Contains(out.String(), "⠙") })
+	s.show(api.Event{Step: "Installing the traffic manager", Done: true})
+	s.stop()
+	s.stop()
+	got := out.String()
+	if !strings.HasPrefix(got, "\r\x1b[K⠋ Installing the t…") {
+		t.Errorf("output = %q, want a cut line first", got)
+	}
+	if !strings.HasSuffix(strings.TrimSuffix(got, "\r\x1b[K"), "\r\x1b[K✓ Installing the traffic manager\n") {
+		t.Errorf("output = %q, want the whole step last", got)
+	}
+}
+
+func TestStatusTable(t *testing.T) {
+	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	status := api.Status{Connections: []api.Connection{
+		{
+			ID: "3f2a91c04b7e", Cluster: "lab", Namespace: "shop", Status: api.StatusConnected, Netstack: "gvisor",
+			NetstackReason: "the only one there is", Transport: "port-forward (spdy)", Since: now.Add(-90 * time.Minute), Device: "kubevpn0",
+			Addresses: []netip.Addr{netip.MustParseAddr("198.19.0.1")}, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
+			DNS: api.DNSStatus{Mode: api.ResolverResolved}, Services: "resolved by kubevpn",
+			ManagerNamespace: "kubevpn", ManagerPod: "m-1", ManagerVersion: "1.2.3",
+		},
+		{ID: "000000000000", Status: api.StatusFailed, Error: api.Errorf(api.ExitLost, "the root helper ended").WithHint("one\ntwo")},
+	}}
+	tests := []struct{ format, want string }{
+		{"table", `ID            CLUSTER  NAMESPACE  STATUS     NETSTACK  TRANSPORT            SINCE
+3f2a91c04b7e  lab      shop       connected  gvisor    port-forward (spdy)  90m
+000000000000  -        -          failed     -         -                    -
+
+000000000000
+  Error: the root helper ended
+    one
+    two
+`},
+		{"wide", `ID            CLUSTER  NAMESPACE  STATUS     NETSTACK  TRANSPORT            SINCE  DEVICE    ADDRESSES   NETWORKS    DNS               SERVICES             MANAGER
+3f2a91c04b7e  lab      shop       connected  gvisor    port-forward (spdy)  90m    kubevpn0  198.19.0.1  10.0.0.0/8  systemd-resolved  resolved by kubevpn  kubevpn/m-1 (1.2.3)
+000000000000  -        -          failed     -         -                    -      -         -           -           -                 -                    -
+
+3f2a91c04b7e
+  netstack gvisor: the only one there is
+
+000000000000
+  Error: the root helper ended
+    one
+    two
+`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.format, func(t *testing.T) {
+			o := &statusOptions{output: newFormat("table", "wide", "json", "yaml")}
+			if err := o.output.Set(tt.format); err != nil {
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			if err := o.print(&out, status, now); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, out.String()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTail(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	long := strings.Repeat("x", 10000)
+	if err := os.WriteFile(path, []byte("one\n"+long+"\nthree\nno end"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		tail int
+		want string
+	}{
+		{-1, "one\n" + long + "\nthree\nno end"},
+		{0, "no end"},
+		{1, "three\nno end"},
+		{2, long + "\nthree\nno end"},
+		{3, "one\n" + long + "\nthree\nno end"},
+		{9, "one\n" + long + "\nthree\nno end"},
+	}
+	for _, tt := range tests {
+		t.Run(fmt.Sprint(tt.tail), func(t *testing.T) {
+			l := &tailer{path: path}
+			defer l.close()
+			var out bytes.Buffer
+			if err := errors.Join(l.open(tt.tail), l.copy(&out)); err != nil {
+				t.Fatal(err)
+			}
+			if out.String() != tt.want {
+				t.Errorf("tail = %.40q..., want %.40q...", out.String(), tt.want)
+			}
+		})
+	}
+}
+
+func TestFollowSurvivesRotation(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "kubevpn", "daemon.log")
+	a := &app{out: &lockedBuffer{}, errout: &lockedBuffer{}, lookup: func(name string) (string, bool) {
+		return map[string]string{"XDG_STATE_HOME": dir, "HOME": dir}[name], true
+	}}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- (&logsOptions{app: a, follow: true, tail: -1}).run(ctx) }()
+	seen := func(text string) func() bool {
+		return func() bool { return a.out.(*lockedBuffer).String() == text }
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	appendTo := func(path, text string) {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		must(err)
+		_, err = f.WriteString(text)
+		must(errors.Join(err, f.Close()))
+	}
+	must(os.MkdirAll(filepath.Dir(path), 0o700)) // following began before there was a log
+	appendTo(path, "one\n")
+	poll(t, "the first line", seen("one\n"))
+	appendTo(path, "two\n")
+	must(os.Rename(path, path+".1"))
+	appendTo(path+".1", "three\n")
+	appendTo(path, "four\n")
+	poll(t, "the rest, in order", seen("one\ntwo\nthree\nfour\n"))
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("run = %v, want nil", err)
+	}
+}
+
+func TestDistance(t *testing.T) {
+	tests := []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"kitten", "sitting", 3}, {"same", "same", 0}, {"managernamespace", "manager-namespace", 1}}
+	for _, tt := range tests {
+		t.Run(tt.a+"_"+tt.b, func(t *testing.T) {
+			if got := distance(tt.a, tt.b); got != tt.want {
+				t.Errorf("distance = %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestErrorsForPeople(t *testing.T) {
+	var out bytes.Buffer
+	printError(&out, api.Errorf(api.ExitUsage, "no such thing").WithHint("try\nanother"))
+	if want := "Error: no such thing\n  try\n  another\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// poll looks until ok, or fails the test.
+func poll(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited 10 s for: %s", what)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+)
+
+func newCompletion(a *app) *cobra.Command {
+	shells := []string{"bash", "zsh", "fish", "powershell"}
+	return &cobra.Command{
+		Use:   "completion SHELL",
+		Short: "Print what makes a shell complete kubevpn's commands",
+		Long:  "Completion prints a script for bash, zsh, fish or powershell. Contexts, namespaces and connections are completed too.",
+		Example: examples(
+			"This shell", "source <(kubevpn completion bash)",
+			"Every shell", "kubevpn completion bash > ~/.local/share/bash-completion/completions/kubevpn",
+			"Other shells", "kubevpn completion zsh > \"${fpath[1]}/_kubevpn\"", "kubevpn completion fish > ~/.config/fish/completions/kubevpn.fish",
+		),
+		ValidArgs: shells,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 || !slices.Contains(shells, args[0]) {
+				return api.Errorf(api.ExitUsage, "completion needs the name of a shell").WithHint("bash, zsh, fish or powershell")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			root := cmd.Root()
+			switch args[0] {
+			case "bash":
+				return root.GenBashCompletionV2(a.out, true)
+			case "zsh":
+				return root.GenZshCompletion(a.out)
+			case "fish":
+				return root.GenFishCompletion(a.out, true)
+			}
+			return root.GenPowerShellCompletionWithDesc(a.out)
+		},
+	}
+}
+
+// completionTimeout is how long a shell may be kept waiting.
+const completionTimeout = 2 * time.Second
+
+// completeConnections offers the IDs of connections, with their clusters.
+func (a *app) completeConnections(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	paths, err := a.paths()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	status, err := newClient(paths).status(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var ids []cobra.Completion
+	for _, c := range status.Connections {
+		if !slices.Contains(args, c.ID) {
+			ids = append(ids, cobra.CompletionWithDesc(c.ID, c.Cluster))
+		}
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeContexts offers the kubeconfig's contexts.
+func (k *kubeFlags) completeContexts(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = k.in.Kubeconfig
+	config, err := rules.Load()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return slices.Sorted(maps.Keys(config.Contexts)), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeNamespaces offers the cluster's namespaces, if it tells them in time.
+func (k *kubeFlags) completeNamespaces(a *app) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
+		defer cancel()
+		prepared, err := k.prepare(a)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		c, err := cluster.Load(prepared.Kubeconfig, cluster.Options{})
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		list, err := c.Kube().CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 500})
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		var names []cobra.Completion
+		for _, ns := range list.Items {
+			names = append(names, ns.Name)
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+}

@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/api"
+)
+
+type disconnectOptions struct {
+	app *app
+	ids []string
+	all bool
+}
+
+func newDisconnect(a *app) *cobra.Command {
+	o := &disconnectOptions{app: a}
+	cmd := &cobra.Command{
+		Use:   "disconnect [ID...]",
+		Short: "End connections, and undo what they changed on this machine",
+		Long: "Disconnect ends the connections with these IDs, or the only one there is. When none is left, the root\n" +
+			"helper ends at once and the daemon after a minute.",
+		Example: examples(
+			"End the only connection", "kubevpn disconnect",
+			"End one of several, by its ID in `kubevpn status`", "kubevpn disconnect 3f2a91c04b7e",
+			"End all", "kubevpn disconnect --all",
+		),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if o.all && len(args) > 0 {
+				return api.Errorf(api.ExitUsage, "--all and an ID do not go together")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.ids = args
+			return o.run(cmd.Context())
+		},
+		ValidArgsFunction: a.completeConnections,
+	}
+	cmd.Flags().BoolVar(&o.all, "all", false, "end all connections")
+	return cmd
+}
+
+func (o *disconnectOptions) run(ctx context.Context) error {
+	paths, err := o.app.paths()
+	if err != nil {
+		return err
+	}
+	c := newClient(paths)
+	req := api.DisconnectRequest{IDs: o.ids, All: o.all}
+	if !o.all && len(o.ids) == 0 {
+		status, err := c.status(ctx)
+		if err != nil && !errors.Is(err, errNoDaemon) {
+			return err
+		}
+		if req.IDs, err = theOnly(status.Connections); err != nil {
+			return err
+		}
+	}
+	p := o.app.newProgress()
+	defer p.stop()
+	ended := 0
+	on := func(e api.Event) {
+		p.show(e)
+		if e.Done {
+			ended++
+		}
+	}
+	if len(req.IDs) > 0 || req.All {
+		_, err = c.stream(ctx, api.PathDisconnect, req, func(string) {}, on)
+	}
+	if errors.Is(err, errNoDaemon) {
+		if len(o.ids) > 0 {
+			return api.Errorf(api.ExitNotConnected, "no connection has the ID %s: nothing is connected", o.ids[0])
+		}
+		err = nil
+	}
+	if err == nil && ended == 0 {
+		fmt.Fprintln(o.app.errout, "not connected")
+	}
+	return err
+}
+
+// theOnly is the ID of the only connection, or none if there is none.
+func theOnly(connections []api.Connection) ([]string, error) {
+	var ids []string
+	for _, c := range connections {
+		ids = append(ids, c.ID)
+	}
+	if len(ids) > 1 {
+		return nil, api.Errorf(api.ExitUsage, "there are %d connections", len(ids)).
+			WithHint("name one of %s, or end all with --all", strings.Join(ids, ", "))
+	}
+	return ids, nil
+}

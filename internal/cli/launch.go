@@ -1,0 +1,142 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/version"
+)
+
+// startTimeout bounds the start of a daemon.
+const startTimeout = 10 * time.Second
+
+// daemon returns a client of a running daemon of this version. One of another version is replaced, unless it
+// has connections. Starting one is no more than:
+//
+//	CLI ── kubevpn daemon --ready-fd 3 (own session, stdio /dev/null, cwd /) ──▶ daemon
+//	CLI ◀─ fd 3: "null" when it answers, else an api.Error ─────────────────────┘
+func (a *app) daemon(ctx context.Context) (*client, error) {
+	paths, err := a.paths()
+	if err != nil {
+		return nil, err
+	}
+	c := newClient(paths)
+	for range 3 {
+		info, err := c.info(ctx)
+		switch {
+		case errors.Is(err, errNoDaemon):
+			if err := a.startDaemon(ctx, c); err != nil {
+				return nil, err
+			}
+			continue
+		case err != nil:
+			return nil, err
+		case info.Version == version.Full():
+			return c, nil
+		case info.Connections > 0:
+			return nil, otherVersion(info)
+		}
+		if err := a.quitDaemon(ctx, c, func(api.Event) {}); err != nil {
+			return nil, err
+		}
+	}
+	return nil, api.Errorf(api.ExitDaemon, "the daemon ends as soon as it has started").WithHint("`kubevpn logs` may tell why")
+}
+
+// otherVersion says that this CLI and the daemon do not go together.
+func otherVersion(info api.DaemonInfo) *api.Error {
+	return api.Errorf(api.ExitDaemon, "the daemon is kubevpn %s, with connections, and this is %s", info.Version, version.Full()).
+		WithHint("`kubevpn quit` ends it and its connections; then connect again")
+}
+
+// startDaemon starts a daemon and waits until it answers. Where another command starts one at the same time,
+// either will do.
+func (a *app) startDaemon(ctx context.Context, c *client) error {
+	if a.executable == "" {
+		return api.Errorf(api.ExitDaemon, "the daemon cannot be started: the path of this program is not known")
+	}
+	if err := c.paths.MakeRuntimeDir(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	ready, process, err := a.spawnDaemon()
+	if err != nil {
+		return api.Errorf(api.ExitDaemon, "the daemon cannot be started: %w", err)
+	}
+	defer ready.Close()
+	defer process.Release()
+	defer context.AfterFunc(ctx, func() { ready.Close() })()
+
+	var answer *api.Error
+	switch err := json.NewDecoder(ready).Decode(&answer); {
+	case err == nil && answer == nil:
+		return nil
+	case ctx.Err() != nil:
+		return c.explain(ctx, ctx.Err())
+	case errors.Is(err, io.EOF):
+		answer = api.Errorf(api.ExitDaemon, "the daemon ended while it was starting").WithHint("`kubevpn logs` may tell why")
+	case err != nil:
+		return fmt.Errorf("waiting for the daemon: %w", err)
+	}
+	// The other command's daemon holds the lock, and answers in a moment.
+	for wait, stop := context.WithTimeout(ctx, time.Second); ; {
+		if _, err := c.info(wait); err == nil {
+			stop()
+			return nil
+		}
+		if wait.Err() != nil {
+			stop()
+			return answer
+		}
+		pause(wait, pollInterval)
+	}
+}
+
+// spawnDaemon starts the process, and returns the pipe on which it says that it is ready.
+func (a *app) spawnDaemon() (*os.File, *os.Process, error) {
+	ready, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer theirs.Close()
+	cmd := exec.Command(a.executable, "daemon", "--ready-fd", "3")
+	cmd.Dir = "/"
+	cmd.Env = a.environ
+	cmd.ExtraFiles = []*os.File{theirs}
+	detach(cmd)
+	if err := cmd.Start(); err != nil {
+		ready.Close()
+		return nil, nil, err
+	}
+	return ready, cmd.Process, nil
+}
+
+// quitDaemon ends the daemon, its connections and its helper, and waits until it is gone.
+func (a *app) quitDaemon(ctx context.Context, c *client, on func(api.Event)) error {
+	_, err := c.stream(ctx, api.PathQuit, nil, func(string) {}, on)
+	if err != nil {
+		return err
+	}
+	return c.gone(ctx)
+}
+
+// newHelper starts a root helper and hands it to the daemon.
+func (a *app) newHelper(ctx context.Context, c *client) error {
+	if os.Geteuid() > 0 { // -1 on Windows, where there is no sudo
+		fmt.Fprintln(a.errout, "Links, routes and name resolution need root: sudo may ask for your password.")
+	}
+	socket, err := a.StartHelper(ctx)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	return c.handOver(ctx, socket)
+}

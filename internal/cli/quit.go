@@ -1,0 +1,36 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func newQuit(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "quit",
+		Short: "End all connections, the root helper and the daemon",
+		Long: "Quit ends everything that kubevpn runs on this machine for you, and waits until it is gone. The traffic\n" +
+			"manager in the cluster stays: `kubevpn uninstall` removes it.",
+		Example: examples("End everything", "kubevpn quit"),
+		Args:    noArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.quit(cmd.Context()) },
+	}
+}
+
+func (a *app) quit(ctx context.Context) error {
+	paths, err := a.paths()
+	if err != nil {
+		return err
+	}
+	p := a.newProgress()
+	defer p.stop()
+	err = a.quitDaemon(ctx, newClient(paths), p.show)
+	if errors.Is(err, errNoDaemon) {
+		fmt.Fprintln(a.errout, "no daemon is running")
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,351 @@
+//go:build unix
+
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/version"
+)
+
+// The scripts in testdata run the real command against fakes of what cmd/kubevpn injects. Their kubeconfig's
+// context says what the fake daemon does.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"kubevpn": func() {
+			os.Exit(Main(Programs{RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper, Foreground: fakeForeground}))
+		},
+	})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("HOME", e.WorkDir)
+			e.Setenv("XDG_RUNTIME_DIR", filepath.Join(e.WorkDir, "run"))
+			e.Setenv("XDG_STATE_HOME", filepath.Join(e.WorkDir, "state"))
+			e.Setenv("XDG_CONFIG_HOME", filepath.Join(e.WorkDir, "config"))
+			e.Setenv("KUBECONFIG", filepath.Join(e.WorkDir, "kubeconfig"))
+			e.Defer(func() { quitLeftover(filepath.Join(e.WorkDir, "run")) })
+			return os.WriteFile(filepath.Join(e.WorkDir, "kubeconfig"), []byte(kubeconfig), 0o600)
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"exitcode":  cmdExitCode,
+			"interrupt": cmdInterrupt,
+			"mode":      cmdMode,
+			"await":     cmdAwait,
+		},
+	})
+}
+
+const kubeconfig = `apiVersion: v1
+kind: Config
+current-context: good
+clusters: [{name: lab, cluster: {server: https://192.0.2.1:6443}}]
+users: [{name: ann, user: {token: t}}]
+contexts:
+- {name: good, context: {cluster: lab, user: ann}}
+- {name: shop, context: {cluster: lab, user: ann, namespace: shop}}
+- {name: bad-image, context: {cluster: lab, user: ann}}
+- {name: hangs, context: {cluster: lab, user: ann}}
+- {name: crashes, context: {cluster: lab, user: ann}}
+`
+
+// cmdExitCode runs a command and checks its exit code: exitcode 21 kubevpn connect. A command with a trailing
+// & is not supported.
+func cmdExitCode(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exitcode CODE COMMAND [ARG...]")
+	}
+	err := ts.Exec(args[1], args[2:]...)
+	code := 0
+	var exit interface{ ExitCode() int }
+	if errors.As(err, &exit) {
+		code = exit.ExitCode()
+	} else if err != nil {
+		ts.Fatalf("%v", err)
+	}
+	if got := fmt.Sprint(code); got != args[0] {
+		ts.Fatalf("exit code %s, want %s", got, args[0])
+	}
+}
+
+// cmdInterrupt runs a command, waits for a file, sends the command Ctrl-C, and checks its exit code and a line of
+// its stderr: interrupt 130 FILE LINE COMMAND [ARG...].
+func cmdInterrupt(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 4 {
+		ts.Fatalf("usage: interrupt CODE FILE LINE COMMAND [ARG...]")
+	}
+	path, err := exec.LookPath(args[3])
+	ts.Check(err)
+	var out strings.Builder
+	cmd := exec.Command(path, args[4:]...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Dir = ts.MkAbs(".")
+	for _, name := range []string{"HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "KUBECONFIG", "PATH"} {
+		cmd.Env = append(cmd.Env, name+"="+ts.Getenv(name))
+	}
+	ts.Check(cmd.Start())
+	cmdAwait(ts, false, args[1:2])
+	ts.Check(cmd.Process.Signal(os.Interrupt))
+	err = cmd.Wait()
+	ts.Logf("[output]\n%s", out.String())
+	if got := fmt.Sprint(cmd.ProcessState.ExitCode()); got != args[0] {
+		ts.Fatalf("exit code %s, want %s (%v)", got, args[0], err)
+	}
+	if !strings.Contains("\n"+out.String(), "\n"+args[2]+"\n") {
+		ts.Fatalf("no line %q", args[2])
+	}
+}
+
+// cmdMode checks a file's permissions: mode 0700 DIR.
+func cmdMode(ts *testscript.TestScript, neg bool, args []string) {
+	info, err := os.Stat(ts.MkAbs(args[1]))
+	ts.Check(err)
+	if got := fmt.Sprintf("%04o", info.Mode().Perm()); (got == args[0]) == neg {
+		ts.Fatalf("%s has mode %s", args[1], got)
+	}
+}
+
+// cmdAwait waits until a file exists, or, negated, does not.
+func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(ts.MkAbs(args[0])); (err == nil) != neg {
+			return
+		}
+	}
+	ts.Fatalf("waited 10 s for %s", args[0])
+}
+
+func quitLeftover(runtime string) {
+	p := config.Paths{RuntimeDir: filepath.Join(runtime, "kubevpn")}
+	c := newClient(p)
+	resp, err := c.do(context.Background(), http.MethodPost, api.PathQuit, nil)
+	if err == nil {
+		resp.Body.Close()
+		c.gone(context.Background())
+	}
+}
+
+// fakeDaemon behaves as the context of each request says. It writes what it sees to files in the state
+// directory, for the scripts.
+type fakeDaemon struct {
+	paths   config.Paths
+	version string
+	quit    chan struct{}
+
+	mu          sync.Mutex
+	helper      bool
+	connections map[string]api.Connection
+}
+
+func runFakeDaemon(ctx context.Context, paths config.Paths, ready func()) error {
+	if os.Getenv("FAKE_DAEMON") == "fails" {
+		return api.Errorf(api.ExitDaemon, "the disk is full").WithHint("remove something")
+	}
+	if err := errors.Join(paths.MakeRuntimeDir(), paths.MakeStateDir()); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // never outlives the test for long
+	defer cancel()
+	d := &fakeDaemon{paths: paths, version: version.Full(), quit: make(chan struct{}, 1), connections: map[string]api.Connection{}}
+	if v := os.Getenv("FAKE_VERSION"); v != "" {
+		d.version = v
+	}
+	if os.Getenv("FAKE_CONNECTED") != "" {
+		d.put(api.Connection{ID: "id-old", Cluster: "lab", Status: api.StatusConnected})
+	}
+	os.Remove(paths.Socket())
+	os.Remove(paths.HelperSocket())
+	l, err := net.Listen("unix", paths.Socket())
+	if err != nil {
+		return err
+	}
+	helpers, err := net.Listen("unix", paths.HelperSocket())
+	if err != nil {
+		return err
+	}
+	go d.takeHelpers(helpers)
+	server := &http.Server{Handler: d.handler()}
+	go server.Serve(l)
+	ready()
+	select {
+	case <-ctx.Done():
+	case <-d.quit:
+	}
+	helpers.Close()
+	return server.Shutdown(ctx)
+}
+
+func (d *fakeDaemon) takeHelpers(l net.Listener) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		oob := make([]byte, 64)
+		_, n, _, _, err := conn.(*net.UnixConn).ReadMsgUnix(make([]byte, 1), oob)
+		messages, _ := unix.ParseSocketControlMessage(oob[:n])
+		var answer *api.Error
+		if err != nil || len(messages) != 1 {
+			answer = api.Errorf(api.ExitUnexpected, "no descriptor came")
+		}
+		d.mu.Lock()
+		d.helper = true
+		d.mu.Unlock()
+		d.note("helper")
+		json.NewEncoder(conn).Encode(answer)
+		conn.Close()
+	}
+}
+
+func (d *fakeDaemon) note(name string) {
+	os.WriteFile(filepath.Join(d.paths.StateDir, name), nil, 0o600)
+}
+
+func (d *fakeDaemon) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+api.PathConnect, d.connect)
+	mux.HandleFunc("POST "+api.PathDisconnect, func(w http.ResponseWriter, r *http.Request) {
+		var req api.DisconnectRequest
+		json.NewDecoder(r.Body).Decode(&req)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, id := range req.IDs {
+			if _, ok := d.connections[id]; !ok {
+				json.NewEncoder(w).Encode(api.Event{Error: api.Errorf(api.ExitNotConnected, "no connection has the ID %s", id).WithHint("look at the status")})
+				return
+			}
+		}
+		for id, c := range d.connections {
+			if req.All || len(req.IDs) == 1 && req.IDs[0] == id {
+				delete(d.connections, id)
+				json.NewEncoder(w).Encode(api.Event{Step: "Disconnecting from " + c.Cluster, Done: true, Connection: &c})
+			}
+		}
+	})
+	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		s := api.Status{Version: d.version, Connections: []api.Connection{}}
+		for _, c := range d.connections {
+			s.Connections = append(s.Connections, c)
+		}
+		json.NewEncoder(w).Encode(s)
+	})
+	mux.HandleFunc("GET "+api.PathDaemon, func(w http.ResponseWriter, r *http.Request) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		json.NewEncoder(w).Encode(api.DaemonInfo{Version: d.version, PID: os.Getpid(), Connections: len(d.connections), Helper: d.helper})
+	})
+	mux.HandleFunc("POST "+api.PathQuit, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case d.quit <- struct{}{}:
+		default:
+		}
+	})
+	return mux
+}
+
+func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
+	var req api.ConnectRequest
+	json.NewDecoder(r.Body).Decode(&req)
+	d.mu.Lock()
+	helper := d.helper
+	d.mu.Unlock()
+	if !helper {
+		w.WriteHeader(api.StatusNeedsHelper)
+		json.NewEncoder(w).Encode(api.Errorf(api.ExitPrivilege, "a root helper is needed"))
+		return
+	}
+	text, _ := json.Marshal(req)
+	os.WriteFile(filepath.Join(d.paths.StateDir, "request.json"), text, 0o600)
+
+	id := "id-" + req.Context
+	w.Header().Set(api.HeaderConnection, id)
+	send := func(e api.Event) {
+		json.NewEncoder(w).Encode(e)
+		w.(http.Flusher).Flush()
+	}
+	send(api.Event{Step: "Looking for the traffic manager"})
+	send(api.Event{Step: "Looking for the traffic manager", Detail: "kubevpn/manager-1", Done: true})
+	c := api.Connection{
+		ID: id, Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnecting, Netstack: req.Netstack,
+		Transport: "port-forward (websocket)", Device: "kubevpn-lab", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
+		DNS: api.DNSStatus{Mode: api.ResolverNFTables, Domain: "cluster.local"}, Since: time.Now(),
+	}
+	switch req.Context {
+	case "bad-image":
+		send(api.Event{Error: api.Errorf(api.ExitImagePull, "the image %s cannot be pulled", req.Image).WithHint("name another one\nwith --image")})
+		return
+	case "crashes":
+		os.Exit(7)
+	case "hangs":
+		d.put(c)
+		send(api.Event{Step: "Waiting for the pod"})
+		d.note("waiting")
+		<-r.Context().Done()
+		d.note("cancelled")
+		d.mu.Lock()
+		delete(d.connections, id)
+		d.mu.Unlock()
+		return
+	}
+	c.Status = api.StatusConnected
+	c.Warnings = []string{"only Services of namespace shop are known"}
+	c.Checks = []api.Check{{What: "name", Target: "kubernetes.default", OK: true, Seen: "10.96.0.1"}}
+	d.put(c)
+	send(api.Event{Warning: c.Warnings[0]})
+	send(api.Event{Connection: &c})
+}
+
+func (d *fakeDaemon) put(c api.Connection) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.connections[c.ID] = c
+}
+
+func startFakeHelper(context.Context) (*os.File, error) {
+	if os.Getenv("FAKE_SUDO") == "refuses" {
+		return nil, api.Errorf(api.ExitPrivilege, "sudo was refused").WithHint("ask for it")
+	}
+	return os.Open(os.DevNull)
+}
+
+func runFakeHelper(context.Context) error { return errors.New("nothing on stdin") }
+
+func fakeForeground(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error {
+	progress(api.Event{Step: "Opening a session", Done: true})
+	if req.Context == "bad-image" {
+		return api.Errorf(api.ExitImagePull, "no image")
+	}
+	progress(api.Event{Connection: &api.Connection{ID: "id-fg", Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnected, Device: "kubevpn-lab"}})
+	if err := paths.MakeStateDir(); err != nil {
+		return err
+	}
+	os.WriteFile(filepath.Join(paths.StateDir, "foreground"), nil, 0o600)
+	<-ctx.Done()
+	progress(api.Event{Step: "Disconnecting from lab", Done: true})
+	return nil
+}

@@ -1,0 +1,160 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/yaml"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/version"
+)
+
+type statusOptions struct {
+	app    *app
+	output *format
+}
+
+func newStatus(a *app) *cobra.Command {
+	o := &statusOptions{app: a, output: newFormat("table", "wide", "json", "yaml")}
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the connections",
+		Long: "Status shows the connections that the daemon has. It needs no network and starts nothing: without a\n" +
+			"daemon nothing is connected.",
+		Example: examples(
+			"Show the connections", "kubevpn status",
+			"With device, networks, name resolution and what was checked", "kubevpn status -o wide",
+			"For a script: whether the first connection works", "kubevpn status -o json | jq -r '.connections[0].status'",
+		),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	o.output.addTo(cmd)
+	return cmd
+}
+
+func (o *statusOptions) run(ctx context.Context) error {
+	paths, err := o.app.paths()
+	if err != nil {
+		return err
+	}
+	status, err := newClient(paths).status(ctx)
+	switch {
+	case errors.Is(err, errNoDaemon):
+		status = api.Status{Version: version.Full(), Connections: []api.Connection{}}
+	case err != nil:
+		return err
+	case status.Version != version.Full():
+		fmt.Fprintf(o.app.errout, "! the daemon is kubevpn %s, this is %s: `kubevpn quit` ends it and its connections\n",
+			status.Version, version.Full())
+	}
+	return o.print(o.app.out, status, time.Now())
+}
+
+func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) error {
+	switch o.output.value {
+	case "json":
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(status)
+	case "yaml":
+		text, err := yaml.Marshal(status)
+		if err != nil {
+			return fmt.Errorf("writing the status as YAML: %w", err)
+		}
+		_, err = w.Write(text)
+		return err
+	}
+	if len(status.Connections) == 0 {
+		fmt.Fprintln(w, "not connected")
+		return nil
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(narrow, wide []string) {
+		if o.output.value == "wide" {
+			narrow = append(narrow, wide...)
+		}
+		fmt.Fprintln(table, strings.Join(narrow, "\t"))
+	}
+	row([]string{"ID", "CLUSTER", "NAMESPACE", "STATUS", "NETSTACK", "TRANSPORT", "SINCE"},
+		[]string{"DEVICE", "ADDRESSES", "NETWORKS", "DNS", "SERVICES", "MANAGER"})
+	for _, c := range status.Connections {
+		row([]string{c.ID, dash(c.Cluster), dash(c.Namespace), string(c.Status), dash(c.Netstack), dash(c.Transport), age(c.Since, now)},
+			[]string{dash(c.Device), dash(addresses(c.Addresses)), dash(join(c.CIDRs)), dash(string(c.DNS.Mode)), dash(c.Services), dash(manager(c))})
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, c := range status.Connections {
+		o.details(w, c)
+	}
+	return nil
+}
+
+// details are the lines below the table: what is wrong, and, when asked for more, why it is as it is.
+func (o *statusOptions) details(w io.Writer, c api.Connection) {
+	var lines []string
+	if o.output.value == "wide" {
+		if c.NetstackReason != "" {
+			lines = append(lines, "netstack "+c.Netstack+": "+c.NetstackReason)
+		}
+		for _, check := range c.Checks {
+			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))
+		}
+	}
+	for _, warning := range c.Warnings {
+		lines = append(lines, "! "+warning)
+	}
+	if c.Error != nil {
+		lines = append(lines, "Error: "+c.Error.Message)
+		if c.Error.Hint != "" {
+			lines = append(lines, strings.Split("  "+strings.ReplaceAll(c.Error.Hint, "\n", "\n  "), "\n")...)
+		}
+	}
+	if len(lines) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%s\n", c.ID)
+	for _, line := range lines {
+		fmt.Fprintf(w, "  %s\n", line)
+	}
+}
+
+func manager(c api.Connection) string {
+	if c.ManagerPod == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s/%s (%s)", c.ManagerNamespace, c.ManagerPod, c.ManagerVersion)
+}
+
+func addresses(as []netip.Addr) string {
+	var s []string
+	for _, a := range as {
+		s = append(s, a.String())
+	}
+	return strings.Join(s, ", ")
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func age(since, now time.Time) string {
+	if since.IsZero() {
+		return "-"
+	}
+	return duration.HumanDuration(now.Sub(since))
+}

@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"kubevpn/internal/config"
+	"kubevpn/internal/version"
+)
+
+type versionOptions struct {
+	app    *app
+	output *format
+}
+
+// versions is what `version -o json` prints.
+type versions struct {
+	Version  string  `json:"version"`
+	Commit   string  `json:"commit"`
+	Go       string  `json:"go"`
+	Platform string  `json:"platform"`
+	Image    string  `json:"image"`  // the default one
+	Daemon   *string `json:"daemon"` // null: none is running
+}
+
+func newVersion(a *app) *cobra.Command {
+	o := &versionOptions{app: a, output: newFormat("text", "json")}
+	cmd := &cobra.Command{
+		Use:     "version",
+		Short:   "Show the version of this program and of the daemon",
+		Example: examples("Show the versions", "kubevpn version", "For a script", "kubevpn version -o json"),
+		Args:    noArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	o.output.addTo(cmd)
+	return cmd
+}
+
+func (o *versionOptions) run(ctx context.Context) error {
+	v := versions{
+		Version: version.String(), Commit: version.Commit(), Go: runtime.Version(),
+		Platform: runtime.GOOS + "/" + runtime.GOARCH, Image: config.Default().Image,
+	}
+	paths, err := o.app.paths()
+	if err != nil {
+		return err
+	}
+	info, err := newClient(paths).info(ctx)
+	switch {
+	case err == nil:
+		v.Daemon = &info.Version
+	case !errors.Is(err, errNoDaemon):
+		return err
+	}
+	if o.output.value == "json" {
+		writeJSON(o.app.out, v)
+		return nil
+	}
+	fmt.Fprintf(o.app.out, "kubevpn %s, %s, %s\n", version.Full(), v.Go, v.Platform)
+	if v.Daemon != nil {
+		fmt.Fprintf(o.app.out, "daemon  %s\n", *v.Daemon)
+	}
+	return nil
+}
