@@ -11,7 +11,7 @@ type Tuning struct {
 	Linger    time.Duration // after Stream.Close, wait so long for the other end's FIN; 60 s
 
 	ReplayBuffer int // bytes per link that may be unacknowledged; 4 MiB. Bounds a link's speed to this per round trip.
-	Unsent       int // bytes per link that wait for the carrier before writers block; 128 KiB. Small is low latency.
+	Unsent       int // bytes per link that wait for the carrier before writers block; 64 KiB. Small is low latency.
 	MaxWindow    int // bytes that a stream's other end may send ahead of its reader, once tuned; 16 MiB. It begins with 256 KiB.
 	WindowMemory int // bytes per session by which windows may grow beyond 256 KiB, all together; 64 MiB
 	MaxStreams   int // streams per link that the other end may have open; 262144, to bound what a broken peer costs
@@ -22,7 +22,7 @@ const (
 	initialWindow = 256 << 10
 
 	ackEvery     = 256 << 10 // acknowledge at once after so many bytes
-	quantum      = 16 << 10  // a writer's share per turn when others wait
+	quantum      = 32 << 10  // a writer's share per turn when others wait
 	controlSlack = 16 << 20  // a peer that makes us hold so much in control frames is broken
 	datagramCost = 8         // what a datagram costs of the window beyond its bytes
 )
@@ -44,7 +44,7 @@ func (t Tuning) withDefaults() Tuning {
 	orDuration(&t.Handshake, 10*time.Second)
 	orDuration(&t.Linger, time.Minute)
 	orInt(&t.ReplayBuffer, 4<<20)
-	orInt(&t.Unsent, 128<<10)
+	orInt(&t.Unsent, 64<<10)
 	orInt(&t.MaxWindow, 16<<20)
 	orInt(&t.WindowMemory, 64<<20)
 	orInt(&t.MaxStreams, 1<<18)
