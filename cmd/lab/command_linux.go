@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -88,6 +89,9 @@ func (p *program) up() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p.config.ProxyMode = lab.ProxyMode(mode)
+			if p.config.Nodes < 1 {
+				return errors.New("--nodes: want at least 1")
+			}
 			return lab.New(p.config).Up(cmd.Context())
 		},
 	}
@@ -197,10 +201,7 @@ func (p *program) kubectl() *cobra.Command {
   lab --name six kubectl logs deploy/web`,
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			args, err := p.ownFlags(args)
-			if err != nil {
-				return err
-			}
+			args = p.ownFlags(args)
 			l, err := lab.Attach(p.config)
 			if err != nil {
 				return err
@@ -215,18 +216,17 @@ func (p *program) kubectl() *cobra.Command {
 }
 
 // ownFlags takes a leading --name from kubectl's arguments: everything after it is kubectl's own.
-func (p *program) ownFlags(args []string) ([]string, error) {
+func (p *program) ownFlags(args []string) []string {
 	for len(args) > 0 {
-		switch {
-		case args[0] == "--name" && len(args) > 1:
+		if name, found := strings.CutPrefix(args[0], "--name="); found {
+			p.config.Name, args = name, args[1:]
+		} else if args[0] == "--name" && len(args) > 1 {
 			p.config.Name, args = args[1], args[2:]
-		case len(args[0]) > 7 && args[0][:7] == "--name=":
-			p.config.Name, args = args[0][7:], args[1:]
-		default:
-			return args, nil
+		} else {
+			break
 		}
 	}
-	return args, nil
+	return args
 }
 
 func (p *program) load() *cobra.Command {

@@ -216,10 +216,7 @@ func (l *Lab) startBase(ctx context.Context) error {
 			return err
 		}
 		defer client.close()
-		// Not just the port: before the RBAC bootstrap has ended, controller-manager and scheduler exit.
-		return l.poll(ctx, time.Minute, []string{"etcd", "kube-apiserver"}, func(ctx context.Context) error {
-			return client.do(ctx, "GET", "/readyz", "", nil, nil)
-		})
+		return l.waitAPI(ctx, client)
 	})
 	return group.Wait()
 }
@@ -247,11 +244,37 @@ func (l *Lab) startCluster(ctx context.Context) error {
 	if err := l.writeToken(ctx, client); err != nil {
 		return err
 	}
+	return l.waitWorkload(ctx, client)
+}
+
+// WaitReady waits until the API server is ready, all pods of the lab's own are available, and the laptop reaches what
+// it should: for after a Restart. It fails when one of the lab's processes is dead.
+func (l *Lab) WaitReady(ctx context.Context) error {
+	client, err := l.newAPI()
+	if err != nil {
+		return err
+	}
+	defer client.close()
+	if err := l.waitAPI(ctx, client); err != nil {
+		return err
+	}
+	return l.waitWorkload(ctx, client)
+}
+
+// waitAPI waits for more than the API server's port: before the RBAC bootstrap has ended, controller-manager and
+// scheduler exit.
+func (l *Lab) waitAPI(ctx context.Context, client *api) error {
+	return l.poll(ctx, time.Minute, []string{"etcd", "kube-apiserver"}, func(ctx context.Context) error {
+		return client.do(ctx, "GET", "/readyz", "", nil, nil)
+	})
+}
+
+func (l *Lab) waitWorkload(ctx context.Context, client *api) error {
 	var components []string
 	for _, p := range l.processes() {
 		components = append(components, p.Name)
 	}
-	if err := l.poll(ctx, 2*time.Minute, components, func(ctx context.Context) error { return client.workloadReady(ctx) }); err != nil {
+	if err := l.poll(ctx, 2*time.Minute, components, client.workloadReady); err != nil {
 		return err
 	}
 	return l.poll(ctx, 30*time.Second, components, l.answers)
