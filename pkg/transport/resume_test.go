@@ -431,3 +431,65 @@ func TestSilentCarrierIsDropped(t *testing.T) {
 		}
 	})
 }
+
+// TestStalled: while no carrier takes anything, only data waits; ending a stream and giving up do not.
+func TestStalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &hole{network: memory(t)}
+		r := start(t, h.network, transport.ClientConfig{Dial: h.Dial, Links: 1}, transport.ServerConfig{})
+		var near, far []*transport.Stream
+		for range 100 {
+			a, b := open(t, r.laptop, r.manager)
+			near, far = append(near, a), append(far, b)
+		}
+		h.set(true)
+		time.Sleep(20 * time.Second)
+		if r.laptop.Stats().Links[0].Up {
+			t.Fatal("the link is still up")
+		}
+		began := time.Now()
+		for i, st := range near {
+			switch i % 3 {
+			case 0:
+				check(t, st.Reset())
+			case 1:
+				check(t, st.Close())
+			case 2:
+				check(t, st.CloseWrite())
+			}
+		}
+		if took := time.Since(began); took != 0 {
+			t.Errorf("ending streams took %s", took)
+		}
+		p, err := r.laptop.OpenPackets(t.Context(), udpRequest)
+		check(t, err)
+		go func() {
+			for p.WritePacket(make([]byte, 1000)) == nil { // fills the link
+			}
+		}()
+		synctest.Wait()
+		if got := r.laptop.Stats().Links[0].Unacked; got > 200<<10 {
+			t.Errorf("%d bytes pile up", got)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began = time.Now()
+		if _, err := r.laptop.Open(ctx, tcpRequest); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
+			t.Errorf("open gives %v after %s", err, time.Since(began))
+		}
+		h.set(false)
+		for i, st := range far { // everything arrives in the end
+			_, err := st.Read(make([]byte, 1))
+			if i%3 == 0 && !errors.Is(err, syscall.ECONNRESET) || i%3 != 0 && err != io.EOF {
+				t.Errorf("stream %d: %v", i, err)
+			}
+			st.Close()
+		}
+		in, err := r.manager.Accept(t.Context())
+		check(t, err)
+		if in.Request != udpRequest {
+			t.Errorf("the stream that was given up arrives: %s", in.Request)
+		}
+		check(t, in.Reject(transport.CodeFailed))
+	})
+}
