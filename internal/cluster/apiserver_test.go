@@ -1,0 +1,191 @@
+package cluster
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"encoding/pem"
+
+	gorilla "github.com/gorilla/websocket"
+	corev1 "k8s.io/api/core/v1"
+	constants "k8s.io/apimachinery/pkg/util/portforward"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
+)
+
+// fakeAPIServer answers port-forwards with the Kubernetes project's own server code: gorilla's WebSocket and
+// spdystream, as the API server, the kubelet and containerd use them.
+type fakeAPIServer struct {
+	*httptest.Server
+	noWebSocket atomic.Bool // as Kubernetes before 1.30
+	noSPDY      atomic.Bool // as some load balancers
+	pings       time.Duration
+	requests    chan string                                     // "websocket" or "spdy", if not nil
+	pod         func(port string, data, errs httpstream.Stream) // what stands behind the port
+
+	mu    sync.Mutex
+	conns map[httpstream.Connection]struct{}
+	wg    sync.WaitGroup
+}
+
+func newFakeAPIServer(t testing.TB, pod func(port string, data, errs httpstream.Stream)) *fakeAPIServer {
+	s := &fakeAPIServer{pod: pod, requests: make(chan string, 100), conns: map[httpstream.Connection]struct{}{}}
+	s.Server = httptest.NewTLSServer(http.HandlerFunc(s.serve))
+	t.Cleanup(func() {
+		s.mu.Lock()
+		for c := range s.conns {
+			c.Close()
+		}
+		s.mu.Unlock()
+		s.CloseClientConnections()
+		s.Close()
+		s.wg.Wait()
+	})
+	return s
+}
+
+func (s *fakeAPIServer) serve(w http.ResponseWriter, r *http.Request) {
+	if !strings.HasSuffix(r.URL.Path, "/portforward") || r.URL.Path != "/api/v1/namespaces/ns/pods/web/portforward" {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"pods \"gone\" not found","reason":"NotFound","code":404}`)
+		return
+	}
+	handler := s.streams()
+	var conn httpstream.Connection
+	if gorilla.IsWebSocketUpgrade(r) {
+		s.requests <- "websocket"
+		if s.noWebSocket.Load() {
+			http.Error(w, "unable to upgrade", http.StatusBadRequest)
+			return
+		}
+		up := gorilla.Upgrader{Subprotocols: []string{constants.WebsocketsSPDYTunnelingPortForwardV1}}
+		ws, err := up.Upgrade(w, r, nil)
+		if err != nil {
+			return
+		}
+		if conn, err = spdy.NewServerConnectionWithPings(portforward.NewTunnelingConnection("server", ws), handler, s.pings); err != nil {
+			return
+		}
+	} else {
+		s.requests <- "spdy"
+		if s.noSPDY.Load() {
+			http.Error(w, "unable to upgrade", http.StatusForbidden)
+			return
+		}
+		if _, err := httpstream.Handshake(r, w, []string{constants.PortForwardV1Name}); err != nil {
+			return
+		}
+		if conn = spdy.NewResponseUpgraderWithPings(s.pings).UpgradeResponse(w, r, handler); conn == nil {
+			return
+		}
+	}
+	s.mu.Lock()
+	s.conns[conn] = struct{}{}
+	s.mu.Unlock()
+	s.wg.Go(func() {
+		<-conn.CloseChan()
+		conn.Close()
+		s.mu.Lock()
+		delete(s.conns, conn)
+		s.mu.Unlock()
+	})
+}
+
+// streams pairs an error and a data stream and starts the pod on them, as the kubelet does.
+func (s *fakeAPIServer) streams() httpstream.NewStreamHandler {
+	var mu sync.Mutex
+	var data, errs httpstream.Stream
+	var replies sync.WaitGroup
+	replies.Add(2)
+	return func(stream httpstream.Stream, replySent <-chan struct{}) error {
+		mu.Lock()
+		defer mu.Unlock()
+		switch stream.Headers().Get(corev1.StreamType) {
+		case corev1.StreamTypeData:
+			data = stream
+		case corev1.StreamTypeError:
+			errs = stream
+		}
+		go func() {
+			<-replySent
+			replies.Done()
+		}()
+		if data != nil && errs != nil {
+			d, e := data, errs
+			s.wg.Go(func() {
+				replies.Wait() // spdystream waits for ever when the connection ends before the reply
+				s.pod(d.Headers().Get(corev1.PortHeader), d, e)
+			})
+		}
+		return nil
+	}
+}
+
+// cluster loads a Cluster for the server.
+func (s *fakeAPIServer) cluster(t testing.TB, o Options) *Cluster {
+	t.Helper()
+	c, err := Load(s.kubeconfig(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (s *fakeAPIServer) kubeconfig(t testing.TB) []byte {
+	t.Helper()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+	out, err := clientcmd.Write(clientcmdapi.Config{
+		CurrentContext: "ctx",
+		Contexts:       map[string]*clientcmdapi.Context{"ctx": {Cluster: "lab", AuthInfo: "dev", Namespace: "ns"}},
+		Clusters:       map[string]*clientcmdapi.Cluster{"lab": {Server: s.URL, CertificateAuthorityData: ca}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"dev": {Token: "secret"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// echo is a pod that sends everything back and half-closes after the laptop did.
+func echo(_ string, data, errs httpstream.Stream) {
+	io.Copy(data, data)
+	data.Close()
+	errs.Close()
+}
+
+// toTCP is a pod whose port is a listener of the test.
+func toTCP(address string) func(string, httpstream.Stream, httpstream.Stream) {
+	return func(port string, data, errs httpstream.Stream) {
+		defer errs.Close()
+		defer data.Close()
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			fmt.Fprintf(errs, "error forwarding port %s to pod 1234, uid : failed to dial 8080: %v", port, err)
+			data.Reset()
+			errs.Reset()
+			return
+		}
+		defer conn.Close()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			io.Copy(conn, data)
+			conn.(*net.TCPConn).CloseWrite()
+		}()
+		io.Copy(data, conn)
+		data.Close()
+		<-done
+	}
+}

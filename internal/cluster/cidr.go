@@ -1,0 +1,252 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// CIDRs are the cluster's networks as far as one user may see them.
+type CIDRs struct {
+	Pods     []CIDR
+	Services []CIDR
+	// Missing says what could not be asked, in words for a warning: "list nodes: not permitted".
+	Missing []string
+}
+
+// CIDR is one network and how it was learnt.
+type CIDR struct {
+	Prefix netip.Prefix // masked
+	Source Source
+}
+
+// Source is where a CIDR comes from, in words for a user.
+type Source string
+
+const (
+	FromNodes       Source = "the nodes' pod CIDRs"
+	FromServiceCIDR Source = "ServiceCIDR objects"
+	FromAnswer      Source = "the API server's answer to an impossible ClusterIP"
+	FromServices    Source = "guessed from Services' ClusterIPs"
+	FromPods        Source = "guessed from pods' addresses"
+)
+
+// Guessed reports whether the network's size is a guess: it may be larger.
+func (s Source) Guessed() bool { return s == FromServices || s == FromPods }
+
+// String is "10.244.0.0/16 (the nodes' pod CIDRs)".
+func (c CIDR) String() string { return fmt.Sprintf("%v (%s)", c.Prefix, c.Source) }
+
+// The sizes of guesses: small enough to hit no other network, large enough that neighbours are in them.
+const (
+	guess4         = 24
+	guessPods6     = 64
+	guessServices6 = 112 // the usual size of an IPv6 Service range is /108 to /112
+)
+
+// listLimit bounds what a guess is made from.
+const listLimit = 500
+
+// CIDRs asks, all at once and creating nothing: the nodes' podCIDRs, the ServiceCIDR objects, the API
+// server's answer to dry-run Services with a ClusterIP that no range holds, and the Services and pods of
+// namespace. What one question gives better, another's guess does not widen. What the user may not ask is in
+// Missing; an error means that the API server cannot be reached or rejects the user.
+func (c *Cluster) CIDRs(ctx context.Context, namespace string) (CIDRs, error) {
+	found, err := findCIDRs(ctx, c.kube, namespace)
+	if err != nil {
+		return CIDRs{}, c.Explain(err)
+	}
+	return found, nil
+}
+
+// question is one way to learn of networks. It returns the pods' and the Services' networks.
+type question struct {
+	what string // for Missing: "list nodes"
+	ask  func(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error)
+}
+
+func findCIDRs(ctx context.Context, kube kubernetes.Interface, namespace string) (CIDRs, error) {
+	questions := []question{ // the surest first: a guess within what is known is dropped
+		{"list nodes", askNodes},
+		{"list servicecidrs", askServiceCIDRs},
+		{"create services (dry run) in " + namespace, askImpossibleIP(corev1.IPv4Protocol)},
+		{"create services (dry run) in " + namespace, askImpossibleIP(corev1.IPv6Protocol)},
+		{"list services in " + namespace, askServices},
+		{"list pods in " + namespace, askPods},
+	}
+	type answer struct {
+		pods, services []CIDR
+		err            error
+	}
+	answers := make([]answer, len(questions))
+	var wg sync.WaitGroup
+	for i, q := range questions {
+		wg.Go(func() {
+			a := &answers[i]
+			a.pods, a.services, a.err = q.ask(ctx, kube, namespace)
+		})
+	}
+	wg.Wait()
+	var found CIDRs
+	failed := 0
+	for i, a := range answers {
+		switch {
+		case a.err == nil:
+		case apierrors.IsForbidden(a.err):
+			found.miss(questions[i].what + ": not permitted")
+		case apierrors.IsNotFound(a.err): // no ServiceCIDR objects before 1.33
+		case apierrors.IsUnauthorized(a.err):
+			return CIDRs{}, a.err
+		default:
+			if failed++; failed == len(questions) || ctx.Err() != nil {
+				return CIDRs{}, fmt.Errorf("asking for the cluster's networks: %w", a.err)
+			}
+			found.miss(fmt.Sprintf("%s: %v", questions[i].what, a.err))
+		}
+		found.Pods = merge(found.Pods, a.pods)
+		found.Services = merge(found.Services, a.services)
+	}
+	return found, nil
+}
+
+func (c *CIDRs) miss(what string) {
+	if !slices.Contains(c.Missing, what) {
+		c.Missing = append(c.Missing, what)
+	}
+}
+
+// merge adds what known does not hold yet, and drops what a new one holds.
+func merge(known, more []CIDR) []CIDR {
+	for _, m := range more {
+		inside := func(outer, inner netip.Prefix) bool {
+			return outer.Overlaps(inner) && outer.Bits() <= inner.Bits()
+		}
+		if slices.ContainsFunc(known, func(k CIDR) bool { return inside(k.Prefix, m.Prefix) }) {
+			continue
+		}
+		known = slices.DeleteFunc(known, func(k CIDR) bool { return inside(m.Prefix, k.Prefix) })
+		known = append(known, m)
+	}
+	return known
+}
+
+func askNodes(ctx context.Context, kube kubernetes.Interface, _ string) (pods, services []CIDR, err error) {
+	list, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, n := range list.Items {
+		cidrs := n.Spec.PodCIDRs
+		if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
+			cidrs = []string{n.Spec.PodCIDR}
+		}
+		pods = append(pods, parseCIDRs(cidrs, FromNodes)...)
+	}
+	return pods, nil, nil
+}
+
+func askServiceCIDRs(ctx context.Context, kube kubernetes.Interface, _ string) (pods, services []CIDR, err error) {
+	list, err := kube.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, s := range list.Items {
+		services = append(services, parseCIDRs(s.Spec.CIDRs, FromServiceCIDR)...)
+	}
+	return nil, services, nil
+}
+
+func parseCIDRs(texts []string, source Source) []CIDR {
+	var cidrs []CIDR
+	for _, text := range texts {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			cidrs = append(cidrs, CIDR{p.Masked(), source})
+		}
+	}
+	return cidrs
+}
+
+// validRange is what the API server has said since 1.5 when a ClusterIP is out of range. 1.33 and later
+// answer a dry run in the same words with one of their ServiceCIDRs.
+var validRange = regexp.MustCompile(`[Tt]he range of valid IPs is ([0-9a-fA-F.:]+/[0-9]+)`)
+
+// askImpossibleIP creates nothing: it asks, as a dry run, for a Service whose address is in no Service range.
+// The addresses are of networks for documentation (RFC 5737, RFC 3849). A cluster without the family says
+// so, which is an answer too: there is no range.
+func askImpossibleIP(family corev1.IPFamily) func(context.Context, kubernetes.Interface, string) ([]CIDR, []CIDR, error) {
+	return func(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error) {
+		ip := "192.0.2.1"
+		if family == corev1.IPv6Protocol {
+			ip = "2001:db8::1"
+		}
+		_, err = kube.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "kubevpn-range-"},
+			Spec: corev1.ServiceSpec{
+				ClusterIP:  ip,
+				ClusterIPs: []string{ip},
+				IPFamilies: []corev1.IPFamily{family},
+				Ports:      []corev1.ServicePort{{Port: 80}},
+			},
+		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil {
+			return nil, nil, nil
+		}
+		if match := validRange.FindStringSubmatch(err.Error()); match != nil {
+			return nil, parseCIDRs(match[1:], FromAnswer), nil
+		}
+		if apierrors.IsInvalid(err) && strings.Contains(err.Error(), "not configured on this cluster") {
+			return nil, nil, nil
+		}
+		return nil, nil, err
+	}
+}
+
+func askServices(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error) {
+	list, err := kube.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{Limit: listLimit})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, s := range list.Items {
+		for _, text := range s.Spec.ClusterIPs {
+			if ip, err := netip.ParseAddr(text); err == nil { // not "None"
+				services = merge(services, []CIDR{guess(ip, guessServices6, FromServices)})
+			}
+		}
+	}
+	return nil, services, nil
+}
+
+func askPods(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error) {
+	list, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{Limit: listLimit})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, p := range list.Items {
+		if p.Spec.HostNetwork { // that is a node's address
+			continue
+		}
+		for _, text := range p.Status.PodIPs {
+			if ip, err := netip.ParseAddr(text.IP); err == nil {
+				pods = merge(pods, []CIDR{guess(ip, guessPods6, FromPods)})
+			}
+		}
+	}
+	return pods, nil, nil
+}
+
+func guess(ip netip.Addr, bits6 int, source Source) CIDR {
+	bits := bits6
+	if ip = ip.Unmap(); ip.Is4() {
+		bits = guess4
+	}
+	return CIDR{netip.PrefixFrom(ip, bits).Masked(), source}
+}

@@ -1,0 +1,133 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	dialTimeout = 10 * time.Second
+	// A connection whose peer is gone without a word ends after about a minute.
+	keepAliveIdle     = 15 * time.Second
+	keepAliveInterval = 15 * time.Second
+	keepAliveCount    = 3
+)
+
+// dialer opens the TCP connections to one API server, or to the proxy before it, and remembers where they
+// went. It is safe for concurrent use.
+type dialer struct {
+	net    net.Dialer
+	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
+
+	mu   sync.Mutex
+	seen map[string][]netip.Addr // by host as it was asked for, the latest success last
+}
+
+func newDialer() *dialer {
+	return &dialer{
+		net: net.Dialer{
+			Timeout: dialTimeout,
+			KeepAliveConfig: net.KeepAliveConfig{
+				Enable: true, Idle: keepAliveIdle, Interval: keepAliveInterval, Count: keepAliveCount,
+			},
+		},
+		lookup: net.DefaultResolver.LookupNetIP,
+		seen:   make(map[string][]netip.Addr),
+	}
+}
+
+// DialContext has the shape that rest.Config.Dial and http.Transport want. When a name can no longer be
+// resolved (the laptop moved to another network), the addresses that worked before are tried.
+func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("dialling %s: %w", address, err)
+	}
+	conn, err := d.net.DialContext(ctx, network, address)
+	var dnsErr *net.DNSError
+	if errors.As(err, &dnsErr) {
+		for _, addr := range slices.Backward(d.known(host)) {
+			c, e := d.net.DialContext(ctx, network, net.JoinHostPort(addr.String(), port))
+			if e == nil {
+				conn, err = c, nil
+				break
+			}
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if remote, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		d.remember(host, remote.AddrPort().Addr())
+	}
+	return conn, nil
+}
+
+func (d *dialer) known(host string) []netip.Addr {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.seen[host])
+}
+
+func (d *dialer) remember(host string, addrs ...netip.Addr) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, addr := range addrs {
+		addr = addr.Unmap().WithZone("")
+		list := slices.DeleteFunc(d.seen[host], func(a netip.Addr) bool { return a == addr })
+		d.seen[host] = append(list, addr)
+	}
+}
+
+// resolve remembers every address of host, so that all of them are known before the first connection.
+func (d *dialer) resolve(ctx context.Context, host string) error {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		d.remember(host, addr)
+		return nil
+	}
+	addrs, err := d.lookup(ctx, "ip", host)
+	if err != nil {
+		return fmt.Errorf("resolving %s: %w", host, err)
+	}
+	d.mu.Lock()
+	used := slices.Clone(d.seen[host])
+	d.mu.Unlock()
+	d.remember(host, addrs...)
+	d.remember(host, used...) // those stay the first choice
+	return nil
+}
+
+// addresses returns every address seen, sorted.
+func (d *dialer) addresses() []netip.Addr {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []netip.Addr
+	for _, addrs := range d.seen {
+		all = append(all, addrs...)
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// firstHop returns the host that connections to server go to: the proxy's, if there is one.
+func firstHop(server *url.URL, proxy func(*http.Request) (*url.URL, error)) (string, error) {
+	if proxy == nil {
+		return server.Hostname(), nil
+	}
+	via, err := proxy(&http.Request{URL: server})
+	if err != nil {
+		return "", fmt.Errorf("choosing a proxy for %s: %w", server.Host, err)
+	}
+	if via == nil {
+		return server.Hostname(), nil
+	}
+	return via.Hostname(), nil
+}

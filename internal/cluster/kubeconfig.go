@@ -1,0 +1,260 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpproxy"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"kubevpn/internal/api"
+)
+
+// ExecTimeout is how long a kubeconfig's credential plugin may take.
+const ExecTimeout = 10 * time.Second
+
+// execCommand is the hidden command of kubevpn that runs ExecCredential.
+const execCommand = "exec-credential"
+
+// Inputs are what a user tells kubectl, and the process's surroundings.
+type Inputs struct {
+	Kubeconfig string // --kubeconfig; empty: $KUBECONFIG, else ~/.kube/config
+	Context    string // --context; empty: the current one
+	Namespace  string // --namespace; empty: the context's
+	// Environ is the caller's environment. The credential plugin gets it, and proxy variables in it are put
+	// into the result, as the daemon that will use the kubeconfig has another environment.
+	Environ []string
+	// Executable is the absolute path of kubevpn, which guards the credential plugin. Empty: it runs unguarded.
+	Executable string
+}
+
+// Prepared is a kubeconfig with one context that needs no other file except a token file, no environment and
+// no current directory. It holds credentials: hand it only to processes of the same user.
+type Prepared struct {
+	Kubeconfig []byte
+	Context    string
+	Cluster    string // the kubeconfig's name for it
+	Namespace  string
+}
+
+// Prepare finds the user's kubeconfig as kubectl does and makes it self-contained. It reads files and runs
+// nothing. Errors are *api.Error.
+func Prepare(in Inputs) (Prepared, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = in.Kubeconfig
+	rules.WarnIfAllMissing = false
+	config, err := rules.Load()
+	if err != nil {
+		return Prepared{}, loadError(in, err)
+	}
+	if len(config.Contexts) == 0 && len(config.Clusters) == 0 {
+		return Prepared{}, noKubeconfig(rules, environment(in.Environ)["KUBECONFIG"])
+	}
+	if in.Context != "" {
+		config.CurrentContext = in.Context
+	}
+	if err := checkContext(config); err != nil {
+		return Prepared{}, err
+	}
+	if err := clientcmdapi.MinifyConfig(config); err != nil {
+		return Prepared{}, api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q: %w", config.CurrentContext, err)
+	}
+	kctx := config.Contexts[config.CurrentContext]
+	if in.Namespace != "" {
+		kctx.Namespace = in.Namespace
+	}
+	if kctx.Namespace == "" {
+		kctx.Namespace = "default"
+	}
+	if err := prepareUser(config.AuthInfos[kctx.AuthInfo], in); err != nil {
+		return Prepared{}, err
+	}
+	if err := prepareProxy(config.Clusters[kctx.Cluster], in.Environ); err != nil {
+		return Prepared{}, err
+	}
+	if err := clientcmdapi.FlattenConfig(config); err != nil { // embeds certificates
+		return Prepared{}, api.Errorf(api.ExitKubeconfig, "reading a file that the kubeconfig names: %w", err)
+	}
+	out, err := clientcmd.Write(*config)
+	if err != nil {
+		return Prepared{}, api.Errorf(api.ExitKubeconfig, "writing the kubeconfig's context %q: %w", config.CurrentContext, err)
+	}
+	return Prepared{Kubeconfig: out, Context: config.CurrentContext, Cluster: kctx.Cluster, Namespace: kctx.Namespace}, nil
+}
+
+func loadError(in Inputs, err error) *api.Error {
+	if in.Kubeconfig != "" && errors.Is(err, os.ErrNotExist) {
+		return api.Errorf(api.ExitKubeconfig, "there is no kubeconfig at %s", in.Kubeconfig).
+			WithHint("Give --kubeconfig the path of an existing file, or leave it out to use $KUBECONFIG or ~/.kube/config.")
+	}
+	return api.Errorf(api.ExitKubeconfig, "reading the kubeconfig: %w", err).
+		WithHint("`kubectl config view` shows what kubectl makes of it.")
+}
+
+// noKubeconfig says where kubectl would look, and that nothing is there.
+func noKubeconfig(rules *clientcmd.ClientConfigLoadingRules, env string) *api.Error {
+	var looked []string
+	for _, path := range rules.Precedence {
+		what := "no such file"
+		if _, err := os.Stat(path); err == nil {
+			what = "names no cluster"
+		}
+		looked = append(looked, fmt.Sprintf("%s (%s)", path, what))
+	}
+	if path := rules.ExplicitPath; path != "" {
+		looked = []string{path + " (names no cluster)"}
+	} else if env == "" {
+		looked = append([]string{"$KUBECONFIG (not set)"}, looked...)
+	}
+	return api.Errorf(api.ExitKubeconfig, "no kubeconfig: looked at %s", strings.Join(looked, ", ")).
+		WithHint("Name one with --kubeconfig FILE or KUBECONFIG=FILE. Clusters hand it out with a command like\n" +
+			"`aws eks update-kubeconfig`, `gcloud container clusters get-credentials`, `az aks get-credentials` or `kind export kubeconfig`.")
+}
+
+func checkContext(config *clientcmdapi.Config) *api.Error {
+	names := strings.Join(slices.Sorted(maps.Keys(config.Contexts)), ", ")
+	if config.CurrentContext == "" {
+		return api.Errorf(api.ExitKubeconfig, "the kubeconfig has no current context").
+			WithHint("Choose one with --context NAME or `kubectl config use-context NAME`. It has: %s", names)
+	}
+	kctx := config.Contexts[config.CurrentContext]
+	if kctx == nil {
+		return api.Errorf(api.ExitKubeconfig, "the kubeconfig has no context %q", config.CurrentContext).
+			WithHint("It has: %s", names)
+	}
+	if c := config.Clusters[kctx.Cluster]; c == nil || c.Server == "" {
+		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the cluster %q, of which it has no server", config.CurrentContext, kctx.Cluster).
+			WithHint("`kubectl config view --context %s --minify` shows it.", config.CurrentContext)
+	}
+	if kctx.AuthInfo != "" && config.AuthInfos[kctx.AuthInfo] == nil {
+		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the user %q, which it does not have", config.CurrentContext, kctx.AuthInfo)
+	}
+	return nil
+}
+
+// prepareUser makes the user's credentials usable from another process: the loading rules have made paths
+// absolute already, except of a plugin that is looked up in PATH.
+func prepareUser(user *clientcmdapi.AuthInfo, in Inputs) *api.Error {
+	if user == nil {
+		return nil
+	}
+	if p := user.AuthProvider; p != nil {
+		return api.Errorf(api.ExitKubeconfig, "the kubeconfig uses the auth-provider %q, which Kubernetes removed in 1.26", p.Name).
+			WithHint("Fetch a new kubeconfig with the cluster's own tool; it will use a credential plugin (exec) instead.")
+	}
+	if user.Exec == nil {
+		return nil
+	}
+	path, err := lookPath(user.Exec.Command, environment(in.Environ)["PATH"])
+	if err != nil {
+		hint := user.Exec.InstallHint
+		if hint == "" {
+			hint = "Install it, or put its folder into PATH."
+		}
+		return api.Errorf(api.ExitExecPlugin, "the kubeconfig's credential plugin %s: %w", user.Exec.Command, err).
+			WithHint("%s", hint)
+	}
+	user.Exec.Command = path
+	user.Exec.Env = mergeEnv(user.Exec.Env, in.Environ)
+	// The daemon has no terminal to give it.
+	user.Exec.InteractiveMode = clientcmdapi.NeverExecInteractiveMode
+	if in.Executable != "" {
+		user.Exec.Args = slices.Concat([]string{execCommand, "--timeout", ExecTimeout.String(), "--", path}, user.Exec.Args)
+		user.Exec.Command = in.Executable
+	}
+	return nil
+}
+
+// unwrapExec returns the plugin's command without the guard that prepareUser put before it.
+func unwrapExec(e *clientcmdapi.ExecConfig) []string {
+	if len(e.Args) > 4 && e.Args[0] == execCommand && e.Args[3] == "--" {
+		return e.Args[4:]
+	}
+	return append([]string{e.Command}, e.Args...)
+}
+
+// mergeEnv adds the caller's environment beneath what the kubeconfig sets itself.
+func mergeEnv(own []clientcmdapi.ExecEnvVar, environ []string) []clientcmdapi.ExecEnvVar {
+	caller := environment(environ)
+	for _, v := range own {
+		delete(caller, v.Name)
+	}
+	var merged []clientcmdapi.ExecEnvVar
+	for _, name := range slices.Sorted(maps.Keys(caller)) {
+		merged = append(merged, clientcmdapi.ExecEnvVar{Name: name, Value: caller[name]})
+	}
+	return append(merged, own...)
+}
+
+// environment turns NAME=value into a map. The last of several wins, as in a process.
+func environment(environ []string) map[string]string {
+	m := make(map[string]string, len(environ))
+	for _, kv := range environ {
+		// On Windows, "=C:=C:\dir" keeps a drive's directory: no variable that a plugin can want.
+		if name, value, ok := strings.Cut(kv, "="); ok && name != "" {
+			m[name] = value
+		}
+	}
+	return m
+}
+
+// lookPath finds a command in the caller's PATH and makes it absolute.
+func lookPath(command, path string) (string, error) {
+	if filepath.Base(command) == command && path != os.Getenv("PATH") {
+		for _, dir := range filepath.SplitList(path) {
+			if found, err := exec.LookPath(filepath.Join(dir, command)); err == nil && filepath.IsAbs(found) {
+				return found, nil
+			}
+		}
+		return "", exec.ErrNotFound
+	}
+	found, err := exec.LookPath(command)
+	if err != nil {
+		return "", errors.Unwrap(err)
+	}
+	return filepath.Abs(found)
+}
+
+// prepareProxy puts the proxy that the caller's environment names for this server into the kubeconfig.
+func prepareProxy(cluster *clientcmdapi.Cluster, environ []string) *api.Error {
+	server, err := url.Parse(cluster.Server)
+	if err != nil {
+		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's server %q is not a URL: %w", cluster.Server, err)
+	}
+	if cluster.ProxyURL != "" {
+		return nil
+	}
+	proxy, err := proxyFromEnvironment(environment(environ)).ProxyFunc()(server)
+	if err != nil {
+		return api.Errorf(api.ExitKubeconfig, "the environment's proxy for %s: %w", server.Host, err).
+			WithHint("Look at HTTPS_PROXY, HTTP_PROXY and NO_PROXY.")
+	}
+	if proxy != nil {
+		cluster.ProxyURL = proxy.String()
+	}
+	return nil
+}
+
+func proxyFromEnvironment(env map[string]string) *httpproxy.Config {
+	either := func(upper, lower string) string {
+		if v := env[upper]; v != "" {
+			return v
+		}
+		return env[lower]
+	}
+	return &httpproxy.Config{
+		HTTPProxy:  either("HTTP_PROXY", "http_proxy"),
+		HTTPSProxy: either("HTTPS_PROXY", "https_proxy"),
+		NoProxy:    either("NO_PROXY", "no_proxy"),
+		CGI:        env["REQUEST_METHOD"] != "",
+	}
+}

@@ -1,0 +1,110 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Protocol is how a port-forward goes through the API server.
+type Protocol int32
+
+const (
+	AnyProtocol       Protocol = iota // the first that works, WebSocket before SPDY
+	WebSocketProtocol                 // SPDY inside a WebSocket; Kubernetes 1.30 and later
+	SPDYProtocol                      // SPDY itself; every Kubernetes, but not every proxy
+)
+
+// String is what `kubevpn status` shows.
+func (p Protocol) String() string {
+	switch p {
+	case WebSocketProtocol:
+		return "port-forward (websocket)"
+	case SPDYProtocol:
+		return "port-forward (spdy)"
+	}
+	return ""
+}
+
+func (p Protocol) other() Protocol {
+	if p == SPDYProtocol {
+		return WebSocketProtocol
+	}
+	return SPDYProtocol
+}
+
+var schemaPods = corev1.SchemeGroupVersion.WithResource("pods")
+
+// PortForward connects to a TCP port of a pod through the API server, over a connection of its own. It
+// returns when the container runtime has accepted the stream; whether the port accepts shows in the first
+// Read, which otherwise gives a *RefusedError.
+//
+// It tries WebSocket first, SPDY where that is not understood, and begins the next time with what worked.
+// ctx bounds the dial only. The net.Conn also has CloseWrite.
+func (c *Cluster) PortForward(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error) {
+	first := Protocol(c.worked.Load())
+	if first == AnyProtocol {
+		first = WebSocketProtocol
+	}
+	if c.options.Protocol != AnyProtocol {
+		return c.portForward(ctx, c.options.Protocol, namespace, pod, port)
+	}
+	conn, err := c.portForward(ctx, first, namespace, pod, port)
+	if err == nil || ctx.Err() != nil || !tryOther(err) {
+		return conn, err
+	}
+	conn, otherErr := c.portForward(ctx, first.other(), namespace, pod, port)
+	if otherErr != nil {
+		c.log.Debug("port-forward failed both ways", "first", first, "error", err, "otherError", otherErr)
+		if first == SPDYProtocol { // the SPDY server's words are about the pod, not about the upgrade
+			return nil, err
+		}
+		return nil, otherErr
+	}
+	c.log.Debug("port-forward fell back", "from", first, "error", err)
+	return conn, nil
+}
+
+func (c *Cluster) portForward(ctx context.Context, how Protocol, namespace, pod string, port uint16) (net.Conn, error) {
+	target := c.podURL(namespace, pod)
+	var l link
+	var raw net.Conn
+	var err error
+	if how == WebSocketProtocol {
+		l, raw, err = c.upgrade.webSocketLink(ctx, target)
+	} else {
+		l, raw, err = c.upgrade.spdyLink(ctx, target)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("port-forward to pod %s/%s: %w", namespace, pod, err)
+	}
+	conn, err := openPort(ctx, l, raw, podAddr{namespace + "/" + pod, port})
+	if err != nil {
+		raw.Close()
+		return nil, fmt.Errorf("port-forward to pod %s/%s: %w", namespace, pod, err)
+	}
+	c.worked.Store(int32(how))
+	return conn, nil
+}
+
+func (c *Cluster) podURL(namespace, pod string) *url.URL {
+	return c.kube.CoreV1().RESTClient().Post().
+		Resource("pods").Namespace(namespace).Name(pod).SubResource("portforward").URL()
+}
+
+// Transport says how the latest port-forward went: "port-forward (websocket)", "port-forward (spdy)", or ""
+// before the first.
+func (c *Cluster) Transport() string { return Protocol(c.worked.Load()).String() }
+
+// bufferedLink reads SPDY's small headers through a buffer.
+func bufferedLink(rw io.ReadWriter) link {
+	return rawLink{struct {
+		io.Reader
+		io.Writer
+	}{bufio.NewReaderSize(rw, readBuffer), rw}}
+}
