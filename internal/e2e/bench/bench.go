@@ -1,0 +1,298 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"kubevpn/internal/image"
+	"kubevpn/internal/lab"
+)
+
+const imageRef = "docker.io/kubevpn/kubevpn:bench"
+
+// The ports of the echo server (internal/lab/echo) and where the port-forward listens for them.
+const (
+	echoPort, sinkPort, sourcePort, silentPort = 9001, 9002, 9003, 9007
+	forwardOffset                              = 10000
+)
+
+// path is one way from the laptop to the pod.
+type path string
+
+const (
+	kernel      path = "kernel, routed"
+	portForward path = "kubectl port-forward"
+	kubevpn     path = "kubevpn"
+)
+
+var paths = []path{kernel, portForward, kubevpn}
+
+type bench struct {
+	rounds  int
+	each    time.Duration
+	labName string
+
+	*lab.Lab
+	dir  string // binaries, the laptop's home
+	self string
+	pod  netip.Addr // reached by kubevpn and by the port-forward
+	twin netip.Addr // the same kind of pod, reached by the kernel's route
+}
+
+func (b *bench) run(ctx context.Context) (*report, error) {
+	var err error
+	if b.dir, err = os.MkdirTemp("", "kubevpn-bench-"); err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(b.dir)
+	if b.self, err = os.Executable(); err != nil {
+		return nil, err
+	}
+	for _, step := range []func(context.Context) error{b.build, b.up, b.findPods} {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if b.labName == "" {
+		defer b.Down()
+	}
+	defer b.laptop(context.WithoutCancel(ctx), b.kubevpn(), "quit").Run()
+	r := newReport()
+	if err := b.connects(ctx, r); err != nil {
+		return nil, err
+	}
+	stop, err := b.openPaths(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	if err := b.measureSpeed(ctx, r); err != nil {
+		return nil, err
+	}
+	return r, b.measureMemory(ctx, r)
+}
+
+func (b *bench) kubevpn() string { return filepath.Join(b.dir, "kubevpn") }
+
+func (b *bench) build(ctx context.Context) error {
+	say("building kubevpn and its image")
+	for _, name := range []string{"kubevpn", "traffic"} {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(b.dir, name), "kubevpn/cmd/"+name)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("building %s: %w\n%s", name, err, out)
+		}
+	}
+	img, err := image.Build(image.Options{
+		Files: []image.File{{Source: filepath.Join(b.dir, "traffic"), Path: "/traffic"}}, User: "65532:65532",
+	})
+	if err != nil {
+		return err
+	}
+	return image.WriteTar(img, imageRef, filepath.Join(b.dir, "image.tar"))
+}
+
+func (b *bench) up(ctx context.Context) (err error) {
+	if b.labName != "" {
+		b.Lab, err = lab.Attach(lab.Config{Name: b.labName})
+	} else {
+		b.Lab = lab.New(lab.Config{Name: "bench", Progress: os.Stderr})
+		err = b.Up(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return b.Load(ctx, filepath.Join(b.dir, "image.tar"))
+}
+
+// findPods takes both pods of the lab's workload, and routes one of them to the laptop through the router: that is the
+// kernel's path. kubevpn's route to its own pod is not touched by it.
+func (b *bench) findPods(ctx context.Context) error {
+	cmd, err := b.Kubectl(ctx, lab.Admin, "get", "pods", "-l", "app=web", "--field-selector=status.phase=Running",
+		"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {.status.hostIP}{"\n"}{end}`)
+	if err != nil {
+		return err
+	}
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("listing the pods: %w", err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	slices.Sort(lines)
+	if len(lines) != 2 {
+		return fmt.Errorf("want the workload's two pods, found %q", lines)
+	}
+	var addrs [2]netip.Addr
+	var host string
+	for i, line := range lines {
+		fields := strings.Fields(line)
+		if len(fields) != 3 {
+			return fmt.Errorf("a pod without addresses: %q", line)
+		}
+		if addrs[i], err = netip.ParseAddr(fields[1]); err != nil {
+			return err
+		}
+		host = fields[2]
+	}
+	b.pod, b.twin = addrs[0], addrs[1]
+	family := b.Config().Families()[0]
+	for _, route := range [][]string{
+		{"router", "ip", "route", "replace", b.twin.String(), "via", host},
+		{"laptop", "ip", "route", "replace", b.twin.String(), "via", family.Gateway.String()},
+	} {
+		cmd, err := b.Command(ctx, route[0], route[1:]...)
+		if err != nil {
+			return err
+		}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(route, " "), err, out)
+		}
+	}
+	return nil
+}
+
+// laptop makes a command there, with a home of its own.
+func (b *bench) laptop(ctx context.Context, argv ...string) *exec.Cmd {
+	kubeconfig, err := b.Kubeconfig(lab.Admin)
+	if err != nil {
+		return &exec.Cmd{Err: err}
+	}
+	env := []string{
+		"env", "HOME=" + b.dir, "XDG_RUNTIME_DIR=" + b.dir, "XDG_STATE_HOME=" + b.dir, "XDG_CONFIG_HOME=" + b.dir,
+		"KUBECONFIG=" + kubeconfig, "KUBEVPN_IMAGE=" + imageRef,
+	}
+	cmd, err := b.Command(ctx, "laptop", append(env, argv...)...)
+	if err != nil {
+		return &exec.Cmd{Err: err}
+	}
+	return cmd
+}
+
+// connects times `kubevpn connect`, first with the manager to be installed, then with it running.
+func (b *bench) connects(ctx context.Context, r *report) error {
+	for i := range b.rounds + 1 {
+		say("kubevpn connect, %d of %d", i+1, b.rounds+1)
+		start := time.Now()
+		if out, err := b.laptop(ctx, b.kubevpn(), "connect").CombinedOutput(); err != nil {
+			return fmt.Errorf("kubevpn connect: %w\n%s", err, out)
+		}
+		if took := time.Since(start).Seconds(); i == 0 {
+			r.add("connect, manager to be installed", kubevpn, took)
+		} else {
+			r.add("connect, manager running", kubevpn, took)
+		}
+		if i < b.rounds {
+			if out, err := b.laptop(ctx, b.kubevpn(), "disconnect", "--all").CombinedOutput(); err != nil {
+				return fmt.Errorf("kubevpn disconnect: %w\n%s", err, out)
+			}
+		}
+	}
+	return nil
+}
+
+// openPaths starts the port-forward; kubevpn is connected, the kernel's route is there.
+func (b *bench) openPaths(ctx context.Context) (stop func(), err error) {
+	args := []string{"kubectl", "port-forward", "pod/" + b.podName(ctx)}
+	for _, p := range []int{echoPort, sinkPort, sourcePort, silentPort} {
+		args = append(args, fmt.Sprintf("%d:%d", p+forwardOffset, p))
+	}
+	cmd := b.laptop(ctx, args...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		return nil, fmt.Errorf("kubectl port-forward: %w", err)
+	}
+	go io.Copy(io.Discard, out)
+	return func() { cmd.Process.Kill(); cmd.Wait() }, nil
+}
+
+func (b *bench) podName(ctx context.Context) string {
+	cmd, err := b.Kubectl(ctx, lab.Admin, "get", "pods", "-l", "app=web", "--sort-by=.metadata.name", "-o",
+		`jsonpath={range .items[?(@.status.podIP=="`+b.pod.String()+`")]}{.metadata.name}{end}`)
+	if err != nil {
+		return ""
+	}
+	out, err := cmd.Output()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (b *bench) target(p path, port int) string {
+	switch p {
+	case kernel:
+		return netip.AddrPortFrom(b.twin, uint16(port)).String()
+	case portForward:
+		return fmt.Sprintf("127.0.0.1:%d", port+forwardOffset)
+	}
+	return netip.AddrPortFrom(b.pod, uint16(port)).String()
+}
+
+// measureSpeed goes through all measurements round by round, the paths one after the other within each, so that what
+// else the machine does falls on all of them.
+func (b *bench) measureSpeed(ctx context.Context, r *report) error {
+	measurements := []struct {
+		row   string
+		kind  string
+		port  int
+		flows int
+		value func(measured) float64
+	}{
+		{"down, 1 flow", "down", sourcePort, 1, func(m measured) float64 { return m.MBps }},
+		{"down, 8 flows", "down", sourcePort, 8, func(m measured) float64 { return m.MBps }},
+		{"up, 1 flow", "up", sinkPort, 1, func(m measured) float64 { return m.MBps }},
+		{"up, 8 flows", "up", sinkPort, 8, func(m measured) float64 { return m.MBps }},
+		{"round trip of 1 byte, median", "rtt", echoPort, 1, func(m measured) float64 { return m.P50us }},
+		{"new connections, 8 at a time", "connect", echoPort, 8, func(m measured) float64 { return m.PerS }},
+	}
+	for round := range b.rounds {
+		for _, m := range measurements {
+			for _, p := range paths {
+				got, err := b.measure(ctx, work{Kind: m.kind, Target: b.target(p, m.port), Flows: m.flows, Duration: b.each})
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w", m.row, p, err)
+				}
+				r.add(m.row, p, m.value(got))
+				say("round %d of %d: %s, %s: %.0f", round+1, b.rounds, m.row, p, m.value(got))
+			}
+		}
+	}
+	return nil
+}
+
+func (b *bench) measure(ctx context.Context, w work) (measured, error) {
+	ctx, cancel := context.WithTimeout(ctx, w.Duration+30*time.Second)
+	defer cancel()
+	spec, err := json.Marshal(w)
+	if err != nil {
+		return measured{}, err
+	}
+	cmd := b.laptop(ctx, b.self, "-client", string(spec))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return measured{}, fmt.Errorf("%w: %s", err, stderr.String())
+	}
+	var m measured
+	return m, json.Unmarshal(out, &m)
+}
+
+func say(format string, args ...any) { fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...) }

@@ -1,0 +1,64 @@
+// Bench measures kubevpn end to end on a real cluster of internal/lab, beside the kernel's routed path and `kubectl
+// port-forward` to the same pod, in the same run, one after the other round by round, and writes the medians as a
+// table into docs/performance.md. It judges nothing: two cores serve the laptop, the cluster and the measurement, and
+// the ratios are what can be compared.
+//
+//	bench ─┬─ lab: two nodes, kube-proxy iptables
+//	       ├─ laptop: kubevpn connect, kubectl port-forward
+//	       └─ laptop: this program again, as the client of the echo server in a pod
+//
+//	go run ./internal/e2e/bench [-rounds 5] [-seconds 3] [-out docs/performance.md]
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	client := flag.String("client", "", "one measurement, as JSON (used by the program itself)")
+	rounds := flag.Int("rounds", 5, "how often each measurement is made")
+	seconds := flag.Float64("seconds", 3, "how long one measurement of speed takes")
+	out := flag.String("out", "docs/performance.md", "the file whose tables are written")
+	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	err := func() error {
+		if *client != "" {
+			return serveClient(*client)
+		}
+		b := &bench{rounds: *rounds, each: time.Duration(*seconds * float64(time.Second)), labName: *name}
+		report, err := b.run(ctx)
+		if err != nil {
+			return err
+		}
+		return report.write(*out)
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		return 1
+	}
+	return 0
+}
+
+// serveClient does one measurement and prints what it saw as a line of JSON.
+func serveClient(spec string) error {
+	var w work
+	if err := json.Unmarshal([]byte(spec), &w); err != nil {
+		return err
+	}
+	m, err := w.do(os.Stdout, os.Stdin)
+	if err != nil {
+		return fmt.Errorf("%s %s x%d: %w", w.Kind, w.Target, w.Flows, err)
+	}
+	return json.NewEncoder(os.Stdout).Encode(m)
+}

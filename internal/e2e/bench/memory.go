@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// heldFlows are opened at once to see what an idle flow costs.
+const heldFlows = 2000
+
+// measureMemory reads the resident memory of kubevpn's processes at rest, and again with idle flows.
+func (b *bench) measureMemory(ctx context.Context, r *report) error {
+	say("memory at rest")
+	before, err := b.resident()
+	if err != nil {
+		return err
+	}
+	r.add("daemon and helper at rest", kubevpn, before.laptop/1e6)
+	r.add("traffic manager at rest", kubevpn, before.manager/1e6)
+
+	say("memory of %d idle flows", heldFlows)
+	spec, err := json.Marshal(work{Kind: "hold", Target: b.target(kubevpn, silentPort), Flows: heldFlows, Duration: time.Minute})
+	if err != nil {
+		return err
+	}
+	cmd := b.laptop(ctx, "sh", "-c", "ulimit -n 65536; exec \"$0\" -client '"+string(spec)+"'", b.self)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		return errors.Join(fmt.Errorf("opening %d flows: %w", heldFlows, err), cmd.Wait())
+	}
+	during, err := b.resident()
+	if err := errors.Join(err, in.Close(), cmd.Wait()); err != nil {
+		return err
+	}
+	r.add("an idle flow, laptop", kubevpn, (during.laptop-before.laptop)/heldFlows/1e3)
+	r.add("an idle flow, traffic manager", kubevpn, (during.manager-before.manager)/heldFlows/1e3)
+	return nil
+}
+
+type residents struct{ laptop, manager float64 } // bytes
+
+// resident adds up the resident memory of this run's kubevpn processes and of the manager, which are all processes of
+// this machine.
+func (b *bench) resident() (residents, error) {
+	var sum residents
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return sum, err
+	}
+	for _, e := range entries {
+		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		if err != nil {
+			continue // not a process, or one that has ended
+		}
+		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err != nil {
+			continue
+		}
+		args := strings.Split(string(cmdline), "\x00")
+		rss, err := residentOf(e.Name())
+		if err != nil {
+			continue
+		}
+		switch {
+		case exe == b.kubevpn():
+			sum.laptop += rss
+		case exe == "/traffic" && len(args) > 1 && args[1] == "manager":
+			sum.manager += rss
+		}
+	}
+	if sum.laptop == 0 || sum.manager == 0 {
+		return sum, fmt.Errorf("kubevpn's processes were not found: laptop %.0f, manager %.0f bytes", sum.laptop, sum.manager)
+	}
+	return sum, nil
+}
+
+func residentOf(pid string) (float64, error) {
+	status, err := os.ReadFile(filepath.Join("/proc", pid, "status"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kb, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 64)
+			return kb * 1024, err
+		}
+	}
+	return 0, errors.New("no VmRSS")
+}
