@@ -1,0 +1,226 @@
+package helper
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// closeTimeout bounds how long Close waits for the helper to remove everything. A D-Bus call that hangs takes
+// five seconds, and several may.
+const closeTimeout = 30 * time.Second
+
+// Client has a helper process do what Local does here. Its methods may be called concurrently.
+type Client struct {
+	wire    *wire
+	logger  *slog.Logger
+	changes chan api.NetworkApplied
+	done    chan struct{}
+
+	mu      sync.Mutex
+	last    uint64
+	waiting map[uint64]chan<- reply
+	ended   error // what the helper said when it closed; valid after done
+}
+
+type reply struct {
+	response
+	file *os.File
+}
+
+// ErrEnded means that the helper has ended. Everything that it can remove is removed then, except for the
+// devices, which live until their descriptors are closed: close them.
+var ErrEnded = errors.New("the root helper has ended")
+
+// NewClient speaks to the helper whose socket Start returned, and takes the socket over. It starts a goroutine
+// that ends with the helper, or with Close. logger gets the helper's log lines.
+func NewClient(socket *os.File, logger *slog.Logger) (*Client, error) {
+	w, err := openWire(socket)
+	if err != nil {
+		return nil, api.Errorf(api.ExitNetwork, "the helper's socket: %w", err)
+	}
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	c := &Client{
+		wire:    w,
+		logger:  logger.With("from", "helper"),
+		changes: make(chan api.NetworkApplied, 1),
+		done:    make(chan struct{}),
+		waiting: map[uint64]chan<- reply{},
+	}
+	go c.read()
+	return c, nil
+}
+
+// CreateTUN is Local's, in the helper.
+func (c *Client) CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error) {
+	r, err := c.ask(ctx, request{Op: opTUN, Name: name, MTU: mtu})
+	return withFile(r, err)
+}
+
+// MarkedSocket is Local's, in the helper.
+func (c *Client) MarkedSocket(ctx context.Context, network string) (*os.File, error) {
+	r, err := c.ask(ctx, request{Op: opSocket, Network: network})
+	return withFile(r, err)
+}
+
+// Apply is Local's, in the helper. When ctx ends before the helper has answered, the helper goes on with it.
+func (c *Client) Apply(ctx context.Context, state api.NetworkState) (api.NetworkApplied, error) {
+	r, err := c.ask(ctx, request{Op: opApply, State: &state})
+	if err != nil {
+		return api.NetworkApplied{}, err
+	}
+	if r.file != nil {
+		r.file.Close()
+	}
+	if r.Applied == nil {
+		return api.NetworkApplied{}, api.Errorf(api.ExitNetwork, "the root helper gave an empty answer")
+	}
+	return *r.Applied, nil
+}
+
+// Changes is Local's.
+func (c *Client) Changes() <-chan api.NetworkApplied { return c.changes }
+
+// Done is closed when the helper has ended, by Close or by itself.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Close has the helper remove everything that Apply made, and waits until it has ended. It returns what the
+// helper could not remove; nil if it ended before.
+func (c *Client) Close() error {
+	// If the helper has gone, this fails, and the reader has noticed or will.
+	_ = c.wire.conn.CloseWrite()
+	timeout := time.NewTimer(closeTimeout)
+	defer timeout.Stop()
+	select {
+	case <-c.done:
+	case <-timeout.C:
+		_ = c.wire.conn.Close()
+		<-c.done
+		return api.Errorf(api.ExitNetwork, "the root helper did not end within %s", closeTimeout)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended
+}
+
+func withFile(r reply, err error) (*os.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	if r.file == nil {
+		return nil, api.Errorf(api.ExitNetwork, "the root helper gave no descriptor")
+	}
+	return r.file, nil
+}
+
+func (c *Client) ask(ctx context.Context, r request) (reply, error) {
+	answer := make(chan reply, 1)
+	c.mu.Lock()
+	c.last++
+	r.ID = c.last
+	c.waiting[r.ID] = answer
+	c.mu.Unlock()
+	if err := c.wire.send(r, nil); err != nil {
+		c.forget(r.ID, answer)
+		return reply{}, api.Errorf(api.ExitNetwork, "%w: %w", ErrEnded, err)
+	}
+	select {
+	case got := <-answer:
+		if got.Error != nil {
+			if got.file != nil {
+				got.file.Close()
+			}
+			return reply{}, got.Error
+		}
+		return got, nil
+	case <-ctx.Done():
+		c.forget(r.ID, answer)
+		return reply{}, ctx.Err()
+	case <-c.done:
+		c.forget(r.ID, answer)
+		return reply{}, api.Errorf(api.ExitNetwork, "%w", ErrEnded)
+	}
+}
+
+// forget gives an answer up that may have come meanwhile.
+func (c *Client) forget(id uint64, answer <-chan reply) {
+	c.mu.Lock()
+	delete(c.waiting, id)
+	c.mu.Unlock()
+	select {
+	case got := <-answer:
+		if got.file != nil {
+			got.file.Close()
+		}
+	default:
+	}
+}
+
+// read hands out what the helper says, until it ends.
+func (c *Client) read() {
+	defer close(c.done)
+	defer c.wire.conn.Close()
+	for {
+		var r response
+		f, err := c.wire.receive(&r, true)
+		if err != nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) {
+				c.logger.Error("reading from the root helper", "err", err)
+			}
+			return
+		}
+		switch {
+		case r.Log != nil:
+			c.log(r.Log)
+		case r.Changed != nil:
+			c.publish(*r.Changed)
+		case r.Closed:
+			c.mu.Lock()
+			if r.Error != nil {
+				c.ended = r.Error
+			}
+			c.mu.Unlock()
+		default:
+			c.deliver(reply{r, f})
+			f = nil
+		}
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+func (c *Client) deliver(r reply) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if answer := c.waiting[r.ID]; answer != nil {
+		delete(c.waiting, r.ID)
+		answer <- r // it has room for one
+	} else if r.file != nil {
+		r.file.Close()
+	}
+}
+
+func (c *Client) publish(a api.NetworkApplied) {
+	select {
+	case <-c.changes:
+	default:
+	}
+	c.changes <- a // only read sends
+}
+
+func (c *Client) log(l *logLine) {
+	attrs := make([]any, 0, len(l.Attrs))
+	for _, a := range l.Attrs[:len(l.Attrs)/2*2] {
+		attrs = append(attrs, a)
+	}
+	c.logger.Log(context.Background(), l.Level, l.Message, attrs...)
+}

@@ -1,0 +1,273 @@
+package helper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/osdns"
+	"kubevpn/pkg/route"
+	"kubevpn/pkg/tun"
+)
+
+// LocalConfig is what Local needs to know. The zero value is good for root on a laptop.
+type LocalConfig struct {
+	// UID is the user on whose behalf it acts; it only names the nftables table.
+	UID int
+	// StateDir is root's own directory for the journal. Default: /var/lib/kubevpn.
+	StateDir string
+	// ResolvConf is edited in the last resort, and says which nameservers there are. Default: /etc/resolv.conf.
+	ResolvConf string
+	Logger     *slog.Logger // default: nothing
+}
+
+func (c LocalConfig) dns() osdns.Options {
+	return osdns.Options{
+		Table: fmt.Sprintf("kubevpn-%d-%d", c.UID, os.Getpid()), StateDir: c.StateDir, ResolvConf: c.ResolvConf, Logger: c.Logger,
+	}
+}
+
+// Local changes this machine's network from this process, which must be root's. Its methods may be called
+// concurrently.
+type Local struct {
+	cfg       LocalConfig
+	createTUN func(name string, mtu int) (*os.File, error)
+	router    *route.Router
+	dns       *osdns.Configurator
+	changes   chan api.NetworkApplied
+	done      chan struct{}
+
+	mu        sync.Mutex // held while something is changed
+	recovered bool
+	closed    bool
+	created   map[string]int // links made here: name to index; others of such a name are not ours
+
+	said     sync.Mutex // guards what follows; taken after mu, and by the Configurator's watcher
+	warnings []string   // of the routes
+}
+
+// NewLocal returns a Local that has changed nothing.
+func NewLocal(cfg LocalConfig) *Local {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	l := &Local{
+		cfg:       cfg,
+		createTUN: tun.Create,
+		router:    route.New(),
+		changes:   make(chan api.NetworkApplied, 1),
+		done:      make(chan struct{}),
+		created:   map[string]int{},
+	}
+	opt := cfg.dns()
+	opt.OnChange = func(a osdns.Applied) {
+		l.publish(l.applied(a))
+	}
+	l.dns = osdns.New(opt)
+	return l
+}
+
+// CreateTUN makes a TUN device and returns its descriptor, which the caller owns. The device goes when its
+// last descriptor is closed.
+func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, error) {
+	if err := checkTUN(name, mtu); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.begin(); err != nil {
+		return nil, err
+	}
+	for name, index := range l.created {
+		if link, err := net.InterfaceByName(name); err != nil || link.Index != index {
+			delete(l.created, name)
+		}
+	}
+	if len(l.created) >= maxLinks {
+		return nil, refused("a link more: %d are there", len(l.created))
+	}
+	f, err := l.createTUN(name, mtu)
+	if err != nil {
+		return nil, explainTUN(err)
+	}
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, errors.Join(api.Errorf(api.ExitNetwork, "looking %s up: %w", name, err), f.Close())
+	}
+	l.created[name] = link.Index
+	return f, nil
+}
+
+// Apply makes the network that of state, and nothing else of it. Its links must have been made by CreateTUN.
+// It may be called again with the same state. After an error the network is between the old state and the new
+// one; a later Apply, of the zero state for instance, goes on from there.
+func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApplied, error) {
+	if err := check(state); err != nil {
+		return api.NetworkApplied{}, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.begin(); err != nil {
+		return api.NetworkApplied{}, err
+	}
+	for _, link := range state.Links {
+		got, err := net.InterfaceByName(link.Name)
+		if index, ok := l.created[link.Name]; !ok || err != nil || got.Index != index {
+			return api.NetworkApplied{}, refused("the link %s: it is not one that this helper made and that is still there", link.Name)
+		}
+	}
+	// Queries go to the resolver only while its addresses are routed: what begins is routes first, what ends
+	// is names first.
+	if state.Resolver == nil {
+		if err := l.dns.Close(); err != nil {
+			return api.NetworkApplied{}, explainNetwork("name resolution", err)
+		}
+	}
+	routed, err := l.router.Set(routes(state))
+	if err != nil {
+		return api.NetworkApplied{}, explainNetwork("addresses and routes", err)
+	}
+	l.said.Lock()
+	l.warnings = routed.Warnings
+	l.said.Unlock()
+	if state.Resolver == nil {
+		return l.applied(osdns.Applied{}), nil
+	}
+	named, err := l.dns.Set(names(state))
+	if err != nil {
+		return api.NetworkApplied{}, explainNetwork("name resolution", err)
+	}
+	return l.applied(named), nil
+}
+
+// MarkedSocket returns an unconnected socket whose packets the redirect of DNS queries lets pass. network is
+// udp4, udp6, tcp4 or tcp6. The caller owns it.
+func (l *Local) MarkedSocket(_ context.Context, network string) (*os.File, error) {
+	return markedSocket(network, osdns.DefaultMark)
+}
+
+// Changes gives what applies now, whenever that changes by itself: another network's nameservers, for one. It
+// holds the latest only. It is never closed.
+func (l *Local) Changes() <-chan api.NetworkApplied { return l.changes }
+
+// Done is closed by Close.
+func (l *Local) Done() <-chan struct{} { return l.done }
+
+// Close removes everything that Apply made. Devices are the callers' to close. Only the first call does
+// anything.
+func (l *Local) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil
+	}
+	l.closed = true
+	defer close(l.done)
+	if err := errors.Join(l.dns.Close(), l.router.Close()); err != nil {
+		return explainNetwork("removing what was set", err)
+	}
+	return nil
+}
+
+// begin looks after what a helper that died has left, before anything is changed.
+func (l *Local) begin() error {
+	if l.closed {
+		return api.Errorf(api.ExitNetwork, "the root helper has been closed")
+	}
+	if l.recovered {
+		return nil
+	}
+	did, err := Recover(l.cfg)
+	for _, d := range did {
+		l.cfg.Logger.Warn("recovered", "what", d)
+	}
+	if err != nil {
+		return explainNetwork("undoing what a kubevpn that died has left", err)
+	}
+	l.recovered = true
+	return nil
+}
+
+// Recover undoes what a helper that died has left behind: an edited resolv.conf, a device that outlived it. It
+// says what it did. It leaves alone what a living one uses.
+func Recover(cfg LocalConfig) (did []string, err error) {
+	name, err := osdns.Recover(cfg.dns())
+	if name != "" {
+		did = append(did, name)
+	}
+	links, linkErr := removeLeftLinks()
+	return append(did, links...), errors.Join(err, linkErr)
+}
+
+// publish replaces what Changes holds.
+func (l *Local) publish(a api.NetworkApplied) {
+	l.said.Lock()
+	defer l.said.Unlock()
+	select {
+	case <-l.changes:
+	default:
+	}
+	l.changes <- a // only publish sends, under said, so there is room
+}
+
+func (l *Local) applied(a osdns.Applied) api.NetworkApplied {
+	l.said.Lock()
+	defer l.said.Unlock()
+	return api.NetworkApplied{
+		ResolverMode: api.ResolverMode(a.Mode),
+		Upstreams:    a.Upstreams,
+		Warnings:     slices.Concat(l.warnings, a.Warnings),
+	}
+}
+
+func routes(s api.NetworkState) route.Config {
+	var cfg route.Config
+	for _, l := range s.Links {
+		wanted := l.Routes
+		if r := l.Resolver; r.IsValid() && !covers(wanted, r) {
+			wanted = append(slices.Clone(wanted), netip.PrefixFrom(r, r.BitLen()))
+		}
+		cfg.Links = append(cfg.Links, route.Link{Name: l.Name, MTU: l.MTU, Addrs: l.Addrs, Routes: wanted})
+	}
+	return cfg
+}
+
+func names(s api.NetworkState) osdns.Config {
+	cfg := osdns.Config{Listen4: s.Resolver.Listen4, Listen6: s.Resolver.Listen6}
+	for _, l := range s.Links {
+		link := osdns.Link{Name: l.Name, Resolver: l.Resolver, MatchDomains: l.MatchDomains, SearchDomains: l.SearchDomains}
+		for _, p := range l.Addrs {
+			link.Addrs = append(link.Addrs, p.Addr())
+		}
+		cfg.Links = append(cfg.Links, link)
+	}
+	return cfg
+}
+
+func explainNetwork(what string, err error) error {
+	e := api.Errorf(api.ExitNetwork, "%s: %w", what, err)
+	if errors.Is(err, os.ErrPermission) {
+		return e.WithHint("root without the capability NET_ADMIN, as in an unprivileged container, cannot do this")
+	}
+	return e
+}
+
+func explainTUN(err error) error {
+	switch {
+	case errors.Is(err, tun.ErrNoTUN):
+		return api.Errorf(api.ExitNoTUN, "%w", err).
+			WithHint("load the module with `modprobe tun`; in a container, pass the device with --device /dev/net/tun")
+	case errors.Is(err, os.ErrPermission):
+		return api.Errorf(api.ExitNoTUN, "%w", err).
+			WithHint("root needs the capability NET_ADMIN and access to the device; in a container: --cap-add NET_ADMIN --device /dev/net/tun")
+	default:
+		return api.Errorf(api.ExitNetwork, "%w", err)
+	}
+}

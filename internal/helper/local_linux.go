@@ -1,0 +1,56 @@
+package helper
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+)
+
+func markedSocket(network string, mark uint32) (*os.File, error) {
+	family, kind := unix.AF_INET, unix.SOCK_DGRAM
+	switch network {
+	case "udp4":
+	case "udp6":
+		family = unix.AF_INET6
+	case "tcp4":
+		kind = unix.SOCK_STREAM
+	case "tcp6":
+		family, kind = unix.AF_INET6, unix.SOCK_STREAM
+	default:
+		return nil, refused("a socket of %q: it must be udp4, udp6, tcp4 or tcp6", network)
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, api.Errorf(api.ExitNetwork, "making a %s socket: %w", network, err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+		unix.Close(fd)
+		return nil, api.Errorf(api.ExitNetwork, "marking a socket: %w", err)
+	}
+	return os.NewFile(uintptr(fd), network), nil
+}
+
+// removeLeftLinks removes devices of ours that nobody has open. There should be none: ours are not
+// persistent.
+func removeLeftLinks() (did []string, err error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("listing links: %w", err)
+	}
+	for _, link := range links {
+		t, ok := link.(*netlink.Tuntap)
+		// A device that is up and that somebody has open has a carrier.
+		if !ok || !linkName.MatchString(t.Name) || t.NonPersist || t.RawFlags&unix.IFF_LOWER_UP != 0 {
+			continue
+		}
+		if err := netlink.LinkDel(link); err != nil {
+			return did, fmt.Errorf("removing %s: %w", t.Name, err)
+		}
+		did = append(did, "removed the device "+t.Name+", which nobody had open")
+	}
+	return did, nil
+}

@@ -1,0 +1,17 @@
+//go:build !linux
+
+package helper
+
+import (
+	"os"
+	"runtime"
+
+	"kubevpn/internal/api"
+)
+
+// markedSocket fails: only Linux redirects queries so that a mark is needed.
+func markedSocket(string, uint32) (*os.File, error) {
+	return nil, api.Errorf(api.ExitNetwork, "sockets have no marks on %s", runtime.GOOS)
+}
+
+func removeLeftLinks() (did []string, err error) { return nil, nil }

@@ -1,0 +1,162 @@
+package helper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+)
+
+// readyVariable tells the second process on which descriptor the first waits.
+const readyVariable = "KUBEVPN_HELPER_READY_FD"
+
+// Main is `kubevpn helper`. Its standard input is the helper's end of the socketpair.
+//
+//	sudo (perhaps in a pty of its own, which goes with it)
+//	  └─ kubevpn helper                  the first: starts the second, waits until it is ready, exits 0
+//	       └─ kubevpn helper (setsid)    the second: no terminal, /dev/null, / and umask 077; Serve
+//
+// So the helper lives on when the terminal is closed, and sudo does not stay around.
+func Main(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		return api.Errorf(api.ExitPrivilege, "the helper must be root's").WithHint("`kubevpn connect` starts it by itself")
+	}
+	if err := checkSocket(int(os.Stdin.Fd())); err != nil {
+		return api.Errorf(api.ExitUsage, "standard input: %w", err).
+			WithHint("`kubevpn connect` starts the helper by itself; a sudo that logs its input puts a pipe there and cannot be used")
+	}
+	if fd, err := strconv.Atoi(os.Getenv(readyVariable)); err == nil && fd > 2 {
+		return second(ctx, os.NewFile(uintptr(fd), "ready"))
+	}
+	return first(ctx)
+}
+
+func first(ctx context.Context) error {
+	executable, err := os.Executable()
+	if err != nil {
+		return api.Errorf(api.ExitPrivilege, "finding the helper's program: %w", err)
+	}
+	ready, theirs, err := os.Pipe()
+	if err != nil {
+		return api.Errorf(api.ExitPrivilege, "making a pipe: %w", err)
+	}
+	defer ready.Close()
+	cmd := exec.Command(executable, "helper")
+	cmd.Stdin = os.Stdin
+	cmd.ExtraFiles = []*os.File{theirs} // descriptor 3
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", readyVariable + "=3"}
+	if uid := os.Getenv("SUDO_UID"); uid != "" {
+		cmd.Env = append(cmd.Env, "SUDO_UID="+uid)
+	}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		return api.Errorf(api.ExitPrivilege, "starting the helper: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	defer stop()
+	if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil {
+		err := cmd.Wait() // it has said why over the socket
+		return api.Errorf(api.ExitPrivilege, "the helper ended at once: %w", err)
+	}
+	if !stop() {
+		return ctx.Err()
+	}
+	return cmd.Process.Release()
+}
+
+func second(ctx context.Context, ready *os.File) error {
+	// Hanging up and Ctrl-C are for whoever sits at a terminal. SIGTERM ends ctx, and with it everything.
+	signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
+	unix.CloseOnExec(int(ready.Fd()))
+	unix.Umask(0o077)
+	socket, err := takeStdin()
+	if err != nil {
+		return errors.Join(err, ready.Close())
+	}
+	uid, err := caller(int(socket.Fd()))
+	cfg := LocalConfig{UID: uid}
+	if err == nil {
+		err = greet(socket, cfg)
+	}
+	if err != nil {
+		return errors.Join(err, socket.Close(), ready.Close())
+	}
+	if _, err := ready.Write([]byte{1}); err != nil {
+		return err // the first process was killed: nobody waits for us
+	}
+	if err := ready.Close(); err != nil {
+		return err
+	}
+	return Serve(ctx, socket, cfg)
+}
+
+// takeStdin moves the socket away from descriptor 0 and puts /dev/null there, so that no other file gets that
+// number and no child of ours the socket.
+func takeStdin() (*os.File, error) {
+	fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, err
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	if err := unix.Dup3(int(null.Fd()), 0, 0); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "socket"), nil
+}
+
+// caller is the user who made the socketpair, who must be the one whom sudo let in, or root.
+func caller(fd int) (uid int, err error) {
+	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return 0, fmt.Errorf("asking whose the socket is: %w", err)
+	}
+	uid = os.Getuid()
+	if s := os.Getenv("SUDO_UID"); s != "" {
+		if uid, err = strconv.Atoi(s); err != nil {
+			return 0, fmt.Errorf("SUDO_UID: %w", err)
+		}
+	}
+	if peer.Uid != 0 && int(peer.Uid) != uid {
+		return 0, fmt.Errorf("the socket is user %d's, and user %d started the helper", peer.Uid, uid)
+	}
+	return uid, nil
+}
+
+// greet recovers, and says over the socket that the helper is ready, or why it is not. It leaves socket open.
+func greet(socket *os.File, cfg LocalConfig) error {
+	fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return err
+	}
+	w, err := openWire(os.NewFile(uintptr(fd), "socket"))
+	if err != nil {
+		return err
+	}
+	defer w.conn.Close()
+	did, err := Recover(cfg)
+	if err != nil {
+		e := api.AsError(explainNetwork("undoing what a kubevpn that died has left", err))
+		return errors.Join(e, w.send(response{Error: e}, nil))
+	}
+	err = w.send(response{Ready: true}, nil)
+	for _, d := range did {
+		err = errors.Join(err, w.send(response{Log: &logLine{Message: "recovered", Attrs: []string{"what", d}}}, nil))
+	}
+	return err
+}

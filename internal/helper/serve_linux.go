@@ -1,0 +1,190 @@
+package helper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// maxConcurrent bounds the requests that are worked on at once. Apply waits for Apply; sockets for DNS queries
+// overtake it.
+const maxConcurrent = 16
+
+// lastWrites is how long answers may take to go out once the helper ends.
+const lastWrites = 2 * time.Second
+
+// Serve does what comes over socket, which it takes over, until the other end closes it, dies, or ctx ends.
+// Then it removes everything and returns. What could not be removed is the error.
+func Serve(ctx context.Context, socket *os.File, cfg LocalConfig) error {
+	w, err := openWire(socket)
+	if err != nil {
+		return api.Errorf(api.ExitNetwork, "the helper's socket: %w", err)
+	}
+	defer w.conn.Close()
+	out := newOutbox(w)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(&remoteHandler{out: out})
+	}
+	return serve(ctx, w, out, NewLocal(cfg))
+}
+
+func serve(ctx context.Context, w *wire, out *outbox, local *Local) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var tasks sync.WaitGroup
+	tasks.Go(func() { out.run(ctx) })
+	tasks.Go(func() {
+		for {
+			select {
+			case a := <-local.Changes():
+				out.put(response{Changed: &a})
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	// A read ends when ctx does; writes that follow must still go, but not wait for a daemon that is stopped.
+	stop := context.AfterFunc(ctx, func() {
+		_ = w.conn.CloseRead()
+		_ = w.conn.SetWriteDeadline(time.Now().Add(lastWrites))
+	})
+	defer stop()
+
+	slots := make(chan struct{}, maxConcurrent)
+	var working sync.WaitGroup
+	var broken error
+	for {
+		var r request
+		if _, err := w.receive(&r, false); err != nil {
+			if !errors.Is(err, io.EOF) && ctx.Err() == nil {
+				broken = fmt.Errorf("reading a request: %w", err)
+			}
+			break
+		}
+		slots <- struct{}{}
+		working.Go(func() {
+			defer func() { <-slots }()
+			answer(ctx, w, local, r)
+		})
+	}
+	working.Wait()
+	err := local.Close()
+	cancel()
+	tasks.Wait()
+	last := response{Closed: true}
+	if err != nil {
+		last.Error = api.AsError(err)
+	}
+	_ = w.send(last, nil) // whoever closed us waits for it; whoever died does not
+	return errors.Join(broken, err)
+}
+
+// answer does one request. A descriptor that it sends is closed here at once, so that the device dies with the
+// daemon.
+func answer(ctx context.Context, w *wire, local *Local, r request) {
+	resp := response{ID: r.ID}
+	var f *os.File
+	var err error
+	switch r.Op {
+	case opTUN:
+		f, err = local.CreateTUN(ctx, r.Name, r.MTU)
+	case opSocket:
+		f, err = local.MarkedSocket(ctx, r.Network)
+	case opApply:
+		if r.State == nil {
+			r.State = &api.NetworkState{}
+		}
+		var applied api.NetworkApplied
+		if applied, err = local.Apply(ctx, *r.State); err == nil {
+			resp.Applied = &applied
+		}
+	default:
+		err = refused("%q: it does not know how to do that", r.Op)
+	}
+	if err != nil {
+		resp.Error = api.AsError(err)
+	}
+	// A daemon that is gone is noticed by the reader.
+	_ = w.send(resp, f)
+	if f != nil {
+		f.Close()
+	}
+}
+
+// outbox holds what the helper says unasked, so that a daemon that does not read (because it is stopped) does
+// not stop the helper from working. What does not fit is dropped: a log line is not worth waiting for, and of
+// changes the next one says all.
+type outbox struct {
+	wire  *wire
+	queue chan response
+}
+
+func newOutbox(w *wire) *outbox { return &outbox{wire: w, queue: make(chan response, 64)} }
+
+func (o *outbox) put(r response) {
+	select {
+	case o.queue <- r:
+	default:
+	}
+}
+
+// run sends until ctx ends, and then what is there still.
+func (o *outbox) run(ctx context.Context) {
+	for {
+		select {
+		case r := <-o.queue:
+			if o.wire.send(r, nil) != nil {
+				return
+			}
+		case <-ctx.Done():
+			for {
+				select {
+				case r := <-o.queue:
+					if o.wire.send(r, nil) != nil {
+						return
+					}
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+// remoteHandler sends log records to the daemon.
+type remoteHandler struct {
+	out   *outbox
+	attrs []string
+}
+
+func (h *remoteHandler) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= slog.LevelInfo
+}
+
+func (h *remoteHandler) Handle(_ context.Context, r slog.Record) error {
+	line := &logLine{Level: r.Level, Message: r.Message, Attrs: h.attrs[:len(h.attrs):len(h.attrs)]}
+	r.Attrs(func(a slog.Attr) bool {
+		line.Attrs = append(line.Attrs, a.Key, a.Value.String())
+		return true
+	})
+	h.out.put(response{Log: line})
+	return nil
+}
+
+func (h *remoteHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	c := &remoteHandler{out: h.out, attrs: h.attrs[:len(h.attrs):len(h.attrs)]}
+	for _, a := range attrs {
+		c.attrs = append(c.attrs, a.Key, a.Value.String())
+	}
+	return c
+}
+
+// WithGroup leaves the group's name out: nothing that logs here uses groups.
+func (h *remoteHandler) WithGroup(string) slog.Handler { return h }

@@ -1,0 +1,161 @@
+package helper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+)
+
+// readyTimeout bounds how long a helper that has started may take to say that it is ready. Before that, a
+// user may take any time to type a password.
+const readyTimeout = 10 * time.Second
+
+// Start starts the helper process as root, with sudo if this process is not root's, and returns our end of
+// its socketpair once it is ready. sudo asks for a password on this process's terminal. The helper is in a
+// session of its own and outlives the terminal; it ends when every copy of the returned file is closed.
+func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, api.Errorf(api.ExitPrivilege, "making a socketpair: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "helper"), os.NewFile(uintptr(fds[1]), "helper")
+	defer theirs.Close()
+
+	argv := []string{cfg.Executable, "helper"}
+	if os.Geteuid() != 0 {
+		if argv, err = withSudo(cfg.Sudo, argv); err != nil {
+			ours.Close()
+			return nil, err
+		}
+	}
+	if err := runStarter(ctx, cfg, argv, theirs); err != nil {
+		// Where the helper itself has a word to say, it is better than sudo's.
+		if said := awaitReady(ctx, ours, 100*time.Millisecond); errors.As(said, new(*api.Error)) {
+			err = said
+		}
+		ours.Close()
+		return nil, err
+	}
+	theirs.Close() // so that the end of the helper is the end of the socket
+	if err := awaitReady(ctx, ours, readyTimeout); err != nil {
+		ours.Close()
+		return nil, asStartError(err)
+	}
+	return ours, nil
+}
+
+func withSudo(sudo string, argv []string) ([]string, error) {
+	if sudo == "" {
+		var err error
+		if sudo, err = exec.LookPath("sudo"); err != nil {
+			return nil, api.Errorf(api.ExitPrivilege, "links, routes and name resolution need root, and there is no sudo").
+				WithHint("run kubevpn as root, or install sudo")
+		}
+	}
+	out := []string{sudo}
+	if !haveTerminal() {
+		out = append(out, "-n") // do not ask where nobody can answer
+	}
+	return append(append(out, "--"), argv...), nil
+}
+
+func haveTerminal() bool {
+	f, err := os.OpenFile("/dev/tty", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
+}
+
+// runStarter runs the first helper process, which ends when the second is ready.
+func runStarter(ctx context.Context, cfg StartConfig, argv []string, socket *os.File) error {
+	var said bytes.Buffer
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdin = socket
+	cmd.Stderr = &said
+	if cfg.Stderr != nil {
+		cmd.Stderr = io.MultiWriter(&said, cfg.Stderr)
+	}
+	if err := cmd.Start(); err != nil {
+		return api.Errorf(api.ExitPrivilege, "starting the root helper: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if err == nil {
+			return nil
+		}
+		return explainStart(argv, err, said.String())
+	case <-ctx.Done():
+		// sudo is root's and may not be ours to kill. It is in the terminal's foreground, so that Ctrl-C ends it
+		// as well; if not, the helper it starts finds its socket closed and ends.
+		_ = cmd.Process.Kill()
+		return ctx.Err()
+	}
+}
+
+func explainStart(argv []string, err error, said string) error {
+	lines := strings.Split(strings.TrimSpace(said), "\n")
+	reason := strings.TrimPrefix(lines[len(lines)-1], "sudo: ")
+	if reason == "" {
+		reason = err.Error()
+	}
+	e := api.Errorf(api.ExitPrivilege, "the root helper was not started: %s", reason)
+	switch {
+	case os.Geteuid() == 0:
+		return e
+	case len(argv) > 1 && argv[1] == "-n":
+		return e.WithHint("there is no terminal on which sudo could ask for a password: run `kubevpn connect` in one, run kubevpn as root, or allow `%s helper` in sudoers without a password", argv[len(argv)-2])
+	default:
+		return e.WithHint("links, routes and name resolution need root: run kubevpn as root, or as a user whom sudo lets run `%s helper`", argv[len(argv)-2])
+	}
+}
+
+// awaitReady reads the helper's first message. It leaves socket open.
+func awaitReady(ctx context.Context, socket *os.File, timeout time.Duration) error {
+	conn, err := net.FileConn(socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
+	var first response
+	if _, err := (&wire{conn: conn.(*net.UnixConn)}).receive(&first, false); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return err
+	}
+	if first.Error != nil {
+		return first.Error
+	}
+	if !first.Ready {
+		return errors.New("it did not say that it is ready")
+	}
+	return nil
+}
+
+func asStartError(err error) error {
+	if errors.As(err, new(*api.Error)) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	if errors.Is(err, io.EOF) {
+		err = errors.New("it ended at once")
+	}
+	return api.Errorf(api.ExitPrivilege, "the root helper was started and is not ready: %w", err)
+}

@@ -1,0 +1,148 @@
+package helper
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"kubevpn/internal/api"
+)
+
+func prefixes(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+func goodLink() api.Link {
+	return api.Link{
+		Name: "kubevpn0", MTU: 1500,
+		Addrs:         prefixes("198.19.0.1/32", "fd00:198::1/128"),
+		Routes:        prefixes("10.96.0.0/12", "10.244.0.0/16", "198.19.0.0/16", "fd00:10:96::/112", "2001:db8::/32", "203.0.113.0/24"),
+		Resolver:      netip.MustParseAddr("198.19.255.53"),
+		MatchDomains:  []string{"cluster.local", "96.10.in-addr.arpa", "default"},
+		SearchDomains: []string{"default.svc.cluster.local"},
+	}
+}
+
+func TestCheck(t *testing.T) {
+	link := func(change func(*api.Link)) api.NetworkState {
+		l := goodLink()
+		change(&l)
+		return api.NetworkState{Links: []api.Link{l}, Resolver: &api.Resolver{Listen4: netip.MustParseAddrPort("127.0.0.1:5399")}}
+	}
+	addr := func(s string) func(*api.Link) { return func(l *api.Link) { l.Addrs = prefixes(s) } }
+	route := func(s string) func(*api.Link) { return func(l *api.Link) { l.Routes = prefixes(s) } }
+	domain := func(s string) func(*api.Link) { return func(l *api.Link) { l.MatchDomains = []string{s} } }
+	listen := func(l4, l6 string) api.NetworkState {
+		r := &api.Resolver{}
+		if l4 != "" {
+			r.Listen4 = netip.MustParseAddrPort(l4)
+		}
+		if l6 != "" {
+			r.Listen6 = netip.MustParseAddrPort(l6)
+		}
+		return api.NetworkState{Resolver: r}
+	}
+	var links []api.Link
+	for i := range 17 {
+		links = append(links, api.Link{Name: fmt.Sprintf("kubevpn%d", i), MTU: 1500})
+	}
+	var many []netip.Prefix
+	for i := range 4097 {
+		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24))
+	}
+	tests := []struct {
+		name  string
+		state api.NetworkState
+		want  string // after "the root helper refuses "
+	}{
+		{"zero", api.NetworkState{}, ""},
+		{"good", link(func(*api.Link) {}), ""},
+		{"good_listeners", listen("127.0.0.1:5399", "[::1]:5399"), ""},
+		{"no_ipv6_at_576", link(func(l *api.Link) { l.MTU, l.Addrs = 576, prefixes("198.18.0.1/32") }), ""},
+
+		{"too_many_links", api.NetworkState{Links: links}, "17 links: it takes 16"},
+		{"same_name_twice", api.NetworkState{Links: []api.Link{goodLink(), goodLink()}}, "two links called kubevpn0"},
+		{"other_link", link(func(l *api.Link) { l.Name = "eth0" }), `the link name "eth0": it must be kubevpn and at most 8 letters or digits`},
+		{"path", link(func(l *api.Link) { l.Name = "kubevpn/.." }), `the link name "kubevpn/..": it must be kubevpn and at most 8 letters or digits`},
+		{"newline", link(func(l *api.Link) { l.Name = "kubevpn0\n" }), `the link name "kubevpn0\n": it must be kubevpn and at most 8 letters or digits`},
+		{"long", link(func(l *api.Link) { l.Name = "kubevpn123456789" }), `the link name "kubevpn123456789": it must be kubevpn and at most 8 letters or digits`},
+		{"small_mtu", link(func(l *api.Link) { l.MTU = 575 }), "MTU 575 of kubevpn0: it must be 576 to 65535"},
+		{"large_mtu", link(func(l *api.Link) { l.MTU = 65536 }), "MTU 65536 of kubevpn0: it must be 576 to 65535"},
+		{"mtu_without_ipv6", link(func(l *api.Link) { l.MTU = 1279 }), "MTU 1279 of kubevpn0: IPv6 needs 1280"},
+
+		{"address_of_a_lan", link(addr("192.168.1.1/32")), "the address 192.168.1.1/32 of kubevpn0: it must be one address of 198.18.0.0/15 or fd00::/8"},
+		{"address_of_the_world", link(addr("8.8.8.8/32")), "the address 8.8.8.8/32 of kubevpn0: it must be one address of 198.18.0.0/15 or fd00::/8"},
+		{"a_network_as_address", link(addr("198.19.0.1/16")), "the address 198.19.0.1/16 of kubevpn0: it must be one address of 198.18.0.0/15 or fd00::/8"},
+		{"no_address", link(func(l *api.Link) { l.Addrs = []netip.Prefix{{}} }), "the address invalid Prefix of kubevpn0: it must be one address of 198.18.0.0/15 or fd00::/8"},
+		{"mapped_address", link(addr("::ffff:198.19.0.1/128")), "the address ::ffff:198.19.0.1/128 of kubevpn0: it must be one address of 198.18.0.0/15 or fd00::/8"},
+
+		{"default_route", link(route("0.0.0.0/0")), "the route 0.0.0.0/0: it must be /8 or longer (link kubevpn0)"},
+		{"half_of_the_world", link(route("128.0.0.0/1")), "the route 128.0.0.0/1: it must be /8 or longer (link kubevpn0)"},
+		{"default_route_6", link(route("::/0")), "the route ::/0: it must be /16 or longer (link kubevpn0)"},
+		{"global_unicast_6", link(route("2000::/3")), "the route 2000::/3: it must be /16 or longer (link kubevpn0)"},
+		{"loopback", link(route("127.0.0.0/8")), "the route 127.0.0.0/8: 127.0.0.0/8 is never routed into a tunnel (link kubevpn0)"},
+		{"one_loopback", link(route("127.0.0.53/32")), "the route 127.0.0.53/32: 127.0.0.0/8 is never routed into a tunnel (link kubevpn0)"},
+		{"metadata", link(route("169.254.169.254/32")), "the route 169.254.169.254/32: 169.254.0.0/16 is never routed into a tunnel (link kubevpn0)"},
+		{"around_link_local", link(route("169.0.0.0/8")), "the route 169.0.0.0/8: 169.254.0.0/16 is never routed into a tunnel (link kubevpn0)"},
+		{"multicast", link(route("239.0.0.0/8")), "the route 239.0.0.0/8: 224.0.0.0/3 is never routed into a tunnel (link kubevpn0)"},
+		{"broadcast", link(route("255.255.255.255/32")), "the route 255.255.255.255/32: 224.0.0.0/3 is never routed into a tunnel (link kubevpn0)"},
+		{"unspecified", link(route("0.0.0.0/32")), "the route 0.0.0.0/32: 0.0.0.0/8 is never routed into a tunnel (link kubevpn0)"},
+		{"loopback_6", link(route("::1/128")), "the route ::1/128: ::/8 is never routed into a tunnel (link kubevpn0)"},
+		{"link_local_6", link(route("fe80::/16")), "the route fe80::/16: fe80::/9 is never routed into a tunnel (link kubevpn0)"},
+		{"multicast_6", link(route("ff02::/16")), "the route ff02::/16: ff00::/8 is never routed into a tunnel (link kubevpn0)"},
+		{"mapped", link(route("::ffff:10.0.0.0/104")), "the route ::ffff:10.0.0.0/104: it is not a masked prefix (link kubevpn0)"},
+		{"host_bits", link(route("10.96.1.0/16")), "the route 10.96.1.0/16: it is not a masked prefix (link kubevpn0)"},
+		{"too_many_routes", link(func(l *api.Link) { l.Routes = many }), "4097 routes: it takes 4096"},
+
+		{"resolver_elsewhere", link(func(l *api.Link) { l.Resolver = netip.MustParseAddr("8.8.8.8") }), "the resolver 8.8.8.8 of kubevpn0: it is neither ours nor routed into the link"},
+		{"resolver_is_the_link", link(func(l *api.Link) { l.Resolver = netip.MustParseAddr("198.19.0.1") }), "the resolver 198.19.0.1 of kubevpn0: it is the link's own address, so queries would not reach the link"},
+		{"listens_on_the_lan", listen("192.168.1.1:53", ""), "the resolver 192.168.1.1:53: it must be a port on IPv4 loopback"},
+		{"listens_everywhere", listen("", "[::]:53"), "the resolver [::]:53: it must be a port on IPv6 loopback"},
+		{"listens_on_mapped", listen("", "[::ffff:127.0.0.1]:53"), "the resolver [::ffff:127.0.0.1]:53: it must be a port on IPv6 loopback"},
+		{"listens_on_no_port", listen("127.0.0.1:0", ""), "the resolver 127.0.0.1:0: it must be a port on IPv4 loopback"},
+
+		{"public_suffix", link(domain("com")), `a domain of kubevpn0: domain "com" is a public suffix: names below it belong to others`},
+		{"everything", link(domain("")), `a domain of kubevpn0: domain "" has 0 bytes, not 1 to 253`},
+		{"not_a_name", link(domain("a b")), `a domain of kubevpn0: domain "a b" has ' ' in the wrong place`},
+		{"too_many_domains", link(func(l *api.Link) { l.MatchDomains = strings.Split(strings.Repeat("a.b,", 513), ",") }), "515 domains of kubevpn0: it takes 512"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := ""
+			if err := check(tt.state); err != nil {
+				got = strings.TrimPrefix(err.Error(), "the root helper refuses ")
+				if e := api.AsError(err); e.Code != api.ExitNetwork {
+					t.Errorf("exit code %d", e.Code)
+				}
+			}
+			if got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func FuzzCheckRoute(f *testing.F) {
+	f.Add("10.0.0.0/8")
+	f.Add("::ffff:0:0/96")
+	f.Fuzz(func(t *testing.T, s string) {
+		p, err := netip.ParsePrefix(s)
+		if err != nil || checkRoute(p) != nil {
+			return
+		}
+		// What passes takes no address of these away.
+		for _, a := range []string{"127.0.0.1", "0.0.0.0", "169.254.169.254", "224.0.0.251", "255.255.255.255", "::", "::1", "fe80::1", "ff02::1"} {
+			if p.Contains(netip.MustParseAddr(a)) {
+				t.Errorf("%s passes and contains %s", p, a)
+			}
+		}
+		if p.Addr().Is4() && p.Bits() < 8 || p.Addr().Is6() && p.Bits() < 16 {
+			t.Errorf("%s passes", p)
+		}
+	})
+}

@@ -1,0 +1,200 @@
+package helper
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+)
+
+// What goes over the socketpair: JSON messages, one at a time in each direction, a SOCK_SEQPACKET packet each,
+// or several for a long one. The first byte of a packet says whether more of the message follows. A descriptor
+// comes with a message's last packet.
+//
+//	packet = more | last, up to 32 KiB of a message
+//
+//	daemon                                  helper
+//	                                  ◀──   {"ready":true}                 once, read by Start
+//	{"id":1,"op":"tun","name":...}    ──▶
+//	                                  ◀──   {"id":1} + descriptor
+//	{"id":2,"op":"apply","state":...} ──▶
+//	                                  ◀──   {"id":2,"applied":...}
+//	                                  ◀──   {"changed":...} {"log":...}    at any time
+//	shutdown(SHUT_WR), or death       ──▶   removes everything
+//	                                  ◀──   {"closed":true,"error":...}
+//	                                  ◀──   close, exit
+const (
+	packetLast, packetMore = 0, 1
+	maxPacket              = 32 << 10
+	maxMessage             = 1 << 20 // 4096 routes and 512 domains on each of 16 links are less
+)
+
+type operation string
+
+const (
+	opTUN    operation = "tun"
+	opApply  operation = "apply"
+	opSocket operation = "socket"
+)
+
+// request is a message to the helper.
+type request struct {
+	ID      uint64            `json:"id"`
+	Op      operation         `json:"op"`
+	Name    string            `json:"name,omitempty"`    // opTUN
+	MTU     int               `json:"mtu,omitempty"`     // opTUN
+	State   *api.NetworkState `json:"state,omitempty"`   // opApply
+	Network string            `json:"network,omitempty"` // opSocket
+}
+
+// response is a message from the helper.
+type response struct {
+	ID      uint64              `json:"id,omitempty"` // of the request; 0: unasked
+	Error   *api.Error          `json:"error,omitempty"`
+	Applied *api.NetworkApplied `json:"applied,omitempty"`
+	Changed *api.NetworkApplied `json:"changed,omitempty"`
+	Log     *logLine            `json:"log,omitempty"`
+	Ready   bool                `json:"ready,omitempty"`
+	Closed  bool                `json:"closed,omitempty"`
+}
+
+// logLine is what the helper, which writes no files, logs through the daemon.
+type logLine struct {
+	Level   slog.Level `json:"level"`
+	Message string     `json:"msg"`
+	Attrs   []string   `json:"attrs,omitempty"` // key, value, key, value
+}
+
+// wire is one end of the socketpair. One goroutine may receive while any number send.
+type wire struct {
+	conn    *net.UnixConn
+	sending sync.Mutex
+}
+
+// openWire takes socket over, which must be an end of a SOCK_SEQPACKET pair.
+func openWire(socket *os.File) (*wire, error) {
+	defer socket.Close()
+	if err := checkSocket(int(socket.Fd())); err != nil {
+		return nil, err
+	}
+	conn, err := net.FileConn(socket)
+	if err != nil {
+		return nil, err
+	}
+	return &wire{conn: conn.(*net.UnixConn)}, nil
+}
+
+// checkSocket reports a descriptor that is not what Start makes.
+func checkSocket(fd int) error {
+	for _, want := range []struct{ option, value int }{
+		{unix.SO_DOMAIN, unix.AF_UNIX}, {unix.SO_TYPE, unix.SOCK_SEQPACKET},
+	} {
+		if got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, want.option); err != nil || got != want.value {
+			return errors.New("it is not an end of the socketpair that kubevpn connect makes")
+		}
+	}
+	return nil
+}
+
+// send writes one message, and a descriptor with it if f is not nil. f stays the caller's.
+func (w *wire) send(message any, f *os.File) error {
+	b, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	if len(b) > maxMessage {
+		return fmt.Errorf("a message of %d bytes: at most %d", len(b), maxMessage)
+	}
+	fd := -1
+	if f != nil {
+		// Not f.Fd, which would make the file blocking for the other end as well.
+		raw, err := f.SyscallConn()
+		if err != nil {
+			return err
+		}
+		defer runtime.KeepAlive(f)
+		if err := raw.Control(func(n uintptr) { fd = int(n) }); err != nil {
+			return err
+		}
+	}
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	for {
+		n := min(len(b), maxPacket)
+		packet, oob := append([]byte{packetMore}, b[:n]...), []byte(nil)
+		if b = b[n:]; len(b) == 0 {
+			packet[0] = packetLast
+			if fd >= 0 {
+				oob = unix.UnixRights(fd)
+			}
+		}
+		if _, _, err := w.conn.WriteMsgUnix(packet, oob, nil); err != nil {
+			return err
+		}
+		if len(b) == 0 {
+			return nil
+		}
+	}
+}
+
+// receive reads one message into message, and the descriptor that came with it, if files are wanted. At the
+// end it returns io.EOF.
+func (w *wire) receive(message any, files bool) (f *os.File, err error) {
+	var b []byte
+	packet := make([]byte, maxPacket+2)
+	oob := []byte(nil) // the kernel throws descriptors away that nobody has room for
+	if files {
+		oob = make([]byte, unix.CmsgSpace(4))
+	}
+	defer func() {
+		if err != nil && f != nil {
+			f.Close()
+			f = nil
+		}
+	}()
+	for {
+		n, oobn, _, _, err := w.conn.ReadMsgUnix(packet, oob)
+		if err != nil {
+			if errors.Is(err, unix.ECONNRESET) {
+				err = io.EOF // the other end died with something unread
+			}
+			return f, err
+		}
+		if oobn > 0 && f == nil {
+			if f, err = fileOf(oob[:oobn]); err != nil {
+				return nil, err
+			}
+		}
+		if n > maxPacket+1 || len(b)+n > maxMessage {
+			return f, fmt.Errorf("a message of more than %d bytes", maxMessage)
+		}
+		b = append(b, packet[1:n]...)
+		if packet[0] == packetLast {
+			return f, json.Unmarshal(b, message)
+		}
+	}
+}
+
+func fileOf(oob []byte) (*os.File, error) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil || len(messages) != 1 {
+		return nil, fmt.Errorf("%d control messages: %w", len(messages), err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		return nil, fmt.Errorf("%d descriptors: %w", len(fds), err)
+	}
+	return os.NewFile(uintptr(fds[0]), "from helper"), nil
+}
