@@ -55,14 +55,6 @@ func newKernel(t testing.TB, cfg Config) *kernel {
 	return k
 }
 
-// pod is the cluster address that tests of a family talk to.
-func pod(network string) netip.Addr {
-	if network[len(network)-1] == '6' {
-		return netip.MustParseAddr("fd02::9")
-	}
-	return netip.MustParseAddr("10.2.0.9")
-}
-
 // connect is the application's connect().
 func (k *kernel) connect(network string, port uint16, timeout time.Duration) (*net.TCPConn, error) {
 	var c net.Conn

@@ -68,11 +68,23 @@ func (l *link) deliver(b []byte) {
 	if h.Version == 6 {
 		proto = header.IPv6ProtocolNumber
 	}
-	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{
-		Payload: buffer.MakeWithView(buffer.NewViewWithData(b)),
-	})
+	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: bufferOf(b, h.Proto)})
 	l.dispatcher.DeliverNetworkPacket(proto, pkt)
 	pkt.DecRef()
+}
+
+// headerRoom is no less than the headers of any TCP packet, and the size of one of gVisor's pooled buffers.
+const headerRoom = 128
+
+// bufferOf copies a packet into pooled buffers of the right size. gVisor copies a buffer that headers are in, whole,
+// when it reads the headers while it has another reference to it; so it gets the headers of long packets apart.
+func bufferOf(b []byte, proto uint8) buffer.Buffer {
+	if proto != packet.ProtoTCP || len(b) < 4*headerRoom {
+		return buffer.MakeWithView(buffer.NewViewWithData(b))
+	}
+	buf := buffer.MakeWithView(buffer.NewViewWithData(b[:headerRoom]))
+	buf.Append(buffer.NewViewWithData(b[headerRoom:])) // fails only for a view that is nil
+	return buf
 }
 
 var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})

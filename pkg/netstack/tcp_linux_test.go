@@ -451,7 +451,7 @@ func TestBackpressure(t *testing.T) {
 	}
 }
 
-// The stack forgets a SYN, cancels its dial, when the application's kernel says RST.
+// Thousands of SYNs at once are all held, and all get their answer.
 func TestManyAtOnce(t *testing.T) {
 	const n = 2000
 	release := make(chan struct{})
@@ -482,5 +482,73 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	if s := k.stack.Stats().TCP; s.Refused != n {
 		t.Errorf("stats %+v", s)
+	}
+}
+
+// The same in the other direction: an application that does not read.
+func TestBackpressureDown(t *testing.T) {
+	const size = 64 << 20
+	port := serve(t, "tcp4", func(c *net.TCPConn) { sendRandom(c, size) })
+	k := newKernel(t, Config{Dialer: loopback()})
+	c := k.mustConnect("tcp4", port)
+	var before uint64
+	until(t, "the flow stops", func() bool {
+		time.Sleep(200 * time.Millisecond)
+		now := k.stack.Stats().TCP.BytesIn
+		stopped := now > 0 && now == before
+		before = now
+		return stopped
+	})
+	if before > size/2 {
+		t.Errorf("%d bytes went into buffers", before)
+	}
+	h := sha256.New()
+	if n, err := io.Copy(h, c); n != size || err != nil {
+		t.Errorf("received %d bytes, %v", n, err)
+	}
+	if [32]byte(h.Sum(nil)) != expected(size) {
+		t.Error("checksums differ")
+	}
+}
+
+// An application that vanishes without a word is noticed, also when it had sent its FIN.
+func TestKeepAlive(t *testing.T) {
+	for _, halfClosed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("half-closed=%v", halfClosed), func(t *testing.T) {
+			fin := make(chan struct{})
+			result := make(chan error, 1)
+			port := serve(t, "tcp4", func(c *net.TCPConn) {
+				_, err := io.Copy(io.Discard, c)
+				close(fin)
+				for err == nil {
+					_, err = c.Write(nil)
+					if wasReset(c) {
+						err = syscall.ECONNRESET
+					}
+					time.Sleep(10 * time.Millisecond) // polled, since nothing may be sent
+				}
+				result <- err
+			})
+			k := newKernel(t, Config{Dialer: loopback(), KeepAliveIdle: 300 * time.Millisecond, KeepAliveInterval: 100 * time.Millisecond})
+			c := k.mustConnect("tcp4", port)
+			if halfClosed {
+				c.CloseWrite()
+				<-fin
+			}
+			// It lives while its kernel answers.
+			time.Sleep(1500 * time.Millisecond)
+			if n := k.stack.Stats().TCP.Open; n != 1 {
+				t.Fatalf("%d flows are open", n)
+			}
+			k.ns.Run("ip", "addr", "flush", "dev", "t0")
+			select {
+			case err := <-result:
+				if err := isReset(err); err != nil {
+					t.Error(err)
+				}
+			case <-time.After(10 * time.Second):
+				t.Error("nothing happened")
+			}
+		})
 	}
 }

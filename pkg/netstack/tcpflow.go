@@ -28,14 +28,14 @@ const (
 // errAppGone ends the direction towards an application that has reset its connection, or vanished.
 var errAppGone = errors.New("the application's connection is gone")
 
-// tcpFlow copies between gVisor's endpoint, where the application's connection ends, and the stream to the cluster. Each
-// direction has a goroutine; an idle one waits without a buffer.
+// tcpFlow copies between gVisor's endpoint, where the application's connection ends, and the stream to the cluster.
 //
 //	up:   app ─ ep.Read ─ pooled buffer ─ stream.Write      FIN ─▶ CloseWrite   RST ─▶ Reset
 //	down: stream ─ WriteTo ─ Write ─ ep.Write ─ app         EOF ─▶ Shutdown     ECONNRESET ─▶ Abort (RST)
 //
-// gVisor tells about events through NotifyEvent, which wakes the two up and sees to it that an RST is passed on while
-// nobody reads.
+// down has the flow's goroutine, which waits in the stream. up has one only while there is something to read: an idle
+// flow holds neither a second stack nor a buffer. gVisor tells about events through NotifyEvent, which starts up, wakes
+// down, and sees to it that an RST is passed on while nobody reads.
 type tcpFlow struct {
 	s      *Stack
 	ep     tcpip.Endpoint
@@ -43,12 +43,12 @@ type tcpFlow struct {
 
 	queue    waiter.Queue
 	entry    waiter.Entry
-	readable chan struct{} // capacity 1, as the next
-	writable chan struct{}
-	reader   bytes.Reader // of what Write is writing
+	writable chan struct{} // capacity 1
+	reader   bytes.Reader  // of what Write is writing
 
-	upEnded atomic.Bool // after the application's FIN, or a failure
-	finSent atomic.Bool // to the application
+	upState atomic.Int32
+	upDone  chan struct{} // closed after the application's FIN, or a failure
+	finSent atomic.Bool   // to the application
 	appGone atomic.Bool
 
 	mu        sync.Mutex // never held while gVisor is called
@@ -56,23 +56,31 @@ type tcpFlow struct {
 	ended     bool
 }
 
+// States of the direction up.
+//
+//	        event              event
+//	upIdle ───────▶ upRunning ───────▶ upAgain         upEnded: FIN or failure
+//	   ▲  nothing to   │  ▲   nothing to  │
+//	   └── read ───────┘  └─── read ──────┘
+const (
+	upIdle int32 = iota
+	upRunning
+	upAgain // an event came while it was running; it has to look again
+	upEnded
+)
+
 // run is the life of a flow after its handshake.
 func (f *tcpFlow) run() {
 	f.s.stats.tcp.opened()
 	defer f.s.stats.tcp.open.Add(-1)
-	f.readable, f.writable = make(chan struct{}, 1), make(chan struct{}, 1)
+	f.writable, f.upDone = make(chan struct{}, 1), make(chan struct{})
 	f.entry.Init(f, waiter.ReadableEvents|waiter.WritableEvents|waiter.EventHUp|waiter.EventErr)
 	f.queue.EventRegister(&f.entry)
-	f.checkGone() // it may have happened before we listened
 	f.keepAlive()
-
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f.up()
-	}()
+	f.checkGone() // this and data may have come before we listened
+	f.startUp()
 	f.down()
-	<-done
+	<-f.upDone
 
 	f.queue.EventUnregister(&f.entry)
 	f.mu.Lock()
@@ -100,7 +108,7 @@ func (f *tcpFlow) keepAlive() {
 // NotifyEvent implements waiter.EventListener. gVisor may hold the endpoint's lock, so it only looks at atomics.
 func (f *tcpFlow) NotifyEvent(mask waiter.EventMask) {
 	if mask&waiter.ReadableEvents != 0 {
-		wake(f.readable)
+		f.startUp()
 	}
 	if mask&waiter.WritableEvents != 0 {
 		wake(f.writable)
@@ -136,7 +144,7 @@ func (f *tcpFlow) checkGone() {
 		return
 	}
 	grace := resetGrace
-	if f.upEnded.Load() {
+	if f.upState.Load() == upEnded {
 		grace = 0
 	}
 	f.mu.Lock()
@@ -168,39 +176,73 @@ func (b *copyBuffer) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// up copies what the application sends to the stream.
-func (f *tcpFlow) up() {
-	defer f.upEnded.Store(true)
+// startUp sees to it that up looks for data after this call.
+func (f *tcpFlow) startUp() {
 	for {
-		buf := copyBuffers.Get().(*copyBuffer)
-		buf.n = 0
-		_, err := f.ep.Read(buf, tcpip.ReadOptions{})
-		if err != nil {
-			copyBuffers.Put(buf)
-			switch err.(type) {
-			case *tcpip.ErrWouldBlock:
-				<-f.readable
-				continue
-			case *tcpip.ErrClosedForReceive:
-				if !f.isGone() {
-					f.stream.CloseWrite() // if it fails, reading from the stream will say why
-					return
-				}
+		switch state := f.upState.Load(); state {
+		case upIdle:
+			if f.upState.CompareAndSwap(upIdle, upRunning) {
+				go f.up() // run waits for it, through upDone or the end of the connection
+				return
 			}
-			f.stream.Reset()
+		case upRunning:
+			if f.upState.CompareAndSwap(upRunning, upAgain) {
+				return
+			}
+		default:
 			return
 		}
-		_, writeErr := f.stream.Write(buf.data[:buf.n])
-		n := buf.n
-		copyBuffers.Put(buf)
-		if writeErr != nil {
-			f.ep.Abort()
-			f.stream.Reset()
-			return
-		}
-		f.s.stats.tcp.bytesOut.Add(uint64(n))
-		f.ep.ModerateRecvBuf(n)
 	}
+}
+
+// up copies what the application sends to the stream, until there is no more.
+func (f *tcpFlow) up() {
+	for {
+		for f.copyUp() {
+		}
+		if f.upState.Load() == upEnded {
+			close(f.upDone)
+			return
+		}
+		if f.upState.CompareAndSwap(upRunning, upIdle) {
+			return
+		}
+		f.upState.Store(upRunning)
+	}
+}
+
+// copyUp copies once. It returns false when there is nothing to read, and when the direction has ended.
+func (f *tcpFlow) copyUp() bool {
+	buf := copyBuffers.Get().(*copyBuffer)
+	defer copyBuffers.Put(buf)
+	buf.n = 0
+	_, err := f.ep.Read(buf, tcpip.ReadOptions{})
+	switch err.(type) {
+	case nil:
+	case *tcpip.ErrWouldBlock:
+		return false
+	case *tcpip.ErrClosedForReceive:
+		if f.isGone() {
+			f.stream.Reset()
+		} else {
+			f.stream.CloseWrite() // if it fails, reading from the stream will say why
+		}
+		f.upState.Store(upEnded)
+		return false
+	default:
+		f.stream.Reset()
+		f.upState.Store(upEnded)
+		return false
+	}
+	if _, err := f.stream.Write(buf.data[:buf.n]); err != nil {
+		f.ep.Abort()
+		f.stream.Reset()
+		f.upState.Store(upEnded)
+		return false
+	}
+	f.s.stats.tcp.bytesOut.Add(uint64(buf.n))
+	f.ep.ModerateRecvBuf(buf.n)
+	return true
 }
 
 // down copies what comes from the stream to the application.
