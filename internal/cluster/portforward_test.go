@@ -396,13 +396,17 @@ func upstream(b *testing.B, s *fakeAPIServer, p Protocol) io.ReadWriter {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { conn.Close() })
-	headers := http.Header{corev1.StreamType: {"error"}, corev1.PortHeader: {"1"}, corev1.PortForwardRequestIDHeader: {"0"}}
+	headers := http.Header{}
+	headers.Set(corev1.StreamType, corev1.StreamTypeError)
+	headers.Set(corev1.PortHeader, "1")
+	headers.Set(corev1.PortForwardRequestIDHeader, "0")
 	errs, err := conn.CreateStream(headers)
 	if err != nil {
 		b.Fatal(err)
 	}
 	errs.Close()
-	headers.Set(corev1.StreamType, "data")
+	headers = headers.Clone()
+	headers.Set(corev1.StreamType, corev1.StreamTypeData)
 	data, err := conn.CreateStream(headers)
 	if err != nil {
 		b.Fatal(err)
