@@ -25,18 +25,15 @@ const cgroupRoot = "/sys/fs/cgroup"
 // They confine nothing; they are there so that every process can be found.
 type cgroups struct {
 	name        string   // kubevpn-lab-NAME
+	root        string   // where v2's hierarchy is mounted, if it is the only one
 	hierarchies []string // where each is mounted that processes are put into: v1's, or v2's one
 	all         []string // those, and the v2 one that may be there besides v1's: runc makes groups in it too
-	unified     bool     // cgroup v2 and nothing else
 }
 
 func newCgroups(lab string) (*cgroups, error) {
 	c := &cgroups{name: "kubevpn-lab-" + lab}
 	if _, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers")); err == nil {
-		c.unified = true
-		c.hierarchies = []string{cgroupRoot}
-		c.all = c.hierarchies
-		return c, nil
+		return unifiedCgroups(lab, cgroupRoot), nil
 	}
 	points, err := mounts()
 	if err != nil {
@@ -56,6 +53,13 @@ func newCgroups(lab string) (*cgroups, error) {
 	return c, nil
 }
 
+func unifiedCgroups(lab, root string) *cgroups {
+	return &cgroups{name: "kubevpn-lab-" + lab, root: root, hierarchies: []string{root}, all: []string{root}}
+}
+
+// unified says whether cgroup v2 is in use, and nothing else.
+func (c *cgroups) unified() bool { return c.root != "" }
+
 // create makes the group of a place, and "daemons" in it where the place is a node.
 func (c *cgroups) create(place string, node bool) error {
 	for _, h := range c.hierarchies {
@@ -65,7 +69,7 @@ func (c *cgroups) create(place string, node bool) error {
 		}
 		dir := h
 		for i, d := range dirs {
-			if c.unified && (i == 0 || node) {
+			if c.unified() && (i == 0 || node) {
 				if err := c.delegate(dir); err != nil {
 					return err
 				}
@@ -91,7 +95,7 @@ func (c *cgroups) delegate(dir string) error {
 	}
 	for _, controller := range strings.Fields(string(b)) {
 		err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
-		if err != nil && dir != cgroupRoot { // in the root a controller may be in use by v1, or taken by real-time tasks
+		if err != nil && dir != c.root { // in the root a controller may be in use by v1, or taken by real-time tasks
 			return fmt.Errorf("delegating %s in %s: %w", controller, dir, err)
 		}
 	}
@@ -128,7 +132,7 @@ func (c *cgroups) daemons(place string) string {
 
 // enterThread puts the current thread into a place's groups, where v1 is in use: its children are born there.
 func (c *cgroups) enterThread(place string) error {
-	if c.unified {
+	if c.unified() {
 		return nil // see open
 	}
 	tid := strconv.Itoa(unix.Gettid())
@@ -142,10 +146,10 @@ func (c *cgroups) enterThread(place string) error {
 
 // open gives the directory of a place's v2 group for clone3's CLONE_INTO_CGROUP; nil where v1 is in use.
 func (c *cgroups) open(place string) (*os.File, error) {
-	if !c.unified {
+	if !c.unified() {
 		return nil, nil
 	}
-	return os.Open(filepath.Join(cgroupRoot, c.daemons(place)))
+	return os.Open(filepath.Join(c.root, c.daemons(place)))
 }
 
 // exists says whether any of the lab's groups is there.
@@ -156,7 +160,8 @@ func (c *cgroups) exists() bool {
 	})
 }
 
-// processes lists all processes in the lab's groups.
+// processes lists all processes in the lab's groups; with v1 also those, such as this one just after it started
+// something, that have a thread there.
 func (c *cgroups) processes() ([]int, error) {
 	var pids []int
 	for _, h := range c.all {

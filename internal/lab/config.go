@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
 	"regexp"
 	"strings"
 )
@@ -57,6 +58,13 @@ func (c Config) withDefaults() Config {
 		c.Progress = io.Discard
 	}
 	return c
+}
+
+func defaultDir() string {
+	if dir := os.Getenv("KUBEVPN_LAB_DIR"); dir != "" {
+		return dir
+	}
+	return "/var/lib/kubevpn-lab"
 }
 
 func (c Config) validate() error {

@@ -28,6 +28,7 @@ func requirements() []requirement {
 		{"conntrack", []string{"conntrack"}},
 		{"iproute2", []string{"ip"}},
 		{"util-linux", []string{"nsenter"}},
+		{"curl", []string{"curl"}}, // what the laptop's user has
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -70,6 +71,16 @@ func TestLabLifecycle(t *testing.T) {
 			if took := time.Since(start); took > 45*time.Second {
 				t.Errorf("up took %s", took)
 			}
+			// Somebody else's namespaces come and go beside ours.
+			other := l.config.Name + "-other"
+			if out, err := exec.Command("ip", "netns", "add", other).CombinedOutput(); err != nil {
+				t.Errorf("ip netns add: %v\n%s", err, out)
+			}
+			defer func() {
+				if out, err := exec.Command("ip", "netns", "del", other).CombinedOutput(); err != nil {
+					t.Errorf("ip netns del: %v\n%s", err, out)
+				}
+			}()
 			again, err := Attach(Config{Name: l.config.Name})
 			if err != nil {
 				t.Fatal(err)
@@ -82,9 +93,9 @@ func TestLabLifecycle(t *testing.T) {
 			if err := New(l.config).Up(t.Context()); err != nil {
 				t.Errorf("up again: %v", err)
 			}
-			other := l.config
-			other.IPv6 = !other.IPv6
-			if err := New(other).Up(t.Context()); err == nil || !strings.Contains(err.Error(), "is up with another shape") {
+			reshaped := l.config
+			reshaped.IPv6 = !reshaped.IPv6
+			if err := New(reshaped).Up(t.Context()); err == nil || !strings.Contains(err.Error(), "is up with another shape") {
 				t.Errorf("up in another shape: %v", err)
 			}
 
@@ -399,7 +410,7 @@ func machine(t *testing.T, l *Lab) map[string][]string {
 		t.Fatal(err)
 	}
 	ours := func(s string) bool {
-		return strings.Contains(s, l.config.Name) || !strings.Contains(s, "kubevpn-lab") && filepath.Dir(s) != netnsDir
+		return strings.Contains(s, l.config.Name) || !strings.Contains(s, "kubevpn-lab") && !below(s, netnsDir)
 	}
 	for _, m := range points {
 		if ours(m.path) {
@@ -435,7 +446,7 @@ func (l *Lab) leftovers() ([]string, error) {
 			return nil, err
 		}
 		for _, name := range names {
-			if strings.HasPrefix(filepath.Base(name), l.config.Name) {
+			if strings.HasPrefix(filepath.Base(name), l.config.Name) && !strings.HasSuffix(name, "-other") {
 				left = append(left, name)
 			}
 		}

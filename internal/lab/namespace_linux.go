@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -48,10 +49,14 @@ func enter(file string, kind int) error {
 	return nil
 }
 
-// createNet makes a named network namespace as `ip netns add` does, but leaves /run/netns as it is (ip turns it into
-// a mount of its own, which stays).
+// createNet makes a named network namespace just as `ip netns add` does.
 func createNet(name string) error {
-	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+	unlock, err := lockNetns()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := shareNetns(); err != nil {
 		return err
 	}
 	file := filepath.Join(netnsDir, name)
@@ -71,16 +76,114 @@ func createNet(name string) error {
 	})
 }
 
-// removeNet undoes createNet, as far as that went.
+// shareNetns makes /run/netns a shared mount, if it is not: so a namespace that is removed here goes from all other
+// mount namespaces too. ip would do it at its next `netns add`, and mount it over our namespaces.
+func shareNetns() error {
+	err := unix.Mount("", netnsDir, "", unix.MS_SHARED|unix.MS_REC, "")
+	if err == unix.EINVAL { // not a mount yet
+		if err = unix.Mount(netnsDir, netnsDir, "", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = unix.Mount("", netnsDir, "", unix.MS_SHARED|unix.MS_REC, "")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("sharing %s: %w", netnsDir, err)
+	}
+	return nil
+}
+
+// lockNetns keeps others from changing /run/netns, as ip does: with a lock on the directory.
+func lockNetns() (unlock func(), err error) {
+	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(netnsDir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("locking %s: %w", netnsDir, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+// removeNet undoes createNet, as far as that went. With the last of all namespaces /run/netns goes too.
 func removeNet(name string) error {
+	unlock, err := lockNetns()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	file := filepath.Join(netnsDir, name)
 	if err := unix.Unmount(file, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
 		return fmt.Errorf("unmounting %s: %w", file, err)
 	}
-	if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+	err = os.Remove(file)
+	if errors.Is(err, unix.EBUSY) {
+		err = removeCovered(file)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
+	if left, err := os.ReadDir(netnsDir); err != nil || len(left) > 0 {
+		return err
+	}
+	if err := unix.Unmount(netnsDir, unix.MNT_DETACH); err != nil && err != unix.EINVAL {
+		return fmt.Errorf("unmounting %s: %w", netnsDir, err)
+	}
 	removeIfEmpty(netnsDir)
+	return nil
+}
+
+// removeCovered removes the file of a namespace that is mounted below another mount of /run/netns, where it cannot be
+// unmounted. In a mount namespace without either mount the file can be removed, and then the kernel drops the mounts on
+// it everywhere else.
+func removeCovered(file string) error {
+	return onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("making a mount namespace: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("making mounts private: %w", err)
+		}
+		return uncover(file)
+	})
+}
+
+// uncover takes mounts of /run/netns off, in the current thread's mount namespace, until file can be removed.
+func uncover(file string) error {
+	for {
+		if err := unix.Unmount(file, unix.MNT_DETACH); err == nil {
+			continue
+		}
+		err := os.Remove(file)
+		if !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		if err := unix.Unmount(netnsDir, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmounting %s: %w", netnsDir, err)
+		}
+	}
+}
+
+// forgetNamespaces drops the current mount namespace's copies of named namespaces, which would keep them alive after
+// they have been removed where they belong. The mount namespace must be private.
+func forgetNamespaces() error {
+	for unix.Unmount(netnsDir, unix.MNT_DETACH) == nil {
+		continue // what it covers comes to light
+	}
+	points, err := mounts()
+	if err != nil {
+		return err
+	}
+	for _, m := range slices.Backward(points) {
+		if m.kind != "nsfs" {
+			continue
+		}
+		if err := unix.Unmount(m.path, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmounting %s: %w", m.path, err)
+		}
+	}
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -83,18 +82,8 @@ func (l *Lab) mountNode(n int) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("making mounts private: %w", err)
 	}
-	// Copies of the machine's named namespaces would keep them alive after they have been removed there.
-	points, err := mounts()
-	if err != nil {
+	if err := forgetNamespaces(); err != nil {
 		return err
-	}
-	for _, m := range slices.Backward(points) {
-		if m.kind != "nsfs" {
-			continue
-		}
-		if err := unix.Unmount(m.path, unix.MNT_DETACH); err != nil {
-			return fmt.Errorf("unmounting %s: %w", m.path, err)
-		}
 	}
 	root := filepath.Join(l.nodeDir(n), "root")
 	if err := keepVisible(root, l.dir(), filepath.Dir(l.programs.Kube)); err != nil {

@@ -34,13 +34,6 @@ func (s state) config(dir string) Config {
 	return Config{Name: s.Name, Nodes: s.Nodes, ProxyMode: s.ProxyMode, IPv6: s.IPv6, Ranges: s.Ranges, Dir: dir}.withDefaults()
 }
 
-func defaultDir() string {
-	if dir := os.Getenv("KUBEVPN_LAB_DIR"); dir != "" {
-		return dir
-	}
-	return "/var/lib/kubevpn-lab"
-}
-
 func bootID() (string, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(b)), err
