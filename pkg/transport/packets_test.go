@@ -113,7 +113,7 @@ func TestPacketsEndWithCode(t *testing.T) {
 }
 
 func TestPacketsLimits(t *testing.T) {
-	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
+	r := start(t, memory(t), transport.ClientConfig{Links: 1}, transport.ServerConfig{})
 	a, b := openPackets(t, r.laptop, r.manager)
 	if err := a.WritePacket(make([]byte, transport.MaxPacket+1)); err != transport.ErrPacketTooLarge {
 		t.Errorf("got %v", err)

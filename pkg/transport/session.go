@@ -62,7 +62,8 @@ func (s *Session) Err() error {
 	return s.err
 }
 
-// Close ends the session at both ends; it waits up to a second for what was written to leave. Streams are reset.
+// Close ends the session at both ends; it waits up to a second for what was written to leave. Streams are
+// reset. A Client that still runs makes a new session.
 func (s *Session) Close() error {
 	deadline := time.Now().Add(time.Second)
 	for _, l := range s.attached() {

@@ -101,7 +101,7 @@ func TestReset(t *testing.T) {
 }
 
 func TestResetEndsBlockedCalls(t *testing.T) {
-	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
+	r := start(t, memory(t), transport.ClientConfig{Links: 1}, transport.ServerConfig{})
 	a, b := open(t, r.laptop, r.manager)
 	errs := make(chan error, 2)
 	go func() { // until the window is full
