@@ -55,19 +55,26 @@ type networks struct {
 // as its neighbours will be used next; but where the block holds a node's address, or a pod's where ClusterIPs
 // are meant, it stands for itself alone. So it does when the nodes are not known: a block around the address of
 // a pod on the host network would take the nodes' own network into the tunnel.
-func (n *networks) prefixes() (pods, services []netip.Prefix) {
+//
+// Until all that may be watched is known whole (settled), only what is stated counts: a guess would be taken
+// back a moment later.
+func (n *networks) prefixes(settled bool) (pods, services []netip.Prefix) {
+	seenPods, seenVIPs := n.pods, n.clusterIPs
+	if !settled {
+		seenPods, seenVIPs = nil, nil
+	}
 	var nodes netipx.IPSetBuilder
 	for addr := range n.nodes {
 		nodes.Add(addr)
 	}
 	taken := set(&nodes)
-	pods = cover(n.podCIDRs, n.pods, taken, !n.nodesKnown)
+	pods = cover(n.podCIDRs, seenPods, taken, !n.nodesKnown)
 	var podAddrs netipx.IPSetBuilder
 	podAddrs.AddSet(taken)
 	for _, p := range pods {
 		podAddrs.AddPrefix(p)
 	}
-	services = cover(n.ranges, n.clusterIPs, set(&podAddrs), false)
+	services = cover(n.ranges, seenVIPs, set(&podAddrs), false)
 	return pods, services
 }
 

@@ -68,7 +68,9 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 // tell writes notices until the stream ends.
 func (s *session) tell(ctx context.Context, laptop *json.Encoder) error {
 	now, newer := s.m.board.read()
-	messages := append([]api.ControlMessage{{Hello: s.m.hello(now.state)}}, changes(&notice{state: now.state}, now)...)
+	state := now.state
+	state.Sessions = int(s.m.publisher.sessions.Load()) // this one may be younger than the notice
+	messages := append([]api.ControlMessage{{Hello: s.m.hello(state)}}, changes(&notice{state: now.state}, now)...)
 	for {
 		for _, message := range messages {
 			if err := laptop.Encode(message); err != nil {

@@ -30,6 +30,7 @@ type publisher struct {
 	ready chan struct{} // closed when the first notice with all that may be known was posted
 
 	// For run alone:
+	settled   bool                           // pods and ranges have guesses
 	resolving bool                           // the balancer has the Services
 	names     map[string]map[string]struct{} // Services by namespace
 	sorted    map[string][]string            // of names, for notices; a namespace's entry is deleted when it changes
@@ -134,17 +135,17 @@ func (p *publisher) post() {
 		n.state.Missing = append(n.state.Missing, "ICMP echo")
 	}
 	p.cluster.mu.Lock()
-	if p.cluster.needsCIDRs {
-		p.cluster.needsCIDRs = false
+	ready = ready && len(p.cluster.dirty) == 0 && p.resolving == p.cluster.resolves()
+	if settled := ready || p.isReady(); p.cluster.needsCIDRs || settled != p.settled {
+		p.cluster.needsCIDRs, p.settled = false, settled
 		p.cluster.recount()
-		p.pods, p.ranges = p.cluster.networks.prefixes()
+		p.pods, p.ranges = p.cluster.networks.prefixes(settled)
 	}
 	n.state.PodCIDRs, n.state.ServiceCIDRs = p.pods, p.ranges
 	p.canaries(&n.state)
 	if p.cluster.synced[services] {
 		n.names = p.snapshot()
 	}
-	ready = ready && len(p.cluster.dirty) == 0 && p.resolving == p.cluster.resolves()
 	p.cluster.mu.Unlock()
 	p.board.post(n)
 	if ready && !p.isReady() {

@@ -61,7 +61,7 @@ func clusterDomain(search []string, namespace string) string {
 	for _, prefix := range []string{namespace + ".svc.", "svc."} {
 		for _, s := range search {
 			domain, ok := strings.CutPrefix(strings.ToLower(strings.Trim(s, ".")), prefix)
-			if ok && domain != "" {
+			if domain = strings.Trim(domain, "."); ok && domain != "" {
 				return domain
 			}
 		}

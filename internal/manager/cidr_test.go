@@ -1,0 +1,84 @@
+package manager
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+func prefixesOf(texts ...string) []netip.Prefix {
+	var p []netip.Prefix
+	for _, text := range texts {
+		p = append(p, netip.MustParsePrefix(text))
+	}
+	return p
+}
+
+func TestPrefixes(t *testing.T) {
+	tests := []struct {
+		name                   string
+		podCIDRs, ranges       []string
+		nodes, pods, vips      []string
+		nodesUnknown           bool
+		wantPods, wantServices []string
+	}{
+		{name: "nothing"},
+		{name: "stated", podCIDRs: []string{"10.244.0.0/24", "10.244.1.0/24", "fd00:244::/64"}, ranges: []string{"10.96.0.0/12", "fd00:96::/112"},
+			nodes: []string{"192.168.0.1"}, pods: []string{"10.244.0.7", "fd00:244::7"}, vips: []string{"10.96.0.1"},
+			wantPods: []string{"10.244.0.0/23", "fd00:244::/64"}, wantServices: []string{"10.96.0.0/12", "fd00:96::/112"}},
+		{name: "plugin-with-its-own-pool", podCIDRs: []string{"10.244.0.0/24"}, nodes: []string{"192.168.0.1"},
+			pods: []string{"10.42.5.3", "10.42.5.200", "fd00:42::5"}, wantPods: []string{"10.42.5.0/24", "10.244.0.0/24", "fd00:42::/64"}},
+		{name: "pods-among-nodes", nodes: []string{"10.0.1.10"}, pods: []string{"10.0.1.10", "10.0.1.77", "10.0.2.4"},
+			wantPods: []string{"10.0.1.77/32", "10.0.2.0/24"}},
+		{name: "nodes-unknown", nodesUnknown: true, pods: []string{"10.0.1.77", "fd00::1"}, wantPods: []string{"10.0.1.77/32", "fd00::1/128"}},
+		{name: "services-without-ranges", nodes: []string{"192.168.0.1"}, vips: []string{"10.96.0.1", "10.96.0.10", "10.97.3.4", "fd00:96::1234"},
+			wantServices: []string{"10.96.0.0/24", "10.97.3.0/24", "fd00:96::1200/120"}},
+		{name: "services-beside-a-range", ranges: []string{"10.96.0.0/16"}, vips: []string{"10.96.0.1", "10.200.0.1"},
+			wantServices: []string{"10.96.0.0/16", "10.200.0.0/24"}},
+		{name: "services-among-nodes-and-pods", nodes: []string{"10.0.1.10"}, podCIDRs: []string{"10.0.2.128/25"}, vips: []string{"10.0.1.20", "10.0.2.5"},
+			wantPods: []string{"10.0.2.128/25"}, wantServices: []string{"10.0.1.20/32", "10.0.2.5/32"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			n := networks{podCIDRs: prefixesOf(tt.podCIDRs...), ranges: prefixesOf(tt.ranges...), nodesKnown: !tt.nodesUnknown,
+				nodes: map[netip.Addr]struct{}{}, pods: blocks{}, clusterIPs: blocks{}}
+			for _, a := range tt.nodes {
+				n.nodes[netip.MustParseAddr(a)] = struct{}{}
+			}
+			for _, a := range tt.pods {
+				addr := netip.MustParseAddr(a)
+				n.pods.add(podBlock(addr), addr, 1)
+			}
+			for _, a := range tt.vips {
+				addr := netip.MustParseAddr(a)
+				n.clusterIPs.add(clusterIPBlock(addr), addr, 1)
+			}
+			pods, services := n.prefixes(true)
+			if want := prefixesOf(tt.wantPods...); !slices.Equal(pods, want) {
+				t.Errorf("pods: got %v, want %v", pods, want)
+			}
+			if want := prefixesOf(tt.wantServices...); !slices.Equal(services, want) {
+				t.Errorf("services: got %v, want %v", services, want)
+			}
+			pods, services = n.prefixes(false)
+			if len(tt.podCIDRs) == 0 && len(pods) > 0 || len(tt.ranges) == 0 && len(services) > 0 {
+				t.Errorf("guessed before all was known: %v, %v", pods, services)
+			}
+		})
+	}
+}
+
+func TestBlocksCount(t *testing.T) {
+	b := blocks{}
+	addr := netip.MustParseAddr("10.0.0.1")
+	b.add(podBlock(addr), addr, 1)
+	b.add(podBlock(addr), addr, 1) // behind two Services
+	b.add(podBlock(addr), addr, -1)
+	if len(b) != 1 {
+		t.Error("an address that is still seen is forgotten")
+	}
+	b.add(podBlock(addr), addr, -1)
+	if len(b) != 0 {
+		t.Errorf("after all are gone there is %v", b)
+	}
+}

@@ -1,0 +1,135 @@
+package manager
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/version"
+)
+
+var helloV1 = api.ClientHello{Protocol: api.Protocol, Version: "1", Client: "laptop"}
+
+func TestIncompatibleLaptop(t *testing.T) {
+	tests := []struct {
+		name, hint string
+		hello      api.ClientHello
+		code       api.ExitCode
+	}{
+		{"newer", "kubevpn connect --upgrade", api.ClientHello{Protocol: api.Protocol + 1, Version: "99"}, api.ExitIncompatible},
+		{"older", "install kubevpn " + version.String(), api.ClientHello{Version: "0"}, api.ExitIncompatible},
+		{"scheduler", "", api.ClientHello{Protocol: api.Protocol, Scheduler: "wrr"}, api.ExitUsage},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := start(t, Config{})
+			c := hello(t, r.laptop, tt.hello)
+			m := c.next()
+			if m.Error == nil || m.Error.Code != tt.code || !strings.Contains(m.Error.Hint, tt.hint) {
+				t.Fatalf("got %+v", m)
+			}
+			c.stream.Close()
+			select {
+			case <-r.laptop.Done():
+			case <-time.After(patience):
+				t.Error("the session goes on")
+			}
+		})
+	}
+}
+
+func TestHello(t *testing.T) {
+	r := start(t, Config{PodName: "tm-1", NodeName: "n1"})
+	c := hello(t, r.laptop, helloV1)
+	m := c.next()
+	if m.Hello == nil || m.Hello.Pod != "tm-1" || m.Hello.Node != "n1" || m.Hello.Version != version.String() || m.Hello.Protocol != api.Protocol {
+		t.Fatalf("got %+v", m)
+	}
+	want := []string{"list services", "watch services", "list endpointslices", "watch endpointslices", "list nodes", "watch nodes", "list servicecidrs", "watch servicecidrs"}
+	if got := m.Hello.State.Missing; len(got) < 8 || !reflect.DeepEqual(got[:8], want) {
+		t.Errorf("missing: %v", got)
+	}
+	if m.Hello.State.ResolvesVIPs || m.Hello.State.Sessions != 1 {
+		t.Errorf("state: %+v", m.Hello.State)
+	}
+	// A second laptop is told to the first, and that it has gone.
+	t.Run("second", func(t *testing.T) {
+		hello(t, connect(t, r.addr), helloV1).next()
+		c.until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
+	})
+	c.until("one session", func(s *api.ManagerState) bool { return s.Sessions == 1 })
+}
+
+func TestDelta(t *testing.T) {
+	type names = map[string][]string
+	tests := []struct {
+		name          string
+		before, after names
+		want          *api.NameDelta
+	}{
+		{"both-unknown", nil, nil, nil},
+		{"first", nil, names{"a": {"x"}}, &api.NameDelta{Reset: true, Add: names{"a": {"x"}}}},
+		{"first-and-none", nil, names{}, &api.NameDelta{Reset: true, Add: names{}}},
+		{"no-longer-known", names{"a": {"x"}}, nil, &api.NameDelta{Reset: true}},
+		{"same", names{"a": {"x"}}, names{"a": {"x"}}, nil},
+		{"added", names{"a": {"x"}}, names{"a": {"w", "x"}, "b": {"y"}}, &api.NameDelta{Add: names{"a": {"w"}, "b": {"y"}}}},
+		{"removed", names{"a": {"w", "x"}, "b": {"y"}}, names{"a": {"x"}}, &api.NameDelta{Remove: names{"a": {"w"}, "b": {"y"}}}},
+		{"replaced", names{"a": {"x"}}, names{"a": {"y"}}, &api.NameDelta{Add: names{"a": {"y"}}, Remove: names{"a": {"x"}}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := delta(tt.before, tt.after); !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestSlowReaderMissesWhatWasBetween(t *testing.T) {
+	b := newBoard()
+	seen, newer := b.read()
+	for i := range 100 {
+		b.post(&notice{state: api.ManagerState{Sessions: i + 1}})
+	}
+	<-newer
+	now, newer := b.read()
+	if seen.state.Sessions != 0 || now.state.Sessions != 100 {
+		t.Errorf("saw %d and then %d", seen.state.Sessions, now.state.Sessions)
+	}
+	b.post(&notice{state: api.ManagerState{Sessions: 100}})
+	select {
+	case <-newer:
+		t.Error("a notice that says the same was posted")
+	default:
+	}
+}
+
+func FuzzHello(f *testing.F) {
+	f.Add([]byte(`{"protocol":1,"version":"1","client":"x","namespace":"default","scheduler":"rr"}` + "\n"))
+	f.Add([]byte(`{"protocol":"1"}`))
+	f.Add(bytes.Repeat([]byte("["), 100_000))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		h, err := readHello(bytes.NewReader(line))
+		if err != nil {
+			return
+		}
+		parseCaller(h)
+		if refusal := incompatible(h); refusal != nil {
+			if _, err := json.Marshal(refusal); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestHelloIsBounded(t *testing.T) {
+	endless := strings.NewReader(`{"version":"` + strings.Repeat("x", 1<<20))
+	if _, err := readHello(endless); err == nil || errors.Is(err, nil) || endless.Len() < 1<<19 {
+		t.Errorf("error %v, %d bytes left", err, endless.Len())
+	}
+}

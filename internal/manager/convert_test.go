@@ -1,0 +1,193 @@
+package manager
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"kubevpn/pkg/balancer"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+// webService is default/web at 10.96.0.10: http 80/TCP to the named port "web", dns 53/UDP.
+func webService(change func(*corev1.Service)) *corev1.Service {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
+			Ports: []corev1.ServicePort{
+				{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromString("web")},
+				{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, TargetPort: intstr.FromInt(5353)},
+			},
+		},
+	}
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+// webSlice is a slice of default/web with one ready pod per address, at http 8080/TCP and dns 5353/UDP.
+func webSlice(name string, change func(*discoveryv1.EndpointSlice), addrs ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports: []discoveryv1.EndpointPort{
+			{Name: ptr("http"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(8080))},
+			{Name: ptr("dns"), Protocol: ptr(corev1.ProtocolUDP), Port: ptr(int32(5353))},
+		},
+	}
+	for _, addr := range addrs {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{addr}, NodeName: ptr("n1"), Zone: ptr("z1"),
+			TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "pod-" + addr},
+		})
+	}
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+func TestConversion(t *testing.T) {
+	two := []*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1")}
+	tests := []struct {
+		name     string
+		service  *corev1.Service
+		slices   []*discoveryv1.EndpointSlice
+		protocol balancer.Protocol
+		dst      string
+		want     []string // all candidates, or the verdict
+	}{
+		{"named-target-port", webService(nil), two, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
+		{"udp", webService(nil), two, balancer.UDP, "10.96.0.10:53", []string{"10.244.0.1:5353"}},
+		{"unknown-port", webService(nil), two, balancer.TCP, "10.96.0.10:81", []string{"refused"}},
+		{"several-slices", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1"), webSlice("b", nil, "10.244.0.2", "10.244.0.1")},
+			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080", "10.244.0.2:8080"}},
+		{"slices-with-other-target-ports", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1"),
+			webSlice("b", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = ptr(int32(9090)) }, "10.244.0.2")},
+			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080", "10.244.0.2:9090"}},
+		{"port-without-name", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = nil }, "10.244.0.1")},
+			balancer.TCP, "10.96.0.10:80", []string{"refused"}},
+		{"port-without-number", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = nil }, "10.244.0.1")},
+			balancer.TCP, "10.96.0.10:80", []string{"refused"}},
+		{"single-unnamed-port", webService(func(s *corev1.Service) { s.Spec.Ports = s.Spec.Ports[:1]; s.Spec.Ports[0].Name = "" }),
+			[]*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = ptr("") }, "10.244.0.1")},
+			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
+		{"conditions-default-to-ready", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(false)}
+		}, "10.244.0.1", "10.244.0.2")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
+		{"terminating", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}
+		}, "10.244.0.1")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
+		{"local-elsewhere", webService(func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = ptr(corev1.ServiceInternalTrafficPolicyLocal) }),
+			[]*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = ptr("n2") }, "10.244.0.1")},
+			balancer.TCP, "10.96.0.10:80", []string{"dropped"}},
+		{"zone-hints", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z2"}}}
+			s.Endpoints[1].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z1"}}}
+		}, "10.244.0.1", "10.244.0.2")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.2:8080"}},
+		{"node-hints", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: "n1"}}}
+			s.Endpoints[1].Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: "n2"}}}
+		}, "10.244.0.1", "10.244.0.2")}, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
+		{"dual-stack", webService(func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00:96::10"} }),
+			[]*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1"),
+				webSlice("b", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }, "fd00:244::1")},
+			balancer.TCP, "[fd00:96::10]:80", []string{"[fd00:244::1]:8080"}},
+		{"address-of-another-type-than-its-slice", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", nil, "fd00:244::1", "10.244.0.1")},
+			balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
+		{"fqdn-slice", webService(nil), []*discoveryv1.EndpointSlice{webSlice("a", func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }, "10.244.0.1")},
+			balancer.TCP, "10.96.0.10:80", []string{"refused"}},
+		{"headless", webService(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"} }), two,
+			balancer.TCP, "10.96.0.10:80", []string{"not a service"}},
+		{"external-name", webService(func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
+		}), two,
+			balancer.TCP, "10.96.0.10:80", []string{"not a service"}},
+		{"another-proxy-serves-it", webService(func(s *corev1.Service) { s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "x"} }), two,
+			balancer.TCP, "10.96.0.10:80", []string{"not a service"}},
+		{"external-ip-is-not-trusted", webService(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"1.1.1.1"} }), two,
+			balancer.TCP, "1.1.1.1:80", []string{"not a service"}},
+		{"load-balancer-ip-is-not-trusted", webService(func(s *corev1.Service) {
+			s.Spec.Type = corev1.ServiceTypeLoadBalancer
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "1.1.1.1"}}
+		}), two, balancer.TCP, "1.1.1.1:80", []string{"not a service"}},
+		{"only-cluster-ip-set", webService(func(s *corev1.Service) { s.Spec.ClusterIPs = nil }), two, balancer.TCP, "10.96.0.10:80", []string{"10.244.0.1:8080"}},
+		{"without-slices", webService(nil), nil, balancer.TCP, "10.96.0.10:80", []string{"refused"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			of := make(map[string]*slice)
+			for _, s := range tt.slices {
+				of[s.Name] = convertSlice(s)
+			}
+			b := balancer.New("n1")
+			b.SetZone("z1")
+			b.Apply([]balancer.Service{join(serviceName("default", "web"), convertService(tt.service), of)}, nil)
+			p, verdict := b.Pick(tt.protocol, netip.MustParseAddrPort(tt.dst), "laptop", balancer.RoundRobin)
+			got := []string{verdict.String()}
+			if verdict == balancer.Chosen {
+				got = nil
+				for ok := true; ok; ok = p.Next() {
+					got = append(got, p.Endpoint().String())
+				}
+				slices.Sort(got)
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestAffinityConversion(t *testing.T) {
+	tests := []struct {
+		name   string
+		config *corev1.SessionAffinityConfig
+		kind   corev1.ServiceAffinity
+		want   time.Duration
+	}{
+		{"none", nil, corev1.ServiceAffinityNone, 0},
+		{"default", nil, corev1.ServiceAffinityClientIP, 3 * time.Hour},
+		{"set", &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}}, corev1.ServiceAffinityClientIP, time.Minute},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := webService(func(s *corev1.Service) { s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = tt.kind, tt.config })
+			if got := convertService(s).affinity; got != tt.want {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestSliceWithoutService(t *testing.T) {
+	c := newCluster("n1")
+	s := webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Labels = nil }, "10.244.0.1")
+	c.setSlice(serviceName("default", "a"), convertSlice(s))
+	if len(c.slices) != 0 || len(c.owner) != 0 {
+		t.Errorf("a slice of no Service is kept: %v", c.slices)
+	}
+}
+
+func TestSliceMovesToAnotherService(t *testing.T) {
+	c := newCluster("n1")
+	name := serviceName("default", "a")
+	c.setSlice(name, convertSlice(webSlice("a", nil, "10.244.0.1")))
+	c.setSlice(name, convertSlice(webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "api" }, "10.244.0.1")))
+	if c.slices[serviceName("default", "web")] != nil || c.slices[serviceName("default", "api")] == nil {
+		t.Errorf("the slice belongs to %v", c.slices)
+	}
+	c.setSlice(name, nil)
+	if len(c.slices)+len(c.owner)+len(c.networks.pods) != 0 {
+		t.Errorf("a deleted slice leaves %v %v %v", c.slices, c.owner, c.networks.pods)
+	}
+}

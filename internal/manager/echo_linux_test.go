@@ -1,0 +1,190 @@
+package manager
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net/netip"
+	"os"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/transport"
+)
+
+// inNamespace runs f on a thread in a network namespace of its own, where ICMP sockets are permitted to groups
+// (the kernel's default is "1 0", to none), loopback is up and veth0 has 10.99.0.1/24 and fd99::1/64, with nobody at the other end. The namespace goes with the
+// sockets that f made.
+func inNamespace(t *testing.T, groups string, f func()) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		done <- func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+			if err := os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte(groups), 0); err != nil {
+				return err
+			}
+			if err := setUp(); err != nil {
+				return err
+			}
+			f()
+			return nil
+		}()
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func setUp() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth0"}, PeerName: "veth1"}
+	if err := netlink.LinkAdd(veth); err != nil {
+		return err
+	}
+	peer, err := netlink.LinkByName("veth1")
+	if err != nil {
+		return err
+	}
+	for _, l := range []netlink.Link{lo, veth, peer} {
+		if err := netlink.LinkSetUp(l); err != nil {
+			return err
+		}
+	}
+	for _, text := range []string{"10.99.0.1/24", "fd99::1/64"} {
+		addr, err := netlink.ParseAddr(text)
+		if err != nil {
+			return err
+		}
+		addr.Flags = unix.IFA_F_NODAD
+		if err := netlink.AddrAdd(veth, addr); err != nil {
+			return err
+		}
+	}
+	// So that an address without a host is known to be one soon.
+	for _, path := range []string{"/proc/sys/net/ipv4/neigh/veth0/retrans_time_ms", "/proc/sys/net/ipv6/neigh/veth0/retrans_time_ms"} {
+		if err := os.WriteFile(path, []byte("50"), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// laptopPings is packets in memory.
+type laptopPings struct {
+	out, in chan []byte
+	code    chan transport.Code
+	done    chan struct{}
+}
+
+func newLaptopPings() *laptopPings {
+	return &laptopPings{make(chan []byte, 10), make(chan []byte, 10), make(chan transport.Code, 10), make(chan struct{})}
+}
+
+func (l *laptopPings) Wait() error {
+	select {
+	case p := <-l.out:
+		l.out <- p
+		return nil
+	case <-l.done:
+		return io.EOF
+	}
+}
+
+func (l *laptopPings) ReadPacket(b []byte) (int, error) { return copy(b, <-l.out), nil }
+
+func (l *laptopPings) WritePacket(b []byte) error {
+	l.in <- append([]byte(nil), b...)
+	return nil
+}
+
+func (l *laptopPings) CloseWithCode(c transport.Code) error {
+	select {
+	case <-l.done:
+	default:
+		l.code <- c
+		close(l.done)
+	}
+	return nil
+}
+
+func TestPing(t *testing.T) {
+	tests := []struct {
+		name, dst string
+		want      string // "reply" or the code
+	}{
+		{"answers", "127.0.0.1", "reply"},
+		{"answers6", "::1", "reply"},
+		{"nobody-there", "10.99.0.2", "host unreachable"},
+		{"nobody-there6", "fd99::2", "host unreachable"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var p pinger
+			var err error
+			inNamespace(t, "0 2147483647", func() { p, err = openPinger(netip.MustParseAddr(tt.dst)) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := newLaptopPings()
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				ping(l, p, &buffers{})
+			}()
+			message := binary.BigEndian.AppendUint16(nil, 7)
+			l.out <- append(message, "payload"...)
+			select {
+			case reply := <-l.in:
+				if string(reply) != "\x00\x07payload" {
+					t.Errorf("reply %q", reply)
+				}
+				if tt.want != "reply" {
+					t.Errorf("a reply came from where nobody is")
+				}
+				l.CloseWithCode(transport.CodeOK)
+			case c := <-l.code:
+				if c.String() != tt.want {
+					t.Errorf("ended with %v, want %s", c, tt.want)
+				}
+			case <-time.After(patience):
+				t.Fatal("neither a reply nor an end")
+			}
+			<-ended
+		})
+	}
+}
+
+func TestPingWhereNotPermitted(t *testing.T) {
+	var may bool
+	var err error
+	inNamespace(t, "1 0", func() {
+		may = mayPing()
+		_, err = openPinger(netip.MustParseAddr("127.0.0.1"))
+	})
+	if may || transport.CodeOf(err) != transport.CodeProhibited {
+		t.Errorf("permitted: %v, error: %v", may, err)
+	}
+}
+
+func TestPingToServiceIsSilent(t *testing.T) {
+	r := greeted(t, "")
+	r.vip("127.0.0.1:1")
+	p := r.openPackets(t, transport.ProtoEcho, "10.96.0.1:0")
+	if _, err := p.ReadPacket(make([]byte, 10)); !errors.Is(err, syscall.ETIMEDOUT) {
+		t.Errorf("got %v", err)
+	}
+}

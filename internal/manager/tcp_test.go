@@ -1,0 +1,312 @@
+package manager
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubevpn/pkg/transport"
+)
+
+func TestTCPEcho(t *testing.T) {
+	r := greeted(t, "")
+	st, err := r.open(t, pod(t, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := make([]byte, 3<<20)
+	rand.Read(sent)
+	go func() {
+		st.Write(sent)
+		st.CloseWrite()
+	}()
+	if got := readAll(t, st); got != string(sent) {
+		t.Errorf("%d bytes came back of %d, or others", len(got), len(sent))
+	}
+}
+
+func TestTCPHalfClose(t *testing.T) {
+	t.Run("laptop-first", func(t *testing.T) {
+		r := greeted(t, "")
+		answer := make(chan struct{})
+		st, err := r.open(t, pod(t, func(c *net.TCPConn) {
+			got := readAll(t, c) // until the laptop's FIN
+			<-answer
+			c.Write([]byte("got " + got))
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		st.Write([]byte("x"))
+		st.CloseWrite()
+		st.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		if _, err := st.Read(make([]byte, 1)); !errors.Is(err, context.DeadlineExceeded) && !isTimeout(err) {
+			t.Errorf("something came before the pod wrote: %v", err)
+		}
+		close(answer)
+		st.SetReadDeadline(time.Now().Add(patience))
+		if got := readAll(t, st); got != "got x" {
+			t.Errorf("got %q", got)
+		}
+	})
+	t.Run("pod-first", func(t *testing.T) {
+		r := greeted(t, "")
+		got := make(chan string, 1)
+		st, err := r.open(t, pod(t, func(c *net.TCPConn) {
+			c.Write([]byte("bye"))
+			c.CloseWrite()
+			got <- readAll(t, c)
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := readAll(t, st); s != "bye" {
+			t.Errorf("got %q", s)
+		}
+		if _, err := st.Write([]byte("and you")); err != nil {
+			t.Errorf("writing after the pod's FIN: %v", err)
+		}
+		st.CloseWrite()
+		if s := <-got; s != "and you" {
+			t.Errorf("the pod got %q", s)
+		}
+	})
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+// reset makes Close send RST.
+func reset(c *net.TCPConn) {
+	c.SetLinger(0)
+	c.Close()
+}
+
+func TestPodResets(t *testing.T) {
+	tests := []struct {
+		name string
+		pod  func(*net.TCPConn)
+		do   func(*transport.Stream)
+	}{
+		{"at-once", reset, func(*transport.Stream) {}},
+		{"after-data", func(c *net.TCPConn) { c.Read(make([]byte, 1)); reset(c) }, func(s *transport.Stream) { s.Write([]byte("x")) }},
+		{"after-its-fin", func(c *net.TCPConn) { c.CloseWrite(); c.Read(make([]byte, 1)); reset(c) }, func(s *transport.Stream) {
+			readAll(t, s)
+			s.Write([]byte("x"))
+		}},
+		{"after-the-laptops-fin", func(c *net.TCPConn) { io.Copy(io.Discard, c); reset(c) }, func(s *transport.Stream) { s.CloseWrite() }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := greeted(t, "")
+			st, err := r.open(t, pod(t, tt.pod))
+			if errors.Is(err, syscall.ECONNREFUSED) && tt.name == "at-once" {
+				return // so early that it was seen while dialling
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			tt.do(st)
+			// Reading tells, unless the pod's FIN was read already; then writing does.
+			_, readErr := st.Read(make([]byte, 1))
+			var writeErr error
+			eventually(t, "reset", func() bool {
+				_, writeErr = st.Write([]byte("y"))
+				return errors.Is(readErr, syscall.ECONNRESET) || errors.Is(writeErr, syscall.ECONNRESET)
+			})
+		})
+	}
+}
+
+func TestLaptopResets(t *testing.T) {
+	tests := []struct {
+		name  string
+		do    func(*transport.Stream)
+		after func(*net.TCPConn) error // what the pod does until it sees an error
+	}{
+		{"idle", func(s *transport.Stream) { s.Reset() }, awaitError},
+		{"after-its-fin", func(s *transport.Stream) { s.CloseWrite(); s.Reset() }, awaitError},
+		{"while-the-pod-does-not-read", func(s *transport.Stream) {
+			s.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+			s.Write(make([]byte, 64<<20)) // more than all buffers take
+			s.Reset()
+		}, awaitError},
+		{"while-the-pod-writes", func(s *transport.Stream) { s.Reset() }, func(c *net.TCPConn) error {
+			for b := make([]byte, 64<<10); ; {
+				if _, err := c.Write(b); err != nil {
+					return err
+				}
+			}
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := greeted(t, "")
+			seen := make(chan error, 1)
+			st, err := r.open(t, pod(t, func(c *net.TCPConn) {
+				seen <- tt.after(c)
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			tt.do(st)
+			select {
+			case err := <-seen:
+				if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+					t.Errorf("the pod saw %v", err)
+				}
+			case <-time.After(patience):
+				t.Error("the pod saw no reset")
+			}
+		})
+	}
+}
+
+// awaitError waits until the socket has an error, without reading.
+func awaitError(c *net.TCPConn) error { return awaitReset(c) }
+
+func TestSessionEndResetsPods(t *testing.T) {
+	r := greeted(t, "")
+	seen := make(chan error, 1)
+	if _, err := r.open(t, pod(t, func(c *net.TCPConn) { seen <- awaitError(c) })); err != nil {
+		t.Fatal(err)
+	}
+	r.laptop.Close()
+	if err := <-seen; !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the pod saw %v", err)
+	}
+}
+
+func TestDialAnswers(t *testing.T) {
+	r := greeted(t, "")
+	closed := closedPort(t)
+	echo := pod(t, func(c *net.TCPConn) { io.Copy(c, c) })
+	tests := []struct {
+		name      string
+		endpoints []string // of 10.96.0.1:80
+		dst       string
+		want      error
+	}{
+		{"pod", nil, echo, nil},
+		{"closed-port", nil, closed, syscall.ECONNREFUSED},
+		{"mapped-address", nil, "[::ffff:127.0.0.1]:" + portOf(echo), nil},
+		{"service", []string{echo}, "10.96.0.1:80", nil},
+		{"service-without-endpoints", nil, "10.96.0.1:80", syscall.ECONNREFUSED},
+		{"service-without-that-port", []string{echo}, "10.96.0.1:81", syscall.ECONNREFUSED},
+		{"one-endpoint-refuses", []string{closed, echo}, "10.96.0.1:80", nil},
+		{"all-endpoints-refuse", []string{closed, closedPort(t)}, "10.96.0.1:80", syscall.ECONNREFUSED},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r.vip(tt.endpoints...)
+			for range 4 { // more often than there are endpoints, so that each comes first once
+				if _, err := r.open(t, tt.dst); !errors.Is(err, tt.want) {
+					t.Errorf("got %v, want %v", err, tt.want)
+				}
+			}
+		})
+	}
+}
+
+func portOf(addr string) string { return strconv.Itoa(int(netip.MustParseAddrPort(addr).Port())) }
+
+func TestFilterIsApplied(t *testing.T) {
+	r := start(t, Config{}, func(m *Manager) { m.dialer.check = m.filter.check })
+	hello(t, r.laptop, helloV1).next()
+	r.vip("127.0.0.1:10800")
+	for _, dst := range []string{"127.0.0.1:10800", "169.254.169.254:80", "10.96.0.1:80"} {
+		if _, err := r.open(t, dst); !errors.Is(err, syscall.EACCES) {
+			t.Errorf("%s: got %v", dst, err)
+		}
+	}
+}
+
+// TestGivingUpEndsTheDial has a listener whose queue is full, so that the dial hangs.
+func TestGivingUpEndsTheDial(t *testing.T) {
+	r := greeted(t, "")
+	blackhole := fullListener(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_, err := r.laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: netip.MustParseAddrPort(blackhole)})
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > patience {
+		t.Errorf("got %v after %v", err, time.Since(began))
+	} // goleak shows that the dial has ended
+}
+
+func TestUnknownVIPIsSilentSoon(t *testing.T) {
+	r := start(t, Config{}, func(m *Manager) { m.dialer.inRange = func(netip.Addr) bool { return true } })
+	hello(t, r.laptop, helloV1).next()
+	began := time.Now()
+	if _, err := r.open(t, fullListener(t)); !errors.Is(err, syscall.ETIMEDOUT) || time.Since(began) > 10*time.Second {
+		t.Errorf("got %v after %v", err, time.Since(began))
+	}
+}
+
+// fullListener gives an address that does not answer: the queue of a listener that accepts nothing is full.
+func fullListener(t *testing.T) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := netip.AddrPortFrom(netip.AddrFrom4(name.(*syscall.SockaddrInet4).Addr), uint16(name.(*syscall.SockaddrInet4).Port)).String()
+	for range 16 { // until one is not answered
+		c, err := net.DialTimeout("tcp", addr, 200*time.Millisecond)
+		if err != nil {
+			return addr
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+	t.Fatal("the queue does not fill")
+	return ""
+}
+
+func TestManyFlowsAtOnce(t *testing.T) {
+	r := greeted(t, "rr")
+	var pods []string
+	for range 3 {
+		pods = append(pods, pod(t, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() }))
+	}
+	r.vip(pods...)
+	var wg sync.WaitGroup
+	for range 200 {
+		wg.Go(func() {
+			st, err := r.open(t, "10.96.0.1:80")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			go func() {
+				st.Write(bytes.Repeat([]byte("abc"), 10_000))
+				st.CloseWrite()
+			}()
+			if n := len(readAll(t, st)); n != 30_000 {
+				t.Errorf("%d bytes came back", n)
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,345 @@
+package manager
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/balancer"
+)
+
+// fakeAPI is an API server with RBAC for the manager.
+type fakeAPI struct {
+	*fake.Clientset
+	mu     sync.Mutex
+	denied map[string]bool // "list nodes"
+	down   bool
+}
+
+func newFakeAPI(denied []string, objects ...runtime.Object) *fakeAPI {
+	f := &fakeAPI{Clientset: fake.NewClientset(objects...), denied: map[string]bool{}}
+	for _, d := range denied {
+		f.denied[d] = true
+	}
+	f.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if f.isDown() {
+			return true, nil, fmt.Errorf("connection refused")
+		}
+		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview).DeepCopy()
+		a := review.Spec.ResourceAttributes
+		review.Status.Allowed = a.Namespace == "" && !f.denies(a.Verb+" "+a.Resource)
+		return true, review, nil
+	})
+	f.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		what := action.GetResource()
+		switch {
+		case f.isDown():
+			return true, nil, fmt.Errorf("connection refused")
+		case f.denies("list " + what.Resource):
+			return true, nil, apierrors.NewForbidden(what.GroupResource(), "", nil)
+		}
+		return false, nil, nil
+	})
+	return f
+}
+
+func (f *fakeAPI) denies(right string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.denied[right]
+}
+
+func (f *fakeAPI) isDown() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.down
+}
+
+func (f *fakeAPI) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func testNode(name, podCIDR, addr, zone string) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: zone}},
+		Spec:       corev1.NodeSpec{PodCIDR: podCIDR, PodCIDRs: []string{podCIDR}},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr}, {Type: corev1.NodeHostName, Address: name}}},
+	}
+}
+
+// testCluster is two nodes, the API server's Service, cluster DNS and default/web.
+func testCluster() []runtime.Object {
+	service := func(namespace, name, ip string, port int32) *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Spec: corev1.ServiceSpec{ClusterIP: ip, ClusterIPs: []string{ip}, Ports: []corev1.ServicePort{
+				{Name: "udp", Protocol: corev1.ProtocolUDP, Port: port}, {Name: "metrics", Protocol: corev1.ProtocolTCP, Port: 9153}, {Name: "tcp", Protocol: corev1.ProtocolTCP, Port: port}}}}
+	}
+	slice := func(namespace, name, addr, kind string, port int32) *discoveryv1.EndpointSlice {
+		s := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{addr}, NodeName: ptr("n1")}},
+			Ports: []discoveryv1.EndpointPort{{Name: ptr("udp"), Protocol: ptr(corev1.ProtocolUDP), Port: ptr(port)},
+				{Name: ptr("metrics"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(9153))}, {Name: ptr("tcp"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(port)}},
+		}
+		if kind != "" {
+			s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: kind}
+		}
+		return s
+	}
+	return []runtime.Object{
+		testNode("n1", "10.244.0.0/24", "192.168.0.1", "z1"), testNode("n2", "10.244.1.0/24", "192.168.0.2", "z2"),
+		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}},
+		service("default", "kubernetes", "10.96.0.1", 443), slice("default", "kubernetes", "192.168.0.1", "", 6443),
+		service("kube-system", "kube-dns", "10.96.0.53", 53), slice("kube-system", "kube-dns", "10.244.0.3", "Pod", 53),
+		webService(nil), webSlice("web-1", nil, "10.244.0.9", "192.168.0.1"),
+	}
+}
+
+func TestState(t *testing.T) {
+	kube := newFakeAPI(nil, testCluster()...)
+	r := start(t, Config{Kube: kube, NodeName: "n1"}, func(m *Manager) {
+		m.publisher.dns = dnsConfig{servers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, domain: "cluster.local"}
+	})
+	c := hello(t, r.laptop, helloV1)
+	state := c.next().Hello.State
+	want := api.ManagerState{
+		PodCIDRs: prefixesOf("10.244.0.0/23"), ServiceCIDRs: prefixesOf("10.96.0.0/16"),
+		DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, DNSDomain: "cluster.local",
+		ResolvesVIPs: true, Sessions: 1,
+		CanaryPod: netip.MustParseAddrPort("10.244.0.3:53"), CanaryVIP: netip.MustParseAddrPort("10.96.0.53:53"), CanaryName: "kube-dns.kube-system",
+	}
+	if !reflect.DeepEqual(state, want) {
+		t.Errorf("state:\n got %+v\nwant %+v", state, want)
+	}
+	names := c.next().Names
+	wantNames := map[string][]string{"default": {"kubernetes", "web"}, "kube-system": {"kube-dns"}}
+	if names == nil || !names.Reset || !reflect.DeepEqual(names.Add, wantNames) {
+		t.Errorf("names: %+v", names)
+	}
+}
+
+// untilNames reads messages until there are names.
+func (c *control) untilNames() *api.NameDelta {
+	c.t.Helper()
+	for {
+		if m := c.next(); m.Names != nil {
+			return m.Names
+		}
+	}
+}
+
+func TestChangesReachLaptops(t *testing.T) {
+	kube := newFakeAPI(nil, testCluster()...)
+	r := start(t, Config{Kube: kube, NodeName: "n1"})
+	c := hello(t, r.laptop, helloV1)
+	c.next()
+	c.untilNames()
+	ctx := t.Context()
+	check := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+
+	headless := webService(func(s *corev1.Service) { s.Name, s.Spec.ClusterIP, s.Spec.ClusterIPs = "db", "None", []string{"None"} })
+	_, err := kube.CoreV1().Services("default").Create(ctx, headless, metav1.CreateOptions{})
+	check("creating a headless Service", err)
+	if d := c.untilNames(); d.Reset || !reflect.DeepEqual(d.Add, map[string][]string{"default": {"db"}}) || d.Remove != nil {
+		t.Errorf("after a Service was added: %+v", d)
+	}
+
+	check("deleting a Service", kube.CoreV1().Services("default").Delete(ctx, "web", metav1.DeleteOptions{}))
+	if d := c.untilNames(); d.Reset || d.Add != nil || !reflect.DeepEqual(d.Remove, map[string][]string{"default": {"web"}}) {
+		t.Errorf("after a Service was deleted: %+v", d)
+	}
+	if _, verdict := r.dialer.balancer.Pick(balancer.TCP, netip.MustParseAddrPort("10.96.0.10:80"), "", balancer.Random); verdict != balancer.NotService {
+		t.Errorf("a deleted Service is %v", verdict)
+	}
+
+	_, err = kube.CoreV1().Nodes().Create(ctx, testNode("n3", "10.245.0.0/24", "192.168.0.3", "z1"), metav1.CreateOptions{})
+	check("adding a node", err)
+	c.until("its CIDR", func(s *api.ManagerState) bool {
+		return slices.Equal(s.PodCIDRs, prefixesOf("10.244.0.0/23", "10.245.0.0/24"))
+	})
+
+	dns := testCluster()[6].(*discoveryv1.EndpointSlice)
+	dns.Endpoints[0].Conditions.Ready, dns.Endpoints[0].Conditions.Serving = ptr(false), ptr(false)
+	_, err = kube.DiscoveryV1().EndpointSlices("kube-system").Update(ctx, dns, metav1.UpdateOptions{})
+	check("making DNS unready", err)
+	s := c.until("another canary", func(s *api.ManagerState) bool { return s.CanaryName == "kubernetes.default" })
+	if s.CanaryVIP != netip.MustParseAddrPort("10.96.0.1:9153") && s.CanaryVIP != netip.MustParseAddrPort("10.96.0.1:443") {
+		t.Errorf("canary %v", s.CanaryVIP)
+	}
+	if s.CanaryPod != netip.MustParseAddrPort("10.244.0.9:8080") {
+		t.Errorf("pod canary %v", s.CanaryPod)
+	}
+}
+
+func TestRights(t *testing.T) {
+	t.Run("granted-later", func(t *testing.T) {
+		kube := newFakeAPI([]string{"list endpointslices", "watch endpointslices", "list nodes"}, testCluster()...)
+		r := start(t, Config{Kube: kube, NodeName: "n1", APIServer: netip.MustParseAddrPort("10.96.0.1:443")})
+		c := hello(t, r.laptop, helloV1)
+		state := c.next().Hello.State
+		if want := []string{"list endpointslices", "watch endpointslices", "list nodes"}; !slices.Equal(state.Missing, want) {
+			t.Errorf("missing: %v, want %v", state.Missing, want)
+		}
+		if state.ResolvesVIPs || state.CanaryVIP != netip.MustParseAddrPort("10.96.0.1:443") || state.CanaryName != "kubernetes.default" || state.PodCIDRs != nil {
+			t.Errorf("state: %+v", state)
+		}
+		vip := netip.MustParseAddrPort("10.96.0.10:80")
+		if _, verdict := r.dialer.balancer.Pick(balancer.TCP, vip, "", balancer.Random); verdict != balancer.NotService {
+			t.Errorf("without EndpointSlices a VIP is %v", verdict)
+		}
+		if d := c.untilNames(); len(d.Add["default"]) != 2 {
+			t.Errorf("names: %+v", d)
+		}
+		kube.set(func() { clear(kube.denied) })
+		r.watcher.poke() // as a new session does
+		state = c.until("VIPs being resolved", func(s *api.ManagerState) bool { return s.ResolvesVIPs && s.PodCIDRs != nil })
+		if state.Missing != nil {
+			t.Errorf("missing: %v", state.Missing)
+		}
+		if _, verdict := r.dialer.balancer.Pick(balancer.TCP, vip, "", balancer.Random); verdict != balancer.Chosen {
+			t.Errorf("with EndpointSlices a VIP is %v", verdict)
+		}
+	})
+	t.Run("withdrawn", func(t *testing.T) {
+		kube := newFakeAPI(nil, testCluster()...)
+		r := start(t, Config{Kube: kube, NodeName: "n1"})
+		c := hello(t, r.laptop, helloV1)
+		c.next()
+		kube.set(func() { kube.denied["watch services"] = true })
+		r.watcher.poke() // as a watch does that gets 403
+		state := c.until("VIPs being dialled as they are", func(s *api.ManagerState) bool { return !s.ResolvesVIPs })
+		if want := []string{"watch services"}; !slices.Equal(state.Missing, want) {
+			t.Errorf("missing: %v, want %v", state.Missing, want)
+		}
+		if _, verdict := r.dialer.balancer.Pick(balancer.TCP, netip.MustParseAddrPort("10.96.0.10:80"), "", balancer.Random); verdict != balancer.NotService {
+			t.Errorf("a VIP is %v", verdict)
+		}
+		for {
+			if d := c.untilNames(); d.Reset && d.Add == nil {
+				break
+			}
+		}
+	})
+	t.Run("forbidden-although-reviewed", func(t *testing.T) {
+		kube := newFakeAPI(nil, testCluster()...)
+		kube.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+			kube.set(func() { kube.denied["list nodes"] = true })
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", nil)
+		})
+		r := start(t, Config{Kube: kube, NodeName: "n1"})
+		eventually(t, "asking again", func() bool {
+			missing, _ := r.watcher.state()
+			return slices.Equal(missing, []string{"list nodes"})
+		})
+	})
+	t.Run("server-without-service-cidrs", func(t *testing.T) {
+		kube := newFakeAPI(nil, testCluster()...)
+		kube.PrependReactor("*", "servicecidrs", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewNotFound(schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}, "")
+		})
+		r := start(t, Config{Kube: kube, NodeName: "n1"})
+		state := hello(t, r.laptop, helloV1).next().Hello.State
+		if want := prefixesOf("10.96.0.0/24"); !slices.Equal(state.ServiceCIDRs, want) || state.Missing != nil {
+			t.Errorf("state: %+v", state)
+		}
+	})
+}
+
+func TestAPIServerDown(t *testing.T) {
+	t.Run("at-start", func(t *testing.T) {
+		kube := newFakeAPI(nil, testCluster()...)
+		kube.down = true
+		r := start(t, Config{Kube: kube, NodeName: "n1"})
+		c := hello(t, r.laptop, helloV1)
+		if state := c.next().Hello.State; !slices.Equal(state.Missing, []string{"reach the API server"}) || state.ResolvesVIPs {
+			t.Errorf("state: %+v", state)
+		}
+		kube.set(func() { kube.down = false })
+		c.until("VIPs being resolved", func(s *api.ManagerState) bool { return s.ResolvesVIPs && s.Missing == nil })
+	})
+	t.Run("later", func(t *testing.T) {
+		kube := newFakeAPI(nil, testCluster()...)
+		r := start(t, Config{Kube: kube, NodeName: "n1"})
+		c := hello(t, r.laptop, helloV1)
+		c.next()
+		kube.set(func() { kube.down = true })
+		r.watcher.poke()
+		time.Sleep(50 * time.Millisecond) // nothing to wait for: nothing must happen
+		if now, _ := r.board.read(); !now.state.ResolvesVIPs || now.names == nil {
+			t.Errorf("state: %+v", now.state)
+		}
+	})
+}
+
+func TestHealth(t *testing.T) {
+	get := func(url string) (int, string) {
+		resp, err := http.Get(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(resp.Body)
+		return resp.StatusCode, string(b)
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	kube := newFakeAPI(nil)
+	kube.down = true
+	r := start(t, Config{Kube: kube})
+	if code, _ := get(r.health + "/livez"); code != 200 {
+		t.Errorf("livez: %d", code)
+	}
+	if code, body := get(r.health + "/readyz"); code != 503 {
+		t.Errorf("readyz before anything is known: %d %s", code, body)
+	}
+	kube.set(func() { kube.down = false })
+	eventually(t, "ready", func() bool {
+		code, _ := get(r.health + "/readyz")
+		return code == 200
+	})
+	if code, _ := get(r.health + "/"); code != 404 {
+		t.Errorf("anything else: %d", code)
+	}
+}
+
+func TestNoAPIAccessIsReady(t *testing.T) {
+	r := start(t, Config{})
+	select {
+	case <-r.publisher.ready:
+	case <-time.After(patience):
+		t.Error("not ready")
+	}
+}
+
+func TestStateIsJSON(t *testing.T) {
+	b, err := json.Marshal(api.ControlMessage{State: &api.ManagerState{PodCIDRs: prefixesOf("10.0.0.0/8")}})
+	if err != nil || string(b) != `{"state":{"podCIDRs":["10.0.0.0/8"],"resolvesVIPs":false,"sessions":0}}` {
+		t.Errorf("got %s, %v", b, err)
+	}
+}
