@@ -19,8 +19,12 @@ import (
 	"kubevpn/internal/config"
 )
 
-// answerTimeout is how long the daemon may take for what it answers from memory.
-const answerTimeout = 5 * time.Second
+const (
+	// answerTimeout is how long the daemon may take for what it answers from memory.
+	answerTimeout = 5 * time.Second
+	// endTimeout is how long it may take to end connections, and the helper with them.
+	endTimeout = time.Minute
+)
 
 var (
 	errNoDaemon    = errors.New("no daemon is running")
@@ -147,7 +151,7 @@ func (c *client) stream(ctx context.Context, path string, body any, begin func(i
 		case errors.Is(err, io.EOF):
 			return last, nil
 		case err != nil && ctx.Err() != nil:
-			return last, ctx.Err()
+			return last, c.explain(ctx, ctx.Err())
 		case err != nil:
 			return last, api.Errorf(api.ExitDaemon, "the daemon ended while it was at it").
 				WithHint("`kubevpn logs` may tell why")

@@ -71,6 +71,8 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 		}
 	}
 	if len(req.IDs) > 0 || req.All {
+		ctx, cancel := context.WithTimeout(ctx, endTimeout)
+		defer cancel()
 		_, err = c.stream(ctx, api.PathDisconnect, req, func(string) {}, on)
 	}
 	if errors.Is(err, errNoDaemon) {

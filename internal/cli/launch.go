@@ -121,6 +121,8 @@ func (a *app) spawnDaemon() (*os.File, *os.Process, error) {
 
 // quitDaemon ends the daemon, its connections and its helper, and waits until it is gone.
 func (a *app) quitDaemon(ctx context.Context, c *client, on func(api.Event)) error {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
 	_, err := c.stream(ctx, api.PathQuit, nil, func(string) {}, on)
 	if err != nil {
 		return err

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
 	"syscall"
+
+	"k8s.io/klog/v2"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
@@ -44,6 +47,8 @@ func Main(programs Programs) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // the next signal is not caught
+
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // what client-go has to say is in the errors; the daemon keeps it
 
 	executable, err := os.Executable()
 	if err != nil {

@@ -146,7 +146,7 @@ func (s *set) obtain(ctx context.Context, req api.ConnectRequest) (l *live, join
 func (s *set) tryObtain(req api.ConnectRequest) (l *live, joined bool, busy <-chan struct{}, err error) {
 	feed, share := newFeed(), newShare(s.logger)
 	conn, err := s.newConnection(ConnectionConfig{
-		Request: req, Network: share, ClientID: s.clientID, Logger: s.logger, Progress: s.progress(feed),
+		Request: req, Network: share, ClientID: s.clientID, Logger: s.logger, Progress: feed.add,
 	})
 	if err != nil {
 		return nil, false, nil, err
@@ -176,19 +176,6 @@ func (s *set) tryObtain(req api.ConnectRequest) (l *live, joined bool, busy <-ch
 	s.byID[id] = l
 	s.tasks.Go(func() { s.run(ctx, l) })
 	return l, false, nil, nil
-}
-
-// progress logs a connection's events and feeds them to whoever waits for it.
-func (s *set) progress(f *feed) func(api.Event) {
-	return func(e api.Event) {
-		f.add(e)
-		switch {
-		case e.Warning != "":
-			s.logger.Warn(e.Warning, "step", e.Step, "detail", e.Detail)
-		default:
-			s.logger.Info(e.Step, "detail", e.Detail, "done", e.Done)
-		}
-	}
 }
 
 // follow passes the connection's events on until it is connected (nil), has ended (why), or ctx ends.

@@ -26,7 +26,7 @@ const idleTimeout = time.Minute
 type Config struct {
 	Paths config.Paths
 	// NewHelper makes the Helper behind a socket that the CLI handed over. It takes ownership of the file.
-	NewHelper func(socket *os.File) (Helper, error)
+	NewHelper func(socket *os.File, logger *slog.Logger) (Helper, error)
 	// NewConnection makes a Connection: no I/O, no goroutine before Run. Nil: NewSession.
 	NewConnection func(ConnectionConfig) (Connection, error)
 	// Ready is called once, when the sockets accept connections; nil: nobody waits.

@@ -37,10 +37,15 @@ type fakeHelper struct {
 	marked  []string
 	closed  bool
 	done    chan struct{}
+	changes chan api.NetworkApplied
 	once    sync.Once
 }
 
-func newFakeHelper() *fakeHelper { return &fakeHelper{done: make(chan struct{})} }
+func newFakeHelper() *fakeHelper {
+	return &fakeHelper{done: make(chan struct{}), changes: make(chan api.NetworkApplied)}
+}
+
+func (h *fakeHelper) Changes() <-chan api.NetworkApplied { return h.changes }
 
 func (h *fakeHelper) CreateTUN(context.Context, string, int) (*os.File, error) {
 	return os.Open(os.DevNull)
@@ -209,7 +214,7 @@ func (r *rig) newConnection(cfg ConnectionConfig) (Connection, error) {
 	return c, nil
 }
 
-func (r *rig) newHelper(socket *os.File) (Helper, error) {
+func (r *rig) newHelper(socket *os.File, _ *slog.Logger) (Helper, error) {
 	if err := socket.Close(); err != nil {
 		return nil, err
 	}

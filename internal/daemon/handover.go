@@ -47,7 +47,7 @@ func (d *daemon) adoptFrom(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	helper, err := d.cfg.NewHelper(socket)
+	helper, err := d.cfg.NewHelper(socket, d.logger)
 	if err != nil {
 		return err
 	}

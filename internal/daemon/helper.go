@@ -18,7 +18,10 @@ type Helper interface {
 	// MarkedSocket returns an unconnected socket that the redirect of DNS queries lets pass. network is udp4,
 	// udp6, tcp4 or tcp6.
 	MarkedSocket(ctx context.Context, network string) (*os.File, error)
-	// Done is closed when the helper has ended.
+	// Changes gives what applies now, whenever that changes by itself: another network's nameservers. It holds
+	// the latest only, and is not closed.
+	Changes() <-chan api.NetworkApplied
+	// Done is closed when the helper has ended, by Close too.
 	Done() <-chan struct{}
 	// Close removes everything that Apply made and ends the helper.
 	Close() error
@@ -64,7 +67,7 @@ func (s *set) adopt(h Helper) error {
 	s.mu.Unlock()
 	s.logger.Info("root helper is there")
 	s.tasks.Go(func() {
-		<-h.Done()
+		m.watch()
 		unheld.Stop()
 		s.helperEnded(m)
 	})

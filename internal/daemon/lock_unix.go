@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +24,15 @@ func lock(path string) (unlock func() error, err error) {
 			return nil, ErrRunning
 		}
 		return nil, fmt.Errorf("locking %s: %w", path, err)
+	}
+	// For whoever wants to end a daemon that does not answer.
+	err = f.Truncate(0)
+	if err == nil {
+		_, err = f.WriteString(strconv.Itoa(os.Getpid()) + "\n")
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("writing the daemon's lock: %w", err)
 	}
 	return f.Close, nil
 }

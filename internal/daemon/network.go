@@ -48,7 +48,8 @@ type machine struct {
 	helper   Helper
 	logger   *slog.Logger
 	resolver *dns.Resolver
-	marked   atomic.Bool // queries to upstreams need a marked socket
+	marked   atomic.Bool              // queries to upstreams need a marked socket
+	present  func(device string) bool // whether there is such a device
 
 	mu       sync.Mutex
 	links    []ownedLink // in the order in which they came
@@ -69,7 +70,10 @@ type ownedZone struct {
 
 // newMachine takes ownership of the helper; close closes it.
 func newMachine(helper Helper, logger *slog.Logger) *machine {
-	m := &machine{helper: helper, logger: logger}
+	m := &machine{helper: helper, logger: logger, present: func(device string) bool {
+		_, err := net.InterfaceByName(device)
+		return err == nil
+	}}
 	m.resolver = dns.New(dns.Config{Dial: m.dialUpstream, Logger: logger})
 	return m
 }
@@ -136,10 +140,31 @@ func (m *machine) apply(ctx context.Context, links []ownedLink) (api.NetworkAppl
 	if err != nil {
 		return api.NetworkApplied{}, err
 	}
+	m.learn(applied)
+	return applied, nil
+}
+
+// learn takes in what the helper says of name resolution.
+func (m *machine) learn(applied api.NetworkApplied) {
 	m.marked.Store(applied.ResolverMode == api.ResolverNFTables)
 	m.resolver.SetUpstreams(applied.Upstreams)
-	m.logger.Info("network applied", "links", len(links), "resolver", applied.ResolverMode, "upstreams", applied.Upstreams)
-	return applied, nil
+	m.logger.Info("network applied", "resolver", applied.ResolverMode, "upstreams", applied.Upstreams, "warnings", applied.Warnings)
+}
+
+// watch follows what the helper changes by itself, until it has ended.
+func (m *machine) watch() {
+	for {
+		select {
+		case <-m.helper.Done():
+			return
+		case applied := <-m.helper.Changes():
+			m.mu.Lock()
+			if len(m.links) > 0 && !m.closed {
+				m.learn(applied)
+			}
+			m.mu.Unlock()
+		}
+	}
 }
 
 // setZones hands the zones to the resolver; m.mu is held.
@@ -181,9 +206,10 @@ func (s *share) SetLink(ctx context.Context, link api.Link) (api.NetworkApplied,
 	m := s.machine
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	links := slices.Clone(m.links)
+	// A connection that is just ending has closed its device, and not yet taken its link back.
+	links := slices.DeleteFunc(slices.Clone(m.links), func(l ownedLink) bool { return l.owner != s && !m.present(l.Name) })
 	at := len(links)
-	for i, other := range m.links {
+	for i, other := range links {
 		switch {
 		case other.owner == s && other.Name == link.Name:
 			at = i

@@ -29,10 +29,17 @@ func link(name string, routes ...string) api.Link {
 func shares(t *testing.T, h *fakeHelper, n int) (*machine, []*share) {
 	t.Helper()
 	m := newMachine(h, discard())
+	m.present = func(string) bool { return true }
+	watched := make(chan struct{})
+	go func() {
+		m.watch()
+		close(watched)
+	}()
 	t.Cleanup(func() {
 		if err := m.close(); err != nil {
 			t.Error(err)
 		}
+		<-watched
 	})
 	var out []*share
 	for range n {
@@ -161,6 +168,40 @@ func TestClosedMachineRefuses(t *testing.T) {
 	}
 	if _, err := s[0].SetLink(t.Context(), link("kubevpn0")); err == nil || err.Error() != "the root helper has been closed" {
 		t.Errorf("SetLink = %v", err)
+	}
+}
+
+func TestLinkWithoutDeviceIsLeftOut(t *testing.T) {
+	h := newFakeHelper()
+	m, s := shares(t, h, 2)
+	if _, err := s[0].SetLink(t.Context(), link("kubevpn0", "10.1.0.0/16")); err != nil {
+		t.Fatal(err)
+	}
+	m.present = func(device string) bool { return device != "kubevpn0" } // its connection is ending
+	if _, err := s[1].SetLink(t.Context(), link("kubevpn1", "10.1.0.0/16")); err != nil {
+		t.Fatal(err)
+	}
+	if got := h.last(); names(got) != "kubevpn1" {
+		t.Errorf("links = %s, want only the one that is there", names(got))
+	}
+}
+
+func TestUpstreamsThatChange(t *testing.T) {
+	h := newFakeHelper()
+	h.applied = api.NetworkApplied{ResolverMode: api.ResolverFile}
+	_, s := shares(t, h, 1)
+	if _, err := s[0].SetLink(t.Context(), link("kubevpn0")); err != nil {
+		t.Fatal(err)
+	}
+	at := h.last().Resolver.Listen4.String()
+	if got := lookup(t, at, "www.example.com."); got != "SERVFAIL" {
+		t.Errorf("without a nameserver = %q", got)
+	}
+	changed := api.NetworkApplied{ResolverMode: api.ResolverFile, Upstreams: []netip.AddrPort{nameserver(t)}}
+	h.changes <- changed
+	h.changes <- changed // the first one has been taken in
+	if got := lookup(t, at, "www.example.com."); got != "192.0.2.53" {
+		t.Errorf("with the new one = %q", got)
 	}
 }
 

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/daemon"
+	"kubevpn/internal/helper"
+)
+
+func runDaemon(ctx context.Context, paths config.Paths, ready func()) error {
+	return daemon.Run(ctx, daemon.Config{Paths: paths, NewHelper: newClient, Ready: ready})
+}
+
+// newClient returns the Helper behind a socket.
+func newClient(socket *os.File, logger *slog.Logger) (daemon.Helper, error) {
+	c, err := helper.NewClient(socket, logger)
+	if err != nil {
+		return nil, err // a bare return of (c, err) would be a typed nil in the interface
+	}
+	return c, nil
+}
+
+func startHelper(ctx context.Context) (*os.File, error) {
+	executable, err := os.Executable()
+	if err != nil {
+		return nil, api.Errorf(api.ExitPrivilege, "the root helper cannot be started: %w", err)
+	}
+	return helper.Start(ctx, helper.StartConfig{Executable: executable})
+}
+
+// foreground logs to stderr, and only what is wrong: what happens is shown as progress.
+func foreground(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error {
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if err := paths.MakeStateDir(); err != nil {
+		return err
+	}
+	client, err := paths.ClientID()
+	if err != nil {
+		return err
+	}
+	h, err := ownHelper(ctx, logger)
+	if err != nil {
+		return err
+	}
+	return daemon.Foreground(ctx, daemon.ForegroundConfig{
+		Request: req, ClientID: client, Helper: h, Progress: progress, Logger: logger,
+	})
+}
+
+// ownHelper is a Helper of this process alone: root needs no other process for it.
+func ownHelper(ctx context.Context, logger *slog.Logger) (daemon.Helper, error) {
+	if os.Geteuid() == 0 {
+		return helper.NewLocal(helper.LocalConfig{Logger: logger}), nil
+	}
+	socket, err := startHelper(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return newClient(socket, logger)
+}
