@@ -29,7 +29,11 @@ func startHelper(ctx context.Context) (*os.File, error) {
 	if err != nil {
 		return nil, api.Errorf(api.ExitPrivilege, "the root helper cannot be started: %w", err)
 	}
-	return helper.Start(ctx, helper.StartConfig{Executable: executable})
+	cfg := helper.StartConfig{Executable: executable}
+	if os.Geteuid() > 0 {
+		cfg.Stderr = os.Stderr // sudo's "try again"
+	}
+	return helper.Start(ctx, cfg)
 }
 
 // foreground logs to stderr, and only what is wrong: what happens is shown as progress.

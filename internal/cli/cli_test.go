@@ -52,13 +52,18 @@ func TestPlainProgress(t *testing.T) {
 		{Time: at(4.5), Step: "Opening", Done: true},
 		{Time: at(5), Step: "Opening", Detail: "again", Done: true},
 		{Time: at(6), Connection: &api.Connection{}},
+		{Time: at(7), Step: "Finding"},
+		{Time: at(7), Step: "Part of it"},
+		{Time: at(9), Step: "Part of it", Done: true},
+		{Time: at(10), Step: "Finding", Done: true},
 	}
 	var out bytes.Buffer
 	p := &lines{w: &out}
 	for _, e := range events {
 		p.show(e)
 	}
-	want := "Installing\nInstalling: pulling\n✓ Installing: ready (4.2s)\nOpening\n! half of it is missing\n✓ Opening\n✓ Opening: again\n"
+	want := "Installing\nInstalling: pulling\n✓ Installing: ready (4.2s)\nOpening\n! half of it is missing\n✓ Opening\n✓ Opening: again\n" +
+		"Finding\nPart of it\n✓ Part of it (2.0s)\n✓ Finding (3.0s)\n"
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

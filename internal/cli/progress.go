@@ -45,22 +45,25 @@ const slow = time.Second
 //	! the traffic manager may not read Services: ...
 type lines struct {
 	w     io.Writer
-	step  string
-	last  string // the line printed last
-	begun time.Time
+	last  string               // the line printed last
+	begun map[string]time.Time // steps that have begun; one may be part of another
 }
 
-// next notes the event's step, and says whether it is another one than before.
-func (l *lines) next(e api.Event) bool {
-	if e.Step == "" || e.Step == l.step {
-		return false
+// begin notes when the event's step began.
+func (l *lines) begin(e api.Event) {
+	if l.begun == nil {
+		l.begun = map[string]time.Time{}
 	}
-	l.step, l.begun, l.last = e.Step, cmp.Or(e.Time, time.Now()), ""
-	return true
+	if _, known := l.begun[e.Step]; !known {
+		l.begun[e.Step] = when(e)
+	}
 }
+
+// when is the event's time.
+func when(e api.Event) time.Time { return cmp.Or(e.Time, time.Now()) }
 
 func (l *lines) show(e api.Event) {
-	l.next(e)
+	l.begin(e)
 	if e.Warning != "" {
 		fmt.Fprintf(l.w, "! %s\n", e.Warning)
 	}
@@ -68,7 +71,8 @@ func (l *lines) show(e api.Event) {
 	case e.Step == "":
 	case e.Done:
 		fmt.Fprintf(l.w, "✓ %s\n", line)
-		l.step = ""
+		delete(l.begun, e.Step)
+		l.last = ""
 	case line != l.last:
 		fmt.Fprintln(l.w, line)
 		l.last = line
@@ -83,7 +87,7 @@ func (l *lines) text(e api.Event) string {
 	if e.Detail != "" {
 		s += ": " + e.Detail
 	}
-	if took := cmp.Or(e.Time, time.Now()).Sub(l.begun); e.Done && took > slow {
+	if took := when(e).Sub(l.begun[e.Step]); e.Done && took > slow {
 		s += fmt.Sprintf(" (%.1fs)", took.Seconds())
 	}
 	return s
@@ -104,7 +108,7 @@ const spinnerPeriod = 100 * time.Millisecond
 func (s *spinner) show(e api.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lines.next(e)
+	s.lines.begin(e)
 	if e.Warning != "" || e.Done {
 		s.erase()
 		s.lines.show(e)
@@ -165,7 +169,7 @@ func (s *spinner) draw(frame int) {
 		return
 	}
 	text := s.lines.text(s.event)
-	if took := time.Since(s.lines.begun); took > slow {
+	if took := time.Since(s.lines.begun[s.event.Step]); took > slow {
 		text += fmt.Sprintf(" (%ds)", int(took.Seconds()))
 	}
 	frames := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
