@@ -1,3 +1,0 @@
-package manager
-
-func childMain() bool { return false }

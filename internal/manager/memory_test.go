@@ -1,0 +1,141 @@
+package manager
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"kubevpn/pkg/transport"
+)
+
+// A test of memory needs a process that holds the manager and nothing else: the test's own binary, told so.
+const childVariable = "KUBEVPN_TEST_MANAGER"
+
+// childMain is the manager in that process. It ends when its standard input does.
+func childMain() bool {
+	if os.Getenv(childVariable) == "" {
+		return false
+	}
+	m := New(Config{Logger: slog.New(slog.DiscardHandler)})
+	m.dialer.check = func(netip.AddrPort) error { return nil }
+	debug.SetGCPercent(50)
+	sessions, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	health, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	go func() {
+		for range time.Tick(500 * time.Millisecond) {
+			debug.FreeOSMemory() // what is measured is what is in use
+		}
+	}()
+	fmt.Println(sessions.Addr())
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	if err := m.serve(ctx, sessions, health); err != nil {
+		panic(err)
+	}
+	return true
+}
+
+func residentKB(t *testing.T, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kb, err := strconv.Atoi(strings.Fields(rest)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kb
+		}
+	}
+	t.Fatal("no VmRSS")
+	return 0
+}
+
+func TestMemoryPerIdleFlow(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("SKIPPED: reads /proc")
+	}
+	if raceEnabled {
+		t.Skip("SKIPPED: the race detector multiplies memory")
+	}
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), childVariable+"=1")
+	child.Stderr = os.Stderr
+	in, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer child.Wait()
+	defer in.Close()
+	addr, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	laptop := connect(t, strings.TrimSpace(addr))
+	hello(t, laptop, helloV1).next()
+	echo := netip.MustParseAddrPort(pod(t, func(c *net.TCPConn) { c.SetDeadline(time.Time{}); io.Copy(c, c) }))
+
+	flow := func(n int) {
+		t.Helper()
+		for range n {
+			st, err := laptop.Open(context.Background(), transport.Request{Proto: transport.ProtoTCP, Dst: echo})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { st.Reset() })
+			st.Write([]byte("x"))
+			if _, err := io.ReadFull(st, make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	settled := func() int { // the least of some measurements, as garbage goes
+		least := residentKB(t, child.Process.Pid)
+		for range 15 {
+			time.Sleep(100 * time.Millisecond)
+			least = min(least, residentKB(t, child.Process.Pid))
+		}
+		return least
+	}
+	const flows = 2000
+	flow(100) // whatever is made once
+	before := settled()
+	flow(flows)
+	after := settled()
+	perFlow := float64(after-before) / flows
+	t.Logf("resident: %d kB, with %d idle flows more %d kB: %.1f kB per flow", before, flows, after, perFlow)
+	if perFlow > 20 {
+		t.Errorf("an idle flow takes %.1f kB, more than 20", perFlow)
+	}
+}
