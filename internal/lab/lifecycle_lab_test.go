@@ -72,7 +72,7 @@ func TestLabLifecycle(t *testing.T) {
 				t.Errorf("up took %s", took)
 			}
 			// Somebody else's namespaces come and go beside ours.
-			other := l.config.Name + "-other"
+			other := fmt.Sprintf("other%d", os.Getpid())
 			if out, err := exec.Command("ip", "netns", "add", other).CombinedOutput(); err != nil {
 				t.Errorf("ip netns add: %v\n%s", err, out)
 			}
@@ -269,7 +269,7 @@ func checkCluster(t *testing.T, l *Lab) {
 	t.Helper()
 	nodes := strings.Fields(kubectl(t, l, Admin, "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].spec.nodeName}"))
 	slices.Sort(nodes)
-	if len(slices.Compact(nodes)) != min(2, l.config.Nodes) {
+	if nodes = slices.Compact(nodes); len(nodes) != min(2, l.config.Nodes) {
 		t.Errorf("the pods are on %v", nodes)
 	}
 	services := strings.Fields(kubectl(t, l, Admin, "get", "service", "web", "-o", "jsonpath={.spec.clusterIPs[*]}"))
@@ -446,7 +446,7 @@ func (l *Lab) leftovers() ([]string, error) {
 			return nil, err
 		}
 		for _, name := range names {
-			if strings.HasPrefix(filepath.Base(name), l.config.Name) && !strings.HasSuffix(name, "-other") {
+			if strings.HasPrefix(filepath.Base(name), l.config.Name) {
 				left = append(left, name)
 			}
 		}

@@ -39,7 +39,8 @@ type quoted struct{ netip.Addr }
 func (q quoted) String() string { return strconv.Quote(q.Addr.String()) }
 
 // nodesManifest has the Node objects, which kubelet finds there when it registers: so a node's pod range is certain
-// before its pod network is configured, and no cloud or IPAM controller has to give it one.
+// before its pod network is configured, and no cloud or IPAM controller has to give it one. The label is kubelet's too,
+// but the scheduler spreads pods over a node that is not ready yet only if it is there.
 func (c Config) nodesManifest() string {
 	var documents []string
 	for n := 1; n <= c.Nodes; n++ {
@@ -50,11 +51,12 @@ func (c Config) nodesManifest() string {
 		documents = append(documents, fmt.Sprintf(`apiVersion: v1
 kind: Node
 metadata:
-  name: %s
+  name: %[1]s
+  labels: {kubernetes.io/hostname: %[1]s}
 spec:
-  podCIDR: %q
+  podCIDR: %[2]q
   podCIDRs:
-%s`, c.NodeName(n), c.Families()[0].PodRange(n), ranges))
+%[3]s`, c.NodeName(n), c.Families()[0].PodRange(n), ranges))
 	}
 	return strings.Join(documents, "---\n")
 }

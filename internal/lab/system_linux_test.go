@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -154,6 +155,29 @@ func TestStateAndAttach(t *testing.T) {
 	}
 	if _, err := Attach(c); err == nil || errors.Is(err, ErrNotUp) {
 		t.Errorf("attaching to a broken state: %v", err)
+	}
+}
+
+// What a person sees when a component does not start.
+func TestPollTellsOfTheDead(t *testing.T) {
+	l := New(Config{Name: "x", Dir: t.TempDir()})
+	if err := os.MkdirAll(filepath.Join(l.dir(), "log"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(l.logFile("etcd"), []byte(strings.Repeat("before\n", 50)+"cannot open port\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.record(Process{Name: "etcd", PID: 1 << 22, Start: 7}); err != nil {
+		t.Fatal(err)
+	}
+	err := l.poll(t.Context(), time.Minute, []string{"kubelet", "etcd"}, func(context.Context) error { return io.EOF })
+	if err == nil || !strings.HasPrefix(err.Error(), "etcd has died; the end of "+l.logFile("etcd")+":\nbefore\n") || !strings.HasSuffix(err.Error(), "\ncannot open port") || strings.Count(err.Error(), "before") != 19 {
+		t.Errorf("got %v", err)
+	}
+	l = New(Config{Name: "y", Dir: t.TempDir()})
+	err = l.poll(t.Context(), time.Millisecond, nil, func(context.Context) error { return io.EOF })
+	if err == nil || err.Error() != "gave up after 1ms: EOF" {
+		t.Errorf("got %v", err)
 	}
 }
 
