@@ -134,6 +134,7 @@ func TestUDPWaitsForTheStream(t *testing.T) {
 }
 
 func TestUDPRefusal(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name  string
 		err   error
@@ -207,6 +208,7 @@ func TestUDPRefusalQuotes(t *testing.T) {
 }
 
 func TestUDPIdle(t *testing.T) {
+	t.Parallel()
 	closed := make(chan struct{})
 	k := newKernel(t, Config{
 		UDPIdle: time.Hour, DNSIdle: 300 * time.Millisecond,
@@ -231,6 +233,7 @@ func TestUDPIdle(t *testing.T) {
 }
 
 func TestPing(t *testing.T) {
+	t.Parallel()
 	testenv.NeedPrograms(t, "ping")
 	tests := []struct {
 		name string
@@ -359,6 +362,7 @@ func TestMulticastIsIgnored(t *testing.T) {
 }
 
 func TestLocalServices(t *testing.T) {
+	t.Parallel()
 	eachFamily(t, "tcp", func(t *testing.T, network string) {
 		k := newKernel(t, Config{Dialer: loopback()}) // which would find the ports of this machine
 		addr := pod(network)

@@ -2,6 +2,8 @@ package netstack
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -235,3 +237,26 @@ func isReset(err error) error {
 	}
 	return nil
 }
+
+var randomBlock = sync.OnceValue(func() []byte {
+	b := make([]byte, 1<<20+13)
+	rand.Read(b)
+	return b
+})
+
+// sendRandom sends size bytes that do not repeat at a power of two, and returns their checksum.
+func sendRandom(w io.Writer, size int) [32]byte {
+	block := randomBlock()
+	h := sha256.New()
+	for size > 0 {
+		n, err := w.Write(block[:min(size, len(block))])
+		h.Write(block[:n])
+		if err != nil {
+			break
+		}
+		size -= n
+	}
+	return [32]byte(h.Sum(nil))
+}
+
+func expected(size int) [32]byte { return sendRandom(io.Discard, size) }

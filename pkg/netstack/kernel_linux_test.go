@@ -83,7 +83,9 @@ func (k *kernel) mustConnect(network string, port uint16) *net.TCPConn {
 
 func eachFamily(t *testing.T, protocol string, test func(t *testing.T, network string)) {
 	for _, family := range []string{"4", "6"} {
-		t.Run("ipv"+family, func(t *testing.T) { test(t, protocol+family) })
+		t.Run("ipv"+family, func(t *testing.T) {
+			test(t, protocol+family)
+		})
 	}
 }
 

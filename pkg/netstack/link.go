@@ -123,7 +123,8 @@ func (l *link) write(o *outBuffer) error {
 func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 	for i, pkt := range packets.AsSlice() {
 		out := outBuffers.Get().(*outBuffer)
-		l.virtioHeader(pkt).Put(out.head[:])
+		virtio := l.virtioHeader(pkt)
+		virtio.Put(out.head[:])
 		out.pieces = append(out.pieces, out.head[:packet.VirtioLen])
 		views, skip := pkt.AsViewList()
 		for v := views.Front(); v != nil; v = v.Next() {
@@ -146,7 +147,7 @@ func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 
 // virtioHeader says what gVisor has left to the device: the checksum of most TCP packets, and the segmentation of long
 // ones.
-func (l *link) virtioHeader(pkt *stack.PacketBuffer) *packet.Virtio {
+func (l *link) virtioHeader(pkt *stack.PacketBuffer) packet.Virtio {
 	var v packet.Virtio
 	gso := &pkt.GSOOptions
 	if l.gso && gso.Type != stack.GSONone && gso.NeedsCsum {
@@ -162,7 +163,7 @@ func (l *link) virtioHeader(pkt *stack.PacketBuffer) *packet.Virtio {
 			v.GSOSize = gso.MSS
 		}
 	}
-	return &v
+	return v
 }
 
 // SupportedGSO implements stack.GSOEndpoint.

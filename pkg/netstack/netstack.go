@@ -40,9 +40,10 @@ type Device interface {
 //	syscall.EACCES         ICMP administratively prohibited
 //	anything else          nothing; when the application tries again, so does the stack
 type Dialer interface {
-	// DialTCP returns when the far dial has succeeded or failed.
+	// DialTCP returns when the far dial has succeeded or failed. ctx ends with the dial, not with the stream: earlier
+	// when the application gives up.
 	DialTCP(ctx context.Context, src, dst netip.AddrPort) (Stream, error)
-	// DialUDP returns at once; a refusal arrives as an error of ReadPacket.
+	// DialUDP returns at once; a refusal arrives as an error of ReadPacket. ctx ends with Run, as for DialEcho.
 	DialUDP(ctx context.Context, src, dst netip.AddrPort) (PacketStream, error)
 	// DialEcho is for pings from src to dst by one program. Packets of the stream are 2 bytes sequence number (big
 	// endian) and the payload; those written are requests, those read are replies.

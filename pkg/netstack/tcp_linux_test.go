@@ -2,7 +2,6 @@ package netstack
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 )
 
 func TestRefusedAndUnreachable(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name       string
 		err        error
@@ -56,6 +56,7 @@ func TestRefusedAndUnreachable(t *testing.T) {
 
 // An address from which nothing comes stays silent, and each SYN that comes after the dial has given up dials again.
 func TestSilence(t *testing.T) {
+	t.Parallel()
 	eachFamily(t, "tcp", func(t *testing.T, network string) {
 		var mu sync.Mutex
 		dials := 0
@@ -80,6 +81,7 @@ func TestSilence(t *testing.T) {
 
 // While the dial is under way, SYNs that come again are absorbed.
 func TestSlowDial(t *testing.T) {
+	t.Parallel()
 	port := serve(t, "tcp4", func(c *net.TCPConn) { io.WriteString(c, "hello") })
 	var mu sync.Mutex
 	dials := 0
@@ -160,34 +162,17 @@ func TestTransfer(t *testing.T) {
 		if [32]byte(h.Sum(nil)) != expected(size) {
 			t.Error("download: checksums differ")
 		}
+		g := k.stack.gv.Stats()
+		if n := g.DroppedPackets.Value(); n != 0 {
+			t.Errorf("gVisor dropped %d packets", n)
+		}
+		// A busy machine may keep an ACK waiting for longer than the timeout.
+		t.Logf("%d segments sent, %d of them again", g.TCP.SegmentsSent.Value(), g.TCP.Retransmits.Value())
 		if s := k.stack.Stats().TCP; s.BytesIn != size || s.BytesOut != size {
 			t.Errorf("stats %+v", s)
 		}
 	})
 }
-
-var randomBlock = sync.OnceValue(func() []byte {
-	b := make([]byte, 1<<20+13)
-	rand.Read(b)
-	return b
-})
-
-// sendRandom sends size bytes that do not repeat at a power of two, and returns their checksum.
-func sendRandom(w io.Writer, size int) [32]byte {
-	block := randomBlock()
-	h := sha256.New()
-	for size > 0 {
-		n, err := w.Write(block[:min(size, len(block))])
-		h.Write(block[:n])
-		if err != nil {
-			break
-		}
-		size -= n
-	}
-	return [32]byte(h.Sum(nil))
-}
-
-func expected(size int) [32]byte { return sendRandom(io.Discard, size) }
 
 func TestBannerFirst(t *testing.T) {
 	port := serve(t, "tcp4", func(c *net.TCPConn) {
@@ -238,6 +223,7 @@ func TestOneByteWrites(t *testing.T) {
 
 // printf x | nc -N: the answer comes long after the FIN.
 func TestHalfCloseByTheApplication(t *testing.T) {
+	t.Parallel()
 	eachFamily(t, "tcp", func(t *testing.T, network string) {
 		port := serve(t, network, func(c *net.TCPConn) {
 			got, _ := io.ReadAll(c)
@@ -256,6 +242,7 @@ func TestHalfCloseByTheApplication(t *testing.T) {
 }
 
 func TestHalfCloseByTheServer(t *testing.T) {
+	t.Parallel()
 	got := make(chan string, 1)
 	port := serve(t, "tcp4", func(c *net.TCPConn) {
 		io.WriteString(c, "bye")
@@ -332,6 +319,7 @@ func TestResetInFlight(t *testing.T) {
 }
 
 func TestResetByTheApplication(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name string
 		act  func(t *testing.T, c *net.TCPConn, server *serverSide)
@@ -393,6 +381,7 @@ type serverSide struct {
 
 // An application that resets while the cluster does not take its data gets its RST through.
 func TestResetWhileBlocked(t *testing.T) {
+	t.Parallel()
 	result := make(chan error, 1)
 	resume := make(chan struct{})
 	port := serve(t, "tcp4", func(c *net.TCPConn) {
@@ -480,7 +469,7 @@ func TestManyAtOnce(t *testing.T) {
 			t.Fatalf("connect: %v", err)
 		}
 	}
-	if s := k.stack.Stats().TCP; s.Refused != n {
+	if s := k.stack.Stats().TCP; s.Refused < n { // a SYN that was sent again may be refused again
 		t.Errorf("stats %+v", s)
 	}
 }
@@ -513,6 +502,7 @@ func TestBackpressureDown(t *testing.T) {
 
 // An application that vanishes without a word is noticed, also when it had sent its FIN.
 func TestKeepAlive(t *testing.T) {
+	t.Parallel()
 	for _, halfClosed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("half-closed=%v", halfClosed), func(t *testing.T) {
 			fin := make(chan struct{})
