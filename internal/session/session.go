@@ -191,6 +191,7 @@ func (s *Session) establish(ctx context.Context, g *errgroup.Group) error {
 		return err
 	}
 	g.Go(func() error { return s.maintain(ctx) })
+	g.Go(func() error { return s.watchWake(ctx) })
 	close(s.connected)
 	return nil
 }
@@ -288,6 +289,7 @@ func (s *Session) onState(state transport.State, cause error) {
 	switch state {
 	case transport.StateConnected:
 		s.status.Status, s.status.Error = api.StatusConnected, nil
+		s.poke() // another address of the API server may have to be kept out of the tunnel
 	default:
 		s.status.Status = api.StatusReconnecting
 	}
