@@ -288,19 +288,28 @@ func (f *datagramFlow) run() {
 	f.startDraining()
 	f.mu.Unlock()
 
-	if from, ok := stream.(PacketWriterTo); ok {
-		f.fail(from.WritePacketsTo(f.write))
-		return
-	}
-	buf := make([]byte, echoPrefix+maxPayload)
+	f.fail(f.copyDown(stream))
+}
+
+var packetBuffers = sync.Pool{New: func() any { return new([echoPrefix + maxPayload]byte) }}
+
+// copyDown writes to the application what comes from the stream, until that fails.
+func (f *datagramFlow) copyDown(stream PacketStream) error {
+	waiter, _ := stream.(interface{ Wait() error })
 	for {
-		n, err := stream.ReadPacket(buf)
-		if err == nil {
-			err = f.write(buf[:n])
+		if waiter != nil {
+			if err := waiter.Wait(); err != nil {
+				return err
+			}
 		}
+		buf := packetBuffers.Get().(*[echoPrefix + maxPayload]byte)
+		n, err := stream.ReadPacket(buf[:])
+		if err == nil {
+			f.write(buf[:n])
+		}
+		packetBuffers.Put(buf)
 		if err != nil {
-			f.fail(err)
-			return
+			return err
 		}
 	}
 }
@@ -313,9 +322,9 @@ func (f *datagramFlow) dial() (PacketStream, error) {
 	return dialer.DialEcho(f.d.s.ctx, f.key.src.Addr(), f.key.dst.Addr())
 }
 
-// write sends one packet of the stream to the application. The error is always nil: a packet that cannot be sent is
-// counted, and the flow goes on, as with any datagram.
-func (f *datagramFlow) write(p []byte) error {
+// write sends one packet of the stream to the application. One that cannot be sent is counted, and the flow goes on, as
+// with any datagram.
+func (f *datagramFlow) write(p []byte) {
 	f.touch()
 	link := f.d.s.link
 	var err error
@@ -324,17 +333,16 @@ func (f *datagramFlow) write(p []byte) error {
 		err = link.sendUDP(f.key.dst, f.key.src, p)
 	case len(p) < echoPrefix:
 		f.stats.dropped.Add(1)
-		return nil
+		return
 	default:
 		sequence := binary.BigEndian.Uint16(p)
 		err = link.sendEchoReply(f.key.dst.Addr(), f.key.src.Addr(), f.key.src.Port(), sequence, p[echoPrefix:])
 	}
 	if err != nil {
 		f.stats.dropped.Add(1)
-		return nil
+		return
 	}
 	f.stats.bytesIn.Add(uint64(len(p)))
-	return nil
 }
 
 // fail ends the flow, and tells the application why if there is a way to say it.

@@ -130,3 +130,51 @@ func measureOwn(t *testing.T, n int) uint64 {
 	_ = keep[len(keep)-1]
 	return after - before
 }
+
+// idlePackets is a PacketStream as the transport's should be.
+type idlePackets struct {
+	got    chan<- struct{}
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (s *idlePackets) Wait() error                    { <-s.closed; return net.ErrClosed }
+func (s *idlePackets) ReadPacket([]byte) (int, error) { panic("Wait has not returned") }
+func (s *idlePackets) WritePacket([]byte) error       { s.got <- struct{}{}; return nil }
+func (s *idlePackets) Close() error {
+	s.once.Do(func() { close(s.closed) })
+	return nil
+}
+
+// An idle UDP flow costs less than 8 KiB, until it is forgotten.
+func TestIdleUDPFlows(t *testing.T) {
+	const n, limit = 2000, 8 << 10
+	got := make(chan struct{}, n)
+	k := newKernel(t, Config{Dialer: dialer{udp: func(context.Context, netip.AddrPort, netip.AddrPort) (PacketStream, error) {
+		return &idlePackets{got: got, closed: make(chan struct{})}, nil
+	}}})
+	// One socket of the application makes all flows, to different ports.
+	var c *net.UDPConn
+	if err := k.ns.Do(func() (err error) { c, err = net.ListenUDP("udp4", nil); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	send := func(port int) {
+		c.WriteToUDPAddrPort([]byte("a datagram"), netip.AddrPortFrom(pod("udp4"), uint16(port)))
+		select {
+		case <-got:
+		case <-time.After(10 * time.Second):
+			t.Fatal("a datagram got lost")
+		}
+	}
+	send(1)
+	before := memory()
+	for i := range n {
+		send(1000 + i)
+	}
+	each := (int64(memory()) - int64(before)) / n
+	t.Logf("%d idle UDP flows: %d bytes each", n, each)
+	if each > limit {
+		t.Errorf("%d bytes for an idle UDP flow", each)
+	}
+}

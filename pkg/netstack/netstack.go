@@ -64,19 +64,14 @@ type Stream interface {
 
 // A PacketStream is the far half of a UDP or echo flow. Boundaries between packets are kept, and packets may be empty.
 // The stack reads in one goroutine and writes in another, and may Close at any time, which ends both.
+//
+// A PacketStream may have the method Wait() error, which blocks until ReadPacket would not, and returns the error that
+// it would. The stack then takes a buffer only for packets that are there.
 type PacketStream interface {
 	// ReadPacket reads one packet into p, which has room for the longest.
 	ReadPacket(p []byte) (int, error)
 	WritePacket(p []byte) error
 	io.Closer
-}
-
-// PacketWriterTo may be implemented by a [PacketStream]. The stack then calls it instead of ReadPacket, so that no
-// buffer of ours waits for packets.
-type PacketWriterTo interface {
-	// WritePacketsTo calls write with each packet that arrives, until write or the stream fails, and returns that
-	// error. write does not keep p.
-	WritePacketsTo(write func(p []byte) error) error
 }
 
 // Config is what a Stack works with. Device and Dialer are required; zero durations mean their defaults.
