@@ -1,0 +1,142 @@
+package install
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// terminatingTimeout bounds waiting for a namespace that is just being deleted.
+const terminatingTimeout = time.Minute
+
+func cut(resource string) (name, sub string, found bool) { return strings.Cut(resource, "/") }
+
+// apply puts one object into the cluster with server-side apply: it is created, or our fields of it become as
+// they should be. Doing so twice, from two laptops, at once, is no error.
+func apply(ctx context.Context, kube kubernetes.Interface, obj runtime.Object) error {
+	fields, err := applied(obj)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(fields)
+	if err != nil {
+		return fmt.Errorf("writing %T: %w", obj, err)
+	}
+	force := metav1.PatchOptions{FieldManager: fieldManager, Force: ptr(true)}
+	var what string
+	switch o := obj.(type) {
+	case *corev1.ServiceAccount:
+		what = "the ServiceAccount " + o.Namespace + "/" + o.Name
+		_, err = kube.CoreV1().ServiceAccounts(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+	case *appsv1.Deployment:
+		what = "the Deployment " + o.Namespace + "/" + o.Name
+		_, err = kube.AppsV1().Deployments(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+	case *rbacv1.ClusterRole:
+		what = "the ClusterRole " + o.Name
+		_, err = kube.RbacV1().ClusterRoles().Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+	case *rbacv1.ClusterRoleBinding:
+		what = "the ClusterRoleBinding " + o.Name
+		_, err = kube.RbacV1().ClusterRoleBindings().Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+	case *rbacv1.Role:
+		what = "the Role " + o.Namespace + "/" + o.Name
+		_, err = kube.RbacV1().Roles(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+	default:
+		return fmt.Errorf("applying %T: unknown kind", obj)
+	}
+	if err != nil {
+		return fmt.Errorf("applying %s: %w", what, err)
+	}
+	return nil
+}
+
+func applyAll(ctx context.Context, kube kubernetes.Interface, objects []runtime.Object) error {
+	for _, obj := range objects {
+		if err := apply(ctx, kube, obj); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// createNamespace makes the namespace unless it is there. One that is being deleted is waited for.
+func createNamespace(ctx context.Context, kube kubernetes.Interface, name string, tell func(format string, args ...any)) error {
+	ctx, cancel := context.WithTimeout(ctx, terminatingTimeout)
+	defer cancel()
+	for first := true; ; first = false {
+		existing, err := kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			_, err = kube.CoreV1().Namespaces().Create(ctx, namespaceObject(name), metav1.CreateOptions{FieldManager: fieldManager})
+			if err == nil {
+				return nil
+			}
+			if !apierrors.IsAlreadyExists(err) {
+				return fmt.Errorf("creating the namespace %s: %w", name, err)
+			}
+			if !first {
+				return nil
+			}
+			continue // is it another laptop's, or one that goes?
+		case err != nil:
+			return fmt.Errorf("looking for the namespace %s: %w", name, err)
+		case existing.DeletionTimestamp == nil:
+			return nil
+		}
+		tell("the namespace %s is being deleted: waiting for its end", name)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for the end of the namespace %s: %w", name, ctx.Err())
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// apiServers are the API server's addresses as pods reach them without kube-proxy: the endpoints of the
+// Service "kubernetes". nil where they cannot be read.
+func apiServers(ctx context.Context, kube kubernetes.Interface) []string {
+	list, err := kube.DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{
+		LabelSelector: discoveryv1.LabelServiceName + "=kubernetes",
+	})
+	if err != nil {
+		return nil // most often not permitted; the manager then has the ClusterIP only
+	}
+	var servers []string
+	for _, slice := range list.Items {
+		for _, port := range slice.Ports {
+			if port.Port == nil || port.Name != nil && *port.Name != "https" && *port.Name != "" {
+				continue
+			}
+			for _, e := range slice.Endpoints {
+				if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+					continue
+				}
+				for _, addr := range e.Addresses {
+					servers = append(servers, net.JoinHostPort(addr, itoa(int(*port.Port))))
+				}
+			}
+		}
+	}
+	slices.Sort(servers)
+	return slices.Compact(servers)
+}
+
+// isTerminating reports whether err says that the namespace is being deleted.
+func isTerminating(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
+}

@@ -1,0 +1,354 @@
+package install
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+)
+
+// Result says where the traffic manager runs.
+type Result struct {
+	Namespace string
+	Pod       string
+	Image     string // of the manager that runs, which need not be Options.Image
+	Installed bool   // now, or upgraded
+	RBAC      bool   // its rights were granted, or are there already as far as the user may see
+	Warnings  []string
+}
+
+const (
+	stepInstall = "Installing the traffic manager"
+	stepWait    = "Waiting for the traffic manager"
+)
+
+// Ensure finds the traffic manager, or installs it, and waits until a pod of it runs: two minutes at most.
+// Progress is told meanwhile. Errors are *api.Error. Several laptops may do so at once.
+func Ensure(ctx context.Context, c *cluster.Cluster, o Options) (Result, error) {
+	e := &ensurer{kube: c.Kube(), o: o, timeout: readyTimeout}
+	if err := e.run(ctx); err != nil {
+		return Result{}, c.Explain(err)
+	}
+	return e.result, nil
+}
+
+// FindPod returns the name of a pod in which the traffic manager runs, and waits for one until ctx ends.
+func FindPod(ctx context.Context, c *cluster.Cluster, namespace string) (string, error) {
+	w := waiter{kube: c.Kube(), namespace: namespace, timeout: readyTimeout}
+	pod, err := w.wait(ctx)
+	if err != nil {
+		return "", c.Explain(err)
+	}
+	return pod, nil
+}
+
+type ensurer struct {
+	kube    kubernetes.Interface
+	o       Options
+	timeout time.Duration
+	result  Result
+
+	generation int64 // of the Deployment after our apply; 0: we applied none
+}
+
+// why is the reason for which a namespace will not do.
+type why struct {
+	err     error // what the user is told if there is no other namespace
+	text    string
+	denials []cluster.Permission
+}
+
+func (e *ensurer) run(ctx context.Context) error {
+	ns := e.o.namespace()
+	no, err := e.try(ctx, ns)
+	if err != nil {
+		return err
+	}
+	if no != nil {
+		fallback := e.o.FallbackNamespace
+		if e.o.Namespace != "" || fallback == "" || fallback == ns {
+			return no.err
+		}
+		e.o.Namespace = fallback
+		also, err := e.try(ctx, fallback)
+		if err != nil {
+			return err
+		}
+		if also != nil {
+			return bothDenied(ns, no, fallback, also)
+		}
+		e.warn("the traffic manager runs in the namespace %s: %s in %s. To use one for the whole cluster, ask a cluster admin to run\n"+
+			"  kubevpn install\n  kubectl create rolebinding NAME --namespace=%s --role=%s --user=YOU", fallback, no.text, ns, ns, UserRole)
+	}
+	e.result.Namespace = e.o.namespace()
+	w := waiter{kube: e.kube, namespace: e.result.Namespace, generation: e.generation, timeout: e.timeout, tell: e.tellWait}
+	e.result.Pod, err = w.wait(ctx)
+	return err
+}
+
+func (e *ensurer) warn(format string, args ...any) {
+	e.result.Warnings = append(e.result.Warnings, fmt.Sprintf(format, args...))
+}
+
+func (e *ensurer) tellWait(format string, args ...any) { e.o.tell(stepWait, format, args...) }
+
+func (e *ensurer) tellInstall(format string, args ...any) { e.o.tell(stepInstall, format, args...) }
+
+// bothDenied is the end: neither namespace will do.
+func bothDenied(ns string, no *why, fallback string, also *why) error {
+	var verbs []string
+	for _, p := range also.denials {
+		verbs = append(verbs, p.Verb+" "+p.Resource)
+	}
+	return api.Errorf(api.ExitPermission, "the traffic manager can be installed neither in the namespace %s (%s) nor in %s (%s)", ns, no.text, fallback, also.text).
+		WithHint("Ask a cluster admin to run `kubevpn install` and then, for you,\n"+
+			"  kubectl create rolebinding NAME --namespace=%s --role=%s --user=YOU\n"+
+			"or to let you do this in %s: %s", ns, UserRole, fallback, strings.Join(verbs, ", "))
+}
+
+// try uses the manager in ns, or installs it there. It returns why ns will not do, if the reason is the
+// user's rights.
+func (e *ensurer) try(ctx context.Context, ns string) (*why, error) {
+	existing, err := e.existing(ctx, ns)
+	switch {
+	case apierrors.IsForbidden(err):
+		return denied(ns, "look for it", err), nil
+	case err != nil:
+		return nil, err
+	case existing != nil:
+		if lack := lacking(ctx, e.kube, toUse(ns)); len(lack) > 0 {
+			return mayNot(ns, "use it", lack), nil
+		}
+		return nil, e.use(ctx, ns, existing)
+	}
+	return e.install(ctx, ns)
+}
+
+// existing returns the manager's Deployment, or nil. One that is being deleted is waited for.
+func (e *ensurer) existing(ctx context.Context, ns string) (*appsv1.Deployment, error) {
+	ctx, cancel := context.WithTimeout(ctx, terminatingTimeout)
+	defer cancel()
+	for {
+		d, err := e.kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("looking for the traffic manager in %s: %w", ns, err)
+		}
+		if d.DeletionTimestamp == nil {
+			return d, nil
+		}
+		e.tellInstall("the one in %s is being deleted: waiting for its end", ns)
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for the end of the traffic manager in %s: %w", ns, ctx.Err())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func denied(ns, doing string, err error) *why {
+	w := &why{err: err, text: "you may not " + doing}
+	if _, p, ok := cluster.ParseDenial(err.Error()); ok {
+		w.denials = []cluster.Permission{p}
+	}
+	return w
+}
+
+func mayNot(ns, doing string, lack []cluster.Permission) *why {
+	return &why{
+		text: "you may not " + doing, denials: lack,
+		err: api.Errorf(api.ExitPermission, "you may not %s the traffic manager in the namespace %s: that needs %s", strings.Fields(doing)[0], ns, lack[0]).
+			WithHint("Ask a cluster admin to run `kubevpn install --manager-namespace %s` if it is not there, and then, for you,\n"+
+				"  kubectl create rolebinding NAME --namespace=%s --role=%s --user=YOU", ns, ns, UserRole),
+	}
+}
+
+// install makes a new manager in ns.
+func (e *ensurer) install(ctx context.Context, ns string) (*why, error) {
+	needs := append(toInstall(ns), toUse(ns)...)
+	_, err := e.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
+	create := apierrors.IsNotFound(err)
+	if create {
+		needs = append(needs, cluster.Permission{Verb: "create", Resource: "namespaces"})
+	} else if err != nil && !apierrors.IsForbidden(err) {
+		return nil, fmt.Errorf("looking for the namespace %s: %w", ns, err)
+	}
+	if lack := lacking(ctx, e.kube, needs); len(lack) > 0 {
+		return mayNot(ns, "install it", lack), nil
+	}
+	e.tellInstall("in the namespace %s, image %s", ns, e.o.Image)
+	if create || err == nil { // else the user may not look, and the namespace is there or the rest fails
+		if err := createNamespace(ctx, e.kube, ns, e.tellInstall); err != nil {
+			if apierrors.IsForbidden(err) {
+				return denied(ns, "create the namespace", err), nil
+			}
+			return nil, err
+		}
+	}
+	if err := e.applyManager(ctx, ns); err != nil {
+		if _, _, rbac := cluster.ParseDenial(err.Error()); rbac && apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+			return denied(ns, "install it", err), nil
+		}
+		return nil, err
+	}
+	return nil, nil
+}
+
+// applyManager applies everything that the user may, the Deployment last.
+func (e *ensurer) applyManager(ctx context.Context, ns string) error {
+	o := e.o
+	o.Namespace, o.APIServers = ns, apiServers(ctx, e.kube)
+	if err := e.grant(ctx, o); err != nil {
+		return err
+	}
+	if err := applyAll(ctx, e.kube, baseObjects(o)); err != nil {
+		return err
+	}
+	d, err := e.kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("reading the Deployment back: %w", err)
+	}
+	e.generation, e.result.Image, e.result.Installed = d.Generation, o.Image, true
+	return nil
+}
+
+// grant gives the manager its rights, if the user may; else it warns.
+func (e *ensurer) grant(ctx context.Context, o Options) error {
+	var reason string
+	if lack := lacking(ctx, e.kube, toGrant(o.namespace())); len(lack) > 0 {
+		reason = "you may not " + lack[0].String()
+	} else if err := applyAll(ctx, e.kube, rightsObjects(o)); apierrors.IsForbidden(err) {
+		reason = "the API server forbids it: " + err.Error()
+	} else if err != nil {
+		return err
+	} else {
+		e.result.RBAC = true
+		return nil
+	}
+	e.warn("the traffic manager gets no rights of its own (%s). It dials ClusterIPs as they are, which only works where kube-proxy does, "+
+		"and neither sees the nodes' pod networks nor the names of Services. Ask a cluster admin to run\n  kubevpn install --manager-namespace %s", reason, o.namespace())
+	return nil
+}
+
+// use takes a manager that is there.
+func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) error {
+	e.result.Image = imageOf(d)
+	broken := d.Status.AvailableReplicas == 0 && d.Status.ObservedGeneration == d.Generation && mature(d)
+	switch {
+	case e.o.Image == "" || e.result.Image == e.o.Image:
+	case e.o.Upgrade:
+		e.tellInstall("upgrading from image %s to %s", e.result.Image, e.o.Image)
+		return e.applyManager(ctx, ns)
+	case broken && len(lacking(ctx, e.kube, toInstall(ns))) == 0:
+		// Nobody's session can break with it.
+		e.warn("the traffic manager in %s did not run with image %s: it now has %s", ns, e.result.Image, e.o.Image)
+		return e.applyManager(ctx, ns)
+	default:
+		e.warn("the traffic manager in %s runs the image %s, and this kubevpn would install %s. `kubevpn connect --upgrade` replaces it; "+
+			"everybody's connections to it stall for some seconds then", ns, e.result.Image, e.o.Image)
+	}
+	return e.repair(ctx, ns, broken)
+}
+
+// mature is false in the first moments of a Deployment, when not to run is no fault yet.
+func mature(d *appsv1.Deployment) bool {
+	for _, c := range d.Status.Conditions {
+		if c.Type == appsv1.DeploymentAvailable && c.Status == corev1.ConditionFalse {
+			return time.Since(c.LastTransitionTime.Time) > 10*time.Second
+		}
+	}
+	return false
+}
+
+// repair puts back what is missing beside the Deployment, as far as the user may. What it cannot is left to
+// the manager, which says what it lacks. A Deployment that another tool manages is left alone.
+func (e *ensurer) repair(ctx context.Context, ns string, broken bool) error {
+	o := e.o
+	o.Namespace = ns
+	missing := func(err error) bool { return apierrors.IsNotFound(err) }
+	checks := []struct {
+		look func() error
+		obj  runtime.Object
+		need []cluster.Permission
+	}{
+		{func() error {
+			_, err := e.kube.CoreV1().ServiceAccounts(ns).Get(ctx, ManagerName, metav1.GetOptions{})
+			return err
+		}, serviceAccount(ns), toApply("", "serviceaccounts", ns)},
+		{func() error {
+			_, err := e.kube.RbacV1().ClusterRoles().Get(ctx, clusterName(ns), metav1.GetOptions{})
+			return err
+		}, clusterRole(ns), toApply(rbacv1.GroupName, "clusterroles", "")},
+		{func() error {
+			_, err := e.kube.RbacV1().ClusterRoleBindings().Get(ctx, clusterName(ns), metav1.GetOptions{})
+			return err
+		}, clusterRoleBinding(ns), toApply(rbacv1.GroupName, "clusterrolebindings", "")},
+		{func() error {
+			_, err := e.kube.RbacV1().Roles(ns).Get(ctx, UserRole, metav1.GetOptions{})
+			return err
+		}, userRole(ns), toApply(rbacv1.GroupName, "roles", ns)},
+	}
+	errs := make([]error, len(checks))
+	var wg sync.WaitGroup
+	for i := range checks {
+		wg.Go(func() { errs[i] = checks[i].look() })
+	}
+	wg.Wait()
+	e.result.RBAC = errs[1] == nil && errs[2] == nil
+	for i, c := range checks {
+		if !missing(errs[i]) || len(lacking(ctx, e.kube, c.need)) > 0 {
+			continue
+		}
+		if err := apply(ctx, e.kube, c.obj); apierrors.IsForbidden(err) {
+			continue // RBAC lets nobody grant what they do not hold
+		} else if err != nil {
+			return err
+		}
+		e.tellInstall("put the %T back", c.obj)
+		if i == 0 && broken {
+			if err := e.restart(ctx, ns); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// restart makes new pods at once: the controller retries those that could not be created ever more slowly.
+func (e *ensurer) restart(ctx context.Context, ns string) error {
+	patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{%q:%q}}}}}`, annotationRestarted, time.Now().UTC().Format(time.RFC3339))
+	d, err := e.kube.AppsV1().Deployments(ns).Patch(ctx, ManagerName, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: fieldManager})
+	if err != nil {
+		return fmt.Errorf("restarting the traffic manager: %w", err)
+	}
+	e.generation = d.Generation
+	return nil
+}
+
+func imageOf(d *appsv1.Deployment) string {
+	for _, c := range d.Spec.Template.Spec.Containers {
+		if c.Name == containerName {
+			return c.Image
+		}
+	}
+	return ""
+}
+
+func event(step, format string, args ...any) api.Event {
+	return api.Event{Time: time.Now(), Step: step, Detail: fmt.Sprintf(format, args...)}
+}

@@ -1,0 +1,68 @@
+package install
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+)
+
+// Manifest is everything that an admin's install applies, as YAML documents for `kubectl apply -f -` or a
+// repository. The namespace is among them. It asks no cluster: put the API server's addresses into
+// Options.APIServers where no kube-proxy runs.
+func Manifest(o Options) ([]byte, error) {
+	var out bytes.Buffer
+	objects := append([]runtime.Object{namespaceObject(o.namespace())}, append(rightsObjects(o), baseObjects(o)...)...)
+	for i, obj := range objects {
+		if i > 0 {
+			out.WriteString("---\n")
+		}
+		fields, err := applied(obj)
+		if err != nil {
+			return nil, err
+		}
+		text, err := yaml.Marshal(fields)
+		if err != nil {
+			return nil, fmt.Errorf("writing the manifest: %w", err)
+		}
+		out.Write(text)
+	}
+	return out.Bytes(), nil
+}
+
+// applied is obj as server-side apply wants it: the fields that we have an opinion on, and no others.
+func applied(obj runtime.Object) (map[string]any, error) {
+	data, err := json.Marshal(obj)
+	if err != nil {
+		return nil, fmt.Errorf("writing %T: %w", obj, err)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return nil, fmt.Errorf("reading %T back: %w", obj, err)
+	}
+	delete(fields, "status")
+	prune(fields)
+	return fields, nil
+}
+
+// prune removes what Go writes for fields that are not set.
+func prune(fields map[string]any) {
+	for key, value := range fields {
+		switch v := value.(type) {
+		case nil:
+			delete(fields, key)
+		case map[string]any:
+			if prune(v); len(v) == 0 {
+				delete(fields, key)
+			}
+		case []any:
+			for _, item := range v {
+				if m, ok := item.(map[string]any); ok {
+					prune(m)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,269 @@
+package install
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/version"
+)
+
+const (
+	// DefaultNamespace is where the traffic manager lives unless the user says otherwise.
+	DefaultNamespace = "kubevpn"
+	// ManagerName is the name of the Deployment and of what belongs to it.
+	ManagerName = "kubevpn-traffic-manager"
+	// UserRole is the Role in the manager's namespace that an admin binds to those who may connect.
+	UserRole = ManagerName + "-user"
+	// containerName is the only container of the manager's pod.
+	containerName = "manager"
+
+	fieldManager = "kubevpn"
+
+	labelName      = "app.kubernetes.io/name"
+	labelComponent = "app.kubernetes.io/component"
+	labelManagedBy = "app.kubernetes.io/managed-by"
+	labelVersion   = "app.kubernetes.io/version"
+	// labelNamespace ties cluster-wide objects to the manager's namespace.
+	labelNamespace = "kubevpn/namespace"
+	// annotationCreated marks a namespace that we made, and so may delete.
+	annotationCreated = "kubevpn/created"
+	// annotationRestarted, changed, makes new pods.
+	annotationRestarted = "kubevpn/restarted"
+
+	// nonroot is the user of the manager's image; any other but 0 would do.
+	nonroot = 65532
+)
+
+// Options say what to install, and where.
+type Options struct {
+	// Namespace of the traffic manager. Empty: DefaultNamespace, else FallbackNamespace. A namespace that
+	// is given has no fallback.
+	Namespace         string
+	FallbackNamespace string          // the user's current namespace
+	Image             string          // reference of the traffic manager's image
+	Upgrade           bool            // replace a manager that runs another image
+	Progress          func(api.Event) // told what is being done; may be nil
+	// APIServers are "host:port" of the API server as pods reach it without kube-proxy. Ensure fills it in.
+	APIServers []string
+}
+
+func (o Options) namespace() string { return cmp.Or(o.Namespace, DefaultNamespace) }
+
+func (o Options) tell(step, format string, args ...any) {
+	if o.Progress != nil {
+		o.Progress(event(step, format, args...))
+	}
+}
+
+// selectorLabels find the manager's pods. They can never change: a Deployment's selector is immutable.
+func selectorLabels() map[string]string {
+	return map[string]string{labelName: "kubevpn", labelComponent: "traffic-manager"}
+}
+
+func labels() map[string]string {
+	m := selectorLabels()
+	m[labelManagedBy] = "kubevpn"
+	m[labelVersion] = labelValue(version.String())
+	return m
+}
+
+// labelValue makes s a valid label value.
+func labelValue(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.", r) {
+			return r
+		}
+		return '-'
+	}, s)
+	return strings.Trim(s[:min(len(s), 63)], "-_.")
+}
+
+func meta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels()}
+}
+
+// clusterName is the name of the manager's cluster-wide objects: several managers may share a cluster.
+func clusterName(namespace string) string { return ManagerName + "-" + namespace }
+
+func clusterMeta(namespace string) metav1.ObjectMeta {
+	m := meta("", clusterName(namespace))
+	m.Labels[labelNamespace] = namespace
+	return m
+}
+
+// namespaceObject is the namespace as we create it. It admits only pods as harmless as ours.
+func namespaceObject(name string) *corev1.Namespace {
+	m := meta("", name)
+	m.Labels["pod-security.kubernetes.io/enforce"] = "restricted"
+	m.Annotations = map[string]string{annotationCreated: "true"}
+	return &corev1.Namespace{TypeMeta: typeMeta("v1", "Namespace"), ObjectMeta: m}
+}
+
+// baseObjects are what any manager needs, in the order of their creation.
+func baseObjects(o Options) []runtime.Object {
+	return []runtime.Object{serviceAccount(o.namespace()), deployment(o)}
+}
+
+// rightsObjects are what an admin adds: the manager's rights, and the role for its users.
+func rightsObjects(o Options) []runtime.Object {
+	ns := o.namespace()
+	return []runtime.Object{clusterRole(ns), clusterRoleBinding(ns), userRole(ns)}
+}
+
+func serviceAccount(namespace string) *corev1.ServiceAccount {
+	return &corev1.ServiceAccount{
+		TypeMeta:                     typeMeta("v1", "ServiceAccount"),
+		ObjectMeta:                   meta(namespace, ManagerName),
+		AutomountServiceAccountToken: ptr(false), // the manager's pod asks for it itself
+	}
+}
+
+// clusterRole is all that the manager may do: see Services and their endpoints, and the two kinds of objects
+// that tell the cluster's networks.
+func clusterRole(namespace string) *rbacv1.ClusterRole {
+	read := []string{"get", "list", "watch"}
+	return &rbacv1.ClusterRole{
+		TypeMeta:   typeMeta("rbac.authorization.k8s.io/v1", "ClusterRole"),
+		ObjectMeta: clusterMeta(namespace),
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"services", "nodes"}, Verbs: read},
+			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: read},
+			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: read},
+		},
+	}
+}
+
+func clusterRoleBinding(namespace string) *rbacv1.ClusterRoleBinding {
+	return &rbacv1.ClusterRoleBinding{
+		TypeMeta:   typeMeta("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"),
+		ObjectMeta: clusterMeta(namespace),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterName(namespace)},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: ManagerName}},
+	}
+}
+
+// userRole is what a laptop needs in the manager's namespace. WebSocket port-forwards need get before
+// Kubernetes 1.35 and create from then on.
+func userRole(namespace string) *rbacv1.Role {
+	return &rbacv1.Role{
+		TypeMeta:   typeMeta("rbac.authorization.k8s.io/v1", "Role"),
+		ObjectMeta: meta(namespace, UserRole),
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"pods/portforward"}, Verbs: []string{"create", "get"}},
+			{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"get"}},
+		},
+	}
+}
+
+func deployment(o Options) *appsv1.Deployment {
+	return &appsv1.Deployment{
+		TypeMeta:   typeMeta("apps/v1", "Deployment"),
+		ObjectMeta: meta(o.namespace(), ManagerName),
+		Spec: appsv1.DeploymentSpec{
+			Replicas:             ptr[int32](1),
+			RevisionHistoryLimit: ptr[int32](2),
+			Selector:             &metav1.LabelSelector{MatchLabels: selectorLabels()},
+			Template:             corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels()}, Spec: podSpec(o)},
+			// The new manager runs before the old one goes, so that sessions have somewhere to go on.
+			Strategy: appsv1.DeploymentStrategy{
+				Type: appsv1.RollingUpdateDeploymentStrategyType,
+				RollingUpdate: &appsv1.RollingUpdateDeployment{
+					MaxUnavailable: ptr(intstr.FromInt32(0)),
+					MaxSurge:       ptr(intstr.FromInt32(1)),
+				},
+			},
+		},
+	}
+}
+
+// podSpec is admitted where pod security enforces "restricted".
+func podSpec(o Options) corev1.PodSpec {
+	return corev1.PodSpec{
+		ServiceAccountName:            ManagerName,
+		AutomountServiceAccountToken:  ptr(true),
+		EnableServiceLinks:            ptr(false), // thousands of variables in a namespace full of Services
+		TerminationGracePeriodSeconds: ptr[int64](5),
+		NodeSelector:                  map[string]string{corev1.LabelOSStable: "linux"},
+		SecurityContext: &corev1.PodSecurityContext{
+			RunAsNonRoot:   ptr(true),
+			RunAsUser:      ptr[int64](nonroot),
+			RunAsGroup:     ptr[int64](nonroot),
+			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			// Pings without a capability. It is one of the sysctls that Kubernetes calls safe.
+			Sysctls: []corev1.Sysctl{{Name: "net.ipv4.ping_group_range", Value: "0 2147483647"}},
+		},
+		Containers: []corev1.Container{{
+			Name:            containerName,
+			Image:           o.Image,
+			ImagePullPolicy: corev1.PullIfNotPresent,
+			Args:            []string{"manager"},
+			Env:             environment(o),
+			Ports:           []corev1.ContainerPort{{Name: "health", ContainerPort: api.HealthPort, Protocol: corev1.ProtocolTCP}},
+			// No memory limit: what the manager uses follows its users' flows, and a limit would end all of
+			// their sessions at once. Its buffers are bounded per flow.
+			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceCPU:    resource.MustParse("50m"),
+				corev1.ResourceMemory: resource.MustParse("32Mi"),
+			}},
+			LivenessProbe:  probe("/livez", 10),
+			ReadinessProbe: probe("/readyz", 2),
+			// Its last words are in the pod's status, where no right to read logs is needed.
+			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+			SecurityContext: &corev1.SecurityContext{
+				AllowPrivilegeEscalation: ptr(false),
+				ReadOnlyRootFilesystem:   ptr(true),
+				Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			},
+		}},
+	}
+}
+
+func probe(path string, period int32) *corev1.Probe {
+	return &corev1.Probe{
+		ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
+			Path: path, Port: intstr.FromString("health"), Scheme: corev1.URISchemeHTTP,
+		}},
+		PeriodSeconds: period, TimeoutSeconds: 2, FailureThreshold: 3, SuccessThreshold: 1,
+	}
+}
+
+func environment(o Options) []corev1.EnvVar {
+	field := func(name, path string) corev1.EnvVar {
+		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path},
+		}}
+	}
+	env := []corev1.EnvVar{
+		field("POD_NAME", "metadata.name"),
+		field("POD_IP", "status.podIPs"), // of both families, with a comma
+		field("POD_NAMESPACE", "metadata.namespace"),
+		field("NODE_NAME", "spec.nodeName"),
+	}
+	if len(o.APIServers) > 0 {
+		servers := slices.Clone(o.APIServers)
+		slices.Sort(servers)
+		// Where no kube-proxy runs, the API server's ClusterIP leads nowhere.
+		env = append(env, corev1.EnvVar{Name: "KUBEVPN_APISERVERS", Value: strings.Join(servers, ",")})
+	}
+	return env
+}
+
+func typeMeta(version, kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: version, Kind: kind}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func itoa(n int) string { return strconv.Itoa(n) }
