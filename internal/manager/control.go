@@ -67,24 +67,25 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 
 // tell writes notices until the stream ends.
 func (s *session) tell(ctx context.Context, laptop *json.Encoder) error {
-	now, newer := s.m.board.read()
-	state := now.state
-	state.Sessions = int(s.m.publisher.sessions.Load()) // this one may be younger than the notice
-	messages := append([]api.ControlMessage{{Hello: s.m.hello(state)}}, changes(&notice{state: now.state}, now)...)
+	latest, newer := s.m.board.read()
+	first := *latest
+	first.state.Sessions = int(s.m.publisher.sessions.Load()) // this one may be younger than the notice
+	told := &first
+	messages := append([]api.ControlMessage{{Hello: s.m.hello(first.state)}}, changes(&notice{state: first.state}, told)...)
 	for {
 		for _, message := range messages {
 			if err := laptop.Encode(message); err != nil {
 				return nil // the laptop is gone
 			}
 		}
-		told := now
 		select {
 		case <-newer:
 		case <-ctx.Done():
 			return nil
 		}
-		now, newer = s.m.board.read()
-		messages = changes(told, now)
+		latest, newer = s.m.board.read()
+		messages = changes(told, latest)
+		told = latest
 	}
 }
 

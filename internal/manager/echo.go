@@ -1,7 +1,9 @@
 package manager
 
 import (
+	"fmt"
 	"net/netip"
+	"syscall"
 
 	"kubevpn/pkg/transport"
 )
@@ -19,7 +21,7 @@ type pinger interface {
 // who could (where kube-proxy uses IPVS the node would, and that proves nothing), so it is silent.
 func (d *dialer) openEcho(dst netip.Addr) (pinger, error) {
 	if _, ok := d.balancer.Service(dst); ok {
-		return nil, transport.CodeTimeout.Err()
+		return nil, fmt.Errorf("%v is a ClusterIP, which answers no ping: %w", dst, syscall.ETIMEDOUT)
 	}
 	if err := d.check(netip.AddrPortFrom(dst, 0)); err != nil {
 		return nil, err

@@ -1,10 +1,10 @@
 package manager
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
-
-	"kubevpn/pkg/transport"
+	"syscall"
 )
 
 // filter says where the manager may be sent. A laptop may reach through it what a pod may reach, but not the
@@ -47,10 +47,10 @@ func (f *filter) allows(dst netip.AddrPort) bool {
 // isThisNetwork reports whether addr is in 0.0.0.0/8: Linux takes some of it for this host.
 func isThisNetwork(addr netip.Addr) bool { return addr.Is4() && addr.As4()[0] == 0 }
 
-// check returns the code for dst, as an error that transport.CodeOf knows.
+// check returns an error that Is EACCES if dst may not be dialled.
 func (f *filter) check(dst netip.AddrPort) error {
 	if f.allows(dst) {
 		return nil
 	}
-	return transport.CodeProhibited.Err()
+	return fmt.Errorf("dialling %v is not allowed: %w", dst, syscall.EACCES)
 }

@@ -40,14 +40,12 @@ func (s *session) serve(ctx context.Context) {
 	if missing, _ := s.m.watcher.state(); len(missing) > 0 {
 		s.m.watcher.poke() // an admin may have granted it just now
 	}
-	s.log.Info("session begins")
 	var flows sync.WaitGroup
 	defer flows.Wait()
 	for {
 		in, err := s.s.Accept(ctx)
 		if err != nil {
-			s.log.Info("session ends", "err", err)
-			return
+			return // the transport has logged why
 		}
 		flows.Go(func() { s.answer(ctx, in) })
 	}

@@ -3,13 +3,13 @@ package manager
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"syscall"
 	"time"
 
 	"kubevpn/pkg/balancer"
-	"kubevpn/pkg/transport"
 )
 
 const (
@@ -44,9 +44,9 @@ func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller)
 	pick, verdict := d.balancer.Pick(protocol, dst, by.client, by.scheduler)
 	switch verdict {
 	case balancer.Refused:
-		return pick, transport.CodeRefused.Err()
-	case balancer.Dropped:
-		return pick, transport.CodeTimeout.Err() // silence; the laptop's next SYN asks anew
+		return pick, fmt.Errorf("no Service port or no ready endpoint at %v: %w", dst, syscall.ECONNREFUSED)
+	case balancer.Dropped: // silence; the laptop's next SYN asks anew
+		return pick, fmt.Errorf("internalTrafficPolicy Local and no endpoint on the manager's node for %v: %w", dst, syscall.ETIMEDOUT)
 	}
 	return pick, nil
 }
