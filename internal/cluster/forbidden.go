@@ -51,16 +51,39 @@ func (p Permission) resource() string {
 // GrantCommands are the two kubectl commands with which an admin gives user the permission.
 func (p Permission) GrantCommands(user string) string {
 	name := "kubevpn-" + strings.NewReplacer("/", "-", ".", "-").Replace(p.Verb+"-"+p.Resource)
-	subject := "--user=" + quote(user)
-	if ns, sa, ok := strings.Cut(strings.TrimPrefix(user, "system:serviceaccount:"), ":"); ok && strings.HasPrefix(user, "system:serviceaccount:") {
-		subject = "--serviceaccount=" + ns + ":" + sa
-	}
+	subject := subject(user)
 	if p.Namespace == "" {
 		return fmt.Sprintf("kubectl create clusterrole %s --verb=%s --resource=%s\n"+
 			"kubectl create clusterrolebinding %s --clusterrole=%s %s", name, p.Verb, p.resource(), name, name, subject)
 	}
 	return fmt.Sprintf("kubectl create role %s --namespace=%s --verb=%s --resource=%s\n"+
 		"kubectl create rolebinding %s --namespace=%s --role=%s %s", name, p.Namespace, p.Verb, p.resource(), name, p.Namespace, name, subject)
+}
+
+// BindCommand is the kubectl command with which an admin gives user an existing Role. An empty user leaves a
+// place for the name.
+func BindCommand(namespace, role, user string) string {
+	name := role
+	if user != "" {
+		last := user[strings.LastIndex(user, ":")+1:]
+		name += "-" + strings.Map(func(r rune) rune {
+			if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+				return r
+			}
+			return '-'
+		}, strings.ToLower(last))
+	} else {
+		user = "USER"
+	}
+	return fmt.Sprintf("kubectl create rolebinding %s --namespace=%s --role=%s %s", name, namespace, role, subject(user))
+}
+
+// subject is kubectl's flag for a user or a ServiceAccount.
+func subject(user string) string {
+	if account, ok := strings.CutPrefix(user, "system:serviceaccount:"); ok {
+		return "--serviceaccount=" + account
+	}
+	return "--user=" + quote(user)
 }
 
 // quote makes a word safe for a shell.

@@ -40,9 +40,9 @@ func watchServices(ctx context.Context, kube kubernetes.Interface, namespace str
 			return services.Watch(ctx, o)
 		},
 	}, kube)
-	quiet := klog.New(nil) // what goes wrong on the way is retried, and client-go writes to standard error
+	quiet := klog.Logger{} // what goes wrong on the way is retried, and client-go writes to standard error
 	cache.NewReflectorWithOptions(lw, &corev1.Service{}, nameFeed{namespace, f},
-		cache.ReflectorOptions{Name: "services", Logger: &quiet}).RunWithContext(ctx)
+		cache.ReflectorOptions{Name: "services", Logger: &quiet}).RunWithContext(klog.NewContext(ctx, quiet))
 	return nil
 }
 

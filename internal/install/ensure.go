@@ -88,10 +88,10 @@ func (e *ensurer) run(ctx context.Context) error {
 			return err
 		}
 		if also != nil {
-			return bothDenied(ns, no, fallback, also)
+			return e.bothDenied(ctx, ns, no, fallback, also)
 		}
-		e.warn("the traffic manager runs in the namespace %s: %s in %s. To use one for the whole cluster, ask a cluster admin to run\n"+
-			"  kubevpn install\n  kubectl create rolebinding NAME --namespace=%s --role=%s --user=YOU", fallback, no.text, ns, ns, UserRole)
+		e.warn("the traffic manager runs in the namespace %s: %s in %s. To use one for the whole cluster, ask a cluster admin to run\n%s",
+			fallback, no.text, ns, e.ask(ctx, ns))
 	}
 	e.result.Namespace = e.o.namespace()
 	w := waiter{kube: e.kube, namespace: e.result.Namespace, generation: e.generation, timeout: e.timeout, tell: e.tellWait}
@@ -108,15 +108,13 @@ func (e *ensurer) tellWait(format string, args ...any) { e.o.tell(stepWait, form
 func (e *ensurer) tellInstall(format string, args ...any) { e.o.tell(stepInstall, format, args...) }
 
 // bothDenied is the end: neither namespace will do.
-func bothDenied(ns string, no *why, fallback string, also *why) error {
+func (e *ensurer) bothDenied(ctx context.Context, ns string, no *why, fallback string, also *why) error {
 	var verbs []string
 	for _, p := range also.denials {
 		verbs = append(verbs, p.Verb+" "+p.Resource)
 	}
 	return api.Errorf(api.ExitPermission, "the traffic manager can be installed neither in the namespace %s (%s) nor in %s (%s)", ns, no.text, fallback, also.text).
-		WithHint("Ask a cluster admin to run `kubevpn install` and then, for you,\n"+
-			"  kubectl create rolebinding NAME --namespace=%s --role=%s --user=YOU\n"+
-			"or to let you do this in %s: %s", ns, UserRole, fallback, strings.Join(verbs, ", "))
+		WithHint("Ask a cluster admin to run\n%s\nor to let you do this in %s: %s", e.ask(ctx, ns), fallback, strings.Join(verbs, ", "))
 }
 
 // try uses the manager in ns, or installs it there. It returns why ns will not do, if the reason is the
@@ -125,12 +123,12 @@ func (e *ensurer) try(ctx context.Context, ns string) (*why, error) {
 	existing, err := e.existing(ctx, ns)
 	switch {
 	case apierrors.IsForbidden(err):
-		return denied(ns, "look for it", err), nil
+		return e.denied(ctx, ns, "look for it", err), nil
 	case err != nil:
 		return nil, err
 	case existing != nil:
 		if lack := lacking(ctx, e.kube, toUse(ns)); len(lack) > 0 {
-			return mayNot(ns, "use it", lack), nil
+			return e.mayNot(ctx, ns, "use it", lack), nil
 		}
 		return nil, e.use(ctx, ns, existing)
 	}
@@ -161,21 +159,29 @@ func (e *ensurer) existing(ctx context.Context, ns string) (*appsv1.Deployment, 
 	}
 }
 
-func denied(ns, doing string, err error) *why {
-	w := &why{err: err, text: "you may not " + doing}
+// denied is for a request that was refused.
+func (e *ensurer) denied(ctx context.Context, ns, doing string, err error) *why {
 	if _, p, ok := cluster.ParseDenial(err.Error()); ok {
-		w.denials = []cluster.Permission{p}
+		return e.mayNot(ctx, ns, doing, []cluster.Permission{p})
 	}
-	return w
+	return &why{err: err, text: "you may not " + doing}
 }
 
-func mayNot(ns, doing string, lack []cluster.Permission) *why {
+func (e *ensurer) mayNot(ctx context.Context, ns, doing string, lack []cluster.Permission) *why {
 	return &why{
 		text: "you may not " + doing, denials: lack,
-		err: api.Errorf(api.ExitPermission, "you may not %s the traffic manager in the namespace %s: that needs %s", strings.Fields(doing)[0], ns, lack[0]).
-			WithHint("Ask a cluster admin to run `kubevpn install --manager-namespace %s` if it is not there, and then, for you,\n"+
-				"  kubectl create rolebinding NAME --namespace=%s --role=%s --user=YOU", ns, ns, UserRole),
+		err: api.Errorf(api.ExitPermission, "you may not %s in the namespace %s: that needs the right to %s", strings.Replace(doing, "it", "the traffic manager", 1), ns, lack[0]).
+			WithHint("Ask a cluster admin to run\n%s", e.ask(ctx, ns)),
 	}
+}
+
+// ask is what an admin must run so that the user can use a manager in ns.
+func (e *ensurer) ask(ctx context.Context, ns string) string {
+	install := "kubevpn install"
+	if ns != DefaultNamespace {
+		install += " --manager-namespace " + ns
+	}
+	return "  " + install + "\n  " + cluster.BindCommand(ns, UserRole, username(ctx, e.kube))
 }
 
 // install makes a new manager in ns.
@@ -189,20 +195,20 @@ func (e *ensurer) install(ctx context.Context, ns string) (*why, error) {
 		return nil, fmt.Errorf("looking for the namespace %s: %w", ns, err)
 	}
 	if lack := lacking(ctx, e.kube, needs); len(lack) > 0 {
-		return mayNot(ns, "install it", lack), nil
+		return e.mayNot(ctx, ns, "install it", lack), nil
 	}
 	e.tellInstall("in the namespace %s, image %s", ns, e.o.Image)
 	if create || err == nil { // else the user may not look, and the namespace is there or the rest fails
 		if err := createNamespace(ctx, e.kube, ns, e.tellInstall); err != nil {
 			if apierrors.IsForbidden(err) {
-				return denied(ns, "create the namespace", err), nil
+				return e.denied(ctx, ns, "create the namespace", err), nil
 			}
 			return nil, err
 		}
 	}
 	if err := e.applyManager(ctx, ns); err != nil {
 		if _, _, rbac := cluster.ParseDenial(err.Error()); rbac && apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-			return denied(ns, "install it", err), nil
+			return e.denied(ctx, ns, "install it", err), nil
 		}
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -70,4 +71,13 @@ func toGrant(namespace string) []cluster.Permission {
 	all := toApply(group, "clusterroles", "")
 	all = append(all, toApply(group, "clusterrolebindings", "")...)
 	return append(all, toApply(group, "roles", namespace)...)
+}
+
+// username is the name under which the cluster knows the user, "" where it does not tell.
+func username(ctx context.Context, kube kubernetes.Interface) string {
+	review, err := kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return "" // before Kubernetes 1.28
+	}
+	return review.Status.UserInfo.Username
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -67,6 +68,9 @@ func (w *waiter) wait(ctx context.Context) (string, error) {
 			return "", w.end(ctx)
 		case <-changed:
 		case <-timer.C:
+		}
+		if !podStore.listed.Load() {
+			continue // there may be pods
 		}
 		s := scene{namespace: w.namespace, generation: w.generation}
 		for _, obj := range deployments.List() {
@@ -143,6 +147,7 @@ func (w *waiter) end(ctx context.Context) error {
 type followed struct {
 	cache.Store
 	changed chan<- struct{}
+	listed  *atomic.Bool // once
 	done    *sync.WaitGroup
 }
 
@@ -162,9 +167,10 @@ func follow[L runtime.Object](ctx context.Context, kube kubernetes.Interface, ch
 			return watcher(ctx, choose(o))
 		},
 	}, kube)
-	f := followed{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: changed, done: new(sync.WaitGroup)}
-	quiet := klog.New(nil)
+	f := followed{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: changed, listed: new(atomic.Bool), done: new(sync.WaitGroup)}
+	quiet := klog.Logger{}
 	reflector := cache.NewReflectorWithOptions(lw, kind, f, cache.ReflectorOptions{Name: "install", Logger: &quiet})
+	ctx = klog.NewContext(ctx, quiet) // or it writes to standard error
 	f.done.Go(func() { reflector.RunWithContext(ctx) })
 	return f
 }
@@ -181,5 +187,7 @@ func (f followed) Add(obj any) error    { return f.notify(f.Store.Add(obj)) }
 func (f followed) Update(obj any) error { return f.notify(f.Store.Update(obj)) }
 func (f followed) Delete(obj any) error { return f.notify(f.Store.Delete(obj)) }
 func (f followed) Replace(list []any, version string) error {
-	return f.notify(f.Store.Replace(list, version))
+	err := f.Store.Replace(list, version)
+	f.listed.Store(true)
+	return f.notify(err)
 }
