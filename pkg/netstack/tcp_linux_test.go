@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestRefusedAndUnreachable(t *testing.T) {
@@ -541,4 +543,53 @@ func TestKeepAlive(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An application may ask for tiny segments.
+func TestSmallSegments(t *testing.T) {
+	const size = 4 << 20
+	port := serve(t, "tcp4", func(c *net.TCPConn) { io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c}); c.CloseWrite() })
+	k := newKernel(t, Config{Dialer: loopback()})
+	for _, mss := range []int{88, 536} {
+		var conn net.Conn
+		err := k.ns.Do(func() (err error) {
+			d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+				var err error
+				c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG, mss) })
+				return err
+			}}
+			conn, err = d.Dial("tcp4", netip.AddrPortFrom(pod("tcp4"), port).String())
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(30 * time.Second))
+		go func() {
+			sendRandom(conn, size)
+			conn.(*net.TCPConn).CloseWrite()
+		}()
+		h := sha256.New()
+		if n, err := io.Copy(h, conn); n != size || err != nil || [32]byte(h.Sum(nil)) != expected(size) {
+			t.Errorf("MSS %d: %d bytes came back, %v", mss, n, err)
+		}
+	}
+}
+
+// Both sides close at the same time.
+func TestSimultaneousClose(t *testing.T) {
+	port := serve(t, "tcp4", func(c *net.TCPConn) {
+		c.CloseWrite()
+		io.Copy(io.Discard, c)
+	})
+	k := newKernel(t, Config{Dialer: loopback()})
+	for range 50 {
+		c := k.mustConnect("tcp4", port)
+		c.CloseWrite()
+		if b, err := io.ReadAll(c); err != nil || len(b) != 0 {
+			t.Errorf("read %q, %v", b, err)
+		}
+	}
+	until(t, "the flows end", func() bool { return k.stack.Stats().TCP.Open == 0 })
 }

@@ -241,7 +241,6 @@ func (f *tcpFlow) copyUp() bool {
 		return false
 	}
 	f.s.stats.tcp.bytesOut.Add(uint64(buf.n))
-	f.ep.ModerateRecvBuf(buf.n)
 	return true
 }
 

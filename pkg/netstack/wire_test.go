@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -344,57 +345,79 @@ func TestListenWithoutRun(t *testing.T) {
 	}
 }
 
+// lossy loses one of every packets that it is given.
+type lossy struct {
+	*tuntest.Device
+	every, count atomic.Int64
+}
+
+func (d *lossy) Writev(pieces [][]byte) error {
+	if every := d.every.Load(); every != 0 && d.count.Add(1)%every == 0 {
+		return nil
+	}
+	return d.Device.Writev(pieces)
+}
+
 // Two of our links face each other: a second gVisor is the application. This runs on every operating system.
 func TestTwoStacks(t *testing.T) {
-	for _, gso := range []bool{true, false} {
-		for _, network := range []string{"tcp4", "tcp6"} {
-			t.Run(fmt.Sprintf("%s_gso=%v", network, gso), func(t *testing.T) {
-				port := serve(t, network, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() })
-				ours, theirs := tuntest.Pair(1500, gso)
-				start(t, Config{Device: ours, Dialer: loopback()})
+	for _, tt := range []struct {
+		network string
+		gso     bool
+		loss    int64
+	}{
+		{"tcp4", true, 0}, {"tcp4", false, 0}, {"tcp6", true, 0}, {"tcp6", false, 0}, {"tcp4", true, 50}, {"tcp4", false, 300},
+	} {
+		network := tt.network
+		t.Run(fmt.Sprintf("%s_gso=%v_loss=%v", network, tt.gso, tt.loss != 0), func(t *testing.T) {
+			port := serve(t, network, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() })
+			ours, theirs := tuntest.Pair(1500, tt.gso)
+			dev := &lossy{Device: ours}
+			dev.every.Store(tt.loss)
+			start(t, Config{Device: dev, Dialer: loopback()})
 
-				app := newGVisor()
-				var stats counters
-				l := newLink(theirs, &stats)
-				if err := setUp(app, l); err != nil {
-					t.Fatal(err)
-				}
-				received := make(chan error, 1)
-				go func() { received <- l.receive() }()
-				defer func() {
-					theirs.SetReadDeadline(time.Unix(1, 0))
-					<-received
-					app.Close()
-					app.Wait()
-				}()
+			app := newGVisor()
+			var stats counters
+			appDev := &lossy{Device: theirs}
+			appDev.every.Store(tt.loss)
+			l := newLink(appDev, &stats)
+			if err := setUp(app, l); err != nil {
+				t.Fatal(err)
+			}
+			received := make(chan error, 1)
+			go func() { received <- l.receive() }()
+			defer func() {
+				theirs.SetReadDeadline(time.Unix(1, 0))
+				<-received
+				app.Close()
+				app.Wait()
+			}()
 
-				to := netip.AddrPortFrom(pod(network), port)
-				from := netip.AddrPortFrom(appAddr.Addr(), 0)
-				if network == "tcp6" {
-					from = netip.MustParseAddrPort("[fd01::1]:0")
+			to := netip.AddrPortFrom(pod(network), port)
+			from := netip.AddrPortFrom(appAddr.Addr(), 0)
+			if network == "tcp6" {
+				from = netip.MustParseAddrPort("[fd01::1]:0")
+			}
+			c, err := gonet.DialTCPWithBind(context.Background(), app, fullAddress(from), fullAddress(to), networkOf(to.Addr()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			const size = 4 << 20
+			go func() {
+				sendRandom(c, size)
+				c.CloseWrite()
+			}()
+			got, err := io.ReadAll(c)
+			if err != nil || len(got) != size {
+				t.Fatalf("%d bytes came back, %v", len(got), err)
+			}
+			block := randomBlock()
+			for i, b := range got {
+				if b != block[i%len(block)] {
+					t.Fatalf("byte %d differs", i)
 				}
-				c, err := gonet.DialTCPWithBind(context.Background(), app, fullAddress(from), fullAddress(to), networkOf(to.Addr()))
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer c.Close()
-				const size = 4 << 20
-				go func() {
-					sendRandom(c, size)
-					c.CloseWrite()
-				}()
-				got, err := io.ReadAll(c)
-				if err != nil || len(got) != size {
-					t.Fatalf("%d bytes came back, %v", len(got), err)
-				}
-				block := randomBlock()
-				for i, b := range got {
-					if b != block[i%len(block)] {
-						t.Fatalf("byte %d differs", i)
-					}
-				}
-			})
-		}
+			}
+		})
 	}
 }
 
