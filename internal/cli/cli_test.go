@@ -258,3 +258,29 @@ func poll(t *testing.T, what string, ok func() bool) {
 		}
 	}
 }
+
+func TestUninstallRefusesWhileConnected(t *testing.T) {
+	broken := errors.New("broken")
+	tests := []struct {
+		name     string
+		sessions int
+		err      error
+		want     string
+	}{
+		{"nobody", 0, nil, ""},
+		{"one", 1, nil, "a laptop is connected through this traffic manager"},
+		{"three", 3, nil, "3 laptops are connected through this traffic manager"},
+		{"unknown", 0, broken, "broken"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := ""
+			if err := refuseIfConnected(tt.sessions, tt.err); err != nil {
+				got = err.Error()
+			}
+			if got != tt.want {
+				t.Errorf("error = %q, want %q", got, tt.want)
+			}
+		})
+	}
+}

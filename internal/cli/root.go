@@ -49,7 +49,7 @@ func newRoot(a *app) *cobra.Command {
 		}
 	}
 	add(groupConnection, newConnect(a), newDisconnect(a), newStatus(a), newLogs(a), newQuit(a))
-	add(groupCluster)
+	add(groupCluster, newInstall(a), newUninstall(a))
 	add(groupOther, newVersion(a), newCompletion(a))
 	root.AddCommand(newDaemon(a), newHelper(a), newExecCredential(a))
 	return root
