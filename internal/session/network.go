@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"go4.org/netipx"
 	"golang.org/x/sync/errgroup"
 
 	"kubevpn/internal/api"
@@ -236,14 +237,30 @@ func (s *Session) refuseClashes(routes []netip.Prefix) error {
 	if len(clashes) == 0 {
 		return nil
 	}
+	return clashError(clashes)
+}
+
+// clashError names the local networks and the shortest way around them.
+func clashError(clashes []route.Clash) *api.Error {
 	var text, exclude []string
+	var around netipx.IPSetBuilder
 	for _, c := range clashes {
-		text = append(text, c.String())
-		exclude = append(exclude, "--exclude-cidr "+narrower(c.Prefix, c.Other).String())
+		around.AddPrefix(narrower(c.Prefix, c.Other))
+		if !slices.ContainsFunc(clashes, func(d route.Clash) bool { // an address says nothing beside its network
+			return d.Prefix == c.Prefix && d.Link == c.Link && d.Other.Bits() < c.Other.Bits() && d.Other.Contains(c.Other.Addr())
+		}) {
+			text = append(text, c.String())
+		}
 	}
-	slices.Sort(exclude)
+	set, err := around.IPSet()
+	if err != nil { // only invalid prefixes do that; the kernel has none
+		return api.Errorf(api.ExitUnexpected, "naming what overlaps: %w", err)
+	}
+	for _, p := range set.Prefixes() {
+		exclude = append(exclude, "--exclude-cidr "+p.String())
+	}
 	return api.Errorf(api.ExitClash, "the cluster's network overlaps a local one: %s", strings.Join(text, "; ")).
-		WithHint("Nothing was changed. To go on without that part of the cluster:\n  kubevpn connect %s", strings.Join(slices.Compact(exclude), " "))
+		WithHint("Nothing was changed. To go on without that part of the cluster:\n  kubevpn connect %s", strings.Join(exclude, " "))
 }
 
 // narrower is the smaller of two prefixes that overlap.
