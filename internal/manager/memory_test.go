@@ -134,8 +134,23 @@ func TestMemoryPerIdleFlow(t *testing.T) {
 	flow(flows)
 	after := settled()
 	perFlow := float64(after-before) / flows
-	t.Logf("resident: %d kB, with %d idle flows more %d kB: %.1f kB per flow", before, flows, after, perFlow)
+	t.Logf("resident: %d kB, with %d idle TCP flows more %d kB: %.1f kB per flow", before, flows, after, perFlow)
 	if perFlow > 20 {
-		t.Errorf("an idle flow takes %.1f kB, more than 20", perFlow)
+		t.Errorf("an idle TCP flow takes %.1f kB, more than 20", perFlow)
+	}
+
+	answering := netip.MustParseAddrPort(udpPod(t, "a"))
+	for range flows {
+		p, err := laptop.OpenPackets(context.Background(), transport.Request{Proto: transport.ProtoUDP, Dst: answering})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		expect(t, p, "x", "a:x")
+	}
+	perFlow = float64(settled()-after) / flows
+	t.Logf("%.1f kB per idle UDP flow", perFlow)
+	if perFlow > 20 {
+		t.Errorf("an idle UDP flow takes %.1f kB, more than 20", perFlow)
 	}
 }

@@ -22,9 +22,9 @@ type stream interface {
 //	laptop FIN ─▶ shutdown(SHUT_WR) to the pod        pod FIN ─▶ CloseWrite to the laptop
 //	laptop RST ─▶ RST to the pod                      pod RST ─▶ Reset to the laptop
 //
-// There is no idle timeout. gone is closed when the laptop's end was reset or its session has ended. Two
+// There is no idle timeout. gone is closed when the laptop's end was reset, lost when its session has ended. Two
 // goroutines, no buffers while idle.
-func relay(laptop stream, pod *net.TCPConn, gone <-chan struct{}, b *buffers) {
+func relay(laptop stream, pod *net.TCPConn, gone, lost <-chan struct{}, b *buffers) {
 	var ended atomic.Int32 // directions that ended well
 	abort := func() {
 		laptop.Reset()
@@ -45,7 +45,7 @@ func relay(laptop stream, pod *net.TCPConn, gone <-chan struct{}, b *buffers) {
 		}
 		abort()
 	}()
-	if _, err := laptop.WriteTo(&podWriter{pod, gone, abort}); err != nil || pod.CloseWrite() != nil {
+	if _, err := laptop.WriteTo(&podWriter{pod, gone, lost, abort}); err != nil || pod.CloseWrite() != nil {
 		abort()
 	} else if ended.Add(1) == 2 {
 		pod.Close() // the other goroutine waits for a reset
@@ -54,8 +54,10 @@ func relay(laptop stream, pod *net.TCPConn, gone <-chan struct{}, b *buffers) {
 	case <-down:
 	case <-gone: // nothing more can be read from the laptop, but it may reset
 		abort()
-		<-down
+	case <-lost:
+		abort()
 	}
+	<-down
 	pod.Close()
 	laptop.Close()
 }
@@ -63,9 +65,9 @@ func relay(laptop stream, pod *net.TCPConn, gone <-chan struct{}, b *buffers) {
 // podWriter writes to a pod. While it is blocked, because the pod does not read, nobody reads from the laptop
 // either; so it watches for the laptop's reset meanwhile.
 type podWriter struct {
-	pod   *net.TCPConn
-	gone  <-chan struct{}
-	abort func()
+	pod        *net.TCPConn
+	gone, lost <-chan struct{}
+	abort      func()
 }
 
 func (w *podWriter) Write(p []byte) (int, error) {
@@ -75,6 +77,8 @@ func (w *podWriter) Write(p []byte) (int, error) {
 		go func() {
 			select {
 			case <-w.gone:
+				w.abort()
+			case <-w.lost:
 				w.abort()
 			case <-written:
 			}

@@ -119,7 +119,7 @@ func (s *session) acceptTCP(ctx context.Context, in *transport.Incoming, gone <-
 		conn.Close()
 		return err
 	}
-	relay(st, conn, gone, &s.m.dialer.buffers)
+	relay(st, conn, gone, s.s.Done(), &s.m.dialer.buffers)
 	return nil
 }
 

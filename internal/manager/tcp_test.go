@@ -310,3 +310,56 @@ func TestManyFlowsAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+func BenchmarkDownload(b *testing.B) {
+	const size = 64 << 20
+	r := greeted(b, "")
+	addr := pod(b, func(c *net.TCPConn) {
+		for chunk := make([]byte, 1<<20); ; {
+			if _, err := c.Write(chunk); err != nil {
+				return
+			}
+		}
+	})
+	st, err := r.open(b, addr)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(size)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := io.CopyN(io.Discard, st, size); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkUpload(b *testing.B) {
+	r := greeted(b, "")
+	st, err := r.open(b, pod(b, func(c *net.TCPConn) { io.Copy(io.Discard, c) }))
+	if err != nil {
+		b.Fatal(err)
+	}
+	chunk := make([]byte, 1<<20)
+	b.SetBytes(1 << 20)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := st.Write(chunk); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkConnect(b *testing.B) {
+	r := greeted(b, "")
+	r.vip(pod(b, func(c *net.TCPConn) {}))
+	dst := netip.MustParseAddrPort("10.96.0.1:80")
+	b.ReportAllocs()
+	for b.Loop() {
+		st, err := r.laptop.Open(context.Background(), transport.Request{Proto: transport.ProtoTCP, Dst: dst})
+		if err != nil {
+			b.Fatal(err)
+		}
+		st.Reset()
+	}
+}
