@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"maps"
 	"net/netip"
 
 	"go4.org/netipx"
@@ -87,15 +86,19 @@ func cover(stated []netip.Prefix, seen blocks, taken *netipx.IPSet, exact bool) 
 	}
 	known := set(&all)
 	for block, addrs := range seen {
+		if known.ContainsPrefix(block) { // the usual case, and there may be a hundred thousand addresses
+			continue
+		}
 		alone := exact || taken.OverlapsPrefix(block)
-		for addr := range maps.Keys(addrs) {
-			switch {
-			case known.Contains(addr) || taken.Contains(addr):
-			case alone:
-				all.Add(addr)
-			default:
-				all.AddPrefix(block)
+		for addr := range addrs {
+			if known.Contains(addr) || taken.Contains(addr) {
+				continue
 			}
+			if !alone {
+				all.AddPrefix(block)
+				break
+			}
+			all.Add(addr)
 		}
 	}
 	return set(&all).Prefixes()
