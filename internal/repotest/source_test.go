@@ -32,7 +32,7 @@ func sources(t *testing.T, fset *token.FileSet) []source {
 			return err
 		}
 		if d.IsDir() {
-			if name := d.Name(); name == "testdata" || name == "bin" || path != top && strings.HasPrefix(name, ".") {
+			if name := d.Name(); name == "testdata" || name == "bin" || path != top && strings.ContainsAny(name[:1], "._") {
 				return filepath.SkipDir
 			}
 			return nil
