@@ -3,6 +3,7 @@ package helper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -130,7 +131,7 @@ func (c *Client) ask(ctx context.Context, r request) (reply, error) {
 	c.mu.Unlock()
 	if err := c.wire.send(r, nil); err != nil {
 		c.forget(r.ID, answer)
-		return reply{}, api.Errorf(api.ExitNetwork, "%w: %w", ErrEnded, err)
+		return reply{}, api.Errorf(api.ExitNetwork, "%w", fmt.Errorf("%w: %w", ErrEnded, err))
 	}
 	select {
 	case got := <-answer:
