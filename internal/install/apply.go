@@ -77,6 +77,7 @@ func applyAll(ctx context.Context, kube kubernetes.Interface, objects []runtime.
 func createNamespace(ctx context.Context, kube kubernetes.Interface, name string, tell func(format string, args ...any)) error {
 	ctx, cancel := context.WithTimeout(ctx, terminatingTimeout)
 	defer cancel()
+	told := false
 	for first := true; ; first = false {
 		existing, err := kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 		switch {
@@ -97,7 +98,10 @@ func createNamespace(ctx context.Context, kube kubernetes.Interface, name string
 		case existing.DeletionTimestamp == nil:
 			return nil
 		}
-		tell("the namespace %s is being deleted: waiting for its end", name)
+		if !told {
+			tell("the namespace %s is being deleted: waiting for its end", name)
+			told = true
+		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for the end of the namespace %s: %w", name, ctx.Err())

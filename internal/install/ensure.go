@@ -52,7 +52,7 @@ func FindPod(ctx context.Context, c *cluster.Cluster, namespace string) (string,
 	if err != nil {
 		return "", c.Explain(err)
 	}
-	return pod, nil
+	return pod.Name, nil
 }
 
 type ensurer struct {
@@ -95,8 +95,18 @@ func (e *ensurer) run(ctx context.Context) error {
 	}
 	e.result.Namespace = e.o.namespace()
 	w := waiter{kube: e.kube, namespace: e.result.Namespace, generation: e.generation, timeout: e.timeout, tell: e.tellWait}
-	e.result.Pod, err = w.wait(ctx)
-	return err
+	pod, err := w.wait(ctx)
+	if err != nil {
+		return err
+	}
+	e.result.Pod = pod.Name
+	installed := e.result.Image // the Deployment's; an older pod may still serve while a rollout goes on
+	e.result.Image = imageOf(pod.Spec)
+	if e.o.Image != "" && installed != e.o.Image && e.result.Image != e.o.Image {
+		e.warn("the traffic manager in %s runs the image %s, and this kubevpn would install %s. `kubevpn connect --upgrade` replaces it; "+
+			"everybody's connections to it stall for some seconds then", e.result.Namespace, e.result.Image, e.o.Image)
+	}
+	return nil
 }
 
 func (e *ensurer) warn(format string, args ...any) {
@@ -139,6 +149,7 @@ func (e *ensurer) try(ctx context.Context, ns string) (*why, error) {
 func (e *ensurer) existing(ctx context.Context, ns string) (*appsv1.Deployment, error) {
 	ctx, cancel := context.WithTimeout(ctx, terminatingTimeout)
 	defer cancel()
+	told := false
 	for {
 		d, err := e.kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -147,16 +158,25 @@ func (e *ensurer) existing(ctx context.Context, ns string) (*appsv1.Deployment, 
 		if err != nil {
 			return nil, fmt.Errorf("looking for the traffic manager in %s: %w", ns, err)
 		}
-		if d.DeletionTimestamp == nil {
+		if d.DeletionTimestamp == nil && !e.ending(ctx, ns) {
 			return d, nil
 		}
-		e.tellInstall("the one in %s is being deleted: waiting for its end", ns)
+		if !told {
+			e.tellInstall("the one in %s is being deleted: waiting for its end", ns)
+			told = true
+		}
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("waiting for the end of the traffic manager in %s: %w", ns, ctx.Err())
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
+}
+
+// ending reports whether the namespace is being deleted, if the user may see it.
+func (e *ensurer) ending(ctx context.Context, ns string) bool {
+	n, err := e.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
+	return err == nil && n.DeletionTimestamp != nil
 }
 
 // denied is for a request that was refused.
@@ -253,7 +273,7 @@ func (e *ensurer) grant(ctx context.Context, o Options) error {
 
 // use takes a manager that is there.
 func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) error {
-	e.result.Image = imageOf(d)
+	e.result.Image = imageOf(d.Spec.Template.Spec)
 	broken := d.Status.AvailableReplicas == 0 && d.Status.ObservedGeneration == d.Generation && mature(d)
 	switch {
 	case e.o.Image == "" || e.result.Image == e.o.Image:
@@ -264,9 +284,6 @@ func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) erro
 		// Nobody's session can break with it.
 		e.warn("the traffic manager in %s did not run with image %s: it now has %s", ns, e.result.Image, e.o.Image)
 		return e.applyManager(ctx, ns)
-	default:
-		e.warn("the traffic manager in %s runs the image %s, and this kubevpn would install %s. `kubevpn connect --upgrade` replaces it; "+
-			"everybody's connections to it stall for some seconds then", ns, e.result.Image, e.o.Image)
 	}
 	return e.repair(ctx, ns, broken)
 }
@@ -325,7 +342,7 @@ func (e *ensurer) repair(ctx context.Context, ns string, broken bool) error {
 		} else if err != nil {
 			return err
 		}
-		e.tellInstall("put the %T back", c.obj)
+		e.tellInstall("put the %s back", c.obj.GetObjectKind().GroupVersionKind().Kind)
 		if i == 0 && broken {
 			if err := e.restart(ctx, ns); err != nil {
 				return err
@@ -346,8 +363,8 @@ func (e *ensurer) restart(ctx context.Context, ns string) error {
 	return nil
 }
 
-func imageOf(d *appsv1.Deployment) string {
-	for _, c := range d.Spec.Template.Spec.Containers {
+func imageOf(spec corev1.PodSpec) string {
+	for _, c := range spec.Containers {
 		if c.Name == containerName {
 			return c.Image
 		}

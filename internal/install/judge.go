@@ -24,8 +24,8 @@ type scene struct {
 
 // verdict is what a scene means. At most one of pod and problem is set.
 type verdict struct {
-	pod     string // the manager's container runs in it
-	ready   bool   // and its readiness probe succeeds
+	pod     *corev1.Pod // the manager's container runs in it
+	ready   bool        // and its readiness probe succeeds
 	problem *problem
 	detail  string // what is happening, for progress
 }
@@ -69,9 +69,9 @@ func judge(s scene) verdict {
 	p := pods[0]
 	switch rank(p) {
 	case 2:
-		return verdict{pod: p.Name, ready: true}
+		return verdict{pod: p, ready: true}
 	case 1:
-		return verdict{pod: p.Name, detail: "the pod " + p.Name + " runs and is not ready yet"}
+		return verdict{pod: p, detail: "the pod " + p.Name + " runs and is not ready yet"}
 	}
 	return judgePod(p)
 }

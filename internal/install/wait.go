@@ -41,8 +41,8 @@ type waiter struct {
 	said    string
 }
 
-// wait returns the name of the pod. Its errors are *api.Error, or ctx's.
-func (w *waiter) wait(ctx context.Context) (string, error) {
+// wait returns the pod. Its errors are *api.Error, or ctx's.
+func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.timeout, errNotInTime)
 	defer cancel()
 	changed := make(chan struct{}, 1)
@@ -65,7 +65,7 @@ func (w *waiter) wait(ctx context.Context) (string, error) {
 	for {
 		select {
 		case <-ctx.Done():
-			return "", w.end(ctx)
+			return nil, w.end(ctx)
 		case <-changed:
 		case <-timer.C:
 		}
@@ -83,7 +83,7 @@ func (w *waiter) wait(ctx context.Context) (string, error) {
 			s.pods = append(s.pods, obj.(*corev1.Pod))
 		}
 		pod, again, err := w.weigh(judge(s), time.Now())
-		if pod != "" || err != nil {
+		if pod != nil || err != nil {
 			return pod, err
 		}
 		if again > 0 {
@@ -93,26 +93,26 @@ func (w *waiter) wait(ctx context.Context) (string, error) {
 }
 
 // weigh turns a verdict into an end, or says when to look again if nothing changes.
-func (w *waiter) weigh(v verdict, now time.Time) (pod string, again time.Duration, err error) {
+func (w *waiter) weigh(v verdict, now time.Time) (pod *corev1.Pod, again time.Duration, err error) {
 	if v.detail != "" && v.detail != w.said && w.tell != nil {
 		w.tell("%s", v.detail)
 	}
 	if v.detail != "" {
 		w.said = v.detail
 	}
-	if v.pod != "" && v.ready {
+	if v.pod != nil && v.ready {
 		return v.pod, 0, nil
 	}
 	key, grace := "", time.Duration(0)
 	switch {
-	case v.pod != "":
-		key, grace = "pod "+v.pod, readyGrace
+	case v.pod != nil:
+		key, grace = "pod "+v.pod.Name, readyGrace
 	case v.problem != nil:
 		// The kubelet rewords a problem while it lasts, so that the code stands for it.
 		key, grace = "problem "+itoa(int(v.problem.err.Code)), v.problem.grace
 	default:
 		clear(w.lasting)
-		return "", 0, nil
+		return nil, 0, nil
 	}
 	since, lasts := w.lasting[key]
 	if !lasts {
@@ -121,12 +121,12 @@ func (w *waiter) weigh(v verdict, now time.Time) (pod string, again time.Duratio
 		w.lasting[key] = now
 	}
 	if left := grace - now.Sub(since); left > 0 {
-		return "", left, nil
+		return nil, left, nil
 	}
-	if v.pod != "" {
+	if v.pod != nil {
 		return v.pod, 0, nil
 	}
-	return "", 0, v.problem.err
+	return nil, 0, v.problem.err
 }
 
 var errNotInTime = errors.New("not in time")
