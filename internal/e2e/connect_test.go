@@ -65,11 +65,9 @@ func connectSuite(t *testing.T, w *world) {
 	t.Run("manager_is_there_the_second_time", func(t *testing.T) {
 		r := l.connect(t)
 		t.Logf("connect with the manager running: %v", r.took.Round(time.Millisecond))
-	})
-	t.Run("manager_is_restricted", func(t *testing.T) {
 		ns := l.connection(t).ManagerNamespace
 		if got := w.kubectl(t, "get", "namespace", ns, "-o", `jsonpath={.metadata.labels.pod-security\.kubernetes\.io/enforce}`); got != "restricted" {
-			t.Errorf("pod-security.kubernetes.io/enforce is %q", got)
+			t.Errorf("pod-security.kubernetes.io/enforce of %s is %q", ns, got)
 		}
 	})
 }
