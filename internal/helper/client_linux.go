@@ -17,6 +17,9 @@ import (
 // five seconds, and several may.
 const closeTimeout = 30 * time.Second
 
+// createTimeout bounds how long CreateTUN waits for a helper that does not answer. It waits for one Apply at most.
+const createTimeout = 10 * time.Second
+
 // Client has a helper process do what Local does here. Its methods may be called concurrently.
 type Client struct {
 	wire    *wire
@@ -60,10 +63,20 @@ func NewClient(socket *os.File, logger *slog.Logger) (*Client, error) {
 	return c, nil
 }
 
-// CreateTUN is Local's, in the helper.
+// CreateTUN is Local's, in the helper. It waits for the helper's answer even if ctx ends meanwhile: a device that
+// comes later would still be seen after whoever gave up has said that nothing is left.
 func (c *Client) CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error) {
-	r, err := c.ask(ctx, request{Op: opTUN, Name: name, MTU: mtu})
-	return withFile(r, err)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+	f, err := withFile(c.ask(wait, request{Op: opTUN, Name: name, MTU: mtu}))
+	if err == nil && ctx.Err() != nil {
+		f.Close()
+		return nil, ctx.Err()
+	}
+	return f, err
 }
 
 // MarkedSocket is Local's, in the helper.
