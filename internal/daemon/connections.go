@@ -360,7 +360,8 @@ func (s *set) inUse() bool {
 	return len(s.byID) > 0 || s.machine != nil || s.closing != nil
 }
 
-// disconnect ends the connections with these IDs, or all, and says so. It knows failed ones too.
+// disconnect ends the connections with these IDs, or all, and says so. It knows failed ones too. If the last
+// connection is among them, the helper has ended when it returns.
 func (s *set) disconnect(req api.DisconnectRequest, emit func(api.Event)) error {
 	ls, err := s.endAll(req)
 	if err != nil {
@@ -384,7 +385,18 @@ func (s *set) disconnect(req api.DisconnectRequest, emit func(api.Event)) error 
 		status.Status = api.StatusDisconnecting
 		emit(api.Event{Time: time.Now(), Step: step, Detail: l.id, Done: true, Connection: &status})
 	}
+	s.awaitClosed()
 	return errors.Join(errs...)
+}
+
+// awaitClosed waits for a machine that is being closed.
+func (s *set) awaitClosed() {
+	s.mu.Lock()
+	closing := s.closing
+	s.mu.Unlock()
+	if closing != nil {
+		<-closing
+	}
 }
 
 // endAll begins the end of what req names, and returns it.
@@ -451,10 +463,7 @@ func (s *set) shutDown(emit func(api.Event)) error {
 	err := s.disconnect(api.DisconnectRequest{All: true}, emit)
 	s.mu.Lock()
 	s.closeMachine()
-	closing := s.closing
 	s.mu.Unlock()
-	if closing != nil {
-		<-closing
-	}
+	s.awaitClosed()
 	return err
 }
