@@ -98,6 +98,8 @@ func (c *client) explain(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		return errNoDaemon
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return errNoDaemon // it ended before it had read all of this
 	case errors.Is(ctx.Err(), context.Canceled):
 		return ctx.Err()
 	}

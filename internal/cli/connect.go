@@ -153,7 +153,8 @@ func (o *connectOptions) viaDaemon(ctx context.Context, req api.ConnectRequest, 
 			return nil, ctx.Err()
 		case errors.Is(err, errNeedsHelper) && try < tries:
 			quiet() // sudo may ask for a password
-			if err := o.app.newHelper(ctx, client); err != nil {
+			// A daemon that ended meanwhile is seen, and replaced, at the next try.
+			if err := o.app.newHelper(ctx, client); err != nil && !errors.Is(err, errNoDaemon) {
 				return nil, err
 			}
 		case errors.Is(err, errNoDaemon) && try < tries:
