@@ -417,7 +417,7 @@ func FuzzReceive(f *testing.F) {
 	f.Add([]byte("\x00"+`{"id":1,"op":"apply","state":{"links":[{"name":"kubevpn0"}]}}`), []byte{})
 	f.Add([]byte("\x01{"), []byte("\x00}"))
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		d, h := pair(&testing.T{})
+		d, h := pair(t)
 		defer d.Close()
 		w, err := openWire(h)
 		if err != nil {

@@ -111,7 +111,7 @@ func (r *Router) apply(h *netlink.Handle, l Link) (warnings []string, err error)
 		}
 	}
 	l.Addrs, l.Routes = set(l.Addrs), set(l.Routes)
-	if err := prepare(h, link, l.MTU); err != nil {
+	if err := prepare(h, link, l); err != nil {
 		return warnings, err
 	}
 	if err := m.addAddrs(h, link, l.Addrs); err != nil {
@@ -133,16 +133,16 @@ func (r *Router) apply(h *netlink.Handle, l Link) (warnings []string, err error)
 	return warnings, verify(h, l)
 }
 
-func prepare(h *netlink.Handle, link netlink.Link, mtu int) error {
+func prepare(h *netlink.Handle, link netlink.Link, l Link) error {
 	a := link.Attrs()
-	if a.MTU != mtu {
-		if err := h.LinkSetMTU(link, mtu); err != nil {
-			return fmt.Errorf("setting the MTU to %d: %w", mtu, err)
+	if a.MTU != l.MTU {
+		if err := h.LinkSetMTU(link, l.MTU); err != nil {
+			return fmt.Errorf("setting the MTU to %d: %w", l.MTU, err)
 		}
 	}
-	if a.TxQLen != TxQueueLen {
-		if err := h.LinkSetTxQLen(link, TxQueueLen); err != nil {
-			return fmt.Errorf("setting the queue length to %d: %w", TxQueueLen, err)
+	if l.TxQueueLen != 0 && a.TxQLen != l.TxQueueLen {
+		if err := h.LinkSetTxQLen(link, l.TxQueueLen); err != nil {
+			return fmt.Errorf("setting the queue length to %d: %w", l.TxQueueLen, err)
 		}
 	}
 	if a.RawFlags&unix.IFF_UP == 0 {

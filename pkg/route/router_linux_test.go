@@ -59,7 +59,7 @@ func TestRouterSetChangeRemove(t *testing.T) {
 	tun := newTUN(t, "kubevpn0")
 	r := New()
 	cfg := Config{Links: []Link{{
-		Name: "kubevpn0", MTU: 9000,
+		Name: "kubevpn0", MTU: 9000, TxQueueLen: 128,
 		Addrs:  prefixes("198.19.0.1/32", "fd00:198::1/128"),
 		Routes: prefixes("10.96.0.0/16", "10.244.0.0/16", "198.19.0.0/16", "fd00:10:96::/112"),
 	}}}
@@ -123,8 +123,11 @@ func TestRouterSetChangeRemove(t *testing.T) {
 
 	cfg.Links[0].Addrs = prefixes("198.19.0.2/32")
 	cfg.Links[0].Routes = prefixes("10.96.0.0/16", "10.245.0.0/16")
-	cfg.Links[0].MTU = 1500
+	cfg.Links[0].MTU, cfg.Links[0].TxQueueLen = 1500, 0
 	set(cfg)
+	if link := run(t, "ip link show dev kubevpn0"); !strings.Contains(link, "qlen 128") {
+		t.Errorf("the queue did not stay as it was: %s", link)
+	}
 	check(
 		[]string{"10.245.0.0/16 proto static scope link", "10.96.0.0/16 proto static scope link"},
 		nil,

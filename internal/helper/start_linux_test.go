@@ -1,0 +1,388 @@
+package helper
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"github.com/google/go-cmp/cmp"
+
+	"kubevpn/internal/api"
+)
+
+const testerUID = 64900
+
+// installed is this test's binary at a place where every user may run it.
+func installed(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kubevpn-helper")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	exe := filepath.Join(dir, "kubevpn")
+	run(t, fmt.Sprintf("cp /proc/%d/exe %s", os.Getpid(), exe))
+	run(t, "chmod 755 "+dir+" "+exe)
+	return exe
+}
+
+// tester makes a user called tester, with the password secret, whom sudo lets do what sudoers says.
+func tester(t *testing.T, sudoers string) {
+	t.Helper()
+	hash := strings.TrimSpace(run(t, "openssl passwd -6 -salt kubevpn secret"))
+	for path, content := range map[string]string{
+		"/etc/passwd":          fmt.Sprintf("tester:x:%d:%d::/:/bin/sh\n", testerUID, testerUID),
+		"/etc/group":           fmt.Sprintf("tester:x:%d:\n", testerUID),
+		"/etc/shadow":          "tester:" + hash + ":19000:0:99999:7:::\n",
+		"/etc/sudoers.d/000-t": sudoers + "\n",
+	} {
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o440)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString(content); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+	}
+}
+
+// terminal is a connectRole of tester's on a terminal, or without one.
+type terminal struct {
+	cmd    *exec.Cmd
+	tty    *os.File // nil: none
+	report *bufio.Reader
+	orders *os.File
+}
+
+func connect(t *testing.T, exe string, onTerminal bool, env ...string) *terminal {
+	t.Helper()
+	reportR, reportW, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ordersR, ordersW, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append([]string{"PATH=/usr/bin:/bin", "TERM=dumb", roleVariable + "=connect", "HELPER_EXE=" + exe}, env...)
+	cmd.ExtraFiles = []*os.File{reportW, ordersR}
+	cmd.Dir = "/"
+	attr := &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: testerUID, Gid: testerUID}, Setsid: true, Setctty: onTerminal, Pdeathsig: syscall.SIGKILL,
+	}
+	x := &terminal{cmd: cmd, report: bufio.NewReader(reportR), orders: ordersW}
+	if onTerminal {
+		x.tty, err = pty.StartWithAttrs(cmd, nil, attr)
+	} else {
+		cmd.SysProcAttr = attr
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	reportW.Close()
+	ordersR.Close()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		reportR.Close()
+		ordersW.Close()
+		if x.tty != nil {
+			x.tty.Close()
+		}
+	})
+	return x
+}
+
+func (x *terminal) line(t *testing.T) string {
+	t.Helper()
+	got := make(chan string, 1)
+	go func() {
+		s, err := x.report.ReadString('\n')
+		if err != nil {
+			s += err.Error()
+		}
+		got <- s
+	}()
+	select {
+	case s := <-got:
+		return s
+	case <-time.After(30 * time.Second):
+		x.cmd.Process.Kill()
+		t.Fatalf("no report; processes:\n%s", run(t, "ps -ef --forest"))
+		return ""
+	}
+}
+
+// helpers are the processes that run EXE helper, by ps.
+func helpers(t *testing.T, exe string) []string {
+	t.Helper()
+	var out []string
+	for line := range strings.Lines(run(t, "ps -ww -eo pid=,sid=,tty=,args=")) {
+		if f := strings.Fields(line); len(f) >= 5 && strings.Contains(line, exe+" helper") {
+			out = append(out, strings.Join(f, " "))
+		}
+	}
+	return out
+}
+
+const connected = "connected as 64900: nftables [192.0.2.1:53]\n"
+
+// The helper is root's, in a session of its own without a terminal; sudo and the first process are gone; and
+// it lives on when the terminal is closed, until the daemon ends.
+func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
+	if !inNamespace(t, "sudo", "ps", "openssl") {
+		return
+	}
+	privateEtc(t, "nameserver 192.0.2.1\n")
+	before := machine(t)
+	tester(t, "Defaults use_pty\ntester ALL=(ALL) NOPASSWD: ALL")
+	exe := installed(t)
+	x := connect(t, exe, true)
+	if got := x.line(t); got != connected {
+		out := make([]byte, 4096)
+		n, _ := x.tty.Read(out)
+		t.Fatalf("%s; the terminal shows %q", got, out[:n])
+	}
+	var only string
+	eventually(t, func() string {
+		h := helpers(t, exe)
+		if len(h) != 1 {
+			return fmt.Sprintf("processes of the helper: %q", h)
+		}
+		only = h[0]
+		return ""
+	})
+	f := strings.Fields(only)
+	pid, sid, tty := f[0], f[1], f[2]
+	if sid != pid || tty != "?" {
+		t.Errorf("the helper is process %s of session %s on terminal %s", pid, sid, tty)
+	}
+	status := run(t, "cat /proc/"+pid+"/status")
+	for _, want := range []string{"Umask:\t0077", "Uid:\t0\t0\t0\t0"} {
+		if !strings.Contains(status, want) {
+			t.Errorf("the helper's status is without %q:\n%s", want, status)
+		}
+	}
+	for link, want := range map[string]string{"cwd": "/", "fd/0": "/dev/null", "fd/1": "/dev/null", "fd/2": "/dev/null"} {
+		if got, err := os.Readlink("/proc/" + pid + "/" + link); got != want {
+			t.Errorf("the helper's %s is %s, %v", link, got, err)
+		}
+	}
+	fds, err := os.ReadDir("/proc/" + pid + "/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if to, _ := os.Readlink("/proc/" + pid + "/fd/" + fd.Name()); strings.Contains(to, "tun") {
+			t.Errorf("the helper holds %s", to)
+		}
+	}
+	// The terminal is closed, and somebody presses Ctrl-C in the wrong place.
+	x.tty.Close()
+	for _, s := range []string{"HUP", "INT"} {
+		run(t, "kill -"+s+" "+pid)
+	}
+	if _, err := io.WriteString(x.orders, "socket\n"); err != nil {
+		t.Fatal(err)
+	}
+	if got := x.line(t); got != "a socket with mark 0x4b560035, <nil>\n" {
+		t.Errorf("after the terminal: %s", got)
+	}
+	// The daemon dies.
+	if err := x.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() string {
+		if h := helpers(t, exe); len(h) > 0 {
+			return fmt.Sprintf("the helper lives on: %q", h)
+		}
+		return cmp.Diff(before, machine(t))
+	})
+}
+
+func TestStartAsksForThePassword(t *testing.T) {
+	if !inNamespace(t, "sudo", "ps", "openssl") {
+		return
+	}
+	privateEtc(t, "nameserver 192.0.2.1\n")
+	tester(t, "Defaults use_pty, passwd_tries=1\ntester ALL=(ALL) ALL")
+	exe := installed(t)
+	prompt := func(x *terminal, password string) {
+		t.Helper()
+		shown := ""
+		b := make([]byte, 256)
+		for !strings.Contains(shown, "password") {
+			n, err := x.tty.Read(b)
+			if err != nil {
+				t.Fatalf("the terminal shows %q: %v", shown, err)
+			}
+			shown += string(b[:n])
+		}
+		if _, err := io.WriteString(x.tty, password+"\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x := connect(t, exe, true)
+	prompt(x, "secret")
+	if got := x.line(t); got != connected {
+		t.Error(got)
+	}
+	if err := x.orders.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() string {
+		if h := helpers(t, exe); len(h) > 0 {
+			return fmt.Sprintf("the helper lives on: %q", h)
+		}
+		return ""
+	})
+
+	x = connect(t, exe, true)
+	prompt(x, "wrong")
+	want := "error 30: the root helper was not started: 1 incorrect password attempt; links, routes and name resolution need root: " +
+		"run kubevpn as root, or as a user whom sudo lets run `" + exe + " helper`\n"
+	if diff := cmp.Diff(want, x.line(t)); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+
+	x = connect(t, exe, false)
+	want = "error 30: the root helper was not started: a password is required; there is no terminal on which sudo could ask for a " +
+		"password: run `kubevpn connect` in one, run kubevpn as root, or allow `" + exe + " helper` in sudoers without a password\n"
+	if diff := cmp.Diff(want, x.line(t)); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	if h := helpers(t, exe); len(h) > 0 {
+		t.Errorf("a helper was started: %q", h)
+	}
+}
+
+func TestStartIsRefused(t *testing.T) {
+	if !inNamespace(t, "sudo", "ps", "openssl") {
+		return
+	}
+	privateEtc(t, "nameserver 192.0.2.1\n")
+	tester(t, "tester ALL=(ALL) NOPASSWD: /bin/true")
+	exe := installed(t)
+	tests := []struct {
+		name string
+		env  []string
+		want string
+	}{
+		{"not_allowed", nil, "error 30: the root helper was not started: "},
+		{"no_sudo", []string{"PATH=/nowhere"}, "error 30: links, routes and name resolution need root, and there is no sudo; run kubevpn as root, or install sudo\n"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := connect(t, exe, false, tt.env...).line(t); !strings.HasPrefix(got, tt.want) {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+}
+
+func TestStartAsRoot(t *testing.T) {
+	if !inNamespace(t, "ps") {
+		return
+	}
+	privateEtc(t, "nameserver 192.0.2.1\n")
+	exe := installed(t)
+	ctx := context.Background()
+	socket, err := Start(ctx, StartConfig{Executable: exe, Sudo: "/nowhere"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewClient(socket, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tun, err := c.CreateTUN(ctx, "kubevpn0", 1500)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tun.Close()
+	if _, err := c.Apply(ctx, wanted()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, func() string { return strings.Join(helpers(t, exe), "\n") })
+
+	for _, tt := range []struct{ exe, want string }{
+		{"/bin/false", "the root helper was not started: exit status 1"},
+		{"/bin/true", "the root helper was started and is not ready: it ended at once"},
+		{"/nowhere", "starting the root helper: fork/exec /nowhere: no such file or directory"},
+	} {
+		_, err := Start(ctx, StartConfig{Executable: tt.exe})
+		var e *api.Error
+		if !errors.As(err, &e) || e.Message != tt.want || e.Code != api.ExitPrivilege {
+			t.Errorf("%s: %v", tt.exe, err)
+		}
+	}
+	canceled, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := Start(canceled, StartConfig{Executable: "/bin/cat"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled: %v", err)
+	}
+	eventually(t, func() string { return strings.Join(helpers(t, exe), "\n") })
+}
+
+// A helper that finds an edited resolv.conf puts it back before it is ready; one that cannot says why.
+func TestStartRecovers(t *testing.T) {
+	if !inNamespace(t, "ps") {
+		return
+	}
+	privateEtc(t, "nameserver 192.0.2.1\n")
+	before := machine(t)
+	p := startBoth(t, "NO_NFTABLES=1")
+	if err := errors.Join(p.helper.Process.Kill(), p.daemon.Process.Kill()); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = p.helper.Wait(), p.daemon.Wait()
+	eventually(t, noDevice)
+	if machine(t) == before {
+		t.Fatal("nothing was left, so this shows nothing")
+	}
+	exe := installed(t)
+	socket, err := Start(context.Background(), StartConfig{Executable: exe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, machine(t)); diff != "" {
+		t.Errorf("not recovered: -before +after\n%s", diff)
+	}
+	socket.Close()
+	eventually(t, func() string { return strings.Join(helpers(t, exe), "\n") })
+
+	if err := os.WriteFile("/var/lib/kubevpn/resolv.conf.json", []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Start(context.Background(), StartConfig{Executable: exe})
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != api.ExitNetwork ||
+		!strings.HasPrefix(e.Message, "undoing what a kubevpn that died has left: reading /var/lib/kubevpn/resolv.conf.json: ") {
+		t.Errorf("with a broken journal: %v", err)
+	}
+}
+
+// By hand, there is nothing to talk to.
+func TestMainByHand(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe", "helper")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "standard input: it is not an end of the socketpair") && !strings.Contains(string(out), "the helper must be root's") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
