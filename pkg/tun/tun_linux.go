@@ -48,7 +48,10 @@ func configure(fd int, name string, mtu int) error {
 		return fmt.Errorf("naming interface %s: %w", name, err)
 	}
 	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); errors.Is(err, unix.ENOTTY) {
+		// As sandboxes have it, which put a file or /dev/null in its place.
+		return fmt.Errorf("creating interface %s: %s: %w: it is another device", name, devicePath, ErrNoTUN)
+	} else if err != nil {
 		return fmt.Errorf("creating interface %s: %w", name, err)
 	}
 	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
