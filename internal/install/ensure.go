@@ -274,7 +274,7 @@ func (e *ensurer) grant(ctx context.Context, o Options) error {
 // use takes a manager that is there.
 func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) error {
 	e.result.Image = imageOf(d.Spec.Template.Spec)
-	broken := d.Status.AvailableReplicas == 0 && d.Status.ObservedGeneration == d.Generation && mature(d)
+	broken := e.broken(ctx, ns, d)
 	switch {
 	case e.o.Image == "" || e.result.Image == e.o.Image:
 	case e.o.Upgrade:
@@ -286,6 +286,29 @@ func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) erro
 		return e.applyManager(ctx, ns)
 	}
 	return e.repair(ctx, ns, broken)
+}
+
+// broken reports whether nobody can be using the manager, and waiting will hardly mend it.
+func (e *ensurer) broken(ctx context.Context, ns string, d *appsv1.Deployment) bool {
+	if d.Status.AvailableReplicas > 0 || d.Status.ObservedGeneration != d.Generation {
+		return false
+	}
+	return mature(d) || e.unpullable(ctx, ns)
+}
+
+// unpullable reports whether a pod's image cannot be pulled. It is known in the Deployment's first moments, when a
+// user who gave the wrong image tries again with another.
+func (e *ensurer) unpullable(ctx context.Context, ns string) bool {
+	pods, err := e.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: selectorLabels()})})
+	if err != nil {
+		return false // mature decides
+	}
+	for i := range pods.Items {
+		if p := judgePod(&pods.Items[i]).problem; p != nil && p.err.Code == api.ExitImagePull {
+			return true
+		}
+	}
+	return false
 }
 
 // mature is false in the first moments of a Deployment, when not to run is no fault yet.
