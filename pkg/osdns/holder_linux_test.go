@@ -52,9 +52,13 @@ type holder struct {
 	eof     func() error // ends its input
 }
 
-func hold(t *testing.T, cfg Config, opt Options) *holder {
+// hold starts a holder, in namespaces of its own if any are given.
+func hold(t *testing.T, cfg Config, opt Options, namespaces ...uintptr) *holder {
 	t.Helper()
 	cmd := child("holder")
+	for _, flag := range namespaces {
+		cmd.SysProcAttr.Cloneflags |= flag
+	}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -69,16 +69,28 @@ func openResolved(address string) (*resolved, error) {
 	return r, nil
 }
 
-// running says whether resolved is there.
+// running says whether resolved is there and its links are ours. The bus of a container or a network namespace
+// may be the host's, and then the number of our link is that of another one there.
 func (r *resolved) running() error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	var has bool
-	if err := r.conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.NameHasOwner", 0, resolvedName).Store(&has); err != nil {
+	var pid uint32
+	err := r.conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.GetConnectionUnixProcessID", 0, resolvedName).Store(&pid)
+	if isOwnerGone(err) {
+		return errors.New("it does not run")
+	}
+	if err != nil {
 		return fmt.Errorf("asking the system bus: %w", err)
 	}
-	if !has {
-		return errors.New("it does not run")
+	var ours, theirs unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/net", &ours); err != nil {
+		return fmt.Errorf("looking at the network namespace: %w", err)
+	}
+	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &theirs); err != nil {
+		return fmt.Errorf("looking at its network namespace: %w", err)
+	}
+	if ours.Ino != theirs.Ino || ours.Dev != theirs.Dev {
+		return errors.New("it runs in another network namespace")
 	}
 	return nil
 }

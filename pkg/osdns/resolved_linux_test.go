@@ -331,3 +331,31 @@ func TestSystemdResolvedBypassed(t *testing.T) {
 		return cmp.Diff(before, s.status(t)+namespaceState(t, "/etc/resolv.conf"))
 	})
 }
+
+// In a network namespace of our own the bus is still the host's, whose link of the same number is another.
+func TestSystemdResolvedOfAnotherNamespace(t *testing.T) {
+	if !inNamespace(t, "dbus-daemon", "nft") {
+		return
+	}
+	startUpstream(t, "192.0.2.1")
+	s := startSystemd(t, stub)
+	run(t, "ip tuntap add dev kubevpn0 mode tun")
+	run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
+	run(t, "ip link set kubevpn0 up")
+	before := s.status(t)
+	opt := Options{StateDir: filepath.Join(t.TempDir(), "state")}
+	h := hold(t, resolvedConfig(), opt, syscall.CLONE_NEWNET)
+	want := "{nftables [127.0.0.53:53] [resolv.conf points to systemd-resolved, which cannot be used: it runs in another network namespace]}"
+	if got := fmt.Sprint(h.applied); got != want {
+		t.Errorf("applied %s, want %s", got, want)
+	}
+	if diff := cmp.Diff(before, s.status(t)); diff != "" {
+		t.Errorf("resolved was changed: -before +after\n%s", diff)
+	}
+	if err := h.eof(); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
