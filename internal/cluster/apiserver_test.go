@@ -172,9 +172,14 @@ func toTCP(address string) func(string, httpstream.Stream, httpstream.Stream) {
 		defer data.Close()
 		conn, err := net.Dial("tcp", address)
 		if err != nil {
+			if port == "8081" { // the kubelet's order since 1.23: error, then resets
+				fmt.Fprintf(errs, "error forwarding port %s: %v", port, err)
+				data.Reset()
+				errs.Reset()
+				return
+			}
+			data.Close() // containerd's order
 			fmt.Fprintf(errs, "error forwarding port %s to pod 1234, uid : failed to dial 8080: %v", port, err)
-			data.Reset()
-			errs.Reset()
 			return
 		}
 		defer conn.Close()

@@ -31,6 +31,9 @@ const (
 type Options struct {
 	UserAgent string       // "kubevpn/1.2.3"; empty: "kubevpn"
 	Logger    *slog.Logger // nil: nothing is logged
+	// Prefer is what PortForward tries first. AnyProtocol means WebSocket. Both reach the same pods; SPDY
+	// carries about half more, as the API server writes WebSocket frames of 4 KiB.
+	Prefer Protocol
 	// Protocol forces PortForward to one protocol, for tests and for networks that break the other in a way
 	// that cannot be recognised.
 	Protocol Protocol
@@ -68,6 +71,9 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 	}
 	if o.UserAgent == "" {
 		o.UserAgent = "kubevpn"
+	}
+	if o.Prefer == AnyProtocol {
+		o.Prefer = WebSocketProtocol
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -44,12 +44,13 @@ var schemaPods = corev1.SchemeGroupVersion.WithResource("pods")
 // returns when the container runtime has accepted the stream; whether the port accepts shows in the first
 // Read, which otherwise gives a *RefusedError.
 //
-// It tries WebSocket first, SPDY where that is not understood, and begins the next time with what worked.
+// It tries WebSocket first (or Options.Prefer), the other where that is not understood, and begins the next
+// time with what worked.
 // ctx bounds the dial only. The net.Conn also has CloseWrite.
 func (c *Cluster) PortForward(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error) {
 	first := Protocol(c.worked.Load())
 	if first == AnyProtocol {
-		first = WebSocketProtocol
+		first = c.options.Prefer
 	}
 	if c.options.Protocol != AnyProtocol {
 		return c.portForward(ctx, c.options.Protocol, namespace, pod, port)

@@ -117,6 +117,28 @@ func TestPortForwardRefused(t *testing.T) {
 		if _, err := conn.Write([]byte("x")); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Fatalf("Write says %v", err)
 		}
+		other, err := newFakeAPIServer(t, toTCP(l.Addr().String())).cluster(t, Options{Protocol: p}).PortForward(t.Context(), "ns", "web", 8081)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		if _, err := other.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Fatalf("error before the resets: Read says %v", err)
+		}
+	})
+}
+
+// A pod that closes without a word is an end, not an error.
+func TestPortForwardEmpty(t *testing.T) {
+	protocols(t, func(t *testing.T, p Protocol) {
+		noLeaks(t)
+		conn := dialPod(t, newFakeAPIServer(t, func(_ string, data, errs httpstream.Stream) {
+			data.Close()
+			errs.Close()
+		}), p)
+		if n, err := conn.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+			t.Fatalf("Read gave %d, %v", n, err)
+		}
 	})
 }
 

@@ -29,7 +29,7 @@ import (
 //	  SYN_STREAM 3 (data, port)       ──────▶   no wait between them
 //	                                  ◀──────   SYN_REPLY 1, SYN_REPLY 3: connected as far as the runtime
 //	  DATA 3                          ◀─────▶   the bytes
-//	                                  ◀──────   DATA 1: the pod's port refused, or broke: becomes Read's error
+//	                                  ◀──────   DATA 1, FIN: the pod's port refused, or broke: becomes Read's error
 //	  DATA 3 FIN                      ──────▶   CloseWrite
 //	                                  ◀──────   DATA 3 FIN: Read gives io.EOF
 //	  PING every ten seconds, RST_STREAM 3 + GOAWAY on Close
@@ -51,6 +51,8 @@ type podConn struct {
 	frame   spdyFrame
 	replied [4]bool // SYN_REPLY has come, by stream
 	refusal []byte  // what the error stream said
+	anyData bool    // bytes have come from the pod
+	ended   [4]bool // FIN has come, by stream
 	readErr error   // sticky
 
 	writeMu  sync.Mutex
@@ -200,6 +202,7 @@ func (c *podConn) Read(p []byte) (int, error) {
 			n, err := c.link.Read(p[:min(len(p), c.frame.left)])
 			c.frame.left -= n
 			if n > 0 {
+				c.anyData = true
 				return n, nil
 			}
 			if err != nil {
@@ -222,7 +225,7 @@ func (c *podConn) readFailed(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return &net.OpError{Op: "read", Net: "port-forward", Addr: c.peer, Err: os.ErrDeadlineExceeded}
 	}
-	if err == io.EOF && c.readErr == nil { // the link ended without the stream's FIN
+	if err == io.EOF && c.readErr == nil && !c.ended[dataStream] { // the link ended without the stream's FIN
 		err = io.ErrUnexpectedEOF
 	}
 	c.readErr = err
@@ -287,10 +290,20 @@ func (c *podConn) consume() error {
 }
 
 func (c *podConn) handleEnd(f *spdyFrame) error {
+	if !f.fin() || f.stream() >= uint32(len(c.ended)) {
+		return nil
+	}
+	return c.finish(f.stream())
+}
+
+// finish notes that a stream has ended. containerd ends the data stream before it says on the error stream
+// why; so an end before any byte waits for the error stream's.
+func (c *podConn) finish(stream uint32) error {
+	c.ended[stream] = true
 	switch {
-	case f.stream() == errorStream && f.fin() && len(c.refusal) > 0:
+	case stream == errorStream && len(c.refusal) > 0:
 		return c.refused()
-	case f.stream() == dataStream && f.fin():
+	case c.ended[dataStream] && (c.anyData || c.ended[errorStream]):
 		return c.end(io.EOF)
 	}
 	return nil
@@ -307,13 +320,16 @@ func (c *podConn) handleControl(f *spdyFrame) error {
 			c.replied[stream] = true
 		}
 		if stream == dataStream && f.fin() {
+			c.ended[stream], c.anyData = true, true
 			c.readErr = io.EOF
 		}
 	case spdy.TypeRstStream:
 		switch {
 		case f.noteN < 8:
 			return fmt.Errorf("%w: RST_STREAM of %d bytes", errSPDY, f.noteN)
-		case stream == dataStream && len(c.refusal) > 0, stream == errorStream && len(c.refusal) > 0:
+		case stream == errorStream:
+			return c.finish(stream)
+		case stream == dataStream && len(c.refusal) > 0:
 			return c.refused()
 		case stream == dataStream:
 			return c.end(&net.OpError{Op: "read", Net: "port-forward", Addr: c.peer, Err: syscall.ECONNRESET})
