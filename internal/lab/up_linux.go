@@ -40,6 +40,9 @@ func (l *Lab) Up(ctx context.Context) error {
 	if err := l.Build(ctx); err != nil {
 		return err
 	}
+	if err := checkInotify(l.config.Nodes); err != nil {
+		return err
+	}
 	start := time.Now()
 	if err := l.prepare(); err != nil {
 		return err
