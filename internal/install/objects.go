@@ -132,7 +132,7 @@ func serviceAccount(namespace string) *corev1.ServiceAccount {
 // clusterRole is all that the manager may do: see Services and their endpoints, and the two kinds of objects
 // that tell the cluster's networks.
 func clusterRole(namespace string) *rbacv1.ClusterRole {
-	read := []string{"get", "list", "watch"}
+	read := []string{"list", "watch"}
 	return &rbacv1.ClusterRole{
 		TypeMeta:   typeMeta("rbac.authorization.k8s.io/v1", "ClusterRole"),
 		ObjectMeta: clusterMeta(namespace),
