@@ -148,7 +148,10 @@ func countSessions(ctx context.Context, c *cluster.Cluster, namespace, pod strin
 	}
 }
 
-// greet says hello as a session does and reads the number of others in the answer.
+// leaveTimeout is how long a session that has just ended may still be counted: its last word may be overtaken by us.
+const leaveTimeout = time.Second
+
+// greet says hello as a session does and reads the number of others in the answer, the lowest within leaveTimeout.
 func greet(ctx context.Context, s *transport.Session) (int, error) {
 	stream, err := s.Open(ctx, transport.Request{Proto: transport.ProtoControl})
 	if err != nil {
@@ -158,14 +161,28 @@ func greet(ctx context.Context, s *transport.Session) (int, error) {
 	if err := json.NewEncoder(stream).Encode(api.ClientHello{Protocol: api.Protocol, Version: version.String()}); err != nil {
 		return 0, err
 	}
-	var m api.ControlMessage
-	switch err := json.NewDecoder(stream).Decode(&m); {
-	case err != nil:
-		return 0, err
-	case m.Error != nil:
-		return 0, m.Error
-	case m.Hello == nil:
-		return 0, fmt.Errorf("its first message is not a greeting")
+	others, known := 0, false
+	for answers := json.NewDecoder(stream); ; {
+		var m api.ControlMessage
+		switch err := answers.Decode(&m); {
+		case err != nil && known:
+			return others, nil
+		case err != nil:
+			return 0, err
+		case m.Error != nil:
+			return 0, m.Error
+		case m.Hello != nil:
+			others, known = max(m.Hello.State.Sessions-1, 0), true
+			if err := stream.SetReadDeadline(time.Now().Add(leaveTimeout)); err != nil {
+				return others, nil
+			}
+		case !known:
+			return 0, fmt.Errorf("its first message is not a greeting")
+		case m.State != nil:
+			others = min(others, max(m.State.Sessions-1, 0))
+		}
+		if known && others == 0 {
+			return 0, nil
+		}
 	}
-	return max(m.Hello.State.Sessions-1, 0), nil
 }
