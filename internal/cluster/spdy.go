@@ -142,7 +142,7 @@ func openPort(ctx context.Context, l link, raw net.Conn, peer podAddr) (*podConn
 	}
 	// Both replies are waited for: spdystream in the runtime would wait for ever to answer a stream of a
 	// connection that was closed before the reply. A pod that speaks first may come between them.
-	for !c.replied[dataStream] || !c.replied[errorStream] && !c.inData() && c.readErr == nil {
+	for !(c.replied[dataStream] && c.replied[errorStream]) && !c.inData() && c.readErr == nil {
 		if err := c.advance(); err != nil {
 			return nil, dialError(ctx, err)
 		}
