@@ -205,6 +205,7 @@ func TestPodConnKeepAlive(t *testing.T) {
 				t.Fatalf("ping %d after %v", id, at)
 			}
 		}
+		synctest.Wait() // Close skips its farewell while something is written
 		c.Close()
 		if bye := <-got; !bytes.Equal(bye, frames(control(spdy.TypeRstStream, 3, uint32(spdy.Cancel)), control(spdy.TypeGoAway, 0, 0))) {
 			t.Fatalf("wrote % x", bye)

@@ -1,0 +1,231 @@
+package cluster
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"kubevpn/internal/api"
+)
+
+const twoContexts = `
+apiVersion: v1
+kind: Config
+current-context: one
+clusters:
+- {name: lab, cluster: {server: "https://10.0.0.1:6443", certificate-authority: ca.crt}}
+- {name: far, cluster: {server: "https://far.example:6443", insecure-skip-tls-verify: true}}
+contexts:
+- {name: one, context: {cluster: lab, user: dev, namespace: team}}
+- {name: two, context: {cluster: far, user: plugin}}
+- {name: broken, context: {cluster: nowhere, user: dev}}
+- {name: legacy, context: {cluster: far, user: gcp}}
+- {name: absent, context: {cluster: far, user: absent}}
+users:
+- {name: dev, user: {client-certificate: dev.crt, client-key-data: a2V5, tokenFile: token}}
+- name: plugin
+  user:
+    exec:
+      apiVersion: client.authentication.k8s.io/v1
+      command: login
+      args: [get-token, --cluster, far]
+      env: [{name: REGION, value: kubeconfig}]
+      interactiveMode: IfAvailable
+      installHint: Install login from its site.
+- name: absent
+  user:
+    exec: {apiVersion: client.authentication.k8s.io/v1, command: no-such-login, interactiveMode: Never, installHint: Install it.}
+- {name: gcp, user: {auth-provider: {name: gcp}}}
+`
+
+// home makes a directory with the kubeconfig, its files and a plugin, and points the environment at it.
+func home(t *testing.T, kubeconfig string) (dir string, environ []string) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, text := range map[string]string{
+		".kube/config": kubeconfig, ".kube/ca.crt": "CA", ".kube/dev.crt": "CERT", ".kube/token": "TOKEN",
+	} {
+		if text == "" {
+			continue
+		}
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "bin/login"), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("HOME", dir)
+	t.Setenv("KUBECONFIG", filepath.Join(dir, ".kube/config"))
+	return dir, []string{"HOME=" + dir, "KUBECONFIG=" + filepath.Join(dir, ".kube/config"), "PATH=" + filepath.Join(dir, "bin"), "REGION=caller", "ZONE=a=b"}
+}
+
+func TestPrepare(t *testing.T) {
+	dir, environ := home(t, twoContexts)
+	p, err := Prepare(Inputs{Environ: environ, Executable: "/usr/bin/kubevpn"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Context != "one" || p.Cluster != "lab" || p.Namespace != "team" {
+		t.Fatalf("%+v", p)
+	}
+	config, err := clientcmd.Load(p.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(config.Contexts) != 1 || len(config.Clusters) != 1 || len(config.AuthInfos) != 1 {
+		t.Fatalf("not minified:\n%s", p.Kubeconfig)
+	}
+	if c := config.Clusters["lab"]; string(c.CertificateAuthorityData) != "CA" || c.CertificateAuthority != "" {
+		t.Fatalf("the authority is not embedded: %+v", c)
+	}
+	u := config.AuthInfos["dev"]
+	if string(u.ClientCertificateData) != "CERT" || string(u.ClientKeyData) != "key" {
+		t.Fatalf("the certificate is not embedded: %+v", u)
+	}
+	if want := filepath.Join(dir, ".kube/token"); u.TokenFile != want { // it may be renewed: not embedded
+		t.Fatalf("tokenFile %q, want %q", u.TokenFile, want)
+	}
+}
+
+func TestPrepareExec(t *testing.T) {
+	dir, environ := home(t, twoContexts)
+	p, err := Prepare(Inputs{Context: "two", Namespace: "mine", Environ: environ, Executable: "/usr/bin/kubevpn"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Context != "two" || p.Cluster != "far" || p.Namespace != "mine" {
+		t.Fatalf("%+v", p)
+	}
+	config, err := clientcmd.Load(p.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := config.AuthInfos["plugin"].Exec
+	plugin := filepath.Join(dir, "bin/login")
+	if got, want := e.Command+" "+strings.Join(e.Args, " "), "/usr/bin/kubevpn exec-credential --timeout 10s -- "+plugin+" get-token --cluster far"; got != want {
+		t.Fatalf("command %q, want %q", got, want)
+	}
+	if got, want := strings.Join(unwrapExec(e), " "), plugin+" get-token --cluster far"; got != want {
+		t.Fatalf("unwrapped %q, want %q", got, want)
+	}
+	if e.InteractiveMode != clientcmdapi.NeverExecInteractiveMode {
+		t.Fatalf("interactive mode %q", e.InteractiveMode)
+	}
+	env := map[string]string{}
+	for _, v := range e.Env {
+		if _, twice := env[v.Name]; twice {
+			t.Fatalf("%s is set twice", v.Name)
+		}
+		env[v.Name] = v.Value
+	}
+	if env["REGION"] != "kubeconfig" || env["ZONE"] != "a=b" || env["HOME"] != dir {
+		t.Fatalf("environment %v", env)
+	}
+	unguarded, err := Prepare(Inputs{Context: "two", Environ: environ})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err = clientcmd.Load(unguarded.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := config.AuthInfos["plugin"].Exec; e.Command != plugin || strings.Join(unwrapExec(e), " ") != plugin+" get-token --cluster far" {
+		t.Fatalf("command %q %q", e.Command, e.Args)
+	}
+}
+
+func TestPrepareErrors(t *testing.T) {
+	tests := []struct {
+		name    string
+		config  string
+		in      Inputs
+		code    api.ExitCode
+		message string // DIR stands for the home directory
+		hint    string
+	}{
+		{"no file", "", Inputs{}, api.ExitKubeconfig, "no kubeconfig: looked at DIR/.kube/config (no such file)", "Name one with --kubeconfig FILE or KUBECONFIG=FILE."},
+		{"no such file", twoContexts, Inputs{Kubeconfig: "/no/such/file"}, api.ExitKubeconfig, "there is no kubeconfig at /no/such/file", "Give --kubeconfig the path of an existing file"},
+		{"empty", "apiVersion: v1\nkind: Config\n", Inputs{}, api.ExitKubeconfig, "no kubeconfig: looked at DIR/.kube/config (names no cluster)", "Name one"},
+		{"not YAML", "{", Inputs{}, api.ExitKubeconfig, "reading the kubeconfig: error loading config file \"DIR/.kube/config\":", "`kubectl config view` shows"},
+		{"no such context", twoContexts, Inputs{Context: "three"}, api.ExitKubeconfig, `the kubeconfig has no context "three"`, "It has: absent, broken, legacy, one, two"},
+		{"no current context", strings.Replace(twoContexts, "current-context: one", "", 1), Inputs{}, api.ExitKubeconfig, "the kubeconfig has no current context", "Choose one with --context NAME"},
+		{"no such cluster", twoContexts, Inputs{Context: "broken"}, api.ExitKubeconfig, `the kubeconfig's context "broken" names the cluster "nowhere", of which it has no server`, "`kubectl config view --context broken --minify` shows it."},
+		{"auth-provider", twoContexts, Inputs{Context: "legacy"}, api.ExitKubeconfig, `the kubeconfig uses the auth-provider "gcp", which Kubernetes removed in 1.26`, "Fetch a new kubeconfig"},
+		{"no such plugin", twoContexts, Inputs{Context: "absent"}, api.ExitExecPlugin, "the kubeconfig's credential plugin no-such-login: executable file not found in $PATH", "Install it."},
+		{"no certificate", strings.Replace(twoContexts, "dev.crt", "gone.crt", 1), Inputs{}, api.ExitKubeconfig, "reading a file that the kubeconfig names: open DIR/.kube/gone.crt:", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir, environ := home(t, tt.config)
+			tt.in.Environ = environ
+			_, err := Prepare(tt.in)
+			var e *api.Error
+			if !errors.As(err, &e) {
+				t.Fatalf("%v", err)
+			}
+			message := strings.ReplaceAll(e.Message, dir, "DIR")
+			if e.Code != tt.code || !strings.HasPrefix(message, tt.message) || !strings.HasPrefix(e.Hint, tt.hint) {
+				t.Fatalf("code %d, %q, hint %q; want %d, %q, %q", e.Code, message, e.Hint, tt.code, tt.message, tt.hint)
+			}
+		})
+	}
+}
+
+// The daemon has another environment: what the caller's says of proxies must be in the kubeconfig.
+func TestPrepareProxy(t *testing.T) {
+	tests := []struct {
+		name    string
+		environ []string
+		want    string
+	}{
+		{"none", nil, ""},
+		{"https", []string{"HTTPS_PROXY=http://proxy:3128"}, "http://proxy:3128"},
+		{"lower case", []string{"https_proxy=http://proxy:3128"}, "http://proxy:3128"},
+		{"socks", []string{"HTTPS_PROXY=socks5://proxy:1080"}, "socks5://proxy:1080"},
+		{"not for http", []string{"HTTP_PROXY=http://proxy:3128"}, ""},
+		{"excepted", []string{"HTTPS_PROXY=http://proxy:3128", "NO_PROXY=10.0.0.0/8"}, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, environ := home(t, twoContexts)
+			p, err := Prepare(Inputs{Environ: append(environ, tt.environ...)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			config, err := clientcmd.Load(p.Kubeconfig)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := config.Clusters["lab"].ProxyURL; got != tt.want {
+				t.Fatalf("proxy %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add([]byte(twoContexts))
+	f.Add([]byte("{"))
+	f.Fuzz(func(t *testing.T, kubeconfig []byte) {
+		c, err := Load(kubeconfig, Options{})
+		if err == nil && len(c.ID()) != 12 {
+			t.Fatalf("ID %q", c.ID())
+		}
+		var e *api.Error
+		if err != nil && !errors.As(err, &e) {
+			t.Fatalf("%T: %v", err, err)
+		}
+	})
+}
