@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -183,7 +184,8 @@ type laptop struct {
 	*world
 	home       string
 	kubeconfig string
-	uid        uint32 // 0: root
+	uid        uint32   // 0: root
+	within     []string // a command that the laptop's commands are arguments of; nil: they run as they are
 }
 
 // newLaptop makes a laptop for one of the lab's users, whose daemon is ended after the test.
@@ -238,7 +240,7 @@ func (l *laptop) command(ctx context.Context, t *testing.T, argv ...string) *exe
 		id := fmt.Sprint(l.uid)
 		argv = append([]string{"setpriv", "--reuid", id, "--regid", id, "--clear-groups", "--"}, argv...)
 	}
-	cmd, err := l.Command(ctx, "laptop", argv...)
+	cmd, err := l.Command(ctx, "laptop", append(slices.Clone(l.within), argv...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,8 +350,9 @@ func (l *laptop) snapshot(t *testing.T) string {
 	t.Helper()
 	r := l.sh(t, `
 		for c in "ip -d link" "ip addr" "ip rule" "ip -6 rule" "ip route show table all" "ip -6 route show table all" \
-			"nft list ruleset" "iptables-save" "ip6tables-save" "stat -c %%y%%a%%U%%i /etc/resolv.conf /etc/hosts" \
-			"cat /etc/resolv.conf /etc/hosts" "ls -A /var/lib/kubevpn"; do
+			"nft list ruleset" "iptables-save" "ip6tables-save" "stat -c %%N,%%y,%%a,%%U,inode=%%i /etc/resolv.conf /etc/hosts" \
+			"cat /etc/resolv.conf /etc/hosts" "ls -A /var/lib/kubevpn" \
+			"grep -rs . /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/ping_group_range"; do
 			echo "== $c"; $c 2>&1
 		done`)
 	return volatile.ReplaceAllString(r.stdout, "")

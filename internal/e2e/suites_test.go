@@ -24,7 +24,16 @@ var everywhere = []suite{
 }
 
 // once is checked on one cluster, because kube-proxy has no part in it.
-var once = []suite{}
+var once = []suite{
+	{"traces", tracesSuite},
+	{"foreground", foregroundSuite},
+	{"user", userSuite},
+	{"clash", clashSuite},
+	{"errors", errorsSuite},
+	{"rights", rightsSuite},
+	{"faults", faultsSuite},
+	{"two", twoSuite},
+}
 
 func runSuites(t *testing.T, w *world, suites ...[]suite) {
 	for _, list := range suites {
