@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,9 @@ type Network interface {
 	RemoveLink(ctx context.Context, name string) error
 	// SetZone says which names are the connection's; nil means none. It replaces what was said before.
 	SetZone(zone *dns.Zone) error
+	// DomainTaken reports whether a connection that came earlier has the same cluster domain: names that both
+	// clusters have are then resolved by that one.
+	DomainTaken(domain string) bool
 	// ServeDNS answers queries on sockets of the connection's own (inside its tunnel) like on loopback, until ctx
 	// ends; then it closes them.
 	ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error
@@ -273,6 +277,21 @@ func (s *share) SetZone(zone *dns.Zone) error {
 		zones[at].Zone = *zone
 	}
 	return m.setZones(zones)
+}
+
+func (s *share) DomainTaken(domain string) bool {
+	m := s.machine
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, z := range m.zones {
+		if z.owner == s {
+			return false
+		}
+		if strings.EqualFold(z.Domain, domain) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *share) ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error {

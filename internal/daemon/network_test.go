@@ -291,6 +291,33 @@ func TestResolverAnswers(t *testing.T) {
 	}
 }
 
+func TestDomainTaken(t *testing.T) {
+	_, s := shares(t, newFakeHelper(), 3)
+	taken := func(want ...bool) {
+		t.Helper()
+		for i, w := range want {
+			if got := s[i].DomainTaken("cluster.local"); got != w {
+				t.Errorf("share %d: DomainTaken = %v, want %v", i, got, w)
+			}
+		}
+	}
+	set := func(i int, zone *dns.Zone) {
+		t.Helper()
+		if err := s[i].SetZone(zone); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taken(false, false, false)
+	set(0, &dns.Zone{Domain: "other.local", Cluster: cluster{}})
+	taken(false, false, false)
+	set(1, &dns.Zone{Domain: "Cluster.Local", Cluster: cluster{}})
+	taken(false, false, true) // the first has its place already
+	set(2, &dns.Zone{Domain: "cluster.local", Cluster: cluster{}})
+	taken(false, false, true)
+	set(1, nil)
+	taken(false, true, false)
+}
+
 // cluster answers every name with the address 10.96.0.80.
 type cluster struct{}
 

@@ -21,17 +21,25 @@ const canaryTimeout = 6 * time.Second
 
 // canaryTargets is what is tried through the tunnel before a connection is called connected.
 type canaryTargets struct {
-	Name string         // fully qualified, without a trailing dot
-	IP   []netip.Addr   // what Name must resolve to; empty: anything
-	Pod  netip.AddrPort // invalid: no pod is known
-	VIP  netip.AddrPort
+	Name string       // fully qualified, without a trailing dot
+	IP   []netip.Addr // what Name must resolve to; empty: anything
+	// Taken says that another connection, to a cluster with the same domain, answers for Name: then IP is resolved
+	// to Name, as addresses differ.
+	Taken bool
+	Pod   netip.AddrPort // invalid: no pod is known
+	VIP   netip.AddrPort
 }
 
 // runCanary goes the way that an application goes: through this machine's resolver and kernel, into the
 // device. It changes nothing. The checks come back in the order name, pod, clusterIP.
 func runCanary(ctx context.Context, t canaryTargets) []api.Check {
 	checks := []func(context.Context) api.Check{
-		func(ctx context.Context) api.Check { return checkName(ctx, t.Name, t.IP) },
+		func(ctx context.Context) api.Check {
+			if t.Taken && len(t.IP) > 0 {
+				return checkAddress(ctx, t.IP[0], t.Name)
+			}
+			return checkName(ctx, t.Name, t.IP)
+		},
 		func(ctx context.Context) api.Check { return checkTCP(ctx, "pod", t.Pod) },
 		func(ctx context.Context) api.Check { return checkTCP(ctx, "clusterIP", t.VIP) },
 	}
@@ -67,6 +75,26 @@ func checkName(ctx context.Context, name string, want []netip.Addr) api.Check {
 	c.OK = len(want) == 0 || slices.ContainsFunc(got, func(a netip.Addr) bool { return slices.Contains(want, a) })
 	if !c.OK {
 		c.Seen += fmt.Sprintf(" (expected %s)", want[0])
+	}
+	return c
+}
+
+// checkAddress resolves the address of a Service to its name (PTR).
+func checkAddress(ctx context.Context, addr netip.Addr, want string) api.Check {
+	c := api.Check{What: "name", Target: addr.String()}
+	r := net.Resolver{PreferGo: true}
+	got, err := r.LookupAddr(ctx, addr.String())
+	if err != nil {
+		c.Seen = seen(err)
+		return c
+	}
+	for i := range got {
+		got[i] = strings.TrimSuffix(got[i], ".")
+		c.OK = c.OK || strings.EqualFold(got[i], want)
+	}
+	c.Seen = strings.Join(got, ", ")
+	if !c.OK {
+		c.Seen += fmt.Sprintf(" (expected %s)", want)
 	}
 	return c
 }

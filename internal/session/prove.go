@@ -48,6 +48,11 @@ func (s *Session) canaryTargets(ctx context.Context) canaryTargets {
 	if state.CanaryName != "" && state.CanaryVIP.IsValid() {
 		t.Name, t.IP = state.CanaryName+".svc."+state.DNSDomain, []netip.Addr{state.CanaryVIP.Addr()}
 	}
+	if s.cfg.Network.DomainTaken(state.DNSDomain) {
+		t.Taken = true
+		s.warn("another connected cluster has the domain " + state.DNSDomain + " too: names that both have are resolved to the other's, " +
+			"the other names of this cluster and all of its addresses are reached")
+	}
 	if !t.VIP.IsValid() && len(state.DNSServers) > 0 {
 		t.VIP = netip.AddrPortFrom(state.DNSServers[0], 53) // cluster DNS answers over TCP (RFC 7766)
 	}

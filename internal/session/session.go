@@ -48,6 +48,8 @@ type Network interface {
 	CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error)
 	SetLink(ctx context.Context, link api.Link) (api.NetworkApplied, error)
 	SetZone(zone *dns.Zone) error
+	// DomainTaken reports whether an earlier connection of this machine has the same cluster domain.
+	DomainTaken(domain string) bool
 	// ServeDNS answers queries on sockets inside the tunnel until ctx ends, then closes them.
 	ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error
 }
