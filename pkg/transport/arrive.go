@@ -110,10 +110,10 @@ func (s *Stream) abort(err error) {
 	if s.readErr == nil && !s.readEnded {
 		s.readErr = err
 	}
-	if s.gone != nil {
+	if !s.aborted && s.gone != nil {
 		close(s.gone)
-		s.gone = nil
 	}
+	s.aborted = true
 	s.canRead.Broadcast()
 	s.mu.Unlock()
 	s.over(true, true)

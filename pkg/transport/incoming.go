@@ -20,20 +20,7 @@ func (in *Incoming) Datagrams() bool { return in.s.datagrams }
 
 // Done is closed when the other end no longer waits: it gave up, or the session ended. A dial on its behalf can
 // then be abandoned.
-func (in *Incoming) Done() <-chan struct{} {
-	in.s.mu.Lock()
-	defer in.s.mu.Unlock()
-	if in.s.gone != nil {
-		return in.s.gone
-	}
-	done := make(chan struct{})
-	if in.s.readErr != nil {
-		close(done)
-		return done
-	}
-	in.s.gone = done
-	return done
-}
+func (in *Incoming) Done() <-chan struct{} { return in.s.Gone() }
 
 // Accept answers CodeOK and gives the stream. The caller must end it.
 func (in *Incoming) Accept() (*Stream, error) {

@@ -51,7 +51,8 @@ type Stream struct {
 	readDeadline deadline
 	answered     bool // to our OPEN
 	answer       error
-	gone         chan struct{} // made by Incoming.Done; closed by abort
+	aborted      bool          // by the other end or the session
+	gone         chan struct{} // made by Gone; closed by abort
 
 	// Which halves are over, guarded by l.streamsMu.
 	sent, rcvd bool
@@ -114,10 +115,10 @@ func (s *Stream) Write(p []byte) (int, error) {
 	total := 0
 	for len(p) > 0 {
 		for s.credit == 0 {
-			if err := s.writeError(); err != nil {
+			s.canWrite.Wait()
+			if err := s.writeError(); err != nil { // also when the window has opened meanwhile: nothing follows FIN
 				return total, err
 			}
-			s.canWrite.Wait()
 		}
 		n, err := l.await(context.Background(), s, min(len(p), s.credit), false)
 		if err != nil {
@@ -179,13 +180,18 @@ func (s *Stream) Reset() error {
 // stopReading throws away what was not read; later reads give err.
 func (s *Stream) stopReading(err error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.queue.drop()
+	s.closeReading(err)
+}
+
+// closeReading makes later reads give err. What arrives later is answered with a reset. Call with mu held.
+func (s *Stream) closeReading(err error) {
 	if s.readErr == nil {
 		s.readErr = err
 	}
 	s.readClosed = true
 	s.canRead.Broadcast()
-	s.mu.Unlock()
 }
 
 // Close ends the stream as close(2) ends a TCP connection: what was written still arrives, followed by FIN; but
@@ -193,6 +199,9 @@ func (s *Stream) stopReading(err error) {
 func (s *Stream) Close() error {
 	s.mu.Lock()
 	unread := s.queue.size > 0
+	if !unread { // at once, or what arrives now would be thrown away without a word
+		s.closeReading(errClosed)
+	}
 	s.mu.Unlock()
 	if unread {
 		return s.Reset()
@@ -203,7 +212,6 @@ func (s *Stream) Close() error {
 		s.endWriting()
 	}
 	l.mu.Unlock()
-	s.stopReading(errClosed)
 	l.streamsMu.Lock()
 	if s.closedAt.IsZero() {
 		s.closedAt = time.Now()
@@ -239,6 +247,20 @@ func (s *Stream) waitData() error {
 		}
 		s.canRead.Wait()
 	}
+}
+
+// Gone is closed when the other end has reset the stream or the session has ended. It is for those whom Read can
+// no longer tell, as they have read the other end's FIN, or wait elsewhere.
+func (s *Stream) Gone() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone == nil {
+		s.gone = make(chan struct{})
+		if s.aborted {
+			close(s.gone)
+		}
+	}
+	return s.gone
 }
 
 // Wait blocks until Read would not: there is data, or an end of it. Callers that take a buffer only afterwards

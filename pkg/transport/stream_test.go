@@ -304,3 +304,34 @@ func TestManagerOpens(t *testing.T) {
 	}
 	st.Close()
 }
+
+// TestGone: a reset after FIN, which no Read tells any more.
+func TestGone(t *testing.T) {
+	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
+	for _, late := range []bool{false, true} {
+		a, b := open(t, r.laptop, r.manager)
+		check(t, b.CloseWrite())
+		if _, err := a.Read(make([]byte, 1)); err != io.EOF {
+			t.Fatalf("got %v, want EOF", err)
+		}
+		var gone <-chan struct{}
+		if !late {
+			gone = a.Gone()
+		}
+		select {
+		case <-gone:
+			t.Fatal("gone by its FIN alone")
+		default:
+		}
+		check(t, b.Reset())
+		if late {
+			eventually(t, "the reset arrives", func() bool { _, err := a.Write([]byte("x")); return err != nil })
+			gone = a.Gone()
+		}
+		receive(t, gone)
+	}
+	a, _ := open(t, r.laptop, r.manager)
+	gone := a.Gone()
+	check(t, r.manager.Close())
+	receive(t, gone)
+}
