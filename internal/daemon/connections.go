@@ -72,36 +72,6 @@ func newSet(newConnection func(ConnectionConfig) (Connection, error), clientID s
 	}
 }
 
-// live is a connection in the set, from the request on until it is gone.
-type live struct {
-	id      string
-	conn    Connection
-	request api.ConnectRequest
-	share   *share
-	feed    *feed
-	cancel  context.CancelCauseFunc
-	done    chan struct{} // closed when Run has returned and nothing is left of it
-	err     error         // why it ended; read after done
-	left    error         // why something of it could not be removed; read after done
-
-	// Guarded by set.mu.
-	waiters int            // requests that wait for it to be connected
-	ending  bool           // cancel was called
-	failed  *api.Error     // it ended by itself after it had been connected
-	last    api.Connection // its status when it failed
-}
-
-func (l *live) wasConnected() bool { return isClosed(l.conn.Connected()) }
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
 // connect makes the connection that req asks for, or joins the one that there is. It calls begin once with
 // the connection's ID, then emit with what happens, and returns the connected connection. When ctx ends
 // before that, and nobody else waits for it, the connection is cleaned up before connect returns.
@@ -178,34 +148,6 @@ func (s *set) tryObtain(req api.ConnectRequest) (l *live, joined bool, busy <-ch
 	return l, false, nil, nil
 }
 
-// follow passes the connection's events on until it is connected (nil), has ended (why), or ctx ends.
-func (l *live) follow(ctx context.Context, emit func(api.Event)) error {
-	for i := 0; ; {
-		// In this order: what was said before the end is read before the end is seen.
-		ended, connected := isClosed(l.done), l.wasConnected()
-		events, more := l.feed.since(i)
-		for _, e := range events {
-			emit(e)
-		}
-		i += len(events)
-		switch {
-		case ended && errors.Is(l.err, errDisconnected):
-			return api.Errorf(api.ExitLost, "another command ended the connection")
-		case ended:
-			return l.err
-		case connected:
-			return nil
-		}
-		select {
-		case <-more:
-		case <-l.done:
-		case <-l.conn.Connected():
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
 // release takes a waiter away. A connection that nobody waits for any more, and that is not connected, ends;
 // release then waits for that.
 func (s *set) release(l *live) {
@@ -263,78 +205,6 @@ func differences(a, b api.ConnectRequest) string {
 	return names
 }
 
-// end cancels the connection; set.mu is held.
-func (l *live) end(cause error) {
-	l.ending = true
-	l.cancel(cause)
-}
-
-// await waits until nothing is left of the connection, and reports whether that happened in time.
-func (s *set) await(l *live) bool {
-	timeout := time.NewTimer(endTimeout)
-	defer timeout.Stop()
-	select {
-	case <-l.done:
-		return true
-	case <-timeout.C:
-		s.logger.Error("the connection did not end in time", "connection", l.id, "timeout", endTimeout)
-		return false
-	}
-}
-
-// run is the life of a connection.
-func (s *set) run(ctx context.Context, l *live) {
-	s.logger.Info("connection begins", "connection", l.id, "context", l.request.Context, "namespace", l.request.Namespace)
-	s.tasks.Go(func() { // nobody waits for what is said later
-		select {
-		case <-l.conn.Connected():
-			l.feed.close()
-		case <-ctx.Done():
-		}
-	})
-	err := l.conn.Run(ctx)
-	l.err = s.verdict(ctx, l, err)
-	if l.left = l.share.close(); l.left != nil {
-		s.logger.Error("removing what a connection left", "connection", l.id, "err", l.left)
-	}
-	s.ended(l)
-}
-
-// verdict is why a connection ended: errDisconnected if it was asked to, else an *api.Error.
-func (s *set) verdict(ctx context.Context, l *live, err error) error {
-	switch {
-	case isClosed(l.share.machine.helper.Done()):
-		return errHelperEnded() // whatever Run saw is a consequence
-	case errors.Is(context.Cause(ctx), errDisconnected):
-		if err != nil && !errors.Is(err, context.Canceled) {
-			s.logger.Warn("connection ended with an error", "connection", l.id, "err", err)
-		}
-		return errDisconnected
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case err == nil:
-		return api.Errorf(api.ExitLost, "the session ended").WithHint("run `kubevpn connect` again; `kubevpn logs` has the details")
-	}
-	return api.AsError(err)
-}
-
-// ended takes the connection out of the set, or keeps it as failed, and closes the helper after the last one.
-func (s *set) ended(l *live) {
-	s.mu.Lock()
-	if errors.Is(l.err, errDisconnected) || !l.wasConnected() {
-		delete(s.byID, l.id)
-	} else {
-		l.failed, l.last = api.AsError(l.err), l.conn.Status()
-	}
-	s.logger.Info("connection ended", "connection", l.id, "reason", l.err)
-	l.feed.close()
-	l.cancel(nil)
-	close(l.done)
-	s.closeUnused()
-	s.mu.Unlock()
-	s.changed()
-}
-
 // active counts the connections that have not failed; s.mu is held.
 func (s *set) active() int {
 	n := 0
@@ -358,75 +228,6 @@ func (s *set) inUse() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.byID) > 0 || s.machine != nil || s.closing != nil
-}
-
-// disconnect ends the connections with these IDs, or all, and says so. It knows failed ones too. If the last
-// connection is among them, the helper has ended when it returns.
-func (s *set) disconnect(req api.DisconnectRequest, emit func(api.Event)) error {
-	ls, err := s.endAll(req)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, l := range ls {
-		status := l.conn.Status()
-		step := "Disconnecting from " + cmp.Or(status.Cluster, l.id)
-		emit(api.Event{Time: time.Now(), Step: step, Detail: l.id})
-		if !s.await(l) {
-			errs = append(errs, api.Errorf(api.ExitUnexpected, "connection %s did not end in %v", l.id, endTimeout).
-				WithHint("`kubevpn quit` ends the daemon and its helper, which removes everything"))
-			continue
-		}
-		if l.left != nil {
-			errs = append(errs, api.Errorf(api.ExitNetwork, "removing the network of %s: %w", l.id, l.left).
-				WithHint("what is left goes when the root helper ends: `kubevpn quit`"))
-			continue
-		}
-		status.Status = api.StatusDisconnecting
-		emit(api.Event{Time: time.Now(), Step: step, Detail: l.id, Done: true, Connection: &status})
-	}
-	s.awaitClosed()
-	return errors.Join(errs...)
-}
-
-// awaitClosed waits for a machine that is being closed.
-func (s *set) awaitClosed() {
-	s.mu.Lock()
-	closing := s.closing
-	s.mu.Unlock()
-	if closing != nil {
-		<-closing
-	}
-}
-
-// endAll begins the end of what req names, and returns it.
-func (s *set) endAll(req api.DisconnectRequest) ([]*live, error) {
-	s.mu.Lock()
-	defer s.changed()
-	defer s.mu.Unlock()
-	var ls []*live
-	for _, id := range req.IDs {
-		l := s.byID[id]
-		if l == nil {
-			return nil, api.Errorf(api.ExitNotConnected, "no connection has the ID %s", id).WithHint("`kubevpn status` lists them")
-		}
-		ls = append(ls, l)
-	}
-	if req.All {
-		ls = ls[:0]
-		for _, l := range s.byID {
-			ls = append(ls, l)
-		}
-		slices.SortFunc(ls, func(a, b *live) int { return cmp.Compare(a.id, b.id) })
-	}
-	for _, l := range ls {
-		if l.failed != nil {
-			delete(s.byID, l.id)
-			continue
-		}
-		l.end(errDisconnected)
-	}
-	return ls, nil
 }
 
 // status lists the connections, the oldest first.
@@ -453,17 +254,4 @@ func (s *set) status() []api.Connection {
 		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID))
 	})
 	return out
-}
-
-// shutDown ends everything, the helper too, and waits for it. No connection begins after it.
-func (s *set) shutDown(emit func(api.Event)) error {
-	s.mu.Lock()
-	s.shut = true
-	s.mu.Unlock()
-	err := s.disconnect(api.DisconnectRequest{All: true}, emit)
-	s.mu.Lock()
-	s.closeMachine()
-	s.mu.Unlock()
-	s.awaitClosed()
-	return err
 }

@@ -21,7 +21,7 @@ func TestCompilesElsewhere(t *testing.T) {
 			product = append(product, p.ImportPath)
 		}
 	}
-	for _, system := range []string{"linux/arm64", "darwin/arm64", "windows/amd64"} {
+	for _, system := range []string{"darwin/arm64", "windows/amd64"} {
 		t.Run(strings.ReplaceAll(system, "/", "-"), func(t *testing.T) {
 			goos, goarch, _ := strings.Cut(system, "/")
 			cmd := exec.Command("go", append([]string{"build"}, product...)...) // several: nothing is written
