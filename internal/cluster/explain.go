@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"regexp"
@@ -104,6 +105,10 @@ func (f facts) plugin(err error) *api.Error {
 		e = api.Errorf(api.ExitExecPlugin, "the credential plugin%s is not installed", name)
 		byHand = "Install it, or put its folder into PATH, then connect again."
 	default:
+		if strings.HasPrefix(why, "decoding stdout: ") {
+			e = api.Errorf(api.ExitExecPlugin, "the credential plugin%s gave no credentials that can be understood", name)
+			break
+		}
 		if why == "" {
 			why = text
 		}
@@ -156,6 +161,7 @@ func (f facts) network(err error) *api.Error {
 	if f.proxy != "" {
 		hint = fmt.Sprintf("The way goes through the proxy %s. %s", f.proxy, hint)
 	}
+	_, previous, retried := strings.Cut(err.Error(), " - error from a previous attempt: ") // client-go; it is not in the chain
 	var dns *net.DNSError
 	var timeout net.Error
 	var e *api.Error
@@ -173,11 +179,13 @@ func (f facts) network(err error) *api.Error {
 		e = api.Errorf(api.ExitUnreachable, "%s cannot be reached: %w", server, innermost(err))
 	case errors.Is(err, context.Canceled):
 		return nil
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
-		e = api.Errorf(api.ExitUnreachable, "%s did not answer in time", server)
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
 		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), strings.Contains(err.Error(), "http2: client connection lost"):
 		e = api.Errorf(api.ExitUnreachable, "%s, or something on the way to it, broke the connection: %w", server, innermost(err))
+	case retried: // until there was no time left
+		e = api.Errorf(api.ExitUnreachable, "%s, or something on the way to it, broke the connection: %s", server, previous)
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		e = api.Errorf(api.ExitUnreachable, "%s did not answer in time", server)
 	case errors.Is(err, errNoUpgrade):
 		e = api.Errorf(api.ExitUnreachable, "something between here and %s does not let port-forwards through: %w", server, errNoUpgrade)
 		hint = "A proxy or load balancer must pass WebSocket or SPDY upgrades; `kubectl port-forward` meets the same obstacle."
@@ -216,6 +224,9 @@ func (f facts) status(err error) *api.Error {
 	case apierrors.IsTimeout(err), apierrors.IsServerTimeout(err):
 		return api.Errorf(api.ExitUnreachable, "%s did not answer in time: %s", f.api(), message).
 			WithHint("It is overloaded, or its etcd or a webhook does not answer. Try again in a minute.")
+	case code >= 500 && apierrors.IsUnexpectedServerError(err): // not in Kubernetes' words
+		return api.Errorf(api.ExitUnreachable, "%s, or a proxy before it, answers with error %d: %s", f.api(), code, http.StatusText(int(code))).
+			WithHint("The fault is the cluster's, or a load balancer's. Try again in a minute.")
 	case code >= 500:
 		return api.Errorf(api.ExitUnreachable, "%s answers with error %d: %s", f.api(), code, message).
 			WithHint("The fault is the cluster's. Try again in a minute; `kubectl get --raw /readyz?verbose` says what it lacks.")
