@@ -1,6 +1,7 @@
 package netstack
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -154,6 +155,9 @@ type datagramFlow struct {
 	stats *flowCounters
 	last  atomic.Int64 // when a packet last went either way, as datagrams.now
 
+	ctx    context.Context // of the dial; ends with the flow
+	cancel context.CancelFunc
+
 	mu       sync.Mutex
 	stream   PacketStream // nil before the dial
 	queue    []buffer.Buffer
@@ -172,6 +176,7 @@ func newDatagramFlow(d *datagrams, key flowKey) *datagramFlow {
 	case key.dst.Port() == dnsPort:
 		f.idle = d.s.cfg.DNSIdle
 	}
+	f.ctx, f.cancel = context.WithCancel(d.s.ctx)
 	f.stats.opened()
 	f.touch()
 	f.mu.Lock() // checkIdle may come early
@@ -317,9 +322,9 @@ func (f *datagramFlow) copyDown(stream PacketStream) error {
 func (f *datagramFlow) dial() (PacketStream, error) {
 	dialer := f.d.s.cfg.Dialer
 	if f.key.proto == packet.ProtoUDP {
-		return dialer.DialUDP(f.d.s.ctx, f.key.src, f.key.dst)
+		return dialer.DialUDP(f.ctx, f.key.src, f.key.dst)
 	}
-	return dialer.DialEcho(f.d.s.ctx, f.key.src.Addr(), f.key.dst.Addr())
+	return dialer.DialEcho(f.ctx, f.key.src.Addr(), f.key.dst.Addr())
 }
 
 // write sends one packet of the stream to the application. One that cannot be sent is counted, and the flow goes on, as
@@ -383,6 +388,7 @@ func (f *datagramFlow) end() (quote []byte, first bool) {
 	f.timer.Stop()
 	stream := f.stream
 	f.mu.Unlock()
+	f.cancel()
 
 	f.d.mu.Lock()
 	delete(f.d.flows, f.key)

@@ -232,6 +232,26 @@ func TestUDPIdle(t *testing.T) {
 	until(t, "one flow is left", func() bool { return k.stack.Stats().UDP.Open == 1 })
 }
 
+// A flow that waits for its way to the cluster holds nothing any more when it is given up.
+func TestUDPIdleEndsTheDial(t *testing.T) {
+	t.Parallel()
+	ended := make(chan struct{})
+	k := newKernel(t, Config{
+		DNSIdle: 300 * time.Millisecond,
+		Dialer: dialer{udp: func(ctx context.Context, src, dst netip.AddrPort) (PacketStream, error) {
+			<-ctx.Done()
+			close(ended)
+			return nil, ctx.Err()
+		}},
+	})
+	k.dialUDP("udp4", 53).Write([]byte("question"))
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the dial goes on")
+	}
+}
+
 func TestPing(t *testing.T) {
 	t.Parallel()
 	testenv.NeedPrograms(t, "ping")

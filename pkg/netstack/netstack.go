@@ -43,7 +43,8 @@ type Dialer interface {
 	// DialTCP returns when the far dial has succeeded or failed. ctx ends with the dial, not with the stream: earlier
 	// when the application gives up.
 	DialTCP(ctx context.Context, src, dst netip.AddrPort) (Stream, error)
-	// DialUDP returns at once; a refusal arrives as an error of ReadPacket. ctx ends with Run, as for DialEcho.
+	// DialUDP returns at once, unless there is no way to the cluster at the moment; a refusal arrives as an error of
+	// ReadPacket. ctx ends with the flow, as for DialEcho.
 	DialUDP(ctx context.Context, src, dst netip.AddrPort) (PacketStream, error)
 	// DialEcho is for pings from src to dst by one program. Packets of the stream are 2 bytes sequence number (big
 	// endian) and the payload; those written are requests, those read are replies.
@@ -54,7 +55,9 @@ type Dialer interface {
 // after the far end's FIN, and an error that is syscall.ECONNRESET after its RST, as Write does. Reset gives the far end
 // an RST, and ends Read and Write here. Close is called last, after both directions have ended.
 //
-// A Stream that implements io.WriterTo is read with it, so that no buffer of ours waits for data.
+// A Stream that implements io.WriterTo is read with it, so that no buffer of ours waits for data. One may have the method
+// Gone() <-chan struct{}, whose channel is closed by the far end's RST. It tells of an RST after the far end's FIN, which
+// Read does not; without it, only Write does.
 type Stream interface {
 	io.ReadWriteCloser
 	// CloseWrite gives the far end a FIN. Reading goes on.

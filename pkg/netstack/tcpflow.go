@@ -21,6 +21,8 @@ const (
 	writeLen = 62 << 10
 	// resetGrace is how long data that the application sent before its RST may take to get into the stream.
 	resetGrace = time.Second
+	// finPoll is how often is looked whether the application's kernel has everything, when the far end has reset.
+	finPoll = 50 * time.Millisecond
 
 	keepAliveProbes = 5
 )
@@ -79,7 +81,9 @@ func (f *tcpFlow) run() {
 	f.keepAlive()
 	f.checkGone() // this and data may have come before we listened
 	f.startUp()
-	f.down()
+	if f.down() {
+		f.awaitReset()
+	}
 	<-f.upDone
 
 	f.queue.EventUnregister(&f.entry)
@@ -244,8 +248,8 @@ func (f *tcpFlow) copyUp() bool {
 	return true
 }
 
-// down copies what comes from the stream to the application.
-func (f *tcpFlow) down() {
+// down copies what comes from the stream to the application. It reports whether that ended with the far end's FIN.
+func (f *tcpFlow) down() (fin bool) {
 	var err error
 	if from, ok := f.stream.(io.WriterTo); ok {
 		_, err = from.WriteTo(f)
@@ -257,12 +261,38 @@ func (f *tcpFlow) down() {
 	case err == nil:
 		f.finSent.Store(true)
 		f.ep.Shutdown(tcpip.ShutdownWrite) // it fails only when the connection is gone
+		return true
 	case f.appGone.Load():
 		// up or checkGone passes that on, and lets what the application sent before get there first.
 	default:
 		f.ep.Abort()
 		f.stream.Reset()
 	}
+	return false
+}
+
+// awaitReset passes on an RST that comes after the far end's FIN, while the application still holds its half open.
+// What came before the FIN reaches the application first.
+func (f *tcpFlow) awaitReset() {
+	stream, ok := f.stream.(interface{ Gone() <-chan struct{} })
+	if !ok {
+		return
+	}
+	select {
+	case <-f.upDone:
+		return
+	case <-stream.Gone():
+	}
+	tick := time.NewTicker(finPoll)
+	defer tick.Stop()
+	for tcp.EndpointState(f.ep.State()) == tcp.StateFinWait1 { // gVisor does not tell when the FIN is acknowledged
+		select {
+		case <-f.upDone:
+			return
+		case <-tick.C:
+		}
+	}
+	f.ep.Abort()
 }
 
 // Write implements io.Writer for down. It waits until gVisor has taken all of p.
