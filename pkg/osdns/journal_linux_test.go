@@ -192,6 +192,9 @@ func killAtEachStep(t *testing.T, prepare func() (path string), steps int) {
 		if did, err := Recover(Options{ResolvConf: path, StateDir: state}); did != "" || err != nil {
 			t.Errorf("Recover again: %q, %v", did, err)
 		}
+		if err != nil && cmd.ProcessState.ExitCode() != -1 {
+			t.Fatalf("it failed instead of being killed at step %d: %v", n, err)
+		}
 		if err == nil {
 			if n != steps+1 {
 				t.Errorf("it has %s steps, want %d", out, steps)

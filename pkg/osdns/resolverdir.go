@@ -47,7 +47,8 @@ func (r resolverDir) set(domains []string, server netip.AddrPort) (warnings []st
 		if err := os.WriteFile(tmp, []byte(content), 0o644); err != nil {
 			return warnings, err
 		}
-		if err := os.Rename(tmp, path); err != nil {
+		// Its reader is not root, and our umask keeps others out.
+		if err := errors.Join(os.Chmod(tmp, 0o644), os.Rename(tmp, path)); err != nil {
 			return warnings, errors.Join(err, os.Remove(tmp))
 		}
 	}

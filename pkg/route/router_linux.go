@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"go4.org/netipx"
@@ -17,6 +18,10 @@ import (
 // addrGenModeNone is IN6_ADDR_GEN_MODE_NONE of if_link.h: no link-local address of the kernel's making, and
 // with it no router solicitations into the tunnel.
 const addrGenModeNone = 1
+
+// ipv6Timeout bounds how long the kernel may take to put an IPv6 address to use. It takes less than a
+// millisecond on an idle machine.
+const ipv6Timeout = 2 * time.Second
 
 // probes is how many routes are asked after at the end of Set: enough to notice policy routing, few enough
 // to cost nothing.
@@ -130,7 +135,10 @@ func (r *Router) apply(h *netlink.Handle, l Link) (warnings []string, err error)
 	if err := m.dropAddrs(h, link, without(m.addrs, l.Addrs)); err != nil {
 		return warnings, err
 	}
-	return warnings, verify(h, l)
+	if err := verify(h, l); err != nil {
+		return warnings, err
+	}
+	return warnings, awaitIPv6(h, l.Addrs)
 }
 
 func prepare(h *netlink.Handle, link netlink.Link, l Link) error {
@@ -248,110 +256,6 @@ func newRoute(link netlink.Link, p netip.Prefix) *netlink.Route {
 		r.Scope = netlink.SCOPE_LINK // no gateway: the far end of the link is the next hop
 	}
 	return r
-}
-
-// verify reads the link back and says what is missing.
-func verify(h *netlink.Handle, l Link) error {
-	link, err := h.LinkByName(l.Name)
-	if err != nil {
-		return fmt.Errorf("reading it back: %w", err)
-	}
-	addrs, err := linkAddrs(h, link)
-	if err != nil {
-		return err
-	}
-	routes, err := linkRoutes(h, link)
-	if err != nil {
-		return err
-	}
-	var missing []string
-	if a := link.Attrs(); a.MTU != l.MTU || a.RawFlags&unix.IFF_UP == 0 {
-		missing = append(missing, fmt.Sprintf("up with MTU %d (it is %s, MTU %d)", l.MTU, a.Flags, a.MTU))
-	}
-	for _, p := range without(l.Addrs, addrs) {
-		missing = append(missing, "address "+p.String())
-	}
-	for _, p := range without(l.Routes, routes) {
-		missing = append(missing, "route "+p.String())
-	}
-	if len(missing) > 0 {
-		return fmt.Errorf("was set and read back without %s", strings.Join(missing, ", "))
-	}
-	return nil
-}
-
-// probe asks the kernel where an address of each route would go now, and reports those that do not go into
-// a link of ours: another program's ip rule is asked before the main table.
-func (r *Router) probe(h *netlink.Handle, cfg Config) []string {
-	ours := map[int]bool{}
-	for _, m := range r.links {
-		ours[m.index] = true
-	}
-	var warnings []string
-	left := probes
-	for _, l := range cfg.Links {
-		for _, p := range r.links[l.Name].routes {
-			addr, ok := probeAddr(p, l.Addrs)
-			if left--; left < 0 || !ok {
-				break
-			}
-			got, err := h.RouteGet(addr.AsSlice())
-			if err == nil && len(got) > 0 && ours[got[0].LinkIndex] {
-				continue
-			}
-			where := "nowhere"
-			if err != nil {
-				where = err.Error()
-			} else if len(got) > 0 {
-				if link, err := h.LinkByIndex(got[0].LinkIndex); err == nil {
-					where = link.Attrs().Name
-				}
-			}
-			warnings = append(warnings, fmt.Sprintf("%s is routed into %s, but packets for %s go to %s: another program's ip rule or route comes first", p, l.Name, addr, where))
-		}
-	}
-	return warnings
-}
-
-func inTheWay(h *netlink.Handle, p netip.Prefix) string {
-	routes, err := h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Dst: netipx.PrefixIPNet(p)}, netlink.RT_FILTER_DST)
-	if err == nil {
-		for _, r := range routes {
-			if link, err := h.LinkByIndex(r.LinkIndex); err == nil {
-				return link.Attrs().Name + " already has this route"
-			}
-		}
-	}
-	return "another route for it exists"
-}
-
-func linkAddrs(h *netlink.Handle, link netlink.Link) ([]netip.Prefix, error) {
-	list, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, fmt.Errorf("listing its addresses: %w", err)
-	}
-	out := make([]netip.Prefix, 0, len(list))
-	for _, a := range list {
-		if ip, ok := netipx.FromStdIP(a.IP); ok {
-			ones, _ := a.Mask.Size()
-			out = append(out, netip.PrefixFrom(ip, ones))
-		}
-	}
-	return out, nil
-}
-
-func linkRoutes(h *netlink.Handle, link netlink.Link) ([]netip.Prefix, error) {
-	list, err := dump(func() ([]netlink.Route, error) { return h.RouteList(link, netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, fmt.Errorf("listing its routes: %w", err)
-	}
-	out := make([]netip.Prefix, 0, len(list))
-	for _, r := range list {
-		if r.Protocol == unix.RTPROT_STATIC {
-			out = append(out, destination(r))
-		}
-	}
-	return out, nil
 }
 
 func hasIPv6(l Link) bool {

@@ -1,0 +1,121 @@
+package osdns
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// enact does what was decided. What the decision before it did is undone first, where it is not wanted.
+func (c *Configurator) enact(d decision, force bool) error {
+	before := c.decision
+	if before.Mode == ModeFile && d.Mode != ModeFile {
+		if err := c.closeJournal(); err != nil {
+			return err
+		}
+	}
+	if before.PerLink && !d.PerLink {
+		if err := c.closeLinks(); err != nil {
+			return err
+		}
+	}
+	c.decision = d
+	if d.PerLink && (force || !before.PerLink || !c.resolved.inForce(c.cfg.Links)) {
+		if err := c.resolved.set(c.cfg.Links); err != nil && d.Mode == ModeResolved {
+			return err
+		} else if err != nil {
+			d.warn("systemd-resolved, which some programs ask: %v", err)
+		}
+	}
+	if d.Mode == ModeFile {
+		if err := c.enactFile(&d); err != nil {
+			return err
+		}
+	}
+	if err := c.enactTable(&d, before); err != nil {
+		return err
+	}
+	c.applied = Applied{Mode: d.Mode, Upstreams: d.Upstreams, Warnings: d.Warnings}
+	c.opt.Logger.Info("DNS", "mode", string(d.Mode), "upstreams", d.Upstreams, "redirected", d.Redirect, "warnings", d.Warnings)
+	return nil
+}
+
+func (c *Configurator) enactFile(d *decision) error {
+	if c.gaveUp = c.gaveUp || c.tramples > maxTramples; c.gaveUp {
+		d.Mode = ModeNone
+		d.warn("another program keeps rewriting %s: cluster names are not resolved", c.opt.ResolvConf)
+		return c.closeJournal()
+	}
+	original, foreign, err := c.journal.original()
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", c.opt.ResolvConf, err)
+	}
+	ours := withNameservers(original, d.Nameservers)
+	if !foreign && c.journal.last != nil && strings.TrimRight(string(c.journal.last.Ours), "\n") == strings.TrimRight(string(ours), "\n") {
+		return nil
+	}
+	if err := c.journal.edit(ours); err != nil {
+		return err
+	}
+	c.seen = c.look()
+	return nil
+}
+
+// enactTable fills the table, or closes it where there is nothing to put into it.
+func (c *Configurator) enactTable(d *decision, before decision) error {
+	if c.table == nil {
+		return nil
+	}
+	r := redirection{mark: c.opt.Mark, nameservers: d.Redirect, to4: c.cfg.Listen4, to6: c.cfg.Listen6, links: c.cfg.Links}
+	guards := slices.ContainsFunc(r.links, func(l Link) bool { return len(l.Addrs) > 0 })
+	if len(r.nameservers) == 0 && !guards {
+		return c.closeTable()
+	}
+	if err := c.table.set(r); err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	var changed []netip.Addr
+	for _, a := range slices.Concat(d.Redirect, before.Redirect) {
+		if slices.Contains(d.Redirect, a) != slices.Contains(before.Redirect, a) {
+			changed = append(changed, a)
+		}
+	}
+	c.forget(changed)
+	if d.Mode != ModeNFTables {
+		return nil
+	}
+	if others, err := c.table.others(tablePrefix); err == nil && len(others) > 0 {
+		d.warn("another kubevpn (%s) redirects this machine's DNS already: it answers first", strings.Join(others, ", "))
+	}
+	return nil
+}
+
+// forget makes programs that keep a socket open notice that their nameserver's queries go elsewhere now.
+func (c *Configurator) forget(nameservers []netip.Addr) {
+	if len(nameservers) == 0 {
+		return
+	}
+	if err := forgetFlows(nameservers); err != nil {
+		c.opt.Logger.Debug("conntrack: flows of programs that keep a socket open go on for 30 s", "error", err)
+	}
+}
+
+// closeLinks gives systemd-resolved's links back.
+func (c *Configurator) closeLinks() error {
+	if c.resolved == nil {
+		return nil // the bus has gone, and resolved with it
+	}
+	return c.resolved.set(nil)
+}
+
+// closeJournal puts resolv.conf back.
+func (c *Configurator) closeJournal() error {
+	err := c.journal.close()
+	if errors.Is(err, errForeign) {
+		c.opt.Logger.Warn("resolv.conf", "error", err)
+		err = nil
+	}
+	return err
+}
