@@ -330,9 +330,12 @@ func (s *Session) apply(ctx context.Context, routes []netip.Prefix) error {
 	s.mu.Unlock()
 	domain := state.DNSDomain
 	reverse, _ := plan(networks{Pods: n.Pods, Services: n.Services, DNS: n.DNS})
-	match := append([]string{domain}, reverseDomains(reverse)...)
-	match = append(match, s.names.matchable()...)
-	search := []string{namespace + ".svc." + domain, "svc." + domain, domain}
+	var match, search []string
+	left := 0
+	if domain != "" {
+		match, left = matchDomains(domain, reverseDomains(reverse), s.names.matchable())
+		search = []string{namespace + ".svc." + domain, "svc." + domain, domain}
+	}
 	link := address.link(mtu, routes, match, search)
 
 	if err := s.setZone(state, namespace, reverse); err != nil {
@@ -346,6 +349,9 @@ func (s *Session) apply(ctx context.Context, routes []netip.Prefix) error {
 		return err
 	}
 	s.warn(applied.Warnings...)
+	if left > 0 && applied.ResolverMode == api.ResolverResolved {
+		s.warn("systemd-resolved takes a limited number of domains: NAME.NAMESPACE does not resolve in every namespace; NAME.NAMESPACE.svc does")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.link, s.applied = link, applied

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"go4.org/netipx"
 
@@ -96,6 +97,55 @@ func reverseDomains(prefixes []netip.Prefix) []string {
 			}
 			a = netip.PrefixFrom(next, bits)
 		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// maxMatch bounds the match domains of a link, and maxReverse the reverse zones among them. systemd-resolved before
+// version 246 takes 256 domains per link, search domains among them.
+const (
+	maxMatch   = 250
+	maxReverse = 100
+)
+
+// matchDomains are the domains that a resolver with a server per link shall ask ours about: the cluster's; svc and
+// pod, in which no outside name ends; the reverse zones; and namespaces, for NAME.NAMESPACE. Our resolver passes on
+// what is not the cluster's, so that a domain too wide costs a hop and not a name. Where there are too many, reverse
+// zones are widened, and namespaces are left out: how many, is left.
+func matchDomains(domain string, reverse, namespaces []string) (match []string, left int) {
+	for len(reverse) > maxReverse {
+		reverse = widened(reverse)
+	}
+	match = slices.Concat([]string{domain, "svc", "pod"}, reverse)
+	n := min(len(namespaces), maxMatch-len(match))
+	return append(match, namespaces[:n]...), len(namespaces) - n
+}
+
+// widened are reverse zones with the longest of the family that has more of them cut by a label, in-addr.arpa and
+// ip6.arpa at the shortest.
+func widened(zones []string) []string {
+	depth := map[string][]int{} // by family
+	family := func(z string) string {
+		if strings.HasSuffix(z, "ip6.arpa") {
+			return "ip6.arpa"
+		}
+		return "in-addr.arpa"
+	}
+	for _, z := range zones {
+		depth[family(z)] = append(depth[family(z)], strings.Count(z, "."))
+	}
+	wide := "in-addr.arpa"
+	if len(depth["ip6.arpa"]) > len(depth[wide]) {
+		wide = "ip6.arpa"
+	}
+	longest := slices.Max(depth[wide])
+	var out []string
+	for _, z := range zones {
+		if family(z) == wide && strings.Count(z, ".") == longest && longest > 1 {
+			_, z, _ = strings.Cut(z, ".")
+		}
+		out = append(out, z)
 	}
 	slices.Sort(out)
 	return slices.Compact(out)

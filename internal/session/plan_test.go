@@ -1,6 +1,7 @@
 package session
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -129,5 +130,44 @@ func TestAddressing(t *testing.T) {
 	l = a.link(1500, prefixes("fd00::/64"), nil, nil)
 	if d := cmp.Diff(prefixes("198.19.3.1/32 fd6b:7670:6e00:3::1/128"), l.Addrs, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
 		t.Error(d)
+	}
+}
+
+func TestMatchDomains(t *testing.T) {
+	many := func(n int, format string) (out []string) {
+		for i := range n {
+			out = append(out, fmt.Sprintf(format, i))
+		}
+		return out
+	}
+	for _, tt := range []struct {
+		name                string
+		reverse, namespaces []string
+		want                []string
+		left                int
+	}{
+		{
+			name: "a_small_cluster", reverse: []string{"96.10.in-addr.arpa"}, namespaces: []string{"default", "shop"},
+			want: []string{"cluster.local", "svc", "pod", "96.10.in-addr.arpa", "default", "shop"},
+		},
+		{
+			name: "many_nodes_have_the_zone_above", reverse: append(many(200, "%d.244.10.in-addr.arpa"), "96.10.in-addr.arpa", "0.0.d.f.ip6.arpa"),
+			want: []string{"cluster.local", "svc", "pod", "0.0.d.f.ip6.arpa", "244.10.in-addr.arpa", "96.10.in-addr.arpa"},
+		},
+		{
+			name: "anywhere", reverse: many(200, "%d.in-addr.arpa"),
+			want: []string{"cluster.local", "svc", "pod", "in-addr.arpa"},
+		},
+		{
+			name: "many_namespaces", namespaces: many(300, "ns%d"),
+			want: append([]string{"cluster.local", "svc", "pod"}, many(247, "ns%d")...), left: 53,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, left := matchDomains("cluster.local", tt.reverse, tt.namespaces)
+			if d := cmp.Diff(tt.want, got); d != "" || left != tt.left {
+				t.Errorf("%d left out, want %d; (-want +got):\n%s", left, tt.left, d)
+			}
+		})
 	}
 }
