@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"sync/atomic"
+	"syscall"
 )
 
 // stream is a laptop's end of a TCP flow (transport.Stream). Its WriteTo holds no buffer while it waits.
@@ -25,7 +26,8 @@ type stream interface {
 // There is no idle timeout. gone is closed when the laptop's end was reset, lost when its session has ended. Two
 // goroutines, no buffers while idle.
 func relay(laptop stream, pod *net.TCPConn, gone, lost <-chan struct{}, b *buffers) {
-	var ended atomic.Int32 // directions that ended well
+	var ended atomic.Int32  // directions that ended well
+	var finSent atomic.Bool // to the pod
 	abort := func() {
 		laptop.Reset()
 		pod.SetLinger(0) // so that Close sends RST
@@ -38,6 +40,9 @@ func relay(laptop stream, pod *net.TCPConn, gone, lost <-chan struct{}, b *buffe
 			_, err := laptop.Write(p)
 			return err
 		})
+		if err == io.EOF && !finSent.Load() && isClosed(pod) {
+			err = syscall.ECONNRESET // of which the other goroutine was told
+		}
 		if err == io.EOF && laptop.CloseWrite() == nil {
 			if ended.Add(1) == 2 || errors.Is(awaitReset(pod), net.ErrClosed) {
 				return
@@ -45,7 +50,12 @@ func relay(laptop stream, pod *net.TCPConn, gone, lost <-chan struct{}, b *buffe
 		}
 		abort()
 	}()
-	if _, err := laptop.WriteTo(&podWriter{pod, gone, lost, abort}); err != nil || pod.CloseWrite() != nil {
+	_, err := laptop.WriteTo(&podWriter{pod, gone, lost, abort})
+	if err == nil {
+		finSent.Store(true)
+		err = pod.CloseWrite()
+	}
+	if err != nil {
 		abort()
 	} else if ended.Add(1) == 2 {
 		pod.Close() // the other goroutine waits for a reset

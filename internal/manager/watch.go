@@ -231,6 +231,10 @@ func (w *watcher) watch(ctx context.Context, r resource) {
 		if ctx.Err() != nil {
 			return
 		}
+		long := time.Since(began) > retryMost // it was no repeated failure
+		if long {
+			retry = retryFirst
+		}
 		wait := retry
 		retry = min(2*retry, retryMost)
 		switch {
@@ -240,8 +244,8 @@ func (w *watcher) watch(ctx context.Context, r resource) {
 			wait = absentInterval
 		case err != nil:
 			w.log.Warn("watching", "resource", kinds[r].name, "err", err, "retry", wait)
-		case time.Since(began) > retryMost: // a watch ends after some minutes by design
-			wait, retry = 0, retryFirst
+		case long: // a watch ends after some minutes by design
+			wait = 0
 		}
 		select {
 		case <-ctx.Done():
