@@ -145,6 +145,3 @@ func (c packetConn) Write(p []byte) (int, error) {
 func (c packetConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
-
-// SetWriteDeadline bounds nothing: a datagram is written at once or waits for the tunnel, and Close ends that.
-func (c packetConn) SetWriteDeadline(time.Time) error { return nil }

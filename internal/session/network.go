@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"go4.org/netipx"
@@ -28,6 +29,8 @@ const (
 	settle = 200 * time.Millisecond
 	// relearn is how often the user's own view of the cluster's networks is renewed, where the manager has none.
 	relearn = 5 * time.Minute
+	// removeTimeout bounds taking the link back.
+	removeTimeout = 5 * time.Second
 	// tunnels is how many numbers there are for tunnels on one machine, all users together.
 	tunnels = 64
 )
@@ -49,7 +52,7 @@ func (s *Session) learnNetworks(ctx context.Context, g *errgroup.Group) error {
 		done("%d pod and %d Service networks by your own rights", len(own.Pods), len(own.Services))
 	}
 	if !state.ResolvesVIPs {
-		g.Go(func() error { return s.watchNames(ctx) })
+		g.Go(func() error { return s.watchNames(ctx, s.cluster.WatchServices) })
 	}
 	return nil
 }
@@ -78,17 +81,34 @@ func (s *Session) learnOwn(ctx context.Context) error {
 	return nil
 }
 
-// watchNames follows the Services of the session's namespace with the user's own rights, for short names, until
-// the manager tells all of them.
-func (s *Session) watchNames(ctx context.Context) error {
-	err := s.cluster.WatchServices(ctx, s.Status().Namespace, func(d api.NameDelta) {
-		s.names.apply(fromUser, d)
-		s.poke()
-	})
-	if err != nil && ctx.Err() == nil {
-		s.warn("short names are looked up in the current namespace only: " + err.Error())
+// watchNames follows the Services of the session's namespace, whichever it is, with the user's own rights, for short
+// names, until the manager tells all of them.
+func (s *Session) watchNames(ctx context.Context, watch func(context.Context, string, func(api.NameDelta)) error) error {
+	for {
+		s.mu.Lock()
+		namespace := s.status.Namespace
+		s.mu.Unlock()
+		of, cancel := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			err := watch(of, namespace, func(d api.NameDelta) {
+				s.names.apply(fromUser, d)
+				s.poke()
+			})
+			if err != nil && of.Err() == nil {
+				s.warn("Services in " + namespace + " have no short names: " + err.Error())
+			}
+		})
+		select {
+		case <-s.renamed:
+		case <-ctx.Done():
+		}
+		cancel()
+		wg.Wait()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 	}
-	return ctx.Err()
 }
 
 // known gathers what plan needs.
@@ -106,8 +126,13 @@ func (s *Session) known() networks {
 		Services: slices.Concat(s.state.ServiceCIDRs, prefixes(s.own.Services)),
 		Extra:    s.cfg.Request.ExtraCIDRs,
 		Exclude:  s.cfg.Request.ExcludeCIDRs,
-		Carrier:  s.cluster.Addresses(),
+		Carrier:  slices.Clone(s.cluster.Addresses()),
 		Own:      []netip.Addr{s.address.Resolver4},
+	}
+	for _, a := range s.applied.Upstreams {
+		// The machine's own nameservers, where the names of the outside go on going, may be behind a route that is
+		// wider than the cluster's.
+		n.Carrier = append(n.Carrier, a.Addr())
 	}
 	for _, a := range s.state.DNSServers {
 		if !a.IsLinkLocalUnicast() && !a.IsLoopback() { // a node-local cache: asked through the manager, not routed
@@ -160,6 +185,11 @@ func (s *Session) runStack(ctx context.Context, stack *netstack.Stack, device tu
 	err := stack.Run(ctx)
 	if ctx.Err() == nil && err != nil {
 		err = api.Errorf(api.ExitLost, "the TUN device is gone: %w", err).WithHint("Run `kubevpn connect` again.")
+	}
+	remove, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	if removeErr := s.cfg.Network.RemoveLink(remove, device.Name()); removeErr != nil {
+		s.log.Info("removing the link", "err", removeErr) // the helper may be gone, and its work with it
 	}
 	if closeErr := device.Close(); closeErr != nil && !errors.Is(closeErr, os.ErrClosed) {
 		err = errors.Join(err, closeErr)
@@ -327,6 +357,7 @@ func (s *Session) apply(ctx context.Context, routes []netip.Prefix) error {
 	n := s.known()
 	s.mu.Lock()
 	state, namespace, address, before := s.state, s.status.Namespace, s.address, s.link
+	s.status.Services = servicesBy(state)
 	s.mu.Unlock()
 	domain := state.DNSDomain
 	reverse, _ := plan(networks{Pods: n.Pods, Services: n.Services, DNS: n.DNS})
@@ -362,24 +393,32 @@ func (s *Session) apply(ctx context.Context, routes []netip.Prefix) error {
 		s.status.Addresses = append(s.status.Addresses, a.Addr())
 	}
 	s.status.DNS = api.DNSStatus{Mode: applied.ResolverMode, Domain: domain, Servers: state.DNSServers}
-	s.status.Services = "resolved by kubevpn"
-	if !state.ResolvesVIPs {
-		s.status.Services = "dialled as they are: the traffic manager lacks " + strings.Join(state.Missing, ", ")
-	}
 	return nil
+}
+
+// servicesBy says who resolves ClusterIPs.
+func servicesBy(state api.ManagerState) string {
+	if state.ResolvesVIPs {
+		return "resolved by kubevpn"
+	}
+	return "dialled as they are: the traffic manager lacks " + strings.Join(state.Missing, ", ")
 }
 
 // setZone tells the machine's resolver which names are this cluster's, if that has changed.
 func (s *Session) setZone(state api.ManagerState, namespace string, reverse []netip.Prefix) error {
 	if state.DNSDomain == "" || len(state.DNSServers) == 0 {
 		s.warn("the traffic manager's pod has no cluster DNS: names of the cluster are not resolved")
+		s.zone = dns.Zone{}
 		return s.cfg.Network.SetZone(nil)
 	}
 	servers := make([]netip.AddrPort, len(state.DNSServers))
 	for i, a := range state.DNSServers {
 		servers[i] = netip.AddrPortFrom(a, 53)
 	}
-	s.nameservers.SetAddrs(servers)
+	if !slices.Equal(servers, s.servers) { // it forgets its sockets, and which server was silent
+		s.servers = servers
+		s.nameservers.SetAddrs(servers)
+	}
 	zone := dns.Zone{Domain: state.DNSDomain, Namespace: namespace, Reverse: reverse, Cluster: s.nameservers}
 	if s.names.known() != nobody {
 		zone.Services = s.names.index

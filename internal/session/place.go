@@ -9,8 +9,13 @@ import (
 	"kubevpn/internal/install"
 )
 
-// relocateTimeout bounds looking for the manager's new pod after its old one could not be dialled.
-const relocateTimeout = 10 * time.Second
+const (
+	// dialTimeout bounds a carrier's dial; no part of it may use up what the others need. A pod whose node has died
+	// does not refuse: the API server waits for the node, and the pod is there until it is evicted.
+	dialTimeout     = forwardTimeout + relocateTimeout + 10*time.Second
+	forwardTimeout  = 15 * time.Second // the port-forward to the pod that was used before
+	relocateTimeout = 5 * time.Second  // looking for another pod
+)
 
 func (s *Session) ensureManager(ctx context.Context) error {
 	done := s.step("Finding the traffic manager")
@@ -34,23 +39,39 @@ func (s *Session) ensureManager(ctx context.Context) error {
 	return nil
 }
 
-// dialManager is the transport's way to the manager: a port-forward into its pod. A pod that cannot be dialled may
-// have been replaced; then the one that runs now is dialled.
+// dialManager is the transport's way to the manager: a port-forward into its pod.
 func (s *Session) dialManager(ctx context.Context) (net.Conn, error) {
 	st := s.Status()
-	conn, err := s.cluster.PortForward(ctx, st.ManagerNamespace, st.ManagerPod, api.ManagerPort)
-	if err == nil {
-		return conn, nil
+	conn, pod, err := dialPod(ctx, st.ManagerPod, func(ctx context.Context, pod string) (net.Conn, error) {
+		return s.cluster.PortForward(ctx, st.ManagerNamespace, pod, api.ManagerPort)
+	}, func(ctx context.Context) (string, error) {
+		return install.FindPod(ctx, s.cluster, st.ManagerNamespace)
+	})
+	if pod != st.ManagerPod {
+		s.mu.Lock()
+		s.status.ManagerPod = pod
+		s.mu.Unlock()
+		s.log.Info("the traffic manager has another pod", "was", st.ManagerPod, "is", pod)
 	}
-	find, cancel := context.WithTimeout(ctx, relocateTimeout)
+	return conn, err
+}
+
+// dialPod forwards to pod. One that cannot be dialled may have been replaced; then the one that find gives is dialled,
+// and is the one to begin with from then on.
+func dialPod(ctx context.Context, pod string, forward func(context.Context, string) (net.Conn, error),
+	find func(context.Context) (string, error)) (net.Conn, string, error) {
+	first, cancel := context.WithTimeout(ctx, forwardTimeout)
 	defer cancel()
-	pod, findErr := install.FindPod(find, s.cluster, st.ManagerNamespace)
-	if findErr != nil || pod == st.ManagerPod {
-		return nil, err
+	conn, err := forward(first, pod)
+	if err == nil {
+		return conn, pod, nil
 	}
-	s.mu.Lock()
-	s.status.ManagerPod = pod
-	s.mu.Unlock()
-	s.log.Info("the traffic manager has another pod", "was", st.ManagerPod, "is", pod, "err", err)
-	return s.cluster.PortForward(ctx, st.ManagerNamespace, pod, api.ManagerPort)
+	looking, cancel := context.WithTimeout(ctx, relocateTimeout)
+	defer cancel()
+	other, findErr := find(looking)
+	if findErr != nil || other == pod {
+		return nil, pod, err
+	}
+	conn, err = forward(ctx, other)
+	return conn, other, err
 }

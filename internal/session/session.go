@@ -47,6 +47,9 @@ const (
 type Network interface {
 	CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error)
 	SetLink(ctx context.Context, link api.Link) (api.NetworkApplied, error)
+	// RemoveLink undoes SetLink. It comes before the device is closed: a state that names a device that is gone
+	// cannot be applied, and another connection may apply one at any time.
+	RemoveLink(ctx context.Context, name string) error
 	SetZone(zone *dns.Zone) error
 	// DomainTaken reports whether an earlier connection of this machine has the same cluster domain.
 	DomainTaken(domain string) bool
@@ -75,9 +78,11 @@ type Session struct {
 
 	nameservers *dns.Nameservers // cluster DNS, through the tunnel
 	zone        dns.Zone         // as the resolver has it; of apply alone
+	servers     []netip.AddrPort // as nameservers has them; likewise
 
 	greeted chan struct{} // closed by the first greeting
 	updated chan struct{} // buffered 1: the plan may have changed
+	renamed chan struct{} // buffered 1: the namespace may have changed
 	fatal   chan error    // buffered 1: the manager refused for good
 
 	mu      sync.Mutex
@@ -108,6 +113,7 @@ func New(cfg Config) (*Session, error) {
 		connected: make(chan struct{}),
 		greeted:   make(chan struct{}),
 		updated:   make(chan struct{}, 1),
+		renamed:   make(chan struct{}, 1),
 		fatal:     make(chan error, 1),
 		warned:    map[string]bool{},
 		status: api.Connection{
@@ -118,7 +124,7 @@ func New(cfg Config) (*Session, error) {
 	}
 	s.nameservers = dns.NewNameservers(dns.NameserversConfig{Name: c.ID(), Dial: s.dialDNS, Logger: cfg.Logger})
 	s.client = transport.NewClient(transport.ClientConfig{
-		Dial: s.dialManager, OnSession: s.onSession, OnState: s.onState, Logger: cfg.Logger,
+		Dial: s.dialManager, DialTimeout: dialTimeout, OnSession: s.onSession, OnState: s.onState, Logger: cfg.Logger,
 	})
 	return s, nil
 }
@@ -144,6 +150,10 @@ func (s *Session) SetNamespace(namespace string) error {
 	s.mu.Lock()
 	s.status.Namespace = namespace
 	s.mu.Unlock()
+	select {
+	case s.renamed <- struct{}{}:
+	default:
+	}
 	s.poke()
 	return nil
 }
@@ -301,15 +311,15 @@ func (s *Session) onState(state transport.State, cause error) {
 func (s *Session) onSession(ctx context.Context, ts *transport.Session) {
 	err := s.converse(ctx, ts)
 	s.current.clear(ts)
-	if ctx.Err() != nil {
-		return
-	}
 	var refused *api.Error
-	if errors.As(err, &refused) && refused.Code == api.ExitIncompatible {
+	if errors.As(err, &refused) { // also when the session is over already: the manager ends what it has refused
 		select {
 		case s.fatal <- refused:
 		default:
 		}
+		return
+	}
+	if ctx.Err() != nil {
 		return
 	}
 	s.log.Warn("the control stream ended; opening a new session", "err", err)

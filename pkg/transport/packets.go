@@ -87,6 +87,9 @@ func (p *Packets) wait() error {
 // SetReadDeadline bounds ReadPacket and Wait: os.ErrDeadlineExceeded.
 func (p *Packets) SetReadDeadline(t time.Time) error { return p.s.SetReadDeadline(t) }
 
+// SetWriteDeadline bounds WritePacket: os.ErrDeadlineExceeded.
+func (p *Packets) SetWriteDeadline(t time.Time) error { return p.s.SetWriteDeadline(t) }
+
 // LocalAddr and RemoteAddr are as in Stream.
 func (p *Packets) LocalAddr() net.Addr { return p.s.LocalAddr() }
 

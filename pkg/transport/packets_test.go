@@ -148,3 +148,18 @@ func ExamplePackets() {
 	fmt.Println(transport.CodeRefused.Err())
 	// Output: far end: connection refused
 }
+
+func TestPacketsWriteDeadline(t *testing.T) {
+	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
+	near, far := openPackets(t, r.laptop, r.manager)
+	defer far.Close()
+	defer near.Close()
+	check(t, near.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
+	var err error
+	for err == nil { // until the window is full: nobody reads
+		err = near.WritePacket(make([]byte, 1000))
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}

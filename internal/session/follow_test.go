@@ -1,0 +1,189 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/pkg/dns"
+	"kubevpn/pkg/transport"
+	"kubevpn/pkg/transport/transporttest"
+)
+
+// kubeconfig is of a cluster that no test dials.
+const kubeconfig = `{"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}],
+"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`
+
+// bare is a Session that has come as far as its transport.
+func bare(t *testing.T) *Session {
+	t.Helper()
+	c, err := cluster.Load([]byte(kubeconfig), cluster.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Session{
+		cluster: c,
+		cfg:     Config{Progress: func(api.Event) {}}, log: slog.New(slog.DiscardHandler), current: newCurrent(), names: newNames(),
+		greeted: make(chan struct{}), updated: make(chan struct{}, 1), renamed: make(chan struct{}, 1), fatal: make(chan error, 1),
+		warned: map[string]bool{},
+	}
+}
+
+// The pod on a node that has died does not refuse; looking for another must not wait for it until there is no time left.
+func TestDialPodOnADeadNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		forward := func(ctx context.Context, pod string) (net.Conn, error) {
+			if pod == "old" {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			near, _ := net.Pipe()
+			return near, nil
+		}
+		find := func(ctx context.Context) (string, error) { return "new", ctx.Err() }
+		ctx, cancel := context.WithTimeout(t.Context(), dialTimeout)
+		defer cancel()
+		conn, pod, err := dialPod(ctx, "old", forward, find)
+		if err != nil || pod != "new" {
+			t.Fatalf("got pod %q, %v", pod, err)
+		}
+		conn.Close()
+	})
+}
+
+func TestDialPodThatIsStillTheOne(t *testing.T) {
+	refused := errors.New("refused")
+	conn, pod, err := dialPod(t.Context(), "it", func(context.Context, string) (net.Conn, error) { return nil, refused },
+		func(context.Context) (string, error) { return "it", nil })
+	if conn != nil || pod != "it" || err != refused {
+		t.Errorf("got %v, %q, %v", conn, pod, err)
+	}
+}
+
+// A manager that refuses the laptop ends the session right after saying why. The end must not hide the reason, or the
+// laptop would try for ever.
+func TestRefusalOutlivesItsSession(t *testing.T) {
+	for range 20 {
+		s := bare(t)
+		listener := transporttest.NewListener()
+		server := transport.NewServer(transport.ServerConfig{OnSession: func(ctx context.Context, ts *transport.Session) {
+			in, err := ts.Accept(ctx)
+			if err != nil {
+				return
+			}
+			st, err := in.Accept()
+			if err != nil {
+				return
+			}
+			json.NewDecoder(st).Decode(new(api.ClientHello))
+			json.NewEncoder(st).Encode(api.ControlMessage{Error: api.Errorf(api.ExitUsage, "no")})
+			ts.Close()
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{}, 2)
+		go func() { server.Serve(ctx, listener); done <- struct{}{} }()
+		client := transport.NewClient(transport.ClientConfig{Dial: listener.Dial, Links: 1, BackoffMin: time.Hour, BackoffMax: time.Hour, OnSession: s.onSession})
+		go func() { client.Run(ctx); done <- struct{}{} }()
+		select {
+		case err := <-s.fatal:
+			if e := api.AsError(err); e == nil || e.Message != "no" {
+				t.Errorf("got %v", err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Error("the refusal was forgotten")
+		}
+		cancel()
+		<-done
+		<-done
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+func TestNamesFollowTheNamespace(t *testing.T) {
+	s := bare(t)
+	s.status.Namespace = "team-one"
+	watched := make(chan string)
+	watch := func(ctx context.Context, namespace string, tell func(api.NameDelta)) error {
+		watched <- namespace
+		if namespace == "forbidden" {
+			return io.ErrUnexpectedEOF
+		}
+		tell(api.NameDelta{Reset: true, Add: map[string][]string{namespace: {"web"}}})
+		watched <- "told"
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.watchNames(ctx, watch) }()
+	for _, namespace := range []string{"team-one", "forbidden", "team-two"} {
+		if namespace != "team-one" {
+			if err := s.SetNamespace(namespace); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := <-watched; got != namespace {
+			t.Fatalf("watches %q, want %q", got, namespace)
+		}
+		if namespace == "forbidden" {
+			continue
+		}
+		<-watched
+		if got := s.names.matchable(); !slices.Equal(got, []string{namespace}) {
+			t.Errorf("knows %q, want %q", got, namespace)
+		}
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// still is a machine that takes what it is told.
+type still struct {
+	Network
+	links, zones int
+}
+
+func (n *still) SetLink(context.Context, api.Link) (api.NetworkApplied, error) {
+	n.links++
+	return api.NetworkApplied{}, nil
+}
+
+func (n *still) SetZone(*dns.Zone) error {
+	n.zones++
+	return nil
+}
+
+// A right that the manager gets later shows in the status, though nothing changes on the machine.
+func TestStatusFollowsTheManagersRights(t *testing.T) {
+	s := bare(t)
+	machine := &still{}
+	s.cfg.Network = machine
+	s.nameservers = dns.NewNameservers(dns.NameserversConfig{})
+	s.state = api.ManagerState{DNSDomain: "cluster.local", DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, Missing: []string{"list services"}}
+	for _, want := range []string{"dialled as they are: the traffic manager lacks list services", "resolved by kubevpn"} {
+		if err := s.apply(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Status().Services; got != want {
+			t.Errorf("status says %q, want %q", got, want)
+		}
+		s.state.ResolvesVIPs, s.state.Missing = true, nil
+	}
+	if machine.links != 1 || machine.zones != 1 {
+		t.Errorf("the link was set %d times, the zone %d times", machine.links, machine.zones)
+	}
+}
