@@ -43,9 +43,10 @@ import (
 // One Read and one Write may run at the same time, with anything else. A Read whose deadline passed can be
 // repeated. A Write whose deadline passed leaves the connection unusable, as with crypto/tls.
 type podConn struct {
-	link link
-	raw  net.Conn // beneath TLS: deadlines, addresses, the final close
-	peer podAddr
+	link  link
+	raw   net.Conn // beneath TLS: deadlines, addresses, the final close
+	peer  podAddr
+	batch *batchConn // raw, where writes can be held back; else nil
 
 	readMu  sync.Mutex
 	frame   spdyFrame
@@ -131,6 +132,7 @@ func openPort(ctx context.Context, l link, raw net.Conn, peer podAddr) (*podConn
 	if ws, ok := l.(*webSocket); ok {
 		ws.pong = c.owePong
 	}
+	c.batch, _ = raw.(*batchConn)
 	stop := context.AfterFunc(ctx, func() { raw.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	opening, err := openingFrames(peer.port)

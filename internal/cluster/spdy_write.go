@@ -92,7 +92,15 @@ func (c *podConn) send(buf []byte) error {
 	if failed := c.failed.Load(); failed != nil {
 		return *failed
 	}
+	if c.batch != nil {
+		c.batch.hold()
+	}
 	err := c.link.writeFrame(buf)
+	if c.batch != nil {
+		if e := c.batch.release(); err == nil {
+			err = e
+		}
+	}
 	if err == nil {
 		return nil
 	}

@@ -77,17 +77,19 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL, heade
 	}
 	// Each connection has a transport of its own: it serves this one request, and its dialer catches the
 	// connection beneath TLS, whose deadlines net/http does not show.
-	var raw atomic.Pointer[net.Conn]
+	var raw atomic.Pointer[batchConn]
 	hop := &http.Transport{
 		Proxy:             u.config.Proxy,
 		TLSClientConfig:   u.tls,
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := u.dial.DialContext(ctx, network, address)
-			if err == nil {
-				raw.Store(&conn)
+			if err != nil {
+				return nil, err
 			}
-			return conn, err
+			batch := newBatchConn(conn)
+			raw.Store(batch)
+			return batch, nil
 		},
 	}
 	rt, err := transport.HTTPWrappersForConfig(u.auth, hop)
@@ -112,7 +114,7 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL, heade
 		resp.Body.Close()
 		return nil, nil, nil, fmt.Errorf("upgrading the connection: a transport wrapper of type %T hides it", rt)
 	}
-	return body, *raw.Load(), resp.Header, nil
+	return body, raw.Load(), resp.Header, nil
 }
 
 // answerError turns an answer into the error that the API server meant.
