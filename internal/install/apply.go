@@ -3,7 +3,6 @@ package install
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -137,10 +136,4 @@ func apiServers(ctx context.Context, kube kubernetes.Interface) []string {
 	}
 	slices.Sort(servers)
 	return slices.Compact(servers)
-}
-
-// isTerminating reports whether err says that the namespace is being deleted.
-func isTerminating(err error) bool {
-	var status apierrors.APIStatus
-	return errors.As(err, &status) && apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }
