@@ -16,22 +16,30 @@ import (
 // heldFlows are opened at once to see what an idle flow costs.
 const heldFlows = 2000
 
-// measureMemory reads the resident memory of kubevpn's processes at rest, and again with idle flows.
-func (b *bench) measureMemory(ctx context.Context, r *report) error {
+// measureRest reads the resident memory of kubevpn's processes before anything was measured with them.
+func (b *bench) measureRest(_ context.Context, r *report) error {
 	say("memory at rest")
+	rest, err := b.resident()
+	if err != nil {
+		return err
+	}
+	r.add("daemon and helper at rest", kubevpn, rest.laptop/1e6)
+	r.add("traffic manager at rest", kubevpn, rest.manager/1e6)
+	return nil
+}
+
+// measureMemory reads the resident memory of kubevpn's processes without and with idle flows.
+func (b *bench) measureMemory(ctx context.Context, r *report) error {
 	before, err := b.resident()
 	if err != nil {
 		return err
 	}
-	r.add("daemon and helper at rest", kubevpn, before.laptop/1e6)
-	r.add("traffic manager at rest", kubevpn, before.manager/1e6)
-
 	say("memory of %d idle flows", heldFlows)
 	spec, err := json.Marshal(work{Kind: "hold", Target: b.target(kubevpn, silentPort), Flows: heldFlows, Duration: time.Minute})
 	if err != nil {
 		return err
 	}
-	cmd := b.laptop(ctx, "sh", "-c", "ulimit -n 65536; exec \"$0\" -client '"+string(spec)+"'", b.self)
+	cmd := b.laptop(ctx, b.self, "-client", string(spec)) // the Go runtime raises the limit of open files by itself
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -71,11 +79,10 @@ func (b *bench) resident() (residents, error) {
 		if err != nil {
 			continue // not a process, or one that has ended
 		}
-		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		cgroup, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
 		if err != nil {
 			continue
 		}
-		args := strings.Split(string(cmdline), "\x00")
 		rss, err := residentOf(e.Name())
 		if err != nil {
 			continue
@@ -83,7 +90,7 @@ func (b *bench) resident() (residents, error) {
 		switch {
 		case exe == b.kubevpn():
 			sum.laptop += rss
-		case exe == "/traffic" && len(args) > 1 && args[1] == "manager":
+		case exe == "/traffic" && strings.Contains(string(cgroup), "kubevpn-lab-"+b.Config().Name):
 			sum.manager += rss
 		}
 	}
