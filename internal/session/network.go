@@ -29,6 +29,8 @@ const (
 	settle = 200 * time.Millisecond
 	// relearn is how often the user's own view of the cluster's networks is renewed, where the manager has none.
 	relearn = 5 * time.Minute
+	// applyAgain is when a change that could not be applied is tried again: systemd-resolved may be restarting.
+	applyAgain = 5 * time.Second
 	// removeTimeout bounds taking the link back.
 	removeTimeout = 5 * time.Second
 	// tunnels is how many numbers there are for tunnels on one machine, all users together.
@@ -305,10 +307,14 @@ func narrower(a, b netip.Prefix) netip.Prefix {
 func (s *Session) maintain(ctx context.Context) error {
 	tick := time.NewTicker(relearn)
 	defer tick.Stop()
+	again := time.NewTimer(0)
+	again.Stop()
+	defer again.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-again.C:
 		case <-tick.C:
 			s.mu.Lock()
 			lacking := s.lacking(s.state)
@@ -333,7 +339,10 @@ func (s *Session) maintain(ctx context.Context) error {
 		s.warn(warnings...)
 		routes = s.dropClashes(routes)
 		if err := s.apply(ctx, routes); err != nil && ctx.Err() == nil {
-			return err
+			// What was applied before still works, so this is no reason to end flows. (If the helper has ended, its
+			// owner ends this session.)
+			s.log.Warn("applying a change of the cluster's networks; trying again", "err", err, "in", applyAgain)
+			again.Reset(applyAgain)
 		}
 	}
 }
