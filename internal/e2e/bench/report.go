@@ -47,7 +47,7 @@ func (r *report) render() string {
 	b.WriteString("| | kernel, routed | `kubectl port-forward` | kubevpn | kubevpn / port-forward | kubevpn / kernel |\n|---|---|---|---|---|---|\n")
 	for _, row := range []struct{ name, unit string }{
 		{"down, 1 flow", "MB/s"}, {"down, 8 flows", "MB/s"}, {"up, 1 flow", "MB/s"}, {"up, 8 flows", "MB/s"},
-		{"round trip of 1 byte, median", "µs"}, {"new connections, 32 at a time", "/s"},
+		{"round trip of 1 byte, median", "µs"}, {"new connections, 128 at a time", "/s"},
 	} {
 		k, f, v := r.median(row.name, kernel), r.median(row.name, portForward), r.median(row.name, kubevpn)
 		fmt.Fprintf(&b, "| %s | %.0f %s | %.0f %s | %.0f %s | %.2f | %.2f |\n", row.name, k, row.unit, f, row.unit, v, row.unit, v/f, v/k)
