@@ -133,9 +133,11 @@ func errorsSuite(t *testing.T, w *world) {
 
 	t.Run("usage", func(t *testing.T) { usageErrors(t, l) })
 	t.Run("kubeconfig", func(t *testing.T) { kubeconfigErrors(t, l) })
-	t.Run("server", func(t *testing.T) { serverErrors(t, l) })
 	t.Run("credentials", func(t *testing.T) { credentialErrors(t, l) })
-	t.Run("plugin", func(t *testing.T) { pluginErrors(t, l) })
+	t.Run("patience", func(t *testing.T) { // each takes its ten seconds
+		t.Run("server", func(t *testing.T) { t.Parallel(); serverErrors(t, l) })
+		t.Run("plugin", func(t *testing.T) { t.Parallel(); pluginErrors(t, l) })
+	})
 	t.Run("permission", func(t *testing.T) { permissionErrors(t, l) })
 	nothingLeft(t)
 	t.Run("image", func(t *testing.T) { imageErrors(t, l, nothingLeft) })
@@ -474,9 +476,9 @@ func tunErrors(t *testing.T, l *laptop, nothingLeft func(*testing.T)) {
 	}
 }
 
-// drop makes the router swallow what it would forward and matches the rule, until the function that it returns is
+// drop makes the router swallow what it would forward and matches one of the rules, until the function that it returns is
 // called, or the test ends.
-func (w *world) drop(t *testing.T, match string) (heal func()) {
+func (w *world) drop(t *testing.T, matches ...string) (heal func()) {
 	t.Helper()
 	table := "e2e" + strconv.FormatInt(time.Now().UnixNano(), 36)
 	nft := func(ctx context.Context, text string) error {
@@ -490,7 +492,7 @@ func (w *world) drop(t *testing.T, match string) (heal func()) {
 		}
 		return nil
 	}
-	err := nft(t.Context(), "table inet "+table+" { chain c { type filter hook forward priority -10; "+match+" drop; }; }")
+	err := nft(t.Context(), "table inet "+table+" { chain c { type filter hook forward priority -10; "+strings.Join(matches, " drop; ")+" drop; }; }")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,6 +46,7 @@ func faultsSuite(t *testing.T, w *world) {
 	t.Run("api_server_killed", func(t *testing.T) { apiServerKilled(t, l, flows) })
 	t.Run("black_hole_of_20_s", func(t *testing.T) { blackHole(t, l, flows) })
 	t.Run("kubelet_restarted", func(t *testing.T) { kubeletRestarted(t, l, flows) })
+	t.Run("laptop_asleep", func(t *testing.T) { laptopAsleep(t, l, flows) })
 	t.Run("no_byte_was_lost", func(t *testing.T) {
 		for _, f := range flows {
 			f.finish(t)
@@ -469,9 +470,9 @@ func (w *world) ready(t *testing.T) {
 	})
 }
 
-// blackHole: nothing that is sent to the API server arrives, and nobody says so.
+// blackHole: nothing arrives any more between laptop and API server, and nobody says so.
 func blackHole(t *testing.T, l *laptop, flows []*flow) {
-	heal := l.drop(t, `iifname "laptop"`)
+	heal := l.drop(t, `iifname "laptop"`, `oifname "laptop"`)
 	begin := time.Now()
 	// Not noticed yet: a cluster name may take a while, but has an answer before the asker's patience ends.
 	r := l.run(t, "dig", "+time=5", "+tries=1", "web.default.svc.cluster.local")
@@ -479,7 +480,7 @@ func blackHole(t *testing.T, l *laptop, flows []*flow) {
 	if !strings.Contains(r.stdout, "status: SERVFAIL") {
 		t.Errorf("%v", r)
 	}
-	l.reconnecting(t, 20*time.Second)
+	l.reconnecting(t, 12*time.Second)
 	t.Logf("seen after %v", time.Since(begin).Round(time.Millisecond))
 	l.namesWithoutTunnel(t)
 	<-time.After(time.Until(begin.Add(20 * time.Second)))
@@ -507,6 +508,28 @@ func kubeletRestarted(t *testing.T, l *laptop, flows []*flow) {
 	if now := l.connection(t); now.ManagerPod != c.ManagerPod {
 		t.Errorf("the manager's pod was %s and is %s", c.ManagerPod, now.ManagerPod)
 	}
+}
+
+// laptopAsleep: for the daemon, to be stopped is to sleep. Meanwhile the manager gives its carriers up.
+func laptopAsleep(t *testing.T, l *laptop, flows []*flow) {
+	pid := l.daemonPID(t)
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	wake := sync.OnceFunc(func() {
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	})
+	defer wake()
+	failure{code: api.ExitDaemon, message: "the daemon does not answer", hint: fmt.Sprintf("kill %d", pid), within: 6 * time.Second}.check(t, l.run(t, "kubevpn", "status"))
+	<-time.After(time.Until(begin.Add(14 * time.Second))) // longer than the manager waits
+	wake()
+	for i, f := range flows {
+		t.Logf("flow %d went on %v after it woke up", i, f.goesOn(t, 10*time.Second).Round(time.Millisecond))
+	}
+	l.connectedAgain(t, 5*time.Second)
 }
 
 // managerDeleted: no session survives its manager; a new one is made without anybody's help.
@@ -649,7 +672,7 @@ spec: {podCIDR: %[1]q, podCIDRs: [%[1]q]}
 	l.kubectl(t, "delete", "node", "e2e-new-node")
 	routed(node, false)
 
-	services := fmt.Sprintf("%d.%d.0.0/24", pods[0], int(pods[1])+50)
+	const services = "172.30.99.0/24"
 	l.apply(t, fmt.Sprintf(`
 apiVersion: networking.k8s.io/v1
 kind: ServiceCIDR

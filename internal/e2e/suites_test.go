@@ -29,9 +29,12 @@ var once = []suite{
 	{"foreground", foregroundSuite},
 	{"user", userSuite},
 	{"clash", clashSuite},
+	{"resolved", resolvedSuite},
+	{"resolvconf", resolvConfSuite},
 	{"errors", errorsSuite},
 	{"rights", rightsSuite},
 	{"faults", faultsSuite},
+	{"readme", readmeSuite}, // the last: it uninstalls the manager
 	{"two", twoSuite},
 }
 

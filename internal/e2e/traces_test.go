@@ -61,15 +61,7 @@ func tracesSuite(t *testing.T, w *world) {
 	for _, d := range deaths {
 		t.Run(d.name, func(t *testing.T) {
 			l.usable(t)
-			var pids []int
-			for _, role := range d.of {
-				pids = append(pids, l.process(t, role).pid)
-			}
-			for _, pid := range pids {
-				if err := syscall.Kill(pid, d.signal); err != nil && !errors.Is(err, syscall.ESRCH) {
-					t.Fatal(err) // one that ended because the other did is as good
-				}
-			}
+			l.dies(t, d.signal, d.of)
 			l.soonAs(t, before)
 			l.gone(t, theHelper)
 			if slices.Contains(d.of, theDaemon) {
@@ -215,6 +207,20 @@ func (l *laptop) reaches(t *testing.T) {
 	t.Helper()
 	if _, err := l.get(t, "http://web.default/"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// dies sends a signal to the processes with these roles, one after the other, at once.
+func (l *laptop) dies(t *testing.T, signal syscall.Signal, roles []string) {
+	t.Helper()
+	var pids []int
+	for _, role := range roles {
+		pids = append(pids, l.process(t, role).pid)
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
+			t.Fatal(err) // one that ended because the other did is as good
+		}
 	}
 }
 

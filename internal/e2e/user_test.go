@@ -213,15 +213,7 @@ func userSuite(t *testing.T, w *world) {
 		l := w.laptopOf(t, ann)
 		for _, d := range deaths {
 			l.usable(t)
-			var pids []int
-			for _, role := range d.of {
-				pids = append(pids, l.process(t, role).pid)
-			}
-			for _, pid := range pids {
-				if err := syscall.Kill(pid, d.signal); err != nil && !errors.Is(err, syscall.ESRCH) {
-					t.Fatal(err)
-				}
-			}
+			l.dies(t, d.signal, d.of)
 			root.soonAs(t, before)
 			l.gone(t, theHelper)
 		}
