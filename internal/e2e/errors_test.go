@@ -352,7 +352,7 @@ func pluginErrors(t *testing.T, l *laptop) {
 			failure{message: "hanging-login did not answer within 10s and was killed", hint: "hanging-login", within: 13 * time.Second}},
 		{"missing", "missing-login", failure{message: "credential plugin missing-login: .*not found", hint: "PATH"}},
 		{"talks_nonsense", script("nonsense-login", "echo 'welcome!'\n"),
-			failure{message: "nonsense-login: ", hint: "nonsense-login"}},
+			failure{message: "nonsense-login gave no credentials that can be understood", hint: "nonsense-login"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			kubeconfig := l.variant(t, func(_ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
