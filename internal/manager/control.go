@@ -69,7 +69,7 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 func (s *session) tell(ctx context.Context, laptop *json.Encoder) error {
 	latest, newer := s.m.board.read()
 	first := *latest
-	first.state.Sessions = int(s.m.publisher.sessions.Load()) // this one may be younger than the notice
+	first.state.Sessions = s.m.publisher.laptops() // this one may be younger than the notice
 	told := &first
 	messages := append([]api.ControlMessage{{Hello: s.m.hello(first.state)}}, changes(&notice{state: first.state}, told)...)
 	for {

@@ -65,7 +65,7 @@ func New(cfg Config) *Manager {
 	m.dialer.check = m.filter.check
 	m.publisher = &publisher{
 		cluster: c, balancer: m.dialer.balancer, board: m.board, rights: m.watcher.state,
-		pod: cfg.PodIPs, vip: cfg.APIServer, ready: make(chan struct{}),
+		pod: cfg.PodIPs, vip: cfg.APIServer, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
 	}
 	m.dialer.inRange = m.inServiceRange
 	return m

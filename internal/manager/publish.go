@@ -5,11 +5,12 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/balancer"
+	"kubevpn/pkg/transport"
 )
 
 // publishInterval is the least time between two notices.
@@ -25,7 +26,9 @@ type publisher struct {
 	pod      []netip.Addr   // the manager's own
 	vip      netip.AddrPort // of the API server, as the pod's environment has it
 	noEcho   bool           // ICMP echo sockets are not permitted
-	sessions atomic.Int64
+
+	mu       sync.Mutex
+	sessions map[*transport.Session]struct{}
 
 	ready chan struct{} // closed when the first notice with all that may be known was posted
 
@@ -69,10 +72,32 @@ func (p *publisher) isReady() bool {
 	}
 }
 
-// count adds n to the number of sessions.
-func (p *publisher) count(n int64) {
-	p.sessions.Add(n)
+// begin and end note a session.
+func (p *publisher) begin(s *transport.Session) {
+	p.mu.Lock()
+	p.sessions[s] = struct{}{}
+	p.mu.Unlock()
 	p.cluster.notify()
+}
+
+func (p *publisher) end(s *transport.Session) {
+	p.mu.Lock()
+	delete(p.sessions, s)
+	p.mu.Unlock()
+	p.cluster.notify()
+}
+
+// laptops is how many are connected at this moment. One that has died is not, although its session waits for it.
+func (p *publisher) laptops() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for s := range p.sessions {
+		if s.Attached() {
+			n++
+		}
+	}
+	return n
 }
 
 // apply gives the balancer what has changed. What changes meanwhile waits for the next time, so that bursts
@@ -129,7 +154,7 @@ func (p *publisher) post() {
 	missing, ready := p.rights()
 	n := &notice{state: api.ManagerState{
 		DNSServers: p.dns.servers, DNSDomain: p.dns.domain,
-		Missing: slices.Clone(missing), Sessions: int(p.sessions.Load()), ResolvesVIPs: p.resolving,
+		Missing: slices.Clone(missing), Sessions: p.laptops(), ResolvesVIPs: p.resolving,
 	}}
 	if p.noEcho {
 		n.state.Missing = append(n.state.Missing, "ICMP echo")

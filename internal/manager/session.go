@@ -35,8 +35,8 @@ func (m *Manager) newSession(s *transport.Session) *session {
 
 // serve answers the laptop until the session ends.
 func (s *session) serve(ctx context.Context) {
-	s.m.publisher.count(1)
-	defer s.m.publisher.count(-1)
+	s.m.publisher.begin(s.s)
+	defer s.m.publisher.end(s.s)
 	if missing, _ := s.m.watcher.state(); len(missing) > 0 {
 		s.m.watcher.poke() // an admin may have granted it just now
 	}

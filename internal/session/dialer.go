@@ -111,7 +111,7 @@ var errTunnelDown = errors.New("the tunnel is down")
 // wait for a tunnel that is down: its client would give up first, and ask again anyway.
 func (s *Session) dialDNS(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
 	ts := s.current.now()
-	if st := s.Status(); ts == nil || st.Status == api.StatusReconnecting {
+	if ts == nil || s.reconnecting() {
 		return nil, errTunnelDown
 	}
 	r := transport.Request{Proto: transport.ProtoTCP, Src: netip.AddrPortFrom(s.addressing().Laptop4, 0), Dst: addr}
@@ -127,15 +127,28 @@ func (s *Session) dialDNS(ctx context.Context, network string, addr netip.AddrPo
 	if err != nil {
 		return nil, err
 	}
-	return packetConn{packets}, nil
+	return packetConn{packets, s.reconnecting}, nil
 }
 
-// packetConn is a stream of datagrams as a connected UDP socket.
-type packetConn struct{ *transport.Packets }
+func (s *Session) reconnecting() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status.Status == api.StatusReconnecting
+}
+
+// packetConn is a stream of datagrams as a connected UDP socket. One that was made before the tunnel went down fails
+// at the next write, as a new one would.
+type packetConn struct {
+	*transport.Packets
+	down func() bool
+}
 
 func (c packetConn) Read(p []byte) (int, error) { return c.ReadPacket(p) }
 
 func (c packetConn) Write(p []byte) (int, error) {
+	if c.down() {
+		return 0, errTunnelDown
+	}
 	if err := c.WritePacket(p); err != nil {
 		return 0, err
 	}

@@ -23,13 +23,16 @@ const (
 // names is the index of the cluster's Services, and the namespaces in it. The manager's word replaces the user's.
 type names struct {
 	index *dns.Index
+	told  chan struct{} // closed when somebody has spoken, or nobody will
 
 	mu         sync.Mutex
 	from       source
 	namespaces map[string]int // Services in each
 }
 
-func newNames() *names { return &names{index: new(dns.Index), namespaces: map[string]int{}} }
+func newNames() *names {
+	return &names{index: new(dns.Index), told: make(chan struct{}), namespaces: map[string]int{}}
+}
 
 // apply takes a delta. One from a lesser source than has spoken before is ignored.
 func (n *names) apply(from source, d api.NameDelta) {
@@ -51,6 +54,23 @@ func (n *names) apply(from source, d api.NameDelta) {
 		}
 	}
 	n.index.Apply(d.Reset, d.Add, d.Remove)
+	n.tell()
+}
+
+// giveUp says that nobody will speak, for all that is known now.
+func (n *names) giveUp() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.tell()
+}
+
+// tell closes told; n.mu is held.
+func (n *names) tell() {
+	select {
+	case <-n.told:
+	default:
+		close(n.told)
+	}
 }
 
 // known is who has spoken.

@@ -33,6 +33,8 @@ const (
 	applyAgain = 5 * time.Second
 	// removeTimeout bounds taking the link back.
 	removeTimeout = 5 * time.Second
+	// namesTimeout bounds how long the first list of Services is waited for.
+	namesTimeout = 2 * time.Second
 	// tunnels is how many numbers there are for tunnels on one machine, all users together.
 	tunnels = 64
 )

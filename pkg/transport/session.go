@@ -162,6 +162,13 @@ func (s *Session) notify() {
 	}
 }
 
+// Attached reports whether a carrier connects this end to the other one now. A session whose other end has died stays,
+// detached, for the server's grace.
+func (s *Session) Attached() bool {
+	up, _ := s.state()
+	return up > 0
+}
+
 // state tells how many links are up, and why the last one went down.
 func (s *Session) state() (up int, lastLoss error) {
 	s.mu.Lock()
