@@ -58,6 +58,21 @@ func (s *Session) learnNetworks(ctx context.Context, g *errgroup.Group) error {
 	if !state.ResolvesVIPs {
 		g.Go(func() error { return s.watchNames(ctx, s.cluster.WatchServices) })
 	}
+	return s.awaitNames(ctx)
+}
+
+// awaitNames waits until the names of Services are known, so that short names resolve from the first moment on. They
+// follow the manager's greeting at once.
+func (s *Session) awaitNames(ctx context.Context) error {
+	timer := time.NewTimer(namesTimeout)
+	defer timer.Stop()
+	select {
+	case <-s.names.told:
+	case <-timer.C:
+		s.log.Warn("the names of Services are not known yet", "waited", namesTimeout)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	return nil
 }
 
@@ -99,6 +114,7 @@ func (s *Session) watchNames(ctx context.Context, watch func(context.Context, st
 				s.names.apply(fromUser, d)
 				s.poke()
 			})
+			s.names.giveUp()
 			if err != nil && of.Err() == nil {
 				s.warn("Services in " + namespace + " have no short names: " + err.Error())
 			}
