@@ -257,8 +257,8 @@ func (l *link) frame(h header, payload []byte) {
 	l.toSend.Signal()
 }
 
-// flushed waits until everything is sent, the carrier is lost, or the deadline has passed.
-func (l *link) flushed(deadline time.Time) {
+// released waits until the carrier is lost or the deadline has passed.
+func (l *link) released(deadline time.Time) {
 	timer := time.AfterFunc(time.Until(deadline), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -267,7 +267,7 @@ func (l *link) flushed(deadline time.Time) {
 	defer timer.Stop()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.closed == nil && l.carrier != nil && (l.out.unsent() > 0 || l.writing) && time.Now().Before(deadline) {
+	for l.closed == nil && l.carrier != nil && time.Now().Before(deadline) {
 		l.changed.Wait()
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -362,6 +363,48 @@ func TestClientStops(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	eventually(t, "the server forgets the session", func() bool { return len(r.server.Sessions()) == 0 })
+}
+
+// TestClientStopsOverLossyEnd: a carrier drops what is on its way when it is closed, as the proxies of a port-forward
+// do. The manager hears the farewell all the same.
+func TestClientStopsOverLossyEnd(t *testing.T) {
+	n := tcp(t)
+	r := start(t, n, transport.ClientConfig{Links: 1, Dial: func(ctx context.Context) (net.Conn, error) {
+		c, err := n.Dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return &lossyEnd{Conn: c}, nil
+	}}, transport.ServerConfig{})
+	r.stopClient()
+	receive(t, r.manager.Done())
+	if err := r.manager.Err(); !errors.Is(err, transport.ErrSessionClosed) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// lossyEnd delivers what is written a moment later, unless it was closed by then.
+type lossyEnd struct {
+	net.Conn
+	mu     sync.Mutex // of the order of writes
+	closed atomic.Bool
+}
+
+func (c *lossyEnd) Write(p []byte) (int, error) {
+	p = bytes.Clone(p)
+	c.mu.Lock() // taken here, so that writes stay in order
+	time.AfterFunc(20*time.Millisecond, func() {
+		defer c.mu.Unlock()
+		if !c.closed.Load() {
+			c.Conn.Write(p)
+		}
+	})
+	return len(p), nil
+}
+
+func (c *lossyEnd) Close() error {
+	c.closed.Store(true)
+	return c.Conn.Close()
 }
 
 // TestOneDial: the first carrier is enough for a session.

@@ -62,8 +62,10 @@ func (s *Session) Err() error {
 	return s.err
 }
 
-// Close ends the session at both ends; it waits up to a second for what was written to leave. Streams are
-// reset. A Client that still runs makes a new session.
+// Close ends the session at both ends. It waits up to a second until the other end lets go of the carriers, as it
+// does when it is told: what is on its way when a carrier is closed need not arrive (a port-forward's proxies drop
+// it), and the other end would keep the session for its grace. Streams are reset. A Client that still runs makes a
+// new session.
 func (s *Session) Close() error {
 	deadline := time.Now().Add(time.Second)
 	for _, l := range s.attached() {
@@ -72,7 +74,7 @@ func (s *Session) Close() error {
 		l.mu.Unlock()
 	}
 	for _, l := range s.attached() {
-		l.flushed(deadline)
+		l.released(deadline)
 	}
 	s.fail(ErrSessionClosed)
 	return nil
