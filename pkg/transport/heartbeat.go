@@ -60,6 +60,9 @@ func (l *link) acked(count uint64) error {
 		return err
 	}
 	l.backlog.Store(int64(l.out.held()))
+	if l.closeEnd > 0 && l.out.acked >= l.closeEnd {
+		l.session.hears()
+	}
 	l.dispatch()
 	return nil
 }

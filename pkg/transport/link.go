@@ -32,6 +32,7 @@ type link struct {
 	out      replay
 	received uint64 // bytes read from carriers
 	ackSent  uint64 // the last count that we acknowledged
+	closeEnd uint64 // position behind our CLOSE; 0: none
 	sched    scheduler
 	reading  bool // the reader is inside carrier.Read
 	writing  bool // the sender is inside carrier.Write
@@ -257,8 +258,16 @@ func (l *link) frame(h header, payload []byte) {
 	l.toSend.Signal()
 }
 
-// released waits until the carrier is lost or the deadline has passed.
-func (l *link) released(deadline time.Time) {
+// farewell sends CLOSE.
+func (l *link) farewell() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.control(frameClose, 0)
+	l.closeEnd = l.out.end
+}
+
+// flushed waits until everything is sent, the carrier is lost, or the deadline has passed.
+func (l *link) flushed(deadline time.Time) {
 	timer := time.AfterFunc(time.Until(deadline), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -267,7 +276,7 @@ func (l *link) released(deadline time.Time) {
 	defer timer.Stop()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.closed == nil && l.carrier != nil && time.Now().Before(deadline) {
+	for l.closed == nil && l.carrier != nil && (l.out.unsent() > 0 || l.writing) && time.Now().Before(deadline) {
 		l.changed.Wait()
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"time"
 )
 
 // readBuffer is what each link holds for small frames; payloads that are larger go past it.
@@ -74,6 +75,8 @@ func (r *receiver) frame(h header) error {
 	case framePong:
 		return l.onPong(binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(p[8:]))
 	case frameClose:
+		l.sendAck() // the other end waits for it
+		l.flushed(time.Now().Add(farewellTime))
 		return fmt.Errorf("by the other end: %w", ErrSessionClosed)
 	}
 	s := l.stream(h.stream)

@@ -28,6 +28,7 @@ type Session struct {
 	next    atomic.Uint32 // for choose
 
 	events chan struct{} // capacity 1: links came or went (client)
+	heard  chan struct{} // capacity 1: the other end has acknowledged CLOSE, or no link is left
 
 	mu       sync.Mutex // taken inside link.mu, never around it
 	links    []*link    // nil where there is none yet (server)
@@ -45,7 +46,7 @@ func newSession(id SessionID, tok token, client bool, links int, t Tuning, log *
 		id: id, token: tok, client: client, tuning: t, since: time.Now(),
 		log:  log.With("session", id.String()[:8]),
 		done: make(chan struct{}), ready: make(chan struct{}),
-		links: make([]*link, links), arrival: make(chan struct{}, 1), events: make(chan struct{}, 1),
+		links: make([]*link, links), arrival: make(chan struct{}, 1), events: make(chan struct{}, 1), heard: make(chan struct{}, 1),
 	}
 }
 
@@ -62,22 +63,36 @@ func (s *Session) Err() error {
 	return s.err
 }
 
-// Close ends the session at both ends. It waits up to a second until the other end lets go of the carriers, as it
-// does when it is told: what is on its way when a carrier is closed need not arrive (a port-forward's proxies drop
-// it), and the other end would keep the session for its grace. Streams are reset. A Client that still runs makes a
-// new session.
+// Close ends the session at both ends. It waits, at most a second, until the other end has acknowledged that on one
+// link: what is on its way when a carrier is closed need not arrive (a port-forward's proxies drop it), and the other
+// end would keep the session for its grace. Streams are reset. A Client that still runs makes a new session.
 func (s *Session) Close() error {
-	deadline := time.Now().Add(time.Second)
-	for _, l := range s.attached() {
-		l.mu.Lock()
-		l.control(frameClose, 0)
-		l.mu.Unlock()
+	select {
+	case <-s.heard: // links that came and went before
+	default:
 	}
-	for _, l := range s.attached() {
-		l.released(deadline)
+	if links := s.attached(); len(links) > 0 {
+		for _, l := range links {
+			l.farewell()
+		}
+		patience := time.NewTimer(farewellTime)
+		defer patience.Stop()
+		select {
+		case <-s.heard:
+		case <-s.done:
+		case <-patience.C:
+		}
 	}
 	s.fail(ErrSessionClosed)
 	return nil
+}
+
+// hears tells Close that there is nothing to wait for any more.
+func (s *Session) hears() {
+	select {
+	case s.heard <- struct{}{}:
+	default:
+	}
 }
 
 // fail ends the session here.
@@ -151,6 +166,9 @@ func (s *Session) linkDown(l *link, err error) {
 	defer s.mu.Unlock()
 	s.up--
 	s.lastLoss = err
+	if s.up == 0 {
+		s.hears()
+	}
 	if s.up == 0 && s.grace != nil && s.err == nil {
 		s.grace.Reset(s.patience)
 	}

@@ -21,6 +21,8 @@ const (
 	// initialWindow is part of the protocol: both ends begin with it, so that it needs no message.
 	initialWindow = 256 << 10
 
+	farewellTime = time.Second // how long either end waits for the other's part in the session's end
+
 	ackEvery     = 256 << 10 // acknowledge at once after so many bytes
 	quantum      = 32 << 10  // a writer's share per turn when others wait
 	controlSlack = 16 << 20  // a peer that makes us hold so much in control frames is broken
