@@ -246,6 +246,9 @@ func (s *set) status() []api.Connection {
 			c.Status = api.StatusDisconnecting
 		default:
 			c = l.conn.Status()
+			if mode, ok := l.share.machine.mode.Load().(api.ResolverMode); ok && c.DNS.Mode != api.ResolverNone {
+				c.DNS.Mode = mode // it may change by itself: systemd-resolved comes and goes
+			}
 		}
 		c.ID = l.id
 		out = append(out, c)

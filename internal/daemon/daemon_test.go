@@ -215,6 +215,20 @@ func TestFailedConnectionStays(t *testing.T) {
 	}
 }
 
+// systemd-resolved may be stopped and started while something is connected; the helper finds another way meanwhile.
+func TestStatusFollowsTheResolverMode(t *testing.T) {
+	r := start(t)
+	r.onRun = func(ctx context.Context, c *fakeConnection) error {
+		_, err := c.config.Network.SetLink(ctx, api.Link{Name: "kubevpn0", MTU: 1500})
+		return err
+	}
+	r.connect("a")
+	for _, mode := range []api.ResolverMode{api.ResolverNFTables, api.ResolverResolved} {
+		r.helper(0).changes <- api.NetworkApplied{ResolverMode: mode}
+		r.eventually("status has "+string(mode), func() bool { return r.status()[0].DNS.Mode == mode })
+	}
+}
+
 func TestHelperDies(t *testing.T) {
 	r := start(t)
 	a, b := r.connect("a"), r.connect("b")

@@ -133,7 +133,7 @@ func (c *fakeConnection) Status() api.Connection {
 	defer c.mu.Unlock()
 	s := api.Connection{ID: c.id, Cluster: "cluster-" + c.id, Namespace: c.namespace, Status: api.StatusConnecting}
 	if isClosed(c.connected) {
-		s.Status = api.StatusConnected
+		s.Status, s.DNS.Mode = api.StatusConnected, api.ResolverResolved
 	}
 	return s
 }

@@ -53,6 +53,7 @@ type machine struct {
 	logger   *slog.Logger
 	resolver *dns.Resolver
 	marked   atomic.Bool              // queries to upstreams need a marked socket
+	mode     atomic.Value             // api.ResolverMode: how names get here now; nil: not yet
 	present  func(device string) bool // whether there is such a device
 
 	mu       sync.Mutex
@@ -151,6 +152,7 @@ func (m *machine) apply(ctx context.Context, links []ownedLink) (api.NetworkAppl
 // learn takes in what the helper says of name resolution.
 func (m *machine) learn(applied api.NetworkApplied) {
 	m.marked.Store(applied.ResolverMode == api.ResolverNFTables)
+	m.mode.Store(applied.ResolverMode)
 	m.resolver.SetUpstreams(applied.Upstreams)
 	m.logger.Info("network applied", "resolver", applied.ResolverMode, "upstreams", applied.Upstreams, "warnings", applied.Warnings)
 }

@@ -248,14 +248,22 @@ func resolvedSuite(t *testing.T, w *world) {
 			t.Fatal(err)
 		}
 		_ = s.resolved.Wait() // killed
+		mode := func(want api.ResolverMode) {
+			t.Helper()
+			eventually(t, 15*time.Second, func() error {
+				if got := s.connection(t).DNS.Mode; got != want {
+					return fmt.Errorf("mode %s, want %s", got, want)
+				}
+				return nil
+			})
+			s.reaches(t)
+		}
+		mode(api.ResolverNFTables) // names go on to resolve
 		s.startResolved(suite)
-		eventually(t, 15*time.Second, func() error { _, err := s.get(t, "http://web.default/"); return err })
-		eventually(t, 10*time.Second, func() error {
-			if got := s.connection(t).DNS.Mode; got != api.ResolverResolved {
-				return fmt.Errorf("mode %s", got)
-			}
-			return nil
-		})
+		mode(api.ResolverResolved)
+		if r := s.resolvectl(t, "status", s.connection(t).Device); !strings.Contains(r.stdout, "~default") {
+			t.Error(r)
+		}
 	})
 	t.Run("disconnect_leaves_nothing", func(t *testing.T) {
 		s.must(t, "kubevpn", "disconnect", "--all")
