@@ -25,6 +25,9 @@ type Connection interface {
 	Status() api.Connection
 	// SetNamespace changes the namespace in which short names are looked up first.
 	SetNamespace(namespace string) error
+	// Upgrade replaces the traffic manager with one of the image, unless it runs that, and moves the connection,
+	// which must be connected, to it.
+	Upgrade(ctx context.Context, image string, progress func(api.Event)) error
 }
 
 // ConnectionConfig is what a Connection is made from.
@@ -88,7 +91,7 @@ func (s *set) connect(ctx context.Context, req api.ConnectRequest, begin func(id
 		}
 	}
 	if joined {
-		if err := s.adapt(l, req, emit); err != nil {
+		if err := s.adapt(ctx, l, req, emit); err != nil {
 			return api.Connection{}, err
 		}
 	}
@@ -164,7 +167,7 @@ func (s *set) release(l *live) {
 }
 
 // adapt gives a connection that was there before what it can take of a later request, and says what it cannot.
-func (s *set) adapt(l *live, req api.ConnectRequest, emit func(api.Event)) error {
+func (s *set) adapt(ctx context.Context, l *live, req api.ConnectRequest, emit func(api.Event)) error {
 	now := l.conn.Status()
 	if req.Namespace != "" && req.Namespace != now.Namespace {
 		if err := l.conn.SetNamespace(req.Namespace); err != nil {
@@ -172,7 +175,14 @@ func (s *set) adapt(l *live, req api.ConnectRequest, emit func(api.Event)) error
 		}
 		emit(api.Event{Time: time.Now(), Step: "Changing the namespace", Detail: now.Namespace + " → " + req.Namespace, Done: true})
 	}
-	if lost := differences(l.request, req); lost != "" {
+	was := l.request
+	if req.Upgrade {
+		if err := l.conn.Upgrade(ctx, req.Image, emit); err != nil {
+			return err
+		}
+		was.Image = req.Image
+	}
+	if lost := differences(was, req); lost != "" {
 		emit(api.Event{Time: time.Now(), Warning: "this cluster is connected already, with another " + lost +
 			": `kubevpn disconnect " + l.id + "` first to change that"})
 	}

@@ -86,6 +86,25 @@ func TestConnectTwiceIsOneConnection(t *testing.T) {
 	}
 }
 
+func TestUpgradeOfAConnection(t *testing.T) {
+	r := start(t)
+	first := r.connect("a")
+	again := request("a")
+	again.Upgrade, again.Image = true, "new"
+	got := r.mustPost(api.PathConnect, again)
+	if len(got.events) != 2 || got.events[0].Step != "Upgrading" || got.events[0].Detail != "new" || got.last().Connection == nil {
+		t.Errorf("events = %+v, want the upgrade, and the connection", got.events)
+	}
+	again.Image = "bad"
+	got = r.mustPost(api.PathConnect, again)
+	if e := got.last().Error; e == nil || e.Code != api.ExitImagePull {
+		t.Errorf("error = %+v, want %d", e, api.ExitImagePull)
+	}
+	if isClosed(first.ended) || len(r.made) != 0 {
+		t.Error("the connection did not outlive it")
+	}
+}
+
 func TestConnectAtOnceIsOneConnection(t *testing.T) {
 	r := start(t)
 	if err := r.handOver(); err != nil {

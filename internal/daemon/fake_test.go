@@ -145,6 +145,14 @@ func (c *fakeConnection) SetNamespace(ns string) error {
 	return nil
 }
 
+func (c *fakeConnection) Upgrade(_ context.Context, image string, progress func(api.Event)) error {
+	if image == "bad" {
+		return api.Errorf(api.ExitImagePull, "no such image")
+	}
+	progress(api.Event{Step: "Upgrading", Detail: image, Done: true})
+	return nil
+}
+
 // rig is a daemon with its sockets, and fakes behind it.
 type rig struct {
 	t      *testing.T

@@ -28,6 +28,8 @@ type Result struct {
 	Installed bool   // now, or upgraded
 	RBAC      bool   // its rights were granted, or are there already as far as the user may see
 	Warnings  []string
+	// ImageWarning is the one of Warnings that says that Image is another than Options.Image, or "".
+	ImageWarning string
 }
 
 const (
@@ -104,7 +106,8 @@ func (e *ensurer) run(ctx context.Context) error {
 	e.result.Image = imageOf(pod.Spec)
 	if e.o.Image != "" && installed != e.o.Image && e.result.Image != e.o.Image {
 		e.warn("the traffic manager in %s runs the image %s, and this kubevpn would install %s. `kubevpn connect --upgrade` replaces it; "+
-			"everybody's connections to it stall for some seconds then", e.result.Namespace, e.result.Image, e.o.Image)
+			"what everybody has open through it ends then", e.result.Namespace, e.result.Image, e.o.Image)
+		e.result.ImageWarning = e.result.Warnings[len(e.result.Warnings)-1]
 	}
 	return nil
 }

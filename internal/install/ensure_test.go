@@ -137,6 +137,8 @@ const (
 )
 
 func TestEnsure(t *testing.T) {
+	const otherImage = "the traffic manager in kubevpn runs the image registry.example/kubevpn:0, and this kubevpn would install registry.example/kubevpn:1. " +
+		"`kubevpn connect --upgrade` replaces it; what everybody has open through it ends then"
 	tests := []struct {
 		name         string
 		deny, secret string
@@ -157,8 +159,7 @@ func TestEnsure(t *testing.T) {
 		},
 		{
 			name: "other image", objects: installed("kubevpn", "registry.example/kubevpn:0"),
-			want: Result{Namespace: "kubevpn", Pod: "manager-pod", Image: "registry.example/kubevpn:0", RBAC: true, Warnings: []string{
-				"the traffic manager in kubevpn runs the image registry.example/kubevpn:0, and this kubevpn would install registry.example/kubevpn:1. `kubevpn connect --upgrade` replaces it; everybody's connections to it stall for some seconds then"}},
+			want: Result{Namespace: "kubevpn", Pod: "manager-pod", Image: "registry.example/kubevpn:0", RBAC: true, Warnings: []string{otherImage}, ImageWarning: otherImage},
 		},
 		{
 			name: "upgrade", objects: installed("kubevpn", "registry.example/kubevpn:0"), options: Options{Upgrade: true},

@@ -29,6 +29,7 @@ func (s *Session) ensureManager(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	s.status.ManagerNamespace, s.status.ManagerPod = result.Namespace, result.Pod
+	s.imageWarning = result.ImageWarning
 	s.mu.Unlock()
 	s.warn(result.Warnings...)
 	verb := "found"
@@ -37,6 +38,45 @@ func (s *Session) ensureManager(ctx context.Context) error {
 	}
 	done("%s: pod %s/%s, image %s", verb, result.Namespace, result.Pod, result.Image)
 	return nil
+}
+
+// upgradeTimeout bounds moving the session to a manager that runs already.
+const upgradeTimeout = 20 * time.Second
+
+// Upgrade replaces the traffic manager with one of the image, unless it runs that, and returns when the session has
+// moved to it. What is open through the old one ends. The session must be connected. Errors are *api.Error, or ctx's.
+func (s *Session) Upgrade(ctx context.Context, image string, progress func(api.Event)) error {
+	namespace := s.Status().ManagerNamespace
+	result, err := install.Ensure(ctx, s.cluster, install.Options{Namespace: namespace, Image: image, Upgrade: true, Progress: progress})
+	if err != nil || !result.Installed {
+		return err
+	}
+	s.mu.Lock()
+	s.status.ManagerPod = result.Pod
+	s.mu.Unlock()
+	if old := s.current.now(); old != nil {
+		if err := old.Close(); err != nil {
+			s.log.Debug("closing the session", "err", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, upgradeTimeout)
+	defer cancel()
+	for !s.greetedBy(result.Pod) {
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return api.Errorf(api.ExitNotReady, "the new traffic manager does not answer").
+				WithHint("`kubevpn status` shows what the session does; `kubectl -n %s logs deploy/kubevpn-traffic-manager` may tell why.", namespace)
+		}
+	}
+	return nil
+}
+
+// greetedBy reports whether the manager in pod has greeted us last, and its session is up.
+func (s *Session) greetedBy(pod string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.greeter == pod && s.status.Status == api.StatusConnected
 }
 
 // dialManager is the transport's way to the manager: a port-forward into its pod.

@@ -93,6 +93,9 @@ type Session struct {
 	applied api.NetworkApplied
 	link    api.Link
 	warned  map[string]bool
+	greeter string // the pod whose manager has greeted us last
+	// imageWarning is the warning, if there is one, that is moot once another manager greets us.
+	imageWarning string
 }
 
 // New reads the kubeconfig. It opens no connection. Errors are *api.Error.
@@ -343,6 +346,10 @@ func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
 	}
 	s.mu.Lock()
 	s.state = hello.State
+	if before := s.status.ManagerVersion; before != "" && before != hello.Version {
+		s.status.Warnings = slices.DeleteFunc(s.status.Warnings, func(w string) bool { return w == s.imageWarning })
+	}
+	s.greeter = hello.Pod
 	s.status.ManagerPod, s.status.ManagerVersion = hello.Pod, hello.Version
 	s.mu.Unlock()
 	s.current.set(ts)
