@@ -605,14 +605,32 @@ func anotherVersion(t *testing.T, w *world) {
 	})
 	t.Logf("the other session is back %v after the upgrade", time.Since(upgraded).Round(100*time.Millisecond))
 
-	t.Run("connect_upgrade", func(t *testing.T) {
-		l.must(t, "kubevpn", "install", "--upgrade", "--image", old)
+	if c := l.connection(t); len(c.Warnings) != 0 {
+		t.Errorf("what was said of the old version is moot: %q", c.Warnings)
+	}
+	downgrade := func(t *testing.T) {
+		t.Helper()
+		other.must(t, "kubevpn", "install", "--upgrade", "--image", old)
 		eventually(t, 20*time.Second, func() error {
 			if c := l.connection(t); c.Status != api.StatusConnected || c.ManagerVersion != "0.0.9" {
 				return fmt.Errorf("status %s, version %s", c.Status, c.ManagerVersion)
 			}
 			return nil
 		})
+	}
+	t.Run("upgrade_while_connected", func(t *testing.T) {
+		downgrade(t)
+		id := l.connection(t).ID
+		r := l.run(t, "kubevpn", "connect", "--upgrade")
+		if c := l.connection(t); r.code != 0 || c.ID != id || c.Status != api.StatusConnected || c.ManagerVersion == "0.0.9" {
+			t.Errorf("%+v\n%v", c, r)
+		}
+		if _, err := l.get(t, "http://web/"); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("upgrade_to_connect", func(t *testing.T) {
+		downgrade(t)
 		l.must(t, "kubevpn", "disconnect", "--all")
 		r := l.connect(t, "--upgrade")
 		if c := l.connection(t); c.ManagerVersion == "0.0.9" || len(c.Warnings) != 0 {
@@ -679,7 +697,5 @@ kind: ServiceCIDR
 metadata: {name: e2e-new-range}
 spec: {cidrs: [%q]}
 `, services))
-	routed(services, true)
-	l.kubectl(t, "delete", "servicecidr", "e2e-new-range")
-	routed(services, false)
+	routed(services, true) // its end takes the API server ten seconds
 }
