@@ -440,7 +440,8 @@ func describe(pids []int) (out []string) {
 type terminal struct {
 	ours *os.File
 	cmd  *exec.Cmd
-	done chan error // what the command's end gave
+	done chan error    // what the command's end gave
+	read chan struct{} // closed when everything on the terminal has been read, and nobody is there to write more
 
 	mu  sync.Mutex
 	out bytes.Buffer
@@ -475,9 +476,9 @@ func (l *laptop) terminal(t *testing.T, argv ...string) *terminal {
 		t.Fatal(err)
 	}
 	theirs.Close()
-	read := make(chan struct{})
+	x.read = make(chan struct{})
 	go func() {
-		defer close(read)
+		defer close(x.read)
 		b := make([]byte, 4096)
 		for {
 			n, err := ours.Read(b)
@@ -493,7 +494,7 @@ func (l *laptop) terminal(t *testing.T, argv ...string) *terminal {
 	t.Cleanup(func() {
 		cancel()
 		ours.Close()
-		<-read
+		<-x.read
 	})
 	return x
 }
@@ -539,6 +540,11 @@ func (x *terminal) ends(t *testing.T) int {
 		var exit *exec.ExitError
 		if err != nil && !errors.As(err, &exit) {
 			t.Fatal(err)
+		}
+		select {
+		case <-x.read:
+		case <-time.After(10 * time.Second):
+			t.Errorf("somebody keeps the terminal open: %q", x.text())
 		}
 		return x.cmd.ProcessState.ExitCode()
 	case <-time.After(30 * time.Second):
