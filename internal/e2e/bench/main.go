@@ -1,3 +1,5 @@
+//go:build linux
+
 // Bench measures kubevpn end to end on a real cluster of internal/lab, beside the kernel's routed path and `kubectl
 // port-forward` to the same pod, in the same run, one after the other round by round, and writes the medians as a
 // table into docs/performance.md. It judges nothing: two cores serve the laptop, the cluster and the measurement, and

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Demo shows kubevpn on a real cluster, from nothing to "Connected" and back to nothing: `make demo` builds the programs
 // and the image, then runs it from the repository's root. The cluster stays up, to be looked at, until `make demo-down`.
 package main
