@@ -137,10 +137,28 @@ func (c *client) status(ctx context.Context) (api.Status, error) {
 	return query[api.Status](ctx, c, api.PathStatus)
 }
 
+// beginTimeout is how long an interrupted request waits to be told what has begun.
+const beginTimeout = time.Second
+
 // stream posts a request and passes the events of its answer on. It returns the last connection named, and the
 // error that an event had.
 func (c *client) stream(ctx context.Context, path string, body any, begin func(id string), on func(api.Event)) (*api.Connection, error) {
-	resp, err := c.do(ctx, http.MethodPost, path, body)
+	request, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	answered := make(chan struct{})
+	defer context.AfterFunc(ctx, func() {
+		// The daemon may have begun already: whoever interrupts it must know what.
+		select {
+		case <-answered:
+		case <-time.After(beginTimeout):
+		}
+		cancel()
+	})()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	resp, err := c.do(request, http.MethodPost, path, body)
+	close(answered)
 	if err != nil {
 		return nil, err
 	}
