@@ -24,6 +24,8 @@ import (
 	constants "k8s.io/apimachinery/pkg/util/portforward"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
+
+	"kubevpn/pkg/rawio"
 )
 
 // upgrader turns HTTP/1.1 requests to the API server into raw connections. Credentials, exec plugins,
@@ -86,6 +88,12 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL, heade
 			conn, err := u.dial.DialContext(ctx, network, address)
 			if err != nil {
 				return nil, err
+			}
+			if tcp, ok := conn.(*net.TCPConn); ok {
+				if conn, err = rawio.NewConn(tcp); err != nil {
+					tcp.Close()
+					return nil, err
+				}
 			}
 			batch := newBatchConn(conn)
 			raw.Store(batch)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/pkg/balancer"
+	"kubevpn/pkg/rawio"
 	"kubevpn/pkg/transport"
 )
 
@@ -107,7 +108,7 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	g.Go(func() error { return m.watcher.run(ctx) })
 	g.Go(func() error { return m.publisher.run(ctx) })
 	g.Go(func() error { return m.serveHealth(ctx, health) })
-	g.Go(func() error { return ended(ctx, server.Serve(ctx, sessions)) })
+	g.Go(func() error { return ended(ctx, server.Serve(ctx, rawio.Listener{Listener: sessions})) })
 	return g.Wait()
 }
 

@@ -42,6 +42,7 @@ var layers = map[string]int{
 	"pkg/firewall":  10,
 
 	"pkg/packet": 0,
+	"pkg/rawio":  0,
 }
 
 // outside are packages that are not part of the product: programs for its tests and its demo. They may import

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/rawio"
 )
 
 const (
@@ -92,7 +94,12 @@ func Adopt(f *os.File, name string, mtu int) (Device, error) {
 		file.Close()
 		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
 	}
-	return &device{file: file, raw: raw, name: name, mtu: mtu}, nil
+	d := &device{file: file, raw: raw, name: name, mtu: mtu}
+	d.tryRead = func(fd uintptr) bool {
+		d.n, d.readErr = rawio.Read(fd, d.buf)
+		return d.readErr != unix.EAGAIN
+	}
+	return d, nil
 }
 
 // duplicate gives a nonblocking copy of f's descriptor. os.File decides when it is made whether it can wait in the
@@ -154,6 +161,12 @@ type device struct {
 	raw  syscall.RawConn
 	name string
 	mtu  int
+
+	// The Read under way: there is one at a time.
+	tryRead func(fd uintptr) bool
+	buf     []byte
+	n       int
+	readErr error
 }
 
 func (d *device) Name() string { return d.name }
@@ -161,7 +174,21 @@ func (d *device) MTU() int     { return d.mtu }
 func (d *device) GSO() bool    { return true }
 func (d *device) Close() error { return d.file.Close() }
 
-func (d *device) Read(p []byte) (int, error) { return d.file.Read(p) }
+func (d *device) Read(p []byte) (int, error) {
+	d.buf = p
+	err := d.raw.Read(d.tryRead)
+	d.buf = nil
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+	case err != nil:
+		err = os.ErrClosed // the other reason for which RawConn does not call us
+	case d.readErr != nil:
+		err = d.readErr
+	default:
+		return d.n, nil
+	}
+	return 0, &os.PathError{Op: "read", Path: d.name, Err: err}
+}
 
 // SetReadDeadline makes Read return os.ErrDeadlineExceeded at t, as for a net.Conn. netstack ends its reading with it
 // without closing the device.
@@ -170,7 +197,7 @@ func (d *device) SetReadDeadline(t time.Time) error { return d.file.SetReadDeadl
 // A writeOp is one Writev under way. It is pooled together with the functions that RawConn calls, which would
 // otherwise be allocated for every packet.
 type writeOp struct {
-	pieces [][]byte
+	vector rawio.Vector
 	err    error
 	try    func(fd uintptr)
 	wait   func(fd uintptr) bool
@@ -178,13 +205,7 @@ type writeOp struct {
 
 var writeOps = sync.Pool{New: func() any {
 	op := new(writeOp)
-	op.try = func(fd uintptr) {
-		for {
-			if _, op.err = unix.Writev(int(fd), op.pieces); op.err != unix.EINTR {
-				return
-			}
-		}
-	}
+	op.try = func(fd uintptr) { _, op.err = rawio.Writev(fd, op.vector) }
 	op.wait = func(fd uintptr) bool {
 		op.try(fd)
 		return op.err != unix.EAGAIN
@@ -194,7 +215,7 @@ var writeOps = sync.Pool{New: func() any {
 
 func (d *device) Writev(pieces [][]byte) error {
 	op := writeOps.Get().(*writeOp)
-	op.pieces = pieces
+	op.vector.Set(pieces)
 	// RawConn.Write lets one writer in at a time. A write to a TUN device runs the receiver's TCP, so writers are
 	// let in together by Control, and queue up only when the device is full, to wait in the poller.
 	err := d.raw.Control(op.try)
@@ -206,7 +227,7 @@ func (d *device) Writev(pieces [][]byte) error {
 	} else {
 		err = op.err
 	}
-	op.pieces = nil
+	op.vector.Clear()
 	writeOps.Put(op)
 	if err != nil {
 		return &os.PathError{Op: "write", Path: d.name, Err: err}

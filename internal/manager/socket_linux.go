@@ -1,4 +1,4 @@
-//go:build unix
+//go:build linux
 
 package manager
 
@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/rawio"
 )
 
 // readable calls use with what each read from a socket gives, until one ends with an error: io.EOF at the end
@@ -23,12 +25,7 @@ func readable(c syscall.Conn, b *buffers, stream bool, use func([]byte) error) e
 	var readErr error
 	read := func(fd uintptr) bool {
 		got = b.take()
-		for {
-			n, readErr = unix.Read(int(fd), got[:])
-			if !errors.Is(readErr, unix.EINTR) {
-				break
-			}
-		}
+		n, readErr = rawio.Read(fd, got[:])
 		if errors.Is(readErr, unix.EAGAIN) {
 			b.give(got)
 			got = nil
@@ -88,9 +85,8 @@ func writeAll(c *net.TCPConn, p []byte, blocked func()) (int, error) {
 	var writeErr error
 	err = raw.Write(func(fd uintptr) bool {
 		for total < len(p) {
-			n, err := unix.Write(int(fd), p[total:])
+			n, err := rawio.Write(fd, p[total:])
 			switch {
-			case errors.Is(err, unix.EINTR):
 			case errors.Is(err, unix.EAGAIN):
 				if !waited {
 					waited = true

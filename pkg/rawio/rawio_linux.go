@@ -1,0 +1,161 @@
+package rawio
+
+import (
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Read is read(2), repeated when a signal interrupts it. fd must not block: unix.EAGAIN says that nothing is there.
+func Read(fd uintptr, p []byte) (int, error) {
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		if errno != unix.EINTR {
+			return result(n, errno)
+		}
+	}
+}
+
+// Write is write(2), in the same way. It may write less than p.
+func Write(fd uintptr, p []byte) (int, error) {
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		if errno != unix.EINTR {
+			return result(n, errno)
+		}
+	}
+}
+
+// Vector holds what Writev needs, so that it can be used again without an allocation.
+type Vector []unix.Iovec
+
+// Set makes v describe pieces, which must stay as they are until Writev has returned. Empty ones are left out.
+func (v *Vector) Set(pieces [][]byte) {
+	*v = (*v)[:0]
+	for _, p := range pieces {
+		if len(p) > 0 {
+			iov := unix.Iovec{Base: unsafe.SliceData(p)}
+			iov.SetLen(len(p))
+			*v = append(*v, iov)
+		}
+	}
+}
+
+// Clear lets go of the pieces.
+func (v *Vector) Clear() {
+	clear(*v)
+	*v = (*v)[:0]
+}
+
+// Writev is writev(2), in the same way.
+func Writev(fd uintptr, v Vector) (int, error) {
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
+		if errno != unix.EINTR {
+			return result(n, errno)
+		}
+	}
+}
+
+func result(n uintptr, errno unix.Errno) (int, error) {
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+// Conn is a TCP connection whose Read and Write are this package's. Everything else is the connection's.
+type Conn struct {
+	*net.TCPConn
+	raw syscall.RawConn
+
+	reading, writing sync.Mutex
+	r, w             op
+}
+
+// op is a read or a write under way, with the function that RawConn calls, made once.
+type op struct {
+	p   []byte
+	n   int
+	err error
+	try func(fd uintptr) bool
+}
+
+// NewConn takes c over.
+func NewConn(c *net.TCPConn) (*Conn, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	conn := &Conn{TCPConn: c, raw: raw}
+	conn.r.try = conn.r.read
+	conn.w.try = conn.w.write
+	return conn, nil
+}
+
+func (o *op) read(fd uintptr) bool {
+	o.n, o.err = Read(fd, o.p)
+	return o.err != unix.EAGAIN
+}
+
+func (o *op) write(fd uintptr) bool {
+	for o.n < len(o.p) {
+		n, err := Write(fd, o.p[o.n:])
+		if err != nil {
+			o.err = err
+			return err != unix.EAGAIN
+		}
+		o.n += n
+	}
+	o.err = nil
+	return true
+}
+
+// Read implements net.Conn.
+func (c *Conn) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	c.r.p, c.r.n, c.r.err = p, 0, nil
+	err := c.raw.Read(c.r.try)
+	c.r.p = nil
+	switch {
+	case err != nil: // closed, or the deadline has passed
+		return 0, err
+	case c.r.err != nil:
+		return 0, c.failed("read", c.r.err)
+	case c.r.n == 0:
+		return 0, io.EOF
+	}
+	return c.r.n, nil
+}
+
+// Write implements net.Conn.
+func (c *Conn) Write(p []byte) (int, error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.w.p, c.w.n, c.w.err = p, 0, nil
+	err := c.raw.Write(c.w.try)
+	c.w.p = nil
+	switch {
+	case err != nil:
+		return c.w.n, err
+	case c.w.err != nil:
+		return c.w.n, c.failed("write", c.w.err)
+	}
+	return c.w.n, nil
+}
+
+// failed gives err the form that package net gives it.
+func (c *Conn) failed(what string, err error) error {
+	return &net.OpError{
+		Op: what, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError(what, err),
+	}
+}

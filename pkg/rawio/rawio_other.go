@@ -1,0 +1,11 @@
+//go:build !linux
+
+package rawio
+
+import "net"
+
+// Conn is the connection as it is: only Linux lets a program make system calls by itself.
+type Conn struct{ *net.TCPConn }
+
+// NewConn takes c over.
+func NewConn(c *net.TCPConn) (*Conn, error) { return &Conn{c}, nil }
