@@ -201,8 +201,11 @@ func podSpec(o Options) corev1.PodSpec {
 			RunAsUser:      ptr[int64](nonroot),
 			RunAsGroup:     ptr[int64](nonroot),
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-			// Pings without a capability. It is one of the sysctls that Kubernetes calls safe.
-			Sysctls: []corev1.Sysctl{{Name: "net.ipv4.ping_group_range", Value: "0 2147483647"}},
+			// Pings without a capability, and 64 000 connections to a pod instead of 28 000. Kubernetes calls both safe.
+			Sysctls: []corev1.Sysctl{
+				{Name: "net.ipv4.ping_group_range", Value: "0 2147483647"},
+				{Name: "net.ipv4.ip_local_port_range", Value: "1024 65535"},
+			},
 		},
 		Containers: []corev1.Container{{
 			Name:            containerName,

@@ -60,7 +60,7 @@ func New(cfg Config) *Manager {
 	m := &Manager{
 		cfg: cfg, log: cfg.Logger, board: newBoard(),
 		watcher: newWatcher(cfg.Kube, c, cfg.Logger),
-		dialer:  &dialer{balancer: balancer.New(cfg.NodeName)},
+		dialer:  &dialer{balancer: balancer.New(cfg.NodeName), ports: newPorts()},
 		filter:  &filter{pod: cfg.PodIPs},
 	}
 	m.dialer.check = m.filter.check

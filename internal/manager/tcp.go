@@ -28,6 +28,7 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 3
 type dialer struct {
 	balancer *balancer.Balancer
 	check    func(netip.AddrPort) error // filter.check
+	ports    *ports
 	buffers  buffers
 	inRange  func(netip.Addr) bool // whether an address is in a Service range
 }
@@ -90,5 +91,9 @@ func (d *dialer) connect(ctx context.Context, dst netip.AddrPort, timeout time.D
 		return nil, err
 	}
 	to := net.Dialer{Timeout: timeout, KeepAliveConfig: keepAlive}
-	return to.DialTCP(ctx, "tcp", netip.AddrPort{}, dst)
+	conn, err := d.ports.connect(ctx, to, dst)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.TCPConn), nil
 }
