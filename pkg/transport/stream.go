@@ -124,12 +124,22 @@ func (s *Stream) Write(p []byte) (int, error) {
 		if err != nil {
 			return total, err
 		}
-		l.frame(header{kind: frameData, length: n, stream: s.id}, p[:n])
+		l.append(header{kind: frameData, length: n, stream: s.id}, p[:n])
 		s.credit -= n
 		total += n
 		p = p[n:]
+		s.push()
 	}
 	return total, nil
+}
+
+// push is the link's, unless Write has to end at a moment when the carrier's write would not. Call with l.mu held.
+func (s *Stream) push() {
+	if s.writeDeadline.isSet() {
+		s.l.toSend.Signal()
+		return
+	}
+	s.l.push()
 }
 
 // CloseWrite sends FIN: the other end's Read gives io.EOF after everything written so far. Reading goes on.

@@ -27,6 +27,10 @@ const (
 	quantum      = 32 << 10  // a writer's share per turn when others wait
 	controlSlack = 16 << 20  // a peer that makes us hold so much in control frames is broken
 	datagramCost = 8         // what a datagram costs of the window beyond its bytes
+
+	maxPush   = 4 << 10                // a stream's writer sends so much by itself,
+	quiet     = 200 * time.Microsecond // when the link has written nothing for so long
+	maxGather = 16 << 10               // the sender does not wait for company with so much
 )
 
 func (t Tuning) withDefaults() Tuning {
