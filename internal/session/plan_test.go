@@ -103,6 +103,40 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// What is asked for and not taken out again is routed, and nothing else.
+func FuzzPlan(f *testing.F) {
+	f.Add([]byte{10, 96, 0, 0}, 16, []byte{10, 96, 3, 4}, 30, []byte{10, 96, 3, 5}, []byte{10, 96, 3, 5})
+	f.Add([]byte{10, 96, 0, 0}, 16, []byte{10, 96, 3, 4}, 30, []byte{10, 97, 3, 5}, []byte{10, 96, 3, 1})
+	f.Add([]byte("\xfd0123456789abcdef"[:16]), 64, []byte("\xfd0123456789abcde0"[:16]), 120, []byte{10, 97, 3, 5}, []byte("\xfd0123456789abcde1"[:16]))
+	f.Fuzz(func(t *testing.T, pods []byte, podBits int, exclude []byte, excludeBits int, carrier, probe []byte) {
+		a, ok := netip.AddrFromSlice(pods)
+		b, ok2 := netip.AddrFromSlice(exclude)
+		c, ok3 := netip.AddrFromSlice(carrier)
+		at, ok4 := netip.AddrFromSlice(probe)
+		if !ok || !ok2 || !ok3 || !ok4 || a.Is4In6() || b.Is4In6() {
+			return
+		}
+		in, out := netip.PrefixFrom(a, podBits), netip.PrefixFrom(b, excludeBits)
+		if !in.IsValid() || !out.IsValid() || unroutable(in) != "" {
+			return
+		}
+		routes, warnings := plan(networks{Pods: []netip.Prefix{in}, Exclude: []netip.Prefix{out}, Carrier: []netip.Addr{c}})
+		if len(warnings) > 0 {
+			t.Errorf("warnings %q", warnings)
+		}
+		routed := false
+		for _, p := range routes {
+			if p.Masked() != p {
+				t.Errorf("%v is not masked", p)
+			}
+			routed = routed || p.Contains(at)
+		}
+		if want := in.Contains(at) && !out.Contains(at) && c.Unmap() != at; routed != want {
+			t.Errorf("%v routed: %v, want %v, of %v without %v and %v: %v", at, routed, want, in, out, c, routes)
+		}
+	})
+}
+
 func TestReverseDomains(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{
 		{"10.96.0.0/16", "96.10.in-addr.arpa"},

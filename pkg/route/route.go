@@ -1,8 +1,8 @@
 // Package route puts addresses and routes on the links that kubevpn made, and takes them away again. It also
 // finds the local networks that a set of routes would cut off, before anything is changed.
 //
-//	session ── Clashes, Subtract ──▶ what may be routed     (unprivileged; reads only)
-//	helper  ── Router.Set ─────────▶ link, addresses, routes (root)
+//	session ── Clashes ────▶ what may be routed       (unprivileged; reads only)
+//	helper  ── Router.Set ─▶ link, addresses, routes  (root)
 //
 // Everything that Set makes hangs on the link: routes are in the main table and go through the device, so the
 // kernel removes them, and the addresses, when the owner of a TUN dies, however it dies. There is no ip rule,
