@@ -30,6 +30,7 @@ type fakeAPIServer struct {
 	*httptest.Server
 	noWebSocket atomic.Bool // as Kubernetes before 1.30
 	noSPDY      atomic.Bool // as some load balancers
+	muteSPDY    atomic.Bool // as others
 	pings       time.Duration
 	requests    chan string                                     // "websocket" or "spdy", if not nil
 	pod         func(port string, data, errs httpstream.Stream) // what stands behind the port
@@ -80,6 +81,10 @@ func (s *fakeAPIServer) serve(w http.ResponseWriter, r *http.Request) {
 		}
 	} else {
 		s.requests <- "spdy"
+		if s.muteSPDY.Load() {
+			<-r.Context().Done()
+			return
+		}
 		if s.noSPDY.Load() {
 			http.Error(w, "unable to upgrade", http.StatusForbidden)
 			return

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -31,9 +32,6 @@ const (
 type Options struct {
 	UserAgent string       // "kubevpn/1.2.3"; empty: "kubevpn"
 	Logger    *slog.Logger // nil: nothing is logged
-	// Prefer is what PortForward tries first. AnyProtocol means WebSocket. Both reach the same pods; SPDY
-	// carries about half more, as the API server writes WebSocket frames of 4 KiB.
-	Prefer Protocol
 	// Protocol forces PortForward to one protocol, for tests and for networks that break the other in a way
 	// that cannot be recognised.
 	Protocol Protocol
@@ -47,7 +45,8 @@ type Cluster struct {
 	kube    *kubernetes.Clientset
 	dial    *dialer
 	upgrade *upgrader
-	worked  atomic.Int32 // the protocol of the latest port-forward
+	worked  atomic.Int32  // the protocol of the latest port-forward
+	silence time.Duration // unproven; tests have less patience
 
 	id        string
 	name      string
@@ -72,9 +71,6 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 	if o.UserAgent == "" {
 		o.UserAgent = "kubevpn"
 	}
-	if o.Prefer == AnyProtocol {
-		o.Prefer = WebSocketProtocol
-	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -97,6 +93,7 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 		return nil, api.Errorf(api.ExitKubeconfig, "the kubeconfig's server %q is not a URL: %w", config.Host, err)
 	}
 	c := &Cluster{
+		silence: unproven,
 		options: o, log: o.Logger, config: config, kube: kube, dial: d,
 		upgrade: &upgrader{config: config, dial: d},
 		context: raw.CurrentContext, server: server,
@@ -131,9 +128,6 @@ func clusterID(server *url.URL, ca []byte) string {
 
 // Kube returns the client for the cluster's API. Core types travel as protobuf.
 func (c *Cluster) Kube() kubernetes.Interface { return c.kube }
-
-// RESTConfig returns a copy of the configuration that Kube uses.
-func (c *Cluster) RESTConfig() *rest.Config { return rest.CopyConfig(c.config) }
 
 // Server is the API server's URL.
 func (c *Cluster) Server() string { return c.server.String() }

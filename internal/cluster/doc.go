@@ -4,7 +4,7 @@
 //	daemon  Load: that kubeconfig ──▶ Cluster                                cluster.go
 //	          Kube         typed client for the API
 //	          PortForward  a net.Conn to a port of a pod                     portforward.go
-//	                         upgrade.go    HTTP upgrade: WebSocket, else SPDY
+//	                         upgrade.go    HTTP upgrade: SPDY, else WebSocket
 //	                         websocket.go  RFC 6455 framing, laptop's side
 //	                         spdy.go       the two SPDY streams of a port-forward
 //	          CIDRs        what the user's rights show of the networks       cidr.go

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -15,7 +16,7 @@ import (
 type Protocol int32
 
 const (
-	AnyProtocol       Protocol = iota // the first that works, WebSocket before SPDY
+	AnyProtocol       Protocol = iota // the first that works, SPDY before WebSocket
 	WebSocketProtocol                 // SPDY inside a WebSocket; Kubernetes 1.30 and later
 	SPDYProtocol                      // SPDY itself; every Kubernetes, but not every proxy
 )
@@ -38,31 +39,41 @@ func (p Protocol) other() Protocol {
 	return SPDYProtocol
 }
 
+// unproven bounds the first port-forward with a protocol that has not worked yet, where another can be tried.
+const unproven = 5 * time.Second
+
 var schemaPods = corev1.SchemeGroupVersion.WithResource("pods")
 
 // PortForward connects to a TCP port of a pod through the API server, over a connection of its own. It
 // returns when the container runtime has accepted the stream; whether the port accepts shows in the first
 // Read, which otherwise gives a *RefusedError.
 //
-// It tries WebSocket first (or Options.Prefer), the other where that is not understood, and begins the next
-// time with what worked.
+// It tries SPDY first, WebSocket where a proxy in between does not let that through, and begins the next time with
+// what worked. Both reach the same pods, as what a WebSocket carries is SPDY; without the WebSocket the API server
+// carries a fifth to a half more. It writes WebSocket frames of 4 KiB, each in a TLS record of its own.
 // ctx bounds the dial only. The net.Conn also has CloseWrite.
 func (c *Cluster) PortForward(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error) {
 	first := Protocol(c.worked.Load())
 	if first == AnyProtocol {
-		first = c.options.Prefer
+		first = SPDYProtocol
 	}
 	if c.options.Protocol != AnyProtocol {
 		return c.portForward(ctx, c.options.Protocol, namespace, pod, port)
 	}
-	conn, err := c.portForward(ctx, first, namespace, pod, port)
-	if err == nil || ctx.Err() != nil || !tryOther(err) {
+	tryCtx, cancel := ctx, func() {}
+	if c.worked.Load() == int32(AnyProtocol) { // a proxy may keep silent about what it does not understand
+		tryCtx, cancel = context.WithTimeout(ctx, c.silence)
+	}
+	conn, err := c.portForward(tryCtx, first, namespace, pod, port)
+	silent := err != nil && tryCtx.Err() != nil
+	cancel()
+	if err == nil || ctx.Err() != nil || !silent && !tryOther(err) {
 		return conn, err
 	}
 	conn, otherErr := c.portForward(ctx, first.other(), namespace, pod, port)
 	if otherErr != nil {
 		c.log.Debug("port-forward failed both ways", "first", first, "error", err, "otherError", otherErr)
-		if first == SPDYProtocol { // the SPDY server's words are about the pod, not about the upgrade
+		if first == SPDYProtocol && !silent { // the SPDY server's words are about the pod, not about the upgrade
 			return nil, err
 		}
 		return nil, otherErr

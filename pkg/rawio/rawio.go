@@ -9,7 +9,8 @@
 // device runs the receiver's TCP on up to 64 KiB. The scheduler then hands the goroutine's processor to another
 // thread, and the goroutine has to wait for one when it comes back; and when the program has been idle, the first
 // system call wakes the scheduler's monitor, which looks around every 20 µs from then on. Both cost more than the
-// call itself where a round trip crosses several programs on few cores. gVisor's package rawfile does the same.
+// call itself where a round trip crosses several programs on few cores: 609 against 576 µs for the byte that goes to a
+// pod and back. (Between two goroutines that are never idle there is no difference.) gVisor's package rawfile does the same.
 //
 // It is at the bottom of the layers: pkg/tun reads and writes the device with it, internal/cluster the laptop's
 // connections to the API server, internal/manager those to pods.
