@@ -402,12 +402,12 @@ func upstream(b *testing.B, s *fakeAPIServer, p Protocol) io.ReadWriter {
 	b.Helper()
 	c := s.cluster(b, Options{})
 	target := c.podURL("ns", "web")
-	dialer, err := portforward.NewSPDYOverWebsocketDialer(target, c.RESTConfig())
+	dialer, err := portforward.NewSPDYOverWebsocketDialer(target, c.config)
 	if err != nil {
 		b.Fatal(err)
 	}
 	if p == SPDYProtocol {
-		rt, up, err := spdy.RoundTripperFor(c.RESTConfig())
+		rt, up, err := spdy.RoundTripperFor(c.config)
 		if err != nil {
 			b.Fatal(err)
 		}
