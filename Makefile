@@ -39,7 +39,7 @@ push-image: bin/traffic ## push IMAGE to its registry, with docker login's crede
 lab: bin/lab ## bin/lab, which runs real clusters on this machine
 
 demo: build image lab ## a cluster, connect, a page by name, ClusterIP and pod IP, disconnect (Linux, root)
-	$(GO) run ./internal/e2e/demo
+	$(GO) run ./internal/e2e/demo $(IMAGE)
 
 demo-down: lab ## remove what demo made
 	bin/lab --name demo down

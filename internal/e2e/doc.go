@@ -4,4 +4,5 @@
 //
 //	harness_test.go   a cluster, the product's image in it, a laptop with its own home
 //	*_test.go         what is promised, one file a promise
+//	build             the product, for all of them and for the benchmarks
 package e2e

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -24,7 +23,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/image"
+	"kubevpn/internal/e2e/build"
 	"kubevpn/internal/lab"
 )
 
@@ -643,21 +642,10 @@ func anotherVersion(t *testing.T, w *world) {
 func (w *world) loadVersion(t *testing.T, ref, version string) {
 	t.Helper()
 	dir := t.TempDir()
-	program := filepath.Join(dir, "traffic")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-X kubevpn/internal/version.version="+version, "-o", program, "kubevpn/cmd/traffic")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	img, err := image.Build(image.Options{Files: []image.File{{Source: program, Path: "/traffic"}}, User: "65532:65532"})
-	if err != nil {
+	if err := build.Image(t.Context(), dir, ref, version); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(dir, "image.tar")
-	if err := image.WriteTar(img, ref, file); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Load(t.Context(), file); err != nil {
+	if err := w.Load(t.Context(), filepath.Join(dir, "image.tar")); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/image"
+	"kubevpn/internal/e2e/build"
 	"kubevpn/internal/lab"
 	"kubevpn/internal/testenv"
 )
@@ -50,32 +50,14 @@ func run(m *testing.M) int {
 		err = os.Chmod(dir, 0o755)
 	}
 	if err == nil {
-		err = build(dir)
+		err = build.Product(context.Background(), dir, imageRef)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "building the product:", err)
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	bin = dir
 	return m.Run()
-}
-
-// build makes both binaries, as `make build` does, and the image.
-func build(dir string) error {
-	for _, name := range []string{"kubevpn", "traffic"} {
-		cmd := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, name), "kubevpn/cmd/"+name)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w\n%s", name, err, out)
-		}
-	}
-	img, err := image.Build(image.Options{
-		Files: []image.File{{Source: filepath.Join(dir, "traffic"), Path: "/traffic"}}, User: "65532:65532",
-	})
-	if err != nil {
-		return err
-	}
-	return image.WriteTar(img, imageRef, filepath.Join(dir, "image.tar"))
 }
 
 // world is one cluster with the product's image in it.

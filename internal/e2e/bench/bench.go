@@ -18,7 +18,7 @@ import (
 	"strings"
 	"time"
 
-	"kubevpn/internal/image"
+	"kubevpn/internal/e2e/build"
 	"kubevpn/internal/lab"
 )
 
@@ -90,20 +90,7 @@ func (b *bench) kubevpn() string { return filepath.Join(b.dir, "kubevpn") }
 
 func (b *bench) build(ctx context.Context) error {
 	say("building kubevpn and its image")
-	for _, name := range []string{"kubevpn", "traffic"} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(b.dir, name), "kubevpn/cmd/"+name)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("building %s: %w\n%s", name, err, out)
-		}
-	}
-	img, err := image.Build(image.Options{
-		Files: []image.File{{Source: filepath.Join(b.dir, "traffic"), Path: "/traffic"}}, User: "65532:65532",
-	})
-	if err != nil {
-		return err
-	}
-	return image.WriteTar(img, imageRef, filepath.Join(b.dir, "image.tar"))
+	return build.Product(ctx, b.dir, imageRef)
 }
 
 func (b *bench) up(ctx context.Context) (err error) {

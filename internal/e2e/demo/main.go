@@ -1,7 +1,8 @@
 //go:build linux
 
 // Demo shows kubevpn on a real cluster, from nothing to "Connected" and back to nothing: `make demo` builds the programs
-// and the image, then runs it from the repository's root. The cluster stays up, to be looked at, until `make demo-down`.
+// and the image, then runs it from the repository's root with the image's name. The cluster stays up, to be looked at,
+// until `make demo-down`.
 package main
 
 import (
@@ -9,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -26,7 +26,7 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx); err != nil {
+	if err := run(ctx, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}
@@ -38,8 +38,11 @@ type demo struct {
 	env     []string
 }
 
-func run(ctx context.Context) error {
-	d, err := prepare(ctx)
+func run(ctx context.Context, args []string) error {
+	if len(args) != 1 {
+		return errors.New("which image? run `make demo`, which builds it and gives its name")
+	}
+	d, err := prepare(ctx, args[0])
 	if err != nil {
 		return err
 	}
@@ -68,16 +71,12 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-// prepare brings the cluster up and loads the image.
-func prepare(ctx context.Context) (*demo, error) {
+// prepare brings the cluster up and loads the image, which is called ref.
+func prepare(ctx context.Context, ref string) (*demo, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("root is needed: the demo makes network namespaces and runs a cluster in them")
 	}
 	kubevpn, err := filepath.Abs(program)
-	if err != nil {
-		return nil, err
-	}
-	ref, err := imageRef()
 	if err != nil {
 		return nil, err
 	}
@@ -101,20 +100,6 @@ func prepare(ctx context.Context) (*demo, error) {
 		"KUBECONFIG=" + kubeconfig, "KUBEVPN_IMAGE=" + ref, "HOME=" + home,
 		"XDG_RUNTIME_DIR=" + home, "XDG_STATE_HOME=" + home, "XDG_CONFIG_HOME=" + home,
 	}}, nil
-}
-
-// imageRef is the name under which `make image` wrote the image.
-func imageRef() (string, error) {
-	out, err := exec.Command("tar", "-xOf", image, "manifest.json").Output()
-	if err != nil {
-		return "", fmt.Errorf("reading %s: %w: run `make image` first", image, err)
-	}
-	_, rest, ok := strings.Cut(string(out), `"RepoTags":["`)
-	ref, _, ok2 := strings.Cut(rest, `"`)
-	if !ok || !ok2 {
-		return "", fmt.Errorf("%s names no image", image)
-	}
-	return ref, nil
 }
 
 // show connects and fetches the same page in three ways.

@@ -1,0 +1,52 @@
+// Package build makes the product for the suites and the benchmarks, as the Makefile makes it for people: the laptop's
+// program, and the image of the cluster's. Go has to be in PATH, and the working directory within the repository.
+package build
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"kubevpn/internal/image"
+)
+
+// Product makes what Kubevpn and Image make, of the source's own version.
+func Product(ctx context.Context, dir, ref string) error {
+	if err := Kubevpn(ctx, dir); err != nil {
+		return err
+	}
+	return Image(ctx, dir, ref, "")
+}
+
+// Kubevpn builds dir/kubevpn.
+func Kubevpn(ctx context.Context, dir string) error { return program(ctx, dir, "kubevpn", "") }
+
+// Image builds dir/traffic, which says that it is of this version (empty: of the source's), and writes its image to
+// dir/image.tar, under the name ref.
+func Image(ctx context.Context, dir, ref, version string) error {
+	if err := program(ctx, dir, "traffic", version); err != nil {
+		return err
+	}
+	img, err := image.Build(image.Options{
+		Files: []image.File{{Source: filepath.Join(dir, "traffic"), Path: "/traffic"}}, User: "65532:65532",
+	})
+	if err != nil {
+		return err
+	}
+	return image.WriteTar(img, ref, filepath.Join(dir, "image.tar"))
+}
+
+func program(ctx context.Context, dir, name, version string) error {
+	flags := "-s -w"
+	if version != "" {
+		flags += " -X kubevpn/internal/version.version=" + version
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags="+flags, "-o", filepath.Join(dir, name), "kubevpn/cmd/"+name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building %s: %w\n%s", name, err, out)
+	}
+	return nil
+}
