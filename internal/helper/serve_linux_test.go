@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 )
 
 // pair is both ends of what Start makes.
@@ -73,7 +74,7 @@ func noDevice() string {
 
 // Whoever dies, and however: the machine is as before, at once or at the next start.
 func TestNothingIsLeft(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	kill := func(cmd *exec.Cmd, s os.Signal) func() error { return func() error { return cmd.Process.Signal(s) } }
@@ -163,7 +164,7 @@ func inProcess(t *testing.T) (*Client, <-chan error) {
 }
 
 func TestClientAndServe(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -188,8 +189,8 @@ func TestClientAndServe(t *testing.T) {
 			t.Errorf("-want +got\n%s", diff)
 		}
 	}
-	if !strings.Contains(run(t, "nft list ruleset"), fmt.Sprintf("table inet kubevpn-1000-%d ", os.Getpid())) {
-		t.Error(run(t, "nft list ruleset"))
+	if !strings.Contains(testenv.Run(t, "nft list ruleset"), fmt.Sprintf("table inet kubevpn-1000-%d ", os.Getpid())) {
+		t.Error(testenv.Run(t, "nft list ruleset"))
 	}
 	// A packet for a pod comes out of the descriptor that was handed over.
 	conn, err := net.Dial("udp4", "10.244.1.5:7")
@@ -265,7 +266,7 @@ func errorOf[T any](_ T, err error) error { return err }
 
 // All that fits into the limits fits into a message, both ways at once with sockets.
 func TestManyRoutesAndSocketsAtOnce(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -311,7 +312,7 @@ func TestManyRoutesAndSocketsAtOnce(t *testing.T) {
 
 // resolv.conf changes while connected: the daemon is told of the new upstreams.
 func TestChangesReachTheDaemon(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -349,7 +350,7 @@ func TestChangesReachTheDaemon(t *testing.T) {
 
 // What cannot be understood ends the helper, and it cleans up as always. It never answers a stranger's file.
 func TestServeRefusesWhatItDoesNotKnow(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")

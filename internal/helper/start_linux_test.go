@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 )
 
 const testerUID = 64900
@@ -31,15 +32,15 @@ func installed(t *testing.T) string {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	exe := filepath.Join(dir, "kubevpn")
-	run(t, fmt.Sprintf("cp /proc/%d/exe %s", os.Getpid(), exe))
-	run(t, "chmod 755 "+dir+" "+exe)
+	testenv.Run(t, fmt.Sprintf("cp /proc/%d/exe %s", os.Getpid(), exe))
+	testenv.Run(t, "chmod 755 "+dir+" "+exe)
 	return exe
 }
 
 // tester makes a user called tester, with the password secret, whom sudo lets do what sudoers says.
 func tester(t *testing.T, sudoers string) {
 	t.Helper()
-	hash := strings.TrimSpace(run(t, "openssl passwd -6 -salt kubevpn secret"))
+	hash := strings.TrimSpace(testenv.Run(t, "openssl passwd -6 -salt kubevpn secret"))
 	for path, content := range map[string]string{
 		"/etc/passwd":          fmt.Sprintf("tester:x:%d:%d::/:/bin/sh\n", testerUID, testerUID),
 		"/etc/group":           fmt.Sprintf("tester:x:%d:\n", testerUID),
@@ -121,7 +122,7 @@ func (x *terminal) line(t *testing.T) string {
 		return s
 	case <-time.After(30 * time.Second):
 		x.cmd.Process.Kill()
-		t.Fatalf("no report; processes:\n%s", run(t, "ps -ef --forest"))
+		t.Fatalf("no report; processes:\n%s", testenv.Run(t, "ps -ef --forest"))
 		return ""
 	}
 }
@@ -130,7 +131,7 @@ func (x *terminal) line(t *testing.T) string {
 func helpers(t *testing.T, exe string) []string {
 	t.Helper()
 	var out []string
-	for line := range strings.Lines(run(t, "ps -ww -eo pid=,sid=,tty=,args=")) {
+	for line := range strings.Lines(testenv.Run(t, "ps -ww -eo pid=,sid=,tty=,args=")) {
 		if f := strings.Fields(line); len(f) >= 5 && strings.Contains(line, exe+" helper") {
 			out = append(out, strings.Join(f, " "))
 		}
@@ -143,7 +144,7 @@ const connected = "connected as 64900: nftables [192.0.2.1:53]\n"
 // The helper is root's, in a session of its own without a terminal; sudo and the first process are gone; and
 // it lives on when the terminal is closed, until the daemon ends.
 func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
-	if !inNamespace(t, "sudo", "ps", "openssl") {
+	if !testenv.InNamespace(t, "nft", "sudo", "ps", "openssl") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -170,7 +171,7 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 	if sid != pid || tty != "?" {
 		t.Errorf("the helper is process %s of session %s on terminal %s", pid, sid, tty)
 	}
-	status := run(t, "cat /proc/"+pid+"/status")
+	status := testenv.Run(t, "cat /proc/"+pid+"/status")
 	for _, want := range []string{"Umask:\t0077", "Uid:\t0\t0\t0\t0"} {
 		if !strings.Contains(status, want) {
 			t.Errorf("the helper's status is without %q:\n%s", want, status)
@@ -193,7 +194,7 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 	// The terminal is closed, and somebody presses Ctrl-C in the wrong place.
 	x.tty.Close()
 	for _, s := range []string{"HUP", "INT"} {
-		run(t, "kill -"+s+" "+pid)
+		testenv.Run(t, "kill -"+s+" "+pid)
 	}
 	if _, err := io.WriteString(x.orders, "socket\n"); err != nil {
 		t.Fatal(err)
@@ -214,7 +215,7 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 }
 
 func TestStartAsksForThePassword(t *testing.T) {
-	if !inNamespace(t, "sudo", "ps", "openssl") {
+	if !testenv.InNamespace(t, "nft", "sudo", "ps", "openssl") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -270,7 +271,7 @@ func TestStartAsksForThePassword(t *testing.T) {
 }
 
 func TestStartIsRefused(t *testing.T) {
-	if !inNamespace(t, "sudo", "ps", "openssl") {
+	if !testenv.InNamespace(t, "nft", "sudo", "ps", "openssl") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -294,7 +295,7 @@ func TestStartIsRefused(t *testing.T) {
 }
 
 func TestStartAsRoot(t *testing.T) {
-	if !inNamespace(t, "ps") {
+	if !testenv.InNamespace(t, "nft", "ps") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -342,7 +343,7 @@ func TestStartAsRoot(t *testing.T) {
 
 // A helper that finds an edited resolv.conf puts it back before it is ready; one that cannot says why.
 func TestStartRecovers(t *testing.T) {
-	if !inNamespace(t, "ps") {
+	if !testenv.InNamespace(t, "nft", "ps") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")

@@ -54,9 +54,9 @@ func startSystemd(t *testing.T, resolvConf string) *systemd {
 		"rm -f /etc/resolv.conf",
 		"ln -s " + resolvConf + " /etc/resolv.conf",
 	} {
-		run(t, c)
+		testenv.Run(t, c)
 	}
-	t.Cleanup(func() { run(t, "umount -l /etc"); run(t, "umount -l /run") })
+	t.Cleanup(func() { testenv.Run(t, "umount -l /etc"); testenv.Run(t, "umount -l /run") })
 	add := func(path, line string) {
 		f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o644)
 		if err != nil {
@@ -71,7 +71,7 @@ func startSystemd(t *testing.T, resolvConf string) *systemd {
 		add("/etc/passwd", "systemd-resolve:x:64901:64901::/:/usr/sbin/nologin")
 		add("/etc/group", "systemd-resolve:x:64901:")
 	}
-	run(t, "chown systemd-resolve:systemd-resolve /run/systemd/resolve")
+	testenv.Run(t, "chown systemd-resolve:systemd-resolve /run/systemd/resolve")
 	write(t, "/etc/systemd/resolved.conf", "[Resolve]\nDNS=192.0.2.1\nFallbackDNS=\nDNSSEC=no\nLLMNR=yes\n", 0o644)
 	write(t, "/run/bus.conf", `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN" "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>
@@ -157,7 +157,7 @@ func (s *systemd) status(t *testing.T, link ...string) string {
 // who asks through resolved's stub who answers a name.
 func who(t *testing.T, name string) string {
 	t.Helper()
-	return strings.TrimSpace(run(t, "dig +short +tries=1 +time=3 TXT "+name+" @127.0.0.53"))
+	return strings.TrimSpace(testenv.Run(t, "dig +short +tries=1 +time=3 TXT "+name+" @127.0.0.53"))
 }
 
 const stub = "/run/systemd/resolve/stub-resolv.conf"
@@ -174,7 +174,7 @@ func resolvedConfig() Config {
 }
 
 func TestSystemdResolved(t *testing.T) {
-	if !inNamespace(t, "dbus-daemon", "dig", "nft") {
+	if !testenv.InNamespace(t, "dbus-daemon", "dig", "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1", "192.0.2.2")
@@ -220,8 +220,8 @@ func TestSystemdResolved(t *testing.T) {
 	}
 	asCluster("set")
 	// A program that expands names by resolv.conf's search list finds short names.
-	if got := run(t, "dig +search +short +tries=1 TXT web"); !strings.Contains(got, "198.19.255.53") {
-		t.Errorf("dig +search web: %s\n%s", got, run(t, "cat /etc/resolv.conf"))
+	if got := testenv.Run(t, "dig +search +short +tries=1 TXT web"); !strings.Contains(got, "198.19.255.53") {
+		t.Errorf("dig +search web: %s\n%s", got, testenv.Run(t, "cat /etc/resolv.conf"))
 	}
 
 	// NetworkManager, or a user, takes the settings away.
@@ -239,7 +239,7 @@ func TestSystemdResolved(t *testing.T) {
 	if got := next(t, changes); got.Mode != ModeNFTables {
 		t.Errorf("while resolved is down: %+v", got)
 	}
-	run(t, "rm -rf /run/systemd/resolve/netif")
+	testenv.Run(t, "rm -rf /run/systemd/resolve/netif")
 	s.startResolved(t)
 	for got := next(t, changes); got.Mode != ModeResolved; got = next(t, changes) {
 	}
@@ -259,15 +259,15 @@ func TestSystemdResolved(t *testing.T) {
 
 // The settings go with the link, whoever dies.
 func TestSystemdResolvedForgetsALinkThatWent(t *testing.T) {
-	if !inNamespace(t, "dbus-daemon", "dig", "nft") {
+	if !testenv.InNamespace(t, "dbus-daemon", "dig", "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1")
 	s := startSystemd(t, stub)
-	before := s.status(t) + namespaceState(t, "/etc/resolv.conf") + run(t, "cat "+stub)
-	run(t, "ip tuntap add dev kubevpn0 mode tun")
-	run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
-	run(t, "ip link set kubevpn0 up")
+	before := s.status(t) + namespaceState(t, "/etc/resolv.conf") + testenv.Run(t, "cat "+stub)
+	testenv.Run(t, "ip tuntap add dev kubevpn0 mode tun")
+	testenv.Run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
+	testenv.Run(t, "ip link set kubevpn0 up")
 	h := hold(t, resolvedConfig(), Options{StateDir: filepath.Join(t.TempDir(), "state")})
 	if h.applied.Mode != ModeResolved || !strings.Contains(s.status(t), "198.19.255.53") {
 		t.Errorf("%+v\n%s", h.applied, s.status(t))
@@ -276,9 +276,9 @@ func TestSystemdResolvedForgetsALinkThatWent(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = h.cmd.Wait()
-	run(t, "ip link del kubevpn0") // what the kernel does when the TUN's owner dies
+	testenv.Run(t, "ip link del kubevpn0") // what the kernel does when the TUN's owner dies
 	eventually(t, func() string {
-		return cmp.Diff(before, s.status(t)+namespaceState(t, "/etc/resolv.conf")+run(t, "cat "+stub))
+		return cmp.Diff(before, s.status(t)+namespaceState(t, "/etc/resolv.conf")+testenv.Run(t, "cat "+stub))
 	})
 	if left, _ := filepath.Glob("/run/systemd/resolve/netif/*"); len(left) > 0 {
 		t.Errorf("resolved remembers %v", left)
@@ -287,7 +287,7 @@ func TestSystemdResolvedForgetsALinkThatWent(t *testing.T) {
 
 // resolv.conf lists the uplinks: programs that read it, and resolved itself, both come to us by the redirect.
 func TestSystemdResolvedBypassed(t *testing.T) {
-	if !inNamespace(t, "dbus-daemon", "dig", "nft") {
+	if !testenv.InNamespace(t, "dbus-daemon", "dig", "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1", "192.0.2.2")
@@ -298,7 +298,7 @@ func TestSystemdResolvedBypassed(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	eventually(t, func() string {
-		if got := run(t, "cat /etc/resolv.conf"); !strings.Contains(got, "192.0.2.1") || !strings.Contains(got, "192.0.2.2") {
+		if got := testenv.Run(t, "cat /etc/resolv.conf"); !strings.Contains(got, "192.0.2.1") || !strings.Contains(got, "192.0.2.2") {
 			return got
 		}
 		return ""
@@ -313,7 +313,7 @@ func TestSystemdResolvedBypassed(t *testing.T) {
 	if applied.Mode != ModeNFTables || len(applied.Upstreams) != 2 {
 		t.Errorf("applied %+v", applied)
 	}
-	if got := run(t, "dig +short +tries=1 TXT web.default.svc.cluster.local"); got != "\"us udp\"\n" {
+	if got := testenv.Run(t, "dig +short +tries=1 TXT web.default.svc.cluster.local"); got != "\"us udp\"\n" {
 		t.Errorf("by resolv.conf: %s", got)
 	}
 	for name, want := range map[string]string{
@@ -334,14 +334,14 @@ func TestSystemdResolvedBypassed(t *testing.T) {
 
 // In a network namespace of our own the bus is still the host's, whose link of the same number is another.
 func TestSystemdResolvedOfAnotherNamespace(t *testing.T) {
-	if !inNamespace(t, "dbus-daemon", "nft") {
+	if !testenv.InNamespace(t, "dbus-daemon", "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1")
 	s := startSystemd(t, stub)
-	run(t, "ip tuntap add dev kubevpn0 mode tun")
-	run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
-	run(t, "ip link set kubevpn0 up")
+	testenv.Run(t, "ip tuntap add dev kubevpn0 mode tun")
+	testenv.Run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
+	testenv.Run(t, "ip link set kubevpn0 up")
 	before := s.status(t)
 	opt := Options{StateDir: filepath.Join(t.TempDir(), "state")}
 	h := hold(t, resolvedConfig(), opt, syscall.CLONE_NEWNET)
