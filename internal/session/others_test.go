@@ -63,26 +63,18 @@ func TestOthersOfNobody(t *testing.T) {
 func askManager(t *testing.T, says []api.ControlMessage) (int, error) {
 	t.Helper()
 	listener := transporttest.NewListener()
-	server := transport.NewServer(transport.ServerConfig{OnSession: func(ctx context.Context, ts *transport.Session) {
-		in, err := ts.Accept(ctx)
-		if err != nil {
-			return
-		}
-		stream, err := in.Accept()
-		if err != nil {
-			return
-		}
-		e := json.NewEncoder(stream)
+	speak := func(ctx context.Context, _ *transport.Session, control *transport.Stream) {
+		e := json.NewEncoder(control)
 		for _, m := range says {
 			if err := e.Encode(m); err != nil {
 				return
 			}
 		}
 		<-ctx.Done()
-	}})
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error)
-	go func() { served <- server.Serve(ctx, listener) }()
+	go func() { served <- manage(ctx, listener, speak) }()
 	defer func() {
 		cancel()
 		if err := <-served; err != nil {
