@@ -17,8 +17,8 @@ type requirement struct {
 	programs []string
 }
 
-func requirements() []requirement {
-	return []requirement{
+func (l *Lab) requirements() ([]requirement, error) {
+	all := []requirement{
 		{"containerd", []string{"containerd", "ctr", "containerd-shim-runc-v2"}},
 		{"runc", []string{"runc"}},
 		{"containernetworking-plugins", nil}, // see findCNI
@@ -30,12 +30,28 @@ func requirements() []requirement {
 		{"util-linux", []string{"nsenter"}},
 		{"curl", []string{"curl"}}, // what the laptop's user has
 	}
+	if l.config.ProxyMode == ProxyIPVS {
+		all = append(all, requirement{"ipvsadm", []string{"ipvsadm"}})
+	}
+	if l.config.guests {
+		all = append(all, requirement{"user-mode-linux", []string{guestKernel}})
+		if shim, err := needsShim(); err != nil {
+			return nil, err
+		} else if shim {
+			all = append(all, requirement{"gcc", []string{"gcc"}})
+		}
+	}
+	return all, nil
 }
 
-// Missing lists the Debian packages that a lab needs and this machine does not have.
-func Missing() []string {
+// missing lists the Debian packages that the lab needs and this machine does not have.
+func (l *Lab) missing() ([]string, error) {
+	needed, err := l.requirements()
+	if err != nil {
+		return nil, err
+	}
 	var missing []string
-	for _, r := range requirements() {
+	for _, r := range needed {
 		absent := slices.ContainsFunc(r.programs, func(name string) bool { _, err := systemProgram(name); return err != nil })
 		if r.name == "containernetworking-plugins" {
 			absent = findCNI() == ""
@@ -44,7 +60,7 @@ func Missing() []string {
 			missing = append(missing, r.name)
 		}
 	}
-	return missing
+	return missing, nil
 }
 
 // findCNI is the directory that holds the CNI plugins; empty where there is none.
@@ -62,9 +78,12 @@ func findCNI() string {
 
 // Install installs the Debian packages that are missing, without asking.
 func (l *Lab) Install(ctx context.Context) error {
-	missing := Missing()
-	if len(missing) == 0 {
-		return nil
+	if err := l.chooseKernel(); err != nil {
+		return err
+	}
+	missing, err := l.missing()
+	if err != nil || len(missing) == 0 {
+		return err
 	}
 	apt, err := systemProgram("apt-get")
 	if err != nil {
@@ -82,7 +101,9 @@ func (l *Lab) Install(ctx context.Context) error {
 	if err := l.apt(ctx, apt, install...); err != nil {
 		return err
 	}
-	if still := Missing(); len(still) > 0 {
+	if still, err := l.missing(); err != nil {
+		return err
+	} else if len(still) > 0 {
 		return fmt.Errorf("apt-get installed %s, and yet their programs are not there", strings.Join(still, ", "))
 	}
 	return nil
