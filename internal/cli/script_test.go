@@ -23,6 +23,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/testenv"
 	"kubevpn/internal/version"
 )
 
@@ -130,12 +131,16 @@ func cmdMode(ts *testscript.TestScript, neg bool, args []string) {
 
 // cmdAwait waits until a file exists, or, negated, does not.
 func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Stat(ts.MkAbs(args[0])); (err == nil) != neg {
-			return
+	ts.Check(testenv.Poll(10*time.Second, func() error {
+		_, err := os.Stat(ts.MkAbs(args[0]))
+		if neg && err == nil {
+			return fmt.Errorf("%s is still there", args[0])
 		}
-	}
-	ts.Fatalf("waited 10 s for %s", args[0])
+		if neg {
+			return nil
+		}
+		return err
+	}))
 }
 
 func quitLeftover(runtime string) {

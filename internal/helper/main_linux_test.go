@@ -20,6 +20,9 @@ import (
 // roleVariable names a function of roles that a child process runs instead of the tests.
 const roleVariable = "KUBEVPN_TEST_ROLE"
 
+// patience is how long a test waits for what must happen.
+const patience = 20 * time.Second
+
 // TestMain makes this binary what a test's child process must be: `EXE helper` is the helper itself.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "helper" {
@@ -49,18 +52,6 @@ func child(role string, env ...string) *exec.Cmd {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = os.Stderr
 	return cmd
-}
-
-// eventually waits until what returns nothing, and fails with its last answer.
-func eventually(t testing.TB, what func() string) {
-	t.Helper()
-	var last string
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if last = what(); last == "" {
-			return
-		}
-	}
-	t.Fatal(last)
 }
 
 // machine is all that kubevpn may change of this namespace, without counters.

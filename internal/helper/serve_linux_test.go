@@ -65,13 +65,6 @@ func startBoth(t *testing.T, env ...string) *processes {
 	return p
 }
 
-func noDevice() string {
-	if _, err := net.InterfaceByName("kubevpn0"); err == nil {
-		return "kubevpn0 is still there"
-	}
-	return ""
-}
-
 // Whoever dies, and however: the machine is as before, at once or at the next start.
 func TestNothingIsLeft(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
@@ -129,7 +122,7 @@ func TestNothingIsLeft(t *testing.T) {
 				if e.name == "close" && (herr != nil || derr != nil) {
 					t.Errorf("helper: %v, daemon: %v", herr, derr)
 				}
-				eventually(t, noDevice)
+				testenv.WaitGone(t, "kubevpn0")
 				if e.recover && mode.name == "file" {
 					if machine(t) == before {
 						t.Error("resolv.conf was not edited, so this shows nothing")
@@ -238,7 +231,7 @@ func TestClientAndServe(t *testing.T) {
 
 	// The device is the daemon's alone: when it closes it, it is gone.
 	tun.Close()
-	eventually(t, noDevice)
+	testenv.WaitGone(t, "kubevpn0")
 	if _, err := c.Apply(ctx, wanted()); err == nil || !strings.Contains(err.Error(), "refuses the link kubevpn0") {
 		t.Errorf("Apply without the device: %v", err)
 	}

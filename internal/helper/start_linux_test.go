@@ -139,6 +139,17 @@ func helpers(t *testing.T, exe string) []string {
 	return out
 }
 
+// noHelper waits until no process runs EXE helper.
+func noHelper(t *testing.T, exe string) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if h := helpers(t, exe); len(h) > 0 {
+			return fmt.Errorf("the helper lives on: %q", h)
+		}
+		return nil
+	})
+}
+
 const connected = "connected as 64900: nftables [192.0.2.1:53]\n"
 
 // The helper is root's, in a session of its own without a terminal; sudo and the first process are gone; and
@@ -158,13 +169,13 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 		t.Fatalf("%s; the terminal shows %q", got, out[:n])
 	}
 	var only string
-	eventually(t, func() string {
+	testenv.Eventually(t, patience, func() error {
 		h := helpers(t, exe)
 		if len(h) != 1 {
-			return fmt.Sprintf("processes of the helper: %q", h)
+			return fmt.Errorf("processes of the helper: %q", h)
 		}
 		only = h[0]
-		return ""
+		return nil
 	})
 	f := strings.Fields(only)
 	pid, sid, tty := f[0], f[1], f[2]
@@ -206,11 +217,12 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 	if err := x.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() string {
-		if h := helpers(t, exe); len(h) > 0 {
-			return fmt.Sprintf("the helper lives on: %q", h)
+	noHelper(t, exe)
+	testenv.Eventually(t, patience, func() error {
+		if diff := cmp.Diff(before, machine(t)); diff != "" {
+			return fmt.Errorf("left behind: -before +after\n%s", diff)
 		}
-		return cmp.Diff(before, machine(t))
+		return nil
 	})
 }
 
@@ -244,12 +256,7 @@ func TestStartAsksForThePassword(t *testing.T) {
 	if err := x.orders.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() string {
-		if h := helpers(t, exe); len(h) > 0 {
-			return fmt.Sprintf("the helper lives on: %q", h)
-		}
-		return ""
-	})
+	noHelper(t, exe)
 
 	x = connect(t, exe, true)
 	prompt(x, "wrong")
@@ -320,7 +327,7 @@ func TestStartAsRoot(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	eventually(t, func() string { return strings.Join(helpers(t, exe), "\n") })
+	noHelper(t, exe)
 
 	for _, tt := range []struct{ exe, want string }{
 		{"/bin/false", "the root helper was not started: exit status 1"},
@@ -338,7 +345,7 @@ func TestStartAsRoot(t *testing.T) {
 	if _, err := Start(canceled, StartConfig{Executable: "/bin/cat"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
 	}
-	eventually(t, func() string { return strings.Join(helpers(t, exe), "\n") })
+	noHelper(t, exe)
 }
 
 // A helper that finds an edited resolv.conf puts it back before it is ready; one that cannot says why.
@@ -353,7 +360,7 @@ func TestStartRecovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = p.helper.Wait(), p.daemon.Wait()
-	eventually(t, noDevice)
+	testenv.WaitGone(t, "kubevpn0")
 	if machine(t) == before {
 		t.Fatal("nothing was left, so this shows nothing")
 	}
@@ -366,7 +373,7 @@ func TestStartRecovers(t *testing.T) {
 		t.Errorf("not recovered: -before +after\n%s", diff)
 	}
 	socket.Close()
-	eventually(t, func() string { return strings.Join(helpers(t, exe), "\n") })
+	noHelper(t, exe)
 
 	if err := os.WriteFile("/var/lib/kubevpn/resolv.conf.json", []byte("{"), 0o600); err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"bytes"
+	"net"
 	"os"
 	"os/exec"
 	"syscall"
@@ -43,4 +44,13 @@ func InNamespace(t *testing.T, programs ...string) bool {
 		t.Logf("%s", out)
 	}
 	return false
+}
+
+// WaitGone waits until a link has gone: the kernel may finish removing a device after its owner's close, or end.
+func WaitGone(t testing.TB, link string) {
+	t.Helper()
+	Until(t, link+" is gone", func() bool {
+		_, err := net.InterfaceByName(link)
+		return err != nil
+	})
 }

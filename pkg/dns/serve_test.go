@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
+
+	"kubevpn/internal/testenv"
 )
 
 // TestReplySize cuts what does not fit into the client's UDP size, and gives it whole over TCP.
@@ -230,7 +232,7 @@ func TestOverload(t *testing.T) {
 			}
 		})
 	}
-	waitFor(t, func() bool { return r.Stats().InFlight == 8 })
+	testenv.Until(t, "eight queries are in flight", func() bool { return r.Stats().InFlight == 8 })
 	begin := time.Now()
 	if got := text(query(t, "udp", addr, newQuery("printer", dns.TypeA))); got != "SERVFAIL" || time.Since(begin) > time.Second {
 		t.Errorf("got %s after %v", got, time.Since(begin))

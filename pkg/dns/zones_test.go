@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
+
+	"kubevpn/internal/testenv"
 )
 
 // TestTunnelDown shows that a lost tunnel makes cluster names fail at once, and changes nothing else.
@@ -325,7 +327,7 @@ func TestSharedExchange(t *testing.T) {
 		})
 	}
 	<-arrived
-	waitFor(t, func() bool { return w.resolver.Stats().Cluster == clients })
+	testenv.Until(t, "every client is waiting", func() bool { return w.resolver.Stats().Cluster == clients })
 	close(release)
 	wg.Wait()
 	if asked := len(w.cluster.got()); asked+int(w.resolver.Stats().Shared) != clients || asked > clients/2 {
@@ -452,16 +454,4 @@ func TestChurn(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-// waitFor polls until the condition holds.
-func waitFor(t testing.TB, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatal("the condition did not come true in 5 s")
-		}
-		time.Sleep(time.Millisecond)
-	}
 }

@@ -164,11 +164,11 @@ func startNameserver(t *testing.T, link string, addrs []string, own ...string) {
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("upstream says %q, %v", line, err)
 	}
-	eventually(t, func() string {
+	testenv.Eventually(t, patience, func() error {
 		if got := testenv.Run(t, "ip addr show dev "+link) + testenv.Run(t, "ip route"); !strings.Contains(got, "state UP") || strings.Contains(got, "linkdown") {
-			return link + " does not come up: " + got
+			return fmt.Errorf("%s does not come up: %s", link, got)
 		}
-		return ""
+		return nil
 	})
 }
 

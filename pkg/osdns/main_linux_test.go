@@ -13,6 +13,9 @@ import (
 // roleVariable names a function of roles that a child process runs instead of the tests.
 const roleVariable = "KUBEVPN_TEST_ROLE"
 
+// patience is how long a test waits for what must happen.
+const patience = 20 * time.Second
+
 func TestMain(m *testing.M) {
 	roles := map[string]func() int{
 		"journal":   journalRole,
@@ -33,16 +36,4 @@ func child(role string, args ...string) *exec.Cmd {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = os.Stderr
 	return cmd
-}
-
-// eventually waits until what returns nothing, and fails with its last answer.
-func eventually(t testing.TB, what func() string) {
-	t.Helper()
-	var last string
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if last = what(); last == "" {
-			return
-		}
-	}
-	t.Fatal(last)
 }

@@ -395,8 +395,8 @@ func TestGuard(t *testing.T) {
 		}()
 	}
 	// The neighbour is a process in a namespace behind eth0 that sends to the link's address by way of us.
-	neighbour := func(to string) error {
-		cmd := child("neighbour", to)
+	neighbour := func(to string, within time.Duration) error {
+		cmd := child("neighbour", to, within.String())
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 		stdin, err := cmd.StdinPipe()
 		if err != nil {
@@ -411,16 +411,11 @@ func TestGuard(t *testing.T) {
 		testenv.Run(t, "ip addr add 2001:db8:1::1/64 dev lan0 nodad")
 		stdin.Close()
 		err = cmd.Wait()
-		eventually(t, func() string { // the link goes with the neighbour's namespace
-			if _, err := net.InterfaceByName("lan0"); err == nil {
-				return "lan0 is still there"
-			}
-			return ""
-		})
+		testenv.WaitGone(t, "lan0") // with the neighbour's namespace
 		return err
 	}
 	for _, to := range []string{"198.19.0.1:7", "[fd00:198::1]:7"} {
-		if err := neighbour(to); err != nil {
+		if err := neighbour(to, patience); err != nil {
 			t.Errorf("without the guard, %s is not reached from another link (so this test shows nothing): %v", to, err)
 		}
 	}
@@ -430,7 +425,7 @@ func TestGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, to := range []string{"198.19.0.1:7", "[fd00:198::1]:7"} {
-		if err := neighbour(to); err == nil {
+		if err := neighbour(to, 2*time.Second); err == nil { // so that a SYN is sent twice
 			t.Errorf("%s is reached from another link", to)
 		}
 		d := net.Dialer{Timeout: 2 * time.Second}

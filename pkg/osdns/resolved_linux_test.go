@@ -82,14 +82,17 @@ func startSystemd(t *testing.T, resolvConf string) *systemd {
 </busconfig>
 `, 0o644)
 	s.start(t, "dbus-daemon", "--config-file=/run/bus.conf", "--nofork", "--nopidfile", "--nosyslog")
-	eventually(t, func() string {
-		if _, err := os.Stat("/run/dbus/system_bus_socket"); err != nil {
-			return err.Error()
-		}
-		return ""
-	})
+	testenv.Eventually(t, patience, func() error { _, err := os.Stat("/run/dbus/system_bus_socket"); return err })
 	s.startResolved(t)
 	return s
+}
+
+// same says in what two texts differ.
+func same(want, got string) error {
+	if diff := cmp.Diff(want, got); diff != "" {
+		return fmt.Errorf("-want +got\n%s", diff)
+	}
+	return nil
 }
 
 func (s *systemd) start(t *testing.T, name string, args ...string) *exec.Cmd {
@@ -123,12 +126,12 @@ func (s *systemd) libraries(t *testing.T) string {
 func (s *systemd) startResolved(t *testing.T) {
 	t.Helper()
 	s.resolved = s.start(t, filepath.Join(s.root, "lib/systemd/systemd-resolved"))
-	eventually(t, func() string {
+	testenv.Eventually(t, patience, func() error {
 		out, err := s.resolvectl(t, "status").CombinedOutput()
 		if err != nil {
-			return string(out)
+			return fmt.Errorf("%w: %s", err, out)
 		}
-		return ""
+		return nil
 	})
 }
 
@@ -228,7 +231,7 @@ func TestSystemdResolved(t *testing.T) {
 	if out, err := s.resolvectl(t, "revert", "kubevpn0").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	eventually(t, func() string { return cmp.Diff(link, s.status(t, "kubevpn0")) })
+	testenv.Eventually(t, patience, func() error { return same(link, s.status(t, "kubevpn0")) })
 	asCluster("after a revert")
 
 	// resolved is killed, with all that it remembers, and started again.
@@ -243,7 +246,7 @@ func TestSystemdResolved(t *testing.T) {
 	s.startResolved(t)
 	for got := next(t, changes); got.Mode != ModeResolved; got = next(t, changes) {
 	}
-	eventually(t, func() string { return cmp.Diff(link, s.status(t, "kubevpn0")) })
+	testenv.Eventually(t, patience, func() error { return same(link, s.status(t, "kubevpn0")) })
 	asCluster("after a restart")
 
 	if err := c.Close(); err != nil {
@@ -277,8 +280,8 @@ func TestSystemdResolvedForgetsALinkThatWent(t *testing.T) {
 	}
 	_ = h.cmd.Wait()
 	testenv.Run(t, "ip link del kubevpn0") // what the kernel does when the TUN's owner dies
-	eventually(t, func() string {
-		return cmp.Diff(before, s.status(t)+namespaceState(t, "/etc/resolv.conf")+testenv.Run(t, "cat "+stub))
+	testenv.Eventually(t, patience, func() error {
+		return same(before, s.status(t)+namespaceState(t, "/etc/resolv.conf")+testenv.Run(t, "cat "+stub))
 	})
 	if left, _ := filepath.Glob("/run/systemd/resolve/netif/*"); len(left) > 0 {
 		t.Errorf("resolved remembers %v", left)
@@ -297,11 +300,9 @@ func TestSystemdResolvedBypassed(t *testing.T) {
 	if out, err := s.resolvectl(t, "dns", "eth0", "192.0.2.2").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	eventually(t, func() string {
-		if got := testenv.Run(t, "cat /etc/resolv.conf"); !strings.Contains(got, "192.0.2.1") || !strings.Contains(got, "192.0.2.2") {
-			return got
-		}
-		return ""
+	testenv.Until(t, "resolv.conf lists both uplinks", func() bool {
+		got := testenv.Run(t, "cat /etc/resolv.conf")
+		return strings.Contains(got, "192.0.2.1") && strings.Contains(got, "192.0.2.2")
 	})
 	cfg.Links = resolvedConfig().Links
 	before := s.status(t) + namespaceState(t, "/etc/resolv.conf")
@@ -327,8 +328,8 @@ func TestSystemdResolvedBypassed(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() string {
-		return cmp.Diff(before, s.status(t)+namespaceState(t, "/etc/resolv.conf"))
+	testenv.Eventually(t, patience, func() error {
+		return same(before, s.status(t)+namespaceState(t, "/etc/resolv.conf"))
 	})
 }
 

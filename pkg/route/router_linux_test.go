@@ -143,7 +143,7 @@ func TestRouterSetChangeRemove(t *testing.T) {
 		t.Errorf("addresses left:\n%s", got)
 	}
 	tun.Close()
-	waitGone(t, "kubevpn0")
+	testenv.WaitGone(t, "kubevpn0")
 	if diff := cmp.Diff(before, state(t)); diff != "" {
 		t.Errorf("left behind: -before +after\n%s", diff)
 	}
@@ -167,7 +167,7 @@ func TestRouterEverythingGoesWithTheDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	tun.Close() // what the kernel does to a killed process
-	waitGone(t, "kubevpn0")
+	testenv.WaitGone(t, "kubevpn0")
 	if diff := cmp.Diff(before, state(t)); diff != "" {
 		t.Errorf("left behind: -before +after\n%s", diff)
 	}

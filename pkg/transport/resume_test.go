@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/transport"
 	"kubevpn/pkg/transport/transporttest"
 )
@@ -361,7 +362,7 @@ func TestClientStops(t *testing.T) {
 	if err := r.manager.Err(); !errors.Is(err, transport.ErrSessionClosed) {
 		t.Errorf("got %v", err)
 	}
-	eventually(t, "the server forgets the session", func() bool { return len(r.server.Sessions()) == 0 })
+	testenv.Until(t, "the server forgets the session", func() bool { return len(r.server.Sessions()) == 0 })
 }
 
 // TestClientStopsOverLossyEnd: a carrier drops what is on its way when it is closed, and does not show soon that the
@@ -445,7 +446,7 @@ func TestOneDial(t *testing.T) {
 
 func TestSpread(t *testing.T) {
 	r := start(t, tcp(t), transport.ClientConfig{}, transport.ServerConfig{})
-	eventually(t, "four links are up", func() bool { return len(r.laptop.Stats().Links) == 4 && len(r.manager.Stats().Links) == 4 })
+	testenv.Until(t, "four links are up", func() bool { return len(r.laptop.Stats().Links) == 4 && len(r.manager.Stats().Links) == 4 })
 	for range 40 {
 		open(t, r.laptop, r.manager)
 	}
@@ -459,7 +460,7 @@ func TestSpread(t *testing.T) {
 func TestLimits(t *testing.T) {
 	n := tcp(t)
 	r := start(t, n, transport.ClientConfig{}, transport.ServerConfig{MaxSessions: 1, MaxLinks: 2})
-	eventually(t, "two links are up", func() bool { return len(r.laptop.Stats().Links) == 2 })
+	testenv.Until(t, "two links are up", func() bool { return len(r.laptop.Stats().Links) == 2 })
 	why := make(chan error, 64)
 	other := transport.NewClient(transport.ClientConfig{Dial: n.Dial, OnState: func(_ transport.State, err error) {
 		if err != nil {
