@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 // child is a command that runs a role of this test binary.
 func child(role string, env ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(append(os.Environ(), roleVariable+"="+role), env...)
+	cmd.Env = append(append(os.Environ(), roleVariable+"="+role, testenv.EndAtOnce()), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = os.Stderr
 	return cmd

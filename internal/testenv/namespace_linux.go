@@ -29,7 +29,7 @@ func InNamespace(t *testing.T, programs ...string) bool {
 	NeedRoot(t)
 	NeedPrograms(t, append(programs, "ip", "mount")...)
 	cmd := exec.Command("/proc/self/exe", "-test.run", "^"+t.Name()+"$", "-test.v", "-test.count=1")
-	cmd.Env = append(os.Environ(), marker+"=1")
+	cmd.Env = append(os.Environ(), marker+"=1", EndAtOnce())
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"kubevpn/internal/testenv"
 )
 
 // roleVariable names a function of roles that a child process runs instead of the tests.
@@ -32,7 +34,7 @@ func TestMain(m *testing.M) {
 // child is a command that runs a role of this test binary.
 func child(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	cmd.Env = append(os.Environ(), roleVariable+"="+role, testenv.EndAtOnce())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = os.Stderr
 	return cmd
