@@ -24,9 +24,9 @@ import (
 // killer breaks carriers.
 type killer struct {
 	network
-	mu    sync.Mutex
-	conns []net.Conn
-	dials int
+	mu     sync.Mutex
+	conns  []net.Conn
+	killed int
 }
 
 func (k *killer) Dial(ctx context.Context) (net.Conn, error) {
@@ -34,21 +34,27 @@ func (k *killer) Dial(ctx context.Context) (net.Conn, error) {
 	if err == nil {
 		k.mu.Lock()
 		k.conns = append(k.conns, c)
-		k.dials++
 		k.mu.Unlock()
 	}
 	return c, err
 }
 
-// kill closes all carriers, and tells how many there have ever been.
-func (k *killer) kill() int {
+// kill closes all carriers.
+func (k *killer) kill() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, c := range k.conns {
 		c.Close()
 	}
+	k.killed += len(k.conns)
 	k.conns = nil
-	return k.dials
+}
+
+// dead is how many carriers have been killed.
+func (k *killer) dead() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.killed
 }
 
 func TestCarriersKilled(t *testing.T) {
@@ -68,36 +74,44 @@ func TestCarriersKilled(t *testing.T) {
 				}
 				return nil
 			})
-			const size = 8 << 20
-			var wg sync.WaitGroup
-			for range flows {
-				a, b := open(t, r.laptop, r.manager)
-				for _, d := range [][2]*transport.Stream{{a, b}, {b, a}} {
-					sum := make(chan [32]byte, 1)
-					wg.Go(func() { sum <- pour(t, d[0], size) })
-					wg.Go(func() {
-						h := sha256.New()
-						n, err := d[1].WriteTo(h)
-						if err != nil || n != size {
-							t.Errorf("%d bytes, %v", n, err)
-						}
-						if want := <-sum; !bytes.Equal(h.Sum(nil), want[:]) {
-							t.Error("bytes were changed on the way")
-						}
-					})
+			const enough, size = 40, 8 << 20
+			rounds := 0
+			for began := time.Now(); k.dead() < enough && !t.Failed(); rounds++ {
+				if time.Since(began) > time.Minute {
+					t.Fatalf("only %d carriers were killed: nothing was tested", k.dead())
 				}
+				pourBothWays(t, r, flows, size)
 			}
-			wg.Wait()
 			stop()
-			dials := k.kill()
-			t.Logf("%d carriers", dials)
+			t.Logf("%d carriers killed in %d rounds", k.dead(), rounds)
 			if r.laptop.Err() != nil || r.manager.Err() != nil {
 				t.Errorf("session ended: %v, %v", r.laptop.Err(), r.manager.Err())
 			}
-			if dials < 10 {
-				t.Errorf("only %d carriers: nothing was tested", dials)
-			}
 		})
+	}
+}
+
+// pourBothWays sends size bytes in either direction of each of some streams at once, and compares what arrives.
+func pourBothWays(t *testing.T, r *rig, streams, size int) {
+	t.Helper()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for range streams {
+		a, b := open(t, r.laptop, r.manager)
+		for _, d := range [][2]*transport.Stream{{a, b}, {b, a}} {
+			sum := make(chan [32]byte, 1)
+			wg.Go(func() { sum <- pour(t, d[0], size) })
+			wg.Go(func() {
+				h := sha256.New()
+				n, err := d[1].WriteTo(h)
+				if err != nil || n != int64(size) {
+					t.Errorf("%d bytes, %v", n, err)
+				}
+				if want := <-sum; !bytes.Equal(h.Sum(nil), want[:]) {
+					t.Error("bytes were changed on the way")
+				}
+			})
+		}
 	}
 }
 
