@@ -35,15 +35,12 @@ type Header struct {
 	HeaderLen int
 	// Len is the packet's length by its own header; the slice may have been longer.
 	Len int
-	// ID, FragmentOffset (in bytes) and MoreFragments are of the IPv4 header or of the IPv6 Fragment header.
+	// ID, FragmentOffset (in bytes) and MoreFragments are of the IPv4 header or of the IPv6 Fragment header. The
+	// transport header is in the part of a datagram with FragmentOffset 0 alone.
 	ID             uint32
 	FragmentOffset int
 	MoreFragments  bool
 }
-
-// IsFragment says whether the packet is only a part of a datagram. The transport header is in the part with
-// FragmentOffset 0 alone.
-func (h *Header) IsFragment() bool { return h.MoreFragments || h.FragmentOffset != 0 }
 
 // Parse reads the IP header of p (RFC 791, RFC 8200). It checks lengths, and no checksums. It does not allocate.
 func Parse(p []byte) (Header, error) {

@@ -139,7 +139,6 @@ func pour(t *testing.T, s *transport.Stream, n int) (sum [32]byte) {
 type hole struct {
 	network
 	mu    sync.Mutex
-	open  chan struct{} // closed while bytes pass
 	holed bool
 }
 
