@@ -164,6 +164,7 @@ func (s *Session) SetNamespace(namespace string) error {
 
 // Run makes the connection and keeps it until ctx ends, which is not an error, or it cannot be kept.
 func (s *Session) Run(ctx context.Context) error {
+	defer s.nameservers.Close()
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.establish(gctx, g) })
 	g.Go(func() error {
