@@ -26,6 +26,7 @@ type programs struct {
 	Pause   string   `json:"pause"`
 	Outside string   `json:"outside"`
 	Guest   string   `json:"guest"`  // a guest's first process, and what stands in for its programs
+	Shim    string   `json:"shim"`   // of the guests' kernel; empty where there are none
 	Images  []string `json:"images"` // archives: pause, coredns, echo
 }
 
@@ -131,6 +132,11 @@ func (l *Lab) Build(ctx context.Context) error {
 		}
 		if p.image != "" {
 			built.Images = append(built.Images, archive)
+		}
+	}
+	if l.config.guests {
+		if built.Shim, err = buildShim(ctx, cache); err != nil {
+			return err
 		}
 	}
 	l.programs = built

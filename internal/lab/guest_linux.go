@@ -13,9 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
-	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -29,13 +27,12 @@ const guestKernel = "linux.uml"
 // guestMemory is a guest's memory. It is taken when it is used, and not given back.
 const guestMemory = "1536M"
 
-// The wire that a guest is commanded over, between its place and the guest, and nobody else on it.
-var (
-	controlNear = netip.MustParsePrefix("169.254.1.1/30")
-	controlFar  = netip.MustParsePrefix("169.254.1.2/30")
+// The wire that a guest is commanded over has its place at one end, the guest at the other, and nobody else on it.
+const (
+	controlLink = "control"
+	controlNear = "169.254.1.1/30"
+	controlFar  = "169.254.1.2/30"
 )
-
-const controlLink = "control"
 
 // inGuest says whether a place's programs run in a guest.
 func (l *Lab) inGuest(place string) bool { return l.config.guests && strings.HasPrefix(place, "node") }
@@ -53,7 +50,9 @@ func (l *Lab) inPlace(place, name string, argv ...string) []string {
 	return append(append(command, guestAddress()), argv...)
 }
 
-func guestAddress() string { return netip.AddrPortFrom(controlFar.Addr(), guest.Port).String() }
+func guestAddress() string {
+	return netip.AddrPortFrom(netip.MustParsePrefix(controlFar).Addr(), guest.Port).String()
+}
 
 // guest is the client of a place's guest.
 func (l *Lab) guest(place string) guest.Client {
@@ -97,43 +96,10 @@ func hostHasIPVS() (bool, error) {
 //go:embed uml/shim.c
 var shimSource string
 
-// shimRoom is how much of a processor's state the guest's kernel keeps, see uml/shim.c.
-const shimRoom = 2696
-
-// needsShim says whether this processor has more state than the guest's kernel knows: then it takes the shim to run.
-func needsShim() (bool, error) {
-	var area [1 << 16]byte
-	vector := unix.Iovec{Base: &area[0], Len: uint64(len(area))}
-	err := onThread(func() error { // a traced process belongs to the thread that started it
-		command := exec.Command("/proc/self/exe")
-		command.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
-		if err := command.Start(); err != nil {
-			return fmt.Errorf("starting a process to look at: %w", err)
-		}
-		defer func() {
-			_ = command.Process.Kill() // it has not run a single instruction
-			_ = command.Wait()
-		}()
-		if _, err := unix.Wait4(command.Process.Pid, nil, 0, nil); err != nil {
-			return fmt.Errorf("waiting for the process to look at: %w", err)
-		}
-		const xstate = 0x202 // NT_X86_XSTATE
-		_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(command.Process.Pid), xstate, uintptr(unsafe.Pointer(&vector)), 0, 0)
-		if errno != 0 {
-			return fmt.Errorf("looking at a process's registers: %w", errno)
-		}
-		return nil
-	})
-	return vector.Len > shimRoom, err
-}
-
 // buildShim builds the shim, unless the cache has it, and returns its path.
-func (l *Lab) buildShim(ctx context.Context) (string, error) {
-	cache, err := cacheDir(l.config.Cache)
-	if err != nil {
-		return "", err
-	}
-	hash := fmt.Sprintf("%x", sha256.Sum256([]byte(shimSource)))
+func buildShim(ctx context.Context, cache string) (string, error) {
+	flags := []string{"-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-nostdlib", "-x", "c", "-"}
+	hash := fmt.Sprintf("%x", sha256.Sum256(fmt.Appendln(nil, flags, shimSource)))
 	file := filepath.Join(cache, "shim-"+hash[:12]+".so")
 	if _, err := os.Stat(file); err == nil {
 		return file, nil
@@ -148,7 +114,7 @@ func (l *Lab) buildShim(ctx context.Context) (string, error) {
 	}
 	temp.Close()
 	defer os.Remove(temp.Name()) // after the rename there is nothing to remove
-	command := exec.CommandContext(ctx, gcc, "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-nostdlib", "-x", "c", "-o", temp.Name(), "-")
+	command := exec.CommandContext(ctx, gcc, append(flags, "-o", temp.Name())...)
 	command.Stdin = strings.NewReader(shimSource)
 	if output, err := command.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building the shim: %w\n%s", err, output)
@@ -183,16 +149,6 @@ func (l *Lab) startGuest(ctx context.Context, n int) error {
 	for _, w := range wires {
 		defer w.Close() // the guest has its own copy
 	}
-	environment := []string{"PATH=" + systemPath, "HOME=" + dir, "TMPDIR=" + memory}
-	if shim, err := needsShim(); err != nil {
-		return err
-	} else if shim {
-		library, err := l.buildShim(ctx)
-		if err != nil {
-			return err
-		}
-		environment = append(environment, "LD_PRELOAD="+library)
-	}
 	args := []string{
 		kernel, "mem=" + guestMemory, "loglevel=4",
 		"root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
@@ -203,9 +159,9 @@ func (l *Lab) startGuest(ctx context.Context, n int) error {
 		"init=" + l.programs.Guest, guest.Variable + "=" + file,
 	}
 	err = l.start(Process{Name: "node-" + place, Place: place, Args: args}, func(command *exec.Cmd) error {
-		command.Env = environment
+		command.Env = []string{"PATH=" + systemPath, "HOME=" + dir, "TMPDIR=" + memory, "LD_PRELOAD=" + l.programs.Shim}
 		command.ExtraFiles = wires
-		return mountMemory(n, memory)
+		return errors.Join(ownMemory(memory), ownProcessor(n))
 	})
 	if err != nil {
 		return err
@@ -234,10 +190,9 @@ func (l *Lab) startGuest(ctx context.Context, n int) error {
 	return nil
 }
 
-// mountMemory gives the current thread a mount namespace with a tmpfs for a guest's memory, whose size and options are
-// not left to how the machine has mounted /dev/shm, and a processor: a guest is several processes of which only one
-// runs at a time, and to wake each other on another processor takes them six times as long.
-func mountMemory(n int, dir string) error {
+// ownMemory gives the current thread a mount namespace with a tmpfs for a guest's memory: its size and options are not
+// left to how the machine has mounted /dev/shm.
+func ownMemory(dir string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("making a mount namespace: %w", err)
 	}
@@ -250,25 +205,35 @@ func mountMemory(n int, dir string) error {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=700,size=100%"); err != nil {
 		return fmt.Errorf("mounting a tmpfs on %s: %w", dir, err)
 	}
+	return nil
+}
+
+// ownProcessor keeps the current thread on one processor. A guest is several processes that run in turn, and to wake
+// each other on another processor takes them six times as long.
+func ownProcessor(n int) error {
 	var allowed, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
 		return fmt.Errorf("asking for processors: %w", err)
 	}
-	left := n % allowed.Count()
-	for cpu := 0; ; cpu++ {
-		if !allowed.IsSet(cpu) {
-			continue
-		}
-		if left == 0 {
-			one.Set(cpu)
-			break
-		}
-		left--
-	}
+	one.Set(nthProcessor(&allowed, n))
 	if err := unix.SchedSetaffinity(0, &one); err != nil {
 		return fmt.Errorf("choosing a processor: %w", err)
 	}
 	return nil
+}
+
+// nthProcessor is one of a set that is not empty, each in turn.
+func nthProcessor(allowed *unix.CPUSet, n int) int {
+	n %= allowed.Count()
+	for cpu := 0; ; cpu++ {
+		if !allowed.IsSet(cpu) {
+			continue
+		}
+		if n == 0 {
+			return cpu
+		}
+		n--
+	}
 }
 
 // guestConfig is what a node's guest is to be.
@@ -284,7 +249,7 @@ func (l *Lab) guestConfig(n int) guest.Config {
 		Links:    map[string]string{},
 		Groups:   []string{l.cgroups.name, filepath.Join(l.cgroups.name, place)},
 		Network:  l.config.hostNetwork(n),
-		Control:  controlFar,
+		Control:  netip.MustParsePrefix(controlFar),
 	}
 	for name, value := range kernelSettings() {
 		c.Settings = append(c.Settings, strings.ReplaceAll(name, "/", ".")+"="+value)
@@ -345,7 +310,7 @@ func (l *Lab) plugControl(name string) error {
 		return err
 	}
 	defer near.Close()
-	if err := near.address(controlLink, controlNear); err != nil {
+	if err := near.address(controlLink, netip.MustParsePrefix(controlNear)); err != nil {
 		return err
 	}
 	return near.up(controlLink)

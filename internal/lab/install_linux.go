@@ -17,7 +17,7 @@ type requirement struct {
 	programs []string
 }
 
-func (l *Lab) requirements() ([]requirement, error) {
+func (l *Lab) requirements() []requirement {
 	all := []requirement{
 		{"containerd", []string{"containerd", "ctr", "containerd-shim-runc-v2"}},
 		{"runc", []string{"runc"}},
@@ -34,24 +34,15 @@ func (l *Lab) requirements() ([]requirement, error) {
 		all = append(all, requirement{"ipvsadm", []string{"ipvsadm"}})
 	}
 	if l.config.guests {
-		all = append(all, requirement{"user-mode-linux", []string{guestKernel}})
-		if shim, err := needsShim(); err != nil {
-			return nil, err
-		} else if shim {
-			all = append(all, requirement{"gcc", []string{"gcc"}})
-		}
+		all = append(all, requirement{"user-mode-linux", []string{guestKernel}}, requirement{"gcc", []string{"gcc"}})
 	}
-	return all, nil
+	return all
 }
 
 // missing lists the Debian packages that the lab needs and this machine does not have.
-func (l *Lab) missing() ([]string, error) {
-	needed, err := l.requirements()
-	if err != nil {
-		return nil, err
-	}
+func (l *Lab) missing() []string {
 	var missing []string
-	for _, r := range needed {
+	for _, r := range l.requirements() {
 		absent := slices.ContainsFunc(r.programs, func(name string) bool { _, err := systemProgram(name); return err != nil })
 		if r.name == "containernetworking-plugins" {
 			absent = findCNI() == ""
@@ -60,7 +51,7 @@ func (l *Lab) missing() ([]string, error) {
 			missing = append(missing, r.name)
 		}
 	}
-	return missing, nil
+	return missing
 }
 
 // findCNI is the directory that holds the CNI plugins; empty where there is none.
@@ -81,9 +72,9 @@ func (l *Lab) Install(ctx context.Context) error {
 	if err := l.chooseKernel(); err != nil {
 		return err
 	}
-	missing, err := l.missing()
-	if err != nil || len(missing) == 0 {
-		return err
+	missing := l.missing()
+	if len(missing) == 0 {
+		return nil
 	}
 	apt, err := systemProgram("apt-get")
 	if err != nil {
@@ -101,9 +92,7 @@ func (l *Lab) Install(ctx context.Context) error {
 	if err := l.apt(ctx, apt, install...); err != nil {
 		return err
 	}
-	if still, err := l.missing(); err != nil {
-		return err
-	} else if len(still) > 0 {
+	if still := l.missing(); len(still) > 0 {
 		return fmt.Errorf("apt-get installed %s, and yet their programs are not there", strings.Join(still, ", "))
 	}
 	return nil

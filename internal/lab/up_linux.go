@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -288,7 +289,36 @@ func (l *Lab) waitWorkload(ctx context.Context, client *api) error {
 	if err := l.poll(ctx, 2*time.Minute, components, client.workloadReady); err != nil {
 		return err
 	}
-	return l.poll(ctx, 30*time.Second, components, l.answers)
+	if err := l.poll(ctx, 30*time.Second, components, l.answers); err != nil {
+		return err
+	}
+	return l.checkProxySettings()
+}
+
+// checkProxySettings fails if kube-proxy does not know one of the settings it was given: it says so, and goes on
+// without.
+func (l *Lab) checkProxySettings() error {
+	if len(l.config.ProxySettings) == 0 {
+		return nil
+	}
+	log, err := os.ReadFile(l.logFile("kube-proxy-node1"))
+	if err != nil {
+		return err
+	}
+	return unknownSettings(string(log))
+}
+
+// unknownSettings is what kube-proxy says in its log of settings that it does not know, if it does.
+func unknownSettings(log string) error {
+	_, after, found := strings.Cut(log, "strict decoding failed\" err=")
+	if !found {
+		return nil
+	}
+	what, _, _ := strings.Cut(after, "\n")
+	if plain, err := strconv.Unquote(what); err == nil {
+		what = plain
+	}
+	return fmt.Errorf("kube-proxy's configuration: %s", what)
 }
 
 // writeToken gets a token for the ServiceAccount developer and writes the kubeconfig with it.

@@ -125,7 +125,6 @@ func mountSystem() error {
 		{"devtmpfs", "/dev", ""},
 		{"devpts", "/dev/pts", "ptmxmode=666"},
 		{"tmpfs", "/dev/shm", ""},
-		{"tmpfs", "/tmp", "mode=1777"},
 		{"cgroup2", "/sys/fs/cgroup", ""},
 	} {
 		if err := mountNew(m.kind, m.target, m.kind, 0, m.options); err != nil {

@@ -61,6 +61,9 @@ func readFrame(r io.Reader) (kind, []byte, error) {
 	}
 	content := make([]byte, n)
 	_, err := io.ReadFull(r, content)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF // the end is expected between frames
+	}
 	return kind(header[0]), content, err
 }
 

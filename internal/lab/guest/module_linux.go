@@ -44,11 +44,10 @@ func loadModule(dir, name string, insert func(file string) error) error {
 		}
 	}
 	var errs []error
+	known := false
 	for _, n := range names {
 		files, found := needs[n]
-		if !found {
-			continue
-		}
+		known = known || found
 		// A module's line has the farthest need last.
 		for _, file := range slices.Backward(files) {
 			if err := insert(filepath.Join(dir, file)); err != nil {
@@ -56,7 +55,7 @@ func loadModule(dir, name string, insert func(file string) error) error {
 			}
 		}
 	}
-	if len(names) == 0 {
+	if !known {
 		built, err := builtIn(dir, plain(name))
 		if err != nil || built {
 			return err

@@ -74,6 +74,8 @@ func fail(f *frames, err error) error {
 	var number syscall.Errno
 	if errors.As(err, &number) {
 		told.Errno = int(number)
+	} else if errors.Is(err, exec.ErrNotFound) {
+		told.Errno = int(unix.ENOENT)
 	}
 	return f.writeJSON(kindFailed, told)
 }

@@ -43,12 +43,15 @@ func main() {
 	}
 }
 
-// report says what went wrong; 125 is what nsenter and docker say when it was not the program that failed.
+// report says what went wrong. The exit codes are those of env and nohup: the program is not there, or something else.
 func report(err error) int {
 	if err == nil {
 		return 0
 	}
 	fmt.Fprintln(os.Stderr, filepath.Base(os.Args[0])+":", err)
+	if errors.Is(err, os.ErrNotExist) {
+		return 127
+	}
 	return 125
 }
 
