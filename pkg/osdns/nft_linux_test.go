@@ -260,8 +260,10 @@ func TestRedirectFollowsResolvConf(t *testing.T) {
 
 	// Others write it in place, or make it a symlink to what they write.
 	write(t, opt.ResolvConf, "nameserver 192.0.2.3\n# in place\n", 0o644)
-	if got := next(); got != "nftables [192.0.2.3:53]" {
-		t.Errorf("after a write: %s", got)
+	for got := next(); got != "nftables [192.0.2.3:53]"; got = next() {
+		if got != "nftables [127.0.0.1:53]" { // what applies while the file is empty
+			t.Errorf("after a write: %s", got)
+		}
 	}
 	write(t, opt.ResolvConf+".target", "nameserver 192.0.2.1\n", 0o644)
 	if err := os.Remove(opt.ResolvConf); err != nil {
