@@ -151,10 +151,13 @@ func (s *systemd) resolvectl(t *testing.T, args ...string) result {
 // snapshot is the laptop's and resolved's own view, without which server answered last.
 func (s *systemd) snapshot(t *testing.T) string {
 	t.Helper()
-	r := s.resolvectl(t, "status")
-	if r.code != 0 {
-		t.Fatal(r)
-	}
+	var r result
+	testenv.Eventually(t, 10*time.Second, func() error { // it fails when a link goes while it goes through them
+		if r = s.resolvectl(t, "status"); r.code != 0 {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
 	current := regexp.MustCompile(`(?m)^ *Current DNS Server:.*\n`)
 	return s.laptop.snapshot(t) + "== resolvectl status\n" + current.ReplaceAllString(r.stdout, "")
 }
