@@ -30,6 +30,7 @@ const guestMemory = "1536M"
 // The wire that a guest is commanded over has its place at one end, the guest at the other, and nobody else on it.
 const (
 	controlLink = "control"
+	controlPeer = "guest" // the guest's end
 	controlNear = "169.254.1.1/30"
 	controlFar  = "169.254.1.2/30"
 )
@@ -142,25 +143,16 @@ func (l *Lab) startGuest(ctx context.Context, n int) error {
 	if err := os.MkdirAll(memory, 0o755); err != nil {
 		return err
 	}
-	wires, err := l.wireGuest(n)
-	if err != nil {
-		return err
-	}
-	for _, w := range wires {
-		defer w.Close() // the guest has its own copy
-	}
 	args := []string{
 		kernel, "mem=" + guestMemory, "loglevel=4",
 		"root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
 		"con=null", "con0=null,fd:1", "ssl=null", "uml_dir=" + dir + "/", "umid=uml",
-		// The descriptors that start adds to the standard ones.
-		guest.NetworkDevice + ":transport=fd,fd=3,vec=0,mac=" + guestMAC(n, 0),
-		guest.ControlDevice + ":transport=fd,fd=4,vec=0,mac=" + guestMAC(n, 1),
+		guest.NetworkDevice + ":transport=raw,gro=1,ifname=" + uplink + ",mac=" + guestMAC(n, 0),
+		guest.ControlDevice + ":transport=raw,gro=1,ifname=" + controlPeer + ",mac=" + guestMAC(n, 1),
 		"init=" + l.programs.Guest, guest.Variable + "=" + file,
 	}
 	err = l.start(Process{Name: "node-" + place, Place: place, Args: args}, func(command *exec.Cmd) error {
 		command.Env = []string{"PATH=" + systemPath, "HOME=" + dir, "TMPDIR=" + memory, "LD_PRELOAD=" + l.programs.Shim}
-		command.ExtraFiles = wires
 		return errors.Join(ownMemory(memory), ownProcessor(n))
 	})
 	if err != nil {
@@ -271,73 +263,24 @@ func masqueradeLegacy(f Family) string {
 	return fmt.Sprintf("*nat\n-A POSTROUTING -o %s -s %s ! -d %s -j MASQUERADE\nCOMMIT\n", uplink, f.Pods, f.Pods)
 }
 
-// wireGuest makes a guest's two wires, and returns the ends that are the guest's: of the first the other end is on the
-// router's bridge, of the second in the guest's place. They go when the last process of the guest does.
-func (l *Lab) wireGuest(n int) ([]*os.File, error) {
+// wireGuest makes a guest's two wires: from its place to the router, and within its place. The guest takes what comes
+// over them from the links in its place, and puts what it sends on them, by way of packet sockets; the machine's kernel
+// has no part in it.
+func (l *Lab) wireGuest(router *place, n int) error {
 	name := fmt.Sprintf("node%d", n)
-	network, err := l.openTap("router", name)
-	if err != nil {
-		return nil, err
-	}
-	command, err := l.openTap(name, controlLink)
-	if err != nil {
-		network.Close()
-		return nil, err
-	}
-	if err := errors.Join(l.plugNetwork(name), l.plugControl(name)); err != nil {
-		network.Close()
-		command.Close()
-		return nil, err
-	}
-	return []*os.File{network, command}, nil
-}
-
-func (l *Lab) plugNetwork(name string) error {
-	router, err := l.open("router")
+	node, err := l.open(name)
 	if err != nil {
 		return err
 	}
-	defer router.Close()
+	defer node.Close()
+	if err := router.wire(name, node, uplink); err != nil {
+		return err
+	}
 	if err := router.enslave(name); err != nil {
 		return err
 	}
-	return router.up(name)
-}
-
-func (l *Lab) plugControl(name string) error {
-	near, err := l.open(name)
-	if err != nil {
+	if err := node.wire(controlLink, node, controlPeer); err != nil {
 		return err
 	}
-	defer near.Close()
-	if err := near.address(controlLink, netip.MustParsePrefix(controlNear)); err != nil {
-		return err
-	}
-	return near.up(controlLink)
-}
-
-// openTap makes a link in a place that whoever has the file is at the other end of.
-func (l *Lab) openTap(place, link string) (*os.File, error) {
-	var file *os.File
-	err := onThread(func() error {
-		if err := enterNet(l.config.namespace(place)); err != nil {
-			return err
-		}
-		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-		if err != nil {
-			return &os.PathError{Op: "open", Path: "/dev/net/tun", Err: err}
-		}
-		request, err := unix.NewIfreq(link)
-		if err == nil {
-			request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
-			err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
-		}
-		if err != nil {
-			unix.Close(fd)
-			return fmt.Errorf("making %s in %s: %w", link, place, err)
-		}
-		file = os.NewFile(uintptr(fd), link)
-		return nil
-	})
-	return file, err
+	return node.address(controlLink, netip.MustParsePrefix(controlNear))
 }

@@ -28,9 +28,6 @@ func (l *Lab) createNetwork() error {
 		if err := createNet(l.config.namespace(place)); err != nil {
 			return err
 		}
-		if l.inGuest(place) {
-			continue // only the way to the guest
-		}
 		if err := onThread(func() error { return l.sysctls(place) }); err != nil {
 			return fmt.Errorf("setting up %s: %w", place, err)
 		}
@@ -58,9 +55,17 @@ func (l *Lab) createNetwork() error {
 		return err
 	}
 	if l.config.guests {
-		return l.wireHost(router, controlPlace, 0) // the guests bring their wires
+		if err := l.wireHost(router, controlPlace, 0); err != nil {
+			return err
+		}
 	}
 	for n := 1; n <= l.config.Nodes; n++ {
+		if l.config.guests {
+			if err := l.wireGuest(router, n); err != nil {
+				return err
+			}
+			continue
+		}
 		name := fmt.Sprintf("node%d", n)
 		if err := l.wireHost(router, name, n); err != nil {
 			return err
@@ -77,7 +82,12 @@ func (l *Lab) sysctls(place string) error {
 	if err := enterNet(l.config.namespace(place)); err != nil {
 		return err
 	}
-	for _, s := range kernelNetwork(place) {
+	settings := kernelNetwork(place)
+	if l.inGuest(place) {
+		// It is only the guest's way out: nothing of this kernel's own is to come from there.
+		settings = []string{"net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"}
+	}
+	for _, s := range settings {
 		name, value, _ := strings.Cut(s, "=")
 		err := sysctl(name, value)
 		if os.IsNotExist(err) && strings.HasPrefix(name, "net.ipv6") && !l.config.IPv6 {

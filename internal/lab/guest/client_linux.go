@@ -115,6 +115,12 @@ func (c Client) Run(ctx context.Context, p Program) (int, error) {
 		return 0, err
 	}
 	defer conn.Close()
+	if c, ok := conn.(*net.TCPConn); ok {
+		// When this process dies the guest hears of it at once, and not after all that it has not read yet.
+		if err := c.SetLinger(0); err != nil {
+			return 0, err
+		}
+	}
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if terminal >= 0 {
 		before, err := term.MakeRaw(terminal)

@@ -74,10 +74,15 @@ type frames struct {
 }
 
 func (f *frames) write(k kind, content []byte) error {
-	header := []byte{byte(k), 0, 0, 0, 0}
-	binary.BigEndian.PutUint32(header[1:], uint32(len(content)))
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.put(k, content)
+}
+
+// put is write for the one who has locked.
+func (f *frames) put(k kind, content []byte) error {
+	header := []byte{byte(k), 0, 0, 0, 0}
+	binary.BigEndian.PutUint32(header[1:], uint32(len(content)))
 	b := net.Buffers{header, content}
 	_, err := b.WriteTo(f.w)
 	return err

@@ -1,7 +1,6 @@
 package guest
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -119,84 +118,161 @@ func (s *server) execute(conn net.Conn, r request) error {
 		lock.Lock()
 		defer lock.Unlock()
 	}
-	command := exec.Command(r.Argv[0], r.Argv[1:]...)
-	command.Env = r.Env
-	command.Dir = "/"
-	// What a program that has ended has left running may hold its streams open for ever.
-	command.WaitDelay = time.Second
-	input, err := start(command, r, f)
+	f.mu.Lock() // what the program prints comes after the answer
+	p, err := start(r, f)
 	if err != nil {
+		f.mu.Unlock()
 		return fail(f, err)
 	}
-	defer input.file.Close()
-	if err := f.write(kindDone, nil); err != nil {
-		endGroup(command.Process.Pid)
-		_ = command.Wait() // it was killed
-		return nil         //nolint:nilerr // the client has gone
+	defer p.input.Close()
+	if f.put(kindDone, nil) != nil {
+		p.kill() // the client has gone
 	}
-	ctx, ended := context.WithCancel(context.Background())
+	f.mu.Unlock()
 	var reader sync.WaitGroup
 	reader.Go(func() {
-		if follow(conn, input, command.Process.Pid) != nil && ctx.Err() == nil {
-			endGroup(command.Process.Pid)
+		if p.follow(conn) != nil {
+			p.kill()
 		}
 	})
-	err = input.wait(command)
-	ended()
-	code := exitCode(command.ProcessState)
-	if code < 0 {
-		return fail(f, err)
-	}
-	told := f.writeJSON(kindExit, exit{code})
-	conn.Close()
+	err = f.writeJSON(kindExit, exit{p.wait()})
+	conn.Close() // which ends the reader
 	reader.Wait()
-	if told != nil {
+	if err != nil {
 		return nil //nolint:nilerr // the client has gone
 	}
 	return nil
 }
 
-func exitCode(state *os.ProcessState) int {
-	if state == nil {
-		return -1
-	}
-	if status := state.Sys().(syscall.WaitStatus); status.Signaled() {
-		return 128 + int(status.Signal())
-	}
-	return state.ExitCode()
+// program is one that runs.
+type program struct {
+	command  *exec.Cmd
+	input    *os.File // its standard input, or its terminal
+	terminal bool
+
+	outputs []*os.File
+	copying sync.WaitGroup
+	ended   chan struct{}
+
+	mu     sync.Mutex
+	reaped bool // its process id may be another's
 }
 
-// endGroup kills a program and what belongs to it: its session's foreground.
-func endGroup(pid int) { _ = unix.Kill(-pid, unix.SIGKILL) } // it may have ended
-
-// input is where what the client sends goes: a program's standard input, or its terminal.
-type input struct {
-	file   *os.File
-	copied chan struct{} // closed when all is copied that the program printed on its terminal; nil if it has none
-}
-
-// wait waits for the program's end, and for what it printed on its terminal.
-func (i input) wait(command *exec.Cmd) error {
-	err := command.Wait()
-	if i.copied != nil {
-		select {
-		case <-i.copied:
-		case <-time.After(command.WaitDelay):
+// start starts a program with its streams.
+func start(r request, f *frames) (*program, error) {
+	p := &program{command: exec.Command(r.Argv[0], r.Argv[1:]...), ended: make(chan struct{})}
+	p.command.Env, p.command.Dir = r.Env, "/"
+	if r.Terminal != nil {
+		terminal, err := pty.StartWithSize(p.command, &pty.Winsize{Rows: r.Terminal.Rows, Cols: r.Terminal.Cols})
+		if err != nil {
+			return nil, err
+		}
+		p.input, p.terminal = terminal, true
+		p.take(terminal, stream{f, kindOutput})
+		return p, nil
+	}
+	p.command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	var pipes [3]struct{ read, write *os.File }
+	for i := range pipes {
+		var err error
+		if pipes[i].read, pipes[i].write, err = os.Pipe(); err != nil {
+			return nil, errors.Join(err, closeAll(pipes[:i]))
 		}
 	}
-	return err
+	// Not the command's own copying, which gives up on what a slow client has not taken yet.
+	p.command.Stdin, p.command.Stdout, p.command.Stderr = pipes[0].read, pipes[1].write, pipes[2].write
+	if err := p.command.Start(); err != nil {
+		return nil, errors.Join(err, closeAll(pipes[:]))
+	}
+	for _, theirs := range []*os.File{pipes[0].read, pipes[1].write, pipes[2].write} {
+		theirs.Close()
+	}
+	p.input = pipes[0].write
+	p.take(pipes[1].read, stream{f, kindOutput})
+	p.take(pipes[2].read, stream{f, kindError})
+	return p, nil
 }
+
+func closeAll(pipes []struct{ read, write *os.File }) error {
+	var errs []error
+	for _, p := range pipes {
+		errs = append(errs, p.read.Close(), p.write.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// patience is how long a program that has ended may be silent before what it has left running, and which may hold its
+// streams open for ever, is not listened to any more.
+const patience = time.Second
+
+// take copies what the program prints.
+func (p *program) take(from *os.File, to io.Writer) {
+	p.outputs = append(p.outputs, from)
+	p.copying.Go(func() {
+		if !p.terminal {
+			defer from.Close()
+		}
+		b := make([]byte, 32<<10)
+		for {
+			select {
+			case <-p.ended:
+				_ = from.SetReadDeadline(time.Now().Add(patience)) // a pipe or a terminal has deadlines
+			default:
+			}
+			n, err := from.Read(b)
+			if n > 0 {
+				if _, err := to.Write(b[:n]); err != nil {
+					return // the client has gone
+				}
+			}
+			if err != nil {
+				return // the end, one way or the other
+			}
+		}
+	})
+}
+
+// wait waits until the program has ended and what it printed is sent, and returns its exit code.
+func (p *program) wait() int {
+	// Not reaped yet, so that nobody else has its process id while it may be killed.
+	for unix.Waitid(unix.P_PID, p.command.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+		continue
+	}
+	p.mu.Lock()
+	_ = p.command.Wait() // how it ended is in its state
+	p.reaped = true
+	p.mu.Unlock()
+	close(p.ended)
+	for _, f := range p.outputs {
+		_ = f.SetReadDeadline(time.Now().Add(patience)) // see take; it may be closed
+	}
+	p.copying.Wait()
+	status := p.command.ProcessState.Sys().(syscall.WaitStatus)
+	if status.Signaled() {
+		return 128 + int(status.Signal())
+	}
+	return status.ExitStatus()
+}
+
+// signal sends a signal to the program and to what it has started in its own session.
+func (p *program) signal(s unix.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped {
+		_ = unix.Kill(-p.command.Process.Pid, s) // it may have ended
+	}
+}
+
+func (p *program) kill() { p.signal(unix.SIGKILL) }
 
 // put gives the program what the client sent. A program need not read: then it is for nobody, and only if the client
 // goes meanwhile that is an error.
-func (i input) put(conn net.Conn, content []byte) error {
+func (p *program) put(conn net.Conn, content []byte) error {
 	for len(content) > 0 {
-		if i.copied == nil {
-			if err := i.file.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
-				return nil //nolint:nilerr // closed: the program has ended
-			}
+		if err := p.input.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+			return nil //nolint:nilerr // closed: the program has ended
 		}
-		n, err := i.file.Write(content)
+		n, err := p.input.Write(content)
 		content = content[n:]
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
@@ -227,37 +303,8 @@ func hungUp(conn net.Conn) error {
 	return errors.Join(err, failed)
 }
 
-// start starts the program with its streams.
-func start(command *exec.Cmd, r request, f *frames) (input, error) {
-	if r.Terminal != nil {
-		terminal, err := pty.StartWithSize(command, &pty.Winsize{Rows: r.Terminal.Rows, Cols: r.Terminal.Cols})
-		if err != nil {
-			return input{}, err
-		}
-		i := input{terminal, make(chan struct{})}
-		go func() {
-			defer close(i.copied)
-			_, _ = io.Copy(stream{f, kindOutput}, terminal) // reading fails when the other side is closed: the end
-		}()
-		return i, nil
-	}
-	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	command.Stdout, command.Stderr = stream{f, kindOutput}, stream{f, kindError}
-	theirs, ours, err := os.Pipe()
-	if err != nil {
-		return input{}, err
-	}
-	defer theirs.Close()
-	command.Stdin = theirs
-	if err := command.Start(); err != nil {
-		ours.Close()
-		return input{}, err
-	}
-	return input{file: ours}, nil
-}
-
 // follow does what the client says, until it has gone.
-func follow(conn net.Conn, i input, pid int) error {
+func (p *program) follow(conn net.Conn) error {
 	for {
 		k, content, err := readFrame(conn)
 		if err != nil {
@@ -266,18 +313,18 @@ func follow(conn net.Conn, i input, pid int) error {
 		switch k {
 		case kindInput:
 			if len(content) > 0 {
-				err = i.put(conn, content)
-			} else if i.copied == nil {
-				i.file.Close()
+				err = p.put(conn, content)
+			} else if !p.terminal {
+				p.input.Close()
 			}
 		case kindSignal:
 			if len(content) == 1 {
-				_ = unix.Kill(-pid, unix.Signal(content[0])) // it may have ended
+				p.signal(unix.Signal(content[0]))
 			}
 		case kindSize:
 			var s size
-			if err := json.Unmarshal(content, &s); err == nil && i.copied != nil {
-				_ = pty.Setsize(i.file, &pty.Winsize{Rows: s.Rows, Cols: s.Cols}) // it may have ended
+			if err := json.Unmarshal(content, &s); err == nil && p.terminal {
+				_ = pty.Setsize(p.input, &pty.Winsize{Rows: s.Rows, Cols: s.Cols}) // it may have ended
 			}
 		}
 		if err != nil {

@@ -134,7 +134,7 @@ func TestProgramEndsWithClient(t *testing.T) {
 		input io.Reader
 	}{
 		{"no-input", nil},
-		{"input-not-read", bytes.NewReader(make([]byte, 1<<22))},
+		{"input-not-read", bytes.NewReader(make([]byte, 1<<26))},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -158,10 +158,10 @@ func TestAlone(t *testing.T) {
 	if err := command(client, t.Context(), "true"); err != nil {
 		t.Errorf("one without a name has to wait: %v", err)
 	}
-	second := make(chan string)
+	second := make(chan error, 1)
 	go func() {
-		pid, _ := started(t, t.Context(), client, Program{Alone: "kubelet"}, "exit 0")
-		second <- pid
+		_, err := client.Run(t.Context(), Program{Argv: []string{"true"}, Env: environment(), Alone: "kubelet"})
+		second <- err
 	}()
 	select {
 	case <-second:
@@ -170,7 +170,9 @@ func TestAlone(t *testing.T) {
 	}
 	cancel()
 	<-ended
-	<-second
+	if err := <-second; err != nil {
+		t.Error(err)
+	}
 	if alive(first) {
 		t.Error("the second has started, and the first is alive")
 	}
@@ -264,4 +266,44 @@ func TestTerminal(t *testing.T) {
 	if r := <-done; r.err != nil || r.code != 130 {
 		t.Errorf("interrupted: exit code %d, %v", r.code, r.err)
 	}
+}
+
+// A client that is slow loses nothing of what a program had printed before it ended.
+func TestSlowClient(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &program{ended: make(chan struct{})}
+	slow := &slowWriter{entered: make(chan struct{}), leave: make(chan struct{})}
+	p.take(read, slow)
+	if _, err := write.Write(make([]byte, 60<<10)); err != nil { // more than take has taken when it is held up
+		t.Fatal(err)
+	}
+	write.Close()
+	<-slow.entered
+	close(p.ended)
+	if err := read.SetReadDeadline(time.Now().Add(-time.Hour)); err != nil { // patience has long been over
+		t.Fatal(err)
+	}
+	close(slow.leave)
+	p.copying.Wait()
+	if slow.n != 60<<10 {
+		t.Errorf("%d bytes have arrived", slow.n)
+	}
+}
+
+// slowWriter holds up its first Write.
+type slowWriter struct {
+	entered, leave chan struct{}
+	n              int
+}
+
+func (w *slowWriter) Write(p []byte) (int, error) {
+	if w.n == 0 {
+		close(w.entered)
+		<-w.leave
+	}
+	w.n += len(p)
+	return len(p), nil
 }
