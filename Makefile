@@ -16,7 +16,7 @@ BUILD   := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 LAYOUT  := --ref $(IMAGE) --file bin/traffic:/traffic --user 65532:65532
 
 .DEFAULT_GOAL := help
-.PHONY: help build install image push-image lab demo demo-down test bench lint clean bin/kubevpn bin/traffic bin/lab
+.PHONY: help build install image push-image lab demo demo-down test test-ipvs bench lint clean bin/kubevpn bin/traffic bin/lab
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  %-11s %s\n", $$1, $$2 }'
@@ -46,6 +46,12 @@ demo-down: lab ## remove what demo made
 
 test: ## unit tests, network namespaces, real clusters (the last two: Linux, root)
 	scripts/test
+
+test-ipvs: ## the part of test whose cluster has kube-proxy in IPVS mode (Linux, root)
+	scripts/packages ipvs
+	$(GO) test -v -tags lab -count=1 -timeout 15m -run 'TestLabLifecycle/ipvs' ./internal/lab
+	grep -q '^func TestIPVS' internal/e2e/*_test.go # -run that finds nothing is no error
+	$(GO) test -v -tags e2e -count=1 -timeout 30m -run '^TestIPVS' ./internal/e2e
 
 bench: ## measure against the kernel and kubectl port-forward; writes docs/performance.md (Linux, root)
 	$(GO) run ./internal/e2e/bench

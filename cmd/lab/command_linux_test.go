@@ -28,6 +28,8 @@ func TestErrors(t *testing.T) {
 		{[]string{"status", "-o", "xml"}, "lab: output \"xml\": want json\n"},
 		{[]string{"up", "--nodes", "0"}, "lab: --nodes: want at least 1\n"},
 		{[]string{"up", "--name", "X"}, "lab: name \"X\": want lower-case letters, digits and dashes, at most 16, a letter first\n"},
+		{[]string{"up", "--proxy-mode", "none", "--proxy-config", "ipvs.strictARP=true"}, "lab: settings of kube-proxy, and no kube-proxy\n"},
+		{[]string{"up", "--proxy-config", "strictARP"}, "lab: invalid argument \"strictARP\" for \"--proxy-config\" flag: strictARP must be formatted as key=value\n"},
 		{[]string{"exec", "laptop"}, "lab: requires at least 2 arg(s), only received 1\n"},
 		{[]string{"fly"}, "lab: unknown command \"fly\" for \"lab\"\n"},
 	} {

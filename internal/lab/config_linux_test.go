@@ -64,6 +64,10 @@ func TestValidate(t *testing.T) {
 		{Config{Nodes: -1}, "-1 nodes"},
 		{Config{ProxyMode: "userspace"}, `proxy mode "userspace": want iptables, nftables, ipvs or none`},
 		{Config{Ranges: 3}, "ranges 3"},
+		{Config{ProxyMode: ProxyIPVS, ProxySettings: map[string]string{"ipvs.strictARP": "true"}}, ""},
+		{Config{ProxyMode: ProxyNone, ProxySettings: map[string]string{"ipvs.strictARP": "true"}}, "settings of kube-proxy, and no kube-proxy"},
+		{Config{ProxySettings: map[string]string{"mode.fast": "true"}}, "kube-proxy's setting mode.fast=true: mode has no fields"},
+		{Config{ProxySettings: map[string]string{"ipvs.scheduler": "{"}}, "kube-proxy's setting ipvs.scheduler={: "},
 	} {
 		err := test.config.withDefaults().validate()
 		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
@@ -80,6 +84,8 @@ func TestShape(t *testing.T) {
 		{Config{}, "2 nodes, kube-proxy iptables, IPv4"},
 		{Config{Nodes: 1, ProxyMode: ProxyNone, IPv6: true}, "1 node, no kube-proxy, IPv4 and IPv6"},
 		{Config{Nodes: 3, ProxyMode: ProxyNFTables, Ranges: 2}, "3 nodes, kube-proxy nftables, IPv4, second ranges"},
+		{Config{ProxyMode: ProxyIPVS, ProxySettings: map[string]string{"ipvs.scheduler": "sh", "iptables.masqueradeAll": "true"}},
+			"2 nodes, kube-proxy ipvs iptables.masqueradeAll=true ipvs.scheduler=sh, IPv4"},
 	} {
 		if got := test.config.withDefaults().shape(); got != test.want {
 			t.Errorf("got %q, want %q", got, test.want)

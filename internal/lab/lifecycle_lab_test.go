@@ -143,7 +143,14 @@ func TestLabLifecycle(t *testing.T) {
 
 // A lab whose start is broken off at any moment, in any way, can be removed, and started.
 func TestLabBrokenOff(t *testing.T) {
-	l := lifecycleLab(t, Config{Name: "broken", Nodes: 1})
+	for _, mode := range []ProxyMode{ProxyIPTables, ProxyIPVS} {
+		t.Run(string(mode), func(t *testing.T) { breakOff(t, Config{Name: "broken", Nodes: 1, ProxyMode: mode}) })
+	}
+}
+
+func breakOff(t *testing.T, c Config) {
+	t.Helper()
+	l := lifecycleLab(t, c)
 	before := machine(t, l)
 	for _, after := range []time.Duration{20 * time.Millisecond, 300 * time.Millisecond, 2 * time.Second, 5 * time.Second} {
 		ctx, cancel := context.WithTimeout(t.Context(), after)
@@ -166,7 +173,7 @@ func TestLabBrokenOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, step := range []func() error{
-		func() error { return half.Build(t.Context()) }, half.prepare, half.createNetwork, half.startEtcd,
+		half.chooseKernel, func() error { return half.Build(t.Context()) }, half.prepare, half.createNetwork, half.startEtcd,
 		func() error { return half.startNode(t.Context(), 1) },
 		func() error { return os.Remove(half.stateFile()) }, // what is left shows it all the same
 	} {
