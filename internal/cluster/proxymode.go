@@ -392,4 +392,3 @@ func variable(c corev1.Container, name string) string {
 	}
 	return ""
 }
-
