@@ -30,6 +30,7 @@ type ClientHello struct {
 	Netstack string         `json:"netstack,omitempty"` // NetstackGVisor or NetstackSystem: what the laptop means to use; empty means gvisor
 	Lease    []netip.Addr   `json:"lease,omitempty"`    // inner addresses that it held before, to be kept
 	Avoid    []netip.Prefix `json:"avoid,omitempty"`    // networks of the laptop that an inner network must not overlap
+	NoGSO    bool           `json:"noGSO,omitempty"`    // its device takes no super-packets, and no packets whose checksum is left to do
 }
 
 // ControlMessage is one JSON line from the traffic manager on the control stream. Exactly one field is set.
