@@ -139,7 +139,7 @@ func (f *family) rules(networks []netip.Prefix) []rule {
 }
 
 func (h hook) jump() []string {
-	return []string{"-m", "comment", "--comment", "kubevpn: the gateway's own chain", "-j", h.chain}
+	return []string{"-m", "comment", "--comment", "kubevpn: the chain of its gateway", "-j", h.chain}
 }
 
 // set makes the rules those for networks. New rules come before old ones go.

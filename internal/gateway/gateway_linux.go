@@ -67,7 +67,7 @@ func (g *gateway) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g.log.Info("gateway", "backend", firewall.backend, "ipv6", firewall.v6 != nil)
+	g.log.Info("gateway", "backend", firewall.backend, "ip6tables", firewall.v6 != nil)
 	wait := time.NewTimer(0)
 	defer wait.Stop()
 	for retry := time.Duration(firstRetry); ; retry = min(2*retry, lastRetry) {
