@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -121,8 +122,9 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
 	err = n.set(networks.Networks)
+	said := n.state()
 	if err == nil {
-		err = send(conn, n.state(), file)
+		err = send(conn, said, file)
 	}
 	// From here on the device is the manager's: it goes at once when the manager does.
 	if err := errors.Join(err, file.Close()); err != nil {
@@ -141,6 +143,12 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 			return true, err
 		}
 		g.log.Info("other networks", "networks", n.have)
+		if now := n.state(); !slices.Equal(now.Addrs, said.Addrs) {
+			if err := send(conn, now, nil); err != nil {
+				return true, unlessEnded(ctx, err)
+			}
+			said = now
+		}
 	}
 }
 
@@ -159,31 +167,31 @@ func next(lines *bufio.Scanner) (*api.GatewayNetworks, error) {
 	return &networks, nil
 }
 
-// send writes the line with the device's descriptor.
+// send writes a line, with the device's descriptor if there is a file.
 func send(conn *net.UnixConn, state api.Gateway, file *os.File) error {
 	line, err := json.Marshal(state)
 	if err != nil {
 		return fmt.Errorf("writing the line: %w", err)
 	}
 	line = append(line, '\n')
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("handing over %s: %w", device, err)
-	}
 	if err := conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
-		return fmt.Errorf("handing over %s: %w", device, err)
+		return fmt.Errorf("telling the traffic manager: %w", err)
 	}
-	var n int
-	var sent error
-	// Not file.Fd, which makes the descriptor a blocking one, for the manager too.
-	if err := raw.Control(func(fd uintptr) { n, _, sent = conn.WriteMsgUnix(line, unix.UnixRights(int(fd)), nil) }); err != nil {
-		return fmt.Errorf("handing over %s: %w", device, err)
+	n := 0
+	if file != nil {
+		raw, err := file.SyscallConn()
+		if err != nil {
+			return fmt.Errorf("handing over %s: %w", device, err)
+		}
+		var sent error
+		// Not file.Fd, which makes the descriptor a blocking one, for the manager too.
+		err = raw.Control(func(fd uintptr) { n, _, sent = conn.WriteMsgUnix(line, unix.UnixRights(int(fd)), nil) })
+		if err := errors.Join(err, sent); err != nil {
+			return fmt.Errorf("handing over %s: %w", device, err)
+		}
 	}
-	if sent == nil && n < len(line) {
-		_, sent = conn.Write(line[n:])
-	}
-	if sent != nil {
-		return fmt.Errorf("handing over %s: %w", device, sent)
+	if _, err := conn.Write(line[n:]); err != nil {
+		return fmt.Errorf("telling the traffic manager: %w", err)
 	}
 	return nil
 }

@@ -180,7 +180,7 @@ func onlyBackend(t *testing.T, backend string) string {
 // trace is all that a gateway changes, as programs show it.
 func trace(t *testing.T, pod *tuntest.Namespace) string {
 	t.Helper()
-	out, err := pod.Output("sh", "-c", `ip -o link | sed 's/@.*//'; ip route; ip -6 route | grep -v fe80; ip -o addr | grep -v fe80
+	out, err := pod.Output("sh", "-c", `ip -o link | sed 's/@.*//'; ip route | sed 's/ linkdown//'; ip -6 route | grep -v fe80 | sed 's/ linkdown//'; ip -o addr | grep -v fe80
 for b in iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy; do for t in nat mangle; do $b -t $t -S | grep KUBEVPN; done; done 2>&1 | grep -v '# Warning'
 cat /proc/sys/net/ipv4/conf/eth0/forwarding /proc/sys/net/ipv6/conf/all/forwarding /proc/sys/net/ipv6/conf/eth0/accept_ra`)
 	if err != nil {
@@ -228,9 +228,12 @@ func TestGateway(t *testing.T) {
 			}
 
 			say(t, conn, netip.MustParsePrefix("100.96.0.0/16"))
-			other := netip.MustParseAddr("100.96.0.9")
+			var other api.Gateway
+			if err := json.NewDecoder(conn).Decode(&other); err != nil || !slices.Equal(other.Addrs, []netip.Addr{netip.MustParseAddr("100.96.0.1")}) {
+				t.Errorf("of other networks it says %+v, %v", other, err)
+			}
 			waitFor(t, pod, "100.96.0.0/16 dev kubevpn0", "-s 100.96.0.0/16 ! -o kubevpn0")
-			ping(t, dev, other, peer4)
+			ping(t, dev, netip.MustParseAddr("100.96.0.9"), peer4)
 			if now := trace(t, pod); strings.Contains(now, "198.19.") || strings.Contains(now, "fd50:") {
 				t.Errorf("networks that are none any more:\n%s", now)
 			}
