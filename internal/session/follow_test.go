@@ -31,12 +31,14 @@ func bare(t *testing.T) *Session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Session{
+	s := &Session{
 		cluster: c,
 		cfg:     Config{Progress: func(api.Event) {}}, log: slog.New(slog.DiscardHandler), current: newCurrent(), names: newNames(),
 		greeted: make(chan struct{}), updated: make(chan struct{}, 1), renamed: make(chan struct{}, 1), fatal: make(chan error, 1),
-		warned: map[string]bool{},
+		gatewayChanged: make(chan struct{}, 1), connected: make(chan struct{}), warned: map[string]bool{},
 	}
+	s.lanes = newLanes(s.current, func() netip.Addr { return s.addressing().Laptop4 }, s.log)
+	return s
 }
 
 // The pod on a node that has died does not refuse; looking for another must not wait for it until there is no time left.

@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"regexp"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -66,12 +67,24 @@ func choose(f facts) decision {
 	case p.Mode == cluster.ProxyUnknown:
 		return gvisor("what serves ClusterIPs is not known: %s", p.By)
 	case f.Gateway == gatewayRefused:
-		return gvisor("kube-proxy is %s; but the system netstack cannot be had: %s", p, f.Refusal.Message)
+		return gvisor("kube-proxy is %s; but the system netstack cannot be had: %s", p, brief(f.Refusal.Message))
 	case f.Failed != "":
 		return gvisor("kube-proxy is %s; but the system netstack was tried and does not reach %s", p, f.Failed)
 	default:
 		return decision{Netstack: api.NetstackSystem, Reason: fmt.Sprintf("kube-proxy is %s, and the gateway is admitted", p)}
 	}
+}
+
+// podSecurity is what the API server says first of a pod that a namespace's level forbids. What else it says is about
+// our own container: that it has what it needs.
+var podSecurity = regexp.MustCompile(`violates PodSecurity "[^"]*"`)
+
+// brief is a refusal for people who did not ask for what was refused.
+func brief(refusal string) string {
+	if at := podSecurity.FindStringIndex(refusal); at != nil {
+		return refusal[:at[1]]
+	}
+	return refusal
 }
 
 // asSystem is choose for who wants the system netstack and no other.

@@ -138,6 +138,12 @@ func TestChoiceInWords(t *testing.T) {
 			reason: "kube-proxy is iptables, by the ConfigMap kube-system/kube-proxy; but the system netstack cannot be had: jane may not patch pods/ephemeralcontainers in namespace kubevpn",
 		},
 		{
+			name: "restricted", netstack: "gvisor",
+			in: facts{Asked: "auto", Proxy: iptables, Gateway: gatewayRefused, Refusal: api.Errorf(api.ExitNetstack,
+				`pod security does not admit the gateway in the namespace kubevpn: violates PodSecurity "restricted:latest": unrestricted capabilities (container "gateway-1" must not include "MKNOD")`)},
+			reason: `kube-proxy is iptables, by the ConfigMap kube-system/kube-proxy; but the system netstack cannot be had: pod security does not admit the gateway in the namespace kubevpn: violates PodSecurity "restricted:latest"`,
+		},
+		{
 			name: "failed", netstack: "gvisor",
 			in:     facts{Asked: "auto", Proxy: iptables, Gateway: gatewayHad, Failed: "clusterIP 10.96.0.1:443: no answer"},
 			reason: "kube-proxy is iptables, by the ConfigMap kube-system/kube-proxy; but the system netstack was tried and does not reach clusterIP 10.96.0.1:443: no answer",
