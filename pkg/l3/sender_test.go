@@ -82,7 +82,8 @@ type rig struct {
 	*Sender
 	t       *testing.T
 	streams [Lanes]*stream
-	opened  [Lanes]int
+	opened  [Lanes]int // to be read while all goroutines wait
+	mu      sync.Mutex
 	openErr error
 	cancel  context.CancelFunc
 	done    chan error
@@ -93,11 +94,10 @@ func newRig(t *testing.T, cfg SenderConfig) *rig {
 	for i := range r.streams {
 		r.streams[i] = newStream()
 	}
-	var mu sync.Mutex
 	if cfg.Open == nil {
 		cfg.Open = func(_ context.Context, lane int) (io.WriteCloser, error) {
-			mu.Lock()
-			defer mu.Unlock()
+			r.mu.Lock()
+			defer r.mu.Unlock()
 			r.opened[lane]++
 			if r.openErr != nil {
 				return nil, r.openErr
@@ -121,6 +121,13 @@ func (r *rig) end() {
 	if err := <-r.done; err != nil {
 		r.t.Errorf("Run: %v", err)
 	}
+}
+
+// refuse has Open fail with err.
+func (r *rig) refuse(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.openErr = err
 }
 
 func (r *rig) send(s spec) { r.Send(frame(s.bytes())) }
@@ -461,10 +468,11 @@ func TestRunEndsABlockedWrite(t *testing.T) {
 func TestOpenIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, SenderConfig{GSO: true})
-		r.openErr = errors.New("no session")
+		r.refuse(errors.New("no session"))
 		r.run()
 		defer r.end()
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		if r.opened != [Lanes]int{} {
 			t.Fatalf("opened without need: %v", r.opened)
 		}
@@ -474,6 +482,7 @@ func TestOpenIsRetried(t *testing.T) {
 			t.Fatalf("opened %v, %+v", r.opened, got)
 		}
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		if r.opened != [Lanes]int{0: 1} {
 			t.Fatalf("opened without need: %v", r.opened)
 		}
@@ -483,10 +492,11 @@ func TestOpenIsRetried(t *testing.T) {
 			r.send(sparseFlow)
 			time.Sleep(time.Millisecond)
 		}
+		synctest.Wait()
 		if n := r.opened[0]; n < 1+60*1000/2000 || n > 75 {
 			t.Errorf("opened %d times in a minute", n)
 		}
-		r.openErr = nil
+		r.refuse(nil)
 		time.Sleep(maxPause)
 		before := r.streams[0].frames(t)
 		r.send(sparseFlow)
