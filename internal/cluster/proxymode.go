@@ -106,18 +106,18 @@ func (q proxyQuestions) find(ctx context.Context, node string) Proxy {
 		wg.Go(func() { answers[i], errs[i] = question.ask(ctx) })
 	}
 	wg.Wait()
-	var missing []string
+	var forbidden, missing []string
 	for i, err := range errs {
-		if err == nil || apierrors.IsNotFound(err) {
-			continue
+		switch what := questions[i].what; {
+		case err == nil, apierrors.IsNotFound(err):
+		case !apierrors.IsForbidden(err):
+			missing = append(missing, what+": "+err.Error())
+		case !slices.Contains(forbidden, what):
+			forbidden = append(forbidden, what)
 		}
-		text := questions[i].what + ": " + err.Error()
-		if apierrors.IsForbidden(err) {
-			text = questions[i].what + ": not permitted"
-		}
-		if !slices.Contains(missing, text) {
-			missing = append(missing, text)
-		}
+	}
+	if len(forbidden) > 0 {
+		missing = append([]string{"you may not " + strings.Join(forbidden, ", ")}, missing...)
 	}
 	found, traced := decideProxy(answers)
 	if found.Mode != "" {

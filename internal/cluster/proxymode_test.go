@@ -189,14 +189,14 @@ func TestProxy(t *testing.T) {
 		{
 			name: "nothing_may_be_asked",
 			deny: "get:configmaps list:daemonsets list:pods list:nodes",
-			want: Proxy{Mode: ProxyUnknown, By: "get configmaps in kube-system: not permitted; list daemonsets in kube-system: not permitted; " +
-				"list pods in kube-system: not permitted; list nodes: not permitted"},
+			want: Proxy{Mode: ProxyUnknown, By: "you may not get configmaps in kube-system, list daemonsets in kube-system, " +
+				"list pods in kube-system, list nodes"},
 		},
 		{
 			name: "absence_is_no_proof_where_not_all_may_be_asked",
 			deny: "list:pods",
-			want: Proxy{Mode: ProxyUnknown, By: "list pods in kube-system: not permitted"},
-			text: "unknown: list pods in kube-system: not permitted",
+			want: Proxy{Mode: ProxyUnknown, By: "you may not list pods in kube-system"},
+			text: "unknown: you may not list pods in kube-system",
 		},
 		{
 			name: "kube_proxy_itself_is_asked_where_nothing_else_says_it",
@@ -208,7 +208,7 @@ func TestProxy(t *testing.T) {
 			name: "something_else_on_that_port",
 			raw:  map[string]string{endpoint: "<html>"},
 			deny: "get:configmaps",
-			want: Proxy{Mode: ProxyUnknown, By: "get configmaps in kube-system: not permitted"},
+			want: Proxy{Mode: ProxyUnknown, By: "you may not get configmaps in kube-system"},
 		},
 		{
 			name:    "a_trace_without_a_configuration",

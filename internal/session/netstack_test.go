@@ -129,8 +129,8 @@ func TestChoiceInWords(t *testing.T) {
 		},
 		{
 			name: "unknown", netstack: "gvisor",
-			in:     facts{Asked: "auto", Proxy: cluster.Proxy{Mode: cluster.ProxyUnknown, By: "list nodes: not permitted"}},
-			reason: "what serves ClusterIPs is not known: list nodes: not permitted",
+			in:     facts{Asked: "auto", Proxy: cluster.Proxy{Mode: cluster.ProxyUnknown, By: "you may not list nodes"}},
+			reason: "what serves ClusterIPs is not known: you may not list nodes",
 		},
 		{
 			name: "refused", netstack: "gvisor",
