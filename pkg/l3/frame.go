@@ -118,7 +118,7 @@ func (f *Frame) inspect() error {
 	case partial && exact && v.ChecksumStart == start && int(v.ChecksumOffset) == offset:
 		v = packet.Virtio{Flags: packet.VirtioNeedsChecksum, ChecksumStart: v.ChecksumStart, ChecksumOffset: v.ChecksumOffset}
 	case partial:
-		if int(v.ChecksumStart)+int(v.ChecksumOffset)+2 > len(p) {
+		if int(v.ChecksumStart) < h.HeaderLen || int(v.ChecksumStart)+int(v.ChecksumOffset)+2 > len(p) {
 			return packet.ErrVirtio
 		}
 		packet.CompleteChecksum(&v, p)
