@@ -64,7 +64,32 @@ func (s *Session) chooseNetstack(ctx context.Context, proxy func(ctx context.Con
 	}
 	s.adopt(d)
 	done("%s: %s", d.Netstack, d.Reason)
+	s.warnOfGateway()
 	return nil
+}
+
+// warnOfGateway says what the gateway cannot do, if it matters in this cluster.
+func (s *Session) warnOfGateway() {
+	s.mu.Lock()
+	g, system := s.gateway, s.status.Netstack == api.NetstackSystem
+	s.mu.Unlock()
+	if !system || g == nil {
+		return
+	}
+	says := ""
+	if len(g.Warnings) > 0 {
+		says = "; the gateway says: " + strings.Join(g.Warnings, "; ")
+	}
+	switch {
+	case !g.IPv4:
+		s.warn("IPv4 goes by the gvisor netstack" + says)
+	case g.IPv6:
+		s.warn(g.Warnings...)
+	case s.known().hasIPv6():
+		s.warn("IPv6 goes by the gvisor netstack" + says)
+	default:
+		s.log.Info("the gateway carries no IPv6, which this cluster has not", "says", g.Warnings)
+	}
 }
 
 // adopt makes a decision the session's. Packets take the way that it says from then on; routes, addresses and the
@@ -143,6 +168,7 @@ func (s *Session) watchGateway(ctx context.Context) error {
 		}
 		if there {
 			s.gatewayBack()
+			s.warnOfGateway()
 			select {
 			case <-s.gatewayChanged:
 				continue

@@ -178,6 +178,32 @@ func TestGatewayGoes(t *testing.T) {
 	}
 }
 
+func TestWarnOfGateway(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		cluster string // its pods
+		gateway api.Gateway
+		want    string
+	}{
+		{"all_of_it", "10.244.0.0/16 fd00:244::/64", api.Gateway{IPv4: true, IPv6: true}, ""},
+		{"what_it_says", "10.244.0.0/16", api.Gateway{IPv4: true, IPv6: true, Warnings: []string{"a", "b"}}, "a|b"},
+		{"no_ipv6", "10.244.0.0/16 fd00:244::/64", api.Gateway{IPv4: true, Warnings: []string{"no IPv6: off"}},
+			"IPv6 goes by the gvisor netstack; the gateway says: no IPv6: off"},
+		{"no_ipv6_and_none_needed", "10.244.0.0/16", api.Gateway{IPv4: true, Warnings: []string{"no IPv6: off"}}, ""},
+		{"no_ipv4", "10.244.0.0/16", api.Gateway{IPv6: true}, "IPv4 goes by the gvisor netstack"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := bare(t)
+			s.state.PodCIDRs = prefixes(tt.cluster)
+			s.gateway, s.status.Netstack = &tt.gateway, api.NetstackSystem
+			s.warnOfGateway()
+			if got := strings.Join(s.Status().Warnings, "|"); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
 // quiet is a machine that takes links and remembers the last.
 type quiet struct {
 	still
