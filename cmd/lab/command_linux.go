@@ -96,7 +96,8 @@ func (p *program) up() *cobra.Command {
 		},
 	}
 	c.Flags().IntVar(&p.config.Nodes, "nodes", 2, fmt.Sprintf("number of nodes, 1 to %d", lab.MaxNodes))
-	c.Flags().StringVar(&mode, "proxy-mode", mode, "kube-proxy's `mode`: iptables, nftables, or none for no kube-proxy")
+	c.Flags().StringVar(&mode, "proxy-mode", mode, "kube-proxy's `mode`: iptables, nftables, ipvs, or none for no kube-proxy")
+	c.Flags().StringToStringVar(&p.config.ProxySettings, "proxy-config", nil, "a `field=value` of KubeProxyConfiguration, as in ipvs.strictARP=true")
 	c.Flags().BoolVar(&p.config.IPv6, "ipv6", false, "IPv6 besides IPv4, for nodes, pods, Services and the laptop")
 	c.Flags().IntVar(&p.config.Ranges, "ranges", 1, "which of two `sets` of address ranges: labs that are joined have different ones")
 	return c

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 )
 
 func TestEveryCommandHasExamples(t *testing.T) {
@@ -74,7 +75,7 @@ func TestSpinner(t *testing.T) {
 	out := &lockedBuffer{}
 	s := &spinner{lines: lines{w: out}, width: func() int { return 20 }}
 	s.show(api.Event{Step: "Installing the traffic manager"})
-	poll(t, "the spinner moves", func() bool { return strings.Contains(out.String(), "⠙") })
+	testenv.Until(t, "the spinner moves", func() bool { return strings.Contains(out.String(), "⠙") })
 	s.show(api.Event{Step: "Installing the traffic manager", Done: true})
 	s.stop()
 	s.stop()
@@ -199,12 +200,12 @@ func TestFollowSurvivesRotation(t *testing.T) {
 	}
 	must(os.MkdirAll(filepath.Dir(path), 0o700)) // following began before there was a log
 	appendTo(path, "one\n")
-	poll(t, "the first line", seen("one\n"))
+	testenv.Until(t, "the first line", seen("one\n"))
 	appendTo(path, "two\n")
 	must(os.Rename(path, path+".1"))
 	appendTo(path+".1", "three\n")
 	appendTo(path, "four\n")
-	poll(t, "the rest, in order", seen("one\ntwo\nthree\nfour\n"))
+	testenv.Until(t, "the rest, in order", seen("one\ntwo\nthree\nfour\n"))
 	cancel()
 	if err := <-done; err != nil {
 		t.Errorf("run = %v, want nil", err)
@@ -248,16 +249,6 @@ func (b *lockedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
-}
-
-// poll looks until ok, or fails the test.
-func poll(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited 10 s for: %s", what)
-		}
-	}
 }
 
 func TestUninstallRefusesWhileConnected(t *testing.T) {

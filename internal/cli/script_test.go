@@ -23,6 +23,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/testenv"
 	"kubevpn/internal/version"
 )
 
@@ -42,6 +43,7 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(e *testscript.Env) error {
+			e.Vars = append(e.Vars, testenv.EndAtOnce())
 			e.Setenv("HOME", e.WorkDir)
 			e.Setenv("XDG_RUNTIME_DIR", filepath.Join(e.WorkDir, "run"))
 			e.Setenv("XDG_STATE_HOME", filepath.Join(e.WorkDir, "state"))
@@ -103,7 +105,7 @@ func cmdInterrupt(ts *testscript.TestScript, neg bool, args []string) {
 	cmd := exec.Command(path, args[4:]...)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.Dir = ts.MkAbs(".")
-	for _, name := range []string{"HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "KUBECONFIG", "PATH"} {
+	for _, name := range []string{"HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "KUBECONFIG", "PATH", "GORACE"} {
 		cmd.Env = append(cmd.Env, name+"="+ts.Getenv(name))
 	}
 	ts.Check(cmd.Start())
@@ -130,12 +132,16 @@ func cmdMode(ts *testscript.TestScript, neg bool, args []string) {
 
 // cmdAwait waits until a file exists, or, negated, does not.
 func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Stat(ts.MkAbs(args[0])); (err == nil) != neg {
-			return
+	ts.Check(testenv.Poll(10*time.Second, func() error {
+		_, err := os.Stat(ts.MkAbs(args[0]))
+		if neg && err == nil {
+			return fmt.Errorf("%s is still there", args[0])
 		}
-	}
-	ts.Fatalf("waited 10 s for %s", args[0])
+		if neg {
+			return nil
+		}
+		return err
+	}))
 }
 
 func quitLeftover(runtime string) {

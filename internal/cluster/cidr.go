@@ -43,9 +43,6 @@ const (
 // Guessed reports whether the network's size is a guess: it may be larger.
 func (s Source) Guessed() bool { return s == FromServices || s == FromPods }
 
-// String is "10.244.0.0/16 (the nodes' pod CIDRs)".
-func (c CIDR) String() string { return fmt.Sprintf("%v (%s)", c.Prefix, c.Source) }
-
 // The sizes of guesses: small enough to hit no other network, large enough that neighbours are in them.
 const (
 	guess4         = 24

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -113,7 +114,7 @@ func TestFindCIDRs(t *testing.T) {
 			}
 			text := func(cidrs []CIDR) (out []string) {
 				for _, c := range cidrs {
-					out = append(out, c.String())
+					out = append(out, fmt.Sprintf("%v (%s)", c.Prefix, c.Source))
 				}
 				return out
 			}

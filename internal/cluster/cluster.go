@@ -48,12 +48,11 @@ type Cluster struct {
 	worked  atomic.Int32  // the protocol of the latest port-forward
 	silence time.Duration // unproven; tests have less patience
 
-	id        string
-	name      string
-	context   string
-	namespace string
-	server    *url.URL
-	exec      []string // the credential plugin's command as the user wrote it
+	id      string
+	name    string
+	context string
+	server  *url.URL
+	exec    []string // the credential plugin's command as the user wrote it
 }
 
 // Load makes a Cluster from a kubeconfig with one context, as Prepare writes it. It opens no connection and
@@ -104,15 +103,11 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 }
 
 func (c *Cluster) describe(raw *clientcmdapi.Config) {
-	c.namespace = "default"
 	kctx := raw.Contexts[raw.CurrentContext]
 	if kctx == nil {
 		return
 	}
 	c.name = kctx.Cluster
-	if kctx.Namespace != "" {
-		c.namespace = kctx.Namespace
-	}
 	if user := raw.AuthInfos[kctx.AuthInfo]; user != nil && user.Exec != nil {
 		c.exec = unwrapExec(user.Exec)
 	}
@@ -140,9 +135,6 @@ func (c *Cluster) Name() string { return c.name }
 
 // Context is the kubeconfig's context.
 func (c *Cluster) Context() string { return c.context }
-
-// Namespace is the context's namespace, "default" if it names none.
-func (c *Cluster) Namespace() string { return c.namespace }
 
 // Resolve looks up every address of the API server, or of the proxy before it, so that Addresses is complete
 // before anything is routed.

@@ -67,14 +67,14 @@ func TestClusterID(t *testing.T) {
 		}
 		return c
 	}
-	const config = `{"current-context":"x","contexts":[{"name":"x","context":{"cluster":"lab","user":"u","namespace":"team"}}],
+	const config = `{"current-context":"x","contexts":[{"name":"x","context":{"cluster":"lab","user":"u"}}],
 		"clusters":[{"name":"lab","cluster":{"server":"https://10.0.0.1:6443"}}],"users":[{"name":"u","user":{"token":"t"}}]}`
 	c := load(config)
 	if c.ID() != "addfdceacb1f" {
 		t.Errorf("ID %s", c.ID()) // it names routes, links and files: it must not change
 	}
-	if c.Name() != "lab" || c.Context() != "x" || c.Namespace() != "team" || c.Server() != "https://10.0.0.1:6443" {
-		t.Errorf("%s %s %s %s", c.Name(), c.Context(), c.Namespace(), c.Server())
+	if c.Name() != "lab" || c.Context() != "x" || c.Server() != "https://10.0.0.1:6443" {
+		t.Errorf("%s %s %s", c.Name(), c.Context(), c.Server())
 	}
 	if err := c.Resolve(t.Context()); err != nil || len(c.Addresses()) != 1 || c.Addresses()[0] != netip.MustParseAddr("10.0.0.1") {
 		t.Errorf("%v, %v", c.Addresses(), err)

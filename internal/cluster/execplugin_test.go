@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"kubevpn/internal/testenv"
 )
 
 func runPlugin(t *testing.T, timeout time.Duration, script string) (code int, stdout, stderr string, took time.Duration) {
@@ -62,11 +64,7 @@ func TestExecCredentialHangs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(5 * time.Second); alive(pid); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("process %d lives on", pid)
-		}
-	}
+	testenv.Until(t, "the plugin's child is dead", func() bool { return !alive(pid) })
 }
 
 // alive is false for a zombie, too: nobody may be there to reap it.

@@ -22,12 +22,9 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Explain turns an error of a request to the API server into what the user is told: the exit code, one line,
-// and the next step. An *api.Error in err's chain is passed through. Explain(nil) is nil.
-func Explain(err error) *api.Error { return facts{}.explain(err) }
-
-// Explain is Explain with what this cluster's kubeconfig adds: the server's name, the plugin's command, when
-// the credentials expired.
+// Explain turns an error of a request to the API server into what the user is told: the exit code, one line, and the
+// next step, with the server's name, the plugin's command, and when the credentials expired. An *api.Error in err's
+// chain is passed through. Explain(nil) is nil.
 func (c *Cluster) Explain(err error) *api.Error {
 	f := facts{server: c.server.Host, exec: c.exec}
 	if via, e := c.config.Proxy(requestTo(c.server)); e == nil && via != nil {

@@ -275,7 +275,7 @@ func TestExplainNetwork(t *testing.T) {
 			t.Errorf("%v: code %d, %q; want %d, %q", tt.err, e.Code, e.Message, tt.code, tt.want)
 		}
 	}
-	if Explain(nil) != nil {
+	if f.explain(nil) != nil {
 		t.Error("an explanation of nothing")
 	}
 }

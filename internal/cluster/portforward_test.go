@@ -273,7 +273,7 @@ func TestPortForwardPingsServer(t *testing.T) {
 func TestPortForwardFallback(t *testing.T) {
 	noLeaks(t)
 	s := newFakeAPIServer(t, echo)
-	s.noWebSocket.Store(true)
+	s.noSPDY.Store(true)
 	c := s.cluster(t, Options{})
 	dial := func() {
 		t.Helper()
@@ -297,23 +297,40 @@ func TestPortForwardFallback(t *testing.T) {
 		t.Fatalf("transport %q before the first", c.Transport())
 	}
 	dial()
-	asked("websocket spdy")
-	dial()
-	asked("spdy")
-	if c.Transport() != "port-forward (spdy)" {
-		t.Fatalf("transport %q", c.Transport())
-	}
-	s.noWebSocket.Store(false)
-	s.noSPDY.Store(true)
-	dial()
 	asked("spdy websocket")
 	dial()
 	asked("websocket")
 	if c.Transport() != "port-forward (websocket)" {
 		t.Fatalf("transport %q", c.Transport())
 	}
+	s.noSPDY.Store(false)
+	s.noWebSocket.Store(true)
+	dial()
+	asked("websocket spdy")
+	dial()
+	asked("spdy")
+	if c.Transport() != "port-forward (spdy)" {
+		t.Fatalf("transport %q", c.Transport())
+	}
 	if len(c.Addresses()) != 1 || !c.Addresses()[0].IsLoopback() {
 		t.Fatalf("addresses %v", c.Addresses())
+	}
+}
+
+// A proxy that swallows the upgrade that it does not know.
+func TestPortForwardSilence(t *testing.T) {
+	noLeaks(t)
+	s := newFakeAPIServer(t, echo)
+	s.muteSPDY.Store(true)
+	c := s.cluster(t, Options{})
+	c.silence = 20 * time.Millisecond
+	conn, err := c.PortForward(t.Context(), "ns", "web", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	if c.Transport() != "port-forward (websocket)" {
+		t.Fatalf("transport %q", c.Transport())
 	}
 }
 

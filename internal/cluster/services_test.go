@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 )
 
 func TestWatchServices(t *testing.T) {
@@ -32,11 +33,7 @@ func TestWatchServices(t *testing.T) {
 	}
 	next(api.NameDelta{Reset: true, Add: map[string][]string{"ns": {"api", "web"}}})
 	// The fake clientset does not replay what happens between its list and its watch.
-	for end := time.Now().Add(10 * time.Second); !watching(kube.Actions()); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it does not watch")
-		}
-	}
+	testenv.Until(t, "it watches", func() bool { return watching(kube.Actions()) })
 	if err := kube.CoreV1().Services("ns").Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ func Netstacks() []string {
 	return []string{api.NetstackAuto, api.NetstackGVisor, api.NetstackSystem}
 }
 
-// Key is a setting's name in the file; FlagName and EnvName give its other names.
+// Key is a setting's name in the file; FlagName gives that of its flag.
 type Key string
 
 // The settings.
@@ -104,12 +104,6 @@ func find(key Key) (setting, bool) {
 func (k Key) FlagName() string {
 	s, _ := find(k)
 	return s.flag
-}
-
-// EnvName is the environment variable that sets k.
-func (k Key) EnvName() string {
-	s, _ := find(k)
-	return s.env
 }
 
 // SetFlag gives key the values that its flag had on the command line. The error is an *api.Error that names

@@ -115,7 +115,7 @@ func TestConnectAtOnceIsOneConnection(t *testing.T) {
 		answers = append(answers, r.goPost(t.Context(), api.PathConnect, request("a")))
 	}
 	c := wait(t, r.made, "the connection")
-	r.eventually("the connection says something", func() bool { return len(r.status()) == 1 })
+	testenv.Until(t, "the connection says something", func() bool { return len(r.status()) == 1 })
 	close(c.connected)
 	for _, answer := range answers {
 		if got := wait(t, answer, "an answer"); got.last().Connection == nil {
@@ -142,7 +142,7 @@ func TestTwoClusters(t *testing.T) {
 		t.Errorf("disconnect --all = %+v", got.events)
 	}
 	wait(t, b.ended, "the other one's end")
-	r.eventually("the helper is closed", r.helper(0).isClosed)
+	testenv.Until(t, "the helper is closed", r.helper(0).isClosed)
 	if len(r.helpers) != 1 {
 		t.Errorf("%d helpers were taken, want one for both", len(r.helpers))
 	}
@@ -159,7 +159,7 @@ func TestClientGoesAway(t *testing.T) {
 	interrupt()
 	wait(t, answer, "the request's end")
 	wait(t, c.ended, "the attempt's end")
-	r.eventually("nothing is left", func() bool { return len(r.status()) == 0 && r.helper(0).isClosed() })
+	testenv.Until(t, "nothing is left", func() bool { return len(r.status()) == 0 && r.helper(0).isClosed() })
 }
 
 func TestOneOfTwoWaitersGoesAway(t *testing.T) {
@@ -171,7 +171,7 @@ func TestOneOfTwoWaitersGoesAway(t *testing.T) {
 	first := r.goPost(ctx, api.PathConnect, request("a"))
 	c := wait(t, r.made, "the connection")
 	second := r.goPost(t.Context(), api.PathConnect, request("a"))
-	r.eventually("both wait", func() bool {
+	testenv.Until(t, "both wait", func() bool {
 		return strings.Count(r.logText(), "request joins") == 1
 	})
 	interrupt()
@@ -205,18 +205,18 @@ func TestConnectFails(t *testing.T) {
 	if got == nil || got.Code != api.ExitImagePull || got.Message != "the image cannot be pulled" || got.Hint != "use --image" {
 		t.Errorf("error = %+v", got)
 	}
-	r.eventually("nothing is left", func() bool { return len(r.status()) == 0 && r.helper(0).isClosed() })
+	testenv.Until(t, "nothing is left", func() bool { return len(r.status()) == 0 && r.helper(0).isClosed() })
 }
 
 func TestFailedConnectionStays(t *testing.T) {
 	r := start(t)
 	c := r.connect("a")
 	c.end <- api.Errorf(api.ExitLost, "the manager is gone")
-	r.eventually("the connection has failed", func() bool {
+	testenv.Until(t, "the connection has failed", func() bool {
 		s := r.status()
 		return len(s) == 1 && s[0].Status == api.StatusFailed && s[0].Error.Message == "the manager is gone"
 	})
-	r.eventually("the helper is closed", r.helper(0).isClosed)
+	testenv.Until(t, "the helper is closed", r.helper(0).isClosed)
 
 	r.connect("a") // takes its place
 	if got := r.status(); len(got) != 1 || got[0].Status != api.StatusConnected {
@@ -225,7 +225,7 @@ func TestFailedConnectionStays(t *testing.T) {
 
 	c = r.connect("b")
 	c.end <- nil
-	r.eventually("it has failed", func() bool { return r.info().Connections == 1 })
+	testenv.Until(t, "it has failed", func() bool { return r.info().Connections == 1 })
 	if got := r.status()[1]; got.Error == nil || got.Error.Code != api.ExitLost || got.Error.Message != "the session ended" {
 		t.Errorf("error = %+v", got.Error)
 	}
@@ -244,7 +244,7 @@ func TestStatusFollowsTheResolverMode(t *testing.T) {
 	r.connect("a")
 	for _, mode := range []api.ResolverMode{api.ResolverNFTables, api.ResolverResolved} {
 		r.helper(0).changes <- api.NetworkApplied{ResolverMode: mode}
-		r.eventually("status has "+string(mode), func() bool { return r.status()[0].DNS.Mode == mode })
+		testenv.Until(t, "status has "+string(mode), func() bool { return r.status()[0].DNS.Mode == mode })
 	}
 }
 
@@ -254,7 +254,7 @@ func TestHelperDies(t *testing.T) {
 	r.helper(0).die()
 	wait(t, a.ended, "the first one's end")
 	wait(t, b.ended, "the second one's end")
-	r.eventually("both have failed", func() bool {
+	testenv.Until(t, "both have failed", func() bool {
 		s := r.status()
 		for _, c := range s {
 			if c.Status != api.StatusFailed || c.Error.Code != api.ExitLost || c.Error.Message != "the root helper ended" {
@@ -329,7 +329,7 @@ func TestIdleDaemonEnds(t *testing.T) {
 	case <-time.After(200 * time.Millisecond): // nothing must happen for a while
 	}
 	c.end <- errors.New("lost")
-	r.eventually("it has failed", func() bool { return r.status()[0].Status == api.StatusFailed })
+	testenv.Until(t, "it has failed", func() bool { return r.status()[0].Status == api.StatusFailed })
 	r.mustPost(api.PathDisconnect, api.DisconnectRequest{All: true})
 	err := wait(t, r.result, "the idle daemon's end")
 	r.result <- err

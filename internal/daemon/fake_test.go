@@ -372,18 +372,6 @@ func fetch[T any](r *rig, path string) T {
 func (r *rig) status() []api.Connection { return fetch[api.Status](r, api.PathStatus).Connections }
 func (r *rig) info() api.DaemonInfo     { return fetch[api.DaemonInfo](r, api.PathDaemon) }
 
-// eventually polls until ok, or fails the test.
-func (r *rig) eventually(what string, ok func() bool) {
-	r.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			r.t.Fatalf("after 10 s still not: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 // wait receives from c, or fails the test.
 func wait[T any](t *testing.T, c <-chan T, what string) T {
 	t.Helper()

@@ -33,6 +33,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
 )
 
 // failure is what a command is to end with.
@@ -374,7 +375,7 @@ func pluginErrors(t *testing.T, l *laptop) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, 2*time.Second, func() error {
+			testenv.Eventually(t, 2*time.Second, func() error {
 				if err := syscall.Kill(pid, 0); err == nil {
 					return fmt.Errorf("process %d of the plugin lives", pid)
 				}

@@ -25,6 +25,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/e2e/build"
 	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
 )
 
 // idleFlows is how many connections sit through all faults without a byte.
@@ -136,7 +137,7 @@ func fill(block []byte, n int64) {
 func (f *flow) goesOn(t *testing.T, within time.Duration) time.Duration {
 	t.Helper()
 	start, sent := time.Now(), f.sent.Load()
-	eventually(t, within, func() error {
+	testenv.Eventually(t, within, func() error {
 		select {
 		case err := <-f.err:
 			f.err <- err
@@ -363,7 +364,7 @@ func backpressure(t *testing.T, l *laptop, other *flow, vip string) {
 func (l *laptop) reconnecting(t *testing.T, within time.Duration) time.Duration {
 	t.Helper()
 	start := time.Now()
-	eventually(t, within, func() error {
+	testenv.Eventually(t, within, func() error {
 		c := l.connection(t)
 		if c.Status != api.StatusReconnecting {
 			return fmt.Errorf("status %s", c.Status)
@@ -380,7 +381,7 @@ func (l *laptop) reconnecting(t *testing.T, within time.Duration) time.Duration 
 func (l *laptop) connectedAgain(t *testing.T, within time.Duration) time.Duration {
 	t.Helper()
 	start := time.Now()
-	eventually(t, within, func() error {
+	testenv.Eventually(t, within, func() error {
 		if c := l.connection(t); c.Status != api.StatusConnected || c.Error != nil {
 			return fmt.Errorf("status %s: %v", c.Status, c.Error)
 		}
@@ -463,7 +464,7 @@ func dialTimeout(l *laptop, address string, timeout time.Duration) (net.Conn, er
 // ready waits until the API server serves, and its controllers have come back.
 func (w *world) ready(t *testing.T) {
 	t.Helper()
-	eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, 30*time.Second, func() error {
 		_, err := w.tryKubectl(t.Context(), "get", "--raw", "/readyz")
 		return err
 	})
@@ -538,7 +539,7 @@ func managerDeleted(t *testing.T, l *laptop, vip string) {
 	victim.goesOn(t, 5*time.Second)
 	l.kubectl(t, "-n", before.ManagerNamespace, "delete", "pod", before.ManagerPod, "--grace-period=0", "--force", "--wait=false")
 	var pod string
-	eventually(t, 30*time.Second, func() (err error) {
+	testenv.Eventually(t, 30*time.Second, func() (err error) {
 		pod, err = l.tryKubectl(t.Context(), "-n", before.ManagerNamespace, "get", "pods", "-l", ours, "--field-selector=status.phase=Running", "-o", "jsonpath={.items[0].metadata.name}")
 		if err == nil && (pod == "" || pod == before.ManagerPod) {
 			err = fmt.Errorf("pod %q", pod)
@@ -546,7 +547,7 @@ func managerDeleted(t *testing.T, l *laptop, vip string) {
 		return err
 	})
 	running := time.Now()
-	eventually(t, 15*time.Second, func() error {
+	testenv.Eventually(t, 15*time.Second, func() error {
 		if c := l.connection(t); c.Status != api.StatusConnected || c.ManagerPod != pod || c.Error != nil {
 			return fmt.Errorf("status %s, pod %s, want %s: %v", c.Status, c.ManagerPod, pod, c.Error)
 		}
@@ -555,7 +556,7 @@ func managerDeleted(t *testing.T, l *laptop, vip string) {
 	})
 	t.Logf("new flows work %v after the new pod runs", time.Since(running).Round(100*time.Millisecond))
 	// The old flow's other end is gone: it must not hang.
-	eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, 10*time.Second, func() error {
 		select {
 		case err := <-victim.err:
 			if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
@@ -595,7 +596,7 @@ func anotherVersion(t *testing.T, w *world) {
 		t.Errorf("install --upgrade says %q", out)
 	}
 	upgraded := time.Now()
-	eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, 20*time.Second, func() error {
 		if c := l.connection(t); c.Status != api.StatusConnected || c.ManagerVersion == "0.0.9" {
 			return fmt.Errorf("status %s, version %s", c.Status, c.ManagerVersion)
 		}
@@ -610,7 +611,7 @@ func anotherVersion(t *testing.T, w *world) {
 	downgrade := func(t *testing.T) {
 		t.Helper()
 		other.must(t, "kubevpn", "install", "--upgrade", "--image", old)
-		eventually(t, 20*time.Second, func() error {
+		testenv.Eventually(t, 20*time.Second, func() error {
 			if c := l.connection(t); c.Status != api.StatusConnected || c.ManagerVersion != "0.0.9" {
 				return fmt.Errorf("status %s, version %s", c.Status, c.ManagerVersion)
 			}
@@ -655,7 +656,7 @@ func networksChange(t *testing.T, l *laptop) {
 	routed := func(prefix string, want bool) {
 		t.Helper()
 		start := time.Now()
-		eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, 10*time.Second, func() error {
 			c := l.connection(t)
 			got := strings.Contains(l.must(t, "ip", "route", "show", "dev", c.Device)+"\n", prefix+" ")
 			listed := slices.ContainsFunc(c.CIDRs, func(p netip.Prefix) bool { return p.String() == prefix })

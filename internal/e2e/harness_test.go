@@ -361,26 +361,6 @@ func (l *laptop) sameAs(t *testing.T, before string) {
 	}
 }
 
-// eventually calls check until it returns nil, at most for the given time.
-func eventually(t *testing.T, within time.Duration, check func() error) {
-	t.Helper()
-	deadline := time.Now().Add(within)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", within, err)
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-t.Context().Done():
-			t.Fatal(t.Context().Err())
-		}
-	}
-}
-
 // kill ends a process at once.
 func kill(t *testing.T, pid int) {
 	t.Helper()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
 )
 
 // namesSuite: the cluster's names resolve for every program, other names go where they went before.
@@ -96,7 +97,7 @@ endpoints: [%s]
 	})
 	t.Run("a_large_answer_comes_over_tcp", func(t *testing.T) {
 		name := "many.default.svc.cluster.local"
-		eventually(t, 15*time.Second, func() error {
+		testenv.Eventually(t, 15*time.Second, func() error {
 			if out := dig(name); strings.Count(out, "\n") != 89 {
 				return fmt.Errorf("%d lines", strings.Count(out, "\n")+1)
 			}
@@ -108,7 +109,7 @@ endpoints: [%s]
 	})
 	t.Run("external_name", func(t *testing.T) {
 		router := dig("www.outside.test")
-		eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, 10*time.Second, func() error {
 			if out := dig("out.default"); !strings.HasSuffix(out, "www.outside.test.\n"+router) {
 				return fmt.Errorf("%q", out)
 			}

@@ -7,12 +7,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
 )
 
 // autoSuite: the netstack that is chosen, and why; and that who asks for one that cannot work is told.
@@ -155,7 +157,7 @@ print(s.recv(65536) == sent)
 			t.Errorf("the node has something of ours:\n%s", out)
 		}
 		w.kubectl(t, "-n", c.ManagerNamespace, "delete", "pod", c.ManagerPod, "--grace-period=0", "--force")
-		eventually(t, 60*time.Second, func() error {
+		testenv.Eventually(t, 60*time.Second, func() error {
 			_, err := l.get(t, "http://"+pod+":8080/")
 			return err
 		})
@@ -203,7 +205,7 @@ func laptopsSuite(t *testing.T, w *world) {
 	}{{"there", a, b, addrB}, {"back", b, a, addrA}} {
 		t.Run(way.name, func(t *testing.T) {
 			t.Run("ping", func(t *testing.T) {
-				eventually(t, 10*time.Second, func() error {
+				testenv.Eventually(t, 10*time.Second, func() error {
 					if r := way.from.run(t, "ping", "-n", "-c", "1", "-W", "1", way.at.String()); r.code != 0 {
 						return fmt.Errorf("%v", r)
 					}
@@ -220,7 +222,7 @@ class H(http.server.BaseHTTPRequestHandler):
     def log_message(self, *a): pass
 http.server.HTTPServer(("0.0.0.0", 8099), H).serve_forever()
 `)
-				eventually(t, 10*time.Second, func() error {
+				testenv.Eventually(t, 10*time.Second, func() error {
 					_, err := way.from.get(t, "http://"+way.at.String()+":8099/")
 					return err
 				})
@@ -241,7 +243,7 @@ while True:
     b, peer = s.recvfrom(65536)
     s.sendto(b, peer)
 `)
-				eventually(t, 10*time.Second, func() error {
+				testenv.Eventually(t, 10*time.Second, func() error {
 					if r := way.from.sh(t, "printf hello | nc -u -w 1 %s 8098", way.at); r.stdout != "hello" {
 						return fmt.Errorf("%v", r)
 					}
@@ -269,7 +271,7 @@ while True:
 	t.Run("the_address_stays_across_a_new_session", func(t *testing.T) {
 		c := a.connection(t)
 		w.kubectl(t, "-n", c.ManagerNamespace, "delete", "pod", c.ManagerPod, "--grace-period=0", "--force")
-		eventually(t, 60*time.Second, func() error {
+		testenv.Eventually(t, 60*time.Second, func() error {
 			if c := a.connection(t); c.Status != api.StatusConnected {
 				return fmt.Errorf("%s", c.Status)
 			}
@@ -292,33 +294,27 @@ func (w *world) secondLaptop(t *testing.T) *laptop {
 	t.Helper()
 	f := w.Config().Families()[0]
 	name, addr := w.Config().Name+"-laptop2", f.Laptop.Next().Next()
+	// In the machine's own mount namespace: the router has one, and in there a new network namespace has no name.
 	script := func(format string, args ...any) {
 		t.Helper()
-		cmd, err := w.Command(t.Context(), "router", "sh", "-euc", fmt.Sprintf(format, args...))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if out, err := cmd.CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(t.Context(), "sh", "-euc", fmt.Sprintf(format, args...)).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
+	router := w.Config().Name + "-router"
 	script(`ip netns del %[1]s 2>/dev/null || true; ip netns add %[1]s
-		ip link add second type veth peer name eth0 netns %[1]s
-		ip link set second up
-		ip route add %[2]s dev second
+		ip -n %[4]s link add second type veth peer name eth0 netns %[1]s
+		ip -n %[4]s link set second up
+		ip -n %[4]s route add %[2]s dev second
 		ip -n %[1]s link set lo up; ip -n %[1]s addr add %[2]s/32 dev eth0; ip -n %[1]s link set eth0 up
-		ip -n %[1]s route add %[3]s dev eth0; ip -n %[1]s route add default via %[3]s`, name, addr, f.Gateway)
+		ip -n %[1]s route add %[3]s dev eth0; ip -n %[1]s route add default via %[3]s`, name, addr, f.Gateway, router)
 	t.Cleanup(func() {
-		cmd, err := w.Command(context.WithoutCancel(t.Context()), "router", "ip", "netns", "del", name)
-		if err == nil {
-			err = cmd.Run()
-		}
-		if err != nil {
+		if err := exec.Command("ip", "netns", "del", name).Run(); err != nil {
 			t.Errorf("removing the second laptop: %v", err)
 		}
 	})
 	l := w.newLaptop(t, lab.Admin)
-	l.within = []string{"ip", "netns", "exec", name}
+	l.within = []string{"nsenter", "--net=/run/netns/" + name, "--"}
 	l.netstack = ""
 	return l
 }

@@ -27,6 +27,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
 )
 
 // ours selects everything that kubevpn installs.
@@ -128,7 +129,7 @@ kind: Service
 metadata: {name: later, namespace: default}
 spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 `)
-	eventually(t, 10*time.Second, func() error { _, err := dev.get(t, "http://later/"); return err })
+	testenv.Eventually(t, 10*time.Second, func() error { _, err := dev.get(t, "http://later/"); return err })
 	if out := dev.must(t, "curl", "-sS", "--max-time", "5", "http://www.outside.test/"); out == "" {
 		t.Error("an empty page")
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
 )
 
 // servicesSuite: ClusterIPs behave as kube-proxy would have them behave, whatever kube-proxy does here.
@@ -50,7 +51,7 @@ spec:
 
 	t.Run("session_affinity", func(t *testing.T) {
 		hosts := map[string]int{}
-		eventually(t, 10*time.Second, func() error { _, err := l.get(t, "http://"+vip("sticky")+"/"); return err })
+		testenv.Eventually(t, 10*time.Second, func() error { _, err := l.get(t, "http://"+vip("sticky")+"/"); return err })
 		for range 8 {
 			e, err := l.get(t, "http://"+vip("sticky")+"/")
 			if err != nil {
@@ -105,7 +106,7 @@ spec:
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
 `, "IMAGE", deploy))
 		w.kubectl(t, "rollout", "status", "deployment/moving", "--timeout=60s")
-		eventually(t, 10*time.Second, func() error { _, err := l.get(t, "http://"+vip("moving")+"/"); return err })
+		testenv.Eventually(t, 10*time.Second, func() error { _, err := l.get(t, "http://"+vip("moving")+"/"); return err })
 		w.kubectl(t, "rollout", "restart", "deployment/moving")
 		hosts, failed := map[string]int{}, []error{}
 		deadline := time.Now().Add(12 * time.Second)

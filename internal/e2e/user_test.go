@@ -508,7 +508,7 @@ func (x *terminal) text() string {
 // shows waits until something stands on the terminal.
 func (x *terminal) shows(t *testing.T, text string) {
 	t.Helper()
-	eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, 30*time.Second, func() error {
 		if got := x.text(); !strings.Contains(got, text) {
 			return fmt.Errorf("%q is not on the terminal: %q", text, got)
 		}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 )
 
 // pair is both ends of what Start makes.
@@ -64,16 +65,9 @@ func startBoth(t *testing.T, env ...string) *processes {
 	return p
 }
 
-func noDevice() string {
-	if _, err := net.InterfaceByName("kubevpn0"); err == nil {
-		return "kubevpn0 is still there"
-	}
-	return ""
-}
-
 // Whoever dies, and however: the machine is as before, at once or at the next start.
 func TestNothingIsLeft(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	kill := func(cmd *exec.Cmd, s os.Signal) func() error { return func() error { return cmd.Process.Signal(s) } }
@@ -128,7 +122,7 @@ func TestNothingIsLeft(t *testing.T) {
 				if e.name == "close" && (herr != nil || derr != nil) {
 					t.Errorf("helper: %v, daemon: %v", herr, derr)
 				}
-				eventually(t, noDevice)
+				testenv.WaitGone(t, "kubevpn0")
 				if e.recover && mode.name == "file" {
 					if machine(t) == before {
 						t.Error("resolv.conf was not edited, so this shows nothing")
@@ -163,7 +157,7 @@ func inProcess(t *testing.T) (*Client, <-chan error) {
 }
 
 func TestClientAndServe(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -188,8 +182,8 @@ func TestClientAndServe(t *testing.T) {
 			t.Errorf("-want +got\n%s", diff)
 		}
 	}
-	if !strings.Contains(run(t, "nft list ruleset"), fmt.Sprintf("table inet kubevpn-1000-%d ", os.Getpid())) {
-		t.Error(run(t, "nft list ruleset"))
+	if !strings.Contains(testenv.Run(t, "nft list ruleset"), fmt.Sprintf("table inet kubevpn-1000-%d ", os.Getpid())) {
+		t.Error(testenv.Run(t, "nft list ruleset"))
 	}
 	// A packet for a pod comes out of the descriptor that was handed over.
 	conn, err := net.Dial("udp4", "10.244.1.5:7")
@@ -237,7 +231,7 @@ func TestClientAndServe(t *testing.T) {
 
 	// The device is the daemon's alone: when it closes it, it is gone.
 	tun.Close()
-	eventually(t, noDevice)
+	testenv.WaitGone(t, "kubevpn0")
 	if _, err := c.Apply(ctx, wanted()); err == nil || !strings.Contains(err.Error(), "refuses the link kubevpn0") {
 		t.Errorf("Apply without the device: %v", err)
 	}
@@ -265,7 +259,7 @@ func errorOf[T any](_ T, err error) error { return err }
 
 // All that fits into the limits fits into a message, both ways at once with sockets.
 func TestManyRoutesAndSocketsAtOnce(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -311,7 +305,7 @@ func TestManyRoutesAndSocketsAtOnce(t *testing.T) {
 
 // resolv.conf changes while connected: the daemon is told of the new upstreams.
 func TestChangesReachTheDaemon(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -349,7 +343,7 @@ func TestChangesReachTheDaemon(t *testing.T) {
 
 // What cannot be understood ends the helper, and it cleans up as always. It never answers a stranger's file.
 func TestServeRefusesWhatItDoesNotKnow(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")

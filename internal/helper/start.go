@@ -1,9 +1,6 @@
 package helper
 
-import (
-	"io"
-	"log/slog"
-)
+import "io"
 
 // StartConfig says how to start the helper process.
 type StartConfig struct {
@@ -14,5 +11,4 @@ type StartConfig struct {
 	// Stderr is where sudo's own messages go, besides the error. Its prompt goes to the terminal. Default:
 	// nowhere.
 	Stderr io.Writer
-	Logger *slog.Logger // default: nothing
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 )
 
 const testerUID = 64900
@@ -31,15 +32,15 @@ func installed(t *testing.T) string {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	exe := filepath.Join(dir, "kubevpn")
-	run(t, fmt.Sprintf("cp /proc/%d/exe %s", os.Getpid(), exe))
-	run(t, "chmod 755 "+dir+" "+exe)
+	testenv.Run(t, fmt.Sprintf("cp /proc/%d/exe %s", os.Getpid(), exe))
+	testenv.Run(t, "chmod 755 "+dir+" "+exe)
 	return exe
 }
 
 // tester makes a user called tester, with the password secret, whom sudo lets do what sudoers says.
 func tester(t *testing.T, sudoers string) {
 	t.Helper()
-	hash := strings.TrimSpace(run(t, "openssl passwd -6 -salt kubevpn secret"))
+	hash := strings.TrimSpace(testenv.Run(t, "openssl passwd -6 -salt kubevpn secret"))
 	for path, content := range map[string]string{
 		"/etc/passwd":          fmt.Sprintf("tester:x:%d:%d::/:/bin/sh\n", testerUID, testerUID),
 		"/etc/group":           fmt.Sprintf("tester:x:%d:\n", testerUID),
@@ -121,7 +122,7 @@ func (x *terminal) line(t *testing.T) string {
 		return s
 	case <-time.After(30 * time.Second):
 		x.cmd.Process.Kill()
-		t.Fatalf("no report; processes:\n%s", run(t, "ps -ef --forest"))
+		t.Fatalf("no report; processes:\n%s", testenv.Run(t, "ps -ef --forest"))
 		return ""
 	}
 }
@@ -130,7 +131,7 @@ func (x *terminal) line(t *testing.T) string {
 func helpers(t *testing.T, exe string) []string {
 	t.Helper()
 	var out []string
-	for line := range strings.Lines(run(t, "ps -ww -eo pid=,sid=,tty=,args=")) {
+	for line := range strings.Lines(testenv.Run(t, "ps -ww -eo pid=,sid=,tty=,args=")) {
 		if f := strings.Fields(line); len(f) >= 5 && strings.Contains(line, exe+" helper") {
 			out = append(out, strings.Join(f, " "))
 		}
@@ -138,12 +139,23 @@ func helpers(t *testing.T, exe string) []string {
 	return out
 }
 
+// noHelper waits until no process runs EXE helper.
+func noHelper(t *testing.T, exe string) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if h := helpers(t, exe); len(h) > 0 {
+			return fmt.Errorf("the helper lives on: %q", h)
+		}
+		return nil
+	})
+}
+
 const connected = "connected as 64900: nftables [192.0.2.1:53]\n"
 
 // The helper is root's, in a session of its own without a terminal; sudo and the first process are gone; and
 // it lives on when the terminal is closed, until the daemon ends.
 func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
-	if !inNamespace(t, "sudo", "ps", "openssl") {
+	if !testenv.InNamespace(t, "nft", "sudo", "ps", "openssl") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -157,20 +169,20 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 		t.Fatalf("%s; the terminal shows %q", got, out[:n])
 	}
 	var only string
-	eventually(t, func() string {
+	testenv.Eventually(t, patience, func() error {
 		h := helpers(t, exe)
 		if len(h) != 1 {
-			return fmt.Sprintf("processes of the helper: %q", h)
+			return fmt.Errorf("processes of the helper: %q", h)
 		}
 		only = h[0]
-		return ""
+		return nil
 	})
 	f := strings.Fields(only)
 	pid, sid, tty := f[0], f[1], f[2]
 	if sid != pid || tty != "?" {
 		t.Errorf("the helper is process %s of session %s on terminal %s", pid, sid, tty)
 	}
-	status := run(t, "cat /proc/"+pid+"/status")
+	status := testenv.Run(t, "cat /proc/"+pid+"/status")
 	for _, want := range []string{"Umask:\t0077", "Uid:\t0\t0\t0\t0"} {
 		if !strings.Contains(status, want) {
 			t.Errorf("the helper's status is without %q:\n%s", want, status)
@@ -193,7 +205,7 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 	// The terminal is closed, and somebody presses Ctrl-C in the wrong place.
 	x.tty.Close()
 	for _, s := range []string{"HUP", "INT"} {
-		run(t, "kill -"+s+" "+pid)
+		testenv.Run(t, "kill -"+s+" "+pid)
 	}
 	if _, err := io.WriteString(x.orders, "socket\n"); err != nil {
 		t.Fatal(err)
@@ -205,16 +217,17 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 	if err := x.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() string {
-		if h := helpers(t, exe); len(h) > 0 {
-			return fmt.Sprintf("the helper lives on: %q", h)
+	noHelper(t, exe)
+	testenv.Eventually(t, patience, func() error {
+		if diff := cmp.Diff(before, machine(t)); diff != "" {
+			return fmt.Errorf("left behind: -before +after\n%s", diff)
 		}
-		return cmp.Diff(before, machine(t))
+		return nil
 	})
 }
 
 func TestStartAsksForThePassword(t *testing.T) {
-	if !inNamespace(t, "sudo", "ps", "openssl") {
+	if !testenv.InNamespace(t, "nft", "sudo", "ps", "openssl") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -243,12 +256,7 @@ func TestStartAsksForThePassword(t *testing.T) {
 	if err := x.orders.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() string {
-		if h := helpers(t, exe); len(h) > 0 {
-			return fmt.Sprintf("the helper lives on: %q", h)
-		}
-		return ""
-	})
+	noHelper(t, exe)
 
 	x = connect(t, exe, true)
 	prompt(x, "wrong")
@@ -270,7 +278,7 @@ func TestStartAsksForThePassword(t *testing.T) {
 }
 
 func TestStartIsRefused(t *testing.T) {
-	if !inNamespace(t, "sudo", "ps", "openssl") {
+	if !testenv.InNamespace(t, "nft", "sudo", "ps", "openssl") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -294,7 +302,7 @@ func TestStartIsRefused(t *testing.T) {
 }
 
 func TestStartAsRoot(t *testing.T) {
-	if !inNamespace(t, "ps") {
+	if !testenv.InNamespace(t, "nft", "ps") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -319,7 +327,7 @@ func TestStartAsRoot(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	eventually(t, func() string { return strings.Join(helpers(t, exe), "\n") })
+	noHelper(t, exe)
 
 	for _, tt := range []struct{ exe, want string }{
 		{"/bin/false", "the root helper was not started: exit status 1"},
@@ -337,12 +345,12 @@ func TestStartAsRoot(t *testing.T) {
 	if _, err := Start(canceled, StartConfig{Executable: "/bin/cat"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
 	}
-	eventually(t, func() string { return strings.Join(helpers(t, exe), "\n") })
+	noHelper(t, exe)
 }
 
 // A helper that finds an edited resolv.conf puts it back before it is ready; one that cannot says why.
 func TestStartRecovers(t *testing.T) {
-	if !inNamespace(t, "ps") {
+	if !testenv.InNamespace(t, "nft", "ps") {
 		return
 	}
 	privateEtc(t, "nameserver 192.0.2.1\n")
@@ -352,7 +360,7 @@ func TestStartRecovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = p.helper.Wait(), p.daemon.Wait()
-	eventually(t, noDevice)
+	testenv.WaitGone(t, "kubevpn0")
 	if machine(t) == before {
 		t.Fatal("nothing was left, so this shows nothing")
 	}
@@ -365,7 +373,7 @@ func TestStartRecovers(t *testing.T) {
 		t.Errorf("not recovered: -before +after\n%s", diff)
 	}
 	socket.Close()
-	eventually(t, func() string { return strings.Join(helpers(t, exe), "\n") })
+	noHelper(t, exe)
 
 	if err := os.WriteFile("/var/lib/kubevpn/resolv.conf.json", []byte("{"), 0o600); err != nil {
 		t.Fatal(err)

@@ -24,7 +24,6 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 )
 
 // world is a fake API server with RBAC: deny lists "verb:resource@namespace" with * as wildcard.
@@ -246,7 +245,7 @@ func TestEnsure(t *testing.T) {
 				return
 			}
 			if err != nil {
-				t.Fatal(cluster.Explain(err))
+				t.Fatal(err)
 			}
 			if d := cmp.Diff(tt.want, e.result); d != "" {
 				t.Errorf("result (-want +got):\n%s", d)

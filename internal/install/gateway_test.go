@@ -211,7 +211,7 @@ func TestAddGateway(t *testing.T) {
 				}
 				return
 			}
-			e := cluster.Explain(err)
+			e := explain(t, err)
 			if e == nil || e.Code != tt.code || !strings.Contains(e.Message, tt.err) || !strings.Contains(e.Hint, tt.hint) {
 				t.Errorf("%+v, want code %d, %q, hint %q", e, tt.code, tt.err, tt.hint)
 			}
@@ -233,7 +233,7 @@ func TestAddGatewayPutsTheLabelBack(t *testing.T) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "manager-pod", errors.New(`admission webhook "policy" denied the request: no root`))
 	})
 	g := &adder{kube: k, timeout: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Relabel: true}}
-	if e := cluster.Explain(g.run(t.Context())); e == nil || !strings.Contains(e.Message, "denied the request: no root") {
+	if e := explain(t, g.run(t.Context())); e == nil || !strings.Contains(e.Message, "denied the request: no root") {
 		t.Errorf("%+v", e)
 	}
 	n, err := k.CoreV1().Namespaces().Get(t.Context(), "kubevpn", metav1.GetOptions{})
@@ -308,4 +308,20 @@ func TestGatewayContainer(t *testing.T) {
 	if s := gatewayContainer("gateway-1", image, true).SecurityContext; !*s.Privileged || s.AllowPrivilegeEscalation != nil || s.Capabilities != nil {
 		t.Errorf("the last resort is %+v", s)
 	}
+}
+
+// explain is what a user is shown of err.
+func explain(t *testing.T, err error) *api.Error {
+	t.Helper()
+	c, loadErr := cluster.Load([]byte(`
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:6443"}}]
+contexts: [{name: c, context: {cluster: c}}]
+current-context: c
+`), cluster.Options{})
+	if loadErr != nil {
+		t.Fatal(loadErr)
+	}
+	return c.Explain(err)
 }

@@ -7,7 +7,7 @@ import (
 
 // Numbers that are the same in every lab.
 const (
-	APIPort  = 6443 // of the API server, on node 1's address
+	APIPort  = 6443 // of the API server, see Config.APIServer
 	MaxNodes = 9    // more than one machine bears, and one digit in every address
 )
 
@@ -18,6 +18,7 @@ type Family struct {
 	Pods       netip.Prefix // the cluster's pod range; each node has a part of it, see PodRange
 	Services   netip.Prefix
 	Router     netip.Addr // on NodeNet: the nodes' gateway and name server
+	Control    netip.Addr // on NodeNet: the control plane's, where that is not on node 1
 	Gateway    netip.Addr // on LaptopNet: the laptop's gateway and name server
 	Laptop     netip.Addr
 	Outside    netip.Addr // www.outside.test, on the router, routed to from everywhere
@@ -70,6 +71,7 @@ func ipv6(set int) Family {
 // withHosts fills in the addresses that follow from the networks.
 func (f Family) withHosts() Family {
 	f.Router = nth(f.NodeNet.Addr(), 254)
+	f.Control = nth(f.NodeNet.Addr(), 253)
 	f.Gateway = nth(f.LaptopNet.Addr(), 1)
 	f.Laptop = nth(f.LaptopNet.Addr(), 2)
 	f.Kubernetes = nth(f.Services.Addr(), 1)

@@ -20,11 +20,19 @@ import (
 )
 
 // Dial opens a connection from one of the lab's places ("laptop", "router", "node1"...), as a program there would. The
-// address must be numeric. It fits rest.Config's Dial.
+// address must be numeric. It fits rest.Config's Dial. From a guest it is for streams, and has other addresses.
 func (l *Lab) Dial(ctx context.Context, place, network, address string) (net.Conn, error) {
 	if _, err := netip.ParseAddrPort(address); err != nil {
 		return nil, fmt.Errorf("dialing from %s: %w", place, err)
 	}
+	if l.inGuest(place) {
+		return l.guest(place).Dial(ctx, network, address)
+	}
+	return l.dialFrom(ctx, place, network, address)
+}
+
+// dialFrom opens a connection from a place's network namespace.
+func (l *Lab) dialFrom(ctx context.Context, place, network, address string) (net.Conn, error) {
 	var conn net.Conn
 	err := onThread(func() error {
 		if err := enterNet(l.config.namespace(place)); err != nil {
@@ -60,7 +68,7 @@ func (l *Lab) newAPI() (*api, error) {
 		Transport: &http.Transport{
 			TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}},
 			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-				return l.Dial(ctx, "node1", network, address)
+				return l.Dial(ctx, l.config.control(), network, address)
 			},
 		},
 	}}, nil

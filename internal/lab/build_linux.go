@@ -25,6 +25,8 @@ type programs struct {
 	Etcd    string   `json:"etcd"`
 	Pause   string   `json:"pause"`
 	Outside string   `json:"outside"`
+	Guest   string   `json:"guest"`  // a guest's first process, and what stands in for its programs
+	Shim    string   `json:"shim"`   // of the guests' kernel; empty where there are none
 	Images  []string `json:"images"` // archives: pause, coredns, echo
 }
 
@@ -32,7 +34,7 @@ type programs struct {
 type program struct {
 	name  string
 	dir   string   // in the repository
-	extra []string // files, in the repository, that it is built from besides those in dir
+	extra []string // files and packages' directories, in the repository, that it is built from besides those in dir
 	hint  string   // what a person is told when it is long
 	image string   // the image to make of it, if any
 
@@ -45,6 +47,7 @@ func buildList() []program {
 		{name: "etcd", dir: "internal/lab/cluster/etcd", hint: "etcd (about half a minute, once)"},
 		{name: "coredns", dir: "internal/lab/cluster/coredns", hint: "CoreDNS (about a minute, once)", image: corednsImage},
 		{name: "outside", dir: "internal/lab/outside", extra: []string{"go.mod", "go.sum"}, hint: "the router's services"},
+		{name: "guest", dir: "internal/lab/guest/init", extra: []string{"go.mod", "go.sum", "internal/lab/guest"}, hint: "the guests' first process"},
 		{name: "pause", dir: "internal/lab/pause", hint: "the pause image", image: pauseImage},
 		{name: "echo", dir: "internal/lab/echo", hint: "the echo image", image: EchoImage},
 	}
@@ -122,11 +125,18 @@ func (l *Lab) Build(ctx context.Context) error {
 			built.Etcd = binary
 		case "outside":
 			built.Outside = binary
+		case "guest":
+			built.Guest = binary
 		case "pause":
 			built.Pause = binary
 		}
 		if p.image != "" {
 			built.Images = append(built.Images, archive)
+		}
+	}
+	if l.config.guests {
+		if built.Shim, err = buildShim(ctx, cache); err != nil {
+			return err
 		}
 	}
 	l.programs = built
@@ -207,15 +217,24 @@ func (l *Lab) lockBuild(file string) (unlock func(), err error) {
 
 // hash names what p is built from.
 func (p program) hash(source string) (string, error) {
-	dir := filepath.Join(source, p.dir)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return "", err
-	}
 	var files []string
-	for _, e := range entries {
-		if name := e.Name(); strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") || name == "go.mod" || name == "go.sum" {
-			files = append(files, filepath.Join(p.dir, name))
+	for _, name := range append([]string{p.dir}, p.extra...) {
+		info, err := os.Stat(filepath.Join(source, name))
+		if err != nil {
+			return "", err
+		}
+		if !info.IsDir() {
+			files = append(files, name)
+			continue
+		}
+		entries, err := os.ReadDir(filepath.Join(source, name))
+		if err != nil {
+			return "", err
+		}
+		for _, e := range entries {
+			if f := e.Name(); strings.HasSuffix(f, ".go") && !strings.HasSuffix(f, "_test.go") || f == "go.mod" || f == "go.sum" {
+				files = append(files, filepath.Join(name, f))
+			}
 		}
 	}
 	flags, err := p.flags(source)
@@ -224,7 +243,7 @@ func (p program) hash(source string) (string, error) {
 	}
 	h := sha256.New()
 	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, flags, p.image)
-	for _, file := range append(files, p.extra...) {
+	for _, file := range files {
 		content, err := os.ReadFile(filepath.Join(source, file))
 		if err != nil {
 			return "", err

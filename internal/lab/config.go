@@ -5,19 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 )
 
 // ProxyMode says how the cluster's own Services work on its nodes.
 type ProxyMode string
 
-// The modes. With ProxyNone there is no kube-proxy and no ClusterIP works inside the cluster, not even DNS's.
+// The modes. With ProxyNone there is no kube-proxy and no ClusterIP works inside the cluster, not even DNS's. With
+// ProxyIPVS the nodes run on the machine's kernel if that has ip_vs, and else each in a guest, a user-mode Linux kernel
+// of its own, see package guest; the control plane then has a place of its own, "control".
 const (
 	ProxyIPTables ProxyMode = "iptables"
 	ProxyNFTables ProxyMode = "nftables"
+	ProxyIPVS     ProxyMode = "ipvs"
 	ProxyNone     ProxyMode = "none"
 )
 
@@ -32,10 +37,16 @@ type Config struct {
 	IPv6      bool      // dual-stack, IPv4 first
 	Ranges    int       // which of two sets of address ranges, 1 (default) or 2: labs that are joined have different ones
 
+	// ProxySettings are fields of KubeProxyConfiguration, by their paths, and their values in YAML:
+	// "ipvs.strictARP": "true".
+	ProxySettings map[string]string
+
 	Dir      string    // of all labs' state; default $KUBEVPN_LAB_DIR or /var/lib/kubevpn-lab
 	Cache    string    // of built programs; default $KUBEVPN_CACHE, $XDG_CACHE_HOME or ~/.cache
 	Source   string    // the repository; default: found from the working directory or from the program's own place
 	Progress io.Writer // what is being done, line by line; default: nowhere
+
+	guests bool // nodes are guests; found out by Up, see hostHasIPVS
 }
 
 func (c Config) withDefaults() Config {
@@ -79,9 +90,14 @@ func (c Config) validate() error {
 		errs = append(errs, fmt.Errorf("ranges %d: want 1 or 2", c.Ranges))
 	}
 	switch c.ProxyMode {
-	case ProxyIPTables, ProxyNFTables, ProxyNone:
+	case ProxyIPTables, ProxyNFTables, ProxyIPVS, ProxyNone:
 	default:
-		errs = append(errs, fmt.Errorf("proxy mode %q: want iptables, nftables or none", c.ProxyMode))
+		errs = append(errs, fmt.Errorf("proxy mode %q: want iptables, nftables, ipvs or none", c.ProxyMode))
+	}
+	if c.ProxyMode == ProxyNone && len(c.ProxySettings) > 0 {
+		errs = append(errs, errors.New("settings of kube-proxy, and no kube-proxy"))
+	} else if _, err := c.proxyConfig(1, ""); err != nil {
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -96,6 +112,9 @@ func (c Config) shape() string {
 		s += ", no kube-proxy"
 	} else {
 		s += ", kube-proxy " + string(c.ProxyMode)
+	}
+	for _, path := range slices.Sorted(maps.Keys(c.ProxySettings)) {
+		s += fmt.Sprintf(" %s=%s", path, c.ProxySettings[path])
 	}
 	s += ", IPv4"
 	if c.IPv6 {
@@ -116,15 +135,37 @@ func (c Config) namespace(place string) string { return c.Name + "-" + place }
 // places are the lab's network namespaces, without the lab's name.
 func (c Config) places() []string {
 	places := []string{"router", "laptop"}
+	if c.guests {
+		places = append(places, controlPlace)
+	}
 	for n := 1; n <= c.Nodes; n++ {
 		places = append(places, fmt.Sprintf("node%d", n))
 	}
 	return places
 }
 
+// controlPlace is where the control plane is when the nodes are guests.
+const controlPlace = "control"
+
+// control is the place of the control plane: node 1, unless that is a guest.
+func (c Config) control() string {
+	if c.guests {
+		return controlPlace
+	}
+	return "node1"
+}
+
+// APIServer is the API server's address in a family.
+func (c Config) APIServer(f Family) netip.Addr {
+	if c.guests {
+		return f.Control
+	}
+	return f.Node(1)
+}
+
 // Server is the API server's URL.
 func (c Config) Server() string {
-	return "https://" + netip.AddrPortFrom(c.Families()[0].Node(1), APIPort).String()
+	return "https://" + netip.AddrPortFrom(c.APIServer(c.Families()[0]), APIPort).String()
 }
 
 // kubeconfig is the kubeconfig of one client, complete in itself.

@@ -62,7 +62,7 @@ func TestValidate(t *testing.T) {
 		{Config{Name: "a-name-that-is-too-long"}, "at most 16"},
 		{Config{Nodes: 10}, "10 nodes: want 1 to 9"},
 		{Config{Nodes: -1}, "-1 nodes"},
-		{Config{ProxyMode: "ipvs"}, `proxy mode "ipvs": want iptables, nftables or none`},
+		{Config{ProxyMode: "userspace"}, `proxy mode "userspace": want iptables, nftables, ipvs or none`},
 		{Config{Ranges: 3}, "ranges 3"},
 	} {
 		err := test.config.withDefaults().validate()
@@ -241,7 +241,11 @@ func TestMasquerade(t *testing.T) {
 func TestConfigurationsAreYAML(t *testing.T) {
 	for _, c := range []Config{{}, {IPv6: true, ProxyMode: ProxyNFTables, Ranges: 2}} {
 		c = c.withDefaults()
-		for name, text := range map[string]string{"kubelet": c.kubeletConfig(1, "/d"), "kube-proxy": c.proxyConfig(1, "/d")} {
+		proxy, err := c.proxyConfig(1, "/d")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, text := range map[string]string{"kubelet": c.kubeletConfig(1, "/d"), "kube-proxy": proxy} {
 			var parsed struct {
 				APIVersion, Kind, Address, CgroupRoot, Mode, ClusterCIDR, HostnameOverride string
 				ClusterDNS                                                                 []string

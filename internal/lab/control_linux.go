@@ -3,12 +3,13 @@ package lab
 import (
 	"net/netip"
 	"path/filepath"
+	"strconv"
 )
 
-// startEtcd and the functions after it start the control plane, on node 1.
+// startEtcd and the functions after it start the control plane.
 
 func (l *Lab) startEtcd() error {
-	return l.start(Process{Name: "etcd", Place: "node1", Args: []string{
+	return l.start(Process{Name: "etcd", Place: l.config.control(), Args: []string{
 		l.programs.Etcd,
 		"--name=lab",
 		"--data-dir=" + filepath.Join(l.dir(), "etcd"),
@@ -24,10 +25,10 @@ func (l *Lab) startEtcd() error {
 
 func (l *Lab) startAPIServer() error {
 	c := l.config
-	return l.start(Process{Name: "kube-apiserver", Place: "node1", Args: []string{
+	return l.start(Process{Name: "kube-apiserver", Place: l.config.control(), Args: []string{
 		l.programs.Kube, "kube-apiserver",
 		"--etcd-servers=http://127.0.0.1:2379",
-		"--advertise-address=" + c.Families()[0].Node(1).String(),
+		"--advertise-address=" + c.APIServer(c.Families()[0]).String(),
 		"--secure-port=6443",
 		"--service-cluster-ip-range=" + joined(c.Families(), func(f Family) netip.Prefix { return f.Services }),
 		"--tls-cert-file=" + l.pki("apiserver.crt"),
@@ -51,12 +52,14 @@ func (l *Lab) startAPIServer() error {
 		"--proxy-client-cert-file=" + l.pki("front-proxy.crt"),
 		"--proxy-client-key-file=" + l.pki("front-proxy.key"),
 		"--profiling=false",
+		// To pods where there is no kube-proxy beside it, else to ClusterIPs.
+		"--enable-aggregator-routing=" + strconv.FormatBool(c.guests),
 	}}, nil)
 }
 
 func (l *Lab) startControllers() error {
 	kubeconfig := l.pki("kube-controller-manager.kubeconfig")
-	return l.start(Process{Name: "kube-controller-manager", Place: "node1", Args: []string{
+	return l.start(Process{Name: "kube-controller-manager", Place: l.config.control(), Args: []string{
 		l.programs.Kube, "kube-controller-manager",
 		"--kubeconfig=" + kubeconfig,
 		"--authentication-kubeconfig=" + kubeconfig,
@@ -76,7 +79,7 @@ func (l *Lab) startControllers() error {
 
 func (l *Lab) startScheduler() error {
 	kubeconfig := l.pki("kube-scheduler.kubeconfig")
-	return l.start(Process{Name: "kube-scheduler", Place: "node1", Args: []string{
+	return l.start(Process{Name: "kube-scheduler", Place: l.config.control(), Args: []string{
 		l.programs.Kube, "kube-scheduler",
 		"--kubeconfig=" + kubeconfig,
 		"--authentication-kubeconfig=" + kubeconfig,
@@ -106,7 +109,7 @@ func (l *Lab) startRouter() error {
 // OutsideZone is the DNS zone that the router serves; see the package outside for what is in it.
 const OutsideZone = "outside.test"
 
-// controlPlane says which kinds of process are on node 1's network but not in its mount namespace.
+// controlPlane says which kinds of process may be on node 1's network but are not in its mount namespace.
 func controlPlane(kind string) bool {
 	switch kind {
 	case "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler":

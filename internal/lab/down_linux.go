@@ -67,7 +67,7 @@ func (l *Lab) namesIn(dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	ours := regexp.MustCompile("^" + regexp.QuoteMeta(l.config.Name) + "-(laptop|router|node[0-9]+)$")
+	ours := regexp.MustCompile("^" + regexp.QuoteMeta(l.config.Name) + "-(laptop|router|control|node[0-9]+)$")
 	var names []string
 	for _, e := range entries {
 		if ours.MatchString(e.Name()) {

@@ -17,8 +17,8 @@ type requirement struct {
 	programs []string
 }
 
-func requirements() []requirement {
-	return []requirement{
+func (l *Lab) requirements() []requirement {
+	all := []requirement{
 		{"containerd", []string{"containerd", "ctr", "containerd-shim-runc-v2"}},
 		{"runc", []string{"runc"}},
 		{"containernetworking-plugins", nil}, // see findCNI
@@ -30,12 +30,19 @@ func requirements() []requirement {
 		{"util-linux", []string{"nsenter"}},
 		{"curl", []string{"curl"}}, // what the laptop's user has
 	}
+	if l.config.ProxyMode == ProxyIPVS {
+		all = append(all, requirement{"ipvsadm", []string{"ipvsadm"}})
+	}
+	if l.config.guests {
+		all = append(all, requirement{"user-mode-linux", []string{guestKernel}}, requirement{"gcc", []string{"gcc"}})
+	}
+	return all
 }
 
-// Missing lists the Debian packages that a lab needs and this machine does not have.
-func Missing() []string {
+// missing lists the Debian packages that the lab needs and this machine does not have.
+func (l *Lab) missing() []string {
 	var missing []string
-	for _, r := range requirements() {
+	for _, r := range l.requirements() {
 		absent := slices.ContainsFunc(r.programs, func(name string) bool { _, err := systemProgram(name); return err != nil })
 		if r.name == "containernetworking-plugins" {
 			absent = findCNI() == ""
@@ -62,7 +69,10 @@ func findCNI() string {
 
 // Install installs the Debian packages that are missing, without asking.
 func (l *Lab) Install(ctx context.Context) error {
-	missing := Missing()
+	if err := l.chooseKernel(); err != nil {
+		return err
+	}
+	missing := l.missing()
 	if len(missing) == 0 {
 		return nil
 	}
@@ -82,7 +92,7 @@ func (l *Lab) Install(ctx context.Context) error {
 	if err := l.apt(ctx, apt, install...); err != nil {
 		return err
 	}
-	if still := Missing(); len(still) > 0 {
+	if still := l.missing(); len(still) > 0 {
 		return fmt.Errorf("apt-get installed %s, and yet their programs are not there", strings.Join(still, ", "))
 	}
 	return nil

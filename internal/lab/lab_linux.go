@@ -63,6 +63,7 @@ func (l *Lab) adopt(s state) {
 	found := s.config(l.config.Dir)
 	l.config.Nodes, l.config.ProxyMode = found.Nodes, found.ProxyMode
 	l.config.IPv6, l.config.Ranges = found.IPv6, found.Ranges
+	l.config.ProxySettings, l.config.guests = found.ProxySettings, found.guests
 	l.programs, l.snapshotter = s.Programs, s.Snapshotter
 	l.state = s
 }
@@ -90,7 +91,8 @@ func (l *Lab) Kubeconfig(user string) (string, error) {
 // Started or not, it is the caller's; Down kills whatever it leaves behind.
 //
 // On the laptop and the router it runs through `ip netns exec`, so with their own resolv.conf and hosts and with a /sys
-// of their own; on a node in the node's mount namespace, so that ctr finds containerd.
+// of their own; on a node in the node's mount namespace or in the guest, so that ctr finds containerd. In a guest it
+// is the command's stand-in that runs, see package guest.
 func (l *Lab) Command(ctx context.Context, place string, argv ...string) (*exec.Cmd, error) {
 	if len(argv) == 0 {
 		return nil, errors.New("no command given")
@@ -105,13 +107,17 @@ func (l *Lab) Command(ctx context.Context, place string, argv ...string) (*exec.
 		}
 		return exec.CommandContext(ctx, ip, append([]string{"netns", "exec", l.config.namespace(place)}, argv...)...), nil
 	}
-	pid := l.holder(place)
-	if pid == 0 {
-		return nil, fmt.Errorf("nothing of %s is running: run 'lab down', then 'lab up'", place)
-	}
 	nsenter, err := systemProgram("nsenter")
 	if err != nil {
 		return nil, err
+	}
+	if l.inGuest(place) {
+		args := append([]string{"--net=" + filepath.Join(netnsDir, l.config.namespace(place)), "--"}, l.inPlace(place, "", argv...)...)
+		return exec.CommandContext(ctx, nsenter, args...), nil
+	}
+	pid := l.holder(place)
+	if pid == 0 {
+		return nil, fmt.Errorf("nothing of %s is running: run 'lab down', then 'lab up'", place)
 	}
 	args := []string{
 		"--net=" + filepath.Join(netnsDir, l.config.namespace(place)),

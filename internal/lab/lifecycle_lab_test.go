@@ -156,7 +156,7 @@ func TestLabBrokenOff(t *testing.T) {
 	}
 	for _, step := range []func() error{
 		func() error { return half.Build(t.Context()) }, half.prepare, half.createNetwork, half.startEtcd,
-		func() error { return half.startNode(1) },
+		func() error { return half.startNode(t.Context(), 1) },
 		func() error { return os.Remove(half.stateFile()) }, // what is left shows it all the same
 	} {
 		if err := step(); err != nil {

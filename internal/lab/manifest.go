@@ -26,7 +26,7 @@ func (c Config) manifest() string {
 	return strings.NewReplacer(
 		"COREDNS_IMAGE", corednsImage,
 		"ECHO_IMAGE", EchoImage,
-		"API_HOST", c.Families()[0].Node(1).String(),
+		"API_HOST", c.APIServer(c.Families()[0]).String(),
 		"API_PORT", strconv.Itoa(APIPort),
 		"DNS_FIRST", c.Families()[0].ClusterDNS.String(),
 		"DNS_ALL", joined(c.Families(), func(f Family) quoted { return quoted{f.ClusterDNS} }),

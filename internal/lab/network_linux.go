@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/lab/guest"
 )
 
 // link names inside the namespaces.
@@ -25,6 +27,9 @@ func (l *Lab) createNetwork() error {
 	for _, place := range l.config.places() {
 		if err := createNet(l.config.namespace(place)); err != nil {
 			return err
+		}
+		if l.inGuest(place) {
+			continue // only the way to the guest
 		}
 		if err := onThread(func() error { return l.sysctls(place) }); err != nil {
 			return fmt.Errorf("setting up %s: %w", place, err)
@@ -52,8 +57,15 @@ func (l *Lab) createNetwork() error {
 	if err := l.wireLaptop(router); err != nil {
 		return err
 	}
+	if l.config.guests {
+		return l.wireHost(router, controlPlace, 0) // the guests bring their wires
+	}
 	for n := 1; n <= l.config.Nodes; n++ {
-		if err := l.wireNode(router, n); err != nil {
+		name := fmt.Sprintf("node%d", n)
+		if err := l.wireHost(router, name, n); err != nil {
+			return err
+		}
+		if _, err := l.run(name, strings.NewReader(l.config.masquerade()), "nft", "-f", "-"); err != nil {
 			return err
 		}
 	}
@@ -65,6 +77,21 @@ func (l *Lab) sysctls(place string) error {
 	if err := enterNet(l.config.namespace(place)); err != nil {
 		return err
 	}
+	for _, s := range kernelNetwork(place) {
+		name, value, _ := strings.Cut(s, "=")
+		err := sysctl(name, value)
+		if os.IsNotExist(err) && strings.HasPrefix(name, "net.ipv6") && !l.config.IPv6 {
+			continue // a machine without IPv6
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kernelNetwork are a place's settings of the kernel's network.
+func kernelNetwork(place string) []string {
 	settings := []string{
 		"net.ipv6.conf.all.accept_dad=0", // an address is usable at once: nobody else has it
 		"net.ipv6.conf.default.accept_dad=0",
@@ -77,17 +104,7 @@ func (l *Lab) sysctls(place string) error {
 	if place == "router" {
 		settings = append(settings, "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0") // each "unreachable" is told
 	}
-	for _, s := range settings {
-		name, value, _ := strings.Cut(s, "=")
-		err := sysctl(name, value)
-		if os.IsNotExist(err) && strings.HasPrefix(name, "net.ipv6") && !l.config.IPv6 {
-			continue // a machine without IPv6
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return settings
 }
 
 func (l *Lab) wireLaptop(router *place) error {
@@ -113,37 +130,51 @@ func (l *Lab) wireLaptop(router *place) error {
 	return nil
 }
 
-func (l *Lab) wireNode(router *place, n int) error {
-	name := fmt.Sprintf("node%d", n)
-	node, err := l.open(name)
+// wireHost wires a place to the router's bridge: node number n, or 0 for the control plane's.
+func (l *Lab) wireHost(router *place, name string, n int) error {
+	host, err := l.open(name)
 	if err != nil {
 		return err
 	}
-	defer node.Close()
-	if err := router.wire(name, node, uplink); err != nil {
+	defer host.Close()
+	if err := router.wire(name, host, uplink); err != nil {
 		return err
 	}
 	if err := router.enslave(name); err != nil {
 		return err
 	}
-	for _, f := range l.config.Families() {
-		if err := node.address(uplink, netip.PrefixFrom(f.Node(n), f.NodeNet.Bits())); err != nil {
+	network := l.config.hostNetwork(n)
+	for _, a := range network.Addresses {
+		if err := host.address(uplink, a); err != nil {
 			return err
 		}
-		if err := node.route(netip.PrefixFrom(unspecified(f.Router), 0), f.Router); err != nil {
+	}
+	for _, r := range network.Routes {
+		if err := host.route(r.To, r.Via); err != nil {
 			return err
 		}
-		for other := 1; other <= l.config.Nodes; other++ {
-			if other == n {
-				continue
-			}
-			if err := node.route(f.PodRange(other), f.Node(other)); err != nil {
-				return err
+	}
+	return nil
+}
+
+// hostNetwork is the network of node number n, or with 0 of the control plane's own place: its addresses, and routes to
+// the router and to the other nodes' pods.
+func (c Config) hostNetwork(n int) guest.Network {
+	network := guest.Network{Name: uplink}
+	for _, f := range c.Families() {
+		own := f.Control
+		if n > 0 {
+			own = f.Node(n)
+		}
+		network.Addresses = append(network.Addresses, netip.PrefixFrom(own, f.NodeNet.Bits()))
+		network.Routes = append(network.Routes, guest.Route{To: netip.PrefixFrom(unspecified(f.Router), 0), Via: f.Router})
+		for other := 1; other <= c.Nodes; other++ {
+			if other != n {
+				network.Routes = append(network.Routes, guest.Route{To: f.PodRange(other), Via: f.Node(other)})
 			}
 		}
 	}
-	_, err = l.run(name, strings.NewReader(l.config.masquerade()), "nft", "-f", "-")
-	return err
+	return network
 }
 
 // masquerade is the node's nftables ruleset: what pods send beyond the cluster leaves as the node's own, since the

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -28,16 +29,52 @@ func kernelSettings() map[string]string {
 	}
 }
 
-// startNode makes a node's mount namespace, held by a process that only waits, and starts containerd in it.
-func (l *Lab) startNode(n int) error {
+// startNode makes a node and starts containerd on it.
+func (l *Lab) startNode(ctx context.Context, n int) error {
 	place := fmt.Sprintf("node%d", n)
+	if err := l.writeNode(n); err != nil {
+		return err
+	}
+	if l.config.guests {
+		if err := l.startGuest(ctx, n); err != nil {
+			return err
+		}
+	} else {
+		// A mount namespace, held by a process that only waits.
+		holder := Process{Name: "node-" + place, Place: place, Args: []string{l.programs.Pause}}
+		if err := l.start(holder, func(*exec.Cmd) error { return l.mountNode(n) }); err != nil {
+			return err
+		}
+	}
+	containerd, err := systemProgram("containerd")
+	if err != nil {
+		return err
+	}
+	return l.startOnNode("containerd", n, containerd, "--config", filepath.Join(l.nodeDir(n), "containerd.toml"))
+}
+
+// startOnNode starts one of a node's own programs.
+func (l *Lab) startOnNode(name string, n int, argv ...string) error {
+	place := fmt.Sprintf("node%d", n)
+	return l.start(Process{Name: name + "-" + place, Place: place, Args: l.inPlace(place, name, argv...)}, nil)
+}
+
+// cniFile is where a node has the description of its pod network.
+const cniFile = "/var/lib/lab-cni/10-lab.conflist"
+
+// writeNode writes the files that a node's programs read.
+func (l *Lab) writeNode(n int) error {
 	dir := l.nodeDir(n)
+	proxy, err := l.config.proxyConfig(n, l.dir())
+	if err != nil {
+		return err
+	}
 	files := map[string]string{
-		"containerd.toml":                      containerdConfig(l.cniDir, l.snapshotter),
-		"root/var/lib/lab-cni/10-lab.conflist": l.config.cniConfig(n),
-		"kubelet.yaml":                         l.config.kubeletConfig(n, l.dir()),
-		"kube-proxy.yaml":                      l.config.proxyConfig(n, l.dir()),
-		"resolv.conf":                          l.config.nodeResolv(),
+		"containerd.toml": containerdConfig(l.cniDir, l.snapshotter),
+		"root" + cniFile:  l.config.cniConfig(n),
+		"kubelet.yaml":    l.config.kubeletConfig(n, l.dir()),
+		"kube-proxy.yaml": proxy,
+		"resolv.conf":     l.config.nodeResolv(),
 	}
 	for name, content := range kernelSettings() {
 		files["proc/"+name] = content + "\n"
@@ -57,18 +94,7 @@ func (l *Lab) startNode(n int) error {
 		}
 	}
 	// containerd.io puts named namespaces here.
-	if err := os.MkdirAll(filepath.Join(dir, "root/run/netns"), 0o755); err != nil {
-		return err
-	}
-	holder := Process{Name: "node-" + place, Place: place, Args: []string{l.programs.Pause}}
-	if err := l.start(holder, func() error { return l.mountNode(n) }); err != nil {
-		return err
-	}
-	containerd, err := systemProgram("containerd")
-	if err != nil {
-		return err
-	}
-	return l.start(Process{Name: "containerd-" + place, Place: place, Args: []string{containerd, "--config", filepath.Join(dir, "containerd.toml")}}, nil)
+	return os.MkdirAll(filepath.Join(dir, "root/run/netns"), 0o755)
 }
 
 // mountNode gives the current thread a mount namespace and a host name for a node.
@@ -181,19 +207,15 @@ func (l *Lab) loadImages(ctx context.Context, n int, files ...string) error {
 
 // startKubelet starts kubelet and kube-proxy on a node whose containerd answers and whose Node object exists.
 func (l *Lab) startKubelet(n int) error {
-	place := fmt.Sprintf("node%d", n)
-	err := l.start(Process{Name: "kubelet-" + place, Place: place, Args: []string{
-		l.programs.Kube, "kubelet",
-		"--config=" + filepath.Join(l.nodeDir(n), "kubelet.yaml"),
-		"--kubeconfig=" + l.pki(place+".kubeconfig"),
-		"--hostname-override=" + l.config.NodeName(n),
-		"--node-ip=" + joined(l.config.Families(), func(f Family) netip.Addr { return f.Node(n) }),
+	err := l.startOnNode("kubelet", n, l.programs.Kube, "kubelet",
+		"--config="+filepath.Join(l.nodeDir(n), "kubelet.yaml"),
+		"--kubeconfig="+l.pki(fmt.Sprintf("node%d.kubeconfig", n)),
+		"--hostname-override="+l.config.NodeName(n),
+		"--node-ip="+joined(l.config.Families(), func(f Family) netip.Addr { return f.Node(n) }),
 		"--v=2",
-	}}, nil)
+	)
 	if err != nil || l.config.ProxyMode == ProxyNone {
 		return err
 	}
-	return l.start(Process{Name: "kube-proxy-" + place, Place: place, Args: []string{
-		l.programs.Kube, "kube-proxy", "--config=" + filepath.Join(l.nodeDir(n), "kube-proxy.yaml"),
-	}}, nil)
+	return l.startOnNode("kube-proxy", n, l.programs.Kube, "kube-proxy", "--config="+filepath.Join(l.nodeDir(n), "kube-proxy.yaml"))
 }

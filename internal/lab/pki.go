@@ -161,7 +161,7 @@ func (c Config) apiServerIdentity() identity {
 		addresses: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()},
 	}
 	for _, f := range c.Families() {
-		id.addresses = append(id.addresses, f.Node(1), f.Kubernetes)
+		id.addresses = append(id.addresses, c.APIServer(f), f.Kubernetes)
 	}
 	return id
 }

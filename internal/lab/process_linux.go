@@ -55,8 +55,8 @@ func parseStat(stat string) (start uint64, zombie bool, err error) {
 
 // start starts a long-running program in its place, in a session of its own, with its output in the log directory, and
 // notes it in the state. prepare, if not nil, runs on the thread that becomes the process's parent, in its network
-// namespace and control group.
-func (l *Lab) start(p Process, prepare func() error) error {
+// namespace and control group; it may change the command.
+func (l *Lab) start(p Process, prepare func(*exec.Cmd) error) error {
 	log, err := os.OpenFile(l.logFile(p.Name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func (l *Lab) start(p Process, prepare func() error) error {
 			return err
 		}
 		if prepare != nil {
-			if err := prepare(); err != nil {
+			if err := prepare(command); err != nil {
 				return err
 			}
 		}
@@ -118,13 +118,13 @@ func systemProgram(name string) (string, error) {
 }
 
 // enterPlace moves the current thread into a place's network namespace and, where the place is a node that has been
-// started, its mount namespace.
+// started, its mount namespace. Of a guest's place this is where the guest is reached from.
 func (l *Lab) enterPlace(place string) error {
 	if err := enterNet(l.config.namespace(place)); err != nil {
 		return err
 	}
 	pid := l.holder(place)
-	if pid == 0 {
+	if pid == 0 || l.inGuest(place) {
 		return nil
 	}
 	if err := unix.Unshare(unix.CLONE_FS); err != nil { // a thread that shares its working directory may not change mounts
@@ -154,7 +154,8 @@ func (l *Lab) run(place string, input io.Reader, argv ...string) (string, error)
 	if err != nil {
 		return "", err
 	}
-	command := exec.Command(program, argv[1:]...)
+	whole := l.inPlace(place, "", append([]string{program}, argv[1:]...)...)
+	command := exec.Command(whole[0], whole[1:]...)
 	command.Env = []string{"PATH=" + systemPath, "HOME=/root", "LANG=C.UTF-8"}
 	command.Stdin = input
 	var output strings.Builder

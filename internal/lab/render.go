@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strings"
+
+	"sigs.k8s.io/yaml"
 )
 
 // containerdConfig is containerd's configuration, in version 2, which containerd 1.6 to 2 read. Its paths are the
@@ -108,8 +110,8 @@ func (c Config) kubeletAddress(n int) string {
 }
 
 // proxyConfig is a node's KubeProxyConfiguration.
-func (c Config) proxyConfig(n int, dir string) string {
-	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
+func (c Config) proxyConfig(n int, dir string) (string, error) {
+	text := fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: %s
 hostnameOverride: %s
@@ -118,6 +120,40 @@ clientConnection: {kubeconfig: %s/pki/kube-proxy.kubeconfig}
 # The sizes of the connection table are the machine's, not the namespace's.
 conntrack: {maxPerCore: 0}
 `, c.ProxyMode, c.NodeName(n), joined(c.Families(), func(f Family) netip.Prefix { return f.Pods }), dir)
+	if len(c.ProxySettings) == 0 {
+		return text, nil
+	}
+	fields := map[string]any{}
+	if err := yaml.Unmarshal([]byte(text), &fields); err != nil {
+		return "", fmt.Errorf("reading kube-proxy's configuration: %w", err)
+	}
+	for path, text := range c.ProxySettings {
+		var value any
+		if err := yaml.Unmarshal([]byte(text), &value); err != nil {
+			return "", fmt.Errorf("kube-proxy's setting %s=%s: %w", path, text, err)
+		}
+		if err := setField(fields, strings.Split(path, "."), value); err != nil {
+			return "", fmt.Errorf("kube-proxy's setting %s=%s: %w", path, text, err)
+		}
+	}
+	b, err := yaml.Marshal(fields)
+	return string(b), err
+}
+
+// setField sets a field of a tree of objects, which it makes on the way.
+func setField(fields map[string]any, path []string, value any) error {
+	for _, name := range path[:len(path)-1] {
+		if fields[name] == nil {
+			fields[name] = map[string]any{}
+		}
+		inner, ok := fields[name].(map[string]any)
+		if !ok {
+			return fmt.Errorf("%s has no fields", name)
+		}
+		fields = inner
+	}
+	fields[path[len(path)-1]] = value
+	return nil
 }
 
 // ClusterDomain is the DNS domain of every lab's cluster.

@@ -20,9 +20,13 @@ type state struct {
 	ProxyMode ProxyMode `json:"proxyMode"`
 	IPv6      bool      `json:"ipv6"`
 	Ranges    int       `json:"ranges"`
-	Created   time.Time `json:"created"`
-	BootID    string    `json:"bootID"` // of the machine: after a reboot the PIDs are other processes'
-	Ready     bool      `json:"ready"`  // Up has finished
+	Guests    bool      `json:"guests"` // nodes are guests
+
+	ProxySettings map[string]string `json:"proxySettings,omitempty"`
+
+	Created time.Time `json:"created"`
+	BootID  string    `json:"bootID"` // of the machine: after a reboot the PIDs are other processes'
+	Ready   bool      `json:"ready"`  // Up has finished
 
 	Programs    programs `json:"programs"`
 	Snapshotter string   `json:"snapshotter"` // containerd's
@@ -31,7 +35,10 @@ type state struct {
 }
 
 func (s state) config(dir string) Config {
-	return Config{Name: s.Name, Nodes: s.Nodes, ProxyMode: s.ProxyMode, IPv6: s.IPv6, Ranges: s.Ranges, Dir: dir}.withDefaults()
+	return Config{
+		Name: s.Name, Nodes: s.Nodes, ProxyMode: s.ProxyMode, IPv6: s.IPv6, Ranges: s.Ranges, Dir: dir,
+		ProxySettings: s.ProxySettings, guests: s.Guests,
+	}.withDefaults()
 }
 
 func bootID() (string, error) {

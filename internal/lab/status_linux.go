@@ -17,6 +17,7 @@ type Status struct {
 	Up         bool            `json:"up"` // Up has finished, and all processes are alive
 	Nodes      []NodeStatus    `json:"nodes"`
 	ProxyMode  ProxyMode       `json:"proxyMode"`
+	Guests     bool            `json:"guests"` // the nodes run on kernels of their own
 	IPv6       bool            `json:"ipv6"`
 	Server     string          `json:"server"`
 	Created    time.Time       `json:"created"`
@@ -52,7 +53,7 @@ func (l *Lab) Status() (Status, error) {
 	}
 	c := s.config(l.config.Dir)
 	status := Status{
-		Name: c.Name, Up: s.Ready, ProxyMode: c.ProxyMode, IPv6: c.IPv6, Server: c.Server(), Created: s.Created,
+		Name: c.Name, Up: s.Ready, ProxyMode: c.ProxyMode, Guests: c.guests, IPv6: c.IPv6, Server: c.Server(), Created: s.Created,
 		Dir: l.dir(), Kubeconfig: l.pki(Admin + ".kubeconfig"),
 	}
 	for n := 1; n <= c.Nodes; n++ {
@@ -96,6 +97,9 @@ func (s Status) String() string {
 	mode := "kube-proxy " + string(s.ProxyMode)
 	if s.ProxyMode == ProxyNone {
 		mode = "no kube-proxy"
+	}
+	if s.Guests {
+		mode += ", nodes on user-mode Linux"
 	}
 	fmt.Fprintf(&b, "lab %q is %s, %s\n", s.Name, word, mode)
 	fmt.Fprintf(&b, "API server  %s\nkubeconfig  %s\nstate, logs %s\n\n", s.Server, s.Kubeconfig, s.Dir)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,7 +41,11 @@ func (l *Lab) Up(ctx context.Context) error {
 	if err := l.Build(ctx); err != nil {
 		return err
 	}
-	if err := checkInotify(l.config.Nodes); err != nil {
+	onMachine := l.config.Nodes
+	if l.config.guests {
+		onMachine = 0
+	}
+	if err := checkInotify(onMachine); err != nil {
 		return err
 	}
 	start := time.Now()
@@ -126,11 +131,15 @@ func (l *Lab) prepare() error {
 	if err := os.MkdirAll(filepath.Join(l.dir(), "pki"), 0o700); err != nil {
 		return err
 	}
-	l.snapshotter = snapshotter(l.dir())
 	c := l.config
+	l.snapshotter = "overlayfs"
+	if !c.guests {
+		l.snapshotter = snapshotter(l.dir())
+	}
 	err = l.update(func(s *state) {
 		*s = state{
 			Name: c.Name, Nodes: c.Nodes, ProxyMode: c.ProxyMode, IPv6: c.IPv6, Ranges: c.Ranges,
+			ProxySettings: c.ProxySettings, Guests: c.guests,
 			Created: time.Now(), BootID: boot, Programs: l.programs, Snapshotter: l.snapshotter,
 		}
 	})
@@ -140,11 +149,11 @@ func (l *Lab) prepare() error {
 	if err := c.writePKI(filepath.Join(l.dir(), "pki")); err != nil {
 		return err
 	}
-	if err := l.cgroups.create("router", false); err != nil {
-		return err
-	}
-	for n := 1; n <= c.Nodes; n++ {
-		if err := l.cgroups.create(fmt.Sprintf("node%d", n), true); err != nil {
+	for _, place := range c.places() {
+		if place == "laptop" {
+			continue // nothing of the lab's runs there
+		}
+		if err := l.cgroups.create(place, strings.HasPrefix(place, "node")); err != nil {
 			return err
 		}
 	}
@@ -207,7 +216,7 @@ func (l *Lab) startBase(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for n := 1; n <= l.config.Nodes; n++ {
 		group.Go(func() error {
-			if err := l.startNode(n); err != nil {
+			if err := l.startNode(ctx, n); err != nil {
 				return err
 			}
 			return l.loadImages(ctx, n, l.programs.Images...)
@@ -280,7 +289,36 @@ func (l *Lab) waitWorkload(ctx context.Context, client *api) error {
 	if err := l.poll(ctx, 2*time.Minute, components, client.workloadReady); err != nil {
 		return err
 	}
-	return l.poll(ctx, 30*time.Second, components, l.answers)
+	if err := l.poll(ctx, 30*time.Second, components, l.answers); err != nil {
+		return err
+	}
+	return l.checkProxySettings()
+}
+
+// checkProxySettings fails if kube-proxy does not know one of the settings it was given: it says so, and goes on
+// without.
+func (l *Lab) checkProxySettings() error {
+	if len(l.config.ProxySettings) == 0 {
+		return nil
+	}
+	log, err := os.ReadFile(l.logFile("kube-proxy-node1"))
+	if err != nil {
+		return err
+	}
+	return unknownSettings(string(log))
+}
+
+// unknownSettings is what kube-proxy says in its log of settings that it does not know, if it does.
+func unknownSettings(log string) error {
+	_, after, found := strings.Cut(log, "strict decoding failed\" err=")
+	if !found {
+		return nil
+	}
+	what, _, _ := strings.Cut(after, "\n")
+	if plain, err := strconv.Unquote(what); err == nil {
+		what = plain
+	}
+	return fmt.Errorf("kube-proxy's configuration: %s", what)
 }
 
 // writeToken gets a token for the ServiceAccount developer and writes the kubeconfig with it.
@@ -321,7 +359,7 @@ func (a *api) workloadReady(ctx context.Context) error {
 }
 
 // answers proves from where it matters that the lab works: the laptop reaches the API server and the outside world,
-// and on node 1 the cluster's Services work if there is a kube-proxy.
+// and on each node the cluster's Services work if there is a kube-proxy.
 func (l *Lab) answers(ctx context.Context) error {
 	f := l.config.Families()[0]
 	type target struct {
@@ -329,12 +367,14 @@ func (l *Lab) answers(ctx context.Context) error {
 		address netip.AddrPort
 	}
 	targets := []target{
-		{"laptop", netip.AddrPortFrom(f.Node(1), APIPort)},
+		{"laptop", netip.AddrPortFrom(l.config.APIServer(f), APIPort)},
 		{"laptop", netip.AddrPortFrom(f.Gateway, 53)},
 		{"laptop", netip.AddrPortFrom(f.Outside, 80)},
 	}
 	if l.config.ProxyMode != ProxyNone {
-		targets = append(targets, target{"node1", netip.AddrPortFrom(f.ClusterDNS, 53)})
+		for n := 1; n <= l.config.Nodes; n++ {
+			targets = append(targets, target{fmt.Sprintf("node%d", n), netip.AddrPortFrom(f.ClusterDNS, 53)})
+		}
 	}
 	for _, t := range targets {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)

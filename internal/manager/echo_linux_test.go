@@ -6,81 +6,49 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/transport"
+	"kubevpn/pkg/tun/tuntest"
 )
 
-// inNamespace runs f on a thread in a network namespace of its own, where ICMP sockets are permitted to groups
-// (the kernel's default is "1 0", to none), loopback is up and veth0 has 10.99.0.1/24 and fd99::1/64, with nobody at the other end. The namespace goes with the
-// sockets that f made.
+// inNamespace runs f in a network namespace of its own, where ICMP sockets are permitted to groups (the kernel's
+// default is "1 0", to none), and veth0 has 10.99.0.1/24 and fd99::1/64, with nobody at the other end.
 func inNamespace(t *testing.T, groups string, f func()) {
 	t.Helper()
 	testenv.NeedRoot(t)
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		done <- func() error {
-			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+	testenv.NeedPrograms(t, "ip")
+	ns := tuntest.NewNamespace(t)
+	for _, args := range []string{
+		"link add veth0 type veth peer name veth1",
+		"link set veth0 up",
+		"link set veth1 up",
+		"addr add 10.99.0.1/24 dev veth0",
+		"addr add fd99::1/64 dev veth0 nodad",
+	} {
+		ns.Run("ip", strings.Fields(args)...)
+	}
+	err := ns.Do(func() error {
+		for name, value := range map[string]string{
+			"ipv4/ping_group_range": groups,
+			// So that an address without a host is known to be one soon.
+			"ipv4/neigh/veth0/retrans_time_ms": "50",
+			"ipv6/neigh/veth0/retrans_time_ms": "50",
+		} {
+			if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
 				return err
 			}
-			if err := os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte(groups), 0); err != nil {
-				return err
-			}
-			if err := setUp(); err != nil {
-				return err
-			}
-			f()
-			return nil
-		}()
-	}()
-	if err := <-done; err != nil {
+		}
+		f()
+		return nil
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func setUp() error {
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth0"}, PeerName: "veth1"}
-	if err := netlink.LinkAdd(veth); err != nil {
-		return err
-	}
-	peer, err := netlink.LinkByName("veth1")
-	if err != nil {
-		return err
-	}
-	for _, l := range []netlink.Link{lo, veth, peer} {
-		if err := netlink.LinkSetUp(l); err != nil {
-			return err
-		}
-	}
-	for _, text := range []string{"10.99.0.1/24", "fd99::1/64"} {
-		addr, err := netlink.ParseAddr(text)
-		if err != nil {
-			return err
-		}
-		addr.Flags = unix.IFA_F_NODAD
-		if err := netlink.AddrAdd(veth, addr); err != nil {
-			return err
-		}
-	}
-	// So that an address without a host is known to be one soon.
-	for _, path := range []string{"/proc/sys/net/ipv4/neigh/veth0/retrans_time_ms", "/proc/sys/net/ipv6/neigh/veth0/retrans_time_ms"} {
-		if err := os.WriteFile(path, []byte("50"), 0); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // laptopPings is packets in memory.

@@ -230,7 +230,7 @@ func TestGateway(t *testing.T) {
 	// It goes: so does the device, and packets that were for it.
 	g.conn.Close()
 	a.until("no gateway", func(s *api.ManagerState) bool { return s.Gateway == nil })
-	eventually(t, "the device's end", func() bool { return !g.hasDevice() })
+	testenv.Until(t, "the device's end", func() bool { return !g.hasDevice() })
 	p := datagram(a.addrs[0], dst, 80, "request")
 	a.send(p)
 	unreachable(t, a.receive(), p, 3, 0)
@@ -295,7 +295,7 @@ func TestGatewayRefused(t *testing.T) {
 	g := dialGateway(t, pod)
 	g.networks()
 	g.device(aboutGateway)
-	eventually(t, "attaching", func() bool { return r.router.routes.Load().gateway != nil })
+	testenv.Until(t, "attaching", func() bool { return r.router.routes.Load().gateway != nil })
 	second := dialGateway(t, pod)
 	g.conn.Close()
 	second.networks()
@@ -312,7 +312,7 @@ func TestManagerEndsBeforeGateway(t *testing.T) {
 		r := start(t, Config{}, func(m *Manager) { m.gateways = expected })
 		g.networks()
 		g.device(aboutGateway)
-		eventually(t, "attaching", func() bool { return r.router.routes.Load().gateway != nil })
+		testenv.Until(t, "attaching", func() bool { return r.router.routes.Load().gateway != nil })
 	})
 	g.ended()
 	if g.hasDevice() {

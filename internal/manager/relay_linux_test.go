@@ -5,6 +5,8 @@ import (
 	"net"
 	"sync"
 	"testing"
+
+	"kubevpn/internal/testenv"
 )
 
 // stalledLaptop is a laptop that takes the pod's first bytes only when told to, and writes meanwhile.
@@ -73,7 +75,7 @@ func TestResetToldToTheWriter(t *testing.T) {
 	reset(peer)
 	close(laptop.write)
 	<-laptop.refused
-	eventually(t, "an end", func() bool {
+	testenv.Until(t, "an end", func() bool {
 		laptop.mu.Lock()
 		defer laptop.mu.Unlock()
 		return len(laptop.said) > 0

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/l3"
 	"kubevpn/pkg/packet"
 	"kubevpn/pkg/transport"
@@ -416,12 +417,12 @@ func TestLeaseTakenOver(t *testing.T) {
 	}
 	mu.Unlock()
 	holder := r.router.routes.Load().peers[old.Addrs[0]]
-	eventually(t, "the cut", func() bool { return !holder.connected() })
+	testenv.Until(t, "the cut", func() bool { return !holder.connected() })
 	again := newInner(t, r, api.ClientHello{Client: helloV1.Client, Lease: old.Addrs})
 	if !slices.Equal(old.Addrs, again.addrs) {
 		t.Errorf("%v, and then %v", old.Addrs, again.addrs)
 	}
-	eventually(t, "the old session's end", func() bool {
+	testenv.Until(t, "the old session's end", func() bool {
 		r.router.mu.Lock()
 		defer r.router.mu.Unlock()
 		return holder.ended

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/transport"
 )
 
@@ -121,7 +122,7 @@ func TestPodResets(t *testing.T) {
 			// Reading tells, unless the pod's FIN was read already; then writing does.
 			_, readErr := st.Read(make([]byte, 1))
 			var writeErr error
-			eventually(t, "reset", func() bool {
+			testenv.Until(t, "reset", func() bool {
 				_, writeErr = st.Write([]byte("y"))
 				return errors.Is(readErr, syscall.ECONNRESET) || errors.Is(writeErr, syscall.ECONNRESET)
 			})

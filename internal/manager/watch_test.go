@@ -24,6 +24,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/balancer"
 )
 
@@ -255,7 +256,7 @@ func TestRights(t *testing.T) {
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", nil)
 		})
 		r := start(t, Config{Kube: kube, NodeName: "n1"})
-		eventually(t, "asking again", func() bool {
+		testenv.Until(t, "asking again", func() bool {
 			missing, _ := r.watcher.state()
 			return slices.Equal(missing, []string{"list nodes"})
 		})
@@ -320,7 +321,7 @@ func TestHealth(t *testing.T) {
 		t.Errorf("readyz before anything is known: %d %s", code, body)
 	}
 	kube.set(func() { kube.down = false })
-	eventually(t, "ready", func() bool {
+	testenv.Until(t, "ready", func() bool {
 		code, _ := get(r.health + "/readyz")
 		return code == 200
 	})

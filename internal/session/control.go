@@ -43,22 +43,32 @@ func startControl(stream io.ReadWriter, hello api.ClientHello) (*control, *api.M
 	return c, m.Hello, nil
 }
 
+// next reads the next message. An error that the manager sends comes back as its *api.Error.
+func (c *control) next() (api.ControlMessage, error) {
+	var m api.ControlMessage
+	if err := c.dec.Decode(&m); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return api.ControlMessage{}, fmt.Errorf("following the traffic manager: %w", err)
+	}
+	if m.Error != nil {
+		return m, m.Error
+	}
+	return m, nil
+}
+
 // follow hands every further message to handle until the stream ends, which is an error unless ctx ended.
 func (c *control) follow(ctx context.Context, handle func(api.ControlMessage)) error {
 	for {
-		var m api.ControlMessage
-		if err := c.dec.Decode(&m); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF
-			}
-			return fmt.Errorf("following the traffic manager: %w", err)
+		m, err := c.next()
+		switch {
+		case err == nil:
+			handle(m)
+		case m.Error == nil && ctx.Err() != nil:
+			return ctx.Err()
+		default:
+			return err
 		}
-		if m.Error != nil {
-			return m.Error
-		}
-		handle(m)
 	}
 }

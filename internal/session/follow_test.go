@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,11 +35,24 @@ func bare(t *testing.T) *Session {
 	s := &Session{
 		cluster: c,
 		cfg:     Config{Progress: func(api.Event) {}}, log: slog.New(slog.DiscardHandler), current: newCurrent(), names: newNames(),
-		greeted: make(chan struct{}), updated: make(chan struct{}, 1), renamed: make(chan struct{}, 1), fatal: make(chan error, 1),
+		moved: make(chan struct{}), updated: make(chan struct{}, 1), renamed: make(chan struct{}, 1), fatal: make(chan error, 1),
 		gatewayChanged: make(chan struct{}, 1), connected: make(chan struct{}), warned: map[string]bool{},
 	}
 	s.lanes = newLanes(s.current, func() netip.Addr { return s.addressing().Laptop4 }, s.log)
 	return s
+}
+
+// manage is a traffic manager at the other end of a listener, whose part in a session is talk.
+func manage(ctx context.Context, l net.Listener, talk func(ctx context.Context, ts *transport.Session, control *transport.Stream)) error {
+	return transport.NewServer(transport.ServerConfig{OnSession: func(ctx context.Context, ts *transport.Session) {
+		in, err := ts.Accept(ctx)
+		if err != nil {
+			return
+		}
+		if control, err := in.Accept(); err == nil {
+			talk(ctx, ts, control)
+		}
+	}}).Serve(ctx, l)
 }
 
 // The pod on a node that has died does not refuse; looking for another must not wait for it until there is no time left.
@@ -78,22 +92,14 @@ func TestRefusalOutlivesItsSession(t *testing.T) {
 	for range 20 {
 		s := bare(t)
 		listener := transporttest.NewListener()
-		server := transport.NewServer(transport.ServerConfig{OnSession: func(ctx context.Context, ts *transport.Session) {
-			in, err := ts.Accept(ctx)
-			if err != nil {
-				return
-			}
-			st, err := in.Accept()
-			if err != nil {
-				return
-			}
-			json.NewDecoder(st).Decode(new(api.ClientHello))
-			json.NewEncoder(st).Encode(api.ControlMessage{Error: api.Errorf(api.ExitUsage, "no")})
+		refuse := func(_ context.Context, ts *transport.Session, control *transport.Stream) {
+			json.NewDecoder(control).Decode(new(api.ClientHello))
+			json.NewEncoder(control).Encode(api.ControlMessage{Error: api.Errorf(api.ExitUsage, "no")})
 			ts.Close()
-		}})
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{}, 2)
-		go func() { server.Serve(ctx, listener); done <- struct{}{} }()
+		go func() { manage(ctx, listener, refuse); done <- struct{}{} }()
 		client := transport.NewClient(transport.ClientConfig{Dial: listener.Dial, Links: 1, BackoffMin: time.Hour, BackoffMax: time.Hour, OnSession: s.onSession})
 		go func() { client.Run(ctx); done <- struct{}{} }()
 		select {
@@ -111,6 +117,56 @@ func TestRefusalOutlivesItsSession(t *testing.T) {
 			return
 		}
 	}
+}
+
+// Who waits for another manager is woken by its greeting.
+func TestGreetingsWake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := bare(t)
+		s.connected = make(chan struct{})
+		close(s.connected)
+		listener := transporttest.NewListener()
+		const patience = 1234567 * time.Microsecond // of the managers, before they greet
+		lease := api.Lease{Addrs: addrs("198.19.4.9"), Networks: prefixes("198.19.0.0/16"), Resolver: addrs("198.19.0.53")[0]}
+		pods := make(chan string, 2)
+		pods <- "old"
+		pods <- "new"
+		greet := func(ctx context.Context, _ *transport.Session, control *transport.Stream) {
+			time.Sleep(patience)
+			if err := json.NewEncoder(control).Encode(api.ControlMessage{Hello: &api.ManagerHello{Protocol: api.Protocol, Pod: <-pods, Lease: lease}}); err != nil {
+				t.Error(err)
+			}
+			<-ctx.Done()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		wg.Go(func() { manage(ctx, listener, greet) })
+		client := transport.NewClient(transport.ClientConfig{Dial: listener.Dial, Links: 1, OnSession: s.onSession, OnState: s.onState})
+		began := time.Now()
+		wg.Go(func() { client.Run(ctx) })
+		if err := s.awaitManager(ctx, "old"); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took != patience {
+			t.Errorf("woken after %v, want %v", took, patience)
+		}
+		if err := s.current.now().Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.awaitManager(ctx, "new"); err != nil {
+			t.Fatal(err)
+		}
+		if c := s.Status(); c.Status != api.StatusConnected || c.ManagerPod != "new" {
+			t.Errorf("status %s, pod %s", c.Status, c.ManagerPod)
+		}
+		bounded, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		if err := s.awaitManager(bounded, "old"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("waiting for one that is gone: %v", err)
+		}
+	})
 }
 
 func TestNamesFollowTheNamespace(t *testing.T) {

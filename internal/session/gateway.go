@@ -42,7 +42,7 @@ func (s *Session) asked() string { return cmp.Or(s.cfg.Request.Netstack, api.Net
 func (s *Session) chooseNetstack(ctx context.Context, proxy func(ctx context.Context, node string) cluster.Proxy) error {
 	done := s.step("Choosing the netstack")
 	s.mu.Lock()
-	node := s.node
+	_, node := s.greeter()
 	s.mu.Unlock()
 	f := facts{Asked: s.asked(), Proxy: proxy(ctx, node)}
 	s.mu.Lock()
@@ -144,11 +144,20 @@ func (s *Session) gatewayThere() bool {
 	return s.state.Gateway != nil
 }
 
+// greeter is the pod whose manager has greeted us last, and the node that it is on, if it knows; s.mu is held.
+func (s *Session) greeter() (pod, node string) {
+	if s.greeting == nil {
+		return "", ""
+	}
+	return s.greeting.Pod, s.greeting.Node
+}
+
 // learnGateway takes what the manager says of its gateway; s.mu is held. One that has gone is remembered until there is
 // another, or the session does without.
 func (s *Session) learnGateway() {
 	if g := s.state.Gateway; g != nil {
-		s.gateway, s.gatewayPod = g, s.greeter
+		s.gateway = g
+		s.gatewayPod, _ = s.greeter()
 	}
 	select {
 	case s.gatewayChanged <- struct{}{}:
@@ -161,7 +170,8 @@ func (s *Session) learnGateway() {
 func (s *Session) watchGateway(ctx context.Context) error {
 	for {
 		s.mu.Lock()
-		system, there, moved := s.status.Netstack == api.NetstackSystem, s.state.Gateway != nil, s.greeter != s.gatewayPod
+		pod, _ := s.greeter()
+		system, there, moved := s.status.Netstack == api.NetstackSystem, s.state.Gateway != nil, pod != s.gatewayPod
 		s.mu.Unlock()
 		if !system {
 			return nil

@@ -71,7 +71,7 @@ func TestChooseNetstack(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := bare(t)
 			s.cfg.Request.Netstack = tt.asked
-			s.status.ManagerPod, s.node = "m-1", "n1"
+			s.status.ManagerPod, s.greeting = "m-1", &api.ManagerHello{Pod: "m-1", Node: "n1"}
 			g := &fakeGateways{s: s, refusal: tt.refusal, failure: tt.failure}
 			s.gateways = g
 			if tt.there {
@@ -127,7 +127,7 @@ func TestGatewayGoes(t *testing.T) {
 				g := &fakeGateways{s: s, failure: tt.failure}
 				s.gateways = g
 				s.facts = facts{Asked: tt.asked, Proxy: iptablesProxy, Gateway: gatewayHad}
-				s.greeter, s.status.ManagerPod = "m-1", "m-1"
+				s.greeting, s.status.ManagerPod = &api.ManagerHello{Pod: "m-1"}, "m-1"
 				there := api.ControlMessage{State: &api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}}}
 				s.handle(there)
 				s.adopt(choose(s.facts))
@@ -139,7 +139,7 @@ func TestGatewayGoes(t *testing.T) {
 
 				began := time.Now()
 				s.mu.Lock()
-				s.greeter, s.status.ManagerPod = tt.pod, tt.pod
+				s.greeting, s.status.ManagerPod = &api.ManagerHello{Pod: tt.pod}, tt.pod
 				s.mu.Unlock()
 				s.handle(api.ControlMessage{State: &api.ManagerState{}})
 				if tt.back > 0 {

@@ -61,22 +61,18 @@ func (s *Session) Upgrade(ctx context.Context, image string, progress func(api.E
 	}
 	ctx, cancel := context.WithTimeout(ctx, upgradeTimeout)
 	defer cancel()
-	for !s.greetedBy(result.Pod) {
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return api.Errorf(api.ExitNotReady, "the new traffic manager does not answer").
-				WithHint("`kubevpn status` shows what the session does; `kubectl -n %s logs deploy/kubevpn-traffic-manager` may tell why.", namespace)
-		}
+	if s.awaitManager(ctx, result.Pod) != nil {
+		return api.Errorf(api.ExitNotReady, "the new traffic manager does not answer").
+			WithHint("`kubevpn status` shows what the session does; `kubectl -n %s logs deploy/kubevpn-traffic-manager` may tell why.", namespace)
 	}
 	return nil
 }
 
-// greetedBy reports whether the manager in pod has greeted us last, and its session is up.
-func (s *Session) greetedBy(pod string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.greeter == pod && s.status.Status == api.StatusConnected
+// awaitManager waits until the manager in pod is the last that has greeted us, and its session is up.
+func (s *Session) awaitManager(ctx context.Context, pod string) error {
+	return s.await(ctx, func() bool {
+		return s.greeting != nil && s.greeting.Pod == pod && s.status.Status == api.StatusConnected
+	})
 }
 
 // dialManager is the transport's way to the manager: a port-forward into its pod.

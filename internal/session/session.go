@@ -88,7 +88,6 @@ type Session struct {
 	at    netip.Addr
 	stop  func()
 
-	greeted chan struct{} // closed by the first greeting
 	updated chan struct{} // buffered 1: the plan may have changed
 	renamed chan struct{} // buffered 1: the namespace may have changed
 	fatal   chan error    // buffered 1: the manager refused for good
@@ -96,6 +95,7 @@ type Session struct {
 	gatewayChanged chan struct{} // buffered 1: the gateway may have come or gone
 
 	mu      sync.Mutex
+	moved   chan struct{} // closed and replaced when greeting, or the status of the transport, has changed
 	status  api.Connection
 	state   api.ManagerState
 	own     cluster.CIDRs // what the user's own rights show; zero unless the manager lacks something
@@ -105,8 +105,8 @@ type Session struct {
 	applied api.NetworkApplied
 	link    api.Link
 	warned  map[string]bool
-	greeter string // the pod whose manager has greeted us last
-	node    string // that it is on, if it knows
+	// greeting is the latest; nil: no manager has greeted us.
+	greeting *api.ManagerHello
 	// gatewayPod is the pod that the gateway was in.
 	gatewayPod string
 	// imageWarning is the warning, if there is one, that is moot once another manager greets us.
@@ -130,10 +130,10 @@ func New(cfg Config) (*Session, error) {
 		canary:    runCanary,
 		names:     newNames(),
 		connected: make(chan struct{}),
-		greeted:   make(chan struct{}),
 		updated:   make(chan struct{}, 1),
 		renamed:   make(chan struct{}, 1),
 		fatal:     make(chan error, 1),
+		moved:     make(chan struct{}),
 		warned:    map[string]bool{},
 
 		gatewayChanged: make(chan struct{}, 1),
@@ -184,6 +184,7 @@ func (s *Session) SetNamespace(namespace string) error {
 
 // Run makes the connection and keeps it until ctx ends, which is not an error, or it cannot be kept.
 func (s *Session) Run(ctx context.Context) error {
+	defer s.nameservers.Close()
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.establish(gctx, g) })
 	g.Go(func() error {
@@ -292,13 +293,12 @@ func (s *Session) reachAPIServer(ctx context.Context) error {
 func (s *Session) openSession(ctx context.Context, g *errgroup.Group) error {
 	done := s.step("Opening the tunnel")
 	g.Go(func() error { return s.client.Run(ctx) })
-	timer := time.NewTimer(greetingTimeout)
-	defer timer.Stop()
-	select {
-	case <-s.greeted:
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
+	bounded, cancel := context.WithTimeout(ctx, greetingTimeout)
+	defer cancel()
+	if err := s.await(bounded, func() bool { return s.greeting != nil }); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		s.mu.Lock()
 		why := s.status.Error
 		s.mu.Unlock()
@@ -311,6 +311,29 @@ func (s *Session) openSession(ctx context.Context, g *errgroup.Group) error {
 	st := s.Status()
 	done("%s, pod %s", st.Transport, st.ManagerPod)
 	return nil
+}
+
+// await waits until ok, which is called with mu held, holds of the greeting and of the status of the transport.
+func (s *Session) await(ctx context.Context, ok func() bool) error {
+	for {
+		s.mu.Lock()
+		there, moved := ok(), s.moved
+		s.mu.Unlock()
+		if there {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// move wakes those who await. Call with mu held.
+func (s *Session) move() {
+	close(s.moved)
+	s.moved = make(chan struct{})
 }
 
 // onState follows the transport.
@@ -333,6 +356,7 @@ func (s *Session) onState(state transport.State, cause error) {
 	default:
 		s.status.Status = api.StatusReconnecting
 	}
+	s.move()
 }
 
 // onSession greets the manager on a new session and follows it until the session ends.
@@ -374,23 +398,19 @@ func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
 	if err != nil {
 		return err
 	}
+	s.current.set(ts)
 	s.mu.Lock()
 	s.state = hello.State
 	s.address.Laptop4, s.address.Laptop6, s.address.Resolver, s.address.Networks = address.Laptop4, address.Laptop6, address.Resolver, address.Networks
 	if before := s.status.ManagerVersion; before != "" && before != hello.Version {
 		s.status.Warnings = slices.DeleteFunc(s.status.Warnings, func(w string) bool { return w == s.imageWarning })
 	}
-	s.greeter, s.node = hello.Pod, hello.Node
 	s.status.ManagerPod, s.status.ManagerVersion = hello.Pod, hello.Version
+	s.greeting = hello
 	s.learnGateway()
+	s.move()
 	s.mu.Unlock()
 	s.resteer()
-	s.current.set(ts)
-	select {
-	case <-s.greeted:
-	default:
-		close(s.greeted) // sessions follow one another: OnSession's calls for them do not overlap
-	}
 	s.poke()
 	return c.follow(ctx, s.handle)
 }

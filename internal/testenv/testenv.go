@@ -1,11 +1,13 @@
-// Package testenv says what a test needs of the machine it runs on. A test that cannot run here is skipped
-// loudly, and under CI=true it fails: on CI nothing that can run is skipped.
+// Package testenv is between a test and the machine it runs on: what the test needs of it, a namespace to change things
+// in, programs to run. A test that cannot run here is skipped loudly, and under CI=true it fails: on CI nothing that can
+// run is skipped.
 package testenv
 
 import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"testing"
 )
 
@@ -28,6 +30,17 @@ func NeedPrograms(t testing.TB, names ...string) {
 			missing(t, "the program "+name)
 		}
 	}
+}
+
+// Run executes one command line, which is split at spaces, and returns what it prints. The test ends unless it succeeds.
+func Run(t testing.TB, line string) string {
+	t.Helper()
+	f := strings.Fields(line)
+	out, err := exec.Command(f[0], f[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", line, err, out)
+	}
+	return string(out)
 }
 
 func missing(t testing.TB, what string) {

@@ -13,7 +13,6 @@ type Services interface {
 type Index struct {
 	mu    sync.RWMutex
 	names map[string]map[string]struct{}
-	size  int
 }
 
 // Apply changes the index in one step: a lookup sees it as before or as after. With reset, what was there
@@ -22,15 +21,12 @@ func (x *Index) Apply(reset bool, add, remove map[string][]string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if reset || x.names == nil {
-		x.names, x.size = make(map[string]map[string]struct{}, len(add)), 0
+		x.names = make(map[string]map[string]struct{}, len(add))
 	}
 	for namespace, services := range remove {
 		known := x.names[namespace]
 		for _, service := range services {
-			if _, ok := known[service]; ok {
-				delete(known, service)
-				x.size--
-			}
+			delete(known, service)
 		}
 		if len(known) == 0 {
 			delete(x.names, namespace)
@@ -43,10 +39,7 @@ func (x *Index) Apply(reset bool, add, remove map[string][]string) {
 			x.names[namespace] = known
 		}
 		for _, service := range services {
-			if _, ok := known[service]; !ok {
-				known[service] = struct{}{}
-				x.size++
-			}
+			known[service] = struct{}{}
 		}
 	}
 }
@@ -57,11 +50,4 @@ func (x *Index) Has(namespace, service string) bool {
 	defer x.mu.RUnlock()
 	_, ok := x.names[namespace][service]
 	return ok
-}
-
-// Len is the number of Services in the index.
-func (x *Index) Len() int {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return x.size
 }

@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
+
+	"kubevpn/internal/testenv"
 )
 
 // TestReplySize cuts what does not fit into the client's UDP size, and gives it whole over TCP.
@@ -56,15 +58,11 @@ func TestReplySize(t *testing.T) {
 			q.SetEdns0(test.size, true)
 		}
 		got := query(t, test.network, w.addr, q)
-		packed, err := got.Pack()
-		if err != nil {
-			t.Fatal(err)
-		}
 		if got.Truncated != test.truncated || got.Rcode != dns.RcodeSuccess {
 			t.Errorf("%+v: TC is %v, %s", test, got.Truncated, dns.RcodeToString[got.Rcode])
 		}
 		got.Compress = true
-		if packed, err = got.Pack(); err != nil || len(packed) > test.max {
+		if packed, err := got.Pack(); err != nil || len(packed) > test.max {
 			t.Errorf("%+v: %d bytes, %v", test, len(packed), err)
 		}
 		if opt := got.IsEdns0(); (opt != nil) != (test.size > 0) || opt != nil && !opt.Do() {
@@ -230,7 +228,7 @@ func TestOverload(t *testing.T) {
 			}
 		})
 	}
-	waitFor(t, func() bool { return r.Stats().InFlight == 8 })
+	testenv.Until(t, "eight queries are in flight", func() bool { return r.Stats().InFlight == 8 })
 	begin := time.Now()
 	if got := text(query(t, "udp", addr, newQuery("printer", dns.TypeA))); got != "SERVFAIL" || time.Since(begin) > time.Second {
 		t.Errorf("got %s after %v", got, time.Since(begin))

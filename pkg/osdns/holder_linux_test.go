@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/miekg/dns"
+
+	"kubevpn/internal/testenv"
 )
 
 // holderRole is the helper in miniature: it sets one Config, says what applies, and holds it until its input
@@ -150,11 +152,11 @@ func startNameserver(t *testing.T, link string, addrs []string, own ...string) {
 			t.Errorf("upstream: %v", err)
 		}
 	})
-	run(t, fmt.Sprintf("ip link add %s type veth peer name far0 netns %d", link, cmd.Process.Pid))
-	run(t, "ip link set "+link+" addrgenmode none")
-	run(t, "ip link set "+link+" up")
+	testenv.Run(t, fmt.Sprintf("ip link add %s type veth peer name far0 netns %d", link, cmd.Process.Pid))
+	testenv.Run(t, "ip link set "+link+" addrgenmode none")
+	testenv.Run(t, "ip link set "+link+" up")
 	for _, a := range own {
-		run(t, "ip addr add "+a+" dev "+link+map[bool]string{true: " nodad"}[strings.Contains(a, ":")])
+		testenv.Run(t, "ip addr add "+a+" dev "+link+map[bool]string{true: " nodad"}[strings.Contains(a, ":")])
 	}
 	if _, err := fmt.Fprintln(stdin, strings.Join(addrs, " ")); err != nil {
 		t.Fatal(err)
@@ -162,11 +164,11 @@ func startNameserver(t *testing.T, link string, addrs []string, own ...string) {
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("upstream says %q, %v", line, err)
 	}
-	eventually(t, func() string {
-		if got := run(t, "ip addr show dev "+link) + run(t, "ip route"); !strings.Contains(got, "state UP") || strings.Contains(got, "linkdown") {
-			return link + " does not come up: " + got
+	testenv.Eventually(t, patience, func() error {
+		if got := testenv.Run(t, "ip addr show dev "+link) + testenv.Run(t, "ip route"); !strings.Contains(got, "state UP") || strings.Contains(got, "linkdown") {
+			return fmt.Errorf("%s does not come up: %s", link, got)
 		}
-		return ""
+		return nil
 	})
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
 )
 
 const (
@@ -218,7 +220,7 @@ func TestJournalKilledAtEachStep(t *testing.T) {
 }
 
 func TestJournalInPlaceKilledAtEachStep(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t) {
 		return
 	}
 	// As in a container: resolv.conf is a mount point, which rename cannot replace.
@@ -228,8 +230,8 @@ func TestJournalInPlaceKilledAtEachStep(t *testing.T) {
 		source := filepath.Join(t.TempDir(), "resolv.conf")
 		fixtures(t)["file"](t, source)
 		write(t, path, "", 0o644)
-		run(t, "mount --bind "+source+" "+path)
-		t.Cleanup(func() { run(t, "umount "+path) })
+		testenv.Run(t, "mount --bind "+source+" "+path)
+		t.Cleanup(func() { testenv.Run(t, "umount "+path) })
 		return path
 	}, 8)
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // neighbourRole is another host on a link of this machine, which knows the address of our tunnel's link and
-// tries to connect to it.
+// tries to connect to it for a while.
 func neighbourRole() int {
 	_, _ = io.Copy(io.Discard, os.Stdin) // the link is there when the input ends
 	for _, c := range []string{
@@ -27,7 +27,12 @@ func neighbourRole() int {
 			return 2
 		}
 	}
-	conn, err := net.DialTimeout("tcp", os.Args[1], time.Second)
+	within, err := time.ParseDuration(os.Args[2])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	conn, err := net.DialTimeout("tcp", os.Args[1], within)
 	if err != nil {
 		return 1
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
 )
 
 // ask sends one TXT query and returns the answer's text, or the error.
@@ -67,7 +69,7 @@ func namespaceState(t *testing.T, resolvConf string) string {
 	t.Helper()
 	var b strings.Builder
 	for _, cmd := range []string{"ip addr", "ip -4 route show table all", "ip -6 route show table all", "ip rule", "ip -6 rule", "nft list ruleset"} {
-		b.WriteString("# " + cmd + "\n" + run(t, cmd))
+		b.WriteString("# " + cmd + "\n" + testenv.Run(t, cmd))
 	}
 	b.WriteString(describe(t, resolvConf))
 	return b.String()
@@ -99,7 +101,7 @@ func testOptions(t *testing.T, conf string) Options {
 }
 
 func TestRedirect(t *testing.T) {
-	if !inNamespace(t, "nft", "dig") {
+	if !testenv.InNamespace(t, "nft", "dig") {
 		return
 	}
 	servers := addrs("192.0.2.1", "192.0.2.2", "2001:db8::1")
@@ -121,10 +123,10 @@ func TestRedirect(t *testing.T) {
 	checkAsked(t, servers, us, upstream)
 	// A server that resolv.conf does not name is not touched, and neither are other ports.
 	checkAsked(t, addrs("192.0.2.3"), upstream, upstream)
-	if got := run(t, "dig +short +tries=1 web.default.svc.cluster.local @192.0.2.1"); got != "198.51.100.1\n" {
+	if got := testenv.Run(t, "dig +short +tries=1 web.default.svc.cluster.local @192.0.2.1"); got != "198.51.100.1\n" {
 		t.Errorf("dig says %q", got)
 	}
-	if got := run(t, "dig +short +tries=1 +tcp web.default.svc.cluster.local @2001:db8::1"); got != "198.51.100.1\n" {
+	if got := testenv.Run(t, "dig +short +tries=1 +tcp web.default.svc.cluster.local @2001:db8::1"); got != "198.51.100.1\n" {
 		t.Errorf("dig +tcp says %q", got)
 	}
 	wantTable := fmt.Sprintf(`table inet kubevpn-%d { # progname osdns.test
@@ -146,14 +148,14 @@ func TestRedirect(t *testing.T) {
 	}
 }
 `, os.Getpid())
-	if diff := cmp.Diff(wantTable, strings.ReplaceAll(run(t, "nft list ruleset"), "progname exe", "progname osdns.test")); diff != "" {
+	if diff := cmp.Diff(wantTable, strings.ReplaceAll(testenv.Run(t, "nft list ruleset"), "progname exe", "progname osdns.test")); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
 	// The same again changes nothing; others cannot flush it away.
 	if _, err := c.Set(cfg); err != nil {
 		t.Fatal(err)
 	}
-	run(t, "nft flush ruleset")
+	testenv.Run(t, "nft flush ruleset")
 	checkAsked(t, servers, us, upstream)
 
 	if err := c.Close(); err != nil {
@@ -166,7 +168,7 @@ func TestRedirect(t *testing.T) {
 }
 
 func TestRedirectLoopbackNameserver(t *testing.T) {
-	if !inNamespace(t, "nft") {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	for _, at := range []string{"127.0.0.1:53", "[::1]:53", "127.0.0.53:53"} {
@@ -191,7 +193,7 @@ func TestRedirectLoopbackNameserver(t *testing.T) {
 }
 
 func TestRedirectGoesWithItsProcess(t *testing.T) {
-	if !inNamespace(t, "nft") {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1")
@@ -222,7 +224,7 @@ func TestRedirectGoesWithItsProcess(t *testing.T) {
 }
 
 func TestRedirectFollowsResolvConf(t *testing.T) {
-	if !inNamespace(t, "nft") {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1", "192.0.2.2", "192.0.2.3")
@@ -258,8 +260,10 @@ func TestRedirectFollowsResolvConf(t *testing.T) {
 
 	// Others write it in place, or make it a symlink to what they write.
 	write(t, opt.ResolvConf, "nameserver 192.0.2.3\n# in place\n", 0o644)
-	if got := next(); got != "nftables [192.0.2.3:53]" {
-		t.Errorf("after a write: %s", got)
+	for got := next(); got != "nftables [192.0.2.3:53]"; got = next() {
+		if got != "nftables [127.0.0.1:53]" { // what applies while the file is empty
+			t.Errorf("after a write: %s", got)
+		}
 	}
 	write(t, opt.ResolvConf+".target", "nameserver 192.0.2.1\n", 0o644)
 	if err := os.Remove(opt.ResolvConf); err != nil {
@@ -289,15 +293,15 @@ func TestRedirectFollowsResolvConf(t *testing.T) {
 
 // A program that keeps one socket for all its queries changes over with everybody else, in both directions.
 func TestRedirectTakesOpenSocketsAlong(t *testing.T) {
-	if !inNamespace(t, "nft", "conntrack") {
+	if !testenv.InNamespace(t, "nft", "conntrack") {
 		return
 	}
 	startUpstream(t, "192.0.2.1")
 	cfg := startUs(t)
 	// A namespace tracks connections only once a rule asks for it; give it one that is not ours.
-	run(t, "nft add table inet other")
-	run(t, "nft add chain inet other c { type filter hook input priority 0; }")
-	run(t, "nft add rule inet other c ct state established accept")
+	testenv.Run(t, "nft add table inet other")
+	testenv.Run(t, "nft add chain inet other c { type filter hook input priority 0; }")
+	testenv.Run(t, "nft add rule inet other c ct state established accept")
 	conn, err := dns.Dial("udp", "192.0.2.1:53")
 	if err != nil {
 		t.Fatal(err)
@@ -332,7 +336,7 @@ func TestRedirectTakesOpenSocketsAlong(t *testing.T) {
 
 // Two users' daemons: each has its table, and a query goes to the first; closing one leaves the other's.
 func TestRedirectTwice(t *testing.T) {
-	if !inNamespace(t, "nft") {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1")
@@ -363,17 +367,17 @@ func TestRedirectTwice(t *testing.T) {
 
 // CVE-2019-14899: a neighbour must not reach, or probe for, the address of our link.
 func TestGuard(t *testing.T) {
-	if !inNamespace(t, "nft") {
+	if !testenv.InNamespace(t, "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1")
 	cfg := startUs(t)
-	run(t, "ip link add kubevpn0 type veth peer name tunnel")
+	testenv.Run(t, "ip link add kubevpn0 type veth peer name tunnel")
 	for _, l := range []string{"kubevpn0", "tunnel"} {
-		run(t, "ip link set "+l+" up")
+		testenv.Run(t, "ip link set "+l+" up")
 	}
-	run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
-	run(t, "ip addr add fd00:198::1/128 dev kubevpn0 nodad")
+	testenv.Run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
+	testenv.Run(t, "ip addr add fd00:198::1/128 dev kubevpn0 nodad")
 	var listener atomic.Int64
 	for _, at := range []string{"198.19.0.1:7", "[fd00:198::1]:7"} {
 		l, err := net.Listen("tcp", at)
@@ -393,8 +397,8 @@ func TestGuard(t *testing.T) {
 		}()
 	}
 	// The neighbour is a process in a namespace behind eth0 that sends to the link's address by way of us.
-	neighbour := func(to string) error {
-		cmd := child("neighbour", to)
+	neighbour := func(to string, within time.Duration) error {
+		cmd := child("neighbour", to, within.String())
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 		stdin, err := cmd.StdinPipe()
 		if err != nil {
@@ -403,22 +407,17 @@ func TestGuard(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		run(t, fmt.Sprintf("ip link add lan0 type veth peer name lan1 netns %d", cmd.Process.Pid))
-		run(t, "ip link set lan0 up")
-		run(t, "ip addr add 192.0.2.129/25 dev lan0")
-		run(t, "ip addr add 2001:db8:1::1/64 dev lan0 nodad")
+		testenv.Run(t, fmt.Sprintf("ip link add lan0 type veth peer name lan1 netns %d", cmd.Process.Pid))
+		testenv.Run(t, "ip link set lan0 up")
+		testenv.Run(t, "ip addr add 192.0.2.129/25 dev lan0")
+		testenv.Run(t, "ip addr add 2001:db8:1::1/64 dev lan0 nodad")
 		stdin.Close()
 		err = cmd.Wait()
-		eventually(t, func() string { // the link goes with the neighbour's namespace
-			if _, err := net.InterfaceByName("lan0"); err == nil {
-				return "lan0 is still there"
-			}
-			return ""
-		})
+		testenv.WaitGone(t, "lan0") // with the neighbour's namespace
 		return err
 	}
 	for _, to := range []string{"198.19.0.1:7", "[fd00:198::1]:7"} {
-		if err := neighbour(to); err != nil {
+		if err := neighbour(to, patience); err != nil {
 			t.Errorf("without the guard, %s is not reached from another link (so this test shows nothing): %v", to, err)
 		}
 	}
@@ -428,7 +427,7 @@ func TestGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, to := range []string{"198.19.0.1:7", "[fd00:198::1]:7"} {
-		if err := neighbour(to); err == nil {
+		if err := neighbour(to, 2*time.Second); err == nil { // so that a SYN is sent twice
 			t.Errorf("%s is reached from another link", to)
 		}
 		d := net.Dialer{Timeout: 2 * time.Second}

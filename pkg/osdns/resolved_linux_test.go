@@ -54,9 +54,9 @@ func startSystemd(t *testing.T, resolvConf string) *systemd {
 		"rm -f /etc/resolv.conf",
 		"ln -s " + resolvConf + " /etc/resolv.conf",
 	} {
-		run(t, c)
+		testenv.Run(t, c)
 	}
-	t.Cleanup(func() { run(t, "umount -l /etc"); run(t, "umount -l /run") })
+	t.Cleanup(func() { testenv.Run(t, "umount -l /etc"); testenv.Run(t, "umount -l /run") })
 	add := func(path, line string) {
 		f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o644)
 		if err != nil {
@@ -71,7 +71,7 @@ func startSystemd(t *testing.T, resolvConf string) *systemd {
 		add("/etc/passwd", "systemd-resolve:x:64901:64901::/:/usr/sbin/nologin")
 		add("/etc/group", "systemd-resolve:x:64901:")
 	}
-	run(t, "chown systemd-resolve:systemd-resolve /run/systemd/resolve")
+	testenv.Run(t, "chown systemd-resolve:systemd-resolve /run/systemd/resolve")
 	write(t, "/etc/systemd/resolved.conf", "[Resolve]\nDNS=192.0.2.1\nFallbackDNS=\nDNSSEC=no\nLLMNR=yes\n", 0o644)
 	write(t, "/run/bus.conf", `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN" "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig>
@@ -82,14 +82,17 @@ func startSystemd(t *testing.T, resolvConf string) *systemd {
 </busconfig>
 `, 0o644)
 	s.start(t, "dbus-daemon", "--config-file=/run/bus.conf", "--nofork", "--nopidfile", "--nosyslog")
-	eventually(t, func() string {
-		if _, err := os.Stat("/run/dbus/system_bus_socket"); err != nil {
-			return err.Error()
-		}
-		return ""
-	})
+	testenv.Eventually(t, patience, func() error { _, err := os.Stat("/run/dbus/system_bus_socket"); return err })
 	s.startResolved(t)
 	return s
+}
+
+// same says in what two texts differ.
+func same(want, got string) error {
+	if diff := cmp.Diff(want, got); diff != "" {
+		return fmt.Errorf("-want +got\n%s", diff)
+	}
+	return nil
 }
 
 func (s *systemd) start(t *testing.T, name string, args ...string) *exec.Cmd {
@@ -123,12 +126,12 @@ func (s *systemd) libraries(t *testing.T) string {
 func (s *systemd) startResolved(t *testing.T) {
 	t.Helper()
 	s.resolved = s.start(t, filepath.Join(s.root, "lib/systemd/systemd-resolved"))
-	eventually(t, func() string {
+	testenv.Eventually(t, patience, func() error {
 		out, err := s.resolvectl(t, "status").CombinedOutput()
 		if err != nil {
-			return string(out)
+			return fmt.Errorf("%w: %s", err, out)
 		}
-		return ""
+		return nil
 	})
 }
 
@@ -157,7 +160,7 @@ func (s *systemd) status(t *testing.T, link ...string) string {
 // who asks through resolved's stub who answers a name.
 func who(t *testing.T, name string) string {
 	t.Helper()
-	return strings.TrimSpace(run(t, "dig +short +tries=1 +time=3 TXT "+name+" @127.0.0.53"))
+	return strings.TrimSpace(testenv.Run(t, "dig +short +tries=1 +time=3 TXT "+name+" @127.0.0.53"))
 }
 
 const stub = "/run/systemd/resolve/stub-resolv.conf"
@@ -174,7 +177,7 @@ func resolvedConfig() Config {
 }
 
 func TestSystemdResolved(t *testing.T) {
-	if !inNamespace(t, "dbus-daemon", "dig", "nft") {
+	if !testenv.InNamespace(t, "dbus-daemon", "dig", "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1", "192.0.2.2")
@@ -220,15 +223,15 @@ func TestSystemdResolved(t *testing.T) {
 	}
 	asCluster("set")
 	// A program that expands names by resolv.conf's search list finds short names.
-	if got := run(t, "dig +search +short +tries=1 TXT web"); !strings.Contains(got, "198.19.255.53") {
-		t.Errorf("dig +search web: %s\n%s", got, run(t, "cat /etc/resolv.conf"))
+	if got := testenv.Run(t, "dig +search +short +tries=1 TXT web"); !strings.Contains(got, "198.19.255.53") {
+		t.Errorf("dig +search web: %s\n%s", got, testenv.Run(t, "cat /etc/resolv.conf"))
 	}
 
 	// NetworkManager, or a user, takes the settings away.
 	if out, err := s.resolvectl(t, "revert", "kubevpn0").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	eventually(t, func() string { return cmp.Diff(link, s.status(t, "kubevpn0")) })
+	testenv.Eventually(t, patience, func() error { return same(link, s.status(t, "kubevpn0")) })
 	asCluster("after a revert")
 
 	// resolved is killed, with all that it remembers, and started again.
@@ -239,11 +242,11 @@ func TestSystemdResolved(t *testing.T) {
 	if got := next(t, changes); got.Mode != ModeNFTables {
 		t.Errorf("while resolved is down: %+v", got)
 	}
-	run(t, "rm -rf /run/systemd/resolve/netif")
+	testenv.Run(t, "rm -rf /run/systemd/resolve/netif")
 	s.startResolved(t)
 	for got := next(t, changes); got.Mode != ModeResolved; got = next(t, changes) {
 	}
-	eventually(t, func() string { return cmp.Diff(link, s.status(t, "kubevpn0")) })
+	testenv.Eventually(t, patience, func() error { return same(link, s.status(t, "kubevpn0")) })
 	asCluster("after a restart")
 
 	if err := c.Close(); err != nil {
@@ -259,15 +262,15 @@ func TestSystemdResolved(t *testing.T) {
 
 // The settings go with the link, whoever dies.
 func TestSystemdResolvedForgetsALinkThatWent(t *testing.T) {
-	if !inNamespace(t, "dbus-daemon", "dig", "nft") {
+	if !testenv.InNamespace(t, "dbus-daemon", "dig", "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1")
 	s := startSystemd(t, stub)
-	before := s.status(t) + namespaceState(t, "/etc/resolv.conf") + run(t, "cat "+stub)
-	run(t, "ip tuntap add dev kubevpn0 mode tun")
-	run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
-	run(t, "ip link set kubevpn0 up")
+	before := s.status(t) + namespaceState(t, "/etc/resolv.conf") + testenv.Run(t, "cat "+stub)
+	testenv.Run(t, "ip tuntap add dev kubevpn0 mode tun")
+	testenv.Run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
+	testenv.Run(t, "ip link set kubevpn0 up")
 	h := hold(t, resolvedConfig(), Options{StateDir: filepath.Join(t.TempDir(), "state")})
 	if h.applied.Mode != ModeResolved || !strings.Contains(s.status(t), "198.19.255.53") {
 		t.Errorf("%+v\n%s", h.applied, s.status(t))
@@ -276,9 +279,9 @@ func TestSystemdResolvedForgetsALinkThatWent(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = h.cmd.Wait()
-	run(t, "ip link del kubevpn0") // what the kernel does when the TUN's owner dies
-	eventually(t, func() string {
-		return cmp.Diff(before, s.status(t)+namespaceState(t, "/etc/resolv.conf")+run(t, "cat "+stub))
+	testenv.Run(t, "ip link del kubevpn0") // what the kernel does when the TUN's owner dies
+	testenv.Eventually(t, patience, func() error {
+		return same(before, s.status(t)+namespaceState(t, "/etc/resolv.conf")+testenv.Run(t, "cat "+stub))
 	})
 	if left, _ := filepath.Glob("/run/systemd/resolve/netif/*"); len(left) > 0 {
 		t.Errorf("resolved remembers %v", left)
@@ -287,7 +290,7 @@ func TestSystemdResolvedForgetsALinkThatWent(t *testing.T) {
 
 // resolv.conf lists the uplinks: programs that read it, and resolved itself, both come to us by the redirect.
 func TestSystemdResolvedBypassed(t *testing.T) {
-	if !inNamespace(t, "dbus-daemon", "dig", "nft") {
+	if !testenv.InNamespace(t, "dbus-daemon", "dig", "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1", "192.0.2.2")
@@ -297,11 +300,9 @@ func TestSystemdResolvedBypassed(t *testing.T) {
 	if out, err := s.resolvectl(t, "dns", "eth0", "192.0.2.2").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	eventually(t, func() string {
-		if got := run(t, "cat /etc/resolv.conf"); !strings.Contains(got, "192.0.2.1") || !strings.Contains(got, "192.0.2.2") {
-			return got
-		}
-		return ""
+	testenv.Until(t, "resolv.conf lists both uplinks", func() bool {
+		got := testenv.Run(t, "cat /etc/resolv.conf")
+		return strings.Contains(got, "192.0.2.1") && strings.Contains(got, "192.0.2.2")
 	})
 	cfg.Links = resolvedConfig().Links
 	before := s.status(t) + namespaceState(t, "/etc/resolv.conf")
@@ -313,7 +314,7 @@ func TestSystemdResolvedBypassed(t *testing.T) {
 	if applied.Mode != ModeNFTables || len(applied.Upstreams) != 2 {
 		t.Errorf("applied %+v", applied)
 	}
-	if got := run(t, "dig +short +tries=1 TXT web.default.svc.cluster.local"); got != "\"us udp\"\n" {
+	if got := testenv.Run(t, "dig +short +tries=1 TXT web.default.svc.cluster.local"); got != "\"us udp\"\n" {
 		t.Errorf("by resolv.conf: %s", got)
 	}
 	for name, want := range map[string]string{
@@ -327,21 +328,21 @@ func TestSystemdResolvedBypassed(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() string {
-		return cmp.Diff(before, s.status(t)+namespaceState(t, "/etc/resolv.conf"))
+	testenv.Eventually(t, patience, func() error {
+		return same(before, s.status(t)+namespaceState(t, "/etc/resolv.conf"))
 	})
 }
 
 // In a network namespace of our own the bus is still the host's, whose link of the same number is another.
 func TestSystemdResolvedOfAnotherNamespace(t *testing.T) {
-	if !inNamespace(t, "dbus-daemon", "nft") {
+	if !testenv.InNamespace(t, "dbus-daemon", "nft") {
 		return
 	}
 	startUpstream(t, "192.0.2.1")
 	s := startSystemd(t, stub)
-	run(t, "ip tuntap add dev kubevpn0 mode tun")
-	run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
-	run(t, "ip link set kubevpn0 up")
+	testenv.Run(t, "ip tuntap add dev kubevpn0 mode tun")
+	testenv.Run(t, "ip addr add 198.19.0.1/32 dev kubevpn0")
+	testenv.Run(t, "ip link set kubevpn0 up")
 	before := s.status(t)
 	opt := Options{StateDir: filepath.Join(t.TempDir(), "state")}
 	h := hold(t, resolvedConfig(), opt, syscall.CLONE_NEWNET)

@@ -35,7 +35,8 @@ type Header struct {
 	HeaderLen int
 	// Len is the packet's length by its own header; the slice may have been longer.
 	Len int
-	// ID, FragmentOffset (in bytes) and MoreFragments are of the IPv4 header or of the IPv6 Fragment header.
+	// ID, FragmentOffset (in bytes) and MoreFragments are of the IPv4 header or of the IPv6 Fragment header. The
+	// transport header is in the part of a datagram with FragmentOffset 0 alone.
 	ID             uint32
 	FragmentOffset int
 	MoreFragments  bool

@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
+
+	"kubevpn/internal/testenv"
 )
 
 // newTUN makes a TUN that lives as long as the returned file.
@@ -34,7 +36,7 @@ func state(t *testing.T) string {
 	for _, cmd := range []string{
 		"ip -d link", "ip addr", "ip -4 route show table all", "ip -6 route show table all", "ip -4 rule", "ip -6 rule",
 	} {
-		b.WriteString("# " + cmd + "\n" + run(t, cmd))
+		b.WriteString("# " + cmd + "\n" + testenv.Run(t, cmd))
 	}
 	return b.String()
 }
@@ -49,11 +51,10 @@ func lines(s string) []string {
 }
 
 func TestRouterSetChangeRemove(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t) {
 		return
 	}
 	defer goleak.VerifyNone(t)
-	run(t, "ip link set lo up")
 	before := state(t)
 
 	tun := newTUN(t, "kubevpn0")
@@ -75,14 +76,14 @@ func TestRouterSetChangeRemove(t *testing.T) {
 	}
 	check := func(v4, v6, addrs []string) {
 		t.Helper()
-		if diff := cmp.Diff(v4, lines(run(t, "ip -4 route show dev kubevpn0"))); diff != "" {
+		if diff := cmp.Diff(v4, lines(testenv.Run(t, "ip -4 route show dev kubevpn0"))); diff != "" {
 			t.Errorf("IPv4 routes: -want +got\n%s", diff)
 		}
-		if diff := cmp.Diff(v6, lines(run(t, "ip -6 route show dev kubevpn0 proto static"))); diff != "" {
+		if diff := cmp.Diff(v6, lines(testenv.Run(t, "ip -6 route show dev kubevpn0 proto static"))); diff != "" {
 			t.Errorf("IPv6 routes: -want +got\n%s", diff)
 		}
 		var got []string
-		for _, l := range lines(run(t, "ip addr show dev kubevpn0")) {
+		for _, l := range lines(testenv.Run(t, "ip addr show dev kubevpn0")) {
 			if strings.HasPrefix(l, "inet") {
 				got = append(got, l)
 			}
@@ -98,7 +99,7 @@ func TestRouterSetChangeRemove(t *testing.T) {
 		[]string{"fd00:10:96::/112 metric 1024 pref medium"},
 		[]string{"inet 198.19.0.1/32 scope global kubevpn0", "inet6 fd00:198::1/128 scope global nodad"},
 	)
-	link := run(t, "ip link show dev kubevpn0")
+	link := testenv.Run(t, "ip link show dev kubevpn0")
 	if !strings.Contains(link, "mtu 9000") || !strings.Contains(link, "qlen 128") || !strings.Contains(link, ",UP") {
 		t.Errorf("link is %s", link)
 	}
@@ -109,13 +110,13 @@ func TestRouterSetChangeRemove(t *testing.T) {
 	}
 
 	// What is taken away behind our back is repaired by the same call.
-	run(t, "ip route del 10.96.0.0/16")
-	run(t, "ip -6 addr del fd00:198::1/128 dev kubevpn0")
+	testenv.Run(t, "ip route del 10.96.0.0/16")
+	testenv.Run(t, "ip -6 addr del fd00:198::1/128 dev kubevpn0")
 	set(cfg)
 	if diff := cmp.Diff(once, state(t)); diff != "" {
 		t.Errorf("not repaired: -want +got\n%s", diff)
 	}
-	run(t, "ip link set kubevpn0 down")
+	testenv.Run(t, "ip link set kubevpn0 down")
 	set(cfg)
 	if diff := cmp.Diff(once, state(t)); diff != "" {
 		t.Errorf("not repaired after down: -want +got\n%s", diff)
@@ -125,7 +126,7 @@ func TestRouterSetChangeRemove(t *testing.T) {
 	cfg.Links[0].Routes = prefixes("10.96.0.0/16", "10.245.0.0/16")
 	cfg.Links[0].MTU, cfg.Links[0].TxQueueLen = 1500, 0
 	set(cfg)
-	if link := run(t, "ip link show dev kubevpn0"); !strings.Contains(link, "qlen 128") {
+	if link := testenv.Run(t, "ip link show dev kubevpn0"); !strings.Contains(link, "qlen 128") {
 		t.Errorf("the queue did not stay as it was: %s", link)
 	}
 	check(
@@ -135,14 +136,14 @@ func TestRouterSetChangeRemove(t *testing.T) {
 	)
 
 	set(Config{})
-	if got := run(t, "ip route show table all dev kubevpn0") + run(t, "ip -6 route show table all dev kubevpn0"); got != "" {
+	if got := testenv.Run(t, "ip route show table all dev kubevpn0") + testenv.Run(t, "ip -6 route show table all dev kubevpn0"); got != "" {
 		t.Errorf("routes left:\n%s", got)
 	}
-	if got := run(t, "ip addr show dev kubevpn0"); strings.Contains(got, "inet") {
+	if got := testenv.Run(t, "ip addr show dev kubevpn0"); strings.Contains(got, "inet") {
 		t.Errorf("addresses left:\n%s", got)
 	}
 	tun.Close()
-	waitGone(t, "kubevpn0")
+	testenv.WaitGone(t, "kubevpn0")
 	if diff := cmp.Diff(before, state(t)); diff != "" {
 		t.Errorf("left behind: -before +after\n%s", diff)
 	}
@@ -152,7 +153,7 @@ func TestRouterSetChangeRemove(t *testing.T) {
 }
 
 func TestRouterEverythingGoesWithTheDevice(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t) {
 		return
 	}
 	before := state(t)
@@ -166,7 +167,7 @@ func TestRouterEverythingGoesWithTheDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	tun.Close() // what the kernel does to a killed process
-	waitGone(t, "kubevpn0")
+	testenv.WaitGone(t, "kubevpn0")
 	if diff := cmp.Diff(before, state(t)); diff != "" {
 		t.Errorf("left behind: -before +after\n%s", diff)
 	}
@@ -184,16 +185,16 @@ func TestRouterEverythingGoesWithTheDevice(t *testing.T) {
 }
 
 func TestRouterLeavesOthersAlone(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t) {
 		return
 	}
-	run(t, "ip link add eth0 type veth peer name eth1")
-	run(t, "ip addr add 192.168.1.7/24 dev eth0")
-	run(t, "ip link set eth0 up")
-	run(t, "ip link set eth1 up")
-	run(t, "ip route add 10.96.0.0/16 via 192.168.1.1")
+	testenv.Run(t, "ip link add eth0 type veth peer name eth1")
+	testenv.Run(t, "ip addr add 192.168.1.7/24 dev eth0")
+	testenv.Run(t, "ip link set eth0 up")
+	testenv.Run(t, "ip link set eth1 up")
+	testenv.Run(t, "ip route add 10.96.0.0/16 via 192.168.1.1")
 	newTUN(t, "kubevpn0")
-	before := run(t, "ip route")
+	before := testenv.Run(t, "ip route")
 
 	r := New()
 	_, err := r.Set(Config{Links: []Link{{Name: "kubevpn0", MTU: 1500, Routes: prefixes("10.244.0.0/16", "10.96.0.0/16")}}})
@@ -204,22 +205,21 @@ func TestRouterLeavesOthersAlone(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(before, run(t, "ip route")); diff != "" {
+	if diff := cmp.Diff(before, testenv.Run(t, "ip route")); diff != "" {
 		t.Errorf("-before +after\n%s", diff)
 	}
 }
 
 func TestRouterSeesPolicyRouting(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t) {
 		return
 	}
-	run(t, "ip link set lo up")
-	run(t, "ip link add eth0 type veth peer name eth1")
-	run(t, "ip addr add 192.168.1.7/24 dev eth0")
-	run(t, "ip link set eth0 up")
-	run(t, "ip link set eth1 up")
-	run(t, "ip rule add prio 100 lookup 52")
-	run(t, "ip route add default dev eth0 table 52")
+	testenv.Run(t, "ip link add eth0 type veth peer name eth1")
+	testenv.Run(t, "ip addr add 192.168.1.7/24 dev eth0")
+	testenv.Run(t, "ip link set eth0 up")
+	testenv.Run(t, "ip link set eth1 up")
+	testenv.Run(t, "ip rule add prio 100 lookup 52")
+	testenv.Run(t, "ip route add default dev eth0 table 52")
 	newTUN(t, "kubevpn0")
 	applied, err := New().Set(Config{Links: []Link{{Name: "kubevpn0", MTU: 1500, Routes: prefixes("10.96.0.0/16")}}})
 	if err != nil {
@@ -232,10 +232,9 @@ func TestRouterSeesPolicyRouting(t *testing.T) {
 }
 
 func TestRouterWithoutIPv6(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t) {
 		return
 	}
-	run(t, "ip link set lo up")
 	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1\n"), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +246,7 @@ func TestRouterWithoutIPv6(t *testing.T) {
 	}
 	// An MTU below 1280 is what makes a kernel take IPv6 from a link altogether.
 	newTUN(t, "kubevpn1")
-	run(t, "ip link set kubevpn1 mtu 1000")
+	testenv.Run(t, "ip link set kubevpn1 mtu 1000")
 	cfg = Config{Links: []Link{{
 		Name: "kubevpn1", MTU: 1000, Addrs: prefixes("198.19.0.1/32", "fd00::2/128"), Routes: prefixes("10.96.0.0/16", "fd00:11::/64"),
 	}}}
@@ -261,10 +260,9 @@ func TestRouterWithoutIPv6(t *testing.T) {
 }
 
 func TestRouterManyRoutes(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t) {
 		return
 	}
-	run(t, "ip link set lo up")
 	newTUN(t, "kubevpn0")
 	l := Link{Name: "kubevpn0", MTU: 1500}
 	for i := range 4096 {
@@ -274,7 +272,7 @@ func TestRouterManyRoutes(t *testing.T) {
 	if _, err := r.Set(Config{Links: []Link{l}}); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(lines(run(t, "ip route show dev kubevpn0"))); n != 4096 {
+	if n := len(lines(testenv.Run(t, "ip route show dev kubevpn0"))); n != 4096 {
 		t.Errorf("%d routes", n)
 	}
 	if err := r.Close(); err != nil {
@@ -283,11 +281,10 @@ func TestRouterManyRoutes(t *testing.T) {
 }
 
 func TestClashesOfThisMachine(t *testing.T) {
-	if !inNamespace(t) {
+	if !testenv.InNamespace(t) {
 		return
 	}
 	for _, cmd := range []string{
-		"ip link set lo up",
 		"ip link add eth0 type veth peer name eth1",
 		"ip addr add 192.168.1.7/24 dev eth0",
 		"ip -6 addr add fd12::7/64 dev eth0 nodad",
@@ -302,12 +299,12 @@ func TestClashesOfThisMachine(t *testing.T) {
 		"ip route add 100.64.0.0/10 dev eth1 table 52",
 		"ip route add 203.0.113.0/24 dev eth1 table 99",
 	} {
-		run(t, cmd)
+		testenv.Run(t, cmd)
 	}
 	newTUN(t, "kubevpn0")
 	newTUN(t, "tun5")
-	run(t, "ip link set tun5 up")
-	run(t, "ip route add 10.50.0.0/16 dev tun5")
+	testenv.Run(t, "ip link set tun5 up")
+	testenv.Run(t, "ip route add 10.50.0.0/16 dev tun5")
 	r := New()
 	if _, err := r.Set(Config{Links: []Link{{Name: "kubevpn0", MTU: 1500, Addrs: prefixes("198.19.0.1/32"), Routes: prefixes("10.96.0.0/16")}}}); err != nil {
 		t.Fatal(err)

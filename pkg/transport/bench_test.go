@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/transport"
 )
 
@@ -206,7 +207,7 @@ func TestLatencyBesideBulk(t *testing.T) {
 			}
 		}()
 	}
-	eventually(t, "bulk is under way", func() bool { return r.manager.Stats().Links[0].Received > 4<<20 })
+	testenv.Until(t, "bulk is under way", func() bool { return r.manager.Stats().Links[0].Received > 4<<20 })
 	echoRequest := tcpRequest
 	echoRequest.Dst = netip.AddrPortFrom(tcpRequest.Dst.Addr(), 7)
 	st, err := r.laptop.Open(t.Context(), echoRequest)

@@ -6,7 +6,7 @@ import (
 	"net"
 	"syscall"
 	"testing"
-	"time"
+	"testing/synctest"
 )
 
 // lonely is a link whose other end takes everything and says nothing.
@@ -29,36 +29,34 @@ func lonely(t *testing.T) *link {
 // A Write that waits for the window when FIN is sent must not send data after it, also when the window opens
 // before it wakes: to the other end that is a violation, which ends the session.
 func TestNoDataAfterFIN(t *testing.T) {
-	l := lonely(t)
-	st, err := l.newOutgoing(Request{Proto: ProtoTCP}, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	st.credit = 0
-	written := make(chan error, 1)
-	go func() {
-		_, err := st.Write([]byte("late"))
-		written <- err
-	}()
-	for st.writers.TryLock() { // until Write has begun
-		st.writers.Unlock()
-		time.Sleep(time.Millisecond)
-	}
-	time.Sleep(20 * time.Millisecond) // it now waits; if it does not yet, this test shows nothing, and passes
-	l.mu.Lock()
-	st.endWriting()
-	st.credit = 100
-	st.canWrite.Signal()
-	end := l.out.end
-	l.mu.Unlock()
-	if err := <-written; !errors.Is(err, syscall.EPIPE) {
-		t.Errorf("Write gives %v, want EPIPE", err)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.out.end != end {
-		t.Errorf("%d bytes were sent after FIN", l.out.end-end)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		l := lonely(t)
+		st, err := l.newOutgoing(Request{Proto: ProtoTCP}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st.credit = 0
+		written := make(chan error, 1)
+		go func() {
+			_, err := st.Write([]byte("late"))
+			written <- err
+		}()
+		synctest.Wait() // until Write waits
+		l.mu.Lock()
+		st.endWriting()
+		st.credit = 100
+		st.canWrite.Signal()
+		end := l.out.end
+		l.mu.Unlock()
+		if err := <-written; !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("Write gives %v, want EPIPE", err)
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.out.end != end {
+			t.Errorf("%d bytes were sent after FIN", l.out.end-end)
+		}
+	})
 }
 
 // What arrives while Close is under way was not read either: the other end gets a reset, not an end as if all

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/transport"
 )
 
@@ -47,7 +48,7 @@ func TestPackets(t *testing.T) {
 				t.Error("writing after the other end's close succeeds")
 			}
 			check(t, b.Close())
-			eventually(t, "no stream is left", func() bool {
+			testenv.Until(t, "no stream is left", func() bool {
 				return r.laptop.Stats().Streams == 0 && r.manager.Stats().Streams == 0
 			})
 		})
@@ -65,7 +66,7 @@ func TestPacketsBeforeAccept(t *testing.T) {
 	if _, err := in.Accept(); err == nil {
 		t.Error("datagrams were accepted as bytes")
 	}
-	eventually(t, "the end arrives", func() bool { return r.manager.Stats().Streams == 0 })
+	testenv.Until(t, "the end arrives", func() bool { return r.manager.Stats().Streams == 0 })
 	// What came before the end is there, though the stream is over.
 	q, err := in.AcceptPackets()
 	if err == nil {
@@ -132,7 +133,7 @@ func TestPacketsLimits(t *testing.T) {
 		}
 		wrote <- n
 	}()
-	eventually(t, "the window is full", func() bool { return r.manager.Stats().Links[0].Received > (256<<10)-4096 })
+	testenv.Until(t, "the window is full", func() bool { return r.manager.Stats().Links[0].Received > (256<<10)-4096 })
 	var buf [1]byte
 	for range 100_000 {
 		_, err := b.ReadPacket(buf[:])

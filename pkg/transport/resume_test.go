@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/transport"
 	"kubevpn/pkg/transport/transporttest"
 )
@@ -23,9 +24,9 @@ import (
 // killer breaks carriers.
 type killer struct {
 	network
-	mu    sync.Mutex
-	conns []net.Conn
-	dials int
+	mu     sync.Mutex
+	conns  []net.Conn
+	killed int
 }
 
 func (k *killer) Dial(ctx context.Context) (net.Conn, error) {
@@ -33,21 +34,27 @@ func (k *killer) Dial(ctx context.Context) (net.Conn, error) {
 	if err == nil {
 		k.mu.Lock()
 		k.conns = append(k.conns, c)
-		k.dials++
 		k.mu.Unlock()
 	}
 	return c, err
 }
 
-// kill closes all carriers, and tells how many there have ever been.
-func (k *killer) kill() int {
+// kill closes all carriers.
+func (k *killer) kill() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, c := range k.conns {
 		c.Close()
 	}
+	k.killed += len(k.conns)
 	k.conns = nil
-	return k.dials
+}
+
+// dead is how many carriers have been killed.
+func (k *killer) dead() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.killed
 }
 
 func TestCarriersKilled(t *testing.T) {
@@ -67,36 +74,44 @@ func TestCarriersKilled(t *testing.T) {
 				}
 				return nil
 			})
-			const size = 8 << 20
-			var wg sync.WaitGroup
-			for range flows {
-				a, b := open(t, r.laptop, r.manager)
-				for _, d := range [][2]*transport.Stream{{a, b}, {b, a}} {
-					sum := make(chan [32]byte, 1)
-					wg.Go(func() { sum <- pour(t, d[0], size) })
-					wg.Go(func() {
-						h := sha256.New()
-						n, err := d[1].WriteTo(h)
-						if err != nil || n != size {
-							t.Errorf("%d bytes, %v", n, err)
-						}
-						if want := <-sum; !bytes.Equal(h.Sum(nil), want[:]) {
-							t.Error("bytes were changed on the way")
-						}
-					})
+			const enough, size = 40, 8 << 20
+			rounds := 0
+			for began := time.Now(); k.dead() < enough && !t.Failed(); rounds++ {
+				if time.Since(began) > time.Minute {
+					t.Fatalf("only %d carriers were killed: nothing was tested", k.dead())
 				}
+				pourBothWays(t, r, flows, size)
 			}
-			wg.Wait()
 			stop()
-			dials := k.kill()
-			t.Logf("%d carriers", dials)
+			t.Logf("%d carriers killed in %d rounds", k.dead(), rounds)
 			if r.laptop.Err() != nil || r.manager.Err() != nil {
 				t.Errorf("session ended: %v, %v", r.laptop.Err(), r.manager.Err())
 			}
-			if dials < 10 {
-				t.Errorf("only %d carriers: nothing was tested", dials)
-			}
 		})
+	}
+}
+
+// pourBothWays sends size bytes in either direction of each of some streams at once, and compares what arrives.
+func pourBothWays(t *testing.T, r *rig, streams, size int) {
+	t.Helper()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for range streams {
+		a, b := open(t, r.laptop, r.manager)
+		for _, d := range [][2]*transport.Stream{{a, b}, {b, a}} {
+			sum := make(chan [32]byte, 1)
+			wg.Go(func() { sum <- pour(t, d[0], size) })
+			wg.Go(func() {
+				h := sha256.New()
+				n, err := d[1].WriteTo(h)
+				if err != nil || n != int64(size) {
+					t.Errorf("%d bytes, %v", n, err)
+				}
+				if want := <-sum; !bytes.Equal(h.Sum(nil), want[:]) {
+					t.Error("bytes were changed on the way")
+				}
+			})
+		}
 	}
 }
 
@@ -124,7 +139,6 @@ func pour(t *testing.T, s *transport.Stream, n int) (sum [32]byte) {
 type hole struct {
 	network
 	mu    sync.Mutex
-	open  chan struct{} // closed while bytes pass
 	holed bool
 }
 
@@ -361,7 +375,7 @@ func TestClientStops(t *testing.T) {
 	if err := r.manager.Err(); !errors.Is(err, transport.ErrSessionClosed) {
 		t.Errorf("got %v", err)
 	}
-	eventually(t, "the server forgets the session", func() bool { return len(r.server.Sessions()) == 0 })
+	testenv.Until(t, "the server forgets the session", func() bool { return len(r.server.Sessions()) == 0 })
 }
 
 // TestClientStopsOverLossyEnd: a carrier drops what is on its way when it is closed, and does not show soon that the
@@ -445,7 +459,7 @@ func TestOneDial(t *testing.T) {
 
 func TestSpread(t *testing.T) {
 	r := start(t, tcp(t), transport.ClientConfig{}, transport.ServerConfig{})
-	eventually(t, "four links are up", func() bool { return len(r.laptop.Stats().Links) == 4 && len(r.manager.Stats().Links) == 4 })
+	testenv.Until(t, "four links are up", func() bool { return len(r.laptop.Stats().Links) == 4 && len(r.manager.Stats().Links) == 4 })
 	for range 40 {
 		open(t, r.laptop, r.manager)
 	}
@@ -459,7 +473,7 @@ func TestSpread(t *testing.T) {
 func TestLimits(t *testing.T) {
 	n := tcp(t)
 	r := start(t, n, transport.ClientConfig{}, transport.ServerConfig{MaxSessions: 1, MaxLinks: 2})
-	eventually(t, "two links are up", func() bool { return len(r.laptop.Stats().Links) == 2 })
+	testenv.Until(t, "two links are up", func() bool { return len(r.laptop.Stats().Links) == 2 })
 	why := make(chan error, 64)
 	other := transport.NewClient(transport.ClientConfig{Dial: n.Dial, OnState: func(_ transport.State, err error) {
 		if err != nil {

@@ -136,16 +136,6 @@ func receive[T any](tb testing.TB, ch <-chan T) T {
 	}
 }
 
-// eventually polls until ok.
-func eventually(tb testing.TB, what string, ok func() bool) {
-	tb.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			tb.Fatal("never happened: " + what)
-		}
-	}
-}
-
 var (
 	tcpRequest = transport.Request{Proto: transport.ProtoTCP,
 		Src: netip.MustParseAddrPort("198.19.0.2:40000"), Dst: netip.MustParseAddrPort("10.96.0.10:80")}

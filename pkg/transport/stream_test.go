@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/net/nettest"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/transport"
 )
 
@@ -28,7 +29,7 @@ func TestStreamIsNetConn(t *testing.T) {
 				a, b := open(t, r.laptop, r.manager)
 				return a, b, func() { a.Close(); b.Close() }, nil
 			})
-			eventually(t, "no stream is left", func() bool {
+			testenv.Until(t, "no stream is left", func() bool {
 				return r.laptop.Stats().Streams == 0 && r.manager.Stats().Streams == 0
 			})
 		})
@@ -75,7 +76,7 @@ func TestHalfClose(t *testing.T) {
 	if rest, err := io.ReadAll(a); len(rest) != 0 || err != nil {
 		t.Fatalf("read %q, %v", rest, err)
 	}
-	eventually(t, "both ends forget the stream", func() bool {
+	testenv.Until(t, "both ends forget the stream", func() bool {
 		return r.laptop.Stats().Streams == 0 && r.manager.Stats().Streams == 0
 	})
 }
@@ -116,7 +117,7 @@ func TestResetEndsBlockedCalls(t *testing.T) {
 		_, err := a.Read(make([]byte, 1))
 		errs <- err
 	}()
-	eventually(t, "the window is full", func() bool { return r.manager.Stats().Links[0].Received > 256<<10 })
+	testenv.Until(t, "the window is full", func() bool { return r.manager.Stats().Links[0].Received > 256<<10 })
 	check(t, b.Reset())
 	for range 2 {
 		if err := receive(t, errs); !errors.Is(err, syscall.ECONNRESET) {
@@ -143,7 +144,7 @@ func TestCloseWithUnread(t *testing.T) {
 	}
 	_, err = a.Write([]byte("late"))
 	check(t, err)
-	eventually(t, "late data is answered with a reset", func() bool {
+	testenv.Until(t, "late data is answered with a reset", func() bool {
 		_, err := a.Write([]byte("later"))
 		return errors.Is(err, syscall.ECONNRESET)
 	})
@@ -154,7 +155,7 @@ func TestLinger(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{Tuning: tuning})
 	a, b := open(t, r.laptop, r.manager)
 	check(t, b.Close())
-	eventually(t, "the manager forgets a stream whose other end stays open", func() bool {
+	testenv.Until(t, "the manager forgets a stream whose other end stays open", func() bool {
 		return r.manager.Stats().Streams == 0 && r.laptop.Stats().Streams == 0
 	})
 	if _, err := a.Write([]byte("x")); !errors.Is(err, syscall.ECONNRESET) {
@@ -286,7 +287,7 @@ func TestConcurrentOpens(t *testing.T) {
 	for range n {
 		check(t, <-errs)
 	}
-	eventually(t, "no stream is left", func() bool {
+	testenv.Until(t, "no stream is left", func() bool {
 		return r.laptop.Stats().Streams == 0 && r.manager.Stats().Streams == 0
 	})
 }
@@ -325,7 +326,7 @@ func TestGone(t *testing.T) {
 		}
 		check(t, b.Reset())
 		if late {
-			eventually(t, "the reset arrives", func() bool { _, err := a.Write([]byte("x")); return err != nil })
+			testenv.Until(t, "the reset arrives", func() bool { _, err := a.Write([]byte("x")); return err != nil })
 			gone = a.Gone()
 		}
 		receive(t, gone)

@@ -40,6 +40,11 @@ func newDevice(t testing.TB) (*tuntest.Namespace, tun.Device) {
 	ns.Run("ip", "addr", "add", "10.1.0.1/24", "dev", "t0")
 	ns.Run("ip", "addr", "add", "fd01::1/64", "dev", "t0", "nodad")
 	ns.Run("ip", "link", "set", "t0", "up")
+	// The kernel takes IPv6 packets for the address only after work that it does later.
+	testenv.Until(t, "the kernel takes packets for fd01::1", func() bool {
+		out, err := ns.Output("ip", "-6", "route", "show", "table", "local")
+		return err == nil && strings.Contains(out, "local fd01::1 ")
+	})
 	return ns, d
 }
 
