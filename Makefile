@@ -12,8 +12,8 @@ IMAGE   ?= docker.io/kubevpn/kubevpn:$(VERSION)
 
 LDFLAGS := -s -w -X kubevpn/internal/version.version=$(VERSION) -X kubevpn/internal/version.commit=$(COMMIT)
 BUILD   := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
-# What runs in the image: nothing else, as an ordinary user.
-LAYOUT  := --ref $(IMAGE) --file bin/traffic:/traffic --user 65532:65532
+# What the image holds: /traffic, which runs as an ordinary user, and iptables for its gateway.
+LAYOUT  := --ref $(IMAGE) --file bin/traffic:/traffic --user 65532:65532 --iptables
 
 .DEFAULT_GOAL := help
 .PHONY: help build install image push-image lab demo demo-down test test-ipvs bench lint clean bin/kubevpn bin/traffic bin/lab

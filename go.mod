@@ -3,6 +3,7 @@ module kubevpn
 go 1.26.3
 
 require (
+	github.com/coreos/go-iptables v0.8.0
 	github.com/creack/pty v1.1.24
 	github.com/godbus/dbus/v5 v5.2.4
 	github.com/google/go-cmp v0.7.0

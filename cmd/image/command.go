@@ -22,6 +22,7 @@ type options struct {
 	entrypoint string
 	user       string
 	labels     map[string]string
+	iptables   bool
 	out        string
 }
 
@@ -99,6 +100,7 @@ func (o *options) flags(c *cobra.Command) {
 	c.Flags().StringArrayVar(&o.files, "file", nil, "a static binary and its place in the image, `SOURCE:/PATH`; may be repeated")
 	c.Flags().StringVar(&o.entrypoint, "entrypoint", "", "the `PATH` to run (default: the first file's)")
 	c.Flags().StringVar(&o.user, "user", "", "the `UID[:GID]` to run as (default: root)")
+	c.Flags().BoolVar(&o.iptables, "iptables", false, "add this machine's iptables, of both backends, with its libraries")
 	c.Flags().StringToStringVar(&o.labels, "label", nil, "a `KEY=VALUE` for the image's configuration; may be repeated")
 }
 
@@ -122,6 +124,13 @@ func (o *options) image() (v1.Image, error) {
 			return nil, errors.New("--file wants SOURCE:/PATH")
 		}
 		built.Files = append(built.Files, image.File{Source: source, Path: path})
+	}
+	if o.iptables {
+		tree, err := image.IPTables()
+		if err != nil {
+			return nil, err
+		}
+		built.Tree = tree
 	}
 	return image.Build(built)
 }

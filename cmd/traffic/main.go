@@ -1,4 +1,4 @@
-// Command traffic is the program in the cluster: the traffic manager.
+// Command traffic is the program in the cluster: the traffic manager, and the gateway of its pod.
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/gateway"
 	"kubevpn/internal/manager"
 	"kubevpn/internal/version"
 )
@@ -20,7 +21,7 @@ func main() {
 		Version:       version.Full(),
 		SilenceErrors: true,
 	}
-	root.AddCommand(manager.NewCommand())
+	root.AddCommand(manager.NewCommand(), gateway.NewCommand())
 	if err := root.ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "traffic:", err)
 		os.Exit(int(api.AsError(err).Code))

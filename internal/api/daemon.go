@@ -16,7 +16,7 @@ type ConnectRequest struct {
 	ManagerNamespace string         `json:"managerNamespace"` // empty: "kubevpn", else the current namespace
 	Image            string         `json:"image"`
 	Upgrade          bool           `json:"upgrade,omitempty"`
-	Netstack         string         `json:"netstack"`
+	Netstack         string         `json:"netstack"` // NetstackAuto (also when empty), NetstackGVisor or NetstackSystem
 	Scheduler        string         `json:"scheduler"`
 	ExtraCIDRs       []netip.Prefix `json:"extraCIDRs,omitempty"`
 	ExcludeCIDRs     []netip.Prefix `json:"excludeCIDRs,omitempty"`
@@ -58,6 +58,7 @@ type Connection struct {
 	Status           ConnectionStatus `json:"status"`
 	Netstack         string           `json:"netstack"`
 	NetstackReason   string           `json:"netstackReason"`
+	ProxyMode        string           `json:"proxyMode"` // kube-proxy's: "iptables", "nftables", "ipvs", "none" or "unknown"
 	Transport        string           `json:"transport"` // "port-forward (websocket)"
 	Device           string           `json:"device"`
 	Addresses        []netip.Addr     `json:"addresses"`

@@ -30,8 +30,9 @@ const (
 	ExitClash     ExitCode = 32 // a cluster network overlaps a local one
 	ExitNetwork   ExitCode = 33 // links, routes or the resolver cannot be configured
 
-	ExitCanary ExitCode = 40 // a name, a pod or a ClusterIP could not be reached through the tunnel
-	ExitLost   ExitCode = 41 // the session ended and could not be continued
+	ExitCanary   ExitCode = 40 // a name, a pod or a ClusterIP could not be reached through the tunnel
+	ExitLost     ExitCode = 41 // the session ended and could not be continued
+	ExitNetstack ExitCode = 42 // the netstack that was asked for cannot be had on this cluster
 
 	ExitDaemon       ExitCode = 50 // the daemon cannot be started or does not answer
 	ExitNotConnected ExitCode = 51 // no connection has that ID

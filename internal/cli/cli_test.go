@@ -93,7 +93,7 @@ func TestStatusTable(t *testing.T) {
 	status := api.Status{Connections: []api.Connection{
 		{
 			ID: "3f2a91c04b7e", Cluster: "lab", Namespace: "shop", Status: api.StatusConnected, Netstack: "gvisor",
-			NetstackReason: "the only one there is", Transport: "port-forward (spdy)", Since: now.Add(-90 * time.Minute), Device: "kubevpn0",
+			NetstackReason: "ClusterIPs are served by IPVS", ProxyMode: "ipvs", Transport: "port-forward (spdy)", Since: now.Add(-90 * time.Minute), Device: "kubevpn0",
 			Addresses: []netip.Addr{netip.MustParseAddr("198.19.0.1")}, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 			DNS: api.DNSStatus{Mode: api.ResolverResolved}, Services: "resolved by kubevpn",
 			ManagerNamespace: "kubevpn", ManagerPod: "m-1", ManagerVersion: "1.2.3",
@@ -115,7 +115,8 @@ func TestStatusTable(t *testing.T) {
 000000000000  -        -          failed     -         -                    -      -         -           -           -                 -                    -
 
 3f2a91c04b7e
-  netstack gvisor: the only one there is
+  netstack gvisor: ClusterIPs are served by IPVS
+  kube-proxy ipvs
 
 000000000000
   Error: the root helper ended

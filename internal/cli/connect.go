@@ -37,6 +37,7 @@ func newConnect(a *app) *cobra.Command {
 			"Connect to the current context's cluster", "kubevpn connect",
 			"Another context, and a namespace in which short names are looked up first", "kubevpn connect --context staging -n shop",
 			"A cluster that pulls images from its own registry", "kubevpn connect --image registry.example/kubevpn:1.2.3",
+			"Whole IP packets to the cluster, or an error that says why not", "kubevpn connect --netstack system",
 			"A network behind the cluster too, but not this part of it", "kubevpn connect --extra-cidr 10.20.0.0/16 --exclude-cidr 10.20.30.0/24",
 			"Without a daemon, until Ctrl-C (as root)", "sudo -E kubevpn connect --foreground",
 			"For a script", "kubevpn connect -o json",
@@ -208,6 +209,9 @@ func (o *connectOptions) settle(ctx context.Context, c *client, id string, on fu
 // printConnected is the result of connect for people.
 func printConnected(w io.Writer, c *api.Connection) {
 	fmt.Fprintf(w, "Connected to %s, namespace %s (%s)\n", c.Cluster, c.Namespace, c.ID)
+	if c.Netstack != "" {
+		fmt.Fprintf(w, "  netstack  %s: %s\n", c.Netstack, c.NetstackReason)
+	}
 	fmt.Fprintf(w, "  networks  %s through %s\n", orNone(join(c.CIDRs)), c.Device)
 	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE and *.%s, by %s\n", c.DNS.Domain, c.DNS.Mode)
 	for _, check := range c.Checks {

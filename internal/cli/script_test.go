@@ -297,7 +297,8 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 	send(api.Event{Step: "Looking for the traffic manager"})
 	send(api.Event{Step: "Looking for the traffic manager", Detail: "kubevpn/manager-1", Done: true})
 	c := api.Connection{
-		ID: id, Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnecting, Netstack: req.Netstack,
+		ID: id, Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnecting,
+		Netstack: api.NetstackGVisor, NetstackReason: "as " + req.Netstack + " has it",
 		Transport: "port-forward (websocket)", Device: "kubevpn-lab", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
 		DNS: api.DNSStatus{Mode: api.ResolverNFTables, Domain: "cluster.local"}, Since: time.Now(),
 	}

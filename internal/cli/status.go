@@ -108,6 +108,9 @@ func (o *statusOptions) details(w io.Writer, c api.Connection) {
 		if c.NetstackReason != "" {
 			lines = append(lines, "netstack "+c.Netstack+": "+c.NetstackReason)
 		}
+		if c.ProxyMode != "" {
+			lines = append(lines, "kube-proxy "+c.ProxyMode)
+		}
 		for _, check := range c.Checks {
 			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))
 		}

@@ -39,8 +39,10 @@ func Default() Config {
 // Schedulers are the ways to choose an endpoint of a Service, by IPVS's names; the first is the default.
 func Schedulers() []string { return []string{"rr", "lc", "sh", "random"} }
 
-// Netstacks are the ways to carry packets into the cluster; the first is the default.
-func Netstacks() []string { return []string{"gvisor"} }
+// Netstacks are the ways to carry packets into the cluster; the first, which chooses between the others, is the default.
+func Netstacks() []string {
+	return []string{api.NetstackAuto, api.NetstackGVisor, api.NetstackSystem}
+}
 
 // Key is a setting's name in the file; FlagName gives that of its flag.
 type Key string

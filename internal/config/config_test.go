@@ -15,7 +15,7 @@ import (
 )
 
 func TestLoad(t *testing.T) {
-	defaults := Config{Image: "docker.io/kubevpn/kubevpn:0.1.0-dev", Scheduler: "rr", Netstack: "gvisor"}
+	defaults := Config{Image: "docker.io/kubevpn/kubevpn:0.1.0-dev", Scheduler: "rr", Netstack: "auto"}
 	with := func(change func(*Config)) Config {
 		c := defaults
 		change(&c)
@@ -58,7 +58,7 @@ func TestLoad(t *testing.T) {
 		{name: "nested-list", file: "extraCIDRs:\n- [a]\n", err: "config.yaml:1: extraCIDRs: line 2 is not a single value"},
 		{name: "not-yaml", file: "image: [\n", err: "config.yaml: yaml: line"},
 		{name: "bad-scheduler", file: "\nscheduler: wrr\n", err: `config.yaml:2: scheduler: "wrr" does not exist: there are rr, lc, sh, random`},
-		{name: "bad-variable", env: map[string]string{"KUBEVPN_NETSTACK": "system"}, err: `KUBEVPN_NETSTACK: "system" does not exist: there is gvisor`},
+		{name: "bad-variable", env: map[string]string{"KUBEVPN_NETSTACK": "kernel"}, err: `KUBEVPN_NETSTACK: "kernel" does not exist: there are auto, gvisor, system`},
 		{name: "bad-network", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "10.0.0.0/33"}, err: `KUBEVPN_EXTRA_CIDRS: "10.0.0.0/33" is not a network: write it like 10.20.0.0/16`},
 		{name: "everything", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "::/0"}, err: `"::/0" is the whole Internet`},
 		{name: "mapped", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "::ffff:10.0.0.0/104"}, err: `is an IPv4 network in IPv6 form`},
@@ -97,7 +97,7 @@ func TestFlagBeatsAll(t *testing.T) {
 	if want := netip.MustParsePrefix("10.9.0.0/16"); len(c.ExtraCIDRs) != 1 || c.ExtraCIDRs[0] != want {
 		t.Errorf("ExtraCIDRs = %v, want only %v", c.ExtraCIDRs, want)
 	}
-	wantUsage(t, c.SetFlag(KeyNetstack, []string{"system"}), `--netstack: "system" does not exist: there is gvisor`)
+	wantUsage(t, c.SetFlag(KeyNetstack, []string{"kernel"}), `--netstack: "kernel" does not exist: there are auto, gvisor, system`)
 }
 
 func TestUnreadableFile(t *testing.T) {

@@ -152,7 +152,7 @@ func usageErrors(t *testing.T, l *laptop) {
 	}{
 		{[]string{"conect"}, failure{message: `no command "conect"`, hint: "kubevpn connect"}},
 		{[]string{"connect", "--netstak", "gvisor"}, failure{message: "netstak", hint: "did you mean --netstack"}},
-		{[]string{"connect", "--netstack", "system"}, failure{message: `netstack.*"system" does not exist: there is gvisor`}},
+		{[]string{"connect", "--netstack", "kernel"}, failure{message: `netstack.*"kernel" does not exist: there are auto, gvisor, system`}},
 		{[]string{"connect", "--scheduler", "wrr"}, failure{message: `scheduler.*"wrr" does not exist: there are rr, lc, sh, random`}},
 		{[]string{"connect", "--extra-cidr", "10.0.0.0/33"}, failure{message: `extra-cidr.*"10.0.0.0/33" is not a network: write it like`}},
 		{[]string{"connect", "production"}, failure{message: `takes no argument, and got "production"`, hint: "--help"}},

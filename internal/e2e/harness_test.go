@@ -61,7 +61,16 @@ func run(m *testing.M) int {
 }
 
 // world is one cluster with the product's image in it.
-type world struct{ *lab.Lab }
+type world struct {
+	*lab.Lab
+	netstack string // what laptops ask for; empty: nothing, so that kubevpn chooses
+}
+
+// in is the same cluster for laptops that ask for a netstack.
+func (w *world) in(netstack string) *world { return &world{w.Lab, netstack} }
+
+// isSystem reports whether laptops ask for the system netstack, in which the cluster's own kernels serve ClusterIPs.
+func (w *world) isSystem() bool { return w.netstack == "system" }
 
 // newWorld brings a cluster up for the test, or attaches to the one that KUBEVPN_E2E_LAB names, if its shape fits.
 func newWorld(t *testing.T, c lab.Config) *world {
@@ -77,7 +86,7 @@ func newWorld(t *testing.T, c lab.Config) *world {
 		if got.ProxyMode != c.ProxyMode || got.IPv6 != c.IPv6 {
 			t.Skipf("SKIPPED: lab %s has kube-proxy %s and IPv6 %v, this suite wants %s and %v", name, got.ProxyMode, got.IPv6, c.ProxyMode, c.IPv6)
 		}
-		w := &world{l}
+		w := &world{Lab: l}
 		w.loadImage(t)
 		return w
 	}
@@ -91,7 +100,7 @@ func newWorld(t *testing.T, c lab.Config) *world {
 	if err := l.Up(ctx); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{l}
+	w := &world{Lab: l}
 	w.loadImage(t)
 	return w
 }
@@ -231,7 +240,7 @@ func (l *laptop) command(ctx context.Context, t *testing.T, argv ...string) *exe
 }
 
 func (l *laptop) environment() []string {
-	return []string{
+	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME=" + l.home,
 		"XDG_RUNTIME_DIR=" + filepath.Join(l.home, "run"),
@@ -240,6 +249,10 @@ func (l *laptop) environment() []string {
 		"KUBECONFIG=" + l.kubeconfig,
 		"KUBEVPN_IMAGE=" + imageRef,
 	}
+	if l.netstack != "" {
+		env = append(env, "KUBEVPN_NETSTACK="+l.netstack)
+	}
+	return env
 }
 
 func (l *laptop) runContext(ctx context.Context, t *testing.T, argv ...string) result {

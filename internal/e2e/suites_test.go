@@ -38,6 +38,20 @@ var once = []suite{
 	{"two", twoSuite},
 }
 
+// whole is checked where the kernel serves ClusterIPs, so that laptops may have their packets forwarded by it.
+var whole = []suite{
+	{"packets", packetsSuite},
+	{"laptops", laptopsSuite},
+}
+
+// bothNetstacks runs everywhere for what kubevpn chooses where the manager's namespace is as connect makes it (gvisor),
+// others beside it, and then again for the system netstack.
+func bothNetstacks(t *testing.T, w *world, others ...[]suite) {
+	runSuites(t, w, append([][]suite{everywhere}, others...)...)
+	t.Run("auto", func(t *testing.T) { autoSuite(t, w) })
+	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), everywhere, whole) })
+}
+
 func runSuites(t *testing.T, w *world, suites ...[]suite) {
 	for _, list := range suites {
 		for _, s := range list {
@@ -47,13 +61,13 @@ func runSuites(t *testing.T, w *world, suites ...[]suite) {
 }
 
 func TestIPTables(t *testing.T) {
-	runSuites(t, newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}), everywhere, once)
+	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}), once)
 }
 
 func TestNFTablesDualStack(t *testing.T) {
-	runSuites(t, newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}), everywhere, []suite{{"ipv6", ipv6Suite}})
+	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}), []suite{{"ipv6", ipv6Suite}})
 }
 
 func TestNoKubeProxy(t *testing.T) {
-	runSuites(t, newWorld(t, lab.Config{Name: "e2e-none", ProxyMode: lab.ProxyNone}), everywhere)
+	runSuites(t, newWorld(t, lab.Config{Name: "e2e-none", ProxyMode: lab.ProxyNone}), everywhere, []suite{{"auto", autoSuite}, {"laptops", laptopsSuite}})
 }

@@ -157,7 +157,7 @@ func (w *world) second(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := &world{l}
+	other := &world{Lab: l}
 	other.loadImage(t)
 	return other
 }

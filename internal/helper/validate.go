@@ -23,8 +23,12 @@ const (
 
 var linkName = regexp.MustCompile(`^kubevpn[0-9a-z]{0,8}$`)
 
-// ownSpace is where addresses of our links may be: benchmarking (RFC 2544) and unique local (RFC 4193).
-var ownSpace = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fd00::/8")}
+// ownSpace is where addresses of our links may be: benchmarking (RFC 2544), carriers' own (RFC 6598) and unique local
+// (RFC 4193), and the last of the traffic manager's pools.
+var ownSpace = []netip.Prefix{
+	netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("10.219.0.0/16"),
+	netip.MustParsePrefix("fd00::/8"),
+}
 
 // neverRouted are the special addresses that no route may cover (RFC 6890).
 var neverRouted = []netip.Prefix{
@@ -89,7 +93,7 @@ func checkLink(l api.Link) error {
 	}
 	for _, p := range l.Addrs {
 		if !p.IsValid() || !p.IsSingleIP() || !ours(p.Addr()) {
-			return refused("the address %v of %s: it must be one address of %v or %v", p, l.Name, ownSpace[0], ownSpace[1])
+			return refused("the address %v of %s: it must be one address of %v", p, l.Name, ownSpace)
 		}
 		if p.Addr().Is6() && l.MTU < minMTU6 {
 			return refused("MTU %d of %s: IPv6 needs %d", l.MTU, l.Name, minMTU6)

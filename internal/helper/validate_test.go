@@ -75,11 +75,11 @@ func TestCheck(t *testing.T) {
 		{"large_mtu", link(func(l *api.Link) { l.MTU = 65536 }), "MTU 65536 of kubevpn0: it must be 576 to 65535"},
 		{"mtu_without_ipv6", link(func(l *api.Link) { l.MTU = 1279 }), "MTU 1279 of kubevpn0: IPv6 needs 1280"},
 
-		{"address_of_a_lan", link(addr("192.168.1.1/32")), "the address 192.168.1.1/32 of kubevpn0: it must be one address of 198.18.0.0/15 or fd00::/8"},
-		{"address_of_the_world", link(addr("8.8.8.8/32")), "the address 8.8.8.8/32 of kubevpn0: it must be one address of 198.18.0.0/15 or fd00::/8"},
-		{"a_network_as_address", link(addr("198.19.0.1/16")), "the address 198.19.0.1/16 of kubevpn0: it must be one address of 198.18.0.0/15 or fd00::/8"},
-		{"no_address", link(func(l *api.Link) { l.Addrs = []netip.Prefix{{}} }), "the address invalid Prefix of kubevpn0: it must be one address of 198.18.0.0/15 or fd00::/8"},
-		{"mapped_address", link(addr("::ffff:198.19.0.1/128")), "the address ::ffff:198.19.0.1/128 of kubevpn0: it must be one address of 198.18.0.0/15 or fd00::/8"},
+		{"address_of_a_lan", link(addr("192.168.1.1/32")), "the address 192.168.1.1/32 of kubevpn0: it must be one address of [198.18.0.0/15 100.64.0.0/10 10.219.0.0/16 fd00::/8]"},
+		{"address_of_the_world", link(addr("8.8.8.8/32")), "the address 8.8.8.8/32 of kubevpn0: it must be one address of [198.18.0.0/15 100.64.0.0/10 10.219.0.0/16 fd00::/8]"},
+		{"a_network_as_address", link(addr("198.19.0.1/16")), "the address 198.19.0.1/16 of kubevpn0: it must be one address of [198.18.0.0/15 100.64.0.0/10 10.219.0.0/16 fd00::/8]"},
+		{"no_address", link(func(l *api.Link) { l.Addrs = []netip.Prefix{{}} }), "the address invalid Prefix of kubevpn0: it must be one address of [198.18.0.0/15 100.64.0.0/10 10.219.0.0/16 fd00::/8]"},
+		{"mapped_address", link(addr("::ffff:198.19.0.1/128")), "the address ::ffff:198.19.0.1/128 of kubevpn0: it must be one address of [198.18.0.0/15 100.64.0.0/10 10.219.0.0/16 fd00::/8]"},
 
 		{"default_route", link(route("0.0.0.0/0")), "the route 0.0.0.0/0: it must be /8 or longer (link kubevpn0)"},
 		{"half_of_the_world", link(route("128.0.0.0/1")), "the route 128.0.0.0/1: it must be /8 or longer (link kubevpn0)"},

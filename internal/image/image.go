@@ -1,5 +1,5 @@
 // Package image makes container images from static binaries, and writes or pushes them, without Docker. The product's
-// image (one binary, /traffic) and the lab's images (pause, echo, coredns) come from here.
+// image (/traffic, and iptables for its gateway) and the lab's images (pause, echo, coredns) come from here.
 //
 // An image made twice from the same files is the same image, byte for byte: times are zero, entries are sorted, and
 // nothing of the machine goes in.
@@ -25,7 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// File is one binary that goes into the image.
+// File is one file that goes into the image.
 type File struct {
 	Source string // where it is on this machine
 	Path   string // where it will be in the image, absolute
@@ -34,36 +34,31 @@ type File struct {
 // Options say what an image holds.
 type Options struct {
 	Files      []File            // static ELF binaries, at least one, all of one architecture
+	Tree       Tree              // dynamic programs with what they need, such as IPTables
 	Entrypoint []string          // default: the first file's Path
 	User       string            // "65532" or "65532:65532"; empty means root
 	Labels     map[string]string // such as org.opencontainers.image.version
 }
 
 // Build makes a one-layer Linux image. The files are read now and again whenever the image is written or pushed, so
-// they must stay as they are until then. A binary that is not static is refused: the image has no C library.
+// they must stay as they are until then. A binary among Files that is not static is refused: only a Tree brings a C library.
 func Build(o Options) (v1.Image, error) {
 	if len(o.Files) == 0 {
 		return nil, errors.New("an image needs at least one file")
 	}
-	files := slices.Clone(o.Files)
-	for i, f := range files {
-		if !path.IsAbs(f.Path) || path.Clean(f.Path) != f.Path || f.Path == "/" {
-			return nil, fmt.Errorf("%q is not a clean absolute path in the image", f.Path)
-		}
-		if slices.ContainsFunc(files[:i], func(g File) bool { return g.Path == f.Path }) {
-			return nil, fmt.Errorf("%s is given twice", f.Path)
-		}
+	entries, err := o.entries()
+	if err != nil {
+		return nil, err
 	}
-	arch, err := architecture(files)
+	arch, err := architecture(o.Files, o.Tree.Files)
 	if err != nil {
 		return nil, err
 	}
 	entrypoint := o.Entrypoint
 	if len(entrypoint) == 0 {
-		entrypoint = []string{files[0].Path}
+		entrypoint = []string{o.Files[0].Path}
 	}
-	slices.SortFunc(files, func(a, b File) int { return cmp.Compare(a.Path, b.Path) })
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return layerTar(files) })
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return layerTar(entries) })
 	if err != nil {
 		return nil, fmt.Errorf("building the image's layer: %w", err)
 	}
@@ -90,11 +85,39 @@ func Build(o Options) (v1.Image, error) {
 	return mutate.ConfigFile(img, config)
 }
 
+// entry is a file of the layer, or a link.
+type entry struct {
+	path   string
+	source string // of a file
+	target string // of a link
+}
+
+// entries are all that the layer holds, sorted.
+func (o Options) entries() ([]entry, error) {
+	var all []entry
+	for _, f := range slices.Concat(o.Files, o.Tree.Files) {
+		all = append(all, entry{path: f.Path, source: f.Source})
+	}
+	for _, l := range o.Tree.Links {
+		all = append(all, entry{path: l.Path, target: l.Target})
+	}
+	for i, e := range all {
+		if !path.IsAbs(e.path) || path.Clean(e.path) != e.path || e.path == "/" {
+			return nil, fmt.Errorf("%q is not a clean absolute path in the image", e.path)
+		}
+		if slices.ContainsFunc(all[:i], func(g entry) bool { return g.path == e.path }) {
+			return nil, fmt.Errorf("%s is given twice", e.path)
+		}
+	}
+	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(a.path, b.path) })
+	return all, nil
+}
+
 // architecture is the one that all files were built for, in Go's and OCI's word.
-func architecture(files []File) (string, error) {
+func architecture(static, dynamic []File) (string, error) {
 	found := ""
-	for _, f := range files {
-		arch, err := staticArchitecture(f.Source)
+	for i, f := range slices.Concat(static, dynamic) {
+		arch, err := fileArchitecture(f.Source, i < len(static))
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", f.Source, err)
 		}
@@ -106,13 +129,13 @@ func architecture(files []File) (string, error) {
 	return found, nil
 }
 
-func staticArchitecture(name string) (string, error) {
+func fileArchitecture(name string, static bool) (string, error) {
 	f, err := elf.Open(name)
 	if err != nil {
 		return "", fmt.Errorf("not a Linux binary: %w", err)
 	}
 	defer f.Close()
-	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+	if static && slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		return "", errors.New("not a static binary; build it with CGO_ENABLED=0")
 	}
 	switch f.Machine {
@@ -125,15 +148,15 @@ func staticArchitecture(name string) (string, error) {
 	}
 }
 
-// layerTar is the layer, uncompressed: the files (sorted) and their parent directories, owned by root, of time zero.
-func layerTar(files []File) (io.ReadCloser, error) {
+// layerTar is the layer, uncompressed: the entries (sorted) and their parent directories, owned by root, of time zero.
+func layerTar(entries []entry) (io.ReadCloser, error) {
 	var parts []io.Reader
 	var opened multiCloser
 	seen := map[string]bool{}
-	for _, f := range files {
+	for _, e := range entries {
 		var header bytes.Buffer
 		w := tar.NewWriter(&header)
-		for _, dir := range parents(f.Path) {
+		for _, dir := range parents(e.path) {
 			if seen[dir] {
 				continue
 			}
@@ -142,7 +165,15 @@ func layerTar(files []File) (io.ReadCloser, error) {
 				return nil, errors.Join(err, opened.Close())
 			}
 		}
-		source, err := os.Open(f.Source)
+		name := strings.TrimPrefix(e.path, "/")
+		if e.target != "" {
+			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: e.target, Mode: 0o777, Format: tar.FormatUSTAR}); err != nil {
+				return nil, errors.Join(err, opened.Close())
+			}
+			parts = append(parts, &header)
+			continue
+		}
+		source, err := os.Open(e.source)
 		if err != nil {
 			return nil, errors.Join(err, opened.Close())
 		}
@@ -151,7 +182,7 @@ func layerTar(files []File) (io.ReadCloser, error) {
 		if err != nil {
 			return nil, errors.Join(err, opened.Close())
 		}
-		err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(f.Path, "/"), Mode: 0o755, Size: info.Size(), Format: tar.FormatUSTAR})
+		err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: info.Size(), Format: tar.FormatUSTAR})
 		if err != nil {
 			return nil, errors.Join(err, opened.Close())
 		}

@@ -13,4 +13,5 @@
 //	judge.go     what those watches mean: a pure function
 //	remove.go    uninstall
 //	manifest.go  the same objects as YAML
+//	gateway.go   the gateway, an ephemeral container of the pod that runs
 package install

@@ -292,6 +292,7 @@ func TestManifest(t *testing.T) {
 	want := []string{
 		"/api/v1/nodes/lab-node1",
 		"/api/v1/nodes/lab-node2",
+		"/api/v1/namespaces/kube-system/configmaps/kube-proxy",
 		"/api/v1/namespaces/kube-system/serviceaccounts/coredns",
 		"/apis/rbac.authorization.k8s.io/v1/clusterroles/system:coredns",
 		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/system:coredns",
@@ -310,6 +311,13 @@ func TestManifest(t *testing.T) {
 	for _, text := range []string{`clusterIPs: ["10.96.0.10","fd00:10:96::a"]`, "  podCIDR: \"10.244.2.0/24\"\n  podCIDRs:\n  - \"10.244.2.0/24\"\n  - \"fd00:10:244:2::/64\"\n"} {
 		if !strings.Contains(manifest, text) {
 			t.Errorf("the manifest lacks %q", text)
+		}
+	}
+	// What says the mode, says the one that runs; where none runs, nothing says one.
+	for mode, want := range map[ProxyMode]string{ProxyNFTables: "\n    mode: nftables\n", ProxyNone: ""} {
+		text := Config{ProxyMode: mode}.withDefaults().proxyManifest()
+		if want == "" && text != "" || !strings.Contains(text, want) {
+			t.Errorf("proxy mode %s: the manifest is %q", mode, text)
 		}
 	}
 }

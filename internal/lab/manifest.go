@@ -30,7 +30,27 @@ func (c Config) manifest() string {
 		"API_PORT", strconv.Itoa(APIPort),
 		"DNS_FIRST", c.Families()[0].ClusterDNS.String(),
 		"DNS_ALL", joined(c.Families(), func(f Family) quoted { return quoted{f.ClusterDNS} }),
-	).Replace(c.nodesManifest() + "---\n" + clusterManifest + "---\n" + workloadManifest)
+	).Replace(c.nodesManifest() + "---\n" + c.proxyManifest() + clusterManifest + "---\n" + workloadManifest)
+}
+
+// proxyManifest is the ConfigMap with which kubeadm runs kube-proxy, and by which others tell its mode. Here kube-proxy
+// is a program on each node, which does not read it.
+func (c Config) proxyManifest() string {
+	if c.ProxyMode == ProxyNone {
+		return ""
+	}
+	return fmt.Sprintf(`apiVersion: v1
+kind: ConfigMap
+metadata: {name: kube-proxy, namespace: kube-system, labels: {app: kube-proxy}}
+data:
+  config.conf: |
+    apiVersion: kubeproxy.config.k8s.io/v1alpha1
+    bindAddress: 0.0.0.0
+    clusterCIDR: %s
+    kind: KubeProxyConfiguration
+    mode: %s
+---
+`, joined(c.Families(), func(f Family) netip.Prefix { return f.Pods }), c.ProxyMode)
 }
 
 // quoted is an address as YAML takes it in a list.

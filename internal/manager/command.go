@@ -85,7 +85,7 @@ func run(ctx context.Context, o options) error {
 	}
 	return New(Config{
 		Listen: o.listen, Health: o.health, Kube: kube, APIServer: apiServerVIP(os.Getenv),
-		PodName: o.podName, Namespace: o.namespace, NodeName: o.nodeName, PodIPs: pod, ResolvConf: o.resolvConf, Logger: log,
+		PodName: o.podName, Namespace: o.namespace, NodeName: o.nodeName, PodIPs: pod, ResolvConf: o.resolvConf, GatewaySocket: api.GatewaySocket, Logger: log,
 	}).Run(ctx)
 }
 

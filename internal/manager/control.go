@@ -50,6 +50,7 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	s.greet(by)
 	s.log.Info("laptop", "version", hello.Version, "client", hello.Client, "namespace", hello.Namespace, "scheduler", by.scheduler)
 
+	session := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -62,16 +63,20 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	case <-time.After(settleTime):
 	case <-ctx.Done():
 	}
-	return s.tell(ctx, json.NewEncoder(laptop))
+	// Nor should it give an address that the cluster uses.
+	lease := s.admit(session, &hello, s.m.around())
+	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
+	return s.tell(ctx, json.NewEncoder(laptop), lease)
 }
 
 // tell writes notices until the stream ends.
-func (s *session) tell(ctx context.Context, laptop *json.Encoder) error {
+func (s *session) tell(ctx context.Context, laptop *json.Encoder, lease api.Lease) error {
 	latest, newer := s.m.board.read()
 	first := *latest
 	first.state.Sessions = s.m.publisher.laptops() // this one may be younger than the notice
+	s.m.router.describe(&first.state)
 	told := &first
-	messages := append([]api.ControlMessage{{Hello: s.m.hello(first.state)}}, changes(&notice{state: first.state}, told)...)
+	messages := append([]api.ControlMessage{{Hello: s.m.hello(lease, first.state)}}, changes(&notice{state: first.state}, told)...)
 	for {
 		for _, message := range messages {
 			if err := laptop.Encode(message); err != nil {
@@ -101,8 +106,10 @@ func changes(before, now *notice) []api.ControlMessage {
 	return messages
 }
 
-func (m *Manager) hello(state api.ManagerState) *api.ManagerHello {
-	return &api.ManagerHello{Protocol: api.Protocol, Version: version.String(), Pod: m.cfg.PodName, Node: m.cfg.NodeName, State: state}
+func (m *Manager) hello(lease api.Lease, state api.ManagerState) *api.ManagerHello {
+	return &api.ManagerHello{
+		Protocol: api.Protocol, Version: version.String(), Pod: m.cfg.PodName, Node: m.cfg.NodeName, Lease: lease, State: state,
+	}
 }
 
 // readHello reads the laptop's first line. Fields that are not known are ignored: what matters for

@@ -5,7 +5,11 @@
 //	API server ─ watch ─▶ cluster ─▶ publisher ─┤
 //	                                            └▶ board ─▶ control streams ─▶ laptops
 //
-// It needs no privilege: it ends flows and makes new ones with ordinary sockets. Of the API server it needs to
+//	laptop ═ lanes ═▶ router ─┬─▶ lanes of another laptop
+//	                          └─▶ TUN device, if a gateway has handed one over ─▶ the pod's kernel
+//
+// It needs no privilege: it ends flows and makes new ones with ordinary sockets, and the TUN device is made by the
+// gateway (internal/gateway), which has the privilege. Of the API server it needs to
 // list and watch Services, EndpointSlices, Nodes and ServiceCIDRs, and nothing else; what it may not watch it
 // does without, and says so in api.ManagerState.Missing. It holds no state that a restart would lose.
 package manager
@@ -16,6 +20,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,6 +44,7 @@ type Config struct {
 	PodName, Namespace, NodeName string
 	PodIPs                       []netip.Addr
 	ResolvConf                   string        // path; empty: no cluster DNS
+	GatewaySocket                string        // where a gateway is expected (api.GatewaySocket); empty: nowhere
 	Grace                        time.Duration // for how long a session without a connection is kept; 0: transport's default
 	Logger                       *slog.Logger
 }
@@ -52,6 +58,9 @@ type Manager struct {
 	board     *board
 	dialer    *dialer
 	filter    *filter
+	router    *router
+	gateways  net.Listener                   // nil: none is expected
+	routes    func() ([]netip.Prefix, error) // what the pod is attached to
 }
 
 // New prepares a Manager. It does not touch the network.
@@ -62,11 +71,13 @@ func New(cfg Config) *Manager {
 		watcher: newWatcher(cfg.Kube, c, cfg.Logger),
 		dialer:  &dialer{balancer: balancer.New(cfg.NodeName), ports: newPorts()},
 		filter:  &filter{pod: cfg.PodIPs},
+		routes:  podRoutes,
 	}
 	m.dialer.check = m.filter.check
+	m.router = newRouter(m.filter.allows, c.notify, m.log)
 	m.publisher = &publisher{
 		cluster: c, balancer: m.dialer.balancer, board: m.board, rights: m.watcher.state,
-		pod: cfg.PodIPs, vip: cfg.APIServer, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
+		pod: cfg.PodIPs, vip: cfg.APIServer, inner: m.router.describe, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
 	}
 	m.dialer.inRange = m.inServiceRange
 	return m
@@ -93,6 +104,12 @@ func (m *Manager) Run(ctx context.Context) error {
 		return fmt.Errorf("listening for health checks: %w", err)
 	}
 	defer health.Close()
+	if m.cfg.GatewaySocket != "" {
+		if m.gateways, err = listenGateways(ctx, m.cfg.GatewaySocket); err != nil {
+			return fmt.Errorf("listening for a gateway: %w", err)
+		}
+		defer m.gateways.Close()
+	}
 	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "dns", m.publisher.dns.servers,
 		"domain", m.publisher.dns.domain, "ping", !m.publisher.noEcho)
 	return m.serve(ctx, sessions, health)
@@ -108,6 +125,10 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	g.Go(func() error { return m.watcher.run(ctx) })
 	g.Go(func() error { return m.publisher.run(ctx) })
 	g.Go(func() error { return m.serveHealth(ctx, health) })
+	g.Go(func() error { return m.router.run(ctx) })
+	if m.gateways != nil {
+		g.Go(func() error { return m.serveGateways(ctx) })
+	}
 	g.Go(func() error { return ended(ctx, server.Serve(ctx, rawio.Listener{Listener: sessions})) })
 	return g.Wait()
 }
@@ -118,6 +139,20 @@ func ended(ctx context.Context, err error) error {
 		return nil
 	}
 	return err
+}
+
+// around are the networks that an inner network may not overlap, as far as they are known.
+func (m *Manager) around() []netip.Prefix {
+	now, _ := m.board.read()
+	prefixes := slices.Concat(now.state.PodCIDRs, now.state.ServiceCIDRs)
+	for _, addr := range m.cfg.PodIPs {
+		prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
+	}
+	routes, err := m.routes()
+	if err != nil {
+		m.log.Warn("reading the pod's routes, which inner networks should not overlap", "err", err)
+	}
+	return append(prefixes, routes...)
 }
 
 // inServiceRange reports whether addr looks like a ClusterIP.

@@ -23,9 +23,10 @@ type publisher struct {
 	board    *board
 	rights   func() (missing []string, ready bool)
 	dns      dnsConfig
-	pod      []netip.Addr   // the manager's own
-	vip      netip.AddrPort // of the API server, as the pod's environment has it
-	noEcho   bool           // ICMP echo sockets are not permitted
+	pod      []netip.Addr            // the manager's own
+	vip      netip.AddrPort          // of the API server, as the pod's environment has it
+	noEcho   bool                    // ICMP echo sockets are not permitted
+	inner    func(*api.ManagerState) // puts inner networks and gateway into it
 
 	mu       sync.Mutex
 	sessions map[*transport.Session]struct{}
@@ -167,6 +168,7 @@ func (p *publisher) post() {
 		p.pods, p.ranges = p.cluster.networks.prefixes(settled)
 	}
 	n.state.PodCIDRs, n.state.ServiceCIDRs = p.pods, p.ranges
+	p.inner(&n.state)
 	p.canaries(&n.state)
 	if p.cluster.synced[services] {
 		n.names = p.snapshot()

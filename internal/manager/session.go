@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 
@@ -17,11 +18,16 @@ import (
 //	Accept ─┬─ control: hello, then notices        (control.go)
 //	        ├─ TCP:  dial ─ relay                  (tcp.go, relay.go)
 //	        ├─ UDP:  socket ─ datagrams            (udp.go)
-//	        └─ echo: ICMP socket ─ pings           (echo.go)
+//	        ├─ echo: ICMP socket ─ pings           (echo.go)
+//	        └─ IP:   frames ─ router               (lanes.go, router.go)
 type session struct {
 	m   *Manager
 	s   *transport.Session
 	log *slog.Logger
+
+	peer  *peer
+	flows sync.WaitGroup
+	taken chan struct{} // closed when another session has the lease
 
 	greeted chan struct{} // closed when by is known
 
@@ -30,7 +36,11 @@ type session struct {
 }
 
 func (m *Manager) newSession(s *transport.Session) *session {
-	return &session{m: m, s: s, log: m.log.With("session", s.ID().String()[:8]), greeted: make(chan struct{})}
+	taken := make(chan struct{})
+	return &session{
+		m: m, s: s, log: m.log.With("session", s.ID().String()[:8]), greeted: make(chan struct{}), taken: taken,
+		peer: newPeer(m.router, func() bool { return s.Err() == nil && s.Attached() }, sync.OnceFunc(func() { close(taken) })),
+	}
 }
 
 // serve answers the laptop until the session ends.
@@ -40,14 +50,22 @@ func (s *session) serve(ctx context.Context) {
 	if missing, _ := s.m.watcher.state(); len(missing) > 0 {
 		s.m.watcher.poke() // an admin may have granted it just now
 	}
-	var flows sync.WaitGroup
-	defer flows.Wait()
+	defer s.flows.Wait()
+	defer s.m.router.dismiss(s.peer)
+	s.flows.Go(func() {
+		select {
+		case <-s.taken:
+			s.log.Info("a newer session of the same client has the lease")
+			s.s.Close()
+		case <-ctx.Done():
+		}
+	})
 	for {
 		in, err := s.s.Accept(ctx)
 		if err != nil {
 			return // the transport has logged why
 		}
-		flows.Go(func() { s.answer(ctx, in) })
+		s.flows.Go(func() { s.answer(ctx, in) })
 	}
 }
 
@@ -89,6 +107,8 @@ func (s *session) answer(ctx context.Context, in *transport.Incoming) {
 		err = s.acceptUDP(in)
 	case transport.ProtoEcho:
 		err = s.acceptEcho(in)
+	case transport.ProtoIP:
+		err = s.acceptLane(in)
 	default:
 		err = in.Reject(transport.CodeProhibited)
 	}
@@ -154,6 +174,11 @@ func (s *session) acceptEcho(in *transport.Incoming) error {
 
 func parseCaller(hello api.ClientHello) (caller, error) {
 	by := caller{client: hello.Client, scheduler: balancer.RoundRobin}
+	switch hello.Netstack {
+	case "", api.NetstackGVisor, api.NetstackSystem:
+	default:
+		return by, fmt.Errorf("there is no netstack %q", hello.Netstack)
+	}
 	if hello.Scheduler == "" {
 		return by, nil
 	}

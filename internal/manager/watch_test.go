@@ -130,6 +130,7 @@ func TestState(t *testing.T) {
 		DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, DNSDomain: "cluster.local",
 		ResolvesVIPs: true, Sessions: 1,
 		CanaryPod: netip.MustParseAddrPort("10.244.0.3:53"), CanaryVIP: netip.MustParseAddrPort("10.96.0.53:53"), CanaryName: "kube-dns.kube-system",
+		InnerNetworks: prefixesOf("198.19.0.0/16", "fd4e:19c6:8b7a::/48"),
 	}
 	if !reflect.DeepEqual(state, want) {
 		t.Errorf("state:\n got %+v\nwant %+v", state, want)

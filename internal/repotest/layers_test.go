@@ -26,6 +26,7 @@ var layers = map[string]int{
 	"internal/manager": 30,
 	"internal/agent":   30,
 	"internal/install": 30,
+	"internal/gateway": 30,
 
 	"internal/cluster": 21,
 	"internal/config":  21,
@@ -35,6 +36,7 @@ var layers = map[string]int{
 	"pkg/tun":       10,
 	"pkg/transport": 10,
 	"pkg/netstack":  10,
+	"pkg/l3":        10,
 	"pkg/balancer":  10,
 	"pkg/dns":       10,
 	"pkg/osdns":     10,

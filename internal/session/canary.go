@@ -28,10 +28,11 @@ type canaryTargets struct {
 	Taken bool
 	Pod   netip.AddrPort // invalid: no pod is known
 	VIP   netip.AddrPort
+	DNS   netip.AddrPort // cluster DNS, to be asked for Name over UDP
 }
 
 // runCanary goes the way that an application goes: through this machine's resolver and kernel, into the
-// device. It changes nothing. The checks come back in the order name, pod, clusterIP.
+// device. It changes nothing. The checks come back in the order name, pod, clusterIP, dns.
 func runCanary(ctx context.Context, t canaryTargets) []api.Check {
 	checks := []func(context.Context) api.Check{
 		func(ctx context.Context) api.Check {
@@ -42,6 +43,7 @@ func runCanary(ctx context.Context, t canaryTargets) []api.Check {
 		},
 		func(ctx context.Context) api.Check { return checkTCP(ctx, "pod", t.Pod) },
 		func(ctx context.Context) api.Check { return checkTCP(ctx, "clusterIP", t.VIP) },
+		func(ctx context.Context) api.Check { return checkDNS(ctx, t.DNS, t.Name) },
 	}
 	out := make([]api.Check, len(checks))
 	var wg sync.WaitGroup
@@ -123,14 +125,41 @@ func checkTCP(ctx context.Context, what string, target netip.AddrPort) api.Check
 	return c
 }
 
+// checkDNS asks cluster DNS over UDP, past this machine's resolver: a datagram there and one back. Any answer will do,
+// also that there is no such name.
+func checkDNS(ctx context.Context, server netip.AddrPort, name string) api.Check {
+	c := api.Check{What: "dns"}
+	if !server.IsValid() {
+		c.OK, c.Target, c.Seen = true, "none", "not tried: no cluster DNS is routed into the tunnel"
+		return c
+	}
+	c.Target = server.String()
+	r := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		if !strings.HasPrefix(network, "udp") {
+			return nil, errors.New("the answer does not fit into a datagram")
+		}
+		return new(net.Dialer).DialContext(ctx, "udp", server.String())
+	}}
+	start := time.Now()
+	_, err := r.LookupNetIP(ctx, "ip", name+".")
+	var dns *net.DNSError
+	if err != nil && !(errors.As(err, &dns) && dns.IsNotFound) {
+		c.Seen = seen(err)
+		return c
+	}
+	c.OK, c.Seen = true, fmt.Sprintf("answered over UDP in %d ms", time.Since(start).Milliseconds())
+	return c
+}
+
 // seen is the last, plainest part of a network error.
 func seen(err error) string {
 	var dns *net.DNSError
+	var network net.Error
 	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
+		return "no answer"
 	case errors.As(err, &dns):
 		return dns.Err
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT):
-		return "no answer"
 	}
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
@@ -160,6 +189,9 @@ func canaryError(checks []api.Check, resolver api.ResolverMode, vips bool) error
 	case bad["clusterIP"] && !vips:
 		return e.WithHint("Pods answer, ClusterIPs do not: the traffic manager may not read Services, so it dials ClusterIPs as they are,\n" +
 			"and nothing serves them on its node. Ask an admin to run `kubevpn install`, which grants it to read Services.")
+	case bad["dns"] && len(bad) == 1:
+		return e.WithHint("Pods, Services and names answer, cluster DNS does not over UDP. A NetworkPolicy may let the traffic manager's pod reach\n" +
+			"it by TCP only, or a fragment or a long datagram is lost on the way. `kubevpn logs` has the details.")
 	case bad["name"] && len(bad) == 1:
 		return e.WithHint("Pods and Services answer, names do not. Names are resolved by way of %s; another VPN or a local resolver\n"+
 			"may be in between. `kubevpn logs` has the details.", resolver)

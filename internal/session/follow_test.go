@@ -32,12 +32,14 @@ func bare(t *testing.T) *Session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Session{
+	s := &Session{
 		cluster: c,
 		cfg:     Config{Progress: func(api.Event) {}}, log: slog.New(slog.DiscardHandler), current: newCurrent(), names: newNames(),
 		moved: make(chan struct{}), updated: make(chan struct{}, 1), renamed: make(chan struct{}, 1), fatal: make(chan error, 1),
-		warned: map[string]bool{},
+		gatewayChanged: make(chan struct{}, 1), connected: make(chan struct{}), warned: map[string]bool{},
 	}
+	s.lanes = newLanes(s.current, func() netip.Addr { return s.addressing().Laptop4 }, s.log)
+	return s
 }
 
 // manage is a traffic manager at the other end of a listener, whose part in a session is talk.
@@ -125,12 +127,13 @@ func TestGreetingsWake(t *testing.T) {
 		close(s.connected)
 		listener := transporttest.NewListener()
 		const patience = 1234567 * time.Microsecond // of the managers, before they greet
+		lease := api.Lease{Addrs: addrs("198.19.4.9"), Networks: prefixes("198.19.0.0/16"), Resolver: addrs("198.19.0.53")[0]}
 		pods := make(chan string, 2)
 		pods <- "old"
 		pods <- "new"
 		greet := func(ctx context.Context, _ *transport.Session, control *transport.Stream) {
 			time.Sleep(patience)
-			if err := json.NewEncoder(control).Encode(api.ControlMessage{Hello: &api.ManagerHello{Protocol: api.Protocol, Pod: <-pods}}); err != nil {
+			if err := json.NewEncoder(control).Encode(api.ControlMessage{Hello: &api.ManagerHello{Protocol: api.Protocol, Pod: <-pods, Lease: lease}}); err != nil {
 				t.Error(err)
 			}
 			<-ctx.Done()

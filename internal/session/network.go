@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -147,7 +148,10 @@ func (s *Session) known() networks {
 		Extra:    s.cfg.Request.ExtraCIDRs,
 		Exclude:  s.cfg.Request.ExcludeCIDRs,
 		Carrier:  slices.Clone(s.cluster.Addresses()),
-		Own:      []netip.Addr{s.address.Resolver4},
+		Inner:    s.inner,
+	}
+	if s.address.Resolver.IsValid() {
+		n.Own = []netip.Addr{s.address.Resolver}
 	}
 	for _, a := range s.applied.Upstreams {
 		// The machine's own nameservers, where the names of the outside go on going, may be behind a route that is
@@ -168,9 +172,10 @@ func (s *Session) bringUp(ctx context.Context, g *errgroup.Group) error {
 	if err := s.chooseNumber(); err != nil {
 		return err
 	}
+	s.learnInner()
 	routes, warnings := plan(s.known())
 	s.warn(warnings...)
-	if len(routes) <= 1 {
+	if found, _ := plan(s.known().alone()); len(found) == 0 {
 		return api.Errorf(api.ExitPermission, "neither pod nor Service networks of the cluster can be found").
 			WithHint("Name them with --extra-cidr, or ask an admin to run `kubevpn install`, which grants the manager to read them.")
 	}
@@ -185,14 +190,14 @@ func (s *Session) bringUp(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return err
 	}
-	stack, err := netstack.New(netstack.Config{Device: device, Dialer: dialer{s.current}, Logger: s.log})
+	stack, err := netstack.New(netstack.Config{Device: device, Dialer: dialer{s.current}, Diverter: s.lanes, Logger: s.log})
 	if err != nil {
 		return errors.Join(err, device.Close())
 	}
+	s.lanes.device.Store(&device)
 	g.Go(func() error { return s.runStack(ctx, stack, device) })
-	if err := s.serveNames(ctx, g, stack); err != nil {
-		return err
-	}
+	g.Go(func() error { return s.lanes.run(ctx) })
+	s.serve = func(at netip.Addr) (func(), error) { return s.serveNames(ctx, g, stack, at) }
 	if err := s.apply(ctx, routes); err != nil {
 		return err
 	}
@@ -217,47 +222,89 @@ func (s *Session) runStack(ctx context.Context, stack *netstack.Stack, device tu
 	return err
 }
 
-// serveNames answers DNS inside the tunnel, for resolvers that want a server per link.
-func (s *Session) serveNames(ctx context.Context, g *errgroup.Group, stack *netstack.Stack) error {
-	at := netip.AddrPortFrom(s.address.Resolver4, 53)
+// serveNames answers DNS at an address inside the tunnel, for resolvers that want a server per link.
+func (s *Session) serveNames(ctx context.Context, g *errgroup.Group, stack *netstack.Stack, addr netip.Addr) (stop func(), err error) {
+	at := netip.AddrPortFrom(addr, 53)
 	packets, err := stack.ListenUDP(at)
 	if err != nil {
-		return fmt.Errorf("answering DNS inside the tunnel: %w", err)
+		return nil, fmt.Errorf("answering DNS inside the tunnel: %w", err)
 	}
 	listener, err := stack.ListenTCP(at)
 	if err != nil {
-		return errors.Join(fmt.Errorf("answering DNS inside the tunnel: %w", err), packets.Close())
+		return nil, errors.Join(fmt.Errorf("answering DNS inside the tunnel: %w", err), packets.Close())
 	}
+	ctx, stop = context.WithCancel(ctx)
 	g.Go(func() error {
+		defer stop()
 		err := s.cfg.Network.ServeDNS(ctx, []net.PacketConn{packets}, []net.Listener{listener})
 		if ctx.Err() == nil && err != nil {
 			return fmt.Errorf("answering DNS inside the tunnel: %w", err)
 		}
 		return nil
 	})
-	return nil
+	return stop, nil
 }
 
-// chooseNumber picks the first tunnel number whose device and addresses are free on this machine.
+// chooseNumber picks the first tunnel number whose device is free on this machine.
 func (s *Session) chooseNumber() error {
 	for n := range tunnels {
-		a := addressingFor(n)
-		if _, err := net.InterfaceByName(a.Device); err == nil {
+		name := deviceName(n)
+		if _, err := net.InterfaceByName(name); err == nil {
 			continue
 		}
-		clashes, err := route.Clashes([]netip.Prefix{netip.PrefixFrom(a.Laptop4, 24).Masked()}, nil)
-		if err != nil {
-			return fmt.Errorf("looking at this machine's routes: %w", err)
-		}
-		if len(clashes) == 0 {
-			s.mu.Lock()
-			s.address = a
-			s.mu.Unlock()
-			return nil
+		s.mu.Lock()
+		s.address.Device = name
+		s.mu.Unlock()
+		return nil
+	}
+	return api.Errorf(api.ExitClash, "no name is free for the tunnel: this machine has %d of them", tunnels).WithHint("`ip link` shows them.")
+}
+
+// taken are the networks of this machine, other tunnels among them, that an inner network must not overlap.
+func (s *Session) taken() ([]netip.Prefix, error) {
+	clashes, err := route.Clashes(innerSpace, []string{s.addressing().Device})
+	if err != nil {
+		return nil, fmt.Errorf("looking at this machine's routes: %w", err)
+	}
+	var set netipx.IPSetBuilder
+	for _, c := range clashes {
+		set.AddPrefix(c.Other)
+	}
+	for _, p := range s.cfg.Request.ExtraCIDRs {
+		if slices.ContainsFunc(innerSpace, p.Overlaps) {
+			set.AddPrefix(p)
 		}
 	}
-	return api.Errorf(api.ExitClash, "no addresses are free for the tunnel: all of 198.19.0.0/18 is in use on this machine").
-		WithHint("`ip route` shows by what.")
+	out, err := set.IPSet()
+	if err != nil { // only invalid prefixes do that; the kernel and the command line have none
+		return nil, err
+	}
+	return out.Prefixes(), nil
+}
+
+// learnInner finds which of the inner networks can be routed here: the session's own, and those of laptops that had to
+// go elsewhere. Of these, one may be in use on this machine.
+func (s *Session) learnInner() {
+	s.mu.Lock()
+	device, networks := s.address.Device, slices.Concat(s.address.Networks, s.state.InnerNetworks)
+	s.mu.Unlock()
+	slices.SortFunc(networks, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
+	var inner []netip.Prefix
+	for _, p := range slices.Compact(networks) {
+		clashes, err := route.Clashes([]netip.Prefix{p}, []string{device})
+		if err != nil {
+			s.log.Warn("looking at this machine's routes", "err", err)
+		}
+		if len(clashes) > 0 {
+			s.warn(fmt.Sprintf("laptops with an address in %v are not reached: %v", p, clashes[0]))
+			continue
+		}
+		inner = append(inner, p)
+	}
+	s.mu.Lock()
+	s.inner = inner
+	s.mu.Unlock()
+	s.resteer()
 }
 
 // createTUN makes the device, under the next number if somebody else took the name meanwhile.
@@ -353,6 +400,7 @@ func (s *Session) maintain(ctx context.Context) error {
 				return ctx.Err()
 			}
 		}
+		s.learnInner()
 		routes, warnings := plan(s.known())
 		s.warn(warnings...)
 		routes = s.dropClashes(routes)
@@ -384,17 +432,20 @@ func (s *Session) apply(ctx context.Context, routes []netip.Prefix) error {
 	n := s.known()
 	s.mu.Lock()
 	state, namespace, address, before := s.state, s.status.Namespace, s.address, s.link
-	s.status.Services = servicesBy(state)
+	s.status.Services = servicesBy(state, s.status.Netstack, s.status.ProxyMode)
 	s.mu.Unlock()
 	domain := state.DNSDomain
 	reverse, _ := plan(networks{Pods: n.Pods, Services: n.Services, DNS: n.DNS})
+	if err := s.serveAt(address.Resolver); err != nil {
+		return err
+	}
 	var match, search []string
 	left := 0
 	if domain != "" {
 		match, left = matchDomains(domain, reverseDomains(reverse), s.names.matchable())
 		search = []string{namespace + ".svc." + domain, "svc." + domain, domain}
 	}
-	link := address.link(mtu, routes, match, search)
+	link := address.link(s.mtu(), routes, match, search)
 
 	if err := s.setZone(state, namespace, reverse); err != nil {
 		return err
@@ -423,8 +474,27 @@ func (s *Session) apply(ctx context.Context, routes []netip.Prefix) error {
 	return nil
 }
 
+// serveAt has DNS answered at the resolver's address, which a new lease may have moved.
+func (s *Session) serveAt(resolver netip.Addr) error {
+	if s.serve == nil || s.at == resolver {
+		return nil
+	}
+	stop, err := s.serve(resolver)
+	if err != nil {
+		return err
+	}
+	if s.stop != nil {
+		s.stop()
+	}
+	s.at, s.stop = resolver, stop
+	return nil
+}
+
 // servicesBy says who resolves ClusterIPs.
-func servicesBy(state api.ManagerState) string {
+func servicesBy(state api.ManagerState, netstack, proxyMode string) string {
+	if netstack == api.NetstackSystem {
+		return "resolved by the cluster's own kube-proxy (" + proxyMode + ")"
+	}
 	if state.ResolvesVIPs {
 		return "resolved by kubevpn"
 	}

@@ -19,11 +19,25 @@ type networks struct {
 	Extra    []netip.Prefix // --extra-cidr
 	Exclude  []netip.Prefix // --exclude-cidr
 	Carrier  []netip.Addr   // what the session itself runs over: the API server, a proxy
+	Inner    []netip.Prefix // inner networks; those of IPv6 are routed where the cluster has IPv6
 	Own      []netip.Addr   // addresses inside the tunnel that the laptop's resolver answers on
 }
 
-// plan decides which prefixes are routed into the tunnel: pods, Services, cluster DNS and the extra ones,
-// without the excluded ones and without any address that the session runs over, which is carved out rather
+// alone is n without what is not the cluster's.
+func (n networks) alone() networks {
+	n.Inner, n.Own = nil, nil
+	return n
+}
+
+// hasIPv6 reports whether there is something of the cluster's to be routed in IPv6.
+func (n networks) hasIPv6() bool {
+	six := func(p netip.Prefix) bool { return p.Addr().Is6() && unroutable(p) == "" }
+	return slices.ContainsFunc(n.Pods, six) || slices.ContainsFunc(n.Services, six) || slices.ContainsFunc(n.Extra, six) ||
+		slices.ContainsFunc(n.DNS, netip.Addr.Is6)
+}
+
+// plan decides which prefixes are routed into the tunnel: pods, Services, cluster DNS, inner networks and the extra
+// ones, without the excluded ones and without any address that the session runs over, which is carved out rather
 // than dropping the prefix that holds it. The result is masked, sorted and minimal. Prefixes that would
 // take over the machine (default routes, loopback, link-local, multicast) are left out, each with a warning.
 func plan(n networks) (routes []netip.Prefix, warnings []string) {
@@ -42,6 +56,11 @@ func plan(n networks) (routes []netip.Prefix, warnings []string) {
 	add("--extra-cidr", n.Extra)
 	for _, a := range n.DNS {
 		add("cluster DNS", []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
+	}
+	for _, p := range n.Inner {
+		if p.Addr().Is4() || n.hasIPv6() {
+			add("inner network", []netip.Prefix{p})
+		}
 	}
 	for _, p := range n.Exclude {
 		b.RemovePrefix(p.Masked())
@@ -171,25 +190,51 @@ func reverseDomain(a netip.Addr, bits int) string {
 	return name + "ip6.arpa"
 }
 
-// addressing is one tunnel's own addresses. Tunnels of one machine are numbered, whoever owns them, and the
-// number decides the addresses: 198.19.N.0/24 out of the benchmarking range (RFC 2544) and a /64 out of a
-// unique local prefix (RFC 4193).
-type addressing struct {
-	Device    string
-	Laptop4   netip.Addr
-	Laptop6   netip.Addr
-	Resolver4 netip.Addr
+// innerSpace is where inner networks may be: benchmarking (RFC 2544), carriers' own (RFC 6598) and unique local
+// (RFC 4193) addresses, and a part of a private network (RFC 1918) as the last resort.
+var innerSpace = []netip.Prefix{
+	netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("10.219.0.0/16"),
+	netip.MustParsePrefix("fd00::/8"),
 }
 
-func addressingFor(n int) addressing {
-	six := netip.MustParseAddr("fd6b:7670:6e00::1").As16()
-	six[7] = byte(n)
-	return addressing{
-		Device:    fmt.Sprintf("kubevpn%d", n),
-		Laptop4:   netip.AddrFrom4([4]byte{198, 19, byte(n), 1}),
-		Laptop6:   netip.AddrFrom16(six),
-		Resolver4: netip.AddrFrom4([4]byte{198, 19, byte(n), 53}),
+// addressing is the tunnel's device, whose name is this machine's affair, and the session's inner addresses, which the
+// traffic manager has leased it.
+type addressing struct {
+	Device   string
+	Laptop4  netip.Addr
+	Laptop6  netip.Addr // invalid: none
+	Resolver netip.Addr // where names are answered inside the tunnel
+	Networks []netip.Prefix
+}
+
+// deviceName is the name of the machine's tunnel with that number. Tunnels are numbered, whoever owns them.
+func deviceName(n int) string { return fmt.Sprintf("kubevpn%d", n) }
+
+// leased is a with the addresses of a lease.
+func (a addressing) leased(l api.Lease) (addressing, error) {
+	out := addressing{Device: a.Device, Resolver: l.Resolver, Networks: l.Networks}
+	for _, addr := range l.Addrs {
+		if addr.Is4() {
+			out.Laptop4 = addr
+		} else {
+			out.Laptop6 = addr
+		}
 	}
+	if !out.Laptop4.IsValid() || !out.Resolver.IsValid() {
+		return a, api.Errorf(api.ExitClash, "the traffic manager has no address for this laptop: every inner network that it knows overlaps one of the cluster or of this machine").
+			WithHint("`ip route` shows what uses 198.18.0.0/15 and 100.64.0.0/10 here.")
+	}
+	return out, nil
+}
+
+// addrs are the inner addresses, IPv4 first.
+func (a addressing) addrs() (out []netip.Addr) {
+	for _, addr := range []netip.Addr{a.Laptop4, a.Laptop6} {
+		if addr.IsValid() {
+			out = append(out, addr)
+		}
+	}
+	return out
 }
 
 // link is the helper's view of the tunnel. The IPv6 address is there only if something IPv6 is routed.
@@ -197,14 +242,16 @@ func (a addressing) link(mtu int, routes []netip.Prefix, match, search []string)
 	l := api.Link{
 		Name:          a.Device,
 		MTU:           mtu,
-		Addrs:         []netip.Prefix{netip.PrefixFrom(a.Laptop4, 32)},
 		Routes:        routes,
-		Resolver:      a.Resolver4,
+		Resolver:      a.Resolver,
 		MatchDomains:  match,
 		SearchDomains: search,
 	}
-	if slices.ContainsFunc(routes, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-		l.Addrs = append(l.Addrs, netip.PrefixFrom(a.Laptop6, 128))
+	six := slices.ContainsFunc(routes, func(p netip.Prefix) bool { return p.Addr().Is6() })
+	for _, addr := range a.addrs() {
+		if addr.Is4() || six {
+			l.Addrs = append(l.Addrs, netip.PrefixFrom(addr, addr.BitLen()))
+		}
 	}
 	return l
 }

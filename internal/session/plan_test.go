@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubevpn/internal/api"
 )
 
 func prefixes(s string) (out []netip.Prefix) {
@@ -67,6 +69,16 @@ func TestPlan(t *testing.T) {
 			name: "resolver_survives_an_exclusion",
 			in:   networks{Pods: prefixes("198.19.0.0/24"), Exclude: prefixes("198.19.0.0/24"), Own: addrs("198.19.0.53")},
 			want: "198.19.0.53/32",
+		},
+		{
+			name: "inner_networks",
+			in:   networks{Pods: prefixes("10.244.1.0/24"), Inner: prefixes("198.19.0.0/16 fd6b:7670:6e00::/48"), Own: addrs("198.19.0.53")},
+			want: "10.244.1.0/24 198.19.0.0/16",
+		},
+		{
+			name: "inner_networks_of_a_cluster_with_IPv6",
+			in:   networks{Services: prefixes("fd00:96::/112"), Inner: prefixes("198.19.0.0/16 fd6b:7670:6e00::/48")},
+			want: "198.19.0.0/16 fd00:96::/112 fd6b:7670:6e00::/48",
 		},
 		{
 			name: "dual_stack",
@@ -153,17 +165,33 @@ func TestReverseDomains(t *testing.T) {
 }
 
 func TestAddressing(t *testing.T) {
-	a := addressingFor(3)
-	l := a.link(1500, prefixes("10.244.0.0/16"), nil, nil)
-	if got, want := l.Name, "kubevpn3"; got != want {
-		t.Errorf("name %q, want %q", got, want)
+	sameAddr, samePrefix := cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+	lease := api.Lease{Addrs: addrs("198.19.4.9 fd6b:7670:6e00::4:9"), Networks: prefixes("198.19.0.0/16 fd6b:7670:6e00::/48"), Resolver: addrs("198.19.0.53")[0]}
+	a, err := addressing{Device: "kubevpn3"}.leased(lease)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if d := cmp.Diff(prefixes("198.19.3.1/32"), l.Addrs, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
-		t.Error(d)
+	want := addressing{Device: "kubevpn3", Laptop4: lease.Addrs[0], Laptop6: lease.Addrs[1], Resolver: lease.Resolver, Networks: lease.Networks}
+	if d := cmp.Diff(want, a, sameAddr, samePrefix); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
 	}
-	l = a.link(1500, prefixes("fd00::/64"), nil, nil)
-	if d := cmp.Diff(prefixes("198.19.3.1/32 fd6b:7670:6e00:3::1/128"), l.Addrs, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
-		t.Error(d)
+	for routes, want := range map[string]string{"10.244.0.0/16": "198.19.4.9/32", "fd00::/64": "198.19.4.9/32 fd6b:7670:6e00::4:9/128"} {
+		l := a.link(1500, prefixes(routes), nil, nil)
+		if d := cmp.Diff(prefixes(want), l.Addrs, samePrefix); d != "" {
+			t.Errorf("with %s (-want +got):\n%s", routes, d)
+		}
+		if l.Name != "kubevpn3" || l.MTU != 1500 || l.Resolver != lease.Resolver {
+			t.Errorf("got %+v", l)
+		}
+	}
+	for name, none := range map[string]api.Lease{"nothing": {}, "ipv6_only": {Addrs: lease.Addrs[1:], Networks: lease.Networks[1:]}} {
+		got, err := a.leased(none)
+		if e := api.AsError(err); e == nil || e.Code != api.ExitClash {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if d := cmp.Diff(a, got, sameAddr, samePrefix); d != "" {
+			t.Errorf("%s changed the addresses:\n%s", name, d)
+		}
 	}
 }
 

@@ -11,18 +11,15 @@ import (
 	"kubevpn/internal/api"
 )
 
-// prove tries the tunnel before it is called connected, and says what it saw.
+// prove tries the tunnel before it is called connected, and says what it saw. Where it was the session that chose the
+// system netstack, and that does not reach everything, the other one is tried.
 func (s *Session) prove(ctx context.Context) error {
-	done := s.step("Checking a name, a pod and a ClusterIP")
-	checks := runCanary(ctx, s.canaryTargets(ctx))
-	if ctx.Err() != nil {
-		return ctx.Err()
+	done := s.step("Checking a name, a pod, a ClusterIP and cluster DNS")
+	checks, err := s.try(ctx)
+	if err != nil && ctx.Err() == nil && s.Status().Netstack == api.NetstackSystem {
+		checks, err = s.proveOther(ctx, checks)
 	}
-	s.mu.Lock()
-	s.status.Checks = checks
-	vips, mode := s.state.ResolvesVIPs, s.applied.ResolverMode
-	s.mu.Unlock()
-	if err := canaryError(checks, mode, vips); err != nil {
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -37,6 +34,44 @@ func (s *Session) prove(ctx context.Context) error {
 	}
 	done("%s", detail)
 	return nil
+}
+
+// try runs the checks and keeps what they saw.
+func (s *Session) try(ctx context.Context) ([]api.Check, error) {
+	checks := s.canary(ctx, s.canaryTargets(ctx))
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Checks = checks
+	return checks, canaryError(checks, s.applied.ResolverMode, s.state.ResolvesVIPs)
+}
+
+// proveOther tries the gvisor netstack after the system netstack has failed with checks. If that fails as well, it was
+// not the netstack. Else it is the session's, unless the user wants no other than the system netstack.
+func (s *Session) proveOther(ctx context.Context, checks []api.Check) ([]api.Check, error) {
+	s.facts.Failed = systemFailed(checks)
+	s.log.Info("the system netstack does not reach everything", "failed", s.facts.Failed)
+	s.adopt(decision{Netstack: api.NetstackGVisor})
+	if err := s.apply(ctx, s.Status().CIDRs); err != nil {
+		return nil, err
+	}
+	again, err := s.try(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d := choose(s.facts)
+	if d.Err != nil {
+		s.mu.Lock()
+		s.status.Checks = checks
+		s.mu.Unlock()
+		return nil, d.Err
+	}
+	s.adopt(d)
+	s.log.Warn("another netstack", "netstack", d.Netstack, "reason", d.Reason)
+	s.cfg.Progress(api.Event{Time: time.Now(), Warning: "the netstack is " + d.Netstack + ": " + d.Reason})
+	return again, nil
 }
 
 // canaryTargets takes what the manager proposes; where it may not look, what the user may see.
@@ -55,6 +90,12 @@ func (s *Session) canaryTargets(ctx context.Context) canaryTargets {
 	}
 	if !t.VIP.IsValid() && len(state.DNSServers) > 0 {
 		t.VIP = netip.AddrPortFrom(state.DNSServers[0], 53) // cluster DNS answers over TCP (RFC 7766)
+	}
+	for _, a := range state.DNSServers {
+		if !a.IsLinkLocalUnicast() && !a.IsLoopback() { // a node-local cache is not routed
+			t.DNS = netip.AddrPortFrom(a, 53)
+			break
+		}
 	}
 	if !t.Pod.IsValid() {
 		t.Pod = s.somePod(ctx, namespace)

@@ -2,14 +2,15 @@
 // cluster's API (internal/cluster), the traffic manager (internal/install), the transport, the netstack and the
 // laptop's network together, and proves that they work before it says so.
 //
-//	Run ─▶ reach the API server ─▶ find or install the manager ─▶ transport session ─▶ greeting
-//	    ─▶ plan: which prefixes ─▶ clash with a local network? ─▶ TUN, routes, names ─▶ canary ─▶ connected
+//	Run ─▶ reach the API server ─▶ find or install the manager ─▶ transport session ─▶ greeting, lease
+//	    ─▶ choose the netstack ─▶ plan: which prefixes ─▶ clash with a local network? ─▶ TUN, routes, names ─▶ canary ─▶ connected
 //	    ─▶ follow the manager: prefixes and names change, carriers are mended ─▶ ctx ends: all is taken back
 //
 // It sits under internal/daemon, which owns it, and holds no privilege: what needs root it asks of Network.
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,23 +28,18 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
+	"kubevpn/internal/config"
 	"kubevpn/internal/version"
 	"kubevpn/pkg/dns"
 	"kubevpn/pkg/transport"
 )
 
-// mtu of the device. Connections end on the laptop, so it says nothing about the way to the cluster: the larger, the
-// fewer packets, up to what one IPv4 packet holds.
+// mtu of the device with the gvisor netstack, and of every device at first. Connections end on the laptop, so it says
+// nothing about the way to the cluster: the larger, the fewer packets, up to what one IPv4 packet holds.
 const mtu = 65520
 
 // greetingTimeout bounds the first session: dialling the manager's pod and its greeting.
 const greetingTimeout = 30 * time.Second
-
-// netstack is the netstack of every session, and why.
-const (
-	netstackName   = "gvisor"
-	netstackReason = "connections end on the laptop and the traffic manager resolves ClusterIPs, whatever kube-proxy does"
-)
 
 // Network is what a session asks of the machine. What it has set is taken back by the owner when Run has returned.
 type Network interface {
@@ -73,16 +71,28 @@ type Session struct {
 	cluster   *cluster.Cluster
 	client    *transport.Client
 	current   *current
+	lanes     *lanes
+	gateways  gateways
+	canary    func(context.Context, canaryTargets) []api.Check
 	names     *names
 	connected chan struct{}
 
 	nameservers *dns.Nameservers // cluster DNS, through the tunnel
 	zone        dns.Zone         // as the resolver has it; of apply alone
 	servers     []netip.AddrPort // as nameservers has them; likewise
+	facts       facts            // that the netstack was chosen by; of establish, then of watchGateway
+
+	// serve answers DNS at an address inside the tunnel, until stop is called; at is where that is done now. They are
+	// of apply alone; nil before there is a netstack.
+	serve func(at netip.Addr) (stop func(), err error)
+	at    netip.Addr
+	stop  func()
 
 	updated chan struct{} // buffered 1: the plan may have changed
 	renamed chan struct{} // buffered 1: the namespace may have changed
 	fatal   chan error    // buffered 1: the manager refused for good
+
+	gatewayChanged chan struct{} // buffered 1: the gateway may have come or gone
 
 	mu      sync.Mutex
 	moved   chan struct{} // closed and replaced when greeting, or the status of the transport, has changed
@@ -90,19 +100,23 @@ type Session struct {
 	state   api.ManagerState
 	own     cluster.CIDRs // what the user's own rights show; zero unless the manager lacks something
 	address addressing
+	inner   []netip.Prefix // inner networks that can be routed on this machine
+	gateway *api.Gateway   // the last that there was
 	applied api.NetworkApplied
 	link    api.Link
 	warned  map[string]bool
 	// greeting is the latest; nil: no manager has greeted us.
 	greeting *api.ManagerHello
+	// gatewayPod is the pod that the gateway was in.
+	gatewayPod string
 	// imageWarning is the warning, if there is one, that is moot once another manager greets us.
 	imageWarning string
 }
 
 // New reads the kubeconfig. It opens no connection. Errors are *api.Error.
 func New(cfg Config) (*Session, error) {
-	if cfg.Request.Netstack != netstackName {
-		return nil, api.Errorf(api.ExitUsage, "there is no netstack %q", cfg.Request.Netstack).WithHint("use --netstack %s", netstackName)
+	if n := cfg.Request.Netstack; n != "" && !slices.Contains(config.Netstacks(), n) {
+		return nil, api.Errorf(api.ExitUsage, "there is no netstack %q", n).WithHint("use --netstack with one of %s", strings.Join(config.Netstacks(), ", "))
 	}
 	c, err := cluster.Load(cfg.Request.Kubeconfig, cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: cfg.Logger})
 	if err != nil {
@@ -113,6 +127,7 @@ func New(cfg Config) (*Session, error) {
 		log:       cfg.Logger,
 		cluster:   c,
 		current:   newCurrent(),
+		canary:    runCanary,
 		names:     newNames(),
 		connected: make(chan struct{}),
 		updated:   make(chan struct{}, 1),
@@ -120,12 +135,17 @@ func New(cfg Config) (*Session, error) {
 		fatal:     make(chan error, 1),
 		moved:     make(chan struct{}),
 		warned:    map[string]bool{},
+
+		gatewayChanged: make(chan struct{}, 1),
+
 		status: api.Connection{
 			ID: c.ID(), Cluster: c.Name(), Server: c.Server(), Context: c.Context(), Namespace: cfg.Request.Namespace,
-			Status: api.StatusConnecting, Netstack: netstackName, NetstackReason: netstackReason,
+			Status:    api.StatusConnecting,
 			Addresses: []netip.Addr{}, CIDRs: []netip.Prefix{}, Checks: []api.Check{}, Since: time.Now(),
 		},
 	}
+	s.gateways = clusterGateways{c}
+	s.lanes = newLanes(s.current, func() netip.Addr { return s.addressing().Laptop4 }, cfg.Logger)
 	s.nameservers = dns.NewNameservers(dns.NameserversConfig{Name: c.ID(), Dial: s.dialDNS, Logger: cfg.Logger})
 	s.client = transport.NewClient(transport.ClientConfig{
 		Dial: s.dialManager, DialTimeout: dialTimeout, OnSession: s.onSession, OnState: s.onState, Logger: cfg.Logger,
@@ -198,6 +218,9 @@ func (s *Session) establish(ctx context.Context, g *errgroup.Group) error {
 	if err := s.openSession(ctx, g); err != nil {
 		return err
 	}
+	if err := s.chooseNetstack(ctx, s.cluster.Proxy); err != nil {
+		return err
+	}
 	if err := s.learnNetworks(ctx, g); err != nil {
 		return err
 	}
@@ -209,6 +232,7 @@ func (s *Session) establish(ctx context.Context, g *errgroup.Group) error {
 	}
 	g.Go(func() error { return s.maintain(ctx) })
 	g.Go(func() error { return s.watchWake(ctx) })
+	g.Go(func() error { return s.watchGateway(ctx) })
 	close(s.connected)
 	return nil
 }
@@ -362,25 +386,54 @@ func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
 		return fmt.Errorf("opening the control stream: %w", err)
 	}
 	defer stream.Close()
-	c, hello, err := startControl(stream, api.ClientHello{
-		Protocol: api.Protocol, Version: version.String(), Client: s.cfg.ClientID,
-		Namespace: s.Status().Namespace, Scheduler: s.cfg.Request.Scheduler,
-	})
+	greeting, err := s.hello()
+	if err != nil {
+		return err
+	}
+	c, hello, err := startControl(stream, greeting)
+	if err != nil {
+		return err
+	}
+	address, err := s.addressing().leased(hello.Lease)
 	if err != nil {
 		return err
 	}
 	s.current.set(ts)
 	s.mu.Lock()
 	s.state = hello.State
+	s.address.Laptop4, s.address.Laptop6, s.address.Resolver, s.address.Networks = address.Laptop4, address.Laptop6, address.Resolver, address.Networks
 	if before := s.status.ManagerVersion; before != "" && before != hello.Version {
 		s.status.Warnings = slices.DeleteFunc(s.status.Warnings, func(w string) bool { return w == s.imageWarning })
 	}
 	s.status.ManagerPod, s.status.ManagerVersion = hello.Pod, hello.Version
 	s.greeting = hello
+	s.learnGateway()
 	s.move()
 	s.mu.Unlock()
+	s.resteer()
 	s.poke()
 	return c.follow(ctx, s.handle)
+}
+
+// hello is what the laptop says of itself. It says that it means to use the system netstack as long as that may be: this
+// is what lets its packets through, once there is a gateway.
+func (s *Session) hello() (api.ClientHello, error) {
+	avoid, err := s.taken()
+	if err != nil {
+		return api.ClientHello{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	use := cmp.Or(s.status.Netstack, s.asked())
+	if use == api.NetstackAuto {
+		use = api.NetstackSystem
+	}
+	return api.ClientHello{
+		Protocol: api.Protocol, Version: version.String(), Client: s.cfg.ClientID,
+		Namespace: s.status.Namespace, Scheduler: s.cfg.Request.Scheduler,
+		Netstack: use, Lease: s.address.addrs(), Avoid: avoid,
+		NoGSO: runtime.GOOS != "linux", // as pkg/tun's devices have it
+	}, nil
 }
 
 // handle takes one message of the manager.
@@ -391,7 +444,9 @@ func (s *Session) handle(m api.ControlMessage) {
 	if m.State != nil {
 		s.mu.Lock()
 		s.state = *m.State
+		s.learnGateway()
 		s.mu.Unlock()
+		s.resteer() // the gateway may forward something else
 	}
 	s.poke()
 }

@@ -22,9 +22,9 @@ func TestStartControl(t *testing.T) {
 		code         api.ExitCode // 0: no error
 		message      string
 	}{
-		{"hello", `{"hello":{"protocol":1,"version":"2","pod":"m-1","state":{"resolvesVIPs":true,"sessions":1}}}`, 0, ""},
+		{"hello", `{"hello":{"protocol":2,"version":"2","pod":"m-1","state":{"resolvesVIPs":true,"sessions":1}}}`, 0, ""},
 		{"refused", `{"error":{"code":15,"message":"protocol 1 is not spoken here"}}`, api.ExitIncompatible, "protocol 1 is not spoken here"},
-		{"another_protocol", `{"hello":{"protocol":7,"version":"9","pod":"m-1"}}`, api.ExitIncompatible, "the traffic manager (9) speaks protocol 7, this kubevpn (t) speaks 1"},
+		{"another_protocol", `{"hello":{"protocol":7,"version":"9","pod":"m-1"}}`, api.ExitIncompatible, "the traffic manager (9) speaks protocol 7, this kubevpn (t) speaks 2"},
 		{"no_greeting", `{"state":{}}`, api.ExitIncompatible, "the traffic manager's first message is not a greeting"},
 		{"not_json", `<html>`, api.ExitUnexpected, "reading the traffic manager's greeting: invalid character '<' looking for beginning of value"},
 		{"nothing", ``, api.ExitUnexpected, "reading the traffic manager's greeting: EOF"},

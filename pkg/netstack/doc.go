@@ -7,6 +7,8 @@
 //	                                    ├─ echo  one flow per pinging program ─ DialEcho ─ PacketStream
 //	                                    └─ local services inside the tunnel: ListenTCP, ListenUDP
 //
+// A [Diverter] may take whole packets out before gVisor, in the buffer that they were read to.
+//
 // What the application sees is what the far end did, and nothing is made up on the way:
 //
 //   - A SYN is answered only after the far dial has ended: success completes the handshake, a refusal becomes RST, no

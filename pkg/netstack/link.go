@@ -17,12 +17,14 @@ const gsoMaxSize = 65535
 
 // link is gVisor's link endpoint on the device: super-packets go into the stack whole, and come out whole.
 //
-//	in:  Read ─ header checked ─ copied into one right-sized, pooled buffer ─ gVisor
+//	in:  Read ─ header checked ─┬─ copied into one right-sized, pooled buffer ─ gVisor
+//	                            └─ diverted as it is, in the buffer it was read to
 //	out: gVisor's buffers as they are ─ virtio-net header ─ one Writev
 type link struct {
 	dev        Device
 	mtu        uint32
 	gso        bool
+	diverter   Diverter
 	stats      *counters
 	dispatcher stack.NetworkDispatcher
 }
@@ -30,14 +32,23 @@ type link struct {
 var _ stack.LinkEndpoint = (*link)(nil)
 var _ stack.GSOEndpoint = (*link)(nil)
 
-func newLink(dev Device, stats *counters) *link {
-	return &link{dev: dev, mtu: uint32(dev.MTU()), gso: dev.GSO(), stats: stats}
+func newLink(dev Device, diverter Diverter, stats *counters) *link {
+	if diverter == nil {
+		diverter = keep(make([]byte, packet.VirtioLen+packet.MaxLen))
+	}
+	return &link{dev: dev, mtu: uint32(dev.MTU()), gso: dev.GSO(), diverter: diverter, stats: stats}
 }
+
+// keep is the buffer of a link that diverts nothing.
+type keep []byte
+
+func (k keep) Buffer() []byte              { return k }
+func (k keep) Divert(int, netip.Addr) bool { return false }
 
 // receive hands over packets until the device fails, and returns its error.
 func (l *link) receive() error {
-	buf := make([]byte, packet.VirtioLen+packet.MaxLen)
 	for {
+		buf := l.diverter.Buffer()
 		n, err := l.dev.Read(buf)
 		if err != nil {
 			return err
@@ -47,7 +58,7 @@ func (l *link) receive() error {
 	}
 }
 
-// deliver gives one packet, with its virtio-net header, to gVisor. It keeps nothing of b.
+// deliver gives one packet, with its virtio-net header, to the diverter or to gVisor, which keeps nothing of b.
 func (l *link) deliver(b []byte) {
 	virtio, err := packet.ParseVirtio(b)
 	if err != nil || virtio.GSOType == packet.GSOUDPL4 {
@@ -62,6 +73,10 @@ func (l *link) deliver(b []byte) {
 	}
 	if !isUnicast(h.Src) || !isUnicast(h.Dst) {
 		l.stats.ignoredCount.Add(1)
+		return
+	}
+	if l.diverter.Divert(packet.VirtioLen+len(b), h.Dst) {
+		l.stats.diverted.Add(1)
 		return
 	}
 	proto := header.IPv4ProtocolNumber

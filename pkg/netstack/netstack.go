@@ -77,11 +77,23 @@ type PacketStream interface {
 	io.Closer
 }
 
+// A Diverter takes packets before the stack sees them: those that cross whole, to wherever it sends them. Its methods
+// are called by the one goroutine that reads the device, in turn, for every packet.
+type Diverter interface {
+	// Buffer returns where the next packet is read to, its virtio-net header first: no less than a Read of the device
+	// needs. It returns the same again unless Divert has taken it.
+	Buffer() []byte
+	// Divert is told of a packet to dst, well-formed and unicast, that is the first n bytes of Buffer. With true the
+	// buffer is the Diverter's; with false the packet is the stack's, and the buffer free again when Buffer is called.
+	Divert(n int, dst netip.Addr) bool
+}
+
 // Config is what a Stack works with. Device and Dialer are required; zero durations mean their defaults.
 type Config struct {
-	Device Device
-	Dialer Dialer
-	Logger *slog.Logger
+	Device   Device
+	Dialer   Dialer
+	Diverter Diverter // nil: every packet is the stack's
+	Logger   *slog.Logger
 
 	// A UDP flow ends when no packet has come from either side for UDPIdle (2 minutes); on port 53 DNSIdle (30
 	// seconds). An echo flow ends after EchoIdle (30 seconds).
@@ -128,7 +140,7 @@ func New(cfg Config) (*Stack, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Stack{cfg: cfg, log: cfg.Logger}
-	s.link = newLink(cfg.Device, &s.stats)
+	s.link = newLink(cfg.Device, cfg.Diverter, &s.stats)
 	s.locals.Store(&localAddrs{})
 	s.datagrams.init(s)
 	return s, nil

@@ -11,6 +11,8 @@ type Stats struct {
 	// Malformed packets could not be read. Ignored ones were for nobody in the cluster: multicast, broadcast,
 	// link-local.
 	Malformed, Ignored uint64
+	// Diverted packets were taken by the Diverter.
+	Diverted uint64
 	// WriteErrors counts packets that the device did not take, for example as the interface was down.
 	WriteErrors uint64
 }
@@ -29,8 +31,8 @@ type FlowStats struct {
 }
 
 type counters struct {
-	tcp, udp, echo                                             flowCounters
-	packetsIn, packetsOut, malformed, ignoredCount, writeError atomic.Uint64
+	tcp, udp, echo                                                       flowCounters
+	packetsIn, packetsOut, malformed, ignoredCount, diverted, writeError atomic.Uint64
 }
 
 type flowCounters struct {
@@ -68,6 +70,6 @@ func (s *Stack) Stats() Stats {
 	return Stats{
 		TCP: c.tcp.read(), UDP: c.udp.read(), Echo: c.echo.read(),
 		PacketsIn: c.packetsIn.Load(), PacketsOut: c.packetsOut.Load(),
-		Malformed: c.malformed.Load(), Ignored: c.ignoredCount.Load(), WriteErrors: c.writeError.Load(),
+		Malformed: c.malformed.Load(), Ignored: c.ignoredCount.Load(), Diverted: c.diverted.Load(), WriteErrors: c.writeError.Load(),
 	}
 }

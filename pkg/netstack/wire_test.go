@@ -379,7 +379,7 @@ func TestTwoStacks(t *testing.T) {
 			var stats counters
 			appDev := &lossy{Device: theirs}
 			appDev.every.Store(tt.loss)
-			l := newLink(appDev, &stats)
+			l := newLink(appDev, nil, &stats)
 			if err := setUp(app, l); err != nil {
 				t.Fatal(err)
 			}

@@ -42,6 +42,10 @@ type Header struct {
 	MoreFragments  bool
 }
 
+// IsFragment says whether the packet is only a part of a datagram. The transport header is in the part with
+// FragmentOffset 0 alone.
+func (h *Header) IsFragment() bool { return h.MoreFragments || h.FragmentOffset != 0 }
+
 // Parse reads the IP header of p (RFC 791, RFC 8200). It checks lengths, and no checksums. It does not allocate.
 func Parse(p []byte) (Header, error) {
 	if len(p) == 0 {

@@ -13,17 +13,20 @@ type Proto uint8
 const (
 	ProtoControl Proto = 0  // messages between laptop and manager
 	ProtoEcho    Proto = 1  // ICMP echo of either family, as datagrams
+	ProtoIP      Proto = 4  // frames of whole IP packets
 	ProtoTCP     Proto = 6  // the bytes of one TCP connection
 	ProtoUDP     Proto = 17 // the datagrams of one UDP flow
 )
 
-// String gives "control", "echo", "tcp", "udp" or the number.
+// String gives "control", "echo", "ip", "tcp", "udp" or the number.
 func (p Proto) String() string {
 	switch p {
 	case ProtoControl:
 		return "control"
 	case ProtoEcho:
 		return "echo"
+	case ProtoIP:
+		return "ip"
 	case ProtoTCP:
 		return "tcp"
 	case ProtoUDP:

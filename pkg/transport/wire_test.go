@@ -27,6 +27,7 @@ func TestRequestOnTheWire(t *testing.T) {
 			"0006" + "04c61300029c40" + "040a60000a0050"},
 		{Request{ProtoUDP, netip.AddrPort{}, netip.MustParseAddrPort("[fd00::10]:53")}, true,
 			"0111" + "000000" + "10fd0000000000000000000000000000100035"},
+		{Request{Proto: ProtoIP, Src: netip.MustParseAddrPort("198.19.0.2:3")}, false, "0004" + "04c61300020003" + "000000"},
 	} {
 		got := appendRequest(nil, test.request, test.datagrams)
 		if hex.EncodeToString(got) != test.want {
@@ -35,6 +36,16 @@ func TestRequestOnTheWire(t *testing.T) {
 		back, datagrams, err := parseRequest(got)
 		if err != nil || back != test.request || datagrams != test.datagrams {
 			t.Errorf("%s comes back as %s, %v, %v", test.request, back, datagrams, err)
+		}
+	}
+}
+
+func TestProtoString(t *testing.T) {
+	for proto, want := range map[Proto]string{
+		ProtoControl: "control", ProtoEcho: "echo", ProtoIP: "ip", ProtoTCP: "tcp", ProtoUDP: "udp", 132: "protocol 132",
+	} {
+		if got := proto.String(); got != want {
+			t.Errorf("protocol %d is %q, want %q", uint8(proto), got, want)
 		}
 	}
 }

@@ -36,10 +36,15 @@ type path string
 const (
 	kernel      path = "kernel, routed"
 	portForward path = "kubectl port-forward"
-	kubevpn     path = "kubevpn"
+	gvisor      path = "kubevpn, gvisor"
+	system      path = "kubevpn, system"
 )
 
-var paths = []path{kernel, portForward, kubevpn}
+// netstacks are the paths that are kubevpn's, each with its value of --netstack.
+var netstacks = []struct {
+	path path
+	name string
+}{{gvisor, "gvisor"}, {system, "system"}}
 
 type bench struct {
 	rounds  int
@@ -182,21 +187,29 @@ func (b *bench) connects(ctx context.Context, r *report) error {
 	for i := range b.rounds + 1 {
 		say("kubevpn connect, %d of %d", i+1, b.rounds+1)
 		start := time.Now()
-		if out, err := b.laptop(ctx, b.kubevpn(), "connect", "--exclude-cidr", b.twin.String()+"/32").CombinedOutput(); err != nil {
+		if out, err := b.connect(ctx, "gvisor"); err != nil {
 			return fmt.Errorf("kubevpn connect: %w\n%s", err, out)
 		}
 		if took := time.Since(start).Seconds(); i == 0 {
-			r.add("connect, manager to be installed", kubevpn, took)
+			r.add("connect, manager to be installed", gvisor, took)
 		} else {
-			r.add("connect, manager running", kubevpn, took)
+			r.add("connect, manager running", gvisor, took)
 		}
 		if i < b.rounds {
-			if out, err := b.laptop(ctx, b.kubevpn(), "disconnect", "--all").CombinedOutput(); err != nil {
+			if out, err := b.disconnect(ctx); err != nil {
 				return fmt.Errorf("kubevpn disconnect: %w\n%s", err, out)
 			}
 		}
 	}
 	return nil
+}
+
+func (b *bench) connect(ctx context.Context, netstack string) ([]byte, error) {
+	return b.laptop(ctx, b.kubevpn(), "connect", "--netstack", netstack, "--exclude-cidr", b.twin.String()+"/32").CombinedOutput()
+}
+
+func (b *bench) disconnect(ctx context.Context) ([]byte, error) {
+	return b.laptop(ctx, b.kubevpn(), "disconnect", "--all").CombinedOutput()
 }
 
 // openPaths starts the port-forward; kubevpn is connected, the kernel's route is there.
@@ -243,32 +256,53 @@ func (b *bench) target(p path, port int) string {
 	return netip.AddrPortFrom(b.pod, uint16(port)).String()
 }
 
-// measureSpeed goes through all measurements round by round, the paths one after the other within each, so that what
-// else the machine does falls on all of them.
+// measurement is one way to use a path.
+type measurement struct {
+	row   string
+	kind  string
+	port  int
+	flows int
+	value func(measured) float64
+}
+
+var measurements = []measurement{
+	{"down, 1 flow", "down", sourcePort, 1, func(m measured) float64 { return m.MBps }},
+	{"down, 8 flows", "down", sourcePort, 8, func(m measured) float64 { return m.MBps }},
+	{"up, 1 flow", "up", sinkPort, 1, func(m measured) float64 { return m.MBps }},
+	{"up, 8 flows", "up", sinkPort, 8, func(m measured) float64 { return m.MBps }},
+	{"round trip of 1 byte, median", "rtt", echoPort, 1, func(m measured) float64 { return m.P50us }},
+	{"the same beside an upload", "loaded", echoPort, 1, func(m measured) float64 { return m.P50us }},
+	{"new connections, 128 at a time", "connect", echoPort, 128, func(m measured) float64 { return m.PerS }},
+}
+
+// processorRow is the second figure of a bulk measurement.
+func processorRow(row string) string { return row + ": processor time per GB" }
+
+// measureSpeed goes through all measurements round by round, in each round once for each netstack, the paths one after
+// the other, so that what else the machine does falls on all of them.
 func (b *bench) measureSpeed(ctx context.Context, r *report) error {
-	measurements := []struct {
-		row   string
-		kind  string
-		port  int
-		flows int
-		value func(measured) float64
-	}{
-		{"down, 1 flow", "down", sourcePort, 1, func(m measured) float64 { return m.MBps }},
-		{"down, 8 flows", "down", sourcePort, 8, func(m measured) float64 { return m.MBps }},
-		{"up, 1 flow", "up", sinkPort, 1, func(m measured) float64 { return m.MBps }},
-		{"up, 8 flows", "up", sinkPort, 8, func(m measured) float64 { return m.MBps }},
-		{"round trip of 1 byte, median", "rtt", echoPort, 1, func(m measured) float64 { return m.P50us }},
-		{"new connections, 128 at a time", "connect", echoPort, 128, func(m measured) float64 { return m.PerS }},
-	}
 	for round := range b.rounds {
-		for _, m := range measurements {
-			for _, p := range paths {
-				got, err := b.measure(ctx, work{Kind: m.kind, Target: b.target(p, m.port), Flows: m.flows, Duration: b.each})
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w", m.row, p, err)
+		for _, n := range netstacks {
+			if out, err := b.disconnect(ctx); err != nil {
+				return fmt.Errorf("kubevpn disconnect: %w\n%s", err, out)
+			}
+			if out, err := b.connect(ctx, n.name); err != nil {
+				return fmt.Errorf("kubevpn connect --netstack %s: %w\n%s", n.name, err, out)
+			}
+			for _, m := range measurements {
+				for _, p := range []path{kernel, portForward, n.path} {
+					got, err := b.measure(ctx, work{
+						Kind: m.kind, Target: b.target(p, m.port), Sink: b.target(p, sinkPort), Flows: m.flows, Duration: b.each,
+					})
+					if err != nil {
+						return fmt.Errorf("%s, %s: %w", m.row, p, err)
+					}
+					r.add(m.row, p, m.value(got))
+					if got.CPUs > 0 {
+						r.add(processorRow(m.row), p, got.CPUs)
+					}
+					say("round %d of %d: %s, %s: %.0f", round+1, b.rounds, m.row, p, m.value(got))
 				}
-				r.add(m.row, p, m.value(got))
-				say("round %d of %d: %s, %s: %.0f", round+1, b.rounds, m.row, p, m.value(got))
 			}
 		}
 	}

@@ -4,11 +4,14 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,8 +19,9 @@ import (
 
 // work is one measurement, done by this program again inside the laptop's network namespace.
 type work struct {
-	Kind     string        // down, up, rtt, connect, hold
+	Kind     string        // down, up, rtt, loaded, connect, hold
 	Target   string        // address of the echo server's port
+	Sink     string        // loaded: where the upload goes beside which round trips are measured
 	Flows    int           // at the same time
 	Duration time.Duration // bounded by the caller
 }
@@ -29,6 +33,7 @@ type measured struct {
 	P99us float64
 	PerS  float64 // connect: connections opened, used and closed a second
 	Count int     // of round trips, connections, or flows held
+	CPUs  float64 // down, up: seconds of processor time of the whole machine for each GB
 }
 
 const dialTimeout = 10 * time.Second
@@ -39,6 +44,8 @@ func (w work) do(ready io.Writer, release io.Reader) (measured, error) {
 		return w.bulk()
 	case "rtt":
 		return w.roundTrips()
+	case "loaded":
+		return w.loaded()
 	case "connect":
 		return w.connects()
 	case "hold":
@@ -55,6 +62,9 @@ func (w work) bulk() (measured, error) {
 	start := time.Now()
 	count := start.Add(w.Duration / 5)
 	end := start.Add(w.Duration)
+	var before atomic.Int64
+	counting := time.AfterFunc(time.Until(count), func() { before.Store(int64(processorTime())) })
+	defer counting.Stop()
 	for range w.Flows {
 		c, err := net.DialTimeout("tcp", w.Target, dialTimeout)
 		if err != nil {
@@ -86,12 +96,46 @@ func (w work) bulk() (measured, error) {
 		})
 	}
 	group.Wait()
+	busy := processorTime() - time.Duration(before.Load())
 	select {
 	case err := <-errs:
 		return measured{}, err
 	default:
 	}
-	return measured{MBps: float64(bytes.Load()) / 1e6 / end.Sub(count).Seconds()}, nil
+	moved := float64(bytes.Load())
+	return measured{MBps: moved / 1e6 / end.Sub(count).Seconds(), CPUs: busy.Seconds() / (moved / 1e9)}, nil
+}
+
+// processorTime is how long all processors of the machine together have not been idle since it booted (proc(5): stat).
+func processorTime() time.Duration {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	var busy int64
+	for i, field := range strings.Fields(first)[1:] {
+		if n, err := strconv.ParseInt(field, 10, 64); err == nil && i < 7 && i != 3 && i != 4 { // neither idle nor iowait
+			busy += n
+		}
+	}
+	const hertz = 100 // USER_HZ, on every architecture that Go runs on
+	return time.Duration(busy) * time.Second / hertz
+}
+
+// loaded is roundTrips beside an upload that takes all it can get.
+func (w work) loaded() (measured, error) {
+	upload, measure := w, w
+	upload.Kind, upload.Target, upload.Duration = "up", w.Sink, w.Duration+time.Second
+	measure.Kind = "rtt"
+	uploaded := make(chan error, 1)
+	go func() {
+		_, err := upload.bulk()
+		uploaded <- err
+	}()
+	time.Sleep(time.Second) // until queues have filled: what is measured is the state afterwards
+	m, err := measure.roundTrips()
+	return m, errors.Join(err, <-uploaded)
 }
 
 // roundTrips sends one byte and waits for it, again and again.

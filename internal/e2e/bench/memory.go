@@ -25,8 +25,8 @@ func (b *bench) measureRest(_ context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	r.add("daemon and helper at rest", kubevpn, rest.laptop/1e6)
-	r.add("traffic manager at rest", kubevpn, rest.manager/1e6)
+	r.add("daemon and helper at rest", gvisor, rest.laptop/1e6)
+	r.add("traffic manager at rest", gvisor, rest.manager/1e6)
 	return nil
 }
 
@@ -37,7 +37,7 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 		return err
 	}
 	say("memory of %d idle flows", heldFlows)
-	spec, err := json.Marshal(work{Kind: "hold", Target: b.target(kubevpn, silentPort), Flows: heldFlows, Duration: time.Minute})
+	spec, err := json.Marshal(work{Kind: "hold", Target: b.target(gvisor, silentPort), Flows: heldFlows, Duration: time.Minute})
 	if err != nil {
 		return err
 	}
@@ -61,8 +61,8 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 	if err := errors.Join(err, in.Close(), cmd.Wait()); err != nil {
 		return err
 	}
-	r.add("an idle flow, laptop", kubevpn, (during.laptop-before.laptop)/heldFlows/1e3)
-	r.add("an idle flow, traffic manager", kubevpn, (during.manager-before.manager)/heldFlows/1e3)
+	r.add("an idle flow, laptop", gvisor, (during.laptop-before.laptop)/heldFlows/1e3)
+	r.add("an idle flow, traffic manager", gvisor, (during.manager-before.manager)/heldFlows/1e3)
 	return nil
 }
 

@@ -45,22 +45,29 @@ func (r *report) median(row string, p path) float64 {
 func (r *report) render() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Measured %s on %d cores, Linux %s; medians of %d rounds.\n\n",
-		time.Now().Format(time.DateOnly), runtime.NumCPU(), release(), len(r.values[cell{"down, 1 flow", kubevpn}]))
-	b.WriteString("| | kernel, routed | `kubectl port-forward` | kubevpn | kubevpn / port-forward | kubevpn / kernel |\n|---|---|---|---|---|---|\n")
-	for _, row := range []struct{ name, unit string }{
-		{"down, 1 flow", "MB/s"}, {"down, 8 flows", "MB/s"}, {"up, 1 flow", "MB/s"}, {"up, 8 flows", "MB/s"},
-		{"round trip of 1 byte, median", "µs"}, {"new connections, 128 at a time", "/s"},
+		time.Now().Format(time.DateOnly), runtime.NumCPU(), release(), len(r.values[cell{"down, 1 flow", gvisor}]))
+	b.WriteString("| | kernel, routed | `kubectl port-forward` | gvisor | system | gvisor / port-forward | system / port-forward |\n|---|---|---|---|---|---|---|\n")
+	for _, row := range []struct{ name, unit, format string }{
+		{"down, 1 flow", "MB/s", "%.0f"}, {"down, 8 flows", "MB/s", "%.0f"}, {"up, 1 flow", "MB/s", "%.0f"}, {"up, 8 flows", "MB/s", "%.0f"},
+		{"round trip of 1 byte, median", "µs", "%.0f"}, {"the same beside an upload", "µs", "%.0f"},
+		{"new connections, 128 at a time", "/s", "%.0f"},
+		{processorRow("down, 1 flow"), "s", "%.1f"}, {processorRow("down, 8 flows"), "s", "%.1f"},
+		{processorRow("up, 1 flow"), "s", "%.1f"}, {processorRow("up, 8 flows"), "s", "%.1f"},
 	} {
-		k, f, v := r.median(row.name, kernel), r.median(row.name, portForward), r.median(row.name, kubevpn)
-		fmt.Fprintf(&b, "| %s | %.0f %s | %.0f %s | %.0f %s | %.2f | %.2f |\n", row.name, k, row.unit, f, row.unit, v, row.unit, v/f, v/k)
+		fmt.Fprintf(&b, "| %s |", row.name)
+		for _, p := range []path{kernel, portForward, gvisor, system} {
+			fmt.Fprintf(&b, " "+row.format+" %s |", r.median(row.name, p), row.unit)
+		}
+		f := r.median(row.name, portForward)
+		fmt.Fprintf(&b, " %.2f | %.2f |\n", r.median(row.name, gvisor)/f, r.median(row.name, system)/f)
 	}
-	b.WriteString("\n| | kubevpn |\n|---|---|\n")
+	b.WriteString("\n| | kubevpn, gvisor |\n|---|---|\n")
 	for _, row := range []struct{ name, unit string }{
 		{"connect, manager to be installed", "s"}, {"connect, manager running", "s"},
 		{"daemon and helper at rest", "MB"}, {"traffic manager at rest", "MB"},
 		{"an idle flow, laptop", "kB"}, {"an idle flow, traffic manager", "kB"},
 	} {
-		fmt.Fprintf(&b, "| %s | %.2f %s |\n", row.name, r.median(row.name, kubevpn), row.unit)
+		fmt.Fprintf(&b, "| %s | %.2f %s |\n", row.name, r.median(row.name, gvisor), row.unit)
 	}
 	return b.String()
 }

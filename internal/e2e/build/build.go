@@ -29,8 +29,12 @@ func Image(ctx context.Context, dir, ref, version string) error {
 	if err := program(ctx, dir, "traffic", version); err != nil {
 		return err
 	}
+	iptables, err := image.IPTables()
+	if err != nil {
+		return err
+	}
 	img, err := image.Build(image.Options{
-		Files: []image.File{{Source: filepath.Join(dir, "traffic"), Path: "/traffic"}}, User: "65532:65532",
+		Files: []image.File{{Source: filepath.Join(dir, "traffic"), Path: "/traffic"}}, User: "65532:65532", Tree: iptables,
 	})
 	if err != nil {
 		return err

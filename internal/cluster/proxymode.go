@@ -1,0 +1,394 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+)
+
+// ProxyMode is how ClusterIPs are served on the nodes.
+type ProxyMode string
+
+const (
+	ProxyIPTables ProxyMode = "iptables"
+	ProxyNFTables ProxyMode = "nftables"
+	ProxyIPVS     ProxyMode = "ipvs"    // kube-proxy's, or kube-router's
+	ProxyNone     ProxyMode = "none"    // no kube-proxy: nothing serves them, or what Proxy.Replacement names
+	ProxyUnknown  ProxyMode = "unknown" // nobody who may be asked says it
+)
+
+// Proxy is what serves ClusterIPs, and who says so.
+type Proxy struct {
+	Mode ProxyMode
+	// By is who says so: "the ConfigMap kube-system/kube-proxy". For ProxyUnknown it is why nobody does.
+	By string
+	// Replacement is what serves ClusterIPs in kube-proxy's place, by its own programs in the kernel: "Cilium".
+	Replacement string
+}
+
+// String is "iptables, by the ConfigMap kube-system/kube-proxy".
+func (p Proxy) String() string {
+	switch {
+	case p.Replacement != "":
+		return fmt.Sprintf("replaced by %s, by %s", p.Replacement, p.By)
+	case p.Mode == ProxyUnknown:
+		return "unknown: " + p.By
+	}
+	return fmt.Sprintf("%s, by %s", p.Mode, p.By)
+}
+
+const (
+	systemNamespace = "kube-system"
+	// proxyTimeout bounds all questions about kube-proxy together, and endpointTimeout the one that the API server
+	// passes on to a node, whose firewall may swallow it.
+	proxyTimeout    = 5 * time.Second
+	endpointTimeout = 2 * time.Second
+	proxyPort       = 10249 // kube-proxy's metrics, on 127.0.0.1 unless it was configured otherwise
+)
+
+// Proxy finds out how ClusterIPs are served, from what the user may read: the configurations of Cilium, Calico and
+// kube-router, which may replace kube-proxy; kube-proxy's ConfigMap, DaemonSets and static pods; the arguments of
+// k3s and RKE2 that their nodes carry; and where these do not say it, kube-proxy itself on node, by way of the API
+// server. That there is no trace of it, where all of these may be read, means that there is none. It creates nothing,
+// and never fails: what cannot be found out is unknown.
+func (c *Cluster) Proxy(ctx context.Context, node string) Proxy {
+	return proxyQuestions{
+		kube: c.kube,
+		raw: func(ctx context.Context, path string) ([]byte, error) {
+			return c.kube.RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json, */*").DoRaw(ctx)
+		},
+	}.find(ctx, node)
+}
+
+// proxyQuestions is whom Proxy asks.
+type proxyQuestions struct {
+	kube kubernetes.Interface
+	raw  func(ctx context.Context, path string) ([]byte, error) // GET
+}
+
+// clue is one answer. A question without a clue has found nothing that says anything.
+type clue struct {
+	Proxy
+	// trace says that a kube-proxy is there, in whatever mode.
+	trace bool
+}
+
+// proxyQuestion is one way to learn of kube-proxy.
+type proxyQuestion struct {
+	what string // for By of ProxyUnknown: "get configmaps in kube-system"
+	ask  func(ctx context.Context) ([]clue, error)
+}
+
+func (q proxyQuestions) find(ctx context.Context, node string) Proxy {
+	ctx, cancel := context.WithTimeout(ctx, proxyTimeout)
+	defer cancel()
+	questions := []proxyQuestion{ // the surest first
+		{"get configmaps in kube-system", q.cilium},
+		{"get felixconfigurations", q.calico},
+		{"list daemonsets in kube-system", q.daemonSets},
+		{"list pods in kube-system", q.staticPods},
+		{"get configmaps in kube-system", q.configMaps},
+		{"list nodes", func(ctx context.Context) ([]clue, error) { return q.distributions(ctx, node) }},
+	}
+	answers, errs := make([][]clue, len(questions)), make([]error, len(questions))
+	var wg sync.WaitGroup
+	for i, question := range questions {
+		wg.Go(func() { answers[i], errs[i] = question.ask(ctx) })
+	}
+	wg.Wait()
+	var forbidden, missing []string
+	for i, err := range errs {
+		switch what := questions[i].what; {
+		case err == nil, apierrors.IsNotFound(err):
+		case !apierrors.IsForbidden(err):
+			missing = append(missing, what+": "+err.Error())
+		case !slices.Contains(forbidden, what):
+			forbidden = append(forbidden, what)
+		}
+	}
+	if len(forbidden) > 0 {
+		missing = append([]string{"you may not " + strings.Join(forbidden, ", ")}, missing...)
+	}
+	found, traced := decideProxy(answers)
+	if found.Mode != "" {
+		return found
+	}
+	if said := q.endpoint(ctx, node); said.Mode != "" {
+		return said
+	}
+	switch {
+	case found.By != "": // they contradict each other
+		found.Mode = ProxyUnknown
+		return found
+	case traced && len(missing) == 0:
+		return Proxy{Mode: ProxyUnknown, By: "kube-proxy runs, and its configuration is not where others have theirs"}
+	case len(missing) > 0:
+		return Proxy{Mode: ProxyUnknown, By: strings.Join(missing, "; ")}
+	}
+	return Proxy{Mode: ProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"}
+}
+
+// decideProxy takes the first answer that says a mode. Clues of one answer that contradict each other say none, and
+// so are no reason to believe a lesser source.
+func decideProxy(answers [][]clue) (found Proxy, traced bool) {
+	for _, clues := range answers {
+		for _, c := range clues {
+			traced = traced || c.trace
+			switch {
+			case c.Mode == "":
+			case found.Mode == "":
+				found = c.Proxy
+			case found.Mode != c.Mode:
+				return Proxy{By: fmt.Sprintf("%s says %s, %s says %s", found.By, found.Mode, c.By, c.Mode)}, true
+			}
+		}
+		if found.Mode != "" {
+			return found, traced
+		}
+	}
+	return found, traced
+}
+
+// cilium reads Cilium's configuration. Where it replaces kube-proxy, ClusterIPs are its, also if a kube-proxy is left.
+func (q proxyQuestions) cilium(ctx context.Context) ([]clue, error) {
+	const name = "cilium-config"
+	cm, err := q.kube.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	switch cm.Data["kube-proxy-replacement"] { // strict: before Cilium 1.14
+	case "true", "strict":
+		return []clue{{Proxy: Proxy{Mode: ProxyNone, Replacement: "Cilium", By: configMap(name)}}}, nil
+	}
+	return nil, nil
+}
+
+// calico asks for Calico's own configuration object; a cluster without Calico does not know the kind.
+func (q proxyQuestions) calico(ctx context.Context) ([]clue, error) {
+	data, err := q.raw(ctx, "/apis/crd.projectcalico.org/v1/felixconfigurations/default")
+	if err != nil {
+		return nil, err
+	}
+	var felix struct {
+		Spec struct {
+			BPFEnabled bool `json:"bpfEnabled"`
+		} `json:"spec"`
+	}
+	if err := json.Unmarshal(data, &felix); err != nil {
+		return nil, fmt.Errorf("reading FelixConfiguration default: %w", err)
+	}
+	if !felix.Spec.BPFEnabled {
+		return nil, nil
+	}
+	return []clue{{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"}}}, nil
+}
+
+func (q proxyQuestions) daemonSets(ctx context.Context) ([]clue, error) {
+	list, err := q.kube.AppsV1().DaemonSets(systemNamespace).List(ctx, metav1.ListOptions{Limit: listLimit})
+	if err != nil {
+		return nil, err
+	}
+	var replaced, clues []clue
+	for _, d := range list.Items {
+		by := "the DaemonSet " + systemNamespace + "/" + d.Name
+		for _, c := range d.Spec.Template.Spec.Containers {
+			switch {
+			case runs(c, "calico-node") && variable(c, "FELIX_BPFENABLED") == "true":
+				replaced = append(replaced, clue{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: by}})
+			case runs(c, "kube-router"):
+				if on, given := argument(c, "run-service-proxy"); !given || on != "false" { // it is on by default
+					replaced = append(replaced, clue{Proxy: Proxy{Mode: ProxyIPVS, By: "kube-router in " + by}})
+				}
+			}
+		}
+		clues = append(clues, proxyClues(d.Spec.Template.Spec, by)...)
+	}
+	if len(replaced) > 0 { // whatever a kube-proxy that was left behind has in its arguments
+		return replaced[:1], nil
+	}
+	return clues, nil
+}
+
+// staticPods are kube-proxies that no DaemonSet runs: RKE2 and GKE have them.
+func (q proxyQuestions) staticPods(ctx context.Context) ([]clue, error) {
+	list, err := q.kube.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: "component=kube-proxy", Limit: listLimit})
+	if err != nil {
+		return nil, err
+	}
+	var clues []clue
+	for _, p := range list.Items {
+		clues = append(clues, proxyClues(p.Spec, "the pod "+systemNamespace+"/"+p.Name)...)
+	}
+	return clues, nil
+}
+
+// proxyClues reads the arguments of a pod's kube-proxy, if it has one. Those beside a file do not count for it.
+func proxyClues(pod corev1.PodSpec, by string) []clue {
+	if pod.NodeSelector[corev1.LabelOSStable] == "windows" {
+		return nil
+	}
+	var clues []clue
+	for _, c := range pod.Containers {
+		if !runs(c, "kube-proxy") {
+			continue
+		}
+		found := clue{trace: true}
+		mode, given := argument(c, "proxy-mode")
+		_, file := argument(c, "config")
+		if given && !file {
+			found.Proxy = proxyByName(mode, by)
+		} else if !file && !given {
+			found.Proxy = proxyByName("", by)
+		}
+		clues = append(clues, found)
+	}
+	return clues
+}
+
+// configMaps reads kube-proxy's own configuration, under the names that kubeadm (and what is made with it) and EKS give
+// it, whatever the key.
+func (q proxyQuestions) configMaps(ctx context.Context) ([]clue, error) {
+	for _, name := range []string{"kube-proxy", "kube-proxy-config"} {
+		cm, err := q.kube.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, text := range cm.Data {
+			var config struct {
+				Kind string `json:"kind"`
+				Mode string `json:"mode"`
+			}
+			if yaml.Unmarshal([]byte(text), &config) == nil && config.Kind == "KubeProxyConfiguration" {
+				return []clue{{Proxy: proxyByName(config.Mode, configMap(name)), trace: true}}, nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+func configMap(name string) string { return "the ConfigMap " + systemNamespace + "/" + name }
+
+// distributions reads the arguments that k3s and RKE2 note on their nodes. In k3s, kube-proxy is a part of the one
+// program, and runs unless a server was told otherwise.
+func (q proxyQuestions) distributions(ctx context.Context, node string) ([]clue, error) {
+	list, err := q.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, err
+	}
+	var own []clue
+	for _, n := range list.Items {
+		for _, annotation := range []string{"k3s.io/node-args", "rke2.io/node-args"} {
+			var args []string
+			if text := n.Annotations[annotation]; text == "" || json.Unmarshal([]byte(text), &args) != nil {
+				continue
+			}
+			c := corev1.Container{Args: args}
+			by := "the annotation " + annotation + " of node " + n.Name
+			if off, given := argument(c, "disable-kube-proxy"); given && off != "false" {
+				return []clue{{Proxy: Proxy{Mode: ProxyNone, By: by}}}, nil
+			}
+			if node != "" && n.Name != node {
+				continue
+			}
+			mode := ""
+			for i, a := range args { // --kube-proxy-arg=proxy-mode=ipvs, or in two or three words
+				value, found := strings.CutPrefix(strings.TrimLeft(a, "-"), "kube-proxy-arg")
+				if value = strings.TrimPrefix(value, "="); !found || !strings.HasPrefix(a, "-") {
+					continue
+				}
+				if value == "" && i+1 < len(args) {
+					value = args[i+1]
+				}
+				if m, ok := strings.CutPrefix(strings.TrimLeft(value, "-"), "proxy-mode="); ok {
+					mode = m
+				}
+			}
+			own = append(own, clue{Proxy: proxyByName(mode, by), trace: true})
+		}
+	}
+	return own, nil
+}
+
+// endpoint asks the kube-proxy of a node itself. Mostly it listens on loopback only, or the user may not.
+func (q proxyQuestions) endpoint(ctx context.Context, node string) Proxy {
+	if node == "" {
+		return Proxy{}
+	}
+	ctx, cancel := context.WithTimeout(ctx, endpointTimeout)
+	defer cancel()
+	data, err := q.raw(ctx, fmt.Sprintf("/api/v1/nodes/http:%s:%d/proxy/proxyMode", node, proxyPort))
+	if err != nil {
+		return Proxy{} // that it cannot be asked says nothing
+	}
+	found := proxyByName(strings.TrimSpace(string(data)), "kube-proxy on node "+node)
+	if found.Mode == ProxyUnknown {
+		return Proxy{}
+	}
+	return found
+}
+
+// proxyByName takes a mode as kube-proxy's configuration has it, where none is iptables on Linux.
+func proxyByName(mode, by string) Proxy {
+	switch m := ProxyMode(strings.ToLower(mode)); m {
+	case "":
+		return Proxy{Mode: ProxyIPTables, By: by + " (the default)"}
+	case ProxyIPTables, ProxyNFTables, ProxyIPVS:
+		return Proxy{Mode: m, By: by}
+	}
+	return Proxy{Mode: ProxyUnknown, By: fmt.Sprintf("%s says %q", by, mode)}
+}
+
+// runs reports whether a container is the program: by its name, or by its command.
+func runs(c corev1.Container, program string) bool {
+	if c.Name == program {
+		return true
+	}
+	return slices.ContainsFunc(words(c), func(w string) bool { return w == program || strings.HasSuffix(w, "/"+program) })
+}
+
+// words are a container's command line, also of a shell's in it.
+func words(c corev1.Container) []string {
+	var out []string
+	for _, part := range slices.Concat(c.Command, c.Args) {
+		out = append(out, strings.Fields(part)...)
+	}
+	return out
+}
+
+// argument is the value of a flag: after an equals sign, or the next word unless that is a flag.
+func argument(c corev1.Container, name string) (value string, given bool) {
+	all := words(c)
+	for i, w := range all {
+		flag, rest, equals := strings.Cut(strings.TrimLeft(w, "-"), "=")
+		if flag != name || !strings.HasPrefix(w, "-") {
+			continue
+		}
+		if !equals && i+1 < len(all) && !strings.HasPrefix(all[i+1], "-") {
+			rest = all[i+1]
+		}
+		value, given = strings.Trim(rest, `"'`), true // the last one counts
+	}
+	return value, given
+}
+
+func variable(c corev1.Container, name string) string {
+	for _, e := range c.Env {
+		if e.Name == name {
+			return strings.ToLower(e.Value)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,42 @@
+package gateway
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+)
+
+// tunPath is where pkg/tun opens the device.
+const tunPath = "/dev/net/tun"
+
+// ensureTUN makes sure that TUN devices can be made: it makes the node file where a container has none, and opens it, which
+// is what the runtime's device rules may forbid. Its errors are final for this container.
+func ensureTUN(path string) error {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return api.Errorf(api.ExitNoTUN, "making the directory of %s: %w", path, err)
+		}
+		const major, minor = 10, 200 // devices.txt of the kernel
+		err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(major, minor)))
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return api.Errorf(api.ExitNoTUN, "making %s: %w; the container needs the capability MKNOD", path, err)
+		}
+	} else if err != nil {
+		return api.Errorf(api.ExitNoTUN, "looking for %s: %w", path, err)
+	}
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return api.Errorf(api.ExitNoTUN, "opening %s: %w; the container runtime's device rules forbid it, as those of runc 1.2.0 to 1.2.3 do", path, err)
+	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		return api.Errorf(api.ExitNoTUN, "opening %s: %w; the node's kernel has no TUN devices, which `modprobe tun` on it may change", path, err)
+	case err != nil:
+		return api.Errorf(api.ExitNoTUN, "opening %s: %w", path, err)
+	}
+	return unix.Close(fd)
+}

@@ -1,0 +1,196 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/coreos/go-iptables/iptables"
+
+	"kubevpn/internal/api"
+)
+
+// lockWait is for how many seconds another program may hold the lock of iptables.
+const lockWait = 5
+
+// Our chains. Every rule of ours is in one of them, except the two jumps.
+const (
+	natChain    = "KUBEVPN-POSTROUTING"
+	mangleChain = "KUBEVPN-FORWARD"
+)
+
+// hook is where one of our chains is entered.
+type hook struct{ table, base, chain string }
+
+var hooks = []hook{{"nat", "POSTROUTING", natChain}, {"mangle", "FORWARD", mangleChain}}
+
+// A rule in one of our chains.
+type rule struct {
+	table, chain string
+	spec         []string
+}
+
+func (r rule) equal(o rule) bool {
+	return r.table == o.table && r.chain == o.chain && slices.Equal(r.spec, o.spec)
+}
+
+// family is iptables or ip6tables, and what is set by it.
+type family struct {
+	tables *iptables.IPTables
+	ipv6   bool
+	have   []rule
+}
+
+// firewall sets the rules by which the pod's kernel masquerades what comes out of the TUN device. It is not safe for
+// concurrent use.
+type firewall struct {
+	backend string // "nft" or "legacy"
+	v4, v6  *family
+	noV6    string // why v6 is nil
+}
+
+// backends in the order of preference. legacy is for kernels without NF_TABLES_IPV4; it needs NET_RAW, for the raw
+// socket through which it speaks to the kernel.
+var backends = []string{"nft", "legacy"}
+
+// openFirewall finds the backend that works here, by setting and listing what will be set, and so removes what an
+// earlier gateway left, which found the same. programs is the directory of iptables-nft and its like.
+func openFirewall(programs string, log *slog.Logger) (*firewall, error) {
+	var errs []error
+	for _, backend := range backends {
+		v4, err := openFamily(programs, backend, false)
+		if err != nil {
+			log.Info("this backend of iptables does not work here", "backend", backend, "err", err)
+			errs = append(errs, fmt.Errorf("iptables-%s: %w", backend, err))
+			continue
+		}
+		f := &firewall{backend: backend, v4: v4}
+		if f.v6, err = openFamily(programs, backend, true); err != nil {
+			f.noV6 = fmt.Sprintf("ip6tables-%s does not work: %v", backend, err)
+		}
+		return f, nil
+	}
+	return nil, api.Errorf(api.ExitNetwork, "no backend of iptables can masquerade here: %w", errors.Join(errs...))
+}
+
+func open(programs, backend string, ipv6 bool) (*iptables.IPTables, error) {
+	name, protocol := "iptables-"+backend, iptables.ProtocolIPv4
+	if ipv6 {
+		name, protocol = "ip6tables-"+backend, iptables.ProtocolIPv6
+	}
+	return iptables.New(iptables.Path(filepath.Join(programs, name)), iptables.IPFamily(protocol), iptables.Timeout(lockWait))
+}
+
+// openFamily returns a family that can do all that will be asked of it: it sets the rules for a network of
+// documentation, lists them, and removes them, and with them what was there before.
+func openFamily(programs, backend string, ipv6 bool) (*family, error) {
+	tables, err := open(programs, backend, ipv6)
+	if err != nil {
+		return nil, err
+	}
+	f := &family{tables: tables, ipv6: ipv6}
+	try := netip.MustParsePrefix("192.0.2.0/24")
+	if ipv6 {
+		try = netip.MustParsePrefix("2001:db8::/32")
+	}
+	err = f.set([]netip.Prefix{try})
+	if err == nil {
+		err = f.check(try)
+	}
+	if err := errors.Join(err, f.remove()); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// check lists our chain in nat, and wants the rule for network to be there.
+func (f *family) check(network netip.Prefix) error {
+	lines, err := f.tables.List("nat", natChain)
+	if err != nil {
+		return fmt.Errorf("listing %s: %w", natChain, err)
+	}
+	if !slices.ContainsFunc(lines, func(l string) bool {
+		return strings.Contains(l, network.String()) && strings.Contains(l, "MASQUERADE")
+	}) {
+		return fmt.Errorf("a rule that was set is not listed: %q", lines)
+	}
+	return nil
+}
+
+// rules are all of ours for these networks. What laptops send leaves the pod with the pod's address, so that answers
+// find back without anybody else's routes; and TCP's segments are held to what the path takes, in both directions.
+func (f *family) rules(networks []netip.Prefix) []rule {
+	var all []rule
+	for _, n := range networks {
+		if n.Addr().Is6() == f.ipv6 {
+			all = append(all, rule{"nat", natChain, []string{"-s", n.String(), "!", "-o", device,
+				"-m", "comment", "--comment", "kubevpn: laptops leave with the address of the pod", "-j", "MASQUERADE"}})
+		}
+	}
+	for _, direction := range []string{"-i", "-o"} {
+		all = append(all, rule{"mangle", mangleChain, []string{direction, device, "-p", "tcp", "-m", "tcp", "--tcp-flags", "SYN,RST", "SYN",
+			"-m", "comment", "--comment", "kubevpn: segments fit the path", "-j", "TCPMSS", "--clamp-mss-to-pmtu"}})
+	}
+	return all
+}
+
+func (h hook) jump() []string {
+	return []string{"-m", "comment", "--comment", "kubevpn: the chain of its gateway", "-j", h.chain}
+}
+
+// set makes the rules those for networks. New rules come before old ones go.
+func (f *family) set(networks []netip.Prefix) error {
+	for _, h := range hooks {
+		if len(f.have) > 0 {
+			break
+		}
+		if err := f.tables.ClearChain(h.table, h.chain); err != nil { // which makes it
+			return fmt.Errorf("making the chain %s in %s: %w", h.chain, h.table, err)
+		}
+		if err := f.tables.InsertUnique(h.table, h.base, 1, h.jump()...); err != nil {
+			return fmt.Errorf("entering the chain %s from %s of %s: %w", h.chain, h.base, h.table, err)
+		}
+	}
+	want := f.rules(networks)
+	for _, r := range want {
+		if slices.ContainsFunc(f.have, r.equal) {
+			continue
+		}
+		if err := f.tables.Append(r.table, r.chain, r.spec...); err != nil {
+			return fmt.Errorf("adding a rule to %s: %w", r.chain, err)
+		}
+	}
+	for _, r := range f.have {
+		if slices.ContainsFunc(want, r.equal) {
+			continue
+		}
+		if err := f.tables.Delete(r.table, r.chain, r.spec...); err != nil {
+			return fmt.Errorf("removing a rule from %s: %w", r.chain, err)
+		}
+	}
+	f.have = want
+	return nil
+}
+
+// remove removes the jumps and the chains, whoever made them.
+func (f *family) remove() error {
+	var errs []error
+	for _, h := range hooks {
+		there, err := f.tables.ChainExists(h.table, h.chain)
+		if err == nil && there {
+			err = errors.Join(
+				f.tables.DeleteIfExists(h.table, h.base, h.jump()...),
+				f.tables.ClearAndDeleteChain(h.table, h.chain),
+			)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("removing the chain %s from %s: %w", h.chain, h.table, err))
+		}
+	}
+	f.have = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,205 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+)
+
+const (
+	// lockSocket is an abstract unix socket that a gateway holds as long as it lives: there is one in a pod.
+	lockSocket = "@kubevpn-gateway-lock"
+	// lockFile is where iptables-legacy locks. Its own place, /run, is read-only in our container; /dev never is.
+	lockFile = "/dev/kubevpn-xtables.lock"
+	// programs is the directory of iptables-nft and its like.
+	programs = "/usr/sbin"
+	// maxLine bounds a line of the manager's.
+	maxLine = 64 << 10
+
+	// The wait before the manager is dialled again grows from first to last.
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 2 * time.Second
+	// sendTimeout bounds the manager's taking what it is sent.
+	sendTimeout = 10 * time.Second
+)
+
+func run(ctx context.Context, log *slog.Logger) error {
+	if err := os.Setenv("XTABLES_LOCKFILE", lockFile); err != nil {
+		return fmt.Errorf("choosing the lock of iptables: %w", err)
+	}
+	return (&gateway{log: log, tun: tunPath, programs: programs}).run(ctx)
+}
+
+// gateway serves one manager after the other. All that it does to the network namespace it does in run's goroutine.
+type gateway struct {
+	log      *slog.Logger
+	tun      string // path of the TUN devices' file
+	programs string
+}
+
+// run serves until ctx ends, and then returns nil. It returns an error when this container can never serve.
+func (g *gateway) run(ctx context.Context) error {
+	var network net.ListenConfig
+	lock, err := network.Listen(ctx, "unix", lockSocket)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return api.Errorf(api.ExitNetstack, "another gateway serves this pod")
+	} else if err != nil {
+		return fmt.Errorf("locking: %w", err)
+	}
+	defer lock.Close()
+	if err := ensureTUN(g.tun); err != nil {
+		return err
+	}
+	if err := removeDevice(); err != nil {
+		return api.Errorf(api.ExitNetwork, "%w", err)
+	}
+	firewall, err := openFirewall(g.programs, g.log)
+	if err != nil {
+		return err
+	}
+	g.log.Info("gateway", "backend", firewall.backend, "ip6tables", firewall.v6 != nil)
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	for retry := time.Duration(firstRetry); ; retry = min(2*retry, lastRetry) {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wait.C:
+		}
+		conn, err := dial(ctx)
+		if err == nil {
+			var served bool
+			if served, err = g.serve(ctx, conn, firewall); served {
+				retry = firstRetry
+			}
+			if err != nil { // what it could not remove on its way out is an error as well
+				g.log.Warn("serving the traffic manager", "err", err)
+			}
+			if ctx.Err() != nil {
+				return err
+			}
+		} else {
+			g.log.Debug("the traffic manager does not listen", "err", err)
+		}
+		wait.Reset(retry)
+	}
+}
+
+func dial(ctx context.Context) (*net.UnixConn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", api.GatewaySocket)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
+}
+
+// serve does what the manager says until its connection ends, and then removes all of it. served says whether the
+// manager had its device.
+func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firewall) (served bool, err error) {
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	lines := bufio.NewScanner(conn)
+	lines.Buffer(nil, maxLine)
+	networks, err := next(lines)
+	if networks == nil {
+		return false, unlessEnded(ctx, err)
+	}
+	n, file, err := openNetwork(firewall, g.log)
+	if err != nil {
+		return false, fmt.Errorf("making the device: %w", err)
+	}
+	defer func() { err = errors.Join(err, n.close()) }()
+	err = n.set(networks.Networks)
+	said := n.state()
+	if err == nil {
+		err = send(conn, said, file)
+	}
+	// From here on the device is the manager's: it goes at once when the manager does.
+	if err := errors.Join(err, file.Close()); err != nil {
+		return false, unlessEnded(ctx, err)
+	}
+	g.log.Info("the traffic manager has the device", "device", device, "mtu", n.mtu, "networks", n.have, "ipv6", n.ipv6, "warnings", n.warnings)
+	for {
+		networks, err := next(lines)
+		if networks == nil {
+			if err = unlessEnded(ctx, err); err == nil && ctx.Err() == nil {
+				g.log.Info("the traffic manager ended the connection")
+			}
+			return true, err
+		}
+		if err := n.set(networks.Networks); err != nil {
+			return true, err
+		}
+		g.log.Info("other networks", "networks", n.have)
+		if now := n.state(); !slices.Equal(now.Addrs, said.Addrs) {
+			if err := send(conn, now, nil); err != nil {
+				return true, unlessEnded(ctx, err)
+			}
+			said = now
+		}
+	}
+}
+
+// next reads the manager's next line. It returns nil at the end, with an error unless it was an orderly one.
+func next(lines *bufio.Scanner) (*api.GatewayNetworks, error) {
+	if !lines.Scan() {
+		if err := lines.Err(); err != nil {
+			return nil, fmt.Errorf("hearing the traffic manager: %w", err)
+		}
+		return nil, nil
+	}
+	var networks api.GatewayNetworks
+	if err := json.Unmarshal(lines.Bytes(), &networks); err != nil {
+		return nil, fmt.Errorf("reading what the traffic manager says: %w", err)
+	}
+	return &networks, nil
+}
+
+// send writes a line, with the device's descriptor if there is a file.
+func send(conn *net.UnixConn, state api.Gateway, file *os.File) error {
+	line, err := json.Marshal(state)
+	if err != nil {
+		return fmt.Errorf("writing the line: %w", err)
+	}
+	line = append(line, '\n')
+	if err := conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
+		return fmt.Errorf("telling the traffic manager: %w", err)
+	}
+	n := 0
+	if file != nil {
+		raw, err := file.SyscallConn()
+		if err != nil {
+			return fmt.Errorf("handing over %s: %w", device, err)
+		}
+		var sent error
+		// Not file.Fd, which makes the descriptor a blocking one, for the manager too.
+		err = raw.Control(func(fd uintptr) { n, _, sent = conn.WriteMsgUnix(line, unix.UnixRights(int(fd)), nil) })
+		if err := errors.Join(err, sent); err != nil {
+			return fmt.Errorf("handing over %s: %w", device, err)
+		}
+	}
+	if _, err := conn.Write(line[n:]); err != nil {
+		return fmt.Errorf("telling the traffic manager: %w", err)
+	}
+	return nil
+}
+
+// unlessEnded drops the error that ending ctx causes.
+func unlessEnded(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,520 @@
+package gateway
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/packet"
+	"kubevpn/pkg/tun"
+	"kubevpn/pkg/tun/tuntest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 15 * time.Second
+
+var (
+	network4 = netip.MustParsePrefix("198.19.0.0/16")
+	network6 = netip.MustParsePrefix("fd50:1::/48")
+	laptop4  = netip.MustParseAddr("198.19.3.7")
+	laptop6  = netip.MustParseAddr("fd50:1::7")
+	peer4    = netip.MustParseAddr("10.9.0.1")
+	peer6    = netip.MustParseAddr("fd09::1")
+)
+
+// newPod makes a network namespace as a pod's: a link to another, of MTU 1400, with a default route of both families,
+// and no forwarding. The other one has no route to laptops.
+func newPod(t *testing.T) (pod, peer *tuntest.Namespace) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "ip", "iptables-nft", "iptables-legacy", "sh")
+	pod, peer = tuntest.NewNamespace(t), tuntest.NewNamespace(t)
+	var inside *os.File
+	if err := peer.Do(func() (err error) { inside, err = os.Open("/proc/thread-self/ns/net"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer inside.Close()
+	// ip wants the namespace by a path, and a program that we start has its own /proc/self.
+	other := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), inside.Fd())
+	pod.Run("ip", "link", "add", "eth0", "mtu", "1400", "type", "veth", "peer", "name", "eth0", "netns", other)
+	for _, s := range []struct {
+		ns     *tuntest.Namespace
+		v4, v6 string
+	}{{pod, "10.9.0.2/24", "fd09::2/64"}, {peer, peer4.String() + "/24", peer6.String() + "/64"}} {
+		s.ns.Run("ip", "addr", "add", s.v4, "dev", "eth0")
+		s.ns.Run("ip", "addr", "add", s.v6, "dev", "eth0", "nodad")
+		s.ns.Run("ip", "link", "set", "eth0", "up")
+	}
+	peer.Run("ip", "link", "set", "eth0", "mtu", "1500")
+	pod.Run("ip", "route", "add", "default", "via", peer4.String())
+	pod.Run("ip", "route", "add", "default", "via", peer6.String())
+	pod.Run("sh", "-c", "echo 0 >/proc/sys/net/ipv4/conf/all/forwarding; echo 0 >/proc/sys/net/ipv4/conf/default/forwarding; echo 0 >/proc/sys/net/ipv6/conf/all/forwarding")
+	return pod, peer
+}
+
+// manager plays the traffic manager's part.
+type manager struct {
+	t        *testing.T
+	listener *net.UnixListener
+}
+
+func newManager(t *testing.T, pod *tuntest.Namespace) *manager {
+	t.Helper()
+	m := &manager{t: t}
+	if err := pod.Do(func() (err error) {
+		m.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: api.GatewaySocket, Net: "unix"})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.listener.Close() })
+	return m
+}
+
+func say(t *testing.T, conn *net.UnixConn, networks ...netip.Prefix) {
+	t.Helper()
+	if err := json.NewEncoder(conn).Encode(api.GatewayNetworks{Networks: networks}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// accept takes a gateway and gets the device from it.
+func (m *manager) accept(networks ...netip.Prefix) (*net.UnixConn, tun.Device, api.Gateway) {
+	m.t.Helper()
+	m.listener.SetDeadline(time.Now().Add(patience))
+	conn, err := m.listener.AcceptUnix()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { conn.Close() })
+	say(m.t, conn, networks...)
+	conn.SetReadDeadline(time.Now().Add(patience))
+	line, control := make([]byte, 4096), make([]byte, 100)
+	n, cn, _, _, err := conn.ReadMsgUnix(line, control)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:cn])
+	if err != nil || len(messages) != 1 {
+		m.t.Fatalf("with the line come %d messages, %v: %s", len(messages), err, line[:n])
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var state api.Gateway
+	if err := json.Unmarshal(line[:n], &state); err != nil {
+		m.t.Fatalf("%v: %q", err, line[:n])
+	}
+	if !bytes.HasSuffix(line[:n], []byte("\n")) {
+		m.t.Errorf("not a line: %q", line[:n])
+	}
+	dev, err := tun.Adopt(os.NewFile(uintptr(fds[0]), device), device, state.MTU)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { dev.Close() })
+	return conn, dev, state
+}
+
+// start runs a gateway in the pod. end ends it and returns what it returned.
+func start(t *testing.T, pod *tuntest.Namespace, programs string) (end func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	g := &gateway{log: slog.New(slog.NewTextHandler(t.Output(), nil)), tun: tunPath, programs: programs}
+	go func() { done <- pod.Do(func() error { return g.run(ctx) }) }()
+	var result error
+	ended := false
+	end = func() error {
+		cancel()
+		if !ended {
+			select {
+			case result = <-done:
+			case <-time.After(patience):
+				t.Error("the gateway does not end")
+			}
+			ended = true
+		}
+		return result
+	}
+	t.Cleanup(func() { end() })
+	return end
+}
+
+// onlyBackend is a directory with the programs of one backend.
+func onlyBackend(t *testing.T, backend string) string {
+	dir := t.TempDir()
+	for _, name := range []string{"iptables-" + backend, "ip6tables-" + backend} {
+		path, err := exec.LookPath(name)
+		if err == nil {
+			err = os.Symlink(path, filepath.Join(dir, name))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// trace is all that a gateway changes, as programs show it.
+func trace(t *testing.T, pod *tuntest.Namespace) string {
+	t.Helper()
+	out, err := pod.Output("sh", "-c", `ip -o link | sed 's/@.*//'; ip route | sed 's/ linkdown//'; ip -6 route | grep -v fe80 | sed 's/ linkdown//'; ip -o addr | grep -v fe80
+for b in iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy; do for t in nat mangle; do $b -t $t -S | grep KUBEVPN; done; done 2>&1 | grep -v '# Warning'
+cat /proc/sys/net/ipv4/conf/eth0/forwarding /proc/sys/net/ipv6/conf/all/forwarding /proc/sys/net/ipv6/conf/eth0/accept_ra`)
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return out
+}
+
+// eventually looks until the trace is want.
+func eventually(t *testing.T, pod *tuntest.Namespace, want string) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		got := trace(t, pod)
+		if got == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left (-want +got):\n%s", cmp.Diff(want, got))
+		}
+	}
+}
+
+func TestGateway(t *testing.T) {
+	for _, backend := range backends {
+		t.Run(backend, func(t *testing.T) {
+			pod, peer := newPod(t)
+			before := trace(t, pod)
+			m := newManager(t, pod)
+			end := start(t, pod, onlyBackend(t, backend))
+
+			conn, dev, state := m.accept(network4, network6)
+			want := api.Gateway{
+				MTU: 1400, IPv4: true, IPv6: true, Backend: backend,
+				Addrs: []netip.Addr{netip.MustParseAddr("198.19.0.1"), netip.MustParseAddr("fd50:1::1")},
+			}
+			if d := cmp.Diff(want, state, cmpopts.EquateComparable(netip.Addr{})); d != "" {
+				t.Errorf("the gateway says (-want +got):\n%s", d)
+			}
+			// peer has no route to the laptop: an answer means that the pod's address was put in its place.
+			ping(t, dev, laptop4, peer4)
+			ping(t, dev, laptop6, peer6)
+			if mss := handshake(t, dev, peer, laptop4, peer4); mss != 1360 {
+				t.Errorf("the MSS of peer's SYN-ACK is %d, want 1360: what the pod's 1400 bytes take", mss)
+			}
+
+			say(t, conn, netip.MustParsePrefix("100.96.0.0/16"))
+			var other api.Gateway
+			if err := json.NewDecoder(conn).Decode(&other); err != nil || !slices.Equal(other.Addrs, []netip.Addr{netip.MustParseAddr("100.96.0.1")}) {
+				t.Errorf("of other networks it says %+v, %v", other, err)
+			}
+			waitFor(t, pod, "100.96.0.0/16 dev kubevpn0", "-s 100.96.0.0/16 ! -o kubevpn0")
+			ping(t, dev, netip.MustParseAddr("100.96.0.9"), peer4)
+			if now := trace(t, pod); strings.Contains(now, "198.19.") || strings.Contains(now, "fd50:") {
+				t.Errorf("networks that are none any more:\n%s", now)
+			}
+
+			// The manager goes, and with it everything; it comes back, and gets a new device.
+			conn.Close()
+			eventually(t, pod, before)
+			conn, dev, _ = m.accept(network4)
+			ping(t, dev, laptop4, peer4)
+			// It dies: its descriptors are closed in no order.
+			dev.Close()
+			conn.Close()
+			eventually(t, pod, before)
+			_, dev, _ = m.accept(network4)
+			ping(t, dev, laptop4, peer4)
+
+			// The gateway ends while the manager still has everything.
+			if err := end(); err != nil {
+				t.Errorf("it ends with %v", err)
+			}
+			if d := cmp.Diff(before, trace(t, pod)); d != "" {
+				t.Errorf("left (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// waitFor looks until the trace contains all of these.
+func waitFor(t *testing.T, pod *tuntest.Namespace, want ...string) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		got := trace(t, pod)
+		if !slices.ContainsFunc(want, func(w string) bool { return !strings.Contains(got, w) }) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%q are not all in\n%s", want, got)
+		}
+	}
+}
+
+// A gateway that was killed has removed nothing, and the manager may not have closed the device.
+func TestAfterAKill(t *testing.T) {
+	pod, _ := newPod(t)
+	before := trace(t, pod)
+	log := slog.New(slog.DiscardHandler)
+	if err := pod.Do(func() error {
+		firewall, err := openFirewall(onlyBackend(t, "nft"), log)
+		if err != nil {
+			return err
+		}
+		n, file, err := openNetwork(firewall, log)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { file.Close() })
+		return n.set([]netip.Prefix{network4})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if now := trace(t, pod); !strings.Contains(now, natChain) || !strings.Contains(now, device) {
+		t.Fatalf("nothing is left:\n%s", now)
+	}
+	end := start(t, pod, programs)
+	m := newManager(t, pod)
+	_, dev, _ := m.accept(network4)
+	ping(t, dev, laptop4, peer4)
+	if err := end(); err != nil {
+		t.Error(err)
+	}
+	// What the killed one turned on stays on: nobody remembers that it was off.
+	without := func(s string) []string {
+		return slices.DeleteFunc(strings.Split(s, "\n"), func(l string) bool { return l == "0" || l == "1" || l == "2" })
+	}
+	if d := cmp.Diff(without(before), without(trace(t, pod))); d != "" {
+		t.Errorf("left (-want +got):\n%s", d)
+	}
+}
+
+func TestOneInAPod(t *testing.T) {
+	pod, _ := newPod(t)
+	m := newManager(t, pod)
+	start(t, pod, programs)
+	_, dev, _ := m.accept(network4)
+	err := pod.Do(func() error {
+		return (&gateway{log: slog.New(slog.DiscardHandler), tun: tunPath, programs: programs}).run(t.Context())
+	})
+	if err == nil || !strings.Contains(err.Error(), "another gateway") {
+		t.Errorf("a second one: %v", err)
+	}
+	ping(t, dev, laptop4, peer4)
+}
+
+func TestCannotServe(t *testing.T) {
+	pod, _ := newPod(t)
+	for _, tt := range []struct {
+		name string
+		g    gateway
+		code api.ExitCode
+		want string
+	}{
+		{"no_device_directory", gateway{tun: "/proc/none/tun", programs: programs}, api.ExitNoTUN, "/proc/none/tun"},
+		{"no_iptables", gateway{tun: tunPath, programs: t.TempDir()}, api.ExitNetwork, "no backend of iptables"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.g.log = slog.New(slog.DiscardHandler)
+			err := pod.Do(func() error { return tt.g.run(t.Context()) })
+			if e := api.AsError(err); e == nil || e.Code != tt.code || !strings.Contains(e.Message, tt.want) {
+				t.Errorf("%+v, want code %d and %q", e, tt.code, tt.want)
+			}
+		})
+	}
+}
+
+func TestEnsureTUN(t *testing.T) {
+	testenv.NeedRoot(t)
+	path := filepath.Join(t.TempDir(), "net", "tun")
+	for range 2 { // once to make it, once to find it
+		if err := ensureTUN(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var s unix.Stat_t
+	if err := unix.Stat(path, &s); err != nil || s.Mode != unix.S_IFCHR|0o600 || unix.Major(s.Rdev) != 10 || unix.Minor(s.Rdev) != 200 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// A family whose rules vanish is not believed.
+func TestBackendThatDoesNothing(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
+		script := "#!/bin/sh\n[ \"$1\" = --version ] && echo 'iptables v1.8.9 (nf_tables)'\nexit 0\n"
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := openFirewall(dir, slog.New(slog.DiscardHandler))
+	if e := api.AsError(err); e == nil || e.Code != api.ExitNetwork || strings.Count(e.Message, "not listed") != 2 {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	for _, tt := range []struct{ network, want string }{
+		{"198.19.0.0/16", ""}, {"198.18.0.0/16", ""}, {"100.96.0.0/16", ""}, {"10.0.0.0/8", ""}, {"fd50:1::/48", ""},
+		{"0.0.0.0/0", "none of"}, {"::/0", "none of"}, {"8.8.8.0/24", "none of"}, {"127.0.0.0/8", "none of"}, {"198.0.0.0/8", "none of"},
+		{"169.254.0.0/16", "none of"}, {"2001:db8::/32", "none of"}, {"198.19.0.1/16", "not a network"}, {"::ffff:10.0.0.0/104", "not a network"},
+		{"10.0.0.0/31", "too small"}, {"10.0.0.1/32", "too small"},
+	} {
+		t.Run(strings.NewReplacer("/", "-", ":", "_").Replace(tt.network), func(t *testing.T) {
+			err := check([]netip.Prefix{netip.MustParsePrefix(tt.network)})
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("%v, want %q", err, tt.want)
+			}
+		})
+	}
+	if err := check(make([]netip.Prefix, 65)); err == nil {
+		t.Error("65 networks were taken")
+	}
+	if err := check([]netip.Prefix{{}}); err == nil {
+		t.Error("no network was taken for one")
+	}
+}
+
+func TestNext(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"nothing", "", "<nil> <nil>"},
+		{"garbage", "{\n", "reading what the traffic manager says"},
+		{"not_a_prefix", `{"networks":["x"]}` + "\n", "reading what the traffic manager says"},
+		{"too_long", strings.Repeat(" ", maxLine+1), "hearing the traffic manager"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			lines := bufio.NewScanner(strings.NewReader(tt.text))
+			lines.Buffer(nil, maxLine)
+			networks, err := next(lines)
+			if got := fmt.Sprint(networks, err); !strings.Contains(got, tt.want) {
+				t.Errorf("%s, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// ping sends an echo request into the device and waits for the answer.
+func ping(t *testing.T, dev tun.Device, src, dst netip.Addr) {
+	t.Helper()
+	request, reply, proto := byte(8), byte(0), uint8(packet.ProtoICMP)
+	if src.Is6() {
+		request, reply, proto = 128, 129, packet.ProtoICMPv6
+	}
+	echo := []byte{request, 0, 0, 0, 0x12, 0x34, 0, 1, 'h', 'i'}
+	var pseudo []byte
+	if src.Is6() {
+		pseudo = pseudoHeader(src, dst, len(echo), proto)
+	}
+	binary.BigEndian.PutUint16(echo[2:], checksum(pseudo, echo))
+	write(t, dev, src, dst, proto, echo)
+	got := readTo(t, dev, dst, src)
+	if got[0] != reply || !bytes.Equal(got[4:], echo[4:]) {
+		t.Errorf("%v answers %x", dst, got)
+	}
+}
+
+// handshake sends a SYN into the device and returns the MSS of the answer, which promises more than the way takes.
+func handshake(t *testing.T, dev tun.Device, peer *tuntest.Namespace, src, dst netip.Addr) uint16 {
+	t.Helper()
+	var listener net.Listener
+	if err := peer.Do(func() (err error) { listener, err = net.Listen("tcp", dst.String()+":0"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := listener.Addr().(*net.TCPAddr).Port
+	syn := make([]byte, 24)
+	binary.BigEndian.PutUint16(syn, 4000)
+	binary.BigEndian.PutUint16(syn[2:], uint16(port))
+	syn[12], syn[13] = 6<<4, 2
+	binary.BigEndian.PutUint16(syn[14:], 65535)
+	copy(syn[20:], []byte{2, 4, 0xff, 0xd7})
+	binary.BigEndian.PutUint16(syn[16:], checksum(pseudoHeader(src, dst, len(syn), packet.ProtoTCP), syn))
+	write(t, dev, src, dst, packet.ProtoTCP, syn)
+	got := readTo(t, dev, dst, src)
+	if got[13] != 0x12 {
+		t.Fatalf("the answer to a SYN is %x", got)
+	}
+	for options := got[20 : int(got[12]>>4)*4]; len(options) > 3; {
+		switch options[0] {
+		case 2:
+			return binary.BigEndian.Uint16(options[2:])
+		case 1:
+			options = options[1:]
+		default:
+			options = options[options[1]:]
+		}
+	}
+	t.Fatalf("no MSS in %x", got)
+	return 0
+}
+
+func write(t *testing.T, dev tun.Device, src, dst netip.Addr, proto uint8, payload []byte) {
+	t.Helper()
+	ip := packet.Outgoing{Src: src, Dst: dst, Proto: proto, PayloadLen: len(payload)}
+	if err := dev.Writev([][]byte{make([]byte, packet.VirtioLen), ip.Append(nil), payload}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readTo reads the next packet from src to dst. The kernel sends others of its own.
+func readTo(t *testing.T, dev tun.Device, src, dst netip.Addr) []byte {
+	t.Helper()
+	dev.(interface{ SetReadDeadline(time.Time) error }).SetReadDeadline(time.Now().Add(patience))
+	buf := make([]byte, tun.MinRead)
+	for {
+		n, err := dev.Read(buf)
+		if err != nil {
+			t.Fatalf("waiting for what %v says to %v: %v", src, dst, err)
+		}
+		h, err := packet.Parse(buf[packet.VirtioLen:n])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Src == src && h.Dst == dst {
+			return buf[packet.VirtioLen:n][h.HeaderLen:h.Len]
+		}
+	}
+}
+
+func pseudoHeader(src, dst netip.Addr, n int, proto byte) []byte {
+	b := append(src.AsSlice(), dst.AsSlice()...)
+	return append(binary.BigEndian.AppendUint32(b, uint32(n)), 0, 0, 0, proto)
+}
+
+func checksum(parts ...[]byte) uint16 {
+	var sum uint32
+	for _, p := range parts { // each of even length
+		for i := 0; i < len(p); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(p[i:]))
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}

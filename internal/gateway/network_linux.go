@@ -1,0 +1,339 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/tun"
+)
+
+// device is the TUN device's name.
+const device = "kubevpn0"
+
+// sysctlRoot is where sysctls are; in a container without privilege they can only be read.
+const sysctlRoot = "/proc/sys/net"
+
+// network is what the gateway has set in the pod's network namespace for one connection of the manager's. Its methods
+// act on the calling thread's namespace, one after the other.
+type network struct {
+	log      *slog.Logger
+	firewall *firewall
+	link     netlink.Link
+	mtu      int
+	ipv6     bool
+	warnings []string
+	have     []netip.Prefix
+	undo     []func() error // of forwarding, to be called in reverse
+}
+
+// openNetwork makes the TUN device, up and without addresses, and turns on forwarding. The file is the device's: it
+// goes when the last copy of it is closed. When there is an error, nothing is left.
+func openNetwork(firewall *firewall, log *slog.Logger) (_ *network, _ *os.File, err error) {
+	n := &network{log: log, firewall: firewall}
+	if err := removeDevice(); err != nil {
+		return nil, nil, err
+	}
+	uplinks, err := defaultLinks()
+	if err != nil {
+		return nil, nil, err
+	}
+	n.mtu = 1500
+	if len(uplinks) > 0 {
+		n.mtu = slices.MinFunc(uplinks, func(a, b netlink.Link) int { return a.Attrs().MTU - b.Attrs().MTU }).Attrs().MTU
+	} else {
+		n.warnings = append(n.warnings, "the pod has no default route")
+	}
+	file, err := tun.Create(device, n.mtu)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.close(), file.Close())
+		}
+	}()
+	if n.link, err = netlink.LinkByName(device); err != nil {
+		return nil, nil, fmt.Errorf("looking for %s: %w", device, err)
+	}
+	// No link-local address: nobody on this link solicits routers or neighbours.
+	if err := netlink.LinkSetIP6AddrGenMode(n.link, nl.IN6_ADDR_GEN_MODE_NONE); err != nil {
+		log.Debug("the kernel gives the device a link-local address", "err", err) // one without IPv6 gives none either
+	}
+	if err := netlink.LinkSetUp(n.link); err != nil {
+		return nil, nil, fmt.Errorf("bringing %s up: %w", device, err)
+	}
+	if err := n.forward4(); err != nil {
+		return nil, nil, err
+	}
+	n.forward6(uplinks)
+	return n, file, nil
+}
+
+// removeDevice removes a device of ours that its maker, killed, has left to the manager.
+func removeDevice() error {
+	link, err := netlink.LinkByName(device)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("looking for %s: %w", device, err)
+	}
+	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("removing %s: %w", device, err)
+	}
+	return nil
+}
+
+// defaultLinks are the links of the default routes.
+func defaultLinks() ([]netlink.Link, error) {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("listing routes: %w", err)
+	}
+	var links []netlink.Link
+	for _, r := range routes {
+		if ones := 0; r.Dst != nil {
+			if ones, _ = r.Dst.Mask.Size(); ones > 0 {
+				continue
+			}
+		}
+		if r.LinkIndex == 0 || slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == r.LinkIndex }) {
+			continue // of several hops, or seen
+		}
+		l, err := netlink.LinkByIndex(r.LinkIndex)
+		if err != nil {
+			return nil, fmt.Errorf("looking for the link of a default route: %w", err)
+		}
+		links = append(links, l)
+	}
+	return links, nil
+}
+
+// forward4 turns on IPv4 forwarding on every link of the pod, the device among them. A packet is forwarded if the link
+// that it comes in by forwards.
+func (n *network) forward4() error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("listing links: %w", err)
+	}
+	for _, l := range links {
+		attrs := l.Attrs()
+		if attrs.Name == "lo" {
+			continue
+		}
+		file := filepath.Join(sysctlRoot, "ipv4/conf", attrs.Name, "forwarding")
+		if value, err := readSysctl(file); err != nil {
+			return fmt.Errorf("reading whether %s forwards: %w", attrs.Name, err)
+		} else if value == "1" {
+			continue
+		}
+		if err := setForwarding4(attrs.Index, 1); err != nil {
+			return fmt.Errorf("turning on IPv4 forwarding on %s: %w", attrs.Name, err)
+		}
+		if attrs.Name != device { // which goes
+			n.undo = append(n.undo, func() error { return setForwarding4(attrs.Index, 0) })
+		}
+		n.log.Info("IPv4 forwarding was off", "link", attrs.Name)
+	}
+	return nil
+}
+
+// setForwarding4 sets a link's sysctl forwarding by rtnetlink, which asks for NET_ADMIN only, and not for a /proc/sys
+// that can be written.
+func setForwarding4(index int, value uint32) error {
+	const ( // of linux/if_link.h and linux/ip.h
+		iflaInetConf        = 1
+		ipv4DevconfForwards = 1
+	)
+	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	header.Index = int32(index)
+	request.AddData(header)
+	families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+	families.AddRtAttr(unix.AF_INET, nil).AddRtAttr(iflaInetConf, nil).AddRtAttr(ipv4DevconfForwards, nl.Uint32Attr(value))
+	request.AddData(families)
+	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// forward6 turns on IPv6 forwarding where it can. rtnetlink cannot set it, only /proc/sys can.
+func (n *network) forward6(uplinks []netlink.Link) {
+	if !hasIPv6(uplinks) {
+		return // there is nothing to forward to
+	}
+	if n.firewall.v6 == nil {
+		n.warnings = append(n.warnings, "IPv6 is not carried: "+n.firewall.noV6)
+		return
+	}
+	all := filepath.Join(sysctlRoot, "ipv6/conf/all/forwarding")
+	value, err := readSysctl(all)
+	if err == nil && value != "1" {
+		for _, l := range uplinks {
+			// 1 means: unless it forwards. The pod's own default route may be a router's advertisement.
+			file := filepath.Join(sysctlRoot, "ipv6/conf", l.Attrs().Name, "accept_ra")
+			if accept, _ := readSysctl(file); accept == "1" && err == nil {
+				err = n.setSysctl(file, "2", accept)
+			}
+		}
+		if err == nil {
+			err = n.setSysctl(all, "1", value)
+		}
+	}
+	if err != nil {
+		n.warnings = append(n.warnings, fmt.Sprintf("IPv6 is not carried: net.ipv6.conf.all.forwarding is off in the pod and cannot be set: %v", err))
+		return
+	}
+	n.ipv6 = true
+}
+
+// hasIPv6 reports whether one of the links has a global IPv6 address.
+func hasIPv6(links []netlink.Link) bool {
+	for _, l := range links {
+		addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
+		if err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.Scope == unix.RT_SCOPE_UNIVERSE }) {
+			return true
+		}
+	}
+	return false
+}
+
+func readSysctl(file string) (string, error) {
+	text, err := os.ReadFile(file)
+	return strings.TrimSpace(string(text)), err
+}
+
+func (n *network) setSysctl(file, value, before string) error {
+	if err := os.WriteFile(file, []byte(value), 0); err != nil {
+		return err
+	}
+	n.undo = append(n.undo, func() error {
+		err := os.WriteFile(file, []byte(before), 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // its link is gone
+		}
+		return err
+	})
+	return nil
+}
+
+// check refuses networks that must not be routed to laptops. The manager is not trusted with all that the gateway may:
+// what it can do at worst is to take private networks from its own pod.
+func check(networks []netip.Prefix) error {
+	const most = 64
+	if len(networks) > most {
+		return fmt.Errorf("%d networks, more than %d", len(networks), most)
+	}
+	for _, p := range networks {
+		if !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() {
+			return fmt.Errorf("%v is not a network", p)
+		}
+		if !slices.ContainsFunc(inner, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) }) {
+			return fmt.Errorf("%v is in none of the networks that are nobody's on the internet", p)
+		}
+		// An address for the device, and one for a laptop at least.
+		if p.Bits() > p.Addr().BitLen()-2 {
+			return fmt.Errorf("%v is too small", p)
+		}
+	}
+	return nil
+}
+
+// inner is where inner networks may be: private, shared by carriers, for benchmarks, unique local.
+var inner = []netip.Prefix{
+	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
+	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fc00::/7"),
+}
+
+// set makes the device's addresses, the routes to it and the rules those for networks.
+func (n *network) set(networks []netip.Prefix) error {
+	if err := check(networks); err != nil {
+		return err
+	}
+	want := slices.DeleteFunc(slices.Clone(networks), func(p netip.Prefix) bool { return p.Addr().Is6() && !n.ipv6 })
+	for _, p := range n.have {
+		if slices.Contains(want, p) {
+			continue
+		}
+		if err := netlink.RouteDel(n.route(p)); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("removing the route of %v: %w", p, err)
+		}
+		if err := netlink.AddrDel(n.link, address(p)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("removing %v from %s: %w", first(p), device, err)
+		}
+	}
+	for _, p := range want {
+		if slices.Contains(n.have, p) {
+			continue
+		}
+		if err := netlink.AddrReplace(n.link, address(p)); err != nil {
+			return fmt.Errorf("giving %v to %s: %w", first(p), device, err)
+		}
+		// RouteAdd: a network of the pod's own is not to be taken from it.
+		if err := netlink.RouteAdd(n.route(p)); err != nil {
+			return fmt.Errorf("routing %v to %s: %w", p, device, err)
+		}
+	}
+	n.have = want
+	if err := n.firewall.v4.set(want); err != nil {
+		return err
+	}
+	if n.ipv6 {
+		return n.firewall.v6.set(want)
+	}
+	return nil
+}
+
+// first is the first address of a network after its own: the device's.
+func first(p netip.Prefix) netip.Addr { return p.Addr().Next() }
+
+func address(p netip.Prefix) *netlink.Addr {
+	a := first(p)
+	addr := &netlink.Addr{IPNet: netipx.PrefixIPNet(netip.PrefixFrom(a, a.BitLen()))}
+	if a.Is6() {
+		addr.Flags = unix.IFA_F_NODAD // nobody else is on this link
+	}
+	return addr
+}
+
+func (n *network) route(p netip.Prefix) *netlink.Route {
+	r := &netlink.Route{LinkIndex: n.link.Attrs().Index, Dst: netipx.PrefixIPNet(p), Protocol: unix.RTPROT_STATIC}
+	if p.Addr().Is4() {
+		r.Scope = netlink.SCOPE_LINK
+	}
+	return r
+}
+
+// state is what the manager is told.
+func (n *network) state() api.Gateway {
+	g := api.Gateway{MTU: n.mtu, IPv4: true, IPv6: n.ipv6, Backend: n.firewall.backend, Warnings: n.warnings}
+	for _, p := range n.have {
+		g.Addrs = append(g.Addrs, first(p))
+	}
+	return g
+}
+
+// close removes everything, whoever still has the device's file.
+func (n *network) close() error {
+	err := removeDevice() // its addresses and routes go with it, and nothing comes in any more
+	err = errors.Join(err, n.firewall.v4.remove())
+	if n.firewall.v6 != nil {
+		err = errors.Join(err, n.firewall.v6.remove())
+	}
+	for _, undo := range slices.Backward(n.undo) {
+		err = errors.Join(err, undo())
+	}
+	return err
+}

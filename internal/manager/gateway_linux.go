@@ -1,0 +1,228 @@
+package manager
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/tun"
+)
+
+// listenGateways listens where a gateway is expected. An abstract socket belongs to the pod's network namespace:
+// nobody outside of the pod can connect to it.
+func listenGateways(ctx context.Context, name string) (net.Listener, error) {
+	var network net.ListenConfig
+	return network.Listen(ctx, "unix", name)
+}
+
+// serveGateway has the gateway's device in use until its connection ends. It owns conn. The error is why it ended,
+// nil when the gateway or ctx did.
+func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer conn.Close()
+	socket, ok := conn.(*net.UnixConn)
+	if !ok {
+		return fmt.Errorf("a connection by %s", conn.LocalAddr().Network())
+	}
+	if err := fromRoot(socket); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	// Whatever fails first ends the others by way of the connection.
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	defer func() {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		if errors.Is(err, context.Canceled) || errors.Is(err, io.EOF) {
+			err = nil
+		}
+	}()
+	others.Go(func() {
+		if err := m.tellGateway(ctx, conn); err != nil {
+			cancel(err)
+		}
+	})
+
+	in := &rights{conn: socket}
+	defer in.close()
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxGatewayLine)
+	conn.SetReadDeadline(time.Now().Add(setupTime))
+	about, err := nextGateway(lines)
+	if err != nil {
+		return err
+	}
+	conn.SetReadDeadline(time.Time{})
+	device, err := adopt(in.take(), about.MTU)
+	if err != nil {
+		return err
+	}
+	others.Go(func() {
+		if err := m.router.readGateway(device); !errors.Is(err, os.ErrClosed) {
+			cancel(fmt.Errorf("reading from the gateway's device: %w", err))
+		}
+	})
+	defer device.Close()
+	m.router.attach(&gateway{device: device, about: *about})
+	defer m.router.detach()
+	m.log.Info("gateway attached", "device", device.Name(), "mtu", about.MTU, "ipv4", about.IPv4, "ipv6", about.IPv6, "backend", about.Backend)
+	defer m.log.Info("gateway detached")
+	for {
+		about, err := nextGateway(lines)
+		if err != nil {
+			return err
+		}
+		in.close() // a descriptor comes once
+		m.router.attach(&gateway{device: device, about: *about})
+	}
+}
+
+// fromRoot returns an error unless the other end is a process of uid 0: it gives the pod's kernel packets, and
+// says what laptops are told.
+func fromRoot(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("asking who connects as a gateway: %w", err)
+	}
+	var who *unix.Ucred
+	var asked error
+	if err := raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return fmt.Errorf("asking who connects as a gateway: %w", err)
+	}
+	if asked != nil {
+		return fmt.Errorf("asking who connects as a gateway: %w", asked)
+	}
+	if who.Uid != 0 {
+		return fmt.Errorf("refused: process %d, of user %d, connects as a gateway", who.Pid, who.Uid)
+	}
+	return nil
+}
+
+// nextGateway reads the gateway's next line. Its end is io.EOF.
+func nextGateway(lines *bufio.Scanner) (*api.Gateway, error) {
+	if !lines.Scan() {
+		if err := lines.Err(); err != nil {
+			return nil, fmt.Errorf("reading from the gateway: %w", err)
+		}
+		return nil, io.EOF
+	}
+	var about api.Gateway
+	if err := json.Unmarshal(lines.Bytes(), &about); err != nil {
+		return nil, fmt.Errorf("reading what the gateway says: %w", err)
+	}
+	return &about, nil
+}
+
+// adopt makes a Device of the descriptor that the gateway has sent. It owns f, which is nil if there was none.
+func adopt(f *os.File, mtu int) (tun.Device, error) {
+	if f == nil {
+		return nil, errors.New("the gateway sent no device")
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("taking the gateway's device: %w", err)
+	}
+	request, err := unix.NewIfreq("")
+	if err == nil {
+		var asked error
+		err = raw.Control(func(fd uintptr) { asked = unix.IoctlIfreq(int(fd), unix.TUNGETIFF, request) })
+		err = errors.Join(err, asked)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("what the gateway sent is no TUN device: %w", err)
+	}
+	return tun.Adopt(f, request.Name(), mtu)
+}
+
+// rights reads bytes from a unix socket, and the descriptors that come with them.
+type rights struct {
+	conn  *net.UnixConn
+	files []*os.File
+}
+
+func (r *rights) Read(p []byte) (int, error) {
+	control := make([]byte, unix.CmsgSpace(4*16))
+	n, cn, _, _, err := r.conn.ReadMsgUnix(p, control)
+	if cn > 0 {
+		messages, parseErr := unix.ParseSocketControlMessage(control[:cn])
+		if parseErr != nil {
+			return n, fmt.Errorf("reading control messages: %w", parseErr)
+		}
+		for i := range messages {
+			fds, err := unix.ParseUnixRights(&messages[i])
+			if err != nil { // of another kind
+				continue
+			}
+			for _, fd := range fds {
+				r.files = append(r.files, os.NewFile(uintptr(fd), "gateway"))
+			}
+		}
+	}
+	return n, err
+}
+
+// take gives the first descriptor to the caller, or nil, and closes the others.
+func (r *rights) take() *os.File {
+	if len(r.files) == 0 {
+		return nil
+	}
+	f := r.files[0]
+	r.files = r.files[1:]
+	r.close()
+	return f
+}
+
+func (r *rights) close() {
+	for _, f := range r.files {
+		f.Close()
+	}
+	r.files = nil
+}
+
+// podRoutes are the networks that the pod has routes to, without those of TUN devices, which are the gateway's,
+// and of loopback.
+func podRoutes() ([]netip.Prefix, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("listing links: %w", err)
+	}
+	ours := make(map[int]bool)
+	for _, l := range links {
+		if l.Type() == "tuntap" || l.Type() == "tun" || l.Attrs().Flags&net.FlagLoopback != 0 {
+			ours[l.Attrs().Index] = true
+		}
+	}
+	list, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("listing routes: %w", err)
+	}
+	var prefixes []netip.Prefix
+	for _, r := range list {
+		if r.Dst == nil || ours[r.LinkIndex] {
+			continue
+		}
+		if p, ok := netipx.FromStdIPNet(r.Dst); ok {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes, nil
+}

@@ -1,0 +1,210 @@
+package manager
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// quarantine is how long an address is kept for the client that had it last: others may still talk to it.
+const quarantine = 10 * time.Minute
+
+// innerPools are the networks that inner addresses are from, by family, the preferred first: of IPv4 the
+// benchmark networks, which nothing routes, then parts of the shared address space; of IPv6 unique local ones
+// with random global identifiers.
+func innerPools() [2][]netip.Prefix {
+	return [2][]netip.Prefix{
+		{
+			netip.MustParsePrefix("198.19.0.0/16"), netip.MustParsePrefix("198.18.0.0/16"),
+			netip.MustParsePrefix("100.96.0.0/16"), netip.MustParsePrefix("100.119.0.0/16"),
+			netip.MustParsePrefix("10.219.0.0/16"),
+		},
+		{netip.MustParsePrefix("fd4e:19c6:8b7a::/48"), netip.MustParsePrefix("fd93:a5d0:2e61::/48")},
+	}
+}
+
+// The first /24 of an IPv4 pool and the first /112 of an IPv6 pool are nobody's: in it is the gateway, by which
+// ICMP errors of the manager's own are signed too, and the address at which every laptop has its resolver.
+const (
+	reserved4, reserved6 = 1 << 8, 1 << 16
+	gatewayHost          = 1
+	resolverHost         = 53
+)
+
+// leases is who has which inner address. It is used with the router's mutex held.
+//
+//	free ──▶ held by a session, its transport's grace included ──▶ kept for the same client ──▶ free
+//	                ▲        │                                           │
+//	                │        └── the same client's newer session takes it, when the older one is cut off
+//	                └────────────────────────────────────────────────────┘
+//
+// An address never has two holders: whoever takes it over is in the holder's place.
+type leases struct {
+	now   func() time.Time
+	pools [2][]netip.Prefix
+	taken map[netip.Addr]holding
+}
+
+type holding struct {
+	pool   netip.Prefix
+	client string
+	holder *peer     // nil: it is kept for client
+	until  time.Time // when it is free, if there is no holder
+}
+
+// wish is what a session asks for.
+type wish struct {
+	client string
+	keep   []netip.Addr   // had before
+	avoid  []netip.Prefix // networks of the laptop and of the cluster
+}
+
+func newLeases() *leases {
+	return &leases{now: time.Now, pools: innerPools(), taken: make(map[netip.Addr]holding)}
+}
+
+// take gives p an address of each family where there is one, and takes those that it takes over from their
+// holders.
+func (l *leases) take(p *peer, w wish) api.Lease {
+	now := l.now()
+	for addr, h := range l.taken {
+		if h.holder == nil && !now.Before(h.until) {
+			delete(l.taken, addr)
+		}
+	}
+	var lease api.Lease
+	for _, pools := range l.pools {
+		pools = slices.DeleteFunc(slices.Clone(pools), func(pool netip.Prefix) bool { return overlaps(pool, w.avoid) })
+		addr, pool, ok := l.choose(pools, p, w)
+		if !ok {
+			continue
+		}
+		if before := l.taken[addr].holder; before != nil && before != p {
+			before.lose(addr)
+			before.end() // its laptop, if it comes back, begins anew and gets another
+		}
+		l.taken[addr] = holding{pool: pool, client: w.client, holder: p}
+		lease.Addrs = append(lease.Addrs, addr)
+		lease.Networks = append(lease.Networks, pool)
+		if addr.Is4() {
+			lease.Resolver = host(pool, resolverHost)
+		}
+	}
+	p.have(lease.Addrs)
+	return lease
+}
+
+// choose finds an address: one that the client had if it may have it again, else the first that is free from the
+// one that the client's identity points to, so that a client usually has the same one.
+func (l *leases) choose(pools []netip.Prefix, p *peer, w wish) (netip.Addr, netip.Prefix, bool) {
+	for _, addr := range w.keep {
+		for _, pool := range pools {
+			if leasable(pool, addr) && l.available(addr, p, w.client) {
+				return addr, pool, true
+			}
+		}
+	}
+	for _, pool := range pools {
+		first, last := hosts(pool)
+		sum := fnv.New64a()
+		sum.Write([]byte(w.client))
+		n := first + sum.Sum64()%(last-first+1)
+		// Among one address more than are taken there is a free one, unless the pool is smaller.
+		for range min(uint64(len(l.taken)), last-first) + 1 {
+			if addr := host(pool, n); l.available(addr, p, w.client) {
+				return addr, pool, true
+			}
+			if n++; n > last || n < first {
+				n = first
+			}
+		}
+	}
+	return netip.Addr{}, netip.Prefix{}, false
+}
+
+// available reports whether p, a session of client's, may have addr.
+func (l *leases) available(addr netip.Addr, p *peer, client string) bool {
+	h, taken := l.taken[addr]
+	switch {
+	case !taken || h.holder == p:
+		return true
+	case h.client != client:
+		return false
+	}
+	return h.holder == nil || !h.holder.connected()
+}
+
+// release keeps what p has for its client.
+func (l *leases) release(p *peer) {
+	for _, addr := range p.addresses() {
+		h := l.taken[addr]
+		h.holder, h.until = nil, l.now().Add(quarantine)
+		l.taken[addr] = h
+	}
+	p.have(nil)
+}
+
+// networks are the pools that somebody has an address of, sorted.
+func (l *leases) networks() []netip.Prefix {
+	var all []netip.Prefix
+	for _, h := range l.taken {
+		if h.holder != nil && !slices.Contains(all, h.pool) {
+			all = append(all, h.pool)
+		}
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return all
+}
+
+// overlaps reports whether one of others cuts into pool. One that is larger than any network is does not: it is
+// a default route in some disguise (0.0.0.0/1), and the pool's route goes before it.
+func overlaps(pool netip.Prefix, others []netip.Prefix) bool {
+	return slices.ContainsFunc(others, func(o netip.Prefix) bool {
+		if o.Addr().Is4() && o.Bits() < 8 || o.Addr().Is6() && o.Bits() < 7 {
+			return false
+		}
+		return o.Overlaps(pool)
+	})
+}
+
+// hosts are the first and the last number of an address in pool that may be leased.
+func hosts(pool netip.Prefix) (first, last uint64) {
+	if pool.Addr().Is4() {
+		return reserved4, 1<<(32-pool.Bits()) - 2 // the very last is its broadcast address
+	}
+	return reserved6, math.MaxUint64
+}
+
+// host is the address in pool with the number n.
+func host(pool netip.Prefix, n uint64) netip.Addr {
+	if base := pool.Addr(); base.Is4() {
+		b := base.As4()
+		binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
+		return netip.AddrFrom4(b)
+	}
+	b := pool.Addr().As16()
+	binary.BigEndian.PutUint64(b[8:], n)
+	return netip.AddrFrom16(b)
+}
+
+// leasable reports whether addr is one of those that hosts counts.
+func leasable(pool netip.Prefix, addr netip.Addr) bool {
+	if !pool.Contains(addr) {
+		return false
+	}
+	var n uint64
+	if addr.Is4() {
+		base, b := pool.Addr().As4(), addr.As4()
+		n = uint64(binary.BigEndian.Uint32(b[:]) - binary.BigEndian.Uint32(base[:]))
+	} else {
+		b := addr.As16()
+		n = binary.BigEndian.Uint64(b[8:])
+	}
+	first, last := hosts(pool)
+	return n >= first && n <= last && host(pool, n) == addr
+}

@@ -1,0 +1,252 @@
+package manager
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kubevpn/pkg/l3"
+)
+
+func addrs(texts ...string) []netip.Addr {
+	var as []netip.Addr
+	for _, t := range texts {
+		as = append(as, netip.MustParseAddr(t))
+	}
+	return as
+}
+
+// laptops plays sessions on a lease table of its own.
+type laptops struct {
+	t     *testing.T
+	l     *leases
+	now   time.Time
+	peers map[string]*peer
+	away  map[string]bool // cut off
+	over  []string        // ended, as another has their lease
+}
+
+func newLaptops(t *testing.T) *laptops {
+	ls := &laptops{t: t, l: newLeases(), now: time.Unix(0, 0), peers: map[string]*peer{}, away: map[string]bool{}}
+	ls.l.now = func() time.Time { return ls.now }
+	return ls
+}
+
+// connect begins a session, named by its client and perhaps "/" and a number.
+func (ls *laptops) connect(name string, w wish) []netip.Addr {
+	ls.t.Helper()
+	w.client, _, _ = strings.Cut(name, "/")
+	p := newPeer(nil, func() bool { return !ls.away[name] }, func() { ls.over = append(ls.over, name) })
+	lease := ls.l.take(p, w)
+	ls.peers[name] = p
+	ls.verify()
+	for i, a := range lease.Addrs {
+		if !lease.Networks[i].Contains(a) {
+			ls.t.Errorf("%s: %v is not in %v", name, a, lease.Networks[i])
+		}
+	}
+	return lease.Addrs
+}
+
+func (ls *laptops) disconnect(name string) {
+	ls.l.release(ls.peers[name])
+	delete(ls.peers, name)
+	ls.verify()
+}
+
+// verify checks that no address has two holders, by what the holders themselves think.
+func (ls *laptops) verify() {
+	ls.t.Helper()
+	by := map[netip.Addr]string{}
+	for name, p := range ls.peers {
+		for _, a := range p.addresses() {
+			if other, held := by[a]; held {
+				ls.t.Errorf("%v is held by %s and by %s", a, name, other)
+			}
+			by[a] = name
+			if ls.l.taken[a].holder != p {
+				ls.t.Errorf("%s thinks that it has %v", name, a)
+			}
+		}
+	}
+}
+
+func TestLeases(t *testing.T) {
+	four := func(as []netip.Addr) netip.Addr { return as[0] }
+	tests := []struct {
+		name string
+		run  func(t *testing.T, ls *laptops)
+	}{
+		{"same-client-same-address", func(t *testing.T, ls *laptops) {
+			other := newLaptops(t) // the manager was restarted, and forgot
+			if a, b := ls.connect("a", wish{}), other.connect("a", wish{}); len(a) != 2 || !slices.Equal(a, b) {
+				t.Errorf("%v and %v", a, b)
+			}
+		}},
+		{"keeps-what-it-had", func(t *testing.T, ls *laptops) {
+			keep := addrs("198.19.77.3", "fd4e:19c6:8b7a::7:1")
+			if got := ls.connect("a", wish{keep: keep}); !slices.Equal(got, keep) {
+				t.Errorf("got %v", got)
+			}
+		}},
+		{"keeps-what-it-had-in-another-pool", func(t *testing.T, ls *laptops) {
+			keep := netip.MustParseAddr("100.96.9.9")
+			if got := ls.connect("a", wish{keep: []netip.Addr{keep}}); four(got) != keep {
+				t.Errorf("got %v", got)
+			}
+		}},
+		{"asks-for-what-another-has", func(t *testing.T, ls *laptops) {
+			a := ls.connect("a", wish{})
+			if b := ls.connect("b", wish{keep: a}); four(a) == four(b) || a[1] == b[1] {
+				t.Errorf("%v and %v", a, b)
+			}
+			ls.away["a"] = true // which is no reason for anyone but a
+			if c := ls.connect("c", wish{keep: a}); four(a) == four(c) {
+				t.Errorf("%v and %v", a, c)
+			}
+		}},
+		{"asks-for-what-nobody-may-have", func(t *testing.T, ls *laptops) {
+			for _, bad := range addrs("198.19.0.1", "198.19.0.53", "198.19.0.255", "198.19.255.255", "10.0.0.1", "127.0.0.1",
+				"fd4e:19c6:8b7a::1", "fd4e:19c6:8b7a::ffff", "fd4e:19c6:8b7a:1::1:1", "::ffff:198.19.7.7") {
+				if got := ls.connect("a", wish{keep: []netip.Addr{bad, {}}}); slices.Contains(got, bad) || len(got) != 2 {
+					t.Errorf("asked for %v, got %v", bad, got)
+				}
+				ls.disconnect("a")
+			}
+		}},
+		{"quarantine", func(t *testing.T, ls *laptops) {
+			a := ls.connect("a", wish{})
+			ls.disconnect("a")
+			ls.now = ls.now.Add(quarantine - time.Second)
+			if b := ls.connect("b", wish{keep: a}); four(a) == four(b) {
+				t.Errorf("%v, which is kept for another", b)
+			}
+			ls.now = ls.now.Add(time.Second)
+			if c := ls.connect("c", wish{keep: a}); !slices.Equal(a, c) {
+				t.Errorf("got %v, but %v is free again", c, a)
+			}
+		}},
+		{"quarantine-is-not-for-the-client", func(t *testing.T, ls *laptops) {
+			a := ls.connect("a", wish{keep: addrs("198.19.3.3")})
+			ls.disconnect("a")
+			if again := ls.connect("a/2", wish{keep: a}); !slices.Equal(a, again) {
+				t.Errorf("%v, and then %v", a, again)
+			}
+		}},
+		{"two-sessions-of-a-client", func(t *testing.T, ls *laptops) {
+			a := ls.connect("a/1", wish{})
+			if b := ls.connect("a/2", wish{keep: a}); four(a) == four(b) {
+				t.Errorf("both have %v", a)
+			}
+			if len(ls.over) != 0 {
+				t.Errorf("ended: %v", ls.over)
+			}
+		}},
+		{"takes-over-from-the-one-cut-off", func(t *testing.T, ls *laptops) {
+			a := ls.connect("a/1", wish{})
+			ls.away["a/1"] = true
+			if b := ls.connect("a/2", wish{keep: a}); !slices.Equal(a, b) {
+				t.Errorf("%v, and then %v", a, b)
+			}
+			if left := ls.peers["a/1"].addresses(); len(left) != 0 {
+				t.Errorf("the older session still has %v", left)
+			}
+			if !slices.Contains(ls.over, "a/1") {
+				t.Error("the older session goes on")
+			}
+			ls.disconnect("a/1") // which must not free what is another's by now
+			if got := ls.connect("b", wish{keep: a}); four(got) == four(a) {
+				t.Errorf("%v is in use", got)
+			}
+		}},
+		{"avoids", func(t *testing.T, ls *laptops) {
+			for _, tt := range []struct {
+				avoid []netip.Prefix
+				want4 string
+			}{
+				{nil, "198.19.0.0/16"},
+				{prefixesOf("198.19.128.0/20"), "198.18.0.0/16"},
+				{prefixesOf("198.18.0.0/15"), "100.96.0.0/16"},
+				{prefixesOf("198.18.0.0/15", "100.64.0.0/10"), "10.219.0.0/16"},
+				{prefixesOf("0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"), "198.19.0.0/16"},
+			} {
+				got := ls.connect("a", wish{avoid: append(tt.avoid, prefixesOf("fd4e:19c6:8b7a:7::/64", "::/0")...)})
+				if !netip.MustParsePrefix(tt.want4).Contains(four(got)) || !netip.MustParsePrefix("fd93:a5d0:2e61::/48").Contains(got[1]) {
+					t.Errorf("avoiding %v: %v", tt.avoid, got)
+				}
+				ls.disconnect("a")
+			}
+		}},
+		{"avoids-what-it-had", func(t *testing.T, ls *laptops) {
+			got := ls.connect("a", wish{keep: addrs("198.19.5.5"), avoid: prefixesOf("198.19.0.0/24")})
+			if !netip.MustParsePrefix("198.18.0.0/16").Contains(four(got)) {
+				t.Errorf("got %v", got)
+			}
+		}},
+		{"nothing-left", func(t *testing.T, ls *laptops) {
+			got := ls.connect("a", wish{avoid: prefixesOf("198.18.0.0/15", "100.64.0.0/10", "10.0.0.0/8", "fd4e:19c6:8b7a::/48", "fd93:a5d0:2e61::/48")})
+			if len(got) != 0 || len(ls.l.networks()) != 0 {
+				t.Errorf("got %v of %v", got, ls.l.networks())
+			}
+		}},
+		{"full-pool", func(t *testing.T, ls *laptops) {
+			ls.l.pools = [2][]netip.Prefix{prefixesOf("198.19.0.0/23", "198.18.0.0/16"), nil}
+			for i := range 254 { // 198.19.1.0 to 198.19.1.254 but the last broadcast: 255 addresses
+				if got := ls.connect(fmt.Sprint(i), wish{}); !netip.MustParsePrefix("198.19.1.0/24").Contains(four(got)) {
+					t.Fatalf("laptop %d has %v", i, got)
+				}
+			}
+			last := ls.connect("last", wish{})
+			next := ls.connect("next", wish{})
+			if !netip.MustParsePrefix("198.19.1.0/24").Contains(four(last)) || !netip.MustParsePrefix("198.18.0.0/16").Contains(four(next)) {
+				t.Errorf("%v, then %v", last, next)
+			}
+			if got := ls.l.networks(); !slices.Equal(got, prefixesOf("198.18.0.0/16", "198.19.0.0/23")) {
+				t.Errorf("networks %v", got)
+			}
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) { tt.run(t, newLaptops(t)) })
+	}
+}
+
+// The state that laptops are told follows the leases, and a session that ended is given nothing.
+func TestAdmission(t *testing.T) {
+	changes := 0
+	r := newRouter(nil, func() { changes++ }, nil)
+	sender := func() *l3.Sender { return l3.NewSender(l3.SenderConfig{}) }
+	connected := func() bool { return true }
+	p := newPeer(r, connected, nil)
+	if lease, begins := r.admit(newPeer(r, connected, nil), wish{}, sender); begins || len(lease.Addrs) != 0 {
+		t.Errorf("one without an identity got %+v", lease)
+	}
+	_, other := r.networks()
+	lease, begins := r.admit(p, wish{client: "a"}, sender)
+	if again, twice := r.admit(p, wish{client: "a"}, nil); !begins || twice || !slices.Equal(lease.Addrs, again.Addrs) {
+		t.Errorf("%+v, then %+v", lease, again)
+	}
+	select {
+	case <-other:
+	default:
+		t.Error("nobody heard of the network")
+	}
+	if lease.Resolver != netip.MustParseAddr("198.19.0.53") {
+		t.Errorf("resolver %v", lease.Resolver)
+	}
+	networks, other := r.networks()
+	if !slices.Equal(networks, prefixesOf("198.19.0.0/16", "fd4e:19c6:8b7a::/48")) {
+		t.Errorf("networks %v", networks)
+	}
+	r.dismiss(p)
+	<-other
+	if t2 := r.routes.Load(); len(t2.peers) != 0 || t2.networks != nil || changes != 2 {
+		t.Errorf("after the end: %+v, %d changes", t2, changes)
+	}
+	if lease, begins := r.admit(p, wish{client: "a"}, sender); begins || len(lease.Addrs) != 0 {
+		t.Errorf("after its end the session got %+v", lease)
+	}
+}

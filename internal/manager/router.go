@@ -1,0 +1,301 @@
+package manager
+
+import (
+	"context"
+	"encoding/binary"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/l3"
+	"kubevpn/pkg/packet"
+	"kubevpn/pkg/tun"
+)
+
+// router carries whole packets between sessions, and between sessions and the gateway's TUN device.
+//
+//	lane ─▶ src leased to this session? ─┬─ dst leased to another ─────────────────▶ its lanes
+//	          no: dropped, counted       ├─ dst in an inner network ───────────────▶ ICMP host unreachable
+//	                                     ├─ dst not for laptops (filter.go) ───────▶ ICMP prohibited
+//	                                     ├─ system netstack, gateway there ────────▶ TUN
+//	                                     └─ else ──────────────────────────────────▶ ICMP net unreachable
+//	TUN ──▶ src no laptop's? ─▶ dst leased ─▶ that session's lanes
+//
+// A packet meets one atomic load and one look-up, and no lock until its queue: what changes rarely (routes) is
+// replaced whole.
+type router struct {
+	log    *slog.Logger
+	allows func(netip.AddrPort) bool
+	// changed is called when networks or gateway have changed.
+	changed func()
+
+	routes atomic.Pointer[routes]
+	counts counts
+
+	mu     sync.Mutex
+	leases *leases
+	next   chan struct{} // closed when routes.networks are others
+	lost   uint64        // packets that queues of former sessions dropped
+}
+
+// routes is what the router knows at one moment. It never changes.
+type routes struct {
+	peers    map[netip.Addr]*peer
+	networks []netip.Prefix
+	gateway  *gateway // nil: there is none
+}
+
+func (t *routes) isInner(addr netip.Addr) bool {
+	return slices.ContainsFunc(t.networks, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// gateway is the TUN device, and what its maker says of it. It never changes.
+type gateway struct {
+	device tun.Device
+	about  api.Gateway
+}
+
+func (g *gateway) forwards(version uint8) bool {
+	return version == 4 && g.about.IPv4 || version == 6 && g.about.IPv6
+}
+
+// counts are of packets that did not arrive.
+type counts struct {
+	spoofed    atomic.Uint64 // a source that is not the session's
+	malformed  atomic.Uint64
+	noRoute    atomic.Uint64
+	prohibited atomic.Uint64
+	unwritten  atomic.Uint64 // the TUN device did not take it
+}
+
+// routerStats is a snapshot of counts.
+type routerStats struct{ spoofed, malformed, noRoute, prohibited, unwritten, queueDrops uint64 }
+
+func newRouter(allows func(netip.AddrPort) bool, changed func(), log *slog.Logger) *router {
+	r := &router{log: log, allows: allows, changed: changed, leases: newLeases(), next: make(chan struct{})}
+	r.routes.Store(&routes{})
+	return r
+}
+
+// reportInterval is how often the counters are logged, if there is news.
+const reportInterval = time.Minute
+
+// run logs the counters now and then until ctx ends.
+func (r *router) run(ctx context.Context) error {
+	tick := time.NewTicker(reportInterval)
+	defer tick.Stop()
+	var logged routerStats
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if s := r.stats(); s != logged {
+			logged = s
+			r.log.Debug("packets dropped", "spoofed", s.spoofed, "malformed", s.malformed, "no-route", s.noRoute,
+				"prohibited", s.prohibited, "unwritten", s.unwritten, "queues", s.queueDrops)
+		}
+	}
+}
+
+func (r *router) stats() routerStats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := routerStats{
+		spoofed: r.counts.spoofed.Load(), malformed: r.counts.malformed.Load(), noRoute: r.counts.noRoute.Load(),
+		prohibited: r.counts.prohibited.Load(), unwritten: r.counts.unwritten.Load(), queueDrops: r.lost,
+	}
+	seen := make(map[*peer]bool)
+	for _, p := range r.routes.Load().peers {
+		if !seen[p] { // it is there once for each of its addresses
+			seen[p] = true
+			s.queueDrops += p.sender.Stats().Dropped
+		}
+	}
+	return s
+}
+
+// admit gives p its lease, or the one that it was given before. sender makes what p's packets are sent by; with
+// begins, it is to be run.
+func (r *router) admit(p *peer, w wish, sender func() *l3.Sender) (lease api.Lease, begins bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p.ended || w.client == "" {
+		return api.Lease{}, false
+	}
+	if p.sender != nil {
+		return p.lease, false
+	}
+	p.sender = sender()
+	p.lease = r.leases.take(p, w)
+	r.replace(func(*routes) {})
+	return p.lease, true
+}
+
+// dismiss takes p's lease back. p cannot be admitted again.
+func (r *router) dismiss(p *peer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.ended = true
+	if p.sender == nil {
+		return
+	}
+	r.leases.release(p)
+	r.lost += p.sender.Stats().Dropped
+	r.replace(func(*routes) {})
+}
+
+// attach makes g the gateway, detach removes it.
+func (r *router) attach(g *gateway) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.replace(func(t *routes) { t.gateway = g })
+}
+
+func (r *router) detach() { r.attach(nil) }
+
+// replace makes new routes of the leases and of what change does. mu is held.
+func (r *router) replace(change func(*routes)) {
+	before := r.routes.Load()
+	now := &routes{peers: make(map[netip.Addr]*peer, len(before.peers)+1), networks: r.leases.networks(), gateway: before.gateway}
+	for addr, h := range r.leases.taken {
+		if h.holder != nil {
+			now.peers[addr] = h.holder
+		}
+	}
+	change(now)
+	r.routes.Store(now)
+	if !slices.Equal(before.networks, now.networks) {
+		close(r.next)
+		r.next = make(chan struct{})
+	}
+	r.changed()
+}
+
+// networks are the inner networks, and a channel that is closed when they are others.
+func (r *router) networks() ([]netip.Prefix, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.routes.Load().networks, r.next
+}
+
+// describe puts what laptops are told of the router into state.
+func (r *router) describe(state *api.ManagerState) {
+	t := r.routes.Load()
+	state.InnerNetworks, state.Gateway = t.networks, nil
+	if t.gateway != nil {
+		about := t.gateway.about
+		state.Gateway = &about
+	}
+}
+
+// fromLane routes a packet of p's. It owns f. pieces is room for one.
+func (r *router) fromLane(p *peer, f *l3.Frame, pieces [][]byte) {
+	h, err := f.Header()
+	switch {
+	case err != nil: // does not happen: l3.Receive has looked
+		r.counts.malformed.Add(1)
+		f.Release()
+		return
+	case !p.owns(h.Src):
+		r.counts.spoofed.Add(1)
+		f.Release()
+		return
+	}
+	t := r.routes.Load()
+	if to := t.peers[h.Dst]; to != nil {
+		to.sender.Send(f)
+		return
+	}
+	g := t.gateway
+	switch {
+	case t.isInner(h.Dst):
+		r.counts.noRoute.Add(1)
+		r.report(t, p, packet.HostUnreachable, &h, f)
+	case !r.allows(netip.AddrPortFrom(h.Dst, port(&h, f.Packet()))):
+		r.counts.prohibited.Add(1)
+		r.report(t, p, packet.Prohibited, &h, f)
+	case g == nil || !p.system.Load() || !g.forwards(h.Version):
+		r.counts.noRoute.Add(1)
+		r.report(t, p, packet.NetUnreachable, &h, f)
+	default:
+		pieces[0] = f.Bytes()
+		if g.device.Writev(pieces) != nil {
+			r.counts.unwritten.Add(1)
+		}
+		pieces[0] = nil
+	}
+	f.Release()
+}
+
+// report sends p an ICMP error about its packet. It comes from the gateway's address in p's network, whether
+// there is a gateway or not.
+func (r *router) report(t *routes, p *peer, why packet.Reason, h *packet.Header, f *l3.Frame) {
+	var from netip.Addr
+	for _, network := range t.networks {
+		if network.Contains(h.Src) {
+			from = host(network, gatewayHost)
+		}
+	}
+	answer := l3.NewFrame()
+	b := answer.Buffer()
+	clear(b[:packet.VirtioLen])
+	out, err := packet.AppendError(b[:packet.VirtioLen], why, from, f.Packet())
+	if err != nil { // nobody is to be told of such a packet
+		answer.Release()
+		return
+	}
+	answer.SetLen(len(out))
+	p.sender.Send(answer)
+}
+
+// fromGateway routes a packet that the pod's kernel has for a laptop. It owns f. What such a packet says to be
+// from a laptop is not: laptops' packets never leave by the kernel's way. Only the device's own address is in an
+// inner network too.
+func (r *router) fromGateway(f *l3.Frame) {
+	h, err := f.Header()
+	if err != nil {
+		r.counts.malformed.Add(1)
+		f.Release()
+		return
+	}
+	t := r.routes.Load()
+	to := t.peers[h.Dst]
+	switch {
+	case to == nil: // noise of the link's, or late for one who has gone
+		r.counts.noRoute.Add(1)
+	case t.isInner(h.Src) && (t.gateway == nil || !slices.Contains(t.gateway.about.Addrs, h.Src)):
+		r.counts.spoofed.Add(1)
+	default:
+		to.sender.Send(f)
+		return
+	}
+	f.Release()
+}
+
+// readGateway routes what comes from the device until it is closed, or fails.
+func (r *router) readGateway(device tun.Device) error {
+	for {
+		f := l3.NewFrame()
+		n, err := device.Read(f.Buffer())
+		if err != nil {
+			f.Release()
+			return err
+		}
+		f.SetLen(n)
+		r.fromGateway(f)
+	}
+}
+
+// port is the destination port, or 0 where there is none to be seen.
+func port(h *packet.Header, p []byte) uint16 {
+	if h.Proto != packet.ProtoTCP && h.Proto != packet.ProtoUDP || h.FragmentOffset != 0 || len(p) < h.HeaderLen+4 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(p[h.HeaderLen+2:])
+}

@@ -1,0 +1,92 @@
+package l3
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"time"
+
+	"kubevpn/pkg/packet"
+)
+
+const (
+	// A flow is bulk while it counts more than bulkBytes, and until it counts less than sparseBytes. The count halves
+	// every halfLife, so that a flow of less than some 400 KB/s stays sparse.
+	bulkBytes   = 64 << 10
+	sparseBytes = 16 << 10
+	halfLife    = 100 * time.Millisecond
+	// maxCount lets any flow become sparse after half a second of silence.
+	maxCount = 512 << 10
+)
+
+const (
+	flowSets = 256 // a power of two
+	flowWays = 4
+)
+
+// flow is what is known of one flow, or of those few whose hashes are the same.
+type flow struct {
+	hash  uint64
+	since time.Duration // when count last halved
+	count int
+	bulk  bool
+	// last is where in its lane the flow's last frame ended.
+	last uint64
+}
+
+// decay halves the count for the time that has passed.
+func (f *flow) decay(now time.Duration) {
+	if n := (now - f.since) / halfLife; n > 0 {
+		f.count >>= min(n, 63)
+		f.since += n * halfLife
+	}
+}
+
+// flows remembers the flows that sent most recently. The others are as good as new.
+type flows struct {
+	seed uint64
+	sets [flowSets][flowWays]flow
+}
+
+// find gives the entry of the flow with the hash, which may be one that another flow has lost.
+func (t *flows) find(hash uint64, now time.Duration) *flow {
+	set := &t.sets[hash%flowSets]
+	least := &set[0]
+	for i := range set {
+		f := &set[i]
+		if f.hash == hash {
+			f.decay(now)
+			return f
+		}
+		f.decay(now)
+		if f.count < least.count {
+			least = f
+		}
+	}
+	*least = flow{hash: hash, since: now}
+	return least
+}
+
+// hash tells flows apart: addresses, protocol, and ports where all packets of a datagram have them. ok is false for
+// what is neither TCP nor UDP.
+func (t *flows) hash(h *packet.Header, p []byte) (hash uint64, ok bool) {
+	if h.Proto != packet.ProtoTCP && h.Proto != packet.ProtoUDP {
+		return 0, false
+	}
+	hash = mix(t.seed, uint64(h.Proto))
+	addresses := p[12:20]
+	if h.Version == 6 {
+		addresses = p[8:40]
+	}
+	for ; len(addresses) >= 8; addresses = addresses[8:] {
+		hash = mix(hash, binary.BigEndian.Uint64(addresses))
+	}
+	if !h.IsFragment() && len(p) >= h.HeaderLen+4 {
+		hash = mix(hash, uint64(binary.BigEndian.Uint32(p[h.HeaderLen:])))
+	}
+	return hash, true
+}
+
+func mix(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a^b^0x9e3779b97f4a7c15, 0xd6e8feb86659fd93)
+	return hi ^ lo
+}

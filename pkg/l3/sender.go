@@ -1,0 +1,377 @@
+package l3
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// Lanes is how many lanes a session has: lane 0 for flows that send little, and the others for bulk.
+const Lanes = 4
+
+const (
+	// DefaultLimit is as much as a flow's window usually is.
+	DefaultLimit = 4 << 20
+	// A queue of more than slack bytes takes nothing while its first frame has waited for maxWait: it is as long as
+	// a slow path makes use of.
+	slack   = 128 << 10
+	maxWait = 200 * time.Millisecond
+
+	minPause = 50 * time.Millisecond
+	maxPause = 2 * time.Second
+)
+
+// SenderConfig says where a Sender writes to, and for whom.
+type SenderConfig struct {
+	// Open opens a lane. It is called when the lane is first needed, and again after it broke, after a pause. The
+	// lane is closed when it breaks and when Run ends, perhaps twice, and while a Write waits, which that has to end. Each Write is
+	// of whole frames, so that two lanes may be one stream if that keeps its Writes whole. When the lane has a method
+	// Gone() <-chan struct{}, as a transport.Stream has, then the lane is broken when that is closed.
+	Open func(ctx context.Context, lane int) (io.WriteCloser, error)
+	// Eager has all lanes opened when Run begins, and again when they break, whether there are frames for them or
+	// not: the end that opens streams has to, for the other end to have lanes to answer on.
+	Eager bool
+	// GSO says that the other end takes super-packets and partial checksums; else they are split and summed up here.
+	GSO bool
+	// Limit is how many bytes wait for a lane before frames are dropped; 0: DefaultLimit.
+	Limit  int
+	Logger *slog.Logger // nil: none
+}
+
+// SenderStats counts since the Sender was made.
+type SenderStats struct {
+	Packets, Bytes uint64 // written, with virtio-net headers and lengths
+	Dropped        uint64 // packets, because a queue was full, or waited for too long, or its lane broke
+	Malformed      uint64 // packets that Send was given
+	Broken         uint64 // how often a lane broke, or could not be opened
+	Queued         int    // bytes that wait
+}
+
+// Sender queues frames for a session's lanes and writes them. All methods may be called concurrently.
+type Sender struct {
+	cfg   SenderConfig
+	began time.Time
+
+	mu    sync.Mutex
+	ended bool
+	stats SenderStats
+	flows flows
+	lanes [Lanes]lane
+}
+
+// lane is one lane's queue. It is guarded by Sender.mu.
+type lane struct {
+	list
+	wake    chan struct{} // has room for one
+	idle    bool          // the writer waits for wake
+	renewed bool          // Open is to be asked again
+	// in and out count what was queued and what has left, as bytes.
+	in, out uint64
+}
+
+// NewSender makes a Sender. It does nothing until Run; what is sent before waits.
+func NewSender(cfg SenderConfig) *Sender {
+	if cfg.Limit == 0 {
+		cfg.Limit = DefaultLimit
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Sender{cfg: cfg, began: time.Now()}
+	s.flows.seed = rand.Uint64()
+	for i := range s.lanes {
+		s.lanes[i].wake = make(chan struct{}, 1)
+	}
+	return s
+}
+
+// Send queues the frame, which it takes ownership of. It never blocks: what does not fit is dropped and counted.
+func (s *Sender) Send(f *Frame) {
+	h, err := f.Header()
+	if err != nil {
+		f.Release()
+		s.mu.Lock()
+		s.stats.Malformed++
+		s.mu.Unlock()
+		return
+	}
+	hash, hashed := s.flows.hash(&h, f.Packet())
+	var l list
+	if s.cfg.GSO {
+		l = listOf(f)
+	} else if l, err = f.finish(); err != nil { // not after inspection
+		f.Release()
+		s.mu.Lock()
+		s.stats.Malformed++
+		s.mu.Unlock()
+		return
+	}
+
+	now := time.Since(s.began)
+	s.mu.Lock()
+	n := 0
+	var fl *flow
+	if hashed {
+		fl = s.flows.find(hash, now)
+		n = s.choose(fl, l.size)
+	}
+	q := &s.lanes[n]
+	if s.ended || q.size+l.size > s.cfg.Limit || q.size > slack && now-q.head.queued > maxWait {
+		s.stats.Dropped += uint64(l.packets())
+		s.mu.Unlock()
+		l.release()
+		return
+	}
+	q.in += uint64(l.size)
+	if fl != nil {
+		fl.last = q.in
+	}
+	q.join(l, now)
+	wake := q.idle
+	q.idle = false
+	s.mu.Unlock()
+	if wake {
+		q.signal()
+	}
+}
+
+// choose counts size bytes of the flow and gives the lane that they go to. Call with mu held.
+func (s *Sender) choose(f *flow, size int) int {
+	bulk := bulkLane(f.hash)
+	f.count = min(f.count+size, maxCount)
+	switch {
+	case !f.bulk && f.count > bulkBytes:
+		// At once, though what is left of it in lane 0 may be overtaken: it would never leave a lane that it fills.
+		f.bulk = true
+	case f.bulk && f.count < sparseBytes && f.last <= s.lanes[bulk].out:
+		f.bulk = false
+	}
+	if f.bulk {
+		return bulk
+	}
+	return 0
+}
+
+// bulkLane spreads bulk flows over the lanes that are theirs. It uses other bits of the hash than flows.find.
+func bulkLane(hash uint64) int { return 1 + int(hash>>32%(Lanes-1)) }
+
+func (l *lane) signal() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Renew has Open called again before the lane's next frame, without closing what it returned before, and without a
+// pause: there is a better one, such as the stream of that number, where another stood in for it.
+func (s *Sender) Renew(number int) {
+	l := &s.lanes[number]
+	s.mu.Lock()
+	l.renewed = true
+	s.mu.Unlock()
+	l.signal()
+}
+
+// Stats may be called at any time.
+func (s *Sender) Stats() SenderStats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stats := s.stats
+	for i := range s.lanes {
+		stats.Queued += s.lanes[i].size
+	}
+	return stats
+}
+
+// Run writes until ctx ends, and returns nil then. It is called once. What is sent later is dropped.
+//
+//	waiting ── first frame, or Eager ──▶ opening ──▶ open: frames are written
+//	   ▲                                  │    ▲         │
+//	   └──────────── pause ◀──────────────┴────│─────────┤ broken: what is queued is dropped
+//	                                           └─────────┘ renewed
+func (s *Sender) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for i := range s.lanes {
+		wg.Go(func() { s.serve(ctx, i) })
+	}
+	wg.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	for i := range s.lanes {
+		s.discard(&s.lanes[i])
+	}
+	return nil
+}
+
+// discard drops what the lane has queued. Call with mu held.
+func (s *Sender) discard(l *lane) {
+	s.stats.Dropped += uint64(l.packets())
+	l.out += uint64(l.size)
+	l.release()
+}
+
+var errRenewed = errors.New("renewed")
+var errGone = errors.New("the other end has closed the lane")
+
+// serve keeps one lane until ctx ends.
+func (s *Sender) serve(ctx context.Context, number int) {
+	l := &s.lanes[number]
+	pause := minPause
+	for {
+		if !s.cfg.Eager && !s.needed(ctx, l) {
+			return
+		}
+		began := time.Now()
+		err := s.open(ctx, number)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == errRenewed {
+			continue
+		}
+		s.mu.Lock()
+		s.stats.Broken++
+		s.discard(l)
+		s.mu.Unlock()
+		s.cfg.Logger.Debug("lane broke", "lane", number, "error", err)
+		if time.Since(began) > maxPause {
+			pause = minPause
+		}
+		if !s.sleep(ctx, l, pause) {
+			return
+		}
+		pause = min(2*pause, maxPause)
+	}
+}
+
+// open opens the lane and writes what is queued for it until it breaks.
+func (s *Sender) open(ctx context.Context, number int) error {
+	l := &s.lanes[number]
+	s.mu.Lock()
+	l.renewed = false // before Open finds what is there
+	s.mu.Unlock()
+	w, err := s.cfg.Open(ctx, number)
+	if err != nil {
+		return err
+	}
+	var gone <-chan struct{}
+	if g, ok := w.(interface{ Gone() <-chan struct{} }); ok {
+		gone = g.Gone()
+	}
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		w.Close()
+		close(closed)
+	})
+	defer func() {
+		if !stop() {
+			<-closed
+		}
+	}()
+	if err = s.write(ctx, l, w, gone); err != errRenewed {
+		w.Close()
+	}
+	return err
+}
+
+// write writes what is queued.
+func (s *Sender) write(ctx context.Context, l *lane, w io.Writer, gone <-chan struct{}) error {
+	var packets, written int
+	for {
+		f, err := s.next(ctx, l, gone, packets, written)
+		if err != nil {
+			return err
+		}
+		packets, written = f.packets, f.end
+		n, err := w.Write(f.buf[:f.end])
+		f.Release()
+		if err == nil && n < written {
+			err = io.ErrShortWrite
+		}
+		if err != nil {
+			s.mu.Lock()
+			s.stats.Dropped += uint64(packets)
+			l.out += uint64(written)
+			s.mu.Unlock()
+			return err
+		}
+	}
+}
+
+// next waits for the frames that are to be written next. packets and written are what was written before.
+func (s *Sender) next(ctx context.Context, l *lane, gone <-chan struct{}, packets, written int) (*Frame, error) {
+	s.mu.Lock()
+	s.stats.Packets += uint64(packets)
+	s.stats.Bytes += uint64(written)
+	l.out += uint64(written)
+	for {
+		switch {
+		case ctx.Err() != nil:
+			s.mu.Unlock()
+			return nil, ctx.Err()
+		case l.renewed:
+			s.mu.Unlock()
+			return nil, errRenewed
+		case l.head != nil:
+			f := l.pop()
+			s.mu.Unlock()
+			return f, nil
+		}
+		l.idle = true
+		s.mu.Unlock()
+		select {
+		case <-l.wake:
+		case <-ctx.Done():
+		case <-gone:
+			return nil, errGone
+		}
+		s.mu.Lock()
+	}
+}
+
+// needed waits until there is something to write. It is false when ctx ended first.
+func (s *Sender) needed(ctx context.Context, l *lane) bool {
+	for {
+		s.mu.Lock()
+		queued := l.head != nil
+		l.idle = !queued
+		s.mu.Unlock()
+		if ctx.Err() != nil {
+			return false
+		}
+		if queued {
+			return true
+		}
+		select {
+		case <-l.wake:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// sleep waits for a pause of random length, or until the lane is renewed. It is false when ctx ended first.
+func (s *Sender) sleep(ctx context.Context, l *lane, pause time.Duration) bool {
+	timer := time.NewTimer(pause/2 + rand.N(pause/2))
+	defer timer.Stop()
+	for {
+		s.mu.Lock()
+		renewed := l.renewed
+		s.mu.Unlock()
+		if renewed {
+			return true
+		}
+		select {
+		case <-timer.C:
+			return true
+		case <-l.wake:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
