@@ -108,6 +108,9 @@ func killGuest(t *testing.T, l *Lab) {
 	eventually(t, "the guest's processes to end", func() bool {
 		return !slices.ContainsFunc(traced, func(pid int) bool { return !zombie(pid) })
 	})
+	if _, err := l.Command(t.Context(), "node2", "true"); err == nil || !strings.Contains(err.Error(), "the guest of node2 has died") {
+		t.Errorf("a command in a dead guest: %v", err)
+	}
 }
 
 func exitCode(t *testing.T, l *Lab, place string, argv ...string) int {

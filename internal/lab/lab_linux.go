@@ -112,6 +112,9 @@ func (l *Lab) Command(ctx context.Context, place string, argv ...string) (*exec.
 		return nil, err
 	}
 	if l.inGuest(place) {
+		if kernel, _ := l.process("node-" + place); !kernel.Running() {
+			return nil, fmt.Errorf("the guest of %s has died (%s): run 'lab down', then 'lab up'", place, l.logFile(kernel.Name))
+		}
 		args := append([]string{"--net=" + filepath.Join(netnsDir, l.config.namespace(place)), "--"}, l.inPlace(place, "", argv...)...)
 		return exec.CommandContext(ctx, nsenter, args...), nil
 	}

@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"kubevpn/internal/lab/guest"
 )
@@ -88,7 +89,7 @@ func run(args []string) (int, error) {
 	}
 	address := flags.Arg(0)
 	client := guest.Client{Connect: func(ctx context.Context) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		return (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "tcp", address)
 	}}
 	return client.Run(context.Background(), guest.Program{
 		Argv: flags.Args()[1:], Env: os.Environ(), Alone: *alone,
