@@ -51,7 +51,7 @@ var deaths = []struct {
 // steps are what connect goes through, one after the other.
 var steps = []string{
 	"Reaching the API server", "Finding the traffic manager", "Opening the tunnel", "Configuring the network",
-	"Checking a name, a pod and a ClusterIP",
+	"Checking a name, a pod, a ClusterIP and cluster DNS",
 }
 
 // tracesSuite: whatever dies, whenever, the machine is as before, and the next connect works.
