@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
@@ -342,7 +343,16 @@ func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, c corev1.Ephem
 	if err := g.relabel(ctx, "privileged"); err != nil {
 		return err
 	}
-	if err = g.patch(ctx, p, c, false); err != nil && before != "" && !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) {
+	// Each API server's admission has its own copy of the namespaces, which follows a moment later: it is asked for 5 s.
+	follows := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 10}
+	gaveUp := wait.ExponentialBackoffWithContext(ctx, follows, func(ctx context.Context) (bool, error) {
+		err = g.patch(ctx, p, c, false)
+		return !enforced(err), nil
+	})
+	if err == nil {
+		err = gaveUp
+	}
+	if err != nil && before != "" && !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) {
 		return errors.Join(err, g.relabel(context.WithoutCancel(ctx), before))
 	}
 	return err
