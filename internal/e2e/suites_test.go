@@ -23,7 +23,7 @@ var everywhere = []suite{
 	{"names", namesSuite},
 }
 
-// once is checked on one cluster, because kube-proxy has no part in it.
+// once is checked on one cluster, because kube-proxy has no part in it; in both netstacks, because they have.
 var once = []suite{
 	{"traces", tracesSuite},
 	{"foreground", foregroundSuite},
@@ -31,11 +31,17 @@ var once = []suite{
 	{"clash", clashSuite},
 	{"resolved", resolvedSuite},
 	{"resolvconf", resolvConfSuite},
+	{"faults", faultsSuite},
+	{"two", twoSuite},
+}
+
+// installing is checked on one cluster and in one netstack. It is about what comes before any packet: what is told when there
+// is nothing to connect to, who may install what (the gateway's part of that is the suite auto's), and the README's
+// commands, which ask for no netstack.
+var installing = []suite{
 	{"errors", errorsSuite},
 	{"rights", rightsSuite},
-	{"faults", faultsSuite},
 	{"readme", readmeSuite}, // the last: it uninstalls the manager
-	{"two", twoSuite},
 }
 
 // whole is checked where the kernel serves ClusterIPs, so that laptops may have their packets forwarded by it.
@@ -46,10 +52,10 @@ var whole = []suite{
 
 // bothNetstacks runs everywhere for what kubevpn chooses where the manager's namespace is as connect makes it (gvisor),
 // others beside it, and then again for the system netstack.
-func bothNetstacks(t *testing.T, w *world, others ...[]suite) {
-	runSuites(t, w, append([][]suite{everywhere}, others...)...)
+func bothNetstacks(t *testing.T, w *world, others ...suite) {
+	runSuites(t, w, everywhere, others)
 	t.Run("auto", func(t *testing.T) { autoSuite(t, w) })
-	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), everywhere, whole) })
+	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), everywhere, whole, others) })
 }
 
 func runSuites(t *testing.T, w *world, suites ...[]suite) {
@@ -61,11 +67,13 @@ func runSuites(t *testing.T, w *world, suites ...[]suite) {
 }
 
 func TestIPTables(t *testing.T) {
-	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}), once)
+	w := newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables})
+	runSuites(t, w, installing)
+	bothNetstacks(t, w, once...)
 }
 
 func TestNFTablesDualStack(t *testing.T) {
-	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}), []suite{{"ipv6", ipv6Suite}})
+	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}), suite{"ipv6", ipv6Suite})
 }
 
 func TestNoKubeProxy(t *testing.T) {

@@ -50,7 +50,7 @@ var deaths = []struct {
 
 // steps are what connect goes through, one after the other.
 var steps = []string{
-	"Reaching the API server", "Finding the traffic manager", "Opening the tunnel", "Configuring the network",
+	"Reaching the API server", "Finding the traffic manager", "Opening the tunnel", "Choosing the netstack", "Configuring the network",
 	"Checking a name, a pod, a ClusterIP and cluster DNS",
 }
 
