@@ -62,7 +62,14 @@ type Client struct {
 
 	mu      sync.Mutex
 	session *Session
-	kick    chan struct{} // closed by Probe: pauses end
+	kick    chan struct{} // closed by refresh: pauses end
+	dials   map[*attempt]struct{}
+}
+
+// attempt is a carrier that is being dialled.
+type attempt struct {
+	began time.Time
+	stop  context.CancelCauseFunc
 }
 
 // NewClient does no I/O.
@@ -84,7 +91,7 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{})}
+	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}), dials: make(map[*attempt]struct{})}
 }
 
 func orDefault(d, v time.Duration) time.Duration {
@@ -102,18 +109,35 @@ func (c *Client) Session() *Session {
 }
 
 // Probe asks for signs of life on all links now: one that gives none within timeout is dialled again. Pauses
-// between attempts end. Call it when the machine has woken up or its network has changed.
+// between attempts end, and attempts of more than a second begin anew. Call it when the machine has woken up or its
+// network has changed.
 func (c *Client) Probe(timeout time.Duration) {
-	c.mu.Lock()
-	close(c.kick)
-	c.kick = make(chan struct{})
-	s := c.session
-	c.mu.Unlock()
+	c.refresh(freshDial)
+	s := c.Session()
 	if s == nil {
 		return
 	}
 	for _, l := range s.attached() {
 		l.probe(timeout)
+	}
+}
+
+// freshDial is how long an attempt is left alone, whatever happened meanwhile.
+const freshDial = time.Second
+
+var errStale = errors.New("begun anew: the network has changed")
+
+// refresh ends pauses between attempts, and has attempts that are older than age begin anew: what they sent may have
+// gone where nothing was heard of it, and TCP's own pauses before it sends again are long by now.
+func (c *Client) refresh(age time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.kick)
+	c.kick = make(chan struct{})
+	for a := range c.dials {
+		if time.Since(a.began) > age {
+			a.stop(errStale)
+		}
 	}
 }
 
@@ -269,8 +293,33 @@ func (s *Session) failed(err error) {
 	s.notify()
 }
 
-// connect dials a carrier and attaches it to the link.
+// connect dials a carrier and attaches it to the link. That it could be done is news to the attempts for other links,
+// if they have taken much longer.
 func (c *Client) connect(ctx context.Context, s *Session, l *link) (*carrier, error) {
+	for {
+		actx, stop := context.WithCancelCause(ctx)
+		a := &attempt{began: time.Now(), stop: stop}
+		c.mu.Lock()
+		c.dials[a] = struct{}{}
+		c.mu.Unlock()
+		ca, err := c.attempt(actx, s, l)
+		c.mu.Lock()
+		delete(c.dials, a)
+		c.mu.Unlock()
+		stale := context.Cause(actx) == errStale
+		stop(nil)
+		switch {
+		case err == nil:
+			c.refresh(max(freshDial, 2*time.Since(a.began)))
+			return ca, nil
+		case !stale:
+			return nil, err
+		}
+		l.log.Debug("carrier is dialled anew", "after", time.Since(a.began))
+	}
+}
+
+func (c *Client) attempt(ctx context.Context, s *Session, l *link) (*carrier, error) {
 	received := l.quiesce()
 	dctx, cancel := context.WithTimeout(ctx, c.cfg.DialTimeout)
 	conn, err := c.cfg.Dial(dctx)

@@ -11,6 +11,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -224,6 +225,47 @@ func TestBlackHole(t *testing.T) {
 		if len(states) < 4 || states[0] != "0s connecting <nil>" || states[1] != "0s connected <nil>" ||
 			!strings.HasPrefix(states[2], "12s reconnecting ") { // whichever end noticed first
 			t.Errorf("states: %q", states)
+		}
+	})
+}
+
+// TestBegunAnew: what was dialled into a black hole does not keep its link waiting when the others are back.
+func TestBegunAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := memory(t)
+		h := &hole{network: n}
+		var dials atomic.Int64
+		healed := make(chan struct{})
+		r := start(t, n, transport.ClientConfig{DialTimeout: time.Hour, Dial: func(ctx context.Context) (net.Conn, error) {
+			select {
+			case <-healed:
+				return n.Dial(ctx)
+			default:
+			}
+			switch number := dials.Add(1); {
+			case number <= 4:
+				return h.Dial(ctx)
+			case number == 5: // notices at once
+				<-healed
+				return nil, errors.New("reset")
+			}
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}}, transport.ServerConfig{})
+		synctest.Wait()
+		h.set(true)
+		time.Sleep(20 * time.Second)
+		for i, l := range r.laptop.Stats().Links {
+			if l.Up {
+				t.Fatalf("link %d is up in a black hole", i)
+			}
+		}
+		close(healed)
+		time.Sleep(time.Second)
+		for i, l := range r.laptop.Stats().Links {
+			if !l.Up {
+				t.Errorf("link %d waits for what it dialled into the black hole", i)
+			}
 		}
 	})
 }
