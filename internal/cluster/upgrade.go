@@ -34,11 +34,10 @@ type upgrader struct {
 	config *rest.Config
 	dial   *dialer
 
-	once  sync.Once
-	err   error
-	auth  *transport.Config
-	tls   *tls.Config
-	proxy func(*http.Request) (*url.URL, error)
+	once sync.Once
+	err  error
+	auth *transport.Config
+	tls  *tls.Config
 }
 
 // upgradeError is an answer other than 101.
