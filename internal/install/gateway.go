@@ -111,6 +111,14 @@ func gatewayContainer(name, image string, privileged bool) corev1.EphemeralConta
 	}}
 }
 
+// ErrPodGone is in the chain of AddGateway's error where the pod to which the gateway was to be added has gone, or is
+// about to go: another takes its place.
+var ErrPodGone = errors.New("the traffic manager's pod has gone, and its gateway with it")
+
+func podGone(name, how string) error {
+	return api.Errorf(api.ExitNotReady, "%w: %s %s", ErrPodGone, name, how).WithHint("Another takes its place: connect again.")
+}
+
 // adder adds a gateway to one pod.
 type adder struct {
 	kube              kubernetes.Interface
@@ -121,6 +129,9 @@ type adder struct {
 // pod reads the pod, and refuses one to which no gateway may ever be added.
 func (g *adder) pod(ctx context.Context) (*corev1.Pod, error) {
 	p, err := g.kube.CoreV1().Pods(g.o.Namespace).Get(ctx, g.o.Pod, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, podGone(g.o.Pod, "is there no more")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the traffic manager's pod: %w", err)
 	}
@@ -198,6 +209,9 @@ func (g *adder) patch(ctx context.Context, p *corev1.Pod, c corev1.EphemeralCont
 		o.DryRun = []string{metav1.DryRunAll}
 	}
 	_, err = g.kube.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, data, o, "ephemeralcontainers")
+	if apierrors.IsNotFound(err) {
+		return podGone(p.Name, "is there no more")
+	}
 	if err != nil {
 		return fmt.Errorf("adding the gateway to the pod %s: %w", p.Name, err)
 	}
@@ -391,8 +405,7 @@ func (g *adder) wait(ctx context.Context, name string) error {
 		}
 		items := store.List()
 		if len(items) == 0 {
-			return api.Errorf(api.ExitNotReady, "the traffic manager's pod %s has gone, and the gateway with it", g.o.Pod).
-				WithHint("Another takes its place: connect again.")
+			return podGone(g.o.Pod, "is there no more")
 		}
 		running, detail, err := judgeGateway(items[0].(*corev1.Pod), name)
 		switch {
@@ -419,8 +432,7 @@ func (g *adder) tooLate(name, what string) error {
 // judgeGateway says what a pod shows of a gateway's container.
 func judgeGateway(p *corev1.Pod, name string) (running bool, detail string, err error) {
 	if p.DeletionTimestamp != nil {
-		return false, "", api.Errorf(api.ExitNotReady, "the traffic manager's pod %s is being deleted, and the gateway with it", p.Name).
-			WithHint("Another takes its place: connect again.")
+		return false, "", podGone(p.Name, "is being deleted")
 	}
 	i := slices.IndexFunc(p.Status.EphemeralContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == name })
 	if i < 0 {

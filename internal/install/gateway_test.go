@@ -141,6 +141,7 @@ func TestAddGateway(t *testing.T) {
 		code      api.ExitCode
 		err       string
 		hint      string
+		gone      bool // is ErrPodGone
 	}{
 		{name: "first", namespace: open, states: states(runs), added: []string{"gateway-1 " + image}},
 		{name: "there", namespace: open, pod: []func(*corev1.Pod){gateway("gateway-1", image, runs)}},
@@ -162,7 +163,7 @@ func TestAddGateway(t *testing.T) {
 		{name: "slow", namespace: open, states: states(waits("ContainerCreating", "")), added: []string{"gateway-1 " + image},
 			code: api.ExitNotReady, err: "the gateway did not start within 1s: ContainerCreating", hint: "-c gateway-1"},
 		{name: "going", namespace: open, pod: []func(*corev1.Pod){going, func(p *corev1.Pod) { p.Finalizers = []string{"x"} }}, states: states(runs), added: []string{"gateway-1 " + image},
-			code: api.ExitNotReady, err: "is being deleted", hint: "connect again"},
+			code: api.ExitNotReady, err: "is being deleted", hint: "connect again", gone: true},
 		{name: "host_network", namespace: open, pod: []func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.HostNetwork = true }}, may: "node's network",
 			code: api.ExitNetstack, err: "the traffic manager's pod manager-pod has its node's network", hint: "without hostNetwork"},
 		{name: "denied", deny: "patch:pods/ephemeralcontainers@kubevpn", namespace: open, may: "patch pods/ephemeralcontainers in namespace kubevpn",
@@ -217,11 +218,22 @@ func TestAddGateway(t *testing.T) {
 				}
 				return
 			}
+			if errors.Is(err, ErrPodGone) != tt.gone {
+				t.Errorf("the pod has gone: want %v, by %v", tt.gone, err)
+			}
 			e := explain(t, err)
 			if e == nil || e.Code != tt.code || !strings.Contains(e.Message, tt.err) || !strings.Contains(e.Hint, tt.hint) {
 				t.Errorf("%+v, want code %d, %q, hint %q", e, tt.code, tt.err, tt.hint)
 			}
 		})
+	}
+}
+
+func TestAddGatewayToNoPod(t *testing.T) {
+	k := newKubelet(t, "", nil, aNamespace("privileged", true))
+	g := &adder{kube: k, timeout: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod"}}
+	if err := g.run(t.Context()); !errors.Is(err, ErrPodGone) || !strings.Contains(err.Error(), "manager-pod is there no more") {
+		t.Errorf("got %v", err)
 	}
 }
 
