@@ -169,6 +169,50 @@ func TestGreetingsWake(t *testing.T) {
 	})
 }
 
+// Whoever waits for the manager in another pod does not go before packets have a way, nor stay when they never will.
+func TestUpgradeWaitsForTheGateway(t *testing.T) {
+	refusal := api.Errorf(api.ExitNetstack, "no gateway")
+	for _, tt := range []struct {
+		name   string
+		fails  bool
+		before func(*Session) // what is not yet enough
+	}{
+		{"gateway", false, func(s *Session) { s.greeted = true }},
+		{"greeting", false, func(s *Session) { s.state.Gateway = &api.Gateway{IPv4: true} }},
+		{"never", true, func(s *Session) { s.greeted = true }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := bare(t)
+				s.mu.Lock()
+				close(s.connected)
+				s.status.Netstack, s.greeting, s.carried = api.NetstackSystem, &api.ManagerHello{Pod: "new"}, true
+				tt.before(s)
+				s.settle()
+				s.mu.Unlock()
+				waited := make(chan error, 1)
+				go func() { waited <- s.awaitManager(t.Context(), "new") }()
+				synctest.Wait()
+				select {
+				case err := <-waited:
+					t.Fatalf("it did not wait: %v, %+v", err, s.Status())
+				default:
+				}
+				s.mu.Lock()
+				s.greeted, s.state.Gateway = true, &api.Gateway{IPv4: true}
+				if tt.fails {
+					s.status.Status, s.status.Error = api.StatusFailed, refusal
+				}
+				s.settle()
+				s.mu.Unlock()
+				if err := <-waited; tt.fails != errors.Is(err, refusal) || !tt.fails && err != nil {
+					t.Errorf("got %v", err)
+				}
+			})
+		})
+	}
+}
+
 func TestNamesFollowTheNamespace(t *testing.T) {
 	s := bare(t)
 	s.status.Namespace = "team-one"

@@ -3,6 +3,7 @@ package session
 import (
 	"cmp"
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -97,6 +98,7 @@ func (s *Session) warnOfGateway() {
 func (s *Session) adopt(d decision) {
 	s.mu.Lock()
 	s.status.Netstack, s.status.NetstackReason = d.Netstack, d.Reason
+	s.settle()
 	s.mu.Unlock()
 	s.resteer()
 }
@@ -107,9 +109,12 @@ func (s *Session) obtainGateway(ctx context.Context) error {
 	if s.gatewayThere() {
 		return nil
 	}
-	st := s.Status()
+	s.mu.Lock()
+	namespace := s.status.ManagerNamespace
+	pod, _ := s.greeter()
+	s.mu.Unlock()
 	o := install.GatewayOptions{
-		Namespace: st.ManagerNamespace, Pod: st.ManagerPod,
+		Namespace: namespace, Pod: pod,
 		Relabel: s.asked() == api.NetstackSystem, Progress: s.cfg.Progress,
 	}
 	if !o.Relabel {
@@ -135,6 +140,11 @@ func (s *Session) obtainGateway(ctx context.Context) error {
 	cancel()
 	wg.Wait()
 	return err
+}
+
+// lacksGateway reports whether packets have no way for want of a gateway; s.mu is held.
+func (s *Session) lacksGateway() bool {
+	return s.status.Netstack == api.NetstackSystem && s.state.Gateway == nil
 }
 
 // gatewayThere reports whether the traffic manager has a gateway now.
@@ -177,7 +187,6 @@ func (s *Session) watchGateway(ctx context.Context) error {
 			return nil
 		}
 		if there {
-			s.gatewayBack()
 			s.warnOfGateway()
 			select {
 			case <-s.gatewayChanged:
@@ -229,25 +238,22 @@ func (s *Session) replaceGateway(ctx context.Context) error {
 		return nil
 	}
 	s.mu.Lock()
-	s.status.Status = api.StatusReconnecting
-	s.status.Error = api.Errorf(api.ExitNetstack, "the gateway in the traffic manager's pod has gone; adding another")
+	pod, _ := s.greeter()
 	s.mu.Unlock()
-	s.log.Warn("the gateway has gone; adding another")
+	s.log.Warn("the gateway has gone; adding another", "pod", pod)
 	err := s.obtainGateway(ctx)
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
+	if errors.Is(err, install.ErrPodGone) {
+		s.log.Info("waiting for the pod that takes its place", "err", err)
+		return s.await(ctx, func() bool {
+			now, _ := s.greeter()
+			return now != pod
+		})
+	}
 	f.Refusal = s.cluster.Explain(err)
 	return choose(f).Err
-}
-
-// gatewayBack takes back what replaceGateway has said.
-func (s *Session) gatewayBack() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.status.Error; e != nil && e.Code == api.ExitNetstack && s.status.Status == api.StatusReconnecting {
-		s.status.Status, s.status.Error = api.StatusConnected, nil
-	}
 }
 
 // mtu is the device's.

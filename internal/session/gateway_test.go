@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -23,13 +24,17 @@ type fakeGateways struct {
 	refusal error
 	s       *Session
 	adds    []install.GatewayOptions
-	failure error // of Add
+	failure error  // of Add
+	gone    string // a pod that goes while a gateway is added to it
 }
 
 func (f *fakeGateways) May(context.Context, install.GatewayOptions) error { return f.refusal }
 
 func (f *fakeGateways) Add(ctx context.Context, o install.GatewayOptions) error {
 	f.adds = append(f.adds, o)
+	if f.gone != "" && o.Pod == f.gone {
+		return api.Errorf(api.ExitNotReady, "%w: %s is being deleted", install.ErrPodGone, o.Pod)
+	}
 	if f.failure != nil {
 		return f.failure
 	}
@@ -103,6 +108,7 @@ func TestGatewayGoes(t *testing.T) {
 		name      string
 		asked     string
 		pod       string        // the manager's from then on
+		then      string        // the manager's after that, as pod goes while a gateway is added to it
 		back      time.Duration // when the gateway reports again; 0: never
 		failure   error
 		netstack  string
@@ -114,6 +120,7 @@ func TestGatewayGoes(t *testing.T) {
 		{name: "restarted_in_its_pod", asked: "system", pod: "m-1", back: 2 * time.Second, netstack: "system", undergone: 2 * time.Second},
 		{name: "dead_in_its_pod", asked: "system", pod: "m-1", netstack: "system", adds: 1, undergone: gatewayGrace},
 		{name: "another_pod", asked: "system", pod: "m-2", netstack: "system", adds: 1},
+		{name: "another_pod_which_goes_too", asked: "system", pod: "m-2", then: "m-3", netstack: "system", adds: 2},
 		{name: "another_pod_refuses", asked: "system", pod: "m-2", failure: errors.New("no"), netstack: "system", code: api.ExitNetstack, adds: 1},
 		{name: "auto_another_pod", asked: "auto", pod: "m-2", netstack: "gvisor", warnings: 1},
 		{name: "auto_restarted", asked: "auto", pod: "m-1", back: 2 * time.Second, netstack: "system", undergone: 2 * time.Second},
@@ -125,7 +132,11 @@ func TestGatewayGoes(t *testing.T) {
 				close(s.connected)
 				s.cfg.Request.Netstack = tt.asked
 				g := &fakeGateways{s: s, failure: tt.failure}
+				if tt.then != "" {
+					g.gone = tt.pod
+				}
 				s.gateways = g
+				s.carried, s.greeted = true, true
 				s.facts = facts{Asked: tt.asked, Proxy: iptablesProxy, Gateway: gatewayHad}
 				s.greeting, s.status.ManagerPod = &api.ManagerHello{Pod: "m-1"}, "m-1"
 				there := api.ControlMessage{State: &api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}}}
@@ -138,10 +149,20 @@ func TestGatewayGoes(t *testing.T) {
 				synctest.Wait()
 
 				began := time.Now()
-				s.mu.Lock()
-				s.greeting, s.status.ManagerPod = &api.ManagerHello{Pod: tt.pod}, tt.pod
-				s.mu.Unlock()
-				s.handle(api.ControlMessage{State: &api.ManagerState{}})
+				greets := func(pod string) { // without a gateway
+					s.mu.Lock()
+					s.greeting, s.status.ManagerPod = &api.ManagerHello{Pod: pod}, pod
+					s.mu.Unlock()
+					s.handle(api.ControlMessage{State: &api.ManagerState{}})
+					if c := s.Status(); c.Status != api.StatusReconnecting || c.Error == nil || c.Error.Code != api.ExitNetstack {
+						t.Errorf("without a gateway it is %s, %v", c.Status, c.Error)
+					}
+				}
+				greets(tt.pod)
+				if tt.then != "" {
+					synctest.Wait()
+					greets(tt.then)
+				}
 				if tt.back > 0 {
 					time.Sleep(tt.back)
 					s.handle(there)
@@ -155,6 +176,9 @@ func TestGatewayGoes(t *testing.T) {
 				st := s.Status()
 				if st.Netstack != tt.netstack || len(g.adds) != tt.adds || len(st.Warnings) != tt.warnings {
 					t.Errorf("netstack %s (%s), %d added, warnings %q", st.Netstack, st.NetstackReason, len(g.adds), st.Warnings)
+				}
+				if want := cmp.Or(tt.then, tt.pod); tt.adds > 0 && g.adds[tt.adds-1].Pod != want {
+					t.Errorf("added to %s, not %s", g.adds[tt.adds-1].Pod, want)
 				}
 				if tt.code != 0 {
 					if e := api.AsError(<-ended); e == nil || e.Code != tt.code {

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"net"
 	"time"
 
@@ -40,8 +41,8 @@ func (s *Session) ensureManager(ctx context.Context) error {
 	return nil
 }
 
-// upgradeTimeout bounds moving the session to a manager that runs already.
-const upgradeTimeout = 20 * time.Second
+// upgradeTimeout bounds moving the session to a manager that runs already, to which a gateway may have to be added.
+const upgradeTimeout = 45 * time.Second
 
 // Upgrade replaces the traffic manager with one of the image, unless it runs that, and returns when the session has
 // moved to it. What is open through the old one ends. The session must be connected. Errors are *api.Error, or ctx's.
@@ -61,18 +62,33 @@ func (s *Session) Upgrade(ctx context.Context, image string, progress func(api.E
 	}
 	ctx, cancel := context.WithTimeout(ctx, upgradeTimeout)
 	defer cancel()
-	if s.awaitManager(ctx, result.Pod) != nil {
-		return api.Errorf(api.ExitNotReady, "the new traffic manager does not answer").
-			WithHint("`kubevpn status` shows what the session does; `kubectl -n %s logs deploy/kubevpn-traffic-manager` may tell why.", namespace)
+	err = s.awaitManager(ctx, result.Pod)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
 	}
-	return nil
+	why := "the new traffic manager does not answer"
+	if e := s.Status().Error; e != nil {
+		why += ": " + e.Message
+	}
+	return api.Errorf(api.ExitNotReady, "%s", why).
+		WithHint("`kubevpn status` shows what the session does; `kubectl -n %s logs deploy/kubevpn-traffic-manager` may tell why.", namespace)
 }
 
-// awaitManager waits until the manager in pod is the last that has greeted us, and its session is up.
+// awaitManager waits until the manager in pod is the last that has greeted us, and packets have a way to it and, with the
+// system netstack, through its gateway. When the session ends it returns why.
 func (s *Session) awaitManager(ctx context.Context, pod string) error {
-	return s.await(ctx, func() bool {
+	var ended *api.Error
+	err := s.await(ctx, func() bool {
+		if s.status.Status == api.StatusFailed {
+			ended = s.status.Error
+			return true
+		}
 		return s.greeting != nil && s.greeting.Pod == pod && s.status.Status == api.StatusConnected
 	})
+	if ended != nil {
+		return ended
+	}
+	return err
 }
 
 // dialManager is the transport's way to the manager: a port-forward into its pod.

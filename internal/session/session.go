@@ -95,8 +95,10 @@ type Session struct {
 	gatewayChanged chan struct{} // buffered 1: the gateway may have come or gone
 
 	mu      sync.Mutex
-	moved   chan struct{} // closed and replaced when greeting, or the status of the transport, has changed
+	moved   chan struct{} // closed and replaced when greeting, or the status, has changed
 	status  api.Connection
+	carried bool // the transport has a session, with a link that is up
+	greeted bool // by the manager at the other end of that session
 	state   api.ManagerState
 	own     cluster.CIDRs // what the user's own rights show; zero unless the manager lacks something
 	address addressing
@@ -204,6 +206,7 @@ func (s *Session) Run(ctx context.Context) error {
 	}
 	s.status.Status = api.StatusFailed
 	s.status.Error = s.cluster.Explain(err)
+	s.move()
 	return s.status.Error
 }
 
@@ -233,7 +236,10 @@ func (s *Session) establish(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return s.maintain(ctx) })
 	g.Go(func() error { return s.watchWake(ctx) })
 	g.Go(func() error { return s.watchGateway(ctx) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	close(s.connected)
+	s.settle() // something may have happened since the proof
 	return nil
 }
 
@@ -313,7 +319,7 @@ func (s *Session) openSession(ctx context.Context, g *errgroup.Group) error {
 	return nil
 }
 
-// await waits until ok, which is called with mu held, holds of the greeting and of the status of the transport.
+// await waits until ok, which is called with mu held, holds of the greeting and of the status.
 func (s *Session) await(ctx context.Context, ok func() bool) error {
 	for {
 		s.mu.Lock()
@@ -344,19 +350,34 @@ func (s *Session) onState(state transport.State, cause error) {
 		s.log.Info("transport", "state", state, "cause", cause)
 		s.status.Error = s.cluster.Explain(cause)
 	}
+	s.carried = state == transport.StateConnected
+	if state == transport.StateConnecting {
+		s.greeted = false
+	}
+	s.settle()
+	if s.carried {
+		s.poke() // another address of the API server may have to be kept out of the tunnel
+	}
+}
+
+// settle makes the status of a connection that was proved say whether packets have a way now; s.mu is held.
+func (s *Session) settle() {
+	defer s.move()
 	select {
 	case <-s.connected:
 	default:
-		return // not connected yet: Run and the steps say what is going on
+		return // Run and the steps say what is going on
 	}
-	switch state {
-	case transport.StateConnected:
-		s.status.Status, s.status.Error = api.StatusConnected, nil
-		s.poke() // another address of the API server may have to be kept out of the tunnel
-	default:
+	switch {
+	case s.status.Status == api.StatusFailed || s.status.Status == api.StatusDisconnecting:
+	case !s.carried || !s.greeted:
+		s.status.Status = api.StatusReconnecting // and onState has said why
+	case s.lacksGateway():
 		s.status.Status = api.StatusReconnecting
+		s.status.Error = api.Errorf(api.ExitNetstack, "the gateway in the traffic manager's pod has gone; waiting for another")
+	default:
+		s.status.Status, s.status.Error = api.StatusConnected, nil
 	}
-	s.move()
 }
 
 // onSession greets the manager on a new session and follows it until the session ends.
@@ -406,9 +427,9 @@ func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
 		s.status.Warnings = slices.DeleteFunc(s.status.Warnings, func(w string) bool { return w == s.imageWarning })
 	}
 	s.status.ManagerPod, s.status.ManagerVersion = hello.Pod, hello.Version
-	s.greeting = hello
+	s.greeting, s.greeted = hello, true
 	s.learnGateway()
-	s.move()
+	s.settle()
 	s.mu.Unlock()
 	s.resteer()
 	s.poke()
@@ -445,6 +466,7 @@ func (s *Session) handle(m api.ControlMessage) {
 		s.mu.Lock()
 		s.state = *m.State
 		s.learnGateway()
+		s.settle()
 		s.mu.Unlock()
 		s.resteer() // the gateway may forward something else
 	}
