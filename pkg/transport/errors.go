@@ -21,6 +21,9 @@ var (
 	// ErrServerFull means that the manager has as many sessions, or links of this session, as it allows.
 	ErrServerFull = errors.New("the other end has no room for another session")
 
+	// ErrOtherSession refuses a carrier that is for one session and whose hello names another.
+	ErrOtherSession = errors.New("the carrier is for another session")
+
 	// ErrVersion means that the two ends speak different versions of this protocol. Retrying is useless.
 	ErrVersion = errors.New("the other end speaks another version of the transport protocol")
 

@@ -14,11 +14,13 @@ const (
 	ProtoControl Proto = 0  // messages between laptop and manager
 	ProtoEcho    Proto = 1  // ICMP echo of either family, as datagrams
 	ProtoIP      Proto = 4  // frames of whole IP packets
+	ProtoTicket  Proto = 5  // asks for a ticket: the right to open carriers by another path
 	ProtoTCP     Proto = 6  // the bytes of one TCP connection
+	ProtoMeter   Proto = 7  // what the manager's end of the session itself sends back, to measure a path
 	ProtoUDP     Proto = 17 // the datagrams of one UDP flow
 )
 
-// String gives "control", "echo", "ip", "tcp", "udp" or the number.
+// String gives "control", "echo", "ip", "ticket", "tcp", "udp" or the number.
 func (p Proto) String() string {
 	switch p {
 	case ProtoControl:
@@ -27,16 +29,20 @@ func (p Proto) String() string {
 		return "echo"
 	case ProtoIP:
 		return "ip"
+	case ProtoTicket:
+		return "ticket"
 	case ProtoTCP:
 		return "tcp"
 	case ProtoUDP:
 		return "udp"
+	case ProtoMeter:
+		return "meter"
 	}
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
 
 // Request opens every stream: what it carries, from where to where. Src and Dst may be zero where they mean
-// nothing (control). IPv6 zones do not cross.
+// nothing (control, ticket). IPv6 zones do not cross.
 type Request struct {
 	Proto Proto
 	Src   netip.AddrPort

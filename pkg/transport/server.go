@@ -17,6 +17,9 @@ type ServerConfig struct {
 	// not end the session. Serve waits for it.
 	OnSession func(ctx context.Context, s *Session)
 
+	// OnRefused is told of carriers that are refused, after the log is, and before they are closed. It may be nil.
+	OnRefused func(carrier net.Conn, reason error)
+
 	Grace         time.Duration // a session without any carrier is kept for so long; 5 min
 	MaxSessions   int           // 1024
 	MaxLinks      int           // of one session; 16
@@ -70,16 +73,30 @@ func (s *Server) Sessions() []*Session {
 	return all
 }
 
-// Serve accepts carriers until ctx ends or the listener fails; it closes the listener and every session, and
+// Serve accepts carriers until ctx ends or a listener fails; it closes the listeners and every session, and
 // waits for them. It gives nil if ctx ended. Call it once.
-func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
+//
+// A carrier that has a method OnlySession() SessionID is for that session: it resumes the session's links, and never
+// makes a session. One that names another session in its hello is closed without a word.
+func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { listener.Close() })
-	defer stop()
-	err := s.accept(ctx, listener)
-	listener.Close()
-	cancel() // ends handshakes
+	ends := make(chan error, len(listeners))
+	for _, l := range listeners {
+		stop := context.AfterFunc(ctx, func() { l.Close() })
+		defer stop()
+		s.wg.Go(func() { ends <- s.accept(ctx, l) })
+	}
+	var err error
+	for range listeners {
+		if e := <-ends; err == nil {
+			err = e
+		}
+		cancel() // ends the other listeners, and handshakes
+	}
+	for _, l := range listeners {
+		l.Close()
+	}
 
 	s.mu.Lock()
 	s.closing = true
@@ -128,6 +145,9 @@ func (s *Server) accept(ctx context.Context, listener net.Listener) error {
 			defer func() { <-room }()
 			if err := s.greet(ctx, conn); err != nil {
 				s.log.Info("carrier refused", "remote", conn.RemoteAddr(), "reason", err)
+				if s.cfg.OnRefused != nil {
+					s.cfg.OnRefused(conn, err)
+				}
 				conn.Close()
 			}
 		})
@@ -147,7 +167,11 @@ func (s *Server) greet(ctx context.Context, conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	session, st := s.find(h)
+	only, bound := conn.(interface{ OnlySession() SessionID })
+	if bound && only.OnlySession() != h.session {
+		return fmt.Errorf("session %s link %d: %w", h.session.String()[:8], h.link, ErrOtherSession)
+	}
+	session, st := s.find(h, !bound)
 	if st == statusOK {
 		st = s.resume(session, h, conn, stop)
 	}
@@ -158,8 +182,8 @@ func (s *Server) greet(ctx context.Context, conn net.Conn) error {
 	return nil
 }
 
-// find gives the session that a hello means, or makes it.
-func (s *Server) find(h hello) (*Session, status) {
+// find gives the session that a hello means, or makes it where the carrier may.
+func (s *Server) find(h hello, mayMake bool) (*Session, status) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	session := s.sessions[h.session]
@@ -170,7 +194,7 @@ func (s *Server) find(h hello) (*Session, status) {
 		return nil, statusFull
 	case session != nil:
 		return session, statusOK
-	case !h.first || h.link != 0 || h.received != 0 || s.closing:
+	case !mayMake || !h.first || h.link != 0 || h.received != 0 || s.closing:
 		return nil, statusUnknown
 	case len(s.sessions) >= s.cfg.MaxSessions:
 		return nil, statusFull

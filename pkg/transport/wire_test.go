@@ -23,6 +23,7 @@ func TestRequestOnTheWire(t *testing.T) {
 		want      string
 	}{
 		{Request{Proto: ProtoControl}, false, "0000" + "000000" + "000000"},
+		{Request{Proto: ProtoTicket}, false, "0005" + "000000" + "000000"},
 		{Request{ProtoTCP, netip.MustParseAddrPort("198.19.0.2:40000"), netip.MustParseAddrPort("10.96.0.10:80")}, false,
 			"0006" + "04c61300029c40" + "040a60000a0050"},
 		{Request{ProtoUDP, netip.AddrPort{}, netip.MustParseAddrPort("[fd00::10]:53")}, true,
@@ -42,7 +43,7 @@ func TestRequestOnTheWire(t *testing.T) {
 
 func TestProtoString(t *testing.T) {
 	for proto, want := range map[Proto]string{
-		ProtoControl: "control", ProtoEcho: "echo", ProtoIP: "ip", ProtoTCP: "tcp", ProtoUDP: "udp", 132: "protocol 132",
+		ProtoControl: "control", ProtoEcho: "echo", ProtoIP: "ip", ProtoTicket: "ticket", ProtoTCP: "tcp", ProtoUDP: "udp", 132: "protocol 132",
 	} {
 		if got := proto.String(); got != want {
 			t.Errorf("protocol %d is %q, want %q", uint8(proto), got, want)
