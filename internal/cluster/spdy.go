@@ -19,6 +19,8 @@ import (
 
 	"github.com/moby/spdystream/spdy"
 	corev1 "k8s.io/api/core/v1"
+
+	"kubevpn/pkg/rawio"
 )
 
 // podConn is one port-forward: a connection to a port of a pod, as a net.Conn. It speaks as much SPDY/3.1 as
@@ -46,7 +48,7 @@ type podConn struct {
 	link  link
 	raw   net.Conn // beneath TLS: deadlines, addresses, the final close
 	peer  podAddr
-	batch *batchConn // raw, where writes can be held back; else nil
+	batch *rawio.Batch // raw, where writes can be held back; else nil
 
 	readMu  sync.Mutex
 	frame   spdyFrame
@@ -132,7 +134,7 @@ func openPort(ctx context.Context, l link, raw net.Conn, peer podAddr) (*podConn
 	if ws, ok := l.(*webSocket); ok {
 		ws.pong = c.owePong
 	}
-	c.batch, _ = raw.(*batchConn)
+	c.batch, _ = raw.(*rawio.Batch)
 	stop := context.AfterFunc(ctx, func() { raw.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	opening, err := openingFrames(peer.port)

@@ -93,11 +93,11 @@ func (c *podConn) send(buf []byte) error {
 		return *failed
 	}
 	if c.batch != nil {
-		c.batch.hold()
+		c.batch.Hold()
 	}
 	err := c.link.writeFrame(buf)
 	if c.batch != nil {
-		if e := c.batch.release(); err == nil {
+		if e := c.batch.Release(); err == nil {
 			err = e
 		}
 	}

@@ -78,7 +78,7 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL, heade
 	}
 	// Each connection has a transport of its own: it serves this one request, and its dialer catches the
 	// connection beneath TLS, whose deadlines net/http does not show.
-	var raw atomic.Pointer[batchConn]
+	var raw atomic.Pointer[rawio.Batch]
 	hop := &http.Transport{
 		Proxy:             u.config.Proxy,
 		TLSClientConfig:   u.tls,
@@ -94,7 +94,7 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL, heade
 					return nil, err
 				}
 			}
-			batch := newBatchConn(conn)
+			batch := rawio.NewBatch(conn)
 			raw.Store(batch)
 			return batch, nil
 		},

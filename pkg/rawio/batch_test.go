@@ -1,0 +1,63 @@
+package rawio_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"testing"
+
+	"kubevpn/pkg/rawio"
+)
+
+// calls is a connection that says what each of its calls was given.
+type calls struct {
+	net.Conn
+	input   []byte
+	written []string
+	err     error
+}
+
+func (c *calls) Read(p []byte) (int, error) {
+	n := copy(p, c.input)
+	c.input = c.input[n:]
+	if n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func (c *calls) Write(p []byte) (int, error) {
+	c.written = append(c.written, string(p))
+	return len(p), c.err
+}
+
+func TestBatch(t *testing.T) {
+	c := &calls{input: []byte("abcdef")}
+	b := rawio.NewBatch(c)
+	b.Write([]byte("alone"))
+	b.Hold()
+	b.Write([]byte("to"))
+	b.Write([]byte("gether"))
+	if n := len(c.written); n != 1 {
+		t.Errorf("%d writes before Release", n)
+	}
+	if err := b.Release(); err != nil {
+		t.Error(err)
+	}
+	b.Write([]byte("again"))
+	if len(c.written) != 3 || c.written[0] != "alone" || c.written[1] != "together" || c.written[2] != "again" {
+		t.Errorf("written: %q", c.written)
+	}
+	var buf [3]byte
+	if _, err := io.ReadFull(b, buf[:]); err != nil || string(buf[:]) != "abc" || len(c.input) != 0 {
+		t.Errorf("read %q, %v, and left %q in the kernel", buf, err, c.input)
+	}
+	c.err = io.ErrClosedPipe
+	b.Hold()
+	if _, err := b.Write([]byte("x")); err != nil {
+		t.Errorf("a write that was held: %v", err)
+	}
+	if err := b.Release(); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("Release gave %v", err)
+	}
+}
