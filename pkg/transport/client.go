@@ -31,7 +31,15 @@ type ClientConfig struct {
 	// that ends after DialTimeout. The connection's Close must end its Read and Write; deadlines are not needed.
 	Dial func(ctx context.Context) (net.Conn, error)
 
-	Links       int           // carrier connections of a session; 4, at most 255
+	// Shortcut is another path to the manager, which may be better than Dial's, or not work at all, and come and go.
+	// Once a session is up it is tried, measured and, where it is better, taken (see shortcut.go). nil: there is none.
+	Shortcut func(ctx context.Context) (net.Conn, error)
+	// Forced has the shortcut taken whatever was measured, and its links wait for it when it fails.
+	Forced bool
+	// OnShortcut is called whenever the state of the shortcut has changed. Calls do not overlap. It must not block.
+	OnShortcut func(ShortcutStatus)
+
+	Links       int           // carrier connections of a session; 4, at most 254
 	DialTimeout time.Duration // 15 s
 	BackoffMin  time.Duration // pause after a failed attempt, doubling; 100 ms
 	BackoffMax  time.Duration // up to this; 2 s. A third of each pause is random.
@@ -63,6 +71,7 @@ type Client struct {
 	mu      sync.Mutex
 	session *Session
 	kick    chan struct{} // closed by refresh: pauses end
+	woken   chan struct{} // closed by Probe
 	dials   map[*attempt]struct{}
 }
 
@@ -77,7 +86,7 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Links <= 0 {
 		cfg.Links = 4
 	}
-	cfg.Links = min(cfg.Links, 255)
+	cfg.Links = min(cfg.Links, 254)
 	cfg.DialTimeout = orDefault(cfg.DialTimeout, 15*time.Second)
 	cfg.BackoffMin = orDefault(cfg.BackoffMin, 100*time.Millisecond)
 	cfg.BackoffMax = max(orDefault(cfg.BackoffMax, 2*time.Second), cfg.BackoffMin)
@@ -88,10 +97,13 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.OnState == nil {
 		cfg.OnState = func(State, error) {}
 	}
+	if cfg.OnShortcut == nil {
+		cfg.OnShortcut = func(ShortcutStatus) {}
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}), dials: make(map[*attempt]struct{})}
+	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}), woken: make(chan struct{}), dials: make(map[*attempt]struct{})}
 }
 
 func orDefault(d, v time.Duration) time.Duration {
@@ -113,6 +125,10 @@ func (c *Client) Session() *Session {
 // network has changed.
 func (c *Client) Probe(timeout time.Duration) {
 	c.refresh(freshDial)
+	c.mu.Lock()
+	close(c.woken)
+	c.woken = make(chan struct{})
+	c.mu.Unlock()
 	s := c.Session()
 	if s == nil {
 		return
@@ -169,10 +185,17 @@ func (c *Client) runSession(ctx context.Context) error {
 	var tok token
 	randomise(id[:])
 	randomise(tok[:])
-	s := newSession(id, tok, true, c.cfg.Links, c.cfg.Tuning, c.log)
+	links := c.cfg.Links
+	if c.cfg.Shortcut != nil {
+		links++ // the scout
+	}
+	s := newSession(id, tok, true, links, c.cfg.Tuning, c.log)
 	defer s.wg.Wait()
 	defer s.fail(ErrSessionClosed)
-	first, err := c.connect(ctx, s, s.link(0))
+	if c.cfg.Shortcut != nil {
+		s.scout = c.newScout(s)
+	}
+	first, err := c.connect(ctx, s, s.link(0), base)
 	if err != nil {
 		c.log.Debug("session not established", "error", err)
 		return err
@@ -192,6 +215,9 @@ func (c *Client) runSession(ctx context.Context) error {
 				c.keep(sctx, s, i, nil)
 			}
 		})
+	}
+	if s.scout != nil {
+		wg.Go(func() { s.scout.run(sctx) })
 	}
 	c.setSession(s)
 	defer c.setSession(nil)
@@ -238,7 +264,7 @@ func (c *Client) watch(ctx context.Context, s *Session) {
 	}
 }
 
-// keep keeps link i attached until the session or ctx ends.
+// keep keeps link i attached until the session or ctx ends, over the path that the scout wants it on.
 func (c *Client) keep(ctx context.Context, s *Session, i int, carrier *carrier) {
 	l := s.link(i)
 	if l == nil {
@@ -249,6 +275,10 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, carrier *carrier) 
 		if carrier != nil {
 			select {
 			case <-carrier.dead:
+			case <-l.move:
+				if l.wants() == carrier.path {
+					continue
+				}
 			case <-ctx.Done():
 				return
 			case <-s.done:
@@ -257,32 +287,91 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, carrier *carrier) 
 			if s.Err() != nil {
 				return
 			}
-			l.log.Info("carrier lost", "reason", carrier.err)
-			if time.Since(carrier.born) > time.Second {
-				pause.reset() // the first attempt at once
+			if l.attachedTo(carrier) {
+				l.log.Info("moving", "from", carrier.path, "to", l.wants())
 			} else {
-				pause.sleep(ctx)
+				l.log.Info("carrier lost", "path", carrier.path, "reason", carrier.err)
+				c.lost(s, l, carrier)
+				if time.Since(carrier.born) > time.Second {
+					pause.reset() // the first attempt at once
+				} else {
+					pause.sleep(ctx)
+				}
 			}
 		}
-		var err error
-		carrier, err = c.connect(ctx, s, l)
+		path := l.wants()
+		mctx, stop := moving(ctx, l, carrier)
+		next, err := c.connect(mctx, s, l, path)
+		abandoned := mctx.Err() != nil
+		stop()
 		switch {
 		case err == nil:
-			l.log.Info("carrier attached")
+			carrier = next
+			l.log.Info("carrier attached", "path", path)
+			continue
 		case ctx.Err() != nil || s.Err() != nil:
 			return
 		case errors.Is(err, ErrServerFull) && !l.born.Load():
 			l.log.Info("doing without this link", "reason", err)
 			return
-		case errors.Is(err, ErrSessionLost), errors.Is(err, ErrRefused), errors.Is(err, ErrVersion), errors.Is(err, ErrProtocol):
+		case isFatal(err) && path == base:
 			s.fail(err)
 			return
-		default:
-			l.log.Debug("carrier not established", "error", err)
-			s.failed(err)
-			pause.sleep(ctx)
 		}
+		l.log.Debug("carrier not established", "path", path, "error", err)
+		if path == shortcut && !abandoned {
+			s.scout.fail(err)
+		}
+		if carrier == nil || !l.attachedTo(carrier) {
+			carrier = nil
+			s.failed(err)
+		}
+		pause.sleep(ctx)
 	}
+}
+
+// moving gives the context of an attempt: one to move from a carrier is given up when that is lost, or is to stay.
+func moving(ctx context.Context, l *link, from *carrier) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	if from == nil || !l.attachedTo(from) {
+		return ctx, cancel
+	}
+	go func() {
+		defer cancel()
+		for {
+			select {
+			case <-l.move:
+				if l.wants() == from.path {
+					return
+				}
+			case <-from.dead:
+				if !errors.Is(from.err, errSuperseded) {
+					return
+				}
+				<-ctx.Done() // by the attempt itself
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return ctx, cancel
+}
+
+// isFatal reports whether the manager's answer means that the session cannot go on.
+func isFatal(err error) bool {
+	return errors.Is(err, ErrSessionLost) || errors.Is(err, ErrRefused) || errors.Is(err, ErrVersion) || errors.Is(err, ErrProtocol)
+}
+
+// lost tells the scout of a carrier that was lost on the shortcut, and has its link go back at once.
+func (c *Client) lost(s *Session, l *link, carrier *carrier) {
+	if carrier.path != shortcut || errors.Is(carrier.err, errSuperseded) {
+		return
+	}
+	if !c.cfg.Forced {
+		l.wish(base)
+	}
+	s.scout.fail(carrier.err)
 }
 
 // failed notes a failed attempt, for OnState.
@@ -295,14 +384,14 @@ func (s *Session) failed(err error) {
 
 // connect dials a carrier and attaches it to the link. That it could be done is news to the attempts for other links,
 // if they have taken much longer.
-func (c *Client) connect(ctx context.Context, s *Session, l *link) (*carrier, error) {
+func (c *Client) connect(ctx context.Context, s *Session, l *link, path path) (*carrier, error) {
 	for {
 		actx, stop := context.WithCancelCause(ctx)
 		a := &attempt{began: time.Now(), stop: stop}
 		c.mu.Lock()
 		c.dials[a] = struct{}{}
 		c.mu.Unlock()
-		ca, err := c.attempt(actx, s, l)
+		ca, err := c.attempt(actx, s, l, path)
 		c.mu.Lock()
 		delete(c.dials, a)
 		c.mu.Unlock()
@@ -319,14 +408,19 @@ func (c *Client) connect(ctx context.Context, s *Session, l *link) (*carrier, er
 	}
 }
 
-func (c *Client) attempt(ctx context.Context, s *Session, l *link) (*carrier, error) {
-	received := l.quiesce()
+// attempt dials one carrier. Until it is there the link keeps the one that it has.
+func (c *Client) attempt(ctx context.Context, s *Session, l *link, path path) (*carrier, error) {
+	dial := c.cfg.Dial
+	if path == shortcut {
+		dial = c.cfg.Shortcut
+	}
 	dctx, cancel := context.WithTimeout(ctx, c.cfg.DialTimeout)
-	conn, err := c.cfg.Dial(dctx)
+	conn, err := dial(dctx)
 	cancel()
 	if err != nil {
 		return nil, fmt.Errorf("dialling the traffic manager: %w", err)
 	}
+	received := l.quiesce()
 	l.mu.Lock()
 	l.attempt++
 	h := hello{session: s.id, token: s.token, link: uint8(l.index), first: !l.born.Load(), attempt: l.attempt, received: received}
@@ -334,7 +428,7 @@ func (c *Client) attempt(ctx context.Context, s *Session, l *link) (*carrier, er
 	r, err := c.shake(ctx, conn, h)
 	if err == nil {
 		var ca *carrier
-		if ca, err = l.attach(conn, r.received); err == nil {
+		if ca, err = l.attach(conn, path, r.received); err == nil {
 			return ca, nil
 		}
 	}

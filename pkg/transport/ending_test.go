@@ -14,7 +14,7 @@ func lonely(t *testing.T) *link {
 	s := newSession(SessionID{}, token{}, true, 1, Tuning{}.withDefaults(), NewServer(ServerConfig{}).log)
 	near, far := net.Pipe()
 	l := s.link(0)
-	if _, err := l.attach(near, 0); err != nil {
+	if _, err := l.attach(near, base, 0); err != nil {
 		t.Fatal(err)
 	}
 	go io.Copy(io.Discard, far)

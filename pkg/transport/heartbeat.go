@@ -31,6 +31,8 @@ func (l *link) onPing(seq, acked uint64) error {
 func (l *link) onPong(seq, acked uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.pongSeq = max(l.pongSeq, seq)
+	l.changed.Broadcast()
 	if seq == l.pingSeq {
 		copy(l.rtts[1:], l.rtts[:])
 		l.rtts[0] = max(time.Since(l.lastPing), 1)
@@ -56,8 +58,12 @@ func (l *link) acked(count uint64) error {
 	if l.closed != nil {
 		return l.closed
 	}
+	before := l.out.acked
 	if err := l.out.ack(count); err != nil {
 		return err
+	}
+	if l.out.acked > before {
+		l.progress = time.Now()
 	}
 	l.backlog.Store(int64(l.out.held()))
 	if l.closeEnd > 0 && l.out.acked >= l.closeEnd {

@@ -137,7 +137,12 @@ func (l *link) onOpen(id uint32, payload []byte) error {
 	l.streamsMu.Unlock()
 	l.count.Add(1)
 	l.session.streams.Add(1)
-	l.session.push(&Incoming{Request: r, s: s})
+	in := &Incoming{Request: r, s: s}
+	if r.Proto == ProtoMeter && !datagrams {
+		l.session.wg.Go(func() { meter(in) })
+		return nil
+	}
+	l.session.push(in)
 	return nil
 }
 

@@ -43,9 +43,15 @@ type link struct {
 	readable sync.Cond // the reader waits: a carrier
 	changed  sync.Cond // reading, writing or out.sent changed
 
+	wished path          // where the scout wants the carrier to be
+	move   chan struct{} // room for one: it has changed
+
+	due      uint64      // position behind the last frame that the other end acknowledges soon
+	progress time.Time   // when it last acknowledged something, or began to owe it
 	beat     *time.Timer // heartbeat; runs while attached
 	lastPing time.Time
 	pingSeq  uint64
+	pongSeq  uint64
 	suspect  time.Time // a probe's deadline
 	rtts     [4]time.Duration
 
@@ -69,14 +75,17 @@ type link struct {
 // carrier is one connection beneath a link.
 type carrier struct {
 	conn net.Conn
+	path path
 	born time.Time
 	last time.Time     // something was received
 	dead chan struct{} // closed when the link has let go of it
 	err  error         // why; valid once dead is closed
+
+	sent, received uint64 // bytes
 }
 
 func newLink(s *Session, index int) *link {
-	l := &link{session: s, index: index, log: s.log.With("link", index), streams: make(map[uint32]*Stream), nextID: 1}
+	l := &link{session: s, index: index, log: s.log.With("link", index), streams: make(map[uint32]*Stream), nextID: 1, move: make(chan struct{}, 1)}
 	if !s.client {
 		l.nextID = 2
 	}
@@ -100,7 +109,7 @@ func (l *link) run() {
 
 // attach continues the link on conn, whose other end has received everything before peerReceived. The link
 // must have been quiesced. The caller keeps conn if it fails.
-func (l *link) attach(conn net.Conn, peerReceived uint64) (*carrier, error) {
+func (l *link) attach(conn net.Conn, path path, peerReceived uint64) (*carrier, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed != nil {
@@ -110,7 +119,8 @@ func (l *link) attach(conn net.Conn, peerReceived uint64) (*carrier, error) {
 		return nil, err
 	}
 	now := time.Now()
-	l.carrier = &carrier{conn: conn, born: now, last: now, dead: make(chan struct{})}
+	l.carrier = &carrier{conn: conn, path: path, born: now, last: now, dead: make(chan struct{})}
+	l.progress = now
 	l.rtts = [4]time.Duration{}
 	l.suspect = time.Time{}
 	l.carriers++
@@ -152,7 +162,7 @@ func (l *link) lose(c *carrier, err error) {
 		c.conn.SetDeadline(time.Unix(1, 0)) // not every carrier can; Close does the same
 		c.conn.Close()
 	})
-	l.session.linkDown(l, err)
+	l.session.linkDown(l, c, err)
 }
 
 // close ends the link for good, and its streams with err.
@@ -212,9 +222,10 @@ func (l *link) write() {
 	l.writing = true
 	l.dispatch()
 	l.mu.Unlock()
-	_, err := c.conn.Write(b)
+	n, err := c.conn.Write(b)
 	now := time.Now()
 	l.mu.Lock()
+	c.sent += uint64(n)
 	l.wrote = now
 	l.writing = false
 	l.out.release(chunk)
@@ -259,6 +270,7 @@ func (l *link) Read(p []byte) (int, error) {
 		l.mu.Lock()
 		l.reading = false
 		l.received += uint64(n)
+		c.received += uint64(n)
 		if n > 0 {
 			c.last = time.Now()
 		}
@@ -295,8 +307,15 @@ func (l *link) frame(h header, payload []byte) {
 func (l *link) append(h header, payload []byte) {
 	var b [headerLen]byte
 	putHeader(&b, h)
+	due := h.kind != frameAck && h.kind != framePing && h.kind != framePong
+	if due && l.out.acked >= l.due {
+		l.progress = time.Now()
+	}
 	l.out.append(b[:])
 	l.out.append(payload)
+	if due {
+		l.due = l.out.end
+	}
 	l.backlog.Store(int64(l.out.held()))
 }
 

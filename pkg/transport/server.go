@@ -264,7 +264,7 @@ func (s *Server) resume(session *Session, h hello, conn net.Conn, stop func() bo
 	if !stop() { // the handshake's time is up, and conn is closed
 		return statusOK
 	}
-	if _, err := l.attach(conn, h.received); err != nil {
+	if _, err := l.attach(conn, base, h.received); err != nil {
 		l.log.Warn("carrier does not fit", "error", err)
 		conn.Close()
 		session.fail(err)

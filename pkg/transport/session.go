@@ -25,6 +25,7 @@ type Session struct {
 	ready   chan struct{} // closed when the first link is attached
 	streams atomic.Int64
 	grown   atomic.Int64  // bytes of windows beyond initialWindow
+	scout   *scout        // the client's, if it has a shortcut
 	next    atomic.Uint32 // for choose
 
 	events chan struct{} // capacity 1: links came or went (client)
@@ -35,9 +36,10 @@ type Session struct {
 	err      error      // once ended
 	up       int        // links that are attached
 	lastLoss error
-	grace    *time.Timer   // server: ends a session without links
-	patience time.Duration // after so long
-	arrived  []*Incoming   // waiting for Accept
+	carried  [paths]traffic // by carriers that are gone
+	grace    *time.Timer    // server: ends a session without links
+	patience time.Duration  // after so long
+	arrived  []*Incoming    // waiting for Accept
 	arrival  chan struct{}
 }
 
@@ -160,10 +162,11 @@ func (s *Session) linkUp(l *link) {
 	s.notify()
 }
 
-func (s *Session) linkDown(l *link, err error) {
+func (s *Session) linkDown(l *link, c *carrier, err error) {
 	l.up.Store(false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.carried[c.path].add(c)
 	s.up--
 	s.lastLoss = err
 	if s.up == 0 {
@@ -196,8 +199,8 @@ func (s *Session) state() (up int, lastLoss error) {
 	return s.up, s.lastLoss
 }
 
-// choose picks the link for a new stream: attached before stalled, then quiet before busy, then the one with
-// fewest streams, ties in turn.
+// choose picks the link for a new stream: attached before stalled, the scout last, then quiet before busy, then the
+// one with fewest streams, ties in turn.
 func (s *Session) choose() (*link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,6 +218,9 @@ func (s *Session) choose() (*link, error) {
 		score := l.count.Load()
 		if l.backlog.Load() > busy {
 			score += 1 << 40
+		}
+		if s.scout != nil && l == s.scout.link {
+			score += 1 << 45
 		}
 		if !l.up.Load() {
 			score += 1 << 50
@@ -236,6 +242,12 @@ func (s *Session) Open(ctx context.Context, r Request) (*Stream, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening %s: %w", r, err)
 	}
+	return s.opened(ctx, st)
+}
+
+// opened waits for the answer to an OPEN.
+func (s *Session) opened(ctx context.Context, st *Stream) (*Stream, error) {
+	r := st.request
 	stop := st.wakeOn(ctx)
 	defer stop()
 	st.mu.Lock()
@@ -287,6 +299,10 @@ func (s *Session) open(ctx context.Context, r Request, datagrams bool) (*Stream,
 	if err != nil {
 		return nil, err
 	}
+	return s.openOn(ctx, l, r, datagrams)
+}
+
+func (s *Session) openOn(ctx context.Context, l *link, r Request, datagrams bool) (*Stream, error) {
 	st, err := l.newOutgoing(r, datagrams)
 	if err != nil {
 		return nil, err
@@ -378,6 +394,8 @@ type SessionStats struct {
 	Since   time.Time
 	Streams int // open
 	Links   []LinkStats
+	// What carriers have carried over ClientConfig's Dial and its Shortcut, in bytes, handshakes not counted.
+	Base, Shortcut Traffic
 }
 
 // LinkStats is a snapshot of one link.
@@ -397,16 +415,23 @@ func (s *Session) Stats() SessionStats {
 	links := append([]*link(nil), s.links...)
 	s.mu.Unlock()
 	st := SessionStats{ID: s.id, Since: s.since, Streams: int(s.streams.Load())}
+	s.mu.Lock()
+	carried := s.carried
+	s.mu.Unlock()
 	for _, l := range links {
 		if l == nil || !l.born.Load() {
 			continue
 		}
 		l.mu.Lock()
+		if l.carrier != nil {
+			carried[l.carrier.path].add(l.carrier)
+		}
 		st.Links = append(st.Links, LinkStats{
 			Up: l.carrier != nil, RTT: time.Duration(l.rtt.Load()), Sent: l.out.end, Received: l.received,
 			Unacked: l.out.held(), Streams: int(l.count.Load()), Carriers: l.carriers,
 		})
 		l.mu.Unlock()
 	}
+	st.Base, st.Shortcut = Traffic(carried[base]), Traffic(carried[shortcut])
 	return st
 }

@@ -325,7 +325,7 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := newSession(SessionID{}, token{}, false, 1, Tuning{}.withDefaults(), NewServer(ServerConfig{}).log)
 		near, far := net.Pipe()
-		if _, err := s.link(0).attach(near, 0); err != nil {
+		if _, err := s.link(0).attach(near, base, 0); err != nil {
 			t.Fatal(err)
 		}
 		go io.Copy(io.Discard, far)

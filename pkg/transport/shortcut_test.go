@@ -1,0 +1,346 @@
+package transport_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevpn/pkg/transport"
+)
+
+// roads are two ways to one manager, each of which takes its time, and can be closed or turned into a black hole.
+type roads struct {
+	network
+	base, shortcut road
+	mu             sync.Mutex
+	states         []string
+}
+
+type road struct {
+	n     network
+	mu    sync.Mutex
+	delay time.Duration // of each write
+	err   error         // of each dial
+	holed bool
+	conns []*roadConn
+	dials int
+}
+
+type roadConn struct {
+	net.Conn
+	road  *road
+	holed bool
+}
+
+func newRoads(t *testing.T, base, shortcut time.Duration) *roads {
+	n := memory(t)
+	r := &roads{network: n}
+	r.base.n, r.base.delay = n, base
+	r.shortcut.n, r.shortcut.delay = n, shortcut
+	return r
+}
+
+func (r *road) Dial(ctx context.Context) (net.Conn, error) {
+	r.mu.Lock()
+	r.dials++
+	err, holed := r.err, r.holed
+	r.mu.Unlock()
+	if holed {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	conn, err := r.n.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &roadConn{Conn: conn, road: r}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.conns = append(r.conns, c)
+	return c, nil
+}
+
+func (c *roadConn) Write(p []byte) (int, error) {
+	c.road.mu.Lock()
+	delay := c.road.delay
+	c.holed = c.holed || c.road.holed // what was lost once stays lost
+	holed := c.holed
+	c.road.mu.Unlock()
+	if holed {
+		return len(p), nil
+	}
+	time.Sleep(delay)
+	return c.Conn.Write(p)
+}
+
+// change sets what dials give. With an error, the connections that there are end too.
+func (r *road) change(err error) {
+	r.mu.Lock()
+	r.err = err
+	conns := r.conns
+	r.conns = nil
+	r.mu.Unlock()
+	if err != nil {
+		for _, c := range conns {
+			c.Close()
+		}
+	}
+}
+
+func (r *road) hole(holed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.holed = holed
+}
+
+func (r *road) dialled() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.dials
+}
+
+func (r *roads) start(t *testing.T, cc transport.ClientConfig) *rig {
+	cc.Dial, cc.Shortcut = r.base.Dial, r.shortcut.Dial
+	cc.OnShortcut = func(s transport.ShortcutStatus) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		text := s.State.String()
+		if s.Reason != nil {
+			text = fmt.Sprintf("%s: %v", text, s.Reason)
+		}
+		if len(r.states) == 0 || r.states[len(r.states)-1] != text {
+			r.states = append(r.states, text)
+		}
+	}
+	return start(t, r.network, cc, transport.ServerConfig{})
+}
+
+// seen lets d pass, and gives the shortcut's states since it was asked last.
+func (r *roads) seen(d time.Duration) []string {
+	time.Sleep(d)
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	states := r.states
+	r.states = nil
+	return states
+}
+
+func (r *roads) want(t *testing.T, within time.Duration, want ...string) {
+	t.Helper()
+	if got := r.seen(within); !slices.Equal(got, want) {
+		t.Fatalf("the shortcut was %q, want %q", got, want)
+	}
+}
+
+func (r *roads) wantLast(t *testing.T, within time.Duration, want string) {
+	t.Helper()
+	if got := r.seen(within); len(got) == 0 || got[len(got)-1] != want {
+		t.Fatalf("the shortcut was %q, want %q in the end", got, want)
+	}
+}
+
+// exchange sends blocks from the laptop and checks what comes back, until stopped.
+func exchange(t *testing.T, r *rig) (stop func()) {
+	near, far := open(t, r.laptop, r.manager)
+	go func() {
+		io.Copy(far, far)
+		far.CloseWrite()
+	}()
+	quit, sums := make(chan struct{}), make(chan [32]byte, 2)
+	end := sync.OnceFunc(func() { close(quit) })
+	t.Cleanup(end)
+	go func() {
+		h := sha256.New()
+		block := make([]byte, 10<<10)
+		for i := 0; ; i++ {
+			select {
+			case <-quit:
+				near.CloseWrite()
+				sums <- [32]byte(h.Sum(nil))
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+			block[i%len(block)]++
+			h.Write(block)
+			if _, err := near.Write(block); err != nil {
+				t.Errorf("the stream did not go on: %v", err)
+				return
+			}
+		}
+	}()
+	go func() {
+		h := sha256.New()
+		if _, err := io.Copy(h, near); err != nil {
+			t.Errorf("the stream did not go on: %v", err)
+		}
+		sums <- [32]byte(h.Sum(nil))
+	}()
+	return func() {
+		t.Helper()
+		end()
+		if a, b := receive(t, sums), receive(t, sums); a != b {
+			t.Error("what came back is not what was sent")
+		}
+	}
+}
+
+// carries checks by which roads more than 100 KiB go in a second.
+func carries(t *testing.T, s *transport.Session, wantBase, wantShortcut bool) {
+	t.Helper()
+	before := s.Stats()
+	time.Sleep(time.Second)
+	after := s.Stats()
+	base, shortcut := after.Base.Sent-before.Base.Sent > 100<<10, after.Shortcut.Sent-before.Shortcut.Sent > 100<<10
+	if base != wantBase || shortcut != wantShortcut {
+		t.Errorf("bytes go by the base: %v, by the shortcut: %v; want %v and %v", base, shortcut, wantBase, wantShortcut)
+	}
+}
+
+func TestShortcutTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoads(t, time.Millisecond, 100*time.Microsecond)
+		rig := r.start(t, transport.ClientConfig{})
+		stop := exchange(t, rig)
+		r.want(t, time.Second, "trying", "taken")
+		carries(t, rig.laptop, false, true)
+		stop()
+		for _, l := range rig.laptop.Stats().Links {
+			if !l.Up {
+				t.Errorf("%+v", l)
+			}
+		}
+	})
+}
+
+func TestShortcutPassed(t *testing.T) {
+	for name, delay := range map[string]time.Duration{"same": time.Millisecond, "slower": 5 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRoads(t, time.Millisecond, delay)
+				rig := r.start(t, transport.ClientConfig{})
+				stop := exchange(t, rig)
+				r.want(t, 5*time.Second, "trying", "passed")
+				carries(t, rig.laptop, true, false)
+				stop()
+				// It may be better another day, or on another network.
+				tries := r.shortcut.dialled()
+				r.want(t, 6*time.Minute, "trying", "passed")
+				rig.client.Probe(time.Second)
+				r.want(t, 5*time.Second, "trying", "passed")
+				if n := r.shortcut.dialled() - tries; n != 2 {
+					t.Errorf("tried %d times more", n)
+				}
+			})
+		})
+	}
+}
+
+func TestShortcutFailing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoads(t, time.Millisecond, 100*time.Microsecond)
+		r.shortcut.change(errors.New("pods/proxy is forbidden"))
+		rig := r.start(t, transport.ClientConfig{})
+		r.want(t, 500*time.Millisecond, "trying", "failing: dialling the traffic manager: pods/proxy is forbidden")
+		time.Sleep(10 * time.Minute)
+		if n := r.shortcut.dialled(); n < 10 || n > 30 {
+			t.Errorf("dialled %d times in ten minutes", n)
+		}
+		stop := exchange(t, rig)
+		carries(t, rig.laptop, true, false)
+		r.shortcut.change(nil)
+		r.wantLast(t, 2*time.Minute, "taken")
+		carries(t, rig.laptop, false, true)
+		stop()
+	})
+}
+
+// TestShortcutBreaks: streams go on by the other path, at once, and by the shortcut when it is back.
+func TestShortcutBreaks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoads(t, time.Millisecond, 100*time.Microsecond)
+		rig := r.start(t, transport.ClientConfig{})
+		stop := exchange(t, rig)
+		r.want(t, time.Second, "trying", "taken")
+		r.shortcut.change(errors.New("refused"))
+		time.Sleep(200 * time.Millisecond)
+		carries(t, rig.laptop, true, false)
+		if got := r.seen(0); len(got) == 0 || !strings.HasPrefix(got[0], "failing: ") {
+			t.Errorf("%q", got)
+		}
+		r.shortcut.change(nil)
+		r.wantLast(t, 2*time.Minute, "taken")
+		carries(t, rig.laptop, false, true)
+		stop()
+	})
+}
+
+// TestShortcutStuck: a path that swallows what it is given is left within a second.
+func TestShortcutStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoads(t, time.Millisecond, 100*time.Microsecond)
+		rig := r.start(t, transport.ClientConfig{})
+		stop := exchange(t, rig)
+		r.want(t, time.Second, "trying", "taken")
+		r.shortcut.hole(true)
+		began := time.Now()
+		// Whoever comes now may wait a little, and comes through.
+		time.Sleep(100 * time.Millisecond)
+		open(t, rig.laptop, rig.manager)
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("a new stream took %v", took)
+		}
+		time.Sleep(time.Second)
+		carries(t, rig.laptop, true, false)
+		if got := r.seen(0); len(got) == 0 || got[0] != "failing: its bytes are not acknowledged, while the other path works" {
+			t.Errorf("%q", got)
+		}
+		stop()
+	})
+}
+
+// TestShortcutNotBlamed: when nothing arrives by either path, it is the network.
+func TestShortcutNotBlamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoads(t, time.Millisecond, 100*time.Microsecond)
+		rig := r.start(t, transport.ClientConfig{})
+		r.want(t, time.Second, "trying", "taken")
+		near, _ := open(t, rig.laptop, rig.manager)
+		r.base.hole(true)
+		r.shortcut.hole(true)
+		if _, err := near.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		r.want(t, 5*time.Second)
+	})
+}
+
+func TestShortcutForced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoads(t, 100*time.Microsecond, time.Millisecond)
+		rig := r.start(t, transport.ClientConfig{Forced: true})
+		stop := exchange(t, rig)
+		r.want(t, time.Second, "trying", "taken")
+		carries(t, rig.laptop, false, true)
+		r.shortcut.change(errors.New("refused"))
+		carries(t, rig.laptop, false, false)
+		r.seen(time.Minute)
+		carries(t, rig.laptop, false, false)
+		r.shortcut.change(nil)
+		r.seen(2 * time.Minute)
+		carries(t, rig.laptop, false, true)
+		stop()
+	})
+}
