@@ -1,0 +1,182 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/rawio"
+)
+
+// PodProxy opens a raw connection to a port of a pod through the API server's pods/proxy subresource, by an HTTP/1.1
+// Upgrade to protocol at path, which begins with a slash:
+//
+//	laptop ── TLS ── API server ── TCP ── pod's address
+//	  GET .../pods/NAME:PORT/proxy/ ──▶ GET / ──▶
+//	  ◀──────────────────────────── 101 ◀──────     from here on the API server copies bytes
+//
+// header is sent along; query strings do not get through. The API server ends both directions when either ends, so the
+// net.Conn has no CloseWrite. ctx bounds the dial only.
+//
+// Errors keep the API server's words, and Explain knows them: of an authorizer that denies (apierrors.IsForbidden), of a
+// control plane that cannot reach the pod, or none at all, where a proxy does not let the upgrade through.
+func (c *Cluster) PodProxy(ctx context.Context, namespace, pod string, port uint16, path, protocol string, header http.Header) (net.Conn, error) {
+	header = header.Clone()
+	if header == nil {
+		header = http.Header{}
+	}
+	header.Set("Connection", "Upgrade")
+	header.Set("Upgrade", protocol)
+	rw, raw, answer, err := c.upgrade.do(ctx, http.MethodGet, c.podProxyURL(namespace, pod, port, path), header)
+	if err == nil && !strings.EqualFold(answer.Get("Upgrade"), protocol) {
+		raw.Close()
+		err = &upgradeError{status: http.StatusSwitchingProtocols,
+			cause: fmt.Errorf("%w to %s, but to %q", errNoUpgrade, protocol, answer.Get("Upgrade"))}
+	}
+	if err != nil {
+		return nil, &podProxyError{pod: namespace + "/" + pod, port: port, cause: err}
+	}
+	conn := &proxyConn{rw: rw, raw: raw, peer: proxyAddr{namespace + "/" + pod, port}}
+	conn.batch, _ = raw.(*rawio.Batch)
+	return conn, nil
+}
+
+// podProxyURL keeps path's last slash: without any, the API server answers with a redirection.
+func (c *Cluster) podProxyURL(namespace, pod string, port uint16, path string) *url.URL {
+	return c.kube.CoreV1().RESTClient().Get().Resource("pods").Namespace(namespace).
+		Name(pod + ":" + strconv.Itoa(int(port))).SubResource("proxy").URL().JoinPath(path)
+}
+
+// podProxyError is why there is no connection by way of pods/proxy.
+type podProxyError struct {
+	pod   string // namespace/name
+	port  uint16
+	cause error
+}
+
+func (e *podProxyError) Error() string {
+	return fmt.Sprintf("pods/proxy to port %d of pod %s: %v", e.port, e.pod, e.cause)
+}
+
+func (e *podProxyError) Unwrap() error { return e.cause }
+
+// podProxy explains what another request would not have met.
+func (f facts) podProxy(err error) *api.Error {
+	var e *podProxyError
+	if !errors.As(err, &e) {
+		return nil
+	}
+	var status apierrors.APIStatus
+	switch {
+	case errors.Is(err, errNoUpgrade):
+		return api.Errorf(api.ExitUnreachable, "something between here and %s does not let HTTP upgrades through: %w", f.api(), errNoUpgrade).
+			WithHint("A proxy or load balancer must pass the headers Connection and Upgrade.")
+	case errors.As(err, &status) && status.Status().Code >= 500:
+		return api.Errorf(api.ExitUnreachable, "%s does not get through to port %d of pod %s: %s", f.api(), e.port, e.pod, oneLine(status.Status().Message)).
+			WithHint("In some clusters the control plane does not reach pods' addresses; a NetworkPolicy can forbid it as well.")
+	}
+	return nil
+}
+
+// proxyConn is a connection that the API server has switched to another protocol. Read and Write may be called
+// concurrently, each by one goroutine at a time.
+type proxyConn struct {
+	rw    io.ReadWriter
+	raw   net.Conn
+	batch *rawio.Batch // raw, where writes can be held back; else nil
+	peer  proxyAddr
+
+	closed  atomic.Bool
+	writeMu sync.Mutex
+	failed  error // of the first Write that failed: part of it may be out
+}
+
+// Read implements net.Conn.
+func (c *proxyConn) Read(p []byte) (int, error) {
+	n, err := c.rw.Read(p)
+	return n, c.error("read", err)
+}
+
+// Write sends p, however long, in one write to the kernel.
+func (c *proxyConn) Write(p []byte) (int, error) {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	if c.failed != nil {
+		return 0, c.error("write", c.failed)
+	}
+	if c.batch != nil {
+		c.batch.Hold()
+	}
+	n, err := c.rw.Write(p)
+	if c.batch != nil {
+		if e := c.batch.Release(); err == nil && e != nil {
+			n, err = 0, e
+		}
+	}
+	c.failed = err
+	return n, c.error("write", err)
+}
+
+// error gives err the form that users of a net.Conn know. An end without TLS's farewell is an end: the API server may
+// not say one, and whatever is inside knows by itself whether it was complete.
+func (c *proxyConn) error(op string, err error) error {
+	switch {
+	case err == nil || err == io.EOF:
+		return err
+	case c.closed.Load():
+		err = net.ErrClosed
+	case op == "read" && errors.Is(err, io.ErrUnexpectedEOF):
+		return io.EOF
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = os.ErrDeadlineExceeded
+	default:
+		return err
+	}
+	return &net.OpError{Op: op, Net: c.peer.Network(), Addr: c.peer, Err: err}
+}
+
+// Close ends the connection. It does not wait for what was written to arrive.
+func (c *proxyConn) Close() error {
+	if c.closed.Swap(true) {
+		return nil
+	}
+	return c.raw.Close()
+}
+
+// LocalAddr is the laptop's end of the TCP connection towards the API server.
+func (c *proxyConn) LocalAddr() net.Addr { return c.raw.LocalAddr() }
+
+// RemoteAddr is the pod's port.
+func (c *proxyConn) RemoteAddr() net.Addr { return c.peer }
+
+// SetDeadline sets both deadlines.
+func (c *proxyConn) SetDeadline(t time.Time) error { return c.raw.SetDeadline(t) }
+
+// SetReadDeadline bounds Reads, those that are waiting too. After it has passed, Read works again once it is moved.
+func (c *proxyConn) SetReadDeadline(t time.Time) error { return c.raw.SetReadDeadline(t) }
+
+// SetWriteDeadline bounds Writes, those that are waiting too. A Write that it cut leaves the connection unusable:
+// part of a TLS record may be out.
+func (c *proxyConn) SetWriteDeadline(t time.Time) error { return c.raw.SetWriteDeadline(t) }
+
+// proxyAddr is a pod's port as a net.Addr.
+type proxyAddr struct {
+	pod  string // namespace/name
+	port uint16
+}
+
+func (a proxyAddr) Network() string { return "api-proxy" }
+func (a proxyAddr) String() string  { return a.pod + ":" + strconv.Itoa(int(a.port)) }
