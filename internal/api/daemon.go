@@ -16,7 +16,8 @@ type ConnectRequest struct {
 	ManagerNamespace string         `json:"managerNamespace"` // empty: "kubevpn", else the current namespace
 	Image            string         `json:"image"`
 	Upgrade          bool           `json:"upgrade,omitempty"`
-	Netstack         string         `json:"netstack"` // NetstackAuto (also when empty), NetstackGVisor or NetstackSystem
+	Netstack         string         `json:"netstack"`            // NetstackAuto (also when empty), NetstackGVisor or NetstackSystem
+	Transport        string         `json:"transport,omitempty"` // TransportAuto (also when empty), TransportPortForward or TransportAPIProxy
 	Scheduler        string         `json:"scheduler"`
 	ExtraCIDRs       []netip.Prefix `json:"extraCIDRs,omitempty"`
 	ExcludeCIDRs     []netip.Prefix `json:"excludeCIDRs,omitempty"`
@@ -59,7 +60,8 @@ type Connection struct {
 	Netstack         string           `json:"netstack"`
 	NetstackReason   string           `json:"netstackReason"`
 	ProxyMode        string           `json:"proxyMode"` // kube-proxy's: "iptables", "nftables", "ipvs", "none" or "unknown"
-	Transport        string           `json:"transport"` // "port-forward (websocket)"
+	Transport        string           `json:"transport"` // of the transports, the one in use: "api-proxy", "port-forward (spdy)"
+	Transports       []Transport      `json:"transports"`
 	Device           string           `json:"device"`
 	Addresses        []netip.Addr     `json:"addresses"`
 	CIDRs            []netip.Prefix   `json:"cidrs"` // what is routed into the tunnel
@@ -72,6 +74,36 @@ type Connection struct {
 	Checks           []Check          `json:"checks"` // what was tried before "Connected"
 	Warnings         []string         `json:"warnings,omitempty"`
 	Error            *Error           `json:"error,omitempty"`
+}
+
+// The transports: the ways that a session's bytes take to the traffic manager.
+const (
+	TransportAuto        = "auto" // ask only: api-proxy where it is better, else port-forward
+	TransportPortForward = "port-forward"
+	TransportAPIProxy    = "api-proxy"
+)
+
+// TransportState is what became of one transport.
+type TransportState string
+
+const (
+	TransportInUse   TransportState = "in use"
+	TransportStandby TransportState = "standby" // it works; the other is in use
+	TransportTrying  TransportState = "trying"
+	TransportFailing TransportState = "failing" // and is tried again
+	TransportOff     TransportState = "off"     // another was asked for
+)
+
+// Transport is one way to the traffic manager, and how it does.
+type Transport struct {
+	Name     string         `json:"name"`
+	State    TransportState `json:"state"`
+	Reason   string         `json:"reason,omitempty"` // for the state
+	Since    time.Time      `json:"since,omitzero"`
+	Seconds  float64        `json:"roundTripSeconds,omitempty"` // median, when it was measured
+	Rate     float64        `json:"bytesPerSecond,omitempty"`   // there and back at once, when it was measured
+	Sent     uint64         `json:"sentBytes"`                  // in this session
+	Received uint64         `json:"receivedBytes"`
 }
 
 // DNSStatus says how names reach the cluster.

@@ -97,6 +97,10 @@ func TestStatusTable(t *testing.T) {
 			Addresses: []netip.Addr{netip.MustParseAddr("198.19.0.1")}, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 			DNS: api.DNSStatus{Mode: api.ResolverResolved}, Services: "resolved by kubevpn",
 			ManagerNamespace: "kubevpn", ManagerPod: "m-1", ManagerVersion: "1.2.3",
+			Transports: []api.Transport{
+				{Name: "port-forward", State: api.TransportInUse, Seconds: 0.0012, Sent: 1500000, Received: 20},
+				{Name: "api-proxy", State: api.TransportFailing, Reason: "you may not create pods/proxy"},
+			},
 		},
 		{ID: "000000000000", Status: api.StatusFailed, Error: api.Errorf(api.ExitLost, "the root helper ended").WithHint("one\ntwo")},
 	}}
@@ -116,6 +120,8 @@ func TestStatusTable(t *testing.T) {
 
 3f2a91c04b7e
   netstack gvisor: ClusterIPs are served by IPVS
+  port-forward in use: round trip 1.2 ms, 1.5 MB sent, 20 B received
+  api-proxy failing (you may not create pods/proxy)
   kube-proxy ipvs
 
 000000000000

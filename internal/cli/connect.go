@@ -46,7 +46,7 @@ func newConnect(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	o.kube.addTo(cmd, a)
-	o.settings.addTo(cmd, config.KeyManagerNamespace, config.KeyImage, config.KeyNetstack, config.KeyScheduler,
+	o.settings.addTo(cmd, config.KeyManagerNamespace, config.KeyImage, config.KeyNetstack, config.KeyTransport, config.KeyScheduler,
 		config.KeyExtraCIDRs, config.KeyExcludeCIDRs)
 	cmd.Flags().BoolVar(&o.upgrade, "upgrade", false, "replace a traffic manager of another version; ends other users' sessions")
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "stay in this process until Ctrl-C; needs no daemon")
@@ -113,7 +113,7 @@ func (o *connectOptions) request() (api.ConnectRequest, error) {
 	return api.ConnectRequest{
 		Kubeconfig: prepared.Kubeconfig, Context: prepared.Context, Namespace: prepared.Namespace,
 		ManagerNamespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade,
-		Netstack: cfg.Netstack, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs, ExcludeCIDRs: cfg.ExcludeCIDRs,
+		Netstack: cfg.Netstack, Transport: cfg.Transport, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs, ExcludeCIDRs: cfg.ExcludeCIDRs,
 	}, nil
 }
 
@@ -273,6 +273,9 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 		case config.KeyNetstack:
 			flags.String(name, defaults.Netstack, "how packets travel: "+strings.Join(config.Netstacks(), ", "))
 			complete(cmd, name, config.Netstacks()...)
+		case config.KeyTransport:
+			flags.String(name, defaults.Transport, "way to the traffic manager: "+strings.Join(config.Transports(), ", "))
+			complete(cmd, name, config.Transports()...)
 		case config.KeyScheduler:
 			flags.String(name, defaults.Scheduler, "how a Service's endpoint is chosen: "+strings.Join(config.Schedulers(), ", "))
 			complete(cmd, name, config.Schedulers()...)

@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/yaml"
@@ -108,6 +109,9 @@ func (o *statusOptions) details(w io.Writer, c api.Connection) {
 		if c.NetstackReason != "" {
 			lines = append(lines, "netstack "+c.Netstack+": "+c.NetstackReason)
 		}
+		for _, t := range c.Transports {
+			lines = append(lines, describeTransport(t))
+		}
 		if c.ProxyMode != "" {
 			lines = append(lines, "kube-proxy "+c.ProxyMode)
 		}
@@ -131,6 +135,25 @@ func (o *statusOptions) details(w io.Writer, c api.Connection) {
 	for _, line := range lines {
 		fmt.Fprintf(w, "  %s\n", line)
 	}
+}
+
+// describeTransport is a line about one transport: "api-proxy in use: round trip 0.2 ms, 3.1 MB sent, 20 MB received".
+func describeTransport(t api.Transport) string {
+	line := t.Name + " " + string(t.State)
+	if t.Reason != "" {
+		line += " (" + t.Reason + ")"
+	}
+	var figures []string
+	if t.Seconds > 0 {
+		figures = append(figures, fmt.Sprintf("round trip %.1f ms", t.Seconds*1e3))
+	}
+	if t.Sent+t.Received > 0 {
+		figures = append(figures, fmt.Sprintf("%s sent, %s received", humanize.Bytes(t.Sent), humanize.Bytes(t.Received)))
+	}
+	if len(figures) > 0 {
+		line += ": " + strings.Join(figures, ", ")
+	}
+	return line
 }
 
 func manager(c api.Connection) string {

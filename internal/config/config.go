@@ -23,6 +23,7 @@ type Config struct {
 	ManagerNamespace string         // empty: "kubevpn" where it may be used, else the current namespace
 	Scheduler        string         // one of Schedulers
 	Netstack         string         // one of Netstacks
+	Transport        string         // one of Transports
 	ExtraCIDRs       []netip.Prefix // masked; routed into the tunnel besides what was found
 	ExcludeCIDRs     []netip.Prefix // masked; never routed into the tunnel
 }
@@ -33,6 +34,7 @@ func Default() Config {
 		Image:     ImageRepository + ":" + version.String(),
 		Scheduler: Schedulers()[0],
 		Netstack:  Netstacks()[0],
+		Transport: Transports()[0],
 	}
 }
 
@@ -44,6 +46,11 @@ func Netstacks() []string {
 	return []string{api.NetstackAuto, api.NetstackGVisor, api.NetstackSystem}
 }
 
+// Transports are the ways to the traffic manager; the first, which takes the best that works, is the default.
+func Transports() []string {
+	return []string{api.TransportAuto, api.TransportPortForward, api.TransportAPIProxy}
+}
+
 // Key is a setting's name in the file; FlagName gives that of its flag.
 type Key string
 
@@ -53,6 +60,7 @@ const (
 	KeyManagerNamespace Key = "managerNamespace"
 	KeyScheduler        Key = "scheduler"
 	KeyNetstack         Key = "netstack"
+	KeyTransport        Key = "transport"
 	KeyExtraCIDRs       Key = "extraCIDRs"
 	KeyExcludeCIDRs     Key = "excludeCIDRs"
 )
@@ -81,6 +89,9 @@ func settings() []setting {
 		}},
 		{KeyNetstack, "netstack", "KUBEVPN_NETSTACK", false, func(c *Config, v []string) error {
 			return choose(&c.Netstack, v[0], Netstacks())
+		}},
+		{KeyTransport, "transport", "KUBEVPN_TRANSPORT", false, func(c *Config, v []string) error {
+			return choose(&c.Transport, v[0], Transports())
 		}},
 		{KeyExtraCIDRs, "extra-cidr", "KUBEVPN_EXTRA_CIDRS", true, func(c *Config, v []string) error {
 			return prefixes(&c.ExtraCIDRs, v)

@@ -200,6 +200,7 @@ func differences(a, b api.ConnectRequest) string {
 		{"manager namespace", a.ManagerNamespace == b.ManagerNamespace},
 		{"image", a.Image == b.Image},
 		{"netstack", a.Netstack == b.Netstack},
+		{"transport", a.Transport == b.Transport},
 		{"scheduler", a.Scheduler == b.Scheduler},
 		{"set of extra networks", slices.Equal(a.ExtraCIDRs, b.ExtraCIDRs)},
 		{"set of excluded networks", slices.Equal(a.ExcludeCIDRs, b.ExcludeCIDRs)},

@@ -94,11 +94,14 @@ type Session struct {
 
 	gatewayChanged chan struct{} // buffered 1: the gateway may have come or gone
 
+	tickets tickets
+
 	mu      sync.Mutex
 	moved   chan struct{} // closed and replaced when greeting, or the status, has changed
 	status  api.Connection
-	carried bool // the transport has a session, with a link that is up
-	greeted bool // by the manager at the other end of that session
+	proxy   transport.ShortcutStatus // the api-proxy transport
+	carried bool                     // the transport has a session, with a link that is up
+	greeted bool                     // by the manager at the other end of that session
 	state   api.ManagerState
 	own     cluster.CIDRs // what the user's own rights show; zero unless the manager lacks something
 	address addressing
@@ -151,6 +154,7 @@ func New(cfg Config) (*Session, error) {
 	s.nameservers = dns.NewNameservers(dns.NameserversConfig{Name: c.ID(), Dial: s.dialDNS, Logger: cfg.Logger})
 	s.client = transport.NewClient(transport.ClientConfig{
 		Dial: s.dialManager, DialTimeout: dialTimeout, OnSession: s.onSession, OnState: s.onState, Logger: cfg.Logger,
+		Shortcut: s.shortcut(), Forced: cfg.Request.Transport == api.TransportAPIProxy, OnShortcut: s.onShortcut,
 	})
 	return s, nil
 }
@@ -167,7 +171,7 @@ func (s *Session) Status() api.Connection {
 	defer s.mu.Unlock()
 	c := s.status
 	c.CIDRs, c.Checks, c.Warnings = slices.Clone(c.CIDRs), slices.Clone(c.Checks), slices.Clone(c.Warnings)
-	c.Transport = s.cluster.Transport()
+	c.Transport, c.Transports = s.transports()
 	return c
 }
 
@@ -313,6 +317,9 @@ func (s *Session) openSession(ctx context.Context, g *errgroup.Group) error {
 		}
 		return api.Errorf(api.ExitNotReady, "the traffic manager does not answer").
 			WithHint("`kubectl -n %s logs deploy/kubevpn-traffic-manager` may tell why.", s.Status().ManagerNamespace)
+	}
+	if err := s.forced(bounded); err != nil {
+		return err
 	}
 	st := s.Status()
 	done("%s, pod %s", st.Transport, st.ManagerPod)

@@ -1,0 +1,202 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/transport"
+)
+
+// A session begins over a port-forward. Over it the laptop gets a ticket, with which it dials the manager through the
+// API server's pod proxy as well:
+//
+//	port-forward:  TLS ─ API server ─ TLS ─ kubelet ─ container runtime ─ 127.0.0.1 of the pod
+//	api-proxy:     TLS ─ API server ─ TCP ─ the pod's IP; inside, TLS of our own, with the ticket's certificates
+//
+// Which of them carries the session is measured and chosen by pkg/transport.
+
+const (
+	ticketTimeout = 10 * time.Second
+	// A ticket that ends sooner than this is not used any more: the clocks may differ.
+	ticketMargin = 5 * time.Minute
+	maxTicket    = 64 << 10 // bytes
+)
+
+// tickets keeps the ticket of the session of the moment.
+type tickets struct {
+	mu      sync.Mutex // held while a ticket is fetched: who else wants it waits
+	session *transport.Session
+	ticket  api.Ticket
+	key     *ecdsa.PrivateKey
+	until   time.Time // by this machine's clock
+}
+
+// shortcut is how api-proxy is dialled; nil: it is not to be used.
+func (s *Session) shortcut() func(context.Context) (net.Conn, error) {
+	if s.cfg.Request.Transport == api.TransportPortForward {
+		return nil
+	}
+	return s.dialProxy
+}
+
+// dialProxy opens a carrier through the API server's pod proxy.
+func (s *Session) dialProxy(ctx context.Context) (net.Conn, error) {
+	ts, err := s.current.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ticket, key, err := s.tickets.get(ctx, ts)
+	if err != nil {
+		return nil, err
+	}
+	st := s.Status()
+	header := http.Header{api.TicketHeader: {ticket.HeaderValue(ts.ID())}}
+	conn, err := s.cluster.PodProxy(ctx, st.ManagerNamespace, st.ManagerPod, ticket.Port, ticket.Path, api.UpgradeProtocol, header)
+	if err != nil {
+		return nil, err
+	}
+	inside := tls.Client(conn, &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		Certificates:       []tls.Certificate{{Certificate: [][]byte{ticket.Certificate}, PrivateKey: key}},
+		InsecureSkipVerify: true, // nobody signed the manager's certificate: it has to be the very one that the ticket names
+		VerifyConnection: func(state tls.ConnectionState) error {
+			if len(state.PeerCertificates) == 0 || !bytes.Equal(state.PeerCertificates[0].Raw, ticket.Server) {
+				return errors.New("whoever answers is not the traffic manager of this session")
+			}
+			return nil
+		},
+	})
+	if err := inside.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("TLS with the traffic manager: %w", err)
+	}
+	return inside, nil
+}
+
+// get gives a ticket of the session that can be used for a while, and its key.
+func (t *tickets) get(ctx context.Context, ts *transport.Session) (api.Ticket, *ecdsa.PrivateKey, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.session == ts && time.Until(t.until) > ticketMargin {
+		return t.ticket, t.key, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, ticketTimeout)
+	defer cancel()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return api.Ticket{}, nil, fmt.Errorf("making a key: %w", err)
+	}
+	began := time.Now()
+	ticket, err := askForTicket(ctx, ts, &key.PublicKey)
+	if err != nil {
+		return api.Ticket{}, nil, fmt.Errorf("asking the traffic manager for a ticket: %w", err)
+	}
+	certificate, err := x509.ParseCertificate(ticket.Certificate)
+	if err != nil {
+		return api.Ticket{}, nil, fmt.Errorf("the traffic manager's ticket: %w", err)
+	}
+	// How long it lasts is told by the manager's clock alone; what it has shown is the time of signing, and its end.
+	lasts := certificate.NotAfter.Sub(certificate.NotBefore)
+	t.session, t.ticket, t.key, t.until = ts, ticket, key, began.Add(lasts-ticketMargin)
+	return t.ticket, t.key, nil
+}
+
+func askForTicket(ctx context.Context, ts *transport.Session, public *ecdsa.PublicKey) (api.Ticket, error) {
+	der, err := x509.MarshalPKIXPublicKey(public)
+	if err != nil {
+		return api.Ticket{}, err
+	}
+	stream, err := ts.Open(ctx, transport.Request{Proto: transport.ProtoTicket})
+	if err != nil {
+		return api.Ticket{}, err
+	}
+	defer stream.Close()
+	stop := context.AfterFunc(ctx, func() { stream.Reset() })
+	defer stop()
+	if err := json.NewEncoder(stream).Encode(api.TicketRequest{PublicKey: der}); err != nil {
+		return api.Ticket{}, err
+	}
+	if err := stream.CloseWrite(); err != nil {
+		return api.Ticket{}, err
+	}
+	var ticket api.Ticket
+	if err := json.NewDecoder(io.LimitReader(stream, maxTicket)).Decode(&ticket); err != nil {
+		return api.Ticket{}, err
+	}
+	if ticket.Error != nil {
+		return api.Ticket{}, ticket.Error
+	}
+	return ticket, nil
+}
+
+// onShortcut follows what pkg/transport makes of api-proxy.
+func (s *Session) onShortcut(status transport.ShortcutStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log.Info("api-proxy", "state", status.State, "reason", status.Reason)
+	s.proxy = status
+	s.move()
+}
+
+// forced waits for api-proxy where that was asked for, and says why it cannot be had.
+func (s *Session) forced(ctx context.Context) error {
+	if s.cfg.Request.Transport != api.TransportAPIProxy {
+		return nil
+	}
+	var reason error
+	err := s.await(ctx, func() bool {
+		reason = s.proxy.Reason
+		return s.proxy.State == transport.ShortcutTaken || s.proxy.State == transport.ShortcutFailing
+	})
+	if err != nil {
+		return err
+	}
+	if reason != nil {
+		e := s.cluster.Explain(reason)
+		return api.Errorf(e.Code, "the transport api-proxy cannot be had: %s", e.Message).WithHint("`kubevpn connect --transport port-forward` works without it.")
+	}
+	return nil
+}
+
+// transports is the transport in use, and what is known of both. s.mu is held.
+func (s *Session) transports() (string, []api.Transport) {
+	forward := api.Transport{Name: api.TransportPortForward, State: api.TransportInUse, Since: s.status.Since}
+	proxy := api.Transport{Name: api.TransportAPIProxy, State: api.TransportTrying, Since: s.proxy.Since}
+	inUse := s.cluster.Transport()
+	switch {
+	case s.cfg.Request.Transport == api.TransportPortForward:
+		proxy.State, proxy.Reason = api.TransportOff, "--transport port-forward"
+	case s.proxy.State == transport.ShortcutTaken:
+		proxy.State, forward.State, forward.Since = api.TransportInUse, api.TransportStandby, s.proxy.Since
+		inUse = api.TransportAPIProxy
+	case s.proxy.State == transport.ShortcutPassed:
+		proxy.State, proxy.Reason = api.TransportStandby, "no better than port-forward"
+	case s.proxy.State == transport.ShortcutFailing:
+		proxy.State = api.TransportFailing
+		if s.proxy.Reason != nil {
+			proxy.Reason = s.cluster.Explain(s.proxy.Reason).Message
+		}
+	}
+	forward.Seconds, forward.Rate = s.proxy.Base.RTT.Seconds(), s.proxy.Base.Echo
+	proxy.Seconds, proxy.Rate = s.proxy.Shortcut.RTT.Seconds(), s.proxy.Shortcut.Echo
+	if ts := s.current.now(); ts != nil {
+		stats := ts.Stats()
+		forward.Sent, forward.Received = stats.Base.Sent, stats.Base.Received
+		proxy.Sent, proxy.Received = stats.Shortcut.Sent, stats.Shortcut.Received
+	}
+	return inUse, []api.Transport{forward, proxy}
+}
