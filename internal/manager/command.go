@@ -22,7 +22,7 @@ import (
 // options are the command's flags. Each has its default from the environment, where the Deployment puts what
 // the downward API knows of the pod.
 type options struct {
-	listen, health           string
+	listen, health, proxy    string
 	podName, podIP           string
 	namespace, nodeName      string
 	resolvConf, account, log string
@@ -36,8 +36,10 @@ func NewCommand() *cobra.Command {
 		Short: "Serve laptops: the one traffic manager of a cluster",
 		Long: `Serves the laptops that are connected to this cluster, from its Deployment.
 
-It listens on the pod's loopback interface, so that only those who may forward
-ports of its pod reach it. It needs no capability.`,
+It listens for sessions on the pod's loopback interface, so that only those who
+may forward ports of its pod reach it. Its proxy port is open to the whole
+cluster and says nothing to those without a ticket, which a session gives out.
+It needs no capability.`,
 		Example: `  traffic manager
   traffic manager --listen 127.0.0.1:10800 --log-level debug`,
 		Args:          cobra.NoArgs,
@@ -52,6 +54,7 @@ ports of its pod reach it. It needs no capability.`,
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort)), "address for sessions")
 	f.StringVar(&o.health, "health", net.JoinHostPort("", strconv.Itoa(api.HealthPort)), "address for /livez and /readyz")
+	f.StringVar(&o.proxy, "proxy-listen", net.JoinHostPort("", strconv.Itoa(api.ProxyPort)), "address for carriers through the API server's pods/proxy; empty: none")
 	f.StringVar(&o.podName, "pod-name", os.Getenv("POD_NAME"), "name of this pod ($POD_NAME)")
 	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "addresses of this pod, with commas ($POD_IP)")
 	f.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod ($POD_NAMESPACE)")
@@ -84,7 +87,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	return New(Config{
-		Listen: o.listen, Health: o.health, Kube: kube, APIServer: apiServerVIP(os.Getenv),
+		Listen: o.listen, Health: o.health, Proxy: o.proxy, Kube: kube, APIServer: apiServerVIP(os.Getenv),
 		PodName: o.podName, Namespace: o.namespace, NodeName: o.nodeName, PodIPs: pod, ResolvConf: o.resolvConf, GatewaySocket: api.GatewaySocket, Logger: log,
 	}).Run(ctx)
 }

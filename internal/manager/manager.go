@@ -5,6 +5,8 @@
 //	API server ─ watch ─▶ cluster ─▶ publisher ─┤
 //	                                            └▶ board ─▶ control streams ─▶ laptops
 //
+//	laptop ═ TLS, by way of the API server ═▶ proxy port ─▶ the same session
+//
 //	laptop ═ lanes ═▶ router ─┬─▶ lanes of another laptop
 //	                          └─▶ TUN device, if a gateway has handed one over ─▶ the pod's kernel
 //
@@ -35,6 +37,7 @@ import (
 type Config struct {
 	Listen string // where sessions come in: "127.0.0.1:10800"
 	Health string // GET /livez and /readyz: ":10801"
+	Proxy  string // where carriers come in through the API server's pods/proxy: ":10802"; empty: nowhere
 
 	Kube kubernetes.Interface // nil: no API access; VIPs are dialled as they are
 	// APIServer is the ClusterIP and port of the Service default/kubernetes as the pod's environment has it. It
@@ -60,6 +63,7 @@ type Manager struct {
 	filter    *filter
 	router    *router
 	gateways  net.Listener                   // nil: none is expected
+	proxy     *proxyPort                     // nil: there is none
 	routes    func() ([]netip.Prefix, error) // what the pod is attached to
 }
 
@@ -104,23 +108,39 @@ func (m *Manager) Run(ctx context.Context) error {
 		return fmt.Errorf("listening for health checks: %w", err)
 	}
 	defer health.Close()
+	if m.cfg.Proxy != "" {
+		l, err := network.Listen(ctx, "tcp", m.cfg.Proxy)
+		if err != nil {
+			return fmt.Errorf("listening for carriers through the API server: %w", err)
+		}
+		defer l.Close()
+		if m.proxy, err = newProxyPort(l, m.log); err != nil {
+			return err
+		}
+	}
 	if m.cfg.GatewaySocket != "" {
 		if m.gateways, err = listenGateways(ctx, m.cfg.GatewaySocket); err != nil {
 			return fmt.Errorf("listening for a gateway: %w", err)
 		}
 		defer m.gateways.Close()
 	}
-	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "dns", m.publisher.dns.servers,
+	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy, "dns", m.publisher.dns.servers,
 		"domain", m.publisher.dns.domain, "ping", !m.publisher.noEcho)
 	return m.serve(ctx, sessions, health)
 }
 
 func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) error {
-	server := transport.NewServer(transport.ServerConfig{
+	config := transport.ServerConfig{
 		OnSession: func(ctx context.Context, s *transport.Session) { m.newSession(s).serve(ctx) },
 		Grace:     m.cfg.Grace,
 		Logger:    m.log,
-	})
+	}
+	listeners := []net.Listener{rawio.Listener{Listener: sessions}}
+	if m.proxy != nil {
+		config.OnRefused = m.proxy.refused
+		listeners = append(listeners, m.proxy)
+	}
+	server := transport.NewServer(config)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.watcher.run(ctx) })
 	g.Go(func() error { return m.publisher.run(ctx) })
@@ -129,7 +149,10 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	if m.gateways != nil {
 		g.Go(func() error { return m.serveGateways(ctx) })
 	}
-	g.Go(func() error { return ended(ctx, server.Serve(ctx, rawio.Listener{Listener: sessions})) })
+	if m.proxy != nil {
+		g.Go(func() error { return m.proxy.run(ctx) })
+	}
+	g.Go(func() error { return ended(ctx, server.Serve(ctx, listeners...)) })
 	return g.Wait()
 }
 

@@ -16,6 +16,7 @@ import (
 // by which one would be dropped.
 //
 //	Accept ─┬─ control: hello, then notices        (control.go)
+//	        ├─ ticket: for the proxy port          (ticket.go)
 //	        ├─ TCP:  dial ─ relay                  (tcp.go, relay.go)
 //	        ├─ UDP:  socket ─ datagrams            (udp.go)
 //	        ├─ echo: ICMP socket ─ pings           (echo.go)
@@ -49,6 +50,9 @@ func (s *session) serve(ctx context.Context) {
 	defer s.m.publisher.end(s.s)
 	if missing, _ := s.m.watcher.state(); len(missing) > 0 {
 		s.m.watcher.poke() // an admin may have granted it just now
+	}
+	if s.m.proxy != nil {
+		defer s.m.proxy.tickets.forget(s.s.ID()) // once nobody asks for one any more
 	}
 	defer s.flows.Wait()
 	defer s.m.router.dismiss(s.peer)
@@ -109,6 +113,8 @@ func (s *session) answer(ctx context.Context, in *transport.Incoming) {
 		err = s.acceptEcho(in)
 	case transport.ProtoIP:
 		err = s.acceptLane(in)
+	case transport.ProtoTicket:
+		err = s.acceptTicket(in)
 	default:
 		err = in.Reject(transport.CodeProhibited)
 	}
