@@ -154,7 +154,7 @@ func clusterRoleBinding(namespace string) *rbacv1.ClusterRoleBinding {
 }
 
 // userRole is what a laptop needs in the manager's namespace. WebSocket port-forwards need get before
-// Kubernetes 1.35 and create from then on.
+// Kubernetes 1.35 and create from then on. pods/proxy is for api-proxy: it reaches less of a pod than a port-forward.
 func userRole(namespace string) *rbacv1.Role {
 	return &rbacv1.Role{
 		TypeMeta:   typeMeta("rbac.authorization.k8s.io/v1", "Role"),
@@ -162,6 +162,7 @@ func userRole(namespace string) *rbacv1.Role {
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods/portforward"}, Verbs: []string{"create", "get"}},
+			{APIGroups: []string{""}, Resources: []string{"pods/proxy"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"get"}},
 		},
 	}
@@ -213,7 +214,10 @@ func podSpec(o Options) corev1.PodSpec {
 			ImagePullPolicy: corev1.PullIfNotPresent,
 			Args:            []string{"manager"},
 			Env:             environment(o),
-			Ports:           []corev1.ContainerPort{{Name: "health", ContainerPort: api.HealthPort, Protocol: corev1.ProtocolTCP}},
+			Ports: []corev1.ContainerPort{
+				{Name: "health", ContainerPort: api.HealthPort, Protocol: corev1.ProtocolTCP},
+				{Name: "proxy", ContainerPort: api.ProxyPort, Protocol: corev1.ProtocolTCP},
+			},
 			// No memory limit: what the manager uses follows its users' flows, and a limit would end all of
 			// their sessions at once. Its buffers are bounded per flow.
 			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
