@@ -109,6 +109,7 @@ func (p *proxyPort) Addr() net.Addr { return p.listener.Addr() }
 func (p *proxyPort) run(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()
+	manager := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { p.Close() })
@@ -118,8 +119,8 @@ func (p *proxyPort) run(ctx context.Context) error {
 	for {
 		conn, err := p.listener.Accept()
 		switch {
-		case errors.Is(err, net.ErrClosed):
-			return ended(ctx, fmt.Errorf("accepting at the proxy port: %w", err))
+		case errors.Is(err, net.ErrClosed): // by transport.Server perhaps, whose context ends with the manager's as well
+			return ended(manager, fmt.Errorf("accepting at the proxy port: %w", err))
 		case err != nil: // out of file descriptors, or the peer went away already: it passes
 			p.log.Warn("accepting at the proxy port", "err", err)
 			select {
