@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -49,9 +50,7 @@ func (c *Cluster) PodProxy(ctx context.Context, namespace, pod string, port uint
 	if err != nil {
 		return nil, &podProxyError{pod: namespace + "/" + pod, port: port, cause: err}
 	}
-	conn := &proxyConn{rw: rw, raw: raw, peer: proxyAddr{namespace + "/" + pod, port}}
-	conn.batch, _ = raw.(*rawio.Batch)
-	return conn, nil
+	return &proxyConn{rw: rw, raw: raw, peer: proxyAddr{namespace + "/" + pod, port}}, nil
 }
 
 // podProxyURL keeps path's last slash: without any, the API server answers with a redirection.
@@ -73,6 +72,9 @@ func (e *podProxyError) Error() string {
 
 func (e *podProxyError) Unwrap() error { return e.cause }
 
+// silent is what the API server says of a port that closes the connection when it is asked to upgrade it.
+var silent = regexp.MustCompile(`^((unexpected )?EOF|read tcp .*: connection reset by peer)$`)
+
 // podProxy explains what another request would not have met.
 func (f facts) podProxy(err error) *api.Error {
 	var e *podProxyError
@@ -84,6 +86,9 @@ func (f facts) podProxy(err error) *api.Error {
 	case errors.Is(err, errNoUpgrade):
 		return api.Errorf(api.ExitUnreachable, "something between here and %s does not let HTTP upgrades through: %w", f.api(), errNoUpgrade).
 			WithHint("A proxy or load balancer must pass the headers Connection and Upgrade.")
+	case errors.As(err, &status) && silent.MatchString(status.Status().Message):
+		return api.Errorf(api.ExitUnreachable, "port %d of pod %s ends the connection without an answer", e.port, e.pod).
+			WithHint("The log of who listens there may say why.")
 	case errors.As(err, &status) && status.Status().Code >= 500:
 		return api.Errorf(api.ExitUnreachable, "%s does not get through to port %d of pod %s: %s", f.api(), e.port, e.pod, oneLine(status.Status().Message)).
 			WithHint("In some clusters the control plane does not reach pods' addresses; a NetworkPolicy can forbid it as well.")
@@ -94,10 +99,9 @@ func (f facts) podProxy(err error) *api.Error {
 // proxyConn is a connection that the API server has switched to another protocol. Read and Write may be called
 // concurrently, each by one goroutine at a time.
 type proxyConn struct {
-	rw    io.ReadWriter
-	raw   net.Conn
-	batch *rawio.Batch // raw, where writes can be held back; else nil
-	peer  proxyAddr
+	rw   io.ReadWriter
+	raw  *rawio.Batch // the same beneath TLS
+	peer proxyAddr
 
 	closed  atomic.Bool
 	writeMu sync.Mutex
@@ -117,15 +121,7 @@ func (c *proxyConn) Write(p []byte) (int, error) {
 	if c.failed != nil {
 		return 0, c.error("write", c.failed)
 	}
-	if c.batch != nil {
-		c.batch.Hold()
-	}
-	n, err := c.rw.Write(p)
-	if c.batch != nil {
-		if e := c.batch.Release(); err == nil && e != nil {
-			n, err = 0, e
-		}
-	}
+	n, err := c.raw.Through(c.rw, p)
 	c.failed = err
 	return n, c.error("write", err)
 }

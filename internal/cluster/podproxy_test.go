@@ -276,6 +276,11 @@ func TestPodProxyRefused(t *testing.T) {
 		{"gone", status(404, "NotFound", `pods "web" not found`), apierrors.IsNotFound, `pods "web" not found`, api.ExitUnexpected, "the cluster does not have it"},
 		{"unreachable", status(500, "", "dial tcp 10.0.0.9:10802: i/o timeout"), nil, "dial tcp 10.0.0.9:10802: i/o timeout",
 			api.ExitUnreachable, "does not get through to port 10802 of pod ns/web: dial tcp 10.0.0.9:10802: i/o timeout"},
+		{"refused", status(500, "", "error dialing backend: dial tcp 10.244.1.5:10803: connect: connection refused"), nil, "connect: connection refused",
+			api.ExitUnreachable, "does not get through to port 10802 of pod ns/web: error dialing backend: "},
+		{"silent", status(500, "", "unexpected EOF"), nil, "unexpected EOF", api.ExitUnreachable, "port 10802 of pod ns/web ends the connection without an answer"},
+		{"reset", status(500, "", "read tcp 10.0.0.1:5->10.244.1.5:10802: read: connection reset by peer"), nil, "reset by peer",
+			api.ExitUnreachable, "port 10802 of pod ns/web ends the connection without an answer"},
 		{"unreachable-by-konnectivity", status(503, "ServiceUnavailable", "error trying to reach service: EOF"), apierrors.IsServiceUnavailable, "error trying to reach service: EOF",
 			api.ExitUnreachable, "does not get through to port 10802 of pod ns/web: error trying to reach service: EOF"},
 		{"bad-gateway", func(w http.ResponseWriter, _ *http.Request) bool {

@@ -72,7 +72,7 @@ func (u *upgrader) prepare() error {
 // do sends the request and returns the connection that the server switched to some protocol, the same
 // connection beneath TLS, and the answer's header. Closing raw frees everything. Cancelling ctx later has no
 // effect.
-func (u *upgrader) do(ctx context.Context, method string, target *url.URL, header http.Header) (io.ReadWriter, net.Conn, http.Header, error) {
+func (u *upgrader) do(ctx context.Context, method string, target *url.URL, header http.Header) (io.ReadWriter, *rawio.Batch, http.Header, error) {
 	if err := u.prepare(); err != nil {
 		return nil, nil, nil, err
 	}

@@ -291,11 +291,4 @@ type carrier struct {
 func (c *carrier) OnlySession() transport.SessionID { return c.session }
 
 // Write sends p, however long, in one write to the kernel.
-func (c *carrier) Write(p []byte) (int, error) {
-	c.batch.Hold()
-	n, err := c.Conn.Write(p)
-	if e := c.batch.Release(); err == nil && e != nil {
-		n, err = 0, e
-	}
-	return n, err
-}
+func (c *carrier) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }

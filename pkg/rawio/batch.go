@@ -2,6 +2,7 @@ package rawio
 
 import (
 	"bufio"
+	"io"
 	"net"
 	"sync"
 )
@@ -39,6 +40,16 @@ func (b *Batch) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	return b.Conn.Write(p)
+}
+
+// Through writes p to w, which writes to b, as one write. Hold and Release are then not the caller's.
+func (b *Batch) Through(w io.Writer, p []byte) (int, error) {
+	b.Hold()
+	n, err := w.Write(p)
+	if e := b.Release(); err == nil && e != nil {
+		n, err = 0, e
+	}
+	return n, err
 }
 
 // Hold makes Write keep what it is given.

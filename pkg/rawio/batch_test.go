@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"testing"
 
 	"kubevpn/pkg/rawio"
@@ -45,7 +46,10 @@ func TestBatch(t *testing.T) {
 		t.Error(err)
 	}
 	b.Write([]byte("again"))
-	if len(c.written) != 3 || c.written[0] != "alone" || c.written[1] != "together" || c.written[2] != "again" {
+	if n, err := b.Through(pieces{b}, []byte("at once")); n != 7 || err != nil {
+		t.Errorf("Through gave %d, %v", n, err)
+	}
+	if !slices.Equal(c.written, []string{"alone", "together", "again", "at once"}) {
 		t.Errorf("written: %q", c.written)
 	}
 	var buf [3]byte
@@ -60,4 +64,19 @@ func TestBatch(t *testing.T) {
 	if err := b.Release(); !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("Release gave %v", err)
 	}
+	if n, err := b.Through(pieces{b}, []byte("x")); n != 0 || !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("Through gave %d, %v", n, err)
+	}
+}
+
+// pieces writes byte by byte.
+type pieces struct{ w io.Writer }
+
+func (p pieces) Write(b []byte) (int, error) {
+	for i := range b {
+		if n, err := p.w.Write(b[i : i+1]); err != nil {
+			return i + n, err
+		}
+	}
+	return len(b), nil
 }
