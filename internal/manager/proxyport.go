@@ -292,3 +292,7 @@ func (c *carrier) OnlySession() transport.SessionID { return c.session }
 
 // Write sends p, however long, in one write to the kernel.
 func (c *carrier) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
+
+// Close closes the connection without TLS's farewell, which takes five seconds where nobody takes it, and tells the
+// laptop nothing that it would not know from its session.
+func (c *carrier) Close() error { return c.batch.Close() }

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/rawio"
 	"kubevpn/pkg/transport"
 )
 
@@ -791,4 +792,39 @@ func FuzzReadUpgrade(f *testing.F) {
 			t.Errorf("%q gives the ticket %s", data, shown)
 		}
 	})
+}
+
+// BenchmarkCarrier is what the manager's end of a carrier takes for 64 KiB, as a link writes them.
+func BenchmarkCarrier(b *testing.B) {
+	w := startProxyPort(b)
+	good := obtain(b, w.laptop)
+	l := rawio.Listener{Listener: listen(b)} // whose connections become carriers of no server
+	var laptop sync.WaitGroup
+	defer laptop.Wait()
+	laptop.Go(func() {
+		conn, err := good.dial(context.Background(), l.Addr().String())
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		defer conn.Close()
+		io.Copy(io.Discard, conn)
+	})
+	conn, err := l.Accept()
+	if err != nil {
+		b.Fatal(err)
+	}
+	c, why, err := w.proxy.admit(conn)
+	if why != "" {
+		b.Fatal(why, err)
+	}
+	defer c.Close()
+	chunk := make([]byte, 64<<10)
+	b.SetBytes(int64(len(chunk)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.Write(chunk); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
