@@ -31,6 +31,7 @@ var once = []suite{
 	{"clash", clashSuite},
 	{"resolved", resolvedSuite},
 	{"resolvconf", resolvConfSuite},
+	{"transports", transportsSuite},
 	{"faults", faultsSuite},
 	{"two", twoSuite},
 }

@@ -1,0 +1,210 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
+)
+
+// transportsSuite: the better transport is found and taken, what stands in its way is told, and the session goes on by the
+// other.
+func transportsSuite(t *testing.T, w *world) {
+	l := w.newUser(t, lab.Admin)
+	l.connect(t) // the manager is there for those who may not install it
+
+	t.Run("auto", func(t *testing.T) {
+		l.transport(t, api.TransportAPIProxy, api.TransportInUse, "")
+		if c := l.connection(t); c.Transport != api.TransportAPIProxy || c.Transports[0].State != api.TransportStandby {
+			t.Errorf("%q, %+v", c.Transport, c.Transports)
+		}
+		l.reachesWeb(t, w)
+	})
+	t.Run("nothing_without_a_ticket", func(t *testing.T) {
+		c := l.connection(t)
+		ip := w.kubectl(t, "-n", c.ManagerNamespace, "get", "pod", c.ManagerPod, "-o", "jsonpath={.status.podIP}")
+		for name, request := range map[string]string{
+			"no_upgrade":   "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+			"no_ticket":    "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: kubevpn\r\n\r\n",
+			"wrong_ticket": "GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: kubevpn\r\nKubevpn-Ticket: " + strings.Repeat("ab", 16) + "." + strings.Repeat("A", 43) + "\r\n\r\n",
+			"garbage":      "\x16\x03\x01\x00\x05hello",
+		} {
+			t.Run(name, func(t *testing.T) {
+				conn, err := dialIn("/run/netns/"+w.Config().Name+"-node2", net.JoinHostPort(ip, "10802"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				if err := conn.SetDeadline(time.Now().Add(15 * time.Second)); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := conn.Write([]byte(request)); err != nil {
+					t.Fatal(err)
+				}
+				var netErr net.Error
+				if n, err := conn.Read(make([]byte, 1)); n > 0 || errors.As(err, &netErr) && netErr.Timeout() {
+					t.Errorf("%d bytes, %v; want a closed connection", n, err)
+				}
+			})
+		}
+		raw := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:10802/proxy/", c.ManagerNamespace, c.ManagerPod)
+		if out, err := w.tryKubectl(t.Context(), "get", "--raw", raw); err == nil {
+			t.Errorf("who has pods/proxy and no ticket was answered %q", out)
+		}
+		l.reachesWeb(t, w)
+	})
+	l.must(t, "kubevpn", "disconnect", "--all")
+
+	t.Run("port_forward_forced", func(t *testing.T) {
+		l.connect(t, "--transport", "port-forward")
+		c := l.connection(t)
+		if !strings.HasPrefix(c.Transport, "port-forward (") || c.Transports[1].State != api.TransportOff {
+			t.Errorf("%q, %+v", c.Transport, c.Transports)
+		}
+		l.reachesWeb(t, w)
+		l.must(t, "kubevpn", "disconnect", "--all")
+	})
+	t.Run("api_proxy_forced", func(t *testing.T) {
+		r := l.connect(t, "--transport", "api-proxy")
+		if c := l.connection(t); c.Transport != api.TransportAPIProxy || !strings.Contains(r.stderr, "Opening the tunnel: api-proxy") {
+			t.Errorf("%q, %v", c.Transport, r)
+		}
+		l.reachesWeb(t, w)
+		l.must(t, "kubevpn", "disconnect", "--all")
+	})
+	t.Run("pods_proxy_denied", func(t *testing.T) {
+		l.apply(t, `
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: forwarder, namespace: default}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: forwarder}
+rules:
+- apiGroups: ["", apps, discovery.k8s.io]
+  resources: [pods, services, endpoints, nodes, namespaces, configmaps, deployments, daemonsets, replicasets, endpointslices, events]
+  verbs: [get, list, watch]
+- {apiGroups: [""], resources: [pods/portforward], verbs: [create, get]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: forwarder}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: forwarder}
+subjects: [{kind: ServiceAccount, name: forwarder, namespace: default}]
+`)
+		token := l.kubectl(t, "create", "token", "forwarder")
+		kubeconfig := l.variant(t, func(_ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) { *u = clientcmdapi.AuthInfo{Token: token} })
+		l.connect(t, "--kubeconfig", kubeconfig, "--netstack", "gvisor")
+		l.transport(t, api.TransportAPIProxy, api.TransportFailing, "pods/proxy")
+		if c := l.connection(t); !strings.HasPrefix(c.Transport, "port-forward (") || c.Status != api.StatusConnected {
+			t.Errorf("%s by %q", c.Status, c.Transport)
+		}
+		l.reachesWeb(t, w)
+		l.must(t, "kubevpn", "disconnect", "--all")
+		failure{code: api.ExitPermission, message: "the transport api-proxy cannot be had: .*pods/proxy", hint: "--transport port-forward"}.
+			check(t, l.run(t, "kubevpn", "connect", "--kubeconfig", kubeconfig, "--netstack", "gvisor", "--transport", "api-proxy"))
+	})
+	t.Run("upgrade_eaten", func(t *testing.T) {
+		l.connect(t, "--kubeconfig", w.behindProxy(t, l))
+		l.transport(t, api.TransportAPIProxy, api.TransportFailing, "")
+		if c := l.connection(t); c.Transport != "port-forward (websocket)" || c.Status != api.StatusConnected {
+			t.Errorf("%s by %q", c.Status, c.Transport)
+		}
+		l.reachesWeb(t, w)
+		l.must(t, "kubevpn", "disconnect", "--all")
+	})
+}
+
+// transport waits until a transport is in a state, for a reason that contains some words.
+func (l *laptop) transport(t *testing.T, name string, state api.TransportState, reason string) {
+	t.Helper()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		all := l.connection(t).Transports
+		for _, tr := range all {
+			if tr.Name == name && tr.State == state && strings.Contains(tr.Reason, reason) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s is not %s for %q: %+v", name, state, reason, all)
+	})
+}
+
+// behindProxy is a kubeconfig by which the API server is reached through a reverse proxy on the laptop that ends TLS and
+// knows WebSockets, but no other upgrade.
+func (w *world) behindProxy(t *testing.T, l *laptop) string {
+	t.Helper()
+	w.apply(t, `
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: behind-proxy, namespace: default}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: behind-proxy}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}
+subjects: [{kind: ServiceAccount, name: behind-proxy, namespace: default}]
+`)
+	token := w.kubectl(t, "create", "token", "behind-proxy")
+	var target *url.URL
+	kubeconfig := l.variant(t, func(c *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
+		var err error
+		if target, err = url.Parse(c.Server); err != nil {
+			t.Fatal(err)
+		}
+		server := w.serveProxy(t, l, target)
+		c.Server, c.InsecureSkipTLSVerify, c.CertificateAuthorityData = server, true, nil
+		*u = clientcmdapi.AuthInfo{Token: token}
+	})
+	return kubeconfig
+}
+
+func (w *world) serveProxy(t *testing.T, l *laptop, target *url.URL) string {
+	t.Helper()
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(target)
+			if !strings.EqualFold(r.In.Header.Get("Upgrade"), "websocket") {
+				r.Out.Header.Del("Upgrade")
+				r.Out.Header.Del("Connection")
+			}
+		},
+		FlushInterval: -1,
+		ErrorLog:      log.New(t.Output(), "", 0),
+		Transport: &http.Transport{
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the lab's own API server
+			DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
+				return dialIn(l.network(), address)
+			},
+		},
+	}
+	server := httptest.NewUnstartedServer(proxy)
+	server.Config.ErrorLog = proxy.ErrorLog
+	if err := inside(l.network(), func() (err error) {
+		server.Listener.Close()
+		server.Listener, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server.URL
+}
