@@ -516,6 +516,7 @@ func laptopAsleep(t *testing.T, l *laptop, flows []*flow) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	testenv.Eventually(t, 10*time.Second, func() error { return stopped(pid) }) // each of its threads has to hear of it
 	begin := time.Now()
 	wake := sync.OnceFunc(func() {
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
@@ -530,6 +531,25 @@ func laptopAsleep(t *testing.T, l *laptop, flows []*flow) {
 		t.Logf("flow %d went on %v after it woke up", i, f.goesOn(t, 10*time.Second).Round(time.Millisecond))
 	}
 	l.connectedAgain(t, 5*time.Second)
+}
+
+// stopped is nil when all threads of a process are stopped (proc(5): stat).
+func stopped(pid int) error {
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return err
+	}
+	for _, stat := range stats {
+		text, err := os.ReadFile(stat)
+		if err != nil {
+			return err
+		}
+		_, rest, _ := strings.Cut(string(text), ") ")
+		if !strings.HasPrefix(rest, "T ") {
+			return fmt.Errorf("%s: %.20s", stat, rest)
+		}
+	}
+	return nil
 }
 
 // managerDeleted: no session survives its manager; a new one is made without anybody's help.
