@@ -18,33 +18,13 @@ import (
 	"strings"
 	"time"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/e2e/build"
 	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
 )
 
 const imageRef = "docker.io/kubevpn/kubevpn:bench"
-
-// The ports of the echo server (internal/lab/echo) and where the port-forward listens for them.
-const (
-	echoPort, sinkPort, sourcePort, silentPort = 9001, 9002, 9003, 9007
-	forwardOffset                              = 10000
-)
-
-// path is one way from the laptop to the pod.
-type path string
-
-const (
-	kernel      path = "kernel, routed"
-	portForward path = "kubectl port-forward"
-	gvisor      path = "kubevpn, gvisor"
-	system      path = "kubevpn, system"
-)
-
-// netstacks are the paths that are kubevpn's, each with its value of --netstack.
-var netstacks = []struct {
-	path path
-	name string
-}{{gvisor, "gvisor"}, {system, "system"}}
 
 type bench struct {
 	rounds  int
@@ -52,10 +32,12 @@ type bench struct {
 	labName string
 
 	*lab.Lab
-	dir  string // binaries, the laptop's home
-	self string
-	pod  netip.Addr // reached by kubevpn and by the port-forward
-	twin netip.Addr // the same kind of pod, reached by the kernel's route
+	dir     string // binaries, the laptop's home
+	self    string
+	pod     netip.Addr // reached by kubevpn, by the port-forward and through pods/proxy
+	podName string
+	twin    netip.Addr // the same kind of pod, reached by the kernel's route
+	forward int        // the port-forward's process
 }
 
 func (b *bench) run(ctx context.Context) (*report, error) {
@@ -76,7 +58,7 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 		defer b.Down()
 	}
 	defer b.laptop(context.WithoutCancel(ctx), b.kubevpn(), "quit").Run()
-	r := newReport()
+	r := newReport(thisMachine(), b.each)
 	if err := errors.Join(b.connects(ctx, r), b.measureRest(ctx, r)); err != nil {
 		return nil, err
 	}
@@ -88,7 +70,10 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	if err := b.measureMemory(ctx, r); err != nil {
 		return nil, err
 	}
-	return r, b.measureSpeed(ctx, r)
+	if err := b.measureSpeed(ctx, r); err != nil {
+		return nil, err
+	}
+	return r, b.measureAfter(ctx, r)
 }
 
 func (b *bench) kubevpn() string { return filepath.Join(b.dir, "kubevpn") }
@@ -129,6 +114,7 @@ func (b *bench) findPods(ctx context.Context) error {
 		return fmt.Errorf("want the workload's two pods, found %q", lines)
 	}
 	var addrs [2]netip.Addr
+	var names [2]string
 	var host string
 	for i, line := range lines {
 		fields := strings.Fields(line)
@@ -138,9 +124,9 @@ func (b *bench) findPods(ctx context.Context) error {
 		if addrs[i], err = netip.ParseAddr(fields[1]); err != nil {
 			return err
 		}
-		host = fields[2]
+		names[i], host = fields[0], fields[2]
 	}
-	b.pod, b.twin = addrs[0], addrs[1]
+	b.pod, b.podName, b.twin = addrs[0], names[0], addrs[1]
 	family := b.Config().Families()[0]
 	// Connections that the client closes first hold their port for a minute. A laptop that opens thousands a second to
 	// one address runs out of ports, and measures the kernel's search for one.
@@ -187,13 +173,13 @@ func (b *bench) connects(ctx context.Context, r *report) error {
 	for i := range b.rounds + 1 {
 		say("kubevpn connect, %d of %d", i+1, b.rounds+1)
 		start := time.Now()
-		if out, err := b.connect(ctx, "gvisor"); err != nil {
+		if out, err := b.connect(ctx, "--netstack", "gvisor"); err != nil {
 			return fmt.Errorf("kubevpn connect: %w\n%s", err, out)
 		}
 		if took := time.Since(start).Seconds(); i == 0 {
-			r.add("connect, manager to be installed", gvisor, took)
+			r.add("connect, manager to be installed", all, took)
 		} else {
-			r.add("connect, manager running", gvisor, took)
+			r.add("connect, manager running", all, took)
 		}
 		if i < b.rounds {
 			if out, err := b.disconnect(ctx); err != nil {
@@ -204,17 +190,47 @@ func (b *bench) connects(ctx context.Context, r *report) error {
 	return nil
 }
 
-func (b *bench) connect(ctx context.Context, netstack string) ([]byte, error) {
-	return b.laptop(ctx, b.kubevpn(), "connect", "--netstack", netstack, "--exclude-cidr", b.twin.String()+"/32").CombinedOutput()
+func (b *bench) connect(ctx context.Context, args ...string) ([]byte, error) {
+	return b.laptop(ctx, append([]string{b.kubevpn(), "connect", "--exclude-cidr", b.twin.String() + "/32"}, args...)...).CombinedOutput()
+}
+
+// connectBy connects anew, and waits until the transport is in use.
+func (b *bench) connectBy(ctx context.Context, netstack, transport string) error {
+	if out, err := b.disconnect(ctx); err != nil {
+		return fmt.Errorf("kubevpn disconnect: %w\n%s", err, out)
+	}
+	if out, err := b.connect(ctx, "--netstack", netstack, "--transport", transport); err != nil {
+		return fmt.Errorf("kubevpn connect --netstack %s --transport %s: %w\n%s", netstack, transport, err, out)
+	}
+	return testenv.Poll(30*time.Second, func() error {
+		out, err := b.laptop(ctx, b.kubevpn(), "status", "-o", "json").Output()
+		if err != nil {
+			return fmt.Errorf("kubevpn status: %w", err)
+		}
+		var status api.Status
+		if err := json.Unmarshal(out, &status); err != nil {
+			return fmt.Errorf("reading the status: %w", err)
+		}
+		if len(status.Connections) != 1 {
+			return fmt.Errorf("the status has %d connections", len(status.Connections))
+		}
+		c := status.Connections[0]
+		for _, t := range c.Transports {
+			if t.Name == transport && t.State == api.TransportInUse && c.Netstack == netstack {
+				return nil
+			}
+		}
+		return fmt.Errorf("the netstack %s is in use, and of the transports %+v", c.Netstack, c.Transports)
+	})
 }
 
 func (b *bench) disconnect(ctx context.Context) ([]byte, error) {
 	return b.laptop(ctx, b.kubevpn(), "disconnect", "--all").CombinedOutput()
 }
 
-// openPaths starts the port-forward; kubevpn is connected, the kernel's route is there.
+// openPaths starts the port-forward. The other paths need nothing but kubevpn's connection.
 func (b *bench) openPaths(ctx context.Context) (stop func(), err error) {
-	args := []string{"kubectl", "port-forward", "pod/" + b.podName(ctx)}
+	args := []string{"kubectl", "port-forward", "pod/" + b.podName}
 	for _, p := range []int{echoPort, sinkPort, sourcePort, silentPort} {
 		args = append(args, fmt.Sprintf("%d:%d", p+forwardOffset, p))
 	}
@@ -229,77 +245,27 @@ func (b *bench) openPaths(ctx context.Context) (stop func(), err error) {
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		return nil, fmt.Errorf("kubectl port-forward: %w", err)
 	}
+	b.forward = cmd.Process.Pid // ip and env, by which it is started, become it
 	go io.Copy(io.Discard, out)
 	return func() { cmd.Process.Kill(); cmd.Wait() }, nil
 }
 
-func (b *bench) podName(ctx context.Context) string {
-	cmd, err := b.Kubectl(ctx, lab.Admin, "get", "pods", "-l", "app=web", "--sort-by=.metadata.name", "-o",
-		`jsonpath={range .items[?(@.status.podIP=="`+b.pod.String()+`")]}{.metadata.name}{end}`)
-	if err != nil {
-		return ""
-	}
-	out, err := cmd.Output()
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(out))
-}
-
-func (b *bench) target(p path, port int) string {
-	switch p {
-	case kernel:
-		return netip.AddrPortFrom(b.twin, uint16(port)).String()
-	case portForward:
-		return fmt.Sprintf("127.0.0.1:%d", port+forwardOffset)
-	}
-	return netip.AddrPortFrom(b.pod, uint16(port)).String()
-}
-
-// measurement is one way to use a path.
-type measurement struct {
-	row   string
-	kind  string
-	port  int
-	flows int
-	value func(measured) float64
-}
-
-var measurements = []measurement{
-	{"down, 1 flow", "down", sourcePort, 1, func(m measured) float64 { return m.MBps }},
-	{"down, 8 flows", "down", sourcePort, 8, func(m measured) float64 { return m.MBps }},
-	{"up, 1 flow", "up", sinkPort, 1, func(m measured) float64 { return m.MBps }},
-	{"up, 8 flows", "up", sinkPort, 8, func(m measured) float64 { return m.MBps }},
-	{"round trip of 1 byte, median", "rtt", echoPort, 1, func(m measured) float64 { return m.P50us }},
-	{"the same beside an upload", "loaded", echoPort, 1, func(m measured) float64 { return m.P50us }},
-	{"new connections, 128 at a time", "connect", echoPort, 128, func(m measured) float64 { return m.PerS }},
-}
-
-// processorRow is the second figure of a bulk measurement.
-func processorRow(row string) string { return row + ": processor time per GB" }
-
-// measureSpeed goes through all measurements round by round, in each round once for each netstack, the paths one after
-// the other, so that what else the machine does falls on all of them.
+// measureSpeed goes through all measurements round by round, in each round by every path, so that what else the machine
+// does falls on all of them.
 func (b *bench) measureSpeed(ctx context.Context, r *report) error {
 	for round := range b.rounds {
-		for _, n := range netstacks {
-			if out, err := b.disconnect(ctx); err != nil {
-				return fmt.Errorf("kubevpn disconnect: %w\n%s", err, out)
-			}
-			if out, err := b.connect(ctx, n.name); err != nil {
-				return fmt.Errorf("kubevpn connect --netstack %s: %w\n%s", n.name, err, out)
+		for _, s := range stages {
+			if err := b.connectBy(ctx, s.netstack, s.transport); err != nil {
+				return err
 			}
 			for _, m := range measurements {
-				for _, p := range []path{kernel, portForward, n.path} {
-					got, err := b.measure(ctx, work{
-						Kind: m.kind, Target: b.target(p, m.port), Sink: b.target(p, sinkPort), Flows: m.flows, Duration: b.each,
-					})
+				for _, p := range append(slices.Clone(s.beside), s.path) {
+					if p == upgraded && m.kind == "connect" {
+						continue // it is a request of its own for each connection: nothing to compare with
+					}
+					got, err := b.measureOne(ctx, r, m, p)
 					if err != nil {
 						return fmt.Errorf("%s, %s: %w", m.row, p, err)
-					}
-					r.add(m.row, p, m.value(got))
-					if got.CPUs > 0 {
-						r.add(processorRow(m.row), p, got.CPUs)
 					}
 					say("round %d of %d: %s, %s: %.0f", round+1, b.rounds, m.row, p, m.value(got))
 				}
@@ -307,6 +273,42 @@ func (b *bench) measureSpeed(ctx context.Context, r *report) error {
 		}
 	}
 	return nil
+}
+
+// measureOne adds all that one measurement by one path gives to the report.
+func (b *bench) measureOne(ctx context.Context, r *report, m measurement, p path) (measured, error) {
+	w := work{Kind: m.kind, Target: b.target(p, m.port), Sink: b.target(p, sinkPort), Flows: m.flows, Duration: b.each}
+	if p == upgraded {
+		w.Pod = b.podName
+	}
+	watched, err := b.processes()
+	if err != nil {
+		return measured{}, err
+	}
+	switch {
+	case p == portForward:
+		w.Laptop = []int{b.forward}
+	case p.ours():
+		w.Laptop = watched.laptop
+	}
+	var got measured
+	peak, err := watched.peak(func() (err error) {
+		got, err = b.measure(ctx, w)
+		return err
+	})
+	if err != nil {
+		return measured{}, err
+	}
+	r.add(m.row, p, m.value(got))
+	if m.bulk() {
+		r.add(processorRow(m.row), p, got.CPUs)
+		r.add(laptopRow(m.row), p, got.LaptopCPUs)
+	}
+	if m.bulk() && m.flows > 1 && p.ours() {
+		r.add(memoryRow(m.row, p), laptopSide, peak.laptop/1e6)
+		r.add(memoryRow(m.row, p), managerSide, peak.manager/1e6)
+	}
+	return got, nil
 }
 
 func (b *bench) measure(ctx context.Context, w work) (measured, error) {

@@ -3,10 +3,13 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -15,13 +18,17 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"kubevpn/internal/cluster"
 )
 
 // work is one measurement, done by this program again inside the laptop's network namespace.
 type work struct {
 	Kind     string        // down, up, rtt, loaded, connect, hold
-	Target   string        // address of the echo server's port
+	Target   string        // address of the echo server's port, or what is asked for at its HTTP port
 	Sink     string        // loaded: where the upload goes beside which round trips are measured
+	Pod      string        // if set: connections are upgraded requests through pods/proxy, to this pod's HTTP port
+	Laptop   []int         // processes whose processor time is the laptop's, besides the client's own
 	Flows    int           // at the same time
 	Duration time.Duration // bounded by the caller
 }
@@ -34,11 +41,52 @@ type measured struct {
 	PerS  float64 // connect: connections opened, used and closed a second
 	Count int     // of round trips, connections, or flows held
 	CPUs  float64 // down, up: seconds of processor time of the whole machine for each GB
+
+	LaptopCPUs float64 // down, up: of CPUs, the client's and work.Laptop's
 }
 
-const dialTimeout = 10 * time.Second
+const (
+	dialTimeout = 10 * time.Second
+	httpPort    = 8080 // of the echo server
+)
+
+// dialer connects to a work's target.
+type dialer func(target string) (net.Conn, error)
+
+func (w work) dialer() (dialer, error) {
+	if w.Pod == "" {
+		return func(target string) (net.Conn, error) { return net.DialTimeout("tcp", target, dialTimeout) }, nil
+	}
+	kubeconfig, err := os.ReadFile(os.Getenv("KUBECONFIG"))
+	if err != nil {
+		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
+	}
+	c, err := cluster.Load(kubeconfig, cluster.Options{UserAgent: "kubevpn-bench", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	return func(target string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+		defer cancel()
+		return c.PodProxy(ctx, "default", w.Pod, httpPort, target, "raw", nil)
+	}, nil
+}
+
+// client does a work.
+type client struct {
+	work
+	dial dialer
+}
 
 func (w work) do(ready io.Writer, release io.Reader) (measured, error) {
+	dial, err := w.dialer()
+	if err != nil {
+		return measured{}, err
+	}
+	return client{w, dial}.do(ready, release)
+}
+
+func (w client) do(ready io.Writer, release io.Reader) (measured, error) {
 	switch w.Kind {
 	case "down", "up":
 		return w.bulk()
@@ -55,18 +103,18 @@ func (w work) do(ready io.Writer, release io.Reader) (measured, error) {
 }
 
 // bulk moves bytes one way. The first fifth of the time is not counted: windows open and buffers fill in it.
-func (w work) bulk() (measured, error) {
-	var bytes atomic.Int64
+func (w client) bulk() (measured, error) {
+	var moved atomic.Int64
 	var group sync.WaitGroup
 	errs := make(chan error, w.Flows)
 	start := time.Now()
 	count := start.Add(w.Duration / 5)
 	end := start.Add(w.Duration)
-	var before atomic.Int64
-	counting := time.AfterFunc(time.Until(count), func() { before.Store(int64(processorTime())) })
+	counted := make(chan processorTimes, 1)
+	counting := time.AfterFunc(time.Until(count), func() { counted <- w.processorTimes() })
 	defer counting.Stop()
 	for range w.Flows {
-		c, err := net.DialTimeout("tcp", w.Target, dialTimeout)
+		c, err := w.dial(w.Target)
 		if err != nil {
 			return measured{}, err
 		}
@@ -84,7 +132,7 @@ func (w work) bulk() (measured, error) {
 			for {
 				n, err := op(buf)
 				if now := time.Now(); now.After(count) && now.Before(end) {
-					bytes.Add(int64(n))
+					moved.Add(int64(n))
 				}
 				if err != nil {
 					if !os.IsTimeout(err) {
@@ -96,15 +144,33 @@ func (w work) bulk() (measured, error) {
 		})
 	}
 	group.Wait()
-	busy := processorTime() - time.Duration(before.Load())
+	after := w.processorTimes()
 	select {
 	case err := <-errs:
 		return measured{}, err
 	default:
 	}
-	moved := float64(bytes.Load())
-	return measured{MBps: moved / 1e6 / end.Sub(count).Seconds(), CPUs: busy.Seconds() / (moved / 1e9)}, nil
+	before := <-counted // all flows end at end, if they do not fail
+	gigabytes := float64(moved.Load()) / 1e9
+	return measured{
+		MBps:       1e3 * gigabytes / end.Sub(count).Seconds(),
+		CPUs:       (after.machine - before.machine).Seconds() / gigabytes,
+		LaptopCPUs: (after.laptop - before.laptop).Seconds() / gigabytes,
+	}, nil
 }
+
+// processorTimes are since the machine, or the process, began.
+type processorTimes struct{ machine, laptop time.Duration }
+
+func (w work) processorTimes() processorTimes {
+	t := processorTimes{machine: processorTime()}
+	for _, pid := range append([]int{os.Getpid()}, w.Laptop...) {
+		t.laptop += processTime(pid)
+	}
+	return t
+}
+
+const hertz = 100 // USER_HZ, on every architecture that Go runs on
 
 // processorTime is how long all processors of the machine together have not been idle since it booted (proc(5): stat).
 func processorTime() time.Duration {
@@ -119,12 +185,30 @@ func processorTime() time.Duration {
 			busy += n
 		}
 	}
-	const hertz = 100 // USER_HZ, on every architecture that Go runs on
 	return time.Duration(busy) * time.Second / hertz
 }
 
+// processTime is how long a process has run (proc(5): pid/stat), or 0 if there is none.
+func processTime(pid int) time.Duration {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	after := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the name before it may have blanks
+	if len(after) < 13 {
+		return 0
+	}
+	var ticks int64
+	for _, field := range after[11:13] { // utime, stime
+		if n, err := strconv.ParseInt(field, 10, 64); err == nil {
+			ticks += n
+		}
+	}
+	return time.Duration(ticks) * time.Second / hertz
+}
+
 // loaded is roundTrips beside an upload that takes all it can get.
-func (w work) loaded() (measured, error) {
+func (w client) loaded() (measured, error) {
 	upload, measure := w, w
 	upload.Kind, upload.Target, upload.Duration = "up", w.Sink, w.Duration+time.Second
 	measure.Kind = "rtt"
@@ -139,8 +223,8 @@ func (w work) loaded() (measured, error) {
 }
 
 // roundTrips sends one byte and waits for it, again and again.
-func (w work) roundTrips() (measured, error) {
-	c, err := net.DialTimeout("tcp", w.Target, dialTimeout)
+func (w client) roundTrips() (measured, error) {
+	c, err := w.dial(w.Target)
 	if err != nil {
 		return measured{}, err
 	}
@@ -168,7 +252,7 @@ func (w work) roundTrips() (measured, error) {
 
 // connects opens a connection, has one byte echoed and closes it. The echo is part of it because a port-forward
 // accepts whatever the pod does.
-func (w work) connects() (measured, error) {
+func (w client) connects() (measured, error) {
 	var n atomic.Int64
 	var group sync.WaitGroup
 	errs := make(chan error, w.Flows)
@@ -177,7 +261,7 @@ func (w work) connects() (measured, error) {
 		group.Go(func() {
 			b := []byte{1}
 			for time.Since(start) < w.Duration {
-				c, err := net.DialTimeout("tcp", w.Target, dialTimeout)
+				c, err := w.dial(w.Target)
 				if err != nil {
 					errs <- err
 					return
@@ -208,7 +292,7 @@ func (w work) connects() (measured, error) {
 }
 
 // hold opens flows, says so, and keeps them open until told to end.
-func (w work) hold(ready io.Writer, release io.Reader) (measured, error) {
+func (w client) hold(ready io.Writer, release io.Reader) (measured, error) {
 	conns := make([]net.Conn, 0, w.Flows)
 	defer func() {
 		for _, c := range conns {
@@ -216,7 +300,7 @@ func (w work) hold(ready io.Writer, release io.Reader) (measured, error) {
 		}
 	}()
 	for range w.Flows {
-		c, err := net.DialTimeout("tcp", w.Target, dialTimeout)
+		c, err := w.dial(w.Target)
 		if err != nil {
 			return measured{Count: len(conns)}, err
 		}

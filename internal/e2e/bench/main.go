@@ -1,15 +1,16 @@
 //go:build linux
 
-// Bench measures kubevpn end to end on a real cluster of internal/lab, beside the kernel's routed path and `kubectl
-// port-forward` to the same pod, in the same run, one after the other round by round, and writes the medians as a
-// table into docs/performance.md. It judges nothing: two cores serve the laptop, the cluster and the measurement, and
-// the ratios are what can be compared.
+// Bench measures kubevpn end to end on a real cluster of internal/lab, beside the kernel's routed path, `kubectl
+// port-forward` and a raw upgraded connection through the API server to the same pod, in the same run, one after the
+// other round by round. It writes the medians as tables into docs/performance.md, and plots beside it, into
+// docs/performance. It judges nothing: the laptop, the cluster and the measurement share the machine's cores, and the
+// ratios are what can be compared.
 //
 //	bench ─┬─ lab: two nodes, kube-proxy iptables
-//	       ├─ laptop: kubevpn connect, kubectl port-forward
+//	       ├─ laptop: kubevpn connect, by each transport with each netstack; kubectl port-forward
 //	       └─ laptop: this program again, as the client of the echo server in a pod
 //
-//	go run ./internal/e2e/bench [-rounds 5] [-seconds 3] [-out docs/performance.md]
+//	go run ./internal/e2e/bench [-rounds 5] [-seconds 2] [-out docs/performance.md]
 package main
 
 import (
@@ -27,8 +28,8 @@ func main() { os.Exit(run()) }
 func run() int {
 	client := flag.String("client", "", "one measurement, as JSON (used by the program itself)")
 	rounds := flag.Int("rounds", 5, "how often each measurement is made")
-	seconds := flag.Float64("seconds", 3, "how long one measurement of speed takes")
-	out := flag.String("out", "docs/performance.md", "the file whose tables are written")
+	seconds := flag.Float64("seconds", 2, "how long one measurement of speed takes")
+	out := flag.String("out", "docs/performance.md", "the file whose tables are written; the plots go into the folder of that name, without .md")
 	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
 	flag.Parse()
 

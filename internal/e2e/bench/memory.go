@@ -18,6 +18,23 @@ import (
 // heldFlows are opened at once to see what an idle flow costs.
 const heldFlows = 2000
 
+const (
+	// peakEvery is how often memory is looked at while bytes move.
+	peakEvery = 50 * time.Millisecond
+	// againAtRest bounds the wait for what is at rest again to give its memory back. Go's runtime collects garbage
+	// after two minutes at the latest.
+	againAtRest = 150 * time.Second
+	// restNoise is by how much memory at rest may be more than at first.
+	restNoise = 1.1
+)
+
+// The rows of memory.
+const (
+	restRow     = "connected, nothing done"
+	againRow    = "at rest again"
+	idleFlowRow = "an idle flow"
+)
+
 // measureRest reads the resident memory of kubevpn's processes before anything was measured with them.
 func (b *bench) measureRest(_ context.Context, r *report) error {
 	say("memory at rest")
@@ -25,9 +42,36 @@ func (b *bench) measureRest(_ context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
-	r.add("daemon and helper at rest", gvisor, rest.laptop/1e6)
-	r.add("traffic manager at rest", gvisor, rest.manager/1e6)
+	r.add(restRow, laptopSide, rest.laptop/1e6)
+	r.add(restRow, managerSide, rest.manager/1e6)
 	return nil
+}
+
+// measureAfter waits until the processes have as much memory as they had at first, and reads what they have.
+func (b *bench) measureAfter(ctx context.Context, r *report) error {
+	say("memory at rest again, which takes up to %v", againAtRest)
+	before := residents{r.median(restRow, laptopSide) * 1e6, r.median(restRow, managerSide) * 1e6}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	began := time.Now()
+	for {
+		now, err := b.resident()
+		if err != nil {
+			return err
+		}
+		back := now.laptop <= restNoise*before.laptop && now.manager <= restNoise*before.manager
+		if took := time.Since(began); back || took > againAtRest {
+			r.add(againRow, laptopSide, now.laptop/1e6)
+			r.add(againRow, managerSide, now.manager/1e6)
+			r.add(againRow, all, took.Seconds())
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // measureMemory reads the resident memory of kubevpn's processes without and with idle flows.
@@ -37,7 +81,7 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 		return err
 	}
 	say("memory of %d idle flows", heldFlows)
-	spec, err := json.Marshal(work{Kind: "hold", Target: b.target(gvisor, silentPort), Flows: heldFlows, Duration: time.Minute})
+	spec, err := json.Marshal(work{Kind: "hold", Target: b.target(gvisorProxy, silentPort), Flows: heldFlows, Duration: time.Minute})
 	if err != nil {
 		return err
 	}
@@ -61,57 +105,92 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 	if err := errors.Join(err, in.Close(), cmd.Wait()); err != nil {
 		return err
 	}
-	r.add("an idle flow, laptop", gvisor, (during.laptop-before.laptop)/heldFlows/1e3)
-	r.add("an idle flow, traffic manager", gvisor, (during.manager-before.manager)/heldFlows/1e3)
+	r.add(idleFlowRow, laptopSide, (during.laptop-before.laptop)/heldFlows/1e3)
+	r.add(idleFlowRow, managerSide, (during.manager-before.manager)/heldFlows/1e3)
 	return nil
+}
+
+// processes are kubevpn's, by their numbers. All of them are processes of this machine.
+type processes struct{ laptop, manager []int }
+
+// processes finds this run's.
+func (b *bench) processes() (processes, error) {
+	var found processes
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return found, err
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue // not a process
+		}
+		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		if err != nil {
+			continue // the kernel's, or one that has ended
+		}
+		switch exe {
+		case b.kubevpn():
+			found.laptop = append(found.laptop, pid)
+		case "/traffic":
+			cgroup, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
+			if err == nil && strings.Contains(string(cgroup), "kubevpn-lab-"+b.Config().Name) {
+				found.manager = append(found.manager, pid)
+			}
+		}
+	}
+	if len(found.laptop) == 0 || len(found.manager) == 0 {
+		return found, fmt.Errorf("kubevpn's processes were not found, but on the laptop %d, of the traffic manager %d",
+			len(found.laptop), len(found.manager))
+	}
+	return found, nil
 }
 
 type residents struct{ laptop, manager float64 } // bytes
 
-// resident adds up the resident memory of this run's kubevpn processes and of the manager, which are all processes of
-// this machine.
+// resident adds up the processes' resident memory.
+func (p processes) resident() residents {
+	return residents{sumOf(p.laptop), sumOf(p.manager)}
+}
+
 func (b *bench) resident() (residents, error) {
-	var sum residents
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return sum, err
-	}
-	for _, e := range entries {
-		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
-		if err != nil {
-			continue // not a process, or one that has ended
-		}
-		cgroup, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cgroup"))
-		if err != nil {
-			continue
-		}
-		rss, err := residentOf(e.Name())
-		if err != nil {
-			continue
-		}
-		switch {
-		case exe == b.kubevpn():
-			sum.laptop += rss
-		case exe == "/traffic" && strings.Contains(string(cgroup), "kubevpn-lab-"+b.Config().Name):
-			sum.manager += rss
+	p, err := b.processes()
+	return p.resident(), err
+}
+
+// peak is the most that resident gives while do goes on.
+func (p processes) peak(do func() error) (residents, error) {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	tick := time.NewTicker(peakEvery)
+	defer tick.Stop()
+	var most residents
+	for {
+		now := p.resident()
+		most.laptop, most.manager = max(most.laptop, now.laptop), max(most.manager, now.manager)
+		select {
+		case err := <-done:
+			return most, err
+		case <-tick.C:
 		}
 	}
-	if sum.laptop == 0 || sum.manager == 0 {
-		return sum, fmt.Errorf("kubevpn's processes were not found: laptop %.0f, manager %.0f bytes", sum.laptop, sum.manager)
+}
+
+// sumOf adds up the resident memory of processes; one that has ended has none.
+func sumOf(pids []int) (sum float64) {
+	for _, pid := range pids {
+		if rss, err := residentOf(strconv.Itoa(pid)); err == nil {
+			sum += rss
+		}
 	}
-	return sum, nil
+	return sum
 }
 
 func residentOf(pid string) (float64, error) {
-	status, err := os.ReadFile(filepath.Join("/proc", pid, "status"))
+	rss, err := field(filepath.Join("/proc", pid, "status"), "VmRSS")
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kb, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 64)
-			return kb * 1024, err
-		}
-	}
-	return 0, errors.New("no VmRSS")
+	kb, err := strconv.ParseFloat(strings.TrimSuffix(rss, " kB"), 64)
+	return kb * 1024, err
 }

@@ -4,10 +4,13 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -24,15 +27,24 @@ type cell struct {
 }
 
 // report collects every value of every cell.
-type report struct{ values map[cell][]float64 }
+type report struct {
+	machine machine
+	each    time.Duration // how long one measurement of speed takes
+	values  map[cell][]float64
+}
 
-func newReport() *report { return &report{values: map[cell][]float64{}} }
+func newReport(m machine, each time.Duration) *report {
+	return &report{machine: m, each: each, values: map[cell][]float64{}}
+}
 
 func (r *report) add(row string, p path, v float64) {
 	c := cell{row, p}
 	r.values[c] = append(r.values[c], v)
 }
 
+func (r *report) has(row string, p path) bool { return len(r.values[cell{row, p}]) > 0 }
+
+// median is 0 where nothing was measured.
 func (r *report) median(row string, p path) float64 {
 	v := slices.Sorted(slices.Values(r.values[cell{row, p}]))
 	if len(v) == 0 {
@@ -41,38 +53,118 @@ func (r *report) median(row string, p path) float64 {
 	return v[len(v)/2]
 }
 
-// render makes both tables.
+// shown is a median as the tables have it.
+func (r *report) shown(format, row string, p path) string {
+	if !r.has(row, p) {
+		return "–"
+	}
+	return fmt.Sprintf(format, r.median(row, p))
+}
+
+// ratio is how much more or less of something there is by one path than by another.
+func (r *report) ratio(row string, p, to path) string {
+	if !r.has(row, p) || !r.has(row, to) {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f", r.median(row, p)/r.median(row, to))
+}
+
+// tableRow is a row of the tables of speed.
+type tableRow struct{ name, unit, format string }
+
+func tableRows() []tableRow {
+	var rows, processor []tableRow
+	for _, m := range measurements {
+		rows = append(rows, tableRow{m.row, m.unit, "%.0f"})
+		if m.bulk() {
+			processor = append(processor, tableRow{processorRow(m.row), "s", "%.1f"}, tableRow{laptopRow(m.row), "s", "%.1f"})
+		}
+	}
+	return append(rows, processor...)
+}
+
+// compared are the columns of ratios.
+var compared = []struct{ path, to path }{
+	{upgraded, portForward},
+	{gvisorForward, portForward}, {systemForward, portForward}, {gvisorProxy, portForward}, {systemProxy, portForward},
+	{gvisorProxy, upgraded}, {systemProxy, upgraded},
+}
+
+// render makes the tables.
 func (r *report) render() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Measured %s on %d cores, Linux %s; medians of %d rounds.\n\n",
-		time.Now().Format(time.DateOnly), runtime.NumCPU(), release(), len(r.values[cell{"down, 1 flow", gvisor}]))
-	b.WriteString("| | kernel, routed | `kubectl port-forward` | gvisor | system | gvisor / port-forward | system / port-forward |\n|---|---|---|---|---|---|---|\n")
-	for _, row := range []struct{ name, unit, format string }{
-		{"down, 1 flow", "MB/s", "%.0f"}, {"down, 8 flows", "MB/s", "%.0f"}, {"up, 1 flow", "MB/s", "%.0f"}, {"up, 8 flows", "MB/s", "%.0f"},
-		{"round trip of 1 byte, median", "µs", "%.0f"}, {"the same beside an upload", "µs", "%.0f"},
-		{"new connections, 128 at a time", "/s", "%.0f"},
-		{processorRow("down, 1 flow"), "s", "%.1f"}, {processorRow("down, 8 flows"), "s", "%.1f"},
-		{processorRow("up, 1 flow"), "s", "%.1f"}, {processorRow("up, 8 flows"), "s", "%.1f"},
-	} {
-		fmt.Fprintf(&b, "| %s |", row.name)
-		for _, p := range []path{kernel, portForward, gvisor, system} {
-			fmt.Fprintf(&b, " "+row.format+" %s |", r.median(row.name, p), row.unit)
-		}
-		f := r.median(row.name, portForward)
-		fmt.Fprintf(&b, " %.2f | %.2f |\n", r.median(row.name, gvisor)/f, r.median(row.name, system)/f)
+	fmt.Fprintf(&b, "Measured on %s.\nMedians of %d rounds, each measurement of %v.\n\n",
+		r.machine, len(r.values[cell{measurements[0].row, gvisorProxy}]), r.each)
+	head := []string{""}
+	for _, p := range paths {
+		head = append(head, string(p))
 	}
-	b.WriteString("\n| | kubevpn, gvisor |\n|---|---|\n")
-	for _, row := range []struct{ name, unit string }{
-		{"connect, manager to be installed", "s"}, {"connect, manager running", "s"},
-		{"daemon and helper at rest", "MB"}, {"traffic manager at rest", "MB"},
-		{"an idle flow, laptop", "kB"}, {"an idle flow, traffic manager", "kB"},
-	} {
-		fmt.Fprintf(&b, "| %s | %.2f %s |\n", row.name, r.median(row.name, gvisor), row.unit)
+	header(&b, head)
+	for _, row := range tableRows() {
+		cells := []string{fmt.Sprintf("%s (%s)", row.name, row.unit)}
+		for _, p := range paths {
+			cells = append(cells, r.shown(row.format, row.name, p))
+		}
+		line(&b, cells)
+	}
+	b.WriteString("\nThe same as ratios:\n\n")
+	head = []string{""}
+	for _, c := range compared {
+		head = append(head, fmt.Sprintf("%s / %s", c.path, c.to))
+	}
+	header(&b, head)
+	for _, row := range tableRows() {
+		cells := []string{row.name}
+		for _, c := range compared {
+			cells = append(cells, r.ratio(row.name, c.path, c.to))
+		}
+		line(&b, cells)
+	}
+	r.renderMemory(&b)
+	b.WriteString("\n")
+	header(&b, []string{"", ""})
+	for _, row := range []string{"connect, manager to be installed", "connect, manager running"} {
+		line(&b, []string{row, r.shown("%.2f s", row, all)})
 	}
 	return b.String()
 }
 
-// write puts the tables into the document.
+// renderMemory makes the table of memory.
+func (r *report) renderMemory(b *strings.Builder) {
+	b.WriteString("\n")
+	header(b, []string{"resident memory", "daemon and helper", "traffic manager"})
+	row := func(title, name, format string) {
+		line(b, []string{title, r.shown(format, name, laptopSide), r.shown(format, name, managerSide)})
+	}
+	row(restRow, restRow, "%.0f MB")
+	for _, m := range measurements {
+		for _, p := range paths {
+			if m.bulk() && m.flows > 1 && p.ours() {
+				row(memoryRow(m.row, p)+", at most", memoryRow(m.row, p), "%.0f MB")
+			}
+		}
+	}
+	row(fmt.Sprintf("%s, after all of this, within %.0f s", againRow, r.median(againRow, all)), againRow, "%.0f MB")
+	row(idleFlowRow, idleFlowRow, "%.1f kB")
+}
+
+// header begins a table, line goes on with it.
+func header(b *strings.Builder, cells []string) {
+	line(b, cells)
+	b.WriteString(strings.Repeat("|---", len(cells)) + "|\n")
+}
+
+func line(b *strings.Builder, cells []string) {
+	for _, c := range cells {
+		if c != "" {
+			c = " " + c
+		}
+		b.WriteString("|" + c + " ")
+	}
+	b.WriteString("|\n")
+}
+
+// write puts the tables into the document, and the plots into the folder of its name.
 func (r *report) write(file string) error {
 	text := r.render()
 	fmt.Println(text)
@@ -80,19 +172,75 @@ func (r *report) write(file string) error {
 	if err != nil {
 		return err
 	}
+	if doc, err = insert(doc, text); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	dir := strings.TrimSuffix(file, filepath.Ext(file))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, p := range plots {
+		svg, err := p.draw(r)
+		if err != nil {
+			return fmt.Errorf("drawing %s: %w", p.name, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, p.name+".svg"), svg, 0o644); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(file, doc, 0o644)
+}
+
+// insert replaces what is between the lines of the document.
+func insert(doc []byte, text string) ([]byte, error) {
 	before, rest, ok := bytes.Cut(doc, []byte(tableBegin))
 	_, after, ok2 := bytes.Cut(rest, []byte(tableEnd))
 	if !ok || !ok2 {
-		return fmt.Errorf("%s has no lines %q and %q", file, strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
+		return nil, fmt.Errorf("there are no lines %q and %q", strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
 	}
-	out := slices.Concat(before, []byte(tableBegin), []byte(text), []byte(tableEnd), after)
-	return os.WriteFile(file, out, 0o644)
+	return slices.Concat(before, []byte(tableBegin), []byte(text), []byte(tableEnd), after), nil
 }
 
-func release() string {
-	b, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		return runtime.GOOS
+// machine is what the figures are of.
+type machine struct {
+	date      string
+	processor string
+	cores     int
+	memory    float64 // bytes
+	kernel    string
+}
+
+func (m machine) String() string {
+	return fmt.Sprintf("%s on %d cores of %s, %.0f GB of memory, Linux %s", m.date, m.cores, m.processor, m.memory/1e9, m.kernel)
+}
+
+// thisMachine says "unknown" of what it cannot find out.
+func thisMachine() machine {
+	m := machine{date: time.Now().Format(time.DateOnly), cores: runtime.NumCPU(), processor: "an unknown processor", kernel: "unknown"}
+	if model, err := field("/proc/cpuinfo", "model name"); err == nil {
+		m.processor = model
 	}
-	return strings.TrimSpace(string(b))
+	if total, err := field("/proc/meminfo", "MemTotal"); err == nil {
+		if kb, err := strconv.ParseFloat(strings.TrimSuffix(total, " kB"), 64); err == nil {
+			m.memory = kb * 1024
+		}
+	}
+	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		m.kernel = strings.TrimSpace(string(release))
+	}
+	return m
+}
+
+// field is the value of the first line "name: value" of a file.
+func field(file, name string) (string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value), nil
+		}
+	}
+	return "", errors.New("no " + name)
 }
