@@ -1,0 +1,306 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// sample is a report of three rounds whose medians are known: 100, 200, 300... in the order of the paths, twice as much in
+// the second row, and so on.
+func sample() *report {
+	r := newReport(machine{"2026-01-02", "Abacus 3000", 2, 25.3e9, "6.1.0"}, 2*time.Second)
+	for i, m := range measurements {
+		for j, p := range paths {
+			if p == upgraded && m.kind == "connect" {
+				continue
+			}
+			v := float64((i + 1) * (j + 1) * 100)
+			for _, v := range []float64{v, 10 * v, v / 10} {
+				r.add(m.row, p, v)
+			}
+			if !m.bulk() {
+				continue
+			}
+			r.add(processorRow(m.row), p, v/100)
+			r.add(laptopRow(m.row), p, v/400)
+			if m.flows > 1 && p.ours() {
+				r.add(memoryRow(m.row, p), laptopSide, v/10)
+				r.add(memoryRow(m.row, p), managerSide, v/20)
+			}
+		}
+	}
+	r.add(restRow, laptopSide, 70.4)
+	r.add(restRow, managerSide, 28.8)
+	r.add(againRow, laptopSide, 75.2)
+	r.add(againRow, managerSide, 30.1)
+	r.add(againRow, all, 121)
+	r.add(idleFlowRow, laptopSide, 15.33)
+	r.add(idleFlowRow, managerSide, 13.05)
+	r.add("connect, manager to be installed", all, 1.3)
+	return r
+}
+
+const sampleTables = "Measured on 2026-01-02 on 2 cores of Abacus 3000, 25 GB of memory, Linux 6.1.0.\n" +
+	"Medians of 3 rounds, each measurement of 2s.\n" + `
+| | kernel, routed | ` + "`kubectl port-forward`" + ` | raw upgrade | gvisor, port-forward | system, port-forward | gvisor, api-proxy | system, api-proxy |
+|---|---|---|---|---|---|---|---|
+| down, 1 flow (MB/s) | 100 | 200 | 300 | 400 | 500 | 600 | 700 |
+| down, 8 flows (MB/s) | 200 | 400 | 600 | 800 | 1000 | 1200 | 1400 |
+| up, 1 flow (MB/s) | 300 | 600 | 900 | 1200 | 1500 | 1800 | 2100 |
+| up, 8 flows (MB/s) | 400 | 800 | 1200 | 1600 | 2000 | 2400 | 2800 |
+| round trip of 1 byte, median (µs) | 500 | 1000 | 1500 | 2000 | 2500 | 3000 | 3500 |
+| the same beside an upload (µs) | 600 | 1200 | 1800 | 2400 | 3000 | 3600 | 4200 |
+| new connections, 16 at a time (/s) | 700 | 1400 | – | 2800 | 3500 | 4200 | 4900 |
+| new connections, 128 at a time (/s) | 800 | 1600 | – | 3200 | 4000 | 4800 | 5600 |
+| down, 1 flow: processor time per GB (s) | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 |
+| down, 1 flow: of it, the laptop's (s) | 0.2 | 0.5 | 0.8 | 1.0 | 1.2 | 1.5 | 1.8 |
+| down, 8 flows: processor time per GB (s) | 2.0 | 4.0 | 6.0 | 8.0 | 10.0 | 12.0 | 14.0 |
+| down, 8 flows: of it, the laptop's (s) | 0.5 | 1.0 | 1.5 | 2.0 | 2.5 | 3.0 | 3.5 |
+| up, 1 flow: processor time per GB (s) | 3.0 | 6.0 | 9.0 | 12.0 | 15.0 | 18.0 | 21.0 |
+| up, 1 flow: of it, the laptop's (s) | 0.8 | 1.5 | 2.2 | 3.0 | 3.8 | 4.5 | 5.2 |
+| up, 8 flows: processor time per GB (s) | 4.0 | 8.0 | 12.0 | 16.0 | 20.0 | 24.0 | 28.0 |
+| up, 8 flows: of it, the laptop's (s) | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 |
+
+The same as ratios:
+
+| | raw upgrade / ` + "`kubectl port-forward`" + ` | gvisor, port-forward / ` + "`kubectl port-forward`" + ` | system, port-forward / ` + "`kubectl port-forward`" + ` | gvisor, api-proxy / ` + "`kubectl port-forward`" + ` | system, api-proxy / ` + "`kubectl port-forward`" + ` | gvisor, api-proxy / raw upgrade | system, api-proxy / raw upgrade |
+|---|---|---|---|---|---|---|---|
+| down, 1 flow | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| down, 8 flows | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| up, 1 flow | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| up, 8 flows | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| round trip of 1 byte, median | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| the same beside an upload | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| new connections, 16 at a time | – | 2.00 | 2.50 | 3.00 | 3.50 | – | – |
+| new connections, 128 at a time | – | 2.00 | 2.50 | 3.00 | 3.50 | – | – |
+| down, 1 flow: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| down, 1 flow: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| down, 8 flows: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| down, 8 flows: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| up, 1 flow: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| up, 1 flow: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| up, 8 flows: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| up, 8 flows: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+
+| resident memory | daemon and helper | traffic manager |
+|---|---|---|
+| connected, nothing done | 70 MB | 29 MB |
+| down, 8 flows: gvisor, port-forward, at most | 80 MB | 40 MB |
+| down, 8 flows: system, port-forward, at most | 100 MB | 50 MB |
+| down, 8 flows: gvisor, api-proxy, at most | 120 MB | 60 MB |
+| down, 8 flows: system, api-proxy, at most | 140 MB | 70 MB |
+| up, 8 flows: gvisor, port-forward, at most | 160 MB | 80 MB |
+| up, 8 flows: system, port-forward, at most | 200 MB | 100 MB |
+| up, 8 flows: gvisor, api-proxy, at most | 240 MB | 120 MB |
+| up, 8 flows: system, api-proxy, at most | 280 MB | 140 MB |
+| at rest again, after all of this, within 121 s | 75 MB | 30 MB |
+| an idle flow | 15.3 kB | 13.1 kB |
+
+| | |
+|---|---|
+| connect, manager to be installed | 1.30 s |
+| connect, manager running | – |
+`
+
+func TestTables(t *testing.T) {
+	if d := cmp.Diff(sampleTables, sample().render()); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+func TestWrite(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "figures.md")
+	if err := os.WriteFile(file, []byte("before\n"+tableBegin+"old\n"+tableEnd+"after\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := sample().write(file); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff("before\n"+tableBegin+sampleTables+tableEnd+"after\n", string(got)); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+	}
+	for _, name := range []string{"throughput", "latency", "processor"} {
+		if _, err := os.Stat(filepath.Join(filepath.Dir(file), "figures", name+".svg")); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := os.WriteFile(file, []byte("no marks\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := sample().write(file); err == nil {
+		t.Error("a document without marks was written")
+	}
+}
+
+func TestPlots(t *testing.T) {
+	// A bar of each colour in each group, and one in the legend for each path.
+	for name, want := range map[string]map[string]int{
+		"throughput": {"#333333": 0, "#888888": 5, "#BBBBBB": 5, "#D95F0E": 5, "#FE9929": 5, "#08519C": 5, "#6BAED6": 5},
+		"latency":    {"#333333": 3, "#888888": 3, "#BBBBBB": 3, "#D95F0E": 3, "#FE9929": 3, "#08519C": 3, "#6BAED6": 3},
+		"processor": {
+			"#333333": 5, "#888888": 5, "#BBBBBB": 5, "#D95F0E": 5, "#FE9929": 5, "#08519C": 5, "#6BAED6": 5,
+			"#999999": 4, "#C4C4C4": 4, "#DDDDDD": 4, "#ECAF87": 4, "#FFCC94": 4, "#84A8CE": 4, "#B5D7EB": 4,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := chartNamed(t, name)
+			svg, err := c.draw(sample())
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := c.draw(sample())
+			if err != nil || !bytes.Equal(svg, again) {
+				t.Errorf("the same values give another plot, %v", err)
+			}
+			fills, words := read(t, svg)
+			for colour, n := range want {
+				if fills[colour] != n {
+					t.Errorf("%d areas are %s, want %d", fills[colour], colour, n)
+				}
+				delete(fills, colour)
+			}
+			for colour, n := range fills {
+				t.Errorf("%d areas are %s, want none", n, colour)
+			}
+			for _, want := range append([]string{"2 cores of Abacus 3000", "gvisor, api-proxy", c.axis}, c.rows...) {
+				if !strings.Contains(words, want) {
+					t.Errorf("the plot does not say %q", want)
+				}
+			}
+		})
+	}
+}
+
+// The height of a bar says how much it is, and its figure is what the tables have.
+func TestBarHeights(t *testing.T) {
+	r := newReport(machine{}, time.Second)
+	for i, m := range measurements[:4] {
+		r.add(m.row, gvisorProxy, float64(100*(i+1)))
+	}
+	svg, err := chartNamed(t, "throughput").draw(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	heights := barHeights(t, svg, "#08519C")
+	if len(heights) != 5 { // the last is the legend's
+		t.Fatalf("bars: %v", heights)
+	}
+	for i, want := range []float64{1, 2, 3, 4} {
+		if got := heights[i] / heights[0]; got < 0.999*want || got > 1.001*want {
+			t.Errorf("bar %d is %.3f times as high as the first, want %.0f", i, got, want)
+		}
+	}
+	if _, words := read(t, svg); !strings.Contains(words, "\n300\n") || !strings.Contains(words, "\n–\n") {
+		t.Errorf("no figure 300, or none for what was not measured, in %q", words)
+	}
+}
+
+func chartNamed(t *testing.T, name string) chart {
+	t.Helper()
+	for _, c := range plots {
+		if c.name == name {
+			return c
+		}
+	}
+	t.Fatalf("there is no plot %s", name)
+	panic("unreachable")
+}
+
+// read counts the SVG's filled areas by colour, and gives its text, a line for each element.
+func read(t *testing.T, svg []byte) (fills map[string]int, words string) {
+	t.Helper()
+	fills = map[string]int{}
+	walk(t, svg, func(e xml.StartElement) {
+		if colour, ok := fill(e); ok {
+			fills[colour]++
+		}
+	}, func(text string) { words += strings.TrimSpace(text) + "\n" })
+	return fills, words
+}
+
+func barHeights(t *testing.T, svg []byte, colour string) (heights []float64) {
+	t.Helper()
+	walk(t, svg, func(e xml.StartElement) {
+		if c, ok := fill(e); !ok || c != colour {
+			return
+		}
+		var x, bottom, top float64
+		if _, err := fmt.Sscanf(attribute(e, "d"), "M%f,%fL%f,%f", &x, &bottom, &x, &top); err != nil {
+			t.Fatalf("the area %q: %v", attribute(e, "d"), err)
+		}
+		heights = append(heights, top-bottom)
+	}, func(string) {})
+	return heights
+}
+
+// fill is the colour of a filled area other than the background.
+func fill(e xml.StartElement) (string, bool) {
+	if e.Name.Local != "path" {
+		return "", false
+	}
+	for style := range strings.SplitSeq(attribute(e, "style"), ";") {
+		if colour, ok := strings.CutPrefix(style, "fill:"); ok && colour != "none" && colour != "#FFFFFF" {
+			return colour, true
+		}
+	}
+	return "", false
+}
+
+func attribute(e xml.StartElement, name string) string {
+	for _, a := range e.Attr {
+		if a.Name.Local == name {
+			return a.Value
+		}
+	}
+	return ""
+}
+
+func walk(t *testing.T, svg []byte, element func(xml.StartElement), text func(string)) {
+	t.Helper()
+	dec := xml.NewDecoder(bytes.NewReader(svg))
+	for {
+		token, err := dec.Token()
+		switch {
+		case errors.Is(err, io.EOF):
+			return
+		case err != nil:
+			t.Fatalf("the plot is not well-formed: %v", err)
+		}
+		switch e := token.(type) {
+		case xml.StartElement:
+			element(e)
+		case xml.CharData:
+			text(string(e))
+		}
+	}
+}
+
+func TestProcessTime(t *testing.T) {
+	before := processTime(os.Getpid())
+	for deadline := time.Now().Add(10 * time.Second); processTime(os.Getpid()) < before+50*time.Millisecond; {
+		if time.Now().After(deadline) {
+			t.Fatal("ten seconds of work do not count")
+		}
+	}
+	if got := processTime(-1); got != 0 {
+		t.Errorf("who is not there has run for %v", got)
+	}
+}
