@@ -44,6 +44,7 @@ func run() int {
 		if err != nil {
 			return err
 		}
+		fmt.Println(report.render())
 		return report.write(*out)
 	}()
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
@@ -23,6 +24,7 @@ const (
 	// groupShare is how much of its place a group of bars takes.
 	groupShare = 0.85
 	labelSize  = vg.Length(6.5)
+	sans       = font.Variant("Sans")
 )
 
 // chart is a plot of bars: a group for each row, in it a bar for each path.
@@ -52,7 +54,7 @@ func bulkRows() []string {
 
 var plots = []chart{
 	{name: "throughput", title: "Throughput", axis: "MB/s", format: "%.0f", rows: bulkRows(), paths: paths[1:], upper: itself},
-	{name: "latency", title: "Round trip of 1 byte, alone and beside an upload (each line: ten times as long)", axis: "µs", format: "%.0f",
+	{name: "latency", title: "Round trip of 1 byte, alone and beside an upload (each line is ten times the one below)", axis: "µs", format: "%.0f",
 		rows: []string{rttRow, loadedRow}, paths: paths, upper: itself, powers: true},
 	{name: "processor", title: "Processor time of the whole machine for a GB; the lower part of a bar is the laptop's", axis: "s", format: "%.1f",
 		rows: bulkRows(), paths: paths, lower: laptopRow, upper: processorRow},
@@ -77,15 +79,32 @@ func lighter(c color.RGBA) color.RGBA {
 
 // draw makes the SVG. The same values give the same bytes.
 func (c chart) draw(r *report) ([]byte, error) {
+	p, err := c.plot(r)
+	if err != nil {
+		return nil, err
+	}
+	canvas := vgsvg.New(plotWidth, plotHeight)
+	p.Draw(draw.New(canvas))
+	var out bytes.Buffer
+	if _, err := canvas.WriteTo(&out); err != nil {
+		return nil, err
+	}
+	// Whoever looks at it may not have the font that it was measured with; Arial is as wide.
+	return bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,sans-serif;")), nil
+}
+
+func (c chart) plot(r *report) (*plot.Plot, error) {
 	p := plot.New()
 	p.Title.Text = c.title + "\n" + r.machine.String()
-	p.Title.TextStyle.Font.Size = 9
+	for _, style := range []*text.Style{
+		&p.Title.TextStyle, &p.X.Tick.Label, &p.Y.Label.TextStyle, &p.Y.Tick.Label, &p.Legend.TextStyle,
+	} {
+		style.Font.Variant, style.Font.Size = sans, 9
+	}
 	p.Title.Padding = 4
 	p.Y.Label.Text = c.axis
 	p.Y.Min = 0
-	p.X.Tick.Label.Font.Size = 9
-	p.Legend.Top = true
-	p.Legend.TextStyle.Font.Size = 8
+	p.Legend.Top, p.Legend.Padding = true, 1.5
 	p.NominalX(c.rows...)
 	p.X.Tick.Length = 0
 	p.X.Min, p.X.Max = -0.5, float64(len(c.rows))-0.5
@@ -104,11 +123,7 @@ func (c chart) draw(r *report) ([]byte, error) {
 		}
 	}
 	p.Y.Max *= 1.35 // room for the legend
-	canvas := vgsvg.New(plotWidth, plotHeight)
-	p.Draw(draw.New(canvas))
-	var out bytes.Buffer
-	_, err := canvas.WriteTo(&out)
-	return out.Bytes(), err
+	return p, nil
 }
 
 // add draws the bars of one path, one in each group.
@@ -159,7 +174,7 @@ func (c chart) add(p *plot.Plot, r *report, way path, width, offset vg.Length) e
 	}
 	figures.Offset = vg.Point{X: offset, Y: 2}
 	for i := range figures.TextStyle {
-		figures.TextStyle[i].Font.Size = labelSize
+		figures.TextStyle[i].Font.Variant, figures.TextStyle[i].Font.Size = sans, labelSize
 		figures.TextStyle[i].XAlign = text.XCenter
 	}
 	p.Add(figures)

@@ -66,7 +66,11 @@ func (r *report) ratio(row string, p, to path) string {
 	if !r.has(row, p) || !r.has(row, to) {
 		return "–"
 	}
-	return fmt.Sprintf("%.2f", r.median(row, p)/r.median(row, to))
+	v := r.median(row, p) / r.median(row, to)
+	if v < 0.095 {
+		return fmt.Sprintf("%.3f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
 }
 
 // tableRow is a row of the tables of speed.
@@ -166,13 +170,11 @@ func line(b *strings.Builder, cells []string) {
 
 // write puts the tables into the document, and the plots into the folder of its name.
 func (r *report) write(file string) error {
-	text := r.render()
-	fmt.Println(text)
 	doc, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	if doc, err = insert(doc, text); err != nil {
+	if doc, err = insert(doc, r.render()); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	dir := strings.TrimSuffix(file, filepath.Ext(file))

@@ -120,6 +120,25 @@ func TestTables(t *testing.T) {
 	}
 }
 
+// A small ratio keeps its digits, and there is none of what was not measured.
+func TestRatio(t *testing.T) {
+	r := newReport(machine{}, time.Second)
+	r.add("row", gvisorProxy, 3)
+	r.add("row", portForward, 200)
+	r.add("row", kernel, 10)
+	for _, tt := range []struct {
+		p, to path
+		want  string
+	}{
+		{gvisorProxy, portForward, "0.015"}, {gvisorProxy, kernel, "0.30"}, {portForward, gvisorProxy, "66.67"},
+		{upgraded, portForward, "–"}, {portForward, upgraded, "–"},
+	} {
+		if got := r.ratio("row", tt.p, tt.to); got != tt.want {
+			t.Errorf("%s / %s: %s, want %s", tt.p, tt.to, got, tt.want)
+		}
+	}
+}
+
 func TestWrite(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "figures.md")
 	if err := os.WriteFile(file, []byte("before\n"+tableBegin+"old\n"+tableEnd+"after\n"), 0o644); err != nil {
@@ -170,6 +189,9 @@ func TestPlots(t *testing.T) {
 			if err != nil || !bytes.Equal(svg, again) {
 				t.Errorf("the same values give another plot, %v", err)
 			}
+			if all, good := bytes.Count(svg, []byte("font-family:")), bytes.Count(svg, []byte("font-family:Liberation Sans,Arial,sans-serif;")); all == 0 || all != good {
+				t.Errorf("%d of %d texts are in a font that everybody has", good, all)
+			}
 			fills, words := read(t, svg)
 			for colour, n := range want {
 				if fills[colour] != n {
@@ -193,23 +215,55 @@ func TestPlots(t *testing.T) {
 func TestBarHeights(t *testing.T) {
 	r := newReport(machine{}, time.Second)
 	for i, m := range measurements[:4] {
-		r.add(m.row, gvisorProxy, float64(100*(i+1)))
+		v := float64(100 * (i + 1))
+		r.add(m.row, gvisorProxy, v)
+		r.add(processorRow(m.row), gvisorProxy, v)
+		r.add(laptopRow(m.row), gvisorProxy, v/4)
 	}
 	svg, err := chartNamed(t, "throughput").draw(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	heights := barHeights(t, svg, "#08519C")
-	if len(heights) != 5 { // the last is the legend's
-		t.Fatalf("bars: %v", heights)
+	whole := bars(t, svg, "#08519C")
+	if svg, err = chartNamed(t, "processor").draw(r); err != nil {
+		t.Fatal(err)
 	}
-	for i, want := range []float64{1, 2, 3, 4} {
-		if got := heights[i] / heights[0]; got < 0.999*want || got > 1.001*want {
+	lower, upper := bars(t, svg, "#08519C"), bars(t, svg, "#84A8CE")
+	if len(whole) != 5 || len(lower) != 5 || len(upper) != 4 { // the fifth is the legend's
+		t.Fatalf("bars: %v, %v, %v", whole, lower, upper)
+	}
+	about := func(got, want float64) bool { return 0.999*want < got && got < 1.001*want }
+	for i := range upper {
+		if got, want := whole[i].height()/whole[0].height(), float64(i+1); !about(got, want) {
 			t.Errorf("bar %d is %.3f times as high as the first, want %.0f", i, got, want)
 		}
+		if got := upper[i].height() / lower[i].height(); !about(got, 3) || !about(upper[i].bottom, lower[i].top) {
+			t.Errorf("bar %d of two parts is %v on %v", i, upper[i], lower[i])
+		}
+	}
+	if svg, err = chartNamed(t, "throughput").draw(r); err != nil {
+		t.Fatal(err)
 	}
 	if _, words := read(t, svg); !strings.Contains(words, "\n300\n") || !strings.Contains(words, "\n–\n") {
 		t.Errorf("no figure 300, or none for what was not measured, in %q", words)
+	}
+}
+
+// The axis of latencies has powers of ten: ten times as much is one step higher.
+func TestPowersOfTen(t *testing.T) {
+	r := newReport(machine{}, time.Second)
+	r.add(rttRow, gvisorProxy, 10)
+	r.add(loadedRow, gvisorProxy, 10000)
+	svg, err := chartNamed(t, "latency").draw(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := bars(t, svg, "#08519C")
+	if got := b[1].height() / b[0].height(); got < 3.99 || got > 4.01 {
+		t.Errorf("10 and 10000 are %.2f times as high, want 4", got)
+	}
+	if _, words := read(t, svg); !strings.Contains(words, "\n1\n10\n100\n1000\n10000\n") {
+		t.Errorf("the axis in %q", words)
 	}
 }
 
@@ -227,28 +281,37 @@ func chartNamed(t *testing.T, name string) chart {
 // read counts the SVG's filled areas by colour, and gives its text, a line for each element.
 func read(t *testing.T, svg []byte) (fills map[string]int, words string) {
 	t.Helper()
-	fills = map[string]int{}
+	fills, words = map[string]int{}, "\n"
 	walk(t, svg, func(e xml.StartElement) {
 		if colour, ok := fill(e); ok {
 			fills[colour]++
 		}
-	}, func(text string) { words += strings.TrimSpace(text) + "\n" })
+	}, func(text string) {
+		if text = strings.TrimSpace(text); text != "" {
+			words += text + "\n"
+		}
+	})
 	return fills, words
 }
 
-func barHeights(t *testing.T, svg []byte, colour string) (heights []float64) {
+type bar struct{ bottom, top float64 }
+
+func (b bar) height() float64 { return b.top - b.bottom }
+
+func bars(t *testing.T, svg []byte, colour string) (all []bar) {
 	t.Helper()
 	walk(t, svg, func(e xml.StartElement) {
 		if c, ok := fill(e); !ok || c != colour {
 			return
 		}
-		var x, bottom, top float64
-		if _, err := fmt.Sscanf(attribute(e, "d"), "M%f,%fL%f,%f", &x, &bottom, &x, &top); err != nil {
+		var x float64
+		var b bar
+		if _, err := fmt.Sscanf(attribute(e, "d"), "M%f,%fL%f,%f", &x, &b.bottom, &x, &b.top); err != nil {
 			t.Fatalf("the area %q: %v", attribute(e, "d"), err)
 		}
-		heights = append(heights, top-bottom)
+		all = append(all, b)
 	}, func(string) {})
-	return heights
+	return all
 }
 
 // fill is the colour of a filled area other than the background.
