@@ -24,7 +24,10 @@ import (
 )
 
 // Listener accepts connections as *Conn. The listener beneath must be TCP's.
-type Listener struct{ net.Listener }
+type Listener struct {
+	net.Listener
+	Unsent int // LimitUnsent's, if not 0
+}
 
 // Accept implements net.Listener.
 func (l Listener) Accept() (net.Conn, error) {
@@ -37,5 +40,13 @@ func (l Listener) Accept() (net.Conn, error) {
 		c.Close()
 		return nil, fmt.Errorf("a connection of type %T where TCP was expected", c)
 	}
-	return NewConn(tcp)
+	conn, err := NewConn(tcp)
+	if err == nil && l.Unsent > 0 {
+		err = conn.LimitUnsent(l.Unsent)
+	}
+	if err != nil {
+		tcp.Close()
+		return nil, err
+	}
+	return conn, nil
 }

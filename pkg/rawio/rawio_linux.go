@@ -39,6 +39,20 @@ func NewConn(c *net.TCPConn) (*Conn, error) {
 	return conn, nil
 }
 
+// LimitUnsent has writes wait while the kernel holds more than n bytes that it has not sent yet (tcp(7):
+// TCP_NOTSENT_LOWAT). What waits then waits in the program, which may still put something else before it. What was sent
+// and is not acknowledged does not count, so that the connection is as fast as without.
+func (c *Conn) LimitUnsent(n int) error {
+	var failed error
+	err := c.raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, n)
+	})
+	if err == nil && failed != nil {
+		err = c.failed("setsockopt", failed)
+	}
+	return err
+}
+
 func (o *op) read(fd uintptr) bool {
 	o.n, o.err = Read(fd, o.p)
 	return o.err != unix.EAGAIN
