@@ -51,6 +51,9 @@ type Network interface {
 	SetZone(zone *dns.Zone) error
 	// DomainTaken reports whether an earlier connection of this machine has the same cluster domain.
 	DomainTaken(domain string) bool
+	// Reserve says in which networks the session's inner addresses are, in the place of those that it said before. If
+	// another session has reserved something that overlaps them, nothing changes, and it returns all that others have.
+	Reserve(networks []netip.Prefix) (others []netip.Prefix)
 	// ServeDNS answers queries on sockets inside the tunnel until ctx ends, then closes them.
 	ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error
 }
@@ -102,6 +105,7 @@ type Session struct {
 	state   api.ManagerState
 	own     cluster.CIDRs // what the user's own rights show; zero unless the manager lacks something
 	address addressing
+	avoid   []netip.Prefix // other connections' inner networks, as far as they were in the way
 	inner   []netip.Prefix // inner networks that can be routed on this machine
 	gateway *api.Gateway   // the last that there was
 	applied api.NetworkApplied
@@ -418,6 +422,13 @@ func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
 	address, err := s.addressing().leased(hello.Lease)
 	if err != nil {
 		return err
+	}
+	if others := s.cfg.Network.Reserve(address.Networks); len(others) > 0 {
+		// It was made at the same time, and its routes are not in the kernel yet.
+		s.mu.Lock()
+		s.avoid = others
+		s.mu.Unlock()
+		return fmt.Errorf("the lease overlaps that of another connection, which has %v", others)
 	}
 	s.current.set(ts)
 	s.mu.Lock()
