@@ -237,7 +237,7 @@ func TestUpgradeWaitsForTheGateway(t *testing.T) {
 				close(s.connected)
 				s.status.Netstack, s.greeting, s.carried = api.NetstackSystem, &api.ManagerHello{Pod: "new"}, true
 				tt.before(s)
-				s.settle()
+				s.assess()
 				s.mu.Unlock()
 				waited := make(chan error, 1)
 				go func() { waited <- s.awaitManager(t.Context(), "new") }()
@@ -252,7 +252,7 @@ func TestUpgradeWaitsForTheGateway(t *testing.T) {
 				if tt.fails {
 					s.status.Status, s.status.Error = api.StatusFailed, refusal
 				}
-				s.settle()
+				s.assess()
 				s.mu.Unlock()
 				if err := <-waited; tt.fails != errors.Is(err, refusal) || !tt.fails && err != nil {
 					t.Errorf("got %v", err)

@@ -243,7 +243,7 @@ func (s *Session) establish(ctx context.Context, g *errgroup.Group) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.connected)
-	s.settle() // something may have happened since the proof
+	s.assess() // something may have happened since the proof
 	return nil
 }
 
@@ -358,14 +358,14 @@ func (s *Session) onState(state transport.State, cause error) {
 	if state == transport.StateConnecting {
 		s.greeted = false
 	}
-	s.settle()
+	s.assess()
 	if s.carried {
 		s.poke() // another address of the API server may have to be kept out of the tunnel
 	}
 }
 
-// settle makes the status of a connection that was proved say whether packets have a way now; s.mu is held.
-func (s *Session) settle() {
+// assess makes the status of a connection that was proved say whether packets have a way now; s.mu is held.
+func (s *Session) assess() {
 	defer s.move()
 	select {
 	case <-s.connected:
@@ -440,7 +440,7 @@ func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
 	s.status.ManagerPod, s.status.ManagerVersion = hello.Pod, hello.Version
 	s.greeting, s.greeted = hello, true
 	s.learnGateway()
-	s.settle()
+	s.assess()
 	s.mu.Unlock()
 	s.resteer()
 	s.poke()
@@ -477,7 +477,7 @@ func (s *Session) handle(m api.ControlMessage) {
 		s.mu.Lock()
 		s.state = *m.State
 		s.learnGateway()
-		s.settle()
+		s.assess()
 		s.mu.Unlock()
 		s.resteer() // the gateway may forward something else
 	}
