@@ -18,7 +18,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -464,7 +463,7 @@ func (s *Session) hello() (api.ClientHello, error) {
 		Protocol: api.Protocol, Version: version.String(), Client: s.cfg.ClientID,
 		Namespace: s.status.Namespace, Scheduler: s.cfg.Request.Scheduler,
 		Netstack: use, Lease: s.address.addrs(), Avoid: avoid,
-		NoGSO: runtime.GOOS != "linux", // as pkg/tun's devices have it
+		NoGSO: !s.lanes.gso(),
 	}, nil
 }
 
