@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -194,11 +196,19 @@ while True:
 		}
 	})
 	t.Run("a_source_that_is_not_the_lease_is_dropped", func(t *testing.T) {
+		const packets = 7
+		before := w.spoofed(t, a.connection(t))
 		a.must(t, "ip", "addr", "add", addrB.Next().String()+"/32", "dev", a.connection(t).Device)
-		if r := a.run(t, "ping", "-n", "-c", "2", "-i", "0.2", "-W", "2", "-I", addrB.Next().String(), addrB.String()); r.code == 0 {
+		if r := a.run(t, "ping", "-n", "-c", fmt.Sprint(packets), "-i", "0.1", "-W", "1", "-I", addrB.Next().String(), addrB.String()); r.code == 0 {
 			t.Errorf("answered: %v", r)
 		}
 		a.must(t, "ip", "addr", "del", addrB.Next().String()+"/32", "dev", a.connection(t).Device)
+		testenv.Eventually(t, 15*time.Second, func() error {
+			if n := w.spoofed(t, a.connection(t)) - before; n < packets {
+				return fmt.Errorf("%d of %d were counted", n, packets)
+			}
+			return nil
+		})
 	})
 	t.Run("the_address_stays_across_a_new_session", func(t *testing.T) {
 		c := a.connection(t)
@@ -219,6 +229,23 @@ while True:
 			t.Errorf("%v became %v", addrB, now)
 		}
 	})
+}
+
+// counted is what the traffic manager's log says of packets under a false name.
+var counted = regexp.MustCompile(`not their session's address" new=\d+ spoofed=(\d+)`)
+
+// spoofed is how many packets the connection's manager has dropped because of their source, by its log.
+func (w *world) spoofed(t *testing.T, c api.Connection) int {
+	t.Helper()
+	lines := counted.FindAllStringSubmatch(w.kubectl(t, "-n", c.ManagerNamespace, "logs", c.ManagerPod, "-c", "manager"), -1)
+	if len(lines) == 0 {
+		return 0
+	}
+	n, err := strconv.Atoi(lines[len(lines)-1][1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // secondLaptop is another machine on the laptop's network, with the same files.
