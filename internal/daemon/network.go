@@ -33,6 +33,9 @@ type Network interface {
 	// DomainTaken reports whether a connection that came earlier has the same cluster domain: names that both
 	// clusters have are then resolved by that one.
 	DomainTaken(domain string) bool
+	// Reserve says in which networks the connection's inner addresses are, in the place of those that it said before. If
+	// another connection has reserved something that overlaps them, nothing changes, and it returns all that others have.
+	Reserve(networks []netip.Prefix) (others []netip.Prefix)
 	// ServeDNS answers queries on sockets of the connection's own (inside its tunnel) like on loopback, until ctx
 	// ends; then it closes them.
 	ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error
@@ -59,6 +62,7 @@ type machine struct {
 	mu       sync.Mutex
 	links    []ownedLink // in the order in which they came
 	zones    []ownedZone
+	reserved map[*share][]netip.Prefix
 	loopback *loopback // nil: there are no links
 	closed   bool
 }
@@ -75,7 +79,7 @@ type ownedZone struct {
 
 // newMachine takes ownership of the helper; close closes it.
 func newMachine(helper Helper, logger *slog.Logger) *machine {
-	m := &machine{helper: helper, logger: logger, present: func(device string) bool {
+	m := &machine{helper: helper, logger: logger, reserved: map[*share][]netip.Prefix{}, present: func(device string) bool {
 		_, err := net.InterfaceByName(device)
 		return err == nil
 	}}
@@ -296,12 +300,37 @@ func (s *share) DomainTaken(domain string) bool {
 	return false
 }
 
+func (s *share) Reserve(networks []netip.Prefix) (others []netip.Prefix) {
+	m := s.machine
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for owner, theirs := range m.reserved {
+		if owner != s {
+			others = append(others, theirs...)
+		}
+	}
+	if _, _, clash := overlap(networks, others); clash {
+		slices.SortFunc(others, netip.Prefix.Compare)
+		return others
+	}
+	m.reserved[s] = networks
+	return nil
+}
+
+func (s *share) release() {
+	m := s.machine
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.reserved, s)
+}
+
 func (s *share) ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error {
 	return s.machine.resolver.Serve(ctx, packets, listeners)
 }
 
 // close takes back what the connection has set. Where the helper has ended there is nothing to take back.
 func (s *share) close() error {
+	defer s.release()
 	zoneErr := s.SetZone(nil)
 	if isClosed(s.machine.helper.Done()) {
 		return zoneErr

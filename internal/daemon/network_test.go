@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -134,6 +135,39 @@ func TestOverlapsAreRefused(t *testing.T) {
 				t.Errorf("the helper was asked %d times, want only before", len(h.states))
 			}
 		})
+	}
+}
+
+// Of two connections that are given the same inner network at once, one is told to look elsewhere.
+func TestReserve(t *testing.T) {
+	_, s := shares(t, newFakeHelper(), 3)
+	nets := func(list ...string) (out []netip.Prefix) {
+		for _, p := range list {
+			out = append(out, netip.MustParsePrefix(p))
+		}
+		return out
+	}
+	for _, tt := range []struct {
+		by       int
+		networks []netip.Prefix
+		want     []netip.Prefix
+	}{
+		{0, nets("198.19.0.0/16", "fd4e::/48"), nil},
+		{1, nets("198.19.0.0/16"), nets("198.19.0.0/16", "fd4e::/48")},
+		{1, nets("198.18.0.0/16"), nil},
+		{2, nets("100.96.0.0/16", "fd4e::/48"), nets("198.18.0.0/16", "198.19.0.0/16", "fd4e::/48")},
+		{0, nets("198.19.0.0/16"), nil}, // its own, without the other one from here on
+		{2, nets("100.96.0.0/16", "fd4e::/48"), nil},
+	} {
+		if got := s[tt.by].Reserve(tt.networks); !slices.Equal(got, tt.want) {
+			t.Errorf("share %d reserves %v: got %v, want %v", tt.by, tt.networks, got, tt.want)
+		}
+	}
+	if err := s[0].close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := s[1].Reserve(nets("198.19.0.0/16")); got != nil {
+		t.Errorf("what a connection that is gone had is still reserved: %v", got)
 	}
 }
 

@@ -3,18 +3,73 @@
 package e2e
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
 	"kubevpn/internal/lab"
 )
 
-// ipv6Suite: the second family of a dual-stack cluster.
+// ipv6Suite: the second family of a dual-stack cluster. With the system netstack it goes by the gvisor netstack as long as the
+// traffic manager's pod does not forward it, which only the node's owner can change, and whole where it does.
 func ipv6Suite(t *testing.T, w *world) {
 	l := w.newLaptop(t, lab.Admin)
 	l.connect(t)
-	vip := w.kubectl(t, "get", "service", "web", "-o", "jsonpath={.spec.clusterIPs[1]}")
-	pod := w.kubectl(t, "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[0].status.podIPs[1].ip}")
+	elsewhere := strings.Contains(strings.Join(l.connection(t).Warnings, "\n"), "IPv6 goes by the gvisor netstack")
+	if elsewhere != w.isSystem() {
+		t.Errorf("IPv6 goes by another netstack: %v; warnings %q", elsewhere, l.connection(t).Warnings)
+	}
+	vip, pod := ipv6Reached(t, l)
+	if !w.isSystem() {
+		return
+	}
+	t.Run("forwarded_by_the_pod", func(t *testing.T) {
+		c := l.connection(t)
+		w.kubectl(t, "-n", c.ManagerNamespace, "delete", "pod", c.ManagerPod, "--grace-period=0", "--force")
+		l.must(t, "kubevpn", "disconnect", "--all")
+		l.connect(t, "--netstack", "gvisor") // to a pod that has no gateway yet
+		c = l.connection(t)
+		gateway := w.placeOf(t, netip.MustParseAddr(w.kubectl(t, "-n", c.ManagerNamespace, "get", "pod", c.ManagerPod, "-o", "jsonpath={.status.podIP}")))
+		gateway.must(t, "sysctl", "-qw", "net.ipv6.conf.all.forwarding=1")
+		l.must(t, "kubevpn", "disconnect", "--all")
+		l.connect(t)
+		c = l.connection(t)
+		if len(c.Warnings) > 0 || len(c.Addresses) != 2 {
+			t.Fatalf("IPv6 is not carried: addresses %v, warnings %q", c.Addresses, c.Warnings)
+		}
+		ipv6Reached(t, l)
+		var inner netip.Addr
+		for _, p := range c.CIDRs {
+			if p.Contains(c.Addresses[1]) {
+				inner = p.Addr().Next()
+			}
+		}
+		if r := l.run(t, "ping", "-6", "-n", "-c", "1", "-t", "1", "-W", "3", pod); !strings.Contains(r.stdout, "From "+inner.String()+" ") || !strings.Contains(r.stdout, "Hop limit") {
+			t.Errorf("the first hop is not the gateway %v: %v", inner, r)
+		}
+		l.must(t, "ping", "-6", "-n", "-c", "1", "-s", "60000", "-W", "3", pod)
+		if r := l.run(t, "nc", "-6", "-v", "-w", "5", vip, "4444"); r.code == 0 || !strings.Contains(r.stderr, "refused") {
+			t.Errorf("a port that the Service does not have: %v", r)
+		}
+		var far place
+		for _, addr := range w.pods(t, "default", "app=web") {
+			if v6 := w.kubectl(t, "get", "pods", "-A", "-o", `jsonpath={.items[?(@.status.podIP=="`+addr.String()+`")].status.podIPs[1].ip}`); v6 == pod {
+				far = w.placeOf(t, addr)
+			}
+		}
+		far.shrink(t, "1400")
+		if r := l.run(t, "python3", "-c", tooLarge6Script, pod); strings.TrimSpace(r.stdout) != "EMSGSIZE by ICMPv6 2/0, MTU 1400" {
+			t.Error(r)
+		}
+	})
+}
+
+// ipv6Reached tries what any netstack carries, and returns a Service's and a pod's address.
+func ipv6Reached(t *testing.T, l *laptop) (vip, pod string) {
+	t.Helper()
+	w := l.world
+	vip = w.kubectl(t, "get", "service", "web", "-o", "jsonpath={.spec.clusterIPs[1]}")
+	pod = w.kubectl(t, "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[0].status.podIPs[1].ip}")
 	if !strings.Contains(vip, ":") || !strings.Contains(pod, ":") {
 		t.Fatalf("not dual-stack: ClusterIP %q, pod %q", vip, pod)
 	}
@@ -37,4 +92,23 @@ func ipv6Suite(t *testing.T, w *world) {
 	if r := l.run(t, "nc", "-6", "-v", "-w", "5", pod, "4444"); r.code == 0 || !strings.Contains(r.stderr, "refused") {
 		t.Error(r)
 	}
+	return vip, pod
 }
+
+// tooLarge6Script sends a datagram that may not be cut, and waits for the error.
+const tooLarge6Script = `
+import errno, select, socket, struct, sys
+IPV6_MTU_DISCOVER, IPV6_RECVERR, MSG_ERRQUEUE = 23, 25, 0x2000
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+s.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, 2)
+s.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
+s.connect((sys.argv[1], 9001))
+s.send(bytes(1440))
+p = select.poll()
+p.register(s, select.POLLERR)
+if not p.poll(5000):
+    sys.exit("no error came")
+_, control, _, _ = s.recvmsg(2048, 512, MSG_ERRQUEUE)
+number, origin, kind, code, _, info, _ = struct.unpack("=IBBBBII", control[0][2][:16])
+print(errno.errorcode[number], "by", {3: "ICMPv6"}.get(origin, origin), "%d/%d," % (kind, code), "MTU", info)
+`

@@ -51,10 +51,10 @@ var whole = []suite{
 	{"laptops", laptopsSuite},
 }
 
-// bothNetstacks runs everywhere for what kubevpn chooses where the manager's namespace is as connect makes it (gvisor),
-// others beside it, and then again for the system netstack.
-func bothNetstacks(t *testing.T, w *world, others ...suite) {
-	runSuites(t, w, everywhere, others)
+// bothNetstacks runs everywhere for what kubevpn chooses where the manager's namespace is as connect makes it (gvisor), then
+// first and others; and then everywhere and others again for the system netstack, which leaves the namespace another.
+func bothNetstacks(t *testing.T, w *world, first []suite, others ...suite) {
+	runSuites(t, w, everywhere, first, others)
 	t.Run("auto", func(t *testing.T) { autoSuite(t, w) })
 	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), everywhere, whole, others) })
 }
@@ -68,13 +68,11 @@ func runSuites(t *testing.T, w *world, suites ...[]suite) {
 }
 
 func TestIPTables(t *testing.T) {
-	w := newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables})
-	runSuites(t, w, installing)
-	bothNetstacks(t, w, once...)
+	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}), installing, once...)
 }
 
 func TestNFTablesDualStack(t *testing.T) {
-	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}), suite{"ipv6", ipv6Suite})
+	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}), nil, suite{"ipv6", ipv6Suite})
 }
 
 func TestNoKubeProxy(t *testing.T) {

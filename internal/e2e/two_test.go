@@ -138,6 +138,38 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 	})
 	l.must(t, "kubevpn", "disconnect", "--all")
 	l.sameAs(t, before)
+	t.Run("both_at_once", func(t *testing.T) {
+		for range 3 {
+			attempts := []*attempt{l.begin(t), l.begin(t, "--kubeconfig", there)}
+			for i, a := range attempts {
+				if code, last := a.end(t); code != 0 {
+					t.Fatalf("connect %d: exit %d, %v\n%s", i+1, code, last.Error, &a.stderr)
+				}
+			}
+			s := l.status(t)
+			if len(s.Connections) != 2 {
+				t.Fatalf("%+v", s.Connections)
+			}
+			a, b := s.Connections[0], s.Connections[1]
+			if slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return slices.Contains(b.Addresses, addr) }) {
+				t.Errorf("both have an address: %v, %v", a.Addresses, b.Addresses)
+			}
+			for _, c := range s.Connections {
+				if c.Status != api.StatusConnected || !slices.ContainsFunc(c.CIDRs, func(p netip.Prefix) bool { return p.Contains(c.Addresses[0]) }) {
+					t.Errorf("its inner network is not routed: %+v", c)
+				}
+				for _, w := range c.Warnings {
+					if strings.Contains(w, "not reached") {
+						t.Errorf("a warning: %s", w)
+					}
+				}
+			}
+			l.reachesWeb(t, w)
+			l.reachesWeb(t, other)
+			l.must(t, "kubevpn", "disconnect", "--all")
+			l.sameAs(t, before)
+		}
+	})
 }
 
 // second is a cluster with other addresses than w's. It is taken down after the test, unless it was up before.

@@ -21,17 +21,19 @@ const lockWait = 5
 const (
 	natChain    = "KUBEVPN-POSTROUTING"
 	mangleChain = "KUBEVPN-FORWARD"
+	sourceChain = "KUBEVPN-SOURCES"
 )
 
 // hook is where one of our chains is entered.
 type hook struct{ table, base, chain string }
 
-var hooks = []hook{{"nat", "POSTROUTING", natChain}, {"mangle", "FORWARD", mangleChain}}
+var hooks = []hook{{"nat", "POSTROUTING", natChain}, {"mangle", "FORWARD", mangleChain}, {"mangle", "FORWARD", sourceChain}}
 
 // A rule in one of our chains.
 type rule struct {
 	table, chain string
 	spec         []string
+	first        bool // it comes before those that are there
 }
 
 func (r rule) equal(o rule) bool {
@@ -121,19 +123,30 @@ func (f *family) check(network netip.Prefix) error {
 	return nil
 }
 
-// rules are all of ours for these networks. What laptops send leaves the pod with the pod's address, so that answers
-// find back without anybody else's routes; and TCP's segments are held to what the path takes, in both directions.
+// rules are all of ours for these networks, in the order in which they are to be set. What laptops send leaves the pod
+// with the pod's address, so that answers find back without anybody else's routes; and TCP's segments are held to what the
+// path takes, in both directions. What has another source than a laptop's is dropped. So is a laptop's first packet, if it
+// comes before its network's rule: had it passed, the kernel would remember the flow as one that is not masqueraded, and
+// send all of it without hope of an answer.
 func (f *family) rules(networks []netip.Prefix) []rule {
 	var all []rule
 	for _, n := range networks {
 		if n.Addr().Is6() == f.ipv6 {
 			all = append(all, rule{"nat", natChain, []string{"-s", n.String(), "!", "-o", device,
-				"-m", "comment", "--comment", "kubevpn: laptops leave with the address of the pod", "-j", "MASQUERADE"}})
+				"-m", "comment", "--comment", "kubevpn: laptops leave with the address of the pod", "-j", "MASQUERADE"}, false})
+		}
+	}
+	all = append(all, rule{"mangle", sourceChain, []string{"-i", device,
+		"-m", "comment", "--comment", "kubevpn: not of a laptop", "-j", "DROP"}, false})
+	for _, n := range networks {
+		if n.Addr().Is6() == f.ipv6 {
+			all = append(all, rule{"mangle", sourceChain, []string{"-s", n.String(), "-i", device,
+				"-m", "comment", "--comment", "kubevpn: of a laptop", "-j", "RETURN"}, true})
 		}
 	}
 	for _, direction := range []string{"-i", "-o"} {
 		all = append(all, rule{"mangle", mangleChain, []string{direction, device, "-p", "tcp", "-m", "tcp", "--tcp-flags", "SYN,RST", "SYN",
-			"-m", "comment", "--comment", "kubevpn: segments fit the path", "-j", "TCPMSS", "--clamp-mss-to-pmtu"}})
+			"-m", "comment", "--comment", "kubevpn: segments fit the path", "-j", "TCPMSS", "--clamp-mss-to-pmtu"}, false})
 	}
 	return all
 }
@@ -142,7 +155,7 @@ func (h hook) jump() []string {
 	return []string{"-m", "comment", "--comment", "kubevpn: the chain of its gateway", "-j", h.chain}
 }
 
-// set makes the rules those for networks. New rules come before old ones go.
+// set makes the rules those for networks. New rules come before old ones go, which go in reverse.
 func (f *family) set(networks []netip.Prefix) error {
 	for _, h := range hooks {
 		if len(f.have) > 0 {
@@ -160,11 +173,15 @@ func (f *family) set(networks []netip.Prefix) error {
 		if slices.ContainsFunc(f.have, r.equal) {
 			continue
 		}
-		if err := f.tables.Append(r.table, r.chain, r.spec...); err != nil {
+		add := f.tables.Append
+		if r.first {
+			add = func(table, chain string, spec ...string) error { return f.tables.Insert(table, chain, 1, spec...) }
+		}
+		if err := add(r.table, r.chain, r.spec...); err != nil {
 			return fmt.Errorf("adding a rule to %s: %w", r.chain, err)
 		}
 	}
-	for _, r := range f.have {
+	for _, r := range slices.Backward(f.have) {
 		if slices.ContainsFunc(want, r.equal) {
 			continue
 		}

@@ -227,12 +227,15 @@ func TestGateway(t *testing.T) {
 				t.Errorf("the MSS of peer's SYN-ACK is %d, want 1360: what the pod's 1400 bytes take", mss)
 			}
 
+			// A laptop of another network, which is a moment too early. Its flow must not be remembered as one that is not
+			// masqueraded: the ping below is of the same flow.
+			write(t, dev, netip.MustParseAddr("100.96.0.9"), peer4, packet.ProtoICMP, echoRequest(netip.MustParseAddr("100.96.0.9"), peer4))
 			say(t, conn, netip.MustParsePrefix("100.96.0.0/16"))
 			var other api.Gateway
 			if err := json.NewDecoder(conn).Decode(&other); err != nil || !slices.Equal(other.Addrs, []netip.Addr{netip.MustParseAddr("100.96.0.1")}) {
 				t.Errorf("of other networks it says %+v, %v", other, err)
 			}
-			waitFor(t, pod, "100.96.0.0/16 dev kubevpn0", "-s 100.96.0.0/16 ! -o kubevpn0")
+			waitFor(t, pod, "100.96.0.0/16 dev kubevpn0", "-s 100.96.0.0/16 ! -o kubevpn0", "-s 100.96.0.0/16 -i kubevpn0")
 			ping(t, dev, netip.MustParseAddr("100.96.0.9"), peer4)
 			if now := trace(t, pod); strings.Contains(now, "198.19.") || strings.Contains(now, "fd50:") {
 				t.Errorf("networks that are none any more:\n%s", now)
@@ -421,21 +424,28 @@ func TestNext(t *testing.T) {
 // ping sends an echo request into the device and waits for the answer.
 func ping(t *testing.T, dev tun.Device, src, dst netip.Addr) {
 	t.Helper()
-	request, reply, proto := byte(8), byte(0), uint8(packet.ProtoICMP)
+	reply, proto := byte(0), uint8(packet.ProtoICMP)
 	if src.Is6() {
-		request, reply, proto = 128, 129, packet.ProtoICMPv6
+		reply, proto = 129, packet.ProtoICMPv6
 	}
-	echo := []byte{request, 0, 0, 0, 0x12, 0x34, 0, 1, 'h', 'i'}
-	var pseudo []byte
-	if src.Is6() {
-		pseudo = pseudoHeader(src, dst, len(echo), proto)
-	}
-	binary.BigEndian.PutUint16(echo[2:], checksum(pseudo, echo))
+	echo := echoRequest(src, dst)
 	write(t, dev, src, dst, proto, echo)
 	got := readTo(t, dev, dst, src)
 	if got[0] != reply || !bytes.Equal(got[4:], echo[4:]) {
 		t.Errorf("%v answers %x", dst, got)
 	}
+}
+
+// echoRequest is always of the same flow between two addresses.
+func echoRequest(src, dst netip.Addr) []byte {
+	echo := []byte{8, 0, 0, 0, 0x12, 0x34, 0, 1, 'h', 'i'}
+	var pseudo []byte
+	if src.Is6() {
+		echo[0] = 128
+		pseudo = pseudoHeader(src, dst, len(echo), packet.ProtoICMPv6)
+	}
+	binary.BigEndian.PutUint16(echo[2:], checksum(pseudo, echo))
+	return echo
 }
 
 // handshake sends a SYN into the device and returns the MSS of the answer, which promises more than the way takes.

@@ -91,6 +91,7 @@ func TestLabLifecycle(t *testing.T) {
 				t.Fatal(err)
 			}
 			checkLaptop(t, again)
+			checkWaysOut(t, again)
 			checkCluster(t, again)
 			checkUsers(t, again)
 			if c.ProxyMode == ProxyIPVS {
@@ -142,6 +143,41 @@ func TestLabLifecycle(t *testing.T) {
 }
 
 // A lab whose start is broken off at any moment, in any way, can be removed, and started.
+// checkWaysOut: what is for no address of the lab's ends on the router. A ClusterIP's port that no Service has, say: where
+// kube-proxy has no rule for it, the node sends it by its default route.
+func checkWaysOut(t *testing.T, l *Lab) {
+	t.Helper()
+	on := func(place string, argv ...string) (string, error) {
+		cmd, err := l.Command(t.Context(), place, argv...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	for _, f := range l.config.Families() {
+		nobody := nth(f.Services.Addr(), 200)
+		for _, to := range []netip.Addr{nobody, f.PodRange(1).Addr().Next(), netip.MustParseAddr("8.8.8.8"), netip.MustParseAddr("2001:4860:4860::8888")} {
+			if out, err := on("router", "ip", "route", "get", to.String()); err == nil || !strings.Contains(out, "unreachable") {
+				t.Errorf("the router has a way to %v: %s", to, out)
+			}
+		}
+	}
+	out, err := on("router", "ip", "-o", "link", "show", "type", "veth")
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for line := range strings.Lines(out) {
+		if _, peer, found := strings.Cut(line, "link-netns "); !found || !strings.HasPrefix(peer, l.config.Name+"-") {
+			t.Errorf("the router has a wire to somewhere else: %s", line)
+		}
+	}
+	nobody := nth(l.config.Families()[0].Services.Addr(), 200).String()
+	if out, err := on("node1", "curl", "-sS", "-v", "--max-time", "3", "http://"+nobody+":4444/"); err == nil || strings.Contains(out, "Connected to") {
+		t.Errorf("somebody answers as %s: %s", nobody, out)
+	}
+}
+
 func TestLabBrokenOff(t *testing.T) {
 	for _, mode := range []ProxyMode{ProxyIPTables, ProxyIPVS} {
 		t.Run(string(mode), func(t *testing.T) { breakOff(t, Config{Name: "broken", Nodes: 1, ProxyMode: mode}) })

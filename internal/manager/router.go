@@ -81,18 +81,30 @@ func newRouter(allows func(netip.AddrPort) bool, changed func(), log *slog.Logge
 	return r
 }
 
-// reportInterval is how often the counters are logged, if there is news.
-const reportInterval = time.Minute
+const (
+	// reportInterval is how often the counters are logged, if there is news.
+	reportInterval = time.Minute
+	// alarmInterval is the same for packets under a false name. No laptop of ours sends such a packet unless its user means to.
+	alarmInterval = 5 * time.Second
+)
 
 // run logs the counters now and then until ctx ends.
 func (r *router) run(ctx context.Context) error {
-	tick := time.NewTicker(reportInterval)
+	tick, alarm := time.NewTicker(reportInterval), time.NewTicker(alarmInterval)
 	defer tick.Stop()
+	defer alarm.Stop()
 	var logged routerStats
+	var alarmed uint64
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-alarm.C:
+			if n := r.counts.spoofed.Load(); n != alarmed {
+				r.log.Warn("packets dropped whose source is not their session's address", "new", n-alarmed, "spoofed", n)
+				alarmed = n
+			}
+			continue
 		case <-tick.C:
 		}
 		if s := r.stats(); s != logged {

@@ -5,12 +5,15 @@ import (
 	"context"
 	"encoding/binary"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kubevpn/internal/api"
@@ -495,3 +498,41 @@ func (discard) GSO() bool                { return true }
 func (discard) Read([]byte) (int, error) { select {} }
 func (discard) Writev([][]byte) error    { return nil }
 func (discard) Close() error             { return nil }
+
+// lines is where a log's lines are written to.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
+// Whoever uses an address that is not theirs is in the log soon, and once.
+func TestSpoofedPacketsAreLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		said := make(lines, 8)
+		r := newRouter(func(netip.AddrPort) bool { return true }, func() {}, slog.New(slog.NewTextHandler(said, nil)))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.run(ctx) }()
+		for _, tt := range []struct {
+			more uint64
+			want string
+		}{{0, ""}, {3, "new=3 spoofed=3\n"}, {0, ""}, {1, "new=1 spoofed=4\n"}} {
+			r.counts.spoofed.Add(tt.more)
+			time.Sleep(alarmInterval)
+			synctest.Wait()
+			got := ""
+			if len(said) > 0 {
+				got = <-said
+			}
+			if !strings.HasSuffix(got, tt.want) || (got == "") != (tt.want == "") {
+				t.Errorf("%d more: got %q, want %q", tt.more, got, tt.want)
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}

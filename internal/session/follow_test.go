@@ -123,8 +123,8 @@ func TestRefusalOutlivesItsSession(t *testing.T) {
 func TestGreetingsWake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := bare(t)
-		s.connected = make(chan struct{})
 		close(s.connected)
+		s.cfg.Network = &still{}
 		listener := transporttest.NewListener()
 		const patience = 1234567 * time.Microsecond // of the managers, before they greet
 		lease := api.Lease{Addrs: addrs("198.19.4.9"), Networks: prefixes("198.19.0.0/16"), Resolver: addrs("198.19.0.53")[0]}
@@ -169,6 +169,55 @@ func TestGreetingsWake(t *testing.T) {
 	})
 }
 
+// A lease in a network that another connection was given at the same moment is not taken; the next greeting says what to
+// avoid.
+func TestLeaseThatIsReserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := bare(t)
+		close(s.connected)
+		s.cfg.Network = &still{others: prefixes("198.19.0.0/16 fd4e::/48")}
+		listener := transporttest.NewListener()
+		leases := make(chan api.Lease, 2)
+		leases <- api.Lease{Addrs: addrs("198.19.4.9"), Networks: prefixes("198.19.0.0/16"), Resolver: addrs("198.19.0.53")[0]}
+		leases <- api.Lease{Addrs: addrs("198.18.4.9"), Networks: prefixes("198.18.0.0/16"), Resolver: addrs("198.18.0.53")[0]}
+		heard := make(chan api.ClientHello, 2)
+		greet := func(ctx context.Context, _ *transport.Session, control *transport.Stream) {
+			var hello api.ClientHello
+			err := json.NewDecoder(control).Decode(&hello)
+			if err == nil {
+				heard <- hello
+				err = json.NewEncoder(control).Encode(api.ControlMessage{Hello: &api.ManagerHello{Protocol: api.Protocol, Pod: "m-1", Lease: <-leases}})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			<-ctx.Done()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		wg.Go(func() { manage(ctx, listener, greet) })
+		client := transport.NewClient(transport.ClientConfig{Dial: listener.Dial, Links: 1, OnSession: s.onSession, OnState: s.onState})
+		wg.Go(func() { client.Run(ctx) })
+		if err := s.awaitManager(ctx, "m-1"); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.addressing().Laptop4; got != addrs("198.18.4.9")[0] {
+			t.Errorf("the address is %v", got)
+		}
+		first, second := <-heard, <-heard
+		for _, p := range prefixes("198.19.0.0/16 fd4e::/48") {
+			if slices.Contains(first.Avoid, p) || !slices.Contains(second.Avoid, p) {
+				t.Errorf("it avoids %v, then %v", first.Avoid, second.Avoid)
+			}
+		}
+		if len(second.Lease) != 0 {
+			t.Errorf("it wants to keep %v, which it never had", second.Lease)
+		}
+	})
+}
+
 // Whoever waits for the manager in another pod does not go before packets have a way, nor stay when they never will.
 func TestUpgradeWaitsForTheGateway(t *testing.T) {
 	refusal := api.Errorf(api.ExitNetstack, "no gateway")
@@ -188,7 +237,7 @@ func TestUpgradeWaitsForTheGateway(t *testing.T) {
 				close(s.connected)
 				s.status.Netstack, s.greeting, s.carried = api.NetstackSystem, &api.ManagerHello{Pod: "new"}, true
 				tt.before(s)
-				s.settle()
+				s.assess()
 				s.mu.Unlock()
 				waited := make(chan error, 1)
 				go func() { waited <- s.awaitManager(t.Context(), "new") }()
@@ -203,7 +252,7 @@ func TestUpgradeWaitsForTheGateway(t *testing.T) {
 				if tt.fails {
 					s.status.Status, s.status.Error = api.StatusFailed, refusal
 				}
-				s.settle()
+				s.assess()
 				s.mu.Unlock()
 				if err := <-waited; tt.fails != errors.Is(err, refusal) || !tt.fails && err != nil {
 					t.Errorf("got %v", err)
@@ -257,6 +306,16 @@ func TestNamesFollowTheNamespace(t *testing.T) {
 type still struct {
 	Network
 	links, zones int
+	others       []netip.Prefix // that other connections have reserved
+}
+
+func (n *still) Reserve(networks []netip.Prefix) []netip.Prefix {
+	for _, p := range networks {
+		if slices.ContainsFunc(n.others, p.Overlaps) {
+			return n.others
+		}
+	}
+	return nil
 }
 
 func (n *still) SetLink(context.Context, api.Link) (api.NetworkApplied, error) {

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -98,7 +100,7 @@ func (s *Session) warnOfGateway() {
 func (s *Session) adopt(d decision) {
 	s.mu.Lock()
 	s.status.Netstack, s.status.NetstackReason = d.Netstack, d.Reason
-	s.settle()
+	s.assess()
 	s.mu.Unlock()
 	s.resteer()
 }
@@ -106,7 +108,10 @@ func (s *Session) adopt(d decision) {
 // obtainGateway returns when the traffic manager has a gateway. For who asked for the system netstack a namespace of ours
 // is relabelled, if it must be; for others a gateway is added only where it is admitted as things are.
 func (s *Session) obtainGateway(ctx context.Context) error {
-	if s.gatewayThere() {
+	s.mu.Lock()
+	soon := s.state.Gateway != nil // it was told of our network a moment ago
+	s.mu.Unlock()
+	if s.gatewayThere() || soon && s.awaitGateway(ctx, gatewayGrace) {
 		return nil
 	}
 	s.mu.Lock()
@@ -144,14 +149,24 @@ func (s *Session) obtainGateway(ctx context.Context) error {
 
 // lacksGateway reports whether packets have no way for want of a gateway; s.mu is held.
 func (s *Session) lacksGateway() bool {
-	return s.status.Netstack == api.NetstackSystem && s.state.Gateway == nil
+	return s.status.Netstack == api.NetstackSystem && !s.gatewayServes()
 }
 
-// gatewayThere reports whether the traffic manager has a gateway now.
+// gatewayThere reports whether the traffic manager has a gateway for us now.
 func (s *Session) gatewayThere() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state.Gateway != nil
+	return s.gatewayServes()
+}
+
+// gatewayServes reports whether the traffic manager has a gateway, which has been told of the networks of our lease. One
+// that has not drops what comes from there. s.mu is held.
+func (s *Session) gatewayServes() bool {
+	g := s.state.Gateway
+	return g != nil && !slices.ContainsFunc(s.address.Networks, func(p netip.Prefix) bool {
+		forwarded := p.Addr().Is4() && g.IPv4 || p.Addr().Is6() && g.IPv6
+		return forwarded && !slices.ContainsFunc(g.Addrs, p.Contains) // it has an address in each
+	})
 }
 
 // greeter is the pod whose manager has greeted us last, and the node that it is on, if it knows; s.mu is held.
@@ -181,7 +196,7 @@ func (s *Session) watchGateway(ctx context.Context) error {
 	for {
 		s.mu.Lock()
 		pod, _ := s.greeter()
-		system, there, moved := s.status.Netstack == api.NetstackSystem, s.state.Gateway != nil, pod != s.gatewayPod
+		system, there, moved := s.status.Netstack == api.NetstackSystem, s.gatewayServes(), pod != s.gatewayPod
 		s.mu.Unlock()
 		if !system {
 			return nil

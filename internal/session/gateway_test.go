@@ -202,6 +202,44 @@ func TestGatewayGoes(t *testing.T) {
 	}
 }
 
+// A gateway that is there and does not serve the laptop's network yet is waited for, and not added.
+func TestGatewayThatIsToHearOfTheLease(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		gateway api.Gateway
+		waits   bool
+	}{
+		{"it_has_heard", api.Gateway{IPv4: true, IPv6: true, Addrs: addrs("198.18.0.1 198.19.0.1 fd4e::1")}, false},
+		{"it_forwards_no_ipv6", api.Gateway{IPv4: true, Addrs: addrs("198.19.0.1")}, false},
+		{"another_network", api.Gateway{IPv4: true, Addrs: addrs("198.18.0.1")}, true},
+		{"one_family", api.Gateway{IPv4: true, IPv6: true, Addrs: addrs("198.19.0.1")}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := bare(t)
+				g := &fakeGateways{s: s}
+				s.gateways = g
+				s.cfg.Request.Netstack = "system"
+				s.greeting = &api.ManagerHello{Pod: "m-1"}
+				s.address.Networks = prefixes("198.19.0.0/16 fd4e::/48")
+				s.handle(api.ControlMessage{State: &api.ManagerState{Gateway: &tt.gateway}})
+				chosen := make(chan error, 1)
+				go func() {
+					chosen <- s.chooseNetstack(t.Context(), func(context.Context, string) cluster.Proxy { return iptablesProxy })
+				}()
+				synctest.Wait()
+				if waits := len(chosen) == 0; waits != tt.waits {
+					t.Errorf("it waits: %v", waits)
+				}
+				s.handle(api.ControlMessage{State: &api.ManagerState{Gateway: &api.Gateway{IPv4: true, IPv6: true, Addrs: addrs("198.19.0.1 fd4e::1")}}})
+				if err := <-chosen; err != nil || len(g.adds) != 0 || s.Status().Netstack != "system" {
+					t.Errorf("%v, %d added, %+v", err, len(g.adds), s.Status())
+				}
+			})
+		})
+	}
+}
+
 func TestWarnOfGateway(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

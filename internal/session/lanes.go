@@ -93,6 +93,15 @@ func (l *lanes) run(ctx context.Context) error {
 	return err
 }
 
+// gso says whether the device takes super-packets, and packets whose checksum is left to do: what the manager is told of
+// it. The first greeting comes before the device.
+func (l *lanes) gso() bool {
+	if device := l.device.Load(); device != nil {
+		return (*device).GSO()
+	}
+	return tun.GSO
+}
+
 // open opens a lane on the transport session of the moment, which may have to come first.
 func (l *lanes) open(ctx context.Context, number int) (io.WriteCloser, error) {
 	ts, err := l.current.wait(ctx)

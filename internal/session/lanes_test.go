@@ -231,3 +231,23 @@ func TestDivertAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations a packet", n)
 	}
 }
+
+// The manager is told whether the laptop's device takes super-packets: before there is a device, as this system's are.
+func TestHelloGSO(t *testing.T) {
+	s := bare(t)
+	says := func(want bool) {
+		t.Helper()
+		if hello, err := s.hello(); err != nil || hello.NoGSO == want {
+			t.Errorf("says no GSO: %v, %v; the device has it: %v", hello.NoGSO, err, want)
+		}
+	}
+	says(tun.GSO)
+	for _, gso := range []bool{true, false} {
+		ours, app := tuntest.Pair(mtu, gso)
+		defer ours.Close()
+		defer app.Close()
+		var device tun.Device = ours
+		s.lanes.device.Store(&device)
+		says(gso)
+	}
+}

@@ -275,6 +275,11 @@ func (s *Session) taken() ([]netip.Prefix, error) {
 			set.AddPrefix(p)
 		}
 	}
+	s.mu.Lock()
+	for _, p := range s.avoid {
+		set.AddPrefix(p)
+	}
+	s.mu.Unlock()
 	out, err := set.IPSet()
 	if err != nil { // only invalid prefixes do that; the kernel and the command line have none
 		return nil, err

@@ -18,7 +18,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -51,6 +50,9 @@ type Network interface {
 	SetZone(zone *dns.Zone) error
 	// DomainTaken reports whether an earlier connection of this machine has the same cluster domain.
 	DomainTaken(domain string) bool
+	// Reserve says in which networks the session's inner addresses are, in the place of those that it said before. If
+	// another session has reserved something that overlaps them, nothing changes, and it returns all that others have.
+	Reserve(networks []netip.Prefix) (others []netip.Prefix)
 	// ServeDNS answers queries on sockets inside the tunnel until ctx ends, then closes them.
 	ServeDNS(ctx context.Context, packets []net.PacketConn, listeners []net.Listener) error
 }
@@ -105,6 +107,7 @@ type Session struct {
 	state   api.ManagerState
 	own     cluster.CIDRs // what the user's own rights show; zero unless the manager lacks something
 	address addressing
+	avoid   []netip.Prefix // other connections' inner networks, as far as they were in the way
 	inner   []netip.Prefix // inner networks that can be routed on this machine
 	gateway *api.Gateway   // the last that there was
 	applied api.NetworkApplied
@@ -243,7 +246,7 @@ func (s *Session) establish(ctx context.Context, g *errgroup.Group) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.connected)
-	s.settle() // something may have happened since the proof
+	s.assess() // something may have happened since the proof
 	return nil
 }
 
@@ -361,14 +364,14 @@ func (s *Session) onState(state transport.State, cause error) {
 	if state == transport.StateConnecting {
 		s.greeted = false
 	}
-	s.settle()
+	s.assess()
 	if s.carried {
 		s.poke() // another address of the API server may have to be kept out of the tunnel
 	}
 }
 
-// settle makes the status of a connection that was proved say whether packets have a way now; s.mu is held.
-func (s *Session) settle() {
+// assess makes the status of a connection that was proved say whether packets have a way now; s.mu is held.
+func (s *Session) assess() {
 	defer s.move()
 	select {
 	case <-s.connected:
@@ -426,6 +429,13 @@ func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
 	if err != nil {
 		return err
 	}
+	if others := s.cfg.Network.Reserve(address.Networks); len(others) > 0 {
+		// It was made at the same time, and its routes are not in the kernel yet.
+		s.mu.Lock()
+		s.avoid = others
+		s.mu.Unlock()
+		return fmt.Errorf("the lease overlaps that of another connection, which has %v", others)
+	}
 	s.current.set(ts)
 	s.mu.Lock()
 	s.state = hello.State
@@ -436,7 +446,7 @@ func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
 	s.status.ManagerPod, s.status.ManagerVersion = hello.Pod, hello.Version
 	s.greeting, s.greeted = hello, true
 	s.learnGateway()
-	s.settle()
+	s.assess()
 	s.mu.Unlock()
 	s.resteer()
 	s.poke()
@@ -460,7 +470,7 @@ func (s *Session) hello() (api.ClientHello, error) {
 		Protocol: api.Protocol, Version: version.String(), Client: s.cfg.ClientID,
 		Namespace: s.status.Namespace, Scheduler: s.cfg.Request.Scheduler,
 		Netstack: use, Lease: s.address.addrs(), Avoid: avoid,
-		NoGSO: runtime.GOOS != "linux", // as pkg/tun's devices have it
+		NoGSO: !s.lanes.gso(),
 	}, nil
 }
 
@@ -473,7 +483,7 @@ func (s *Session) handle(m api.ControlMessage) {
 		s.mu.Lock()
 		s.state = *m.State
 		s.learnGateway()
-		s.settle()
+		s.assess()
 		s.mu.Unlock()
 		s.resteer() // the gateway may forward something else
 	}

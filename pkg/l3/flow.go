@@ -86,6 +86,15 @@ func (t *flows) hash(h *packet.Header, p []byte) (hash uint64, ok bool) {
 	return hash, true
 }
 
+// isAck tells TCP's bare acknowledgements (RFC 9293, section 3.1): no payload, and no flag but ACK.
+func isAck(h *packet.Header, p []byte) bool {
+	if h.Proto != packet.ProtoTCP || h.IsFragment() || h.Len < h.HeaderLen+20 {
+		return false
+	}
+	tcp := p[h.HeaderLen:h.Len]
+	return tcp[13] == 0x10 && len(tcp) == int(tcp[12]>>4)*4
+}
+
 func mix(a, b uint64) uint64 {
 	hi, lo := bits.Mul64(a^b^0x9e3779b97f4a7c15, 0xd6e8feb86659fd93)
 	return hi ^ lo

@@ -730,3 +730,50 @@ func TestEveryPacketIsAccountedFor(t *testing.T) {
 		t.Errorf("%+v, %d received, %d malformed", got, received.Load(), malformed.Load())
 	}
 }
+
+// Bare acknowledgements wait for each other, for a millisecond at most; nothing else waits, and takes them along.
+func TestAcknowledgementsWait(t *testing.T) {
+	acks := []spec{{sport: 5}, {sport: 5, options: 12}, {sport: 6, v6: true}}
+	others := map[string]spec{
+		"data":     {sport: 5, payload: 1},
+		"syn":      {sport: 5, flags: 0x02},
+		"fin":      {sport: 5, flags: 0x01},
+		"rst":      {sport: 5, flags: 0x04},
+		"push":     {sport: 5, flags: 0x08},
+		"datagram": {sport: 5, proto: packet.ProtoUDP},
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, SenderConfig{GSO: true, Eager: true})
+		r.run()
+		defer r.end()
+		want := func(frames int) {
+			t.Helper()
+			if got := r.lanes(); got != [Lanes]int{0: frames} {
+				t.Fatalf("frames by lane: %v, want %d in lane 0", got, frames)
+			}
+		}
+		synctest.Wait()
+		time.Sleep(time.Second)
+		r.send(acks[0])
+		want(1) // the first goes at once
+		for _, a := range acks {
+			time.Sleep(ackPause / 4)
+			r.send(a)
+			want(0)
+		}
+		time.Sleep(ackPause / 4)
+		want(3)
+		for name, other := range others {
+			r.send(acks[0])
+			want(0)
+			r.send(other)
+			if got := r.lanes(); got != [Lanes]int{0: 2} {
+				t.Fatalf("%s: frames by lane: %v, want 2 in lane 0", name, got)
+			}
+		}
+		time.Sleep(time.Second)
+		want(0)
+		r.send(acks[0])
+		want(1)
+	})
+}

@@ -23,6 +23,9 @@ const (
 	queueLen = 4096
 )
 
+// GSO is what [Device.GSO] says of every device on this system, for who has to say it before there is one.
+const GSO = true
+
 // Create makes the TUN interface name with the given MTU, and returns the file that keeps it alive. It needs
 // CAP_NET_ADMIN. name is taken as it is; an interface of that name must not exist. The interface is down, without
 // addresses. The error is [ErrNoTUN] where there are no TUN devices.
@@ -171,7 +174,7 @@ type device struct {
 
 func (d *device) Name() string { return d.name }
 func (d *device) MTU() int     { return d.mtu }
-func (d *device) GSO() bool    { return true }
+func (d *device) GSO() bool    { return GSO }
 func (d *device) Close() error { return d.file.Close() }
 
 func (d *device) Read(p []byte) (int, error) {

@@ -8,6 +8,9 @@ import (
 	"runtime"
 )
 
+// GSO is what [Device.GSO] says of every device on this system, for who has to say it before there is one.
+const GSO = false
+
 // Create is not implemented on this operating system.
 func Create(name string, mtu int) (*os.File, error) { return nil, errNotHere() }
 

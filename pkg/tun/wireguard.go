@@ -12,6 +12,9 @@ import (
 // wireguardOffset leaves room for what wireguard's devices put before a packet (4 bytes on macOS).
 const wireguardOffset = 16
 
+// GSO is what [Device.GSO] says of every device on this system, for who has to say it before there is one.
+const GSO = false
+
 // device is a wireguard-go TUN device behind our interface: single packets, and zeros for a virtio-net header.
 type device struct {
 	tun  wg.Device
@@ -36,7 +39,7 @@ func newDevice(tun wg.Device, mtu int) (*device, error) {
 
 func (d *device) Name() string { return d.name }
 func (d *device) MTU() int     { return d.mtu }
-func (d *device) GSO() bool    { return false }
+func (d *device) GSO() bool    { return GSO }
 func (d *device) Close() error { return d.tun.Close() }
 
 func (d *device) Read(p []byte) (int, error) {
