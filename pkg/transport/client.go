@@ -273,16 +273,16 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, carrier *carrier) 
 	pause := &backoff{client: c}
 	for {
 		if carrier != nil {
-			select {
-			case <-carrier.dead:
-			case <-l.move:
-				if l.wants() == carrier.path {
+			if l.wants() == carrier.path {
+				select {
+				case <-carrier.dead:
+				case <-l.move:
 					continue
+				case <-ctx.Done():
+					return
+				case <-s.done:
+					return
 				}
-			case <-ctx.Done():
-				return
-			case <-s.done:
-				return
 			}
 			if s.Err() != nil {
 				return
