@@ -34,7 +34,7 @@ func bare(t *testing.T) *Session {
 	}
 	s := &Session{
 		cluster: c,
-		cfg:     Config{Progress: func(api.Event) {}}, log: slog.New(slog.DiscardHandler), current: newCurrent(), names: newNames(),
+		cfg:     Config{Progress: func(api.Event) {}}, log: slog.New(slog.DiscardHandler), current: newCurrent(), names: newNames(), tickets: newTickets(),
 		moved: make(chan struct{}), updated: make(chan struct{}, 1), renamed: make(chan struct{}, 1), fatal: make(chan error, 1),
 		gatewayChanged: make(chan struct{}, 1), connected: make(chan struct{}), warned: map[string]bool{},
 	}

@@ -96,7 +96,7 @@ type Session struct {
 
 	gatewayChanged chan struct{} // buffered 1: the gateway may have come or gone
 
-	tickets tickets
+	tickets *tickets
 
 	mu      sync.Mutex
 	moved   chan struct{} // closed and replaced when greeting, or the status, has changed
@@ -142,6 +142,7 @@ func New(cfg Config) (*Session, error) {
 		renamed:   make(chan struct{}, 1),
 		fatal:     make(chan error, 1),
 		moved:     make(chan struct{}),
+		tickets:   newTickets(),
 		warned:    map[string]bool{},
 
 		gatewayChanged: make(chan struct{}, 1),
@@ -436,7 +437,6 @@ func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
 		s.mu.Unlock()
 		return fmt.Errorf("the lease overlaps that of another connection, which has %v", others)
 	}
-	s.current.set(ts)
 	s.mu.Lock()
 	s.state = hello.State
 	s.address.Laptop4, s.address.Laptop6, s.address.Resolver, s.address.Networks = address.Laptop4, address.Laptop6, address.Resolver, address.Networks
@@ -444,6 +444,7 @@ func (s *Session) converse(ctx context.Context, ts *transport.Session) error {
 		s.status.Warnings = slices.DeleteFunc(s.status.Warnings, func(w string) bool { return w == s.imageWarning })
 	}
 	s.status.ManagerPod, s.status.ManagerVersion = hello.Pod, hello.Version
+	s.current.set(ts) // who waits for it may dial the pod
 	s.greeting, s.greeted = hello, true
 	s.learnGateway()
 	s.assess()

@@ -14,7 +14,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"kubevpn/internal/api"
@@ -39,12 +38,14 @@ const (
 
 // tickets keeps the ticket of the session of the moment.
 type tickets struct {
-	mu      sync.Mutex // held while a ticket is fetched: who else wants it waits
+	turn    chan struct{} // has a value while one looks at the rest, or fetches a ticket: who else wants it waits
 	session *transport.Session
 	ticket  api.Ticket
 	key     *ecdsa.PrivateKey
-	until   time.Time // by this machine's clock
+	until   time.Time // by this machine's clocks
 }
+
+func newTickets() *tickets { return &tickets{turn: make(chan struct{}, 1)} }
 
 // shortcut is how api-proxy is dialled; nil: it is not to be used.
 func (s *Session) shortcut() func(context.Context) (net.Conn, error) {
@@ -68,6 +69,7 @@ func (s *Session) dialProxy(ctx context.Context) (net.Conn, error) {
 	header := http.Header{api.TicketHeader: {ticket.HeaderValue(ts.ID())}}
 	conn, err := s.cluster.PodProxy(ctx, st.ManagerNamespace, st.ManagerPod, ticket.Port, ticket.Path, api.UpgradeProtocol, header)
 	if err != nil {
+		s.tickets.forget(ticket) // the manager does not say whether that was why
 		return nil, err
 	}
 	batch := rawio.NewBatch(conn)
@@ -86,7 +88,8 @@ func (s *Session) dialProxy(ctx context.Context) (net.Conn, error) {
 	})
 	if err := inside.HandshakeContext(ctx); err != nil {
 		conn.Close()
-		return nil, fmt.Errorf("TLS with the traffic manager: %w", err)
+		s.tickets.forget(ticket)
+		return nil, notTheServer(err)
 	}
 	return &proxyCarrier{Conn: inside, batch: batch}, nil
 }
@@ -95,6 +98,21 @@ func (s *Session) dialProxy(ctx context.Context) (net.Conn, error) {
 type proxyCarrier struct {
 	*tls.Conn
 	batch *rawio.Batch
+}
+
+// Read gives what the manager has sent. That it does not take the certificate comes here: with TLS 1.3 the laptop's
+// end of the handshake is over before.
+func (c *proxyCarrier) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "remote error" {
+		err = notTheServer(err)
+	}
+	return n, err
+}
+
+// notTheServer says that an error of TLS is the manager's: it reads like one of the API server's.
+func notTheServer(err error) error {
+	return api.Errorf(api.ExitUnreachable, "TLS with the traffic manager: %w", err)
 }
 
 // Write sends p, however long, in one write to the connection beneath.
@@ -106,9 +124,13 @@ func (c *proxyCarrier) Close() error { return c.batch.Close() }
 
 // get gives a ticket of the session that can be used for a while, and its key.
 func (t *tickets) get(ctx context.Context, ts *transport.Session) (api.Ticket, *ecdsa.PrivateKey, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.session == ts && time.Until(t.until) > ticketMargin {
+	select {
+	case t.turn <- struct{}{}:
+		defer func() { <-t.turn }()
+	case <-ctx.Done():
+		return api.Ticket{}, nil, context.Cause(ctx)
+	}
+	if t.session == ts && t.lasts() {
 		return t.ticket, t.key, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, ticketTimeout)
@@ -130,6 +152,26 @@ func (t *tickets) get(ctx context.Context, ts *transport.Session) (api.Ticket, *
 	lasts := certificate.NotAfter.Sub(certificate.NotBefore)
 	t.session, t.ticket, t.key, t.until = ts, ticket, key, began.Add(lasts-ticketMargin)
 	return t.ticket, t.key, nil
+}
+
+// lasts reports whether the ticket can be used for a while. One of the clocks stands still while the laptop sleeps, the
+// other one can be set.
+func (t *tickets) lasts() bool {
+	now := time.Now()
+	return t.until.Sub(now) > ticketMargin && t.until.Round(0).Sub(now.Round(0)) > ticketMargin
+}
+
+// forget has another ticket fetched instead of this one.
+func (t *tickets) forget(ticket api.Ticket) {
+	select {
+	case t.turn <- struct{}{}:
+		defer func() { <-t.turn }()
+	default:
+		return // another is being fetched
+	}
+	if bytes.Equal(t.ticket.Secret, ticket.Secret) {
+		t.session = nil
+	}
 }
 
 func askForTicket(ctx context.Context, ts *transport.Session, public *ecdsa.PublicKey) (api.Ticket, error) {
