@@ -89,7 +89,7 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL, heade
 				return nil, err
 			}
 			if tcp, ok := conn.(*net.TCPConn); ok {
-				if conn, err = rawio.NewConn(tcp); err != nil {
+				if conn, err = tuned(tcp); err != nil {
 					tcp.Close()
 					return nil, err
 				}
@@ -122,6 +122,26 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL, heade
 		return nil, nil, nil, fmt.Errorf("upgrading the connection: a transport wrapper of type %T hides it", rt)
 	}
 	return body, raw.Load(), resp.Header, nil
+}
+
+// unsent is what the kernel may hold of a carrier before it is sent: more would only be a queue before which nothing
+// can go.
+const unsent = 128 << 10
+
+// tuned makes a carrier's connection of tcp. Its congestion control is BBR where the kernel has it and lets this user:
+// one that takes each lost packet for congestion carries a tenth of that over a line that loses one in a thousand.
+func tuned(tcp *net.TCPConn) (net.Conn, error) {
+	conn, err := rawio.NewConn(tcp)
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.LimitUnsent(unsent); err != nil {
+		return nil, err
+	}
+	if err := conn.SetCongestion("bbr"); err != nil && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.EPERM) {
+		return nil, err
+	}
+	return conn, nil
 }
 
 // answerError turns an answer into the error that the API server meant.

@@ -135,7 +135,7 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 		Grace:     m.cfg.Grace,
 		Logger:    m.log,
 	}
-	listeners := []net.Listener{rawio.Listener{Listener: sessions}}
+	listeners := []net.Listener{rawio.Listener{Listener: sessions, Unsent: unsent}}
 	if m.proxy != nil {
 		config.OnRefused = m.proxy.refused
 		listeners = append(listeners, m.proxy)
@@ -155,6 +155,10 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	g.Go(func() error { return ended(ctx, server.Serve(ctx, listeners...)) })
 	return g.Wait()
 }
+
+// unsent is what the kernel may hold of a carrier before it is sent: more would only be a queue before which nothing
+// can go.
+const unsent = 128 << 10
 
 // ended makes nil of an error that only says that ctx has ended.
 func ended(ctx context.Context, err error) error {

@@ -79,7 +79,7 @@ func newProxyPort(l net.Listener, log *slog.Logger) (*proxyPort, error) {
 		return nil, err
 	}
 	p := &proxyPort{
-		listener: rawio.Listener{Listener: l}, tickets: t, tally: newTally(log), log: log,
+		listener: rawio.Listener{Listener: l, Unsent: unsent}, tickets: t, tally: newTally(log), log: log,
 		arrived: make(chan net.Conn), closed: make(chan struct{}), from: make(map[netip.Addr]int),
 	}
 	p.close = sync.OnceValue(func() error {

@@ -43,10 +43,18 @@ func NewConn(c *net.TCPConn) (*Conn, error) {
 // TCP_NOTSENT_LOWAT). What waits then waits in the program, which may still put something else before it. What was sent
 // and is not acknowledged does not count, so that the connection is as fast as without.
 func (c *Conn) LimitUnsent(n int) error {
+	return c.set(func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, n) })
+}
+
+// SetCongestion chooses the congestion control of what is sent (tcp(7): TCP_CONGESTION). The error Is syscall.ENOENT
+// where the kernel has none of that name loaded, syscall.EPERM where this user may not have it; the connection goes on as it was.
+func (c *Conn) SetCongestion(name string) error {
+	return c.set(func(fd int) error { return unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name) })
+}
+
+func (c *Conn) set(option func(fd int) error) error {
 	var failed error
-	err := c.raw.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, n)
-	})
+	err := c.raw.Control(func(fd uintptr) { failed = option(int(fd)) })
 	if err == nil && failed != nil {
 		err = c.failed("setsockopt", failed)
 	}

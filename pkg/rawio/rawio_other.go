@@ -2,7 +2,10 @@
 
 package rawio
 
-import "net"
+import (
+	"net"
+	"syscall"
+)
 
 // Conn is the connection as it is: only Linux lets a program make system calls by itself.
 type Conn struct{ *net.TCPConn }
@@ -12,3 +15,6 @@ func NewConn(c *net.TCPConn) (*Conn, error) { return &Conn{c}, nil }
 
 // LimitUnsent does nothing here.
 func (c *Conn) LimitUnsent(int) error { return nil }
+
+// SetCongestion is for Linux.
+func (c *Conn) SetCongestion(string) error { return syscall.ENOENT }
