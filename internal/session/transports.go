@@ -89,7 +89,7 @@ func (s *Session) dialProxy(ctx context.Context) (net.Conn, error) {
 	if err := inside.HandshakeContext(ctx); err != nil {
 		conn.Close()
 		s.tickets.forget(ticket)
-		return nil, notTheServer(err)
+		return nil, notTheServer("TLS with the traffic manager", err)
 	}
 	return &proxyCarrier{Conn: inside, batch: batch}, nil
 }
@@ -105,14 +105,17 @@ type proxyCarrier struct {
 func (c *proxyCarrier) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "remote error" {
-		err = notTheServer(err)
+		err = notTheServer("TLS with the traffic manager", err)
 	}
 	return n, err
 }
 
-// notTheServer says that an error of TLS is the manager's: it reads like one of the API server's.
-func notTheServer(err error) error {
-	return api.Errorf(api.ExitUnreachable, "TLS with the traffic manager: %w", err)
+// notTheServer says that err is the traffic manager's, where it reads like one of the API server's: an end, an alert of TLS.
+func notTheServer(doing string, err error) error {
+	if said := (*api.Error)(nil); errors.As(err, &said) {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return api.Errorf(api.ExitUnreachable, "%s: %w", doing, err)
 }
 
 // Write sends p, however long, in one write to the connection beneath.
@@ -133,7 +136,7 @@ func (t *tickets) get(ctx context.Context, ts *transport.Session) (api.Ticket, *
 	if t.session == ts && t.lasts() {
 		return t.ticket, t.key, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, ticketTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, ticketTimeout, fmt.Errorf("no answer within %v", ticketTimeout))
 	defer cancel()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -142,11 +145,11 @@ func (t *tickets) get(ctx context.Context, ts *transport.Session) (api.Ticket, *
 	began := time.Now()
 	ticket, err := askForTicket(ctx, ts, &key.PublicKey)
 	if err != nil {
-		return api.Ticket{}, nil, fmt.Errorf("asking the traffic manager for a ticket: %w", err)
+		return api.Ticket{}, nil, notTheServer("asking the traffic manager for a ticket", err)
 	}
 	certificate, err := x509.ParseCertificate(ticket.Certificate)
 	if err != nil {
-		return api.Ticket{}, nil, fmt.Errorf("the traffic manager's ticket: %w", err)
+		return api.Ticket{}, nil, notTheServer("the traffic manager's ticket", err)
 	}
 	// How long it lasts is told by the manager's clock alone; what it has shown is the time of signing, and its end.
 	lasts := certificate.NotAfter.Sub(certificate.NotBefore)
@@ -186,17 +189,28 @@ func askForTicket(ctx context.Context, ts *transport.Session, public *ecdsa.Publ
 	defer stream.Close()
 	stop := context.AfterFunc(ctx, func() { stream.Reset() })
 	defer stop()
-	if err := json.NewEncoder(stream).Encode(api.TicketRequest{PublicKey: der}); err != nil {
+	ticket, err := exchange(stream, api.TicketRequest{PublicKey: der})
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx) // the reset is ours
+	}
+	return ticket, err
+}
+
+func exchange(stream *transport.Stream, request api.TicketRequest) (api.Ticket, error) {
+	if err := json.NewEncoder(stream).Encode(request); err != nil {
 		return api.Ticket{}, err
 	}
 	if err := stream.CloseWrite(); err != nil {
 		return api.Ticket{}, err
 	}
 	var ticket api.Ticket
-	if err := json.NewDecoder(io.LimitReader(stream, maxTicket)).Decode(&ticket); err != nil {
+	err := json.NewDecoder(io.LimitReader(stream, maxTicket)).Decode(&ticket)
+	switch {
+	case err == io.EOF:
+		return api.Ticket{}, io.ErrUnexpectedEOF
+	case err != nil:
 		return api.Ticket{}, err
-	}
-	if ticket.Error != nil {
+	case ticket.Error != nil:
 		return api.Ticket{}, ticket.Error
 	}
 	return ticket, nil
