@@ -52,7 +52,7 @@ test-ipvs: ## the part of test whose cluster has kube-proxy in IPVS mode (Linux,
 	$(GO) test -v -tags lab -count=1 -timeout 15m -run 'TestLabLifecycle/ipvs' ./internal/lab
 	$(GO) test -v -tags e2e -count=1 -timeout 30m -run TestIPVS ./internal/e2e
 
-bench: ## measure against the kernel and kubectl port-forward; writes docs/performance.md (Linux, root)
+bench: ## measure against the kernel and kubectl port-forward; writes docs/performance.md and its plots (Linux, root)
 	$(GO) run ./internal/e2e/bench
 
 lint: ## golangci-lint, if it is installed; formatting and layers are tests
