@@ -87,12 +87,12 @@ func (a *authority) sign(name string, key any, from time.Time, lasts time.Durati
 // issuer gives tickets at the manager's end of a session.
 type issuer struct {
 	*authority
-	lasts  time.Duration // the certificates, of which five minutes have passed
-	answer func(*transport.Incoming) bool
+	lasts  time.Duration                  // the certificates; they began five minutes ago
+	answer func(*transport.Incoming) bool // whether it has answered; nil: it never does
 	asked  atomic.Int32
 }
 
-// serve answers requests for tickets until the session ends. What answer returns false for is refused nothing.
+// serve answers requests for tickets until the test ends.
 func (i *issuer) serve(t *testing.T, manager *transport.Session) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -296,9 +296,9 @@ func TestTicketThatDoesNotCome(t *testing.T) {
 // podPort is an API server whose pods/proxy leads to a traffic manager's port.
 type podPort struct {
 	*httptest.Server
-	ticket tls.Certificate // what the port shows
-	pool   *x509.CertPool  // of whom it takes certificates
-	refuse int             // so many requests are closed without an answer
+	shows  tls.Certificate
+	pool   *x509.CertPool // of whom it takes certificates
+	refuse int            // so many requests are closed without an answer
 
 	mu   sync.Mutex
 	seen []string // method, path and headers of the requests
@@ -309,7 +309,7 @@ type podPort struct {
 
 func newPodPort(t *testing.T, a *authority) *podPort {
 	t.Helper()
-	p := &podPort{ticket: a.server, pool: x509.NewCertPool()}
+	p := &podPort{shows: a.server, pool: x509.NewCertPool()}
 	p.pool.AddCert(a.ca)
 	p.Server = httptest.NewTLSServer(http.HandlerFunc(p.serve))
 	t.Cleanup(func() {
@@ -337,9 +337,12 @@ func (p *podPort) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	p.wg.Go(func() {
 		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			return
+		}
 		fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", r.Header.Get("Upgrade"))
 		inside := tls.Server(buffered{conn, rw}, &tls.Config{
-			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{p.ticket},
+			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{p.shows},
 			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: p.pool,
 		})
 		err := inside.Handshake()
@@ -434,17 +437,26 @@ func TestDialProxy(t *testing.T) {
 func TestDialProxyPins(t *testing.T) {
 	a := newAuthority(t)
 	p := newPodPort(t, a)
-	p.ticket = a.newServer(t)
-	s, _ := proxied(t, &issuer{authority: a, lasts: time.Hour}, p)
-	conn, err := s.dialProxy(t.Context())
-	if conn != nil || err == nil || !strings.Contains(err.Error(), "whoever answers is not the traffic manager of this session") {
-		t.Fatalf("got %v, %v", conn, err)
+	p.shows = a.newServer(t)
+	i := &issuer{authority: a, lasts: time.Hour}
+	s, _ := proxied(t, i, p)
+	for range 2 {
+		conn, err := s.dialProxy(t.Context())
+		if err == nil {
+			conn.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "whoever answers is not the traffic manager of this session") {
+			t.Fatalf("got %v, %v", conn, err)
+		}
 	}
 	p.wg.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.seen) != 1 || len(p.peer) != 0 || len(p.errs) != 1 {
+	if len(p.seen) != 2 || len(p.peer) != 0 || len(p.errs) != 2 {
 		t.Errorf("requests %q, certificates %q, errors %v", p.seen, p.peer, p.errs)
+	}
+	if got := i.asked.Load(); got != 2 {
+		t.Errorf("asked for %d tickets, want one for each dial: the manager may be another", got)
 	}
 }
 
