@@ -10,7 +10,7 @@
 //	       ├─ laptop: kubevpn connect, by each transport with each netstack; kubectl port-forward
 //	       └─ laptop: this program again, as the client of the echo server in a pod
 //
-//	go run ./internal/e2e/bench [-rounds 5] [-seconds 2] [-out docs/performance.md]
+//	go run ./internal/e2e/bench [-rounds 5] [-seconds 1.5] [-out docs/performance.md]
 package main
 
 import (
@@ -28,7 +28,7 @@ func main() { os.Exit(run()) }
 func run() int {
 	client := flag.String("client", "", "one measurement, as JSON (used by the program itself)")
 	rounds := flag.Int("rounds", 5, "how often each measurement is made")
-	seconds := flag.Float64("seconds", 2, "how long one measurement of speed takes")
+	seconds := flag.Float64("seconds", 1.5, "how long one measurement of speed takes")
 	out := flag.String("out", "docs/performance.md", "the file whose tables are written; the plots go into the folder of that name, without .md")
 	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
 	flag.Parse()

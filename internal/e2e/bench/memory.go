@@ -21,9 +21,9 @@ const heldFlows = 2000
 const (
 	// peakEvery is how often memory is looked at while bytes move.
 	peakEvery = 50 * time.Millisecond
-	// againAtRest bounds the wait for what is at rest again to give its memory back. Go's runtime collects garbage
-	// after two minutes at the latest.
-	againAtRest = 150 * time.Second
+	// againAtRest bounds the wait for what is at rest again to give its memory back. Go's runtime collects garbage every
+	// two minutes where nothing else makes it, and pools are empty after two collections.
+	againAtRest = 250 * time.Second
 	// restNoise is by how much memory at rest may be more than at first.
 	restNoise = 1.1
 )
