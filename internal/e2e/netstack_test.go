@@ -272,8 +272,7 @@ func (w *world) secondLaptop(t *testing.T) *laptop {
 			t.Errorf("removing the second laptop: %v", err)
 		}
 	})
-	l := w.newLaptop(t, lab.Admin)
+	l := w.in("").newLaptop(t, lab.Admin)
 	l.within = []string{"nsenter", "--net=/run/netns/" + name, "--"}
-	l.netstack = ""
 	return l
 }
