@@ -15,6 +15,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/trim"
 	"kubevpn/internal/version"
 )
 
@@ -127,6 +128,7 @@ func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) erro
 		return nil
 	})
 	group.Go(func() error { return d.serveHelpers(ctx, helpers) })
+	group.Go(func() error { return trim.Run(ctx) })
 	group.Go(func() error {
 		defer cancel()
 		d.waitForEnd(ctx)

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
+	"kubevpn/internal/trim"
 	"kubevpn/pkg/balancer"
 	"kubevpn/pkg/rawio"
 	"kubevpn/pkg/transport"
@@ -146,6 +147,7 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	g.Go(func() error { return m.publisher.run(ctx) })
 	g.Go(func() error { return m.serveHealth(ctx, health) })
 	g.Go(func() error { return m.router.run(ctx) })
+	g.Go(func() error { return trim.Run(ctx) })
 	if m.gateways != nil {
 		g.Go(func() error { return m.serveGateways(ctx) })
 	}

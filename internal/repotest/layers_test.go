@@ -32,6 +32,7 @@ var layers = map[string]int{
 	"internal/config":  21,
 	"internal/api":     20, // the words that every part says to the others: it imports nothing of ours
 	"internal/version": 20,
+	"internal/trim":    20,
 
 	"pkg/tun":       10,
 	"pkg/transport": 10,
