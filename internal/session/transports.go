@@ -245,6 +245,16 @@ func (s *Session) forced(ctx context.Context) error {
 	return nil
 }
 
+// connectedOnce reports whether the connection was proved.
+func (s *Session) connectedOnce() bool {
+	select {
+	case <-s.connected:
+		return true
+	default:
+		return false
+	}
+}
+
 // transports is the transport in use, and what is known of both. s.mu is held.
 func (s *Session) transports() (string, []api.Transport) {
 	forward := api.Transport{Name: api.TransportPortForward, State: api.TransportInUse, Since: s.status.Since}
@@ -263,6 +273,10 @@ func (s *Session) transports() (string, []api.Transport) {
 		if s.proxy.Reason != nil {
 			proxy.Reason = s.cluster.Explain(s.proxy.Reason).Message
 		}
+	}
+	if s.cfg.Request.Transport == api.TransportAPIProxy && forward.State == api.TransportInUse && s.connectedOnce() {
+		forward.State, forward.Reason = api.TransportStandby, "--transport api-proxy"
+		inUse = api.TransportAPIProxy
 	}
 	forward.Seconds, forward.Rate = s.proxy.Base.RTT.Seconds(), s.proxy.Base.Echo
 	proxy.Seconds, proxy.Rate = s.proxy.Shortcut.RTT.Seconds(), s.proxy.Shortcut.Echo

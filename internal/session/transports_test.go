@@ -533,6 +533,10 @@ func TestTransports(t *testing.T) {
 			api.TransportAPIProxy, []api.Transport{forward(api.TransportStandby, later, base), proxy(api.TransportInUse, "", later, better)}},
 		{"forced_api_proxy", api.TransportAPIProxy, transport.ShortcutStatus{State: transport.ShortcutTaken, Since: later, Shortcut: better},
 			api.TransportAPIProxy, []api.Transport{forward(api.TransportStandby, later, transport.Measure{}), proxy(api.TransportInUse, "", later, better)}},
+		{"forced_and_gone", api.TransportAPIProxy, transport.ShortcutStatus{State: transport.ShortcutFailing, Since: later, Shortcut: better, Reason: io.EOF}, api.TransportAPIProxy,
+			[]api.Transport{
+				{Name: api.TransportPortForward, State: api.TransportStandby, Reason: "--transport api-proxy", Since: began},
+				proxy(api.TransportFailing, "the API server 127.0.0.1:1, or something on the way to it, broke the connection: EOF", later, better)}},
 		{"passed", api.TransportAuto, transport.ShortcutStatus{State: transport.ShortcutPassed, Since: later, Base: base, Shortcut: base}, "", []api.Transport{
 			forwardInUse, proxy(api.TransportStandby, "no better than port-forward", later, base)}},
 		{"failing", api.TransportAuto, transport.ShortcutStatus{State: transport.ShortcutFailing, Since: later, Base: base, Reason: io.EOF}, "", []api.Transport{
@@ -544,6 +548,7 @@ func TestTransports(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := bare(t)
 			s.cfg.Request.Transport, s.status.Since = tt.asked, began
+			close(s.connected)
 			s.onShortcut(tt.seen)
 			c := s.Status()
 			if c.Transport != tt.inUse {
