@@ -28,6 +28,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 	"kubevpn/internal/cluster"
 	"kubevpn/pkg/transport"
 	"kubevpn/pkg/transport/transporttest"
@@ -573,10 +574,13 @@ func TestTransportsCount(t *testing.T) {
 	if _, _, err := s.tickets.get(t.Context(), laptop); err != nil {
 		t.Fatal(err)
 	}
-	both := s.Status().Transports
-	if forward, proxy := both[0], both[1]; forward.Sent < 100 || forward.Received < 500 || proxy.Sent != 0 || proxy.Received != 0 {
-		t.Errorf("counted %+v", both)
-	}
+	testenv.Eventually(t, 10*time.Second, func() error { // a write is counted when it has ended
+		both := s.Status().Transports
+		if forward, proxy := both[0], both[1]; forward.Sent < 100 || forward.Received < 500 || proxy.Sent != 0 || proxy.Received != 0 {
+			return fmt.Errorf("counted %+v", both)
+		}
+		return nil
+	})
 }
 
 // Who asked for api-proxy waits for it, and is told why it cannot be had.
