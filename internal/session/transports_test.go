@@ -28,8 +28,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/testenv"
 	"kubevpn/internal/cluster"
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/transport"
 	"kubevpn/pkg/transport/transporttest"
 )
