@@ -5,7 +5,7 @@
 // table into docs/performance.md. It judges nothing: two cores serve the laptop, the cluster and the measurement, and
 // the ratios are what can be compared.
 //
-//	bench ─┬─ lab: two nodes, kube-proxy iptables
+//	bench ─┬─ lab: three nodes, kube-proxy iptables
 //	       ├─ laptop: kubevpn connect, kubectl port-forward
 //	       └─ laptop: this program again, as the client of the echo server in a pod
 //
