@@ -23,7 +23,8 @@ const (
 
 	// ackPause is how long a bare acknowledgement may wait for the next one after the last, and no frame else waits for
 	// it. Each write crosses the API server, the kubelet and the container runtime, and costs them as much for one
-	// acknowledgement as for ten: of a download, a sixth of the machine's time.
+	// acknowledgement as for ten. Seen with and without: eight downloads are 11 to 13 % faster, one is 0 to 7 % faster;
+	// one upload is 6 to 8 % slower, eight are the same.
 	ackPause = time.Millisecond
 
 	minPause = 50 * time.Millisecond

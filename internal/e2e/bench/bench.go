@@ -49,7 +49,7 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	if b.self, err = os.Executable(); err != nil {
 		return nil, err
 	}
-	for _, step := range []func(context.Context) error{b.build, b.up, b.findPods} {
+	for _, step := range []func(context.Context) error{b.build, b.up, b.place, b.findPods} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -87,7 +87,7 @@ func (b *bench) up(ctx context.Context) (err error) {
 	if b.labName != "" {
 		b.Lab, err = lab.Attach(lab.Config{Name: b.labName})
 	} else {
-		b.Lab = lab.New(lab.Config{Name: "bench", Progress: os.Stderr})
+		b.Lab = lab.New(lab.Config{Name: "bench", Nodes: 3, Progress: os.Stderr})
 		err = b.Up(ctx)
 	}
 	if err != nil {
@@ -96,11 +96,34 @@ func (b *bench) up(ctx context.Context) (err error) {
 	return b.Load(ctx, filepath.Join(b.dir, "image.tar"))
 }
 
+// place gives the pod that is measured and the traffic manager a node each, neither of which is the control plane's: the
+// node that is has a shorter way to the API server, and whoever happened to be there would win.
+//
+//	node1: control plane    node2: the pod    node3: its twin, the traffic manager
+func (b *bench) place(ctx context.Context) error {
+	node := func(n int) string { return fmt.Sprintf("%s-node%d", b.Config().Name, n) }
+	for _, args := range [][]string{
+		{"cordon", node(1)},
+		{"delete", "pods", "-l", "app=web", "--field-selector=spec.nodeName=" + node(1)},
+		{"rollout", "status", "deployment/web", "--timeout=60s"},
+		{"cordon", node(2)},
+	} {
+		cmd, err := b.Kubectl(ctx, lab.Admin, args...)
+		if err != nil {
+			return err
+		}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+	}
+	return nil
+}
+
 // findPods takes both pods of the lab's workload, and routes one of them to the laptop through the router: that is the
 // kernel's path, which connect is told to leave alone.
 func (b *bench) findPods(ctx context.Context) error {
 	cmd, err := b.Kubectl(ctx, lab.Admin, "get", "pods", "-l", "app=web", "--field-selector=status.phase=Running",
-		"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {.status.hostIP}{"\n"}{end}`)
+		"-o", `jsonpath={range .items[*]}{.spec.nodeName} {.status.podIP} {.status.hostIP}{"\n"}{end}`)
 	if err != nil {
 		return err
 	}
@@ -110,8 +133,8 @@ func (b *bench) findPods(ctx context.Context) error {
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	slices.Sort(lines)
-	if len(lines) != 2 {
-		return fmt.Errorf("want the workload's two pods, found %q", lines)
+	if len(lines) != 2 || !strings.Contains(lines[0], "-node2 ") || !strings.Contains(lines[1], "-node3 ") {
+		return fmt.Errorf("want the workload's two pods on node2 and node3, found %q", lines)
 	}
 	var addrs [2]netip.Addr
 	var names [2]string
