@@ -243,12 +243,9 @@ func proxyClues(pod corev1.PodSpec, by string) []clue {
 			continue
 		}
 		found := clue{trace: true}
-		mode, given := argument(c, "proxy-mode")
-		_, file := argument(c, "config")
-		if given && !file {
+		mode, _ := argument(c, "proxy-mode")
+		if _, file := argument(c, "config"); !file {
 			found.Proxy = proxyByName(mode, by)
-		} else if !file && !given {
-			found.Proxy = proxyByName("", by)
 		}
 		clues = append(clues, found)
 	}

@@ -300,6 +300,20 @@ func (l *laptop) sh(t *testing.T, format string, args ...any) result {
 	return l.run(t, "sh", "-c", fmt.Sprintf(format, args...))
 }
 
+// hosts are the pods that answer a number of requests, and how many each.
+func (l *laptop) hosts(t *testing.T, url string, requests int) map[string]int {
+	t.Helper()
+	hosts := map[string]int{}
+	for range requests {
+		e, err := l.get(t, url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts[e.Host]++
+	}
+	return hosts
+}
+
 // connect runs `kubevpn connect`, which has to succeed, and disconnects after the test.
 func (l *laptop) connect(t *testing.T, args ...string) result {
 	t.Helper()

@@ -388,19 +388,25 @@ else:
 // tooLargeScript sends a datagram that may not be cut, and waits for the error.
 const tooLargeScript = `
 import errno, select, socket, struct, sys
-IP_MTU_DISCOVER, IP_RECVERR, IP_MTU, MSG_ERRQUEUE = 10, 11, 14, 0x2000
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, 2)
-s.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+IP_MTU_DISCOVER, IP_RECVERR, IP_MTU, IPV6_MTU_DISCOVER, IPV6_RECVERR, MSG_ERRQUEUE = 10, 11, 14, 23, 25, 0x2000
+v6 = ":" in sys.argv[1]
+family, level, discover, recverr, size = (socket.AF_INET6, socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_RECVERR, 1440) if v6 else (
+    socket.AF_INET, socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_RECVERR, 1400)
+s = socket.socket(family, socket.SOCK_DGRAM)
+s.setsockopt(level, discover, 2)
+s.setsockopt(level, recverr, 1)
 s.connect((sys.argv[1], 9001))
-s.send(bytes(1400))
+s.send(bytes(size))
 p = select.poll()
 p.register(s, select.POLLERR)
 if not p.poll(5000):
     sys.exit("no error came")
 _, control, _, _ = s.recvmsg(2048, 512, MSG_ERRQUEUE)
 number, origin, kind, code, _, info, _ = struct.unpack("=IBBBBII", control[0][2][:16])
-print(errno.errorcode[number], "by", {2: "ICMP"}.get(origin, origin), "%d/%d," % (kind, code), "MTU %d," % info, "the socket's", s.getsockopt(socket.IPPROTO_IP, IP_MTU))
+said = [errno.errorcode[number], "by", {2: "ICMP", 3: "ICMPv6"}.get(origin, origin), "%d/%d," % (kind, code), "MTU %d" % info]
+if not v6:
+    said[-1] += ", the socket's %d" % s.getsockopt(level, IP_MTU)
+print(*said)
 `
 
 // bulkScript is both ends of a connection that carries much, there and then back.

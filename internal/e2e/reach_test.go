@@ -63,27 +63,13 @@ func reachSuite(t *testing.T, w *world) {
 		})
 	}
 	t.Run("every_pod_of_the_service", func(t *testing.T) {
-		hosts := map[string]int{}
-		for range 10 {
-			e, err := l.get(t, "http://web/")
-			if err != nil {
-				t.Fatal(err)
-			}
-			hosts[e.Host]++
-		}
 		if w.isSystem() { // kube-proxy rolls dice
-			for range 20 {
-				e, err := l.get(t, "http://web/")
-				if err != nil {
-					t.Fatal(err)
-				}
-				hosts[e.Host]++
-			}
-			if len(hosts) != 2 {
+			if hosts := l.hosts(t, "http://web/", 30); len(hosts) != 2 {
 				t.Errorf("30 requests to two pods went to %v", hosts)
 			}
 			return
 		}
+		hosts := l.hosts(t, "http://web/", 10)
 		if len(hosts) != 2 || hosts[keys(hosts)[0]] != 5 {
 			t.Errorf("round robin over two pods gave %v", hosts)
 		}

@@ -50,16 +50,8 @@ spec:
 	vip := func(name string) string { return w.clusterIP(t, "default", name) }
 
 	t.Run("session_affinity", func(t *testing.T) {
-		hosts := map[string]int{}
 		testenv.Eventually(t, 10*time.Second, func() error { _, err := l.get(t, "http://"+vip("sticky")+"/"); return err })
-		for range 8 {
-			e, err := l.get(t, "http://"+vip("sticky")+"/")
-			if err != nil {
-				t.Fatal(err)
-			}
-			hosts[e.Host]++
-		}
-		if len(hosts) != 1 {
+		if hosts := l.hosts(t, "http://"+vip("sticky")+"/", 8); len(hosts) != 1 {
 			t.Errorf("one laptop went to %v", hosts)
 		}
 	})
@@ -140,15 +132,7 @@ func sourceHash(t *testing.T, w *world, l *laptop) {
 	other := w.newLaptop(t, lab.Admin)
 	l.must(t, "kubevpn", "disconnect", "--all") // one laptop: both would route the same networks
 	other.connect(t, "--scheduler", "sh")
-	hosts := map[string]int{}
-	for range 6 {
-		e, err := other.get(t, "http://web/")
-		if err != nil {
-			t.Fatal(err)
-		}
-		hosts[e.Host]++
-	}
-	if len(hosts) != 1 {
+	if hosts := other.hosts(t, "http://web/", 6); len(hosts) != 1 {
 		t.Errorf("the same laptop went to %v", hosts)
 	}
 	other.must(t, "kubevpn", "disconnect", "--all")

@@ -155,17 +155,24 @@ func (h hook) jump() []string {
 	return []string{"-m", "comment", "--comment", "kubevpn: the chain of its gateway", "-j", h.chain}
 }
 
-// set makes the rules those for networks. New rules come before old ones go, which go in reverse.
-func (f *family) set(networks []netip.Prefix) error {
+// makeChains makes our chains, empty, and the jumps to them.
+func (f *family) makeChains() error {
 	for _, h := range hooks {
-		if len(f.have) > 0 {
-			break
-		}
 		if err := f.tables.ClearChain(h.table, h.chain); err != nil { // which makes it
 			return fmt.Errorf("making the chain %s in %s: %w", h.chain, h.table, err)
 		}
 		if err := f.tables.InsertUnique(h.table, h.base, 1, h.jump()...); err != nil {
 			return fmt.Errorf("entering the chain %s from %s of %s: %w", h.chain, h.base, h.table, err)
+		}
+	}
+	return nil
+}
+
+// set makes the rules those for networks. New rules come before old ones go, which go in reverse.
+func (f *family) set(networks []netip.Prefix) error {
+	if len(f.have) == 0 {
+		if err := f.makeChains(); err != nil {
+			return err
 		}
 	}
 	want := f.rules(networks)

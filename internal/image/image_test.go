@@ -55,6 +55,21 @@ func writeFile(t *testing.T, content []byte) string {
 	return file
 }
 
+// firstLayer is the image's first layer as a tar archive, closed after the test.
+func firstLayer(t *testing.T, img v1.Image) io.Reader {
+	t.Helper()
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { reader.Close() })
+	return reader
+}
+
 func TestBuild(t *testing.T) {
 	program := binary(t, elf.EM_X86_64, false)
 	img, err := Build(Options{
@@ -93,15 +108,7 @@ func TestBuild(t *testing.T) {
 	size := int64(len(content))
 	wantEntries := []entry{{"traffic", 0o755, size}, {"usr/", 0o755, 0}, {"usr/bin/", 0o755, 0}, {"usr/bin/traffic", 0o755, size}}
 	var entries []entry
-	layers, err := img.Layers()
-	if err != nil {
-		t.Fatal(err)
-	}
-	reader, err := layers[0].Uncompressed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
+	reader := firstLayer(t, img)
 	archive := tar.NewReader(reader)
 	for {
 		h, err := archive.Next()

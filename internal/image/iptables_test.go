@@ -45,15 +45,7 @@ func TestIPTables(t *testing.T) {
 	} else if b, err := img2.Digest(); a != b || err != nil {
 		t.Errorf("gathered twice, it is another image: %v, %v, %v", a, b, err)
 	}
-	layers, err := img.Layers()
-	if err != nil {
-		t.Fatal(err)
-	}
-	reader, err := layers[0].Uncompressed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
+	reader := firstLayer(t, img)
 	dir := t.TempDir()
 	extract(t, reader, dir)
 

@@ -151,8 +151,8 @@ func (g *adder) may(ctx context.Context) error {
 	}
 	err = g.patch(ctx, p, gatewayContainer(nextGateway(p), g.image(p), false), true)
 	if enforced(err) && g.o.Relabel {
-		may, reading := g.mayRelabel(ctx)
-		if reading != nil || may {
+		n, reading := g.relabellable(ctx)
+		if reading != nil || n != nil {
 			return reading
 		}
 	}
@@ -179,16 +179,22 @@ func (g *adder) present(p *corev1.Pod) string {
 }
 
 func isGateway(name string) bool {
-	n, found := strings.CutPrefix(name, gatewayPrefix)
-	_, err := strconv.Atoi(n)
-	return found && err == nil
+	_, is := gatewayNumber(name)
+	return is
+}
+
+// gatewayNumber is what is behind gatewayPrefix in the name of a gateway's container.
+func gatewayNumber(name string) (int, bool) {
+	text, found := strings.CutPrefix(name, gatewayPrefix)
+	n, err := strconv.Atoi(text)
+	return n, found && err == nil
 }
 
 // nextGateway is a name that no container of the pod has.
 func nextGateway(p *corev1.Pod) string {
 	last := 0
 	for _, c := range p.Spec.EphemeralContainers {
-		if n, err := strconv.Atoi(strings.TrimPrefix(c.Name, gatewayPrefix)); err == nil {
+		if n, is := gatewayNumber(c.Name); is {
 			last = max(last, n)
 		}
 	}
@@ -239,26 +245,27 @@ func (g *adder) refusal(ctx context.Context, err error) error {
 	_, words, _ := strings.Cut(err.Error(), "violates PodSecurity")
 	label := fmt.Sprintf("kubectl label namespace %s %s=privileged --overwrite", ns, labelEnforce)
 	e := api.Errorf(api.ExitNetstack, "pod security does not admit the gateway in the namespace %s: violates PodSecurity%s", ns, words)
-	if may, reading := g.mayRelabel(ctx); reading == nil && may {
+	if n, reading := g.relabellable(ctx); reading == nil && n != nil {
 		return e.WithHint("`kubevpn connect --netstack system` lets it in, by\n  %s", label)
 	}
 	return e.WithHint("Ask a cluster admin to run\n  %s", label)
 }
 
-// mayRelabel reports whether the namespace is one that we made, and the user may label it.
-func (g *adder) mayRelabel(ctx context.Context) (bool, error) {
+// relabellable is the namespace, if it is one that we made, and the user may label it; else nil.
+func (g *adder) relabellable(ctx context.Context) (*corev1.Namespace, error) {
 	n, err := g.kube.CoreV1().Namespaces().Get(ctx, g.o.Namespace, metav1.GetOptions{})
 	if apierrors.IsForbidden(err) {
-		return false, nil // those who may not see it may not label it
+		return nil, nil // those who may not see it may not label it
 	}
 	if err != nil {
-		return false, fmt.Errorf("reading the namespace %s: %w", g.o.Namespace, err)
-	}
-	if n.Annotations[annotationCreated] != "true" {
-		return false, nil
+		return nil, fmt.Errorf("reading the namespace %s: %w", g.o.Namespace, err)
 	}
 	// lacking asks for the right to all namespaces. A right to this one alone shows only when it is tried.
-	return len(lacking(ctx, g.kube, []cluster.Permission{{Verb: "patch", Resource: "namespaces"}})) == 0, nil
+	if n.Annotations[annotationCreated] != "true" ||
+		len(lacking(ctx, g.kube, []cluster.Permission{{Verb: "patch", Resource: "namespaces"}})) > 0 {
+		return nil, nil
+	}
+	return n, nil
 }
 
 // relabel sets the level of pod security that the namespace enforces.
@@ -341,16 +348,12 @@ func (g *adder) taken(ctx context.Context, name string) bool {
 
 // addRelabelled adds the container once the namespace admits it. refused is what it said before.
 func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, c corev1.EphemeralContainer, refused error) error {
-	may, err := g.mayRelabel(ctx)
+	n, err := g.relabellable(ctx)
 	if err != nil {
 		return err
 	}
-	if !may {
+	if n == nil {
 		return refused
-	}
-	n, err := g.kube.CoreV1().Namespaces().Get(ctx, p.Namespace, metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("reading the namespace %s: %w", p.Namespace, err)
 	}
 	before := n.Labels[labelEnforce]
 	g.o.tell("labelling the namespace %s: %s=privileged, which was %s", p.Namespace, labelEnforce, before)

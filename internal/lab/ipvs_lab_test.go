@@ -10,7 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"kubevpn/internal/testenv"
 )
 
 // checkIPVS shows that it is IPVS that serves ClusterIPs, that they answer on each node and in its pods, over TCP and
@@ -87,7 +88,7 @@ func checkGuests(t *testing.T, l *Lab) {
 	if err := l.Restart(t.Context(), "kube-proxy-node1"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "kube-proxy to be another one", func() bool {
+	testenv.Until(t, "kube-proxy to be another one", func() bool {
 		after := output(t, l, "node1", "sh", "-c", "pgrep -f 'kube-proxy [-]-config' || true")
 		return after != "" && after != before
 	})
@@ -105,7 +106,7 @@ func killGuest(t *testing.T, l *Lab) {
 	if err := l.Kill(t.Context(), "node-node2"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the guest's processes to end", func() bool {
+	testenv.Until(t, "the guest's processes to end", func() bool {
 		return !slices.ContainsFunc(traced, func(pid int) bool { return !zombie(pid) })
 	})
 	if _, err := l.Command(t.Context(), "node2", "true"); err == nil || !strings.Contains(err.Error(), "the guest of node2 has died") {
@@ -142,13 +143,4 @@ func tracedBy(t *testing.T, tracer int) []int {
 		}
 	}
 	return pids
-}
-
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("20 s are not enough for %s", what)
-		}
-	}
 }

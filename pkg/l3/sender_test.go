@@ -159,6 +159,14 @@ func (r *rig) laneOf(s spec) int {
 	return bulkLane(hash)
 }
 
+// newStalledRig is a rig in which the lane of bulkFlow takes a Write for each that is sent to its stream's gate.
+func newStalledRig(t *testing.T) (r *rig, bulk int) {
+	r = newRig(t, SenderConfig{GSO: true})
+	bulk = r.laneOf(bulkFlow)
+	r.streams[bulk].gate = make(chan struct{})
+	return r, bulk
+}
+
 func TestBulkLeavesLaneZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, SenderConfig{GSO: true})
@@ -208,9 +216,7 @@ func TestBulkLeavesLaneZero(t *testing.T) {
 
 func TestFlowKeepsItsOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, SenderConfig{GSO: true})
-		bulk := r.laneOf(bulkFlow)
-		r.streams[bulk].gate = make(chan struct{})
+		r, bulk := newStalledRig(t)
 		r.run()
 		defer r.end()
 		r.send(bulkFlow)
@@ -398,9 +404,7 @@ func TestFullQueueDrops(t *testing.T) {
 // On a slow path a queue takes no more than leaves within maxWait, but for a little.
 func TestOldQueueDrops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, SenderConfig{GSO: true})
-		bulk := r.laneOf(bulkFlow)
-		r.streams[bulk].gate = make(chan struct{})
+		r, bulk := newStalledRig(t)
 		r.run()
 		defer r.end()
 		r.send(bulkFlow)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
 )
 
 // newClient serves on this machine, as it is, and gives the client of that.
@@ -119,11 +121,12 @@ func alive(pid string) bool {
 // wait waits until a condition holds.
 func wait(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after 10 s: %s", what)
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if !holds() {
+			return errors.New(what)
 		}
-	}
+		return nil
+	})
 }
 
 // A program ends with its stand-in, also when it does not read what it was sent.
