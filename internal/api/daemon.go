@@ -100,8 +100,8 @@ type Transport struct {
 	State    TransportState `json:"state"`
 	Reason   string         `json:"reason,omitempty"` // for the state
 	Since    time.Time      `json:"since,omitzero"`
-	Seconds  float64        `json:"roundTripSeconds,omitempty"` // median, when it was measured
-	Rate     float64        `json:"bytesPerSecond,omitempty"`   // there and back at once, when it was measured
+	Seconds  float64        `json:"roundTripSeconds,omitempty"` // the least, when it was measured
+	Rate     float64        `json:"bytesPerSecond,omitempty"`   // there and back, the most, when it was measured
 	Sent     uint64         `json:"sentBytes"`                  // in this session
 	Received uint64         `json:"receivedBytes"`
 }

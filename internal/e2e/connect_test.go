@@ -30,7 +30,12 @@ func connectSuite(t *testing.T, w *world) {
 		if c.Status != api.StatusConnected || c.Netstack != cmp.Or(w.netstack, "gvisor") || c.NetstackReason == "" || c.Namespace != "default" {
 			t.Errorf("%+v", c)
 		}
-		if !strings.HasPrefix(c.Transport, "port-forward (") || !strings.HasPrefix(c.Device, "kubevpn") || len(c.CIDRs) == 0 || c.Since.IsZero() {
+		if by := c.Transport; w.transport != api.TransportPortForward && by == api.TransportAPIProxy {
+			// Taken already.
+		} else if w.transport == api.TransportAPIProxy || !strings.HasPrefix(by, "port-forward (") {
+			t.Errorf("the transport is %q", by)
+		}
+		if !strings.HasPrefix(c.Device, "kubevpn") || len(c.CIDRs) == 0 || c.Since.IsZero() {
 			t.Errorf("%+v", c)
 		}
 		if c.ProxyMode != string(w.Config().ProxyMode) {

@@ -64,6 +64,7 @@ type flow struct {
 	conn *net.TCPConn
 	sent atomic.Int64 // blocks
 	seen atomic.Int64
+	pace time.Duration // between blocks; 0: as fast as they go
 	stop chan struct{}
 	err  chan error // one from each direction
 }
@@ -85,7 +86,12 @@ func (l *laptop) network() string { return "/run/netns/" + l.Config().Name + "-l
 
 func (l *laptop) startFlow(t *testing.T, address string) *flow {
 	t.Helper()
-	f := &flow{conn: l.dial(t, address), stop: make(chan struct{}), err: make(chan error, 2)}
+	return l.startPaced(t, address, 5*time.Millisecond)
+}
+
+func (l *laptop) startPaced(t *testing.T, address string, pace time.Duration) *flow {
+	t.Helper()
+	f := &flow{conn: l.dial(t, address), pace: pace, stop: make(chan struct{}), err: make(chan error, 2)}
 	t.Cleanup(func() { f.conn.Close() })
 	go func() { f.err <- f.send() }()
 	go func() { f.err <- f.receive() }()
@@ -94,13 +100,16 @@ func (l *laptop) startFlow(t *testing.T, address string) *flow {
 
 func (f *flow) send() error {
 	block := make([]byte, flowBlock)
-	tick := time.NewTicker(5 * time.Millisecond)
+	tick := time.NewTicker(max(f.pace, 1))
 	defer tick.Stop()
 	for {
 		select {
 		case <-f.stop:
 			return f.conn.CloseWrite()
-		case <-tick.C:
+		default:
+		}
+		if f.pace > 0 {
+			<-tick.C
 		}
 		n := f.sent.Load()
 		fill(block, n)

@@ -60,19 +60,26 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
+const transportVariable = "KUBEVPN_E2E_TRANSPORT"
+
 // world is one cluster with the product's image in it.
 type world struct {
 	*lab.Lab
-	netstack string // what laptops ask for; empty: nothing, so that kubevpn chooses
+	netstack  string // what laptops ask for; empty: nothing, so that kubevpn chooses
+	transport string // likewise
 }
 
 // in is the same cluster for laptops that ask for a netstack.
-func (w *world) in(netstack string) *world { return &world{w.Lab, netstack} }
+func (w *world) in(netstack string) *world { return &world{w.Lab, netstack, w.transport} }
+
+// by is the same cluster for laptops that ask for a transport.
+func (w *world) by(transport string) *world { return &world{w.Lab, w.netstack, transport} }
 
 // isSystem reports whether laptops ask for the system netstack, in which the cluster's own kernels serve ClusterIPs.
 func (w *world) isSystem() bool { return w.netstack == "system" }
 
-// newWorld brings a cluster up for the test, or attaches to the one that KUBEVPN_E2E_LAB names, if its shape fits.
+// newWorld brings a cluster up for the test, or attaches to the one that KUBEVPN_E2E_LAB names, if its shape fits. All its
+// laptops ask for the transport that KUBEVPN_E2E_TRANSPORT names, if it is set.
 func newWorld(t *testing.T, c lab.Config) *world {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -86,7 +93,7 @@ func newWorld(t *testing.T, c lab.Config) *world {
 		if got.ProxyMode != c.ProxyMode || got.IPv6 != c.IPv6 {
 			t.Skipf("SKIPPED: lab %s has kube-proxy %s and IPv6 %v, this suite wants %s and %v", name, got.ProxyMode, got.IPv6, c.ProxyMode, c.IPv6)
 		}
-		w := &world{Lab: l}
+		w := &world{Lab: l, transport: os.Getenv(transportVariable)}
 		w.loadImage(t)
 		return w
 	}
@@ -100,7 +107,7 @@ func newWorld(t *testing.T, c lab.Config) *world {
 	if err := l.Up(ctx); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{Lab: l}
+	w := &world{Lab: l, transport: os.Getenv(transportVariable)}
 	w.loadImage(t)
 	return w
 }
@@ -251,6 +258,9 @@ func (l *laptop) environment() []string {
 	}
 	if l.netstack != "" {
 		env = append(env, "KUBEVPN_NETSTACK="+l.netstack)
+	}
+	if l.transport != "" {
+		env = append(env, "KUBEVPN_TRANSPORT="+l.transport)
 	}
 	return env
 }

@@ -5,6 +5,7 @@ package e2e
 import (
 	"testing"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/lab"
 )
 
@@ -71,8 +72,10 @@ func TestIPTables(t *testing.T) {
 	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}), installing, once...)
 }
 
+// TestNFTablesDualStack is by port-forward alone. Elsewhere it is the laptop's choice, which is api-proxy while that works.
 func TestNFTablesDualStack(t *testing.T) {
-	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}), nil, suite{"ipv6", ipv6Suite})
+	w := newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}).by(api.TransportPortForward)
+	bothNetstacks(t, w, []suite{{"faults", faultsSuite}}, suite{"ipv6", ipv6Suite})
 }
 
 func TestNoKubeProxy(t *testing.T) {

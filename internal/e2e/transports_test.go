@@ -27,11 +27,12 @@ import (
 // transportsSuite: the better transport is found and taken, what stands in its way is told, and the session goes on by the
 // other.
 func transportsSuite(t *testing.T, w *world) {
+	w = w.by("")
 	l := w.newUser(t, lab.Admin)
 	l.connect(t) // the manager is there for those who may not install it
 
 	t.Run("auto", func(t *testing.T) {
-		l.transport(t, api.TransportAPIProxy, api.TransportInUse, "")
+		l.transportIs(t, api.TransportAPIProxy, api.TransportInUse, "")
 		if c := l.connection(t); c.Transport != api.TransportAPIProxy || c.Transports[0].State != api.TransportStandby {
 			t.Errorf("%q, %+v", c.Transport, c.Transports)
 		}
@@ -68,6 +69,12 @@ func transportsSuite(t *testing.T, w *world) {
 		if out, err := w.tryKubectl(t.Context(), "get", "--raw", raw); err == nil {
 			t.Errorf("who has pods/proxy and no ticket was answered %q", out)
 		}
+		l.reachesWeb(t, w)
+	})
+	t.Run("api_server_restarted_under_load", func(t *testing.T) { l.apiServerRestarts(t) })
+	t.Run("manager_restarted", func(t *testing.T) {
+		managerDeleted(t, l, w.clusterIP(t, "default", "web"))
+		l.transportIs(t, api.TransportAPIProxy, api.TransportInUse, "") // with another key, another ticket
 		l.reachesWeb(t, w)
 	})
 	l.must(t, "kubevpn", "disconnect", "--all")
@@ -113,7 +120,7 @@ subjects: [{kind: ServiceAccount, name: forwarder, namespace: default}]
 		token := l.kubectl(t, "create", "token", "forwarder")
 		kubeconfig := l.variant(t, func(_ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) { *u = clientcmdapi.AuthInfo{Token: token} })
 		l.connect(t, "--kubeconfig", kubeconfig, "--netstack", "gvisor")
-		l.transport(t, api.TransportAPIProxy, api.TransportFailing, "pods/proxy")
+		l.transportIs(t, api.TransportAPIProxy, api.TransportFailing, "pods/proxy")
 		if c := l.connection(t); !strings.HasPrefix(c.Transport, "port-forward (") || c.Status != api.StatusConnected {
 			t.Errorf("%s by %q", c.Status, c.Transport)
 		}
@@ -124,7 +131,7 @@ subjects: [{kind: ServiceAccount, name: forwarder, namespace: default}]
 	})
 	t.Run("upgrade_eaten", func(t *testing.T) {
 		l.connect(t, "--kubeconfig", w.behindProxy(t, l))
-		l.transport(t, api.TransportAPIProxy, api.TransportFailing, "")
+		l.transportIs(t, api.TransportAPIProxy, api.TransportFailing, "")
 		if c := l.connection(t); c.Transport != "port-forward (websocket)" || c.Status != api.StatusConnected {
 			t.Errorf("%s by %q", c.Status, c.Transport)
 		}
@@ -133,8 +140,53 @@ subjects: [{kind: ServiceAccount, name: forwarder, namespace: default}]
 	})
 }
 
-// transport waits until a transport is in a state, for a reason that contains some words.
-func (l *laptop) transport(t *testing.T, name string, state api.TransportState, reason string) {
+// apiServerRestarts while flows take all there is: they wait for it and go on, by either transport, and then by api-proxy
+// again.
+func (l *laptop) apiServerRestarts(t *testing.T) {
+	address := net.JoinHostPort(l.clusterIP(t, "default", "web"), "9001")
+	flows := make([]*flow, 4)
+	for i := range flows {
+		flows[i] = l.startPaced(t, address, 0)
+	}
+	sent := func() (bytes uint64) {
+		for _, tr := range l.connection(t).Transports {
+			if tr.Name == api.TransportAPIProxy {
+				bytes = tr.Sent
+			}
+		}
+		return bytes
+	}
+	before := sent()
+	for _, f := range flows {
+		f.goesOn(t, 5*time.Second)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if more := sent() - before; more < 32<<20 {
+			return fmt.Errorf("%d bytes sent by api-proxy", more)
+		}
+		return nil
+	})
+	if err := l.Kill(t.Context(), "kube-apiserver"); err != nil {
+		t.Fatal(err)
+	}
+	l.reconnecting(t, 5*time.Second)
+	if err := l.Restart(t.Context(), "kube-apiserver"); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("connected %v after its restart", l.connectedAgain(t, 40*time.Second).Round(100*time.Millisecond))
+	for i, f := range flows {
+		t.Logf("flow %d went on %v later", i, f.goesOn(t, 5*time.Second).Round(time.Millisecond))
+	}
+	l.ready(t)
+	l.transportIs(t, api.TransportAPIProxy, api.TransportInUse, "")
+	for _, f := range flows {
+		f.goesOn(t, 5*time.Second)
+		f.finish(t)
+	}
+}
+
+// transportIs waits until a transport is in a state, for a reason that contains some words.
+func (l *laptop) transportIs(t *testing.T, name string, state api.TransportState, reason string) {
 	t.Helper()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		all := l.connection(t).Transports
