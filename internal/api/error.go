@@ -37,6 +37,11 @@ const (
 	ExitDaemon       ExitCode = 50 // the daemon cannot be started or does not answer
 	ExitNotConnected ExitCode = 51 // no connection has that ID
 
+	ExitWorkload  ExitCode = 60 // there is no such workload, container or port, or nothing of it can be intercepted
+	ExitInject    ExitCode = 61 // the traffic agent cannot be added to the workload's pods
+	ExitConflict  ExitCode = 62 // another owner has these requests
+	ExitIntercept ExitCode = 63 // the intercept takes no traffic, and was undone
+
 	ExitInterrupted ExitCode = 130 // Ctrl-C
 )
 
