@@ -16,6 +16,8 @@ import (
 	"net/http"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"kubevpn/internal/api"
 	"kubevpn/pkg/rawio"
 	"kubevpn/pkg/transport"
@@ -69,7 +71,9 @@ func (s *Session) dialProxy(ctx context.Context) (net.Conn, error) {
 	header := http.Header{api.TicketHeader: {ticket.HeaderValue(ts.ID())}}
 	conn, err := s.cluster.PodProxy(ctx, st.ManagerNamespace, st.ManagerPod, ticket.Port, ticket.Path, api.UpgradeProtocol, header)
 	if err != nil {
-		s.tickets.forget(ticket) // the manager does not say whether that was why
+		if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+			s.tickets.forget(ticket) // the manager was asked perhaps, and does not say whether that was why
+		}
 		return nil, err
 	}
 	batch := rawio.NewBatch(conn)

@@ -43,6 +43,8 @@ type link struct {
 	readable sync.Cond // the reader waits: a carrier
 	changed  sync.Cond // reading, writing or out.sent changed
 
+	carried [paths]traffic // by carriers that are gone
+
 	wished path          // where the scout wants the carrier to be
 	move   chan struct{} // room for one: it has changed
 
@@ -154,6 +156,7 @@ func (l *link) lose(c *carrier, err error) {
 		return
 	}
 	l.carrier = nil
+	l.carried[c.path].add(c)
 	c.err = err
 	close(c.dead)
 	l.beat.Stop()
@@ -162,7 +165,7 @@ func (l *link) lose(c *carrier, err error) {
 		c.conn.SetDeadline(time.Unix(1, 0)) // not every carrier can; Close does the same
 		c.conn.Close()
 	})
-	l.session.linkDown(l, c, err)
+	l.session.linkDown(l, err)
 }
 
 // close ends the link for good, and its streams with err.

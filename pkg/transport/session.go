@@ -36,10 +36,9 @@ type Session struct {
 	err      error      // once ended
 	up       int        // links that are attached
 	lastLoss error
-	carried  [paths]traffic // by carriers that are gone
-	grace    *time.Timer    // server: ends a session without links
-	patience time.Duration  // after so long
-	arrived  []*Incoming    // waiting for Accept
+	grace    *time.Timer   // server: ends a session without links
+	patience time.Duration // after so long
+	arrived  []*Incoming   // waiting for Accept
 	arrival  chan struct{}
 }
 
@@ -162,11 +161,10 @@ func (s *Session) linkUp(l *link) {
 	s.notify()
 }
 
-func (s *Session) linkDown(l *link, c *carrier, err error) {
+func (s *Session) linkDown(l *link, err error) {
 	l.up.Store(false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.carried[c.path].add(c)
 	s.up--
 	s.lastLoss = err
 	if s.up == 0 {
@@ -295,6 +293,10 @@ func (s *Session) open(ctx context.Context, r Request, datagrams bool) (*Stream,
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	// What the shortcut's dial asks for goes by the scout's link: the others may all be waiting for the answer.
+	if s.scout != nil && r.Proto == ProtoTicket && s.scout.link.born.Load() {
+		return s.openOn(ctx, s.scout.link, r, datagrams)
+	}
 	l, err := s.choose()
 	if err != nil {
 		return nil, err
@@ -415,14 +417,16 @@ func (s *Session) Stats() SessionStats {
 	links := append([]*link(nil), s.links...)
 	s.mu.Unlock()
 	st := SessionStats{ID: s.id, Since: s.since, Streams: int(s.streams.Load())}
-	s.mu.Lock()
-	carried := s.carried
-	s.mu.Unlock()
+	var carried [paths]traffic
 	for _, l := range links {
 		if l == nil || !l.born.Load() {
 			continue
 		}
 		l.mu.Lock()
+		for p := range paths {
+			carried[p].Sent += l.carried[p].Sent
+			carried[p].Received += l.carried[p].Received
+		}
 		if l.carrier != nil {
 			carried[l.carrier.path].add(l.carrier)
 		}

@@ -115,8 +115,12 @@ type scout struct {
 
 // newScout makes the session's scout, before anything else is done with the session.
 func (c *Client) newScout(s *Session) *scout {
+	most := retryMax
+	if c.cfg.Forced {
+		most = retryMin // there is nothing else to go by
+	}
 	return &scout{client: c, session: s, link: s.link(c.cfg.Links), broken: make(chan error, 1),
-		failed: pause{min: retryMin, max: retryMax}, passed: pause{min: passMin, max: passMax}}
+		failed: pause{min: retryMin, max: most}, passed: pause{min: passMin, max: passMax}}
 }
 
 // pause doubles each time that it is used.
@@ -234,11 +238,11 @@ func (s *scout) try(ctx context.Context) (better bool, err error) {
 	}
 	var got [paths]Measure
 	for p := range paths {
-		if p == base && s.client.cfg.Forced {
-			continue
-		}
 		if _, err := s.client.connect(ctx, s.session, s.link, p); err != nil {
 			return false, err
+		}
+		if p == base && s.client.cfg.Forced {
+			continue // it is there for what the shortcut's dial may have to ask the manager, when all else is lost
 		}
 		if got[p], err = s.measure(ctx); err != nil {
 			return false, fmt.Errorf("measuring: %w", err)

@@ -112,7 +112,10 @@ func (r *road) dialled() int {
 }
 
 func (r *roads) start(t *testing.T, cc transport.ClientConfig) *rig {
-	cc.Dial, cc.Shortcut = r.base.Dial, r.shortcut.Dial
+	cc.Dial = r.base.Dial
+	if cc.Shortcut == nil {
+		cc.Shortcut = r.shortcut.Dial
+	}
 	cc.OnShortcut = func(s transport.ShortcutStatus) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -343,6 +346,48 @@ func TestShortcutForced(t *testing.T) {
 		carries(t, rig.laptop, false, false)
 		r.shortcut.change(nil)
 		r.seen(2 * time.Minute)
+		carries(t, rig.laptop, false, true)
+		stop()
+	})
+}
+
+// TestShortcutForcedAsks: a shortcut that is dialled with something that has to be asked for over the session comes back
+// after all carriers were lost, though nothing else may go by the base.
+func TestShortcutForcedAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoads(t, time.Millisecond, time.Millisecond)
+		session := make(chan *transport.Session, 1)
+		rig := r.start(t, transport.ClientConfig{Forced: true, Shortcut: func(ctx context.Context) (net.Conn, error) {
+			s := <-session
+			session <- s
+			asked, err := s.Open(ctx, transport.Request{Proto: transport.ProtoTicket})
+			if err != nil {
+				return nil, err
+			}
+			asked.Reset()
+			return r.shortcut.Dial(ctx)
+		}})
+		stop := exchange(t, rig)
+		go func() {
+			for {
+				in, err := rig.manager.Accept(t.Context())
+				if err != nil {
+					return
+				}
+				if st, err := in.Accept(); err == nil {
+					defer st.Close()
+				}
+			}
+		}()
+		session <- rig.laptop
+		r.wantLast(t, 10*time.Second, "taken")
+		gone := errors.New("network is unreachable")
+		r.base.change(gone)
+		r.shortcut.change(gone)
+		time.Sleep(30 * time.Second)
+		r.base.change(nil)
+		r.shortcut.change(nil)
+		r.wantLast(t, 5*time.Second, "taken")
 		carries(t, rig.laptop, false, true)
 		stop()
 	})

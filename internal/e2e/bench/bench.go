@@ -123,7 +123,7 @@ func (b *bench) place(ctx context.Context) error {
 // kernel's path, which connect is told to leave alone.
 func (b *bench) findPods(ctx context.Context) error {
 	cmd, err := b.Kubectl(ctx, lab.Admin, "get", "pods", "-l", "app=web", "--field-selector=status.phase=Running",
-		"-o", `jsonpath={range .items[*]}{.spec.nodeName} {.status.podIP} {.status.hostIP}{"\n"}{end}`)
+		"-o", `jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name} {.status.podIP} {.status.hostIP}{"\n"}{end}`)
 	if err != nil {
 		return err
 	}
@@ -141,13 +141,13 @@ func (b *bench) findPods(ctx context.Context) error {
 	var host string
 	for i, line := range lines {
 		fields := strings.Fields(line)
-		if len(fields) != 3 {
+		if len(fields) != 4 {
 			return fmt.Errorf("a pod without addresses: %q", line)
 		}
-		if addrs[i], err = netip.ParseAddr(fields[1]); err != nil {
+		if addrs[i], err = netip.ParseAddr(fields[2]); err != nil {
 			return err
 		}
-		names[i], host = fields[0], fields[2]
+		names[i], host = fields[1], fields[3]
 	}
 	b.pod, b.podName, b.twin = addrs[0], names[0], addrs[1]
 	family := b.Config().Families()[0]
@@ -262,11 +262,13 @@ func (b *bench) openPaths(ctx context.Context) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		return nil, fmt.Errorf("kubectl port-forward: %w", err)
+		return nil, fmt.Errorf("kubectl port-forward: %w", errors.Join(cmd.Wait(), errors.New(stderr.String())))
 	}
 	b.forward = cmd.Process.Pid // ip and env, by which it is started, become it
 	go io.Copy(io.Discard, out)

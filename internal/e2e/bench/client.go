@@ -151,6 +151,9 @@ func (w client) bulk() (measured, error) {
 	default:
 	}
 	before := <-counted // all flows end at end, if they do not fail
+	if moved.Load() == 0 {
+		return measured{}, errors.New("no byte has moved")
+	}
 	gigabytes := float64(moved.Load()) / 1e9
 	return measured{
 		MBps:       1e3 * gigabytes / end.Sub(count).Seconds(),
