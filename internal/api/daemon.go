@@ -21,9 +21,11 @@ type ConnectRequest struct {
 	Scheduler        string         `json:"scheduler"`
 	ExtraCIDRs       []netip.Prefix `json:"extraCIDRs,omitempty"`
 	ExcludeCIDRs     []netip.Prefix `json:"excludeCIDRs,omitempty"`
+	// Use takes a connection that is there as it is: its namespace stays, and settings of it that are others are not told.
+	Use bool `json:"use,omitempty"`
 }
 
-// Event is one JSON line of progress. The last line of a stream has Connection or Error set.
+// Event is one JSON line of progress. The last line of a stream has Connection, Intercept or Error set.
 type Event struct {
 	Time       time.Time   `json:"time"`
 	Step       string      `json:"step,omitempty"`    // what is being done: "Installing the traffic manager"
@@ -31,6 +33,7 @@ type Event struct {
 	Done       bool        `json:"done,omitempty"`    // the step has ended well
 	Warning    string      `json:"warning,omitempty"` // something lost or guessed, and what to ask an admin for
 	Connection *Connection `json:"connection,omitempty"`
+	Intercept  *Intercept  `json:"intercept,omitempty"`
 	Error      *Error      `json:"error,omitempty"`
 }
 
@@ -122,10 +125,11 @@ type Check struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// Status answers `kubevpn status`. Connections is never null.
+// Status answers `kubevpn status`. Connections and Intercepts are never null.
 type Status struct {
 	Version     string       `json:"version"`
 	Connections []Connection `json:"connections"`
+	Intercepts  []Intercept  `json:"intercepts"`
 }
 
 // DisconnectRequest ends the connections with these IDs, or all of them.

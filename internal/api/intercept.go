@@ -10,6 +10,8 @@ type InterceptRequest struct {
 	Connect   ConnectRequest `json:"connect"`
 	Workloads []string       `json:"workloads"` // TYPE/NAME, of Connect.Namespace
 	Spec      InterceptSpec  `json:"spec"`
+	// Attached ends the intercepts that the request began when the request ends: its maker stays for as long as they do.
+	Attached bool `json:"attached,omitempty"`
 }
 
 // InterceptSpec is what an intercept takes and where that goes.
@@ -106,7 +108,15 @@ type InterceptedPod struct {
 
 // LeaveRequest ends intercepts.
 type LeaveRequest struct {
-	Namespace string   `json:"namespace,omitempty"`
-	Workloads []string `json:"workloads,omitempty"` // TYPE/NAME
+	Namespace string   `json:"namespace,omitempty"` // empty: whichever it is
+	Workloads []string `json:"workloads,omitempty"` // TYPE/NAME, or an intercept's ID
 	All       bool     `json:"all,omitempty"`
+}
+
+// ResetRequest removes every intercept of workloads, whoever made it, and what was added for them.
+type ResetRequest struct {
+	Kubeconfig []byte   `json:"kubeconfig"` // as in ConnectRequest
+	Namespace  string   `json:"namespace"`
+	Workloads  []string `json:"workloads"` // TYPE/NAME
+	Image      string   `json:"image"`     // of the traffic agent
 }
