@@ -152,7 +152,7 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 		g.Go(func() error { return m.serveGateways(ctx) })
 	}
 	if m.proxy != nil {
-		g.Go(func() error { return m.proxy.run(ctx) })
+		g.Go(func() error { return m.proxy.Run(ctx) })
 	}
 	g.Go(func() error { return ended(ctx, server.Serve(ctx, listeners...)) })
 	return g.Wait()

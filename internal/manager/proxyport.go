@@ -2,25 +2,20 @@ package manager
 
 import (
 	"bufio"
-	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/door"
 	"kubevpn/pkg/rawio"
 	"kubevpn/pkg/transport"
 )
@@ -28,11 +23,22 @@ import (
 const (
 	maxProxyRequest = 8 << 10 // bytes
 	requestPatience = 5 * time.Second
-	tlsPatience     = 10 * time.Second
+)
 
-	// Connections that have not shown yet what they may: of one address, which is usually an API server, and in all.
-	maxArriving     = 256
-	maxArrivingFrom = 64
+// Why somebody is turned away at the proxy port, besides the door's own reasons.
+const (
+	noRequest door.Reason = "no HTTP request" // garbage, another protocol, or nothing at all
+	tooLarge  door.Reason = "request too large"
+	tooSlow   door.Reason = "request too slow"
+	noUpgrade door.Reason = "not an upgrade to kubevpn"
+	noTicket  door.Reason = "no ticket"
+
+	unknownSession door.Reason = "unknown session" // or one that has ended
+	wrongSecret    door.Reason = "wrong secret"
+	expiredTicket  door.Reason = "expired ticket"
+
+	othersCertificate door.Reason = "another session's certificate"
+	othersHello       door.Reason = "another session's hello"
 )
 
 // switching is the only thing that the port ever says in the clear.
@@ -54,18 +60,8 @@ var (
 //
 // To transport.Server it is a net.Listener.
 type proxyPort struct {
-	listener net.Listener
-	tickets  *tickets
-	tally    *tally
-	log      *slog.Logger
-
-	arrived chan net.Conn
-	closed  chan struct{}
-	close   func() error
-
-	mu       sync.Mutex
-	arriving int
-	from     map[netip.Addr]int
+	*door.Door
+	tickets *tickets
 }
 
 // newProxyPort takes l over, which accepts TCP connections, and makes the keys.
@@ -78,122 +74,18 @@ func newProxyPort(l net.Listener, log *slog.Logger) (*proxyPort, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &proxyPort{
-		listener: rawio.Listener{Listener: l, Unsent: unsent}, tickets: t, tally: newTally(log), log: log,
-		arrived: make(chan net.Conn), closed: make(chan struct{}), from: make(map[netip.Addr]int),
-	}
-	p.close = sync.OnceValue(func() error {
-		close(p.closed)
-		return l.Close()
+	p := &proxyPort{tickets: t}
+	p.Door = door.New(door.Config{
+		Name: "proxy port", Listener: rawio.Listener{Listener: l, Unsent: unsent}, Logger: log,
+		Admit: func(conn net.Conn) (net.Conn, door.Reason, error) { return p.admit(conn) },
 	})
 	return p, nil
 }
 
-// Accept gives the next carrier. It ends with net.ErrClosed.
-func (p *proxyPort) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.arrived:
-		return c, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-// Close ends Accept and run.
-func (p *proxyPort) Close() error { return p.close() }
-
-// Addr is the port's.
-func (p *proxyPort) Addr() net.Addr { return p.listener.Addr() }
-
-// run lets carriers in until ctx ends or the port is closed.
-func (p *proxyPort) run(ctx context.Context) error {
-	var work sync.WaitGroup
-	defer work.Wait()
-	manager := ctx
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() { p.Close() })
-	defer stop()
-	defer p.Close()
-	work.Go(func() { p.tally.run(ctx) })
-	for {
-		conn, err := p.listener.Accept()
-		switch {
-		case errors.Is(err, net.ErrClosed): // by transport.Server perhaps, whose context ends with the manager's as well
-			return ended(manager, fmt.Errorf("accepting at the proxy port: %w", err))
-		case err != nil: // out of file descriptors, or the peer went away already: it passes
-			p.log.Warn("accepting at the proxy port", "err", err)
-			select {
-			case <-time.After(acceptPause):
-			case <-ctx.Done():
-			}
-			continue
-		}
-		from := remote(conn)
-		if !p.enter(from) {
-			p.tally.add(tooMany, conn.RemoteAddr().String())
-			conn.Close()
-			continue
-		}
-		work.Go(func() {
-			defer p.leave(from)
-			p.serve(ctx, conn)
-		})
-	}
-}
-
-func remote(conn net.Conn) netip.Addr {
-	if addr, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
-		return addr.AddrPort().Addr().Unmap()
-	}
-	return netip.Addr{}
-}
-
-// enter takes a place among those that arrive, if there is one.
-func (p *proxyPort) enter(from netip.Addr) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.arriving >= maxArriving || p.from[from] >= maxArrivingFrom {
-		return false
-	}
-	p.arriving++
-	p.from[from]++
-	return true
-}
-
-func (p *proxyPort) leave(from netip.Addr) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.arriving--
-	if p.from[from]--; p.from[from] == 0 {
-		delete(p.from, from)
-	}
-}
-
-// serve makes a carrier of conn, or closes it.
-func (p *proxyPort) serve(ctx context.Context, conn net.Conn) {
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	c, why, err := p.admit(conn)
-	if !stop() {
-		return // the manager ends, and conn is closed
-	}
-	if why != "" {
-		p.tally.add(why, conn.RemoteAddr().String())
-		p.log.Debug("proxy port: turned away", "reason", why, "remote", conn.RemoteAddr(), "err", err)
-		conn.Close()
-		return
-	}
-	select {
-	case p.arrived <- c:
-	case <-p.closed:
-		c.Close()
-	}
-}
-
 // admit sees to it that conn's other end may have a carrier. The error says more than the reason, where there is more.
-func (p *proxyPort) admit(conn net.Conn) (*carrier, reason, error) {
+func (p *proxyPort) admit(conn net.Conn) (*carrier, door.Reason, error) {
 	if err := conn.SetDeadline(time.Now().Add(requestPatience)); err != nil {
-		return nil, hungUp, err
+		return nil, door.HungUp, err
 	}
 	session, secret, why, err := readUpgrade(conn)
 	if why == "" {
@@ -203,24 +95,23 @@ func (p *proxyPort) admit(conn net.Conn) (*carrier, reason, error) {
 		return nil, why, err
 	}
 	if _, err := io.WriteString(conn, switching); err != nil {
-		return nil, hungUp, err
+		return nil, door.HungUp, err
 	}
-	if err := conn.SetDeadline(time.Now().Add(tlsPatience)); err != nil {
-		return nil, hungUp, err
+	inside, why, err := door.Shake(conn, p.tickets.tlsConfig(session))
+	switch {
+	case errors.Is(err, errOthersCertificate):
+		why = othersCertificate
+	case errors.Is(err, errSessionEnded):
+		why = unknownSession
 	}
-	batch := rawio.NewBatch(conn)
-	c := &carrier{Conn: tls.Server(batch, p.tickets.tlsConfig(session)), batch: batch, session: session}
-	if err := c.Handshake(); err != nil {
-		return nil, handshakeReason(err), err
+	if why != "" {
+		return nil, why, err
 	}
-	if err := conn.SetDeadline(time.Time{}); err != nil {
-		return nil, hungUp, err
-	}
-	return c, "", nil
+	return &carrier{inside, session}, "", nil
 }
 
 // readUpgrade reads one request, and what it shows of a ticket. The error is that of reading.
-func readUpgrade(r io.Reader) (session transport.SessionID, secret [32]byte, why reason, err error) {
+func readUpgrade(r io.Reader) (session transport.SessionID, secret [32]byte, why door.Reason, err error) {
 	limited := &io.LimitedReader{R: r, N: maxProxyRequest}
 	lines := bufio.NewReader(limited)
 	req, err := http.ReadRequest(lines)
@@ -248,51 +139,18 @@ func readUpgrade(r io.Reader) (session transport.SessionID, secret [32]byte, why
 	return id, secret, "", nil
 }
 
-// handshakeReason is what was wrong with a TLS handshake.
-func handshakeReason(err error) reason {
-	var (
-		verify  *tls.CertificateVerificationError
-		invalid x509.CertificateInvalidError
-	)
-	switch {
-	case errors.Is(err, errOthersCertificate):
-		return othersCertificate
-	case errors.Is(err, errSessionEnded):
-		return unknownSession
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return expiredCertificate
-	case errors.As(err, &verify):
-		return badCertificate
-	case strings.Contains(err.Error(), "client didn't provide a certificate"): // crypto/tls has no other sign
-		return noCertificate
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return tlsTooSlow
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		return hungUp
-	}
-	return noTLS
-}
-
 // refused is told by transport.Server of carriers that it does not take.
 func (p *proxyPort) refused(conn net.Conn, err error) {
 	if _, ours := conn.(*carrier); ours && errors.Is(err, transport.ErrOtherSession) {
-		p.tally.add(othersHello, conn.RemoteAddr().String())
+		p.Count(othersHello, conn.RemoteAddr())
 	}
 }
 
 // carrier is a connection whose laptop has shown a ticket and a certificate of the session.
 type carrier struct {
-	*tls.Conn
-	batch   *rawio.Batch
+	*door.Conn
 	session transport.SessionID
 }
 
 // OnlySession tells transport.Server that the carrier is for this session alone.
 func (c *carrier) OnlySession() transport.SessionID { return c.session }
-
-// Write sends p, however long, in one write to the kernel.
-func (c *carrier) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
-
-// Close closes the connection without TLS's farewell, which takes five seconds where nobody takes it, and tells the
-// laptop nothing that it would not know from its session.
-func (c *carrier) Close() error { return c.batch.Close() }

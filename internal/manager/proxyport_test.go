@@ -16,7 +16,6 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
-	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +24,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/door"
 	"kubevpn/pkg/rawio"
 	"kubevpn/pkg/transport"
 )
@@ -176,26 +176,16 @@ func (w *withProxyPort) visit(t testing.TB) net.Conn {
 }
 
 // turnedAway reads until the connection's end, and fails the test if there was anything but the end.
-func (w *withProxyPort) turnedAway(t testing.TB, conn net.Conn, before int, why reason) {
+func (w *withProxyPort) turnedAway(t testing.TB, conn net.Conn, before int, why door.Reason) {
 	t.Helper()
 	got, err := io.ReadAll(conn)
 	var timeout net.Error
 	if len(got) > 0 || errors.As(err, &timeout) && timeout.Timeout() {
 		t.Errorf("got %q, %v, and not just the end", got, err)
 	}
-	if n := w.proxy.tally.total(why); n != before+1 {
-		t.Errorf("%d were turned away with %q, want %d: %s", n, why, before+1, w.counted())
+	if n := w.proxy.Turned(why); n != before+1 {
+		t.Errorf("%d were turned away with %q, want %d", n, why, before+1)
 	}
-}
-
-func (w *withProxyPort) counted() string {
-	w.proxy.tally.mu.Lock()
-	defer w.proxy.tally.mu.Unlock()
-	var s strings.Builder
-	for why, c := range w.proxy.tally.counts {
-		fmt.Fprintf(&s, "%s: %d; ", why, c.total)
-	}
-	return s.String()
 }
 
 // await waits until what is so. What it waits for is another goroutine's.
@@ -287,8 +277,10 @@ func TestProxyPortCarries(t *testing.T) {
 	if again := obtain(t, w.laptop); bytes.Equal(again.Secret, r.Secret) {
 		t.Error("two tickets have the same secret")
 	}
-	if s := w.counted(); s != "" {
-		t.Error("turned away:", s)
+	for _, why := range []door.Reason{noRequest, noUpgrade, unknownSession, wrongSecret, othersHello, door.NoTLS, door.HungUp} {
+		if n := w.proxy.Turned(why); n > 0 {
+			t.Errorf("%d were turned away: %s", n, why)
+		}
 	}
 	if err := w.laptop.Err(); err != nil {
 		t.Errorf("the session ended: %v", err)
@@ -315,7 +307,7 @@ func TestProxyPortIsSilent(t *testing.T) {
 	tls.Client(writeOnly{&clientHello}, &tls.Config{ServerName: "manager"}).Handshake()
 	for _, test := range []struct {
 		name, say string
-		why       reason
+		why       door.Reason
 	}{
 		{"garbage", "\x00\x01\x02\r\n\r\n\r\n", noRequest},
 		{"tls", clientHello.String(), noRequest},
@@ -341,14 +333,14 @@ func TestProxyPortIsSilent(t *testing.T) {
 		{"endless-line", "GET /" + strings.Repeat("k", 2*maxProxyRequest), tooLarge},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			before := w.proxy.tally.total(test.why)
+			before := w.proxy.Turned(test.why)
 			conn := w.visit(t)
 			go io.WriteString(conn, test.say) // it may be closed before it has all of this
 			w.turnedAway(t, conn, before, test.why)
 		})
 	}
 	t.Run("nothing", func(t *testing.T) {
-		before := w.proxy.tally.total(noRequest)
+		before := w.proxy.Turned(noRequest)
 		conn := w.visit(t)
 		conn.(*net.TCPConn).CloseWrite()
 		w.turnedAway(t, conn, before, noRequest)
@@ -366,7 +358,7 @@ func TestProxyPortIsSilent(t *testing.T) {
 		r := obtain(t, other)
 		other.Close()
 		await(t, "the session's end", func() bool { return !w.proxy.tickets.lives(r.session) })
-		before := w.proxy.tally.total(unknownSession)
+		before := w.proxy.Turned(unknownSession)
 		conn := w.visit(t)
 		io.WriteString(conn, r.request())
 		w.turnedAway(t, conn, before, unknownSession)
@@ -430,18 +422,18 @@ func TestProxyPortTLS(t *testing.T) {
 		name string
 		show holder // of the ticket
 		cert *tls.Certificate
-		why  reason
+		why  door.Reason
 	}{
-		{"no-certificate", good, nil, noCertificate},
-		{"self-signed", good, selfSigned(good.session.String()), badCertificate},
-		{"authority-of-the-same-name", good, selfSigned("kubevpn traffic manager"), badCertificate},
-		{"laptop-as-authority", others, signedByLaptop(), badCertificate},
+		{"no-certificate", good, nil, door.NoCertificate},
+		{"self-signed", good, selfSigned(good.session.String()), door.BadCertificate},
+		{"authority-of-the-same-name", good, selfSigned("kubevpn traffic manager"), door.BadCertificate},
+		{"laptop-as-authority", others, signedByLaptop(), door.BadCertificate},
 		{"another-session", good, others.certificate(), othersCertificate},
 		{"another-session-the-other-way", others, good.certificate(), othersCertificate},
-		{"without-the-key", good, &tls.Certificate{Certificate: [][]byte{good.Certificate}, PrivateKey: others.key}, noTLS},
+		{"without-the-key", good, &tls.Certificate{Certificate: [][]byte{good.Certificate}, PrivateKey: others.key}, door.NoTLS},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			before := w.proxy.tally.total(test.why)
+			before := w.proxy.Turned(test.why)
 			conn := w.visit(t)
 			if err := test.show.upgrade(conn); err != nil {
 				t.Fatal(err)
@@ -464,10 +456,10 @@ func TestProxyPortTLS(t *testing.T) {
 		if _, err := renewed.tls(conn, good.certificate()).Read(make([]byte, 1)); err == nil {
 			t.Error("got something")
 		}
-		w.turnedAway(t, conn, 0, expiredCertificate)
+		w.turnedAway(t, conn, 0, door.ExpiredCertificate)
 	})
 	t.Run("old-tls", func(t *testing.T) {
-		before := w.proxy.tally.total(noTLS)
+		before := w.proxy.Turned(door.NoTLS)
 		conn := w.visit(t)
 		if err := good.upgrade(conn); err != nil {
 			t.Fatal(err)
@@ -476,7 +468,7 @@ func TestProxyPortTLS(t *testing.T) {
 		if err := old.Handshake(); err == nil {
 			t.Error("TLS 1.2 will do")
 		}
-		w.turnedAway(t, conn, before, noTLS)
+		w.turnedAway(t, conn, before, door.NoTLS)
 	})
 	t.Run("hangs-up", func(t *testing.T) {
 		conn := w.visit(t)
@@ -484,7 +476,7 @@ func TestProxyPortTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 		conn.(*net.TCPConn).CloseWrite()
-		w.turnedAway(t, conn, 0, hungUp)
+		w.turnedAway(t, conn, 0, door.HungUp)
 	})
 	t.Run("another-session-inside", func(t *testing.T) {
 		conn := w.visit(t)
@@ -521,13 +513,13 @@ func TestProxyPortSlow(t *testing.T) {
 	for _, test := range []struct {
 		name, say string
 		drip      string // and then this every second
-		why       reason
+		why       door.Reason
 		time      time.Duration
 		answer    string
 	}{
 		{"slowloris", "GET / HTTP/1.1\r\n", "X-Header: value\r\n", tooSlow, requestPatience, ""},
 		{"silent", "", "", tooSlow, requestPatience, ""},
-		{"slow-inside", good.request(), "", tlsTooSlow, tlsPatience, switching},
+		{"slow-inside", good.request(), "", door.TLSTooSlow, 10 * time.Second, switching},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -578,14 +570,14 @@ func TestProxyPortCrowd(t *testing.T) {
 		return conn
 	}
 	first := from(2)
-	for range maxArrivingFrom - 1 {
+	for range door.MaxArrivingFrom - 1 {
 		from(2)
 	}
-	w.turnedAway(t, from(2), 0, tooMany)
+	w.turnedAway(t, from(2), 0, door.TooMany)
 	if err := good.upgrade(from(3)); err != nil {
 		t.Errorf("from another address: %v", err)
 	}
-	before := w.proxy.tally.total(noRequest)
+	before := w.proxy.Turned(noRequest)
 	first.(*net.TCPConn).CloseWrite()
 	w.turnedAway(t, first, before, noRequest) // and its place is free
 	await(t, "a free place", func() bool {
@@ -593,26 +585,6 @@ func TestProxyPortCrowd(t *testing.T) {
 		defer conn.Close()
 		return good.upgrade(conn) == nil
 	})
-	// enter and leave, for which a test would need 256 connections from five addresses.
-	p := &proxyPort{from: make(map[netip.Addr]int)}
-	addr := netip.MustParseAddr("192.0.2.1")
-	for i := range maxArriving {
-		if i%maxArrivingFrom == 0 {
-			addr = addr.Next()
-		}
-		if !p.enter(addr) {
-			t.Fatalf("connection %d has no place", i)
-		}
-	}
-	if p.enter(addr.Next()) {
-		t.Error("there are more places than there should be")
-	}
-	for range maxArrivingFrom {
-		p.leave(addr)
-	}
-	if !p.enter(addr.Next()) || len(p.from) != maxArriving/maxArrivingFrom {
-		t.Errorf("after some have left: %v", p.from)
-	}
 }
 
 func TestTicket(t *testing.T) {
@@ -640,7 +612,7 @@ func TestTicket(t *testing.T) {
 		t.Errorf("the server's certificate: %+v, %v", server, err)
 	}
 	// Renewed, it stays good for what is under way, but not for ever.
-	check := func(r holder) reason { return w.proxy.tickets.check(r.session, [32]byte(r.Secret)) }
+	check := func(r holder) door.Reason { return w.proxy.tickets.check(r.session, [32]byte(r.Secret)) }
 	for range ticketsKept - 1 {
 		newer := obtain(t, w.laptop)
 		if check(newer) != "" || check(r) != "" {
@@ -698,72 +670,6 @@ func TestTicketRefused(t *testing.T) {
 			t.Errorf("got %+v", e)
 		}
 	})
-}
-
-// However many are turned away, the log has a line a minute of each kind, and knows them all.
-func TestTally(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log lockedBuffer
-		tally := newTally(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey || a.Key == slog.LevelKey || a.Key == slog.MessageKey {
-				return slog.Attr{}
-			}
-			return a
-		}})))
-		ctx, cancel := context.WithCancel(t.Context())
-		var run sync.WaitGroup
-		run.Go(func() { tally.run(ctx) })
-		expect := func(when string, lines ...string) {
-			t.Helper()
-			synctest.Wait()
-			want := ""
-			for _, l := range lines {
-				want += l + "\n"
-			}
-			if got := log.take(); got != want {
-				t.Errorf("%s, the log has\n%swant\n%s", when, got, want)
-			}
-		}
-		tally.add(noTicket, "192.0.2.1:1")
-		expect("at once", `reason="no ticket" remote=192.0.2.1:1 new=1 total=1`)
-		for i := range 1000 {
-			tally.add(noTicket, fmt.Sprintf("192.0.2.1:%d", i))
-		}
-		tally.add(wrongSecret, "192.0.2.2:1")
-		expect("in the same minute", `reason="wrong secret" remote=192.0.2.2:1 new=1 total=1`)
-		time.Sleep(time.Minute)
-		expect("a minute later", `reason="no ticket" remote=192.0.2.1:999 new=1000 total=1001`)
-		time.Sleep(time.Hour)
-		expect("as long as nothing happens")
-		tally.add(noTicket, "192.0.2.3:1")
-		tally.add(noTicket, "192.0.2.3:2")
-		expect("after an hour", `reason="no ticket" remote=192.0.2.3:1 new=1 total=1002`)
-		cancel()
-		run.Wait()
-		expect("at the end", `reason="no ticket" remote=192.0.2.3:2 new=1 total=1003`)
-		if n := tally.total(noTicket); n != 1003 {
-			t.Errorf("%d in all", n)
-		}
-	})
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) take() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := b.b.String()
-	b.b.Reset()
-	return s
 }
 
 // Whatever comes, reading it is bounded, and only a request with a ticket in it gives one.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/door"
 	"kubevpn/pkg/transport"
 )
 
@@ -154,7 +155,7 @@ func publicKey(der []byte) (*ecdsa.PublicKey, error) {
 }
 
 // check returns why there is no right to a carrier of the session, or "".
-func (t *tickets) check(session transport.SessionID, secret [32]byte) reason {
+func (t *tickets) check(session transport.SessionID, secret [32]byte) door.Reason {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	of := t.grants[session]

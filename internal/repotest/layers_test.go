@@ -45,6 +45,7 @@ var layers = map[string]int{
 	"pkg/route":       10,
 	"pkg/redirect":    10,
 	"pkg/interceptor": 10,
+	"pkg/door":        10,
 
 	"pkg/packet":     0,
 	"pkg/rawio":      0,

@@ -1,4 +1,4 @@
-package manager
+package door
 
 import (
 	"context"
@@ -9,29 +9,19 @@ import (
 	"time"
 )
 
-// reason is why somebody was turned away at the proxy port.
-type reason string
+// Reason is why somebody was turned away: a few words for the log.
+type Reason string
 
+// TooMany is the Door's own reason; the others are Shake's.
 const (
-	tooMany    reason = "too many at once"
-	noRequest  reason = "no HTTP request" // garbage, another protocol, or nothing at all
-	tooLarge   reason = "request too large"
-	tooSlow    reason = "request too slow"
-	noUpgrade  reason = "not an upgrade to kubevpn"
-	noTicket   reason = "no ticket"
-	hungUp     reason = "hung up"
-	noTLS      reason = "no TLS handshake"
-	tlsTooSlow reason = "TLS handshake too slow"
+	TooMany Reason = "too many at once"
 
-	unknownSession reason = "unknown session" // or one that has ended
-	wrongSecret    reason = "wrong secret"
-	expiredTicket  reason = "expired ticket"
-
-	noCertificate      reason = "no certificate"
-	expiredCertificate reason = "expired certificate"
-	badCertificate     reason = "certificate of another authority"
-	othersCertificate  reason = "another session's certificate"
-	othersHello        reason = "another session's hello"
+	HungUp             Reason = "hung up"
+	NoTLS              Reason = "no TLS handshake" // another protocol, an older version, garbage, a wrong signature
+	TLSTooSlow         Reason = "TLS handshake too slow"
+	NoCertificate      Reason = "no certificate"
+	ExpiredCertificate Reason = "expired certificate"
+	BadCertificate     Reason = "certificate of another authority"
 )
 
 // tallyPeriod is how often a reason is logged at most.
@@ -40,10 +30,11 @@ const tallyPeriod = time.Minute
 // tally counts events and logs them: a reason's first at once, and then how many there are at most once a minute,
 // however many come. It is safe for concurrent use.
 type tally struct {
-	log *slog.Logger
+	message string
+	log     *slog.Logger
 
 	mu     sync.Mutex
-	counts map[reason]*count
+	counts map[Reason]*count
 }
 
 type count struct {
@@ -52,12 +43,12 @@ type count struct {
 	remote        string    // of the latest event
 }
 
-func newTally(log *slog.Logger) *tally {
-	return &tally{log: log, counts: make(map[reason]*count)}
+func newTally(message string, log *slog.Logger) *tally {
+	return &tally{message: message, log: log, counts: make(map[Reason]*count)}
 }
 
 // add counts one event.
-func (t *tally) add(why reason, remote string) {
+func (t *tally) add(why Reason, remote string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.counts[why]
@@ -71,16 +62,16 @@ func (t *tally) add(why reason, remote string) {
 }
 
 // tell logs c if it is time to, and if there is something to tell. Call with mu held.
-func (t *tally) tell(why reason, c *count, last bool) {
+func (t *tally) tell(why Reason, c *count, last bool) {
 	if c.total == c.logged || !last && !c.at.IsZero() && time.Since(c.at) < tallyPeriod {
 		return
 	}
-	t.log.Info("proxy port: turned away", "reason", why, "remote", c.remote, "new", c.total-c.logged, "total", c.total)
+	t.log.Info(t.message, "reason", why, "remote", c.remote, "new", c.total-c.logged, "total", c.total)
 	c.logged, c.at = c.total, time.Now()
 }
 
 // total is how many events of the reason there were.
-func (t *tally) total(why reason) int {
+func (t *tally) total(why Reason) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c := t.counts[why]; c != nil {
