@@ -215,7 +215,7 @@ func (c *Configurator) closeTable() error {
 	if c.table == nil {
 		return nil
 	}
-	err := c.table.close()
+	err := c.table.Close()
 	c.table = nil
 	return err
 }

@@ -86,7 +86,7 @@ func (c *Configurator) enactTable(d *decision, before decision) error {
 	if d.Mode != ModeNFTables {
 		return nil
 	}
-	if others, err := c.table.others(tablePrefix); err == nil && len(others) > 0 {
+	if others, err := c.table.Others(tablePrefix); err == nil && len(others) > 0 {
 		d.warn("another kubevpn (%s) redirects this machine's DNS already: it answers first", strings.Join(others, ", "))
 	}
 	return nil

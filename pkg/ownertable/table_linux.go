@@ -1,0 +1,130 @@
+package ownertable
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// flagOwner is NFT_TABLE_F_OWNER of nf_tables.h, Linux 5.12: the table belongs to the socket that made it.
+const flagOwner = 0x2
+
+// Table is a table of the inet family, empty at first. It belongs to the network namespace of the thread that opened it.
+// Like its Conn it is for one goroutine at a time.
+type Table struct {
+	// Conn is the connection whose socket owns the table. What is done with it takes effect with Flush, all at once or, after
+	// an error, not at all.
+	*nftables.Conn
+	table  *nftables.Table
+	socket *netlink.Conn
+}
+
+// Open makes a table. An error says what the machine lacks, or that there is a table of that name.
+func Open(name string) (t *Table, err error) {
+	// The library has no owner flag, so the table is made by hand on the library's own socket: the kernel takes
+	// the chains and rules of an owner's table from the socket that made it, and from no other.
+	t = &Table{table: &nftables.Table{Name: name, Family: nftables.TableFamilyINet}}
+	t.Conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		t.socket = c
+		return nil
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	err = t.send(unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Excl, []netlink.Attribute{
+		{Type: unix.NFTA_TABLE_NAME, Data: zeroTerminated(name)},
+		{Type: unix.NFTA_TABLE_FLAGS, Data: binary.BigEndian.AppendUint32(nil, flagOwner)},
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("making a table with an owner (Linux 5.12 or newer): %w", err), t.Close())
+	}
+	return t, nil
+}
+
+// Close removes the table, with all that is in it: the kernel does.
+func (t *Table) Close() error { return t.CloseLasting() }
+
+// Table is what sets of the table name.
+func (t *Table) Table() *nftables.Table { return t.table }
+
+// Chain adds a chain.
+func (t *Table) Chain(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority nftables.ChainPriority) *nftables.Chain {
+	return t.AddChain(&nftables.Chain{Name: name, Table: t.table, Type: kind, Hooknum: hook, Priority: &priority})
+}
+
+// Rule adds a rule to the end of a chain.
+func (t *Table) Rule(c *nftables.Chain, exprs ...expr.Any) {
+	t.AddRule(&nftables.Rule{Table: t.table, Chain: c, Exprs: exprs})
+}
+
+// MarshalledRule adds a rule to the end of a chain that is there, at once. It is for expressions that the library does not have.
+func (t *Table) MarshalledRule(c *nftables.Chain, exprs ...[]byte) error {
+	var list []netlink.Attribute
+	for _, e := range exprs {
+		list = append(list, netlink.Attribute{Type: unix.NLA_F_NESTED | unix.NFTA_LIST_ELEM, Data: e})
+	}
+	data, err := netlink.MarshalAttributes(list)
+	if err != nil {
+		return err
+	}
+	return t.send(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, []netlink.Attribute{
+		{Type: unix.NFTA_RULE_TABLE, Data: zeroTerminated(t.table.Name)},
+		{Type: unix.NFTA_RULE_CHAIN, Data: zeroTerminated(c.Name)},
+		{Type: unix.NLA_F_NESTED | unix.NFTA_RULE_EXPRESSIONS, Data: data},
+	})
+}
+
+// Others are the tables beside this one whose names begin with a prefix, and go on after it.
+func (t *Table) Others(prefix string) ([]string, error) {
+	tables, err := t.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, other := range tables {
+		if other.Name != t.table.Name && len(other.Name) > len(prefix) && strings.HasPrefix(other.Name, prefix) {
+			out = append(out, other.Name)
+		}
+	}
+	return out, nil
+}
+
+// send sends one message of a batch of its own, and waits for the kernel's answer to it.
+func (t *Table) send(kind netlink.HeaderType, flags netlink.HeaderFlags, attrs []netlink.Attribute) error {
+	data, err := netlink.MarshalAttributes(attrs)
+	if err != nil {
+		return err
+	}
+	// nfgenmsg: family, version, resource id (big endian).
+	header := func(family byte, id uint16) []byte { return binary.BigEndian.AppendUint16([]byte{family, 0}, id) }
+	batch := func(kind netlink.HeaderType) netlink.Message {
+		return netlink.Message{
+			Header: netlink.Header{Type: kind, Flags: netlink.Request},
+			Data:   header(unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES),
+		}
+	}
+	_, err = t.socket.SendMessages([]netlink.Message{
+		batch(unix.NFNL_MSG_BATCH_BEGIN),
+		{
+			Header: netlink.Header{
+				Type:  unix.NFNL_SUBSYS_NFTABLES<<8 | kind,
+				Flags: netlink.Request | netlink.Acknowledge | flags,
+			},
+			Data: append(header(unix.NFPROTO_INET, 0), data...),
+		},
+		batch(unix.NFNL_MSG_BATCH_END),
+	})
+	if err != nil {
+		return err
+	}
+	_, err = t.socket.Receive()
+	return err
+}
+
+func zeroTerminated(s string) []byte { return append([]byte(s), 0) }
