@@ -57,7 +57,8 @@ type set struct {
 	clientID      string
 	linger        time.Duration
 	logger        *slog.Logger
-	changed       func() // called, without mu, when idle's answer may be another
+	changed       func()      // called, without mu, when idle's answer may be another
+	intercepts    *intercepts // on the connections; its mutex is never taken while mu is held
 
 	mu      sync.Mutex
 	byID    map[string]*live
@@ -68,36 +69,52 @@ type set struct {
 	tasks   sync.WaitGroup
 }
 
-func newSet(newConnection func(ConnectionConfig) (Connection, error), clientID string, logger *slog.Logger) *set {
+func newSet(newConnection func(ConnectionConfig) (Connection, error), intercepts *intercepts, clientID string, logger *slog.Logger) *set {
 	return &set{
 		newConnection: newConnection, clientID: clientID, linger: helperLinger, logger: logger,
-		changed: func() {}, byID: map[string]*live{},
+		changed: func() {}, intercepts: intercepts, byID: map[string]*live{},
 	}
 }
 
 // connect makes the connection that req asks for, or joins the one that there is. It calls begin once with
 // the connection's ID, then emit with what happens, and returns the connected connection. When ctx ends
-// before that, and nobody else waits for it, the connection is cleaned up before connect returns.
+// before that, and nobody else wants it, the connection is cleaned up before connect returns.
 func (s *set) connect(ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event)) (api.Connection, error) {
-	l, joined, err := s.obtain(ctx, req)
+	l, err := s.hold(ctx, req, begin, emit)
 	if err != nil {
 		return api.Connection{}, err
 	}
 	defer s.release(l)
+	s.retain(l)
+	return l.status(), nil
+}
+
+// hold is connect for who needs the connection for a while: it does not end before release, unless by itself or because
+// somebody asked. Whether it stays after that is what retain says.
+func (s *set) hold(ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event)) (*live, error) {
+	l, joined, err := s.obtain(ctx, req)
+	if err != nil {
+		return nil, err
+	}
 	begin(l.id)
-	if !joined || !l.wasConnected() { // what was said before that is of no interest any more
-		if err := l.follow(ctx, emit); err != nil {
-			return api.Connection{}, err
-		}
+	if !joined || !l.wasReady() { // what was said before that is of no interest any more
+		err = l.follow(ctx, emit)
 	}
-	if joined {
-		if err := s.adapt(ctx, l, req, emit); err != nil {
-			return api.Connection{}, err
-		}
+	if err == nil && joined {
+		err = s.adapt(ctx, l, req, emit)
 	}
-	c := l.conn.Status()
-	c.ID = l.id
-	return c, nil
+	if err != nil {
+		s.release(l)
+		return nil, err
+	}
+	return l, nil
+}
+
+// retain has the connection stay when nobody waits for it.
+func (s *set) retain(l *live) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l.kept = true
 }
 
 // obtain returns the live connection for req with a waiter added, starting it if need be.
@@ -145,21 +162,17 @@ func (s *set) tryObtain(req api.ConnectRequest) (l *live, joined bool, busy <-ch
 	}
 	share.machine, s.held = s.machine, false
 	ctx, cancel := context.WithCancelCause(context.Background()) // it outlives the request
-	l = &live{id: id, conn: conn, request: req, share: share, feed: feed, cancel: cancel, done: make(chan struct{}), waiters: 1}
+	l = &live{task: newTask("connection", conn.Connected(), feed, cancel), id: id, conn: conn, request: req, share: share}
 	s.byID[id] = l
 	s.tasks.Go(func() { s.run(ctx, l) })
 	return l, false, nil, nil
 }
 
-// release takes a waiter away. A connection that nobody waits for any more, and that is not connected, ends;
+// release takes a waiter away. A connection that nobody waits for any more, and that nobody has retained, ends;
 // release then waits for that.
 func (s *set) release(l *live) {
 	s.mu.Lock()
-	l.waiters--
-	abandoned := l.waiters == 0 && !l.wasConnected()
-	if abandoned {
-		l.end(errDisconnected)
-	}
+	abandoned := l.unwait()
 	s.mu.Unlock()
 	if abandoned {
 		s.await(l)
@@ -169,7 +182,7 @@ func (s *set) release(l *live) {
 // adapt gives a connection that was there before what it can take of a later request, and says what it cannot.
 func (s *set) adapt(ctx context.Context, l *live, req api.ConnectRequest, emit func(api.Event)) error {
 	now := l.conn.Status()
-	if req.Namespace != "" && req.Namespace != now.Namespace {
+	if !req.Use && req.Namespace != "" && req.Namespace != now.Namespace {
 		if err := l.conn.SetNamespace(req.Namespace); err != nil {
 			return err
 		}
@@ -182,7 +195,7 @@ func (s *set) adapt(ctx context.Context, l *live, req api.ConnectRequest, emit f
 		}
 		was.Image = req.Image
 	}
-	if lost := differences(was, req); lost != "" {
+	if lost := differences(was, req); lost != "" && !req.Use {
 		emit(api.Event{Time: time.Now(), Warning: "this cluster is connected already, with another " + lost +
 			": `kubevpn disconnect " + l.id + "` first to change that"})
 	}

@@ -30,6 +30,8 @@ type Config struct {
 	NewHelper func(socket *os.File, logger *slog.Logger) (Helper, error)
 	// NewConnection makes a Connection: no I/O, no goroutine before Run. Nil: NewSession.
 	NewConnection func(ConnectionConfig) (Connection, error)
+	// Interceptor makes the intercepts. Nil: none can be had.
+	Interceptor Interceptor
 	// Ready is called once, when the sockets accept connections; nil: nobody waits.
 	Ready func()
 	// Idle is how long the daemon stays without connections; 0: a minute.
@@ -58,6 +60,10 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	owner, err := NewOwner()
+	if err != nil {
+		return err
+	}
 	listener, err := listen(cfg.Paths.Socket(), logger)
 	if err != nil {
 		return err
@@ -70,7 +76,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer helpers.Close()
 
 	logger.Info("daemon begins", "version", version.Full(), "pid", os.Getpid())
-	err = newDaemon(cfg, client, logger).serve(ctx, listener, helpers)
+	err = newDaemon(cfg, client, owner, logger).serve(ctx, listener, helpers)
 	if err != nil {
 		logger.Error("daemon ends", "err", err)
 		return err
@@ -89,7 +95,7 @@ type daemon struct {
 	requests atomic.Int64  // being answered
 }
 
-func newDaemon(cfg Config, client string, logger *slog.Logger) *daemon {
+func newDaemon(cfg Config, client string, owner Owner, logger *slog.Logger) *daemon {
 	if cfg.NewConnection == nil {
 		cfg.NewConnection = NewSession
 	}
@@ -97,7 +103,7 @@ func newDaemon(cfg Config, client string, logger *slog.Logger) *daemon {
 		cfg.Idle = idleTimeout
 	}
 	d := &daemon{cfg: cfg, logger: logger, quit: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
-	d.set = newSet(cfg.NewConnection, client, logger)
+	d.set = newSet(cfg.NewConnection, newIntercepts(cfg.Interceptor, owner, logger), client, logger)
 	d.set.changed = d.wake
 	return d
 }
@@ -111,7 +117,7 @@ func (d *daemon) wake() {
 }
 
 // serve answers on both listeners until ctx ends or the daemon is told to quit or was idle, then ends every
-// connection and the helper. Both listeners are closed then.
+// intercept, connection and the helper. Both listeners are closed then.
 func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) error {
 	server := &http.Server{
 		Handler:           d.handler(),

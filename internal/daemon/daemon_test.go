@@ -278,7 +278,7 @@ func TestHelperWithoutConnectionIsClosed(t *testing.T) {
 		t.Error("want the first helper kept and the second closed")
 	}
 
-	s := newSet(nil, "", discard())
+	s := newSet(nil, newIntercepts(nil, Owner{}, discard()), "", discard())
 	s.linger = time.Millisecond
 	h := newFakeHelper()
 	if err := s.adopt(h); err != nil {

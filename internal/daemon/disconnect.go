@@ -3,20 +3,29 @@ package daemon
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
 	"kubevpn/internal/api"
 )
 
-// disconnect ends the connections with these IDs, or all, and says so. It knows failed ones too. If the last
-// connection is among them, the helper has ended when it returns.
+// disconnect ends the connections with these IDs, or all, the intercepts on them first, and says so. It knows failed
+// ones too. If the last connection is among them, the helper has ended when it returns.
 func (s *set) disconnect(req api.DisconnectRequest, emit func(api.Event)) error {
-	ls, err := s.endAll(req)
+	ls, err := s.named(req)
 	if err != nil {
 		return err
 	}
+	var ids []string
+	for _, l := range ls {
+		ids = append(ids, l.id)
+	}
 	var errs []error
+	if err := s.intercepts.leaveConnections(ids, emit); err != nil {
+		errs = append(errs, err) // it goes on: they miss the laptop by themselves
+	}
+	s.endAll(ls)
 	for _, l := range ls {
 		status := l.conn.Status()
 		step := "Disconnecting from " + cmp.Or(status.Cluster, l.id)
@@ -48,10 +57,9 @@ func (s *set) awaitClosed() {
 	}
 }
 
-// endAll begins the end of what req names, and returns it.
-func (s *set) endAll(req api.DisconnectRequest) ([]*live, error) {
+// named returns the connections that req names.
+func (s *set) named(req api.DisconnectRequest) ([]*live, error) {
 	s.mu.Lock()
-	defer s.changed()
 	defer s.mu.Unlock()
 	var ls []*live
 	for _, id := range req.IDs {
@@ -62,20 +70,24 @@ func (s *set) endAll(req api.DisconnectRequest) ([]*live, error) {
 		ls = append(ls, l)
 	}
 	if req.All {
-		ls = ls[:0]
-		for _, l := range s.byID {
-			ls = append(ls, l)
-		}
-		slices.SortFunc(ls, func(a, b *live) int { return cmp.Compare(a.id, b.id) })
-	}
-	for _, l := range ls {
-		if l.failed != nil {
-			delete(s.byID, l.id)
-			continue
-		}
-		l.end(errDisconnected)
+		ls = slices.SortedFunc(maps.Values(s.byID), func(a, b *live) int { return cmp.Compare(a.id, b.id) })
 	}
 	return ls, nil
+}
+
+// endAll begins the end of connections, and forgets those that have failed.
+func (s *set) endAll(ls []*live) {
+	s.mu.Lock()
+	defer s.changed()
+	defer s.mu.Unlock()
+	for _, l := range ls {
+		switch {
+		case l.failed == nil:
+			l.end(errDisconnected)
+		case s.byID[l.id] == l:
+			delete(s.byID, l.id)
+		}
+	}
 }
 
 // shutDown ends everything, the helper too, and waits for it. No connection begins after it.

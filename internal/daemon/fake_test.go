@@ -162,6 +162,9 @@ type rig struct {
 	onRun  func(ctx context.Context, c *fakeConnection) error // what they do first
 	result chan error
 
+	intercepts  chan *fakeIntercept // those that run, in order
+	onIntercept func(ctx context.Context, i *fakeIntercept) error
+
 	mu      sync.Mutex
 	helpers []*fakeHelper
 }
@@ -174,7 +177,7 @@ func start(t *testing.T, change ...func(*Config)) *rig {
 		t.Fatal(err)
 	}
 	r := &rig{
-		t: t, made: make(chan *fakeConnection, 64), result: make(chan error, 1),
+		t: t, made: make(chan *fakeConnection, 64), result: make(chan error, 1), intercepts: make(chan *fakeIntercept, 64),
 		paths: config.Paths{RuntimeDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state")},
 	}
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -183,7 +186,7 @@ func start(t *testing.T, change ...func(*Config)) *rig {
 	}, DisableKeepAlives: true}
 	r.client = &http.Client{Transport: transport}
 	ready := make(chan struct{})
-	cfg := Config{Paths: r.paths, NewHelper: r.newHelper, NewConnection: r.newConnection, Ready: func() { close(ready) }}
+	cfg := Config{Paths: r.paths, NewHelper: r.newHelper, NewConnection: r.newConnection, Interceptor: r, Ready: func() { close(ready) }}
 	for _, f := range change {
 		f(&cfg)
 	}

@@ -25,7 +25,8 @@ func Foreground(ctx context.Context, cfg ForegroundConfig) error {
 	if newConnection == nil {
 		newConnection = NewSession
 	}
-	s := newSet(newConnection, cfg.ClientID, cfg.Logger)
+	none := newIntercepts(nil, Owner{}, cfg.Logger) // nobody can ask for one
+	s := newSet(newConnection, none, cfg.ClientID, cfg.Logger)
 	if err := s.adopt(cfg.Helper); err != nil {
 		return err
 	}

@@ -3,86 +3,35 @@ package daemon
 import (
 	"context"
 	"errors"
-	"time"
 
 	"kubevpn/internal/api"
 )
 
 // live is a connection in the set, from the request on until it is gone.
 type live struct {
+	task
 	id      string
 	conn    Connection
 	request api.ConnectRequest
 	share   *share
-	feed    *feed
-	cancel  context.CancelCauseFunc
-	done    chan struct{} // closed when Run has returned and nothing is left of it
-	err     error         // why it ended; read after done
-	left    error         // why something of it could not be removed; read after done
-
-	// Guarded by set.mu.
-	waiters int            // requests that wait for it to be connected
-	ending  bool           // cancel was called
-	failed  *api.Error     // it ended by itself after it had been connected
-	last    api.Connection // its status when it failed
+	left    error          // why something of it could not be removed; read after done
+	last    api.Connection // its status when it failed; guarded by set.mu
 }
 
-func (l *live) wasConnected() bool { return isClosed(l.conn.Connected()) }
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// follow passes the connection's events on until it is connected (nil), has ended (why), or ctx ends.
-func (l *live) follow(ctx context.Context, emit func(api.Event)) error {
-	for i := 0; ; {
-		// In this order: what was said before the end is read before the end is seen.
-		ended, connected := isClosed(l.done), l.wasConnected()
-		events, more := l.feed.since(i)
-		for _, e := range events {
-			emit(e)
-		}
-		i += len(events)
-		switch {
-		case ended && errors.Is(l.err, errDisconnected):
-			return api.Errorf(api.ExitLost, "another command ended the connection")
-		case ended:
-			return l.err
-		case connected:
-			return nil
-		}
-		select {
-		case <-more:
-		case <-l.done:
-		case <-l.conn.Connected():
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// end cancels the connection; set.mu is held.
-func (l *live) end(cause error) {
-	l.ending = true
-	l.cancel(cause)
+// status is the connection's, as far as it knows it itself.
+func (l *live) status() api.Connection {
+	c := l.conn.Status()
+	c.ID = l.id
+	return c
 }
 
 // await waits until nothing is left of the connection, and reports whether that happened in time.
 func (s *set) await(l *live) bool {
-	timeout := time.NewTimer(endTimeout)
-	defer timeout.Stop()
-	select {
-	case <-l.done:
+	if l.task.await(endTimeout) {
 		return true
-	case <-timeout.C:
-		s.logger.Error("the connection did not end in time", "connection", l.id, "timeout", endTimeout)
-		return false
 	}
+	s.logger.Error("the connection did not end in time", "connection", l.id, "timeout", endTimeout)
+	return false
 }
 
 // run is the life of a connection.
@@ -124,7 +73,7 @@ func (s *set) verdict(ctx context.Context, l *live, err error) error {
 // ended takes the connection out of the set, or keeps it as failed, and closes the helper after the last one.
 func (s *set) ended(l *live) {
 	s.mu.Lock()
-	if errors.Is(l.err, errDisconnected) || !l.wasConnected() {
+	if errors.Is(l.err, errDisconnected) || !l.wasReady() {
 		delete(s.byID, l.id)
 	} else {
 		l.failed, l.last = api.AsError(l.err), l.conn.Status()

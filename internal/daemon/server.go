@@ -20,9 +20,13 @@ func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+api.PathConnect, d.handleConnect)
 	mux.HandleFunc("POST "+api.PathDisconnect, d.handleDisconnect)
+	mux.HandleFunc("POST "+api.PathIntercept, d.handleIntercept)
+	mux.HandleFunc("POST "+api.PathLeave, d.handleLeave)
 	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
 	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
-		d.answer(w, http.StatusOK, api.Status{Version: version.Full(), Connections: d.set.status()})
+		d.answer(w, http.StatusOK, api.Status{
+			Version: version.Full(), Connections: d.set.status(), Intercepts: d.set.intercepts.status(),
+		})
 	})
 	mux.HandleFunc("GET "+api.PathDaemon, func(w http.ResponseWriter, r *http.Request) {
 		connections, helper := d.set.counts()
@@ -50,17 +54,51 @@ func (d *daemon) handleConnect(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(api.HeaderConnection, id)
 		s.open()
 	}, s.send)
+	if err != nil {
+		d.refuse(w, s, err)
+		return
+	}
+	s.send(api.Event{Time: time.Now(), Connection: &c})
+}
+
+// refuse answers an error: as a status of its own where nothing was answered yet, else as the last event.
+func (d *daemon) refuse(w http.ResponseWriter, s *stream, err error) {
 	switch {
 	case errors.Is(err, errNeedsHelper):
 		d.answer(w, api.StatusNeedsHelper, api.Errorf(api.ExitPrivilege, "%w", err))
 	case errors.Is(err, errEnding):
 		d.answer(w, http.StatusServiceUnavailable, api.AsError(err))
-	case err != nil && !s.opened:
+	case !s.opened:
 		d.answer(w, http.StatusInternalServerError, api.AsError(err))
-	case err != nil:
-		s.send(api.Event{Time: time.Now(), Error: api.AsError(err)})
 	default:
-		s.send(api.Event{Time: time.Now(), Connection: &c})
+		s.send(api.Event{Time: time.Now(), Error: api.AsError(err)})
+	}
+}
+
+func (d *daemon) handleIntercept(w http.ResponseWriter, r *http.Request) {
+	var req api.InterceptRequest
+	if !d.read(w, r, &req) {
+		return
+	}
+	s := &stream{w: w}
+	err := d.set.intercept(r.Context(), req, func(id string) {
+		w.Header().Set(api.HeaderConnection, id)
+		s.open()
+	}, s.send)
+	if err != nil {
+		d.refuse(w, s, err)
+	}
+}
+
+func (d *daemon) handleLeave(w http.ResponseWriter, r *http.Request) {
+	var req api.LeaveRequest
+	if !d.read(w, r, &req) {
+		return
+	}
+	s := &stream{w: w}
+	s.open()
+	if err := d.set.intercepts.leave(req, s.send); err != nil {
+		s.send(api.Event{Time: time.Now(), Error: api.AsError(err)})
 	}
 }
 

@@ -1,0 +1,116 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"kubevpn/internal/api"
+)
+
+// fakeIntercept is ready when the test says so and ends when told to, by the test or its context.
+type fakeIntercept struct {
+	config InterceptConfig
+	rig    *rig
+	ready  chan struct{}
+	end    chan error
+	ended  chan struct{}
+	hold   chan struct{} // if not nil, Run returns no sooner than it is closed
+
+	mu    sync.Mutex
+	state api.InterceptState
+}
+
+func (i *fakeIntercept) Ready() <-chan struct{} { return i.ready }
+
+func (i *fakeIntercept) become(state api.InterceptState) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.state = state
+}
+
+func (i *fakeIntercept) Run(ctx context.Context) error {
+	defer close(i.ended)
+	if i.hold != nil {
+		defer func() { <-i.hold }()
+	}
+	i.config.Progress(api.Event{Step: "Adding the agent to " + i.config.Workload})
+	if i.rig.onIntercept != nil {
+		if err := i.rig.onIntercept(ctx, i); err != nil {
+			return err
+		}
+	}
+	i.rig.intercepts <- i
+	select {
+	case err := <-i.end:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (i *fakeIntercept) Status() api.Intercept {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return api.Intercept{
+		State: i.state, Mode: api.ModeEphemeral, Match: "everything", Ports: i.config.Spec.Ports, Pods: []api.InterceptedPod{{Name: "web-1", Covered: true}},
+	}
+}
+
+// Resolve knows deployments by two names.
+func (r *rig) Resolve(_ context.Context, _ api.ConnectRequest, workload string) (string, error) {
+	kind, name, _ := strings.Cut(workload, "/")
+	if kind != "deploy" && kind != "deployment" {
+		return "", api.Errorf(api.ExitWorkload, "the cluster has no resource type %q", kind)
+	}
+	return "deployment/" + name, nil
+}
+
+func (r *rig) Intercept(cfg InterceptConfig) (Intercept, error) {
+	if cfg.Spec.Container == "nope" {
+		return nil, api.Errorf(api.ExitUsage, "no such container")
+	}
+	i := &fakeIntercept{
+		config: cfg, rig: r, ready: make(chan struct{}), end: make(chan error, 1), ended: make(chan struct{}), state: api.InterceptStarting,
+	}
+	if cfg.Spec.Container == "slow" {
+		i.hold = make(chan struct{})
+	}
+	return i, nil
+}
+
+// intercept brings an intercept up, on a connection that is there.
+func (r *rig) intercept(req api.InterceptRequest) *fakeIntercept {
+	r.t.Helper()
+	answer := r.goPost(r.t.Context(), api.PathIntercept, req)
+	i := r.begin()
+	if got := wait(r.t, answer, "the answer").last(); got.Intercept == nil || got.Intercept.State != api.InterceptActive {
+		r.t.Fatalf("last event = %+v, want an intercept that is active", got)
+	}
+	return i
+}
+
+// begin waits for an intercept that runs, and has it be ready.
+func (r *rig) begin() *fakeIntercept {
+	r.t.Helper()
+	i := wait(r.t, r.intercepts, "the intercept")
+	i.become(api.InterceptActive)
+	close(i.ready)
+	return i
+}
+
+func interceptRequest(connection string, workloads ...string) api.InterceptRequest {
+	return api.InterceptRequest{Connect: request(connection), Workloads: workloads}
+}
+
+func (r *rig) intercepted() []api.Intercept { return fetch[api.Status](r, api.PathStatus).Intercepts }
+
+func wantState(t *testing.T, got []api.Intercept, want api.InterceptState) {
+	t.Helper()
+	if len(got) != 1 || got[0].State != want {
+		t.Errorf("intercepts = %+v, want one that is %s", got, want)
+	}
+}
