@@ -24,7 +24,7 @@ type fakeIntercept struct {
 	state api.InterceptState
 }
 
-func (i *fakeIntercept) Ready() <-chan struct{} { return i.ready }
+func (i *fakeIntercept) Begun() <-chan struct{} { return i.ready }
 
 func (i *fakeIntercept) become(state api.InterceptState) {
 	i.mu.Lock()

@@ -19,8 +19,8 @@ import (
 type Intercept interface {
 	// Run makes the intercept and keeps it until ctx ends or it cannot be kept; it has left when it returns.
 	Run(ctx context.Context) error
-	// Ready is closed once requests were seen to come, or will as soon as the workload has a pod. It stays closed.
-	Ready() <-chan struct{}
+	// Begun is closed once requests were seen to come, or will as soon as the workload has a pod. It stays closed.
+	Begun() <-chan struct{}
 	// Status is a snapshot; it does not block.
 	Status() api.Intercept
 }
@@ -35,7 +35,6 @@ type Interceptor interface {
 
 // InterceptConfig is what an Intercept is made from.
 type InterceptConfig struct {
-	ID         string             // the same for the same workload of the same cluster
 	Account    api.ConnectRequest // whose rights it is made with, and the namespace
 	Connection Connection         // it is connected
 	Workload   string             // as Resolve has it

@@ -33,7 +33,7 @@ var (
 //
 //	            POST /v1/intercept               Run returns an error
 //	(absent) ──────────────────────▶ starting ──────────────────────────────▶ (absent), the error is the answer
-//	                                     │ Ready()
+//	                                     │ Begun()
 //	                                     ▼        Run returns an error, or the connection ended
 //	                            active, waiting ────────────────────────────▶ failed ── proxy, leave, disconnect ─▶ (absent)
 //	                                     │ leave, disconnect, quit, another specification
@@ -59,7 +59,7 @@ type interceptKey struct {
 	connection, namespace, workload string
 }
 
-// id is 12 hex digits, the same for the same key: an agent that is told of it again replaces what it had.
+// id is 12 hex digits, the same for the same key.
 func (k interceptKey) id() string {
 	sum := sha256.Sum256([]byte(k.connection + "\n" + k.namespace + "\n" + k.workload))
 	return hex.EncodeToString(sum[:])[:12]
@@ -183,7 +183,7 @@ func (is *intercepts) obtain(ctx context.Context, l *live, key interceptKey, req
 func (is *intercepts) tryObtain(l *live, key interceptKey, req api.InterceptRequest) (i *intercepted, joined bool, busy <-chan struct{}, err error) {
 	feed := newFeed()
 	made, err := is.maker.Intercept(InterceptConfig{
-		ID: key.id(), Account: req.Connect, Connection: l.conn, Workload: key.workload, Spec: req.Spec,
+		Account: req.Connect, Connection: l.conn, Workload: key.workload, Spec: req.Spec,
 		Owner: is.owner, Progress: feed.add, Logger: is.logger,
 	})
 	if err != nil {
@@ -207,7 +207,7 @@ func (is *intercepts) tryObtain(l *live, key interceptKey, req api.InterceptRequ
 		return nil, false, old.done, nil
 	}
 	ctx, cancel := context.WithCancelCause(context.Background()) // it outlives the request
-	i = &intercepted{task: newTask("intercept", made.Ready(), feed, cancel), key: key, spec: req.Spec, intercept: made, begun: time.Now()}
+	i = &intercepted{task: newTask("intercept", made.Begun(), feed, cancel), key: key, spec: req.Spec, intercept: made, begun: time.Now()}
 	is.byKey[key] = i
 	is.tasks.Go(func() { is.run(ctx, i, l.done) })
 	return i, false, nil, nil
