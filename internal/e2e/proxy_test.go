@@ -1,0 +1,703 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	testgrpc "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
+)
+
+// The header by which a developer's own requests are known.
+const mine, me = "x-user", "me"
+
+// proxySuite: a workload's requests come to the laptop, those that were asked for and no others, without a restart; and
+// whatever dies, the workload serves itself.
+func proxySuite(t *testing.T, w *world) {
+	s := w.newShop(t, "shop")
+	l := w.newUser(t, lab.Admin)
+	l.startApp(t, "laptop")
+	v := w.visitor(t)
+	before := s.template(t)
+
+	t.Run("headers", func(t *testing.T) { proxyHeaders(t, l, s, v) })
+	t.Run("requests", func(t *testing.T) { proxyRequests(t, l, s, v) })
+	t.Run("everything", func(t *testing.T) { proxyEverything(t, l, s, v) })
+	t.Run("refused", func(t *testing.T) { proxyRefused(t, l, s) })
+	t.Run("two_developers", func(t *testing.T) { proxyTwo(t, l, s, v) })
+	t.Run("pods_come_and_go", func(t *testing.T) { proxyRollout(t, l, s, v) })
+	t.Run("things_die", func(t *testing.T) { proxyDeaths(t, l, s, v) })
+	t.Run("strangers", func(t *testing.T) { proxyStrangers(t, l, s, v) })
+
+	if after := s.template(t); after != before {
+		t.Errorf("the template was\n%s\nand is\n%s", before, after)
+	}
+}
+
+// template is the workload's, and its hash.
+func (s *shop) template(t *testing.T) string {
+	t.Helper()
+	return s.kubectl(t, "-n", s.namespace, "get", s.workload, "-o", "jsonpath={.spec.template}")
+}
+
+func proxyHeaders(t *testing.T, l *laptop, s *shop, v *visitor) {
+	names := s.ready(t)
+	began := time.Now()
+	r := l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
+	for name, ip := range names {
+		if err := v.want("http://"+ip+":8080/", "laptop", mine, me); err != nil {
+			t.Errorf("pod %s: %v", name, err)
+		}
+	}
+	t.Logf("from the command to an answer of each pod: %v\n%s", time.Since(began).Round(time.Millisecond), r.stderr)
+	for name, ip := range names {
+		for what, header := range map[string][]string{"none": nil, "another": {mine, "you"}, "more": {mine, me + "x"}} {
+			if err := v.want("http://"+ip+":8080/", name, header...); err != nil {
+				t.Errorf("pod %s, header %s: %v", name, what, err)
+			}
+		}
+		// One connection, judged request by request.
+		for i := range 6 {
+			want, header := name, []string(nil)
+			if i%2 == 0 {
+				want, header = "laptop", []string{mine, me}
+			}
+			if err := v.want("http://"+ip+":8080/", want, header...); err != nil {
+				t.Errorf("request %d of one connection: %v", i, err)
+			}
+		}
+		if a, err := v.ask(http.MethodGet, "http://"+ip+":8080/", nil); err != nil {
+			t.Error(err)
+		} else if from, _, _ := net.SplitHostPort(a.Remote); from == "127.0.0.1" && a.Header.Get("X-Forwarded-For") == "" {
+			t.Errorf("the application does not see where a request comes from: %+v", a)
+		}
+	}
+	if s.Config().ProxyMode != lab.ProxyNone {
+		vip := s.clusterIP(t, s.namespace, "shop")
+		if err := errors.Join(v.want("http://"+vip+"/", "laptop", mine, me), v.want("http://"+vip+"/", "a pod")); err != nil {
+			t.Errorf("by the ClusterIP: %v", err)
+		}
+	}
+	i := l.intercept(t)
+	if i.State != api.InterceptActive || i.Workload != s.workload || i.Namespace != s.namespace || i.Requests < 2 || len(i.Pods) != len(names) ||
+		i.Mode != api.ModeEphemeral || !strings.Contains(i.Match, me) || i.Owner == "" || i.LastError != "" {
+		t.Errorf("%+v", i)
+	}
+	for _, p := range i.Pods {
+		if !p.Covered {
+			t.Errorf("%+v", p)
+		}
+	}
+	l.leave(t, s)
+	for name, ip := range names {
+		if err := v.want("http://"+ip+":8080/", name, mine, me); err != nil {
+			t.Errorf("after leave, pod %s: %v", name, err)
+		}
+	}
+	if now := l.status(t).Intercepts; len(now) != 0 {
+		t.Errorf("%+v", now)
+	}
+	if now := s.ready(t); fmt.Sprint(now) != fmt.Sprint(names) {
+		t.Errorf("the pods were %v and are %v", names, now)
+	}
+}
+
+// proxyRequests: every kind of request that is HTTP, with the header and without.
+func proxyRequests(t *testing.T, l *laptop, s *shop, v *visitor) {
+	l.proxy(t, s, "--headers", mine+"="+me)
+	defer l.leave(t, s)
+	for name, ip := range s.ready(t) {
+		for want, header := range map[string][]string{"laptop": {mine, me}, name: nil} {
+			t.Run("h2c/"+want, func(t *testing.T) {
+				tr := &http.Transport{
+					DialContext: func(_ context.Context, _, address string) (net.Conn, error) { return dialIn(v.network, address) },
+					Protocols:   new(http.Protocols),
+				}
+				tr.Protocols.SetUnencryptedHTTP2(true)
+				defer tr.CloseIdleConnections()
+				h2 := &visitor{network: v.network, http: &http.Client{Transport: tr, Timeout: 20 * time.Second}}
+				a, err := h2.ask(http.MethodPost, "http://"+ip+":8080/x", strings.NewReader("hello"), header...)
+				if err != nil || a.Name != want || a.Proto != "HTTP/2.0" || a.Body.Length != 5 {
+					t.Errorf("%+v, %v", a, err)
+				}
+			})
+			t.Run("h2c_by_upgrade/"+want, func(t *testing.T) {
+				args := []string{"ip", "netns", "exec", s.Config().Name + "-node1", "curl", "-sS", "--http2", "--max-time", "10", "http://" + ip + ":8080/"}
+				if header != nil {
+					args = append(args, "-H", header[0]+": "+header[1])
+				}
+				if out, err := s.output(t, args...); err != nil || !strings.Contains(out, `"name":"`+want+`"`) {
+					t.Errorf("%s, %v", out, err)
+				}
+			})
+			t.Run("grpc/"+want, func(t *testing.T) { v.grpc(t, net.JoinHostPort(ip, "9090"), want, header) })
+			t.Run("websocket/"+want, func(t *testing.T) {
+				c := v.webSocket(t, "ws://"+ip+":8080/ws", want, header)
+				defer c.Close()
+				echoes(t, c, "hello")
+			})
+			t.Run("events/"+want, func(t *testing.T) {
+				req, err := http.NewRequest(http.MethodGet, "http://"+ip+":8080/events?n=3", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if header != nil {
+					req.Header.Set(header[0], header[1])
+				}
+				began := time.Now()
+				resp, err := v.http.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				first := make([]byte, len("data: "+want+" 0\n\n"))
+				_, err = io.ReadFull(resp.Body, first)
+				if took := time.Since(began); err != nil || string(first) != "data: "+want+" 0\n\n" || took > 90*time.Millisecond {
+					t.Errorf("%q, %v after %v", first, err, took)
+				}
+				if rest, err := io.ReadAll(resp.Body); err != nil || !strings.HasSuffix(string(rest), want+" 2\n\n") {
+					t.Errorf("%q, %v", rest, err)
+				}
+			})
+			t.Run("upload_of_2_GB/"+want, func(t *testing.T) {
+				const size = 2 << 30
+				sum := sha256.New()
+				body := io.TeeReader(io.LimitReader(pattern{}, size), sum)
+				began := time.Now()
+				slow := *v.http
+				slow.Timeout = 2 * time.Minute
+				patient := &visitor{network: v.network, http: &slow}
+				a, err := patient.ask(http.MethodPost, "http://"+ip+":8080/upload", io.NopCloser(body), header...)
+				if err != nil || a.Name != want || a.Body.Length != size || a.Body.SHA256 != hex.EncodeToString(sum.Sum(nil)) {
+					t.Errorf("%+v, %v", a.Body, err)
+				}
+				t.Logf("%.0f MB/s", size/1e6/time.Since(began).Seconds())
+				if agent := s.agentMemory(t, name); agent > 100<<20 {
+					t.Errorf("the agent holds %d MiB", agent>>20)
+				}
+			})
+			t.Run("download_with_a_trailer/"+want, func(t *testing.T) {
+				req, err := http.NewRequest(http.MethodGet, "http://"+ip+":8080/download?bytes=50000000", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if header != nil {
+					req.Header.Set(header[0], header[1])
+				}
+				resp, err := v.http.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				sum := sha256.New()
+				n, err := io.Copy(sum, resp.Body)
+				if err != nil || n != 50000000 || resp.Header.Get("X-Name") != want || resp.Trailer.Get("X-Sha256") != hex.EncodeToString(sum.Sum(nil)) {
+					t.Errorf("%d bytes from %s, %v, trailer %v", n, resp.Header.Get("X-Name"), err, resp.Trailer)
+				}
+			})
+		}
+		// What is not HTTP has no header: it is the application's, and not delayed for long.
+		t.Run("speaks_first", func(t *testing.T) { v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 "+name) })
+		t.Run("raw", func(t *testing.T) { v.rawEcho(t, net.JoinHostPort(ip, "9001"), name) })
+		break // one pod is enough for all of this
+	}
+}
+
+// pattern is bytes that do not repeat within a buffer's length.
+type pattern struct{}
+
+func (pattern) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = byte(i * 7 >> 3)
+	}
+	return len(p), nil
+}
+
+// output runs a command of this machine.
+func (s *shop) output(t *testing.T, argv ...string) (string, error) {
+	t.Helper()
+	cmd, err := s.Command(t.Context(), "laptop", argv...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func (v *visitor) grpc(t *testing.T, address, want string, header []string) {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(_ context.Context, address string) (net.Conn, error) { return dialIn(v.network, address) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if header != nil {
+		ctx = metadata.AppendToOutgoingContext(ctx, header...)
+	}
+	calls := testgrpc.NewTestServiceClient(conn)
+	var trailer metadata.MD
+	unary, err := calls.UnaryCall(ctx, &testgrpc.SimpleRequest{}, grpc.Trailer(&trailer))
+	if err != nil || unary.GetHostname() != want || len(trailer["x-name"]) != 1 || trailer["x-name"][0] != want {
+		t.Errorf("unary: %v, %v, trailer %v", unary, err, trailer)
+	}
+	stream, err := calls.FullDuplexCall(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		text := strconv.Itoa(i)
+		if err := stream.Send(&testgrpc.StreamingOutputCallRequest{Payload: &testgrpc.Payload{Body: []byte(text)}}); err != nil {
+			t.Fatal(err)
+		}
+		out, err := stream.Recv() // before the next is sent: both directions at once
+		if err != nil || string(out.GetPayload().GetBody()) != want+": "+text {
+			t.Fatalf("stream: %v, %v", out, err)
+		}
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); !errors.Is(err, io.EOF) || len(stream.Trailer()["x-name"]) != 1 {
+		t.Errorf("the stream's end: %v, trailer %v", err, stream.Trailer())
+	}
+}
+
+// webSocket connects, and wants to be greeted by somebody.
+func (v *visitor) webSocket(t *testing.T, url, want string, header []string) *websocket.Conn {
+	t.Helper()
+	d := websocket.Dialer{NetDialContext: func(_ context.Context, _, address string) (net.Conn, error) { return dialIn(v.network, address) }, HandshakeTimeout: 10 * time.Second}
+	h := http.Header{}
+	if header != nil {
+		h.Set(header[0], header[1])
+	}
+	c, _, err := d.Dial(url, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, who, err := c.ReadMessage()
+	if err != nil || string(who) != want {
+		t.Errorf("%s, %v; want %s", who, err, want)
+	}
+	return c
+}
+
+func echoes(t *testing.T, c *websocket.Conn, text string) {
+	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.WriteMessage(websocket.TextMessage, []byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	if _, back, err := c.ReadMessage(); err != nil || string(back) != text {
+		t.Fatalf("%q came back, %v", back, err)
+	}
+}
+
+// firstLine is what a server says by itself, within a second.
+func (v *visitor) firstLine(t *testing.T, address, want string) {
+	t.Helper()
+	c, err := dialIn(v.network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	line := make([]byte, len(want)+1)
+	if _, err := io.ReadFull(c, line); err != nil || string(line) != want+"\n" {
+		t.Errorf("%q, %v; want %q", line, err, want)
+	}
+}
+
+func (v *visitor) rawEcho(t *testing.T, address, want string) {
+	t.Helper()
+	c, err := dialIn(v.network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("\x01\x02\x03")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := io.ReadAll(c); err != nil || string(all) != want+"\n\x01\x02\x03" {
+		t.Errorf("%q, %v; want it from %s", all, err, want)
+	}
+}
+
+// datagram sends one from a node and returns the answer.
+func (v *visitor) datagram(address, text string) (string, error) {
+	var c net.Conn
+	err := inside(v.network, func() (err error) {
+		c, err = net.Dial("udp", address)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+		return "", err
+	}
+	if _, err := c.Write([]byte(text)); err != nil {
+		return "", err
+	}
+	b := make([]byte, 1500)
+	n, err := c.Read(b)
+	return string(b[:n]), err
+}
+
+// proxyEverything: without a header all TCP and UDP of the ports comes, but not the kubelet's probes.
+func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
+	names := s.ready(t)
+	l.proxy(t, s)
+	for name, ip := range names {
+		if err := v.want("http://"+ip+":8080/", "laptop"); err != nil {
+			t.Errorf("pod %s: %v", name, err)
+		}
+		if err := v.want("http://"+ip+":8080/", name, "User-Agent", "kube-probe/1.34"); err != nil {
+			t.Errorf("a probe: %v", err)
+		}
+		v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 laptop")
+		v.rawEcho(t, net.JoinHostPort(ip, "9001"), "laptop")
+		if got, err := v.datagram(net.JoinHostPort(ip, "9001"), "hi"); err != nil || got != "laptop: hi" {
+			t.Errorf("by UDP: %q, %v", got, err)
+		}
+	}
+	// Another proxy of the same is another intercept in its place.
+	l.proxy(t, s, "--portmap", "8080:9999")
+	for _, ip := range names {
+		if _, err := v.ask(http.MethodGet, "http://"+ip+":8080/", nil); err == nil || !strings.Contains(err.Error(), "502") || !strings.Contains(err.Error(), "refused") {
+			t.Errorf("nobody listens on the laptop: %v", err)
+		}
+	}
+	if i := l.intercept(t); !strings.Contains(i.LastError, "refused") {
+		t.Errorf("%+v", i)
+	}
+	l.leave(t, s)
+	for name, ip := range names {
+		if err := v.want("http://"+ip+":8080/", name); err != nil {
+			t.Error(err)
+		}
+		v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 "+name)
+		if got, err := v.datagram(net.JoinHostPort(ip, "9001"), "hi"); err != nil || got != name+": hi" {
+			t.Errorf("by UDP: %q, %v", got, err)
+		}
+	}
+}
+
+func proxyRefused(t *testing.T, l *laptop, s *shop) {
+	for _, tt := range []struct {
+		name string
+		args []string
+		failure
+	}{
+		{"no_such_workload", []string{"deployment/nobody", "-n", s.namespace}, failure{code: api.ExitWorkload, message: "nobody", hint: "kubectl"}},
+		{"no_such_port", []string{s.workload, "-n", s.namespace, "--portmap", "7777:7777"}, failure{code: api.ExitWorkload, message: "7777", hint: "8080"}},
+		{"no_such_container", []string{s.workload, "-n", s.namespace, "-c", "web"}, failure{code: api.ExitWorkload, message: "web", hint: "app"}},
+		{"a_header_without_value", []string{s.workload, "--headers", "x"}, failure{code: api.ExitUsage, message: "x", hint: "="}},
+		{"a_regular_expression_that_is_none", []string{s.workload, "--headers", "x=~("}, failure{code: api.ExitUsage, message: "x"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.check(t, l.run(t, append([]string{"kubevpn", "proxy"}, tt.args...)...))
+			if now := l.status(t).Intercepts; len(now) != 0 {
+				t.Errorf("%+v", now)
+			}
+		})
+	}
+}
+
+// proxyTwo: two developers whose matches are disjoint share a workload; an overlap is refused and names who has it.
+func proxyTwo(t *testing.T, l *laptop, s *shop, v *visitor) {
+	other := s.newUser(t, lab.Admin)
+	l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
+	other.proxy(t, s, "--headers", mine+"=you", "--portmap", "8080:8081")
+	wants := func(t *testing.T, his string) {
+		t.Helper()
+		if err := s.everyPod(t, func(ip string) error {
+			if err := v.want("http://"+ip+":8080/", "laptop", mine, me); err != nil {
+				return err
+			}
+			_, err := v.ask(http.MethodGet, "http://"+ip+":8080/", nil, mine, "you")
+			if his == "a pod" && err != nil || his != "a pod" && (err == nil || !strings.Contains(err.Error(), his)) {
+				return fmt.Errorf("the other's: %w", err)
+			}
+			return v.want("http://"+ip+":8080/", "a pod")
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	wants(t, "502") // nobody listens on the other's 8081, so it was the other's
+	third := s.newUser(t, lab.Admin)
+	failure{code: api.ExitConflict, message: l.intercept(t).Owner, hint: "header"}.
+		check(t, third.run(t, "kubevpn", "proxy", s.workload, "-n", s.namespace, "--headers", mine+"=~m.*"))
+	failure{code: api.ExitConflict, message: "since", hint: "header"}.
+		check(t, third.run(t, "kubevpn", "proxy", s.workload, "-n", s.namespace))
+	if now := third.status(t).Intercepts; len(now) != 0 {
+		t.Errorf("%+v", now)
+	}
+	wants(t, "502")
+	if others := l.intercept(t).Others; len(others) != 1 || !strings.Contains(others[0].Match, "you") {
+		t.Errorf("the first does not see the other: %+v", others)
+	}
+	other.leave(t, s)
+	wants(t, "a pod")
+	l.leave(t, s)
+}
+
+// proxyRollout: pods that appear are covered within two seconds of being ready, those of a rollout, of a scale-out, and
+// a CI system's change stays.
+func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
+	l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
+	covered := func(t *testing.T) {
+		t.Helper()
+		testenv.Eventually(t, 2*time.Second, func() error {
+			return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
+		})
+	}
+	t.Run("rollout", func(t *testing.T) {
+		s.kubectl(t, "-n", s.namespace, "rollout", "restart", s.workload)
+		s.rolledOut(t)
+		covered(t)
+	})
+	t.Run("scale_to_20", func(t *testing.T) {
+		s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=20")
+		s.rolledOut(t)
+		covered(t)
+		if n := len(s.ready(t)); n != 20 {
+			t.Errorf("%d pods are ready", n)
+		}
+		s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=2")
+	})
+	t.Run("ci_changes_the_template", func(t *testing.T) {
+		s.kubectl(t, "-n", s.namespace, "set", "env", s.workload, "RELEASE=2")
+		s.rolledOut(t)
+		covered(t)
+		release := s.template(t)
+		l.leave(t, s)
+		if after := s.template(t); after != release || !strings.Contains(after, "RELEASE") {
+			t.Errorf("CI's template\n%s\nis\n%s", release, after)
+		}
+		s.kubectl(t, "-n", s.namespace, "set", "env", s.workload, "RELEASE-")
+		s.rolledOut(t)
+	})
+}
+
+// agents are the traffic agents' processes in a pod.
+func (s *shop) agents(t *testing.T, pod string) []int {
+	t.Helper()
+	uid := s.kubectl(t, "-n", s.namespace, "get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		argv, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		cgroup, _ := os.ReadFile("/proc/" + e.Name() + "/cgroup")
+		if strings.HasPrefix(string(argv), "/traffic\x00agent") && (strings.Contains(string(cgroup), uid) || strings.Contains(string(cgroup), strings.ReplaceAll(uid, "-", "_"))) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func (s *shop) agentMemory(t *testing.T, pod string) (bytes int) {
+	t.Helper()
+	for _, pid := range s.agents(t, pod) {
+		bytes += resident(t, pid)
+	}
+	return bytes
+}
+
+// proxyDeaths: whatever dies, requests reach the application again: at once when the agent does, within five seconds when
+// the laptop does.
+func proxyDeaths(t *testing.T, l *laptop, s *shop, v *visitor) {
+	served := func(t *testing.T, within time.Duration) {
+		t.Helper()
+		began := time.Now()
+		testenv.Eventually(t, within, func() error {
+			return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "a pod", mine, me) })
+		})
+		t.Logf("the application answers %v later", time.Since(began).Round(time.Millisecond))
+	}
+	taken := func(t *testing.T, within time.Duration) {
+		t.Helper()
+		began := time.Now()
+		testenv.Eventually(t, within, func() error {
+			return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
+		})
+		t.Logf("the laptop answers %v later", time.Since(began).Round(time.Millisecond))
+	}
+	l.proxy(t, s, "--headers", mine+"="+me)
+	t.Run("agent_killed", func(t *testing.T) {
+		for name, ip := range s.ready(t) {
+			pids := s.agents(t, name)
+			if len(pids) == 0 {
+				t.Fatalf("pod %s has no agent", name)
+			}
+			for _, pid := range pids {
+				kill(t, pid)
+			}
+			v.http.CloseIdleConnections()
+			if err := v.want("http://"+ip+":8080/", name); err != nil {
+				t.Errorf("right after its agent was killed: %v", err)
+			}
+		}
+		taken(t, 10*time.Second) // by another agent
+	})
+	t.Run("websocket_across_a_reconnect", func(t *testing.T) {
+		for _, ip := range s.ready(t) {
+			c := v.webSocket(t, "ws://"+ip+":8080/ws", "laptop", []string{mine, me})
+			defer c.Close()
+			echoes(t, c, "before")
+			if err := s.Restart(t.Context(), "kube-apiserver"); err != nil {
+				t.Fatal(err)
+			}
+			l.connectedAgain(t, 40*time.Second)
+			echoes(t, c, "after")
+			break
+		}
+		taken(t, 15*time.Second)
+	})
+	t.Run("laptop_asleep", func(t *testing.T) {
+		pid := l.daemonPID(t)
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Kill(pid, syscall.SIGCONT)
+		served(t, 5*time.Second)
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		taken(t, 15*time.Second)
+	})
+	t.Run("manager_gone", func(t *testing.T) {
+		c := l.connection(t)
+		s.kubectl(t, "-n", c.ManagerNamespace, "scale", "deployment/kubevpn-traffic-manager", "--replicas=0")
+		s.kubectl(t, "-n", c.ManagerNamespace, "delete", "pod", c.ManagerPod, "--grace-period=0", "--force")
+		served(t, 10*time.Second) // or the laptop, by the port-forward that it has besides
+		s.kubectl(t, "-n", c.ManagerNamespace, "scale", "deployment/kubevpn-traffic-manager", "--replicas=1")
+		taken(t, 60*time.Second)
+	})
+	t.Run("laptop_killed", func(t *testing.T) {
+		kill(t, l.daemonPID(t))
+		served(t, 5*time.Second)
+		// Who comes back begins anew.
+		l.proxy(t, s, "--headers", mine+"="+me)
+		taken(t, 5*time.Second)
+		l.leave(t, s)
+	})
+}
+
+// proxyStrangers: who knows the agent's port gets nothing out of it, and puts nothing in.
+func proxyStrangers(t *testing.T, l *laptop, s *shop, v *visitor) {
+	l.proxy(t, s, "--headers", mine+"="+me)
+	defer l.leave(t, s)
+	for name, ip := range s.ready(t) {
+		ports := s.agentPorts(t, name)
+		if len(ports) == 0 {
+			t.Fatalf("the agent of %s listens nowhere", name)
+		}
+		for _, port := range ports {
+			for what, said := range map[string]string{"nothing": "", "http": "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "a_tls_hello": "\x16\x03\x01\x00\x05hello"} {
+				t.Run(what, func(t *testing.T) {
+					c, err := dialIn(v.network, net.JoinHostPort(ip, strconv.Itoa(port)))
+					if err != nil {
+						return // it is for this pod's own network alone
+					}
+					defer c.Close()
+					if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+						t.Fatal(err)
+					}
+					if _, err := c.Write([]byte(said)); err != nil {
+						t.Fatal(err)
+					}
+					if b, err := io.ReadAll(c); len(b) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+						t.Errorf("port %d said %q, %v", port, b, err)
+					}
+				})
+			}
+		}
+		if err := v.want("http://"+ip+":8080/", "laptop", mine, me); err != nil {
+			t.Error(err)
+		}
+	}
+	// What can be read with `get pods`.
+	text := s.kubectl(t, "-n", s.namespace, "get", "pods", "-o", "yaml")
+	for _, secret := range []string{"PRIVATE KEY", me + "\n"} {
+		if strings.Contains(text, secret) {
+			t.Errorf("`get pods` shows %q", secret)
+		}
+	}
+}
+
+// agentPorts are the TCP ports that the agents of a pod listen on.
+func (s *shop) agentPorts(t *testing.T, pod string) []int {
+	t.Helper()
+	var ports []int
+	for _, pid := range s.agents(t, pod) {
+		inodes := map[string]bool{}
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if target, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name())); err == nil {
+				if inode, ok := strings.CutPrefix(target, "socket:["); ok {
+					inodes[strings.TrimSuffix(inode, "]")] = true
+				}
+			}
+		}
+		for _, family := range []string{"tcp", "tcp6"} {
+			table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, family))
+			if err != nil {
+				continue // without IPv6
+			}
+			for line := range strings.Lines(string(table)) {
+				if f := strings.Fields(line); len(f) > 9 && f[3] == "0A" && inodes[f[9]] {
+					_, hexPort, _ := strings.Cut(f[1], ":")
+					if port, err := strconv.ParseInt(hexPort, 16, 32); err == nil {
+						ports = append(ports, int(port))
+					}
+				}
+			}
+		}
+	}
+	return ports
+}
