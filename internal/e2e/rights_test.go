@@ -276,7 +276,7 @@ func managerPod(t *testing.T, w *world) {
 	}
 	got := strings.Split(strings.TrimSpace(listening.String()), "\n")
 	slices.Sort(got)
-	if d := cmp.Diff([]string{"tcp *:10801", "tcp 127.0.0.1:10800"}, got); d != "" {
+	if d := cmp.Diff([]string{"tcp *:10801", "tcp *:10802", "tcp 127.0.0.1:10800"}, got); d != "" {
 		t.Errorf("the manager's sockets (-want +got):\n%s", d)
 	}
 

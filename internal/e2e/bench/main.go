@@ -6,7 +6,7 @@
 // docs/performance. It judges nothing: the laptop, the cluster and the measurement share the machine's cores, and the
 // ratios are what can be compared.
 //
-//	bench ─┬─ lab: two nodes, kube-proxy iptables
+//	bench ─┬─ lab: three nodes, kube-proxy iptables
 //	       ├─ laptop: kubevpn connect, by each transport with each netstack; kubectl port-forward
 //	       └─ laptop: this program again, as the client of the echo server in a pod
 //

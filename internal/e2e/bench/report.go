@@ -149,6 +149,7 @@ func (r *report) renderMemory(b *strings.Builder) {
 		}
 	}
 	row(fmt.Sprintf("%s, after all of this, within %.0f s", againRow, r.median(againRow, all)), againRow, "%.0f MB")
+	row(gatewayRow, gatewayRow, "%.0f MB")
 	row(idleFlowRow, idleFlowRow, "%.1f kB")
 }
 

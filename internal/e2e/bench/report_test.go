@@ -46,6 +46,7 @@ func sample() *report {
 	r.add(againRow, laptopSide, 75.2)
 	r.add(againRow, managerSide, 30.1)
 	r.add(againRow, all, 121)
+	r.add(gatewayRow, managerSide, 21.4)
 	r.add(idleFlowRow, laptopSide, 15.33)
 	r.add(idleFlowRow, managerSide, 13.05)
 	r.add("connect, manager to be installed", all, 1.3)
@@ -106,6 +107,7 @@ The same as ratios:
 | up, 8 flows: gvisor, api-proxy, at most | 240 MB | 120 MB |
 | up, 8 flows: system, api-proxy, at most | 280 MB | 140 MB |
 | at rest again, after all of this, within 121 s | 75 MB | 30 MB |
+| and the traffic gateway, since the system netstack was asked for | – | 21 MB |
 | an idle flow | 15.3 kB | 13.1 kB |
 
 | | |
