@@ -5,7 +5,7 @@ package api
 const (
 	PathConnect    = "/v1/connect"    // POST a ConnectRequest; answers lines of Event
 	PathDisconnect = "/v1/disconnect" // POST a DisconnectRequest; answers lines of Event
-	PathIntercept  = "/v1/intercept"  // POST an InterceptRequest; answers lines of Event, one with Intercept for each workload
+	PathIntercept  = "/v1/intercept"  // POST an InterceptRequest; answers lines of Event, one with Intercept for each workload; what it began ends when a body of unknown length ends before that
 	PathLeave      = "/v1/leave"      // POST a LeaveRequest; answers lines of Event
 	PathStatus     = "/v1/status"     // GET a Status
 	PathDaemon     = "/v1/daemon"     // GET a DaemonInfo

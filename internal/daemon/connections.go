@@ -84,7 +84,7 @@ func (s *set) connect(ctx context.Context, req api.ConnectRequest, begin func(id
 	if err != nil {
 		return api.Connection{}, err
 	}
-	defer s.release(l)
+	defer s.release(l, emit)
 	s.retain(l)
 	return l.status(), nil
 }
@@ -104,7 +104,7 @@ func (s *set) hold(ctx context.Context, req api.ConnectRequest, begin func(id st
 		err = s.adapt(ctx, l, req, emit)
 	}
 	if err != nil {
-		s.release(l)
+		s.release(l, emit)
 		return nil, err
 	}
 	return l, nil
@@ -170,13 +170,23 @@ func (s *set) tryObtain(req api.ConnectRequest) (l *live, joined bool, busy <-ch
 
 // release takes a waiter away. A connection that nobody waits for any more, and that nobody has retained, ends;
 // release then waits for that.
-func (s *set) release(l *live) {
+func (s *set) release(l *live, emit func(api.Event)) {
 	s.mu.Lock()
 	abandoned := l.unwait()
 	s.mu.Unlock()
-	if abandoned {
-		s.await(l)
+	if !abandoned {
+		return
 	}
+	step := disconnecting(l.conn.Status(), l.id)
+	emit(api.Event{Time: time.Now(), Step: step, Detail: l.id})
+	if s.await(l) {
+		emit(api.Event{Time: time.Now(), Step: step, Detail: l.id, Done: true})
+	}
+}
+
+// disconnecting is the step of a connection's end.
+func disconnecting(c api.Connection, id string) string {
+	return "Disconnecting from " + cmp.Or(c.Cluster, id)
 }
 
 // adapt gives a connection that was there before what it can take of a later request, and says what it cannot.

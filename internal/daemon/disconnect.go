@@ -28,7 +28,7 @@ func (s *set) disconnect(req api.DisconnectRequest, emit func(api.Event)) error 
 	s.endAll(ls)
 	for _, l := range ls {
 		status := l.conn.Status()
-		step := "Disconnecting from " + cmp.Or(status.Cluster, l.id)
+		step := disconnecting(status, l.id)
 		emit(api.Event{Time: time.Now(), Step: step, Detail: l.id})
 		if !s.await(l) {
 			errs = append(errs, api.Errorf(api.ExitUnexpected, "connection %s did not end in %v", l.id, endTimeout).

@@ -91,7 +91,7 @@ func (s *set) intercept(ctx context.Context, req api.InterceptRequest, begin fun
 	if err != nil {
 		return err
 	}
-	defer s.release(l)
+	defer s.release(l, emit)
 	c := l.status()
 	emit(api.Event{Time: time.Now(), Connection: &c})
 	err = s.intercepts.begin(ctx, l, req, emit)
@@ -108,7 +108,7 @@ func (is *intercepts) begin(ctx context.Context, l *live, req api.InterceptReque
 		return err
 	}
 	held := make([]*intercepted, len(keys))
-	defer func() { is.release(held) }()
+	defer func() { is.release(held, emit) }()
 	group, gctx := errgroup.WithContext(ctx)
 	for n, key := range keys {
 		group.Go(func() error {
@@ -311,16 +311,16 @@ func (is *intercepts) retain(held []*intercepted) {
 
 // release takes a waiter away from each. Those that nobody waits for any more, and that nobody has retained, end; release
 // then waits for that.
-func (is *intercepts) release(held []*intercepted) {
+func (is *intercepts) release(held []*intercepted, emit func(api.Event)) {
 	is.mu.Lock()
 	var abandoned []*intercepted
 	for _, i := range held {
-		if i != nil && i.unwait() {
+		if i != nil && !isClosed(i.done) && i.unwait() {
 			abandoned = append(abandoned, i)
 		}
 	}
 	is.mu.Unlock()
-	is.await(abandoned)
+	_ = is.awaitAll(abandoned, emit) // which is logged; whoever waited has gone, or is told of something worse
 }
 
 // await waits until the intercepts have ended, all of them together no longer than the timeout, and returns those that have not.
@@ -351,7 +351,6 @@ func (is *intercepts) leaveConnections(ids []string, emit func(api.Event)) error
 
 // endAll ends the intercepts, at the same time, and returns an error for those that do not end in time.
 func (is *intercepts) endAll(ending []*intercepted, emit func(api.Event)) error {
-	step := func(i *intercepted) string { return "Leaving " + i.key.workload }
 	is.mu.Lock()
 	for _, i := range ending {
 		switch {
@@ -362,6 +361,12 @@ func (is *intercepts) endAll(ending []*intercepted, emit func(api.Event)) error 
 		}
 	}
 	is.mu.Unlock()
+	return is.awaitAll(ending, emit)
+}
+
+// awaitAll waits for the end of intercepts that has begun, and says so; the error is of those that take too long.
+func (is *intercepts) awaitAll(ending []*intercepted, emit func(api.Event)) error {
+	step := func(i *intercepted) string { return "Leaving " + i.key.workload }
 	for _, i := range ending {
 		emit(api.Event{Time: time.Now(), Step: step(i)})
 	}

@@ -5,7 +5,10 @@ package daemon
 import (
 	"context"
 	"crypto/elliptic"
+	"encoding/json"
 	"errors"
+	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -382,6 +385,63 @@ func TestSameWorkload(t *testing.T) {
 		t.Run(strings.ReplaceAll(tt.asked, "/", "_"), func(t *testing.T) {
 			if got := sameWorkload(tt.asked, tt.workload); got != tt.want {
 				t.Errorf("sameWorkload(%s, %s) = %v", tt.asked, tt.workload, got)
+			}
+		})
+	}
+}
+
+// Whoever lets go of a request, rather than going away, is told what becomes of what it began.
+func TestLetGo(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		attached bool
+	}{{"attached", true}, {"not_yet_begun", false}} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := start(t)
+			if err := r.handOver(); err != nil {
+				t.Fatal(err)
+			}
+			req := interceptRequest("a", "deployment/web")
+			req.Attached = tt.attached
+			text, err := json.Marshal(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, letGo := io.Pipe()
+			go letGo.Write(text)
+			resp, err := r.client.Post("http://daemon"+api.PathIntercept, "application/json", body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			close(wait(t, r.made, "the connection").connected)
+			events := json.NewDecoder(resp.Body)
+			next := func() (e api.Event) {
+				t.Helper()
+				if err := events.Decode(&e); err != nil && !errors.Is(err, io.EOF) {
+					t.Fatal(err)
+				}
+				return e
+			}
+			if tt.attached {
+				r.begin()
+				for next().Intercept == nil {
+				}
+			} else {
+				wait(t, r.intercepts, "the intercept")
+			}
+			letGo.Close()
+			var steps []string
+			for e := next(); !e.Time.IsZero(); e = next() {
+				if e.Done {
+					steps = append(steps, e.Step)
+				}
+			}
+			if want := []string{"Leaving deployment/web", "Disconnecting from cluster-id-a"}; !slices.Equal(steps, want) {
+				t.Errorf("told %q, want %q", steps, want)
+			}
+			if len(r.intercepted()) != 0 || len(r.status()) != 0 {
+				t.Errorf("left: %+v, %+v", r.intercepted(), r.status())
 			}
 		})
 	}

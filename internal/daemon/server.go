@@ -1,8 +1,10 @@
 package daemon
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"sync"
@@ -77,17 +79,38 @@ func (d *daemon) refuse(w http.ResponseWriter, s *stream, err error) {
 
 func (d *daemon) handleIntercept(w http.ResponseWriter, r *http.Request) {
 	var req api.InterceptRequest
-	if !d.read(w, r, &req) {
+	if err := json.NewDecoder(io.LimitReader(r.Body, maxRequest)).Decode(&req); err != nil {
+		d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "reading the request: %w", err))
 		return
 	}
+	ctx, done := d.untilLetGo(w, r)
+	defer done()
 	s := &stream{w: w}
-	err := d.set.intercept(r.Context(), req, func(id string) {
+	err := d.set.intercept(ctx, req, func(id string) {
 		w.Header().Set(api.HeaderConnection, id)
 		s.open()
 	}, s.send)
 	if err != nil {
 		d.refuse(w, s, err)
 	}
+}
+
+// untilLetGo is the request's context, which also ends when whoever asked lets go: by ending a body of unknown length, behind
+// the request in it. It can then read what is done about that, which it could not if it just went away.
+func (d *daemon) untilLetGo(w http.ResponseWriter, r *http.Request) (ctx context.Context, done func()) {
+	if r.ContentLength >= 0 {
+		return r.Context(), func() {}
+	}
+	if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+		d.logger.Debug("reading while answering", "err", err)
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	go func() { // until the body ends; the server closes it behind the handler
+		_, err := io.Copy(io.Discard, r.Body)
+		d.logger.Debug("let go of a request", "err", err)
+		cancel()
+	}()
+	return ctx, cancel
 }
 
 func (d *daemon) handleLeave(w http.ResponseWriter, r *http.Request) {
