@@ -73,7 +73,10 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	if err := b.measureSpeed(ctx, r); err != nil {
 		return nil, err
 	}
-	return r, b.measureAfter(ctx, r)
+	if err := b.measureAfter(ctx, r); err != nil {
+		return nil, err
+	}
+	return r, b.measureIntercepts(ctx, r)
 }
 
 func (b *bench) kubevpn() string { return filepath.Join(b.dir, "kubevpn") }
@@ -108,12 +111,8 @@ func (b *bench) place(ctx context.Context) error {
 		{"rollout", "status", "deployment/web", "--timeout=60s"},
 		{"cordon", node(2)},
 	} {
-		cmd, err := b.Kubectl(ctx, lab.Admin, args...)
-		if err != nil {
+		if _, err := b.kubectl(ctx, args...); err != nil {
 			return err
-		}
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
 		}
 	}
 	return nil
@@ -122,16 +121,12 @@ func (b *bench) place(ctx context.Context) error {
 // findPods takes both pods of the lab's workload, and routes one of them to the laptop through the router: that is the
 // kernel's path, which connect is told to leave alone.
 func (b *bench) findPods(ctx context.Context) error {
-	cmd, err := b.Kubectl(ctx, lab.Admin, "get", "pods", "-l", "app=web", "--field-selector=status.phase=Running",
+	out, err := b.kubectl(ctx, "get", "pods", "-l", "app=web", "--field-selector=status.phase=Running",
 		"-o", `jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name} {.status.podIP} {.status.hostIP}{"\n"}{end}`)
 	if err != nil {
 		return err
 	}
-	out, err := cmd.Output()
-	if err != nil {
-		return fmt.Errorf("listing the pods: %w", err)
-	}
-	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	lines := strings.Split(strings.TrimSpace(out), "\n")
 	slices.Sort(lines)
 	if len(lines) != 2 || !strings.Contains(lines[0], "-node2 ") || !strings.Contains(lines[1], "-node3 ") {
 		return fmt.Errorf("want the workload's two pods on node2 and node3, found %q", lines)

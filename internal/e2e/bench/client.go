@@ -24,13 +24,16 @@ import (
 
 // work is one measurement, done by this program again inside the laptop's network namespace.
 type work struct {
-	Kind     string        // down, up, rtt, loaded, connect, hold
+	Kind     string        // down, up, rtt, loaded, connect, hold; await, requests, fetch
 	Target   string        // address of the echo server's port, or what is asked for at its HTTP port
 	Sink     string        // loaded: where the upload goes beside which round trips are measured
 	Pod      string        // if set: connections are upgraded requests through pods/proxy, to this pod's HTTP port
 	Laptop   []int         // processes whose processor time is the laptop's, besides the client's own
 	Flows    int           // at the same time
 	Duration time.Duration // bounded by the caller
+
+	Targets []string // await, requests, fetch: addresses of the application's pods
+	Header  string   // requests, fetch: the value of the header by which requests are taken; empty: without it
 }
 
 // measured is what one measurement saw.
@@ -98,6 +101,12 @@ func (w client) do(ready io.Writer, release io.Reader) (measured, error) {
 		return w.connects()
 	case "hold":
 		return w.hold(ready, release)
+	case "await":
+		return w.await()
+	case "requests":
+		return w.requests()
+	case "fetch":
+		return w.fetch()
 	}
 	return measured{}, fmt.Errorf("no measurement %q", w.Kind)
 }

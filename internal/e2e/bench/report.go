@@ -130,6 +130,19 @@ func (r *report) render() string {
 	for _, row := range []string{"connect, manager to be installed", "connect, manager running"} {
 		line(&b, []string{row, r.shown("%.2f s", row, all)})
 	}
+	for _, row := range []string{firstRow, twentyRow} {
+		line(&b, []string{row, r.shown("%.2f s", row, all)})
+	}
+	b.WriteString("\n")
+	columns := []path{asItIs, passedOn, taken}
+	header(&b, []string{"", string(asItIs), string(passedOn), string(taken)})
+	for _, row := range []tableRow{{requestRow, "µs", "%.0f"}, {downloadRow, "MB/s", "%.0f"}} {
+		cells := []string{fmt.Sprintf("%s (%s)", row.name, row.unit)}
+		for _, p := range columns {
+			cells = append(cells, r.shown(row.format, row.name, p))
+		}
+		line(&b, cells)
+	}
 	return b.String()
 }
 

@@ -47,6 +47,12 @@ func sample() *report {
 	r.add(againRow, managerSide, 30.1)
 	r.add(againRow, all, 121)
 	r.add(gatewayRow, managerSide, 21.4)
+	r.add(firstRow, all, 0.61)
+	r.add(twentyRow, all, 2.4)
+	for i, p := range []path{asItIs, passedOn, taken} {
+		r.add(requestRow, p, []float64{120, 240, 900}[i])
+		r.add(downloadRow, p, []float64{900, 700, 250}[i])
+	}
 	r.add(idleFlowRow, laptopSide, 15.33)
 	r.add(idleFlowRow, managerSide, 13.05)
 	r.add("connect, manager to be installed", all, 1.3)
@@ -114,6 +120,13 @@ The same as ratios:
 |---|---|
 | connect, manager to be installed | 1.30 s |
 | connect, manager running | – |
+| proxy, 1 pod: from the command to the laptop's first answer | 0.61 s |
+| proxy, 20 pods: from the command until each pod's requests come | 2.40 s |
+
+| | as it is | passed on by the agent | answered by the laptop |
+|---|---|---|---|
+| a request to the application, median (µs) | 120 | 240 | 900 |
+| a download from the application (MB/s) | 900 | 700 | 250 |
 `
 
 func TestTables(t *testing.T) {
