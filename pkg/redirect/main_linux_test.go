@@ -42,11 +42,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// child is a command that runs a role of this test binary.
+// child is a command that runs a role of this test binary. It has no Pdeathsig, which is sent when the thread ends that started
+// the process, and threads that have been in the client's namespace end: the end of its input tells it.
 func child(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role, testenv.EndAtOnce())
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = os.Stderr
 	return cmd
 }

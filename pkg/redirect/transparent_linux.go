@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 
@@ -45,7 +46,7 @@ func (r *Redirects) Transparent() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.table == nil {
-		return net.ErrClosed
+		return os.ErrClosed
 	}
 	if err := r.divert(); err != nil {
 		return fmt.Errorf("keeping clients' addresses: nf_tables: %w", err)
