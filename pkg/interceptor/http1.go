@@ -1,0 +1,640 @@
+package interceptor
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// watchAfter is how long a connection has been idle when we begin to look whether the other end closes it. Where requests
+	// follow each other closely nobody looks, as that costs more than the request.
+	watchAfter = 50 * time.Millisecond
+	// continuePatience is how long a client that wants to be told to continue waits for an upstream that does not tell it.
+	continuePatience = time.Second
+	// uploadPatience is how long an upload may stand still after its answer has ended.
+	uploadPatience = time.Second
+	// maxDiscard is how much of a request is read and thrown away, so that the client gets the answer, after the upstream
+	// would take no more.
+	maxDiscard = 256 << 10
+)
+
+var (
+	errHeadTooLong = errors.New("the head of the answer is longer than 1 MiB")
+	errUnasked     = errors.New("an answer without a request")
+)
+
+// notCopied are the headers of a request that are between neighbours, or written anew.
+var notCopied = map[string]bool{
+	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true,
+	"Upgrade": true, "Content-Length": true, "Http2-Settings": true,
+}
+
+var (
+	readers = sync.Pool{New: func() any { return bufio.NewReader(nil) }}
+	writers = sync.Pool{New: func() any { return bufio.NewWriter(nil) }}
+)
+
+// upstream is a connection on which one client's HTTP/1 requests go to one target, one after the other.
+//
+//	        take                     rest
+//	idle ─────────▶ exchange ──────────────────▶ idle       ended by the other end: its watcher discards it
+//	                   └── error, or no more ──▶ discarded
+type upstream struct {
+	net.Conn
+	br    *bufio.Reader
+	bw    *bufio.Writer
+	limit int64       // bytes that may be read
+	seen  atomic.Bool // something of the answer came
+	used  bool        // by an earlier request
+
+	onEnd   func()        // called by the watcher
+	timer   *time.Timer   // starts the watcher
+	watched chan struct{} // closed by the watcher at its end
+	dead    bool          // the watcher's finding
+}
+
+func newUpstream(conn net.Conn, onEnd func(*upstream)) *upstream {
+	u := &upstream{Conn: conn}
+	u.br, u.bw = readers.Get().(*bufio.Reader), writers.Get().(*bufio.Writer)
+	u.br.Reset(u)
+	u.bw.Reset(conn)
+	u.onEnd = func() { onEnd(u) }
+	return u
+}
+
+// Read is br's.
+func (u *upstream) Read(p []byte) (int, error) {
+	if u.limit <= 0 {
+		return 0, errHeadTooLong
+	}
+	n, err := u.Conn.Read(p[:min(int64(len(p)), u.limit)])
+	u.limit -= int64(n)
+	if n > 0 {
+		u.seen.Store(true)
+	}
+	return n, err
+}
+
+// waits tells whether a Read may have to wait for the other end.
+func (u *upstream) waits() bool { return u.br.Buffered() == 0 }
+
+// rest makes the connection idle.
+func (u *upstream) rest() {
+	u.used = true
+	u.limit = 1
+	u.seen.Store(false)
+	u.watched = make(chan struct{})
+	if u.timer == nil {
+		u.timer = time.AfterFunc(watchAfter, u.watch)
+	} else {
+		u.timer.Reset(watchAfter)
+	}
+}
+
+// watch waits for the other end of an idle connection to close it.
+func (u *upstream) watch() {
+	_, err := u.br.Peek(1)
+	u.dead = !errors.Is(err, os.ErrDeadlineExceeded)
+	close(u.watched)
+	if u.dead {
+		u.onEnd()
+	}
+}
+
+// wake ends the idleness. It is false if the other end has closed the connection.
+func (u *upstream) wake() bool {
+	if !u.timer.Stop() {
+		u.SetReadDeadline(time.Unix(1, 0))
+		<-u.watched
+		u.SetReadDeadline(time.Time{})
+	}
+	return !u.dead
+}
+
+// discard closes an idle connection.
+func (u *upstream) discard() {
+	u.wake()
+	u.close()
+}
+
+// close ends it. Nobody may use it any more, but abort.
+func (u *upstream) close() {
+	u.Conn.Close()
+	u.br.Reset(nil)
+	u.bw.Reset(nil)
+	readers.Put(u.br)
+	writers.Put(u.bw)
+	u.br, u.bw = nil, nil
+}
+
+func (u *upstream) abort() { reset(u.Conn) }
+
+// upstream gives a connection to t, an idle one if there is one.
+func (c *clientConn) upstream(ctx context.Context, t target) (*upstream, error) {
+	id := t.id()
+	c.mu.Lock()
+	u := c.upstreams[id]
+	delete(c.upstreams, id)
+	c.last = id
+	c.mu.Unlock()
+	if u != nil {
+		if u.wake() {
+			return u, nil
+		}
+		u.close()
+	}
+	conn, err := c.dial(ctx, t, c.flow)
+	if err != nil {
+		return nil, err
+	}
+	return newUpstream(conn, func(u *upstream) { c.upstreamEnded(id, u) }), nil
+}
+
+// upstreamEnded is called when the other end has closed an idle connection. The client learns that the application did,
+// as it would without us.
+func (c *clientConn) upstreamEnded(id string, u *upstream) {
+	c.mu.Lock()
+	mine := c.upstreams[id] == u
+	if mine {
+		delete(c.upstreams, id)
+	}
+	goodbye := mine && id == "" && c.last == "" && c.idle
+	c.mu.Unlock()
+	if mine {
+		u.close()
+	}
+	if goodbye {
+		c.Close()
+	}
+}
+
+// keep makes u idle, if the client's connection goes on.
+func (c *clientConn) keep(t target, u *upstream) {
+	u.rest()
+	c.mu.Lock()
+	keep := !c.fin && !c.deaf && c.upstreams != nil
+	if keep {
+		c.upstreams[t.id()] = u
+	}
+	c.mu.Unlock()
+	if !keep {
+		u.discard()
+	}
+}
+
+// carry says which upstream has the request that is under way.
+func (c *clientConn) carry(u *upstream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.current, c.whole = u, false
+}
+
+// sent says that the upstream has all of the request.
+func (c *clientConn) sent() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.whole = true
+	c.passFIN()
+}
+
+// exchange is one HTTP/1 request and its answer.
+type exchange struct {
+	c      *clientConn
+	w      http.ResponseWriter
+	r      *http.Request
+	t      target
+	copies copies
+
+	upgrade  string // what the client would like to speak afterwards
+	upload   *upload
+	answered bool // the client has something of the answer
+}
+
+// serve1 answers an HTTP/1 request.
+func (c *clientConn) serve1(w http.ResponseWriter, r *http.Request, t target, mirrors []*Claim) {
+	x := &exchange{c: c, w: w, r: r, t: t, upgrade: upgradeOf(r)}
+	switch {
+	case len(mirrors) == 0:
+	case x.upgrade == "":
+		x.copies = c.mirrors.request(r, mirrors, c.flow.Dst.String(), c.transport)
+	default: // all of it is bytes that are copied
+		x.copies = c.mirrors.connection(c.flow, mirrors)
+		var head bytes.Buffer
+		bw := bufio.NewWriter(&head)
+		x.writeHead(bw)
+		bw.Flush()
+		x.copies.put(head.Bytes())
+	}
+	if hasBody(r) {
+		// net/http would read the rest of the request before it lets an answer out.
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			c.i.log.DebugContext(r.Context(), "full duplex", "error", err)
+		}
+	}
+	err := x.run()
+	for err != nil && x.again(err) {
+		err = x.run()
+	}
+	x.copies.end(err) // unless it has ended already
+	if err == nil {
+		return
+	}
+	c.i.log.DebugContext(r.Context(), "an exchange failed", "client", c.flow.Client, "port", c.flow.Dst.Port(), "error", err)
+	var client errClient
+	switch {
+	case !x.t.application() && !x.answered && r.Context().Err() == nil:
+		c.fail(w, x.t, err)
+	case errors.As(err, &client), r.Context().Err() != nil:
+		panic(http.ErrAbortHandler)
+	default:
+		if !x.t.application() {
+			x.t.claim.Stats.failed(err)
+		}
+		c.abort()
+	}
+}
+
+// staleError is the end of a connection that was idle before, and on which nothing of an answer came.
+type staleError struct{ error }
+
+func (e staleError) Unwrap() error { return e.error }
+
+// again tells whether the exchange may be tried once more, and has made x ready for it.
+func (x *exchange) again(err error) bool {
+	if x.answered || x.r.Context().Err() != nil || x.upload != nil && x.upload.begun.Load() {
+		return false
+	}
+	var stale staleError
+	var notDialed *dialError
+	if errors.As(err, &stale) && x.repeatable() {
+		return true
+	}
+	if x.t.application() || !x.t.claim.Taker.Away() || !errors.As(err, &notDialed) && !x.repeatable() {
+		return false
+	}
+	x.t = target{}
+	return true
+}
+
+// repeatable tells whether it does no harm if the other end has got the request twice.
+func (x *exchange) repeatable() bool {
+	switch x.r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return !hasBody(x.r)
+	}
+	return false
+}
+
+func hasBody(r *http.Request) bool { return r.ContentLength != 0 }
+
+// dialError says that the target got nothing of the request.
+type dialError struct{ error }
+
+func (e *dialError) Unwrap() error { return e.error }
+
+// run tries the exchange with one upstream.
+func (x *exchange) run() (err error) {
+	ctx := x.r.Context()
+	u, err := x.c.upstream(ctx, x.t)
+	if err != nil {
+		return &dialError{err}
+	}
+	x.c.carry(u)
+	defer x.c.carry(nil)
+	stop := context.AfterFunc(ctx, u.abort)
+	defer stop()
+	if !x.t.application() && x.repeatable() {
+		// Nobody shall wait for an owner who is gone, if the application can answer as well.
+		defer whenAway(x.t.claim.Taker, func() {
+			if !u.seen.Load() {
+				u.abort()
+			}
+		})()
+	}
+
+	done, err := x.over(u)
+	if err == nil && done && stop() {
+		x.c.keep(x.t, u)
+		return nil
+	}
+	if err != nil {
+		stale := u.used && !u.seen.Load()
+		u.abort()
+		if stale {
+			err = staleError{err}
+		}
+	}
+	if x.upload != nil {
+		if err != nil && (x.answered || x.t.application()) {
+			x.c.deafen() // the client's connection will be reset
+		}
+		x.upload.wait(x.c, u)
+	}
+	u.close()
+	return err
+}
+
+// over sends the request over u and relays the answer. done tells whether u can have another request.
+func (x *exchange) over(u *upstream) (done bool, err error) {
+	u.limit = maxHead
+	x.writeHead(u.bw)
+	if err := u.bw.Flush(); err != nil {
+		return false, fmt.Errorf("sending the request: %w", err)
+	}
+	x.upload = nil
+	if hasBody(x.r) {
+		x.upload = &upload{done: make(chan struct{}), wanted: make(chan bool, 1)}
+		go x.upload.run(x, u)
+	} else {
+		x.c.sent()
+	}
+	resp, err := x.readHead(u)
+	if err != nil {
+		return false, fmt.Errorf("waiting for the answer: %w", err)
+	}
+	if switches(x.r, resp) {
+		return false, x.switchProtocols(u, resp)
+	}
+	u.limit = math.MaxInt64
+	x.answered = true
+	if x.t.application() && resp.Close || x.c.isDraining() {
+		x.w.Header().Set("Connection", "close")
+	}
+	if err := relay(x.w, resp, u.waits); err != nil {
+		return false, err
+	}
+	if x.upload != nil && !x.upload.ended() {
+		// The answer is complete, but for what net/http would keep until we return.
+		if err := http.NewResponseController(x.w).Flush(); err != nil {
+			return false, errClient{err}
+		}
+		x.upload.wait(x.c, u)
+	}
+	return !resp.Close && u.br.Buffered() == 0 && (x.upload == nil || x.upload.whole), nil
+}
+
+// readHead reads the answer's head, and passes on what comes before it. The body of a switch of protocols is not looked at.
+func (x *exchange) readHead(u *upstream) (*http.Response, error) {
+	for {
+		u.limit = maxHead
+		resp, err := http.ReadResponse(u.br, x.r)
+		if x.upload != nil && (err != nil || resp.StatusCode == http.StatusContinue || resp.StatusCode >= http.StatusOK) {
+			x.upload.want(err == nil && resp.StatusCode == http.StatusContinue)
+		}
+		switch {
+		case err != nil:
+			return nil, err
+		case resp.StatusCode == http.StatusContinue: // net/http says it when the body is read
+		case resp.StatusCode >= http.StatusOK || resp.StatusCode == http.StatusSwitchingProtocols:
+			return resp, nil
+		case x.r.ProtoAtLeast(1, 1):
+			h := x.w.Header()
+			copyHeader(h, resp.Header)
+			x.w.WriteHeader(resp.StatusCode)
+			clear(h)
+		}
+	}
+}
+
+// writeHead writes the request's head.
+func (x *exchange) writeHead(w *bufio.Writer) {
+	r := x.r
+	for _, s := range []string{r.Method, " ", r.RequestURI, " HTTP/1.1\r\nHost: ", r.Host, "\r\n"} {
+		w.WriteString(s)
+	}
+	h := r.Header
+	if x.t.application() && x.c.i.config.ForwardedFor {
+		h = h.Clone()
+		x.c.forward(h)
+	}
+	// w keeps its first error; Flush tells it.
+	_ = h.WriteSubset(w, x.excluded())
+	switch {
+	case r.ContentLength > 0, r.ContentLength == 0 && r.Header["Content-Length"] != nil:
+		w.WriteString("Content-Length: ")
+		w.Write(strconv.AppendInt(w.AvailableBuffer(), r.ContentLength, 10))
+		w.WriteString("\r\n")
+	case r.ContentLength < 0:
+		w.WriteString("Transfer-Encoding: chunked\r\n")
+		for name := range r.Trailer {
+			w.WriteString("Trailer: " + name + "\r\n")
+		}
+	}
+	if acceptsTrailers(r.Header) {
+		w.WriteString("Te: trailers\r\n")
+	}
+	switch {
+	case x.upgrade != "":
+		w.WriteString("Connection: Upgrade\r\nUpgrade: " + x.upgrade + "\r\n")
+	case r.Close:
+		w.WriteString("Connection: close\r\n")
+	}
+	w.WriteString("\r\n")
+}
+
+// excluded are the headers that writeHead does not copy.
+func (x *exchange) excluded() map[string]bool {
+	if h := x.r.Header["Connection"]; h == nil {
+		return notCopied
+	} else if len(h) == 1 && (strings.EqualFold(h[0], "keep-alive") || strings.EqualFold(h[0], "close")) {
+		return notCopied
+	}
+	exclude := make(map[string]bool, len(notCopied)+2)
+	for name := range notCopied {
+		exclude[name] = true
+	}
+	named(x.r.Header, func(name string) { exclude[name] = true })
+	return exclude
+}
+
+// upgradeOf gives the protocols that the client would like to speak instead of HTTP/1.1, without HTTP/2: the requests that
+// followed could not be judged.
+func upgradeOf(r *http.Request) string {
+	if len(r.Header["Upgrade"]) == 0 || !r.ProtoAtLeast(1, 1) {
+		return ""
+	}
+	asked := false
+	named(r.Header, func(name string) { asked = asked || name == "Upgrade" })
+	if !asked {
+		return ""
+	}
+	var protocols []string
+	for protocol := range strings.SplitSeq(strings.Join(r.Header["Upgrade"], ","), ",") {
+		if protocol = strings.TrimSpace(protocol); protocol != "" && !strings.EqualFold(protocol, "h2c") {
+			protocols = append(protocols, protocol)
+		}
+	}
+	return strings.Join(protocols, ", ")
+}
+
+// switches tells whether what follows the answer is no HTTP.
+func switches(r *http.Request, resp *http.Response) bool {
+	return resp.StatusCode == http.StatusSwitchingProtocols || r.Method == http.MethodConnect && resp.StatusCode/100 == 2
+}
+
+// switchProtocols passes on what follows the answer as bytes.
+func (x *exchange) switchProtocols(u *upstream, resp *http.Response) error {
+	if resp.StatusCode == http.StatusSwitchingProtocols && x.upgrade == "" {
+		return errors.New("the answer changes to a protocol that was not asked for")
+	}
+	if x.upload != nil && !x.upload.wait(x.c, u) {
+		return errors.New("the answer changes the protocol in the middle of the request")
+	}
+	conn, rw, err := http.NewResponseController(x.w).Hijack()
+	if err != nil {
+		return errClient{err}
+	}
+	x.answered = true
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return errClient{err}
+	}
+	said, err := rw.Reader.Peek(rw.Reader.Buffered())
+	if err != nil {
+		return errClient{err}
+	}
+	answered, err := u.br.Peek(u.br.Buffered())
+	if err != nil {
+		return err
+	}
+	var first bytes.Buffer
+	fmt.Fprintf(&first, "HTTP/1.1 %s\r\n", resp.Status)
+	if err := resp.Header.Write(&first); err != nil {
+		return err
+	}
+	first.WriteString("\r\n")
+	first.Write(answered)
+	return splice(x.r.Context(), x.c.Conn, said, u.Conn, first.Bytes(), x.copies)
+}
+
+// upload passes the body of a request on, while the answer may come already.
+type upload struct {
+	wanted chan bool // by who shall say that the client may continue
+	done   chan struct{}
+	begun  atomic.Bool // the client was told to send it
+	moved  atomic.Int64
+	whole  bool // all of it was sent; valid when done
+}
+
+// want says, once, whether the body is wanted. Only where the client asked that does somebody hear it.
+func (l *upload) want(yes bool) {
+	select {
+	case l.wanted <- yes:
+	default:
+	}
+}
+
+func (l *upload) run(x *exchange, u *upstream) {
+	err := errors.New("the body was not sent")
+	defer close(l.done)
+	defer func() { x.copies.end(err) }()
+	if x.r.Header.Get("Expect") != "" {
+		timer := time.NewTimer(continuePatience)
+		defer timer.Stop()
+		select {
+		case wanted := <-l.wanted:
+			if !wanted {
+				return
+			}
+		case <-timer.C:
+		}
+	}
+	l.begun.Store(true)
+	if err = l.copy(x, u); err == nil {
+		l.whole = true
+		x.c.sent()
+	}
+}
+
+// copy reads all of the body, also when the upstream takes no more of it, as the client has to get the answer.
+func (l *upload) copy(x *exchange, u *upstream) (err error) {
+	b := copyBuffers.Get().(*[copyLen]byte)
+	defer copyBuffers.Put(b)
+	var dst io.Writer = u.bw
+	var chunks io.WriteCloser
+	if x.r.ContentLength < 0 {
+		chunks = httputil.NewChunkedWriter(u.bw)
+		dst = chunks
+	}
+	discarded := 0
+	for {
+		n, readErr := x.r.Body.Read(b[:])
+		if n > 0 {
+			l.moved.Add(int64(n))
+			x.copies.put(b[:n])
+			if err == nil {
+				if _, err = dst.Write(b[:n]); err == nil {
+					err = u.bw.Flush()
+				}
+			} else if discarded += n; discarded > maxDiscard {
+				x.c.deafen()
+				return err
+			}
+		}
+		switch {
+		case readErr == nil:
+			continue
+		case readErr == io.EOF:
+		case errors.Is(readErr, io.ErrUnexpectedEOF):
+			closeWrite(u.Conn) // as the client did
+			return readErr
+		default:
+			u.abort()
+			return readErr
+		}
+		break
+	}
+	if err != nil || chunks == nil {
+		return err
+	}
+	// u.bw keeps its first error; Flush tells it.
+	_ = chunks.Close()
+	_ = x.r.Trailer.Write(u.bw)
+	u.bw.WriteString("\r\n")
+	return u.bw.Flush()
+}
+
+func (l *upload) ended() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// wait waits for the upload's end, as long as it gets on, and tells whether all was sent. If it does not get on, both ends
+// have lost interest, or the client waits for us.
+func (l *upload) wait(c *clientConn, u *upstream) bool {
+	l.want(false)
+	ticker := time.NewTicker(uploadPatience)
+	defer ticker.Stop()
+	for {
+		before := l.moved.Load()
+		select {
+		case <-l.done:
+			return l.whole
+		case <-ticker.C:
+		}
+		if l.moved.Load() == before {
+			u.abort()
+			c.deafen()
+			<-l.done
+			return false
+		}
+	}
+}

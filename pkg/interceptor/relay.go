@@ -1,0 +1,163 @@
+package interceptor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"strings"
+)
+
+// errClient tells that it was the client that would not take the answer.
+type errClient struct{ error }
+
+func (e errClient) Unwrap() error { return e.error }
+
+// relay gives the client an answer. waits tells whether reading more of it could take a while, so that what was read before
+// has to leave now; nil if that cannot be known.
+func relay(w http.ResponseWriter, resp *http.Response, waits func() bool) error {
+	h := w.Header()
+	copyHeader(h, resp.Header)
+	// What the answer does not have, net/http would make up.
+	for _, name := range []string{"Content-Type", "Date"} {
+		if _, ok := h[name]; !ok {
+			h[name] = nil
+		}
+	}
+	announced := len(resp.Trailer)
+	for name := range resp.Trailer {
+		h.Add("Trailer", name)
+	}
+	w.WriteHeader(resp.StatusCode)
+	if resp.Body != http.NoBody {
+		if err := relayBody(w, resp, waits); err != nil {
+			return err
+		}
+	}
+	if len(resp.Trailer) == 0 {
+		return nil
+	}
+	if len(resp.Trailer) == announced {
+		copyHeader(h, resp.Trailer)
+		return nil
+	}
+	// Trailers that were not announced need a body in chunks.
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		return errClient{err}
+	}
+	for name, values := range resp.Trailer {
+		h[http.TrailerPrefix+name] = values
+	}
+	return nil
+}
+
+func relayBody(w http.ResponseWriter, resp *http.Response, waits func() bool) error {
+	b := copyBuffers.Get().(*[copyLen]byte)
+	defer copyBuffers.Put(b)
+	rc := http.NewResponseController(w)
+	left := resp.ContentLength // negative: unknown
+	held := true               // something is on its way to the client, and here
+	for left != 0 {
+		if held && (waits == nil || waits()) {
+			if err := rc.Flush(); err != nil {
+				return errClient{err}
+			}
+			held = false
+		}
+		n, err := resp.Body.Read(b[:])
+		if n > 0 {
+			if _, err := w.Write(b[:n]); err != nil {
+				return errClient{err}
+			}
+			held = true
+			if left > 0 {
+				left -= int64(n)
+			}
+		}
+		switch err {
+		case nil:
+		case io.EOF:
+			return nil
+		default:
+			return fmt.Errorf("reading the answer: %w", err)
+		}
+	}
+	return nil
+}
+
+// hopByHop are the headers that are between neighbours. What proxies have to say about authentication is not among them: the
+// application may be a proxy.
+func hopByHop(name string) bool {
+	switch name {
+	case "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return true
+	}
+	return false
+}
+
+// named calls f with the headers that Connection says are between neighbours.
+func named(h http.Header, f func(name string)) {
+	for _, v := range h["Connection"] {
+		for name := range strings.SplitSeq(v, ",") {
+			if name = textproto.TrimString(name); name != "" {
+				f(http.CanonicalHeaderKey(name))
+			}
+		}
+	}
+}
+
+// copyHeader copies what is meant for both ends.
+func copyHeader(dst, src http.Header) {
+	for name, values := range src {
+		if !hopByHop(name) {
+			dst[name] = append(dst[name], values...)
+		}
+	}
+	named(src, func(name string) { delete(dst, name) })
+}
+
+// acceptsTrailers tells whether the client, which is our neighbour, takes trailers: gRPC servers insist on being told.
+func acceptsTrailers(h http.Header) bool {
+	for _, v := range h["Te"] {
+		for coding := range strings.SplitSeq(v, ",") {
+			if strings.EqualFold(textproto.TrimString(coding), "trailers") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// forward adds the client to X-Forwarded-For.
+func (c *clientConn) forward(h http.Header) {
+	const name = "X-Forwarded-For"
+	h[name] = []string{strings.Join(append(h[name], c.flow.Client.Addr().Unmap().String()), ", ")}
+}
+
+// outgoing is the request as net/http's client sends it on. Its body is the caller's to set.
+func outgoing(ctx context.Context, r *http.Request, host string) *http.Request {
+	out := &http.Request{
+		Method:        r.Method,
+		URL:           &url.URL{Scheme: "http", Host: host, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery},
+		Host:          r.Host,
+		Proto:         r.Proto,
+		ProtoMajor:    r.ProtoMajor,
+		ProtoMinor:    r.ProtoMinor,
+		Header:        make(http.Header, len(r.Header)+1),
+		ContentLength: r.ContentLength,
+		Trailer:       r.Trailer,
+	}
+	if strings.HasPrefix(r.RequestURI, "/") && !strings.HasPrefix(r.RequestURI, "//") {
+		out.URL = &url.URL{Scheme: "http", Host: host, Opaque: r.RequestURI} // as it was written
+	}
+	copyHeader(out.Header, r.Header)
+	if acceptsTrailers(r.Header) {
+		out.Header["Te"] = []string{"trailers"}
+	}
+	if _, ok := out.Header["User-Agent"]; !ok {
+		out.Header["User-Agent"] = nil // or net/http would say its own
+	}
+	return out.WithContext(ctx)
+}

@@ -1,0 +1,152 @@
+package interceptor
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+)
+
+// noteTLS is said of a port whose TLS the application ends itself.
+const noteTLS = "its connections are TLS, which the application ends itself: what they carry cannot be matched, and they go to the application whole"
+
+// serveTLS passes on a connection that begins with a ClientHello. The first claim that takes everything, or has the key,
+// says how.
+func (i *Interceptor) serveTLS(ctx, hard context.Context, s *sniffer) {
+	claims := i.config.Claims(s.flow.Protocol, s.flow.Dst.Port())
+	hidden := false
+	for n := range claims {
+		switch c := &claims[n]; {
+		case c.Taker.Away():
+		case c.TLS != nil:
+			i.endTLS(ctx, hard, s, c.TLS)
+			return
+		case !c.all():
+			hidden = true
+		case !c.Mirror:
+			i.serveRaw(hard, s)
+			return
+		}
+	}
+	if hidden {
+		i.config.Note(s.flow.Protocol, s.flow.Dst.Port(), noteTLS)
+	}
+	i.serveRaw(hard, s)
+}
+
+// endTLS ends TLS, serves what is in it, and begins TLS again towards whoever gets it.
+func (i *Interceptor) endTLS(ctx, hard context.Context, s *sniffer, config *tls.Config) {
+	o := &onward{i: i}
+	config = config.Clone()
+	config.NextProtos = nil
+	config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		// Which protocol it is to be is for the application to say.
+		o.serverName, o.protocols = hello.ServerName, known(hello.SupportedProtos)
+		conn, err := o.dial(hello.Context(), target{}, s.flow)
+		if err != nil {
+			return nil, err
+		}
+		o.application = conn
+		chosen := config.Clone()
+		chosen.GetConfigForClient = nil
+		if p := conn.(*tls.Conn).ConnectionState().NegotiatedProtocol; p != "" {
+			chosen.NextProtos = []string{p}
+		}
+		o.protocols = chosen.NextProtos
+		return chosen, nil
+	}
+	conn := tls.Server(&prefixedConn{s.conn, s.read}, config)
+	defer o.close()
+	if err := conn.HandshakeContext(hard); err != nil {
+		i.log.DebugContext(ctx, "ending TLS", "client", s.flow.Client, "port", s.flow.Dst.Port(), "error", err)
+		reset(s.conn)
+		return
+	}
+	inner := &clientConn{Conn: conn, flow: s.flow, dial: o.dial}
+	switch conn.ConnectionState().NegotiatedProtocol {
+	case "h2":
+		inner.http2 = true
+	case "":
+		// It need not be HTTP. A client that is silent waits with its request: where the server speaks first, it would not
+		// be one whose requests somebody wants to match.
+		sniffed := &sniffer{i: i, conn: conn, flow: s.flow}
+		kind, err := sniffed.listen(ctx, patience)
+		switch {
+		case err != nil:
+			reset(conn)
+			return
+		case kind == kindHTTP1 || kind == kindHTTP2 || kind == kindUnknown:
+			inner.prefix, inner.http2 = sniffed.read, kind == kindHTTP2
+		default:
+			sniffed.dialer = o.dial
+			i.serveRaw(hard, sniffed)
+			return
+		}
+	}
+	i.serveHTTP(ctx, hard, inner)
+}
+
+// known leaves the protocols that can be judged.
+func known(protocols []string) []string {
+	return slices.DeleteFunc(slices.Clone(protocols), func(p string) bool { return p != "h2" && p != "http/1.1" })
+}
+
+// onward dials targets of a connection whose TLS was ended.
+type onward struct {
+	i          *Interceptor
+	serverName string
+	protocols  []string
+
+	mu          sync.Mutex
+	application net.Conn // dialed already
+}
+
+func (o *onward) dial(ctx context.Context, t target, f Flow) (net.Conn, error) {
+	if t.application() {
+		o.mu.Lock()
+		conn := o.application
+		o.application = nil
+		o.mu.Unlock()
+		if conn != nil {
+			return conn, nil
+		}
+	}
+	plain, err := o.i.dial(ctx, t, f)
+	if err != nil {
+		return nil, err
+	}
+	// Whose certificate it is does not matter: the connection stays in the pod, or goes over the taker's own way, which is
+	// proof of who is there.
+	conn := tls.Client(plain, &tls.Config{ServerName: o.serverName, NextProtos: o.protocols, InsecureSkipVerify: true})
+	if err := conn.HandshakeContext(ctx); err != nil {
+		plain.Close()
+		return nil, errors.Join(errors.New("beginning TLS"), err)
+	}
+	return conn, nil
+}
+
+func (o *onward) close() {
+	if o.application != nil {
+		o.application.Close()
+	}
+}
+
+// prefixedConn gives what was read before.
+type prefixedConn struct {
+	net.Conn
+	prefix []byte
+}
+
+// NetConn is for reset.
+func (c *prefixedConn) NetConn() net.Conn { return c.Conn }
+
+func (c *prefixedConn) Read(p []byte) (int, error) {
+	if len(c.prefix) > 0 {
+		n := copy(p, c.prefix)
+		c.prefix = c.prefix[n:]
+		return n, nil
+	}
+	return c.Conn.Read(p)
+}
