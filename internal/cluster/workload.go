@@ -282,7 +282,7 @@ func (r workloads) takeSample(ctx context.Context, w *Workload) error {
 	if err != nil {
 		return fmt.Errorf("listing the pods of %s: %w", w, err)
 	}
-	pods := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil || over(&p) || !w.owns(&p) })
+	pods := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil || finished(&p) || !w.owns(&p) })
 	if len(pods) == 0 {
 		return nil
 	}
@@ -329,8 +329,8 @@ func (r workloads) services(ctx context.Context, w *Workload) error {
 	return nil
 }
 
-// over reports whether none of the pod's containers will ever run again.
-func over(p *corev1.Pod) bool {
+// finished reports whether none of the pod's containers will ever run again.
+func finished(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
