@@ -12,6 +12,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -143,11 +145,11 @@ func proxyRequests(t *testing.T, l *laptop, s *shop, v *visitor) {
 				}
 			})
 			t.Run("h2c_by_upgrade/"+want, func(t *testing.T) {
-				args := []string{"ip", "netns", "exec", s.Config().Name + "-node1", "curl", "-sS", "--http2", "--max-time", "10", "http://" + ip + ":8080/"}
+				args := []string{"curl", "-sS", "--http2", "--max-time", "10", "http://" + ip + ":8080/"}
 				if header != nil {
 					args = append(args, "-H", header[0]+": "+header[1])
 				}
-				if out, err := s.output(t, args...); err != nil || !strings.Contains(out, `"name":"`+want+`"`) {
+				if out, err := v.run(t, args...); err != nil || !strings.Contains(out, `"name":"`+want+`"`) {
 					t.Errorf("%s, %v", out, err)
 				}
 			})
@@ -232,17 +234,6 @@ func (pattern) Read(p []byte) (int, error) {
 		p[i] = byte(i * 7 >> 3)
 	}
 	return len(p), nil
-}
-
-// output runs a command of this machine.
-func (s *shop) output(t *testing.T, argv ...string) (string, error) {
-	t.Helper()
-	cmd, err := s.Command(t.Context(), "laptop", argv...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.CombinedOutput()
-	return string(out), err
 }
 
 func (v *visitor) grpc(t *testing.T, address, want string, header []string) {
@@ -381,6 +372,7 @@ func (v *visitor) datagram(address, text string) (string, error) {
 // proxyEverything: without a header all TCP and UDP of the ports comes, but not the kubelet's probes.
 func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
 	names := s.ready(t)
+	l.startPostgres(t)
 	l.proxy(t, s)
 	for name, ip := range names {
 		if err := v.want("http://"+ip+":8080/", "laptop"); err != nil {
@@ -393,6 +385,12 @@ func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
 		v.rawEcho(t, net.JoinHostPort(ip, "9001"), "laptop")
 		if got, err := v.datagram(net.JoinHostPort(ip, "9001"), "hi"); err != nil || got != "laptop: hi" {
 			t.Errorf("by UDP: %q, %v", got, err)
+		}
+		if out, err := v.run(t, "dig", "+short", "+time=3", "+tries=1", "@"+ip, "-p", "5300", "TXT", "who.is.it"); err != nil || strings.TrimSpace(out) != `"laptop"` {
+			t.Errorf("dig: %q, %v", out, err)
+		}
+		if out, err := v.run(t, "psql", "-h", ip, "-U", "postgres", "-At", "-c", "select 6*7"); err != nil || strings.TrimSpace(out) != "42" {
+			t.Errorf("psql: %q, %v", out, err)
 		}
 	}
 	// Another proxy of the same is another intercept in its place.
@@ -415,6 +413,42 @@ func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
 			t.Errorf("by UDP: %q, %v", got, err)
 		}
 	}
+}
+
+// startPostgres runs a PostgreSQL on the laptop until the test ends.
+func (l *laptop) startPostgres(t *testing.T) {
+	t.Helper()
+	testenv.NeedPrograms(t, "psql")
+	found, err := filepath.Glob("/usr/lib/postgresql/*/bin")
+	if err != nil || len(found) == 0 {
+		t.Fatalf("no PostgreSQL in /usr/lib/postgresql: %v", err)
+	}
+	programs := found[len(found)-1]
+	data, err := os.MkdirTemp("", "kubevpn-e2e-postgres-") // not below t.TempDir: its user goes there
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(data) })
+	as := []string{"setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--"}
+	if out, err := exec.Command("chown", "postgres:postgres", data).CombinedOutput(); err != nil {
+		t.Fatalf("chown: %v: %s", err, out)
+	}
+	if r := l.run(t, append(as, programs+"/initdb", "--auth=trust", "--no-sync", "-D", data+"/db")...); r.code != 0 {
+		t.Fatal(r)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	cmd := l.command(ctx, t, append(as, programs+"/postgres", "-D", data+"/db", "-k", "", "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off")...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) } // what it forked goes with it
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cancel(); cmd.Wait() })
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if r := l.run(t, "psql", "-h", "127.0.0.1", "-U", "postgres", "-c", "select 1"); r.code != 0 {
+			return errors.New(r.String())
+		}
+		return nil
+	})
 }
 
 func proxyRefused(t *testing.T, l *laptop, s *shop) {

@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -44,7 +45,7 @@ type shop struct {
 	workload  string // TYPE/NAME
 }
 
-// newShop makes a namespace with the application in it. kind and spec are the workload's: a Deployment with two pods if empty.
+// newShop makes a namespace with the application in it: two pods, and a Service whose port 5432 nobody serves there.
 func (w *world) newShop(t *testing.T, namespace string) *shop {
 	t.Helper()
 	w.loadApp(t)
@@ -73,6 +74,7 @@ spec:
         - {containerPort: 9004, name: first}
         - {containerPort: 9001, name: raw}
         - {containerPort: 9001, name: rawudp, protocol: UDP}
+        - {containerPort: 5300, name: dns, protocol: UDP}
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
 ---
 apiVersion: v1
@@ -86,6 +88,8 @@ spec:
   - {name: first, port: 9004, targetPort: first}
   - {name: raw, port: 9001, targetPort: 9001}
   - {name: rawudp, port: 9001, targetPort: 9001, protocol: UDP}
+  - {name: dns, port: 53, targetPort: dns, protocol: UDP}
+  - {name: postgres, port: 5432, targetPort: 5432}
 `))
 	s := &shop{world: w, namespace: namespace, workload: "deployment/shop"}
 	s.rolledOut(t)
@@ -198,6 +202,15 @@ func (v *visitor) want(url, want string, header ...string) error {
 		return nil
 	}
 	return fmt.Errorf("%s answers, want %s", a.Name, want)
+}
+
+// run is a command in the visitor's network.
+func (v *visitor) run(t *testing.T, argv ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + v.network, "--"}, argv...)...).CombinedOutput()
+	return string(out), err
 }
 
 // proxy runs `kubevpn proxy`, which has to succeed.

@@ -11,6 +11,7 @@
 //	9004/tcp  speaks first: "220 NAME\n", then echoes lines
 //	9001/tcp  raw echo, after "NAME\n" as the answer to the first byte
 //	9001/udp  answers each datagram with "NAME: " and the datagram
+//	5300/udp  DNS: every question is answered with the TXT record "NAME"
 package main
 
 import (
@@ -33,6 +34,7 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+	"github.com/miekg/dns"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/h2c"
 	"golang.org/x/sync/errgroup"
@@ -87,6 +89,9 @@ func (a *app) run(ctx context.Context) error {
 	}
 	context.AfterFunc(ctx, func() { packets.Close() })
 	g.Go(func() error { return a.echoPackets(packets) })
+	names := &dns.Server{Addr: net.JoinHostPort(a.host, "5300"), Net: "udp", Handler: dns.HandlerFunc(a.answer)}
+	context.AfterFunc(ctx, func() { names.Shutdown() })
+	g.Go(names.ListenAndServe)
 	log.Printf("%s is ready", a.name)
 	if err := g.Wait(); ctx.Err() == nil {
 		return err
@@ -257,6 +262,16 @@ func (a *app) echoPackets(c net.PacketConn) error {
 		if _, err := c.WriteTo(append([]byte(a.name+": "), b[:n]...), from); err != nil {
 			log.Printf("udp: %v", err)
 		}
+	}
+}
+
+func (a *app) answer(w dns.ResponseWriter, question *dns.Msg) {
+	m := new(dns.Msg).SetReply(question)
+	for _, q := range question.Question {
+		m.Answer = append(m.Answer, &dns.TXT{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeTXT, Class: dns.ClassINET}, Txt: []string{a.name}})
+	}
+	if err := w.WriteMsg(m); err != nil {
+		log.Printf("dns: %v", err)
 	}
 }
 
