@@ -1,0 +1,30 @@
+package intercept
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubevpn/internal/api"
+)
+
+// sidecarOf is the container of the pod's template that has the agent of the owner whose key has that hash, or "".
+func sidecarOf(p *corev1.Pod, hash string) string {
+	for _, c := range p.Spec.Containers {
+		owned := slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == api.AgentOwnerVariable && v.Value == hash })
+		if strings.HasPrefix(c.Name, api.AgentPrefix) && owned {
+			return c.Name
+		}
+	}
+	return ""
+}
+
+// parseGreeting reads a line of an agent's log, which has other lines as well.
+func parseGreeting(line string) (g api.AgentGreeting, ok bool) {
+	if !strings.HasPrefix(line, "{") || json.Unmarshal([]byte(line), &g) != nil {
+		return g, false
+	}
+	return g, g.Error != nil || g.Protocol != 0 && g.Key != "" && g.Port != 0
+}

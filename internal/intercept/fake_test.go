@@ -1,0 +1,577 @@
+package intercept
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/pkg/match"
+	"kubevpn/pkg/transport"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func newKey(t testing.TB) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// world is a cluster in memory: a workload's pods with an agent each once it was added, a Service in front of them, and the
+// session that leads to all of it. It is both pods and Session.
+type world struct {
+	t    testing.TB
+	kube kubernetes.Interface
+
+	mu       sync.Mutex
+	workload *cluster.Workload
+	list     []*corev1.Pod
+	agents   map[types.UID]*fakeAgent
+	watchers map[chan struct{}]bool
+	injected []string // pods, in order
+
+	denied   error                       // MayPatch
+	refused  func(*corev1.Pod) error     // Inject
+	bypass   bool                        // packets pass the agents by
+	noRoute  bool                        // the traffic manager does not reach the pods
+	patience time.Duration               // podPatience, unless it is 0
+	adding   func()                      // called while an agent is being added
+	claims   map[types.UID][]api.Claim   // what others have of a pod, from the beginning
+	said     map[types.UID]chan struct{} // closed and replaced when an agent's log grows
+}
+
+const clusterIP = "10.96.0.80"
+
+func newWorld(t testing.TB, pods ...string) *world {
+	w := &world{
+		t: t, kube: fake.NewClientset(), agents: make(map[types.UID]*fakeAgent), watchers: make(map[chan struct{}]bool),
+		claims: make(map[types.UID][]api.Claim), said: make(map[types.UID]chan struct{}),
+	}
+	w.workload = &cluster.Workload{
+		Namespace: "default", Name: "web", Kind: "Deployment",
+		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "app", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}, {Name: "dns", ContainerPort: 53, Protocol: corev1.ProtocolUDP}},
+		}}}},
+		Services: []corev1.Service{{
+			ObjectMeta: metav1.ObjectMeta{Name: "web"},
+			Spec: corev1.ServiceSpec{ClusterIPs: []string{clusterIP}, Ports: []corev1.ServicePort{
+				{Port: 80, TargetPort: intstr.FromString("http")},
+			}},
+		}},
+	}
+	for _, name := range pods {
+		w.addPod(name)
+	}
+	t.Cleanup(func() {
+		for _, a := range w.agents {
+			a.end()
+		}
+	})
+	return w
+}
+
+// addPod makes a pod that runs.
+func (w *world) addPod(name string) *corev1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := len(w.said) + 1
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(fmt.Sprintf("uid-%d", n))},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: fmt.Sprintf("10.244.0.%d", n)},
+	}
+	w.list = append(w.list, p)
+	w.said[p.UID] = make(chan struct{})
+	w.notify()
+	return p
+}
+
+func (w *world) removePod(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.list = slices.DeleteFunc(w.list, func(p *corev1.Pod) bool { return p.Name == name })
+	w.notify()
+}
+
+// notify wakes those who watch; w.mu is held.
+func (w *world) notify() {
+	for c := range w.watchers {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (w *world) Workload(context.Context, string, string) (*cluster.Workload, error) {
+	return w.workload, nil
+}
+func (w *world) MayPatch(context.Context, *cluster.Workload) error { return w.denied }
+func (w *world) Kube() kubernetes.Interface                        { return w.kube }
+func (w *world) Status() api.Connection                            { return api.Connection{ID: "c0ffee"} }
+func (w *world) Image(context.Context) (string, error)             { return "kubevpn:test", nil }
+
+func (w *world) WatchPods(ctx context.Context, _ *cluster.Workload, f func([]corev1.Pod)) error {
+	changed := make(chan struct{}, 1)
+	changed <- struct{}{}
+	w.mu.Lock()
+	w.watchers[changed] = true
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.watchers, changed)
+	}()
+	for {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		w.mu.Lock()
+		var pods []corev1.Pod
+		for _, p := range w.list {
+			pods = append(pods, *p.DeepCopy())
+		}
+		w.mu.Unlock()
+		slices.SortFunc(pods, func(a, b corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+		f(pods)
+	}
+}
+
+func (w *world) pod(name string) *corev1.Pod {
+	for _, p := range w.list {
+		if p.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (string, error) {
+	if w.adding != nil {
+		w.adding()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.pod(pod.Name)
+	if p == nil {
+		return "", api.Errorf(api.ExitInject, "the pod %s %w", pod.Name, cluster.ErrPodGone)
+	}
+	for n, c := range p.Spec.EphemeralContainers {
+		if c.Env[0].Value == a.Owner && p.Status.EphemeralContainerStatuses[n].State.Running != nil {
+			return c.Name, nil
+		}
+	}
+	w.injected = append(w.injected, pod.Name)
+	if w.refused != nil {
+		if err := w.refused(pod); err != nil {
+			return "", err
+		}
+	}
+	name := fmt.Sprintf("%s%d", api.AgentPrefix, len(p.Spec.EphemeralContainers)+1)
+	p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+		Name: name, Image: a.Image, Env: []corev1.EnvVar{{Name: api.AgentOwnerVariable, Value: a.Owner}, {Name: api.AgentNameVariable, Value: a.OwnerName}},
+	}})
+	p.Status.EphemeralContainerStatuses = append(p.Status.EphemeralContainerStatuses,
+		corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
+	agent := w.agents[p.UID]
+	if agent == nil {
+		agent = startAgent(w.t, w.claims[p.UID])
+		w.agents[p.UID] = agent
+	}
+	agent.admit(a.Owner, a.OwnerName)
+	close(w.said[p.UID])
+	w.said[p.UID] = make(chan struct{})
+	w.notify()
+	return name, nil
+}
+
+// endAgent has the agent's container of the pod end, as a kill does.
+func (w *world) endAgent(pod string) {
+	w.mu.Lock()
+	p := w.pod(pod)
+	agent := w.agents[p.UID]
+	delete(w.agents, p.UID)
+	for n := range p.Status.EphemeralContainerStatuses {
+		p.Status.EphemeralContainerStatuses[n].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Message: "killed"}}
+	}
+	close(w.said[p.UID])
+	w.said[p.UID] = make(chan struct{})
+	w.notify()
+	w.mu.Unlock()
+	agent.end()
+}
+
+func (w *world) FollowLog(ctx context.Context, _, pod, container string, line func(string)) error {
+	line("level=INFO msg=starting")
+	var before *fakeAgent
+	for {
+		w.mu.Lock()
+		p := w.pod(pod)
+		if p == nil {
+			w.mu.Unlock()
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		agent, said := w.agents[p.UID], w.said[p.UID]
+		over := slices.ContainsFunc(p.Status.EphemeralContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == container && s.State.Terminated != nil })
+		w.mu.Unlock()
+		if over {
+			return api.Errorf(api.ExitInject, "%w", &cluster.ContainerEnded{Pod: pod, Container: container, ExitCode: 137})
+		}
+		if agent != nil && agent != before {
+			text, err := json.Marshal(agent.greeting)
+			if err != nil {
+				return err
+			}
+			line(string(text))
+			before = agent
+		}
+		select {
+		case <-said:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (w *world) at(addr netip.Addr) *fakeAgent {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.list {
+		if p.Status.PodIP == addr.String() || addr.String() == clusterIP {
+			if a := w.agents[p.UID]; a != nil || addr.String() != clusterIP {
+				return a
+			}
+		}
+	}
+	return nil
+}
+
+// Dial is the session's.
+func (w *world) Dial(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
+	agent := w.at(addr.Addr())
+	w.mu.Lock()
+	bypass, noRoute := w.bypass, w.noRoute
+	w.mu.Unlock()
+	switch {
+	case noRoute:
+		<-ctx.Done()
+		return nil, ctx.Err()
+	case agent == nil:
+		return nil, syscall.ECONNREFUSED
+	case addr.Port() == agent.greeting.Port:
+		return new(net.Dialer).DialContext(ctx, "tcp", agent.listener.Addr().String())
+	}
+	near, far := net.Pipe()
+	go agent.client(far, bypass)
+	return near, nil
+}
+
+func (w *world) PortForward(ctx context.Context, _, pod string, port uint16) (net.Conn, error) {
+	w.mu.Lock()
+	agent := w.agents[w.pod(pod).UID]
+	w.mu.Unlock()
+	if agent == nil || port != agent.greeting.Port {
+		return nil, syscall.ECONNREFUSED
+	}
+	return new(net.Dialer).DialContext(ctx, "tcp", agent.listener.Addr().String())
+}
+
+// fakeAgent is the primary agent of a pod, as the contract of internal/api says, without a data plane.
+type fakeAgent struct {
+	t        testing.TB
+	listener net.Listener
+	greeting api.AgentGreeting
+	end      func()
+
+	mu       sync.Mutex
+	owners   map[string]string // names, by the hashes of their keys
+	claims   []heldClaim
+	canaries [][]byte
+	sessions map[*transport.Session]string // hashes
+	talks    map[*json.Encoder]string      // likewise
+}
+
+type heldClaim struct {
+	api.Claim
+	owner string // hash
+	match *match.Match
+}
+
+func startAgent(t testing.TB, others []api.Claim) *fakeAgent {
+	t.Helper()
+	id, err := newIdentity(newKey(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &fakeAgent{
+		t: t, listener: l, owners: make(map[string]string), sessions: make(map[*transport.Session]string), talks: make(map[*json.Encoder]string),
+		greeting: api.AgentGreeting{Protocol: api.Protocol, Version: "t", Port: uint16(l.Addr().(*net.TCPAddr).Port), Key: id.hash},
+	}
+	for _, c := range others {
+		a.claims = append(a.claims, heldClaim{Claim: c, owner: "somebody else", match: new(match.Match)})
+	}
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{id.certificate}, ClientAuth: tls.RequireAnyClientCert, SessionTicketsDisabled: true,
+	}
+	server := transport.NewServer(transport.ServerConfig{
+		OnSession: a.onSession, Tuning: transport.Tuning{Heartbeat: heartbeat, DeadAfter: deadAfter},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := server.Serve(ctx, &door{Listener: l, config: config, agent: a}); err != nil {
+			t.Error("the agent's server:", err)
+		}
+	}()
+	a.end = sync.OnceFunc(func() {
+		cancel()
+		<-done
+	})
+	return a
+}
+
+// door lets owners in.
+type door struct {
+	net.Listener
+	config *tls.Config
+	agent  *fakeAgent
+}
+
+func (d *door) Accept() (net.Conn, error) {
+	for {
+		conn, err := d.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		inside := tls.Server(conn, d.config)
+		if err := inside.Handshake(); err != nil {
+			conn.Close()
+			continue
+		}
+		hash := api.KeyHash(inside.ConnectionState().PeerCertificates[0].RawSubjectPublicKeyInfo)
+		if d.agent.knows(hash) {
+			return inside, nil
+		}
+		inside.Close()
+	}
+}
+
+func (a *fakeAgent) admit(hash, name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.owners[hash] = name
+}
+
+func (a *fakeAgent) knows(hash string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, ok := a.owners[hash]
+	return ok
+}
+
+// onSession serves an owner; there is but one at a time in these tests.
+func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
+	in, err := s.Accept(ctx)
+	if err != nil {
+		return
+	}
+	control, err := in.Accept()
+	if err != nil {
+		return
+	}
+	a.mu.Lock()
+	var hash string
+	for h := range a.owners {
+		hash = h
+	}
+	a.sessions[s] = hash
+	a.mu.Unlock()
+	defer a.forget(s)
+	defer control.Close()
+	dec, enc := json.NewDecoder(control), json.NewEncoder(control)
+	var hello api.AgentHello
+	if err := dec.Decode(&hello); err != nil || hello.Protocol != api.Protocol {
+		a.t.Errorf("hello %+v, %v", hello, err)
+		return
+	}
+	a.mu.Lock()
+	a.talks[enc] = hash
+	a.report(enc)
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		delete(a.talks, enc)
+		a.mu.Unlock()
+	}()
+	for {
+		var o api.AgentOrder
+		if err := dec.Decode(&o); err != nil {
+			return
+		}
+		a.mu.Lock()
+		enc.Encode(api.AgentReport{ID: o.ID, Error: a.obey(hash, o)})
+		for e := range a.talks {
+			a.report(e)
+		}
+		a.mu.Unlock()
+	}
+}
+
+func (a *fakeAgent) obey(hash string, o api.AgentOrder) *api.Error {
+	switch {
+	case o.Claim != nil:
+		m, err := match.New(matchSpec(o.Claim.Match))
+		if err != nil {
+			return api.AsError(err)
+		}
+		for _, c := range a.claims {
+			if c.owner != hash && !match.Disjoint(m, c.match) {
+				return api.Errorf(api.ExitConflict, "%s has %s since 14:02", c.Owner, c.match)
+			}
+		}
+		a.release(hash, o.Claim.ID)
+		a.claims = append(a.claims, heldClaim{api.Claim{ID: o.Claim.ID, Owner: a.owners[hash], Ports: o.Claim.Ports, Match: m.String()}, hash, m})
+	case o.Release != "":
+		a.release(hash, o.Release)
+	case o.Canary != nil:
+		a.canaries = append(a.canaries, o.Canary.Preface)
+	}
+	return nil
+}
+
+func (a *fakeAgent) release(hash, id string) {
+	a.claims = slices.DeleteFunc(a.claims, func(c heldClaim) bool { return c.owner == hash && c.ID == id })
+}
+
+func (a *fakeAgent) report(enc *json.Encoder) {
+	state := &api.AgentState{Claims: []api.Claim{}}
+	for _, c := range a.claims {
+		c.Mine = c.owner == a.talks[enc]
+		state.Claims = append(state.Claims, c.Claim)
+	}
+	enc.Encode(api.AgentReport{State: state})
+}
+
+// change changes what the agent has, and tells.
+func (a *fakeAgent) change(f func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f()
+	for e := range a.talks {
+		a.report(e)
+	}
+}
+
+func (a *fakeAgent) forget(s *transport.Session) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	hash := a.sessions[s]
+	delete(a.sessions, s)
+	a.claims = slices.DeleteFunc(a.claims, func(c heldClaim) bool { return c.owner == hash })
+}
+
+func (a *fakeAgent) held() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.claims)
+}
+
+// client is a connection to a port of the pod.
+func (a *fakeAgent) client(conn net.Conn, bypass bool) {
+	defer conn.Close()
+	b := make([]byte, api.CanaryLength)
+	if _, err := io.ReadFull(conn, b); err != nil {
+		return
+	}
+	a.mu.Lock()
+	known := slices.ContainsFunc(a.canaries, func(c []byte) bool { return bytes.Equal(c, b) })
+	a.mu.Unlock()
+	if known && !bypass {
+		conn.Write(b)
+	} else {
+		io.WriteString(conn, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+	}
+}
+
+// open opens a stream to the laptop, as a client's flow does.
+func (a *fakeAgent) session() *transport.Session {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for s := range a.sessions {
+		return s
+	}
+	return nil
+}
+
+// begin runs an intercept until the test ends, or stop is called, and gives it once it has begun, or Run's error.
+func begin(t *testing.T, w *world, spec api.InterceptSpec) (i *Intercept, stop func() error, err error) {
+	t.Helper()
+	i, err = newIntercept(Config{
+		Session: w, Namespace: "default", Workload: "deployment/web", Spec: spec, Owner: "ann@laptop", Key: newKey(t),
+		Progress: func(api.Event) {}, Logger: quiet(),
+	}, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i.podPatience = cmp.Or(w.patience, i.podPatience)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	var ended error
+	go func() {
+		ended = i.Run(ctx)
+		close(done)
+	}()
+	stop = func() error {
+		cancel()
+		<-done
+		return ended
+	}
+	t.Cleanup(func() { stop() })
+	select {
+	case <-i.Begun():
+		return i, stop, nil
+	case <-done:
+		return i, stop, cmp.Or(ended, errors.New("Run returned"))
+	case <-time.After(20 * time.Second):
+		t.Fatalf("it does not begin: %+v", i.Status())
+		return nil, nil, nil
+	}
+}

@@ -1,0 +1,401 @@
+package intercept
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
+)
+
+// all reports whether n pods are covered, and no other is there.
+func all(i *Intercept, n int) func() error {
+	return func() error {
+		s := i.Status()
+		for _, p := range s.Pods {
+			if !p.Covered {
+				return fmt.Errorf("%s is not covered: %s", p.Name, p.Reason)
+			}
+		}
+		if len(s.Pods) != n {
+			return fmt.Errorf("%d pods, want %d", len(s.Pods), n)
+		}
+		return nil
+	}
+}
+
+func TestEveryPodIsCovered(t *testing.T) {
+	w := newWorld(t, "web-b", "web-a", "web-c")
+	i, stop, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := i.Status()
+	if s.State != api.InterceptActive || s.Mode != api.ModeEphemeral || s.Match != "everything" || s.Owner != "ann@laptop" || s.LastError != "" || len(s.Warnings) > 0 {
+		t.Errorf("%+v", s)
+	}
+	if err := all(i, 3)(); err != nil {
+		t.Error(err)
+	}
+	want := []api.PortMap{{Protocol: "udp", Container: 53, Name: "dns", Local: 53}, {Protocol: "tcp", Container: 8080, Name: "http", Local: 8080}}
+	if !slices.Equal(s.Ports, want) {
+		t.Errorf("ports %v, want %v", s.Ports, want)
+	}
+	if len(s.Checks) != 4 || slices.ContainsFunc(s.Checks, func(c api.Check) bool { return !c.OK }) {
+		t.Errorf("checks %+v", s.Checks)
+	}
+	if w.injected[0] != "web-a" {
+		t.Errorf("%s was the first", w.injected[0])
+	}
+
+	later := w.addPod("web-0")
+	testenv.Eventually(t, 2*time.Second, all(i, 4))
+	w.removePod("web-b")
+	testenv.Eventually(t, 2*time.Second, all(i, 3))
+
+	began := time.Now()
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if d := time.Since(began); d > 5*time.Second {
+		t.Errorf("leaving took %v", d)
+	}
+	if s := i.Status(); s.State != api.InterceptLeaving {
+		t.Errorf("%+v", s)
+	}
+	for uid, a := range w.agents {
+		if a.held() != 0 {
+			t.Errorf("%s still has %+v (the later one is %s)", uid, a.claims, later.UID)
+		}
+	}
+}
+
+// Whoever is second learns of it at one pod, and touches no other.
+func TestConflictEndsAtTheFirstPod(t *testing.T) {
+	w := newWorld(t, "web-a", "web-b")
+	w.claims[w.list[0].UID] = []api.Claim{{ID: "x", Owner: "bob@desk"}}
+	i, _, err := begin(t, w, api.InterceptSpec{})
+	if e := api.AsError(err); e == nil || e.Code != api.ExitConflict || !strings.Contains(e.Message, "bob@desk") {
+		t.Fatalf("got %v", err)
+	}
+	if !slices.Equal(w.injected, []string{"web-a"}) {
+		t.Errorf("agents were added to %v", w.injected)
+	}
+	if s := i.Status(); s.State != api.InterceptFailed || s.Error == nil {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A conflict that shows later, on a pod of which another developer was the first, is that pod's alone, and goes with it.
+func TestConflictLater(t *testing.T) {
+	w := newWorld(t, "web-a")
+	i, _, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.claims["uid-2"] = []api.Claim{{ID: "x", Owner: "bob@desk"}}
+	p := w.addPod("web-b")
+	testenv.Eventually(t, 5*time.Second, func() error {
+		s := i.Status()
+		if len(s.Pods) != 2 || s.Pods[1].Covered || !strings.Contains(s.Pods[1].Reason, "bob@desk") || len(s.Others) != 1 || s.State != api.InterceptActive {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	w.mu.Lock()
+	a := w.agents[p.UID]
+	w.mu.Unlock()
+	a.change(func() { a.claims = nil })
+	testenv.Eventually(t, 5*time.Second, all(i, 2))
+}
+
+// The claim of an earlier daemon of the same user, which was killed, is waited for.
+func TestOwnClaimIsWaitedFor(t *testing.T) {
+	w := newWorld(t, "web-a")
+	uid := w.list[0].UID
+	w.claims[uid] = []api.Claim{{ID: "x", Owner: "ann@laptop", Away: true}}
+	released := make(chan struct{})
+	go func() {
+		defer close(released)
+		err := testenv.Poll(10*time.Second, func() error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if a := w.agents[uid]; a == nil || a.session() == nil {
+				return errors.New("it has not asked")
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		time.Sleep(100 * time.Millisecond) // it is refused at first
+		w.agents[uid].change(func() { w.agents[uid].claims = nil })
+	}()
+	i, _, err := begin(t, w, api.InterceptSpec{})
+	<-released
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := i.Status(); len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "earlier intercept of yours") {
+		t.Errorf("%+v", s.Warnings)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		world func(*world)
+		code  api.ExitCode
+		says  string // in message or hint
+	}{
+		{"no_right", func(w *world) { w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments") }, api.ExitPermission, "may not patch"},
+		{"no_agent", func(w *world) {
+			w.refused = func(*corev1.Pod) error { return api.Errorf(api.ExitInject, "pod security forbids it") }
+		}, api.ExitInject, "pod security forbids it"},
+		{"bypassed", func(w *world) { w.bypass = true }, api.ExitIntercept, "Something before netfilter"},
+		{"mesh", func(w *world) {
+			w.bypass = true
+			w.list[0].Spec.InitContainers = []corev1.Container{{Name: "istio-proxy"}}
+		}, api.ExitIntercept, "service mesh"},
+		{"cilium", func(w *world) {
+			w.bypass = true
+			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cilium-config"}, Data: map[string]string{"kube-proxy-replacement": "true"}}
+			if _, err := w.kube.CoreV1().ConfigMaps("kube-system").Create(w.t.Context(), cm, metav1.CreateOptions{}); err != nil {
+				w.t.Fatal(err)
+			}
+		}, api.ExitIntercept, "Cilium with eBPF host routing"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, "web-a")
+			tt.world(w)
+			i, _, err := begin(t, w, api.InterceptSpec{})
+			e := api.AsError(err)
+			if e == nil || e.Code != tt.code || !strings.Contains(e.Message+e.Hint, tt.says) {
+				t.Fatalf("got %+v", e)
+			}
+			if s := i.Status(); s.State != api.InterceptFailed || s.Error.Code != tt.code {
+				t.Errorf("%+v", s)
+			}
+			for _, a := range w.agents {
+				if a.held() != 0 {
+					t.Errorf("left: %+v", a.claims)
+				}
+			}
+		})
+	}
+}
+
+// One pod that refuses does not keep the others from being covered.
+func TestOneBadPod(t *testing.T) {
+	w := newWorld(t, "web-a", "web-b")
+	w.refused = func(p *corev1.Pod) error {
+		if p.Name == "web-a" {
+			return api.Errorf(api.ExitInject, "no")
+		}
+		return nil
+	}
+	i, _, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := i.Status()
+	if s.State != api.InterceptActive || s.Pods[0].Covered || s.Pods[0].Reason != "no" || !s.Pods[1].Covered || s.LastError != "web-a: no" {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestNoPodYet(t *testing.T) {
+	w := newWorld(t)
+	w.patience = 100 * time.Millisecond
+	i, _, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := i.Status(); s.State != api.InterceptWaiting || s.LastError != "deployment/web has no pod" {
+		t.Errorf("%+v", s)
+	}
+	w.addPod("web-a")
+	testenv.Eventually(t, 2*time.Second, all(i, 1))
+	if s := i.Status(); s.State != api.InterceptActive || s.LastError != "" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// No more than eight agents are being added at one time, and the first one alone.
+func TestTurns(t *testing.T) {
+	var names []string
+	for n := range 30 {
+		names = append(names, fmt.Sprintf("web-%02d", n))
+	}
+	w := newWorld(t, names...)
+	var adding, most, first atomic.Int32
+	w.adding = func() {
+		n := adding.Add(1)
+		first.CompareAndSwap(0, n)
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+		time.Sleep(5 * time.Millisecond) // what a request takes
+		adding.Add(-1)
+	}
+	i, _, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := all(i, 30)(); err != nil {
+		t.Error(err)
+	}
+	if most.Load() > turns || most.Load() < 2 || w.injected[0] != "web-00" {
+		t.Errorf("%d at one time, %s first", most.Load(), w.injected[0])
+	}
+}
+
+// An agent that dies is followed by another one; the claim is made again.
+func TestAgentDies(t *testing.T) {
+	w := newWorld(t, "web-a")
+	i, _, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid := w.list[0].UID
+	old := w.agents[uid]
+	old.change(func() { old.claims[0].Requests = 7 })
+	testenv.Eventually(t, 2*time.Second, func() error {
+		if n := i.Status().Requests; n != 7 {
+			return fmt.Errorf("%d requests", n)
+		}
+		return nil
+	})
+	w.endAgent("web-a")
+	testenv.Eventually(t, 10*time.Second, func() error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if a := w.agents[uid]; a == nil || a == old || a.held() != 1 {
+			return errors.New("there is no other agent with the claim")
+		}
+		return nil
+	})
+	testenv.Eventually(t, 5*time.Second, all(i, 1))
+	if !slices.Equal(w.injected, []string{"web-a", "web-a"}) || i.Status().Requests != 7 {
+		t.Errorf("added to %v; %d requests", w.injected, i.Status().Requests)
+	}
+}
+
+// An agent that let go of the claim, because the laptop was away for long, is asked again.
+func TestClaimIsMadeAgain(t *testing.T) {
+	w := newWorld(t, "web-a")
+	i, _, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := w.agents[w.list[0].UID]
+	a.change(func() { a.claims = nil })
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if a.held() != 1 {
+			return errors.New("not claimed")
+		}
+		return all(i, 1)()
+	})
+}
+
+// Who is told that an admin has removed everything does not begin again.
+func TestReset(t *testing.T) {
+	w := newWorld(t, "web-a", "web-b")
+	i, stop, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := w.agents[w.list[1].UID]
+	a.mu.Lock()
+	for e := range a.talks {
+		e.Encode(api.AgentReport{Error: api.Errorf(api.ExitIntercept, "root@desk has removed all intercepts of this pod")})
+	}
+	a.mu.Unlock()
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if s := i.Status(); s.State != api.InterceptFailed || !strings.Contains(s.Error.Message, "root@desk") {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	if err := stop(); err == nil {
+		t.Error("Run gave no error")
+	}
+	if len(w.injected) != 2 {
+		t.Errorf("agents were added to %v", w.injected)
+	}
+}
+
+// Where the traffic manager does not reach pods, the agent is reached by a port-forward; that canaries cannot be tried is said.
+func TestPortForward(t *testing.T) {
+	w := newWorld(t, "web-a")
+	w.noRoute = true
+	i, _, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := i.Status()
+	if s.State != api.InterceptActive || len(s.Warnings) == 0 || !strings.Contains(s.Warnings[0], "could not be tried: no answer") {
+		t.Errorf("%+v", s)
+	}
+}
+
+// An agent of an earlier intercept of the same daemon that still runs is used again.
+func TestAgentIsFoundAgain(t *testing.T) {
+	w := newWorld(t, "web-a")
+	key := newKey(t)
+	for n := range 2 {
+		i, err := newIntercept(Config{
+			Session: w, Namespace: "default", Workload: "deployment/web", Owner: "ann@laptop", Key: key, Progress: func(api.Event) {}, Logger: quiet(),
+		}, w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { done <- i.Run(ctx) }()
+		select {
+		case <-i.Begun():
+		case err := <-done:
+			t.Fatal(n, err)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(n, err)
+		}
+	}
+	if len(w.injected) != 1 {
+		t.Errorf("agents were added to %v", w.injected)
+	}
+}
+
+// Who answers with another key than the greeting's gets nothing, and gives nothing.
+func TestImpostor(t *testing.T) {
+	a := startAgent(t, nil)
+	defer a.end()
+	mine, err := newIdentity(newKey(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.admit(mine.hash, "ann@laptop")
+	dial := func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", a.listener.Addr().String())
+	}
+	if _, err := carrier(t.Context(), mine.towards(mine.hash), dial, dial); !errors.Is(err, errOtherAgent) {
+		t.Errorf("got %v", err)
+	}
+	conn, err := carrier(t.Context(), mine.towards(a.greeting.Key), dial, dial)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+}

@@ -1,0 +1,81 @@
+package intercept
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+)
+
+// choosePorts gives the ports that are meant, and the container that serves them: those that were asked for, or all that the
+// container has, each with the same port of the laptop unless another was named.
+func choosePorts(w *cluster.Workload, spec api.InterceptSpec) (ports []api.PortMap, container string, err error) {
+	asked := make([]uint16, 0, len(spec.Ports))
+	for _, p := range spec.Ports {
+		p.Protocol = cmp.Or(p.Protocol, "tcp")
+		if p.Container == 0 {
+			if p, err = named(w, p); err != nil {
+				return nil, "", err
+			}
+		}
+		p.Local = cmp.Or(p.Local, p.Container)
+		ports, asked = append(ports, p), append(asked, p.Container)
+	}
+	c, err := w.Container(spec.Container, asked...)
+	if err != nil {
+		return nil, "", err
+	}
+	known := w.PortsOf(c.Name)
+	if len(ports) == 0 {
+		for _, p := range known {
+			ports = append(ports, api.PortMap{Protocol: p.Protocol, Container: p.Port, Name: p.Name, Local: p.Port})
+		}
+	}
+	if len(ports) == 0 {
+		return nil, "", api.Errorf(api.ExitWorkload, "the container %s of %s declares no port, and no Service sends to one", c.Name, w).
+			WithHint("Name the port that it listens on: --portmap 8080:8080")
+	}
+	for n := range ports {
+		if ports[n].Name != "" {
+			continue
+		}
+		if i := slices.IndexFunc(known, func(p cluster.Port) bool { return p.Port == ports[n].Container && p.Protocol == ports[n].Protocol }); i >= 0 {
+			ports[n].Name = known[i].Name
+		}
+	}
+	return ports, c.Name, nil
+}
+
+// named resolves a port that was asked for by its name.
+func named(w *cluster.Workload, asked api.PortMap) (api.PortMap, error) {
+	var names []string
+	for _, p := range w.Ports() {
+		if p.Name == asked.Name && p.Protocol == asked.Protocol {
+			asked.Container = p.Port
+			return asked, nil
+		}
+		if p.Name != "" {
+			names = append(names, p.Name)
+		}
+	}
+	e := api.Errorf(api.ExitWorkload, "the pods of %s declare no %s port %q", w, strings.ToUpper(asked.Protocol), asked.Name)
+	if len(names) > 0 {
+		return asked, e.WithHint("They declare %s.", strings.Join(names, ", "))
+	}
+	return asked, e.WithHint("Ask for it by its number.")
+}
+
+// portsText is "tcp 8080, udp 53 to 5353".
+func portsText(ports []api.PortMap) string {
+	texts := make([]string, len(ports))
+	for i, p := range ports {
+		texts[i] = fmt.Sprintf("%s %d", p.Protocol, p.Container)
+		if p.Local != p.Container {
+			texts[i] += fmt.Sprintf(" to %d", p.Local)
+		}
+	}
+	return strings.Join(texts, ", ")
+}

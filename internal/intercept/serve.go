@@ -1,0 +1,336 @@
+package intercept
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/transport"
+)
+
+// localTimeout bounds a dial of this machine's own addresses: a listener whose backlog is full does not answer.
+const localTimeout = 10 * time.Second
+
+// loopback is where local programs listen, in the order in which they are tried.
+var loopback = [...]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+
+type port struct {
+	protocol string // "tcp" or "udp"
+	number   uint16
+}
+
+// server gives what an agent sends to the programs of this machine.
+//
+//	agent opens a stream:  TCP or UDP, from the client, to a port of the pod
+//	  the port of the laptop that stands in for it ─▶ 127.0.0.1, else ::1
+//	    connected ─▶ accepted: bytes, half-close and resets cross as they are; datagrams keep their borders
+//	    refused   ─▶ rejected with that code, and the agent tells the client
+type server struct {
+	local map[port]uint16
+	log   *slog.Logger
+}
+
+func newServer(ports []api.PortMap, log *slog.Logger) *server {
+	s := &server{local: make(map[port]uint16, len(ports)), log: log}
+	for _, p := range ports {
+		s.local[port{p.Protocol, p.Container}] = p.Local
+	}
+	return s
+}
+
+// accept answers the session's streams until it ends, and waits for them.
+func (s *server) accept(ctx context.Context, ts *transport.Session) {
+	var flows sync.WaitGroup
+	defer flows.Wait()
+	for {
+		in, err := ts.Accept(ctx)
+		if err != nil {
+			return // whoever follows the session says why
+		}
+		flows.Go(func() {
+			if err := s.answer(ctx, in); err != nil {
+				s.log.Debug("an intercepted flow", "request", in.Request, "err", err)
+			}
+		})
+	}
+}
+
+// answer deals with one stream for as long as it lives.
+func (s *server) answer(ctx context.Context, in *transport.Incoming) error {
+	var protocol string
+	switch in.Proto {
+	case transport.ProtoTCP:
+		protocol = "tcp"
+	case transport.ProtoUDP:
+		protocol = "udp"
+	default:
+		return in.Reject(transport.CodeProhibited)
+	}
+	local, ok := s.local[port{protocol, in.Dst.Port()}]
+	if !ok {
+		return in.Reject(transport.CodeProhibited)
+	}
+	if protocol == "udp" {
+		return s.answerUDP(in, local)
+	}
+	conn, err := dialTCP(ctx, in.Done(), local)
+	if err != nil {
+		return errors.Join(err, in.RejectError(err))
+	}
+	stream, err := in.Accept()
+	if err != nil {
+		reset(conn)
+		return err
+	}
+	relay(stream, conn, stream.Gone())
+	return nil
+}
+
+// dialTCP connects to a port of this machine until ctx ends or the agent has gone.
+func dialTCP(ctx context.Context, gone <-chan struct{}, local uint16) (*net.TCPConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, localTimeout)
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-gone:
+			cancel()
+		case <-stop:
+		}
+	}()
+	var refused error
+	for _, addr := range loopback {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", netip.AddrPortFrom(addr, local).String())
+		if err == nil {
+			return conn.(*net.TCPConn), nil
+		}
+		if refused == nil { // 127.0.0.1 is what a user thinks of; that ::1 does not exist would hide it
+			refused = err
+		}
+	}
+	return nil, refused
+}
+
+func reset(conn *net.TCPConn) {
+	conn.SetLinger(0) // it fails where conn is closed already, and then there is nothing to do
+	conn.Close()
+}
+
+// stream is the agent's end of a TCP flow: a transport.Stream.
+type stream interface {
+	io.Writer
+	io.WriterTo
+	CloseWrite() error
+	Reset() error
+	Close() error
+}
+
+// relay carries bytes between an agent and a local program until both directions have ended, and closes both. gone is
+// closed when the agent's end was reset, or its session has ended.
+//
+//	agent FIN ─▶ shutdown(SHUT_WR) to the program     program FIN ─▶ CloseWrite to the agent
+//	agent RST ─▶ RST to the program                   program RST ─▶ Reset to the agent
+func relay(agent stream, program *net.TCPConn, gone <-chan struct{}) {
+	abort := sync.OnceFunc(func() {
+		agent.Reset()
+		reset(program)
+	})
+	var both sync.WaitGroup
+	both.Go(func() {
+		_, err := io.Copy(agent, program)
+		if err == nil {
+			err = agent.CloseWrite()
+		}
+		if err != nil {
+			abort()
+		}
+	})
+	both.Go(func() {
+		_, err := agent.WriteTo(program)
+		if err == nil {
+			err = program.CloseWrite()
+		}
+		if err != nil && !errors.Is(err, syscall.ENOTCONN) { // the program has closed its end whole, and both have ended
+			abort()
+		}
+	})
+	ended := make(chan struct{})
+	go func() {
+		both.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-gone: // also when nothing can be read any more, or the program does not read
+		abort()
+		<-ended
+	}
+	program.Close()
+	agent.Close()
+}
+
+// packets is the agent's end of a UDP flow: a transport.Packets.
+type packets interface {
+	ReadPacket([]byte) (int, error)
+	WritePacket([]byte) error
+	CloseWithCode(transport.Code) error
+}
+
+func (s *server) answerUDP(in *transport.Incoming, local uint16) error {
+	flow, err := openUDP(local)
+	if err != nil {
+		return errors.Join(err, in.RejectError(err))
+	}
+	agent, err := in.AcceptPackets()
+	if err != nil {
+		return errors.Join(err, flow.conn.Load().Close())
+	}
+	flow.run(agent)
+	return nil
+}
+
+// udpFlow is one client's datagrams, over a connected socket, so that a closed port shows. That shows only once a
+// datagram was sent: then the next address is tried with the same datagram. The agent ends flows that are idle.
+type udpFlow struct {
+	local uint16
+	conn  atomic.Pointer[net.UDPConn]
+
+	mu       sync.Mutex
+	first    []byte // the first datagram, as long as nothing was heard
+	answered bool
+	next     int // of loopback
+	closed   bool
+}
+
+func openUDP(local uint16) (*udpFlow, error) {
+	f := &udpFlow{local: local}
+	return f, f.advance()
+}
+
+// advance connects to the next address that this machine has.
+func (f *udpFlow) advance() error {
+	err := fmt.Errorf("port %d of this machine: %w", f.local, syscall.ECONNREFUSED)
+	for f.next < len(loopback) {
+		conn, failed := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(loopback[f.next], f.local)))
+		f.next++
+		if failed == nil {
+			f.conn.Store(conn)
+			return nil
+		}
+		err = failed
+	}
+	return err
+}
+
+// run carries datagrams until the agent ends the flow, or nobody listens.
+func (f *udpFlow) run(agent packets) {
+	var both sync.WaitGroup
+	both.Go(func() { agent.CloseWithCode(endCode(f.receive(agent))) })
+	agent.CloseWithCode(endCode(f.send(agent)))
+	f.mu.Lock()
+	f.closed = true
+	f.conn.Load().Close()
+	f.mu.Unlock()
+	both.Wait()
+}
+
+// endCode is how the agent learns why a flow has ended.
+func endCode(err error) transport.Code {
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) { // here, or by the agent itself
+		return transport.CodeOK
+	}
+	return transport.CodeOf(err)
+}
+
+func (f *udpFlow) send(agent packets) error {
+	b := make([]byte, transport.MaxPacket)
+	for {
+		n, err := agent.ReadPacket(b)
+		if err != nil {
+			return err
+		}
+		f.mu.Lock()
+		if f.first == nil && !f.answered {
+			f.first = append([]byte{}, b[:n]...)
+		}
+		conn := f.conn.Load()
+		f.mu.Unlock()
+		// A refusal that an earlier datagram met may be told here as well: receive hears of it, too, or of the next one.
+		if _, err := conn.Write(b[:n]); err != nil && !errors.Is(err, syscall.ECONNREFUSED) && !isLoss(err) {
+			if f.conn.Load() != conn {
+				continue // the flow has moved meanwhile
+			}
+			return err
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			if err := f.refused(conn); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// isLoss reports whether a datagram was lost for a reason of its own. UDP may lose datagrams; the flow goes on.
+func isLoss(err error) bool {
+	return errors.Is(err, syscall.EMSGSIZE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
+}
+
+func (f *udpFlow) receive(agent packets) error {
+	b := make([]byte, transport.MaxPacket)
+	for {
+		conn := f.conn.Load()
+		n, err := conn.Read(b)
+		switch {
+		case errors.Is(err, syscall.ECONNREFUSED):
+			err = f.refused(conn)
+		case err != nil && f.moved(conn):
+			err = nil
+		case err == nil:
+			f.mu.Lock()
+			f.answered, f.first = true, nil
+			f.mu.Unlock()
+			err = agent.WritePacket(b[:n])
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// moved reports whether the flow has another socket than conn by now.
+func (f *udpFlow) moved(conn *net.UDPConn) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.conn.Load() != conn && !f.closed
+}
+
+// refused moves the flow to the next address, or gives the refusal, where the program had answered or no address is left.
+func (f *udpFlow) refused(conn *net.UDPConn) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.closed:
+		return net.ErrClosed
+	case f.conn.Load() != conn:
+		return nil // it has moved already
+	case f.answered:
+		return fmt.Errorf("port %d of this machine: %w", f.local, syscall.ECONNREFUSED)
+	}
+	if err := f.advance(); err != nil {
+		return err
+	}
+	conn.Close() // wakes receive, which goes on with the other one
+	if _, err := f.conn.Load().Write(f.first); err != nil && !isLoss(err) && !errors.Is(err, syscall.ECONNREFUSED) {
+		return err
+	}
+	return nil
+}

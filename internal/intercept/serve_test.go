@@ -1,0 +1,247 @@
+package intercept
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/transport"
+	"kubevpn/pkg/transport/transporttest"
+)
+
+var (
+	client = netip.MustParseAddrPort("10.244.1.9:40000")
+	podIP  = netip.MustParseAddr("10.244.0.1")
+)
+
+// serving runs a server behind a session, and gives the agent's end of that.
+func serving(t *testing.T, ports ...api.PortMap) *transport.Session {
+	t.Helper()
+	laptop, agent := transporttest.Pair(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { newServer(ports, quiet()).accept(ctx, laptop) })
+	t.Cleanup(func() {
+		laptop.Close()
+		cancel()
+		wg.Wait()
+	})
+	return agent
+}
+
+func open(t *testing.T, agent *transport.Session, port uint16) (*transport.Stream, error) {
+	t.Helper()
+	return agent.Open(t.Context(), transport.Request{Proto: transport.ProtoTCP, Src: client, Dst: netip.AddrPortFrom(podIP, port)})
+}
+
+// program listens on a port of its own, and hands each connection to serve.
+func program(t *testing.T, network, address string, serve func(*net.TCPConn)) uint16 {
+	t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		t.Skip("this machine has no such address: ", err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer conn.Close()
+				serve(conn.(*net.TCPConn))
+			})
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		wg.Wait()
+	})
+	return uint16(l.Addr().(*net.TCPAddr).Port)
+}
+
+func unused(t *testing.T) uint16 {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return uint16(l.Addr().(*net.TCPAddr).Port)
+}
+
+// The request's end reaches the program, and its answer comes after it: a half-close crosses as what it is.
+func TestStreams(t *testing.T) {
+	for _, tt := range []struct{ name, network, address string }{{"ipv4", "tcp4", "127.0.0.1:0"}, {"ipv6", "tcp6", "[::1]:0"}} {
+		t.Run(tt.name, func(t *testing.T) {
+			local := program(t, tt.network, tt.address, func(c *net.TCPConn) {
+				all, err := io.ReadAll(c)
+				fmt.Fprintf(c, "%d bytes, %v", len(all), err)
+			})
+			agent := serving(t, api.PortMap{Protocol: "tcp", Container: 8080, Local: local})
+			s, err := open(t, agent, 8080)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(s, strings.Repeat("x", 1<<20)); err != nil {
+				t.Error(err)
+			}
+			if err := s.CloseWrite(); err != nil {
+				t.Error(err)
+			}
+			if all, err := io.ReadAll(s); string(all) != "1048576 bytes, <nil>" || err != nil {
+				t.Errorf("%q, %v", all, err)
+			}
+			s.Close()
+		})
+	}
+}
+
+func TestRefused(t *testing.T) {
+	agent := serving(t, api.PortMap{Protocol: "tcp", Container: 8080, Local: unused(t)})
+	if _, err := open(t, agent, 8080); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a closed port: %v", err)
+	}
+	if _, err := open(t, agent, 22); !errors.Is(err, syscall.EACCES) {
+		t.Errorf("a port that was not asked for: %v", err)
+	}
+	if _, err := agent.Open(t.Context(), transport.Request{Proto: transport.ProtoControl}); !errors.Is(err, syscall.EACCES) {
+		t.Errorf("what is no flow: %v", err)
+	}
+}
+
+// A reset is a reset at the other end, whoever makes it; also while the program does not read.
+func TestResets(t *testing.T) {
+	var seen sync.WaitGroup
+	local := program(t, "tcp4", "127.0.0.1:0", func(c *net.TCPConn) {
+		b := make([]byte, 1)
+		if _, err := c.Read(b); err != nil {
+			t.Error(err)
+		}
+		switch b[0] {
+		case 'r':
+			c.SetLinger(0)
+		case 'w':
+			defer seen.Done()
+			err := testenv.Poll(10*time.Second, func() error { // it writes, and does not read
+				if _, err := c.Write(make([]byte, 1000)); err == nil {
+					return errors.New("not yet")
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error("the program was not told of the reset")
+			}
+		}
+	})
+	agent := serving(t, api.PortMap{Protocol: "tcp", Container: 8080, Local: local})
+
+	s, err := open(t, agent, 8080)
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(s, "r")
+	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the program's reset: %v", err)
+	}
+
+	if s, err = open(t, agent, 8080); err != nil {
+		t.Fatal(err)
+	}
+	seen.Add(1)
+	io.WriteString(s, "w")
+	blocked := make(chan struct{})
+	go func() { // until all buffers on the way are full
+		defer close(blocked)
+		for b := make([]byte, 1<<20); ; {
+			s.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+			if _, err := s.Write(b); err != nil {
+				return
+			}
+		}
+	}()
+	<-blocked
+	s.Reset()
+	seen.Wait()
+}
+
+func TestSessionEnds(t *testing.T) {
+	ended := make(chan error, 1)
+	local := program(t, "tcp4", "127.0.0.1:0", func(c *net.TCPConn) {
+		_, err := io.ReadAll(c)
+		ended <- err
+	})
+	agent := serving(t, api.PortMap{Protocol: "tcp", Container: 8080, Local: local})
+	if _, err := open(t, agent, 8080); err != nil {
+		t.Fatal(err)
+	}
+	agent.Close()
+	if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the program saw %v", err)
+	}
+}
+
+// Datagrams keep their borders, empty ones too, whichever address the program has.
+func TestDatagrams(t *testing.T) {
+	for _, tt := range []struct{ name, network, address string }{{"ipv4", "udp4", "127.0.0.1:0"}, {"ipv6", "udp6", "[::1]:0"}} {
+		t.Run(tt.name, func(t *testing.T) {
+			l, err := net.ListenPacket(tt.network, tt.address)
+			if err != nil {
+				t.Skip("this machine has no such address: ", err)
+			}
+			var wg sync.WaitGroup
+			defer wg.Wait()
+			defer l.Close()
+			wg.Go(func() {
+				b := make([]byte, transport.MaxPacket)
+				for {
+					n, from, err := l.ReadFrom(b)
+					if err != nil {
+						return
+					}
+					l.WriteTo(b[:n], from)
+				}
+			})
+			agent := serving(t, api.PortMap{Protocol: "udp", Container: 53, Local: uint16(l.LocalAddr().(*net.UDPAddr).Port)})
+			p, err := agent.OpenPackets(t.Context(), transport.Request{Proto: transport.ProtoUDP, Src: client, Dst: netip.AddrPortFrom(podIP, 53)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, transport.MaxPacket)
+			for _, size := range []int{3, 0, 1400, 30000, 1} {
+				if err := p.WritePacket(b[:size]); err != nil {
+					t.Fatal(err)
+				}
+				if n, err := p.ReadPacket(b); n != size || err != nil {
+					t.Errorf("sent %d, got %d, %v", size, n, err)
+				}
+			}
+			p.Close()
+		})
+	}
+}
+
+func TestDatagramsRefused(t *testing.T) {
+	agent := serving(t, api.PortMap{Protocol: "udp", Container: 53, Local: unused(t)})
+	p, err := agent.OpenPackets(t.Context(), transport.Request{Proto: transport.ProtoUDP, Src: client, Dst: netip.AddrPortFrom(podIP, 53)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.WritePacket([]byte("?")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ReadPacket(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,73 @@
+package intercept
+
+import (
+	"slices"
+
+	"kubevpn/internal/api"
+)
+
+// Status is a snapshot, also after Run has returned.
+func (i *Intercept) Status() api.Intercept {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	s := i.status
+	s.Ports, s.Checks, s.Warnings = slices.Clone(s.Ports), slices.Clone(s.Checks), slices.Clone(s.Warnings)
+	s.Pods = []api.InterceptedPod{}
+	s.Requests = i.past
+	covered := 0
+	others := make(map[[2]string]int) // by owner and ID: where in s.Others
+	for _, c := range i.sorted() {
+		s.Pods = append(s.Pods, api.InterceptedPod{Name: c.name, Covered: c.covered(), Reason: c.reason()})
+		s.Requests += c.requests.total()
+		if c.covered() {
+			covered++
+		} else if s.State != api.InterceptFailed && c.reason() != "" {
+			s.LastError = c.name + ": " + c.reason()
+		}
+		if mine := c.mine(); mine != nil {
+			if mine.LastError != "" {
+				s.LastError = mine.LastError
+			}
+			for _, note := range mine.Notes {
+				if !slices.Contains(s.Warnings, note) {
+					s.Warnings = append(s.Warnings, note)
+				}
+			}
+		}
+		if c.linked.state == nil {
+			continue
+		}
+		for _, claim := range c.linked.state.Claims {
+			if claim.Mine {
+				continue
+			}
+			key := [2]string{claim.Owner, claim.ID}
+			if n, known := others[key]; known {
+				s.Others[n].Requests += claim.Requests
+			} else {
+				others[key] = len(s.Others)
+				s.Others = append(s.Others, claim)
+			}
+		}
+	}
+	switch {
+	case s.State != api.InterceptStarting || !closed(i.begun):
+	case covered > 0:
+		s.State = api.InterceptActive
+	default:
+		s.State = api.InterceptWaiting
+		if len(s.Pods) == 0 {
+			s.LastError = s.Workload + " has no pod"
+		}
+	}
+	return s
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
