@@ -45,7 +45,7 @@ func newClient(paths config.Paths) *client {
 	return &client{paths: paths, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
-// do sends a request and returns the answer, whose body is the caller's to close. Errors: errNoDaemon where
+// do sends a request, whose body is JSON or an io.Reader of it, and returns the answer, whose body is the caller's to close. Errors: errNoDaemon where
 // nobody listens, errNeedsHelper, the *api.Error that the daemon answered, or ctx's.
 func (c *client) do(ctx context.Context, method, path string, body any) (*http.Response, error) {
 	// Requests hold credentials: the socket must be in a directory that nobody else could have made.
@@ -55,7 +55,11 @@ func (c *client) do(ctx context.Context, method, path string, body any) (*http.R
 		return nil, err
 	}
 	var content io.Reader = http.NoBody
-	if body != nil {
+	switch body := body.(type) {
+	case nil:
+	case io.Reader:
+		content = body
+	default:
 		b, err := json.Marshal(body)
 		if err != nil {
 			return nil, fmt.Errorf("writing the request: %w", err)
@@ -137,8 +141,10 @@ func (c *client) status(ctx context.Context) (api.Status, error) {
 	return query[api.Status](ctx, c, api.PathStatus)
 }
 
-// beginTimeout is how long an interrupted request waits to be told what has begun.
-const beginTimeout = time.Second
+const (
+	beginTimeout = time.Second      // how long an interrupted request waits to be told what has begun
+	cleanTimeout = 20 * time.Second // how long the daemon may take to clean up what was interrupted
+)
 
 // stream posts a request and passes the events of its answer on. It returns the last connection named, and the
 // error that an event had.
@@ -164,8 +170,53 @@ func (c *client) stream(ctx context.Context, path string, body any, begin func(i
 	}
 	defer resp.Body.Close()
 	begin(resp.Header.Get(api.HeaderConnection))
+	return c.follow(ctx, resp.Body, on)
+}
+
+// hold is stream for a request that the daemon keeps what it began for. When ctx ends it lets go, and passes on what the daemon
+// does about that; it then returns ctx's error.
+func (c *client) hold(ctx context.Context, path string, body any, on func(api.Event)) (*api.Connection, error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return nil, fmt.Errorf("writing the request: %w", err)
+	}
+	request, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	content, letGo := io.Pipe()
+	defer letGo.Close()
+	defer content.Close()
+	go func() { _, _ = letGo.Write(text) }() // what fails is the request
+	defer context.AfterFunc(ctx, func() {
+		letGo.Close()
+		select {
+		case <-time.After(cleanTimeout):
+			cancel()
+		case <-request.Done():
+		}
+	})()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	resp, err := c.do(request, http.MethodPost, path, content)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	last, err := c.follow(request, resp.Body, on)
+	switch {
+	case ctx.Err() == nil:
+		return last, err
+	case request.Err() != nil:
+		return last, api.Errorf(api.ExitInterrupted, "interrupted, and cleaning up did not end in %v", cleanTimeout).
+			WithHint("`kubevpn status` shows what is there; `kubevpn quit` ends it")
+	}
+	return last, ctx.Err()
+}
+
+// follow passes the events of an answer on. It returns the last connection named, and the error that an event had.
+func (c *client) follow(ctx context.Context, answer io.Reader, on func(api.Event)) (*api.Connection, error) {
 	var last *api.Connection
-	for dec := json.NewDecoder(resp.Body); ; {
+	for dec := json.NewDecoder(answer); ; {
 		var e api.Event
 		switch err := dec.Decode(&e); {
 		case errors.Is(err, io.EOF):

@@ -2,12 +2,10 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,9 +16,7 @@ import (
 
 type connectOptions struct {
 	app        *app
-	kube       kubeFlags
-	settings   settingFlags
-	upgrade    bool
+	flags      connectFlags
 	foreground bool
 	output     *format
 }
@@ -45,51 +41,26 @@ func newConnect(a *app) *cobra.Command {
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
-	o.kube.addTo(cmd, a)
-	o.settings.addTo(cmd, config.KeyManagerNamespace, config.KeyImage, config.KeyNetstack, config.KeyTransport, config.KeyScheduler,
-		config.KeyExtraCIDRs, config.KeyExcludeCIDRs)
-	cmd.Flags().BoolVar(&o.upgrade, "upgrade", false, "replace a traffic manager of another version; ends other users' sessions")
+	o.flags.addTo(cmd, a)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "stay in this process until Ctrl-C; needs no daemon")
 	o.output.addTo(cmd)
 	return cmd
 }
 
 func (o *connectOptions) run(ctx context.Context) error {
-	p := o.app.newProgress()
-	if o.output.value == "json" {
-		p = jsonLines{o.app.out}
-	}
-	defer p.stop()
-	told := false
-	on := func(e api.Event) {
-		told = told || e.Error != nil
-		p.show(e)
-	}
-	err := o.connect(ctx, on, p.stop)
-	p.stop()
-	if err != nil && o.output.value == "json" && !told { // one line has the end of it, whatever it was
-		p.show(api.Event{Error: o.asError(ctx, err)})
-	}
-	return err
-}
-
-func (o *connectOptions) asError(ctx context.Context, err error) *api.Error {
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return api.Errorf(api.ExitInterrupted, "interrupted")
-	}
-	return api.AsError(err)
+	return o.app.report(ctx, o.output, o.connect)
 }
 
 // connect makes the connection and prints it. quiet takes moving things off the terminal.
 func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet func()) error {
-	req, err := o.request()
+	req, _, err := o.flags.request(o.app)
 	if err != nil {
 		return err
 	}
 	if o.foreground {
 		return o.inForeground(ctx, req, on)
 	}
-	c, err := o.viaDaemon(ctx, req, on, quiet)
+	c, err := o.app.ask(ctx, question{path: api.PathConnect, body: req, on: on, quiet: quiet, interrupted: o.settle})
 	if err != nil {
 		return err
 	}
@@ -98,23 +69,6 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 		printConnected(o.app.out, c)
 	}
 	return nil
-}
-
-// request is what the user asks for, as flags, environment, file and kubeconfig say.
-func (o *connectOptions) request() (api.ConnectRequest, error) {
-	cfg, err := o.settings.load(o.app)
-	if err != nil {
-		return api.ConnectRequest{}, err
-	}
-	prepared, err := o.kube.prepare(o.app)
-	if err != nil {
-		return api.ConnectRequest{}, err
-	}
-	return api.ConnectRequest{
-		Kubeconfig: prepared.Kubeconfig, Context: prepared.Context, Namespace: prepared.Namespace,
-		ManagerNamespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade,
-		Netstack: cfg.Netstack, Transport: cfg.Transport, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs, ExcludeCIDRs: cfg.ExcludeCIDRs,
-	}, nil
 }
 
 func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectRequest, on func(api.Event)) error {
@@ -131,79 +85,22 @@ func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectReques
 	})
 }
 
-// viaDaemon asks the daemon, and brings it what it lacks: itself, or a helper.
-func (o *connectOptions) viaDaemon(ctx context.Context, req api.ConnectRequest, on func(api.Event), quiet func()) (*api.Connection, error) {
-	const tries = 4 // a daemon or a helper may end by itself in between, once each
-	for try := 1; ; try++ {
-		client, err := o.app.daemon(ctx)
-		if err != nil {
-			return nil, err
-		}
-		id := ""
-		c, err := client.stream(ctx, api.PathConnect, req, func(begun string) { id = begun }, on)
-		switch {
-		case err == nil && c == nil:
-			return nil, api.Errorf(api.ExitDaemon, "the daemon gave no answer").WithHint("`kubevpn logs` may tell why")
-		case err == nil:
-			return c, nil
-		case ctx.Err() != nil:
-			if err := o.settle(ctx, client, id, on); err != nil {
-				return nil, api.Errorf(api.ExitInterrupted, "interrupted, and cleaning up was not seen to end: %w", err).
-					WithHint("`kubevpn status` shows what is there; `kubevpn quit` ends it")
-			}
-			return nil, ctx.Err()
-		case errors.Is(err, errNeedsHelper) && try < tries:
-			quiet() // sudo may ask for a password
-			// A daemon that ended meanwhile is seen, and replaced, at the next try.
-			if err := o.app.newHelper(ctx, client); err != nil && !errors.Is(err, errNoDaemon) {
-				return nil, err
-			}
-		case errors.Is(err, errNoDaemon) && try < tries:
-			if err := client.gone(ctx); err != nil {
-				return nil, err
-			}
-		case errors.Is(err, errNeedsHelper), errors.Is(err, errNoDaemon):
-			return nil, api.Errorf(api.ExitDaemon, "%w, again and again", err).WithHint("`kubevpn logs` may tell why")
-		default:
-			return nil, err
-		}
-	}
-}
-
 // settle waits until an interrupted attempt has been cleaned up, which the daemon does by itself.
 func (o *connectOptions) settle(ctx context.Context, c *client, id string, on func(api.Event)) error {
-	if id == "" {
-		return nil // it had not begun
-	}
-	const step = "Interrupted: cleaning up"
-	on(api.Event{Step: step})
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
-	defer cancel()
-	for {
-		status, err := c.status(ctx)
-		if errors.Is(err, errNoDaemon) {
-			err = nil // it goes when nothing is left
-		}
-		if err != nil {
-			return err
-		}
-		var now api.ConnectionStatus
+	return c.settle(ctx, on, "Interrupted: cleaning up", func(status api.Status) bool {
 		for _, other := range status.Connections {
-			if other.ID == id {
-				now = other.Status
+			if other.ID != id {
+				continue
+			}
+			switch other.Status {
+			case api.StatusConnecting, api.StatusDisconnecting:
+				return false
+			case api.StatusConnected:
+				on(api.Event{Warning: "it is connected all the same (just before, or another command waits for it): `kubevpn disconnect " + id + "` ends it"})
 			}
 		}
-		switch now {
-		case api.StatusConnecting, api.StatusDisconnecting:
-			pause(ctx, pollInterval)
-		case api.StatusConnected:
-			on(api.Event{Warning: "it is connected all the same (just before, or another command waits for it): `kubevpn disconnect " + id + "` ends it"})
-			return nil
-		default:
-			on(api.Event{Step: step, Done: true})
-			return nil
-		}
-	}
+		return true
+	})
 }
 
 // printConnected is the result of connect for people.
@@ -235,6 +132,38 @@ func orNone(s string) string {
 		return "none"
 	}
 	return s
+}
+
+// connectFlags say which connection is meant, and how it is made.
+type connectFlags struct {
+	kube     kubeFlags
+	settings settingFlags
+	upgrade  bool
+}
+
+// addTo defines the flags, and those of more settings.
+func (f *connectFlags) addTo(cmd *cobra.Command, a *app, more ...config.Key) {
+	f.kube.addTo(cmd, a)
+	f.settings.addTo(cmd, append([]config.Key{config.KeyManagerNamespace, config.KeyImage, config.KeyNetstack, config.KeyTransport,
+		config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs}, more...)...)
+	cmd.Flags().BoolVar(&f.upgrade, "upgrade", false, "replace a traffic manager of another version; ends other users' sessions")
+}
+
+// request is what the user asks for, as flags, environment, file and kubeconfig say.
+func (f *connectFlags) request(a *app) (api.ConnectRequest, config.Config, error) {
+	cfg, err := f.settings.load(a)
+	if err != nil {
+		return api.ConnectRequest{}, cfg, err
+	}
+	prepared, err := f.kube.prepare(a)
+	if err != nil {
+		return api.ConnectRequest{}, cfg, err
+	}
+	return api.ConnectRequest{
+		Kubeconfig: prepared.Kubeconfig, Context: prepared.Context, Namespace: prepared.Namespace,
+		ManagerNamespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: f.upgrade,
+		Netstack: cfg.Netstack, Transport: cfg.Transport, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs, ExcludeCIDRs: cfg.ExcludeCIDRs,
+	}, cfg, nil
 }
 
 // kubeFlags choose the cluster, as kubectl's do.
@@ -276,6 +205,9 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 		case config.KeyTransport:
 			flags.String(name, defaults.Transport, "way to the traffic manager: "+strings.Join(config.Transports(), ", "))
 			complete(cmd, name, config.Transports()...)
+		case config.KeyMode:
+			flags.String(name, defaults.Mode, "how the agent gets into the pods: "+strings.Join(config.Modes(), ", "))
+			complete(cmd, name, config.Modes()...)
 		case config.KeyScheduler:
 			flags.String(name, defaults.Scheduler, "how a Service's endpoint is chosen: "+strings.Join(config.Schedulers(), ", "))
 			complete(cmd, name, config.Schedulers()...)

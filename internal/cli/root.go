@@ -20,7 +20,8 @@ func newRoot(a *app) *cobra.Command {
 			"reachable from every program, over nothing but the API server.",
 		Example: examples(
 			"Connect to the current context's cluster, use it, and disconnect", "kubevpn connect", "curl http://web.default", "kubevpn disconnect --all",
-			"See what is connected", "kubevpn status",
+			"Have a workload's requests come to a program on this machine", "kubevpn proxy deployment/web --headers x-user=me", "kubevpn leave deployment/web",
+			"See what is connected, and what comes here", "kubevpn status",
 		),
 		Args:              cobra.ArbitraryArgs, // an unknown command is told by RunE
 		SilenceErrors:     true,
@@ -38,6 +39,7 @@ func newRoot(a *app) *cobra.Command {
 	root.SetHelpCommand(newHelp(a))
 	root.AddGroup(
 		&cobra.Group{ID: groupConnection, Title: "Connections:"},
+		&cobra.Group{ID: groupIntercept, Title: "Workloads:"},
 		&cobra.Group{ID: groupCluster, Title: "The cluster's part:"},
 		&cobra.Group{ID: groupOther, Title: "Other:"},
 	)
@@ -49,6 +51,7 @@ func newRoot(a *app) *cobra.Command {
 		}
 	}
 	add(groupConnection, newConnect(a), newDisconnect(a), newStatus(a), newLogs(a), newQuit(a))
+	add(groupIntercept, newProxy(a), newLeave(a))
 	add(groupCluster, newInstall(a), newUninstall(a))
 	add(groupOther, newVersion(a), newCompletion(a))
 	root.AddCommand(newDaemon(a), newHelper(a), newExecCredential(a))
@@ -57,6 +60,7 @@ func newRoot(a *app) *cobra.Command {
 
 const (
 	groupConnection = "connection"
+	groupIntercept  = "intercept"
 	groupCluster    = "cluster"
 	groupOther      = "other"
 )

@@ -32,7 +32,8 @@ import (
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"kubevpn": func() {
-			os.Exit(Main(Programs{RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper, Foreground: fakeForeground}))
+			os.Exit(Main(Programs{RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper,
+				Foreground: fakeForeground}))
 		},
 	})
 }
@@ -164,6 +165,7 @@ type fakeDaemon struct {
 	mu          sync.Mutex
 	helper      bool
 	connections map[string]api.Connection
+	intercepts  map[string]api.Intercept // by workload
 }
 
 func runFakeDaemon(ctx context.Context, paths config.Paths, ready func()) error {
@@ -175,12 +177,15 @@ func runFakeDaemon(ctx context.Context, paths config.Paths, ready func()) error 
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute) // never outlives the test for long
 	defer cancel()
-	d := &fakeDaemon{paths: paths, version: version.Full(), quit: make(chan struct{}, 1), connections: map[string]api.Connection{}}
+	d := &fakeDaemon{
+		paths: paths, version: version.Full(), quit: make(chan struct{}, 1),
+		connections: map[string]api.Connection{}, intercepts: map[string]api.Intercept{},
+	}
 	if v := os.Getenv("FAKE_VERSION"); v != "" {
 		d.version = v
 	}
-	if os.Getenv("FAKE_CONNECTED") != "" {
-		d.put(api.Connection{ID: "id-old", Cluster: "lab", Status: api.StatusConnected})
+	if id := os.Getenv("FAKE_CONNECTED"); id != "" {
+		d.put(api.Connection{ID: id, Cluster: "lab", Status: api.StatusConnected})
 	}
 	os.Remove(paths.Socket())
 	os.Remove(paths.HelperSocket())
@@ -233,6 +238,8 @@ func (d *fakeDaemon) note(name string) {
 func (d *fakeDaemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+api.PathConnect, d.connect)
+	mux.HandleFunc("POST "+api.PathIntercept, d.intercept)
+	mux.HandleFunc("POST "+api.PathLeave, d.leave)
 	mux.HandleFunc("POST "+api.PathDisconnect, func(w http.ResponseWriter, r *http.Request) {
 		var req api.DisconnectRequest
 		json.NewDecoder(r.Body).Decode(&req)
@@ -254,9 +261,12 @@ func (d *fakeDaemon) handler() http.Handler {
 	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		s := api.Status{Version: d.version, Connections: []api.Connection{}}
+		s := api.Status{Version: d.version, Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
 		for _, c := range d.connections {
 			s.Connections = append(s.Connections, c)
+		}
+		for _, i := range d.intercepts {
+			s.Intercepts = append(s.Intercepts, i)
 		}
 		json.NewEncoder(w).Encode(s)
 	})
@@ -274,15 +284,22 @@ func (d *fakeDaemon) handler() http.Handler {
 	return mux
 }
 
+// lacksHelper answers that there is no helper, if there is none.
+func (d *fakeDaemon) lacksHelper(w http.ResponseWriter) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.helper {
+		return false
+	}
+	w.WriteHeader(api.StatusNeedsHelper)
+	json.NewEncoder(w).Encode(api.Errorf(api.ExitPrivilege, "a root helper is needed"))
+	return true
+}
+
 func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 	var req api.ConnectRequest
 	json.NewDecoder(r.Body).Decode(&req)
-	d.mu.Lock()
-	helper := d.helper
-	d.mu.Unlock()
-	if !helper {
-		w.WriteHeader(api.StatusNeedsHelper)
-		json.NewEncoder(w).Encode(api.Errorf(api.ExitPrivilege, "a root helper is needed"))
+	if d.lacksHelper(w) {
 		return
 	}
 	text, _ := json.Marshal(req)

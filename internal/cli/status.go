@@ -29,9 +29,9 @@ func newStatus(a *app) *cobra.Command {
 	o := &statusOptions{app: a, output: newFormat("table", "wide", "json", "yaml")}
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the connections",
-		Long: "Status shows the connections that the daemon has. It needs no network and starts nothing: without a\n" +
-			"daemon nothing is connected.",
+		Short: "Show the connections and intercepts",
+		Long: "Status shows the connections that the daemon has, and the workloads whose requests come to this machine. It\n" +
+			"needs no network and starts nothing: without a daemon nothing is connected.",
 		Example: examples(
 			"Show the connections", "kubevpn status",
 			"With device, networks, name resolution and what was checked", "kubevpn status -o wide",
@@ -52,7 +52,7 @@ func (o *statusOptions) run(ctx context.Context) error {
 	status, err := newClient(paths).status(ctx)
 	switch {
 	case errors.Is(err, errNoDaemon):
-		status = api.Status{Version: version.Full(), Connections: []api.Connection{}}
+		status = api.Status{Version: version.Full(), Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
 	case err != nil:
 		return err
 	case status.Version != version.Full():
@@ -76,34 +76,70 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 		_, err = w.Write(text)
 		return err
 	}
-	if len(status.Connections) == 0 {
+	if len(status.Connections) == 0 && len(status.Intercepts) == 0 {
 		fmt.Fprintln(w, "not connected")
 		return nil
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(narrow, wide []string) {
-		if o.output.value == "wide" {
-			narrow = append(narrow, wide...)
-		}
-		fmt.Fprintln(table, strings.Join(narrow, "\t"))
-	}
-	row([]string{"ID", "CLUSTER", "NAMESPACE", "STATUS", "NETSTACK", "TRANSPORT", "SINCE"},
+	t := newTable(w, o.output.value == "wide")
+	t.row([]string{"ID", "CLUSTER", "NAMESPACE", "STATUS", "NETSTACK", "TRANSPORT", "SINCE"},
 		[]string{"DEVICE", "ADDRESSES", "NETWORKS", "DNS", "SERVICES", "MANAGER"})
 	for _, c := range status.Connections {
-		row([]string{c.ID, dash(c.Cluster), dash(c.Namespace), string(c.Status), dash(c.Netstack), dash(c.Transport), age(c.Since, now)},
+		t.row([]string{c.ID, dash(c.Cluster), dash(c.Namespace), string(c.Status), dash(c.Netstack), dash(c.Transport), age(c.Since, now)},
 			[]string{dash(c.Device), dash(addresses(c.Addresses)), dash(join(c.CIDRs)), dash(string(c.DNS.Mode)), dash(c.Services), dash(manager(c))})
 	}
-	if err := table.Flush(); err != nil {
+	if err := t.flush(); err != nil {
 		return err
 	}
 	for _, c := range status.Connections {
-		o.details(w, c)
+		printDetails(w, c.ID, o.details(c))
 	}
-	return nil
+	return o.printIntercepts(w, status, now)
+}
+
+// table has columns that only wide output shows.
+type table struct {
+	w    *tabwriter.Writer
+	wide bool
+}
+
+func newTable(w io.Writer, wide bool) table {
+	return table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0), wide}
+}
+
+func (t table) row(narrow, wide []string) {
+	if t.wide {
+		narrow = append(narrow, wide...)
+	}
+	fmt.Fprintln(t.w, strings.Join(narrow, "\t"))
+}
+
+func (t table) flush() error { return t.w.Flush() }
+
+// printDetails writes lines about what a row of the table above them is about.
+func printDetails(w io.Writer, title string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%s\n", title)
+	for _, line := range lines {
+		fmt.Fprintf(w, "  %s\n", line)
+	}
+}
+
+// errorLines are what happened and, indented, what to do next.
+func errorLines(e *api.Error) []string {
+	if e == nil {
+		return nil
+	}
+	lines := []string{"Error: " + e.Message}
+	if e.Hint != "" {
+		lines = append(lines, strings.Split("  "+strings.ReplaceAll(e.Hint, "\n", "\n  "), "\n")...)
+	}
+	return lines
 }
 
 // details are the lines below the table: what is wrong, and, when asked for more, why it is as it is.
-func (o *statusOptions) details(w io.Writer, c api.Connection) {
+func (o *statusOptions) details(c api.Connection) []string {
 	var lines []string
 	if o.output.value == "wide" {
 		if c.NetstackReason != "" {
@@ -122,19 +158,7 @@ func (o *statusOptions) details(w io.Writer, c api.Connection) {
 	for _, warning := range c.Warnings {
 		lines = append(lines, "! "+warning)
 	}
-	if c.Error != nil {
-		lines = append(lines, "Error: "+c.Error.Message)
-		if c.Error.Hint != "" {
-			lines = append(lines, strings.Split("  "+strings.ReplaceAll(c.Error.Hint, "\n", "\n  "), "\n")...)
-		}
-	}
-	if len(lines) == 0 {
-		return
-	}
-	fmt.Fprintf(w, "\n%s\n", c.ID)
-	for _, line := range lines {
-		fmt.Fprintf(w, "  %s\n", line)
-	}
+	return append(lines, errorLines(c.Error)...)
 }
 
 // describeTransport is a line about one transport: "api-proxy in use: round trip 0.2 ms, 3.1 MB sent, 20 MB received".

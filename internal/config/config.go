@@ -17,13 +17,14 @@ import (
 // build of it yet: until there is, clusters need --image, or an image loaded into their nodes.
 const ImageRepository = "docker.io/kubevpn/kubevpn"
 
-// Config is what `connect` and `install` do where no flag says otherwise. It is a plain value: copy it freely.
+// Config is what `connect`, `proxy` and `install` do where no flag says otherwise. It is a plain value: copy it freely.
 type Config struct {
 	Image            string         // of the traffic manager
 	ManagerNamespace string         // empty: "kubevpn" where it may be used, else the current namespace
 	Scheduler        string         // one of Schedulers
 	Netstack         string         // one of Netstacks
 	Transport        string         // one of Transports
+	Mode             string         // one of Modes
 	ExtraCIDRs       []netip.Prefix // masked; routed into the tunnel besides what was found
 	ExcludeCIDRs     []netip.Prefix // masked; never routed into the tunnel
 }
@@ -35,6 +36,7 @@ func Default() Config {
 		Scheduler: Schedulers()[0],
 		Netstack:  Netstacks()[0],
 		Transport: Transports()[0],
+		Mode:      Modes()[0],
 	}
 }
 
@@ -51,6 +53,9 @@ func Transports() []string {
 	return []string{api.TransportAuto, api.TransportPortForward, api.TransportAPIProxy}
 }
 
+// Modes are the ways of a traffic agent into pods; the first, which chooses between the others, is the default.
+func Modes() []string { return []string{api.ModeAuto, api.ModeEphemeral, api.ModeSidecar} }
+
 // Key is a setting's name in the file; FlagName gives that of its flag.
 type Key string
 
@@ -61,6 +66,7 @@ const (
 	KeyScheduler        Key = "scheduler"
 	KeyNetstack         Key = "netstack"
 	KeyTransport        Key = "transport"
+	KeyMode             Key = "mode"
 	KeyExtraCIDRs       Key = "extraCIDRs"
 	KeyExcludeCIDRs     Key = "excludeCIDRs"
 )
@@ -92,6 +98,9 @@ func settings() []setting {
 		}},
 		{KeyTransport, "transport", "KUBEVPN_TRANSPORT", false, func(c *Config, v []string) error {
 			return choose(&c.Transport, v[0], Transports())
+		}},
+		{KeyMode, "mode", "KUBEVPN_MODE", false, func(c *Config, v []string) error {
+			return choose(&c.Mode, v[0], Modes())
 		}},
 		{KeyExtraCIDRs, "extra-cidr", "KUBEVPN_EXTRA_CIDRS", true, func(c *Config, v []string) error {
 			return prefixes(&c.ExtraCIDRs, v)

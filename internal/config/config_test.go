@@ -15,7 +15,7 @@ import (
 )
 
 func TestLoad(t *testing.T) {
-	defaults := Config{Image: "docker.io/kubevpn/kubevpn:0.1.0-dev", Scheduler: "rr", Netstack: "auto", Transport: "auto"}
+	defaults := Config{Image: "docker.io/kubevpn/kubevpn:0.1.0-dev", Scheduler: "rr", Netstack: "auto", Transport: "auto", Mode: "auto"}
 	with := func(change func(*Config)) Config {
 		c := defaults
 		change(&c)
@@ -33,8 +33,8 @@ func TestLoad(t *testing.T) {
 		{name: "empty-values", file: "image:\nextraCIDRs:\nscheduler: \"\"\n", env: map[string]string{"KUBEVPN_IMAGE": ""}, want: defaults},
 		{
 			name: "file",
-			file: "image: r.example/k:1\nmanagerNamespace: tools\nscheduler: lc\nnetstack: gvisor\ntransport: api-proxy\nextraCIDRs: [10.20.0.1/16, 192.0.2.7]\nexcludeCIDRs:\n- fd00::/64\n",
-			want: Config{Image: "r.example/k:1", ManagerNamespace: "tools", Scheduler: "lc", Netstack: "gvisor", Transport: "api-proxy",
+			file: "image: r.example/k:1\nmanagerNamespace: tools\nscheduler: lc\nnetstack: gvisor\ntransport: api-proxy\nmode: sidecar\nextraCIDRs: [10.20.0.1/16, 192.0.2.7]\nexcludeCIDRs:\n- fd00::/64\n",
+			want: Config{Image: "r.example/k:1", ManagerNamespace: "tools", Scheduler: "lc", Netstack: "gvisor", Transport: "api-proxy", Mode: "sidecar",
 				ExtraCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("192.0.2.7/32")},
 				ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00::/64")}},
 		},
@@ -50,7 +50,7 @@ func TestLoad(t *testing.T) {
 		{name: "one-value-for-a-list", file: "extraCIDRs: 10.1.0.0/16\n", want: with(func(c *Config) {
 			c.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 		})},
-		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": there are image, managerNamespace, scheduler, netstack, transport, extraCIDRs, excludeCIDRs`},
+		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": there are image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs`},
 		{name: "twice", file: "image: a\nimage: b\n", err: "config.yaml:2: image is set on line 1 already"},
 		{name: "not-a-mapping", file: "- image\n", err: "config.yaml:1: this is not a list of `key: value` lines"},
 		{name: "list-for-a-value", file: "image: [a]\n", err: "config.yaml:1: image: this is not a single value"},
@@ -59,6 +59,7 @@ func TestLoad(t *testing.T) {
 		{name: "not-yaml", file: "image: [\n", err: "config.yaml: yaml: line"},
 		{name: "bad-scheduler", file: "\nscheduler: wrr\n", err: `config.yaml:2: scheduler: "wrr" does not exist: there are rr, lc, sh, random`},
 		{name: "bad-variable", env: map[string]string{"KUBEVPN_NETSTACK": "kernel"}, err: `KUBEVPN_NETSTACK: "kernel" does not exist: there are auto, gvisor, system`},
+		{name: "bad-mode", env: map[string]string{"KUBEVPN_MODE": "daemonset"}, err: `KUBEVPN_MODE: "daemonset" does not exist: there are auto, ephemeral, sidecar`},
 		{name: "bad-network", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "10.0.0.0/33"}, err: `KUBEVPN_EXTRA_CIDRS: "10.0.0.0/33" is not a network: write it like 10.20.0.0/16`},
 		{name: "everything", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "::/0"}, err: `"::/0" is the whole Internet`},
 		{name: "mapped", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "::ffff:10.0.0.0/104"}, err: `is an IPv4 network in IPv6 form`},

@@ -1,0 +1,90 @@
+//go:build unix
+
+package cli
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// intercept does what the name of the first workload says.
+func (d *fakeDaemon) intercept(w http.ResponseWriter, r *http.Request) {
+	http.NewResponseController(w).EnableFullDuplex()
+	var req api.InterceptRequest
+	json.NewDecoder(r.Body).Decode(&req)
+	if d.lacksHelper(w) {
+		return
+	}
+	text, _ := json.Marshal(req)
+	os.WriteFile(filepath.Join(d.paths.StateDir, "intercept.json"), text, 0o600)
+	send := func(e api.Event) {
+		json.NewEncoder(w).Encode(e)
+		w.(http.Flusher).Flush()
+	}
+	c := api.Connection{ID: "id-" + req.Connect.Context, Cluster: "lab", Namespace: "default", Status: api.StatusConnected, Since: time.Now()}
+	d.put(c)
+	send(api.Event{Connection: &c})
+	workload := req.Workloads[0]
+	leave := func(doing string) {
+		d.note(doing)
+		io.Copy(io.Discard, r.Body)
+		d.mu.Lock()
+		delete(d.intercepts, workload)
+		d.mu.Unlock()
+		d.note("left")
+		send(api.Event{Step: "Leaving " + workload, Done: true})
+	}
+	send(api.Event{Step: "Adding the agent"})
+	switch workload {
+	case "deployment/taken":
+		send(api.Event{Error: api.Errorf(api.ExitConflict, "bob@desk has everything of port 8080 since 14:02").WithHint("ask them")})
+		return
+	case "deployment/slow":
+		leave("waiting")
+		return
+	}
+	send(api.Event{Step: "Adding the agent", Done: true})
+	for _, name := range req.Workloads {
+		i := api.Intercept{
+			ID: "3f2a91c04b7e", Connection: c.ID, Namespace: req.Connect.Namespace, Workload: name, State: api.InterceptActive,
+			Mode: api.ModeEphemeral, ModeReason: "the namespace admits it", Match: "x-user=me", Mirror: req.Spec.Mirror,
+			Ports: req.Spec.Ports, Pods: []api.InterceptedPod{{Name: "web-1", Covered: true}, {Name: "web-2", Reason: "is starting"}},
+			Owner: "ann@laptop", Since: time.Now(), Requests: 7,
+			Others: []api.Claim{{Owner: "bob@desk", Match: "x-user=bob", Away: true, Ports: []api.AgentPort{{Protocol: "tcp", Port: 8080}}}},
+		}
+		d.mu.Lock()
+		d.intercepts[name] = i
+		d.mu.Unlock()
+		send(api.Event{Intercept: &i})
+	}
+	if req.Attached {
+		leave("attached")
+	}
+}
+
+func (d *fakeDaemon) leave(w http.ResponseWriter, r *http.Request) {
+	var req api.LeaveRequest
+	json.NewDecoder(r.Body).Decode(&req)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if req.All {
+		for name := range d.intercepts {
+			req.Workloads = append(req.Workloads, name)
+		}
+	}
+	for _, name := range req.Workloads {
+		i, ok := d.intercepts[name]
+		if !ok || req.Namespace != "" && req.Namespace != i.Namespace {
+			json.NewEncoder(w).Encode(api.Event{Error: api.Errorf(api.ExitWorkload, "%s is not intercepted from here", name)})
+			return
+		}
+		delete(d.intercepts, name)
+		json.NewEncoder(w).Encode(api.Event{Step: "Leaving " + name, Done: true, Intercept: &i})
+	}
+}

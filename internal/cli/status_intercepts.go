@@ -1,0 +1,109 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// printIntercepts is the second table of status: a row for each intercept, and one for each that others have of the same
+// workload.
+func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time.Time) error {
+	if len(status.Intercepts) == 0 {
+		return nil
+	}
+	namespaces := map[string]string{}
+	for _, c := range status.Connections {
+		namespaces[c.ID] = c.Namespace
+	}
+	fmt.Fprintln(w)
+	t := newTable(w, o.output.value == "wide")
+	t.row([]string{"WORKLOAD", "MATCH", "PORTS", "PODS", "OWNER", "REQUESTS", "STATE"},
+		[]string{"ID", "NAMESPACE", "CONNECTION", "MODE", "SINCE", "LAST ERROR"})
+	for _, i := range status.Intercepts {
+		name := i.Workload
+		if i.Namespace != namespaces[i.Connection] {
+			name += " -n " + i.Namespace // as `leave` takes it
+		}
+		t.row([]string{name, dash(claimed(i.Match, i.Mirror)), dash(portMaps(i.Ports)), pods(&i), dash(i.Owner), fmt.Sprint(i.Requests), string(i.State)},
+			[]string{i.ID, i.Namespace, i.Connection, dash(i.Mode), age(i.Since, now), dash(i.LastError)})
+		for _, other := range i.Others {
+			state := string(api.InterceptActive)
+			if other.Away {
+				state = "away"
+			}
+			t.row([]string{name, dash(claimed(other.Match, other.Mirror)), dash(agentPorts(other.Ports)), "-", dash(other.Owner), fmt.Sprint(other.Requests), state},
+				[]string{"-", i.Namespace, i.Connection, "-", age(other.Since, now), dash(other.LastError)})
+		}
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	for _, i := range status.Intercepts {
+		printDetails(w, i.Workload, o.interceptDetails(i))
+	}
+	return nil
+}
+
+// interceptDetails are the lines below the table: what is wrong, and, when asked for more, why it is as it is.
+func (o *statusOptions) interceptDetails(i api.Intercept) []string {
+	var lines []string
+	if o.output.value == "wide" {
+		if i.ModeReason != "" {
+			lines = append(lines, "agent "+i.Mode+": "+i.ModeReason)
+		}
+		for _, check := range i.Checks {
+			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))
+		}
+	}
+	for _, pod := range i.Pods {
+		if !pod.Covered {
+			lines = append(lines, fmt.Sprintf("! pod %s is not covered: %s", pod.Name, cmp.Or(pod.Reason, "not yet")))
+		}
+	}
+	if i.LastError != "" && o.output.value != "wide" {
+		lines = append(lines, "! last error: "+i.LastError)
+	}
+	for _, warning := range i.Warnings {
+		lines = append(lines, "! "+warning)
+	}
+	for _, other := range i.Others {
+		for _, note := range other.Notes {
+			lines = append(lines, "! "+other.Owner+": "+note)
+		}
+	}
+	return append(lines, errorLines(i.Error)...)
+}
+
+// portMaps are ports as --portmap takes them: "8080, udp/53:5353".
+func portMaps(ports []api.PortMap) string {
+	var texts []string
+	for _, p := range ports {
+		text := portNumber(p.Protocol, p.Container)
+		if p.Local != p.Container {
+			text += fmt.Sprintf(":%d", p.Local)
+		}
+		texts = append(texts, text)
+	}
+	return strings.Join(texts, ", ")
+}
+
+func agentPorts(ports []api.AgentPort) string {
+	var texts []string
+	for _, p := range ports {
+		texts = append(texts, portNumber(p.Protocol, p.Port))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// portNumber is "8080" or "udp/53".
+func portNumber(protocol string, port uint16) string {
+	if protocol == "" || protocol == "tcp" {
+		return fmt.Sprint(port)
+	}
+	return fmt.Sprintf("%s/%d", protocol, port)
+}
