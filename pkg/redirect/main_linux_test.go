@@ -42,6 +42,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// nobody has no capability.
+var nobody = syscall.Credential{Uid: 65534, Gid: 65534}
+
 // child is a command that runs a role of this test binary. It has no Pdeathsig, which is sent when the thread ends that started
 // the process, and threads that have been in the client's namespace end: the end of its input tells it.
 func child(role string, args ...string) *exec.Cmd {
@@ -79,10 +82,28 @@ func newPod(t *testing.T) pod {
 	} {
 		testenv.Run(t, "ip "+args)
 	}
+	waitLocal(t, output, "fd00:1::2")
+	waitLocal(t, p.client.Output, "fd00:1::9")
+	waitLocal(t, p.client.Output, "2001:db8::7")
 	for _, of := range []string{"all", "default", "eth0", "lo"} {
 		sysctl(t, "ipv4/conf/"+of+"/rp_filter", "1")
 	}
 	return p
+}
+
+// waitLocal waits for the route of an IPv6 address, which the kernel makes a moment after the address.
+func waitLocal(t *testing.T, output func(string, ...string) (string, error), addr string) {
+	t.Helper()
+	testenv.Until(t, addr+" is local", func() bool {
+		out, err := output("ip", "-6", "route", "show", "table", "local", addr)
+		return err == nil && strings.Contains(out, "local "+addr)
+	})
+}
+
+// output runs a program in the pod, as Namespace.Output does in the client's namespace.
+func output(name string, args ...string) (string, error) {
+	out, err := exec.Command(name, args...).CombinedOutput()
+	return string(out), err
 }
 
 func sysctl(t *testing.T, name, value string) {
@@ -272,7 +293,8 @@ func check(t *testing.T, what, got, want string) {
 	}
 }
 
-// redirectRole redirects ports 80 and 53 in a process of its own, which serves them, and ends when it is told to, or killed.
+// redirectRole does all that there is in a process of its own, which has the ports 80 and 53, and ends when it is told to, or
+// killed.
 func redirectRole() error {
 	for _, s := range append(redirector(8080), redirector(5353)...) {
 		stop, err := s.start()
@@ -291,15 +313,19 @@ func redirectRole() error {
 	if err := r.Transparent(); err != nil {
 		return err
 	}
+	if _, err := Flush([]Port{{TCP, 80}, {UDP, 53}}); err != nil {
+		return err
+	}
 	fmt.Println("ready")
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return errors.Join(err, r.Close())
 }
 
-// holder is a process of redirectRole, to be killed.
+// holder is a process of redirectRole, to be killed. Its only capability is NET_ADMIN.
 func holder(t *testing.T, name string) *exec.Cmd {
 	t.Helper()
 	cmd := child("redirect", name)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &nobody, AmbientCaps: []uintptr{unix.CAP_NET_ADMIN}}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

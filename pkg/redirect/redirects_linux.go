@@ -147,8 +147,9 @@ func (r *Redirects) build() error {
 
 // Set says which ports are redirected, and to which local ports: whoever listens there does so at all addresses, in both
 // families. Each connection meets what was set before or what is set now, nothing in between. A TCP connection that is open
-// stays where it is; a UDP flow that began before its port was redirected stays with the application, and one that is
-// redirected goes with its port: back, or to another local port. UDP ports need local ports of their own.
+// stays where it is. A UDP flow that began between New and the redirect of its port stays with the application, one of which
+// the kernel did not know before counts as new, and one that is redirected goes with its port: back, or to another local port.
+// UDP ports need local ports of their own.
 func (r *Redirects) Set(ports map[Port]uint16) error {
 	if err := validate(ports); err != nil {
 		return err

@@ -297,7 +297,7 @@ func TestNewErrors(t *testing.T) {
 		t.Errorf("a name that is taken: %v", err)
 	}
 	cmd := child("unprivileged")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &nobody}
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)

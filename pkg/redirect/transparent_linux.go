@@ -239,7 +239,9 @@ func (r *Redirects) removeRoutes() error {
 }
 
 // absent says that there is nothing to remove: no such rule, no such route, no such family.
-func absent(err error) bool { return ignore(err, unix.ENOENT, unix.ESRCH, unix.EAFNOSUPPORT) == nil }
+func absent(err error) bool {
+	return ignore(err, unix.ENOENT, unix.ESRCH, unix.EAFNOSUPPORT, unix.EOPNOTSUPP) == nil
+}
 
 func ignore(err error, those ...error) error {
 	for _, e := range those {

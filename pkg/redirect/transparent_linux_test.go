@@ -217,6 +217,7 @@ func TestTransparentErrors(t *testing.T) {
 	testenv.Run(t, "ip addr add fd00:1::2/64 dev eth0 nodad")
 	testenv.Run(t, "ip link set eth0 up")
 	testenv.Run(t, "ip link set peer up")
+	waitLocal(t, output, "fd00:1::2")
 	err = r.Transparent()
 	if err == nil || !strings.Contains(err.Error(), "keeping clients' addresses in IPv4: there is no route to anybody") || strings.Contains(err.Error(), "IPv6") {
 		t.Errorf("without a route: %v", err)
@@ -229,6 +230,33 @@ func TestTransparentErrors(t *testing.T) {
 	}
 	if err := r.Transparent(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// A pod whose IPv6 is switched off has IPv4's.
+func TestWithoutIPv6(t *testing.T) {
+	if !testenv.InNamespace(t, "nft") {
+		return
+	}
+	p := newPod(t)
+	for _, of := range []string{"all", "default", "lo", "eth0"} {
+		sysctl(t, "ipv6/conf/"+of+"/disable_ipv6", "1")
+	}
+	serve(t, server{TCP, ":80", "app", nil})
+	serve(t, redirector(8080)...)
+	before := state(t)
+	r := transparent(t, "test")
+	set(t, r, map[Port]uint16{web: 8080})
+	check(t, "IPv4", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
+	check(t, "keeping addresses", from(t, r, TCP, "203.0.113.7", "10.1.0.2:80"), "app 203.0.113.7")
+	if n, err := Flush([]Port{web, dns}); err != nil || n != 0 {
+		t.Errorf("Flush: %d, %v", n, err)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, state(t)); diff != "" {
+		t.Errorf("left behind: -before +after\n%s", diff)
 	}
 }
 
