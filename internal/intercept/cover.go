@@ -20,9 +20,6 @@ const (
 	retryMin = 500 * time.Millisecond // after a step that failed
 	retryMax = 30 * time.Second
 
-	// turnTimeout is how long one pod may keep a turn from another: an image that is pulled takes minutes.
-	turnTimeout = 20 * time.Second
-
 	releaseTimeout = 2 * time.Second // of a claim that turned out to take nothing
 )
 
@@ -125,15 +122,7 @@ func (c *cover) attempt(ctx context.Context) error {
 	if err := c.i.await(ctx, c.runs); err != nil {
 		return err
 	}
-	done, err := c.i.turn(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer done()
-	timeout := time.AfterFunc(turnTimeout, done)
-	defer timeout.Stop()
-	c.set(func() { c.step = "the agent is being added" })
-	agent, err := c.i.ensureAgent(ctx, c.seen())
+	agent, err := c.add(ctx)
 	if err != nil {
 		return err
 	}
@@ -142,28 +131,27 @@ func (c *cover) attempt(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.listen(gctx, agent, greetings) })
 	g.Go(func() error { return c.keepLinked(gctx, greetings) })
-	g.Go(func() error {
-		err := c.prove(gctx)
-		done()
-		return err
-	})
+	g.Go(func() error { return c.prove(gctx) })
 	return g.Wait()
 }
 
-// turn waits until the cover may add its agent. What it returns gives the turn back.
-func (i *Intercept) turn(ctx context.Context, c *cover) (done func(), err error) {
+// add waits for the cover's turn, has our agent in the pod, and gives its container's name. A turn is for the API server's
+// sake: the kubelet then takes up to a second to say that the container runs, and that all pods may wait for together.
+func (c *cover) add(ctx context.Context) (agent string, err error) {
 	select {
 	case <-c.allowed:
-	case <-i.open:
+	case <-c.i.open:
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return "", ctx.Err()
 	}
 	select {
-	case i.slots <- struct{}{}:
-		return sync.OnceFunc(func() { <-i.slots }), nil
+	case c.i.slots <- struct{}{}:
+		defer func() { <-c.i.slots }()
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return "", ctx.Err()
 	}
+	c.set(func() { c.step = "the agent is being added" })
+	return c.i.ensureAgent(ctx, c.seen())
 }
 
 // listen hands over the greetings in the agent's log, until the container ends.
@@ -236,7 +224,7 @@ func (c *cover) newLink(g api.AgentGreeting) *link {
 			}
 			return c.i.cfg.Session.Dial(ctx, "tcp", to)
 		}, func(ctx context.Context) (net.Conn, error) {
-			return c.i.pods.PortForward(ctx, c.i.cfg.Namespace, c.name, g.Port)
+			return c.i.pods.DialPod(ctx, c.i.cfg.Namespace, c.name, g.Port)
 		})
 	}
 	l.change = func(change func(*linkState)) {

@@ -299,7 +299,7 @@ func (w *world) Dial(ctx context.Context, network string, addr netip.AddrPort) (
 	return near, nil
 }
 
-func (w *world) PortForward(ctx context.Context, _, pod string, port uint16) (net.Conn, error) {
+func (w *world) DialPod(ctx context.Context, _, pod string, port uint16) (net.Conn, error) {
 	w.mu.Lock()
 	agent := w.agents[w.pod(pod).UID]
 	w.mu.Unlock()

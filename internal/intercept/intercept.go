@@ -57,7 +57,7 @@ type pods interface {
 	// Inject adds an agent to the pod, unless its owner has one there, and gives its container's name.
 	Inject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) (container string, err error)
 	FollowLog(ctx context.Context, namespace, pod, container string, line func(string)) error
-	PortForward(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error)
+	DialPod(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error)
 	Kube() kubernetes.Interface
 }
 
