@@ -14,7 +14,9 @@ import (
 
 func runDaemon(ctx context.Context, paths config.Paths, ready func()) error {
 	leaveProcessors()
-	return daemon.Run(ctx, daemon.Config{Paths: paths, NewHelper: newClient, Ready: ready})
+	return daemon.Run(ctx, daemon.Config{
+		Paths: paths, NewHelper: newClient, Interceptor: daemon.NewInterceptor(), Ready: ready,
+	})
 }
 
 // leaveProcessors keeps the data path to half of the machine's processors. The other half is for the programs that it

@@ -295,7 +295,7 @@ func TestResolverAnswers(t *testing.T) {
 			if _, err := s[0].SetLink(t.Context(), link("kubevpn0")); err != nil {
 				t.Fatal(err)
 			}
-			zone := &dns.Zone{Domain: "cluster.local", Cluster: cluster{}}
+			zone := &dns.Zone{Domain: "cluster.local", Cluster: clusterDNS{}}
 			if err := s[0].SetZone(zone); err != nil {
 				t.Fatal(err)
 			}
@@ -344,22 +344,22 @@ func TestDomainTaken(t *testing.T) {
 		}
 	}
 	taken(false, false, false)
-	set(0, &dns.Zone{Domain: "other.local", Cluster: cluster{}})
+	set(0, &dns.Zone{Domain: "other.local", Cluster: clusterDNS{}})
 	taken(false, false, false)
-	set(1, &dns.Zone{Domain: "Cluster.Local", Cluster: cluster{}})
+	set(1, &dns.Zone{Domain: "Cluster.Local", Cluster: clusterDNS{}})
 	taken(false, false, true) // the first has its place already
-	set(2, &dns.Zone{Domain: "cluster.local", Cluster: cluster{}})
+	set(2, &dns.Zone{Domain: "cluster.local", Cluster: clusterDNS{}})
 	taken(false, false, true)
 	set(1, nil)
 	taken(false, true, false)
 }
 
-// cluster answers every name with the address 10.96.0.80.
-type cluster struct{}
+// clusterDNS answers every name with the address 10.96.0.80.
+type clusterDNS struct{}
 
-func (cluster) Name() string { return "cluster" }
+func (clusterDNS) Name() string { return "cluster" }
 
-func (cluster) ServeDNS(_ context.Context, q *mdns.Msg) (*mdns.Msg, error) {
+func (clusterDNS) ServeDNS(_ context.Context, q *mdns.Msg) (*mdns.Msg, error) {
 	reply := new(mdns.Msg).SetReply(q)
 	rr, err := mdns.NewRR(q.Question[0].Name + " 5 IN A 10.96.0.80")
 	reply.Answer = append(reply.Answer, rr)
@@ -387,7 +387,7 @@ func ask(t *testing.T, network, server, name string) string {
 func TestServeDNSInsideTunnel(t *testing.T) {
 	h := newFakeHelper()
 	_, s := shares(t, h, 1)
-	if err := s[0].SetZone(&dns.Zone{Domain: "cluster.local", Cluster: cluster{}}); err != nil {
+	if err := s[0].SetZone(&dns.Zone{Domain: "cluster.local", Cluster: clusterDNS{}}); err != nil {
 		t.Fatal(err)
 	}
 	p, l, err := listenBoth(netip.MustParseAddr("127.0.0.1"))

@@ -1,8 +1,22 @@
 package daemon
 
-import "kubevpn/internal/session"
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
 
-// NewSession makes a Connection of internal/session. It is the one place where the two meet.
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/config"
+	"kubevpn/internal/intercept"
+	"kubevpn/internal/session"
+	"kubevpn/internal/version"
+)
+
+// This is the one place where the daemon meets internal/session and internal/intercept.
+
+// NewSession makes a Connection of internal/session.
 func NewSession(c ConnectionConfig) (Connection, error) {
 	s, err := session.New(session.Config{
 		Request: c.Request, Network: c.Network, ClientID: c.ClientID, Progress: c.Progress, Logger: c.Logger,
@@ -11,4 +25,58 @@ func NewSession(c ConnectionConfig) (Connection, error) {
 		return nil, err // a bare return of (s, err) would be a typed nil in the interface
 	}
 	return s, nil
+}
+
+// NewInterceptor makes intercepts of internal/intercept, on connections of NewSession.
+func NewInterceptor() Interceptor { return interceptor{} }
+
+type interceptor struct{}
+
+// Resolve asks the cluster only where it has to: for kinds that are not Kubernetes' own.
+func (interceptor) Resolve(ctx context.Context, account api.ConnectRequest, workload string) (string, error) {
+	kind, name, _ := strings.Cut(workload, "/")
+	if known := builtinKind(kind); known != "" {
+		return known + "/" + name, nil
+	}
+	c, err := clusterOf(account, nil)
+	if err != nil {
+		return "", err
+	}
+	w, err := c.Workload(ctx, account.Namespace, workload)
+	if err != nil {
+		return "", err
+	}
+	return w.String(), nil
+}
+
+func (interceptor) Intercept(c InterceptConfig) (Intercept, error) {
+	s, ok := c.Connection.(intercept.Session)
+	if !ok {
+		return nil, fmt.Errorf("nothing can be intercepted by way of a %T", c.Connection)
+	}
+	own, err := clusterOf(c.Account, c.Logger)
+	if err != nil {
+		return nil, err
+	}
+	i, err := intercept.New(intercept.Config{
+		Cluster: own, Session: s, Namespace: c.Account.Namespace, Workload: c.Workload, Spec: c.Spec, Image: agentImage(c.Account),
+		Owner: c.Owner.Name, Key: c.Owner.Key, Progress: c.Progress, Logger: c.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+// clusterOf is the cluster under the account, which may be another than that of the connection.
+func clusterOf(account api.ConnectRequest, logger *slog.Logger) (*cluster.Cluster, error) {
+	return cluster.Load(account.Kubeconfig, cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: logger})
+}
+
+// agentImage is the image that was asked for, or "", which is the traffic manager's: the nodes can pull that.
+func agentImage(account api.ConnectRequest) string {
+	if account.Image == config.Default().Image {
+		return ""
+	}
+	return account.Image
 }
