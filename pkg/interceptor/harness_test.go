@@ -61,7 +61,9 @@ func newRig(tb testing.TB, app string, configure ...func(*Config)) *rig {
 	ctx, cancel := context.WithCancel(context.Background())
 	r.stop = cancel
 	dst := l.Addr().(*net.TCPAddr).AddrPort()
-	r.conns.Go(func() {
+	accepting := make(chan struct{})
+	go func() {
+		defer close(accepting)
 		for {
 			conn, err := l.Accept()
 			if err != nil {
@@ -71,10 +73,11 @@ func newRig(tb testing.TB, app string, configure ...func(*Config)) *rig {
 				r.i.ServeConn(ctx, conn, Flow{"tcp", conn.RemoteAddr().(*net.TCPAddr).AddrPort(), dst})
 			})
 		}
-	})
+	}()
+	context.AfterFunc(ctx, func() { l.Close() })
 	tb.Cleanup(func() {
 		cancel()
-		l.Close()
+		<-accepting
 		r.conns.Wait()
 	})
 	return r

@@ -15,6 +15,9 @@ import (
 // maxHead is how long the head of a request or an answer may be.
 const maxHead = 1 << 20
 
+// goodbye is how long a client whose request was not read to its end has to read the answer.
+const goodbye = 500 * time.Millisecond
+
 // newServer gives the server whose connections are handed over one by one, by serveHTTP.
 func (i *Interceptor) newServer() *http.Server {
 	protocols := new(http.Protocols)
@@ -24,7 +27,9 @@ func (i *Interceptor) newServer() *http.Server {
 		Handler:        http.HandlerFunc(i.serveRequest),
 		Protocols:      protocols,
 		MaxHeaderBytes: maxHead,
-		BaseContext:    func(l net.Listener) context.Context { return l.(*oneListener).ctx },
+		// "OPTIONS *" is a request like others.
+		DisableGeneralOptionsHandler: true,
+		BaseContext:                  func(l net.Listener) context.Context { return l.(*oneListener).ctx },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, c)
 		},
@@ -68,6 +73,7 @@ type clientConn struct {
 	dial    dialer
 	mirrors *mirrors
 	closed  chan struct{}
+	life    context.Context // ends with ServeConn
 
 	closing sync.Once
 
@@ -102,6 +108,9 @@ func (i *Interceptor) serveHTTP(ctx, hard context.Context, c *clientConn) {
 	c.upstreams = make(map[string]*upstream)
 	c.conns = make(map[*trackedConn]struct{})
 	c.mirrors = newMirrors(hard, c.dial)
+	var cancel context.CancelFunc
+	c.life, cancel = context.WithCancel(hard)
+	defer cancel()
 	stop := context.AfterFunc(ctx, c.drain)
 	defer stop()
 	// Its error tells that the listener has no second connection.
@@ -165,9 +174,10 @@ func (c *clientConn) finish() {
 // drain has the connection end as soon as it is idle.
 func (c *clientConn) drain() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.draining = true
-	if c.idle {
+	idle := c.idle
+	c.mu.Unlock()
+	if idle {
 		c.Close()
 	}
 }
@@ -180,9 +190,10 @@ func (c *clientConn) isDraining() bool {
 
 func (c *clientConn) setIdle(idle bool) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.idle = idle
-	if idle && c.draining && !c.http2 { // HTTP/2 has said GOAWAY, and ends by itself
+	over := idle && c.draining && !c.http2 // HTTP/2 has said GOAWAY, and ends by itself
+	c.mu.Unlock()
+	if over {
 		c.Close()
 	}
 }
@@ -254,6 +265,14 @@ func (c *clientConn) deafen() {
 
 // Close is called by the server.
 func (c *clientConn) Close() error {
+	c.mu.Lock()
+	deaf := c.deaf
+	c.mu.Unlock()
+	if deaf && closeWrite(c.Conn) == nil {
+		// If it were closed with something unread, the client would be reset, and might lose the answer.
+		c.Conn.SetReadDeadline(time.Now().Add(goodbye))
+		_, _ = io.CopyN(io.Discard, c.Conn, maxDiscard)
+	}
 	err := c.Conn.Close()
 	c.closing.Do(func() { close(c.closed) })
 	return err

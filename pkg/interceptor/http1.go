@@ -343,6 +343,9 @@ func (x *exchange) run() (err error) {
 			x.c.deafen() // the client's connection will be reset
 		}
 		x.upload.wait(x.c, u)
+		if !x.upload.read {
+			x.c.deafen()
+		}
 	}
 	u.close()
 	return err
@@ -359,7 +362,7 @@ func (x *exchange) over(u *upstream) (done bool, err error) {
 	if hasBody(x.r) {
 		x.upload = &upload{done: make(chan struct{}), wanted: make(chan bool, 1)}
 		go x.upload.run(x, u)
-	} else {
+	} else if x.upgrade == "" && x.r.Method != http.MethodConnect { // what follows could still be meant for the upstream
 		x.c.sent()
 	}
 	resp, err := x.readHead(u)
@@ -527,7 +530,8 @@ type upload struct {
 	done   chan struct{}
 	begun  atomic.Bool // the client was told to send it
 	moved  atomic.Int64
-	whole  bool // all of it was sent; valid when done
+	read   bool // all of it was read of the client; valid when done
+	whole  bool // and was sent
 }
 
 // want says, once, whether the body is wanted. Only where the client asked that does somebody hear it.
@@ -589,6 +593,7 @@ func (l *upload) copy(x *exchange, u *upstream) (err error) {
 		case readErr == nil:
 			continue
 		case readErr == io.EOF:
+			l.read = true
 		case errors.Is(readErr, io.ErrUnexpectedEOF):
 			closeWrite(u.Conn) // as the client did
 			return readErr

@@ -37,6 +37,10 @@ func (c *clientConn) transport(t target, major int) http.RoundTripper {
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxHead,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			// net/http goes on dialing when who asked for it has gone.
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			defer context.AfterFunc(c.life, cancel)()
 			conn, err := c.dial(ctx, t, c.flow)
 			if err != nil {
 				return nil, &dialError{err}
@@ -111,6 +115,14 @@ func (b *requestBody) Read(p []byte) (int, error) {
 		b.copies.end(err)
 	}
 	return n, err
+}
+
+// Close is called by net/http also when nothing was read, and then another attempt may follow.
+func (b *requestBody) Close() error {
+	if b.begun.Load() {
+		return b.ReadCloser.Close()
+	}
+	return nil
 }
 
 // serve2 answers an HTTP/2 request.
