@@ -39,7 +39,12 @@ func TestMirrorGetsACopy(t *testing.T) {
 			w.Write(body)
 		})))
 		stats := new(Stats)
-		r.claim(Claim{ID: "me", Match: header(t, "x-user=me"), Taker: &taker{addr: serve(t, says("mine"))}},
+		r.claim(Claim{ID: "me", Match: header(t, "x-user=me"), Taker: &taker{addr: serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				t.Error(err)
+			}
+			io.WriteString(w, "mine")
+		}))}},
 			Claim{ID: "mirror", Mirror: true, Taker: &taker{addr: laptop}, Stats: stats})
 		c := client(t, major)
 		for _, tt := range []struct{ user, body, want string }{{"you", "hello", "hello"}, {"me", "12", "mine"}, {"you", strings.Repeat("x", 100<<10), strings.Repeat("x", 100<<10)}} {
