@@ -21,15 +21,16 @@ type Table struct {
 	// Conn is the connection whose socket owns the table. What is done with it takes effect with Flush, all at once or, after
 	// an error, not at all.
 	*nftables.Conn
-	table  *nftables.Table
-	socket *netlink.Conn
+	table    *nftables.Table
+	socket   *netlink.Conn
+	inFlight int // a file descriptor: see fly
 }
 
 // Open makes a table. An error says what the machine lacks, or that there is a table of that name.
 func Open(name string) (t *Table, err error) {
 	// The library has no owner flag, so the table is made by hand on the library's own socket: the kernel takes
 	// the chains and rules of an owner's table from the socket that made it, and from no other.
-	t = &Table{table: &nftables.Table{Name: name, Family: nftables.TableFamilyINet}}
+	t = &Table{table: &nftables.Table{Name: name, Family: nftables.TableFamilyINet}, inFlight: -1}
 	t.Conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		t.socket = c
 		return nil
@@ -44,11 +45,42 @@ func Open(name string) (t *Table, err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("making a table with an owner (Linux 5.12 or newer): %w", err), t.Close())
 	}
+	if err := t.fly(); err != nil {
+		return nil, errors.Join(fmt.Errorf("keeping the table until the process has ended: %w", err), t.Close())
+	}
 	return t, nil
 }
 
-// Close removes the table, with all that is in it: the kernel does.
-func (t *Table) Close() error { return t.CloseLasting() }
+// fly has the table outlive all other sockets of a process that is killed. What the kernel says for them as it closes them
+// needs the table: the end of a connection finds the peer by the NAT that the connection began with, and the last table with NAT
+// takes that of all connections along. Files are closed in an order that depends on their numbers; but one that is on its way in
+// a message to a socket is closed after that, hence after the others. So the table's socket is sent to one that never reads.
+func (t *Table) fly() error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	t.inFlight = pair[1]
+	raw, err := t.socket.SyscallConn()
+	if err == nil {
+		var sendErr error
+		err = raw.Control(func(fd uintptr) {
+			sendErr = unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(int(fd)), nil, 0)
+		})
+		err = errors.Join(err, sendErr)
+	}
+	return errors.Join(err, unix.Close(pair[0]))
+}
+
+// Close removes the table, with all that is in it: the kernel does. A second Close does nothing.
+func (t *Table) Close() error {
+	err := t.CloseLasting()
+	if t.inFlight >= 0 {
+		err = errors.Join(err, unix.Close(t.inFlight))
+		t.inFlight = -1
+	}
+	return err
+}
 
 // Table is what sets of the table name.
 func (t *Table) Table() *nftables.Table { return t.table }

@@ -303,9 +303,21 @@ func redirectRole() error {
 		}
 		defer stop()
 	}
+	// The connections to come get lower numbers than what New opens, whatever the kernel makes of the order.
+	var lower []*os.File
+	for range 30 {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			return err
+		}
+		lower = append(lower, f)
+	}
 	r, err := New(Config{Name: os.Args[1], Mark: testMark})
 	if err != nil {
 		return err
+	}
+	for _, f := range lower {
+		f.Close()
 	}
 	if err := r.Set(map[Port]uint16{{TCP, 80}: 8080, {UDP, 53}: 5353}); err != nil {
 		return err
