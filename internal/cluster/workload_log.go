@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 
@@ -67,6 +68,7 @@ type logFollower struct {
 	namespace, pod, container string
 	line                      func(string)
 
+	uid  types.UID // of the pod, once it was seen: another may take its name
 	last time.Time // the kubelet's stamp of the latest line
 	same int       // lines that had it
 }
@@ -178,6 +180,12 @@ func (f *logFollower) watch(ctx context.Context, version string, start bool) (en
 
 // judge says whether a state of the pod is enough, and what it means.
 func (f *logFollower) judge(p *corev1.Pod, start bool) (enough bool, over *ContainerEnded, err error) {
+	if f.uid == "" {
+		f.uid = p.UID
+	}
+	if p.UID != f.uid {
+		return true, nil, podGone(f.namespace, f.pod)
+	}
 	if t := ended(p, f.container); t != nil {
 		return true, &ContainerEnded{f.namespace, f.pod, f.container, t.ExitCode, t.Reason, oneLine(t.Message)}, nil
 	}

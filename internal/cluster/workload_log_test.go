@@ -151,6 +151,8 @@ func TestFollowLog(t *testing.T) {
 	}
 	failed := holding(with("agent", me))
 	failed.Status.Phase = corev1.PodFailed
+	successor := in(running)
+	successor.UID = "2"
 	nobody := new(corev1.Pod) // stands for none
 	long := strings.Repeat("x", 2*lineMax)
 	for _, tt := range []struct {
@@ -179,6 +181,7 @@ func TestFollowLog(t *testing.T) {
 		{name: "starts_late", first: holding(with("agent", me)), later: in(died), logs: texts(text(stamped("a"), false)),
 			want: []string{"a"}, code: api.ExitInject, err: "has ended", ended: 137},
 		{name: "goes", first: holding(with("agent", me)), later: nobody, code: api.ExitInject, err: "has gone", gone: true},
+		{name: "another_of_the_name", first: in(running), later: successor, logs: texts(text(stamped("a"), false)), want: []string{"a"}, code: api.ExitInject, err: "has gone", gone: true},
 		{name: "no_pod", code: api.ExitInject, err: "the pod ns/web-1 has gone", gone: true},
 		{name: "pod_failed", first: failed, code: api.ExitInject, err: "has gone", gone: true},
 		{name: "no_image", first: in(waits("ErrImagePull")), code: api.ExitImagePull, err: "ErrImagePull: so it is"},
