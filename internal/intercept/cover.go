@@ -71,8 +71,13 @@ func (c *cover) seen() *corev1.Pod {
 	return c.pod
 }
 
-// runs reports whether an agent can be added: the pod has a network. i.mu is held.
+// runs reports whether the pod has a network; i.mu is held.
 func (c *cover) runs() bool { return c.pod.Status.PodIP != "" && c.pod.DeletionTimestamp == nil }
+
+// placed reports whether an agent can be added: the pod has a node. An agent that was added before the pod runs starts right
+// after the application, and is seldom later than its readiness; one that is added afterwards waits for the kubelet twice,
+// up to a second each time. i.mu is held.
+func (c *cover) placed() bool { return c.pod.Spec.NodeName != "" && c.pod.DeletionTimestamp == nil }
 
 // covered reports whether matching requests of the pod come here; i.mu is held.
 func (c *cover) covered() bool { return c.proved && c.linked.claimed && c.linked.attached }
@@ -86,7 +91,7 @@ func (c *cover) reason() string {
 		return c.failed.Error()
 	case c.link != nil && c.linked.err != nil:
 		return c.step + ": " + c.linked.err.Error()
-	case !c.runs() && c.link == nil:
+	case !c.placed() && c.link == nil:
 		return "it does not run"
 	}
 	return c.step
@@ -119,7 +124,7 @@ func (c *cover) run(ctx context.Context) {
 // attempt goes through the steps, and returns when one fails, the agent ends, or ctx does.
 func (c *cover) attempt(ctx context.Context) error {
 	c.set(func() { c.step = "waits for its turn" })
-	if err := c.i.await(ctx, c.runs); err != nil {
+	if err := c.i.await(ctx, c.placed); err != nil {
 		return err
 	}
 	agent, err := c.add(ctx)
@@ -298,7 +303,7 @@ func (c *cover) waitsForOwn() bool {
 
 // prove waits until the pod's requests are claimed, and sees whether they come. Where they do not, it takes the claim back.
 func (c *cover) prove(ctx context.Context) error {
-	if err := c.i.await(ctx, func() bool { return c.linked.claimed && c.linked.attached }); err != nil {
+	if err := c.i.await(ctx, func() bool { return c.linked.claimed && c.linked.attached && c.runs() }); err != nil {
 		return err
 	}
 	if err := c.i.provePod(ctx, c); err != nil {

@@ -108,6 +108,7 @@ func (w *world) addPod(name string) *corev1.Pod {
 	n := len(w.said) + 1
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(fmt.Sprintf("uid-%d", n))},
+		Spec:       corev1.PodSpec{NodeName: "node1"},
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: fmt.Sprintf("10.244.0.%d", n)},
 	}
 	w.list = append(w.list, p)
