@@ -180,13 +180,14 @@ func (s server) startPackets() (stop func(), err error) {
 		return nil, err
 	}
 	go func() {
-		buf := make([]byte, 2048)
+		buf := make([]byte, 1<<16)
 		for {
-			_, from, err := pc.ReadFrom(buf)
+			n, from, err := pc.ReadFrom(buf)
 			if err != nil {
 				return
 			}
-			if _, err := pc.WriteTo(fmt.Appendf(nil, "%s %s\n", s.name, host(from)), from); err != nil {
+			answer := fmt.Sprintf("%s %s", s.name, host(from))
+			if _, err := pc.WriteTo(fmt.Appendf(nil, "%-*s\n", n-1, answer), from); err != nil { // as long as the question
 				fmt.Fprintln(os.Stderr, "answering", from, err)
 			}
 		}
@@ -261,16 +262,22 @@ func (p pod) ask(network, address string) string {
 	return ask(c)
 }
 
-func ask(c net.Conn) string {
+func ask(c net.Conn) string { return askAt(c, 1) }
+
+// askAt asks at length.
+func askAt(c net.Conn, length int) string {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err.Error()
 	}
-	if _, err := io.WriteString(c, "?\n"); err != nil {
+	if _, err := io.WriteString(c, strings.Repeat("?", length)+"\n"); err != nil {
 		return err.Error()
 	}
-	answer, err := bufio.NewReader(c).ReadString('\n')
+	answer, err := bufio.NewReaderSize(c, 1<<16).ReadString('\n')
 	if err != nil {
 		return err.Error()
+	}
+	if _, isUDP := c.(*net.UDPConn); isUDP && len(answer) < length+1 {
+		return fmt.Sprintf("%d bytes", len(answer))
 	}
 	return strings.TrimSpace(answer)
 }

@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -65,12 +67,9 @@ type Redirects struct {
 }
 
 // New makes the table, empty as yet, and so proves that the kernel can redirect. An error says what is missing. It takes over
-// what an earlier process of the same Mark has left.
+// what an earlier process of the same Mark has left, and waits for the table of one that is ending.
 func New(cfg Config) (*Redirects, error) {
-	table, err := ownertable.Open(cfg.Name)
-	if errors.Is(err, os.ErrPermission) {
-		return nil, fmt.Errorf("the table %s: it takes the capability NET_ADMIN, and that nobody has a table of that name: %w", cfg.Name, err)
-	}
+	table, err := openTable(cfg.Name)
 	if err != nil {
 		return nil, fmt.Errorf("the table %s: %w", cfg.Name, err)
 	}
@@ -82,6 +81,37 @@ func New(cfg Config) (*Redirects, error) {
 		return nil, errors.Join(fmt.Errorf("making the chains of a redirect (nf_tables with nat, fib and ct): %w", err), table.Close())
 	}
 	return r, nil
+}
+
+// endingTimeout is how long a process that was killed may take to end. Its table is the last of it that goes.
+const endingTimeout = time.Second
+
+func openTable(name string) (*ownertable.Table, error) {
+	for began := time.Now(); ; {
+		table, err := ownertable.Open(name)
+		if !errors.Is(err, os.ErrPermission) {
+			return table, err
+		}
+		switch taken, listErr := tableExists(name); {
+		case listErr != nil: // that, too, takes the capability
+			return nil, fmt.Errorf("it takes the capability NET_ADMIN: %w", err)
+		case time.Since(began) < endingTimeout: // nothing tells when
+			time.Sleep(2 * time.Millisecond)
+		case taken:
+			return nil, fmt.Errorf("somebody else has it: %w", err)
+		default:
+			return nil, err
+		}
+	}
+}
+
+func tableExists(name string) (bool, error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return false, err
+	}
+	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
+	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == name }), err
 }
 
 func (r *Redirects) build() error {
@@ -184,7 +214,7 @@ func (r *Redirects) Set(ports map[Port]uint16) error {
 	if err := r.table.Flush(); err != nil {
 		return fmt.Errorf("redirecting %v: %w", ports, err)
 	}
-	r.logger.Info("ports are redirected", "ports", ports)
+	r.logger.Info("ports are redirected", "ports", fmt.Sprint(ports))
 	return nil
 }
 

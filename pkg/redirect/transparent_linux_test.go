@@ -306,6 +306,23 @@ func TestTwo(t *testing.T) {
 		t.Errorf("left behind: -before +after\n%s", diff)
 	}
 
+	// The next may come while the last one is ending.
+	ending := holder(t, "test-4")
+	if err := ending.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	next := transparent(t, "test-4")
+	set(t, next, map[Port]uint16{web: 9080})
+	check(t, "after one that was ending", p.ask("tcp", "10.1.0.2:80"), "second 10.1.0.9")
+	check(t, "keeping addresses, after one that was ending", from(t, next, TCP, "203.0.113.7", "10.1.0.2:80"), "app 203.0.113.7")
+	if err := next.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_ = ending.Wait() // "signal: killed"
+	if diff := cmp.Diff(before, state(t)); diff != "" {
+		t.Errorf("left behind: -before +after\n%s", diff)
+	}
+
 	kill(t, holder(t, "test-4"))
 	if left := state(t); !strings.Contains(left, "fwmark") || strings.Contains(left, "table inet") {
 		t.Errorf("one that was killed leaves:\n%s", left)
