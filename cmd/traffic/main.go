@@ -1,4 +1,5 @@
-// Command traffic is the program in the cluster: the traffic manager, and the gateway of its pod.
+// Command traffic is the program in the cluster: the traffic manager, the gateway of its pod, and the agents in pods of
+// intercepted workloads.
 package main
 
 import (
@@ -8,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevpn/internal/agent"
 	"kubevpn/internal/api"
 	"kubevpn/internal/gateway"
 	"kubevpn/internal/manager"
@@ -21,7 +23,7 @@ func main() {
 		Version:       version.Full(),
 		SilenceErrors: true,
 	}
-	root.AddCommand(manager.NewCommand(), gateway.NewCommand())
+	root.AddCommand(manager.NewCommand(), gateway.NewCommand(), agent.NewCommand())
 	if err := root.ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "traffic:", err)
 		os.Exit(int(api.AsError(err).Code))

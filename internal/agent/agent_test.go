@@ -1,0 +1,768 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/door"
+	"kubevpn/pkg/transport"
+)
+
+// want fails the test unless an error is of the code and has the text in it.
+func want(t *testing.T, err error, code api.ExitCode, text string) {
+	t.Helper()
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != code || !strings.Contains(e.Message, text) {
+		t.Errorf("got %v, want code %d with %q", err, code, text)
+	}
+}
+
+func TestClaim(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		m := p.connect(alice)
+		if s := m.state("at the beginning", func(*api.AgentState) bool { return true }); len(s.Claims) != 0 || s.Claims == nil {
+			t.Errorf("%+v", s)
+		}
+		began := time.Now()
+		if err := m.claim("1", "x-user=me"); err != nil {
+			t.Fatal(err)
+		}
+		s := m.state("the claim", func(s *api.AgentState) bool { return len(s.Claims) == 1 })
+		c := s.Claims[0]
+		if c.ID != "1" || c.Owner != "alice@laptop" || !c.Mine || c.Away || c.Match != "x-user=me" || c.Mirror || len(c.Ports) != 1 ||
+			c.Since.Before(began) || c.Since.After(time.Now()) || s.Source != "address" {
+			t.Errorf("%+v of %+v", c, s)
+		}
+		if got := p.kernel.ports(); got != "[{tcp 8080}]" {
+			t.Errorf("redirected: %s", got)
+		}
+		if got := p.ask("X-User=me"); got != "alice@laptop" {
+			t.Errorf("%s answers", got)
+		}
+		if got := p.ask("X-User=you"); got != "application" {
+			t.Errorf("%s answers what was not claimed", got)
+		}
+		m.state("a request", func(s *api.AgentState) bool { return s.Claims[0].Requests == 1 })
+		if err := m.claim("1"); err != nil { // the same claim, for everything
+			t.Fatal(err)
+		}
+		again := m.state("the other match", func(s *api.AgentState) bool { return s.Claims[0].Match != "x-user=me" }).Claims
+		if len(again) != 1 || again[0].Requests != 1 || !again[0].Since.Equal(c.Since) {
+			t.Errorf("replaced: %+v", again)
+		}
+		if got := p.ask("X-User=you"); got != "alice@laptop" {
+			t.Errorf("%s answers", got)
+		}
+		if err := m.order(api.AgentOrder{Release: "1"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := p.ask("X-User=you"); got != "application" {
+			t.Errorf("%s answers after the release", got)
+		}
+		if got := p.kernel.ports(); got != "[]" {
+			t.Errorf("redirected: %s", got)
+		}
+		if err := m.order(api.AgentOrder{Release: "1"}); err != nil {
+			t.Errorf("a second release: %v", err)
+		}
+	})
+}
+
+// What a laptop asks for that makes no sense is refused, and nothing else of it ends.
+func TestOrders(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		m := p.connect(alice)
+		claim := func(change func(*api.ClaimOrder)) error {
+			o := claimOrder("1")
+			change(o)
+			return m.order(api.AgentOrder{Claim: o})
+		}
+		tcp := func(numbers ...uint16) (ports []api.AgentPort) {
+			for _, n := range numbers {
+				ports = append(ports, api.AgentPort{Protocol: "tcp", Port: n})
+			}
+			return ports
+		}
+		for name, test := range map[string]struct {
+			change func(*api.ClaimOrder)
+			code   api.ExitCode
+			text   string
+		}{
+			"no-id":       {func(o *api.ClaimOrder) { o.ID = "" }, api.ExitUsage, "ID"},
+			"long-id":     {func(o *api.ClaimOrder) { o.ID = strings.Repeat("x", 129) }, api.ExitUsage, "ID"},
+			"no-port":     {func(o *api.ClaimOrder) { o.Ports = nil }, api.ExitUsage, "ports"},
+			"many-ports":  {func(o *api.ClaimOrder) { o.Ports = make([]api.AgentPort, 65) }, api.ExitUsage, "ports"},
+			"port-zero":   {func(o *api.ClaimOrder) { o.Ports = tcp(0) }, api.ExitUsage, "tcp/0"},
+			"sctp":        {func(o *api.ClaimOrder) { o.Ports[0].Protocol = "sctp" }, api.ExitUsage, "sctp/8080"},
+			"twice":       {func(o *api.ClaimOrder) { o.Ports = tcp(80, 80) }, api.ExitUsage, "port 80 is claimed twice"},
+			"own-port":    {func(o *api.ClaimOrder) { o.Ports = tcp(7) }, api.ExitConflict, "port 7 is the traffic agent's own"},
+			"expression":  {func(o *api.ClaimOrder) { o.Match.Path = "=~(" }, api.ExitUsage, "path"},
+			"certificate": {func(o *api.ClaimOrder) { o.TLS = &api.TLSTermination{Key: []byte("k")} }, api.ExitUsage, "certificate"},
+		} {
+			if err := api.AsError(claim(test.change)); err == nil || err.Code != test.code || !strings.Contains(err.Message, test.text) {
+				t.Errorf("%s: got %v, want code %d with %q", name, err, test.code, test.text)
+			}
+		}
+		want(t, m.order(api.AgentOrder{}), api.ExitIncompatible, "0 that kubevpn")
+		want(t, m.order(api.AgentOrder{Release: "1", Reset: true}), api.ExitIncompatible, "2 that kubevpn")
+		want(t, m.order(api.AgentOrder{Canary: &api.Canary{Preface: []byte("short")}}), api.ExitUsage, "canary")
+		if got := p.kernel.ports(); got != "[]" {
+			t.Errorf("redirected: %s", got)
+		}
+		p.kernel.refuse = errors.New("no room")
+		want(t, m.claim("1"), api.ExitInject, "no room")
+		p.kernel.refuse = nil
+		if err := m.claim("1"); err != nil { // after all that
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestHello(t *testing.T) {
+	for name, test := range map[string]struct {
+		hello any
+		text  string
+	}{
+		"newer":   {api.AgentHello{Protocol: api.Protocol + 1, Version: "9.9"}, "this kubevpn is 9.9"},
+		"nothing": {"what?", "greeting"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				alice := newPerson(t, "alice@laptop")
+				m := newPod(t, alice).attach(alice)
+				m.hello(test.hello)
+				r, ok := <-m.reports
+				if !ok || r.Error == nil || r.Error.Code != api.ExitIncompatible || !strings.Contains(r.Error.Message, test.text) {
+					t.Errorf("%+v", r)
+				}
+				if r, ok := <-m.reports; ok {
+					t.Errorf("and then %+v", r)
+				}
+			})
+		})
+	}
+}
+
+func TestCanary(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		m := p.connect(alice)
+		if err := m.claim("1"); err != nil {
+			t.Fatal(err)
+		}
+		preface := make([]byte, api.CanaryLength)
+		rand.Read(preface[copy(preface, api.CanaryPrefix):])
+		if err := m.order(api.AgentOrder{Canary: &api.Canary{Preface: preface}}); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := p.incoming[0].Dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		go conn.Write(preface)
+		if got, err := io.ReadAll(conn); string(got) != string(preface) || err != nil {
+			t.Errorf("the canary comes back as %q, %v", got, err)
+		}
+	})
+}
+
+// A laptop that is gone gets nothing at once; its claim is held for a minute.
+func TestAway(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
+		p := newPod(t, alice)
+		m := p.connect(alice)
+		if err := m.claim("1"); err != nil {
+			t.Fatal(err)
+		}
+		other := p.connect(p.standby(bob))
+		m.lose()
+		synctest.Wait()
+		if got := p.ask(); got != "application" {
+			t.Errorf("%s answers while the laptop is away", got)
+		}
+		c := other.state("away", func(s *api.AgentState) bool { return len(s.Claims) == 1 && s.Claims[0].Away }).Claims[0]
+		if c.Mine || c.Owner != "alice@laptop" {
+			t.Errorf("another laptop is told %+v", c)
+		}
+		want(t, other.claim("2"), api.ExitConflict, "alice@laptop has everything of port 8080 since")
+		pass(50 * time.Second)
+		m.find()
+		pass(2 * time.Second)
+		if got := p.ask(); got != "alice@laptop" {
+			t.Errorf("%s answers when the laptop is back", got)
+		}
+		m.lose()
+		pass(59 * time.Second)
+		if got := p.kernel.ports(); got != "[{tcp 8080}]" {
+			t.Errorf("before a minute has passed, redirected are %s", got)
+		}
+		pass(2 * time.Second)
+		if got := p.kernel.ports(); got != "[]" {
+			t.Errorf("after a minute, redirected are %s", got)
+		}
+		if err := other.claim("2"); err != nil {
+			t.Errorf("released, it is still refused: %v", err)
+		}
+	})
+}
+
+// standby registers an owner, as its agent does, and gives the owner.
+func (p *pod) standby(by *person) *person {
+	p.t.Helper()
+	s := p.register(by)
+	if err := s.next(); err != nil {
+		p.t.Fatal(err)
+	}
+	return by
+}
+
+// register runs what an agent does that is not the primary. What it greets comes from next.
+func (p *pod) register(by *person) *follower {
+	p.t.Helper()
+	f := &follower{greetings: make(chan api.AgentGreeting, 16), ended: make(chan error, 1)}
+	conn, err := p.agents.Dial(p.t.Context())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	f.conn = conn
+	go func() {
+		f.ended <- standBy(context.Background(), conn, registration{by.hash, by.name}, func(g api.AgentGreeting) error {
+			f.greetings <- g
+			return nil
+		})
+	}()
+	p.t.Cleanup(func() { conn.Close() })
+	return f
+}
+
+type follower struct {
+	conn      net.Conn
+	greetings chan api.AgentGreeting
+	ended     chan error
+}
+
+func (f *follower) next() error {
+	select {
+	case <-f.greetings:
+		return nil
+	case err := <-f.ended:
+		return fmt.Errorf("ended with %w", err)
+	case <-time.After(10 * time.Second):
+		return errors.New("no greeting")
+	}
+}
+
+// A laptop that says farewell has no claims any more, at once.
+func TestFarewell(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		m := p.connect(alice)
+		if err := m.claim("1"); err != nil {
+			t.Fatal(err)
+		}
+		m.stop()
+		synctest.Wait()
+		if got := p.kernel.ports(); got != "[]" {
+			t.Errorf("redirected: %s", got)
+		}
+	})
+}
+
+func TestTwoOwners(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
+		p := newPod(t, alice)
+		a, b := p.connect(alice), p.connect(p.standby(bob))
+		if err := a.claim("1", "x-user=me"); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.claim("1", "x-user=you"); err != nil { // an ID is the owner's own
+			t.Errorf("what is disjoint is refused: %v", err)
+		}
+		for header, who := range map[string]string{"X-User=me": "alice@laptop", "X-User=you": "bob@desk", "X-User=her": "application"} {
+			if got := p.ask(header); got != who {
+				t.Errorf("%s answers %s, want %s", got, header, who)
+			}
+		}
+		err := b.claim("2", "x-team=blue")
+		want(t, err, api.ExitConflict, "alice@laptop has x-user=me of port 8080 since "+time.Now().UTC().Format("15:04 MST"))
+		if e := api.AsError(err); !strings.Contains(e.Hint, "alice@laptop") {
+			t.Errorf("the hint is %q", e.Hint)
+		}
+		mirror := claimOrder("3")
+		mirror.Mirror = true
+		if err := b.order(api.AgentOrder{Claim: mirror}); err != nil {
+			t.Errorf("a mirror is refused: %v", err)
+		}
+		udp := claimOrder("4")
+		udp.Ports = []api.AgentPort{{Protocol: "tcp", Port: 8081}}
+		if err := b.order(api.AgentOrder{Claim: udp}); err != nil {
+			t.Errorf("another port is refused: %v", err)
+		}
+		s := a.state("all claims", func(s *api.AgentState) bool { return len(s.Claims) == 4 })
+		for _, c := range s.Claims {
+			if c.Mine != (c.Owner == "alice@laptop") {
+				t.Errorf("alice is told %+v", c)
+			}
+		}
+		if err := b.order(api.AgentOrder{Release: "1"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := p.ask("X-User=me"); got != "alice@laptop" {
+			t.Errorf("after the other's release of an ID that both have, %s answers", got)
+		}
+	})
+}
+
+// A daemon that was killed has another key when it is back. What it had does not stand in its way.
+func TestAnotherKeyOfTheSameLaptop(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice, again := newPerson(t, "alice@laptop"), newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		a := p.connect(alice)
+		if err := a.claim("1"); err != nil {
+			t.Fatal(err)
+		}
+		b := p.connect(p.standby(again))
+		want(t, b.claim("1"), api.ExitConflict, "alice@laptop") // as long as both are there, they are two
+		a.lose()
+		synctest.Wait()
+		if err := b.claim("1"); err != nil {
+			t.Errorf("refused: %v", err)
+		}
+	})
+}
+
+// Who neither claims nor is there is forgotten, and its agent ends. The last agent ends by itself.
+func TestForgotten(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
+		p := newPod(t, alice)
+		f := p.register(bob)
+		if err := f.next(); err != nil {
+			t.Fatal(err)
+		}
+		b := p.connect(bob)
+		pass(5 * time.Minute)
+		b.stop() // it was attached until now
+		pass(59 * time.Second)
+		select {
+		case err := <-f.ended:
+			t.Fatalf("forgotten too early: %v", err)
+		default:
+		}
+		pass(2 * time.Second)
+		if err := <-f.ended; !errors.Is(err, errForgotten) {
+			t.Errorf("the standby ends with %v", err)
+		}
+		p.end(time.Second)
+		if got := p.kernel.ports(); got != "closed" {
+			t.Errorf("redirects are %s", got)
+		}
+	})
+}
+
+func TestEndsAlone(t *testing.T) {
+	for name, there := range map[string]func(*pod, *person) (leave func()){
+		"nobody": func(p *pod, _ *person) func() { return func() {} },
+		"attached": func(p *pod, home *person) func() {
+			m := p.connect(home)
+			return m.stop
+		},
+		"claimed": func(p *pod, home *person) func() {
+			m := p.connect(home)
+			if err := m.claim("1"); err != nil {
+				p.t.Fatal(err)
+			}
+			return m.stop
+		},
+		"standby": func(p *pod, _ *person) func() {
+			f := p.register(newPerson(p.t, "bob@desk"))
+			if err := f.next(); err != nil {
+				p.t.Fatal(err)
+			}
+			b := time.Now()
+			return func() {
+				if time.Since(b) > patience {
+					p.t.Error("too late")
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				alice := newPerson(t, "alice@laptop")
+				p := newPod(t, alice)
+				leave := there(p, alice)
+				pass(50 * time.Second)
+				leave()
+				p.lives()
+				pass(2 * patience)
+				p.end(time.Second)
+			})
+		})
+	}
+}
+
+// A connection of the application's that goes through the agent is not cut because nobody claims anything any more.
+func TestOpenConnectionsKeepTheAgent(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		m := p.connect(alice)
+		if err := m.claim("1", "x-user=me"); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := p.incoming[0].Dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		in := bufio.NewReader(conn)
+		ask := func(header string) {
+			t.Helper()
+			if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: pod\r\n"+header+"\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			r, err := http.ReadResponse(in, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			io.Copy(io.Discard, r.Body)
+			r.Body.Close()
+		}
+		ask("")
+		m.stop()
+		pass(90 * time.Second)
+		ask("Connection: close\r\n")
+		if n, err := io.Copy(io.Discard, in); n > 0 || err != nil {
+			t.Errorf("%d bytes more, %v", n, err)
+		}
+		p.end(time.Second)
+	})
+}
+
+func TestReset(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
+		p := newPod(t, alice)
+		f := p.register(bob)
+		if err := f.next(); err != nil {
+			t.Fatal(err)
+		}
+		a, b := p.connect(alice), p.connect(bob)
+		if err := a.claim("1"); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.order(api.AgentOrder{Reset: true}); err != nil {
+			t.Fatal(err)
+		}
+		for r := range a.reports {
+			if r.Error != nil && r.Error.Code == api.ExitIntercept && strings.Contains(r.Error.Message, "bob@desk") {
+				break
+			}
+		}
+		p.end(10 * time.Second)
+		if err := <-f.ended; !errors.Is(err, errForgotten) {
+			t.Errorf("the standby ends with %v", err)
+		}
+	})
+}
+
+// Many changes are few reports, and the last one is what is.
+func TestReportsAreCoalesced(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
+		p := newPod(t, alice)
+		a, b := p.connect(alice), p.connect(p.standby(bob))
+		pass(time.Second)
+		for len(b.reports) > 0 {
+			<-b.reports
+		}
+		const changes = 50
+		began := time.Now()
+		for i := range changes {
+			if err := a.claim("1", fmt.Sprintf("x-user=%d", i)); err != nil {
+				t.Fatal(err)
+			}
+			pass(20 * time.Millisecond)
+		}
+		pass(time.Second)
+		reports, last := len(b.reports), ""
+		for len(b.reports) > 0 {
+			last = (<-b.reports).State.Claims[0].Match
+		}
+		if most := int(time.Since(began)/reportPause) + 1; reports < 2 || reports > most {
+			t.Errorf("%d reports, want 2 to %d", reports, most)
+		}
+		if want := fmt.Sprintf("x-user=%d", changes-1); last != want {
+			t.Errorf("the last report is of %q, want %q", last, want)
+		}
+	})
+}
+
+// Who does not have an owner's key gets nothing.
+func TestStrangers(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice, mallory := newPerson(t, "alice@laptop"), newPerson(t, "mallory@pod")
+		p := newPod(t, alice)
+		keep := p.connect(alice) // or the agent would end
+		inside := func(config *tls.Config) func(net.Conn) (string, error) {
+			return func(conn net.Conn) (string, error) {
+				in := tls.Client(conn, config)
+				go in.Write([]byte("kubevpn"))
+				got, err := io.ReadAll(in)
+				return string(got), err
+			}
+		}
+		clear := func(say string) func(net.Conn) (string, error) {
+			return func(conn net.Conn) (string, error) {
+				go io.WriteString(conn, say)
+				got, err := io.ReadAll(conn)
+				if len(got) > 0 && got[0] == 21 { // a TLS alert
+					got = nil
+				}
+				return string(got), err
+			}
+		}
+		old := alice.towards()
+		old.MaxVersion = tls.VersionTLS12
+		for name, test := range map[string]struct {
+			visit func(net.Conn) (string, error)
+			why   door.Reason
+		}{
+			"a-key-of-its-own": {inside(mallory.towards()), stranger},
+			"no-key":           {inside(&tls.Config{InsecureSkipVerify: true}), door.NoCertificate},
+			"not-its-key": {inside((&person{key: tls.Certificate{
+				Certificate: alice.key.Certificate, PrivateKey: mallory.key.PrivateKey,
+			}}).towards()), door.NoTLS},
+			"old-tls": {inside(old), door.NoTLS},
+			"http":    {clear("GET / HTTP/1.1\r\nHost: pod\r\n\r\n"), door.NoTLS},
+			"silence": {clear(""), door.TLSTooSlow},
+		} {
+			conn, err := p.carriers.Dial(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, _ := test.visit(conn); got != "" {
+				t.Errorf("%s: got %q", name, got)
+			}
+			conn.Close()
+			pass(2 * time.Minute) // by which everything is in the log
+			if !strings.Contains(p.log.String(), fmt.Sprintf("reason=%q", test.why)) {
+				t.Errorf("%s: %q is not in the log", name, test.why)
+			}
+		}
+		if err := keep.claim("1"); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Streams that are none of a laptop's business are refused: orders are all that it has to give.
+func TestOtherStreams(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		m := newPod(t, alice).connect(alice)
+		for _, proto := range []transport.Proto{transport.ProtoTCP, transport.ProtoTicket, transport.ProtoIP} {
+			if _, err := m.session.Open(t.Context(), transport.Request{Proto: proto}); transport.CodeOf(err) != transport.CodeProhibited {
+				t.Errorf("%s: %v", proto, err)
+			}
+		}
+	})
+}
+
+// An agent that has to end gives the application its ports back first, and lets what is open end.
+func TestDraining(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
+		p := newPod(t, alice)
+		f := p.register(bob)
+		if err := f.next(); err != nil {
+			t.Fatal(err)
+		}
+		m := p.connect(alice)
+		if err := m.claim("1"); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := p.incoming[0].Dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		go io.WriteString(conn, "POST / HTTP/1.1\r\nHost: pod\r\nContent-Length: 4\r\n\r\nha")
+		pass(time.Second)
+		p.stop()
+		synctest.Wait()
+		if got := p.kernel.ports(); got != "[]" {
+			t.Errorf("redirected: %s", got)
+		}
+		if err := <-f.ended; err != nil {
+			t.Errorf("the standby, which should take over, ends with %v", err)
+		}
+		want(t, m.claim("2"), api.ExitLost, "ending")
+		pass(10 * time.Second)
+		p.lives()
+		go io.WriteString(conn, "lf")
+		r, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		if got, err := io.ReadAll(r.Body); string(got) != "alice@laptop" || err != nil {
+			t.Errorf("what was open gets %q, %v", got, err)
+		}
+		p.end(5 * time.Second)
+	})
+}
+
+func TestDrainingIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		m := p.connect(alice)
+		if err := m.claim("1"); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := p.incoming[0].Dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		go io.WriteString(conn, "POST / HTTP/1.1\r\nHost: pod\r\nContent-Length: 4\r\n\r\nha")
+		pass(time.Second)
+		p.stop()
+		pass(drainTime - time.Second)
+		p.lives()
+		p.end(5 * time.Second)
+	})
+}
+
+// A sidecar serves its ports whoever claims what, and does not end.
+func TestSidecar(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice, func(c *Config) {
+			c.Listen = []Listen{{"tcp", 8080, 18080}}
+			c.kernel = func() (kernel, error) {
+				t.Error("a sidecar asks the kernel for redirects")
+				return nil, errors.ErrUnsupported
+			}
+		})
+		ask := func() string { return askOn(t.Context(), t, p.incoming[18080]) }
+		if got := ask(); got != "application" {
+			t.Errorf("%s answers", got)
+		}
+		pass(10 * time.Minute)
+		p.lives()
+		m := p.connect(alice)
+		o := claimOrder("1")
+		want(t, m.order(api.AgentOrder{Claim: o}), api.ExitInject, "sidecar")
+		o.Ports[0].Listen = 18081
+		want(t, m.order(api.AgentOrder{Claim: o}), api.ExitConflict, "18080, not 18081")
+		o.Ports[0].Listen = 18080
+		if err := m.order(api.AgentOrder{Claim: o}); err != nil {
+			t.Fatal(err)
+		}
+		if got := ask(); got != "alice@laptop" {
+			t.Errorf("%s answers", got)
+		}
+		s := m.state("the claim", func(s *api.AgentState) bool { return len(s.Claims) == 1 })
+		if !strings.HasPrefix(s.Source, "header: ") {
+			t.Errorf("the source is %q", s.Source)
+		}
+		o.Flush = true
+		if err := m.order(api.AgentOrder{Claim: o}); err != nil {
+			t.Fatal(err)
+		}
+		m.state("that old connections stay", func(s *api.AgentState) bool { return len(s.Claims[0].Notes) == 1 })
+		m.stop()
+		pass(10 * time.Minute)
+		p.lives()
+		if got := ask(); got != "application" {
+			t.Errorf("%s answers", got)
+		}
+	})
+}
+
+func TestFlush(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		m := p.connect(alice)
+		o := claimOrder("1")
+		o.Flush = true
+		if err := m.order(api.AgentOrder{Claim: o}); err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(p.kernel.flushed); got != "[{tcp 8080}]" {
+			t.Errorf("flushed: %s", got)
+		}
+	})
+}
+
+// Whoever connects to the agents' socket and does not register is no standby.
+func TestPoorRegistrations(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		for name, line := range map[string]string{
+			"garbage":     "hello\n",
+			"no-hash":     "{}\n",
+			"short-hash":  `{"owner":"YWJj"}` + "\n",
+			"long-name":   `{"owner":"` + alice.hash + `","name":"` + strings.Repeat("x", 300) + `"}` + "\n",
+			"endless":     strings.Repeat("x", 1<<20),
+			"nothing":     "",
+			"half-a-line": `{"owner":"` + alice.hash,
+		} {
+			conn, err := p.agents.Dial(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			go io.WriteString(conn, line)
+			began := time.Now()
+			got, err := io.ReadAll(conn)
+			if err != nil || time.Since(began) > wordPatience {
+				t.Errorf("%s: %v after %v", name, err, time.Since(began))
+			}
+			var w word
+			if len(got) > 0 && (json.Unmarshal(got, &w) != nil || w.Error == nil || w.Greeting != nil) {
+				t.Errorf("%s: got %q", name, got)
+			}
+			conn.Close()
+		}
+	})
+}
+
+// Whatever goes wrong at the beginning is where the owner looks.
+func TestGreetsWithTheError(t *testing.T) {
+	g := newGreetings()
+	err := New(Config{Owner: "nobody", Socket: fmt.Sprintf("@kubevpn-test-%s", t.Name()), Greetings: g, Logger: slog.New(slog.DiscardHandler),
+		kernel: func() (kernel, error) { return nil, errors.ErrUnsupported }}).Run(t.Context())
+	want(t, err, api.ExitUsage, "nobody")
+	if said := g.next(t); said.Error == nil || said.Error.Code != api.ExitUsage {
+		t.Errorf("said %+v", said)
+	}
+}

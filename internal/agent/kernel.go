@@ -1,0 +1,73 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+
+	"kubevpn/pkg/redirect"
+)
+
+// mark is on the agent's own sockets, packets and connections, and mark+1 too ("kva" and a number). All agents of a pod have
+// the same, as one may still be draining while the next one begins.
+const mark = 0x6b766100
+
+// openKernel makes the table of redirects. Agents that follow each other are in different containers, and each is process 1
+// there; so it is not the process that the table's name is made of.
+func openKernel(log *slog.Logger) (kernel, error) {
+	var name [4]byte
+	rand.Read(name[:]) // it never fails
+	r, err := redirect.New(redirect.Config{Name: "kubevpn-agent-" + hex.EncodeToString(name[:]), Mark: mark, Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	k := &redirects{Redirects: r}
+	if err := r.Transparent(); err != nil {
+		log.Info("the application sees the agent's address, and clients' in X-Forwarded-For", "why", err)
+		k.opaque = err
+	}
+	return k, nil
+}
+
+// redirects is pkg/redirect as a kernel.
+type redirects struct {
+	*redirect.Redirects
+	opaque error // why clients' addresses are not kept
+}
+
+func (k *redirects) Set(to map[port]uint16) error {
+	ports := make(map[redirect.Port]uint16, len(to))
+	for p, local := range to {
+		ports[redirect.Port(p)] = local
+	}
+	return k.Redirects.Set(ports)
+}
+
+func (k *redirects) Flush(ports []port) (int, error) {
+	all := make([]redirect.Port, len(ports))
+	for i, p := range ports {
+		all[i] = redirect.Port(p)
+	}
+	return redirect.Flush(all)
+}
+
+func (k *redirects) Original(conn net.Conn) (netip.AddrPort, error) {
+	c, ok := conn.(*net.TCPConn)
+	if !ok {
+		return netip.AddrPort{}, fmt.Errorf("asking where a connection was for: it is a %T", conn)
+	}
+	return redirect.OriginalDestination(c)
+}
+
+func (k *redirects) Dial(ctx context.Context, network string, client netip.Addr, to netip.AddrPort) (net.Conn, error) {
+	if network == "udp" {
+		return k.DialUDPFrom(ctx, client, to)
+	}
+	return k.DialFrom(ctx, client, to)
+}
+
+func (k *redirects) Opaque() error { return k.opaque }

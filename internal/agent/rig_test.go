@@ -1,0 +1,558 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/version"
+	"kubevpn/pkg/transport"
+	"kubevpn/pkg/transport/transporttest"
+)
+
+// memory is a listener whose connections have addresses.
+type memory struct {
+	*transporttest.Listener
+	addr *net.TCPAddr
+}
+
+func newMemory(number uint16) *memory {
+	return &memory{transporttest.NewListener(), &net.TCPAddr{IP: net.IPv4(10, 0, 0, 9), Port: int(number)}}
+}
+
+func (m *memory) Addr() net.Addr { return m.addr }
+
+func (m *memory) Accept() (net.Conn, error) {
+	c, err := m.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &addressed{c, m.addr, &net.TCPAddr{IP: net.IPv4(10, 0, 0, 7), Port: 40000}}, nil
+}
+
+type addressed struct {
+	net.Conn
+	local, remote net.Addr
+}
+
+func (a *addressed) LocalAddr() net.Addr  { return a.local }
+func (a *addressed) RemoteAddr() net.Addr { return a.remote }
+
+// fakeKernel redirects nothing, but says what it was asked for. Everything was for port 8080.
+type fakeKernel struct {
+	application *memory // port 8080
+	opaque      error
+	refuse      error // what Set says
+
+	mu      sync.Mutex
+	now     map[port]uint16
+	flushed []port
+	closed  bool
+}
+
+func (k *fakeKernel) Set(to map[port]uint16) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.refuse != nil {
+		return k.refuse
+	}
+	k.now = maps.Clone(to)
+	return nil
+}
+
+// ports are those that are redirected.
+func (k *fakeKernel) ports() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		return "closed"
+	}
+	return fmt.Sprint(slices.SortedFunc(maps.Keys(k.now), comparePorts))
+}
+
+func (k *fakeKernel) Original(net.Conn) (netip.AddrPort, error) {
+	return netip.MustParseAddrPort("10.0.0.9:8080"), nil
+}
+
+func (k *fakeKernel) Dial(ctx context.Context, _ string, _ netip.Addr, to netip.AddrPort) (net.Conn, error) {
+	if to.Port() != 8080 {
+		return nil, fmt.Errorf("nothing listens at %v", to)
+	}
+	return k.application.Dial(ctx)
+}
+
+func (k *fakeKernel) Opaque() error { return k.opaque }
+
+func (k *fakeKernel) Flush(ports []port) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.flushed = append(k.flushed, ports...)
+	return len(ports), nil
+}
+
+func (k *fakeKernel) Close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closed = true
+	return nil
+}
+
+// pod is a primary in memory, with an application that says "application".
+type pod struct {
+	t         *testing.T
+	carriers  *memory // the agent's port
+	agents    *transporttest.Listener
+	incoming  map[uint16]*memory // by the port that was asked for
+	kernel    *fakeKernel
+	log       *lockedBuffer
+	greetings *greetings
+	ended     chan error
+	stop      context.CancelFunc
+}
+
+// newPod runs the primary whose own owner is home until the test ends.
+func newPod(t *testing.T, home *person, change ...func(*Config)) *pod {
+	t.Helper()
+	p := &pod{
+		t: t, carriers: newMemory(7), agents: transporttest.NewListener(), incoming: make(map[uint16]*memory),
+		kernel: &fakeKernel{application: newMemory(8080)}, log: new(lockedBuffer), greetings: newGreetings(), ended: make(chan error, 1),
+	}
+	cfg := Config{
+		Owner: home.hash, OwnerName: home.name, PodIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, Greetings: p.greetings,
+		Logger:    slog.New(slog.NewTextHandler(p.log, nil)),
+		kernel:    func() (kernel, error) { return p.kernel, nil },
+		listenTCP: p.listen,
+		sameUser:  func(net.Conn) error { return nil },
+		dialPlain: p.kernel.Dial,
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	serveHTTP(t, p.kernel.application, "application")
+	ctx, cancel := context.WithCancel(context.Background())
+	p.stop = cancel
+	go func() { p.ended <- New(cfg).serve(ctx, p.agents, p.carriers, 7) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-p.ended; err != nil {
+			t.Errorf("the agent ends with %v", err)
+		}
+		p.agents.Close()
+		if t.Failed() {
+			t.Logf("the agent's log:\n%s", p.log)
+		}
+	})
+	p.greetings.next(t)
+	return p
+}
+
+func (p *pod) listen(number uint16) (net.Listener, error) {
+	l := newMemory(cmp.Or(number, 9999))
+	p.incoming[number] = l
+	return l, nil
+}
+
+// end waits for the agent's end.
+func (p *pod) end(within time.Duration) {
+	p.t.Helper()
+	select {
+	case err := <-p.ended:
+		p.ended <- err
+	case <-time.After(within):
+		p.t.Fatalf("the agent has not ended within %v", within)
+	}
+}
+
+// lives fails the test if the agent has ended.
+func (p *pod) lives() {
+	p.t.Helper()
+	select {
+	case err := <-p.ended:
+		p.t.Fatalf("the agent has ended: %v", err)
+	default:
+	}
+}
+
+// ask sends a request to a port of the pod and says who answers.
+func (p *pod) ask(header ...string) string {
+	p.t.Helper()
+	l := p.incoming[0]
+	if l == nil {
+		return "application" // nobody listens instead of it
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return askOn(ctx, p.t, l, header...)
+}
+
+func askOn(ctx context.Context, t *testing.T, l *memory, header ...string) string {
+	t.Helper()
+	conn, err := l.Dial(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://pod/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close = true
+	for _, h := range header {
+		name, value, _ := strings.Cut(h, "=")
+		r.Header.Set(name, value)
+	}
+	if err := r.Write(conn); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(conn), r)
+	if err != nil {
+		return err.Error()
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return err.Error()
+	}
+	io.Copy(io.Discard, conn) // the agent closes it
+	return strings.TrimSpace(string(body))
+}
+
+// serveHTTP answers every request with a word, until the test ends.
+func serveHTTP(t *testing.T, l net.Listener, answer string) {
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, answer) })}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			t.Errorf("serving: %v", err)
+		}
+	}()
+	t.Cleanup(func() {
+		server.Close()
+		<-done
+	})
+}
+
+// person is an owner's key and name.
+type person struct {
+	name, hash string
+	key        tls.Certificate
+}
+
+func newPerson(t *testing.T, name string) *person {
+	t.Helper()
+	key, hash, err := newKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &person{name, hash, key}
+}
+
+// towards is TLS with an agent.
+func (p *person) towards() *tls.Config {
+	return &tls.Config{
+		InsecureSkipVerify: true, // what an agent is greeted by is for internal/intercept to check
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &p.key, nil
+		},
+	}
+}
+
+// machine is a laptop with a session to the agent: it answers every request with its name.
+type machine struct {
+	t       *testing.T
+	control *transport.Stream
+	session *transport.Session
+	stop    func()
+	reports chan api.AgentReport
+	id      uint64
+
+	mu       sync.Mutex
+	carriers []net.Conn
+	offline  bool
+	reached  chan struct{} // closed once it is not offline
+}
+
+// connect attaches a laptop of the person's.
+func (p *pod) connect(by *person) *machine {
+	p.t.Helper()
+	m := p.attach(by)
+	m.hello(api.AgentHello{Protocol: api.Protocol, Version: "test"})
+	return m
+}
+
+// attach is connect without a hello.
+func (p *pod) attach(by *person) *machine {
+	t := p.t
+	t.Helper()
+	m := &machine{t: t, reports: make(chan api.AgentReport, 1024), reached: make(chan struct{})}
+	sessions := make(chan *transport.Session, 1)
+	client := transport.NewClient(transport.ClientConfig{
+		Links: 1, BackoffMax: 100 * time.Millisecond,
+		Dial: func(ctx context.Context) (net.Conn, error) { return m.dial(ctx, p, by) },
+		OnSession: func(ctx context.Context, s *transport.Session) {
+			select {
+			case sessions <- s:
+			default: // another one, of which the test wants nothing
+				return
+			}
+			m.serve(ctx, s, by.name)
+		},
+		Tuning: transport.Tuning{Heartbeat: time.Second, DeadAfter: 3 * time.Second},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := client.Run(ctx); err != nil {
+			t.Errorf("the laptop's session: %v", err)
+		}
+	}()
+	m.stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+	})
+	t.Cleanup(m.stop)
+	select {
+	case m.session = <-sessions:
+	case <-time.After(10 * time.Second):
+		t.Fatal("no session")
+	}
+	return m
+}
+
+func (m *machine) dial(ctx context.Context, p *pod, by *person) (net.Conn, error) {
+	m.mu.Lock()
+	offline := m.offline
+	m.mu.Unlock()
+	if offline {
+		return nil, errors.New("offline")
+	}
+	conn, err := p.carriers.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	inside := tls.Client(conn, by.towards())
+	if err := inside.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	carrier := &silent{Conn: inside, under: conn}
+	m.carriers = append(m.carriers, carrier)
+	return carrier, nil
+}
+
+// silent is a carrier that closes without TLS's farewell.
+type silent struct {
+	net.Conn
+	under net.Conn
+}
+
+func (s *silent) Close() error { return s.under.Close() }
+
+// lose breaks the carrier, and there is no other until find.
+func (m *machine) lose() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.offline = true
+	for _, c := range m.carriers {
+		c.Close()
+	}
+	m.carriers = nil
+}
+
+func (m *machine) find() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.offline = false
+}
+
+// serve answers what the agent sends: HTTP with the laptop's name.
+func (m *machine) serve(ctx context.Context, s *transport.Session, name string) {
+	l := &streams{ctx: ctx, session: s}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, name) })}
+	server.Serve(l) // until the session ends
+	server.Close()
+}
+
+// streams are a session's incoming ones as a listener.
+type streams struct {
+	ctx     context.Context
+	session *transport.Session
+}
+
+func (l *streams) Accept() (net.Conn, error) {
+	in, err := l.session.Accept(l.ctx)
+	if err != nil {
+		return nil, err
+	}
+	return in.Accept()
+}
+
+func (l *streams) Close() error   { return nil }
+func (l *streams) Addr() net.Addr { return &net.TCPAddr{} }
+
+// say opens the control stream with one line.
+func (m *machine) hello(hello any) {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var err error
+	if m.control, err = m.session.Open(ctx, transport.Request{Proto: transport.ProtoControl}); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := json.NewEncoder(m.control).Encode(hello); err != nil {
+		m.t.Fatal(err)
+	}
+	go func() {
+		defer close(m.reports)
+		for in := json.NewDecoder(m.control); ; {
+			var r api.AgentReport
+			if in.Decode(&r) != nil {
+				return
+			}
+			m.reports <- r
+		}
+	}()
+}
+
+// order gives an order and waits for its answer.
+func (m *machine) order(o api.AgentOrder) error {
+	m.t.Helper()
+	m.id++
+	o.ID = m.id
+	if err := json.NewEncoder(m.control).Encode(o); err != nil {
+		m.t.Fatal(err)
+	}
+	timeout := time.After(10 * time.Second)
+	for {
+		select {
+		case r, ok := <-m.reports:
+			if !ok {
+				m.t.Fatal("the control stream has ended")
+			}
+			if r.ID != o.ID {
+				continue
+			}
+			if r.Error != nil {
+				return r.Error
+			}
+			return nil
+		case <-timeout:
+			m.t.Fatal("no answer")
+		}
+	}
+}
+
+// claim claims port 8080, for requests with these headers.
+func (m *machine) claim(id string, header ...string) error {
+	m.t.Helper()
+	return m.order(api.AgentOrder{Claim: claimOrder(id, header...)})
+}
+
+func claimOrder(id string, header ...string) *api.ClaimOrder {
+	o := &api.ClaimOrder{ID: id, Ports: []api.AgentPort{{Protocol: "tcp", Port: 8080}}}
+	for _, h := range header {
+		name, value, _ := strings.Cut(h, "=")
+		o.Match.Headers = append(o.Match.Headers, api.HeaderMatch{Name: name, Value: value})
+	}
+	return o
+}
+
+// state waits for a report whose state is so.
+func (m *machine) state(what string, so func(*api.AgentState) bool) *api.AgentState {
+	m.t.Helper()
+	timeout := time.After(10 * time.Second)
+	for {
+		select {
+		case r, ok := <-m.reports:
+			if !ok {
+				m.t.Fatalf("the control stream has ended before %s", what)
+			}
+			if r.State != nil && so(r.State) {
+				return r.State
+			}
+		case <-timeout:
+			m.t.Fatalf("no report: %s", what)
+		}
+	}
+}
+
+// greetings are what an agent says to its owner.
+type greetings struct{ lines chan []byte }
+
+func newGreetings() *greetings { return &greetings{make(chan []byte, 16)} }
+
+func (g *greetings) Write(p []byte) (int, error) {
+	g.lines <- bytes.Clone(p)
+	return len(p), nil
+}
+
+func (g *greetings) next(t *testing.T) api.AgentGreeting {
+	t.Helper()
+	select {
+	case line := <-g.lines:
+		var a api.AgentGreeting
+		if err := json.Unmarshal(line, &a); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if a.Error == nil && (a.Protocol != api.Protocol || a.Version != version.String() || a.Key == "" || a.Port == 0) {
+			t.Errorf("a poor greeting: %s", line)
+		}
+		return a
+	case <-time.After(20 * time.Second):
+		t.Fatal("no greeting")
+		panic("unreachable")
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// inBubble runs a test whose minutes pass at once.
+func inBubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
+
+// pass has time pass, and everything happen that is due.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
