@@ -319,6 +319,7 @@ type fakeAgent struct {
 
 	mu       sync.Mutex
 	owners   map[string]string // names, by the hashes of their keys
+	last     string            // the hash of the owner who came last
 	claims   []heldClaim
 	canaries [][]byte
 	sessions map[*transport.Session]string // hashes
@@ -405,10 +406,13 @@ func (a *fakeAgent) knows(hash string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	_, ok := a.owners[hash]
+	if ok {
+		a.last = hash
+	}
 	return ok
 }
 
-// onSession serves an owner; there is but one at a time in these tests.
+// onSession serves the owner who came last: in these tests they come one after the other.
 func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
 	in, err := s.Accept(ctx)
 	if err != nil {
@@ -419,10 +423,7 @@ func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
 		return
 	}
 	a.mu.Lock()
-	var hash string
-	for h := range a.owners {
-		hash = h
-	}
+	hash := a.last
 	a.sessions[s] = hash
 	a.mu.Unlock()
 	defer a.forget(s)
@@ -472,6 +473,13 @@ func (a *fakeAgent) obey(hash string, o api.AgentOrder) *api.Error {
 		a.claims = append(a.claims, heldClaim{api.Claim{ID: o.Claim.ID, Owner: a.owners[hash], Ports: o.Claim.Ports, Match: m.String()}, hash, m})
 	case o.Release != "":
 		a.release(hash, o.Release)
+	case o.Reset:
+		for e := range a.talks {
+			if a.talks[e] != hash {
+				e.Encode(api.AgentReport{Error: api.Errorf(api.ExitIntercept, "%s has removed all intercepts of this pod", a.owners[hash])})
+			}
+		}
+		a.claims = nil
 	case o.Canary != nil:
 		a.canaries = append(a.canaries, o.Canary.Preface)
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -309,7 +310,7 @@ func TestClaimIsMadeAgain(t *testing.T) {
 }
 
 // Who is told that an admin has removed everything does not begin again.
-func TestReset(t *testing.T) {
+func TestOthersReset(t *testing.T) {
 	w := newWorld(t, "web-a", "web-b")
 	i, stop, err := begin(t, w, api.InterceptSpec{})
 	if err != nil {
@@ -398,4 +399,41 @@ func TestImpostor(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn.Close()
+}
+
+// An admin's reset ends the intercepts of everybody, and touches no pod without an agent.
+func TestReset(t *testing.T) {
+	w := newWorld(t, "web-a", "web-b")
+	i, stop, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.addPod("web-c").Spec.NodeName = "" // it has no agent, and gets none
+	var mu sync.Mutex
+	var told []api.Event
+	cfg := ResetConfig{
+		Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(),
+		Progress: func(e api.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, e)
+		},
+	}
+	if err := resetAll(t.Context(), cfg, w); err != nil {
+		t.Fatal(err)
+	}
+	if last := told[len(told)-1]; !last.Done || last.Detail != "ann@laptop: everything" {
+		t.Errorf("%+v", last)
+	}
+	if err := stop(); api.AsError(err) == nil || api.AsError(err).Code != api.ExitIntercept || i.Status().State != api.InterceptFailed {
+		t.Errorf("the intercept ended with %v: %+v", err, i.Status())
+	}
+	slices.Sort(w.injected)
+	if want := []string{"web-a", "web-a", "web-b", "web-b"}; !slices.Equal(w.injected, want) {
+		t.Errorf("agents were added to %v", w.injected)
+	}
+	w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments")
+	if err := resetAll(t.Context(), cfg, w); api.AsError(err).Code != api.ExitPermission {
+		t.Errorf("without the right: %v", err)
+	}
 }

@@ -109,6 +109,9 @@ type linkState struct {
 
 var errNoLink = errors.New("there is no link to the agent")
 
+// tuning is both ends'.
+func tuning() transport.Tuning { return transport.Tuning{Heartbeat: heartbeat, DeadAfter: deadAfter} }
+
 // run keeps the link until ctx ends. It then ends the session, and with it whatever of the claim the agent still has.
 func (l *link) run(ctx context.Context) error {
 	client := transport.NewClient(transport.ClientConfig{
@@ -125,7 +128,7 @@ func (l *link) run(ctx context.Context) error {
 				}
 			})
 		},
-		Tuning: transport.Tuning{Heartbeat: heartbeat, DeadAfter: deadAfter},
+		Tuning: tuning(),
 		Logger: l.log,
 	})
 	return client.Run(ctx)
@@ -166,23 +169,19 @@ func (l *link) converse(ctx context.Context, s *transport.Session) error {
 	var beside sync.WaitGroup
 	defer beside.Wait()
 	defer cancel()
-	control, err := s.Open(ctx, transport.Request{Proto: transport.ProtoControl})
+	c, err := talk(ctx, s)
 	if err != nil {
-		return fmt.Errorf("opening the control stream: %w", err)
+		return err
 	}
-	defer control.Close()
-	stop := context.AfterFunc(ctx, func() { control.Close() })
+	defer c.control.Close()
+	stop := context.AfterFunc(ctx, func() { c.control.Close() })
 	defer stop()
-	c := &conversation{out: json.NewEncoder(control), waiting: make(map[uint64]chan *api.Error)}
-	if err := c.out.Encode(api.AgentHello{Protocol: api.Protocol, Version: version.String()}); err != nil {
-		return fmt.Errorf("greeting the agent: %w", err)
-	}
 	l.set(c)
 	defer l.set(nil)
 	lost := make(chan struct{}, 1)
 	beside.Go(func() { l.serve(ctx, s) })
 	beside.Go(func() { l.keepClaimed(ctx, c, lost) })
-	err = c.follow(control, func(state *api.AgentState) {
+	err = c.follow(func(state *api.AgentState) {
 		l.change(func(st *linkState) { st.state = state })
 		if !lists(state, l.claim.ID) {
 			select {
@@ -191,7 +190,6 @@ func (l *link) converse(ctx context.Context, s *transport.Session) error {
 			}
 		}
 	})
-	c.end()
 	return err
 }
 
@@ -271,10 +269,26 @@ func (l *link) release(ctx context.Context) error {
 
 // conversation is the laptop's end of a control stream: orders out, reports in.
 type conversation struct {
+	control *transport.Stream
+
 	mu      sync.Mutex
 	out     *json.Encoder
 	last    uint64
 	waiting map[uint64]chan *api.Error // nil: it is over
+}
+
+// talk begins a conversation, and says hello. The caller closes the control stream.
+func talk(ctx context.Context, s *transport.Session) (*conversation, error) {
+	control, err := s.Open(ctx, transport.Request{Proto: transport.ProtoControl})
+	if err != nil {
+		return nil, fmt.Errorf("opening the control stream: %w", err)
+	}
+	c := &conversation{control: control, out: json.NewEncoder(control), waiting: make(map[uint64]chan *api.Error)}
+	if err := c.out.Encode(api.AgentHello{Protocol: api.Protocol, Version: version.String()}); err != nil {
+		control.Close()
+		return nil, fmt.Errorf("greeting the agent: %w", err)
+	}
+	return c, nil
 }
 
 func (c *conversation) order(ctx context.Context, o api.AgentOrder) error {
@@ -306,9 +320,10 @@ func (c *conversation) order(ctx context.Context, o api.AgentOrder) error {
 	}
 }
 
-// follow reads reports until the stream ends, which is an error.
-func (c *conversation) follow(control io.Reader, state func(*api.AgentState)) error {
-	in := json.NewDecoder(control)
+// follow reads reports until the stream ends, which is an error. Who still waits for an answer then gets errNoLink.
+func (c *conversation) follow(state func(*api.AgentState)) error {
+	defer c.end()
+	in := json.NewDecoder(c.control)
 	for {
 		var r api.AgentReport
 		if err := in.Decode(&r); err != nil {
