@@ -65,6 +65,7 @@ type world struct {
 	refused  func(*corev1.Pod) error     // Inject
 	bypass   bool                        // packets pass the agents by
 	noRoute  bool                        // the traffic manager does not reach the pods
+	place    string                      // the node of pods that are added
 	patience time.Duration               // podPatience, unless it is 0
 	adding   func()                      // called while an agent is being added
 	claims   map[types.UID][]api.Claim   // what others have of a pod, from the beginning
@@ -75,7 +76,7 @@ const clusterIP = "10.96.0.80"
 
 func newWorld(t testing.TB, pods ...string) *world {
 	w := &world{
-		t: t, kube: fake.NewClientset(), agents: make(map[types.UID]*fakeAgent), watchers: make(map[chan struct{}]bool),
+		place: "node1", t: t, kube: fake.NewClientset(), agents: make(map[types.UID]*fakeAgent), watchers: make(map[chan struct{}]bool),
 		claims: make(map[types.UID][]api.Claim), said: make(map[types.UID]chan struct{}),
 	}
 	w.workload = &cluster.Workload{
@@ -108,7 +109,7 @@ func (w *world) addPod(name string) *corev1.Pod {
 	n := len(w.said) + 1
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(fmt.Sprintf("uid-%d", n))},
-		Spec:       corev1.PodSpec{NodeName: "node1"},
+		Spec:       corev1.PodSpec{NodeName: w.place},
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: fmt.Sprintf("10.244.0.%d", n)},
 	}
 	w.list = append(w.list, p)

@@ -408,7 +408,8 @@ func TestReset(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.addPod("web-c").Spec.NodeName = "" // it has no agent, and gets none
+	w.place = "" // it has no node, so no agent, and gets none
+	w.addPod("web-c")
 	var mu sync.Mutex
 	var told []api.Event
 	cfg := ResetConfig{
