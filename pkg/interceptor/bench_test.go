@@ -1,6 +1,7 @@
 package interceptor
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -62,25 +63,32 @@ func BenchmarkDownload(b *testing.B) {
 	const size = 64 << 20
 	block := make([]byte, 1<<20)
 	app := serve(b, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/length" {
+			w.Header().Set("Content-Length", fmt.Sprint(size))
+		}
 		for range size / len(block) {
 			w.Write(block)
 		}
 	}))
-	benchmark(b, app, func(b *testing.B, addr string) {
-		c := client(b, 1)
-		b.ReportAllocs()
-		b.SetBytes(size)
-		for b.Loop() {
-			resp, err := c.Get("http://" + addr + "/")
-			if err != nil {
-				b.Fatal(err)
-			}
-			if n, err := io.Copy(io.Discard, resp.Body); err != nil || n != size {
-				b.Fatal(n, err)
-			}
-			resp.Body.Close()
-		}
-	})
+	for _, path := range []string{"length", "chunks"} {
+		b.Run(path, func(b *testing.B) {
+			benchmark(b, app, func(b *testing.B, addr string) {
+				c := client(b, 1)
+				b.ReportAllocs()
+				b.SetBytes(size)
+				for b.Loop() {
+					resp, err := c.Get("http://" + addr + "/" + path)
+					if err != nil {
+						b.Fatal(err)
+					}
+					if n, err := io.Copy(io.Discard, resp.Body); err != nil || n != size {
+						b.Fatal(n, err)
+					}
+					resp.Body.Close()
+				}
+			})
+		})
+	}
 }
 
 func BenchmarkUpload(b *testing.B) {

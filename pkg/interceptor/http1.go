@@ -10,7 +10,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"os"
 	"strconv"
 	"strings"
@@ -61,14 +60,17 @@ type upstream struct {
 	seen  atomic.Bool // something of the answer came
 	used  bool        // by an earlier request
 
+	chunk  [3][]byte // what writeBody writes
+	pieces net.Buffers
+
 	onEnd   func()        // called by the watcher
 	timer   *time.Timer   // starts the watcher
-	watched chan struct{} // closed by the watcher at its end
+	watched chan struct{} // capacity 1: the watcher has ended
 	dead    bool          // the watcher's finding
 }
 
 func newUpstream(conn net.Conn, onEnd func(*upstream)) *upstream {
-	u := &upstream{Conn: conn}
+	u := &upstream{Conn: conn, watched: make(chan struct{}, 1)}
 	u.br, u.bw = readers.Get().(*bufio.Reader), writers.Get().(*bufio.Writer)
 	u.br.Reset(u)
 	u.bw.Reset(conn)
@@ -97,7 +99,6 @@ func (u *upstream) rest() {
 	u.used = true
 	u.limit = 1
 	u.seen.Store(false)
-	u.watched = make(chan struct{})
 	if u.timer == nil {
 		u.timer = time.AfterFunc(watchAfter, u.watch)
 	} else {
@@ -109,7 +110,7 @@ func (u *upstream) rest() {
 func (u *upstream) watch() {
 	_, err := u.br.Peek(1)
 	u.dead = !errors.Is(err, os.ErrDeadlineExceeded)
-	close(u.watched)
+	u.watched <- struct{}{}
 	if u.dead {
 		u.onEnd()
 	}
@@ -283,7 +284,7 @@ func (x *exchange) again(err error) bool {
 	if errors.As(err, &stale) && x.repeatable() {
 		return true
 	}
-	if x.t.application() || !x.t.claim.Taker.Away() || !errors.As(err, &notDialed) && !x.repeatable() {
+	if !wentAway(x.t, err) || !errors.As(err, &notDialed) && !x.repeatable() {
 		return false
 	}
 	x.t = target{}
@@ -377,7 +378,7 @@ func (x *exchange) over(u *upstream) (done bool, err error) {
 	if x.t.application() && resp.Close || x.c.isDraining() {
 		x.w.Header().Set("Connection", "close")
 	}
-	if err := relay(x.w, resp, u.waits); err != nil {
+	if err := relay(x.w, resp, u); err != nil {
 		return false, err
 	}
 	if x.upload != nil && !x.upload.ended() {
@@ -568,12 +569,7 @@ func (l *upload) run(x *exchange, u *upstream) {
 func (l *upload) copy(x *exchange, u *upstream) (err error) {
 	b := copyBuffers.Get().(*[copyLen]byte)
 	defer copyBuffers.Put(b)
-	var dst io.Writer = u.bw
-	var chunks io.WriteCloser
-	if x.r.ContentLength < 0 {
-		chunks = httputil.NewChunkedWriter(u.bw)
-		dst = chunks
-	}
+	chunked := x.r.ContentLength < 0
 	discarded := 0
 	for {
 		n, readErr := x.r.Body.Read(b[:])
@@ -581,9 +577,7 @@ func (l *upload) copy(x *exchange, u *upstream) (err error) {
 			l.moved.Add(int64(n))
 			x.copies.put(b[:n])
 			if err == nil {
-				if _, err = dst.Write(b[:n]); err == nil {
-					err = u.bw.Flush()
-				}
+				err = u.writeBody(b[:n], chunked)
 			} else if discarded += n; discarded > maxDiscard {
 				x.c.deafen()
 				return err
@@ -603,12 +597,31 @@ func (l *upload) copy(x *exchange, u *upstream) (err error) {
 		}
 		break
 	}
-	if err != nil || chunks == nil {
+	if err != nil || !chunked {
 		return err
 	}
 	// u.bw keeps its first error; Flush tells it.
-	_ = chunks.Close()
+	u.bw.WriteString("0\r\n")
 	_ = x.r.Trailer.Write(u.bw)
+	u.bw.WriteString("\r\n")
+	return u.bw.Flush()
+}
+
+// writeBody writes a piece of a body, or a chunk, at once.
+func (u *upstream) writeBody(b []byte, chunked bool) error {
+	if !chunked {
+		_, err := u.Conn.Write(b)
+		return err
+	}
+	size := append(strconv.AppendInt(u.bw.AvailableBuffer(), int64(len(b)), 16), "\r\n"...)
+	if _, ok := u.Conn.(*net.TCPConn); ok {
+		u.chunk = [3][]byte{size, b, size[len(size)-2:]}
+		u.pieces = u.chunk[:]
+		_, err := u.pieces.WriteTo(u.Conn) // with one system call
+		return err
+	}
+	u.bw.Write(size)
+	u.bw.Write(b)
 	u.bw.WriteString("\r\n")
 	return u.bw.Flush()
 }

@@ -135,8 +135,7 @@ func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t target, mi
 	}
 	resp, err := c.roundTrip(w, r, t, body, host)
 	var notDialed *dialError
-	if err != nil && r.Context().Err() == nil && !t.application() && t.claim.Taker.Away() &&
-		(errors.As(err, &notDialed) && !body.begun.Load()) {
+	if err != nil && r.Context().Err() == nil && wentAway(t, err) && errors.As(err, &notDialed) && !body.begun.Load() {
 		t = target{}
 		resp, err = c.roundTrip(w, r, t, body, host)
 	}

@@ -38,7 +38,7 @@ type Claim struct {
 	Match  *match.Match // nil: everything
 	Mirror bool         // the taker gets a copy, and nobody gets its answers
 	Taker  Taker
-	Stats  *Stats
+	Stats  *Stats // not nil
 
 	// TLS has the certificate of the application; nil: what TLS hides is not looked at. Protocols (ALPN) are negotiated
 	// with the application's.
@@ -203,6 +203,11 @@ func (t target) id() string {
 
 // errAway ends a dial to a taker whose owner has gone away meanwhile.
 var errAway = errors.New("the owner went away")
+
+// wentAway tells whether t failed, with err, because its owner is away.
+func wentAway(t target, err error) bool {
+	return !t.application() && (errors.Is(err, errAway) || t.claim.Taker.Away())
+}
 
 // awayCheck is how often is looked whether the owner whom something waits for is still there.
 const awayCheck = 200 * time.Millisecond

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -15,13 +16,12 @@ type errClient struct{ error }
 
 func (e errClient) Unwrap() error { return e.error }
 
-// relay gives the client an answer. waits tells whether reading more of it could take a while, so that what was read before
-// has to leave now; nil if that cannot be known.
-func relay(w http.ResponseWriter, resp *http.Response, waits func() bool) error {
+// relay gives the client an answer. u is where an HTTP/1 answer comes from; nil for HTTP/2.
+func relay(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 	h := w.Header()
 	copyHeader(h, resp.Header)
 	// What the answer does not have, net/http would make up.
-	for _, name := range []string{"Content-Type", "Date"} {
+	for _, name := range [...]string{"Content-Type", "Date"} {
 		if _, ok := h[name]; !ok {
 			h[name] = nil
 		}
@@ -32,7 +32,7 @@ func relay(w http.ResponseWriter, resp *http.Response, waits func() bool) error 
 	}
 	w.WriteHeader(resp.StatusCode)
 	if resp.Body != http.NoBody {
-		if err := relayBody(w, resp, waits); err != nil {
+		if err := relayBody(w, resp, u); err != nil {
 			return err
 		}
 	}
@@ -53,25 +53,29 @@ func relay(w http.ResponseWriter, resp *http.Response, waits func() bool) error 
 	return nil
 }
 
-func relayBody(w http.ResponseWriter, resp *http.Response, waits func() bool) error {
+// relayBody passes each piece on before it waits for another.
+func relayBody(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 	b := copyBuffers.Get().(*[copyLen]byte)
 	defer copyBuffers.Put(b)
-	rc := http.NewResponseController(w)
 	left := resp.ContentLength // negative: unknown
 	held := true               // something is on its way to the client, and here
 	for left != 0 {
-		if held && (waits == nil || waits()) {
-			if err := rc.Flush(); err != nil {
+		if held && (u == nil || u.waits()) {
+			if err := http.NewResponseController(w).Flush(); err != nil {
 				return errClient{err}
 			}
 			held = false
+		}
+		if done, err := spliceBody(w, left, u); done {
+			return err
 		}
 		n, err := resp.Body.Read(b[:])
 		if n > 0 {
 			if _, err := w.Write(b[:n]); err != nil {
 				return errClient{err}
 			}
-			held = true
+			// So much is not held back by anybody, and there is probably more at once.
+			held = n < copyLen/2
 			if left > 0 {
 				left -= int64(n)
 			}
@@ -85,6 +89,26 @@ func relayBody(w http.ResponseWriter, resp *http.Response, waits func() bool) er
 		}
 	}
 	return nil
+}
+
+// spliceBody has the kernel move the rest of a long body, if it can.
+func spliceBody(w http.ResponseWriter, left int64, u *upstream) (done bool, err error) {
+	if left < copyLen || u == nil || !u.waits() {
+		return false, nil
+	}
+	conn, ok := u.Conn.(*net.TCPConn)
+	rf, ok2 := w.(io.ReaderFrom)
+	if !ok || !ok2 {
+		return false, nil
+	}
+	n, err := rf.ReadFrom(&io.LimitedReader{R: conn, N: left})
+	if err == nil && n < left {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		err = fmt.Errorf("passing the answer on: %w", err)
+	}
+	return true, err
 }
 
 // hopByHop are the headers that are between neighbours. What proxies have to say about authentication is not among them: the
@@ -108,11 +132,11 @@ func named(h http.Header, f func(name string)) {
 	}
 }
 
-// copyHeader copies what is meant for both ends.
+// copyHeader sets dst to what of src is meant for both ends.
 func copyHeader(dst, src http.Header) {
 	for name, values := range src {
 		if !hopByHop(name) {
-			dst[name] = append(dst[name], values...)
+			dst[name] = values[:len(values):len(values)] // nobody changes what is there
 		}
 	}
 	named(src, func(name string) { delete(dst, name) })

@@ -268,7 +268,7 @@ func (s *sniffer) dial(ctx context.Context) error {
 		case err == nil:
 			s.server = conn
 			return nil
-		case !s.target.application() && s.target.claim.Taker.Away():
+		case wentAway(s.target, err):
 			s.target = target{}
 		default:
 			return err

@@ -68,6 +68,7 @@ func (i *Interceptor) endTLS(ctx, hard context.Context, s *sniffer, config *tls.
 	switch conn.ConnectionState().NegotiatedProtocol {
 	case "h2":
 		inner.http2 = true
+	case "http/1.1":
 	case "":
 		// It need not be HTTP. A client that is silent waits with its request: where the server speaks first, it would not
 		// be one whose requests somebody wants to match.
@@ -84,13 +85,20 @@ func (i *Interceptor) endTLS(ctx, hard context.Context, s *sniffer, config *tls.
 			i.serveRaw(hard, sniffed)
 			return
 		}
+	default:
+		i.serveRaw(hard, &sniffer{i: i, conn: conn, flow: s.flow, dialer: o.dial})
+		return
 	}
 	i.serveHTTP(ctx, hard, inner)
 }
 
-// known leaves the protocols that can be judged.
+// known leaves the protocols that can be judged, if there is one.
 func known(protocols []string) []string {
-	return slices.DeleteFunc(slices.Clone(protocols), func(p string) bool { return p != "h2" && p != "http/1.1" })
+	http := slices.DeleteFunc(slices.Clone(protocols), func(p string) bool { return p != "h2" && p != "http/1.1" })
+	if len(http) == 0 {
+		return protocols
+	}
+	return http
 }
 
 // onward dials targets of a connection whose TLS was ended.

@@ -2,11 +2,9 @@ package interceptor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 	"time"
 )
@@ -40,10 +38,6 @@ func (i *Interceptor) ServePackets(ctx context.Context, pc net.PacketConn, dst n
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return fmt.Errorf("receiving datagrams: %w", err)
-		case err != nil && !errors.Is(err, net.ErrClosed) && n == 0 && from.IsValid():
-			continue // an earlier answer was refused by the client
 		case err != nil:
 			return fmt.Errorf("receiving datagrams: %w", err)
 		}
@@ -182,7 +176,7 @@ func (s *packetServer) forget(from netip.AddrPort, f *packetFlow) {
 // run is a flow's life: until it is idle, or its target fails. The client's next datagram begins another one.
 func (s *packetServer) run(ctx context.Context, f *packetFlow, whole Flow) error {
 	conn, err := s.i.dial(ctx, f.target, whole)
-	if err != nil && !f.target.application() && f.target.claim.Taker.Away() {
+	if err != nil && wentAway(f.target, err) {
 		s.mu.Lock()
 		f.target = target{}
 		s.mu.Unlock()
