@@ -22,7 +22,7 @@ const (
 	// injectTries is how often another laptop may take the name that was to be ours.
 	injectTries  = 5
 	labelEnforce = "pod-security.kubernetes.io/enforce"
-	// agentAddress is the variable of the agent's environment that has the pod's address.
+	// agentAddress is the variable of the agent's environment that has the pod's addresses.
 	agentAddress = "POD_IP"
 )
 
@@ -52,7 +52,7 @@ func (a Agent) container(name string) corev1.EphemeralContainer {
 		Env: []corev1.EnvVar{
 			{Name: api.AgentOwnerVariable, Value: literal(a.Owner)},
 			{Name: api.AgentNameVariable, Value: literal(a.OwnerName)},
-			{Name: agentAddress, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIP"}}},
+			{Name: agentAddress, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIPs"}}},
 		},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext: &corev1.SecurityContext{
