@@ -23,6 +23,8 @@ const (
 	acceptPause = 50 * time.Millisecond // after a failed accept
 	// stragglers is how long a handshake may take that has begun when redirects go.
 	stragglers = 200 * time.Millisecond
+	// overtime is what a connection may take to end that has to.
+	overtime = 5 * time.Second
 )
 
 // kernel is what the plane asks of the pod's kernel: pkg/redirect. Its methods may be called concurrently.
@@ -439,7 +441,16 @@ func (p *plane) drain() {
 	}
 	p.serving.Wait()
 	p.end()
-	p.conns.Wait()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.conns.Wait()
+	}()
+	select {
+	case <-done:
+	case <-time.After(drainTime + overtime):
+		p.log.Error("connections are left that did not end", "connections", p.count.Load())
+	}
 }
 
 // close ends all, once nothing new can come.
@@ -455,7 +466,6 @@ func (p *plane) close() {
 		s.close()
 	}
 	p.serving.Wait()
-	p.conns.Wait()
 	k := p.kernel
 	if k == nil && len(p.cfg.Listen) == 0 {
 		k, _ = p.open() // which was asked in advance; why it failed is in the log

@@ -290,7 +290,6 @@ type machine struct {
 	mu       sync.Mutex
 	carriers []net.Conn
 	offline  bool
-	reached  chan struct{} // closed once it is not offline
 }
 
 // connect attaches a laptop of the person's.
@@ -303,13 +302,17 @@ func (p *pod) connect(by *person) *machine {
 
 // attach is connect without a hello.
 func (p *pod) attach(by *person) *machine {
-	t := p.t
+	p.t.Helper()
+	return attach(p.t, by, p.carriers.Dial)
+}
+
+func attach(t *testing.T, by *person, dial func(context.Context) (net.Conn, error)) *machine {
 	t.Helper()
-	m := &machine{t: t, reports: make(chan api.AgentReport, 1024), reached: make(chan struct{})}
+	m := &machine{t: t, reports: make(chan api.AgentReport, 1024)}
 	sessions := make(chan *transport.Session, 1)
 	client := transport.NewClient(transport.ClientConfig{
 		Links: 1, BackoffMax: 100 * time.Millisecond,
-		Dial: func(ctx context.Context) (net.Conn, error) { return m.dial(ctx, p, by) },
+		Dial: func(ctx context.Context) (net.Conn, error) { return m.dial(ctx, dial, by) },
 		OnSession: func(ctx context.Context, s *transport.Session) {
 			select {
 			case sessions <- s:
@@ -341,14 +344,14 @@ func (p *pod) attach(by *person) *machine {
 	return m
 }
 
-func (m *machine) dial(ctx context.Context, p *pod, by *person) (net.Conn, error) {
+func (m *machine) dial(ctx context.Context, dial func(context.Context) (net.Conn, error), by *person) (net.Conn, error) {
 	m.mu.Lock()
 	offline := m.offline
 	m.mu.Unlock()
 	if offline {
 		return nil, errors.New("offline")
 	}
-	conn, err := p.carriers.Dial(ctx)
+	conn, err := dial(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -391,24 +394,52 @@ func (m *machine) find() {
 
 // serve answers what the agent sends: HTTP with the laptop's name.
 func (m *machine) serve(ctx context.Context, s *transport.Session, name string) {
-	l := &streams{ctx: ctx, session: s}
+	l := &streams{ctx: ctx, session: s, name: name}
+	defer l.flows.Wait()
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, name) })}
 	server.Serve(l) // until the session ends
 	server.Close()
 }
 
-// streams are a session's incoming ones as a listener.
+// streams are a session's incoming ones of TCP as a listener. UDP's are answered with the name.
 type streams struct {
 	ctx     context.Context
 	session *transport.Session
+	name    string
+	flows   sync.WaitGroup
 }
 
 func (l *streams) Accept() (net.Conn, error) {
-	in, err := l.session.Accept(l.ctx)
-	if err != nil {
-		return nil, err
+	for {
+		in, err := l.session.Accept(l.ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !in.Datagrams() {
+			conn, err := in.Accept()
+			if err != nil {
+				continue // the agent has given up meanwhile
+			}
+			return conn, nil
+		}
+		flow, err := in.AcceptPackets()
+		if err != nil {
+			continue
+		}
+		l.flows.Go(func() {
+			defer flow.Close()
+			buf := make([]byte, 2048)
+			for {
+				n, err := flow.ReadPacket(buf)
+				if err != nil {
+					return
+				}
+				if flow.WritePacket(fmt.Appendf(buf[:n], " for %s", l.name)) != nil {
+					return
+				}
+			}
+		})
 	}
-	return in.Accept()
 }
 
 func (l *streams) Close() error   { return nil }

@@ -1,0 +1,472 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/tun/tuntest"
+)
+
+// netns is a pod in the kernel: this process is in its network namespace, at 10.1.0.2 and fd00:1::2, and a client beside it, at
+// 10.1.0.9 and fd00:1::9.
+type netns struct {
+	t      *testing.T
+	client *tuntest.Namespace
+}
+
+func newNetns(t *testing.T) *netns {
+	t.Helper()
+	n := &netns{t, tuntest.NewNamespace(t)}
+	runtime.LockOSThread() // the namespace is by this thread
+	n.client.Run("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "eth0", "netns", strconv.Itoa(unix.Gettid()))
+	runtime.UnlockOSThread()
+	for _, args := range []string{"link set veth0 up", "addr add 10.1.0.9/24 dev veth0", "addr add fd00:1::9/64 dev veth0 nodad"} {
+		n.client.Run("ip", strings.Fields(args)...)
+	}
+	for _, args := range []string{
+		"link set eth0 up", "addr add 10.1.0.2/24 dev eth0", "addr add fd00:1::2/64 dev eth0 nodad",
+		"route add default via 10.1.0.9", "-6 route add default via fd00:1::9",
+	} {
+		testenv.Run(t, "ip "+args)
+	}
+	testenv.Until(t, "IPv6 is up", func() bool {
+		l, err := net.Listen("tcp", "[fd00:1::2]:0")
+		if err != nil {
+			return false
+		}
+		defer l.Close()
+		conn, err := n.dial(t.Context(), "tcp", l.Addr().String())
+		if err != nil {
+			return false
+		}
+		conn.Close()
+		return true
+	})
+	return n
+}
+
+// dial connects from the client.
+func (n *netns) dial(ctx context.Context, network, to string) (conn net.Conn, err error) {
+	err = n.client.Do(func() error {
+		conn, err = new(net.Dialer).DialContext(ctx, network, to)
+		return err
+	})
+	return conn, err
+}
+
+// get asks for a page by a connection of its own, and says what it reads.
+func (n *netns) get(to string, header ...string) (string, error) {
+	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DialContext: n.dial, DisableKeepAlives: true}}
+	r, err := http.NewRequest(http.MethodGet, "http://"+to+"/", nil)
+	if err != nil {
+		return "", err
+	}
+	for _, h := range header {
+		name, value, _ := strings.Cut(h, "=")
+		r.Header.Set(name, value)
+	}
+	answer, err := client.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	return string(body), err
+}
+
+// expect fails the test unless the page is so.
+func (n *netns) expect(want, to string, header ...string) {
+	n.t.Helper()
+	if got, err := n.get(to, header...); got != want || err != nil {
+		n.t.Errorf("%s %v: %q, %v; want %q", to, header, got, err, want)
+	}
+}
+
+// serve has an application at an address, which says from where it is asked.
+func (n *netns) serve(address string) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, _ := net.SplitHostPort(r.RemoteAddr)
+		fmt.Fprint(w, "application for "+host)
+	})}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			n.t.Errorf("serving: %v", err)
+		}
+	}()
+	n.t.Cleanup(func() {
+		server.Close()
+		<-done
+	})
+}
+
+// servePackets has an application at an address that answers datagrams.
+func (n *netns) servePackets(address string) {
+	pc, err := net.ListenPacket("udp", address)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 2048)
+		for {
+			k, from, err := pc.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			if _, err := pc.WriteTo(append(buf[:k], " for the application"...), from); err != nil {
+				n.t.Errorf("answering: %v", err)
+			}
+		}
+	}()
+	n.t.Cleanup(func() {
+		pc.Close()
+		<-done
+	})
+}
+
+// query sends a datagram by a socket of its own and says what comes back.
+func (n *netns) query(to, say string) string {
+	n.t.Helper()
+	conn, err := n.dial(n.t.Context(), "udp", to)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := io.WriteString(conn, say); err != nil {
+		return err.Error()
+	}
+	buf := make([]byte, 2048)
+	k, err := conn.Read(buf)
+	if err != nil {
+		return err.Error()
+	}
+	return string(buf[:k])
+}
+
+// process is `traffic agent` in the pod.
+type process struct {
+	*netns
+	cmd       *exec.Cmd
+	log       *lockedBuffer
+	greetings *greetings
+	ended     chan error
+}
+
+// run starts the agent of an owner, and ends it with the test.
+func (n *netns) run(by *person, args ...string) *process {
+	n.t.Helper()
+	p := &process{netns: n, log: new(lockedBuffer), greetings: newGreetings(), ended: make(chan error, 1)}
+	p.cmd = exec.Command("/proc/self/exe", append(args, "--log-level", "debug")...)
+	p.cmd.Env = append(os.Environ(), asAgent+"=1", api.AgentOwnerVariable+"="+by.hash, api.AgentNameVariable+"="+by.name, testenv.EndAtOnce())
+	p.cmd.Stderr = p.log
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	go func() {
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			p.greetings.lines <- append([]byte(nil), lines.Bytes()...)
+		}
+		p.ended <- p.cmd.Wait()
+	}()
+	n.t.Cleanup(func() {
+		p.cmd.Process.Kill()
+		err := <-p.ended
+		p.ended <- err
+		if n.t.Failed() {
+			n.t.Logf("%s's agent (%v):\n%s", by.name, err, p.log)
+		}
+	})
+	return p
+}
+
+// connect attaches a laptop, which comes as the traffic manager would, from outside the pod.
+func (n *netns) connect(by *person, g api.AgentGreeting) *machine {
+	n.t.Helper()
+	m := attach(n.t, by, func(ctx context.Context) (net.Conn, error) {
+		return n.dial(ctx, "tcp", fmt.Sprintf("10.1.0.2:%d", g.Port))
+	})
+	m.hello(api.AgentHello{Protocol: api.Protocol, Version: "test"})
+	return m
+}
+
+// end waits for the agent's end.
+func (p *process) end(within time.Duration) error {
+	p.t.Helper()
+	select {
+	case err := <-p.ended:
+		p.ended <- err
+		return err
+	case <-time.After(within):
+		p.t.Fatalf("the agent has not ended within %v", within)
+		panic("unreachable")
+	}
+}
+
+// kernelState is what an agent changes in the pod's kernel.
+func kernelState(t *testing.T) string {
+	var state strings.Builder
+	for _, of := range []string{"nft list ruleset", "ip rule", "ip -6 rule", "ip route show table all type local", "ip -6 route show table all type local"} {
+		for line := range strings.Lines(testenv.Run(t, of)) {
+			if !strings.Contains(line, "fe80:") { // the kernel adds it in its own time
+				state.WriteString(line)
+			}
+		}
+	}
+	return state.String()
+}
+
+func TestProcess(t *testing.T) {
+	if !testenv.InNamespace(t, "nft") {
+		return
+	}
+	n := newNetns(t)
+	n.serve(":8080")
+	n.serve("127.0.0.1:8081")
+	n.servePackets(":5353")
+	before := kernelState(t)
+
+	alice, bob, mallory := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk"), newPerson(t, "mallory@pod")
+	first := n.run(alice)
+	greeting := first.greetings.next(t)
+	a := n.connect(alice, greeting)
+	claim := func(m *machine, id string, match ...string) error {
+		o := claimOrder(id, match...)
+		o.Ports = append(o.Ports, api.AgentPort{Protocol: "tcp", Port: 8081})
+		return m.order(api.AgentOrder{Claim: o})
+	}
+
+	t.Run("claims", func(t *testing.T) {
+		if err := claim(a, "1", "x-user=me"); err != nil {
+			t.Fatal(err)
+		}
+		for _, to := range []string{"10.1.0.2:8080", "[fd00:1::2]:8080"} {
+			n.expect("alice@laptop", to, "X-User=me")
+		}
+		s := a.state("the claim", func(s *api.AgentState) bool { return len(s.Claims) == 1 })
+		if s.Source != "address" {
+			t.Errorf("the source is %q", s.Source)
+		}
+		n.expect("application for 10.1.0.9", "10.1.0.2:8080", "X-User=you")
+		n.expect("application for fd00:1::9", "[fd00:1::2]:8080", "X-User=you")
+		n.expect("alice@laptop", "10.1.0.2:8081", "X-User=me")
+		n.expect("application for 127.0.0.1", "10.1.0.2:8081", "X-User=you") // it listens on localhost only
+	})
+	t.Run("datagrams", func(t *testing.T) {
+		o := &api.ClaimOrder{ID: "udp", Ports: []api.AgentPort{{Protocol: "udp", Port: 5353}}}
+		if err := a.order(api.AgentOrder{Claim: o}); err != nil {
+			t.Fatal(err)
+		}
+		for _, to := range []string{"10.1.0.2:5353", "[fd00:1::2]:5353"} {
+			if got := n.query(to, "news"); got != "news for alice@laptop" {
+				t.Errorf("%s: %s", to, got)
+			}
+		}
+		if err := a.order(api.AgentOrder{Release: "udp"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := n.query("10.1.0.2:5353", "news"); got != "news for the application" {
+			t.Errorf("released: %s", got)
+		}
+	})
+	t.Run("strangers", func(t *testing.T) {
+		for name, by := range map[string]*person{"a-key-of-its-own": mallory, "an-owner-of-no-agent-here": bob} {
+			conn, err := n.dial(t.Context(), "tcp", fmt.Sprintf("10.1.0.2:%d", greeting.Port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(10 * time.Second))
+			if got, err := io.ReadAll(clientTLS(conn, by)); len(got) > 0 || err == nil || os.IsTimeout(err) {
+				t.Errorf("%s: got %q, %v", name, got, err)
+			}
+		}
+		conn, err := n.dial(t.Context(), "tcp", fmt.Sprintf("10.1.0.2:%d", greeting.Port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(500 * time.Millisecond))
+		if got, err := io.ReadAll(conn); len(got) > 0 || !os.IsTimeout(err) {
+			t.Errorf("who says nothing gets %q, %v", got, err)
+		}
+	})
+	t.Run("other-users-of-the-pod", func(t *testing.T) {
+		got, err := asNobody(func() (string, error) {
+			conn, err := net.Dial("unix", api.AgentSocket)
+			if err != nil {
+				return "", err
+			}
+			defer conn.Close()
+			fmt.Fprintf(conn, `{"owner":%q}`+"\n", mallory.hash)
+			conn.SetDeadline(time.Now().Add(10 * time.Second))
+			got, err := io.ReadAll(conn)
+			if errors.Is(err, syscall.ECONNRESET) {
+				err = nil
+			}
+			return string(got), err
+		})
+		if got != "" || err != nil {
+			t.Errorf("got %q, %v", got, err)
+		}
+		if strings.Contains(first.log.String(), mallory.hash) {
+			t.Error("it is an owner")
+		}
+	})
+	t.Run("laptop-silent", func(t *testing.T) {
+		n.client.Run("nft", "add table inet hole")
+		n.client.Run("nft", "add chain inet hole out { type filter hook output priority 0; }")
+		n.client.Run("nft", fmt.Sprintf("add rule inet hole out tcp dport %d drop", greeting.Port))
+		began := time.Now()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			got, err := n.get("10.1.0.2:8080", "X-User=me")
+			if err == nil && got != "application for 10.1.0.9" {
+				err = errors.New(got)
+			}
+			return err
+		})
+		took := time.Since(began)
+		t.Logf("requests are the application's %v after the laptop fell silent", took.Round(time.Millisecond))
+		if took > 5*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		n.client.Run("nft", "delete table inet hole")
+		testenv.Eventually(t, 20*time.Second, func() error {
+			got, err := n.get("10.1.0.2:8080", "X-User=me")
+			if err == nil && got != "alice@laptop" {
+				err = errors.New(got)
+			}
+			return err
+		})
+		t.Logf("and the laptop's again %v later", time.Since(began.Add(took)).Round(time.Millisecond))
+	})
+
+	second := n.run(bob)
+	if g := second.greetings.next(t); g != greeting {
+		t.Errorf("the second agent greets with %+v, the first with %+v", g, greeting)
+	}
+	b := n.connect(bob, greeting)
+	t.Run("two-owners", func(t *testing.T) {
+		if err := claim(b, "1", "x-user=you"); err != nil {
+			t.Fatal(err)
+		}
+		n.expect("alice@laptop", "10.1.0.2:8080", "X-User=me")
+		n.expect("bob@desk", "10.1.0.2:8080", "X-User=you")
+		n.expect("application for 10.1.0.9", "10.1.0.2:8080", "X-User=her")
+		want(t, claim(b, "2", "x-team=blue"), api.ExitConflict, "alice@laptop has x-user=me of ports 8080 and 8081 since ")
+	})
+	t.Run("primary-killed", func(t *testing.T) {
+		began := time.Now()
+		if err := first.cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		first.end(5 * time.Second) // "signal: killed"
+		n.expect("application for 10.1.0.9", "10.1.0.2:8080", "X-User=you")
+		t.Logf("the application answers %v after the primary was killed", time.Since(began).Round(time.Millisecond))
+		next := second.greetings.next(t)
+		if next.Key == greeting.Key {
+			t.Errorf("the new primary greets with %+v", next)
+		}
+		b = n.connect(bob, next)
+		if err := claim(b, "1", "x-user=you"); err != nil {
+			t.Fatal(err)
+		}
+		n.expect("bob@desk", "10.1.0.2:8080", "X-User=you")
+		n.expect("application for 10.1.0.9", "10.1.0.2:8080", "X-User=me")
+		t.Logf("the other owner's requests are its again %v after", time.Since(began).Round(time.Millisecond))
+	})
+	t.Run("end", func(t *testing.T) {
+		if err := second.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := second.end(10 * time.Second); err != nil {
+			t.Errorf("it ends with %v", err)
+		}
+		n.expect("application for 10.1.0.9", "10.1.0.2:8080", "X-User=you")
+		if got := kernelState(t); got != before {
+			t.Errorf("left in the kernel:\n%s\nbefore:\n%s", got, before)
+		}
+	})
+}
+
+// A sidecar has no capability, and is nobody's.
+func TestSidecarProcess(t *testing.T) {
+	if !testenv.InNamespace(t) {
+		return
+	}
+	n := newNetns(t)
+	n.serve(":8080")
+	n.servePackets(":5353")
+	alice := newPerson(t, "alice@laptop")
+	p := n.run(alice, "--listen", "8080:18080", "--listen", "udp/5353:15353")
+	m := n.connect(alice, p.greetings.next(t))
+	n.expect("application for 10.1.0.2", "10.1.0.2:18080")
+	o := &api.ClaimOrder{ID: "1", Ports: []api.AgentPort{{Protocol: "tcp", Port: 8080, Listen: 18080}, {Protocol: "udp", Port: 5353, Listen: 15353}}}
+	if err := m.order(api.AgentOrder{Claim: o}); err != nil {
+		t.Fatal(err)
+	}
+	n.expect("alice@laptop", "10.1.0.2:18080")
+	n.expect("alice@laptop", "[fd00:1::2]:18080")
+	n.expect("application for 10.1.0.9", "10.1.0.2:8080")
+	if got := n.query("[fd00:1::2]:15353", "news"); got != "news for alice@laptop" {
+		t.Error(got)
+	}
+	m.stop()
+	testenv.Until(t, "released", func() bool {
+		got, err := n.get("10.1.0.2:18080")
+		return err == nil && got == "application for 10.1.0.2"
+	})
+	if got := n.query("10.1.0.2:15353", "news"); got != "news for the application" {
+		t.Error(got)
+	}
+}
+
+// clientTLS is what a laptop with this key would say.
+func clientTLS(conn net.Conn, by *person) *tls.Conn { return tls.Client(conn, by.towards()) }
+
+// asNobody runs f on a thread of another user.
+func asNobody(f func() (string, error)) (got string, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		const nobody = 65534
+		// The system call for this thread alone: syscall.Setresuid is for all.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+			err = errno
+			return
+		}
+		got, err = f()
+	}()
+	<-done
+	return got, err
+}
