@@ -53,7 +53,7 @@ func startHelper(ctx context.Context) (*os.File, error) {
 // foreground logs to stderr, and only what is wrong: what happens is shown as progress.
 func foreground(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error {
 	leaveProcessors()
-	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	logger := warnings()
 	if err := paths.MakeStateDir(); err != nil {
 		return err
 	}
@@ -68,6 +68,15 @@ func foreground(ctx context.Context, paths config.Paths, req api.ConnectRequest,
 	return daemon.Foreground(ctx, daemon.ForegroundConfig{
 		Request: req, ClientID: client, Helper: h, Progress: progress, Logger: logger,
 	})
+}
+
+func reset(ctx context.Context, req api.ResetRequest, progress func(api.Event)) error {
+	return daemon.Reset(ctx, req, progress, warnings())
+}
+
+// warnings logs to stderr what is wrong.
+func warnings() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
 // ownHelper is a Helper of this process alone: root needs no other process for it.

@@ -6,7 +6,7 @@
 //	                                     └─ the daemon has no helper: sudo, then its socket is handed over
 //	proxy       proxy.go, spec.go ─▶ the same: POST /v1/intercept, whose body stays open until it is done or let go of
 //	leave, disconnect, status, quit, logs, version, completion
-//	install, uninstall               the cluster's part, with the user's own credentials
+//	install, uninstall, reset        the cluster's part, with the user's own credentials
 //	daemon, helper, exec-credential  hidden; kubevpn runs itself with them
 //
 // The package knows neither the daemon's nor the helper's code: cmd/kubevpn injects them as Programs.

@@ -28,6 +28,8 @@ type Programs struct {
 	RunHelper func(ctx context.Context) error
 	// Foreground keeps one connection in this process until ctx ends. It returns nil if it was connected by then.
 	Foreground func(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error
+	// Reset removes every intercept of workloads, with the user's own rights.
+	Reset func(ctx context.Context, req api.ResetRequest, progress func(api.Event)) error
 }
 
 // app is what every command has at hand.

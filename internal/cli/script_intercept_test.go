@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -87,4 +88,14 @@ func (d *fakeDaemon) leave(w http.ResponseWriter, r *http.Request) {
 		delete(d.intercepts, name)
 		json.NewEncoder(w).Encode(api.Event{Step: "Leaving " + name, Done: true, Intercept: &i})
 	}
+}
+
+func fakeReset(_ context.Context, req api.ResetRequest, progress func(api.Event)) error {
+	if req.Workloads[0] == "deployment/theirs" {
+		return api.Errorf(api.ExitPermission, "you may not patch deployments in the namespace %s", req.Namespace)
+	}
+	for _, name := range req.Workloads {
+		progress(api.Event{Step: "Resetting " + name, Detail: req.Namespace + " " + req.Image, Done: true})
+	}
+	return nil
 }

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"kubevpn": func() {
 			os.Exit(Main(Programs{RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper,
-				Foreground: fakeForeground}))
+				Foreground: fakeForeground, Reset: fakeReset}))
 		},
 	})
 }
