@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -78,5 +79,50 @@ func TestTLS(t *testing.T) {
 				t.Errorf("a claim of everything was answered with %q", got)
 			}
 		})
+	}
+}
+
+// What TLS hides need not be HTTP.
+func TestTLSWithSomethingElse(t *testing.T) {
+	_, certificate := serveTLS(t, "", false)
+	for _, protocols := range [][]string{nil, {"mqtt"}} {
+		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: protocols})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			got, err := io.ReadAll(c)
+			if err != nil {
+				t.Error(err)
+			}
+			fmt.Fprintf(c, "%s in %s", got, c.(*tls.Conn).ConnectionState().NegotiatedProtocol)
+		}()
+		r := newRig(t, l.Addr().String())
+		r.claim(Claim{Match: header(t, "x-user=me"), Taker: new(taker), TLS: &tls.Config{Certificates: []tls.Certificate{certificate}}})
+		c := tls.Client(dial(t, r.addr), &tls.Config{InsecureSkipVerify: true, NextProtos: protocols})
+		if _, err := c.Write([]byte("\x10bytes")); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(c)
+		want := "\x10bytes in "
+		if len(protocols) > 0 {
+			want += protocols[0]
+		}
+		if err != nil || string(got) != want {
+			t.Errorf("with %v it was answered with %q, %v", protocols, got, err)
+		}
+		c.Close()
+		l.Close()
+		<-ended
 	}
 }
