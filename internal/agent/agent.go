@@ -56,9 +56,9 @@ type Config struct {
 
 // Listen is a port on which a sidecar listens for the application.
 type Listen struct {
-	Protocol string // "tcp" or "udp"
-	Port     uint16 // the application's
-	Listen   uint16
+	Protocol string `json:"protocol"` // "tcp" or "udp"
+	Port     uint16 `json:"port"`     // the application's
+	Listen   uint16 `json:"listen"`
 }
 
 // Agent is one agent of a pod. Make it with New.
@@ -140,7 +140,7 @@ func (a *Agent) follow(ctx context.Context, greet func(api.AgentGreeting) error)
 	if err != nil {
 		return err
 	}
-	return standBy(ctx, conn, registration{a.cfg.Owner, a.cfg.OwnerName}, greet)
+	return standBy(ctx, conn, registration{a.cfg.Owner, a.cfg.OwnerName, a.cfg.Listen}, greet)
 }
 
 // greet tells the owner where to go.

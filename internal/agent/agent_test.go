@@ -238,7 +238,7 @@ func (p *pod) standby(by *person) *person {
 }
 
 // register runs what an agent does that is not the primary. What it greets comes from next.
-func (p *pod) register(by *person) *follower {
+func (p *pod) register(by *person, sidecar ...Listen) *follower {
 	p.t.Helper()
 	f := &follower{greetings: make(chan api.AgentGreeting, 16), ended: make(chan error, 1)}
 	conn, err := p.agents.Dial(p.t.Context())
@@ -247,7 +247,7 @@ func (p *pod) register(by *person) *follower {
 	}
 	f.conn = conn
 	go func() {
-		f.ended <- standBy(context.Background(), conn, registration{by.hash, by.name}, func(g api.AgentGreeting) error {
+		f.ended <- standBy(context.Background(), conn, registration{by.hash, by.name, sidecar}, func(g api.AgentGreeting) error {
 			f.greetings <- g
 			return nil
 		})
@@ -703,6 +703,47 @@ func TestSidecar(t *testing.T) {
 		p.lives()
 		if got := ask(); got != "application" {
 			t.Errorf("%s answers", got)
+		}
+	})
+}
+
+// A sidecar that stands by has its ports served by the primary, and stays as long as it lives.
+func TestSidecarStandsBy(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
+		p := newPod(t, alice, func(c *Config) { c.Listen = []Listen{{"tcp", 8080, 18080}} })
+		if err := p.register(newPerson(t, "carol@train"), Listen{"tcp", 8080, 18081}).next(); err == nil {
+			t.Error("another port for the same is taken")
+		}
+		f := p.register(bob, Listen{"tcp", 8080, 18080}, Listen{"tcp", 8082, 18082})
+		if err := f.next(); err != nil {
+			t.Fatal(err)
+		}
+		if p.incoming[18082] == nil {
+			t.Fatal("nobody listens")
+		}
+		pass(10 * time.Minute)
+		select {
+		case err := <-f.ended:
+			t.Errorf("the standby has ended: %v", err)
+		default:
+		}
+		b := p.connect(bob)
+		if err := b.order(api.AgentOrder{Reset: true}); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Minute)
+		p.lives()
+		f.conn.Close()
+		b.stop()
+		pass(10 * time.Minute)
+		if conn, err := p.carriers.Dial(t.Context()); err != nil {
+			t.Error(err)
+		} else {
+			if _, err := tls.Client(conn, bob.towards()).Read(make([]byte, 1)); err == nil {
+				t.Error("whose sidecar has gone is not forgotten")
+			}
+			conn.Close()
 		}
 	})
 }

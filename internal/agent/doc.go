@@ -34,7 +34,7 @@
 // owner, no claim and no carrier for a minute, no connection that it still carries.
 //
 // A sidecar (Config.Listen) is the same without redirects: Services lead to ports of its own, which it listens on from the
-// beginning, and it never ends by itself, as nobody else would serve there.
+// beginning, and it never ends by itself, as nobody else would serve there. The primary listens for those that stand by as well.
 //
 //	agent.go     standby, primary, draining
 //	standby.go   what standby and primary say to each other

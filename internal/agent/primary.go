@@ -41,6 +41,7 @@ var errEnding = api.Errorf(api.ExitLost, "this agent is ending")
 type owner struct {
 	hash, name string
 	home       bool   // of this very agent: known as long as it lives
+	stays      bool   // it has a sidecar: known as long as that lives, which would only be started again if it ended
 	carriers   *queue // to its own transport.Server, so that no session has carriers of two owners
 	end        func() // ends that
 	standbys   map[*standby]struct{}
@@ -144,9 +145,6 @@ func (p *primary) register(hash, name string) (*owner, error) {
 	if o := p.owners[hash]; o != nil {
 		o.restSince = time.Time{} // its minute begins anew
 		return o, nil
-	}
-	if p.ending {
-		return nil, errEnding
 	}
 	if len(p.owners) >= maxOwners {
 		return nil, api.Errorf(api.ExitConflict, "the agent has %d owners already", maxOwners)
@@ -452,6 +450,7 @@ func (p *primary) tick(now time.Time) (alone bool) {
 		case now.Sub(o.restSince) < patience:
 		case o.home:
 			resting++
+		case o.stays && len(o.standbys) > 0:
 		default:
 			p.forget(o)
 		}
@@ -480,7 +479,7 @@ func (p *primary) quit() {
 	p.ending = true
 	for _, o := range p.owners {
 		for s := range o.standbys {
-			if p.cleared {
+			if p.cleared && !o.stays {
 				s.dismiss()
 			}
 			s.close()

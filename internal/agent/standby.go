@@ -22,8 +22,9 @@ import (
 //	  │◀──────────────── word    │   End: the owner was forgotten, or everything reset
 //	  │          (silence)       │   the connection's end is the primary's
 type registration struct {
-	Owner string `json:"owner"` // api.AgentOwnerVariable
-	Name  string `json:"name"`  // api.AgentNameVariable
+	Owner  string   `json:"owner"`            // api.AgentOwnerVariable
+	Name   string   `json:"name"`             // api.AgentNameVariable
+	Listen []Listen `json:"listen,omitempty"` // a sidecar's: the primary listens for it, as Services lead there
 }
 
 type word struct {
@@ -91,15 +92,7 @@ func (p *primary) serveStandby(s *standby) error {
 	if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 		return fmt.Errorf("reading a registration: %w", err)
 	}
-	p.mu.Lock()
-	o, err := p.register(r.Owner, r.Name)
-	if err == nil && p.ending {
-		err = errEnding
-	}
-	if err == nil {
-		o.standbys[s] = struct{}{}
-	}
-	p.mu.Unlock()
+	o, err := p.take(s, r)
 	if err != nil {
 		return errors.Join(err, json.NewEncoder(s.conn).Encode(word{Error: api.AsError(err)}))
 	}
@@ -117,6 +110,27 @@ func (p *primary) serveStandby(s *standby) error {
 	for lines.Scan() { // it says nothing more
 	}
 	return nil
+}
+
+// take makes an agent a standby.
+func (p *primary) take(s *standby, r registration) (*owner, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ending {
+		return nil, errEnding
+	}
+	for _, l := range r.Listen {
+		if err := p.plane.listen(port{l.Protocol, l.Port}, l.Listen); err != nil {
+			return nil, err
+		}
+	}
+	o, err := p.register(r.Owner, r.Name)
+	if err != nil {
+		return nil, err
+	}
+	o.stays = o.stays || len(r.Listen) > 0
+	o.standbys[s] = struct{}{}
+	return o, nil
 }
 
 // errForgotten ends a standby whose owner the primary has forgotten.
