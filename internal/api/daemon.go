@@ -81,7 +81,7 @@ type Connection struct {
 
 // The transports: the ways that a session's bytes take to the traffic manager.
 const (
-	TransportAuto        = "auto" // ask only: api-proxy where it is better, else port-forward
+	TransportAuto        = "auto" // ask only: api-proxy unless it does worse, else port-forward
 	TransportPortForward = "port-forward"
 	TransportAPIProxy    = "api-proxy"
 )

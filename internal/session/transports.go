@@ -271,7 +271,7 @@ func (s *Session) transports() (string, []api.Transport) {
 		proxy.State, forward.State, forward.Since = api.TransportInUse, api.TransportStandby, s.proxy.Since
 		inUse = api.TransportAPIProxy
 	case s.proxy.State == transport.ShortcutPassed:
-		proxy.State, proxy.Reason = api.TransportStandby, "no better than port-forward"
+		proxy.State, proxy.Reason = api.TransportStandby, "port-forward does better"
 	case s.proxy.State == transport.ShortcutFailing:
 		proxy.State = api.TransportFailing
 		if s.proxy.Reason != nil {

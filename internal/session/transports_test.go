@@ -539,7 +539,7 @@ func TestTransports(t *testing.T) {
 				{Name: api.TransportPortForward, State: api.TransportStandby, Reason: "--transport api-proxy", Since: began},
 				proxy(api.TransportFailing, "the API server 127.0.0.1:1, or something on the way to it, broke the connection: EOF", later, better)}},
 		{"passed", api.TransportAuto, transport.ShortcutStatus{State: transport.ShortcutPassed, Since: later, Base: base, Shortcut: base}, "", []api.Transport{
-			forwardInUse, proxy(api.TransportStandby, "no better than port-forward", later, base)}},
+			forwardInUse, proxy(api.TransportStandby, "port-forward does better", later, base)}},
 		{"failing", api.TransportAuto, transport.ShortcutStatus{State: transport.ShortcutFailing, Since: later, Base: base, Reason: io.EOF}, "", []api.Transport{
 			forwardInUse, proxy(api.TransportFailing, "the API server 127.0.0.1:1, or something on the way to it, broke the connection: EOF", later, transport.Measure{})}},
 		{"refused_a_ticket", api.TransportAuto, transport.ShortcutStatus{State: transport.ShortcutFailing, Since: later, Base: base,

@@ -31,8 +31,8 @@ type ClientConfig struct {
 	// that ends after DialTimeout. The connection's Close must end its Read and Write; deadlines are not needed.
 	Dial func(ctx context.Context) (net.Conn, error)
 
-	// Shortcut is another path to the manager, which may be better than Dial's, or not work at all, and come and go.
-	// Once a session is up it is tried, measured and, where it is better, taken (see shortcut.go). nil: there is none.
+	// Shortcut is another path to the manager, which may do better than Dial's, or not work at all, and come and go.
+	// Once a session is up it is tried, measured and, unless it does worse, taken (see shortcut.go). nil: there is none.
 	Shortcut func(ctx context.Context) (net.Conn, error)
 	// Forced has the shortcut taken whatever was measured, and its links wait for it when it fails.
 	Forced bool
@@ -420,6 +420,7 @@ func (c *Client) attempt(ctx context.Context, s *Session, l *link, path path) (*
 	if err != nil {
 		return nil, fmt.Errorf("dialling the traffic manager: %w", err)
 	}
+	defer s.keepUp(l)()
 	received := l.quiesce()
 	l.mu.Lock()
 	l.attempt++

@@ -176,6 +176,28 @@ func (s *Session) linkDown(l *link, err error) {
 	s.notify()
 }
 
+// keepUp has a link that moves from one carrier to the next count as attached between them, until done is called: it takes
+// a round trip, and the session does not reconnect.
+func (s *Session) keepUp(l *link) (done func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.carrier == nil {
+		return func() {}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.up++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.up--
+		if s.up == 0 {
+			s.hears()
+		}
+		s.notify()
+	}
+}
+
 func (s *Session) notify() {
 	select {
 	case s.events <- struct{}{}:

@@ -40,7 +40,7 @@ type ShortcutState int
 const (
 	ShortcutTrying  ShortcutState = iota // it is dialled and measured, beside the session
 	ShortcutTaken                        // the links are on it, or move there
-	ShortcutPassed                       // it works, and is no better than the other path
+	ShortcutPassed                       // it works, and does worse than the other path
 	ShortcutFailing                      // it does not work; Reason says why
 )
 
@@ -78,7 +78,7 @@ const (
 	stallTime  = 500 * time.Millisecond
 	guardEvery = 100 * time.Millisecond
 
-	// A shortcut that failed or is no better is tried again after a pause that doubles. It begins anew with one that
+	// A shortcut that failed or does worse is tried again after a pause that doubles. It begins anew with one that
 	// was good for goodTime.
 	retryMin  = time.Second
 	retryMax  = time.Minute
@@ -93,9 +93,9 @@ var errStuck = errors.New("its bytes are not acknowledged, while the other path 
 // scout finds out whether the shortcut is worth taking, and watches it while it is taken. It has a link of its own,
 // which carries no streams while another link is up.
 //
-//	          ┌───────────────────────── pause ◀── no better ──┐
+//	          ┌───────────────────────── pause ◀──── worse ────┐
 //	          ▼                                                │
-//	trying: scout's link on base, measured; on shortcut, measured ── better ──▶ taken: all links move to the shortcut,
+//	trying: scout's link on base, measured; on shortcut, measured ── no worse ─▶ taken: all links move to the shortcut,
 //	          ▲                │ cannot be dialled                               the scout's to base
 //	          │                ▼                                                     │
 //	          └── pause ◀── failing ◀── links move back to base ◀── a carrier is lost, or its bytes are not acknowledged
@@ -182,8 +182,8 @@ func (s *scout) set(change func(*ShortcutStatus)) {
 func (s *scout) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		s.set(func(st *ShortcutStatus) { st.State = ShortcutTrying })
-		better, err := s.try(ctx)
-		if err == nil && better {
+		good, err := s.try(ctx)
+		if err == nil && good {
 			began := time.Now()
 			err = s.take(ctx)
 			if time.Since(began) > goodTime {
@@ -231,7 +231,7 @@ func (s *scout) sleep(ctx context.Context, pause time.Duration) {
 }
 
 // try measures both paths with the scout's link.
-func (s *scout) try(ctx context.Context) (better bool, err error) {
+func (s *scout) try(ctx context.Context) (good bool, err error) {
 	select {
 	case <-s.broken: // of before
 	default:
@@ -250,14 +250,19 @@ func (s *scout) try(ctx context.Context) (better bool, err error) {
 	}
 	s.session.log.Info("paths measured", "base", got[base], "shortcut", got[shortcut])
 	s.set(func(st *ShortcutStatus) { st.Base, st.Shortcut = got[base], got[shortcut] })
-	return s.client.cfg.Forced || got[shortcut].beats(got[base]), nil
+	return s.client.cfg.Forced || got[shortcut].atLeast(got[base]), nil
 }
 
-// beats reports whether m is better in one respect and hardly worse in the other.
-func (m Measure) beats(o Measure) bool {
-	faster := m.Echo > 1.1*o.Echo && 4*m.RTT <= 5*o.RTT
-	sooner := 10*m.RTT < 9*o.RTT && m.Echo >= 0.8*o.Echo
-	return faster || sooner
+// atLeast reports whether a ping and an echo take no longer by m than by o. A tenth longer counts as no longer: of two that do
+// as well the shortcut is taken, which costs the cluster less. One figure is compared, because beside a session that takes all
+// there is the two do not agree: queues are longest where most gets through.
+func (m Measure) atLeast(o Measure) bool { return 10*m.time() <= 11*o.time() }
+
+func (m Measure) time() time.Duration {
+	if m.Echo == 0 {
+		return measureTime // nothing had come back by then
+	}
+	return m.RTT + time.Duration(echoBytes/m.Echo*float64(time.Second))
 }
 
 // measure says what the path that the scout's link is on can do.

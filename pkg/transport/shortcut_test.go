@@ -228,8 +228,39 @@ func TestShortcutTaken(t *testing.T) {
 	})
 }
 
+// TestShortcutUnnoticed: while all links move at once, the session is up.
+func TestShortcutUnnoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoads(t, time.Millisecond, time.Millisecond)
+		var mu sync.Mutex
+		var states []transport.State
+		rig := r.start(t, transport.ClientConfig{OnState: func(s transport.State, _ error) {
+			mu.Lock()
+			defer mu.Unlock()
+			states = append(states, s)
+		}})
+		stop := exchange(t, rig)
+		r.want(t, 5*time.Second, "trying", "taken")
+		stop()
+		mu.Lock()
+		defer mu.Unlock()
+		if want := []transport.State{transport.StateConnecting, transport.StateConnected}; !slices.Equal(states, want) {
+			t.Errorf("the session was %v, want %v", states, want)
+		}
+	})
+}
+
+// TestShortcutAsGood: of two that do as well it is the shortcut that is taken.
+func TestShortcutAsGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoads(t, time.Millisecond, time.Millisecond)
+		r.start(t, transport.ClientConfig{})
+		r.want(t, 5*time.Second, "trying", "taken")
+	})
+}
+
 func TestShortcutPassed(t *testing.T) {
-	for name, delay := range map[string]time.Duration{"same": time.Millisecond, "slower": 5 * time.Millisecond} {
+	for name, delay := range map[string]time.Duration{"slower": 1500 * time.Microsecond, "much_slower": 5 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRoads(t, time.Millisecond, delay)
