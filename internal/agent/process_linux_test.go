@@ -178,11 +178,17 @@ type process struct {
 	ended     chan error
 }
 
-// run starts the agent of an owner, and ends it with the test.
-func (n *netns) run(by *person, args ...string) *process {
+// run starts the agent of an owner with the capabilities that its container has, and ends it with the test.
+func (n *netns) run(by *person, capabilities string, args ...string) *process {
 	n.t.Helper()
+	program, err := os.Executable()
+	if err != nil {
+		n.t.Fatal(err)
+	}
 	p := &process{netns: n, log: new(lockedBuffer), greetings: newGreetings(), ended: make(chan error, 1)}
-	p.cmd = exec.Command("/proc/self/exe", append(args, "--log-level", "debug")...)
+	p.cmd = exec.Command("setpriv", append([]string{
+		"--bounding-set", capabilities, "--inh-caps", capabilities, "--no-new-privs", program, "--log-level", "debug",
+	}, args...)...)
 	p.cmd.Env = append(os.Environ(), asAgent+"=1", api.AgentOwnerVariable+"="+by.hash, api.AgentNameVariable+"="+by.name, testenv.EndAtOnce())
 	p.cmd.Stderr = p.log
 	out, err := p.cmd.StdoutPipe()
@@ -246,7 +252,7 @@ func kernelState(t *testing.T) string {
 }
 
 func TestProcess(t *testing.T) {
-	if !testenv.InNamespace(t, "nft") {
+	if !testenv.InNamespace(t, "nft", "setpriv") {
 		return
 	}
 	n := newNetns(t)
@@ -256,7 +262,7 @@ func TestProcess(t *testing.T) {
 	before := kernelState(t)
 
 	alice, bob, mallory := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk"), newPerson(t, "mallory@pod")
-	first := n.run(alice)
+	first := n.run(alice, "-all,+net_admin")
 	greeting := first.greetings.next(t)
 	a := n.connect(alice, greeting)
 	claim := func(m *machine, id string, match ...string) error {
@@ -370,7 +376,7 @@ func TestProcess(t *testing.T) {
 		t.Logf("and the laptop's again %v later", time.Since(began.Add(took)).Round(time.Millisecond))
 	})
 
-	second := n.run(bob)
+	second := n.run(bob, "-all,+net_admin")
 	if g := second.greetings.next(t); g != greeting {
 		t.Errorf("the second agent greets with %+v, the first with %+v", g, greeting)
 	}
@@ -420,14 +426,14 @@ func TestProcess(t *testing.T) {
 
 // A sidecar has no capability, and is nobody's.
 func TestSidecarProcess(t *testing.T) {
-	if !testenv.InNamespace(t) {
+	if !testenv.InNamespace(t, "setpriv") {
 		return
 	}
 	n := newNetns(t)
 	n.serve(":8080")
 	n.servePackets(":5353")
 	alice := newPerson(t, "alice@laptop")
-	p := n.run(alice, "--listen", "8080:18080", "--listen", "udp/5353:15353")
+	p := n.run(alice, "-all", "--listen", "8080:18080", "--listen", "udp/5353:15353")
 	m := n.connect(alice, p.greetings.next(t))
 	n.expect("application for 10.1.0.2", "10.1.0.2:18080")
 	o := &api.ClaimOrder{ID: "1", Ports: []api.AgentPort{{Protocol: "tcp", Port: 8080, Listen: 18080}, {Protocol: "udp", Port: 5353, Listen: 15353}}}
