@@ -14,7 +14,7 @@ import (
 func sidecarOf(p *corev1.Pod, hash string) string {
 	for _, c := range p.Spec.Containers {
 		owned := slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == api.AgentOwnerVariable && v.Value == hash })
-		if strings.HasPrefix(c.Name, api.AgentPrefix) && owned {
+		if isAgent(c.Name) && owned {
 			return c.Name
 		}
 	}

@@ -2,6 +2,7 @@ package intercept
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -23,6 +24,7 @@ import (
 const (
 	canaryTimeout = 3 * time.Second
 	canaryTries   = 3
+	rolledTries   = 25
 	canaryPause   = 200 * time.Millisecond
 	causeTimeout  = 2 * time.Second
 )
@@ -122,11 +124,11 @@ func (i *Intercept) present(ctx context.Context, to netip.AddrPort, preface []by
 	return seen, nil
 }
 
-// tcpPort is a TCP port that is claimed.
+// tcpPort is a TCP port of pods where claimed requests arrive.
 func (i *Intercept) tcpPort() (uint16, bool) {
 	for _, p := range i.claim.Ports {
 		if p.Protocol == "tcp" {
-			return p.Port, true
+			return cmp.Or(p.Listen, p.Port), true
 		}
 	}
 	return 0, false
@@ -177,10 +179,14 @@ func (i *Intercept) proveServices(ctx context.Context) error {
 	done := i.step("Checking that ClusterIPs lead here")
 	checks := make([]api.Check, len(targets))
 	verdicts := make([]verdict, len(targets))
+	tries := canaryTries
+	if i.rolled != nil {
+		tries = rolledTries // whoever serves ClusterIPs hears of the new endpoints a moment later
+	}
 	var knocks sync.WaitGroup
 	for n, to := range targets {
 		knocks.Go(func() {
-			for range canaryTries {
+			for range tries {
 				i.mu.Lock()
 				var links []*link
 				for _, c := range i.covers {

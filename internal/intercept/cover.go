@@ -77,7 +77,12 @@ func (c *cover) runs() bool { return c.pod.Status.PodIP != "" && c.pod.DeletionT
 // placed reports whether an agent can be added: the pod has a node. An agent that was added before the pod runs starts right
 // after the application, and is seldom later than its readiness; one that is added afterwards waits for the kubelet twice,
 // up to a second each time. i.mu is held.
-func (c *cover) placed() bool { return c.pod.Spec.NodeName != "" && c.pod.DeletionTimestamp == nil }
+func (c *cover) placed() bool {
+	if c.pod.Spec.NodeName == "" || c.pod.DeletionTimestamp != nil {
+		return false
+	}
+	return !c.i.sidecar() || sidecarOf(c.pod, c.i.identity.hash) != ""
+}
 
 // covered reports whether matching requests of the pod come here; i.mu is held.
 func (c *cover) covered() bool { return c.proved && c.linked.claimed && c.linked.attached }
@@ -91,7 +96,9 @@ func (c *cover) reason() string {
 		return c.failed.Error()
 	case c.link != nil && c.linked.err != nil:
 		return c.step + ": " + c.linked.err.Error()
-	case !c.placed() && c.link == nil:
+	case c.link == nil && c.i.sidecar() && c.runs() && !c.placed():
+		return "it is of before the agent came into the template"
+	case c.link == nil && !c.placed():
 		return "it does not run"
 	}
 	return c.step
@@ -124,7 +131,7 @@ func (c *cover) run(ctx context.Context) {
 // attempt goes through the steps, and returns when one fails, the agent ends, or ctx does.
 func (c *cover) attempt(ctx context.Context) error {
 	c.set(func() { c.step = "waits for its turn" })
-	if err := c.i.await(ctx, c.placed); err != nil {
+	if err := c.i.await(ctx, func() bool { return c.i.status.ModeReason != "" && c.placed() }); err != nil {
 		return err
 	}
 	agent, err := c.add(ctx)
@@ -178,8 +185,12 @@ func (c *cover) listen(ctx context.Context, agent string, greetings chan<- api.A
 		case <-ctx.Done():
 		}
 	})
-	if refusal != nil && errors.As(err, new(*cluster.ContainerEnded)) {
-		return refusal
+	if over := (*cluster.ContainerEnded)(nil); errors.As(err, &over) {
+		if refusal != nil {
+			return refusal
+		}
+		return api.Errorf(api.ExitInject, "the agent in the pod %s has ended, with exit code %d (%s)", c.name, over.ExitCode, over.Reason).
+			WithHint("`kubectl -n %s logs %s -c %s` says more.", c.i.cfg.Namespace, c.name, agent)
 	}
 	return err
 }

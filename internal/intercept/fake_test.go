@@ -22,8 +22,13 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
@@ -61,6 +66,9 @@ type world struct {
 	watchers map[chan struct{}]bool
 	injected []string // pods, in order
 
+	objects   map[string]*unstructured.Unstructured // "services/web"
+	conflicts int                                   // writes that meet one
+
 	denied   error                       // MayPatch
 	refused  func(*corev1.Pod) error     // Inject
 	bypass   bool                        // packets pass the agents by
@@ -77,7 +85,7 @@ const clusterIP = "10.96.0.80"
 func newWorld(t testing.TB, pods ...string) *world {
 	w := &world{
 		place: "node1", t: t, kube: fake.NewClientset(), agents: make(map[types.UID]*fakeAgent), watchers: make(map[chan struct{}]bool),
-		claims: make(map[types.UID][]api.Claim), said: make(map[types.UID]chan struct{}),
+		claims: make(map[types.UID][]api.Claim), said: make(map[types.UID]chan struct{}), objects: make(map[string]*unstructured.Unstructured),
 	}
 	w.workload = &cluster.Workload{
 		Namespace: "default", Name: "web", Kind: "Deployment",
@@ -91,6 +99,15 @@ func newWorld(t testing.TB, pods ...string) *world {
 			}},
 		}},
 	}
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: appsv1.DeploymentSpec{Template: w.workload.Template}}
+	for key, o := range map[string]any{"deployments/web": deployment, "services/web": &w.workload.Services[0]} {
+		raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.objects[key] = &unstructured.Unstructured{Object: raw}
+	}
+	w.workload.Object, w.workload.Resource = w.objects["deployments/web"], appsv1.SchemeGroupVersion.WithResource("deployments")
 	for _, name := range pods {
 		w.addPod(name)
 	}
@@ -103,15 +120,18 @@ func newWorld(t testing.TB, pods ...string) *world {
 }
 
 // addPod makes a pod that runs.
-func (w *world) addPod(name string) *corev1.Pod {
+func (w *world) addPod(name string) *corev1.Pod { return w.addPodOf(name, corev1.PodSpec{}) }
+
+func (w *world) addPodOf(name string, spec corev1.PodSpec) *corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := len(w.said) + 1
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(fmt.Sprintf("uid-%d", n))},
-		Spec:       corev1.PodSpec{NodeName: w.place},
+		Spec:       spec,
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: fmt.Sprintf("10.244.0.%d", n)},
 	}
+	p.Spec.NodeName = w.place
 	w.list = append(w.list, p)
 	w.said[p.UID] = make(chan struct{})
 	w.notify()
@@ -139,6 +159,7 @@ func (w *world) Workload(context.Context, string, string) (*cluster.Workload, er
 	return w.workload, nil
 }
 func (w *world) MayPatch(context.Context, *cluster.Workload) error { return w.denied }
+func (w *world) Explain(err error) *api.Error                      { return api.AsError(err) }
 func (w *world) Kube() kubernetes.Interface                        { return w.kube }
 func (w *world) Status() api.Connection                            { return api.Connection{ID: "c0ffee"} }
 func (w *world) Image(context.Context) (string, error)             { return "kubevpn:test", nil }
@@ -176,6 +197,64 @@ func (w *world) pod(name string) *corev1.Pod {
 		if p.Name == name {
 			return p
 		}
+	}
+	return nil
+}
+
+func (w *world) MayInject(_ context.Context, p *corev1.Pod, _ cluster.Agent) error {
+	if w.refused != nil {
+		return w.refused(p)
+	}
+	return nil
+}
+
+func (w *world) read(_ context.Context, r schema.GroupVersionResource, _, name string) (*unstructured.Unstructured, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if o := w.objects[r.Resource+"/"+name]; o != nil {
+		return o.DeepCopy(), nil
+	}
+	return nil, apierrors.NewNotFound(r.GroupResource(), name)
+}
+
+// write has a Deployment's pods replaced, one after the other, as a rollout does.
+func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstructured.Unstructured) error {
+	w.mu.Lock()
+	if w.conflicts > 0 {
+		w.conflicts--
+		w.mu.Unlock()
+		return apierrors.NewConflict(r.GroupResource(), o.GetName(), errors.New("it has changed"))
+	}
+	w.objects[r.Resource+"/"+o.GetName()] = o.DeepCopy()
+	var old []string
+	for _, p := range w.list {
+		old = append(old, p.Name)
+	}
+	w.mu.Unlock()
+	if r.Resource != "deployments" {
+		return nil
+	}
+	var template corev1.PodTemplateSpec
+	raw, _, err := unstructured.NestedMap(o.Object, "spec", "template")
+	if err != nil {
+		return err
+	}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw, &template); err != nil {
+		return err
+	}
+	for n, name := range old {
+		p := w.addPodOf(fmt.Sprintf("new-%d", n), template.Spec)
+		for _, c := range template.Spec.Containers {
+			if isAgent(c.Name) {
+				w.mu.Lock()
+				w.agents[p.UID] = startAgent(w.t, nil)
+				w.agents[p.UID].admit(c.Env[0].Value, c.Env[1].Value)
+				close(w.said[p.UID])
+				w.said[p.UID] = make(chan struct{})
+				w.mu.Unlock()
+			}
+		}
+		w.removePod(name)
 	}
 	return nil
 }
@@ -557,7 +636,7 @@ func begin(t *testing.T, w *world, spec api.InterceptSpec) (i *Intercept, stop f
 	i, err = newIntercept(Config{
 		Session: w, Namespace: "default", Workload: "deployment/web", Spec: spec, Owner: "ann@laptop", Key: newKey(t),
 		Progress: func(api.Event) {}, Logger: quiet(),
-	}, w)
+	}, w, w)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,11 +54,14 @@ type pods interface {
 	Workload(ctx context.Context, namespace, typeAndName string) (*cluster.Workload, error)
 	MayPatch(ctx context.Context, w *cluster.Workload) error
 	WatchPods(ctx context.Context, w *cluster.Workload, f func([]corev1.Pod)) error
+	// MayInject returns nil if Inject would be admitted.
+	MayInject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) error
 	// Inject adds an agent to the pod, unless its owner has one there, and gives its container's name.
 	Inject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) (container string, err error)
 	FollowLog(ctx context.Context, namespace, pod, container string, line func(string)) error
 	DialPod(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error)
 	Kube() kubernetes.Interface
+	Explain(err error) *api.Error
 }
 
 // Config is what New needs.
@@ -84,9 +87,13 @@ type Intercept struct {
 	pods     pods
 	claim    api.ClaimOrder // as every pod gets it; prepare fills in the ports
 
-	workload *cluster.Workload // of prepare
-	image    string            // likewise
-	server   *server           // likewise
+	objects objects
+
+	workload  *cluster.Workload // of prepare
+	container string            // likewise
+	image     string            // likewise
+	server    *server           // likewise
+	rolled    *sidecarPlan      // of chooseMode: what was done to the template; nil: nothing
 
 	podPatience time.Duration
 
@@ -105,9 +112,11 @@ type Intercept struct {
 }
 
 // New makes an intercept that does nothing yet. Errors are *api.Error.
-func New(cfg Config) (*Intercept, error) { return newIntercept(cfg, cfg.Cluster) }
+func New(cfg Config) (*Intercept, error) {
+	return newIntercept(cfg, cfg.Cluster, restObjects{cfg.Cluster.Kube().CoreV1().RESTClient()})
+}
 
-func newIntercept(cfg Config, pods pods) (*Intercept, error) {
+func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 	m, err := match.New(matchSpec(cfg.Spec.Match))
 	if err != nil {
 		return nil, api.Errorf(api.ExitUsage, "%w", err)
@@ -136,7 +145,7 @@ func newIntercept(cfg Config, pods pods) (*Intercept, error) {
 			Owner: cfg.Owner, Since: now,
 		},
 	}
-	i.pods = pods
+	i.pods, i.objects = pods, objects
 	i.status.ID = i.claim.ID
 	return i, nil
 }
@@ -214,7 +223,7 @@ func (i *Intercept) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	i.workload, i.server = w, newServer(ports, i.log)
+	i.workload, i.container, i.server = w, container, newServer(ports, i.log)
 	for _, p := range ports {
 		i.claim.Ports = append(i.claim.Ports, api.AgentPort{Protocol: p.Protocol, Port: p.Container})
 	}
@@ -222,7 +231,7 @@ func (i *Intercept) prepare(ctx context.Context) error {
 	i.status.Ports = ports
 	i.move()
 	i.mu.Unlock()
-	return i.chooseMode()
+	return nil
 }
 
 // update takes the workload's pods, as they are. The covers of new ones live as long as life does.
@@ -260,6 +269,9 @@ func (i *Intercept) update(life context.Context, pods []corev1.Pod) {
 
 // begin covers the pods that are there, and says when that is done. Then it has nothing more to do.
 func (i *Intercept) begin(ctx context.Context) error {
+	if err := i.chooseMode(ctx); err != nil {
+		return err
+	}
 	done := i.step("Covering the pods of %s", i.cfg.Workload)
 	first, err := i.lead(ctx)
 	if err != nil {
@@ -276,6 +288,11 @@ func (i *Intercept) begin(ctx context.Context) error {
 	}
 	covered, all := i.count()
 	done("%d of %d", covered, all)
+	if i.rolled != nil {
+		if err := i.redirectServices(ctx, true); err != nil {
+			return err
+		}
+	}
 	if err := i.proveServices(ctx); err != nil {
 		return err
 	}
@@ -288,6 +305,9 @@ func (i *Intercept) begin(ctx context.Context) error {
 // where none runs.
 func (i *Intercept) lead(ctx context.Context) (*cover, error) {
 	patience := time.Now().Add(i.podPatience)
+	if i.rolled != nil {
+		patience = time.Now().Add(rolloutPatience)
+	}
 	tried := make(map[*cover]bool)
 	var failed error
 	for {
@@ -296,7 +316,7 @@ func (i *Intercept) lead(ctx context.Context) (*cover, error) {
 		err := i.await(bounded, func() bool {
 			next = nil
 			for _, c := range i.sorted() {
-				if !tried[c] && c.runs() {
+				if !tried[c] && c.runs() && c.placed() {
 					next = c
 					break
 				}
@@ -370,7 +390,11 @@ func final(err error) bool {
 
 // settle waits until each pod that runs is covered, or it is known why not.
 func (i *Intercept) settle(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, beginPatience)
+	patience := beginPatience
+	if i.rolled != nil {
+		patience = rolloutPatience
+	}
+	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	said := 0
 	err := i.await(bounded, func() bool {
@@ -433,6 +457,10 @@ func (i *Intercept) leave(ctx context.Context, why error) {
 		releases.Go(func() { c.release(bounded) })
 	}
 	releases.Wait()
+	if err := i.rollBack(bounded); err != nil {
+		i.log.Error("taking the agent out of the template", "err", err)
+		i.warn(fmt.Sprintf("the agent stays in the template of %s: %v; `kubevpn reset %s` removes it", i.cfg.Workload, err, i.cfg.Workload))
+	}
 }
 
 // await waits until ok, which is called with mu held, holds.

@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
@@ -163,6 +166,7 @@ func TestRefusals(t *testing.T) {
 		{"no_right", func(w *world) { w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments") }, api.ExitPermission, "may not patch"},
 		{"no_agent", func(w *world) {
 			w.refused = func(*corev1.Pod) error { return api.Errorf(api.ExitInject, "pod security forbids it") }
+			w.workload.Object = &unstructured.Unstructured{Object: map[string]any{}} // a Service, say: no sidecar
 		}, api.ExitInject, "pod security forbids it"},
 		{"bypassed", func(w *world) { w.bypass = true }, api.ExitIntercept, "Something before netfilter"},
 		{"mesh", func(w *world) {
@@ -206,7 +210,7 @@ func TestOneBadPod(t *testing.T) {
 		}
 		return nil
 	}
-	i, _, err := begin(t, w, api.InterceptSpec{})
+	i, _, err := begin(t, w, api.InterceptSpec{Mode: api.ModeEphemeral})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,6 +340,64 @@ func TestOthersReset(t *testing.T) {
 	}
 }
 
+// Where pod security forbids an ephemeral container, the agent comes with the template, and leaves no trace in it.
+func TestSidecar(t *testing.T) {
+	for _, tt := range []struct {
+		name, mode, reason string
+		end                func(t *testing.T, w *world, stop func() error)
+	}{
+		{"auto_leave", api.ModeAuto, "pod security forbids it", func(t *testing.T, _ *world, stop func() error) {
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		}},
+		{"asked_reset", api.ModeSidecar, "asked for", func(t *testing.T, w *world, _ func() error) {
+			cfg := ResetConfig{Namespace: "default", Workload: "deployment/web", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {}}
+			if err := resetAll(t.Context(), cfg, w, w); err != nil {
+				t.Error(err)
+			}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, "web-a", "web-b")
+			w.refused = func(*corev1.Pod) error { return api.Errorf(api.ExitInject, "pod security forbids it") }
+			w.conflicts = 2
+			// A Service that names a number is changed as well.
+			port := w.objects["services/web"].Object["spec"].(map[string]any)["ports"].([]any)[0].(map[string]any)
+			port["targetPort"] = int64(8080)
+			w.workload.Services[0].Spec.Ports[0].TargetPort = intstr.FromInt32(8080)
+			template, service := w.objects["deployments/web"].DeepCopy(), w.objects["services/web"].DeepCopy()
+			i, stop, err := begin(t, w, api.InterceptSpec{Mode: tt.mode, Ports: []api.PortMap{{Container: 8080}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := i.Status()
+			if s.Mode != api.ModeSidecar || s.ModeReason != tt.reason || s.State != api.InterceptActive || len(s.Warnings) > 0 {
+				t.Errorf("%+v", s)
+			}
+			if err := all(i, 2)(); err != nil {
+				t.Error(err)
+			}
+			if cmp.Equal(template, w.objects["deployments/web"]) || cmp.Equal(service, w.objects["services/web"]) {
+				t.Error("template or Service have not changed")
+			}
+			if a := w.agents[w.list[0].UID]; a == nil || a.held() != 1 || a.claims[0].Ports[0].Listen == 0 {
+				t.Errorf("the agent has %+v", a)
+			}
+			tt.end(t, w, stop)
+			if d := cmp.Diff(template, w.objects["deployments/web"]); d != "" {
+				t.Errorf("the template (-before +after):\n%s", d)
+			}
+			if d := cmp.Diff(service, w.objects["services/web"]); d != "" {
+				t.Errorf("the Service (-before +after):\n%s", d)
+			}
+			if len(w.injected) > 0 {
+				t.Errorf("agents were added to %v", w.injected)
+			}
+		})
+	}
+}
+
 // Where the traffic manager does not reach pods, the agent is reached by a port-forward; that canaries cannot be tried is said.
 func TestPortForward(t *testing.T) {
 	w := newWorld(t, "web-a")
@@ -357,7 +419,7 @@ func TestAgentIsFoundAgain(t *testing.T) {
 	for n := range 2 {
 		i, err := newIntercept(Config{
 			Session: w, Namespace: "default", Workload: "deployment/web", Owner: "ann@laptop", Key: key, Progress: func(api.Event) {}, Logger: quiet(),
-		}, w)
+		}, w, w)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -420,7 +482,7 @@ func TestReset(t *testing.T) {
 			told = append(told, e)
 		},
 	}
-	if err := resetAll(t.Context(), cfg, w); err != nil {
+	if err := resetAll(t.Context(), cfg, w, w); err != nil {
 		t.Fatal(err)
 	}
 	if last := told[len(told)-1]; !last.Done || last.Detail != "ann@laptop: everything" {
@@ -434,7 +496,7 @@ func TestReset(t *testing.T) {
 		t.Errorf("agents were added to %v", w.injected)
 	}
 	w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments")
-	if err := resetAll(t.Context(), cfg, w); api.AsError(err).Code != api.ExitPermission {
+	if err := resetAll(t.Context(), cfg, w, w); api.AsError(err).Code != api.ExitPermission {
 		t.Errorf("without the right: %v", err)
 	}
 }

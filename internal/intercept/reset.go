@@ -42,7 +42,7 @@ type ResetConfig struct {
 // workload may do that: an agent of the user's own is added to each pod that has agents, and gives the order. Errors are
 // *api.Error.
 func Reset(ctx context.Context, cfg ResetConfig) error {
-	if err := resetAll(ctx, cfg, cfg.Cluster); err != nil {
+	if err := resetAll(ctx, cfg, cfg.Cluster, restObjects{cfg.Cluster.Kube().CoreV1().RESTClient()}); err != nil {
 		return api.AsError(err)
 	}
 	return nil
@@ -54,7 +54,7 @@ type resetter struct {
 	identity identity
 }
 
-func resetAll(ctx context.Context, cfg ResetConfig, pods pods) error {
+func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects objects) error {
 	id, err := newIdentity(cfg.Key)
 	if err != nil {
 		return err
@@ -74,6 +74,9 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods) error {
 		return err
 	}
 	r.tell(api.Event{Step: step, Detail: fmt.Sprintf("%d of %d pods had an agent", len(intercepted), all), Done: true})
+	if err := (writer{pods, objects, w}).rollBack(ctx, ""); err != nil {
+		return err
+	}
 	if len(intercepted) == 0 {
 		return nil
 	}
@@ -133,7 +136,7 @@ func (r *resetter) find(ctx context.Context, w *cluster.Workload) (intercepted [
 // runningAgent is the image of an agent that runs in the pod, whoever's; "": there is none.
 func runningAgent(p *corev1.Pod) (image string) {
 	runs := func(name string, statuses []corev1.ContainerStatus) bool {
-		return strings.HasPrefix(name, api.AgentPrefix) &&
+		return isAgent(name) &&
 			slices.ContainsFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == name && s.State.Running != nil })
 	}
 	for _, c := range p.Spec.EphemeralContainers {
@@ -149,8 +152,11 @@ func runningAgent(p *corev1.Pod) (image string) {
 	return ""
 }
 
-// reset has the agents of one pod end, and gives what others had claimed.
+// reset has the agents of one pod end, and gives what others had claimed. A pod with an agent in its template is about to go.
 func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error) {
+	if slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return isAgent(c.Name) }) {
+		return nil, nil
+	}
 	agent, err := r.pods.Inject(ctx, p, cluster.Agent{Image: cmp.Or(r.cfg.Image, runningAgent(p)), Owner: r.identity.hash, OwnerName: r.cfg.Owner})
 	if errors.Is(err, cluster.ErrPodGone) {
 		return nil, nil // and its agents with it
