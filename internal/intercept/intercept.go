@@ -245,7 +245,7 @@ func (i *Intercept) update(life context.Context, pods []corev1.Pod) {
 		switch {
 		case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
 			continue
-		case c == nil && p.DeletionTimestamp != nil:
+		case p.DeletionTimestamp != nil && (c == nil || !c.covered()): // one that is covered may still serve
 			continue
 		case c == nil:
 			ctx, cancel := context.WithCancel(life)
@@ -289,6 +289,10 @@ func (i *Intercept) begin(ctx context.Context) error {
 	covered, all := i.count()
 	done("%d of %d", covered, all)
 	if i.rolled != nil {
+		if covered < all { // Services would lead past pods without an agent
+			return api.Errorf(api.ExitInject, "the rollout of the agent did not come to its end within %v: %s", rolloutPatience, i.Status().LastError).
+				WithHint("`kubectl -n %s describe %s` may say why. It was undone.", i.cfg.Namespace, i.cfg.Workload)
+		}
 		if err := i.redirectServices(ctx, true); err != nil {
 			return err
 		}
@@ -406,7 +410,7 @@ func (i *Intercept) settle(ctx context.Context) error {
 				settled = false
 			}
 		}
-		if covered > said {
+		if covered > said && !settled {
 			said = covered
 			i.tell(fmt.Sprintf("Covering the pods of %s", i.cfg.Workload), "%d of %d", covered, len(i.covers))
 		}

@@ -45,7 +45,9 @@ func (o restObjects) write(ctx context.Context, r schema.GroupVersionResource, u
 		return fmt.Errorf("writing %s %s: %w", r.Resource, u.GetName(), err)
 	}
 	return o.client.Put().AbsPath(pathOf(r, u.GetNamespace(), u.GetName())).Param("fieldManager", fieldManager).
-		SetHeader("Accept", jsonType).SetHeader("Content-Type", jsonType).Body(data).Do(ctx).Error()
+		SetHeader("Accept", jsonType).SetHeader("Content-Type", jsonType).
+		WarningHandler(rest.NoWarnings{}). // of a port's name that two containers have, which is how it works
+		Body(data).Do(ctx).Error()
 }
 
 func pathOf(r schema.GroupVersionResource, namespace, name string) string {
