@@ -106,7 +106,23 @@ type taker struct {
 
 func (t *taker) Dial(ctx context.Context, f Flow) (net.Conn, error) {
 	t.dials.Add(1)
-	return new(net.Dialer).DialContext(ctx, f.Protocol, t.addr)
+	c, err := new(net.Dialer).DialContext(ctx, f.Protocol, t.addr)
+	if tcp, ok := c.(*net.TCPConn); ok {
+		return tunnelled{c, tcp}, nil
+	}
+	return c, err
+}
+
+// tunnelled is a connection that the kernel cannot move bytes of: what takers give, and what the application does not.
+type tunnelled struct {
+	net.Conn
+	tcp *net.TCPConn
+}
+
+func (t tunnelled) CloseWrite() error { return t.tcp.CloseWrite() }
+func (t tunnelled) Reset() error {
+	t.tcp.SetLinger(0)
+	return t.tcp.Close()
 }
 
 func (t *taker) Away() bool { return t.away.Load() }

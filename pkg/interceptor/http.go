@@ -86,12 +86,13 @@ type clientConn struct {
 	deaf     bool // nothing that the client says is read any more
 
 	// HTTP/1.
-	upstreams map[string]*upstream // idle, by the target's id
-	last      string               // target of the latest request
-	fin       bool                 // the client's FIN came in the middle of a request
-	unfin     chan struct{}        // closed to have Read return; nil: it does not hold a FIN back
-	current   *upstream            // of the request
-	whole     bool                 // current has all of the request
+	upstreams map[Taker]*upstream // idle; nil: the application's
+	last      Taker               // of the latest request
+	fin       bool                // the client's FIN came in the middle of a request
+	unfin     chan struct{}       // closed to have Read return; nil: it does not hold a FIN back
+	expired   bool                // the deadline of Read has passed
+	current   *upstream           // of the request
+	whole     bool                // current has all of the request
 
 	transports map[transportKey]*http.Transport
 	conns      map[*trackedConn]struct{} // of transports; nil when no more may be made
@@ -105,7 +106,7 @@ func (i *Interceptor) serveHTTP(ctx, hard context.Context, c *clientConn) {
 	}
 	c.over.L = &c.mu
 	c.closed = make(chan struct{})
-	c.upstreams = make(map[string]*upstream)
+	c.upstreams = make(map[Taker]*upstream)
 	c.conns = make(map[*trackedConn]struct{})
 	c.mirrors = newMirrors(hard, c.dial)
 	var cancel context.CancelFunc
@@ -224,9 +225,16 @@ func (c *clientConn) Read(p []byte) (int, error) {
 func (c *clientConn) holdFIN() error {
 	unfin := make(chan struct{})
 	c.mu.Lock()
-	c.fin, c.unfin = true, unfin
+	c.fin = true
 	c.passFIN()
+	expired := c.expired
+	if !expired {
+		c.unfin = unfin
+	}
 	c.mu.Unlock()
+	if expired { // between the FIN and now
+		return os.ErrDeadlineExceeded
+	}
 	select {
 	case <-unfin:
 		return os.ErrDeadlineExceeded
@@ -247,7 +255,8 @@ func (c *clientConn) passFIN() {
 // SetReadDeadline ends a Read that holds a FIN back.
 func (c *clientConn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
-	if c.unfin != nil && !t.IsZero() && !t.After(time.Now()) {
+	c.expired = !t.IsZero() && !t.After(time.Now())
+	if c.unfin != nil && c.expired {
 		close(c.unfin)
 		c.unfin = nil
 	}

@@ -146,11 +146,11 @@ func (u *upstream) abort() { reset(u.Conn) }
 
 // upstream gives a connection to t, an idle one if there is one.
 func (c *clientConn) upstream(ctx context.Context, t target) (*upstream, error) {
-	id := t.id()
+	to := t.taker()
 	c.mu.Lock()
-	u := c.upstreams[id]
-	delete(c.upstreams, id)
-	c.last = id
+	u := c.upstreams[to]
+	delete(c.upstreams, to)
+	c.last = to
 	c.mu.Unlock()
 	if u != nil {
 		if u.wake() {
@@ -162,18 +162,18 @@ func (c *clientConn) upstream(ctx context.Context, t target) (*upstream, error) 
 	if err != nil {
 		return nil, err
 	}
-	return newUpstream(conn, func(u *upstream) { c.upstreamEnded(id, u) }), nil
+	return newUpstream(conn, func(u *upstream) { c.upstreamEnded(to, u) }), nil
 }
 
 // upstreamEnded is called when the other end has closed an idle connection. The client learns that the application did,
 // as it would without us.
-func (c *clientConn) upstreamEnded(id string, u *upstream) {
+func (c *clientConn) upstreamEnded(to Taker, u *upstream) {
 	c.mu.Lock()
-	mine := c.upstreams[id] == u
+	mine := c.upstreams[to] == u
 	if mine {
-		delete(c.upstreams, id)
+		delete(c.upstreams, to)
 	}
-	goodbye := mine && id == "" && c.last == "" && c.idle
+	goodbye := mine && to == nil && c.last == nil && c.idle
 	c.mu.Unlock()
 	if mine {
 		u.close()
@@ -189,7 +189,7 @@ func (c *clientConn) keep(t target, u *upstream) {
 	c.mu.Lock()
 	keep := !c.fin && !c.deaf && c.upstreams != nil
 	if keep {
-		c.upstreams[t.id()] = u
+		c.upstreams[t.taker()] = u
 	}
 	c.mu.Unlock()
 	if !keep {

@@ -15,7 +15,7 @@ import (
 
 // transportKey is what has a transport of its own: the requests of one client, by where they go and how.
 type transportKey struct {
-	target string
+	taker  Taker // nil: the application
 	mirror bool
 	major  int
 }
@@ -23,7 +23,7 @@ type transportKey struct {
 // transport gives net/http's client for requests to t. It has at least one connection, more if HTTP/2 has too many requests
 // at a time for one. Mirrors have HTTP/1 connections as well.
 func (c *clientConn) transport(t target, major int) http.RoundTripper {
-	key := transportKey{t.id(), !t.application() && t.claim.Mirror, major}
+	key := transportKey{t.taker(), !t.application() && t.claim.Mirror, major}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if rt := c.transports[key]; rt != nil {

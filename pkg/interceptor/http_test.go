@@ -84,6 +84,20 @@ func TestRequestsAreJudgedOneByOne(t *testing.T) {
 	})
 }
 
+// A claim that is replaced, as its owner has come back by another way, has nothing to do with the one before.
+func TestClaimIsReplaced(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		r := newRig(t, serve(t, says("app")))
+		c := client(t, major)
+		for _, name := range []string{"one", "two"} {
+			r.claim(Claim{ID: "same", Match: header(t, "x-user=me"), Taker: &taker{addr: serve(t, says(name))}})
+			if _, got := get(t, c, r.url("/"), "X-User", "me"); got != name {
+				t.Errorf("answered by %q, want %q", got, name)
+			}
+		}
+	})
+}
+
 func TestClaimOfEverythingLeavesProbesToTheApplication(t *testing.T) {
 	r := newRig(t, serve(t, says("app")))
 	r.claim(Claim{Taker: &taker{addr: serve(t, says("laptop"))}})
@@ -615,6 +629,23 @@ func TestHalfClosedRequest(t *testing.T) {
 		if err := <-saw; err != io.EOF {
 			t.Errorf("%q: the application saw %v", body, err)
 		}
+	}
+}
+
+// FIN does not come before what was said before it.
+func TestPipelinedRequestsAndFIN(t *testing.T) {
+	r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+		req, err := http.ReadRequest(br)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n%s", req.RequestURI)
+		io.Copy(io.Discard, br)
+	}))
+	got := half(t, r.addr, "GET /1 HTTP/1.1\r\nHost: a\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n")
+	if want := "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n/1HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n/2"; got != want {
+		t.Errorf("the client got %q", got)
 	}
 }
 

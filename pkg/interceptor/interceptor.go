@@ -22,7 +22,8 @@ type Flow struct {
 	Dst      netip.AddrPort // address and port of the pod that it was for
 }
 
-// Taker is who gets what a claim takes. Its methods may be called at the same time.
+// Taker is who gets what a claim takes. Its methods may be called at the same time. Takers can be compared with ==; requests
+// of one client to equal takers may share a connection.
 type Taker interface {
 	// Dial opens a way for f. A connection for UDP keeps the borders of datagrams. Connections are reset by their method
 	// Reset() error, if they have one, and half-closed by CloseWrite() error.
@@ -34,7 +35,7 @@ type Taker interface {
 
 // Claim says what a taker gets.
 type Claim struct {
-	ID     string       // no other claim of the same port has it
+	ID     string       // for the log
 	Match  *match.Match // nil: everything
 	Mirror bool         // the taker gets a copy, and nobody gets its answers
 	Taker  Taker
@@ -194,11 +195,12 @@ type target struct{ claim *Claim }
 
 func (t target) application() bool { return t.claim == nil }
 
-func (t target) id() string {
+// taker is nil for the application.
+func (t target) taker() Taker {
 	if t.claim == nil {
-		return ""
+		return nil
 	}
-	return t.claim.ID
+	return t.claim.Taker
 }
 
 // errAway ends a dial to a taker whose owner has gone away meanwhile.
@@ -229,6 +231,7 @@ func (i *Interceptor) dial(ctx context.Context, t target, f Flow) (net.Conn, err
 			err = cause
 		}
 		t.claim.Stats.failed(err)
+		i.log.DebugContext(ctx, "dialing a taker", "claim", t.claim.ID, "client", f.Client, "error", err)
 		return nil, err
 	}
 	return conn, nil
