@@ -44,6 +44,7 @@ const (
 	missed                 // something else answered
 	refused                // nobody took the connection
 	untried                // nothing was reached
+	silent                 // likewise, for as long as was waited
 )
 
 // knock sends one canary to an address of the cluster, of which the agents at the other ends of links are told.
@@ -64,6 +65,9 @@ func (i *Intercept) knock(ctx context.Context, what string, to netip.AddrPort, l
 		c.Seen = fmt.Sprintf("came to the agent in %d ms", time.Since(began).Milliseconds())
 	case errors.Is(err, context.DeadlineExceeded):
 		c.Seen = "no answer"
+		if v == untried {
+			v = silent
+		}
 	default:
 		c.Seen = err.Error()
 	}
@@ -151,7 +155,7 @@ func (i *Intercept) provePod(ctx context.Context, c *cover) error {
 	var check api.Check
 	var v verdict
 	for range canaryTries {
-		if check, v = i.knock(ctx, "pod", to, links); v == seen || v == untried || ctx.Err() != nil {
+		if check, v = i.knock(ctx, "pod", to, links); v == seen || v == silent || ctx.Err() != nil {
 			break
 		}
 		pause(ctx, canaryPause)
@@ -160,7 +164,7 @@ func (i *Intercept) provePod(ctx context.Context, c *cover) error {
 	switch v {
 	case seen:
 		return nil
-	case untried:
+	case untried, silent:
 		i.warn(fmt.Sprintf("whether the intercept takes the traffic of the pod %s could not be tried: %s", c.name, check.Seen))
 		return nil
 	}
@@ -195,7 +199,7 @@ func (i *Intercept) proveServices(ctx context.Context) error {
 					}
 				}
 				i.mu.Unlock()
-				if checks[n], verdicts[n] = i.knock(ctx, "clusterIP", to, links); verdicts[n] == seen || verdicts[n] == untried || ctx.Err() != nil {
+				if checks[n], verdicts[n] = i.knock(ctx, "clusterIP", to, links); verdicts[n] == seen || verdicts[n] == silent || ctx.Err() != nil {
 					return
 				}
 				pause(ctx, canaryPause)
