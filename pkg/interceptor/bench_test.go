@@ -10,12 +10,18 @@ import (
 	"time"
 )
 
-// benchmark measures with the application alone and with the interceptor before it.
+// benchmark measures with the application alone, with the interceptor before it, and with a taker, whose connections are not
+// the kernel's, in its place.
 func benchmark(b *testing.B, app string, f func(b *testing.B, addr string)) {
 	b.Run("direct", func(b *testing.B) { f(b, app) })
 	b.Run("intercepted", func(b *testing.B) {
 		r := newRig(b, app)
 		r.claim(Claim{Match: header(b, "x-user=me"), Taker: &taker{addr: app}})
+		f(b, r.addr)
+	})
+	b.Run("taken", func(b *testing.B) {
+		r := newRig(b, app)
+		r.claim(Claim{Taker: &taker{addr: app}})
 		f(b, r.addr)
 	})
 }
