@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -101,8 +102,14 @@ func proxyHeaders(t *testing.T, l *laptop, s *shop, v *visitor) {
 			t.Errorf("by the ClusterIP: %v", err)
 		}
 	}
+	testenv.Eventually(t, 2*time.Second, func() error { // it is the agents who count
+		if n := l.intercept(t).Requests; n < 2 {
+			return fmt.Errorf("%d requests", n)
+		}
+		return nil
+	})
 	i := l.intercept(t)
-	if i.State != api.InterceptActive || i.Workload != s.workload || i.Namespace != s.namespace || i.Requests < 2 || len(i.Pods) != len(names) ||
+	if i.State != api.InterceptActive || i.Workload != s.workload || i.Namespace != s.namespace || len(i.Pods) != len(names) ||
 		i.Mode != api.ModeEphemeral || !strings.Contains(i.Match, me) || i.Owner == "" || i.LastError != "" {
 		t.Errorf("%+v", i)
 	}
@@ -400,9 +407,12 @@ func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
 			t.Errorf("nobody listens on the laptop: %v", err)
 		}
 	}
-	if i := l.intercept(t); !strings.Contains(i.LastError, "refused") {
-		t.Errorf("%+v", i)
-	}
+	testenv.Eventually(t, 2*time.Second, func() error {
+		if last := l.intercept(t).LastError; !strings.Contains(last, "refused") {
+			return fmt.Errorf("the last error is %q", last)
+		}
+		return nil
+	})
 	l.leave(t, s)
 	for name, ip := range names {
 		if err := v.want("http://"+ip+":8080/", name); err != nil {
@@ -458,7 +468,7 @@ func proxyRefused(t *testing.T, l *laptop, s *shop) {
 		failure
 	}{
 		{"no_such_workload", []string{"deployment/nobody", "-n", s.namespace}, failure{code: api.ExitWorkload, message: "nobody", hint: "kubectl"}},
-		{"no_such_port", []string{s.workload, "-n", s.namespace, "--portmap", "7777:7777"}, failure{code: api.ExitWorkload, message: "7777", hint: "8080"}},
+		{"no_such_port_name", []string{s.workload, "-n", s.namespace, "--portmap", "nothing:7777"}, failure{code: api.ExitUsage, message: "nothing"}},
 		{"no_such_container", []string{s.workload, "-n", s.namespace, "-c", "web"}, failure{code: api.ExitWorkload, message: "web", hint: "app"}},
 		{"a_header_without_value", []string{s.workload, "--headers", "x"}, failure{code: api.ExitUsage, message: "x", hint: "="}},
 		{"a_regular_expression_that_is_none", []string{s.workload, "--headers", "x=~("}, failure{code: api.ExitUsage, message: "x"}},
@@ -474,7 +484,7 @@ func proxyRefused(t *testing.T, l *laptop, s *shop) {
 
 // proxyTwo: two developers whose matches are disjoint share a workload; an overlap is refused and names who has it.
 func proxyTwo(t *testing.T, l *laptop, s *shop, v *visitor) {
-	other := s.newUser(t, lab.Admin)
+	other := s.secondLaptop(t)
 	l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
 	other.proxy(t, s, "--headers", mine+"=you", "--portmap", "8080:8081")
 	wants := func(t *testing.T, his string) {
@@ -493,14 +503,16 @@ func proxyTwo(t *testing.T, l *laptop, s *shop, v *visitor) {
 		}
 	}
 	wants(t, "502") // nobody listens on the other's 8081, so it was the other's
-	third := s.newUser(t, lab.Admin)
+	other.leave(t, s)
 	failure{code: api.ExitConflict, message: l.intercept(t).Owner, hint: "header"}.
-		check(t, third.run(t, "kubevpn", "proxy", s.workload, "-n", s.namespace, "--headers", mine+"=~m.*"))
+		check(t, other.run(t, "kubevpn", "proxy", s.workload, "-n", s.namespace, "--headers", mine+"=~m.*"))
 	failure{code: api.ExitConflict, message: "since", hint: "header"}.
-		check(t, third.run(t, "kubevpn", "proxy", s.workload, "-n", s.namespace))
-	if now := third.status(t).Intercepts; len(now) != 0 {
+		check(t, other.run(t, "kubevpn", "proxy", s.workload, "-n", s.namespace))
+	if now := other.status(t).Intercepts; len(now) != 0 {
 		t.Errorf("%+v", now)
 	}
+	wants(t, "a pod")
+	other.proxy(t, s, "--headers", mine+"=you", "--portmap", "8080:8081")
 	wants(t, "502")
 	if others := l.intercept(t).Others; len(others) != 1 || !strings.Contains(others[0].Match, "you") {
 		t.Errorf("the first does not see the other: %+v", others)
@@ -608,10 +620,11 @@ func proxyDeaths(t *testing.T, l *laptop, s *shop, v *visitor) {
 			for _, pid := range pids {
 				kill(t, pid)
 			}
-			v.http.CloseIdleConnections()
-			if err := v.want("http://"+ip+":8080/", name); err != nil {
-				t.Errorf("right after its agent was killed: %v", err)
-			}
+			// The signal is sent, and the process has to be taken off a processor yet.
+			testenv.Eventually(t, 300*time.Millisecond, func() error {
+				v.http.CloseIdleConnections()
+				return v.want("http://"+ip+":8080/", name)
+			})
 		}
 		taken(t, 10*time.Second) // by another agent
 	})
@@ -643,10 +656,21 @@ func proxyDeaths(t *testing.T, l *laptop, s *shop, v *visitor) {
 	})
 	t.Run("manager_gone", func(t *testing.T) {
 		c := l.connection(t)
-		s.kubectl(t, "-n", c.ManagerNamespace, "scale", "deployment/kubevpn-traffic-manager", "--replicas=0")
+		replicas := func(n string) {
+			s.kubectl(t, "-n", c.ManagerNamespace, "scale", "deployment/kubevpn-traffic-manager", "--replicas="+n)
+		}
+		replicas("0")
+		back := sync.OnceFunc(func() { replicas("1") })
+		defer back()
 		s.kubectl(t, "-n", c.ManagerNamespace, "delete", "pod", c.ManagerPod, "--grace-period=0", "--force")
-		served(t, 10*time.Second) // or the laptop, by the port-forward that it has besides
-		s.kubectl(t, "-n", c.ManagerNamespace, "scale", "deployment/kubevpn-traffic-manager", "--replicas=1")
+		// The laptop has a port-forward to the pods besides: somebody answers.
+		testenv.Eventually(t, 5*time.Second, func() error {
+			return s.everyPod(t, func(ip string) error {
+				_, err := v.ask(http.MethodGet, "http://"+ip+":8080/", nil, mine, me)
+				return err
+			})
+		})
+		back()
 		taken(t, 60*time.Second)
 	})
 	t.Run("laptop_killed", func(t *testing.T) {

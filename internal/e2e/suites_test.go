@@ -78,6 +78,11 @@ func TestNFTablesDualStack(t *testing.T) {
 	bothNetstacks(t, w, []suite{{"faults", faultsSuite}}, suite{"ipv6", ipv6Suite})
 }
 
+func TestProxy(t *testing.T) {
+	w := newWorld(t, lab.Config{Name: "e2e-pxy", ProxyMode: lab.ProxyIPTables})
+	runSuites(t, w, []suite{{"proxy", proxySuite}, {"kinds", kindsSuite}})
+}
+
 func TestNoKubeProxy(t *testing.T) {
 	runSuites(t, newWorld(t, lab.Config{Name: "e2e-none", ProxyMode: lab.ProxyNone}), everywhere, []suite{{"auto", autoSuite}, {"laptops", laptopsSuite}})
 }
