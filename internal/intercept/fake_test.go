@@ -402,6 +402,7 @@ type fakeAgent struct {
 	last     string            // the hash of the owner who came last
 	claims   []heldClaim
 	canaries [][]byte
+	refused  int                           // claims
 	sessions map[*transport.Session]string // hashes
 	talks    map[*json.Encoder]string      // likewise
 }
@@ -546,6 +547,7 @@ func (a *fakeAgent) obey(hash string, o api.AgentOrder) *api.Error {
 		}
 		for _, c := range a.claims {
 			if c.owner != hash && !match.Disjoint(m, c.match) {
+				a.refused++
 				return api.Errorf(api.ExitConflict, "%s has %s since 14:02", c.Owner, c.match)
 			}
 		}
@@ -620,14 +622,10 @@ func (a *fakeAgent) client(conn net.Conn, bypass bool) {
 	}
 }
 
-// open opens a stream to the laptop, as a client's flow does.
-func (a *fakeAgent) session() *transport.Session {
+func (a *fakeAgent) refusals() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for s := range a.sessions {
-		return s
-	}
-	return nil
+	return a.refused
 }
 
 // begin runs an intercept until the test ends, or stop is called, and gives it once it has begun, or Run's error.

@@ -173,6 +173,12 @@ func (i *Intercept) Run(ctx context.Context) error {
 	i.leave(ctx, err)
 	end()
 	i.going.Wait()
+	i.mu.Lock()
+	for uid, c := range i.covers { // nothing is covered any more
+		i.past += c.requests.total()
+		delete(i.covers, uid)
+	}
+	i.mu.Unlock()
 	if err == nil {
 		return nil // not a *api.Error that is nil
 	}

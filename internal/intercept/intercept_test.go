@@ -134,8 +134,8 @@ func TestOwnClaimIsWaitedFor(t *testing.T) {
 		err := testenv.Poll(10*time.Second, func() error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			if a := w.agents[uid]; a == nil || a.session() == nil {
-				return errors.New("it has not asked")
+			if a := w.agents[uid]; a == nil || a.refusals() < 2 {
+				return errors.New("it was not refused, and did not ask again")
 			}
 			return nil
 		})
@@ -143,7 +143,6 @@ func TestOwnClaimIsWaitedFor(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		time.Sleep(100 * time.Millisecond) // it is refused at first
 		w.agents[uid].change(func() { w.agents[uid].claims = nil })
 	}()
 	i, _, err := begin(t, w, api.InterceptSpec{})
@@ -244,14 +243,21 @@ func TestTurns(t *testing.T) {
 		names = append(names, fmt.Sprintf("web-%02d", n))
 	}
 	w := newWorld(t, names...)
-	var adding, most, first atomic.Int32
+	var calls, adding, most atomic.Int32
+	full := make(chan struct{}) // closed when as many are being added as may be
+	fill := sync.OnceFunc(func() { close(full) })
 	w.adding = func() {
 		n := adding.Add(1)
-		first.CompareAndSwap(0, n)
+		defer adding.Add(-1)
 		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 		}
-		time.Sleep(5 * time.Millisecond) // what a request takes
-		adding.Add(-1)
+		switch {
+		case calls.Add(1) == 1: // it is alone
+		case n == turns:
+			fill()
+		case n < turns:
+			<-full
+		}
 	}
 	i, _, err := begin(t, w, api.InterceptSpec{})
 	if err != nil {
@@ -260,7 +266,7 @@ func TestTurns(t *testing.T) {
 	if err := all(i, 30)(); err != nil {
 		t.Error(err)
 	}
-	if most.Load() > turns || most.Load() < 2 || w.injected[0] != "web-00" {
+	if most.Load() != turns || w.injected[0] != "web-00" {
 		t.Errorf("%d at one time, %s first", most.Load(), w.injected[0])
 	}
 }

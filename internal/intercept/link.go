@@ -223,11 +223,17 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 		if leaving {
 			return
 		}
-		err := c.order(ctx, api.AgentOrder{Claim: &claim})
+		err := c.tell(ctx, api.AgentOrder{Claim: &claim}, func(refused *api.Error) {
+			l.change(func(st *linkState) {
+				st.claimed, st.refused, st.err = refused == nil, refused != nil, nil
+				if refused != nil {
+					st.err = refused
+				}
+			})
+		})
 		if ctx.Err() != nil || errors.Is(err, errNoLink) {
 			return
 		}
-		l.change(func(st *linkState) { st.claimed, st.err, st.refused = err == nil, err, err != nil })
 		if err != nil {
 			pause(ctx, claimPause)
 			continue
@@ -274,7 +280,13 @@ type conversation struct {
 	mu      sync.Mutex
 	out     *json.Encoder
 	last    uint64
-	waiting map[uint64]chan *api.Error // nil: it is over
+	waiting map[uint64]waiter // nil: it is over
+}
+
+// waiter waits for an answer.
+type waiter struct {
+	answer chan *api.Error  // closed without one: there will be none
+	first  func(*api.Error) // called before anything is read that the agent said afterwards
 }
 
 // talk begins a conversation, and says hello. The caller closes the control stream.
@@ -283,7 +295,7 @@ func talk(ctx context.Context, s *transport.Session) (*conversation, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the control stream: %w", err)
 	}
-	c := &conversation{control: control, out: json.NewEncoder(control), waiting: make(map[uint64]chan *api.Error)}
+	c := &conversation{control: control, out: json.NewEncoder(control), waiting: make(map[uint64]waiter)}
 	if err := c.out.Encode(api.AgentHello{Protocol: api.Protocol, Version: version.String()}); err != nil {
 		control.Close()
 		return nil, fmt.Errorf("greeting the agent: %w", err)
@@ -292,6 +304,11 @@ func talk(ctx context.Context, s *transport.Session) (*conversation, error) {
 }
 
 func (c *conversation) order(ctx context.Context, o api.AgentOrder) error {
+	return c.tell(ctx, o, func(*api.Error) {})
+}
+
+// tell gives an order, and returns its answer; first has it before any later report is heard.
+func (c *conversation) tell(ctx context.Context, o api.AgentOrder, first func(*api.Error)) error {
 	answer := make(chan *api.Error, 1)
 	c.mu.Lock()
 	if c.waiting == nil {
@@ -300,7 +317,7 @@ func (c *conversation) order(ctx context.Context, o api.AgentOrder) error {
 	}
 	c.last++
 	o.ID = c.last
-	c.waiting[o.ID] = answer
+	c.waiting[o.ID] = waiter{answer, first}
 	err := c.out.Encode(o)
 	c.mu.Unlock()
 	if err != nil {
@@ -346,10 +363,12 @@ func (c *conversation) follow(state func(*api.AgentState)) error {
 
 func (c *conversation) answer(id uint64, refused *api.Error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if answer, ok := c.waiting[id]; ok {
-		answer <- refused
-		delete(c.waiting, id)
+	w, ok := c.waiting[id]
+	delete(c.waiting, id)
+	c.mu.Unlock()
+	if ok {
+		w.first(refused)
+		w.answer <- refused
 	}
 }
 
@@ -357,8 +376,8 @@ func (c *conversation) answer(id uint64, refused *api.Error) {
 func (c *conversation) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, answer := range c.waiting {
-		close(answer)
+	for _, w := range c.waiting {
+		close(w.answer)
 	}
 	c.waiting = nil
 }
