@@ -4,11 +4,17 @@ package e2e
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -49,10 +55,13 @@ func proxySuite(t *testing.T, w *world) {
 	t.Run("everything", func(t *testing.T) { proxyEverything(t, l, s, v) })
 	t.Run("refused", func(t *testing.T) { proxyRefused(t, l, s) })
 	t.Run("two_developers", func(t *testing.T) { proxyTwo(t, l, s, v) })
+	if after := s.template(t); after != before {
+		t.Errorf("the template was\n%s\nand is\n%s", before, after)
+	}
 	t.Run("pods_come_and_go", func(t *testing.T) { proxyRollout(t, l, s, v) })
+	before = s.template(t) // it was restarted, which leaves its time there
 	t.Run("things_die", func(t *testing.T) { proxyDeaths(t, l, s, v) })
 	t.Run("strangers", func(t *testing.T) { proxyStrangers(t, l, s, v) })
-
 	if after := s.template(t); after != before {
 		t.Errorf("the template was\n%s\nand is\n%s", before, after)
 	}
@@ -81,12 +90,13 @@ func proxyHeaders(t *testing.T, l *laptop, s *shop, v *visitor) {
 			}
 		}
 		// One connection, judged request by request.
+		regular := s.regular(t)
 		for i := range 6 {
 			want, header := name, []string(nil)
 			if i%2 == 0 {
 				want, header = "laptop", []string{mine, me}
 			}
-			if err := v.want("http://"+ip+":8080/", want, header...); err != nil {
+			if err := regular.want("http://"+ip+":8080/", want, header...); err != nil {
 				t.Errorf("request %d of one connection: %v", i, err)
 			}
 		}
@@ -468,7 +478,7 @@ func proxyRefused(t *testing.T, l *laptop, s *shop) {
 		failure
 	}{
 		{"no_such_workload", []string{"deployment/nobody", "-n", s.namespace}, failure{code: api.ExitWorkload, message: "nobody", hint: "kubectl"}},
-		{"no_such_port_name", []string{s.workload, "-n", s.namespace, "--portmap", "nothing:7777"}, failure{code: api.ExitUsage, message: "nothing"}},
+		{"no_such_port_name", []string{s.workload, "-n", s.namespace, "--portmap", "nothing:7777"}, failure{code: api.ExitWorkload, message: "nothing", hint: "http"}},
 		{"no_such_container", []string{s.workload, "-n", s.namespace, "-c", "web"}, failure{code: api.ExitWorkload, message: "web", hint: "app"}},
 		{"a_header_without_value", []string{s.workload, "--headers", "x"}, failure{code: api.ExitUsage, message: "x", hint: "="}},
 		{"a_regular_expression_that_is_none", []string{s.workload, "--headers", "x=~("}, failure{code: api.ExitUsage, message: "x"}},
@@ -539,12 +549,12 @@ func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
 	})
 	t.Run("scale_to_20", func(t *testing.T) {
 		s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=20")
+		defer s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=2")
 		s.rolledOut(t)
 		covered(t)
 		if n := len(s.ready(t)); n != 20 {
 			t.Errorf("%d pods are ready", n)
 		}
-		s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=2")
 	})
 	t.Run("ci_changes_the_template", func(t *testing.T) {
 		s.kubectl(t, "-n", s.namespace, "set", "env", s.workload, "RELEASE=2")
@@ -622,7 +632,6 @@ func proxyDeaths(t *testing.T, l *laptop, s *shop, v *visitor) {
 			}
 			// The signal is sent, and the process has to be taken off a processor yet.
 			testenv.Eventually(t, 300*time.Millisecond, func() error {
-				v.http.CloseIdleConnections()
 				return v.want("http://"+ip+":8080/", name)
 			})
 		}
@@ -706,11 +715,13 @@ func proxyStrangers(t *testing.T, l *laptop, s *shop, v *visitor) {
 					if _, err := c.Write([]byte(said)); err != nil {
 						t.Fatal(err)
 					}
-					if b, err := io.ReadAll(c); len(b) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+					// All that it ever says is that this was no TLS.
+					if b, err := io.ReadAll(c); len(b) > 0 && !strings.HasPrefix(string(b), "\x15\x03") || errors.Is(err, os.ErrDeadlineExceeded) {
 						t.Errorf("port %d said %q, %v", port, b, err)
 					}
 				})
 			}
+			t.Run("a_certificate_of_their_own", func(t *testing.T) { stranger(t, v, net.JoinHostPort(ip, strconv.Itoa(port))) })
 		}
 		if err := v.want("http://"+ip+":8080/", "laptop", mine, me); err != nil {
 			t.Error(err)
@@ -722,6 +733,42 @@ func proxyStrangers(t *testing.T, l *laptop, s *shop, v *visitor) {
 		if strings.Contains(text, secret) {
 			t.Errorf("`get pods` shows %q", secret)
 		}
+	}
+}
+
+// stranger shows a certificate of its own, and asks for requests as an owner would.
+func stranger(t *testing.T, v *visitor, address string) {
+	t.Helper()
+	raw, err := dialIn(v.network, address)
+	if err != nil {
+		return // it is for this pod's own network alone
+	}
+	defer raw.Close()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := tls.Client(raw, &tls.Config{
+		InsecureSkipVerify: true, // whoever it is
+		Certificates:       []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+	})
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if c.Handshake() != nil {
+		return
+	}
+	// With TLS 1.3 this end is ready before the other has looked at the certificate.
+	if _, err := c.Write(make([]byte, 64)); err != nil {
+		return
+	}
+	if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%s said %d bytes to a stranger, %v", address, n, err)
 	}
 }
 

@@ -146,9 +146,15 @@ type visitor struct {
 	http    *http.Client
 }
 
-func (w *world) visitor(t *testing.T) *visitor {
+// visitor makes a connection for each request: one that was open before an intercept stays with the application.
+func (w *world) visitor(t *testing.T) *visitor { return w.visits(t, false) }
+
+// regular is a visitor who keeps connections.
+func (w *world) regular(t *testing.T) *visitor { return w.visits(t, true) }
+
+func (w *world) visits(t *testing.T, keepAlive bool) *visitor {
 	v := &visitor{network: "/run/netns/" + w.Config().Name + "-node1"}
-	tr := &http.Transport{DialContext: func(_ context.Context, _, address string) (net.Conn, error) { return dialIn(v.network, address) }}
+	tr := &http.Transport{DisableKeepAlives: !keepAlive, DialContext: func(_ context.Context, _, address string) (net.Conn, error) { return dialIn(v.network, address) }}
 	t.Cleanup(tr.CloseIdleConnections)
 	v.http = &http.Client{Transport: tr, Timeout: 30 * time.Second}
 	return v
