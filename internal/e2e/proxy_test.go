@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -44,7 +45,7 @@ const mine, me = "x-user", "me"
 // proxySuite: a workload's requests come to the laptop, those that were asked for and no others, without a restart; and
 // whatever dies, the workload serves itself.
 func proxySuite(t *testing.T, w *world) {
-	s := w.newShop(t, "shop")
+	s := w.newShop(t, "shop", "privileged")
 	l := w.newUser(t, lab.Admin)
 	l.startApp(t, "laptop")
 	v := w.visitor(t)
@@ -59,6 +60,11 @@ func proxySuite(t *testing.T, w *world) {
 		t.Errorf("the template was\n%s\nand is\n%s", before, after)
 	}
 	t.Run("pods_come_and_go", func(t *testing.T) { proxyRollout(t, l, s, v) })
+	t.Run("open_connections", func(t *testing.T) { proxyFlush(t, l, s, v) })
+	t.Run("mirror", func(t *testing.T) { proxyMirror(t, l, s, v) })
+	t.Run("foreground", func(t *testing.T) { proxyForeground(t, l, s, v) })
+	t.Run("reset", func(t *testing.T) { proxyReset(t, l, s, v) })
+	t.Run("sidecar", func(t *testing.T) { proxySidecar(t, l, w.newShop(t, "strict-shop", "restricted"), v) })
 	before = s.template(t) // it was restarted, which leaves its time there
 	t.Run("things_die", func(t *testing.T) { proxyDeaths(t, l, s, v) })
 	t.Run("strangers", func(t *testing.T) { proxyStrangers(t, l, s, v) })
@@ -568,6 +574,143 @@ func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
 		s.kubectl(t, "-n", s.namespace, "set", "env", s.workload, "RELEASE-")
 		s.rolledOut(t)
 	})
+}
+
+// proxyFlush: a connection from before stays with the application, unless it is to be ended.
+func proxyFlush(t *testing.T, l *laptop, s *shop, v *visitor) {
+	for name, ip := range s.ready(t) {
+		c, err := dialIn(v.network, net.JoinHostPort(ip, "9001"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		echo := func(text string) error {
+			if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+				return err
+			}
+			if _, err := c.Write([]byte(text)); err != nil {
+				return err
+			}
+			_, err := io.ReadFull(c, make([]byte, len(text)))
+			return err
+		}
+		if err := echo(strings.Repeat("x", len(name)+1)); err != nil { // the name, and a line's end
+			t.Fatal(err)
+		}
+		l.proxy(t, s)
+		if err := echo("still here"); err != nil {
+			t.Errorf("a connection from before: %v", err)
+		}
+		l.leave(t, s)
+		if err := echo("still here"); err != nil {
+			t.Errorf("a connection from before: %v", err)
+		}
+		l.proxy(t, s, "--flush")
+		if err := echo("still here"); err == nil {
+			t.Error("a connection from before was not ended")
+		}
+		v.rawEcho(t, net.JoinHostPort(ip, "9001"), "laptop")
+		l.leave(t, s)
+		break
+	}
+}
+
+// proxyMirror: the application answers, and the laptop has a copy.
+func proxyMirror(t *testing.T, l *laptop, s *shop, v *visitor) {
+	l.proxy(t, s, "--headers", mine+"="+me, "--mirror")
+	for name, ip := range s.ready(t) {
+		if a, err := v.ask(http.MethodPost, "http://"+ip+":8080/", strings.NewReader("twice"), mine, me); err != nil || a.Name != name || a.Body.Length != 5 {
+			t.Errorf("%+v, %v", a, err)
+		}
+	}
+	testenv.Eventually(t, 3*time.Second, func() error {
+		if i := l.intercept(t); i.Requests < 2 || !i.Mirror {
+			return fmt.Errorf("%+v", i)
+		}
+		return nil
+	})
+	l.leave(t, s)
+}
+
+// proxyForeground: Ctrl-C ends the intercept.
+func proxyForeground(t *testing.T, l *laptop, s *shop, v *visitor) {
+	cmd := l.command(t.Context(), t, "kubevpn", "proxy", s.workload, "-n", s.namespace, "--headers", mine+"="+me, "--foreground")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
+	})
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("Ctrl-C: %v\n%s", err, out.String())
+	}
+	if err := s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "a pod", mine, me) }); err != nil {
+		t.Error(err)
+	}
+	if now := l.status(t); len(now.Intercepts) != 0 || len(now.Connections) != 1 {
+		t.Errorf("%+v", now)
+	}
+}
+
+// proxyReset: an admin removes what others have, without a connection, and the others are told.
+func proxyReset(t *testing.T, l *laptop, s *shop, v *visitor) {
+	l.proxy(t, s, "--headers", mine+"="+me)
+	admin := s.secondLaptop(t)
+	if r := admin.run(t, "kubevpn", "reset", s.workload, "-n", s.namespace); r.code != 0 || !strings.Contains(r.stdout+r.stderr, me) {
+		t.Errorf("%v", r)
+	}
+	if err := s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "a pod", mine, me) }); err != nil {
+		t.Error(err)
+	}
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if i := l.intercept(t); i.State != api.InterceptFailed || i.Error == nil {
+			return fmt.Errorf("%+v", i)
+		}
+		return nil
+	})
+	l.leave(t, s)
+	l.proxy(t, s, "--headers", mine+"="+me)
+	if err := s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) }); err != nil {
+		t.Error(err)
+	}
+	l.leave(t, s)
+}
+
+// proxySidecar: where no ephemeral container with a capability is admitted, the template gains an agent without any, and loses
+// it again.
+func proxySidecar(t *testing.T, l *laptop, s *shop, v *visitor) {
+	before := s.template(t)
+	service := s.kubectl(t, "-n", s.namespace, "get", "service", "shop", "-o", "jsonpath={.spec}")
+	l.proxy(t, s, "--headers", mine+"="+me)
+	if i := l.intercept(t); i.Mode != api.ModeSidecar || !strings.Contains(i.ModeReason, "PodSecurity") {
+		t.Errorf("mode %s, because %s", i.Mode, i.ModeReason)
+	}
+	url := "http://shop." + s.namespace + "/"
+	if s.Config().ProxyMode != lab.ProxyNone {
+		url = "http://" + s.clusterIP(t, s.namespace, "shop") + "/"
+		// kube-proxy hears of the new pods in its own time.
+		testenv.Eventually(t, 5*time.Second, func() error {
+			return errors.Join(v.want(url, "laptop", mine, me), v.want(url, "a pod"))
+		})
+	} else if out := l.must(t, "curl", "-sS", "--max-time", "5", "-H", mine+": "+me, url); !strings.Contains(out, `"name":"laptop"`) {
+		t.Errorf("%s", out)
+	}
+	l.leave(t, s)
+	s.rolledOut(t)
+	if after := s.template(t); after != before {
+		t.Errorf("the template was\n%s\nand is\n%s", before, after)
+	}
+	if after := s.kubectl(t, "-n", s.namespace, "get", "service", "shop", "-o", "jsonpath={.spec}"); after != service {
+		t.Errorf("the Service was\n%s\nand is\n%s", service, after)
+	}
+	if out := l.must(t, "curl", "-sS", "--max-time", "5", "-H", mine+": "+me, "http://shop."+s.namespace+"/"); !strings.Contains(out, `"name":"shop-`) {
+		t.Errorf("after leave: %s", out)
+	}
 }
 
 // agents are the traffic agents' processes in a pod.

@@ -46,13 +46,14 @@ type shop struct {
 }
 
 // newShop makes a namespace with the application in it: two pods, and a Service whose port 5432 nobody serves there.
-func (w *world) newShop(t *testing.T, namespace string) *shop {
+// level is the pod security that the namespace enforces.
+func (w *world) newShop(t *testing.T, namespace, level string) *shop {
 	t.Helper()
 	w.loadApp(t)
-	w.apply(t, strings.NewReplacer("NAMESPACE", namespace, "APP_IMAGE", appRef).Replace(`
+	w.apply(t, strings.NewReplacer("NAMESPACE", namespace, "LEVEL", level, "APP_IMAGE", appRef).Replace(`
 apiVersion: v1
 kind: Namespace
-metadata: {name: NAMESPACE}
+metadata: {name: NAMESPACE, labels: {pod-security.kubernetes.io/enforce: LEVEL}}
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -64,10 +65,12 @@ spec:
     metadata: {labels: {app: shop}}
     spec:
       terminationGracePeriodSeconds: 2
+      securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
       containers:
       - name: app
         image: APP_IMAGE
         imagePullPolicy: Never
+        securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
         ports:
         - {containerPort: 8080, name: http}
         - {containerPort: 9090, name: grpc}
