@@ -103,7 +103,7 @@ func (e *ensurer) run(ctx context.Context) error {
 	}
 	e.result.Pod = pod.Name
 	installed := e.result.Image // the Deployment's; an older pod may still serve while a rollout goes on
-	e.result.Image = imageOf(pod.Spec)
+	e.result.Image = ImageOf(pod.Spec)
 	if e.o.Image != "" && installed != e.o.Image && e.result.Image != e.o.Image {
 		e.warn("the traffic manager in %s runs the image %s, and this kubevpn would install %s. `kubevpn connect --upgrade` replaces it; "+
 			"what everybody has open through it ends then", e.result.Namespace, e.result.Image, e.o.Image)
@@ -276,7 +276,7 @@ func (e *ensurer) grant(ctx context.Context, o Options) error {
 
 // use takes a manager that is there.
 func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) error {
-	e.result.Image = imageOf(d.Spec.Template.Spec)
+	e.result.Image = ImageOf(d.Spec.Template.Spec)
 	broken := e.broken(ctx, ns, d)
 	switch {
 	case e.o.Image == "" || e.result.Image == e.o.Image:
@@ -389,7 +389,8 @@ func (e *ensurer) restart(ctx context.Context, ns string) error {
 	return nil
 }
 
-func imageOf(spec corev1.PodSpec) string {
+// ImageOf is the image of the traffic manager in a pod of its, or "".
+func ImageOf(spec corev1.PodSpec) string {
 	for _, c := range spec.Containers {
 		if c.Name == containerName {
 			return c.Image

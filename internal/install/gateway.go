@@ -142,7 +142,7 @@ func (g *adder) pod(ctx context.Context) (*corev1.Pod, error) {
 	return p, nil
 }
 
-func (g *adder) image(p *corev1.Pod) string { return cmp.Or(g.o.Image, imageOf(p.Spec)) }
+func (g *adder) image(p *corev1.Pod) string { return cmp.Or(g.o.Image, ImageOf(p.Spec)) }
 
 func (g *adder) may(ctx context.Context) error {
 	p, err := g.pod(ctx)

@@ -10,12 +10,10 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
+	"kubevpn/internal/install"
 )
 
 // What the rest of the laptop does over a connection that is up, past the device and the machine's routes.
-
-// managerContainer is what internal/install calls the container that has the traffic manager's image.
-const managerContainer = "manager"
 
 // Cluster is the connection's cluster, with the credentials that it was made with.
 func (s *Session) Cluster() *cluster.Cluster { return s.cluster }
@@ -34,10 +32,9 @@ func (s *Session) Image(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", s.cluster.Explain(fmt.Errorf("reading the traffic manager's pod: %w", err))
 	}
-	for _, c := range pod.Spec.Containers {
-		if c.Name == managerContainer {
-			return c.Image, nil
-		}
+	image := install.ImageOf(pod.Spec)
+	if image == "" {
+		return "", api.Errorf(api.ExitIncompatible, "the pod %s/%s is no traffic manager's", pod.Namespace, pod.Name)
 	}
-	return "", api.Errorf(api.ExitIncompatible, "the traffic manager's pod %s/%s has no container %s", pod.Namespace, pod.Name, managerContainer)
+	return image, nil
 }
