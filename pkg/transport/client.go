@@ -161,7 +161,7 @@ func (c *Client) refresh(age time.Duration) {
 // trying again is useless: ErrVersion.
 func (c *Client) Run(ctx context.Context) error {
 	c.cfg.OnState(StateConnecting, nil)
-	pause := &backoff{client: c}
+	pause := c.newBackoff()
 	for {
 		began := time.Now()
 		err := c.runSession(ctx)
@@ -270,7 +270,7 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, carrier *carrier) 
 	if l == nil {
 		return
 	}
-	pause := &backoff{client: c}
+	pause := c.newBackoff()
 	for {
 		if carrier != nil {
 			if l.wants() == carrier.path {
@@ -461,17 +461,18 @@ func (c *Client) shake(ctx context.Context, conn net.Conn, h hello) (reply, erro
 // backoff is the pause between attempts: BackoffMin, doubling up to BackoffMax, a third of it random.
 type backoff struct {
 	client *Client
-	next   time.Duration
+	pause  pause
 }
 
-func (b *backoff) reset() { b.next = 0 }
+func (c *Client) newBackoff() *backoff {
+	return &backoff{client: c, pause: pause{min: c.cfg.BackoffMin, max: c.cfg.BackoffMax}}
+}
+
+func (b *backoff) reset() { b.pause.reset() }
 
 func (b *backoff) sleep(ctx context.Context) {
-	cfg := &b.client.cfg
-	b.next = max(b.next, cfg.BackoffMin)
-	timer := time.NewTimer(b.next*2/3 + rand.N(b.next/3+1))
+	timer := time.NewTimer(jittered(b.pause.use()))
 	defer timer.Stop()
-	b.next = min(2*b.next, cfg.BackoffMax)
 	b.client.mu.Lock()
 	kick := b.client.kick
 	b.client.mu.Unlock()
@@ -481,3 +482,17 @@ func (b *backoff) sleep(ctx context.Context) {
 	case <-ctx.Done():
 	}
 }
+
+// pause doubles each time that it is used.
+type pause struct{ next, min, max time.Duration }
+
+func (p *pause) use() time.Duration {
+	now := max(p.next, p.min)
+	p.next = min(2*now, p.max)
+	return now
+}
+
+func (p *pause) reset() { p.next = 0 }
+
+// jittered is d, a third of it random.
+func jittered(d time.Duration) time.Duration { return d - d/3 + rand.N(d/3+1) }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -78,14 +77,13 @@ const (
 	stallTime  = 500 * time.Millisecond
 	guardEvery = 100 * time.Millisecond
 
-	// A shortcut that failed or does worse is tried again after a pause that doubles. It begins anew with one that
+	// A shortcut that failed or does worse is tried again after a pause that doubles, a third of it random. It begins anew with one that
 	// was good for goodTime.
-	retryMin  = time.Second
-	retryMax  = time.Minute
-	passMin   = 10 * time.Second
-	passMax   = 5 * time.Minute
-	goodTime  = time.Minute
-	jitterOf3 = 3 // a third of each pause is random
+	retryMin = time.Second
+	retryMax = time.Minute
+	passMin  = 10 * time.Second
+	passMax  = 5 * time.Minute
+	goodTime = time.Minute
 )
 
 var errStuck = errors.New("its bytes are not acknowledged, while the other path works")
@@ -121,15 +119,6 @@ func (c *Client) newScout(s *Session) *scout {
 	}
 	return &scout{client: c, session: s, link: s.link(c.cfg.Links), broken: make(chan error, 1),
 		failed: pause{min: retryMin, max: most}, passed: pause{min: passMin, max: passMax}}
-}
-
-// pause doubles each time that it is used.
-type pause struct{ next, min, max time.Duration }
-
-func (p *pause) use() time.Duration {
-	now := max(p.next, p.min)
-	p.next = min(2*now, p.max)
-	return now
 }
 
 func (l *link) wants() path {
@@ -187,7 +176,8 @@ func (s *scout) run(ctx context.Context) {
 			began := time.Now()
 			err = s.take(ctx)
 			if time.Since(began) > goodTime {
-				s.failed.next, s.passed.next = 0, 0
+				s.failed.reset()
+				s.passed.reset()
 			}
 		}
 		if ctx.Err() != nil {
@@ -221,7 +211,7 @@ func (s *scout) sleep(ctx context.Context, pause time.Duration) {
 	s.client.mu.Lock()
 	woken := s.client.woken
 	s.client.mu.Unlock()
-	timer := time.NewTimer(pause - pause/jitterOf3 + rand.N(pause/jitterOf3+1))
+	timer := time.NewTimer(jittered(pause))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -415,7 +405,7 @@ func (s *scout) guard(ctx context.Context, links []*link) error {
 
 // standBy keeps the scout's link on base until ctx ends.
 func (s *scout) standBy(ctx context.Context) {
-	pause := &backoff{client: s.client}
+	pause := s.client.newBackoff()
 	for ctx.Err() == nil {
 		ca, err := s.client.connect(ctx, s.session, s.link, base)
 		if err != nil {
