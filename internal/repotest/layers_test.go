@@ -28,6 +28,7 @@ var layers = map[string]int{
 	"internal/install":   30,
 	"internal/gateway":   30,
 	"internal/intercept": 30,
+	"internal/podenv":    30,
 
 	"internal/cluster": 21,
 	"internal/config":  21,

@@ -1,0 +1,231 @@
+package podenv
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Variable is one of the container's environment.
+type Variable struct {
+	Name, Value string
+	Secret      bool // it comes from a Secret: not to be shown
+}
+
+// Environment gives the container's variables, sorted by name, each once. What cannot be read is left out and named: a
+// ConfigMap that does not exist keeps a container from starting, and would keep nobody here from working.
+func (r *Reader) Environment(ctx context.Context) ([]Variable, []Problem) {
+	e := environment{Reader: r, objects: r.objects(ctx), known: map[string]Variable{}}
+	e.serviceVariables(ctx)
+	for _, from := range r.container.EnvFrom {
+		e.addAll(from)
+	}
+	for _, v := range r.container.Env {
+		e.add(v)
+	}
+	for name, value := range e.services {
+		if _, ok := e.known[name]; !ok {
+			e.known[name] = Variable{Name: name, Value: value}
+		}
+	}
+	variables := slices.SortedFunc(maps.Values(e.known), func(a, b Variable) int { return strings.Compare(a.Name, b.Name) })
+	return variables, e.problems
+}
+
+type environment struct {
+	*Reader
+	*objects
+	services map[string]string
+	known    map[string]Variable
+	problems []Problem
+}
+
+func (e *environment) problem(what string, err error) {
+	e.problems = append(e.problems, Problem{What: what, Err: err})
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+// absent reports whether err is of an object that is not there and need not be.
+func absent(err error, optional *bool) bool { return apierrors.IsNotFound(err) && isTrue(optional) }
+
+func (e *environment) addAll(from corev1.EnvFromSource) {
+	set := func(name, value string, secret bool) {
+		name = from.Prefix + name
+		e.known[name] = Variable{Name: name, Value: value, Secret: secret}
+	}
+	switch {
+	case from.ConfigMapRef != nil:
+		m, err := e.configMap(from.ConfigMapRef.Name)
+		if err != nil {
+			if !absent(err, from.ConfigMapRef.Optional) {
+				e.problem("variables of ConfigMap "+from.ConfigMapRef.Name, err)
+			}
+			return
+		}
+		for k, v := range m.Data {
+			set(k, v, false)
+		}
+	case from.SecretRef != nil:
+		s, err := e.secret(from.SecretRef.Name)
+		if err != nil {
+			if !absent(err, from.SecretRef.Optional) {
+				e.problem("variables of Secret "+from.SecretRef.Name, err)
+			}
+			return
+		}
+		for k, v := range s.Data {
+			set(k, string(v), true)
+		}
+	}
+}
+
+func (e *environment) add(v corev1.EnvVar) {
+	if v.Value != "" || v.ValueFrom == nil {
+		value, secret := e.expand(v.Value)
+		e.known[v.Name] = Variable{Name: v.Name, Value: value, Secret: secret}
+		return
+	}
+	value, there, err := e.from(v.ValueFrom)
+	switch {
+	case err != nil:
+		e.problem("variable "+v.Name, err)
+	case there:
+		e.known[v.Name] = Variable{Name: v.Name, Value: value, Secret: v.ValueFrom.SecretKeyRef != nil}
+	}
+}
+
+// from reads a variable's source; there is false where it is optional and missing.
+func (e *environment) from(s *corev1.EnvVarSource) (value string, there bool, err error) {
+	switch {
+	case s.FieldRef != nil:
+		value, err = field(e.pod, s.FieldRef.FieldPath)
+		return value, err == nil, err
+	case s.ResourceFieldRef != nil:
+		value, err = e.resource(s.ResourceFieldRef)
+		return value, err == nil, err
+	case s.ConfigMapKeyRef != nil:
+		ref := s.ConfigMapKeyRef
+		m, err := e.configMap(ref.Name)
+		if err != nil {
+			return "", false, unless(absent(err, ref.Optional), err)
+		}
+		value, there = m.Data[ref.Key]
+		return value, there, unless(there || isTrue(ref.Optional), fmt.Errorf("ConfigMap %s has no key %q", ref.Name, ref.Key))
+	case s.SecretKeyRef != nil:
+		ref := s.SecretKeyRef
+		m, err := e.secret(ref.Name)
+		if err != nil {
+			return "", false, unless(absent(err, ref.Optional), err)
+		}
+		data, there := m.Data[ref.Key]
+		return string(data), there, unless(there || isTrue(ref.Optional), fmt.Errorf("Secret %s has no key %q", ref.Name, ref.Key))
+	}
+	return "", false, fmt.Errorf("its source is of a kind that only the node has")
+}
+
+func unless(fine bool, err error) error {
+	if fine {
+		return nil
+	}
+	return err
+}
+
+// expand replaces $(NAME) by what is known so far. "$$" is "$", and a name that is not known stays as it is written. Secret
+// reports whether something came from a Secret.
+func (e *environment) expand(s string) (expanded string, secret bool) {
+	var b strings.Builder
+	for {
+		before, rest, found := strings.Cut(s, "$")
+		b.WriteString(before)
+		if !found {
+			return b.String(), secret
+		}
+		name, after, closed := strings.Cut(strings.TrimPrefix(rest, "("), ")")
+		switch {
+		case strings.HasPrefix(rest, "$"):
+			b.WriteByte('$')
+			s = rest[1:]
+			continue
+		case !strings.HasPrefix(rest, "("), !closed:
+			b.WriteByte('$')
+			s = rest
+			continue
+		}
+		s = after
+		if v, ok := e.known[name]; ok {
+			b.WriteString(v.Value)
+			secret = secret || v.Secret
+		} else if v, ok := e.services[name]; ok {
+			b.WriteString(v)
+		} else {
+			b.WriteString("$(" + name + ")")
+		}
+	}
+}
+
+// serviceVariables computes those of the namespace's Services, and of the API server's.
+func (e *environment) serviceVariables(ctx context.Context) {
+	e.services = map[string]string{}
+	var services []corev1.Service
+	if namespace := e.pod.Namespace; e.pod.Spec.EnableServiceLinks == nil || *e.pod.Spec.EnableServiceLinks {
+		list, err := e.Reader.kube.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			e.problem("variables of the namespace's Services", err)
+		} else {
+			services = list.Items
+		}
+	}
+	const master = "kubernetes"
+	if !slices.ContainsFunc(services, func(s corev1.Service) bool { return s.Name == master }) {
+		s, err := e.Reader.kube.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, master, metav1.GetOptions{})
+		if err != nil {
+			e.problem("variables of the Service "+master, err)
+		} else {
+			services = append(services, *s)
+		}
+	}
+	for _, s := range services {
+		if s.Spec.ClusterIP != "" && s.Spec.ClusterIP != corev1.ClusterIPNone && len(s.Spec.Ports) > 0 {
+			maps.Copy(e.services, variablesOf(s))
+		}
+	}
+}
+
+// variablesOf is what pkg/kubelet/envvars.FromServices makes of one Service with a ClusterIP.
+func variablesOf(s corev1.Service) map[string]string {
+	upper := func(name string) string { return strings.ToUpper(strings.ReplaceAll(name, "-", "_")) }
+	prefix, ip := upper(s.Name), s.Spec.ClusterIP
+	vars := map[string]string{
+		prefix + "_SERVICE_HOST": ip,
+		prefix + "_SERVICE_PORT": strconv.Itoa(int(s.Spec.Ports[0].Port)),
+	}
+	for n, p := range s.Spec.Ports {
+		port, protocol := strconv.Itoa(int(p.Port)), p.Protocol
+		if protocol == "" {
+			protocol = corev1.ProtocolTCP
+		}
+		if p.Name != "" {
+			vars[prefix+"_SERVICE_PORT_"+upper(p.Name)] = port
+		}
+		lower := strings.ToLower(string(protocol))
+		url := lower + "://" + net.JoinHostPort(ip, port)
+		if n == 0 {
+			vars[prefix+"_PORT"] = url
+		}
+		one := prefix + "_PORT_" + port + "_" + strings.ToUpper(string(protocol))
+		vars[one] = url
+		vars[one+"_PROTO"] = lower
+		vars[one+"_PORT"] = port
+		vars[one+"_ADDR"] = ip
+	}
+	return vars
+}

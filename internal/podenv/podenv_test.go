@@ -1,0 +1,328 @@
+package podenv
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
+)
+
+const manifests = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings, namespace: shop}
+data: {MODE: quick, color: blue, LATER: of the map}
+binaryData: {raw: AAEC}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: keys, namespace: shop}
+data: {password: aHVudGVyMg==, user: YW5u}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: data-base, namespace: shop}
+spec: {clusterIP: 10.96.0.7, ports: [{port: 5432, name: sql}, {port: 53, protocol: UDP, name: d-ns}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: headless, namespace: shop}
+spec: {clusterIP: None, ports: [{port: 1}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: kubernetes, namespace: default}
+spec: {clusterIP: 10.96.0.1, ports: [{port: 443, name: https}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: elsewhere, namespace: default}
+spec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}
+`
+
+func objectsOf(t *testing.T, manifests string) []runtime.Object {
+	t.Helper()
+	var all []runtime.Object
+	for text := range strings.SplitSeq(manifests, "\n---\n") {
+		var kind metav1.TypeMeta
+		if err := yaml.Unmarshal([]byte(text), &kind); err != nil {
+			t.Fatal(err)
+		}
+		var o runtime.Object
+		switch kind.Kind {
+		case "ConfigMap":
+			o = &corev1.ConfigMap{}
+		case "Secret":
+			o = &corev1.Secret{}
+		case "Service":
+			o = &corev1.Service{}
+		default:
+			t.Fatalf("kind %q", kind.Kind)
+		}
+		if err := yaml.UnmarshalStrict([]byte(text), o); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, o)
+	}
+	return all
+}
+
+// reader reads for container app of a pod with this spec.
+func reader(t *testing.T, kube *fake.Clientset, spec string) *Reader {
+	t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "web-1", Namespace: "shop", UID: "u-1", Labels: map[string]string{"app": "web", "tier": "front"}, Annotations: map[string]string{"note": "a \"b\""}},
+		Status: corev1.PodStatus{
+			HostIP: "10.99.0.1", HostIPs: []corev1.HostIP{{IP: "10.99.0.1"}, {IP: "fd00::1"}},
+			PodIP: "10.244.1.5", PodIPs: []corev1.PodIP{{IP: "10.244.1.5"}, {IP: "fd01::5"}},
+		},
+	}
+	if err := yaml.UnmarshalStrict([]byte(spec), &pod.Spec); err != nil {
+		t.Fatal(err)
+	}
+	r, err := New(kube, pod, "app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func said(problems []Problem) []string {
+	var all []string
+	for _, p := range problems {
+		all = append(all, p.Error())
+	}
+	return all
+}
+
+func TestEnvironment(t *testing.T) {
+	links := "DATA_BASE_PORT=tcp://10.96.0.7:5432 DATA_BASE_PORT_53_UDP=udp://10.96.0.7:53 DATA_BASE_PORT_53_UDP_ADDR=10.96.0.7 " +
+		"DATA_BASE_PORT_53_UDP_PORT=53 DATA_BASE_PORT_53_UDP_PROTO=udp DATA_BASE_PORT_5432_TCP=tcp://10.96.0.7:5432 " +
+		"DATA_BASE_PORT_5432_TCP_ADDR=10.96.0.7 DATA_BASE_PORT_5432_TCP_PORT=5432 DATA_BASE_PORT_5432_TCP_PROTO=tcp " +
+		"DATA_BASE_SERVICE_HOST=10.96.0.7 DATA_BASE_SERVICE_PORT=5432 DATA_BASE_SERVICE_PORT_D_NS=53 DATA_BASE_SERVICE_PORT_SQL=5432"
+	master := "KUBERNETES_PORT=tcp://10.96.0.1:443 KUBERNETES_PORT_443_TCP=tcp://10.96.0.1:443 KUBERNETES_PORT_443_TCP_ADDR=10.96.0.1 " +
+		"KUBERNETES_PORT_443_TCP_PORT=443 KUBERNETES_PORT_443_TCP_PROTO=tcp KUBERNETES_SERVICE_HOST=10.96.0.1 KUBERNETES_SERVICE_PORT=443 KUBERNETES_SERVICE_PORT_HTTPS=443"
+	tests := []struct {
+		name     string
+		spec     string // of the pod, without containers' names
+		want     string // beside the Service kubernetes' where links are off; secrets with *
+		problems []string
+	}{
+		{name: "Services", spec: `containers: [{name: app}]`, want: links + " " + master},
+		{name: "links off", spec: `{enableServiceLinks: false, containers: [{name: app}]}`, want: master},
+		{
+			name: "all of a ConfigMap and of a Secret", want: master + " LATER=ours MODE=quick S_password*=hunter2 S_user*=ann color=blue",
+			spec: `{enableServiceLinks: false, containers: [{name: app, envFrom: [{configMapRef: {name: settings}}, {prefix: S_, secretRef: {name: keys}}], env: [{name: LATER, value: ours}]}]}`,
+		},
+		{
+			name: "keys, and what is made of them", want: "A=ann B*=user ann C=$(NOBODY) D=$(A) E=a$ F=$x G= H=10.96.0.1 " + master + " Z=(",
+			spec: `{enableServiceLinks: false, containers: [{name: app, env: [
+				{name: Z, value: (}, {name: A, value: ann}, {name: U, valueFrom: {secretKeyRef: {name: keys, key: user}}}, {name: B, value: user $(U)},
+				{name: C, value: $(NOBODY)}, {name: D, value: $$(A)}, {name: E, value: a$}, {name: F, value: $x}, {name: G}, {name: H, value: $(KUBERNETES_SERVICE_HOST)}]}]}`,
+		},
+		{
+			name: "downward API", want: "A=web-1 B=shop C=u-1 D=web E=a \"b\" F=node-1 G=robot H=10.99.0.1 I=10.99.0.1,fd00::1 J=10.244.1.5 K=10.244.1.5,fd01::5 " + master + " L=2 M=250 N=0 O=64",
+			spec: `{enableServiceLinks: false, nodeName: node-1, serviceAccountName: robot, containers: [
+				{name: other, resources: {limits: {memory: 64Mi}}},
+				{name: app, resources: {limits: {cpu: 1500m}, requests: {cpu: 250m}}, env: [
+				{name: A, valueFrom: {fieldRef: {fieldPath: metadata.name}}}, {name: B, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}},
+				{name: C, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}, {name: D, valueFrom: {fieldRef: {fieldPath: "metadata.labels['app']"}}},
+				{name: E, valueFrom: {fieldRef: {fieldPath: "metadata.annotations['note']"}}}, {name: F, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}},
+				{name: G, valueFrom: {fieldRef: {fieldPath: spec.serviceAccountName}}}, {name: H, valueFrom: {fieldRef: {fieldPath: status.hostIP}}},
+				{name: I, valueFrom: {fieldRef: {fieldPath: status.hostIPs}}}, {name: J, valueFrom: {fieldRef: {fieldPath: status.podIP}}},
+				{name: K, valueFrom: {fieldRef: {fieldPath: status.podIPs}}}, {name: L, valueFrom: {resourceFieldRef: {resource: limits.cpu}}},
+				{name: M, valueFrom: {resourceFieldRef: {resource: requests.cpu, divisor: 1m}}}, {name: "N", valueFrom: {resourceFieldRef: {resource: limits.memory}}},
+				{name: O, valueFrom: {resourceFieldRef: {containerName: other, resource: limits.memory, divisor: 1Mi}}}]}]}`,
+		},
+		{
+			name: "what is not there, and need not be", want: master,
+			spec: `{enableServiceLinks: false, containers: [{name: app, envFrom: [{configMapRef: {name: none, optional: true}}, {secretRef: {name: none, optional: true}}], env: [
+				{name: A, valueFrom: {configMapKeyRef: {name: none, key: a, optional: true}}}, {name: B, valueFrom: {configMapKeyRef: {name: settings, key: none, optional: true}}},
+				{name: C, valueFrom: {secretKeyRef: {name: none, key: a, optional: true}}}, {name: D, valueFrom: {secretKeyRef: {name: keys, key: none, optional: true}}}]}]}`,
+		},
+		{
+			name: "what is not there, and should be", want: master + " OK=yes",
+			spec: `{enableServiceLinks: false, containers: [{name: app, envFrom: [{configMapRef: {name: none}}, {secretRef: {name: none}}], env: [{name: OK, value: "yes"},
+				{name: A, valueFrom: {configMapKeyRef: {name: settings, key: none}}}, {name: B, valueFrom: {secretKeyRef: {name: keys, key: none}}},
+				{name: C, valueFrom: {secretKeyRef: {name: none, key: a}}}, {name: D, valueFrom: {fieldRef: {fieldPath: spec.none}}}]}]}`,
+			problems: []string{
+				`variables of ConfigMap none: configmaps "none" not found`, `variables of Secret none: secrets "none" not found`,
+				`variable A: ConfigMap settings has no key "none"`, `variable B: Secret keys has no key "none"`,
+				`variable C: secrets "none" not found`, `variable D: unsupported fieldPath: spec.none`,
+			},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			variables, problems := reader(t, fake.NewClientset(objectsOf(t, manifests)...), tt.spec).Environment(t.Context())
+			var got []string
+			for _, v := range variables {
+				if v.Name == "U" {
+					continue
+				}
+				star := ""
+				if v.Secret {
+					star = "*"
+				}
+				got = append(got, v.Name+star+"="+v.Value)
+			}
+			if diff := cmp.Diff(tt.want, strings.Join(got, " ")); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.problems, said(problems)); diff != "" {
+				t.Errorf("problems: -want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestVolumes(t *testing.T) {
+	const spec = `
+volumes:
+- {name: all, configMap: {name: settings}}
+- {name: some, secret: {secretName: keys, defaultMode: 0o440, items: [{key: user, path: deep/name}, {key: password, path: pw, mode: 0o400}]}}
+- {name: down, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}, {path: cpu, resourceFieldRef: {containerName: app, resource: requests.cpu, divisor: 1m}}]}}
+- name: together
+  projected:
+    defaultMode: 0o600
+    sources: [{configMap: {name: settings, items: [{key: color, path: color}]}}, {secret: {name: keys, items: [{key: user, path: color}]}}, {secret: {name: none, optional: true}}]
+- {name: scratch, emptyDir: {}}
+- {name: disk, persistentVolumeClaim: {claimName: data}}
+- {name: host, hostPath: {path: /}}
+- {name: lost, configMap: {name: none}}
+- {name: keyless, configMap: {name: settings, items: [{key: none, path: a}]}}
+containers:
+- name: app
+  resources: {requests: {cpu: 100m}}
+  env: [{name: WHERE, value: deep}]
+  volumeMounts:
+  - {name: some, mountPath: /etc/some/}
+  - {name: all, mountPath: /etc}
+  - {name: all, mountPath: /srv/color, subPath: color, readOnly: true}
+  - {name: some, mountPath: /srv/deep, subPathExpr: $(WHERE)}
+  - {name: some, mountPath: /srv/out, subPath: ../out}
+  - {name: down, mountPath: /down}
+  - {name: together, mountPath: /together}
+  - {name: scratch, mountPath: /tmp/x}
+  - {name: disk, mountPath: /data}
+  - {name: host, mountPath: /host}
+  - {name: lost, mountPath: /lost}
+  - {name: keyless, mountPath: /keyless}
+`
+	mounts, volumes, problems := reader(t, fake.NewClientset(objectsOf(t, manifests)...), spec).Volumes(t.Context())
+	if diff := cmp.Diff([]Mount{
+		{Path: "/down", Volume: "down"},
+		{Path: "/etc", Volume: "all"},
+		{Path: "/etc/some", Volume: "some"},
+		{Path: "/srv/color", Volume: "all", SubPath: "color", ReadOnly: true},
+		{Path: "/srv/deep", Volume: "some", SubPath: "deep"},
+		{Path: "/tmp/x", Volume: "scratch"},
+		{Path: "/together", Volume: "together"},
+	}, mounts); diff != "" {
+		t.Errorf("mounts: -want +got\n%s", diff)
+	}
+	var got []string
+	for _, v := range volumes {
+		if v.Empty {
+			got = append(got, v.Name+" empty")
+		}
+		for _, f := range v.Files {
+			got = append(got, fmt.Sprintf("%s %s %04o %q", v.Name, f.Path, f.Mode, f.Data))
+		}
+	}
+	if diff := cmp.Diff([]string{
+		`all LATER 0644 "of the map"`, `all MODE 0644 "quick"`, `all color 0644 "blue"`, `all raw 0644 "\x00\x01\x02"`,
+		`down cpu 0644 "100"`, `down labels 0644 "app=\"web\"\ntier=\"front\""`,
+		`scratch empty`,
+		`some deep/name 0440 "ann"`, `some pw 0400 "hunter2"`,
+		`together color 0600 "ann"`,
+	}, got); diff != "" {
+		t.Errorf("files: -want +got\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{
+		`volume some at /srv/out: "../out" is no path within a volume`,
+		"volume disk at /data: PersistentVolumeClaim data: what it holds is in the cluster only",
+		"volume host at /host: what it holds is in the cluster only",
+		`volume lost at /lost: configmaps "none" not found`,
+		`volume keyless at /keyless: ConfigMap settings has no key "none"`,
+	}, said(problems)); diff != "" {
+		t.Errorf("problems: -want +got\n%s", diff)
+	}
+	if !errors.Is(problems[1], errOnNode) {
+		t.Errorf("%v", problems[1])
+	}
+}
+
+// A token is asked for once, bound to the pod, and again when most of its life is over.
+func TestToken(t *testing.T) {
+	kube := fake.NewClientset(objectsOf(t, manifests)...)
+	life, asked := time.Hour, 0
+	kube.PrependReactor("create", "serviceaccounts/token", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		create := a.(clienttesting.CreateActionImpl)
+		r := create.GetObject().(*authenticationv1.TokenRequest)
+		asked++
+		if diff := cmp.Diff(authenticationv1.TokenRequestSpec{
+			Audiences: []string{"vault"}, ExpirationSeconds: new(int64(3607)),
+			BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: "web-1", UID: "u-1"},
+		}, r.Spec); diff != "" || create.Name != "robot" {
+			t.Errorf("asked for %s's: -want +got\n%s", create.Name, diff)
+		}
+		r.Status = authenticationv1.TokenRequestStatus{Token: fmt.Sprintf("token %d", asked), ExpirationTimestamp: metav1.NewTime(time.Now().Add(life))}
+		return true, r, nil
+	})
+	r := reader(t, kube, `
+serviceAccountName: robot
+volumes: [{name: t, projected: {sources: [{serviceAccountToken: {path: token, audience: vault, expirationSeconds: 3607}}]}}]
+containers: [{name: app, volumeMounts: [{name: t, mountPath: /t}]}]`)
+	read := func() string {
+		_, volumes, problems := r.Volumes(t.Context())
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		f := volumes[0].Files[0]
+		return fmt.Sprintf("%s %o %s", f.Path, f.Mode, f.Data)
+	}
+	for range 2 {
+		if got := read(); got != "token 600 token 1" {
+			t.Error(got)
+		}
+	}
+	r.tokens[tokenOf{"vault", 3607}] = token{value: "token 1", renewAt: time.Now()}
+	if got := read(); got != "token 600 token 2" {
+		t.Error(got)
+	}
+	kube.PrependReactor("create", "serviceaccounts/token", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("serviceaccounts/token"), "robot", errors.New("no"))
+	})
+	clear(r.tokens)
+	if _, _, problems := r.Volumes(t.Context()); len(problems) != 1 || !apierrors.IsForbidden(problems[0]) {
+		t.Errorf("%v", problems)
+	}
+}
+
+func FuzzExpand(f *testing.F) {
+	for _, s := range []string{"", "$", "$$", "$(", "$(A)", "$$(A)", "a$(B)$(", "$()", "$(A$(A))"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		e := environment{known: map[string]Variable{"A": {Value: "1"}}}
+		got, _ := e.expand(s)
+		if !strings.Contains(s, "$") && got != s {
+			t.Errorf("%q became %q", s, got)
+		}
+		if len(got) > len(s) {
+			t.Errorf("%q grew to %q", s, got)
+		}
+	})
+}

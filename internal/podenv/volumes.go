@@ -1,0 +1,243 @@
+package podenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Mount is one place of the container's file system where a volume appears.
+type Mount struct {
+	Path     string // absolute
+	Volume   string
+	SubPath  string // of the volume; "": all of it
+	ReadOnly bool
+}
+
+// Volume is what a volume holds.
+type Volume struct {
+	Name  string
+	Empty bool   // it begins as an empty directory that the container may write
+	Files []File // sorted by path
+}
+
+// File is a file of a volume.
+type File struct {
+	Path string // relative, with slashes, within the volume
+	Mode fs.FileMode
+	Data []byte
+}
+
+// errOnNode: what a volume holds is nowhere but on the node or behind it.
+var errOnNode = errors.New("what it holds is in the cluster only")
+
+// Volumes gives the container's mounts, in the order in which they have to be made, and the volumes behind them. What cannot be
+// read is named, and its mount is left out.
+func (r *Reader) Volumes(ctx context.Context) ([]Mount, []Volume, []Problem) {
+	e := environment{Reader: r, objects: r.objects(ctx), known: map[string]Variable{}}
+	var mounts []Mount
+	read := map[string]result[Volume]{}
+	var problems []Problem
+	for _, m := range r.container.VolumeMounts {
+		sub, err := e.subPath(ctx, m)
+		if err == nil {
+			_, err = once(read, m.Name, func() (Volume, error) { return e.volume(ctx, m.Name) })
+		}
+		if err != nil {
+			problems = append(problems, Problem{What: fmt.Sprintf("volume %s at %s", m.Name, m.MountPath), Err: err})
+			continue
+		}
+		mounts = append(mounts, Mount{Path: path.Clean(m.MountPath), Volume: m.Name, SubPath: sub, ReadOnly: m.ReadOnly})
+	}
+	slices.SortStableFunc(mounts, func(a, b Mount) int { return strings.Compare(a.Path, b.Path) }) // parents first
+	var volumes []Volume
+	for _, name := range slices.Sorted(maps.Keys(read)) {
+		if v := read[name]; v.err == nil {
+			volumes = append(volumes, v.value)
+		}
+	}
+	return mounts, volumes, problems
+}
+
+// subPath is a mount's path within the volume, with the container's variables in it.
+func (e *environment) subPath(ctx context.Context, m corev1.VolumeMount) (string, error) {
+	sub := m.SubPath
+	if m.SubPathExpr != "" {
+		if len(e.known) == 0 {
+			variables, _ := e.Environment(ctx)
+			for _, v := range variables {
+				e.known[v.Name] = v
+			}
+		}
+		sub, _ = e.expand(m.SubPathExpr)
+	}
+	if sub == "" {
+		return "", nil
+	}
+	if !fs.ValidPath(path.Clean(sub)) {
+		return "", fmt.Errorf("%q is no path within a volume", sub)
+	}
+	return path.Clean(sub), nil
+}
+
+func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
+	at := slices.IndexFunc(e.pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+	if at < 0 {
+		return Volume{}, errors.New("the pod has no such volume")
+	}
+	source := e.pod.Spec.Volumes[at].VolumeSource
+	w := writer{files: map[string]File{}}
+	var err error
+	switch {
+	case source.EmptyDir != nil:
+		return Volume{Name: name, Empty: true}, nil
+	case source.ConfigMap != nil:
+		s := source.ConfigMap
+		err = e.configMapFiles(&w, s.Name, s.Items, s.Optional, mode(s.DefaultMode))
+	case source.Secret != nil:
+		s := source.Secret
+		err = e.secretFiles(&w, s.SecretName, s.Items, s.Optional, mode(s.DefaultMode))
+	case source.DownwardAPI != nil:
+		err = e.downwardFiles(&w, source.DownwardAPI.Items, mode(source.DownwardAPI.DefaultMode))
+	case source.Projected != nil:
+		for _, s := range source.Projected.Sources {
+			err = errors.Join(err, e.projected(ctx, &w, s, mode(source.Projected.DefaultMode)))
+		}
+	case source.PersistentVolumeClaim != nil:
+		err = fmt.Errorf("PersistentVolumeClaim %s: %w", source.PersistentVolumeClaim.ClaimName, errOnNode)
+	default:
+		err = errOnNode
+	}
+	if err != nil {
+		return Volume{}, err
+	}
+	return Volume{Name: name, Files: slices.SortedFunc(maps.Values(w.files), func(a, b File) int { return strings.Compare(a.Path, b.Path) })}, nil
+}
+
+func (e *environment) projected(ctx context.Context, w *writer, s corev1.VolumeProjection, standard fs.FileMode) error {
+	switch {
+	case s.ConfigMap != nil:
+		return e.configMapFiles(w, s.ConfigMap.Name, s.ConfigMap.Items, s.ConfigMap.Optional, standard)
+	case s.Secret != nil:
+		return e.secretFiles(w, s.Secret.Name, s.Secret.Items, s.Secret.Optional, standard)
+	case s.DownwardAPI != nil:
+		return e.downwardFiles(w, s.DownwardAPI.Items, standard)
+	case s.ServiceAccountToken != nil:
+		of := tokenOf{audience: s.ServiceAccountToken.Audience, seconds: defaultTokenSeconds}
+		if t := s.ServiceAccountToken.ExpirationSeconds; t != nil {
+			of.seconds = *t
+		}
+		value, err := e.token(ctx, of)
+		if err != nil {
+			return err
+		}
+		// The kubelet's modes are about who of the pod may read it; here that is the user alone.
+		return w.add(s.ServiceAccountToken.Path, []byte(value), 0o600)
+	}
+	return errors.New("a source of a kind that only the node has")
+}
+
+// mode is a volume's mode, or the one that the API server fills in.
+func mode(m *int32) fs.FileMode {
+	if m == nil {
+		return 0o644
+	}
+	return fs.FileMode(*m) & fs.ModePerm
+}
+
+func (e *environment) configMapFiles(w *writer, name string, items []corev1.KeyToPath, optional *bool, standard fs.FileMode) error {
+	m, err := e.configMap(name)
+	if err != nil {
+		return unless(absent(err, optional), err)
+	}
+	data := maps.Clone(m.BinaryData)
+	if data == nil {
+		data = map[string][]byte{}
+	}
+	for k, v := range m.Data {
+		data[k] = []byte(v)
+	}
+	return w.addKeys("ConfigMap "+name, data, items, isTrue(optional), standard)
+}
+
+func (e *environment) secretFiles(w *writer, name string, items []corev1.KeyToPath, optional *bool, standard fs.FileMode) error {
+	s, err := e.secret(name)
+	if err != nil {
+		return unless(absent(err, optional), err)
+	}
+	return w.addKeys("Secret "+name, s.Data, items, isTrue(optional), standard)
+}
+
+func (e *environment) downwardFiles(w *writer, items []corev1.DownwardAPIVolumeFile, standard fs.FileMode) error {
+	for _, item := range items {
+		m := standard
+		if item.Mode != nil {
+			m = mode(item.Mode)
+		}
+		var value string
+		var err error
+		switch {
+		case item.FieldRef != nil:
+			value, err = field(e.pod, item.FieldRef.FieldPath)
+		case item.ResourceFieldRef != nil:
+			value, err = e.resource(item.ResourceFieldRef)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", item.Path, err)
+		}
+		if err := w.add(item.Path, []byte(value), m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writer collects a volume's files; of two with one path the later stays, as the kubelet does it.
+type writer struct {
+	files map[string]File
+}
+
+func (w *writer) add(name string, data []byte, m fs.FileMode) error {
+	name = path.Clean(name)
+	if !fs.ValidPath(name) || name == "." || strings.HasPrefix(name, "..") {
+		return fmt.Errorf("%q is no path within a volume", name)
+	}
+	w.files[name] = File{Path: name, Mode: m, Data: data}
+	return nil
+}
+
+// addKeys adds all of data, or the keys that items name.
+func (w *writer) addKeys(of string, data map[string][]byte, items []corev1.KeyToPath, optional bool, standard fs.FileMode) error {
+	if items == nil {
+		for k, v := range data {
+			if err := w.add(k, v, standard); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, item := range items {
+		v, ok := data[item.Key]
+		if !ok {
+			if optional {
+				continue
+			}
+			return fmt.Errorf("%s has no key %q", of, item.Key)
+		}
+		m := standard
+		if item.Mode != nil {
+			m = mode(item.Mode)
+		}
+		if err := w.add(item.Path, v, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
