@@ -29,6 +29,7 @@ var layers = map[string]int{
 	"internal/gateway":   30,
 	"internal/intercept": 30,
 	"internal/podenv":    30,
+	"internal/clone":     30,
 
 	"internal/cluster": 21,
 	"internal/config":  21,

@@ -1,0 +1,90 @@
+package api
+
+import "time"
+
+// CloneRequest asks the daemon to run copies of workloads. The connection is made first where there is none.
+type CloneRequest struct {
+	Connect  ConnectRequest `json:"connect"`
+	Workload string         `json:"workload"` // TYPE/NAME, of Connect.Namespace
+	Spec     CloneSpec      `json:"spec"`
+	// Attached ends the clone when the request ends.
+	Attached bool `json:"attached,omitempty"`
+}
+
+// CloneSpec is how a clone differs from its workload, and what comes to it.
+type CloneSpec struct {
+	Name      string            `json:"name,omitempty"`            // empty: the workload's and the owner's
+	Namespace string            `json:"targetNamespace,omitempty"` // empty: the workload's
+	Container string            `json:"container,omitempty"`       // which one Image, Env, Command and Sync mean; empty: as for InterceptSpec
+	Image     string            `json:"image,omitempty"`
+	Env       []string          `json:"env,omitempty"` // NAME=VALUE
+	Command   []string          `json:"command,omitempty"`
+	Replicas  int32             `json:"replicas,omitempty"` // 0: 1
+	Volumes   map[string]string `json:"volumes,omitempty"`  // of those that cannot be shared: VolumeEmpty (also when not named) or VolumeShare
+	NoTraffic bool              `json:"noTraffic,omitempty"`
+	Intercept InterceptSpec     `json:"intercept,omitzero"` // which requests of the workload go to the clone; its ports' Local are the clone's
+	Sync      []SyncPair        `json:"sync,omitempty"`
+	Restart   bool              `json:"restartOnSync,omitempty"`
+}
+
+// What a clone has of a volume that only one pod, or one node, can have.
+const (
+	VolumeEmpty = "empty" // an empty directory of its own
+	VolumeShare = "share" // the same, on the node of the pod that has it
+)
+
+// SyncPair is a directory, or a file, of the laptop that goes to one of the clone's container.
+type SyncPair struct {
+	Local  string `json:"local"`
+	Remote string `json:"remote"` // absolute
+}
+
+// CloneState is the state of a clone.
+//
+//	starting ──▶ running ◀──▶ waiting       waiting: none of its pods is ready; why is in LastError
+//	    │           │            │
+//	    └───────▶ leaving ◀──────┘          failed: ended by itself; Error says why
+type CloneState string
+
+const (
+	CloneStarting CloneState = "starting"
+	CloneRunning  CloneState = "running"
+	CloneWaiting  CloneState = "waiting"
+	CloneLeaving  CloneState = "leaving"
+	CloneFailed   CloneState = "failed"
+)
+
+// Clone is one copy of a workload.
+type Clone struct {
+	ID         string     `json:"id"`
+	Connection string     `json:"connection"` // its ID
+	Namespace  string     `json:"namespace"`  // the clone's
+	Name       string     `json:"name"`       // of its Job
+	Workload   string     `json:"workload"`   // TYPE/NAME
+	Origin     string     `json:"origin"`     // the workload's namespace
+	State      CloneState `json:"state"`
+	Pods       []ClonePod `json:"pods"`
+	Owner      string     `json:"owner"`
+	Since      time.Time  `json:"since"`
+	LastError  string     `json:"lastError,omitempty"`
+	Notes      []string   `json:"notes,omitempty"` // in what it differs, and was not asked to
+	Error      *Error     `json:"error,omitempty"`
+	Intercept  *Intercept `json:"intercept,omitempty"` // nil: nothing goes to it
+	Sync       []Synced   `json:"sync,omitempty"`
+}
+
+// ClonePod is one pod of a clone.
+type ClonePod struct {
+	Name   string `json:"name"`
+	IP     string `json:"ip,omitempty"`
+	Ready  bool   `json:"ready"`
+	Reason string `json:"reason,omitempty"` // why it is not
+}
+
+// Synced is what became of a SyncPair.
+type Synced struct {
+	SyncPair
+	Files     int       `json:"files"` // that the container has
+	Last      time.Time `json:"last,omitzero"`
+	LastError string    `json:"lastError,omitempty"`
+}
