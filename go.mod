@@ -3,9 +3,11 @@ module kubevpn
 go 1.26.3
 
 require (
+	github.com/bmatcuk/doublestar/v4 v4.10.4
 	github.com/coreos/go-iptables v0.8.0
 	github.com/creack/pty v1.1.24
 	github.com/dustin/go-humanize v1.0.1
+	github.com/fsnotify/fsnotify v1.10.1
 	github.com/godbus/dbus/v5 v5.2.4
 	github.com/google/go-cmp v0.7.0
 	github.com/google/go-containerregistry v0.22.1

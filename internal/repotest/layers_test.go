@@ -22,14 +22,15 @@ var layers = map[string]int{
 	"internal/daemon": 40,
 	"internal/helper": 40,
 
-	"internal/session":   30,
-	"internal/manager":   30,
-	"internal/agent":     30,
-	"internal/install":   30,
-	"internal/gateway":   30,
-	"internal/intercept": 30,
-	"internal/podenv":    30,
-	"internal/clone":     30,
+	"internal/session":    30,
+	"internal/manager":    30,
+	"internal/agent":      30,
+	"internal/install":    30,
+	"internal/gateway":    30,
+	"internal/intercept":  30,
+	"internal/podenv":     30,
+	"internal/supervisor": 30,
+	"internal/clone":      30,
 
 	"internal/cluster": 21,
 	"internal/config":  21,
@@ -48,6 +49,9 @@ var layers = map[string]int{
 	"pkg/redirect":    10,
 	"pkg/interceptor": 10,
 	"pkg/door":        10,
+
+	"pkg/sandbox": 11, // it makes its network with pkg/tun and pkg/route
+	"pkg/filesync":    10,
 
 	"pkg/packet":     0,
 	"pkg/rawio":      0,

@@ -1,0 +1,747 @@
+package filesync
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// TargetConfig is what a Target is made of.
+type TargetConfig struct {
+	// Dir is the directory, which is made if it is not there. When the Source has one file, it is that file's path, or a
+	// directory that there is, and that it is put into.
+	Dir string
+	// OnSync is called at the end of a round that changed something, and of each comparison. The acknowledgement waits for it, and its
+	// error is given to the Source. Nil: nothing.
+	OnSync func(Batch) error
+	Logger *slog.Logger
+}
+
+// Target is the container's end. It remembers what it was sent, so there has to be one for all connections. Its methods may
+// be called concurrently.
+type Target struct {
+	cfg TargetConfig
+
+	turn sync.Mutex // of the connection that is served
+
+	mu    sync.Mutex
+	end   context.CancelCauseFunc // of the latest connection
+	named map[string]uint32       // by a Source, and the comparison that had it last
+	round uint32                  // counts comparisons
+
+	pending Batch // what was done since OnSync was called last; a broken connection leaves something
+}
+
+// ErrReplaced is what Serve gives when another connection took its place.
+var ErrReplaced = errors.New("another connection took over")
+
+// tempPrefix begins the names of files that are being written. A Target that is killed leaves one.
+const tempPrefix = ".kubevpn-sync-"
+
+// errHolds is why a directory cannot become a file.
+var errHolds = errors.New("it is a directory that holds what is not from the laptop")
+
+// NewTarget checks the configuration. It touches no file: Serve does.
+func NewTarget(cfg TargetConfig) (*Target, error) {
+	if cfg.Dir == "" {
+		return nil, errors.New("no directory to keep in sync")
+	}
+	if cfg.Logger == nil {
+		return nil, errors.New("no logger")
+	}
+	return &Target{cfg: cfg, named: make(map[string]uint32)}, nil
+}
+
+// Serve does what a Source says over the connection, until that ends, ctx does, or Serve is called with another one. It
+// closes the connection. It gives nil when the Source closed it between two rounds.
+func (t *Target) Serve(ctx context.Context, conn net.Conn) error {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+
+	t.mu.Lock()
+	if t.end != nil {
+		t.end(ErrReplaced)
+	}
+	t.end = end
+	t.mu.Unlock()
+
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	w := newWire(conn)
+	w.patience = silence // a source receives at any time
+	var work sync.WaitGroup
+	defer work.Wait()
+	done := make(chan struct{})
+	defer close(done)
+	defer conn.Close() // before the wait
+	work.Go(func() { w.keepAlive(done) })
+
+	err := t.serve(w)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+func (t *Target) serve(w *wire) error {
+	k, payload, err := w.receive()
+	if err != nil {
+		return err
+	}
+	// Ours is sent in any case, so that both ends can say which versions they are.
+	if err := w.sendHello(hello{}); err != nil {
+		return err
+	}
+	h, err := parseHello(k, payload)
+	if err != nil {
+		return err
+	}
+	p, err := t.openPlace(h)
+	if err != nil {
+		return err
+	}
+	defer p.root.Close()
+	s := &serving{t: t, w: w, place: p}
+	for {
+		k, payload, err := w.receive()
+		if errors.Is(err, io.EOF) && !s.inRound {
+			return nil
+		}
+		if err != nil {
+			return unexpected(err)
+		}
+		if err := s.take(k, payload); err != nil {
+			return err
+		}
+	}
+}
+
+// place is where files go.
+type place struct {
+	root    *os.Root
+	noModes bool
+	// When the source has one file: what entries call it, and what it is called here.
+	theirs, ours string
+}
+
+func (t *Target) openPlace(h hello) (place, error) {
+	p := place{noModes: h.NoModes || runtime.GOOS == "windows"}
+	parent := t.cfg.Dir
+	if h.File {
+		p.theirs, p.ours = h.Name, h.Name
+		info, err := os.Stat(t.cfg.Dir)
+		if err != nil || !info.IsDir() {
+			parent, p.ours = filepath.Split(filepath.Clean(t.cfg.Dir))
+			parent = filepath.Clean(parent)
+		}
+	}
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return place{}, err
+	}
+	var err error
+	p.root, err = os.OpenRoot(parent)
+	return p, err
+}
+
+// local is an entry's path in the place.
+func (p place) local(name string) (string, error) {
+	if p.theirs != "" {
+		if name != p.theirs {
+			return "", fmt.Errorf("%w: %q is not the one file", errProtocol, name)
+		}
+		name = p.ours
+	}
+	// Not filepath.Localize: it wants UTF-8, which names on Linux need not be.
+	full := filepath.FromSlash(name)
+	if !filepath.IsLocal(full) || filepath.Separator != '/' && strings.ContainsRune(name, filepath.Separator) {
+		return "", errors.New("this system has no such names")
+	}
+	return full, nil
+}
+
+// holds reports whether something is in the directory.
+func (p place) holds(name string) bool {
+	d, err := p.root.Open(name)
+	if err != nil {
+		return false
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(1)
+	return len(names) > 0
+}
+
+// serving is one connection.
+type serving struct {
+	t *Target
+	w *wire
+	place
+	listed  int
+	inRound bool
+	round   Batch // that is going on
+}
+
+// take does what a frame says. Its error ends the connection; what is wrong with one path does not.
+func (s *serving) take(k kind, payload []byte) error {
+	r := &records{rest: payload}
+	switch k {
+	case kindList:
+		return s.compare(r)
+	case kindListed:
+		return s.endList()
+	case kindData:
+		s.inRound = true
+		return s.unpack(payload)
+	case kindTouch:
+		for r.more() {
+			name, e := r.entry()
+			if r.err == nil {
+				s.touch(name, e)
+			}
+		}
+		return r.err
+	case kindRemove:
+		for r.more() {
+			name := r.path()
+			if r.err == nil {
+				s.remove(name)
+			}
+		}
+		return r.err
+	case kindEnd:
+		compared := r.byte() == 1
+		if r.err != nil {
+			return r.err
+		}
+		return s.endRound(compared)
+	}
+	return fmt.Errorf("%w: a frame of kind %d", errProtocol, k)
+}
+
+// How an entry differs from what is here.
+const (
+	differs    = 1 // or is not here
+	differMode = 2 // only the permissions do
+	differTime = 3 // the size is the same, the time is not; the SHA-256 of what is here follows
+)
+
+// compare answers entries of the list that are not the same here.
+func (s *serving) compare(r *records) error {
+	if s.listed == 0 {
+		s.t.round++
+	}
+	answer := list{w: s.w, kind: kindDiffers}
+	var record []byte
+	for r.more() {
+		name, e := r.entry()
+		if r.err != nil {
+			break
+		}
+		if s.listed++; s.listed > maxEntries {
+			return fmt.Errorf("%w: more than %d entries", errProtocol, maxEntries)
+		}
+		how, sum := s.differs(name, e)
+		if err := s.t.remember(name); err != nil {
+			return err
+		}
+		if how == 0 {
+			continue
+		}
+		record = append(binary.AppendUvarint(record[:0], uint64(s.listed-1)), how)
+		if how == differTime {
+			record = append(record, sum[:]...)
+		}
+		if err := answer.add(record); err != nil {
+			return err
+		}
+	}
+	if r.err != nil {
+		return r.err
+	}
+	return answer.flush()
+}
+
+// remember that a Source has named the path.
+func (t *Target) remember(name string) error {
+	if _, known := t.named[name]; !known && len(t.named) >= maxEntries {
+		return fmt.Errorf("%w: more than %d paths", errProtocol, maxEntries)
+	}
+	t.named[name] = t.round
+	return nil
+}
+
+func (s *serving) differs(name string, e entry) (how byte, sum [sha256.Size]byte) {
+	p, err := s.local(name)
+	if err != nil {
+		return differs, sum // it is sent, and fails with a reason
+	}
+	info, err := s.root.Lstat(p)
+	if err != nil {
+		return differs, sum
+	}
+	here, ok := newEntry(info)
+	switch {
+	case !ok || here.kind != e.kind:
+		return differs, sum
+	case e.kind == link:
+		if to, err := s.root.Readlink(p); err != nil || to != e.link {
+			return differs, sum
+		}
+		return 0, sum
+	case e.kind == file && here.size != e.size:
+		return differs, sum
+	case e.kind == file && here.mtime != e.mtime:
+		sum, err := s.hash(p)
+		if err != nil {
+			return differs, sum
+		}
+		return differTime, sum
+	case !s.noModes && info.Mode().Perm() != e.perm: // a directory's as it is, not as it counts
+		return differMode, sum
+	}
+	return 0, sum
+}
+
+func (s *serving) hash(p string) (sum [sha256.Size]byte, err error) {
+	f, err := s.root.Open(p)
+	if err != nil {
+		return sum, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return sum, err
+	}
+	h.Sum(sum[:0])
+	return sum, nil
+}
+
+// endList names what a Source once had and this one did not list.
+func (s *serving) endList() error {
+	if s.listed == 0 {
+		s.t.round++
+	}
+	s.listed = 0
+	gone := list{w: s.w, kind: kindGone}
+	var record []byte
+	for name, round := range s.t.named {
+		if round == s.t.round {
+			continue
+		}
+		record = appendString(record[:0], name)
+		if err := gone.add(record); err != nil {
+			return err
+		}
+	}
+	if err := gone.flush(); err != nil {
+		return err
+	}
+	return s.w.send(kindListed, nil)
+}
+
+// archive reads the data frames of one archive, the first of which has been received.
+type archive struct {
+	w     *wire
+	rest  []byte
+	ended bool
+}
+
+func (a *archive) Read(p []byte) (int, error) {
+	for len(a.rest) == 0 {
+		if a.ended {
+			return 0, io.EOF
+		}
+		k, payload, err := a.w.receive()
+		if err != nil {
+			return 0, unexpected(err)
+		}
+		if k != kindData {
+			return 0, fmt.Errorf("%w: a frame of kind %d within an archive", errProtocol, k)
+		}
+		a.rest, a.ended = payload, len(payload) == 0
+	}
+	n := copy(p, a.rest)
+	a.rest = a.rest[n:]
+	return n, nil
+}
+
+// written is a file that is there under a temporary name.
+type written struct {
+	name string // the entry's
+	temp string
+	size int64
+}
+
+// unpack reads an archive and does what it says.
+func (s *serving) unpack(first []byte) error {
+	if len(first) == 0 {
+		return nil
+	}
+	a := &archive{w: s.w, rest: first}
+	r := tar.NewReader(a)
+	// A file is put into place when the next header does not say that it is not to be.
+	var last *written
+	defer func() {
+		if last != nil {
+			s.discard(last)
+		}
+	}()
+	for {
+		header, err := r.Next()
+		if err == nil && header.Typeflag == tar.TypeXGlobalHeader {
+			if _, ok := header.PAXRecords[discardRecord]; ok && last != nil {
+				s.discard(last)
+				last = nil
+			}
+			continue
+		}
+		if last != nil && (err == nil || errors.Is(err, io.EOF)) {
+			s.putInPlace(last)
+			last = nil
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return archiveError(err)
+		}
+		name := strings.TrimSuffix(header.Name, "/")
+		if err := checkPath(name); err != nil {
+			return fmt.Errorf("%w: %w", errProtocol, err)
+		}
+		if err := s.t.remember(name); err != nil {
+			return err
+		}
+		switch header.Typeflag {
+		case tar.TypeReg:
+			if last, err = s.write(name, header, r); err != nil {
+				return archiveError(err)
+			}
+		case tar.TypeDir:
+			s.makeDir(name, header)
+		case tar.TypeSymlink:
+			s.makeLink(name, header)
+		default:
+			return fmt.Errorf("%w: the archive has a record of type %q", errProtocol, header.Typeflag)
+		}
+	}
+	// What is behind the archive's end is padding.
+	if _, err := io.Copy(io.Discard, a); err != nil {
+		return archiveError(err)
+	}
+	return nil
+}
+
+// archiveError is one of reading the archive.
+func archiveError(err error) error {
+	if errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong) {
+		return fmt.Errorf("%w: %w", errProtocol, err)
+	}
+	return unexpected(err)
+}
+
+// write makes a temporary file of what r has. The error is one of reading; one of writing is noted, and gives nil.
+func (s *serving) write(name string, header *tar.Header, r io.Reader) (*written, error) {
+	for key := range header.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") { // its size would be what it says, not what it sends
+			return nil, fmt.Errorf("%w: a sparse file", errProtocol)
+		}
+	}
+	p, err := s.local(name)
+	if err != nil {
+		s.failed(name, err)
+		return nil, nil
+	}
+	temp, f, err := s.create(p)
+	if err != nil {
+		s.failed(name, err)
+		return nil, nil
+	}
+	done := &written{name: name, temp: temp, size: header.Size}
+	readErr, writeErr := copyFile(f, r)
+	if writeErr == nil && readErr == nil {
+		writeErr = f.Chmod(s.mode(p, header))
+	}
+	if err := f.Close(); writeErr == nil {
+		writeErr = err
+	}
+	if writeErr == nil && readErr == nil {
+		writeErr = s.root.Chtimes(temp, header.ModTime, header.ModTime)
+	}
+	if writeErr == nil && readErr == nil {
+		return done, nil
+	}
+	s.discard(done)
+	if readErr != nil {
+		return nil, readErr
+	}
+	s.failed(name, writeErr)
+	return nil, nil
+}
+
+// copyFile tells apart which side failed.
+func copyFile(to io.Writer, from io.Reader) (readErr, writeErr error) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			if _, writeErr = to.Write(buf[:n]); writeErr != nil {
+				return nil, writeErr
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil, nil
+		}
+		if err != nil {
+			return err, nil
+		}
+	}
+}
+
+// mode is what a file gets: its own, or if the source has none that of the file in its place.
+func (s *serving) mode(p string, header *tar.Header) fs.FileMode {
+	if s.noModes {
+		if info, err := s.root.Lstat(p); err == nil && info.Mode().IsRegular() {
+			return info.Mode().Perm()
+		}
+	}
+	return fs.FileMode(header.Mode).Perm()
+}
+
+func tempName(p string) string { return filepath.Join(filepath.Dir(p), tempPrefix+rand.Text()) }
+
+// create makes a temporary file beside p.
+func (s *serving) create(p string) (string, *os.File, error) {
+	temp := tempName(p)
+	f, err := s.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrNotExist) && s.makeParents(p) == nil {
+		f, err = s.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	}
+	return temp, f, err
+}
+
+// makeParents is for directories that the container removed.
+func (s *serving) makeParents(p string) error { return s.root.MkdirAll(filepath.Dir(p), 0o755) }
+
+func (s *serving) discard(f *written) {
+	if err := s.root.Remove(f.temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.t.cfg.Logger.Warn("removing a temporary file", "path", f.temp, "err", err)
+	}
+}
+
+// putInPlace puts a file where it belongs.
+func (s *serving) putInPlace(f *written) {
+	if err := s.replace(f.name, f.temp); err != nil {
+		s.discard(f)
+		s.failed(f.name, err)
+		return
+	}
+	s.count(Batch{Files: 1, Bytes: f.size})
+}
+
+// replace renames what is at temp to the entry's path.
+func (s *serving) replace(name, temp string) error {
+	p, err := s.local(name)
+	if err != nil {
+		return err
+	}
+	if info, err := s.root.Lstat(p); err == nil && info.IsDir() {
+		if err := s.clear(name, p); err != nil {
+			return err
+		}
+	}
+	return s.root.Rename(temp, p)
+}
+
+// clear removes a directory in whose place something else comes, with what a Source named in it.
+func (s *serving) clear(name, p string) error {
+	var below []string
+	for other := range s.t.named {
+		if strings.HasPrefix(other, name+"/") {
+			below = append(below, other)
+		}
+	}
+	slices.Sort(below)
+	for _, other := range slices.Backward(below) {
+		s.remove(other)
+	}
+	if err := s.root.Remove(p); err != nil {
+		if s.holds(p) {
+			return errHolds
+		}
+		return err
+	}
+	return nil
+}
+
+func (s *serving) makeDir(name string, header *tar.Header) {
+	p, err := s.local(name)
+	if err != nil {
+		s.failed(name, err)
+		return
+	}
+	mode := fs.FileMode(header.Mode).Perm() | ownerAll
+	info, err := s.root.Lstat(p)
+	if err == nil && !info.IsDir() {
+		err = s.root.Remove(p)
+		info = nil
+	}
+	made := false
+	if info == nil || err != nil {
+		if err = s.root.Mkdir(p, mode); errors.Is(err, fs.ErrNotExist) && s.makeParents(p) == nil {
+			err = s.root.Mkdir(p, mode)
+		}
+		made = true
+	}
+	if err == nil && !s.noModes && (made || info.Mode().Perm() != mode) {
+		err = s.root.Chmod(p, mode) // Mkdir's is subject to the umask
+	}
+	if err != nil {
+		s.failed(name, err)
+		return
+	}
+	s.count(Batch{Files: 1})
+}
+
+func (s *serving) makeLink(name string, header *tar.Header) {
+	p, err := s.local(name)
+	if err != nil {
+		s.failed(name, err)
+		return
+	}
+	temp := tempName(p)
+	if err = s.root.Symlink(header.Linkname, temp); errors.Is(err, fs.ErrNotExist) && s.makeParents(p) == nil {
+		err = s.root.Symlink(header.Linkname, temp)
+	}
+	if err == nil {
+		if err = s.replace(name, temp); err != nil {
+			s.discard(&written{temp: temp})
+		}
+	}
+	if err != nil {
+		s.failed(name, err)
+		return
+	}
+	s.count(Batch{Files: 1})
+}
+
+func (s *serving) touch(name string, e entry) {
+	p, err := s.local(name)
+	if err != nil {
+		s.failed(name, err)
+		return
+	}
+	// Chmod and Chtimes follow links: one that has come into the file's place is to be left alone.
+	info, err := s.root.Lstat(p)
+	if err == nil {
+		if here, ok := newEntry(info); !ok || here.kind != e.kind {
+			err = errors.New("it is something else here than on the laptop")
+		}
+	}
+	if err == nil && !s.noModes && e.kind != link {
+		err = s.root.Chmod(p, e.perm)
+	}
+	if err == nil && e.kind == file {
+		mtime := time.Unix(0, e.mtime)
+		err = s.root.Chtimes(p, mtime, mtime)
+	}
+	if err != nil {
+		s.failed(name, err)
+		return
+	}
+	s.count(Batch{Touched: 1})
+}
+
+// remove takes away a path that a Source named. A directory that holds other things stays.
+func (s *serving) remove(name string) {
+	if _, ok := s.t.named[name]; !ok {
+		return
+	}
+	p, err := s.local(name)
+	if err == nil {
+		err = s.root.Remove(p)
+	}
+	if err == nil {
+		s.count(Batch{Removed: 1})
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !s.holds(p) {
+		s.failed(name, err)
+		return
+	}
+	delete(s.t.named, name)
+}
+
+func (s *serving) count(b Batch) {
+	for _, sum := range []*Batch{&s.round, &s.t.pending} {
+		sum.Files += b.Files
+		sum.Touched += b.Touched
+		sum.Removed += b.Removed
+		sum.Bytes += b.Bytes
+	}
+}
+
+func (s *serving) failed(name string, err error) {
+	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
+		err = pathErr.Err // the path is the entry's, not that of a temporary file
+	}
+	if linkErr, ok := errors.AsType[*os.LinkError](err); ok {
+		err = linkErr.Err
+	}
+	s.round.Failed = append(s.round.Failed, Failure{name, err})
+	if len(s.round.Failed) >= maxFailures {
+		s.sendFailed()
+	}
+}
+
+// sendFailed tells the source. An error of sending is one that receiving has too.
+func (s *serving) sendFailed() {
+	failed := list{w: s.w, kind: kindFailed}
+	for _, f := range s.round.Failed {
+		if failed.add(appendString(appendString(nil, f.Path), f.Err.Error())) != nil {
+			break
+		}
+		if len(s.t.pending.Failed) < maxFailures {
+			s.t.pending.Failed = append(s.t.pending.Failed, f)
+		}
+	}
+	s.round.Failed = s.round.Failed[:0]
+	if err := failed.flush(); err != nil {
+		s.t.cfg.Logger.Debug("naming what failed", "err", err)
+	}
+}
+
+func (s *serving) endRound(compared bool) error {
+	s.sendFailed()
+	b := s.t.pending
+	b.Compared = compared
+	s.t.pending = Batch{}
+	var said string
+	if s.t.cfg.OnSync != nil && (compared || b.Changed()) {
+		if err := s.t.cfg.OnSync(b); err != nil {
+			said = err.Error()
+		}
+	}
+	done := appendDone(nil, s.round, said[:min(len(said), maxPath)])
+	s.round, s.inRound = Batch{}, false
+	return s.w.send(kindDone, done)
+}
