@@ -50,8 +50,8 @@ var layers = map[string]int{
 	"pkg/interceptor": 10,
 	"pkg/door":        10,
 
-	"pkg/sandbox": 11, // it makes its network with pkg/tun and pkg/route
-	"pkg/filesync":    10,
+	"pkg/sandbox":  11, // it makes its network with pkg/route
+	"pkg/filesync": 10,
 
 	"pkg/packet":     0,
 	"pkg/rawio":      0,

@@ -1,0 +1,293 @@
+package supervisor
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/filesync"
+)
+
+// TestMain is the supervisor where the test starts itself again: it takes all children of its process.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "as-traffic" {
+		root := NewCommands()
+		for _, cmd := range root {
+			if cmd.Name() == os.Args[2] {
+				cmd.SetArgs(os.Args[3:])
+				err := cmd.ExecuteContext(context.Background())
+				exit := Exit(1)
+				if err == nil {
+					exit = 0
+				} else if !errors.As(err, &exit) {
+					fmt.Fprintln(os.Stderr, err)
+				}
+				os.Exit(int(exit))
+			}
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// supervised is a supervisor that runs, in a PID namespace of its own where that can be had.
+type supervised struct {
+	cmd    *exec.Cmd
+	socket string
+	lines  chan string // of the command
+	ended  chan error
+}
+
+func supervise(t *testing.T, flags []string, command ...string) *supervised {
+	t.Helper()
+	s := &supervised{socket: filepath.Join(t.TempDir(), "s"), lines: make(chan string, 100), ended: make(chan error, 1)}
+	args := append([]string{"as-traffic", "supervise", "--socket", s.socket}, flags...)
+	s.cmd = exec.Command("/proc/self/exe", append(append(args, "--"), command...)...)
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if os.Getuid() == 0 {
+		s.cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
+	}
+	s.cmd.Stderr = os.Stderr
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for in := bufio.NewScanner(out); in.Scan(); {
+			s.lines <- in.Text()
+		}
+	}()
+	go func() {
+		<-read
+		s.ended <- s.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = s.cmd.Process.Kill()
+		<-read
+	})
+	return s
+}
+
+func (s *supervised) line(t *testing.T, want string) {
+	t.Helper()
+	select {
+	case got := <-s.lines:
+		if got != want {
+			t.Fatalf("the command says %q, want %q", got, want)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatalf("the command does not say %q", want)
+	}
+}
+
+func (s *supervised) exit(t *testing.T) int {
+	t.Helper()
+	select {
+	case <-s.ended:
+		return s.cmd.ProcessState.ExitCode()
+	case <-time.After(10 * time.Second):
+		t.Fatal("it does not end")
+		return 0
+	}
+}
+
+// sync keeps dir in sync with the supervisor's directory of that number, through `traffic sync`.
+func (s *supervised) sync(t *testing.T, dir, number string) {
+	t.Helper()
+	source, err := filesync.NewSource(filesync.SourceConfig{
+		Dir: dir, Logger: slog.New(slog.DiscardHandler), OnSync: func(filesync.Batch) {},
+		Dial: func(context.Context) (net.Conn, error) {
+			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return nil, err
+			}
+			ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
+			defer ours.Close()
+			defer theirs.Close()
+			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "as-traffic", "sync", "--socket", s.socket, number)
+			cmd.Stdin, cmd.Stdout = theirs, theirs
+			if err := cmd.Start(); err != nil {
+				return nil, err
+			}
+			go func() { _ = cmd.Wait() }()
+			return net.FileConn(ours)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- source.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFilesStartTheCommandAgain(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	write(t, remote+"/greeting", "of the image\n")
+	write(t, remote+"/other", "stays\n")
+	write(t, local+"/greeting", "one\n")
+	s := supervise(t, []string{"--restart", "--dir", t.TempDir(), "--dir", remote},
+		"sh", "-c", `trap 'echo asked; exit 3' TERM; cat "$0"/greeting; while :; do sleep 0.05; done`, remote)
+	s.line(t, "of the image")
+	s.sync(t, local, "1")
+	s.line(t, "asked")
+	s.line(t, "one")
+	write(t, local+"/greeting", "two\n")
+	s.line(t, "asked")
+	s.line(t, "two")
+	if got, err := os.ReadFile(remote + "/other"); err != nil || string(got) != "stays\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := s.cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	s.line(t, "asked")
+	if got := s.exit(t); got != 3 {
+		t.Errorf("exit code %d", got)
+	}
+}
+
+// Without --restart files come, and the command sees to itself.
+func TestFilesOnly(t *testing.T) {
+	local, remote := t.TempDir(), filepath.Join(t.TempDir(), "made")
+	write(t, local+"/file", "here\n")
+	s := supervise(t, []string{"--dir", remote}, "sh", "-c", `echo up; while ! cat "$0"/file 2>/dev/null; do sleep 0.05; done; exec sleep 60`, remote)
+	s.line(t, "up")
+	s.sync(t, local, "0")
+	s.line(t, "here")
+	if err := s.cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.exit(t); got != 128+15 {
+		t.Errorf("exit code %d", got)
+	}
+}
+
+// A command that does not hear SIGTERM, with a child that has its output: both are ended, and it is started again.
+func TestDeafCommand(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	s := supervise(t, []string{"--restart", "--dir", remote}, "sh", "-c", `trap '' TERM; sleep 61 & echo started; wait; wait; while :; do sleep 0.05; done`)
+	s.line(t, "started")
+	write(t, local+"/file", "")
+	s.sync(t, local, "0")
+	s.line(t, "started")
+	_ = s.cmd.Process.Kill()
+}
+
+// A command that ends by itself is started again after a pause, and at once for files. One that is not there yet is waited for.
+func TestCommandEnds(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	s := supervise(t, []string{"--restart", "--dir", remote}, remote+"/program")
+	write(t, local+"/program", "#!/bin/sh\necho ran\nexit 1\n")
+	if err := os.Chmod(local+"/program", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s.sync(t, local, "0")
+	s.line(t, "ran")
+	s.line(t, "ran") // by itself
+	write(t, local+"/program", "#!/bin/sh\necho mended\nexec sleep 60\n")
+	for {
+		select {
+		case got := <-s.lines:
+			if got == "mended" {
+				return
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("the mended one does not run")
+		}
+	}
+}
+
+// Orphans of the container are children of its PID 1.
+func TestOrphansAreWaitedFor(t *testing.T) {
+	testenv.NeedRoot(t) // for a PID namespace
+	s := supervise(t, nil, "sh", "-c", `sh -c 'sleep 0.1 & exit'; echo left; exec sleep 60`)
+	s.line(t, "left")
+	children := fmt.Sprintf("/proc/%d/task/%d/children", s.cmd.Process.Pid, s.cmd.Process.Pid)
+	testenv.Eventually(t, 10*time.Second, func() error {
+		list, err := os.ReadFile(children)
+		if err != nil {
+			return err
+		}
+		if pids := strings.Fields(string(list)); len(pids) != 1 {
+			return fmt.Errorf("its children are %v", pids)
+		}
+		return nil
+	})
+}
+
+func TestNoCommand(t *testing.T) {
+	s := supervise(t, nil, "/none/at/all")
+	if got := s.exit(t); got != 1 {
+		t.Errorf("exit code %d", got)
+	}
+}
+
+func TestWrongDirectory(t *testing.T) {
+	s := supervise(t, []string{"--dir", t.TempDir()}, "sh", "-c", "echo up; exec sleep 60")
+	s.line(t, "up")
+	for _, line := range []string{"1\n", "-1\n", "x\n", "12345678901234567890\n"} {
+		conn, err := net.Dial("unix", s.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, line); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := conn.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%q: %d bytes, %v", line, n, err)
+		}
+		conn.Close()
+	}
+}
+
+func TestCopy(t *testing.T) {
+	to := filepath.Join(t.TempDir(), "traffic")
+	for range 2 {
+		if out, err := exec.Command("/proc/self/exe", "as-traffic", "copy", to).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	info, err := os.Stat(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm() != 0o755 {
+		t.Errorf("mode %v", info.Mode())
+	}
+	if files, err := os.ReadDir(filepath.Dir(to)); err != nil || len(files) != 1 {
+		t.Errorf("%v, %v", files, err)
+	}
+}
