@@ -1,0 +1,331 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path"
+	"slices"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A mirror is a tmpfs in the place of a directory, with what is in the directory: symbolic links copied, everything else
+// bound to an empty directory or file of its name. So there is room for names that the directory has not.
+type mirror struct {
+	log      func(level slog.Level, message string, attrs ...string)
+	path     string
+	at       string // where its mount is now: path, but while the root's is being made
+	original int    // O_PATH: the directory that it mirrors
+	tree     int    // O_PATH: its root, by a mount that nobody sees and that stays writable
+	device   uint64
+	held     map[string]int // O_PATH: entries of original that can no longer be reached by it
+	live     bool           // it follows original
+	empty    bool           // original cannot be read
+	writable bool           // for the program
+
+	made    map[string]identityOf // what follows original
+	claimed map[string]bool       // what does not
+}
+
+// identityOf tells an entry from another that has taken its name.
+type identityOf struct {
+	kind   uint32
+	device uint64
+	inode  uint64
+	target string // of a symbolic link
+}
+
+// newMirror mounts a mirror over dir.
+func newMirror(dir string, log func(slog.Level, string, ...string)) (*mirror, error) {
+	original, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	m := &mirror{log: log, path: dir, at: dir, original: original, live: true}
+	return m, m.fill()
+}
+
+// newRootMirror makes a mirror the root directory of this process. The old root directory is gone then, so this mirror
+// does not follow it.
+func newRootMirror(log func(slog.Level, string, ...string)) (*mirror, error) {
+	entries, err := os.ReadDir("/")
+	if err != nil {
+		return nil, err
+	}
+	// The mirror is mounted on some directory first, which is not the one that descriptor needs.
+	stage := slices.IndexFunc(entries, func(e fs.DirEntry) bool { return e.IsDir() && e.Name() != "proc" })
+	if stage < 0 {
+		return nil, errors.New("there is no directory in it")
+	}
+	name := entries[stage].Name()
+	held, err := unix.Open("/"+name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(held)
+	original, err := unix.Open("/", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(original)
+	m := &mirror{log: log, path: "/", at: "/" + name, original: original, held: map[string]int{name: held}}
+	if err := m.fill(); err != nil {
+		return nil, err
+	}
+	if err := os.Chdir(m.at); err != nil {
+		return nil, err
+	}
+	// With the same directory for both the old root is mounted on the new one, from where it can be taken.
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return nil, fmt.Errorf("pivot_root: %w", err)
+	}
+	if err := unix.Fchdir(original); err != nil {
+		return nil, err
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return nil, fmt.Errorf("unmounting the old root: %w", err)
+	}
+	m.at = "/"
+	return m, os.Chdir("/")
+}
+
+// fill mounts the tmpfs and what is in it.
+func (m *mirror) fill() error {
+	m.made, m.claimed = map[string]identityOf{}, map[string]bool{}
+	var st unix.Stat_t
+	if err := unix.Fstat(m.original, &st); err != nil {
+		return err
+	}
+	m.writable = unix.Access(descriptor(m.original), unix.W_OK) == nil
+	mode := st.Mode & 0o7777
+	if m.empty = unix.Access(descriptor(m.original), unix.R_OK|unix.X_OK) != nil; m.empty {
+		mode, m.live = 0o755, false // nothing of it can be shown, and what is made in it is to be reached
+	}
+	if err := unix.Mount("tmpfs", m.at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=%04o", mode)); err != nil {
+		return fmt.Errorf("mounting a tmpfs: %w", err)
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, m.at, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("cloning the mount of a tmpfs: %w", err)
+	}
+	m.tree = tree
+	if err := unix.Fstat(tree, &st); err != nil {
+		return err
+	}
+	m.device = st.Dev
+	if m.empty {
+		return nil
+	}
+	return m.sync()
+}
+
+// sync makes the mirror what the directory is. An entry that cannot be shown is left out.
+func (m *mirror) sync() error {
+	dir, err := os.Open(descriptor(m.original))
+	if err != nil {
+		return err
+	}
+	names, err := dir.Readdirnames(-1)
+	dir.Close()
+	if err != nil {
+		return err
+	}
+	there := make(map[string]bool, len(names))
+	for _, name := range names {
+		there[name] = true
+		if m.claimed[name] {
+			continue
+		}
+		if err := m.show(name); err != nil && !errors.Is(err, unix.ENOENT) { // it may have gone meanwhile
+			m.log(slog.LevelDebug, "not shown in the sandbox", "path", path.Join(m.path, name), "err", err.Error())
+		}
+	}
+	for name := range m.made {
+		if !there[name] {
+			if err := m.hide(name); err != nil {
+				m.log(slog.LevelDebug, "still shown in the sandbox", "path", path.Join(m.path, name), "err", err.Error())
+			}
+		}
+	}
+	return nil
+}
+
+// show makes one entry as it is in the directory.
+func (m *mirror) show(name string) error {
+	fd, ok := m.held[name]
+	if !ok {
+		var err error
+		if fd, err = unix.Openat(m.original, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	id := identityOf{kind: st.Mode & unix.S_IFMT, device: st.Dev, inode: st.Ino}
+	if id.kind == unix.S_IFLNK {
+		buf := make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(fd, "", buf)
+		if err != nil {
+			return err
+		}
+		id.target = string(buf[:n])
+	}
+	if have, ok := m.made[name]; ok {
+		if have == id {
+			return nil
+		}
+		if err := m.hide(name); err != nil {
+			return err
+		}
+	}
+	if err := m.add(name, id, fd); errors.Is(err, unix.EEXIST) {
+		return nil // the program has something of its own there
+	} else if err != nil {
+		return err
+	}
+	m.made[name] = id
+	return nil
+}
+
+func (m *mirror) add(name string, id identityOf, fd int) error {
+	var err error
+	switch id.kind {
+	case unix.S_IFLNK:
+		return unix.Symlinkat(id.target, m.tree, name)
+	case unix.S_IFDIR:
+		err = unix.Mkdirat(m.tree, name, 0o755)
+	default:
+		err = m.createFile(name, nil)
+	}
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount(descriptor(fd), path.Join(m.at, name), "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return errors.Join(err, m.remove(name, id))
+	}
+	return nil
+}
+
+// hide takes an entry away.
+func (m *mirror) hide(name string) error {
+	id := m.made[name]
+	if id.kind != unix.S_IFLNK {
+		err := unix.Unmount(path.Join(m.at, name), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: nothing is mounted any more
+			return err
+		}
+	}
+	delete(m.made, name)
+	if err := m.remove(name, id); !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+func (m *mirror) remove(name string, id identityOf) error {
+	flags := 0
+	if id.kind == unix.S_IFDIR {
+		flags = unix.AT_REMOVEDIR
+	}
+	return unix.Unlinkat(m.tree, name, flags)
+}
+
+// claim takes a name in the directory for a mount, or a file, of the sandbox's own.
+func (m *mirror) claim(name string) error {
+	m.claimed[name] = true
+	if _, ok := m.made[name]; ok {
+		return m.hide(name)
+	}
+	return nil
+}
+
+func (m *mirror) createFile(name string, content []byte) error {
+	fd, err := unix.Openat(m.tree, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	_, err = f.Write(content)
+	return errors.Join(err, f.Close())
+}
+
+// finish closes the mirror to the program as far as the directory was.
+func (m *mirror) finish() error {
+	if m.writable {
+		m.log(slog.LevelWarn, "new files right in this directory stay inside the sandbox and end with it", "dir", m.path)
+		return nil
+	}
+	return makeReadOnly(m.path)
+}
+
+// followPause is between two looks at directories that change: many changes are one.
+const followPause = 20 * time.Millisecond
+
+// follow keeps mirrors as their directories are. It returns when that cannot be.
+func (v *view) follow() {
+	if err := v.tryFollow(); err != nil {
+		v.log(slog.LevelWarn, "changes of directories on the laptop are not followed inside the sandbox", "err", err.Error())
+	}
+}
+
+func (v *view) tryFollow() error {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return err
+	}
+	changes := os.NewFile(uintptr(fd), "inotify")
+	defer changes.Close()
+	watched := map[int32]*mirror{}
+	for _, m := range v.mirrors {
+		if !m.live {
+			continue
+		}
+		const changed = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO
+		wd, err := unix.InotifyAddWatch(fd, descriptor(m.original), changed|unix.IN_ONLYDIR)
+		if err != nil {
+			return &fs.PathError{Op: "watch", Path: m.path, Err: err}
+		}
+		watched[int32(wd)] = m
+		// What has changed since the mirror was filled.
+		if err := m.sync(); err != nil {
+			return err
+		}
+	}
+	if len(watched) == 0 {
+		return nil
+	}
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := changes.Read(buf)
+		if err != nil {
+			return err
+		}
+		dirty := map[*mirror]bool{}
+		for rest := buf[:n]; len(rest) >= unix.SizeofInotifyEvent; {
+			event := (*unix.InotifyEvent)(unsafe.Pointer(&rest[0]))
+			rest = rest[unix.SizeofInotifyEvent+int(event.Len):]
+			if m := watched[event.Wd]; m != nil {
+				dirty[m] = true
+			}
+			if event.Mask&unix.IN_Q_OVERFLOW != 0 {
+				for _, m := range watched {
+					dirty[m] = true
+				}
+			}
+		}
+		for m := range dirty {
+			if err := m.sync(); err != nil {
+				return &fs.PathError{Op: "follow", Path: m.path, Err: err}
+			}
+		}
+		time.Sleep(followPause)
+	}
+}

@@ -1,0 +1,455 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/sandbox"
+)
+
+type unixStat = syscall.Stat_t
+
+// unixSocket greets whoever connects to a socket.
+func unixSocket(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Write([]byte("hello from outside"))
+			c.Close()
+		}
+	}()
+	t.Cleanup(func() { l.Close(); <-done })
+}
+
+func statusField(status, name string) string {
+	for line := range strings.Lines(status) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.Join(strings.Fields(value), " ")
+		}
+	}
+	return "none"
+}
+
+func TestIdentity(t *testing.T) {
+	outside, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inside := run(t, config("cat", "/proc/self/status"))
+	for _, name := range []string{"Uid", "Gid"} {
+		if got, want := statusField(inside, name), statusField(string(outside), name); got != want {
+			t.Errorf("%s: %s inside, %s outside", name, got, want)
+		}
+	}
+	const none = "0000000000000000"
+	for name, want := range map[string]string{"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none, "NoNewPrivs": "1"} {
+		if got := statusField(inside, name); got != want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	// A set-user-ID program of our own is still the way to no capability.
+	if out := run(t, sh("su root -c 'grep CapEff /proc/self/status' </dev/null 2>&1 || true")); os.Getuid() != 0 && strings.Contains(out, "CapEff") {
+		t.Errorf("su: %s", out)
+	}
+	if out := run(t, sh("mount -t tmpfs x /mnt 2>&1 && echo mounted || true; hostname sandbox-test 2>&1 || true")); strings.Contains(out, "mounted") {
+		t.Errorf("mount: %s", out)
+	}
+}
+
+func TestSupplementaryGroups(t *testing.T) {
+	groups, err := os.Getgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := func(g int) bool { return g == os.Getgid() }
+	other := -1
+	for _, g := range groups {
+		if !own(g) {
+			other = g
+		}
+	}
+	if other < 0 {
+		t.Skip("this process has no supplementary group; the unprivileged half has")
+	}
+	dir := t.TempDir()
+	if err := errors.Join(os.Chown(dir, -1, other), os.Chmod(dir, 0o070)); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Chmod(dir, 0o700)
+	// The owner's own bits come first, so the file is read by way of another's directory: /proc says what groups there are,
+	// and an unmapped one is nobody's number.
+	out := run(t, sh("grep Groups /proc/self/status; stat -c %g "+dir))
+	if !strings.Contains(out, "65534") {
+		t.Errorf("%s", out)
+	}
+}
+
+func TestPrograms(t *testing.T) {
+	testenv.NeedPrograms(t, "python3", "bash")
+	script := write(t, t.TempDir()+"/script", "#!/bin/sh\necho \"$0\" \"$@\"\n")
+	if err := os.Chmod(script, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"echo", "from", "PATH"}, "from PATH\n"},
+		{[]string{"/bin/echo", "by path"}, "by path\n"},
+		{[]string{script, "a b", "c"}, script + " a b c\n"},
+		{[]string{"bash", "-c", "cat <(echo substituted)"}, "substituted\n"},
+		{[]string{"python3", "-c", "import subprocess; print(subprocess.check_output(['id', '-u']).decode().strip())"}, strconv.Itoa(os.Getuid()) + "\n"},
+	} {
+		t.Run(filepath.Base(tt.args[0]), func(t *testing.T) {
+			if out := run(t, config(tt.args...)); out != tt.want {
+				t.Errorf("it printed %q, want %q", out, tt.want)
+			}
+		})
+	}
+	t.Run("static", func(t *testing.T) {
+		cfg := config(probe(t), "environ")
+		cfg.Env = []string{"A=1", "B=" + strings.Repeat("x", 100_000), "PATH=/nowhere"}
+		for i := range 9 {
+			cfg.Env = append(cfg.Env, fmt.Sprintf("C%d=%s", i, strings.Repeat("y", 100_000)))
+		}
+		if out := run(t, cfg); out != strings.Join(cfg.Env, "\n")+"\n" {
+			t.Errorf("an environment of %d bytes came as %d", len(strings.Join(cfg.Env, "\n")), len(out))
+		}
+	})
+	t.Run("standard-files", func(t *testing.T) {
+		outside, err := exec.Command("ls", "/proc/self/fd").Output() // what this process was given is given on
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out := run(t, config("ls", "/proc/self/fd")); out != string(outside) {
+			t.Errorf("descriptors inside: %q, outside: %q", out, outside)
+		}
+	})
+}
+
+func TestNotStarted(t *testing.T) {
+	plain := write(t, t.TempDir()+"/plain", "")
+	for _, tt := range []struct {
+		name string
+		args []string
+		dir  string
+		want error
+	}{
+		{"no-such-program", []string{"sandbox-test-nothing"}, "/", unix.ENOENT},
+		{"no-such-path", []string{"/sandbox-test-nothing"}, "/", unix.ENOENT},
+		{"not-executable", []string{plain}, "/", unix.EACCES},
+		{"no-such-directory", []string{"true"}, "/sandbox-test-nothing", unix.ENOENT},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := config(tt.args...)
+			cfg.Dir = tt.dir
+			s, err := sandbox.New(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Start(t.Context()); !errors.Is(err, tt.want) {
+				t.Errorf("Start: %v, want %v", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestExitStatus(t *testing.T) {
+	for _, tt := range []struct {
+		script string
+		want   sandbox.ExitStatus
+	}{
+		{"exit 0", sandbox.ExitStatus{}},
+		{"exit 3", sandbox.ExitStatus{Code: 3}},
+		{"exit 255", sandbox.ExitStatus{Code: 255}},
+		{"kill -TERM $$", sandbox.ExitStatus{Code: 143, Signal: unix.SIGTERM}},
+		{"kill -KILL $$", sandbox.ExitStatus{Code: 137, Signal: unix.SIGKILL}},
+		{"kill -TERM 1; kill -KILL 1; kill -INT 1; exit 4", sandbox.ExitStatus{Code: 4}},
+		{"(sleep 0.05; exit 9) & exit 5", sandbox.ExitStatus{Code: 5}},
+		{"(exit 9) & (setsid sh -c 'exit 9' &) ; sleep 0.1; exit 6", sandbox.ExitStatus{Code: 6}},
+	} {
+		r := start(t, sh(tt.script))
+		for range 2 {
+			if status, err := r.Wait(); status != tt.want || err != nil {
+				t.Errorf("%s: %+v, %v, want %+v", tt.script, status, err, tt.want)
+			}
+		}
+		if err := r.Signal(unix.SIGTERM); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("a signal after the end: %v", err)
+		}
+	}
+}
+
+func TestSignal(t *testing.T) {
+	r := start(t, sh(`trap 'echo got HUP' HUP; trap 'echo got TERM; exit 8' TERM; echo ready; while :; do sleep 0.02; done`))
+	r.await("ready")
+	if err := r.Signal(unix.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	r.await("got HUP")
+	if err := r.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if status, err := r.Wait(); status.Code != 8 || err != nil || !strings.HasSuffix(r.printed(), "got TERM\n") {
+		t.Errorf("%+v, %v: %s", status, err, r.printed())
+	}
+}
+
+// stubborn starts what wants to live on: in sessions of its own, deaf to signals.
+const stubborn = `
+	for i in 1 2 3; do setsid sh -c 'trap "" INT TERM HUP; (trap "" INT TERM HUP; while :; do sleep 1; done) & while :; do sleep 1; done' & done
+	echo started
+`
+
+// A place to look for what is left of a sandbox: its namespaces.
+type namespaces map[string]bool
+
+func namespacesOf(t *testing.T, pid int) namespaces {
+	t.Helper()
+	n := namespaces{}
+	for _, kind := range []string{"mnt", "pid", "user", "net"} {
+		theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, err := os.Readlink("/proc/self/ns/" + kind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if theirs != ours {
+			n[theirs] = true
+		}
+	}
+	if len(n) < 3 {
+		t.Fatalf("the sandbox has only the namespaces %v of its own", n)
+	}
+	return n
+}
+
+// in are the processes that are in one of the namespaces.
+func (n namespaces) in() (pids []string) {
+	links, err := filepath.Glob("/proc/[0-9]*/ns/*")
+	if err != nil {
+		panic(err)
+	}
+	seen := map[string]bool{}
+	for _, link := range links {
+		pid := strings.Split(link, "/")[2]
+		if target, err := os.Readlink(link); err == nil && n[target] && !seen[pid] {
+			seen[pid] = true
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func (n namespaces) expectNone(t *testing.T) {
+	t.Helper()
+	if left := n.in(); len(left) > 0 {
+		t.Errorf("processes %v are left in %v", left, n)
+	}
+}
+
+func mountsHere(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestEverythingEndsWithTheProgram(t *testing.T) {
+	mounts := mountsHere(t)
+	r := start(t, sh(stubborn+"read x </dev/zero & sleep 0.2; exit 3", sandbox.Mount{Path: "/sandbox-test", Source: t.TempDir()}))
+	r.await("started")
+	n := namespacesOf(t, r.Pid())
+	if len(n.in()) < 4 {
+		t.Fatalf("only %v run", n.in())
+	}
+	if status, err := r.Wait(); err != nil || status.Code != 3 {
+		t.Errorf("%+v, %v", status, err)
+	}
+	n.expectNone(t)
+	if now := mountsHere(t); now != mounts {
+		t.Errorf("the laptop's mounts were\n%s\nand are\n%s", mounts, now)
+	}
+}
+
+func TestContextEnds(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s, err := sandbox.New(sh(stubborn + "sleep 100"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Start(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := namespacesOf(t, p.Pid())
+	why := errors.New("enough")
+	cancel(why)
+	if status, err := p.Wait(); !errors.Is(err, why) || status.Code != 137 {
+		t.Errorf("%+v, %v", status, err)
+	}
+	n.expectNone(t)
+	if _, err := s.Start(ctx); !errors.Is(err, why) {
+		t.Errorf("Start after the end: %v", err)
+	}
+}
+
+func TestKilledInit(t *testing.T) {
+	r := start(t, sh(stubborn+"sleep 100"))
+	r.await("started")
+	n := namespacesOf(t, r.Pid())
+	if err := unix.Kill(r.Pid(), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if status, err := r.Wait(); err == nil || status.Code != 137 {
+		t.Errorf("%+v, %v", status, err)
+	}
+	n.expectNone(t)
+	if _, err := r.Dial(t.Context(), "tcp", "127.0.0.1:1"); err == nil {
+		t.Error("Dial worked")
+	}
+}
+
+func TestKilledProgram(t *testing.T) {
+	r := start(t, sh(stubborn+"sleep 100"))
+	r.await("started")
+	n := namespacesOf(t, r.Pid())
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", r.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := 0
+	for _, child := range strings.Fields(string(children)) {
+		b, err := os.ReadFile("/proc/" + child + "/cmdline")
+		if err == nil && strings.HasPrefix(string(b), "sh\x00-c\x00\n\tfor i") {
+			if program, err = strconv.Atoi(child); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	if program == 0 {
+		t.Skipf("the kernel shows no children of init: %q", children)
+	}
+	if err := unix.Kill(program, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if status, err := r.Wait(); err != nil || status != (sandbox.ExitStatus{Code: 137, Signal: unix.SIGKILL}) {
+		t.Errorf("%+v, %v", status, err)
+	}
+	n.expectNone(t)
+}
+
+func TestKilledParent(t *testing.T) {
+	for _, stopped := range []bool{false, true} {
+		t.Run(fmt.Sprintf("init-stopped=%v", stopped), func(t *testing.T) {
+			out := t.TempDir() + "/out"
+			cfg := sh(stubborn+"sleep 100", sandbox.Mount{Path: "/sandbox-test", Source: t.TempDir()})
+			cfg.Network = network()
+			cmd := parentCommand(t, cfg)
+			f, err := os.Create(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			cmd.Stdout, cmd.Stderr = f, f
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			init := 0
+			testenv.Until(t, "the sandbox runs", func() bool {
+				b, err := os.ReadFile(out)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, rest, found := strings.Cut(string(b), runInParent)
+				number, _, line := strings.Cut(rest, "\n")
+				if !found || !line || !strings.Contains(string(b), "started\n") {
+					return false
+				}
+				if init, err = strconv.Atoi(number); err != nil {
+					t.Fatal(err)
+				}
+				return true
+			})
+			n := namespacesOf(t, init)
+			if len(n) != 4 || len(n.in()) < 4 {
+				t.Fatalf("%v in %v", n.in(), n)
+			}
+			if stopped {
+				// Now only the death signal can end it.
+				if err := unix.Kill(init, unix.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+			}
+			began := time.Now()
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			cmd.Wait()
+			testenv.Until(t, "nothing is left", func() bool { return len(n.in()) == 0 })
+			t.Logf("nothing was left after %v", time.Since(began).Round(time.Millisecond))
+		})
+	}
+}
+
+func TestClosedOutputIsSeen(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	cfg := sh("echo last; exec >/dev/null; sleep 100")
+	cfg.Stdout = w
+	s, err := sandbox.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if err := r.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 100)
+	n, err := r.Read(buf)
+	if string(buf[:n]) != "last\n" || err != nil {
+		t.Errorf("read %q, %v", buf[:n], err)
+	}
+	if n, err := r.Read(buf); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("after the program closed its output: %d bytes, %v", n, err)
+	}
+	if err := p.Signal(unix.SIGKILL); err != nil {
+		t.Error(err)
+	}
+	p.Wait()
+}

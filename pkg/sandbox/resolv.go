@@ -1,0 +1,41 @@
+package sandbox
+
+import "strings"
+
+// resolvConf is the content of /etc/resolv.conf.
+func (n *Network) resolvConf() string {
+	var b strings.Builder
+	line := func(words ...string) { b.WriteString(strings.Join(words, " ") + "\n") }
+	for _, a := range n.DNS {
+		line("nameserver", a.String())
+	}
+	if len(n.Search) > 0 {
+		line(append([]string{"search"}, n.Search...)...)
+	}
+	if len(n.Options) > 0 {
+		line(append([]string{"options"}, n.Options...)...)
+	}
+	return b.String()
+}
+
+// hostsByDNS is an nsswitch.conf that finds hosts in /etc/hosts and by DNS, and is otherwise as conf.
+func hostsByDNS(conf string) string {
+	const hosts = "hosts: files dns"
+	var out []string
+	said := false
+	for line := range strings.Lines(conf) {
+		line = strings.TrimSuffix(line, "\n")
+		database, _, found := strings.Cut(line, ":")
+		if !found || strings.TrimSpace(database) != "hosts" {
+			out = append(out, line)
+			continue
+		}
+		if !said {
+			out, said = append(out, hosts), true
+		}
+	}
+	if !said {
+		out = append(out, hosts)
+	}
+	return strings.Join(out, "\n") + "\n"
+}

@@ -1,0 +1,35 @@
+//go:build !linux
+
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+)
+
+func allowed(network bool) error { return errNotHere() }
+
+func errNotHere() error {
+	return fmt.Errorf("a mount or network namespace for one program: %w on %s", errors.ErrUnsupported, runtime.GOOS)
+}
+
+// Init is not implemented on this operating system.
+func Init() error { return errNotHere() }
+
+// Start is not implemented on this operating system.
+func (s *Sandbox) Start(ctx context.Context) (*Process, error) { return nil, errNotHere() }
+
+// A Process does not exist on this operating system.
+type Process struct{}
+
+func (p *Process) Pid() int                   { return 0 }
+func (p *Process) TUN() *os.File              { return nil }
+func (p *Process) Signal(sig os.Signal) error { return errNotHere() }
+func (p *Process) Wait() (ExitStatus, error)  { return ExitStatus{}, errNotHere() }
+func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return nil, errNotHere()
+}

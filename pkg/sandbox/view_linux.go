@@ -1,0 +1,231 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A view makes the file system that the program sees of a copy of the laptop's, in this process's mount namespace.
+//
+//	1  /proc of the new PID namespace
+//	2  / mirrored, if something is missing right below it (pivot_root)
+//	3  the sources are opened, before anything can cover them
+//	4  the mounts, in the order of their paths: what is there is covered, else the nearest parent is mirrored
+//	5  the files of the network
+//	6  mirrors that the program may not write to become read-only
+type view struct {
+	log     func(level slog.Level, message string, attrs ...string)
+	mirrors []*mirror
+}
+
+func (v *view) build(mounts []Mount, network *Network) error {
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		v.log(slog.LevelDebug, "the sandbox sees the laptop's /proc", "err", err.Error())
+	}
+	mounts = slices.Clone(mounts)
+	// A mount within another comes after it.
+	slices.SortStableFunc(mounts, func(a, b Mount) int { return strings.Compare(a.Path+"/", b.Path+"/") })
+	if err := v.mirrorRoot(mounts); err != nil {
+		return err
+	}
+	sources := make([]int, len(mounts))
+	for i, m := range mounts {
+		fd, err := unix.Open(m.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &fs.PathError{Op: "open", Path: m.Source, Err: err}
+		}
+		defer unix.Close(fd)
+		sources[i] = fd
+	}
+	for i, m := range mounts {
+		if err := v.mount(m, sources[i]); err != nil {
+			return fmt.Errorf("mounting %s at %s: %w", m.Source, m.Path, err)
+		}
+	}
+	if network != nil {
+		if err := v.nameResolution(mounts, network); err != nil {
+			return fmt.Errorf("having names resolved in the sandbox: %w", err)
+		}
+	}
+	for _, m := range v.mirrors {
+		if err := m.finish(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mirrorRoot makes a mirror the root directory, if something is missing right below it.
+func (v *view) mirrorRoot(mounts []Mount) error {
+	for _, m := range mounts {
+		p, err := locate(m.Path)
+		if err != nil {
+			return err
+		}
+		if p.dir == "/" && (len(p.rest) > 0 || p.file != "") {
+			m, err := newRootMirror(v.log)
+			if err != nil {
+				return fmt.Errorf("mirroring /: %w", err)
+			}
+			v.mirrors = append(v.mirrors, m)
+			return nil
+		}
+	}
+	return nil
+}
+
+// mount shows what source is open on at m.Path.
+func (v *view) mount(m Mount, source int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(source, &st); err != nil {
+		return err
+	}
+	isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR
+	p, err := locate(m.Path)
+	if err != nil {
+		return err
+	}
+	// What is there and of the other kind is replaced.
+	switch {
+	case isDir && p.file != "":
+		p.rest, p.file = []string{p.file}, ""
+	case !isDir && p.file == "" && len(p.rest) == 0:
+		if p.dir == "/" {
+			return unix.EISDIR
+		}
+		p = place{dir: path.Dir(p.dir), rest: []string{path.Base(p.dir)}}
+	}
+	target := path.Join(p.dir, p.file)
+	if len(p.rest) > 0 {
+		if target, err = v.make(p, isDir); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount(descriptor(source), target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	if m.ReadOnly {
+		return makeReadOnly(target)
+	}
+	return nil
+}
+
+// make makes what is missing of a place, a directory or an empty file, in a mirror.
+func (v *view) make(p place, isDir bool) (string, error) {
+	m, err := v.mirrorOf(p.dir)
+	if err != nil {
+		return "", err
+	}
+	below := strings.Trim(strings.TrimPrefix(p.dir, m.path), "/")
+	if below == "" {
+		if err := m.claim(p.rest[0]); err != nil {
+			return "", err
+		}
+	}
+	at := below
+	for i, element := range p.rest {
+		at = path.Join(at, element)
+		if i == len(p.rest)-1 && !isDir {
+			err = m.createFile(at, nil)
+		} else if err = unix.Mkdirat(m.tree, at, 0o755); errors.Is(err, unix.EEXIST) {
+			err = nil // made for another mount
+		}
+		if err != nil {
+			return "", fmt.Errorf("making %s in a mirror: %w", path.Join(m.path, at), err)
+		}
+	}
+	return p.path(), nil
+}
+
+func (p place) path() string { return path.Join(p.dir, p.file, path.Join(p.rest...)) }
+
+// mirrorOf is the mirror that dir, a path without symbolic links, is in: an old one or a new one of it.
+func (v *view) mirrorOf(dir string) (*mirror, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	for _, m := range v.mirrors {
+		if m.device == st.Dev { // its tmpfs, so dir is m.path or a directory that we made below
+			return m, nil
+		}
+	}
+	m, err := newMirror(dir, v.log)
+	if err != nil {
+		return nil, fmt.Errorf("mirroring %s: %w", dir, err)
+	}
+	v.mirrors = append(v.mirrors, m)
+	return m, nil
+}
+
+// nameResolution makes that the program asks network.DNS. The files are of a mirror and not mounted on the laptop's,
+// because a mount goes when its place is replaced outside, as resolvers and DHCP clients do whenever the laptop changes
+// networks.
+func (v *view) nameResolution(mounts []Mount, network *Network) error {
+	files := map[string]string{"/etc/resolv.conf": network.resolvConf()}
+	const nsswitch = "/etc/nsswitch.conf"
+	if b, err := os.ReadFile(nsswitch); err == nil {
+		files[nsswitch] = hostsByDNS(string(b))
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, name := range []string{"/etc/resolv.conf", nsswitch} {
+		content, ok := files[name]
+		if !ok || slices.ContainsFunc(mounts, func(m Mount) bool { return m.Path == name }) {
+			continue
+		}
+		p, err := locate(path.Dir(name))
+		if err != nil {
+			return err
+		}
+		if len(p.rest) > 0 || p.file != "" {
+			return &fs.PathError{Op: "enter", Path: path.Dir(name), Err: unix.ENOTDIR}
+		}
+		m, err := v.mirrorOf(p.dir)
+		if err != nil {
+			return err
+		}
+		if err := m.claim(path.Base(name)); err != nil {
+			return err
+		}
+		if err := m.createFile(path.Join(strings.Trim(strings.TrimPrefix(p.dir, m.path), "/"), path.Base(name)), []byte(content)); err != nil {
+			return err
+		}
+	}
+	// glibc asks nscd, where there is one, before anything else.
+	const nscd = "/run/nscd"
+	if info, err := os.Stat(nscd); err == nil && info.IsDir() {
+		return unix.Mount("tmpfs", nscd, "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
+	}
+	return nil
+}
+
+// makeReadOnly makes a mount read-only, and keeps what else it is: what the laptop's mount does not allow, as programs or
+// devices, this namespace may not allow either.
+func makeReadOnly(name string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(name, &st); err != nil {
+		return err
+	}
+	flags := uintptr(unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY)
+	for have, flag := range map[int64]uintptr{
+		unix.ST_NOSUID: unix.MS_NOSUID, unix.ST_NODEV: unix.MS_NODEV, unix.ST_NOEXEC: unix.MS_NOEXEC,
+		unix.ST_NOATIME: unix.MS_NOATIME, unix.ST_NODIRATIME: unix.MS_NODIRATIME, unix.ST_RELATIME: unix.MS_RELATIME,
+	} {
+		if int64(st.Flags)&have != 0 {
+			flags |= flag
+		}
+	}
+	return unix.Mount("", name, "", flags, "")
+}
+
+// descriptor is a path that leads to what fd is open on, wherever that is.
+func descriptor(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }

@@ -1,0 +1,183 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// What goes over the control socket, a pair of type SOCK_SEQPACKET: one JSON message a packet, a descriptor with some.
+//
+//	parent                                   init
+//	a file (memfd): the plan           ──▶
+//	                                   ◀──   {"log":...}                       at any time
+//	                                   ◀──   {"started":true} + TUN            or {"error":...}
+//	{"signal":2}                       ──▶
+//	{"id":1,"dial":...}                ──▶
+//	{"id":1,"cancel":true}             ──▶
+//	                                   ◀──   {"id":1} + socket                 or {"id":1,"error":...}
+//	                                   ◀──   {"ended":...}, and init's end
+//	death                              ──▶   init's end
+const maxMessage = 64 << 10
+
+// plan is what init does.
+type plan struct {
+	Args, Env []string
+	Dir       string
+	Mounts    []Mount
+	Network   *Network
+}
+
+// order is a message to init.
+type order struct {
+	ID     uint64    `json:"id,omitempty"`
+	Signal int       `json:"signal,omitempty"`
+	Dial   *endpoint `json:"dial,omitempty"`
+	Cancel bool      `json:"cancel,omitempty"`
+}
+
+type endpoint struct {
+	Network string `json:"network"`
+	Address string `json:"address"`
+}
+
+// report is a message from init.
+type report struct {
+	ID      uint64      `json:"id,omitempty"` // of the order that it answers
+	Started bool        `json:"started,omitempty"`
+	Error   *failure    `json:"error,omitempty"`
+	Ended   *ExitStatus `json:"ended,omitempty"`
+	Log     *logLine    `json:"log,omitempty"`
+}
+
+type logLine struct {
+	Level   slog.Level `json:"level"`
+	Message string     `json:"msg"`
+	Attrs   []string   `json:"attrs,omitempty"` // key, value, key, value
+}
+
+// failure is an error that crosses the socket and keeps its errno.
+type failure struct {
+	Text  string        `json:"text"`
+	Errno syscall.Errno `json:"errno,omitempty"`
+}
+
+func newFailure(err error) *failure {
+	f := &failure{Text: err.Error()}
+	errors.As(err, &f.Errno)
+	f.Text = f.Text[:min(len(f.Text), maxMessage/8)] // JSON makes at most six bytes of one
+	return f
+}
+
+func (f *failure) Error() string { return f.Text }
+
+func (f *failure) Unwrap() error {
+	if f.Errno == 0 {
+		return nil
+	}
+	return f.Errno
+}
+
+// wire is one end of the control socket. One goroutine may receive while any number send.
+type wire struct {
+	conn    *net.UnixConn
+	sending sync.Mutex
+}
+
+// openWire takes file over.
+func openWire(file *os.File) (*wire, error) {
+	defer file.Close()
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return nil, err
+	}
+	socket, ok := conn.(*net.UnixConn)
+	if !ok || socket.LocalAddr().Network() != "unixpacket" {
+		conn.Close()
+		return nil, errors.New("it is not a control socket")
+	}
+	return &wire{conn: socket}, nil
+}
+
+// send writes one message, and with it the descriptor of f unless f is nil. f stays the caller's.
+func (w *wire) send(message any, f syscall.Conn) error {
+	b, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	if len(b) > maxMessage {
+		return fmt.Errorf("a message of %d bytes: at most %d", len(b), maxMessage)
+	}
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	if f == nil {
+		_, err = w.conn.Write(b)
+		return err
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sendErr error
+	err = raw.Control(func(fd uintptr) {
+		_, _, sendErr = w.conn.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil)
+	})
+	return errors.Join(err, sendErr)
+}
+
+// receive reads one message, and the descriptor that came with it if there was one. At the end it returns io.EOF.
+func (w *wire) receive(message any) (*os.File, error) {
+	packet, oob := make([]byte, maxMessage+1), make([]byte, unix.CmsgSpace(4))
+	n, oobn, _, _, err := w.conn.ReadMsgUnix(packet, oob)
+	if errors.Is(err, unix.ECONNRESET) || err == nil && n == 0 {
+		err = io.EOF // the other end has died, possibly with something unread
+	}
+	if err != nil {
+		return nil, err
+	}
+	var f *os.File
+	if oobn > 0 {
+		if f, err = fileOf(oob[:oobn]); err != nil {
+			return nil, err
+		}
+	}
+	if n > maxMessage {
+		err = fmt.Errorf("a message of more than %d bytes", maxMessage)
+	} else {
+		err = json.Unmarshal(packet[:n], message)
+	}
+	if err != nil && f != nil {
+		f.Close()
+		f = nil
+	}
+	return f, err
+}
+
+func fileOf(oob []byte) (*os.File, error) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	if len(messages) != 1 {
+		return nil, fmt.Errorf("%d control messages", len(messages))
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		return nil, err
+	}
+	if len(fds) != 1 {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		return nil, fmt.Errorf("%d descriptors", len(fds))
+	}
+	return os.NewFile(uintptr(fds[0]), "from init"), nil
+}
