@@ -15,6 +15,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -51,8 +52,15 @@ func TestMain(m *testing.M) {
 	case roleStage:
 		err = stage(os.Args[2:])
 	default:
-		goleak.VerifyTestMain(m)
-		return
+		// Every init is a copy of this process.
+		name, value, _ := strings.Cut(testenv.EndAtOnce(), "=")
+		if err = os.Setenv(name, value); err != nil {
+			break
+		}
+		goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+			os.RemoveAll(probePath.dir)
+			os.Exit(code)
+		}))
 	}
 	fmt.Fprintln(os.Stderr, role+":", err)
 	os.Exit(99)
@@ -127,7 +135,12 @@ func TestUnprivileged(t *testing.T) {
 	if err := errors.Join(os.Chmod(work, 0o755), os.Chown(work, nobody, nobody)); err != nil {
 		t.Fatal(err)
 	}
-	probe(t)
+	// What only a member of the group may read, and a program that would be root's.
+	write(t, work+"/group/key", "for the group\n")
+	copyOf(t, "/usr/bin/id", work+"/setuid-id")
+	if err := errors.Join(os.Chown(work+"/group", 0, extraGroup), os.Chmod(work+"/group", 0o750), os.Chmod(work+"/setuid-id", 0o755|os.ModeSetuid)); err != nil {
+		t.Fatal(err)
+	}
 	self := copyOf(t, "/proc/self/exe", filepath.Join(work, "sandbox.test"))
 	args := []string{roleStage, self, "-test.v", "-test.count=1", "-test.timeout=5m", "-test.skip=^(TestUnprivileged|Fuzz.*)$"}
 	if testing.Short() {
@@ -168,12 +181,11 @@ const probeVar = "KUBEVPN_SANDBOX_TEST_PROBE"
 
 var probePath struct {
 	sync.Once
-	path string
-	err  error
+	dir, path string
+	err       error
 }
 
-// probe is the static program of testdata, where everybody may run it. It is built once, and removed with the first test
-// that asks for it in its process, which is TestUnprivileged or comes after.
+// probe is the static program of testdata, where everybody may run it. It is built once, and TestMain removes it.
 func probe(t *testing.T) string {
 	t.Helper()
 	if path := os.Getenv(probeVar); path != "" {
@@ -186,10 +198,10 @@ func probe(t *testing.T) string {
 			probePath.err = err
 			return
 		}
+		probePath.dir, probePath.path = dir, filepath.Join(dir, "probe")
 		if probePath.err = os.Chmod(dir, 0o755); probePath.err != nil {
 			return
 		}
-		probePath.path = filepath.Join(dir, "probe")
 		build := exec.Command("go", "build", "-o", probePath.path, "./testdata/probe")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
@@ -250,12 +262,11 @@ func (r *running) printed() string {
 // await waits until the program has printed something.
 func (r *running) await(what string) {
 	r.t.Helper()
-	testenv.Until(r.t, "it prints "+what, func() bool {
-		if strings.Contains(r.printed(), what) {
-			return true
+	testenv.Eventually(r.t, 20*time.Second, func() error {
+		if out := r.printed(); !strings.Contains(out, what) {
+			return fmt.Errorf("it has not printed %q, only %q", what, out)
 		}
-		r.t.Logf("so far: %s", r.printed())
-		return false
+		return nil
 	})
 }
 

@@ -192,15 +192,9 @@ func TestDial(t *testing.T) {
 	if _, err := r.Dial(t.Context(), "nonsense", "127.0.0.1:81"); err == nil {
 		t.Error("a network that there is not")
 	}
-	// The kernel sends link-local packets to no gateway of ours, so nobody answers.
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := r.Dial(ctx, "tcp", "10.244.1.9:443"); err != nil {
-		t.Errorf("in time: %v", err)
-	}
-	gone, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := r.Dial(gone, "tcp", "224.0.0.1:80"); !errors.Is(err, context.Canceled) && err == nil {
+	if _, err := r.Dial(ctx, "tcp", "127.0.0.1:80"); !errors.Is(err, context.Canceled) {
 		t.Errorf("with a context that has ended: %v", err)
 	}
 	conn, err := r.Dial(t.Context(), "tcp", "127.0.0.1:80")

@@ -337,6 +337,9 @@ func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, 
 	fail := func(err error) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: network, Err: fmt.Errorf("%s in the sandbox: %w", address, err)}
 	}
+	if err := ctx.Err(); err != nil {
+		return fail(err)
+	}
 	result := make(chan dialled, 1)
 	p.mu.Lock()
 	if p.dials == nil {
