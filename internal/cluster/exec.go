@@ -1,0 +1,142 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/util/exec"
+)
+
+// Exited is in the chain of Exec's error when the program ran, and did not end well.
+type Exited struct {
+	Command string
+	Code    int
+	Said    string // the end of its standard error
+}
+
+func (e *Exited) Error() string {
+	text := fmt.Sprintf("%s ended with exit code %d", e.Command, e.Code)
+	if e.Said != "" {
+		text += ": " + e.Said
+	}
+	return text
+}
+
+// saidMost is how much of a program's standard error is kept.
+const saidMost = 4 << 10
+
+// Exec runs a program in a container until it ends, or ctx does. stdin may be nil; stdout gets what it writes. By WebSocket
+// (v5.channel.k8s.io), where the server or what lies before it has that, else SPDY.
+func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command []string, stdin io.Reader, stdout io.Writer) error {
+	url := c.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{
+			Container: container, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true,
+		}, scheme.ParameterCodec).URL()
+	config := rest.CopyConfig(c.config)
+	first, err := remotecommand.NewWebSocketExecutor(config, "GET", url.String())
+	if err != nil {
+		return c.Explain(err)
+	}
+	second, err := remotecommand.NewSPDYExecutor(config, "POST", url)
+	if err != nil {
+		return c.Explain(err)
+	}
+	either, err := remotecommand.NewFallbackExecutor(first, second, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+	if err != nil {
+		return c.Explain(err)
+	}
+	said := &tail{most: saidMost}
+	err = either.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Stderr: said})
+	var exit exec.ExitError
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, &exit) && exit.Exited():
+		return &Exited{Command: command[0], Code: exit.ExitStatus(), Said: said.String()}
+	}
+	return c.explained(ctx, fmt.Errorf("running %s in %s/%s: %w", command[0], namespace, pod, err))
+}
+
+// tail keeps the end of what is written.
+type tail struct {
+	most int
+	mu   sync.Mutex
+	kept []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kept = append(t.kept, p...)
+	if more := len(t.kept) - t.most; more > 0 {
+		t.kept = t.kept[more:]
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(bytes.ToValidUTF8(t.kept, nil)))
+}
+
+// DialExec runs a program in a container, and gives a connection to its standard input and output. Closing it ends the program's
+// input, and lets go of it. When the program ends, or cannot be run, reading gives Exec's error, or io.EOF.
+func (c *Cluster) DialExec(namespace, pod, container string, command []string) net.Conn {
+	ours, theirs := net.Pipe()
+	ctx, cancel := context.WithCancel(context.Background())
+	conn := &execConn{Conn: ours, cancel: cancel}
+	go func() {
+		defer cancel()
+		err := c.Exec(ctx, namespace, pod, container, command, theirs, theirs)
+		conn.end(err)
+		theirs.Close()
+	}()
+	return conn
+}
+
+type execConn struct {
+	net.Conn
+	cancel context.CancelFunc
+
+	mu  sync.Mutex
+	err error
+}
+
+func (c *execConn) end(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = err
+}
+
+func (c *execConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if errors.Is(err, io.EOF) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.err != nil {
+			err = c.err
+		}
+	}
+	return n, err
+}
+
+func (c *execConn) Close() error {
+	c.cancel()
+	return c.Conn.Close()
+}
