@@ -21,6 +21,7 @@ const (
 	hold       = 50 * time.Millisecond  // for what is gone, until it is believed to be
 	rest       = 100 * time.Millisecond // before a file is read again that changed while it was, and a big one at all
 	maxTries   = 3
+	copySize   = 32 << 10
 	lookEvery  = time.Minute // at everything, but for no more than a hundredth of the time
 	racyWindow = 2 * time.Second
 )
@@ -44,6 +45,7 @@ type session struct {
 	again    map[string]mark // paths to look at after a rest
 	since    time.Time       // when the first of them changed
 	compared bool
+	buf      [copySize]byte
 
 	down   chan struct{} // closed when nothing is received any more
 	err    error         // why, from then on
@@ -746,7 +748,7 @@ func (ss *session) sendFile(archive *tar.Writer, p *plan, name string) (known, b
 		return known{}, false, err
 	}
 	h := sha256.New()
-	n, readErr, err := transfer(archive, h, f, e.size)
+	n, readErr, err := transfer(archive, h, f, e.size, ss.buf[:])
 	if err != nil {
 		return known{}, false, err
 	}
@@ -775,8 +777,7 @@ func (ss *session) sendFile(archive *tar.Writer, p *plan, name string) (known, b
 }
 
 // transfer copies up to size bytes, and tells apart which side failed.
-func transfer(to io.Writer, sum io.Writer, from io.Reader, size int64) (n int64, readErr, writeErr error) {
-	buf := make([]byte, min(size, 32<<10))
+func transfer(to io.Writer, sum io.Writer, from io.Reader, size int64, buf []byte) (n int64, readErr, writeErr error) {
 	for n < size {
 		m, err := from.Read(buf[:min(int64(len(buf)), size-n)])
 		if m > 0 {

@@ -199,6 +199,7 @@ type serving struct {
 	listed  int
 	inRound bool
 	round   Batch // that is going on
+	buf     [copySize]byte
 }
 
 // take does what a frame says. Its error ends the connection; what is wrong with one path does not.
@@ -478,7 +479,7 @@ func (s *serving) write(name string, header *tar.Header, r io.Reader) (*written,
 		return nil, nil
 	}
 	done := &written{name: name, temp: temp, size: header.Size}
-	readErr, writeErr := copyFile(f, r)
+	readErr, writeErr := copyFile(f, r, s.buf[:])
 	if writeErr == nil && readErr == nil {
 		writeErr = f.Chmod(s.mode(p, header))
 	}
@@ -500,8 +501,7 @@ func (s *serving) write(name string, header *tar.Header, r io.Reader) (*written,
 }
 
 // copyFile tells apart which side failed.
-func copyFile(to io.Writer, from io.Reader) (readErr, writeErr error) {
-	buf := make([]byte, 32<<10)
+func copyFile(to io.Writer, from io.Reader, buf []byte) (readErr, writeErr error) {
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
