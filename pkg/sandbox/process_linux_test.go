@@ -209,7 +209,7 @@ const stubborn = `
 	echo started
 `
 
-// A place to look for what is left of a sandbox: its namespaces.
+// Where to look for what is left of a sandbox: its namespaces. They are held open, or others' could get their numbers.
 type namespaces map[string]bool
 
 func namespacesOf(t *testing.T, pid int) namespaces {
@@ -224,9 +224,15 @@ func namespacesOf(t *testing.T, pid int) namespaces {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if theirs != ours {
-			n[theirs] = true
+		if theirs == ours {
+			continue
 		}
+		n[theirs] = true
+		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
 	}
 	if len(n) < 3 {
 		t.Fatalf("the sandbox has only the namespaces %v of its own", n)
@@ -253,8 +259,9 @@ func (n namespaces) in() (pids []string) {
 
 func (n namespaces) expectNone(t *testing.T) {
 	t.Helper()
-	if left := n.in(); len(left) > 0 {
-		t.Errorf("processes %v are left in %v", left, n)
+	for _, pid := range n.in() {
+		status, err := os.ReadFile("/proc/" + pid + "/status")
+		t.Errorf("process %s is left in %v: %s%v", pid, n, status, err)
 	}
 }
 

@@ -130,7 +130,7 @@ func TestShellInside(t *testing.T) {
 	cfg := config("bash", "--norc", "--noprofile", "-i")
 	cfg.Env = append(cfg.Env, "PS1=$ ", "TERM=dumb")
 	c := onTerminal(t, parentCommand(t, cfg))
-	c.await(`\$ $`)
+	c.await(`\$ `)
 	c.enter("echo g''o; cat\n") // readline has left the terminal when it says so
 	c.await(`go\n`)
 	c.enter("line\n")
@@ -142,7 +142,7 @@ func TestShellInside(t *testing.T) {
 	c.enter("again\n")
 	c.await(`again\nagain\n`)
 	c.enter("\x03")
-	c.await(`\$ $`)
+	c.await(`\$ `)
 	c.enter("exit 5\n")
 	c.await(`terminal is ours: true`)
 	if code := c.exitCode(); code != 5 {
@@ -164,7 +164,7 @@ func TestShellOutside(t *testing.T) {
 	cmd := exec.Command("bash", "--norc", "--noprofile", "-i")
 	cmd.Env = append(os.Environ(), "PS1=$ ", "TERM=dumb", "EXE="+exe, "CONFIG="+string(b), testenv.EndAtOnce())
 	c := onTerminal(t, cmd)
-	c.await(`\$ $`)
+	c.await(`\$ `)
 	c.enter("\"$EXE\" " + roleParent + " \"$CONFIG\"\n")
 	c.await(`count 3\n`)
 	c.enter("\x1a")
