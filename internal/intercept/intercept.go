@@ -212,6 +212,9 @@ func (i *Intercept) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := i.ownNetwork(&w.Template.Spec); err != nil {
+		return err
+	}
 	ports, container, err := choosePorts(w, i.cfg.Spec)
 	if err != nil {
 		return err

@@ -90,6 +90,9 @@ func (i *Intercept) sidecar() bool { return i.status.Mode == api.ModeSidecar }
 
 // ensureAgent finds our agent in the pod, or adds one, and gives its container's name.
 func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod) (string, error) {
+	if err := i.ownNetwork(&pod.Spec); err != nil { // what the template did not tell
+		return "", err
+	}
 	if name := sidecarOf(pod, i.identity.hash); name != "" {
 		return name, nil
 	}
