@@ -53,6 +53,7 @@ func proxySuite(t *testing.T, w *world) {
 
 	t.Run("headers", func(t *testing.T) { proxyHeaders(t, l, s, v) })
 	t.Run("requests", func(t *testing.T) { proxyRequests(t, l, s, v) })
+	t.Run("gigabytes", func(t *testing.T) { proxyGigabytes(t, l, s, v) })
 	t.Run("everything", func(t *testing.T) { proxyEverything(t, l, s, v) })
 	t.Run("refused", func(t *testing.T) { proxyRefused(t, l, s) })
 	t.Run("two_developers", func(t *testing.T) { proxyTwo(t, l, s, v) })
@@ -205,23 +206,6 @@ func proxyRequests(t *testing.T, l *laptop, s *shop, v *visitor) {
 					t.Errorf("%q, %v", rest, err)
 				}
 			})
-			t.Run("upload_of_2_GB/"+want, func(t *testing.T) {
-				const size = 2 << 30
-				sum := sha256.New()
-				body := io.TeeReader(io.LimitReader(pattern{}, size), sum)
-				began := time.Now()
-				slow := *v.http
-				slow.Timeout = 2 * time.Minute
-				patient := &visitor{network: v.network, http: &slow}
-				a, err := patient.ask(http.MethodPost, "http://"+ip+":8080/upload", io.NopCloser(body), header...)
-				if err != nil || a.Name != want || a.Body.Length != size || a.Body.SHA256 != hex.EncodeToString(sum.Sum(nil)) {
-					t.Errorf("%+v, %v", a.Body, err)
-				}
-				t.Logf("%.0f MB/s", size/1e6/time.Since(began).Seconds())
-				if agent := s.agentMemory(t, name); agent > 100<<20 {
-					t.Errorf("the agent holds %d MiB", agent>>20)
-				}
-			})
 			t.Run("download_with_a_trailer/"+want, func(t *testing.T) {
 				req, err := http.NewRequest(http.MethodGet, "http://"+ip+":8080/download?bytes=50000000", nil)
 				if err != nil {
@@ -246,6 +230,34 @@ func proxyRequests(t *testing.T, l *laptop, s *shop, v *visitor) {
 		t.Run("speaks_first", func(t *testing.T) { v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 "+name) })
 		t.Run("raw", func(t *testing.T) { v.rawEcho(t, net.JoinHostPort(ip, "9001"), name) })
 		break // one pod is enough for all of this
+	}
+}
+
+// proxyGigabytes: a body of any length goes through, and nobody holds it.
+func proxyGigabytes(t *testing.T, l *laptop, s *shop, v *visitor) {
+	l.proxy(t, s, "--headers", mine+"="+me)
+	defer l.leave(t, s)
+	for name, ip := range s.ready(t) {
+		for want, header := range map[string][]string{"laptop": {mine, me}, name: nil} {
+			t.Run(want, func(t *testing.T) {
+				const size = 2 << 30
+				sum := sha256.New()
+				body := io.TeeReader(io.LimitReader(pattern{}, size), sum)
+				began := time.Now()
+				slow := *v.http
+				slow.Timeout = 2 * time.Minute
+				patient := &visitor{network: v.network, http: &slow}
+				a, err := patient.ask(http.MethodPost, "http://"+ip+":8080/upload", io.NopCloser(body), header...)
+				if err != nil || a.Name != want || a.Body.Length != size || a.Body.SHA256 != hex.EncodeToString(sum.Sum(nil)) {
+					t.Errorf("%+v, %v", a.Body, err)
+				}
+				t.Logf("%.0f MB/s", size/1e6/time.Since(began).Seconds())
+				if agent := s.agentMemory(t, name); agent > 100<<20 {
+					t.Errorf("the agent holds %d MiB", agent>>20)
+				}
+			})
+		}
+		break // one pod is enough
 	}
 }
 
@@ -409,8 +421,8 @@ func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
 		if got, err := v.datagram(net.JoinHostPort(ip, "9001"), "hi"); err != nil || got != "laptop: hi" {
 			t.Errorf("by UDP: %q, %v", got, err)
 		}
-		if out, err := v.run(t, "dig", "+short", "+time=3", "+tries=1", "@"+ip, "-p", "5300", "TXT", "who.is.it"); err != nil || strings.TrimSpace(out) != `"laptop"` {
-			t.Errorf("dig: %q, %v", out, err)
+		if err := v.txt(t, ip, "5300", "laptop"); err != nil {
+			t.Error(err)
 		}
 		if out, err := v.run(t, "psql", "-h", ip, "-U", "postgres", "-At", "-c", "select 6*7"); err != nil || strings.TrimSpace(out) != "42" {
 			t.Errorf("psql: %q, %v", out, err)
@@ -542,17 +554,8 @@ func proxyTwo(t *testing.T, l *laptop, s *shop, v *visitor) {
 // a CI system's change stays.
 func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
 	l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
-	covered := func(t *testing.T) {
-		t.Helper()
-		testenv.Eventually(t, 2*time.Second, func() error {
-			return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
-		})
-	}
-	t.Run("rollout", func(t *testing.T) {
-		s.kubectl(t, "-n", s.namespace, "rollout", "restart", s.workload)
-		s.rolledOut(t)
-		covered(t)
-	})
+	covered := func(t *testing.T) { t.Helper(); s.taken(t, v, 2*time.Second) }
+	t.Run("rollout", func(t *testing.T) { s.restart(t); covered(t) })
 	t.Run("scale_to_20", func(t *testing.T) {
 		s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=20")
 		defer s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=2")
@@ -744,42 +747,59 @@ func (s *shop) agentMemory(t *testing.T, pod string) (bytes int) {
 	return bytes
 }
 
+// restart rolls the workload out anew.
+func (s *shop) restart(t *testing.T) {
+	t.Helper()
+	s.kubectl(t, "-n", s.namespace, "rollout", "restart", s.workload)
+	s.rolledOut(t)
+}
+
+// served waits until each pod's application answers what is meant for the laptop.
+func (s *shop) served(t *testing.T, v *visitor, within time.Duration) {
+	t.Helper()
+	began := time.Now()
+	testenv.Eventually(t, within, func() error {
+		return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "a pod", mine, me) })
+	})
+	t.Logf("the application answers %v later", time.Since(began).Round(time.Millisecond))
+}
+
+// taken waits until the laptop answers for each pod.
+func (s *shop) taken(t *testing.T, v *visitor, within time.Duration) {
+	t.Helper()
+	began := time.Now()
+	testenv.Eventually(t, within, func() error {
+		return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
+	})
+	t.Logf("the laptop answers %v later", time.Since(began).Round(time.Millisecond))
+}
+
+// killAgents kills those of all pods. The applications have their ports back at once, and other agents come.
+func (s *shop) killAgents(t *testing.T, v *visitor) {
+	t.Helper()
+	for name, ip := range s.ready(t) {
+		pids := s.agents(t, name)
+		if len(pids) == 0 {
+			t.Fatalf("pod %s has no agent", name)
+		}
+		for _, pid := range pids {
+			kill(t, pid)
+		}
+		// The signal is sent, and the process has to be taken off a processor yet.
+		testenv.Eventually(t, 300*time.Millisecond, func() error {
+			return v.want("http://"+ip+":8080/", name)
+		})
+	}
+	s.taken(t, v, 10*time.Second)
+}
+
 // proxyDeaths: whatever dies, requests reach the application again: at once when the agent does, within five seconds when
 // the laptop does.
 func proxyDeaths(t *testing.T, l *laptop, s *shop, v *visitor) {
-	served := func(t *testing.T, within time.Duration) {
-		t.Helper()
-		began := time.Now()
-		testenv.Eventually(t, within, func() error {
-			return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "a pod", mine, me) })
-		})
-		t.Logf("the application answers %v later", time.Since(began).Round(time.Millisecond))
-	}
-	taken := func(t *testing.T, within time.Duration) {
-		t.Helper()
-		began := time.Now()
-		testenv.Eventually(t, within, func() error {
-			return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
-		})
-		t.Logf("the laptop answers %v later", time.Since(began).Round(time.Millisecond))
-	}
+	served := func(t *testing.T, within time.Duration) { t.Helper(); s.served(t, v, within) }
+	taken := func(t *testing.T, within time.Duration) { t.Helper(); s.taken(t, v, within) }
 	l.proxy(t, s, "--headers", mine+"="+me)
-	t.Run("agent_killed", func(t *testing.T) {
-		for name, ip := range s.ready(t) {
-			pids := s.agents(t, name)
-			if len(pids) == 0 {
-				t.Fatalf("pod %s has no agent", name)
-			}
-			for _, pid := range pids {
-				kill(t, pid)
-			}
-			// The signal is sent, and the process has to be taken off a processor yet.
-			testenv.Eventually(t, 300*time.Millisecond, func() error {
-				return v.want("http://"+ip+":8080/", name)
-			})
-		}
-		taken(t, 10*time.Second) // by another agent
-	})
+	t.Run("agent_killed", func(t *testing.T) { s.killAgents(t, v) })
 	t.Run("websocket_across_a_reconnect", func(t *testing.T) {
 		for _, ip := range s.ready(t) {
 			c := v.webSocket(t, "ws://"+ip+":8080/ws", "laptop", []string{mine, me})

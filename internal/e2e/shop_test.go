@@ -84,6 +84,7 @@ apiVersion: v1
 kind: Service
 metadata: {name: shop, namespace: NAMESPACE}
 spec:
+  ipFamilyPolicy: PreferDualStack
   selector: {app: shop}
   ports:
   - {name: http, port: 80, targetPort: http}
