@@ -219,7 +219,7 @@ func (b *rules) write(ports map[Port]uint16) error {
 }
 
 func (b *rules) divert() error {
-	return errors.New("iptables redirects here, and what that would take of it would outlive the process")
+	return errors.New("redirects are by iptables here, whose rules for it would outlive the process")
 }
 
 func (b *rules) close() error {

@@ -126,6 +126,10 @@ func (r *Redirects) Set(ports map[Port]uint16) error {
 // Run keeps redirects alive until ctx ends; those of nftables live by themselves. What fails is tried again: meanwhile, new
 // connections go to the application.
 func (r *Redirects) Run(ctx context.Context) {
+	if !r.leased() {
+		<-ctx.Done()
+		return
+	}
 	tick := time.NewTicker(renewal)
 	defer tick.Stop()
 	failed := false
@@ -144,6 +148,13 @@ func (r *Redirects) Run(ctx context.Context) {
 		}
 		failed = err != nil
 	}
+}
+
+func (r *Redirects) leased() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, is := r.backend.(leased)
+	return is
 }
 
 func (r *Redirects) renew() error {

@@ -350,7 +350,7 @@ func testFlush(t *testing.T, way string) {
 	case way != byNFTables && err == nil:
 		t.Fatal("clients' addresses are kept")
 	case err != nil:
-		check(t, "why not", err.Error(), "keeping clients' addresses: iptables redirects here, and what that would take of it would outlive the process")
+		check(t, "why not", err.Error(), "keeping clients' addresses: redirects are by iptables here, whose rules for it would outlive the process")
 	}
 	// Somebody of ours listens where a client may connect from: it is not taken for the other end.
 	serve(t, server{TCP, ":40000", "other", nil})
