@@ -69,15 +69,16 @@ type world struct {
 	objects   map[string]*unstructured.Unstructured // "services/web"
 	conflicts int                                   // writes that meet one
 
-	denied   error                       // MayPatch
-	refused  func(*corev1.Pod) error     // Inject
-	bypass   bool                        // packets pass the agents by
-	noRoute  bool                        // the traffic manager does not reach the pods
-	place    string                      // the node of pods that are added
-	patience time.Duration               // podPatience, unless it is 0
-	adding   func()                      // called while an agent is being added
-	claims   map[types.UID][]api.Claim   // what others have of a pod, from the beginning
-	said     map[types.UID]chan struct{} // closed and replaced when an agent's log grows
+	denied   error                                                              // MayPatch
+	refused  func(*corev1.Pod) error                                            // Inject
+	bypass   bool                                                               // packets pass the agents by
+	noRoute  bool                                                               // the traffic manager does not reach the pods
+	doorstep func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: it is forbidden
+	place    string                                                             // the node of pods that are added
+	patience time.Duration                                                      // podPatience, unless it is 0
+	adding   func()                                                             // called while an agent is being added
+	claims   map[types.UID][]api.Claim                                          // what others have of a pod, from the beginning
+	said     map[types.UID]chan struct{}                                        // closed and replaced when an agent's log grows
 }
 
 const clusterIP = "10.96.0.80"
@@ -259,7 +260,7 @@ func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstr
 	return nil
 }
 
-func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (string, error) {
+func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (name string, added bool, err error) {
 	if w.adding != nil {
 		w.adding()
 	}
@@ -267,20 +268,20 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (str
 	defer w.mu.Unlock()
 	p := w.pod(pod.Name)
 	if p == nil {
-		return "", api.Errorf(api.ExitInject, "the pod %s %w", pod.Name, cluster.ErrPodGone)
+		return "", false, api.Errorf(api.ExitInject, "the pod %s %w", pod.Name, cluster.ErrPodGone)
 	}
 	for n, c := range p.Spec.EphemeralContainers {
-		if c.Env[0].Value == a.Owner && p.Status.EphemeralContainerStatuses[n].State.Running != nil {
-			return c.Name, nil
+		if c.Env[0].Value == a.Owner && p.Status.EphemeralContainerStatuses[n].State.Running != nil && !slices.Contains(a.Spent, c.Name) {
+			return c.Name, false, nil
 		}
 	}
 	w.injected = append(w.injected, pod.Name)
 	if w.refused != nil {
 		if err := w.refused(pod); err != nil {
-			return "", err
+			return "", false, err
 		}
 	}
-	name := fmt.Sprintf("%s%d", api.AgentPrefix, len(p.Spec.EphemeralContainers)+1)
+	name = fmt.Sprintf("%s%d", api.AgentPrefix, len(p.Spec.EphemeralContainers)+1)
 	p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 		Name: name, Image: a.Image, Env: []corev1.EnvVar{{Name: api.AgentOwnerVariable, Value: a.Owner}, {Name: api.AgentNameVariable, Value: a.OwnerName}},
 	}})
@@ -295,7 +296,18 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (str
 	close(w.said[p.UID])
 	w.said[p.UID] = make(chan struct{})
 	w.notify()
-	return name, nil
+	return name, true, nil
+}
+
+// FirstLine is what who listens says, by default nobody for as long as it is asked.
+func (w *world) FirstLine(ctx context.Context, _, pod string, port uint16) ([]byte, error) {
+	w.mu.Lock()
+	say := w.doorstep
+	w.mu.Unlock()
+	if say == nil {
+		return nil, api.Errorf(api.ExitPermission, "you may not forward ports")
+	}
+	return say(ctx, pod, port)
 }
 
 // endAgent has the agent's container of the pod end, as a kill does.

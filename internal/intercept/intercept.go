@@ -57,7 +57,9 @@ type pods interface {
 	// MayInject returns nil if Inject would be admitted.
 	MayInject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) error
 	// Inject adds an agent to the pod, unless its owner has one there, and gives its container's name.
-	Inject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) (container string, err error)
+	Inject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) (container string, added bool, err error)
+	// FirstLine is what somebody in the pod says at a port of its loopback address, as soon as there is somebody.
+	FirstLine(ctx context.Context, namespace, pod string, port uint16) ([]byte, error)
 	FollowLog(ctx context.Context, namespace, pod, container string, line func(string)) error
 	DialPod(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error)
 	Kube() kubernetes.Interface
@@ -210,9 +212,6 @@ func (i *Intercept) prepare(ctx context.Context) error {
 	done := i.step("Looking at %s", i.cfg.Workload)
 	w, err := i.pods.Workload(ctx, i.cfg.Namespace, i.cfg.Workload)
 	if err != nil {
-		return err
-	}
-	if err := i.ownNetwork(&w.Template.Spec); err != nil {
 		return err
 	}
 	ports, container, err := choosePorts(w, i.cfg.Spec)

@@ -157,7 +157,7 @@ func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error
 	if slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return isAgent(c.Name) }) {
 		return nil, nil
 	}
-	agent, err := r.pods.Inject(ctx, p, cluster.Agent{Image: cmp.Or(r.cfg.Image, runningAgent(p)), Owner: r.identity.hash, OwnerName: r.cfg.Owner})
+	agent, _, err := r.pods.Inject(ctx, p, cluster.Agent{Image: cmp.Or(r.cfg.Image, runningAgent(p)), Owner: r.identity.hash, OwnerName: r.cfg.Owner})
 	if errors.Is(err, cluster.ErrPodGone) {
 		return nil, nil // and its agents with it
 	}
