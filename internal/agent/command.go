@@ -95,6 +95,11 @@ func run(ctx context.Context, o options) error {
 		}
 		cfg.Listen = append(cfg.Listen, l)
 	}
+	if len(cfg.Listen) == 0 {
+		if guarded, err := guard(cfg.Logger); guarded {
+			return err
+		}
+	}
 	return New(cfg).Run(ctx)
 }
 
