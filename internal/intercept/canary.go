@@ -23,11 +23,15 @@ import (
 
 const (
 	canaryTimeout = 3 * time.Second
-	packetTimeout = 700 * time.Millisecond // a datagram may be lost, and is sent again
-	canaryTries   = 3
-	rolledTries   = 25
-	canaryPause   = 200 * time.Millisecond
-	causeTimeout  = 2 * time.Second
+	// answerPatience is how long who has taken the connection may take to answer, and answerTrips the same in times of what it
+	// took to connect: an agent answers at once, other servers wait for more than a canary.
+	answerPatience = time.Second
+	answerTrips    = 4
+	packetTimeout  = 700 * time.Millisecond // a datagram may be lost, and is sent again
+	canaryTries    = 3
+	rolledTries    = 25
+	canaryPause    = 200 * time.Millisecond
+	causeTimeout   = 2 * time.Second
 )
 
 // A canary is a connection from the traffic manager, as any client in the cluster might make it, whose first bytes the agents
@@ -130,6 +134,7 @@ var errPassedBy = errors.New("something else than the agent answered")
 
 // present connects, sends the canary, and looks at the answer.
 func (i *Intercept) present(ctx context.Context, to target, preface []byte) (verdict, error) {
+	began := time.Now()
 	conn, err := i.cfg.Session.Dial(ctx, to.protocol, to.addr)
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return refused, err // an agent accepts, whether or not the application listens
@@ -138,6 +143,8 @@ func (i *Intercept) present(ctx context.Context, to target, preface []byte) (ver
 		return untried, err
 	}
 	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, max(answerPatience, answerTrips*time.Since(began)))
+	defer cancel()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	answer := make([]byte, len(preface))
@@ -343,11 +350,12 @@ func (i *Intercept) causes(ctx context.Context, pod *corev1.Pod) []string {
 	return causes
 }
 
-// ownNetwork is the error of pods that have none: an agent there would take the node's traffic.
-func (i *Intercept) ownNetwork(spec *corev1.PodSpec) error {
-	if !spec.HostNetwork {
+// ownNetwork is the error of a pod that has none: an agent there would take the node's traffic. Workloads whose templates
+// tell are refused before there is an intercept.
+func (i *Intercept) ownNetwork(pod *corev1.PodSpec) error {
+	if !pod.HostNetwork {
 		return nil
 	}
-	return api.Errorf(api.ExitIntercept, "the pods of %s have their node's network (hostNetwork): an agent would take the traffic of the node", i.cfg.Workload).
-		WithHint("Nothing was changed. A copy of the workload without hostNetwork can be intercepted.")
+	return api.Errorf(api.ExitWorkload, "the pods of %s have their node's network (hostNetwork), and an agent would take the node's traffic", i.cfg.Workload).
+		WithHint("Intercept a workload whose pods have a network of their own.")
 }

@@ -192,8 +192,7 @@ func TestRefusals(t *testing.T) {
 			w.bypass = true
 			w.list[0].Annotations = map[string]string{"ambient.istio.io/redirection": "enabled"}
 		}, api.ExitIntercept, "ambient"},
-		{"node's_network", func(w *world) { w.workload.Template.Spec.HostNetwork = true }, api.ExitIntercept, "hostNetwork"},
-		{"node's_network_that_the_template_hides", func(w *world) { w.list[0].Spec.HostNetwork = true }, api.ExitIntercept, "hostNetwork"},
+		{"node's_network_that_the_template_hides", func(w *world) { w.list[0].Spec.HostNetwork = true }, api.ExitWorkload, "hostNetwork"},
 		{"datagrams_only", func(w *world) {
 			w.bypass = true
 			w.workload.Template.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "dns", ContainerPort: 53, Protocol: corev1.ProtocolUDP}}
@@ -208,7 +207,7 @@ func TestRefusals(t *testing.T) {
 			if e == nil || e.Code != tt.code || !regexp.MustCompile(tt.says).MatchString(e.Message+e.Hint) {
 				t.Fatalf("got %+v", e)
 			}
-			if e.Code == api.ExitIntercept && strings.Contains(tt.says, "hostNetwork") && len(w.injected) > 0 {
+			if e.Code == api.ExitWorkload && len(w.injected) > 0 {
 				t.Errorf("agents were added to %v", w.injected)
 			}
 			if s := i.Status(); s.State != api.InterceptFailed || s.Error.Code != tt.code {
