@@ -139,10 +139,10 @@ func openRules(cfg Config) (*rules, error) {
 	return nil, fmt.Errorf("redirecting by iptables: %w", errors.Join(errs...))
 }
 
-// enter makes the chain in one family, without redirects, and leads to it before everything else does. Where the kernel has no
+// enter makes the chain in one family, without redirects, and leads to it behind everybody else's, as tcpPriority says. Where the kernel has no
 // xt_time, there are no limits.
 func (b *rules) enter(f family) error {
-	jump := "-I PREROUTING 1 ! -i lo -m addrtype --dst-type LOCAL -m comment --comment \"kubevpn: redirected ports\" -j " + b.chain
+	jump := "-A PREROUTING ! -i lo -m addrtype --dst-type LOCAL -m comment --comment \"kubevpn: redirected ports\" -j " + b.chain
 	first := len(b.families) == 0
 	if first {
 		b.limited = true

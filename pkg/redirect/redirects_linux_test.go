@@ -67,7 +67,7 @@ func testPorts(t *testing.T, way string) {
 	check(t, "a datagram without a checksum", ask(c), "us 10.1.0.9")
 	c.Close()
 	for _, to := range []string{"10.1.0.2:53", "[fd00:1::2]:53"} {
-		if got := askAt(p.connect("udp", to), 20000); !strings.HasPrefix(got, "us ") {
+		if got := askAt(p.connect("udp", to), 20000, patience); !strings.HasPrefix(got, "us ") {
 			t.Errorf("a datagram in fragments to %s, and the answer: %s", to, got)
 		}
 	}
@@ -147,7 +147,7 @@ var listed = map[string]string{
 	}
 
 	chain tcp {
-		type nat hook prerouting priority dstnat - 10; policy accept;
+		type nat hook prerouting priority dstnat + 10; policy accept;
 		iifname != "lo" fib daddr type local tcp flags syn / fin,syn,rst,ack dnat to :tcp dport map @tcp
 	}
 
@@ -315,7 +315,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// Others' redirects stay theirs, and of two for a port ours is the first.
+// Others' redirects stay theirs, and of two for a port theirs is the first: a mesh's, say.
 func TestBesideIptables(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "iptables-nft", "ip6tables-nft") {
 		return
@@ -330,10 +330,16 @@ func TestBesideIptables(t *testing.T) {
 	r := open(t, "test")
 	check(t, "theirs", p.ask("tcp", "10.1.0.2:80"), "mesh 10.1.0.9")
 	set(t, r, map[Port]uint16{web: 8080})
+	check(t, "theirs and ours", p.ask("tcp", "10.1.0.2:80"), "mesh 10.1.0.9")
+	check(t, "theirs and ours, IPv6", p.ask("tcp", "[fd00:1::2]:80"), "mesh fd00:1::9")
+	check(t, "theirs, another port", p.ask("tcp", "10.1.0.2:81"), "mesh 10.1.0.9")
+	check(t, "within", within("tcp", "10.1.0.2:80", net.Dialer{}), "app 10.1.0.2")
+	for _, program := range []string{"iptables-nft", "ip6tables-nft"} { // theirs, but for what is ours
+		testenv.Run(t, program+" -t nat -R PREROUTING 1 -p tcp ! --dport 80 -j REDIRECT --to-ports 15006")
+	}
 	check(t, "ours", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
 	check(t, "ours, IPv6", p.ask("tcp", "[fd00:1::2]:80"), "us for [fd00:1::2]:80")
 	check(t, "theirs, another port", p.ask("tcp", "10.1.0.2:81"), "mesh 10.1.0.9")
-	check(t, "within", within("tcp", "10.1.0.2:80", net.Dialer{}), "app 10.1.0.2")
 	testenv.Run(t, "nft flush ruleset")
 	check(t, "ours, after all others were flushed", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
 	check(t, "theirs, flushed", p.ask("tcp", "10.1.0.2:81"), "dial tcp 10.1.0.2:81: connect: connection refused")

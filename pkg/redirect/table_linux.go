@@ -18,9 +18,15 @@ import (
 	"kubevpn/pkg/ownertable"
 )
 
-// priority puts our redirect before everybody else's destination NAT (-100): the first to set up NAT for a connection wins.
-// Connections are tracked by then (-200).
-const priority = -110
+// Connections are tracked (-200) before both.
+const (
+	// tcpPriority puts our redirect behind everybody else's destination NAT (-100): the first to set up NAT for a connection
+	// wins. Who has one in the pod, a service mesh for one, means what comes to be for him first: we would get what only he can
+	// read, and bring past him what he would not let through.
+	tcpPriority = -90
+	// udpPriority is before them: our rewriting is no NAT, and the ports are those of the packet as it came.
+	udpPriority = -110
+)
 
 // ctConfirmed is IPS_CONFIRMED of nf_conntrack_common.h: a packet of the flow has arrived before.
 const ctConfirmed = 1 << 3
@@ -32,7 +38,7 @@ const ctConfirmed = 1 << 3
 //	  map udp { type inet_service : inet_service }
 //	  map udp-back { type inet_service : inet_service }        # local port → port
 //
-//	  chain tcp { type nat hook prerouting priority -110
+//	  chain tcp { type nat hook prerouting priority -90
 //	    iifname != "lo" fib daddr type local tcp flags & (fin|syn|rst|ack) == syn dnat to :tcp dport map @tcp
 //	  }
 //	  chain udp { type filter hook prerouting priority -110
@@ -128,7 +134,7 @@ func (o *ownerTable) build() error {
 			&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
 			ownertable.Equal(binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)),
 		})
-	tcp := t.Chain("tcp", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, priority)
+	tcp := t.Chain("tcp", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, tcpPriority)
 	t.Rule(tcp, ownertable.Join(
 		fromOutside,
 		ownertable.Is(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_TCP}),
@@ -140,7 +146,7 @@ func (o *ownerTable) build() error {
 		mapped(destinationPort, o.tcp),
 		[]expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_INET, RegProtoMin: 2}})...)
 
-	udp := t.Chain("udp", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, priority)
+	udp := t.Chain("udp", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, udpPriority)
 	isUDP := ownertable.Is(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_UDP})
 	t.Rule(udp, ownertable.Join(
 		fromOutside, isUDP,
