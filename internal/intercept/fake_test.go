@@ -71,6 +71,9 @@ type world struct {
 
 	denied   error                                                              // MayPatch
 	refused  func(*corev1.Pod) error                                            // Inject
+	mute     chan struct{}                                                      // logs say nothing before it is closed; nil: they do
+	greeted  []uint16                                                           // ports that agents were to greet at
+	stale    bool                                                               // Inject does not see that an agent has ended
 	bypass   bool                                                               // packets pass the agents by
 	noRoute  bool                                                               // the traffic manager does not reach the pods
 	doorstep func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: it is forbidden
@@ -271,7 +274,7 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (nam
 		return "", false, api.Errorf(api.ExitInject, "the pod %s %w", pod.Name, cluster.ErrPodGone)
 	}
 	for n, c := range p.Spec.EphemeralContainers {
-		if c.Env[0].Value == a.Owner && p.Status.EphemeralContainerStatuses[n].State.Running != nil && !slices.Contains(a.Spent, c.Name) {
+		if c.Env[0].Value == a.Owner && (p.Status.EphemeralContainerStatuses[n].State.Running != nil || w.stale) && !slices.Contains(a.Spent, c.Name) {
 			return c.Name, false, nil
 		}
 	}
@@ -287,8 +290,11 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (nam
 	}})
 	p.Status.EphemeralContainerStatuses = append(p.Status.EphemeralContainerStatuses,
 		corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
+	if a.Greet != 0 {
+		w.greeted = append(w.greeted, a.Greet)
+	}
 	agent := w.agents[p.UID]
-	if agent == nil {
+	if agent == nil || agent.ends() { // the socket is free
 		agent = startAgent(w.t, w.claims[p.UID])
 		w.agents[p.UID] = agent
 	}
@@ -327,6 +333,13 @@ func (w *world) endAgent(pod string) {
 }
 
 func (w *world) FollowLog(ctx context.Context, _, pod, container string, line func(string)) error {
+	if w.mute != nil {
+		select {
+		case <-w.mute:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	line("level=INFO msg=starting")
 	var before *fakeAgent
 	for {
@@ -412,6 +425,7 @@ type fakeAgent struct {
 	mu       sync.Mutex
 	owners   map[string]string // names, by the hashes of their keys
 	last     string            // the hash of the owner who came last
+	ending   bool              // it takes no orders
 	claims   []heldClaim
 	canaries [][]byte
 	refused  int                           // claims
@@ -552,6 +566,8 @@ func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
 
 func (a *fakeAgent) obey(hash string, o api.AgentOrder) *api.Error {
 	switch {
+	case a.ending:
+		return api.Errorf(api.ExitLost, "this agent is ending")
 	case o.Claim != nil:
 		m, err := match.New(matchSpec(o.Claim.Match))
 		if err != nil {
@@ -634,6 +650,12 @@ func (a *fakeAgent) client(conn net.Conn, bypass bool) {
 	}
 }
 
+func (a *fakeAgent) ends() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ending
+}
+
 func (a *fakeAgent) refusals() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -643,8 +665,13 @@ func (a *fakeAgent) refusals() int {
 // begin runs an intercept until the test ends, or stop is called, and gives it once it has begun, or Run's error.
 func begin(t *testing.T, w *world, spec api.InterceptSpec) (i *Intercept, stop func() error, err error) {
 	t.Helper()
+	return beginAs(t, w, newKey(t), spec)
+}
+
+func beginAs(t *testing.T, w *world, key *ecdsa.PrivateKey, spec api.InterceptSpec) (i *Intercept, stop func() error, err error) {
+	t.Helper()
 	i, err = newIntercept(Config{
-		Session: w, Namespace: "default", Workload: "deployment/web", Spec: spec, Owner: "ann@laptop", Key: newKey(t),
+		Session: w, Namespace: "default", Workload: "deployment/web", Spec: spec, Owner: "ann@laptop", Key: key,
 		Progress: func(api.Event) {}, Logger: quiet(),
 	}, w, w)
 	if err != nil {
