@@ -30,6 +30,7 @@ import (
 
 	"github.com/gorilla/websocket"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
@@ -273,7 +274,12 @@ func (pattern) Read(p []byte) (int, error) {
 
 func (v *visitor) grpc(t *testing.T, address, want string, header []string) {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	v.grpcBy(t, insecure.NewCredentials(), address, want, header)
+}
+
+func (v *visitor) grpcBy(t *testing.T, by credentials.TransportCredentials, address, want string, header []string) {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(by),
 		grpc.WithContextDialer(func(_ context.Context, address string) (net.Conn, error) { return dialIn(v.network, address) }))
 	if err != nil {
 		t.Fatal(err)

@@ -51,6 +51,8 @@ var installing = []suite{
 var intercepts = []suite{
 	{"proxy", proxySuite},
 	{"kinds", kindsSuite},
+	{"tls", tlsSuite},
+	{"bypassed", bypassedSuite},
 }
 
 // whole is checked where the kernel serves ClusterIPs, so that laptops may have their packets forwarded by it.
