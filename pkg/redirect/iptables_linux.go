@@ -61,6 +61,7 @@ type rules struct {
 	families []family
 	limited  bool // by the clock
 	logger   *slog.Logger
+	now      func() time.Time
 
 	ports map[Port]uint16
 }
@@ -118,7 +119,7 @@ func openRules(cfg Config) (*rules, error) {
 	if cfg.Programs == "" {
 		return nil, errors.New("iptables: it is not known where it is")
 	}
-	b := &rules{chain: chainName(cfg), logger: cfg.Logger}
+	b := &rules{chain: chainName(cfg), logger: cfg.Logger, now: time.Now}
 	var errs []error
 	for _, variant := range variants {
 		v4 := family{programs: cfg.Programs, variant: variant}
@@ -164,7 +165,7 @@ func (b *rules) enter(f family) error {
 func (b *rules) script(ports map[Port]uint16) []string {
 	limit := ""
 	if b.limited {
-		now := time.Now().UTC()
+		now := b.now().UTC()
 		limit = fmt.Sprintf(" -m time --datestart %s --datestop %s", date(now.Add(-backstep)), date(now.Add(lease)))
 	}
 	rule := func(p Port, local uint16, more string) string {

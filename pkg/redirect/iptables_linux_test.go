@@ -14,18 +14,18 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// eachRules runs a test for each of iptables' ways to the kernel.
-func eachRules(t *testing.T, test func(t *testing.T, way string)) {
-	each(t, func(t *testing.T, way string) {
-		if way != byNFTables {
-			test(t, way)
-		}
-	})
-}
-
 // Redirects are there for as long as they are renewed, and connections do not notice it. When nobody is left they end by
 // themselves, five seconds after the last renewal.
-func TestLease(t *testing.T) { eachRules(t, testLease) }
+func TestLease(t *testing.T) {
+	for _, way := range ruleWays {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel() // it takes its time, for itself
+			if testenv.InNamespace(t, "iptables-nft", "iptables-legacy") {
+				testLease(t, way)
+			}
+		})
+	}
+}
 
 func testLease(t *testing.T, way string) {
 	p := newPod(t)
@@ -73,7 +73,7 @@ func testLease(t *testing.T, way string) {
 
 // Remove has the application back at once, with clients that keep their UDP socket; a later New does as well, whichever way it
 // redirects.
-func TestRemove(t *testing.T) { eachRules(t, testRemove) }
+func TestRemove(t *testing.T) { each(t, ruleWays, testRemove) }
 
 func testRemove(t *testing.T, way string) {
 	p := newPod(t)
@@ -81,7 +81,7 @@ func testRemove(t *testing.T, way string) {
 	serve(t, application(53)...)
 	testenv.Run(t, way+" -t nat -N KUBEVPN-0-OTHER")
 	testenv.Run(t, way+" -t nat -A PREROUTING -p tcp --dport 9 -j KUBEVPN-0-OTHER")
-	before := savedNAT(t, strings.TrimPrefix(way, "iptables-"))
+	before := savedNAT(t, inVariant[way])
 	for what, remove := range map[string]func(t *testing.T){
 		"Remove": func(t *testing.T) {
 			if err := Remove(config(way, "test")); err != nil {
@@ -116,12 +116,54 @@ func testRemove(t *testing.T, way string) {
 			check(t, "UDP", p.ask("udp", "10.1.0.2:53"), "app 10.1.0.9")
 			check(t, "UDP of the same socket", ask(flow), "app 10.1.0.9")
 		})
-		check(t, "left behind after "+what, savedNAT(t, strings.TrimPrefix(way, "iptables-")), before)
+		check(t, "left behind after "+what, savedNAT(t, inVariant[way]), before)
 	}
 }
 
+// A clock that is set ends redirects until they are renewed, whichever way it is set: what the kernel has then was made by
+// another clock.
+func TestClockIsSet(t *testing.T) { each(t, ruleWays, testClockIsSet) }
+
+func testClockIsSet(t *testing.T, way string) {
+	p := newPod(t)
+	serve(t, application(80)...)
+	serve(t, redirector(8080)...)
+	cfg := config(way, "test")
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	b, err := openRules(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := b.set(map[Port]uint16{web: 8080}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		ahead time.Duration // the former clock
+		want  string
+	}{
+		{-time.Hour, "app 10.1.0.9"}, {-lease - time.Second, "app 10.1.0.9"}, {-time.Second, "us for 10.1.0.2:80"},
+		{time.Second, "us for 10.1.0.2:80"}, {backstep + 2*time.Second, "app 10.1.0.9"}, {time.Hour, "app 10.1.0.9"},
+	} {
+		b.now = func() time.Time { return time.Now().Add(tt.ahead) }
+		if err := b.renew(); err != nil {
+			t.Fatal(err)
+		}
+		check(t, fmt.Sprintf("a clock that was %v ahead", tt.ahead), p.ask("tcp", "10.1.0.2:80"), tt.want)
+	}
+	b.now = time.Now
+	if err := b.renew(); err != nil {
+		t.Fatal(err)
+	}
+	check(t, "renewed", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
+}
+
 // Others' redirects stay theirs, and of two for a port theirs is the first: a mesh's, say.
-func TestRulesBesideOthers(t *testing.T) { eachRules(t, testRulesBesideOthers) }
+func TestRulesBesideOthers(t *testing.T) { each(t, ruleWays, testRulesBesideOthers) }
 
 func testRulesBesideOthers(t *testing.T, way string) {
 	p := newPod(t)
@@ -258,7 +300,7 @@ func TestFallback(t *testing.T) {
 	}
 }
 
-func TestRulesErrors(t *testing.T) { eachRules(t, testRulesErrors) }
+func TestRulesErrors(t *testing.T) { each(t, ruleWays, testRulesErrors) }
 
 func testRulesErrors(t *testing.T, way string) {
 	cmd := child("unprivileged", way)

@@ -153,11 +153,17 @@ const (
 	byLegacy   = "iptables-legacy"
 )
 
-// each runs a test for each way to redirect, in namespaces of their own.
-func each(t *testing.T, test func(t *testing.T, way string), needs ...string) {
-	for _, way := range []string{byNFTables, byNFT, byLegacy} {
+var (
+	allWays   = []string{byNFTables, byNFT, byLegacy}
+	ruleWays  = []string{byNFT, byLegacy}
+	inVariant = map[string]string{byNFT: "nft", byLegacy: "legacy"}
+)
+
+// each runs a test for each of these ways to redirect, in namespaces of their own.
+func each(t *testing.T, ways []string, test func(t *testing.T, way string)) {
+	for _, way := range ways {
 		t.Run(way, func(t *testing.T) {
-			if testenv.InNamespace(t, append(needs, "nft", "iptables-nft", "iptables-legacy")...) {
+			if testenv.InNamespace(t, "nft", "iptables-nft", "iptables-legacy") {
 				test(t, way)
 			}
 		})
@@ -341,10 +347,10 @@ func (p pod) ask(network, address string) string {
 	return ask(c)
 }
 
-func ask(c net.Conn) string { return askAt(c, 1) }
+func ask(c net.Conn) string { return askAt(c, 1, patience) }
 
 // askAt asks at length.
-func askAt(c net.Conn, length int) string {
+func askAt(c net.Conn, length int, patience time.Duration) string {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err.Error()
 	}

@@ -21,7 +21,7 @@ import (
 
 var web, dns = Port{TCP, 80}, Port{UDP, 53}
 
-func TestPorts(t *testing.T) { each(t, testPorts) }
+func TestPorts(t *testing.T) { each(t, allWays, testPorts) }
 
 func testPorts(t *testing.T, way string) {
 	t.Setenv("TZ", "Asia/Tokyo") // iptables knows no other time of day than UTC
@@ -110,7 +110,7 @@ func testPorts(t *testing.T, way string) {
 		t.Fatal(err)
 	}
 	before("after Close")
-	for _, way := range []string{byNFT, byLegacy} {
+	for _, way := range ruleWays {
 		if left := list[way](t); strings.Contains(left, "KUBEVPN") {
 			t.Errorf("left behind: %s", left)
 		}
@@ -214,7 +214,7 @@ func ruleset(t *testing.T) string {
 
 // Connections from before stay with the application, also those that the kernel did not track before New; those that are
 // redirected stay redirected.
-func TestOpenConnectionsStay(t *testing.T) { each(t, testOpenConnectionsStay) }
+func TestOpenConnectionsStay(t *testing.T) { each(t, allWays, testOpenConnectionsStay) }
 
 func testOpenConnectionsStay(t *testing.T, way string) {
 	p := newPod(t)
@@ -251,7 +251,7 @@ func testOpenConnectionsStay(t *testing.T, way string) {
 }
 
 // No connection sees a port without its redirect while others come and go.
-func TestSetIsAtomic(t *testing.T) { each(t, testSetIsAtomic) }
+func TestSetIsAtomic(t *testing.T) { each(t, allWays, testSetIsAtomic) }
 
 func testSetIsAtomic(t *testing.T, way string) {
 	p := newPod(t)

@@ -335,7 +335,7 @@ func TestTwo(t *testing.T) {
 	}
 }
 
-func TestFlush(t *testing.T) { each(t, testFlush) }
+func TestFlush(t *testing.T) { each(t, allWays, testFlush) }
 
 func testFlush(t *testing.T, way string) {
 	p := newPod(t)
