@@ -230,6 +230,7 @@ func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstr
 		return apierrors.NewConflict(r.GroupResource(), o.GetName(), errors.New("it has changed"))
 	}
 	w.objects[r.Resource+"/"+o.GetName()] = o.DeepCopy()
+	generation := len(w.said)
 	var old []string
 	for _, p := range w.list {
 		old = append(old, p.Name)
@@ -247,7 +248,7 @@ func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstr
 		return err
 	}
 	for n, name := range old {
-		p := w.addPodOf(fmt.Sprintf("new-%d", n), template.Spec)
+		p := w.addPodOf(fmt.Sprintf("new-%d-%d", generation, n), template.Spec)
 		for _, c := range template.Spec.Containers {
 			if isAgent(c.Name) {
 				w.mu.Lock()

@@ -201,6 +201,7 @@ func (i *Intercept) run(ctx, life context.Context) error {
 		}
 		return i.begin(gctx)
 	})
+	g.Go(func() error { return i.seeRemoved(gctx) })
 	g.Go(func() error {
 		select {
 		case err := <-i.reset:
