@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"slices"
 	"testing"
 
 	"kubevpn/internal/api"
@@ -78,9 +79,7 @@ func runSuites(t *testing.T, w *world, suites ...[]suite) {
 }
 
 func TestIPTables(t *testing.T) {
-	w := newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables})
-	runSuites(t, w, intercepts)
-	bothNetstacks(t, w, installing, once...)
+	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}), slices.Concat(intercepts, installing), once...)
 }
 
 // TestNFTablesDualStack is by port-forward alone. Elsewhere it is the laptop's choice, which is api-proxy while that works.
