@@ -28,6 +28,8 @@ const (
 	lease = 4 * time.Second
 	// backstep is by how much the clock may be set back without an effect on rules.
 	backstep = 2 * time.Second
+	// discard is the port of RFC 863.
+	discard = 9
 	// lockWait is for how many seconds another program may hold the lock of iptables-legacy.
 	lockWait = "5"
 	// commandTimeout bounds a run of iptables, and the wait for its lock.
@@ -39,6 +41,10 @@ const (
 //	-A PREROUTING ! -i lo -m addrtype --dst-type LOCAL -j CHAIN
 //	-A CHAIN -p tcp --dport PORT --tcp-flags FIN,SYN,RST,ACK SYN -m time --datestart ... --datestop ... -j DNAT --to-destination :LOCAL
 //	-A CHAIN -p udp --dport PORT -m time --datestart ... --datestop ... -j DNAT --to-destination :LOCAL
+//	-A CHAIN -p udp --dport LOCAL -m time --datestart ... --datestop ... -j DNAT --to-destination :9
+//
+// The last is for who sends to the local port itself, which would be taken for redirected; nat has no way to drop a packet, and
+// at the port that RFC 863 gives to discarding there is nobody, as a rule.
 //
 // The kernel keeps rules of iptables when their maker dies. So they hold for five seconds at most (xt_time), and are made anew
 // each second, the whole chain in one transaction; what has begun does not come by them again:
@@ -168,18 +174,21 @@ func (b *rules) script(ports map[Port]uint16) []string {
 		now := b.now().UTC()
 		limit = fmt.Sprintf(" -m time --datestart %s --datestop %s", date(now.Add(-backstep)), date(now.Add(lease)))
 	}
-	rule := func(p Port, local uint16, more string) string {
+	rule := func(p Port, to uint16, more string) string {
 		syn := ""
 		if p.Protocol == TCP { // as conntrack may begin with the chain: then a connection that is older looks new to it
 			syn = " --tcp-flags FIN,SYN,RST,ACK SYN"
 		}
-		return fmt.Sprintf("-A %s%s -p %s -m %[3]s --dport %d%s%s -j DNAT --to-destination :%d", b.chain, more, p.Protocol, p.Port, syn, limit, local)
+		return fmt.Sprintf("-A %s%s -p %s -m %[3]s --dport %d%s%s -j DNAT --to-destination :%d", b.chain, more, p.Protocol, p.Port, syn, limit, to)
 	}
 	lines := []string{":" + b.chain + " - [0:0]", rule(Port{TCP, 1}, 1, " -i lo"), rule(Port{UDP, 1}, 1, " -i lo")}
 	for _, p := range slices.SortedFunc(maps.Keys(ports), func(a, b Port) int {
 		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 	}) {
 		lines = append(lines, rule(p, ports[p], ""))
+		if p.Protocol == UDP {
+			lines = append(lines, rule(Port{UDP, ports[p]}, discard, ""))
+		}
 	}
 	return lines
 }

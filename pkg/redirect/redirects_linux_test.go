@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -69,6 +70,13 @@ func testPorts(t *testing.T, way string) {
 	for _, to := range []string{"10.1.0.2:53", "[fd00:1::2]:53"} {
 		if got := askAt(p.connect("udp", to), 20000, patience); !strings.HasPrefix(got, "us ") {
 			t.Errorf("a datagram in fragments to %s, and the answer: %s", to, got)
+		}
+	}
+
+	// Whoever sends to the local port itself is not taken for redirected, as SO_ORIGINAL_DST has it with TCP.
+	for _, to := range []string{"10.1.0.2:5353", "[fd00:1::2]:5353"} {
+		if got := askAt(p.connect("udp", to), 1, 300*time.Millisecond); strings.HasPrefix(got, "us ") {
+			t.Errorf("a datagram to %s, which nobody redirected: %s", to, got)
 		}
 	}
 
@@ -153,6 +161,7 @@ var listed = map[string]string{
 
 	chain udp {
 		type filter hook prerouting priority dstnat - 10; policy accept;
+		iifname != "lo" fib daddr type local meta l4proto udp drop
 		iifname != "lo" fib daddr type local meta l4proto udp ct status ! confirmed ct mark set 0x4b560100
 		ct mark 0x4b560100 udp checksum 0 udp dport set udp dport map @udp accept
 		ct mark 0x4b560100 udp dport set udp dport map @udp
@@ -173,6 +182,7 @@ const iptablesListed = `-A PREROUTING ! -i lo -m addrtype --dst-type LOCAL -m co
 -A KUBEVPN-4B560100-AFD071E5 -i lo -p udp -m udp --dport 1 -m time --datestart T --datestop T -j DNAT --to-destination :1
 -A KUBEVPN-4B560100-AFD071E5 -p tcp -m tcp --dport 80 --tcp-flags FIN,SYN,RST,ACK SYN -m time --datestart T --datestop T -j DNAT --to-destination :8080
 -A KUBEVPN-4B560100-AFD071E5 -p udp -m udp --dport 53 -m time --datestart T --datestop T -j DNAT --to-destination :5353
+-A KUBEVPN-4B560100-AFD071E5 -p udp -m udp --dport 5353 -m time --datestart T --datestop T -j DNAT --to-destination :9
 `
 
 // list gives what is in the kernel for a way to redirect. Both families have the same rules.

@@ -42,6 +42,7 @@ const ctConfirmed = 1 << 3
 //	    iifname != "lo" fib daddr type local tcp flags & (fin|syn|rst|ack) == syn dnat to :tcp dport map @tcp
 //	  }
 //	  chain udp { type filter hook prerouting priority -110
+//	    iifname != "lo" fib daddr type local udp dport map @udp-back drop
 //	    iifname != "lo" fib daddr type local udp dport map @udp ct status ! confirmed ct mark set MARK
 //	    ct mark MARK udp dport set udp dport map @udp
 //	  }
@@ -53,6 +54,9 @@ const ctConfirmed = 1 << 3
 // and, with Transparent, what is told there.
 //
 // Only a SYN is redirected, as conntrack may begin with this table: then a connection that is older looks new to it.
+//
+// A local port is nobody's but the redirect's: a datagram that was sent to it would be taken for one that was redirected. (A TCP
+// connection says where it was for, OriginalDestination.)
 //
 // UDP has no NAT, as NAT would outlive the table: conntrack keeps it for as long as the client goes on sending, to a port where
 // nobody is any more. So the table says which flows are redirected (those that began since, by conntrack's mark) and the ports
@@ -148,6 +152,7 @@ func (o *ownerTable) build() error {
 
 	udp := t.Chain("udp", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, udpPriority)
 	isUDP := ownertable.Is(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_UDP})
+	t.Rule(udp, ownertable.Join(fromOutside, isUDP, mapped(destinationPort, o.udpBack), ownertable.Verdict(expr.VerdictDrop))...)
 	t.Rule(udp, ownertable.Join(
 		fromOutside, isUDP,
 		[]expr.Any{
