@@ -598,16 +598,20 @@ func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
 		s.rolledOut(t)
 		covered(t)
 	})
-	t.Run("ci_changes_the_template", func(t *testing.T) {
-		s.kubectl(t, "-n", s.namespace, "set", "env", s.workload, "RELEASE=2")
+	t.Run("ci_changes_the_image", func(t *testing.T) {
+		const next = appRef + "-next"
+		for _, node := range s.nodes() {
+			s.node(t, node, "ctr -n k8s.io images tag --force %s %s", appRef, next)
+		}
+		s.kubectl(t, "-n", s.namespace, "set", "image", s.workload, "app="+next)
 		s.rolledOut(t)
 		covered(t)
 		release := s.template(t)
 		l.leave(t, s)
-		if after := s.template(t); after != release || !strings.Contains(after, "RELEASE") {
+		if after := s.template(t); after != release || !strings.Contains(after, next) {
 			t.Errorf("CI's template\n%s\nis\n%s", release, after)
 		}
-		s.kubectl(t, "-n", s.namespace, "set", "env", s.workload, "RELEASE-")
+		s.kubectl(t, "-n", s.namespace, "set", "image", s.workload, "app="+appRef)
 		s.rolledOut(t)
 	})
 }
