@@ -45,6 +45,7 @@ type Config struct {
 	Socket    string       // abstract unix socket; api.AgentSocket
 	Listen    []Listen     // a sidecar's ports; empty: it is none
 	Greetings io.Writer    // where the owner reads
+	Greet     uint16       // port of 127.0.0.1 where the same is said for a minute; 0: none
 	Logger    *slog.Logger
 
 	// What a test has instead. kernel opens what redirects need: it is called at most once by each primary, and not for a sidecar.
@@ -63,8 +64,9 @@ type Listen struct {
 
 // Agent is one agent of a pod. Make it with New.
 type Agent struct {
-	cfg Config
-	log *slog.Logger
+	cfg      Config
+	log      *slog.Logger
+	doorstep *doorstep // of Run; nil: none
 }
 
 // New starts nothing.
@@ -87,6 +89,9 @@ func New(cfg Config) *Agent {
 // Run is the agent's life: standby, primary, draining. It returns nil when ctx ends, and when the agent is not needed any
 // more. An error is on Config.Greetings as well.
 func (a *Agent) Run(ctx context.Context) error {
+	var closed func()
+	a.doorstep, closed = openDoorstep(a.cfg.Greet, a.log)
+	defer closed()
 	err := a.run(ctx)
 	if err != nil {
 		err = errors.Join(err, a.greet(api.AgentGreeting{Error: api.AsError(err)}))
@@ -145,8 +150,16 @@ func (a *Agent) follow(ctx context.Context, greet func(api.AgentGreeting) error)
 
 // greet tells the owner where to go.
 func (a *Agent) greet(g api.AgentGreeting) error {
-	if err := json.NewEncoder(a.cfg.Greetings).Encode(g); err != nil {
+	line, err := json.Marshal(g)
+	if err == nil {
+		line = append(line, '\n')
+		_, err = a.cfg.Greetings.Write(line)
+	}
+	if err != nil {
 		return fmt.Errorf("greeting the owner: %w", err)
+	}
+	if g.Error == nil { // the log says it, and the container's end
+		a.doorstep.say(line)
 	}
 	return nil
 }
@@ -174,7 +187,7 @@ func (a *Agent) serve(ctx context.Context, agents, carriers net.Listener, number
 	if err != nil {
 		return err
 	}
-	p.stays = len(a.cfg.Listen) > 0
+	p.stays, p.arrived = len(a.cfg.Listen) > 0, a.doorstep.close
 	p.plane = newPlane(a.cfg, p, number)
 	defer p.plane.close()
 	if err := p.plane.start(a.cfg.Listen); err != nil {

@@ -24,6 +24,7 @@ type options struct {
 	podIP, log   string
 	listen       []string
 	owner, named string
+	greet        string
 }
 
 // NewCommand returns `traffic agent`.
@@ -41,7 +42,8 @@ without any (--listen). The first line on standard output says where the owner's
 laptop finds it; the log is on standard error.
 
 $` + api.AgentOwnerVariable + ` is the hash of the owner's public key, and $` + api.AgentNameVariable + `
-what the owner is called.`,
+what the owner is called. $` + api.AgentGreetVariable + ` is a port of 127.0.0.1
+where the first line is said as well, for a minute.`,
 		Example: `  traffic agent
   traffic agent --listen 8080:18080`,
 		Args:          cobra.NoArgs,
@@ -49,6 +51,7 @@ what the owner is called.`,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.owner, o.named = os.Getenv(api.AgentOwnerVariable), os.Getenv(api.AgentNameVariable)
+			o.greet = os.Getenv(api.AgentGreetVariable)
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			return run(ctx, o)
@@ -74,6 +77,13 @@ func run(ctx context.Context, o options) error {
 		Owner: o.owner, OwnerName: o.named, Port: o.port, Socket: api.AgentSocket, Greetings: os.Stdout,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
+	if o.greet != "" {
+		n, err := strconv.ParseUint(o.greet, 10, 16)
+		if err != nil {
+			return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentGreetVariable, err)
+		}
+		cfg.Greet = uint16(n)
+	}
 	var err error
 	if cfg.PodIPs, err = podIPs(o.podIP); err != nil {
 		return api.Errorf(api.ExitUsage, "--pod-ip: %w", err)
@@ -84,6 +94,11 @@ func run(ctx context.Context, o options) error {
 			return api.Errorf(api.ExitUsage, "--listen %s: %w", text, err)
 		}
 		cfg.Listen = append(cfg.Listen, l)
+	}
+	if len(cfg.Listen) == 0 {
+		if guarded, err := guard(cfg.Logger); guarded {
+			return err
+		}
 	}
 	return New(cfg).Run(ctx)
 }

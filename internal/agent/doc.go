@@ -33,6 +33,9 @@
 // then ends: a container that runs is one whose owner may give orders. The primary ends when it is left alone: no other
 // owner, no claim and no carrier for a minute, no connection that it still carries.
 //
+// Before Linux 5.12 the kernel does not remove an agent's redirects. There the agent has a guardian, which starts it and removes
+// them when it has ended.
+//
 // A sidecar (Config.Listen) is the same without redirects: Services lead to ports of its own, which it listens on from the
 // beginning, and it never ends by itself, as nobody else would serve there. The primary listens for those that stand by as well.
 //
@@ -43,4 +46,6 @@
 //	control.go   a laptop's orders, and reports to it
 //	taker.go     streams to a laptop
 //	plane.go     listeners, redirects, the application
+//	kernel.go    redirects, as the kernel has them
+//	guardian.go  the agent's parent on an old kernel
 package agent

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"sync"
 
 	"kubevpn/pkg/redirect"
 )
@@ -16,16 +18,31 @@ import (
 // the same, as one may still be draining while the next one begins.
 const mark = 0x6b766100
 
-// openKernel makes the table of redirects. Agents that follow each other are in different containers, and each is process 1
-// there; so it is not the process that the table's name is made of.
+// redirectConfig is what the redirects of this process are made with, or those of the agent whose guardian it is. Agents that
+// follow each other are in different containers, and each is process 1 there; so it is not the process that their name is made
+// of.
+func redirectConfig(log *slog.Logger) redirect.Config {
+	name := os.Getenv(guardedVariable)
+	if name == "" {
+		var random [4]byte
+		rand.Read(random[:]) // it never fails
+		name = "kubevpn-agent-" + hex.EncodeToString(random[:])
+	}
+	return redirect.Config{
+		Name: name, Mark: mark, Logger: log,
+		Programs: "/usr/sbin", Backend: redirect.Backend(os.Getenv(backendVariable)),
+	}
+}
+
+// openKernel makes the table of redirects, or what the kernel has instead of it.
 func openKernel(log *slog.Logger) (kernel, error) {
-	var name [4]byte
-	rand.Read(name[:]) // it never fails
-	r, err := redirect.New(redirect.Config{Name: "kubevpn-agent-" + hex.EncodeToString(name[:]), Mark: mark, Logger: log})
+	r, err := redirect.New(redirectConfig(log))
 	if err != nil {
 		return nil, err
 	}
-	k := &redirects{Redirects: r}
+	running, stop := context.WithCancel(context.Background())
+	k := &redirects{Redirects: r, stop: stop}
+	k.running.Go(func() { r.Run(running) })
 	if err := r.Transparent(); err != nil {
 		log.Info("the application sees the agent's address, and clients' in X-Forwarded-For", "why", err)
 		k.opaque = err
@@ -36,7 +53,15 @@ func openKernel(log *slog.Logger) (kernel, error) {
 // redirects is pkg/redirect as a kernel.
 type redirects struct {
 	*redirect.Redirects
-	opaque error // why clients' addresses are not kept
+	opaque  error // why clients' addresses are not kept
+	stop    context.CancelFunc
+	running sync.WaitGroup
+}
+
+func (k *redirects) Close() error {
+	k.stop()
+	k.running.Wait()
+	return k.Redirects.Close()
 }
 
 func (k *redirects) Set(to map[port]uint16) error {

@@ -66,6 +66,7 @@ type primary struct {
 	door     *door.Door
 	plane    *plane
 	stays    bool          // a sidecar: it does not end by itself
+	arrived  func()        // called when the agent's own owner has come
 	reset    chan struct{} // closed by the order to reset
 	table    atomic.Pointer[table]
 
@@ -177,6 +178,9 @@ func (p *primary) serve(ctx context.Context, o *owner, s *transport.Session) {
 	o.links[l] = struct{}{}
 	p.notify()
 	p.mu.Unlock()
+	if o.home {
+		p.arrived()
+	}
 	l.serve(ctx)
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -238,6 +238,46 @@ func (p *process) end(within time.Duration) error {
 	}
 }
 
+// The greeting is to be had from a port as well, for the pod alone, until the owner has come.
+func TestProcessGreets(t *testing.T) {
+	if !testenv.InNamespace(t, "nft", "setpriv") {
+		return
+	}
+	n := newNetns(t)
+	const at = "127.0.0.1:20001"
+	t.Setenv(api.AgentGreetVariable, "20001")
+	alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
+	ask := func() (string, error) {
+		conn, err := net.Dial("tcp", at)
+		if err != nil {
+			return "", err
+		}
+		defer conn.Close()
+		said, err := io.ReadAll(conn)
+		return string(said), err
+	}
+	first := n.run(alice, "-all,+net_admin")
+	line := string(<-first.greetings.lines) + "\n"
+	if said, err := ask(); said != line || err != nil {
+		t.Errorf("%q, %v; the log has %q", said, err, line)
+	}
+	if conn, err := n.dial(t.Context(), "tcp", "10.1.0.2:20001"); err == nil {
+		conn.Close()
+		t.Error("the port is open to others")
+	}
+	second := n.run(bob, "-all,+net_admin") // the port is taken, but not the log
+	greeting := second.greetings.next(t)
+	if !strings.Contains(second.log.String(), "address already in use") {
+		t.Errorf("it does not say that its port is taken: %s", second.log)
+	}
+	n.connect(bob, greeting) // who is not the agent's own
+	if _, err := ask(); err != nil {
+		t.Error(err)
+	}
+	n.connect(alice, greeting)
+	testenv.Until(t, "the port is let go", func() bool { _, err := ask(); return errors.Is(err, syscall.ECONNREFUSED) })
+}
+
 // kernelState is what an agent changes in the pod's kernel.
 func kernelState(t *testing.T) string {
 	var state strings.Builder

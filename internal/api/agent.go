@@ -14,10 +14,15 @@ const (
 	AgentOwnerVariable = "KUBEVPN_OWNER"
 	// AgentNameVariable is what the owner is called: user@host.
 	AgentNameVariable = "KUBEVPN_OWNER_NAME"
+	// AgentGreetVariable is a port of 127.0.0.1 in the pod, which the owner has chosen: who connects there within the agent's
+	// first minute is told its latest AgentGreeting, as a JSON line, and the connection ends. The owner does by
+	// pods/portforward, because a container's log is to be had only up to a second after its start.
+	AgentGreetVariable = "KUBEVPN_GREET"
 )
 
 // AgentGreeting is a JSON line on the agent's standard output: to which agent of the pod the owner has to go. Who can read
 // the container's log can believe it, as it is the kubelet that gives it. There is another one whenever the primary is another.
+// The same may come from the port of AgentGreetVariable, sooner: then it is believed to be somebody's of that pod.
 type AgentGreeting struct {
 	Protocol int    `json:"protocol"` // Protocol
 	Version  string `json:"version"`

@@ -119,4 +119,7 @@ type ResetRequest struct {
 	Namespace  string   `json:"namespace"`
 	Workloads  []string `json:"workloads"` // TYPE/NAME
 	Image      string   `json:"image"`     // of the traffic agent
+	// Mine leaves what others have alone: only agents are removed that an earlier daemon of the same user on the same machine
+	// left in a template, because it was killed.
+	Mine bool `json:"mine,omitempty"`
 }

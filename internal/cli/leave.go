@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 )
 
 type leaveOptions struct {
@@ -24,7 +25,8 @@ func newLeave(a *app) *cobra.Command {
 		Use:   "leave TYPE/NAME...",
 		Short: "End intercepts: requests go to the workload again",
 		Long: "Leave ends what `kubevpn proxy` began on this machine. The connection stays. What others have of the\n" +
-			"workload is left alone: see `kubevpn reset`.",
+			"workload is left alone: see `kubevpn reset`. An agent that is still in a workload's template because this\n" +
+			"machine went down is removed as well, where the workload is named.",
 		Example: examples(
 			"End one", "kubevpn leave deployment/web",
 			"One of two that have the same name, by its namespace or its ID in `kubevpn status -o wide`", "kubevpn leave deployment/web -n shop", "kubevpn leave 3f2a91c04b7e",
@@ -72,11 +74,19 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 			left++
 		}
 	})
-	if errors.Is(err, errNoDaemon) {
-		if len(o.req.Workloads) > 0 {
-			return api.Errorf(api.ExitWorkload, "%s is not intercepted from here: nothing is", o.req.Workloads[0]).
-				WithHint("`kubevpn reset` removes what others have")
+	var said *api.Error
+	unknown := errors.Is(err, errNoDaemon) || errors.As(err, &said) && said.Code == api.ExitWorkload
+	if unknown && len(o.req.Workloads) > 0 && !slices.ContainsFunc(o.req.Workloads, isID) {
+		left := o.leaveLeft(ctx, on)
+		if e := api.AsError(left); e == nil || e.Code != api.ExitWorkload && e.Code != api.ExitKubeconfig {
+			return left
 		}
+	}
+	switch {
+	case errors.Is(err, errNoDaemon) && len(o.req.Workloads) > 0:
+		return api.Errorf(api.ExitWorkload, "%s is not intercepted from here: nothing is", o.req.Workloads[0]).
+			WithHint("`kubevpn reset` removes what others have")
+	case errors.Is(err, errNoDaemon):
 		err = nil
 	}
 	quiet()
@@ -84,4 +94,16 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 		fmt.Fprintln(o.app.errout, "nothing is intercepted")
 	}
 	return err
+}
+
+// leaveLeft removes what a daemon of this user that was killed left in the workloads' templates: no daemon knows of it.
+func (o *leaveOptions) leaveLeft(ctx context.Context, on func(api.Event)) error {
+	kube := kubeFlags{in: cluster.Inputs{Namespace: o.req.Namespace}}
+	prepared, err := kube.prepare(o.app)
+	if err != nil {
+		return err
+	}
+	return o.app.Reset(ctx, api.ResetRequest{
+		Kubeconfig: prepared.Kubeconfig, Namespace: prepared.Namespace, Workloads: o.req.Workloads, Mine: true,
+	}, on)
 }

@@ -94,6 +94,9 @@ func fakeReset(_ context.Context, req api.ResetRequest, progress func(api.Event)
 	if req.Workloads[0] == "deployment/theirs" {
 		return api.Errorf(api.ExitPermission, "you may not patch deployments in the namespace %s", req.Namespace)
 	}
+	if req.Mine && req.Workloads[0] != "deployment/left" {
+		return api.Errorf(api.ExitWorkload, "%s is not intercepted from here, and its template has no agent of yours", req.Workloads[0])
+	}
 	for _, name := range req.Workloads {
 		progress(api.Event{Step: "Resetting " + name, Detail: req.Namespace + " " + req.Image, Done: true})
 	}

@@ -112,11 +112,15 @@ func (s *fakeAPIServer) serve(w http.ResponseWriter, r *http.Request) {
 func (s *fakeAPIServer) streams() httpstream.NewStreamHandler {
 	var mu sync.Mutex
 	var data, errs httpstream.Stream
-	var replies sync.WaitGroup
-	replies.Add(2)
+	var replies *sync.WaitGroup // of a pair
 	return func(stream httpstream.Stream, replySent <-chan struct{}) error {
 		mu.Lock()
 		defer mu.Unlock()
+		if data == nil && errs == nil {
+			replies = new(sync.WaitGroup)
+			replies.Add(2)
+		}
+		sent := replies
 		switch stream.Headers().Get(corev1.StreamType) {
 		case corev1.StreamTypeData:
 			data = stream
@@ -125,12 +129,13 @@ func (s *fakeAPIServer) streams() httpstream.NewStreamHandler {
 		}
 		go func() {
 			<-replySent
-			replies.Done()
+			sent.Done()
 		}()
 		if data != nil && errs != nil {
 			d, e := data, errs
+			data, errs = nil, nil
 			s.wg.Go(func() {
-				replies.Wait() // spdystream waits for ever when the connection ends before the reply
+				sent.Wait() // spdystream waits for ever when the connection ends before the reply
 				s.pod(d.Headers().Get(corev1.PortHeader), d, e)
 			})
 		}

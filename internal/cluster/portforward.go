@@ -53,47 +53,47 @@ var schemaPods = corev1.SchemeGroupVersion.WithResource("pods")
 // carries a fifth to a half more. It writes WebSocket frames of 4 KiB, each in a TLS record of its own.
 // ctx bounds the dial only. The net.Conn also has CloseWrite.
 func (c *Cluster) PortForward(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error) {
+	return eitherWay(ctx, c, func(ctx context.Context, how Protocol) (net.Conn, error) {
+		return c.portForward(ctx, how, namespace, pod, port)
+	})
+}
+
+// eitherWay opens something with the protocol that works.
+func eitherWay[T any](ctx context.Context, c *Cluster, open func(context.Context, Protocol) (T, error)) (T, error) {
+	var none T
 	first := Protocol(c.worked.Load())
 	if first == AnyProtocol {
 		first = SPDYProtocol
 	}
 	if c.options.Protocol != AnyProtocol {
-		return c.portForward(ctx, c.options.Protocol, namespace, pod, port)
+		return open(ctx, c.options.Protocol)
 	}
 	tryCtx, cancel := ctx, func() {}
 	if c.worked.Load() == int32(AnyProtocol) { // a proxy may keep silent about what it does not understand
 		tryCtx, cancel = context.WithTimeout(ctx, c.silence)
 	}
-	conn, err := c.portForward(tryCtx, first, namespace, pod, port)
+	conn, err := open(tryCtx, first)
 	silent := err != nil && tryCtx.Err() != nil
 	cancel()
 	if err == nil || ctx.Err() != nil || !silent && !tryOther(err) {
 		return conn, err
 	}
-	conn, otherErr := c.portForward(ctx, first.other(), namespace, pod, port)
+	conn, otherErr := open(ctx, first.other())
 	if otherErr != nil {
 		c.log.Debug("port-forward failed both ways", "first", first, "error", err, "otherError", otherErr)
 		if first == SPDYProtocol && !silent { // the SPDY server's words are about the pod, not about the upgrade
-			return nil, err
+			return none, err
 		}
-		return nil, otherErr
+		return none, otherErr
 	}
 	c.log.Debug("port-forward fell back", "from", first, "error", err)
 	return conn, nil
 }
 
 func (c *Cluster) portForward(ctx context.Context, how Protocol, namespace, pod string, port uint16) (net.Conn, error) {
-	target := c.podURL(namespace, pod)
-	var l link
-	var raw net.Conn
-	var err error
-	if how == WebSocketProtocol {
-		l, raw, err = c.upgrade.webSocketLink(ctx, target)
-	} else {
-		l, raw, err = c.upgrade.spdyLink(ctx, target)
-	}
+	l, raw, err := c.forwardLink(ctx, how, namespace, pod)
 	if err != nil {
-		return nil, fmt.Errorf("port-forward to pod %s/%s: %w", namespace, pod, err)
+		return nil, err
 	}
 	conn, err := openPort(ctx, l, raw, podAddr{namespace + "/" + pod, port})
 	if err != nil {
@@ -102,6 +102,20 @@ func (c *Cluster) portForward(ctx context.Context, how Protocol, namespace, pod 
 	}
 	c.worked.Store(int32(how))
 	return conn, nil
+}
+
+// forwardLink is a port-forward on which no port was named yet.
+func (c *Cluster) forwardLink(ctx context.Context, how Protocol, namespace, pod string) (l link, raw net.Conn, err error) {
+	target := c.podURL(namespace, pod)
+	if how == WebSocketProtocol {
+		l, raw, err = c.upgrade.webSocketLink(ctx, target)
+	} else {
+		l, raw, err = c.upgrade.spdyLink(ctx, target)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("port-forward to pod %s/%s: %w", namespace, pod, err)
+	}
+	return l, raw, nil
 }
 
 func (c *Cluster) podURL(namespace, pod string) *url.URL {

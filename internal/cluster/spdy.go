@@ -1,14 +1,12 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -18,7 +16,6 @@ import (
 	"time"
 
 	"github.com/moby/spdystream/spdy"
-	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/pkg/rawio"
 )
@@ -167,30 +164,9 @@ func dialError(ctx context.Context, err error) error {
 }
 
 // openingFrames returns, after headroom, SYN_STREAM and FIN of the error stream, then SYN_STREAM of the data
-// stream. Their headers share one compression context.
+// stream.
 func openingFrames(port uint16) ([]byte, error) {
-	buf := bytes.NewBuffer(make([]byte, headroom, 512))
-	framer, err := spdy.NewFramer(buf, nil)
-	if err != nil {
-		return nil, fmt.Errorf("compressing SPDY headers: %w", err)
-	}
-	headers := func(kind string) http.Header {
-		return http.Header{
-			corev1.StreamType:                 {kind},
-			corev1.PortHeader:                 {strconv.Itoa(int(port))},
-			corev1.PortForwardRequestIDHeader: {"0"},
-		}
-	}
-	for _, f := range []spdy.Frame{
-		&spdy.SynStreamFrame{StreamId: errorStream, Headers: headers(corev1.StreamTypeError)},
-		&spdy.DataFrame{StreamId: errorStream, Flags: spdy.DataFlagFin},
-		&spdy.SynStreamFrame{StreamId: dataStream, Headers: headers(corev1.StreamTypeData)},
-	} {
-		if err := framer.WriteFrame(f); err != nil {
-			return nil, fmt.Errorf("building the SPDY opening: %w", err)
-		}
-	}
-	return buf.Bytes(), nil
+	return (&knocker{port: port}).opening(errorStream, dataStream)
 }
 
 // Read gives the pod's bytes, io.EOF after its FIN, a *RefusedError when the error stream says why there are

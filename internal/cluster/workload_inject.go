@@ -39,12 +39,17 @@ type Agent struct {
 	Image     string
 	Owner     string // hash of the owner's public key; no secret
 	OwnerName string // user@host
+	// Greet is a port of the pod's loopback address where the agent says for a while what it says in its log; 0: none. See
+	// api.AgentGreetVariable.
+	Greet uint16
+	// Spent are agents of the owner's that are about to end, by their containers' names: they do not count.
+	Spent []string
 }
 
 // container is the agent as an ephemeral container. NET_ADMIN is for the redirects; nothing else is asked for, and nothing of
 // the pod's own defaults (a user, runAsNonRoot) is in its way.
 func (a Agent) container(name string) corev1.EphemeralContainer {
-	return corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+	c := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 		Name:            name,
 		Image:           a.Image,
 		ImagePullPolicy: corev1.PullIfNotPresent,
@@ -65,6 +70,10 @@ func (a Agent) container(name string) corev1.EphemeralContainer {
 			SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
 	}}
+	if a.Greet != 0 {
+		c.Env = append(c.Env, corev1.EnvVar{Name: api.AgentGreetVariable, Value: strconv.Itoa(int(a.Greet))})
+	}
+	return c
 }
 
 // literal keeps the kubelet from replacing $(NAME).
@@ -73,7 +82,7 @@ func literal(value string) string { return strings.ReplaceAll(value, "$", "$$") 
 // present is the name of the owner's agent in the pod, if it runs or is about to, or "".
 func (a Agent) present(p *corev1.Pod) string {
 	for _, c := range p.Spec.EphemeralContainers {
-		if _, is := agentNumber(c.Name); !is || c.Image != a.Image || ended(p, c.Name) != nil {
+		if _, is := agentNumber(c.Name); !is || c.Image != a.Image || ended(p, c.Name) != nil || slices.Contains(a.Spent, c.Name) {
 			continue
 		}
 		if slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == api.AgentOwnerVariable && e.Value == literal(a.Owner) }) {
@@ -145,50 +154,50 @@ func noDryRun(err error) bool {
 // MayInject returns nil if the agent is in the pod, or Inject would be admitted: by RBAC, pod security and whatever else the
 // cluster has. It changes nothing. Errors are *api.Error that say what forbids it, and what an admin would do about it.
 func (c *Cluster) MayInject(ctx context.Context, pod *corev1.Pod, a Agent) error {
-	_, err := workloads{kube: c.kube}.inject(ctx, pod, a, true)
+	_, _, err := workloads{kube: c.kube}.inject(ctx, pod, a, true)
 	return c.explained(ctx, err)
 }
 
 // Inject adds the agent to the pod as an ephemeral container, unless its owner has one there, and returns the container's
-// name. It does not wait until it runs; FollowLog does. pod is as it was last seen: where that is too long ago, it is read
-// again. Errors are *api.Error, with ErrPodGone in the chain where that is the cause.
-func (c *Cluster) Inject(ctx context.Context, pod *corev1.Pod, a Agent) (container string, err error) {
-	container, err = workloads{kube: c.kube}.inject(ctx, pod, a, false)
-	return container, c.explained(ctx, err)
+// name, and whether it was added just now: the port of another one may have been let go. It does not wait until it runs;
+// FollowLog does. pod is as it was last seen: where that is too long ago, it is read again. Errors are *api.Error, with ErrPodGone in the chain where that is the cause.
+func (c *Cluster) Inject(ctx context.Context, pod *corev1.Pod, a Agent) (container string, added bool, err error) {
+	container, added, err = workloads{kube: c.kube}.inject(ctx, pod, a, false)
+	return container, added, c.explained(ctx, err)
 }
 
-func (r workloads) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool) (string, error) {
+func (r workloads) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool) (name string, added bool, err error) {
 	for range injectTries {
 		if p.DeletionTimestamp != nil || finished(p) {
-			return "", podGone(p.Namespace, p.Name)
+			return "", false, podGone(p.Namespace, p.Name)
 		}
 		if err := unfit("pod/"+p.Name, p.Spec); err != nil {
-			return "", err
+			return "", false, err
 		}
 		if name := a.present(p); name != "" {
-			return name, nil
+			return name, false, nil
 		}
 		name := nextAgent(p)
 		after, err := r.patch(ctx, p, a.container(name), dry)
 		switch {
-		case err == nil && ended(after, name) == nil:
-			return name, nil
+		case err == nil && ended(after, name) == nil && !slices.Contains(a.Spent, name):
+			return name, true, nil
 		case err == nil: // p was old: the owner's agent had that name, and has ended
 			p = after
 		case apierrors.IsConflict(err), apierrors.IsInvalid(err):
 			seen, reading := r.pod(ctx, p.Namespace, p.Name)
 			if reading != nil {
-				return "", reading
+				return "", false, reading
 			}
 			if nextAgent(seen) == name { // it is not about the name
-				return "", r.refusal(p, err)
+				return "", false, r.refusal(p, err)
 			}
 			p = seen
 		default:
-			return "", r.refusal(p, err)
+			return "", false, r.refusal(p, err)
 		}
 	}
-	return "", api.Errorf(api.ExitInject, "others add agents to the pod %s faster than this laptop", p.Name).WithHint("Try again.")
+	return "", false, api.Errorf(api.ExitInject, "others add agents to the pod %s faster than this laptop", p.Name).WithHint("Try again.")
 }
 
 func (r workloads) pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {

@@ -106,6 +106,7 @@ func TestInject(t *testing.T) {
 		refuse error
 		want   string
 		added  bool
+		same   bool // the patch adds what is there already
 		may    bool // although it is refused
 		code   api.ExitCode
 		err    string
@@ -121,7 +122,7 @@ func TestInject(t *testing.T) {
 		{name: "name_taken_meanwhile", seen: holding(), pod: holding(with("kubevpn-agent-1", another, running)), want: "kubevpn-agent-2", added: true},
 		{name: "there_meanwhile", seen: holding(), pod: holding(with("kubevpn-agent-1", another, running), with("kubevpn-agent-2", me)), want: "kubevpn-agent-2"},
 		{name: "died_unseen", seen: holding(), pod: holding(with("kubevpn-agent-1", me, died)), want: "kubevpn-agent-2", added: true},
-		{name: "there_unseen", seen: holding(), pod: holding(with("kubevpn-agent-1", me, running)), want: "kubevpn-agent-1"},
+		{name: "there_unseen", same: true, seen: holding(), pod: holding(with("kubevpn-agent-1", me, running)), want: "kubevpn-agent-1"},
 		{name: "gone", seen: holding(), code: api.ExitInject, err: "the pod ns/web-1 has gone", hint: "get pods", gone: true},
 		{name: "going", pod: holding(func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()); p.Finalizers = []string{"x"} }), code: api.ExitInject, err: "has gone", gone: true},
 		{name: "finished", pod: holding(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), code: api.ExitInject, err: "has gone", gone: true},
@@ -165,7 +166,7 @@ func TestInject(t *testing.T) {
 					t.Errorf("the pod has gone: want %v, by %v", tt.gone, err)
 				}
 			}
-			name, err := r.inject(t.Context(), seen, me, true)
+			name, _, err := r.inject(t.Context(), seen, me, true)
 			if tt.may {
 				if err != nil {
 					t.Errorf("may not: %v", err)
@@ -176,8 +177,11 @@ func TestInject(t *testing.T) {
 			if len(*added) > 0 {
 				t.Fatalf("asking whether one may has added %q", *added)
 			}
-			name, err = r.inject(t.Context(), seen, me, false)
+			name, fresh, err := r.inject(t.Context(), seen, me, false)
 			check(name, err)
+			if err == nil && fresh != (tt.added || tt.same) {
+				t.Errorf("says that it was added: %v", fresh)
+			}
 			if got := fmt.Sprint(*added); got != "[]" != tt.added || tt.added && got != "["+tt.want+"]" {
 				t.Errorf("added %s", got)
 			}
@@ -196,7 +200,7 @@ func TestInjectNeverFast(t *testing.T) {
 		}
 		return true, nil, apierrors.NewConflict(corev1.Resource("pods"), p.Name, errors.New("changed"))
 	})
-	_, err := workloads{kube: kube}.inject(t.Context(), holding(), me, false)
+	_, _, err := workloads{kube: kube}.inject(t.Context(), holding(), me, false)
 	if e := api.AsError(err); e == nil || e.Code != api.ExitInject || !strings.Contains(e.Message, "faster than this laptop") {
 		t.Errorf("got %v", err)
 	}

@@ -381,7 +381,7 @@ func (o onLab) inject(t *testing.T) {
 	seen := o.podNamed(t, "workloads", "alone")
 	began := time.Now()
 	for n := range 2 { // the first one's end is not seen in the pod as it was
-		name, err := o.admin.Inject(ctx, seen, a)
+		name, _, err := o.admin.Inject(ctx, seen, a)
 		if want := fmt.Sprintf("kubevpn-agent-%d", n+1); err != nil || name != want {
 			t.Fatalf("%s, %v, want %s", name, err, want)
 		}
@@ -398,7 +398,7 @@ func (o onLab) inject(t *testing.T) {
 		wants(t, err, api.ExitInject, "has ended, with exit code 1 (Error): ")
 	}
 	a.Image = "registry.invalid/none:1"
-	name, err := o.admin.Inject(ctx, seen, a)
+	name, _, err := o.admin.Inject(ctx, seen, a)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -423,7 +423,7 @@ func (o onLab) together(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range names {
 		wg.Go(func() {
-			names[i], errs[i] = o.admin.Inject(t.Context(), seen, Agent{Image: "docker.io/kubevpn-lab/pause:1", Owner: fmt.Sprint(i), OwnerName: "x"})
+			names[i], _, errs[i] = o.admin.Inject(t.Context(), seen, Agent{Image: "docker.io/kubevpn-lab/pause:1", Owner: fmt.Sprint(i), OwnerName: "x"})
 		})
 	}
 	wg.Wait()

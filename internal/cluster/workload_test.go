@@ -538,6 +538,83 @@ func watches(actions []k8stesting.Action) (n int) {
 	return n
 }
 
+// A Service that chooses other pods is followed.
+func TestWatchPodsSelector(t *testing.T) {
+	noLeaks(t)
+	r, kube := worldOf(t, "", aWorld)
+	w, err := r.read(t.Context(), "ns", "svc/web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	web, err := kube.CoreV1().Services("ns").Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes := watch.NewFake()
+	kube.PrependWatchReactor("services", func(k8stesting.Action) (bool, watch.Interface, error) { return true, changes, nil })
+	lists, done := make(chan int, 10), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { done <- watchPods(ctx, kube, w, func(pods []corev1.Pod) { lists <- len(pods) }) }()
+	if n := <-lists; n != 3 {
+		t.Fatalf("%d pods at first", n)
+	}
+	for _, tt := range []struct {
+		selector map[string]string
+		want     int
+	}{{map[string]string{"app": "green"}, 1}, {nil, 0}, {web.Spec.Selector, 3}} {
+		service := web.DeepCopy()
+		service.Spec.Selector = tt.selector
+		if tt.want == 1 {
+			p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "green-1", Namespace: "ns", Labels: tt.selector}}
+			if _, err := kube.CoreV1().Pods("ns").Create(ctx, &p, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		patience := time.After(10 * time.Second)
+		changes.Modify(service)
+		for told := -1; told != tt.want; {
+			select {
+			case told = <-lists: // the fake clientset tells of changes of all pods
+			case <-patience:
+				t.Fatalf("%v: %d pods, want %d", tt.selector, told, tt.want)
+			}
+		}
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// Who may not watch Services has the pods that the Service chose at first.
+func TestWatchPodsSelectorDenied(t *testing.T) {
+	noLeaks(t)
+	r, kube := worldOf(t, "", aWorld)
+	w, err := r.read(t.Context(), "ns", "svc/web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	denied := make(chan struct{}, 1)
+	kube.PrependReactor("list", "services", func(k8stesting.Action) (bool, runtime.Object, error) {
+		denied <- struct{}{}
+		return true, nil, apierrors.NewForbidden(corev1.Resource("services"), "", errors.New("no"))
+	})
+	kube.PrependWatchReactor("services", func(k8stesting.Action) (bool, watch.Interface, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("services"), "", errors.New("no"))
+	})
+	lists, done := make(chan int, 10), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { done <- watchPods(ctx, kube, w, func(pods []corev1.Pod) { lists <- len(pods) }) }()
+	<-denied
+	if n := <-lists; n != 3 {
+		t.Fatalf("%d pods", n)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
 func TestWatchPodsDenied(t *testing.T) {
 	for _, verb := range []string{"list", "watch"} {
 		t.Run(verb, func(t *testing.T) {

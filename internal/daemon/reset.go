@@ -29,7 +29,7 @@ func Reset(ctx context.Context, req api.ResetRequest, progress func(api.Event), 
 	for _, workload := range req.Workloads {
 		err := intercept.Reset(ctx, intercept.ResetConfig{
 			Cluster: c, Namespace: req.Namespace, Workload: workload, Image: image,
-			Owner: owner.Name, Key: owner.Key, Progress: progress, Logger: logger,
+			Owner: owner.Name, Mine: req.Mine, Key: owner.Key, Progress: progress, Logger: logger,
 		})
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -11,6 +11,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ import (
 
 	"github.com/gorilla/websocket"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
@@ -53,12 +55,14 @@ func proxySuite(t *testing.T, w *world) {
 
 	t.Run("headers", func(t *testing.T) { proxyHeaders(t, l, s, v) })
 	t.Run("requests", func(t *testing.T) { proxyRequests(t, l, s, v) })
+	t.Run("gigabytes", func(t *testing.T) { proxyGigabytes(t, l, s, v) })
 	t.Run("everything", func(t *testing.T) { proxyEverything(t, l, s, v) })
 	t.Run("refused", func(t *testing.T) { proxyRefused(t, l, s) })
 	t.Run("two_developers", func(t *testing.T) { proxyTwo(t, l, s, v) })
 	if after := s.template(t); after != before {
 		t.Errorf("the template was\n%s\nand is\n%s", before, after)
 	}
+	t.Run("where_it_listens", func(t *testing.T) { proxyListens(t, l, w, v) })
 	t.Run("pods_come_and_go", func(t *testing.T) { proxyRollout(t, l, s, v) })
 	t.Run("open_connections", func(t *testing.T) { proxyFlush(t, l, s, v) })
 	t.Run("mirror", func(t *testing.T) { proxyMirror(t, l, s, v) })
@@ -81,8 +85,16 @@ func (s *shop) template(t *testing.T) string {
 
 func proxyHeaders(t *testing.T, l *laptop, s *shop, v *visitor) {
 	names := s.ready(t)
+	from := map[string]string{} // as each pod's application sees it
+	for name, ip := range names {
+		a, err := v.ask(http.MethodGet, "http://"+ip+":8080/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		from[name], _, _ = net.SplitHostPort(a.Remote)
+	}
 	began := time.Now()
-	r := l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
+	r := l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "http:8080") // a port by its name
 	for name, ip := range names {
 		if err := v.want("http://"+ip+":8080/", "laptop", mine, me); err != nil {
 			t.Errorf("pod %s: %v", name, err)
@@ -108,8 +120,8 @@ func proxyHeaders(t *testing.T, l *laptop, s *shop, v *visitor) {
 		}
 		if a, err := v.ask(http.MethodGet, "http://"+ip+":8080/", nil); err != nil {
 			t.Error(err)
-		} else if from, _, _ := net.SplitHostPort(a.Remote); from == "127.0.0.1" && a.Header.Get("X-Forwarded-For") == "" {
-			t.Errorf("the application does not see where a request comes from: %+v", a)
+		} else if now, _, _ := net.SplitHostPort(a.Remote); now != from[name] || a.Header.Get("X-Forwarded-For") != "" {
+			t.Errorf("the application sees that a request comes from %s, and saw %s before: %+v", now, from[name], a)
 		}
 	}
 	if s.Config().ProxyMode != lab.ProxyNone {
@@ -205,23 +217,6 @@ func proxyRequests(t *testing.T, l *laptop, s *shop, v *visitor) {
 					t.Errorf("%q, %v", rest, err)
 				}
 			})
-			t.Run("upload_of_2_GB/"+want, func(t *testing.T) {
-				const size = 2 << 30
-				sum := sha256.New()
-				body := io.TeeReader(io.LimitReader(pattern{}, size), sum)
-				began := time.Now()
-				slow := *v.http
-				slow.Timeout = 2 * time.Minute
-				patient := &visitor{network: v.network, http: &slow}
-				a, err := patient.ask(http.MethodPost, "http://"+ip+":8080/upload", io.NopCloser(body), header...)
-				if err != nil || a.Name != want || a.Body.Length != size || a.Body.SHA256 != hex.EncodeToString(sum.Sum(nil)) {
-					t.Errorf("%+v, %v", a.Body, err)
-				}
-				t.Logf("%.0f MB/s", size/1e6/time.Since(began).Seconds())
-				if agent := s.agentMemory(t, name); agent > 100<<20 {
-					t.Errorf("the agent holds %d MiB", agent>>20)
-				}
-			})
 			t.Run("download_with_a_trailer/"+want, func(t *testing.T) {
 				req, err := http.NewRequest(http.MethodGet, "http://"+ip+":8080/download?bytes=50000000", nil)
 				if err != nil {
@@ -243,9 +238,44 @@ func proxyRequests(t *testing.T, l *laptop, s *shop, v *visitor) {
 			})
 		}
 		// What is not HTTP has no header: it is the application's, and not delayed for long.
-		t.Run("speaks_first", func(t *testing.T) { v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 "+name) })
+		t.Run("speaks_first", func(t *testing.T) {
+			v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 "+name)
+			began := time.Now() // it is known of the port by now
+			v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 "+name)
+			if took := time.Since(began); took > 100*time.Millisecond {
+				t.Errorf("a second connection was greeted after %v", took)
+			}
+		})
 		t.Run("raw", func(t *testing.T) { v.rawEcho(t, net.JoinHostPort(ip, "9001"), name) })
 		break // one pod is enough for all of this
+	}
+}
+
+// proxyGigabytes: a body of any length goes through, and nobody holds it.
+func proxyGigabytes(t *testing.T, l *laptop, s *shop, v *visitor) {
+	l.proxy(t, s, "--headers", mine+"="+me)
+	defer l.leave(t, s)
+	for name, ip := range s.ready(t) {
+		for want, header := range map[string][]string{"laptop": {mine, me}, name: nil} {
+			t.Run(want, func(t *testing.T) {
+				const size = 2 << 30
+				sum := sha256.New()
+				body := io.TeeReader(io.LimitReader(pattern{}, size), sum)
+				began := time.Now()
+				slow := *v.http
+				slow.Timeout = 2 * time.Minute
+				patient := &visitor{network: v.network, http: &slow}
+				a, err := patient.ask(http.MethodPost, "http://"+ip+":8080/upload", io.NopCloser(body), header...)
+				if err != nil || a.Name != want || a.Body.Length != size || a.Body.SHA256 != hex.EncodeToString(sum.Sum(nil)) {
+					t.Errorf("%+v, %v", a.Body, err)
+				}
+				t.Logf("%.0f MB/s", size/1e6/time.Since(began).Seconds())
+				if agent := s.agentMemory(t, name); agent > 100<<20 {
+					t.Errorf("the agent holds %d MiB", agent>>20)
+				}
+			})
+		}
+		break // one pod is enough
 	}
 }
 
@@ -261,7 +291,12 @@ func (pattern) Read(p []byte) (int, error) {
 
 func (v *visitor) grpc(t *testing.T, address, want string, header []string) {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	v.grpcBy(t, insecure.NewCredentials(), address, want, header)
+}
+
+func (v *visitor) grpcBy(t *testing.T, by credentials.TransportCredentials, address, want string, header []string) {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(by),
 		grpc.WithContextDialer(func(_ context.Context, address string) (net.Conn, error) { return dialIn(v.network, address) }))
 	if err != nil {
 		t.Fatal(err)
@@ -409,8 +444,8 @@ func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
 		if got, err := v.datagram(net.JoinHostPort(ip, "9001"), "hi"); err != nil || got != "laptop: hi" {
 			t.Errorf("by UDP: %q, %v", got, err)
 		}
-		if out, err := v.run(t, "dig", "+short", "+time=3", "+tries=1", "@"+ip, "-p", "5300", "TXT", "who.is.it"); err != nil || strings.TrimSpace(out) != `"laptop"` {
-			t.Errorf("dig: %q, %v", out, err)
+		if err := v.txt(t, ip, "5300", "laptop"); err != nil {
+			t.Error(err)
 		}
 		if out, err := v.run(t, "psql", "-h", ip, "-U", "postgres", "-At", "-c", "select 6*7"); err != nil || strings.TrimSpace(out) != "42" {
 			t.Errorf("psql: %q, %v", out, err)
@@ -530,9 +565,12 @@ func proxyTwo(t *testing.T, l *laptop, s *shop, v *visitor) {
 	wants(t, "a pod")
 	other.proxy(t, s, "--headers", mine+"=you", "--portmap", "8080:8081")
 	wants(t, "502")
-	if others := l.intercept(t).Others; len(others) != 1 || !strings.Contains(others[0].Match, "you") {
-		t.Errorf("the first does not see the other: %+v", others)
-	}
+	testenv.Eventually(t, 2*time.Second, func() error { // agents tell it a moment later
+		if others := l.intercept(t).Others; len(others) != 1 || !strings.Contains(others[0].Match, "you") {
+			return fmt.Errorf("the first does not see the other: %+v", others)
+		}
+		return nil
+	})
 	other.leave(t, s)
 	wants(t, "a pod")
 	l.leave(t, s)
@@ -542,17 +580,8 @@ func proxyTwo(t *testing.T, l *laptop, s *shop, v *visitor) {
 // a CI system's change stays.
 func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
 	l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
-	covered := func(t *testing.T) {
-		t.Helper()
-		testenv.Eventually(t, 2*time.Second, func() error {
-			return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
-		})
-	}
-	t.Run("rollout", func(t *testing.T) {
-		s.kubectl(t, "-n", s.namespace, "rollout", "restart", s.workload)
-		s.rolledOut(t)
-		covered(t)
-	})
+	covered := func(t *testing.T) { t.Helper(); s.taken(t, v, 2*time.Second) }
+	t.Run("rollout", func(t *testing.T) { s.restart(t); covered(t) })
 	t.Run("scale_to_20", func(t *testing.T) {
 		s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=20")
 		defer s.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=2")
@@ -562,18 +591,67 @@ func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
 			t.Errorf("%d pods are ready", n)
 		}
 	})
-	t.Run("ci_changes_the_template", func(t *testing.T) {
-		s.kubectl(t, "-n", s.namespace, "set", "env", s.workload, "RELEASE=2")
+	t.Run("node_drained", func(t *testing.T) {
+		node := s.kubectl(t, "-n", s.namespace, "get", "pods", "-l", "app=shop", "-o", "jsonpath={.items[0].spec.nodeName}")
+		defer s.kubectl(t, "uncordon", node)
+		s.kubectl(t, "drain", node, "--pod-selector=app=shop", "--timeout=60s")
+		s.rolledOut(t)
+		covered(t)
+	})
+	t.Run("ci_changes_the_image", func(t *testing.T) {
+		const next = appRef + "-next"
+		for _, node := range s.nodes() {
+			s.node(t, node, "ctr -n k8s.io images tag --force %s %s", appRef, next)
+		}
+		s.kubectl(t, "-n", s.namespace, "set", "image", s.workload, "app="+next)
 		s.rolledOut(t)
 		covered(t)
 		release := s.template(t)
 		l.leave(t, s)
-		if after := s.template(t); after != release || !strings.Contains(after, "RELEASE") {
+		if after := s.template(t); after != release || !strings.Contains(after, next) {
 			t.Errorf("CI's template\n%s\nis\n%s", release, after)
 		}
-		s.kubectl(t, "-n", s.namespace, "set", "env", s.workload, "RELEASE-")
+		s.kubectl(t, "-n", s.namespace, "set", "image", s.workload, "app="+appRef)
 		s.rolledOut(t)
 	})
+}
+
+// proxyListens: what is not for the laptop reaches the application wherever it listens, on localhost alone as well.
+func proxyListens(t *testing.T, l *laptop, w *world, v *visitor) {
+	var manifest strings.Builder
+	manifest.WriteString("apiVersion: v1\nkind: Namespace\nmetadata: {name: listens}\n")
+	for name, host := range map[string]string{"everywhere": "0.0.0.0", "pod-ip": "$(POD_IP)", "localhost": "127.0.0.1"} {
+		manifest.WriteString(strings.NewReplacer("NAME", name, "HOST", host, "APP_IMAGE", appRef).Replace(`
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME, namespace: listens, labels: {app: shop}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: app
+    image: APP_IMAGE
+    imagePullPolicy: Never
+    env: [{name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}, {name: LISTEN_HOST, value: HOST}]
+    ports: [{containerPort: 8080}, {containerPort: 9004}]
+`))
+	}
+	w.apply(t, manifest.String())
+	w.kubectl(t, "-n", "listens", "wait", "--for=condition=Ready", "pod", "--all", "--timeout=60s")
+	s := &shop{world: w, namespace: "listens"}
+	for name, ip := range s.ready(t) {
+		t.Run(name, func(t *testing.T) {
+			s := &shop{world: w, namespace: "listens", workload: "pod/" + name}
+			l.proxy(t, s, "--headers", mine+"="+me)
+			defer l.leave(t, s)
+			url := "http://" + ip + ":8080/"
+			if err := v.want(url, "laptop", mine, me); err != nil {
+				t.Error(err)
+			}
+			testenv.Eventually(t, 5*time.Second, func() error { return v.want(url, name) }) // it may only be starting
+			v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 "+name)
+		})
+	}
 }
 
 // proxyFlush: a connection from before stays with the application, unless it is to be ended.
@@ -744,42 +822,59 @@ func (s *shop) agentMemory(t *testing.T, pod string) (bytes int) {
 	return bytes
 }
 
+// restart rolls the workload out anew.
+func (s *shop) restart(t *testing.T) {
+	t.Helper()
+	s.kubectl(t, "-n", s.namespace, "rollout", "restart", s.workload)
+	s.rolledOut(t)
+}
+
+// served waits until each pod's application answers what is meant for the laptop.
+func (s *shop) served(t *testing.T, v *visitor, within time.Duration) {
+	t.Helper()
+	began := time.Now()
+	testenv.Eventually(t, within, func() error {
+		return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "a pod", mine, me) })
+	})
+	t.Logf("the application answers %v later", time.Since(began).Round(time.Millisecond))
+}
+
+// taken waits until the laptop answers for each pod.
+func (s *shop) taken(t *testing.T, v *visitor, within time.Duration) {
+	t.Helper()
+	began := time.Now()
+	testenv.Eventually(t, within, func() error {
+		return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
+	})
+	t.Logf("the laptop answers %v later", time.Since(began).Round(time.Millisecond))
+}
+
+// killAgents kills those of all pods. The applications have their ports back at once, and other agents come.
+func (s *shop) killAgents(t *testing.T, v *visitor) {
+	t.Helper()
+	for name, ip := range s.ready(t) {
+		pids := s.agents(t, name)
+		if len(pids) == 0 {
+			t.Fatalf("pod %s has no agent", name)
+		}
+		for _, pid := range pids {
+			kill(t, pid)
+		}
+		// The signal is sent, and the process has to be taken off a processor yet.
+		testenv.Eventually(t, 300*time.Millisecond, func() error {
+			return v.want("http://"+ip+":8080/", name)
+		})
+	}
+	s.taken(t, v, 10*time.Second)
+}
+
 // proxyDeaths: whatever dies, requests reach the application again: at once when the agent does, within five seconds when
 // the laptop does.
 func proxyDeaths(t *testing.T, l *laptop, s *shop, v *visitor) {
-	served := func(t *testing.T, within time.Duration) {
-		t.Helper()
-		began := time.Now()
-		testenv.Eventually(t, within, func() error {
-			return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "a pod", mine, me) })
-		})
-		t.Logf("the application answers %v later", time.Since(began).Round(time.Millisecond))
-	}
-	taken := func(t *testing.T, within time.Duration) {
-		t.Helper()
-		began := time.Now()
-		testenv.Eventually(t, within, func() error {
-			return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
-		})
-		t.Logf("the laptop answers %v later", time.Since(began).Round(time.Millisecond))
-	}
+	served := func(t *testing.T, within time.Duration) { t.Helper(); s.served(t, v, within) }
+	taken := func(t *testing.T, within time.Duration) { t.Helper(); s.taken(t, v, within) }
 	l.proxy(t, s, "--headers", mine+"="+me)
-	t.Run("agent_killed", func(t *testing.T) {
-		for name, ip := range s.ready(t) {
-			pids := s.agents(t, name)
-			if len(pids) == 0 {
-				t.Fatalf("pod %s has no agent", name)
-			}
-			for _, pid := range pids {
-				kill(t, pid)
-			}
-			// The signal is sent, and the process has to be taken off a processor yet.
-			testenv.Eventually(t, 300*time.Millisecond, func() error {
-				return v.want("http://"+ip+":8080/", name)
-			})
-		}
-		taken(t, 10*time.Second) // by another agent
-	})
+	t.Run("agent_killed", func(t *testing.T) { s.killAgents(t, v) })
 	t.Run("websocket_across_a_reconnect", func(t *testing.T) {
 		for _, ip := range s.ready(t) {
 			c := v.webSocket(t, "ws://"+ip+":8080/ws", "laptop", []string{mine, me})
@@ -835,47 +930,101 @@ func proxyDeaths(t *testing.T, l *laptop, s *shop, v *visitor) {
 	})
 }
 
-// proxyStrangers: who knows the agent's port gets nothing out of it, and puts nothing in.
+// proxyStrangers: a pod that knows the agent's port, or the traffic manager's, and all that `get pods` and the agent's log show,
+// gets nothing out of it, and puts nothing in.
 func proxyStrangers(t *testing.T, l *laptop, s *shop, v *visitor) {
 	l.proxy(t, s, "--headers", mine+"="+me)
 	defer l.leave(t, s)
+	pod := &visitor{network: fmt.Sprintf("/proc/%d/ns/net", s.podProcess(t, "default", "app=web"))}
+	before := l.intercept(t).Requests
+	doors := map[string]string{} // to whose they are
 	for name, ip := range s.ready(t) {
-		ports := s.agentPorts(t, name)
-		if len(ports) == 0 {
-			t.Fatalf("the agent of %s listens nowhere", name)
+		for _, port := range s.agentPorts(t, name) {
+			doors[net.JoinHostPort(ip, strconv.Itoa(port))] = "the agent of " + name
 		}
-		for _, port := range ports {
-			for what, said := range map[string]string{"nothing": "", "http": "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "a_tls_hello": "\x16\x03\x01\x00\x05hello"} {
-				t.Run(what, func(t *testing.T) {
-					c, err := dialIn(v.network, net.JoinHostPort(ip, strconv.Itoa(port)))
-					if err != nil {
-						return // it is for this pod's own network alone
-					}
-					defer c.Close()
-					if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-						t.Fatal(err)
-					}
-					if _, err := c.Write([]byte(said)); err != nil {
-						t.Fatal(err)
-					}
-					// All that it ever says is that this was no TLS.
-					if b, err := io.ReadAll(c); len(b) > 0 && !strings.HasPrefix(string(b), "\x15\x03") || errors.Is(err, os.ErrDeadlineExceeded) {
-						t.Errorf("port %d said %q, %v", port, b, err)
-					}
-				})
-			}
-			t.Run("a_certificate_of_their_own", func(t *testing.T) { stranger(t, v, net.JoinHostPort(ip, strconv.Itoa(port))) })
+	}
+	if len(doors) < len(s.ready(t)) {
+		t.Fatalf("agents listen at %v", doors)
+	}
+	c := l.connection(t)
+	manager := s.kubectl(t, "-n", c.ManagerNamespace, "get", "pod", c.ManagerPod, "-o", "jsonpath={.status.podIP}")
+	doors[net.JoinHostPort(manager, strconv.Itoa(api.ProxyPort))] = "the traffic manager"
+	var mu sync.Mutex
+	reached := map[string]bool{}
+	t.Run("doors", func(t *testing.T) { // all at once, as some wait for a handshake that does not come
+		knock(t, pod, doors, func(whose string) {
+			mu.Lock()
+			defer mu.Unlock()
+			reached[whose] = true
+		})
+	})
+	for _, whose := range doors {
+		if !reached[whose] {
+			t.Errorf("%s was not reached at all", whose)
 		}
-		if err := v.want("http://"+ip+":8080/", "laptop", mine, me); err != nil {
+	}
+	if now := l.intercept(t); now.Requests != before || now.LastError != "" {
+		t.Errorf("%d requests came before, %d now; %q", before, now.Requests, now.LastError)
+	}
+	for name, ip := range s.ready(t) {
+		if err := errors.Join(v.want("http://"+ip+":8080/", "laptop", mine, me), v.want("http://"+ip+":8080/", name)); err != nil {
 			t.Error(err)
 		}
 	}
-	// What can be read with `get pods`.
-	text := s.kubectl(t, "-n", s.namespace, "get", "pods", "-o", "yaml")
-	for _, secret := range []string{"PRIVATE KEY", me + "\n"} {
-		if strings.Contains(text, secret) {
-			t.Errorf("`get pods` shows %q", secret)
+	// What can be read by who may `get pods`, or read logs: nothing by which one could be somebody.
+	for name := range s.ready(t) {
+		env := s.kubectl(t, "-n", s.namespace, "get", "pod", name, "-o",
+			`jsonpath={range .spec.ephemeralContainers[*].env[*]}{.name}={.value}{"\n"}{end}`)
+		for line := range strings.Lines(env) {
+			variable, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+			switch raw, err := base64.RawURLEncoding.DecodeString(value); {
+			case variable == api.AgentNameVariable && strings.Contains(value, "@"):
+			case variable == api.AgentOwnerVariable && err == nil && len(raw) == sha256.Size: // the hash of a public key
+			case variable == api.AgentGreetVariable && len(value) == 5: // a port
+			case value == "": // from the pod's own status: its address
+			default:
+				t.Errorf("the agent in %s has %s", name, line)
+			}
 		}
+		text := s.kubectl(t, "-n", s.namespace, "get", "pod", name, "-o", "yaml")
+		for container := range strings.FieldsSeq(s.kubectl(t, "-n", s.namespace, "get", "pod", name, "-o", "jsonpath={.spec.ephemeralContainers[*].name}")) {
+			text += s.kubectl(t, "-n", s.namespace, "logs", name, "-c", container)
+		}
+		if strings.Contains(text, "PRIVATE KEY") || strings.Contains(text, "Bearer ") {
+			t.Errorf("of the pod %s, a key is shown:\n%s", name, text)
+		}
+	}
+}
+
+// knock says to doors what their owners do not.
+func knock(t *testing.T, from *visitor, doors map[string]string, reached func(whose string)) {
+	for address, whose := range doors {
+		name := strings.ReplaceAll(whose, " ", "_")
+		for what, said := range map[string]string{"nothing": "", "http": "GET / HTTP/1.1\r\nHost: x\r\n" + mine + ": " + me + "\r\n\r\n", "a_tls_hello": "\x16\x03\x01\x00\x05hello"} {
+			t.Run(name+"/"+what, func(t *testing.T) {
+				t.Parallel()
+				c, err := dialIn(from.network, address)
+				if err != nil {
+					return // it is for this pod's own network alone
+				}
+				defer c.Close()
+				reached(whose)
+				if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := c.Write([]byte(said)); err != nil {
+					t.Fatal(err)
+				}
+				// All that it ever says is that this was no TLS.
+				if b, err := io.ReadAll(c); len(b) > 0 && !strings.HasPrefix(string(b), "\x15\x03") || errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Errorf("%s said %q, %v", address, b, err)
+				}
+			})
+		}
+		t.Run(name+"/a_certificate_of_their_own", func(t *testing.T) {
+			t.Parallel()
+			stranger(t, from, address)
+		})
 	}
 }
 

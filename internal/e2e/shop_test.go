@@ -84,6 +84,7 @@ apiVersion: v1
 kind: Service
 metadata: {name: shop, namespace: NAMESPACE}
 spec:
+  ipFamilyPolicy: PreferDualStack
   selector: {app: shop}
   ports:
   - {name: http, port: 80, targetPort: http}
@@ -119,10 +120,10 @@ func (s *shop) ready(t *testing.T) map[string]string {
 }
 
 // startApp runs the application on the laptop until the test ends; it answers as name.
-func (l *laptop) startApp(t *testing.T, name string) {
+func (l *laptop) startApp(t *testing.T, name string, args ...string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	cmd := l.command(ctx, t, filepath.Join(bin, "app"), "-name", name, "-host", "127.0.0.1")
+	cmd := l.command(ctx, t, append([]string{filepath.Join(bin, "app"), "-name", name, "-host", "127.0.0.1"}, args...)...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"slices"
 	"testing"
 
 	"kubevpn/internal/api"
@@ -46,6 +47,15 @@ var installing = []suite{
 	{"readme", readmeSuite}, // the last: it uninstalls the manager
 }
 
+// intercepts is what becomes of a workload's requests, checked on one cluster, in the netstack that kubevpn chooses. What
+// depends on the way that packets take is the suite proxied, and checked elsewhere too.
+var intercepts = []suite{
+	{"proxy", proxySuite},
+	{"kinds", kindsSuite},
+	{"tls", tlsSuite},
+	{"bypassed", bypassedSuite},
+}
+
 // whole is checked where the kernel serves ClusterIPs, so that laptops may have their packets forwarded by it.
 var whole = []suite{
 	{"packets", packetsSuite},
@@ -69,20 +79,15 @@ func runSuites(t *testing.T, w *world, suites ...[]suite) {
 }
 
 func TestIPTables(t *testing.T) {
-	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}), installing, once...)
+	bothNetstacks(t, newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}), slices.Concat(intercepts, installing), once...)
 }
 
 // TestNFTablesDualStack is by port-forward alone. Elsewhere it is the laptop's choice, which is api-proxy while that works.
 func TestNFTablesDualStack(t *testing.T) {
 	w := newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}).by(api.TransportPortForward)
-	bothNetstacks(t, w, []suite{{"faults", faultsSuite}}, suite{"ipv6", ipv6Suite})
-}
-
-func TestProxy(t *testing.T) {
-	w := newWorld(t, lab.Config{Name: "e2e-pxy", ProxyMode: lab.ProxyIPTables})
-	runSuites(t, w, []suite{{"proxy", proxySuite}, {"kinds", kindsSuite}})
+	bothNetstacks(t, w, []suite{{"faults", faultsSuite}}, suite{"ipv6", ipv6Suite}, suite{"proxied", proxiedSuite})
 }
 
 func TestNoKubeProxy(t *testing.T) {
-	runSuites(t, newWorld(t, lab.Config{Name: "e2e-none", ProxyMode: lab.ProxyNone}), everywhere, []suite{{"auto", autoSuite}, {"laptops", laptopsSuite}})
+	runSuites(t, newWorld(t, lab.Config{Name: "e2e-none", ProxyMode: lab.ProxyNone}), everywhere, []suite{{"proxied", proxiedSuite}, {"auto", autoSuite}, {"laptops", laptopsSuite}})
 }

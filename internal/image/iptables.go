@@ -25,17 +25,17 @@ type Link struct {
 	Target string // what it says
 }
 
-// What `traffic gateway` runs, under the names by which the programs know what to be.
+// What `traffic gateway` runs, under the names by which the programs know what to be, and `traffic agent` on old kernels.
 var (
 	iptablesPrograms = map[string][]string{
 		"xtables-nft-multi":    {"iptables-nft", "ip6tables-nft"},
 		"xtables-legacy-multi": {"iptables-legacy", "ip6tables-legacy"},
 	}
-	iptablesExtensions = []string{"MASQUERADE", "TCPMSS", "comment", "standard", "tcp"}
+	iptablesExtensions = []string{"DNAT", "MASQUERADE", "TCPMSS", "addrtype", "comment", "standard", "tcp", "time", "udp"}
 )
 
 // IPTables gathers iptables from this machine, of both of its backends: /usr/sbin/iptables-nft, iptables-legacy and the
-// same for IPv6, with the extensions that masquerading and MSS clamping take, and with their libraries.
+// same for IPv6, with the extensions that masquerading, MSS clamping and redirects for a limited time take, and with their libraries.
 func IPTables() (Tree, error) { return gatherer{root: "/"}.iptables() }
 
 // gatherer collects files below root, under the paths that they have there.

@@ -65,9 +65,12 @@ func TestIPTables(t *testing.T) {
 				out, err := run(
 					"-t nat -A POSTROUTING -s "+family.network+" ! -o eth0 -m comment --comment why -j MASQUERADE",
 					"-t mangle -A FORWARD -i eth0 -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu",
+					"-t nat -A PREROUTING -m addrtype --dst-type LOCAL -p tcp --dport 80 -m time --datestop 2030-01-01T00:00:00 -j DNAT --to-destination :8080",
+					"-t nat -A PREROUTING -p udp --dport 53 -j DNAT --to-destination :5353",
 					"-t nat -S", "-t mangle -S")
 				if err != nil || !strings.Contains(out, "-s "+family.network+" ! -o eth0 -m comment --comment why -j MASQUERADE") ||
-					!strings.Contains(out, "--tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu") {
+					!strings.Contains(out, "--tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu") ||
+					!strings.Contains(out, "-m addrtype --dst-type LOCAL -m tcp --dport 80 -m time --datestop 2030-01-01T00:00:00 -j DNAT --to-destination :8080") {
 					t.Errorf("%v\n%s", err, out)
 				}
 			})

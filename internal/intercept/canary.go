@@ -23,14 +23,19 @@ import (
 
 const (
 	canaryTimeout = 3 * time.Second
-	canaryTries   = 3
-	rolledTries   = 25
-	canaryPause   = 200 * time.Millisecond
-	causeTimeout  = 2 * time.Second
+	// answerPatience is how long who has taken the connection may take to answer, and answerTrips the same in times of what it
+	// took to connect: an agent answers at once, other servers wait for more than a canary.
+	answerPatience = time.Second
+	answerTrips    = 4
+	packetTimeout  = 700 * time.Millisecond // a datagram may be lost, and is sent again
+	canaryTries    = 3
+	rolledTries    = 25
+	canaryPause    = 200 * time.Millisecond
+	causeTimeout   = 2 * time.Second
 )
 
 // A canary is a connection from the traffic manager, as any client in the cluster might make it, whose first bytes the agents
-// were told of. Who answers it with the same bytes is one of them.
+// were told of. Who answers it with the same bytes is one of them. By UDP it is a datagram of these bytes.
 //
 //	laptop ── control stream: these bytes ──▶ agent
 //	laptop ── session ── manager dials pod IP, or ClusterIP ─▶ ... ─▶ eth0 ─▶ redirect ─▶ agent: the same bytes
@@ -47,9 +52,27 @@ const (
 	silent                 // likewise, for as long as was waited
 )
 
+// target is where a canary goes.
+type target struct {
+	protocol string // "tcp" or "udp"
+	addr     netip.AddrPort
+}
+
+// String is "10.96.0.1:80" or "udp 10.96.0.1:53".
+func (t target) String() string {
+	if t.protocol == "tcp" {
+		return t.addr.String()
+	}
+	return t.protocol + " " + t.addr.String()
+}
+
 // knock sends one canary to an address of the cluster, of which the agents at the other ends of links are told.
-func (i *Intercept) knock(ctx context.Context, what string, to netip.AddrPort, links []*link) (api.Check, verdict) {
-	ctx, cancel := context.WithTimeout(ctx, canaryTimeout)
+func (i *Intercept) knock(ctx context.Context, what string, to target, links []*link) (api.Check, verdict) {
+	timeout := canaryTimeout
+	if to.protocol == "udp" {
+		timeout = packetTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	c := api.Check{What: what, Target: to.String()}
 	began := time.Now()
@@ -70,6 +93,17 @@ func (i *Intercept) knock(ctx context.Context, what string, to netip.AddrPort, l
 		}
 	default:
 		c.Seen = err.Error()
+	}
+	return c, v
+}
+
+// knocks sends canaries until one is seen, or no more need be tried. By TCP silence is an answer.
+func (i *Intercept) knocks(ctx context.Context, what string, to target, tries int, links func() []*link) (c api.Check, v verdict) {
+	for range tries {
+		if c, v = i.knock(ctx, what, to, links()); v == seen || v == silent && to.protocol == "tcp" || ctx.Err() != nil {
+			break
+		}
+		pause(ctx, canaryPause)
 	}
 	return c, v
 }
@@ -99,8 +133,9 @@ func announce(ctx context.Context, links []*link) ([]byte, error) {
 var errPassedBy = errors.New("something else than the agent answered")
 
 // present connects, sends the canary, and looks at the answer.
-func (i *Intercept) present(ctx context.Context, to netip.AddrPort, preface []byte) (verdict, error) {
-	conn, err := i.cfg.Session.Dial(ctx, "tcp", to)
+func (i *Intercept) present(ctx context.Context, to target, preface []byte) (verdict, error) {
+	began := time.Now()
+	conn, err := i.cfg.Session.Dial(ctx, to.protocol, to.addr)
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return refused, err // an agent accepts, whether or not the application listens
 	}
@@ -108,16 +143,28 @@ func (i *Intercept) present(ctx context.Context, to netip.AddrPort, preface []by
 		return untried, err
 	}
 	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, max(answerPatience, answerTrips*time.Since(began)))
+	defer cancel()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	answer := make([]byte, len(preface))
 	_, err = conn.Write(preface)
-	if err == nil {
+	switch {
+	case err != nil:
+	case to.protocol == "udp": // whatever it is, it is one datagram
+		var n int
+		n, err = conn.Read(answer)
+		answer = answer[:n]
+	default:
 		_, err = io.ReadFull(conn, answer)
 	}
 	switch {
+	case ctx.Err() != nil && to.protocol == "udp": // nobody says whether it came anywhere
+		return untried, ctx.Err()
 	case ctx.Err() != nil:
 		return missed, ctx.Err()
+	case errors.Is(err, syscall.ECONNREFUSED): // a datagram
+		return refused, err
 	case err == nil && !bytes.Equal(answer, preface):
 		return missed, errPassedBy
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
@@ -128,44 +175,45 @@ func (i *Intercept) present(ctx context.Context, to netip.AddrPort, preface []by
 	return seen, nil
 }
 
-// tcpPort is a TCP port of pods where claimed requests arrive.
-func (i *Intercept) tcpPort() (uint16, bool) {
-	for _, p := range i.claim.Ports {
-		if p.Protocol == "tcp" {
-			return cmp.Or(p.Listen, p.Port), true
+// arrivals are a TCP and a UDP port of pods where claimed requests arrive, if there are.
+func (i *Intercept) arrivals() []api.AgentPort {
+	var ports []api.AgentPort
+	for _, protocol := range []string{"tcp", "udp"} {
+		if n := slices.IndexFunc(i.claim.Ports, func(p api.AgentPort) bool { return p.Protocol == protocol }); n >= 0 {
+			p := i.claim.Ports[n]
+			ports = append(ports, api.AgentPort{Protocol: protocol, Port: cmp.Or(p.Listen, p.Port)})
 		}
 	}
-	return 0, false
+	return ports
 }
 
 // provePod sees whether connections to the pod come to its agent. Where nothing can be reached, it is not known, and said.
 func (i *Intercept) provePod(ctx context.Context, c *cover) error {
-	port, ok := i.tcpPort()
-	if !ok {
-		i.check(api.Check{What: "pod", Target: c.name, OK: true, Seen: "not tried: only UDP is claimed"})
-		return nil
+	ports := i.arrivals()
+	errs := make([]error, len(ports))
+	var proofs sync.WaitGroup
+	for n, p := range ports {
+		proofs.Go(func() { errs[n] = i.provePort(ctx, c, p) })
 	}
-	to, err := c.address(port)
+	proofs.Wait()
+	return cmp.Or(errs...)
+}
+
+func (i *Intercept) provePort(ctx context.Context, c *cover, p api.AgentPort) error {
+	to, err := c.address(p.Port)
 	if err != nil {
 		return err
 	}
 	i.mu.Lock()
 	links := []*link{c.link}
 	i.mu.Unlock()
-	var check api.Check
-	var v verdict
-	for range canaryTries {
-		if check, v = i.knock(ctx, "pod", to, links); v == seen || v == silent || ctx.Err() != nil {
-			break
-		}
-		pause(ctx, canaryPause)
-	}
+	check, v := i.knocks(ctx, "pod", target{p.Protocol, to}, canaryTries, func() []*link { return links })
 	i.check(check)
 	switch v {
 	case seen:
 		return nil
 	case untried, silent:
-		i.warn(fmt.Sprintf("whether the intercept takes the traffic of the pod %s could not be tried: %s", c.name, check.Seen))
+		i.warn(fmt.Sprintf("whether the intercept takes the %s traffic of the pod %s could not be tried: %s", strings.ToUpper(p.Protocol), c.name, check.Seen))
 		return nil
 	}
 	i.mu.Lock()
@@ -187,26 +235,22 @@ func (i *Intercept) proveServices(ctx context.Context) error {
 	if i.rolled != nil {
 		tries = rolledTries // whoever serves ClusterIPs hears of the new endpoints a moment later
 	}
-	var knocks sync.WaitGroup
-	for n, to := range targets {
-		knocks.Go(func() {
-			for range tries {
-				i.mu.Lock()
-				var links []*link
-				for _, c := range i.covers {
-					if c.covered() {
-						links = append(links, c.link)
-					}
-				}
-				i.mu.Unlock()
-				if checks[n], verdicts[n] = i.knock(ctx, "clusterIP", to, links); verdicts[n] == seen || verdicts[n] == silent || ctx.Err() != nil {
-					return
-				}
-				pause(ctx, canaryPause)
+	links := func() []*link {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		var links []*link
+		for _, c := range i.covers {
+			if c.covered() {
+				links = append(links, c.link)
 			}
-		})
+		}
+		return links
 	}
-	knocks.Wait()
+	var knocking sync.WaitGroup
+	for n, to := range targets {
+		knocking.Go(func() { checks[n], verdicts[n] = i.knocks(ctx, "clusterIP", to, tries, links) })
+	}
+	knocking.Wait()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -230,11 +274,11 @@ func (i *Intercept) proveServices(ctx context.Context) error {
 	return nil
 }
 
-// serviceTargets are the ClusterIPs and ports that lead to claimed TCP ports.
-func (i *Intercept) serviceTargets() []netip.AddrPort {
-	var targets []netip.AddrPort
+// serviceTargets are the ClusterIPs and ports that lead to claimed ports.
+func (i *Intercept) serviceTargets() []target {
+	var targets []target
 	for _, p := range i.workload.Ports() {
-		if p.Protocol != "tcp" || !slices.ContainsFunc(i.claim.Ports, func(a api.AgentPort) bool { return a.Protocol == "tcp" && a.Port == p.Port }) {
+		if !slices.ContainsFunc(i.claim.Ports, func(a api.AgentPort) bool { return a.Protocol == p.Protocol && a.Port == p.Port }) {
 			continue
 		}
 		for _, sp := range p.Services {
@@ -244,7 +288,7 @@ func (i *Intercept) serviceTargets() []netip.AddrPort {
 				}
 				for _, ip := range s.Spec.ClusterIPs {
 					if addr, err := netip.ParseAddr(ip); err == nil { // a headless one's is "None"
-						targets = append(targets, netip.AddrPortFrom(addr, uint16(sp.Port)))
+						targets = append(targets, target{p.Protocol, netip.AddrPortFrom(addr, uint16(sp.Port))})
 					}
 				}
 			}
@@ -268,20 +312,29 @@ func (i *Intercept) check(c api.Check) {
 
 // bypassed is the error of a canary that did not come, with what it may be that passes the agent by.
 func (i *Intercept) bypassed(ctx context.Context, pod *corev1.Pod, c api.Check) error {
-	return api.Errorf(api.ExitIntercept, "the intercept takes no traffic: a connection to %s did not come to the agent in the pod %s: %s", c.Target, pod.Name, c.Seen).
-		WithHint("%s. The intercept was undone: requests go to the application.", i.cause(ctx, pod))
+	return api.Errorf(api.ExitIntercept, "the intercept takes no traffic: what was sent to %s did not come to the agent in the pod %s: %s", c.Target, pod.Name, c.Seen).
+		WithHint("%s. The intercept was undone: requests go to the application.", strings.Join(i.causes(ctx, pod), ". "))
 }
 
-// cause names what is known to take packets before netfilter in the pod sees them.
-func (i *Intercept) cause(ctx context.Context, pod *corev1.Pod) string {
-	if pod.Spec.HostNetwork {
-		return "The pod has its node's network (hostNetwork)"
-	}
-	containers := append(slices.Clone(pod.Spec.Containers), pod.Spec.InitContainers...)
-	for _, c := range containers {
-		if c.Name == "istio-proxy" || c.Name == "linkerd-proxy" {
-			return fmt.Sprintf("The pod belongs to a service mesh, whose container %s takes its connections before the agent can", c.Name)
+// meshes are known by the containers that they put into pods.
+var meshes = map[string]string{
+	"istio-proxy": "Istio", "linkerd-proxy": "Linkerd", "kuma-sidecar": "Kuma", "consul-dataplane": "Consul", "osm-envoy": "Open Service Mesh",
+}
+
+// ambient is the annotation of a pod whose connections a proxy on its node takes.
+const ambient = "ambient.istio.io/redirection"
+
+// causes name what is known to take packets before the agent does.
+func (i *Intercept) causes(ctx context.Context, pod *corev1.Pod) []string {
+	var causes []string
+	for _, c := range slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers) {
+		if mesh, ok := meshes[c.Name]; ok {
+			causes = append(causes, fmt.Sprintf("The pod belongs to a service mesh, %s, whose container %s takes its connections before the agent does; "+
+				"with --mode sidecar the agent comes after it, for what is sent to Services", mesh, c.Name))
 		}
+	}
+	if pod.Annotations[ambient] == "enabled" {
+		causes = append(causes, "The pod belongs to a service mesh, Istio in ambient mode, which takes its connections before the agent does")
 	}
 	ctx, cancel := context.WithTimeout(ctx, causeTimeout)
 	defer cancel()
@@ -289,7 +342,20 @@ func (i *Intercept) cause(ctx context.Context, pod *corev1.Pod) string {
 	if err != nil {
 		i.log.Debug("looking for Cilium", "err", err)
 	} else if replaces := cilium.Data["kube-proxy-replacement"]; (replaces == "true" || replaces == "strict") && cilium.Data["enable-host-legacy-routing"] != "true" {
-		return "The cluster's network is Cilium with eBPF host routing, by the ConfigMap kube-system/cilium-config, which may take packets before netfilter in the pod sees them"
+		causes = append(causes, "The cluster's network is Cilium with eBPF host routing, by the ConfigMap kube-system/cilium-config, which may take packets before netfilter in the pod sees them")
 	}
-	return "Something before netfilter takes the pod's packets: a mesh, or the cluster's network plugin"
+	if len(causes) == 0 {
+		causes = append(causes, "Something before netfilter takes the pod's packets, or has them pass it: a mesh, rules of the pod's own, or the cluster's network plugin")
+	}
+	return causes
+}
+
+// ownNetwork is the error of a pod that has none: an agent there would take the node's traffic. Workloads whose templates
+// tell are refused before there is an intercept.
+func (i *Intercept) ownNetwork(pod *corev1.PodSpec) error {
+	if !pod.HostNetwork {
+		return nil
+	}
+	return api.Errorf(api.ExitWorkload, "the pods of %s have their node's network (hostNetwork), and an agent would take the node's traffic", i.cfg.Workload).
+		WithHint("Intercept a workload whose pods have a network of their own.")
 }

@@ -21,7 +21,13 @@ const (
 	retryMax = 30 * time.Second
 
 	releaseTimeout = 2 * time.Second // of a claim that turned out to take nothing
+
+	// greetPatience is how long an agent's log is not asked for, because its port may answer before.
+	greetPatience = 2 * time.Second
 )
+
+// errSpent ends an attempt with an agent that was there, and is about to end or has ended: another one takes its place.
+var errSpent = errors.New("the agent that was there ends")
 
 // cover is one pod of the workload; the package comment draws its states.
 type cover struct {
@@ -37,6 +43,8 @@ type cover struct {
 	link     *link       // to the primary; nil: none
 	linked   linkState   // what is known of link
 	proved   bool        // a canary came
+	ending   bool        // the agent takes no orders any more
+	spent    []string    // containers of agents that were found so
 	requests counter
 }
 
@@ -113,12 +121,22 @@ func (c *cover) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		spent := errors.Is(err, errSpent)
 		c.set(func() {
-			c.failed, c.link, c.linked, c.proved = err, nil, linkState{}, false
+			c.link, c.linked, c.proved, c.ending = nil, linkState{}, false, false
+			if spent {
+				c.step = "the agent is being replaced"
+				return
+			}
+			c.failed = err
 			if errors.Is(err, cluster.ErrPodGone) { // that will show
 				c.failed, c.step = nil, "the pod has gone"
 			}
 		})
+		if spent {
+			c.i.log.Info("another agent is needed", "pod", c.name, "why", err)
+			continue
+		}
 		c.i.log.Warn("a pod is not covered", "pod", c.name, "err", err, "again", wait)
 		if time.Since(began) > retryMax {
 			wait = retryMin // it was covered, or tried hard
@@ -144,53 +162,152 @@ func (c *cover) attempt(ctx context.Context) error {
 	g.Go(func() error { return c.listen(gctx, agent, greetings) })
 	g.Go(func() error { return c.keepLinked(gctx, greetings) })
 	g.Go(func() error { return c.prove(gctx) })
-	return g.Wait()
+	if !agent.sidecar {
+		g.Go(func() error { return c.seeEnding(gctx) })
+	}
+	err = g.Wait()
+	if errors.Is(err, errSpent) {
+		c.set(func() { c.spent = append(c.spent, agent.container) })
+	}
+	return err
+}
+
+// seeEnding ends the attempt when the agent says that it is about to end.
+func (c *cover) seeEnding(ctx context.Context) error {
+	if err := c.i.await(ctx, func() bool { return c.ending }); err != nil {
+		return err
+	}
+	return errSpent
 }
 
 // add waits for the cover's turn, has our agent in the pod, and gives its container's name. A turn is for the API server's
 // sake: the kubelet then takes up to a second to say that the container runs, and that all pods may wait for together.
-func (c *cover) add(ctx context.Context) (agent string, err error) {
+func (c *cover) add(ctx context.Context) (podAgent, error) {
 	select {
 	case <-c.allowed:
 	case <-c.i.open:
 	case <-ctx.Done():
-		return "", ctx.Err()
+		return podAgent{}, ctx.Err()
 	}
 	select {
 	case c.i.slots <- struct{}{}:
 		defer func() { <-c.i.slots }()
 	case <-ctx.Done():
-		return "", ctx.Err()
+		return podAgent{}, ctx.Err()
 	}
 	c.set(func() { c.step = "the agent is being added" })
-	return c.i.ensureAgent(ctx, c.seen())
+	return c.i.ensureAgent(ctx, c.seen(), c.spent)
 }
 
-// listen hands over the greetings in the agent's log, until the container ends.
-func (c *cover) listen(ctx context.Context, agent string, greetings chan<- api.AgentGreeting) error {
-	var refusal error
-	err := c.i.pods.FollowLog(ctx, c.i.cfg.Namespace, c.name, agent, func(line string) {
-		g, ok := parseGreeting(line)
-		if !ok {
-			c.i.log.Debug("the agent says", "pod", c.name, "line", line)
-			return
+// listen hands over the agent's greetings, until its container ends: the first one from the port where it greets, if that is
+// sooner than the log, and all from the log.
+func (c *cover) listen(ctx context.Context, agent podAgent, greetings chan<- api.AgentGreeting) error {
+	hearing, enough := context.WithCancel(ctx)
+	var ear sync.WaitGroup
+	defer ear.Wait()
+	defer enough()
+	if agent.greet != 0 {
+		heard := make(chan bool, 1)
+		ear.Go(func() { heard <- c.hear(hearing, agent.greet, greetings) })
+		if err := c.spareLog(ctx, agent.container, heard); err != nil {
+			return err
 		}
-		if g.Error != nil { // it may find a way yet; else it ends
-			refusal = fmt.Errorf("the agent in the pod %s: %w", c.name, g.Error)
-			c.set(func() { c.failed = refusal })
-			return
-		}
+	}
+	return c.followLog(ctx, agent, func(g api.AgentGreeting) {
+		enough()
 		select {
 		case greetings <- g:
 		case <-ctx.Done():
 		}
 	})
+}
+
+// spareLog waits until the log has to be followed: nothing was heard, the agent is in trouble, or there is time for it. A log
+// is three requests, and with many pods those would go before what the pods' coverage waits for.
+func (c *cover) spareLog(ctx context.Context, agent string, heard <-chan bool) error {
+	bounded, cancel := context.WithTimeout(ctx, greetPatience)
+	defer cancel()
+	var trouble sync.WaitGroup
+	defer trouble.Wait()
+	inTrouble := make(chan struct{})
+	trouble.Go(func() {
+		if c.i.await(bounded, func() bool { return troubled(c.pod, agent) }) == nil {
+			close(inTrouble)
+		}
+	})
+	defer cancel()
+	select {
+	case ok := <-heard:
+		if !ok {
+			return ctx.Err()
+		}
+		select {
+		case <-c.i.begun:
+		case <-inTrouble:
+		case <-bounded.Done():
+		}
+	case <-inTrouble:
+	case <-bounded.Done():
+	}
+	return ctx.Err()
+}
+
+// troubled reports whether the pod's status says that the container has ended, or does not start.
+func troubled(p *corev1.Pod, container string) bool {
+	for _, s := range p.Status.EphemeralContainerStatuses {
+		if s.Name != container {
+			continue
+		}
+		w := s.State.Waiting
+		return s.State.Terminated != nil || w != nil && w.Reason != "" && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing"
+	}
+	return false
+}
+
+// hear hands over the greeting that the agent says at its port, and reports whether there was one.
+func (c *cover) hear(ctx context.Context, greet uint16, greetings chan<- api.AgentGreeting) bool {
+	line, err := c.i.pods.FirstLine(ctx, c.i.cfg.Namespace, c.name, greet)
+	if err != nil {
+		c.i.log.Debug("the agent's port does not greet", "pod", c.name, "err", err)
+		return false
+	}
+	g, ok := parseGreeting(string(line))
+	if !ok || g.Error != nil {
+		c.i.log.Warn("the port where the agent greets is somebody else's", "pod", c.name, "port", greet)
+		return false
+	}
+	select {
+	case greetings <- g:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// followLog tells the greetings in the agent's log, until the container ends.
+func (c *cover) followLog(ctx context.Context, agent podAgent, greeted func(api.AgentGreeting)) error {
+	var refusal error
+	err := c.i.pods.FollowLog(ctx, c.i.cfg.Namespace, c.name, agent.container, func(line string) {
+		g, ok := parseGreeting(line)
+		switch {
+		case !ok:
+			c.i.log.Debug("the agent says", "pod", c.name, "line", line)
+		case g.Error != nil: // it may find a way yet; else it ends
+			refusal = fmt.Errorf("the agent in the pod %s: %w", c.name, g.Error)
+			c.set(func() { c.failed = refusal })
+		default:
+			greeted(g)
+		}
+	})
 	if over := (*cluster.ContainerEnded)(nil); errors.As(err, &over) {
-		if refusal != nil {
+		switch {
+		case refusal != nil:
 			return refusal
+		case agent.old:
+			return fmt.Errorf("%w: %w", errSpent, err)
 		}
 		return api.Errorf(api.ExitInject, "the agent in the pod %s has ended, with exit code %d (%s)", c.name, over.ExitCode, over.Reason).
-			WithHint("`kubectl -n %s logs %s -c %s` says more.", c.i.cfg.Namespace, c.name, agent)
+			WithHint("`kubectl -n %s logs %s -c %s` says more.", c.i.cfg.Namespace, c.name, agent.container)
 	}
 	return err
 }
@@ -270,7 +387,10 @@ func (c *cover) learn() {
 		c.failed = nil
 	}
 	// It is claimed again and again. What the agent has is told apart from its answer, and may come later.
-	if c.linked.refused && c.linked.state != nil && !c.waitsForOwn() {
+	switch {
+	case c.linked.refused && api.AsError(c.linked.err).Code == api.ExitLost && !c.i.sidecar():
+		c.ending = true
+	case c.linked.refused && c.linked.state != nil && !c.waitsForOwn():
 		c.failed = c.linked.err
 	}
 	c.linked.refused = false

@@ -69,15 +69,19 @@ type world struct {
 	objects   map[string]*unstructured.Unstructured // "services/web"
 	conflicts int                                   // writes that meet one
 
-	denied   error                       // MayPatch
-	refused  func(*corev1.Pod) error     // Inject
-	bypass   bool                        // packets pass the agents by
-	noRoute  bool                        // the traffic manager does not reach the pods
-	place    string                      // the node of pods that are added
-	patience time.Duration               // podPatience, unless it is 0
-	adding   func()                      // called while an agent is being added
-	claims   map[types.UID][]api.Claim   // what others have of a pod, from the beginning
-	said     map[types.UID]chan struct{} // closed and replaced when an agent's log grows
+	denied   error                                                              // MayPatch
+	refused  func(*corev1.Pod) error                                            // Inject
+	mute     chan struct{}                                                      // logs say nothing before it is closed; nil: they do
+	greeted  []uint16                                                           // ports that agents were to greet at
+	stale    bool                                                               // Inject does not see that an agent has ended
+	bypass   bool                                                               // packets pass the agents by
+	noRoute  bool                                                               // the traffic manager does not reach the pods
+	doorstep func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: it is forbidden
+	place    string                                                             // the node of pods that are added
+	patience time.Duration                                                      // podPatience, unless it is 0
+	adding   func()                                                             // called while an agent is being added
+	claims   map[types.UID][]api.Claim                                          // what others have of a pod, from the beginning
+	said     map[types.UID]chan struct{}                                        // closed and replaced when an agent's log grows
 }
 
 const clusterIP = "10.96.0.80"
@@ -226,6 +230,7 @@ func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstr
 		return apierrors.NewConflict(r.GroupResource(), o.GetName(), errors.New("it has changed"))
 	}
 	w.objects[r.Resource+"/"+o.GetName()] = o.DeepCopy()
+	generation := len(w.said)
 	var old []string
 	for _, p := range w.list {
 		old = append(old, p.Name)
@@ -243,7 +248,7 @@ func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstr
 		return err
 	}
 	for n, name := range old {
-		p := w.addPodOf(fmt.Sprintf("new-%d", n), template.Spec)
+		p := w.addPodOf(fmt.Sprintf("new-%d-%d", generation, n), template.Spec)
 		for _, c := range template.Spec.Containers {
 			if isAgent(c.Name) {
 				w.mu.Lock()
@@ -259,7 +264,7 @@ func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstr
 	return nil
 }
 
-func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (string, error) {
+func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (name string, added bool, err error) {
 	if w.adding != nil {
 		w.adding()
 	}
@@ -267,27 +272,30 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (str
 	defer w.mu.Unlock()
 	p := w.pod(pod.Name)
 	if p == nil {
-		return "", api.Errorf(api.ExitInject, "the pod %s %w", pod.Name, cluster.ErrPodGone)
+		return "", false, api.Errorf(api.ExitInject, "the pod %s %w", pod.Name, cluster.ErrPodGone)
 	}
 	for n, c := range p.Spec.EphemeralContainers {
-		if c.Env[0].Value == a.Owner && p.Status.EphemeralContainerStatuses[n].State.Running != nil {
-			return c.Name, nil
+		if c.Env[0].Value == a.Owner && (p.Status.EphemeralContainerStatuses[n].State.Running != nil || w.stale) && !slices.Contains(a.Spent, c.Name) {
+			return c.Name, false, nil
 		}
 	}
 	w.injected = append(w.injected, pod.Name)
 	if w.refused != nil {
 		if err := w.refused(pod); err != nil {
-			return "", err
+			return "", false, err
 		}
 	}
-	name := fmt.Sprintf("%s%d", api.AgentPrefix, len(p.Spec.EphemeralContainers)+1)
+	name = fmt.Sprintf("%s%d", api.AgentPrefix, len(p.Spec.EphemeralContainers)+1)
 	p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 		Name: name, Image: a.Image, Env: []corev1.EnvVar{{Name: api.AgentOwnerVariable, Value: a.Owner}, {Name: api.AgentNameVariable, Value: a.OwnerName}},
 	}})
 	p.Status.EphemeralContainerStatuses = append(p.Status.EphemeralContainerStatuses,
 		corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
+	if a.Greet != 0 {
+		w.greeted = append(w.greeted, a.Greet)
+	}
 	agent := w.agents[p.UID]
-	if agent == nil {
+	if agent == nil || agent.ends() { // the socket is free
 		agent = startAgent(w.t, w.claims[p.UID])
 		w.agents[p.UID] = agent
 	}
@@ -295,7 +303,18 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (str
 	close(w.said[p.UID])
 	w.said[p.UID] = make(chan struct{})
 	w.notify()
-	return name, nil
+	return name, true, nil
+}
+
+// FirstLine is what who listens says, by default nobody for as long as it is asked.
+func (w *world) FirstLine(ctx context.Context, _, pod string, port uint16) ([]byte, error) {
+	w.mu.Lock()
+	say := w.doorstep
+	w.mu.Unlock()
+	if say == nil {
+		return nil, api.Errorf(api.ExitPermission, "you may not forward ports")
+	}
+	return say(ctx, pod, port)
 }
 
 // endAgent has the agent's container of the pod end, as a kill does.
@@ -315,6 +334,13 @@ func (w *world) endAgent(pod string) {
 }
 
 func (w *world) FollowLog(ctx context.Context, _, pod, container string, line func(string)) error {
+	if w.mute != nil {
+		select {
+		case <-w.mute:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	line("level=INFO msg=starting")
 	var before *fakeAgent
 	for {
@@ -400,6 +426,7 @@ type fakeAgent struct {
 	mu       sync.Mutex
 	owners   map[string]string // names, by the hashes of their keys
 	last     string            // the hash of the owner who came last
+	ending   bool              // it takes no orders
 	claims   []heldClaim
 	canaries [][]byte
 	refused  int                           // claims
@@ -540,6 +567,8 @@ func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
 
 func (a *fakeAgent) obey(hash string, o api.AgentOrder) *api.Error {
 	switch {
+	case a.ending:
+		return api.Errorf(api.ExitLost, "this agent is ending")
 	case o.Claim != nil:
 		m, err := match.New(matchSpec(o.Claim.Match))
 		if err != nil {
@@ -622,6 +651,12 @@ func (a *fakeAgent) client(conn net.Conn, bypass bool) {
 	}
 }
 
+func (a *fakeAgent) ends() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ending
+}
+
 func (a *fakeAgent) refusals() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -631,8 +666,13 @@ func (a *fakeAgent) refusals() int {
 // begin runs an intercept until the test ends, or stop is called, and gives it once it has begun, or Run's error.
 func begin(t *testing.T, w *world, spec api.InterceptSpec) (i *Intercept, stop func() error, err error) {
 	t.Helper()
+	return beginAs(t, w, newKey(t), spec)
+}
+
+func beginAs(t *testing.T, w *world, key *ecdsa.PrivateKey, spec api.InterceptSpec) (i *Intercept, stop func() error, err error) {
+	t.Helper()
 	i, err = newIntercept(Config{
-		Session: w, Namespace: "default", Workload: "deployment/web", Spec: spec, Owner: "ann@laptop", Key: newKey(t),
+		Session: w, Namespace: "default", Workload: "deployment/web", Spec: spec, Owner: "ann@laptop", Key: key,
 		Progress: func(api.Event) {}, Logger: quiet(),
 	}, w, w)
 	if err != nil {

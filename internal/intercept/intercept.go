@@ -57,7 +57,9 @@ type pods interface {
 	// MayInject returns nil if Inject would be admitted.
 	MayInject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) error
 	// Inject adds an agent to the pod, unless its owner has one there, and gives its container's name.
-	Inject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) (container string, err error)
+	Inject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) (container string, added bool, err error)
+	// FirstLine is what somebody in the pod says at a port of its loopback address, as soon as there is somebody.
+	FirstLine(ctx context.Context, namespace, pod string, port uint16) ([]byte, error)
 	FollowLog(ctx context.Context, namespace, pod, container string, line func(string)) error
 	DialPod(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error)
 	Kube() kubernetes.Interface
@@ -85,14 +87,14 @@ type Intercept struct {
 	log      *slog.Logger
 	identity identity
 	pods     pods
-	claim    api.ClaimOrder // as every pod gets it; prepare fills in the ports
+	claim    api.ClaimOrder // as every pod gets it; look fills in the ports
 
 	objects objects
 
-	workload  *cluster.Workload // of prepare
+	workload  *cluster.Workload // of look
 	container string            // likewise
-	image     string            // likewise
-	server    *server           // likewise
+	image     string            // of mayBegin
+	server    *server           // of look
 	rolled    *sidecarPlan      // of chooseMode: what was done to the template; nil: nothing
 
 	podPatience time.Duration
@@ -186,14 +188,20 @@ func (i *Intercept) Run(ctx context.Context) error {
 }
 
 func (i *Intercept) run(ctx, life context.Context) error {
-	if err := i.prepare(ctx); err != nil {
+	if err := i.look(ctx); err != nil {
 		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return i.pods.WatchPods(gctx, i.workload, func(pods []corev1.Pod) { i.update(life, pods) })
 	})
-	g.Go(func() error { return i.begin(gctx) })
+	g.Go(func() error {
+		if err := i.mayBegin(gctx); err != nil {
+			return err
+		}
+		return i.begin(gctx)
+	})
+	g.Go(func() error { return i.seeRemoved(gctx) })
 	g.Go(func() error {
 		select {
 		case err := <-i.reset:
@@ -205,8 +213,8 @@ func (i *Intercept) run(ctx, life context.Context) error {
 	return g.Wait()
 }
 
-// prepare reads the workload, and finds out whether it may be intercepted, and which of its ports.
-func (i *Intercept) prepare(ctx context.Context) error {
+// look reads the workload, and finds out which of its ports are meant.
+func (i *Intercept) look(ctx context.Context) error {
 	done := i.step("Looking at %s", i.cfg.Workload)
 	w, err := i.pods.Workload(ctx, i.cfg.Namespace, i.cfg.Workload)
 	if err != nil {
@@ -218,17 +226,6 @@ func (i *Intercept) prepare(ctx context.Context) error {
 	}
 	i.warn(w.Notes...)
 	done("container %s, %s", container, portsText(ports))
-
-	checked := i.step("Asking for the right to change %s", i.cfg.Workload)
-	if err := i.pods.MayPatch(ctx, w); err != nil {
-		return err
-	}
-	checked("granted")
-	if i.image = i.cfg.Image; i.image == "" {
-		if i.image, err = i.cfg.Session.Image(ctx); err != nil {
-			return err
-		}
-	}
 	i.workload, i.container, i.server = w, container, newServer(ports, i.log)
 	for _, p := range ports {
 		i.claim.Ports = append(i.claim.Ports, api.AgentPort{Protocol: p.Protocol, Port: p.Container})
@@ -237,6 +234,24 @@ func (i *Intercept) prepare(ctx context.Context) error {
 	i.status.Ports = ports
 	i.move()
 	i.mu.Unlock()
+	return nil
+}
+
+// mayBegin asks whether the workload may be intercepted, and for the agent's image. Until it has returned, no pod is touched.
+func (i *Intercept) mayBegin(ctx context.Context) error {
+	done := i.step("Asking for the right to change %s", i.cfg.Workload)
+	asked, actx := errgroup.WithContext(ctx)
+	asked.Go(func() error { return i.pods.MayPatch(actx, i.workload) })
+	if i.image = i.cfg.Image; i.image == "" {
+		asked.Go(func() (err error) {
+			i.image, err = i.cfg.Session.Image(actx)
+			return err
+		})
+	}
+	if err := asked.Wait(); err != nil {
+		return err
+	}
+	done("granted")
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -55,7 +56,7 @@ func TestEveryPodIsCovered(t *testing.T) {
 	if !slices.Equal(s.Ports, want) {
 		t.Errorf("ports %v, want %v", s.Ports, want)
 	}
-	if len(s.Checks) != 4 || slices.ContainsFunc(s.Checks, func(c api.Check) bool { return !c.OK }) {
+	if len(s.Checks) != 7 || slices.ContainsFunc(s.Checks, func(c api.Check) bool { return !c.OK }) {
 		t.Errorf("checks %+v", s.Checks)
 	}
 	if w.injected[0] != "web-a" {
@@ -160,7 +161,7 @@ func TestRefusals(t *testing.T) {
 		name  string
 		world func(*world)
 		code  api.ExitCode
-		says  string // in message or hint
+		says  string // regular expression of message or hint
 	}{
 		{"no_right", func(w *world) { w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments") }, api.ExitPermission, "may not patch"},
 		{"no_agent", func(w *world) {
@@ -179,14 +180,35 @@ func TestRefusals(t *testing.T) {
 				w.t.Fatal(err)
 			}
 		}, api.ExitIntercept, "Cilium with eBPF host routing"},
+		{"mesh_and_cilium", func(w *world) {
+			w.bypass = true
+			w.list[0].Spec.Containers = []corev1.Container{{Name: "app"}, {Name: "linkerd-proxy"}}
+			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cilium-config"}, Data: map[string]string{"kube-proxy-replacement": "true"}}
+			if _, err := w.kube.CoreV1().ConfigMaps("kube-system").Create(w.t.Context(), cm, metav1.CreateOptions{}); err != nil {
+				w.t.Fatal(err)
+			}
+		}, api.ExitIntercept, "(?s)Linkerd.*Cilium"},
+		{"ambient_mesh", func(w *world) {
+			w.bypass = true
+			w.list[0].Annotations = map[string]string{"ambient.istio.io/redirection": "enabled"}
+		}, api.ExitIntercept, "ambient"},
+		{"node's_network_that_the_template_hides", func(w *world) { w.list[0].Spec.HostNetwork = true }, api.ExitWorkload, "hostNetwork"},
+		{"datagrams_only", func(w *world) {
+			w.bypass = true
+			w.workload.Template.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "dns", ContainerPort: 53, Protocol: corev1.ProtocolUDP}}
+			w.workload.Services = nil
+		}, api.ExitIntercept, "udp 10.244.0.1:53"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t, "web-a")
 			tt.world(w)
 			i, _, err := begin(t, w, api.InterceptSpec{})
 			e := api.AsError(err)
-			if e == nil || e.Code != tt.code || !strings.Contains(e.Message+e.Hint, tt.says) {
+			if e == nil || e.Code != tt.code || !regexp.MustCompile(tt.says).MatchString(e.Message+e.Hint) {
 				t.Fatalf("got %+v", e)
+			}
+			if e.Code == api.ExitWorkload && len(w.injected) > 0 {
+				t.Errorf("agents were added to %v", w.injected)
 			}
 			if s := i.Status(); s.State != api.InterceptFailed || s.Error.Code != tt.code {
 				t.Errorf("%+v", s)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -88,16 +90,51 @@ func (i *Intercept) somePod(ctx context.Context) (pod *corev1.Pod, err error) {
 // sidecar reports whether agents come with the pods' template; i.mu is held.
 func (i *Intercept) sidecar() bool { return i.status.Mode == api.ModeSidecar }
 
-// ensureAgent finds our agent in the pod, or adds one, and gives its container's name.
-func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod) (string, error) {
+// podAgent is our agent in a pod.
+type podAgent struct {
+	container string
+	greet     uint16 // where it greets, besides in its log; 0: nowhere
+	old       bool   // it was there, and may be about to end
+	sidecar   bool   // it came with the pod, and ends with it
+}
+
+// ensureAgent finds our agent in the pod, or adds one. Those that are spent do not count.
+func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, spent []string) (podAgent, error) {
+	if err := i.ownNetwork(&pod.Spec); err != nil { // what the template did not tell
+		return podAgent{}, err
+	}
 	if name := sidecarOf(pod, i.identity.hash); name != "" {
-		return name, nil
+		return podAgent{container: name, sidecar: true}, nil
 	}
 	i.mu.Lock()
 	sidecar := i.sidecar()
 	i.mu.Unlock()
 	if sidecar { // placed has seen the agent
-		return "", fmt.Errorf("the pod %s has no agent in its template", pod.Name)
+		return podAgent{}, fmt.Errorf("the pod %s has no agent in its template", pod.Name)
 	}
-	return i.pods.Inject(ctx, pod, i.agent())
+	a := i.agent()
+	a.Spent = spent
+	if i.claim.TLS == nil { // the application's key is for the container that the log is of
+		a.Greet = greetPort(pod)
+	}
+	name, added, err := i.pods.Inject(ctx, pod, a)
+	if err != nil || !added {
+		return podAgent{container: name, old: true}, err
+	}
+	return podAgent{container: name, greet: a.Greet}, nil
+}
+
+// greetPort is a port that probably nobody in the pod has: below those that kernels give to connections, and none that a
+// container declares.
+func greetPort(p *corev1.Pod) uint16 {
+	const first, last = 20000, 32767
+	for {
+		port := int32(first + rand.N(last-first+1))
+		declares := func(c corev1.Container) bool {
+			return slices.ContainsFunc(c.Ports, func(d corev1.ContainerPort) bool { return d.ContainerPort == port })
+		}
+		if !slices.ContainsFunc(p.Spec.Containers, declares) && !slices.ContainsFunc(p.Spec.InitContainers, declares) {
+			return uint16(port)
+		}
+	}
 }

@@ -33,6 +33,7 @@ type ResetConfig struct {
 	Workload  string // TYPE/NAME
 	Image     string // of the agent; empty: of the one that runs in the pod
 	Owner     string // what those who are told call us: user@host
+	Mine      bool   // only what earlier daemons of Owner's left in the template, as they were killed
 	Key       *ecdsa.PrivateKey
 	Progress  func(api.Event)
 	Logger    *slog.Logger
@@ -64,6 +65,17 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects objects) 
 	r.tell(api.Event{Step: step})
 	w, err := r.pods.Workload(ctx, r.cfg.Namespace, r.cfg.Workload)
 	if err != nil {
+		return err
+	}
+	if cfg.Mine {
+		removed, err := (writer{pods, objects, w}).remove(ctx, func(_, name string) bool { return name == cfg.Owner })
+		if err == nil && !removed {
+			err = api.Errorf(api.ExitWorkload, "%s is not intercepted from here, and its template has no agent of %s", cfg.Workload, cfg.Owner).
+				WithHint("`kubevpn status` shows what is intercepted; `kubevpn reset` removes what others have")
+		}
+		if err == nil {
+			r.tell(api.Event{Step: step, Detail: "the template had one that was left there; it is removed", Done: true})
+		}
 		return err
 	}
 	if err := r.pods.MayPatch(ctx, w); err != nil {
@@ -157,7 +169,7 @@ func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error
 	if slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return isAgent(c.Name) }) {
 		return nil, nil
 	}
-	agent, err := r.pods.Inject(ctx, p, cluster.Agent{Image: cmp.Or(r.cfg.Image, runningAgent(p)), Owner: r.identity.hash, OwnerName: r.cfg.Owner})
+	agent, _, err := r.pods.Inject(ctx, p, cluster.Agent{Image: cmp.Or(r.cfg.Image, runningAgent(p)), Owner: r.identity.hash, OwnerName: r.cfg.Owner})
 	if errors.Is(err, cluster.ErrPodGone) {
 		return nil, nil // and its agents with it
 	}

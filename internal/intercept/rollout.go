@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -56,7 +57,8 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 	}
 	var plan sidecarPlan
 	err := i.writer().template(ctx, func(template map[string]any) (map[string]any, error) {
-		without, _, err := undoSidecar(template, i.identity.hash) // of an earlier intercept of ours
+		// Of an earlier intercept of ours, also of one whose laptop was killed: its key went with it, but not its name.
+		without, _, err := undoSidecars(template, func(hash, name string) bool { return hash == i.identity.hash || name == i.cfg.Owner })
 		if err != nil {
 			return nil, err
 		}
@@ -94,6 +96,53 @@ func (i *Intercept) rollBack(ctx context.Context) error {
 	return i.writer().rollBack(ctx, i.identity.hash)
 }
 
+// seeRemoved ends with an error when somebody has taken our agent out of the template: it looks there when a pod is without.
+func (i *Intercept) seeRemoved(ctx context.Context) error {
+	select {
+	case <-i.begun:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if i.rolled == nil {
+		return nil
+	}
+	looked := make(map[types.UID]bool)
+	for {
+		var without *cover
+		if err := i.await(ctx, func() bool {
+			for _, c := range i.sorted() {
+				if uid := c.pod.UID; !looked[uid] && c.pod.DeletionTimestamp == nil && sidecarOf(c.pod, i.identity.hash) == "" {
+					without = c
+					looked[uid] = true
+					return true
+				}
+			}
+			return false
+		}); err != nil {
+			return err
+		}
+		template, err := i.writer().current(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			i.log.Warn("looking for the agent in the template", "pod", without.name, "err", err)
+			i.mu.Lock()
+			delete(looked, without.pod.UID)
+			i.mu.Unlock()
+			pause(ctx, retryMin)
+			continue
+		case template == nil:
+			continue // the workload has gone, and its pods go
+		}
+		if without, _, err := undoSidecar(template, i.identity.hash); err != nil || !equality.Semantic.DeepEqual(template, without) {
+			continue // it is a pod of before the agent
+		}
+		return api.Errorf(api.ExitIntercept, "somebody has removed the agent from the template of %s, as `kubevpn reset` does", i.cfg.Workload).
+			WithHint("`kubevpn proxy %s` begins anew, once that is settled.", i.cfg.Workload)
+	}
+}
+
 func (i *Intercept) writer() writer { return writer{i.pods, i.objects, i.workload} }
 
 // writer changes a workload and its Services.
@@ -106,20 +155,19 @@ type writer struct {
 // rollBack takes an owner's agent out of the template, or everybody's if owner is empty. As long as others' agents stay,
 // Services lead to them.
 func (w writer) rollBack(ctx context.Context, owner string) error {
-	o, err := w.objects.read(ctx, w.workload.Resource, w.workload.Namespace, w.workload.Name)
-	if apierrors.IsNotFound(err) {
-		return nil // and its pods with it
+	_, err := w.remove(ctx, func(hash, _ string) bool { return owner == "" || hash == owner })
+	return err
+}
+
+// remove is rollBack of agents by their owners' hashes and names, and reports whether there were any.
+func (w writer) remove(ctx context.Context, gone func(hash, name string) bool) (removed bool, err error) {
+	template, err := w.current(ctx)
+	if err != nil || template == nil {
+		return false, err
 	}
-	if err != nil {
-		return w.explain(ctx, err)
-	}
-	template, found, err := unstructured.NestedMap(o.Object, "spec", "template")
-	if err != nil || !found {
-		return err
-	}
-	without, last, err := undoSidecar(template, owner)
+	without, last, err := undoSidecars(template, gone)
 	if err != nil || equality.Semantic.DeepEqual(template, without) {
-		return err
+		return false, err
 	}
 	if last {
 		var names []string
@@ -127,13 +175,26 @@ func (w writer) rollBack(ctx context.Context, owner string) error {
 			names = append(names, s.Name)
 		}
 		if err := w.services(ctx, names, undoService); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return w.template(ctx, func(template map[string]any) (map[string]any, error) {
-		without, _, err := undoSidecar(template, owner)
+	return true, w.template(ctx, func(template map[string]any) (map[string]any, error) {
+		without, _, err := undoSidecars(template, gone)
 		return without, err
 	})
+}
+
+// current reads the workload's template; nil: there is none any more.
+func (w writer) current(ctx context.Context) (map[string]any, error) {
+	o, err := w.objects.read(ctx, w.workload.Resource, w.workload.Namespace, w.workload.Name)
+	if apierrors.IsNotFound(err) {
+		return nil, nil // and its pods with it
+	}
+	if err != nil {
+		return nil, w.explain(ctx, err)
+	}
+	template, _, err := unstructured.NestedMap(o.Object, "spec", "template")
+	return template, err
 }
 
 // template changes the workload's template.

@@ -227,10 +227,15 @@ func addDefault(template map[string]any, spec corev1.PodSpec, container string) 
 	return ours, unstructured.SetNestedField(template, container, "metadata", "annotations", defaultContainerAnnotation)
 }
 
-// undoSidecar removes the owner's agent from a template, or everybody's if owner is empty, with what came with it, and nothing
-// else: not what somebody changed meanwhile. last says that no agent is left, so that Services are to be undone, too. It does
-// not change its argument.
+// undoSidecar is undoSidecars of the owner whose key has that hash, or of everybody if owner is empty.
 func undoSidecar(template map[string]any, owner string) (without map[string]any, last bool, err error) {
+	return undoSidecars(template, func(hash, _ string) bool { return owner == "" || hash == owner })
+}
+
+// undoSidecars removes agents from a template, by their owners' hashes and names, with what came with them, and nothing else:
+// not what somebody changed meanwhile. last says that no agent is left, so that Services are to be undone, too. It does not
+// change its argument.
+func undoSidecars(template map[string]any, gone func(hash, name string) bool) (without map[string]any, last bool, err error) {
 	template = runtime.DeepCopyJSON(template)
 	containers, err := containersOf(template)
 	if err != nil {
@@ -245,7 +250,7 @@ func undoSidecar(template map[string]any, owner string) (without map[string]any,
 			kept = append(kept, raw)
 			continue
 		}
-		if owner != "" && environment(c, api.AgentOwnerVariable) != owner {
+		if !gone(environment(c, api.AgentOwnerVariable), strings.ReplaceAll(environment(c, api.AgentNameVariable), "$$", "$")) {
 			kept = append(kept, raw)
 			last = false
 			continue

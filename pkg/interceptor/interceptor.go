@@ -76,7 +76,7 @@ func (s *Stats) failed(err error) {
 	s.failure.Store(&Failure{Time: time.Now(), Error: err.Error()})
 }
 
-// Canary describes connections whose bytes prove that a port's connections come here.
+// Canary describes connections whose bytes, or datagrams that, prove that what is sent to a port comes here.
 type Canary struct {
 	Prefix string // that it begins with
 	Length int    // of all of its bytes

@@ -41,6 +41,12 @@ func (i *Interceptor) ServePackets(ctx context.Context, pc net.PacketConn, dst n
 		case err != nil:
 			return fmt.Errorf("receiving datagrams: %w", err)
 		}
+		if i.config.Canary.classify(b[:n]) == kindCanary {
+			if err := writeTo(pc, b[:n], from); err != nil {
+				i.log.DebugContext(ctx, "answering a canary", "client", from, "port", dst.Port(), "error", err)
+			}
+			continue
+		}
 		s.receive(from, b[:n])
 	}
 }

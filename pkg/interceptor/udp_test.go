@@ -36,14 +36,30 @@ func answerUDP(tb testing.TB, name string) string {
 	return pc.LocalAddr().String()
 }
 
+func TestPacketCanary(t *testing.T) {
+	r := newUDPRig(t, answerUDP(t, "app"), func(c *Config) { c.Canary = *testCanary() })
+	laptop, stats := &taker{addr: answerUDP(t, "laptop")}, new(Stats)
+	r.claim(Claim{ID: "all", Taker: laptop, Stats: stats})
+	c := r.client()
+	r.ask(c, "\x00canary\x001234", "\x00canary\x001234")
+	if n := stats.Requests(); n != 0 {
+		t.Errorf("a canary was counted as %d flows", n)
+	}
+	// What was not announced, or has more, is like any other.
+	for _, text := range []string{"\x00canary\x004321", "\x00canary\x0012345", "\x00canary\x00"} {
+		r.ask(c, text, "laptop:"+text)
+	}
+	r.ask(c, "\x00canary\x001234", "\x00canary\x001234") // in the middle of a flow
+}
+
 type udpRig struct {
 	*rig
 	addr string
 }
 
-func newUDPRig(tb testing.TB, app string) udpRig {
+func newUDPRig(tb testing.TB, app string, options ...func(*Config)) udpRig {
 	tb.Helper()
-	r := newRig(tb, app)
+	r := newRig(tb, app, options...)
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)

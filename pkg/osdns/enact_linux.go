@@ -87,7 +87,8 @@ func (c *Configurator) enactTable(d *decision, before decision) error {
 		return nil
 	}
 	if others, err := c.table.Others(tablePrefix); err == nil && len(others) > 0 {
-		d.warn("another kubevpn (%s) redirects this machine's DNS already: it answers first", strings.Join(others, ", "))
+		// Of chains of one priority the kernel asks the newest first (nf_hook_entries_grow).
+		d.warn("another kubevpn (%s) redirected this machine's DNS before: its names do not resolve as long as this one is connected", strings.Join(others, ", "))
 	}
 	return nil
 }

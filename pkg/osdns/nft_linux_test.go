@@ -334,7 +334,7 @@ func TestRedirectTakesOpenSocketsAlong(t *testing.T) {
 	}
 }
 
-// Two users' daemons: each has its table, and a query goes to the first; closing one leaves the other's.
+// Two users' daemons: each has its table, and a query goes to the later one's resolver; ending one leaves the other's.
 func TestRedirectTwice(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
@@ -343,17 +343,27 @@ func TestRedirectTwice(t *testing.T) {
 	cfg := startUs(t)
 	opt := testOptions(t, "nameserver 192.0.2.1\n")
 	opt.Table = "kubevpn-1000-1"
-	first := hold(t, cfg, opt)
+	earlier := cfg
+	earlier.Listen4, earlier.Listen6 = netip.MustParseAddrPort("127.0.0.1:5398"), netip.MustParseAddrPort("[::1]:5398")
+	stop, err := serveDNS(earlier.Listen4.String(), answerAs("another", "198.51.100.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	another := func(netip.Addr) string { return "another" }
+	first := hold(t, earlier, opt)
+	checkAsked(t, addrs("192.0.2.1"), another, upstream)
 	opt.Table = "kubevpn-1001-1"
 	second := New(opt)
 	applied, err := second.Set(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"another kubevpn (kubevpn-1000-1) redirects this machine's DNS already: it answers first"}
+	want := []string{"another kubevpn (kubevpn-1000-1) redirected this machine's DNS before: its names do not resolve as long as this one is connected"}
 	if diff := cmp.Diff(want, applied.Warnings); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
+	checkAsked(t, addrs("192.0.2.1"), us, upstream)
 	if err := first.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

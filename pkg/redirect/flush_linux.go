@@ -189,31 +189,46 @@ func destroy(conn *netlink.Conn, s socket) error {
 	return err
 }
 
-// forgetFlows has conntrack forget UDP flows to these ports.
+// forgetFlows has conntrack forget UDP flows to these ports. It leaves flows with a mark alone, redirected ones or those of
+// DialUDPFrom, and so those that iptables has redirected.
 func forgetFlows(ports []uint16) (n int, err error) {
+	return forget(func(f *nl.ConntrackFlow) bool {
+		return f.Mark == 0 && f.Forward.DstPort == f.Reverse.SrcPort && slices.Contains(ports, f.Forward.DstPort)
+	})
+}
+
+// forgetRedirected has conntrack forget UDP flows that iptables has redirected, unless they stay.
+func forgetRedirected(stays func(port, local uint16) bool) error {
+	_, err := forget(func(f *nl.ConntrackFlow) bool {
+		return f.Forward.DstPort != f.Reverse.SrcPort && f.Forward.DstIP.Equal(f.Reverse.SrcIP) &&
+			!stays(f.Forward.DstPort, f.Reverse.SrcPort)
+	})
+	return err
+}
+
+// forget has conntrack forget UDP flows from outside to this network namespace.
+func forget(which func(*nl.ConntrackFlow) bool) (n int, err error) {
 	addrs, err := localAddrs()
 	if err != nil {
 		return 0, err
 	}
 	var errs []error
 	for _, family := range []nl.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		flows, err := nl.ConntrackDeleteFilters(nl.ConntrackTable, family, flowsTo{ports, addrs})
+		flows, err := nl.ConntrackDeleteFilters(nl.ConntrackTable, family, incoming{addrs, which})
 		n += int(flows)
 		errs = append(errs, err)
 	}
 	return n, errors.Join(errs...)
 }
 
-type flowsTo struct {
-	ports []uint16
+type incoming struct {
 	addrs []netip.Addr
+	which func(*nl.ConntrackFlow) bool
 }
 
-// MatchConntrackFlow leaves flows with a mark alone: those that are redirected already, and those of DialUDPFrom.
-func (f flowsTo) MatchConntrackFlow(flow *nl.ConntrackFlow) bool {
-	src, _ := netip.AddrFromSlice(flow.Forward.SrcIP)
-	dst, _ := netip.AddrFromSlice(flow.Forward.DstIP)
-	return flow.Forward.Protocol == unix.IPPROTO_UDP && flow.Mark == 0 &&
-		slices.Contains(f.ports, flow.Forward.DstPort) &&
-		slices.Contains(f.addrs, dst.Unmap()) && !slices.Contains(f.addrs, src.Unmap())
+func (i incoming) MatchConntrackFlow(f *nl.ConntrackFlow) bool {
+	src, _ := netip.AddrFromSlice(f.Forward.SrcIP)
+	dst, _ := netip.AddrFromSlice(f.Forward.DstIP)
+	return f.Forward.Protocol == unix.IPPROTO_UDP && slices.Contains(i.addrs, dst.Unmap()) && !slices.Contains(i.addrs, src.Unmap()) &&
+		i.which(f)
 }

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -31,6 +32,11 @@ const roleVariable = "KUBEVPN_TEST_ROLE"
 const patience = 10 * time.Second
 
 func TestMain(m *testing.M) {
+	stop, err := onlyLegacy()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	roles := map[string]func() error{"redirect": redirectRole, "unprivileged": unprivilegedRole}
 	if role, ok := roles[os.Getenv(roleVariable)]; ok {
 		if err := role(); err != nil {
@@ -39,7 +45,31 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if err := stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+		os.Exit(code)
+	}))
+}
+
+// onlyLegacy makes the directory of legacyVariable, unless the process that has started this one has made it.
+func onlyLegacy() (remove func() error, err error) {
+	if os.Getenv(legacyVariable) != "" {
+		return func() error { return nil }, nil
+	}
+	dir, err := os.MkdirTemp("", "kubevpn-legacy")
+	if err == nil {
+		err = os.Symlink(programs+"/xtables-legacy-multi", dir+"/xtables-legacy-multi")
+	}
+	if err == nil {
+		err = os.Chmod(dir, 0o777) // children lock there
+	}
+	if err == nil {
+		err = os.Setenv(legacyVariable, dir)
+	}
+	return func() error { return os.RemoveAll(dir) }, err
 }
 
 // nobody has no capability.
@@ -49,7 +79,7 @@ var nobody = syscall.Credential{Uid: 65534, Gid: 65534}
 // the process, and threads that have been in the client's namespace end: the end of its input tells it.
 func child(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), roleVariable+"="+role, testenv.EndAtOnce())
+	cmd.Env = append(os.Environ(), roleVariable+"="+role, "XTABLES_LOCKFILE="+os.Getenv(legacyVariable)+"/lock", testenv.EndAtOnce())
 	cmd.Stderr = os.Stderr
 	return cmd
 }
@@ -113,14 +143,69 @@ func sysctl(t *testing.T, name, value string) {
 	}
 }
 
-// open makes Redirects, and closes them with the test.
+// programs is where iptables is.
+const programs = "/usr/sbin"
+
+// The ways to redirect: nftables, and iptables by each of its own ways to the kernel.
+const (
+	byNFTables = "nftables"
+	byNFT      = "iptables-nft"
+	byLegacy   = "iptables-legacy"
+)
+
+var (
+	allWays   = []string{byNFTables, byNFT, byLegacy}
+	ruleWays  = []string{byNFT, byLegacy}
+	inVariant = map[string]string{byNFT: "nft", byLegacy: "legacy"}
+)
+
+// each runs a test for each of these ways to redirect, in namespaces of their own.
+func each(t *testing.T, ways []string, test func(t *testing.T, way string)) {
+	for _, way := range ways {
+		t.Run(way, func(t *testing.T) {
+			if testenv.InNamespace(t, "nft", "iptables-nft", "iptables-legacy") {
+				test(t, way)
+			}
+		})
+	}
+}
+
+// config is a Config for a way to redirect.
+func config(way, name string) Config {
+	switch cfg := (Config{Name: name, Mark: testMark, Backend: IPTables, Programs: programs}); way {
+	case byNFT:
+		return cfg
+	case byLegacy:
+		cfg.Programs = os.Getenv(legacyVariable)
+		return cfg
+	default:
+		cfg.Backend = NFTables
+		return cfg
+	}
+}
+
+// legacyVariable names a directory that has iptables-legacy and nothing else.
+const legacyVariable = "KUBEVPN_TEST_LEGACY"
+
+// open makes Redirects by nftables, and closes them with the test.
 func open(t *testing.T, name string) *Redirects {
 	t.Helper()
-	r, err := New(Config{Name: name, Mark: testMark})
+	return openWith(t, config(byNFTables, name))
+}
+
+// openWith makes Redirects, renews them, and closes them with the test.
+func openWith(t *testing.T, cfg Config) *Redirects {
+	t.Helper()
+	r, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { r.Run(ctx) })
 	t.Cleanup(func() {
+		stop()
+		running.Wait()
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
@@ -262,10 +347,10 @@ func (p pod) ask(network, address string) string {
 	return ask(c)
 }
 
-func ask(c net.Conn) string { return askAt(c, 1) }
+func ask(c net.Conn) string { return askAt(c, 1, patience) }
 
 // askAt asks at length.
-func askAt(c net.Conn, length int) string {
+func askAt(c net.Conn, length int, patience time.Duration) string {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err.Error()
 	}
@@ -319,18 +404,25 @@ func redirectRole() error {
 		}
 		lower = append(lower, f)
 	}
-	r, err := New(Config{Name: os.Args[1], Mark: testMark})
+	r, err := New(config(os.Args[1], os.Args[2]))
 	if err != nil {
 		return err
 	}
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { r.Run(ctx) })
+	defer running.Wait()
+	defer stop()
 	for _, f := range lower {
 		f.Close()
 	}
 	if err := r.Set(map[Port]uint16{{TCP, 80}: 8080, {UDP, 53}: 5353}); err != nil {
 		return err
 	}
-	if err := r.Transparent(); err != nil {
-		return err
+	if os.Args[1] == byNFTables {
+		if err := r.Transparent(); err != nil {
+			return err
+		}
 	}
 	if _, err := Flush([]Port{{TCP, 80}, {UDP, 53}}); err != nil {
 		return err
@@ -340,11 +432,14 @@ func redirectRole() error {
 	return errors.Join(err, r.Close())
 }
 
-// holder is a process of redirectRole, to be killed. Its only capability is NET_ADMIN.
-func holder(t *testing.T, name string) *exec.Cmd {
+// holder is a process of redirectRole, to be killed. Its only capability is NET_ADMIN, but for iptables-legacy.
+func holder(t *testing.T, way, name string) *exec.Cmd {
 	t.Helper()
-	cmd := child("redirect", name)
+	cmd := child("redirect", way, name)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &nobody, AmbientCaps: []uintptr{unix.CAP_NET_ADMIN}}
+	if way == byLegacy {
+		cmd.SysProcAttr.AmbientCaps = append(cmd.SysProcAttr.AmbientCaps, unix.CAP_NET_RAW)
+	}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -381,7 +476,7 @@ func kill(t *testing.T, cmd *exec.Cmd) {
 
 // unprivilegedRole prints what New says to who has no capability.
 func unprivilegedRole() error {
-	r, err := New(Config{Name: "test", Mark: testMark})
+	r, err := New(config(os.Args[1], "test"))
 	if err == nil {
 		return errors.Join(errors.New("it can redirect"), r.Close())
 	}

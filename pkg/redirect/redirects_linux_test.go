@@ -1,15 +1,19 @@
 package redirect
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -18,10 +22,10 @@ import (
 
 var web, dns = Port{TCP, 80}, Port{UDP, 53}
 
-func TestSet(t *testing.T) {
-	if !testenv.InNamespace(t, "nft") {
-		return
-	}
+func TestPorts(t *testing.T) { each(t, allWays, testPorts) }
+
+func testPorts(t *testing.T, way string) {
+	t.Setenv("TZ", "Asia/Tokyo") // iptables knows no other time of day than UTC
 	p := newPod(t)
 	// Checksums as on a wire, where there is the program for it: veth asks nobody for them otherwise.
 	if _, err := exec.LookPath("ethtool"); err == nil {
@@ -51,7 +55,7 @@ func TestSet(t *testing.T) {
 		}
 	}
 	before("before New")
-	r := open(t, "test")
+	r := openWith(t, config(way, "test"))
 	before("before Set")
 	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
 	for _, tt := range tests {
@@ -64,8 +68,15 @@ func TestSet(t *testing.T) {
 	check(t, "a datagram without a checksum", ask(c), "us 10.1.0.9")
 	c.Close()
 	for _, to := range []string{"10.1.0.2:53", "[fd00:1::2]:53"} {
-		if got := askAt(p.connect("udp", to), 20000); !strings.HasPrefix(got, "us ") {
+		if got := askAt(p.connect("udp", to), 20000, patience); !strings.HasPrefix(got, "us ") {
 			t.Errorf("a datagram in fragments to %s, and the answer: %s", to, got)
+		}
+	}
+
+	// Whoever sends to the local port itself is not taken for redirected, as SO_ORIGINAL_DST has it with TCP.
+	for _, to := range []string{"10.1.0.2:5353", "[fd00:1::2]:5353"} {
+		if got := askAt(p.connect("udp", to), 1, 300*time.Millisecond); strings.HasPrefix(got, "us ") {
+			t.Errorf("a datagram to %s, which nobody redirected: %s", to, got)
 		}
 	}
 
@@ -84,7 +95,48 @@ func TestSet(t *testing.T) {
 		}
 	}
 
-	want := `table inet test {
+	want := listed[way]
+	if diff := cmp.Diff(want, list[way](t)); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	// What is not valid changes nothing, and the same again neither.
+	for _, ports := range []map[Port]uint16{
+		{{"sctp", 80}: 8080}, {web: 0}, {{TCP, 0}: 8080}, {web: 80}, {dns: 5353, {UDP, 54}: 5353},
+	} {
+		if err := r.Set(ports); err == nil {
+			t.Errorf("Set takes %v", ports)
+		}
+	}
+	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
+	if diff := cmp.Diff(want, list[way](t)); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	set(t, r, nil)
+	before("after Set of nothing")
+	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	before("after Close")
+	for _, way := range ruleWays {
+		if left := list[way](t); strings.Contains(left, "KUBEVPN") {
+			t.Errorf("left behind: %s", left)
+		}
+	}
+	if way == byNFTables {
+		check(t, "the ruleset", ruleset(t), "")
+	}
+	if err := r.Close(); err != nil {
+		t.Errorf("a second Close: %v", err)
+	}
+	if err := r.Set(nil); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Set after Close: %v", err)
+	}
+}
+
+// listed is what TestPorts' redirects are in the kernel.
+var listed = map[string]string{
+	byNFTables: `table inet test {
 	flags owner
 
 	map tcp {
@@ -103,12 +155,13 @@ func TestSet(t *testing.T) {
 	}
 
 	chain tcp {
-		type nat hook prerouting priority dstnat - 10; policy accept;
+		type nat hook prerouting priority dstnat + 10; policy accept;
 		iifname != "lo" fib daddr type local tcp flags syn / fin,syn,rst,ack dnat to :tcp dport map @tcp
 	}
 
 	chain udp {
 		type filter hook prerouting priority dstnat - 10; policy accept;
+		iifname != "lo" fib daddr type local meta l4proto udp drop
 		iifname != "lo" fib daddr type local meta l4proto udp ct status ! confirmed ct mark set 0x4b560100
 		ct mark 0x4b560100 udp checksum 0 udp dport set udp dport map @udp accept
 		ct mark 0x4b560100 udp dport set udp dport map @udp
@@ -119,36 +172,43 @@ func TestSet(t *testing.T) {
 		udp sport set udp sport map @udp-back
 	}
 }
+`,
+	byNFT:    iptablesListed,
+	byLegacy: iptablesListed,
+}
+
+const iptablesListed = `-A PREROUTING ! -i lo -m addrtype --dst-type LOCAL -m comment --comment "kubevpn: redirected ports" -j KUBEVPN-4B560100-AFD071E5
+-A KUBEVPN-4B560100-AFD071E5 -i lo -p tcp -m tcp --dport 1 --tcp-flags FIN,SYN,RST,ACK SYN -m time --datestart T --datestop T -j DNAT --to-destination :1
+-A KUBEVPN-4B560100-AFD071E5 -i lo -p udp -m udp --dport 1 -m time --datestart T --datestop T -j DNAT --to-destination :1
+-A KUBEVPN-4B560100-AFD071E5 -p tcp -m tcp --dport 80 --tcp-flags FIN,SYN,RST,ACK SYN -m time --datestart T --datestop T -j DNAT --to-destination :8080
+-A KUBEVPN-4B560100-AFD071E5 -p udp -m udp --dport 53 -m time --datestart T --datestop T -j DNAT --to-destination :5353
+-A KUBEVPN-4B560100-AFD071E5 -p udp -m udp --dport 5353 -m time --datestart T --datestop T -j DNAT --to-destination :9
 `
-	if diff := cmp.Diff(want, ruleset(t)); diff != "" {
-		t.Errorf("-want +got\n%s", diff)
-	}
-	// What is not valid changes nothing, and the same again neither.
-	for _, ports := range []map[Port]uint16{
-		{{"sctp", 80}: 8080}, {web: 0}, {{TCP, 0}: 8080}, {web: 80}, {dns: 5353, {UDP, 54}: 5353},
-	} {
-		if err := r.Set(ports); err == nil {
-			t.Errorf("Set takes %v", ports)
+
+// list gives what is in the kernel for a way to redirect. Both families have the same rules.
+var list = map[string]func(*testing.T) string{
+	byNFTables: ruleset,
+	byNFT:      func(t *testing.T) string { return savedNAT(t, "nft") },
+	byLegacy:   func(t *testing.T) string { return savedNAT(t, "legacy") },
+}
+
+var dates = regexp.MustCompile(`\d{4}-\d\d-\d\dT[\d:]{8}`)
+
+// savedNAT is the rules of nat, of both families if they differ.
+func savedNAT(t *testing.T, variant string) string {
+	t.Helper()
+	var saved [2]string
+	for i, program := range []string{"iptables", "ip6tables"} {
+		for line := range strings.Lines(testenv.Run(t, programs+"/xtables-"+variant+"-multi "+program+"-save -t nat")) {
+			if strings.HasPrefix(line, "-A") {
+				saved[i] += dates.ReplaceAllString(line, "T")
+			}
 		}
 	}
-	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
-	if diff := cmp.Diff(want, ruleset(t)); diff != "" {
-		t.Errorf("-want +got\n%s", diff)
+	if saved[0] != saved[1] {
+		return saved[0] + "but for IPv6\n" + saved[1]
 	}
-	set(t, r, nil)
-	before("after Set of nothing")
-	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
-	before("after Close")
-	check(t, "the ruleset", ruleset(t), "")
-	if err := r.Close(); err != nil {
-		t.Errorf("a second Close: %v", err)
-	}
-	if err := r.Set(nil); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Set after Close: %v", err)
-	}
+	return saved[0]
 }
 
 // ruleset is what nft lists, without what some kernels let it say of owners.
@@ -164,10 +224,9 @@ func ruleset(t *testing.T) string {
 
 // Connections from before stay with the application, also those that the kernel did not track before New; those that are
 // redirected stay redirected.
-func TestOpenConnectionsStay(t *testing.T) {
-	if !testenv.InNamespace(t) {
-		return
-	}
+func TestOpenConnectionsStay(t *testing.T) { each(t, allWays, testOpenConnectionsStay) }
+
+func testOpenConnectionsStay(t *testing.T, way string) {
 	p := newPod(t)
 	serve(t, application(80)...)
 	serve(t, application(53)...)
@@ -180,7 +239,7 @@ func TestOpenConnectionsStay(t *testing.T) {
 		check(t, "IPv6", ask(open6[i]), "app fd00:1::9")
 	}
 	dial(0)
-	r := open(t, "test")
+	r := openWith(t, config(way, "test"))
 	dial(1)
 	flow := p.connect("udp", "10.1.0.2:53")
 	check(t, "UDP", ask(flow), "app 10.1.0.9")
@@ -202,43 +261,37 @@ func TestOpenConnectionsStay(t *testing.T) {
 }
 
 // No connection sees a port without its redirect while others come and go.
-func TestSetIsAtomic(t *testing.T) {
-	if !testenv.InNamespace(t) {
-		return
-	}
+func TestSetIsAtomic(t *testing.T) { each(t, allWays, testSetIsAtomic) }
+
+func testSetIsAtomic(t *testing.T, way string) {
 	p := newPod(t)
 	serve(t, application(80)...)
 	serve(t, application(53)...)
 	serve(t, redirector(8080)...)
 	serve(t, redirector(5353)...)
-	r := open(t, "test")
+	r := openWith(t, config(way, "test"))
 	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
-	stop := make(chan struct{})
-	var sets int
+	ctx, stop := context.WithCancel(t.Context())
+	var sets atomic.Int64
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for ; ; sets++ {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			if err := r.Set(map[Port]uint16{web: 8080, dns: 5353, {TCP, uint16(1000 + sets%2)}: 8080}); err != nil {
+		for ctx.Err() == nil {
+			n := sets.Add(1)
+			if err := r.Set(map[Port]uint16{web: 8080, dns: 5353, {TCP, uint16(1000 + n%2)}: 8080}); err != nil {
 				t.Error(err)
-				return
+				stop()
 			}
 		}
 	})
-	for i := 0; i < 300 && !t.Failed(); i++ {
+	asks := 0
+	for ; (asks < 300 || sets.Load() < 50) && ctx.Err() == nil && !t.Failed(); asks++ {
 		check(t, "TCP", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
+		check(t, "IPv6", p.ask("tcp", "[fd00:1::2]:80"), "us for [fd00:1::2]:80")
 		check(t, "UDP", p.ask("udp", "10.1.0.2:53"), "us 10.1.0.9")
 	}
-	close(stop)
+	stop()
 	wg.Wait()
-	if sets < 100 {
-		t.Errorf("only %d changes meanwhile", sets)
-	}
-	t.Logf("%d changes", sets)
+	t.Logf("%d changes while asked %d times", sets.Load(), asks)
 }
 
 // Who is killed leaves the application its ports at once, for clients that keep their UDP socket as well, whether or not
@@ -254,7 +307,7 @@ func TestKilled(t *testing.T) {
 		if name == "beside-iptables" {
 			testenv.Run(t, "iptables-nft -t nat -A PREROUTING -p tcp --dport 9 -j REDIRECT --to-ports 81")
 		}
-		h := holder(t, "test")
+		h := holder(t, byNFTables, "test")
 		flow := p.connect("udp", "10.1.0.2:53")
 		idle := p.connect("tcp", "10.1.0.2:80")
 		check(t, name+": TCP", ask(idle), "us for 10.1.0.2:80")
@@ -272,7 +325,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// Others' redirects stay theirs, and of two for a port ours is the first.
+// Others' redirects stay theirs, and of two for a port theirs is the first: a mesh's, say.
 func TestBesideIptables(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "iptables-nft", "ip6tables-nft") {
 		return
@@ -287,10 +340,16 @@ func TestBesideIptables(t *testing.T) {
 	r := open(t, "test")
 	check(t, "theirs", p.ask("tcp", "10.1.0.2:80"), "mesh 10.1.0.9")
 	set(t, r, map[Port]uint16{web: 8080})
+	check(t, "theirs and ours", p.ask("tcp", "10.1.0.2:80"), "mesh 10.1.0.9")
+	check(t, "theirs and ours, IPv6", p.ask("tcp", "[fd00:1::2]:80"), "mesh fd00:1::9")
+	check(t, "theirs, another port", p.ask("tcp", "10.1.0.2:81"), "mesh 10.1.0.9")
+	check(t, "within", within("tcp", "10.1.0.2:80", net.Dialer{}), "app 10.1.0.2")
+	for _, program := range []string{"iptables-nft", "ip6tables-nft"} { // theirs, but for what is ours
+		testenv.Run(t, program+" -t nat -R PREROUTING 1 -p tcp ! --dport 80 -j REDIRECT --to-ports 15006")
+	}
 	check(t, "ours", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
 	check(t, "ours, IPv6", p.ask("tcp", "[fd00:1::2]:80"), "us for [fd00:1::2]:80")
 	check(t, "theirs, another port", p.ask("tcp", "10.1.0.2:81"), "mesh 10.1.0.9")
-	check(t, "within", within("tcp", "10.1.0.2:80", net.Dialer{}), "app 10.1.0.2")
 	testenv.Run(t, "nft flush ruleset")
 	check(t, "ours, after all others were flushed", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
 	check(t, "theirs, flushed", p.ask("tcp", "10.1.0.2:81"), "dial tcp 10.1.0.2:81: connect: connection refused")
@@ -304,7 +363,7 @@ func TestNewErrors(t *testing.T) {
 	_, err := New(Config{Name: "test", Mark: testMark})
 	check(t, "a name that is taken", fmt.Sprint(err), "the table test: somebody else has it: "+
 		"making a table with an owner (Linux 5.12 or newer): netlink receive: operation not permitted")
-	cmd := child("unprivileged")
+	cmd := child("unprivileged", byNFTables)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &nobody}
 	out, err := cmd.Output()
 	if err != nil {

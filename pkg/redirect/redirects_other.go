@@ -15,6 +15,15 @@ type Redirects struct{}
 // New gives errors.ErrUnsupported.
 func New(Config) (*Redirects, error) { return nil, errors.ErrUnsupported }
 
+// Owned is nil, as New makes none.
+func Owned(Config) error { return nil }
+
+// Remove gives errors.ErrUnsupported.
+func Remove(Config) error { return errors.ErrUnsupported }
+
+// Run waits for the end of ctx.
+func (r *Redirects) Run(ctx context.Context) { <-ctx.Done() }
+
 // Set gives errors.ErrUnsupported.
 func (r *Redirects) Set(ports map[Port]uint16) error {
 	return errors.Join(validate(ports), errors.ErrUnsupported)

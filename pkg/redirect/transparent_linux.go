@@ -12,13 +12,8 @@ import (
 	"time"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
-	"github.com/google/nftables/expr"
-	nlattr "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"kubevpn/pkg/ownertable"
 )
 
 const (
@@ -30,11 +25,14 @@ const (
 	proofTimeout = 2 * time.Second
 )
 
-// divertMark is on the packets and connections that keep the client's address.
-func (r *Redirects) divertMark() uint32 { return r.mark + 1 }
+// diversion is the mark of the packets and connections that keep the client's address. It is the number of their routing table,
+// too.
+type diversion uint32
 
-// divertChain is named after the mark, so that others can see who needs the rule and the route, which all of a mark share.
-func (r *Redirects) divertChain() string { return fmt.Sprintf("divert-%x", r.divertMark()) }
+func diversionOf(mark uint32) diversion { return diversion(mark + 1) }
+
+// chain is named after the mark, so that others can see who needs the rule and the route, which all of a mark share.
+func (d diversion) chain() string { return fmt.Sprintf("divert-%x", uint32(d)) }
 
 // Transparent has DialFrom and DialUDPFrom keep the client's address, which it proves with a connection of its own to each
 // family's first address. An error says in which families they do not and why; in the others they do.
@@ -45,11 +43,11 @@ func (r *Redirects) Transparent() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.table == nil {
+	if r.backend == nil {
 		return os.ErrClosed
 	}
-	if err := r.divert(); err != nil {
-		return fmt.Errorf("keeping clients' addresses: nf_tables: %w", err)
+	if err := r.backend.divert(); err != nil {
+		return fmt.Errorf("keeping clients' addresses: %w", err)
 	}
 	var errs []error
 	for _, f := range []struct {
@@ -71,21 +69,28 @@ func (r *Redirects) Transparent() error {
 		if len(local) == 0 {
 			continue
 		}
-		err := r.addRoutes(f.family)
+		err := r.diversion.addRoutes(f.family)
 		if err == nil {
 			err = r.prove(first)
 		}
 		if err != nil {
-			*f.local = nil
+			r.keep(f.local, nil)
 			errs = append(errs, fmt.Errorf("keeping clients' addresses in %s: %w", f.name, err))
 			continue
 		}
-		*f.local = local
+		r.keep(f.local, local)
 	}
 	if len(addrs) == 0 {
 		errs = append(errs, errors.New("keeping clients' addresses: there is none that a client can reach"))
 	}
 	return errors.Join(errs...)
+}
+
+// keep has connections to these addresses keep the client's.
+func (r *Redirects) keep(family *map[netip.Addr]bool, addrs map[netip.Addr]bool) {
+	r.keeping.Lock()
+	defer r.keeping.Unlock()
+	*family = addrs
 }
 
 // localAddrs are the addresses of this network namespace that others can reach.
@@ -103,85 +108,14 @@ func localAddrs() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// divert adds the rules without which the application's answers would go to the client:
-//
-//	chain output {                                                   # before conntrack
-//	  meta mark DIVERT ct original zone set ZONE
-//	}
-//	chain divert-DIVERT { type route hook output priority mangle
-//	  meta mark DIVERT ct mark set DIVERT                            # our packets
-//	  ct direction reply ct mark DIVERT meta mark set DIVERT         # the answers: routed again, by the mark, to lo
-//	}
-//
-// The zone is for what we send only. Without it conntrack would take our packet for one of the client's own connection to that
-// port, should both come from the same port of the client: and that one is redirected, to us.
-func (r *Redirects) divert() error {
-	if r.diverts {
-		return nil
-	}
-	mark := binaryutil.NativeEndian.PutUint32(r.divertMark())
-	var c *nftables.Chain
-	add := func() error {
-		c = r.table.Chain(r.divertChain(), nftables.ChainTypeRoute, nftables.ChainHookOutput, *nftables.ChainPriorityMangle)
-		r.table.Rule(c, ownertable.Join(ownertable.Is(expr.MetaKeyMARK, mark), setCtMark(r.divertMark()))...)
-		r.table.Rule(c, ownertable.Join(
-			[]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, ownertable.Equal([]byte{ctReply})},
-			ctMarkIs(r.divertMark()),
-			[]expr.Any{
-				&expr.Immediate{Register: 1, Data: mark},
-				&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
-			})...)
-		return r.table.Flush()
-	}
-	if err := add(); err != nil {
-		return err
-	}
-	r.diverts = true
-	if err := r.addZone(mark); err != nil { // CONFIG_NF_CONNTRACK_ZONES, which nearly every kernel has
-		r.logger.Warn("conntrack has no zones: a connection to the application fails if it comes from the port of another one of the client", "error", err)
-	}
-	return nil
-}
-
-// ctReply is IP_CT_DIR_REPLY, ctOriginal is IP_CT_DIR_ORIGINAL.
-const ctOriginal, ctReply = 0, 1
-
-func (r *Redirects) addZone(mark []byte) error {
-	var exprs [][]byte
-	for _, e := range append(ownertable.Is(expr.MetaKeyMARK, mark), &expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint16(zone)}) {
-		b, err := expr.Marshal(byte(nftables.TableFamilyINet), e)
-		if err != nil {
-			return err
-		}
-		exprs = append(exprs, b)
-	}
-	// The library does not say the direction of a zone.
-	data, err := nlattr.MarshalAttributes([]nlattr.Attribute{
-		{Type: unix.NFTA_CT_KEY, Data: binaryutil.BigEndian.PutUint32(unix.NFT_CT_ZONE)},
-		{Type: unix.NFTA_CT_DIRECTION, Data: []byte{ctOriginal}},
-		{Type: unix.NFTA_CT_SREG, Data: binaryutil.BigEndian.PutUint32(unix.NFT_REG_1)},
-	})
-	if err != nil {
-		return err
-	}
-	set, err := nlattr.MarshalAttributes([]nlattr.Attribute{
-		{Type: unix.NFTA_EXPR_NAME, Data: []byte("ct\x00")},
-		{Type: unix.NLA_F_NESTED | unix.NFTA_EXPR_DATA, Data: data},
-	})
-	if err != nil {
-		return err
-	}
-	return r.table.MarshalledRule(r.output, append(exprs, set)...)
-}
-
 // rule and route have packets with the mark delivered to this host, whoever they are for.
-func (r *Redirects) rule(family int) *netlink.Rule {
+func (d diversion) rule(family int) *netlink.Rule {
 	rule := netlink.NewRule()
-	rule.Family, rule.Priority, rule.Mark, rule.Table = family, rulePriority, r.divertMark(), int(r.divertMark())
+	rule.Family, rule.Priority, rule.Mark, rule.Table = family, rulePriority, uint32(d), int(d)
 	return rule
 }
 
-func (r *Redirects) route(family int) (*netlink.Route, error) {
+func (d diversion) route(family int) (*netlink.Route, error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("looking for lo: %w", err)
@@ -191,49 +125,49 @@ func (r *Redirects) route(family int) (*netlink.Route, error) {
 		all = &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
 	}
 	return &netlink.Route{
-		Family: family, LinkIndex: lo.Attrs().Index, Dst: all, Table: int(r.divertMark()),
+		Family: family, LinkIndex: lo.Attrs().Index, Dst: all, Table: int(d),
 		Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 	}, nil
 }
 
-func (r *Redirects) addRoutes(family int) error {
-	route, err := r.route(family)
+func (d diversion) addRoutes(family int) error {
+	route, err := d.route(family)
 	if err != nil {
 		return err
 	}
 	if err := netlink.RouteReplace(route); err != nil {
 		return fmt.Errorf("adding the route %s: %w", route, err)
 	}
-	if err := netlink.RuleAdd(r.rule(family)); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("adding the rule %s: %w", r.rule(family), err)
+	if err := netlink.RuleAdd(d.rule(family)); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("adding the rule %s: %w", d.rule(family), err)
 	}
 	return nil
 }
 
 // removeRoutes removes rules and routes of our mark, ours or those of a process that was killed, unless somebody else's table
 // needs them. It looks before and, as another may have come meanwhile, afterwards.
-func (r *Redirects) removeRoutes() error {
-	if needed, err := r.othersDivert(); needed || err != nil {
+func (d diversion) removeRoutes() error {
+	if needed, err := d.othersDivert(); needed || err != nil {
 		return err
 	}
 	var errs []error
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		if err := netlink.RuleDel(r.rule(family)); err != nil && !absent(err) {
-			errs = append(errs, fmt.Errorf("removing the rule %s: %w", r.rule(family), err))
+		if err := netlink.RuleDel(d.rule(family)); err != nil && !absent(err) {
+			errs = append(errs, fmt.Errorf("removing the rule %s: %w", d.rule(family), err))
 		}
-		route, err := r.route(family)
+		route, err := d.route(family)
 		if err == nil {
 			err = netlink.RouteDel(route)
 		}
 		if err != nil && !absent(err) {
-			errs = append(errs, fmt.Errorf("removing the route of table %d: %w", r.divertMark(), err))
+			errs = append(errs, fmt.Errorf("removing the route of table %d: %w", uint32(d), err))
 		}
 	}
-	if needed, err := r.othersDivert(); err != nil {
+	if needed, err := d.othersDivert(); err != nil {
 		errs = append(errs, err)
 	} else if needed {
 		// A family that this namespace does not have fails here, as it did for the other.
-		errs = append(errs, r.addRoutes(unix.AF_INET), ignore(r.addRoutes(unix.AF_INET6), unix.EAFNOSUPPORT, unix.EACCES))
+		errs = append(errs, d.addRoutes(unix.AF_INET), ignore(d.addRoutes(unix.AF_INET6), unix.EAFNOSUPPORT, unix.EACCES))
 	}
 	return errors.Join(errs...)
 }
@@ -253,7 +187,7 @@ func ignore(err error, those ...error) error {
 }
 
 // othersDivert reports whether there is a table with a chain like ours.
-func (r *Redirects) othersDivert() (bool, error) {
+func (d diversion) othersDivert() (bool, error) {
 	conn, err := nftables.New()
 	if err != nil {
 		return false, fmt.Errorf("opening a netlink socket: %w", err)
@@ -263,7 +197,7 @@ func (r *Redirects) othersDivert() (bool, error) {
 		return false, fmt.Errorf("listing chains: %w", err)
 	}
 	for _, c := range chains {
-		if c.Name == r.divertChain() {
+		if c.Name == d.chain() {
 			return true, nil
 		}
 	}
@@ -359,8 +293,8 @@ func (r *Redirects) keeps(client, to netip.Addr) bool {
 	if !client.IsGlobalUnicast() {
 		return false
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.keeping.RLock()
+	defer r.keeping.RUnlock()
 	if client.Is4() {
 		return r.local4[to]
 	}
@@ -386,7 +320,7 @@ func (r *Redirects) dialAs(ctx context.Context, network string, client netip.Add
 					return fmt.Errorf("a port for one destination: %w", err)
 				}
 			}
-			return setMark(fd, r.divertMark())
+			return setMark(fd, uint32(r.diversion))
 		}),
 	}
 	if network == TCP {

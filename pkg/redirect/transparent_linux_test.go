@@ -280,7 +280,7 @@ func TestTwo(t *testing.T) {
 	serve(t, application(53)...)
 	serve(t, server{TCP, ":9080", "second", nil})
 	before := state(t)
-	first := holder(t, "test-1")
+	first := holder(t, byNFTables, "test-1")
 	check(t, "the first", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
 	second := transparent(t, "test-2")
 	set(t, second, map[Port]uint16{web: 9080})
@@ -307,7 +307,7 @@ func TestTwo(t *testing.T) {
 	}
 
 	// The next may come while the last one is ending.
-	ending := holder(t, "test-4")
+	ending := holder(t, byNFTables, "test-4")
 	if err := ending.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestTwo(t *testing.T) {
 		t.Errorf("left behind: -before +after\n%s", diff)
 	}
 
-	kill(t, holder(t, "test-4"))
+	kill(t, holder(t, byNFTables, "test-4"))
 	if left := state(t); !strings.Contains(left, "fwmark") || strings.Contains(left, "table inet") {
 		t.Errorf("one that was killed leaves:\n%s", left)
 	}
@@ -335,16 +335,23 @@ func TestTwo(t *testing.T) {
 	}
 }
 
-func TestFlush(t *testing.T) {
-	if !testenv.InNamespace(t) {
-		return
-	}
+func TestFlush(t *testing.T) { each(t, allWays, testFlush) }
+
+func testFlush(t *testing.T, way string) {
 	p := newPod(t)
 	serve(t, append(application(80), server{"tcp4", "10.1.0.2:81", "app", nil}, server{"tcp", ":82", "app", nil})...)
 	serve(t, application(53)...)
 	serve(t, redirector(8080)...)
 	serve(t, redirector(5353)...)
-	r := transparent(t, "test")
+	r := openWith(t, config(way, "test"))
+	switch err := r.Transparent(); {
+	case way == byNFTables && err != nil:
+		t.Fatal(err)
+	case way != byNFTables && err == nil:
+		t.Fatal("clients' addresses are kept")
+	case err != nil:
+		check(t, "why not", err.Error(), "keeping clients' addresses: redirects are by iptables here, whose rules for it would outlive the process")
+	}
 	// Somebody of ours listens where a client may connect from: it is not taken for the other end.
 	serve(t, server{TCP, ":40000", "other", nil})
 

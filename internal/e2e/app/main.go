@@ -6,12 +6,16 @@
 //	          /events    server-sent events: N of them (?n=), one every 100 ms
 //	          /ws        WebSocket: "NAME" first, then an echo
 //	          /download  ?bytes=N zeros, with their SHA-256 in a trailer
-//	8443/tcp  the same by TLS, if it was given a certificate
+//	8443/tcp  the same by TLS, with HTTP/2 if the client wants it, if it was given a certificate
 //	9090/tcp  gRPC: grpc.testing.TestService (UnaryCall, FullDuplexCall) with reflection; the trailer "x-name" says who it is
+//	9443/tcp  the same by TLS, if it was given a certificate
 //	9004/tcp  speaks first: "220 NAME\n", then echoes lines
 //	9001/tcp  raw echo, after "NAME\n" as the answer to the first byte
 //	9001/udp  answers each datagram with "NAME: " and the datagram
 //	5300/udp  DNS: every question is answered with the TXT record "NAME"
+//
+// With -mesh it is a service mesh's proxy instead, as Istio's is to packets: connections that are redirected to 15006 go on to
+// where they were for, from 127.0.0.6.
 package main
 
 import (
@@ -39,6 +43,7 @@ import (
 	"golang.org/x/net/http2/h2c"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
@@ -57,13 +62,18 @@ func main() {
 	flag.StringVar(&a.host, "host", os.Getenv("LISTEN_HOST"), "address to listen on; empty: all ($LISTEN_HOST)")
 	flag.StringVar(&a.cert, "cert", os.Getenv("TLS_CERT"), "file of a certificate, for 8443 ($TLS_CERT)")
 	flag.StringVar(&a.key, "key", os.Getenv("TLS_KEY"), "file of its key ($TLS_KEY)")
+	mesh := flag.Bool("mesh", false, "be a mesh's proxy")
 	flag.Parse()
 	if a.name == "" {
 		a.name, _ = os.Hostname()
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := a.run(ctx); err != nil {
+	run := a.run
+	if *mesh {
+		run = runMesh
+	}
+	if err := run(ctx); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -77,10 +87,14 @@ func (a *app) run(ctx context.Context) error {
 		secure := &http.Server{Handler: handler}
 		a.serve(ctx, g, "8443", func(l net.Listener) error { return secure.ServeTLS(l, a.cert, a.key) }, secure.Close)
 	}
-	calls := grpc.NewServer()
-	testgrpc.RegisterTestServiceServer(calls, &testService{name: a.name})
-	reflection.Register(calls)
-	a.serve(ctx, g, "9090", calls.Serve, func() error { calls.Stop(); return nil })
+	a.serveCalls(ctx, g, "9090")
+	if a.cert != "" {
+		pair, err := credentials.NewServerTLSFromFile(a.cert, a.key)
+		if err != nil {
+			return err
+		}
+		a.serveCalls(ctx, g, "9443", grpc.Creds(pair))
+	}
 	a.serveConns(ctx, g, "9004", a.speakFirst)
 	a.serveConns(ctx, g, "9001", a.echo)
 	packets, err := net.ListenPacket("udp", net.JoinHostPort(a.host, "9001"))
@@ -108,6 +122,13 @@ func (a *app) serve(ctx context.Context, g *errgroup.Group, port string, serve f
 		context.AfterFunc(ctx, func() { end() })
 		return serve(l)
 	})
+}
+
+func (a *app) serveCalls(ctx context.Context, g *errgroup.Group, port string, options ...grpc.ServerOption) {
+	calls := grpc.NewServer(options...)
+	testgrpc.RegisterTestServiceServer(calls, &testService{name: a.name})
+	reflection.Register(calls)
+	a.serve(ctx, g, port, calls.Serve, func() error { calls.Stop(); return nil })
 }
 
 func (a *app) serveConns(ctx context.Context, g *errgroup.Group, port string, handle func(*net.TCPConn) error) {
