@@ -20,6 +20,7 @@ const (
 	maxPorts      = 64  // of a claim
 	maxOwnClaims  = 64  // of an owner
 	maxOwners     = 256
+	maxClonePods  = 1024
 	maxNoteBytes  = 256
 	maxPortsNotes = 8 // of a port
 )
@@ -36,7 +37,8 @@ func portOf(p api.AgentPort) port { return port{p.Protocol, p.Port} }
 type claim struct {
 	id     string
 	owner  *owner
-	laptop interceptor.Taker // the session that it was claimed by
+	by     taker             // the session that it was claimed by
+	laptop interceptor.Taker // who gets the requests: by, or a clone
 	match  *match.Match
 	mirror bool
 	ports  []api.AgentPort
@@ -48,7 +50,7 @@ type claim struct {
 }
 
 // newClaim reads an order. Its error is for the laptop.
-func newClaim(o *api.ClaimOrder, by *owner, from interceptor.Taker, now time.Time) (*claim, error) {
+func newClaim(o *api.ClaimOrder, by *owner, from taker, now time.Time) (*claim, error) {
 	if o.ID == "" || len(o.ID) > maxID {
 		return nil, api.Errorf(api.ExitUsage, "a claim's ID has 1 to %d bytes", maxID)
 	}
@@ -76,7 +78,13 @@ func newClaim(o *api.ClaimOrder, by *owner, from interceptor.Taker, now time.Tim
 		return nil, api.Errorf(api.ExitUsage, "the match: %w", err)
 	}
 	c := &claim{
-		id: o.ID, owner: by, laptop: from, match: m, mirror: o.Mirror, ports: slices.Clone(o.Ports), since: now, stats: new(interceptor.Stats),
+		id: o.ID, owner: by, by: from, laptop: from, match: m, mirror: o.Mirror, ports: slices.Clone(o.Ports), since: now, stats: new(interceptor.Stats),
+	}
+	if o.Clone != nil {
+		if len(o.Clone.Addresses) > maxClonePods {
+			return nil, api.Errorf(api.ExitUsage, "a clone has at most %d pods", maxClonePods)
+		}
+		c.laptop = newClone(from, o.Clone.Addresses)
 	}
 	if o.TLS != nil {
 		pair, err := tls.X509KeyPair(o.TLS.Certificate, o.TLS.Key)

@@ -187,7 +187,7 @@ func (p *primary) serve(ctx context.Context, o *owner, s *transport.Session) {
 	delete(o.links, l)
 	p.notify()
 	if errors.Is(s.Err(), transport.ErrSessionClosed) { // it said farewell
-		p.release(func(c *claim) bool { return c.laptop == l.taker })
+		p.release(func(c *claim) bool { return c.by == l.taker })
 	}
 }
 
@@ -212,7 +212,7 @@ func (p *primary) claim(o *api.ClaimOrder, l *link) error {
 		}
 		if both := c.excludes(other); len(both) > 0 {
 			// The same laptop with another key, or by another session: its daemon was killed, and has not come back as what it was.
-			if !other.laptop.Away() || other.owner != c.owner && (other.owner.name == "" || other.owner.name != c.owner.name) {
+			if !other.by.Away() || other.owner != c.owner && (other.owner.name == "" || other.owner.name != c.owner.name) {
 				return conflict(c, other, both)
 			}
 			p.log.Info("released: the same laptop claims it anew", "claim", other.id, "owner", other.owner.name)
@@ -416,7 +416,7 @@ func (p *primary) tick(now time.Time) (alone bool) {
 	changed := false
 	counted := uint64(0)
 	for _, c := range p.claims {
-		away := c.laptop.Away()
+		away := c.by.Away() // a clone that has no pod is still its laptop's
 		if away != !c.awaySince.IsZero() {
 			changed = true
 			p.log.Info("laptop", "owner", c.owner.name, "claim", c.id, "away", away)

@@ -1,6 +1,9 @@
 package api
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // The traffic agent is a container of a workload's pod. Agents of one pod share its network namespace, and one of them, the
 // primary, has the redirects; the others stand by.
@@ -56,6 +59,14 @@ type ClaimOrder struct {
 	Flush  bool            `json:"flush,omitempty"`
 	Since  time.Time       `json:"since"`
 	TLS    *TLSTermination `json:"tls,omitempty"`
+	// Clone are addresses of pods that get the requests in the laptop's place, by turns, at the same ports, as long as the laptop
+	// is there. Nil: the laptop gets them. Of none, the application does.
+	Clone *ClonePods `json:"clone,omitempty"`
+}
+
+// ClonePods are the pods of a clone that are ready.
+type ClonePods struct {
+	Addresses []netip.Addr `json:"addresses"`
 }
 
 // AgentPort is a port of the pod.

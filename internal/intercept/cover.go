@@ -348,7 +348,7 @@ func (c *cover) keepLinked(ctx context.Context, greetings <-chan api.AgentGreeti
 // newLink makes the link to the agent that the greeting names, and takes it for the cover's.
 func (c *cover) newLink(g api.AgentGreeting) *link {
 	config := c.i.identity.towards(g.Key)
-	l := &link{claim: c.i.claim, serve: c.i.server.accept, log: c.i.log.With("pod", c.name)}
+	l := &link{claim: c.i.claim, target: c.i.target, serve: c.i.server.accept, log: c.i.log.With("pod", c.name)}
 	l.dial = func(ctx context.Context) (net.Conn, error) {
 		return carrier(ctx, config, func(ctx context.Context) (net.Conn, error) {
 			to, err := c.address(g.Port)

@@ -73,6 +73,7 @@ type Config struct {
 	Namespace string
 	Workload  string // TYPE/NAME
 	Spec      api.InterceptSpec
+	Clone     bool              // requests go to pods of the cluster in place of this laptop: SetClone
 	Image     string            // of the agent; empty: the traffic manager's
 	Owner     string            // what the agents call us: user@host
 	Key       *ecdsa.PrivateKey // by which they know us
@@ -87,6 +88,7 @@ type Intercept struct {
 	log      *slog.Logger
 	identity identity
 	pods     pods
+	target   *cloneTarget
 	claim    api.ClaimOrder // as every pod gets it; look fills in the ports
 
 	objects objects
@@ -136,6 +138,7 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 	now := time.Now()
 	i := &Intercept{
 		cfg: cfg, log: cfg.Logger.With("workload", cfg.Namespace+"/"+cfg.Workload), identity: id,
+		target: newCloneTarget(cfg.Clone),
 		claim: api.ClaimOrder{
 			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror, Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
 		},

@@ -85,8 +85,9 @@ func (c *sealed) Close() error { return c.batch.Close() }
 //	                  ▲          │
 //	                  └──────────┘ the agent does not list the claim: it let it go while nobody answered
 type link struct {
-	dial   dialFunc // gives carriers
-	claim  api.ClaimOrder
+	dial   dialFunc       // gives carriers
+	claim  api.ClaimOrder // but for who gets the requests
+	target *cloneTarget
 	serve  func(context.Context, *transport.Session)
 	change func(func(*linkState)) // what is known has changed; calls do not overlap
 	log    *slog.Logger
@@ -212,12 +213,14 @@ func lists(state *api.AgentState, id string) bool {
 // keepClaimed claims until that is granted, and again whenever the agent says that it has no such claim.
 func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan struct{}) {
 	for ctx.Err() == nil {
+		pods, changed := l.target.now()
 		select { // what was said before the claim is about the time before it
 		case <-lost:
 		default:
 		}
 		l.mu.Lock()
 		claim, leaving := l.claim, l.leaving
+		claim.Clone = pods
 		claim.Flush = claim.Flush && !l.flushed
 		l.mu.Unlock()
 		if leaving {
@@ -249,6 +252,7 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 		}
 		select {
 		case <-lost:
+		case <-changed:
 		case <-ctx.Done():
 		}
 	}
