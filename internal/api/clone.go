@@ -2,16 +2,14 @@ package api
 
 import "time"
 
-// CloneRequest asks the daemon to run copies of workloads. The connection is made first where there is none.
-type CloneRequest struct {
-	Connect  ConnectRequest `json:"connect"`
-	Workload string         `json:"workload"` // TYPE/NAME, of Connect.Namespace
-	Spec     CloneSpec      `json:"spec"`
-	// Attached ends the clone when the request ends.
-	Attached bool `json:"attached,omitempty"`
-}
+// A clone to which files go runs the traffic manager's program as its container's first process: `traffic supervise`.
+const (
+	SupervisorVolume  = "/.kubevpn" // where it is mounted, in that container alone
+	SupervisorProgram = SupervisorVolume + "/traffic"
+	SupervisorSocket  = SupervisorVolume + "/socket"
+)
 
-// CloneSpec is how a clone differs from its workload, and what comes to it.
+// CloneSpec is how a clone differs from its workload. Which requests go to it is InterceptSpec's.
 type CloneSpec struct {
 	Name      string            `json:"name,omitempty"`            // empty: the workload's and the owner's
 	Namespace string            `json:"targetNamespace,omitempty"` // empty: the workload's
@@ -19,10 +17,9 @@ type CloneSpec struct {
 	Image     string            `json:"image,omitempty"`
 	Env       []string          `json:"env,omitempty"` // NAME=VALUE
 	Command   []string          `json:"command,omitempty"`
-	Replicas  int32             `json:"replicas,omitempty"` // 0: 1
-	Volumes   map[string]string `json:"volumes,omitempty"`  // of those that cannot be shared: VolumeEmpty (also when not named) or VolumeShare
-	NoTraffic bool              `json:"noTraffic,omitempty"`
-	Intercept InterceptSpec     `json:"intercept,omitzero"` // which requests of the workload go to the clone; its ports' Local are the clone's
+	Replicas  int32             `json:"replicas,omitempty"`  // 0: 1
+	Volumes   map[string]string `json:"volumes,omitempty"`   // of those that cannot be shared: VolumeEmpty (also when not named) or VolumeShare
+	NoTraffic bool              `json:"noTraffic,omitempty"` // nothing goes to it
 	Sync      []SyncPair        `json:"sync,omitempty"`
 	Restart   bool              `json:"restartOnSync,omitempty"`
 }
@@ -56,21 +53,13 @@ const (
 
 // Clone is one copy of a workload.
 type Clone struct {
-	ID         string     `json:"id"`
-	Connection string     `json:"connection"` // its ID
-	Namespace  string     `json:"namespace"`  // the clone's
-	Name       string     `json:"name"`       // of its Job
-	Workload   string     `json:"workload"`   // TYPE/NAME
-	Origin     string     `json:"origin"`     // the workload's namespace
-	State      CloneState `json:"state"`
-	Pods       []ClonePod `json:"pods"`
-	Owner      string     `json:"owner"`
-	Since      time.Time  `json:"since"`
-	LastError  string     `json:"lastError,omitempty"`
-	Notes      []string   `json:"notes,omitempty"` // in what it differs, and was not asked to
-	Error      *Error     `json:"error,omitempty"`
-	Intercept  *Intercept `json:"intercept,omitempty"` // nil: nothing goes to it
-	Sync       []Synced   `json:"sync,omitempty"`
+	Namespace string     `json:"namespace"` // the clone's
+	Name      string     `json:"name"`      // of its Job
+	State     CloneState `json:"state"`
+	Pods      []ClonePod `json:"pods"`
+	LastError string     `json:"lastError,omitempty"`
+	Notes     []string   `json:"notes,omitempty"` // in what it differs, and was not asked to
+	Sync      []Synced   `json:"sync,omitempty"`
 }
 
 // ClonePod is one pod of a clone.
@@ -84,7 +73,8 @@ type ClonePod struct {
 // Synced is what became of a SyncPair.
 type Synced struct {
 	SyncPair
-	Files     int       `json:"files"` // that the container has
+	Synced    bool      `json:"synced"` // the container has what the laptop has
+	Files     int       `json:"files"`  // that are kept in sync
 	Last      time.Time `json:"last,omitzero"`
 	LastError string    `json:"lastError,omitempty"`
 }

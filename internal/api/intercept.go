@@ -23,6 +23,7 @@ type InterceptSpec struct {
 	Mirror    bool            `json:"mirror,omitempty"`    // a copy goes to the laptop, whose answers nobody gets
 	Flush     bool            `json:"flush,omitempty"`     // connections that are open already are ended
 	TLS       *TLSTermination `json:"tls,omitempty"`
+	Clone     *CloneSpec      `json:"clone,omitempty"` // requests go to a clone in the cluster, not to the laptop; Mirror is not for it
 }
 
 // MatchSpec says which HTTP requests are meant. The zero value means all of them, and whatever is not HTTP. All that it
@@ -96,6 +97,7 @@ type Intercept struct {
 	Checks     []Check          `json:"checks,omitempty"` // what the canary saw
 	Warnings   []string         `json:"warnings,omitempty"`
 	Error      *Error           `json:"error,omitempty"`
+	Clone      *Clone           `json:"clone,omitempty"`  // where requests go, if not to the laptop
 	Others     []Claim          `json:"others,omitempty"` // what other owners have of the same workload
 }
 

@@ -61,8 +61,13 @@ func (o *proxyOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	if err != nil {
 		return err
 	}
+	return o.ask(ctx, req, on, quiet)
+}
+
+// ask has the daemon do it.
+func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on func(api.Event), quiet func()) error {
 	begun := false
-	_, err = o.app.ask(ctx, question{path: api.PathIntercept, body: req, held: true, quiet: quiet, on: func(e api.Event) {
+	_, err := o.app.ask(ctx, question{path: api.PathIntercept, body: req, held: true, quiet: quiet, on: func(e api.Event) {
 		on(e)
 		if e.Intercept == nil || e.Done {
 			return
@@ -140,9 +145,17 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 	if i.Mirror {
 		verb = "are copied to this machine"
 	}
-	fmt.Fprintf(w, "%s, namespace %s: requests %s (%s)\n", i.Workload, i.Namespace, verb, i.ID)
+	if i.Clone != nil {
+		printClone(w, i)
+	} else {
+		fmt.Fprintf(w, "%s, namespace %s: requests %s (%s)\n", i.Workload, i.Namespace, verb, i.ID)
+	}
 	fmt.Fprintf(w, "  match     %s\n", i.Match)
 	for _, p := range i.Ports {
+		if i.Clone != nil {
+			fmt.Fprintf(w, "  port      %s\n", portName(p))
+			continue
+		}
 		fmt.Fprintf(w, "  port      %s → localhost:%d\n", portName(p), p.Local)
 	}
 	fmt.Fprintf(w, "  pods      %s\n", pods(i))

@@ -31,18 +31,24 @@ type specFlags struct {
 	tlsSecret string
 }
 
-func (f *specFlags) addTo(cmd *cobra.Command) {
+// addMatch adds those that say which requests are meant.
+func (f *specFlags) addMatch(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	// Not a StringSlice: values may have commas.
 	flags.StringArrayVar(&f.headers, "headers", nil, "only requests with this header, NAME=VALUE or NAME=~REGEXP; may be repeated: all have to match")
 	flags.StringVar(&f.path, "path", "", "only requests for this path or below it, or =~REGEXP")
 	flags.StringSliceVar(&f.methods, "method", nil, "only requests of this method; may be repeated: one has to match")
-	flags.StringSliceVar(&f.ports, "portmap", nil, "port of the container and of this machine, [tcp|udp/]CONTAINER:LOCAL; may be repeated (default all, each to the same)")
-	flags.StringVarP(&f.container, "container", "c", "", "container whose ports are meant (default the one that kubectl would take)")
-	flags.BoolVar(&f.mirror, "mirror", false, "send this machine a copy; the answers come from the application")
 	flags.BoolVar(&f.flush, "flush", false, "end connections that are open already, so that their clients connect anew")
 	flags.StringVar(&f.tlsSecret, "tls-secret", "", "Secret of type kubernetes.io/tls with which the application serves TLS, so that headers can match")
 	complete(cmd, "method", "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+}
+
+func (f *specFlags) addTo(cmd *cobra.Command) {
+	f.addMatch(cmd)
+	flags := cmd.Flags()
+	flags.StringSliceVar(&f.ports, "portmap", nil, "port of the container and of this machine, [tcp|udp/]CONTAINER:LOCAL; may be repeated (default all, each to the same)")
+	flags.StringVarP(&f.container, "container", "c", "", "container whose ports are meant (default the one that kubectl would take)")
+	flags.BoolVar(&f.mirror, "mirror", false, "send this machine a copy; the answers come from the application")
 }
 
 // spec is what the flags ask for, but for TLS: that needs the cluster.

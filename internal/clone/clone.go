@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -34,6 +35,8 @@ const (
 
 // Cluster is what a clone does with the cluster, with the user's own rights: a *cluster.Cluster.
 type Cluster interface {
+	Workload(ctx context.Context, namespace, typeAndName string) (*cluster.Workload, error)
+	DialExec(namespace, pod, container string, command []string) net.Conn
 	WatchPods(ctx context.Context, w *cluster.Workload, f func([]corev1.Pod)) error
 	Kube() kubernetes.Interface
 	Explain(err error) *api.Error
@@ -41,16 +44,16 @@ type Cluster interface {
 
 // Config is what New needs.
 type Config struct {
-	Cluster    Cluster
-	Connection string // its ID
-	Workload   *cluster.Workload
-	Spec       api.CloneSpec                       // Container is one of the workload's
-	Owner      string                              // user@host
-	Key        string                              // the hash of the owner's public key
-	Adapt      func(*corev1.PodTemplateSpec) error // nil, or a last change to the clone's template
-	OnPods     func([]api.ClonePod)                // whenever they have changed; calls do not overlap
-	Progress   func(api.Event)                     // may be called concurrently; never blocks for long
-	Logger     *slog.Logger
+	Cluster   Cluster
+	Namespace string // the workload's
+	Workload  string // TYPE/NAME
+	Spec      api.CloneSpec
+	Image     func(context.Context) (string, error) // the traffic manager's, which has the supervisor in it
+	Owner     string                                // user@host
+	Key       string                                // the hash of the owner's public key
+	OnPods    func([]api.ClonePod)                  // whenever they have changed; calls do not overlap
+	Progress  func(api.Event)                       // may be called concurrently; never blocks for long
+	Logger    *slog.Logger
 }
 
 // Clone is one copy. Run is called once; the other methods may be called at any time, concurrently.
@@ -62,6 +65,9 @@ type Clone struct {
 	cfg  Config
 	kube kubernetes.Interface
 	log  *slog.Logger
+
+	workload *cluster.Workload // of run
+	syncs    syncs
 
 	begun chan struct{} // closed: a pod is ready
 	first sync.Once
@@ -75,14 +81,13 @@ type Clone struct {
 
 // New makes a clone that does not run yet.
 func New(cfg Config) *Clone {
-	return &Clone{
-		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload.String()),
+	c := &Clone{
+		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload),
 		begun: make(chan struct{}), renewEvery: renewEvery,
-		status: api.Clone{
-			Connection: cfg.Connection, Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Workload.Namespace), Workload: cfg.Workload.String(),
-			Origin: cfg.Workload.Namespace, State: api.CloneStarting, Owner: cfg.Owner, Since: time.Now(),
-		},
+		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting},
 	}
+	c.syncs = syncs{clone: c, running: map[types.UID]*podSync{}}
+	return c
 }
 
 // Begun is closed once a pod of the clone was ready.
@@ -94,6 +99,10 @@ func (c *Clone) Status() api.Clone {
 	defer c.mu.Unlock()
 	s := c.status
 	s.Pods, s.Notes = slices.Clone(s.Pods), slices.Clone(s.Notes)
+	if s.Pods == nil {
+		s.Pods = []api.ClonePod{}
+	}
+	s.Sync = c.syncs.status()
 	return s
 }
 
@@ -115,9 +124,8 @@ func (c *Clone) Run(ctx context.Context) error {
 	if err == nil {
 		return nil // not a *api.Error that is nil
 	}
-	said := c.explained(err)
-	c.change(func(s *api.Clone) { s.State, s.Error = api.CloneFailed, said })
-	return said
+	c.change(func(s *api.Clone) { s.State = api.CloneFailed })
+	return c.explained(err)
 }
 
 func (c *Clone) explained(err error) *api.Error {
@@ -129,8 +137,16 @@ func (c *Clone) explained(err error) *api.Error {
 
 func (c *Clone) run(ctx context.Context) error {
 	done := c.step("Looking at %s", c.cfg.Workload)
-	namespace := cmp.Or(c.cfg.Spec.Namespace, c.cfg.Workload.Namespace)
-	s, notes, err := read(ctx, c.kube, c.cfg.Workload, c.cfg.Spec.Container, namespace)
+	w, err := c.cfg.Cluster.Workload(ctx, c.cfg.Namespace, c.cfg.Workload)
+	if err != nil {
+		return err
+	}
+	container, err := w.Container(c.cfg.Spec.Container)
+	if err != nil {
+		return err
+	}
+	namespace := cmp.Or(c.cfg.Spec.Namespace, w.Namespace)
+	s, notes, err := read(ctx, c.kube, w, container.Name, namespace)
 	if err != nil {
 		return err
 	}
@@ -138,13 +154,14 @@ func (c *Clone) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.cfg.Adapt != nil {
-		if err := c.cfg.Adapt(&job.Spec.Template); err != nil {
+	if len(c.cfg.Spec.Sync) > 0 || c.cfg.Spec.Restart {
+		if err := c.supervise(ctx, job, container.Name); err != nil {
 			return err
 		}
 	}
+	c.workload, c.syncs.container = w, container.Name
 	notes = append(notes, more...)
-	done("container %s", c.cfg.Spec.Container)
+	done("container %s", container.Name)
 	for _, note := range notes {
 		c.cfg.Progress(api.Event{Time: time.Now(), Warning: note})
 	}
@@ -162,10 +179,15 @@ func (c *Clone) run(ctx context.Context) error {
 		return c.cfg.Cluster.WatchPods(gctx, &cluster.Workload{
 			Namespace: namespace, Name: job.Name, Kind: "Job", Resource: batchv1.SchemeGroupVersion.WithResource("jobs"),
 			Selector: labels.SelectorFromSet(labels.Set{labelClone: job.Name}),
-		}, c.look)
+		}, func(pods []corev1.Pod) {
+			c.syncs.follow(gctx, pods)
+			c.look(pods)
+		})
 	})
 	g.Go(func() error { return c.await(gctx, job.Name) })
-	return g.Wait()
+	err = g.Wait()
+	c.syncs.wait()
+	return err
 }
 
 // step tells of something that may take a while; the function that it returns tells of its end.

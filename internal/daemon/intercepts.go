@@ -57,11 +57,16 @@ func newIntercepts(maker Interceptor, owner Owner, logger *slog.Logger) *interce
 // interceptKey is what there is one intercept of.
 type interceptKey struct {
 	connection, namespace, workload string
+	clone                           bool // requests go to a clone
 }
 
 // id is 12 hex digits, the same for the same key.
 func (k interceptKey) id() string {
-	sum := sha256.Sum256([]byte(k.connection + "\n" + k.namespace + "\n" + k.workload))
+	text := k.connection + "\n" + k.namespace + "\n" + k.workload
+	if k.clone {
+		text += "\nclone"
+	}
+	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:])[:12]
 }
 
@@ -139,7 +144,7 @@ func (is *intercepts) resolve(ctx context.Context, connection string, req api.In
 		if err != nil {
 			return nil, err
 		}
-		key := interceptKey{connection, req.Connect.Namespace, name}
+		key := interceptKey{connection, req.Connect.Namespace, name, req.Spec.Clone != nil}
 		if !slices.Contains(keys, key) {
 			keys = append(keys, key)
 		}
@@ -398,15 +403,18 @@ func (is *intercepts) named(req api.LeaveRequest) ([]*intercepted, error) {
 		case len(found) == 0:
 			return nil, api.Errorf(api.ExitWorkload, "%s is not intercepted from here", name).
 				WithHint("`kubevpn status` shows what is; `kubevpn reset` removes what others have")
-		case len(found) > 1:
+		case slices.ContainsFunc(found, func(i *intercepted) bool { return i.key.connection != found[0].key.connection || i.key.namespace != found[0].key.namespace }):
 			var ids []string
 			for _, i := range found {
 				ids = append(ids, i.key.id()+" (namespace "+i.key.namespace+")")
 			}
 			return nil, api.Errorf(api.ExitUsage, "%s is intercepted %d times", name, len(found)).
 				WithHint("name its namespace with -n, or one of %s", strings.Join(ids, ", "))
-		case !slices.Contains(out, found[0]):
-			out = append(out, found[0])
+		}
+		for _, i := range found { // an intercept and a clone, perhaps
+			if !slices.Contains(out, i) {
+				out = append(out, i)
+			}
 		}
 	}
 	return out, nil

@@ -2,11 +2,13 @@ package daemon
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"strings"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/clone"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/intercept"
@@ -58,14 +60,41 @@ func (interceptor) Intercept(c InterceptConfig) (Intercept, error) {
 	if err != nil {
 		return nil, err
 	}
-	i, err := intercept.New(intercept.Config{
+	cfg := intercept.Config{
 		Cluster: own, Session: s, Namespace: c.Account.Namespace, Workload: c.Workload, Spec: c.Spec, Image: agentImage(c.Account),
 		Owner: c.Owner.Name, Key: c.Owner.Key, Progress: c.Progress, Logger: c.Logger,
-	})
+	}
+	if c.Spec.Clone != nil {
+		return newCloned(own, cfg)
+	}
+	i, err := intercept.New(cfg)
 	if err != nil {
 		return nil, err
 	}
 	return i, nil
+}
+
+func newCloned(own *cluster.Cluster, cfg intercept.Config) (Intercept, error) {
+	key, err := x509.MarshalPKIXPublicKey(&cfg.Key.PublicKey)
+	if err != nil {
+		return nil, fmt.Errorf("hashing the owner's key: %w", err)
+	}
+	c := &cloned{begun: make(chan struct{})}
+	if !cfg.Spec.Clone.NoTraffic {
+		cfg.Clone = true
+		if c.intercept, err = intercept.New(cfg); err != nil {
+			return nil, err
+		}
+	}
+	image := cfg.Session.Image
+	if cfg.Image != "" {
+		image = func(context.Context) (string, error) { return cfg.Image, nil }
+	}
+	c.clone = clone.New(clone.Config{
+		Cluster: own, Namespace: cfg.Namespace, Workload: cfg.Workload, Spec: *cfg.Spec.Clone, Image: image,
+		Owner: cfg.Owner, Key: api.KeyHash(key), OnPods: c.onPods, Progress: cfg.Progress, Logger: cfg.Logger,
+	})
+	return c, nil
 }
 
 // clusterOf is the cluster under the account, which may be another than that of the connection.

@@ -16,13 +16,6 @@ import (
 	"kubevpn/internal/api"
 )
 
-// The volume of the supervisor's container, and what is in it.
-const (
-	Volume  = "/.kubevpn"
-	Program = Volume + "/traffic"
-	socket  = Volume + "/socket"
-)
-
 // NewCommands returns `traffic supervise`, `traffic sync` and `traffic copy`.
 func NewCommands() []*cobra.Command { return []*cobra.Command{newSupervise(), newSync(), newCopy()} }
 
@@ -58,7 +51,7 @@ started again. One that ends by itself is started again after a pause.`,
 	f := cmd.Flags()
 	f.StringArrayVar(&cfg.Dirs, "dir", nil, "directory, or file, that files go to; repeated")
 	f.BoolVar(&cfg.Restart, "restart", false, "start the command again when files came")
-	f.StringVar(&cfg.Socket, "socket", socket, "where to listen for files")
+	f.StringVar(&cfg.Socket, "socket", api.SupervisorSocket, "where to listen for files")
 	return cmd
 }
 
@@ -83,7 +76,7 @@ func newSync() *cobra.Command {
 			return passOn(cmd.Context(), at, args[0], os.Stdin, os.Stdout)
 		},
 	}
-	cmd.Flags().StringVar(&at, "socket", socket, "where 'traffic supervise' listens")
+	cmd.Flags().StringVar(&at, "socket", api.SupervisorSocket, "where 'traffic supervise' listens")
 	return cmd
 }
 
@@ -116,7 +109,7 @@ func newCopy() *cobra.Command {
 	return &cobra.Command{
 		Use:           "copy FILE",
 		Short:         "Copy this program to where a container without it can run it",
-		Example:       "  traffic copy " + Program,
+		Example:       "  traffic copy " + api.SupervisorProgram,
 		Args:          cobra.ExactArgs(1),
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -1,0 +1,104 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/clone"
+	"kubevpn/internal/intercept"
+)
+
+// cloned is an Intercept whose requests go to a clone:
+//
+//	clone ── a pod is ready ─▶ intercept ─▶ begun
+//	  ▲                           │ ctx ends, or either fails
+//	  └── deleted ◀── left ◀──────┘
+type cloned struct {
+	clone     *clone.Clone
+	intercept *intercept.Intercept // nil: nothing goes to the clone
+	begun     chan struct{}
+	once      sync.Once
+}
+
+func (c *cloned) Begun() <-chan struct{} { return c.begun }
+
+func (c *cloned) Status() api.Intercept {
+	var s api.Intercept
+	if c.intercept != nil {
+		s = c.intercept.Status()
+	} else {
+		s.Match = "nothing"
+	}
+	made := c.clone.Status()
+	s.Clone = &made
+	if c.intercept == nil || s.State == api.InterceptStarting {
+		s.State = map[api.CloneState]api.InterceptState{
+			api.CloneStarting: api.InterceptStarting, api.CloneRunning: api.InterceptActive, api.CloneWaiting: api.InterceptWaiting,
+			api.CloneLeaving: api.InterceptLeaving, api.CloneFailed: api.InterceptFailed,
+		}[made.State]
+		if c.intercept != nil && s.State == api.InterceptActive {
+			s.State = api.InterceptStarting
+		}
+	}
+	if made.LastError != "" {
+		s.LastError = made.LastError
+	}
+	return s
+}
+
+// onPods tells the agents which pods of the clone are ready.
+func (c *cloned) onPods(pods []api.ClonePod) {
+	if c.intercept == nil {
+		return
+	}
+	var ready []netip.Addr
+	for _, p := range pods {
+		if ip, err := netip.ParseAddr(p.IP); err == nil && p.Ready {
+			ready = append(ready, ip)
+		}
+	}
+	c.intercept.SetClone(ready)
+}
+
+// Run ends the intercept before the clone: no request goes to what is being deleted.
+func (c *cloned) Run(ctx context.Context) error {
+	g, gctx := errgroup.WithContext(ctx)
+	life, end := context.WithCancel(context.WithoutCancel(ctx)) // of the clone
+	defer end()
+	g.Go(func() error {
+		err := c.clone.Run(life)
+		if err == nil && life.Err() == nil {
+			err = errors.New("the clone ended")
+		}
+		return err
+	})
+	g.Go(func() error {
+		defer end()
+		select {
+		case <-c.clone.Begun():
+		case <-gctx.Done():
+			return nil
+		}
+		if c.intercept == nil {
+			c.once.Do(func() { close(c.begun) })
+			<-gctx.Done()
+			return nil
+		}
+		begun := make(chan struct{})
+		defer close(begun)
+		go func() {
+			select {
+			case <-c.intercept.Begun():
+				c.once.Do(func() { close(c.begun) })
+			case <-begun:
+			}
+		}()
+		return c.intercept.Run(gctx)
+	})
+	return g.Wait()
+}
