@@ -54,6 +54,7 @@ var intercepts = []suite{
 	{"kinds", kindsSuite},
 	{"tls", tlsSuite},
 	{"bypassed", bypassedSuite},
+	{"clone", cloneSuite},
 }
 
 // whole is checked where the kernel serves ClusterIPs, so that laptops may have their packets forwarded by it.

@@ -54,10 +54,12 @@ type app struct {
 	host string // where it listens: all addresses, 127.0.0.1, the pod's
 	cert string
 	key  string
+
+	began time.Time
 }
 
 func main() {
-	var a app
+	a := app{began: time.Now()}
 	flag.StringVar(&a.name, "name", "", "who answers; empty: the host's name")
 	flag.StringVar(&a.host, "host", os.Getenv("LISTEN_HOST"), "address to listen on; empty: all ($LISTEN_HOST)")
 	flag.StringVar(&a.cert, "cert", os.Getenv("TLS_CERT"), "file of a certificate, for 8443 ($TLS_CERT)")
@@ -153,6 +155,7 @@ func (a *app) serveConns(ctx context.Context, g *errgroup.Group, port string, ha
 func (a *app) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", a.describe)
+	mux.HandleFunc("/file", a.file)
 	mux.HandleFunc("/events", a.events)
 	mux.HandleFunc("/ws", a.webSocket)
 	mux.HandleFunc("/download", a.download)
@@ -186,6 +189,19 @@ func (a *app) describe(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Name", a.name)
 	if err := json.NewEncoder(w).Encode(d); err != nil {
+		log.Print(err)
+	}
+}
+
+// file answers with a file of its own file system, and with when the program began.
+func (a *app) file(w http.ResponseWriter, r *http.Request) {
+	text, err := os.ReadFile(r.URL.Query().Get("path"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusNotFound)
+		return
+	}
+	w.Header().Set("X-Began", a.began.Format(time.RFC3339Nano))
+	if _, err := w.Write(text); err != nil {
 		log.Print(err)
 	}
 }

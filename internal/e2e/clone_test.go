@@ -1,0 +1,274 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
+)
+
+// cloneSuite: a copy of a workload gets the requests that are meant for it, is nobody else's, and goes.
+func cloneSuite(t *testing.T, w *world) {
+	s := w.newShop(t, "cloned", "baseline")
+	l := w.newLaptop(t, lab.Admin)
+	l.connect(t)
+	v := w.visitor(t)
+	service := "http://" + w.clusterIP(t, s.namespace, "shop") + "/"
+	t.Run("headers", func(t *testing.T) { cloneHeaders(t, l, s, v, service) })
+	t.Run("everything", func(t *testing.T) { cloneEverything(t, l, s, v, service) })
+	t.Run("just_a_copy", func(t *testing.T) { cloneOnly(t, l, s, v, service) })
+	t.Run("sync", func(t *testing.T) { cloneSync(t, l, s, v, service) })
+	t.Run("laptop_killed", func(t *testing.T) { cloneOrphan(t, l, s, v, service) })
+}
+
+// clone runs `kubevpn clone`, which has to succeed.
+func (l *laptop) clone(t *testing.T, s *shop, args ...string) result {
+	t.Helper()
+	r := l.run(t, append([]string{"kubevpn", "clone", s.workload, "-n", s.namespace}, args...)...)
+	if r.code != 0 {
+		t.Fatal(r)
+	}
+	return r
+}
+
+// of checks that a pod whose name begins so answers.
+func (v *visitor) of(url, prefix string, header ...string) error {
+	a, err := v.ask(http.MethodGet, url, nil, header...)
+	if err != nil {
+		return err
+	}
+	if !strings.HasPrefix(a.Name, prefix) {
+		return fmt.Errorf("%s answers, want one of %s", a.Name, prefix)
+	}
+	return nil
+}
+
+// noClone checks that nothing of the clone is left.
+func (s *shop) noClone(t *testing.T) {
+	t.Helper()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if left := s.kubectl(t, "-n", s.namespace, "get", "jobs,pods", "-l", "kubevpn.dev/clone", "-o", "name"); left != "" {
+			return fmt.Errorf("left: %s", left)
+		}
+		return nil
+	})
+}
+
+func cloneHeaders(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
+	before := s.template(t)
+	l.clone(t, s, "--headers", mine+"="+me, "--name", "mine", "--env", "GREETING=$(HOME) $x")
+	for range 6 {
+		if err := v.of(service, "mine-", mine, me); err != nil {
+			t.Error(err)
+		}
+		if err := v.want(service, "a pod"); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := s.everyPod(t, func(ip string) error { return v.of("http://"+ip+":8080/", "mine-", mine, me) }); err != nil {
+		t.Error(err)
+	}
+	for _, ip := range strings.Fields(s.kubectl(t, "-n", s.namespace, "get", "endpointslices", "-l", "kubernetes.io/service-name=shop", "-o", "jsonpath={.items[*].endpoints[*].targetRef.name}")) {
+		if strings.HasPrefix(ip, "mine-") {
+			t.Errorf("the Service sends to the clone's pod %s", ip)
+		}
+	}
+	if got := s.kubectl(t, "-n", s.namespace, "get", "job", "mine", "-o", `jsonpath={.spec.template.spec.containers[0].env}`); !strings.Contains(got, "$$(HOME) $$x") {
+		t.Errorf("the clone's environment: %s", got)
+	}
+	i := l.intercept(t)
+	if i.Clone == nil || i.Clone.Name != "mine" || i.Clone.State != api.CloneRunning || i.State != api.InterceptActive {
+		t.Errorf("status: %+v, clone %+v", i, i.Clone)
+	}
+	l.leave(t, s)
+	if err := v.want(service, "a pod", mine, me); err != nil {
+		t.Errorf("after leave: %v", err)
+	}
+	s.noClone(t)
+	if after := s.template(t); after != before {
+		t.Errorf("the template\n%s\nis\n%s", before, after)
+	}
+}
+
+// Without a match all requests go to the clone, by turns to its pods.
+func cloneEverything(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
+	l.clone(t, s, "--name", "all", "--replicas", "2")
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if i := l.intercept(t); len(i.Clone.Pods) != 2 || !i.Clone.Pods[0].Ready || !i.Clone.Pods[1].Ready {
+			return fmt.Errorf("%+v", i.Clone)
+		}
+		return nil
+	})
+	seen := map[string]bool{}
+	testenv.Eventually(t, 10*time.Second, func() error {
+		a, err := v.ask(http.MethodGet, service, nil)
+		if err != nil {
+			return err
+		}
+		seen[a.Name] = true
+		if !strings.HasPrefix(a.Name, "all-") {
+			return fmt.Errorf("%s answers", a.Name)
+		}
+		if len(seen) < 2 {
+			return fmt.Errorf("only %s has answered", a.Name)
+		}
+		return nil
+	})
+	// A pod of the clone that goes is missed by nobody.
+	for name := range seen {
+		s.kubectl(t, "-n", s.namespace, "delete", "pod", name, "--wait=false")
+		break
+	}
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
+		if _, err := v.ask(http.MethodGet, service, nil); err != nil {
+			t.Errorf("while a pod of the clone goes: %v", err)
+		}
+	}
+	l.leave(t, s)
+	s.noClone(t)
+}
+
+// With --no-traffic nothing goes to it.
+func cloneOnly(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
+	l.clone(t, s, "--name", "quiet", "--no-traffic")
+	ip := s.kubectl(t, "-n", s.namespace, "get", "pods", "-l", "kubevpn.dev/clone=quiet", "-o", "jsonpath={.items[0].status.podIP}")
+	if err := v.of("http://"+ip+":8080/", "quiet-"); err != nil {
+		t.Error(err)
+	}
+	for range 4 {
+		if err := v.want(service, "a pod"); err != nil {
+			t.Error(err)
+		}
+	}
+	r := l.run(t, "kubevpn", "leave", s.workload, "-n", s.namespace)
+	if r.code != 0 {
+		t.Error(r)
+	}
+	s.noClone(t)
+}
+
+// content is a file of whoever answers, and when that program began.
+func (v *visitor) content(service, path string) (text, began string, err error) {
+	req, err := http.NewRequest(http.MethodGet, service+"file?path="+url.QueryEscape(path), nil)
+	if err != nil {
+		return "", "", err
+	}
+	req.Header.Set(mine, me)
+	resp, err := v.http.Do(req)
+	if err != nil {
+		return "", "", err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", resp.Status, b)
+	}
+	return string(b), resp.Header.Get("X-Began"), err
+}
+
+// Files of the laptop are the container's a moment after they are saved.
+func cloneSync(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("page", "one")
+	write("old", "to be renamed")
+	l.clone(t, s, "--headers", mine+"="+me, "--name", "synced", "--sync", dir+":/tmp/site", "--command", "/app")
+	has := func(name, want string) time.Duration {
+		t.Helper()
+		began := time.Now()
+		testenv.Eventually(t, 20*time.Second, func() error {
+			text, _, err := v.content(service, "/tmp/site/"+name)
+			if err != nil {
+				return err
+			}
+			if text != want {
+				return fmt.Errorf("%s is %q, want %q", name, text, want)
+			}
+			return nil
+		})
+		return time.Since(began)
+	}
+	has("page", "one")
+	var took time.Duration
+	for n := range 5 {
+		text := fmt.Sprint("edited ", n)
+		write("page", text)
+		took = max(took, has("page", text))
+	}
+	t.Logf("the slowest of five saves was served after %v", took)
+	if err := os.Rename(filepath.Join(dir, "old"), filepath.Join(dir, "new")); err != nil {
+		t.Fatal(err)
+	}
+	has("new", "to be renamed")
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if _, _, err := v.content(service, "/tmp/site/old"); err == nil {
+			return fmt.Errorf("the file that was renamed is still there")
+		}
+		return nil
+	})
+	if i := l.intercept(t); len(i.Clone.Sync) != 1 || !i.Clone.Sync[0].Synced || i.Clone.Sync[0].LastError != "" {
+		t.Errorf("status: %+v", i.Clone)
+	}
+	t.Run("restart", func(t *testing.T) {
+		l.clone(t, s, "--headers", mine+"="+me, "--name", "restarted", "--sync", dir+":/tmp/site", "--restart-on-sync", "--command", "/app")
+		has("new", "to be renamed")
+		_, first, err := v.content(service, "/tmp/site/page")
+		if err != nil {
+			t.Fatal(err)
+		}
+		write("page", "again")
+		testenv.Eventually(t, 20*time.Second, func() error {
+			text, began, err := v.content(service, "/tmp/site/page")
+			if err != nil {
+				return err
+			}
+			if text != "again" || began == first {
+				return fmt.Errorf("%q, of a program that began at %s, as before", text, began)
+			}
+			return nil
+		})
+		if n := s.kubectl(t, "-n", s.namespace, "get", "pods", "-l", "kubevpn.dev/clone=restarted", "-o", "jsonpath={.items[0].status.containerStatuses[0].restartCount}"); n != "0" {
+			t.Errorf("the container was started %s times", n)
+		}
+	})
+	l.leave(t, s)
+	s.noClone(t)
+}
+
+// Nobody is left to delete it: requests are the application's within five seconds, and Kubernetes deletes it when its lease is over.
+func cloneOrphan(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
+	l.clone(t, s, "--headers", mine+"="+me, "--name", "orphan")
+	if err := v.of(service, "orphan-", mine, me); err != nil {
+		t.Error(err)
+	}
+	kill(t, l.processes(t, theDaemon)[0].pid)
+	began := time.Now()
+	testenv.Eventually(t, 10*time.Second, func() error { return v.want(service, "a pod", mine, me) })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("requests are the application's after %v", took)
+	}
+	// Not two minutes of waiting: what is left of the lease is less than that, and its end is brought nearer.
+	deadline := s.kubectl(t, "-n", s.namespace, "get", "job", "orphan", "-o", "jsonpath={.spec.activeDeadlineSeconds}")
+	if deadline != "120" {
+		t.Errorf("the lease is of %s seconds", deadline)
+	}
+	s.kubectl(t, "-n", s.namespace, "patch", "job", "orphan", "--type=merge", "-p", `{"spec":{"activeDeadlineSeconds":1}}`)
+	s.noClone(t)
+	l.connect(t)
+}
