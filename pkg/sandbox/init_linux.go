@@ -55,6 +55,7 @@ type initProcess struct {
 
 	mu      sync.Mutex
 	program int // its process ID; 0: it does not run
+	store   *store
 	dials   map[uint64]context.CancelFunc
 }
 
@@ -77,9 +78,12 @@ func (i *initProcess) run() error {
 		}
 	}
 	v := &view{log: i.log}
-	if err := v.build(i.plan.Mounts, i.plan.Network); err != nil {
+	if err := v.build(i.plan.Mounts, i.plan.Volumes, i.plan.Network); err != nil {
 		return err
 	}
+	i.mu.Lock()
+	i.store = v.store
+	i.mu.Unlock()
 	if err := os.Chdir(i.plan.Dir); err != nil {
 		return fmt.Errorf("entering the working directory: %w", err)
 	}
@@ -125,6 +129,9 @@ func (i *initProcess) obey() {
 		if err != nil {
 			os.Exit(128 + int(unix.SIGKILL))
 		}
+		if o.Update {
+			i.update(o.ID, file)
+		}
 		if file != nil {
 			file.Close()
 		}
@@ -150,6 +157,22 @@ func (i *initProcess) obey() {
 			go i.dial(ctx, o.ID, *o.Dial)
 		}
 	}
+}
+
+// update changes a volume.
+func (i *initProcess) update(id uint64, file *os.File) {
+	i.mu.Lock()
+	s := i.store
+	i.mu.Unlock()
+	err := errors.New("the sandbox has no volumes yet")
+	if s != nil {
+		err = s.update(file)
+	}
+	if err != nil {
+		i.say(report{ID: id, Error: newFailure(err)}, nil)
+		return
+	}
+	i.say(report{ID: id}, nil)
 }
 
 // dial gives the parent a connection that is made here.

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -162,19 +161,12 @@ func (s *Sandbox) connect(cmd *exec.Cmd) (*wire, error) {
 			return nil, fmt.Errorf("finding the working directory: %w", err)
 		}
 	}
-	b, err := json.Marshal(plan{Args: s.cfg.Args, Env: s.cfg.Env, Dir: dir, Mounts: s.cfg.Mounts, Network: s.cfg.Network})
+	// The environment and the volumes have secrets and may have megabytes; this file has no name and is in memory.
+	planFile, err := inMemory("plan", plan{
+		Args: s.cfg.Args, Env: s.cfg.Env, Dir: dir, Mounts: s.cfg.Mounts, Volumes: s.cfg.Volumes, Network: s.cfg.Network,
+	})
 	if err != nil {
 		return nil, err
-	}
-	// The environment has secrets and may have megabytes; this file has no name and is in memory.
-	memory, err := unix.MemfdCreate("sandbox", unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("making a file in memory: %w", err)
-	}
-	planFile := os.NewFile(uintptr(memory), "plan")
-	if _, err := planFile.WriteAt(b, 0); err != nil {
-		planFile.Close()
-		return nil, fmt.Errorf("writing to a file in memory: %w", err)
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -272,11 +264,8 @@ func (p *Process) answer(r report, file *os.File) {
 	delete(p.dials, r.ID)
 	p.mu.Unlock()
 	d := dialled{socket: file}
-	switch {
-	case r.Error != nil:
+	if r.Error != nil {
 		d.err = r.Error
-	case file == nil:
-		d.err = errors.New("init sent no socket")
 	}
 	if waiting == nil {
 		if file != nil {
@@ -337,34 +326,12 @@ func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, 
 	fail := func(err error) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: network, Err: fmt.Errorf("%s in the sandbox: %w", address, err)}
 	}
-	if err := ctx.Err(); err != nil {
+	d, err := p.ask(ctx, order{Dial: &endpoint{network, address}}, nil)
+	switch {
+	case err != nil:
 		return fail(err)
-	}
-	result := make(chan dialled, 1)
-	p.mu.Lock()
-	if p.dials == nil {
-		p.mu.Unlock()
-		return fail(os.ErrProcessDone)
-	}
-	p.lastID++
-	id := p.lastID
-	p.dials[id] = result
-	p.mu.Unlock()
-	if err := p.wire.send(order{ID: id, Dial: &endpoint{network, address}}, nil); err != nil {
-		p.drop(id, result)
-		return fail(err)
-	}
-	var d dialled
-	select {
-	case d = <-result:
-	case <-ctx.Done():
-		p.drop(id, result)
-		// If init is gone there is nothing to cancel.
-		_ = p.wire.send(order{ID: id, Cancel: true}, nil)
-		return fail(ctx.Err())
-	}
-	if d.err != nil {
-		return fail(d.err)
+	case d.socket == nil:
+		return fail(errors.New("init sent no socket"))
 	}
 	defer d.socket.Close()
 	conn, err := net.FileConn(d.socket)
@@ -372,6 +339,52 @@ func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, 
 		return fail(err)
 	}
 	return conn, nil
+}
+
+// ask gives init an order and waits for its answer.
+func (p *Process) ask(ctx context.Context, o order, file syscall.Conn) (dialled, error) {
+	if err := ctx.Err(); err != nil {
+		return dialled{}, err
+	}
+	result := make(chan dialled, 1)
+	p.mu.Lock()
+	if p.dials == nil {
+		p.mu.Unlock()
+		return dialled{}, os.ErrProcessDone
+	}
+	p.lastID++
+	o.ID = p.lastID
+	p.dials[o.ID] = result
+	p.mu.Unlock()
+	if err := p.wire.send(o, file); err != nil {
+		p.drop(o.ID, result)
+		return dialled{}, err
+	}
+	select {
+	case d := <-result:
+		return d, d.err
+	case <-ctx.Done():
+		p.drop(o.ID, result)
+		// If init is gone there is nothing to cancel.
+		_ = p.wire.send(order{ID: o.ID, Cancel: true}, nil)
+		return dialled{}, ctx.Err()
+	}
+}
+
+// Update makes a volume have other files. Whoever reads sees all of them old, or all of them new.
+func (p *Process) Update(ctx context.Context, v Volume) error {
+	if err := v.check(); err != nil {
+		return err
+	}
+	f, err := inMemory("volume", v)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := p.ask(ctx, order{Update: true}, f); err != nil {
+		return fmt.Errorf("changing the volume %s of the sandbox: %w", v.Name, err)
+	}
+	return nil
 }
 
 // drop stops waiting for a result, which may have come.

@@ -76,6 +76,7 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -91,10 +92,12 @@ const Interface = "eth0"
 // around it says why, and what would help.
 var ErrNotAllowed = errors.New("sandboxes are not allowed here")
 
-// A Mount shows a file or directory of the laptop at another path.
+// A Mount shows a file or directory of the laptop, or of a Volume, at another path.
 type Mount struct {
 	Path     string // where the program finds it: absolute, and neither / nor below /proc
-	Source   string // what it is: absolute
+	Source   string // what it is: absolute; empty: Volume is
+	Volume   string // the name of one of Config.Volumes
+	SubPath  string // of the volume, relative; empty: all of it. One file stays as it is at the beginning.
 	ReadOnly bool
 }
 
@@ -123,6 +126,7 @@ type Config struct {
 	Stdin, Stdout, Stderr *os.File // nil: /dev/null
 
 	Mounts  []Mount
+	Volumes []Volume
 	Network *Network // nil: the laptop's
 	Logger  *slog.Logger
 }
@@ -174,10 +178,25 @@ func (c *Config) check() error {
 		if err := m.check(); err != nil {
 			return err
 		}
+		if m.Volume != "" {
+			if _, there := volumeOf(c.Volumes, m.Volume); !there {
+				return fmt.Errorf("mounting at %s: there is no volume %q", m.Path, m.Volume)
+			}
+		}
 		if seen[m.Path] {
 			return fmt.Errorf("two mounts at %s", m.Path)
 		}
 		seen[m.Path] = true
+	}
+	names := make(map[string]bool, len(c.Volumes))
+	for _, v := range c.Volumes {
+		if err := v.check(); err != nil {
+			return err
+		}
+		if names[v.Name] {
+			return fmt.Errorf("two volumes %s", v.Name)
+		}
+		names[v.Name] = true
 	}
 	if c.Network != nil {
 		return c.Network.check()
@@ -186,7 +205,14 @@ func (c *Config) check() error {
 }
 
 func (m *Mount) check() error {
-	for _, p := range []string{m.Path, m.Source} {
+	paths := []string{m.Path, m.Source}
+	if m.Volume != "" {
+		if m.Source != "" || m.SubPath != "" && !fs.ValidPath(m.SubPath) {
+			return fmt.Errorf("mounting %q of the volume %s, and %q, at %s: one of them, and a relative path of the volume", m.SubPath, m.Volume, m.Source, m.Path)
+		}
+		paths = paths[:1]
+	}
+	for _, p := range paths {
 		if !strings.HasPrefix(p, "/") || filepath.Clean(p) != p || strings.ContainsRune(p, 0) {
 			return fmt.Errorf("mounting %q at %q: %q is not an absolute path in its shortest form", m.Source, m.Path, p)
 		}

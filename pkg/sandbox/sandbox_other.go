@@ -26,10 +26,11 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) { return nil, err
 // A Process does not exist on this operating system.
 type Process struct{}
 
-func (p *Process) Pid() int                   { return 0 }
-func (p *Process) TUN() *os.File              { return nil }
-func (p *Process) Signal(sig os.Signal) error { return errNotHere() }
-func (p *Process) Wait() (ExitStatus, error)  { return ExitStatus{}, errNotHere() }
+func (p *Process) Pid() int                                   { return 0 }
+func (p *Process) TUN() *os.File                              { return nil }
+func (p *Process) Signal(sig os.Signal) error                 { return errNotHere() }
+func (p *Process) Update(ctx context.Context, v Volume) error { return errNotHere() }
+func (p *Process) Wait() (ExitStatus, error)                  { return ExitStatus{}, errNotHere() }
 func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return nil, errNotHere()
 }

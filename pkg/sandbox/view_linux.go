@@ -15,7 +15,7 @@ import (
 
 // A view makes the file system that the program sees of a copy of the laptop's, in this process's mount namespace.
 //
-//	1  /proc of the new PID namespace
+//	1  /proc of the new PID namespace; the volumes
 //	2  / mirrored, if something is missing right below it (pivot_root)
 //	3  the sources are opened, before anything can cover them
 //	4  the mounts, in the order of their paths: what is there is covered, else the nearest parent is mirrored
@@ -24,9 +24,14 @@ import (
 type view struct {
 	log     func(level slog.Level, message string, attrs ...string)
 	mirrors []*mirror
+	store   *store
 }
 
-func (v *view) build(mounts []Mount, network *Network) error {
+func (v *view) build(mounts []Mount, volumes []Volume, network *Network) error {
+	var err error
+	if v.store, err = newStore(volumes, mounts); err != nil {
+		return err
+	}
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		v.log(slog.LevelDebug, "the sandbox sees the laptop's /proc", "err", err.Error())
 	}
@@ -38,6 +43,11 @@ func (v *view) build(mounts []Mount, network *Network) error {
 	}
 	sources := make([]int, len(mounts))
 	for i, m := range mounts {
+		if m.Volume != "" {
+			sources[i] = v.store.trees[m]
+			defer unix.Close(sources[i])
+			continue
+		}
 		fd, err := unix.Open(m.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return &fs.PathError{Op: "open", Path: m.Source, Err: err}
@@ -47,7 +57,7 @@ func (v *view) build(mounts []Mount, network *Network) error {
 	}
 	for i, m := range mounts {
 		if err := v.mount(m, sources[i]); err != nil {
-			return fmt.Errorf("mounting %s at %s: %w", m.Source, m.Path, err)
+			return fmt.Errorf("mounting %s at %s: %w", m.Source+m.Volume, m.Path, err)
 		}
 	}
 	if network != nil {
@@ -109,7 +119,12 @@ func (v *view) mount(m Mount, source int) error {
 			return err
 		}
 	}
-	if err := unix.Mount(descriptor(source), target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	if m.Volume != "" {
+		err = unix.MoveMount(source, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	} else {
+		err = unix.Mount(descriptor(source), target, "", unix.MS_BIND|unix.MS_REC, "")
+	}
+	if err != nil {
 		return err
 	}
 	if m.ReadOnly {

@@ -24,6 +24,8 @@ import (
 //	{"id":1,"dial":...}                ──▶
 //	{"id":1,"cancel":true}             ──▶
 //	                                   ◀──   {"id":1} + socket                 or {"id":1,"error":...}
+//	{"id":2,"update":true} + a volume  ──▶
+//	                                   ◀──   {"id":2}                          or {"id":2,"error":...}
 //	                                   ◀──   {"ended":...}, and init's end
 //	death                              ──▶   init's end
 const maxMessage = 64 << 10
@@ -33,6 +35,7 @@ type plan struct {
 	Args, Env []string
 	Dir       string
 	Mounts    []Mount
+	Volumes   []Volume
 	Network   *Network
 }
 
@@ -42,6 +45,7 @@ type order struct {
 	Signal int       `json:"signal,omitempty"`
 	Dial   *endpoint `json:"dial,omitempty"`
 	Cancel bool      `json:"cancel,omitempty"`
+	Update bool      `json:"update,omitempty"` // of a volume, which is in the file
 }
 
 type endpoint struct {
