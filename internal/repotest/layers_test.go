@@ -31,6 +31,7 @@ var layers = map[string]int{
 	"internal/podenv":     30,
 	"internal/supervisor": 30,
 	"internal/clone":      30,
+	"internal/dev":        30,
 
 	"internal/cluster": 21,
 	"internal/config":  21,
