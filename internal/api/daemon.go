@@ -34,6 +34,7 @@ type Event struct {
 	Warning    string      `json:"warning,omitempty"` // something lost or guessed, and what to ask an admin for
 	Connection *Connection `json:"connection,omitempty"`
 	Intercept  *Intercept  `json:"intercept,omitempty"`
+	Held       bool        `json:"held,omitempty"` // what an attached request asked for is there, until the request ends
 	Error      *Error      `json:"error,omitempty"`
 }
 

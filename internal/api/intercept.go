@@ -8,7 +8,7 @@ import (
 // none.
 type InterceptRequest struct {
 	Connect   ConnectRequest `json:"connect"`
-	Workloads []string       `json:"workloads"` // TYPE/NAME, of Connect.Namespace
+	Workloads []string       `json:"workloads"` // TYPE/NAME, of Connect.Namespace; an attached request may have none, and holds the connection
 	Spec      InterceptSpec  `json:"spec"`
 	// Attached ends the intercepts that the request began when the request ends: its maker stays for as long as they do.
 	Attached bool `json:"attached,omitempty"`

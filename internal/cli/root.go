@@ -51,10 +51,10 @@ func newRoot(a *app) *cobra.Command {
 		}
 	}
 	add(groupConnection, newConnect(a), newDisconnect(a), newStatus(a), newLogs(a), newQuit(a))
-	add(groupIntercept, newProxy(a), newClone(a), newLeave(a), newReset(a))
+	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newLeave(a), newReset(a))
 	add(groupCluster, newInstall(a), newUninstall(a))
 	add(groupOther, newVersion(a), newCompletion(a))
-	root.AddCommand(newDaemon(a), newHelper(a), newExecCredential(a))
+	root.AddCommand(newDaemon(a), newHelper(a), newSandbox(), newExecCredential(a))
 	return root
 }
 

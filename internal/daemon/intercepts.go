@@ -88,7 +88,7 @@ func (s *set) intercept(ctx context.Context, req api.InterceptRequest, begin fun
 	switch {
 	case s.intercepts.maker == nil:
 		return api.Errorf(api.ExitUnexpected, "this daemon makes no intercepts")
-	case len(req.Workloads) == 0:
+	case len(req.Workloads) == 0 && !req.Attached:
 		return api.Errorf(api.ExitUsage, "no workload is named").WithHint("name it as TYPE/NAME: deployment/web")
 	}
 	req.Connect.Use = true
@@ -130,7 +130,8 @@ func (is *intercepts) begin(ctx context.Context, l *live, req api.InterceptReque
 		emit(api.Event{Time: time.Now(), Intercept: &status})
 	}
 	if req.Attached {
-		return stay(ctx, held)
+		emit(api.Event{Time: time.Now(), Held: true})
+		return stay(ctx, held, l.done)
 	}
 	is.retain(held)
 	return nil
@@ -280,8 +281,8 @@ func (is *intercepts) ended(i *intercepted) {
 	close(i.done)
 }
 
-// stay returns when ctx has ended, which is no error, or one of the intercepts, with why.
-func stay(ctx context.Context, held []*intercepted) error {
+// stay returns when ctx has ended, which is no error, or one of the intercepts, with why, or the connection.
+func stay(ctx context.Context, held []*intercepted, connection <-chan struct{}) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var watchers sync.WaitGroup
@@ -302,6 +303,11 @@ func stay(ctx context.Context, held []*intercepted) error {
 		return nil
 	case i := <-ended:
 		return i.cause()
+	case <-connection:
+		if len(held) > 0 {
+			return (<-ended).cause() // which says why
+		}
+		return errConnectionEnded
 	}
 }
 
@@ -403,7 +409,9 @@ func (is *intercepts) named(req api.LeaveRequest) ([]*intercepted, error) {
 		case len(found) == 0:
 			return nil, api.Errorf(api.ExitWorkload, "%s is not intercepted from here", name).
 				WithHint("`kubevpn status` shows what is; `kubevpn reset` removes what others have")
-		case slices.ContainsFunc(found, func(i *intercepted) bool { return i.key.connection != found[0].key.connection || i.key.namespace != found[0].key.namespace }):
+		case slices.ContainsFunc(found, func(i *intercepted) bool {
+			return i.key.connection != found[0].key.connection || i.key.namespace != found[0].key.namespace
+		}):
 			var ids []string
 			for _, i := range found {
 				ids = append(ids, i.key.id()+" (namespace "+i.key.namespace+")")

@@ -1,0 +1,218 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/config"
+	"kubevpn/internal/dev"
+	"kubevpn/pkg/sandbox"
+)
+
+type devOptions struct {
+	proxyOptions
+	inbound  bool
+	env      []string
+	envFiles []string
+}
+
+func newDev(a *app) *cobra.Command {
+	o := &devOptions{proxyOptions: proxyOptions{app: a, output: newFormat("text")}}
+	cmd := &cobra.Command{
+		Use:   "dev TYPE/NAME [flags] -- COMMAND...",
+		Short: "Run a program on this machine as a container of a workload",
+		Long: "Dev runs a program of this machine with the environment of a workload's container, its ConfigMaps, Secrets,\n" +
+			"downward API and service account token, at the paths where the container has them; with the cluster's\n" +
+			"network and names; and, with --proxy or --headers, with its requests. All of it ends with the program, whose\n" +
+			"exit code is the command's. Secrets are in memory only.",
+		Example: examples(
+			"A server that gets your requests", "kubevpn dev deployment/web --headers x-user=me -- go run ./cmd/web",
+			"All requests, from a debugger", "kubevpn dev deployment/web --proxy -- dlv debug ./cmd/web",
+			"A look around", "kubevpn dev deployment/web -- bash",
+			"With another database", "kubevpn dev deployment/web --env DB_HOST=localhost --env-file .env -- ./server",
+		),
+		Args: func(cmd *cobra.Command, args []string) error {
+			n := cmd.ArgsLenAtDash()
+			if n < 0 || n == len(args) {
+				return api.Errorf(api.ExitUsage, "`kubevpn dev` needs a command").WithHint("behind --: `kubevpn dev deployment/web -- ./server`")
+			}
+			if n > 1 {
+				return api.Errorf(api.ExitUsage, "`kubevpn dev` takes one workload").WithHint("the command goes behind --")
+			}
+			return checkWorkloads(cmd, args[:n])
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.workloads = args[:1]
+			return a.report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
+				return o.run(ctx, args[1:], on, quiet)
+			})
+		},
+		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
+	}
+	o.spec.addTo(cmd)
+	o.flags.addTo(cmd, a, config.KeyMode)
+	f := cmd.Flags()
+	f.BoolVar(&o.inbound, "proxy", false, "requests for the workload come to the program: all of them, without --headers, --path and --method")
+	f.StringArrayVar(&o.env, "env", nil, "NAME=VALUE that wins over the container's, or NAME with this machine's value; may be repeated")
+	f.StringArrayVar(&o.envFiles, "env-file", nil, "file of NAME=VALUE lines, as --env; may be repeated")
+	return cmd
+}
+
+// wantsRequests reports whether the program gets any.
+func (o *devOptions) wantsRequests() bool {
+	return o.inbound || len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods) > 0 || len(o.spec.ports) > 0
+}
+
+func (o *devOptions) run(ctx context.Context, command []string, on func(api.Event), quiet func()) error {
+	env, err := o.environment()
+	if err != nil {
+		return err
+	}
+	req, err := o.request(ctx, on)
+	if err != nil {
+		return err
+	}
+	req.Attached = true
+	workload := req.Workloads[0]
+	if !o.wantsRequests() {
+		req.Workloads = nil // the connection alone
+	}
+	// The connection, and the intercept, are held until the program has ended. Ctrl-C is the program's from when it runs.
+	held, letGo := context.WithCancel(context.WithoutCancel(ctx))
+	defer letGo()
+	stop := context.AfterFunc(ctx, letGo)
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	begun := false
+	go func() {
+		_, err := o.app.ask(held, question{path: api.PathIntercept, body: req, held: true, quiet: quiet, on: func(e api.Event) {
+			on(e)
+			if !begun && e.Held {
+				begun = true
+				close(ready)
+			}
+		}})
+		ended <- err
+	}()
+	select {
+	case <-ready:
+	case err := <-ended:
+		if err == nil {
+			err = errors.New("the daemon let go of the connection")
+		}
+		return err
+	}
+	err = o.program(ctx, stop, req.Connect, workload, command, env, on, quiet)
+	letGo()
+	if gone := <-ended; err == nil && gone != nil && !errors.Is(gone, context.Canceled) {
+		err = gone
+	}
+	return err
+}
+
+// program runs the program. stop takes the end of ctx from what is held: the terminal's signals are the program's then.
+func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.ConnectRequest, workload string, command, env []string, on func(api.Event), quiet func()) error {
+	c, err := cluster.Load(connect.Kubeconfig, cluster.Options{})
+	if err != nil {
+		return err
+	}
+	w, err := c.Workload(ctx, connect.Namespace, workload)
+	if err != nil {
+		return err
+	}
+	container, err := w.Container(o.spec.container)
+	if err != nil {
+		return err
+	}
+	pod := &corev1.Pod{ObjectMeta: *w.Template.ObjectMeta.DeepCopy(), Spec: w.Template.Spec}
+	pod.Namespace = w.Namespace
+	if w.Sample != "" {
+		if pod, err = c.Kube().CoreV1().Pods(w.Namespace).Get(ctx, w.Sample, metav1.GetOptions{}); err != nil {
+			return c.Explain(err)
+		}
+	}
+	if !stop() {
+		return ctx.Err()
+	}
+	quiet()
+	status, err := dev.Run(context.WithoutCancel(ctx), dev.Config{
+		Kube: c.Kube(), Pod: pod, Container: container.Name, Init: []string{sandboxCommand}, Args: command, Local: o.app.environ, Env: env,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(slog.DiscardHandler),
+		Warn: func(text string) { on(api.Event{Warning: text}) },
+	})
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return api.Errorf(api.ExitUsage, "%w", err)
+	case err != nil:
+		return err
+	case status.Code != 0:
+		return exitCode(status.Code)
+	}
+	return nil
+}
+
+// environment is what --env and --env-file say.
+func (o *devOptions) environment() ([]string, error) {
+	var all []string
+	add := func(from, entry string) error {
+		name, _, given := strings.Cut(entry, "=")
+		if name == "" || strings.ContainsAny(name, " \t\x00") {
+			return api.Errorf(api.ExitUsage, "%s: %q is neither NAME=VALUE nor NAME", from, entry)
+		}
+		if !given {
+			value, there := o.app.lookup(name)
+			if !there {
+				return api.Errorf(api.ExitUsage, "%s: this machine's environment has no %s", from, name)
+			}
+			entry = name + "=" + value
+		}
+		all = append(all, entry)
+		return nil
+	}
+	for _, path := range o.envFiles {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return nil, api.Errorf(api.ExitUsage, "--env-file: %w", err)
+		}
+		n := 0
+		for line := range strings.Lines(string(b)) {
+			n++
+			line = strings.TrimSpace(line)
+			if line == "" || strings.HasPrefix(line, "#") {
+				continue
+			}
+			if err := add(fmt.Sprintf("%s:%d", path, n), line); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, entry := range o.env {
+		if err := add("--env", entry); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// sandboxCommand is the hidden command that dev starts again as.
+const sandboxCommand = "sandbox"
+
+func newSandbox() *cobra.Command {
+	return &cobra.Command{
+		Use:     sandboxCommand,
+		Short:   "Be the first process of a sandbox (started by dev)",
+		Example: examples("It is of no use by hand", "kubevpn dev deployment/web -- ./server"),
+		Hidden:  true,
+		Args:    noArgs,
+		RunE:    func(*cobra.Command, []string) error { return sandbox.Init() },
+	}
+}
