@@ -55,6 +55,7 @@ var intercepts = []suite{
 	{"tls", tlsSuite},
 	{"bypassed", bypassedSuite},
 	{"clone", cloneSuite},
+	{"dev", devSuite},
 }
 
 // whole is checked where the kernel serves ClusterIPs, so that laptops may have their packets forwarded by it.

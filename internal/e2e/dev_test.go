@@ -1,0 +1,220 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubevpn/internal/lab"
+	"kubevpn/internal/testenv"
+)
+
+const devManifest = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: deved}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: robot, namespace: deved}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings, namespace: deved}
+data: {color: blue, page: "welcome\n"}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: keys, namespace: deved}
+stringData: {password: hunter2}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: deved, labels: {app: shop}}
+spec:
+  selector: {matchLabels: {app: shop}}
+  template:
+    metadata: {labels: {app: shop}}
+    spec:
+      serviceAccountName: robot
+      terminationGracePeriodSeconds: 1
+      volumes:
+      - {name: settings, configMap: {name: settings}}
+      - {name: keys, secret: {secretName: keys, defaultMode: 0400}}
+      - {name: scratch, emptyDir: {}}
+      - {name: down, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}
+      containers:
+      - name: app
+        image: APP_IMAGE
+        imagePullPolicy: Never
+        ports: [{containerPort: 8080, name: http}]
+        env:
+        - {name: GREETING, value: "hello from $(NODE)"}
+        - {name: PASSWORD, valueFrom: {secretKeyRef: {name: keys, key: password}}}
+        - {name: COLOR, valueFrom: {configMapKeyRef: {name: settings, key: color}}}
+        - {name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+        volumeMounts:
+        - {name: settings, mountPath: /etc/settings}
+        - {name: settings, mountPath: /srv/pages/page, subPath: page}
+        - {name: keys, mountPath: /keys, readOnly: true}
+        - {name: scratch, mountPath: /scratch}
+        - {name: down, mountPath: /etc/podinfo}
+        readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: deved}
+spec:
+  selector: {app: shop}
+  ports: [{name: http, port: 80, targetPort: http}]
+`
+
+// devSuite: a program of the laptop has what a container of the workload has.
+func devSuite(t *testing.T, w *world) {
+	w.loadApp(t)
+	w.apply(t, strings.ReplaceAll(devManifest, "APP_IMAGE", appRef))
+	s := &shop{world: w, namespace: "deved", workload: "deployment/web"}
+	s.rolledOut(t)
+	l := w.newLaptop(t, lab.Admin)
+	before := l.snapshot(t)
+	t.Run("environment_and_files", func(t *testing.T) { devFiles(t, l, s) })
+	t.Run("service_account", func(t *testing.T) { devAccount(t, l, s) })
+	t.Run("exit", func(t *testing.T) { devExit(t, l, s) })
+	t.Run("requests", func(t *testing.T) { devRequests(t, l, s, w.visitor(t)) })
+	t.Run("killed", func(t *testing.T) { devKilled(t, l, s) })
+	l.must(t, "kubevpn", "quit")
+	l.sameAs(t, before)
+}
+
+func (l *laptop) dev(t *testing.T, s *shop, args ...string) result {
+	t.Helper()
+	return l.run(t, append([]string{"kubevpn", "dev", s.workload, "-n", s.namespace}, args...)...)
+}
+
+func devFiles(t *testing.T, l *laptop, s *shop) {
+	pod := ""
+	for name := range s.ready(t) {
+		pod = name
+	}
+	// What the application in the pod sees itself is what a program here has to see.
+	r := l.dev(t, s, "--env", "COLOR=mine", "--", "sh", "-c", `
+		echo "$GREETING|$PASSWORD|$COLOR|$POD|$WEB_SERVICE_HOST|$HOME"
+		cat /etc/settings/page /srv/pages/page /keys/password; echo
+		stat -L -c %a /keys/password; stat -f -c %T /keys; cat /etc/podinfo/labels; echo
+		echo kept >/scratch/file && cat /scratch/file
+		curl -s -o /dev/null -w '%{http_code}\n' http://web.deved`)
+	if r.code != 0 {
+		t.Fatal(r)
+	}
+	want := fmt.Sprintf("hello from $(NODE)|hunter2|mine|%s|%s|%s\nwelcome\nwelcome\nhunter2\n400\ntmpfs\napp=\"shop\"\npod-template-hash=%q\nkept\n200\n",
+		pod, s.clusterIP(t, s.namespace, "web"), l.home, s.kubectl(t, "-n", s.namespace, "get", "pod", pod, "-o", "jsonpath={.metadata.labels.pod-template-hash}"))
+	if r.stdout != want {
+		t.Errorf("got\n%s\nwant\n%s", r.stdout, want)
+	}
+	for _, path := range []string{"/etc/settings", "/keys", "/scratch", "/srv/pages"} {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s is on the laptop", path)
+		}
+	}
+}
+
+// The service account's token is what in-cluster programs call the API server with.
+func devAccount(t *testing.T, l *laptop, s *shop) {
+	r := l.dev(t, s, "--", "sh", "-c", `cd /var/run/secrets/kubernetes.io/serviceaccount && cat namespace && echo &&
+		curl -sS --cacert ca.crt -H "Authorization: Bearer $(cat token)" -H 'Content-Type: application/json' \
+		-d '{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}' https://kubernetes.default/apis/authentication.k8s.io/v1/selfsubjectreviews`)
+	if r.code != 0 {
+		t.Fatal(r)
+	}
+	namespace, review, _ := strings.Cut(r.stdout, "\n")
+	var who struct {
+		Status struct {
+			UserInfo struct{ Username string }
+		}
+	}
+	if err := json.Unmarshal([]byte(review), &who); err != nil {
+		t.Fatalf("%v\n%s", err, r.stdout)
+	}
+	if namespace != "deved" || who.Status.UserInfo.Username != "system:serviceaccount:deved:robot" {
+		t.Errorf("namespace %q, user %q", namespace, who.Status.UserInfo.Username)
+	}
+}
+
+func devExit(t *testing.T, l *laptop, s *shop) {
+	for _, tt := range []struct {
+		script string
+		code   int
+	}{{"exit 0", 0}, {"exit 7", 7}, {"kill -TERM $$", 128 + 15}} {
+		if r := l.dev(t, s, "--", "sh", "-c", tt.script); r.code != tt.code {
+			t.Errorf("%s: %v", tt.script, r)
+		}
+	}
+	if r := l.dev(t, s, "--", "no-such-program"); r.code != 2 || !strings.Contains(r.stderr, "no-such-program") {
+		t.Error(r)
+	}
+	if s := l.run(t, "kubevpn", "status", "-o", "json"); strings.Contains(s.stdout, `"connected"`) {
+		t.Errorf("a connection is left: %v", s)
+	}
+}
+
+// devRequests: the program answers requests as long as it runs.
+func devRequests(t *testing.T, l *laptop, s *shop, v *visitor) {
+	service := "http://" + s.clusterIP(t, s.namespace, "web") + "/"
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cmd := l.command(ctx, t, "kubevpn", "dev", s.workload, "-n", s.namespace, "--headers", mine+"="+me, "--", filepath.Join(bin, "app"), "-name", "developer", "-host", "127.0.0.1")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 30*time.Second, func() error { return v.want(service, "developer", mine, me) })
+	if err := v.of(service, "web-"); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // which is the program's
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	if _, err := v.ask(http.MethodGet, service, nil, mine, me); err != nil {
+		t.Error(err)
+	}
+	if err := v.of(service, "web-", mine, me); err != nil {
+		t.Errorf("after its end: %v", err)
+	}
+}
+
+// devKilled: kill -9 of what the user started ends the program, and all that was held for it.
+func devKilled(t *testing.T, l *laptop, s *shop) {
+	file := filepath.Join(t.TempDir(), "pid")
+	cmd := l.command(t.Context(), t, "kubevpn", "dev", s.workload, "-n", s.namespace, "--", "sh", "-c", "echo up >"+file+"; exec sleep 1234567")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 30*time.Second, func() error {
+		_, err := os.Stat(file)
+		return err
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if r := l.run(t, "pgrep", "-f", "sleep 1234567"); r.code == 0 {
+			return fmt.Errorf("the program is left: %s", r.stdout)
+		}
+		if r := l.run(t, "kubevpn", "status", "-o", "json"); strings.Contains(r.stdout, `"connected"`) {
+			return fmt.Errorf("the connection is left")
+		}
+		return nil
+	})
+}
