@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/e2e/build"
 	"kubevpn/internal/lab"
 )
@@ -83,6 +84,9 @@ func (b *bench) measureIntercepts(ctx context.Context, r *report) error {
 		return err
 	}
 	if _, err := b.kubectl(ctx, "apply", "-f", manifest); err != nil {
+		return err
+	}
+	if err := b.connectBy(ctx, api.NetstackGVisor, api.TransportAPIProxy); err != nil {
 		return err
 	}
 	app := b.laptop(ctx, filepath.Join(b.dir, "app"), "-name", laptopsName, "-host", "127.0.0.1")
