@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/trim"
 )
 
 // options are the command's flags and its environment.
@@ -66,6 +67,7 @@ where the first line is said as well, for a minute.`,
 }
 
 func run(ctx context.Context, o options) error {
+	trim.Processors()
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.log)); err != nil {
 		return api.Errorf(api.ExitUsage, "--log-level: %w", err)

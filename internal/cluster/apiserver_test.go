@@ -35,9 +35,10 @@ type fakeAPIServer struct {
 	requests    chan string                                     // "websocket" or "spdy", if not nil
 	pod         func(port string, data, errs httpstream.Stream) // what stands behind the port
 
-	mu    sync.Mutex
-	conns map[httpstream.Connection]struct{}
-	wg    sync.WaitGroup
+	mu     sync.Mutex
+	conns  map[httpstream.Connection]struct{}
+	wg     sync.WaitGroup
+	closed bool // guarded by mu
 }
 
 func newFakeAPIServer(t testing.TB, pod func(port string, data, errs httpstream.Stream)) *fakeAPIServer {
@@ -45,6 +46,7 @@ func newFakeAPIServer(t testing.TB, pod func(port string, data, errs httpstream.
 	s.Server = httptest.NewTLSServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
 		s.mu.Lock()
+		s.closed = true
 		for c := range s.conns {
 			c.Close()
 		}
@@ -54,6 +56,16 @@ func newFakeAPIServer(t testing.TB, pod func(port string, data, errs httpstream.
 		s.wg.Wait()
 	})
 	return s
+}
+
+// run runs f, unless the server is being closed: its handlers may still run then, as those of hijacked connections do.
+func (s *fakeAPIServer) run(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.wg.Go(f)
+	}
+	return !s.closed
 }
 
 func (s *fakeAPIServer) serve(w http.ResponseWriter, r *http.Request) {
@@ -99,13 +111,15 @@ func (s *fakeAPIServer) serve(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.conns[conn] = struct{}{}
 	s.mu.Unlock()
-	s.wg.Go(func() {
+	if !s.run(func() {
 		<-conn.CloseChan()
 		conn.Close()
 		s.mu.Lock()
 		delete(s.conns, conn)
 		s.mu.Unlock()
-	})
+	}) {
+		conn.Close()
+	}
 }
 
 // streams pairs an error and a data stream and starts the pod on them, as the kubelet does.
@@ -134,7 +148,7 @@ func (s *fakeAPIServer) streams() httpstream.NewStreamHandler {
 		if data != nil && errs != nil {
 			d, e := data, errs
 			data, errs = nil, nil
-			s.wg.Go(func() {
+			s.run(func() {
 				sent.Wait() // spdystream waits for ever when the connection ends before the reply
 				s.pod(d.Headers().Get(corev1.PortHeader), d, e)
 			})

@@ -238,6 +238,7 @@ func TestAttachedIntercept(t *testing.T) {
 	wait(t, answer, "the request's end")
 	wait(t, i.ended, "the intercept's end")
 	wait(t, c.ended, "the end of the connection that was made for it")
+	testenv.Until(t, "the helper is closed", r.helper(0).isClosed)
 
 	// One that ends by itself ends the request, with why.
 	if err := r.handOver(); err != nil {

@@ -4,7 +4,8 @@
 //
 //	busy, memory grows ──▶ quiet for an interval ──▶ two collections, and what is free goes back ──▶ quiet
 //
-// The daemon on the laptop and the traffic manager each run one.
+// The daemon on the laptop and the traffic manager each run one. Processors is about the other thing that a program should not have
+// all of.
 package trim
 
 import (

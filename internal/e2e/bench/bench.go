@@ -27,9 +27,10 @@ import (
 const imageRef = "docker.io/kubevpn/kubevpn:bench"
 
 type bench struct {
-	rounds  int
-	each    time.Duration
-	labName string
+	rounds     int
+	each       time.Duration
+	labName    string
+	intercepts bool // alone
 
 	*lab.Lab
 	dir     string // binaries, the laptop's home
@@ -59,7 +60,13 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	}
 	defer b.laptop(context.WithoutCancel(ctx), b.kubevpn(), "quit").Run()
 	r := newReport(thisMachine(), b.each)
-	if err := errors.Join(b.connects(ctx, r), b.measureRest(ctx, r)); err != nil {
+	if err := b.connects(ctx, r); err != nil {
+		return nil, err
+	}
+	if b.intercepts {
+		return r, b.measureIntercepts(ctx, r)
+	}
+	if err := b.measureRest(ctx, r); err != nil {
 		return nil, err
 	}
 	stop, err := b.openPaths(ctx)

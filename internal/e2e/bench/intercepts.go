@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/e2e/build"
 	"kubevpn/internal/lab"
 )
@@ -85,6 +86,9 @@ func (b *bench) measureIntercepts(ctx context.Context, r *report) error {
 	if _, err := b.kubectl(ctx, "apply", "-f", manifest); err != nil {
 		return err
 	}
+	if err := b.connectBy(ctx, api.NetstackGVisor, api.TransportAPIProxy); err != nil {
+		return err
+	}
 	app := b.laptop(ctx, filepath.Join(b.dir, "app"), "-name", laptopsName, "-host", "127.0.0.1")
 	if err := app.Start(); err != nil {
 		return err
@@ -103,6 +107,26 @@ func (b *bench) measureIntercepts(ctx context.Context, r *report) error {
 		}
 	}
 	return nil
+}
+
+// settled is how old pods are when they are intercepted. For a second after a change of a pod the kubelet makes no other.
+const settled = 5 * time.Second
+
+// freshPods are n pods of the application in which there has been no agent.
+func (b *bench) freshPods(ctx context.Context, n int) ([]string, error) {
+	if _, err := b.shopPods(ctx, 0); err != nil {
+		return nil, err
+	}
+	ips, err := b.shopPods(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-time.After(settled):
+		return ips, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // shopPods scales the application, and gives its pods' addresses.
@@ -131,7 +155,7 @@ func (b *bench) shopPods(ctx context.Context, n int) ([]string, error) {
 
 // interceptOnce proxies a number of pods, and leaves them.
 func (b *bench) interceptOnce(ctx context.Context, r *report, pods int, row string) error {
-	ips, err := b.shopPods(ctx, pods)
+	ips, err := b.freshPods(ctx, pods)
 	if err != nil {
 		return err
 	}
