@@ -1,9 +1,10 @@
-// Command traffic is the program in the cluster: the traffic manager, the gateway of its pod, and the agents in pods of
-// intercepted workloads.
+// Command traffic is the program in the cluster: the traffic manager, the gateway of its pod, the agents in pods of
+// intercepted workloads, and the supervisor of clones to which files go.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -13,6 +14,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/gateway"
 	"kubevpn/internal/manager"
+	"kubevpn/internal/supervisor"
 	"kubevpn/internal/version"
 )
 
@@ -24,7 +26,11 @@ func main() {
 		SilenceErrors: true,
 	}
 	root.AddCommand(manager.NewCommand(), gateway.NewCommand(), agent.NewCommand())
+	root.AddCommand(supervisor.NewCommands()...)
 	if err := root.ExecuteContext(context.Background()); err != nil {
+		if exit := supervisor.Exit(0); errors.As(err, &exit) {
+			os.Exit(int(exit))
+		}
 		fmt.Fprintln(os.Stderr, "traffic:", err)
 		os.Exit(int(api.AsError(err).Code))
 	}

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -133,12 +135,9 @@ func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.
 	if err != nil {
 		return err
 	}
-	pod := &corev1.Pod{ObjectMeta: *w.Template.ObjectMeta.DeepCopy(), Spec: w.Template.Spec}
-	pod.Namespace = w.Namespace
-	if w.Sample != "" {
-		if pod, err = c.Kube().CoreV1().Pods(w.Namespace).Get(ctx, w.Sample, metav1.GetOptions{}); err != nil {
-			return c.Explain(err)
-		}
+	pod, err := podOf(ctx, c, w)
+	if err != nil {
+		return err
 	}
 	if !stop() {
 		return ctx.Err()
@@ -158,6 +157,40 @@ func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.
 		return exitCode(status.Code)
 	}
 	return nil
+}
+
+// podOf is one of the workload's pods, the newest that is ready if there is one, or what its pods are made from.
+func podOf(ctx context.Context, c *cluster.Cluster, w *cluster.Workload) (*corev1.Pod, error) {
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String()}
+	if w.Selector != nil {
+		options = metav1.ListOptions{LabelSelector: w.Selector.String()}
+	}
+	list, err := c.Kube().CoreV1().Pods(w.Namespace).List(ctx, options)
+	if err != nil {
+		return nil, c.Explain(err)
+	}
+	var best *corev1.Pod
+	for n := range list.Items {
+		p := &list.Items[n]
+		if p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodRunning {
+			continue
+		}
+		if best == nil || ready(p) && !ready(best) || ready(p) == ready(best) && best.CreationTimestamp.Before(&p.CreationTimestamp) {
+			best = p
+		}
+	}
+	if best != nil {
+		return best, nil
+	}
+	made := &corev1.Pod{ObjectMeta: *w.Template.ObjectMeta.DeepCopy(), Spec: w.Template.Spec}
+	made.Namespace = w.Namespace
+	return made, nil
+}
+
+func ready(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // environment is what --env and --env-file say.

@@ -328,11 +328,11 @@ func (c *Clone) look(pods []corev1.Pod) {
 		c.status.LastError = cmp.Or(trouble, c.status.LastError)
 	}
 	c.mu.Unlock()
-	if ready > 0 {
-		c.first.Do(func() { close(c.begun) })
-	}
 	if c.cfg.OnPods != nil {
 		c.cfg.OnPods(slices.Clone(list))
+	}
+	if ready > 0 {
+		c.first.Do(func() { close(c.begun) }) // who waits for it finds them told
 	}
 }
 

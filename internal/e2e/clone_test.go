@@ -20,11 +20,12 @@ import (
 
 // cloneSuite: a copy of a workload gets the requests that are meant for it, is nobody else's, and goes.
 func cloneSuite(t *testing.T, w *world) {
-	s := w.newShop(t, "cloned", "baseline")
+	s := w.newShop(t, "cloned", "privileged")
 	l := w.newLaptop(t, lab.Admin)
 	l.connect(t)
 	v := w.visitor(t)
 	service := "http://" + w.clusterIP(t, s.namespace, "shop") + "/"
+	testenv.Eventually(t, 20*time.Second, func() error { return v.want(service, "a pod") }) // kube-proxy knows it
 	t.Run("headers", func(t *testing.T) { cloneHeaders(t, l, s, v, service) })
 	t.Run("everything", func(t *testing.T) { cloneEverything(t, l, s, v, service) })
 	t.Run("just_a_copy", func(t *testing.T) { cloneOnly(t, l, s, v, service) })
@@ -188,12 +189,12 @@ func cloneSync(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 	}
 	write("page", "one")
 	write("old", "to be renamed")
-	l.clone(t, s, "--headers", mine+"="+me, "--name", "synced", "--sync", dir+":/tmp/site", "--command", "/app")
+	l.clone(t, s, "--headers", mine+"="+me, "--name", "synced", "--sync", dir+":/scratch/site", "--command", "/app")
 	has := func(name, want string) time.Duration {
 		t.Helper()
 		began := time.Now()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			text, _, err := v.content(service, "/tmp/site/"+name)
+			text, _, err := v.content(service, "/scratch/site/"+name)
 			if err != nil {
 				return err
 			}
@@ -217,7 +218,7 @@ func cloneSync(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 	}
 	has("new", "to be renamed")
 	testenv.Eventually(t, 10*time.Second, func() error {
-		if _, _, err := v.content(service, "/tmp/site/old"); err == nil {
+		if _, _, err := v.content(service, "/scratch/site/old"); err == nil {
 			return fmt.Errorf("the file that was renamed is still there")
 		}
 		return nil
@@ -226,15 +227,15 @@ func cloneSync(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 		t.Errorf("status: %+v", i.Clone)
 	}
 	t.Run("restart", func(t *testing.T) {
-		l.clone(t, s, "--headers", mine+"="+me, "--name", "restarted", "--sync", dir+":/tmp/site", "--restart-on-sync", "--command", "/app")
+		l.clone(t, s, "--headers", mine+"="+me, "--name", "restarted", "--sync", dir+":/scratch/site", "--restart-on-sync", "--command", "/app")
 		has("new", "to be renamed")
-		_, first, err := v.content(service, "/tmp/site/page")
+		_, first, err := v.content(service, "/scratch/site/page")
 		if err != nil {
 			t.Fatal(err)
 		}
 		write("page", "again")
 		testenv.Eventually(t, 20*time.Second, func() error {
-			text, began, err := v.content(service, "/tmp/site/page")
+			text, began, err := v.content(service, "/scratch/site/page")
 			if err != nil {
 				return err
 			}

@@ -66,11 +66,13 @@ spec:
     spec:
       terminationGracePeriodSeconds: 2
       securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
+      volumes: [{name: scratch, emptyDir: {}}]
       containers:
       - name: app
         image: APP_IMAGE
         imagePullPolicy: Never
         securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+        volumeMounts: [{name: scratch, mountPath: /scratch}]
         ports:
         - {containerPort: 8080, name: http}
         - {containerPort: 9090, name: grpc}
