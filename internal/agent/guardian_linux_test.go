@@ -124,13 +124,7 @@ func TestGuardian(t *testing.T) {
 		}
 		p.end(10 * time.Second)                                                              // "signal: killed"
 		testenv.Until(t, "the agent is gone, too", func() bool { return !alive(agent.Pid) }) // as in a container
-		testenv.Eventually(t, 10*time.Second, func() error {
-			got, err := n.get("10.1.0.2:8080", "X-User=alice@laptop")
-			if err == nil && got != "application for 10.1.0.9" {
-				err = errors.New(got)
-			}
-			return err
-		})
+		n.until(10*time.Second, "application for 10.1.0.9", "10.1.0.2:8080", "X-User=alice@laptop")
 		took := time.Since(began)
 		t.Logf("the application answers %v after agent and guardian were killed", took.Round(time.Millisecond))
 		if took > 5*time.Second {

@@ -100,6 +100,18 @@ func (n *netns) expect(want, to string, header ...string) {
 	}
 }
 
+// until waits for an answer.
+func (n *netns) until(within time.Duration, want, to string, header ...string) {
+	n.t.Helper()
+	testenv.Eventually(n.t, within, func() error {
+		got, err := n.get(to, header...)
+		if err == nil && got != want {
+			err = errors.New(got)
+		}
+		return err
+	})
+}
+
 // serve has an application at an address, which says from where it is asked.
 func (n *netns) serve(address string) {
 	l, err := net.Listen("tcp", address)
@@ -393,26 +405,14 @@ func TestProcess(t *testing.T) {
 		n.client.Run("nft", "add chain inet hole out { type filter hook output priority 0; }")
 		n.client.Run("nft", fmt.Sprintf("add rule inet hole out tcp dport %d drop", greeting.Port))
 		began := time.Now()
-		testenv.Eventually(t, 20*time.Second, func() error {
-			got, err := n.get("10.1.0.2:8080", "X-User=me")
-			if err == nil && got != "application for 10.1.0.9" {
-				err = errors.New(got)
-			}
-			return err
-		})
+		n.until(20*time.Second, "application for 10.1.0.9", "10.1.0.2:8080", "X-User=me")
 		took := time.Since(began)
 		t.Logf("requests are the application's %v after the laptop fell silent", took.Round(time.Millisecond))
 		if took > 5*time.Second {
 			t.Errorf("it took %v", took)
 		}
 		n.client.Run("nft", "delete table inet hole")
-		testenv.Eventually(t, 20*time.Second, func() error {
-			got, err := n.get("10.1.0.2:8080", "X-User=me")
-			if err == nil && got != "alice@laptop" {
-				err = errors.New(got)
-			}
-			return err
-		})
+		n.until(20*time.Second, "alice@laptop", "10.1.0.2:8080", "X-User=me")
 		t.Logf("and the laptop's again %v later", time.Since(began.Add(took)).Round(time.Millisecond))
 	})
 

@@ -112,14 +112,15 @@ func (r workloads) read(ctx context.Context, namespace, typeAndName string) (*Wo
 	if err := r.shape(ctx, w); err != nil {
 		return nil, err
 	}
-	if err := unfit(w.String(), w.Template.Spec); err != nil {
+	if err := Unfit(w.String(), w.Template.Spec); err != nil {
 		return nil, err
 	}
 	return w, r.services(ctx, w)
 }
 
-// unfit refuses pods that no agent can be in, whoever asks.
-func unfit(what string, spec corev1.PodSpec) error {
+// Unfit refuses pods that no agent can be in, whoever asks: it is what Workload says of a template, MayInject and Inject of a
+// pod, whose template may not have told. Its error is an *api.Error, or nil.
+func Unfit(what string, spec corev1.PodSpec) error {
 	switch {
 	case spec.HostNetwork:
 		return api.Errorf(api.ExitWorkload, "the pods of %s have their nodes' network (hostNetwork), and an agent would take the nodes' traffic", what).

@@ -171,7 +171,7 @@ func (r workloads) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool)
 		if p.DeletionTimestamp != nil || finished(p) {
 			return "", false, podGone(p.Namespace, p.Name)
 		}
-		if err := unfit("pod/"+p.Name, p.Spec); err != nil {
+		if err := Unfit("pod/"+p.Name, p.Spec); err != nil {
 			return "", false, err
 		}
 		if name := a.present(p); name != "" {

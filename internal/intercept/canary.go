@@ -349,13 +349,3 @@ func (i *Intercept) causes(ctx context.Context, pod *corev1.Pod) []string {
 	}
 	return causes
 }
-
-// ownNetwork is the error of a pod that has none: an agent there would take the node's traffic. Workloads whose templates
-// tell are refused before there is an intercept.
-func (i *Intercept) ownNetwork(pod *corev1.PodSpec) error {
-	if !pod.HostNetwork {
-		return nil
-	}
-	return api.Errorf(api.ExitWorkload, "the pods of %s have their node's network (hostNetwork), and an agent would take the node's traffic", i.cfg.Workload).
-		WithHint("Intercept a workload whose pods have a network of their own.")
-}

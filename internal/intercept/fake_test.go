@@ -209,7 +209,7 @@ func (w *world) MayInject(_ context.Context, p *corev1.Pod, _ cluster.Agent) err
 	if w.refused != nil {
 		return w.refused(p)
 	}
-	return nil
+	return cluster.Unfit("pod/"+p.Name, p.Spec)
 }
 
 func (w *world) read(_ context.Context, r schema.GroupVersionResource, _, name string) (*unstructured.Unstructured, error) {
@@ -273,6 +273,9 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (nam
 	p := w.pod(pod.Name)
 	if p == nil {
 		return "", false, api.Errorf(api.ExitInject, "the pod %s %w", pod.Name, cluster.ErrPodGone)
+	}
+	if err := cluster.Unfit("pod/"+p.Name, p.Spec); err != nil {
+		return "", false, err
 	}
 	for n, c := range p.Spec.EphemeralContainers {
 		if c.Env[0].Value == a.Owner && (p.Status.EphemeralContainerStatuses[n].State.Running != nil || w.stale) && !slices.Contains(a.Spent, c.Name) {

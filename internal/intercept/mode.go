@@ -100,9 +100,6 @@ type podAgent struct {
 
 // ensureAgent finds our agent in the pod, or adds one. Those that are spent do not count.
 func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, spent []string) (podAgent, error) {
-	if err := i.ownNetwork(&pod.Spec); err != nil { // what the template did not tell
-		return podAgent{}, err
-	}
 	if name := sidecarOf(pod, i.identity.hash); name != "" {
 		return podAgent{container: name, sidecar: true}, nil
 	}
