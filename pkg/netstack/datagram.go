@@ -388,12 +388,14 @@ func (f *datagramFlow) end() (quote []byte, first bool) {
 	f.timer.Stop()
 	stream := f.stream
 	f.mu.Unlock()
-	f.cancel()
 
+	// Run waits for what cancel and Close end, and not for the timer that may have come here: there is no flow any more when
+	// they do.
 	f.d.mu.Lock()
 	delete(f.d.flows, f.key)
 	f.d.mu.Unlock()
 	f.stats.open.Add(-1)
+	f.cancel()
 	if stream != nil {
 		stream.Close()
 	}
