@@ -127,9 +127,15 @@ func (s *Supervisor) accept(ctx context.Context, l net.Listener, serving *sync.W
 func (s *Supervisor) serve(ctx context.Context, conn net.Conn) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
+	if err := conn.SetReadDeadline(time.Now().Add(lineTimeout)); err != nil {
+		return fmt.Errorf("limiting the time for a line: %w", err)
+	}
 	line, err := readLine(conn)
 	if err != nil {
 		return fmt.Errorf("reading which directory is meant: %w", err)
+	}
+	if err := conn.SetReadDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("lifting the time for a line: %w", err)
 	}
 	n, err := strconv.Atoi(line)
 	if err != nil || n < 0 || n >= len(s.targets) {
@@ -138,8 +144,10 @@ func (s *Supervisor) serve(ctx context.Context, conn net.Conn) error {
 	return s.targets[n].Serve(ctx, conn)
 }
 
-// lineMost is the longest first line.
-const lineMost = 16
+const (
+	lineMost    = 16               // the longest first line
+	lineTimeout = 10 * time.Second // until it is there: whoever connects knows it
+)
 
 // readLine reads a short line, and not a byte more: what follows is somebody else's.
 func readLine(r io.Reader) (string, error) {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -110,7 +111,7 @@ func (s *supervised) exit(t *testing.T) int {
 }
 
 // sync keeps dir in sync with the supervisor's directory of that number, through `traffic sync`.
-func (s *supervised) sync(t *testing.T, dir, number string) {
+func (s *supervised) sync(t *testing.T, dir, number string) *filesync.Source {
 	t.Helper()
 	source, err := filesync.NewSource(filesync.SourceConfig{
 		Dir: dir, Logger: slog.New(slog.DiscardHandler), OnSync: func(filesync.Batch) {},
@@ -141,6 +142,7 @@ func (s *supervised) sync(t *testing.T, dir, number string) {
 		cancel()
 		<-ended
 	})
+	return source
 }
 
 func write(t *testing.T, path, text string) {
@@ -271,6 +273,36 @@ func TestWrongDirectory(t *testing.T) {
 		}
 		conn.Close()
 	}
+}
+
+// Whoever connects and does not say which directory is meant is not waited for.
+func TestSilentConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Config{Command: []string{"true"}, Dirs: []string{"/x"}, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, theirs := net.Pipe()
+		defer ours.Close()
+		defer theirs.Close()
+		began := time.Now()
+		if err := s.serve(t.Context(), theirs); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != lineTimeout {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+	})
+}
+
+// What the supervisor cannot write reaches the laptop with its reason.
+func TestNoPlaceForFiles(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	write(t, file, "")
+	s := supervise(t, []string{"--dir", file + "/below"}, "sh", "-c", "echo up; exec sleep 60")
+	s.line(t, "up")
+	source := s.sync(t, t.TempDir(), "0")
+	testenv.Until(t, "told why", func() bool {
+		err := source.Status().Err
+		return err != nil && strings.HasPrefix(err.Error(), "at the other end: mkdir "+file) && strings.HasSuffix(err.Error(), ": not a directory")
+	})
 }
 
 func TestCopy(t *testing.T) {

@@ -78,6 +78,9 @@ func (ss *session) receive() error {
 		if err != nil {
 			return unexpected(err)
 		}
+		if k == kindRefused {
+			return &refusal{string(payload)}
+		}
 		r := &records{rest: payload}
 		ss.mu.Lock()
 		for r.more() {

@@ -132,10 +132,7 @@ func (s *Source) connect(ctx context.Context) (compared bool, err error) {
 		return false, unreadable(err)
 	}
 	w := newWire(conn)
-	if err := w.sendHello(hello{Name: base(s.cfg.Dir), File: s.tree.only != "", NoModes: runtime.GOOS == "windows"}); err != nil {
-		return false, err
-	}
-	if _, err := w.receiveHello(); err != nil {
+	if err := s.greet(w); err != nil {
 		return false, err
 	}
 	ss := &session{
@@ -155,10 +152,24 @@ func (s *Source) connect(ctx context.Context) (compared bool, err error) {
 	err = ss.run(ctx)
 	conn.Close()
 	<-ss.down
-	if errors.Is(err, errDown) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe) {
+	if refused := (*refusal)(nil); errors.As(ss.err, &refused) || errors.Is(err, errDown) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe) {
 		err = ss.err
 	}
 	return ss.compared, err
+}
+
+// greet exchanges hellos. Its time is bounded by closing the connection: one that is still being made may know no deadlines, and a
+// source's writes have none.
+func (s *Source) greet(w *wire) error {
+	late := time.AfterFunc(handshake, func() { w.conn.Close() })
+	err := w.sendHello(hello{Name: base(s.cfg.Dir), File: s.tree.only != "", NoModes: runtime.GOOS == "windows"})
+	if err == nil {
+		_, err = w.receiveHello()
+	}
+	if !late.Stop() {
+		return fmt.Errorf("the other end of the file sync has not answered within %v", handshake)
+	}
+	return err
 }
 
 // open finds the directory, and begins to watch it anew if it is another one.

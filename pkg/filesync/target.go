@@ -119,6 +119,7 @@ func (t *Target) serve(w *wire) error {
 	}
 	p, err := t.openPlace(h)
 	if err != nil {
+		w.refuse(err)
 		return err
 	}
 	defer p.root.Close()
@@ -132,6 +133,7 @@ func (t *Target) serve(w *wire) error {
 			return unexpected(err)
 		}
 		if err := s.take(k, payload); err != nil {
+			w.refuse(err)
 			return err
 		}
 	}

@@ -35,6 +35,10 @@ import (
 //	                                       ◀─     failed: a path and why (n times)
 //	                                       ◀─     done: files, touched, removed, bytes; the error of OnSync
 //
+//	when the target cannot go on, at any time:
+//	                                       ◀─     refused: why
+//	the end of the connection              ─▶
+//
 // Either end sends an alive frame when it has sent nothing for a while. Each may be anywhere among the others.
 //
 // In lists, a number is a varint as encoding/binary has it, and a string is its length and its bytes. Paths are relative, clean,
@@ -55,6 +59,7 @@ const (
 	kindFailed
 	kindDone
 	kindAlive
+	kindRefused
 )
 
 // version is that of the wire format.
@@ -74,6 +79,8 @@ const (
 
 	aliveEvery = 5 * time.Second
 	silence    = 30 * time.Second // until the other end counts as gone
+	handshake  = 20 * time.Second // for the connection to be made, which may be no more than promised, and both hellos
+	farewell   = 5 * time.Second  // for the source to take in that it is refused
 
 	discardRecord = "KUBEVPN.discard"
 )
@@ -170,6 +177,25 @@ func (w *wire) receive() (kind, []byte, error) {
 		}
 	}
 }
+
+// refuse tells the source why it is not served any more, and waits for it to go: what is on its way to somebody who closes the
+// connection before may be lost.
+func (w *wire) refuse(why error) {
+	w.mu.Lock()
+	w.patience = farewell
+	w.mu.Unlock()
+	text := why.Error()
+	if w.send(kindRefused, []byte(text[:min(len(text), maxFrame)])) != nil {
+		return // it has gone already
+	}
+	_ = w.conn.SetReadDeadline(time.Now().Add(farewell)) // as with reading
+	_, _ = io.Copy(io.Discard, w.r)                      // it ends when it ends
+}
+
+// refusal is what the target says when it cannot go on.
+type refusal struct{ why string }
+
+func (r *refusal) Error() string { return "at the other end: " + r.why }
 
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
