@@ -28,11 +28,11 @@ var layers = map[string]int{
 	"internal/install":    30,
 	"internal/gateway":    30,
 	"internal/intercept":  30,
-	"internal/podenv":     30,
 	"internal/supervisor": 30,
 	"internal/clone":      30,
 	"internal/dev":        30,
 
+	"internal/podenv":  21,
 	"internal/cluster": 21,
 	"internal/config":  21,
 	"internal/api":     20, // the words that every part says to the others: it imports nothing of ours
