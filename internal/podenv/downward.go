@@ -1,9 +1,11 @@
 package podenv
 
 import (
+	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	quantity "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/kubectl/pkg/util/fieldpath"
 	"k8s.io/kubectl/pkg/util/resource"
 )
@@ -35,14 +37,51 @@ func field(pod *corev1.Pod, path string) (string, error) {
 	return fieldpath.ExtractFieldPathAsString(pod, path)
 }
 
-// resource is a limit or a request of a container of the pod: of another one than ours for files. Without a limit the kubelet
-// says what the node has to give, which is not to be known without the right to read nodes: then it is 0.
-func (r *Reader) resource(ref *corev1.ResourceFieldSelector) (string, error) {
-	of := r.container
-	for i := range r.pod.Spec.Containers {
-		if c := &r.pod.Spec.Containers[i]; c.Name == ref.ContainerName {
-			of = c
+// resource is a limit or a request of a container of the pod: of another one than ours for files. A limit that is not set is
+// what the pod has, or else what its node has to give.
+func (e *environment) resource(ref *corev1.ResourceFieldSelector) (string, error) {
+	of := e.container
+	if ref.ContainerName != "" {
+		if of = containerOf(e.pod, ref.ContainerName); of == nil {
+			return "", fmt.Errorf("the pod has no container %q", ref.ContainerName)
+		}
+	}
+	name, isLimit := strings.CutPrefix(ref.Resource, "limits.")
+	switch name := corev1.ResourceName(name); name {
+	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage: // others have a limit wherever they are
+		if limit := of.Resources.Limits[name]; isLimit && limit.IsZero() {
+			most, err := e.most(name)
+			if err != nil {
+				return "", fmt.Errorf("%s of container %s is not set: %w", ref.Resource, of.Name, err)
+			}
+			of = &corev1.Container{Name: of.Name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{name: most}}}
 		}
 	}
 	return resource.ExtractContainerResourceValue(ref, of)
+}
+
+// most is what a container without a limit can have.
+func (e *environment) most(name corev1.ResourceName) (quantity.Quantity, error) {
+	if r := e.pod.Spec.Resources; r != nil {
+		if limit := r.Limits[name]; !limit.IsZero() {
+			return limit, nil
+		}
+	}
+	node, err := e.node(e.pod.Spec.NodeName)
+	if err != nil {
+		return quantity.Quantity{}, err
+	}
+	return node.Status.Allocatable[name], nil
+}
+
+// containerOf is a container of the pod, also one of those that begin before the others.
+func containerOf(pod *corev1.Pod, name string) *corev1.Container {
+	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+		for n := range list {
+			if list[n].Name == name {
+				return &list[n]
+			}
+		}
+	}
+	return nil
 }

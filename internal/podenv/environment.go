@@ -17,7 +17,8 @@ import (
 // Variable is one of the container's environment.
 type Variable struct {
 	Name, Value string
-	Secret      bool // it comes from a Secret: not to be shown
+	Secret      bool // it comes from a Secret, or may: not to be shown
+	Image       bool // it is the image's: nothing that the API says has it
 }
 
 // Environment gives the container's variables, sorted by name, each once. What cannot be read is left out and named: a
@@ -32,9 +33,11 @@ func (r *Reader) Environment(ctx context.Context) ([]Variable, []Problem) {
 		e.add(v)
 	}
 	for name, value := range e.services {
-		if _, ok := e.known[name]; !ok {
-			e.known[name] = Variable{Name: name, Value: value}
-		}
+		e.addMissing(Variable{Name: name, Value: value})
+	}
+	e.addSeen()
+	if name := hostname(e.pod); name != "" {
+		e.addMissing(Variable{Name: "HOSTNAME", Value: name}) // from the container's runtime, so that $(HOSTNAME) does not have it
 	}
 	variables := slices.SortedFunc(maps.Values(e.known), func(a, b Variable) int { return strings.Compare(a.Name, b.Name) })
 	return variables, e.problems
@@ -46,10 +49,46 @@ type environment struct {
 	services map[string]string
 	known    map[string]Variable
 	problems []Problem
+	unread   bool // there are variables whose names are not known either
 }
 
 func (e *environment) problem(what string, err error) {
 	e.problems = append(e.problems, Problem{What: what, Err: err})
+}
+
+// nameless is problem for variables whose names are not known. Where a program in the container was seen, they are among its.
+func (e *environment) nameless(what string, err error) {
+	if e.seen != nil {
+		e.unread = true
+		return
+	}
+	e.problem(what, err)
+}
+
+func (e *environment) addMissing(v Variable) {
+	if _, ok := e.known[v.Name]; !ok {
+		e.known[v.Name] = v
+	}
+}
+
+// addSeen adds what else a program in the container has: the image's variables. They may be of an object that could not be read, too,
+// and then nothing tells which.
+func (e *environment) addSeen() {
+	for name, value := range e.seen {
+		e.addMissing(Variable{Name: name, Value: value, Secret: e.unread, Image: !e.unread && name != "HOSTNAME"})
+	}
+}
+
+// hostname is what the kubelet calls the pod.
+func hostname(pod *corev1.Pod) string {
+	if pod.Spec.Hostname != "" {
+		return pod.Spec.Hostname
+	}
+	const most = 63 // of Linux
+	if len(pod.Name) <= most {
+		return pod.Name
+	}
+	return strings.TrimRight(pod.Name[:most], "-.")
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }
@@ -67,7 +106,7 @@ func (e *environment) addAll(from corev1.EnvFromSource) {
 		m, err := e.configMap(from.ConfigMapRef.Name)
 		if err != nil {
 			if !absent(err, from.ConfigMapRef.Optional) {
-				e.problem("variables of ConfigMap "+from.ConfigMapRef.Name, err)
+				e.nameless("variables of ConfigMap "+from.ConfigMapRef.Name, err)
 			}
 			return
 		}
@@ -78,7 +117,7 @@ func (e *environment) addAll(from corev1.EnvFromSource) {
 		s, err := e.secret(from.SecretRef.Name)
 		if err != nil {
 			if !absent(err, from.SecretRef.Optional) {
-				e.problem("variables of Secret "+from.SecretRef.Name, err)
+				e.nameless("variables of Secret "+from.SecretRef.Name, err)
 			}
 			return
 		}
@@ -95,10 +134,12 @@ func (e *environment) add(v corev1.EnvVar) {
 		return
 	}
 	value, there, err := e.from(v.ValueFrom)
-	switch {
-	case err != nil:
-		e.problem("variable "+v.Name, err)
-	case there:
+	if err != nil {
+		if value, there = e.seen[v.Name]; !there {
+			e.problem("variable "+v.Name, err)
+		}
+	}
+	if there {
 		e.known[v.Name] = Variable{Name: v.Name, Value: value, Secret: v.ValueFrom.SecretKeyRef != nil}
 	}
 }
@@ -139,35 +180,42 @@ func unless(fine bool, err error) error {
 	return err
 }
 
-// expand replaces $(NAME) by what is known so far. "$$" is "$", and a name that is not known stays as it is written. Secret
-// reports whether something came from a Secret.
+// expand replaces $(NAME) by what is known so far. A name that is not known stays as it is written. Secret reports whether
+// something came from a Secret.
 func (e *environment) expand(s string) (expanded string, secret bool) {
+	expanded = expand(s, func(name string) string {
+		if v, ok := e.known[name]; ok {
+			secret = secret || v.Secret
+			return v.Value
+		}
+		if v, ok := e.services[name]; ok {
+			return v
+		}
+		return "$(" + name + ")"
+	})
+	return expanded, secret
+}
+
+// expand replaces $(NAME) by the value of NAME, and "$$" by "$".
+func expand(s string, value func(name string) string) string {
 	var b strings.Builder
 	for {
 		before, rest, found := strings.Cut(s, "$")
 		b.WriteString(before)
 		if !found {
-			return b.String(), secret
+			return b.String()
 		}
 		name, after, closed := strings.Cut(strings.TrimPrefix(rest, "("), ")")
 		switch {
 		case strings.HasPrefix(rest, "$"):
 			b.WriteByte('$')
 			s = rest[1:]
-			continue
-		case !strings.HasPrefix(rest, "("), !closed:
+		case strings.HasPrefix(rest, "(") && closed:
+			b.WriteString(value(name))
+			s = after
+		default:
 			b.WriteByte('$')
 			s = rest
-			continue
-		}
-		s = after
-		if v, ok := e.known[name]; ok {
-			b.WriteString(v.Value)
-			secret = secret || v.Secret
-		} else if v, ok := e.services[name]; ok {
-			b.WriteString(v)
-		} else {
-			b.WriteString("$(" + name + ")")
 		}
 	}
 }
@@ -179,7 +227,7 @@ func (e *environment) serviceVariables(ctx context.Context) {
 	if namespace := e.pod.Namespace; e.pod.Spec.EnableServiceLinks == nil || *e.pod.Spec.EnableServiceLinks {
 		list, err := e.Reader.kube.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
-			e.problem("variables of the namespace's Services", err)
+			e.nameless("variables of the namespace's Services", err)
 		} else {
 			services = list.Items
 		}
@@ -188,7 +236,7 @@ func (e *environment) serviceVariables(ctx context.Context) {
 	if !slices.ContainsFunc(services, func(s corev1.Service) bool { return s.Name == master }) {
 		s, err := e.Reader.kube.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, master, metav1.GetOptions{})
 		if err != nil {
-			e.problem("variables of the Service "+master, err)
+			e.nameless("variables of the Service "+master, err)
 		} else {
 			services = append(services, *s)
 		}

@@ -5,14 +5,16 @@
 //	                          └─▶ Volumes       ConfigMap, Secret, downward API, projected, token files  ┘ own rights
 //
 // It follows makeEnvironmentVariables of pkg/kubelet/kubelet_pods.go and the volume plugins of pkg/volume of Kubernetes
-// v1.34. Differences: what is only the image's (its ENV) is not there; what is only on the node (emptyDir's and hostPath's
-// contents, PersistentVolumeClaims, CSI) is named and not shown.
+// v1.34. Differences: what is only the image's (its ENV) is there only when a pod that runs was asked ([Reader.Seen]); what is
+// only on the node (emptyDir's and hostPath's contents, PersistentVolumeClaims, CSI) is named and not shown. A token's file is
+// for its owner alone, and fsGroup changes no modes: whoever reads them is the laptop's user.
 package podenv
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,6 +40,8 @@ type Reader struct {
 	pod       *corev1.Pod
 	container *corev1.Container
 
+	seen map[string]string // what a program in the container has been seen to have; nil: none was
+
 	mu     sync.Mutex
 	tokens map[tokenOf]token
 }
@@ -48,27 +52,39 @@ type tokenOf struct {
 }
 
 type token struct {
-	value   string
-	renewAt time.Time
+	value            string
+	renewAt, expires time.Time
 }
 
 // New gives a reader for a container of pod. The pod may be one that does not run, made of a template: then what only a pod
 // that runs has (its IP) is empty.
 func New(kube kubernetes.Interface, pod *corev1.Pod, container string) (*Reader, error) {
-	at := slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == container })
-	if at < 0 {
+	c := containerOf(pod, container)
+	if c == nil {
 		return nil, fmt.Errorf("pod %s has no container %q", pod.Name, container)
 	}
-	return &Reader{kube: kube, pod: pod, container: &pod.Spec.Containers[at], tokens: map[tokenOf]token{}}, nil
+	return &Reader{kube: kube, pod: pod, container: c, tokens: map[tokenOf]token{}}, nil
 }
 
-// objects are ConfigMaps and Secrets, each read once.
+// Seen tells what the environment of a program in the container is, as /proc/self/environ has it. Environment then has the
+// image's variables too, and those that the API does not let this user have.
+func (r *Reader) Seen(environ []byte) {
+	r.seen = map[string]string{}
+	for entry := range strings.SplitSeq(string(environ), "\x00") {
+		if name, value, ok := strings.Cut(entry, "="); ok {
+			r.seen[name] = value
+		}
+	}
+}
+
+// objects are ConfigMaps, Secrets and nodes, each read once.
 type objects struct {
 	ctx        context.Context
 	kube       kubernetes.Interface
 	namespace  string
 	configMaps map[string]result[*corev1.ConfigMap]
 	secrets    map[string]result[*corev1.Secret]
+	nodes      map[string]result[*corev1.Node]
 }
 
 type result[T any] struct {
@@ -79,7 +95,7 @@ type result[T any] struct {
 func (r *Reader) objects(ctx context.Context) *objects {
 	return &objects{
 		ctx: ctx, kube: r.kube, namespace: r.pod.Namespace,
-		configMaps: map[string]result[*corev1.ConfigMap]{}, secrets: map[string]result[*corev1.Secret]{},
+		configMaps: map[string]result[*corev1.ConfigMap]{}, secrets: map[string]result[*corev1.Secret]{}, nodes: map[string]result[*corev1.Node]{},
 	}
 }
 
@@ -93,6 +109,13 @@ func (o *objects) secret(name string) (*corev1.Secret, error) {
 	return once(o.secrets, name, func() (*corev1.Secret, error) {
 		return o.kube.CoreV1().Secrets(o.namespace).Get(o.ctx, name, metav1.GetOptions{})
 	})
+}
+
+func (o *objects) node(name string) (*corev1.Node, error) {
+	if name == "" {
+		return nil, errors.New("it is what the node has, and the pod is on none")
+	}
+	return once(o.nodes, name, func() (*corev1.Node, error) { return o.kube.CoreV1().Nodes().Get(o.ctx, name, metav1.GetOptions{}) })
 }
 
 func once[T any](known map[string]result[T], name string, read func() (T, error)) (T, error) {
@@ -117,7 +140,8 @@ func (r *Reader) token(ctx context.Context, of tokenOf) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
-	if known, ok := r.tokens[of]; ok && now.Before(known.renewAt) {
+	known, ok := r.tokens[of]
+	if ok && now.Before(known.renewAt) {
 		return known.value, nil
 	}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &of.seconds}}
@@ -132,10 +156,13 @@ func (r *Reader) token(ctx context.Context, of tokenOf) (string, error) {
 		name = "default"
 	}
 	got, err := r.kube.CoreV1().ServiceAccounts(r.pod.Namespace).CreateToken(ctx, name, request, metav1.CreateOptions{})
-	if err != nil {
+	switch {
+	case err != nil && now.Before(known.expires):
+		return known.value, nil // the next time will do
+	case err != nil:
 		return "", fmt.Errorf("a token of service account %s: %w", name, err)
 	}
 	life := time.Duration(float64(got.Status.ExpirationTimestamp.Sub(now)) * renewShare)
-	r.tokens[of] = token{value: got.Status.Token, renewAt: now.Add(min(life, renewAfter))}
+	r.tokens[of] = token{value: got.Status.Token, renewAt: now.Add(min(life, renewAfter)), expires: got.Status.ExpirationTimestamp.Time}
 	return got.Status.Token, nil
 }

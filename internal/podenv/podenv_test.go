@@ -49,6 +49,11 @@ apiVersion: v1
 kind: Service
 metadata: {name: elsewhere, namespace: default}
 spec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {allocatable: {cpu: "4", memory: 8Gi, ephemeral-storage: 100Gi}}
 `
 
 func objectsOf(t *testing.T, manifests string) []runtime.Object {
@@ -67,6 +72,8 @@ func objectsOf(t *testing.T, manifests string) []runtime.Object {
 			o = &corev1.Secret{}
 		case "Service":
 			o = &corev1.Service{}
+		case "Node":
+			o = &corev1.Node{}
 		default:
 			t.Fatalf("kind %q", kind.Kind)
 		}
@@ -111,6 +118,7 @@ func TestEnvironment(t *testing.T) {
 		"DATA_BASE_PORT_53_UDP_PORT=53 DATA_BASE_PORT_53_UDP_PROTO=udp DATA_BASE_PORT_5432_TCP=tcp://10.96.0.7:5432 " +
 		"DATA_BASE_PORT_5432_TCP_ADDR=10.96.0.7 DATA_BASE_PORT_5432_TCP_PORT=5432 DATA_BASE_PORT_5432_TCP_PROTO=tcp " +
 		"DATA_BASE_SERVICE_HOST=10.96.0.7 DATA_BASE_SERVICE_PORT=5432 DATA_BASE_SERVICE_PORT_D_NS=53 DATA_BASE_SERVICE_PORT_SQL=5432"
+	const host = "HOSTNAME=web-1 "
 	master := "KUBERNETES_PORT=tcp://10.96.0.1:443 KUBERNETES_PORT_443_TCP=tcp://10.96.0.1:443 KUBERNETES_PORT_443_TCP_ADDR=10.96.0.1 " +
 		"KUBERNETES_PORT_443_TCP_PORT=443 KUBERNETES_PORT_443_TCP_PROTO=tcp KUBERNETES_SERVICE_HOST=10.96.0.1 KUBERNETES_SERVICE_PORT=443 KUBERNETES_SERVICE_PORT_HTTPS=443"
 	tests := []struct {
@@ -119,20 +127,20 @@ func TestEnvironment(t *testing.T) {
 		want     string // beside the Service kubernetes' where links are off; secrets with *
 		problems []string
 	}{
-		{name: "Services", spec: `containers: [{name: app}]`, want: links + " " + master},
-		{name: "links off", spec: `{enableServiceLinks: false, containers: [{name: app}]}`, want: master},
+		{name: "Services", spec: `containers: [{name: app}]`, want: links + " " + host + master},
+		{name: "links off", spec: `{enableServiceLinks: false, containers: [{name: app}]}`, want: host + master},
 		{
-			name: "all of a ConfigMap and of a Secret", want: master + " LATER=ours MODE=quick S_password*=hunter2 S_user*=ann color=blue",
+			name: "all of a ConfigMap and of a Secret", want: host + master + " LATER=ours MODE=quick S_password*=hunter2 S_user*=ann color=blue",
 			spec: `{enableServiceLinks: false, containers: [{name: app, envFrom: [{configMapRef: {name: settings}}, {prefix: S_, secretRef: {name: keys}}], env: [{name: LATER, value: ours}]}]}`,
 		},
 		{
-			name: "keys, and what is made of them", want: "A=ann B*=user ann C=$(NOBODY) D=$(A) E=a$ F=$x G= H=10.96.0.1 " + master + " Z=(",
+			name: "keys, and what is made of them", want: "A=ann B*=user ann C=$(NOBODY) D=$(A) E=a$ F=$x G= H=10.96.0.1 " + host + master + " Z=(",
 			spec: `{enableServiceLinks: false, containers: [{name: app, env: [
 				{name: Z, value: (}, {name: A, value: ann}, {name: U, valueFrom: {secretKeyRef: {name: keys, key: user}}}, {name: B, value: user $(U)},
 				{name: C, value: $(NOBODY)}, {name: D, value: $$(A)}, {name: E, value: a$}, {name: F, value: $x}, {name: G}, {name: H, value: $(KUBERNETES_SERVICE_HOST)}]}]}`,
 		},
 		{
-			name: "downward API", want: "A=web-1 B=shop C=u-1 D=web E=a \"b\" F=node-1 G=robot H=10.99.0.1 I=10.99.0.1,fd00::1 J=10.244.1.5 K=10.244.1.5,fd01::5 " + master + " L=2 M=250 N=0 O=64",
+			name: "downward API", want: "A=web-1 B=shop C=u-1 D=web E=a \"b\" F=node-1 G=robot H=10.99.0.1 " + host + "I=10.99.0.1,fd00::1 J=10.244.1.5 K=10.244.1.5,fd01::5 " + master + " L=2 M=250 N=8589934592 O=64 P=3",
 			spec: `{enableServiceLinks: false, nodeName: node-1, serviceAccountName: robot, containers: [
 				{name: other, resources: {limits: {memory: 64Mi}}},
 				{name: app, resources: {limits: {cpu: 1500m}, requests: {cpu: 250m}}, env: [
@@ -143,16 +151,38 @@ func TestEnvironment(t *testing.T) {
 				{name: I, valueFrom: {fieldRef: {fieldPath: status.hostIPs}}}, {name: J, valueFrom: {fieldRef: {fieldPath: status.podIP}}},
 				{name: K, valueFrom: {fieldRef: {fieldPath: status.podIPs}}}, {name: L, valueFrom: {resourceFieldRef: {resource: limits.cpu}}},
 				{name: M, valueFrom: {resourceFieldRef: {resource: requests.cpu, divisor: 1m}}}, {name: "N", valueFrom: {resourceFieldRef: {resource: limits.memory}}},
-				{name: O, valueFrom: {resourceFieldRef: {containerName: other, resource: limits.memory, divisor: 1Mi}}}]}]}`,
+				{name: O, valueFrom: {resourceFieldRef: {containerName: other, resource: limits.memory, divisor: 1Mi}}},
+				{name: P, valueFrom: {resourceFieldRef: {containerName: first, resource: limits.cpu}}}]}],
+				initContainers: [{name: first, resources: {limits: {cpu: "3"}}}]}`,
 		},
 		{
-			name: "what is not there, and need not be", want: master,
+			name: "a limit of the pod, one of the node, and none", want: "A=2 B=100 C=0 D=0 " + host + master,
+			spec: `{enableServiceLinks: false, nodeName: node-1, resources: {limits: {cpu: "2"}}, containers: [{name: app, env: [
+				{name: A, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}, {name: B, valueFrom: {resourceFieldRef: {resource: limits.ephemeral-storage, divisor: 1Gi}}},
+				{name: C, valueFrom: {resourceFieldRef: {resource: requests.cpu}}}, {name: D, valueFrom: {resourceFieldRef: {resource: limits.hugepages-2Mi}}}]}]}`,
+		},
+		{
+			name: "a limit of a node that is not known", want: host + "HOST_NODE= " + master,
+			spec: `{enableServiceLinks: false, containers: [{name: app, env: [
+				{name: A, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}, {name: HOST_NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}},
+				{name: B, valueFrom: {resourceFieldRef: {containerName: none, resource: limits.cpu}}}]}]}`,
+			problems: []string{
+				`variable A: limits.cpu of container app is not set: it is what the node has, and the pod is on none`,
+				`variable B: the pod has no container "none"`,
+			},
+		},
+		{
+			name: "a hostname of its own", want: "HOSTNAME=db " + master,
+			spec: `{enableServiceLinks: false, hostname: db, containers: [{name: app}]}`,
+		},
+		{
+			name: "what is not there, and need not be", want: host + master,
 			spec: `{enableServiceLinks: false, containers: [{name: app, envFrom: [{configMapRef: {name: none, optional: true}}, {secretRef: {name: none, optional: true}}], env: [
 				{name: A, valueFrom: {configMapKeyRef: {name: none, key: a, optional: true}}}, {name: B, valueFrom: {configMapKeyRef: {name: settings, key: none, optional: true}}},
 				{name: C, valueFrom: {secretKeyRef: {name: none, key: a, optional: true}}}, {name: D, valueFrom: {secretKeyRef: {name: keys, key: none, optional: true}}}]}]}`,
 		},
 		{
-			name: "what is not there, and should be", want: master + " OK=yes",
+			name: "what is not there, and should be", want: host + master + " OK=yes",
 			spec: `{enableServiceLinks: false, containers: [{name: app, envFrom: [{configMapRef: {name: none}}, {secretRef: {name: none}}], env: [{name: OK, value: "yes"},
 				{name: A, valueFrom: {configMapKeyRef: {name: settings, key: none}}}, {name: B, valueFrom: {secretKeyRef: {name: keys, key: none}}},
 				{name: C, valueFrom: {secretKeyRef: {name: none, key: a}}}, {name: D, valueFrom: {fieldRef: {fieldPath: spec.none}}}]}]}`,
@@ -192,11 +222,12 @@ func TestVolumes(t *testing.T) {
 volumes:
 - {name: all, configMap: {name: settings}}
 - {name: some, secret: {secretName: keys, defaultMode: 0o440, items: [{key: user, path: deep/name}, {key: password, path: pw, mode: 0o400}]}}
-- {name: down, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}, {path: cpu, resourceFieldRef: {containerName: app, resource: requests.cpu, divisor: 1m}}]}}
+- {name: down, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}, {path: cpu, resourceFieldRef: {containerName: app, resource: requests.cpu, divisor: 1m}},
+  {path: most, resourceFieldRef: {containerName: app, resource: limits.cpu}}]}}
 - name: together
   projected:
     defaultMode: 0o600
-    sources: [{configMap: {name: settings, items: [{key: color, path: color}]}}, {secret: {name: keys, items: [{key: user, path: color}]}}, {secret: {name: none, optional: true}}]
+    sources: [{secret: {name: missing}}, {configMap: {name: settings, items: [{key: color, path: color}]}}, {secret: {name: keys, items: [{key: user, path: color}]}}, {secret: {name: none, optional: true}}]
 - {name: scratch, emptyDir: {}}
 - {name: disk, persistentVolumeClaim: {claimName: data}}
 - {name: host, hostPath: {path: /}}
@@ -212,6 +243,7 @@ containers:
   - {name: all, mountPath: /srv/color, subPath: color, readOnly: true}
   - {name: some, mountPath: /srv/deep, subPathExpr: $(WHERE)}
   - {name: some, mountPath: /srv/out, subPath: ../out}
+  - {name: some, mountPath: /srv/unset, subPathExpr: $(NOWHERE)/x}
   - {name: down, mountPath: /down}
   - {name: together, mountPath: /together}
   - {name: scratch, mountPath: /tmp/x}
@@ -222,13 +254,13 @@ containers:
 `
 	mounts, volumes, problems := reader(t, fake.NewClientset(objectsOf(t, manifests)...), spec).Volumes(t.Context())
 	if diff := cmp.Diff([]Mount{
-		{Path: "/down", Volume: "down"},
-		{Path: "/etc", Volume: "all"},
-		{Path: "/etc/some", Volume: "some"},
+		{Path: "/down", Volume: "down", ReadOnly: true},
+		{Path: "/etc", Volume: "all", ReadOnly: true},
+		{Path: "/etc/some", Volume: "some", ReadOnly: true},
 		{Path: "/srv/color", Volume: "all", SubPath: "color", ReadOnly: true},
-		{Path: "/srv/deep", Volume: "some", SubPath: "deep"},
+		{Path: "/srv/deep", Volume: "some", SubPath: "deep", ReadOnly: true},
 		{Path: "/tmp/x", Volume: "scratch"},
-		{Path: "/together", Volume: "together"},
+		{Path: "/together", Volume: "together", ReadOnly: true},
 	}, mounts); diff != "" {
 		t.Errorf("mounts: -want +got\n%s", diff)
 	}
@@ -252,6 +284,9 @@ containers:
 	}
 	if diff := cmp.Diff([]string{
 		`volume some at /srv/out: "../out" is no path within a volume`,
+		`volume some at /srv/unset: its path within the volume is $(NOWHERE)/x, and NOWHERE has no value`,
+		`file most of volume down: limits.cpu of container app is not set: it is what the node has, and the pod is on none`,
+		`volume together: secrets "missing" not found`,
 		"volume disk at /data: PersistentVolumeClaim data: what it holds is in the cluster only",
 		"volume host at /host: what it holds is in the cluster only",
 		`volume lost at /lost: configmaps "none" not found`,
@@ -259,8 +294,8 @@ containers:
 	}, said(problems)); diff != "" {
 		t.Errorf("problems: -want +got\n%s", diff)
 	}
-	if !errors.Is(problems[1], errOnNode) {
-		t.Errorf("%v", problems[1])
+	if !errors.Is(problems[4], errOnNode) {
+		t.Errorf("%v", problems[4])
 	}
 }
 
@@ -305,14 +340,63 @@ containers: [{name: app, volumeMounts: [{name: t, mountPath: /t}]}]`)
 	kube.PrependReactor("create", "serviceaccounts/token", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("serviceaccounts/token"), "robot", errors.New("no"))
 	})
-	clear(r.tokens)
+	// One that is still good stays where there is no other.
+	r.tokens[tokenOf{"vault", 3607}] = token{value: "token 2", renewAt: time.Now(), expires: time.Now().Add(time.Minute)}
+	if got := read(); got != "token 600 token 2" {
+		t.Error(got)
+	}
+	r.tokens[tokenOf{"vault", 3607}] = token{value: "token 2", renewAt: time.Now(), expires: time.Now()}
 	if _, _, problems := r.Volumes(t.Context()); len(problems) != 1 || !apierrors.IsForbidden(problems[0]) {
 		t.Errorf("%v", problems)
 	}
 }
 
+// What a program in the container was seen to have completes what the API says, and never contradicts it.
+func TestSeen(t *testing.T) {
+	seen := []byte("PATH=/bin\x00HOSTNAME=web-1\x00LANG=C\x00COLOR=of the image\x00TOKEN=t0k\x00BULK=b\x00A=B=C\x00noise\x00")
+	environment := func(kube *fake.Clientset, spec string) (string, []string) {
+		r := reader(t, kube, spec)
+		r.Seen(seen)
+		variables, problems := r.Environment(t.Context())
+		var got []string
+		for _, v := range variables {
+			text := v.Name + "=" + v.Value
+			if v.Secret {
+				text += "*"
+			}
+			if v.Image {
+				text += " (image)"
+			}
+			if !strings.HasPrefix(v.Name, "KUBERNETES_") {
+				got = append(got, text)
+			}
+		}
+		return strings.Join(got, "\n"), said(problems)
+	}
+	const spec = `{enableServiceLinks: false, containers: [{name: app, env: [{name: COLOR, valueFrom: {configMapKeyRef: {name: settings, key: color}}},
+		{name: TOKEN, valueFrom: {secretKeyRef: {name: hidden, key: token}}}, {name: OTHER, valueFrom: {secretKeyRef: {name: hidden, key: other}}}]}]}`
+	got, problems := environment(fake.NewClientset(objectsOf(t, manifests)...), spec)
+	if diff := cmp.Diff("A=B=C (image)\nBULK=b (image)\nCOLOR=blue\nHOSTNAME=web-1\nLANG=C (image)\nPATH=/bin (image)\nTOKEN=t0k*", got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{`variable OTHER: secrets "hidden" not found`}, problems); diff != "" {
+		t.Errorf("problems: -want +got\n%s", diff)
+	}
+	// BULK may be of the Secret that is not to be read: nothing tells.
+	got, problems = environment(fake.NewClientset(objectsOf(t, manifests)...), `{enableServiceLinks: false, containers: [{name: app, envFrom: [{secretRef: {name: hidden}}]}]}`)
+	if diff := cmp.Diff("A=B=C*\nBULK=b*\nCOLOR=of the image*\nHOSTNAME=web-1*\nLANG=C*\nPATH=/bin*\nTOKEN=t0k*", got); diff != "" || problems != nil {
+		t.Errorf("-want +got\n%s\n%v", diff, problems)
+	}
+}
+
 func FuzzExpand(f *testing.F) {
-	for _, s := range []string{"", "$", "$$", "$(", "$(A)", "$$(A)", "a$(B)$(", "$()", "$(A$(A))"} {
+	for s, want := range map[string]string{
+		"": "", "$": "$", "$$": "$", "$(": "$(", "$(A)": "1", "$$(A)": "$(A)", "$$$(A)": "$1", "a$(B)$(": "a$(B)$(", "$()": "$()", "$(A$(A))": "$(A$(A))", "$x$(A)": "$x1",
+	} {
+		e := environment{known: map[string]Variable{"A": {Value: "1"}}}
+		if got, _ := e.expand(s); got != want {
+			f.Errorf("%q became %q, want %q", s, got, want)
+		}
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

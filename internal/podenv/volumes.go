@@ -44,17 +44,18 @@ func (r *Reader) Volumes(ctx context.Context) ([]Mount, []Volume, []Problem) {
 	e := environment{Reader: r, objects: r.objects(ctx), known: map[string]Variable{}}
 	var mounts []Mount
 	read := map[string]result[Volume]{}
-	var problems []Problem
 	for _, m := range r.container.VolumeMounts {
 		sub, err := e.subPath(ctx, m)
 		if err == nil {
 			_, err = once(read, m.Name, func() (Volume, error) { return e.volume(ctx, m.Name) })
 		}
 		if err != nil {
-			problems = append(problems, Problem{What: fmt.Sprintf("volume %s at %s", m.Name, m.MountPath), Err: err})
+			e.problem(fmt.Sprintf("volume %s at %s", m.Name, m.MountPath), err)
 			continue
 		}
-		mounts = append(mounts, Mount{Path: path.Clean(m.MountPath), Volume: m.Name, SubPath: sub, ReadOnly: m.ReadOnly})
+		// What the kubelet writes nobody else may, whatever the mount says.
+		readOnly := m.ReadOnly || !read[m.Name].value.Empty
+		mounts = append(mounts, Mount{Path: path.Join("/", m.MountPath), Volume: m.Name, SubPath: sub, ReadOnly: readOnly})
 	}
 	slices.SortStableFunc(mounts, func(a, b Mount) int { return strings.Compare(a.Path, b.Path) }) // parents first
 	var volumes []Volume
@@ -63,7 +64,7 @@ func (r *Reader) Volumes(ctx context.Context) ([]Mount, []Volume, []Problem) {
 			volumes = append(volumes, v.value)
 		}
 	}
-	return mounts, volumes, problems
+	return mounts, volumes, e.problems
 }
 
 // subPath is a mount's path within the volume, with the container's variables in it.
@@ -76,7 +77,17 @@ func (e *environment) subPath(ctx context.Context, m corev1.VolumeMount) (string
 				e.known[v.Name] = v
 			}
 		}
-		sub, _ = e.expand(m.SubPathExpr)
+		var missing []string
+		sub = expand(m.SubPathExpr, func(name string) string {
+			value := e.known[name].Value
+			if value == "" {
+				missing = append(missing, name)
+			}
+			return value
+		})
+		if missing != nil {
+			return "", fmt.Errorf("its path within the volume is %s, and %s has no value", m.SubPathExpr, strings.Join(missing, ", "))
+		}
 	}
 	if sub == "" {
 		return "", nil
@@ -93,7 +104,7 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 		return Volume{}, errors.New("the pod has no such volume")
 	}
 	source := e.pod.Spec.Volumes[at].VolumeSource
-	w := writer{files: map[string]File{}}
+	w := writer{volume: name, files: map[string]File{}}
 	var err error
 	switch {
 	case source.EmptyDir != nil:
@@ -108,7 +119,9 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 		err = e.downwardFiles(&w, source.DownwardAPI.Items, mode(source.DownwardAPI.DefaultMode))
 	case source.Projected != nil:
 		for _, s := range source.Projected.Sources {
-			err = errors.Join(err, e.projected(ctx, &w, s, mode(source.Projected.DefaultMode)))
+			if err := e.projected(ctx, &w, s, mode(source.Projected.DefaultMode)); err != nil { // the other sources are no worse for it
+				e.problem("volume "+name, err)
+			}
 		}
 	case source.PersistentVolumeClaim != nil:
 		err = fmt.Errorf("PersistentVolumeClaim %s: %w", source.PersistentVolumeClaim.ClaimName, errOnNode)
@@ -189,8 +202,9 @@ func (e *environment) downwardFiles(w *writer, items []corev1.DownwardAPIVolumeF
 		case item.ResourceFieldRef != nil:
 			value, err = e.resource(item.ResourceFieldRef)
 		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", item.Path, err)
+		if err != nil { // the other files are no worse for it
+			e.problem(fmt.Sprintf("file %s of volume %s", item.Path, w.volume), err)
+			continue
 		}
 		if err := w.add(item.Path, []byte(value), m); err != nil {
 			return err
@@ -201,7 +215,8 @@ func (e *environment) downwardFiles(w *writer, items []corev1.DownwardAPIVolumeF
 
 // writer collects a volume's files; of two with one path the later stays, as the kubelet does it.
 type writer struct {
-	files map[string]File
+	volume string
+	files  map[string]File
 }
 
 func (w *writer) add(name string, data []byte, m fs.FileMode) error {
@@ -215,7 +230,7 @@ func (w *writer) add(name string, data []byte, m fs.FileMode) error {
 
 // addKeys adds all of data, or the keys that items name.
 func (w *writer) addKeys(of string, data map[string][]byte, items []corev1.KeyToPath, optional bool, standard fs.FileMode) error {
-	if items == nil {
+	if len(items) == 0 {
 		for k, v := range data {
 			if err := w.add(k, v, standard); err != nil {
 				return err
