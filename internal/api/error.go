@@ -42,6 +42,8 @@ const (
 	ExitConflict  ExitCode = 62 // another owner has these requests
 	ExitIntercept ExitCode = 63 // the intercept takes no traffic, and was undone
 
+	ExitEngine ExitCode = 70 // there is no Docker Engine that can be used, or it does not do what it has to
+
 	ExitInterrupted ExitCode = 130 // Ctrl-C
 )
 
