@@ -39,27 +39,40 @@ type SyncPair struct {
 // CloneState is the state of a clone.
 //
 //	starting ──▶ running ◀──▶ waiting       waiting: none of its pods is ready; why is in LastError
-//	    │           │            │
-//	    └───────▶ leaving ◀──────┘          failed: ended by itself; Error says why
+//	    │           │            │          done: what it runs came to its end, as a CronJob's pods do
+//	    │           ├───▶ done   │          failed: ended by itself; Error says why
+//	    │           │       │    │
+//	    └───────▶ leaving ◀─┴────┘
 type CloneState string
 
 const (
 	CloneStarting CloneState = "starting"
 	CloneRunning  CloneState = "running"
 	CloneWaiting  CloneState = "waiting"
+	CloneDone     CloneState = "done"
 	CloneLeaving  CloneState = "leaving"
 	CloneFailed   CloneState = "failed"
 )
 
 // Clone is one copy of a workload.
 type Clone struct {
-	Namespace string     `json:"namespace"` // the clone's
-	Name      string     `json:"name"`      // of its Job
-	State     CloneState `json:"state"`
-	Pods      []ClonePod `json:"pods"`
-	LastError string     `json:"lastError,omitempty"`
-	Notes     []string   `json:"notes,omitempty"` // in what it differs, and was not asked to
-	Sync      []Synced   `json:"sync,omitempty"`
+	Namespace string      `json:"namespace"` // the clone's
+	Name      string      `json:"name"`      // of its Job
+	State     CloneState  `json:"state"`
+	Pods      []ClonePod  `json:"pods"`
+	LastError string      `json:"lastError,omitempty"`
+	Notes     []string    `json:"notes,omitempty"` // in what it differs, and was not asked to
+	Host      string      `json:"host,omitempty"`  // the name by which it is reached, whichever requests go to it; empty: it has none
+	Ports     []ClonePort `json:"ports,omitempty"` // of that name
+	NoTraffic bool        `json:"noTraffic,omitempty"`
+	Sync      []Synced    `json:"sync,omitempty"`
+}
+
+// ClonePort is a port of a clone's name, and the one of its pods that it leads to.
+type ClonePort struct {
+	Protocol string `json:"protocol"` // "tcp" or "udp"
+	Port     uint16 `json:"port"`
+	Target   uint16 `json:"target"`
 }
 
 // ClonePod is one pod of a clone.

@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -27,9 +26,12 @@ import (
 )
 
 const (
-	readyPatience = 2 * time.Minute  // for the first pod
-	leaveTimeout  = 5 * time.Second  // for the Job's deletion to be accepted
-	retryPause    = time.Second      // after a request about the Job that failed
+	readyPatience = 2 * time.Minute // for the first pod
+	leaveTimeout  = 5 * time.Second // for the Job's deletion to be accepted
+	retryPause    = time.Second     // after a request about the Job that failed
+	conflictPause = 50 * time.Millisecond
+	syncTrouble   = 10 * time.Second // for which no file reaches the first pod, until that counts as for good
+	syncLook      = 100 * time.Millisecond
 	goneTimeout   = 45 * time.Second // for an earlier Job of that name to be gone, its pods' grace included
 )
 
@@ -58,39 +60,41 @@ type Config struct {
 
 // Clone is one copy. Run is called once; the other methods may be called at any time, concurrently.
 //
-//	Run ─▶ create ─▶ watch its pods ─▶ (ctx ends) ─▶ delete
+//	Run ─▶ create ─▶ watch its pods ─▶ (ctx ends, or somebody deleted it) ─▶ delete
 //	          ▲        renew its lease
-//	          └───────── the Job is gone: the laptop slept longer than the lease, or somebody deleted it
+//	          └───────── the Job is gone: the laptop slept longer than the lease, or the program ended well
 type Clone struct {
 	cfg  Config
 	kube kubernetes.Interface
 	log  *slog.Logger
 
-	workload *cluster.Workload // of run
-	syncs    syncs
+	ends  bool // of run: what it runs is meant to end
+	syncs syncs
 
-	begun chan struct{} // closed: a pod is ready
+	ready chan struct{} // closed: a pod is ready, or has done what it is for
 	first sync.Once
+	begun chan struct{} // closed: and it has the files
 
 	renewEvery time.Duration
 
 	mu     sync.Mutex
 	status api.Clone
 	failed string // what keeps the first pod from starting, for good as far as is known
+	over   bool   // a pod came to its end, and the Job may be
 }
 
 // New makes a clone that does not run yet.
 func New(cfg Config) *Clone {
 	c := &Clone{
 		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload),
-		begun: make(chan struct{}), renewEvery: renewEvery,
-		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting},
+		ready: make(chan struct{}), begun: make(chan struct{}), renewEvery: renewEvery,
+		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting, NoTraffic: cfg.Spec.NoTraffic},
 	}
 	c.syncs = syncs{clone: c, running: map[types.UID]*podSync{}}
 	return c
 }
 
-// Begun is closed once a pod of the clone was ready.
+// Begun is closed once a pod of the clone was ready and had the files that go to it.
 func (c *Clone) Begun() <-chan struct{} { return c.begun }
 
 // Status is a snapshot, also after Run has returned.
@@ -98,7 +102,7 @@ func (c *Clone) Status() api.Clone {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.status
-	s.Pods, s.Notes = slices.Clone(s.Pods), slices.Clone(s.Notes)
+	s.Pods, s.Notes, s.Ports = slices.Clone(s.Pods), slices.Clone(s.Notes), slices.Clone(s.Ports)
 	if s.Pods == nil {
 		s.Pods = []api.ClonePod{}
 	}
@@ -154,12 +158,13 @@ func (c *Clone) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.ends = s.ends()
 	if len(c.cfg.Spec.Sync) > 0 || c.cfg.Spec.Restart {
 		if err := c.supervise(ctx, job, container.Name); err != nil {
 			return err
 		}
 	}
-	c.workload, c.syncs.container = w, container.Name
+	c.syncs.container = container.Name
 	notes = append(notes, more...)
 	done("container %s", container.Name)
 	for _, note := range notes {
@@ -168,13 +173,23 @@ func (c *Clone) run(ctx context.Context) error {
 	c.change(func(s *api.Clone) { s.Name, s.Notes = job.Name, notes })
 
 	created := c.step("Creating the clone %s", job.Name)
-	live, err := c.create(ctx, job)
+	own := service(job, w.Ports())
+	live, without, err := c.create(ctx, job, own)
 	if err != nil {
 		return err
 	}
-	created("namespace %s", namespace)
+	if without == "" {
+		host := own.Name + "." + own.Namespace
+		c.change(func(s *api.Clone) { s.Host, s.Ports = host, hostPorts(own) })
+		created("%s", host)
+	} else {
+		note := "the clone has no name in DNS: " + string(without)
+		c.cfg.Progress(api.Event{Time: time.Now(), Warning: note})
+		c.change(func(s *api.Clone) { s.Notes = append(s.Notes, note) })
+		created("namespace %s", namespace)
+	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return c.keep(gctx, job, live) })
+	g.Go(func() error { return c.keep(gctx, job, live, own) })
 	g.Go(func() error {
 		return c.cfg.Cluster.WatchPods(gctx, &cluster.Workload{
 			Namespace: namespace, Name: job.Name, Kind: "Job", Resource: batchv1.SchemeGroupVersion.WithResource("jobs"),
@@ -199,8 +214,21 @@ func (c *Clone) step(format string, args ...any) (done func(format string, args 
 	}
 }
 
-// create makes the Job. One of the same name that an earlier daemon of the owner's left is removed first.
-func (c *Clone) create(ctx context.Context, job *batchv1.Job) (*batchv1.Job, error) {
+// create makes the Job and its Service, or says why there is none.
+func (c *Clone) create(ctx context.Context, job *batchv1.Job, own *corev1.Service) (*batchv1.Job, nameless, error) {
+	c.mu.Lock()
+	c.over = false
+	c.mu.Unlock()
+	live, err := c.createJob(ctx, job)
+	if err != nil {
+		return nil, "", err
+	}
+	without, err := c.name(ctx, own, live)
+	return live, without, err
+}
+
+// createJob makes the Job. One of the same name that an earlier daemon of the owner's left is removed first.
+func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, error) {
 	jobs := c.kube.BatchV1().Jobs(job.Namespace)
 	live, err := jobs.Create(ctx, job, metav1.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
@@ -221,7 +249,7 @@ func (c *Clone) create(ctx context.Context, job *batchv1.Job) (*batchv1.Job, err
 				there.Annotations[annotationWorkload], owner, there.CreationTimestamp.Local().Format(time.DateTime)).
 				WithHint("Take another name: --name NAME")
 		}
-		if err := c.delete(ctx, job.Namespace, job.Name, there.UID); err != nil {
+		if err := remove(ctx, c.kube, job.Namespace, job.Name, there.UID); err != nil {
 			return nil, err
 		}
 	}
@@ -252,37 +280,78 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// keep moves the Job's deadline ahead, and makes the Job again when it is gone.
-func (c *Clone) keep(ctx context.Context, job, live *batchv1.Job) error {
+// keep moves the Job's deadline ahead, and makes the Job again when it is gone, unless somebody deleted it, who will have had a
+// reason.
+func (c *Clone) keep(ctx context.Context, job, live *batchv1.Job, own *corev1.Service) error {
 	jobs := c.kube.BatchV1().Jobs(job.Namespace)
 	began := time.Now().Round(0) // the clock of the wall, which goes on while the laptop sleeps
+	renewed := began
 	for wait := c.renewEvery; ; {
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}
 		wait = c.renewEvery
-		deadline := int64((time.Now().Round(0).Sub(began) + lease) / time.Second)
+		if c.isDone() {
+			return nil // its end is Kubernetes' to see to
+		}
+		now := time.Now().Round(0)
+		if live == nil {
+			again, _, err := c.create(ctx, job, own)
+			switch {
+			case ctx.Err() != nil:
+				return ctx.Err()
+			case err == nil:
+				live, began, renewed = again, now, now
+			case lasting(err):
+				return err
+			default:
+				c.log.Warn("making the clone again", "err", err)
+				wait = retryPause
+			}
+			continue
+		}
+		deadline := int64((now.Sub(began) + lease) / time.Second)
 		patch := fmt.Appendf(nil, `{"metadata":{"uid":%q},"spec":{"activeDeadlineSeconds":%d}}`, live.UID, deadline)
-		now, err := jobs.Patch(ctx, job.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		there, err := jobs.Patch(ctx, job.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		gone := apierrors.IsNotFound(err) || apierrors.IsConflict(err) // Conflict: another one has its name
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err == nil && !finished(now):
-			continue
-		case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err):
+		case err == nil && !finished(there):
+			renewed = now
+		case c.isDone(): // it may have come to its end meanwhile
+		case (gone || err == nil && there.DeletionTimestamp != nil) && !c.isOver() && now.Sub(renewed) < lease:
+			return api.Errorf(api.ExitLost, "somebody deleted the clone %s in the namespace %s", job.Name, job.Namespace).
+				WithHint("`kubevpn clone` makes it again.")
+		case err == nil, gone, apierrors.IsInvalid(err):
 			c.log.Warn("the clone is gone; making it again", "err", err)
 			c.change(func(s *api.Clone) {
-				s.State, s.LastError = api.CloneStarting, "its lease ran out, or somebody deleted it; it was made again"
+				s.State, s.LastError = api.CloneStarting, "its lease ran out, or its program ended; it is made again"
 			})
-			if live, err = c.create(ctx, job); err != nil {
-				return err
-			}
-			began = time.Now().Round(0)
+			live, wait = nil, 0
 		default:
 			c.log.Warn("renewing the clone's lease", "err", err)
 			wait = retryPause
 		}
 	}
+}
+
+// lasting reports whether trying again does not help: errors of ours are about what is there, and others about rights.
+func lasting(err error) bool {
+	said := (*api.Error)(nil)
+	return errors.As(err, &said) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err)
+}
+
+func (c *Clone) isDone() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status.State == api.CloneDone
+}
+
+func (c *Clone) isOver() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.over
 }
 
 func finished(j *batchv1.Job) bool {
@@ -294,9 +363,20 @@ func finished(j *batchv1.Job) bool {
 // look takes over what is known of the clone's pods.
 func (c *Clone) look(pods []corev1.Pod) {
 	var list []api.ClonePod
-	ready, failed, trouble := 0, "", ""
+	ready, ended, failed, trouble := 0, 0, "", ""
 	for _, p := range pods {
-		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
+		if p.DeletionTimestamp != nil {
+			continue
+		}
+		if p.Status.Phase == corev1.PodSucceeded {
+			ended++
+			continue
+		}
+		if p.Status.Phase == corev1.PodFailed {
+			if c.ends { // the Job tries again with another pod
+				failed, _ = reason(&p)
+				trouble = cmp.Or(trouble, failed)
+			}
 			continue
 		}
 		shown := api.ClonePod{Name: p.Name, IP: p.Status.PodIP}
@@ -316,9 +396,14 @@ func (c *Clone) look(pods []corev1.Pod) {
 		list = append(list, shown)
 	}
 	c.mu.Lock()
+	done := c.status.State == api.CloneDone || c.ends && ended >= int(max(c.cfg.Spec.Replicas, 1))
 	c.failed = failed
+	c.over = c.over || ended > 0
 	c.status.Pods = list
 	switch {
+	case c.status.State == api.CloneLeaving || c.status.State == api.CloneFailed:
+	case done:
+		c.status.State, c.status.LastError = api.CloneDone, ""
 	case ready > 0:
 		c.status.State, c.status.LastError = api.CloneRunning, ""
 	case c.status.State != api.CloneStarting || trouble != "":
@@ -331,8 +416,8 @@ func (c *Clone) look(pods []corev1.Pod) {
 	if c.cfg.OnPods != nil {
 		c.cfg.OnPods(slices.Clone(list))
 	}
-	if ready > 0 {
-		c.first.Do(func() { close(c.begun) }) // who waits for it finds them told
+	if ready > 0 || done {
+		c.first.Do(func() { close(c.ready) }) // who waits for it finds them told
 	}
 }
 
@@ -368,13 +453,12 @@ func (c *Clone) await(ctx context.Context, name string) error {
 	final := 0
 	for {
 		select {
-		case <-c.begun:
-			c.change(func(s *api.Clone) {
-				if s.State == api.CloneStarting {
-					s.State = api.CloneRunning
-				}
-			})
+		case <-c.ready:
 			done("ready")
+			if err := c.awaitFiles(ctx, name); err != nil {
+				return err
+			}
+			close(c.begun)
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -404,7 +488,49 @@ func (c *Clone) await(ctx context.Context, name string) error {
 	}
 }
 
-// remove deletes the Job, and its pods with it.
+// awaitFiles waits until the first pods have the files that go to them: requests are for what the user has here.
+func (c *Clone) awaitFiles(ctx context.Context, name string) error {
+	if len(c.cfg.Spec.Sync) == 0 {
+		return nil
+	}
+	done := c.step("Copying files to %s", name)
+	look := time.NewTicker(syncLook)
+	defer look.Stop()
+	var since time.Time // when the trouble began
+	for {
+		if c.isDone() {
+			return nil
+		}
+		all := c.syncs.status()
+		behind := slices.IndexFunc(all, func(s api.Synced) bool { return !s.Synced })
+		if behind < 0 {
+			files := 0
+			for _, s := range all {
+				files += s.Files
+				if s.LastError != "" {
+					c.cfg.Progress(api.Event{Time: time.Now(), Warning: s.Remote + ": " + s.LastError})
+				}
+			}
+			done("%d files and directories", files)
+			return nil
+		}
+		trouble := all[behind].LastError
+		if trouble == "" || since.IsZero() {
+			since = time.Now()
+		}
+		if time.Since(since) >= syncTrouble {
+			return api.Errorf(api.ExitNotReady, "no files reach %s of the clone %s: %s", all[behind].Remote, name, trouble).
+				WithHint("The container's user has to be able to write there; docs/clone.md has more.")
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// remove deletes the Job, and its pods and its name with it.
 func (c *Clone) remove(ctx context.Context) error {
 	c.change(func(s *api.Clone) { s.State = api.CloneLeaving })
 	status := c.Status()
@@ -421,7 +547,7 @@ func (c *Clone) remove(ctx context.Context) error {
 		return nil // somebody else's
 	}
 	if err == nil {
-		err = c.delete(ctx, status.Namespace, status.Name, live.UID)
+		err = remove(ctx, c.kube, status.Namespace, status.Name, live.UID)
 	}
 	if err != nil {
 		return fmt.Errorf("deleting the clone %s, which ends by itself %v after its last renewal: %w", status.Name, lease, err)
@@ -429,8 +555,9 @@ func (c *Clone) remove(ctx context.Context) error {
 	return nil
 }
 
-func (c *Clone) delete(ctx context.Context, namespace, name string, uid types.UID) error {
-	err := c.kube.BatchV1().Jobs(namespace).Delete(ctx, name, metav1.DeleteOptions{
+// remove deletes a Job, if it is still that one.
+func remove(ctx context.Context, kube kubernetes.Interface, namespace, name string, uid types.UID) error {
+	err := kube.BatchV1().Jobs(namespace).Delete(ctx, name, metav1.DeleteOptions{
 		PropagationPolicy: new(metav1.DeletePropagationBackground), Preconditions: &metav1.Preconditions{UID: &uid},
 	})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
@@ -439,13 +566,37 @@ func (c *Clone) delete(ctx context.Context, namespace, name string, uid types.UI
 	return err
 }
 
-// Left are the Jobs of clones in a namespace that an owner has, whichever daemon made them.
-func Left(ctx context.Context, kube kubernetes.Interface, namespace, owner string) ([]batchv1.Job, error) {
-	list, err := kube.BatchV1().Jobs(namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: fields.OneTermEqualSelector(labelManagedBy, managedBy).String() + "," + labelClone,
-	})
+// RemoveLeft deletes the clones that there are of a workload, TYPE/NAME, of one owner (user@host), or of everybody (""), and gives
+// their names. It is for those whose daemon is gone: one that lives sees that somebody deleted its clone, and ends what belongs to it.
+func RemoveLeft(ctx context.Context, kube kubernetes.Interface, namespace, workload, owner string) ([]string, error) {
+	all, err := left(ctx, kube, metav1.NamespaceAll) // clones may be elsewhere: --target-namespace
+	if apierrors.IsForbidden(err) {
+		all, err = left(ctx, kube, namespace)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listing clones: %w", err)
 	}
-	return slices.DeleteFunc(list.Items, func(j batchv1.Job) bool { return j.Annotations[annotationOwner] != owner }), nil
+	var removed []string
+	var errs []error
+	for _, j := range all {
+		if j.DeletionTimestamp != nil || j.Annotations[annotationWorkload] != namespace+"/"+workload || owner != "" && j.Annotations[annotationOwner] != owner {
+			continue
+		}
+		if err := remove(ctx, kube, j.Namespace, j.Name, j.UID); err != nil {
+			errs = append(errs, fmt.Errorf("deleting the clone %s in the namespace %s: %w", j.Name, j.Namespace, err))
+			continue
+		}
+		removed = append(removed, j.Name)
+	}
+	return removed, errors.Join(errs...)
+}
+
+func left(ctx context.Context, kube kubernetes.Interface, namespace string) ([]batchv1.Job, error) {
+	list, err := kube.BatchV1().Jobs(namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: labels.Set{labelManagedBy: managedBy}.String() + "," + labelClone,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
 }

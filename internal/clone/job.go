@@ -4,6 +4,8 @@
 //	                                     ▲
 //	daemon ── activeDeadlineSeconds ─────┘ moved ahead while the laptop lives
 //
+// The Job owns a Service, the clone's own name, which goes with it.
+//
 // The copy is a Job whatever the workload is: Kubernetes itself removes one whose laptop never comes back. Its deadline is the
 // lease. When it passes, the Job controller ends the pods, and as the Job has no life after its end (ttlSecondsAfterFinished 0),
 // the TTL controller deletes it. So neither the traffic manager nor anybody else needs a right to delete what developers made.
@@ -18,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -84,6 +87,10 @@ func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []stri
 	if err := p.build(name); err != nil {
 		return nil, nil, err
 	}
+	kept := int32(0)
+	if s.ends() {
+		kept = int32(lease / time.Second) // so that its log can be read
+	}
 	return &batchv1.Job{
 		TypeMeta: metav1.TypeMeta{APIVersion: "batch/v1", Kind: "Job"},
 		ObjectMeta: metav1.ObjectMeta{
@@ -97,10 +104,24 @@ func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []stri
 			Parallelism:             new(cmp.Or(spec.Replicas, 1)),
 			BackoffLimit:            new(int32(1 << 30)), // a program that ends is started again, as in the workload
 			ActiveDeadlineSeconds:   new(int64(lease / time.Second)),
-			TTLSecondsAfterFinished: new(int32(0)),
+			TTLSecondsAfterFinished: &kept,
 			Template:                p.template,
 		},
 	}, p.notes, nil
+}
+
+// ends reports whether what the pods run is meant to come to an end, as a CronJob's is.
+func (s source) ends() bool {
+	policy := s.template.Spec.RestartPolicy
+	return policy == corev1.RestartPolicyNever || policy == corev1.RestartPolicyOnFailure
+}
+
+// controllersLabels are those that Kubernetes' controllers give to each pod that they make: a copy of such a pod is none of theirs,
+// and a Job refuses those of another one.
+var controllersLabels = []string{
+	appsv1.DefaultDeploymentUniqueLabelKey, appsv1.ControllerRevisionHashLabelKey, appsv1.StatefulSetPodNameLabel, appsv1.PodIndexLabel,
+	appsv1.DeprecatedTemplateGeneration, batchv1.JobNameLabel, batchv1.ControllerUidLabel, batchv1.JobCompletionIndexAnnotation,
+	"job-name", "controller-uid", // as they were called before
 }
 
 var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
@@ -164,6 +185,9 @@ func (p *plan) labels(name string) map[string]string {
 	kept := maps.Clone(p.template.Labels)
 	if kept == nil {
 		kept = map[string]string{}
+	}
+	for _, label := range controllersLabels {
+		delete(kept, label)
 	}
 	for _, s := range p.selectors {
 		requirements, _ := s.Requirements()

@@ -116,7 +116,7 @@ func selectors(ctx context.Context, kube kubernetes.Interface, namespace string)
 	services, err := kube.CoreV1().Services(namespace).List(ctx, options)
 	if listed("Services", err) {
 		for _, o := range services.Items {
-			if len(o.Spec.Selector) > 0 {
+			if clones := o.Labels[labelManagedBy] == managedBy && o.Labels[labelClone] != ""; len(o.Spec.Selector) > 0 && !clones {
 				all = append(all, selector{"Service " + o.Name, labels.SelectorFromSet(o.Spec.Selector)})
 			}
 		}

@@ -47,6 +47,9 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 	if c.cfg.Spec.Restart {
 		args = append(args, "--restart")
 	}
+	if c.ends {
+		args = append(args, "--once")
+	}
 	target.Command, target.Args = []string{api.SupervisorProgram}, append(append(args, "--"), command...)
 	mount := corev1.VolumeMount{Name: supervisorVolume, MountPath: api.SupervisorVolume}
 	target.VolumeMounts = append(target.VolumeMounts, mount)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,7 +31,7 @@ type Workload struct {
 	Kind      string // "Deployment"
 	Resource  schema.GroupVersionResource
 	Object    *unstructured.Unstructured // as it was read; not to be changed
-	// Selector chooses its pods. A Pod has none.
+	// Selector chooses its pods. A Pod has none. A CronJob's are those of the Jobs that ran when it was read.
 	Selector labels.Selector
 	// Template is what its pods are made from. Where the workload does not have it, a Service for one, it is what Sample
 	// shows; without any pod it is empty.
@@ -46,6 +47,9 @@ type Workload struct {
 
 // String is TYPE/NAME, as kubectl and Cluster.Workload take it: "deployment/web", "rollout.argoproj.io/web".
 func (w *Workload) String() string { return w.shown + "/" + w.Name }
+
+// Recurs reports whether its pods come by the clock and end: no requests are for them.
+func (w *Workload) Recurs() bool { return w.Resource.GroupResource() == resourceCronJobs }
 
 // Workload reads the workload that TYPE/NAME names, as kubectl would understand it: short names, "deployments.apps",
 // "deploy.v1.apps". It refuses what no agent can be added to. Errors are *api.Error.
@@ -157,6 +161,9 @@ func (r workloads) shape(ctx context.Context, w *Workload) error {
 	if err := r.template(ctx, w); err != nil {
 		return err
 	}
+	if w.Recurs() {
+		return w.selectActive()
+	}
 	own, err := selectorOf(w.Object, "spec", "selector")
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", w, err)
@@ -215,19 +222,44 @@ func (r workloads) template(ctx context.Context, w *Workload) error {
 	return nil
 }
 
-// templateOf reads an object's spec.template, if that is one of pods.
+// templateOf reads an object's spec.template, or a CronJob's that is within the template of its Jobs, if that is one of pods.
 func templateOf(o *unstructured.Unstructured, to *corev1.PodTemplateSpec) (found bool, err error) {
-	if containers, _, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "containers"); len(containers) == 0 {
-		return false, nil
+	for _, path := range [][]string{{"spec", "template"}, {"spec", "jobTemplate", "spec", "template"}} {
+		if containers, _, _ := unstructured.NestedSlice(o.Object, append(slices.Clone(path), "spec", "containers")...); len(containers) == 0 {
+			continue
+		}
+		template, _, err := unstructured.NestedMap(o.Object, path...)
+		if err == nil {
+			err = decode(template, to)
+		}
+		if err != nil {
+			return false, fmt.Errorf("reading the pod template of %s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+		return true, nil
 	}
-	template, _, err := unstructured.NestedMap(o.Object, "spec", "template")
-	if err == nil {
-		err = decode(template, to)
+	return false, nil
+}
+
+// selectActive gives a CronJob the selector of the pods of its Jobs that run. Without any it selects nothing, and says so: the text
+// of labels.Nothing is that of everything.
+func (w *Workload) selectActive() error {
+	var c batchv1.CronJob
+	if err := decode(w.Object.Object, &c); err != nil {
+		return fmt.Errorf("reading %s: %w", w, err)
 	}
-	if err != nil {
-		return false, fmt.Errorf("reading the pod template of %s %s: %w", o.GetKind(), o.GetName(), err)
+	var jobs []string
+	for _, active := range c.Status.Active {
+		jobs = append(jobs, active.Name)
 	}
-	return true, nil
+	text := batchv1.JobNameLabel + ",!" + batchv1.JobNameLabel
+	if len(jobs) > 0 {
+		text = fmt.Sprintf("%s in (%s)", batchv1.JobNameLabel, strings.Join(jobs, ","))
+	}
+	var err error
+	if w.Selector, err = labels.Parse(text); err != nil {
+		return fmt.Errorf("reading the Jobs of %s: %w", w, err)
+	}
+	return nil
 }
 
 // selectorOf reads a selector in any of its shapes: a LabelSelector, the map of a ReplicationController, or the text of a

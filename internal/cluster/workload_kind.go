@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,6 +22,7 @@ import (
 var (
 	resourcePods     = corev1.Resource("pods")
 	resourceServices = corev1.Resource("services")
+	resourceCronJobs = batchv1.Resource("cronjobs")
 )
 
 // kind is a kind of objects that lie in namespaces.
@@ -41,6 +43,8 @@ func wellKnown() map[schema.GroupVersionKind][]string {
 		apps.WithKind("ReplicaSet"):  {"replicasets", "replicaset", "rs"},
 		core.WithKind("Pod"):         {"pods", "pod", "po"},
 		core.WithKind("Service"):     {"services", "service", "svc"},
+
+		batchv1.SchemeGroupVersion.WithKind("CronJob"): {"cronjobs", "cronjob", "cj"},
 	}
 }
 

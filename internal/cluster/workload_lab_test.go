@@ -135,6 +135,7 @@ func ofCluster(t *testing.T, l *lab.Lab) {
 	hash := o.must(t, "-n", "workloads", "get", "rs", "-l", "app=web,track!=canary", "-o", "jsonpath={.items[0].metadata.name}")
 
 	t.Run("kinds", func(t *testing.T) { o.kinds(t, hash) })
+	t.Run("recurs", o.recurs)
 	t.Run("custom", o.custom)
 	t.Run("watch", o.watch)
 	t.Run("rights", o.rights)
@@ -193,6 +194,8 @@ func (o onLab) kinds(t *testing.T, set string) {
 		{"pod/db-1", "c", "5432/tcp", 1},
 		{"svc/db", "c", "5432/tcp", 2},
 		{"services/api", "main", "8080/tcp", 1},
+		{"cj/nightly", "report", "", 0},
+		{"cronjobs.batch/nightly", "report", "", 0},
 	} {
 		t.Run(strings.ReplaceAll(tt.name, "/", "."), func(t *testing.T) {
 			w := o.workload(t, tt.name)
@@ -222,6 +225,22 @@ func (o onLab) kinds(t *testing.T, set string) {
 	wants(t, err, api.ExitWorkload, `no resource type "gizmo"`)
 	_, err = o.admin.Workload(t.Context(), "workloads", "deploy/none")
 	wants(t, err, api.ExitWorkload, "there is no deployment/none")
+}
+
+// recurs has a CronJob run.
+func (o onLab) recurs(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "every-minute.yaml")
+	if err := os.WriteFile(file, []byte(`{"spec": {"schedule": "* * * * *"}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o.must(t, "-n", "workloads", "patch", "cronjob/nightly", "--patch-file", file)
+	testenv.Eventually(t, 90*time.Second, func() error {
+		pods := o.podsOf(t, o.workload(t, "cj/nightly"))
+		if len(pods) != 1 || !strings.HasPrefix(pods[0], "nightly-") {
+			return fmt.Errorf("its pods are %q", pods)
+		}
+		return nil
+	})
 }
 
 // podsOf are the names of the pods that a watch tells first.

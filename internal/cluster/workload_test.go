@@ -183,6 +183,28 @@ apiVersion: example.com/v1
 kind: Engine
 metadata: {name: bare}
 ---
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: nightly}
+spec:
+  schedule: "0 3 * * *"
+  jobTemplate:
+    spec:
+      template:
+        metadata: {labels: {app: web, tier: front}}
+        spec: {restartPolicy: Never, containers: [{name: report, image: i}]}
+---
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: busy}
+spec:
+  schedule: "* * * * *"
+  jobTemplate:
+    spec:
+      template:
+        spec: {restartPolicy: Never, containers: [{name: report, image: i}]}
+status: {active: [{kind: Job, name: busy-1}, {kind: Job, name: busy-2}]}
+---
 apiVersion: v1
 kind: Pod
 metadata: {name: web-1, labels: {app: web, tier: front}, creationTimestamp: "2026-01-01T00:00:00Z"}
@@ -253,6 +275,8 @@ func TestWorkload(t *testing.T) {
 		{name: "po/web-1", want: "pod/web-1", containers: "older", sample: "web-1", services: "names web"},
 		{name: "svc/web", want: "service/web", selector: "app=web", containers: "newer", sample: "web-2", services: "names web"},
 		{name: "service/names", want: "service/names", selector: "app=web,tier=front", containers: "newer", sample: "web-2", services: "names web"},
+		{name: "cj/nightly", want: "cronjob/nightly", selector: "batch.kubernetes.io/job-name,!batch.kubernetes.io/job-name", containers: "report", services: "names web"},
+		{name: "CronJobs.batch/busy", want: "cronjob/busy", selector: "batch.kubernetes.io/job-name in (busy-1,busy-2)", containers: "report"},
 		{name: "service/empty", want: "service/empty", selector: "app=nobody", services: "empty"},
 	} {
 		t.Run(strings.ReplaceAll(tt.name, "/", "."), func(t *testing.T) {
@@ -276,8 +300,8 @@ func TestWorkload(t *testing.T) {
 			if d := cmp.Diff([]string{tt.want, tt.selector, tt.containers, tt.sample, tt.services}, got); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
-			if len(w.Notes) > 0 {
-				t.Errorf("notes %q", w.Notes)
+			if len(w.Notes) > 0 || w.Recurs() != strings.HasPrefix(tt.want, "cronjob/") {
+				t.Errorf("notes %q, recurs %v", w.Notes, w.Recurs())
 			}
 		})
 	}

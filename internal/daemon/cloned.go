@@ -39,6 +39,7 @@ func (c *cloned) Status() api.Intercept {
 	if c.intercept == nil || s.State == api.InterceptStarting {
 		s.State = map[api.CloneState]api.InterceptState{
 			api.CloneStarting: api.InterceptStarting, api.CloneRunning: api.InterceptActive, api.CloneWaiting: api.InterceptWaiting,
+			api.CloneDone:    api.InterceptWaiting, // for nothing that will come
 			api.CloneLeaving: api.InterceptLeaving, api.CloneFailed: api.InterceptFailed,
 		}[made.State]
 		if c.intercept != nil && s.State == api.InterceptActive {

@@ -381,6 +381,9 @@ func TestSameWorkload(t *testing.T) {
 		{"rollouts.argoproj.io/web", "rollout.argoproj.io/web", true},
 		{"web", "deployment/web", false},
 		{"po/web", "pod/web", true},
+		{"cronjobs.batch/web", "cronjob/web", true},
+		{"cj/web", "cronjob/web", true},
+		{"cj.apps/web", "cronjob/web", false},
 	}
 	for _, tt := range tests {
 		t.Run(strings.ReplaceAll(tt.asked, "/", "_"), func(t *testing.T) {

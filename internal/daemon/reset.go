@@ -4,14 +4,19 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/clone"
+	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/intercept"
 )
 
-// Reset removes every intercept of the workloads, whoever made it, with the rights of who asks. It needs no daemon and no
-// connection, and makes none.
+// Reset removes every intercept and every clone of the workloads, whoever made it, with the rights of who asks. It needs no daemon
+// and no connection, and makes none.
 func Reset(ctx context.Context, req api.ResetRequest, progress func(api.Event), logger *slog.Logger) error {
 	owner, err := NewOwner()
 	if err != nil {
@@ -34,7 +39,34 @@ func Reset(ctx context.Context, req api.ResetRequest, progress func(api.Event), 
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		errs = append(errs, err) // the others are reset all the same
+		removed, left := removeClones(ctx, c, req, workload, owner.Name, progress)
+		if e := api.AsError(err); removed && req.Mine && e != nil && e.Code == api.ExitWorkload {
+			err = nil // a clone is all that was left
+		}
+		errs = append(errs, err, left) // the others are reset all the same
 	}
 	return errors.Join(errs...)
+}
+
+// removeClones deletes the clones of a workload, after the intercepts that send requests to them: everybody's, or what earlier
+// daemons of the owner's left.
+func removeClones(ctx context.Context, c *cluster.Cluster, req api.ResetRequest, workload, owner string, progress func(api.Event)) (bool, error) {
+	name, err := NewInterceptor().Resolve(ctx, api.ConnectRequest{Kubeconfig: req.Kubeconfig, Namespace: req.Namespace}, workload)
+	if err != nil {
+		return false, err
+	}
+	if !req.Mine {
+		owner = ""
+	}
+	removed, err := clone.RemoveLeft(ctx, c.Kube(), req.Namespace, name, owner)
+	for _, job := range removed {
+		progress(api.Event{Time: time.Now(), Step: "Deleting the clone " + job, Done: true})
+	}
+	if err != nil && len(removed) == 0 && apierrors.IsForbidden(err) {
+		return false, nil // who may not list Jobs has made none
+	}
+	if err != nil {
+		return len(removed) > 0, c.Explain(err)
+	}
+	return len(removed) > 0, nil
 }

@@ -80,7 +80,15 @@ func newCloned(own *cluster.Cluster, cfg intercept.Config) (Intercept, error) {
 		return nil, fmt.Errorf("hashing the owner's key: %w", err)
 	}
 	c := &cloned{begun: make(chan struct{})}
-	if !cfg.Spec.Clone.NoTraffic {
+	spec := *cfg.Spec.Clone
+	if strings.HasPrefix(cfg.Workload, "cronjob/") {
+		if m := cfg.Spec.Match; len(m.Headers) > 0 || m.Path != "" || len(m.Methods) > 0 {
+			return nil, api.Errorf(api.ExitUsage, "no requests are for %s, which could match: its pods come by the clock, and end", cfg.Workload).
+				WithHint("leave --headers, --path and --method out")
+		}
+		spec.NoTraffic = true
+	}
+	if !spec.NoTraffic {
 		cfg.Clone = true
 		if c.intercept, err = intercept.New(cfg); err != nil {
 			return nil, err
@@ -91,7 +99,7 @@ func newCloned(own *cluster.Cluster, cfg intercept.Config) (Intercept, error) {
 		image = func(context.Context) (string, error) { return cfg.Image, nil }
 	}
 	c.clone = clone.New(clone.Config{
-		Cluster: own, Namespace: cfg.Namespace, Workload: cfg.Workload, Spec: *cfg.Spec.Clone, Image: image,
+		Cluster: own, Namespace: cfg.Namespace, Workload: cfg.Workload, Spec: spec, Image: image,
 		Owner: cfg.Owner, Key: api.KeyHash(key), OnPods: c.onPods, Progress: cfg.Progress, Logger: cfg.Logger,
 	})
 	return c, nil

@@ -34,6 +34,7 @@ func builtinKind(kind string) string {
 		{"apps", []string{"daemonset", "daemonsets", "ds"}},
 		{"apps", []string{"replicaset", "replicasets", "rs"}},
 		{"", []string{"replicationcontroller", "replicationcontrollers", "rc"}},
+		{"batch", []string{"cronjob", "cronjobs", "cj"}},
 		{"", []string{"pod", "pods", "po"}},
 		{"", []string{"service", "services", "svc"}},
 	} {

@@ -223,6 +223,10 @@ func (i *Intercept) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if w.Recurs() {
+		return api.Errorf(api.ExitWorkload, "no requests are for %s: its pods come by the clock, and end", w).
+			WithHint("`kubevpn clone` runs one of them, `kubevpn dev` a program in the place of one.")
+	}
 	ports, container, err := choosePorts(w, i.cfg.Spec)
 	if err != nil {
 		return err

@@ -51,6 +51,7 @@ started again. One that ends by itself is started again after a pause.`,
 	f := cmd.Flags()
 	f.StringArrayVar(&cfg.Dirs, "dir", nil, "directory, or file, that files go to; repeated")
 	f.BoolVar(&cfg.Restart, "restart", false, "start the command again when files came")
+	f.BoolVar(&cfg.Once, "once", false, "start the command when the first files are there, and again only for others, once it has ended well")
 	f.StringVar(&cfg.Socket, "socket", api.SupervisorSocket, "where to listen for files")
 	return cmd
 }

@@ -108,7 +108,21 @@ func (s *Supervisor) runCommand(ctx context.Context) (int, error) {
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2)
 	defer signal.Stop(signals)
 
+	if s.cfg.Once {
+		select {
+		case <-s.copied:
+			select {
+			case <-s.changed: // which the command will see
+			default:
+			}
+		case sig := <-signals:
+			return 128 + int(sig.(unix.Signal)), nil
+		case <-ctx.Done():
+			return 128 + int(unix.SIGTERM), nil
+		}
+	}
 	for pause, first := pauseFirst, true; ; first = false {
+		well := false
 		c, err := f.start(s.cfg.Command)
 		if err != nil && first && len(s.targets) == 0 {
 			return 0, fmt.Errorf("starting %s: %w", s.cfg.Command[0], err)
@@ -125,12 +139,18 @@ func (s *Supervisor) runCommand(ctx context.Context) (int, error) {
 				pause = pauseFirst
 				continue
 			}
+			if well = s.cfg.Once && exitCode(status) == 0; well && !s.cfg.Restart {
+				return 0, nil
+			}
 			s.cfg.Logger.Warn("the command has ended", "exit", exitCode(status), "after", time.Since(began).Round(time.Millisecond))
 		}
 		if time.Since(began) >= steady {
 			pause = pauseFirst
 		}
 		wait := time.NewTimer(pause)
+		if well { // until there are files
+			wait.Stop()
+		}
 		select {
 		case <-wait.C:
 			pause = min(2*pause, pauseMost)

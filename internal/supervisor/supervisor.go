@@ -13,6 +13,9 @@
 //	   │
 //	   └── ended by itself ──▶ waiting: 1 s, 2 s, ... 30 s, or files came ──▶ running
 //
+// One that is to run once, as a CronJob's, begins when the files are there. When it has ended well, it is started again only for
+// files, and without --restart the supervisor ends as well.
+//
 // A container that ended with its command would come back with the image's files, and in the kubelet's own time.
 package supervisor
 
@@ -46,6 +49,7 @@ type Config struct {
 	Socket  string   // where to listen for files
 	Dirs    []string // where they go; whoever connects names one by its place in this list
 	Restart bool     // files end the command, so that it is started again
+	Once    bool     // the command waits for the first files, and is not started again by itself when it has ended well
 	Logger  *slog.Logger
 }
 
@@ -54,6 +58,10 @@ type Supervisor struct {
 	cfg     Config
 	targets []*filesync.Target
 	changed chan struct{} // files came, or somebody asked; buffered 1
+
+	mu     sync.Mutex
+	behind map[int]bool  // directories that have not been compared with the laptop's
+	copied chan struct{} // closed: none is
 }
 
 // New checks the directories; it starts nothing.
@@ -61,20 +69,34 @@ func New(cfg Config) (*Supervisor, error) {
 	if len(cfg.Command) == 0 {
 		return nil, errors.New("there is no command to run")
 	}
-	s := &Supervisor{cfg: cfg, changed: make(chan struct{}, 1)}
-	for _, dir := range cfg.Dirs {
-		t, err := filesync.NewTarget(filesync.TargetConfig{Dir: dir, Logger: cfg.Logger.With("dir", dir), OnSync: s.onSync})
+	s := &Supervisor{cfg: cfg, changed: make(chan struct{}, 1), behind: make(map[int]bool), copied: make(chan struct{})}
+	for n, dir := range cfg.Dirs {
+		t, err := filesync.NewTarget(filesync.TargetConfig{
+			Dir: dir, Logger: cfg.Logger.With("dir", dir), OnSync: func(b filesync.Batch) error { return s.onSync(n, b) },
+		})
 		if err != nil {
 			return nil, err
 		}
 		s.targets = append(s.targets, t)
+		s.behind[n] = true
+	}
+	if len(s.behind) == 0 {
+		close(s.copied)
 	}
 	return s, nil
 }
 
-func (s *Supervisor) onSync(b filesync.Batch) error {
+func (s *Supervisor) onSync(dir int, b filesync.Batch) error {
 	if s.cfg.Restart && b.Changed() {
 		s.again()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b.Compared && s.behind[dir] {
+		delete(s.behind, dir)
+		if len(s.behind) == 0 {
+			close(s.copied)
+		}
 	}
 	return nil
 }

@@ -229,6 +229,42 @@ func TestCommandEnds(t *testing.T) {
 	}
 }
 
+// One that is to run once has the laptop's files when it does. When it ended well, it waits for others.
+func TestOnce(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	write(t, remote+"/greeting", "of the image\n")
+	write(t, local+"/greeting", "one\n")
+	s := supervise(t, []string{"--restart", "--once", "--dir", remote}, "cat", remote+"/greeting")
+	s.sync(t, local, "0")
+	s.line(t, "one")
+	select {
+	case again := <-s.lines:
+		t.Errorf("it ran again by itself, and said %q", again)
+	case <-time.After(2 * pauseFirst):
+	}
+	write(t, local+"/greeting", "two\n")
+	s.line(t, "two")
+	if err := s.cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.exit(t); got != 128+15 {
+		t.Errorf("exit code %d", got)
+	}
+}
+
+// Without --restart it ends as the command does, and one that fails is started again.
+func TestOnceOnly(t *testing.T) {
+	local, remote := t.TempDir(), t.TempDir()
+	write(t, local+"/file", "")
+	s := supervise(t, []string{"--once", "--dir", remote}, "sh", "-c", `echo ran; mkdir "$0"/second 2>/dev/null && exit 1; exit 0`, remote)
+	s.sync(t, local, "0")
+	s.line(t, "ran")
+	s.line(t, "ran")
+	if got := s.exit(t); got != 0 {
+		t.Errorf("exit code %d", got)
+	}
+}
+
 // Orphans of the container are children of its PID 1.
 func TestOrphansAreWaitedFor(t *testing.T) {
 	testenv.NeedRoot(t) // for a PID namespace

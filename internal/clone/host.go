@@ -1,0 +1,106 @@
+package clone
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+)
+
+// nameless says that a clone has no name to be reached by, and why. It is no error: there are its pods' addresses.
+type nameless string
+
+// service is the clone's own name in DNS, for the ports of the workload's pods, and for those by which Services lead to them:
+// http://web-ann as http://web. Without any port it has no address of its own, and its name is all its pods.
+func service(job *batchv1.Job, ports []cluster.Port) *corev1.Service {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: job.Name, Namespace: job.Namespace, Labels: job.Labels, Annotations: job.Annotations},
+		Spec:       corev1.ServiceSpec{Selector: map[string]string{labelClone: job.Name}, IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack)},
+	}
+	add := func(p cluster.Port, port int32, name string) {
+		protocol := corev1.Protocol(strings.ToUpper(p.Protocol))
+		taken := func(o corev1.ServicePort) bool { return o.Port == port && o.Protocol == protocol }
+		if slices.ContainsFunc(s.Spec.Ports, taken) {
+			return
+		}
+		if name == "" || slices.ContainsFunc(s.Spec.Ports, func(o corev1.ServicePort) bool { return o.Name == name }) {
+			name = fmt.Sprintf("%s-%d", p.Protocol, port)
+		}
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Protocol: protocol, Port: port, TargetPort: intstr.FromInt32(int32(p.Port))})
+	}
+	for _, p := range ports { // what is a Service's is meant, where a pod has a port of that number too
+		for _, of := range p.Services {
+			add(p, of.Port, of.Name)
+		}
+	}
+	for _, p := range ports {
+		add(p, int32(p.Port), p.Name)
+	}
+	slices.SortFunc(s.Spec.Ports, func(a, b corev1.ServicePort) int {
+		return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	if len(s.Spec.Ports) == 0 {
+		s.Spec.ClusterIP = corev1.ClusterIPNone
+	}
+	return s
+}
+
+// hostPorts are those of a Service, as the user is told of them.
+func hostPorts(s *corev1.Service) []api.ClonePort {
+	var all []api.ClonePort
+	for _, p := range s.Spec.Ports {
+		all = append(all, api.ClonePort{Protocol: strings.ToLower(string(p.Protocol)), Port: uint16(p.Port), Target: uint16(p.TargetPort.IntVal)})
+	}
+	return all
+}
+
+// name makes the clone's Service. The Job owns it, and Kubernetes deletes it with the Job, whoever does that.
+func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job) (nameless, error) {
+	if errs := validation.IsDNS1035Label(s.Name); len(errs) > 0 {
+		return nameless("its name is none that a Service may have: " + strings.Join(errs, "; ")), nil
+	}
+	s.OwnerReferences = []metav1.OwnerReference{{
+		APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: owner.Name, UID: owner.UID,
+	}}
+	services := c.kube.CoreV1().Services(s.Namespace)
+	for {
+		_, err := services.Create(ctx, s, metav1.CreateOptions{})
+		if apierrors.IsForbidden(err) {
+			return nameless("you may not create Services in the namespace " + s.Namespace), nil
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return "", err
+		}
+		// An earlier Job of the same name had one, which the garbage collector has not come to. It keeps its address.
+		there, err := services.Get(ctx, s.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		if there.Labels[labelManagedBy] != managedBy || there.Labels[labelClone] != s.Name {
+			return "", api.Errorf(api.ExitConflict, "the namespace %s has a Service %s already, which is no clone's", s.Namespace, s.Name).
+				WithHint("Take another name: --name NAME")
+		}
+		there.OwnerReferences, there.Annotations, there.Spec.Ports = s.OwnerReferences, s.Annotations, s.Spec.Ports
+		_, err = services.Update(ctx, there, metav1.UpdateOptions{})
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return "", err
+		}
+		if err := pause(ctx, conflictPause); err != nil {
+			return "", err
+		}
+	}
+}
