@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -75,7 +73,13 @@ func (o *devOptions) wantsRequests() bool {
 	return o.inbound || len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods) > 0 || len(o.spec.ports) > 0
 }
 
-func (o *devOptions) run(ctx context.Context, command []string, on func(api.Event), quiet func()) error {
+func (o *devOptions) run(ctx context.Context, command []string, show func(api.Event), quiet func()) error {
+	var mu sync.Mutex // the daemon's events come beside the program's
+	on := func(e api.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		show(e)
+	}
 	env, err := o.environment()
 	if err != nil {
 		return err
@@ -135,7 +139,24 @@ func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.
 	if err != nil {
 		return err
 	}
-	pod, err := podOf(ctx, c, w)
+	pod, lacks, err := dev.Pod(ctx, c.Kube(), w)
+	if err != nil {
+		return c.Explain(err)
+	}
+	warn := func(text string) { on(api.Event{Warning: text}) }
+	if lacks != "" {
+		warn(lacks)
+	}
+	cfg := dev.Config{
+		Kube: c.Kube(), Pod: pod, Container: container.Name, Init: []string{sandboxCommand}, Args: command, Local: o.app.environ, Env: env,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(slog.DiscardHandler), Warn: warn,
+	}
+	if dev.Runs(pod) {
+		cfg.Exec = func(ctx context.Context, command []string, stdout io.Writer) error {
+			return c.Exec(ctx, pod.Namespace, pod.Name, container.Name, command, nil, stdout)
+		}
+	}
+	p, err := dev.Prepare(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -143,11 +164,7 @@ func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.
 		return ctx.Err()
 	}
 	quiet()
-	status, err := dev.Run(context.WithoutCancel(ctx), dev.Config{
-		Kube: c.Kube(), Pod: pod, Container: container.Name, Init: []string{sandboxCommand}, Args: command, Local: o.app.environ, Env: env,
-		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(slog.DiscardHandler),
-		Warn: func(text string) { on(api.Event{Warning: text}) },
-	})
+	status, err := p.Run(context.WithoutCancel(ctx))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return api.Errorf(api.ExitUsage, "%w", err)
@@ -157,40 +174,6 @@ func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.
 		return exitCode(status.Code)
 	}
 	return nil
-}
-
-// podOf is one of the workload's pods, the newest that is ready if there is one, or what its pods are made from.
-func podOf(ctx context.Context, c *cluster.Cluster, w *cluster.Workload) (*corev1.Pod, error) {
-	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String()}
-	if w.Selector != nil {
-		options = metav1.ListOptions{LabelSelector: w.Selector.String()}
-	}
-	list, err := c.Kube().CoreV1().Pods(w.Namespace).List(ctx, options)
-	if err != nil {
-		return nil, c.Explain(err)
-	}
-	var best *corev1.Pod
-	for n := range list.Items {
-		p := &list.Items[n]
-		if p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodRunning {
-			continue
-		}
-		if best == nil || ready(p) && !ready(best) || ready(p) == ready(best) && best.CreationTimestamp.Before(&p.CreationTimestamp) {
-			best = p
-		}
-	}
-	if best != nil {
-		return best, nil
-	}
-	made := &corev1.Pod{ObjectMeta: *w.Template.ObjectMeta.DeepCopy(), Spec: w.Template.Spec}
-	made.Namespace = w.Namespace
-	return made, nil
-}
-
-func ready(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // environment is what --env and --env-file say.

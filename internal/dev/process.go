@@ -2,6 +2,7 @@
 // paths where it looks for them.
 //
 //	pod ── internal/podenv ─▶ environment ─────────────────────────────┐
+//	 └─── exec ─▶ the image's variables, if it runs ────────────────────┤
 //	                       └▶ volumes ─▶ pkg/sandbox: tmpfs, in memory ─┴─▶ the program
 //	                             ▲ again every minute: what has changed, tokens before they expire
 //
@@ -11,15 +12,16 @@ package dev
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
 	"os/signal"
+	"path"
+	"reflect"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,62 +31,108 @@ import (
 	"kubevpn/pkg/sandbox"
 )
 
-// refresh is how often volumes are read again; the kubelet does it about as often.
-const refresh = time.Minute
+const (
+	// refresh is how often volumes are read again; the kubelet does it about as often.
+	refresh = time.Minute
+	// seeTimeout is how long a running container may take to show its environment.
+	seeTimeout = 5 * time.Second
+)
 
-// Config is what Run needs.
+// Config is what Prepare needs.
 type Config struct {
 	Kube      kubernetes.Interface
 	Pod       *corev1.Pod // one that runs, or one made of the workload's template
 	Container string
+	// Exec runs a command in the container; nil: it does not run.
+	Exec func(ctx context.Context, command []string, stdout io.Writer) error
 
 	Init []string // as sandbox.Config has it
 	Args []string // the program
-	// Local is the laptop's environment. The container's wins, but for what is about the laptop itself (localOnly); Env, NAME=VALUE,
-	// wins over both.
+	// Local is the laptop's environment. The container's wins, but for what is about the laptop itself (kept, keptFromImage);
+	// Env, NAME=VALUE, wins over both.
 	Local, Env            []string
 	Stdin, Stdout, Stderr *os.File
-	Network               *sandbox.Network
+	// Network gives the program a network of its own, which place has: it calls ready when the program may run, and returns when
+	// ctx has ended, or the network has; then the program is ended. Nil: the program has the laptop's.
+	Network func(ctx context.Context, place *sandbox.Process, ready func()) error
 
-	Warn   func(string) // what the container has and the program has not
+	Warn   func(string) // what the container has and the program has not; Run calls it, too
 	Logger *slog.Logger
+
+	refresh <-chan time.Time // a test's; nil: by the clock
 }
 
-// localOnly are variables that say where the program runs, which is the laptop.
-var localOnly = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TERM", "TMPDIR", "HOSTNAME"}
+// Program is a program with what its container has. It is run once.
+type Program struct {
+	cfg     Config
+	reader  *podenv.Reader
+	box     *sandbox.Sandbox
+	volumes map[string]sandbox.Volume // as the program has them; those that the program fills are left out
+	warned  map[string]bool
+}
 
-// Run runs the program until it ends, or ctx does, which kills it. Signals that the terminal sends reach the program by
-// themselves; SIGTERM is passed on.
-func Run(ctx context.Context, cfg Config) (sandbox.ExitStatus, error) {
+// Prepare reads what the container has. It starts nothing.
+func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	r, err := podenv.New(cfg.Kube, cfg.Pod, cfg.Container)
 	if err != nil {
-		return sandbox.ExitStatus{}, err
+		return nil, err
+	}
+	p := &Program{cfg: cfg, reader: r, warned: map[string]bool{}}
+	if environ, err := seen(ctx, cfg); err != nil {
+		cfg.Logger.Info("the image's variables are not known", "pod", cfg.Pod.Name, "err", err)
+	} else if environ != nil {
+		r.Seen(environ)
 	}
 	variables, problems := r.Environment(ctx)
 	mounts, volumes, more := r.Volumes(ctx)
-	for _, p := range append(problems, more...) {
-		cfg.Warn(p.Error())
+	for _, problem := range append(problems, more...) {
+		p.warn(problem.Error())
 	}
-	if err := ctx.Err(); err != nil {
-		return sandbox.ExitStatus{}, context.Cause(ctx)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
-	box, err := sandbox.New(sandbox.Config{
-		Init: cfg.Init, Args: cfg.Args, Env: environment(cfg.Local, variables, cfg.Env),
+	p.volumes = written(volumes)
+	p.box, err = sandbox.New(sandbox.Config{
+		Init: cfg.Init, Args: cfg.Args, Env: environment(cfg.Local, variables, cfg.Env, p.warn),
 		Stdin: cfg.Stdin, Stdout: cfg.Stdout, Stderr: cfg.Stderr,
-		Mounts: shown(mounts, cfg.Warn), Volumes: held(volumes), Network: cfg.Network, Logger: cfg.Logger,
+		Mounts: shown(mounts, p.warn), Volumes: held(volumes), Network: cfg.Network != nil, Logger: cfg.Logger,
 	})
 	if err != nil {
-		return sandbox.ExitStatus{}, err
+		return nil, err
 	}
-	// They are the program's: this process has to outlive it.
-	terminal := make(chan os.Signal, 1)
-	signal.Notify(terminal, os.Interrupt, syscall.SIGHUP, syscall.SIGQUIT)
-	defer signal.Stop(terminal)
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGTERM)
-	defer signal.Stop(asked)
+	return p, nil
+}
 
-	p, err := box.Start(ctx)
+// seen is the environment of a program in the container. What cannot show it, an image without cat, keeps nobody from working.
+func seen(ctx context.Context, cfg Config) ([]byte, error) {
+	if cfg.Exec == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, seeTimeout)
+	defer cancel()
+	var out bytes.Buffer
+	if err := cfg.Exec(ctx, []string{"cat", "/proc/self/environ"}, &out); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+func (p *Program) warn(text string) {
+	if !p.warned[text] {
+		p.warned[text] = true
+		p.cfg.Warn(text)
+	}
+}
+
+// Run runs the program until it ends, or ctx does, which kills it. Signals that the terminal sends reach the program by
+// themselves; others are passed on.
+func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
+	// They are the program's: this process has to outlive it.
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, programs()...)
+	defer signal.Stop(signals)
+
+	process, leave, err := p.begin(ctx)
 	if err != nil {
 		return sandbox.ExitStatus{}, err
 	}
@@ -92,64 +140,101 @@ func Run(ctx context.Context, cfg Config) (sandbox.ExitStatus, error) {
 	var status sandbox.ExitStatus
 	go func() {
 		defer close(ended)
-		status, err = p.Wait()
+		status, err = process.Wait()
 	}()
-	tick := time.NewTicker(refresh)
-	defer tick.Stop()
-	known := prints(held(volumes))
+	fresh, stop := context.WithCancel(ctx)
+	stopped := make(chan struct{})
+	go func() { // beside, because an API server may take its time
+		defer close(stopped)
+		p.keepFresh(fresh, process)
+	}()
+	defer func() {
+		stop()
+		<-stopped
+	}()
 	for {
 		select {
 		case <-ended:
-			return status, err
-		case <-terminal:
-		case s := <-asked:
-			if err := p.Signal(s); err != nil {
-				cfg.Logger.Warn("passing a signal on", "signal", s, "err", err)
+			if left := leave(); err == nil {
+				err = left
 			}
-		case <-tick.C:
-			update(ctx, cfg, r, p, known)
+			return status, err
+		case s := <-signals:
+			if fromTerminal(s) {
+				continue
+			}
+			if err := process.Signal(s); err != nil {
+				p.cfg.Logger.Warn("passing a signal on", "signal", s, "err", err)
+			}
 		}
 	}
 }
 
-// update brings the volumes up to date.
-func update(ctx context.Context, cfg Config, r *podenv.Reader, p *sandbox.Process, known map[string][]byte) {
-	_, volumes, problems := r.Volumes(ctx)
+// keepFresh brings the volumes up to date until ctx ends.
+func (p *Program) keepFresh(ctx context.Context, process *sandbox.Process) {
+	tick := p.cfg.refresh
+	if tick == nil {
+		t := time.NewTicker(refresh)
+		defer t.Stop()
+		tick = t.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick:
+			p.update(ctx, process)
+		}
+	}
+}
+
+// update reads the volumes again, and changes those that have changed.
+func (p *Program) update(ctx context.Context, process *sandbox.Process) {
+	bounded, cancel := context.WithTimeout(ctx, refresh)
+	defer cancel()
+	_, volumes, problems := p.reader.Volumes(bounded)
+	if ctx.Err() != nil {
+		return
+	}
 	for _, problem := range problems {
-		cfg.Logger.Warn("reading a volume again", "err", problem)
+		p.warn(problem.Error())
 	}
-	now := held(volumes)
-	for name, print := range prints(now) {
-		if bytes.Equal(print, known[name]) {
+	for name, v := range written(volumes) {
+		if reflect.DeepEqual(v, p.volumes[name]) {
 			continue
 		}
-		v := now[slices.IndexFunc(now, func(v sandbox.Volume) bool { return v.Name == name })]
-		if err := p.Update(ctx, v); err != nil {
-			cfg.Logger.Warn("bringing a volume up to date", "volume", name, "err", err)
+		if err := process.Update(ctx, v); err != nil {
+			if ctx.Err() == nil {
+				p.warn(fmt.Sprintf("volume %s is as it was before: %v", name, err))
+			}
 			continue
 		}
-		known[name] = print
+		p.volumes[name] = v
 	}
 }
 
-// prints tell whether volumes have changed.
-func prints(volumes []sandbox.Volume) map[string][]byte {
-	all := make(map[string][]byte, len(volumes))
-	for _, v := range volumes {
-		if len(v.Files) == 0 {
-			continue // the program's own
-		}
-		b, err := json.Marshal(v)
-		if err != nil { // of strings and bytes
-			panic(err)
-		}
-		all[v.Name] = b
+// written are the volumes that the kubelet writes, by name.
+func written(volumes []podenv.Volume) map[string]sandbox.Volume {
+	volumes = slices.DeleteFunc(slices.Clone(volumes), func(v podenv.Volume) bool { return v.Empty })
+	all := map[string]sandbox.Volume{}
+	for _, v := range held(volumes) {
+		all[v.Name] = v
 	}
 	return all
 }
 
+// kept are variables of the laptop that the container's do not replace: its programs are where the laptop has them, and this is
+// where they are started. The image's do not replace keptFromImage either, which are about its user.
+func kept(name string) bool { return slices.Contains([]string{"PATH", "PWD", "OLDPWD"}, name) }
+
+func keptFromImage(v podenv.Variable) bool {
+	return v.Image && (kept(v.Name) || slices.Contains([]string{"HOME", "USER", "LOGNAME", "SHELL", "TERM"}, v.Name) ||
+		// Places in the image, and what its programs load from there, would only mislead the laptop's.
+		path.IsAbs(v.Value) || strings.HasPrefix(v.Name, "LD_"))
+}
+
 // environment is the program's.
-func environment(local []string, container []podenv.Variable, env []string) []string {
+func environment(local []string, container []podenv.Variable, env []string, warn func(string)) []string {
 	all := map[string]string{}
 	set := func(entries []string) {
 		for _, e := range entries {
@@ -159,8 +244,12 @@ func environment(local []string, container []podenv.Variable, env []string) []st
 	}
 	set(local)
 	for _, v := range container {
-		if _, there := all[v.Name]; !there || !slices.Contains(localOnly, v.Name) {
+		switch value, there := all[v.Name]; {
+		case keptFromImage(v):
+		case !there || !kept(v.Name):
 			all[v.Name] = v.Value
+		case value != v.Value && !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, v.Name+"=") }):
+			warn(fmt.Sprintf("variable %s: this machine's is kept; --env %s=VALUE sets another", v.Name, v.Name))
 		}
 	}
 	set(env)

@@ -1,0 +1,62 @@
+package dev
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"kubevpn/pkg/sandbox"
+)
+
+// begin starts the program; one with a network of its own when that is there. leave ends that network, and says what it has to
+// say; it is to be called when the program has ended.
+//
+//	box.Start ─▶ Config.Network begins ─▶ ready ─▶ Process.Run ─▶ the program
+//	                   │ ends by itself                              ▲
+//	                   └────────────────── kill ─────────────────────┘
+func (p *Program) begin(ctx context.Context) (process *sandbox.Process, leave func() error, err error) {
+	if p.cfg.Network == nil {
+		process, err = p.box.Start(ctx)
+		return process, func() error { return nil }, err
+	}
+	ctx, kill := context.WithCancelCause(ctx)
+	if process, err = p.box.Start(ctx); err != nil {
+		kill(err)
+		return nil, nil, err
+	}
+	held, letGo := context.WithCancel(ctx)
+	ready, ended := make(chan struct{}), make(chan struct{})
+	var left error
+	go func() {
+		defer close(ended)
+		left = p.cfg.Network(held, process, sync.OnceFunc(func() { close(ready) }))
+		if held.Err() != nil {
+			return
+		}
+		if left == nil {
+			left = errors.New("the program's network has ended")
+		}
+		kill(left)
+	}()
+	leave = func() error {
+		letGo()
+		<-ended
+		kill(nil)
+		return left
+	}
+	select {
+	case <-ready:
+		err = process.Run(ctx)
+	case <-ended:
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		return process, leave, nil
+	}
+	kill(err)
+	_, _ = process.Wait() // of a program that never ran
+	if e := leave(); !errors.Is(err, e) {
+		err = errors.Join(err, e)
+	}
+	return nil, nil, err
+}

@@ -1,0 +1,77 @@
+package dev
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+
+	"kubevpn/internal/cluster"
+)
+
+// Pod is the pod that a program is to be like: the newest of the workload's that is ready, or else that runs. Where none runs it
+// is what the API server would make of the template, with what admission adds, and lacks is what that does not have.
+func Pod(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (pod *corev1.Pod, lacks string, err error) {
+	var options metav1.ListOptions
+	switch {
+	case w.Selector != nil:
+		options.LabelSelector = w.Selector.String()
+	case w.Kind == "Pod":
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String()
+	default: // it has a template only, as a CronJob
+		return planned(ctx, kube, w)
+	}
+	list, err := kube.CoreV1().Pods(w.Namespace).List(ctx, options)
+	if err != nil {
+		return nil, "", err
+	}
+	running := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return !Runs(&p) })
+	if len(running) == 0 {
+		return planned(ctx, kube, w)
+	}
+	best := slices.MaxFunc(running, func(a, b corev1.Pod) int {
+		switch r := ready(&a); {
+		case r != ready(&b) && r:
+			return 1
+		case r != ready(&b):
+			return -1
+		}
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	return &best, "", nil
+}
+
+// Runs reports whether the pod runs, and goes on to.
+func Runs(p *corev1.Pod) bool {
+	return p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning
+}
+
+func ready(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// planned asks the API server for a pod of the template without having it made: its service account's token, limits by default,
+// and whatever else is added to pods are in no template.
+func planned(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (*corev1.Pod, string, error) {
+	meta := w.Template.ObjectMeta
+	made := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		GenerateName: w.Name + "-", Namespace: w.Namespace, Labels: meta.Labels, Annotations: meta.Annotations,
+	}, Spec: w.Template.Spec}
+	lacks := fmt.Sprintf("no pod of %s runs: what only one that runs has, its address and its node, is empty", w)
+	got, err := kube.CoreV1().Pods(w.Namespace).Create(ctx, made, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, "", err
+		}
+		made = made.DeepCopy()
+		return made, fmt.Sprintf("%s; and what the cluster adds to pods, their service account's token among it, is missing: %v", lacks, err), nil
+	}
+	got.UID = "" // nothing has it: no token can be bound to it
+	return got, lacks, nil
+}
