@@ -244,6 +244,7 @@ func TestOnce(t *testing.T) {
 	}
 	write(t, local+"/greeting", "two\n")
 	s.line(t, "two")
+	s.children(t, 0)
 	if err := s.cmd.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -270,14 +271,27 @@ func TestOrphansAreWaitedFor(t *testing.T) {
 	testenv.NeedRoot(t) // for a PID namespace
 	s := supervise(t, nil, "sh", "-c", `sh -c 'sleep 0.1 & exit'; echo left; exec sleep 60`)
 	s.line(t, "left")
-	children := fmt.Sprintf("/proc/%d/task/%d/children", s.cmd.Process.Pid, s.cmd.Process.Pid)
+	s.children(t, 1)
+}
+
+// children waits until the supervisor has so many.
+func (s *supervised) children(t *testing.T, want int) {
+	t.Helper()
 	testenv.Eventually(t, 10*time.Second, func() error {
-		list, err := os.ReadFile(children)
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", s.cmd.Process.Pid))
 		if err != nil {
 			return err
 		}
-		if pids := strings.Fields(string(list)); len(pids) != 1 {
-			return fmt.Errorf("its children are %v", pids)
+		var at []string
+		for _, task := range tasks { // a child is its thread's
+			list, err := os.ReadFile(task)
+			if err != nil {
+				return err
+			}
+			at = append(at, strings.Fields(string(list))...)
+		}
+		if len(at) != want {
+			return fmt.Errorf("its children are %v", at)
 		}
 		return nil
 	})
