@@ -1,13 +1,11 @@
 package sandbox
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -41,8 +39,11 @@ func Init() error {
 	if err != nil {
 		return fmt.Errorf("%w (reading the plan: %w)", errNotInit, err)
 	}
-	i := &initProcess{wire: control, plan: pl, dials: map[uint64]context.CancelFunc{}}
-	if err := i.run(); err != nil {
+	i := &initProcess{far: newFar(control, Interface), plan: pl, runs: make(chan uint64, 1)}
+	id, err := i.run()
+	if id != 0 {
+		i.done(id, err)
+	} else {
 		i.say(report{Error: newFailure(err)}, nil)
 	}
 	os.Exit(1)
@@ -50,46 +51,40 @@ func Init() error {
 }
 
 type initProcess struct {
-	wire *wire
+	*far
 	plan plan
+	runs chan uint64 // the order to start the program
 
 	mu      sync.Mutex
 	program int // its process ID; 0: it does not run
-	store   *store
-	dials   map[uint64]context.CancelFunc
+	view    *view
 }
 
-// say sends a report. When the parent is gone there is nobody to tell, and obey ends us.
-func (i *initProcess) say(r report, f syscall.Conn) { _ = i.wire.send(r, f) }
-
-func (i *initProcess) log(level slog.Level, message string, attrs ...string) {
-	i.say(report{Log: &logLine{Level: level, Message: message, Attrs: attrs}}, nil)
-}
-
-// run returns only if the program was not started.
-func (i *initProcess) run() error {
+// run returns only if the program was not started: why, and the order that said to start it, if there was one.
+func (i *initProcess) run() (order uint64, err error) {
 	survive()
-	go i.obey()
+	v := &view{log: i.log}
+	i.view = v
+	i.nameSpace = v.setNames
 	var device *os.File
-	if i.plan.Network != nil {
-		var err error
-		if device, err = i.makeNetwork(i.plan.Network); err != nil {
-			return fmt.Errorf("making the sandbox's network: %w", err)
+	if i.plan.Network {
+		if device, err = i.makeNetwork(); err != nil {
+			return 0, fmt.Errorf("making the sandbox's network: %w", err)
 		}
 	}
-	v := &view{log: i.log}
+	go i.watch()
 	if err := v.build(i.plan.Mounts, i.plan.Volumes, i.plan.Network); err != nil {
-		return err
+		return 0, err
 	}
-	i.mu.Lock()
-	i.store = v.store
-	i.mu.Unlock()
 	if err := os.Chdir(i.plan.Dir); err != nil {
-		return fmt.Errorf("entering the working directory: %w", err)
+		return 0, fmt.Errorf("entering the working directory: %w", err)
 	}
+	i.hand(device)
+	go v.follow()
+	order = <-i.runs
 	pid, err := i.start()
 	if err != nil {
-		return err
+		return order, err
 	}
 	i.mu.Lock()
 	i.program = pid
@@ -98,15 +93,9 @@ func (i *initProcess) run() error {
 	if err := closeStandardFiles(); err != nil {
 		i.log(slog.LevelWarn, "standard files stay open", "err", err.Error())
 	}
-	if device != nil {
-		i.say(report{Started: true}, device)
-		device.Close()
-	} else {
-		i.say(report{Started: true}, nil)
-	}
-	go v.follow()
+	i.done(order, nil)
 	i.reap(pid)
-	return nil
+	return order, nil
 }
 
 // survive makes init deaf to what the terminal sends to the whole process group, and to what somebody may send to every
@@ -121,82 +110,31 @@ func survive() {
 	}
 }
 
-// obey does what the parent says, and ends everything when the parent is gone.
-func (i *initProcess) obey() {
+// watch does what the parent says, and ends everything when the parent is gone.
+func (i *initProcess) watch() {
 	for {
 		var o order
 		file, err := i.wire.receive(&o)
 		if err != nil {
 			os.Exit(128 + int(unix.SIGKILL))
 		}
-		if o.Update {
-			i.update(o.ID, file)
-		}
-		if file != nil {
-			file.Close()
-		}
 		switch {
+		case o.Run:
+			i.runs <- o.ID // there is one
+		case o.Update:
+			i.done(o.ID, i.view.store.update(file)) // what the parent knows to be ready has volumes
 		case o.Signal > 0:
 			i.mu.Lock()
 			if i.program != 0 {
 				_ = unix.Kill(i.program, syscall.Signal(o.Signal)) // it may be ending, or be no signal
 			}
 			i.mu.Unlock()
-		case o.Cancel:
-			i.mu.Lock()
-			cancel := i.dials[o.ID]
-			i.mu.Unlock()
-			if cancel != nil {
-				cancel()
-			}
-		case o.Dial != nil:
-			ctx, cancel := context.WithCancel(context.Background())
-			i.mu.Lock()
-			i.dials[o.ID] = cancel
-			i.mu.Unlock()
-			go i.dial(ctx, o.ID, *o.Dial)
+		default:
+			i.obey(o)
 		}
-	}
-}
-
-// update changes a volume.
-func (i *initProcess) update(id uint64, file *os.File) {
-	i.mu.Lock()
-	s := i.store
-	i.mu.Unlock()
-	err := errors.New("the sandbox has no volumes yet")
-	if s != nil {
-		err = s.update(file)
-	}
-	if err != nil {
-		i.say(report{ID: id, Error: newFailure(err)}, nil)
-		return
-	}
-	i.say(report{ID: id}, nil)
-}
-
-// dial gives the parent a connection that is made here.
-func (i *initProcess) dial(ctx context.Context, id uint64, to endpoint) {
-	defer func() {
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		i.dials[id]()
-		delete(i.dials, id)
-	}()
-	conn, err := new(net.Dialer).DialContext(ctx, to.Network, to.Address)
-	if err != nil {
-		var op *net.OpError
-		if errors.As(err, &op) {
-			err = op.Err // the rest is said at the other end
+		if file != nil {
+			file.Close()
 		}
-		i.say(report{ID: id, Error: newFailure(err)}, nil)
-		return
-	}
-	defer conn.Close()
-	if file, ok := conn.(syscall.Conn); ok {
-		i.say(report{ID: id}, file)
-	} else {
-		i.say(report{ID: id, Error: newFailure(fmt.Errorf("%s is not a network of sockets", to.Network))}, nil)
 	}
 }
 

@@ -28,6 +28,7 @@ import (
 const (
 	roleInit   = "role-sandbox-init" // Config.Init
 	roleParent = "role-parent"       // runs the sandbox of the JSON that is its argument, on its own terminal
+	roleServe  = "role-serve"        // a container, which calls its argument, a socket
 	roleStage  = "role-stage"        // root, with a /dev/net/tun for everybody; runs its arguments as nobody
 )
 
@@ -49,6 +50,8 @@ func TestMain(m *testing.M) {
 		err = sandbox.Init()
 	case roleParent:
 		err = parent(os.Args[2])
+	case roleServe:
+		err = serveIn(os.Args[2])
 	case roleStage:
 		err = stage(os.Args[2:])
 	default:
@@ -81,6 +84,11 @@ func parent(config string) error {
 	p, err := s.Start(context.Background())
 	if err != nil {
 		return err
+	}
+	if cfg.Network {
+		if err := errors.Join(p.SetNetwork(context.Background(), network()), p.Run(context.Background())); err != nil {
+			return err
+		}
 	}
 	fmt.Printf("%s%d\n", runInParent, p.Pid())
 	status, err := p.Wait()
@@ -142,7 +150,7 @@ func TestUnprivileged(t *testing.T) {
 		t.Fatal(err)
 	}
 	self := copyOf(t, "/proc/self/exe", filepath.Join(work, "sandbox.test"))
-	args := []string{roleStage, self, "-test.v", "-test.count=1", "-test.timeout=5m", "-test.skip=^(TestUnprivileged|Fuzz.*)$"}
+	args := []string{roleStage, self, "-test.v", "-test.count=1", "-test.timeout=5m", "-test.skip=^(TestUnprivileged|TestContainer|Fuzz.*)$"}
 	if testing.Short() {
 		args = append(args, "-test.short")
 	}
@@ -231,7 +239,20 @@ type running struct {
 	out string // a file
 }
 
+// start starts a program, with the network of every test if it has one.
 func start(t *testing.T, cfg sandbox.Config) *running {
+	t.Helper()
+	r := begin(t, cfg)
+	if cfg.Network {
+		if err := errors.Join(r.SetNetwork(t.Context(), network()), r.Run(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+// begin does what Start does.
+func begin(t *testing.T, cfg sandbox.Config) *running {
 	t.Helper()
 	out, err := os.CreateTemp(t.TempDir(), "out")
 	if err != nil {

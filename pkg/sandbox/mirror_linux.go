@@ -257,6 +257,21 @@ func (m *mirror) createFile(name string, content []byte) error {
 	return errors.Join(err, f.Close())
 }
 
+// replaceFile gives a file that createFile has made another content, at once.
+func (m *mirror) replaceFile(name string, content []byte) error {
+	next := name + ".next"
+	if err := unix.Unlinkat(m.tree, next, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &fs.PathError{Op: "remove", Path: next, Err: err}
+	}
+	if err := m.createFile(next, content); err != nil {
+		return &fs.PathError{Op: "write", Path: next, Err: err}
+	}
+	if err := unix.Renameat(m.tree, next, m.tree, name); err != nil {
+		return &fs.PathError{Op: "rename", Path: next, Err: err}
+	}
+	return nil
+}
+
 // finish closes the mirror to the program as far as the directory was.
 func (m *mirror) finish() error {
 	if m.writable {

@@ -4,20 +4,17 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/netip"
 	"os"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"kubevpn/pkg/route"
 )
 
 // queueLen is how many packets wait for the reader, as for pkg/tun's devices.
 const queueLen = 4096
 
 // makeNetwork sets up this process's network namespace, which is new, and returns the file of its TUN.
-func (i *initProcess) makeNetwork(n *Network) (*os.File, error) {
+func (i *initProcess) makeNetwork() (*os.File, error) {
 	loopback, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("finding loopback: %w", err)
@@ -34,46 +31,25 @@ func (i *initProcess) makeNetwork(n *Network) (*os.File, error) {
 			i.log(slog.LevelWarn, "a setting of the sandbox's network was refused", "err", err.Error())
 		}
 	}
-	device, err := openTUN()
-	if err != nil {
-		return nil, err
-	}
-	link := route.Link{Name: Interface, MTU: n.MTU, Addrs: n.Addresses, TxQueueLen: queueLen}
-	for _, everything := range []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")} {
-		for _, a := range n.Addresses {
-			if a.Addr().Is4() == everything.Addr().Is4() {
-				link.Routes = append(link.Routes, everything)
-				break
-			}
-		}
-	}
-	applied, err := route.New().Set(route.Config{Links: []route.Link{link}})
-	if err != nil {
-		device.Close()
-		return nil, err
-	}
-	for _, w := range applied.Warnings {
-		i.log(slog.LevelWarn, "the sandbox's network", "warning", w)
-	}
-	return device, nil
+	return openTUN(Interface)
 }
 
 // openTUN makes the interface, as tun.Adopt wants it. tun.Create would set its queue's length by an ioctl, which takes
 // CAP_NET_ADMIN over the machine; by netlink, as pkg/route does it, that over the namespace is enough.
-func openTUN() (*os.File, error) {
+func openTUN(name string) (*os.File, error) {
 	const device = "/dev/net/tun"
 	fd, err := unix.Open(device, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: device, Err: err}
 	}
-	request, err := unix.NewIfreq(Interface)
+	request, err := unix.NewIfreq(name)
 	if err == nil {
 		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("creating interface %s: %w", Interface, err)
+		return nil, fmt.Errorf("creating interface %s: %w", name, err)
 	}
 	return os.NewFile(uintptr(fd), device), nil
 }

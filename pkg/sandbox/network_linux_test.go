@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,8 +25,8 @@ import (
 )
 
 // network is that of every test: two of them at once have the same addresses.
-func network() *sandbox.Network {
-	return &sandbox.Network{
+func network() sandbox.Network {
+	return sandbox.Network{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.1.9/32"), netip.MustParsePrefix("fd00:244::9/128")},
 		MTU:       1500,
 		DNS:       []netip.Addr{netip.MustParseAddr("10.96.0.10")},
@@ -106,9 +108,19 @@ func (c cluster) DialEcho(context.Context, netip.Addr, netip.Addr) (netstack.Pac
 // connected starts a sandbox whose network leads to the cluster.
 func connected(t *testing.T, c cluster, cfg sandbox.Config) *running {
 	t.Helper()
-	cfg.Network = network()
-	r := start(t, cfg)
-	device, err := tun.Adopt(r.TUN(), sandbox.Interface, cfg.Network.MTU)
+	cfg.Network = true
+	r := begin(t, cfg)
+	c.serve(t, r)
+	if err := errors.Join(r.SetNetwork(t.Context(), network()), r.Run(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// serve is the other end of what a TUN carries, until the test ends.
+func (c cluster) serve(t *testing.T, r interface{ TUN() *os.File }) {
+	t.Helper()
+	device, err := tun.Adopt(r.TUN(), r.TUN().Name(), network().MTU)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +138,6 @@ func connected(t *testing.T, c cluster, cfg sandbox.Config) *running {
 		}
 		device.Close()
 	})
-	return r
 }
 
 func (r *running) finish() string {
@@ -218,7 +229,7 @@ func TestDial(t *testing.T) {
 // Nobody reads the TUN, so a connection is never made.
 func TestDialEndsWithItsContext(t *testing.T) {
 	cfg := sh("sleep 100")
-	cfg.Network = network()
+	cfg.Network = true
 	r := start(t, cfg)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -278,4 +289,129 @@ func TestLaptopsNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn.Close()
+}
+
+func TestStages(t *testing.T) {
+	other := network()
+	other.Addresses, other.MTU, other.DNS = []netip.Prefix{netip.MustParsePrefix("10.244.1.10/32")}, 1400, []netip.Addr{netip.MustParseAddr("10.96.0.11")}
+	cfg := sh("cat /etc/resolv.conf; echo first; read go </dev/stdin; cat /etc/resolv.conf; ip -4 -o addr show eth0; cat /sys/class/net/eth0/mtu; exit 7")
+	testenv.NeedPrograms(t, "ip")
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cfg.Network, cfg.Stdin = true, in
+	r := begin(t, cfg)
+	in.Close()
+	if r.TUN().Name() != sandbox.Interface {
+		t.Errorf("the device is called %q", r.TUN().Name())
+	}
+	if err := r.SetNetwork(t.Context(), sandbox.Network{}); err == nil {
+		t.Error("a network without an address")
+	}
+	if r.printed() != "" {
+		t.Errorf("the program runs: %s", r.printed())
+	}
+	if err := errors.Join(r.SetNetwork(t.Context(), network()), r.Run(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	r.await("first\n")
+	if err := r.Run(t.Context()); err == nil {
+		t.Error("the program was started twice")
+	}
+	if err := r.SetNetwork(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(out, "go")
+	if status, err := r.Wait(); err != nil || status.Code != 7 {
+		t.Errorf("it ended with %+v, %v", status, err)
+	}
+	before, after, _ := strings.Cut(r.printed(), "first\n")
+	if !strings.Contains(before, "nameserver 10.96.0.10\n") {
+		t.Errorf("at first: %s", before)
+	}
+	for _, want := range []string{"nameserver 10.96.0.11\n", "10.244.1.10/32", "1400"} {
+		if !strings.Contains(after, want) || strings.Contains(after, "10.244.1.9") {
+			t.Errorf("then, without %q: %s", want, after)
+		}
+	}
+	if err := r.SetNetwork(t.Context(), other); !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("SetNetwork after the end: %v", err)
+	}
+}
+
+func TestNotRun(t *testing.T) {
+	t.Run("no-such-program", func(t *testing.T) {
+		cfg := config("sandbox-test-nothing")
+		cfg.Network = true
+		r := begin(t, cfg)
+		n := namespacesOf(t, r.Pid())
+		if err := r.Run(t.Context()); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("Run: %v", err)
+		}
+		n.expectNone(t)
+	})
+	t.Run("start-ended", func(t *testing.T) {
+		why := errors.New("why")
+		cfg := config("true")
+		cfg.Network = true
+		s, err := sandbox.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		p, err := s.Start(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel(why)
+		if _, err := p.Wait(); !errors.Is(err, why) {
+			t.Errorf("Wait: %v", err)
+		}
+		if err := p.Run(t.Context()); !errors.Is(err, why) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Run("run-ended", func(t *testing.T) {
+		cfg := config("true")
+		cfg.Network = true
+		r := begin(t, cfg)
+		n := namespacesOf(t, r.Pid())
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := r.Run(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+		n.expectNone(t)
+	})
+}
+
+// What is on its way when the program ends must not hide how it ended.
+func TestEndAmongDials(t *testing.T) {
+	for range 20 {
+		cfg := sh("exit 7")
+		cfg.Network = true
+		r := begin(t, cfg)
+		ctx, cancel := context.WithCancel(t.Context())
+		var dials sync.WaitGroup
+		for range 4 {
+			dials.Go(func() {
+				for ctx.Err() == nil {
+					if conn, err := r.Dial(ctx, "tcp", "127.0.0.1:1"); err == nil {
+						conn.Close()
+					}
+				}
+			})
+		}
+		if err := errors.Join(r.SetNetwork(t.Context(), network()), r.Run(t.Context())); err != nil {
+			t.Error(err)
+		}
+		status, err := r.Wait()
+		cancel()
+		dials.Wait()
+		if err != nil || status.Code != 7 {
+			t.Fatalf("it ended with %+v, %v", status, err)
+		}
+	}
 }

@@ -10,7 +10,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -29,31 +29,25 @@ var initCapabilities = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CA
 // Process is a program that runs in a sandbox. Its methods may be called from several goroutines.
 type Process struct {
 	log      *slog.Logger
-	wire     *wire
+	near     *near
 	init     *os.Process
 	isolated bool
+	ran      atomic.Bool // Run was called
 	terminal *terminal
 
-	tun     *os.File
-	started chan error    // takes one: nil, or why the program was not started
-	read    chan struct{} // closed: nothing more comes from init
-	done    chan struct{} // closed: nothing is left; then status and err are set
-	ended   *ExitStatus   // as init said, once read is closed
-	status  ExitStatus
-	err     error
+	tun   *os.File
+	ready chan error    // takes one: nil, or why init cannot start the program
+	read  chan struct{} // closed: nothing more comes from init
+	done  chan struct{} // closed: nothing is left; then status and err are set
+	ended *ExitStatus   // as init said, once read is closed
 
-	mu     sync.Mutex
-	lastID uint64
-	dials  map[uint64]chan<- dialled
-}
-
-type dialled struct {
-	socket *os.File
+	status ExitStatus
 	err    error
 }
 
 // Start starts the program, and returns when it runs. The error is that of the program's execve where that failed: it is
-// syscall.ENOENT when there is no such program. When ctx ends, the program is killed, and everything with it.
+// syscall.ENOENT when there is no such program. With Config.Network it returns when all is there but the program, which
+// [Process.Run] starts. When ctx ends, the program is killed, and everything with it.
 func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -68,9 +62,8 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 		return nil, err
 	}
 	p := &Process{
-		log: s.log, wire: ours, isolated: s.cfg.Network != nil, terminal: foreground(),
-		started: make(chan error, 1), read: make(chan struct{}), done: make(chan struct{}),
-		dials: map[uint64]chan<- dialled{},
+		log: s.log, near: newNear(ours, Interface, s.log), isolated: s.cfg.Network, terminal: foreground(),
+		ready: make(chan error, 1), read: make(chan struct{}), done: make(chan struct{}),
 	}
 	begun := make(chan error, 1)
 	go p.watch(ctx, cmd, begun)
@@ -79,25 +72,64 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 		return nil, explain(err)
 	}
 	go p.listen()
-	var notStarted error
+	var notReady error
 	select {
-	case notStarted = <-p.started:
+	case notReady = <-p.ready:
 	case <-p.done: // with or without a word
 		select {
-		case notStarted = <-p.started:
+		case notReady = <-p.ready:
 		default:
-			notStarted = p.err
+			notReady = p.err
 		}
 	}
-	if notStarted != nil {
+	if notReady != nil {
 		// Init ends by itself after an error, and has ended without one.
 		<-p.done
 		if ctx.Err() != nil {
-			notStarted = context.Cause(ctx)
+			notReady = context.Cause(ctx)
 		}
-		return nil, notStarted
+		return nil, notReady
+	}
+	if !p.isolated {
+		if err := p.Run(ctx); err != nil {
+			return nil, err
+		}
 	}
 	return p, nil
+}
+
+// Run starts the program of a sandbox with Config.Network, once. After an error, which is as that of [Sandbox.Start], nothing
+// is left of the sandbox.
+func (p *Process) Run(ctx context.Context) error {
+	if !p.ran.CompareAndSwap(false, true) {
+		return errors.New("the sandbox's program was started before")
+	}
+	_, err := p.near.ask(ctx, order{Run: true}, nil)
+	if err == nil {
+		return nil
+	}
+	if e := p.init.Kill(); e != nil && !errors.Is(e, os.ErrProcessDone) {
+		err = errors.Join(err, e)
+	}
+	<-p.done
+	var said *failure
+	switch {
+	case errors.As(err, &said):
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case p.err != nil:
+		err = p.err // the socket's is a consequence
+	}
+	return err
+}
+
+// SetNetwork gives the interface of a sandbox with Config.Network its addresses, routes everything to it, and has names asked
+// of n.DNS, in the place of what an earlier call has said. It may be called before Run and after.
+func (p *Process) SetNetwork(ctx context.Context, n Network) error {
+	if !p.isolated {
+		return errors.New("the sandbox has the laptop's network")
+	}
+	return p.near.setNetwork(ctx, n)
 }
 
 // command is init, but for the files that connect adds.
@@ -139,7 +171,7 @@ func (s *Sandbox) command() (*exec.Cmd, error) {
 		AmbientCaps:                initCapabilities,
 		Pdeathsig:                  unix.SIGKILL,
 	}
-	if s.cfg.Network != nil {
+	if s.cfg.Network {
 		attr.Cloneflags |= unix.CLONE_NEWNET
 	}
 	if attr.UidMappings, err = identity(os.Geteuid(), all, string(users)); err != nil {
@@ -192,7 +224,7 @@ func (p *Process) watch(ctx context.Context, cmd *exec.Cmd, begun chan<- error) 
 	defer runtime.UnlockOSThread()
 	defer close(p.done)
 	if err := cmd.Start(); err != nil {
-		p.wire.conn.Close()
+		p.near.wire.conn.Close()
 		p.terminal.close()
 		begun <- err
 		return
@@ -204,7 +236,7 @@ func (p *Process) watch(ctx context.Context, cmd *exec.Cmd, begun chan<- error) 
 	err := cmd.Wait()
 	killed := !stop()
 	<-p.read
-	p.wire.conn.Close()
+	p.near.wire.conn.Close()
 	p.terminal.restore(p.log)
 	if p.tun != nil {
 		p.tun.Close() // the second time if the caller has
@@ -226,74 +258,34 @@ func (p *Process) watch(ctx context.Context, cmd *exec.Cmd, begun chan<- error) 
 // listen reads what init says.
 func (p *Process) listen() {
 	defer close(p.read)
-	for {
-		var r report
-		file, err := p.wire.receive(&r)
-		if err != nil {
-			p.forget()
-			return
-		}
+	p.near.listen(func(r report, file *os.File) {
 		switch {
-		case r.Log != nil:
-			args := make([]any, len(r.Log.Attrs))
-			for i, a := range r.Log.Attrs {
-				args[i] = a
+		case r.Ready:
+			if file != nil {
+				p.tun, file = file, nil
 			}
-			p.log.Log(context.Background(), r.Log.Level, r.Log.Message, args...)
-		case r.ID != 0:
-			p.answer(r, file)
-			continue
-		case r.Started:
-			p.tun, file = file, nil
-			p.started <- nil
+			p.ready <- nil
 		case r.Error != nil:
-			p.started <- r.Error
+			p.ready <- r.Error
 		case r.Ended != nil:
 			p.ended = r.Ended
 		}
 		if file != nil {
 			file.Close()
 		}
-	}
-}
-
-// answer gives a report to the Dial that waits for it, or throws it away.
-func (p *Process) answer(r report, file *os.File) {
-	p.mu.Lock()
-	waiting := p.dials[r.ID]
-	delete(p.dials, r.ID)
-	p.mu.Unlock()
-	d := dialled{socket: file}
-	if r.Error != nil {
-		d.err = r.Error
-	}
-	if waiting == nil {
-		if file != nil {
-			file.Close()
-		}
-		return
-	}
-	waiting <- d
-}
-
-// forget ends every Dial.
-func (p *Process) forget() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, waiting := range p.dials {
-		waiting <- dialled{err: os.ErrProcessDone}
-	}
-	p.dials = nil
+	})
 }
 
 // Pid is the process ID of the sandbox's init, as the parent sees it.
 func (p *Process) Pid() int { return p.init.Pid }
 
-// TUN is the device [Interface] of a sandbox with a Network, for tun.Adopt; nil without. The network namespace lives for
-// as long as the file, or one made of it, is open, also when the program has ended. Wait closes this one.
+// TUN is the device [Interface] of a sandbox with Config.Network, for tun.Adopt; nil without. Its Name is the interface's. The
+// network namespace lives for as long as the file, or one made of it, is open, also when the program has ended. Wait closes
+// this one.
 func (p *Process) TUN() *os.File { return p.tun }
 
-// Signal sends the program a signal. After the program's end the error is os.ErrProcessDone.
+// Signal sends the program a signal. Before Run there is none, and the signal is lost. After the program's end the error is
+// os.ErrProcessDone.
 func (p *Process) Signal(sig os.Signal) error {
 	number, ok := sig.(syscall.Signal)
 	if !ok || number <= 0 {
@@ -304,7 +296,7 @@ func (p *Process) Signal(sig os.Signal) error {
 		return os.ErrProcessDone
 	default:
 	}
-	if err := p.wire.send(order{Signal: int(number)}, nil); err != nil {
+	if err := p.near.wire.send(order{Signal: int(number)}, nil); err != nil {
 		return os.ErrProcessDone
 	}
 	return nil
@@ -323,52 +315,7 @@ func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, 
 	if !p.isolated {
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}
-	fail := func(err error) (net.Conn, error) {
-		return nil, &net.OpError{Op: "dial", Net: network, Err: fmt.Errorf("%s in the sandbox: %w", address, err)}
-	}
-	d, err := p.ask(ctx, order{Dial: &endpoint{network, address}}, nil)
-	switch {
-	case err != nil:
-		return fail(err)
-	case d.socket == nil:
-		return fail(errors.New("init sent no socket"))
-	}
-	defer d.socket.Close()
-	conn, err := net.FileConn(d.socket)
-	if err != nil {
-		return fail(err)
-	}
-	return conn, nil
-}
-
-// ask gives init an order and waits for its answer.
-func (p *Process) ask(ctx context.Context, o order, file syscall.Conn) (dialled, error) {
-	if err := ctx.Err(); err != nil {
-		return dialled{}, err
-	}
-	result := make(chan dialled, 1)
-	p.mu.Lock()
-	if p.dials == nil {
-		p.mu.Unlock()
-		return dialled{}, os.ErrProcessDone
-	}
-	p.lastID++
-	o.ID = p.lastID
-	p.dials[o.ID] = result
-	p.mu.Unlock()
-	if err := p.wire.send(o, file); err != nil {
-		p.drop(o.ID, result)
-		return dialled{}, err
-	}
-	select {
-	case d := <-result:
-		return d, d.err
-	case <-ctx.Done():
-		p.drop(o.ID, result)
-		// If init is gone there is nothing to cancel.
-		_ = p.wire.send(order{ID: o.ID, Cancel: true}, nil)
-		return dialled{}, ctx.Err()
-	}
+	return p.near.dial(ctx, network, address)
 }
 
 // Update makes a volume have other files. Whoever reads sees all of them old, or all of them new.
@@ -381,22 +328,8 @@ func (p *Process) Update(ctx context.Context, v Volume) error {
 		return err
 	}
 	defer f.Close()
-	if _, err := p.ask(ctx, order{Update: true}, f); err != nil {
+	if _, err := p.near.ask(ctx, order{Update: true}, f); err != nil {
 		return fmt.Errorf("changing the volume %s of the sandbox: %w", v.Name, err)
 	}
 	return nil
-}
-
-// drop stops waiting for a result, which may have come.
-func (p *Process) drop(id uint64, result <-chan dialled) {
-	p.mu.Lock()
-	delete(p.dials, id)
-	p.mu.Unlock()
-	select {
-	case d := <-result:
-		if d.socket != nil {
-			d.socket.Close()
-		}
-	default:
-	}
 }

@@ -276,12 +276,21 @@ func mountsHere(t *testing.T) string {
 
 func TestEverythingEndsWithTheProgram(t *testing.T) {
 	mounts := mountsHere(t)
-	r := start(t, sh(stubborn+"read x </dev/zero & sleep 0.2; exit 3", sandbox.Mount{Path: "/sandbox-test", Source: t.TempDir()}))
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cfg := sh(stubborn+"read x </dev/zero & read go; exit 3", sandbox.Mount{Path: "/sandbox-test", Source: t.TempDir()})
+	cfg.Stdin = in
+	r := start(t, cfg)
+	in.Close()
 	r.await("started")
 	n := namespacesOf(t, r.Pid())
 	if len(n.in()) < 4 {
 		t.Fatalf("only %v run", n.in())
 	}
+	fmt.Fprintln(out, "go")
 	if status, err := r.Wait(); err != nil || status.Code != 3 {
 		t.Errorf("%+v, %v", status, err)
 	}
@@ -364,7 +373,7 @@ func TestKilledParent(t *testing.T) {
 		t.Run(fmt.Sprintf("init-stopped=%v", stopped), func(t *testing.T) {
 			out := t.TempDir() + "/out"
 			cfg := sh(stubborn+"sleep 100", sandbox.Mount{Path: "/sandbox-test", Source: t.TempDir()})
-			cfg.Network = network()
+			cfg.Network = true
 			cmd := parentCommand(t, cfg)
 			f, err := os.Create(out)
 			if err != nil {

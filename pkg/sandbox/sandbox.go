@@ -10,11 +10,15 @@
 //	  │                              │  opens the TUN, mounts, remains
 //	  │◀─── TUN, Dial's sockets ─────┤  capabilities over these namespaces only
 //	  │     (control socket)         │
+//	  │──── SetNetwork, Run ────────▶│  with a network of its own; else by itself
 //	  │──── signals, dials ─────────▶├──── fork, no capabilities ──▶ the program
 //	  │                              │                                ├─ its children
 //	  │◀─── exit status ─────────────┘◀─────── orphans, reaped ───────┘   also after setsid
 //	  ▼
 //	 Wait
+//
+// A container has namespaces already, made by its engine. There [Serve] does the part of init that is the network's, and
+// [Attach] is the other end of its socket.
 //
 // # Ends
 //
@@ -58,10 +62,15 @@
 //
 // # Network
 //
-// With a [Network] the program has loopback and one interface, [Interface], whose packets are read from and written to
-// [Process.TUN]. Nothing else leads out, so a static binary can no more pass it by than another. Names are asked of
-// Network.DNS: inside, /etc/resolv.conf names it, /etc/nsswitch.conf has "files dns" for hosts, and nscd is hidden, as it
-// and systemd-resolved would ask the laptop's servers. Every port may be listened on, and ping works.
+// With Config.Network the program has loopback and one interface, [Interface], whose packets are read from and written to
+// [Process.TUN]. Nothing else leads out, so a static binary can no more pass it by than another. What the interface's
+// addresses are may be known only when its packets have a way, so the sandbox is made first, without the program:
+//
+//	Start ─▶ namespaces, files, TUN ─▶ SetNetwork ─▶ addresses, routes, names ─▶ Run ─▶ the program
+//	                                       └── again, whenever it changes
+//
+// Names are asked of Network.DNS: inside, /etc/resolv.conf names it, /etc/nsswitch.conf has "files dns" for hosts, and nscd
+// is hidden, as it and systemd-resolved would ask the laptop's servers. Every port may be listened on, and ping works.
 // Unix sockets with a path are the laptop's; abstract ones are not seen.
 //
 // # Terminal
@@ -85,8 +94,12 @@ import (
 	"syscall"
 )
 
-// Interface is the name of the network interface inside, as it is in pods.
-const Interface = "eth0"
+// Interface is the name of the network interface inside, as it is in pods. In a container, whose eth0 is its engine's, it is
+// ContainerInterface.
+const (
+	Interface          = "eth0"
+	ContainerInterface = "tun0"
+)
 
 // ErrNotAllowed says that this machine, or what this process runs in, does not let this user make a sandbox. The error
 // around it says why, and what would help.
@@ -127,7 +140,7 @@ type Config struct {
 
 	Mounts  []Mount
 	Volumes []Volume
-	Network *Network // nil: the laptop's
+	Network bool // of the program's own; false: the laptop's
 	Logger  *slog.Logger
 }
 
@@ -143,7 +156,7 @@ func New(cfg Config) (*Sandbox, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	if err := allowed(cfg.Network != nil); err != nil {
+	if err := allowed(cfg.Network); err != nil {
 		return nil, err
 	}
 	if cfg.Logger == nil {
@@ -197,9 +210,6 @@ func (c *Config) check() error {
 			return fmt.Errorf("two volumes %s", v.Name)
 		}
 		names[v.Name] = true
-	}
-	if c.Network != nil {
-		return c.Network.check()
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"runtime"
@@ -27,10 +28,33 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) { return nil, err
 type Process struct{}
 
 func (p *Process) Pid() int                                   { return 0 }
+func (p *Process) Run(ctx context.Context) error              { return errNotHere() }
 func (p *Process) TUN() *os.File                              { return nil }
 func (p *Process) Signal(sig os.Signal) error                 { return errNotHere() }
 func (p *Process) Update(ctx context.Context, v Volume) error { return errNotHere() }
 func (p *Process) Wait() (ExitStatus, error)                  { return ExitStatus{}, errNotHere() }
+func (p *Process) SetNetwork(ctx context.Context, n Network) error {
+	return errNotHere()
+}
 func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return nil, errNotHere()
+}
+
+// Serve is not implemented on this operating system.
+func Serve(conn *net.UnixConn) error { return errors.Join(errNotHere(), conn.Close()) }
+
+// Attach is not implemented on this operating system.
+func Attach(ctx context.Context, conn *net.UnixConn, logger *slog.Logger) (*Remote, error) {
+	return nil, errors.Join(errNotHere(), conn.Close())
+}
+
+// A Remote does not exist on this operating system.
+type Remote struct{}
+
+func (r *Remote) TUN() *os.File                                   { return nil }
+func (r *Remote) SetNetwork(ctx context.Context, n Network) error { return errNotHere() }
+func (r *Remote) Done() <-chan struct{}                           { return nil }
+func (r *Remote) Close() error                                    { return errNotHere() }
+func (r *Remote) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return nil, errNotHere()
 }

@@ -8,8 +8,7 @@ import (
 
 func TestConfigIsChecked(t *testing.T) {
 	good := func() Config {
-		return Config{Init: []string{"init"}, Args: []string{"true"}, Dir: "/", Network: &Network{
-			Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/32")}, MTU: 1500, Search: []string{"svc.cluster.local"}}}
+		return Config{Init: []string{"init"}, Args: []string{"true"}, Dir: "/"}
 	}
 	c := good()
 	if err := c.check(); err != nil {
@@ -30,17 +29,36 @@ func TestConfigIsChecked(t *testing.T) {
 		{"root", func(c *Config) { c.Mounts = []Mount{{Path: "/", Source: "/x"}} }, "nothing can be mounted"},
 		{"proc", func(c *Config) { c.Mounts = []Mount{{Path: "/proc/1/x", Source: "/x"}} }, "nothing can be mounted"},
 		{"twice", func(c *Config) { c.Mounts = []Mount{{Path: "/x", Source: "/x"}, {Path: "/x", Source: "/y"}} }, "two mounts"},
-		{"no-address", func(c *Config) { c.Network.Addresses = nil }, "address"},
-		{"bad-address", func(c *Config) { c.Network.Addresses = []netip.Prefix{{}} }, "address"},
-		{"mtu", func(c *Config) { c.Network.MTU = 100 }, "MTU"},
-		{"dns", func(c *Config) { c.Network.DNS = []netip.Addr{{}} }, "name server"},
-		{"search", func(c *Config) { c.Network.Search = []string{"a\nnameserver 1.1.1.1"} }, "resolv.conf"},
-		{"option", func(c *Config) { c.Network.Options = []string{""} }, "resolv.conf"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := good()
 			tt.spoil(&c)
 			if err := c.check(); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want one with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestNetworkIsChecked(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		spoil func(*Network)
+		want  string
+	}{
+		{"good", func(n *Network) {}, ""},
+		{"no-address", func(n *Network) { n.Addresses = nil }, "address"},
+		{"bad-address", func(n *Network) { n.Addresses = []netip.Prefix{{}} }, "address"},
+		{"mtu", func(n *Network) { n.MTU = 100 }, "MTU"},
+		{"dns", func(n *Network) { n.DNS = []netip.Addr{{}} }, "name server"},
+		{"search", func(n *Network) { n.Search = []string{"a\nnameserver 1.1.1.1"} }, "resolv.conf"},
+		{"option", func(n *Network) { n.Options = []string{""} }, "resolv.conf"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := Network{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/32")}, MTU: 1500, Search: []string{"svc.cluster.local"}}
+			tt.spoil(&n)
+			err := n.check()
+			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, want one with %q", err, tt.want)
 			}
 		})

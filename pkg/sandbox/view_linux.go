@@ -25,9 +25,12 @@ type view struct {
 	log     func(level slog.Level, message string, attrs ...string)
 	mirrors []*mirror
 	store   *store
+
+	resolver *mirror // that has resolv.conf, by the name resolv; nil: it is not ours
+	resolv   string
 }
 
-func (v *view) build(mounts []Mount, volumes []Volume, network *Network) error {
+func (v *view) build(mounts []Mount, volumes []Volume, network bool) error {
 	var err error
 	if v.store, err = newStore(volumes, mounts); err != nil {
 		return err
@@ -60,8 +63,8 @@ func (v *view) build(mounts []Mount, volumes []Volume, network *Network) error {
 			return fmt.Errorf("mounting %s at %s: %w", m.Source+m.Volume, m.Path, err)
 		}
 	}
-	if network != nil {
-		if err := v.nameResolution(mounts, network); err != nil {
+	if network {
+		if err := v.nameResolution(mounts); err != nil {
 			return fmt.Errorf("having names resolved in the sandbox: %w", err)
 		}
 	}
@@ -181,18 +184,18 @@ func (v *view) mirrorOf(dir string) (*mirror, error) {
 	return m, nil
 }
 
-// nameResolution makes that the program asks network.DNS. The files are of a mirror and not mounted on the laptop's,
+// nameResolution makes that the program asks whom setNames names, and until then nobody. The files are of a mirror and not mounted on the laptop's,
 // because a mount goes when its place is replaced outside, as resolvers and DHCP clients do whenever the laptop changes
 // networks.
-func (v *view) nameResolution(mounts []Mount, network *Network) error {
-	files := map[string]string{"/etc/resolv.conf": network.resolvConf()}
-	const nsswitch = "/etc/nsswitch.conf"
+func (v *view) nameResolution(mounts []Mount) error {
+	const resolv, nsswitch = "/etc/resolv.conf", "/etc/nsswitch.conf"
+	files := map[string]string{resolv: ""}
 	if b, err := os.ReadFile(nsswitch); err == nil {
 		files[nsswitch] = hostsByDNS(string(b))
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	for _, name := range []string{"/etc/resolv.conf", nsswitch} {
+	for _, name := range []string{resolv, nsswitch} {
 		content, ok := files[name]
 		if !ok || slices.ContainsFunc(mounts, func(m Mount) bool { return m.Path == name }) {
 			continue
@@ -211,8 +214,12 @@ func (v *view) nameResolution(mounts []Mount, network *Network) error {
 		if err := m.claim(path.Base(name)); err != nil {
 			return err
 		}
-		if err := m.createFile(path.Join(strings.Trim(strings.TrimPrefix(p.dir, m.path), "/"), path.Base(name)), []byte(content)); err != nil {
+		at := path.Join(strings.Trim(strings.TrimPrefix(p.dir, m.path), "/"), path.Base(name))
+		if err := m.createFile(at, []byte(content)); err != nil {
 			return err
+		}
+		if name == resolv {
+			v.resolver, v.resolv = m, at
 		}
 	}
 	// glibc asks nscd, where there is one, before anything else.
@@ -221,6 +228,14 @@ func (v *view) nameResolution(mounts []Mount, network *Network) error {
 		return unix.Mount("tmpfs", nscd, "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
 	}
 	return nil
+}
+
+// setNames has the program ask network.DNS. Who reads resolv.conf meanwhile reads the old one or the new one.
+func (v *view) setNames(network *Network) error {
+	if v.resolver == nil {
+		return nil // a mount has its place
+	}
+	return v.resolver.replaceFile(v.resolv, []byte(network.resolvConf()))
 }
 
 // makeReadOnly makes a mount read-only, and keeps what else it is: what the laptop's mount does not allow, as programs or

@@ -19,15 +19,21 @@ import (
 //	parent                                   init
 //	a file (memfd): the plan           ──▶
 //	                                   ◀──   {"log":...}                       at any time
-//	                                   ◀──   {"started":true} + TUN            or {"error":...}
+//	                                   ◀──   {"ready":true} + TUN, if any      or {"error":...}
+//	{"id":1,"network":...}             ──▶
+//	                                   ◀──   {"id":1}                          or {"id":1,"error":...}
+//	{"id":2,"run":true}                ──▶
+//	                                   ◀──   {"id":2}                          or {"id":2,"error":...}, and init's end
 //	{"signal":2}                       ──▶
-//	{"id":1,"dial":...}                ──▶
-//	{"id":1,"cancel":true}             ──▶
-//	                                   ◀──   {"id":1} + socket                 or {"id":1,"error":...}
-//	{"id":2,"update":true} + a volume  ──▶
-//	                                   ◀──   {"id":2}                          or {"id":2,"error":...}
+//	{"id":3,"dial":...}                ──▶
+//	{"id":3,"cancel":true}             ──▶
+//	                                   ◀──   {"id":3} + socket                 or {"id":3,"error":...}
+//	{"id":4,"update":true} + a volume  ──▶
+//	                                   ◀──   {"id":4}                          or {"id":4,"error":...}
 //	                                   ◀──   {"ended":...}, and init's end
 //	death                              ──▶   init's end
+//
+// Serve and Attach say the same to each other, without plan, run, volumes and signals.
 const maxMessage = 64 << 10
 
 // plan is what init does.
@@ -36,16 +42,18 @@ type plan struct {
 	Dir       string
 	Mounts    []Mount
 	Volumes   []Volume
-	Network   *Network
+	Network   bool
 }
 
 // order is a message to init.
 type order struct {
-	ID     uint64    `json:"id,omitempty"`
-	Signal int       `json:"signal,omitempty"`
-	Dial   *endpoint `json:"dial,omitempty"`
-	Cancel bool      `json:"cancel,omitempty"`
-	Update bool      `json:"update,omitempty"` // of a volume, which is in the file
+	ID      uint64    `json:"id,omitempty"`
+	Network *Network  `json:"network,omitempty"`
+	Run     bool      `json:"run,omitempty"`
+	Signal  int       `json:"signal,omitempty"`
+	Dial    *endpoint `json:"dial,omitempty"`
+	Cancel  bool      `json:"cancel,omitempty"`
+	Update  bool      `json:"update,omitempty"` // of a volume, which is in the file
 }
 
 type endpoint struct {
@@ -55,11 +63,11 @@ type endpoint struct {
 
 // report is a message from init.
 type report struct {
-	ID      uint64      `json:"id,omitempty"` // of the order that it answers
-	Started bool        `json:"started,omitempty"`
-	Error   *failure    `json:"error,omitempty"`
-	Ended   *ExitStatus `json:"ended,omitempty"`
-	Log     *logLine    `json:"log,omitempty"`
+	ID    uint64      `json:"id,omitempty"` // of the order that it answers
+	Ready bool        `json:"ready,omitempty"`
+	Error *failure    `json:"error,omitempty"`
+	Ended *ExitStatus `json:"ended,omitempty"`
+	Log   *logLine    `json:"log,omitempty"`
 }
 
 type logLine struct {
@@ -93,6 +101,7 @@ func (f *failure) Unwrap() error {
 // wire is one end of the control socket. One goroutine may receive while any number send.
 type wire struct {
 	conn    *net.UnixConn
+	files   string // what received files are called
 	sending sync.Mutex
 }
 
@@ -104,11 +113,22 @@ func openWire(file *os.File) (*wire, error) {
 		return nil, err
 	}
 	socket, ok := conn.(*net.UnixConn)
-	if !ok || socket.LocalAddr().Network() != "unixpacket" {
+	if !ok {
 		conn.Close()
-		return nil, errors.New("it is not a control socket")
+		return nil, errNotControl
 	}
-	return &wire{conn: socket}, nil
+	return newWire(socket)
+}
+
+var errNotControl = errors.New("it is not a control socket, which is a unix socket of type SOCK_SEQPACKET")
+
+// newWire takes conn over.
+func newWire(conn *net.UnixConn) (*wire, error) {
+	if conn.LocalAddr().Network() != "unixpacket" {
+		conn.Close()
+		return nil, errNotControl
+	}
+	return &wire{conn: conn}, nil
 }
 
 // send writes one message, and with it the descriptor of f unless f is nil. f stays the caller's.
@@ -141,15 +161,19 @@ func (w *wire) send(message any, f syscall.Conn) error {
 func (w *wire) receive(message any) (*os.File, error) {
 	packet, oob := make([]byte, maxMessage+1), make([]byte, unix.CmsgSpace(4))
 	n, oobn, _, _, err := w.conn.ReadMsgUnix(packet, oob)
-	if errors.Is(err, unix.ECONNRESET) || err == nil && n == 0 {
-		err = io.EOF // the other end has died, possibly with something unread
+	if errors.Is(err, unix.ECONNRESET) {
+		// The other end has died with something unread. This is said once, before what it had sent.
+		n, oobn, _, _, err = w.conn.ReadMsgUnix(packet, oob)
+	}
+	if err == nil && n == 0 {
+		err = io.EOF
 	}
 	if err != nil {
 		return nil, err
 	}
 	var f *os.File
 	if oobn > 0 {
-		if f, err = fileOf(oob[:oobn]); err != nil {
+		if f, err = w.fileOf(oob[:oobn]); err != nil {
 			return nil, err
 		}
 	}
@@ -165,7 +189,7 @@ func (w *wire) receive(message any) (*os.File, error) {
 	return f, err
 }
 
-func fileOf(oob []byte) (*os.File, error) {
+func (w *wire) fileOf(oob []byte) (*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
 		return nil, err
@@ -183,5 +207,5 @@ func fileOf(oob []byte) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("%d descriptors", len(fds))
 	}
-	return os.NewFile(uintptr(fds[0]), "from init"), nil
+	return os.NewFile(uintptr(fds[0]), w.files), nil
 }
