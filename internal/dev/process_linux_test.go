@@ -1,0 +1,476 @@
+package dev
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
+
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/podenv"
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/sandbox"
+)
+
+// roleInit is the test binary's argument when it is a sandbox's init.
+const roleInit = "role-sandbox-init"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == roleInit {
+		if err := sandbox.Init(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	// Every init is a copy of this process.
+	name, value, _ := strings.Cut(testenv.EndAtOnce(), "=")
+	if err := os.Setenv(name, value); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func TestEnvironment(t *testing.T) {
+	local := []string{"PATH=/usr/bin", "HOME=/home/ann", "USER=ann", "TERM=xterm", "PWD=/src", "LANG=de_DE", "EDITOR=vi"}
+	tests := []struct {
+		name      string
+		container []podenv.Variable
+		env       []string
+		want      string // what is not as it is here
+		warned    []string
+	}{
+		{name: "none"},
+		{
+			name:      "the container's wins",
+			container: []podenv.Variable{{Name: "LANG", Value: "C"}, {Name: "HOME", Value: "/data"}, {Name: "TERM", Value: ""}, {Name: "A", Value: "a=b"}, {Name: "DATA", Value: "/data"}},
+			want:      "A=a=b DATA=/data HOME=/data LANG=C TERM=",
+		},
+		{
+			name: "the laptop's programs are where they are", container: []podenv.Variable{{Name: "PATH", Value: "/app"}, {Name: "PWD", Value: "/src"}},
+			warned: []string{"variable PATH: this machine's is kept; --env PATH=VALUE sets another"},
+		},
+		{name: "unless it is said", container: []podenv.Variable{{Name: "PATH", Value: "/app"}}, env: []string{"PATH=/mine"}, want: "PATH=/mine"},
+		{
+			name: "the image's, but for its places and its user",
+			container: []podenv.Variable{{Name: "LANG", Value: "C", Image: true}, {Name: "HOME", Value: "/root", Image: true}, {Name: "PATH", Value: "/bin", Image: true},
+				{Name: "JAVA_HOME", Value: "/opt/java", Image: true}, {Name: "LD_PRELOAD", Value: "x.so", Image: true}, {Name: "TERM", Value: "dumb", Image: true}, {Name: "VERSION", Value: "3", Image: true}},
+			want: "LANG=C VERSION=3",
+		},
+		{
+			name: "what is said wins", container: []podenv.Variable{{Name: "A", Value: "1"}, {Name: "B", Value: "2", Secret: true}}, env: []string{"A=3", "EDITOR=", "A=4"},
+			want: "A=4 B=2 EDITOR=",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			here := map[string]bool{}
+			for _, e := range local {
+				here[e] = true
+			}
+			var changed, warned []string
+			got := environment(local, tt.container, tt.env, func(s string) { warned = append(warned, s) })
+			for _, e := range got {
+				if !here[e] {
+					changed = append(changed, e)
+				}
+			}
+			if diff := cmp.Diff(tt.want, strings.Join(changed, " ")); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.warned, warned); diff != "" {
+				t.Errorf("warned: -want +got\n%s", diff)
+			}
+			if len(got) < len(local) {
+				t.Errorf("only %v", got)
+			}
+		})
+	}
+}
+
+const podManifest = `
+metadata: {name: web-1, namespace: shop, uid: u-1}
+spec:
+  enableServiceLinks: false
+  volumes: [{name: settings, configMap: {name: settings}}, {name: scratch, emptyDir: {}}, {name: disk, persistentVolumeClaim: {claimName: data}}]
+  containers:
+  - name: app
+    env: [{name: COLOR, valueFrom: {configMapKeyRef: {name: settings, key: color}}}]
+    volumeMounts: [{name: settings, mountPath: /srv/kubevpn-test/settings}, {name: scratch, mountPath: /srv/kubevpn-test/scratch}, {name: disk, mountPath: /srv/kubevpn-test/disk}]
+status: {phase: Running}
+`
+
+func podOf(t *testing.T) *corev1.Pod {
+	t.Helper()
+	var pod corev1.Pod
+	if err := yaml.UnmarshalStrict([]byte(podManifest), &pod); err != nil {
+		t.Fatal(err)
+	}
+	return &pod
+}
+
+func settings(color string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings", Namespace: "shop"}, Data: map[string]string{"color": color}}
+}
+
+var kubernetesService = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"}}
+
+// rig is a program that has been prepared.
+type rig struct {
+	*Program
+	out    string // what it writes
+	warned chan string
+}
+
+func (r *rig) said(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile(r.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// prepared is a shell script as a program.
+func prepared(t *testing.T, kube kubernetes.Interface, script string, change func(*Config)) *rig {
+	t.Helper()
+	r := &rig{out: filepath.Join(t.TempDir(), "out"), warned: make(chan string, 16)}
+	out, err := os.Create(r.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { out.Close() })
+	cfg := Config{
+		Kube: kube, Pod: podOf(t), Container: "app", Init: []string{roleInit}, Args: []string{"/bin/sh", "-c", script}, Local: os.Environ(),
+		Stdout: out, Stderr: out, Warn: func(s string) { r.warned <- s }, Logger: slog.New(slog.DiscardHandler),
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	if r.Program, err = Prepare(t.Context(), cfg); err != nil {
+		if errors.Is(err, sandbox.ErrNotAllowed) {
+			t.Skipf("SKIPPED: %v", err)
+		}
+		t.Fatal(err)
+	}
+	return r
+}
+
+// A program has the environment, the files, and only the rights that a container has on them.
+func TestProgram(t *testing.T) {
+	kube := fake.NewClientset(settings("blue"), kubernetesService)
+	r := prepared(t, kube, `cd /srv/kubevpn-test && echo $COLOR $HOSTNAME $LANGUAGE && cat settings/color && echo &&
+		{ echo x >settings/color || echo refused; } 2>/dev/null; echo y >scratch/y && cat scratch/y; ls disk 2>/dev/null || echo no disk; exit 9`, func(c *Config) {
+		c.Exec = func(_ context.Context, command []string, stdout io.Writer) error {
+			_, err := fmt.Fprintf(stdout, "LANGUAGE=%s\x00JAVA_HOME=/opt/java\x00", strings.Join(command, "-"))
+			return err
+		}
+	})
+	status, err := r.Run(t.Context())
+	if err != nil || status.Code != 9 {
+		t.Errorf("%+v, %v", status, err)
+	}
+	if diff := cmp.Diff("blue web-1 cat-/proc/self/environ\nblue\nrefused\ny\nno disk\n", r.said(t)); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	if got, want := <-r.warned, "volume disk at /srv/kubevpn-test/disk: PersistentVolumeClaim data: what it holds is in the cluster only"; got != want {
+		t.Errorf("warned %q", got)
+	}
+	if _, err := os.Lstat("/srv/kubevpn-test"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("on the laptop: %v", err)
+	}
+}
+
+// An image without cat, or a user who may not exec, is no reason not to work.
+func TestNotSeen(t *testing.T) {
+	r := prepared(t, fake.NewClientset(settings("blue"), kubernetesService), "echo $COLOR", func(c *Config) {
+		c.Exec = func(context.Context, []string, io.Writer) error { return errors.New("there is no cat") }
+	})
+	if status, err := r.Run(t.Context()); err != nil || status.Code != 0 || r.said(t) != "blue\n" {
+		t.Errorf("%+v, %v: %s", status, err, r.said(t))
+	}
+}
+
+// What changes in the cluster changes under a running program's eyes.
+func TestUpdate(t *testing.T) {
+	kube := fake.NewClientset(settings("blue"), kubernetesService)
+	tick := make(chan time.Time)
+	r := prepared(t, kube, `echo up; until [ "$(cat /srv/kubevpn-test/settings/color)" = green ]; do sleep 0.01; done; cat /srv/kubevpn-test/settings/color`,
+		func(c *Config) { c.refresh = tick })
+	ran := make(chan error, 1)
+	go func() {
+		status, err := r.Run(t.Context())
+		if status.Code != 0 {
+			err = errors.Join(err, fmt.Errorf("%+v", status))
+		}
+		ran <- err
+	}()
+	tick <- time.Now() // nothing has changed
+	<-r.warned         // of the claim
+	kube.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "settings", errors.New("no more"))
+	})
+	for range 2 {
+		tick <- time.Now()
+	}
+	if got := <-r.warned; !strings.Contains(got, "volume settings at /srv/kubevpn-test/settings: ") || !strings.Contains(got, "no more") {
+		t.Errorf("warned %q", got)
+	}
+	kube.ReactionChain = kube.ReactionChain[1:]
+	if _, err := kube.CoreV1().ConfigMaps("shop").Update(t.Context(), settings("green"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	tick <- time.Now()
+	if err := <-ran; err != nil {
+		t.Error(err)
+	}
+	if got := r.said(t); got != "up\ngreen" {
+		t.Errorf("%q", got)
+	}
+	select {
+	case got := <-r.warned:
+		t.Errorf("warned again: %q", got)
+	default:
+	}
+}
+
+// hung is an API server that answers for a while, and then takes its time.
+func hung(t *testing.T) (kube kubernetes.Interface, hang func(), asked <-chan struct{}) {
+	hanging, reached := make(chan struct{}), make(chan struct{}, 16)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-hanging:
+			reached <- struct{}{}
+			<-r.Context().Done()
+			return
+		default:
+		}
+		var answer any = settings("blue")
+		if strings.Contains(r.URL.Path, "services") {
+			answer = kubernetesService
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(answer); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(server.Close)
+	c, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.CoreV1().RESTClient().(*rest.RESTClient).Client.CloseIdleConnections)
+	return c, func() { close(hanging) }, reached
+}
+
+// An API server that does not answer holds up neither signals nor the program's end.
+func TestUpdateHangs(t *testing.T) {
+	kube, hang, asked := hung(t)
+	tick := make(chan time.Time)
+	r := prepared(t, kube, `trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.01; done`, func(c *Config) { c.refresh = tick })
+	type end struct {
+		status sandbox.ExitStatus
+		err    error
+	}
+	ran := make(chan end, 1)
+	go func() {
+		status, err := r.Run(t.Context())
+		ran <- end{status, err}
+	}()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if r.said(t) != "up\n" {
+			return errors.New("it is not up")
+		}
+		return nil
+	})
+	hang()
+	tick <- time.Now()
+	<-asked
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case e := <-ran:
+		if e.err != nil || e.status.Code != 3 || r.said(t) != "up\ntold\n" {
+			t.Errorf("%+v, %v: %s", e.status, e.err, r.said(t))
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("it waits for the API server")
+	}
+}
+
+// Ctrl-C while it is read ends that.
+func TestPrepareHangs(t *testing.T) {
+	kube, hang, asked := hung(t)
+	hang()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-asked
+		cancel()
+	}()
+	_, err := Prepare(ctx, Config{Kube: kube, Pod: podOf(t), Container: "app", Init: []string{roleInit}, Args: []string{"true"},
+		Warn: func(string) {}, Logger: slog.New(slog.DiscardHandler)})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// Signals that nobody but this process gets are passed on; there is no terminal here whose others would be.
+func TestSignals(t *testing.T) {
+	ignored := make(chan os.Signal, 16) // what this test sends must not end it before Run listens
+	signal.Notify(ignored, programs()...)
+	defer signal.Stop(ignored)
+	if _, err := os.OpenFile("/dev/tty", os.O_RDONLY, 0); err == nil {
+		t.Skip("SKIPPED: there is a terminal")
+	}
+	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT} {
+		r := prepared(t, fake.NewClientset(settings("blue"), kubernetesService), "trap 'exit 0' "+strings.TrimPrefix(sigName(s), "SIG")+"; echo up; while :; do sleep 0.01; done", nil)
+		ran := make(chan sandbox.ExitStatus, 1)
+		go func() {
+			status, err := r.Run(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			ran <- status
+		}()
+		testenv.Eventually(t, 10*time.Second, func() error {
+			if r.said(t) != "up\n" {
+				return errors.New("it is not up")
+			}
+			return nil
+		})
+		if err := syscall.Kill(os.Getpid(), s); err != nil {
+			t.Fatal(err)
+		}
+		if status := <-ran; status.Code != 0 {
+			t.Errorf("%v: %+v", s, status)
+		}
+	}
+}
+
+func TestPod(t *testing.T) {
+	at := func(name string, minute int, phase corev1.PodPhase, isReady bool) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", Labels: map[string]string{"app": "web"},
+			CreationTimestamp: metav1.NewTime(time.Unix(int64(60*minute), 0))}, Status: corev1.PodStatus{Phase: phase}}
+		if isReady {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		}
+		return p
+	}
+	going := at("going", 9, corev1.PodRunning, true)
+	going.DeletionTimestamp, going.Finalizers = new(metav1.Now()), []string{"x/y"}
+	selector := labels.SelectorFromSet(labels.Set{"app": "web"})
+	for _, tt := range []struct {
+		name string
+		pods []runtime.Object
+		want string
+	}{
+		{"the newest that is ready", []runtime.Object{at("old", 1, corev1.PodRunning, true), at("new", 2, corev1.PodRunning, true), at("newest", 3, corev1.PodRunning, false), going, at("done", 4, corev1.PodSucceeded, false)}, "new"},
+		{"one that runs", []runtime.Object{at("old", 1, corev1.PodRunning, false), at("new", 2, corev1.PodRunning, false), going}, "new"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p, lacks, err := Pod(t.Context(), fake.NewClientset(tt.pods...), &cluster.Workload{Namespace: "shop", Name: "web", Kind: "Deployment", Selector: selector})
+			if err != nil || lacks != "" || p.Name != tt.want {
+				t.Errorf("%v, %q, %v", p, lacks, err)
+			}
+		})
+	}
+	w := &cluster.Workload{Namespace: "shop", Name: "web", Kind: "Deployment", Selector: selector}
+	w.Template.Labels = map[string]string{"app": "web"}
+	w.Template.Spec.Containers = []corev1.Container{{Name: "app"}}
+	t.Run("none runs", func(t *testing.T) {
+		kube := fake.NewClientset(going)
+		kube.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			create := a.(clienttesting.CreateActionImpl)
+			if diff := cmp.Diff([]string{metav1.DryRunAll}, create.CreateOptions.DryRun); diff != "" {
+				t.Errorf("it would be made: %s", diff)
+			}
+			p := create.Object.(*corev1.Pod).DeepCopy()
+			p.Name, p.UID, p.Spec.ServiceAccountName = p.GenerateName+"x7k2p", "u-9", "default"
+			return true, p, nil
+		})
+		p, lacks, err := Pod(t.Context(), kube, w)
+		if err != nil || p.Name != "web-x7k2p" || p.UID != "" || p.Spec.ServiceAccountName != "default" || p.Labels["app"] != "web" || !strings.Contains(lacks, "is empty") || Runs(p) {
+			t.Errorf("%v, %q, %v", p, lacks, err)
+		}
+	})
+	t.Run("none runs, and none may be made", func(t *testing.T) {
+		kube := fake.NewClientset()
+		kube.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no"))
+		})
+		p, lacks, err := Pod(t.Context(), kube, w)
+		if err != nil || p.Name != "" || len(p.Spec.Containers) != 1 || !strings.Contains(lacks, "token") {
+			t.Errorf("%v, %q, %v", p, lacks, err)
+		}
+	})
+	t.Run("a template only", func(t *testing.T) {
+		kube := fake.NewClientset(at("web", 1, corev1.PodRunning, true)) // a pod that only has the same name
+		p, lacks, err := Pod(t.Context(), kube, &cluster.Workload{Namespace: "shop", Name: "web", Kind: "CronJob", Template: w.Template})
+		if err != nil || Runs(p) || lacks == "" {
+			t.Errorf("%v, %q, %v", p, lacks, err)
+		}
+	})
+	t.Run("a pod", func(t *testing.T) {
+		kube := fake.NewClientset(at("web", 1, corev1.PodRunning, true))
+		if p, lacks, err := Pod(t.Context(), kube, &cluster.Workload{Namespace: "shop", Name: "web", Kind: "Pod"}); err != nil || lacks != "" || p.Name != "web" {
+			t.Errorf("%v, %q, %v", p, lacks, err)
+		}
+	})
+}
+
+// Nothing that is said, or logged, has a Secret's value in it.
+func TestSecretsAreNotSaid(t *testing.T) {
+	const secret = "s3cr3t-5b1a"
+	kube := fake.NewClientset(settings("blue"), kubernetesService, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "keys", Namespace: "shop"}, Data: map[string][]byte{"PATH": []byte(secret), "NOT/OK": []byte(secret)}})
+	var log bytes.Buffer
+	var warned []string
+	cfg := Config{
+		Kube: kube, Pod: podOf(t), Container: "app", Init: []string{roleInit}, Args: []string{"/bin/true"}, Local: os.Environ(),
+		Warn: func(s string) { warned = append(warned, s) }, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug - 9})),
+		Exec: func(context.Context, []string, io.Writer) error { return errors.New("no cat") },
+	}
+	cfg.Pod.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}}}}
+	cfg.Pod.Spec.Containers[0].VolumeMounts = append(cfg.Pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "keys", MountPath: "/srv/kubevpn-test/keys"},
+		corev1.VolumeMount{Name: "keys", MountPath: "/proc/keys", SubPathExpr: "$(PATH)"})
+	cfg.Pod.Spec.Volumes = append(cfg.Pod.Spec.Volumes, corev1.Volume{Name: "keys", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "keys"}}})
+	p, err := Prepare(t.Context(), cfg)
+	if err == nil {
+		_, err = p.Run(t.Context())
+	}
+	if errors.Is(err, sandbox.ErrNotAllowed) {
+		t.Skipf("SKIPPED: %v", err)
+	}
+	if text := strings.Join(warned, "\n") + log.String() + fmt.Sprint(err); strings.Contains(text, secret) || len(warned) == 0 || log.Len() == 0 {
+		t.Errorf("%s", text)
+	}
+}
+
+func sigName(s syscall.Signal) string {
+	return map[syscall.Signal]string{syscall.SIGTERM: "TERM", syscall.SIGINT: "INT", syscall.SIGHUP: "HUP", syscall.SIGUSR1: "USR1", syscall.SIGUSR2: "USR2", syscall.SIGQUIT: "QUIT"}[s]
+}
