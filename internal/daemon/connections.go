@@ -56,6 +56,7 @@ type set struct {
 	newConnection func(ConnectionConfig) (Connection, error)
 	clientID      string
 	linger        time.Duration
+	placed        bool // the machine is a Place: nobody on this machine asks its resolver
 	logger        *slog.Logger
 	changed       func()      // called, without mu, when idle's answer may be another
 	intercepts    *intercepts // on the connections; its mutex is never taken while mu is held

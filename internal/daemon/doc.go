@@ -21,5 +21,6 @@
 // the connection first, and a connection's intercepts end before it does. What a request began and nobody has retained ends
 // with the request (task.go), so that Ctrl-C leaves nothing.
 //
-// Foreground runs one connection with the same machine and no daemon.
+// Foreground runs one connection with the same machine and no daemon. Isolated runs one where a Place, a network namespace
+// that another process holds, is in the machine's stead.
 package daemon

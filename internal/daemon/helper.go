@@ -55,6 +55,7 @@ func (s *set) adopt(h Helper) error {
 		return h.Close()
 	}
 	m := newMachine(h, s.logger)
+	m.placed = s.placed
 	s.machine, s.held = m, true
 	unheld := time.AfterFunc(s.linger, func() {
 		s.mu.Lock()

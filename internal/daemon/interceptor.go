@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/user"
 	"strings"
@@ -40,8 +41,10 @@ type InterceptConfig struct {
 	Workload   string             // as Resolve has it
 	Spec       api.InterceptSpec
 	Owner      Owner
-	Progress   func(api.Event) // may be called concurrently
-	Logger     *slog.Logger
+	// Dial connects to the programs that the requests are for; nil: those of this machine.
+	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
+	Progress func(api.Event) // may be called concurrently
+	Logger   *slog.Logger
 }
 
 // Owner is who has the intercepts of a daemon.

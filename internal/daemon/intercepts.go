@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -42,6 +43,7 @@ var (
 type intercepts struct {
 	maker   Interceptor
 	owner   Owner
+	dial    func(ctx context.Context, network, address string) (net.Conn, error) // to where the requests go; nil: this machine
 	logger  *slog.Logger
 	timeout time.Duration // leaveTimeout; tests have less patience
 
@@ -190,7 +192,7 @@ func (is *intercepts) tryObtain(l *live, key interceptKey, req api.InterceptRequ
 	feed := newFeed()
 	made, err := is.maker.Intercept(InterceptConfig{
 		Account: req.Connect, Connection: l.conn, Workload: key.workload, Spec: req.Spec,
-		Owner: is.owner, Progress: feed.add, Logger: is.logger,
+		Owner: is.owner, Dial: is.dial, Progress: feed.add, Logger: is.logger,
 	})
 	if err != nil {
 		return nil, false, nil, err

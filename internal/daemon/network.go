@@ -58,6 +58,7 @@ type machine struct {
 	marked   atomic.Bool              // queries to upstreams need a marked socket
 	mode     atomic.Value             // api.ResolverMode: how names get here now; nil: not yet
 	present  func(device string) bool // whether there is such a device
+	placed   bool                     // names are asked inside the tunnel only
 
 	mu       sync.Mutex
 	links    []ownedLink // in the order in which they came
@@ -95,7 +96,7 @@ func (m *machine) addLink(ctx context.Context, links []ownedLink) (api.NetworkAp
 	if m.closed {
 		return api.NetworkApplied{}, errMachineClosed
 	}
-	if m.loopback == nil {
+	if m.loopback == nil && !m.placed {
 		b, err := m.listenLoopback()
 		if err != nil {
 			return api.NetworkApplied{}, err
@@ -105,7 +106,9 @@ func (m *machine) addLink(ctx context.Context, links []ownedLink) (api.NetworkAp
 	applied, err := m.apply(ctx, links)
 	if err == nil {
 		m.links = links
-		m.serveLoopback()
+		if m.loopback != nil {
+			m.serveLoopback()
+		}
 		return applied, nil
 	}
 	// It may have been applied in part.

@@ -17,4 +17,6 @@ func listen(string, *slog.Logger) (net.Listener, error) { return nil, errWindows
 
 func receiveFile(net.Conn) (*os.File, error) { return nil, errWindows }
 
+func duplicate(*os.File) (*os.File, error) { return nil, errWindows }
+
 func connect(context.Context, *os.File, netip.AddrPort) (net.Conn, error) { return nil, errWindows }

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 
 	"kubevpn/internal/api"
@@ -19,9 +20,12 @@ import (
 // This is the one place where the daemon meets internal/session and internal/intercept.
 
 // NewSession makes a Connection of internal/session.
-func NewSession(c ConnectionConfig) (Connection, error) {
+func NewSession(c ConnectionConfig) (Connection, error) { return newSession(c, nil) }
+
+// newSession makes one whose device is where dial connects from; nil: on this machine.
+func newSession(c ConnectionConfig, dial func(ctx context.Context, network, address string) (net.Conn, error)) (Connection, error) {
 	s, err := session.New(session.Config{
-		Request: c.Request, Network: c.Network, ClientID: c.ClientID, Progress: c.Progress, Logger: c.Logger,
+		Request: c.Request, Network: c.Network, Dial: dial, ClientID: c.ClientID, Progress: c.Progress, Logger: c.Logger,
 	})
 	if err != nil {
 		return nil, err // a bare return of (s, err) would be a typed nil in the interface
@@ -62,7 +66,7 @@ func (interceptor) Intercept(c InterceptConfig) (Intercept, error) {
 	}
 	cfg := intercept.Config{
 		Cluster: own, Session: s, Namespace: c.Account.Namespace, Workload: c.Workload, Spec: c.Spec, Image: agentImage(c.Account),
-		Owner: c.Owner.Name, Key: c.Owner.Key, Progress: c.Progress, Logger: c.Logger,
+		Owner: c.Owner.Name, Key: c.Owner.Key, Dial: c.Dial, Progress: c.Progress, Logger: c.Logger,
 	}
 	if c.Spec.Clone != nil {
 		return newCloned(own, cfg)

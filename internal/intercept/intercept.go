@@ -77,8 +77,10 @@ type Config struct {
 	Image     string            // of the agent; empty: the traffic manager's
 	Owner     string            // what the agents call us: user@host
 	Key       *ecdsa.PrivateKey // by which they know us
-	Progress  func(api.Event)   // may be called concurrently; never blocks for long
-	Logger    *slog.Logger
+	// Dial connects to the programs that requests are for, at addresses of their loopback. Nil: those of this machine.
+	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
+	Progress func(api.Event) // may be called concurrently; never blocks for long
+	Logger   *slog.Logger
 }
 
 // Intercept is one workload whose traffic comes to this laptop. Run is called once; the other methods may be called at any
@@ -233,7 +235,7 @@ func (i *Intercept) look(ctx context.Context) error {
 	}
 	i.warn(w.Notes...)
 	done("container %s, %s", container, portsText(ports))
-	i.workload, i.container, i.server = w, container, newServer(ports, i.log)
+	i.workload, i.container, i.server = w, container, newServer(ports, i.cfg.Dial, i.log)
 	for _, p := range ports {
 		i.claim.Ports = append(i.claim.Ports, api.AgentPort{Protocol: p.Protocol, Port: p.Container})
 	}

@@ -36,11 +36,19 @@ type port struct {
 //	    refused   ─▶ rejected with that code, and the agent tells the client
 type server struct {
 	local map[port]uint16
+	dial  dialLocal
 	log   *slog.Logger
 }
 
-func newServer(ports []api.PortMap, log *slog.Logger) *server {
-	s := &server{local: make(map[port]uint16, len(ports)), log: log}
+// dialLocal connects to a local program. Its conns are sockets.
+type dialLocal func(ctx context.Context, network, address string) (net.Conn, error)
+
+// newServer makes a server of the programs that dial connects to; nil: those of this machine.
+func newServer(ports []api.PortMap, dial dialLocal, log *slog.Logger) *server {
+	if dial == nil {
+		dial = new(net.Dialer).DialContext
+	}
+	s := &server{local: make(map[port]uint16, len(ports)), dial: dial, log: log}
 	for _, p := range ports {
 		s.local[port{p.Protocol, p.Container}] = p.Local
 	}
@@ -80,9 +88,9 @@ func (s *server) answer(ctx context.Context, in *transport.Incoming) error {
 		return in.Reject(transport.CodeProhibited)
 	}
 	if protocol == "udp" {
-		return s.answerUDP(in, local)
+		return s.answerUDP(ctx, in, local)
 	}
-	conn, err := dialTCP(ctx, in.Done(), local)
+	conn, err := s.dialTCP(ctx, in.Done(), local)
 	if err != nil {
 		return errors.Join(err, in.RejectError(err))
 	}
@@ -95,8 +103,8 @@ func (s *server) answer(ctx context.Context, in *transport.Incoming) error {
 	return nil
 }
 
-// dialTCP connects to a port of this machine until ctx ends or the agent has gone.
-func dialTCP(ctx context.Context, gone <-chan struct{}, local uint16) (*net.TCPConn, error) {
+// dialTCP connects to a port of a local program until ctx ends or the agent has gone.
+func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local uint16) (*net.TCPConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
 	stop := make(chan struct{})
@@ -110,7 +118,7 @@ func dialTCP(ctx context.Context, gone <-chan struct{}, local uint16) (*net.TCPC
 	}()
 	var refused error
 	for _, addr := range loopback {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", netip.AddrPortFrom(addr, local).String())
+		conn, err := s.dial(ctx, "tcp", netip.AddrPortFrom(addr, local).String())
 		if err == nil {
 			return conn.(*net.TCPConn), nil
 		}
@@ -186,8 +194,8 @@ type packets interface {
 	CloseWithCode(transport.Code) error
 }
 
-func (s *server) answerUDP(in *transport.Incoming, local uint16) error {
-	flow, err := openUDP(local)
+func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local uint16) error {
+	flow, err := openUDP(ctx, s.dial, local)
 	if err != nil {
 		return errors.Join(err, in.RejectError(err))
 	}
@@ -202,6 +210,8 @@ func (s *server) answerUDP(in *transport.Incoming, local uint16) error {
 // udpFlow is one client's datagrams, over a connected socket, so that a closed port shows. That shows only once a
 // datagram was sent: then the next address is tried with the same datagram. The agent ends flows that are idle.
 type udpFlow struct {
+	ctx   context.Context // the server's
+	dial  dialLocal
 	local uint16
 	conn  atomic.Pointer[net.UDPConn]
 
@@ -212,19 +222,21 @@ type udpFlow struct {
 	closed   bool
 }
 
-func openUDP(local uint16) (*udpFlow, error) {
-	f := &udpFlow{local: local}
+func openUDP(ctx context.Context, dial dialLocal, local uint16) (*udpFlow, error) {
+	f := &udpFlow{ctx: ctx, dial: dial, local: local}
 	return f, f.advance()
 }
 
 // advance connects to the next address that this machine has.
 func (f *udpFlow) advance() error {
 	err := fmt.Errorf("port %d of this machine: %w", f.local, syscall.ECONNREFUSED)
+	ctx, cancel := context.WithTimeout(f.ctx, localTimeout)
+	defer cancel()
 	for f.next < len(loopback) {
-		conn, failed := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(loopback[f.next], f.local)))
+		conn, failed := f.dial(ctx, "udp", netip.AddrPortFrom(loopback[f.next], f.local).String())
 		f.next++
 		if failed == nil {
-			f.conn.Store(conn)
+			f.conn.Store(conn.(*net.UDPConn))
 			return nil
 		}
 		err = failed

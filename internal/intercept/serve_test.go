@@ -30,7 +30,7 @@ func serving(t *testing.T, ports ...api.PortMap) *transport.Session {
 	laptop, agent := transporttest.Pair(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { newServer(ports, quiet()).accept(ctx, laptop) })
+	wg.Go(func() { newServer(ports, nil, quiet()).accept(ctx, laptop) })
 	t.Cleanup(func() {
 		laptop.Close()
 		cancel()

@@ -31,19 +31,25 @@ type canaryTargets struct {
 	DNS   netip.AddrPort // cluster DNS, to be asked for Name over UDP
 }
 
-// runCanary goes the way that an application goes: through this machine's resolver and kernel, into the
-// device. It changes nothing. The checks come back in the order name, pod, clusterIP, dns.
-func runCanary(ctx context.Context, t canaryTargets) []api.Check {
+// A canary goes the way that an application goes: through the resolver and the kernel that it has, into the device. It changes
+// nothing.
+type canary struct {
+	dial     func(ctx context.Context, network, address string) (net.Conn, error)
+	resolver *net.Resolver
+}
+
+// run gives its checks in the order name, pod, clusterIP, dns.
+func (y canary) run(ctx context.Context, t canaryTargets) []api.Check {
 	checks := []func(context.Context) api.Check{
 		func(ctx context.Context) api.Check {
 			if t.Taken && len(t.IP) > 0 {
-				return checkAddress(ctx, t.IP[0], t.Name)
+				return y.checkAddress(ctx, t.IP[0], t.Name)
 			}
-			return checkName(ctx, t.Name, t.IP)
+			return y.checkName(ctx, t.Name, t.IP)
 		},
-		func(ctx context.Context) api.Check { return checkTCP(ctx, "pod", t.Pod) },
-		func(ctx context.Context) api.Check { return checkTCP(ctx, "clusterIP", t.VIP) },
-		func(ctx context.Context) api.Check { return checkDNS(ctx, t.DNS, t.Name) },
+		func(ctx context.Context) api.Check { return y.checkTCP(ctx, "pod", t.Pod) },
+		func(ctx context.Context) api.Check { return y.checkTCP(ctx, "clusterIP", t.VIP) },
+		func(ctx context.Context) api.Check { return y.checkDNS(ctx, t.DNS, t.Name) },
 	}
 	out := make([]api.Check, len(checks))
 	var wg sync.WaitGroup
@@ -60,10 +66,9 @@ func runCanary(ctx context.Context, t canaryTargets) []api.Check {
 	return out
 }
 
-func checkName(ctx context.Context, name string, want []netip.Addr) api.Check {
+func (y canary) checkName(ctx context.Context, name string, want []netip.Addr) api.Check {
 	c := api.Check{What: "name", Target: name}
-	r := net.Resolver{PreferGo: true} // a fresh read of resolv.conf, no cache, no NSS plugin in between
-	got, err := r.LookupNetIP(ctx, "ip", name+".")
+	got, err := y.resolver.LookupNetIP(ctx, "ip", name+".")
 	if err != nil {
 		c.Seen = seen(err)
 		return c
@@ -82,10 +87,9 @@ func checkName(ctx context.Context, name string, want []netip.Addr) api.Check {
 }
 
 // checkAddress resolves the address of a Service to its name (PTR).
-func checkAddress(ctx context.Context, addr netip.Addr, want string) api.Check {
+func (y canary) checkAddress(ctx context.Context, addr netip.Addr, want string) api.Check {
 	c := api.Check{What: "name", Target: addr.String()}
-	r := net.Resolver{PreferGo: true}
-	got, err := r.LookupAddr(ctx, addr.String())
+	got, err := y.resolver.LookupAddr(ctx, addr.String())
 	if err != nil {
 		c.Seen = seen(err)
 		return c
@@ -101,7 +105,7 @@ func checkAddress(ctx context.Context, addr netip.Addr, want string) api.Check {
 	return c
 }
 
-func checkTCP(ctx context.Context, what string, target netip.AddrPort) api.Check {
+func (y canary) checkTCP(ctx context.Context, what string, target netip.AddrPort) api.Check {
 	c := api.Check{What: what}
 	if !target.IsValid() {
 		// Nothing to try is not a failure: an empty namespace has no pod. It is said, not hidden.
@@ -110,8 +114,7 @@ func checkTCP(ctx context.Context, what string, target netip.AddrPort) api.Check
 	}
 	c.Target = target.String()
 	start := time.Now()
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", target.String())
+	conn, err := y.dial(ctx, "tcp", target.String())
 	if err != nil {
 		c.Seen = seen(err)
 		// A pod that refuses has been reached: the answer is its own.
@@ -127,7 +130,7 @@ func checkTCP(ctx context.Context, what string, target netip.AddrPort) api.Check
 
 // checkDNS asks cluster DNS over UDP, past this machine's resolver: a datagram there and one back. Any answer will do,
 // also that there is no such name.
-func checkDNS(ctx context.Context, server netip.AddrPort, name string) api.Check {
+func (y canary) checkDNS(ctx context.Context, server netip.AddrPort, name string) api.Check {
 	c := api.Check{What: "dns"}
 	if !server.IsValid() {
 		c.OK, c.Target, c.Seen = true, "none", "not tried: no cluster DNS is routed into the tunnel"
@@ -138,7 +141,7 @@ func checkDNS(ctx context.Context, server netip.AddrPort, name string) api.Check
 		if !strings.HasPrefix(network, "udp") {
 			return nil, errors.New("the answer does not fit into a datagram")
 		}
-		return new(net.Dialer).DialContext(ctx, "udp", server.String())
+		return y.dial(ctx, "udp", server.String())
 	}}
 	start := time.Now()
 	_, err := r.LookupNetIP(ctx, "ip", name+".")

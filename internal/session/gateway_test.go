@@ -432,13 +432,14 @@ func TestCheckDNS(t *testing.T) {
 	}()
 	at := netip.MustParseAddrPort(server.LocalAddr().String())
 	const name = "kubernetes.default.svc.cluster.local"
+	y := canary{dial: new(net.Dialer).DialContext}
 	for _, answer := range []dnsmessage.RCode{dnsmessage.RCodeSuccess, dnsmessage.RCodeNameError} {
 		code <- answer
-		if c := checkDNS(t.Context(), at, name); !c.OK || c.What != "dns" || c.Target != at.String() || !strings.HasPrefix(c.Seen, "answered over UDP in ") {
+		if c := y.checkDNS(t.Context(), at, name); !c.OK || c.What != "dns" || c.Target != at.String() || !strings.HasPrefix(c.Seen, "answered over UDP in ") {
 			t.Errorf("%v: %+v", answer, c)
 		}
 	}
-	if c := checkDNS(t.Context(), netip.AddrPort{}, name); !c.OK || c.Target != "none" {
+	if c := y.checkDNS(t.Context(), netip.AddrPort{}, name); !c.OK || c.Target != "none" {
 		t.Errorf("%+v", c)
 	}
 	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -448,7 +449,7 @@ func TestCheckDNS(t *testing.T) {
 	defer silent.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if c := checkDNS(ctx, netip.MustParseAddrPort(silent.LocalAddr().String()), name); c.OK || c.Seen != "no answer" {
+	if c := y.checkDNS(ctx, netip.MustParseAddrPort(silent.LocalAddr().String()), name); c.OK || c.Seen != "no answer" {
 		t.Errorf("a server that is silent: %+v", c)
 	}
 }

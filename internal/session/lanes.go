@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"go4.org/netipx"
+
 	"kubevpn/internal/api"
 	"kubevpn/pkg/l3"
 	"kubevpn/pkg/netstack"
@@ -24,11 +26,13 @@ type steering struct {
 	inner    []netip.Prefix // where laptops are
 	// system4 and system6 say that all else of the family crosses whole too.
 	system4, system6 bool
+	// routed is what is the cluster's, where the device is sent everything; else nil.
+	routed *netipx.IPSet
 }
 
 // whole reports whether a packet to dst crosses as it is.
 func (s *steering) whole(dst netip.Addr) bool {
-	if dst == s.resolver {
+	if dst == s.resolver || s.routed != nil && !s.routed.Contains(dst) {
 		return false
 	}
 	if dst.Is4() && s.system4 || dst.Is6() && s.system6 {
@@ -172,7 +176,7 @@ func (l *lanes) Divert(n int, dst netip.Addr) bool {
 func (s *Session) resteer() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next := &steering{resolver: s.address.Resolver, inner: s.inner}
+	next := &steering{resolver: s.address.Resolver, inner: s.inner, routed: s.routed}
 	for _, a := range []netip.Addr{s.address.Laptop4, s.address.Laptop6} {
 		if a.IsValid() {
 			next.own = append(next.own, a)

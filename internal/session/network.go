@@ -190,7 +190,7 @@ func (s *Session) bringUp(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return err
 	}
-	stack, err := netstack.New(netstack.Config{Device: device, Dialer: dialer{s.current}, Diverter: s.lanes, Logger: s.log})
+	stack, err := netstack.New(netstack.Config{Device: device, Dialer: s.dialer(), Diverter: s.lanes, Logger: s.log})
 	if err != nil {
 		return errors.Join(err, device.Close())
 	}
@@ -262,7 +262,7 @@ func (s *Session) chooseNumber() error {
 
 // taken are the networks of this machine, other tunnels among them, that an inner network must not overlap.
 func (s *Session) taken() ([]netip.Prefix, error) {
-	clashes, err := route.Clashes(innerSpace, []string{s.addressing().Device})
+	clashes, err := s.clashes(innerSpace, []string{s.addressing().Device})
 	if err != nil {
 		return nil, fmt.Errorf("looking at this machine's routes: %w", err)
 	}
@@ -296,7 +296,7 @@ func (s *Session) learnInner() {
 	slices.SortFunc(networks, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
 	var inner []netip.Prefix
 	for _, p := range slices.Compact(networks) {
-		clashes, err := route.Clashes([]netip.Prefix{p}, []string{device})
+		clashes, err := s.clashes([]netip.Prefix{p}, []string{device})
 		if err != nil {
 			s.log.Warn("looking at this machine's routes", "err", err)
 		}
@@ -318,6 +318,11 @@ func (s *Session) createTUN(ctx context.Context) (*os.File, error) {
 	for range 3 {
 		var f *os.File
 		if f, err = s.cfg.Network.CreateTUN(ctx, s.address.Device, mtu); err == nil {
+			if s.inside() { // where it was there before, and has a name
+				s.mu.Lock()
+				s.address.Device = f.Name()
+				s.mu.Unlock()
+			}
 			return f, nil
 		}
 		if _, there := net.InterfaceByName(s.address.Device); there != nil {
@@ -332,7 +337,7 @@ func (s *Session) createTUN(ctx context.Context) (*os.File, error) {
 
 // refuseClashes ends the attempt, before anything is changed, when a route would hide a local network.
 func (s *Session) refuseClashes(routes []netip.Prefix) error {
-	clashes, err := route.Clashes(routes, nil)
+	clashes, err := s.clashes(routes, nil)
 	if err != nil {
 		return fmt.Errorf("looking at this machine's routes: %w", err)
 	}
@@ -420,7 +425,7 @@ func (s *Session) maintain(ctx context.Context) error {
 
 // dropClashes leaves out, with a warning, routes that came later and would hide a local network.
 func (s *Session) dropClashes(routes []netip.Prefix) []netip.Prefix {
-	clashes, err := route.Clashes(routes, []string{s.address.Device})
+	clashes, err := s.clashes(routes, []string{s.address.Device})
 	if err != nil {
 		s.log.Warn("looking at this machine's routes", "err", err)
 		return routes
@@ -451,6 +456,12 @@ func (s *Session) apply(ctx context.Context, routes []netip.Prefix) error {
 		search = []string{namespace + ".svc." + domain, "svc." + domain, domain}
 	}
 	link := address.link(s.mtu(), routes, match, search)
+	if s.inside() {
+		link.Addrs = address.prefixes() // for the rest of the world has both families
+	}
+	if err := s.sendInside(routes); err != nil {
+		return err
+	}
 
 	if err := s.setZone(state, namespace, reverse); err != nil {
 		return err

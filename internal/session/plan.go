@@ -248,10 +248,18 @@ func (a addressing) link(mtu int, routes []netip.Prefix, match, search []string)
 		SearchDomains: search,
 	}
 	six := slices.ContainsFunc(routes, func(p netip.Prefix) bool { return p.Addr().Is6() })
-	for _, addr := range a.addrs() {
-		if addr.Is4() || six {
-			l.Addrs = append(l.Addrs, netip.PrefixFrom(addr, addr.BitLen()))
+	for _, p := range a.prefixes() {
+		if p.Addr().Is4() || six {
+			l.Addrs = append(l.Addrs, p)
 		}
 	}
 	return l
+}
+
+// prefixes are the inner addresses as a device has them.
+func (a addressing) prefixes() (out []netip.Prefix) {
+	for _, addr := range a.addrs() {
+		out = append(out, netip.PrefixFrom(addr, addr.BitLen()))
+	}
+	return out
 }

@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"go4.org/netipx"
 	"golang.org/x/sync/errgroup"
 
 	"kubevpn/internal/api"
@@ -59,8 +60,11 @@ type Network interface {
 
 // Config is what New needs.
 type Config struct {
-	Request  api.ConnectRequest
-	Network  Network
+	Request api.ConnectRequest
+	Network Network
+	// Dial connects from the network namespace that the device is in, to which everything is sent: what is not the cluster's goes
+	// by sockets of this process then. Nil: the device is this machine's, which sends it what is the cluster's.
+	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
 	ClientID string          // stable identity of this user on this laptop
 	Progress func(api.Event) // may be called concurrently; never blocks for long
 	Logger   *slog.Logger
@@ -109,6 +113,7 @@ type Session struct {
 	address addressing
 	avoid   []netip.Prefix // other connections' inner networks, as far as they were in the way
 	inner   []netip.Prefix // inner networks that can be routed on this machine
+	routed  *netipx.IPSet  // with a device that everything is sent to: what goes to the cluster
 	gateway *api.Gateway   // the last that there was
 	applied api.NetworkApplied
 	link    api.Link
@@ -135,7 +140,6 @@ func New(cfg Config) (*Session, error) {
 		log:       cfg.Logger,
 		cluster:   c,
 		current:   newCurrent(),
-		canary:    runCanary,
 		names:     newNames(),
 		connected: make(chan struct{}),
 		updated:   make(chan struct{}, 1),
@@ -153,6 +157,7 @@ func New(cfg Config) (*Session, error) {
 			Addresses: []netip.Addr{}, CIDRs: []netip.Prefix{}, Checks: []api.Check{}, Since: time.Now(),
 		},
 	}
+	s.canary = canary{dial: s.dialDevice, resolver: s.resolver()}.run
 	s.gateways = clusterGateways{c}
 	s.lanes = newLanes(s.current, func() netip.Addr { return s.addressing().Laptop4 }, cfg.Logger)
 	s.nameservers = dns.NewNameservers(dns.NameserversConfig{Name: c.ID(), Dial: s.dialDNS, Logger: cfg.Logger})

@@ -121,16 +121,17 @@ func TestCheckTCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	open := netip.MustParseAddrPort(l.Addr().String())
-	if c := checkTCP(t.Context(), "clusterIP", open); !c.OK || !strings.HasPrefix(c.Seen, "connected in ") {
+	y := canary{dial: new(net.Dialer).DialContext}
+	if c := y.checkTCP(t.Context(), "clusterIP", open); !c.OK || !strings.HasPrefix(c.Seen, "connected in ") {
 		t.Errorf("%+v", c)
 	}
 	l.Close()
 	for what, want := range map[string]bool{"pod": true, "clusterIP": false} {
-		if c := checkTCP(t.Context(), what, open); c.OK != want || c.Seen != "connection refused" {
+		if c := y.checkTCP(t.Context(), what, open); c.OK != want || c.Seen != "connection refused" {
 			t.Errorf("a %s that refuses: %+v", what, c)
 		}
 	}
-	if c := checkTCP(t.Context(), "pod", netip.AddrPort{}); !c.OK || c.Seen != "not tried: no running pod with a TCP port is visible" {
+	if c := y.checkTCP(t.Context(), "pod", netip.AddrPort{}); !c.OK || c.Seen != "not tried: no running pod with a TCP port is visible" {
 		t.Errorf("%+v", c)
 	}
 }
