@@ -35,7 +35,8 @@ func newClone(a *app) *cobra.Command {
 			"Another image for your requests", "kubevpn clone deployment/web --target-image web:pr-7 --headers x-user=me",
 			"Edit here, run there", "kubevpn clone deployment/web --headers x-user=me --sync .:/app --restart-on-sync",
 			"With another environment and command", "kubevpn clone deployment/web --env LOG=debug --headers x-user=me -- node --inspect server.js",
-			"Just a copy, which nothing goes to", "kubevpn clone statefulset/db --no-traffic --name db-try",
+			"Just a copy, which nothing goes to: http://db-try", "kubevpn clone statefulset/db --no-traffic --name db-try",
+			"What a CronJob runs, at once", "kubevpn clone cronjob/report --target-image report:pr-7",
 			"End it", "kubevpn leave deployment/web",
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -62,6 +63,7 @@ func newClone(a *app) *cobra.Command {
 	}
 	o.spec.addMatch(cmd)
 	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "", "container that the flags are about (default the one that kubectl would take)")
+	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
 	o.flags.addTo(cmd, a, config.KeyMode)
 	f := cmd.Flags()
 	f.StringVar(&o.clone.Image, "target-image", "", "image of the clone's container (default the workload's)")
@@ -71,7 +73,7 @@ func newClone(a *app) *cobra.Command {
 	f.Int32Var(&o.clone.Replicas, "replicas", 1, "pods of the clone")
 	f.StringVar(&o.clone.Namespace, "target-namespace", "", "namespace of the clone (default the workload's)")
 	f.StringArrayVar(&o.volumes, "volume", nil, "NAME=empty or NAME=share, for a volume that only one node can have; may be repeated (default empty)")
-	f.BoolVar(&o.clone.NoTraffic, "no-traffic", false, "send nothing to the clone; it has a name and an address of its own")
+	f.BoolVar(&o.clone.NoTraffic, "no-traffic", false, "send nothing to the clone, which has a name of its own all the same")
 	f.StringArrayVar(&o.sync, "sync", nil, "LOCAL:REMOTE, files of this machine that go to the clone's container as they change, that way only; may be repeated")
 	f.BoolVar(&o.clone.Restart, "restart-on-sync", false, "start the container's command again when files came")
 	f.BoolVar(&o.foreground, "foreground", false, "stay until Ctrl-C, then end what was begun: the clone, and the connection if there was none")
@@ -156,28 +158,63 @@ func parseSync(text string) (api.SyncPair, error) {
 // printClone is what proxy's result says of a clone.
 func printClone(w io.Writer, i *api.Intercept) {
 	c := i.Clone
-	fmt.Fprintf(w, "%s, namespace %s: requests go to the clone %s (%s)\n", i.Workload, i.Namespace, c.Name, i.ID)
+	what := "requests go to the clone " + c.Name
+	if c.NoTraffic {
+		what = "the clone " + c.Name + " is there, and no requests go to it"
+	}
+	fmt.Fprintf(w, "%s, namespace %s: %s (%s)\n", i.Workload, i.Namespace, what, i.ID)
 	for _, p := range c.Pods {
-		state := "ready"
-		if !p.Ready {
-			state = "not ready"
-			if p.Reason != "" {
-				state += ": " + p.Reason
-			}
-		}
-		fmt.Fprintf(w, "  clone     %s %s: %s\n", p.Name, p.IP, state)
+		fmt.Fprintf(w, "  clone     %s: %s\n", strings.TrimSpace(p.Name+" "+p.IP), podState(p))
+	}
+	if c.State == api.CloneDone {
+		fmt.Fprintf(w, "  clone     %s has come to its end\n", c.Name)
+	}
+	if c.Host != "" {
+		fmt.Fprintf(w, "  name      %s\n", hostName(c))
 	}
 	for _, s := range c.Sync {
-		fmt.Fprintf(w, "  sync      %s → %s%s\n", s.Local, s.Remote, cloneTrouble(s.LastError))
+		fmt.Fprintf(w, "  sync      %s\n", syncState(s))
 	}
 	for _, note := range c.Notes {
 		fmt.Fprintf(w, "  note      %s\n", note)
 	}
 }
 
-func cloneTrouble(text string) string {
-	if text == "" {
-		return ""
+// podState is "ready", or why it is not.
+func podState(p api.ClonePod) string {
+	switch {
+	case p.Ready:
+		return "ready"
+	case p.Reason != "":
+		return "not ready: " + p.Reason
 	}
-	return ": " + text
+	return "not ready"
+}
+
+// hostName is the clone's name with its ports: "web-ann.shop: 80 → 8080, 8080".
+func hostName(c *api.Clone) string {
+	var ports []string
+	for _, p := range c.Ports {
+		text := portNumber(p.Protocol, p.Port)
+		if p.Target != p.Port {
+			text += fmt.Sprintf(" → %d", p.Target)
+		}
+		ports = append(ports, text)
+	}
+	if len(ports) == 0 {
+		return c.Host
+	}
+	return c.Host + ": " + strings.Join(ports, ", ")
+}
+
+// syncState is "/home/ann/web → /app: 37 in sync", or what is in the way.
+func syncState(s api.Synced) string {
+	state := "is being copied"
+	switch {
+	case s.LastError != "":
+		state = s.LastError
+	case s.Synced:
+		state = fmt.Sprintf("%d in sync", s.Files)
+	}
+	return fmt.Sprintf("%s → %s: %s", s.Local, s.Remote, state)
 }

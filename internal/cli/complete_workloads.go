@@ -55,6 +55,13 @@ func workloadTypes() []workloadType {
 			}
 			return namesOf(l.Items), nil
 		}},
+		{"cronjob", "cj", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
+			l, err := k.BatchV1().CronJobs(ns).List(ctx, o)
+			if err != nil {
+				return nil, err
+			}
+			return namesOf(l.Items), nil
+		}},
 		{"service", "svc", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
 			l, err := k.CoreV1().Services(ns).List(ctx, o)
 			if err != nil {
@@ -89,7 +96,11 @@ func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		kind, _, named := strings.Cut(toComplete, "/")
 		if !named {
-			return completeTypes(kind), cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+			offered := completeTypes(kind)
+			if cmd.Name() == "proxy" { // no requests are for it
+				offered = slices.DeleteFunc(offered, func(t cobra.Completion) bool { return t == "cronjob/" || t == "cj/" })
+			}
+			return offered, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 		}
 		types := workloadTypes()
 		n := slices.IndexFunc(types, func(t workloadType) bool { return kind == t.name || kind == t.name+"s" || kind == t.short })
@@ -151,7 +162,11 @@ func (a *app) completeIntercepts(cmd *cobra.Command, args []string, _ string) ([
 			name = i.ID
 		}
 		if !slices.Contains(args, name) {
-			offered = append(offered, cobra.CompletionWithDesc(name, fmt.Sprintf("%s, namespace %s: %s", i.Workload, i.Namespace, i.Match)))
+			what := i.Match
+			if i.Clone != nil {
+				what = "clone " + i.Clone.Name + ", " + what
+			}
+			offered = append(offered, cobra.CompletionWithDesc(name, fmt.Sprintf("%s, namespace %s: %s", i.Workload, i.Namespace, what)))
 		}
 	}
 	return offered, cobra.ShellCompDirectiveNoFileComp

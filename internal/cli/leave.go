@@ -23,10 +23,11 @@ func newLeave(a *app) *cobra.Command {
 	o := &leaveOptions{app: a, output: newFormat("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "leave TYPE/NAME...",
-		Short: "End intercepts: requests go to the workload again",
-		Long: "Leave ends what `kubevpn proxy` began on this machine. The connection stays. What others have of the\n" +
-			"workload is left alone: see `kubevpn reset`. An agent that is still in a workload's template because this\n" +
-			"machine went down is removed as well, where the workload is named.",
+		Short: "End intercepts and clones: requests go to the workload again",
+		Long: "Leave ends what `kubevpn proxy` and `kubevpn clone` began on this machine: requests go to the workload again, and\n" +
+			"then its clone is deleted. The connection stays. What others have of the workload is left alone: see\n" +
+			"`kubevpn reset`. What is still there because this machine went down, an agent in a workload's template or a\n" +
+			"clone, is removed as well, where the workload is named.",
 		Example: examples(
 			"End one", "kubevpn leave deployment/web",
 			"One of two that have the same name, by its namespace or its ID in `kubevpn status -o wide`", "kubevpn leave deployment/web -n shop", "kubevpn leave 3f2a91c04b7e",
@@ -50,7 +51,7 @@ func newLeave(a *app) *cobra.Command {
 		},
 		ValidArgsFunction: a.completeIntercepts,
 	}
-	cmd.Flags().BoolVar(&o.req.All, "all", false, "end all intercepts of this machine")
+	cmd.Flags().BoolVar(&o.req.All, "all", false, "end all intercepts and clones of this machine")
 	cmd.Flags().StringVarP(&o.req.Namespace, "namespace", "n", "", "namespace of the workload (default whichever it is)")
 	completeWith(cmd, "namespace", a.completeInterceptNamespaces)
 	o.output.addTo(cmd)

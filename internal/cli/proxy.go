@@ -50,6 +50,7 @@ func newProxy(a *app) *cobra.Command {
 		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
 	}
 	o.spec.addTo(cmd)
+	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
 	o.flags.addTo(cmd, a, config.KeyMode)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "stay until Ctrl-C, then end what was begun: the intercept, and the connection if there was none")
 	o.output.addTo(cmd)
@@ -147,6 +148,9 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 	}
 	if i.Clone != nil {
 		printClone(w, i)
+		if i.Clone.NoTraffic {
+			return
+		}
 	} else {
 		fmt.Fprintf(w, "%s, namespace %s: requests %s (%s)\n", i.Workload, i.Namespace, verb, i.ID)
 	}

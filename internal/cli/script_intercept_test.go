@@ -59,6 +59,23 @@ func (d *fakeDaemon) intercept(w http.ResponseWriter, r *http.Request) {
 			Owner: "ann@laptop", Since: time.Now(), Requests: 7,
 			Others: []api.Claim{{Owner: "bob@desk", Match: "x-user=bob", Away: true, Ports: []api.AgentPort{{Protocol: "tcp", Port: 8080}}}},
 		}
+		if c := req.Spec.Clone; c != nil {
+			i.Mode, i.Pods, i.Others = api.ModeEphemeral, []api.InterceptedPod{{Name: "web-1", Covered: true}}, nil
+			i.Ports = []api.PortMap{{Protocol: "tcp", Container: 8080, Name: "http", Local: 8080}}
+			i.Clone = &api.Clone{
+				Namespace: req.Connect.Namespace, Name: "web-ann", State: api.CloneRunning, Host: "web-ann." + req.Connect.Namespace,
+				Ports:     []api.ClonePort{{Protocol: "tcp", Port: 80, Target: 8080}, {Protocol: "udp", Port: 53, Target: 53}},
+				Pods:      []api.ClonePod{{Name: "web-ann-7xk2p", IP: "10.244.1.19", Ready: true}, {Name: "web-ann-q9d4z", Reason: "app: ErrImagePull"}},
+				Notes:     []string{"volume data is empty"},
+				NoTraffic: c.NoTraffic,
+			}
+			for n, pair := range c.Sync {
+				i.Clone.Sync = append(i.Clone.Sync, api.Synced{SyncPair: pair, Synced: n == 0, Files: 37, LastError: []string{"", "at the other end: mkdir /app: permission denied"}[n]})
+			}
+			if c.NoTraffic {
+				i.Match, i.Mode, i.Ports, i.Pods = "nothing", "", nil, nil
+			}
+		}
 		d.mu.Lock()
 		d.intercepts[name] = i
 		d.mu.Unlock()

@@ -29,9 +29,9 @@ func newStatus(a *app) *cobra.Command {
 	o := &statusOptions{app: a, output: newFormat("table", "wide", "json", "yaml")}
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the connections and intercepts",
-		Long: "Status shows the connections that the daemon has, and the workloads whose requests come to this machine. It\n" +
-			"needs no network and starts nothing: without a daemon nothing is connected.",
+		Short: "Show the connections, intercepts and clones",
+		Long: "Status shows the connections that the daemon has, and the workloads whose requests come to this machine, or go\n" +
+			"to a clone. It needs no network and starts nothing: without a daemon nothing is connected.",
 		Example: examples(
 			"Show the connections", "kubevpn status",
 			"With device, networks, name resolution and what was checked", "kubevpn status -o wide",

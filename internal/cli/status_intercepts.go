@@ -29,7 +29,11 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 		if i.Namespace != namespaces[i.Connection] {
 			name += " -n " + i.Namespace // as `leave` takes it
 		}
-		t.row([]string{name, dash(claimed(i.Match, i.Mirror)), dash(portMaps(i.Ports)), pods(&i), dash(i.Owner), fmt.Sprint(i.Requests), string(i.State)},
+		covered, state := pods(&i), string(i.State)
+		if i.Clone != nil && i.Clone.NoTraffic { // no pod of the workload has a part in it
+			covered, state = "-", string(i.Clone.State)
+		}
+		t.row([]string{name, dash(claimed(i.Match, i.Mirror)), dash(portMaps(i.Ports)), covered, dash(i.Owner), fmt.Sprint(i.Requests), state},
 			[]string{i.ID, i.Namespace, i.Connection, dash(i.Mode), age(i.Since, now), dash(i.LastError)})
 		for _, other := range i.Others {
 			state := string(api.InterceptActive)
@@ -60,6 +64,9 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))
 		}
 	}
+	if i.Clone != nil {
+		lines = append(lines, o.cloneDetails(i.Clone)...)
+	}
 	for _, pod := range i.Pods {
 		if !pod.Covered {
 			lines = append(lines, fmt.Sprintf("! pod %s is not covered: %s", pod.Name, cmp.Or(pod.Reason, "not yet")))
@@ -77,6 +84,40 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 		}
 	}
 	return append(lines, errorLines(i.Error)...)
+}
+
+// cloneDetails are the lines about a clone: which it is, how it is reached, how far its files are.
+func (o *statusOptions) cloneDetails(c *api.Clone) []string {
+	ready := 0
+	for _, p := range c.Pods {
+		if p.Ready {
+			ready++
+		}
+	}
+	lines := []string{fmt.Sprintf("clone %s, namespace %s: %s, %d/%d pods ready", c.Name, c.Namespace, c.State, ready, len(c.Pods))}
+	if c.Host != "" {
+		lines = append(lines, "name "+hostName(c))
+	}
+	for _, s := range c.Sync {
+		line := "sync " + syncState(s)
+		if s.LastError != "" {
+			line = "! " + line
+		}
+		lines = append(lines, line)
+	}
+	for _, p := range c.Pods {
+		if o.output.value == "wide" {
+			lines = append(lines, fmt.Sprintf("pod %s: %s", strings.TrimSpace(p.Name+" "+p.IP), podState(p)))
+		} else if !p.Ready {
+			lines = append(lines, fmt.Sprintf("! pod %s is %s", p.Name, podState(p)))
+		}
+	}
+	if o.output.value == "wide" {
+		for _, note := range c.Notes {
+			lines = append(lines, "note "+note)
+		}
+	}
+	return lines
 }
 
 // portMaps are ports as --portmap takes them: "8080, udp/53:5353".

@@ -75,7 +75,8 @@ type Clone struct {
 	first sync.Once
 	begun chan struct{} // closed: and it has the files
 
-	renewEvery time.Duration
+	renewEvery  time.Duration
+	syncTrouble time.Duration // tests have less patience
 
 	mu     sync.Mutex
 	status api.Clone
@@ -87,7 +88,7 @@ type Clone struct {
 func New(cfg Config) *Clone {
 	c := &Clone{
 		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload),
-		ready: make(chan struct{}), begun: make(chan struct{}), renewEvery: renewEvery,
+		ready: make(chan struct{}), begun: make(chan struct{}), renewEvery: renewEvery, syncTrouble: syncTrouble,
 		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting, NoTraffic: cfg.Spec.NoTraffic},
 	}
 	c.syncs = syncs{clone: c, running: map[types.UID]*podSync{}}
@@ -518,7 +519,7 @@ func (c *Clone) awaitFiles(ctx context.Context, name string) error {
 		if trouble == "" || since.IsZero() {
 			since = time.Now()
 		}
-		if time.Since(since) >= syncTrouble {
+		if time.Since(since) >= c.syncTrouble {
 			return api.Errorf(api.ExitNotReady, "no files reach %s of the clone %s: %s", all[behind].Remote, name, trouble).
 				WithHint("The container's user has to be able to write there; docs/clone.md has more.")
 		}

@@ -30,6 +30,11 @@ func cloneSuite(t *testing.T, w *world) {
 	t.Run("everything", func(t *testing.T) { cloneEverything(t, l, s, v, service) })
 	t.Run("just_a_copy", func(t *testing.T) { cloneOnly(t, l, s, v, service) })
 	t.Run("sync", func(t *testing.T) { cloneSync(t, l, s, v, service) })
+	t.Run("go", func(t *testing.T) { cloneGo(t, l, s, v, service) })
+	t.Run("python", func(t *testing.T) { clonePython(t, l, s, v) })
+	t.Run("unwritable", func(t *testing.T) { cloneUnwritable(t, l, s) })
+	t.Run("kinds", func(t *testing.T) { cloneKinds(t, l, v) })
+	t.Run("deaths", func(t *testing.T) { cloneDeaths(t, l, s, v, service) })
 	t.Run("laptop_killed", func(t *testing.T) { cloneOrphan(t, l, s, v, service) })
 }
 
@@ -59,7 +64,7 @@ func (v *visitor) of(url, prefix string, header ...string) error {
 func (s *shop) noClone(t *testing.T) {
 	t.Helper()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if left := s.kubectl(t, "-n", s.namespace, "get", "jobs,pods", "-l", "kubevpn.dev/clone", "-o", "name"); left != "" {
+		if left := s.kubectl(t, "-n", s.namespace, "get", "jobs,pods,services", "-l", "kubevpn.dev/clone", "-o", "name"); left != "" {
 			return fmt.Errorf("left: %s", left)
 		}
 		return nil
@@ -151,6 +156,23 @@ func cloneOnly(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 		if err := v.want(service, "a pod"); err != nil {
 			t.Error(err)
 		}
+	}
+	// By its own name it is reached as the workload by its Service's: through the tunnel, and from other pods.
+	testenv.Eventually(t, 10*time.Second, func() error {
+		r := l.run(t, "curl", "-sS", "--max-time", "5", "http://quiet."+s.namespace+"/")
+		if r.code != 0 || !strings.Contains(r.stdout, `"name":"quiet-`) {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+	own := s.clusterIP(t, s.namespace, "quiet")
+	for _, port := range []string{"80", "8080"} {
+		if err := v.of("http://"+own+":"+port+"/", "quiet-"); err != nil {
+			t.Error(err)
+		}
+	}
+	if i := l.intercept(t); i.Clone.Host != "quiet."+s.namespace || len(i.Clone.Ports) == 0 || !i.Clone.NoTraffic {
+		t.Errorf("status: %+v", i.Clone)
 	}
 	r := l.run(t, "kubevpn", "leave", s.workload, "-n", s.namespace)
 	if r.code != 0 {

@@ -1,0 +1,423 @@
+package clone
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"kubevpn/internal/api"
+)
+
+// The whole life: made, ready, renewed for as long as it lives, deleted.
+func TestLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newWorld().run(t, api.CloneSpec{})
+		synctest.Wait()
+		j := r.job(t, "web-ann")
+		if j == nil || *j.Spec.ActiveDeadlineSeconds != 120 {
+			t.Fatalf("%+v", j)
+		}
+		r.has(api.CloneStarting, "")
+		select {
+		case <-r.Begun():
+			t.Error("it has begun without a pod")
+		default:
+		}
+		r.have(pod("web-ann-1", corev1.PodRunning), pod("web-ann-2", corev1.PodPending, waiting("ContainerCreating")))
+		<-r.Begun()
+		r.has(api.CloneRunning, "")
+		if diff := cmp.Diff([]api.ClonePod{{Name: "web-ann-1", IP: "10.244.0.9", Ready: true}, {Name: "web-ann-2", IP: "10.244.0.9"}}, r.told[len(r.told)-1]); diff != "" {
+			t.Errorf("-want +told\n%s", diff)
+		}
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if j := r.job(t, "web-ann"); *j.Spec.ActiveDeadlineSeconds != 300+120 {
+			t.Errorf("after five minutes its lease is of %d s", *j.Spec.ActiveDeadlineSeconds)
+		}
+		r.have(pod("web-ann-1", corev1.PodPending, waiting("CrashLoopBackOff")))
+		synctest.Wait()
+		r.has(api.CloneWaiting, "app: CrashLoopBackOff")
+		r.have(pod("web-ann-1", corev1.PodRunning))
+		synctest.Wait()
+		r.has(api.CloneRunning, "")
+		r.end()
+		if j := r.job(t, "web-ann"); j != nil {
+			t.Errorf("left: %+v", j)
+		}
+		r.has(api.CloneLeaving, "")
+	})
+}
+
+// The clone has a name of its own, for the ports that the workload has.
+func TestName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: "web-ann", Namespace: "shop", Labels: map[string]string{labelManagedBy: managedBy, labelClone: "web-ann"}},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.5", Selector: map[string]string{labelClone: "web-ann"}},
+		})
+		r := w.run(t, api.CloneSpec{NoTraffic: true})
+		r.have(pod("web-ann-1", corev1.PodRunning))
+		<-r.Begun()
+		s, err := w.kube.CoreV1().Services("shop").Get(t.Context(), "web-ann", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ports []string
+		for _, p := range s.Spec.Ports {
+			ports = append(ports, fmt.Sprintf("%s %s/%d→%s", p.Name, p.Protocol, p.Port, p.TargetPort.String()))
+		}
+		if diff := cmp.Diff([]string{"http TCP/80→8080", "tcp-8080 TCP/8080→8080", "tcp-9090 TCP/9090→9090"}, ports); diff != "" {
+			t.Errorf("-want +got\n%s", diff)
+		}
+		if len(s.OwnerReferences) != 1 || s.OwnerReferences[0].UID != "job-1" || s.Spec.ClusterIP != "10.96.0.5" || s.Spec.Selector[labelClone] != "web-ann" {
+			t.Errorf("%+v", s)
+		}
+		want := []api.ClonePort{{Protocol: "tcp", Port: 80, Target: 8080}, {Protocol: "tcp", Port: 8080, Target: 8080}, {Protocol: "tcp", Port: 9090, Target: 9090}}
+		if status := r.Status(); status.Host != "web-ann.shop" || !status.NoTraffic || !cmp.Equal(want, status.Ports) || len(status.Notes) > 0 {
+			t.Errorf("%+v", status)
+		}
+		r.end()
+	})
+}
+
+func TestNameWithoutPorts(t *testing.T) {
+	s := service(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: "shop"}}, nil)
+	if s.Spec.ClusterIP != corev1.ClusterIPNone || len(s.Spec.Ports) > 0 {
+		t.Errorf("%+v", s.Spec)
+	}
+}
+
+// Without a name the clone is no worse for those to whom requests are sent.
+func TestNameless(t *testing.T) {
+	for _, tt := range []struct {
+		name, note string
+		forbidden  bool
+	}{
+		{"mine", "the clone has no name in DNS: you may not create Services in the namespace shop", true},
+		{"7zip", "the clone has no name in DNS: its name is none that a Service may have: a DNS-1035 label must consist of lower case alphanumeric characters or '-', " +
+			"start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')", false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld()
+			if tt.forbidden {
+				w.fail("create", "services", func() error { return apierrors.NewForbidden(corev1.Resource("services"), "mine", nil) })
+			}
+			r := w.run(t, api.CloneSpec{Name: tt.name})
+			r.have(pod("a", corev1.PodRunning))
+			<-r.Begun()
+			if diff := cmp.Diff([]string{tt.note}, r.warnings()); diff != "" {
+				t.Errorf("-want +told\n%s", diff)
+			}
+			if s := r.Status(); s.Host != "" || !cmp.Equal([]string{tt.note}, s.Notes) {
+				t.Errorf("%+v", s)
+			}
+			r.end()
+		})
+	}
+}
+
+// Who deletes the Job means it: the clone does not come back, and its maker is told.
+func TestDeletedByOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newWorld().run(t, api.CloneSpec{})
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		r.deleteJob(t, "web-ann")
+		began := time.Now()
+		r.fails(api.ExitLost, "somebody deleted the clone web-ann in the namespace shop")
+		if took := time.Since(began); took > renewEvery {
+			t.Errorf("it was seen after %v", took)
+		}
+		if j := r.job(t, "web-ann"); j != nil {
+			t.Errorf("left: %+v", j)
+		}
+	})
+}
+
+// A laptop that was away for longer than the lease finds nothing, and makes it again: with an API server that is slow to come back.
+func TestLeaseRanOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		var away atomic.Bool
+		unreachable := func() error {
+			if away.Load() {
+				return errUnreachable
+			}
+			return nil
+		}
+		w.fail("*", "jobs", unreachable)
+		var creations atomic.Int32
+		w.fail("create", "jobs", func() error {
+			if n := creations.Add(1); n > 1 && n < 5 {
+				return errUnreachable
+			}
+			return nil
+		})
+		r := w.run(t, api.CloneSpec{})
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		away.Store(true)
+		time.Sleep(lease + time.Minute)
+		away.Store(false)
+		r.deleteJob(t, "web-ann")
+		r.have()
+		time.Sleep(renewEvery)
+		synctest.Wait()
+		r.has(api.CloneStarting, "its lease ran out, or its program ended; it is made again")
+		j := r.job(t, "web-ann")
+		if j == nil || *j.Spec.ActiveDeadlineSeconds != 120 || creations.Load() != 5 {
+			t.Fatalf("%+v, after %d attempts", j, creations.Load())
+		}
+		s, err := w.kube.CoreV1().Services("shop").Get(t.Context(), "web-ann", metav1.GetOptions{})
+		if err != nil || s.OwnerReferences[0].UID != j.UID {
+			t.Errorf("its name is %+v's, %v", s, err)
+		}
+		time.Sleep(renewEvery + time.Second)
+		synctest.Wait()
+		if d := *r.job(t, "web-ann").Spec.ActiveDeadlineSeconds; d < 120 || d > 180 {
+			t.Errorf("the new one's lease is of %d s", d)
+		}
+		r.have(pod("b", corev1.PodRunning))
+		synctest.Wait()
+		r.has(api.CloneRunning, "")
+		r.end()
+	})
+}
+
+// A server whose program ends well takes its Job with it. It is to run all the time, and runs again.
+func TestServerEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newWorld().run(t, api.CloneSpec{})
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		r.have(pod("a", corev1.PodSucceeded))
+		synctest.Wait()
+		r.deleteJob(t, "web-ann") // by the TTL controller
+		r.have()
+		time.Sleep(renewEvery)
+		synctest.Wait()
+		if j := r.job(t, "web-ann"); j == nil || j.UID != "job-2" {
+			t.Fatalf("%+v", j)
+		}
+		r.has(api.CloneStarting, "its lease ran out, or its program ended; it is made again")
+		r.end()
+	})
+}
+
+// What is meant to end has done what it is for when it does: it is not run again.
+func TestTaskEnds(t *testing.T) {
+	for _, fast := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld()
+			w.workload.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
+			r := w.run(t, api.CloneSpec{NoTraffic: true})
+			synctest.Wait()
+			if j := r.job(t, "web-ann"); *j.Spec.TTLSecondsAfterFinished != 120 || j.Spec.Template.Spec.RestartPolicy != corev1.RestartPolicyNever {
+				t.Errorf("%+v", j.Spec)
+			}
+			if !fast { // nobody sees that it runs
+				r.have(pod("a", corev1.PodRunning))
+				<-r.Begun()
+				r.has(api.CloneRunning, "")
+			}
+			r.have(pod("a", corev1.PodSucceeded))
+			<-r.Begun()
+			synctest.Wait()
+			r.has(api.CloneDone, "")
+			r.deleteJob(t, "web-ann")
+			r.have()
+			time.Sleep(10 * lease)
+			r.has(api.CloneDone, "")
+			if j := r.job(t, "web-ann"); j != nil {
+				t.Errorf("it runs again: %+v", j)
+			}
+			r.end()
+		})
+	}
+}
+
+func TestTaskFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.workload.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
+		r := w.run(t, api.CloneSpec{})
+		r.have(pod("a", corev1.PodFailed, corev1.ContainerStatus{Name: "app", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, Reason: "Error"}}}))
+		r.fails(api.ExitNotReady, "the clone web-ann does not start: app ended with exit code 3 (Error)")
+	})
+}
+
+func TestDoesNotStart(t *testing.T) {
+	unschedulable := pod("a", corev1.PodPending)
+	unschedulable.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes are available."}}
+	notReady := pod("a", corev1.PodRunning)
+	notReady.Status.Conditions = nil
+	for _, tt := range []struct {
+		name string
+		pod  corev1.Pod
+		code api.ExitCode
+		err  string
+	}{
+		{"image", pod("a", corev1.PodPending, waiting("ErrImagePull")), api.ExitImagePull, "the clone web-ann does not start: app: ErrImagePull"},
+		{"program", pod("a", corev1.PodPending, waiting("CrashLoopBackOff")), api.ExitNotReady, "the clone web-ann does not start: app: CrashLoopBackOff"},
+		{"place", unschedulable, api.ExitNotReady, "the clone web-ann does not start: 0/2 nodes are available"},
+		{"probe", notReady, api.ExitNotReady, "no pod of the clone web-ann has become ready in 2m0s: its readiness probe fails"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newWorld().run(t, api.CloneSpec{})
+				r.have(tt.pod)
+				r.fails(tt.code, tt.err)
+				if j := r.job(t, "web-ann"); j != nil {
+					t.Errorf("left: %+v", j)
+				}
+			})
+		})
+	}
+}
+
+func jobOf(annotations map[string]string, labels ...string) *batchv1.Job {
+	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{
+		Name: "web-ann", Namespace: "shop", UID: "other", Annotations: annotations, Labels: map[string]string{}, CreationTimestamp: metav1.Unix(0, 0),
+	}}
+	for n := 0; n < len(labels); n += 2 {
+		j.Labels[labels[n]] = labels[n+1]
+	}
+	return j
+}
+
+// What there is of the clone's name is left alone, unless it is what an earlier daemon of the same owner left.
+func TestNameIsTaken(t *testing.T) {
+	const of = "shop/deployment/web"
+	since := time.Unix(0, 0).Local().Format(time.DateTime)
+	for _, tt := range []struct {
+		name  string
+		there runtime.Object
+		err   string
+	}{
+		{"by a Job", jobOf(nil), "the namespace shop has a Job web-ann already, which is no clone"},
+		{"by another owner", jobOf(map[string]string{annotationWorkload: of, annotationOwner: "ann@desk"}, labelManagedBy, managedBy),
+			"the namespace shop has a clone web-ann of shop/deployment/web already: ann@desk has had it since " + since},
+		{"by a clone of something else", jobOf(map[string]string{annotationWorkload: "shop/deployment/web-ann", annotationOwner: "ann@laptop"}, labelManagedBy, managedBy),
+			"the namespace shop has a clone web-ann of shop/deployment/web-ann already: ann@laptop has had it since " + since},
+		{"by a Service", &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web-ann", Namespace: "shop"}},
+			"the namespace shop has a Service web-ann already, which is no clone's"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(tt.there)
+				r := w.run(t, api.CloneSpec{})
+				r.fails(api.ExitConflict, tt.err)
+				_, service := tt.there.(*corev1.Service)
+				if j := w.job(t, "web-ann"); (j == nil) != service {
+					t.Errorf("there is %+v", j)
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := newWorld(jobOf(map[string]string{annotationWorkload: of, annotationOwner: "ann@laptop", annotationKey: "of another life"}, labelManagedBy, managedBy)).run(t, api.CloneSpec{})
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		if j := r.job(t, "web-ann"); j.UID != "job-1" || j.Annotations[annotationKey] != "hash" {
+			t.Errorf("%+v", j)
+		}
+		r.end()
+	})
+}
+
+// A Job that somebody else has put into the clone's place is not deleted with the clone.
+func TestOthersAreLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		r := w.run(t, api.CloneSpec{})
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		r.deleteJob(t, "web-ann")
+		if _, err := w.kube.BatchV1().Jobs("shop").Create(t.Context(), jobOf(nil), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		r.end()
+		if w.job(t, "web-ann") == nil {
+			t.Error("it is gone")
+		}
+	})
+}
+
+func TestCannotBeDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.fail("delete", "jobs", func() error { return errUnreachable })
+		r := w.run(t, api.CloneSpec{})
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		r.leave()
+		checkError(t, <-r.ended, api.ExitUnexpected, "explained: deleting the clone web-ann, which ends by itself 2m0s after its last renewal: connection refused")
+	})
+}
+
+func TestRemoveLeft(t *testing.T) {
+	clones := func() []runtime.Object {
+		var all []runtime.Object
+		for _, c := range []struct{ name, namespace, of, owner string }{
+			{"mine", "shop", "shop/deployment/web", "ann@laptop"},
+			{"mine-elsewhere", "other", "shop/deployment/web", "ann@laptop"},
+			{"bobs", "shop", "shop/deployment/web", "bob@desk"},
+			{"of-another", "shop", "shop/deployment/api", "ann@laptop"},
+			{"of-another-namespace", "shop", "other/deployment/web", "ann@laptop"},
+		} {
+			j := jobOf(map[string]string{annotationWorkload: c.of, annotationOwner: c.owner}, labelManagedBy, managedBy, labelClone, c.name)
+			j.Name, j.Namespace = c.name, c.namespace
+			all = append(all, j)
+		}
+		all = append(all, jobOf(map[string]string{annotationWorkload: "shop/deployment/web", annotationOwner: "ann@laptop"})) // no clone
+		return all
+	}
+	for _, tt := range []struct {
+		name, owner string
+		own         bool // may list the one namespace only
+		want, left  []string
+	}{
+		{"mine", "ann@laptop", false, []string{"mine-elsewhere", "mine"}, []string{"bobs", "of-another", "of-another-namespace", "web-ann"}},
+		{"everybody's", "", false, []string{"mine-elsewhere", "bobs", "mine"}, []string{"of-another", "of-another-namespace", "web-ann"}},
+		{"mine of one namespace", "ann@laptop", true, []string{"mine"}, []string{"mine-elsewhere", "bobs", "of-another", "of-another-namespace", "web-ann"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(clones()...)
+			first := true
+			w.fail("list", "jobs", func() error {
+				if tt.own && first {
+					first = false
+					return apierrors.NewForbidden(batchv1.Resource("jobs"), "", nil)
+				}
+				return nil
+			})
+			got, err := RemoveLeft(t.Context(), w.kube, "shop", "deployment/web", tt.owner)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("-want +removed\n%s", diff)
+			}
+			list, err := w.kube.BatchV1().Jobs("").List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var left []string
+			for _, j := range list.Items {
+				left = append(left, j.Name)
+			}
+			if diff := cmp.Diff(tt.left, left); diff != "" {
+				t.Errorf("-want +left\n%s", diff)
+			}
+		})
+	}
+}

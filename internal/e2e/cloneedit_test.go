@@ -1,0 +1,288 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/e2e/build"
+	"kubevpn/internal/testenv"
+)
+
+const pythonRef = "docker.io/kubevpn/python:e2e"
+
+var buildPython = sync.OnceValue(func() error { return build.Python(context.Background(), bin, pythonRef) })
+
+// loadPython puts an image with a Python interpreter into the cluster.
+func (w *world) loadPython(t *testing.T) {
+	t.Helper()
+	if err := buildPython(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Load(t.Context(), filepath.Join(bin, "python.tar")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// source is a file of testdata as somebody has edited it.
+func source(t *testing.T, name, greeting string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := strings.Replace(string(text), `"original"`, `"`+greeting+`"`, 1)
+	if greeting != "original" && edited == string(text) {
+		t.Fatalf("%s has no greeting", name)
+	}
+	return []byte(edited)
+}
+
+// save writes a file as many editors do: beside its place, and then there.
+func save(t *testing.T, file string, text []byte) {
+	t.Helper()
+	if err := os.WriteFile(file+"~", text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(file+"~", file); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// edited waits for the clone to answer as it was edited, and checks that those without the header are still answered as before.
+func (v *visitor) edited(t *testing.T, service, mineIs, othersAre string) {
+	t.Helper()
+	began := time.Now()
+	testenv.Eventually(t, 60*time.Second, func() error { return v.of(service, mineIs, mine, me) })
+	t.Logf("%q answers %v after it was saved", mineIs, time.Since(began).Round(time.Millisecond))
+	for range 4 {
+		if err := v.of(service, othersAre); err != nil {
+			t.Errorf("without the header: %v", err)
+		}
+	}
+}
+
+// A service in Go is built on the laptop, each time that it was edited, and runs in the cluster.
+func cloneGo(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
+	src, out := t.TempDir(), t.TempDir()
+	build := func(greeting string) {
+		t.Helper()
+		save(t, filepath.Join(src, "main.go"), source(t, "server.go.txt", greeting))
+		cmd := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(out, "server"), "main.go")
+		cmd.Dir, cmd.Env = src, append(os.Environ(), "CGO_ENABLED=0")
+		if text, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, text)
+		}
+	}
+	build("first")
+	l.clone(t, s, "--headers", mine+"="+me, "--name", "golang", "--sync", out+":/scratch/bin", "--restart-on-sync", "--", "/scratch/bin/server")
+	if err := v.of(service, "first of golang-", mine, me); err != nil {
+		t.Errorf("right after the command: %v", err)
+	}
+	v.edited(t, service, "first of golang-", "shop-")
+	build("second")
+	v.edited(t, service, "second of golang-", "shop-")
+	if i := l.intercept(t); len(i.Clone.Sync) != 1 || !i.Clone.Sync[0].Synced || i.Clone.Sync[0].Files != 1 || i.Clone.Sync[0].Last.IsZero() {
+		t.Errorf("status: %+v", i.Clone)
+	}
+	l.leave(t, s)
+	s.noClone(t)
+}
+
+const pythonService = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: py, namespace: NAMESPACE}
+spec:
+  selector: {matchLabels: {app: py}}
+  template:
+    metadata: {labels: {app: py}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      volumes: [{name: source, configMap: {name: py}}, {name: scratch, emptyDir: {}}]
+      containers:
+      - name: py
+        image: PYTHON_IMAGE
+        imagePullPolicy: Never
+        args: ["-u", /source/server.py]
+        ports: [{containerPort: 8080, name: http}]
+        volumeMounts: [{name: source, mountPath: /source}, {name: scratch, mountPath: /scratch}]
+        readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: py, namespace: NAMESPACE}
+spec: {selector: {app: py}, ports: [{port: 80, targetPort: http}]}
+`
+
+// A service in Python is edited on the laptop, and runs in the cluster with the interpreter of its image.
+func clonePython(t *testing.T, l *laptop, s *shop, v *visitor) {
+	s.loadPython(t)
+	s.kubectl(t, "-n", s.namespace, "create", "configmap", "py", "--from-file=server.py=testdata/server.py")
+	s.apply(t, strings.NewReplacer("NAMESPACE", s.namespace, "PYTHON_IMAGE", pythonRef).Replace(pythonService))
+	py := &shop{world: s.world, namespace: s.namespace, workload: "deployment/py"}
+	py.rolledOut(t)
+	service := "http://" + s.clusterIP(t, s.namespace, "py") + "/"
+	testenv.Eventually(t, 20*time.Second, func() error { return v.of(service, "original of py-") })
+	dir := t.TempDir()
+	file := filepath.Join(dir, "server.py")
+	save(t, file, source(t, "server.py", "first"))
+	l.clone(t, py, "--headers", mine+"="+me, "--name", "snake", "--sync", dir+":/scratch/src", "--restart-on-sync", "--", build.PythonProgram, "-u", "/scratch/src/server.py")
+	v.edited(t, service, "first of snake-", "original of py-")
+	save(t, file, source(t, "server.py", "second"))
+	v.edited(t, service, "second of snake-", "original of py-")
+	t.Run("broken", func(t *testing.T) {
+		save(t, file, []byte("this is no Python\n"))
+		// The program is gone, and requests with it: to a pod that is not ready nothing goes, and the application has them.
+		testenv.Eventually(t, 30*time.Second, func() error { return v.of(service, "original of py-", mine, me) })
+		if i := l.intercept(t); i.Clone.State != api.CloneWaiting {
+			t.Errorf("status: %+v", i.Clone)
+		}
+		save(t, file, source(t, "server.py", "mended"))
+		v.edited(t, service, "mended of snake-", "original of py-")
+	})
+	l.leave(t, py)
+	if err := v.of(service, "original of py-", mine, me); err != nil {
+		t.Errorf("after leave: %v", err)
+	}
+	s.noClone(t)
+}
+
+// Where files cannot go, the command says so, and leaves nothing.
+func cloneUnwritable(t *testing.T, l *laptop, s *shop) {
+	r := l.run(t, "kubevpn", "clone", s.workload, "-n", s.namespace, "--headers", mine+"="+me, "--name", "shut", "--sync", t.TempDir()+":/there/is/none", "--command", "/app")
+	if r.code != int(api.ExitNotReady) || !strings.Contains(r.stderr, "no files reach /there/is/none of the clone shut: at the other end: mkdir /there: permission denied") {
+		t.Error(r)
+	}
+	s.noClone(t)
+	if n := len(l.status(t).Intercepts); n != 0 {
+		t.Errorf("%d intercepts", n)
+	}
+}
+
+const cloneKindsManifest = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: clonekinds}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: store, namespace: clonekinds}
+spec:
+  serviceName: store
+  selector: {matchLabels: {app: store}}
+  template:
+    metadata: {labels: {app: store}}
+    spec:
+      terminationGracePeriodSeconds: 1` + container + `
+---
+apiVersion: v1
+kind: Service
+metadata: {name: store, namespace: clonekinds}
+spec: {clusterIP: None, selector: {app: store}, ports: [{name: web, port: 8080, targetPort: web}]}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: each, namespace: clonekinds}
+spec:
+  selector: {matchLabels: {app: each}}
+  template:
+    metadata: {labels: {app: each}}
+    spec:
+      terminationGracePeriodSeconds: 1` + container + `
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: alone, namespace: clonekinds, labels: {app: alone}}
+spec:
+      terminationGracePeriodSeconds: 1` + container + `
+---
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: report, namespace: clonekinds}
+spec:
+  schedule: "0 3 1 1 *"
+  jobTemplate:
+    spec:
+      template:
+        metadata: {labels: {app: report}}
+        spec:
+          restartPolicy: Never
+          containers:
+          - name: report
+            image: PYTHON_IMAGE
+            imagePullPolicy: Never
+            args: ["-c", "import os; print('a report for', os.environ['WHO'])"]
+            env: [{name: WHO, value: everybody}]
+`
+
+// Each kind of workload has its clone; that of a CronJob does its work once, and at once.
+func cloneKinds(t *testing.T, l *laptop, v *visitor) {
+	l.loadPython(t)
+	l.apply(t, strings.NewReplacer("APP_IMAGE", appRef, "PYTHON_IMAGE", pythonRef).Replace(cloneKindsManifest))
+	const ns = "clonekinds"
+	l.kubectl(t, "-n", ns, "rollout", "status", "statefulset/store", "--timeout=60s")
+	l.kubectl(t, "-n", ns, "rollout", "status", "daemonset/each", "--timeout=60s")
+	l.kubectl(t, "-n", ns, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=60s")
+	of := &shop{world: l.world, namespace: ns}
+	for _, tt := range []struct{ workload, app string }{
+		{"sts/store", "store"}, {"svc/store", "store"}, {"daemonset/each", "each"}, {"pod/alone", "alone"},
+	} {
+		t.Run(strings.ReplaceAll(tt.workload, "/", "_"), func(t *testing.T) {
+			pods := l.pods(t, ns, "app="+tt.app)
+			l.must(t, "kubevpn", "clone", tt.workload, "-n", ns, "--headers", mine+"="+me, "--name", "copy")
+			for _, ip := range pods {
+				url := "http://" + ip.String() + ":8080/"
+				if err := v.of(url, "copy-", mine, me); err != nil {
+					t.Error(err)
+				}
+				if err := v.of(url, tt.app); err != nil {
+					t.Errorf("without the header: %v", err)
+				}
+			}
+			if now := l.pods(t, ns, "app="+tt.app); len(now) != len(pods) {
+				t.Errorf("its pods were %v, and are %v", pods, now)
+			}
+			l.must(t, "kubevpn", "leave", tt.workload, "-n", ns)
+			for _, ip := range pods {
+				if err := v.of("http://"+ip.String()+":8080/", tt.app, mine, me); err != nil {
+					t.Errorf("after leave: %v", err)
+				}
+			}
+			of.noClone(t)
+		})
+	}
+	t.Run("cronjob", func(t *testing.T) {
+		r := l.run(t, "kubevpn", "clone", "cj/report", "-n", ns, "--headers", mine+"="+me)
+		if r.code != int(api.ExitUsage) || !strings.Contains(r.stderr, "no requests are for cronjob/report") {
+			t.Error(r)
+		}
+		l.must(t, "kubevpn", "clone", "cj/report", "-n", ns, "--name", "now", "--env", "WHO=me")
+		testenv.Eventually(t, 20*time.Second, func() error {
+			if i := l.intercept(t); i.Clone.State != api.CloneDone {
+				return fmt.Errorf("it is %s", i.Clone.State)
+			}
+			return nil
+		})
+		if out := l.kubectl(t, "-n", ns, "logs", "job/now"); out != "a report for me" {
+			t.Errorf("it said %q", out)
+		}
+		if n := l.kubectl(t, "-n", ns, "get", "job", "now", "-o", "jsonpath={.status.succeeded}"); n != "1" {
+			t.Errorf("it ran %s times", n)
+		}
+		l.must(t, "kubevpn", "leave", "cronjob/report", "-n", ns)
+		of.noClone(t)
+		if jobs := l.kubectl(t, "-n", ns, "get", "jobs", "-o", "name"); jobs != "" {
+			t.Errorf("left: %s", jobs)
+		}
+	})
+}
