@@ -31,6 +31,7 @@ var layers = map[string]int{
 	"internal/supervisor": 30,
 	"internal/clone":      30,
 	"internal/dev":        30,
+	"internal/docker":     30,
 
 	"internal/podenv":  21,
 	"internal/cluster": 21,

@@ -53,8 +53,9 @@ const (
 
 // writer writes a volume into its directory.
 type writer struct {
-	root  *os.Root
-	round int
+	root   *os.Root
+	round  int
+	settle func(dir string) error // nil: the files are as they are
 }
 
 func (w *writer) write(v Volume) error {
@@ -80,6 +81,11 @@ func (w *writer) write(v Volume) error {
 		}
 		first, _, _ := strings.Cut(f.Path, "/")
 		names[first] = true
+	}
+	if w.settle != nil {
+		if err := w.settle(dir); err != nil {
+			return err
+		}
 	}
 	before, err := w.root.Readlink(current)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -129,6 +135,26 @@ func (w *writer) resolve(sub string) (string, error) {
 	}
 	return path.Join(dir, strings.TrimPrefix(to, current+"/"), rest), nil
 }
+
+// A Directory is where a Volume is shown by who gives it to a program by other means than a sandbox. It is for one goroutine.
+type Directory struct{ writer writer }
+
+// NewDirectory takes an empty directory, which stays the caller's to close. settle, unless it is nil, is given the directory,
+// within root, that has the files of a Volume before anybody sees them: there it may change their owners.
+func NewDirectory(root *os.Root, settle func(dir string) error) *Directory {
+	return &Directory{writer{root: root, settle: settle}}
+}
+
+// Write shows the files of v instead of what was shown: all at once, to who looks for them by their names.
+func (d *Directory) Write(v Volume) error {
+	if err := v.check(); err != nil {
+		return err
+	}
+	return d.writer.write(v)
+}
+
+// Resolve says where a path of the Volume is now: for a mount of it, which would not follow.
+func (d *Directory) Resolve(sub string) (string, error) { return d.writer.resolve(sub) }
 
 // volumeOf is the volume of that name.
 func volumeOf(volumes []Volume, name string) (Volume, bool) {

@@ -1,0 +1,119 @@
+package docker
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"kubevpn/internal/api"
+)
+
+// Arguments are flags of `docker run` for the container that the user works on.
+type Arguments struct {
+	Rest        []string // passed on as they are
+	Publish     []string // ports: of the network container, like AddHosts
+	AddHosts    []string
+	Entrypoint  *string // the program, in the place of the pod's
+	Interactive bool
+	TTY         bool
+}
+
+// switches are the flags of `docker run` that take no value; all others do.
+var switches = []string{
+	"d", "detach", "disable-content-trust", "help", "i", "init", "interactive", "no-healthcheck", "oom-kill-disable", "P", "privileged",
+	"publish-all", "q", "quiet", "read-only", "rm", "sig-proxy", "t", "tty", "use-api-socket",
+}
+
+// refused are flags that cannot be had, and why.
+var refused = map[string]string{
+	"detach":     "the container ends with this command",
+	"restart":    "the container ends with this command",
+	"env":        "`kubevpn dev --env NAME=VALUE` does it, without the value in the engine's configuration",
+	"env-file":   "`kubevpn dev --env-file FILE` does it, without the values in the engine's configuration",
+	"hostname":   "its host name is the pod's",
+	"domainname": "its host name is the pod's",
+	"uts":        "its host name is the pod's",
+	"help":       "`docker run --help` lists what there is",
+
+	"network": whyNetwork, "net": whyNetwork, "network-alias": whyNetwork, "net-alias": whyNetwork, "link": whyNetwork, "link-local-ip": whyNetwork,
+	"ip": whyNetwork, "ip6": whyNetwork, "mac-address": whyNetwork, "dns": whyNetwork, "dns-search": whyNetwork, "dns-option": whyNetwork, "dns-opt": whyNetwork,
+	"expose": whyPorts, "publish-all": whyPorts,
+}
+
+const (
+	whyNetwork = "its network and its names are the cluster's"
+	whyPorts   = "name the ports: -p 8080:80"
+)
+
+// long are the names behind the letters that matter here.
+var long = map[string]string{
+	"d": "detach", "e": "env", "h": "hostname", "i": "interactive", "p": "publish", "P": "publish-all", "t": "tty",
+}
+
+// ParseArguments reads what stands behind --. Errors are *api.Error.
+func ParseArguments(args []string) (Arguments, error) {
+	var a Arguments
+	for len(args) > 0 {
+		word := args[0]
+		args = args[1:]
+		name, value, valued := strings.Cut(strings.TrimPrefix(word, "--"), "=")
+		switch {
+		case word == "--" || !strings.HasPrefix(word, "-") || word == "-":
+			return a, api.Errorf(api.ExitUsage, "%q is no flag of `docker run`", word).
+				WithHint("behind -- go flags alone; --image names another image, and -- --entrypoint another program")
+		case !strings.HasPrefix(word, "--"):
+			// Letters: -it, -p80:80, -p=80:80, -p 80:80.
+			letter, rest := word[1:2], word[2:]
+			name, value, valued = letter, strings.TrimPrefix(rest, "="), rest != ""
+			if slices.Contains(switches, letter) && rest != "" && rest[0] != '=' {
+				args = slices.Insert(slices.Clone(args), 0, "-"+rest)
+				word, value, valued = "-"+letter, "", false
+			}
+		}
+		whole := []string{word}
+		if !valued && !slices.Contains(switches, name) {
+			if len(args) == 0 {
+				return a, api.Errorf(api.ExitUsage, "%s of `docker run` needs a value", word)
+			}
+			value, args = args[0], args[1:]
+			whole = append(whole, value)
+		}
+		if full := long[name]; full != "" {
+			name = full
+		}
+		if err := a.add(name, value, whole); err != nil {
+			return a, err
+		}
+	}
+	return a, nil
+}
+
+// add takes one flag, which is whole as it was written.
+func (a *Arguments) add(name, value string, whole []string) error {
+	if why, no := refused[name]; no {
+		return api.Errorf(api.ExitUsage, "%s of `docker run` cannot be had: %s", whole[0], why)
+	}
+	on := true
+	if slices.Contains(switches, name) && value != "" {
+		var err error
+		if on, err = strconv.ParseBool(value); err != nil {
+			return api.Errorf(api.ExitUsage, "%s of `docker run`: %q is neither true nor false", whole[0], value)
+		}
+	}
+	switch name {
+	case "rm", "init": // so it is anyway
+	case "interactive":
+		a.Interactive = on
+	case "tty":
+		a.TTY = on
+	case "publish":
+		a.Publish = append(a.Publish, value)
+	case "add-host":
+		a.AddHosts = append(a.AddHosts, value)
+	case "entrypoint":
+		a.Entrypoint = &value
+	default:
+		a.Rest = append(a.Rest, whole...)
+	}
+	return nil
+}

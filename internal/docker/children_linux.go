@@ -1,0 +1,410 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/sandbox"
+)
+
+// child is a `docker run` that waits for its container's end.
+type child struct {
+	name string
+	cmd  *exec.Cmd
+	done chan struct{} // the container has ended, and the engine has removed it
+	err  error         // of the command, then
+}
+
+// command starts cmd; after is called when it has ended.
+func (r *run) command(name string, cmd *exec.Cmd, after func()) (*child, error) {
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("running docker: %w", err)
+	}
+	c := &child{name: name, cmd: cmd, done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		c.err = cmd.Wait()
+		after()
+	}()
+	return c, nil
+}
+
+// docker is a docker command that the terminal's signals do not reach.
+func (r *run) docker(args []string) *exec.Cmd {
+	cmd := exec.Command(r.Engine.command, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return cmd
+}
+
+const (
+	removeTimeout = 15 * time.Second // for a container to go by itself, and then with force
+	killDelay     = 5 * time.Second
+)
+
+// removed waits until a container is gone, and helps.
+func (r *run) removed(c *child) error {
+	wait := func(limit time.Duration) bool {
+		t := time.NewTimer(limit)
+		defer t.Stop()
+		select {
+		case <-c.done:
+			return true
+		case <-t.C:
+			return false
+		}
+	}
+	if wait(removeTimeout) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout) // the run's own has ended
+	defer cancel()
+	_, err := r.Engine.output(ctx, "rm", "--force", c.name)
+	if wait(killDelay) {
+		return nil
+	}
+	if e := c.cmd.Process.Kill(); e == nil {
+		<-c.done
+	}
+	return api.Errorf(api.ExitEngine, "the container %s is not seen to end: %w", c.name, errors.Join(err, errors.New("`docker run` does not return"))).
+		WithHint("`docker rm --force %s` removes it", c.name)
+}
+
+// accept takes the connection of a container's first process, and no other.
+func accept(ctx context.Context, l *net.UnixListener, c *child) (*net.UnixConn, error) {
+	defer l.Close() // which removes the socket
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	accepted := make(chan struct{})
+	defer close(accepted)
+	go func() {
+		select {
+		case <-c.done:
+			l.Close()
+		case <-accepted:
+		}
+	}()
+	conn, err := l.AcceptUnix()
+	switch {
+	case err == nil:
+		return conn, nil
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	}
+	select {
+	case <-c.done:
+		return nil, errNotStarted
+	default:
+		return nil, fmt.Errorf("waiting for the container's first process: %w", err)
+	}
+}
+
+var errNotStarted = errors.New("`docker run` has not started it")
+
+// networkContainer has the network of all others, and the files.
+type networkContainer struct {
+	*child
+	remote *sandbox.Remote
+	files  *wire
+	said   *bytes.Buffer // to be read when child is done
+}
+
+func (r *run) startNetwork(ctx context.Context) (_ *networkContainer, err error) {
+	sockets := make([]*net.UnixListener, 2)
+	for n, s := range []struct{ network, name string }{{"unixpacket", socketName}, {"unix", filesName}} {
+		if sockets[n], err = r.dir.listen(s.network, 0, s.name); err != nil {
+			return nil, err
+		}
+		defer sockets[n].Close()
+	}
+	n := &networkContainer{said: &bytes.Buffer{}}
+	cmd := r.docker(r.plan.network(r.dir))
+	cmd.Stderr = n.said
+	if n.child, err = r.command(networkName(r.dir.id), cmd, func() {}); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil { // it is known to nobody else
+			n.close()
+			err = errors.Join(err, r.removed(n.child))
+		}
+	}()
+	network, err := accept(ctx, sockets[0], n.child)
+	if err != nil {
+		return nil, n.explain(err)
+	}
+	files, err := accept(ctx, sockets[1], n.child)
+	if err != nil {
+		return nil, errors.Join(n.explain(err), network.Close())
+	}
+	n.files = newWire(files)
+	if n.remote, err = sandbox.Attach(ctx, network, r.Logger); err != nil {
+		return nil, n.explain(err)
+	}
+	return n, nil
+}
+
+// explain adds to err what docker has said.
+func (n *networkContainer) explain(err error) error {
+	select {
+	case <-n.done:
+	default:
+		return err
+	}
+	return api.Errorf(api.ExitEngine, "the container for the network does not run: %w", said(err, n.said.String()))
+}
+
+// gone is the error of its end.
+func (n *networkContainer) gone() error {
+	return api.Errorf(api.ExitEngine, "the container %s has ended, and with it the network of the others", n.name).
+		WithHint("what ended it `journalctl -u docker` may tell")
+}
+
+// close ends it; it removes the files.
+func (n *networkContainer) close() {
+	if n.remote != nil {
+		n.remote.Close() // its socket and its device, whose ends nobody waits for
+	}
+	if n.files != nil {
+		n.files.conn.Close()
+	}
+}
+
+// show has a volume show its files, if they are not what it shows.
+func (r *run) show(v volume) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if before, known := r.shownBefore[v.Name]; known && bytes.Equal(before, b) {
+		return nil
+	}
+	if _, err := r.network.files.ask(order{Volume: &v}); err != nil {
+		return fmt.Errorf("writing a volume: %w", err)
+	}
+	r.shownBefore[v.Name] = b
+	return nil
+}
+
+// refresh brings volumes up to date, until ctx ends.
+func (r *run) refresh(ctx context.Context) {
+	tick := time.NewTicker(refresh)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		_, volumes, problems := r.readers.volumes(ctx)
+		for _, p := range problems {
+			r.Logger.Warn("reading a volume again", "err", p)
+		}
+		for _, v := range volumes {
+			if err := r.show(v); err != nil {
+				r.Logger.Warn("bringing a volume up to date", "volume", v.Name, "err", err)
+			}
+		}
+	}
+}
+
+// running is one of the pod's containers whose program has begun.
+type running struct {
+	*child
+	wire  *wire
+	ended chan struct{} // its program has, or its container
+	code  *int          // the program's, if it was told
+
+	sending sync.Mutex
+}
+
+// start starts the n-th container, and returns when its program runs.
+func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
+	c := r.plan.containers[n]
+	mounts, err := r.resolve(c)
+	if err != nil {
+		return nil, err
+	}
+	l, err := r.dir.listen("unix", n+1, socketName)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	var cmd *exec.Cmd
+	flush := func() {}
+	if args := r.plan.run(r.dir, n, mounts); c.chosen {
+		cmd = exec.Command(r.Engine.command, args...) // the terminal's signals are for docker, too
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = r.Stdin, r.Stdout, r.Stderr
+	} else {
+		cmd = r.docker(args)
+		out, errout := r.prefixed(c.name, r.Stdout), r.prefixed(c.name, r.Stderr)
+		cmd.Stdout, cmd.Stderr = out, errout
+		flush = func() { out.flush(); errout.flush() }
+	}
+	one := &running{ended: make(chan struct{})}
+	if one.child, err = r.command(containerName(r.dir.id, c.name), cmd, flush); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			one.close()
+			err = errors.Join(err, r.removed(one.child))
+		}
+	}()
+	conn, err := accept(ctx, l, one.child)
+	if err != nil {
+		if errors.Is(err, errNotStarted) {
+			return nil, api.Errorf(api.ExitEngine, "the container %s does not run: %w", c.name, errors.Join(err, one.err))
+		}
+		return nil, err
+	}
+	one.wire = newWire(conn)
+	program := r.programs[c.name]
+	if _, err := one.wire.ask(order{Program: &program}); err != nil {
+		code := api.ExitEngine
+		if c.chosen && r.plan.user.Entrypoint != nil {
+			code = api.ExitUsage
+		}
+		return nil, api.Errorf(code, "container %s (image %s): %w", c.name, c.image, err)
+	}
+	go one.listen()
+	return one, nil
+}
+
+// resolve says where on this machine a container's mounts are.
+func (r *run) resolve(c container) ([]mount, error) {
+	var all []mount
+	for _, m := range r.mounts[c.name] {
+		if !mountable(m.Path) {
+			r.Warn(fmt.Sprintf("volume %s at %s: nothing can be mounted there", m.Volume, m.Path))
+			continue
+		}
+		at := ""
+		if m.SubPath != "" {
+			got, err := r.network.files.ask(order{Resolve: &position{m.Volume, m.SubPath}})
+			if err != nil {
+				r.Warn(fmt.Sprintf("volume %s at %s: %v", m.Volume, m.Path, err))
+				continue
+			}
+			at = got.Path
+		}
+		all = append(all, mount{source: r.dir.source(m.Volume, at), path: m.Path, readOnly: m.ReadOnly})
+	}
+	return all, nil
+}
+
+func (one *running) listen() {
+	defer close(one.ended)
+	for {
+		var rep report
+		if err := one.wire.in.Decode(&rep); err != nil {
+			return
+		}
+		if rep.Ended != nil {
+			one.code = rep.Ended
+			return
+		}
+	}
+}
+
+// signal passes a signal to the program. One that has gone needs none.
+func (one *running) signal(s syscall.Signal) {
+	one.sending.Lock()
+	defer one.sending.Unlock()
+	_ = one.wire.out.Encode(order{Signal: int(s)})
+}
+
+// close ends the container if it still runs.
+func (one *running) close() {
+	if one.wire != nil {
+		one.wire.conn.Close()
+	}
+}
+
+// exit is how the program has ended.
+func (one *running) exit() (int, error) {
+	<-one.done // what it has written has been shown
+	if one.code != nil {
+		return *one.code, nil
+	}
+	var exit *exec.ExitError
+	if !errors.As(one.err, &exit) {
+		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a word: %w", one.name, errors.Join(errors.New("its first process has gone"), one.err))
+	}
+	const failed = 125 // docker's own
+	if code := exit.ExitCode(); code != failed && code > 0 {
+		return code, nil // who killed it
+	}
+	return 0, api.Errorf(api.ExitEngine, "the Docker Engine has let go of the container %s: docker %w", one.name, exit).
+		WithHint("what the engine did `journalctl -u docker` may tell")
+}
+
+// removeAsRoot removes what a killed network container has left, by another one.
+func (r *run) removeAsRoot() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*removeTimeout) // the run's own has ended
+	defer cancel()
+	args := append(r.plan.common(r.dir.id, networkName(r.dir.id)+"-end"), "--user", "0:0", "--network", "none", "--mount", bind(r.dir.base, base, false),
+		"--entrypoint", binary, r.plan.containers[len(r.plan.containers)-1].image, Command, removeRole, r.dir.id)
+	if _, err := r.Engine.output(ctx, args...); err != nil {
+		return api.Errorf(api.ExitEngine, "the pod's files cannot be removed from %s: %w", r.dir.path(), err).WithHint("sudo rm -r %s", r.dir.path())
+	}
+	return nil
+}
+
+// prefixed writes whole lines, with the container's name.
+func (r *run) prefixed(name string, to io.Writer) *prefixer {
+	end := "\n"
+	if r.plan.tty() { // docker has made the terminal raw
+		end = "\r\n"
+	}
+	return &prefixer{mu: &r.output, to: to, prefix: "[" + name + "] ", end: end}
+}
+
+type prefixer struct {
+	mu          *sync.Mutex
+	to          io.Writer
+	prefix, end string
+	rest        []byte
+}
+
+// lineMost is how long a line may be to be waited for.
+const lineMost = 64 << 10
+
+func (p *prefixer) Write(b []byte) (int, error) {
+	n := len(b)
+	p.rest = append(p.rest, b...)
+	for {
+		line, after, found := bytes.Cut(p.rest, []byte("\n"))
+		if !found && len(p.rest) < lineMost {
+			return n, nil
+		}
+		p.rest = after
+		if err := p.line(line); err != nil {
+			return n, err
+		}
+	}
+}
+
+// flush writes what is left, which did not end in a newline.
+func (p *prefixer) flush() {
+	if len(p.rest) > 0 {
+		_ = p.line(p.rest) // there is nobody whom to tell that the terminal is gone
+	}
+}
+
+func (p *prefixer) line(text []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, err := io.WriteString(p.to, p.prefix+strings.TrimSuffix(string(text), "\r")+p.end)
+	return err
+}

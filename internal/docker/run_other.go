@@ -1,0 +1,26 @@
+//go:build !linux
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"runtime"
+)
+
+// errElsewhere: engines of other systems run in a virtual machine.
+func errElsewhere() error {
+	return noEngine("use a Linux machine", "--docker needs an engine on a Linux machine, and this is %s: %w", runtime.GOOS, errors.ErrUnsupported)
+}
+
+// Run is not implemented on this operating system.
+func Run(context.Context, Config) (int, error) { return 0, errElsewhere() }
+
+// runProgram is not implemented on this operating system.
+func runProgram() (int, error) { return 0, errElsewhere() }
+
+// runNetwork is not implemented on this operating system.
+func runNetwork(string) error { return errElsewhere() }
+
+// removeFiles is not implemented on this operating system.
+func removeFiles(string, string) error { return errElsewhere() }

@@ -1,0 +1,115 @@
+package docker
+
+import (
+	"context"
+	"io/fs"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubevpn/internal/podenv"
+)
+
+// readers reads what the containers of one pod have.
+type readers struct {
+	pod   *corev1.Pod
+	names []string // containers
+	of    map[string]*podenv.Reader
+}
+
+// volumes are those of all containers, each once: what two containers share is the same to both.
+func (r *readers) volumes(ctx context.Context) (map[string][]podenv.Mount, []volume, []podenv.Problem) {
+	mounts := map[string][]podenv.Mount{}
+	var volumes []volume
+	var problems []podenv.Problem
+	for _, name := range r.names {
+		m, read, more := r.of[name].Volumes(ctx)
+		mounts[name] = m
+		for _, p := range more {
+			if !slices.ContainsFunc(problems, func(o podenv.Problem) bool { return o.Error() == p.Error() }) {
+				problems = append(problems, p)
+			}
+		}
+		for _, v := range read {
+			if !slices.ContainsFunc(volumes, func(o volume) bool { return o.Name == v.Name }) {
+				volumes = append(volumes, owned(r.pod, v))
+			}
+		}
+	}
+	return mounts, volumes, problems
+}
+
+// owned is a volume with its owners.
+func owned(pod *corev1.Pod, v podenv.Volume) volume {
+	o := volume{Name: v.Name, Empty: v.Empty}
+	if s := pod.Spec.SecurityContext; s != nil {
+		o.Group = s.FSGroup
+	}
+	tokens := tokensOf(pod, v.Name)
+	user := userOf(pod)
+	for _, f := range v.Files {
+		one := file{Path: f.Path, Mode: f.Mode, Data: f.Data}
+		if standard, is := tokens[f.Path]; is {
+			// pkg/volume/projected: a token is its reader's alone if all have one user, or a group.
+			one.Mode = standard
+			if user != nil || o.Group != nil {
+				one.Mode = 0o600
+			}
+			if user != nil {
+				one.Owner = *user
+			}
+		}
+		o.Files = append(o.Files, one)
+	}
+	return o
+}
+
+// tokensOf are a volume's files that are tokens, with their modes.
+func tokensOf(pod *corev1.Pod, volume string) map[string]fs.FileMode {
+	tokens := map[string]fs.FileMode{}
+	for _, v := range pod.Spec.Volumes {
+		if v.Name != volume || v.Projected == nil {
+			continue
+		}
+		mode := fs.FileMode(0o644)
+		if m := v.Projected.DefaultMode; m != nil {
+			mode = fs.FileMode(*m) & fs.ModePerm
+		}
+		for _, s := range v.Projected.Sources {
+			if s.ServiceAccountToken != nil {
+				tokens[s.ServiceAccountToken.Path] = mode
+			}
+		}
+	}
+	return tokens
+}
+
+// userOf is the one user that all containers are said to run as, if there is one: FsUser of pkg/kubelet/util.
+func userOf(pod *corev1.Pod) *int64 {
+	var one *int64
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		user := effective(pod, &c).RunAsUser
+		if user == nil || one != nil && *one != *user {
+			return nil
+		}
+		one = user
+	}
+	return one
+}
+
+// effective is a container's security context with what the pod says where the container does not.
+func effective(pod *corev1.Pod, c *corev1.Container) corev1.SecurityContext {
+	var s corev1.SecurityContext
+	if c.SecurityContext != nil {
+		s = *c.SecurityContext
+	}
+	if p := pod.Spec.SecurityContext; p != nil {
+		if s.RunAsUser == nil {
+			s.RunAsUser = p.RunAsUser
+		}
+		if s.RunAsGroup == nil {
+			s.RunAsGroup = p.RunAsGroup
+		}
+	}
+	return s
+}

@@ -1,0 +1,134 @@
+package docker
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"net"
+	"syscall"
+	"time"
+)
+
+// Where a container has what is ours.
+const (
+	inside     = "/.kubevpn"
+	binary     = inside + "/kubevpn" // a file, read-only
+	control    = inside + "/run"     // a directory, with the container's socket
+	base       = inside + "/base"    // the network container's: the directory of all that is run
+	socketName = "socket"
+	filesName  = "files" // the network container's second socket
+)
+
+// What goes over a container's socket, as JSON: kubevpn says what is to be done, PID 1 what becomes of it.
+//
+//	{"program":...}  ─▶
+//	                 ◀─  {} or {"error":...}, and the end
+//	{"signal":15}    ─▶                          any number
+//	                 ◀─  {"ended":0}, and the end
+//
+// And over the network container's second one, an answer to each:
+//
+//	{"volume":...}   ─▶ ◀─  {} or {"error":...}
+//	{"resolve":...}  ─▶ ◀─  {"path":"..1/page"}
+//	{"remove":true}  ─▶ ◀─  {}
+//
+// The end of either is the end of the process at the other side of it.
+type order struct {
+	Program *program  `json:"program,omitempty"`
+	Signal  int       `json:"signal,omitempty"`
+	Volume  *volume   `json:"volume,omitempty"`
+	Resolve *position `json:"resolve,omitempty"`
+	Remove  bool      `json:"remove,omitempty"`
+}
+
+type report struct {
+	Error *failure `json:"error,omitempty"`
+	Ended *int     `json:"ended,omitempty"`
+	Path  string   `json:"path,omitempty"`
+}
+
+// program is what PID 1 runs. The image's environment and the working directory are PID 1's own.
+type program struct {
+	Args []string `json:"args"`
+	Env  []string `json:"env"` // wins over the image's
+	TTY  bool     `json:"tty"`
+}
+
+// position is a place in a volume.
+type position struct {
+	Volume string `json:"volume"`
+	Path   string `json:"path"`
+}
+
+// volume is a volume with its owners, as the kubelet would make it.
+type volume struct {
+	Name  string `json:"name"`
+	Empty bool   `json:"empty,omitempty"` // a directory for everybody
+	Files []file `json:"files,omitempty"`
+	Group *int64 `json:"group,omitempty"` // securityContext.fsGroup
+}
+
+type file struct {
+	Path  string      `json:"path"`
+	Mode  fs.FileMode `json:"mode"`
+	Owner int64       `json:"owner"`
+	Data  []byte      `json:"data"`
+}
+
+// failure is an error that crosses a socket and keeps its errno.
+type failure struct {
+	Text  string        `json:"text"`
+	Errno syscall.Errno `json:"errno,omitempty"`
+}
+
+func newFailure(err error) *failure {
+	if err == nil {
+		return nil
+	}
+	f := &failure{Text: err.Error()}
+	errors.As(err, &f.Errno)
+	return f
+}
+
+func (f *failure) Error() string { return f.Text }
+
+func (f *failure) Unwrap() error {
+	if f.Errno == 0 {
+		return nil
+	}
+	return f.Errno
+}
+
+// wire is one end of a socket. One goroutine may receive while another sends.
+type wire struct {
+	conn net.Conn
+	in   *json.Decoder
+	out  *json.Encoder
+}
+
+func newWire(conn net.Conn) *wire {
+	return &wire{conn: conn, in: json.NewDecoder(conn), out: json.NewEncoder(conn)}
+}
+
+// answerTimeout is how long the other end may take: it may have been stopped.
+const answerTimeout = time.Minute
+
+// ask sends an order and waits for its answer.
+func (w *wire) ask(o order) (report, error) {
+	var r report
+	if err := w.conn.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+		return r, err
+	}
+	// What is sent and received without a question may wait.
+	defer w.conn.SetDeadline(time.Time{})
+	if err := w.out.Encode(o); err != nil {
+		return r, err
+	}
+	if err := w.in.Decode(&r); err != nil {
+		return r, err
+	}
+	if r.Error != nil {
+		return r, r.Error
+	}
+	return r, nil
+}
