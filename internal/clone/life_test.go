@@ -324,10 +324,11 @@ func TestNameIsTaken(t *testing.T) {
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
-		r := newWorld(jobOf(map[string]string{annotationWorkload: of, annotationOwner: "ann@laptop", annotationKey: "of another life"}, labelManagedBy, managedBy)).run(t, api.CloneSpec{})
+		own := "shop/" + newWorld().workload.String()
+		r := newWorld(jobOf(map[string]string{annotationWorkload: own, annotationOwner: "ann@laptop", annotationKey: "of another life"}, labelManagedBy, managedBy)).run(t, api.CloneSpec{})
 		r.have(pod("a", corev1.PodRunning))
 		<-r.Begun()
-		if j := r.job(t, "web-ann"); j.UID != "job-1" || j.Annotations[annotationKey] != "hash" {
+		if j := r.job(t, "web-ann"); j.UID == "other" || j.Annotations[annotationKey] != "hash" {
 			t.Errorf("%+v", j)
 		}
 		r.end()

@@ -136,9 +136,11 @@ func cloneDeaths(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 	})
 	t.Run("manager_killed", func(t *testing.T) {
 		c := l.connection(t)
-		for _, pid := range s.programOf(t, c.ManagerNamespace, c.ManagerPod, "/traffic", "manager") {
-			kill(t, pid)
+		pids := s.programOf(t, c.ManagerNamespace, c.ManagerPod, "/traffic", "manager")
+		if len(pids) != 1 {
+			t.Fatalf("the manager runs %d times", len(pids))
 		}
+		kill(t, pids[0])
 		l.connectedAgain(t, 60*time.Second)
 		back(t)
 	})
@@ -206,9 +208,7 @@ func cloneDeaths(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 	})
 	t.Run("helper_killed", func(t *testing.T) {
 		begin(t, "helpless")
-		for _, h := range l.processes(t, theHelper) {
-			kill(t, h.pid)
-		}
+		kill(t, l.process(t, theHelper).pid)
 		application(t, 5*time.Second)
 		s.noClone(t)
 		l.must(t, "kubevpn", "connect")
