@@ -5,14 +5,19 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/creack/pty"
 
 	"kubevpn/internal/lab"
 	"kubevpn/internal/testenv"
@@ -90,7 +95,10 @@ func devSuite(t *testing.T, w *world) {
 	t.Run("service_account", func(t *testing.T) { devAccount(t, l, s) })
 	t.Run("exit", func(t *testing.T) { devExit(t, l, s) })
 	t.Run("requests", func(t *testing.T) { devRequests(t, l, s, w.visitor(t)) })
+	t.Run("signals", func(t *testing.T) { devSignals(t, l, s) })
 	t.Run("killed", func(t *testing.T) { devKilled(t, l, s) })
+	t.Run("daemon_killed", func(t *testing.T) { devDaemonKilled(t, l, s) })
+	t.Run("kubelet", func(t *testing.T) { devKubelet(t, l) })
 	l.must(t, "kubevpn", "quit")
 	l.sameAs(t, before)
 }
@@ -153,7 +161,7 @@ func devExit(t *testing.T, l *laptop, s *shop) {
 	for _, tt := range []struct {
 		script string
 		code   int
-	}{{"exit 0", 0}, {"exit 7", 7}, {"kill -TERM $$", 128 + 15}} {
+	}{{"exit 0", 0}, {"exit 7", 7}, {"kill -TERM $$", 128 + 15}, {"kill -KILL $$", 128 + 9}} {
 		if r := l.dev(t, s, "--", "sh", "-c", tt.script); r.code != tt.code {
 			t.Errorf("%s: %v", tt.script, r)
 		}
@@ -163,6 +171,60 @@ func devExit(t *testing.T, l *laptop, s *shop) {
 	}
 	if s := l.run(t, "kubevpn", "status", "-o", "json"); strings.Contains(s.stdout, `"connected"`) {
 		t.Errorf("a connection is left: %v", s)
+	}
+}
+
+// devSignals: what is sent to the command is the program's, and so is a terminal's Ctrl-C, each once.
+func devSignals(t *testing.T, l *laptop, s *shop) {
+	const script = `n=; trap 'n=x$n; echo $n >FILE' INT; trap 'exit 5' TERM; echo up >FILE; while :; do sleep 0.05; done`
+	for _, tt := range []struct {
+		name      string
+		start     func(*exec.Cmd) (io.ReadWriteCloser, error) // with a terminal, or none
+		interrupt func(*exec.Cmd, io.Writer) error
+	}{
+		{"sent", func(cmd *exec.Cmd) (io.ReadWriteCloser, error) {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			return nil, cmd.Start()
+		}, func(cmd *exec.Cmd, _ io.Writer) error { return cmd.Process.Signal(syscall.SIGINT) }},
+		{"typed", func(cmd *exec.Cmd) (io.ReadWriteCloser, error) { return pty.Start(cmd) }, func(_ *exec.Cmd, terminal io.Writer) error {
+			_, err := terminal.Write([]byte{3})
+			return err
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "seen")
+			seen := func(want string) error {
+				got, err := os.ReadFile(file)
+				if err == nil && string(got) != want {
+					err = fmt.Errorf("%q, want %q", got, want)
+				}
+				return err
+			}
+			cmd := l.command(t.Context(), t, "kubevpn", "dev", s.workload, "-n", s.namespace, "--", "sh", "-c", strings.ReplaceAll(script, "FILE", file))
+			terminal, err := tt.start(cmd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if terminal != nil {
+				defer terminal.Close()
+				go func() { _, _ = io.Copy(io.Discard, terminal) }() // its end is an error, as a terminal's is
+			}
+			testenv.Eventually(t, 60*time.Second, func() error { return seen("up\n") })
+			if err := tt.interrupt(cmd, terminal); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, 10*time.Second, func() error { return seen("x\n") })
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			var exit *exec.ExitError
+			if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 5 {
+				t.Errorf("it ended with %v", err)
+			}
+			if err := seen("x\n"); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
@@ -217,4 +279,39 @@ func devKilled(t *testing.T, l *laptop, s *shop) {
 		}
 		return nil
 	})
+}
+
+// devDaemonKilled: a program is not ended by what only gave it the network, and its user is told.
+func devDaemonKilled(t *testing.T, l *laptop, s *shop) {
+	dir := t.TempDir()
+	up, end := filepath.Join(dir, "up"), filepath.Join(dir, "end")
+	said, err := os.Create(filepath.Join(dir, "said"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer said.Close()
+	cmd := l.command(t.Context(), t, "kubevpn", "dev", s.workload, "-n", s.namespace, "--", "sh", "-c", "echo >"+up+"; until [ -e "+end+" ]; do sleep 0.05; done; exit 4")
+	cmd.Stderr = said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 60*time.Second, func() error {
+		_, err := os.Stat(up)
+		return err
+	})
+	kill(t, l.daemonPID(t))
+	testenv.Eventually(t, 30*time.Second, func() error {
+		text, err := os.ReadFile(said.Name())
+		if err == nil && !strings.Contains(string(text), "; the program goes on without the cluster") {
+			err = fmt.Errorf("it says nothing of it:\n%s", text)
+		}
+		return err
+	})
+	if err := os.WriteFile(end, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 4 {
+		t.Errorf("it ended with %v", err)
+	}
 }

@@ -44,17 +44,25 @@ func Image(ctx context.Context, dir, ref, version string) error {
 
 // App builds dir/app, the application of the suites about intercepts, and writes its image to dir/app.tar.
 func App(ctx context.Context, dir, ref string) error {
-	program := filepath.Join(dir, "app")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "kubevpn/internal/e2e/app")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the application: %w\n%s", err, out)
+	if err := test(ctx, dir, "app"); err != nil {
+		return err
 	}
+	program := filepath.Join(dir, "app")
 	img, err := image.Build(image.Options{Files: []image.File{{Source: program, Path: "/app"}}, User: "65532:65532"})
 	if err != nil {
 		return err
 	}
 	return image.WriteTar(img, ref, filepath.Join(dir, "app.tar"))
+}
+
+// test builds a program of the suites', which nothing else needs to run.
+func test(ctx context.Context, dir, name string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, name), "kubevpn/internal/e2e/"+name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building %s: %w\n%s", name, err, out)
+	}
+	return nil
 }
 
 func program(ctx context.Context, dir, name, version string) error {
