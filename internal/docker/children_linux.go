@@ -221,9 +221,10 @@ func (r *run) refresh(ctx context.Context) {
 // running is one of the pod's containers whose program has begun.
 type running struct {
 	*child
-	wire  *wire
-	ended chan struct{} // its program has, or its container
-	code  *int          // the program's, if it was told
+	container string // the pod's name for it
+	wire      *wire
+	ended     chan struct{} // its program has, or its container
+	code      *int          // the program's, if it was told
 
 	sending sync.Mutex
 }
@@ -251,7 +252,7 @@ func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 		cmd.Stdout, cmd.Stderr = out, errout
 		flush = func() { out.flush(); errout.flush() }
 	}
-	one := &running{ended: make(chan struct{})}
+	one := &running{container: c.name, ended: make(chan struct{})}
 	if one.child, err = r.command(containerName(r.dir.id, c.name), cmd, flush); err != nil {
 		return nil, err
 	}
@@ -339,13 +340,13 @@ func (one *running) exit() (int, error) {
 	}
 	var exit *exec.ExitError
 	if !errors.As(one.err, &exit) {
-		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a word: %w", one.name, errors.Join(errors.New("its first process has gone"), one.err))
+		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a word: %w", one.container, errors.Join(errors.New("its first process has gone"), one.err))
 	}
 	const failed = 125 // docker's own
 	if code := exit.ExitCode(); code != failed && code > 0 {
 		return code, nil // who killed it
 	}
-	return 0, api.Errorf(api.ExitEngine, "the Docker Engine has let go of the container %s: docker %w", one.name, exit).
+	return 0, api.Errorf(api.ExitEngine, "the Docker Engine has let go of the container %s: docker %w", one.container, exit).
 		WithHint("what the engine did `journalctl -u docker` may tell")
 }
 

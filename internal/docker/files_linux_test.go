@@ -69,7 +69,7 @@ func TestKeepFiles(t *testing.T) {
 			t.Errorf("%s is %d:%d %v, want %+v", name, uid, gid, mode, want)
 		}
 	}
-	// A mount of one file shows what there is at this time, and goes on showing it.
+	// What is mounted is a file of this time, not a link that leads elsewhere later.
 	at := d.source("keys", ask(order{Resolve: &position{"keys", "password"}}).Path)
 	v.Files = v.Files[:1]
 	v.Files[0].Data = []byte("three")

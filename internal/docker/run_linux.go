@@ -138,8 +138,7 @@ func (r *run) run(ctx context.Context) (int, error) {
 		r.others = append(r.others, one)
 		r.background.Go(func() { r.watch(watched, one) })
 	}
-	r.background.Go(func() { r.refresh(watched) })
-	return r.work(ctx)
+	return r.work(ctx, watched)
 }
 
 // read computes what the containers have, and says what they have not.
@@ -195,8 +194,8 @@ func (r *run) connect(held context.Context) error {
 	}
 }
 
-// work runs the container that the user works on.
-func (r *run) work(ctx context.Context) (int, error) {
+// work runs the container that the user works on. Volumes are kept fresh until watched ends.
+func (r *run) work(ctx, watched context.Context) (int, error) {
 	// They are the program's: this process has to outlive it.
 	terminal := make(chan os.Signal, 1)
 	signal.Notify(terminal, os.Interrupt, unix.SIGHUP, unix.SIGQUIT)
@@ -205,12 +204,14 @@ func (r *run) work(ctx context.Context) (int, error) {
 	signal.Notify(asked, unix.SIGTERM)
 	defer signal.Stop(asked)
 	if !r.Begin() {
+		<-ctx.Done() // it ends
 		return 0, context.Cause(ctx)
 	}
 	var err error
 	if r.chosen, err = r.start(ctx, len(r.plan.containers)-1); err != nil {
 		return 0, err
 	}
+	r.background.Go(func() { r.refresh(watched) }) // the files' socket is its alone now, until end
 	for {
 		select {
 		case <-r.chosen.ended:
@@ -238,7 +239,7 @@ func (r *run) watch(ctx context.Context, one *running) {
 		if err == nil {
 			err = fmt.Errorf("exit code %d", exit)
 		}
-		r.Warn(fmt.Sprintf("container %s has ended: %v", one.name, err))
+		r.Warn(fmt.Sprintf("container %s has ended: %v", one.container, err))
 	case <-ctx.Done():
 	}
 }
