@@ -89,7 +89,7 @@ spec:
           defaultMode: 0444
           sources:
           - {configMap: {name: settings, items: [{key: color, path: same}]}}
-          - {secret: {name: keys, items: [{key: password, path: same}, {key: password, path: sub/pw, mode: 0400}]}}
+          - {secret: {name: keys, items: [{key: password, path: sub/pw, mode: 0400}]}}
           - {secret: {name: none, optional: true}}
           - {downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}
           - {serviceAccountToken: {path: vault, audience: vault, expirationSeconds: 7200}}
@@ -236,6 +236,13 @@ func devKubelet(t *testing.T, l *laptop) {
 				t.Fatal(r)
 			}
 			here := told(t, r.stdout)
+			if f, ok := pod.Files["/w/down/annotations"]; ok {
+				lines := slices.DeleteFunc(strings.Split(string(f.Data), "\n"), func(line string) bool { // the kubelet's notes to itself
+					return strings.HasPrefix(line, "kubernetes.io/config.")
+				})
+				f.Data = []byte(strings.Join(lines, "\n"))
+				pod.Files["/w/down/annotations"] = f
+			}
 
 			own := map[string]string{} // the laptop's, which nothing in the pod replaces
 			for _, e := range l.environment() {

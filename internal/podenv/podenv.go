@@ -7,7 +7,8 @@
 // It follows makeEnvironmentVariables of pkg/kubelet/kubelet_pods.go and the volume plugins of pkg/volume of Kubernetes
 // v1.34. Differences: what is only the image's (its ENV) is there only when a pod that runs was asked ([Reader.Seen]); what is
 // only on the node (emptyDir's and hostPath's contents, PersistentVolumeClaims, CSI) is named and not shown. A token's file is
-// for its owner alone, and fsGroup changes no modes: whoever reads them is the laptop's user.
+// for its owner alone, and fsGroup changes no modes: whoever reads them is the laptop's user. Annotations that the kubelet keeps
+// for itself (kubernetes.io/config.seen and config.source) are in no object.
 package podenv
 
 import (
