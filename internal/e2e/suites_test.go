@@ -56,6 +56,8 @@ var intercepts = []suite{
 	{"bypassed", bypassedSuite},
 	{"clone", cloneSuite},
 	{"dev", devSuite},
+	{"isolate", isolateSuite},
+	{"docker", dockerSuite},
 }
 
 // whole is checked where the kernel serves ClusterIPs, so that laptops may have their packets forwarded by it.

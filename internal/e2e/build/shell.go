@@ -1,0 +1,83 @@
+package build
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"kubevpn/internal/image"
+)
+
+// shellPrograms are what a person who looks around in a container has a use for.
+var shellPrograms = []string{"sh", "cat", "curl", "env", "id", "ls", "sleep", "stat", "stty", "touch", "tty", "uname"}
+
+// Shell writes an image to dir/shell.tar with the application of App, which dir has, as its entrypoint, and with a shell of this
+// machine, in which one can look around. Its environment has IMAGE=shell and COLOR=image.
+func Shell(ctx context.Context, dir, ref string) error {
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	seen := map[string]bool{}
+	add := func(from, to string) error {
+		if seen[to] {
+			return nil
+		}
+		seen[to] = true
+		return addFileAs(w, from, to)
+	}
+	if err := add(filepath.Join(dir, "app"), "/app"); err != nil {
+		return err
+	}
+	for _, name := range shellPrograms {
+		program, err := exec.LookPath(name)
+		if err != nil {
+			return fmt.Errorf("%s goes into the image: %w", name, err)
+		}
+		libraries, err := librariesOf(ctx, program)
+		if err != nil {
+			return err
+		}
+		if err := add(program, "/bin/"+name); err != nil {
+			return err
+		}
+		for _, file := range libraries {
+			if err := add(file, file); err != nil {
+				return err
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	content, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
+	if err != nil {
+		return err
+	}
+	img, err := mutate.AppendLayers(empty.Image, content)
+	if err != nil {
+		return err
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return err
+	}
+	config = config.DeepCopy()
+	config.OS, config.Architecture = "linux", runtime.GOARCH
+	config.Config = v1.Config{
+		Entrypoint: []string{"/app"}, Cmd: []string{"-name", "image"}, User: "65532:65532", WorkingDir: "/bin",
+		Env: []string{"PATH=/bin", "IMAGE=shell", "COLOR=image"},
+	}
+	if img, err = mutate.ConfigFile(img, config); err != nil {
+		return err
+	}
+	return image.WriteTar(img, ref, filepath.Join(dir, "shell.tar"))
+}
