@@ -81,7 +81,8 @@ type Clone struct {
 	mu     sync.Mutex
 	status api.Clone
 	failed string // what keeps the first pod from starting, for good as far as is known
-	over   bool   // a pod came to its end, and the Job may be
+	over   bool   // a pod of the Job ended well, and the Job may have
+	uid    types.UID
 }
 
 // New makes a clone that does not run yet.
@@ -217,13 +218,13 @@ func (c *Clone) step(format string, args ...any) (done func(format string, args 
 
 // create makes the Job and its Service, or says why there is none.
 func (c *Clone) create(ctx context.Context, job *batchv1.Job, own *corev1.Service) (*batchv1.Job, nameless, error) {
-	c.mu.Lock()
-	c.over = false
-	c.mu.Unlock()
 	live, err := c.createJob(ctx, job)
 	if err != nil {
 		return nil, "", err
 	}
+	c.mu.Lock()
+	c.over, c.uid = false, live.UID
+	c.mu.Unlock()
 	without, err := c.name(ctx, own, live)
 	return live, without, err
 }
@@ -365,12 +366,14 @@ func finished(j *batchv1.Job) bool {
 func (c *Clone) look(pods []corev1.Pod) {
 	var list []api.ClonePod
 	ready, ended, failed, trouble := 0, 0, "", ""
+	c.mu.Lock()
+	current := c.uid
+	c.mu.Unlock()
 	for _, p := range pods {
-		if p.DeletionTimestamp != nil {
-			continue
+		if owner := metav1.GetControllerOf(&p); p.Status.Phase == corev1.PodSucceeded && (owner == nil || owner.UID == current) {
+			ended++ // for the Job too, also one that was deleted, or evicted, and ended well for that
 		}
-		if p.Status.Phase == corev1.PodSucceeded {
-			ended++
+		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded {
 			continue
 		}
 		if p.Status.Phase == corev1.PodFailed {

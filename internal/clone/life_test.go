@@ -193,24 +193,34 @@ func TestLeaseRanOut(t *testing.T) {
 	})
 }
 
-// A server whose program ends well takes its Job with it. It is to run all the time, and runs again.
+// A server whose program ends well takes its Job with it, also where it does so because its pod is evicted. It is to run all the time,
+// and runs again.
 func TestServerEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newWorld().run(t, api.CloneSpec{})
-		r.have(pod("a", corev1.PodRunning))
-		<-r.Begun()
-		r.have(pod("a", corev1.PodSucceeded))
-		synctest.Wait()
-		r.deleteJob(t, "web-ann") // by the TTL controller
-		r.have()
-		time.Sleep(renewEvery)
-		synctest.Wait()
-		if j := r.job(t, "web-ann"); j == nil || j.UID != "job-2" {
-			t.Fatalf("%+v", j)
-		}
-		r.has(api.CloneStarting, "its lease ran out, or its program ended; it is made again")
-		r.end()
-	})
+	for _, evicted := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newWorld().run(t, api.CloneSpec{})
+			r.have(pod("a", corev1.PodRunning))
+			<-r.Begun()
+			ended := pod("a", corev1.PodSucceeded)
+			ended.OwnerReferences = []metav1.OwnerReference{{UID: "job-1", Controller: new(true)}}
+			if evicted {
+				ended.DeletionTimestamp = new(metav1.Now())
+			}
+			r.have(ended)
+			synctest.Wait()
+			r.deleteJob(t, "web-ann") // by the TTL controller
+			time.Sleep(renewEvery)
+			synctest.Wait()
+			if j := r.job(t, "web-ann"); j == nil || j.UID != "job-2" {
+				t.Fatalf("%+v", j)
+			}
+			r.has(api.CloneStarting, "its lease ran out, or its program ended; it is made again")
+			r.have(ended, pod("b", corev1.PodRunning)) // it says nothing of the new Job, which somebody deletes
+			synctest.Wait()
+			r.deleteJob(t, "web-ann")
+			r.fails(api.ExitLost, "somebody deleted the clone web-ann in the namespace shop")
+		})
+	}
 }
 
 // What is meant to end has done what it is for when it does: it is not run again.
