@@ -11,6 +11,6 @@ import (
 
 func main() {
 	os.Exit(cli.Main(cli.Programs{
-		RunDaemon: runDaemon, StartHelper: startHelper, RunHelper: helper.Main, Foreground: foreground, Reset: reset,
+		RunDaemon: runDaemon, StartHelper: startHelper, RunHelper: helper.Main, Foreground: foreground, Isolated: isolated, Reset: reset,
 	}))
 }

@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"log/slog"
 	"os"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cli"
 	"kubevpn/internal/config"
 	"kubevpn/internal/daemon"
 	"kubevpn/internal/helper"
@@ -57,6 +60,21 @@ func foreground(ctx context.Context, paths config.Paths, req api.ConnectRequest,
 	}
 	return daemon.Foreground(ctx, daemon.ForegroundConfig{
 		Request: req, ClientID: client, Helper: h, Progress: progress, Logger: logger,
+	})
+}
+
+// isolated has nobody to log to: the terminal is the program's.
+func isolated(ctx context.Context, req api.InterceptRequest, place cli.Place, ready func(), progress func(api.Event)) error {
+	trim.Processors()
+	owner, err := daemon.NewOwner()
+	if err != nil {
+		return err
+	}
+	var id [16]byte
+	rand.Read(id[:]) // never fails (crypto/rand)
+	return daemon.Isolated(ctx, daemon.IsolatedConfig{
+		Request: req, Place: place, Owner: owner, ClientID: hex.EncodeToString(id[:]), Progress: progress, Ready: ready,
+		Logger: slog.New(slog.DiscardHandler),
 	})
 }
 

@@ -143,8 +143,13 @@ type connectFlags struct {
 
 // addTo defines the flags, and those of more settings.
 func (f *connectFlags) addTo(cmd *cobra.Command, a *app, more ...config.Key) {
+	f.addWithoutImage(cmd, a, append([]config.Key{config.KeyImage}, more...)...)
+}
+
+// addWithoutImage is addTo for a command whose --image is another: the traffic manager's is as environment and file say.
+func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.kube.addTo(cmd, a)
-	f.settings.addTo(cmd, append([]config.Key{config.KeyManagerNamespace, config.KeyImage, config.KeyNetstack, config.KeyTransport,
+	f.settings.addTo(cmd, append([]config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
 		config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs}, more...)...)
 	cmd.Flags().BoolVar(&f.upgrade, "upgrade", false, "replace a traffic manager of another version; ends other users' sessions")
 }

@@ -24,6 +24,8 @@ type devOptions struct {
 	inbound  bool
 	env      []string
 	envFiles []string
+	isolate  bool
+	docker   dockerOptions
 }
 
 func newDev(a *app) *cobra.Command {
@@ -39,10 +41,18 @@ func newDev(a *app) *cobra.Command {
 			"A server that gets your requests", "kubevpn dev deployment/web --headers x-user=me -- go run ./cmd/web",
 			"All requests, from a debugger", "kubevpn dev deployment/web --proxy -- dlv debug ./cmd/web",
 			"A look around", "kubevpn dev deployment/web -- bash",
+			"Without sudo, and this machine's network as it is", "kubevpn dev deployment/web --isolate -- bash",
+			"Its containers here, a shell in one", "kubevpn dev deployment/web --docker -it -- --entrypoint sh",
 			"With another database", "kubevpn dev deployment/web --env DB_HOST=localhost --env-file .env -- ./server",
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
 			n := cmd.ArgsLenAtDash()
+			if err := errors.Join(o.docker.check(cmd), o.checkIsolate(cmd)); err != nil {
+				return err
+			}
+			if o.docker.wanted {
+				return o.docker.args(cmd, args)
+			}
 			if n < 0 || n == len(args) {
 				return api.Errorf(api.ExitUsage, "`kubevpn dev` needs a command").WithHint("behind --: `kubevpn dev deployment/web -- ./server`")
 			}
@@ -54,17 +64,26 @@ func newDev(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]
 			return a.report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
+				if o.docker.wanted {
+					return o.runDocker(ctx, on, quiet)
+				}
+				if o.isolate {
+					return o.runIsolated(ctx, args[1:], on, quiet)
+				}
 				return o.run(ctx, args[1:], on, quiet)
 			})
 		},
 		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
 	}
 	o.spec.addTo(cmd)
-	o.flags.addTo(cmd, a, config.KeyMode)
+	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
+	o.flags.addWithoutImage(cmd, a, config.KeyMode)
 	f := cmd.Flags()
+	f.BoolVar(&o.isolate, "isolate", false, "the program alone has the cluster's network and names, in namespaces of its own (Linux): no sudo, no daemon, nothing of this machine's network changes")
 	f.BoolVar(&o.inbound, "proxy", false, "requests for the workload come to the program: all of them, without --headers, --path and --method")
 	f.StringArrayVar(&o.env, "env", nil, "NAME=VALUE that wins over the container's, or NAME with this machine's value; may be repeated")
 	f.StringArrayVar(&o.envFiles, "env-file", nil, "file of NAME=VALUE lines, as --env; may be repeated")
+	o.docker.addTo(cmd)
 	return cmd
 }
 
@@ -74,12 +93,7 @@ func (o *devOptions) wantsRequests() bool {
 }
 
 func (o *devOptions) run(ctx context.Context, command []string, show func(api.Event), quiet func()) error {
-	var mu sync.Mutex // the daemon's events come beside the program's
-	on := func(e api.Event) {
-		mu.Lock()
-		defer mu.Unlock()
-		show(e)
-	}
+	on := oneByOne(show) // the daemon's events come beside the program's
 	env, err := o.environment()
 	if err != nil {
 		return err
@@ -117,31 +131,56 @@ func (o *devOptions) run(ctx context.Context, command []string, show func(api.Ev
 		}
 		return err
 	}
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		err := <-ended
+		if held.Err() == nil { // at once: all that the program sees is that nothing answers any more
+			if err == nil {
+				err = errors.New("the connection was ended")
+			}
+			err = fmt.Errorf("%w; the program goes on without the cluster", err)
+		}
+		if err != nil && !errors.Is(err, context.Canceled) {
+			on(api.Event{Warning: err.Error()})
+		}
+	}()
 	err = o.program(ctx, stop, req.Connect, workload, command, env, on, quiet)
 	letGo()
-	if gone := <-ended; err == nil && gone != nil && !errors.Is(gone, context.Canceled) {
-		err = gone
-	}
+	<-gone
 	return err
 }
 
 // program runs the program. stop takes the end of ctx from what is held: the terminal's signals are the program's then.
 func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.ConnectRequest, workload string, command, env []string, on func(api.Event), quiet func()) error {
-	c, err := cluster.Load(connect.Kubeconfig, cluster.Options{})
+	p, err := o.prepare(ctx, connect, workload, command, env, on, func(*dev.Config) {})
 	if err != nil {
 		return err
+	}
+	if !stop() {
+		return ctx.Err()
+	}
+	quiet()
+	return devEnded(p.Run(context.WithoutCancel(ctx)))
+}
+
+// prepare reads what the workload's container has; more completes the Config of the program.
+func (o *devOptions) prepare(ctx context.Context, connect api.ConnectRequest, workload string, command, env []string, on func(api.Event), more func(*dev.Config)) (*dev.Program, error) {
+	c, err := cluster.Load(connect.Kubeconfig, cluster.Options{})
+	if err != nil {
+		return nil, err
 	}
 	w, err := c.Workload(ctx, connect.Namespace, workload)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	container, err := w.Container(o.spec.container)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	pod, lacks, err := dev.Pod(ctx, c.Kube(), w)
 	if err != nil {
-		return c.Explain(err)
+		return nil, c.Explain(err)
 	}
 	warn := func(text string) { on(api.Event{Warning: text}) }
 	if lacks != "" {
@@ -156,15 +195,26 @@ func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.
 			return c.Exec(ctx, pod.Namespace, pod.Name, container.Name, command, nil, stdout)
 		}
 	}
+	more(&cfg)
 	p, err := dev.Prepare(ctx, cfg)
 	if err != nil {
-		return err
+		return nil, notAllowed(err, o.isolate)
 	}
-	if !stop() {
-		return ctx.Err()
+	return p, nil
+}
+
+// oneByOne shows one event at a time.
+func oneByOne(show func(api.Event)) func(api.Event) {
+	var mu sync.Mutex
+	return func(e api.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		show(e)
 	}
-	quiet()
-	status, err := p.Run(context.WithoutCancel(ctx))
+}
+
+// devEnded is what the command makes of the program's end.
+func devEnded(status sandbox.ExitStatus, err error) error {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return api.Errorf(api.ExitUsage, "%w", err)

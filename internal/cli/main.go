@@ -28,6 +28,9 @@ type Programs struct {
 	RunHelper func(ctx context.Context) error
 	// Foreground keeps one connection in this process until ctx ends. It returns nil if it was connected by then.
 	Foreground func(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error
+	// Isolated makes a connection, and intercepts if the request has any, for a place in this process, calls ready when all of it
+	// is there, and keeps it until ctx ends, which is no error.
+	Isolated func(ctx context.Context, req api.InterceptRequest, place Place, ready func(), progress func(api.Event)) error
 	// Reset removes every intercept of workloads, with the user's own rights.
 	Reset func(ctx context.Context, req api.ResetRequest, progress func(api.Event)) error
 }

@@ -54,7 +54,7 @@ func newRoot(a *app) *cobra.Command {
 	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newLeave(a), newReset(a))
 	add(groupCluster, newInstall(a), newUninstall(a))
 	add(groupOther, newVersion(a), newCompletion(a))
-	root.AddCommand(newDaemon(a), newHelper(a), newSandbox(), newExecCredential(a))
+	root.AddCommand(newDaemon(a), newHelper(a), newSandbox(), newContainer(), newExecCredential(a))
 	return root
 }
 

@@ -23,9 +23,9 @@ func allowed(network bool) error {
 	const device = "/dev/net/tun"
 	switch err := unix.Access(device, unix.R_OK|unix.W_OK); {
 	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("%w: there is no %s: the kernel's module is missing (sudo modprobe tun), or this container was not given the device", ErrNotAllowed, device)
+		return fmt.Errorf("%w: there is no %s: the kernel's module is missing (sudo modprobe tun), or this container was not given the device", ErrNoTUN, device)
 	case err != nil:
-		return fmt.Errorf("%w: %s: %w: it is for every user in most distributions (sudo chmod 0666 %[2]s)", ErrNotAllowed, device, err)
+		return fmt.Errorf("%w: %s: %w: it is for every user in most distributions (sudo chmod 0666 %[2]s)", ErrNoTUN, device, err)
 	}
 	return nil
 }

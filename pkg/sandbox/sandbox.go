@@ -105,6 +105,9 @@ const (
 // around it says why, and what would help.
 var ErrNotAllowed = errors.New("sandboxes are not allowed here")
 
+// ErrNoTUN is an [ErrNotAllowed] of sandboxes with Config.Network alone.
+var ErrNoTUN = fmt.Errorf("%w with a network of their own", ErrNotAllowed)
+
 // A Mount shows a file or directory of the laptop, or of a Volume, at another path.
 type Mount struct {
 	Path     string // where the program finds it: absolute, and neither / nor below /proc
