@@ -32,6 +32,7 @@ const (
 	conflictPause = 50 * time.Millisecond
 	syncTrouble   = 10 * time.Second // for which no file reaches the first pod, until that counts as for good
 	syncLook      = 100 * time.Millisecond
+	endLooks      = 10               // at the Job, retryPause apart, after one of its pods has ended
 	goneTimeout   = 45 * time.Second // for an earlier Job of that name to be gone, its pods' grace included
 )
 
@@ -71,6 +72,7 @@ type Clone struct {
 	ends  bool // of run: what it runs is meant to end
 	syncs syncs
 
+	ended chan struct{} // a pod has ended well; buffered 1
 	ready chan struct{} // closed: a pod is ready, or has done what it is for
 	first sync.Once
 	begun chan struct{} // closed: and it has the files
@@ -89,7 +91,7 @@ type Clone struct {
 func New(cfg Config) *Clone {
 	c := &Clone{
 		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload),
-		ready: make(chan struct{}), begun: make(chan struct{}), renewEvery: renewEvery, syncTrouble: syncTrouble,
+		ended: make(chan struct{}, 1), ready: make(chan struct{}), begun: make(chan struct{}), renewEvery: renewEvery, syncTrouble: syncTrouble,
 		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting, NoTraffic: cfg.Spec.NoTraffic},
 	}
 	c.syncs = syncs{clone: c, running: map[types.UID]*podSync{}}
@@ -288,11 +290,27 @@ func (c *Clone) keep(ctx context.Context, job, live *batchv1.Job, own *corev1.Se
 	jobs := c.kube.BatchV1().Jobs(job.Namespace)
 	began := time.Now().Round(0) // the clock of the wall, which goes on while the laptop sleeps
 	renewed := began
+	looks := 0 // for a Job that has ended, as one of its pods has
 	for wait := c.renewEvery; ; {
-		if err := pause(ctx, wait); err != nil {
-			return err
+		var ended <-chan struct{}
+		if live != nil && time.Since(began) >= c.renewEvery { // a program that ends at once is not started all the time
+			ended = c.ended
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ended:
+			timer.Stop()
+			looks = endLooks
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
 		}
 		wait = c.renewEvery
+		if looks > 0 {
+			looks--
+			wait = retryPause
+		}
 		if c.isDone() {
 			return nil // its end is Kubernetes' to see to
 		}
@@ -303,7 +321,8 @@ func (c *Clone) keep(ctx context.Context, job, live *batchv1.Job, own *corev1.Se
 			case ctx.Err() != nil:
 				return ctx.Err()
 			case err == nil:
-				live, began, renewed = again, now, now
+				live, began, renewed, looks = again, now, now, 0
+				wait = c.renewEvery
 			case lasting(err):
 				return err
 			default:
@@ -322,7 +341,7 @@ func (c *Clone) keep(ctx context.Context, job, live *batchv1.Job, own *corev1.Se
 		case err == nil && !finished(there):
 			renewed = now
 		case c.isDone(): // it may have come to its end meanwhile
-		case (gone || err == nil && there.DeletionTimestamp != nil) && !c.isOver() && now.Sub(renewed) < lease:
+		case (gone || err == nil && there.DeletionTimestamp != nil) && (now.Sub(renewed) < kept || now.Sub(renewed) < lease && !c.isOver()):
 			return api.Errorf(api.ExitLost, "somebody deleted the clone %s in the namespace %s", job.Name, job.Namespace).
 				WithHint("`kubevpn clone` makes it again.")
 		case err == nil, gone, apierrors.IsInvalid(err):
@@ -419,6 +438,12 @@ func (c *Clone) look(pods []corev1.Pod) {
 	c.mu.Unlock()
 	if c.cfg.OnPods != nil {
 		c.cfg.OnPods(slices.Clone(list))
+	}
+	if ended > 0 {
+		select {
+		case c.ended <- struct{}{}:
+		default:
+		}
 	}
 	if ready > 0 || done {
 		c.first.Do(func() { close(c.ready) }) // who waits for it finds them told

@@ -7,8 +7,8 @@
 // The Job owns a Service, the clone's own name, which goes with it.
 //
 // The copy is a Job whatever the workload is: Kubernetes itself removes one whose laptop never comes back. Its deadline is the
-// lease. When it passes, the Job controller ends the pods, and as the Job has no life after its end (ttlSecondsAfterFinished 0),
-// the TTL controller deletes it. So neither the traffic manager nor anybody else needs a right to delete what developers made.
+// lease. When it passes, the Job controller ends the pods, and half a minute later (ttlSecondsAfterFinished) the TTL controller
+// deletes it. So neither the traffic manager nor anybody else needs a right to delete what developers made.
 package clone
 
 import (
@@ -43,6 +43,11 @@ const (
 	// lease is how long a clone lives that nobody renews, and renewEvery how often it is renewed.
 	lease      = 2 * time.Minute
 	renewEvery = 20 * time.Second
+
+	// kept is how long a Job is there that has ended: longer than until the next renewal, which tells from it that it was not
+	// somebody who deleted it. keptDone is for one that was to end, so that its log can be read.
+	kept     = 30 * time.Second
+	keptDone = 2 * time.Minute
 
 	// tokenMount is where the API server mounts a service account's token, in a volume whose name begins with tokenVolume.
 	tokenMount  = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -87,9 +92,9 @@ func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []stri
 	if err := p.build(name); err != nil {
 		return nil, nil, err
 	}
-	kept := int32(0)
+	ttl := kept
 	if s.ends() {
-		kept = int32(lease / time.Second) // so that its log can be read
+		ttl = keptDone
 	}
 	return &batchv1.Job{
 		TypeMeta: metav1.TypeMeta{APIVersion: "batch/v1", Kind: "Job"},
@@ -104,7 +109,7 @@ func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []stri
 			Parallelism:             new(cmp.Or(spec.Replicas, 1)),
 			BackoffLimit:            new(int32(1 << 30)), // a program that ends is started again, as in the workload
 			ActiveDeadlineSeconds:   new(int64(lease / time.Second)),
-			TTLSecondsAfterFinished: &kept,
+			TTLSecondsAfterFinished: new(int32(ttl / time.Second)),
 			Template:                p.template,
 		},
 	}, p.notes, nil

@@ -117,7 +117,7 @@ spec:
       - configMap:
           name: settings
         name: settings
-  ttlSecondsAfterFinished: 0
+  ttlSecondsAfterFinished: 30
 status: {}
 `, string(got)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)

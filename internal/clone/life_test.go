@@ -193,14 +193,15 @@ func TestLeaseRanOut(t *testing.T) {
 	})
 }
 
-// A server whose program ends well takes its Job with it, also where it does so because its pod is evicted. It is to run all the time,
-// and runs again.
+// A server whose program ends well ends its Job, also where it does so because its pod is evicted. It is to run all the time, and
+// runs again.
 func TestServerEnds(t *testing.T) {
 	for _, evicted := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newWorld().run(t, api.CloneSpec{})
 			r.have(pod("a", corev1.PodRunning))
 			<-r.Begun()
+			time.Sleep(renewEvery + 5*time.Second)
 			ended := pod("a", corev1.PodSucceeded)
 			ended.OwnerReferences = []metav1.OwnerReference{{UID: "job-1", Controller: new(true)}}
 			if evicted {
@@ -208,10 +209,15 @@ func TestServerEnds(t *testing.T) {
 			}
 			r.have(ended)
 			synctest.Wait()
-			r.deleteJob(t, "web-ann") // by the TTL controller
-			time.Sleep(renewEvery)
+			time.Sleep(2 * time.Second) // the Job controller's
+			j := r.job(t, "web-ann").DeepCopy()
+			j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+			if _, err := r.world.kube.BatchV1().Jobs("shop").UpdateStatus(t.Context(), j, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(3 * time.Second)
 			synctest.Wait()
-			if j := r.job(t, "web-ann"); j == nil || j.UID != "job-2" {
+			if j := r.job(t, "web-ann"); j == nil || j.UID == "job-1" {
 				t.Fatalf("%+v", j)
 			}
 			r.has(api.CloneStarting, "its lease ran out, or its program ended; it is made again")
@@ -221,6 +227,22 @@ func TestServerEnds(t *testing.T) {
 			r.fails(api.ExitLost, "somebody deleted the clone web-ann in the namespace shop")
 		})
 	}
+}
+
+// Who deletes the Job has its pods end, and well perhaps: that is no reason to make it again.
+func TestDeletedWithItsPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newWorld().run(t, api.CloneSpec{})
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		time.Sleep(renewEvery)
+		synctest.Wait()
+		r.deleteJob(t, "web-ann")
+		ended := pod("a", corev1.PodSucceeded)
+		ended.DeletionTimestamp = new(metav1.Now())
+		r.have(ended)
+		r.fails(api.ExitLost, "somebody deleted the clone web-ann in the namespace shop")
+	})
 }
 
 // What is meant to end has done what it is for when it does: it is not run again.

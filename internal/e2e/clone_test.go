@@ -63,7 +63,7 @@ func (v *visitor) of(url, prefix string, header ...string) error {
 // noClone checks that nothing of the clone is left.
 func (s *shop) noClone(t *testing.T) {
 	t.Helper()
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error { // a Job that its lease has ended is there for 30 s
 		if left := s.kubectl(t, "-n", s.namespace, "get", "jobs,pods,services", "-l", "kubevpn.dev/clone", "-o", "name"); left != "" {
 			return fmt.Errorf("left: %s", left)
 		}
