@@ -189,6 +189,7 @@ s.sendto(body[:2] + struct.pack("!H", n) + body[4:], (sys.argv[1], 0)); print(s.
 		{"static_outside", []string{static, "get", "http://www.outside.test/"}, "outside: GET"},
 		{"name_over_tcp", []string{"dig", "+tcp", "+short", "web.deved.svc.cluster.local"}, s.clusterIP(t, s.namespace, "web") + "\n"},
 		{"ping_pod", []string{"python3", "-c", ping, s.pods(t, s.namespace, "app=shop")[0].String()}, "payload\n"},
+		{"ping", []string{"ping", "-c", "1", "-W", "10", s.pods(t, s.namespace, "app=shop")[0].String()}, "ttl="},
 		{"refused", []string{"sh", "-c", "curl -s http://" + outside + ":1; echo $?"}, "7\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -192,9 +192,14 @@ func searchPath(env []string) string {
 	return path
 }
 
-// dropPrivileges makes that a program that this thread starts has no capabilities and gets none, as root or not.
+// dropPrivileges makes that a program that this thread starts has no capabilities and gets none, as root or not. The bounding
+// set keeps CAP_NET_RAW, which nobody gets (no_new_privs): the kernel does not execute a file that wants one out of the set, as
+// most ping do, which works without.
 func dropPrivileges() error {
 	for c := uintptr(0); ; c++ {
+		if c == unix.CAP_NET_RAW {
+			continue
+		}
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) && c > 0 {
 			break // past the last
@@ -206,13 +211,9 @@ func dropPrivileges() error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return err
 	}
-	data, err := capabilities()
-	if err != nil {
-		return err
-	}
-	data[0].Inheritable, data[1].Inheritable = 0, 0
+	var none [2]unix.CapUserData
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	if err := unix.Capset(&header, &data[0]); err != nil {
+	if err := unix.Capset(&header, &none[0]); err != nil {
 		return err
 	}
 	return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

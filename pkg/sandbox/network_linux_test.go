@@ -415,3 +415,13 @@ func TestEndAmongDials(t *testing.T) {
 		}
 	}
 }
+
+// Most are files with a capability, which nobody gets in a sandbox.
+func TestPing(t *testing.T) {
+	testenv.NeedPrograms(t, "ping")
+	cfg := config("ping", "-c", "1", "-W", "10", "127.0.0.1")
+	cfg.Network = true
+	if out := run(t, cfg); !strings.Contains(out, "ttl=") {
+		t.Errorf("it prints %q", out)
+	}
+}

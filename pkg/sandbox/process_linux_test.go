@@ -65,7 +65,7 @@ func TestIdentity(t *testing.T) {
 		}
 	}
 	const none = "0000000000000000"
-	for name, want := range map[string]string{"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none, "NoNewPrivs": "1"} {
+	for name, want := range map[string]string{"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": "0000000000002000", "CapAmb": none, "NoNewPrivs": "1"} {
 		if got := statusField(inside, name); got != want {
 			t.Errorf("%s: %s", name, got)
 		}

@@ -34,7 +34,7 @@
 // The program has the user and group of its parent; user and group IDs are the same inside and outside. For root all IDs
 // are mapped; for others only their own, and the files of everybody else are seen as nobody's (65534), while access to
 // them is as outside, supplementary groups included. The program has no capabilities and cannot gain any (no_new_privs):
-// setuid programs such as sudo and ping run with the rights of their caller. So it is for root too: a program there is the
+// setuid programs such as sudo run with the rights of their caller. So it is for root too: a program there is the
 // owner of root's files and no more.
 //
 // # Files
