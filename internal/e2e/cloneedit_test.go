@@ -280,9 +280,12 @@ func cloneKinds(t *testing.T, l *laptop, v *visitor) {
 		if out := l.kubectl(t, "-n", ns, "logs", "job/now"); out != "a report for me" {
 			t.Errorf("it said %q", out)
 		}
-		if n := l.kubectl(t, "-n", ns, "get", "job", "now", "-o", "jsonpath={.status.succeeded}"); n != "1" {
-			t.Errorf("it ran %s times", n)
-		}
+		testenv.Eventually(t, 10*time.Second, func() error { // the Job's own account of it comes later than its pod's
+			if n := l.kubectl(t, "-n", ns, "get", "job", "now", "-o", "jsonpath={.status.succeeded}"); n != "1" {
+				return fmt.Errorf("it ran well %q times", n)
+			}
+			return nil
+		})
 		l.must(t, "kubevpn", "leave", "cronjob/report", "-n", ns)
 		of.noClone(t)
 		if jobs := l.kubectl(t, "-n", ns, "get", "jobs", "-o", "name"); jobs != "" {
