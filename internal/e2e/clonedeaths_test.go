@@ -153,7 +153,7 @@ func cloneDeaths(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 			if err != nil && !strings.Contains(err.Error(), "502 Bad Gateway: kubevpn: ") {
 				t.Errorf("while the pod goes: %v", err)
 			}
-			if err == nil && ( !strings.HasPrefix(a.Name, "mortal-") || a.Name == pod) {
+			if err == nil && (!strings.HasPrefix(a.Name, "mortal-") || a.Name == pod) {
 				err = fmt.Errorf("%s answers", a.Name)
 			}
 			return err
