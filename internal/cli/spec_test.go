@@ -153,22 +153,24 @@ func TestCompleteWorkloads(t *testing.T) {
 	types := []string{"deployment/", "statefulset/", "daemonset/", "replicaset/", "service/", "pod/"}
 	tests := []struct {
 		name      string
+		command   string
 		args      []string
 		begun     string
 		want      []string
 		directive cobra.ShellCompDirective
 	}{
-		{"nothing", nil, "", types, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp},
-		{"type", nil, "st", []string{"statefulset/"}, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp},
-		{"short_type", nil, "sv", []string{"svc/"}, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp},
-		{"name", nil, "deployment/", []string{"deployment/api", "deployment/web"}, cobra.ShellCompDirectiveNoFileComp},
-		{"second_name", []string{"deploy/api"}, "deploy/", []string{"deploy/web"}, cobra.ShellCompDirectiveNoFileComp},
-		{"forbidden", nil, "sts/", nil, cobra.ShellCompDirectiveError},
-		{"unknown_type", nil, "banana/", nil, cobra.ShellCompDirectiveNoFileComp},
+		{"nothing", "proxy", nil, "", types, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp},
+		{"no_requests", "clone", nil, "c", []string{"cronjob/"}, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp},
+		{"type", "proxy", nil, "st", []string{"statefulset/"}, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp},
+		{"short_type", "proxy", nil, "sv", []string{"svc/"}, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp},
+		{"name", "proxy", nil, "deployment/", []string{"deployment/api", "deployment/web"}, cobra.ShellCompDirectiveNoFileComp},
+		{"second_name", "proxy", []string{"deploy/api"}, "deploy/", []string{"deploy/web"}, cobra.ShellCompDirectiveNoFileComp},
+		{"forbidden", "proxy", nil, "sts/", nil, cobra.ShellCompDirectiveError},
+		{"unknown_type", "proxy", nil, "banana/", nil, cobra.ShellCompDirectiveNoFileComp},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			cmd := &cobra.Command{}
+			cmd := &cobra.Command{Use: tt.command}
 			cmd.SetContext(t.Context())
 			got, directive := (&kubeFlags{}).completeWorkloads(a)(cmd, tt.args, tt.begun)
 			if diff := cmp.Diff(tt.want, got); diff != "" || directive != tt.directive {
