@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -219,6 +220,10 @@ func TestNotSeen(t *testing.T) {
 // What changes in the cluster changes under a running program's eyes.
 func TestUpdate(t *testing.T) {
 	kube := fake.NewClientset(settings("blue"), kubernetesService)
+	var forbidden atomic.Bool
+	kube.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return forbidden.Load(), nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "settings", errors.New("no more"))
+	})
 	tick := make(chan time.Time)
 	r := prepared(t, kube, `echo up; until [ "$(cat /srv/kubevpn-test/settings/color)" = green ]; do sleep 0.01; done; cat /srv/kubevpn-test/settings/color`,
 		func(c *Config) { c.refresh = tick })
@@ -232,16 +237,14 @@ func TestUpdate(t *testing.T) {
 	}()
 	tick <- time.Now() // nothing has changed
 	<-r.warned         // of the claim
-	kube.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "settings", errors.New("no more"))
-	})
+	forbidden.Store(true)
 	for range 2 {
 		tick <- time.Now()
 	}
 	if got := <-r.warned; !strings.Contains(got, "volume settings at /srv/kubevpn-test/settings: ") || !strings.Contains(got, "no more") {
 		t.Errorf("warned %q", got)
 	}
-	kube.ReactionChain = kube.ReactionChain[1:]
+	forbidden.Store(false)
 	if _, err := kube.CoreV1().ConfigMaps("shop").Update(t.Context(), settings("green"), metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
