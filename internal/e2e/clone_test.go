@@ -167,9 +167,8 @@ func cloneOnly(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 	})
 	own := s.clusterIP(t, s.namespace, "quiet")
 	for _, port := range []string{"80", "8080"} {
-		if err := v.of("http://"+own+":"+port+"/", "quiet-"); err != nil {
-			t.Error(err)
-		}
+		// kube-proxy, which has it from other pods, may know of it a moment later.
+		testenv.Eventually(t, 10*time.Second, func() error { return v.of("http://"+own+":"+port+"/", "quiet-") })
 	}
 	if i := l.intercept(t); i.Clone.Host != "quiet."+s.namespace || len(i.Clone.Ports) == 0 || !i.Clone.NoTraffic {
 		t.Errorf("status: %+v", i.Clone)

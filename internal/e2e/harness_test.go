@@ -148,7 +148,17 @@ func (w *world) apply(t *testing.T, manifest string) {
 	if err := os.WriteFile(file, []byte(manifest), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	w.kubectl(t, "apply", "-f", file)
+	// What an earlier suite has left may be on its way out.
+	testenv.Eventually(t, 90*time.Second, func() error {
+		out, err := w.tryKubectl(t.Context(), "apply", "-f", file)
+		switch {
+		case err != nil && !strings.Contains(err.Error(), "being terminated"):
+			t.Fatal(err)
+		case err == nil && strings.Contains(out, "currently being deleted"):
+			err = errors.New(out)
+		}
+		return err
+	})
 	t.Cleanup(func() {
 		if _, err := w.tryKubectl(context.WithoutCancel(t.Context()), "delete", "--ignore-not-found", "--wait=false", "-f", file); err != nil {
 			t.Error(err)

@@ -594,7 +594,7 @@ func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
 	t.Run("node_drained", func(t *testing.T) {
 		node := s.kubectl(t, "-n", s.namespace, "get", "pods", "-l", "app=shop", "-o", "jsonpath={.items[0].spec.nodeName}")
 		defer s.kubectl(t, "uncordon", node)
-		s.kubectl(t, "drain", node, "--pod-selector=app=shop", "--timeout=60s")
+		s.kubectl(t, "drain", node, "--pod-selector=app=shop", "--delete-emptydir-data", "--timeout=60s")
 		s.rolledOut(t)
 		covered(t)
 	})
