@@ -151,11 +151,12 @@ func (w *world) apply(t *testing.T, manifest string) {
 	// What an earlier suite has left may be on its way out.
 	testenv.Eventually(t, 90*time.Second, func() error {
 		out, err := w.tryKubectl(t.Context(), "apply", "-f", file)
-		switch {
-		case err != nil && !strings.Contains(err.Error(), "being terminated"):
+		said := fmt.Sprint(out, err)
+		switch goes := strings.Contains(said, "currently being deleted") || strings.Contains(said, "being terminated"); {
+		case goes:
+			err = errors.New(said)
+		case err != nil:
 			t.Fatal(err)
-		case err == nil && strings.Contains(out, "currently being deleted"):
-			err = errors.New(out)
 		}
 		return err
 	})
