@@ -5,8 +5,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-
-	"kubevpn/internal/cluster"
 )
 
 // completeContainers offers the containers of the workload that is named before, if the cluster tells them in time.
@@ -17,11 +15,7 @@ func (k *kubeFlags) completeContainers(a *app) cobra.CompletionFunc {
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
 		defer cancel()
-		prepared, err := k.prepare(a)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		c, err := cluster.Load(prepared.Kubeconfig, cluster.Options{})
+		c, prepared, err := k.load(a)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}

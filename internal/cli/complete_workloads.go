@@ -11,7 +11,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 )
 
 // completionLimit is how many names a shell is offered.
@@ -109,11 +108,7 @@ func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
 		defer cancel()
-		prepared, err := k.prepare(a)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		c, err := cluster.Load(prepared.Kubeconfig, cluster.Options{})
+		c, prepared, err := k.load(a)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}

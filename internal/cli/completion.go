@@ -11,7 +11,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 )
 
 func newCompletion(a *app) *cobra.Command {
@@ -85,11 +84,7 @@ func (k *kubeFlags) completeNamespaces(a *app) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
 		defer cancel()
-		prepared, err := k.prepare(a)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		c, err := cluster.Load(prepared.Kubeconfig, cluster.Options{})
+		c, _, err := k.load(a)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}

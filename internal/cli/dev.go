@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -98,14 +99,9 @@ func (o *devOptions) run(ctx context.Context, command []string, show func(api.Ev
 	if err != nil {
 		return err
 	}
-	req, err := o.request(ctx, on)
+	req, workload, err := o.attached(ctx, on)
 	if err != nil {
 		return err
-	}
-	req.Attached = true
-	workload := req.Workloads[0]
-	if !o.wantsRequests() {
-		req.Workloads = nil // the connection alone
 	}
 	// The connection, and the intercept, are held until the program has ended. Ctrl-C is the program's from when it runs.
 	held, letGo := context.WithCancel(context.WithoutCancel(ctx))
@@ -166,6 +162,37 @@ func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.
 
 // prepare reads what the workload's container has; more completes the Config of the program.
 func (o *devOptions) prepare(ctx context.Context, connect api.ConnectRequest, workload string, command, env []string, on func(api.Event), more func(*dev.Config)) (*dev.Program, error) {
+	like, err := o.imitated(ctx, connect, workload, on)
+	if err != nil {
+		return nil, err
+	}
+	c, pod, container := like.cluster, like.pod, like.container
+	cfg := dev.Config{
+		Kube: c.Kube(), Pod: pod, Container: container, Init: []string{sandboxCommand}, Args: command, Local: o.app.environ, Env: env,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(slog.DiscardHandler), Warn: warnBy(on),
+	}
+	if dev.Runs(pod) {
+		cfg.Exec = func(ctx context.Context, command []string, stdout io.Writer) error {
+			return c.Exec(ctx, pod.Namespace, pod.Name, container, command, nil, stdout)
+		}
+	}
+	more(&cfg)
+	p, err := dev.Prepare(ctx, cfg)
+	if err != nil {
+		return nil, notAllowed(err, o.isolate)
+	}
+	return p, nil
+}
+
+// imitated is what a program is to be like.
+type imitated struct {
+	cluster   *cluster.Cluster
+	workload  *cluster.Workload
+	container string
+	pod       *corev1.Pod
+}
+
+func (o *devOptions) imitated(ctx context.Context, connect api.ConnectRequest, workload string, on func(api.Event)) (*imitated, error) {
 	c, err := cluster.Load(connect.Kubeconfig, cluster.Options{})
 	if err != nil {
 		return nil, err
@@ -182,26 +209,32 @@ func (o *devOptions) prepare(ctx context.Context, connect api.ConnectRequest, wo
 	if err != nil {
 		return nil, c.Explain(err)
 	}
-	warn := func(text string) { on(api.Event{Warning: text}) }
 	if lacks != "" {
-		warn(lacks)
+		warnBy(on)(lacks)
 	}
-	cfg := dev.Config{
-		Kube: c.Kube(), Pod: pod, Container: container.Name, Init: []string{sandboxCommand}, Args: command, Local: o.app.environ, Env: env,
-		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(slog.DiscardHandler), Warn: warn,
-	}
-	if dev.Runs(pod) {
-		cfg.Exec = func(ctx context.Context, command []string, stdout io.Writer) error {
-			return c.Exec(ctx, pod.Namespace, pod.Name, container.Name, command, nil, stdout)
-		}
-	}
-	more(&cfg)
-	p, err := dev.Prepare(ctx, cfg)
-	if err != nil {
-		return nil, notAllowed(err, o.isolate)
-	}
-	return p, nil
+	return &imitated{cluster: c, workload: w, container: container.Name, pod: pod}, nil
 }
+
+func warnBy(on func(api.Event)) func(text string) {
+	return func(text string) { on(api.Event{Warning: text}) }
+}
+
+// attached is the request for what the program has of the cluster for as long as it runs: the connection, and its requests if it
+// gets any.
+func (o *devOptions) attached(ctx context.Context, on func(api.Event)) (req api.InterceptRequest, workload string, err error) {
+	if req, err = o.request(ctx, on); err != nil {
+		return req, "", err
+	}
+	req.Attached = true
+	workload = req.Workloads[0]
+	if !o.wantsRequests() {
+		req.Workloads = nil // the connection alone
+	}
+	return req, workload, nil
+}
+
+// silent is for requests that no daemon gets, whose flags all have an effect: what tells of those without is not asked.
+func silent(api.Event) {}
 
 // oneByOne shows one event at a time.
 func oneByOne(show func(api.Event)) func(api.Event) {

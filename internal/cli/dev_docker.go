@@ -11,9 +11,7 @@ import (
 	"golang.org/x/term"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
-	"kubevpn/internal/dev"
 	"kubevpn/internal/docker"
 	"kubevpn/pkg/sandbox"
 )
@@ -82,40 +80,20 @@ func (o *devOptions) runDocker(ctx context.Context, show func(api.Event), quiet 
 	if err != nil {
 		return err
 	}
-	req, err := o.request(ctx, func(api.Event) {}) // it would tell of flags that the daemon's connection leaves without effect
+	req, workload, err := o.attached(ctx, silent)
 	if err != nil {
 		return err
 	}
-	req.Attached = true
-	c, err := cluster.Load(req.Connect.Kubeconfig, cluster.Options{})
+	like, err := o.imitated(ctx, req.Connect, workload, on)
 	if err != nil {
 		return err
-	}
-	w, err := c.Workload(ctx, req.Connect.Namespace, req.Workloads[0])
-	if err != nil {
-		return err
-	}
-	container, err := w.Container(o.spec.container)
-	if err != nil {
-		return err
-	}
-	pod, lacks, err := dev.Pod(ctx, c.Kube(), w)
-	if err != nil {
-		return c.Explain(err)
-	}
-	warn := func(text string) { on(api.Event{Warning: text}) }
-	if lacks != "" {
-		warn(lacks)
-	}
-	if !o.wantsRequests() {
-		req.Workloads = nil // the connection alone
 	}
 	// Ctrl-C is the program's from when it runs.
 	held, letGo := context.WithCancel(context.WithoutCancel(ctx))
 	defer letGo()
 	stop := context.AfterFunc(ctx, letGo)
 	exit, err := docker.Run(held, docker.Config{
-		Engine: engine, Kube: c.Kube(), Pod: pod, Workload: w.Name, Container: container.Name, Alone: o.spec.container != "",
+		Engine: engine, Kube: like.cluster.Kube(), Pod: like.pod, Workload: like.workload.Name, Container: like.container, Alone: o.spec.container != "",
 		Image: o.docker.image, Interactive: o.docker.interactive, TTY: o.docker.tty, Terminal: terminal, Publish: o.docker.publish,
 		Arguments: o.docker.arguments, Env: env, RuntimeDirs: []config.Paths{paths, {RuntimeDir: fmt.Sprintf("/dev/shm/kubevpn-%d", os.Getuid())}},
 		Executable: o.app.executable, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(slog.DiscardHandler),
@@ -131,7 +109,7 @@ func (o *devOptions) runDocker(ctx context.Context, show func(api.Event), quiet 
 			quiet()
 			return os.Stderr
 		},
-		Warn: warn,
+		Warn: warnBy(on),
 	})
 	switch {
 	case err != nil && ctx.Err() != nil:

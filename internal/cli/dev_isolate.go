@@ -36,14 +36,9 @@ func (o *devOptions) runIsolated(ctx context.Context, command []string, show fun
 	if err != nil {
 		return err
 	}
-	req, err := o.request(ctx, func(api.Event) {}) // it would tell of flags that the daemon's connection leaves without effect
+	req, workload, err := o.attached(ctx, silent)
 	if err != nil {
 		return err
-	}
-	req.Attached = true
-	workload := req.Workloads[0]
-	if !o.wantsRequests() {
-		req.Workloads = nil // the connection alone
 	}
 	// Ctrl-C ends the attempt, and is the program's from when it runs.
 	held, letGo := context.WithCancelCause(context.WithoutCancel(ctx))

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -402,10 +403,7 @@ func (c *Clone) look(pods []corev1.Pod) {
 			}
 			continue
 		}
-		shown := api.ClonePod{Name: p.Name, IP: p.Status.PodIP}
-		for _, condition := range p.Status.Conditions {
-			shown.Ready = shown.Ready || condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
-		}
+		shown := api.ClonePod{Name: p.Name, IP: p.Status.PodIP, Ready: podutils.IsPodReady(&p)}
 		if shown.Ready {
 			ready++
 		} else {

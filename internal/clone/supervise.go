@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/podenv"
 )
 
 // supervisorVolume is the volume that has the supervisor.
@@ -70,7 +71,7 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 // command is what the container runs: what its template says, or the image.
 func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Container) ([]string, error) {
 	if len(target.Command) > 0 {
-		return slices.Concat(target.Command, target.Args), nil
+		return podenv.Program(target.Command, target.Args, nil, nil), nil
 	}
 	done := c.step("Asking the registry what %s runs", target.Image)
 	ref, err := name.ParseReference(target.Image)
@@ -93,11 +94,7 @@ func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Con
 	if err != nil {
 		return nil, unknown(err)
 	}
-	args := target.Args
-	if len(args) == 0 {
-		args = config.Config.Cmd
-	}
-	command := slices.Concat(config.Config.Entrypoint, args)
+	command := podenv.Program(nil, target.Args, config.Config.Entrypoint, config.Config.Cmd)
 	if len(command) == 0 {
 		return nil, unknown(fmt.Errorf("the image has no command"))
 	}

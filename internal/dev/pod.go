@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/cluster"
 )
@@ -34,10 +35,11 @@ func Pod(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (p
 		return planned(ctx, kube, w)
 	}
 	best := slices.MaxFunc(running, func(a, b corev1.Pod) int {
-		switch r := ready(&a); {
-		case r != ready(&b) && r:
+		switch ready := podutils.IsPodReady(&a); {
+		case ready == podutils.IsPodReady(&b):
+		case ready:
 			return 1
-		case r != ready(&b):
+		default:
 			return -1
 		}
 		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
@@ -48,12 +50,6 @@ func Pod(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (p
 // Runs reports whether the pod runs, and goes on to.
 func Runs(p *corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning
-}
-
-func ready(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // planned asks the API server for a pod of the template without having it made: its service account's token, limits by default,

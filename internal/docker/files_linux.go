@@ -76,8 +76,6 @@ func keepFiles(conn net.Conn, base, id string) error {
 			err = f.write(*o.Volume)
 		case o.Resolve != nil:
 			r.Path, err = f.resolve(*o.Resolve)
-		case o.Remove:
-			err = removeFiles(base, id)
 		}
 		r.Error = newFailure(err)
 		if err := w.out.Encode(r); err != nil {

@@ -255,13 +255,7 @@ func (p *plan) security(c *corev1.Container) []string {
 // program is what a container's PID 1 starts.
 func (p *plan) program(c container, variables []podenv.Variable) (program, error) {
 	command, args := podenv.Command(c.spec, variables)
-	out := program{Args: slices.Concat(command, args)}
-	if len(command) == 0 {
-		if len(args) == 0 {
-			args = c.of.Config.Cmd
-		}
-		out.Args = slices.Concat(c.of.Config.Entrypoint, args)
-	}
+	out := program{Args: podenv.Program(command, args, c.of.Config.Entrypoint, c.of.Config.Cmd)}
 	for _, v := range variables {
 		out.Env = append(out.Env, v.Name+"="+v.Value)
 	}

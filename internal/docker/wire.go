@@ -30,7 +30,6 @@ const (
 //
 //	{"volume":...}   ─▶ ◀─  {} or {"error":...}
 //	{"resolve":...}  ─▶ ◀─  {"path":"..1/page"}
-//	{"remove":true}  ─▶ ◀─  {}
 //
 // The end of either is the end of the process at the other side of it.
 type order struct {
@@ -38,7 +37,6 @@ type order struct {
 	Signal  int       `json:"signal,omitempty"`
 	Volume  *volume   `json:"volume,omitempty"`
 	Resolve *position `json:"resolve,omitempty"`
-	Remove  bool      `json:"remove,omitempty"`
 }
 
 type report struct {

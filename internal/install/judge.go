@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/api"
 )
@@ -106,10 +107,8 @@ func rank(p *corev1.Pod) int {
 	if !running {
 		return 0
 	}
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-			return 2
-		}
+	if podutils.IsPodReady(p) {
+		return 2
 	}
 	return 1
 }

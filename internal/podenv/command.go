@@ -1,6 +1,10 @@
 package podenv
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
 
 // Command gives a container's command and args, with the values of its variables in the place of $(NAME).
 func Command(c *corev1.Container, variables []Variable) (command, args []string) {
@@ -21,4 +25,16 @@ func Command(c *corev1.Container, variables []Variable) (command, args []string)
 		return out
 	}
 	return all(c.Command), all(c.Args)
+}
+
+// Program is what runs in a container of a pod that says command and args, from an image with that entrypoint and cmd: the pod's
+// command takes the place of both of the image's, and its args that of cmd.
+func Program(command, args, entrypoint, cmd []string) []string {
+	switch {
+	case len(command) > 0:
+		return slices.Concat(command, args)
+	case len(args) > 0:
+		return slices.Concat(entrypoint, args)
+	}
+	return slices.Concat(entrypoint, cmd)
 }

@@ -63,7 +63,12 @@ func Python(ctx context.Context, dir, ref string) error {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	content, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
+	return writeImage(layer.Bytes(), v1.Config{Entrypoint: []string{PythonProgram}, User: "65532:65532", Env: []string{"PATH=/usr/bin"}}, ref, filepath.Join(dir, "python.tar"))
+}
+
+// writeImage writes an image of one layer, a tar, to a file.
+func writeImage(layer []byte, config v1.Config, ref, file string) error {
+	content, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil })
 	if err != nil {
 		return err
 	}
@@ -71,17 +76,16 @@ func Python(ctx context.Context, dir, ref string) error {
 	if err != nil {
 		return err
 	}
-	config, err := img.ConfigFile()
+	whole, err := img.ConfigFile()
 	if err != nil {
 		return err
 	}
-	config = config.DeepCopy()
-	config.OS, config.Architecture = "linux", runtime.GOARCH
-	config.Config = v1.Config{Entrypoint: []string{PythonProgram}, User: "65532:65532", Env: []string{"PATH=/usr/bin"}}
-	if img, err = mutate.ConfigFile(img, config); err != nil {
+	whole = whole.DeepCopy()
+	whole.OS, whole.Architecture, whole.Config = "linux", runtime.GOARCH, config
+	if img, err = mutate.ConfigFile(img, whole); err != nil {
 		return err
 	}
-	return image.WriteTar(img, ref, filepath.Join(dir, "python.tar"))
+	return image.WriteTar(img, ref, file)
 }
 
 // addFile adds a file under its own path. A link becomes what it leads to.

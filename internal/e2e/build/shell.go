@@ -5,17 +5,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
-
-	"kubevpn/internal/image"
 )
 
 // shellPrograms are what a person who looks around in a container has a use for.
@@ -58,26 +51,8 @@ func Shell(ctx context.Context, dir, ref string) error {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	content, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
-	if err != nil {
-		return err
-	}
-	img, err := mutate.AppendLayers(empty.Image, content)
-	if err != nil {
-		return err
-	}
-	config, err := img.ConfigFile()
-	if err != nil {
-		return err
-	}
-	config = config.DeepCopy()
-	config.OS, config.Architecture = "linux", runtime.GOARCH
-	config.Config = v1.Config{
+	return writeImage(layer.Bytes(), v1.Config{
 		Entrypoint: []string{"/app"}, Cmd: []string{"-name", "image"}, User: "65532:65532", WorkingDir: "/bin",
 		Env: []string{"PATH=/bin", "IMAGE=shell", "COLOR=image"},
-	}
-	if img, err = mutate.ConfigFile(img, config); err != nil {
-		return err
-	}
-	return image.WriteTar(img, ref, filepath.Join(dir, "shell.tar"))
+	}, ref, filepath.Join(dir, "shell.tar"))
 }
