@@ -84,6 +84,28 @@ func TestClaim(t *testing.T) {
 	})
 }
 
+// A claim in another's place that has as many requests as that had is told of, too.
+func TestCounts(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		m := p.connect(alice)
+		for _, id := range []string{"1", "2"} {
+			if err := m.claim(id); err != nil {
+				t.Fatal(err)
+			}
+			pass(reportPause) // the claim has been told, without a request
+			if got := p.ask(); got != "alice@laptop" {
+				t.Errorf("%s answers", got)
+			}
+			m.state("a request of claim "+id, func(s *api.AgentState) bool { return s.Claims[0].ID == id && s.Claims[0].Requests == 1 })
+			if err := m.order(api.AgentOrder{Release: id}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
 // What a laptop asks for that makes no sense is refused, and nothing else of it ends.
 func TestOrders(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

@@ -33,7 +33,7 @@ type port struct {
 
 func portOf(p api.AgentPort) port { return port{p.Protocol, p.Port} }
 
-// claim is who has which requests. It does not change, but for awaySince.
+// claim is who has which requests. It does not change, but for what tick has seen.
 type claim struct {
 	id     string
 	owner  *owner
@@ -47,6 +47,18 @@ type claim struct {
 	stats  *interceptor.Stats
 
 	awaySince time.Time // zero: it is not, as far as was seen
+	requests  uint64    // seen so far
+	failure   *interceptor.Failure
+}
+
+// count reports whether there is more in the claim's stats than was seen. An error may come long after its request was counted.
+func (c *claim) count() bool {
+	requests, failure := c.stats.Requests(), c.stats.LastError()
+	if requests == c.requests && failure == c.failure {
+		return false
+	}
+	c.requests, c.failure = requests, failure
+	return true
 }
 
 // newClaim reads an order. Its error is for the laptop.

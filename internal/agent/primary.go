@@ -77,7 +77,6 @@ type primary struct {
 	owners   map[string]*owner // by hash
 	claims   []*claim
 	dirty    bool // the plane is not yet as claims would have it
-	counted  uint64
 	notes    map[port][]string
 	canaries map[string]time.Time // until when
 	ending   bool
@@ -414,7 +413,6 @@ func (p *primary) tick(now time.Time) (alone bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	changed := false
-	counted := uint64(0)
 	for _, c := range p.claims {
 		away := c.by.Away() // a clone that has no pod is still its laptop's
 		if away != !c.awaySince.IsZero() {
@@ -425,10 +423,9 @@ func (p *primary) tick(now time.Time) (alone bool) {
 				c.awaySince = now
 			}
 		}
-		counted += c.stats.Requests()
+		changed = c.count() || changed
 	}
-	if changed || counted != p.counted {
-		p.counted = counted
+	if changed {
 		p.notify()
 	}
 	p.release(func(c *claim) bool { return !c.awaySince.IsZero() && now.Sub(c.awaySince) >= patience })
