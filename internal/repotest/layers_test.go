@@ -59,6 +59,7 @@ var layers = map[string]int{
 	"pkg/rawio":      0,
 	"pkg/match":      0,
 	"pkg/ownertable": 0,
+	"pkg/pid1":       0,
 }
 
 // outside are packages that are not part of the product: programs for its tests and its demo. They may import

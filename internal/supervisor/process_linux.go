@@ -2,170 +2,108 @@ package supervisor
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/pid1"
 )
-
-// family is this process's children: the command, and what becomes an orphan in the container, which PID 1 gets and has to wait
-// for.
-type family struct {
-	mu      sync.Mutex
-	waiting map[int]chan<- unix.WaitStatus
-}
-
-// reap waits for children that have ended, until ctx does.
-func (f *family) reap(ctx context.Context) {
-	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, unix.SIGCHLD)
-	defer signal.Stop(ended)
-	for {
-		f.collect()
-		select {
-		case <-ended:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (f *family) collect() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for {
-		var status unix.WaitStatus
-		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil || pid <= 0 {
-			return // nobody, or nobody who has ended
-		}
-		if tell, ok := f.waiting[pid]; ok {
-			delete(f.waiting, pid)
-			tell <- status
-		}
-	}
-}
-
-// child is a command that runs, with a process group of its own.
-type child struct {
-	pid   int
-	ended <-chan unix.WaitStatus // one value
-}
-
-func (f *family) start(argv []string) (child, error) {
-	path, err := exec.LookPath(argv[0])
-	if err != nil {
-		return child{}, err
-	}
-	f.mu.Lock() // until it is known whose end is waited for
-	defer f.mu.Unlock()
-	p, err := os.StartProcess(path, argv, &os.ProcAttr{
-		Files: []*os.File{nil, os.Stdout, os.Stderr}, Sys: &syscall.SysProcAttr{Setpgid: true},
-	})
-	if err != nil {
-		return child{}, err
-	}
-	ended := make(chan unix.WaitStatus, 1)
-	c := child{p.Pid, ended}
-	f.waiting[c.pid] = ended
-	return c, p.Release() // which forgets p.Pid
-}
-
-// signal sends a signal to the command, as the kubelet would: not to what it started.
-func (c child) signal(s unix.Signal) { c.tell(c.pid, s) }
-
-// signalAll sends it to its whole process group.
-func (c child) signalAll(s unix.Signal) { c.tell(-c.pid, s) }
-
-// tell does without the error: that the process has gone is heard from its parent.
-func (c child) tell(whom int, s unix.Signal) { _ = unix.Kill(whom, s) }
-
-func exitCode(s unix.WaitStatus) int {
-	if s.Signaled() {
-		return 128 + int(s.Signal())
-	}
-	return s.ExitStatus()
-}
 
 // runCommand is the command's life.
 func (s *Supervisor) runCommand(ctx context.Context) (int, error) {
-	f := &family{waiting: make(map[int]chan<- unix.WaitStatus)}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	program := pid1.Program{Args: s.cfg.Command, Env: os.Environ(), Stdin: null.Fd(), Group: true}
+	f := &pid1.Family{}
 	var reaping sync.WaitGroup
 	reapCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer reaping.Wait()
 	defer cancel()
-	reaping.Go(func() { f.reap(reapCtx) })
+	reaping.Go(func() { f.Reap(reapCtx) })
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2)
 	defer signal.Stop(signals)
 
 	if s.cfg.Once {
+		if _, by := rest(ctx, signals, s.copied, nil); by != 0 {
+			return 128 + int(by), nil
+		}
 		select {
-		case <-s.copied:
-			select {
-			case <-s.changed: // which the command will see
-			default:
-			}
-		case sig := <-signals:
-			return 128 + int(sig.(unix.Signal)), nil
-		case <-ctx.Done():
-			return 128 + int(unix.SIGTERM), nil
+		case <-s.changed: // which the command will see
+		default:
 		}
 	}
 	for pause, first := pauseFirst, true; ; first = false {
 		well := false
-		c, err := f.start(s.cfg.Command)
+		c, err := f.Start(program)
 		if err != nil && first && len(s.targets) == 0 {
-			return 0, fmt.Errorf("starting %s: %w", s.cfg.Command[0], err)
+			return 0, err
 		}
 		began := time.Now()
 		if err != nil { // the file may be on its way
 			s.cfg.Logger.Error("the command cannot be started", "err", err)
 		} else {
-			status, why := s.attend(ctx, c, signals)
+			why := s.attend(ctx, c, signals)
+			exit, _ := c.Exit()
 			switch why {
 			case ending:
-				return exitCode(status), nil
+				return exit, nil
 			case files:
 				pause = pauseFirst
 				continue
 			}
-			if well = s.cfg.Once && exitCode(status) == 0; well && !s.cfg.Restart {
+			if well = s.cfg.Once && exit == 0; well && !s.cfg.Restart {
 				return 0, nil
 			}
-			s.cfg.Logger.Warn("the command has ended", "exit", exitCode(status), "after", time.Since(began).Round(time.Millisecond))
+			s.cfg.Logger.Warn("the command has ended", "exit", exit, "after", time.Since(began).Round(time.Millisecond))
 		}
 		if time.Since(began) >= steady {
 			pause = pauseFirst
 		}
-		wait := time.NewTimer(pause)
-		if well { // until there are files
-			wait.Stop()
+		wait, over := context.WithTimeout(context.WithoutCancel(ctx), pause)
+		until := wait.Done()
+		if well {
+			until = nil
 		}
-		select {
-		case <-wait.C:
-			pause = min(2*pause, pauseMost)
-		case <-s.changed:
+		came, by := rest(ctx, signals, until, s.changed)
+		over()
+		switch {
+		case by != 0:
+			return 128 + int(by), nil
+		case came:
 			pause = pauseFirst
-		case sig := <-signals:
-			wait.Stop()
-			return 128 + int(sig.(unix.Signal)), nil
-		case <-ctx.Done():
-			wait.Stop()
-			return 128 + int(unix.SIGTERM), nil
+		default:
+			pause = min(2*pause, pauseMost)
 		}
-		wait.Stop()
 	}
 }
+
+// rest waits, while no command runs, for until or for files. If there is a signal that ends everything first it is that.
+func rest(ctx context.Context, signals <-chan os.Signal, until, files <-chan struct{}) (came bool, by unix.Signal) {
+	for {
+		select {
+		case <-until:
+			return false, 0
+		case <-files:
+			return true, 0
+		case sig := <-signals:
+			if ends(sig) { // others are the command's, which does not run
+				return false, sig.(unix.Signal)
+			}
+		case <-ctx.Done():
+			return false, unix.SIGTERM
+		}
+	}
+}
+
+// ends reports whether a signal says that everything is to end.
+func ends(s os.Signal) bool { return s == unix.SIGTERM || s == unix.SIGINT || s == unix.SIGQUIT }
 
 // why a command that was attended has ended.
 type why int
@@ -177,35 +115,33 @@ const (
 )
 
 // attend waits for the command's end, and brings it about when there are files, or a signal says so.
-func (s *Supervisor) attend(ctx context.Context, c child, signals <-chan os.Signal) (unix.WaitStatus, why) {
+func (s *Supervisor) attend(ctx context.Context, c *pid1.Process, signals <-chan os.Signal) why {
 	reason := itself
 	var patience <-chan time.Time
 	done := ctx.Done()
 	for {
 		select {
-		case status := <-c.ended:
-			if reason == files {
-				c.signalAll(unix.SIGKILL) // what it left of itself would keep its ports
-			}
-			return status, reason
+		case <-c.Done():
+			c.SignalGroup(unix.SIGKILL) // what it has left of itself would keep its ports, and be more with each start
+			return reason
 		case <-s.changed:
 			if reason == itself {
 				s.cfg.Logger.Info("files came: the command is started again")
 				reason, patience = files, time.After(stopGrace)
-				c.signalAll(unix.SIGTERM)
+				c.SignalGroup(unix.SIGTERM)
 			}
 		case <-patience:
 			s.cfg.Logger.Warn("the command takes no notice of SIGTERM", "after", stopGrace)
-			c.signalAll(unix.SIGKILL)
+			c.SignalGroup(unix.SIGKILL)
 		case sig := <-signals:
-			if sig == unix.SIGTERM || sig == unix.SIGINT || sig == unix.SIGQUIT {
+			if ends(sig) {
 				reason = ending
 			}
-			c.signal(sig.(unix.Signal))
+			c.Signal(sig.(unix.Signal))
 		case <-done:
 			done = nil
 			reason = ending
-			c.signal(unix.SIGTERM)
+			c.Signal(unix.SIGTERM)
 		}
 	}
 }

@@ -205,6 +205,31 @@ func TestDeafCommand(t *testing.T) {
 	_ = s.cmd.Process.Kill()
 }
 
+// What a command leaves of itself is ended with it. A signal for the command ends nothing else while none runs.
+func TestLeftovers(t *testing.T) {
+	s := supervise(t, []string{"--restart", "--dir", t.TempDir()}, "sh", "-c",
+		`exec 9>"$0"; flock -n 9 || { echo busy; exit 1; }; sleep 61 & echo ran; exit 1`, filepath.Join(t.TempDir(), "lock"))
+	s.line(t, "ran")
+	signals := time.NewTicker(20 * time.Millisecond)
+	defer signals.Stop()
+	for {
+		select {
+		case got := <-s.lines:
+			if got != "ran" {
+				t.Errorf("the command says %q when it runs again", got)
+			}
+			_ = s.cmd.Process.Kill()
+			return
+		case <-s.ended:
+			t.Fatal("it has ended")
+		case <-signals.C:
+			if err := s.cmd.Process.Signal(unix.SIGHUP); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // A command that ends by itself is started again after a pause, and at once for files. One that is not there yet is waited for.
 func TestCommandEnds(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
