@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -8,12 +9,12 @@ import (
 	"os"
 	"os/signal"
 	"path"
-	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/pid1"
 )
 
 // runProgram is the first process of a container: it runs what kubevpn says, and ends with it. exit is the program's exit code.
@@ -29,25 +30,25 @@ func runProgram() (exit int, err error) {
 	}
 	i.program = *first.Program
 	passed := i.signals()
-	pid, err := i.start()
+	p, err := i.start()
 	// Whoever is told of it may have gone, which obey sees.
 	_ = i.out.Encode(report{Error: newFailure(err)})
 	if err != nil {
 		// Kubevpn says it, with what may help.
 		return notStarted(err), nil
 	}
-	go i.obey()
-	go func() {
-		for s := range passed {
-			i.signal(s.(syscall.Signal))
+	go i.family.Reap(context.Background()) // as long as this process is
+	go i.obey(p)
+	for {
+		select {
+		case s := <-passed:
+			p.Signal(s.(syscall.Signal))
+		case <-p.Done():
+			code, _ := p.Exit()
+			_ = i.out.Encode(report{Ended: &code})
+			return code, nil
 		}
-	}()
-	code, err := i.reap(pid)
-	if err != nil {
-		return 0, err
 	}
-	_ = i.out.Encode(report{Ended: &code})
-	return code, nil
 }
 
 // notStarted are the exit codes that shells and docker have for a program that cannot be started.
@@ -61,9 +62,7 @@ func notStarted(err error) int {
 type initProcess struct {
 	*wire
 	program program
-
-	mu  sync.Mutex
-	pid int // of the program; 0: it does not run
+	family  pid1.Family
 }
 
 // signals catches what is for the program. What a terminal sends reaches the program as well as this process, and is not
@@ -88,77 +87,33 @@ func (i *initProcess) signals() <-chan os.Signal {
 	return passed
 }
 
-func (i *initProcess) signal(s syscall.Signal) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.pid != 0 {
-		_ = unix.Kill(i.pid, s) // it may be ending
-	}
-}
-
 // obey does what kubevpn says. When that is gone everything ends: the kernel kills what is left when this process has ended.
-func (i *initProcess) obey() {
+func (i *initProcess) obey(p *pid1.Process) {
 	for {
 		var o order
 		if err := i.in.Decode(&o); err != nil {
 			os.Exit(128 + int(unix.SIGKILL))
 		}
 		if o.Signal > 0 {
-			i.signal(syscall.Signal(o.Signal))
+			p.Signal(syscall.Signal(o.Signal))
 		}
 	}
 }
 
-// start finds and starts the program as execvp does. Its environment is what the image says, as the engine has given it to
+// start starts the program. Its environment is what the image says, as the engine has given it to
 // this process, below what the pod says.
-func (i *initProcess) start() (int, error) {
+func (i *initProcess) start() (*pid1.Process, error) {
 	// Orphans come here even where another process is the first: with the machine's PID namespace.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return 0, fmt.Errorf("becoming the parent of orphans: %w", err)
+		return nil, fmt.Errorf("becoming the parent of orphans: %w", err)
 	}
 	env := merge(os.Environ(), i.program.Env)
-	name := i.program.Args[0]
-	candidates := []string{name}
-	if !strings.Contains(name, "/") {
-		candidates = nil
-		for _, dir := range filepath.SplitList(searchPath(env)) {
-			candidates = append(candidates, filepath.Join(dir, name))
-		}
-	}
-	var found error = unix.ENOENT
-	for _, candidate := range candidates {
-		i.mu.Lock()
-		pid, err := syscall.ForkExec(candidate, i.program.Args, &syscall.ProcAttr{Env: env, Files: []uintptr{0, 1, 2}})
-		if err == nil {
-			i.pid = pid
-		}
-		i.mu.Unlock()
-		switch {
-		case err == nil:
-			return pid, release()
-		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		case errors.Is(err, unix.EACCES):
-			found = err // what says more than that there is none elsewhere
-		default:
-			return 0, fmt.Errorf("starting %s: %w", candidate, err)
-		}
-	}
-	return 0, fmt.Errorf("starting %s: %w", name, found)
-}
-
-// release closes this process's standard files: they would keep who reads them waiting after the program has closed them.
-func release() error {
-	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	p, err := i.family.Start(pid1.Program{Args: i.program.Args, Env: env})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer unix.Close(null)
-	for fd := range 3 {
-		if err := unix.Dup3(null, fd, 0); err != nil {
-			return err
-		}
-	}
-	return nil
+	// They would keep who reads them waiting after the program has closed them.
+	return p, pid1.CloseStandardFiles()
 }
 
 // merge is base, with other values for what over has too.
@@ -177,43 +132,6 @@ func merge(base, over []string) []string {
 		}
 	}
 	return all
-}
-
-func searchPath(env []string) string {
-	for _, v := range env {
-		if value, ok := strings.CutPrefix(v, "PATH="); ok {
-			return value
-		}
-	}
-	return "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-}
-
-// reap waits for the program, and for every orphan until then.
-func (i *initProcess) reap(program int) (int, error) {
-	for {
-		// Looked at first and reaped under the lock, so that no signal goes to a number that is free again.
-		var info unix.Siginfo
-		if err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
-			if errors.Is(err, unix.EINTR) {
-				continue
-			}
-			return 0, fmt.Errorf("waiting for the program: %w", err)
-		}
-		var status syscall.WaitStatus
-		i.mu.Lock()
-		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
-		if pid == program {
-			i.pid = 0
-		}
-		i.mu.Unlock()
-		switch {
-		case err != nil || pid != program:
-		case status.Signaled():
-			return 128 + int(status.Signal()), nil
-		default:
-			return status.ExitStatus(), nil
-		}
-	}
 }
 
 // dialSocket connects to one of the network container's sockets.

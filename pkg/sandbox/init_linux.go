@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,13 +9,13 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
-	"strings"
-	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/pid1"
 )
 
 // errNotInit is what a user reads who runs the hidden command by hand.
@@ -55,8 +56,8 @@ type initProcess struct {
 	plan plan
 	runs chan uint64 // the order to start the program
 
-	mu      sync.Mutex
-	program int // its process ID; 0: it does not run
+	family  pid1.Family
+	program atomic.Pointer[pid1.Process] // nil: it does not run yet
 	view    *view
 }
 
@@ -82,19 +83,22 @@ func (i *initProcess) run() (order uint64, err error) {
 	i.hand(device)
 	go v.follow()
 	order = <-i.runs
-	pid, err := i.start()
+	p, err := i.start()
 	if err != nil {
 		return order, err
 	}
-	i.mu.Lock()
-	i.program = pid
-	i.mu.Unlock()
+	i.program.Store(p)
 	// What is left open here keeps a pipe's reader waiting after the program has closed it.
-	if err := closeStandardFiles(); err != nil {
+	if err := pid1.CloseStandardFiles(); err != nil {
 		i.log(slog.LevelWarn, "standard files stay open", "err", err.Error())
 	}
 	i.done(order, nil)
-	i.reap(pid)
+	go i.family.Reap(context.Background()) // as long as this process is
+	<-p.Done()
+	var ended ExitStatus
+	ended.Code, ended.Signal = p.Exit()
+	i.say(report{Ended: &ended}, nil)
+	os.Exit(0)
 	return order, nil
 }
 
@@ -124,11 +128,9 @@ func (i *initProcess) watch() {
 		case o.Update:
 			i.done(o.ID, i.view.store.update(file)) // what the parent knows to be ready has volumes
 		case o.Signal > 0:
-			i.mu.Lock()
-			if i.program != 0 {
-				_ = unix.Kill(i.program, syscall.Signal(o.Signal)) // it may be ending, or be no signal
+			if p := i.program.Load(); p != nil {
+				p.Signal(syscall.Signal(o.Signal))
 			}
-			i.mu.Unlock()
 		default:
 			i.obey(o)
 		}
@@ -139,7 +141,7 @@ func (i *initProcess) watch() {
 }
 
 // start starts the program from a thread that has given up what the program must not have.
-func (i *initProcess) start() (pid int, err error) {
+func (i *initProcess) start() (p *pid1.Process, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -148,48 +150,10 @@ func (i *initProcess) start() (pid int, err error) {
 			err = fmt.Errorf("giving up capabilities: %w", err)
 			return
 		}
-		pid, err = i.execute()
+		p, err = i.family.Start(pid1.Program{Args: i.plan.Args, Env: i.plan.Env})
 	}()
 	<-done
-	return pid, err
-}
-
-// execute finds and runs the program as execvp does.
-func (i *initProcess) execute() (int, error) {
-	name := i.plan.Args[0]
-	candidates := []string{name}
-	if !strings.Contains(name, "/") {
-		candidates = nil
-		for _, dir := range filepath.SplitList(searchPath(i.plan.Env)) {
-			candidates = append(candidates, filepath.Join(dir, name))
-		}
-	}
-	attr := &syscall.ProcAttr{Env: i.plan.Env, Files: []uintptr{0, 1, 2}}
-	var found error = unix.ENOENT
-	for _, candidate := range candidates {
-		pid, err := syscall.ForkExec(candidate, i.plan.Args, attr)
-		switch {
-		case err == nil:
-			return pid, nil
-		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		case errors.Is(err, unix.EACCES):
-			found = err // what says more than that there is none elsewhere
-		default:
-			return 0, fmt.Errorf("starting %s: %w", candidate, err)
-		}
-	}
-	return 0, fmt.Errorf("starting %s: %w", name, found)
-}
-
-// searchPath is the last PATH of an environment, which is the one that counts.
-func searchPath(env []string) string {
-	path := "/usr/local/bin:/usr/bin:/bin"
-	for _, v := range env {
-		if value, ok := strings.CutPrefix(v, "PATH="); ok {
-			path = value
-		}
-	}
-	return path
+	return p, err
 }
 
 // dropPrivileges makes that a program that this thread starts has no capabilities and gets none, as root or not. The bounding
@@ -217,48 +181,4 @@ func dropPrivileges() error {
 		return err
 	}
 	return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-}
-
-func closeStandardFiles() error {
-	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(null)
-	for fd := range 3 {
-		if err := unix.Dup3(null, fd, 0); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// reap waits for the program, and for every orphan until then, and ends the process.
-func (i *initProcess) reap(program int) {
-	for {
-		var status syscall.WaitStatus
-		// Looked at first and reaped under the lock, so that no signal goes to a number that is free again.
-		var info unix.Siginfo
-		if err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
-			if errors.Is(err, unix.EINTR) {
-				continue
-			}
-			os.Exit(1)
-		}
-		i.mu.Lock()
-		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
-		if pid == program {
-			i.program = 0
-		}
-		i.mu.Unlock()
-		if err != nil || pid != program {
-			continue
-		}
-		ended := ExitStatus{Code: status.ExitStatus()}
-		if status.Signaled() {
-			ended = ExitStatus{Code: 128 + int(status.Signal()), Signal: status.Signal()}
-		}
-		i.say(report{Ended: &ended}, nil)
-		os.Exit(0)
-	}
 }
