@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allowed says what on this machine would refuse a sandbox, as far as that can be known before one is tried.
-func allowed(network bool) error {
+// Allowed says what on this machine would refuse a sandbox, with a network of its own or without, as far as that can be known
+// before one is tried. [New] asks it, too.
+func Allowed(network bool) error {
 	if err := namespacesAllowed(os.DirFS("/"), hasCapability(unix.CAP_SYS_ADMIN)); err != nil {
 		return err
 	}

@@ -159,7 +159,7 @@ func New(cfg Config) (*Sandbox, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	if err := allowed(cfg.Network); err != nil {
+	if err := Allowed(cfg.Network); err != nil {
 		return nil, err
 	}
 	if cfg.Logger == nil {
@@ -181,9 +181,15 @@ func (c *Config) check() error {
 	if len(c.Args) == 0 || c.Args[0] == "" {
 		return errors.New("a sandbox needs a program to run")
 	}
-	for _, s := range append(append([]string{c.Dir}, c.Args...), c.Env...) {
+	for _, s := range append([]string{c.Dir}, c.Args...) {
 		if strings.ContainsRune(s, 0) {
-			return fmt.Errorf("a NUL byte among arguments and environment: %.40q", s)
+			return fmt.Errorf("a NUL byte in the working directory or an argument: %.40q", s)
+		}
+	}
+	for _, v := range c.Env {
+		if strings.ContainsRune(v, 0) {
+			name, _, _ := strings.Cut(v, "=")
+			return fmt.Errorf("a NUL byte in the environment variable %.40q", name) // its value may be secret
 		}
 	}
 	if c.Dir != "" && !filepath.IsAbs(c.Dir) {

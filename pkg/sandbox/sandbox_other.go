@@ -12,7 +12,8 @@ import (
 	"runtime"
 )
 
-func allowed(network bool) error { return errNotHere() }
+// Allowed says that there are no sandboxes on this operating system.
+func Allowed(network bool) error { return errNotHere() }
 
 func errNotHere() error {
 	return fmt.Errorf("a mount or network namespace for one program: %w on %s", errors.ErrUnsupported, runtime.GOOS)
