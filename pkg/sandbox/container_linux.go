@@ -67,7 +67,8 @@ func Serve(conn *net.UnixConn) error {
 	}
 }
 
-// setAside moves the default routes to a table that only answers use.
+// setAside moves the routes of links with a default route to a table that only answers use: a cluster may have the addresses of the
+// engine's bridge.
 func setAside() error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
@@ -88,7 +89,7 @@ func setAside() error {
 			}
 		}
 		for _, r := range routes {
-			if !isDefault(r) {
+			if !ruled[r.LinkIndex] || r.Dst != nil && r.Dst.IP.IsLinkLocalUnicast() { // which lead to the link's own neighbours
 				continue
 			}
 			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
