@@ -19,6 +19,9 @@ type Batch struct {
 	// The rest is not affected. Of many, it has the first hundred.
 	Failed []Failure
 
+	// Refused is how many of them the Target could not write, also of more than a hundred. Only the Source knows it.
+	Refused int
+
 	// Err is what the Target's OnSync said.
 	Err error
 }

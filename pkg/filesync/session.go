@@ -640,6 +640,7 @@ func (ss *session) learn(p *plan, sent map[string]known, result *Batch) {
 	for name := range p.remove {
 		delete(ss.known, name)
 	}
+	result.Refused = len(failed)
 	for name := range failed {
 		delete(ss.known, name)
 	}
