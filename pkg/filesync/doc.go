@@ -45,7 +45,8 @@
 // a renamed file is at its new place before it is gone from its old one.
 //
 // A file that changes while it is read is not put into place, and is read again; from the third time on it is sent as it was
-// read, since one that is written all the time would never arrive otherwise. A big one has to be at rest for 100 ms first.
+// read, since one that is written all the time would never arrive otherwise. A big one has to be at rest for 100 ms first, for
+// which it has ten seconds.
 //
 // # Ignored
 //

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -48,6 +49,7 @@ type options struct {
 	wrap   func(net.Conn) net.Conn
 	onSync func(Batch) error
 	before func(*rig)
+	adjust func(*Source)
 }
 
 func logger(t testing.TB) *slog.Logger {
@@ -72,6 +74,9 @@ func newRig(t testing.TB, o options) *rig {
 	r.source, err = NewSource(SourceConfig{Dir: r.src, Ignore: o.ignore, Dial: r.dial, OnSync: func(b Batch) { r.sent <- b }, Logger: logger(t)})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if o.adjust != nil {
+		o.adjust(r.source)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	r.ctx = ctx
@@ -180,7 +185,7 @@ func snapshot(t testing.TB, root string) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) { // it is being changed
 			return nil
 		}
 		if err != nil || p == root {

@@ -163,6 +163,13 @@ func newPlan() *plan {
 
 func (p *plan) empty() bool { return len(p.send) == 0 && len(p.touch) == 0 && len(p.remove) == 0 }
 
+// has reports whether something is done at a path. It may be asked while the plan is sent.
+func (p *plan) has(name string) bool {
+	_, sent := p.send[name]
+	_, touched := p.touch[name]
+	return sent || touched || p.remove[name]
+}
+
 func (p *plan) fail(name string, err error) {
 	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pathErr.Err

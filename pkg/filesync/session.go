@@ -13,6 +13,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -20,7 +21,9 @@ import (
 const (
 	hold       = 50 * time.Millisecond  // for what is gone, until it is believed to be
 	rest       = 100 * time.Millisecond // before a file is read again that changed while it was, and a big one at all
+	restless   = 10 * time.Second       // after which a big one is sent that has not rested
 	maxTries   = 3
+	maxGone    = 64 << 20 // bytes of the paths that a target may say are gone
 	copySize   = 32 << 10
 	lookEvery  = time.Minute // at everything, but for no more than a hundredth of the time
 	racyWindow = 2 * time.Second
@@ -34,6 +37,7 @@ type known struct {
 	entry
 	sum    [sha256.Size]byte // of a file that was sent
 	hashed bool              // there is a sum
+	moving bool              // it was sent as it was read, while somebody wrote it
 }
 
 // session is one connection of a Source.
@@ -41,9 +45,10 @@ type session struct {
 	*Source
 	w        *wire
 	known    map[string]known
-	tries    map[string]int  // how often a file changed while it was read
-	again    map[string]mark // paths to look at after a rest
-	since    time.Time       // when the first of them changed
+	tries    map[string]int       // how often a file changed while it was read
+	busy     map[string]time.Time // since when a big file was always found just written
+	again    map[string]mark      // paths to look at after a rest
+	since    time.Time            // when the first of them changed
 	compared bool
 	buf      [copySize]byte
 
@@ -52,11 +57,15 @@ type session struct {
 	listed chan struct{}
 	done   chan done
 
-	mu      sync.Mutex // what has been received of answers
+	mu      sync.Mutex // what may be received, and what has been
 	count   int        // of the list
 	differs []difference
+	asked   bool // what is gone
 	gone    []string
-	failed  map[string]error
+	length  int             // of those together
+	sent    *plan           // in the round that goes on, or nil
+	failed  map[string]bool // of the plan
+	reasons []Failure       // the first of them
 }
 
 type difference struct {
@@ -96,16 +105,27 @@ func (ss *session) receive() error {
 				ss.differs = append(ss.differs, d)
 			case kindGone:
 				p := r.path()
-				if len(ss.gone) >= maxEntries {
+				ss.length += len(p)
+				switch {
+				case !ss.asked:
+					r.fail("what is gone, which was not asked")
+				case len(ss.gone) >= maxEntries || ss.length > maxGone:
 					r.fail("too many paths")
+				default:
+					ss.gone = append(ss.gone, p)
 				}
-				ss.gone = append(ss.gone, p)
 			case kindFailed:
 				p, why := r.path(), r.string()
-				if len(ss.failed) >= maxEntries {
-					r.fail("too many paths")
+				if ss.sent == nil {
+					r.fail("what failed, and nothing was sent")
+					break
 				}
-				ss.failed[p] = errors.New(why)
+				if ss.sent.has(p) {
+					ss.failed[p] = true
+				}
+				if len(ss.reasons) < maxFailures {
+					ss.reasons = append(ss.reasons, Failure{p, errors.New(strings.Clone(why[:min(len(why), maxPath)]))})
+				}
 			case kindDone:
 				d := done{Batch: Batch{Files: int(r.uvarint(1 << 62)), Touched: int(r.uvarint(1 << 62)), Removed: int(r.uvarint(1 << 62)), Bytes: int64(r.uvarint(1 << 62))}}
 				d.err = r.string()
@@ -117,6 +137,9 @@ func (ss *session) receive() error {
 			default:
 				r.fail("a frame of an unknown kind")
 			}
+		}
+		if k == kindListed {
+			ss.asked = false
 		}
 		ss.mu.Unlock()
 		if r.err != nil {
@@ -261,6 +284,9 @@ func (ss *session) compare(ctx context.Context) error {
 	if err := cmp.Or(sendErr, l.flush()); err != nil {
 		return err
 	}
+	ss.mu.Lock()
+	ss.asked = true
+	ss.mu.Unlock()
 	if err := ss.w.send(kindListed, nil); err != nil {
 		return err
 	}
@@ -271,7 +297,7 @@ func (ss *session) compare(ctx context.Context) error {
 	}
 	ss.mu.Lock()
 	differing, gone := ss.differs, ss.gone
-	ss.count, ss.differs, ss.gone = 0, nil, nil
+	ss.count, ss.differs, ss.gone, ss.length = 0, nil, nil, 0
 	ss.mu.Unlock()
 
 	for _, name := range paths {
@@ -282,7 +308,7 @@ func (ss *session) compare(ctx context.Context) error {
 		e := entries[name]
 		delete(ss.known, name)
 		switch {
-		case ss.writing(e):
+		case ss.writing(name, e):
 			ss.again[name] |= changed
 		case d.how == differMode:
 			p.touch[name] = e
@@ -371,8 +397,11 @@ var errOther = errors.New("a file became a directory, or a directory a file")
 func (ss *session) examine(now *changes) (*plan, map[string]bool, error) {
 	p := newPlan()
 	for name, m := range now.paths {
-		if name == "." && m&(gone|created) != 0 || isIgnoreFile(name) && ss.tree.only == "" {
+		if name == "." && m&(gone|created) != 0 || slices.Contains(ignoreFiles[:], name) && ss.tree.only == "" {
 			now.all = true
+		}
+		if m&gone != 0 {
+			ss.watch.forget(name)
 		}
 	}
 	if now.all {
@@ -380,11 +409,6 @@ func (ss *session) examine(now *changes) (*plan, map[string]bool, error) {
 	}
 	if ss.tree.only != "" {
 		return ss.examineFile(now, p)
-	}
-	for name, m := range now.paths {
-		if m&gone != 0 {
-			ss.watch.forget(name)
-		}
 	}
 	s := solid{&ss.tree, make(map[string]bool)}
 	absent := make(map[string]bool)  // with what is below
@@ -528,7 +552,7 @@ func (ss *session) examineFile(now *changes, p *plan) (*plan, map[string]bool, e
 func (ss *session) diff(p *plan, name string, e entry, byTheWay bool) {
 	k, ok := ss.known[name]
 	switch {
-	case k.entry != e && ss.writing(e):
+	case k.entry != e && ss.writing(name, e):
 		ss.again[name] |= changed
 	case !ok || k.kind != e.kind || k.link != e.link || k.size != e.size:
 		p.send[name] = e
@@ -548,10 +572,24 @@ func (ss *session) diff(p *plan, name string, e entry, byTheWay bool) {
 	}
 }
 
-// writing reports whether an entry is a big file that somebody may be writing.
-func (ss *session) writing(e entry) bool {
+// writing reports whether an entry is a big file that somebody may be writing, and that can wait for the end of that. One that is
+// always being written is to be sent as it is.
+func (ss *session) writing(name string, e entry) bool {
 	age := time.Since(time.Unix(0, e.mtime))
-	return e.kind == file && e.size >= bigFile && age >= 0 && age < rest
+	if e.kind != file || e.size < bigFile || age < 0 || age >= rest {
+		delete(ss.busy, name)
+		return false
+	}
+	since, known := ss.busy[name]
+	if !known {
+		ss.busy[name] = time.Now()
+		return true
+	}
+	if time.Since(since) < ss.restless {
+		return true
+	}
+	ss.tries[name] = maxTries // the next one counts, whatever happens to it meanwhile
+	return false
 }
 
 func (ss *session) sameContent(name string, sum [sha256.Size]byte) bool {
@@ -572,6 +610,9 @@ func (ss *session) round(p *plan, since time.Time, compared bool) error {
 	result := Batch{Compared: compared, Failed: p.failed}
 	if !p.empty() || compared {
 		ss.set(func(st *Status) { st.Synced = false })
+		ss.mu.Lock()
+		ss.sent, ss.failed, ss.reasons = p, make(map[string]bool), nil
+		ss.mu.Unlock()
 		sent, err := ss.send(p, compared)
 		if err != nil {
 			return err
@@ -592,7 +633,10 @@ func (ss *session) round(p *plan, since time.Time, compared bool) error {
 	if !since.IsZero() {
 		result.Took = time.Since(since)
 	}
-	pending := len(ss.again) > 0
+	pending := false
+	for name := range ss.again {
+		pending = pending || !ss.known[name].moving
+	}
 	ss.set(func(st *Status) {
 		st.Synced, st.Files, st.Polled, st.Err = !pending, len(ss.known), len(ss.watch.polled), nil
 		if compared || result.Changed() || len(result.Failed) > 0 || result.Err != nil {
@@ -608,14 +652,11 @@ func (ss *session) round(p *plan, since time.Time, compared bool) error {
 // learn notes what the target has after a round.
 func (ss *session) learn(p *plan, sent map[string]known, result *Batch) {
 	ss.mu.Lock()
-	failed := ss.failed
-	ss.failed = make(map[string]error)
+	failed, reasons := ss.failed, ss.reasons
+	ss.sent, ss.failed, ss.reasons = nil, nil, nil
 	ss.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(failed)) {
-		if len(result.Failed) < maxFailures {
-			result.Failed = append(result.Failed, Failure{name, failed[name]})
-		}
-	}
+	slices.SortStableFunc(reasons, func(a, b Failure) int { return strings.Compare(a.Path, b.Path) })
+	result.Failed = append(result.Failed, reasons[:min(len(reasons), maxFailures-len(result.Failed))]...)
 	replaced := make(map[string]bool)
 	for name, k := range sent {
 		if before, ok := ss.known[name]; ok && before.kind == dir && k.kind != dir {
@@ -774,7 +815,8 @@ func (ss *session) sendFile(archive *tar.Writer, p *plan, name string) (known, b
 	}
 	if steady || readErr == nil && n == e.size && ss.tries[name] >= maxTries {
 		delete(ss.tries, name)
-		return known{entry: e, sum: [sha256.Size]byte(h.Sum(nil)), hashed: true}, true, nil
+		delete(ss.busy, name)
+		return known{entry: e, sum: [sha256.Size]byte(h.Sum(nil)), hashed: true, moving: !steady}, true, nil
 	}
 	discard := &tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "discard", PAXRecords: map[string]string{discardRecord: "1"}}
 	return known{}, false, archive.WriteHeader(discard)

@@ -31,6 +31,8 @@ type Source struct {
 	watch *watcher
 	tree  tree
 
+	restless time.Duration // tests have less patience
+
 	mu     sync.Mutex
 	status Status
 }
@@ -38,7 +40,7 @@ type Source struct {
 // Status is how it goes.
 type Status struct {
 	Connected bool      // to a Target
-	Synced    bool      // nothing is known to differ, but what Last names as failed
+	Synced    bool      // nothing is known to differ, but what Last names as failed, and files that never rest
 	Files     int       // that are kept in sync: files, directories, links
 	Polled    int       // directories that the system does not watch
 	Last      Batch     // the last round
@@ -56,7 +58,7 @@ func NewSource(cfg SourceConfig) (*Source, error) {
 	case cfg.Logger == nil:
 		return nil, errors.New("no logger")
 	}
-	s := &Source{cfg: cfg, watch: newWatcher(cfg.Logger)}
+	s := &Source{cfg: cfg, watch: newWatcher(cfg.Logger), restless: restless}
 	for _, line := range cfg.Ignore {
 		rules, err := parseIgnore(line)
 		if err != nil {
@@ -137,7 +139,7 @@ func (s *Source) connect(ctx context.Context) (compared bool, err error) {
 	}
 	ss := &session{
 		Source: s, w: w,
-		known: make(map[string]known), tries: make(map[string]int), again: make(map[string]mark), failed: make(map[string]error),
+		known: make(map[string]known), tries: make(map[string]int), busy: make(map[string]time.Time), again: make(map[string]mark),
 		down: make(chan struct{}), listed: make(chan struct{}, 1), done: make(chan done, 1),
 	}
 	var work sync.WaitGroup
@@ -205,16 +207,6 @@ func base(p string) string {
 		p = full
 	}
 	return filepath.Base(p)
-}
-
-// isIgnoreFile reports whether a path is one that says what is ignored.
-func isIgnoreFile(p string) bool {
-	for _, name := range ignoreFiles {
-		if p == name {
-			return true
-		}
-	}
-	return false
 }
 
 // unreadable makes an error of the root's that is no reason to believe that all files are gone.

@@ -592,6 +592,19 @@ func TestOneFile(t *testing.T) {
 	}
 }
 
+// A directory is renamed, and with it in one batch the ignore file changes, for which everything is looked at: what is saved in the
+// directory then has its new name.
+func TestRenameWithIgnoreFile(t *testing.T) {
+	r := newRig(t, options{before: func(r *rig) { write(t, r.src, "old/deep/a", "a") }})
+	r.source.watch.mu.Lock() // nobody takes events meanwhile
+	must(t, os.Rename(filepath.Join(r.src, "old"), filepath.Join(r.src, "new")))
+	write(t, r.src, ".kubevpnignore", "*.log\n")
+	r.source.watch.mu.Unlock()
+	r.same()
+	write(t, r.src, "new/deep/a", "saved")
+	testenv.Until(t, "seen", func() bool { return read(t, r.dst, "new/deep/a") == "saved" })
+}
+
 // The directory goes away, and comes back: nothing is removed because of it.
 func TestDirectoryGoes(t *testing.T) {
 	parent := t.TempDir()
@@ -668,4 +681,32 @@ func TestWhileWritten(t *testing.T) {
 	if sent > 28<<20 {
 		t.Errorf("%d bytes were sent for a file of %d", sent, 20<<20)
 	}
+}
+
+// A big file that is always being written is sent after a while, as it is.
+func TestNeverRests(t *testing.T) {
+	src := t.TempDir()
+	f, err := os.Create(filepath.Join(src, "big"))
+	must(t, err)
+	must(t, f.Truncate(bigFile))
+	stop := make(chan struct{})
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for n := 0; ; n++ {
+			if _, err := f.WriteAt([]byte(fmt.Sprintf("%08d", n)), 0); err != nil {
+				t.Error(err)
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	})
+	r := newRig(t, options{src: src, adjust: func(s *Source) { s.restless = 300 * time.Millisecond }})
+	testenv.Until(t, "there, and nothing is waited for", func() bool { return exists(r.dst, "big") && r.source.Status().Synced })
+	close(stop)
+	writing.Wait()
+	must(t, f.Close())
+	r.same() // the last of it as well
 }

@@ -535,15 +535,22 @@ func tempName(p string) string { return filepath.Join(filepath.Dir(p), tempPrefi
 // create makes a temporary file beside p.
 func (s *serving) create(p string) (string, *os.File, error) {
 	temp := tempName(p)
-	f, err := s.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrNotExist) && s.makeParents(p) == nil {
+	var f *os.File
+	err := s.below(p, func() (err error) {
 		f, err = s.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	}
+		return err
+	})
 	return temp, f, err
 }
 
-// makeParents is for directories that the container removed.
-func (s *serving) makeParents(p string) error { return s.root.MkdirAll(filepath.Dir(p), 0o755) }
+// below does something in p's directory, if need be after it has made that: the container may have removed it.
+func (s *serving) below(p string, do func() error) error {
+	err := do()
+	if errors.Is(err, fs.ErrNotExist) && s.root.MkdirAll(filepath.Dir(p), 0o755) == nil {
+		err = do()
+	}
+	return err
+}
 
 func (s *serving) discard(f *written) {
 	if err := s.root.Remove(f.temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -610,9 +617,7 @@ func (s *serving) makeDir(name string, header *tar.Header) {
 	}
 	made := false
 	if info == nil || err != nil {
-		if err = s.root.Mkdir(p, mode); errors.Is(err, fs.ErrNotExist) && s.makeParents(p) == nil {
-			err = s.root.Mkdir(p, mode)
-		}
+		err = s.below(p, func() error { return s.root.Mkdir(p, mode) })
 		made = true
 	}
 	if err == nil && !s.noModes && (made || info.Mode().Perm() != mode) {
@@ -632,10 +637,7 @@ func (s *serving) makeLink(name string, header *tar.Header) {
 		return
 	}
 	temp := tempName(p)
-	if err = s.root.Symlink(header.Linkname, temp); errors.Is(err, fs.ErrNotExist) && s.makeParents(p) == nil {
-		err = s.root.Symlink(header.Linkname, temp)
-	}
-	if err == nil {
+	if err = s.below(p, func() error { return s.root.Symlink(header.Linkname, temp) }); err == nil {
 		if err = s.replace(name, temp); err != nil {
 			s.discard(&written{temp: temp})
 		}
