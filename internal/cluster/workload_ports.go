@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,8 +13,12 @@ import (
 	"kubevpn/internal/api"
 )
 
-// defaultContainer is kubectl's annotation of a pod: which of its containers is meant where none is named.
-const defaultContainer = "kubectl.kubernetes.io/default-container"
+const (
+	// defaultContainer is kubectl's annotation of a pod: which of its containers is meant where none is named.
+	defaultContainer = "kubectl.kubernetes.io/default-container"
+	// targetPorts is the annotation of a Service that internal/intercept leads to agents: its target ports as they were.
+	targetPorts = "kubevpn.dev/target-ports"
+)
 
 // Port is a port of a workload's pods: one that a container declares, or a Service sends to.
 type Port struct {
@@ -33,7 +38,7 @@ type ServicePort struct {
 }
 
 // Ports returns the TCP and UDP ports of the workload's pods, sorted by number, with the names that Services call them by
-// resolved.
+// resolved. Ports that lead to an agent count as where they led before.
 func (w *Workload) Ports() []Port {
 	type key struct {
 		protocol corev1.Protocol
@@ -59,8 +64,9 @@ func (w *Workload) Ports() []Port {
 		}
 	}
 	for _, s := range w.Services {
+		were := targetsBefore(s)
 		for _, sp := range s.Spec.Ports {
-			target, ok := targetPort(w.Template.Spec, sp)
+			target, ok := targetPort(w.Template.Spec, were(sp))
 			if !ok {
 				continue
 			}
@@ -97,6 +103,25 @@ func serving(spec corev1.PodSpec) []corev1.Container {
 		}
 	}
 	return all
+}
+
+// targetsBefore gives the Service's ports as they were before they led to agents, by names that only agents may have. What somebody
+// changed since stays as it is, and an annotation that cannot be read says nothing.
+func targetsBefore(s corev1.Service) func(corev1.ServicePort) corev1.ServicePort {
+	var moved map[string]struct {
+		From *intstr.IntOrString `json:"from"` // nil: there was none
+		To   string              `json:"to"`
+	}
+	if err := json.Unmarshal([]byte(s.Annotations[targetPorts]), &moved); err != nil {
+		moved = nil
+	}
+	return func(sp corev1.ServicePort) corev1.ServicePort {
+		key := fmt.Sprintf("%s/%d", strings.ToLower(string(cmp.Or(sp.Protocol, corev1.ProtocolTCP))), sp.Port)
+		if m, found := moved[key]; found && sp.TargetPort.String() == m.To {
+			sp.TargetPort = *cmp.Or(m.From, &intstr.IntOrString{})
+		}
+		return sp
+	}
 }
 
 // targetPort resolves where in the pod a Service sends to, as the control plane does: a name is that of the first container
