@@ -36,7 +36,7 @@ func (r *Reader) Environment(ctx context.Context) ([]Variable, []Problem) {
 		e.addMissing(Variable{Name: name, Value: value})
 	}
 	e.addSeen()
-	if name := hostname(e.pod); name != "" {
+	if name := Hostname(e.pod); name != "" {
 		e.addMissing(Variable{Name: "HOSTNAME", Value: name}) // from the container's runtime, so that $(HOSTNAME) does not have it
 	}
 	variables := slices.SortedFunc(maps.Values(e.known), func(a, b Variable) int { return strings.Compare(a.Name, b.Name) })
@@ -79,8 +79,8 @@ func (e *environment) addSeen() {
 	}
 }
 
-// hostname is what the kubelet calls the pod.
-func hostname(pod *corev1.Pod) string {
+// Hostname is what the kubelet calls the pod; "" for one that has no name.
+func Hostname(pod *corev1.Pod) string {
 	if pod.Spec.Hostname != "" {
 		return pod.Spec.Hostname
 	}

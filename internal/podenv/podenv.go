@@ -3,6 +3,7 @@
 //
 //	pod, container ─▶ Reader ─┬─▶ Environment   Services' variables, envFrom, env                        ┐ with the user's
 //	                          └─▶ Volumes       ConfigMap, Secret, downward API, projected, token files  ┘ own rights
+//	                                └─▶ Follow  what has changed of them, while a program runs
 //
 // It follows makeEnvironmentVariables of pkg/kubelet/kubelet_pods.go and the volume plugins of pkg/volume of Kubernetes
 // v1.34. Differences: what is only the image's (its ENV) is there only when a pod that runs was asked ([Reader.Seen]); what is
@@ -16,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -43,8 +43,9 @@ type Reader struct {
 
 	seen map[string]string // what a program in the container has been seen to have; nil: none was
 
-	mu     sync.Mutex
+	gone   bool // the pod has, and no token can be bound to it
 	tokens map[tokenOf]token
+	last   map[string]map[string]File // of each source of a volume that is made of several, by its key
 }
 
 type tokenOf struct {
@@ -64,7 +65,26 @@ func New(kube kubernetes.Interface, pod *corev1.Pod, container string) (*Reader,
 	if c == nil {
 		return nil, fmt.Errorf("pod %s has no container %q", pod.Name, container)
 	}
-	return &Reader{kube: kube, pod: pod, container: c, tokens: map[tokenOf]token{}}, nil
+	return &Reader{kube: kube, pod: pod, container: c, tokens: map[tokenOf]token{}, last: map[string]map[string]File{}}, nil
+}
+
+// become has the reader read for its pod as it is now, or for another one of the workload. Containers and volumes are kept: those of
+// the other may be called otherwise, and the program has these.
+func (r *Reader) become(pod *corev1.Pod) {
+	if pod.UID != r.pod.UID {
+		clear(r.tokens)
+	}
+	pod = pod.DeepCopy()
+	pod.Spec.InitContainers, pod.Spec.Containers, pod.Spec.Volumes = r.pod.Spec.InitContainers, r.pod.Spec.Containers, r.pod.Spec.Volumes
+	r.pod, r.gone = pod, false
+}
+
+// unbind has tokens be of no pod, as there is none.
+func (r *Reader) unbind() {
+	if !r.gone {
+		r.gone = true
+		clear(r.tokens)
+	}
 }
 
 // Seen tells what the environment of a program in the container is, as /proc/self/environ has it. Environment then has the
@@ -138,9 +158,7 @@ const (
 // token gives the pod's service account's token for an audience ("": the API server's), the same one until most of its life
 // is over. The token is bound to the pod, and worthless when that is gone.
 func (r *Reader) token(ctx context.Context, of tokenOf) (string, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := time.Now()
+	now := time.Now().Round(0) // by the clock on the wall: the other one stands still while the machine sleeps
 	known, ok := r.tokens[of]
 	if ok && now.Before(known.renewAt) {
 		return known.value, nil
@@ -149,7 +167,7 @@ func (r *Reader) token(ctx context.Context, of tokenOf) (string, error) {
 	if of.audience != "" {
 		request.Spec.Audiences = []string{of.audience}
 	}
-	if r.pod.UID != "" {
+	if r.pod.UID != "" && !r.gone {
 		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: r.pod.Name, UID: r.pod.UID}
 	}
 	name := r.pod.Spec.ServiceAccountName

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,13 +42,44 @@ var errOnNode = errors.New("what it holds is in the cluster only")
 // Volumes gives the container's mounts, in the order in which they have to be made, and the volumes behind them. What cannot be
 // read is named, and its mount is left out.
 func (r *Reader) Volumes(ctx context.Context) ([]Mount, []Volume, []Problem) {
+	mounts, volumes, problems := Volumes(ctx, r)
+	return mounts[r.container.Name], volumes, problems
+}
+
+// Volumes is what the method is, for several containers of one pod: the mounts by container, and each volume once.
+func Volumes(ctx context.Context, readers ...*Reader) (map[string][]Mount, []Volume, []Problem) {
+	all := map[string][]Mount{}
+	read := map[string]result[Volume]{}
+	var problems []Problem
+	for _, r := range readers {
+		mounts, more := r.mounts(ctx, read)
+		all[r.container.Name] = mounts
+		for _, p := range more {
+			if !slices.ContainsFunc(problems, func(o Problem) bool { return o.Error() == p.Error() }) {
+				problems = append(problems, p)
+			}
+		}
+	}
+	var volumes []Volume
+	for _, name := range slices.Sorted(maps.Keys(read)) {
+		if v := read[name]; v.err == nil {
+			volumes = append(volumes, v.value)
+		}
+	}
+	return all, volumes, problems
+}
+
+// mounts gives the container's mounts, and adds the volumes that it is the first to mount to those that were read.
+func (r *Reader) mounts(ctx context.Context, read map[string]result[Volume]) ([]Mount, []Problem) {
 	e := environment{Reader: r, objects: r.objects(ctx), known: map[string]Variable{}}
 	var mounts []Mount
-	read := map[string]result[Volume]{}
 	for _, m := range r.container.VolumeMounts {
 		sub, err := e.subPath(ctx, m)
 		if err == nil {
 			_, err = once(read, m.Name, func() (Volume, error) { return e.volume(ctx, m.Name) })
+		}
+		if err == nil {
+			err = read[m.Name].value.has(sub)
 		}
 		if err != nil {
 			e.problem(fmt.Sprintf("volume %s at %s", m.Name, m.MountPath), err)
@@ -58,13 +90,15 @@ func (r *Reader) Volumes(ctx context.Context) ([]Mount, []Volume, []Problem) {
 		mounts = append(mounts, Mount{Path: path.Join("/", m.MountPath), Volume: m.Name, SubPath: sub, ReadOnly: readOnly})
 	}
 	slices.SortStableFunc(mounts, func(a, b Mount) int { return strings.Compare(a.Path, b.Path) }) // parents first
-	var volumes []Volume
-	for _, name := range slices.Sorted(maps.Keys(read)) {
-		if v := read[name]; v.err == nil {
-			volumes = append(volumes, v.value)
-		}
+	return mounts, e.problems
+}
+
+// has refuses a path that is nowhere in the volume. A kubelet makes an empty directory of it, which is no better.
+func (v Volume) has(sub string) error {
+	if v.Empty || sub == "" || slices.ContainsFunc(v.Files, func(f File) bool { return f.Path == sub || strings.HasPrefix(f.Path, sub+"/") }) {
+		return nil
 	}
-	return mounts, volumes, e.problems
+	return fmt.Errorf("the volume has nothing at %s", sub)
 }
 
 // subPath is a mount's path within the volume, with the container's variables in it.
@@ -104,7 +138,7 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 		return Volume{}, errors.New("the pod has no such volume")
 	}
 	source := e.pod.Spec.Volumes[at].VolumeSource
-	w := writer{volume: name, files: map[string]File{}}
+	w := writer{volume: name, key: name, files: map[string]File{}}
 	var err error
 	switch {
 	case source.EmptyDir != nil:
@@ -116,10 +150,11 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 		s := source.Secret
 		err = e.secretFiles(&w, s.SecretName, s.Items, s.Optional, mode(s.DefaultMode))
 	case source.DownwardAPI != nil:
-		err = e.downwardFiles(&w, source.DownwardAPI.Items, mode(source.DownwardAPI.DefaultMode))
+		e.downwardFiles(&w, source.DownwardAPI.Items, mode(source.DownwardAPI.DefaultMode))
 	case source.Projected != nil:
-		for _, s := range source.Projected.Sources {
-			if err := e.projected(ctx, &w, s, mode(source.Projected.DefaultMode)); err != nil { // the other sources are no worse for it
+		for n, s := range source.Projected.Sources {
+			err := e.source(&w, strconv.Itoa(n), func(w *writer) error { return e.projected(ctx, w, s, mode(source.Projected.DefaultMode)) })
+			if err != nil { // the other sources are no worse for it
 				e.problem("volume "+name, err)
 			}
 		}
@@ -134,6 +169,20 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 	return Volume{Name: name, Files: slices.SortedFunc(maps.Values(w.files), func(a, b File) int { return strings.Compare(a.Path, b.Path) })}, nil
 }
 
+// source adds the files of one source of several. If it cannot be read they are those that it had: what a program has does not go
+// because an API server did not answer.
+func (e *environment) source(w *writer, name string, read func(*writer) error) error {
+	one := writer{volume: w.volume, key: w.key + "/" + name, files: map[string]File{}}
+	err := read(&one)
+	if last, known := e.last[one.key]; err != nil && known {
+		one.files = last
+	} else if err == nil {
+		e.last[one.key] = one.files
+	}
+	maps.Copy(w.files, one.files)
+	return err
+}
+
 func (e *environment) projected(ctx context.Context, w *writer, s corev1.VolumeProjection, standard fs.FileMode) error {
 	switch {
 	case s.ConfigMap != nil:
@@ -141,7 +190,8 @@ func (e *environment) projected(ctx context.Context, w *writer, s corev1.VolumeP
 	case s.Secret != nil:
 		return e.secretFiles(w, s.Secret.Name, s.Secret.Items, s.Secret.Optional, standard)
 	case s.DownwardAPI != nil:
-		return e.downwardFiles(w, s.DownwardAPI.Items, standard)
+		e.downwardFiles(w, s.DownwardAPI.Items, standard)
+		return nil
 	case s.ServiceAccountToken != nil:
 		of := tokenOf{audience: s.ServiceAccountToken.Audience, seconds: defaultTokenSeconds}
 		if t := s.ServiceAccountToken.ExpirationSeconds; t != nil {
@@ -188,34 +238,36 @@ func (e *environment) secretFiles(w *writer, name string, items []corev1.KeyToPa
 	return w.addKeys("Secret "+name, s.Data, items, isTrue(optional), standard)
 }
 
-func (e *environment) downwardFiles(w *writer, items []corev1.DownwardAPIVolumeFile, standard fs.FileMode) error {
+func (e *environment) downwardFiles(w *writer, items []corev1.DownwardAPIVolumeFile, standard fs.FileMode) {
 	for _, item := range items {
 		m := standard
 		if item.Mode != nil {
 			m = mode(item.Mode)
 		}
-		var value string
-		var err error
-		switch {
-		case item.FieldRef != nil:
-			value, err = field(e.pod, item.FieldRef.FieldPath)
-		case item.ResourceFieldRef != nil:
-			value, err = e.resource(item.ResourceFieldRef)
-		}
+		err := e.source(w, item.Path, func(w *writer) error {
+			var value string
+			var err error
+			switch {
+			case item.FieldRef != nil:
+				value, err = field(e.pod, item.FieldRef.FieldPath)
+			case item.ResourceFieldRef != nil:
+				value, err = e.resource(item.ResourceFieldRef)
+			}
+			if err != nil {
+				return err
+			}
+			return w.add(item.Path, []byte(value), m)
+		})
 		if err != nil { // the other files are no worse for it
 			e.problem(fmt.Sprintf("file %s of volume %s", item.Path, w.volume), err)
-			continue
-		}
-		if err := w.add(item.Path, []byte(value), m); err != nil {
-			return err
 		}
 	}
-	return nil
 }
 
 // writer collects a volume's files; of two with one path the later stays, as the kubelet does it.
 type writer struct {
 	volume string
+	key    string // of what it writes, in Reader.last
 	files  map[string]File
 }
 
