@@ -1,7 +1,9 @@
 package podenv
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -18,7 +20,9 @@ import (
 type Variable struct {
 	Name, Value string
 	Secret      bool // it comes from a Secret, or may: not to be shown
-	Image       bool // it is the image's: nothing that the API says has it
+	// Image says that a program in the container has it, and nothing that could be read does. So it is the image's or, if Secret is
+	// set too, of an object that could not be read: nothing tells which.
+	Image bool
 }
 
 // Environment gives the container's variables, sorted by name, each once. What cannot be read is left out and named: a
@@ -40,6 +44,13 @@ func (r *Reader) Environment(ctx context.Context) ([]Variable, []Problem) {
 		e.addMissing(Variable{Name: "HOSTNAME", Value: name}) // from the container's runtime, so that $(HOSTNAME) does not have it
 	}
 	variables := slices.SortedFunc(maps.Values(e.known), func(a, b Variable) int { return strings.Compare(a.Name, b.Name) })
+	variables = slices.DeleteFunc(variables, func(v Variable) bool {
+		binary := strings.ContainsRune(v.Value, 0)
+		if binary {
+			e.problem("variable "+v.Name, errors.New("its value has a NUL byte, which no variable can have"))
+		}
+		return binary
+	})
 	return variables, e.problems
 }
 
@@ -49,7 +60,7 @@ type environment struct {
 	services map[string]string
 	known    map[string]Variable
 	problems []Problem
-	unread   bool // there are variables whose names are not known either
+	unread   bool // there are variables whose names are not known either, among those that were seen
 }
 
 func (e *environment) problem(what string, err error) {
@@ -71,11 +82,10 @@ func (e *environment) addMissing(v Variable) {
 	}
 }
 
-// addSeen adds what else a program in the container has: the image's variables. They may be of an object that could not be read, too,
-// and then nothing tells which.
+// addSeen adds what else a program in the container has: the image's variables, and those of an object that could not be read.
 func (e *environment) addSeen() {
 	for name, value := range e.seen {
-		e.addMissing(Variable{Name: name, Value: value, Secret: e.unread, Image: !e.unread && name != "HOSTNAME"})
+		e.addMissing(Variable{Name: name, Value: value, Secret: e.unread, Image: name != "HOSTNAME"})
 	}
 }
 
@@ -191,6 +201,12 @@ func (e *environment) expand(s string) (expanded string, secret bool) {
 		if v, ok := e.services[name]; ok {
 			return v
 		}
+		if e.unread {
+			if v, ok := e.seen[name]; ok {
+				secret = true
+				return v
+			}
+		}
 		return "$(" + name + ")"
 	})
 	return expanded, secret
@@ -235,17 +251,29 @@ func (e *environment) serviceVariables(ctx context.Context) {
 	const master = "kubernetes"
 	if !slices.ContainsFunc(services, func(s corev1.Service) bool { return s.Name == master }) {
 		s, err := e.Reader.kube.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, master, metav1.GetOptions{})
-		if err != nil {
-			e.nameless("variables of the Service "+master, err)
-		} else {
-			services = append(services, *s)
+		if err != nil { // who has rights in one namespace may not read it
+			s = e.master()
 		}
+		services = append(services, *s)
 	}
 	for _, s := range services {
 		if s.Spec.ClusterIP != "" && s.Spec.ClusterIP != corev1.ClusterIPNone && len(s.Spec.Ports) > 0 {
 			maps.Copy(e.services, variablesOf(s))
 		}
 	}
+}
+
+// master is the Service of the API server, as far as it is known without having been read: where it was seen to be, or by its name,
+// for which its certificate is good as well.
+func (e *environment) master() *corev1.Service {
+	s := corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}
+	s.Spec.ClusterIP = cmp.Or(e.seen["KUBERNETES_SERVICE_HOST"], "kubernetes.default.svc")
+	port, err := strconv.ParseUint(e.seen["KUBERNETES_SERVICE_PORT"], 10, 16)
+	if err != nil {
+		port = 443
+	}
+	s.Spec.Ports = []corev1.ServicePort{{Name: "https", Port: int32(port)}}
+	return &s
 }
 
 // variablesOf is what pkg/kubelet/envvars.FromServices makes of one Service with a ClusterIP.

@@ -3,6 +3,7 @@ package podenv
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -243,6 +244,9 @@ containers:
   - {name: all, mountPath: /srv/color, subPath: color, readOnly: true}
   - {name: some, mountPath: /srv/deep, subPathExpr: $(WHERE)}
   - {name: some, mountPath: /srv/out, subPath: ../out}
+  - {name: all, mountPath: /srv/none, subPath: none}
+  - {name: some, mountPath: /srv/de, subPath: de}
+  - {name: scratch, mountPath: /srv/made, subPath: made}
   - {name: some, mountPath: /srv/unset, subPathExpr: $(NOWHERE)/x}
   - {name: down, mountPath: /down}
   - {name: together, mountPath: /together}
@@ -259,6 +263,7 @@ containers:
 		{Path: "/etc/some", Volume: "some", ReadOnly: true},
 		{Path: "/srv/color", Volume: "all", SubPath: "color", ReadOnly: true},
 		{Path: "/srv/deep", Volume: "some", SubPath: "deep", ReadOnly: true},
+		{Path: "/srv/made", Volume: "scratch", SubPath: "made"},
 		{Path: "/tmp/x", Volume: "scratch"},
 		{Path: "/together", Volume: "together", ReadOnly: true},
 	}, mounts); diff != "" {
@@ -284,6 +289,8 @@ containers:
 	}
 	if diff := cmp.Diff([]string{
 		`volume some at /srv/out: "../out" is no path within a volume`,
+		`volume all at /srv/none: the volume has nothing at none`,
+		`volume some at /srv/de: the volume has nothing at de`,
 		`volume some at /srv/unset: its path within the volume is $(NOWHERE)/x, and NOWHERE has no value`,
 		`file most of volume down: limits.cpu of container app is not set: it is what the node has, and the pod is on none`,
 		`volume together: secrets "missing" not found`,
@@ -294,8 +301,8 @@ containers:
 	}, said(problems)); diff != "" {
 		t.Errorf("problems: -want +got\n%s", diff)
 	}
-	if !errors.Is(problems[4], errOnNode) {
-		t.Errorf("%v", problems[4])
+	if !errors.Is(problems[6], errOnNode) {
+		t.Errorf("%v", problems[6])
 	}
 }
 
@@ -332,6 +339,10 @@ containers: [{name: app, volumeMounts: [{name: t, mountPath: /t}]}]`)
 		if got := read(); got != "token 600 token 1" {
 			t.Error(got)
 		}
+	}
+	// What stands still while the machine sleeps is no clock for it.
+	if known := r.tokens[tokenOf{"vault", 3607}]; known.renewAt != known.renewAt.Round(0) {
+		t.Errorf("it is renewed at %v", known.renewAt)
 	}
 	r.tokens[tokenOf{"vault", 3607}] = token{value: "token 1", renewAt: time.Now()}
 	if got := read(); got != "token 600 token 2" {
@@ -382,10 +393,74 @@ func TestSeen(t *testing.T) {
 	if diff := cmp.Diff([]string{`variable OTHER: secrets "hidden" not found`}, problems); diff != "" {
 		t.Errorf("problems: -want +got\n%s", diff)
 	}
-	// BULK may be of the Secret that is not to be read: nothing tells.
-	got, problems = environment(fake.NewClientset(objectsOf(t, manifests)...), `{enableServiceLinks: false, containers: [{name: app, envFrom: [{secretRef: {name: hidden}}]}]}`)
-	if diff := cmp.Diff("A=B=C*\nBULK=b*\nCOLOR=of the image*\nHOSTNAME=web-1*\nLANG=C*\nPATH=/bin*\nTOKEN=t0k*", got); diff != "" || problems != nil {
+	// BULK may be of the Secret that is not to be read: nothing tells. PATH is as little for the laptop as any image's.
+	got, problems = environment(fake.NewClientset(objectsOf(t, manifests)...), `{enableServiceLinks: false, containers: [{name: app, envFrom: [{secretRef: {name: hidden}}],
+		env: [{name: MADE, value: "$(BULK) $(NOBODY)"}]}]}`)
+	if diff := cmp.Diff("A=B=C* (image)\nBULK=b* (image)\nCOLOR=of the image* (image)\nHOSTNAME=web-1*\nLANG=C* (image)\nMADE=b $(NOBODY)*\nPATH=/bin* (image)\nTOKEN=t0k* (image)", got); diff != "" || problems != nil {
 		t.Errorf("-want +got\n%s\n%v", diff, problems)
+	}
+	// Where all could be read, $(NAME) is none of the image's.
+	got, _ = environment(fake.NewClientset(objectsOf(t, manifests)...), `{enableServiceLinks: false, containers: [{name: app, env: [{name: MADE, value: $(BULK)}]}]}`)
+	if !strings.Contains(got, "MADE=$(BULK)\n") {
+		t.Error(got)
+	}
+}
+
+// Who has rights in one namespace may not read the Service of the API server.
+func TestMasterIsNotRead(t *testing.T) {
+	for _, tt := range []struct {
+		name, seen, host, port string
+	}{
+		{name: "not seen", host: "kubernetes.default.svc", port: "443"},
+		{name: "seen", seen: "KUBERNETES_SERVICE_HOST=fd00::1\x00KUBERNETES_SERVICE_PORT=6443\x00HOME=/root\x00", host: "fd00::1", port: "6443"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			kube := fake.NewClientset(objectsOf(t, manifests)...)
+			kube.PrependReactor("get", "services", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, nil, apierrors.NewForbidden(corev1.Resource("services"), "kubernetes", errors.New("no"))
+			})
+			r := reader(t, kube, `{containers: [{name: app, env: [{name: API, value: $(KUBERNETES_SERVICE_HOST)}]}]}`)
+			if tt.seen != "" {
+				r.Seen([]byte(tt.seen))
+			}
+			variables, problems := r.Environment(t.Context())
+			got := map[string]Variable{}
+			for _, v := range variables {
+				got[v.Name] = v
+			}
+			url := "tcp://" + net.JoinHostPort(tt.host, tt.port)
+			for name, want := range map[string]string{
+				"API": tt.host, "KUBERNETES_SERVICE_HOST": tt.host, "KUBERNETES_SERVICE_PORT": tt.port, "KUBERNETES_SERVICE_PORT_HTTPS": tt.port, "KUBERNETES_PORT": url,
+				"KUBERNETES_PORT_" + tt.port + "_TCP": url, "KUBERNETES_PORT_" + tt.port + "_TCP_ADDR": tt.host, "DATA_BASE_SERVICE_HOST": "10.96.0.7",
+			} {
+				if v := got[name]; v.Value != want || v.Secret || v.Image {
+					t.Errorf("%s: %+v, want %s", name, v, want)
+				}
+			}
+			if v := got["HOME"]; tt.seen != "" && (!v.Image || v.Secret) {
+				t.Errorf("%+v", v)
+			}
+			if len(problems) > 0 {
+				t.Error(problems)
+			}
+		})
+	}
+}
+
+// A key of a Secret that is no text is in no variable, and in nothing that is said.
+func TestBinary(t *testing.T) {
+	kube := fake.NewClientset(append(objectsOf(t, manifests), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "binary", Namespace: "shop"},
+		Data: map[string][]byte{"STORE": []byte("s3cr3t\x00"), "text": []byte("fine")}})...)
+	variables, problems := reader(t, kube, `{enableServiceLinks: false, containers: [{name: app, envFrom: [{secretRef: {name: binary}}], env: [{name: MADE, value: "of $(STORE)"}]}]}`).Environment(t.Context())
+	names := map[string]bool{}
+	for _, v := range variables {
+		names[v.Name] = true
+	}
+	if names["STORE"] || names["MADE"] || !names["text"] {
+		t.Errorf("%v", names)
+	}
+	if diff := cmp.Diff([]string{"variable MADE: its value has a NUL byte, which no variable can have", "variable STORE: its value has a NUL byte, which no variable can have"}, said(problems)); diff != "" {
+		t.Errorf("problems: -want +got\n%s", diff)
 	}
 }
 
