@@ -19,7 +19,6 @@ import (
 	"os"
 	"os/signal"
 	"path"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -31,18 +30,16 @@ import (
 	"kubevpn/pkg/sandbox"
 )
 
-const (
-	// refresh is how often volumes are read again; the kubelet does it about as often.
-	refresh = time.Minute
-	// seeTimeout is how long a running container may take to show its environment.
-	seeTimeout = 5 * time.Second
-)
+// seeTimeout is how long a running container may take to show its environment.
+const seeTimeout = 5 * time.Second
 
 // Config is what Prepare needs.
 type Config struct {
 	Kube      kubernetes.Interface
 	Pod       *corev1.Pod // one that runs, or one made of the workload's template
 	Container string
+	// Running finds another pod of the workload, if Pod does not go on running; nil: there is none.
+	Running func(ctx context.Context) (*corev1.Pod, error)
 	// Exec runs a command in the container; nil: it does not run.
 	Exec func(ctx context.Context, command []string, stdout io.Writer) error
 
@@ -59,16 +56,14 @@ type Config struct {
 	Warn   func(string) // what the container has and the program has not; Run calls it, too
 	Logger *slog.Logger
 
-	refresh <-chan time.Time // a test's; nil: by the clock
+	tick <-chan time.Time // a test's: when to look for what has changed
 }
 
 // Program is a program with what its container has. It is run once.
 type Program struct {
-	cfg     Config
-	reader  *podenv.Reader
-	box     *sandbox.Sandbox
-	volumes map[string]sandbox.Volume // as the program has them; those that the program fills are left out
-	warned  map[string]bool
+	cfg   Config
+	box   *sandbox.Sandbox
+	fresh podenv.Following
 }
 
 // Prepare reads what the container has. It starts nothing.
@@ -77,7 +72,6 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Program{cfg: cfg, reader: r, warned: map[string]bool{}}
 	if environ, err := seen(ctx, cfg); err != nil {
 		cfg.Logger.Info("the image's variables are not known", "pod", cfg.Pod.Name, "err", err)
 	} else if environ != nil {
@@ -85,22 +79,27 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	}
 	variables, problems := r.Environment(ctx)
 	mounts, volumes, more := r.Volumes(ctx)
-	for _, problem := range append(problems, more...) {
-		p.warn(problem.Error())
+	for _, problem := range slices.Concat(problems, more) {
+		cfg.Warn(problem.Error())
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	p.volumes = written(volumes)
-	p.box, err = sandbox.New(sandbox.Config{
-		Init: cfg.Init, Args: cfg.Args, Env: environment(cfg.Local, variables, cfg.Env, p.warn),
+	var all []sandbox.Volume
+	for _, v := range volumes {
+		all = append(all, held(v))
+	}
+	box, err := sandbox.New(sandbox.Config{
+		Init: cfg.Init, Args: cfg.Args, Env: environment(cfg.Local, variables, cfg.Env, cfg.Warn),
 		Stdin: cfg.Stdin, Stdout: cfg.Stdout, Stderr: cfg.Stderr,
-		Mounts: shown(mounts, p.warn), Volumes: held(volumes), Network: cfg.Network != nil, Logger: cfg.Logger,
+		Mounts: shown(mounts, cfg.Warn), Volumes: all, Network: cfg.Network != nil, Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return p, nil
+	return &Program{cfg: cfg, box: box, fresh: podenv.Following{
+		Readers: []*podenv.Reader{r}, Volumes: volumes, Problems: more, Running: cfg.Running, Warn: cfg.Warn, Tick: cfg.tick,
+	}}, nil
 }
 
 // seen is the environment of a program in the container. What cannot show it, an image without cat, keeps nobody from working.
@@ -117,15 +116,8 @@ func seen(ctx context.Context, cfg Config) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-func (p *Program) warn(text string) {
-	if !p.warned[text] {
-		p.warned[text] = true
-		p.cfg.Warn(text)
-	}
-}
-
-// Run runs the program until it ends, or ctx does, which kills it. Signals that the terminal sends reach the program by
-// themselves; others are passed on.
+// Run runs the program until it ends, or ctx does, which kills it. Signals are the program's; those to the whole process group
+// reach it by themselves, others are passed on.
 func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	// They are the program's: this process has to outlive it.
 	signals := make(chan os.Signal, 8)
@@ -146,7 +138,8 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	stopped := make(chan struct{})
 	go func() { // beside, because an API server may take its time
 		defer close(stopped)
-		p.keepFresh(fresh, process)
+		p.fresh.Show = func(ctx context.Context, v podenv.Volume) error { return process.Update(ctx, held(v)) }
+		podenv.Follow(fresh, p.fresh)
 	}()
 	defer func() {
 		stop()
@@ -155,72 +148,18 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	for {
 		select {
 		case <-ended:
+			signal.Stop(signals) // the next one ends this process, which may wait for a while here
+			stop()
 			if left := leave(); err == nil {
 				err = left
 			}
 			return status, err
 		case s := <-signals:
-			if fromTerminal(s) {
-				continue
-			}
 			if err := process.Signal(s); err != nil {
 				p.cfg.Logger.Warn("passing a signal on", "signal", s, "err", err)
 			}
 		}
 	}
-}
-
-// keepFresh brings the volumes up to date until ctx ends.
-func (p *Program) keepFresh(ctx context.Context, process *sandbox.Process) {
-	tick := p.cfg.refresh
-	if tick == nil {
-		t := time.NewTicker(refresh)
-		defer t.Stop()
-		tick = t.C
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick:
-			p.update(ctx, process)
-		}
-	}
-}
-
-// update reads the volumes again, and changes those that have changed.
-func (p *Program) update(ctx context.Context, process *sandbox.Process) {
-	bounded, cancel := context.WithTimeout(ctx, refresh)
-	defer cancel()
-	_, volumes, problems := p.reader.Volumes(bounded)
-	if ctx.Err() != nil {
-		return
-	}
-	for _, problem := range problems {
-		p.warn(problem.Error())
-	}
-	for name, v := range written(volumes) {
-		if reflect.DeepEqual(v, p.volumes[name]) {
-			continue
-		}
-		if err := process.Update(ctx, v); err != nil {
-			if ctx.Err() == nil {
-				p.warn(fmt.Sprintf("volume %s is as it was before: %v", name, err))
-			}
-			continue
-		}
-		p.volumes[name] = v
-	}
-}
-
-// written are the volumes that the kubelet writes, by name.
-func written(volumes []podenv.Volume) map[string]sandbox.Volume {
-	volumes = slices.DeleteFunc(slices.Clone(volumes), func(v podenv.Volume) bool { return v.Empty })
-	all := map[string]sandbox.Volume{}
-	for _, v := range held(volumes) {
-		all[v.Name] = v
-	}
-	return all
 }
 
 // kept are variables of the laptop that the container's do not replace: its programs are where the laptop has them, and this is
@@ -273,16 +212,12 @@ func shown(mounts []podenv.Mount, warn func(string)) []sandbox.Mount {
 	return all
 }
 
-// held are volumes as the sandbox takes them.
-func held(volumes []podenv.Volume) []sandbox.Volume {
-	var all []sandbox.Volume
-	for _, v := range volumes {
-		h := sandbox.Volume{Name: v.Name}
-		for _, f := range v.Files {
-			// Who reads it is the user, whatever user the container has.
-			h.Files = append(h.Files, sandbox.File{Path: f.Path, Mode: f.Mode | 0o400, Data: f.Data})
-		}
-		all = append(all, h)
+// held is a volume as the sandbox takes it.
+func held(v podenv.Volume) sandbox.Volume {
+	h := sandbox.Volume{Name: v.Name}
+	for _, f := range v.Files {
+		// Who reads it is the user, whatever user the container has.
+		h.Files = append(h.Files, sandbox.File{Path: f.Path, Mode: f.Mode | 0o400, Data: f.Data})
 	}
-	return all
+	return h
 }

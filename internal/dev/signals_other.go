@@ -6,6 +6,3 @@ import "os"
 
 // programs are the signals that are the program's, not this process's.
 func programs() []os.Signal { return []os.Signal{os.Interrupt} }
-
-// fromTerminal reports whether the program gets the signal by itself.
-func fromTerminal(os.Signal) bool { return true }

@@ -156,6 +156,17 @@ func (p *Process) SignalGroup(s unix.Signal) {
 	_ = unix.Kill(-p.pid, s) // there may be nobody
 }
 
+// SharesGroup reports whether it is in this process's process group, so that what is sent to that is sent to both.
+func (p *Process) SharesGroup() bool {
+	p.family.mu.Lock()
+	defer p.family.mu.Unlock()
+	if p.family.running[p.pid] != p {
+		return false
+	}
+	group, err := unix.Getpgid(p.pid)
+	return err == nil && group == unix.Getpgrp() // in a new PID namespace both may be 0: a group from outside
+}
+
 // CloseStandardFiles has this process's standard input, output and error lead nowhere. After a program has started they would
 // keep waiting whoever reads what it writes, although the program has closed them.
 func CloseStandardFiles() error {

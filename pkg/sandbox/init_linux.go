@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
 	"runtime"
 	"sync/atomic"
 	"syscall"
@@ -58,12 +57,13 @@ type initProcess struct {
 
 	family  pid1.Family
 	program atomic.Pointer[pid1.Process] // nil: it does not run yet
+	heard   *heard
 	view    *view
 }
 
 // run returns only if the program was not started: why, and the order that said to start it, if there was one.
 func (i *initProcess) run() (order uint64, err error) {
-	survive()
+	i.heard = listen()
 	v := &view{log: i.log}
 	i.view = v
 	i.nameSpace = v.setNames
@@ -102,18 +102,6 @@ func (i *initProcess) run() (order uint64, err error) {
 	return order, nil
 }
 
-// survive makes init deaf to what the terminal sends to the whole process group, and to what somebody may send to every
-// process. What was ignored stays ignored, for the program. Signals that stop do not stop the first process of a
-// namespace.
-func survive() {
-	nobody := make(chan os.Signal, 1)
-	for _, sig := range []os.Signal{unix.SIGINT, unix.SIGQUIT, unix.SIGHUP, unix.SIGTERM} {
-		if !signal.Ignored(sig) {
-			signal.Notify(nobody, sig) // ignored signals would be ignored by the program too
-		}
-	}
-}
-
 // watch does what the parent says, and ends everything when the parent is gone.
 func (i *initProcess) watch() {
 	for {
@@ -129,7 +117,7 @@ func (i *initProcess) watch() {
 			i.done(o.ID, i.view.store.update(file)) // what the parent knows to be ready has volumes
 		case o.Signal > 0:
 			if p := i.program.Load(); p != nil {
-				p.Signal(syscall.Signal(o.Signal))
+				go i.pass(p, syscall.Signal(o.Signal))
 			}
 		default:
 			i.obey(o)
@@ -137,6 +125,13 @@ func (i *initProcess) watch() {
 		if file != nil {
 			file.Close()
 		}
+	}
+}
+
+// pass sends the program a signal that the parent got, unless that was for the process group that the program is in, too.
+func (i *initProcess) pass(p *pid1.Process, s syscall.Signal) {
+	if !p.SharesGroup() || !i.heard.take(s) {
+		p.Signal(s)
 	}
 }
 

@@ -76,7 +76,8 @@ func parent(config string) error {
 		return err
 	}
 	cfg.Stdin, cfg.Stdout, cfg.Stderr = os.Stdin, os.Stdout, os.Stderr
-	signal.Notify(make(chan os.Signal, 1), unix.SIGINT, unix.SIGHUP, unix.SIGTERM)
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, unix.SIGINT, unix.SIGHUP, unix.SIGTERM, unix.SIGUSR1)
 	s, err := sandbox.New(cfg)
 	if err != nil {
 		return err
@@ -90,6 +91,13 @@ func parent(config string) error {
 			return err
 		}
 	}
+	go func() {
+		for s := range signals {
+			if err := p.Signal(s); err != nil {
+				return // it has ended
+			}
+		}
+	}()
 	fmt.Printf("%s%d\n", runInParent, p.Pid())
 	status, err := p.Wait()
 	if err != nil {

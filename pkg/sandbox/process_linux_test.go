@@ -1,6 +1,7 @@
 package sandbox_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -200,6 +201,58 @@ func TestSignal(t *testing.T) {
 	}
 	if status, err := r.Wait(); status.Code != 8 || err != nil || !strings.HasSuffix(r.printed(), "got TERM\n") {
 		t.Errorf("%+v, %v: %s", status, err, r.printed())
+	}
+}
+
+// What is sent to the whole process group comes to the program once, and what is sent to the parent alone, too. So does what is
+// sent to the group when the program has one of its own.
+func TestSignalToTheGroup(t *testing.T) {
+	// Each signal once: the kernel makes one of two that are alike and near.
+	const tell = `for s in TERM INT HUP; do trap "echo $s" $s; done; trap 'exit 3' USR1; echo ready; while :; do sleep 0.3 & wait $!; done`
+	for _, tt := range []struct{ name, script string }{
+		{"shared", tell},
+		{"a_group_of_its_own", `exec setsid sh -c "$TELL"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := sh(tt.script)
+			cfg.Env = append(cfg.Env, "TELL="+tell)
+			cmd := parentCommand(t, cfg)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			patience := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() }) // when a signal does not come
+			defer patience.Stop()
+			var said []string
+			step := map[string]func() error{
+				"ready": func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) },
+				"TERM":  func() error { return cmd.Process.Signal(unix.SIGINT) },
+				"INT":   func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGHUP) },
+				"HUP":   func() error { return cmd.Process.Signal(unix.SIGUSR1) },
+			}
+			for in := bufio.NewScanner(out); in.Scan(); {
+				if strings.HasPrefix(in.Text(), runInParent) {
+					continue
+				}
+				said = append(said, in.Text())
+				if do := step[in.Text()]; do != nil {
+					if err := do(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			var exit *exec.ExitError
+			if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 3 {
+				t.Error(err)
+			}
+			if got := strings.Join(said, ", "); got != "ready, TERM, INT, HUP" {
+				t.Errorf("%q", got)
+			}
+		})
 	}
 }
 
