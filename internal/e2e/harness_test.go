@@ -78,6 +78,26 @@ func (w *world) by(transport string) *world { return &world{w.Lab, w.netstack, t
 // isSystem reports whether laptops ask for the system netstack, in which the cluster's own kernels serve ClusterIPs.
 func (w *world) isSystem() bool { return w.netstack == "system" }
 
+// tellLeaks has the test's log name the queries for names of the cluster that left it meanwhile. They are a fault of kubevpn only
+// where it is connected: a program that goes on when it is not, as after a kill -9, asks whom it asked before.
+func (w *world) tellLeaks(t *testing.T) {
+	t.Helper()
+	before, err := w.Queries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		all, err := w.Queries()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for _, q := range ofTheCluster(all[min(len(before), len(all)):]) {
+			t.Logf("asked outside: %+v", q)
+		}
+	})
+}
+
 // newWorld brings a cluster up for the test, or attaches to the one that KUBEVPN_E2E_LAB names, if its shape fits. All its
 // laptops ask for the transport that KUBEVPN_E2E_TRANSPORT names, if it is set.
 func newWorld(t *testing.T, c lab.Config) *world {

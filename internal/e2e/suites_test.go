@@ -77,7 +77,10 @@ func bothNetstacks(t *testing.T, w *world, first []suite, others ...suite) {
 func runSuites(t *testing.T, w *world, suites ...[]suite) {
 	for _, list := range suites {
 		for _, s := range list {
-			t.Run(s.name, func(t *testing.T) { s.run(t, w) })
+			t.Run(s.name, func(t *testing.T) {
+				w.tellLeaks(t)
+				s.run(t, w)
+			})
 		}
 	}
 }
