@@ -12,11 +12,20 @@ import (
 	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/cluster"
+	"kubevpn/internal/podenv"
 )
 
-// Pod is the pod that a program is to be like: the newest of the workload's that is ready, or else that runs. Where none runs it
-// is what the API server would make of the template, with what admission adds, and lacks is what that does not have.
+// Pod is the pod that a program is to be like: the one that [Running] gives. Where none runs it is what the API server would make of
+// the template, with what admission adds, and lacks is what that does not have.
 func Pod(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (pod *corev1.Pod, lacks string, err error) {
+	if pod, err = Running(ctx, kube, w); pod != nil || err != nil {
+		return pod, "", err
+	}
+	return planned(ctx, kube, w)
+}
+
+// Running is the newest of the workload's pods that is ready, or else that runs; nil if none does.
+func Running(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (*corev1.Pod, error) {
 	var options metav1.ListOptions
 	switch {
 	case w.Selector != nil:
@@ -24,15 +33,15 @@ func Pod(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (p
 	case w.Kind == "Pod":
 		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String()
 	default: // it has a template only, as a CronJob
-		return planned(ctx, kube, w)
+		return nil, nil
 	}
 	list, err := kube.CoreV1().Pods(w.Namespace).List(ctx, options)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	running := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return !Runs(&p) })
+	running := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return !podenv.Runs(&p) })
 	if len(running) == 0 {
-		return planned(ctx, kube, w)
+		return nil, nil
 	}
 	best := slices.MaxFunc(running, func(a, b corev1.Pod) int {
 		switch ready := podutils.IsPodReady(&a); {
@@ -44,12 +53,7 @@ func Pod(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (p
 		}
 		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 	})
-	return &best, "", nil
-}
-
-// Runs reports whether the pod runs, and goes on to.
-func Runs(p *corev1.Pod) bool {
-	return p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning
+	return &best, nil
 }
 
 // planned asks the API server for a pod of the template without having it made: its service account's token, limits by default,

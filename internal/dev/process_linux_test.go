@@ -1,6 +1,7 @@
 package dev
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -224,9 +226,12 @@ func TestUpdate(t *testing.T) {
 	kube.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return forbidden.Load(), nil, apierrors.NewForbidden(corev1.Resource("configmaps"), "settings", errors.New("no more"))
 	})
+	if err := kube.Tracker().Add(podOf(t)); err != nil {
+		t.Fatal(err)
+	}
 	tick := make(chan time.Time)
 	r := prepared(t, kube, `echo up; until [ "$(cat /srv/kubevpn-test/settings/color)" = green ]; do sleep 0.01; done; cat /srv/kubevpn-test/settings/color`,
-		func(c *Config) { c.refresh = tick })
+		func(c *Config) { c.tick = tick })
 	ran := make(chan error, 1)
 	go func() {
 		status, err := r.Run(t.Context())
@@ -295,7 +300,7 @@ func hung(t *testing.T) (kube kubernetes.Interface, hang func(), asked <-chan st
 func TestUpdateHangs(t *testing.T) {
 	kube, hang, asked := hung(t)
 	tick := make(chan time.Time)
-	r := prepared(t, kube, `trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.01; done`, func(c *Config) { c.refresh = tick })
+	r := prepared(t, kube, `trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.01; done`, func(c *Config) { c.tick = tick })
 	type end struct {
 		status sandbox.ExitStatus
 		err    error
@@ -376,6 +381,50 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// When the program has ended, what is waited for is not waited for after a signal.
+func TestSignalWhileItLeaves(t *testing.T) {
+	const child = "KUBEVPN_TEST_LEAVES"
+	if os.Getenv(child) != "" {
+		r := prepared(t, fake.NewClientset(settings("blue"), kubernetesService), "exit 0", func(c *Config) {
+			c.Network = func(ctx context.Context, _ *sandbox.Process, ready func()) error {
+				ready()
+				<-ctx.Done()
+				fmt.Println("leaving")
+				select {}
+			}
+		})
+		_, err := r.Run(t.Context())
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), child+"=1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	for in := bufio.NewScanner(out); in.Scan(); {
+		if said = append(said, in.Text()); in.Text() != "leaving" {
+			continue
+		}
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = cmd.Wait()
+	if text := strings.Join(said, "\n"); strings.Contains(text, "SKIPPED") || strings.Contains(text, "--- SKIP") {
+		t.Skip("SKIPPED: " + text)
+	}
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGINT {
+		t.Errorf("%v\n%s", err, strings.Join(said, "\n"))
+	}
+}
+
 func TestPod(t *testing.T) {
 	at := func(name string, minute int, phase corev1.PodPhase, isReady bool) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", Labels: map[string]string{"app": "web"},
@@ -418,7 +467,7 @@ func TestPod(t *testing.T) {
 			return true, p, nil
 		})
 		p, lacks, err := Pod(t.Context(), kube, w)
-		if err != nil || p.Name != "web-x7k2p" || p.UID != "" || p.Spec.ServiceAccountName != "default" || p.Labels["app"] != "web" || !strings.Contains(lacks, "is empty") || Runs(p) {
+		if err != nil || p.Name != "web-x7k2p" || p.UID != "" || p.Spec.ServiceAccountName != "default" || p.Labels["app"] != "web" || !strings.Contains(lacks, "is empty") || podenv.Runs(p) {
 			t.Errorf("%v, %q, %v", p, lacks, err)
 		}
 	})
@@ -435,7 +484,7 @@ func TestPod(t *testing.T) {
 	t.Run("a template only", func(t *testing.T) {
 		kube := fake.NewClientset(at("web", 1, corev1.PodRunning, true)) // a pod that only has the same name
 		p, lacks, err := Pod(t.Context(), kube, &cluster.Workload{Namespace: "shop", Name: "web", Kind: "CronJob", Template: w.Template})
-		if err != nil || Runs(p) || lacks == "" {
+		if err != nil || podenv.Runs(p) || lacks == "" {
 			t.Errorf("%v, %q, %v", p, lacks, err)
 		}
 	})

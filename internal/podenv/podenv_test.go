@@ -237,7 +237,7 @@ volumes:
 containers:
 - name: app
   resources: {requests: {cpu: 100m}}
-  env: [{name: WHERE, value: deep}]
+  env: [{name: WHERE, value: deep}, {name: OUTSIDE, value: ../x}]
   volumeMounts:
   - {name: some, mountPath: /etc/some/}
   - {name: all, mountPath: /etc}
@@ -246,6 +246,7 @@ containers:
   - {name: some, mountPath: /srv/out, subPath: ../out}
   - {name: all, mountPath: /srv/none, subPath: none}
   - {name: some, mountPath: /srv/de, subPath: de}
+  - {name: some, mountPath: /srv/outside, subPathExpr: $(OUTSIDE)}
   - {name: scratch, mountPath: /srv/made, subPath: made}
   - {name: some, mountPath: /srv/unset, subPathExpr: $(NOWHERE)/x}
   - {name: down, mountPath: /down}
@@ -291,6 +292,7 @@ containers:
 		`volume some at /srv/out: "../out" is no path within a volume`,
 		`volume all at /srv/none: the volume has nothing at none`,
 		`volume some at /srv/de: the volume has nothing at de`,
+		`volume some at /srv/outside: "$(OUTSIDE)" is no path within a volume`,
 		`volume some at /srv/unset: its path within the volume is $(NOWHERE)/x, and NOWHERE has no value`,
 		`file most of volume down: limits.cpu of container app is not set: it is what the node has, and the pod is on none`,
 		`volume together: secrets "missing" not found`,
@@ -301,8 +303,8 @@ containers:
 	}, said(problems)); diff != "" {
 		t.Errorf("problems: -want +got\n%s", diff)
 	}
-	if !errors.Is(problems[6], errOnNode) {
-		t.Errorf("%v", problems[6])
+	if !errors.Is(problems[7], errOnNode) {
+		t.Errorf("%v", problems[7])
 	}
 }
 

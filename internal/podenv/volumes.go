@@ -1,6 +1,7 @@
 package podenv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,8 +79,8 @@ func (r *Reader) mounts(ctx context.Context, read map[string]result[Volume]) ([]
 		if err == nil {
 			_, err = once(read, m.Name, func() (Volume, error) { return e.volume(ctx, m.Name) })
 		}
-		if err == nil {
-			err = read[m.Name].value.has(sub)
+		if err == nil && !read[m.Name].value.has(sub) { // a kubelet makes an empty directory of it, which is no better
+			err = fmt.Errorf("the volume has nothing at %s", written(m))
 		}
 		if err != nil {
 			e.problem(fmt.Sprintf("volume %s at %s", m.Name, m.MountPath), err)
@@ -93,13 +94,13 @@ func (r *Reader) mounts(ctx context.Context, read map[string]result[Volume]) ([]
 	return mounts, e.problems
 }
 
-// has refuses a path that is nowhere in the volume. A kubelet makes an empty directory of it, which is no better.
-func (v Volume) has(sub string) error {
-	if v.Empty || sub == "" || slices.ContainsFunc(v.Files, func(f File) bool { return f.Path == sub || strings.HasPrefix(f.Path, sub+"/") }) {
-		return nil
-	}
-	return fmt.Errorf("the volume has nothing at %s", sub)
+// has reports whether something is, or may be made, at a path of the volume.
+func (v Volume) has(sub string) bool {
+	return v.Empty || sub == "" || slices.ContainsFunc(v.Files, func(f File) bool { return f.Path == sub || strings.HasPrefix(f.Path, sub+"/") })
 }
+
+// written is a mount's path within the volume as the pod has it: the values of variables may be secret.
+func written(m corev1.VolumeMount) string { return cmp.Or(m.SubPathExpr, m.SubPath) }
 
 // subPath is a mount's path within the volume, with the container's variables in it.
 func (e *environment) subPath(ctx context.Context, m corev1.VolumeMount) (string, error) {
@@ -127,7 +128,7 @@ func (e *environment) subPath(ctx context.Context, m corev1.VolumeMount) (string
 		return "", nil
 	}
 	if !fs.ValidPath(path.Clean(sub)) {
-		return "", fmt.Errorf("%q is no path within a volume", sub)
+		return "", fmt.Errorf("%q is no path within a volume", written(m))
 	}
 	return path.Clean(sub), nil
 }
