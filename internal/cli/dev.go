@@ -17,6 +17,7 @@ import (
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/dev"
+	"kubevpn/internal/podenv"
 	"kubevpn/pkg/sandbox"
 )
 
@@ -48,7 +49,7 @@ func newDev(a *app) *cobra.Command {
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
 			n := cmd.ArgsLenAtDash()
-			if err := errors.Join(o.docker.check(cmd), o.checkIsolate(cmd)); err != nil {
+			if err := errors.Join(o.docker.check(cmd), o.checkIsolate()); err != nil {
 				return err
 			}
 			if o.docker.wanted {
@@ -98,6 +99,9 @@ func (o *devOptions) run(ctx context.Context, command []string, show func(api.Ev
 	env, err := o.environment()
 	if err != nil {
 		return err
+	}
+	if err := sandbox.Allowed(false); err != nil { // before anything is begun for it
+		return notAllowed(err, o.isolate)
 	}
 	req, workload, err := o.attached(ctx, on)
 	if err != nil {
@@ -157,7 +161,7 @@ func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.
 		return ctx.Err()
 	}
 	quiet()
-	return devEnded(p.Run(context.WithoutCancel(ctx)))
+	return o.ended(p.Run(context.WithoutCancel(ctx)))
 }
 
 // prepare reads what the workload's container has; more completes the Config of the program.
@@ -166,22 +170,17 @@ func (o *devOptions) prepare(ctx context.Context, connect api.ConnectRequest, wo
 	if err != nil {
 		return nil, err
 	}
-	c, pod, container := like.cluster, like.pod, like.container
 	cfg := dev.Config{
-		Kube: c.Kube(), Pod: pod, Container: container, Init: []string{sandboxCommand}, Args: command, Local: o.app.environ, Env: env,
-		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(slog.DiscardHandler), Warn: warnBy(on),
+		Kube: like.cluster.Kube(), Pod: like.pod, Container: like.container, Running: like.running, Init: []string{sandboxCommand}, Args: command,
+		Local: o.app.environ, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(warner{warn: warnBy(on)}), Warn: warnBy(on),
 	}
-	if dev.Runs(pod) {
+	if exec := like.exec(); exec != nil {
 		cfg.Exec = func(ctx context.Context, command []string, stdout io.Writer) error {
-			return c.Exec(ctx, pod.Namespace, pod.Name, container, command, nil, stdout)
+			return exec(ctx, like.container, command, stdout)
 		}
 	}
 	more(&cfg)
-	p, err := dev.Prepare(ctx, cfg)
-	if err != nil {
-		return nil, notAllowed(err, o.isolate)
-	}
-	return p, nil
+	return dev.Prepare(ctx, cfg)
 }
 
 // imitated is what a program is to be like.
@@ -190,6 +189,21 @@ type imitated struct {
 	workload  *cluster.Workload
 	container string
 	pod       *corev1.Pod
+}
+
+// running finds another pod of the workload, for when pod has gone.
+func (i *imitated) running(ctx context.Context) (*corev1.Pod, error) {
+	return dev.Running(ctx, i.cluster.Kube(), i.workload)
+}
+
+// exec runs a command in a container of the pod. It is nil if the pod does not run.
+func (i *imitated) exec() func(ctx context.Context, container string, command []string, stdout io.Writer) error {
+	if !podenv.Runs(i.pod) {
+		return nil
+	}
+	return func(ctx context.Context, container string, command []string, stdout io.Writer) error {
+		return i.cluster.Exec(ctx, i.pod.Namespace, i.pod.Name, container, command, nil, stdout)
+	}
 }
 
 func (o *devOptions) imitated(ctx context.Context, connect api.ConnectRequest, workload string, on func(api.Event)) (*imitated, error) {
@@ -219,6 +233,48 @@ func warnBy(on func(api.Event)) func(text string) {
 	return func(text string) { on(api.Event{Warning: text}) }
 }
 
+// warner is a slog.Handler for what is done in this process, whose log nobody keeps: what is wrong is shown, and nothing else.
+type warner struct {
+	warn  func(text string)
+	attrs string
+	group string
+}
+
+func (w warner) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
+
+func (w warner) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		w = w.with(a)
+		return true
+	})
+	text := r.Message
+	if w.attrs != "" {
+		text += " (" + w.attrs + ")"
+	}
+	w.warn(text)
+	return nil
+}
+
+func (w warner) with(a slog.Attr) warner {
+	if w.attrs != "" {
+		w.attrs += ", "
+	}
+	w.attrs += fmt.Sprintf("%s%s: %v", w.group, a.Key, a.Value.Resolve())
+	return w
+}
+
+func (w warner) WithAttrs(attrs []slog.Attr) slog.Handler {
+	for _, a := range attrs {
+		w = w.with(a)
+	}
+	return w
+}
+
+func (w warner) WithGroup(name string) slog.Handler {
+	w.group += name + "."
+	return w
+}
+
 // attached is the request for what the program has of the cluster for as long as it runs: the connection, and its requests if it
 // gets any.
 func (o *devOptions) attached(ctx context.Context, on func(api.Event)) (req api.InterceptRequest, workload string, err error) {
@@ -246,11 +302,13 @@ func oneByOne(show func(api.Event)) func(api.Event) {
 	}
 }
 
-// devEnded is what the command makes of the program's end.
-func devEnded(status sandbox.ExitStatus, err error) error {
+// ended is what the command makes of the program's end.
+func (o *devOptions) ended(status sandbox.ExitStatus, err error) error {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return api.Errorf(api.ExitUsage, "%w", err)
+	case errors.Is(err, sandbox.ErrNotAllowed): // what does not let it tells by nothing but a try
+		return notAllowed(err, o.isolate)
 	case err != nil:
 		return err
 	case status.Code != 0:

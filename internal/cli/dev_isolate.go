@@ -6,8 +6,6 @@ import (
 	"net"
 	"os"
 
-	"github.com/spf13/cobra"
-
 	"kubevpn/internal/api"
 	"kubevpn/internal/dev"
 	"kubevpn/pkg/sandbox"
@@ -21,7 +19,7 @@ type Place interface {
 }
 
 // checkIsolate refuses what does not go together.
-func (o *devOptions) checkIsolate(*cobra.Command) error {
+func (o *devOptions) checkIsolate() error {
 	if o.isolate && o.docker.wanted {
 		return api.Errorf(api.ExitUsage, "--isolate and --docker").WithHint("containers have a network of their own: leave --isolate out")
 	}
@@ -35,6 +33,9 @@ func (o *devOptions) runIsolated(ctx context.Context, command []string, show fun
 	env, err := o.environment()
 	if err != nil {
 		return err
+	}
+	if err := sandbox.Allowed(true); err != nil {
+		return notAllowed(err, o.isolate)
 	}
 	req, workload, err := o.attached(ctx, silent)
 	if err != nil {
@@ -61,15 +62,15 @@ func (o *devOptions) runIsolated(ctx context.Context, command []string, show fun
 	if err != nil && held.Err() != nil {
 		return ctx.Err()
 	}
-	return devEnded(status, err)
+	return o.ended(status, err)
 }
 
-// notAllowed is the error of a machine that has no sandboxes for this user.
+// notAllowed is the error of a machine that has no sandboxes, or none for this user, with what else there is.
 func notAllowed(err error, isolate bool) error {
-	if !errors.Is(err, sandbox.ErrNotAllowed) {
-		return err
-	}
-	if isolate && errors.Is(err, sandbox.ErrNoTUN) {
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return api.Errorf(api.ExitPrivilege, "%w", err).WithHint("`kubevpn dev` needs a Linux machine")
+	case isolate && errors.Is(err, sandbox.ErrNoTUN):
 		return api.Errorf(api.ExitNoTUN, "%w", err).
 			WithHint("without --isolate the program has this machine's network, which `kubevpn dev` connects with sudo")
 	}

@@ -25,6 +25,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/testenv"
 	"kubevpn/internal/version"
+	"kubevpn/pkg/sandbox"
 )
 
 // The scripts in testdata run the real command against fakes of what cmd/kubevpn injects. Their kubeconfig's
@@ -52,6 +53,12 @@ func TestScripts(t *testing.T) {
 			e.Setenv("KUBECONFIG", filepath.Join(e.WorkDir, "kubeconfig"))
 			e.Defer(func() { quitLeftover(filepath.Join(e.WorkDir, "run")) })
 			return os.WriteFile(filepath.Join(e.WorkDir, "kubeconfig"), []byte(kubeconfig), 0o600)
+		},
+		Condition: func(name string) (bool, error) {
+			if name != "sandbox" {
+				return false, fmt.Errorf("there is no condition %q", name)
+			}
+			return sandbox.Allowed(false) == nil, nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exitcode":  cmdExitCode,
