@@ -74,13 +74,17 @@ func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job)
 		APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: owner.Name, UID: owner.UID,
 	}}
 	services := c.kube.CoreV1().Services(s.Namespace)
+	// given is what a request came to that the user may not have the right to.
+	given := func(verb string, err error) (nameless, error) {
+		if apierrors.IsForbidden(err) {
+			return nameless("you may not " + verb + " Services in the namespace " + s.Namespace), nil
+		}
+		return "", err
+	}
 	for {
 		_, err := services.Create(ctx, s, metav1.CreateOptions{})
-		if apierrors.IsForbidden(err) {
-			return nameless("you may not create Services in the namespace " + s.Namespace), nil
-		}
 		if !apierrors.IsAlreadyExists(err) {
-			return "", err
+			return given("create", err)
 		}
 		// An earlier Job of the same name had one, which the garbage collector has not come to. It keeps its address.
 		there, err := services.Get(ctx, s.Name, metav1.GetOptions{})
@@ -88,7 +92,7 @@ func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job)
 			continue
 		}
 		if err != nil {
-			return "", err
+			return given("get", err)
 		}
 		if there.Labels[labelManagedBy] != managedBy || there.Labels[labelClone] != s.Name {
 			return "", api.Errorf(api.ExitConflict, "the namespace %s has a Service %s already, which is no clone's", s.Namespace, s.Name).
@@ -97,7 +101,7 @@ func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job)
 		there.OwnerReferences, there.Annotations, there.Spec.Ports = s.OwnerReferences, s.Annotations, s.Spec.Ports
 		_, err = services.Update(ctx, there, metav1.UpdateOptions{})
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			return "", err
+			return given("update", err)
 		}
 		if err := pause(ctx, conflictPause); err != nil {
 			return "", err

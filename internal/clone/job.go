@@ -23,6 +23,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -60,18 +61,19 @@ type source struct {
 	namespace string
 	template  corev1.PodTemplateSpec
 	container string // of template
-	// claims are the names of the PersistentVolumeClaims that only one pod or one node can have, with the node of a pod that
-	// has them now ("": none has). The key is the claim's name.
+	// claims are the PersistentVolumeClaims that a clone does not simply share, by name.
 	claims map[string]exclusive
 	// claimTemplates are a StatefulSet's: volumes of its pods that the template does not have.
 	claimTemplates []string
 	selectors      []selector
+	policies       []networkingv1.NetworkPolicy // of both namespaces
 }
 
 // exclusive is a PersistentVolumeClaim that cannot be shared as it is.
 type exclusive struct {
-	mode corev1.PersistentVolumeAccessMode // ReadWriteOnce or ReadWriteOncePod
-	node string
+	mode   corev1.PersistentVolumeAccessMode // ReadWriteOnce or ReadWriteOncePod; "": several nodes can have it
+	node   string                            // of a pod that has it, or ""
+	absent bool                              // from the clone's namespace
 }
 
 // selector is what somebody in the clone's namespace chooses pods by.
@@ -148,6 +150,7 @@ type plan struct {
 	source
 	spec     api.CloneSpec
 	template corev1.PodTemplateSpec
+	node     string // that the pods have to run on, or ""
 	notes    []string
 }
 
@@ -156,11 +159,11 @@ func (p *plan) note(format string, args ...any) {
 }
 
 func (p *plan) build(name string) error {
+	p.comeTogether()
+	were := labels.Set(p.template.Labels)
 	p.template.ObjectMeta = metav1.ObjectMeta{Labels: p.labels(name), Annotations: maps.Clone(p.template.Annotations)}
+	p.judge(were)
 	pod := &p.template.Spec
-	if pod.HostNetwork {
-		return api.Errorf(api.ExitWorkload, "%s uses its node's network: a clone would need the same ports of the node", p.workload)
-	}
 	// What belongs to a pod that runs, and not to what it is made from.
 	pod.NodeName, pod.Hostname, pod.Subdomain, pod.EphemeralContainers = "", "", "", nil
 	pod.Priority, pod.PreemptionPolicy = nil, nil
@@ -209,6 +212,29 @@ func (p *plan) labels(name string) map[string]string {
 	return kept
 }
 
+// comeTogether removes what keeps the workload's pods from each other's nodes, which would keep the clone from them as well. The labels
+// by which it does are selectors: the scheduler asks the pods that are there, too.
+func (p *plan) comeTogether() {
+	affinity := p.template.Spec.Affinity
+	if affinity == nil || affinity.PodAntiAffinity == nil {
+		return
+	}
+	var own []selector
+	anti := affinity.PodAntiAffinity
+	anti.RequiredDuringSchedulingIgnoredDuringExecution = slices.DeleteFunc(anti.RequiredDuringSchedulingIgnoredDuringExecution, func(t corev1.PodAffinityTerm) bool {
+		s, err := metav1.LabelSelectorAsSelector(t.LabelSelector)
+		if err != nil || !s.Matches(labels.Set(p.template.Labels)) {
+			return false // the API server says what is wrong with it
+		}
+		own = append(own, selector{"podAntiAffinity", s})
+		return true
+	})
+	if len(own) > 0 {
+		p.selectors = slices.Concat(p.selectors, own)
+		p.note("the clone may run on the workload's nodes: a podAntiAffinity that keeps the workload's pods apart is left out")
+	}
+}
+
 // dropAgents removes what an intercept in sidecar mode has added.
 func (p *plan) dropAgents() {
 	p.template.Spec.Containers = slices.DeleteFunc(p.template.Spec.Containers, func(c corev1.Container) bool {
@@ -254,7 +280,17 @@ func (p *plan) volumes() error {
 			continue
 		}
 		delete(unknown, v.Name)
-		if p.spec.Volumes[v.Name] != api.VolumeShare {
+		asked := p.spec.Volumes[v.Name]
+		if held.absent {
+			if asked == api.VolumeShare || held.mode == "" && asked != api.VolumeEmpty {
+				return api.Errorf(api.ExitWorkload, "the namespace %s has no PersistentVolumeClaim %s", cmp.Or(p.spec.Namespace, p.namespace), claim).
+					WithHint("Make one there, or give the clone an empty directory: --volume %s=empty", v.Name)
+			}
+			p.note("volume %s is empty: the namespace %s has no PersistentVolumeClaim %s", v.Name, cmp.Or(p.spec.Namespace, p.namespace), claim)
+			v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+			continue
+		}
+		if asked != api.VolumeShare {
 			p.note("volume %s is empty: only one node can have PersistentVolumeClaim %s (%s) at a time; --volume %s=share runs the clone on that node, where both write to it",
 				v.Name, claim, held.mode, v.Name)
 			if held.mode == corev1.ReadWriteOncePod {
@@ -268,20 +304,41 @@ func (p *plan) volumes() error {
 				WithHint("Give the clone an empty directory: --volume %s=empty", v.Name)
 		}
 		if held.node != "" {
-			if pod.NodeSelector == nil {
-				pod.NodeSelector = map[string]string{}
+			if p.node != "" && p.node != held.node {
+				return api.Errorf(api.ExitWorkload, "PersistentVolumeClaim %s is on node %s, and another one that the clone shares on %s", claim, held.node, p.node)
 			}
-			if other := pod.NodeSelector[corev1.LabelHostname]; other != "" && other != held.node {
-				return api.Errorf(api.ExitWorkload, "PersistentVolumeClaim %s is on node %s, and another one that the clone shares on %s", claim, held.node, other)
-			}
-			pod.NodeSelector[corev1.LabelHostname] = held.node
+			p.node = held.node
 		}
 		p.note("volume %s is the workload's: both write to PersistentVolumeClaim %s", v.Name, claim)
 	}
 	if names := slices.Sorted(maps.Keys(unknown)); len(names) > 0 {
 		return api.Errorf(api.ExitUsage, "%s has no volume %q that cannot be shared", p.workload, names[0])
 	}
+	if p.node != "" {
+		pin(pod, p.node)
+	}
 	return nil
+}
+
+// pin has pods run on one node. It is by the node's name, which its label kubernetes.io/hostname need not have.
+func pin(pod *corev1.PodSpec, node string) {
+	name := []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}
+	if pod.Affinity == nil {
+		pod.Affinity = &corev1.Affinity{}
+	}
+	if pod.Affinity.NodeAffinity == nil {
+		pod.Affinity.NodeAffinity = &corev1.NodeAffinity{}
+	}
+	required := &pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if *required == nil {
+		*required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: name}}}
+		return
+	}
+	for n := range (*required).NodeSelectorTerms { // of which one is enough; one that says nothing chooses no node
+		if t := &(*required).NodeSelectorTerms[n]; len(t.MatchExpressions)+len(t.MatchFields) > 0 {
+			t.MatchFields = append(t.MatchFields, name...)
+		}
+	}
 }
 
 // change does what the user asked for.
@@ -295,20 +352,34 @@ func (p *plan) change() error {
 		c.Image = p.spec.Image
 	}
 	if len(p.spec.Command) > 0 {
-		c.Command, c.Args = p.spec.Command, nil
+		c.Command, c.Args = literals(p.spec.Command), nil
 	}
 	for _, e := range p.spec.Env {
 		name, value, found := strings.Cut(e, "=")
 		if !found || name == "" {
 			return api.Errorf(api.ExitUsage, "--env %q is not NAME=VALUE", e)
 		}
-		// The kubelet replaces $(NAME), which is not what a shell's user means.
-		v := corev1.EnvVar{Name: name, Value: strings.ReplaceAll(value, "$", "$$")}
+		v := corev1.EnvVar{Name: name, Value: literal(value)}
 		if n := slices.IndexFunc(c.Env, func(o corev1.EnvVar) bool { return o.Name == name }); n >= 0 {
 			c.Env[n] = v
 		} else {
 			c.Env = append(c.Env, v)
 		}
 	}
+	if supervised(p.spec) && (c.LivenessProbe != nil || c.StartupProbe != nil) {
+		c.LivenessProbe, c.StartupProbe = nil, nil
+		p.note("the liveness and startup probes are left out: where a save breaks the program, they would end the container, and what mends it could not come in")
+	}
 	return nil
+}
+
+// literal has the kubelet hand on a word as it is: it would replace $(NAME), which is not what a shell's user means.
+func literal(word string) string { return strings.ReplaceAll(word, "$", "$$") }
+
+func literals(words []string) []string {
+	all := make([]string, len(words))
+	for n, word := range words {
+		all[n] = literal(word)
+	}
+	return all
 }

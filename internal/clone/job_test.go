@@ -139,7 +139,7 @@ spec:
   - {name: log, image: log:1}
 `)
 	job, _, err := s.job(api.CloneSpec{
-		Name: "mine", Namespace: "other", Image: "web:2", Command: []string{"sh", "-c", "echo"}, Env: []string{"A=$(x) y=z", "C="}, Replicas: 3,
+		Name: "mine", Namespace: "other", Image: "web:2", Command: []string{"sh", "-c", "echo $$ $(HOME)"}, Env: []string{"A=$(x) y=z", "C="}, Replicas: 3,
 	}, "ann@laptop", "hash")
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ spec:
 	}
 	pod := job.Spec.Template.Spec
 	if diff := cmp.Diff([]corev1.Container{
-		{Name: "app", Image: "web:2", Command: []string{"sh", "-c", "echo"}, Env: []corev1.EnvVar{{Name: "A", Value: "$$(x) y=z"}, {Name: "B", Value: "$(A)"}, {Name: "C"}}},
+		{Name: "app", Image: "web:2", Command: []string{"sh", "-c", "echo $$$$ $$(HOME)"}, Env: []corev1.EnvVar{{Name: "A", Value: "$$(x) y=z"}, {Name: "B", Value: "$(A)"}, {Name: "C"}}},
 		{Name: "log", Image: "log:1"},
 	}, pod.Containers); diff != "" || pod.RestartPolicy != corev1.RestartPolicyNever {
 		t.Errorf("%s: -want +got\n%s", pod.RestartPolicy, diff)
@@ -199,7 +199,7 @@ spec:
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s := sourceOf(t, template)
-			s.claims = map[string]exclusive{"once": {corev1.ReadWriteOnce, "node-1"}, "pod": {corev1.ReadWriteOncePod, "node-1"}}
+			s.claims = map[string]exclusive{"once": {mode: corev1.ReadWriteOnce, node: "node-1"}, "pod": {mode: corev1.ReadWriteOncePod, node: "node-1"}}
 			s.claimTemplates = []string{"each"}
 			job, notes, err := s.job(api.CloneSpec{Volumes: tt.ask}, "ann@laptop", "hash")
 			if tt.err != "" {
@@ -224,8 +224,173 @@ spec:
 			if diff := cmp.Diff(tt.notes, notes); diff != "" {
 				t.Errorf("notes: -want +got\n%s", diff)
 			}
-			if node := job.Spec.Template.Spec.NodeSelector[corev1.LabelHostname]; node != tt.node {
+			if node := nodeOf(job.Spec.Template.Spec); node != tt.node {
 				t.Errorf("on node %q, want %q", node, tt.node)
+			}
+		})
+	}
+}
+
+// nodeOf is the node that pods have to run on.
+func nodeOf(pod corev1.PodSpec) string {
+	if pod.Affinity == nil || pod.Affinity.NodeAffinity == nil {
+		return ""
+	}
+	terms, err := yaml.Marshal(pod.Affinity.NodeAffinity)
+	if err != nil {
+		return err.Error()
+	}
+	_, name, _ := strings.Cut(string(terms), "matchFields:\n    - key: metadata.name\n      operator: In\n      values:\n      - ")
+	return strings.TrimSpace(name)
+}
+
+// Where the namespace of the clone has no such claim, the clone has an empty directory, unless the claim is wanted.
+func TestVolumesElsewhere(t *testing.T) {
+	for _, tt := range []struct {
+		name, asked string
+		mode        corev1.PersistentVolumeAccessMode
+		note, err   string
+	}{
+		{"one_node", "", corev1.ReadWriteOnce, "volume data is empty: the namespace other has no PersistentVolumeClaim data", ""},
+		{"one_node_wanted", api.VolumeShare, corev1.ReadWriteOnce, "", "the namespace other has no PersistentVolumeClaim data"},
+		{"many_nodes", "", "", "", "the namespace other has no PersistentVolumeClaim data"},
+		{"many_nodes_not_wanted", api.VolumeEmpty, "", "volume data is empty: the namespace other has no PersistentVolumeClaim data", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := sourceOf(t, `{spec: {volumes: [{name: data, persistentVolumeClaim: {claimName: data}}], containers: [{name: app}]}}`)
+			s.claims = map[string]exclusive{"data": {mode: tt.mode, absent: true}}
+			spec := api.CloneSpec{Namespace: "other"}
+			if tt.asked != "" {
+				spec.Volumes = map[string]string{"data": tt.asked}
+			}
+			job, notes, err := s.job(spec, "ann@laptop", "hash")
+			if tt.err != "" {
+				checkError(t, err, api.ExitWorkload, tt.err)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if v := job.Spec.Template.Spec.Volumes[0]; v.EmptyDir == nil || v.PersistentVolumeClaim != nil || !cmp.Equal([]string{tt.note}, notes) {
+				t.Errorf("%+v, %q", v, notes)
+			}
+		})
+	}
+}
+
+// A pod that is to run on one node keeps its other conditions.
+func TestPin(t *testing.T) {
+	s := sourceOf(t, `
+spec:
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms:
+        - matchExpressions: [{key: disk, operator: In, values: [fast]}]
+        - {}
+        - matchFields: [{key: metadata.name, operator: NotIn, values: [node-2]}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]
+  containers: [{name: app}]
+`)
+	s.claims = map[string]exclusive{"data": {mode: corev1.ReadWriteOnce, node: "node-1"}}
+	job, _, err := s.job(api.CloneSpec{Volumes: map[string]string{"data": api.VolumeShare}}, "ann@laptop", "hash")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := yaml.Marshal(job.Spec.Template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(`- matchExpressions:
+  - key: disk
+    operator: In
+    values:
+    - fast
+  matchFields:
+  - key: metadata.name
+    operator: In
+    values:
+    - node-1
+- {}
+- matchFields:
+  - key: metadata.name
+    operator: NotIn
+    values:
+    - node-2
+  - key: metadata.name
+    operator: In
+    values:
+    - node-1
+`, string(got)); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}
+
+// What keeps the workload's pods apart does not keep the clone from their nodes: not as the clone's rule, and not, by the labels that it
+// would have, as theirs.
+func TestAntiAffinity(t *testing.T) {
+	s := sourceOf(t, `
+metadata: {labels: {app: web, tier: front, version: "1"}}
+spec:
+  affinity:
+    podAntiAffinity:
+      preferredDuringSchedulingIgnoredDuringExecution:
+      - {weight: 1, podAffinityTerm: {topologyKey: zone, labelSelector: {matchLabels: {app: web}}}}
+      requiredDuringSchedulingIgnoredDuringExecution:
+      - {topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {tier: front}}}
+      - {topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app: noisy}}}
+  containers: [{name: app}]
+`)
+	s.selectors = selectorsOf(t, "Service web: app=web")
+	job, notes, err := s.job(api.CloneSpec{}, "ann@laptop", "hash")
+	if err != nil {
+		t.Fatal(err)
+	}
+	anti := job.Spec.Template.Spec.Affinity.PodAntiAffinity
+	if left := anti.RequiredDuringSchedulingIgnoredDuringExecution; len(left) != 1 || left[0].LabelSelector.MatchLabels["app"] != "noisy" || len(anti.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
+		t.Errorf("%+v", anti)
+	}
+	if diff := cmp.Diff(map[string]string{"app.kubernetes.io/managed-by": "kubevpn", "kubevpn.dev/clone": "web-ann", "version": "1"}, job.Spec.Template.Labels); diff != "" {
+		t.Errorf("labels: -want +got\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"the clone may run on the workload's nodes: a podAntiAffinity that keeps the workload's pods apart is left out"}, notes); diff != "" {
+		t.Errorf("notes: -want +got\n%s", diff)
+	}
+}
+
+// A supervised container outlives a program that does not come up; requests go by its readiness as before.
+func TestProbes(t *testing.T) {
+	s := sourceOf(t, `
+spec:
+  containers:
+  - name: app
+    livenessProbe: {tcpSocket: {port: 8080}}
+    startupProbe: {tcpSocket: {port: 8080}}
+    readinessProbe: {tcpSocket: {port: 8080}}
+  - {name: mesh, livenessProbe: {tcpSocket: {port: 15000}}}
+`)
+	for _, tt := range []struct {
+		name  string
+		spec  api.CloneSpec
+		there bool
+		notes []string
+	}{
+		{"as_it_is", api.CloneSpec{}, true, nil},
+		{"supervised", api.CloneSpec{Sync: []api.SyncPair{{Local: ".", Remote: "/app"}}}, false, []string{
+			"the liveness and startup probes are left out: where a save breaks the program, they would end the container, and what mends it could not come in",
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			job, notes, err := s.job(tt.spec, "ann@laptop", "hash")
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := job.Spec.Template.Spec.Containers
+			if app := all[0]; (app.LivenessProbe != nil) != tt.there || (app.StartupProbe != nil) != tt.there || app.ReadinessProbe == nil || all[1].LivenessProbe == nil {
+				t.Errorf("%+v", all)
+			}
+			if diff := cmp.Diff(tt.notes, notes); diff != "" {
+				t.Errorf("notes: -want +got\n%s", diff)
 			}
 		})
 	}
@@ -247,7 +412,6 @@ func TestRefused(t *testing.T) {
 		code           api.ExitCode
 		err            string
 	}{
-		{"the node's network", `{spec: {hostNetwork: true, containers: [{name: app}]}}`, api.CloneSpec{}, api.ExitWorkload, "deployment/web uses its node's network: a clone would need the same ports of the node"},
 		{"container", `{spec: {containers: [{name: other}]}}`, api.CloneSpec{}, api.ExitWorkload, `deployment/web has no container "app"`},
 		{"variable", app, api.CloneSpec{Env: []string{"A"}}, api.ExitUsage, `--env "A" is not NAME=VALUE`},
 	}

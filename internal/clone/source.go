@@ -7,10 +7,12 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
@@ -29,8 +31,10 @@ func read(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload, c
 			return s, nil, err
 		}
 	}
-	var notes []string
+	var notes, more []string
 	s.selectors, notes = selectors(ctx, kube, namespace)
+	s.policies, more = policies(ctx, kube, w.Namespace, namespace)
+	notes = append(notes, more...)
 	if w.Selector != nil {
 		s.selectors = append(s.selectors, selector{w.String(), w.Selector})
 	}
@@ -52,19 +56,34 @@ func read(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload, c
 			continue
 		}
 		name := v.PersistentVolumeClaim.ClaimName
-		claim, err := kube.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+		claim, is, err := held(ctx, kube, name, w.Namespace, namespace)
 		if err != nil {
-			return s, nil, fmt.Errorf("reading PersistentVolumeClaim %s: %w", name, err)
+			return s, nil, err
 		}
-		if mode, ok := alone(claim.Spec.AccessModes); ok {
-			node, err := holder(ctx, kube, namespace, name)
-			if err != nil {
-				return s, nil, err
-			}
-			s.claims[name] = exclusive{mode, node}
+		if is {
+			s.claims[name] = claim
 		}
 	}
 	return s, notes, nil
+}
+
+// held is what keeps a clone in the namespace to from sharing a claim of the workload's, in from; false if nothing does.
+func held(ctx context.Context, kube kubernetes.Interface, name, from, to string) (exclusive, bool, error) {
+	claims := kube.CoreV1().PersistentVolumeClaims
+	claim, err := claims(to).Get(ctx, name, metav1.GetOptions{})
+	absent := from != to && apierrors.IsNotFound(err)
+	if absent {
+		claim, err = claims(from).Get(ctx, name, metav1.GetOptions{})
+	}
+	if err != nil {
+		return exclusive{}, false, fmt.Errorf("reading PersistentVolumeClaim %s: %w", name, err)
+	}
+	mode, one := alone(claim.Spec.AccessModes)
+	if absent || !one {
+		return exclusive{mode: mode, absent: absent}, absent, nil
+	}
+	node, err := holder(ctx, kube, to, name)
+	return exclusive{mode: mode, node: node}, true, err
 }
 
 // alone is the mode of a claim that has none for several nodes.
@@ -78,14 +97,15 @@ func alone(modes []corev1.PersistentVolumeAccessMode) (corev1.PersistentVolumeAc
 	return modes[0], true
 }
 
-// holder is the node of a pod that has a claim, or "".
+// holder is the node of a pod that has a claim, or "". One that has come to its end has it no more.
 func holder(ctx context.Context, kube kubernetes.Interface, namespace, claim string) (string, error) {
 	pods, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", fmt.Errorf("looking for the pod that has PersistentVolumeClaim %s: %w", claim, err)
 	}
 	for _, p := range pods.Items {
-		if p.Spec.NodeName != "" && slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+		ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+		if p.Spec.NodeName != "" && !ended && slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
 			return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim
 		}) {
 			return p.Spec.NodeName, nil
@@ -95,69 +115,69 @@ func holder(ctx context.Context, kube kubernetes.Interface, namespace, claim str
 }
 
 // selectors are those of the namespace that choose pods: of Services, of PodDisruptionBudgets, of workloads.
-func selectors(ctx context.Context, kube kubernetes.Interface, namespace string) ([]selector, []string) {
-	var all []selector
-	var notes []string
-	add := func(kind, name string, s *metav1.LabelSelector) {
-		parsed, err := metav1.LabelSelectorAsSelector(s)
-		if err != nil {
-			notes = append(notes, fmt.Sprintf("the selector of %s %s cannot be understood: %v", kind, name, err))
-			return
-		}
-		all = append(all, selector{kind + " " + name, parsed})
-	}
-	listed := func(kind string, err error) bool {
-		if err != nil {
-			notes = append(notes, fmt.Sprintf("%s could not be listed, and might select the clone's pods: %v", kind, err))
-		}
-		return err == nil
-	}
+func selectors(ctx context.Context, kube kubernetes.Interface, namespace string) (all []selector, notes []string) {
 	options := metav1.ListOptions{}
-	services, err := kube.CoreV1().Services(namespace).List(ctx, options)
-	if listed("Services", err) {
-		for _, o := range services.Items {
-			if clones := o.Labels[labelManagedBy] == managedBy && o.Labels[labelClone] != ""; len(o.Spec.Selector) > 0 && !clones {
-				all = append(all, selector{"Service " + o.Name, labels.SelectorFromSet(o.Spec.Selector)})
-			}
+	for _, k := range []struct {
+		kind string
+		list func() (runtime.Object, error)
+	}{
+		{"Service", func() (runtime.Object, error) { return kube.CoreV1().Services(namespace).List(ctx, options) }},
+		{"PodDisruptionBudget", func() (runtime.Object, error) {
+			return kube.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, options)
+		}},
+		{"Deployment", func() (runtime.Object, error) { return kube.AppsV1().Deployments(namespace).List(ctx, options) }},
+		{"StatefulSet", func() (runtime.Object, error) { return kube.AppsV1().StatefulSets(namespace).List(ctx, options) }},
+		{"DaemonSet", func() (runtime.Object, error) { return kube.AppsV1().DaemonSets(namespace).List(ctx, options) }},
+		{"ReplicaSet", func() (runtime.Object, error) { return kube.AppsV1().ReplicaSets(namespace).List(ctx, options) }},
+	} {
+		list, err := k.list()
+		if err == nil {
+			err = meta.EachListItem(list, func(o runtime.Object) error {
+				name, chosen := chosenBy(o)
+				if chosen == nil {
+					return nil
+				}
+				parsed, err := metav1.LabelSelectorAsSelector(chosen)
+				if err != nil {
+					notes = append(notes, fmt.Sprintf("the selector of %s %s cannot be understood: %v", k.kind, name, err))
+					return nil
+				}
+				all = append(all, selector{k.kind + " " + name, parsed})
+				return nil
+			})
 		}
-	}
-	budgets, err := kube.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, options)
-	if listed("PodDisruptionBudgets", err) {
-		for _, o := range budgets.Items {
-			add("PodDisruptionBudget", o.Name, o.Spec.Selector)
-		}
-	}
-	deployments, err := kube.AppsV1().Deployments(namespace).List(ctx, options)
-	if listed("Deployments", err) {
-		for _, o := range deployments.Items {
-			add("Deployment", o.Name, o.Spec.Selector)
-		}
-	}
-	sets, err := kube.AppsV1().StatefulSets(namespace).List(ctx, options)
-	if listed("StatefulSets", err) {
-		for _, o := range sets.Items {
-			add("StatefulSet", o.Name, o.Spec.Selector)
-		}
-	}
-	daemons, err := kube.AppsV1().DaemonSets(namespace).List(ctx, options)
-	if listed("DaemonSets", err) {
-		for _, o := range daemons.Items {
-			add("DaemonSet", o.Name, o.Spec.Selector)
-		}
-	}
-	replicas, err := kube.AppsV1().ReplicaSets(namespace).List(ctx, options)
-	if listed("ReplicaSets", err) {
-		for _, o := range replicas.Items {
-			if !ofDeployment(o) { // whose own one is enough
-				add("ReplicaSet", o.Name, o.Spec.Selector)
-			}
+		if err != nil {
+			notes = append(notes, fmt.Sprintf("%ss could not be listed, and might select the clone's pods: %v", k.kind, err))
 		}
 	}
 	return all, notes
 }
 
-func ofDeployment(r appsv1.ReplicaSet) bool {
-	owner := metav1.GetControllerOf(&r)
+// chosenBy is by what an object chooses pods, or nil: it chooses none, or another one does for it.
+func chosenBy(o runtime.Object) (name string, s *metav1.LabelSelector) {
+	switch o := o.(type) {
+	case *corev1.Service:
+		if clones := o.Labels[labelManagedBy] == managedBy && o.Labels[labelClone] != ""; len(o.Spec.Selector) > 0 && !clones {
+			return o.Name, &metav1.LabelSelector{MatchLabels: o.Spec.Selector}
+		}
+	case *policyv1.PodDisruptionBudget:
+		return o.Name, o.Spec.Selector
+	case *appsv1.Deployment:
+		return o.Name, o.Spec.Selector
+	case *appsv1.StatefulSet:
+		return o.Name, o.Spec.Selector
+	case *appsv1.DaemonSet:
+		return o.Name, o.Spec.Selector
+	case *appsv1.ReplicaSet:
+		if !ofDeployment(o) {
+			return o.Name, o.Spec.Selector
+		}
+	}
+	return "", nil
+}
+
+func ofDeployment(r *appsv1.ReplicaSet) bool {
+	owner := metav1.GetControllerOf(r)
 	return owner != nil && owner.Kind == "Deployment"
 }
 
@@ -190,9 +210,6 @@ func present(ctx context.Context, kube kubernetes.Interface, spec corev1.PodSpec
 			case kindSecret:
 				_, err := core.Secrets(to).Get(ctx, r.name, o)
 				return err
-			case kindClaim:
-				_, err := core.PersistentVolumeClaims(to).Get(ctx, r.name, o)
-				return err
 			default:
 				_, err := core.ServiceAccounts(to).Get(ctx, r.name, o)
 				return err
@@ -211,7 +228,6 @@ func present(ctx context.Context, kube kubernetes.Interface, spec corev1.PodSpec
 const (
 	kindConfigMap = "ConfigMap"
 	kindSecret    = "Secret"
-	kindClaim     = "PersistentVolumeClaim"
 	kindAccount   = "ServiceAccount"
 )
 
@@ -221,7 +237,7 @@ type reference struct {
 	optional   *bool
 }
 
-// references are those of a pod, in the order in which they stand.
+// references are those of a pod, in the order in which they stand, but for its claims, of which a clone may have none.
 func references(spec corev1.PodSpec) []reference {
 	all := []reference{{kindAccount, spec.ServiceAccountName, nil}}
 	add := func(kind, name string, optional *bool) { all = append(all, reference{kind, name, optional}) }
@@ -255,9 +271,6 @@ func references(spec corev1.PodSpec) []reference {
 		}
 		if v.Secret != nil {
 			add(kindSecret, v.Secret.SecretName, v.Secret.Optional)
-		}
-		if v.PersistentVolumeClaim != nil {
-			add(kindClaim, v.PersistentVolumeClaim.ClaimName, nil)
 		}
 		if v.Projected == nil {
 			continue

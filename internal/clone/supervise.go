@@ -1,14 +1,14 @@
 package clone
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"path"
 	"slices"
 
-	"github.com/docker/cli/cli/config/configfile"
 	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/authn/kubernetes"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	batchv1 "k8s.io/api/batch/v1"
@@ -21,6 +21,9 @@ import (
 
 // supervisorVolume is the volume that has the supervisor.
 const supervisorVolume = "kubevpn"
+
+// supervised reports whether the container's command is to be run by the supervisor.
+func supervised(spec api.CloneSpec) bool { return len(spec.Sync) > 0 || spec.Restart }
 
 // supervise has the container's command be run by the supervisor.
 //
@@ -43,7 +46,7 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 		if !path.IsAbs(pair.Remote) {
 			return api.Errorf(api.ExitUsage, "--sync: %q is no path of the container, which begin with /", pair.Remote)
 		}
-		args = append(args, "--dir", pair.Remote)
+		args = append(args, "--dir", literal(pair.Remote))
 	}
 	if c.cfg.Spec.Restart {
 		args = append(args, "--restart")
@@ -57,6 +60,7 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: supervisorVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 	pod.InitContainers = append([]corev1.Container{{
 		Name: supervisorVolume, Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: []string{"copy", api.SupervisorProgram},
+		Resources:                likeness(target.Resources),
 		VolumeMounts:             []corev1.VolumeMount{mount},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext: &corev1.SecurityContext{
@@ -68,7 +72,25 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 	return nil
 }
 
-// command is what the container runs: what its template says, or the image.
+// likeness is what an init container asks for beside a container that asks for that: it is admitted by the quotas and limit ranges that
+// admit this one, the pod needs no more than without it, and keeps its quality of service.
+func likeness(of corev1.ResourceRequirements) corev1.ResourceRequirements {
+	some := func(all corev1.ResourceList) corev1.ResourceList {
+		var list corev1.ResourceList
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} { // no GPU
+			if quantity, is := all[name]; is {
+				if list == nil {
+					list = corev1.ResourceList{}
+				}
+				list[name] = quantity
+			}
+		}
+		return list
+	}
+	return corev1.ResourceRequirements{Requests: some(of.Requests), Limits: some(of.Limits)}
+}
+
+// command is what the container runs, as the kubelet is told: what its template says, or the image.
 func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Container) ([]string, error) {
 	if len(target.Command) > 0 {
 		return podenv.Program(target.Command, target.Args, nil, nil), nil
@@ -82,68 +104,58 @@ func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Con
 		return api.Errorf(api.ExitImagePull, "it is not known what %s runs: its template has no command, and the registry does not say: %w", target.Image, err).
 			WithHint("Say it: --command, or a command in the template.")
 	}
-	keys, err := c.pullSecrets(ctx, job)
+	keys, missing, err := c.pullSecrets(ctx, job)
 	if err != nil {
-		return nil, unknown(err)
+		return nil, err
 	}
 	image, err := remote.Image(ref, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.NewMultiKeychain(keys, authn.DefaultKeychain)))
 	if err != nil {
+		for _, why := range missing {
+			err = fmt.Errorf("%w; %w", err, why)
+		}
 		return nil, unknown(err)
 	}
 	config, err := image.ConfigFile()
 	if err != nil {
 		return nil, unknown(err)
 	}
-	command := podenv.Program(nil, target.Args, config.Config.Entrypoint, config.Config.Cmd)
+	command := podenv.Program(nil, target.Args, literals(config.Config.Entrypoint), literals(config.Config.Cmd))
 	if len(command) == 0 {
 		return nil, unknown(fmt.Errorf("the image has no command"))
 	}
-	done("%q", command)
+	done("%q", podenv.Program(nil, target.Args, config.Config.Entrypoint, config.Config.Cmd))
 	return command, nil
 }
 
-// pullSecrets are the credentials by which the pod's images are pulled.
-func (c *Clone) pullSecrets(ctx context.Context, job *batchv1.Job) (keychain, error) {
-	var keys keychain
-	for _, ref := range job.Spec.Template.Spec.ImagePullSecrets {
-		secret, err := c.kube.CoreV1().Secrets(job.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+// pullSecrets are the credentials by which the kubelet pulls the pod's images: of the Secrets that the pod names, or else its service
+// account. One that cannot be had is no error, as it is none for the kubelet: missing says why, for when the registry wants it.
+func (c *Clone) pullSecrets(ctx context.Context, job *batchv1.Job) (keys authn.Keychain, missing []error, err error) {
+	core, pod := c.kube.CoreV1(), job.Spec.Template.Spec
+	names := pod.ImagePullSecrets
+	if len(names) == 0 {
+		name := cmp.Or(pod.ServiceAccountName, "default")
+		account, err := core.ServiceAccounts(job.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return nil, fmt.Errorf("reading the pull secret: %w", err)
-		}
-		file := configfile.New("")
-		switch {
-		case secret.Data[corev1.DockerConfigJsonKey] != nil:
-			err = file.LoadFromReader(bytes.NewReader(secret.Data[corev1.DockerConfigJsonKey]))
-		case secret.Data[corev1.DockerConfigKey] != nil: // the same without what is around it
-			whole := slices.Concat([]byte(`{"auths":`), secret.Data[corev1.DockerConfigKey], []byte("}"))
-			err = file.LoadFromReader(bytes.NewReader(whole))
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading the pull secret %s: %w", ref.Name, err)
-		}
-		keys = append(keys, file)
-	}
-	return keys, nil
-}
-
-// keychain is an authn.Keychain of pull secrets.
-type keychain []*configfile.ConfigFile
-
-// Resolve gives the credentials for a registry, or none.
-func (k keychain) Resolve(to authn.Resource) (authn.Authenticator, error) {
-	for _, file := range k {
-		for _, at := range []string{to.String(), to.RegistryStr()} {
-			if at == name.DefaultRegistry {
-				at = authn.DefaultAuthKey
-			}
-			a, ok := file.AuthConfigs[at]
-			if !ok {
-				continue
-			}
-			return authn.FromConfig(authn.AuthConfig{
-				Username: a.Username, Password: a.Password, Auth: a.Auth, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken,
-			}), nil
+			missing = append(missing, fmt.Errorf("reading the pull secrets of the service account %s: %w", name, err))
+		} else {
+			names = account.ImagePullSecrets
 		}
 	}
-	return authn.Anonymous, nil
+	var secrets []corev1.Secret
+	for _, ref := range names {
+		secret, err := core.Secrets(job.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+		if err == nil {
+			_, err = kubernetes.NewFromPullSecrets(ctx, []corev1.Secret{*secret}) // one that is broken does not spoil the others
+		}
+		if err != nil {
+			missing = append(missing, fmt.Errorf("reading the pull secret %s: %w", ref.Name, err))
+			continue
+		}
+		secrets = append(secrets, *secret)
+	}
+	keys, err = kubernetes.NewFromPullSecrets(ctx, secrets)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the pull secrets: %w", err)
+	}
+	return keys, missing, nil
 }
