@@ -28,6 +28,7 @@ var switches = []string{
 var refused = map[string]string{
 	"detach":     "the container ends with this command",
 	"restart":    "the container ends with this command",
+	"name":       "a container of kubevpn's is found by its own",
 	"env":        "`kubevpn dev --env NAME=VALUE` does it, without the value in the engine's configuration",
 	"env-file":   "`kubevpn dev --env-file FILE` does it, without the values in the engine's configuration",
 	"hostname":   "its host name is the pod's",

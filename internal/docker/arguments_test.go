@@ -51,6 +51,8 @@ func TestParseArgumentsRefuses(t *testing.T) {
 		"--dns 1.1.1.1":      "cluster's",
 		"-h me":              "host name",
 		"--hostname=me":      "host name",
+		"--name mine":        "found by its own",
+		"--name=mine":        "found by its own",
 		"-d":                 "ends with",
 		"-itd":               "ends with",
 		"--restart always":   "ends with",
