@@ -3,18 +3,19 @@ package docker
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/podenv"
 	"kubevpn/pkg/sandbox"
 )
 
@@ -24,6 +25,7 @@ type child struct {
 	cmd  *exec.Cmd
 	done chan struct{} // the container has ended, and the engine has removed it
 	err  error         // of the command, then
+	left bool          // the command has ended, and its container goes on
 }
 
 // command starts cmd; after is called when it has ended.
@@ -64,19 +66,22 @@ func (r *run) removed(c *child) error {
 			return false
 		}
 	}
-	if wait(removeTimeout) {
+	if wait(removeTimeout) && !c.left && c.cmd.ProcessState.ExitCode() >= 0 { // nobody has killed the command
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout) // the run's own has ended
 	defer cancel()
-	_, err := r.Engine.output(ctx, "rm", "--force", c.name)
-	if wait(killDelay) {
+	err := r.Engine.remove(ctx, c.name)
+	if !wait(killDelay) {
+		err = errors.Join(err, errors.New("`docker run` does not return"))
+		if e := c.cmd.Process.Kill(); e == nil {
+			<-c.done
+		}
+	}
+	if err == nil {
 		return nil
 	}
-	if e := c.cmd.Process.Kill(); e == nil {
-		<-c.done
-	}
-	return api.Errorf(api.ExitEngine, "the container %s is not seen to end: %w", c.name, errors.Join(err, errors.New("`docker run` does not return"))).
+	return api.Errorf(api.ExitEngine, "the container %s is not seen to end: %w", c.name, err).
 		WithHint("`docker rm --force %s` removes it", c.name)
 }
 
@@ -180,42 +185,14 @@ func (n *networkContainer) close() {
 	}
 }
 
-// show has a volume show its files, if they are not what it shows.
-func (r *run) show(v volume) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	if before, known := r.shownBefore[v.Name]; known && bytes.Equal(before, b) {
-		return nil
-	}
-	if _, err := r.network.files.ask(order{Volume: &v}); err != nil {
+// show has the containers see a volume as it is now.
+func (r *run) show(_ context.Context, v podenv.Volume) error {
+	owned := owned(r.plan.pod, v)
+	owned.Points = r.points[v.Name]
+	if _, err := r.network.files.ask(order{Volume: &owned}); err != nil {
 		return fmt.Errorf("writing a volume: %w", err)
 	}
-	r.shownBefore[v.Name] = b
 	return nil
-}
-
-// refresh brings volumes up to date, until ctx ends.
-func (r *run) refresh(ctx context.Context) {
-	tick := time.NewTicker(refresh)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		_, volumes, problems := r.readers.volumes(ctx)
-		for _, p := range problems {
-			r.Logger.Warn("reading a volume again", "err", p)
-		}
-		for _, v := range volumes {
-			if err := r.show(v); err != nil {
-				r.Logger.Warn("bringing a volume up to date", "volume", v.Name, "err", err)
-			}
-		}
-	}
 }
 
 // running is one of the pod's containers whose program has begun.
@@ -272,14 +249,24 @@ func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 	one.wire = newWire(conn)
 	program := r.programs[c.name]
 	if _, err := one.wire.ask(order{Program: &program}); err != nil {
-		code := api.ExitEngine
-		if c.chosen && r.plan.user.Entrypoint != nil {
-			code = api.ExitUsage
-		}
-		return nil, api.Errorf(code, "container %s (image %s): %w", c.name, c.image, err)
+		return nil, c.notStarted(err, c.chosen && r.plan.user.Entrypoint != nil)
 	}
 	go one.listen()
 	return one, nil
+}
+
+// notStarted is the error of a container whose program, which may be the user's own wish, was not started.
+func (c container) notStarted(err error, wished bool) error {
+	code := api.ExitEngine
+	if wished {
+		code = api.ExitUsage
+	}
+	e := api.Errorf(code, "container %s (image %s): %w", c.name, c.image, err)
+	if errors.Is(err, syscall.ENOEXEC) && c.of.Architecture != runtime.GOARCH {
+		e = e.WithHint("the image is for %s, and this machine is %s: name one that is with --image, or have the kernel run such programs (Debian: sudo apt install qemu-user-static)",
+			c.of.Architecture, runtime.GOARCH)
+	}
+	return e
 }
 
 // resolve says where on this machine a container's mounts are.
@@ -350,14 +337,14 @@ func (one *running) exit() (int, error) {
 		WithHint("what the engine did `journalctl -u docker` may tell")
 }
 
-// removeAsRoot removes what a killed network container has left, by another one.
-func (r *run) removeAsRoot() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*removeTimeout) // the run's own has ended
+// removeAsRoot removes what a killed network container, of this run or an earlier one, has left, by another container.
+func (r *run) removeAsRoot(ctx context.Context, d *directory) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*removeTimeout)
 	defer cancel()
-	args := append(r.plan.common(r.dir.id, networkName(r.dir.id)+"-end"), "--user", "0:0", "--network", "none", "--mount", bind(r.dir.base, base, false),
-		"--entrypoint", binary, r.plan.containers[len(r.plan.containers)-1].image, Command, removeRole, r.dir.id)
+	args := append(r.plan.common(d.id, networkName(d.id)+"-end"), "--user", "0:0", "--network", "none", "--mount", bind(d.base, base, false),
+		"--entrypoint", binary, r.plan.containers[len(r.plan.containers)-1].image, Command, removeRole, d.id)
 	if _, err := r.Engine.output(ctx, args...); err != nil {
-		return api.Errorf(api.ExitEngine, "the pod's files cannot be removed from %s: %w", r.dir.path(), err).WithHint("sudo rm -r %s", r.dir.path())
+		return api.Errorf(api.ExitEngine, "the pod's files cannot be removed from %s: %w", d.path(), err).WithHint("sudo rm -r %s", d.path())
 	}
 	return nil
 }

@@ -42,9 +42,13 @@ type Config struct {
 	Arguments        Arguments // more, for that container
 	Env              []string  // NAME=VALUE that wins over the container's
 
-	// RuntimeDirs are directories of the user's alone, which need not exist; the first that is in memory is used.
-	RuntimeDirs           []config.Paths
-	Executable            string // our binary
+	// Exec runs a command in one of the pod's containers in the cluster; nil: they do not run.
+	Exec func(ctx context.Context, container string, command []string, stdout io.Writer) error
+	// Running finds another pod of the workload, if Pod does not go on running; nil: there is none.
+	Running func(ctx context.Context) (*corev1.Pod, error)
+
+	Places                []Place // for the pod's files; the first that is in memory and can be had is used
+	Executable            string  // our binary
 	Stdin, Stdout, Stderr *os.File
 
 	// Connect gives the network container the cluster's network, and its requests if there are any, until ctx ends. It calls ready
@@ -58,11 +62,21 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// Place is where a directory with those of all runs may be made. Its RuntimeDir is the user's alone, and need not exist.
+type Place struct {
+	config.Paths
+	Own bool // nothing else is in RuntimeDir: it goes with the last run
+}
+
+// base is the directory of all runs.
+func (p Place) base() string { return filepath.Join(p.RuntimeDir, "docker") }
+
 // directory is a run's, in memory.
 type directory struct {
-	base string   // the directory of all runs
-	id   string   // this run's, below base
-	lock *os.File // held while kubevpn lives
+	place Place
+	base  string   // the place's
+	id    string   // this run's, below base
+	lock  *os.File // held while kubevpn lives
 }
 
 // What is in a run's directory.

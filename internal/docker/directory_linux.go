@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,26 +14,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/config"
 )
 
-// newDirectory makes a run's directory in the first of dirs that is in memory, and removes what earlier runs have left there.
-func newDirectory(dirs []config.Paths, log *slog.Logger) (*directory, error) {
+// newDirectory makes a run's directory in the first of places that is in memory and can be had, and removes what earlier runs have left
+// there. left is what they have left that is root's: it is the caller's to remove.
+func newDirectory(places []Place, warn func(string)) (d *directory, left []*directory, err error) {
 	var why []string
-	for _, dir := range dirs {
-		if err := inMemory(filepath.Dir(dir.RuntimeDir)); err != nil {
-			why = append(why, err.Error())
-			continue
+	for _, p := range places {
+		err := inMemory(filepath.Dir(p.RuntimeDir))
+		if err == nil {
+			if d, left, err = makeDirectory(p, warn); err == nil {
+				return d, left, nil
+			}
 		}
-		if err := dir.MakeRuntimeDir(); err != nil {
-			return nil, err
-		}
-		if err := inMemory(dir.RuntimeDir); err != nil {
-			return nil, err
-		}
-		return makeDirectory(filepath.Join(dir.RuntimeDir, "docker"), log)
+		why = append(why, err.Error())
 	}
-	return nil, api.Errorf(api.ExitEngine, "there is no directory in memory for the pod's Secrets: %s", strings.Join(why, "; ")).
+	return nil, nil, api.Errorf(api.ExitEngine, "there is no directory in memory for the pod's Secrets: %s", strings.Join(why, "; ")).
 		WithHint("mount a tmpfs at /dev/shm, or set XDG_RUNTIME_DIR to a directory of yours in one")
 }
 
@@ -50,35 +45,92 @@ func inMemory(dir string) error {
 	return nil
 }
 
-func makeDirectory(base string, log *slog.Logger) (*directory, error) {
-	if err := os.MkdirAll(base, 0o700); err != nil {
-		return nil, err
-	}
-	// Nobody sweeps a directory that has no lock yet.
-	all, err := os.Open(base)
+// makeDirectory makes a run's directory while nobody sweeps, as it has no lock yet, and nobody removes the place.
+func makeDirectory(p Place, warn func(string)) (_ *directory, left []*directory, err error) {
+	all, err := enter(p)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer all.Close()
-	if err := unix.Flock(int(all.Fd()), unix.LOCK_EX); err != nil {
-		return nil, fmt.Errorf("locking %s: %w", base, err)
-	}
-	sweep(base, log)
+	left = sweep(p, warn)
 	var random [5]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		return nil, err
+	rand.Read(random[:]) // never fails (crypto/rand)
+	d := &directory{place: p, base: p.base(), id: hex.EncodeToString(random[:])}
+	if err = os.Mkdir(d.path(), 0o700); err == nil {
+		d.lock, err = lock(d.path())
 	}
-	d := &directory{base: base, id: hex.EncodeToString(random[:])}
-	if err := os.Mkdir(d.path(), 0o700); err != nil {
-		return nil, err
-	}
-	if d.lock, err = lock(d.path()); err == nil {
+	if err == nil {
 		err = errors.Join(open(d.path(controlDir)), open(d.path(volumesDir)))
 	}
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(d.path()))
+	if err == nil {
+		return d, left, nil
 	}
-	return d, nil
+	for _, one := range left {
+		one.lock.Close()
+	}
+	return nil, nil, errors.Join(err, os.RemoveAll(d.path()), p.abandon())
+}
+
+// enterTries is how often a place may be gone again as soon as it was made.
+const enterTries = 100
+
+// enter makes the directory of all runs, and locks it.
+func enter(p Place) (*os.File, error) {
+	for tries := 1; ; tries++ {
+		f, err := made(p)
+		if err == nil || tries == enterTries || !errors.Is(err, fs.ErrNotExist) {
+			return f, err
+		}
+		// The last of the other runs has ended meanwhile, and has removed it.
+	}
+}
+
+// made is one try of enter's.
+func made(p Place) (*os.File, error) {
+	if err := p.MakeRuntimeDir(); err != nil {
+		return nil, err
+	}
+	if err := inMemory(p.RuntimeDir); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(p.base(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	return locked(p.base())
+}
+
+// locked opens the directory of all runs, and waits for its lock. An error of fs.ErrNotExist says that it was removed meanwhile.
+func locked(base string) (*os.File, error) {
+	f, err := os.Open(base)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("locking %s: %w", base, err), f.Close())
+	}
+	mine, err := f.Stat()
+	if err == nil {
+		var there fs.FileInfo
+		if there, err = os.Stat(base); err == nil && !os.SameFile(mine, there) {
+			err = &fs.PathError{Op: "lock", Path: base, Err: fs.ErrNotExist} // another one has been made
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// abandon removes the directory of all runs, whose lock is held, if none is in it.
+func (p Place) abandon() error {
+	err := os.Remove(p.base())
+	if err == nil && p.Own {
+		err = os.Remove(p.RuntimeDir)
+	}
+	if errors.Is(err, fs.ErrExist) { // it is not empty
+		return nil
+	}
+	return err
 }
 
 // open makes a directory that the users of containers may enter, which see it without those above it.
@@ -101,29 +153,35 @@ func lock(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// sweep removes what runs have left whose kubevpn and whose network container were killed.
-func sweep(base string, log *slog.Logger) {
-	entries, err := os.ReadDir(base)
+// sweep removes what runs have left whose kubevpn and whose network container were killed. left is what is root's, with its lock held:
+// it is for nobody else to remove.
+func sweep(p Place, warn func(string)) (left []*directory) {
+	entries, err := os.ReadDir(p.base())
 	if err != nil {
-		log.Warn("looking for what earlier runs have left", "err", err)
-		return
+		warn(fmt.Sprintf("what earlier runs have left is not removed: %v", err))
+		return nil
 	}
 	for _, e := range entries {
-		dir := filepath.Join(base, e.Name())
 		if !validID(e.Name()) {
 			continue
 		}
-		f, err := lock(dir)
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			continue // it runs
+		d := &directory{place: p, base: p.base(), id: e.Name()}
+		d.lock, err = lock(d.path())
+		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) {
+			continue // it runs, or its network container has just removed it
 		}
 		if err == nil {
-			err = errors.Join(os.RemoveAll(dir), f.Close())
+			if err = d.remove(); errors.Is(err, fs.ErrPermission) {
+				left = append(left, d)
+				continue
+			}
+			err = errors.Join(err, os.RemoveAll(d.path()), d.lock.Close())
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			log.Warn("removing what an earlier run has left", "directory", dir, "err", err)
+		if err != nil {
+			warn(fmt.Sprintf("what an earlier run has left in %s is not removed: %v", d.path(), err))
 		}
 	}
+	return left
 }
 
 func (d *directory) path(elements ...string) string {
@@ -146,5 +204,25 @@ func (d *directory) listen(network string, n int, name string) (*net.UnixListene
 	return l, nil
 }
 
-// remove removes it. What is root's cannot be removed by others: that error is one of fs.ErrPermission.
-func (d *directory) remove() error { return errors.Join(os.RemoveAll(d.path()), d.lock.Close()) }
+// remove removes the run's files. What is root's cannot be removed by others: that error is one of fs.ErrPermission.
+func (d *directory) remove() error {
+	return errors.Join(os.RemoveAll(d.path(controlDir)), os.RemoveAll(d.path(volumesDir)))
+}
+
+// close removes the directory, unless some of its files are left, and lets go of its lock. What no run needs any more is removed, too.
+// Nobody sweeps meanwhile, and takes a lock that is removed.
+func (d *directory) close() error {
+	all, err := locked(d.base)
+	if err == nil {
+		defer all.Close()
+		for _, name := range []string{d.path(lockName), d.path()} {
+			if e := os.Remove(name); !errors.Is(e, fs.ErrNotExist) && !errors.Is(e, fs.ErrExist) {
+				err = errors.Join(err, e)
+			}
+		}
+		err = errors.Join(err, d.place.abandon())
+	} else if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, d.lock.Close())
+}

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	"kubevpn/internal/api"
 )
@@ -119,6 +120,27 @@ func (e *Engine) output(ctx context.Context, args ...string) ([]byte, error) {
 	return out, nil
 }
 
+// remove ends and removes a container, and waits until it is gone: the engine may be removing it already.
+func (e *Engine) remove(ctx context.Context, name string) error {
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	var why error
+	for {
+		if _, err := e.output(ctx, "rm", "--force", name); ctx.Err() == nil {
+			why = err
+		}
+		there, err := e.output(ctx, "ps", "--all", "--quiet", "--filter", "name=^"+name+"$")
+		if err == nil && len(bytes.TrimSpace(there)) == 0 {
+			return nil
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return errors.Join(why, context.Cause(ctx))
+		}
+	}
+}
+
 // said is what a command wrote, or, if it wrote nothing, err.
 func said(err error, text string) error {
 	text = strings.TrimPrefix(strings.TrimSpace(text), "docker: ")
@@ -132,36 +154,44 @@ func said(err error, text string) error {
 
 // image is what an image says of its containers.
 type image struct {
-	Architecture string
+	Architecture string // as GOARCH
 	Config       struct {
-		Entrypoint, Cmd []string
+		User                 string
+		Env, Entrypoint, Cmd []string
 	}
 }
 
-// image finds an image, and pulls it if it is not here; what is seen of that goes to progress.
-func (e *Engine) image(ctx context.Context, ref string, progress func() io.Writer) (image, error) {
-	look := func() (image, error) {
-		var i image
-		out, err := e.output(ctx, "image", "inspect", "--format", "{{json .}}", ref)
-		if err == nil {
-			err = json.Unmarshal(out, &i)
-		}
-		return i, err
+func (e *Engine) inspect(ctx context.Context, ref string) (i image, err error) {
+	out, err := e.output(ctx, "image", "inspect", "--format", "{{json .}}", ref)
+	if err == nil {
+		err = json.Unmarshal(out, &i)
 	}
-	i, err := look()
-	if err == nil || ctx.Err() != nil {
-		return i, err
-	}
-	if !strings.Contains(strings.ToLower(err.Error()), "no such image") {
+	return i, err
+}
+
+// image finds an image. It is pulled if it is not here, or if it has to be the registry's of now: then the one that is here will do,
+// with a warning, if that cannot be had. What is seen of a pull goes to progress.
+func (e *Engine) image(ctx context.Context, ref string, now bool, progress func() io.Writer, warn func(string)) (image, error) {
+	i, err := e.inspect(ctx, ref)
+	switch {
+	case ctx.Err() != nil:
+		return i, context.Cause(ctx)
+	case err == nil && !now:
+		return i, nil
+	case err != nil && !strings.Contains(strings.ToLower(err.Error()), "no such image"):
 		return i, api.Errorf(api.ExitEngine, "looking for the image %s: %w", ref, err)
 	}
+	here := err == nil
 	cmd := exec.CommandContext(ctx, e.command, "pull", ref)
 	var stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = progress(), &stderr
-	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil {
-			return i, context.Cause(ctx)
-		}
+	switch err := cmd.Run(); {
+	case ctx.Err() != nil:
+		return i, context.Cause(ctx)
+	case err != nil && here:
+		warn(fmt.Sprintf("the image %s is the one of this machine, and the registry may have a newer: %v", ref, said(err, stderr.String())))
+		return i, nil
+	case err != nil:
 		registry, _, found := strings.Cut(ref, "/")
 		if !found || !strings.ContainsAny(registry, ".:") || registry == "docker.io" {
 			registry = ""
@@ -170,7 +200,7 @@ func (e *Engine) image(ctx context.Context, ref string, progress func() io.Write
 			WithHint("`%s` if the registry asks for it: the cluster's pull secrets are not used here;\nor name an image of this machine with --image",
 				strings.TrimSpace("docker login "+registry))
 	}
-	if i, err = look(); err != nil {
+	if i, err = e.inspect(ctx, ref); err != nil {
 		return i, api.Errorf(api.ExitEngine, "looking for the image %s, which was pulled: %w", ref, err)
 	}
 	return i, nil

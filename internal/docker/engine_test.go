@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/api"
 )
@@ -69,24 +72,51 @@ func TestFind(t *testing.T) {
 
 func TestImage(t *testing.T) {
 	pulled := filepath.Join(t.TempDir(), "pulled")
-	inspect := `image) [ -e ` + pulled + ` ] || { echo "Error: No such image: $5" >&2; exit 1; }; echo '{"Architecture":"amd64","Config":{"Entrypoint":["/app"],"Cmd":["-x"]}}';;`
-	look := func(pull string) (image, string, error) {
+	inspect := `image) [ -e ` + pulled + ` ] || { echo "Error: No such image: $5" >&2; exit 1; }; echo '{"Architecture":"amd64","Config":{"User":"app","Env":["A=1"],"Entrypoint":["/app"],"Cmd":["'$(cat ` + pulled + `)'"]}}';;`
+	look := func(now bool, pull string) (i image, seen string, warned []string, err error) {
 		fakeDocker(t, `case $1 in `+inspect+` pull) `+pull+`;; esac`)
 		e := &Engine{command: "docker"}
-		var seen strings.Builder
-		i, err := e.image(context.Background(), "registry.example/team/app:1", func() io.Writer { return &seen })
-		return i, seen.String(), err
+		var progress strings.Builder
+		i, err = e.image(context.Background(), "registry.example/team/app:1", now, func() io.Writer { return &progress }, func(s string) { warned = append(warned, s) })
+		return i, progress.String(), warned, err
 	}
-	_, _, err := look(`echo "Error response from daemon: pull access denied, repository does not exist" >&2; exit 1`)
-	var e *api.Error
-	if !errors.As(err, &e) || e.Code != api.ExitEngine || !strings.Contains(e.Message, "pull access denied") || !strings.Contains(e.Hint, "`docker login registry.example`") {
-		t.Errorf("a pull that fails: %v", err)
+	const denied = `echo "Error response from daemon: pull access denied, repository does not exist" >&2; exit 1`
+	for _, now := range []bool{false, true} {
+		_, _, _, err := look(now, denied)
+		var e *api.Error
+		if !errors.As(err, &e) || e.Code != api.ExitEngine || !strings.Contains(e.Message, "pull access denied") || !strings.Contains(e.Hint, "`docker login registry.example`") {
+			t.Errorf("a pull that fails: %v", err)
+		}
 	}
-	i, seen, err := look(`echo pulling $2; touch ` + pulled)
-	if err != nil || seen != "pulling registry.example/team/app:1\n" || !slices.Equal(i.Config.Entrypoint, []string{"/app"}) || !slices.Equal(i.Config.Cmd, []string{"-x"}) {
-		t.Errorf("%+v, seen %q: %v", i, seen, err)
+	check := func(what, cmd, progress, warning string) func(image, string, []string, error) {
+		return func(i image, seen string, warned []string, err error) {
+			t.Helper()
+			want := image{Architecture: "amd64"}
+			want.Config.User, want.Config.Env, want.Config.Entrypoint, want.Config.Cmd = "app", []string{"A=1"}, []string{"/app"}, []string{cmd}
+			if diff := cmp.Diff(want, i); diff != "" || err != nil || seen != progress || !strings.Contains(strings.Join(warned, "\n"), warning) || (warning == "") != (warned == nil) {
+				t.Errorf("%s: seen %q, warned %q, %v\n%s", what, seen, warned, err, diff)
+			}
+		}
 	}
-	if _, seen, err = look(`exit 1`); err != nil || seen != "" {
-		t.Errorf("an image that is here: seen %q: %v", seen, err)
+	pull := func(version string) string { return `echo pulling $2; echo ` + version + ` >` + pulled }
+	check("one that is not here", "one", "pulling registry.example/team/app:1\n", "")(look(false, pull("one")))
+	check("one that is here", "one", "", "")(look(false, pull("two")))
+	check("one that has to be the registry's", "two", "pulling registry.example/team/app:1\n", "")(look(true, pull("two")))
+	check("a registry that does not give it", "two", "", "pull access denied")(look(true, denied))
+}
+
+// A container is gone when remove returns, also one that the engine was removing already.
+func TestRemove(t *testing.T) {
+	asked := filepath.Join(t.TempDir(), "asked")
+	fakeDocker(t, `case $1 in rm) echo "removal of container is already in progress" >&2; exit 1;; ps) [ -e `+asked+` ] || echo 0123; touch `+asked+`;; esac`)
+	e := &Engine{command: "docker"}
+	if err := e.remove(t.Context(), "kubevpn-1-web"); err != nil {
+		t.Error(err)
+	}
+	fakeDocker(t, `case $1 in rm) echo "it cannot be killed" >&2; exit 1;; ps) echo 0123;; esac`)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := e.remove(ctx, "kubevpn-1-web"); err == nil || !strings.Contains(err.Error(), "it cannot be killed") {
+		t.Error(err)
 	}
 }

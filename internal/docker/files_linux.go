@@ -106,16 +106,27 @@ func (f *keeper) write(v volume) error {
 		}
 		f.volumes[v.Name] = k
 	}
-	if v.Empty {
-		return nil
-	}
-	k.volume = v
-	shown := sandbox.Volume{Name: v.Name}
-	for _, one := range v.Files {
-		shown.Files = append(shown.Files, sandbox.File{Path: one.Path, Mode: one.Mode, Data: one.Data})
-	}
-	if err := k.Write(shown); err != nil {
+	if err := k.show(v); err != nil {
 		return fmt.Errorf("volume %s: %w", v.Name, err)
+	}
+	return nil
+}
+
+func (k *kept) show(v volume) error {
+	k.volume = v
+	if !v.Empty {
+		shown := sandbox.Volume{Name: v.Name}
+		for _, one := range v.Files {
+			shown.Files = append(shown.Files, sandbox.File{Path: one.Path, Mode: one.Mode, Data: one.Data})
+		}
+		if err := k.Write(shown); err != nil {
+			return err
+		}
+	}
+	for _, point := range v.Points {
+		if err := k.root.MkdirAll(point, 0o755); err != nil {
+			return fmt.Errorf("making a place to mount at: %w", err)
+		}
 	}
 	return nil
 }

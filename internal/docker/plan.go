@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"encoding/csv"
 	"fmt"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/podenv"
@@ -24,6 +26,7 @@ type container struct {
 	spec   *corev1.Container
 	name   string
 	image  string // reference
+	now    bool   // it has to be the one that the registry has now
 	of     image
 	chosen bool // the one that the user works on
 }
@@ -45,12 +48,11 @@ func choose(pod *corev1.Pod, name string, alone bool, image string) ([]container
 	var all []container
 	var chosen *container
 	add := func(c *corev1.Container) {
-		one := container{spec: c, name: c.Name, image: c.Image, chosen: c.Name == name}
+		one := container{spec: c, name: c.Name, image: c.Image, now: c.ImagePullPolicy == corev1.PullAlways, chosen: c.Name == name}
 		switch {
-		case strings.HasPrefix(c.Name, api.AgentPrefix): // what an intercept has put there
 		case one.chosen:
 			if image != "" {
-				one.image = image
+				one.image, one.now = image, false // it may have just been built
 			}
 			chosen = &one
 		case !alone:
@@ -69,6 +71,19 @@ func choose(pod *corev1.Pod, name string, alone bool, image string) ([]container
 		return nil, api.Errorf(api.ExitWorkload, "the pod has no container %s that keeps running", name)
 	}
 	return append(all, *chosen), nil
+}
+
+// ofImage reports whether a variable that a program of the pod was seen to have is the image's to say, or the engine's, and not the
+// pod's. Where something of the pod could not be read, what was seen may be of that.
+func (c container) ofImage(v podenv.Variable) bool {
+	switch {
+	case !v.Image || !v.Secret:
+		return v.Image
+	case v.Name == "HOME" || v.Name == "TERM":
+		return true
+	}
+	has := func(e string) bool { return strings.HasPrefix(e, v.Name+"=") }
+	return c.image != c.spec.Image && slices.ContainsFunc(c.of.Config.Env, has)
 }
 
 func isSidecar(c *corev1.Container) bool {
@@ -123,17 +138,6 @@ func (p *plan) warnings() []string {
 func networkName(id string) string         { return "kubevpn-" + id + "-network" }
 func containerName(id, name string) string { return "kubevpn-" + id + "-" + name }
 
-// hostname is the pod's, as the kubelet has it.
-func hostname(pod *corev1.Pod, workload string) string {
-	const most = 63 // of Linux
-	for _, name := range []string{pod.Spec.Hostname, pod.Name, workload} {
-		if name != "" {
-			return strings.TrimRight(name[:min(len(name), most)], "-.")
-		}
-	}
-	return ""
-}
-
 // common are the flags of every container.
 func (p *plan) common(id, name string) []string {
 	args := []string{
@@ -152,8 +156,12 @@ func (p *plan) common(id, name string) []string {
 // network are the arguments of docker for the network container.
 func (p *plan) network(d *directory) []string {
 	args := p.common(d.id, networkName(d.id))
+	hostname := podenv.Hostname(p.pod)
+	if hostname == "" { // this user may not even ask what the pod would be
+		hostname = podenv.Hostname(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.cfg.Workload}})
+	}
 	args = append(args,
-		"--user", "0:0", "--cap-drop", "ALL", "--ipc", "shareable", "--device", "/dev/net/tun", "--hostname", hostname(p.pod, p.cfg.Workload),
+		"--user", "0:0", "--cap-drop", "ALL", "--ipc", "shareable", "--device", "/dev/net/tun", "--hostname", hostname,
 		"--mount", bind(d.control(0), control, true), "--mount", bind(d.base, base, false))
 	// The network, and files that are others'.
 	for _, c := range []string{"NET_ADMIN", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"} {
@@ -191,7 +199,7 @@ func (p *plan) run(d *directory, n int, mounts []mount) []string {
 	for _, m := range mounts {
 		args = append(args, "--mount", bind(m.source, m.path, m.readOnly))
 	}
-	args = append(args, p.security(c.spec)...)
+	args = append(args, p.security(c)...)
 	if c.spec.WorkingDir != "" {
 		args = append(args, "--workdir", c.spec.WorkingDir)
 	}
@@ -217,14 +225,18 @@ func (p *plan) tty() bool {
 }
 
 // security are the flags of what the pod says of a container's user and rights.
-func (p *plan) security(c *corev1.Container) []string {
+func (p *plan) security(c container) []string {
 	var args []string
-	s := effective(p.pod, c)
-	switch {
-	case s.RunAsUser != nil && s.RunAsGroup != nil:
-		args = append(args, "--user", fmt.Sprintf("%d:%d", *s.RunAsUser, *s.RunAsGroup))
-	case s.RunAsUser != nil:
-		args = append(args, "--user", strconv.FormatInt(*s.RunAsUser, 10))
+	s := effective(p.pod, c.spec)
+	if s.RunAsUser != nil || s.RunAsGroup != nil {
+		user, _, _ := strings.Cut(c.of.Config.User, ":")
+		if s.RunAsUser != nil {
+			user = strconv.FormatInt(*s.RunAsUser, 10)
+		}
+		if s.RunAsGroup != nil { // which the kubelet gives the image's user as well
+			user = fmt.Sprintf("%s:%d", cmp.Or(user, "0"), *s.RunAsGroup)
+		}
+		args = append(args, "--user", user)
 	}
 	if pod := p.pod.Spec.SecurityContext; pod != nil {
 		groups := slices.Clone(pod.SupplementalGroups)
@@ -255,9 +267,11 @@ func (p *plan) security(c *corev1.Container) []string {
 // program is what a container's PID 1 starts.
 func (p *plan) program(c container, variables []podenv.Variable) (program, error) {
 	command, args := podenv.Command(c.spec, variables)
-	out := program{Args: podenv.Program(command, args, c.of.Config.Entrypoint, c.of.Config.Cmd)}
+	out := program{Args: podenv.Program(command, args, c.of.Config.Entrypoint, c.of.Config.Cmd), Env: slices.Clone(c.of.Config.Env)}
 	for _, v := range variables {
-		out.Env = append(out.Env, v.Name+"="+v.Value)
+		if !c.ofImage(v) {
+			out.Env = append(out.Env, v.Name+"="+v.Value)
+		}
 	}
 	if c.chosen {
 		out.Env = append(out.Env, p.cfg.Env...)

@@ -64,7 +64,7 @@ func TestChoose(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			all, err := choose(testPod(), "web", tt.alone, tt.image)
+			all, err := choose(withoutAgents(testPod()), "web", tt.alone, tt.image)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -78,8 +78,25 @@ func TestChoose(t *testing.T) {
 		})
 	}
 	for _, name := range []string{"prepare", "kubevpn-agent-1", "none"} {
-		if _, err := choose(testPod(), name, false, ""); err == nil {
+		if _, err := choose(withoutAgents(testPod()), name, false, ""); err == nil {
 			t.Errorf("%s was chosen", name)
+		}
+	}
+}
+
+// The registry is asked again for what the kubelet asks it for, but not for an image of the user's own.
+func TestChoosePull(t *testing.T) {
+	pod := testPod()
+	pod.Spec.Containers[0].ImagePullPolicy, pod.Spec.Containers[1].ImagePullPolicy = corev1.PullAlways, corev1.PullIfNotPresent
+	for image, want := range map[string][]bool{"": {false, false, true}, "mine": {false, false, false}} {
+		all, err := choose(withoutAgents(pod), "web", false, image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n, c := range all {
+			if c.now != want[n] {
+				t.Errorf("with --image %q: container %s: %v", image, c.name, c.now)
+			}
 		}
 	}
 }
@@ -108,6 +125,15 @@ func TestRunArguments(t *testing.T) {
 	if user := other[slices.Index(other, "--user")+1]; user != "1000" {
 		t.Errorf("another container's user is %s, want the pod's", user)
 	}
+	p.containers[1].spec.SecurityContext = &corev1.SecurityContext{RunAsGroup: pointer(int64(7))}
+	p.pod.Spec.SecurityContext = nil
+	for image, want := range map[string]string{"": "0:7", "app": "app:7", "1000:1000": "1000:7"} {
+		p.containers[1].of.Config.User = image
+		other = p.run(d, 1, nil)
+		if user := other[slices.Index(other, "--user")+1]; user != want {
+			t.Errorf("a group alone, with an image whose user is %q: %s, want %s", image, user, want)
+		}
+	}
 	if p.cfg.Terminal = false; p.interactive() || p.tty() {
 		t.Error("the pod alone wants a terminal, and there is none: it is not asked for")
 	}
@@ -133,11 +159,12 @@ func TestProgram(t *testing.T) {
 	p := testPlan(t, Config{Env: []string{"NAME=mine"}})
 	web, log := p.containers[2], p.containers[1]
 	log.of.Config.Entrypoint, log.of.Config.Cmd = []string{"/log"}, []string{"-image"}
+	web.of.Config.Env = []string{"PATH=/image", "NAME=image"}
 	got, err := p.program(web, []podenv.Variable{{Name: "NAME", Value: "pod"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := program{Args: []string{"/web", "--name=pod", "$(NAME)", "$(MISSING)"}, Env: []string{"NAME=pod", "NAME=mine"}}
+	want := program{Args: []string{"/web", "--name=pod", "$(NAME)", "$(MISSING)"}, Env: []string{"PATH=/image", "NAME=image", "NAME=pod", "NAME=mine"}}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("a command and args: -want +got:\n%s", d)
 	}
@@ -156,6 +183,57 @@ func TestProgram(t *testing.T) {
 	p.user.Entrypoint = &entrypoint
 	if got, err = p.program(web, nil); err != nil || !slices.Equal(got.Args, []string{"sh"}) {
 		t.Errorf("--entrypoint: %q, %v", got.Args, err)
+	}
+}
+
+// What a program of the pod was seen to have is the container's where it may be the pod's.
+func TestSeen(t *testing.T) {
+	seen := func(unread bool) []podenv.Variable {
+		var all []podenv.Variable
+		for _, name := range []string{"HOME", "PASSWORD", "PATH", "TERM", "VERSION"} {
+			all = append(all, podenv.Variable{Name: name, Value: "seen", Image: true, Secret: unread})
+		}
+		return append(all, podenv.Variable{Name: "KEY", Value: "read", Secret: true})
+	}
+	for _, tt := range []struct {
+		name, image string
+		unread      bool
+		want        []string
+	}{
+		{"all was read", "", false, []string{"KEY"}},
+		{"something was not", "", true, []string{"PASSWORD", "PATH", "VERSION", "KEY"}},
+		{"something was not, and the image is another", "mine", true, []string{"PASSWORD", "KEY"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := testPlan(t, Config{Image: tt.image})
+			web := p.containers[2]
+			web.of.Config.Env = []string{"PATH=/image", "VERSION=1"}
+			got, err := p.program(web, seen(tt.unread))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := slices.Clone(web.of.Config.Env)
+			for _, name := range tt.want {
+				want = append(want, name+"="+map[bool]string{true: "read", false: "seen"}[name == "KEY"])
+			}
+			if diff := cmp.Diff(want, got.Env); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// What is mounted within another volume has a place there, where the outermost is the nearest above.
+func TestNested(t *testing.T) {
+	got := nested(map[string][]podenv.Mount{
+		"web": {{Path: "/data", Volume: "scratch", SubPath: "web"}, {Path: "/data/in", Volume: "keys"}, {Path: "/etc/app", Volume: "settings"},
+			{Path: "/etc/app-x", Volume: "keys"}, {Path: "/etc/app/tls", Volume: "keys"}, {Path: "/etc/app/tls/ca/certs", Volume: "more"}},
+		"log":  {{Path: "/settings", Volume: "settings"}, {Path: "/settings/tls", Volume: "keys"}},
+		"proc": {{Path: "/", Volume: "scratch"}, {Path: "/proc", Volume: "scratch"}, {Path: "/proc/x", Volume: "keys"}},
+	})
+	want := map[string][]string{"scratch": {"web/in"}, "settings": {"tls"}, "keys": {"ca/certs"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -42,7 +43,7 @@ func runProgram() (exit int, err error) {
 	for {
 		select {
 		case s := <-passed:
-			p.Signal(s.(syscall.Signal))
+			i.pass(p, s.(syscall.Signal), byEngine)
 		case <-p.Done():
 			code, _ := p.Exit()
 			_ = i.out.Encode(report{Ended: &code})
@@ -63,6 +64,7 @@ type initProcess struct {
 	*wire
 	program program
 	family  pid1.Family
+	ways    ways
 }
 
 // signals catches what is for the program. What a terminal sends reaches the program as well as this process, and is not
@@ -95,25 +97,37 @@ func (i *initProcess) obey(p *pid1.Process) {
 			os.Exit(128 + int(unix.SIGKILL))
 		}
 		if o.Signal > 0 {
-			p.Signal(syscall.Signal(o.Signal))
+			i.pass(p, syscall.Signal(o.Signal), byKubevpn)
 		}
 	}
 }
 
-// start starts the program. Its environment is what the image says, as the engine has given it to
-// this process, below what the pod says.
+func (i *initProcess) pass(p *pid1.Process, s syscall.Signal, from way) {
+	if i.ways.first(s, from) {
+		p.Signal(s)
+	}
+}
+
+// start starts the program. Below its environment is what the engine has given to this process.
 func (i *initProcess) start() (*pid1.Process, error) {
 	// Orphans come here even where another process is the first: with the machine's PID namespace.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("becoming the parent of orphans: %w", err)
 	}
-	env := merge(os.Environ(), i.program.Env)
+	env := merge(slices.DeleteFunc(os.Environ(), isProxy), i.program.Env)
 	p, err := i.family.Start(pid1.Program{Args: i.program.Args, Env: env})
 	if err != nil {
 		return nil, err
 	}
 	// They would keep who reads them waiting after the program has closed them.
 	return p, pid1.CloseStandardFiles()
+}
+
+// isProxy reports whether a variable is one that the docker command's setting "proxies" adds: the way out of the user's own network,
+// not of the cluster's, whose names it would be asked for.
+func isProxy(entry string) bool {
+	name, _, _ := strings.Cut(entry, "=")
+	return slices.Contains([]string{"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"}, strings.ToUpper(name))
 }
 
 // merge is base, with other values for what over has too.

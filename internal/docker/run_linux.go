@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"bytes"
 	"context"
 	"debug/elf"
 	"errors"
@@ -20,14 +21,16 @@ import (
 )
 
 const (
-	// refresh is how often volumes are read again; the kubelet does it about as often.
-	refresh = time.Minute
+	// seeTimeout is how long a container in the cluster may take to show its environment.
+	seeTimeout = 5 * time.Second
 	// graceMost is the longest that other containers have to end when the one that the user works on has.
 	graceMost = 10 * time.Second
+	// tellTimeout is how long the end of a program may take to be heard of when `docker run` has returned.
+	tellTimeout = 2 * time.Second
 )
 
 // Run runs the pod's containers until the one that the user works on ends, or ctx does. exit is that one's exit code. When it
-// returns nothing of it is left. Signals that the terminal sends reach the program by themselves; SIGTERM is passed on.
+// returns nothing of it is left. Signals are the program's.
 func Run(ctx context.Context, cfg Config) (exit int, err error) {
 	if err := suitable(cfg.Executable); err != nil {
 		return 0, err
@@ -39,7 +42,7 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 	for _, w := range p.warnings() {
 		cfg.Warn(w)
 	}
-	d, err := newDirectory(cfg.RuntimeDirs, cfg.Logger)
+	d, left, err := newDirectory(cfg.Places, cfg.Warn)
 	if err != nil {
 		return 0, err
 	}
@@ -49,6 +52,11 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 			err = e
 		}
 	}()
+	for _, earlier := range left {
+		if err := errors.Join(r.removeAsRoot(ctx, earlier), earlier.lock.Close()); err != nil {
+			cfg.Warn(err.Error())
+		}
+	}
 	return r.run(ctx)
 }
 
@@ -80,7 +88,7 @@ func prepare(ctx context.Context, cfg Config) (*plan, error) {
 	}
 	for n := range p.containers {
 		c := &p.containers[n]
-		if c.of, err = cfg.Engine.image(ctx, c.image, cfg.Pull); err != nil {
+		if c.of, err = cfg.Engine.image(ctx, c.image, c.now, cfg.Pull, cfg.Warn); err != nil {
 			return nil, err
 		}
 	}
@@ -97,32 +105,32 @@ type run struct {
 	others  []*running
 	chosen  *running
 
-	background  sync.WaitGroup     // Connect, and the refreshing of volumes
-	stop        context.CancelFunc // Connect
-	ignore      context.CancelFunc // the ends of other containers, and what changes in volumes
-	lost        chan error         // from Connect
-	output      sync.Mutex         // of the other containers' lines
-	programs    map[string]program
-	mounts      map[string][]podenv.Mount
-	readers     *readers
-	shownBefore map[string][]byte // volumes, by name
+	background sync.WaitGroup     // Connect, and what follows the pod
+	stop       context.CancelFunc // Connect
+	ignore     context.CancelFunc // the ends of other containers, and what changes in volumes
+	lost       chan error         // from Connect
+	output     sync.Mutex         // of the other containers' lines
+	programs   map[string]program
+	mounts     map[string][]podenv.Mount
+	points     map[string][]string // places of volumes where others are mounted
+	fresh      podenv.Following
 }
 
 func (r *run) run(ctx context.Context) (int, error) {
 	held, stop := context.WithCancel(ctx)
 	watched, ignore := context.WithCancel(ctx)
 	r.stop, r.ignore, r.lost = stop, ignore, make(chan error, 1)
-	volumes, err := r.read(ctx)
-	if err != nil {
+	if err := r.read(ctx); err != nil {
 		return 0, err
 	}
 	const starting = "Starting the containers"
 	r.Step(starting, false)
+	var err error
 	if r.network, err = r.startNetwork(ctx); err != nil {
 		return 0, err
 	}
-	for _, v := range volumes {
-		if err := r.show(v); err != nil {
+	for _, v := range r.fresh.Volumes {
+		if err := r.show(ctx, v); err != nil {
 			return 0, err
 		}
 	}
@@ -142,9 +150,8 @@ func (r *run) run(ctx context.Context) (int, error) {
 }
 
 // read computes what the containers have, and says what they have not.
-func (r *run) read(ctx context.Context) ([]volume, error) {
-	r.readers = &readers{pod: r.plan.pod, of: map[string]*podenv.Reader{}}
-	r.programs, r.shownBefore = map[string]program{}, map[string][]byte{}
+func (r *run) read(ctx context.Context) error {
+	r.programs = map[string]program{}
 	warn := func(name string, problems []podenv.Problem) {
 		for _, p := range problems {
 			r.Warn(name + p.Error())
@@ -153,20 +160,39 @@ func (r *run) read(ctx context.Context) ([]volume, error) {
 	for _, c := range r.plan.containers {
 		reader, err := podenv.New(r.Kube, r.plan.pod, c.name)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		r.readers.names = append(r.readers.names, c.name)
-		r.readers.of[c.name] = reader
+		r.fresh.Readers = append(r.fresh.Readers, reader)
+		if environ, err := r.seen(ctx, c.name); err != nil {
+			r.Logger.Info("what a container was given is not known from itself", "container", c.name, "err", err)
+		} else if environ != nil {
+			reader.Seen(environ)
+		}
 		variables, problems := reader.Environment(ctx)
 		warn("container "+c.name+": ", problems)
 		if r.programs[c.name], err = r.plan.program(c, variables); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	mounts, volumes, problems := r.readers.volumes(ctx)
-	warn("", problems)
-	r.mounts = mounts
-	return volumes, ctx.Err()
+	r.mounts, r.fresh.Volumes, r.fresh.Problems = podenv.Volumes(ctx, r.fresh.Readers...)
+	warn("", r.fresh.Problems)
+	r.points = nested(r.mounts)
+	r.fresh.Running, r.fresh.Show, r.fresh.Warn = r.Running, r.show, r.Warn
+	return ctx.Err()
+}
+
+// seen is the environment of a program in one of the pod's containers in the cluster; nil: none runs.
+func (r *run) seen(ctx context.Context, container string) ([]byte, error) {
+	if r.Exec == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, seeTimeout)
+	defer cancel()
+	var out bytes.Buffer
+	if err := r.Exec(ctx, container, []string{"cat", "/proc/self/environ"}, &out); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
 }
 
 // connect brings the network up, and returns when programs may use it.
@@ -196,13 +222,14 @@ func (r *run) connect(held context.Context) error {
 
 // work runs the container that the user works on. Volumes are kept fresh until watched ends.
 func (r *run) work(ctx, watched context.Context) (int, error) {
-	// They are the program's: this process has to outlive it.
-	terminal := make(chan os.Signal, 1)
-	signal.Notify(terminal, os.Interrupt, unix.SIGHUP, unix.SIGQUIT)
-	defer signal.Stop(terminal)
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, unix.SIGTERM)
-	defer signal.Stop(asked)
+	// They are the program's: this process has to outlive it. Those that are ignored, as by nohup, stay so.
+	signals := make(chan os.Signal, 8)
+	for _, s := range []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2} {
+		if !signal.Ignored(s) {
+			signal.Notify(signals, s)
+		}
+	}
+	defer signal.Stop(signals)
 	if !r.Begin() {
 		<-ctx.Done() // it ends
 		return 0, context.Cause(ctx)
@@ -211,13 +238,14 @@ func (r *run) work(ctx, watched context.Context) (int, error) {
 	if r.chosen, err = r.start(ctx, len(r.plan.containers)-1); err != nil {
 		return 0, err
 	}
-	r.background.Go(func() { r.refresh(watched) }) // the files' socket is its alone now, until end
+	r.background.Go(func() { podenv.Follow(watched, r.fresh) }) // the files' socket is its alone now, until end
 	for {
 		select {
 		case <-r.chosen.ended:
 			return r.chosen.exit()
-		case <-terminal:
-		case s := <-asked:
+		case <-r.chosen.done:
+			return r.released()
+		case s := <-signals:
 			r.chosen.signal(s.(syscall.Signal))
 		case err := <-r.lost:
 			r.lost <- err
@@ -229,6 +257,23 @@ func (r *run) work(ctx, watched context.Context) (int, error) {
 			return 0, r.network.gone()
 		}
 	}
+}
+
+// released is for a `docker run` that has returned: its container has ended, or goes on without the terminal.
+func (r *run) released() (int, error) {
+	late := time.NewTimer(tellTimeout)
+	defer late.Stop()
+	select {
+	case <-r.chosen.ended:
+		return r.chosen.exit()
+	case <-late.C:
+	}
+	r.chosen.left = true
+	if err := r.chosen.err; err != nil {
+		return 0, api.Errorf(api.ExitEngine, "`docker run` has ended (%w) before its container %s, which is ended, too", err, r.chosen.container)
+	}
+	return 0, api.Errorf(api.ExitEngine, "`docker run` was told by its detach keys to let go of the container %s, which is ended: nothing goes on here without kubevpn", r.chosen.container).
+		WithHint("they are Ctrl-P Ctrl-Q if nothing else says so; -- --detach-keys KEYS does")
 }
 
 // watch tells when a container ends that was not to.
@@ -283,10 +328,9 @@ func (r *run) end() (err error) {
 		r.network.close()
 		err = errors.Join(err, r.removed(r.network.child))
 	}
-	if e := r.dir.remove(); errors.Is(e, fs.ErrPermission) {
-		err = errors.Join(err, r.removeAsRoot())
-	} else {
-		err = errors.Join(err, e)
+	removing := r.dir.remove()
+	if errors.Is(removing, fs.ErrPermission) { // the network container was killed
+		removing = r.removeAsRoot(context.Background(), r.dir) // the run's own context has ended
 	}
-	return err
+	return errors.Join(err, removing, r.dir.close())
 }

@@ -1,42 +1,34 @@
 package docker
 
 import (
-	"context"
 	"io/fs"
+	"path"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/podenv"
 )
 
-// readers reads what the containers of one pod have.
-type readers struct {
-	pod   *corev1.Pod
-	names []string // containers
-	of    map[string]*podenv.Reader
-}
-
-// volumes are those of all containers, each once: what two containers share is the same to both.
-func (r *readers) volumes(ctx context.Context) (map[string][]podenv.Mount, []volume, []podenv.Problem) {
-	mounts := map[string][]podenv.Mount{}
-	var volumes []volume
-	var problems []podenv.Problem
-	for _, name := range r.names {
-		m, read, more := r.of[name].Volumes(ctx)
-		mounts[name] = m
-		for _, p := range more {
-			if !slices.ContainsFunc(problems, func(o podenv.Problem) bool { return o.Error() == p.Error() }) {
-				problems = append(problems, p)
-			}
-		}
-		for _, v := range read {
-			if !slices.ContainsFunc(volumes, func(o volume) bool { return o.Name == v.Name }) {
-				volumes = append(volumes, owned(r.pod, v))
+// nested are the directories of each volume where another one is mounted, by the volume's name, as MakeNestedMountpoints of
+// pkg/volume/util makes them.
+func nested(mounts map[string][]podenv.Mount) map[string][]string {
+	points := map[string][]string{}
+	for _, all := range mounts {
+		for n, m := range all {
+			for _, outer := range slices.Backward(all[:n]) { // sorted by path: the last that is above it is the nearest
+				if below, is := strings.CutPrefix(m.Path, outer.Path+"/"); is && mountable(m.Path) {
+					at := path.Join(outer.SubPath, below)
+					if !slices.Contains(points[outer.Volume], at) {
+						points[outer.Volume] = append(points[outer.Volume], at)
+					}
+					break
+				}
 			}
 		}
 	}
-	return mounts, volumes, problems
+	return points
 }
 
 // owned is a volume with its owners.

@@ -45,10 +45,10 @@ type report struct {
 	Path  string   `json:"path,omitempty"`
 }
 
-// program is what PID 1 runs. The image's environment and the working directory are PID 1's own.
+// program is what PID 1 runs. The working directory is PID 1's own.
 type program struct {
 	Args []string `json:"args"`
-	Env  []string `json:"env"` // wins over the image's
+	Env  []string `json:"env"` // wins over what the engine has given PID 1
 	TTY  bool     `json:"tty"`
 }
 
@@ -64,6 +64,8 @@ type volume struct {
 	Empty bool   `json:"empty,omitempty"` // a directory for everybody
 	Files []file `json:"files,omitempty"`
 	Group *int64 `json:"group,omitempty"` // securityContext.fsGroup
+	// Points are directories in it where another volume is mounted: nobody could make them where it is read-only.
+	Points []string `json:"points,omitempty"`
 }
 
 type file struct {
