@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -27,14 +26,11 @@ import (
 )
 
 const (
-	readyPatience = 2 * time.Minute // for the first pod
 	leaveTimeout  = 5 * time.Second // for the Job's deletion to be accepted
 	retryPause    = time.Second     // after a request about the Job that failed
 	conflictPause = 50 * time.Millisecond
-	syncTrouble   = 10 * time.Second // for which no file reaches the first pod, until that counts as for good
-	syncLook      = 100 * time.Millisecond
-	endLooks      = 10               // at the Job, retryPause apart, after one of its pods has ended
-	goneTimeout   = 45 * time.Second // for an earlier Job of that name to be gone, its pods' grace included
+	goneTimeout   = 45 * time.Second           // for an earlier Job of that name to be gone, its pods' grace included
+	seenAlive     = renewEvery + 5*time.Second // in which who lives renews a clone
 )
 
 // Cluster is what a clone does with the cluster, with the user's own rights: a *cluster.Cluster.
@@ -74,25 +70,28 @@ type Clone struct {
 	syncs syncs
 
 	ended chan struct{} // a pod has ended well; buffered 1
-	ready chan struct{} // closed: a pod is ready, or has done what it is for
+	again chan struct{} // the pods are to be looked at once more: files have come, or the Job is another one; buffered 1
+	ready chan struct{} // closed: a pod is ready, and has the files that go to it, or has done what it is for
 	first sync.Once
-	begun chan struct{} // closed: and it has the files
+	begun chan struct{} // closed: and its maker has been told of all that was on the way
 
 	renewEvery  time.Duration
 	syncTrouble time.Duration // tests have less patience
 
-	mu     sync.Mutex
-	status api.Clone
-	failed string // what keeps the first pod from starting, for good as far as is known
-	over   bool   // a pod of the Job ended well, and the Job may have
-	uid    types.UID
+	mu        sync.Mutex
+	status    api.Clone
+	unrenewed string       // why the lease could not be renewed, the last time
+	over      bool         // a pod of the Job ended well, and the Job may have
+	uid       types.UID    // the Job's
+	pods      []corev1.Pod // the Job's; not changed, but replaced
 }
 
 // New makes a clone that does not run yet.
 func New(cfg Config) *Clone {
 	c := &Clone{
 		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload),
-		ended: make(chan struct{}, 1), ready: make(chan struct{}), begun: make(chan struct{}), renewEvery: renewEvery, syncTrouble: syncTrouble,
+		ended: make(chan struct{}, 1), again: make(chan struct{}, 1), ready: make(chan struct{}), begun: make(chan struct{}),
+		renewEvery: renewEvery, syncTrouble: syncTrouble,
 		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting, NoTraffic: cfg.Spec.NoTraffic},
 	}
 	c.syncs = syncs{clone: c, running: map[types.UID]*podSync{}}
@@ -111,6 +110,7 @@ func (c *Clone) Status() api.Clone {
 	if s.Pods == nil {
 		s.Pods = []api.ClonePod{}
 	}
+	s.LastError = cmp.Or(s.LastError, c.unrenewed)
 	s.Sync = c.syncs.status()
 	return s
 }
@@ -194,14 +194,18 @@ func (c *Clone) run(ctx context.Context) error {
 		created("namespace %s", namespace)
 	}
 	g, gctx := errgroup.WithContext(ctx)
+	pods := make(chan []corev1.Pod)
 	g.Go(func() error { return c.keep(gctx, job, live, own) })
+	g.Go(func() error { return c.see(gctx, pods) })
 	g.Go(func() error {
 		return c.cfg.Cluster.WatchPods(gctx, &cluster.Workload{
 			Namespace: namespace, Name: job.Name, Kind: "Job", Resource: batchv1.SchemeGroupVersion.WithResource("jobs"),
 			Selector: labels.SelectorFromSet(labels.Set{labelClone: job.Name}),
-		}, func(pods []corev1.Pod) {
-			c.syncs.follow(gctx, pods)
-			c.look(pods)
+		}, func(now []corev1.Pod) {
+			select {
+			case pods <- now:
+			case <-gctx.Done():
+			}
 		})
 	})
 	g.Go(func() error { return c.await(gctx, job.Name) })
@@ -228,6 +232,7 @@ func (c *Clone) create(ctx context.Context, job *batchv1.Job, own *corev1.Servic
 	c.mu.Lock()
 	c.over, c.uid = false, live.UID
 	c.mu.Unlock()
+	c.lookAgain() // its pods may have been there before this was known
 	without, err := c.name(ctx, own, live)
 	return live, without, err
 }
@@ -250,9 +255,11 @@ func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, 
 			return nil, api.Errorf(api.ExitConflict, "the namespace %s has a Job %s already, which is no clone", job.Namespace, job.Name).
 				WithHint("Take another name: --name NAME")
 		case owner != c.cfg.Owner, there.Annotations[annotationWorkload] != job.Annotations[annotationWorkload]:
-			return nil, api.Errorf(api.ExitConflict, "the namespace %s has a clone %s of %s already: %s has had it since %s", job.Namespace, job.Name,
-				there.Annotations[annotationWorkload], owner, there.CreationTimestamp.Local().Format(time.DateTime)).
-				WithHint("Take another name: --name NAME")
+			return nil, taken(there, owner)
+		case there.Annotations[annotationKey] != c.cfg.Key:
+			if err := c.abandoned(ctx, there); err != nil {
+				return nil, err
+			}
 		}
 		if err := remove(ctx, c.kube, job.Namespace, job.Name, there.UID); err != nil {
 			return nil, err
@@ -274,6 +281,46 @@ func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, 
 	}
 }
 
+// taken says who has a clone.
+func taken(by *batchv1.Job, owner string) *api.Error {
+	return api.Errorf(api.ExitConflict, "the namespace %s has a clone %s of %s already: %s has had it since %s", by.Namespace, by.Name,
+		by.Annotations[annotationWorkload], owner, by.CreationTimestamp.Local().Format(time.DateTime)).
+		WithHint("Take another name: --name NAME")
+}
+
+// abandoned waits until it is clear that nobody renews a clone, and gives an error if somebody does: there may be another machine of
+// the same name, with a user of the same name.
+func (c *Clone) abandoned(ctx context.Context, there *batchv1.Job) error {
+	done := c.step("Waiting for a daemon that had the clone %s already", there.Name)
+	now := there
+	for began := time.Now(); !finished(now) && time.Since(began) < seenAlive; {
+		if err := pause(ctx, retryPause); err != nil {
+			return err
+		}
+		var err error
+		now, err = c.kube.BatchV1().Jobs(there.Namespace).Get(ctx, there.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err), err == nil && now.UID != there.UID:
+			done("the clone has gone") // what has come in its place is seen by whoever makes the next one
+			return nil
+		case err != nil:
+			return err
+		case deadline(now) != deadline(there):
+			return taken(there, "another "+there.Annotations[annotationOwner])
+		}
+	}
+	done("it is gone")
+	return nil
+}
+
+// deadline is the age at which a Job ends, in seconds; 0: it has none.
+func deadline(j *batchv1.Job) int64 {
+	if j.Spec.ActiveDeadlineSeconds == nil {
+		return 0
+	}
+	return *j.Spec.ActiveDeadlineSeconds
+}
+
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -285,142 +332,74 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// keep moves the Job's deadline ahead, and makes the Job again when it is gone, unless somebody deleted it, who will have had a
-// reason.
-func (c *Clone) keep(ctx context.Context, job, live *batchv1.Job, own *corev1.Service) error {
-	jobs := c.kube.BatchV1().Jobs(job.Namespace)
-	began := time.Now().Round(0) // the clock of the wall, which goes on while the laptop sleeps
-	renewed := began
-	looks := 0 // for a Job that has ended, as one of its pods has
-	for wait := c.renewEvery; ; {
-		var ended <-chan struct{}
-		if live != nil && time.Since(began) >= c.renewEvery { // a program that ends at once is not started all the time
-			ended = c.ended
-		}
-		timer := time.NewTimer(wait)
+// see takes over the Job's pods as they change, and when they have got their files.
+func (c *Clone) see(ctx context.Context, pods <-chan []corev1.Pod) error {
+	for now := []corev1.Pod(nil); ; {
 		select {
-		case <-timer.C:
-		case <-ended:
-			timer.Stop()
-			looks = endLooks
+		case now = <-pods:
+		case <-c.again:
 		case <-ctx.Done():
-			timer.Stop()
 			return ctx.Err()
 		}
-		wait = c.renewEvery
-		if looks > 0 {
-			looks--
-			wait = retryPause
-		}
-		if c.isDone() {
-			return nil // its end is Kubernetes' to see to
-		}
-		now := time.Now().Round(0)
-		if live == nil {
-			again, _, err := c.create(ctx, job, own)
-			switch {
-			case ctx.Err() != nil:
-				return ctx.Err()
-			case err == nil:
-				live, began, renewed, looks = again, now, now, 0
-				wait = c.renewEvery
-			case lasting(err):
-				return err
-			default:
-				c.log.Warn("making the clone again", "err", err)
-				wait = retryPause
+		c.mu.Lock()
+		job := c.uid
+		c.mu.Unlock()
+		var own []corev1.Pod // and not an earlier Job's of the same name
+		for _, p := range now {
+			if owner := metav1.GetControllerOf(&p); owner != nil && owner.UID == job {
+				own = append(own, p)
 			}
-			continue
 		}
-		deadline := int64((now.Sub(began) + lease) / time.Second)
-		patch := fmt.Appendf(nil, `{"metadata":{"uid":%q},"spec":{"activeDeadlineSeconds":%d}}`, live.UID, deadline)
-		there, err := jobs.Patch(ctx, job.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-		gone := apierrors.IsNotFound(err) || apierrors.IsConflict(err) // Conflict: another one has its name
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err == nil && !finished(there):
-			renewed = now
-		case c.isDone(): // it may have come to its end meanwhile
-		case (gone || err == nil && there.DeletionTimestamp != nil) && (now.Sub(renewed) < kept || now.Sub(renewed) < lease && !c.isOver()):
-			return api.Errorf(api.ExitLost, "somebody deleted the clone %s in the namespace %s", job.Name, job.Namespace).
-				WithHint("`kubevpn clone` makes it again.")
-		case err == nil, gone, apierrors.IsInvalid(err):
-			c.log.Warn("the clone is gone; making it again", "err", err)
-			c.change(func(s *api.Clone) {
-				s.State, s.LastError = api.CloneStarting, "its lease ran out, or its program ended; it is made again"
-			})
-			live, wait = nil, 0
-		default:
-			c.log.Warn("renewing the clone's lease", "err", err)
-			wait = retryPause
-		}
+		c.syncs.follow(ctx, own)
+		c.look(own)
 	}
 }
 
-// lasting reports whether trying again does not help: errors of ours are about what is there, and others about rights.
-func lasting(err error) bool {
-	said := (*api.Error)(nil)
-	return errors.As(err, &said) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err)
-}
-
-func (c *Clone) isDone() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.status.State == api.CloneDone
-}
-
-func (c *Clone) isOver() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.over
-}
-
-func finished(j *batchv1.Job) bool {
-	return j.DeletionTimestamp != nil || slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
-		return c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed || c.Type == batchv1.JobFailureTarget || c.Type == batchv1.JobSuccessCriteriaMet)
-	})
+func (c *Clone) lookAgain() {
+	select {
+	case c.again <- struct{}{}:
+	default:
+	}
 }
 
 // look takes over what is known of the clone's pods.
 func (c *Clone) look(pods []corev1.Pod) {
 	var list []api.ClonePod
-	ready, ended, failed, trouble := 0, 0, "", ""
-	c.mu.Lock()
-	current := c.uid
-	c.mu.Unlock()
+	ready, ended, trouble := 0, 0, ""
 	for _, p := range pods {
-		if owner := metav1.GetControllerOf(&p); p.Status.Phase == corev1.PodSucceeded && (owner == nil || owner.UID == current) {
+		if p.Status.Phase == corev1.PodSucceeded {
 			ended++ // for the Job too, also one that was deleted, or evicted, and ended well for that
+			continue
 		}
-		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded {
+		if p.DeletionTimestamp != nil {
 			continue
 		}
 		if p.Status.Phase == corev1.PodFailed {
 			if c.ends { // the Job tries again with another pod
-				failed, _ = reason(&p)
+				failed, _ := reason(&p)
 				trouble = cmp.Or(trouble, failed)
 			}
 			continue
 		}
-		shown := api.ClonePod{Name: p.Name, IP: p.Status.PodIP, Ready: podutils.IsPodReady(&p)}
+		shown := api.ClonePod{Name: p.Name, IP: p.Status.PodIP}
+		if podutils.IsPodReady(&p) {
+			missing := c.syncs.lack(p.UID)
+			if shown.Ready = missing == nil; missing != nil {
+				shown.Reason = missing.String()
+			}
+		} else {
+			shown.Reason, _ = reason(&p)
+		}
 		if shown.Ready {
 			ready++
-		} else {
-			var final bool
-			shown.Reason, final = reason(&p)
-			trouble = cmp.Or(trouble, shown.Reason)
-			if final {
-				failed = shown.Reason
-			}
 		}
+		trouble = cmp.Or(trouble, shown.Reason)
 		list = append(list, shown)
 	}
 	c.mu.Lock()
 	done := c.status.State == api.CloneDone || c.ends && ended >= int(max(c.cfg.Spec.Replicas, 1))
-	c.failed = failed
 	c.over = c.over || ended > 0
-	c.status.Pods = list
+	c.status.Pods, c.pods = list, pods
 	switch {
 	case c.status.State == api.CloneLeaving || c.status.State == api.CloneFailed:
 	case done:
@@ -445,115 +424,6 @@ func (c *Clone) look(pods []corev1.Pod) {
 	}
 	if ready > 0 || done {
 		c.first.Do(func() { close(c.ready) }) // who waits for it finds them told
-	}
-}
-
-// reason is why a pod is not ready; final reports that waiting does not help.
-func reason(p *corev1.Pod) (text string, final bool) {
-	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-		if w := s.State.Waiting; w != nil && w.Reason != "" && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing" {
-			text := s.Name + ": " + w.Reason
-			if w.Message != "" {
-				text += ": " + w.Message
-			}
-			return text, slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError", "CrashLoopBackOff"}, w.Reason)
-		}
-		if t := s.State.Terminated; t != nil && t.ExitCode != 0 {
-			return fmt.Sprintf("%s ended with exit code %d (%s)", s.Name, t.ExitCode, t.Reason), false
-		}
-	}
-	for _, condition := range p.Status.Conditions {
-		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
-			return strings.TrimSuffix(condition.Message, "."), condition.Reason == corev1.PodReasonUnschedulable
-		}
-	}
-	return "", false
-}
-
-// await fails when the first pod does not become ready.
-func (c *Clone) await(ctx context.Context, name string) error {
-	done := c.step("Waiting for a pod of %s to be ready", name)
-	patience := time.NewTimer(readyPatience)
-	defer patience.Stop()
-	look := time.NewTicker(retryPause)
-	defer look.Stop()
-	final := 0
-	for {
-		select {
-		case <-c.ready:
-			done("ready")
-			if err := c.awaitFiles(ctx, name); err != nil {
-				return err
-			}
-			close(c.begun)
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-patience.C:
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			return api.Errorf(api.ExitNotReady, "no pod of the clone %s has become ready in %v: %s", name, readyPatience, cmp.Or(c.status.LastError, "its readiness probe fails")).
-				WithHint("`kubectl -n %s logs job/%s` says what it says.", c.status.Namespace, name)
-		case <-look.C:
-			c.mu.Lock()
-			failed, namespace := c.failed, c.status.Namespace
-			c.mu.Unlock()
-			if failed == "" {
-				final = 0
-				continue
-			}
-			if final++; final < 5 { // a Secret may come a moment later than the pod
-				continue
-			}
-			code := api.ExitNotReady
-			if strings.Contains(failed, "Image") {
-				code = api.ExitImagePull
-			}
-			return api.Errorf(code, "the clone %s does not start: %s", name, failed).
-				WithHint("`kubectl -n %s describe job/%s` has more.", namespace, name)
-		}
-	}
-}
-
-// awaitFiles waits until the first pods have the files that go to them: requests are for what the user has here.
-func (c *Clone) awaitFiles(ctx context.Context, name string) error {
-	if len(c.cfg.Spec.Sync) == 0 {
-		return nil
-	}
-	done := c.step("Copying files to %s", name)
-	look := time.NewTicker(syncLook)
-	defer look.Stop()
-	var since time.Time // when the trouble began
-	for {
-		if c.isDone() {
-			return nil
-		}
-		all := c.syncs.status()
-		behind := slices.IndexFunc(all, func(s api.Synced) bool { return !s.Synced })
-		if behind < 0 {
-			files := 0
-			for _, s := range all {
-				files += s.Files
-				if s.LastError != "" {
-					c.cfg.Progress(api.Event{Time: time.Now(), Warning: s.Remote + ": " + s.LastError})
-				}
-			}
-			done("%d files and directories", files)
-			return nil
-		}
-		trouble := all[behind].LastError
-		if trouble == "" || since.IsZero() {
-			since = time.Now()
-		}
-		if time.Since(since) >= c.syncTrouble {
-			return api.Errorf(api.ExitNotReady, "no files reach %s of the clone %s: %s", all[behind].Remote, name, trouble).
-				WithHint("The container's user has to be able to write there; docs/clone.md has more.")
-		}
-		select {
-		case <-look.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
 	}
 }
 

@@ -79,6 +79,11 @@ func (w *world) WatchPods(ctx context.Context, _ *cluster.Workload, f func([]cor
 	for {
 		w.mu.Lock()
 		pods, changed := slices.Clone(w.pods), w.changed
+		for n := range pods {
+			if pods[n].OwnerReferences == nil {
+				pods[n].OwnerReferences = ownedBy(types.UID(fmt.Sprintf("job-%d", w.uids)))
+			}
+		}
 		w.mu.Unlock()
 		f(pods)
 		select {
@@ -89,7 +94,11 @@ func (w *world) WatchPods(ctx context.Context, _ *cluster.Workload, f func([]cor
 	}
 }
 
-// have says which pods there are.
+func ownedBy(job types.UID) []metav1.OwnerReference {
+	return []metav1.OwnerReference{{UID: job, Controller: new(true)}}
+}
+
+// have says which pods there are. They are the latest Job's if they do not say whose.
 func (w *world) have(pods ...corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +21,7 @@ import (
 )
 
 // containers are directories that files go to, one for each pod, as `traffic supervise` has them there.
-func containers(t *testing.T, w *world, dir string) {
+func containers(t *testing.T, w *world, place func(pod string) string) {
 	var serving sync.WaitGroup
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(func() {
@@ -32,7 +33,7 @@ func containers(t *testing.T, w *world, dir string) {
 		if want := []string{api.SupervisorProgram, "sync", "0"}; !slices.Equal(command, want) {
 			t.Errorf("%q is run, want %q", command, want)
 		}
-		target, err := filesync.NewTarget(filesync.TargetConfig{Dir: filepath.Join(dir, pod), Logger: slog.New(slog.DiscardHandler)})
+		target, err := filesync.NewTarget(filesync.TargetConfig{Dir: place(pod), Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Error(err)
 			ours.Close()
@@ -56,7 +57,7 @@ func local(t *testing.T) string {
 func TestFiles(t *testing.T) {
 	w := newWorld()
 	from, to := local(t), t.TempDir()
-	containers(t, w, to)
+	containers(t, w, func(pod string) string { return filepath.Join(to, pod) })
 	r := w.run(t, api.CloneSpec{Replicas: 2, Sync: []api.SyncPair{{Local: from, Remote: "/site"}}, Restart: true})
 	r.have(pod("a", corev1.PodRunning))
 	<-r.Begun()
@@ -106,7 +107,7 @@ func TestNoFilesArrive(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(to, "a"), nil, 0o644); err != nil { // no directory
 		t.Fatal(err)
 	}
-	containers(t, w, to+"/a")
+	containers(t, w, func(pod string) string { return filepath.Join(to, "a", pod) })
 	r := w.run(t, api.CloneSpec{Sync: []api.SyncPair{{Local: local(t), Remote: "/site"}}}, func(c *Clone) { c.syncTrouble = 300 * time.Millisecond })
 	r.have(pod("a", corev1.PodRunning))
 	err := <-r.ended
@@ -117,4 +118,136 @@ func TestNoFilesArrive(t *testing.T) {
 	if j := r.job(t, "web-ann"); j != nil {
 		t.Errorf("left: %+v", j)
 	}
+}
+
+// readyAre are the pods to which requests go, as was told last.
+func (r *running) readyAre() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var names []string
+	if len(r.told) > 0 {
+		for _, p := range r.told[len(r.told)-1] {
+			if p.Ready {
+				names = append(names, p.Name)
+			}
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// Requests go to a pod when it has the files, be it the first one or a later one; and to a container that was started anew when it
+// has them again.
+func TestRequestsFollowFiles(t *testing.T) {
+	w := newWorld()
+	to := t.TempDir()
+	containers(t, w, func(pod string) string { return filepath.Join(to, pod) })
+	into, closed := w.dial, make(chan struct{})
+	close(closed)
+	doors := map[string]chan struct{}{"a": closed, "b": make(chan struct{})}
+	var mu sync.Mutex
+	w.dial = func(pod string, command []string) net.Conn {
+		mu.Lock()
+		door := doors[pod]
+		mu.Unlock()
+		select {
+		case <-door:
+			return into(pod, command)
+		default:
+			ours, theirs := net.Pipe()
+			theirs.Close()
+			return ours
+		}
+	}
+	container := func(name, id string) corev1.Pod {
+		p := pod(name, corev1.PodRunning)
+		p.Status.ContainerStatuses[0].ContainerID = id
+		return p
+	}
+	r := w.run(t, api.CloneSpec{Replicas: 2, Sync: []api.SyncPair{{Local: local(t), Remote: "/site"}}})
+	r.have(container("a", "a1"), container("b", "b1"))
+	<-r.Begun()
+	if got := r.readyAre(); got != "a" {
+		t.Errorf("requests go to %q", got)
+	}
+	testenv.Until(t, "why requests do not go to it", func() bool {
+		s := r.Status()
+		return len(s.Pods) == 2 && !s.Pods[1].Ready && s.Pods[1].Reason != "" && s.State == api.CloneRunning
+	})
+	close(doors["b"])
+	testenv.Until(t, "both", func() bool { return r.readyAre() == "a b" })
+
+	// Started anew, and found ready at once.
+	again := make(chan struct{})
+	mu.Lock()
+	doors["a"] = again
+	mu.Unlock()
+	if err := os.RemoveAll(filepath.Join(to, "a")); err != nil {
+		t.Fatal(err)
+	}
+	r.have(container("a", "a2"), container("b", "b1"))
+	testenv.Until(t, "b alone", func() bool { return r.readyAre() == "b" })
+	close(again)
+	testenv.Until(t, "both again", func() bool { return r.readyAre() == "a b" })
+	if _, err := os.Stat(filepath.Join(to, "a", "page")); err != nil {
+		t.Error(err)
+	}
+	r.end()
+}
+
+// A directory that is there, and in which nothing can be written, is none that files reach.
+func TestFilesAreRefused(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("SKIPPED: what nobody can write to, root neither, is Linux's /proc")
+	}
+	w := newWorld()
+	containers(t, w, func(string) string { return "/proc" })
+	r := w.run(t, api.CloneSpec{Sync: []api.SyncPair{{Local: local(t), Remote: "/site"}}}, func(c *Clone) { c.syncTrouble = 300 * time.Millisecond })
+	r.have(pod("a", corev1.PodRunning))
+	select {
+	case <-r.Begun():
+		t.Error("it has begun without files")
+		r.end()
+	case err := <-r.ended:
+		if e := api.AsError(err); e == nil || e.Code != api.ExitNotReady || !strings.HasPrefix(e.Message, "no files reach /site of the clone web-ann: page: ") {
+			t.Errorf("%v", err)
+		}
+	}
+	if got := r.readyAre(); got != "" {
+		t.Errorf("requests went to %q", got)
+	}
+}
+
+// One file that cannot be written is named, and keeps nothing else.
+func TestOneFileIsRefused(t *testing.T) {
+	w := newWorld()
+	to, from := t.TempDir(), local(t)
+	containers(t, w, func(pod string) string { return filepath.Join(to, pod) })
+	if err := os.Symlink("/nowhere", filepath.Join(from, "link")); err != nil {
+		t.Skipf("SKIPPED: no links here: %v", err)
+	}
+	if err := os.MkdirAll(filepath.Join(to, "a", "link", "in its way"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := w.run(t, api.CloneSpec{Sync: []api.SyncPair{{Local: from, Remote: "/site"}}})
+	r.have(pod("a", corev1.PodRunning))
+	<-r.Begun()
+	if got := r.warnings(); len(got) != 1 || !strings.HasPrefix(got[0], "/site: link: ") {
+		t.Errorf("told: %q", got)
+	}
+	r.end()
+}
+
+// A container whose program ends before it has the files is no reason to wait for ever.
+func TestEndsBeforeFiles(t *testing.T) {
+	w := newWorld()
+	w.dial = func(string, []string) net.Conn { // nobody answers
+		ours, theirs := net.Pipe()
+		t.Cleanup(func() { theirs.Close() })
+		return ours
+	}
+	r := w.run(t, api.CloneSpec{Sync: []api.SyncPair{{Local: local(t), Remote: "/site"}}})
+	r.have(pod("a", corev1.PodRunning))
+	testenv.Until(t, "the pod", func() bool { return len(r.Status().Pods) == 1 })
+	r.have(pod("a", corev1.PodPending, waiting("CrashLoopBackOff")))
+	r.fails(api.ExitNotReady, "the clone web-ann does not start: app: CrashLoopBackOff")
 }

@@ -203,7 +203,7 @@ func TestServerEnds(t *testing.T) {
 			<-r.Begun()
 			time.Sleep(renewEvery + 5*time.Second)
 			ended := pod("a", corev1.PodSucceeded)
-			ended.OwnerReferences = []metav1.OwnerReference{{UID: "job-1", Controller: new(true)}}
+			ended.OwnerReferences = ownedBy("job-1")
 			if evicted {
 				ended.DeletionTimestamp = new(metav1.Now())
 			}
@@ -301,7 +301,7 @@ func TestDoesNotStart(t *testing.T) {
 		{"image", pod("a", corev1.PodPending, waiting("ErrImagePull")), api.ExitImagePull, "the clone web-ann does not start: app: ErrImagePull"},
 		{"program", pod("a", corev1.PodPending, waiting("CrashLoopBackOff")), api.ExitNotReady, "the clone web-ann does not start: app: CrashLoopBackOff"},
 		{"place", unschedulable, api.ExitNotReady, "the clone web-ann does not start: 0/2 nodes are available"},
-		{"probe", notReady, api.ExitNotReady, "no pod of the clone web-ann has become ready in 2m0s: its readiness probe fails"},
+		{"probe", notReady, api.ExitNotReady, "no pod of the clone web-ann has become ready in 2m0s: its readiness probe has not succeeded yet"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -362,6 +362,86 @@ func TestNameIsTaken(t *testing.T) {
 		<-r.Begun()
 		if j := r.job(t, "web-ann"); j.UID == "other" || j.Annotations[annotationKey] != "hash" {
 			t.Errorf("%+v", j)
+		}
+		r.end()
+	})
+}
+
+// Users of one name, on machines of one name, are told apart by what they do: who lives renews its clone.
+func TestNamesakeLives(t *testing.T) {
+	of := map[string]string{annotationWorkload: "shop/" + newWorld().workload.String(), annotationOwner: "ann@laptop", annotationKey: "another's"}
+	since := time.Unix(0, 0).Local().Format(time.DateTime)
+	for _, tt := range []struct {
+		name  string
+		lives bool
+		err   string
+	}{
+		{"and renews", true, "the namespace shop has a clone web-ann of " + of[annotationWorkload] + " already: another ann@laptop has had it since " + since},
+		{"or does not", false, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				there := jobOf(of, labelManagedBy, managedBy)
+				there.Spec.ActiveDeadlineSeconds = new(int64(140))
+				w := newWorld(there)
+				r := w.run(t, api.CloneSpec{})
+				time.Sleep(renewEvery - time.Second)
+				synctest.Wait()
+				if j := r.job(t, "web-ann"); j.UID != "other" {
+					t.Fatalf("%+v", j)
+				}
+				if tt.lives {
+					there.Spec.ActiveDeadlineSeconds = new(int64(160))
+					if _, err := w.kube.BatchV1().Jobs("shop").Update(t.Context(), there, metav1.UpdateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					r.fails(api.ExitConflict, tt.err)
+					if j := r.job(t, "web-ann"); j == nil || j.UID != "other" {
+						t.Errorf("%+v", j)
+					}
+					return
+				}
+				r.have(pod("a", corev1.PodRunning))
+				<-r.Begun()
+				r.end()
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) { // who has ended does not renew: there is no need to wait
+		there := jobOf(of, labelManagedBy, managedBy)
+		there.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}
+		r := newWorld(there).run(t, api.CloneSpec{})
+		synctest.Wait()
+		if j := r.job(t, "web-ann"); j == nil || j.UID != "job-1" && j.UID != "job-2" {
+			t.Errorf("%+v", j)
+		}
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		r.end()
+	})
+}
+
+// Pods of an earlier Job of the same name may be about for a while. They are none of the clone's.
+func TestPodsOfAnEarlierJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newWorld().run(t, api.CloneSpec{})
+		old, ended := pod("old", corev1.PodRunning), pod("ended", corev1.PodSucceeded)
+		old.OwnerReferences, ended.OwnerReferences = ownedBy("job-0"), ownedBy("job-0")
+		r.have(old, ended)
+		time.Sleep(renewEvery)
+		synctest.Wait()
+		select {
+		case <-r.Begun():
+			t.Error("it has begun with another one's pod")
+		default:
+		}
+		if s := r.Status(); len(s.Pods) > 0 {
+			t.Errorf("%+v", s.Pods)
+		}
+		r.have(old, pod("own", corev1.PodRunning))
+		<-r.Begun()
+		if s := r.Status(); len(s.Pods) != 1 || s.Pods[0].Name != "own" {
+			t.Errorf("%+v", s.Pods)
 		}
 		r.end()
 	})

@@ -1,0 +1,114 @@
+package clone
+
+import (
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevpn/internal/api"
+)
+
+// A lease is as long as it is meant to be while the machine sleeps, and when its clock is set.
+func TestPassed(t *testing.T) {
+	const day = 24 * time.Hour
+	for _, tt := range []struct {
+		name               string
+		steady, wall, want time.Duration
+	}{
+		{"as always", 20 * time.Second, 20 * time.Second, 20 * time.Second},
+		{"asleep for a while", 20 * time.Second, 80 * time.Second, 80 * time.Second},
+		{"asleep for longer than the lease", 20 * time.Second, 8 * time.Hour, 20*time.Second + lease},
+		{"set back", 20 * time.Second, -day, 20 * time.Second},
+		{"set ahead", 20 * time.Second, day, 20*time.Second + lease},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := passed(tt.steady, tt.wall); got != tt.want {
+				t.Errorf("%v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+// Who looks at the status learns that the lease is not renewed before the pods are gone.
+func TestRenewalFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		var down atomic.Bool
+		w.fail("patch", "jobs", func() error {
+			if down.Load() {
+				return errUnreachable
+			}
+			return nil
+		})
+		r := w.run(t, api.CloneSpec{})
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		down.Store(true)
+		time.Sleep(renewEvery + time.Second)
+		r.have(pod("a", corev1.PodRunning)) // which does not make it unsaid
+		synctest.Wait()
+		r.has(api.CloneRunning, "explained: renewing the clone's lease: connection refused")
+		down.Store(false)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		r.has(api.CloneRunning, "")
+		if d := *r.job(t, "web-ann").Spec.ActiveDeadlineSeconds; d < 120+20 {
+			t.Errorf("its lease is of %d s", d)
+		}
+		r.end()
+	})
+}
+
+// Who may not renew a clone does not have one for long: it ends at once, and says why.
+func TestMayNotRenew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.fail("patch", "jobs", func() error {
+			return apierrors.NewForbidden(batchv1.Resource("jobs"), "web-ann", errors.New("no role"))
+		})
+		r := w.run(t, api.CloneSpec{})
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		r.fails(api.ExitUnexpected, `explained: renewing the clone's lease: jobs.batch "web-ann" is forbidden: no role`)
+		if j := r.job(t, "web-ann"); j != nil {
+			t.Errorf("left: %+v", j)
+		}
+	})
+}
+
+// What the API server finds invalid is no reason to believe that a Job is gone which is there, and one if another is there in its place.
+func TestRenewalIsInvalid(t *testing.T) {
+	for _, another := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld()
+			w.fail("patch", "jobs", func() error {
+				return apierrors.NewInvalid(batchv1.SchemeGroupVersion.WithKind("Job").GroupKind(), "web-ann", nil)
+			})
+			r := w.run(t, api.CloneSpec{})
+			r.have(pod("a", corev1.PodRunning))
+			<-r.Begun()
+			if another {
+				r.deleteJob(t, "web-ann")
+				if _, err := w.kube.BatchV1().Jobs("shop").Create(t.Context(), jobOf(nil), metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				r.fails(api.ExitLost, "somebody deleted the clone web-ann in the namespace shop")
+				return
+			}
+			time.Sleep(2 * renewEvery)
+			synctest.Wait()
+			if j := r.job(t, "web-ann"); j == nil || j.UID != "job-1" {
+				t.Errorf("%+v", j)
+			}
+			r.has(api.CloneRunning, `explained: renewing the clone's lease: Job.batch "web-ann" is invalid`)
+			r.end()
+		})
+	}
+}
