@@ -90,13 +90,13 @@ func (c *cloned) Run(ctx context.Context) error {
 			<-gctx.Done()
 			return nil
 		}
-		begun := make(chan struct{})
-		defer close(begun)
+		over := make(chan struct{})
+		defer close(over)
 		go func() {
 			select {
 			case <-c.intercept.Begun():
 				c.once.Do(func() { close(c.begun) })
-			case <-begun:
+			case <-over:
 			}
 		}()
 		return c.intercept.Run(gctx)
