@@ -33,6 +33,7 @@ func cloneSuite(t *testing.T, w *world) {
 	t.Run("go", func(t *testing.T) { cloneGo(t, l, s, v, service) })
 	t.Run("python", func(t *testing.T) { clonePython(t, l, s, v) })
 	t.Run("unwritable", func(t *testing.T) { cloneUnwritable(t, l, s) })
+	t.Run("does_not_start", func(t *testing.T) { cloneDoesNotStart(t, l, s) })
 	t.Run("kinds", func(t *testing.T) { cloneKinds(t, l, v) })
 	t.Run("deaths", func(t *testing.T) { cloneDeaths(t, l, s, v, service) })
 	t.Run("laptop_killed", func(t *testing.T) { cloneOrphan(t, l, s, v, service) })

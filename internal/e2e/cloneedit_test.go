@@ -162,13 +162,67 @@ func clonePython(t *testing.T, l *laptop, s *shop, v *visitor) {
 
 // Where files cannot go, the command says so, and leaves nothing.
 func cloneUnwritable(t *testing.T, l *laptop, s *shop) {
-	r := l.run(t, "kubevpn", "clone", s.workload, "-n", s.namespace, "--headers", mine+"="+me, "--name", "shut", "--sync", t.TempDir()+":/there/is/none", "--command", "/app")
-	if r.code != int(api.ExitNotReady) || !strings.Contains(r.stderr, "no files reach /there/is/none of the clone shut: at the other end: mkdir /there: permission denied") {
-		t.Error(r)
+	dir := t.TempDir()
+	save(t, filepath.Join(dir, "page"), []byte("a page"))
+	for _, tt := range []struct{ name, remote, err string }{
+		{"no_directory", "/there/is/none", "no files reach /there/is/none of the clone shut: at the other end: mkdir /there: permission denied"},
+		{"roots_directory", "/etc", "no files reach /etc of the clone shut: page: permission denied"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := l.run(t, "kubevpn", "clone", s.workload, "-n", s.namespace, "--headers", mine+"="+me, "--name", "shut", "--sync", dir+":"+tt.remote, "--command", "/app")
+			if r.code != int(api.ExitNotReady) || !strings.Contains(r.stderr, tt.err) {
+				t.Error(r)
+			}
+			s.leftNothing(t, l)
+		})
 	}
+}
+
+// leftNothing checks that a clone that failed is gone, and with it what had begun for it.
+func (s *shop) leftNothing(t *testing.T, l *laptop) {
+	t.Helper()
 	s.noClone(t)
 	if n := len(l.status(t).Intercepts); n != 0 {
 		t.Errorf("%d intercepts", n)
+	}
+}
+
+// A clone that does not start says why, in the words of whoever knows: nothing is left to ask.
+func cloneDoesNotStart(t *testing.T, l *laptop, s *shop) {
+	s.apply(t, `
+apiVersion: v1
+kind: Namespace
+metadata: {name: cloned-full}
+---
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: full, namespace: cloned-full}
+spec: {hard: {pods: "0"}}
+`)
+	for _, tt := range []struct {
+		name string
+		args []string
+		code api.ExitCode
+		want []string
+	}{
+		{"crash", []string{"--command", "/app", "--command=-nope"}, api.ExitNotReady, []string{
+			"the clone unborn does not start: app: CrashLoopBackOff", "The last lines of its container app:", "flag provided but not defined: -nope"}},
+		{"no_program", []string{"--command", "/no/such/program"}, api.ExitNotReady, []string{"the clone unborn does not start: app: ", "/no/such/program: no such file or directory"}},
+		{"no_image", []string{"--target-image", "docker.io/kubevpn/none:e2e"}, api.ExitImagePull, []string{"the clone unborn does not start: app: ErrImageNeverPull"}},
+		{"quota", []string{"--target-namespace", "cloned-full"}, api.ExitNotReady, []string{"the clone unborn does not start: Error creating: pods ", "exceeded quota: full"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := l.run(t, append([]string{"kubevpn", "clone", s.workload, "-n", s.namespace, "--headers", mine + "=" + me, "--name", "unborn"}, tt.args...)...)
+			if r.code != int(tt.code) {
+				t.Error(r)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(r.stderr, want) {
+					t.Errorf("%v\nwant %q", r, want)
+				}
+			}
+			s.leftNothing(t, l)
+		})
 	}
 }
 
