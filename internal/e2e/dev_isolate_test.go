@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -111,6 +112,46 @@ func isolateSuite(t *testing.T, w *world) {
 	})
 	t.Run("two_clusters_with_the_same_addresses", func(t *testing.T) { isolateTwoClusters(t, l, s) })
 	root.must(t, "kubevpn", "quit")
+	root.sameAs(t, before)
+}
+
+// isolateReachSuite: what such a program reaches, in either netstack and each family of addresses, is what connect reaches, and the
+// world outside as ever.
+func isolateReachSuite(t *testing.T, w *world) {
+	root := w.newLaptop(t, lab.Admin)
+	before := root.snapshot(t)
+	// As distributions have it: every user may ping.
+	was := root.must(t, "sysctl", "-n", "net.ipv4.ping_group_range")
+	root.must(t, "sysctl", "-qw", "net.ipv4.ping_group_range=0 2147483647")
+	l := w.laptopOf(t, eve)
+	l.within = withDevice(0o666)
+	type check struct{ what, command string }
+	const page = "curl -sSf --max-time 10 -o /dev/null http://"
+	checks := []check{{"by name", page + "web.default/"}, {"outside by name", page + "www.outside.test/"}}
+	for n, family := range w.Config().Families() {
+		vip := w.kubectl(t, "get", "service", "web", "-o", fmt.Sprintf("jsonpath={.spec.clusterIPs[%d]}", n))
+		pod := w.kubectl(t, "get", "pods", "-l", "app=web", "-o", fmt.Sprintf("jsonpath={.items[0].status.podIPs[%d].ip}", n))
+		outside := family.Outside.String()
+		checks = append(checks,
+			check{"ClusterIP " + vip, page + net.JoinHostPort(vip, "80")},
+			check{"pod " + pod, page + net.JoinHostPort(pod, "8080")},
+			check{"UDP to " + vip, `[ "$(printf hello | nc -u -w 2 ` + vip + ` 9001)" = hello ]`},
+			check{"ping of the pod " + pod, "ping -n -c 1 -W 10 " + pod},
+			check{"a port of nobody", "curl -sS --max-time 10 http://" + net.JoinHostPort(pod, "4444") + " || [ $? = 7 ]"}, // refused
+			check{"outside " + outside, page + net.JoinHostPort(outside, "80")},
+			check{"ping of " + outside, "ping -n -c 1 -W 10 " + outside},
+		)
+	}
+	script, want := "", ""
+	for _, c := range checks {
+		script += fmt.Sprintf("if said=$({ %s; } 2>&1); then echo '%s: reached'; else echo \"%[2]s: $said\"; fi\n", c.command, c.what)
+		want += c.what + ": reached\n"
+	}
+	r := l.run(t, "kubevpn", "dev", "deployment/web", "-n", "default", "--isolate", "--", "sh", "-c", script)
+	if d := cmp.Diff(want, r.stdout); d != "" || r.code != 0 {
+		t.Errorf("(-want +got)\n%s\n%v", d, r)
+	}
+	root.must(t, "sysctl", "-qw", "net.ipv4.ping_group_range="+was)
 	root.sameAs(t, before)
 }
 

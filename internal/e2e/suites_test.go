@@ -55,6 +55,7 @@ var intercepts = []suite{
 	{"tls", tlsSuite},
 	{"bypassed", bypassedSuite},
 	{"clone", cloneSuite},
+	{"clonejob", cloneJobSuite},
 	{"dev", devSuite},
 	{"isolate", isolateSuite},
 	{"docker", dockerSuite},
@@ -92,7 +93,7 @@ func TestIPTables(t *testing.T) {
 // TestNFTablesDualStack is by port-forward alone. Elsewhere it is the laptop's choice, which is api-proxy while that works.
 func TestNFTablesDualStack(t *testing.T) {
 	w := newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}).by(api.TransportPortForward)
-	bothNetstacks(t, w, []suite{{"faults", faultsSuite}}, suite{"ipv6", ipv6Suite}, suite{"proxied", proxiedSuite})
+	bothNetstacks(t, w, []suite{{"faults", faultsSuite}}, suite{"isolate", isolateReachSuite}, suite{"ipv6", ipv6Suite}, suite{"proxied", proxiedSuite})
 }
 
 func TestNoKubeProxy(t *testing.T) {
