@@ -9,13 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
-	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
-	"kubevpn/internal/dev"
 	"kubevpn/internal/docker"
-	"kubevpn/internal/podenv"
 	"kubevpn/pkg/sandbox"
 )
 
@@ -95,12 +92,6 @@ func (o *devOptions) runDocker(ctx context.Context, show func(api.Event), quiet 
 	held, letGo := context.WithCancel(context.WithoutCancel(ctx))
 	defer letGo()
 	stop := context.AfterFunc(ctx, letGo)
-	var exec func(ctx context.Context, container string, command []string, stdout io.Writer) error
-	if podenv.Runs(like.pod) {
-		exec = func(ctx context.Context, container string, command []string, stdout io.Writer) error {
-			return like.cluster.Exec(ctx, like.pod.Namespace, like.pod.Name, container, command, nil, stdout)
-		}
-	}
 	exit, err := docker.Run(held, docker.Config{
 		Engine: engine, Kube: like.cluster.Kube(), Pod: like.pod, Workload: like.workload.Name, Container: like.container, Alone: o.spec.container != "",
 		Image: o.docker.image, Interactive: o.docker.interactive, TTY: o.docker.tty, Terminal: terminal, Publish: o.docker.publish,
@@ -108,10 +99,7 @@ func (o *devOptions) runDocker(ctx context.Context, show func(api.Event), quiet 
 		// The other one is small where systemd makes it, and the desktop's.
 		Places:     []docker.Place{{Paths: config.Paths{RuntimeDir: fmt.Sprintf("/dev/shm/kubevpn-%d", os.Getuid())}, Own: true}, {Paths: paths}},
 		Executable: o.app.executable, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(warner{warn: warnBy(on)}),
-		Exec: exec,
-		Running: func(ctx context.Context) (*corev1.Pod, error) {
-			return dev.Running(ctx, like.cluster.Kube(), like.workload)
-		},
+		Exec: like.exec(), Running: like.running,
 		Connect: func(ctx context.Context, place *sandbox.Remote, ready func()) error {
 			return o.app.Isolated(ctx, req, place, ready, on)
 		},
