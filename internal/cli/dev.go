@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 
@@ -161,7 +162,8 @@ func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.
 		return ctx.Err()
 	}
 	quiet()
-	return o.ended(p.Run(context.WithoutCancel(ctx)))
+	status, err := p.Run(context.WithoutCancel(ctx))
+	return o.ended(command[0], status, err)
 }
 
 // prepare reads what the workload's container has; more completes the Config of the program.
@@ -174,9 +176,9 @@ func (o *devOptions) prepare(ctx context.Context, connect api.ConnectRequest, wo
 		Kube: like.cluster.Kube(), Pod: like.pod, Container: like.container, Running: like.running, Init: []string{sandboxCommand}, Args: command,
 		Local: o.app.environ, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(warner{warn: warnBy(on)}), Warn: warnBy(on),
 	}
-	if exec := like.exec(); exec != nil {
+	if run := like.exec(); run != nil {
 		cfg.Exec = func(ctx context.Context, command []string, stdout io.Writer) error {
-			return exec(ctx, like.container, command, stdout)
+			return run(ctx, like.container, command, stdout)
 		}
 	}
 	more(&cfg)
@@ -302,10 +304,10 @@ func oneByOne(show func(api.Event)) func(api.Event) {
 	}
 }
 
-// ended is what the command makes of the program's end.
-func (o *devOptions) ended(status sandbox.ExitStatus, err error) error {
+// ended is what the command makes of the program's end, or of why it did not begin.
+func (o *devOptions) ended(program string, status sandbox.ExitStatus, err error) error {
 	switch {
-	case errors.Is(err, os.ErrNotExist):
+	case errors.Is(err, os.ErrNotExist) && !found(program): // else it is another file that is missing
 		return api.Errorf(api.ExitUsage, "%w", err)
 	case errors.Is(err, sandbox.ErrNotAllowed): // what does not let it tells by nothing but a try
 		return notAllowed(err, o.isolate)
@@ -315,6 +317,12 @@ func (o *devOptions) ended(status sandbox.ExitStatus, err error) error {
 		return exitCode(status.Code)
 	}
 	return nil
+}
+
+// found reports whether there is such a program on this machine.
+func found(program string) bool {
+	_, err := exec.LookPath(program)
+	return err == nil || errors.Is(err, exec.ErrDot)
 }
 
 // environment is what --env and --env-file say.

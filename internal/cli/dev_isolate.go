@@ -62,7 +62,7 @@ func (o *devOptions) runIsolated(ctx context.Context, command []string, show fun
 	if err != nil && held.Err() != nil {
 		return ctx.Err()
 	}
-	return o.ended(status, err)
+	return o.ended(command[0], status, err)
 }
 
 // notAllowed is the error of a machine that has no sandboxes, or none for this user, with what else there is.

@@ -14,20 +14,22 @@ import (
 )
 
 func TestDevEnded(t *testing.T) {
+	gone := &os.PathError{Op: "opening", Path: "x", Err: os.ErrNotExist}
 	for _, tt := range []struct {
-		name   string
-		status sandbox.ExitStatus
-		err    error
-		want   api.ExitCode
+		name, program string
+		status        sandbox.ExitStatus
+		err           error
+		want          api.ExitCode
 	}{
-		{name: "well"},
-		{name: "the program's code", status: sandbox.ExitStatus{Code: 7}, want: 7},
-		{name: "no such program", err: &os.PathError{Op: "starting", Path: "x", Err: os.ErrNotExist}, want: api.ExitUsage},
+		{name: "well", program: "go"},
+		{name: "the program's code", program: "go", status: sandbox.ExitStatus{Code: 7}, want: 7},
+		{name: "no such program", program: "kubevpn-no-such-program", err: gone, want: api.ExitUsage},
+		{name: "something else is missing", program: "go", err: gone, want: api.ExitUnexpected},
 		{name: "refused when it was tried", err: fmt.Errorf("%w: seccomp", sandbox.ErrNotAllowed), want: api.ExitPrivilege},
 		{name: "something else", err: errors.New("else"), want: api.ExitUnexpected},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			err := (&devOptions{}).ended(tt.status, tt.err)
+			err := (&devOptions{}).ended(tt.program, tt.status, tt.err)
 			var code exitCode
 			got := api.ExitCode(0)
 			if errors.As(err, &code) {
