@@ -1,0 +1,93 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"kubevpn/internal/api"
+)
+
+// A user who may not read a Secret, and may exec, has its variables here as in a pod that runs.
+func TestReadSeen(t *testing.T) {
+	kube := fake.NewClientset(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"}})
+	kube.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("secrets"), "keys", errors.New("no"))
+	})
+	read := func(seen error) (env, warned []string) {
+		cfg := Config{
+			Kube: kube, Alone: true, Logger: slog.New(slog.DiscardHandler), Warn: func(s string) { warned = append(warned, s) },
+			Exec: func(_ context.Context, container string, command []string, stdout io.Writer) error {
+				if container != "web" || !slices.Equal(command, []string{"cat", "/proc/self/environ"}) {
+					t.Errorf("%s: %q", container, command)
+				}
+				_, err := io.WriteString(stdout, "PASSWORD=hunter2\x00VERSION=1\x00HOME=/root\x00NAME=pod\x00")
+				return errors.Join(seen, err)
+			},
+		}
+		p := testPlan(t, cfg)
+		p.containers[0].of.Config.Env = []string{"VERSION=1"}
+		p.containers[0].spec.EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}}}}
+		p.containers[0].spec.Env = []corev1.EnvVar{{Name: "NAME", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}, Key: "name"}}}}
+		r := &run{Config: cfg, plan: p}
+		if err := r.read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return r.programs["web"].Env, warned
+	}
+	env, warned := read(nil)
+	for entry, want := range map[string]bool{"PASSWORD=hunter2": true, "NAME=pod": true, "VERSION=1": true, "HOME=/root": false} {
+		if slices.Contains(env, entry) != want {
+			t.Errorf("%s in %q, want it: %v", entry, env, want)
+		}
+	}
+	if warned != nil {
+		t.Errorf("warned of what is there: %q", warned)
+	}
+	env, warned = read(errors.New("no cat"))
+	if said := strings.Join(warned, "\n"); slices.Contains(env, "PASSWORD=hunter2") || !strings.Contains(said, "Secret keys") || !strings.Contains(said, "variable NAME") {
+		t.Errorf("not seen: %q, warned %q", env, warned)
+	}
+}
+
+// A `docker run` that returns while its container goes on is no end of it, and is not waited for.
+func TestReleased(t *testing.T) {
+	returned := func(script string) *run {
+		cmd := exec.Command("sh", "-c", script)
+		r := &run{}
+		c, err := r.command("kubevpn-0123456789-web", cmd, func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-c.done
+		r.chosen = &running{child: c, container: "web", ended: make(chan struct{})}
+		return r
+	}
+	for script, want := range map[string]string{"exit 0": "detach keys", "kill -9 $$": "signal: killed"} {
+		r := returned(script)
+		_, err := r.released()
+		var e *api.Error
+		if !errors.As(err, &e) || e.Code != api.ExitEngine || !strings.Contains(e.Message, want) || !r.chosen.left {
+			t.Errorf("%s: %v, want an error with %q", script, err, want)
+		}
+	}
+	r := returned("exit 3")
+	time.AfterFunc(50*time.Millisecond, func() { close(r.chosen.ended) })
+	if exit, err := r.released(); err != nil || exit != 3 || r.chosen.left {
+		t.Errorf("an end that is heard of late: %d, %v", exit, err)
+	}
+}
