@@ -25,8 +25,9 @@ func newSupervise() *cobra.Command {
 		Use:   "supervise [flags] -- COMMAND...",
 		Short: "Run a clone's command, and take files for it",
 		Long: `Runs a command as PID 1 of a clone's container. Files that come to the directories
-of --dir, from 'traffic sync', are put there; with --restart, the command is then
-started again. One that ends by itself is started again after a pause.`,
+of --dir, from 'traffic sync', are put there, the first before the command begins;
+with --restart, the command is started again for later ones. One that ends by itself
+is started again after a pause.`,
 		Example:       "  traffic supervise --dir /app --restart -- node server.js",
 		Args:          cobra.MinimumNArgs(1),
 		SilenceUsage:  true,
@@ -51,7 +52,7 @@ started again. One that ends by itself is started again after a pause.`,
 	f := cmd.Flags()
 	f.StringArrayVar(&cfg.Dirs, "dir", nil, "directory, or file, that files go to; repeated")
 	f.BoolVar(&cfg.Restart, "restart", false, "start the command again when files came")
-	f.BoolVar(&cfg.Once, "once", false, "start the command when the first files are there, and again only for others, once it has ended well")
+	f.BoolVar(&cfg.Once, "once", false, "start the command again only for files, once it has ended well")
 	f.StringVar(&cfg.Socket, "socket", api.SupervisorSocket, "where to listen for files")
 	return cmd
 }

@@ -30,14 +30,15 @@ func (s *Supervisor) runCommand(ctx context.Context) (int, error) {
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2)
 	defer signal.Stop(signals)
 
-	if s.cfg.Once {
-		if _, by := rest(ctx, signals, s.copied, nil); by != 0 {
-			return 128 + int(by), nil
-		}
-		select {
-		case <-s.changed: // which the command will see
-		default:
-		}
+	if len(s.targets) > 0 {
+		s.cfg.Logger.Info("waiting for the first files")
+	}
+	if _, by := rest(ctx, signals, s.copied, nil); by != 0 {
+		return 128 + int(by), nil
+	}
+	select {
+	case <-s.changed: // which the command will see
+	default:
 	}
 	for pause, first := pauseFirst, true; ; first = false {
 		well := false

@@ -9,12 +9,15 @@
 //
 // The command's life:
 //
+//	waiting for the first files of all directories ──▶ running
+//
 //	running ── files came, --restart ──▶ SIGTERM ── 5 s ──▶ SIGKILL ──▶ running
 //	   │
 //	   └── ended by itself ──▶ waiting: 1 s, 2 s, ... 30 s, or files came ──▶ running
 //
-// One that is to run once, as a CronJob's, begins when the files are there. When it has ended well, it is started again only for
-// files, and without --restart the supervisor ends as well.
+// It does not begin before, however long that takes: it would be what is in the image that runs, and not what the user has. When one
+// that is to run once, as a CronJob's, has ended well, it is started again only for files, and without --restart the supervisor
+// ends as well.
 //
 // A container that ended with its command would come back with the image's files, and in the kubelet's own time.
 package supervisor
@@ -47,9 +50,9 @@ const (
 type Config struct {
 	Command []string // as execve takes it; the first is looked for in $PATH
 	Socket  string   // where to listen for files
-	Dirs    []string // where they go; whoever connects names one by its place in this list
+	Dirs    []string // where they go, the first before the command begins; whoever connects names one by its place in this list
 	Restart bool     // files end the command, so that it is started again
-	Once    bool     // the command waits for the first files, and is not started again by itself when it has ended well
+	Once    bool     // the command is not started again by itself when it has ended well
 	Logger  *slog.Logger
 }
 

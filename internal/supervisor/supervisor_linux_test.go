@@ -152,6 +152,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
+// The command begins with the files, also where the image has others, and is started again for those that come later.
 func TestFilesStartTheCommandAgain(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
 	write(t, remote+"/greeting", "of the image\n")
@@ -159,9 +160,14 @@ func TestFilesStartTheCommandAgain(t *testing.T) {
 	write(t, local+"/greeting", "one\n")
 	s := supervise(t, []string{"--restart", "--dir", t.TempDir(), "--dir", remote},
 		"sh", "-c", `trap 'echo asked; exit 3' TERM; cat "$0"/greeting; while :; do sleep 0.05; done`, remote)
-	s.line(t, "of the image")
-	s.sync(t, local, "1")
-	s.line(t, "asked")
+	first := s.sync(t, local, "1")
+	testenv.Until(t, "the files of one directory", func() bool { return first.Status().Synced })
+	select {
+	case got := <-s.lines:
+		t.Errorf("the command says %q before the other directory has its files", got)
+	default:
+	}
+	s.sync(t, t.TempDir(), "0")
 	s.line(t, "one")
 	write(t, local+"/greeting", "two\n")
 	s.line(t, "asked")
@@ -182,10 +188,11 @@ func TestFilesStartTheCommandAgain(t *testing.T) {
 func TestFilesOnly(t *testing.T) {
 	local, remote := t.TempDir(), filepath.Join(t.TempDir(), "made")
 	write(t, local+"/file", "here\n")
-	s := supervise(t, []string{"--dir", remote}, "sh", "-c", `echo up; while ! cat "$0"/file 2>/dev/null; do sleep 0.05; done; exec sleep 60`, remote)
-	s.line(t, "up")
+	s := supervise(t, []string{"--dir", remote}, "sh", "-c", `cat "$0"/file; while ! cat "$0"/later 2>/dev/null; do sleep 0.05; done; exec sleep 60`, remote)
 	s.sync(t, local, "0")
 	s.line(t, "here")
+	write(t, local+"/later", "too\n")
+	s.line(t, "too")
 	if err := s.cmd.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -198,9 +205,9 @@ func TestFilesOnly(t *testing.T) {
 func TestDeafCommand(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
 	s := supervise(t, []string{"--restart", "--dir", remote}, "sh", "-c", `trap '' TERM; sleep 61 & echo started; wait; wait; while :; do sleep 0.05; done`)
+	s.sync(t, local, "0")
 	s.line(t, "started")
 	write(t, local+"/file", "")
-	s.sync(t, local, "0")
 	s.line(t, "started")
 	_ = s.cmd.Process.Kill()
 }
@@ -209,6 +216,7 @@ func TestDeafCommand(t *testing.T) {
 func TestLeftovers(t *testing.T) {
 	s := supervise(t, []string{"--restart", "--dir", t.TempDir()}, "sh", "-c",
 		`exec 9>"$0"; flock -n 9 || { echo busy; exit 1; }; sleep 61 & echo ran; exit 1`, filepath.Join(t.TempDir(), "lock"))
+	s.sync(t, t.TempDir(), "0")
 	s.line(t, "ran")
 	signals := time.NewTicker(20 * time.Millisecond)
 	defer signals.Stop()
@@ -331,6 +339,7 @@ func TestNoCommand(t *testing.T) {
 
 func TestWrongDirectory(t *testing.T) {
 	s := supervise(t, []string{"--dir", t.TempDir()}, "sh", "-c", "echo up; exec sleep 60")
+	s.sync(t, t.TempDir(), "0")
 	s.line(t, "up")
 	for _, line := range []string{"1\n", "-1\n", "x\n", "12345678901234567890\n"} {
 		conn, err := net.Dial("unix", s.socket)
@@ -367,17 +376,21 @@ func TestSilentConnection(t *testing.T) {
 	})
 }
 
-// What the supervisor cannot write reaches the laptop with its reason.
+// What the supervisor cannot write reaches the laptop with its reason, and the command does not begin without it.
 func TestNoPlaceForFiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, "")
 	s := supervise(t, []string{"--dir", file + "/below"}, "sh", "-c", "echo up; exec sleep 60")
-	s.line(t, "up")
 	source := s.sync(t, t.TempDir(), "0")
 	testenv.Until(t, "told why", func() bool {
 		err := source.Status().Err
 		return err != nil && strings.HasPrefix(err.Error(), "at the other end: mkdir "+file) && strings.HasSuffix(err.Error(), ": not a directory")
 	})
+	select {
+	case got := <-s.lines:
+		t.Errorf("the command says %q", got)
+	default:
+	}
 }
 
 func TestCopy(t *testing.T) {
