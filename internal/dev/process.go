@@ -12,6 +12,7 @@ package dev
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -155,7 +156,7 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 			}
 			return status, err
 		case s := <-signals:
-			if err := process.Signal(s); err != nil {
+			if err := process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 				p.cfg.Logger.Warn("passing a signal on", "signal", s, "err", err)
 			}
 		}
