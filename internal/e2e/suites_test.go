@@ -55,6 +55,7 @@ var intercepts = []suite{
 	{"tls", tlsSuite},
 	{"bypassed", bypassedSuite},
 	{"clone", cloneSuite},
+	{"claims", cloneClaimsSuite},
 	{"clonejob", cloneJobSuite},
 	{"dev", devSuite},
 	{"isolate", isolateSuite},
