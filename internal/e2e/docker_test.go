@@ -8,11 +8,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,6 +24,7 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	"github.com/google/go-containerregistry/pkg/registry"
 
 	"kubevpn/internal/e2e/build"
 	"kubevpn/internal/lab"
@@ -77,6 +82,7 @@ spec:
         - {name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
         volumeMounts:
         - {name: settings, mountPath: /etc/settings}
+        - {name: keys, mountPath: /etc/settings/more/keys, readOnly: true}
         - {name: settings, mountPath: /pages/page, subPath: page}
         - {name: keys, mountPath: /keys, readOnly: true}
         - {name: scratch, mountPath: /scratch}
@@ -94,6 +100,17 @@ spec:
           sleep 1000000 & wait
         volumeMounts: [{name: scratch, mountPath: /shared}]
 ---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: fresh, namespace: docked}
+spec:
+  replicas: 0
+  selector: {matchLabels: {app: fresh}}
+  template:
+    metadata: {labels: {app: fresh}}
+    spec:
+      containers: [{name: app, image: FRESH_IMAGE, imagePullPolicy: Always}]
+---
 apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: docked}
@@ -104,6 +121,9 @@ spec:
 
 // dockedSecret is looked for where it must not be.
 const dockedSecret = "hunter2-of-the-docked"
+
+// freshRef is an image of a registry that the engine alone reaches.
+const freshRef = "127.0.0.1:5000/fresh:1"
 
 // engine is a Docker Engine in a network namespace of its own, beside the laptop and joined to it by a cable.
 type engine struct {
@@ -205,11 +225,49 @@ func (e *engine) docker(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
+// forEverybody lets users speak to the engine who are not root, with a docker command that they can reach, and gives its directory.
+func (e *engine) forEverybody(t *testing.T) string {
+	t.Helper()
+	command, err := os.ReadFile(filepath.Join(e.root, "usr/bin/docker"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(e.dir, "bin")
+	err = errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "docker"), command, 0o755), os.Chmod(e.dir, 0o711),
+		os.Chmod(strings.TrimPrefix(e.host(), "unix://"), 0o666))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// registry starts one where only the engine reaches it, and gives what ends it.
+func (e *engine) registry(t *testing.T, address string) (end func()) {
+	t.Helper()
+	var listener net.Listener
+	if err := inside("/run/netns/"+e.namespace, func() (err error) {
+		listener, err = net.Listen("tcp", address)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0)))}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = server.Serve(listener) // until it is closed
+	}()
+	end = sync.OnceFunc(func() { server.Close(); <-served })
+	t.Cleanup(end)
+	return end
+}
+
 // docked are a laptop and its engine.
 type docked struct {
 	*laptop
 	*engine
 	shop *shop
+	bin  string // a directory with a docker command; "": the engine's
 }
 
 // dev prepares `kubevpn dev --docker`.
@@ -218,7 +276,11 @@ func (d *docked) dev(ctx context.Context, t *testing.T, args ...string) *exec.Cm
 	if err := os.MkdirAll(filepath.Join(d.home, "run"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	return d.command(ctx, t, append([]string{"env", "DOCKER_HOST=" + d.host(), "PATH=" + d.path(), filepath.Join(bin, "kubevpn"),
+	path := d.path()
+	if d.bin != "" {
+		path = d.bin + ":" + path
+	}
+	return d.command(ctx, t, append([]string{"env", "DOCKER_HOST=" + d.host(), "PATH=" + path, filepath.Join(bin, "kubevpn"),
 		"dev", d.shop.workload, "-n", d.shop.namespace, "--docker"}, args...)...)
 }
 
@@ -241,6 +303,66 @@ func (d *docked) script(t *testing.T, script string, args ...string) result {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// shell is a script that runs in the container web, alone, without a terminal, and what it says.
+func (d *docked) shell(ctx context.Context, t *testing.T, script string) (*exec.Cmd, *syncBuffer) {
+	t.Helper()
+	out := &syncBuffer{}
+	cmd := d.dev(ctx, t, "-c", "web", "-i", "--", "--entrypoint", "sh")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(script), out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, out
+}
+
+// says waits until a program has said something.
+func says(t *testing.T, out *syncBuffer, text string) {
+	t.Helper()
+	testenv.Eventually(t, 90*time.Second, func() error {
+		if said := out.String(); !strings.Contains(said, text) {
+			return fmt.Errorf("no %q in %q", text, said)
+		}
+		return nil
+	})
+}
+
+// dockerRun is the `docker run` of the container web that a kubevpn has started.
+func dockerRun(t *testing.T, kubevpn int) int {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range all {
+		var pid, parent int
+		var name, state string
+		if b, err := os.ReadFile(file); err != nil { // it has ended
+			continue
+		} else if _, err := fmt.Sscan(string(b), &pid, &name, &state, &parent); err != nil || parent != kubevpn {
+			continue
+		}
+		if command, err := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline")); err == nil && strings.Contains(string(command), "-web\x00") {
+			return pid
+		}
+	}
+	t.Fatal("there is no docker run")
+	return 0
+}
+
+// nothing reports what the last run has left, be it an empty directory.
+func (d *docked) nothing(ctx context.Context) error {
+	if err := d.gone(ctx); err != nil {
+		return err
+	}
+	for _, dir := range []string{fmt.Sprintf("/dev/shm/kubevpn-%d", d.uid), filepath.Join(d.home, "run/kubevpn/docker")} {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%s is left: %w", dir, err)
+		}
+	}
+	return nil
 }
 
 // gone reports what is left of a run.
@@ -287,21 +409,27 @@ func dockerSuite(t *testing.T, w *world) {
 	if err := w.Load(t.Context(), filepath.Join(bin, "shell.tar")); err != nil {
 		t.Fatal(err)
 	}
-	w.apply(t, strings.NewReplacer("SHELL_IMAGE", shellRef, "SECRET", dockedSecret).Replace(dockedManifest))
+	w.apply(t, strings.NewReplacer("SHELL_IMAGE", shellRef, "FRESH_IMAGE", freshRef, "SECRET", dockedSecret).Replace(dockedManifest))
 	s := &shop{world: w, namespace: "docked", workload: "deployment/web"}
 	s.rolledOut(t)
 	d := &docked{laptop: w.newUser(t, lab.Admin), engine: w.newEngine(t), shop: s}
 	before := d.snapshot(t)
+	// The proxies of this user's network are not the way to what has names in the cluster.
+	if err := errors.Join(os.Mkdir(filepath.Join(d.home, ".docker"), 0o700), os.WriteFile(filepath.Join(d.home, ".docker/config.json"),
+		[]byte(`{"proxies": {"default": {"httpProxy": "http://192.0.2.1:3128", "httpsProxy": "http://192.0.2.1:3128"}}}`), 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name string
 		run  func(*testing.T, *docked)
 	}{
-		{"environment_and_files", dockedFiles}, {"service_account", dockedAccount}, {"exit", dockedExit}, {"terminal", dockedTerminal},
-		{"together", dockedTogether}, {"killed", dockedKilled}, {"no_engine", dockedNoEngine},
+		{"environment_and_files", dockedFiles}, {"service_account", dockedAccount}, {"exit", dockedExit}, {"terminal", dockedTerminal}, {"detached", dockedDetached},
+		{"signals", dockedSignals}, {"together", dockedTogether}, {"newer_image", dockedNewer}, {"killed", dockedKilled}, {"both_killed", dockedBothKilled},
+		{"no_engine", dockedNoEngine},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.run(t, d)
-			testenv.Eventually(t, 30*time.Second, func() error { return d.gone(t.Context()) })
+			testenv.Eventually(t, 30*time.Second, func() error { return d.nothing(t.Context()) })
 		})
 	}
 	d.sameAs(t, before)
@@ -315,7 +443,8 @@ func dockedFiles(t *testing.T, d *docked) {
 	r := d.script(t, `
 		echo "$GREETING|$PASSWORD|$COLOR|$IMAGE|$POD|$WEB_SERVICE_HOST|$(uname -n)"
 		id -u; id -g; id -G
-		cat /etc/settings/page /pages/page /keys/password; echo
+		cat /etc/settings/page /pages/page /keys/password /etc/settings/more/keys/password; echo
+		echo "$HTTP_PROXY$http_proxy$HTTPS_PROXY$https_proxy|$HOME"
 		stat -L -c '%a %u:%g' /keys/password; stat -f -c %T /keys; cat /etc/podinfo/labels; echo
 		echo kept >/scratch/file && cat /scratch/file
 		touch /file 2>/dev/null || echo read-only
@@ -325,7 +454,7 @@ func dockedFiles(t *testing.T, d *docked) {
 	if r.code != 0 {
 		t.Fatal(r)
 	}
-	want := fmt.Sprintf("hello from $(NODE)|%s|mine|shell|%s|%s|%[2]s\n1234\n2345\n2345 3000\nwelcome\nwelcome\n%[1]s\n440 0:3000\ntmpfs\napp=\"shop\"\npod-template-hash=%[4]q\nkept\nread-only\nread-only\n200\n200\n",
+	want := fmt.Sprintf("hello from $(NODE)|%s|mine|shell|%s|%s|%[2]s\n1234\n2345\n2345 3000\nwelcome\nwelcome\n%[1]s%[1]s\n|/\n440 0:3000\ntmpfs\napp=\"shop\"\npod-template-hash=%[4]q\nkept\nread-only\nread-only\n200\n200\n",
 		dockedSecret, pod, d.shop.clusterIP(t, "docked", "web"), d.shop.kubectl(t, "-n", "docked", "get", "pod", pod, "-o", "jsonpath={.metadata.labels.pod-template-hash}"))
 	if r.stdout != want {
 		t.Errorf("got\n%s\nwant\n%s", r.stdout, want)
@@ -405,6 +534,105 @@ func dockedTerminal(t *testing.T, d *docked) {
 	}
 }
 
+// dockedDetached: the keys that leave a container running leave nothing.
+func dockedDetached(t *testing.T, d *docked) {
+	cmd := d.dev(t.Context(), t, "-c", "web", "-it", "--", "--entrypoint", "sh")
+	master, err := pty.Start(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	var seen syncBuffer
+	go func() {
+		_, _ = master.WriteTo(&seen) // ends with an error, that of a terminal without users
+	}()
+	if _, err := master.WriteString("echo be''gun\n"); err != nil {
+		t.Fatal(err)
+	}
+	says(t, &seen, "begun")
+	if _, err := master.WriteString("\x10\x11"); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // the exit code tells
+	}()
+	select {
+	case <-ended:
+		if code := cmd.ProcessState.ExitCode(); code != 70 || !strings.Contains(seen.String(), "detach keys") {
+			t.Errorf("exit code %d\n%s", code, seen.String())
+		}
+	case <-time.After(time.Minute):
+		kill(t, cmd.Process.Pid)
+		t.Fatalf("it hangs:\n%s", seen.String())
+	}
+	// At once, not only in the end.
+	if out, err := d.docker(t.Context(), "ps", "--all", "--quiet"); err != nil || out != "" {
+		t.Errorf("containers are left: %s, %v", out, err)
+	}
+}
+
+// dockedSignals: a signal reaches the program whether kubevpn alone gets it, or the process group with docker in it; and once.
+func dockedSignals(t *testing.T, d *docked) {
+	cmd, out := d.shell(t.Context(), t, `n=0
+		trap 'n=$((n+1)); echo "INT $n"' INT; trap 'echo "HUP after $n"' HUP; trap 'echo "USR1 after $n"' USR1; trap 'exit 3' TERM
+		echo ready; while :; do sleep 0.05; done`)
+	send := func(pid int, s syscall.Signal, want string) {
+		t.Helper()
+		if err := syscall.Kill(pid, s); err != nil {
+			t.Fatal(err)
+		}
+		says(t, out, want)
+	}
+	says(t, out, "ready")
+	kubevpn := cmd.Process.Pid
+	send(kubevpn, syscall.SIGINT, "INT 1")
+	send(kubevpn, syscall.SIGHUP, "HUP after 1")
+	send(-kubevpn, syscall.SIGINT, "INT 2")
+	// Docker passes signals on one by one: those of before have come when this has.
+	send(dockerRun(t, kubevpn), syscall.SIGUSR1, "USR1 after 2")
+	if err := syscall.Kill(-kubevpn, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 3 {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+// dockedNewer: an image that the kubelet pulls each time is the registry's of now, and this machine's if there is no registry.
+func dockedNewer(t *testing.T, d *docked) {
+	end := d.registry(t, strings.SplitN(freshRef, "/", 2)[0])
+	docker := func(args ...string) string {
+		t.Helper()
+		out, err := d.docker(t.Context(), args...)
+		if err != nil {
+			t.Fatalf("docker %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+		return out
+	}
+	id := docker("create", shellRef)
+	docker("commit", "--change", "ENV IMAGE=newer", id, freshRef)
+	docker("rm", id)
+	docker("push", freshRef)
+	fresh := *d
+	fresh.shop = &shop{world: d.shop.world, namespace: d.shop.namespace, workload: "deployment/fresh"}
+	runs := func(image, want string, warns bool, args ...string) {
+		t.Helper()
+		docker("tag", shellRef, freshRef) // what is here is old
+		cmd := fresh.dev(t.Context(), t, append(append([]string{"-i"}, args...), "--", "--entrypoint", "sh")...)
+		var stdout, stderr bytes.Buffer
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader("echo $IMAGE"), &stdout, &stderr
+		if err := cmd.Run(); err != nil || stdout.String() != want+"\n" || strings.Contains(stderr.String(), "may have a newer") != warns {
+			t.Errorf("%s: %v\n%s%s", image, err, stdout.String(), stderr.String())
+		}
+	}
+	runs("the registry's", "newer", false)
+	runs("one that is named", "shell", false, "--image", freshRef)
+	end()
+	runs("without the registry", "shell", true)
+}
+
 // dockedTogether: both containers run; they share localhost, memory and files, are reached at a published port, and answer
 // requests that are intercepted. No secret of theirs is on a disk.
 func dockedTogether(t *testing.T, d *docked) {
@@ -453,9 +681,6 @@ func dockedTogether(t *testing.T, d *docked) {
 	if r := d.run(t, "sh", "-c", `for p in /proc/[0-9]*/cmdline; do tr '\0' ' ' <$p; echo; done 2>/dev/null`); strings.Contains(r.stdout, dockedSecret) {
 		t.Error("the secret is on a command line")
 	}
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil { // as a terminal would send it to kubevpn, and docker
-		t.Fatal(err)
-	}
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // which is the program's
 		t.Fatal(err)
 	}
@@ -495,6 +720,7 @@ func dockedKilled(t *testing.T, d *docked) {
 		codes []int
 	}{
 		{"kubevpn", func(t *testing.T, cmd *exec.Cmd) { kill(t, cmd.Process.Pid) }, []int{-1}},
+		{"docker", func(t *testing.T, cmd *exec.Cmd) { kill(t, dockerRun(t, cmd.Process.Pid)) }, []int{70}},
 		{"web", killContainer("web"), []int{128 + 9}},
 		{"network", killContainer("network"), []int{70}},
 		{"engine", func(t *testing.T, _ *exec.Cmd) {
@@ -523,6 +749,43 @@ func dockedKilled(t *testing.T, d *docked) {
 			testenv.Eventually(t, 60*time.Second, func() error { return d.gone(t.Context()) })
 		})
 	}
+}
+
+// dockedBothKilled: what nobody was left to remove, although it is root's, the next run of a user who is not root removes.
+func dockedBothKilled(t *testing.T, d *docked) {
+	e := &docked{laptop: d.laptopOf(t, eve), engine: d.engine, shop: d.shop, bin: d.forEverybody(t)}
+	cmd, out := e.shell(t.Context(), t, "echo ready; sleep 1000")
+	says(t, out, "ready")
+	id, err := d.docker(t.Context(), "ps", "--quiet", "--filter", "name=-network$")
+	if err != nil || id == "" {
+		t.Fatalf("no network container: %v", err)
+	}
+	first, err := d.docker(t.Context(), "inspect", "--format", "{{.State.Pid}}", id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(syscall.Kill(pid, syscall.SIGSTOP), syscall.Kill(cmd.Process.Pid, syscall.SIGKILL), syscall.Kill(pid, syscall.SIGKILL)); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if left, err := d.docker(t.Context(), "ps", "--all", "--quiet"); err != nil || left != "" {
+			return fmt.Errorf("containers are left: %s %w", left, err)
+		}
+		return nil
+	})
+	left, err := filepath.Glob(fmt.Sprintf("/dev/shm/kubevpn-%d/docker/*/volumes/keys/password", eve.uid))
+	if err != nil || len(left) != 1 {
+		t.Fatalf("what is to be removed: %q, %v", left, err)
+	}
+	if r := e.script(t, "cat /keys/password"); r.code != 0 || r.stdout != dockedSecret {
+		t.Error(r)
+	}
+	testenv.Eventually(t, 30*time.Second, func() error { return e.nothing(t.Context()) })
 }
 
 // dockedNoEngine: what is missing is said before anything else is done, and what does without it.
