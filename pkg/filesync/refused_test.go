@@ -2,6 +2,7 @@ package filesync
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"path/filepath"
@@ -71,6 +72,26 @@ func TestRefusedReason(t *testing.T) {
 		})
 	}
 }
+
+// A connection that could not be made, as one by pods/exec, says why when it is read from.
+func TestRefusedConnection(t *testing.T) {
+	s := runSource(t, t.TempDir(), func(context.Context) (net.Conn, error) {
+		a, b := net.Pipe()
+		b.Close()
+		return forbidden{a}, nil
+	})
+	testenv.Until(t, "refused", func() bool { return s.Status().Err != nil })
+	if err := s.Status().Err; !errors.Is(err, errForbidden) {
+		t.Errorf("status: %v", err)
+	}
+}
+
+var errForbidden = errors.New("forbidden")
+
+// forbidden is the end of a connection whose other one is closed.
+type forbidden struct{ net.Conn }
+
+func (forbidden) Read([]byte) (int, error) { return 0, errForbidden }
 
 // pair is both ends of a connection.
 func pair(t *testing.T, network string) (a, b net.Conn) {

@@ -167,6 +167,8 @@ func (s *Source) greet(w *wire) error {
 	err := w.sendHello(hello{Name: base(s.cfg.Dir), File: s.tree.only != "", NoModes: runtime.GOOS == "windows"})
 	if err == nil {
 		_, err = w.receiveHello()
+	} else if _, _, why := w.receive(); why != nil && !errors.Is(why, io.EOF) {
+		err = why // a connection that is down may say so when it is written to, and why when it is read from
 	}
 	if !late.Stop() {
 		return fmt.Errorf("the other end of the file sync has not answered within %v", handshake)
