@@ -43,7 +43,7 @@ type podSync struct {
 	// Guarded by syncs.mu:
 	places []place // likewise
 	copied bool    // the container had all files once
-	ended  bool    // the container has
+	ended  bool    // the container has, or another one runs in its place
 }
 
 // place is what is known of where a pair's files go in a pod.
@@ -71,7 +71,7 @@ func (s *syncs) follow(ctx context.Context, pods []corev1.Pod) {
 		there[p.UID] = runs || last != nil
 		if last != nil && (!runs || last.id != status.ContainerID) {
 			last.cancel()
-			last.ended, last.copied = true, false
+			last.ended = true
 		}
 		if !runs || last != nil && !last.ended {
 			continue
@@ -154,7 +154,7 @@ func (s *syncs) await(ctx context.Context, p *podSync) {
 		for n := range p.sources {
 			all = all && p.has(n)
 		}
-		p.copied = all && !p.ended
+		p.copied = all
 		s.mu.Unlock()
 		if all {
 			s.clone.lookAgain()
