@@ -70,6 +70,7 @@ spec:
         volumeMounts:
         - {name: settings, mountPath: /etc/settings}
         - {name: settings, mountPath: /srv/pages/page, subPath: page}
+        - {name: settings, mountPath: /srv/pages/none, subPath: none}
         - {name: keys, mountPath: /keys, readOnly: true}
         - {name: scratch, mountPath: /scratch}
         - {name: down, mountPath: /etc/podinfo}
@@ -97,6 +98,7 @@ func devSuite(t *testing.T, w *world) {
 	t.Run("requests", func(t *testing.T) { devRequests(t, l, s, w.visitor(t)) })
 	t.Run("signals", func(t *testing.T) { devSignals(t, l, s) })
 	t.Run("killed", func(t *testing.T) { devKilled(t, l, s) })
+	t.Run("another_pod", func(t *testing.T) { devAnotherPod(t, l, s) })
 	t.Run("daemon_killed", func(t *testing.T) { devDaemonKilled(t, l, s) })
 	t.Run("kubelet", func(t *testing.T) { devKubelet(t, l) })
 	l.must(t, "kubevpn", "quit")
@@ -127,6 +129,9 @@ func devFiles(t *testing.T, l *laptop, s *shop) {
 		pod, s.clusterIP(t, s.namespace, "web"), l.home, s.kubectl(t, "-n", s.namespace, "get", "pod", pod, "-o", "jsonpath={.metadata.labels.pod-template-hash}"))
 	if r.stdout != want {
 		t.Errorf("got\n%s\nwant\n%s", r.stdout, want)
+	}
+	if !strings.Contains(r.stderr, "! volume settings at /srv/pages/none: the volume has nothing at none\n") {
+		t.Error(r)
 	}
 	for _, path := range []string{"/etc/settings", "/keys", "/scratch", "/srv/pages"} {
 		if _, err := os.Lstat(path); err == nil {
@@ -279,6 +284,79 @@ func devKilled(t *testing.T, l *laptop, s *shop) {
 		}
 		return nil
 	})
+}
+
+// devAnotherPod: what a program has goes on as another pod's when the one that it was like has gone, and changes as that one does.
+func devAnotherPod(t *testing.T, l *laptop, s *shop) {
+	dir := t.TempDir()
+	cmd := l.command(t.Context(), t, "kubevpn", "dev", s.workload, "-n", s.namespace, "--", "sh", "-c",
+		`while :; do for f in /var/run/secrets/kubernetes.io/serviceaccount/token /etc/podinfo/labels /etc/settings/color; do cat $f >`+dir+`/next && mv `+dir+`/next `+dir+`/${f##*/}; done; sleep 0.2; done`)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait() // of the signal
+	}()
+	has := func(file string) string {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			return ""
+		}
+		return string(text)
+	}
+	// review is what the API server says of a token: of which pod it is.
+	review := func(token string) string {
+		file := filepath.Join(t.TempDir(), "review.json")
+		if err := os.WriteFile(file, fmt.Appendf(nil, `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenReview","spec":{"token":%q}}`, token), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return s.kubectl(t, "create", "-f", file, "-o", `jsonpath={.status.authenticated} {.status.user.username} {.status.user.extra.authentication\.kubernetes\.io/pod-name[0]}`)
+	}
+	ofPod := func(want string) error {
+		if has("token") == "" {
+			return errors.New("there is no token")
+		}
+		if got := review(has("token")); got != "true system:serviceaccount:deved:robot "+want {
+			return fmt.Errorf("the token is %q's, want %s's", got, want)
+		}
+		return nil
+	}
+	one := func() (name string) {
+		testenv.Eventually(t, 60*time.Second, func() error {
+			pods := strings.Fields(s.kubectl(t, "-n", s.namespace, "get", "pods", "-l", "app=shop", "-o", "name"))
+			if len(pods) != 1 {
+				return fmt.Errorf("pods %q", pods)
+			}
+			name = strings.TrimPrefix(pods[0], "pod/")
+			return nil
+		})
+		return name
+	}
+	first := one()
+	testenv.Eventually(t, 60*time.Second, func() error { return ofPod(first) })
+	before := has("token")
+
+	s.kubectl(t, "-n", s.namespace, "rollout", "restart", s.workload)
+	s.rolledOut(t)
+	second := one()
+	testenv.Eventually(t, 90*time.Second, func() error { return ofPod(second) })
+	if got := review(before); strings.HasPrefix(got, "true") || second == first {
+		t.Errorf("the first token, of pod %s, is still good: %s", first, got)
+	}
+
+	s.kubectl(t, "-n", s.namespace, "label", "pod", second, "tier=back")
+	s.kubectl(t, "-n", s.namespace, "patch", "configmap", "settings", "-p", `{"data":{"color":"green"}}`)
+	testenv.Eventually(t, 90*time.Second, func() error {
+		if labels := has("labels"); !strings.Contains(labels, "tier=\"back\"") || !strings.Contains(labels, "app=\"shop\"") || has("color") != "green" {
+			return fmt.Errorf("labels %q, color %q", labels, has("color"))
+		}
+		return nil
+	})
+	if err := ofPod(second); err != nil {
+		t.Error(err)
+	}
+	s.kubectl(t, "-n", s.namespace, "patch", "configmap", "settings", "-p", `{"data":{"color":"blue"}}`)
 }
 
 // devDaemonKilled: a program is not ended by what only gave it the network, and its user is told.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevpn/internal/e2e/build"
 	"kubevpn/internal/testenv"
@@ -252,7 +253,7 @@ func devKubelet(t *testing.T, l *laptop) {
 			want := own
 			for name, value := range pod.Env {
 				switch {
-				case name == "PATH", name == "JAVA_HOME": // the image's, and places in it
+				case name == "PATH", name == "JAVA_HOME", name == "GOPATH": // the image's, and places in it
 				case name == "HOME" && tt.deployment == "bare": // the runtime's
 				default:
 					want[name] = value
@@ -273,9 +274,11 @@ func devKubelet(t *testing.T, l *laptop) {
 					warned = append(warned, strings.TrimSpace(line))
 				}
 			}
-			var wanted []string
+			// Root could make files in the directories that are mirrored.
+			const inside = "! new files right in this directory stay inside the sandbox and end with it "
+			wanted := []string{inside + "(dir: /run)"}
 			if tt.deployment == "everything" {
-				wanted = []string{"! volume host at /w/host: what it holds is in the cluster only"}
+				wanted = []string{"! volume host at /w/host: what it holds is in the cluster only", inside + "(dir: /)", inside + "(dir: /run)"}
 			}
 			if diff := cmp.Diff(wanted, warned); diff != "" {
 				t.Errorf("warnings: -want +got\n%s", diff)
@@ -291,8 +294,75 @@ func devKubelet(t *testing.T, l *laptop) {
 			t.Error(out)
 		}
 	})
+	t.Run("rights_in_one_namespace", func(t *testing.T) { devInOneNamespace(t, l) })
 	t.Run("none_runs", func(t *testing.T) { devScaledDown(t, l) })
 	t.Run("secrets", func(t *testing.T) { devSecrets(t, l) })
+}
+
+// devInOneNamespace: who may work in one namespace, and so not read the Service of the API server, has its address, and keeps what is
+// their own against the image.
+func devInOneNamespace(t *testing.T, l *laptop) {
+	l.apply(t, `
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: ann, namespace: kubelet}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: bob, namespace: kubelet}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: ann, namespace: kubelet}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}
+subjects: [{kind: ServiceAccount, name: ann, namespace: kubelet}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: no-exec, namespace: kubelet}
+rules:
+- {apiGroups: [""], resources: [pods, services, configmaps, secrets], verbs: [get, list, watch]}
+- {apiGroups: [""], resources: [services, pods/portforward, serviceaccounts/token], verbs: [create]} # of Services: which networks they have
+- {apiGroups: [apps], resources: [deployments, replicasets], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: bob, namespace: kubelet}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: no-exec}
+subjects: [{kind: ServiceAccount, name: bob, namespace: kubelet}]
+`)
+	t.Cleanup(func() { uninstall(t, l, "kubelet") })
+	s := &shop{world: l.world, namespace: "kubelet", workload: "deployment/bare"}
+	s.rolledOut(t)
+	for _, tt := range []struct{ user, host, flavour string }{
+		{"ann", l.clusterIP(t, "default", "kubernetes"), "vanilla"}, // first: she may install
+		{"bob", "kubernetes.default.svc", ""},                       // who may not look into the pod
+	} {
+		t.Run(tt.user, func(t *testing.T) {
+			token := l.kubectl(t, "-n", "kubelet", "create", "token", tt.user)
+			kubeconfig := l.variant(t, func(_ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) { *u = clientcmdapi.AuthInfo{Token: token} })
+			if out, err := l.tryKubectl(t.Context(), "--as=system:serviceaccount:kubelet:"+tt.user, "-n", "default", "get", "service", "kubernetes"); err == nil {
+				t.Errorf("%s may read it: %s", tt.user, out)
+			}
+			r := l.run(t, "env", "GOPATH=/home/go", filepath.Join(bin, "kubevpn"), "dev", s.workload, "-n", s.namespace, "--kubeconfig", kubeconfig, "--manager-namespace", "kubelet", "--", "sh", "-c",
+				`echo "$KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT|$FLAVOUR|$HOME|$GOPATH|$JAVA_HOME|$PATH" &&
+				curl -sS -o /dev/null -w '%{http_code}\n' --cacert /var/run/secrets/kubernetes.io/serviceaccount/ca.crt "https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT/version"`)
+			path := ""
+			for _, e := range l.environment() {
+				if value, ok := strings.CutPrefix(e, "PATH="); ok {
+					path = value
+				}
+			}
+			if want := fmt.Sprintf("%s 443|%s|%s|/home/go||%s\n200\n", tt.host, tt.flavour, l.home, path); r.code != 0 || r.stdout != want {
+				t.Errorf("%v\nwant %s", r, want)
+			}
+			for _, not := range []string{"variable ", "variables "} {
+				if strings.Contains(r.stderr, "! "+not) {
+					t.Error(r)
+				}
+			}
+		})
+	}
 }
 
 // devScaledDown: without a pod there is what there would be in one, its service account's token included.

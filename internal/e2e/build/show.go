@@ -24,7 +24,7 @@ func Show(ctx context.Context, dir, ref string) error {
 		return err
 	}
 	config = config.DeepCopy()
-	config.Config.Env = []string{"PATH=/bin", "FLAVOUR=vanilla", "COLOR=of the image", "JAVA_HOME=/opt/java"}
+	config.Config.Env = []string{"PATH=/bin", "FLAVOUR=vanilla", "COLOR=of the image", "JAVA_HOME=/opt/java", "GOPATH=/go"}
 	if img, err = mutate.ConfigFile(img, config); err != nil {
 		return err
 	}
