@@ -246,4 +246,23 @@ func cloneDeaths(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 		s.noClone(t)
 		l.must(t, "kubevpn", "connect")
 	})
+	t.Run("daemon_killed_and_clone", func(t *testing.T) {
+		begin(t, "heir")
+		old := s.clonePod(t, "heir")
+		kill(t, l.process(t, theDaemon).pid)
+		application(t, 5*time.Second)
+		began := time.Now()
+		l.clone(t, s, "--headers", mine+"="+me, "--name", "heir")
+		if took := time.Since(began); took < 20*time.Second { // it might be another machine's
+			t.Errorf("it took the clone's place after %v", took)
+		}
+		if err := v.of(service, "heir-", mine, me); err != nil {
+			t.Error(err)
+		}
+		if now := s.clonePod(t, "heir"); now == old {
+			t.Errorf("the clone is still %s", now)
+		}
+		l.leave(t, s)
+		s.noClone(t)
+	})
 }
