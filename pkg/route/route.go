@@ -100,7 +100,7 @@ func without(a, b []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// probeAddr is an address inside p that is none of the link's own, to ask the kernel where it would go.
+// probeAddr is an address inside p that is neither the link's own nor loopback's, to ask the kernel where it would go.
 func probeAddr(p netip.Prefix, own []netip.Prefix) (netip.Addr, bool) {
 	mine := make(map[netip.Addr]bool, len(own))
 	for _, o := range own {
@@ -111,7 +111,7 @@ func probeAddr(p netip.Prefix, own []netip.Prefix) (netip.Addr, bool) {
 		a = a.Next() // a network's first address is its own name, or IPv6's any-router address
 	}
 	for ; a.IsValid() && p.Contains(a); a = a.Next() {
-		if !mine[a] {
+		if !mine[a] && !a.IsLoopback() {
 			return a, true
 		}
 	}
