@@ -1,0 +1,64 @@
+package cluster
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+
+	gorilla "github.com/gorilla/websocket"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
+)
+
+// A user who may `create` pods/exec and not `get` it is refused a WebSocket by API servers before 1.35, and let in by SPDY. So is
+// everybody where something before the server knows no WebSockets.
+func TestExecFallsBack(t *testing.T) {
+	for _, status := range []int{http.StatusForbidden, http.StatusBadRequest} {
+		t.Run(http.StatusText(status), func(t *testing.T) {
+			var programs sync.WaitGroup
+			server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if gorilla.IsWebSocketUpgrade(r) {
+					http.Error(w, "no", status)
+					return
+				}
+				if _, err := httpstream.Handshake(r, w, []string{"v4.channel.k8s.io"}); err != nil {
+					t.Error(err)
+					return
+				}
+				streams := make(chan httpstream.Stream, 3)
+				conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, func(s httpstream.Stream, _ <-chan struct{}) error {
+					streams <- s
+					return nil
+				})
+				programs.Go(func() {
+					defer conn.Close()
+					of := map[string]httpstream.Stream{}
+					for len(of) < cap(streams) {
+						s := <-streams
+						of[s.Headers().Get(corev1.StreamType)] = s
+					}
+					fmt.Fprint(of[corev1.StreamTypeStdout], "hello")
+					fmt.Fprint(of[corev1.StreamTypeError], `{"status":"Success"}`)
+					for _, s := range of {
+						s.Close()
+					}
+					<-conn.CloseChan()
+				})
+			}))
+			t.Cleanup(func() {
+				server.CloseClientConnections()
+				server.Close()
+				programs.Wait()
+			})
+			var out bytes.Buffer
+			s := &fakeAPIServer{Server: server}
+			if err := s.cluster(t, Options{}).Exec(t.Context(), "ns", "web", "app", []string{"cat"}, nil, &out); err != nil || out.String() != "hello" {
+				t.Errorf("%q, %v", out.String(), err)
+			}
+		})
+	}
+}
