@@ -577,7 +577,7 @@ func dockedDetached(t *testing.T, d *docked) {
 func dockedSignals(t *testing.T, d *docked) {
 	cmd, out := d.shell(t.Context(), t, `n=0
 		trap 'n=$((n+1)); echo "INT $n"' INT; trap 'echo "HUP after $n"' HUP; trap 'echo "USR1 after $n"' USR1; trap 'exit 3' TERM
-		echo ready; while :; do sleep 0.05; done`)
+		sleep 1000 & echo ready; while :; do wait $!; done`) // wait ends at once, so that no two are seen as one
 	send := func(pid int, s syscall.Signal, want string) {
 		t.Helper()
 		if err := syscall.Kill(pid, s); err != nil {
