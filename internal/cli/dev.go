@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +30,7 @@ type devOptions struct {
 	inbound  bool
 	env      []string
 	envFiles []string
+	volumes  []string
 	isolate  bool
 	docker   dockerOptions
 }
@@ -46,6 +50,7 @@ func newDev(a *app) *cobra.Command {
 			"A look around", "kubevpn dev deployment/web -- bash",
 			"Without sudo, and this machine's network as it is", "kubevpn dev deployment/web --isolate -- bash",
 			"Its containers here, a shell in one", "kubevpn dev deployment/web --docker -it -- --entrypoint sh",
+			"With files of yours for those of a PersistentVolumeClaim", "kubevpn dev deployment/web --volume uploads=./testdata -- ./server",
 			"With another database", "kubevpn dev deployment/web --env DB_HOST=localhost --env-file .env -- ./server",
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -86,6 +91,7 @@ func newDev(a *app) *cobra.Command {
 	f.BoolVar(&o.inbound, "proxy", false, "requests for the workload come to the program: all of them, without --headers, --path and --method")
 	f.StringArrayVar(&o.env, "env", nil, "NAME=VALUE that wins over the container's, or NAME with this machine's value; may be repeated")
 	f.StringArrayVar(&o.envFiles, "env-file", nil, "file of NAME=VALUE lines, as --env; may be repeated")
+	f.StringArrayVar(&o.volumes, "volume", nil, "NAME=DIRECTORY, of this machine, that stands for a volume of the pod; may be repeated")
 	o.docker.addTo(cmd)
 	return cmd
 }
@@ -97,7 +103,7 @@ func (o *devOptions) wantsRequests() bool {
 
 func (o *devOptions) run(ctx context.Context, command []string, show func(api.Event), quiet func()) error {
 	on := oneByOne(show) // the daemon's events come beside the program's
-	env, err := o.environment()
+	own, err := o.local()
 	if err != nil {
 		return err
 	}
@@ -146,15 +152,15 @@ func (o *devOptions) run(ctx context.Context, command []string, show func(api.Ev
 			on(api.Event{Warning: err.Error()})
 		}
 	}()
-	err = o.program(ctx, stop, req.Connect, workload, command, env, on, quiet)
+	err = o.program(ctx, stop, req.Connect, workload, command, own, on, quiet)
 	letGo()
 	<-gone
 	return err
 }
 
 // program runs the program. stop takes the end of ctx from what is held: the terminal's signals are the program's then.
-func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.ConnectRequest, workload string, command, env []string, on func(api.Event), quiet func()) error {
-	p, err := o.prepare(ctx, connect, workload, command, env, on, func(*dev.Config) {})
+func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.ConnectRequest, workload string, command []string, own local, on func(api.Event), quiet func()) error {
+	p, err := o.prepare(ctx, connect, workload, command, own, on, func(*dev.Config) {})
 	if err != nil {
 		return err
 	}
@@ -167,14 +173,14 @@ func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.
 }
 
 // prepare reads what the workload's container has; more completes the Config of the program.
-func (o *devOptions) prepare(ctx context.Context, connect api.ConnectRequest, workload string, command, env []string, on func(api.Event), more func(*dev.Config)) (*dev.Program, error) {
+func (o *devOptions) prepare(ctx context.Context, connect api.ConnectRequest, workload string, command []string, own local, on func(api.Event), more func(*dev.Config)) (*dev.Program, error) {
 	like, err := o.imitated(ctx, connect, workload, on)
 	if err != nil {
 		return nil, err
 	}
 	cfg := dev.Config{
-		Kube: like.cluster.Kube(), Pod: like.pod, Container: like.container, Running: like.running, Init: []string{sandboxCommand}, Args: command,
-		Local: o.app.environ, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(warner{warn: warnBy(on)}), Warn: warnBy(on),
+		Kube: like.cluster.Kube(), Pod: like.pod, Container: like.container, Volumes: own.volumes, Running: like.running, Init: []string{sandboxCommand}, Args: command,
+		Local: o.app.environ, Env: own.env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(warner{warn: warnBy(on)}), Warn: warnBy(on),
 	}
 	if run := like.exec(); run != nil {
 		cfg.Exec = func(ctx context.Context, command []string, stdout io.Writer) error {
@@ -325,6 +331,19 @@ func found(program string) bool {
 	return err == nil || errors.Is(err, exec.ErrDot)
 }
 
+// local is what the program has of this machine in place of what the container has.
+type local struct {
+	env     []string          // NAME=VALUE
+	volumes map[string]string // absolute paths of directories, by the volume's name
+}
+
+func (o *devOptions) local() (l local, err error) {
+	if l.env, err = o.environment(); err == nil {
+		l.volumes, err = o.directories()
+	}
+	return l, err
+}
+
 // environment is what --env and --env-file say.
 func (o *devOptions) environment() ([]string, error) {
 	var all []string
@@ -363,6 +382,28 @@ func (o *devOptions) environment() ([]string, error) {
 	for _, entry := range o.env {
 		if err := add("--env", entry); err != nil {
 			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// directories is what --volume says.
+func (o *devOptions) directories() (map[string]string, error) {
+	all := map[string]string{}
+	for _, text := range o.volumes {
+		name, dir, given := strings.Cut(text, "=")
+		if !given || name == "" || dir == "" {
+			return nil, api.Errorf(api.ExitUsage, "--volume: %q is not NAME=DIRECTORY", text)
+		}
+		info, err := os.Stat(dir)
+		if err == nil && !info.IsDir() {
+			err = &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOTDIR}
+		}
+		if err == nil {
+			all[name], err = filepath.Abs(dir)
+		}
+		if err != nil {
+			return nil, api.Errorf(api.ExitUsage, "--volume: %w", err)
 		}
 	}
 	return all, nil

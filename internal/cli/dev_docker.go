@@ -68,7 +68,7 @@ func (o *devOptions) runDocker(ctx context.Context, show func(api.Event), quiet 
 	if d := o.docker; (d.interactive || d.arguments.Interactive) && (d.tty || d.arguments.TTY) && !terminal {
 		return api.Errorf(api.ExitUsage, "-t with -i needs a terminal, and the input is none").WithHint("-i alone takes the input as it is")
 	}
-	env, err := o.environment()
+	own, err := o.local()
 	if err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (o *devOptions) runDocker(ctx context.Context, show func(api.Event), quiet 
 	exit, err := docker.Run(held, docker.Config{
 		Engine: engine, Kube: like.cluster.Kube(), Pod: like.pod, Workload: like.workload.Name, Container: like.container, Alone: o.spec.container != "",
 		Image: o.docker.image, Interactive: o.docker.interactive, TTY: o.docker.tty, Terminal: terminal, Publish: o.docker.publish,
-		Arguments: o.docker.arguments, Env: env,
+		Arguments: o.docker.arguments, Env: own.env, Volumes: own.volumes,
 		// The other one is small where systemd makes it, and the desktop's.
 		Places:     []docker.Place{{Paths: config.Paths{RuntimeDir: fmt.Sprintf("/dev/shm/kubevpn-%d", os.Getuid())}, Own: true}, {Paths: paths}},
 		Executable: o.app.executable, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(warner{warn: warnBy(on)}),

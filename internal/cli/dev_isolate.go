@@ -30,7 +30,7 @@ func (o *devOptions) checkIsolate() error {
 // needs root.
 func (o *devOptions) runIsolated(ctx context.Context, command []string, show func(api.Event), quiet func()) error {
 	on := oneByOne(show) // the connection's events come beside the program's
-	env, err := o.environment()
+	own, err := o.local()
 	if err != nil {
 		return err
 	}
@@ -45,7 +45,7 @@ func (o *devOptions) runIsolated(ctx context.Context, command []string, show fun
 	held, letGo := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer letGo(nil)
 	stop := context.AfterFunc(ctx, func() { letGo(context.Cause(ctx)) })
-	p, err := o.prepare(ctx, req.Connect, workload, command, env, on, func(cfg *dev.Config) {
+	p, err := o.prepare(ctx, req.Connect, workload, command, own, on, func(cfg *dev.Config) {
 		cfg.Network = func(ctx context.Context, place *sandbox.Process, ready func()) error {
 			return o.app.Isolated(ctx, req, place, func() {
 				if stop() {

@@ -39,6 +39,7 @@ type Config struct {
 	Kube      kubernetes.Interface
 	Pod       *corev1.Pod // one that runs, or one made of the workload's template
 	Container string
+	Volumes   map[string]string // directories of this machine that stand for volumes of the pod
 	// Running finds another pod of the workload, if Pod does not go on running; nil: there is none.
 	Running func(ctx context.Context) (*corev1.Pod, error)
 	// Exec runs a command in the container; nil: it does not run.
@@ -71,6 +72,9 @@ type Program struct {
 func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	r, err := podenv.New(cfg.Kube, cfg.Pod, cfg.Container)
 	if err != nil {
+		return nil, err
+	}
+	if err := r.Here(cfg.Volumes); err != nil {
 		return nil, err
 	}
 	if environ, err := seen(ctx, cfg); err != nil {
@@ -208,7 +212,11 @@ func shown(mounts []podenv.Mount, warn func(string)) []sandbox.Mount {
 			warn(fmt.Sprintf("volume %s at %s: nothing can be mounted there", m.Volume, m.Path))
 			continue
 		}
-		all = append(all, sandbox.Mount{Path: m.Path, Volume: m.Volume, SubPath: m.SubPath, ReadOnly: m.ReadOnly})
+		one := sandbox.Mount{Path: m.Path, Source: m.Source, ReadOnly: m.ReadOnly}
+		if m.Source == "" {
+			one.Volume, one.SubPath = m.Volume, m.SubPath
+		}
+		all = append(all, one)
 	}
 	return all
 }

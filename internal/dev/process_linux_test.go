@@ -201,7 +201,7 @@ func TestProgram(t *testing.T) {
 	if diff := cmp.Diff("blue web-1 cat-/proc/self/environ\nblue\nrefused\ny\nno disk\n", r.said(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
-	if got, want := <-r.warned, "volume disk at /srv/kubevpn-test/disk: PersistentVolumeClaim data: what it holds is in the cluster only"; got != want {
+	if got, want := <-r.warned, "volume disk at /srv/kubevpn-test/disk: PersistentVolumeClaim data: what it holds is in the cluster only; --volume disk=DIRECTORY puts one of this machine there"; got != want {
 		t.Errorf("warned %q", got)
 	}
 	if _, err := os.Lstat("/srv/kubevpn-test"); !errors.Is(err, os.ErrNotExist) {

@@ -277,6 +277,10 @@ func (r *run) resolve(c container) ([]mount, error) {
 			r.Warn(fmt.Sprintf("volume %s at %s: nothing can be mounted there", m.Volume, m.Path))
 			continue
 		}
+		if m.Source != "" {
+			all = append(all, mount{source: m.Source, path: m.Path, readOnly: m.ReadOnly})
+			continue
+		}
 		at := ""
 		if m.SubPath != "" {
 			got, err := r.network.files.ask(order{Resolve: &position{m.Volume, m.SubPath}})

@@ -42,6 +42,8 @@ type Config struct {
 	Arguments        Arguments // more, for that container
 	Env              []string  // NAME=VALUE that wins over the container's
 
+	Volumes map[string]string // directories of this machine that stand for volumes of the pod
+
 	// Exec runs a command in one of the pod's containers in the cluster; nil: they do not run.
 	Exec func(ctx context.Context, container string, command []string, stdout io.Writer) error
 	// Running finds another pod of the workload, if Pod does not go on running; nil: there is none.

@@ -162,6 +162,9 @@ func (r *run) read(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if err := reader.Here(r.Volumes); err != nil {
+			return err
+		}
 		r.fresh.Readers = append(r.fresh.Readers, reader)
 		if environ, err := r.seen(ctx, c.name); err != nil {
 			r.Logger.Info("what a container was given is not known from itself", "container", c.name, "err", err)

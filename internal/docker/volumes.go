@@ -19,6 +19,9 @@ func nested(mounts map[string][]podenv.Mount) map[string][]string {
 		for n, m := range all {
 			for _, outer := range slices.Backward(all[:n]) { // sorted by path: the last that is above it is the nearest
 				if below, is := strings.CutPrefix(m.Path, outer.Path+"/"); is && mountable(m.Path) {
+					if outer.Source != "" {
+						break // docker makes it in the user's directory
+					}
 					at := path.Join(outer.SubPath, below)
 					if !slices.Contains(points[outer.Volume], at) {
 						points[outer.Volume] = append(points[outer.Volume], at)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/lab"
 	"kubevpn/internal/testenv"
 )
@@ -93,6 +94,7 @@ func devSuite(t *testing.T, w *world) {
 	l := w.newLaptop(t, lab.Admin)
 	before := l.snapshot(t)
 	t.Run("environment_and_files", func(t *testing.T) { devFiles(t, l, s) })
+	t.Run("volume", func(t *testing.T) { devVolume(t, l, s) })
 	t.Run("service_account", func(t *testing.T) { devAccount(t, l, s) })
 	t.Run("exit", func(t *testing.T) { devExit(t, l, s) })
 	t.Run("requests", func(t *testing.T) { devRequests(t, l, s, w.visitor(t)) })
@@ -138,6 +140,25 @@ func devFiles(t *testing.T, l *laptop, s *shop) {
 			t.Errorf("%s is on the laptop", path)
 		}
 	}
+}
+
+// A directory of the laptop stands for a volume, whatever that is.
+func devVolume(t *testing.T, l *laptop, s *shop) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "page"), []byte("mine\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := l.dev(t, s, "--volume", "settings="+dir, "--", "sh", "-c", "cat /etc/settings/page /srv/pages/page /keys/password; echo >/etc/settings/made")
+	if r.code != 0 || r.stdout != "mine\nmine\nhunter2" {
+		t.Error(r)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "made")); err != nil {
+		t.Error(err)
+	}
+	failure{code: api.ExitUsage, message: `the pod has no volume "setings"`, hint: "it has settings, keys, scratch, down", within: time.Minute}.
+		checkProgress(t, l.dev(t, s, "--volume", "setings="+dir, "--", "true"))
+	failure{code: api.ExitUsage, message: "--volume: stat /nosuch: no such file or directory", within: 10 * time.Second}.
+		check(t, l.dev(t, s, "--volume", "settings=/nosuch", "--", "true"))
 }
 
 // The service account's token is what in-cluster programs call the API server with.

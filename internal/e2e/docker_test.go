@@ -423,7 +423,7 @@ func dockerSuite(t *testing.T, w *world) {
 		name string
 		run  func(*testing.T, *docked)
 	}{
-		{"environment_and_files", dockedFiles}, {"service_account", dockedAccount}, {"exit", dockedExit}, {"terminal", dockedTerminal}, {"detached", dockedDetached},
+		{"environment_and_files", dockedFiles}, {"volume", dockedVolume}, {"service_account", dockedAccount}, {"exit", dockedExit}, {"terminal", dockedTerminal}, {"detached", dockedDetached},
 		{"signals", dockedSignals}, {"together", dockedTogether}, {"newer_image", dockedNewer}, {"killed", dockedKilled}, {"both_killed", dockedBothKilled},
 		{"no_engine", dockedNoEngine},
 	} {
@@ -458,6 +458,17 @@ func dockedFiles(t *testing.T, d *docked) {
 		dockedSecret, pod, d.shop.clusterIP(t, "docked", "web"), d.shop.kubectl(t, "-n", "docked", "get", "pod", pod, "-o", "jsonpath={.metadata.labels.pod-template-hash}"))
 	if r.stdout != want {
 		t.Errorf("got\n%s\nwant\n%s", r.stdout, want)
+	}
+}
+
+// dockedVolume: a directory of the laptop stands for a volume.
+func dockedVolume(t *testing.T, d *docked) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "page"), []byte("mine\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if r := d.script(t, "cat /etc/settings/page /pages/page /keys/password", "--volume", "settings="+dir); r.code != 0 || r.stdout != "mine\nmine\n"+dockedSecret {
+		t.Error(r)
 	}
 }
 

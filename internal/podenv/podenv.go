@@ -7,15 +7,18 @@
 //
 // It follows makeEnvironmentVariables of pkg/kubelet/kubelet_pods.go and the volume plugins of pkg/volume of Kubernetes
 // v1.34. Differences: what is only the image's (its ENV) is there only when a pod that runs was asked ([Reader.Seen]); what is
-// only on the node (emptyDir's and hostPath's contents, PersistentVolumeClaims, CSI) is named and not shown. A token's file is
+// only on the node (emptyDir's and hostPath's contents, PersistentVolumeClaims, CSI) is named and not shown, unless a directory of
+// this machine stands for it ([Reader.Here]). A token's file is
 // for its owner alone, and fsGroup changes no modes: whoever reads them is the laptop's user. Annotations that the kubelet keeps
 // for itself (kubernetes.io/config.seen and config.source) are in no object.
 package podenv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +26,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"kubevpn/internal/api"
 )
 
 // Problem is something that the container has, and that cannot be had here.
@@ -41,6 +46,7 @@ type Reader struct {
 	pod       *corev1.Pod
 	container *corev1.Container
 
+	here map[string]string // directories of this machine, by the volume that they stand for
 	seen map[string]string // what a program in the container has been seen to have; nil: none was
 
 	gone   bool // the pod has, and no token can be bound to it
@@ -66,6 +72,21 @@ func New(kube kubernetes.Interface, pod *corev1.Pod, container string) (*Reader,
 		return nil, fmt.Errorf("pod %s has no container %q", pod.Name, container)
 	}
 	return &Reader{kube: kube, pod: pod, container: c, tokens: map[tokenOf]token{}, last: map[string]map[string]File{}}, nil
+}
+
+// Here has directories of this machine stand for volumes of the pod, by their names. The pod has to have these volumes.
+func (r *Reader) Here(directories map[string]string) error {
+	var names []string
+	for _, v := range r.pod.Spec.Volumes {
+		names = append(names, v.Name)
+	}
+	for name := range directories {
+		if !slices.Contains(names, name) {
+			return api.Errorf(api.ExitUsage, "the pod has no volume %q", name).WithHint("it has %s", cmp.Or(strings.Join(names, ", "), "none"))
+		}
+	}
+	r.here = directories
+	return nil
 }
 
 // become has the reader read for its pod as it is now, or for another one of the workload. Containers and volumes are kept: those of

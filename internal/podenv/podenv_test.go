@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +19,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
+
+	"kubevpn/internal/api"
 )
 
 const manifests = `
@@ -296,15 +300,52 @@ containers:
 		`volume some at /srv/unset: its path within the volume is $(NOWHERE)/x, and NOWHERE has no value`,
 		`file most of volume down: limits.cpu of container app is not set: it is what the node has, and the pod is on none`,
 		`volume together: secrets "missing" not found`,
-		"volume disk at /data: PersistentVolumeClaim data: what it holds is in the cluster only",
-		"volume host at /host: what it holds is in the cluster only",
+		"volume disk at /data: PersistentVolumeClaim data: what it holds is in the cluster only; --volume disk=DIRECTORY puts one of this machine there",
+		"volume host at /host: what it holds is in the cluster only; --volume host=DIRECTORY puts one of this machine there",
 		`volume lost at /lost: configmaps "none" not found`,
 		`volume keyless at /keyless: ConfigMap settings has no key "none"`,
 	}, said(problems)); diff != "" {
 		t.Errorf("problems: -want +got\n%s", diff)
 	}
-	if !errors.Is(problems[7], errOnNode) {
-		t.Errorf("%v", problems[7])
+}
+
+func TestHere(t *testing.T) {
+	const spec = `
+volumes:
+- {name: disk, persistentVolumeClaim: {claimName: data}}
+- {name: settings, configMap: {name: settings}}
+containers:
+- name: app
+  volumeMounts:
+  - {name: disk, mountPath: /data}
+  - {name: disk, mountPath: /uploads, subPath: web/uploads, readOnly: true}
+  - {name: disk, mountPath: /cache, subPath: cache}
+  - {name: settings, mountPath: /etc/settings}
+`
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "web", "uploads"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := reader(t, fake.NewClientset(objectsOf(t, manifests)...), spec)
+	if err := r.Here(map[string]string{"disk": dir, "disc": dir}); err == nil || err.Error() != `the pod has no volume "disc"` || api.AsError(err).Hint != "it has disk, settings" {
+		t.Error(err)
+	}
+	if err := r.Here(map[string]string{"disk": dir}); err != nil {
+		t.Fatal(err)
+	}
+	mounts, volumes, problems := r.Volumes(t.Context())
+	if diff := cmp.Diff([]Mount{
+		{Path: "/data", Volume: "disk", Source: dir},
+		{Path: "/etc/settings", Volume: "settings", ReadOnly: true},
+		{Path: "/uploads", Volume: "disk", SubPath: "web/uploads", Source: filepath.Join(dir, "web", "uploads"), ReadOnly: true},
+	}, mounts); diff != "" {
+		t.Errorf("mounts: -want +got\n%s", diff)
+	}
+	if len(volumes) != 1 || volumes[0].Name != "settings" {
+		t.Errorf("%+v", volumes)
+	}
+	if diff := cmp.Diff([]string{"volume disk at /cache: stat " + filepath.Join(dir, "cache") + ": no such file or directory"}, said(problems)); diff != "" {
+		t.Errorf("problems: -want +got\n%s", diff)
 	}
 }
 

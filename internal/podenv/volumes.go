@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +22,7 @@ type Mount struct {
 	Path     string // absolute
 	Volume   string
 	SubPath  string // of the volume; "": all of it
+	Source   string // a file or directory of this machine that stands for it; "": it is in what Volumes gives
 	ReadOnly bool
 }
 
@@ -37,8 +40,10 @@ type File struct {
 	Data []byte
 }
 
-// errOnNode: what a volume holds is nowhere but on the node or behind it.
-var errOnNode = errors.New("what it holds is in the cluster only")
+// onNode is the error of a volume whose files are nowhere but on the node or behind it.
+func onNode(name string) error {
+	return fmt.Errorf("what it holds is in the cluster only; --volume %s=DIRECTORY puts one of this machine there", name)
+}
 
 // Volumes gives the container's mounts, in the order in which they have to be made, and the volumes behind them. What cannot be
 // read is named, and its mount is left out.
@@ -75,23 +80,37 @@ func (r *Reader) mounts(ctx context.Context, read map[string]result[Volume]) ([]
 	e := environment{Reader: r, objects: r.objects(ctx), known: map[string]Variable{}}
 	var mounts []Mount
 	for _, m := range r.container.VolumeMounts {
-		sub, err := e.subPath(ctx, m)
-		if err == nil {
-			_, err = once(read, m.Name, func() (Volume, error) { return e.volume(ctx, m.Name) })
-		}
-		if err == nil && !read[m.Name].value.has(sub) { // a kubelet makes an empty directory of it, which is no better
-			err = fmt.Errorf("the volume has nothing at %s", written(m))
-		}
+		made, err := e.mount(ctx, m, read)
 		if err != nil {
 			e.problem(fmt.Sprintf("volume %s at %s", m.Name, m.MountPath), err)
 			continue
 		}
-		// What the kubelet writes nobody else may, whatever the mount says.
-		readOnly := m.ReadOnly || !read[m.Name].value.Empty
-		mounts = append(mounts, Mount{Path: path.Join("/", m.MountPath), Volume: m.Name, SubPath: sub, ReadOnly: readOnly})
+		mounts = append(mounts, made)
 	}
 	slices.SortStableFunc(mounts, func(a, b Mount) int { return strings.Compare(a.Path, b.Path) }) // parents first
 	return mounts, e.problems
+}
+
+func (e *environment) mount(ctx context.Context, m corev1.VolumeMount, read map[string]result[Volume]) (Mount, error) {
+	sub, err := e.subPath(ctx, m)
+	if err != nil {
+		return Mount{}, err
+	}
+	made := Mount{Path: path.Join("/", m.MountPath), Volume: m.Name, SubPath: sub, ReadOnly: m.ReadOnly}
+	if dir, is := e.here[m.Name]; is {
+		made.Source = filepath.Join(dir, filepath.FromSlash(sub))
+		_, err := os.Stat(made.Source)
+		return made, err
+	}
+	v, err := once(read, m.Name, func() (Volume, error) { return e.volume(ctx, m.Name) })
+	if err != nil {
+		return Mount{}, err
+	}
+	if !v.has(sub) { // a kubelet makes an empty directory of it, which is no better
+		return Mount{}, fmt.Errorf("the volume has nothing at %s", written(m))
+	}
+	made.ReadOnly = m.ReadOnly || !v.Empty // what the kubelet writes nobody else may, whatever the mount says
+	return made, nil
 }
 
 // has reports whether something is, or may be made, at a path of the volume.
@@ -160,9 +179,9 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 			}
 		}
 	case source.PersistentVolumeClaim != nil:
-		err = fmt.Errorf("PersistentVolumeClaim %s: %w", source.PersistentVolumeClaim.ClaimName, errOnNode)
+		err = fmt.Errorf("PersistentVolumeClaim %s: %w", source.PersistentVolumeClaim.ClaimName, onNode(name))
 	default:
-		err = errOnNode
+		err = onNode(name)
 	}
 	if err != nil {
 		return Volume{}, err
