@@ -18,6 +18,7 @@
 // # Ends
 //
 // A socket that ends, however, ends what is at its other end: PID 1 of a container, and with that every process of it. The
-// network container removes the files then. All containers are --rm. So nothing is left by a kubevpn that was killed; what a
-// killed network container leaves, kubevpn removes, and what both leave, the next one, which sees it by a lock.
+// network container removes the files then. All containers are --rm. So no file is left by a kubevpn that was killed; what a
+// killed network container leaves, kubevpn removes, and what both leave, the next one, which sees it by a lock. The last run removes
+// the directory of all.
 package docker
