@@ -13,12 +13,12 @@ import (
 	"kubevpn/internal/api"
 )
 
-const (
-	// defaultContainer is kubectl's annotation of a pod: which of its containers is meant where none is named.
-	defaultContainer = "kubectl.kubernetes.io/default-container"
-	// targetPorts is the annotation of a Service that internal/intercept leads to agents: its target ports as they were.
-	targetPorts = "kubevpn.dev/target-ports"
-)
+// defaultContainer is kubectl's annotation of a pod: which of its containers is meant where none is named.
+const defaultContainer = "kubectl.kubernetes.io/default-container"
+
+// TargetPorts is the annotation of a Service that internal/intercept leads to agents: its target ports as they were,
+// {"tcp/80": {"from": 8080, "to": "http"}}.
+const TargetPorts = "kubevpn.dev/target-ports"
 
 // Port is a port of a workload's pods: one that a container declares, or a Service sends to.
 type Port struct {
@@ -112,7 +112,7 @@ func targetsBefore(s corev1.Service) func(corev1.ServicePort) corev1.ServicePort
 		From *intstr.IntOrString `json:"from"` // nil: there was none
 		To   string              `json:"to"`
 	}
-	if err := json.Unmarshal([]byte(s.Annotations[targetPorts]), &moved); err != nil {
+	if err := json.Unmarshal([]byte(s.Annotations[TargetPorts]), &moved); err != nil {
 		moved = nil
 	}
 	return func(sp corev1.ServicePort) corev1.ServicePort {

@@ -31,8 +31,6 @@ import (
 // to undo it is in what was added: in the agent's container, and in an annotation of the Service.
 const (
 	defaultContainerAnnotation = "kubectl.kubernetes.io/default-container"
-	// targetPortsAnnotation of a Service has the target ports as they were: {"tcp/80": {"from": 8080, "to": "http"}}.
-	targetPortsAnnotation = "kubevpn.dev/target-ports"
 	// sidecarDefaultVariable of the agent's environment is set where the template had no annotation that names a container for
 	// kubectl to take, so that it is not the agent: see addDefault.
 	sidecarDefaultVariable = "KUBEVPN_DEFAULT_CONTAINER"
@@ -346,7 +344,7 @@ func patchService(service map[string]any, patches []servicePatch) (map[string]an
 	if err != nil {
 		return nil, fmt.Errorf("writing the Service's annotation: %w", err)
 	}
-	return service, unstructured.SetNestedField(service, string(text), "metadata", "annotations", targetPortsAnnotation)
+	return service, unstructured.SetNestedField(service, string(text), "metadata", "annotations", cluster.TargetPorts)
 }
 
 // undoService gives a Service's ports their target ports back, but for those that somebody changed meanwhile. It does not
@@ -368,7 +366,7 @@ func undoService(service map[string]any) (map[string]any, error) {
 			port["targetPort"] = was.From
 		}
 	})
-	unstructured.RemoveNestedField(service, "metadata", "annotations", targetPortsAnnotation)
+	unstructured.RemoveNestedField(service, "metadata", "annotations", cluster.TargetPorts)
 	if left, found, _ := unstructured.NestedMap(service, "metadata", "annotations"); found && len(left) == 0 {
 		unstructured.RemoveNestedField(service, "metadata", "annotations") // the API server drops it, too
 	}
@@ -377,12 +375,12 @@ func undoService(service map[string]any) (map[string]any, error) {
 
 func movedPorts(service map[string]any) (map[string]movedPort, error) {
 	moved := make(map[string]movedPort)
-	text, found, err := unstructured.NestedString(service, "metadata", "annotations", targetPortsAnnotation)
+	text, found, err := unstructured.NestedString(service, "metadata", "annotations", cluster.TargetPorts)
 	if err == nil && found {
 		err = json.Unmarshal([]byte(text), &moved)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the Service's annotation %s: %w", targetPortsAnnotation, err)
+		return nil, fmt.Errorf("reading the Service's annotation %s: %w", cluster.TargetPorts, err)
 	}
 	for at, m := range maps.Clone(moved) {
 		if n, is := m.From.(float64); is { // as unstructured objects have it

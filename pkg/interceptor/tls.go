@@ -125,8 +125,8 @@ func (o *onward) dial(ctx context.Context, t target, f Flow) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Whose certificate it is does not matter: the connection stays in the pod, or goes over the taker's own way, which is
-	// proof of who is there.
+	// Whose certificate it is does not matter: the connection stays in the pod, or goes where the taker wants it, over a laptop's own
+	// way or to a clone's pod, and is not said to be more secret there than what comes without TLS.
 	conn := tls.Client(plain, &tls.Config{ServerName: o.serverName, NextProtos: o.protocols, InsecureSkipVerify: true})
 	if err := conn.HandshakeContext(ctx); err != nil {
 		plain.Close()
