@@ -79,7 +79,7 @@ type ClonePort struct {
 type ClonePod struct {
 	Name   string `json:"name"`
 	IP     string `json:"ip,omitempty"`
-	Ready  bool   `json:"ready"` // as Kubernetes has it, and with the files that go to it: it gets requests
+	Ready  bool   `json:"ready"`            // as Kubernetes has it, and with the files that go to it: it gets requests
 	Reason string `json:"reason,omitempty"` // why it is not
 }
 
