@@ -179,13 +179,8 @@ func (o *devOptions) prepare(ctx context.Context, connect api.ConnectRequest, wo
 		return nil, err
 	}
 	cfg := dev.Config{
-		Kube: like.cluster.Kube(), Pod: like.pod, Container: like.container, Volumes: own.volumes, Running: like.running, Init: []string{sandboxCommand}, Args: command,
+		Kube: like.cluster.Kube(), Pod: like.pod, Container: like.container, Volumes: own.volumes, Running: like.running, Exec: like.exec(), Init: []string{sandboxCommand}, Args: command,
 		Local: o.app.environ, Env: own.env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(warner{warn: warnBy(on)}), Warn: warnBy(on),
-	}
-	if run := like.exec(); run != nil {
-		cfg.Exec = func(ctx context.Context, command []string, stdout io.Writer) error {
-			return run(ctx, like.container, command, stdout)
-		}
 	}
 	more(&cfg)
 	return dev.Prepare(ctx, cfg)
@@ -205,7 +200,7 @@ func (i *imitated) running(ctx context.Context) (*corev1.Pod, error) {
 }
 
 // exec runs a command in a container of the pod. It is nil if the pod does not run.
-func (i *imitated) exec() func(ctx context.Context, container string, command []string, stdout io.Writer) error {
+func (i *imitated) exec() podenv.Exec {
 	if !podenv.Runs(i.pod) {
 		return nil
 	}

@@ -4,17 +4,15 @@
 //	pod ── internal/podenv ─▶ environment ─────────────────────────────┐
 //	 └─── exec ─▶ the image's variables, if it runs ────────────────────┤
 //	                       └▶ volumes ─▶ pkg/sandbox: tmpfs, in memory ─┴─▶ the program
-//	                             ▲ again every minute: what has changed, tokens before they expire
+//	                             ▲ again and again: what has changed, tokens before they expire
 //
 // Nothing of it is written to a disk, and nothing is left when the program has ended.
 package dev
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -31,9 +29,6 @@ import (
 	"kubevpn/pkg/sandbox"
 )
 
-// seeTimeout is how long a running container may take to show its environment.
-const seeTimeout = 5 * time.Second
-
 // Config is what Prepare needs.
 type Config struct {
 	Kube      kubernetes.Interface
@@ -42,8 +37,7 @@ type Config struct {
 	Volumes   map[string]string // directories of this machine that stand for volumes of the pod
 	// Running finds another pod of the workload, if Pod does not go on running; nil: there is none.
 	Running func(ctx context.Context) (*corev1.Pod, error)
-	// Exec runs a command in the container; nil: it does not run.
-	Exec func(ctx context.Context, command []string, stdout io.Writer) error
+	Exec    podenv.Exec // nil: no container runs
 
 	Init []string // as sandbox.Config has it
 	Args []string // the program
@@ -77,10 +71,8 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	if err := r.Here(cfg.Volumes); err != nil {
 		return nil, err
 	}
-	if environ, err := seen(ctx, cfg); err != nil {
+	if err := r.See(ctx, cfg.Exec); err != nil { // which keeps nobody from working
 		cfg.Logger.Info("the image's variables are not known", "pod", cfg.Pod.Name, "err", err)
-	} else if environ != nil {
-		r.Seen(environ)
 	}
 	variables, problems := r.Environment(ctx)
 	mounts, volumes, more := r.Volumes(ctx)
@@ -105,20 +97,6 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	return &Program{cfg: cfg, box: box, fresh: podenv.Following{
 		Readers: []*podenv.Reader{r}, Volumes: volumes, Problems: more, Running: cfg.Running, Warn: cfg.Warn, Tick: cfg.tick,
 	}}, nil
-}
-
-// seen is the environment of a program in the container. What cannot show it, an image without cat, keeps nobody from working.
-func seen(ctx context.Context, cfg Config) ([]byte, error) {
-	if cfg.Exec == nil {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, seeTimeout)
-	defer cancel()
-	var out bytes.Buffer
-	if err := cfg.Exec(ctx, []string{"cat", "/proc/self/environ"}, &out); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
 }
 
 // Run runs the program until it ends, or ctx does, which kills it. Signals are the program's; those to the whole process group

@@ -189,7 +189,7 @@ func TestProgram(t *testing.T) {
 	kube := fake.NewClientset(settings("blue"), kubernetesService)
 	r := prepared(t, kube, `cd /srv/kubevpn-test && echo $COLOR $HOSTNAME $LANGUAGE && cat settings/color && echo &&
 		{ echo x >settings/color || echo refused; } 2>/dev/null; echo y >scratch/y && cat scratch/y; ls disk 2>/dev/null || echo no disk; exit 9`, func(c *Config) {
-		c.Exec = func(_ context.Context, command []string, stdout io.Writer) error {
+		c.Exec = func(_ context.Context, container string, command []string, stdout io.Writer) error {
 			_, err := fmt.Fprintf(stdout, "LANGUAGE=%s\x00JAVA_HOME=/opt/java\x00", strings.Join(command, "-"))
 			return err
 		}
@@ -212,7 +212,7 @@ func TestProgram(t *testing.T) {
 // An image without cat, or a user who may not exec, is no reason not to work.
 func TestNotSeen(t *testing.T) {
 	r := prepared(t, fake.NewClientset(settings("blue"), kubernetesService), "echo $COLOR", func(c *Config) {
-		c.Exec = func(context.Context, []string, io.Writer) error { return errors.New("there is no cat") }
+		c.Exec = func(context.Context, string, []string, io.Writer) error { return errors.New("there is no cat") }
 	})
 	if status, err := r.Run(t.Context()); err != nil || status.Code != 0 || r.said(t) != "blue\n" {
 		t.Errorf("%+v, %v: %s", status, err, r.said(t))
@@ -229,7 +229,11 @@ func TestUpdate(t *testing.T) {
 	if err := kube.Tracker().Add(podOf(t)); err != nil {
 		t.Fatal(err)
 	}
-	tick := make(chan time.Time)
+	tick, now := make(chan time.Time), time.Now()
+	minute := func() {
+		now = now.Add(time.Minute)
+		tick <- now
+	}
 	r := prepared(t, kube, `echo up; until [ "$(cat /srv/kubevpn-test/settings/color)" = green ]; do sleep 0.01; done; cat /srv/kubevpn-test/settings/color`,
 		func(c *Config) { c.tick = tick })
 	ran := make(chan error, 1)
@@ -240,11 +244,11 @@ func TestUpdate(t *testing.T) {
 		}
 		ran <- err
 	}()
-	tick <- time.Now() // nothing has changed
-	<-r.warned         // of the claim
+	minute()   // nothing has changed
+	<-r.warned // of the claim
 	forbidden.Store(true)
 	for range 2 {
-		tick <- time.Now()
+		minute()
 	}
 	if got := <-r.warned; !strings.Contains(got, "volume settings at /srv/kubevpn-test/settings: ") || !strings.Contains(got, "no more") {
 		t.Errorf("warned %q", got)
@@ -253,7 +257,7 @@ func TestUpdate(t *testing.T) {
 	if _, err := kube.CoreV1().ConfigMaps("shop").Update(t.Context(), settings("green"), metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	tick <- time.Now()
+	minute()
 	if err := <-ran; err != nil {
 		t.Error(err)
 	}
@@ -299,7 +303,11 @@ func hung(t *testing.T) (kube kubernetes.Interface, hang func(), asked <-chan st
 // An API server that does not answer holds up neither signals nor the program's end.
 func TestUpdateHangs(t *testing.T) {
 	kube, hang, asked := hung(t)
-	tick := make(chan time.Time)
+	tick, now := make(chan time.Time), time.Now()
+	minute := func() {
+		now = now.Add(time.Minute)
+		tick <- now
+	}
 	r := prepared(t, kube, `trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.01; done`, func(c *Config) { c.tick = tick })
 	type end struct {
 		status sandbox.ExitStatus
@@ -317,7 +325,7 @@ func TestUpdateHangs(t *testing.T) {
 		return nil
 	})
 	hang()
-	tick <- time.Now()
+	minute()
 	<-asked
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -505,7 +513,7 @@ func TestSecretsAreNotSaid(t *testing.T) {
 	cfg := Config{
 		Kube: kube, Pod: podOf(t), Container: "app", Init: []string{roleInit}, Args: []string{"/bin/true"}, Local: os.Environ(),
 		Warn: func(s string) { warned = append(warned, s) }, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug - 9})),
-		Exec: func(context.Context, []string, io.Writer) error { return errors.New("no cat") },
+		Exec: func(context.Context, string, []string, io.Writer) error { return errors.New("no cat") },
 	}
 	cfg.Pod.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}}}}
 	cfg.Pod.Spec.Containers[0].VolumeMounts = append(cfg.Pod.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "keys", MountPath: "/srv/kubevpn-test/keys"},

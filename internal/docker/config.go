@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/config"
+	"kubevpn/internal/podenv"
 	"kubevpn/pkg/sandbox"
 )
 
@@ -44,8 +45,7 @@ type Config struct {
 
 	Volumes map[string]string // directories of this machine that stand for volumes of the pod
 
-	// Exec runs a command in one of the pod's containers in the cluster; nil: they do not run.
-	Exec func(ctx context.Context, container string, command []string, stdout io.Writer) error
+	Exec podenv.Exec // in the cluster; nil: no container runs there
 	// Running finds another pod of the workload, if Pod does not go on running; nil: there is none.
 	Running func(ctx context.Context) (*corev1.Pod, error)
 

@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"bytes"
 	"context"
 	"debug/elf"
 	"errors"
@@ -21,8 +20,6 @@ import (
 )
 
 const (
-	// seeTimeout is how long a container in the cluster may take to show its environment.
-	seeTimeout = 5 * time.Second
 	// graceMost is the longest that other containers have to end when the one that the user works on has.
 	graceMost = 10 * time.Second
 	// tellTimeout is how long the end of a program may take to be heard of when `docker run` has returned.
@@ -166,10 +163,8 @@ func (r *run) read(ctx context.Context) error {
 			return err
 		}
 		r.fresh.Readers = append(r.fresh.Readers, reader)
-		if environ, err := r.seen(ctx, c.name); err != nil {
+		if err := reader.See(ctx, r.Exec); err != nil {
 			r.Logger.Info("what a container was given is not known from itself", "container", c.name, "err", err)
-		} else if environ != nil {
-			reader.Seen(environ)
 		}
 		variables, problems := reader.Environment(ctx)
 		warn("container "+c.name+": ", problems)
@@ -182,20 +177,6 @@ func (r *run) read(ctx context.Context) error {
 	r.points = nested(r.mounts)
 	r.fresh.Running, r.fresh.Show, r.fresh.Warn = r.Running, r.show, r.Warn
 	return ctx.Err()
-}
-
-// seen is the environment of a program in one of the pod's containers in the cluster; nil: none runs.
-func (r *run) seen(ctx context.Context, container string) ([]byte, error) {
-	if r.Exec == nil {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, seeTimeout)
-	defer cancel()
-	var out bytes.Buffer
-	if err := r.Exec(ctx, container, []string{"cat", "/proc/self/environ"}, &out); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
 }
 
 // connect brings the network up, and returns when programs may use it.

@@ -361,14 +361,14 @@ func devAnotherPod(t *testing.T, l *laptop, s *shop) {
 	s.kubectl(t, "-n", s.namespace, "rollout", "restart", s.workload)
 	s.rolledOut(t)
 	second := one()
-	testenv.Eventually(t, 90*time.Second, func() error { return ofPod(second) })
+	testenv.Eventually(t, 60*time.Second, func() error { return ofPod(second) })
 	if got := review(before); strings.HasPrefix(got, "true") || second == first {
 		t.Errorf("the first token, of pod %s, is still good: %s", first, got)
 	}
 
-	s.kubectl(t, "-n", s.namespace, "label", "pod", second, "tier=back")
 	s.kubectl(t, "-n", s.namespace, "patch", "configmap", "settings", "-p", `{"data":{"color":"green"}}`)
-	testenv.Eventually(t, 90*time.Second, func() error {
+	s.kubectl(t, "-n", s.namespace, "label", "pod", second, "tier=back")
+	testenv.Eventually(t, 60*time.Second, func() error {
 		if labels := has("labels"); !strings.Contains(labels, "tier=\"back\"") || !strings.Contains(labels, "app=\"shop\"") || has("color") != "green" {
 			return fmt.Errorf("labels %q, color %q", labels, has("color"))
 		}

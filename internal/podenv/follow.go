@@ -10,10 +10,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
-// every is how often Follow looks; the kubelet does it about as often.
-const every = time.Minute
+const (
+	// every is how often Follow reads the volumes; the kubelet does it about as often.
+	every = time.Minute
+	// beat is how often it looks at the pod, with whose end a token's ends.
+	beat = 10 * time.Second
+)
 
 // Following is what Follow begins with.
 type Following struct {
@@ -27,19 +32,20 @@ type Following struct {
 	// itself; after an error it gets it again the next time.
 	Show func(ctx context.Context, v Volume) error
 	Warn func(text string) // what cannot be read, or shown: once, until it could be and cannot again
-	Tick <-chan time.Time  // when to look; nil: every minute
+	Tick <-chan time.Time  // when to look at the pod; nil: every 10 seconds. What it gives is the time
 }
 
 // Follow shows what changes in a pod's volumes, as the kubelet does, until ctx ends. Nothing else may use the readers meanwhile.
 //
-//	tick ─▶ the pod ─┬─ as it was, or with other labels ─────────────┐
+//	tick ─▶ the pod ─┬─ as it was ── once a minute ──────────────────┐
+//	                 ├─ with other labels ───────────────────────────┤
 //	                 └─ gone, or going ─▶ another one that runs ─────┤ tokens are asked for again, bound to that one
 //	                                  └─▶ none: tokens of no pod ────┴─▶ Volumes ─▶ those that differ ─▶ Show
 //
 // Which volumes, mounts and containers there are stays as the first pod had it: the program has these. What cannot be read stays
 // as it was, down to one source of a projected volume; where the API server does not answer, all of it.
 func Follow(ctx context.Context, f Following) {
-	l := &follower{Following: f, shown: map[string]Volume{}, told: map[string]bool{}}
+	l := &follower{Following: f, shown: map[string]Volume{}, told: map[string]bool{}, read: time.Now()}
 	for _, v := range f.Volumes {
 		if !v.Empty {
 			l.shown[v.Name] = v
@@ -50,7 +56,7 @@ func Follow(ctx context.Context, f Following) {
 	}
 	tick := f.Tick
 	if tick == nil {
-		t := time.NewTicker(every)
+		t := time.NewTicker(beat)
 		defer t.Stop()
 		tick = t.C
 	}
@@ -58,8 +64,8 @@ func Follow(ctx context.Context, f Following) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick:
-			l.look(ctx)
+		case now := <-tick:
+			l.look(ctx, now)
 		}
 	}
 }
@@ -68,11 +74,26 @@ type follower struct {
 	Following
 	shown map[string]Volume // what the program has, by name
 	told  map[string]bool   // problems that last
+	read  time.Time         // when the volumes were
 }
 
-func (f *follower) look(ctx context.Context) {
+// identity is what a container can see of its pod.
+type identity struct {
+	uid                 types.UID
+	gone                bool
+	labels, annotations map[string]string
+	status              []corev1.PodIP
+}
+
+func (f *follower) identity() identity {
+	r := f.Readers[0]
+	return identity{r.pod.UID, r.gone, r.pod.Labels, r.pod.Annotations, r.pod.Status.PodIPs}
+}
+
+func (f *follower) look(ctx context.Context, now time.Time) {
 	bounded, cancel := context.WithTimeout(ctx, every)
 	defer cancel()
+	before := f.identity()
 	problems, err := f.findPod(bounded)
 	if err != nil {
 		if ctx.Err() == nil { // what else there is to tell lasts
@@ -80,6 +101,10 @@ func (f *follower) look(ctx context.Context) {
 		}
 		return
 	}
+	if reflect.DeepEqual(f.identity(), before) && now.Sub(f.read) < every {
+		return
+	}
+	f.read = now
 	_, volumes, more := Volumes(bounded, f.Readers...)
 	problems = append(problems, more...)
 	for _, v := range volumes {

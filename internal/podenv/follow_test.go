@@ -123,7 +123,12 @@ func follow(t *testing.T, test func(t *testing.T, f *following)) {
 // minute lets one pass, and says what is shown in it and what is told.
 func (f *following) minute(shown, warned []string) {
 	f.t.Helper()
-	time.Sleep(time.Minute)
+	f.after(time.Minute, shown, warned)
+}
+
+func (f *following) after(d time.Duration, shown, warned []string) {
+	f.t.Helper()
+	time.Sleep(d)
 	f.tick <- time.Now()
 	synctest.Wait()
 	if diff := cmp.Diff(shown, f.shown); diff != "" {
@@ -184,6 +189,15 @@ func TestFollow(t *testing.T) {
 			f.paint("green")
 			f.minute([]string{"access ca.crt: green", "access token: 1, bound to web-1 u-1", "settings color: green"}, nil)
 			f.minute(nil, nil)
+		}},
+		{"soon", func(t *testing.T, f *following) { // what is about the pod; the rest in its time
+			f.paint("green")
+			f.after(10*time.Second, nil, nil)
+			f.set(func(p *corev1.Pod) { p.Labels["tier"] = "back" })
+			f.after(10*time.Second, []string{"access ca.crt: green", "access token: 1, bound to web-1 u-1", "down labels: app=\"web\"\ntier=\"back\"", "down uid: u-1", "settings color: green"}, nil)
+			f.paint("red")
+			f.after(10*time.Second, nil, nil)
+			f.after(50*time.Second, []string{"access ca.crt: red", "access token: 1, bound to web-1 u-1", "settings color: red"}, nil)
 		}},
 		{"another_label", func(t *testing.T, f *following) {
 			f.set(func(p *corev1.Pod) { p.Labels["tier"] = "back" })

@@ -14,10 +14,12 @@
 package podenv
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -106,6 +108,28 @@ func (r *Reader) unbind() {
 		r.gone = true
 		clear(r.tokens)
 	}
+}
+
+// Exec runs a command in one of the pod's containers until it ends; stdout gets what it writes.
+type Exec func(ctx context.Context, container string, command []string, stdout io.Writer) error
+
+// seeTimeout is how long a running container may take to show its environment.
+const seeTimeout = 5 * time.Second
+
+// See asks for the environment of a program in the container, as [Reader.Seen] takes it. A nil exec asks nobody. An image without
+// cat cannot show it.
+func (r *Reader) See(ctx context.Context, exec Exec) error {
+	if exec == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, seeTimeout)
+	defer cancel()
+	var out bytes.Buffer
+	if err := exec(ctx, r.container.Name, []string{"cat", "/proc/self/environ"}, &out); err != nil {
+		return fmt.Errorf("asking container %s for its environment: %w", r.container.Name, err)
+	}
+	r.Seen(out.Bytes())
+	return nil
 }
 
 // Seen tells what the environment of a program in the container is, as /proc/self/environ has it. Environment then has the

@@ -275,7 +275,11 @@ func (m *mirror) replaceFile(name string, content []byte) error {
 // finish closes the mirror to the program as far as the directory was.
 func (m *mirror) finish() error {
 	if m.writable {
-		m.log(slog.LevelWarn, "new files right in this directory stay inside the sandbox and end with it", "dir", m.path)
+		level := slog.LevelWarn
+		if os.Getuid() == 0 { // who may write everywhere, and seldom means to in /run or /etc
+			level = slog.LevelInfo
+		}
+		m.log(level, "new files right in this directory stay inside the sandbox and end with it", "dir", m.path)
 		return nil
 	}
 	return makeReadOnly(m.path)
