@@ -163,6 +163,9 @@ func (s *Session) known() networks {
 			n.DNS = append(n.DNS, a)
 		}
 	}
+	if vip := s.state.CanaryVIP.Addr(); vip.IsValid() {
+		n.VIPs = append(n.VIPs, vip)
+	}
 	return n
 }
 

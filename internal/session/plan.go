@@ -16,6 +16,7 @@ type networks struct {
 	Pods     []netip.Prefix // from the traffic manager and the user's own rights
 	Services []netip.Prefix
 	DNS      []netip.Addr   // cluster DNS servers; always routed
+	VIPs     []netip.Addr   // ClusterIPs that the manager names; always routed, as the network that is known may be a guess
 	Extra    []netip.Prefix // --extra-cidr
 	Exclude  []netip.Prefix // --exclude-cidr
 	Carrier  []netip.Addr   // what the session itself runs over: the API server, a proxy
@@ -56,6 +57,9 @@ func plan(n networks) (routes []netip.Prefix, warnings []string) {
 	add("--extra-cidr", n.Extra)
 	for _, a := range n.DNS {
 		add("cluster DNS", []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
+	}
+	for _, a := range n.VIPs {
+		add("ClusterIP", []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
 	}
 	for _, p := range n.Inner {
 		if p.Addr().Is4() || n.hasIPv6() {

@@ -66,6 +66,11 @@ func TestPlan(t *testing.T) {
 			},
 		},
 		{
+			name: "a_ClusterIP_outside_what_was_guessed",
+			in:   networks{Services: prefixes("10.96.208.0/24"), VIPs: addrs("10.96.0.1 10.96.208.7")},
+			want: "10.96.0.1/32 10.96.208.0/24",
+		},
+		{
 			name: "resolver_survives_an_exclusion",
 			in:   networks{Pods: prefixes("198.19.0.0/24"), Exclude: prefixes("198.19.0.0/24"), Own: addrs("198.19.0.53")},
 			want: "198.19.0.53/32",
