@@ -23,6 +23,7 @@ const (
 	readyPatience = 2 * time.Minute  // for a first pod to be ready, since an image was pulled, an init container ran, files moved
 	slowPatience  = 15 * time.Minute // for images and init containers
 	startTrouble  = 5 * time.Second  // for which a pod cannot start, until that counts as for good: a Secret may come a moment later than the pod
+	placeTrouble  = 30 * time.Second // for which no node has room, likewise: an autoscaler takes a moment to say that it makes some
 	syncTrouble   = 10 * time.Second // for which no file reaches the first pod, likewise
 	movement      = 1 << 10          // bytes that are more than signs of life
 
@@ -141,6 +142,14 @@ func (c *Clone) hitchOf(ctx context.Context, name string, p *corev1.Pod) hitch {
 		}
 		return h
 	}
+	if h.text = unplaced(p); h.text != "" {
+		if text := scaling(c.events(ctx, p.UID)); text != "" {
+			h.text, h.slow = h.text+": "+text, true
+			return h
+		}
+		h.lasts, h.wrong = placeTrouble, api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, h.text)
+		return h
+	}
 	if n := slices.IndexFunc(p.Status.InitContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil }); n >= 0 && p.Status.Phase == corev1.PodPending {
 		h.text, h.slow = "the init container "+p.Status.InitContainerStatuses[n].Name+" runs", true
 		return h
@@ -184,12 +193,27 @@ func reason(p *corev1.Pod) (text string, final bool) {
 			return fmt.Sprintf("%s ended with exit code %d (%s)", s.Name, t.ExitCode, t.Reason), false
 		}
 	}
+	return "", false
+}
+
+// unplaced is why a pod is on no node, or "".
+func unplaced(p *corev1.Pod) string {
 	for _, condition := range p.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
-			return strings.TrimSuffix(line(condition.Message), "."), condition.Reason == corev1.PodReasonUnschedulable
+			return cmp.Or(strings.TrimSuffix(line(condition.Message), "."), condition.Reason)
 		}
 	}
-	return "", false
+	return ""
+}
+
+// scaling says that a node is being made for a pod, as the cluster-autoscaler and Karpenter tell it, or "".
+func scaling(events []corev1.Event) string {
+	for _, e := range events {
+		if e.Reason == "TriggeredScaleUp" || e.Reason == "Nominated" {
+			return line(e.Message)
+		}
+	}
+	return ""
 }
 
 // events are what Kubernetes tells of an object. Who may not read them does without.

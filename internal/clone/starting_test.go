@@ -103,6 +103,28 @@ func TestSlowImage(t *testing.T) {
 	})
 }
 
+// A node that is being made for the clone is waited for.
+func TestNodeIsMade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		r := w.run(t, api.CloneSpec{})
+		synctest.Wait()
+		unplaced := pod("a", corev1.PodPending)
+		unplaced.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes are available."}}
+		r.have(unplaced)
+		time.Sleep(placeTrouble / 2)
+		w.tell(t, "a", corev1.EventTypeNormal, "TriggeredScaleUp", "pod triggered scale-up: [{pool 2->3 (max: 5)}]", "", time.Now())
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if got, want := r.details(), []string{"0/2 nodes are available", "0/2 nodes are available: pod triggered scale-up: [{pool 2->3 (max: 5)}]"}; !slices.Equal(got[max(0, len(got)-2):], want) {
+			t.Errorf("told %q", got)
+		}
+		r.have(pod("a", corev1.PodRunning))
+		<-r.Begun()
+		r.end()
+	})
+}
+
 // A volume that cannot be mounted is named, and is not waited for as long as an image.
 func TestNoVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
