@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevpn/pkg/pid1"
 	"kubevpn/pkg/sandbox"
 )
 
@@ -77,7 +78,7 @@ func keepFiles(conn net.Conn, base, id string) error {
 		case o.Resolve != nil:
 			r.Path, err = f.resolve(*o.Resolve)
 		}
-		r.Error = newFailure(err)
+		r.Error = pid1.NewFailure(err)
 		if err := w.out.Encode(r); err != nil {
 			return nil // it has gone
 		}

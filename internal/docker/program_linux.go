@@ -33,7 +33,7 @@ func runProgram() (exit int, err error) {
 	passed := i.signals()
 	p, err := i.start()
 	// Whoever is told of it may have gone, which obey sees.
-	_ = i.out.Encode(report{Error: newFailure(err)})
+	_ = i.out.Encode(report{Error: pid1.NewFailure(err)})
 	if err != nil {
 		// Kubevpn says it, with what may help.
 		return notStarted(err), nil

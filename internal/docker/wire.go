@@ -2,11 +2,11 @@ package docker
 
 import (
 	"encoding/json"
-	"errors"
 	"io/fs"
 	"net"
-	"syscall"
 	"time"
+
+	"kubevpn/pkg/pid1"
 )
 
 // Where a container has what is ours.
@@ -40,9 +40,9 @@ type order struct {
 }
 
 type report struct {
-	Error *failure `json:"error,omitempty"`
-	Ended *int     `json:"ended,omitempty"`
-	Path  string   `json:"path,omitempty"`
+	Error *pid1.Failure `json:"error,omitempty"`
+	Ended *int          `json:"ended,omitempty"`
+	Path  string        `json:"path,omitempty"`
 }
 
 // program is what PID 1 runs. The working directory is PID 1's own.
@@ -73,30 +73,6 @@ type file struct {
 	Mode  fs.FileMode `json:"mode"`
 	Owner int64       `json:"owner"`
 	Data  []byte      `json:"data"`
-}
-
-// failure is an error that crosses a socket and keeps its errno.
-type failure struct {
-	Text  string        `json:"text"`
-	Errno syscall.Errno `json:"errno,omitempty"`
-}
-
-func newFailure(err error) *failure {
-	if err == nil {
-		return nil
-	}
-	f := &failure{Text: err.Error()}
-	errors.As(err, &f.Errno)
-	return f
-}
-
-func (f *failure) Error() string { return f.Text }
-
-func (f *failure) Unwrap() error {
-	if f.Errno == 0 {
-		return nil
-	}
-	return f.Errno
 }
 
 // wire is one end of a socket. One goroutine may receive while another sends.

@@ -13,6 +13,8 @@ import (
 	"testing/fstest"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/pid1"
 )
 
 func TestNamespacesAllowed(t *testing.T) {
@@ -115,7 +117,7 @@ func TestWireRefuses(t *testing.T) {
 	if err := a.send(report{Log: &logLine{Message: strings.Repeat("x", maxMessage)}}, nil); err == nil {
 		t.Error("a message that is too long was sent")
 	}
-	if err := a.send(report{Error: newFailure(errors.New(strings.Repeat("\x00", maxMessage)))}, nil); err != nil {
+	if err := a.send(report{Error: pid1.NewFailure(errors.New(strings.Repeat("\x00", maxMessage)))}, nil); err != nil {
 		t.Errorf("a long error: %v", err)
 	}
 	if _, err := b.Read(make([]byte, maxMessage)); err != nil {
@@ -139,7 +141,7 @@ func TestWireRefuses(t *testing.T) {
 }
 
 func FuzzReceive(f *testing.F) {
-	for _, message := range []any{order{ID: 1, Dial: &endpoint{"tcp", "127.0.0.1:80"}}, report{ID: 1, Error: newFailure(unix.ECONNREFUSED)}, report{Ended: &ExitStatus{Code: 1}}} {
+	for _, message := range []any{order{ID: 1, Dial: &endpoint{"tcp", "127.0.0.1:80"}}, report{ID: 1, Error: pid1.NewFailure(unix.ECONNREFUSED)}, report{Ended: &ExitStatus{Code: 1}}} {
 		b, err := json.Marshal(message)
 		if err != nil {
 			f.Fatal(err)

@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/pid1"
 )
 
 const (
@@ -47,7 +49,7 @@ func Serve(conn *net.UnixConn) error {
 		}
 	}
 	if err != nil {
-		f.say(report{Error: newFailure(err)}, nil)
+		f.say(report{Error: pid1.NewFailure(err)}, nil)
 		return err
 	}
 	f.hand(device)

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 
+	"kubevpn/pkg/pid1"
 	"kubevpn/pkg/route"
 )
 
@@ -40,7 +41,7 @@ func (f *far) log(level slog.Level, message string, attrs ...string) {
 func (f *far) done(id uint64, err error) {
 	r := report{ID: id}
 	if err != nil {
-		r.Error = newFailure(err)
+		r.Error = pid1.NewFailure(err)
 	}
 	f.say(r, nil)
 }

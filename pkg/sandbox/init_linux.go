@@ -44,7 +44,7 @@ func Init() error {
 	if id != 0 {
 		i.done(id, err)
 	} else {
-		i.say(report{Error: newFailure(err)}, nil)
+		i.say(report{Error: pid1.NewFailure(err)}, nil)
 	}
 	os.Exit(1)
 	return nil

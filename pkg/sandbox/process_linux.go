@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/pid1"
 )
 
 // The descriptors with which init begins.
@@ -112,7 +114,7 @@ func (p *Process) Run(ctx context.Context) error {
 		err = errors.Join(err, e)
 	}
 	<-p.done
-	var said *failure
+	var said *pid1.Failure
 	switch {
 	case errors.As(err, &said):
 	case ctx.Err() != nil:

@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/pid1"
 )
 
 // What goes over the control socket, a pair of type SOCK_SEQPACKET: one JSON message a packet, a descriptor with some.
@@ -63,39 +65,17 @@ type endpoint struct {
 
 // report is a message from init.
 type report struct {
-	ID    uint64      `json:"id,omitempty"` // of the order that it answers
-	Ready bool        `json:"ready,omitempty"`
-	Error *failure    `json:"error,omitempty"`
-	Ended *ExitStatus `json:"ended,omitempty"`
-	Log   *logLine    `json:"log,omitempty"`
+	ID    uint64        `json:"id,omitempty"` // of the order that it answers
+	Ready bool          `json:"ready,omitempty"`
+	Error *pid1.Failure `json:"error,omitempty"`
+	Ended *ExitStatus   `json:"ended,omitempty"`
+	Log   *logLine      `json:"log,omitempty"`
 }
 
 type logLine struct {
 	Level   slog.Level `json:"level"`
 	Message string     `json:"msg"`
 	Attrs   []string   `json:"attrs,omitempty"` // key, value, key, value
-}
-
-// failure is an error that crosses the socket and keeps its errno.
-type failure struct {
-	Text  string        `json:"text"`
-	Errno syscall.Errno `json:"errno,omitempty"`
-}
-
-func newFailure(err error) *failure {
-	f := &failure{Text: err.Error()}
-	errors.As(err, &f.Errno)
-	f.Text = f.Text[:min(len(f.Text), maxMessage/8)] // JSON makes at most six bytes of one
-	return f
-}
-
-func (f *failure) Error() string { return f.Text }
-
-func (f *failure) Unwrap() error {
-	if f.Errno == 0 {
-		return nil
-	}
-	return f.Errno
 }
 
 // wire is one end of the control socket. One goroutine may receive while any number send.
