@@ -163,8 +163,8 @@ func (w *world) visits(t *testing.T, keepAlive bool) *visitor {
 	v := &visitor{network: "/run/netns/" + w.Config().Name + "-node1"}
 	tr := &http.Transport{DisableKeepAlives: !keepAlive, DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
 		conn, err := dialIn(v.network, address)
-		// The lab's router says that of a ClusterIP that the node has not translated: seen once in many thousands, and nothing of
-		// ours is on a node. What is ours refuses, resets, or answers with 502.
+		// The lab's router says that of a ClusterIP that the node has not translated: before kube-proxy knows it, and for two minutes
+		// after that from a port that was tried before, which conntrack remembers as it was. Nothing of ours is on a node.
 		if errors.Is(err, syscall.ENETUNREACH) {
 			t.Logf("asked again: %v", err)
 			conn, err = dialIn(v.network, address)
