@@ -110,15 +110,20 @@ func (t *ownerTable) addRedirect(ns netip.Addr, to netip.AddrPort) {
 	}
 }
 
+// forgetTries is how often flows are listed when the list changes meanwhile and may lack some.
+const forgetTries = 5
+
 // forgetFlows deletes the kernel's memory of UDP flows towards port 53 of these nameservers. A program that
 // keeps one socket for its queries (c-ares does) would otherwise go on where its first packet went. Where the
 // kernel cannot list flows there is nothing to do about it: such flows end 30 s after their last packet.
 func forgetFlows(nameservers []netip.Addr) error {
 	var errs []error
 	for _, family := range []nl.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		if _, err := nl.ConntrackDeleteFilters(nl.ConntrackTable, family, flowsTo(nameservers)); err != nil {
-			errs = append(errs, err)
+		_, err := nl.ConntrackDeleteFilters(nl.ConntrackTable, family, flowsTo(nameservers))
+		for tries := 1; tries < forgetTries && errors.Is(err, nl.ErrDumpInterrupted); tries++ {
+			_, err = nl.ConntrackDeleteFilters(nl.ConntrackTable, family, flowsTo(nameservers))
 		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
