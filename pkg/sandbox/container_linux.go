@@ -117,6 +117,7 @@ func ruleFor(family, index int, routes []netlink.Route) error {
 			continue
 		}
 		r.Table = engineTable
+		r.Flags &= int(netlink.FLAG_ONLINK) // what else is there the kernel has noted, as that the link has no carrier yet, and refuses
 		if err := netlink.RouteReplace(&r); err != nil {
 			return fmt.Errorf("adding %v: %w", r, err)
 		}

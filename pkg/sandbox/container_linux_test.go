@@ -24,7 +24,7 @@ import (
 	"kubevpn/pkg/sandbox"
 )
 
-// serveIn is a container's network, with an eth0 as an engine makes it, and a program that tells what it sees.
+// serveIn is a container's network, with an eth0 as an engine makes it, which has no carrier yet, and a program that tells what it sees.
 func serveIn(socket string) error {
 	resolv := filepath.Join(filepath.Dir(socket), "resolv.conf")
 	if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount(resolv, "/etc/resolv.conf", "", unix.MS_BIND, "")); err != nil {
@@ -43,7 +43,6 @@ func serveIn(socket string) error {
 			return netlink.AddrAdd(eth0, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(172, 18, 0, 2), Mask: net.CIDRMask(16, 32)}})
 		},
 		func() error { return netlink.LinkSetUp(eth0) },
-		func() error { return netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "engine"}}) },
 		func() error {
 			return netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: net.IPv4(172, 18, 0, 1)})
 		},
