@@ -164,7 +164,7 @@ func (c *Clone) run(ctx context.Context) error {
 		return err
 	}
 	c.ends = s.ends()
-	if len(c.cfg.Spec.Sync) > 0 || c.cfg.Spec.Restart {
+	if supervised(c.cfg.Spec) {
 		if err := c.supervise(ctx, job, container.Name); err != nil {
 			return err
 		}
