@@ -55,12 +55,13 @@ func plan(n networks) (routes []netip.Prefix, warnings []string) {
 	add("pod network", n.Pods)
 	add("Service network", n.Services)
 	add("--extra-cidr", n.Extra)
-	for _, a := range n.DNS {
-		add("cluster DNS", []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
+	addEach := func(what string, addrs []netip.Addr) {
+		for _, a := range addrs {
+			add(what, []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
+		}
 	}
-	for _, a := range n.VIPs {
-		add("ClusterIP", []netip.Prefix{netip.PrefixFrom(a, a.BitLen())})
-	}
+	addEach("cluster DNS", n.DNS)
+	addEach("ClusterIP", n.VIPs)
 	for _, p := range n.Inner {
 		if p.Addr().Is4() || n.hasIPv6() {
 			add("inner network", []netip.Prefix{p})

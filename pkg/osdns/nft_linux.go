@@ -119,8 +119,8 @@ const forgetTries = 5
 func forgetFlows(nameservers []netip.Addr) error {
 	var errs []error
 	for _, family := range []nl.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		_, err := nl.ConntrackDeleteFilters(nl.ConntrackTable, family, flowsTo(nameservers))
-		for tries := 1; tries < forgetTries && errors.Is(err, nl.ErrDumpInterrupted); tries++ {
+		var err error = nl.ErrDumpInterrupted
+		for tries := 0; tries < forgetTries && errors.Is(err, nl.ErrDumpInterrupted); tries++ {
 			_, err = nl.ConntrackDeleteFilters(nl.ConntrackTable, family, flowsTo(nameservers))
 		}
 		errs = append(errs, err)
