@@ -19,7 +19,7 @@ func cloneClaimsSuite(t *testing.T, w *world) {
 	if err := os.WriteFile(filepath.Join(disk, "page"), []byte("on the disk"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	w.apply(t, strings.NewReplacer("DISK", disk, "APP_IMAGE", appRef).Replace(claimsManifest))
+	w.apply(t, strings.NewReplacer("DISK", disk, "CONTAINER", claimsContainer).Replace(claimsManifest))
 	v := w.visitor(t)
 	l := w.newLaptop(t, lab.Admin)
 	l.connect(t)
@@ -68,6 +68,16 @@ func cloneClaimsSuite(t *testing.T, w *world) {
 	w.kubectl(t, "delete", "namespace/claims", "pv/claims-shared", "pv/claims-each", "--wait=false")
 }
 
+// claimsContainer is what the pods of both workloads have.
+const claimsContainer = `terminationGracePeriodSeconds: 1
+      containers:
+      - name: app
+        image: ` + appRef + `
+        imagePullPolicy: Never
+        ports: [{containerPort: 8080, name: http}]
+        volumeMounts: [{name: data, mountPath: /data}]
+        readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}`
+
 // A class without a provisioner: claims get the volumes that somebody has made.
 const claimsManifest = `
 apiVersion: v1
@@ -107,15 +117,8 @@ spec:
   template:
     metadata: {labels: {app: keeper}}
     spec:
-      terminationGracePeriodSeconds: 1
       volumes: [{name: data, persistentVolumeClaim: {claimName: disk}}]
-      containers:
-      - name: app
-        image: APP_IMAGE
-        imagePullPolicy: Never
-        ports: [{containerPort: 8080, name: http}]
-        volumeMounts: [{name: data, mountPath: /data}]
-        readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
+      CONTAINER
 ---
 apiVersion: v1
 kind: Service
@@ -134,14 +137,7 @@ spec:
   template:
     metadata: {labels: {app: each}}
     spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-      - name: app
-        image: APP_IMAGE
-        imagePullPolicy: Never
-        ports: [{containerPort: 8080, name: http}]
-        volumeMounts: [{name: data, mountPath: /data}]
-        readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
+      CONTAINER
 ---
 apiVersion: v1
 kind: Service
