@@ -20,8 +20,9 @@ type peer struct {
 	end       func()      // ends the session: another has its lease
 	system    atomic.Bool // its netstack is the pod's kernel
 
-	addrs  atomic.Pointer[[]netip.Addr] // those of lease that it still has
-	sender *l3.Sender                   // set before it has an address
+	addrs    atomic.Pointer[[]netip.Addr] // those of lease that it still has
+	sender   *l3.Sender                   // set before it has an address
+	barriers l3.Barriers                  // of the laptop's sender
 
 	// With router.mu held:
 	lease api.Lease
@@ -131,7 +132,7 @@ func (s *session) acceptLane(in *transport.Incoming) error {
 	p.add(number, l)
 	defer p.remove(number, l)
 	pieces := make([][]byte, 1) // one packet at a time
-	return l3.Receive(stream, func(f *l3.Frame) { p.router.fromLane(p, f, pieces) }, &p.router.counts.malformed)
+	return l3.Receive(stream, number, &p.barriers, func(f *l3.Frame) { p.router.fromLane(p, f, pieces) }, &p.router.counts.malformed)
 }
 
 // admit gives the session its lease. around are the cluster's networks.

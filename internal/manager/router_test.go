@@ -75,7 +75,7 @@ func (l *inner) lane(src netip.Addr, number int) *transport.Stream {
 	go func() {
 		defer close(ended)
 		var malformed atomic.Uint64
-		l3.Receive(st, func(f *l3.Frame) {
+		l3.Receive(st, 0, new(l3.Barriers), func(f *l3.Frame) {
 			l.got <- bytes.Clone(f.Packet())
 			f.Release()
 		}, &malformed)

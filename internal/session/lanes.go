@@ -64,10 +64,11 @@ func (s *steering) welcome(h *packet.Header) bool {
 //
 // The sender keeps the lanes open, on whichever transport session there is. It implements netstack.Diverter.
 type lanes struct {
-	log     *slog.Logger
-	current *current
-	address func() netip.Addr // the session's, for the lanes' requests
-	sender  *l3.Sender
+	log      *slog.Logger
+	current  *current
+	address  func() netip.Addr // the session's, for the lanes' requests
+	sender   *l3.Sender
+	barriers l3.Barriers // of the manager's sender
 
 	steer   atomic.Pointer[steering]
 	device  atomic.Pointer[tun.Device] // nil before there is one
@@ -119,7 +120,7 @@ func (l *lanes) open(ctx context.Context, number int) (io.WriteCloser, error) {
 	lane := &laneStream{Stream: stream, ended: make(chan struct{})}
 	l.receivers.Go(func() {
 		defer close(lane.ended)
-		if err := l3.Receive(stream, l.receiver(), &l.malformed); err != nil && ctx.Err() == nil {
+		if err := l3.Receive(stream, number, &l.barriers, l.receiver(), &l.malformed); err != nil && ctx.Err() == nil {
 			l.log.Debug("a lane ended", "lane", number, "err", err)
 		}
 	})

@@ -53,7 +53,7 @@ func newL3Rig(t *testing.T) *l3Rig {
 				r.lanes <- stream
 			}
 			var malformed atomic.Uint64
-			go l3.Receive(stream, func(f *l3.Frame) { r.frames <- append([]byte(nil), f.Bytes()...); f.Release() }, &malformed)
+			go l3.Receive(stream, 0, new(l3.Barriers), func(f *l3.Frame) { r.frames <- append([]byte(nil), f.Bytes()...); f.Release() }, &malformed)
 		}
 	}})
 	client := transport.NewClient(transport.ClientConfig{Dial: listener.Dial, Links: 1, OnSession: func(ctx context.Context, ts *transport.Session) {

@@ -21,11 +21,15 @@
 //
 // One stream would make a keystroke wait behind an upload. So the bytes of a flow are counted as they pass: a flow that
 // sends much is a bulk flow, and goes to one of the lanes 1 to 3, by its hash; all others share lane 0, where there is
-// never much to wait for. A flow whose count has decayed comes back to lane 0, when what it sent before has left. So a
-// flow keeps its order but for the one moment at which it becomes bulk. What is neither TCP nor UDP goes to lane 0.
+// never much to wait for. A flow whose count has decayed comes back to lane 0, when the other end has what it sent before. What
+// is neither TCP nor UDP goes to lane 0.
 //
-// Send never waits. A queue that is full, or whose first frame has waited for long, drops what comes: that is how the
-// TCP inside learns the speed of the path, and it keeps the wait short where the path is slow.
+// So a flow keeps its order, though lanes may be on different carriers, of which one is replaced long after another: a
+// barrier makes the one way sure, an acknowledgement the other (barrier.go).
+//
+// Send never waits. A queue that is full drops what comes, and so does one whose first frame has waited for long: that is how
+// the TCP inside learns the speed of the path, and it keeps the wait short where the path is slow. A path that stands
+// still is another matter: whatever comes is kept, for when it moves.
 //
 // # Trust
 //

@@ -14,12 +14,16 @@ var ErrFrame = errors.New("malformed frame on a lane")
 // waiter is a lane that can say when there is something to read, so that no buffer is held until then.
 type waiter interface{ Wait() error }
 
-// Receive parses frames from a lane until it ends, and hands each to deliver, who owns it. Packets or headers that
-// [Check] does not let pass are dropped and counted. The error is nil when the lane ended behind a frame, [ErrFrame],
-// io.ErrUnexpectedEOF, or the lane's own.
-func Receive(lane io.Reader, deliver func(*Frame), malformed *atomic.Uint64) error {
-	r := receiver{lane: lane, deliver: deliver, malformed: malformed}
+// Receive parses frames from a lane until it ends, and hands each to deliver, who owns it. number is the lane's, and barriers
+// those of its Sender. Packets or headers that [Check] does not let pass are dropped and counted. The error is nil when the
+// lane ended behind a frame, [ErrFrame], io.ErrUnexpectedEOF, or the lane's own.
+func Receive(lane io.Reader, number int, barriers *Barriers, deliver func(*Frame), malformed *atomic.Uint64) error {
+	r := receiver{lane: lane, number: number, barriers: barriers, deliver: deliver, malformed: malformed}
 	r.waiter, _ = lane.(waiter)
+	if number == 0 {
+		barriers.begin()
+		defer barriers.end()
+	}
 	for {
 		f, err := r.read()
 		if f != nil {
@@ -37,6 +41,8 @@ func Receive(lane io.Reader, deliver func(*Frame), malformed *atomic.Uint64) err
 type receiver struct {
 	lane      io.Reader
 	waiter    waiter // nil when the lane is none
+	number    int
+	barriers  *Barriers
 	deliver   func(*Frame)
 	malformed *atomic.Uint64
 	// prefix is as much of the next frame's length as was read along with the last one: have bytes.
@@ -141,12 +147,28 @@ func (r *receiver) done(f *Frame, n int) {
 	f.SetLen(n)
 	h, err := Check(f.Bytes())
 	if err != nil {
-		r.malformed.Add(1)
+		if !r.barrier(f.Bytes()) {
+			r.malformed.Add(1)
+		}
 		f.Release()
 		return
 	}
 	f.header, f.inspected = h, true
 	r.deliver(f)
+}
+
+// barrier does what a barrier asks for, if b is one. That lane 0 waits for itself can be when it stands in for another.
+func (r *receiver) barrier(b []byte) bool {
+	kind, number, ok := parseBarrier(b)
+	switch {
+	case !ok:
+		return false
+	case r.number == 0 && kind == barrierPassed:
+		r.barriers.pass(number)
+	case r.number != 0 && kind == barrierAwaited:
+		r.barriers.await(number)
+	}
+	return true
 }
 
 // ended is the lane's error between two frames.

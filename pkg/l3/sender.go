@@ -48,6 +48,12 @@ type SenderConfig struct {
 	Logger *slog.Logger // nil: none
 }
 
+// marks is what a lane may have, as a transport.Stream has it, to tell what of it has arrived.
+type marks interface {
+	Mark() uint64
+	Arrived(mark uint64) bool
+}
+
 // SenderStats counts since the Sender was made.
 type SenderStats struct {
 	Packets, Bytes uint64 // written, with virtio-net headers and lengths
@@ -62,11 +68,12 @@ type Sender struct {
 	cfg   SenderConfig
 	began time.Time
 
-	mu    sync.Mutex
-	ended bool
-	stats SenderStats
-	flows flows
-	lanes [Lanes]lane
+	mu       sync.Mutex
+	ended    bool
+	stats    SenderStats
+	flows    flows
+	lanes    [Lanes]lane
+	barriers uint32 // so far
 }
 
 // lane is one lane's queue. It is guarded by Sender.mu.
@@ -78,8 +85,16 @@ type lane struct {
 	hold    *time.Timer   // wakes it for those that wait; nil while Run does not run
 	holding bool          // hold runs
 	renewed bool          // Open is to be asked again
-	// in and out count what was queued and what has left, as bytes.
-	in, out uint64
+	// in and out count what was queued and what has left, as bytes; of the latter, arrived is known to have arrived, and
+	// marked will have when mark has.
+	in, out, marked, arrived uint64
+	mark                     uint64
+	marks                    marks // of the stream that is written to; nil: it has none, and what has left counts as arrived
+
+	writing bool
+	began   time.Duration // when the Write that is under way began
+	pace    time.Duration // how long one takes, of late
+	moved   time.Duration // when the path last moved after it had stood still
 }
 
 // NewSender makes a Sender. It does nothing until Run; what is sent before waits.
@@ -125,12 +140,12 @@ func (s *Sender) Send(f *Frame) {
 	s.mu.Lock()
 	n := 0
 	var fl *flow
-	if hashed {
+	if hashed && !s.ended {
 		fl = s.flows.find(hash, now)
-		n = s.choose(fl, l.size)
+		n = s.choose(fl, l.size, now)
 	}
 	q := &s.lanes[n]
-	if s.ended || q.size+l.size > s.cfg.Limit || q.size > slack && now-q.head.queued > maxWait {
+	if s.ended || q.size+l.size > s.cfg.Limit || q.late(now) {
 		s.stats.Dropped += uint64(l.packets())
 		s.mu.Unlock()
 		l.release()
@@ -149,6 +164,33 @@ func (s *Sender) Send(f *Frame) {
 	if wake {
 		q.signal()
 	}
+}
+
+// stalled reports whether the lane's path stands still, rather than being slow: a Write takes much longer than those before. TCP
+// is silent then but for what it repeats, ever less often, up to two minutes apart. What is lost of that, or of the first
+// answers when the path moves again, costs a flow as long a pause again. Call with mu held.
+func (l *lane) stalled(now time.Duration) bool {
+	return l.writing && now-l.began > l.patience()
+}
+
+// patience is how long a Write may take on a path that moves. Call with mu held.
+func (l *lane) patience() time.Duration { return max(maxWait, 4*l.pace) }
+
+// late reports whether the queue is longer than the path makes use of. Call with mu held.
+func (l *lane) late(now time.Duration) bool {
+	return l.size > slack && now-max(l.head.queued, l.moved) > maxWait && !l.stalled(now)
+}
+
+// wrote notes that the Write that was under way has ended. Call with mu held.
+func (l *lane) wrote(now time.Duration) {
+	if !l.writing {
+		return
+	}
+	if l.stalled(now) {
+		l.moved = now
+	}
+	l.pace = max(min(now-l.began, l.patience()), l.pace/2)
+	l.writing = false
 }
 
 // holds reports whether a bare acknowledgement, and those that came before it, wait a little. Call with mu held.
@@ -184,20 +226,57 @@ func (s *Sender) unhold(l *lane) {
 }
 
 // choose counts size bytes of the flow and gives the lane that they go to. Call with mu held.
-func (s *Sender) choose(f *flow, size int) int {
+func (s *Sender) choose(f *flow, size int, now time.Duration) int {
 	bulk := bulkLane(f.hash)
 	f.count = min(f.count+size, maxCount)
 	switch {
 	case !f.bulk && f.count > bulkBytes:
-		// At once, though what is left of it in lane 0 may be overtaken: it would never leave a lane that it fills.
+		// At once: it would never leave a lane that it fills.
+		if !s.lanes[0].hasArrived(f.last) {
+			s.bar(&s.lanes[bulk], now)
+		}
 		f.bulk = true
-	case f.bulk && f.count < sparseBytes && f.last <= s.lanes[bulk].out:
+	case f.bulk && f.count < sparseBytes && s.lanes[bulk].hasArrived(f.last):
 		f.bulk = false
 	}
 	if f.bulk {
 		return bulk
 	}
 	return 0
+}
+
+// bar has what goes to a lane from now on wait, at the other end, for what has gone to lane 0. Call with mu held.
+func (s *Sender) bar(l *lane, now time.Duration) {
+	s.barriers++
+	s.lanes[0].post(newBarrier(barrierPassed, s.barriers), now)
+	l.post(newBarrier(barrierAwaited, s.barriers), now)
+}
+
+// post queues a frame of the Sender's own. Call with mu held.
+func (l *lane) post(f *Frame, now time.Duration) {
+	l.in += uint64(f.end)
+	l.join(list{head: f, tail: f, size: f.end}, now)
+	if l.idle {
+		l.idle = false
+		l.signal()
+	}
+}
+
+// hasArrived reports whether everything up to a position has reached the other end. Call with mu held.
+func (l *lane) hasArrived(position uint64) bool {
+	if position > l.out {
+		return false
+	}
+	if l.marks == nil || position <= l.arrived {
+		return true
+	}
+	if l.marked <= l.arrived {
+		l.mark, l.marked = l.marks.Mark(), l.out
+	}
+	if l.marks.Arrived(l.mark) {
+		l.arrived = l.marked
+	}
+	return position <= l.arrived
 }
 
 // bulkLane spreads bulk flows over the lanes that are theirs. It uses other bits of the hash than flows.find.
@@ -305,6 +384,7 @@ func (s *Sender) open(ctx context.Context, number int) error {
 	l := &s.lanes[number]
 	s.mu.Lock()
 	l.renewed = false // before Open finds what is there
+	l.writing = false
 	s.mu.Unlock()
 	w, err := s.cfg.Open(ctx, number)
 	if err != nil {
@@ -324,7 +404,21 @@ func (s *Sender) open(ctx context.Context, number int) error {
 			<-closed
 		}
 	}()
-	if err = s.write(ctx, l, w, gone); err != errRenewed {
+	s.mu.Lock()
+	l.marks, _ = w.(marks)
+	l.arrived, l.marked = l.out, l.out // by another stream, or never
+	barriers := s.barriers
+	s.mu.Unlock()
+	if number == 0 && barriers > 0 {
+		// The other end may wait for one that was lost.
+		f := newBarrier(barrierPassed, barriers)
+		_, err = w.Write(f.buf[:f.end])
+		f.Release()
+	}
+	if err == nil {
+		err = s.write(ctx, l, w, gone)
+	}
+	if err != errRenewed {
 		w.Close()
 	}
 	return err
@@ -360,6 +454,8 @@ func (s *Sender) next(ctx context.Context, l *lane, gone <-chan struct{}, packet
 	s.stats.Packets += uint64(packets)
 	s.stats.Bytes += uint64(written)
 	l.out += uint64(written)
+	now := time.Since(s.began)
+	l.wrote(now)
 	for {
 		switch {
 		case ctx.Err() != nil:
@@ -370,6 +466,7 @@ func (s *Sender) next(ctx context.Context, l *lane, gone <-chan struct{}, packet
 			return nil, errRenewed
 		case l.head != nil:
 			f := l.pop()
+			l.writing, l.began = true, now
 			s.mu.Unlock()
 			return f, nil
 		}
@@ -382,6 +479,7 @@ func (s *Sender) next(ctx context.Context, l *lane, gone <-chan struct{}, packet
 			return nil, errGone
 		}
 		s.mu.Lock()
+		now = time.Since(s.began)
 	}
 }
 

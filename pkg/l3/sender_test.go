@@ -383,6 +383,7 @@ func TestFullQueueDrops(t *testing.T) {
 		r.run()
 		defer r.end()
 		r.send(bulkFlow) // through lane 0
+		synctest.Wait()
 		r.send(bulkFlow) // being written
 		synctest.Wait()
 		for range 13 {
@@ -408,26 +409,159 @@ func TestOldQueueDrops(t *testing.T) {
 		r.run()
 		defer r.end()
 		r.send(bulkFlow)
+		synctest.Wait()
+		leave := func() {
+			t.Helper()
+			time.Sleep(maxWait - time.Millisecond)
+			r.streams[bulk].gate <- struct{}{}
+			synctest.Wait()
+		}
+		want := func(queued, dropped int) {
+			t.Helper()
+			if got := r.Stats(); got.Queued != queued*bulkFrame || got.Dropped != uint64(dropped) {
+				t.Fatalf("%+v, want %d frames queued, %d dropped", got, queued, dropped)
+			}
+		}
+		for range 6 { // one is being written
+			r.send(bulkFlow)
+			synctest.Wait()
+		}
+		want(5, 0)
+		leave()
+		want(4, 0)
+		r.send(bulkFlow) // the first has waited for a moment less than maxWait
+		want(5, 0)
+		time.Sleep(2 * time.Millisecond)
+		r.send(bulkFlow)
+		want(5, 1)
+		for range 3 {
+			leave()
+		}
+		want(2, 1)
+		r.send(bulkFlow) // within slack
+		want(3, 1)
+		r.send(bulkFlow) // the first is the one that came a moment before it was late
+		want(3, 2)
+		for range 3 {
+			leave()
+		}
+		r.send(bulkFlow)
+		want(1, 2)
+		close(r.streams[bulk].gate)
+	})
+}
+
+// A path that stands still is not a slow one. What comes meanwhile is kept, and so is what comes when it moves, though it has
+// old frames to carry.
+func TestStallDropsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, bulk := newStalledRig(t)
+		r.run()
+		defer r.end()
 		r.send(bulkFlow)
 		synctest.Wait()
-		r.send(bulkFlow)
-		time.Sleep(2 * maxWait)
-		r.send(bulkFlow) // 60 KB and 60 KB are within slack
-		r.send(bulkFlow)
-		if got := r.Stats(); got.Dropped != 0 || got.Queued != 3*bulkFrame {
-			t.Fatalf("%+v", got)
+		again, ack := bulkFlow, bulkFlow
+		again.payload, again.gso = 1400, 0
+		ack.payload, ack.gso = 0, 0
+		for range 12 {
+			r.send(bulkFlow)
 		}
-		r.send(bulkFlow)
-		if got := r.Stats(); got.Dropped != 1 {
+		sent := 12
+		for pause := maxWait + time.Millisecond; pause < 10*time.Second; pause *= 2 {
+			time.Sleep(pause)
+			r.send(again)
+			sent++
+		}
+		time.Sleep(7 * time.Second)
+		r.streams[bulk].gate <- struct{}{}
+		synctest.Wait()
+		r.send(ack)
+		close(r.streams[bulk].gate)
+		synctest.Wait()
+		got := r.streams[bulk].frames(t)
+		if n := r.Stats().Dropped; n > 0 || len(got) != sent+1 || !bytes.Equal(got[sent-1], again.bytes()) || !bytes.Equal(got[sent], ack.bytes()) {
+			t.Errorf("%d frames of %d were written, %d dropped; or the last two are not the last that were sent", len(got), sent+1, n)
+		}
+		// It is a path like any other again.
+		r.streams[bulk].gate = make(chan struct{})
+		for range 4 {
+			r.send(bulkFlow)
+		}
+		synctest.Wait()
+		if got := r.Stats(); got.Queued != 3*bulkFrame {
 			t.Errorf("%+v", got)
 		}
-		r.streams[bulk].gate <- struct{}{}
-		r.streams[bulk].gate <- struct{}{}
-		synctest.Wait() // the one that waited is being written; those left came a moment ago
-		r.send(bulkFlow)
-		if got := r.Stats(); got.Dropped != 1 {
-			t.Errorf("%+v", got)
+		close(r.streams[bulk].gate)
+	})
+}
+
+// marked is a stream that knows what of it has arrived.
+type marked struct {
+	*stream
+	written, arrived atomic.Uint64
+}
+
+func (m *marked) Write(b []byte) (int, error) {
+	n, err := m.stream.Write(b)
+	m.written.Add(uint64(n))
+	return n, err
+}
+
+func (m *marked) Mark() uint64             { return m.written.Load() }
+func (m *marked) Arrived(mark uint64) bool { return m.arrived.Load() >= mark }
+
+// A flow that sends little again stays in its lane until the other end has what it sent before. That others fill the lane does
+// not keep it there.
+func TestFlowWaitsForItsArrival(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		streams := [Lanes]*marked{}
+		for i := range streams {
+			streams[i] = &marked{stream: newStream()}
 		}
+		r := newRig(t, SenderConfig{GSO: true, Open: func(_ context.Context, lane int) (io.WriteCloser, error) { return streams[lane], nil }})
+		for i := range streams {
+			r.streams[i] = streams[i].stream
+		}
+		r.run()
+		defer r.end()
+		bulk := r.laneOf(bulkFlow)
+		small := bulkFlow
+		small.payload, small.gso = 10, 0
+		other := bulkFlow
+		for other.sport = 100; r.laneOf(other) != bulk; other.sport++ {
+		}
+		want := func(lane, frames int) {
+			t.Helper()
+			var w [Lanes]int
+			w[lane] = frames
+			if got := r.lanes(); got != w {
+				t.Fatalf("frames by lane: %v, want %v", got, w)
+			}
+		}
+		r.send(bulkFlow)
+		want(0, 1)
+		streams[0].arrived.Store(streams[0].written.Load())
+		r.send(bulkFlow)
+		want(bulk, 1)
+		time.Sleep(time.Hour)
+		r.send(small) // asks for a mark
+		want(bulk, 1)
+		time.Sleep(time.Hour)
+		there := streams[bulk].written.Load()
+		for range 3 {
+			r.send(other)
+		}
+		if got := r.lanes(); got[bulk] != 2 {
+			t.Fatal(got)
+		}
+		r.send(small)
+		want(bulk, 1)
+		streams[bulk].arrived.Store(there) // and not what came after
+		r.send(small)
+		want(bulk, 1)
+		streams[bulk].arrived.Store(streams[bulk].written.Load())
+		r.send(small)
+		want(0, 1)
 	})
 }
 
@@ -691,7 +825,7 @@ func TestEveryPacketIsAccountedFor(t *testing.T) {
 		ends = append(ends, here)
 		wg.Go(func() {
 			defer there.Close()
-			if err := Receive(there, func(f *Frame) {
+			if err := Receive(there, 0, new(Barriers), func(f *Frame) {
 				received.Add(1)
 				f.Release()
 				select {

@@ -23,18 +23,26 @@ import (
 	"kubevpn/pkg/tun/tuntest"
 )
 
-type network struct{ net.Listener }
+type network struct {
+	net.Listener
+	*valve // nil: none
+}
 
 func (n network) Dial(ctx context.Context) (net.Conn, error) {
-	return new(net.Dialer).DialContext(ctx, "tcp", n.Addr().String())
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", n.Addr().String())
+	if err != nil || n.valve == nil {
+		return c, err
+	}
+	return valved{c, n.valve}, nil
 }
 
 // end is a kernel of its own, with a TUN device whose packets go over lanes.
 type end struct {
 	*tuntest.Namespace
-	device tun.Device
-	sender *l3.Sender
-	bad    atomic.Uint64
+	device   tun.Device
+	sender   *l3.Sender
+	barriers l3.Barriers // of the other end's sender
+	bad      atomic.Uint64
 }
 
 // read sends what the kernel hands out, until the device is closed.
@@ -52,9 +60,9 @@ func (e *end) read() {
 }
 
 // receive gives the kernel what comes from a lane.
-func (e *end) receive(lane io.Reader) {
+func (e *end) receive(lane io.Reader, number int) {
 	pieces := make([][]byte, 1)
-	l3.Receive(lane, func(f *l3.Frame) {
+	l3.Receive(lane, number, &e.barriers, func(f *l3.Frame) {
 		pieces[0] = f.Bytes()
 		if err := e.device.Writev(pieces); err != nil {
 			e.bad.Add(1) // the end of the test closes the device first
@@ -64,14 +72,16 @@ func (e *end) receive(lane io.Reader) {
 }
 
 // newTunnel joins two kernels, 10.9.0.1 and 10.9.0.2, fd09::1 and fd09::2, by lanes over a session over TCP.
-func newTunnel(tb testing.TB, gso bool) (laptop, manager *end) {
+func newTunnel(tb testing.TB, gso bool) (laptop, manager *end) { return newTunnelThrough(tb, gso, nil) }
+
+func newTunnelThrough(tb testing.TB, gso bool, v *valve) (laptop, manager *end) {
 	testenv.NeedRoot(tb)
 	testenv.NeedPrograms(tb, "ip")
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	laptopSession, managerSession := transporttest.PairOver(tb, network{listener})
+	laptopSession, managerSession := transporttest.PairOver(tb, network{listener, v})
 
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
@@ -93,7 +103,7 @@ func newTunnel(tb testing.TB, gso bool) (laptop, manager *end) {
 		if err != nil {
 			return nil, err
 		}
-		wg.Go(func() { laptop.receive(s) })
+		wg.Go(func() { laptop.receive(s, lane) })
 		return s, nil
 	}})
 	var mu sync.Mutex
@@ -124,7 +134,7 @@ func newTunnel(tb testing.TB, gso bool) (laptop, manager *end) {
 			lanes[lane] = s
 			mu.Unlock()
 			manager.sender.Renew(lane)
-			wg.Go(func() { manager.receive(s) })
+			wg.Go(func() { manager.receive(s, lane) })
 		}
 	})
 	for _, e := range []*end{laptop, manager} {

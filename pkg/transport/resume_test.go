@@ -608,3 +608,53 @@ func TestStalled(t *testing.T) {
 		check(t, in.Reject(transport.CodeFailed))
 	})
 }
+
+// TestMark: what was written has arrived when the other end has said so, also after its carrier broke; nobody waits for a
+// session that has ended.
+func TestMark(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &hole{network: memory(t)}
+		r := start(t, h.network, transport.ClientConfig{Dial: h.Dial, Links: 1}, transport.ServerConfig{})
+		a, _ := open(t, r.laptop, r.manager)
+		time.Sleep(time.Second)
+		if !a.Arrived(a.Mark()) {
+			t.Error("something is on its way though all is quiet")
+		}
+		write := func() uint64 {
+			t.Helper()
+			before := a.Mark()
+			if _, err := a.Write([]byte("hello")); err != nil {
+				t.Fatal(err)
+			}
+			if !a.Arrived(before) {
+				t.Error("what had arrived is on its way again")
+			}
+			return a.Mark()
+		}
+		mark := write()
+		if a.Arrived(mark) {
+			t.Error("arrived at once")
+		}
+		time.Sleep(time.Second)
+		if !a.Arrived(mark) {
+			t.Error("not arrived after a second")
+		}
+		h.set(true)
+		mark = write()
+		time.Sleep(20 * time.Second)
+		if a.Arrived(mark) {
+			t.Error("arrived where nothing goes through")
+		}
+		h.set(false)
+		time.Sleep(20 * time.Second)
+		if !a.Arrived(mark) {
+			t.Error("not arrived though the link is back")
+		}
+		h.set(true)
+		mark = write()
+		check(t, r.laptop.Close())
+		if !a.Arrived(mark) {
+			t.Error("a session that has ended keeps its streams waiting")
+		}
+	})
+}

@@ -142,6 +142,20 @@ func (s *Stream) push() {
 	s.l.push()
 }
 
+// Mark gives a mark behind everything that was written so far, for Arrived.
+func (s *Stream) Mark() uint64 {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	return s.l.due // what is behind it has no acknowledgement of its own
+}
+
+// Arrived reports whether the other end has said that it has everything before the mark. It says so within Tuning.AckDelay.
+func (s *Stream) Arrived(mark uint64) bool {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	return s.l.out.acked >= mark
+}
+
 // CloseWrite sends FIN: the other end's Read gives io.EOF after everything written so far. Reading goes on.
 // It does not block; a Write in progress fails.
 func (s *Stream) CloseWrite() error {

@@ -1,0 +1,171 @@
+package l3_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"kubevpn/internal/testenv"
+)
+
+// valve is what a session's carriers go through. It holds up what goes to the manager, and what comes from there.
+type valve struct{ there, back sync.RWMutex }
+
+type valved struct {
+	net.Conn
+	*valve
+}
+
+func (c valved) Write(b []byte) (int, error) {
+	c.there.RLock()
+	c.there.RUnlock()
+	return c.Conn.Write(b)
+}
+
+func (c valved) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.back.RLock()
+	c.back.RUnlock()
+	return n, err
+}
+
+// talker sends blocks, waits for nothing, and counts what comes back.
+type talker struct {
+	pace       time.Duration
+	sent, seen atomic.Int64
+}
+
+func (k *talker) talk(c net.Conn, stop <-chan struct{}) error {
+	tick := time.NewTicker(k.pace)
+	defer tick.Stop()
+	block := make([]byte, 1<<10)
+	for {
+		select {
+		case <-stop:
+			return c.(*net.TCPConn).CloseWrite()
+		case <-tick.C:
+		}
+		n, err := c.Write(block)
+		k.sent.Add(int64(n))
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (k *talker) listen(c net.Conn) error {
+	b := make([]byte, 64<<10)
+	for {
+		n, err := c.Read(b)
+		k.seen.Add(int64(n))
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// Flows of a kernel go on when a path moves that stood still: no segment that TCP repeated meanwhile, or repeats then, overtakes
+// what it sent before. The kernels count those that come behind a newer one and are thrown away; one of them is enough
+// for a flow to pause for as long again.
+func TestFlowsGoOnAfterAStall(t *testing.T) {
+	v := new(valve)
+	laptop, manager := newTunnelThrough(t, true, v)
+	addr := manager.serve(t, "10.9.0.2:0")
+	paces := []time.Duration{5, 20, 1, 5, 5, 50, 2, 5}
+	talkers := make([]*talker, 32)
+	stop := make(chan struct{})
+	var group sync.WaitGroup
+	for i := range talkers {
+		k := &talker{pace: paces[i%len(paces)] * time.Millisecond}
+		talkers[i] = k
+		c := laptop.dial(t, addr, "e")
+		c.SetDeadline(time.Now().Add(2 * time.Minute))
+		for _, run := range []func() error{func() error { return k.talk(c, stop) }, func() error { return k.listen(c) }} {
+			group.Go(func() {
+				if err := run(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	goOn := func() {
+		t.Helper()
+		begin, slowest := time.Now(), time.Duration(0)
+		for i, k := range talkers {
+			sent := k.sent.Load()
+			testenv.Eventually(t, 30*time.Second, func() error {
+				if seen := k.seen.Load(); seen <= sent {
+					return fmt.Errorf("flow %d: %d bytes sent, %d came back", i, sent, seen)
+				}
+				return nil
+			})
+			slowest = time.Since(begin)
+		}
+		t.Logf("all went on within %v", slowest.Round(time.Millisecond))
+	}
+	goOn()
+	for _, first := range []*sync.RWMutex{&v.there, &v.back} {
+		v.there.Lock()
+		v.back.Lock()
+		<-time.After(2 * time.Second) // some of TCP's tries
+		first.Unlock()
+		<-time.After(time.Second) // carriers are not all back at once
+		if first == &v.there {
+			v.back.Unlock()
+		} else {
+			v.there.Unlock()
+		}
+		goOn()
+	}
+	close(stop)
+	group.Wait()
+	for i, k := range talkers {
+		if sent, seen := k.sent.Load(), k.seen.Load(); sent != seen {
+			t.Errorf("flow %d: %d bytes sent, %d came back", i, sent, seen)
+		}
+	}
+	for name, e := range map[string]*end{"laptop": laptop, "manager": manager} {
+		late := e.counter(t, "TcpExt", "PAWSEstab")
+		t.Logf("%s: %+v, %d segments repeated, %d of them for nothing", name, e.sender.Stats(), e.counter(t, "Tcp", "RetransSegs"), e.counter(t, "TcpExt", "TCPDSACKRecv"))
+		if late > 0 {
+			t.Errorf("%s: %d segments came behind newer ones", name, late)
+		}
+	}
+}
+
+// counter is one of the kernel's (proc_net(5): snmp, netstat): a line of names for each protocol, and a line of values.
+func (e *end) counter(t *testing.T, protocol, name string) (value int) {
+	t.Helper()
+	out, err := e.Output("cat", "/proc/net/snmp", "/proc/net/netstat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for line := range strings.Lines(out) {
+		fields := strings.Fields(line)
+		switch {
+		case fields[0] != protocol+":":
+		case names == nil:
+			names = fields
+		default:
+			if i := slices.Index(names, name); i > 0 {
+				if _, err := fmt.Sscan(fields[i], &value); err != nil {
+					t.Fatal(err)
+				}
+				return value
+			}
+		}
+	}
+	t.Fatalf("the kernel has no counter %s of %s", name, protocol)
+	return 0
+}
