@@ -92,17 +92,39 @@ func runStarter(ctx context.Context, cfg StartConfig, argv []string, socket *os.
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	select {
-	case err := <-ended:
-		if err == nil {
-			return nil
-		}
-		return explainStart(argv, err, said.String())
-	case <-ctx.Done():
+	err := unlessInterrupted(ctx, ended)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
 		// sudo is root's and may not be ours to kill. It is in the terminal's foreground, so that Ctrl-C ends it
 		// as well; if not, the helper it starts finds its socket closed and ends.
 		_ = cmd.Process.Kill()
 		return ctx.Err()
+	default:
+		return explainStart(argv, err, said.String())
+	}
+}
+
+// interruptTime is how much later than sudo's failure the interrupt that was its reason may end ctx.
+const interruptTime = 100 * time.Millisecond
+
+// unlessInterrupted waits for how a process on the user's terminal ends, or for the end of ctx. Ctrl-C goes to both, and the process may be
+// quicker: its failure is only one if ctx goes on.
+func unlessInterrupted(ctx context.Context, ended <-chan error) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-ended:
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(interruptTime):
+			return err
+		}
 	}
 }
 

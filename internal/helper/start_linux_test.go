@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/creack/pty"
@@ -274,6 +275,42 @@ func TestStartAsksForThePassword(t *testing.T) {
 	}
 	if h := helpers(t, exe); len(h) > 0 {
 		t.Errorf("a helper was started: %q", h)
+	}
+}
+
+// Ctrl-C on the terminal goes to kubevpn and to sudo, and either may be the first to have it.
+func TestInterruptIsNoFailureOfSudo(t *testing.T) {
+	failure := errors.New("sudo: a password is required")
+	tests := []struct {
+		name       string
+		ends       error
+		endsAt     time.Duration
+		interrupt  time.Duration // 0: none
+		want       error
+		wantWithin time.Duration
+	}{
+		{"interrupt_first", failure, 20 * time.Millisecond, time.Millisecond, context.Canceled, time.Millisecond},
+		{"sudo_first", failure, time.Millisecond, 20 * time.Millisecond, context.Canceled, 20 * time.Millisecond},
+		{"at_once", failure, time.Millisecond, time.Millisecond, context.Canceled, time.Millisecond},
+		{"not_interrupted", failure, time.Second, 0, failure, time.Second + interruptTime},
+		{"good", nil, time.Second, 0, nil, time.Second},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if tt.interrupt > 0 {
+					time.AfterFunc(tt.interrupt, cancel)
+				}
+				ended := make(chan error, 1)
+				time.AfterFunc(tt.endsAt, func() { ended <- tt.ends })
+				begin := time.Now()
+				if err := unlessInterrupted(ctx, ended); err != tt.want || time.Since(begin) > tt.wantWithin {
+					t.Errorf("%v after %v, want %v within %v", err, time.Since(begin), tt.want, tt.wantWithin)
+				}
+			})
+		})
 	}
 }
 
