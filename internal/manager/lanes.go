@@ -72,6 +72,12 @@ func (l *lane) Write(b []byte) (int, error) {
 func (l *lane) Close() error          { return l.stream.Reset() }
 func (l *lane) Gone() <-chan struct{} { return l.gone }
 
+// Mark and Arrived are the stream's: what a lane arrives by is what flows keep their order by.
+func (l *lane) Mark() uint64             { return l.stream.Mark() }
+func (l *lane) Arrived(mark uint64) bool { return l.stream.Arrived(mark) }
+
+var _ l3.Marks = (*lane)(nil)
+
 // open gives the lane that the laptop has opened, or lane 0 in its place. It waits until there is one: the manager
 // opens none itself.
 func (p *peer) open(ctx context.Context, number int) (io.WriteCloser, error) {

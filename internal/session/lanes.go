@@ -64,15 +64,18 @@ func (s *steering) welcome(h *packet.Header) bool {
 //
 // The sender keeps the lanes open, on whichever transport session there is. It implements netstack.Diverter.
 type lanes struct {
-	log      *slog.Logger
-	current  *current
-	address  func() netip.Addr // the session's, for the lanes' requests
-	sender   *l3.Sender
-	barriers l3.Barriers // of the manager's sender
+	log     *slog.Logger
+	current *current
+	address func() netip.Addr // the session's, for the lanes' requests
+	sender  *l3.Sender
 
 	steer   atomic.Pointer[steering]
 	device  atomic.Pointer[tun.Device] // nil before there is one
 	reading *l3.Frame                  // of the netstack's reader
+
+	mu       sync.Mutex
+	over     *transport.Session // the one that lanes were opened on last
+	barriers *l3.Barriers       // of its manager's sender
 
 	malformed, unwelcome, unwritten atomic.Uint64
 	receivers                       sync.WaitGroup
@@ -117,14 +120,24 @@ func (l *lanes) open(ctx context.Context, number int) (io.WriteCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	lane := &laneStream{Stream: stream, ended: make(chan struct{})}
+	lane, barriers := &laneStream{Stream: stream, ended: make(chan struct{})}, l.barriersOf(ts)
 	l.receivers.Go(func() {
 		defer close(lane.ended)
-		if err := l3.Receive(stream, number, &l.barriers, l.receiver(), &l.malformed); err != nil && ctx.Err() == nil {
+		if err := l3.Receive(stream, number, barriers, l.receiver(), &l.malformed); err != nil && ctx.Err() == nil {
 			l.log.Debug("a lane ended", "lane", number, "err", err)
 		}
 	})
 	return lane, nil
+}
+
+// barriersOf are those of the lanes on a session: what lanes of another wait for does not come any more.
+func (l *lanes) barriersOf(ts *transport.Session) *l3.Barriers {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over != ts {
+		l.over, l.barriers = ts, new(l3.Barriers)
+	}
+	return l.barriers
 }
 
 // laneStream is broken for its writer as soon as nothing is read from it any more.
@@ -132,6 +145,8 @@ type laneStream struct {
 	*transport.Stream
 	ended chan struct{}
 }
+
+var _ l3.Marks = (*laneStream)(nil)
 
 func (s *laneStream) Gone() <-chan struct{} { return s.ended }
 

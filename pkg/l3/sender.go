@@ -36,7 +36,8 @@ type SenderConfig struct {
 	// Open opens a lane. It is called when the lane is first needed, and again after it broke, after a pause. The
 	// lane is closed when it breaks and when Run ends, perhaps twice, and while a Write waits, which that has to end. Each Write is
 	// of whole frames, so that two lanes may be one stream if that keeps its Writes whole. When the lane has a method
-	// Gone() <-chan struct{}, as a transport.Stream has, then the lane is broken when that is closed.
+	// Gone() <-chan struct{}, as a transport.Stream has, then the lane is broken when that is closed. When it has Marks, flows
+	// keep their order when they leave it, however long it takes to arrive.
 	Open func(ctx context.Context, lane int) (io.WriteCloser, error)
 	// Eager has all lanes opened when Run begins, and again when they break, whether there are frames for them or
 	// not: the end that opens streams has to, for the other end to have lanes to answer on.
@@ -48,9 +49,11 @@ type SenderConfig struct {
 	Logger *slog.Logger // nil: none
 }
 
-// marks is what a lane may have, as a transport.Stream has it, to tell what of it has arrived.
-type marks interface {
+// Marks is what tells what of a lane has arrived at the other end, as a transport.Stream does.
+type Marks interface {
+	// Mark gives a mark behind everything that was written so far.
 	Mark() uint64
+	// Arrived reports whether the other end is known to have everything before the mark.
 	Arrived(mark uint64) bool
 }
 
@@ -89,7 +92,7 @@ type lane struct {
 	// marked will have when mark has.
 	in, out, marked, arrived uint64
 	mark                     uint64
-	marks                    marks // of the stream that is written to; nil: it has none, and what has left counts as arrived
+	marks                    Marks // of the stream that is written to; nil: it has none, and what has left counts as arrived
 
 	writing bool
 	began   time.Duration // when the Write that is under way began
@@ -405,7 +408,7 @@ func (s *Sender) open(ctx context.Context, number int) error {
 		}
 	}()
 	s.mu.Lock()
-	l.marks, _ = w.(marks)
+	l.marks, _ = w.(Marks)
 	l.arrived, l.marked = l.out, l.out // by another stream, or never
 	barriers := s.barriers
 	s.mu.Unlock()
