@@ -407,7 +407,7 @@ func TestSignalWhileItLeaves(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$")
-	cmd.Env = append(os.Environ(), child+"=1")
+	cmd.Env = append(os.Environ(), child+"=1", "TMPDIR="+t.TempDir()) // the signal ends it before it can tidy up
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
