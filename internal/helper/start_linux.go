@@ -109,22 +109,22 @@ func runStarter(ctx context.Context, cfg StartConfig, argv []string, socket *os.
 // interruptTime is how much later than sudo's failure the interrupt that was its reason may end ctx.
 const interruptTime = 100 * time.Millisecond
 
-// unlessInterrupted waits for how a process on the user's terminal ends, or for the end of ctx. Ctrl-C goes to both, and the process may be
-// quicker: its failure is only one if ctx goes on.
-func unlessInterrupted(ctx context.Context, ended <-chan error) error {
+// unlessInterrupted waits for how a process on the user's terminal ends, or for the end of ctx. Ctrl-C goes to both, and the
+// process may be quicker: its failure is only one if ctx goes on.
+func unlessInterrupted(ctx context.Context, ended <-chan error) (err error) {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case err := <-ended:
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(interruptTime):
-			return err
-		}
+	case err = <-ended:
+	}
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(interruptTime):
+		return err
 	}
 }
 

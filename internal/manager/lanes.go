@@ -72,7 +72,7 @@ func (l *lane) Write(b []byte) (int, error) {
 func (l *lane) Close() error          { return l.stream.Reset() }
 func (l *lane) Gone() <-chan struct{} { return l.gone }
 
-// Mark and Arrived are the stream's: what a lane arrives by is what flows keep their order by.
+// Mark and Arrived are the stream's.
 func (l *lane) Mark() uint64             { return l.stream.Mark() }
 func (l *lane) Arrived(mark uint64) bool { return l.stream.Arrived(mark) }
 

@@ -7,9 +7,9 @@ import (
 	"kubevpn/pkg/packet"
 )
 
-// A barrier keeps a flow's order where the flow leaves lane 0 for another lane, which may be on another carrier and ahead by as
-// long as carriers take to be replaced. Order matters most then: a segment that TCP repeats and that overtakes what it
-// repeats has the newer timestamp, and with it the receiver drops all that comes late (RFC 7323, section 5, PAWS).
+// A barrier keeps a flow's order where the flow leaves lane 0 for another lane, which may be on another carrier and ahead
+// by as long as carriers take to be replaced. Order matters most then: a segment that TCP repeats and that overtakes
+// what it repeats has the newer timestamp, and with it the receiver drops all that comes late (RFC 7323, section 5, PAWS).
 //
 //	lane 0:  │ flow │ others │ passed 7 │ others ...
 //	lane 2:  │ others │ awaited 7 │ flow │ flow ...
@@ -48,7 +48,7 @@ func parseBarrier(b []byte) (kind byte, number uint32, ok bool) {
 	return kind, binary.BigEndian.Uint32(b[packet.VirtioLen+2:]), kind == barrierPassed || kind == barrierAwaited
 }
 
-// Barriers is what all lanes from the other end have in common. Its zero value is ready.
+// Barriers is what all lanes from one Sender have in common at the other end. Its zero value is ready.
 type Barriers struct {
 	mu      sync.Mutex
 	changed sync.Cond

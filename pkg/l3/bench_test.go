@@ -139,7 +139,7 @@ func TestNoAllocations(t *testing.T) {
 		if err != nil || h.Proto != packet.ProtoTCP {
 			t.Error(err)
 		}
-		l.join(listOf(frame(super.Bytes()[:1000])), 0)
+		l.join(listOf(frame(super.Bytes()[:1000]), 1), 0)
 		l.release()
 	}); n >= 1 {
 		t.Errorf("Check and join: %v allocations", n)

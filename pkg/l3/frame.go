@@ -151,7 +151,7 @@ func (f *Frame) finish() (list, error) {
 		packet.CompleteChecksum(&v, p)
 	}
 	clear(b[:packet.VirtioLen])
-	return listOf(f), nil
+	return listOf(f, 1), nil
 }
 
 func (f *Frame) split(v *packet.Virtio) (list, error) {
@@ -186,8 +186,9 @@ type list struct {
 	size       int // in bytes
 }
 
-func listOf(f *Frame) list {
-	f.packets = 1
+// listOf is a queue of f alone, which holds so many packets.
+func listOf(f *Frame, packets int) list {
+	f.packets = packets
 	return list{head: f, tail: f, size: f.end}
 }
 

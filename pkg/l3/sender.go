@@ -130,7 +130,7 @@ func (s *Sender) Send(f *Frame) {
 	ack := isAck(&h, f.Packet())
 	var l list
 	if s.cfg.GSO {
-		l = listOf(f)
+		l = listOf(f, 1)
 	} else if l, err = f.finish(); err != nil { // not after inspection
 		f.Release()
 		s.mu.Lock()
@@ -154,11 +154,10 @@ func (s *Sender) Send(f *Frame) {
 		l.release()
 		return
 	}
-	q.in += uint64(l.size)
+	q.queue(l, now)
 	if fl != nil {
 		fl.last = q.in
 	}
-	q.join(l, now)
 	wake := q.idle && !(ack && q.holds(now))
 	if wake {
 		q.idle = false
@@ -255,10 +254,15 @@ func (s *Sender) bar(l *lane, now time.Duration) {
 	l.post(newBarrier(barrierAwaited, s.barriers), now)
 }
 
-// post queues a frame of the Sender's own. Call with mu held.
+// queue puts m at the end of what waits. Call with mu held.
+func (l *lane) queue(m list, now time.Duration) {
+	l.in += uint64(m.size)
+	l.join(m, now)
+}
+
+// post queues a frame of the Sender's own, and sees to it that it is written. Call with mu held.
 func (l *lane) post(f *Frame, now time.Duration) {
-	l.in += uint64(f.end)
-	l.join(list{head: f, tail: f, size: f.end}, now)
+	l.queue(listOf(f, 0), now)
 	if l.idle {
 		l.idle = false
 		l.signal()
@@ -410,18 +414,11 @@ func (s *Sender) open(ctx context.Context, number int) error {
 	s.mu.Lock()
 	l.marks, _ = w.(Marks)
 	l.arrived, l.marked = l.out, l.out // by another stream, or never
-	barriers := s.barriers
+	if number == 0 && s.barriers > 0 { // the other end may wait for one that was lost
+		l.post(newBarrier(barrierPassed, s.barriers), time.Since(s.began))
+	}
 	s.mu.Unlock()
-	if number == 0 && barriers > 0 {
-		// The other end may wait for one that was lost.
-		f := newBarrier(barrierPassed, barriers)
-		_, err = w.Write(f.buf[:f.end])
-		f.Release()
-	}
-	if err == nil {
-		err = s.write(ctx, l, w, gone)
-	}
-	if err != errRenewed {
+	if err = s.write(ctx, l, w, gone); err != errRenewed {
 		w.Close()
 	}
 	return err

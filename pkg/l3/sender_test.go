@@ -142,6 +142,25 @@ func (r *rig) lanes() (n [Lanes]int) {
 	return n
 }
 
+// want is for frames to one lane alone since it was asked last.
+func (r *rig) want(lane, frames int) {
+	r.t.Helper()
+	var w [Lanes]int
+	w[lane] = frames
+	if got := r.lanes(); got != w {
+		r.t.Fatalf("frames by lane: %v, want %v", got, w)
+	}
+}
+
+// of is a packet of the same flow with another payload, and no super-packet where that is one segment.
+func (s spec) of(payload int) spec {
+	s.payload = payload
+	if payload <= s.gso {
+		s.gso = 0
+	}
+	return s
+}
+
 var (
 	bulkFlow   = spec{payload: 60000, gso: 1400, sport: 1, dport: 80}
 	bulkFrame  = len(wire(bulkFlow.bytes()))
@@ -173,36 +192,27 @@ func TestBulkLeavesLaneZero(t *testing.T) {
 		r.run()
 		defer r.end()
 		bulk := r.laneOf(bulkFlow)
-		want := func(lane, frames int) {
-			t.Helper()
-			var w [Lanes]int
-			w[lane] = frames
-			if got := r.lanes(); got != w {
-				t.Fatalf("frames by lane: %v, want %v", got, w)
-			}
-		}
 		r.send(bulkFlow)
-		want(0, 1) // 60000 bytes may be a big answer
+		r.want(0, 1) // 60000 bytes may be a big answer
 		r.send(bulkFlow)
-		want(bulk, 1)
+		r.want(bulk, 1)
 		r.send(bulkFlow)
 		r.send(bulkFlow)
-		want(bulk, 2)
+		r.want(bulk, 2)
 		r.send(sparseFlow)
-		want(0, 1)
+		r.want(0, 1)
 
 		// 240000 bytes are below 16 KiB after four halvings, and above after three.
 		time.Sleep(3*halfLife + halfLife/2)
-		small := bulkFlow
-		small.payload, small.gso = 10, 0
+		small := bulkFlow.of(10)
 		r.send(small)
-		want(bulk, 1)
+		r.want(bulk, 1)
 		time.Sleep(halfLife)
 		r.send(small)
-		want(0, 1)
+		r.want(0, 1)
 		// From there, it takes 64 KiB again.
 		r.send(bulkFlow)
-		want(bulk, 1)
+		r.want(bulk, 1)
 
 		// A flow of 300 KB/s stays sparse for good.
 		slow := spec{payload: 1400, sport: 7}
@@ -210,7 +220,7 @@ func TestBulkLeavesLaneZero(t *testing.T) {
 			r.send(slow)
 			time.Sleep(time.Second * 1400 / 300e3)
 		}
-		want(0, 2000)
+		r.want(0, 2000)
 	})
 }
 
@@ -226,8 +236,7 @@ func TestFlowKeepsItsOrder(t *testing.T) {
 		}
 		// The bulk lane stands still, with a frame of the flow in it: the flow must not overtake that.
 		time.Sleep(time.Hour)
-		small := bulkFlow
-		small.payload, small.gso = 10, 0
+		small := bulkFlow.of(10)
 		r.send(small)
 		if got := r.lanes(); got != [Lanes]int{} {
 			t.Fatalf("the flow overtook itself: %v", got)
@@ -460,9 +469,7 @@ func TestStallDropsNothing(t *testing.T) {
 		defer r.end()
 		r.send(bulkFlow)
 		synctest.Wait()
-		again, ack := bulkFlow, bulkFlow
-		again.payload, again.gso = 1400, 0
-		ack.payload, ack.gso = 0, 0
+		again, ack := bulkFlow.of(1400), bulkFlow.of(0)
 		for range 12 {
 			r.send(bulkFlow)
 		}
@@ -525,27 +532,18 @@ func TestFlowWaitsForItsArrival(t *testing.T) {
 		r.run()
 		defer r.end()
 		bulk := r.laneOf(bulkFlow)
-		small := bulkFlow
-		small.payload, small.gso = 10, 0
+		small := bulkFlow.of(10)
 		other := bulkFlow
 		for other.sport = 100; r.laneOf(other) != bulk; other.sport++ {
 		}
-		want := func(lane, frames int) {
-			t.Helper()
-			var w [Lanes]int
-			w[lane] = frames
-			if got := r.lanes(); got != w {
-				t.Fatalf("frames by lane: %v, want %v", got, w)
-			}
-		}
 		r.send(bulkFlow)
-		want(0, 1)
+		r.want(0, 1)
 		streams[0].arrived.Store(streams[0].written.Load())
 		r.send(bulkFlow)
-		want(bulk, 1)
+		r.want(bulk, 1)
 		time.Sleep(time.Hour)
 		r.send(small) // asks for a mark
-		want(bulk, 1)
+		r.want(bulk, 1)
 		time.Sleep(time.Hour)
 		there := streams[bulk].written.Load()
 		for range 3 {
@@ -555,13 +553,13 @@ func TestFlowWaitsForItsArrival(t *testing.T) {
 			t.Fatal(got)
 		}
 		r.send(small)
-		want(bulk, 1)
+		r.want(bulk, 1)
 		streams[bulk].arrived.Store(there) // and not what came after
 		r.send(small)
-		want(bulk, 1)
+		r.want(bulk, 1)
 		streams[bulk].arrived.Store(streams[bulk].written.Load())
 		r.send(small)
-		want(0, 1)
+		r.want(0, 1)
 	})
 }
 

@@ -114,17 +114,13 @@ func TestFlowsGoOnAfterAStall(t *testing.T) {
 		t.Logf("all went on within %v", slowest.Round(time.Millisecond))
 	}
 	goOn()
-	for _, first := range []*sync.RWMutex{&v.there, &v.back} {
+	for _, ways := range [][2]*sync.RWMutex{{&v.there, &v.back}, {&v.back, &v.there}} {
 		v.there.Lock()
 		v.back.Lock()
 		<-time.After(2 * time.Second) // some of TCP's tries
-		first.Unlock()
+		ways[0].Unlock()
 		<-time.After(time.Second) // carriers are not all back at once
-		if first == &v.there {
-			v.back.Unlock()
-		} else {
-			v.there.Unlock()
-		}
+		ways[1].Unlock()
 		goOn()
 	}
 	close(stop)
