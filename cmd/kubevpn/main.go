@@ -1,5 +1,5 @@
-// Command kubevpn puts this machine on a Kubernetes cluster's network. It is the command, and, when it runs
-// itself, the daemon, the root helper and the guard of credential plugins: this is where they meet.
+// Command kubevpn connects this machine to the network of a Kubernetes cluster. It is the command-line interface. It starts
+// itself as the daemon, as the root helper and as the first process of sandboxes and containers. This package connects them.
 package main
 
 import (

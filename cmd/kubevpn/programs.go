@@ -3,26 +3,27 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
+	"fmt"
 	"log/slog"
 	"os"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cli"
+	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/daemon"
+	"kubevpn/internal/footprint"
 	"kubevpn/internal/helper"
-	"kubevpn/internal/trim"
+	"kubevpn/pkg/host/sandbox"
 )
 
 func runDaemon(ctx context.Context, paths config.Paths, ready func()) error {
-	trim.Processors()
+	footprint.HalveProcessors()
 	return daemon.Run(ctx, daemon.Config{
-		Paths: paths, NewHelper: newClient, Interceptor: daemon.NewInterceptor(), Ready: ready,
+		Paths: paths, NewHelper: newClient, Ready: ready,
 	})
 }
 
-// newClient returns the Helper behind a socket.
+// newClient returns a Helper that uses the socket of a helper process.
 func newClient(socket *os.File, logger *slog.Logger) (daemon.Helper, error) {
 	c, err := helper.NewClient(socket, logger)
 	if err != nil {
@@ -34,60 +35,86 @@ func newClient(socket *os.File, logger *slog.Logger) (daemon.Helper, error) {
 func startHelper(ctx context.Context) (*os.File, error) {
 	executable, err := os.Executable()
 	if err != nil {
-		return nil, api.Errorf(api.ExitPrivilege, "the root helper cannot be started: %w", err)
+		return nil, api.Errorf(api.ExitPrivilege, "cannot start the root helper: %w", err)
 	}
 	cfg := helper.StartConfig{Executable: executable}
 	if os.Geteuid() > 0 {
-		cfg.Stderr = os.Stderr // sudo's "try again"
+		cfg.Stderr = os.Stderr // for the messages of sudo
 	}
 	return helper.Start(ctx, cfg)
 }
 
-// foreground logs to stderr, and only what is wrong: what happens is shown as progress.
+// foreground keeps one connection in this process. It logs warnings and errors to stderr; progress shows the rest.
 func foreground(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error {
-	trim.Processors()
+	footprint.HalveProcessors()
 	logger := warnings()
 	if err := paths.MakeStateDir(); err != nil {
 		return err
 	}
-	client, err := paths.ClientID()
+	key, err := paths.ClientKey()
 	if err != nil {
 		return err
+	}
+	secret, err := key.Bytes()
+	if err != nil {
+		return fmt.Errorf("cannot encode the client's key: %w", err)
 	}
 	h, err := ownHelper(ctx, logger)
 	if err != nil {
 		return err
 	}
 	return daemon.Foreground(ctx, daemon.ForegroundConfig{
-		Request: req, ClientID: client, Helper: h, Progress: progress, Logger: logger,
+		Request: req, Client: secret, Helper: h, Progress: progress, Logger: logger,
 	})
 }
 
-// isolated has nobody to log to: the terminal is the program's.
-func isolated(ctx context.Context, req api.InterceptRequest, place cli.Place, ready func(), progress func(api.Event)) error {
-	trim.Processors()
-	owner, err := daemon.NewOwner()
+// isolated keeps a connection for a sandbox. It logs nothing, because the program uses the terminal.
+func isolated(ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(), progress func(api.Event)) error {
+	footprint.HalveProcessors()
+	owner, err := ownOwner()
 	if err != nil {
 		return err
 	}
-	var id [16]byte
-	rand.Read(id[:]) // never fails (crypto/rand)
+	client := make([]byte, 32)
+	rand.Read(client) // never fails (crypto/rand)
 	return daemon.Isolated(ctx, daemon.IsolatedConfig{
-		Request: req, Place: place, Owner: owner, ClientID: hex.EncodeToString(id[:]), Progress: progress, Ready: ready,
+		Request: req, Place: place, Owner: owner, Client: client, Progress: progress, Ready: ready,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 }
 
-func reset(ctx context.Context, req api.ResetRequest, progress func(api.Event)) error {
-	return daemon.Reset(ctx, req, progress, warnings())
+func reset(ctx context.Context, c *cluster.Cluster, req api.ResetRequest, progress func(api.Event)) error {
+	owner, err := ownOwner()
+	if err != nil {
+		return err
+	}
+	return daemon.Reset(ctx, daemon.ResetConfig{
+		Cluster: c, Request: req, Owner: owner, Progress: progress, Logger: warnings(),
+	})
 }
 
-// warnings logs to stderr what is wrong.
+// ownOwner returns this user on this machine as an owner. It has the same key as the daemon of the user.
+func ownOwner() (daemon.Owner, error) {
+	paths, err := config.Locate(os.Getenv)
+	if err != nil {
+		return daemon.Owner{}, err
+	}
+	if err := paths.MakeStateDir(); err != nil {
+		return daemon.Owner{}, err
+	}
+	key, err := paths.ClientKey()
+	if err != nil {
+		return daemon.Owner{}, err
+	}
+	return daemon.NewOwner(key), nil
+}
+
+// warnings returns a logger of warnings and errors to stderr.
 func warnings() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-// ownHelper is a Helper of this process alone: root needs no other process for it.
+// ownHelper returns a Helper for this process. Root needs no helper process.
 func ownHelper(ctx context.Context, logger *slog.Logger) (daemon.Helper, error) {
 	if os.Geteuid() == 0 {
 		return helper.NewLocal(helper.LocalConfig{Logger: logger}), nil

@@ -1,5 +1,5 @@
-// Command traffic is the program in the cluster: the traffic manager, the gateway of its pod, the agents in pods of
-// intercepted workloads, and the supervisor of clones to which files go.
+// Command traffic runs in the cluster: as the traffic manager, as the traffic gateway in the manager's pod, as the traffic agents
+// in the pods of intercepted workloads, and as the supervisor in clones that receive files.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 func main() {
 	root := &cobra.Command{
 		Use:           "traffic",
-		Short:         "kubevpn's side in the cluster",
+		Short:         "The programs of kubevpn in the cluster",
 		Version:       version.Full(),
 		SilenceErrors: true,
 	}

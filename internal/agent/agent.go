@@ -15,44 +15,46 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/door"
-	"kubevpn/pkg/rawio"
+	"kubevpn/pkg/wire/authlistener"
+	"kubevpn/pkg/wire/nonblock"
 )
 
 const (
-	// drainTime is what open connections have at the end.
+	// drainTime is how long open connections may go on at the end.
 	drainTime = 20 * time.Second
-	// sidecarLinger is for how long a sidecar that has to end takes new connections: so long Services may lead to it.
+	// sidecarLinger is how long an ending sidecar accepts new connections, because Services may still lead to it.
 	sidecarLinger = 5 * time.Second
 
-	// The wait before the socket is tried again grows from first to last.
+	// The backoff between attempts at the socket grows from firstRetry to lastRetry.
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = 2 * time.Second
-	// mute is for how long the owner is told nothing when there is another agent, and it does not answer.
-	mute = 5 * time.Second
+	// answerTimeout is how long another agent may not answer before the owner is told.
+	answerTimeout = 5 * time.Second
 
-	// unsent is what the kernel may hold of a carrier before it is sent, as with the traffic manager's: more would only be a
-	// queue before which nothing can go.
-	unsent = 128 << 10
+	// maxUnsent is how many bytes of a conn the kernel buffers unsent, as with the traffic manager's: more would only be a
+	// queue that nothing can overtake.
+	maxUnsent = 128 << 10
 )
 
-// Config is what an Agent is made of.
+// Config configures an Agent.
 type Config struct {
 	Owner     string       // hash of the owner's key
 	OwnerName string       // user@host
-	Port      uint16       // where the primary takes carriers; 0: any
+	Port      uint16       // where the leader accepts laptops' conns; 0: any
 	PodIPs    []netip.Addr // of the pod
 	Socket    string       // abstract unix socket; api.AgentSocket
-	Listen    []Listen     // a sidecar's ports; empty: it is none
-	Greetings io.Writer    // where the owner reads
-	Greet     uint16       // port of 127.0.0.1 where the same is said for a minute; 0: none
+	Listen    []Listen     // a sidecar's ports; empty: not a sidecar
+	Output    io.Writer    // receives api.AgentInfo lines: standard output
+	InfoPort  uint16       // port of 127.0.0.1 where the same is said for a minute; 0: none
 	Logger    *slog.Logger
 
-	// What a test has instead. kernel opens what redirects need: it is called at most once by each primary, and not for a sidecar.
+	// Replaced by tests. kernel prepares redirects: each leader calls it at most once, and not for a sidecar.
 	kernel    func() (kernel, error)
 	listenTCP func(port uint16) (net.Listener, error)
 	sameUser  func(net.Conn) error
 	dialPlain dialFunc
+	// listeners returns the addresses at which TCP sockets of the pod listen.
+	listeners func() ([]netip.AddrPort, error)
 }
 
 // Listen is a port on which a sidecar listens for the application.
@@ -62,14 +64,14 @@ type Listen struct {
 	Listen   uint16 `json:"listen"`
 }
 
-// Agent is one agent of a pod. Make it with New.
+// Agent is one agent of a pod. Create it with New.
 type Agent struct {
-	cfg      Config
-	log      *slog.Logger
-	doorstep *doorstep // of Run; nil: none
+	cfg        Config
+	log        *slog.Logger
+	infoServer *infoServer // of Run; nil: none
 }
 
-// New starts nothing.
+// New returns an Agent. It starts nothing.
 func New(cfg Config) *Agent {
 	if cfg.kernel == nil {
 		cfg.kernel = func() (kernel, error) { return openKernel(cfg.Logger) }
@@ -83,18 +85,21 @@ func New(cfg Config) *Agent {
 	if cfg.dialPlain == nil {
 		cfg.dialPlain = dialPlain
 	}
+	if cfg.listeners == nil {
+		cfg.listeners = readListeners
+	}
 	return &Agent{cfg: cfg, log: cfg.Logger}
 }
 
-// Run is the agent's life: standby, primary, draining. It returns nil when ctx ends, and when the agent is not needed any
-// more. An error is on Config.Greetings as well.
+// Run runs the agent as standby, leader and draining, until ctx ends or nobody needs the agent any more. It writes an error to
+// Config.Output as well.
 func (a *Agent) Run(ctx context.Context) error {
 	var closed func()
-	a.doorstep, closed = openDoorstep(a.cfg.Greet, a.log)
+	a.infoServer, closed = openInfoServer(a.cfg.InfoPort, a.log)
 	defer closed()
 	err := a.run(ctx)
 	if err != nil {
-		err = errors.Join(err, a.greet(api.AgentGreeting{Error: api.AsError(err)}))
+		err = errors.Join(err, a.announce(api.AgentInfo{Error: api.AsError(err)}))
 	}
 	return err
 }
@@ -107,26 +112,26 @@ func (a *Agent) run(ctx context.Context) error {
 			return a.lead(ctx, agents)
 		}
 		if !errors.Is(err, syscall.EADDRINUSE) {
-			return fmt.Errorf("looking for other agents: %w", err)
+			return fmt.Errorf("cannot look for other agents: %w", err)
 		}
 		began := time.Now()
-		switch err = a.follow(ctx, func(g api.AgentGreeting) error {
+		switch err = a.follow(ctx, func(g api.AgentInfo) error {
 			retry, told = 0, false
-			return a.greet(g)
+			return a.announce(g)
 		}); {
 		case errors.Is(err, errForgotten):
-			a.log.Info("ending", "why", err)
+			a.log.Info("ending", "reason", err)
 			return nil
-		case err == nil: // the primary has gone
-			a.log.Info("the primary has gone", "after", time.Since(began))
+		case err == nil: // the leader ended
+			a.log.Info("the leader ended", "after", time.Since(began))
 			since = time.Now()
 			continue
 		}
-		a.log.Debug("registering at the primary", "err", err)
-		if !told && time.Since(since) > mute {
+		a.log.Debug("cannot register at the leader", "err", err)
+		if !told && time.Since(since) > answerTimeout {
 			told = true
-			why := api.Errorf(api.ExitInject, "another agent has this pod, and does not take this one: %w", err)
-			if err := a.greet(api.AgentGreeting{Error: why}); err != nil {
+			why := api.Errorf(api.ExitInject, "another agent leads in this pod, and does not accept this one: %w", err)
+			if err := a.announce(api.AgentInfo{Error: why}); err != nil {
 				return err
 			}
 		}
@@ -139,32 +144,32 @@ func (a *Agent) run(ctx context.Context) error {
 	return nil
 }
 
-// follow is standing by, until the primary has gone.
-func (a *Agent) follow(ctx context.Context, greet func(api.AgentGreeting) error) error {
+// follow stands by until the leader ends.
+func (a *Agent) follow(ctx context.Context, announce func(api.AgentInfo) error) error {
 	conn, err := dialAgent(ctx, a.cfg.Socket)
 	if err != nil {
 		return err
 	}
-	return standBy(ctx, conn, registration{a.cfg.Owner, a.cfg.OwnerName, a.cfg.Listen}, greet)
+	return standBy(ctx, conn, registration{a.cfg.Owner, a.cfg.OwnerName, a.cfg.Listen}, announce)
 }
 
-// greet tells the owner where to go.
-func (a *Agent) greet(g api.AgentGreeting) error {
+// announce tells the owner which agent leads.
+func (a *Agent) announce(g api.AgentInfo) error {
 	line, err := json.Marshal(g)
 	if err == nil {
 		line = append(line, '\n')
-		_, err = a.cfg.Greetings.Write(line)
+		_, err = a.cfg.Output.Write(line)
 	}
 	if err != nil {
-		return fmt.Errorf("greeting the owner: %w", err)
+		return fmt.Errorf("cannot tell the owner: %w", err)
 	}
-	if g.Error == nil { // the log says it, and the container's end
-		a.doorstep.say(line)
+	if g.Error == nil { // the container's log and its end show errors
+		a.infoServer.set(line)
 	}
 	return nil
 }
 
-// lead is being the primary, and draining. It takes agents over.
+// lead runs the agent as leader, and then drains. It closes agents.
 func (a *Agent) lead(ctx context.Context, agents net.Listener) error {
 	defer agents.Close()
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", netip.AddrPortFrom(netip.IPv6Unspecified(), a.cfg.Port).String())
@@ -172,74 +177,74 @@ func (a *Agent) lead(ctx context.Context, agents net.Listener) error {
 		l, err = new(net.ListenConfig).Listen(ctx, "tcp", netip.AddrPortFrom(netip.IPv4Unspecified(), a.cfg.Port).String())
 	}
 	if err != nil {
-		return fmt.Errorf("listening for laptops: %w", err)
+		return fmt.Errorf("cannot listen for laptops: %w", err)
 	}
-	return a.serve(ctx, agents, rawio.Listener{Listener: l, Unsent: unsent}, l.Addr().(*net.TCPAddr).AddrPort().Port())
+	return a.serve(ctx, agents, nonblock.Listener{Listener: l, Unsent: maxUnsent}, l.Addr().(*net.TCPAddr).AddrPort().Port())
 }
 
-// serve is lead on listeners that are there.
-func (a *Agent) serve(ctx context.Context, agents, carriers net.Listener, number uint16) error {
-	defer carriers.Close()
-	live, stop := context.WithCancel(context.WithoutCancel(ctx)) // it outlives ctx by the time to drain
+// serve leads on these listeners, which it closes.
+func (a *Agent) serve(ctx context.Context, agents, conns net.Listener, number uint16) error {
+	defer conns.Close()
+	live, stop := context.WithCancel(context.WithoutCancel(ctx)) // it outlives ctx, to drain
 	defer stop()
 	g, live := errgroup.WithContext(live)
-	p, err := newPrimary(live, carriers, number, a.log)
+	l, err := newLeader(live, conns, number, a.log)
 	if err != nil {
 		return err
 	}
-	p.stays, p.arrived = len(a.cfg.Listen) > 0, a.doorstep.close
-	p.plane = newPlane(a.cfg, p, number)
-	defer p.plane.close()
-	if err := p.plane.start(a.cfg.Listen); err != nil {
+	l.sidecar, l.arrived = len(a.cfg.Listen) > 0, a.infoServer.close
+	l.receiver = newReceiver(a.cfg, l, number)
+	defer l.receiver.close()
+	if err := l.receiver.start(a.cfg.Listen); err != nil {
 		return err
 	}
-	p.mu.Lock()
-	o, err := p.register(a.cfg.Owner, a.cfg.OwnerName)
+	l.mu.Lock()
+	o, err := l.register(a.cfg.Owner, a.cfg.OwnerName)
 	if err == nil {
-		o.home = true
+		o.own = true
 	}
-	p.mu.Unlock()
+	l.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	others := a.standbyDoor(agents)
-	g.Go(func() error { return p.door.Run(live) })
+	others := a.standbyListener(agents)
+	g.Go(func() error { return l.listener.Run(live) })
 	g.Go(func() error { return others.Run(live) })
-	p.work.Go(p.dispatch)
-	p.work.Go(func() { p.serveStandbys(others) })
-	if err := a.greet(p.greeting); err != nil {
+	l.work.Go(l.dispatch)
+	l.work.Go(func() { l.serveStandbys(others) })
+	if err := a.announce(l.info); err != nil {
 		stop()
 		return errors.Join(err, g.Wait())
 	}
-	a.log.Info("primary", "port", number, "sidecar", p.stays)
+	a.log.Info("this agent is the leader", "port", number, "sidecar", l.sidecar)
 
 	until, done := context.WithCancel(ctx)
 	unwatch := context.AfterFunc(live, done) // one of the parts has failed
-	why := p.watch(until)
+	why := l.watch(until)
 	unwatch()
 	done()
-	a.log.Info("draining", "why", why)
-	if p.stays && live.Err() == nil {
+	a.log.Info("draining", "reason", why)
+	if l.sidecar && live.Err() == nil {
 		select {
 		case <-time.After(sidecarLinger):
 		case <-live.Done():
 		}
 	}
-	p.quit()
+	l.quit()
 	others.Close()
-	p.plane.drain()
+	l.receiver.drain()
 	stop()
 	err = g.Wait()
-	p.work.Wait()
-	a.log.Info("end")
+	l.work.Wait()
+	a.log.Info("ended")
 	return err
 }
 
-// standbyDoor lets in processes of the agent's own user.
-func (a *Agent) standbyDoor(agents net.Listener) *door.Door {
-	return door.New(door.Config{
+// standbyListener accepts processes of the agent's own user.
+func (a *Agent) standbyListener(agents net.Listener) *authlistener.Listener {
+	return authlistener.New(authlistener.Config{
 		Name: "agents' socket", Listener: agents, Logger: a.log,
-		Admit: func(conn net.Conn) (net.Conn, door.Reason, error) {
+		Authenticate: func(conn net.Conn) (net.Conn, authlistener.Reason, error) {
 			if err := a.cfg.sameUser(conn); err != nil {
 				return nil, "of another user", err
 			}

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/door"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/wire/authlistener"
+	"kubevpn/pkg/wire/transport"
 )
 
 // want fails the test unless an error is of the code and has the text in it.
@@ -31,7 +31,7 @@ func want(t *testing.T, err error, code api.ExitCode, text string) {
 	}
 }
 
-func TestClaim(t *testing.T) {
+func TestClaimedRequestsGoToTheLaptop(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
@@ -85,7 +85,7 @@ func TestClaim(t *testing.T) {
 }
 
 // A claim in another's place that has as many requests as that had is told of, too.
-func TestCounts(t *testing.T) {
+func TestRequestsAreCounted(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
@@ -98,7 +98,11 @@ func TestCounts(t *testing.T) {
 			if got := p.ask(); got != "alice@laptop" {
 				t.Errorf("%s answers", got)
 			}
+			asked := time.Now()
 			m.state("a request of claim "+id, func(s *api.AgentState) bool { return s.Claims[0].ID == id && s.Claims[0].Requests == 1 })
+			if took := time.Since(asked); took > reportPause {
+				t.Errorf("the request was counted after %v", took)
+			}
 			if err := m.order(api.AgentOrder{Release: id}); err != nil {
 				t.Fatal(err)
 			}
@@ -107,7 +111,7 @@ func TestCounts(t *testing.T) {
 }
 
 // What a laptop asks for that makes no sense is refused, and nothing else of it ends.
-func TestOrders(t *testing.T) {
+func TestOrdersAreValidated(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
@@ -134,8 +138,8 @@ func TestOrders(t *testing.T) {
 			"many-ports":  {func(o *api.ClaimOrder) { o.Ports = make([]api.AgentPort, 65) }, api.ExitUsage, "ports"},
 			"port-zero":   {func(o *api.ClaimOrder) { o.Ports = tcp(0) }, api.ExitUsage, "tcp/0"},
 			"sctp":        {func(o *api.ClaimOrder) { o.Ports[0].Protocol = "sctp" }, api.ExitUsage, "sctp/8080"},
-			"twice":       {func(o *api.ClaimOrder) { o.Ports = tcp(80, 80) }, api.ExitUsage, "port 80 is claimed twice"},
-			"own-port":    {func(o *api.ClaimOrder) { o.Ports = tcp(7) }, api.ExitConflict, "port 7 is the traffic agent's own"},
+			"twice":       {func(o *api.ClaimOrder) { o.Ports = tcp(80, 80) }, api.ExitUsage, "port 80 is named twice"},
+			"own-port":    {func(o *api.ClaimOrder) { o.Ports = tcp(7) }, api.ExitConflict, "port 7 belongs to the traffic agent"},
 			"expression":  {func(o *api.ClaimOrder) { o.Match.Path = "=~(" }, api.ExitUsage, "path"},
 			"certificate": {func(o *api.ClaimOrder) { o.TLS = &api.TLSTermination{Key: []byte("k")} }, api.ExitUsage, "certificate"},
 		} {
@@ -145,7 +149,7 @@ func TestOrders(t *testing.T) {
 		}
 		want(t, m.order(api.AgentOrder{}), api.ExitIncompatible, "0 that kubevpn")
 		want(t, m.order(api.AgentOrder{Release: "1", Reset: true}), api.ExitIncompatible, "2 that kubevpn")
-		want(t, m.order(api.AgentOrder{Canary: &api.Canary{Preface: []byte("short")}}), api.ExitUsage, "canary")
+		want(t, m.order(api.AgentOrder{Probe: &api.Probe{Preface: []byte("short")}}), api.ExitUsage, "probe")
 		if got := p.kernel.ports(); got != "[]" {
 			t.Errorf("redirected: %s", got)
 		}
@@ -158,13 +162,13 @@ func TestOrders(t *testing.T) {
 	})
 }
 
-func TestHello(t *testing.T) {
+func TestHelloOfAnotherProtocolIsRejected(t *testing.T) {
 	for name, test := range map[string]struct {
 		hello any
 		text  string
 	}{
 		"newer":   {api.AgentHello{Protocol: api.Protocol + 1, Version: "9.9"}, "this kubevpn is 9.9"},
-		"nothing": {"what?", "greeting"},
+		"nothing": {"what?", "hello"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -183,7 +187,7 @@ func TestHello(t *testing.T) {
 	}
 }
 
-func TestCanary(t *testing.T) {
+func TestAnnouncedProbeIsAnswered(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
@@ -191,9 +195,9 @@ func TestCanary(t *testing.T) {
 		if err := m.claim("1"); err != nil {
 			t.Fatal(err)
 		}
-		preface := make([]byte, api.CanaryLength)
-		rand.Read(preface[copy(preface, api.CanaryPrefix):])
-		if err := m.order(api.AgentOrder{Canary: &api.Canary{Preface: preface}}); err != nil {
+		preface := make([]byte, api.ProbeLength)
+		rand.Read(preface[copy(preface, api.ProbePrefix):])
+		if err := m.order(api.AgentOrder{Probe: &api.Probe{Preface: preface}}); err != nil {
 			t.Fatal(err)
 		}
 		conn, err := p.incoming[0].Dial(t.Context())
@@ -203,13 +207,13 @@ func TestCanary(t *testing.T) {
 		defer conn.Close()
 		go conn.Write(preface)
 		if got, err := io.ReadAll(conn); string(got) != string(preface) || err != nil {
-			t.Errorf("the canary comes back as %q, %v", got, err)
+			t.Errorf("the probe comes back as %q, %v", got, err)
 		}
 	})
 }
 
 // A laptop that is gone gets nothing at once; its claim is held for a minute.
-func TestAway(t *testing.T) {
+func TestRequestsGoToTheApplicationWhileTheLaptopIsAway(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
@@ -259,18 +263,18 @@ func (p *pod) standby(by *person) *person {
 	return by
 }
 
-// register runs what an agent does that is not the primary. What it greets comes from next.
+// register runs what an agent does that is not the leader. What it greets comes from next.
 func (p *pod) register(by *person, sidecar ...Listen) *follower {
 	p.t.Helper()
-	f := &follower{greetings: make(chan api.AgentGreeting, 16), ended: make(chan error, 1)}
+	f := &follower{infos: make(chan api.AgentInfo, 16), ended: make(chan error, 1)}
 	conn, err := p.agents.Dial(p.t.Context())
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	f.conn = conn
 	go func() {
-		f.ended <- standBy(context.Background(), conn, registration{by.hash, by.name, sidecar}, func(g api.AgentGreeting) error {
-			f.greetings <- g
+		f.ended <- standBy(context.Background(), conn, registration{by.hash, by.name, sidecar}, func(g api.AgentInfo) error {
+			f.infos <- g
 			return nil
 		})
 	}()
@@ -279,24 +283,24 @@ func (p *pod) register(by *person, sidecar ...Listen) *follower {
 }
 
 type follower struct {
-	conn      net.Conn
-	greetings chan api.AgentGreeting
-	ended     chan error
+	conn  net.Conn
+	infos chan api.AgentInfo
+	ended chan error
 }
 
 func (f *follower) next() error {
 	select {
-	case <-f.greetings:
+	case <-f.infos:
 		return nil
 	case err := <-f.ended:
 		return fmt.Errorf("ended with %w", err)
 	case <-time.After(10 * time.Second):
-		return errors.New("no greeting")
+		return errors.New("no info")
 	}
 }
 
 // A laptop that says farewell has no claims any more, at once.
-func TestFarewell(t *testing.T) {
+func TestClosedSessionReleasesItsClaims(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
@@ -312,7 +316,7 @@ func TestFarewell(t *testing.T) {
 	})
 }
 
-func TestTwoOwners(t *testing.T) {
+func TestTwoOwnersShareAPort(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
@@ -330,7 +334,7 @@ func TestTwoOwners(t *testing.T) {
 		}
 		err := b.claim("2", "x-team=blue")
 		want(t, err, api.ExitConflict, "alice@laptop has x-user=me of port 8080 since "+time.Now().UTC().Format("15:04 MST"))
-		if e := api.AsError(err); !strings.Contains(e.Hint, "alice@laptop") {
+		if e := api.AsError(err); e == nil || !strings.Contains(e.Hint, "alice@laptop") {
 			t.Errorf("the hint is %q", e.Hint)
 		}
 		mirror := claimOrder("3")
@@ -358,27 +362,56 @@ func TestTwoOwners(t *testing.T) {
 	})
 }
 
-// A daemon that was killed has another key when it is back. What it had does not stand in its way.
-func TestAnotherKeyOfTheSameLaptop(t *testing.T) {
+// Anybody can have the name of a laptop that is away: the key decides.
+func TestSameNameGetsNoClaimOfALaptopThatIsAway(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		alice, again := newPerson(t, "alice@laptop"), newPerson(t, "alice@laptop")
+		alice, namesake := newPerson(t, "alice@laptop"), newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		a := p.connect(alice)
 		if err := a.claim("1"); err != nil {
 			t.Fatal(err)
 		}
-		b := p.connect(p.standby(again))
-		want(t, b.claim("1"), api.ExitConflict, "alice@laptop") // as long as both are there, they are two
+		b := p.connect(p.standby(namesake))
+		want(t, b.claim("1"), api.ExitConflict, "alice@laptop")
+		a.lose()
+		pass(5 * time.Second)
+		err := b.claim("1")
+		want(t, err, api.ExitConflict, "alice@laptop")
+		if e := api.AsError(err); !strings.Contains(e.Hint, "within a minute") {
+			t.Errorf("the hint is %q; want when the claim ends", e.Hint)
+		}
+		a.find()
+		pass(2 * time.Second)
+		if got := p.ask(); got != "alice@laptop" {
+			t.Errorf("%s answers when the laptop is back", got)
+		}
+	})
+}
+
+// A daemon that was killed is back with the key of its user, who may have other programs that use it.
+func TestSameKeyTakesOverOnlyWhatIsAway(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		alice := newPerson(t, "alice@laptop")
+		p := newPod(t, alice)
+		a := p.connect(alice)
+		if err := a.claim("1"); err != nil {
+			t.Fatal(err)
+		}
+		b := p.connect(alice)
+		want(t, b.claim("2"), api.ExitConflict, "alice@laptop")
+		if err := b.claim("3", "x-user=me"); err == nil {
+			t.Error("requests of a claim that is served are given to another session of the same key")
+		}
 		a.lose()
 		synctest.Wait()
-		if err := b.claim("1"); err != nil {
-			t.Errorf("refused: %v", err)
+		if err := b.claim("2"); err != nil {
+			t.Errorf("the claim of a session that is gone is in the way: %v", err)
 		}
 	})
 }
 
 // Who neither claims nor is there is forgotten, and its agent ends. The last agent ends by itself.
-func TestForgotten(t *testing.T) {
+func TestIdleOwnerIsForgotten(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
@@ -406,7 +439,7 @@ func TestForgotten(t *testing.T) {
 	})
 }
 
-func TestEndsAlone(t *testing.T) {
+func TestLeaderEndsWithoutOwners(t *testing.T) {
 	for name, there := range map[string]func(*pod, *person) (leave func()){
 		"nobody": func(p *pod, _ *person) func() { return func() {} },
 		"attached": func(p *pod, home *person) func() {
@@ -427,7 +460,7 @@ func TestEndsAlone(t *testing.T) {
 			}
 			b := time.Now()
 			return func() {
-				if time.Since(b) > patience {
+				if time.Since(b) > awayTimeout {
 					p.t.Error("too late")
 				}
 			}
@@ -441,7 +474,7 @@ func TestEndsAlone(t *testing.T) {
 				pass(50 * time.Second)
 				leave()
 				p.lives()
-				pass(2 * patience)
+				pass(2 * awayTimeout)
 				p.end(time.Second)
 			})
 		})
@@ -486,7 +519,7 @@ func TestOpenConnectionsKeepTheAgent(t *testing.T) {
 	})
 }
 
-func TestReset(t *testing.T) {
+func TestResetReleasesAllClaims(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
@@ -546,7 +579,7 @@ func TestReportsAreCoalesced(t *testing.T) {
 }
 
 // Who does not have an owner's key gets nothing.
-func TestStrangers(t *testing.T) {
+func TestUnauthorizedClientsAreRejected(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice, mallory := newPerson(t, "alice@laptop"), newPerson(t, "mallory@pod")
 		p := newPod(t, alice)
@@ -573,18 +606,18 @@ func TestStrangers(t *testing.T) {
 		old.MaxVersion = tls.VersionTLS12
 		for name, test := range map[string]struct {
 			visit func(net.Conn) (string, error)
-			why   door.Reason
+			why   authlistener.Reason
 		}{
-			"a-key-of-its-own": {inside(mallory.towards()), stranger},
-			"no-key":           {inside(&tls.Config{InsecureSkipVerify: true}), door.NoCertificate},
+			"a-key-of-its-own": {inside(mallory.towards()), unauthorized},
+			"no-key":           {inside(&tls.Config{InsecureSkipVerify: true}), authlistener.NoCertificate},
 			"not-its-key": {inside((&person{key: tls.Certificate{
 				Certificate: alice.key.Certificate, PrivateKey: mallory.key.PrivateKey,
-			}}).towards()), door.NoTLS},
-			"old-tls": {inside(old), door.NoTLS},
-			"http":    {clear("GET / HTTP/1.1\r\nHost: pod\r\n\r\n"), door.NoTLS},
-			"silence": {clear(""), door.TLSTooSlow},
+			}}).towards()), authlistener.NoTLS},
+			"old-tls": {inside(old), authlistener.NoTLS},
+			"http":    {clear("GET / HTTP/1.1\r\nHost: pod\r\n\r\n"), authlistener.NoTLS},
+			"silence": {clear(""), authlistener.TLSTooSlow},
 		} {
-			conn, err := p.carriers.Dial(t.Context())
+			conn, err := p.conns.Dial(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -604,7 +637,7 @@ func TestStrangers(t *testing.T) {
 }
 
 // Streams that are none of a laptop's business are refused: orders are all that it has to give.
-func TestOtherStreams(t *testing.T) {
+func TestOtherStreamsAreRejected(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		m := newPod(t, alice).connect(alice)
@@ -617,7 +650,7 @@ func TestOtherStreams(t *testing.T) {
 }
 
 // An agent that has to end gives the application its ports back first, and lets what is open end.
-func TestDraining(t *testing.T) {
+func TestDrainingWaitsForOpenConnections(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
@@ -683,7 +716,7 @@ func TestDrainingIsBounded(t *testing.T) {
 }
 
 // A sidecar serves its ports whoever claims what, and does not end.
-func TestSidecar(t *testing.T) {
+func TestSidecarListensInPlaceOfRedirects(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice, func(c *Config) {
@@ -729,8 +762,8 @@ func TestSidecar(t *testing.T) {
 	})
 }
 
-// A sidecar that stands by has its ports served by the primary, and stays as long as it lives.
-func TestSidecarStandsBy(t *testing.T) {
+// A sidecar that stands by has its ports served by the leader, and stays as long as it lives.
+func TestLeaderListensForSidecarsThatStandBy(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice, func(c *Config) { c.Listen = []Listen{{"tcp", 8080, 18080}} })
@@ -759,7 +792,7 @@ func TestSidecarStandsBy(t *testing.T) {
 		f.conn.Close()
 		b.stop()
 		pass(10 * time.Minute)
-		if conn, err := p.carriers.Dial(t.Context()); err != nil {
+		if conn, err := p.conns.Dial(t.Context()); err != nil {
 			t.Error(err)
 		} else {
 			if _, err := tls.Client(conn, bob.towards()).Read(make([]byte, 1)); err == nil {
@@ -770,7 +803,7 @@ func TestSidecarStandsBy(t *testing.T) {
 	})
 }
 
-func TestFlush(t *testing.T) {
+func TestFlushEndsOpenConnections(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
@@ -787,7 +820,7 @@ func TestFlush(t *testing.T) {
 }
 
 // Whoever connects to the agents' socket and does not register is no standby.
-func TestPoorRegistrations(t *testing.T) {
+func TestInvalidRegistrationsAreRejected(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
@@ -807,11 +840,11 @@ func TestPoorRegistrations(t *testing.T) {
 			go io.WriteString(conn, line)
 			began := time.Now()
 			got, err := io.ReadAll(conn)
-			if err != nil || time.Since(began) > wordPatience {
+			if err != nil || time.Since(began) > messageTimeout {
 				t.Errorf("%s: %v after %v", name, err, time.Since(began))
 			}
-			var w word
-			if len(got) > 0 && (json.Unmarshal(got, &w) != nil || w.Error == nil || w.Greeting != nil) {
+			var m message
+			if len(got) > 0 && (json.Unmarshal(got, &m) != nil || m.Error == nil || m.Info != nil) {
 				t.Errorf("%s: got %q", name, got)
 			}
 			conn.Close()
@@ -820,9 +853,9 @@ func TestPoorRegistrations(t *testing.T) {
 }
 
 // Whatever goes wrong at the beginning is where the owner looks.
-func TestGreetsWithTheError(t *testing.T) {
-	g := newGreetings()
-	err := New(Config{Owner: "nobody", Socket: fmt.Sprintf("@kubevpn-test-%s", t.Name()), Greetings: g, Logger: slog.New(slog.DiscardHandler),
+func TestErrorIsOnTheOutput(t *testing.T) {
+	g := newInfos()
+	err := New(Config{Owner: "nobody", Socket: fmt.Sprintf("@kubevpn-test-%s", t.Name()), Output: g, Logger: slog.New(slog.DiscardHandler),
 		kernel: func() (kernel, error) { return nil, errors.ErrUnsupported }}).Run(t.Context())
 	want(t, err, api.ExitUsage, "nobody")
 	if said := g.next(t); said.Error == nil || said.Error.Code != api.ExitUsage {

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/interceptor"
-	"kubevpn/pkg/match"
+	"kubevpn/pkg/protocol/httpmatch"
+	"kubevpn/pkg/protocol/interceptor"
 )
 
-// Bounds of what an owner may ask for. They are far beyond what anybody does.
+// Bounds of orders, far beyond any use.
 const (
 	maxID         = 128 // bytes
 	maxPorts      = 64  // of a claim
@@ -33,13 +33,13 @@ type port struct {
 
 func portOf(p api.AgentPort) port { return port{p.Protocol, p.Port} }
 
-// claim is who has which requests. It does not change, but for what tick has seen.
+// claim is one intercept in this pod. Only the last group of fields changes; leader.mu guards it.
 type claim struct {
 	id     string
 	owner  *owner
-	by     taker             // the session that it was claimed by
-	laptop interceptor.Taker // who gets the requests: by, or a clone
-	match  *match.Match
+	by     laptop             // of the session that ordered it
+	target interceptor.Target // who gets the requests: by, or a clone
+	match  *httpmatch.Match
 	mirror bool
 	ports  []api.AgentPort
 	since  time.Time // by this agent's clock
@@ -51,7 +51,7 @@ type claim struct {
 	failure   *interceptor.Failure
 }
 
-// count reports whether there is more in the claim's stats than was seen. An error may come long after its request was counted.
+// count reports whether the claim's stats changed since the last call. An error may follow long after its request.
 func (c *claim) count() bool {
 	requests, failure := c.stats.Requests(), c.stats.LastError()
 	if requests == c.requests && failure == c.failure {
@@ -61,42 +61,42 @@ func (c *claim) count() bool {
 	return true
 }
 
-// newClaim reads an order. Its error is for the laptop.
-func newClaim(o *api.ClaimOrder, by *owner, from taker, now time.Time) (*claim, error) {
+// newClaim checks an order. Its error is for the laptop.
+func newClaim(o *api.ClaimOrder, by *owner, from laptop, now time.Time) (*claim, error) {
 	if o.ID == "" || len(o.ID) > maxID {
-		return nil, api.Errorf(api.ExitUsage, "a claim's ID has 1 to %d bytes", maxID)
+		return nil, api.Errorf(api.ExitUsage, "an intercept's ID has 1 to %d bytes", maxID)
 	}
 	if len(o.Ports) == 0 || len(o.Ports) > maxPorts {
-		return nil, api.Errorf(api.ExitUsage, "a claim has 1 to %d ports", maxPorts)
+		return nil, api.Errorf(api.ExitUsage, "an intercept has 1 to %d ports", maxPorts)
 	}
 	seen := make(map[port]bool, len(o.Ports))
 	for _, p := range o.Ports {
 		switch {
 		case p.Protocol != "tcp" && p.Protocol != "udp", p.Port == 0:
-			return nil, api.Errorf(api.ExitUsage, "%s/%d is no port", p.Protocol, p.Port)
+			return nil, api.Errorf(api.ExitUsage, "%s/%d is not a port", p.Protocol, p.Port)
 		case seen[portOf(p)]:
-			return nil, api.Errorf(api.ExitUsage, "%s is claimed twice", describePort(portOf(p)))
+			return nil, api.Errorf(api.ExitUsage, "%s is named twice", describePort(portOf(p)))
 		case p.Listen == p.Port:
-			return nil, api.Errorf(api.ExitUsage, "%s cannot be listened on for the application, which does", describePort(portOf(p)))
+			return nil, api.Errorf(api.ExitUsage, "the sidecar cannot listen on %s: the application does", describePort(portOf(p)))
 		}
 		seen[portOf(p)] = true
 	}
-	spec := match.Spec{Path: o.Match.Path, Methods: o.Match.Methods}
+	spec := httpmatch.Spec{Path: o.Match.Path, Methods: o.Match.Methods}
 	for _, h := range o.Match.Headers {
-		spec.Headers = append(spec.Headers, match.Header(h))
+		spec.Headers = append(spec.Headers, httpmatch.Header(h))
 	}
-	m, err := match.New(spec)
+	m, err := httpmatch.New(spec)
 	if err != nil {
 		return nil, api.Errorf(api.ExitUsage, "the match: %w", err)
 	}
 	c := &claim{
-		id: o.ID, owner: by, by: from, laptop: from, match: m, mirror: o.Mirror, ports: slices.Clone(o.Ports), since: now, stats: new(interceptor.Stats),
+		id: o.ID, owner: by, by: from, target: from, match: m, mirror: o.Mirror, ports: slices.Clone(o.Ports), since: now, stats: new(interceptor.Stats),
 	}
 	if o.Clone != nil {
 		if len(o.Clone.Addresses) > maxClonePods {
 			return nil, api.Errorf(api.ExitUsage, "a clone has at most %d pods", maxClonePods)
 		}
-		c.laptop = newClone(from, o.Clone.Addresses)
+		c.target = newClone(from, o.Clone.Addresses)
 	}
 	if o.TLS != nil {
 		pair, err := tls.X509KeyPair(o.TLS.Certificate, o.TLS.Key)
@@ -108,9 +108,10 @@ func newClaim(o *api.ClaimOrder, by *owner, from taker, now time.Time) (*claim, 
 	return c, nil
 }
 
-// excludes are the ports of c that somebody else's claim has for requests that c may mean as well. A mirror excludes nobody.
-func (c *claim) excludes(other *claim) []port {
-	if c.mirror || other.mirror || match.Disjoint(c.match, other.match) {
+// overlaps returns the ports of c that the other claim has for requests that c may match as well. A mirror overlaps with no
+// claim.
+func (c *claim) overlaps(other *claim) []port {
+	if c.mirror || other.mirror || httpmatch.Disjoint(c.match, other.match) {
 		return nil
 	}
 	var both []port
@@ -122,17 +123,17 @@ func (c *claim) excludes(other *claim) []port {
 	return both
 }
 
-// conflict tells who has what c asks for: api.ExitConflict.
+// conflict returns the error for an overlap of c with another owner's claim.
 func conflict(c, other *claim, both []port) *api.Error {
 	who := "another laptop"
 	if other.owner.name != "" {
 		who = other.owner.name
 	}
 	return api.Errorf(api.ExitConflict, "%s has %s of %s since %s", who, other.match, describePorts(both), describeTime(other.since, c.since)).
-		WithHint("choose requests that are not among these (--headers), or ask %s to leave", who)
+		WithHint("Choose other requests with --headers, or ask %s to run `kubevpn leave`.", who)
 }
 
-// describeTime gives a time as people say it now. A pod's clock has no time zone of its own, and the reader's is another.
+// describeTime formats a time for people. It is in UTC, because the agent does not know the reader's time zone.
 func describeTime(t, now time.Time) string {
 	layout := "15:04 MST"
 	if now.Sub(t) > 12*time.Hour {
@@ -163,7 +164,7 @@ func describePorts(ports []port) string {
 	return "ports " + strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// table is what the interceptor asks: who may get requests of a port, in the order in which they are judged.
+// table has the claims of each port in their order, for the interceptor.
 type table map[port][]interceptor.Claim
 
 func newTable(claims []*claim) table {
@@ -173,17 +174,17 @@ func newTable(claims []*claim) table {
 	for _, c := range claims {
 		for _, p := range c.ports {
 			t[portOf(p)] = append(t[portOf(p)], interceptor.Claim{
-				ID: c.owner.hash + "/" + c.id, Match: c.match, Mirror: c.mirror, Taker: c.laptop, Stats: c.stats, TLS: c.tls,
+				ID: c.owner.hash + "/" + c.id, Match: c.match, Mirror: c.mirror, Target: c.target, Stats: c.stats, TLS: c.tls,
 			})
 		}
 	}
 	return t
 }
 
-// describe is the claim as laptops are told of it.
+// describe returns the claim as it is reported to laptops.
 func (c *claim) describe(to *owner, notes map[port][]string) api.Claim {
 	d := api.Claim{
-		ID: c.id, Owner: c.owner.name, Mine: c.owner == to, Away: c.laptop.Away(), Match: c.match.String(), Mirror: c.mirror,
+		ID: c.id, Owner: c.owner.name, Mine: c.owner == to, Away: c.target.Away(), Match: c.match.String(), Mirror: c.mirror,
 		Ports: c.ports, Since: c.since, Requests: c.stats.Requests(),
 	}
 	if f := c.stats.LastError(); f != nil {

@@ -10,33 +10,33 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kubevpn/pkg/interceptor"
+	"kubevpn/pkg/protocol/interceptor"
 )
 
 // cloneTimeout bounds a connection to one pod of a clone.
 const cloneTimeout = 3 * time.Second
 
-// clone gives flows to the pods of a clone, by turns. It is away when its laptop is, whose lease it lives by, or has no pod. It
-// is an interceptor.Taker.
+// clone is the pods of a clone, by turns, as an interceptor.Target. It is away when its laptop is, whose lease it lives by, or
+// when it has no pod.
 //
-//	request ─▶ agent ─▶ pod of the clone, at the port that it was for
+//	request ─▶ agent ─▶ pod of the clone, at the request's port
 //	             ▲
-//	             └── laptop: says which pods, and is there
+//	             └── laptop: names the pods, and renews the lease
 type clone struct {
-	laptop taker
+	laptop laptop
 	pods   []netip.Addr
 	turn   atomic.Uint32
 	dialer net.Dialer
 }
 
-func newClone(laptop taker, pods []netip.Addr) *clone {
+func newClone(laptop laptop, pods []netip.Addr) *clone {
 	return &clone{laptop: laptop, pods: slices.Clone(pods), dialer: net.Dialer{Timeout: cloneTimeout}}
 }
 
 // Away reports whether requests have to go to the application.
 func (c *clone) Away() bool { return len(c.pods) == 0 || c.laptop.Away() }
 
-// Dial connects to the pod whose turn it is, or to one after it that answers.
+// Dial connects to the pod whose turn it is, or to the next one that answers.
 func (c *clone) Dial(ctx context.Context, f interceptor.Flow) (net.Conn, error) {
 	var errs []error
 	first := int(c.turn.Add(1))
@@ -51,5 +51,5 @@ func (c *clone) Dial(ctx context.Context, f interceptor.Flow) (net.Conn, error) 
 			break
 		}
 	}
-	return nil, fmt.Errorf("connecting to the clone: %w", errors.Join(errs...))
+	return nil, fmt.Errorf("cannot connect to the clone: %w", errors.Join(errs...))
 }

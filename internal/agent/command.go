@@ -16,16 +16,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/trim"
+	"kubevpn/internal/footprint"
 )
 
-// options are the command's flags and its environment.
+// options are the command's flags and environment.
 type options struct {
 	port         uint16
 	podIP, log   string
 	listen       []string
 	owner, named string
-	greet        string
+	announce     string
 }
 
 // NewCommand returns `traffic agent`.
@@ -33,18 +33,18 @@ func NewCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "agent",
-		Short: "Give requests of a pod to the laptops that have claimed them",
-		Long: `Gives requests that reach a pod to the laptops that have claimed them, and the
-others to the application.
+		Short: "Forward requests of a pod to the laptops that intercept them",
+		Long: `Forwards the requests of a pod that laptops intercept to them, and all others to
+the application.
 
-It runs in a container of the pod, which kubevpn adds for who intercepts a
-workload: an ephemeral one, as root with the capability NET_ADMIN, or a sidecar
-without any (--listen). The first line on standard output says where the owner's
-laptop finds it; the log is on standard error.
+It runs in a container that kubevpn adds to the pod: an ephemeral container, as
+root with the capability NET_ADMIN, or a sidecar without capabilities (--listen).
+The first line on standard output tells the owner's laptop where to connect; the
+log is on standard error.
 
 $` + api.AgentOwnerVariable + ` is the hash of the owner's public key, and $` + api.AgentNameVariable + `
-what the owner is called. $` + api.AgentGreetVariable + ` is a port of 127.0.0.1
-where the first line is said as well, for a minute.`,
+the owner's name. $` + api.AgentInfoPortVariable + ` is a port of 127.0.0.1 that
+serves the first line as well, for a minute.`,
 		Example: `  traffic agent
   traffic agent --listen 8080:18080`,
 		Args:          cobra.NoArgs,
@@ -52,7 +52,7 @@ where the first line is said as well, for a minute.`,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.owner, o.named = os.Getenv(api.AgentOwnerVariable), os.Getenv(api.AgentNameVariable)
-			o.greet = os.Getenv(api.AgentGreetVariable)
+			o.announce = os.Getenv(api.AgentInfoPortVariable)
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			return run(ctx, o)
@@ -61,30 +61,30 @@ where the first line is said as well, for a minute.`,
 	f := cmd.Flags()
 	f.Uint16Var(&o.port, "port", 0, "port for laptops; 0: any")
 	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "addresses of this pod, with commas ($POD_IP); empty: those of its interfaces")
-	f.StringSliceVar(&o.listen, "listen", nil, "[tcp/|udp/]PORT:LISTEN, for a sidecar: the application's port, and the one on which to listen for it")
+	f.StringSliceVar(&o.listen, "listen", nil, "[tcp/|udp/]PORT:LISTEN, for a sidecar: the application's port, and the port on which to listen for it")
 	f.StringVar(&o.log, "log-level", "info", "debug, info, warn or error")
 	return cmd
 }
 
 func run(ctx context.Context, o options) error {
-	trim.Processors()
+	footprint.HalveProcessors()
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.log)); err != nil {
 		return api.Errorf(api.ExitUsage, "--log-level: %w", err)
 	}
 	if o.owner == "" {
-		return api.Errorf(api.ExitUsage, "$%s has to be the hash of the owner's public key", api.AgentOwnerVariable)
+		return api.Errorf(api.ExitUsage, "set $%s to the hash of the owner's public key", api.AgentOwnerVariable)
 	}
 	cfg := Config{
-		Owner: o.owner, OwnerName: o.named, Port: o.port, Socket: api.AgentSocket, Greetings: os.Stdout,
+		Owner: o.owner, OwnerName: o.named, Port: o.port, Socket: api.AgentSocket, Output: os.Stdout,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
-	if o.greet != "" {
-		n, err := strconv.ParseUint(o.greet, 10, 16)
+	if o.announce != "" {
+		n, err := strconv.ParseUint(o.announce, 10, 16)
 		if err != nil {
-			return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentGreetVariable, err)
+			return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentInfoPortVariable, err)
 		}
-		cfg.Greet = uint16(n)
+		cfg.InfoPort = uint16(n)
 	}
 	var err error
 	if cfg.PodIPs, err = podIPs(o.podIP); err != nil {
@@ -97,15 +97,10 @@ func run(ctx context.Context, o options) error {
 		}
 		cfg.Listen = append(cfg.Listen, l)
 	}
-	if len(cfg.Listen) == 0 {
-		if guarded, err := guard(cfg.Logger); guarded {
-			return err
-		}
-	}
 	return New(cfg).Run(ctx)
 }
 
-// podIPs reads addresses, or finds them.
+// podIPs parses addresses, or returns those of the interfaces.
 func podIPs(text string) ([]netip.Addr, error) {
 	var ips []netip.Addr
 	for word := range strings.SplitSeq(text, ",") {
@@ -161,8 +156,18 @@ func parseListen(text string) (Listen, error) {
 		}
 		*p.to = uint16(n)
 	}
-	if l.Port == l.Listen {
-		return l, errors.New("the two are the same")
+	return l, l.check()
+}
+
+// check validates l, which may come from another process of the pod.
+func (l Listen) check() error {
+	switch {
+	case l.Protocol != "tcp" && l.Protocol != "udp":
+		return fmt.Errorf("%q is not tcp or udp", l.Protocol)
+	case l.Port == 0 || l.Listen == 0:
+		return errors.New("0 is not a port")
+	case l.Port == l.Listen:
+		return errors.New("the two are the same")
 	}
-	return l, nil
+	return nil
 }

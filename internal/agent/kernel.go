@@ -8,60 +8,35 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
-	"sync"
 
-	"kubevpn/pkg/redirect"
+	"kubevpn/pkg/host/redirect"
 )
 
-// mark is on the agent's own sockets, packets and connections, and mark+1 too ("kva" and a number). All agents of a pod have
-// the same, as one may still be draining while the next one begins.
+// mark and mark+1 mark the agent's own sockets, packets and connections ("kva" and a number). All agents of a pod use the
+// same, because one may still be draining when the next one starts.
 const mark = 0x6b766100
 
-// redirectConfig is what the redirects of this process are made with, or those of the agent whose guardian it is. Agents that
-// follow each other are in different containers, and each is process 1 there; so it is not the process that their name is made
-// of.
-func redirectConfig(log *slog.Logger) redirect.Config {
-	name := os.Getenv(guardedVariable)
-	if name == "" {
-		var random [4]byte
-		rand.Read(random[:]) // it never fails
-		name = "kubevpn-agent-" + hex.EncodeToString(random[:])
-	}
-	return redirect.Config{
-		Name: name, Mark: mark, Logger: log,
-		Programs: "/usr/sbin", Backend: redirect.Backend(os.Getenv(backendVariable)),
-	}
-}
-
-// openKernel makes the table of redirects, or what the kernel has instead of it.
+// openKernel creates the table of redirects. Its name is random, because agents that follow each other in a pod have the same
+// process ID, each in its container.
 func openKernel(log *slog.Logger) (kernel, error) {
-	r, err := redirect.New(redirectConfig(log))
+	var random [4]byte
+	rand.Read(random[:]) // it never fails
+	r, err := redirect.New(redirect.Config{Name: "kubevpn-agent-" + hex.EncodeToString(random[:]), Mark: mark, Logger: log})
 	if err != nil {
 		return nil, err
 	}
-	running, stop := context.WithCancel(context.Background())
-	k := &redirects{Redirects: r, stop: stop}
-	k.running.Go(func() { r.Run(running) })
+	k := &redirects{Redirects: r}
 	if err := r.Transparent(); err != nil {
-		log.Info("the application sees the agent's address, and clients' in X-Forwarded-For", "why", err)
+		log.Info("the application sees the agent's address, and clients' in X-Forwarded-For", "reason", err)
 		k.opaque = err
 	}
 	return k, nil
 }
 
-// redirects is pkg/redirect as a kernel.
+// redirects implements kernel with pkg/host/redirect.
 type redirects struct {
 	*redirect.Redirects
-	opaque  error // why clients' addresses are not kept
-	stop    context.CancelFunc
-	running sync.WaitGroup
-}
-
-func (k *redirects) Close() error {
-	k.stop()
-	k.running.Wait()
-	return k.Redirects.Close()
+	opaque error // why clients' addresses are not kept
 }
 
 func (k *redirects) Set(to map[port]uint16) error {
@@ -83,7 +58,7 @@ func (k *redirects) Flush(ports []port) (int, error) {
 func (k *redirects) Original(conn net.Conn) (netip.AddrPort, error) {
 	c, ok := conn.(*net.TCPConn)
 	if !ok {
-		return netip.AddrPort{}, fmt.Errorf("asking where a connection was for: it is a %T", conn)
+		return netip.AddrPort{}, fmt.Errorf("cannot read the original destination of a %T", conn)
 	}
 	return redirect.OriginalDestination(c)
 }

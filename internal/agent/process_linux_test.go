@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/tun/tuntest"
+	"kubevpn/pkg/datapath/tun/tuntest"
 )
 
 // netns is a pod in the kernel: this process is in its network namespace, at 10.1.0.2 and fd00:1::2, and a client beside it, at
@@ -112,8 +113,8 @@ func (n *netns) until(within time.Duration, want, to string, header ...string) {
 	})
 }
 
-// serve has an application at an address, which says from where it is asked.
-func (n *netns) serve(address string) {
+// serve runs an application at an address, which says from where it is asked, until stop is called or the test ends.
+func (n *netns) serve(address string) (stop func()) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		n.t.Fatal(err)
@@ -129,10 +130,12 @@ func (n *netns) serve(address string) {
 			n.t.Errorf("serving: %v", err)
 		}
 	}()
-	n.t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		server.Close()
 		<-done
 	})
+	n.t.Cleanup(stop)
+	return stop
 }
 
 // servePackets has an application at an address that answers datagrams.
@@ -184,10 +187,10 @@ func (n *netns) query(to, say string) string {
 // process is `traffic agent` in the pod.
 type process struct {
 	*netns
-	cmd       *exec.Cmd
-	log       *lockedBuffer
-	greetings *greetings
-	ended     chan error
+	cmd   *exec.Cmd
+	log   *testenv.Buffer
+	infos *infos
+	ended chan error
 }
 
 // run starts the agent of an owner with the capabilities that its container has, and ends it with the test.
@@ -197,7 +200,7 @@ func (n *netns) run(by *person, capabilities string, args ...string) *process {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	p := &process{netns: n, log: new(lockedBuffer), greetings: newGreetings(), ended: make(chan error, 1)}
+	p := &process{netns: n, log: new(testenv.Buffer), infos: newInfos(), ended: make(chan error, 1)}
 	p.cmd = exec.Command("setpriv", append([]string{
 		"--bounding-set", capabilities, "--inh-caps", capabilities, "--no-new-privs", program, "--log-level", "debug",
 	}, args...)...)
@@ -212,7 +215,7 @@ func (n *netns) run(by *person, capabilities string, args ...string) *process {
 	}
 	go func() {
 		for lines := bufio.NewScanner(out); lines.Scan(); {
-			p.greetings.lines <- append([]byte(nil), lines.Bytes()...)
+			p.infos.lines <- append([]byte(nil), lines.Bytes()...)
 		}
 		p.ended <- p.cmd.Wait()
 	}()
@@ -228,7 +231,7 @@ func (n *netns) run(by *person, capabilities string, args ...string) *process {
 }
 
 // connect attaches a laptop, which comes as the traffic manager would, from outside the pod.
-func (n *netns) connect(by *person, g api.AgentGreeting) *machine {
+func (n *netns) connect(by *person, g api.AgentInfo) *testLaptop {
 	n.t.Helper()
 	m := attach(n.t, by, func(ctx context.Context) (net.Conn, error) {
 		return n.dial(ctx, "tcp", fmt.Sprintf("10.1.0.2:%d", g.Port))
@@ -250,14 +253,14 @@ func (p *process) end(within time.Duration) error {
 	}
 }
 
-// The greeting is to be had from a port as well, for the pod alone, until the owner has come.
-func TestProcessGreets(t *testing.T) {
+// The info is to be had from a port as well, for the pod alone, until the owner has come.
+func TestProcessPrintsItsInfo(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "setpriv") {
 		return
 	}
 	n := newNetns(t)
 	const at = "127.0.0.1:20001"
-	t.Setenv(api.AgentGreetVariable, "20001")
+	t.Setenv(api.AgentInfoPortVariable, "20001")
 	alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 	ask := func() (string, error) {
 		conn, err := net.Dial("tcp", at)
@@ -269,7 +272,7 @@ func TestProcessGreets(t *testing.T) {
 		return string(said), err
 	}
 	first := n.run(alice, "-all,+net_admin")
-	line := string(<-first.greetings.lines) + "\n"
+	line := string(<-first.infos.lines) + "\n"
 	if said, err := ask(); said != line || err != nil {
 		t.Errorf("%q, %v; the log has %q", said, err, line)
 	}
@@ -278,15 +281,15 @@ func TestProcessGreets(t *testing.T) {
 		t.Error("the port is open to others")
 	}
 	second := n.run(bob, "-all,+net_admin") // the port is taken, but not the log
-	greeting := second.greetings.next(t)
+	info := second.infos.next(t)
 	if !strings.Contains(second.log.String(), "address already in use") {
 		t.Errorf("it does not say that its port is taken: %s", second.log)
 	}
-	n.connect(bob, greeting) // who is not the agent's own
+	n.connect(bob, info) // who is not the agent's own
 	if _, err := ask(); err != nil {
 		t.Error(err)
 	}
-	n.connect(alice, greeting)
+	n.connect(alice, info)
 	testenv.Until(t, "the port is let go", func() bool { _, err := ask(); return errors.Is(err, syscall.ECONNREFUSED) })
 }
 
@@ -315,9 +318,9 @@ func TestProcess(t *testing.T) {
 
 	alice, bob, mallory := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk"), newPerson(t, "mallory@pod")
 	first := n.run(alice, "-all,+net_admin")
-	greeting := first.greetings.next(t)
-	a := n.connect(alice, greeting)
-	claim := func(m *machine, id string, match ...string) error {
+	info := first.infos.next(t)
+	a := n.connect(alice, info)
+	claim := func(m *testLaptop, id string, match ...string) error {
 		o := claimOrder(id, match...)
 		o.Ports = append(o.Ports, api.AgentPort{Protocol: "tcp", Port: 8081})
 		return m.order(api.AgentOrder{Claim: o})
@@ -339,6 +342,21 @@ func TestProcess(t *testing.T) {
 		n.expect("alice@laptop", "10.1.0.2:8081", "X-User=me")
 		n.expect("application for 127.0.0.1", "10.1.0.2:8081", "X-User=you") // it listens on localhost only
 	})
+	t.Run("an application behind a proxy is not reached without it", func(t *testing.T) {
+		n.serve("127.0.0.1:8082")
+		stop := n.serve("10.1.0.2:8082")
+		o := &api.ClaimOrder{ID: "front", Match: api.MatchSpec{Path: "/none"}, Ports: []api.AgentPort{{Protocol: "tcp", Port: 8082}}}
+		if err := a.order(api.AgentOrder{Claim: o}); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		if got, err := n.get("10.1.0.2:8082"); got == "application for 127.0.0.1" {
+			t.Errorf("the proxy is gone: %q, %v; want a refusal", got, err)
+		}
+		if err := a.order(api.AgentOrder{Release: "front"}); err != nil {
+			t.Fatal(err)
+		}
+	})
 	t.Run("datagrams", func(t *testing.T) {
 		o := &api.ClaimOrder{ID: "udp", Ports: []api.AgentPort{{Protocol: "udp", Port: 5353}}}
 		if err := a.order(api.AgentOrder{Claim: o}); err != nil {
@@ -356,9 +374,9 @@ func TestProcess(t *testing.T) {
 			t.Errorf("released: %s", got)
 		}
 	})
-	t.Run("strangers", func(t *testing.T) {
+	t.Run("unauthorized-clients", func(t *testing.T) {
 		for name, by := range map[string]*person{"a-key-of-its-own": mallory, "an-owner-of-no-agent-here": bob} {
-			conn, err := n.dial(t.Context(), "tcp", fmt.Sprintf("10.1.0.2:%d", greeting.Port))
+			conn, err := n.dial(t.Context(), "tcp", fmt.Sprintf("10.1.0.2:%d", info.Port))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -368,7 +386,7 @@ func TestProcess(t *testing.T) {
 				t.Errorf("%s: got %q, %v", name, got, err)
 			}
 		}
-		conn, err := n.dial(t.Context(), "tcp", fmt.Sprintf("10.1.0.2:%d", greeting.Port))
+		conn, err := n.dial(t.Context(), "tcp", fmt.Sprintf("10.1.0.2:%d", info.Port))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -403,7 +421,7 @@ func TestProcess(t *testing.T) {
 	t.Run("laptop-silent", func(t *testing.T) {
 		n.client.Run("nft", "add table inet hole")
 		n.client.Run("nft", "add chain inet hole out { type filter hook output priority 0; }")
-		n.client.Run("nft", fmt.Sprintf("add rule inet hole out tcp dport %d drop", greeting.Port))
+		n.client.Run("nft", fmt.Sprintf("add rule inet hole out tcp dport %d drop", info.Port))
 		began := time.Now()
 		n.until(20*time.Second, "application for 10.1.0.9", "10.1.0.2:8080", "X-User=me")
 		took := time.Since(began)
@@ -417,10 +435,10 @@ func TestProcess(t *testing.T) {
 	})
 
 	second := n.run(bob, "-all,+net_admin")
-	if g := second.greetings.next(t); g != greeting {
-		t.Errorf("the second agent greets with %+v, the first with %+v", g, greeting)
+	if g := second.infos.next(t); g != info {
+		t.Errorf("the second agent greets with %+v, the first with %+v", g, info)
 	}
-	b := n.connect(bob, greeting)
+	b := n.connect(bob, info)
 	t.Run("two-owners", func(t *testing.T) {
 		if err := claim(b, "1", "x-user=you"); err != nil {
 			t.Fatal(err)
@@ -430,17 +448,17 @@ func TestProcess(t *testing.T) {
 		n.expect("application for 10.1.0.9", "10.1.0.2:8080", "X-User=her")
 		want(t, claim(b, "2", "x-team=blue"), api.ExitConflict, "alice@laptop has x-user=me of ports 8080 and 8081 since ")
 	})
-	t.Run("primary-killed", func(t *testing.T) {
+	t.Run("leader-killed", func(t *testing.T) {
 		began := time.Now()
 		if err := first.cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
 		first.end(5 * time.Second) // "signal: killed"
 		n.expect("application for 10.1.0.9", "10.1.0.2:8080", "X-User=you")
-		t.Logf("the application answers %v after the primary was killed", time.Since(began).Round(time.Millisecond))
-		next := second.greetings.next(t)
-		if next.Key == greeting.Key {
-			t.Errorf("the new primary greets with %+v", next)
+		t.Logf("the application answers %v after the leader was killed", time.Since(began).Round(time.Millisecond))
+		next := second.infos.next(t)
+		if next.Key == info.Key {
+			t.Errorf("the new leader greets with %+v", next)
 		}
 		b = n.connect(bob, next)
 		if err := claim(b, "1", "x-user=you"); err != nil {
@@ -474,7 +492,7 @@ func TestSidecarProcess(t *testing.T) {
 	n.servePackets(":5353")
 	alice := newPerson(t, "alice@laptop")
 	p := n.run(alice, "-all", "--listen", "8080:18080", "--listen", "udp/5353:15353")
-	m := n.connect(alice, p.greetings.next(t))
+	m := n.connect(alice, p.infos.next(t))
 	n.expect("application for 10.1.0.2", "10.1.0.2:18080")
 	o := &api.ClaimOrder{ID: "1", Ports: []api.AgentPort{{Protocol: "tcp", Port: 8080, Listen: 18080}, {Protocol: "udp", Port: 5353, Listen: 15353}}}
 	if err := m.order(api.AgentOrder{Claim: o}); err != nil {

@@ -23,9 +23,10 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 	"kubevpn/internal/version"
-	"kubevpn/pkg/transport"
-	"kubevpn/pkg/transport/transporttest"
+	"kubevpn/pkg/wire/transport"
+	"kubevpn/pkg/wire/transport/transporttest"
 )
 
 // memory is a listener whose connections have addresses.
@@ -115,33 +116,34 @@ func (k *fakeKernel) Close() error {
 	return nil
 }
 
-// pod is a primary in memory, with an application that says "application".
+// pod is a leader in memory, with an application that says "application".
 type pod struct {
-	t         *testing.T
-	carriers  *memory // the agent's port
-	agents    *transporttest.Listener
-	incoming  map[uint16]*memory // by the port that was asked for
-	kernel    *fakeKernel
-	log       *lockedBuffer
-	greetings *greetings
-	ended     chan error
-	stop      context.CancelFunc
+	t        *testing.T
+	conns    *memory // the agent's port
+	agents   *transporttest.Listener
+	incoming map[uint16]*memory // by the port that was asked for
+	kernel   *fakeKernel
+	log      *testenv.Buffer
+	infos    *infos
+	ended    chan error
+	stop     context.CancelFunc
 }
 
-// newPod runs the primary whose own owner is home until the test ends.
+// newPod runs the leader whose own owner is home until the test ends.
 func newPod(t *testing.T, home *person, change ...func(*Config)) *pod {
 	t.Helper()
 	p := &pod{
-		t: t, carriers: newMemory(7), agents: transporttest.NewListener(), incoming: make(map[uint16]*memory),
-		kernel: &fakeKernel{application: newMemory(8080)}, log: new(lockedBuffer), greetings: newGreetings(), ended: make(chan error, 1),
+		t: t, conns: newMemory(7), agents: transporttest.NewListener(), incoming: make(map[uint16]*memory),
+		kernel: &fakeKernel{application: newMemory(8080)}, log: new(testenv.Buffer), infos: newInfos(), ended: make(chan error, 1),
 	}
 	cfg := Config{
-		Owner: home.hash, OwnerName: home.name, PodIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, Greetings: p.greetings,
+		Owner: home.hash, OwnerName: home.name, PodIPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}, Output: p.infos,
 		Logger:    slog.New(slog.NewTextHandler(p.log, nil)),
 		kernel:    func() (kernel, error) { return p.kernel, nil },
 		listenTCP: p.listen,
 		sameUser:  func(net.Conn) error { return nil },
 		dialPlain: p.kernel.Dial,
+		listeners: func() ([]netip.AddrPort, error) { return nil, nil },
 	}
 	for _, c := range change {
 		c(&cfg)
@@ -149,7 +151,7 @@ func newPod(t *testing.T, home *person, change ...func(*Config)) *pod {
 	serveHTTP(t, p.kernel.application, "application")
 	ctx, cancel := context.WithCancel(context.Background())
 	p.stop = cancel
-	go func() { p.ended <- New(cfg).serve(ctx, p.agents, p.carriers, 7) }()
+	go func() { p.ended <- New(cfg).serve(ctx, p.agents, p.conns, 7) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-p.ended; err != nil {
@@ -160,7 +162,7 @@ func newPod(t *testing.T, home *person, change ...func(*Config)) *pod {
 			t.Logf("the agent's log:\n%s", p.log)
 		}
 	})
-	p.greetings.next(t)
+	p.infos.next(t)
 	return p
 }
 
@@ -278,8 +280,8 @@ func (p *person) towards() *tls.Config {
 	}
 }
 
-// machine is a laptop with a session to the agent: it answers every request with its name.
-type machine struct {
+// testLaptop is a laptop with a session to the agent: it answers every request with its name.
+type testLaptop struct {
 	t       *testing.T
 	control *transport.Stream
 	session *transport.Session
@@ -287,13 +289,13 @@ type machine struct {
 	reports chan api.AgentReport
 	id      uint64
 
-	mu       sync.Mutex
-	carriers []net.Conn
-	offline  bool
+	mu      sync.Mutex
+	conns   []net.Conn
+	offline bool
 }
 
 // connect attaches a laptop of the person's.
-func (p *pod) connect(by *person) *machine {
+func (p *pod) connect(by *person) *testLaptop {
 	p.t.Helper()
 	m := p.attach(by)
 	m.hello(api.AgentHello{Protocol: api.Protocol, Version: "test"})
@@ -301,14 +303,14 @@ func (p *pod) connect(by *person) *machine {
 }
 
 // attach is connect without a hello.
-func (p *pod) attach(by *person) *machine {
+func (p *pod) attach(by *person) *testLaptop {
 	p.t.Helper()
-	return attach(p.t, by, p.carriers.Dial)
+	return attach(p.t, by, p.conns.Dial)
 }
 
-func attach(t *testing.T, by *person, dial func(context.Context) (net.Conn, error)) *machine {
+func attach(t *testing.T, by *person, dial func(context.Context) (net.Conn, error)) *testLaptop {
 	t.Helper()
-	m := &machine{t: t, reports: make(chan api.AgentReport, 1024)}
+	m := &testLaptop{t: t, reports: make(chan api.AgentReport, 1024)}
 	sessions := make(chan *transport.Session, 1)
 	client := transport.NewClient(transport.ClientConfig{
 		Links: 1, BackoffMax: 100 * time.Millisecond,
@@ -321,6 +323,7 @@ func attach(t *testing.T, by *person, dial func(context.Context) (net.Conn, erro
 			}
 			m.serve(ctx, s, by.name)
 		},
+		Budget: transport.NewBudget(1<<10, 64<<20),
 		Tuning: transport.Tuning{Heartbeat: time.Second, DeadAfter: 3 * time.Second},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -344,7 +347,7 @@ func attach(t *testing.T, by *person, dial func(context.Context) (net.Conn, erro
 	return m
 }
 
-func (m *machine) dial(ctx context.Context, dial func(context.Context) (net.Conn, error), by *person) (net.Conn, error) {
+func (m *testLaptop) dial(ctx context.Context, dial func(context.Context) (net.Conn, error), by *person) (net.Conn, error) {
 	m.mu.Lock()
 	offline := m.offline
 	m.mu.Unlock()
@@ -362,12 +365,12 @@ func (m *machine) dial(ctx context.Context, dial func(context.Context) (net.Conn
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	carrier := &silent{Conn: inside, under: conn}
-	m.carriers = append(m.carriers, carrier)
-	return carrier, nil
+	quiet := &silent{Conn: inside, under: conn}
+	m.conns = append(m.conns, quiet)
+	return quiet, nil
 }
 
-// silent is a carrier that closes without TLS's farewell.
+// silent is a conn that closes without TLS's farewell.
 type silent struct {
 	net.Conn
 	under net.Conn
@@ -375,25 +378,25 @@ type silent struct {
 
 func (s *silent) Close() error { return s.under.Close() }
 
-// lose breaks the carrier, and there is no other until find.
-func (m *machine) lose() {
+// lose breaks the conn, and there is no other until find.
+func (m *testLaptop) lose() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.offline = true
-	for _, c := range m.carriers {
+	for _, c := range m.conns {
 		c.Close()
 	}
-	m.carriers = nil
+	m.conns = nil
 }
 
-func (m *machine) find() {
+func (m *testLaptop) find() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.offline = false
 }
 
 // serve answers what the agent sends: HTTP with the laptop's name.
-func (m *machine) serve(ctx context.Context, s *transport.Session, name string) {
+func (m *testLaptop) serve(ctx context.Context, s *transport.Session, name string) {
 	l := &streams{ctx: ctx, session: s, name: name}
 	defer l.flows.Wait()
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, name) })}
@@ -446,7 +449,7 @@ func (l *streams) Close() error   { return nil }
 func (l *streams) Addr() net.Addr { return &net.TCPAddr{} }
 
 // say opens the control stream with one line.
-func (m *machine) hello(hello any) {
+func (m *testLaptop) hello(hello any) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -470,7 +473,7 @@ func (m *machine) hello(hello any) {
 }
 
 // order gives an order and waits for its answer.
-func (m *machine) order(o api.AgentOrder) error {
+func (m *testLaptop) order(o api.AgentOrder) error {
 	m.t.Helper()
 	m.id++
 	o.ID = m.id
@@ -498,7 +501,7 @@ func (m *machine) order(o api.AgentOrder) error {
 }
 
 // claim claims port 8080, for requests with these headers.
-func (m *machine) claim(id string, header ...string) error {
+func (m *testLaptop) claim(id string, header ...string) error {
 	m.t.Helper()
 	return m.order(api.AgentOrder{Claim: claimOrder(id, header...)})
 }
@@ -513,7 +516,7 @@ func claimOrder(id string, header ...string) *api.ClaimOrder {
 }
 
 // state waits for a report whose state is so.
-func (m *machine) state(what string, so func(*api.AgentState) bool) *api.AgentState {
+func (m *testLaptop) state(what string, so func(*api.AgentState) bool) *api.AgentState {
 	m.t.Helper()
 	timeout := time.After(10 * time.Second)
 	for {
@@ -531,49 +534,32 @@ func (m *machine) state(what string, so func(*api.AgentState) bool) *api.AgentSt
 	}
 }
 
-// greetings are what an agent says to its owner.
-type greetings struct{ lines chan []byte }
+// infos are what an agent says to its owner.
+type infos struct{ lines chan []byte }
 
-func newGreetings() *greetings { return &greetings{make(chan []byte, 16)} }
+func newInfos() *infos { return &infos{make(chan []byte, 16)} }
 
-func (g *greetings) Write(p []byte) (int, error) {
+func (g *infos) Write(p []byte) (int, error) {
 	g.lines <- bytes.Clone(p)
 	return len(p), nil
 }
 
-func (g *greetings) next(t *testing.T) api.AgentGreeting {
+func (g *infos) next(t *testing.T) api.AgentInfo {
 	t.Helper()
 	select {
 	case line := <-g.lines:
-		var a api.AgentGreeting
+		var a api.AgentInfo
 		if err := json.Unmarshal(line, &a); err != nil {
 			t.Fatalf("%q: %v", line, err)
 		}
 		if a.Error == nil && (a.Protocol != api.Protocol || a.Version != version.String() || a.Key == "" || a.Port == 0) {
-			t.Errorf("a poor greeting: %s", line)
+			t.Errorf("a poor info: %s", line)
 		}
 		return a
 	case <-time.After(20 * time.Second):
-		t.Fatal("no greeting")
+		t.Fatal("no info")
 		panic("unreachable")
 	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // inBubble runs a test whose minutes pass at once.

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenAgents binds the socket of the primary. It fails with EADDRINUSE if there is one.
+// listenAgents binds the socket of the leader. It fails with EADDRINUSE if there is one.
 func listenAgents(ctx context.Context, name string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "unix", name)
 }
 
-// dialAgent connects to the primary, if it is of the same user.
+// dialAgent connects to the leader, if it is of the same user.
 func dialAgent(ctx context.Context, name string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", name)
 	if err != nil {
@@ -28,24 +28,24 @@ func dialAgent(ctx context.Context, name string) (net.Conn, error) {
 	return conn, nil
 }
 
-// sameUser returns an error unless the other end is a process of this one's user: whoever else is in the pod has no say in
-// who gives orders. An abstract socket has no permissions of its own.
+// sameUser returns an error unless the peer runs as this process's user: other processes of the pod must not decide who gives
+// orders. An abstract socket has no permissions of its own.
 func sameUser(conn net.Conn) error {
 	c, ok := conn.(syscall.Conn)
 	if !ok {
-		return fmt.Errorf("asking who is at the other end: it is a %T", conn)
+		return fmt.Errorf("cannot identify the peer of a %T", conn)
 	}
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("asking who is at the other end: %w", err)
+		return fmt.Errorf("cannot identify the peer: %w", err)
 	}
 	var who *unix.Ucred
 	var asked error
 	if err := raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return fmt.Errorf("asking who is at the other end: %w", err)
+		return fmt.Errorf("cannot identify the peer: %w", err)
 	}
 	if asked != nil {
-		return fmt.Errorf("asking who is at the other end: %w", asked)
+		return fmt.Errorf("cannot identify the peer: %w", asked)
 	}
 	if own := os.Geteuid(); int(who.Uid) != own {
 		return fmt.Errorf("process %d is of user %d, this agent of user %d", who.Pid, who.Uid, own)

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,52 +13,53 @@ import (
 	"kubevpn/internal/api"
 )
 
-// What agents of one pod say to each other over api.AgentSocket, as JSON lines:
+// Agents of one pod exchange these JSON lines over api.AgentSocket. They may be of different versions: the names of the
+// fields stay, so that an owner whose agent stands by is always told the leader's version.
 //
-//	standby                    primary
+//	standby                    leader
 //	  │ registration ───────────▶│
-//	  │◀──────────────── word    │   Greeting, or Error
-//	  │◀──────────────── word    │   End: the owner was forgotten, or everything reset
-//	  │          (silence)       │   the connection's end is the primary's
+//	  │◀───────────────── message│   Info, or Error
+//	  │◀───────────────── message│   End: the owner was forgotten, or everything reset
+//	  │          (silence)       │   the connection ends with the leader
 type registration struct {
 	Owner  string   `json:"owner"`            // api.AgentOwnerVariable
 	Name   string   `json:"name"`             // api.AgentNameVariable
-	Listen []Listen `json:"listen,omitempty"` // a sidecar's: the primary listens for it, as Services lead there
+	Listen []Listen `json:"listen,omitempty"` // a sidecar's: the leader listens for it, because Services lead there
 }
 
-type word struct {
-	Greeting *api.AgentGreeting `json:"greeting,omitempty"`
-	Error    *api.Error         `json:"error,omitempty"`
-	End      bool               `json:"end,omitempty"`
+type message struct {
+	Info  *api.AgentInfo `json:"greeting,omitempty"`
+	Error *api.Error     `json:"error,omitempty"`
+	End   bool           `json:"end,omitempty"`
 }
 
 const (
-	maxWord = 16 << 10 // bytes
-	// wordPatience bounds the wait for a registration, and for its answer. Both are there at once, or not at all.
-	wordPatience = 5 * time.Second
+	maxMessage = 16 << 10 // bytes
+	// messageTimeout bounds the wait for a registration, and for its answer.
+	messageTimeout = 5 * time.Second
 )
 
-// standby is the primary's end of the connection to another agent of the pod.
+// standby is the leader's end of the connection to another agent of the pod.
 type standby struct {
 	conn net.Conn
 	once sync.Once
 }
 
-// dismiss has the agent end. It does not wait.
+// dismiss tells the agent to end. It does not wait.
 func (s *standby) dismiss() {
 	s.once.Do(func() {
-		// It fits into the socket's buffer. If it does not arrive, that agent takes over, and soon finds itself alone.
+		// It fits into the socket's buffer. If it does not arrive, that agent takes over, and soon ends because it is alone.
 		s.conn.SetWriteDeadline(time.Now().Add(time.Second))
-		json.NewEncoder(s.conn).Encode(word{End: true})
+		json.NewEncoder(s.conn).Encode(message{End: true})
 		s.conn.Close()
 	})
 }
 
-// close has the agent try to be the primary.
+// close lets the agent try to become the leader.
 func (s *standby) close() { s.once.Do(func() { s.conn.Close() }) }
 
 // serveStandbys registers agents that connect, until the listener is closed.
-func (p *primary) serveStandbys(agents net.Listener) {
+func (l *leader) serveStandbys(agents net.Listener) {
 	var conns sync.WaitGroup
 	defer conns.Wait()
 	for {
@@ -68,111 +68,115 @@ func (p *primary) serveStandbys(agents net.Listener) {
 			return
 		}
 		conns.Go(func() {
-			if err := p.serveStandby(&standby{conn: conn}); err != nil {
-				p.log.Info("standby", "err", err)
+			if err := l.serveStandby(&standby{conn: conn}); err != nil {
+				l.log.Info("cannot serve a standby", "err", err)
 			}
 		})
 	}
 }
 
-// serveStandby is one agent's connection, until it ends.
-func (p *primary) serveStandby(s *standby) error {
+// serveStandby serves one agent's connection until it ends.
+func (l *leader) serveStandby(s *standby) error {
 	defer s.close()
-	stop := context.AfterFunc(p.live, s.close)
+	stop := context.AfterFunc(l.live, s.close)
 	defer stop()
-	lines := bufio.NewScanner(s.conn)
-	lines.Buffer(nil, maxWord)
-	if err := s.conn.SetDeadline(time.Now().Add(wordPatience)); err != nil {
+	if err := s.conn.SetDeadline(time.Now().Add(messageTimeout)); err != nil {
 		return fmt.Errorf("waiting for a registration: %w", err)
 	}
 	var r registration
-	if !lines.Scan() {
-		return fmt.Errorf("waiting for a registration: %w", errors.Join(lines.Err(), io.ErrUnexpectedEOF))
-	}
-	if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+	if err := api.NewLines(s.conn, maxMessage).Next(&r); err != nil {
 		return fmt.Errorf("reading a registration: %w", err)
 	}
-	o, err := p.take(s, r)
+	o, err := l.addStandby(s, r)
 	if err != nil {
-		return errors.Join(err, json.NewEncoder(s.conn).Encode(word{Error: api.AsError(err)}))
+		return errors.Join(err, json.NewEncoder(s.conn).Encode(message{Error: api.AsError(err)}))
 	}
 	defer func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		delete(o.standbys, s)
 	}()
-	if err := json.NewEncoder(s.conn).Encode(word{Greeting: &p.greeting}); err != nil {
-		return fmt.Errorf("greeting a standby: %w", err)
+	if err := json.NewEncoder(s.conn).Encode(message{Info: &l.info}); err != nil {
+		return fmt.Errorf("answering a standby: %w", err)
 	}
 	if err := s.conn.SetDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("waiting for a standby's end: %w", err)
 	}
-	for lines.Scan() { // it says nothing more
-	}
+	_, _ = io.Copy(io.Discard, s.conn) // the standby sends nothing more; its end is what counts
 	return nil
 }
 
-// take makes an agent a standby.
-func (p *primary) take(s *standby, r registration) (*owner, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ending {
+// addStandby registers an agent's owner, and listens for its sidecar.
+func (l *leader) addStandby(s *standby, r registration) (*owner, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ending {
 		return nil, errEnding
 	}
-	for _, l := range r.Listen {
-		if err := p.plane.listen(port{l.Protocol, l.Port}, l.Listen); err != nil {
+	if len(r.Listen) > maxPorts {
+		return nil, api.Errorf(api.ExitUsage, "a sidecar has at most %d ports", maxPorts)
+	}
+	for _, p := range r.Listen {
+		if err := p.check(); err != nil {
+			return nil, api.Errorf(api.ExitUsage, "%+v is not a port of a sidecar: %w", p, err)
+		}
+	}
+	for _, p := range r.Listen {
+		if err := l.receiver.listen(port{p.Protocol, p.Port}, p.Listen); err != nil {
 			return nil, err
 		}
 	}
-	o, err := p.register(r.Owner, r.Name)
+	o, err := l.register(r.Owner, r.Name)
 	if err != nil {
 		return nil, err
 	}
-	o.stays = o.stays || len(r.Listen) > 0
+	o.sidecar = o.sidecar || len(r.Listen) > 0
 	o.standbys[s] = struct{}{}
 	return o, nil
 }
 
-// errForgotten ends a standby whose owner the primary has forgotten.
-var errForgotten = errors.New("the primary has forgotten the owner")
+// errForgotten ends a standby whose owner the leader has forgotten.
+var errForgotten = errors.New("the leader has forgotten the owner")
 
-// standBy registers at the primary, prints its greeting, and waits. It ends with errForgotten, with an error of the
-// registration, or with nil when the primary has gone, or ctx.
-func standBy(ctx context.Context, conn net.Conn, r registration, greet func(api.AgentGreeting) error) error {
+// standBy registers at the leader, announces the leader's info, and waits. It returns errForgotten, an error of the
+// registration, or nil when the leader has ended, or ctx.
+func standBy(ctx context.Context, conn net.Conn, r registration, announce func(api.AgentInfo) error) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	if err := conn.SetDeadline(time.Now().Add(wordPatience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(messageTimeout)); err != nil {
 		return fmt.Errorf("registering: %w", err)
 	}
 	if err := json.NewEncoder(conn).Encode(r); err != nil {
 		return fmt.Errorf("registering: %w", err)
 	}
-	lines := bufio.NewScanner(conn)
-	lines.Buffer(nil, maxWord)
-	greeted := false
-	for lines.Scan() {
-		var w word
-		if err := json.Unmarshal(lines.Bytes(), &w); err != nil {
-			return fmt.Errorf("reading the primary's word: %w", err)
-		}
+	lines := api.NewLines(conn, maxMessage)
+	for registered := false; ; {
+		var m message
+		err := lines.Next(&m)
 		switch {
-		case w.End:
+		case err != nil && (ctx.Err() != nil || registered && connEnded(err)):
+			return nil // the socket shows who is the leader now
+		case err != nil:
+			return fmt.Errorf("reading the leader's answer: %w", err)
+		case m.End:
 			return errForgotten
-		case w.Error != nil:
-			return w.Error
-		case w.Greeting != nil:
-			if err := greet(*w.Greeting); err != nil {
+		case m.Error != nil:
+			return m.Error
+		case m.Info != nil:
+			if err := announce(*m.Info); err != nil {
 				return err
 			}
-			greeted = true
+			registered = true
 			if err := conn.SetDeadline(time.Time{}); err != nil {
 				return fmt.Errorf("standing by: %w", err)
 			}
 		}
 	}
-	if !greeted && ctx.Err() == nil {
-		return fmt.Errorf("the primary has not greeted: %w", errors.Join(lines.Err(), io.ErrUnexpectedEOF))
-	}
-	return nil // however the connection ended: the socket says who is the primary
+}
+
+// connEnded reports whether err is the connection's end, and not a message that cannot be read.
+func connEnded(err error) bool {
+	var network *net.OpError
+	return errors.Is(err, io.EOF) || errors.As(err, &network)
 }

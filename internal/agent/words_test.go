@@ -14,12 +14,12 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/match"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
-func TestConflict(t *testing.T) {
+func TestOverlapNamesTheOwner(t *testing.T) {
 	now := time.Date(2026, 3, 2, 14, 2, 59, 0, time.UTC)
-	everything, err := match.New(match.Spec{})
+	everything, err := httpmatch.New(httpmatch.Spec{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestConflict(t *testing.T) {
 	} {
 		first := &claim{owner: &owner{name: test.name}, match: everything, ports: test.ports, since: test.since}
 		second := &claim{owner: &owner{}, match: everything, ports: both, since: now}
-		if got := conflict(second, first, second.excludes(first)); got.Message != test.want || got.Code != api.ExitConflict {
+		if got := conflict(second, first, second.overlaps(first)); got.Message != test.want || got.Code != api.ExitConflict {
 			t.Errorf("got %q (%d), want %q", got.Message, got.Code, test.want)
 		}
 	}
@@ -81,7 +81,7 @@ func TestPodIPs(t *testing.T) {
 }
 
 // What the kernel lacks is told to who claims, and a sidecar's claims do not need it.
-func TestKernelWithoutRedirects(t *testing.T) {
+func TestClaimFailsWhenTheKernelCannotRedirect(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice, func(c *Config) {
@@ -105,7 +105,7 @@ func TestKernelWithoutRedirects(t *testing.T) {
 }
 
 // An agent that finds the socket taken by somebody who does not answer says so, and goes on trying.
-func TestSocketTaken(t *testing.T) {
+func TestSocketOfAnotherProgramIsReported(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("SKIPPED: abstract unix sockets are Linux's")
 	}
@@ -126,12 +126,12 @@ func TestSocketTaken(t *testing.T) {
 		}
 	}()
 	alice := newPerson(t, "alice@laptop")
-	g := newGreetings()
+	g := newInfos()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
 		ended <- New(Config{
-			Owner: alice.hash, OwnerName: alice.name, Socket: name, Greetings: g, Logger: slog.New(slog.DiscardHandler),
+			Owner: alice.hash, OwnerName: alice.name, Socket: name, Output: g, Logger: slog.New(slog.DiscardHandler),
 			kernel: func() (kernel, error) { return nil, errors.ErrUnsupported },
 		}).Run(ctx)
 	}()

@@ -6,51 +6,51 @@ import (
 )
 
 // The traffic agent is a container of a workload's pod. Agents of one pod share its network namespace, and one of them, the
-// primary, has the redirects; the others stand by.
+// leader, does the work; the others stand by.
 const (
-	// AgentSocket is a unix socket, an abstract one of the pod's network namespace. Who has bound it is the primary.
+	// AgentSocket is an abstract unix socket of the pod's network namespace. The agent that has bound it is the leader.
 	AgentSocket = "@kubevpn-agent"
 	// AgentPrefix begins the name of every agent's container: kubevpn-agent-1, kubevpn-agent-2.
 	AgentPrefix = "kubevpn-agent-"
-	// AgentOwnerVariable of the agent's environment is the hash of the public key whose holder may give it orders: KeyHash. It
-	// is no secret. The private key stays in the memory of the laptop's daemon.
+	// AgentOwnerVariable of the agent's environment is the KeyHash of the owner's public key. The holder of the private key may
+	// give the agent orders. The hash is no secret.
 	AgentOwnerVariable = "KUBEVPN_OWNER"
-	// AgentNameVariable is what the owner is called: user@host.
+	// AgentNameVariable is the owner's name: user@host.
 	AgentNameVariable = "KUBEVPN_OWNER_NAME"
-	// AgentGreetVariable is a port of 127.0.0.1 in the pod, which the owner has chosen: who connects there within the agent's
-	// first minute is told its latest AgentGreeting, as a JSON line, and the connection ends. The owner does by
-	// pods/portforward, because a container's log is to be had only up to a second after its start.
-	AgentGreetVariable = "KUBEVPN_GREET"
+	// AgentInfoPortVariable is a port of 127.0.0.1 in the pod, which the owner has chosen. In its first minute, the agent sends
+	// every client there its latest AgentInfo, as a JSON line, and closes the connection. The owner connects by
+	// pods/portforward, because a container's log is available only up to a second after its start.
+	AgentInfoPortVariable = "KUBEVPN_INFO_PORT"
 )
 
-// AgentGreeting is a JSON line on the agent's standard output: to which agent of the pod the owner has to go. Who can read
-// the container's log can believe it, as it is the kubelet that gives it. There is another one whenever the primary is another.
-// The same may come from the port of AgentGreetVariable, sooner: then it is believed to be somebody's of that pod.
-type AgentGreeting struct {
+// AgentInfo is a JSON line on the agent's standard output. It names the agent of the pod to which the owner connects. It is
+// trustworthy, because the kubelet serves the container's log. The agent prints another one whenever the leader changes. The
+// port of AgentInfoPortVariable may serve it sooner; that only proves that a container of the pod sent it.
+type AgentInfo struct {
 	Protocol int    `json:"protocol"` // Protocol
 	Version  string `json:"version"`
-	Port     uint16 `json:"port"` // of the pod, where the primary takes carriers
-	Key      string `json:"key"`  // KeyHash of the primary's key
+	Port     uint16 `json:"port"` // of the pod, where the leader accepts laptops' conns
+	Key      string `json:"key"`  // KeyHash of the leader's key
 	Error    *Error `json:"error,omitempty"`
 }
 
-// AgentHello is the first JSON line of the laptop on the control stream to the primary.
+// AgentHello is the first JSON line of the laptop on the control stream to the leader.
 type AgentHello struct {
 	Protocol int    `json:"protocol"`
 	Version  string `json:"version"`
 }
 
-// AgentOrder is a JSON line of the laptop on the control stream. Exactly one field is set. Each is answered by an AgentReport
-// with the same ID.
+// AgentOrder is a JSON line of the laptop on the control stream. Beside ID, exactly one field is set. The agent answers each
+// with an AgentReport of the same ID.
 type AgentOrder struct {
 	ID      uint64      `json:"id"`
 	Claim   *ClaimOrder `json:"claim,omitempty"`
 	Release string      `json:"release,omitempty"` // a claim's ID
-	Canary  *Canary     `json:"canary,omitempty"`
-	Reset   bool        `json:"reset,omitempty"` // all claims of everybody; the agent ends
+	Probe   *Probe      `json:"probe,omitempty"`
+	Reset   bool        `json:"reset,omitempty"` // remove the claims of all owners; then the agent ends
 }
 
-// ClaimOrder asks for requests. The same ID again replaces the claim.
+// ClaimOrder asks for requests of the pod. The same ID again replaces the claim.
 type ClaimOrder struct {
 	ID     string          `json:"id"`
 	Match  MatchSpec       `json:"match,omitzero"`
@@ -59,8 +59,8 @@ type ClaimOrder struct {
 	Flush  bool            `json:"flush,omitempty"`
 	Since  time.Time       `json:"since"`
 	TLS    *TLSTermination `json:"tls,omitempty"`
-	// Clone are addresses of pods that get the requests in the laptop's place, by turns, at the same ports, as long as the laptop
-	// is there. Nil: the laptop gets them. Of none, the application does.
+	// Clone lists pods that receive the requests in turn, on the same ports, while the laptop is attached. Nil: the laptop
+	// receives them. Without addresses, the application receives them.
 	Clone *ClonePods `json:"clone,omitempty"`
 }
 
@@ -76,18 +76,18 @@ type AgentPort struct {
 	Listen   uint16 `json:"listen,omitempty"` // sidecar only: where the agent listens for them; no redirect
 }
 
-// Canary tells the primary of a connection that will begin with these bytes, and wants to know whether it came: the report
-// to it has Seen. The connection is answered with the same bytes and closed.
-type Canary struct {
-	Preface []byte `json:"preface"` // CanaryLength bytes, of which the first are CanaryPrefix and the rest random
+// Probe announces a connection that will begin with these bytes. The agent answers it with the same bytes and closes it, which
+// proves that traffic to the port reaches the agent.
+type Probe struct {
+	Preface []byte `json:"preface"` // ProbeLength bytes, of which the first are ProbePrefix and the rest random
 }
 
 const (
-	CanaryPrefix = "\x00kubevpn canary\x00"
-	CanaryLength = 32
+	ProbePrefix = "\x00kubevpn probe\x00"
+	ProbeLength = 32
 )
 
-// AgentReport is a JSON line of the primary on the control stream. State is whole, and comes whenever it changes, at most
+// AgentReport is a JSON line of the leader on the control stream. It sends the complete State whenever that changes, at most
 // every 200 ms.
 type AgentReport struct {
 	ID    uint64      `json:"id,omitempty"` // of the order that it answers
@@ -95,17 +95,17 @@ type AgentReport struct {
 	State *AgentState `json:"state,omitempty"`
 }
 
-// AgentState is what the primary does.
+// AgentState is the state of the leader.
 type AgentState struct {
-	Claims []Claim `json:"claims"` // of everybody
-	Source string  `json:"source"` // how the application sees where a request comes from: "address", or "header" (X-Forwarded-For) with why
+	Claims []Claim `json:"claims"` // of all owners
+	Source string  `json:"source"` // how the application learns the client's address: "address", or "header: " (X-Forwarded-For) and why
 }
 
-// Claim is who has which requests.
+// Claim is one intercept in this pod.
 type Claim struct {
 	ID        string      `json:"id"`
 	Owner     string      `json:"owner"`          // AgentNameVariable
-	Mine      bool        `json:"mine,omitempty"` // of the laptop that is told
+	Mine      bool        `json:"mine,omitempty"` // the receiver of the report owns it
 	Away      bool        `json:"away,omitempty"` // the owner does not answer: requests go to the application
 	Match     string      `json:"match"`          // for people
 	Mirror    bool        `json:"mirror,omitempty"`
@@ -113,5 +113,5 @@ type Claim struct {
 	Since     time.Time   `json:"since"`
 	Requests  uint64      `json:"requests"`
 	LastError string      `json:"lastError,omitempty"`
-	Notes     []string    `json:"notes,omitempty"` // what was seen of its ports: "TLS: headers cannot match"
+	Notes     []string    `json:"notes,omitempty"` // remarks about its ports: "TLS: headers cannot match"
 }

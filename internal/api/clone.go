@@ -2,35 +2,40 @@ package api
 
 import "time"
 
-// A clone to which files go runs the traffic manager's program as its container's first process: `traffic supervise`.
+// A clone that receives files runs `traffic supervise` of the traffic manager's image as the first process of its container.
 const (
-	SupervisorVolume  = "/.kubevpn" // where it is mounted, in that container alone
+	SupervisorVolume  = "/.kubevpn" // mount path; no other container mounts the volume
 	SupervisorProgram = SupervisorVolume + "/traffic"
 	SupervisorSocket  = SupervisorVolume + "/socket"
 )
 
-// CloneSpec is how a clone differs from its workload. Which requests go to it is InterceptSpec's.
+// CloneSpec describes how a clone differs from its workload. InterceptSpec selects its requests.
 type CloneSpec struct {
-	Name      string            `json:"name,omitempty"`            // empty: the workload's and the owner's
-	Namespace string            `json:"targetNamespace,omitempty"` // empty: the workload's
-	Container string            `json:"container,omitempty"`       // which one Image, Env, Command and Sync mean; empty: as for InterceptSpec
+	Name      string            `json:"name,omitempty"`            // empty: formed from the names of the workload and the owner
+	Namespace string            `json:"targetNamespace,omitempty"` // empty: the namespace of the workload
+	Container string            `json:"container,omitempty"`       // the container that Image, Env, Command and Sync change; empty: as in InterceptSpec
 	Image     string            `json:"image,omitempty"`
 	Env       []string          `json:"env,omitempty"` // NAME=VALUE
 	Command   []string          `json:"command,omitempty"`
 	Replicas  int32             `json:"replicas,omitempty"`  // 0: 1
-	Volumes   map[string]string `json:"volumes,omitempty"`   // of those that cannot be shared: VolumeEmpty (also when not named) or VolumeShare
-	NoTraffic bool              `json:"noTraffic,omitempty"` // nothing goes to it
+	Volumes   map[string]string `json:"volumes,omitempty"`   // volume name to VolumeEmpty, or to VolumeShare for a volume that would otherwise be empty
+	NoTraffic bool              `json:"noTraffic,omitempty"` // the clone receives no requests
 	Sync      []SyncPair        `json:"sync,omitempty"`
 	Restart   bool              `json:"restartOnSync,omitempty"`
+	// SyncShared allows Sync to write to volumes to which the workload or other pods also write.
+	SyncShared bool `json:"syncShared,omitempty"`
+	// InsecureRegistries are registry hosts with ports that kubevpn may query over HTTP for the command of an image. It sends
+	// them no credentials.
+	InsecureRegistries []string `json:"insecureRegistries,omitempty"`
 }
 
-// What a clone has of a volume that only one pod, or one node, can have.
+// The values of CloneSpec.Volumes.
 const (
-	VolumeEmpty = "empty" // an empty directory of its own
-	VolumeShare = "share" // the same, on the node of the pod that has it
+	VolumeEmpty = "empty" // an empty directory
+	VolumeShare = "share" // the volume itself, on the node of the pod that uses it
 )
 
-// SyncPair is a directory, or a file, of the laptop that goes to one of the clone's container.
+// SyncPair is a directory or file of the laptop and its copy in the clone's container.
 type SyncPair struct {
 	Local  string `json:"local"`
 	Remote string `json:"remote"` // absolute
@@ -38,9 +43,9 @@ type SyncPair struct {
 
 // CloneState is the state of a clone.
 //
-//	starting ──▶ running ◀──▶ waiting       waiting: none of its pods is ready; why is in LastError
-//	    │           │            │          done: what it runs came to its end, as a CronJob's pods do
-//	    │           ├───▶ done   │          failed: ended by itself; Error says why
+//	starting ──▶ running ◀──▶ waiting       waiting: no pod is ready; see LastError
+//	    │           │            │          done: its command completed, like that of a CronJob
+//	    │           ├───▶ done   │          failed: ended by itself; see Error
 //	    │           │       │    │
 //	    └───────▶ leaving ◀─┴────┘
 type CloneState string
@@ -56,19 +61,19 @@ const (
 
 // Clone is one copy of a workload.
 type Clone struct {
-	Namespace string      `json:"namespace"` // the clone's
+	Namespace string      `json:"namespace"` // of the clone
 	Name      string      `json:"name"`      // of its Job
 	State     CloneState  `json:"state"`
 	Pods      []ClonePod  `json:"pods"`
 	LastError string      `json:"lastError,omitempty"`
-	Notes     []string    `json:"notes,omitempty"` // in what it differs, and was not asked to
-	Host      string      `json:"host,omitempty"`  // the name by which it is reached, whichever requests go to it; empty: it has none
+	Notes     []string    `json:"notes,omitempty"` // differences from the workload that nobody requested
+	Host      string      `json:"host,omitempty"`  // a name that resolves to its pods, independent of the match; empty: none
 	Ports     []ClonePort `json:"ports,omitempty"` // of that name
 	NoTraffic bool        `json:"noTraffic,omitempty"`
 	Sync      []Synced    `json:"sync,omitempty"`
 }
 
-// ClonePort is a port of a clone's name, and the one of its pods that it leads to.
+// ClonePort maps a port of Clone.Host to a port of the clone's pods.
 type ClonePort struct {
 	Protocol string `json:"protocol"` // "tcp" or "udp"
 	Port     uint16 `json:"port"`
@@ -79,15 +84,15 @@ type ClonePort struct {
 type ClonePod struct {
 	Name   string `json:"name"`
 	IP     string `json:"ip,omitempty"`
-	Ready  bool   `json:"ready"`            // as Kubernetes has it, and with the files that go to it: it gets requests
-	Reason string `json:"reason,omitempty"` // why it is not
+	Ready  bool   `json:"ready"`            // ready in Kubernetes, and has all files: it receives requests
+	Reason string `json:"reason,omitempty"` // why not
 }
 
-// Synced is what became of a SyncPair.
+// Synced is the state of a SyncPair.
 type Synced struct {
 	SyncPair
-	Synced    bool      `json:"synced"` // the container has what the laptop has
-	Files     int       `json:"files"`  // that are kept in sync
+	Synced    bool      `json:"synced"` // the copy is up to date
+	Files     int       `json:"files"`  // number of files in the copy
 	Last      time.Time `json:"last,omitzero"`
 	LastError string    `json:"lastError,omitempty"`
 }

@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// ConnectRequest asks the daemon for a connection. A second request for the same cluster is the same
-// connection; its Namespace, if another, becomes the connection's.
+// ConnectRequest asks the daemon for a connection. A second request for the same cluster returns the same connection and sets its
+// namespace to Namespace.
 type ConnectRequest struct {
-	// Kubeconfig has one context, with file paths absolute and the CLI's environment put into its exec
-	// plugin, if it has one.
-	Kubeconfig       []byte         `json:"kubeconfig"`
+	// Kubeconfig contains one context. File paths are absolute. A credential plugin has the environment of the CLI.
+	Kubeconfig []byte `json:"kubeconfig"`
+	// Credential is the result of the credential plugin on the user's terminal. Nil: the kubeconfig has no plugin.
+	Credential       *Credential    `json:"credential,omitempty"`
 	Context          string         `json:"context"`
 	Namespace        string         `json:"namespace"`
 	ManagerNamespace string         `json:"managerNamespace"` // empty: "kubevpn", else the current namespace
@@ -21,28 +22,32 @@ type ConnectRequest struct {
 	Scheduler        string         `json:"scheduler"`
 	ExtraCIDRs       []netip.Prefix `json:"extraCIDRs,omitempty"`
 	ExcludeCIDRs     []netip.Prefix `json:"excludeCIDRs,omitempty"`
-	// Use takes a connection that is there as it is: its namespace stays, and settings of it that are others are not told.
+	AllowInbound     []Inbound      `json:"allowInbound,omitempty"` // ports that other laptops may connect to; none by default
+	Consent          Consent        `json:"consent,omitzero"`       // the stored consent for this cluster
+	// Use accepts an existing connection as it is: its namespace stays, and the daemon does not warn about other settings.
 	Use bool `json:"use,omitempty"`
 }
 
 // Event is one JSON line of progress. The last line of a stream has Connection, Intercept or Error set.
 type Event struct {
 	Time       time.Time   `json:"time"`
-	Step       string      `json:"step,omitempty"`    // what is being done: "Installing the traffic manager"
-	Detail     string      `json:"detail,omitempty"`  // what was seen: the pod's state, an address
-	Done       bool        `json:"done,omitempty"`    // the step has ended well
-	Warning    string      `json:"warning,omitempty"` // something lost or guessed, and what to ask an admin for
+	Step       string      `json:"step,omitempty"`    // the current step: "Installing the traffic manager"
+	Detail     string      `json:"detail,omitempty"`  // an observation: the state of a pod, an address
+	Done       bool        `json:"done,omitempty"`    // the step has succeeded
+	Warning    string      `json:"warning,omitempty"` // a limitation or a guess, and what to ask an admin for
 	Connection *Connection `json:"connection,omitempty"`
 	Intercept  *Intercept  `json:"intercept,omitempty"`
-	Held       bool        `json:"held,omitempty"` // what an attached request asked for is there, until the request ends
-	Error      *Error      `json:"error,omitempty"`
+	// Installed is the traffic manager that the request has installed with the user's own rights. The CLI stores it as trusted.
+	Installed *TrustedManager `json:"installed,omitempty"`
+	Held      bool            `json:"held,omitempty"` // everything that an attached request asked for is established, until the request ends
+	Error     *Error          `json:"error,omitempty"`
 }
 
 // ConnectionStatus is the state of a connection.
 //
 //	connecting ──▶ connected ◀──▶ reconnecting
 //	     │             │               │
-//	     └──────▶ disconnecting ◀──────┘        failed: ended by itself; Error says why
+//	     └──────▶ disconnecting ◀──────┘        failed: ended by itself; see Error
 type ConnectionStatus string
 
 const (
@@ -56,68 +61,69 @@ const (
 // Connection is one row of `kubevpn status`.
 type Connection struct {
 	ID               string           `json:"id"`
-	Cluster          string           `json:"cluster"` // the kubeconfig's name for it
+	Cluster          string           `json:"cluster"` // its name in the kubeconfig
 	Server           string           `json:"server"`
 	Context          string           `json:"context"`
 	Namespace        string           `json:"namespace"`
 	Status           ConnectionStatus `json:"status"`
 	Netstack         string           `json:"netstack"`
 	NetstackReason   string           `json:"netstackReason"`
-	ProxyMode        string           `json:"proxyMode"` // kube-proxy's: "iptables", "nftables", "ipvs", "none" or "unknown"
-	Transport        string           `json:"transport"` // of the transports, the one in use: "api-proxy", "port-forward (spdy)"
+	ProxyMode        string           `json:"proxyMode"` // of kube-proxy: "iptables", "nftables", "ipvs", "none" or "unknown"
+	Transport        string           `json:"transport"` // the transport in use: "api-proxy", "port-forward (spdy)"
 	Transports       []Transport      `json:"transports"`
 	Device           string           `json:"device"`
 	Addresses        []netip.Addr     `json:"addresses"`
-	CIDRs            []netip.Prefix   `json:"cidrs"` // what is routed into the tunnel
+	CIDRs            []netip.Prefix   `json:"cidrs"` // networks that are routed into the tunnel
 	Since            time.Time        `json:"since"`
 	ManagerNamespace string           `json:"managerNamespace"`
 	ManagerPod       string           `json:"managerPod"`
 	ManagerVersion   string           `json:"managerVersion"`
 	Services         string           `json:"services"` // "resolved by kubevpn" or "dialled as they are: ..."
 	DNS              DNSStatus        `json:"dns"`
-	Checks           []Check          `json:"checks"` // what was tried before "Connected"
+	AllowInbound     []Inbound        `json:"allowInbound,omitempty"` // ports that other laptops may connect to
+	Checks           []Check          `json:"checks"`                 // the results of the probe
 	Warnings         []string         `json:"warnings,omitempty"`
 	Error            *Error           `json:"error,omitempty"`
 }
 
-// The transports: the ways that a session's bytes take to the traffic manager.
+// The transports: ways to reach the traffic manager.
 const (
-	TransportAuto        = "auto" // ask only: api-proxy unless it does worse, else port-forward
+	TransportAuto        = "auto" // in requests only: api-proxy if it is at least as fast, else port-forward
 	TransportPortForward = "port-forward"
 	TransportAPIProxy    = "api-proxy"
 )
 
-// TransportState is what became of one transport.
+// TransportState is the state of one transport.
 type TransportState string
 
 const (
 	TransportInUse   TransportState = "in use"
-	TransportStandby TransportState = "standby" // it works; the other is in use
+	TransportStandby TransportState = "standby" // it works, but the other one is in use
 	TransportTrying  TransportState = "trying"
-	TransportFailing TransportState = "failing" // and is tried again
-	TransportOff     TransportState = "off"     // another was asked for
+	TransportFailing TransportState = "failing" // kubevpn tries it again
+	TransportOff     TransportState = "off"     // the user requested the other one
 )
 
-// Transport is one way to the traffic manager, and how it does.
+// Transport is one way to reach the traffic manager, with its state and measurements.
 type Transport struct {
 	Name     string         `json:"name"`
 	State    TransportState `json:"state"`
-	Reason   string         `json:"reason,omitempty"` // for the state
+	Reason   string         `json:"reason,omitempty"` // for State
 	Since    time.Time      `json:"since,omitzero"`
-	Seconds  float64        `json:"roundTripSeconds,omitempty"` // the least, when it was measured
-	Rate     float64        `json:"bytesPerSecond,omitempty"`   // there and back, the most, when it was measured
+	Seconds  float64        `json:"roundTripSeconds,omitempty"` // the minimum of the last measurement
+	Rate     float64        `json:"bytesPerSecond,omitempty"`   // there and back, the maximum of the last measurement
 	Sent     uint64         `json:"sentBytes"`                  // in this session
 	Received uint64         `json:"receivedBytes"`
 }
 
-// DNSStatus says how names reach the cluster.
+// DNSStatus describes how the names of the cluster are resolved.
 type DNSStatus struct {
 	Mode    ResolverMode `json:"mode"`
 	Domain  string       `json:"domain"`
 	Servers []netip.Addr `json:"servers"`
 }
 
-// Check is one proof that the tunnel works, and what it saw.
+// Check is the result of one probe of the tunnel.
 type Check struct {
 	What    string  `json:"what"`   // "name", "pod" or "clusterIP"
 	Target  string  `json:"target"` // "kubernetes.default", "10.244.1.5:8080"
@@ -126,7 +132,7 @@ type Check struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// Status answers `kubevpn status`. Connections and Intercepts are never null.
+// Status is the answer to PathStatus. Connections and Intercepts are never null.
 type Status struct {
 	Version     string       `json:"version"`
 	Connections []Connection `json:"connections"`

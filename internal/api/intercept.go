@@ -4,44 +4,44 @@ import (
 	"time"
 )
 
-// InterceptRequest asks the daemon to bring requests of workloads to the laptop. The connection is made first where there is
-// none.
+// InterceptRequest asks the daemon to send requests of workloads to the laptop or to a clone. The daemon first connects if it has no
+// connection to the cluster.
 type InterceptRequest struct {
 	Connect   ConnectRequest `json:"connect"`
-	Workloads []string       `json:"workloads"` // TYPE/NAME, of Connect.Namespace; an attached request may have none, and holds the connection
+	Workloads []string       `json:"workloads"` // TYPE/NAME in Connect.Namespace; empty in an attached request that only holds the connection
 	Spec      InterceptSpec  `json:"spec"`
-	// Attached ends the intercepts that the request began when the request ends: its maker stays for as long as they do.
+	// Attached means that the daemon ends the intercepts that the request began when the request ends.
 	Attached bool `json:"attached,omitempty"`
 }
 
-// InterceptSpec is what an intercept takes and where that goes.
+// InterceptSpec describes which requests an intercept receives, and their target.
 type InterceptSpec struct {
 	Match     MatchSpec       `json:"match,omitzero"`
 	Ports     []PortMap       `json:"ports,omitempty"`     // empty: all TCP and UDP ports of the container, each to the same port of the laptop
-	Container string          `json:"container,omitempty"` // empty: the only one, or the one that kubectl would take
+	Container string          `json:"container,omitempty"` // empty: the only container, or the default container of kubectl
 	Mode      string          `json:"mode,omitempty"`      // ModeAuto (also when empty), ModeEphemeral or ModeSidecar
-	Mirror    bool            `json:"mirror,omitempty"`    // a copy goes to the laptop, whose answers nobody gets
-	Flush     bool            `json:"flush,omitempty"`     // connections that are open already are ended
+	Mirror    bool            `json:"mirror,omitempty"`    // the laptop receives copies; its answers are discarded
+	Flush     bool            `json:"flush,omitempty"`     // end the connections that are already open
 	TLS       *TLSTermination `json:"tls,omitempty"`
-	Clone     *CloneSpec      `json:"clone,omitempty"` // requests go to a clone in the cluster, not to the laptop; Mirror is not for it
+	Clone     *CloneSpec      `json:"clone,omitempty"` // send requests to a clone in the cluster, not to the laptop; not with Mirror
 }
 
-// MatchSpec says which HTTP requests are meant. The zero value means all of them, and whatever is not HTTP. All that it
-// names have to match. A value that begins with "=~" is a regular expression (RE2) for all of the text, another one is meant
-// as it is.
+// MatchSpec selects HTTP requests. A request matches if all conditions match. The zero value selects all requests, and also
+// traffic that is not HTTP. A value that begins with "=~" is a regular expression (RE2) that must match the whole text; any other
+// value must be equal.
 type MatchSpec struct {
 	Headers []HeaderMatch `json:"headers,omitempty"`
-	Path    string        `json:"path,omitempty"`    // "/api" means /api and what is below it; no query
-	Methods []string      `json:"methods,omitempty"` // one of them
+	Path    string        `json:"path,omitempty"`    // "/api" selects /api and everything below it; without the query
+	Methods []string      `json:"methods,omitempty"` // the request has one of these
 }
 
-// HeaderMatch is one header. Names have no case.
+// HeaderMatch is a condition for one header. Name is case-insensitive.
 type HeaderMatch struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
-// PortMap is one port of a pod and the port of the laptop that stands in for it.
+// PortMap maps a port of a pod to a port of the laptop.
 type PortMap struct {
 	Protocol  string `json:"protocol"`       // "tcp" or "udp"
 	Container uint16 `json:"container"`      // where the application listens
@@ -49,24 +49,24 @@ type PortMap struct {
 	Local     uint16 `json:"local"`
 }
 
-// TLSTermination has the agent end TLS with the application's own key, and begin it again towards the application.
+// TLSTermination lets the agent terminate TLS with the key of the application, and use TLS towards the application.
 type TLSTermination struct {
 	Certificate []byte `json:"certificate"` // PEM, a chain
-	Key         []byte `json:"key"`         // PEM; it goes to the agent over the intercept's link, and to no disk
+	Key         []byte `json:"key"`         // PEM; only sent to the agent, never stored on disk
 }
 
-// How an agent gets into the pods.
+// The modes in which an agent is added to pods.
 const (
-	ModeAuto      = "auto"      // ask only: ephemeral where it is admitted, else sidecar
+	ModeAuto      = "auto"      // in requests only: ephemeral if the cluster admits it, else sidecar
 	ModeEphemeral = "ephemeral" // an ephemeral container with NET_ADMIN; no restart
-	ModeSidecar   = "sidecar"   // a container of the pod's template, without any capability; a rollout each way
+	ModeSidecar   = "sidecar"   // a container in the pod template, without capabilities; adding and removing it are rollouts
 )
 
 // InterceptState is the state of an intercept.
 //
-//	starting ──▶ active ◀──▶ waiting        waiting: no pod, or none that is covered; why is in LastError
+//	starting ──▶ active ◀──▶ waiting        waiting: no pod, or none is intercepted; LastError says why
 //	    │           │           │
-//	    └───────▶ leaving ◀─────┘           failed: ended by itself; Error says why
+//	    └───────▶ leaving ◀─────┘           failed: ended by itself; see Error
 type InterceptState string
 
 const (
@@ -77,7 +77,7 @@ const (
 	InterceptFailed   InterceptState = "failed"
 )
 
-// Intercept is one workload whose requests come to this laptop.
+// Intercept is one workload whose requests go to this laptop or to a clone.
 type Intercept struct {
 	ID         string           `json:"id"`
 	Connection string           `json:"connection"` // its ID
@@ -92,36 +92,38 @@ type Intercept struct {
 	Pods       []InterceptedPod `json:"pods"`
 	Owner      string           `json:"owner"`
 	Since      time.Time        `json:"since"`
-	Requests   uint64           `json:"requests"` // that came to the laptop: HTTP requests, other connections, UDP flows
+	Requests   uint64           `json:"requests"` // number of HTTP requests, other connections and UDP flows
 	LastError  string           `json:"lastError,omitempty"`
-	Checks     []Check          `json:"checks,omitempty"` // what the canary saw
+	Checks     []Check          `json:"checks,omitempty"` // the results of the probe
 	Warnings   []string         `json:"warnings,omitempty"`
 	Error      *Error           `json:"error,omitempty"`
-	Clone      *Clone           `json:"clone,omitempty"`  // where requests go, if not to the laptop
-	Others     []Claim          `json:"others,omitempty"` // what other owners have of the same workload
+	Clone      *Clone           `json:"clone,omitempty"`  // the target, if it is not the laptop
+	Others     []Claim          `json:"others,omitempty"` // intercepts of other owners on the same workload
 }
 
 // InterceptedPod is one pod of the workload.
 type InterceptedPod struct {
-	Name    string `json:"name"`
-	Covered bool   `json:"covered"`
-	Reason  string `json:"reason,omitempty"` // why it is not
+	Name        string `json:"name"`
+	Intercepted bool   `json:"intercepted"`
+	Reason      string `json:"reason,omitempty"` // why the pod is not intercepted
 }
 
 // LeaveRequest ends intercepts.
 type LeaveRequest struct {
-	Namespace string   `json:"namespace,omitempty"` // empty: whichever it is
-	Workloads []string `json:"workloads,omitempty"` // TYPE/NAME, or an intercept's ID
-	All       bool     `json:"all,omitempty"`
+	Connection string   `json:"connection,omitempty"` // ID of a connection; empty: any
+	Namespace  string   `json:"namespace,omitempty"`  // empty: any
+	Workloads  []string `json:"workloads,omitempty"`  // TYPE/NAME, or an intercept's ID
+	All        bool     `json:"all,omitempty"`
 }
 
-// ResetRequest removes every intercept of workloads, whoever made it, and what was added for them.
+// ResetRequest removes the intercepts of all owners from workloads, and the agents in their pods.
 type ResetRequest struct {
-	Kubeconfig []byte   `json:"kubeconfig"` // as in ConnectRequest
-	Namespace  string   `json:"namespace"`
-	Workloads  []string `json:"workloads"` // TYPE/NAME
-	Image      string   `json:"image"`     // of the traffic agent
-	// Mine leaves what others have alone: only agents are removed that an earlier daemon of the same user on the same machine
-	// left in a template, because it was killed.
+	Namespace string   `json:"namespace"`
+	Workloads []string `json:"workloads"` // TYPE/NAME
+	Image     string   `json:"image"`     // of the traffic agent; empty: that of the traffic manager, which the user must trust
+	// ManagerNamespace is the namespace of the traffic manager, as in ConnectRequest.
+	ManagerNamespace string  `json:"managerNamespace,omitempty"`
+	Consent          Consent `json:"consent,omitzero"`
+	// Mine limits Reset to agents that killed daemons of the same user on the same machine left in a template.
 	Mine bool `json:"mine,omitempty"`
 }

@@ -5,8 +5,8 @@ import (
 	"encoding/base64"
 )
 
-// KeyHash names a public key, given as DER of its SubjectPublicKeyInfo (x509.Certificate.RawSubjectPublicKeyInfo): base64url,
-// without padding, of its SHA-256. It is 43 letters, and no secret.
+// KeyHash returns the SHA-256 of a public key in base64url without padding: 43 bytes. publicKey is the DER of a SubjectPublicKeyInfo,
+// as in x509.Certificate.RawSubjectPublicKeyInfo. The hash is not secret.
 func KeyHash(publicKey []byte) string {
 	sum := sha256.Sum256(publicKey)
 	return base64.RawURLEncoding.EncodeToString(sum[:])

@@ -2,35 +2,35 @@ package api
 
 import "net/netip"
 
-// Protocol is the version of everything that the laptop and the traffic manager say to each other: the
-// session's frames, the stream header and the control messages. Both ends must have the same.
-const Protocol = 2
+// Protocol is the version of the protocol between laptop and traffic manager: session frames, stream headers and control
+// messages. Both ends must have the same version.
+const Protocol = 3
 
-// The netstacks: who makes packets of the laptop's into connections.
+// The netstacks: what turns packets of the laptop into traffic of a pod.
 const (
-	NetstackAuto   = "auto"   // ask only: the session chooses
-	NetstackGVisor = "gvisor" // the laptop; each flow is a stream
-	NetstackSystem = "system" // the kernel of the traffic manager's pod; whole packets go over lanes
+	NetstackAuto   = "auto"   // in requests only: kubevpn chooses
+	NetstackGVisor = "gvisor" // gvisor on the laptop; each flow is a stream
+	NetstackSystem = "system" // the kernel of the traffic manager's pod; whole packets go over packet streams
 )
 
-// GatewaySocket is the unix socket, an abstract one of the pod's network namespace, on which the traffic manager
-// waits for the gateway. The manager's first line there is GatewayNetworks, again whenever they change; the
-// gateway answers with a Gateway line that has the TUN device's descriptor with it. The connection stays: the
-// device is the manager's for as long as it lasts.
+// GatewaySocket is an abstract unix socket of the pod's network namespace, on which the traffic manager waits for the gateway. The
+// manager sends a line of GatewayNetworks at first and whenever they change. The gateway answers with a line of Gateway and the
+// descriptor of the TUN device. The manager uses the device until the connection ends.
 const GatewaySocket = "@kubevpn-gateway"
 
 // ClientHello is the first JSON line that the laptop writes on the control stream.
 type ClientHello struct {
 	Protocol  int    `json:"protocol"`
 	Version   string `json:"version"`   // of the laptop's kubevpn
-	Client    string `json:"client"`    // stable identity of this laptop's user; keys session affinity
+	Client    string `json:"client"`    // secret that identifies this user of this laptop to this manager: leases and session affinity are bound to it
 	Namespace string `json:"namespace"` // the session's namespace
 	Scheduler string `json:"scheduler"` // rr, lc, sh or random; empty means rr
 
-	Netstack string         `json:"netstack,omitempty"` // NetstackGVisor or NetstackSystem: what the laptop means to use; empty means gvisor
-	Lease    []netip.Addr   `json:"lease,omitempty"`    // inner addresses that it held before, to be kept
-	Avoid    []netip.Prefix `json:"avoid,omitempty"`    // networks of the laptop that an inner network must not overlap
-	NoGSO    bool           `json:"noGSO,omitempty"`    // its device takes no super-packets, and no packets whose checksum is left to do
+	Netstack   string         `json:"netstack,omitempty"`   // NetstackGVisor or NetstackSystem: the netstack that the laptop intends to use; empty means gvisor
+	Lease      []netip.Addr   `json:"lease,omitempty"`      // previous inner addresses, to get them again
+	Avoid      []netip.Prefix `json:"avoid,omitempty"`      // networks of the laptop that an inner network must not overlap
+	ExtraCIDRs []netip.Prefix `json:"extraCIDRs,omitempty"` // of --extra-cidr: the session may dial nodes and the API server in these
+	NoGSO      bool           `json:"noGSO,omitempty"`      // its device accepts neither super-packets nor packets with a partial checksum
 }
 
 // ControlMessage is one JSON line from the traffic manager on the control stream. Exactly one field is set.
@@ -39,7 +39,7 @@ type ControlMessage struct {
 	Hello *ManagerHello `json:"hello,omitempty"`
 	State *ManagerState `json:"state,omitempty"` // again, whole, whenever it changes
 	Names *NameDelta    `json:"names,omitempty"`
-	Error *Error        `json:"error,omitempty"` // the manager refuses the session; it ends after this
+	Error *Error        `json:"error,omitempty"` // the manager rejects the session and ends it
 }
 
 // ManagerHello answers ClientHello.
@@ -52,8 +52,8 @@ type ManagerHello struct {
 	State    ManagerState `json:"state"`
 }
 
-// Lease is a session's inner addresses, at which other laptops and pods reach it. The zero value is none: what
-// had no Client in its hello, or found every network taken. A session without a lease has no lanes.
+// Lease contains the inner addresses of a session, at which other laptops and pods reach the laptop. It is zero if ClientHello.Client
+// is empty or no network is free. A session without a lease has no packet streams.
 type Lease struct {
 	Addrs    []netip.Addr   `json:"addrs,omitempty"`    // at most one of each family, IPv4 first
 	Networks []netip.Prefix `json:"networks,omitempty"` // the inner networks that Addrs are from, in their order
@@ -66,20 +66,28 @@ type Lease struct {
 type ManagerState struct {
 	PodCIDRs     []netip.Prefix `json:"podCIDRs,omitempty"`
 	ServiceCIDRs []netip.Prefix `json:"serviceCIDRs,omitempty"`
+	// Of these, the networks that Nodes (spec.podCIDRs) and ServiceCIDR objects state. The manager guesses the others from
+	// addresses that it sees.
+	StatedPodCIDRs     []netip.Prefix `json:"statedPodCIDRs,omitempty"`
+	StatedServiceCIDRs []netip.Prefix `json:"statedServiceCIDRs,omitempty"`
+	// Ignored are some of the pod networks outside of private address space that EndpointSlices show. No other list contains
+	// them.
+	Ignored []netip.Prefix `json:"ignored,omitempty"`
+
 	DNSServers   []netip.Addr   `json:"dnsServers,omitempty"` // cluster DNS, as the manager's pod sees it
 	DNSDomain    string         `json:"dnsDomain,omitempty"`  // "cluster.local", without dots at its ends
-	ResolvesVIPs bool           `json:"resolvesVIPs"`         // false: ClusterIPs are dialled as they are
+	ResolvesVIPs bool           `json:"resolvesVIPs"`         // false: the manager dials ClusterIPs without resolving them
 	Missing      []string       `json:"missing,omitempty"`    // permissions the manager lacks: "list nodes"
 	Sessions     int            `json:"sessions"`             // laptops connected now, this one included
-	CanaryPod    netip.AddrPort `json:"canaryPod,omitzero"`   // a pod's TCP port that should accept a connection
-	CanaryVIP    netip.AddrPort `json:"canaryVIP,omitzero"`   // a ClusterIP and TCP port with a ready endpoint
-	CanaryName   string         `json:"canaryName,omitempty"` // the name of CanaryVIP's Service: "web.default"
+	ProbePod     netip.AddrPort `json:"probePod,omitzero"`    // a pod's TCP port that should accept a connection
+	ProbeVIP     netip.AddrPort `json:"probeVIP,omitzero"`    // a ClusterIP and TCP port with a ready endpoint
+	ProbeName    string         `json:"probeName,omitempty"`  // the name of ProbeVIP's Service: "web.default"
 
 	InnerNetworks []netip.Prefix `json:"innerNetworks,omitempty"` // of all sessions, to be routed into the tunnel
-	Gateway       *Gateway       `json:"gateway,omitempty"`       // nil: the system netstack is not there
+	Gateway       *Gateway       `json:"gateway,omitempty"`       // nil: the system netstack is unavailable
 }
 
-// Gateway is the privileged part in the traffic manager's pod, as it describes itself once its TUN device is up.
+// Gateway describes the traffic gateway. The gateway sends it when its TUN device is up.
 type Gateway struct {
 	MTU      int          `json:"mtu"`
 	Addrs    []netip.Addr `json:"addrs"` // of the TUN device
@@ -89,13 +97,13 @@ type Gateway struct {
 	Warnings []string     `json:"warnings,omitempty"`
 }
 
-// GatewayNetworks is what the traffic manager tells the gateway: the inner networks, to be routed to the TUN
-// device. Its first address of each is the device's.
+// GatewayNetworks are the inner networks that the gateway routes to its TUN device. The first address of each network belongs to
+// the device.
 type GatewayNetworks struct {
 	Networks []netip.Prefix `json:"networks"`
 }
 
-// NameDelta changes the laptop's index of Service names, by namespace. Reset means: forget what came before.
+// NameDelta changes the laptop's index of Service names by namespace. Reset clears the index first.
 type NameDelta struct {
 	Reset  bool                `json:"reset,omitempty"`
 	Add    map[string][]string `json:"add,omitempty"`

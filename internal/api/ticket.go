@@ -9,39 +9,38 @@ import (
 )
 
 const (
-	// TicketHeader is the header of a carrier's HTTP request that shows the ticket.
+	// TicketHeader is the header of the HTTP request of a conn that contains the ticket.
 	TicketHeader = "Kubevpn-Ticket"
-	// UpgradeProtocol is what that request wants to switch to: TLS, and a carrier inside.
+	// UpgradeProtocol is the protocol to which that request switches: a conn in TLS.
 	UpgradeProtocol = "kubevpn"
 )
 
-// TicketRequest asks for the right to open carriers by way of the API server's pod proxy: one JSON line on a stream
-// of its own. The laptop keeps the private key; each request may have another.
+// TicketRequest asks for the right to open conns through the API server's pod proxy. It is one JSON line on a separate stream. The
+// private key stays on the laptop. Each request may use another key.
 type TicketRequest struct {
 	PublicKey []byte `json:"publicKey"` // PKIX, ASN.1 DER; ECDSA P-256
 }
 
-// Ticket is that right, one JSON line. It ends with the session, and at NotAfter at the latest. A carrier that is
-// open then goes on.
+// Ticket is the answer to a TicketRequest, one JSON line. It is valid until the session ends, at most until NotAfter. Open conns
+// continue after that.
 type Ticket struct {
 	Port        uint16    `json:"port"`            // of the manager's pod
-	Path        string    `json:"path"`            // what follows .../proxy in the URL, "/"; no secret, audit logs show it
+	Path        string    `json:"path"`            // follows .../proxy in the URL: "/"; not secret, because audit logs contain it
 	Secret      []byte    `json:"secret"`          // 32 random bytes
-	Certificate []byte    `json:"certificate"`     // DER: the laptop's, for its PublicKey; the CommonName is the session's ID in hex
-	Server      []byte    `json:"server"`          // DER: the manager's, to be compared byte by byte
-	NotAfter    time.Time `json:"notAfter"`        // of the manager's clock
-	Error       *Error    `json:"error,omitempty"` // why there is none; nothing else is set then
+	Certificate []byte    `json:"certificate"`     // DER: of the laptop, for its PublicKey; the CommonName is the session ID in hex
+	Server      []byte    `json:"server"`          // DER: of the manager; the laptop compares it byte by byte
+	NotAfter    time.Time `json:"notAfter"`        // by the clock of the manager
+	Error       *Error    `json:"error,omitempty"` // set if there is no ticket; then nothing else is set
 }
 
-// HeaderValue is the value of TicketHeader: the session's ID in hex, a dot, and the secret in base64url without
-// padding.
+// HeaderValue returns the value of TicketHeader: the session ID in hex, a dot, and the secret in base64url without padding.
 func (t *Ticket) HeaderValue(session [16]byte) string {
 	return hex.EncodeToString(session[:]) + "." + base64.RawURLEncoding.EncodeToString(t.Secret)
 }
 
 var errTicketHeader = errors.New("malformed " + TicketHeader)
 
-// ParseTicketHeader reads what HeaderValue gives.
+// ParseTicketHeader parses the result of HeaderValue.
 func ParseTicketHeader(value string) (session [16]byte, secret [32]byte, err error) {
 	id, text, ok := strings.Cut(value, ".")
 	if !ok || len(id) != hex.EncodedLen(len(session)) || len(text) != base64.RawURLEncoding.EncodedLen(len(secret)) {

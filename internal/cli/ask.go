@@ -7,70 +7,78 @@ import (
 	"kubevpn/internal/api"
 )
 
-// question is a request to the daemon that takes its time.
+// question is a request to the daemon that needs the root helper and takes a while.
 type question struct {
 	path string
 	body any
 	on   func(api.Event)
-	// quiet takes moving things off the terminal.
+	// quiet stops the progress display, so that sudo can use the terminal.
 	quiet func()
-	// held questions let go of what they began at Ctrl-C, and are told what becomes of it. For others, interrupted waits until
+	// held requests release what they began at Ctrl-C, and receive the events of the cleanup. For others, interrupted waits until
 	// the daemon has cleaned up what it had begun on the connection.
 	held        bool
 	interrupted func(ctx context.Context, c *client, connection string, on func(api.Event)) error
 }
 
-// ask puts a question to the daemon, and brings it what it lacks: itself, or a helper. It returns the connection that the
-// answer is about.
+// ask sends a request to the daemon. It first starts the daemon and the root helper if they do not run. It returns the
+// connection that the answer is about.
 func (a *app) ask(ctx context.Context, q question) (*api.Connection, error) {
 	const tries = 4 // a daemon or a helper may end by itself in between, once each
 	for try := 1; ; try++ {
-		client, err := a.daemon(ctx)
+		client, info, err := a.daemon(ctx)
 		if err != nil {
 			return nil, err
 		}
-		id := ""
 		var c *api.Connection
-		if q.held {
-			c, err = client.hold(ctx, q.path, q.body, q.on)
-		} else {
-			c, err = client.stream(ctx, q.path, q.body, func(begun string) { id = begun }, q.on)
+		if !info.Helper {
+			q.quiet()
+			err = a.newHelper(ctx, client)
+		}
+		if err == nil {
+			c, err = a.send(ctx, client, q)
 		}
 		switch {
-		case q.held && ctx.Err() != nil:
-			return c, err
-		case err == nil && c == nil:
-			return nil, api.Errorf(api.ExitDaemon, "the daemon gave no answer").WithHint("`kubevpn logs` may tell why")
-		case err == nil:
-			return c, nil
 		case ctx.Err() != nil:
-			if id == "" {
-				return nil, ctx.Err() // it had not begun
+			return c, err
+		case errors.Is(err, errNeedsHelper), errors.Is(err, errNoDaemon):
+			if try == tries {
+				return nil, api.Errorf(api.ExitDaemon, "%w, after %d attempts", err, tries).WithHint("see `kubevpn logs` for the cause")
 			}
-			if err := q.interrupted(ctx, client, id, q.on); err != nil {
-				return nil, api.Errorf(api.ExitInterrupted, "interrupted, and cleaning up was not seen to end: %w", err).
-					WithHint("`kubevpn status` shows what is there; `kubevpn quit` ends it")
+			if errors.Is(err, errNeedsHelper) {
+				continue
 			}
-			return c, ctx.Err()
-		case errors.Is(err, errNeedsHelper) && try < tries:
-			q.quiet() // sudo may ask for a password
-			// A daemon that ended meanwhile is seen, and replaced, at the next try.
-			if err := a.newHelper(ctx, client); err != nil && !errors.Is(err, errNoDaemon) {
-				return nil, err
-			}
-		case errors.Is(err, errNoDaemon) && try < tries:
 			if err := client.gone(ctx); err != nil {
 				return nil, err
 			}
-		case errors.Is(err, errNeedsHelper), errors.Is(err, errNoDaemon):
-			return nil, api.Errorf(api.ExitDaemon, "%w, again and again", err).WithHint("`kubevpn logs` may tell why")
+		case err == nil && c == nil:
+			return nil, api.Errorf(api.ExitDaemon, "the daemon did not answer").WithHint("see `kubevpn logs` for the cause")
 		default:
-			return nil, err
+			return c, err
 		}
 	}
 }
 
-// settle shows a step that lasts until settled is content with the daemon's status, or there is no daemon any more.
+// send sends the request once.
+func (a *app) send(ctx context.Context, client *client, q question) (*api.Connection, error) {
+	if q.held {
+		return client.hold(ctx, q.path, q.body, q.on)
+	}
+	id := ""
+	c, err := client.stream(ctx, q.path, q.body, func(begun string) { id = begun }, q.on)
+	if err == nil || ctx.Err() == nil {
+		return c, err
+	}
+	if id == "" {
+		return nil, ctx.Err() // the daemon had not begun
+	}
+	if err := q.interrupted(ctx, client, id, q.on); err != nil {
+		return nil, api.Errorf(api.ExitInterrupted, "interrupted, and cannot tell whether the cleanup ended: %w", err).
+			WithHint("`kubevpn status` shows what is left; `kubevpn quit` ends it")
+	}
+	return c, ctx.Err()
+}
+
+// settle shows a step until settled accepts the daemon's status, or the daemon has ended.
 func (c *client) settle(ctx context.Context, on func(api.Event), step string, settled func(api.Status) bool) error {
 	on(api.Event{Step: step})
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
@@ -78,7 +86,7 @@ func (c *client) settle(ctx context.Context, on func(api.Event), step string, se
 	for {
 		status, err := c.status(ctx)
 		switch {
-		case errors.Is(err, errNoDaemon): // it goes when nothing is left
+		case errors.Is(err, errNoDaemon): // it ends when nothing is left
 		case err != nil:
 			return err
 		case !settled(status):
@@ -90,9 +98,11 @@ func (c *client) settle(ctx context.Context, on func(api.Event), step string, se
 	}
 }
 
-// report runs a command that shows what happens, for people, or as lines of JSON of which the last has the end of it. do may
-// call quiet to take moving things off the terminal.
-func (a *app) report(ctx context.Context, output *format, do func(ctx context.Context, on func(api.Event), quiet func()) error) error {
+// report runs a command that shows its progress: as text, or as lines of JSON of which the last has the result. do may call
+// quiet to stop the progress display.
+func (a *app) report(
+	ctx context.Context, output *format, do func(ctx context.Context, on func(api.Event), quiet func()) error,
+) error {
 	p := a.newProgress()
 	if output.value == "json" {
 		p = jsonLines{a.out}
@@ -110,7 +120,7 @@ func (a *app) report(ctx context.Context, output *format, do func(ctx context.Co
 	return err
 }
 
-// interruptedOr is err for a program that reads our output.
+// interruptedOr converts err for a program that reads our output.
 func interruptedOr(ctx context.Context, err error) *api.Error {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return api.Errorf(api.ExitInterrupted, "interrupted")

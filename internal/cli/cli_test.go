@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -72,8 +71,8 @@ func TestPlainProgress(t *testing.T) {
 
 func TestSpinner(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	out := &lockedBuffer{}
-	s := &spinner{lines: lines{w: out}, width: func() int { return 20 }}
+	out := &testenv.Buffer{}
+	s := &spinner{lines: lines{w: out}, screen: out, width: func() int { return 20 }}
 	s.show(api.Event{Step: "Installing the traffic manager"})
 	testenv.Until(t, "the spinner moves", func() bool { return strings.Contains(out.String(), "⠙") })
 	s.show(api.Event{Step: "Installing the traffic manager", Done: true})
@@ -97,6 +96,7 @@ func TestStatusTable(t *testing.T) {
 			Addresses: []netip.Addr{netip.MustParseAddr("198.19.0.1")}, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
 			DNS: api.DNSStatus{Mode: api.ResolverResolved}, Services: "resolved by kubevpn",
 			ManagerNamespace: "kubevpn", ManagerPod: "m-1", ManagerVersion: "1.2.3",
+			AllowInbound: []api.Inbound{{Port: 8080}, {Port: 53, UDP: true}},
 			Transports: []api.Transport{
 				{Name: "port-forward", State: api.TransportInUse, Seconds: 0.0012, Sent: 1500000, Received: 20},
 				{Name: "api-proxy", State: api.TransportFailing, Reason: "you may not create pods/proxy"},
@@ -123,6 +123,7 @@ func TestStatusTable(t *testing.T) {
   port-forward in use: round trip 1.2 ms, 1.5 MB sent, 20 B received
   api-proxy failing (you may not create pods/proxy)
   kube-proxy ipvs
+  other laptops may connect to 8080, 53/udp
 
 000000000000
   Error: the root helper ended
@@ -182,14 +183,14 @@ func TestTail(t *testing.T) {
 func TestFollowSurvivesRotation(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubevpn", "daemon.log")
-	a := &app{out: &lockedBuffer{}, errout: &lockedBuffer{}, lookup: func(name string) (string, bool) {
+	a := &app{out: &testenv.Buffer{}, errout: &testenv.Buffer{}, lookup: func(name string) (string, bool) {
 		return map[string]string{"XDG_STATE_HOME": dir, "HOME": dir}[name], true
 	}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- (&logsOptions{app: a, follow: true, tail: -1}).run(ctx) }()
 	seen := func(text string) func() bool {
-		return func() bool { return a.out.(*lockedBuffer).String() == text }
+		return func() bool { return a.out.(*testenv.Buffer).String() == text }
 	}
 	must := func(err error) {
 		t.Helper()
@@ -237,48 +238,5 @@ func TestErrorsForPeople(t *testing.T) {
 	printError(&out, api.Errorf(api.ExitUsage, "no such thing").WithHint("try\nanother"))
 	if want := "Error: no such thing\n  try\n  another\n"; out.String() != want {
 		t.Errorf("got %q, want %q", out.String(), want)
-	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
-func TestUninstallRefusesWhileConnected(t *testing.T) {
-	broken := errors.New("broken")
-	tests := []struct {
-		name     string
-		sessions int
-		err      error
-		want     string
-	}{
-		{"nobody", 0, nil, ""},
-		{"one", 1, nil, "a laptop is connected through this traffic manager"},
-		{"three", 3, nil, "3 laptops are connected through this traffic manager"},
-		{"unknown", 0, broken, "broken"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got := ""
-			if err := refuseIfConnected(tt.sessions, tt.err); err != nil {
-				got = err.Error()
-			}
-			if got != tt.want {
-				t.Errorf("error = %q, want %q", got, tt.want)
-			}
-		})
 	}
 }

@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// answerTimeout is how long the daemon may take for what it answers from memory.
+	// answerTimeout limits a request that the daemon answers from memory.
 	answerTimeout = 5 * time.Second
-	// endTimeout is how long it may take to end connections, and the helper with them.
+	// endTimeout limits a request that ends connections and the root helper.
 	endTimeout = time.Minute
 )
 
@@ -31,7 +31,7 @@ var (
 	errNeedsHelper = errors.New("the daemon has no root helper")
 )
 
-// client speaks to this user's daemon.
+// client sends requests to the daemon of this user. Its methods are safe for concurrent use.
 type client struct {
 	paths config.Paths
 	http  *http.Client
@@ -45,10 +45,10 @@ func newClient(paths config.Paths) *client {
 	return &client{paths: paths, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
-// do sends a request, whose body is JSON or an io.Reader of it, and returns the answer, whose body is the caller's to close. Errors: errNoDaemon where
-// nobody listens, errNeedsHelper, the *api.Error that the daemon answered, or ctx's.
+// do sends a request. body is nil, an io.Reader of JSON, or a value that do encodes as JSON. The caller closes the body of the
+// response. Errors are errNoDaemon, errNeedsHelper, the *api.Error of the daemon, or ctx's.
 func (c *client) do(ctx context.Context, method, path string, body any) (*http.Response, error) {
-	// Requests hold credentials: the socket must be in a directory that nobody else could have made.
+	// Requests contain credentials, so no other user may own the directory of the socket.
 	if err := c.paths.CheckRuntimeDir(); errors.Is(err, fs.ErrNotExist) {
 		return nil, errNoDaemon
 	} else if err != nil {
@@ -62,13 +62,13 @@ func (c *client) do(ctx context.Context, method, path string, body any) (*http.R
 	default:
 		b, err := json.Marshal(body)
 		if err != nil {
-			return nil, fmt.Errorf("writing the request: %w", err)
+			return nil, fmt.Errorf("cannot encode the request: %w", err)
 		}
 		content = bytes.NewReader(b)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://daemon"+path, content)
 	if err != nil {
-		return nil, fmt.Errorf("making the request: %w", err)
+		return nil, fmt.Errorf("cannot create the request: %w", err)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -78,46 +78,46 @@ func (c *client) do(ctx context.Context, method, path string, body any) (*http.R
 		return resp, nil
 	}
 	defer resp.Body.Close()
-	return nil, refusal(resp)
+	return nil, statusError(resp)
 }
 
-// refusal is the error that an answer other than 200 stands for.
-func refusal(resp *http.Response) error {
+// statusError returns the error of a response whose status is not 200.
+func statusError(resp *http.Response) error {
 	switch resp.StatusCode {
 	case api.StatusNeedsHelper:
 		return errNeedsHelper
-	case http.StatusServiceUnavailable: // it is about to end
+	case http.StatusServiceUnavailable: // the daemon is about to end
 		return errNoDaemon
 	}
 	var e api.Error
 	if err := json.NewDecoder(resp.Body).Decode(&e); err != nil || e.Message == "" {
 		return api.Errorf(api.ExitDaemon, "the daemon answered %s", resp.Status).
-			WithHint("it may be of another version: `kubevpn quit` ends it")
+			WithHint("its version may differ; run `kubevpn quit` to stop it, then try again")
 	}
 	return &e
 }
 
-// explain turns a failed request into errNoDaemon, ctx's error, or one that says what to do.
+// explain returns the error for a failed request: errNoDaemon, ctx's error, or an *api.Error with a hint.
 func (c *client) explain(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		return errNoDaemon
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		return errNoDaemon // it ended before it had read all of this
+		return errNoDaemon // it ended before it read the whole request
 	case errors.Is(ctx.Err(), context.Canceled):
 		return ctx.Err()
 	}
-	hint := "`kubevpn logs` may tell why"
+	hint := "see `kubevpn logs` for the cause"
 	if pid, err := os.ReadFile(c.paths.Lock()); err == nil && len(pid) > 0 {
-		hint += "; `kill " + strings.TrimSpace(string(pid)) + "` ends it and everything that it made"
+		hint += "; `kill " + strings.TrimSpace(string(pid)) + "` stops the daemon and removes everything that it created"
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return api.Errorf(api.ExitDaemon, "the daemon does not answer").WithHint("%s", hint)
 	}
-	return api.Errorf(api.ExitDaemon, "speaking to the daemon: %w", err).WithHint("%s", hint)
+	return api.Errorf(api.ExitDaemon, "cannot communicate with the daemon: %w", err).WithHint("%s", hint)
 }
 
-// query gets what the daemon answers at once.
+// query sends a GET request that the daemon answers from memory.
 func query[T any](ctx context.Context, c *client, path string) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -142,18 +142,20 @@ func (c *client) status(ctx context.Context) (api.Status, error) {
 }
 
 const (
-	beginTimeout = time.Second      // how long an interrupted request waits to be told what has begun
-	cleanTimeout = 20 * time.Second // how long the daemon may take to clean up what was interrupted
+	beginTimeout = time.Second      // limits how long an interrupted request waits for the ID of what it began
+	cleanTimeout = 20 * time.Second // limits the cleanup after an interrupted request
 )
 
-// stream posts a request and passes the events of its answer on. It returns the last connection named, and the
-// error that an event had.
-func (c *client) stream(ctx context.Context, path string, body any, begin func(id string), on func(api.Event)) (*api.Connection, error) {
+// stream posts a request. It calls begin with the ID of the connection that the daemon has begun, then on with each event. It
+// returns the connection of the last event that has one, and the error of the event that has one.
+func (c *client) stream(
+	ctx context.Context, path string, body any, begin func(id string), on func(api.Event),
+) (*api.Connection, error) {
 	request, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	answered := make(chan struct{})
 	defer context.AfterFunc(ctx, func() {
-		// The daemon may have begun already: whoever interrupts it must know what.
+		// The daemon may have begun a connection. The caller needs its ID to end it.
 		select {
 		case <-answered:
 		case <-time.After(beginTimeout):
@@ -173,21 +175,21 @@ func (c *client) stream(ctx context.Context, path string, body any, begin func(i
 	return c.follow(ctx, resp.Body, on)
 }
 
-// hold is stream for a request that the daemon keeps what it began for. When ctx ends it lets go, and passes on what the daemon
-// does about that; it then returns ctx's error.
+// hold is stream for an attached request: the daemon ends what the request began when its body ends. When ctx ends, hold ends the
+// body, passes on the events of the cleanup, and returns ctx's error.
 func (c *client) hold(ctx context.Context, path string, body any, on func(api.Event)) (*api.Connection, error) {
 	text, err := json.Marshal(body)
 	if err != nil {
-		return nil, fmt.Errorf("writing the request: %w", err)
+		return nil, fmt.Errorf("cannot encode the request: %w", err)
 	}
 	request, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	content, letGo := io.Pipe()
-	defer letGo.Close()
+	content, release := io.Pipe()
+	defer release.Close()
 	defer content.Close()
-	go func() { _, _ = letGo.Write(text) }() // what fails is the request
+	go func() { _, _ = release.Write(text) }() // an error also fails the request
 	defer context.AfterFunc(ctx, func() {
-		letGo.Close()
+		release.Close()
 		select {
 		case <-time.After(cleanTimeout):
 			cancel()
@@ -207,13 +209,13 @@ func (c *client) hold(ctx context.Context, path string, body any, on func(api.Ev
 	case ctx.Err() == nil:
 		return last, err
 	case request.Err() != nil:
-		return last, api.Errorf(api.ExitInterrupted, "interrupted, and cleaning up did not end in %v", cleanTimeout).
-			WithHint("`kubevpn status` shows what is there; `kubevpn quit` ends it")
+		return last, api.Errorf(api.ExitInterrupted, "interrupted, but cleanup did not finish within %v", cleanTimeout).
+			WithHint("`kubevpn status` shows what remains; `kubevpn quit` removes it")
 	}
 	return last, ctx.Err()
 }
 
-// follow passes the events of an answer on. It returns the last connection named, and the error that an event had.
+// follow calls on with each event of a response. It returns the same as stream.
 func (c *client) follow(ctx context.Context, answer io.Reader, on func(api.Event)) (*api.Connection, error) {
 	var last *api.Connection
 	for dec := json.NewDecoder(answer); ; {
@@ -224,8 +226,8 @@ func (c *client) follow(ctx context.Context, answer io.Reader, on func(api.Event
 		case err != nil && ctx.Err() != nil:
 			return last, c.explain(ctx, ctx.Err())
 		case err != nil:
-			return last, api.Errorf(api.ExitDaemon, "the daemon ended while it was at it").
-				WithHint("`kubevpn logs` may tell why")
+			return last, api.Errorf(api.ExitDaemon, "the daemon ended before it completed the request").
+				WithHint("see `kubevpn logs` for the cause")
 		}
 		on(e)
 		if e.Error != nil {
@@ -261,7 +263,7 @@ func (c *client) handOver(ctx context.Context, socket *os.File) error {
 	return nil
 }
 
-// gone waits until no daemon is there any more.
+// gone waits until the daemon has ended.
 func (c *client) gone(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*answerTimeout)
 	defer cancel()
@@ -276,10 +278,10 @@ func (c *client) gone(ctx context.Context) error {
 	}
 }
 
-// pollInterval is how often something is looked at that nobody tells about.
+// pollInterval is the pause between two checks of a condition that nothing signals.
 const pollInterval = 20 * time.Millisecond
 
-// pause waits, unless ctx ends.
+// pause waits for d or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -27,16 +27,16 @@ func newClone(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clone TYPE/NAME [-- COMMAND...]",
 		Short: "Run a copy of a workload in the cluster, for your requests alone",
-		Long: "Clone runs a copy of a workload beside it, with another image, environment or command, and sends requests for\n" +
-			"the workload's pods to it: those that match, or all of them. Others go on to the workload as before. It is\n" +
-			"yours until `kubevpn leave`, and goes by itself two minutes after this machine does. It connects first if it\n" +
-			"must. With --sync, files of this machine go to its container as you save them.",
+		Long: "Clone runs a copy of a workload in the cluster, with another image, environment or command, and sends it the\n" +
+			"requests for the workload's pods that match, or all of them. Other requests still go to the workload. The clone\n" +
+			"runs until `kubevpn leave`; Kubernetes deletes it two minutes after this machine has gone. Clone connects first if\n" +
+			"necessary. With --sync, it copies files of this machine to the clone's container as you save them.",
 		Example: examples(
 			"Another image for your requests", "kubevpn clone deployment/web --target-image web:pr-7 --headers x-user=me",
-			"Edit here, run there", "kubevpn clone deployment/web --headers x-user=me --sync .:/app --restart-on-sync",
+			"Edit files here, run them in the cluster", "kubevpn clone deployment/web --headers x-user=me --sync .:/app --restart-on-sync",
 			"With another environment and command", "kubevpn clone deployment/web --env LOG=debug --headers x-user=me -- node --inspect server.js",
-			"Just a copy, which nothing goes to: http://db-try", "kubevpn clone statefulset/db --no-traffic --name db-try",
-			"What a CronJob runs, at once", "kubevpn clone cronjob/report --target-image report:pr-7",
+			"A copy that receives no requests, reachable as http://db-try", "kubevpn clone statefulset/db --no-traffic --name db-try",
+			"Run the pod of a CronJob now", "kubevpn clone cronjob/report --target-image report:pr-7",
 			"End it", "kubevpn leave deployment/web",
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -45,7 +45,7 @@ func newClone(a *app) *cobra.Command {
 				names = args[:n]
 			}
 			if len(names) > 1 {
-				return api.Errorf(api.ExitUsage, "`kubevpn clone` takes one workload").WithHint("a command for the clone goes behind --")
+				return api.Errorf(api.ExitUsage, "`kubevpn clone` takes one workload").WithHint("write a command for the clone after --")
 			}
 			return checkWorkloads(cmd, names)
 		},
@@ -53,7 +53,7 @@ func newClone(a *app) *cobra.Command {
 			o.workloads = args[:1]
 			if words := args[1:]; len(words) > 0 {
 				if len(o.clone.Command) > 0 {
-					return api.Errorf(api.ExitUsage, "the clone's command is given twice: with --command, and behind --")
+					return api.Errorf(api.ExitUsage, "--command and a command after -- are mutually exclusive")
 				}
 				o.clone.Command = words
 			}
@@ -62,27 +62,29 @@ func newClone(a *app) *cobra.Command {
 		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
 	}
 	o.spec.addMatch(cmd)
-	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "", "container that the flags are about (default the one that kubectl would take)")
+	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "", "container that the flags change (default: as for `kubevpn proxy`)")
 	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
 	o.flags.addTo(cmd, a, config.KeyMode)
 	f := cmd.Flags()
-	f.StringVar(&o.clone.Image, "target-image", "", "image of the clone's container (default the workload's)")
+	f.StringVar(&o.clone.Image, "target-image", "", "image of the clone's container (default: the workload's)")
 	f.StringArrayVar(&o.clone.Env, "env", nil, "NAME=VALUE in the clone's environment; may be repeated")
-	f.StringArrayVar(&o.clone.Command, "command", nil, "command of the clone's container, a word each time; or behind --")
-	f.StringVar(&o.clone.Name, "name", "", "name of the clone (default the workload's and yours)")
-	f.Int32Var(&o.clone.Replicas, "replicas", 1, "pods of the clone")
-	f.StringVar(&o.clone.Namespace, "target-namespace", "", "namespace of the clone (default the workload's)")
-	f.StringArrayVar(&o.volumes, "volume", nil, "NAME=empty or NAME=share, for a volume that only one node can have; may be repeated (default empty)")
-	f.BoolVar(&o.clone.NoTraffic, "no-traffic", false, "send nothing to the clone, which has a name of its own all the same")
-	f.StringArrayVar(&o.sync, "sync", nil, "LOCAL:REMOTE, files of this machine that go to the clone's container as they change, that way only; may be repeated")
-	f.BoolVar(&o.clone.Restart, "restart-on-sync", false, "start the container's command again when files came")
-	f.BoolVar(&o.foreground, "foreground", false, "stay until Ctrl-C, then end what was begun: the clone, and the connection if there was none")
+	f.StringArrayVar(&o.clone.Command, "command", nil, "command of the clone's container, one word per flag; or write the command after --")
+	f.StringVar(&o.clone.Name, "name", "", "name of the clone (default: the workload's and your user name)")
+	f.Int32Var(&o.clone.Replicas, "replicas", 1, "number of pods of the clone")
+	f.StringVar(&o.clone.Namespace, "target-namespace", "", "namespace of the clone (default: the workload's)")
+	f.StringArrayVar(&o.volumes, "volume", nil, "NAME=empty: an empty directory, the default for a volume that only one node can mount; NAME=share: the workload's volume; may be repeated")
+	f.BoolVar(&o.clone.NoTraffic, "no-traffic", false, "send no requests to the clone; it still has a DNS name")
+	f.StringArrayVar(&o.sync, "sync", nil, "LOCAL:REMOTE: copy files of this machine to the clone's container as they change, in this direction only; may be repeated")
+	f.BoolVar(&o.clone.SyncShared, "sync-shared", false, "let --sync change files on a volume that the workload or another pod writes to")
+	f.StringArrayVar(&o.clone.InsecureRegistries, "insecure-registry", nil, "HOST[:PORT] of a registry that --sync may read image configurations from without TLS and credentials; may be repeated")
+	f.BoolVar(&o.clone.Restart, "restart-on-sync", false, "restart the container's command after files have changed")
+	f.BoolVar(&o.foreground, "foreground", false, "stay until Ctrl-C, then delete the clone, and disconnect if this command connected")
 	completeWith(cmd, "target-namespace", o.flags.kube.completeNamespaces(a))
 	o.output.addTo(cmd)
 	return cmd
 }
 
-// request is that of proxy, with the clone.
+// request is the request of proxy with a clone.
 func (o *cloneOptions) request(ctx context.Context, on func(api.Event)) (api.InterceptRequest, error) {
 	spec, err := o.cloneSpec()
 	if err != nil {
@@ -104,18 +106,21 @@ func (o *cloneOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	return o.ask(ctx, req, on, quiet)
 }
 
-// cloneSpec reads the flags that are about the clone.
+// cloneSpec builds the specification of the clone from the flags.
 func (o *cloneOptions) cloneSpec() (api.CloneSpec, error) {
 	s := o.clone
 	s.Container = o.spec.container
 	if s.Replicas < 1 {
-		return s, api.Errorf(api.ExitUsage, "--replicas is at least 1")
+		return s, api.Errorf(api.ExitUsage, "--replicas must be at least 1")
 	}
 	if s.NoTraffic && (len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods) > 0) {
-		return s, api.Errorf(api.ExitUsage, "--no-traffic and --headers, --path or --method do not go together")
+		return s, api.Errorf(api.ExitUsage, "--no-traffic cannot be combined with --headers, --path or --method")
 	}
 	if s.Restart && len(o.sync) == 0 {
-		return s, api.Errorf(api.ExitUsage, "--restart-on-sync is without effect where nothing is synced").WithHint("--sync LOCAL:REMOTE")
+		return s, api.Errorf(api.ExitUsage, "--restart-on-sync requires --sync").WithHint("add --sync LOCAL:REMOTE")
+	}
+	if s.SyncShared && len(o.sync) == 0 {
+		return s, api.Errorf(api.ExitUsage, "--sync-shared requires --sync").WithHint("add --sync LOCAL:REMOTE")
 	}
 	for _, text := range o.sync {
 		pair, err := parseSync(text)
@@ -137,13 +142,12 @@ func (o *cloneOptions) cloneSpec() (api.CloneSpec, error) {
 	return s, nil
 }
 
-// parseSync reads LOCAL:REMOTE, whose LOCAL may have a colon on Windows. What is not there yet is no error of the clone's: it is
-// one of whoever wrote it.
+// parseSync parses LOCAL:REMOTE. LOCAL may contain a colon on Windows, and must exist.
 func parseSync(text string) (api.SyncPair, error) {
 	n := strings.LastIndexByte(text, ':')
 	if n <= 0 || !path.IsAbs(text[n+1:]) {
 		return api.SyncPair{}, api.Errorf(api.ExitUsage, "--sync: %q is not LOCAL:REMOTE", text).
-			WithHint("REMOTE is a path of the container: --sync .:/app")
+			WithHint("REMOTE is an absolute path in the container: --sync .:/app")
 	}
 	local, err := filepath.Abs(text[:n])
 	if err == nil {
@@ -155,19 +159,19 @@ func parseSync(text string) (api.SyncPair, error) {
 	return api.SyncPair{Local: local, Remote: path.Clean(text[n+1:])}, nil
 }
 
-// printClone is what proxy's result says of a clone.
+// printClone prints the part of proxy's result that describes a clone.
 func printClone(w io.Writer, i *api.Intercept) {
 	c := i.Clone
 	what := "requests go to the clone " + c.Name
 	if c.NoTraffic {
-		what = "the clone " + c.Name + " is there, and no requests go to it"
+		what = "the clone " + c.Name + " runs and receives no requests"
 	}
 	fmt.Fprintf(w, "%s, namespace %s: %s (%s)\n", i.Workload, i.Namespace, what, i.ID)
 	for _, p := range c.Pods {
 		fmt.Fprintf(w, "  clone     %s: %s\n", strings.TrimSpace(p.Name+" "+p.IP), podState(p))
 	}
 	if c.State == api.CloneDone {
-		fmt.Fprintf(w, "  clone     %s has come to its end\n", c.Name)
+		fmt.Fprintf(w, "  clone     %s has completed\n", c.Name)
 	}
 	if c.Host != "" {
 		fmt.Fprintf(w, "  name      %s\n", hostName(c))
@@ -207,7 +211,7 @@ func hostName(c *api.Clone) string {
 	return c.Host + ": " + strings.Join(ports, ", ")
 }
 
-// syncState is "/home/ann/web → /app: 37 in sync", or what is in the way.
+// syncState is "/home/ann/web → /app: 37 in sync", or the error.
 func syncState(s api.Synced) string {
 	state := "is being copied"
 	switch {

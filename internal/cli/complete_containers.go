@@ -5,9 +5,11 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"kubevpn/internal/workloads"
 )
 
-// completeContainers offers the containers of the workload that is named before, if the cluster tells them in time.
+// completeContainers completes the containers of the workload in args, within completionTimeout.
 func (k *kubeFlags) completeContainers(a *app) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) == 0 || !strings.Contains(args[0], "/") {
@@ -19,7 +21,7 @@ func (k *kubeFlags) completeContainers(a *app) cobra.CompletionFunc {
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		w, err := c.Workload(ctx, prepared.Namespace, args[0])
+		w, err := workloads.New(c).Workload(ctx, prepared.Namespace, args[0])
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}

@@ -13,17 +13,17 @@ import (
 	"kubevpn/internal/api"
 )
 
-// completionLimit is how many names a shell is offered.
+// completionLimit limits the names of one completion.
 const completionLimit = 500
 
-// workloadType is a TYPE that can be completed.
+// workloadType is a TYPE with completion.
 type workloadType struct {
 	name  string
-	short string // kubectl's
+	short string // the short name of kubectl
 	list  func(ctx context.Context, kube kubernetes.Interface, namespace string, o metav1.ListOptions) (names []string, err error)
 }
 
-// workloadTypes are the built-in ones. Others can be named too; to complete them, one would have to ask for all there are.
+// workloadTypes returns the built-in types. Commands accept other types too, but completing those would need API discovery.
 func workloadTypes() []workloadType {
 	return []workloadType{
 		{"deployment", "deploy", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
@@ -78,7 +78,7 @@ func workloadTypes() []workloadType {
 	}
 }
 
-// namesOf are the names of objects.
+// namesOf returns the names of objects.
 func namesOf[T any, P interface {
 	*T
 	GetName() string
@@ -90,13 +90,13 @@ func namesOf[T any, P interface {
 	return names
 }
 
-// completeWorkloads offers TYPE/, and behind it the cluster's names, if it tells them in time.
+// completeWorkloads completes TYPE/, and after it the names of the cluster's objects, within completionTimeout.
 func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		kind, _, named := strings.Cut(toComplete, "/")
 		if !named {
 			offered := completeTypes(kind)
-			if cmd.Name() == "proxy" { // no requests are for it
+			if cmd.Name() == "proxy" { // a CronJob receives no requests
 				offered = slices.DeleteFunc(offered, func(t cobra.Completion) bool { return t == "cronjob/" || t == "cj/" })
 			}
 			return offered, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
@@ -126,21 +126,21 @@ func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
 	}
 }
 
-// completeTypes offers the types that begin like that; a short name only where it is what was begun.
-func completeTypes(begun string) []cobra.Completion {
+// completeTypes completes types. It offers a short name only if prefix begins one.
+func completeTypes(prefix string) []cobra.Completion {
 	var offered []cobra.Completion
 	for _, t := range workloadTypes() {
 		switch {
-		case strings.HasPrefix(t.name, begun):
+		case strings.HasPrefix(t.name, prefix):
 			offered = append(offered, t.name+"/")
-		case begun != "" && strings.HasPrefix(t.short, begun):
+		case prefix != "" && strings.HasPrefix(t.short, prefix):
 			offered = append(offered, t.short+"/")
 		}
 	}
 	return offered
 }
 
-// completeIntercepts offers what is intercepted from here, with where it is.
+// completeIntercepts completes the intercepted workloads of this machine, described by namespace and match.
 func (a *app) completeIntercepts(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	intercepts, err := a.intercepts(cmd.Context())
 	if err != nil {
@@ -167,7 +167,7 @@ func (a *app) completeIntercepts(cmd *cobra.Command, args []string, _ string) ([
 	return offered, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeInterceptNamespaces offers the namespaces in which something is intercepted from here.
+// completeInterceptNamespaces completes the namespaces of this machine's intercepts.
 func (a *app) completeInterceptNamespaces(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	intercepts, err := a.intercepts(cmd.Context())
 	if err != nil {
@@ -181,7 +181,7 @@ func (a *app) completeInterceptNamespaces(cmd *cobra.Command, _ []string, _ stri
 	return slices.Compact(names), cobra.ShellCompDirectiveNoFileComp
 }
 
-// intercepts are those of the daemon, if there is one.
+// intercepts returns the intercepts of the daemon. It fails if no daemon is running.
 func (a *app) intercepts(ctx context.Context) ([]api.Intercept, error) {
 	paths, err := a.paths()
 	if err != nil {

@@ -17,17 +17,20 @@ func newCompletion(a *app) *cobra.Command {
 	shells := []string{"bash", "zsh", "fish", "powershell"}
 	return &cobra.Command{
 		Use:   "completion SHELL",
-		Short: "Print what makes a shell complete kubevpn's commands",
-		Long:  "Completion prints a script for bash, zsh, fish or powershell. Contexts, namespaces and connections are completed too.",
+		Short: "Print the completion script for a shell",
+		Long: "Print a completion script for bash, zsh, fish or powershell. It completes commands, flags, contexts, namespaces,\n" +
+			"workloads and connections.",
 		Example: examples(
-			"This shell", "source <(kubevpn completion bash)",
-			"Every shell", "kubevpn completion bash > ~/.local/share/bash-completion/completions/kubevpn",
-			"Other shells", "kubevpn completion zsh > \"${fpath[1]}/_kubevpn\"", "kubevpn completion fish > ~/.config/fish/completions/kubevpn.fish",
+			"Enable completion in this shell", "source <(kubevpn completion bash)",
+			"Enable completion in every new bash", "kubevpn completion bash > ~/.local/share/bash-completion/completions/kubevpn",
+			"Enable completion in zsh and fish",
+			"kubevpn completion zsh > \"${fpath[1]}/_kubevpn\"", "kubevpn completion fish > ~/.config/fish/completions/kubevpn.fish",
 		),
 		ValidArgs: shells,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 || !slices.Contains(shells, args[0]) {
-				return api.Errorf(api.ExitUsage, "completion needs the name of a shell").WithHint("bash, zsh, fish or powershell")
+				return api.Errorf(api.ExitUsage, "`kubevpn completion` requires the name of a shell").
+					WithHint("specify bash, zsh, fish or powershell")
 			}
 			return nil
 		},
@@ -46,10 +49,10 @@ func newCompletion(a *app) *cobra.Command {
 	}
 }
 
-// completionTimeout is how long a shell may be kept waiting.
+// completionTimeout limits how long a completion waits for the cluster.
 const completionTimeout = 2 * time.Second
 
-// completeConnections offers the IDs of connections, with their clusters.
+// completeConnections completes the IDs of connections, described by their clusters.
 func (a *app) completeConnections(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	paths, err := a.paths()
 	if err != nil {
@@ -68,7 +71,7 @@ func (a *app) completeConnections(cmd *cobra.Command, args []string, _ string) (
 	return ids, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeContexts offers the kubeconfig's contexts.
+// completeContexts completes the contexts of the kubeconfig.
 func (k *kubeFlags) completeContexts(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = k.in.Kubeconfig
@@ -79,7 +82,7 @@ func (k *kubeFlags) completeContexts(*cobra.Command, []string, string) ([]cobra.
 	return slices.Sorted(maps.Keys(config.Contexts)), cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeNamespaces offers the cluster's namespaces, if it tells them in time.
+// completeNamespaces completes the namespaces of the cluster, within completionTimeout.
 func (k *kubeFlags) completeNamespaces(a *app) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/netip"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,6 +11,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
+	"kubevpn/internal/install"
 )
 
 type connectOptions struct {
@@ -26,16 +26,17 @@ func newConnect(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "connect",
 		Short: "Reach pods, Services and DNS of a cluster from this machine",
-		Long: "Connect puts this machine on the network of a cluster, until `kubevpn disconnect`. It installs the\n" +
-			"traffic manager in the cluster if it is not there, asks for sudo if it must, and says \"Connected\" once\n" +
-			"a name, a pod and a Service were reached. Connecting twice to one cluster is one connection.",
+		Long: "Connect joins this machine to the network of a cluster until `kubevpn disconnect`. It installs the traffic\n" +
+			"manager in the cluster if necessary, uses sudo if necessary, and prints \"Connected\" after it has reached a\n" +
+			"name, a pod and a Service. A second connect to the same cluster uses the existing connection.",
 		Example: examples(
 			"Connect to the current context's cluster", "kubevpn connect",
-			"Another context, and a namespace in which short names are looked up first", "kubevpn connect --context staging -n shop",
-			"A cluster that pulls images from its own registry", "kubevpn connect --image registry.example/kubevpn:1.2.3",
-			"Whole IP packets to the cluster, or an error that says why not", "kubevpn connect --netstack system",
-			"A network behind the cluster too, but not this part of it", "kubevpn connect --extra-cidr 10.20.0.0/16 --exclude-cidr 10.20.30.0/24",
-			"Without a daemon, until Ctrl-C (as root)", "sudo -E kubevpn connect --foreground",
+			"Use another context, and a namespace in which short names are looked up first", "kubevpn connect --context staging -n shop",
+			"Install the traffic manager from your own registry", "kubevpn connect --image registry.example/kubevpn:1.2.3",
+			"Send whole IP packets to the cluster, or fail", "kubevpn connect --netstack system",
+			"Also route a network behind the cluster, except a part of it", "kubevpn connect --extra-cidr 10.20.0.0/16 --exclude-cidr 10.20.30.0/24",
+			"Let other laptops of the same traffic manager connect to a port of this one", "kubevpn connect --allow-inbound 8080",
+			"Run without a daemon, until Ctrl-C (as root)", "sudo -E kubevpn connect --foreground",
 			"For a script", "kubevpn connect -o json",
 		),
 		Args: noArgs,
@@ -51,17 +52,21 @@ func (o *connectOptions) run(ctx context.Context) error {
 	return o.app.report(ctx, o.output, o.connect)
 }
 
-// connect makes the connection and prints it. quiet takes moving things off the terminal.
+// connect makes the connection and prints it. quiet stops the progress display.
 func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet func()) error {
-	req, _, err := o.flags.request(o.app)
+	req, _, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
 		return err
 	}
-	if o.foreground {
-		return o.inForeground(ctx, req, on)
-	}
-	c, err := o.app.ask(ctx, question{path: api.PathConnect, body: req, on: on, quiet: quiet, interrupted: o.settle})
-	if err != nil {
+	var c *api.Connection
+	err = o.flags.consenting(o.app, &req, o.output, quiet).run(ctx, on, func(on func(api.Event)) (err error) {
+		if o.foreground {
+			return o.inForeground(ctx, req, on)
+		}
+		c, err = o.app.ask(ctx, question{path: api.PathConnect, body: req, on: on, quiet: quiet, interrupted: o.settle})
+		return err
+	})
+	if err != nil || o.foreground {
 		return err
 	}
 	quiet()
@@ -85,7 +90,7 @@ func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectReques
 	})
 }
 
-// settle waits until an interrupted attempt has been cleaned up, which the daemon does by itself.
+// settle waits until the daemon has cleaned up an interrupted attempt.
 func (o *connectOptions) settle(ctx context.Context, c *client, id string, on func(api.Event)) error {
 	return c.settle(ctx, on, "Interrupted: cleaning up", func(status api.Status) bool {
 		for _, other := range status.Connections {
@@ -96,14 +101,14 @@ func (o *connectOptions) settle(ctx context.Context, c *client, id string, on fu
 			case api.StatusConnecting, api.StatusDisconnecting:
 				return false
 			case api.StatusConnected:
-				on(api.Event{Warning: "it is connected all the same (just before, or another command waits for it): `kubevpn disconnect " + id + "` ends it"})
+				on(api.Event{Warning: "the cluster is connected nevertheless: it was just before, or another command uses it; `kubevpn disconnect " + id + "` ends the connection"})
 			}
 		}
 		return true
 	})
 }
 
-// printConnected is the result of connect for people.
+// printConnected prints the result of connect as text.
 func printConnected(w io.Writer, c *api.Connection) {
 	fmt.Fprintf(w, "Connected to %s, namespace %s (%s)\n", c.Cluster, c.Namespace, c.ID)
 	if c.Netstack != "" {
@@ -119,9 +124,9 @@ func printConnected(w io.Writer, c *api.Connection) {
 	}
 }
 
-func join(ps []netip.Prefix) string {
+func join[T fmt.Stringer](list []T) string {
 	var s []string
-	for _, p := range ps {
+	for _, p := range list {
 		s = append(s, p.String())
 	}
 	return strings.Join(s, ", ")
@@ -134,11 +139,26 @@ func orNone(s string) string {
 	return s
 }
 
-// connectFlags say which connection is meant, and how it is made.
+// connectFlags select the cluster and the settings of a connection.
 type connectFlags struct {
 	kube     kubeFlags
 	settings settingFlags
 	upgrade  bool
+
+	// request sets these.
+	cluster *cluster.Cluster
+	yes     bool // from the settings
+}
+
+// consenting completes the Consent of req, which request returned.
+func (f *connectFlags) consenting(a *app, req *api.ConnectRequest, output *format, quiet func()) consenting {
+	return consenting{
+		app: a, cluster: f.cluster, consent: &req.Consent, yes: f.yes, json: output.value == "json", quiet: quiet,
+		find: func(ctx context.Context) error {
+			_, err := install.Find(ctx, f.cluster, req.ManagerNamespace, req.Namespace, req.Consent)
+			return err
+		},
+	}
 }
 
 // addTo defines the flags, and those of more settings.
@@ -150,45 +170,57 @@ func (f *connectFlags) addTo(cmd *cobra.Command, a *app, more ...config.Key) {
 func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.kube.addTo(cmd, a)
 	f.settings.addTo(cmd, append([]config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
-		config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs}, more...)...)
-	cmd.Flags().BoolVar(&f.upgrade, "upgrade", false, "replace a traffic manager of another version; ends other users' sessions")
+		config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyAllowInbound, config.KeyYes}, more...)...)
+	cmd.Flags().BoolVar(&f.upgrade, "upgrade", false, "replace a traffic manager of another version; interrupts the connections of all users")
 }
 
-// request is what the user asks for, as flags, environment, file and kubeconfig say.
-func (f *connectFlags) request(a *app) (api.ConnectRequest, config.Config, error) {
+// request builds the request from flags, environment, file and kubeconfig, after the API server has answered.
+func (f *connectFlags) request(ctx context.Context, a *app, on func(api.Event)) (api.ConnectRequest, config.Config, error) {
 	cfg, err := f.settings.load(a)
 	if err != nil {
 		return api.ConnectRequest{}, cfg, err
 	}
-	prepared, err := f.kube.prepare(a)
+	f.yes = cfg.Yes
+	c, prepared, err := f.kube.login(ctx, a, on, cfg.ManagerNamespace)
 	if err != nil {
 		return api.ConnectRequest{}, cfg, err
 	}
+	f.cluster = c
 	return api.ConnectRequest{
-		Kubeconfig: prepared.Kubeconfig, Context: prepared.Context, Namespace: prepared.Namespace,
+		Kubeconfig: prepared.Kubeconfig, Credential: prepared.Credential, Context: prepared.Context, Namespace: prepared.Namespace,
 		ManagerNamespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: f.upgrade,
 		Netstack: cfg.Netstack, Transport: cfg.Transport, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs, ExcludeCIDRs: cfg.ExcludeCIDRs,
+		AllowInbound: cfg.AllowInbound,
 	}, cfg, nil
 }
 
-// kubeFlags choose the cluster, as kubectl's do.
-type kubeFlags struct{ in cluster.Inputs }
+// kubeFlags select the cluster, like the flags of kubectl.
+type kubeFlags struct {
+	in             cluster.Inputs
+	requestTimeout string
+}
 
 func (k *kubeFlags) addTo(cmd *cobra.Command, a *app) {
-	cmd.Flags().StringVar(&k.in.Kubeconfig, "kubeconfig", "", "path of the kubeconfig (default $KUBECONFIG, else ~/.kube/config)")
-	cmd.Flags().StringVar(&k.in.Context, "context", "", "context of the kubeconfig (default its current one)")
-	cmd.Flags().StringVarP(&k.in.Namespace, "namespace", "n", "", "namespace (default the context's)")
-	completeWith(cmd, "context", k.completeContexts)
+	k.addClusterTo(cmd)
+	cmd.Flags().StringVarP(&k.in.Namespace, "namespace", "n", "", "namespace (default: that of the context)")
 	completeWith(cmd, "namespace", k.completeNamespaces(a))
+}
+
+// addClusterTo is addTo without the namespace.
+func (k *kubeFlags) addClusterTo(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&k.in.Kubeconfig, "kubeconfig", "", "path of the kubeconfig (default: $KUBECONFIG, else ~/.kube/config)")
+	cmd.Flags().StringVar(&k.in.Context, "context", "", "context of the kubeconfig (default: its current context)")
+	cmd.Flags().StringVar(&k.requestTimeout, "request-timeout", "10s", "how long to wait for the first answer of the API server, such as 10s or 1m; 0: no limit")
+	completeWith(cmd, "context", k.completeContexts)
 }
 
 func (k *kubeFlags) prepare(a *app) (cluster.Prepared, error) {
 	in := k.in
-	in.Environ, in.Executable = a.environ, a.executable
+	in.Environ = a.environ
 	return cluster.Prepare(in)
 }
 
-// settingFlags are the flags of settings that the file and the environment may settle too.
+// settingFlags are the flags of settings that the configuration file and the environment can set, too.
 type settingFlags struct {
 	cmd  *cobra.Command
 	keys []config.Key
@@ -201,30 +233,34 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 		name, flags := key.FlagName(), cmd.Flags()
 		switch key {
 		case config.KeyImage:
-			flags.String(name, defaults.Image, "image of the traffic manager")
+			flags.String(name, defaults.Image, "image of the traffic manager, if this command installs it")
 		case config.KeyManagerNamespace:
-			flags.String(name, "", "namespace of the traffic manager (default \"kubevpn\", else the namespace in use)")
+			flags.String(name, "", "namespace of the traffic manager (default: \"kubevpn\", else the current namespace)")
 		case config.KeyNetstack:
-			flags.String(name, defaults.Netstack, "how packets travel: "+strings.Join(config.Netstacks(), ", "))
+			flags.String(name, defaults.Netstack, "how packets reach the cluster: "+strings.Join(config.Netstacks(), ", "))
 			complete(cmd, name, config.Netstacks()...)
 		case config.KeyTransport:
-			flags.String(name, defaults.Transport, "way to the traffic manager: "+strings.Join(config.Transports(), ", "))
+			flags.String(name, defaults.Transport, "transport to the traffic manager: "+strings.Join(config.Transports(), ", "))
 			complete(cmd, name, config.Transports()...)
 		case config.KeyMode:
-			flags.String(name, defaults.Mode, "how the agent gets into the pods: "+strings.Join(config.Modes(), ", "))
+			flags.String(name, defaults.Mode, "how the traffic agent is added to the pods: "+strings.Join(config.Modes(), ", "))
 			complete(cmd, name, config.Modes()...)
 		case config.KeyScheduler:
-			flags.String(name, defaults.Scheduler, "how a Service's endpoint is chosen: "+strings.Join(config.Schedulers(), ", "))
+			flags.String(name, defaults.Scheduler, "how an endpoint of a Service is chosen: "+strings.Join(config.Schedulers(), ", "))
 			complete(cmd, name, config.Schedulers()...)
 		case config.KeyExtraCIDRs:
-			flags.StringSlice(name, nil, "network to route into the cluster besides those found; may be repeated")
+			flags.StringSlice(name, nil, "additional network to route into the cluster; may be repeated")
 		case config.KeyExcludeCIDRs:
-			flags.StringSlice(name, nil, "network not to route into the cluster; may be repeated")
+			flags.StringSlice(name, nil, "network that is not routed into the cluster; may be repeated")
+		case config.KeyAllowInbound:
+			flags.StringSlice(name, nil, "port of this machine that other laptops may connect to: 8080, 8080/udp or all; may be repeated")
+		case config.KeyYes:
+			flags.BoolP(name, "y", false, "allow without a question what needs your consent, such as a traffic manager that somebody else installed")
 		}
 	}
 }
 
-// load is the settings with the flags that were given.
+// load returns the settings, with the flags that were set.
 func (s *settingFlags) load(a *app) (config.Config, error) {
 	paths, err := a.paths()
 	if err != nil {

@@ -4,35 +4,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"log/slog"
 	"os"
-	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/dev"
-	"kubevpn/internal/podenv"
-	"kubevpn/pkg/sandbox"
+	"kubevpn/pkg/host/sandbox"
 )
 
 type devOptions struct {
 	proxyOptions
-	inbound  bool
-	env      []string
-	envFiles []string
-	volumes  []string
-	isolate  bool
-	docker   dockerOptions
+	inbound   bool
+	env       []string
+	envFiles  []string
+	fromPod   []string
+	volumes   []string
+	mountOver []string
+	isolate   bool
+	docker    dockerOptions
 }
 
 func newDev(a *app) *cobra.Command {
@@ -40,44 +36,44 @@ func newDev(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dev TYPE/NAME [flags] -- COMMAND...",
 		Short: "Run a program on this machine as a container of a workload",
-		Long: "Dev runs a program of this machine with the environment of a workload's container, its ConfigMaps, Secrets,\n" +
-			"downward API and service account token, at the paths where the container has them; with the cluster's\n" +
-			"network and names; and, with --proxy or --headers, with its requests. All of it ends with the program, whose\n" +
-			"exit code is the command's. Secrets are in memory only.",
+		Long: "Run a program on this machine in the environment of a container of a workload. The program sees the\n" +
+			"environment variables, ConfigMaps, Secrets, downward API and service account token of the container at the\n" +
+			"same paths. It uses the network and the names of the cluster. With --proxy or --headers it also receives\n" +
+			"requests of the workload.\n\n" +
+			"When the program ends, kubevpn removes everything that it created, and exits with the exit code of the\n" +
+			"program. Secrets stay in memory.",
 		Example: examples(
-			"A server that gets your requests", "kubevpn dev deployment/web --headers x-user=me -- go run ./cmd/web",
-			"All requests, from a debugger", "kubevpn dev deployment/web --proxy -- dlv debug ./cmd/web",
-			"A look around", "kubevpn dev deployment/web -- bash",
-			"Without sudo, and this machine's network as it is", "kubevpn dev deployment/web --isolate -- bash",
-			"Its containers here, a shell in one", "kubevpn dev deployment/web --docker -it -- --entrypoint sh",
-			"With files of yours for those of a PersistentVolumeClaim", "kubevpn dev deployment/web --volume uploads=./testdata -- ./server",
-			"With another database", "kubevpn dev deployment/web --env DB_HOST=localhost --env-file .env -- ./server",
+			"Run a server that receives your requests", "kubevpn dev deployment/web --headers x-user=me -- go run ./cmd/web",
+			"Debug a server that receives all requests", "kubevpn dev deployment/web --proxy -- dlv debug ./cmd/web",
+			"Open a shell", "kubevpn dev deployment/web -- bash",
+			"Run without sudo and without changing the network of this machine", "kubevpn dev deployment/web --isolate -- bash",
+			"Run the containers in Docker, with a shell in one of them", "kubevpn dev deployment/web --docker -it -- --entrypoint sh",
+			"Replace a volume, such as a PersistentVolumeClaim, with a local directory", "kubevpn dev deployment/web --volume uploads=./testdata -- ./server",
+			"Use another database",
+			"kubevpn dev deployment/web --env DB_HOST=localhost --env-file .env -- ./server",
+			"Use the Java options of the pod", "kubevpn dev deployment/web --env-from-pod JAVA_TOOL_OPTIONS -- java -jar web.jar",
+			"Mount a volume of the pod over a directory of this machine", "kubevpn dev deployment/web --mount-over /usr/share/nginx/html -- nginx",
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
 			n := cmd.ArgsLenAtDash()
-			if err := errors.Join(o.docker.check(cmd), o.checkIsolate()); err != nil {
+			if err := errors.Join(o.docker.check(cmd), o.checkModes()); err != nil {
 				return err
 			}
-			if o.docker.wanted {
+			if o.docker.enabled {
 				return o.docker.args(cmd, args)
 			}
 			if n < 0 || n == len(args) {
-				return api.Errorf(api.ExitUsage, "`kubevpn dev` needs a command").WithHint("behind --: `kubevpn dev deployment/web -- ./server`")
+				return api.Errorf(api.ExitUsage, "`kubevpn dev` requires a command").
+					WithHint("write it after --: `kubevpn dev deployment/web -- ./server`")
 			}
 			if n > 1 {
-				return api.Errorf(api.ExitUsage, "`kubevpn dev` takes one workload").WithHint("the command goes behind --")
+				return api.Errorf(api.ExitUsage, "`kubevpn dev` takes one workload").WithHint("write the command after --")
 			}
 			return checkWorkloads(cmd, args[:n])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.workloads = args[:1]
 			return a.report(cmd.Context(), o.output, func(ctx context.Context, on func(api.Event), quiet func()) error {
-				if o.docker.wanted {
-					return o.runDocker(ctx, on, quiet)
-				}
-				if o.isolate {
-					return o.runIsolated(ctx, args[1:], on, quiet)
-				}
 				return o.run(ctx, args[1:], on, quiet)
 			})
 		},
@@ -87,199 +83,77 @@ func newDev(a *app) *cobra.Command {
 	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
 	o.flags.addWithoutImage(cmd, a, config.KeyMode)
 	f := cmd.Flags()
-	f.BoolVar(&o.isolate, "isolate", false, "the program alone has the cluster's network and names, in namespaces of its own (Linux): no sudo, no daemon, nothing of this machine's network changes")
-	f.BoolVar(&o.inbound, "proxy", false, "requests for the workload come to the program: all of them, without --headers, --path and --method")
-	f.StringArrayVar(&o.env, "env", nil, "NAME=VALUE that wins over the container's, or NAME with this machine's value; may be repeated")
-	f.StringArrayVar(&o.envFiles, "env-file", nil, "file of NAME=VALUE lines, as --env; may be repeated")
-	f.StringArrayVar(&o.volumes, "volume", nil, "NAME=DIRECTORY, of this machine, that stands for a volume of the pod; may be repeated")
+	f.BoolVar(&o.isolate, "isolate", false,
+		"run the program in its own network namespace (Linux): needs no sudo and no daemon, and does not change the network of this machine")
+	f.BoolVar(&o.inbound, "proxy", false,
+		"send requests of the workload to the program: all requests, or those that --headers, --path and --method select")
+	f.StringArrayVar(&o.env, "env", nil, "NAME=VALUE overrides a variable of the container; NAME takes the value from this machine; may be repeated")
+	f.StringArrayVar(&o.envFiles, "env-file", nil, "file with one --env value per line; may be repeated")
+	f.StringArrayVar(&o.fromPod, "env-from-pod", nil,
+		"NAME of a variable that takes the value of the pod although it controls what programs of this machine execute, "+
+			"such as NODE_OPTIONS or HOME; may be repeated")
+	f.StringArrayVar(&o.mountOver, "mount-over", nil,
+		"PATH at or below which volumes of the pod may hide system directories, the home directory or the working directory; may be repeated")
+	f.StringArrayVar(&o.volumes, "volume", nil, "NAME=DIRECTORY uses a directory of this machine in place of the volume NAME of the pod; may be repeated")
 	o.docker.addTo(cmd)
 	return cmd
 }
 
-// wantsRequests reports whether the program gets any.
+// checkModes rejects --isolate with --docker.
+func (o *devOptions) checkModes() error {
+	if o.isolate && o.docker.enabled {
+		return api.Errorf(api.ExitUsage, "--isolate cannot be combined with --docker").
+			WithHint("containers have their own network; remove --isolate")
+	}
+	return nil
+}
+
+// wantsRequests reports whether the program receives requests of the workload.
 func (o *devOptions) wantsRequests() bool {
 	return o.inbound || len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods) > 0 || len(o.spec.ports) > 0
 }
 
-func (o *devOptions) run(ctx context.Context, command []string, show func(api.Event), quiet func()) error {
-	on := oneByOne(show) // the daemon's events come beside the program's
-	own, err := o.local()
+func (o *devOptions) run(ctx context.Context, command []string, on func(api.Event), quiet func()) error {
+	options := dev.Options{
+		Args: command, Init: []string{sandboxCommand}, Environ: o.app.environ, FromPod: o.fromPod,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Show: on, Quiet: quiet,
+	}
+	if err := o.complete(&options); err != nil {
+		return err
+	}
+	runner, err := dev.New(ctx, options) // checks the options, so before any change
 	if err != nil {
 		return err
 	}
-	if err := sandbox.Allowed(false); err != nil { // before anything is begun for it
-		return notAllowed(err, o.isolate)
-	}
+	on, o.alone = runner.Show, options.Mode != dev.OnMachine
 	req, workload, err := o.attached(ctx, on)
 	if err != nil {
 		return err
 	}
-	// The connection, and the intercept, are held until the program has ended. Ctrl-C is the program's from when it runs.
-	held, letGo := context.WithCancel(context.WithoutCancel(ctx))
-	defer letGo()
-	stop := context.AfterFunc(ctx, letGo)
-	ready, ended := make(chan struct{}), make(chan error, 1)
-	begun := false
-	go func() {
-		_, err := o.app.ask(held, question{path: api.PathIntercept, body: req, held: true, quiet: quiet, on: func(e api.Event) {
-			on(e)
-			if !begun && e.Held {
-				begun = true
-				close(ready)
-			}
-		}})
-		ended <- err
-	}()
-	select {
-	case <-ready:
-	case err := <-ended:
-		if err == nil {
-			err = errors.New("the daemon let go of the connection")
-		}
-		return err
+	c := o.flags.cluster
+	consenting := o.flags.consenting(o.app, &req.Connect, o.output, quiet)
+	code, err := runner.Run(ctx, dev.Target{
+		Cluster: c, Namespace: req.Connect.Namespace, Workload: workload, Container: o.spec.container,
+		Hold: func(ctx context.Context, on func(api.Event)) error {
+			return consenting.run(ctx, on, func(on func(api.Event)) error {
+				_, err := o.app.ask(ctx, question{path: api.PathIntercept, body: req, held: true, quiet: quiet, on: on})
+				return err
+			})
+		},
+		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
+			return consenting.run(ctx, on, func(on func(api.Event)) error {
+				return o.app.Isolated(ctx, req, place, ready, on)
+			})
+		},
+	})
+	if err == nil && code != 0 {
+		return exitCode(code)
 	}
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		err := <-ended
-		if held.Err() == nil { // at once: all that the program sees is that nothing answers any more
-			if err == nil {
-				err = errors.New("the connection was ended")
-			}
-			err = fmt.Errorf("%w; the program goes on without the cluster", err)
-		}
-		if err != nil && !errors.Is(err, context.Canceled) {
-			on(api.Event{Warning: err.Error()})
-		}
-	}()
-	err = o.program(ctx, stop, req.Connect, workload, command, own, on, quiet)
-	letGo()
-	<-gone
 	return err
 }
 
-// program runs the program. stop takes the end of ctx from what is held: the terminal's signals are the program's then.
-func (o *devOptions) program(ctx context.Context, stop func() bool, connect api.ConnectRequest, workload string, command []string, own local, on func(api.Event), quiet func()) error {
-	p, err := o.prepare(ctx, connect, workload, command, own, on, func(*dev.Config) {})
-	if err != nil {
-		return err
-	}
-	if !stop() {
-		return ctx.Err()
-	}
-	quiet()
-	status, err := p.Run(context.WithoutCancel(ctx))
-	return o.ended(command[0], status, err)
-}
-
-// prepare reads what the workload's container has; more completes the Config of the program.
-func (o *devOptions) prepare(ctx context.Context, connect api.ConnectRequest, workload string, command []string, own local, on func(api.Event), more func(*dev.Config)) (*dev.Program, error) {
-	like, err := o.imitated(ctx, connect, workload, on)
-	if err != nil {
-		return nil, err
-	}
-	cfg := dev.Config{
-		Kube: like.cluster.Kube(), Pod: like.pod, Container: like.container, Volumes: own.volumes, Running: like.running, Exec: like.exec(), Init: []string{sandboxCommand}, Args: command,
-		Local: o.app.environ, Env: own.env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Logger: slog.New(warner{warn: warnBy(on)}), Warn: warnBy(on),
-	}
-	more(&cfg)
-	return dev.Prepare(ctx, cfg)
-}
-
-// imitated is what a program is to be like.
-type imitated struct {
-	cluster   *cluster.Cluster
-	workload  *cluster.Workload
-	container string
-	pod       *corev1.Pod
-}
-
-// running finds another pod of the workload, for when pod has gone.
-func (i *imitated) running(ctx context.Context) (*corev1.Pod, error) {
-	return dev.Running(ctx, i.cluster.Kube(), i.workload)
-}
-
-// exec runs a command in a container of the pod. It is nil if the pod does not run.
-func (i *imitated) exec() podenv.Exec {
-	if !podenv.Runs(i.pod) {
-		return nil
-	}
-	return func(ctx context.Context, container string, command []string, stdout io.Writer) error {
-		return i.cluster.Exec(ctx, i.pod.Namespace, i.pod.Name, container, command, nil, stdout)
-	}
-}
-
-func (o *devOptions) imitated(ctx context.Context, connect api.ConnectRequest, workload string, on func(api.Event)) (*imitated, error) {
-	c, err := cluster.Load(connect.Kubeconfig, cluster.Options{})
-	if err != nil {
-		return nil, err
-	}
-	w, err := c.Workload(ctx, connect.Namespace, workload)
-	if err != nil {
-		return nil, err
-	}
-	container, err := w.Container(o.spec.container)
-	if err != nil {
-		return nil, err
-	}
-	pod, lacks, err := dev.Pod(ctx, c.Kube(), w)
-	if err != nil {
-		return nil, c.Explain(err)
-	}
-	if lacks != "" {
-		warnBy(on)(lacks)
-	}
-	return &imitated{cluster: c, workload: w, container: container.Name, pod: pod}, nil
-}
-
-func warnBy(on func(api.Event)) func(text string) {
-	return func(text string) { on(api.Event{Warning: text}) }
-}
-
-// warner is a slog.Handler for what is done in this process, whose log nobody keeps: what is wrong is shown, and nothing else.
-type warner struct {
-	warn  func(text string)
-	attrs string
-	group string
-}
-
-func (w warner) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
-
-func (w warner) Handle(_ context.Context, r slog.Record) error {
-	r.Attrs(func(a slog.Attr) bool {
-		w = w.with(a)
-		return true
-	})
-	text := r.Message
-	if w.attrs != "" {
-		text += " (" + w.attrs + ")"
-	}
-	w.warn(text)
-	return nil
-}
-
-func (w warner) with(a slog.Attr) warner {
-	if w.attrs != "" {
-		w.attrs += ", "
-	}
-	w.attrs += fmt.Sprintf("%s%s: %v", w.group, a.Key, a.Value.Resolve())
-	return w
-}
-
-func (w warner) WithAttrs(attrs []slog.Attr) slog.Handler {
-	for _, a := range attrs {
-		w = w.with(a)
-	}
-	return w
-}
-
-func (w warner) WithGroup(name string) slog.Handler {
-	w.group += name + "."
-	return w
-}
-
-// attached is the request for what the program has of the cluster for as long as it runs: the connection, and its requests if it
-// gets any.
+// attached returns the request to the daemon that lasts as long as the program: for the connection, and for an intercept if the
+// program receives requests.
 func (o *devOptions) attached(ctx context.Context, on func(api.Event)) (req api.InterceptRequest, workload string, err error) {
 	if req, err = o.request(ctx, on); err != nil {
 		return req, "", err
@@ -292,54 +166,32 @@ func (o *devOptions) attached(ctx context.Context, on func(api.Event)) (req api.
 	return req, workload, nil
 }
 
-// silent is for requests that no daemon gets, whose flags all have an effect: what tells of those without is not asked.
-func silent(api.Event) {}
-
-// oneByOne shows one event at a time.
-func oneByOne(show func(api.Event)) func(api.Event) {
-	var mu sync.Mutex
-	return func(e api.Event) {
-		mu.Lock()
-		defer mu.Unlock()
-		show(e)
-	}
-}
-
-// ended is what the command makes of the program's end, or of why it did not begin.
-func (o *devOptions) ended(program string, status sandbox.ExitStatus, err error) error {
-	switch {
-	case errors.Is(err, os.ErrNotExist) && !found(program): // else it is another file that is missing
-		return api.Errorf(api.ExitUsage, "%w", err)
-	case errors.Is(err, sandbox.ErrNotAllowed): // what does not let it tells by nothing but a try
-		return notAllowed(err, o.isolate)
-	case err != nil:
+// complete sets the options of d from the flags for variables, volumes and the mode.
+func (o *devOptions) complete(d *dev.Options) (err error) {
+	if d.Env, err = o.environment(); err != nil {
 		return err
-	case status.Code != 0:
-		return exitCode(status.Code)
 	}
-	return nil
-}
-
-// found reports whether there is such a program on this machine.
-func found(program string) bool {
-	_, err := exec.LookPath(program)
-	return err == nil || errors.Is(err, exec.ErrDot)
-}
-
-// local is what the program has of this machine in place of what the container has.
-type local struct {
-	env     []string          // NAME=VALUE
-	volumes map[string]string // absolute paths of directories, by the volume's name
-}
-
-func (o *devOptions) local() (l local, err error) {
-	if l.env, err = o.environment(); err == nil {
-		l.volumes, err = o.directories()
+	if d.Volumes, err = o.directories(); err != nil {
+		return err
 	}
-	return l, err
+	for _, over := range o.mountOver {
+		if !path.IsAbs(over) {
+			return api.Errorf(api.ExitUsage, "--mount-over: %q is not an absolute path", over).
+				WithHint("specify the path at which the pod mounts the volume")
+		}
+		d.MountOver = append(d.MountOver, path.Clean(over))
+	}
+	switch {
+	case o.docker.enabled:
+		d.Mode = dev.InDocker
+		d.Docker, err = o.docker.config(o.app)
+	case o.isolate:
+		d.Mode = dev.Isolated
+	}
+	return err
 }
 
-// environment is what --env and --env-file say.
+// environment returns the NAME=VALUE pairs of --env-file and then of --env.
 func (o *devOptions) environment() ([]string, error) {
 	var all []string
 	add := func(from, entry string) error {
@@ -350,7 +202,7 @@ func (o *devOptions) environment() ([]string, error) {
 		if !given {
 			value, there := o.app.lookup(name)
 			if !there {
-				return api.Errorf(api.ExitUsage, "%s: this machine's environment has no %s", from, name)
+				return api.Errorf(api.ExitUsage, "%s: %s is not set in the environment of this machine", from, name)
 			}
 			entry = name + "=" + value
 		}
@@ -382,7 +234,7 @@ func (o *devOptions) environment() ([]string, error) {
 	return all, nil
 }
 
-// directories is what --volume says.
+// directories returns the absolute directories of --volume by volume name.
 func (o *devOptions) directories() (map[string]string, error) {
 	all := map[string]string{}
 	for _, text := range o.volumes {
@@ -404,14 +256,14 @@ func (o *devOptions) directories() (map[string]string, error) {
 	return all, nil
 }
 
-// sandboxCommand is the hidden command that dev starts again as.
+// sandboxCommand names the hidden command as which dev starts this program in a sandbox.
 const sandboxCommand = "sandbox"
 
 func newSandbox() *cobra.Command {
 	return &cobra.Command{
 		Use:     sandboxCommand,
-		Short:   "Be the first process of a sandbox (started by dev)",
-		Example: examples("It is of no use by hand", "kubevpn dev deployment/web -- ./server"),
+		Short:   "Run as the first process of a sandbox (started by dev)",
+		Example: examples("Not for use by hand; start this command instead", "kubevpn dev deployment/web -- ./server"),
 		Hidden:  true,
 		Args:    noArgs,
 		RunE:    func(*cobra.Command, []string) error { return sandbox.Init() },

@@ -21,17 +21,17 @@ func newDisconnect(a *app) *cobra.Command {
 	o := &disconnectOptions{app: a}
 	cmd := &cobra.Command{
 		Use:   "disconnect [ID...]",
-		Short: "End connections, and undo what they changed on this machine",
-		Long: "Disconnect ends the connections with these IDs, or the only one there is. When none is left, the root\n" +
-			"helper ends at once and the daemon after a minute.",
+		Short: "End connections and undo their changes to this machine",
+		Long: "End the connections with the given IDs. Without an ID, end the only connection. After the last connection\n" +
+			"has ended, the root helper exits immediately and the daemon after one minute.",
 		Example: examples(
 			"End the only connection", "kubevpn disconnect",
-			"End one of several, by its ID in `kubevpn status`", "kubevpn disconnect 3f2a91c04b7e",
-			"End all", "kubevpn disconnect --all",
+			"End one connection, by its ID from `kubevpn status`", "kubevpn disconnect 3f2a91c04b7e",
+			"End all connections", "kubevpn disconnect --all",
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
 			if o.all && len(args) > 0 {
-				return api.Errorf(api.ExitUsage, "--all and an ID do not go together")
+				return api.Errorf(api.ExitUsage, "--all cannot be combined with an ID")
 			}
 			return nil
 		},
@@ -87,7 +87,7 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 	return err
 }
 
-// theOnly is the ID of the only connection, or none if there is none.
+// theOnly returns the ID of the only connection, or nothing if there is no connection.
 func theOnly(connections []api.Connection) ([]string, error) {
 	var ids []string
 	for _, c := range connections {
@@ -95,7 +95,7 @@ func theOnly(connections []api.Connection) ([]string, error) {
 	}
 	if len(ids) > 1 {
 		return nil, api.Errorf(api.ExitUsage, "there are %d connections", len(ids)).
-			WithHint("name one of %s, or end all with --all", strings.Join(ids, ", "))
+			WithHint("specify one of %s, or end all with --all", strings.Join(ids, ", "))
 	}
 	return ids, nil
 }

@@ -1,13 +1,16 @@
-// Package cli is the kubevpn command: it parses, asks the daemon (or, for install and --foreground, does it in
-// this process), and prints. Results go to stdout, what happens on the way to stderr, and the exit code is the
-// error's (internal/api). One file per command; each has its options, the command that fills them, and run:
+// Package cli implements the kubevpn command. It parses the command line, sends a request to the daemon, and prints the
+// result. install, uninstall, reset and connect --foreground work in this process. Results go to stdout and progress to
+// stderr. The exit code is that of the error (internal/api). Each command has a file with its options, a function that
+// creates the cobra command, and a run method:
 //
-//	connect     connect.go ─▶ ask.go ─▶ launch.go: a daemon, started if need be ─▶ client.go: POST /v1/connect
-//	                                     └─ the daemon has no helper: sudo, then its socket is handed over
-//	proxy       proxy.go, spec.go ─▶ the same: POST /v1/intercept, whose body stays open until it is done or let go of
-//	leave, disconnect, status, quit, logs, version, completion
-//	install, uninstall, reset        the cluster's part, with the user's own credentials
-//	daemon, helper, exec-credential  hidden; kubevpn runs itself with them
+//	connect     connect.go ─▶ login.go: run the credential plugin, check that the API server answers
+//	                       ─▶ trust.go ─▶ ask.go ─▶ launch.go: start the daemon if none runs ─▶ client.go: POST /v1/connect
+//	                                                 └─ the daemon has no helper: start one with sudo, hand over its socket
+//	                          └─ the cluster needs consent: ask the user, send the request again
+//	proxy       proxy.go, spec.go ─▶ the same with POST /v1/intercept; an open body holds the intercepts
+//	leave, disconnect, status, trust, quit, logs, version, completion
+//	install, uninstall, reset        change the cluster with the user's own credentials
+//	daemon, helper                   hidden: the other processes of kubevpn
 //
-// The package knows neither the daemon's nor the helper's code: cmd/kubevpn injects them as Programs.
+// The package does not import the daemon or the helper: cmd/kubevpn injects them as Programs.
 package cli

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 )
 
 // newDaemon is the process that startDaemon starts.
@@ -63,27 +62,4 @@ func newHelper(a *app) *cobra.Command {
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.RunHelper(cmd.Context()) },
 	}
-}
-
-// newExecCredential is what client-go runs in the place of a kubeconfig's credential plugin.
-func newExecCredential(a *app) *cobra.Command {
-	timeout := cluster.ExecTimeout
-	cmd := &cobra.Command{
-		Use:     "exec-credential -- COMMAND [ARG...]",
-		Short:   "Run a credential plugin that may hang",
-		Example: examples("What the daemon does with a kubeconfig's plugin", "kubevpn exec-credential --timeout 10s -- aws eks get-token"),
-		Hidden:  true,
-		Args:    cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			code := cluster.ExecCredential(cmd.Context(), cluster.ExecRun{
-				Argv: args, Timeout: timeout, Env: a.environ, Stdout: a.out, Stderr: a.errout,
-			})
-			if code == 0 {
-				return nil
-			}
-			return exitCode(code)
-		},
-	}
-	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "when to kill it")
-	return cmd
 }

@@ -6,10 +6,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/install"
-	"kubevpn/internal/version"
 )
 
 type installOptions struct {
@@ -25,21 +25,21 @@ func newInstall(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install the traffic manager into a cluster, for everybody",
-		Long: "Install puts the traffic manager into the cluster with your own rights, and waits until it runs. `connect`\n" +
-			"does the same where you may; an admin does it once where developers may not, or may not grant the manager\n" +
-			"to read Services.",
+		Long: "Install creates the traffic manager in the cluster with your own permissions, and waits until it runs. `kubevpn\n" +
+			"connect` does the same if you have the permissions. If developers lack them, or may not let the manager read\n" +
+			"Services, an admin runs install once.",
 		Example: examples(
-			"Install, as an admin", "kubevpn install --context admin@production",
-			"See what would be installed, or leave it to a tool of yours", "kubevpn install --dry-run > kubevpn.yaml",
-			"Replace the version that runs; ends the sessions of all users", "kubevpn install --upgrade",
+			"Install, as an admin", "kubevpn install --context admin@production --image registry.example/kubevpn:1",
+			"Print the objects, for review or for another tool", "kubevpn install --dry-run --image registry.example/kubevpn:1 > kubevpn.yaml",
+			"Replace the running version; interrupts the connections of all users", "kubevpn install --upgrade --image registry.example/kubevpn:2",
 		),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	o.kube.addTo(cmd, a)
-	o.settings.addTo(cmd, config.KeyManagerNamespace, config.KeyImage)
-	cmd.Flags().BoolVar(&o.upgrade, "upgrade", false, "replace a traffic manager of another version; ends other users' sessions")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the objects as YAML and change nothing; needs no cluster")
+	o.settings.addTo(cmd, config.KeyManagerNamespace, config.KeyImage, config.KeyYes)
+	cmd.Flags().BoolVar(&o.upgrade, "upgrade", false, "replace a traffic manager of another version; interrupts the connections of all users")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the objects as YAML without changing anything; needs no cluster")
 	return cmd
 }
 
@@ -61,12 +61,18 @@ func (o *installOptions) run(ctx context.Context) error {
 		_, err = o.app.out.Write(text)
 		return err
 	}
-	c, prepared, err := o.kube.load(o.app)
+	c, prepared, err := o.kube.login(ctx, o.app, p.show, cfg.ManagerNamespace)
 	if err != nil {
 		return err
 	}
-	opts.FallbackNamespace = prepared.Namespace
-	result, err := install.Ensure(ctx, c, opts)
+	opts.FallbackNamespace, opts.Consent = prepared.Namespace, &api.Consent{}
+	var result install.Result
+	asks := consenting{app: o.app, cluster: c, consent: opts.Consent, yes: cfg.Yes, quiet: p.stop}
+	err = asks.run(ctx, p.show, func(on func(api.Event)) (err error) {
+		opts.Progress = on
+		result, err = install.Ensure(ctx, c, opts)
+		return err
+	})
 	p.stop()
 	if err != nil {
 		return explain(ctx, c, err)
@@ -83,17 +89,7 @@ func (o *installOptions) run(ctx context.Context) error {
 	return nil
 }
 
-// load makes a client of the cluster that the flags name, for this process.
-func (k *kubeFlags) load(a *app) (*cluster.Cluster, cluster.Prepared, error) {
-	prepared, err := k.prepare(a)
-	if err != nil {
-		return nil, cluster.Prepared{}, err
-	}
-	c, err := cluster.Load(prepared.Kubeconfig, cluster.Options{UserAgent: "kubevpn/" + version.String()})
-	return c, prepared, err
-}
-
-// explain turns a failure of the API into what the user is told. An interrupt stays one.
+// explain converts an error of the API into one for the user, and returns ctx's error after an interrupt.
 func explain(ctx context.Context, c *cluster.Cluster, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

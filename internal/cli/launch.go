@@ -17,15 +17,15 @@ import (
 // startTimeout bounds the start of a daemon.
 const startTimeout = 10 * time.Second
 
-// daemon returns a client of a running daemon of this version. One of another version is replaced, unless it
-// has connections. Starting one is no more than:
+// daemon returns a client of a running daemon of this version, and its state. It replaces a daemon of another version, unless
+// that has connections. It starts one like this:
 //
 //	CLI ── kubevpn daemon --ready-fd 3 (own session, stdio /dev/null, cwd /) ──▶ daemon
 //	CLI ◀─ fd 3: "null" when it answers, else an api.Error ─────────────────────┘
-func (a *app) daemon(ctx context.Context) (*client, error) {
+func (a *app) daemon(ctx context.Context) (*client, api.DaemonInfo, error) {
 	paths, err := a.paths()
 	if err != nil {
-		return nil, err
+		return nil, api.DaemonInfo{}, err
 	}
 	c := newClient(paths)
 	for range 3 {
@@ -33,34 +33,34 @@ func (a *app) daemon(ctx context.Context) (*client, error) {
 		switch {
 		case errors.Is(err, errNoDaemon):
 			if err := a.startDaemon(ctx, c); err != nil {
-				return nil, err
+				return nil, info, err
 			}
 			continue
 		case err != nil:
-			return nil, err
+			return nil, info, err
 		case info.Version == version.Full():
-			return c, nil
+			return c, info, nil
 		case info.Connections > 0:
-			return nil, otherVersion(info)
+			return nil, info, otherVersion(info)
 		}
 		if err := a.quitDaemon(ctx, c, func(api.Event) {}); err != nil {
-			return nil, err
+			return nil, info, err
 		}
 	}
-	return nil, api.Errorf(api.ExitDaemon, "the daemon ends as soon as it has started").WithHint("`kubevpn logs` may tell why")
+	return nil, api.DaemonInfo{}, api.Errorf(api.ExitDaemon, "the daemon ends as soon as it has started").
+		WithHint("see `kubevpn logs` for the cause")
 }
 
-// otherVersion says that this CLI and the daemon do not go together.
+// otherVersion is the error for a daemon of another version that has connections.
 func otherVersion(info api.DaemonInfo) *api.Error {
-	return api.Errorf(api.ExitDaemon, "the daemon is kubevpn %s, with connections, and this is %s", info.Version, version.Full()).
+	return api.Errorf(api.ExitDaemon, "the daemon is kubevpn %s and has connections; this is kubevpn %s", info.Version, version.Full()).
 		WithHint("`kubevpn quit` ends it and its connections; then connect again")
 }
 
-// startDaemon starts a daemon and waits until it answers. Where another command starts one at the same time,
-// either will do.
+// startDaemon starts a daemon and waits until it answers. If another command starts one at the same time, either will do.
 func (a *app) startDaemon(ctx context.Context, c *client) error {
 	if a.executable == "" {
-		return api.Errorf(api.ExitDaemon, "the daemon cannot be started: the path of this program is not known")
+		return api.Errorf(api.ExitDaemon, "cannot start the daemon: the path of this program is unknown")
 	}
 	if err := c.paths.MakeRuntimeDir(); err != nil {
 		return err
@@ -69,10 +69,10 @@ func (a *app) startDaemon(ctx context.Context, c *client) error {
 	defer cancel()
 	ready, process, err := a.spawnDaemon()
 	if err != nil {
-		return api.Errorf(api.ExitDaemon, "the daemon cannot be started: %w", err)
+		return api.Errorf(api.ExitDaemon, "cannot start the daemon: %w", err)
 	}
 	defer ready.Close()
-	defer process.Release()
+	defer func() { _ = process.Release() }() // it fails only for a process that is already released
 	defer context.AfterFunc(ctx, func() { ready.Close() })()
 
 	var answer *api.Error
@@ -82,11 +82,11 @@ func (a *app) startDaemon(ctx context.Context, c *client) error {
 	case ctx.Err() != nil:
 		return c.explain(ctx, ctx.Err())
 	case errors.Is(err, io.EOF):
-		answer = api.Errorf(api.ExitDaemon, "the daemon ended while it was starting").WithHint("`kubevpn logs` may tell why")
+		answer = api.Errorf(api.ExitDaemon, "the daemon ended while it was starting").WithHint("see `kubevpn logs` for the cause")
 	case err != nil:
 		return fmt.Errorf("waiting for the daemon: %w", err)
 	}
-	// The other command's daemon holds the lock, and answers in a moment.
+	// The daemon of another command holds the lock, and will answer soon.
 	for wait, stop := context.WithTimeout(ctx, time.Second); ; {
 		if _, err := c.info(wait); err == nil {
 			stop()
@@ -100,7 +100,7 @@ func (a *app) startDaemon(ctx context.Context, c *client) error {
 	}
 }
 
-// spawnDaemon starts the process, and returns the pipe on which it says that it is ready.
+// spawnDaemon starts the process, and returns the pipe on which it reports that it is ready.
 func (a *app) spawnDaemon() (*os.File, *os.Process, error) {
 	ready, theirs, err := os.Pipe()
 	if err != nil {

@@ -10,12 +10,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 )
 
 type leaveOptions struct {
 	app    *app
 	req    api.LeaveRequest
+	kube   kubeFlags
 	output *format
 }
 
@@ -24,24 +24,25 @@ func newLeave(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "leave TYPE/NAME...",
 		Short: "End intercepts and clones: requests go to the workload again",
-		Long: "Leave ends what `kubevpn proxy` and `kubevpn clone` began on this machine: requests go to the workload again, and\n" +
-			"then its clone is deleted. The connection stays. What others have of the workload is left alone: see\n" +
-			"`kubevpn reset`. What is still there because this machine went down, an agent in a workload's template or a\n" +
-			"clone, is removed as well, where the workload is named.",
+		Long: "Leave ends intercepts and clones that `kubevpn proxy` and `kubevpn clone` created from this machine: requests go\n" +
+			"to the workload again, and then the clone is deleted. The connection stays. Leave does not change the intercepts\n" +
+			"of other users: see `kubevpn reset`. If you name a workload, leave also removes what a crash of this machine left\n" +
+			"in the cluster: an agent in the workload's template, or a clone.",
 		Example: examples(
 			"End one", "kubevpn leave deployment/web",
-			"One of two that have the same name, by its namespace or its ID in `kubevpn status -o wide`", "kubevpn leave deployment/web -n shop", "kubevpn leave 3f2a91c04b7e",
+			"End one of two with the same name, by its namespace or its ID in `kubevpn status -o wide`", "kubevpn leave deployment/web -n shop", "kubevpn leave 3f2a91c04b7e",
+			"End one in another cluster", "kubevpn leave deployment/web --context staging",
 			"End all", "kubevpn leave --all",
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case o.req.All && len(args) > 0:
-				return api.Errorf(api.ExitUsage, "--all and a workload do not go together")
+				return api.Errorf(api.ExitUsage, "--all cannot be combined with a workload")
 			case o.req.All || len(args) > 0 && !slices.ContainsFunc(args, func(arg string) bool { return !isID(arg) }):
 				return nil
 			case len(args) == 0:
 				return api.Errorf(api.ExitUsage, "`kubevpn leave` needs the name of a workload, or --all").
-					WithHint("`kubevpn status` shows what is intercepted")
+					WithHint("`kubevpn status` lists the intercepts")
 			}
 			return checkWorkloads(cmd, slices.DeleteFunc(slices.Clone(args), isID))
 		},
@@ -52,7 +53,8 @@ func newLeave(a *app) *cobra.Command {
 		ValidArgsFunction: a.completeIntercepts,
 	}
 	cmd.Flags().BoolVar(&o.req.All, "all", false, "end all intercepts and clones of this machine")
-	cmd.Flags().StringVarP(&o.req.Namespace, "namespace", "n", "", "namespace of the workload (default whichever it is)")
+	o.kube.addClusterTo(cmd)
+	cmd.Flags().StringVarP(&o.req.Namespace, "namespace", "n", "", "namespace of the workload (default: any)")
 	completeWith(cmd, "namespace", a.completeInterceptNamespaces)
 	o.output.addTo(cmd)
 	return cmd
@@ -66,10 +68,17 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	if o.kube.in.Context != "" || o.kube.in.Kubeconfig != "" {
+		c, _, err := o.kube.load(o.app)
+		if err != nil {
+			return err
+		}
+		o.req.Connection = c.ID()
+	}
+	bounded, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	left := 0
-	_, err = newClient(paths).stream(ctx, api.PathLeave, o.req, func(string) {}, func(e api.Event) {
+	_, err = newClient(paths).stream(bounded, api.PathLeave, o.req, func(string) {}, func(e api.Event) {
 		on(e)
 		if e.Done {
 			left++
@@ -85,8 +94,8 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	}
 	switch {
 	case errors.Is(err, errNoDaemon) && len(o.req.Workloads) > 0:
-		return api.Errorf(api.ExitWorkload, "%s is not intercepted from here: nothing is", o.req.Workloads[0]).
-			WithHint("`kubevpn reset` removes what others have")
+		return api.Errorf(api.ExitWorkload, "%s is not intercepted from this machine", o.req.Workloads[0]).
+			WithHint("`kubevpn reset` removes the intercepts of other users")
 	case errors.Is(err, errNoDaemon):
 		err = nil
 	}
@@ -97,14 +106,14 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	return err
 }
 
-// leaveLeft removes what a daemon of this user that was killed left in the workloads' templates: no daemon knows of it.
+// leaveLeft removes what a killed daemon of this user left in the cluster. No daemon knows about it.
 func (o *leaveOptions) leaveLeft(ctx context.Context, on func(api.Event)) error {
-	kube := kubeFlags{in: cluster.Inputs{Namespace: o.req.Namespace}}
-	prepared, err := kube.prepare(o.app)
+	o.kube.in.Namespace = o.req.Namespace
+	c, prepared, err := o.kube.login(ctx, o.app, on, "")
 	if err != nil {
 		return err
 	}
-	return o.app.Reset(ctx, api.ResetRequest{
-		Kubeconfig: prepared.Kubeconfig, Namespace: prepared.Namespace, Workloads: o.req.Workloads, Mine: true,
+	return o.app.Reset(ctx, c, api.ResetRequest{
+		Namespace: prepared.Namespace, Workloads: o.req.Workloads, Mine: true,
 	}, on)
 }

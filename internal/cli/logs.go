@@ -25,18 +25,18 @@ func newLogs(a *app) *cobra.Command {
 	o := &logsOptions{app: a}
 	cmd := &cobra.Command{
 		Use:   "logs",
-		Short: "Show the daemon's log",
-		Long: "Logs shows the log that the daemon keeps in a file, also when no daemon is running. Older logs lie\n" +
-			"beside it. The traffic manager's log is the cluster's: `kubectl logs -n kubevpn deploy/kubevpn-traffic-manager`.",
+		Short: "Print the log of the daemon",
+		Long: "Print the log file of the daemon. No daemon needs to be running. Older log files are in the same directory.\n" +
+			"For the log of the traffic manager, use `kubectl logs -n kubevpn deploy/kubevpn-traffic-manager`.",
 		Example: examples(
-			"Show the log", "kubevpn logs",
-			"Watch the last lines and those that come", "kubevpn logs -f --tail 20",
+			"Print the log", "kubevpn logs",
+			"Print the last 20 lines, then new lines as they are written", "kubevpn logs -f --tail 20",
 		),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
-	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on with what is written, until Ctrl-C")
-	cmd.Flags().IntVar(&o.tail, "tail", -1, "begin with this many lines before the end (default all)")
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "print new lines until interrupted")
+	cmd.Flags().IntVar(&o.tail, "tail", -1, "number of recent lines to print (default all)")
 	return cmd
 }
 
@@ -51,11 +51,11 @@ func (o *logsOptions) run(ctx context.Context) error {
 	case errors.Is(err, fs.ErrNotExist):
 		fmt.Fprintf(o.app.errout, "there is no log yet at %s\n", t.path)
 	case err != nil:
-		return api.Errorf(api.ExitUnexpected, "reading the log: %w", err)
+		return api.Errorf(api.ExitUnexpected, "cannot read the log: %w", err)
 	}
 	for {
 		if err := t.copy(o.app.out); err != nil {
-			return api.Errorf(api.ExitUnexpected, "reading the log: %w", err)
+			return api.Errorf(api.ExitUnexpected, "cannot read the log: %w", err)
 		}
 		if !o.follow {
 			return nil
@@ -67,13 +67,13 @@ func (o *logsOptions) run(ctx context.Context) error {
 	}
 }
 
-// followInterval is how often a followed log is looked at.
+// followInterval is the pause between two reads of a followed log.
 const followInterval = 200 * time.Millisecond
 
-// tailer reads a file that grows, and that may be renamed and begun anew (lumberjack does that when it is full).
+// tailer reads a file that grows. The writer may rename it and start a new one, as lumberjack does when the file is full.
 type tailer struct {
 	path string
-	file *os.File // nil: there was none yet
+	file *os.File // nil: the file does not exist yet
 }
 
 // open opens the file at its start, or at its last lines if tail is not negative.
@@ -86,7 +86,7 @@ func (t *tailer) open(tail int) error {
 	if tail < 0 {
 		return nil
 	}
-	// The lines' ends are counted in a first pass: the file is small, and a log's lines are of any length.
+	// A first pass counts the line ends: the file is small, and lines may have any length.
 	ends := make([]int64, 0, 1024)
 	var at int64
 	for r := bufio.NewReader(f); ; {
@@ -109,10 +109,10 @@ func (t *tailer) open(tail int) error {
 	}
 }
 
-// copy writes what is new, also across a rotation: the old file to its end, then the new one.
+// copy writes new data to w. After a rotation it writes the rest of the old file first.
 func (t *tailer) copy(w io.Writer) error {
 	for {
-		next, err := t.next() // looked up first: what the old file has by now, it has for good
+		next, err := t.next() // first: after a rotation nobody writes to the old file
 		if err != nil {
 			return err
 		}
@@ -129,11 +129,11 @@ func (t *tailer) copy(w io.Writer) error {
 	}
 }
 
-// next returns the file that is at the path now, if it is another one than ours.
+// next returns the file at the path if it differs from the open one, else nil.
 func (t *tailer) next() (*os.File, error) {
 	f, err := os.Open(t.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // between the renaming and the new beginning
+		return nil, nil // renamed, and the new file does not exist yet
 	}
 	if err != nil || t.file == nil {
 		return f, err
@@ -150,7 +150,7 @@ func (t *tailer) next() (*os.File, error) {
 
 func (t *tailer) close() {
 	if t.file != nil {
-		t.file.Close() // opened for reading: there is nothing to lose
+		t.file.Close() // opened for reading: an error loses nothing
 		t.file = nil
 	}
 }

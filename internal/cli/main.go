@@ -14,53 +14,57 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
+	"kubevpn/pkg/host/sandbox"
 )
 
-// Programs are the parts of kubevpn that are not commands. All must be set.
+// Programs are the parts of kubevpn that cmd/kubevpn injects. All must be set.
 type Programs struct {
-	// RunDaemon runs this user's daemon until ctx ends or it has nothing to do. It calls ready once it answers.
+	// RunDaemon runs the daemon of this user until ctx ends or the daemon is idle. It calls ready when the daemon accepts requests.
 	RunDaemon func(ctx context.Context, paths config.Paths, ready func()) error
-	// StartHelper starts the root helper, with sudo where this is not root, on the user's terminal, and returns
-	// the socket that speaks to it.
+	// StartHelper starts the root helper, with sudo if this process is not root's. sudo may ask for a password on the
+	// terminal. It returns the socket to the helper, which the caller owns.
 	StartHelper func(ctx context.Context) (*os.File, error)
-	// RunHelper is the helper process: what StartHelper started runs it.
+	// RunHelper runs the helper in the process that StartHelper started.
 	RunHelper func(ctx context.Context) error
-	// Foreground keeps one connection in this process until ctx ends. It returns nil if it was connected by then.
+	// Foreground keeps one connection in this process until ctx ends. It returns nil if the connection was established by then.
 	Foreground func(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error
-	// Isolated makes a connection, and intercepts if the request has any, for a place in this process, calls ready when all of it
-	// is there, and keeps it until ctx ends, which is no error.
-	Isolated func(ctx context.Context, req api.InterceptRequest, place Place, ready func(), progress func(api.Event)) error
-	// Reset removes every intercept of workloads, with the user's own rights.
-	Reset func(ctx context.Context, req api.ResetRequest, progress func(api.Event)) error
+	// Isolated keeps a connection, and the intercepts of the request, for place in this process. It calls ready when all of
+	// them are established. It returns nil when ctx ends.
+	Isolated func(
+		ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(), progress func(api.Event),
+	) error
+	// Reset removes all intercepts of workloads, with the user's own rights.
+	Reset func(ctx context.Context, c *cluster.Cluster, req api.ResetRequest, progress func(api.Event)) error
 }
 
-// app is what every command has at hand.
+// app is the state that all commands share.
 type app struct {
 	Programs
 	in         io.Reader
-	out        io.Writer // results
-	errout     io.Writer // everything else
+	out        io.Writer // for results; a *cleaner, like errout
+	errout     io.Writer // for progress, questions, warnings and errors
 	lookup     func(string) (string, bool)
 	environ    []string
-	executable string // absolute; "" if it is not known
+	executable string // absolute path of this program; "" if unknown
 }
 
-// Main runs the command that os.Args names and returns the process's exit code. The first interrupt ends what
-// is being done, and waits for that; the second ends the process.
+// Main runs the command that os.Args names and returns the exit code of the process. On the first interrupt the command cleans
+// up and ends. The second interrupt ends the process.
 func Main(programs Programs) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // the next signal is not caught
 
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // what client-go has to say is in the errors; the daemon keeps it
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // errors contain what client-go logs
 
 	executable, err := os.Executable()
 	if err != nil {
-		executable = "" // where it matters, that is said
+		executable = "" // commands that need it report an error
 	}
 	a := &app{
-		Programs: programs, in: os.Stdin, out: os.Stdout, errout: os.Stderr,
+		Programs: programs, in: os.Stdin, out: &cleaner{w: os.Stdout}, errout: &cleaner{w: os.Stderr},
 		lookup: os.LookupEnv, environ: os.Environ(), executable: executable,
 	}
 	return a.main(ctx, os.Args[1:])
@@ -72,7 +76,10 @@ func (a *app) main(ctx context.Context, args []string) int {
 	root.SetIn(a.in)
 	root.SetOut(a.out)
 	root.SetErr(a.errout)
-	err := root.ExecuteContext(ctx)
+	err := unknownHelp(root, args)
+	if err == nil {
+		err = root.ExecuteContext(ctx)
+	}
 	var code exitCode
 	switch {
 	case err == nil:
@@ -87,14 +94,14 @@ func (a *app) main(ctx context.Context, args []string) int {
 	return int(e.Code)
 }
 
-// exitCode is an error that was told already, or whose teller is another program.
+// exitCode is an error that needs no message, because kubevpn or another program has printed it.
 type exitCode int
 
 func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
 
-// printError writes what happened and, indented, what to do next.
+// printError writes the message of e and, indented, its hint.
 func printError(w io.Writer, e *api.Error) {
-	fmt.Fprintf(w, "Error: %s\n", e.Message)
+	fmt.Fprintf(w, "Error: %s\n", indented(e.Message))
 	if e.Hint == "" {
 		return
 	}
@@ -103,7 +110,10 @@ func printError(w io.Writer, e *api.Error) {
 	}
 }
 
-// paths says where the user's files are.
+// indented indents all lines but the first, so that text of the cluster cannot imitate lines of kubevpn.
+func indented(text string) string { return strings.ReplaceAll(text, "\n", "\n  ") }
+
+// paths returns the paths of the user's files.
 func (a *app) paths() (config.Paths, error) { return config.Locate(a.getenv) }
 
 func (a *app) getenv(name string) string {

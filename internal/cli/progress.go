@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -15,16 +14,16 @@ import (
 	"kubevpn/internal/api"
 )
 
-// progress shows events while they happen. stop ends what is being shown; more events may follow it.
+// progress shows events as they happen. stop removes a moving line; more events may follow.
 type progress interface {
 	show(api.Event)
 	stop()
 }
 
-// newProgress shows steps for people on errout: moving on a terminal, plain lines elsewhere.
+// newProgress returns a progress on errout: a spinner on a terminal, else plain lines.
 func (a *app) newProgress() progress {
-	if f, ok := a.errout.(*os.File); ok && term.IsTerminal(int(f.Fd())) && a.getenv("TERM") != "dumb" {
-		return &spinner{lines: lines{w: a.errout}, width: func() int {
+	if f := terminalOf(a.errout); f != nil && a.getenv("TERM") != "dumb" {
+		return &spinner{lines: lines{w: a.errout}, screen: f, width: func() int {
 			if w, _, err := term.GetSize(int(f.Fd())); err == nil {
 				return w
 			}
@@ -34,10 +33,10 @@ func (a *app) newProgress() progress {
 	return &lines{w: a.errout}
 }
 
-// slow is how long a step may take before its duration is worth telling.
+// slow is the duration from which on a step is shown with its duration.
 const slow = time.Second
 
-// lines prints each step when it begins, what is seen on the way, and how long it took:
+// lines prints each step when it begins, its details, and its duration:
 //
 //	Installing the traffic manager
 //	Installing the traffic manager: pulling the image
@@ -46,10 +45,10 @@ const slow = time.Second
 type lines struct {
 	w     io.Writer
 	last  string               // the line printed last
-	begun map[string]time.Time // steps that have begun; one may be part of another
+	begun map[string]time.Time // start of each open step; a step may contain another
 }
 
-// begin notes when the event's step began.
+// begin records when the step of the event began.
 func (l *lines) begin(e api.Event) {
 	if l.begun == nil {
 		l.begun = map[string]time.Time{}
@@ -59,13 +58,13 @@ func (l *lines) begin(e api.Event) {
 	}
 }
 
-// when is the event's time.
+// when returns the time of the event.
 func when(e api.Event) time.Time { return cmp.Or(e.Time, time.Now()) }
 
 func (l *lines) show(e api.Event) {
 	l.begin(e)
 	if e.Warning != "" {
-		fmt.Fprintf(l.w, "! %s\n", e.Warning)
+		fmt.Fprintf(l.w, "! %s\n", indented(e.Warning))
 	}
 	switch line := l.text(e); {
 	case e.Step == "":
@@ -81,11 +80,11 @@ func (l *lines) show(e api.Event) {
 
 func (l *lines) stop() {}
 
-// text is the step, what is seen, and, at its end, how long it took.
+// text returns the step, its detail and, when it is done, its duration.
 func (l *lines) text(e api.Event) string {
 	s := e.Step
 	if e.Detail != "" {
-		s += ": " + e.Detail
+		s += ": " + indented(e.Detail)
 	}
 	if took := when(e).Sub(l.begun[e.Step]); e.Done && took > slow {
 		s += fmt.Sprintf(" (%.1fs)", took.Seconds())
@@ -93,14 +92,15 @@ func (l *lines) text(e api.Event) string {
 	return s
 }
 
-// spinner is lines on a terminal: a step that is being done is one line that moves.
+// spinner is lines on a terminal, with one moving line for the current step.
 type spinner struct {
-	mu    sync.Mutex
-	lines lines
-	width func() int
-	event api.Event // being shown
-	quit  chan struct{}
-	ended chan struct{}
+	mu     sync.Mutex
+	lines  lines
+	screen io.Writer // for the moving line; interprets escape sequences
+	width  func() int
+	event  api.Event // of the current step
+	quit   chan struct{}
+	ended  chan struct{}
 }
 
 const spinnerPeriod = 100 * time.Millisecond
@@ -123,7 +123,7 @@ func (s *spinner) show(e api.Event) {
 	}
 }
 
-// spin begins to move; s.mu is held.
+// spin starts the goroutine that redraws the moving line. The caller holds s.mu.
 func (s *spinner) spin() {
 	if s.quit != nil {
 		return
@@ -163,7 +163,7 @@ func (s *spinner) stop() {
 	s.event = api.Event{}
 }
 
-// draw writes the line of the step that is being done; s.mu is held.
+// draw writes the moving line. The caller holds s.mu.
 func (s *spinner) draw(frame int) {
 	if s.event.Step == "" {
 		return
@@ -173,17 +173,17 @@ func (s *spinner) draw(frame int) {
 		text += fmt.Sprintf(" (%ds)", int(took.Seconds()))
 	}
 	frames := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
-	line := []rune(string(frames[frame%len(frames)]) + " " + strings.ReplaceAll(text, "\n", " "))
+	line := []rune(string(frames[frame%len(frames)]) + " " + strings.ReplaceAll(api.Clean(text), "\n", " "))
 	if w := s.width(); len(line) >= w && w > 1 {
 		line = append(line[:w-2], '…')
 	}
-	fmt.Fprintf(s.lines.w, "\r\x1b[K%s", string(line))
+	fmt.Fprintf(s.screen, "\r\x1b[K%s", string(line))
 }
 
-// erase takes that line away; s.mu is held.
-func (s *spinner) erase() { fmt.Fprint(s.lines.w, "\r\x1b[K") }
+// erase removes the moving line. The caller holds s.mu.
+func (s *spinner) erase() { fmt.Fprint(s.screen, "\r\x1b[K") }
 
-// jsonLines writes every event to w, for programs.
+// jsonLines writes every event to w as a line of JSON.
 type jsonLines struct{ w io.Writer }
 
 func (j jsonLines) show(e api.Event) {
@@ -195,7 +195,7 @@ func (j jsonLines) show(e api.Event) {
 
 func (jsonLines) stop() {}
 
-// writeJSON writes v as one line. Whoever stopped reading our output does not want to hear of it.
+// writeJSON writes v as one line. It ignores errors: the reader has closed the output.
 func writeJSON(w io.Writer, v any) {
 	if err := json.NewEncoder(w).Encode(v); err != nil {
 		return

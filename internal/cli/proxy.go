@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
+	"kubevpn/internal/intercept"
 )
 
 type proxyOptions struct {
@@ -20,6 +20,7 @@ type proxyOptions struct {
 	flags      connectFlags
 	spec       specFlags
 	foreground bool
+	alone      bool // it connects in this process, whatever the daemon has
 	output     *format
 }
 
@@ -29,16 +30,16 @@ func newProxy(a *app) *cobra.Command {
 		Use:   "proxy TYPE/NAME...",
 		Short: "Bring a workload's requests to this machine",
 		Long: "Proxy sends requests for a workload's pods to a program on this machine, at the same port, until\n" +
-			"`kubevpn leave`. Others go on to the pods as before, and all do as soon as this machine is gone. It connects\n" +
-			"first if it must. TYPE is anything that has pods, by kubectl's names: deployment, statefulset, daemonset,\n" +
-			"replicaset, pod, service, or a custom resource with a pod template or a scale.",
+			"`kubevpn leave`. Requests that do not match still go to the pods, and all requests do as soon as this machine has\n" +
+			"gone. Proxy connects first if necessary. TYPE is a resource type that has pods, named as in kubectl: deployment,\n" +
+			"statefulset, daemonset, replicaset, pod, service, or a custom resource with a pod template or a scale subresource.",
 		Example: examples(
-			"All requests for a Deployment come to the same ports of this machine", "kubevpn proxy deployment/web",
-			"Only yours, so that others can work on it too", "kubevpn proxy deployment/web --headers x-user=me",
-			"By a regular expression, a path and a method", "kubevpn proxy deploy/web --headers 'x-user=~me|you' --path /api --method GET,POST",
+			"Send all requests for a Deployment to the same ports of this machine", "kubevpn proxy deployment/web",
+			"Only your requests, so that others can work on it too", "kubevpn proxy deployment/web --headers x-user=me",
+			"Match a regular expression, a path and a method", "kubevpn proxy deploy/web --headers 'x-user=~me|you' --path /api --method GET,POST",
 			"To another port than the container's, TCP and UDP", "kubevpn proxy sts/dns --portmap 8080:3000 --portmap udp/53:5353",
-			"Watch a copy, while the pods go on answering", "kubevpn proxy service/web -n shop --mirror",
-			"Headers of an application that ends TLS itself", "kubevpn proxy deployment/web --headers x-user=me --tls-secret web-tls",
+			"Receive a copy, while the pods still answer", "kubevpn proxy service/web -n shop --mirror",
+			"Match headers of an application that serves TLS itself", "kubevpn proxy deployment/web --headers x-user=me --tls-secret web-tls",
 			"Until Ctrl-C", "kubevpn proxy deployment/web --foreground",
 			"For a script", "kubevpn proxy deployment/web -o json",
 		),
@@ -52,7 +53,7 @@ func newProxy(a *app) *cobra.Command {
 	o.spec.addTo(cmd)
 	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
 	o.flags.addTo(cmd, a, config.KeyMode)
-	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "stay until Ctrl-C, then end what was begun: the intercept, and the connection if there was none")
+	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "stay until Ctrl-C, then end the intercept, and disconnect if this command connected")
 	o.output.addTo(cmd)
 	return cmd
 }
@@ -65,10 +66,10 @@ func (o *proxyOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	return o.ask(ctx, req, on, quiet)
 }
 
-// ask has the daemon do it.
+// ask sends the request to the daemon and prints the result.
 func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on func(api.Event), quiet func()) error {
 	begun := false
-	_, err := o.app.ask(ctx, question{path: api.PathIntercept, body: req, held: true, quiet: quiet, on: func(e api.Event) {
+	show := func(e api.Event) {
 		on(e)
 		if e.Intercept == nil || e.Done {
 			return
@@ -81,16 +82,20 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 			fmt.Fprintln(o.app.errout, "Ctrl-C leaves.")
 		}
 		begun = true
-	}})
+	}
+	err := o.flags.consenting(o.app, &req.Connect, o.output, quiet).run(ctx, show, func(on func(api.Event)) error {
+		_, err := o.app.ask(ctx, question{path: api.PathIntercept, body: req, held: true, quiet: quiet, on: on})
+		return err
+	})
 	if o.foreground && begun && errors.Is(err, context.Canceled) && ctx.Err() != nil {
-		return nil // that is how it ends
+		return nil // Ctrl-C is the regular end
 	}
 	return err
 }
 
-// request is what the user asks for. What the daemon would refuse after a while is refused here.
+// request builds the request. It checks here what the daemon would reject only after a while.
 func (o *proxyOptions) request(ctx context.Context, on func(api.Event)) (api.InterceptRequest, error) {
-	connect, cfg, err := o.flags.request(o.app)
+	connect, cfg, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
 		return api.InterceptRequest{}, err
 	}
@@ -98,13 +103,11 @@ func (o *proxyOptions) request(ctx context.Context, on func(api.Event)) (api.Int
 	if err != nil {
 		return api.InterceptRequest{}, err
 	}
-	c, err := cluster.Load(connect.Kubeconfig, cluster.Options{})
-	if err != nil {
-		return api.InterceptRequest{}, err
+	if !o.alone {
+		o.warnOfIgnored(ctx, o.flags.cluster.ID(), on)
 	}
-	o.warnOfIgnored(ctx, c.ID(), on)
 	if o.spec.tlsSecret != "" {
-		if spec.TLS, err = termination(ctx, c, connect.Namespace, o.spec.tlsSecret); err != nil {
+		if spec.TLS, err = intercept.TLSTermination(ctx, o.flags.cluster, connect.Namespace, o.spec.tlsSecret); err != nil {
 			return api.InterceptRequest{}, err
 		}
 	}
@@ -112,11 +115,11 @@ func (o *proxyOptions) request(ctx context.Context, on func(api.Event)) (api.Int
 	return api.InterceptRequest{Connect: connect, Workloads: o.workloads, Spec: spec, Attached: o.foreground}, nil
 }
 
-// warnOfIgnored tells of flags that say how to connect, where that was done already.
+// warnOfIgnored warns about connection flags that have no effect because the cluster is already connected.
 func (o *proxyOptions) warnOfIgnored(ctx context.Context, cluster string, on func(api.Event)) {
 	var given []string
 	for _, key := range []config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport, config.KeyScheduler,
-		config.KeyExtraCIDRs, config.KeyExcludeCIDRs} {
+		config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyAllowInbound} {
 		if o.flags.settings.cmd.Flags().Changed(key.FlagName()) {
 			given = append(given, "--"+key.FlagName())
 		}
@@ -126,16 +129,16 @@ func (o *proxyOptions) warnOfIgnored(ctx context.Context, cluster string, on fun
 	}
 	paths, err := o.app.paths()
 	if err != nil {
-		return // it is told where it matters
+		return // the request reports it
 	}
 	status, err := newClient(paths).status(ctx)
 	if err != nil {
-		return // there is no daemon, or it is about to say the same to the request itself
+		return // there is no daemon, or the request reports the error
 	}
 	for _, connection := range status.Connections {
 		if connection.ID == cluster && connection.Status != api.StatusFailed {
-			on(api.Event{Warning: "this cluster is connected already, so that " + strings.Join(given, ", ") +
-				" is without effect: `kubevpn disconnect " + cluster + "` first to change that"})
+			on(api.Event{Warning: "this cluster is already connected; ignoring " + strings.Join(given, ", ") +
+				": to change them, run `kubevpn disconnect " + cluster + "` first"})
 		}
 	}
 }
@@ -164,7 +167,7 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 	}
 	fmt.Fprintf(w, "  pods      %s\n", pods(i))
 	for _, pod := range i.Pods {
-		if !pod.Covered {
+		if !pod.Intercepted {
 			fmt.Fprintf(w, "  not yet   %s: %s\n", pod.Name, orNone(pod.Reason))
 		}
 	}
@@ -175,7 +178,7 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 		fmt.Fprintf(w, "  checked   %s %s: %s\n", check.What, check.Target, check.Seen)
 	}
 	for _, other := range i.Others {
-		fmt.Fprintf(w, "  beside    %s: %s\n", other.Owner, claimed(other.Match, other.Mirror))
+		fmt.Fprintf(w, "  beside    %s: %s\n", other.Owner, matched(other.Match, other.Mirror))
 	}
 	for _, warning := range i.Warnings {
 		fmt.Fprintf(w, "  warning   %s\n", warning)
@@ -191,19 +194,19 @@ func portName(p api.PortMap) string {
 	return s
 }
 
-// pods is how many are covered: "2/3".
+// pods is how many pods are intercepted: "2/3".
 func pods(i *api.Intercept) string {
-	covered := 0
+	intercepted := 0
 	for _, p := range i.Pods {
-		if p.Covered {
-			covered++
+		if p.Intercepted {
+			intercepted++
 		}
 	}
-	return fmt.Sprintf("%d/%d", covered, len(i.Pods))
+	return fmt.Sprintf("%d/%d", intercepted, len(i.Pods))
 }
 
-// claimed is which requests are meant: "x-user=me, copied".
-func claimed(match string, mirror bool) string {
+// matched describes which requests an intercept takes: "x-user=me, copied".
+func matched(match string, mirror bool) string {
 	if mirror {
 		return match + ", copied"
 	}

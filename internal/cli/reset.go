@@ -21,12 +21,13 @@ func newReset(a *app) *cobra.Command {
 	o := &resetOptions{app: a, output: newFormat("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "reset TYPE/NAME...",
-		Short: "Remove every intercept of a workload, whoever made it",
-		Long: "Reset gives a workload back its requests: it ends the intercepts of all developers, and removes what was\n" +
-			"added for them as far as a pod lets it. It needs the right to change the workload, and neither a connection nor root.\n" +
-			"Your own intercepts are better ended with `kubevpn leave`.",
+		Short: "Remove the intercepts of all users of a workload",
+		Long: "Reset ends the intercepts of all users of a workload, so that all requests go to the workload again, and removes\n" +
+			"the agents as far as Kubernetes can remove them from running pods. It requires permission to change the workload,\n" +
+			"and neither a connection nor root. Use `kubevpn leave` to end your own intercepts.",
 		Example: examples(
-			"Somebody has gone home, and left an intercept", "kubevpn reset deployment/web",
+			"Remove all intercepts of a workload", "kubevpn reset deployment/web",
+			"Name the image if no traffic manager is installed", "kubevpn reset deployment/web --image registry.example/kubevpn:1",
 			"As an admin, in another namespace", "kubevpn reset deployment/web -n shop --context admin@production",
 		),
 		Args: checkWorkloads,
@@ -37,21 +38,24 @@ func newReset(a *app) *cobra.Command {
 		ValidArgsFunction: o.kube.completeWorkloads(a),
 	}
 	o.kube.addTo(cmd, a)
-	o.settings.addTo(cmd, config.KeyImage)
+	o.settings.addTo(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyYes)
+	cmd.Flags().Lookup(config.KeyImage.FlagName()).Usage = "image of the traffic agent that removes the intercepts (default: the traffic manager's)"
 	o.output.addTo(cmd)
 	return cmd
 }
 
-func (o *resetOptions) run(ctx context.Context, on func(api.Event), _ func()) error {
+func (o *resetOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
 	cfg, err := o.settings.load(o.app)
 	if err != nil {
 		return err
 	}
-	prepared, err := o.kube.prepare(o.app)
+	cl, prepared, err := o.kube.login(ctx, o.app, on, cfg.ManagerNamespace)
 	if err != nil {
 		return err
 	}
-	return o.app.Reset(ctx, api.ResetRequest{
-		Kubeconfig: prepared.Kubeconfig, Namespace: prepared.Namespace, Workloads: o.workloads, Image: cfg.Image,
-	}, on)
+	req := api.ResetRequest{
+		Namespace: prepared.Namespace, Workloads: o.workloads, Image: cfg.Image, ManagerNamespace: cfg.ManagerNamespace,
+	}
+	c := consenting{app: o.app, cluster: cl, consent: &req.Consent, yes: cfg.Yes, json: o.output.value == "json", quiet: quiet}
+	return c.run(ctx, on, func(on func(api.Event)) error { return o.app.Reset(ctx, cl, req, on) })
 }

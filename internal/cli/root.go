@@ -15,15 +15,17 @@ import (
 func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kubevpn",
-		Short: "Your laptop on the cluster's network",
-		Long: "kubevpn puts this machine on a Kubernetes cluster's network: pods, Services and cluster DNS are\n" +
-			"reachable from every program, over nothing but the API server.",
+		Short: "Connect this machine to the network of a Kubernetes cluster",
+		Long: "kubevpn connects this machine to the network of a Kubernetes cluster. Every program reaches pods, Services\n" +
+			"and cluster DNS names. All traffic goes through the API server.",
 		Example: examples(
-			"Connect to the current context's cluster, use it, and disconnect", "kubevpn connect", "curl http://web.default", "kubevpn disconnect --all",
-			"Have a workload's requests come to a program on this machine", "kubevpn proxy deployment/web --headers x-user=me", "kubevpn leave deployment/web",
-			"See what is connected, and what comes here", "kubevpn status",
+			"Connect to the cluster of the current context, call a Service, and disconnect",
+			"kubevpn connect", "curl http://web.default", "kubevpn disconnect --all",
+			"Send requests of a workload to a program on this machine",
+			"kubevpn proxy deployment/web --headers x-user=me", "kubevpn leave deployment/web",
+			"Show the connections and intercepts", "kubevpn status",
 		),
-		Args:              cobra.ArbitraryArgs, // an unknown command is told by RunE
+		Args:              cobra.ArbitraryArgs, // RunE reports an unknown command
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
@@ -40,7 +42,7 @@ func newRoot(a *app) *cobra.Command {
 	root.AddGroup(
 		&cobra.Group{ID: groupConnection, Title: "Connections:"},
 		&cobra.Group{ID: groupIntercept, Title: "Workloads:"},
-		&cobra.Group{ID: groupCluster, Title: "The cluster's part:"},
+		&cobra.Group{ID: groupCluster, Title: "Cluster installation:"},
 		&cobra.Group{ID: groupOther, Title: "Other:"},
 	)
 	root.SetHelpCommandGroupID(groupOther)
@@ -50,11 +52,11 @@ func newRoot(a *app) *cobra.Command {
 			root.AddCommand(cmd)
 		}
 	}
-	add(groupConnection, newConnect(a), newDisconnect(a), newStatus(a), newLogs(a), newQuit(a))
+	add(groupConnection, newConnect(a), newDisconnect(a), newStatus(a), newLogs(a), newQuit(a), newTrust(a))
 	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newLeave(a), newReset(a))
 	add(groupCluster, newInstall(a), newUninstall(a))
 	add(groupOther, newVersion(a), newCompletion(a))
-	root.AddCommand(newDaemon(a), newHelper(a), newSandbox(), newContainer(), newExecCredential(a))
+	root.AddCommand(newDaemon(a), newHelper(a), newSandbox(), newContainer())
 	return root
 }
 
@@ -65,7 +67,7 @@ const (
 	groupOther      = "other"
 )
 
-// examples lays out an Example: lines that begin with a capital are comments on the commands below them.
+// examples formats an Example. A line that begins with a capital letter is a comment on the commands below it.
 func examples(lines ...string) string {
 	var b strings.Builder
 	for i, line := range lines {
@@ -83,12 +85,16 @@ func examples(lines ...string) string {
 func newHelp(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [COMMAND]",
-		Short:   "Explain a command",
-		Example: examples("Explain connect and its flags", "kubevpn help connect"),
+		Short:   "Show help for a command",
+		Example: examples("Show the help of connect", "kubevpn help connect"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			target, rest, err := cmd.Root().Find(args)
-			if err != nil || len(rest) > 0 {
+			switch {
+			case err != nil || len(rest) > 0 && target == cmd.Root():
 				return unknownCommand(cmd.Root(), args[0])
+			case len(rest) > 0:
+				return api.Errorf(api.ExitUsage, "`kubevpn help` accepts one command, but got %q after it", rest[0]).
+					WithHint("see `%s --help` for usage", target.CommandPath())
 			}
 			target.InitDefaultHelpFlag()
 			return target.Help()
@@ -105,27 +111,58 @@ func newHelp(a *app) *cobra.Command {
 	}
 }
 
-func unknownCommand(root *cobra.Command, name string) error {
-	err := api.Errorf(api.ExitUsage, "kubevpn has no command %q", name)
-	if near := root.SuggestionsFor(name); len(near) > 0 {
-		return err.WithHint("did you mean `kubevpn %s`?", strings.Join(near, "` or `kubevpn "))
+// unknownHelp returns the error of unknownCommand if the arguments ask for help with an unknown command. Cobra would show the
+// help of kubevpn and succeed.
+func unknownHelp(root *cobra.Command, args []string) error {
+	wantsHelp := slices.Contains(args, "--help") || slices.Contains(args, "-h")
+	if !wantsHelp || strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		return nil
 	}
-	return err.WithHint("`kubevpn --help` lists them")
+	target, rest, err := root.Find(args)
+	name := slices.IndexFunc(rest, func(arg string) bool { return !strings.HasPrefix(arg, "-") })
+	if err != nil || target != root || name < 0 {
+		return nil
+	}
+	return unknownCommand(root, rest[name])
 }
 
-// flagError tells which flag was meant, where one is near.
+func unknownCommand(root *cobra.Command, name string) error {
+	err := api.Errorf(api.ExitUsage, "unknown command %q for \"kubevpn\"", name)
+	if similar := root.SuggestionsFor(name); len(similar) > 0 {
+		return err.WithHint("did you mean `kubevpn %s`?", strings.Join(similar, "` or `kubevpn "))
+	}
+	return err.WithHint("`kubevpn --help` lists the commands")
+}
+
+// flagError explains err and suggests the flag that the user probably meant.
 func flagError(cmd *cobra.Command, err error) error {
 	e := api.Errorf(api.ExitUsage, "%w", err)
+	if value := (*pflag.InvalidValueError)(nil); errors.As(err, &value) {
+		e = api.Errorf(api.ExitUsage, "--%s: %q is invalid: %s", value.GetFlag().Name, value.GetValue(), requirement(value))
+	}
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
-		if near := nearestFlag(cmd.Flags(), unknown.GetSpecifiedName()); near != "" {
-			return e.WithHint("did you mean --%s?", near)
+		if similar := nearestFlag(cmd.Flags(), unknown.GetSpecifiedName()); similar != "" {
+			return e.WithHint("did you mean --%s?", similar)
 		}
 	}
 	return e.WithHint("`%s --help` lists the flags", cmd.CommandPath())
 }
 
-// nearestFlag is the visible flag that name most likely stands for, or "".
+// requirement returns what the value of a flag must be. The text of a parse error of the standard library does not say so.
+func requirement(e *pflag.InvalidValueError) string {
+	switch kind := e.GetFlag().Value.Type(); {
+	case strings.HasPrefix(kind, "int"), strings.HasPrefix(kind, "uint"):
+		return "must be an integer"
+	case kind == "bool":
+		return "must be true or false"
+	case kind == "duration":
+		return "must be a duration such as 10s or 1m"
+	}
+	return e.Unwrap().Error()
+}
+
+// nearestFlag returns the visible flag whose name is most similar to name, or "".
 func nearestFlag(flags *pflag.FlagSet, name string) string {
 	best, bestDistance := "", len(name)/3+2
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -143,7 +180,7 @@ func nearestFlag(flags *pflag.FlagSet, name string) string {
 	return best
 }
 
-// distance is Levenshtein's: how many letters to insert, remove or replace.
+// distance returns the Levenshtein distance: the number of bytes to insert, remove or replace.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -164,11 +201,11 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// noArgs refuses arguments.
+// noArgs rejects arguments.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return api.Errorf(api.ExitUsage, "`%s` takes no argument, and got %q", cmd.CommandPath(), args[0]).
-			WithHint("`%s --help` shows how to use it", cmd.CommandPath())
+		return api.Errorf(api.ExitUsage, "`%s` accepts no arguments, but got %q", cmd.CommandPath(), args[0]).
+			WithHint("see `%s --help` for usage", cmd.CommandPath())
 	}
 	return nil
 }
@@ -176,7 +213,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 // format is the value of -o.
 type format struct {
 	value   string
-	allowed []string // the first is the default, and is not a machine's
+	allowed []string // the first is the default, for people
 }
 
 func newFormat(allowed ...string) *format { return &format{value: allowed[0], allowed: allowed} }
@@ -186,25 +223,25 @@ func (f *format) Type() string   { return "format" }
 
 func (f *format) Set(s string) error {
 	if !slices.Contains(f.allowed, s) {
-		return fmt.Errorf("there are %s", strings.Join(f.allowed, ", "))
+		return fmt.Errorf("must be one of %s", strings.Join(f.allowed, ", "))
 	}
 	f.value = s
 	return nil
 }
 
-// addTo defines -o. Completing it is a matter of the list.
+// addTo defines -o and its completion.
 func (f *format) addTo(cmd *cobra.Command) {
 	cmd.Flags().VarP(f, "output", "o", "output format: "+strings.Join(f.allowed, ", "))
 	complete(cmd, "output", f.allowed...)
 }
 
-// complete makes a flag's values known to the shell.
+// complete registers the values of a flag for shell completion.
 func complete(cmd *cobra.Command, flag string, values ...string) {
 	completeWith(cmd, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func completeWith(cmd *cobra.Command, flag string, f cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, f); err != nil {
-		panic(err) // the flag is defined a line above, or not at all
+		panic(err) // the command does not define the flag
 	}
 }

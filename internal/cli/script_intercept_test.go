@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 )
 
 // intercept does what the name of the first workload says.
@@ -27,6 +28,10 @@ func (d *fakeDaemon) intercept(w http.ResponseWriter, r *http.Request) {
 	send := func(e api.Event) {
 		json.NewEncoder(w).Encode(e)
 		w.(http.Flusher).Flush()
+	}
+	if err := foreign(req.Connect.Context, req.Connect.Consent); err != nil {
+		send(api.Event{Error: err})
+		return
 	}
 	c := api.Connection{ID: "id-" + req.Connect.Context, Cluster: "lab", Namespace: "default", Status: api.StatusConnected, Since: time.Now()}
 	d.put(c)
@@ -55,12 +60,12 @@ func (d *fakeDaemon) intercept(w http.ResponseWriter, r *http.Request) {
 		i := api.Intercept{
 			ID: "3f2a91c04b7e", Connection: c.ID, Namespace: req.Connect.Namespace, Workload: name, State: api.InterceptActive,
 			Mode: api.ModeEphemeral, ModeReason: "the namespace admits it", Match: "x-user=me", Mirror: req.Spec.Mirror,
-			Ports: req.Spec.Ports, Pods: []api.InterceptedPod{{Name: "web-1", Covered: true}, {Name: "web-2", Reason: "is starting"}},
+			Ports: req.Spec.Ports, Pods: []api.InterceptedPod{{Name: "web-1", Intercepted: true}, {Name: "web-2", Reason: "is starting"}},
 			Owner: "ann@laptop", Since: time.Now(), Requests: 7,
 			Others: []api.Claim{{Owner: "bob@desk", Match: "x-user=bob", Away: true, Ports: []api.AgentPort{{Protocol: "tcp", Port: 8080}}}},
 		}
 		if c := req.Spec.Clone; c != nil {
-			i.Mode, i.Pods, i.Others = api.ModeEphemeral, []api.InterceptedPod{{Name: "web-1", Covered: true}}, nil
+			i.Mode, i.Pods, i.Others = api.ModeEphemeral, []api.InterceptedPod{{Name: "web-1", Intercepted: true}}, nil
 			i.Ports = []api.PortMap{{Protocol: "tcp", Container: 8080, Name: "http", Local: 8080}}
 			i.Clone = &api.Clone{
 				Namespace: req.Connect.Namespace, Name: "web-ann", State: api.CloneRunning, Host: "web-ann." + req.Connect.Namespace,
@@ -107,7 +112,12 @@ func (d *fakeDaemon) leave(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func fakeReset(_ context.Context, req api.ResetRequest, progress func(api.Event)) error {
+func fakeReset(_ context.Context, _ *cluster.Cluster, req api.ResetRequest, progress func(api.Event)) error {
+	if req.Workloads[0] == "deployment/foreign" {
+		if err := req.Consent.Trusts(theirs("kubevpn")); err != nil {
+			return err
+		}
+	}
 	if req.Workloads[0] == "deployment/theirs" {
 		return api.Errorf(api.ExitPermission, "you may not patch deployments in the namespace %s", req.Namespace)
 	}

@@ -4,11 +4,16 @@ package cli
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -22,10 +27,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/testenv"
 	"kubevpn/internal/version"
-	"kubevpn/pkg/sandbox"
+	"kubevpn/pkg/host/sandbox"
 )
 
 // The scripts in testdata run the real command against fakes of what cmd/kubevpn injects. Their kubeconfig's
@@ -52,7 +58,20 @@ func TestScripts(t *testing.T) {
 			e.Setenv("XDG_CONFIG_HOME", filepath.Join(e.WorkDir, "config"))
 			e.Setenv("KUBECONFIG", filepath.Join(e.WorkDir, "kubeconfig"))
 			e.Defer(func() { quitLeftover(filepath.Join(e.WorkDir, "run")) })
-			return os.WriteFile(filepath.Join(e.WorkDir, "kubeconfig"), []byte(kubeconfig), 0o600)
+			s := httptest.NewTLSServer(http.HandlerFunc(fakeAPIServer))
+			s.Config.ErrorLog = log.New(io.Discard, "", 0)
+			e.Defer(func() {
+				s.CloseClientConnections()
+				s.Close()
+			})
+			ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+			text := strings.NewReplacer("SERVER", s.URL, "AUTHORITY", base64.StdEncoding.EncodeToString(ca)).Replace(kubeconfig)
+			c, err := cluster.Load([]byte(text), cluster.Options{})
+			if err != nil {
+				return err
+			}
+			e.Setenv("CLUSTER_ID", c.ID())
+			return os.WriteFile(filepath.Join(e.WorkDir, "kubeconfig"), []byte(text), 0o600)
 		},
 		Condition: func(name string) (bool, error) {
 			if name != "sandbox" {
@@ -72,15 +91,57 @@ func TestScripts(t *testing.T) {
 const kubeconfig = `apiVersion: v1
 kind: Config
 current-context: good
-clusters: [{name: lab, cluster: {server: https://192.0.2.1:6443}}]
-users: [{name: ann, user: {token: t}}]
+clusters:
+- {name: lab, cluster: {server: SERVER, certificate-authority-data: AUTHORITY}}
+- {name: silent, cluster: {server: SERVER/silent, certificate-authority-data: AUTHORITY}}
+- {name: page, cluster: {server: SERVER/page, certificate-authority-data: AUTHORITY}}
+- {name: away, cluster: {server: https://192.0.2.1:6443}}
+users:
+- {name: ann, user: {token: t}}
+- {name: eve, user: {token: expired}}
+- name: plugin
+  user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: ./login, interactiveMode: IfAvailable}}
+- name: terminal
+  user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: ./login, interactiveMode: Always}}
 contexts:
 - {name: good, context: {cluster: lab, user: ann}}
 - {name: shop, context: {cluster: lab, user: ann, namespace: shop}}
 - {name: bad-image, context: {cluster: lab, user: ann}}
 - {name: hangs, context: {cluster: lab, user: ann}}
 - {name: crashes, context: {cluster: lab, user: ann}}
+- {name: foreign, context: {cluster: lab, user: ann}}
+- {name: moving, context: {cluster: lab, user: ann}}
+- {name: installs, context: {cluster: lab, user: ann}}
+- {name: eve, context: {cluster: lab, user: eve}}
+- {name: plugin, context: {cluster: lab, user: plugin}}
+- {name: terminal, context: {cluster: lab, user: terminal}}
+- {name: silent, context: {cluster: silent, user: ann}}
+- {name: away, context: {cluster: away, user: ann}}
+- {name: page, context: {cluster: page, user: ann}}
+- {name: hostile, context: {cluster: lab, user: ann}}
 `
+
+// fakeAPIServer knows the users with the tokens t and p, and answers what every command asks first.
+func fakeAPIServer(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body) // the server sees the client go only then
+	switch path := r.URL.Path; {
+	case strings.HasPrefix(path, "/silent/"):
+		<-r.Context().Done()
+	case strings.HasPrefix(path, "/page/"):
+		w.Header().Set("Content-Type", "text/html")
+		fmt.Fprint(w, "<html><title>Sign in to Corp</title>")
+	case r.Header.Get("Authorization") != "Bearer t" && r.Header.Get("Authorization") != "Bearer p":
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusUnauthorized)
+		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Unauthorized","code":401,"message":"Unauthorized"}`)
+	case strings.HasSuffix(path, "/selfsubjectaccessreviews"):
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprint(w, `{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":true}}`)
+	default:
+		http.NotFound(w, r)
+	}
+}
 
 // cmdExitCode runs a command and checks its exit code: exitcode 21 kubevpn connect. A command with a trailing
 // & is not supported.
@@ -298,6 +359,7 @@ func (d *fakeDaemon) lacksHelper(w http.ResponseWriter) bool {
 	if d.helper {
 		return false
 	}
+	d.note("refused")
 	w.WriteHeader(api.StatusNeedsHelper)
 	json.NewEncoder(w).Encode(api.Errorf(api.ExitPrivilege, "a root helper is needed"))
 	return true
@@ -320,6 +382,14 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 	}
 	send(api.Event{Step: "Looking for the traffic manager"})
 	send(api.Event{Step: "Looking for the traffic manager", Detail: "kubevpn/manager-1", Done: true})
+	if err := foreign(req.Context, req.Consent); err != nil {
+		send(api.Event{Error: err})
+		return
+	}
+	if req.Context == "installs" {
+		m := theirs("kubevpn")
+		send(api.Event{Installed: &m})
+	}
 	c := api.Connection{
 		ID: id, Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnecting,
 		Netstack: api.NetstackGVisor, NetstackReason: "as " + req.Netstack + " has it",
@@ -329,6 +399,12 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 	switch req.Context {
 	case "bad-image":
 		send(api.Event{Error: api.Errorf(api.ExitImagePull, "the image %s cannot be pulled", req.Image).WithHint("name another one\nwith --image")})
+		return
+	case "hostile":
+		evil := "pulled \x1b]0;pwned\x07\rConnected to lab \u202egnp.exe"
+		send(api.Event{Step: "Waiting for the pod", Detail: evil})
+		send(api.Event{Warning: evil})
+		send(api.Event{Error: api.Errorf(api.ExitNotReady, "%s", evil).WithHint("%s", evil)})
 		return
 	case "crashes":
 		os.Exit(7)
@@ -351,6 +427,33 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 	send(api.Event{Connection: &c})
 }
 
+// theirs is a manager that runs in a namespace.
+func theirs(namespace string) api.TrustedManager {
+	return api.TrustedManager{
+		Namespace: namespace, NamespaceUID: "0b5e", Repository: "registry.example/kubevpn", ServiceAccount: "kubevpn-traffic-manager",
+		Image: "registry.example/kubevpn:1\x1b[2J", Age: "12d",
+	}
+}
+
+// foreign is what the daemon answers where somebody else has installed the manager, and the cluster has a public domain.
+func foreign(context string, consent api.Consent) *api.Error {
+	switch {
+	case context == "moving": // another one at each look
+		return consent.Trusts(theirs(fmt.Sprint("kubevpn-", len(consent.Managers))))
+	case context != "foreign":
+		return nil
+	}
+	if err := consent.Trusts(theirs("kubevpn")); err != nil {
+		return err
+	}
+	if consent.Domain == "" {
+		err := api.Errorf(api.ExitConsent, "the cluster's domain is corp.example.com").WithHint("Is that so?")
+		err.Needs = &api.Consent{Domain: "corp.example.com"}
+		return err
+	}
+	return nil
+}
+
 func (d *fakeDaemon) put(c api.Connection) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -370,6 +473,9 @@ func fakeForeground(ctx context.Context, paths config.Paths, req api.ConnectRequ
 	progress(api.Event{Step: "Opening a session", Done: true})
 	if req.Context == "bad-image" {
 		return api.Errorf(api.ExitImagePull, "no image")
+	}
+	if err := foreign(req.Context, req.Consent); err != nil {
+		return err
 	}
 	progress(api.Event{Connection: &api.Connection{ID: "id-fg", Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnected, Device: "kubevpn-lab"}})
 	if err := paths.MakeStateDir(); err != nil {

@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,16 +8,12 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
-	"kubevpn/pkg/match"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
-// specFlags say what an intercept takes, and where that goes.
+// specFlags select the requests of an intercept and the ports they go to.
 type specFlags struct {
 	headers   []string
 	path      string
@@ -31,34 +25,34 @@ type specFlags struct {
 	tlsSecret string
 }
 
-// addMatch adds those that say which requests are meant.
+// addMatch adds the flags that select requests.
 func (f *specFlags) addMatch(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	// Not a StringSlice: values may have commas.
-	flags.StringArrayVar(&f.headers, "headers", nil, "only requests with this header, NAME=VALUE or NAME=~REGEXP; may be repeated: all have to match")
+	flags.StringArrayVar(&f.headers, "headers", nil, "only requests with this header, NAME=VALUE or NAME=~REGEXP; may be repeated: all must match")
 	flags.StringVar(&f.path, "path", "", "only requests for this path or below it, or =~REGEXP")
-	flags.StringSliceVar(&f.methods, "method", nil, "only requests of this method; may be repeated: one has to match")
-	flags.BoolVar(&f.flush, "flush", false, "end connections that are open already, so that their clients connect anew")
-	flags.StringVar(&f.tlsSecret, "tls-secret", "", "Secret of type kubernetes.io/tls with which the application serves TLS, so that headers can match")
+	flags.StringSliceVar(&f.methods, "method", nil, "only requests with this method; may be repeated: one must match")
+	flags.BoolVar(&f.flush, "flush", false, "close connections that are already open, so that their clients reconnect")
+	flags.StringVar(&f.tlsSecret, "tls-secret", "", "Secret of type kubernetes.io/tls that the application serves TLS with; needed to match headers inside TLS")
 	complete(cmd, "method", "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 }
 
 func (f *specFlags) addTo(cmd *cobra.Command) {
 	f.addMatch(cmd)
 	flags := cmd.Flags()
-	flags.StringSliceVar(&f.ports, "portmap", nil, "port of the container and of this machine, [tcp|udp/]CONTAINER:LOCAL; may be repeated (default all, each to the same)")
-	flags.StringVarP(&f.container, "container", "c", "", "container whose ports are meant (default the one that kubectl would take)")
-	flags.BoolVar(&f.mirror, "mirror", false, "send this machine a copy; the answers come from the application")
+	flags.StringSliceVar(&f.ports, "portmap", nil, "port of the container and of this machine, [tcp|udp/]CONTAINER:LOCAL; may be repeated (default: all ports, each to the same port)")
+	flags.StringVarP(&f.container, "container", "c", "", "container whose ports are intercepted (default: the one in the annotation kubectl.kubernetes.io/default-container, else the only one, else the one with the ports)")
+	flags.BoolVar(&f.mirror, "mirror", false, "send a copy of the requests to this machine; the application still answers")
 }
 
-// spec is what the flags ask for, but for TLS: that needs the cluster.
+// spec builds the specification from the flags, without TLS, which needs the cluster.
 func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
 	s := api.InterceptSpec{Container: f.container, Mode: mode, Mirror: f.mirror, Flush: f.flush}
-	var m match.Spec
+	var m httpmatch.Spec
 	for _, text := range f.headers {
-		h, err := match.ParseHeader(text)
+		h, err := httpmatch.ParseHeader(text)
 		if err != nil {
-			return s, api.Errorf(api.ExitUsage, "--headers: %q is no header", text).
+			return s, api.Errorf(api.ExitUsage, "--headers: %q is not a header", text).
 				WithHint("write it like --headers x-user=me, or --headers 'x-user=~me|you' for a regular expression")
 		}
 		m.Headers = append(m.Headers, h)
@@ -69,9 +63,9 @@ func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
 	}
 	m.Path, m.Methods = f.path, s.Match.Methods
 	s.Match.Path = f.path
-	if _, err := match.New(m); err != nil {
+	if _, err := httpmatch.New(m); err != nil {
 		return s, api.Errorf(api.ExitUsage, "%w", err).
-			WithHint("values are taken as they are, or, behind =~, as a regular expression (RE2) for the whole text:\n" +
+			WithHint("a value matches literally or, after =~, as a regular expression (RE2) for the whole text:\n" +
 				"--headers x-user=me   --headers 'x-user=~me|you'   --path /api   --path '=~/v[12]/.*'   --method GET")
 	}
 	for _, text := range f.ports {
@@ -83,7 +77,7 @@ func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
 		if i := slices.IndexFunc(s.Ports, func(o api.PortMap) bool {
 			return o.Protocol == p.Protocol && o.Container == p.Container && o.Name == p.Name
 		}); i >= 0 {
-			return s, api.Errorf(api.ExitUsage, "--portmap: %s is given twice", text).WithHint("a port of the container goes to one port of this machine")
+			return s, api.Errorf(api.ExitUsage, "--portmap: %s is given twice", text).WithHint("map each port of the container to one port of this machine")
 		}
 		s.Ports = append(s.Ports, p)
 	}
@@ -106,7 +100,7 @@ func parsePortMap(text string) (api.PortMap, error) {
 	case err == nil && number > 0:
 		p.Container, p.Local = uint16(number), uint16(number)
 	case err == nil, errors.Is(err, strconv.ErrRange), !isPortName(container):
-		return p, fmt.Errorf("%q: %q is no port of a container", text, container)
+		return p, fmt.Errorf("%q: %q is not a container port", text, container)
 	default:
 		p.Name = container
 	}
@@ -115,7 +109,7 @@ func parsePortMap(text string) (api.PortMap, error) {
 	}
 	number, err = strconv.ParseUint(local, 10, 16)
 	if err != nil || number == 0 {
-		return p, fmt.Errorf("%q: %q is no port of this machine", text, local)
+		return p, fmt.Errorf("%q: %q is not a local port", text, local)
 	}
 	p.Local = uint16(number)
 	return p, nil
@@ -126,7 +120,7 @@ func isPortName(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" && strings.ContainsAny(s, "abcdefghijklmnopqrstuvwxyz")
 }
 
-// checkWorkloads refuses arguments that are not TYPE/NAME, and says what was probably meant.
+// checkWorkloads returns an error for arguments that are not TYPE/NAME, with a suggestion.
 func checkWorkloads(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return api.Errorf(api.ExitUsage, "`%s` needs the name of a workload", cmd.CommandPath()).
@@ -140,41 +134,11 @@ func checkWorkloads(cmd *cobra.Command, args []string) error {
 		err := api.Errorf(api.ExitUsage, "%q is not TYPE/NAME", arg)
 		switch {
 		case found:
-			return err.WithHint("write it like deployment/web; the namespace is -n's")
+			return err.WithHint("write it like deployment/web; set the namespace with -n")
 		case n == 0 && len(args) == 2 && !strings.Contains(args[1], "/"):
 			return err.WithHint("write it as one word: %s/%s", arg, args[1])
 		}
 		return err.WithHint("did you mean deployment/%s?", arg)
 	}
 	return nil
-}
-
-// termination reads the Secret with the user's own account.
-func termination(ctx context.Context, c *cluster.Cluster, namespace, name string) (*api.TLSTermination, error) {
-	secret, err := c.Kube().CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, api.Errorf(api.ExitWorkload, "there is no Secret %s in the namespace %s", name, namespace).
-			WithHint("`kubectl -n %s get secrets --field-selector type=%s` lists those that could be meant", namespace, corev1.SecretTypeTLS)
-	}
-	if err != nil {
-		return nil, explain(ctx, c, fmt.Errorf("reading the Secret %s/%s: %w", namespace, name, err))
-	}
-	t := &api.TLSTermination{Certificate: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
-	if err := checkPair(namespace+"/"+name, t); err != nil {
-		return nil, err
-	}
-	return t, nil
-}
-
-// checkPair refuses a Secret that no TLS server could use, before anything is begun.
-func checkPair(name string, t *api.TLSTermination) error {
-	_, err := tls.X509KeyPair(t.Certificate, t.Key)
-	if err == nil {
-		return nil
-	}
-	if len(t.Certificate) == 0 || len(t.Key) == 0 {
-		err = fmt.Errorf("it lacks %s or %s", corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
-	}
-	return api.Errorf(api.ExitWorkload, "the Secret %s cannot be served with: %w", name, err).
-		WithHint("--tls-secret wants a Secret of type kubernetes.io/tls, the one that the application uses")
 }

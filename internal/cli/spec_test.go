@@ -1,31 +1,21 @@
 package cli
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
-	"errors"
 	"fmt"
-	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
 )
 
 func TestParsePortMap(t *testing.T) {
@@ -40,15 +30,15 @@ func TestParsePortMap(t *testing.T) {
 		{in: "TCP/1:65535", want: api.PortMap{Protocol: "tcp", Container: 1, Local: 65535}},
 		{in: "http:3000", want: api.PortMap{Protocol: "tcp", Name: "http", Local: 3000}},
 		{in: "udp/dns-1", want: api.PortMap{Protocol: "udp", Name: "dns-1"}},
-		{in: "", err: `"" is no port of a container`},
-		{in: "0:1", err: `"0" is no port of a container`},
-		{in: "65536:1", err: `"65536" is no port of a container`},
-		{in: "-1:1", err: `"-1" is no port of a container`},
-		{in: "Http:1", err: `"Http" is no port of a container`},
-		{in: "80:", err: `"" is no port of this machine`},
-		{in: "80:0", err: `"0" is no port of this machine`},
-		{in: "80:web", err: `"web" is no port of this machine`},
-		{in: "80:1:2", err: `"1:2" is no port of this machine`},
+		{in: "", err: `"" is not a container port`},
+		{in: "0:1", err: `"0" is not a container port`},
+		{in: "65536:1", err: `"65536" is not a container port`},
+		{in: "-1:1", err: `"-1" is not a container port`},
+		{in: "Http:1", err: `"Http" is not a container port`},
+		{in: "80:", err: `"" is not a local port`},
+		{in: "80:0", err: `"0" is not a local port`},
+		{in: "80:web", err: `"web" is not a local port`},
+		{in: "80:1:2", err: `"1:2" is not a local port`},
 		{in: "sctp/80:80", err: `"sctp" is neither tcp nor udp`},
 	}
 	for _, tt := range tests {
@@ -95,8 +85,8 @@ func TestPortMapsAreAsTheyAreWritten(t *testing.T) {
 	}
 }
 
-// namespaceServer is an API server that has a Deployment and Secrets in the namespace shop, and a kubeconfig for it.
-func namespaceServer(t *testing.T, secrets map[string]map[string][]byte) *app {
+// namespaceServer is an API server that has Deployments in the namespace shop, and a kubeconfig for it.
+func namespaceServer(t *testing.T) *app {
 	t.Helper()
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, v any) {
@@ -111,16 +101,6 @@ func namespaceServer(t *testing.T, secrets map[string]map[string][]byte) *app {
 			list.Items = append(list.Items, appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name}})
 		}
 		answer(w, list)
-	})
-	mux.HandleFunc("GET /api/v1/namespaces/shop/secrets/{name}", func(w http.ResponseWriter, r *http.Request) {
-		data, ok := secrets[r.PathValue("name")]
-		if !ok {
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(http.StatusNotFound)
-			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
-			return
-		}
-		answer(w, corev1.Secret{TypeMeta: metav1.TypeMeta{Kind: "Secret", APIVersion: "v1"}, Data: data})
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -149,7 +129,7 @@ contexts: [{name: here, context: {cluster: lab, user: ann, namespace: NAMESPACE}
 }
 
 func TestCompleteWorkloads(t *testing.T) {
-	a := namespaceServer(t, nil)
+	a := namespaceServer(t)
 	types := []string{"deployment/", "statefulset/", "daemonset/", "replicaset/", "service/", "pod/"}
 	tests := []struct {
 		name      string
@@ -178,62 +158,4 @@ func TestCompleteWorkloads(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestTermination(t *testing.T) {
-	certificate, key := pair(t)
-	_, otherKey := pair(t)
-	a := namespaceServer(t, map[string]map[string][]byte{
-		"good":   {corev1.TLSCertKey: certificate, corev1.TLSPrivateKeyKey: key},
-		"opaque": {"password": []byte("x")},
-		"mixed":  {corev1.TLSCertKey: certificate, corev1.TLSPrivateKeyKey: otherKey},
-	})
-	prepared, err := (&kubeFlags{}).prepare(a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := cluster.Load(prepared.Kubeconfig, cluster.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tests := []struct{ name, err string }{
-		{"good", ""},
-		{"opaque", "the Secret shop/opaque cannot be served with: it lacks tls.crt or tls.key"},
-		{"mixed", "the Secret shop/mixed cannot be served with: tls: private key does not match public key"},
-		{"missing", "there is no Secret missing in the namespace shop"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := termination(t.Context(), c, "shop", tt.name)
-			if tt.err == "" {
-				if err != nil || !slices.Equal(got.Certificate, certificate) || !slices.Equal(got.Key, key) {
-					t.Errorf("termination = %+v, %v", got, err)
-				}
-				return
-			}
-			var e *api.Error
-			if !errors.As(err, &e) || e.Code != api.ExitWorkload || e.Message != tt.err || e.Hint == "" {
-				t.Errorf("error = %+v, want %s", err, tt.err)
-			}
-		})
-	}
-}
-
-// pair is a certificate and its key, as PEM.
-func pair(t *testing.T) (certificate, key []byte) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	encoded, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded})
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -30,12 +29,12 @@ func newStatus(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the connections, intercepts and clones",
-		Long: "Status shows the connections that the daemon has, and the workloads whose requests come to this machine, or go\n" +
-			"to a clone. It needs no network and starts nothing: without a daemon nothing is connected.",
+		Long: "Show the connections of this machine, the workloads whose requests come to this machine, and the clones.\n" +
+			"The command asks only the daemon on this machine. It does not start the daemon and does not contact a cluster.",
 		Example: examples(
 			"Show the connections", "kubevpn status",
-			"With device, networks, name resolution and what was checked", "kubevpn status -o wide",
-			"For a script: whether the first connection works", "kubevpn status -o json | jq -r '.connections[0].status'",
+			"Also show devices, networks, name resolution and checks", "kubevpn status -o wide",
+			"Print the state of the first connection, for a script", "kubevpn status -o json | jq -r '.connections[0].status'",
 		),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
@@ -56,7 +55,7 @@ func (o *statusOptions) run(ctx context.Context) error {
 	case err != nil:
 		return err
 	case status.Version != version.Full():
-		fmt.Fprintf(o.app.errout, "! the daemon is kubevpn %s, this is %s: `kubevpn quit` ends it and its connections\n",
+		fmt.Fprintf(o.app.errout, "! the daemon is kubevpn %s, this is %s; `kubevpn quit` stops it and ends its connections\n",
 			status.Version, version.Full())
 	}
 	return o.print(o.app.out, status, time.Now())
@@ -71,7 +70,7 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 	case "yaml":
 		text, err := yaml.Marshal(status)
 		if err != nil {
-			return fmt.Errorf("writing the status as YAML: %w", err)
+			return fmt.Errorf("cannot encode the status as YAML: %w", err)
 		}
 		_, err = w.Write(text)
 		return err
@@ -85,7 +84,7 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 		[]string{"DEVICE", "ADDRESSES", "NETWORKS", "DNS", "SERVICES", "MANAGER"})
 	for _, c := range status.Connections {
 		t.row([]string{c.ID, dash(c.Cluster), dash(c.Namespace), string(c.Status), dash(c.Netstack), dash(c.Transport), age(c.Since, now)},
-			[]string{dash(c.Device), dash(addresses(c.Addresses)), dash(join(c.CIDRs)), dash(string(c.DNS.Mode)), dash(c.Services), dash(manager(c))})
+			[]string{dash(c.Device), dash(join(c.Addresses)), dash(join(c.CIDRs)), dash(string(c.DNS.Mode)), dash(c.Services), dash(manager(c))})
 	}
 	if err := t.flush(); err != nil {
 		return err
@@ -115,7 +114,7 @@ func (t table) row(narrow, wide []string) {
 
 func (t table) flush() error { return t.w.Flush() }
 
-// printDetails writes lines about what a row of the table above them is about.
+// printDetails writes a title, the name of a row of the table above, and lines about it.
 func printDetails(w io.Writer, title string, lines []string) {
 	if len(lines) == 0 {
 		return
@@ -126,7 +125,7 @@ func printDetails(w io.Writer, title string, lines []string) {
 	}
 }
 
-// errorLines are what happened and, indented, what to do next.
+// errorLines returns the message of e and, indented, its hint.
 func errorLines(e *api.Error) []string {
 	if e == nil {
 		return nil
@@ -138,7 +137,7 @@ func errorLines(e *api.Error) []string {
 	return lines
 }
 
-// details are the lines below the table: what is wrong, and, when asked for more, why it is as it is.
+// details returns the lines below the table: warnings and errors, and with -o wide also reasons and checks.
 func (o *statusOptions) details(c api.Connection) []string {
 	var lines []string
 	if o.output.value == "wide" {
@@ -151,6 +150,9 @@ func (o *statusOptions) details(c api.Connection) []string {
 		if c.ProxyMode != "" {
 			lines = append(lines, "kube-proxy "+c.ProxyMode)
 		}
+		if len(c.AllowInbound) > 0 {
+			lines = append(lines, "other laptops may connect to "+join(c.AllowInbound))
+		}
 		for _, check := range c.Checks {
 			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))
 		}
@@ -161,7 +163,7 @@ func (o *statusOptions) details(c api.Connection) []string {
 	return append(lines, errorLines(c.Error)...)
 }
 
-// describeTransport is a line about one transport: "api-proxy in use: round trip 0.2 ms, 3.1 MB sent, 20 MB received".
+// describeTransport returns a line about one transport: "api-proxy in use: round trip 0.2 ms, 3.1 MB sent, 20 MB received".
 func describeTransport(t api.Transport) string {
 	line := t.Name + " " + string(t.State)
 	if t.Reason != "" {
@@ -185,14 +187,6 @@ func manager(c api.Connection) string {
 		return ""
 	}
 	return fmt.Sprintf("%s/%s (%s)", c.ManagerNamespace, c.ManagerPod, c.ManagerVersion)
-}
-
-func addresses(as []netip.Addr) string {
-	var s []string
-	for _, a := range as {
-		s = append(s, a.String())
-	}
-	return strings.Join(s, ", ")
 }
 
 func dash(s string) string {

@@ -10,8 +10,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// printIntercepts is the second table of status: a row for each intercept, and one for each that others have of the same
-// workload.
+// printIntercepts writes the second table of status: a row for each intercept of this machine, followed by a row for each
+// intercept of another owner on the same workload.
 func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time.Time) error {
 	if len(status.Intercepts) == 0 {
 		return nil
@@ -27,20 +27,20 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 	for _, i := range status.Intercepts {
 		name := i.Workload
 		if i.Namespace != namespaces[i.Connection] {
-			name += " -n " + i.Namespace // as `leave` takes it
+			name += " -n " + i.Namespace // the form that `leave` accepts
 		}
-		covered, state := pods(&i), string(i.State)
-		if i.Clone != nil && i.Clone.NoTraffic { // no pod of the workload has a part in it
-			covered, state = "-", string(i.Clone.State)
+		intercepted, state := pods(&i), string(i.State)
+		if i.Clone != nil && i.Clone.NoTraffic { // the pods of the workload do not take part
+			intercepted, state = "-", string(i.Clone.State)
 		}
-		t.row([]string{name, dash(claimed(i.Match, i.Mirror)), dash(portMaps(i.Ports)), covered, dash(i.Owner), fmt.Sprint(i.Requests), state},
+		t.row([]string{name, dash(matched(i.Match, i.Mirror)), dash(portMaps(i.Ports)), intercepted, dash(i.Owner), fmt.Sprint(i.Requests), state},
 			[]string{i.ID, i.Namespace, i.Connection, dash(i.Mode), age(i.Since, now), dash(i.LastError)})
 		for _, other := range i.Others {
 			state := string(api.InterceptActive)
 			if other.Away {
 				state = "away"
 			}
-			t.row([]string{name, dash(claimed(other.Match, other.Mirror)), dash(agentPorts(other.Ports)), "-", dash(other.Owner), fmt.Sprint(other.Requests), state},
+			t.row([]string{name, dash(matched(other.Match, other.Mirror)), dash(agentPorts(other.Ports)), "-", dash(other.Owner), fmt.Sprint(other.Requests), state},
 				[]string{"-", i.Namespace, i.Connection, "-", age(other.Since, now), dash(other.LastError)})
 		}
 	}
@@ -53,7 +53,7 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 	return nil
 }
 
-// interceptDetails are the lines below the table: what is wrong, and, when asked for more, why it is as it is.
+// interceptDetails returns the lines below the table: warnings and errors, and with -o wide also reasons and checks.
 func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 	var lines []string
 	if o.output.value == "wide" {
@@ -68,8 +68,8 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 		lines = append(lines, o.cloneDetails(i.Clone)...)
 	}
 	for _, pod := range i.Pods {
-		if !pod.Covered {
-			lines = append(lines, fmt.Sprintf("! pod %s is not covered: %s", pod.Name, cmp.Or(pod.Reason, "not yet")))
+		if !pod.Intercepted {
+			lines = append(lines, fmt.Sprintf("! pod %s is not intercepted: %s", pod.Name, cmp.Or(pod.Reason, "not yet")))
 		}
 	}
 	if i.LastError != "" && o.output.value != "wide" {
@@ -86,7 +86,7 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 	return append(lines, errorLines(i.Error)...)
 }
 
-// cloneDetails are the lines about a clone: which it is, how it is reached, how far its files are.
+// cloneDetails returns the lines about a clone: its name and state, its host name, its file copies and its pods.
 func (o *statusOptions) cloneDetails(c *api.Clone) []string {
 	ready := 0
 	for _, p := range c.Pods {
@@ -120,7 +120,7 @@ func (o *statusOptions) cloneDetails(c *api.Clone) []string {
 	return lines
 }
 
-// portMaps are ports as --portmap takes them: "8080, udp/53:5353".
+// portMaps formats ports like --portmap: "8080, udp/53:5353".
 func portMaps(ports []api.PortMap) string {
 	var texts []string
 	for _, p := range ports {
@@ -141,7 +141,7 @@ func agentPorts(ports []api.AgentPort) string {
 	return strings.Join(texts, ", ")
 }
 
-// portNumber is "8080" or "udp/53".
+// portNumber returns "8080" or "udp/53".
 func portNumber(protocol string, port uint16) string {
 	if protocol == "" || protocol == "tcp" {
 		return fmt.Sprint(port)

@@ -17,22 +17,22 @@ type versionOptions struct {
 	output *format
 }
 
-// versions is what `version -o json` prints.
+// versions is the output of `version -o json`.
 type versions struct {
 	Version  string  `json:"version"`
 	Commit   string  `json:"commit"`
 	Go       string  `json:"go"`
 	Platform string  `json:"platform"`
-	Image    string  `json:"image"`  // the default one
-	Daemon   *string `json:"daemon"` // null: none is running
+	Image    string  `json:"image"`  // the default image of the traffic manager
+	Daemon   *string `json:"daemon"` // null: no daemon is running
 }
 
 func newVersion(a *app) *cobra.Command {
 	o := &versionOptions{app: a, output: newFormat("text", "json")}
 	cmd := &cobra.Command{
 		Use:     "version",
-		Short:   "Show the version of this program and of the daemon",
-		Example: examples("Show the versions", "kubevpn version", "For a script", "kubevpn version -o json"),
+		Short:   "Print the versions of this program and of the daemon",
+		Example: examples("Print the versions", "kubevpn version", "Print the versions as JSON", "kubevpn version -o json"),
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"golang.org/x/sync/errgroup"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -22,41 +24,41 @@ import (
 	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
 const (
-	leaveTimeout  = 5 * time.Second // for the Job's deletion to be accepted
-	retryPause    = time.Second     // after a request about the Job that failed
-	conflictPause = 50 * time.Millisecond
-	goneTimeout   = 45 * time.Second           // for an earlier Job of that name to be gone, its pods' grace included
-	seenAlive     = renewEvery + 5*time.Second // in which who lives renews a clone
+	leaveTimeout    = 5 * time.Second // for the request to delete the Job
+	retryPause      = time.Second     // after a failed request for the Job
+	conflictPause   = 50 * time.Millisecond
+	deletionTimeout = 45 * time.Second           // for an earlier Job of that name to be gone, with the grace period of its pods
+	aliveTimeout    = renewEvery + 5*time.Second // a daemon that lives renews its clone within that time
 )
 
-// Cluster is what a clone does with the cluster, with the user's own rights: a *cluster.Cluster.
+// Cluster is the cluster, with the user's own permissions: a workloads.Client.
 type Cluster interface {
-	Workload(ctx context.Context, namespace, typeAndName string) (*cluster.Workload, error)
+	Workload(ctx context.Context, namespace, typeAndName string) (*workloads.Workload, error)
 	DialExec(namespace, pod, container string, command []string) net.Conn
-	WatchPods(ctx context.Context, w *cluster.Workload, f func([]corev1.Pod)) error
+	WatchPods(ctx context.Context, w *workloads.Workload, f func([]corev1.Pod)) error
 	Kube() kubernetes.Interface
 	Explain(err error) *api.Error
 }
 
-// Config is what New needs.
+// Config is the configuration of a Clone.
 type Config struct {
 	Cluster   Cluster
 	Namespace string // the workload's
 	Workload  string // TYPE/NAME
 	Spec      api.CloneSpec
-	Image     func(context.Context) (string, error) // the traffic manager's, which has the supervisor in it
+	Image     func(context.Context) (string, error) // the traffic manager's, which contains the supervisor
 	Owner     string                                // user@host
 	Key       string                                // the hash of the owner's public key
-	OnPods    func([]api.ClonePod)                  // whenever they have changed; calls do not overlap
+	OnPods    func([]api.ClonePod)                  // after each change; calls do not overlap
 	Progress  func(api.Event)                       // may be called concurrently; never blocks for long
 	Logger    *slog.Logger
 }
 
-// Clone is one copy. Run is called once; the other methods may be called at any time, concurrently.
+// Clone is one copy of a workload. Call Run once. The other methods are safe for concurrent use, at any time.
 //
 //	Run ─▶ create ─▶ watch its pods ─▶ (ctx ends, or somebody deleted it) ─▶ delete
 //	          ▲        renew its lease
@@ -66,42 +68,44 @@ type Clone struct {
 	kube kubernetes.Interface
 	log  *slog.Logger
 
-	ends  bool // of run: what it runs is meant to end
+	registry http.RoundTripper // to registries
+
+	ends  bool // the pods are expected to end; run sets it
 	syncs syncs
 
-	ended chan struct{} // a pod has ended well; buffered 1
-	again chan struct{} // the pods are to be looked at once more: files have come, or the Job is another one; buffered 1
-	ready chan struct{} // closed: a pod is ready, and has the files that go to it, or has done what it is for
+	ended chan struct{} // a pod has succeeded; buffered 1
+	again chan struct{} // files arrived or the Job is another one: update the pods; buffered 1
+	ready chan struct{} // closed when a pod is ready and has its files, or has succeeded
 	first sync.Once
-	begun chan struct{} // closed: and its maker has been told of all that was on the way
+	begun chan struct{} // closed after ready, when Progress has received all events of the start
 
-	renewEvery  time.Duration
-	syncTrouble time.Duration // tests have less patience
+	renewEvery time.Duration
+	syncGrace  time.Duration // shorter in tests
 
 	mu        sync.Mutex
 	status    api.Clone
-	unrenewed string       // why the lease could not be renewed, the last time
-	over      bool         // a pod of the Job ended well, and the Job may have
-	uid       types.UID    // the Job's
-	pods      []corev1.Pod // the Job's; not changed, but replaced
+	unrenewed string       // why the last renewal of the lease failed
+	over      bool         // a pod of the Job has succeeded, and perhaps the Job
+	uid       types.UID    // of the Job
+	pods      []corev1.Pod // of the Job; replaced, never changed
 }
 
-// New makes a clone that does not run yet.
+// New returns a clone that does not run yet.
 func New(cfg Config) *Clone {
 	c := &Clone{
 		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload),
 		ended: make(chan struct{}, 1), again: make(chan struct{}, 1), ready: make(chan struct{}), begun: make(chan struct{}),
-		renewEvery: renewEvery, syncTrouble: syncTrouble,
+		registry: remote.DefaultTransport, renewEvery: renewEvery, syncGrace: syncGrace,
 		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting, NoTraffic: cfg.Spec.NoTraffic},
 	}
 	c.syncs = syncs{clone: c, running: map[types.UID]*podSync{}}
 	return c
 }
 
-// Begun is closed once a pod of the clone was ready and had the files that go to it.
+// Begun is closed once a pod of the clone was ready and had its files.
 func (c *Clone) Begun() <-chan struct{} { return c.begun }
 
-// Status is a snapshot, also after Run has returned.
+// Status returns a snapshot of the clone's state, also after Run has returned.
 func (c *Clone) Status() api.Clone {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,7 +125,7 @@ func (c *Clone) change(f func(*api.Clone)) {
 	f(&c.status)
 }
 
-// Run keeps the clone until ctx ends, which is not an error, or it cannot be had. It then deletes it. Errors are *api.Error.
+// Run creates the clone, keeps it until ctx ends or it fails, and deletes it. The end of ctx is no error. Errors are *api.Error.
 func (c *Clone) Run(ctx context.Context) error {
 	err := c.run(ctx)
 	if ctx.Err() != nil {
@@ -145,40 +149,12 @@ func (c *Clone) explained(err error) *api.Error {
 }
 
 func (c *Clone) run(ctx context.Context) error {
-	done := c.step("Looking at %s", c.cfg.Workload)
-	w, err := c.cfg.Cluster.Workload(ctx, c.cfg.Namespace, c.cfg.Workload)
+	job, ports, err := c.plan(ctx)
 	if err != nil {
 		return err
 	}
-	container, err := w.Container(c.cfg.Spec.Container)
-	if err != nil {
-		return err
-	}
-	namespace := cmp.Or(c.cfg.Spec.Namespace, w.Namespace)
-	s, notes, err := read(ctx, c.kube, w, container.Name, namespace)
-	if err != nil {
-		return err
-	}
-	job, more, err := s.job(c.cfg.Spec, c.cfg.Owner, c.cfg.Key)
-	if err != nil {
-		return err
-	}
-	c.ends = s.ends()
-	if supervised(c.cfg.Spec) {
-		if err := c.supervise(ctx, job, container.Name); err != nil {
-			return err
-		}
-	}
-	c.syncs.container = container.Name
-	notes = append(notes, more...)
-	done("container %s", container.Name)
-	for _, note := range notes {
-		c.cfg.Progress(api.Event{Time: time.Now(), Warning: note})
-	}
-	c.change(func(s *api.Clone) { s.Name, s.Notes = job.Name, notes })
-
 	created := c.step("Creating the clone %s", job.Name)
-	own := service(job, w.Ports())
+	own := service(job, ports)
 	live, without, err := c.create(ctx, job, own)
 	if err != nil {
 		return err
@@ -191,30 +167,68 @@ func (c *Clone) run(ctx context.Context) error {
 		note := "the clone has no name in DNS: " + string(without)
 		c.cfg.Progress(api.Event{Time: time.Now(), Warning: note})
 		c.change(func(s *api.Clone) { s.Notes = append(s.Notes, note) })
-		created("namespace %s", namespace)
+		created("namespace %s", job.Namespace)
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	pods := make(chan []corev1.Pod)
 	g.Go(func() error { return c.keep(gctx, job, live, own) })
-	g.Go(func() error { return c.see(gctx, pods) })
-	g.Go(func() error {
-		return c.cfg.Cluster.WatchPods(gctx, &cluster.Workload{
-			Namespace: namespace, Name: job.Name, Kind: "Job", Resource: batchv1.SchemeGroupVersion.WithResource("jobs"),
-			Selector: labels.SelectorFromSet(labels.Set{labelClone: job.Name}),
-		}, func(now []corev1.Pod) {
-			select {
-			case pods <- now:
-			case <-gctx.Done():
-			}
-		})
-	})
+	g.Go(func() error { return c.follow(gctx, pods) })
+	g.Go(func() error { return c.watch(gctx, job, pods) })
 	g.Go(func() error { return c.await(gctx, job.Name) })
 	err = g.Wait()
 	c.syncs.wait()
 	return err
 }
 
-// step tells of something that may take a while; the function that it returns tells of its end.
+// plan reads the workload. It returns the Job of the clone and the ports of the workload, and publishes its notes.
+func (c *Clone) plan(ctx context.Context) (*batchv1.Job, []workloads.Port, error) {
+	done := c.step("Looking at %s", c.cfg.Workload)
+	w, err := c.cfg.Cluster.Workload(ctx, c.cfg.Namespace, c.cfg.Workload)
+	if err != nil {
+		return nil, nil, err
+	}
+	container, err := w.Container(c.cfg.Spec.Container)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, notes, err := read(ctx, c.kube, w, container.Name, cmp.Or(c.cfg.Spec.Namespace, w.Namespace))
+	if err != nil {
+		return nil, nil, err
+	}
+	job, more, err := s.job(c.cfg.Spec, c.cfg.Owner, c.cfg.Key)
+	if err != nil {
+		return nil, nil, err
+	}
+	c.ends = s.ends()
+	if supervised(c.cfg.Spec) {
+		if err := c.supervise(ctx, job, container.Name); err != nil {
+			return nil, nil, err
+		}
+	}
+	c.syncs.container = container.Name
+	notes = append(notes, more...)
+	done("container %s", container.Name)
+	for _, note := range notes {
+		c.cfg.Progress(api.Event{Time: time.Now(), Warning: note})
+	}
+	c.change(func(s *api.Clone) { s.Name, s.Notes = job.Name, notes })
+	return job, w.Ports(), nil
+}
+
+// watch sends the pods of the Job whenever they change.
+func (c *Clone) watch(ctx context.Context, job *batchv1.Job, pods chan<- []corev1.Pod) error {
+	return c.cfg.Cluster.WatchPods(ctx, &workloads.Workload{
+		Namespace: job.Namespace, Name: job.Name, Kind: "Job", Resource: batchv1.SchemeGroupVersion.WithResource("jobs"),
+		Selector: labels.SelectorFromSet(labels.Set{labelClone: job.Name}),
+	}, func(now []corev1.Pod) {
+		select {
+		case pods <- now:
+		case <-ctx.Done():
+		}
+	})
+}
+
+// step reports the start of a step to Progress. The function that it returns reports the end.
 func (c *Clone) step(format string, args ...any) (done func(format string, args ...any)) {
 	what := fmt.Sprintf(format, args...)
 	c.cfg.Progress(api.Event{Time: time.Now(), Step: what})
@@ -223,8 +237,8 @@ func (c *Clone) step(format string, args ...any) (done func(format string, args 
 	}
 }
 
-// create makes the Job and its Service, or says why there is none.
-func (c *Clone) create(ctx context.Context, job *batchv1.Job, own *corev1.Service) (*batchv1.Job, nameless, error) {
+// create creates the Job and its Service, or returns why there is no Service.
+func (c *Clone) create(ctx context.Context, job *batchv1.Job, own *corev1.Service) (*batchv1.Job, noService, error) {
 	live, err := c.createJob(ctx, job)
 	if err != nil {
 		return nil, "", err
@@ -232,12 +246,12 @@ func (c *Clone) create(ctx context.Context, job *batchv1.Job, own *corev1.Servic
 	c.mu.Lock()
 	c.over, c.uid = false, live.UID
 	c.mu.Unlock()
-	c.lookAgain() // its pods may have been there before this was known
+	c.wakeUp() // its pods may have arrived earlier
 	without, err := c.name(ctx, own, live)
 	return live, without, err
 }
 
-// createJob makes the Job. One of the same name that an earlier daemon of the owner's left is removed first.
+// createJob creates the Job. It first deletes a Job of the same name that an earlier daemon with the owner's key left.
 func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, error) {
 	jobs := c.kube.BatchV1().Jobs(job.Namespace)
 	live, err := jobs.Create(ctx, job, metav1.CreateOptions{})
@@ -252,20 +266,19 @@ func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, 
 		owner := there.Annotations[annotationOwner]
 		switch {
 		case there.Labels[labelManagedBy] != managedBy || owner == "":
-			return nil, api.Errorf(api.ExitConflict, "the namespace %s has a Job %s already, which is no clone", job.Namespace, job.Name).
-				WithHint("Take another name: --name NAME")
-		case owner != c.cfg.Owner, there.Annotations[annotationWorkload] != job.Annotations[annotationWorkload]:
+			return nil, api.Errorf(api.ExitConflict, "the namespace %s already has a Job %s that is not a clone", job.Namespace, job.Name).
+				WithHint("Choose another name: --name NAME")
+		case there.Annotations[annotationKey] != c.cfg.Key, there.Annotations[annotationWorkload] != job.Annotations[annotationWorkload]:
 			return nil, taken(there, owner)
-		case there.Annotations[annotationKey] != c.cfg.Key:
-			if err := c.abandoned(ctx, there); err != nil {
-				return nil, err
-			}
+		}
+		if err := c.abandoned(ctx, there); err != nil {
+			return nil, err
 		}
 		if err := remove(ctx, c.kube, job.Namespace, job.Name, there.UID); err != nil {
 			return nil, err
 		}
 	}
-	gone, cancel := context.WithTimeout(ctx, goneTimeout)
+	gone, cancel := context.WithTimeout(ctx, deletionTimeout)
 	defer cancel()
 	for {
 		live, err := jobs.Create(gone, job, metav1.CreateOptions{})
@@ -276,24 +289,24 @@ func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, 
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			return nil, api.Errorf(api.ExitNotReady, "the earlier clone %s does not go away", job.Name)
+			return nil, api.Errorf(api.ExitNotReady, "the earlier clone %s was not deleted in time", job.Name)
 		}
 	}
 }
 
-// taken says who has a clone.
+// taken returns an error that names the owner of a clone.
 func taken(by *batchv1.Job, owner string) *api.Error {
-	return api.Errorf(api.ExitConflict, "the namespace %s has a clone %s of %s already: %s has had it since %s", by.Namespace, by.Name,
+	return api.Errorf(api.ExitConflict, "the namespace %s already has a clone %s of %s, which %s owns since %s", by.Namespace, by.Name,
 		by.Annotations[annotationWorkload], owner, by.CreationTimestamp.Local().Format(time.DateTime)).
-		WithHint("Take another name: --name NAME")
+		WithHint("Choose another name: --name NAME")
 }
 
-// abandoned waits until it is clear that nobody renews a clone, and gives an error if somebody does: there may be another machine of
-// the same name, with a user of the same name.
+// abandoned waits until it is certain that nobody renews a clone, and fails if somebody does: machines that share a home directory
+// have the same key.
 func (c *Clone) abandoned(ctx context.Context, there *batchv1.Job) error {
-	done := c.step("Waiting for a daemon that had the clone %s already", there.Name)
+	done := c.step("Waiting for an earlier daemon to renew the clone %s", there.Name)
 	now := there
-	for began := time.Now(); !finished(now) && time.Since(began) < seenAlive; {
+	for began := time.Now(); !finished(now) && time.Since(began) < aliveTimeout; {
 		if err := pause(ctx, retryPause); err != nil {
 			return err
 		}
@@ -301,7 +314,7 @@ func (c *Clone) abandoned(ctx context.Context, there *batchv1.Job) error {
 		now, err = c.kube.BatchV1().Jobs(there.Namespace).Get(ctx, there.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err), err == nil && now.UID != there.UID:
-			done("the clone has gone") // what has come in its place is seen by whoever makes the next one
+			done("the clone is gone") // another one in its place makes Create fail again
 			return nil
 		case err != nil:
 			return err
@@ -309,11 +322,11 @@ func (c *Clone) abandoned(ctx context.Context, there *batchv1.Job) error {
 			return taken(there, "another "+there.Annotations[annotationOwner])
 		}
 	}
-	done("it is gone")
+	done("no daemon renews it")
 	return nil
 }
 
-// deadline is the age at which a Job ends, in seconds; 0: it has none.
+// deadline returns the age at which a Job ends, in seconds, or 0.
 func deadline(j *batchv1.Job) int64 {
 	if j.Spec.ActiveDeadlineSeconds == nil {
 		return 0
@@ -332,8 +345,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// see takes over the Job's pods as they change, and when they have got their files.
-func (c *Clone) see(ctx context.Context, pods <-chan []corev1.Pod) error {
+// follow updates the status when the pods of the Job change, and when they have received their files.
+func (c *Clone) follow(ctx context.Context, pods <-chan []corev1.Pod) error {
 	for now := []corev1.Pod(nil); ; {
 		select {
 		case now = <-pods:
@@ -344,46 +357,49 @@ func (c *Clone) see(ctx context.Context, pods <-chan []corev1.Pod) error {
 		c.mu.Lock()
 		job := c.uid
 		c.mu.Unlock()
-		var own []corev1.Pod // and not an earlier Job's of the same name
+		var own []corev1.Pod // not those of an earlier Job of the same name
 		for _, p := range now {
 			if owner := metav1.GetControllerOf(&p); owner != nil && owner.UID == job {
 				own = append(own, p)
 			}
 		}
 		c.syncs.follow(ctx, own)
-		c.look(own)
+		c.update(own)
 	}
 }
 
-func (c *Clone) lookAgain() {
+func (c *Clone) wakeUp() {
 	select {
 	case c.again <- struct{}{}:
 	default:
 	}
 }
 
-// look takes over what is known of the clone's pods.
-func (c *Clone) look(pods []corev1.Pod) {
-	var list []api.ClonePod
-	ready, ended, trouble := 0, 0, ""
+// podCounts sums up the pods of a clone.
+type podCounts struct {
+	ready, ended int
+	trouble      string // why the first pod that is not ready is not
+}
+
+// describe returns the pods that requests may go to, now or later.
+func (c *Clone) describe(pods []corev1.Pod) (list []api.ClonePod, n podCounts) {
 	for _, p := range pods {
-		if p.Status.Phase == corev1.PodSucceeded {
-			ended++ // for the Job too, also one that was deleted, or evicted, and ended well for that
+		switch {
+		case p.Status.Phase == corev1.PodSucceeded:
+			n.ended++ // also one that was deleted or evicted and ended well: the Job counts it too
 			continue
-		}
-		if p.DeletionTimestamp != nil {
+		case p.DeletionTimestamp != nil:
 			continue
-		}
-		if p.Status.Phase == corev1.PodFailed {
+		case p.Status.Phase == corev1.PodFailed:
 			if c.ends { // the Job tries again with another pod
 				failed, _ := reason(&p)
-				trouble = cmp.Or(trouble, failed)
+				n.trouble = cmp.Or(n.trouble, failed)
 			}
 			continue
 		}
 		shown := api.ClonePod{Name: p.Name, IP: p.Status.PodIP}
 		if podutils.IsPodReady(&p) {
-			missing := c.syncs.lack(p.UID)
+			missing := c.syncs.missing(p.UID)
 			if shown.Ready = missing == nil; missing != nil {
 				shown.Reason = missing.String()
 			}
@@ -391,48 +407,54 @@ func (c *Clone) look(pods []corev1.Pod) {
 			shown.Reason, _ = reason(&p)
 		}
 		if shown.Ready {
-			ready++
+			n.ready++
 		}
-		trouble = cmp.Or(trouble, shown.Reason)
+		n.trouble = cmp.Or(n.trouble, shown.Reason)
 		list = append(list, shown)
 	}
+	return list, n
+}
+
+// update publishes the state of the clone's pods.
+func (c *Clone) update(pods []corev1.Pod) {
+	list, n := c.describe(pods)
 	c.mu.Lock()
-	done := c.status.State == api.CloneDone || c.ends && ended >= int(max(c.cfg.Spec.Replicas, 1))
-	c.over = c.over || ended > 0
+	done := c.status.State == api.CloneDone || c.ends && n.ended >= int(max(c.cfg.Spec.Replicas, 1))
+	c.over = c.over || n.ended > 0
 	c.status.Pods, c.pods = list, pods
 	switch {
 	case c.status.State == api.CloneLeaving || c.status.State == api.CloneFailed:
 	case done:
 		c.status.State, c.status.LastError = api.CloneDone, ""
-	case ready > 0:
+	case n.ready > 0:
 		c.status.State, c.status.LastError = api.CloneRunning, ""
-	case c.status.State != api.CloneStarting || trouble != "":
+	case c.status.State != api.CloneStarting || n.trouble != "":
 		if c.status.State != api.CloneStarting {
 			c.status.State = api.CloneWaiting
 		}
-		c.status.LastError = cmp.Or(trouble, c.status.LastError)
+		c.status.LastError = cmp.Or(n.trouble, c.status.LastError)
 	}
 	c.mu.Unlock()
 	if c.cfg.OnPods != nil {
 		c.cfg.OnPods(slices.Clone(list))
 	}
-	if ended > 0 {
+	if n.ended > 0 {
 		select {
 		case c.ended <- struct{}{}:
 		default:
 		}
 	}
-	if ready > 0 || done {
-		c.first.Do(func() { close(c.ready) }) // who waits for it finds them told
+	if n.ready > 0 || done {
+		c.first.Do(func() { close(c.ready) }) // after OnPods
 	}
 }
 
-// remove deletes the Job, and its pods and its name with it.
+// remove deletes the Job, and with it the pods and the Service.
 func (c *Clone) remove(ctx context.Context) error {
 	c.change(func(s *api.Clone) { s.State = api.CloneLeaving })
 	status := c.Status()
 	if status.Name == "" {
-		return nil // none was made
+		return nil // it was not created
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
@@ -440,19 +462,22 @@ func (c *Clone) remove(ctx context.Context) error {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	if err == nil && live.Annotations[annotationKey] != c.cfg.Key {
-		return nil // somebody else's
+	c.mu.Lock()
+	own := c.uid
+	c.mu.Unlock()
+	if err == nil && live.UID != own {
+		return nil // of another owner, or of another daemon with the same key
 	}
 	if err == nil {
 		err = remove(ctx, c.kube, status.Namespace, status.Name, live.UID)
 	}
 	if err != nil {
-		return fmt.Errorf("deleting the clone %s, which ends by itself %v after its last renewal: %w", status.Name, lease, err)
+		return fmt.Errorf("cannot delete the clone %s, which ends by itself %v after its last renewal: %w", status.Name, lease, err)
 	}
 	return nil
 }
 
-// remove deletes a Job, if it is still that one.
+// remove deletes a Job if it still has that UID.
 func remove(ctx context.Context, kube kubernetes.Interface, namespace, name string, uid types.UID) error {
 	err := kube.BatchV1().Jobs(namespace).Delete(ctx, name, metav1.DeleteOptions{
 		PropagationPolicy: new(metav1.DeletePropagationBackground), Preconditions: &metav1.Preconditions{UID: &uid},
@@ -463,24 +488,24 @@ func remove(ctx context.Context, kube kubernetes.Interface, namespace, name stri
 	return err
 }
 
-// RemoveLeft deletes the clones that there are of a workload, TYPE/NAME, of one owner (user@host), or of everybody (""), and gives
-// their names. It is for those whose daemon is gone: one that lives sees that somebody deleted its clone, and ends what belongs to it.
-func RemoveLeft(ctx context.Context, kube kubernetes.Interface, namespace, workload, owner string) ([]string, error) {
-	all, err := left(ctx, kube, metav1.NamespaceAll) // clones may be elsewhere: --target-namespace
+// RemoveLeft deletes the clones of a workload, TYPE/NAME, whose owner's key has that hash; "" means all owners. It returns
+// their names. It serves to remove clones whose daemon is gone; a running daemon notices that its clone was deleted.
+func RemoveLeft(ctx context.Context, kube kubernetes.Interface, namespace, workload, key string) ([]string, error) {
+	all, err := left(ctx, kube, metav1.NamespaceAll) // --target-namespace puts clones elsewhere
 	if apierrors.IsForbidden(err) {
 		all, err = left(ctx, kube, namespace)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listing clones: %w", err)
+		return nil, fmt.Errorf("cannot list clones: %w", err)
 	}
 	var removed []string
 	var errs []error
 	for _, j := range all {
-		if j.DeletionTimestamp != nil || j.Annotations[annotationWorkload] != namespace+"/"+workload || owner != "" && j.Annotations[annotationOwner] != owner {
+		if j.DeletionTimestamp != nil || j.Annotations[annotationWorkload] != namespace+"/"+workload || key != "" && j.Annotations[annotationKey] != key {
 			continue
 		}
 		if err := remove(ctx, kube, j.Namespace, j.Name, j.UID); err != nil {
-			errs = append(errs, fmt.Errorf("deleting the clone %s in the namespace %s: %w", j.Name, j.Namespace, err))
+			errs = append(errs, fmt.Errorf("cannot delete the clone %s in the namespace %s: %w", j.Name, j.Namespace, err))
 			continue
 		}
 		removed = append(removed, j.Name)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 	"sync"
 	"testing"
@@ -24,7 +25,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,8 +33,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // world is a cluster in memory: it stores what is made, and the test says what becomes of it. It is a Cluster.
 type world struct {
 	kube     *fake.Clientset
-	workload *cluster.Workload
+	workload *workloads.Workload
 	dial     func(pod string, command []string) net.Conn // DialExec
+	registry http.RoundTripper                           // to registries; nil: the clone's own
 
 	mu      sync.Mutex
 	pods    []corev1.Pod
@@ -50,7 +52,7 @@ func newWorld(objects ...runtime.Object) *world {
 		a.(k8stesting.CreateAction).GetObject().(*batchv1.Job).UID = types.UID(fmt.Sprintf("job-%d", w.uids))
 		return false, nil, nil
 	})
-	w.workload = &cluster.Workload{
+	w.workload = &workloads.Workload{
 		Namespace: "shop", Name: "web", Kind: "Deployment", Selector: labels.SelectorFromSet(labels.Set{"app": "web"}), Object: &unstructured.Unstructured{Object: map[string]any{}},
 		Template: corev1.PodTemplateSpec{
 			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "web"}},
@@ -66,7 +68,7 @@ func newWorld(objects ...runtime.Object) *world {
 	return w
 }
 
-func (w *world) Workload(context.Context, string, string) (*cluster.Workload, error) {
+func (w *world) Workload(context.Context, string, string) (*workloads.Workload, error) {
 	return w.workload, nil
 }
 func (w *world) Kube() kubernetes.Interface { return w.kube }
@@ -75,7 +77,7 @@ func (w *world) Explain(err error) *api.Error {
 }
 func (w *world) DialExec(_, pod, _ string, command []string) net.Conn { return w.dial(pod, command) }
 
-func (w *world) WatchPods(ctx context.Context, _ *cluster.Workload, f func([]corev1.Pod)) error {
+func (w *world) WatchPods(ctx context.Context, _ *workloads.Workload, f func([]corev1.Pod)) error {
 	for {
 		w.mu.Lock()
 		pods, changed := slices.Clone(w.pods), w.changed

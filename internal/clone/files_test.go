@@ -17,7 +17,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/filesync"
+	"kubevpn/pkg/wire/filesync"
 )
 
 // containers are directories that files go to, one for each pod, as `traffic supervise` has them there.
@@ -108,10 +108,10 @@ func TestNoFilesArrive(t *testing.T) {
 		t.Fatal(err)
 	}
 	containers(t, w, func(pod string) string { return filepath.Join(to, "a", pod) })
-	r := w.run(t, api.CloneSpec{Sync: []api.SyncPair{{Local: local(t), Remote: "/site"}}}, func(c *Clone) { c.syncTrouble = 300 * time.Millisecond })
+	r := w.run(t, api.CloneSpec{Sync: []api.SyncPair{{Local: local(t), Remote: "/site"}}}, func(c *Clone) { c.syncGrace = 300 * time.Millisecond })
 	r.have(pod("a", corev1.PodRunning))
 	err := <-r.ended
-	if e := api.AsError(err); e == nil || e.Code != api.ExitNotReady || !strings.HasPrefix(e.Message, "no files reach /site of the clone web-ann: at the other end: ") ||
+	if e := api.AsError(err); e == nil || e.Code != api.ExitNotReady || !strings.HasPrefix(e.Message, "cannot copy files to /site of the clone web-ann: at the other end: ") ||
 		!strings.HasSuffix(e.Message, ": not a directory") {
 		t.Errorf("%v", err)
 	}
@@ -201,14 +201,14 @@ func TestFilesAreRefused(t *testing.T) {
 	}
 	w := newWorld()
 	containers(t, w, func(string) string { return "/proc" })
-	r := w.run(t, api.CloneSpec{Sync: []api.SyncPair{{Local: local(t), Remote: "/site"}}}, func(c *Clone) { c.syncTrouble = 300 * time.Millisecond })
+	r := w.run(t, api.CloneSpec{Sync: []api.SyncPair{{Local: local(t), Remote: "/site"}}}, func(c *Clone) { c.syncGrace = 300 * time.Millisecond })
 	r.have(pod("a", corev1.PodRunning))
 	select {
 	case <-r.Begun():
 		t.Error("it has begun without files")
 		r.end()
 	case err := <-r.ended:
-		if e := api.AsError(err); e == nil || e.Code != api.ExitNotReady || !strings.HasPrefix(e.Message, "no files reach /site of the clone web-ann: page: ") {
+		if e := api.AsError(err); e == nil || e.Code != api.ExitNotReady || !strings.HasPrefix(e.Message, "cannot copy files to /site of the clone web-ann: page: ") {
 			t.Errorf("%v", err)
 		}
 	}

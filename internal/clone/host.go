@@ -15,20 +15,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
-// nameless says that a clone has no name to be reached by, and why. It is no error: there are its pods' addresses.
-type nameless string
+// noService is why a clone has no Service. That is no error: the addresses of the pods work. Empty: it has one.
+type noService string
 
-// service is the clone's own name in DNS, for the ports of the workload's pods, and for those by which Services lead to them:
-// http://web-ann as http://web. Without any port it has no address of its own, and its name is all its pods.
-func service(job *batchv1.Job, ports []cluster.Port) *corev1.Service {
+// service returns the Service of the clone. It has the ports of the Services of the workload and of its pods, so that
+// http://web-ann works like http://web. Without ports it is headless: its name resolves to the pods.
+func service(job *batchv1.Job, ports []workloads.Port) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: job.Name, Namespace: job.Namespace, Labels: job.Labels, Annotations: job.Annotations},
 		Spec:       corev1.ServiceSpec{Selector: map[string]string{labelClone: job.Name}, IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack)},
 	}
-	add := func(p cluster.Port, port int32, name string) {
+	add := func(p workloads.Port, port int32, name string) {
 		protocol := corev1.Protocol(strings.ToUpper(p.Protocol))
 		taken := func(o corev1.ServicePort) bool { return o.Port == port && o.Protocol == protocol }
 		if slices.ContainsFunc(s.Spec.Ports, taken) {
@@ -39,7 +39,7 @@ func service(job *batchv1.Job, ports []cluster.Port) *corev1.Service {
 		}
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Protocol: protocol, Port: port, TargetPort: intstr.FromInt32(int32(p.Port))})
 	}
-	for _, p := range ports { // what is a Service's is meant, where a pod has a port of that number too
+	for _, p := range ports { // a Service's port wins over a pod's port of the same number
 		for _, of := range p.Services {
 			add(p, of.Port, of.Name)
 		}
@@ -56,7 +56,7 @@ func service(job *batchv1.Job, ports []cluster.Port) *corev1.Service {
 	return s
 }
 
-// hostPorts are those of a Service, as the user is told of them.
+// hostPorts returns the ports of a Service for the status.
 func hostPorts(s *corev1.Service) []api.ClonePort {
 	var all []api.ClonePort
 	for _, p := range s.Spec.Ports {
@@ -65,19 +65,19 @@ func hostPorts(s *corev1.Service) []api.ClonePort {
 	return all
 }
 
-// name makes the clone's Service. The Job owns it, and Kubernetes deletes it with the Job, whoever does that.
-func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job) (nameless, error) {
+// name creates the Service of the clone. The Job owns it, so Kubernetes deletes it with the Job.
+func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job) (noService, error) {
 	if errs := validation.IsDNS1035Label(s.Name); len(errs) > 0 {
-		return nameless("its name is none that a Service may have: " + strings.Join(errs, "; ")), nil
+		return noService("its name is not valid for a Service: " + strings.Join(errs, "; ")), nil
 	}
 	s.OwnerReferences = []metav1.OwnerReference{{
 		APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: owner.Name, UID: owner.UID,
 	}}
 	services := c.kube.CoreV1().Services(s.Namespace)
-	// given is what a request came to that the user may not have the right to.
-	given := func(verb string, err error) (nameless, error) {
+	// given turns a missing permission into a reason.
+	given := func(verb string, err error) (noService, error) {
 		if apierrors.IsForbidden(err) {
-			return nameless("you may not " + verb + " Services in the namespace " + s.Namespace), nil
+			return noService("you may not " + verb + " Services in the namespace " + s.Namespace), nil
 		}
 		return "", err
 	}
@@ -86,7 +86,7 @@ func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job)
 		if !apierrors.IsAlreadyExists(err) {
 			return given("create", err)
 		}
-		// An earlier Job of the same name had one, which the garbage collector has not come to. It keeps its address.
+		// An earlier Job of the same name had one that is not garbage collected yet. It keeps its address.
 		there, err := services.Get(ctx, s.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			continue
@@ -95,8 +95,8 @@ func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job)
 			return given("get", err)
 		}
 		if there.Labels[labelManagedBy] != managedBy || there.Labels[labelClone] != s.Name {
-			return "", api.Errorf(api.ExitConflict, "the namespace %s has a Service %s already, which is no clone's", s.Namespace, s.Name).
-				WithHint("Take another name: --name NAME")
+			return "", api.Errorf(api.ExitConflict, "the namespace %s already has a Service %s that belongs to no clone", s.Namespace, s.Name).
+				WithHint("Choose another name: --name NAME")
 		}
 		there.OwnerReferences, there.Annotations, there.Spec.Ports = s.OwnerReferences, s.Annotations, s.Spec.Ports
 		_, err = services.Update(ctx, there, metav1.UpdateOptions{})

@@ -1,14 +1,14 @@
-// Package clone runs a copy of a workload beside it, for one developer.
+// Package clone runs a copy of a workload in the cluster for one developer.
 //
 //	template of the workload ─▶ plan ─▶ Job ─▶ pods        that no Service, budget or workload selects
 //	                                     ▲
-//	daemon ── activeDeadlineSeconds ─────┘ moved ahead while the laptop lives
+//	daemon ── activeDeadlineSeconds ─────┘ extended while the laptop lives
 //
-// The Job owns a Service, the clone's own name, which goes with it.
+// The Job owns a Service, which gives the clone its name.
 //
-// The copy is a Job whatever the workload is: Kubernetes itself removes one whose laptop never comes back. Its deadline is the
-// lease. When it passes, the Job controller ends the pods, and half a minute later (ttlSecondsAfterFinished) the TTL controller
-// deletes it. So neither the traffic manager nor anybody else needs a right to delete what developers made.
+// The copy is a Job, whatever the workload is, since Kubernetes itself removes a Job whose laptop never comes back. Its deadline is
+// the lease. When the lease expires, the Job controller ends the pods, and half a minute later (ttlSecondsAfterFinished) the TTL
+// controller deletes the Job. So neither the traffic manager nor anybody else needs the permission to delete it.
 package clone
 
 import (
@@ -41,62 +41,62 @@ const (
 	annotationOwner    = "kubevpn.dev/owner"    // user@host
 	annotationKey      = "kubevpn.dev/key"      // the hash of the owner's public key
 
-	// lease is how long a clone lives that nobody renews, and renewEvery how often it is renewed.
+	// lease is how long a clone lives after its last renewal.
 	lease      = 2 * time.Minute
 	renewEvery = 20 * time.Second
 
-	// kept is how long a Job is there that has ended: longer than until the next renewal, which tells from it that it was not
-	// somebody who deleted it. keptDone is for one that was to end, so that its log can be read.
-	kept     = 30 * time.Second
-	keptDone = 2 * time.Minute
+	// jobTTL is how long a Job exists after its end: longer than renewEvery, so that the next renewal can tell an end from a deletion.
+	// doneJobTTL applies to Jobs that are expected to end, so that the user can read the log.
+	jobTTL     = 30 * time.Second
+	doneJobTTL = 2 * time.Minute
 
 	// tokenMount is where the API server mounts a service account's token, in a volume whose name begins with tokenVolume.
 	tokenMount  = "/var/run/secrets/kubernetes.io/serviceaccount"
 	tokenVolume = "kube-api-access-"
 )
 
-// source is what a clone is a copy of.
+// source is what a clone copies.
 type source struct {
 	workload  string // TYPE/NAME
 	namespace string
 	template  corev1.PodTemplateSpec
 	container string // of template
-	// claims are the PersistentVolumeClaims that a clone does not simply share, by name.
+	// claims are the PersistentVolumeClaims that a clone cannot share without further measures, by name.
 	claims map[string]exclusive
-	// claimTemplates are a StatefulSet's: volumes of its pods that the template does not have.
+	// claimTemplates are those of a StatefulSet: volumes of its pods that the template does not contain.
 	claimTemplates []string
 	selectors      []selector
 	policies       []networkingv1.NetworkPolicy // of both namespaces
 }
 
-// exclusive is a PersistentVolumeClaim that cannot be shared as it is.
+// exclusive is a PersistentVolumeClaim that only one node or pod can mount, or that does not exist.
 type exclusive struct {
 	mode   corev1.PersistentVolumeAccessMode // ReadWriteOnce or ReadWriteOncePod; "": several nodes can have it
 	node   string                            // of a pod that has it, or ""
 	absent bool                              // from the clone's namespace
 }
 
-// selector is what somebody in the clone's namespace chooses pods by.
+// selector selects pods in the namespace of the clone.
 type selector struct {
 	of string // "Service web"
 	labels.Selector
 }
 
-// job is the clone, and what is to be told of it. owner is user@host, and key the hash of the owner's key.
+// job returns the Job of the clone and notes for the user. owner is user@host, and key the hash of the owner's key.
 func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []string, error) {
 	name := spec.Name
 	if name == "" {
 		name = nameFor(s.workload, owner)
 	} else if errs := validation.IsDNS1123Label(name); len(errs) > 0 {
-		return nil, nil, api.Errorf(api.ExitUsage, "%q is no name for a clone: %s", name, strings.Join(errs, "; "))
+		return nil, nil, api.Errorf(api.ExitUsage, "%q is not a valid name for a clone: %s", name, strings.Join(errs, "; "))
 	}
 	p := plan{source: s, spec: spec, template: *s.template.DeepCopy()}
 	if err := p.build(name); err != nil {
 		return nil, nil, err
 	}
-	ttl := kept
+	ttl := jobTTL
 	if s.ends() {
-		ttl = keptDone
+		ttl = doneJobTTL
 	}
 	return &batchv1.Job{
 		TypeMeta: metav1.TypeMeta{APIVersion: "batch/v1", Kind: "Job"},
@@ -109,7 +109,7 @@ func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []stri
 		},
 		Spec: batchv1.JobSpec{
 			Parallelism:             new(cmp.Or(spec.Replicas, 1)),
-			BackoffLimit:            new(int32(1 << 30)), // a program that ends is started again, as in the workload
+			BackoffLimit:            new(int32(1 << 30)), // a program that ends is restarted, as in the workload
 			ActiveDeadlineSeconds:   new(int64(lease / time.Second)),
 			TTLSecondsAfterFinished: new(int32(ttl / time.Second)),
 			Template:                p.template,
@@ -117,14 +117,14 @@ func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []stri
 	}, p.notes, nil
 }
 
-// ends reports whether what the pods run is meant to come to an end, as a CronJob's is.
+// ends reports whether the pods are expected to end, as those of a CronJob are.
 func (s source) ends() bool {
 	policy := s.template.Spec.RestartPolicy
 	return policy == corev1.RestartPolicyNever || policy == corev1.RestartPolicyOnFailure
 }
 
-// controllersLabels are those that Kubernetes' controllers give to each pod that they make: a copy of such a pod is none of theirs,
-// and a Job refuses those of another one.
+// controllersLabels are labels that the controllers of Kubernetes add to each of their pods. A copy belongs to no controller, and a
+// Job rejects the labels of another Job.
 var controllersLabels = []string{
 	appsv1.DefaultDeploymentUniqueLabelKey, appsv1.ControllerRevisionHashLabelKey, appsv1.StatefulSetPodNameLabel, appsv1.PodIndexLabel,
 	appsv1.DeprecatedTemplateGeneration, batchv1.JobNameLabel, batchv1.ControllerUidLabel, batchv1.JobCompletionIndexAnnotation,
@@ -133,7 +133,7 @@ var controllersLabels = []string{
 
 var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
 
-// nameFor is WORKLOAD-USER, as long as a Job's name may be so that its pods can have it as a label.
+// nameFor returns WORKLOAD-USER, shortened so that the pods can have it as a label.
 func nameFor(workload, owner string) string {
 	_, name, _ := strings.Cut(workload, "/")
 	user, _, _ := strings.Cut(owner, "@")
@@ -145,7 +145,7 @@ func nameFor(workload, owner string) string {
 	return strings.Trim(strings.Trim(name, "-")+"-"+user, "-")
 }
 
-// plan is a template on its way to be a clone's.
+// plan turns the template of a workload into that of a clone.
 type plan struct {
 	source
 	spec     api.CloneSpec
@@ -159,12 +159,12 @@ func (p *plan) note(format string, args ...any) {
 }
 
 func (p *plan) build(name string) error {
-	p.comeTogether()
-	were := labels.Set(p.template.Labels)
+	p.dropAntiAffinity()
+	before := p.template.Labels
 	p.template.ObjectMeta = metav1.ObjectMeta{Labels: p.labels(name), Annotations: maps.Clone(p.template.Annotations)}
-	p.judge(were)
+	p.notePolicies(before)
 	pod := &p.template.Spec
-	// What belongs to a pod that runs, and not to what it is made from.
+	// A template that was read from a pod has fields that only pods have.
 	pod.NodeName, pod.Hostname, pod.Subdomain, pod.EphemeralContainers = "", "", "", nil
 	pod.Priority, pod.PreemptionPolicy = nil, nil
 	p.dropAgents()
@@ -176,7 +176,7 @@ func (p *plan) build(name string) error {
 		for n := range all {
 			for m := range all[n].Ports {
 				if port := &all[n].Ports[m]; port.HostPort != 0 {
-					p.note("port %d of the node (hostPort) stays the workload's", port.HostPort)
+					p.note("the clone does not use port %d of the node (hostPort)", port.HostPort)
 					port.HostPort = 0
 				}
 			}
@@ -188,7 +188,7 @@ func (p *plan) build(name string) error {
 	return p.change()
 }
 
-// labels are the template's, without those that anybody chooses pods by, and our own.
+// labels returns the labels of the template without those by which anybody selects pods, and with those of the clone.
 func (p *plan) labels(name string) map[string]string {
 	kept := maps.Clone(p.template.Labels)
 	if kept == nil {
@@ -212,9 +212,9 @@ func (p *plan) labels(name string) map[string]string {
 	return kept
 }
 
-// comeTogether removes what keeps the workload's pods from each other's nodes, which would keep the clone from them as well. The labels
-// by which it does are selectors: the scheduler asks the pods that are there, too.
-func (p *plan) comeTogether() {
+// dropAntiAffinity removes required anti-affinity between the pods of the workload, which would keep the clone from their nodes.
+// Its labels become selectors: the scheduler also evaluates the anti-affinity of pods that run.
+func (p *plan) dropAntiAffinity() {
 	affinity := p.template.Spec.Affinity
 	if affinity == nil || affinity.PodAntiAffinity == nil {
 		return
@@ -231,18 +231,18 @@ func (p *plan) comeTogether() {
 	})
 	if len(own) > 0 {
 		p.selectors = slices.Concat(p.selectors, own)
-		p.note("the clone may run on the workload's nodes: a podAntiAffinity that keeps the workload's pods apart is left out")
+		p.note("the clone may run on the workload's nodes: it ignores the podAntiAffinity of the workload's pods")
 	}
 }
 
-// dropAgents removes what an intercept in sidecar mode has added.
+// dropAgents removes the containers of intercepts in sidecar mode.
 func (p *plan) dropAgents() {
 	p.template.Spec.Containers = slices.DeleteFunc(p.template.Spec.Containers, func(c corev1.Container) bool {
 		return strings.HasPrefix(c.Name, api.AgentPrefix)
 	})
 }
 
-// dropTokenMounts removes what the API server adds to each pod by itself.
+// dropTokenMounts removes the token volumes that the API server adds to each pod.
 func (p *plan) dropTokenMounts() {
 	pod := &p.template.Spec
 	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v corev1.Volume) bool { return strings.HasPrefix(v.Name, tokenVolume) })
@@ -255,72 +255,81 @@ func (p *plan) dropTokenMounts() {
 	}
 }
 
-// volumes gives the clone directories of its own in place of what it cannot share.
+// volumes replaces volumes that the clone cannot share by empty directories.
 func (p *plan) volumes() error {
 	pod := &p.template.Spec
 	unknown := maps.Clone(p.spec.Volumes)
 	for _, name := range p.claimTemplates {
 		delete(unknown, name)
 		if p.spec.Volumes[name] == api.VolumeShare {
-			return api.Errorf(api.ExitUsage, "volume %s is made anew for each pod of %s: there is none that a clone could share", name, p.workload)
+			return api.Errorf(api.ExitUsage, "each pod of %[2]s has its own volume %[1]s, so a clone cannot share it", name, p.workload)
 		}
-		p.note("volume %s is empty: each pod of the workload has one of its own", name)
+		p.note("volume %s is empty: each pod of the workload has its own", name)
 		if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == name }) {
 			pod.Volumes = append(pod.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 		}
 	}
 	for n := range pod.Volumes {
 		v := &pod.Volumes[n]
-		if v.PersistentVolumeClaim == nil {
-			continue
-		}
-		claim := v.PersistentVolumeClaim.ClaimName
-		held, is := p.claims[claim]
-		if !is {
-			continue
-		}
-		delete(unknown, v.Name)
-		asked := p.spec.Volumes[v.Name]
-		if held.absent {
-			if asked == api.VolumeShare || held.mode == "" && asked != api.VolumeEmpty {
-				return api.Errorf(api.ExitWorkload, "the namespace %s has no PersistentVolumeClaim %s", cmp.Or(p.spec.Namespace, p.namespace), claim).
-					WithHint("Make one there, or give the clone an empty directory: --volume %s=empty", v.Name)
+		if c := v.PersistentVolumeClaim; c != nil {
+			if held, is := p.claims[c.ClaimName]; is {
+				delete(unknown, v.Name)
+				if err := p.shareOrEmpty(v, held); err != nil {
+					return err
+				}
+				continue
 			}
-			p.note("volume %s is empty: the namespace %s has no PersistentVolumeClaim %s", v.Name, cmp.Or(p.spec.Namespace, p.namespace), claim)
+		}
+		if p.spec.Volumes[v.Name] == api.VolumeEmpty && writtenByOthers(*v) != "" {
+			delete(unknown, v.Name)
 			v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
-			continue
 		}
-		if asked != api.VolumeShare {
-			p.note("volume %s is empty: only one node can have PersistentVolumeClaim %s (%s) at a time; --volume %s=share runs the clone on that node, where both write to it",
-				v.Name, claim, held.mode, v.Name)
-			if held.mode == corev1.ReadWriteOncePod {
-				p.notes[len(p.notes)-1] = fmt.Sprintf("volume %s is empty: only one pod can have PersistentVolumeClaim %s (%s)", v.Name, claim, held.mode)
-			}
-			v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
-			continue
-		}
-		if held.mode == corev1.ReadWriteOncePod {
-			return api.Errorf(api.ExitWorkload, "PersistentVolumeClaim %s is %s: no second pod can have it", claim, held.mode).
-				WithHint("Give the clone an empty directory: --volume %s=empty", v.Name)
-		}
-		if held.node != "" {
-			if p.node != "" && p.node != held.node {
-				return api.Errorf(api.ExitWorkload, "PersistentVolumeClaim %s is on node %s, and another one that the clone shares on %s", claim, held.node, p.node)
-			}
-			p.node = held.node
-		}
-		p.note("volume %s is the workload's: both write to PersistentVolumeClaim %s", v.Name, claim)
 	}
 	if names := slices.Sorted(maps.Keys(unknown)); len(names) > 0 {
-		return api.Errorf(api.ExitUsage, "%s has no volume %q that cannot be shared", p.workload, names[0])
+		return api.Errorf(api.ExitUsage, "%s has no volume %q that needs --volume", p.workload, names[0])
 	}
 	if p.node != "" {
 		pin(pod, p.node)
 	}
+	return p.checkShared()
+}
+
+// shareOrEmpty replaces an exclusive claim by an empty directory, unless the user asked to share it.
+func (p *plan) shareOrEmpty(v *corev1.Volume, held exclusive) error {
+	claim, asked := v.PersistentVolumeClaim.ClaimName, p.spec.Volumes[v.Name]
+	if held.absent {
+		if asked == api.VolumeShare || held.mode == "" && asked != api.VolumeEmpty {
+			return api.Errorf(api.ExitWorkload, "the namespace %s has no PersistentVolumeClaim %s", cmp.Or(p.spec.Namespace, p.namespace), claim).
+				WithHint("Create one there, or give the clone an empty directory: --volume %s=empty", v.Name)
+		}
+		p.note("volume %s is empty: the namespace %s has no PersistentVolumeClaim %s", v.Name, cmp.Or(p.spec.Namespace, p.namespace), claim)
+		v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+		return nil
+	}
+	if asked != api.VolumeShare {
+		p.note("volume %s is empty: only one node can have PersistentVolumeClaim %s (%s) at a time; --volume %s=share runs the clone on that node, where both write to it",
+			v.Name, claim, held.mode, v.Name)
+		if held.mode == corev1.ReadWriteOncePod {
+			p.notes[len(p.notes)-1] = fmt.Sprintf("volume %s is empty: only one pod can have PersistentVolumeClaim %s (%s)", v.Name, claim, held.mode)
+		}
+		v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+		return nil
+	}
+	if held.mode == corev1.ReadWriteOncePod {
+		return api.Errorf(api.ExitWorkload, "PersistentVolumeClaim %s is %s: no second pod can have it", claim, held.mode).
+			WithHint("Give the clone an empty directory: --volume %s=empty", v.Name)
+	}
+	if held.node != "" {
+		if p.node != "" && p.node != held.node {
+			return api.Errorf(api.ExitWorkload, "PersistentVolumeClaim %s is on node %s, and another one that the clone shares on %s", claim, held.node, p.node)
+		}
+		p.node = held.node
+	}
+	p.note("the clone shares volume %s with the workload: both write to PersistentVolumeClaim %s", v.Name, claim)
 	return nil
 }
 
-// pin has pods run on one node. It is by the node's name, which its label kubernetes.io/hostname need not have.
+// pin makes pods run on one node, by its name: the label kubernetes.io/hostname may differ.
 func pin(pod *corev1.PodSpec, node string) {
 	name := []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}
 	if pod.Affinity == nil {
@@ -334,14 +343,14 @@ func pin(pod *corev1.PodSpec, node string) {
 		*required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: name}}}
 		return
 	}
-	for n := range (*required).NodeSelectorTerms { // of which one is enough; one that says nothing chooses no node
+	for n := range (*required).NodeSelectorTerms { // one of them is enough; an empty one selects no node
 		if t := &(*required).NodeSelectorTerms[n]; len(t.MatchExpressions)+len(t.MatchFields) > 0 {
 			t.MatchFields = append(t.MatchFields, name...)
 		}
 	}
 }
 
-// change does what the user asked for.
+// change applies the flags of the user.
 func (p *plan) change() error {
 	at := slices.IndexFunc(p.template.Spec.Containers, func(c corev1.Container) bool { return c.Name == p.container })
 	if at < 0 {
@@ -368,12 +377,12 @@ func (p *plan) change() error {
 	}
 	if supervised(p.spec) && (c.LivenessProbe != nil || c.StartupProbe != nil) {
 		c.LivenessProbe, c.StartupProbe = nil, nil
-		p.note("the liveness and startup probes are left out: where a save breaks the program, they would end the container, and what mends it could not come in")
+		p.note("the liveness and startup probes are removed: after a save that breaks the program, they would end the container before the next save")
 	}
 	return nil
 }
 
-// literal has the kubelet hand on a word as it is: it would replace $(NAME), which is not what a shell's user means.
+// literal escapes a word, since the kubelet would expand $(NAME).
 func literal(word string) string { return strings.ReplaceAll(word, "$", "$$") }
 
 func literals(words []string) []string {

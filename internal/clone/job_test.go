@@ -124,7 +124,7 @@ status: {}
 	}
 	if diff := cmp.Diff([]string{
 		"PodDisruptionBudget every selects every pod of the namespace, the clone's too",
-		"port 80 of the node (hostPort) stays the workload's",
+		"the clone does not use port 80 of the node (hostPort)",
 	}, notes); diff != "" {
 		t.Errorf("notes: -want +got\n%s", diff)
 	}
@@ -179,7 +179,7 @@ spec:
 		{
 			name: "nothing asked for", volumes: "shared=many data=empty lock=empty each=empty",
 			notes: []string{
-				"volume each is empty: each pod of the workload has one of its own",
+				"volume each is empty: each pod of the workload has its own",
 				"volume data is empty: only one node can have PersistentVolumeClaim once (ReadWriteOnce) at a time; --volume data=share runs the clone on that node, where both write to it",
 				emptyLock,
 			},
@@ -187,14 +187,14 @@ spec:
 		{
 			name: "shared", ask: map[string]string{"data": api.VolumeShare, "lock": api.VolumeEmpty}, volumes: "shared=many data=once lock=empty each=empty", node: "node-1",
 			notes: []string{
-				"volume each is empty: each pod of the workload has one of its own",
-				"volume data is the workload's: both write to PersistentVolumeClaim once",
+				"volume each is empty: each pod of the workload has its own",
+				"the clone shares volume data with the workload: both write to PersistentVolumeClaim once",
 				emptyLock,
 			},
 		},
 		{name: "of one pod", ask: map[string]string{"lock": api.VolumeShare}, code: api.ExitWorkload, err: "PersistentVolumeClaim pod is ReadWriteOncePod: no second pod can have it"},
-		{name: "of a template", ask: map[string]string{"each": api.VolumeShare}, code: api.ExitUsage, err: "volume each is made anew for each pod of deployment/web: there is none that a clone could share"},
-		{name: "one that can be shared", ask: map[string]string{"shared": api.VolumeEmpty}, code: api.ExitUsage, err: `deployment/web has no volume "shared" that cannot be shared`},
+		{name: "of a template", ask: map[string]string{"each": api.VolumeShare}, code: api.ExitUsage, err: "each pod of deployment/web has its own volume each, so a clone cannot share it"},
+		{name: "one that is shared as it is", ask: map[string]string{"shared": api.VolumeShare}, code: api.ExitUsage, err: `deployment/web has no volume "shared" that needs --volume`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -353,7 +353,7 @@ spec:
 	if diff := cmp.Diff(map[string]string{"app.kubernetes.io/managed-by": "kubevpn", "kubevpn.dev/clone": "web-ann", "version": "1"}, job.Spec.Template.Labels); diff != "" {
 		t.Errorf("labels: -want +got\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"the clone may run on the workload's nodes: a podAntiAffinity that keeps the workload's pods apart is left out"}, notes); diff != "" {
+	if diff := cmp.Diff([]string{"the clone may run on the workload's nodes: it ignores the podAntiAffinity of the workload's pods"}, notes); diff != "" {
 		t.Errorf("notes: -want +got\n%s", diff)
 	}
 }
@@ -377,7 +377,7 @@ spec:
 	}{
 		{"as_it_is", api.CloneSpec{}, true, nil},
 		{"supervised", api.CloneSpec{Sync: []api.SyncPair{{Local: ".", Remote: "/app"}}}, false, []string{
-			"the liveness and startup probes are left out: where a save breaks the program, they would end the container, and what mends it could not come in",
+			"the liveness and startup probes are removed: after a save that breaks the program, they would end the container before the next save",
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -422,7 +422,7 @@ func TestRefused(t *testing.T) {
 		})
 	}
 	_, _, err := sourceOf(t, app).job(api.CloneSpec{Name: "No_Name"}, "ann@laptop", "hash")
-	if err == nil || !strings.HasPrefix(err.Error(), `"No_Name" is no name for a clone: `) {
+	if err == nil || !strings.HasPrefix(err.Error(), `"No_Name" is not a valid name for a clone: `) {
 		t.Errorf("%v", err)
 	}
 }

@@ -16,99 +16,129 @@ import (
 	"kubevpn/internal/api"
 )
 
-// endLooks is how often a Job is looked at, retryPause apart, after one of its pods has ended.
-const endLooks = 10
+// endChecks is how often the Job is checked, retryPause apart, after one of its pods has ended.
+const endChecks = 10
 
-// keep moves the Job's deadline ahead, and makes the Job again when it is gone, unless somebody deleted it, who will have had a
-// reason.
+// keeper renews the lease of a clone's Job, and creates the Job again when it is gone. It belongs to one goroutine.
+type keeper struct {
+	*Clone
+	job     *batchv1.Job // as it is created
+	service *corev1.Service
+	live    *batchv1.Job  // nil: it has to be created again
+	age     *age          // of live
+	renewed time.Duration // age at the last renewal
+	checks  int           // that are left, for a Job that may have ended as one of its pods has
+}
+
+// keep renews the lease and creates the Job again when it is gone, unless somebody deleted it: that was intended.
 func (c *Clone) keep(ctx context.Context, job, live *batchv1.Job, own *corev1.Service) error {
-	age := newAge() // the Job's
-	var renewed time.Duration
-	looks := 0 // for a Job that has ended, as one of its pods has
+	k := &keeper{Clone: c, job: job, service: own, live: live, age: newAge()}
 	for wait := c.renewEvery; ; {
-		var ended <-chan struct{}
-		if live != nil && age.now() >= c.renewEvery { // a program that ends at once is not started all the time
-			ended = c.ended
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ended:
-			timer.Stop()
-			looks = endLooks
-		case <-ctx.Done():
-			timer.Stop()
-			return ctx.Err()
-		}
-		wait = c.renewEvery
-		if looks > 0 {
-			looks--
-			wait = retryPause
+		if err := k.wait(ctx, wait); err != nil {
+			return err
 		}
 		if c.isDone() {
-			return nil // its end is Kubernetes' to see to
+			return nil // Kubernetes ends it
 		}
-		if live == nil {
-			again, _, err := c.create(ctx, job, own)
-			switch {
-			case ctx.Err() != nil:
-				return ctx.Err()
-			case err == nil:
-				live, age, renewed, looks = again, newAge(), 0, 0
-				wait = c.renewEvery
-			case lasting(err):
-				return err
-			default:
-				c.log.Warn("making the clone again", "err", err)
-				wait = retryPause
-			}
-			continue
+		var err error
+		if k.live == nil {
+			wait, err = k.recreate(ctx)
+		} else {
+			wait, err = k.check(ctx)
 		}
-		now := age.now()
-		became, err := c.renew(ctx, live, now+lease)
-		since := now - renewed
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return ctx.Err()
-		case err == nil && became == jobLives:
-			renewed = now
-			c.tellRenewal(nil)
-		case c.isDone(): // it may have come to its end meanwhile
-		case apierrors.IsForbidden(err):
+		}
+		if err != nil {
 			return err
-		case err != nil:
-			c.log.Warn("renewing the clone's lease", "err", err)
-			c.tellRenewal(err)
-			wait = retryPause
-		case became == jobDeleted && (since < kept || since < lease && !c.isOver()):
-			return api.Errorf(api.ExitLost, "somebody deleted the clone %s in the namespace %s", job.Name, job.Namespace).
-				WithHint("`kubevpn clone` makes it again.")
-		default:
-			c.log.Warn("the clone is gone; making it again", "deleted", became == jobDeleted)
-			c.tellRenewal(nil)
-			c.change(func(s *api.Clone) {
-				s.State, s.LastError = api.CloneStarting, "its lease ran out, or its program ended; it is made again"
-			})
-			live, wait = nil, 0
 		}
 	}
 }
 
-// fate is what has become of a Job.
-type fate int
+// wait returns after a time, or when a pod of the Job has ended.
+func (k *keeper) wait(ctx context.Context, d time.Duration) error {
+	var ended <-chan struct{}
+	if k.live != nil && k.age.now() >= k.renewEvery { // a program that ends at once is not started all the time
+		ended = k.ended
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ended:
+		k.checks = endChecks
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// recreate creates the Job again. It returns how long to wait then. Its error is one that does not go away.
+func (k *keeper) recreate(ctx context.Context) (wait time.Duration, err error) {
+	live, _, err := k.create(ctx, k.job, k.service)
+	switch {
+	case err == nil:
+		k.live, k.age, k.renewed, k.checks = live, newAge(), 0, 0
+		return k.renewEvery, nil
+	case lasting(err):
+		return 0, err
+	}
+	k.log.Warn("cannot create the clone again", "err", err)
+	return retryPause, nil
+}
+
+// check renews the lease. It returns how long to wait then. Its error is one that does not go away.
+func (k *keeper) check(ctx context.Context) (wait time.Duration, err error) {
+	wait = k.renewEvery
+	if k.checks > 0 {
+		k.checks--
+		wait = retryPause
+	}
+	now := k.age.now()
+	state, err := k.renew(ctx, k.live, now+lease)
+	since := now - k.renewed
+	switch {
+	case err == nil && state == jobLives:
+		k.renewed = now
+		k.setRenewalError(nil)
+		return wait, nil
+	case k.isDone(): // it may have ended meanwhile
+		return wait, nil
+	case apierrors.IsForbidden(err):
+		return 0, err
+	case err != nil:
+		k.log.Warn("cannot renew the lease of the clone", "err", err)
+		k.setRenewalError(err)
+		return retryPause, nil
+	case state == jobDeleted && (since < jobTTL || since < lease && !k.isOver()):
+		return 0, api.Errorf(api.ExitLost, "somebody deleted the clone %s in the namespace %s", k.job.Name, k.job.Namespace).
+			WithHint("`kubevpn clone` makes it again.")
+	}
+	k.log.Warn("the clone is gone; creating it again", "deleted", state == jobDeleted)
+	k.setRenewalError(nil)
+	k.change(func(s *api.Clone) {
+		s.State, s.LastError = api.CloneStarting, "its lease expired or its program ended; creating it again"
+	})
+	k.live = nil
+	return 0, nil
+}
+
+// jobState is the state of a Job.
+type jobState int
 
 const (
-	jobLives   fate = iota
-	jobEnded        // it is there, and has come to its end
-	jobDeleted      // or it is about to be, or another one has its name
+	jobLives   jobState = iota
+	jobEnded            // it exists, and has completed or failed
+	jobDeleted          // or it is being deleted, or another one has its name
 )
 
-// renew has a Job end at an age.
-func (c *Clone) renew(ctx context.Context, job *batchv1.Job, at time.Duration) (fate, error) {
+// renew sets the age at which a Job ends.
+func (c *Clone) renew(ctx context.Context, job *batchv1.Job, at time.Duration) (jobState, error) {
 	jobs := c.kube.BatchV1().Jobs(job.Namespace)
 	patch := fmt.Appendf(nil, `{"metadata":{"uid":%q},"spec":{"activeDeadlineSeconds":%d}}`, job.UID, int64(at/time.Second))
 	there, err := jobs.Patch(ctx, job.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if apierrors.IsInvalid(err) || apierrors.IsConflict(err) { // as it is said of another one's UID, among other things
+	if apierrors.IsInvalid(err) || apierrors.IsConflict(err) { // also if another Job has the name
 		if now, getErr := jobs.Get(ctx, job.Name, metav1.GetOptions{}); getErr == nil && now.UID != job.UID || apierrors.IsNotFound(getErr) {
 			return jobDeleted, nil
 		}
@@ -117,15 +147,15 @@ func (c *Clone) renew(ctx context.Context, job *batchv1.Job, at time.Duration) (
 	case apierrors.IsNotFound(err), err == nil && there.DeletionTimestamp != nil:
 		return jobDeleted, nil
 	case err != nil:
-		return jobLives, fmt.Errorf("renewing the clone's lease: %w", err)
+		return jobLives, fmt.Errorf("cannot renew the lease of the clone: %w", err)
 	case finished(there):
 		return jobEnded, nil
 	}
 	return jobLives, nil
 }
 
-// tellRenewal has the status say why the lease could not be renewed.
-func (c *Clone) tellRenewal(err error) {
+// setRenewalError stores in the status why the lease could not be renewed.
+func (c *Clone) setRenewalError(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.unrenewed = ""
@@ -134,7 +164,7 @@ func (c *Clone) tellRenewal(err error) {
 	}
 }
 
-// lasting reports whether trying again does not help: errors of ours are about what is there, and others about rights.
+// lasting reports whether an error stays when the request is repeated: one of this package, or one about permissions.
 func lasting(err error) bool {
 	said := (*api.Error)(nil)
 	return errors.As(err, &said) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err)
@@ -158,7 +188,7 @@ func finished(j *batchv1.Job) bool {
 	})
 }
 
-// age is how old something is in the cluster, whose clocks go on while this machine sleeps.
+// age is the age of an object in the cluster, whose clocks continue while this machine sleeps.
 type age struct {
 	last time.Time
 	sum  time.Duration
@@ -173,6 +203,6 @@ func (a *age) now() time.Duration {
 	return a.sum
 }
 
-// passed is the time that has passed where two clocks say so: one that stands still while this machine sleeps, and the wall's, which
-// may be set. Of what the wall's is ahead, a lease is enough: a Job has ended after a longer sleep.
+// passed combines two clocks: steady stops while this machine sleeps, and the wall clock may be set. It follows the wall clock for
+// at most one lease: after a longer sleep, the Job has ended in any case.
 func passed(steady, wall time.Duration) time.Duration { return min(max(steady, wall), steady+lease) }

@@ -54,7 +54,7 @@ func TestRenewalFails(t *testing.T) {
 		time.Sleep(renewEvery + time.Second)
 		r.have(pod("a", corev1.PodRunning)) // which does not make it unsaid
 		synctest.Wait()
-		r.has(api.CloneRunning, "explained: renewing the clone's lease: connection refused")
+		r.has(api.CloneRunning, "explained: cannot renew the lease of the clone: connection refused")
 		down.Store(false)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
@@ -76,7 +76,7 @@ func TestMayNotRenew(t *testing.T) {
 		r := w.run(t, api.CloneSpec{})
 		r.have(pod("a", corev1.PodRunning))
 		<-r.Begun()
-		r.fails(api.ExitUnexpected, `explained: renewing the clone's lease: jobs.batch "web-ann" is forbidden: no role`)
+		r.fails(api.ExitUnexpected, `explained: cannot renew the lease of the clone: jobs.batch "web-ann" is forbidden: no role`)
 		if j := r.job(t, "web-ann"); j != nil {
 			t.Errorf("left: %+v", j)
 		}
@@ -107,7 +107,7 @@ func TestRenewalIsInvalid(t *testing.T) {
 			if j := r.job(t, "web-ann"); j == nil || j.UID != "job-1" {
 				t.Errorf("%+v", j)
 			}
-			r.has(api.CloneRunning, `explained: renewing the clone's lease: Job.batch "web-ann" is invalid`)
+			r.has(api.CloneRunning, `explained: cannot renew the lease of the clone: Job.batch "web-ann" is invalid`)
 			r.end()
 		})
 	}

@@ -103,7 +103,7 @@ func TestNameless(t *testing.T) {
 		forbidden  bool
 	}{
 		{"mine", "the clone has no name in DNS: you may not create Services in the namespace shop", true},
-		{"7zip", "the clone has no name in DNS: its name is none that a Service may have: a DNS-1035 label must consist of lower case alphanumeric characters or '-', " +
+		{"7zip", "the clone has no name in DNS: its name is not valid for a Service: a DNS-1035 label must consist of lower case alphanumeric characters or '-', " +
 			"start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')", false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestLeaseRanOut(t *testing.T) {
 		r.have()
 		time.Sleep(renewEvery)
 		synctest.Wait()
-		r.has(api.CloneStarting, "its lease ran out, or its program ended; it is made again")
+		r.has(api.CloneStarting, "its lease expired or its program ended; creating it again")
 		j := r.job(t, "web-ann")
 		if j == nil || *j.Spec.ActiveDeadlineSeconds != 120 || creations.Load() != 5 {
 			t.Fatalf("%+v, after %d attempts", j, creations.Load())
@@ -220,7 +220,7 @@ func TestServerEnds(t *testing.T) {
 			if j := r.job(t, "web-ann"); j == nil || j.UID == "job-1" {
 				t.Fatalf("%+v", j)
 			}
-			r.has(api.CloneStarting, "its lease ran out, or its program ended; it is made again")
+			r.has(api.CloneStarting, "its lease expired or its program ended; creating it again")
 			r.have(ended, pod("b", corev1.PodRunning)) // it says nothing of the new Job, which somebody deletes
 			synctest.Wait()
 			r.deleteJob(t, "web-ann")
@@ -301,7 +301,7 @@ func TestDoesNotStart(t *testing.T) {
 		{"image", pod("a", corev1.PodPending, waiting("ErrImagePull")), api.ExitImagePull, "the clone web-ann does not start: app: ErrImagePull"},
 		{"program", pod("a", corev1.PodPending, waiting("CrashLoopBackOff")), api.ExitNotReady, "the clone web-ann does not start: app: CrashLoopBackOff"},
 		{"place", unschedulable, api.ExitNotReady, "the clone web-ann does not start: 0/2 nodes are available"},
-		{"probe", notReady, api.ExitNotReady, "no pod of the clone web-ann has become ready in 2m0s: its readiness probe has not succeeded yet"},
+		{"probe", notReady, api.ExitNotReady, "no pod of the clone web-ann became ready within 2m0s: its readiness probe has not succeeded yet"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -335,13 +335,15 @@ func TestNameIsTaken(t *testing.T) {
 		there runtime.Object
 		err   string
 	}{
-		{"by a Job", jobOf(nil), "the namespace shop has a Job web-ann already, which is no clone"},
-		{"by another owner", jobOf(map[string]string{annotationWorkload: of, annotationOwner: "ann@desk"}, labelManagedBy, managedBy),
-			"the namespace shop has a clone web-ann of shop/deployment/web already: ann@desk has had it since " + since},
-		{"by a clone of something else", jobOf(map[string]string{annotationWorkload: "shop/deployment/web-ann", annotationOwner: "ann@laptop"}, labelManagedBy, managedBy),
-			"the namespace shop has a clone web-ann of shop/deployment/web-ann already: ann@laptop has had it since " + since},
+		{"by a Job", jobOf(nil), "the namespace shop already has a Job web-ann that is not a clone"},
+		{"by another owner", jobOf(map[string]string{annotationWorkload: of, annotationOwner: "ann@desk", annotationKey: "another's"}, labelManagedBy, managedBy),
+			"the namespace shop already has a clone web-ann of shop/deployment/web, which ann@desk owns since " + since},
+		{"by a clone of something else", jobOf(map[string]string{annotationWorkload: "shop/deployment/web-ann", annotationOwner: "ann@laptop", annotationKey: "hash"}, labelManagedBy, managedBy),
+			"the namespace shop already has a clone web-ann of shop/deployment/web-ann, which ann@laptop owns since " + since},
+		{"by a namesake", jobOf(map[string]string{annotationWorkload: "shop/" + newWorld().workload.String(), annotationOwner: "ann@laptop", annotationKey: "another's"}, labelManagedBy, managedBy),
+			"the namespace shop already has a clone web-ann of " + "shop/" + newWorld().workload.String() + ", which ann@laptop owns since " + since},
 		{"by a Service", &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web-ann", Namespace: "shop"}},
-			"the namespace shop has a Service web-ann already, which is no clone's"},
+			"the namespace shop already has a Service web-ann that belongs to no clone"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -357,7 +359,7 @@ func TestNameIsTaken(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		own := "shop/" + newWorld().workload.String()
-		r := newWorld(jobOf(map[string]string{annotationWorkload: own, annotationOwner: "ann@laptop", annotationKey: "of another life"}, labelManagedBy, managedBy)).run(t, api.CloneSpec{})
+		r := newWorld(jobOf(map[string]string{annotationWorkload: own, annotationOwner: "ann@laptop", annotationKey: "hash"}, labelManagedBy, managedBy)).run(t, api.CloneSpec{})
 		r.have(pod("a", corev1.PodRunning))
 		<-r.Begun()
 		if j := r.job(t, "web-ann"); j.UID == "other" || j.Annotations[annotationKey] != "hash" {
@@ -367,16 +369,16 @@ func TestNameIsTaken(t *testing.T) {
 	})
 }
 
-// Users of one name, on machines of one name, are told apart by what they do: who lives renews its clone.
-func TestNamesakeLives(t *testing.T) {
-	of := map[string]string{annotationWorkload: "shop/" + newWorld().workload.String(), annotationOwner: "ann@laptop", annotationKey: "another's"}
+// Machines that share a home directory have one key, and are told apart by what they do: who lives renews its clone.
+func TestAnotherDaemonWithTheSameKeyLives(t *testing.T) {
+	of := map[string]string{annotationWorkload: "shop/" + newWorld().workload.String(), annotationOwner: "ann@laptop", annotationKey: "hash"}
 	since := time.Unix(0, 0).Local().Format(time.DateTime)
 	for _, tt := range []struct {
 		name  string
 		lives bool
 		err   string
 	}{
-		{"and renews", true, "the namespace shop has a clone web-ann of " + of[annotationWorkload] + " already: another ann@laptop has had it since " + since},
+		{"and renews", true, "the namespace shop already has a clone web-ann of " + of[annotationWorkload] + ", which another ann@laptop owns since " + since},
 		{"or does not", false, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -473,21 +475,21 @@ func TestCannotBeDeleted(t *testing.T) {
 		r.have(pod("a", corev1.PodRunning))
 		<-r.Begun()
 		r.leave()
-		checkError(t, <-r.ended, api.ExitUnexpected, "explained: deleting the clone web-ann, which ends by itself 2m0s after its last renewal: connection refused")
+		checkError(t, <-r.ended, api.ExitUnexpected, "explained: cannot delete the clone web-ann, which ends by itself 2m0s after its last renewal: connection refused")
 	})
 }
 
 func TestRemoveLeft(t *testing.T) {
 	clones := func() []runtime.Object {
 		var all []runtime.Object
-		for _, c := range []struct{ name, namespace, of, owner string }{
-			{"mine", "shop", "shop/deployment/web", "ann@laptop"},
-			{"mine-elsewhere", "other", "shop/deployment/web", "ann@laptop"},
-			{"bobs", "shop", "shop/deployment/web", "bob@desk"},
-			{"of-another", "shop", "shop/deployment/api", "ann@laptop"},
-			{"of-another-namespace", "shop", "other/deployment/web", "ann@laptop"},
+		for _, c := range []struct{ name, namespace, of, key string }{
+			{"mine", "shop", "shop/deployment/web", "ann's"},
+			{"mine-elsewhere", "other", "shop/deployment/web", "ann's"},
+			{"namesakes", "shop", "shop/deployment/web", "another's"},
+			{"of-another", "shop", "shop/deployment/api", "ann's"},
+			{"of-another-namespace", "shop", "other/deployment/web", "ann's"},
 		} {
-			j := jobOf(map[string]string{annotationWorkload: c.of, annotationOwner: c.owner}, labelManagedBy, managedBy, labelClone, c.name)
+			j := jobOf(map[string]string{annotationWorkload: c.of, annotationOwner: "ann@laptop", annotationKey: c.key}, labelManagedBy, managedBy, labelClone, c.name)
 			j.Name, j.Namespace = c.name, c.namespace
 			all = append(all, j)
 		}
@@ -495,13 +497,13 @@ func TestRemoveLeft(t *testing.T) {
 		return all
 	}
 	for _, tt := range []struct {
-		name, owner string
-		own         bool // may list the one namespace only
-		want, left  []string
+		name, key  string
+		own        bool // may list the one namespace only
+		want, left []string
 	}{
-		{"mine", "ann@laptop", false, []string{"mine-elsewhere", "mine"}, []string{"bobs", "of-another", "of-another-namespace", "web-ann"}},
-		{"everybody's", "", false, []string{"mine-elsewhere", "bobs", "mine"}, []string{"of-another", "of-another-namespace", "web-ann"}},
-		{"mine of one namespace", "ann@laptop", true, []string{"mine"}, []string{"mine-elsewhere", "bobs", "of-another", "of-another-namespace", "web-ann"}},
+		{"mine", "ann's", false, []string{"mine-elsewhere", "mine"}, []string{"namesakes", "of-another", "of-another-namespace", "web-ann"}},
+		{"everybody's", "", false, []string{"mine-elsewhere", "mine", "namesakes"}, []string{"of-another", "of-another-namespace", "web-ann"}},
+		{"mine of one namespace", "ann's", true, []string{"mine"}, []string{"mine-elsewhere", "namesakes", "of-another", "of-another-namespace", "web-ann"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(clones()...)
@@ -513,7 +515,7 @@ func TestRemoveLeft(t *testing.T) {
 				}
 				return nil
 			})
-			got, err := RemoveLeft(t.Context(), w.kube, "shop", "deployment/web", tt.owner)
+			got, err := RemoveLeft(t.Context(), w.kube, "shop", "deployment/web", tt.key)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,24 +16,24 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
-// read collects what the clone of a workload, in a namespace, has to know. What the user may not read is left out where the
-// clone is no worse for it, and named.
-func read(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload, container, namespace string) (source, []string, error) {
+// read collects what a clone in a namespace needs to know about a workload. If the user may not read something that the clone can do
+// without, a note says so.
+func read(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload, container, namespace string) (source, []string, error) {
 	s := source{workload: w.String(), namespace: w.Namespace, template: w.Template, container: container, claims: map[string]exclusive{}}
 	if len(w.Template.Spec.Containers) == 0 {
-		return s, nil, api.Errorf(api.ExitWorkload, "it is not known what the pods of %s are made from: it has no template, and no pod", w)
+		return s, nil, api.Errorf(api.ExitWorkload, "cannot clone %s: it has no pod template and no pods", w)
 	}
 	if namespace != w.Namespace {
-		if err := present(ctx, kube, w.Template.Spec, w.Namespace, namespace); err != nil {
+		if err := checkReferences(ctx, kube, w.Template.Spec, w.Namespace, namespace); err != nil {
 			return s, nil, err
 		}
 	}
 	var notes, more []string
 	s.selectors, notes = selectors(ctx, kube, namespace)
-	s.policies, more = policies(ctx, kube, w.Namespace, namespace)
+	s.policies, more = listPolicies(ctx, kube, w.Namespace, namespace)
 	notes = append(notes, more...)
 	if w.Selector != nil {
 		s.selectors = append(s.selectors, selector{w.String(), w.Selector})
@@ -56,7 +56,7 @@ func read(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload, c
 			continue
 		}
 		name := v.PersistentVolumeClaim.ClaimName
-		claim, is, err := held(ctx, kube, name, w.Namespace, namespace)
+		claim, is, err := exclusiveClaim(ctx, kube, name, w.Namespace, namespace)
 		if err != nil {
 			return s, nil, err
 		}
@@ -67,8 +67,8 @@ func read(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload, c
 	return s, notes, nil
 }
 
-// held is what keeps a clone in the namespace to from sharing a claim of the workload's, in from; false if nothing does.
-func held(ctx context.Context, kube kubernetes.Interface, name, from, to string) (exclusive, bool, error) {
+// exclusiveClaim returns why a clone in namespace to cannot share a claim of the workload in namespace from; false if it can.
+func exclusiveClaim(ctx context.Context, kube kubernetes.Interface, name, from, to string) (exclusive, bool, error) {
 	claims := kube.CoreV1().PersistentVolumeClaims
 	claim, err := claims(to).Get(ctx, name, metav1.GetOptions{})
 	absent := from != to && apierrors.IsNotFound(err)
@@ -78,7 +78,7 @@ func held(ctx context.Context, kube kubernetes.Interface, name, from, to string)
 	if err != nil {
 		return exclusive{}, false, fmt.Errorf("reading PersistentVolumeClaim %s: %w", name, err)
 	}
-	mode, one := alone(claim.Spec.AccessModes)
+	mode, one := exclusiveMode(claim.Spec.AccessModes)
 	if absent || !one {
 		return exclusive{mode: mode, absent: absent}, absent, nil
 	}
@@ -86,8 +86,8 @@ func held(ctx context.Context, kube kubernetes.Interface, name, from, to string)
 	return exclusive{mode: mode, node: node}, true, err
 }
 
-// alone is the mode of a claim that has none for several nodes.
-func alone(modes []corev1.PersistentVolumeAccessMode) (corev1.PersistentVolumeAccessMode, bool) {
+// exclusiveMode returns the mode of a claim that only one node can mount; false if several nodes can.
+func exclusiveMode(modes []corev1.PersistentVolumeAccessMode) (corev1.PersistentVolumeAccessMode, bool) {
 	if slices.Contains(modes, corev1.ReadWriteMany) || slices.Contains(modes, corev1.ReadOnlyMany) || len(modes) == 0 {
 		return "", false
 	}
@@ -97,11 +97,11 @@ func alone(modes []corev1.PersistentVolumeAccessMode) (corev1.PersistentVolumeAc
 	return modes[0], true
 }
 
-// holder is the node of a pod that has a claim, or "". One that has come to its end has it no more.
+// holder returns the node of a running pod that uses a claim, or "".
 func holder(ctx context.Context, kube kubernetes.Interface, namespace, claim string) (string, error) {
 	pods, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", fmt.Errorf("looking for the pod that has PersistentVolumeClaim %s: %w", claim, err)
+		return "", fmt.Errorf("looking for the pod that uses PersistentVolumeClaim %s: %w", claim, err)
 	}
 	for _, p := range pods.Items {
 		ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
@@ -114,7 +114,7 @@ func holder(ctx context.Context, kube kubernetes.Interface, namespace, claim str
 	return "", nil
 }
 
-// selectors are those of the namespace that choose pods: of Services, of PodDisruptionBudgets, of workloads.
+// selectors returns the selectors of the Services, PodDisruptionBudgets and workloads of a namespace.
 func selectors(ctx context.Context, kube kubernetes.Interface, namespace string) (all []selector, notes []string) {
 	options := metav1.ListOptions{}
 	for _, k := range []struct {
@@ -133,13 +133,13 @@ func selectors(ctx context.Context, kube kubernetes.Interface, namespace string)
 		list, err := k.list()
 		if err == nil {
 			err = meta.EachListItem(list, func(o runtime.Object) error {
-				name, chosen := chosenBy(o)
+				name, chosen := podSelector(o)
 				if chosen == nil {
 					return nil
 				}
 				parsed, err := metav1.LabelSelectorAsSelector(chosen)
 				if err != nil {
-					notes = append(notes, fmt.Sprintf("the selector of %s %s cannot be understood: %v", k.kind, name, err))
+					notes = append(notes, fmt.Sprintf("cannot parse the selector of %s %s: %v", k.kind, name, err))
 					return nil
 				}
 				all = append(all, selector{k.kind + " " + name, parsed})
@@ -147,14 +147,14 @@ func selectors(ctx context.Context, kube kubernetes.Interface, namespace string)
 			})
 		}
 		if err != nil {
-			notes = append(notes, fmt.Sprintf("%ss could not be listed, and might select the clone's pods: %v", k.kind, err))
+			notes = append(notes, fmt.Sprintf("cannot list %ss, which may select the clone's pods: %v", k.kind, err))
 		}
 	}
 	return all, notes
 }
 
-// chosenBy is by what an object chooses pods, or nil: it chooses none, or another one does for it.
-func chosenBy(o runtime.Object) (name string, s *metav1.LabelSelector) {
+// podSelector returns the selector by which an object selects pods, or nil if it selects none.
+func podSelector(o runtime.Object) (name string, s *metav1.LabelSelector) {
 	switch o := o.(type) {
 	case *corev1.Service:
 		if clones := o.Labels[labelManagedBy] == managedBy && o.Labels[labelClone] != ""; len(o.Spec.Selector) > 0 && !clones {
@@ -181,8 +181,8 @@ func ofDeployment(r *appsv1.ReplicaSet) bool {
 	return owner != nil && owner.Kind == "Deployment"
 }
 
-// present says what a pod needs of its namespace that the other one lacks.
-func present(ctx context.Context, kube kubernetes.Interface, spec corev1.PodSpec, from, to string) error {
+// checkReferences returns an error that lists the objects that a pod needs and its new namespace lacks.
+func checkReferences(ctx context.Context, kube kubernetes.Interface, spec corev1.PodSpec, from, to string) error {
 	var missing []string
 	seen := map[string]bool{}
 	need := func(kind, name string, optional *bool, get func() error) error {
@@ -221,7 +221,7 @@ func present(ctx context.Context, kube kubernetes.Interface, spec corev1.PodSpec
 	if len(missing) == 0 {
 		return nil
 	}
-	return api.Errorf(api.ExitWorkload, "the namespace %s lacks what the pods need: %s", to, joined(missing)).
+	return api.Errorf(api.ExitWorkload, "the namespace %s lacks objects that the pods need: %s", to, joined(missing)).
 		WithHint("Copy them from the namespace %s, or clone there.", from)
 }
 
@@ -237,7 +237,7 @@ type reference struct {
 	optional   *bool
 }
 
-// references are those of a pod, in the order in which they stand, but for its claims, of which a clone may have none.
+// references returns the objects that a pod names, in order, without its claims.
 func references(spec corev1.PodSpec) []reference {
 	all := []reference{{kindAccount, spec.ServiceAccountName, nil}}
 	add := func(kind, name string, optional *bool) { all = append(all, reference{kind, name, optional}) }
@@ -287,7 +287,7 @@ func references(spec corev1.PodSpec) []reference {
 	return all
 }
 
-// joined is "a, b and c".
+// joined returns "a, b and c".
 func joined(all []string) string {
 	if len(all) == 1 {
 		return all[0]

@@ -68,8 +68,8 @@ func TestSelectors(t *testing.T) {
 		t.Errorf("-want +got\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{
-		`the selector of PodDisruptionBudget wrong cannot be understood: "Near" is not a valid label selector operator`,
-		`DaemonSets could not be listed, and might select the clone's pods: daemonsets.apps is forbidden: <nil>`,
+		`cannot parse the selector of PodDisruptionBudget wrong: "Near" is not a valid label selector operator`,
+		`cannot list DaemonSets, which may select the clone's pods: daemonsets.apps is forbidden: <nil>`,
 	}, notes); diff != "" {
 		t.Errorf("notes: -want +got\n%s", diff)
 	}
@@ -127,7 +127,7 @@ func TestPresent(t *testing.T) {
 		claimed("data"),
 	}
 	_, _, err := read(t.Context(), w.kube, w.workload, "app", "other")
-	checkError(t, err, api.ExitWorkload, "the namespace other lacks what the pods need: ServiceAccount robot and Secret keys")
+	checkError(t, err, api.ExitWorkload, "the namespace other lacks objects that the pods need: ServiceAccount robot and Secret keys")
 }
 
 // NetworkPolicies are those of both namespaces, once each; who may not list them is told.
@@ -139,7 +139,7 @@ func TestPolicies(t *testing.T) {
 		namespace string
 		want      []string
 	}{{"shop", []string{"ours"}}, {"other", []string{"ours", "theirs"}}} {
-		all, notes := policies(t.Context(), w.kube, "shop", tt.namespace)
+		all, notes := listPolicies(t.Context(), w.kube, "shop", tt.namespace)
 		var got []string
 		for _, p := range all {
 			got = append(got, p.Name)
@@ -149,8 +149,8 @@ func TestPolicies(t *testing.T) {
 		}
 	}
 	w.fail("list", "networkpolicies", func() error { return apierrors.NewForbidden(networkingv1.Resource("networkpolicies"), "", nil) })
-	all, notes := policies(t.Context(), w.kube, "shop", "shop")
-	if diff := cmp.Diff([]string{"NetworkPolicies could not be listed, and might keep requests from the clone: networkpolicies.networking.k8s.io is forbidden: <nil>"}, notes); diff != "" || len(all) > 0 {
+	all, notes := listPolicies(t.Context(), w.kube, "shop", "shop")
+	if diff := cmp.Diff([]string{"cannot list NetworkPolicies, which may block requests to the clone: networkpolicies.networking.k8s.io is forbidden: <nil>"}, notes); diff != "" || len(all) > 0 {
 		t.Errorf("%v, -want +got\n%s", all, diff)
 	}
 }

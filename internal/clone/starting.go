@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,40 +16,41 @@ import (
 	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/podstatus"
 )
 
 const (
-	readyPatience = 2 * time.Minute  // for a first pod to be ready, since an image was pulled, an init container ran, files moved
-	slowPatience  = 15 * time.Minute // for images and init containers
-	startTrouble  = 5 * time.Second  // for which a pod cannot start, until that counts as for good: a Secret may come a moment later than the pod
-	placeTrouble  = 30 * time.Second // for which no node has room, likewise: an autoscaler takes a moment to say that it makes some
-	syncTrouble   = 10 * time.Second // for which no file reaches the first pod, likewise
-	movement      = 1 << 10          // bytes that are more than signs of life
+	readyTimeout  = 2 * time.Minute  // for a first pod to be ready, after images, init containers and the last progress of files
+	slowTimeout   = 15 * time.Minute // for images and init containers
+	startGrace    = 5 * time.Second  // a pod may fail to start for: a Secret may be created a moment after the pod
+	scheduleGrace = 30 * time.Second // no node may have room for: an autoscaler reacts after a moment
+	syncGrace     = 10 * time.Second // no file may reach the first pod for
+	minProgress   = 1 << 10          // bytes that count as progress: more than those that keep a connection alive
 
-	wordLines = 20 // of a container's log
-	wordBytes = 4 << 10
-	lineBytes = 500 // of what Kubernetes says
+	logLines     = 20 // of a container's log
+	logBytes     = 4 << 10
+	messageBytes = 500 // of a message of Kubernetes
 
 	logTimeout = 5 * time.Second
 )
 
-// hitch is why no pod of a clone gets requests yet.
-type hitch struct {
-	text  string        // for people, who are waiting
-	slow  bool          // it is known to take its time
-	wrong *api.Error    // nil: nothing is, as far as is known
-	lasts time.Duration // for which it has to be wrong, until that counts as for good
-	pod   *corev1.Pod   // whose log may tell more; nil: there is none
+// startProblem describes why no pod of a clone receives requests yet.
+type startProblem struct {
+	text  string        // for the user
+	slow  bool          // it may take long, such as an image
+	wrong *api.Error    // nil: nothing is known to be wrong
+	lasts time.Duration // how long it has to be wrong until the clone fails
+	pod   *corev1.Pod   // its log may have the cause; nil: none
 }
 
-// await fails when no first pod comes to be ready, with the files that go to it.
+// await waits until a pod is ready and has its files. It returns an error after a timeout, which depends on the problem.
 func (c *Clone) await(ctx context.Context, name string) error {
 	what := "Waiting for a pod of " + name + " to be ready"
 	done := c.step("%s", what)
 	look := time.NewTicker(retryPause)
 	defer look.Stop()
 	began := time.Now()
-	deadline := began.Add(readyPatience)
+	deadline := began.Add(readyTimeout)
 	var told string
 	var wrongSince time.Time
 	var moved int64
@@ -64,15 +64,15 @@ func (c *Clone) await(ctx context.Context, name string) error {
 			return ctx.Err()
 		case <-look.C:
 		}
-		h := c.hitch(ctx, name)
+		h := c.problem(ctx, name)
 		now := time.Now()
 		if h.text != told && h.text != "" {
 			told = h.text
 			c.cfg.Progress(api.Event{Time: now, Step: what, Detail: told})
 		}
 		sent := c.syncs.sent.Load()
-		if sent >= moved+movement || h.slow && now.Sub(began) < slowPatience {
-			moved, deadline = sent, now.Add(readyPatience)
+		if sent >= moved+minProgress || h.slow && now.Sub(began) < slowTimeout {
+			moved, deadline = sent, now.Add(readyTimeout)
 		}
 		if h.wrong == nil {
 			wrongSince = time.Time{}
@@ -81,14 +81,14 @@ func (c *Clone) await(ctx context.Context, name string) error {
 		}
 		switch {
 		case h.wrong != nil && now.Sub(wrongSince) >= h.lasts:
-			return c.withWords(ctx, h.wrong, h.pod)
+			return c.withLog(ctx, h.wrong, h.pod)
 		case !now.Before(deadline):
-			return c.withWords(ctx, api.Errorf(api.ExitNotReady, "no pod of the clone %s has become ready in %v: %s", name, now.Sub(began).Round(time.Second), h.text), h.pod)
+			return c.withLog(ctx, api.Errorf(api.ExitNotReady, "no pod of the clone %s became ready within %v: %s", name, now.Sub(began).Round(time.Second), h.text), h.pod)
 		}
 	}
 }
 
-// startedWith says what a clone has begun with, and warns of files that it has not.
+// startedWith describes what the clone started with, and warns about files that are missing.
 func (c *Clone) startedWith() string {
 	files := 0
 	for _, s := range c.syncs.status() {
@@ -103,34 +103,34 @@ func (c *Clone) startedWith() string {
 	return fmt.Sprintf("ready, with %d files and directories", files)
 }
 
-// hitch looks at what there is: the Job, its pods, what Kubernetes tells of them.
-func (c *Clone) hitch(ctx context.Context, name string) hitch {
+// problem looks at the Job, its pods and their events.
+func (c *Clone) problem(ctx context.Context, name string) startProblem {
 	c.mu.Lock()
 	pods, job := c.pods, c.uid
 	c.mu.Unlock()
-	var first *hitch
+	var first *startProblem
 	for n := range pods {
 		p := &pods[n]
 		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed && !c.ends {
 			continue
 		}
-		if h := c.hitchOf(ctx, name, p); first == nil || first.wrong == nil && h.wrong != nil {
+		if h := c.podProblem(ctx, name, p); first == nil || first.wrong == nil && h.wrong != nil {
 			first = &h
 		}
 	}
 	if first != nil {
 		return *first
 	}
-	h := hitch{text: "Kubernetes has not made it yet"}
+	h := startProblem{text: "waiting for Kubernetes to create its pod"}
 	if text := warning(c.events(ctx, job), anyEvent); text != "" { // a quota, an admission webhook, a ServiceAccount that is not there
-		h.text, h.lasts, h.wrong = text, startTrouble, api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, text)
+		h.text, h.lasts, h.wrong = text, startGrace, api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, text)
 	}
 	return h
 }
 
-// hitchOf is what one pod waits for.
-func (c *Clone) hitchOf(ctx context.Context, name string, p *corev1.Pod) hitch {
-	h := hitch{pod: p}
+// podProblem describes why one pod is not ready.
+func (c *Clone) podProblem(ctx context.Context, name string, p *corev1.Pod) startProblem {
+	h := startProblem{pod: p}
 	var final bool
 	if h.text, final = reason(p); h.text != "" {
 		if final || p.Status.Phase == corev1.PodFailed {
@@ -138,7 +138,7 @@ func (c *Clone) hitchOf(ctx context.Context, name string, p *corev1.Pod) hitch {
 			if strings.Contains(h.text, "Image") {
 				code = api.ExitImagePull
 			}
-			h.lasts, h.wrong = startTrouble, api.Errorf(code, "the clone %s does not start: %s", name, h.text)
+			h.lasts, h.wrong = startGrace, api.Errorf(code, "the clone %s does not start: %s", name, h.text)
 		}
 		return h
 	}
@@ -147,7 +147,7 @@ func (c *Clone) hitchOf(ctx context.Context, name string, p *corev1.Pod) hitch {
 			h.text, h.slow = h.text+": "+text, true
 			return h
 		}
-		h.lasts, h.wrong = placeTrouble, api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, h.text)
+		h.lasts, h.wrong = scheduleGrace, api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, h.text)
 		return h
 	}
 	if n := slices.IndexFunc(p.Status.InitContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil }); n >= 0 && p.Status.Phase == corev1.PodPending {
@@ -161,15 +161,15 @@ func (c *Clone) hitchOf(ctx context.Context, name string, p *corev1.Pod) hitch {
 			return h
 		}
 		if h.text = warning(events, ofKubelet); h.text == "" {
-			h.text, h.slow = "its containers are being made", true
+			h.text, h.slow = "creating containers", true
 		}
 		return h
 	}
-	missing := c.syncs.lack(p.UID)
+	missing := c.syncs.missing(p.UID)
 	switch {
-	case missing != nil && missing.why != "":
-		h.lasts, h.wrong = c.syncTrouble, api.Errorf(api.ExitNotReady, "no files reach %s of the clone %s: %s", missing.remote, name, missing.why).
-			WithHint("The container's user has to be able to write there; docs/clone.md has more.")
+	case missing != nil && missing.reason != "":
+		h.lasts, h.wrong = c.syncGrace, api.Errorf(api.ExitNotReady, "cannot copy files to %s of the clone %s: %s", missing.remote, name, missing.reason).
+			WithHint("The container's user needs write access there; see docs/clone.md.")
 		fallthrough
 	case missing != nil:
 		h.text = missing.String()
@@ -179,34 +179,32 @@ func (c *Clone) hitchOf(ctx context.Context, name string, p *corev1.Pod) hitch {
 	return h
 }
 
-// reason is why a pod is not ready; final reports that waiting does not help.
+// reason returns why a pod is not ready, or "". final reports that waiting does not help.
 func reason(p *corev1.Pod) (text string, final bool) {
-	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-		if w := s.State.Waiting; w != nil && w.Reason != "" && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing" {
-			text := s.Name + ": " + w.Reason
-			if w.Message != "" {
-				text += ": " + line(w.Message)
-			}
-			return text, slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError", "CrashLoopBackOff"}, w.Reason)
-		}
-		if t := s.State.Terminated; t != nil && t.ExitCode != 0 {
-			return fmt.Sprintf("%s ended with exit code %d (%s)", s.Name, t.ExitCode, t.Reason), false
+	for _, c := range podstatus.Containers(p) {
+		s, wait := podstatus.Of(p, c.Name), c.State.Waiting
+		switch {
+		case s.Running, s.Problem == podstatus.Unscheduled, s.Problem == podstatus.Ended && wait == nil && s.End.ExitCode == 0:
+		case s.Problem == podstatus.Ended && wait == nil:
+			return fmt.Sprintf("%s ended with exit code %d (%s)", c.Name, s.End.ExitCode, s.End.Reason), false
+		case s.Problem == podstatus.Ended && !strings.HasPrefix(s.Text, wait.Reason):
+			return c.Name + ": " + wait.Reason + ": " + line(s.Text), true
+		case s.Problem != podstatus.None:
+			return c.Name + ": " + line(s.Text), true
 		}
 	}
 	return "", false
 }
 
-// unplaced is why a pod is on no node, or "".
+// unplaced returns why the scheduler found no node for a pod, or "".
 func unplaced(p *corev1.Pod) string {
-	for _, condition := range p.Status.Conditions {
-		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
-			return cmp.Or(strings.TrimSuffix(line(condition.Message), "."), condition.Reason)
-		}
+	if s := podstatus.Of(p, ""); s.Problem == podstatus.Unscheduled {
+		return line(s.Text)
 	}
 	return ""
 }
 
-// scaling says that a node is being made for a pod, as the cluster-autoscaler and Karpenter tell it, or "".
+// scaling returns the message of the cluster-autoscaler or Karpenter that it is adding a node for a pod, or "".
 func scaling(events []corev1.Event) string {
 	for _, e := range events {
 		if e.Reason == "TriggeredScaleUp" || e.Reason == "Nominated" {
@@ -216,19 +214,19 @@ func scaling(events []corev1.Event) string {
 	return ""
 }
 
-// events are what Kubernetes tells of an object. Who may not read them does without.
+// events returns the events of an object, or nil if the user may not read them.
 func (c *Clone) events(ctx context.Context, of types.UID) []corev1.Event {
 	list, err := c.kube.CoreV1().Events(c.Status().Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(of)).String(),
 	})
 	if err != nil {
-		c.log.Debug("reading events", "err", err)
+		c.log.Debug("cannot read events", "err", err)
 		return nil
 	}
 	return slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return e.InvolvedObject.UID != of })
 }
 
-// warning is the latest of some, or "".
+// warning returns the message of the latest warning that of selects, or "".
 func warning(events []corev1.Event, of func(corev1.Event) bool) string {
 	var last corev1.Event
 	for _, e := range events {
@@ -245,7 +243,7 @@ func ofKubelet(e corev1.Event) bool {
 }
 func ofProbe(e corev1.Event) bool { return e.Reason == "Unhealthy" }
 
-// when an event was, the last time: there are two ways to say so.
+// when returns the last time of an event: events come in two forms.
 func when(e corev1.Event) time.Time {
 	if e.Series != nil {
 		return e.Series.LastObservedTime.Time
@@ -256,7 +254,7 @@ func when(e corev1.Event) time.Time {
 	return e.LastTimestamp.Time
 }
 
-// pulling says which image is being pulled, or "".
+// pulling returns which image is being pulled, or "".
 func pulling(events []corev1.Event) string {
 	for _, e := range events {
 		image, is := strings.CutPrefix(e.Message, "Pulling image ")
@@ -269,33 +267,33 @@ func pulling(events []corev1.Event) string {
 	return ""
 }
 
-// line is a text of others on one line, and not too long.
+// line returns text on one line, cut to messageBytes.
 func line(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
-	if len(text) > lineBytes {
-		text = strings.ToValidUTF8(text[:lineBytes], "") + "..."
+	if len(text) > messageBytes {
+		text = strings.ToValidUTF8(text[:messageBytes], "") + "..."
 	}
 	return text
 }
 
-// withWords adds to an error what a pod said last. The pod does not outlive the error.
-func (c *Clone) withWords(ctx context.Context, err *api.Error, p *corev1.Pod) error {
+// withLog adds the last lines of the log of a pod to an error: the pod is deleted after it.
+func (c *Clone) withLog(ctx context.Context, err *api.Error, p *corev1.Pod) error {
 	if p == nil {
 		return err
 	}
-	container, words := c.words(ctx, p)
-	if words == "" {
+	container, log := c.failedLog(ctx, p)
+	if log == "" {
 		return err
 	}
-	hint := "The last lines of its container " + container + ":\n  " + strings.ReplaceAll(words, "\n", "\n  ")
+	hint := "The last lines of its container " + container + ":\n  " + strings.ReplaceAll(log, "\n", "\n  ")
 	if err.Hint != "" {
 		hint = err.Hint + "\n" + hint
 	}
 	return err.WithHint("%s", hint)
 }
 
-// words are the last lines of the container that failed, or else of the one that the clone is about, if it has begun.
-func (c *Clone) words(ctx context.Context, p *corev1.Pod) (container, words string) {
+// failedLog returns the last lines of the container that failed, or else of the container of the clone, if it runs.
+func (c *Clone) failedLog(ctx context.Context, p *corev1.Pod) (container, log string) {
 	var of *corev1.ContainerStatus
 	all := slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
 	for n := range all {
@@ -311,42 +309,37 @@ func (c *Clone) words(ctx context.Context, p *corev1.Pod) (container, words stri
 	if of == nil {
 		return "", ""
 	}
-	words = c.lastLines(ctx, p, of.Name, false)
+	log = c.lastLines(ctx, p, of.Name, false)
 	end := cmp.Or(of.State.Terminated, of.LastTerminationState.Terminated)
-	if words == "" && of.LastTerminationState.Terminated != nil {
-		words = c.lastLines(ctx, p, of.Name, true)
+	if log == "" && of.LastTerminationState.Terminated != nil {
+		log = c.lastLines(ctx, p, of.Name, true)
 	}
-	if words == "" && end != nil { // it may never have run: no such program
-		words = line(end.Message)
+	if log == "" && end != nil { // it may never have run: no such program
+		log = line(end.Message)
 	}
-	return of.Name, words
+	return of.Name, log
 }
 
-// lastLines are those of a container's log, or "".
+// lastLines returns the end of a container's log, or "".
 func (c *Clone) lastLines(ctx context.Context, p *corev1.Pod, container string, previous bool) string {
 	ctx, cancel := context.WithTimeout(ctx, logTimeout)
 	defer cancel()
 	log, err := c.kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
-		Container: container, Previous: previous, TailLines: new(int64(wordLines)), LimitBytes: new(int64(16 * wordBytes)),
+		Container: container, Previous: previous, TailLines: new(int64(logLines)), LimitBytes: new(int64(16 * logBytes)),
 	}).Stream(ctx)
 	if err != nil {
-		c.log.Warn("reading the log of a container", "pod", p.Name, "container", container, "err", err)
+		c.log.Warn("cannot read the log of a container", "pod", p.Name, "container", container, "err", err)
 		return ""
 	}
 	defer log.Close()
-	all, err := io.ReadAll(io.LimitReader(log, 16*wordBytes))
+	all, err := io.ReadAll(io.LimitReader(log, 16*logBytes))
 	if err != nil {
-		c.log.Warn("reading the log of a container", "pod", p.Name, "container", container, "err", err)
+		c.log.Warn("cannot read the log of a container", "pod", p.Name, "container", container, "err", err)
 	}
-	text := strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
-			return r
-		}
-		return -1 // it goes to a terminal
-	}, strings.ToValidUTF8(string(all), "?"))
+	text := api.Clean(string(all))
 	text = strings.TrimSpace(text)
-	if len(text) > wordBytes {
-		text = "..." + strings.ToValidUTF8(text[len(text)-wordBytes:], "")
+	if len(text) > logBytes {
+		text = "..." + strings.ToValidUTF8(text[len(text)-logBytes:], "")
 	}
 	return text
 }

@@ -97,7 +97,7 @@ func TestSlowImage(t *testing.T) {
 		w.tell(t, "a", corev1.EventTypeNormal, "Pulling", `Pulling image "web:7"`, "spec.containers{app}", time.Now())
 		r.have(creating("a"))
 		err := <-r.ended
-		if err == nil || !strings.HasSuffix(err.Error(), ": pulling the image web:7") || !strings.HasPrefix(err.Error(), "no pod of the clone web-ann has become ready in 16m") {
+		if err == nil || !strings.HasSuffix(err.Error(), ": pulling the image web:7") || !strings.HasPrefix(err.Error(), "no pod of the clone web-ann became ready within 16m") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -112,7 +112,7 @@ func TestNodeIsMade(t *testing.T) {
 		unplaced := pod("a", corev1.PodPending)
 		unplaced.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes are available."}}
 		r.have(unplaced)
-		time.Sleep(placeTrouble / 2)
+		time.Sleep(scheduleGrace / 2)
 		w.tell(t, "a", corev1.EventTypeNormal, "TriggeredScaleUp", "pod triggered scale-up: [{pool 2->3 (max: 5)}]", "", time.Now())
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
@@ -132,7 +132,7 @@ func TestNoVolume(t *testing.T) {
 		r := w.run(t, api.CloneSpec{})
 		w.tell(t, "a", corev1.EventTypeWarning, "FailedMount", `MountVolume.SetUp failed for volume "s": secret "s" not found`, "", time.Now())
 		r.have(creating("a"))
-		r.fails(api.ExitNotReady, `no pod of the clone web-ann has become ready in 2m0s: MountVolume.SetUp failed for volume "s": secret "s" not found`)
+		r.fails(api.ExitNotReady, `no pod of the clone web-ann became ready within 2m0s: MountVolume.SetUp failed for volume "s": secret "s" not found`)
 	})
 }
 
@@ -168,7 +168,7 @@ func TestLine(t *testing.T) {
 	if got := line(" two\n lines\t"); got != "two lines" {
 		t.Errorf("%q", got)
 	}
-	if got := line(strings.Repeat("é", lineBytes)); len(got) > lineBytes+3 || !strings.HasSuffix(got, "é...") {
+	if got := line(strings.Repeat("é", messageBytes)); len(got) > messageBytes+3 || !strings.HasSuffix(got, "é...") {
 		t.Errorf("%d bytes: %q", len(got), got)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/authn/kubernetes"
 	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,13 +18,13 @@ import (
 	"kubevpn/internal/podenv"
 )
 
-// supervisorVolume is the volume that has the supervisor.
+// supervisorVolume is the name of the volume and of the init container of the supervisor.
 const supervisorVolume = "kubevpn"
 
-// supervised reports whether the container's command is to be run by the supervisor.
+// supervised reports whether the supervisor runs the command of the container.
 func supervised(spec api.CloneSpec) bool { return len(spec.Sync) > 0 || spec.Restart }
 
-// supervise has the container's command be run by the supervisor.
+// supervise makes the supervisor run the command of the container.
 //
 //	init container, our image:  traffic copy /.kubevpn/traffic      ┐ an emptyDir
 //	the container, its image:   /.kubevpn/traffic supervise -- ...  ┘
@@ -44,7 +43,7 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 	args := []string{"supervise"}
 	for _, pair := range c.cfg.Spec.Sync {
 		if !path.IsAbs(pair.Remote) {
-			return api.Errorf(api.ExitUsage, "--sync: %q is no path of the container, which begin with /", pair.Remote)
+			return api.Errorf(api.ExitUsage, "--sync: %q is not an absolute path in the container", pair.Remote)
 		}
 		args = append(args, "--dir", literal(pair.Remote))
 	}
@@ -60,7 +59,7 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: supervisorVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 	pod.InitContainers = append([]corev1.Container{{
 		Name: supervisorVolume, Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: []string{"copy", api.SupervisorProgram},
-		Resources:                likeness(target.Resources),
+		Resources:                initResources(target.Resources),
 		VolumeMounts:             []corev1.VolumeMount{mount},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext: &corev1.SecurityContext{
@@ -72,9 +71,9 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 	return nil
 }
 
-// likeness is what an init container asks for beside a container that asks for that: it is admitted by the quotas and limit ranges that
-// admit this one, the pod needs no more than without it, and keeps its quality of service.
-func likeness(of corev1.ResourceRequirements) corev1.ResourceRequirements {
+// initResources returns the resources of the init container: those of the container, without devices such as GPUs. Quotas and limit
+// ranges then admit both, the pod needs no more than before, and it keeps its quality of service.
+func initResources(of corev1.ResourceRequirements) corev1.ResourceRequirements {
 	some := func(all corev1.ResourceList) corev1.ResourceList {
 		var list corev1.ResourceList
 		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} { // no GPU
@@ -90,33 +89,33 @@ func likeness(of corev1.ResourceRequirements) corev1.ResourceRequirements {
 	return corev1.ResourceRequirements{Requests: some(of.Requests), Limits: some(of.Limits)}
 }
 
-// command is what the container runs, as the kubelet is told: what its template says, or the image.
+// command returns the command of the container, from the template or else from the image, escaped for the kubelet.
 func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Container) ([]string, error) {
 	if len(target.Command) > 0 {
 		return podenv.Program(target.Command, target.Args, nil, nil), nil
 	}
-	done := c.step("Asking the registry what %s runs", target.Image)
+	done := c.step("Reading the command of %s from its registry", target.Image)
 	ref, err := name.ParseReference(target.Image)
+	if err == nil && slices.Contains(c.cfg.Spec.InsecureRegistries, ref.Context().RegistryStr()) {
+		ref, err = name.ParseReference(target.Image, name.Insecure)
+	}
 	if err != nil {
-		return nil, api.Errorf(api.ExitUsage, "%q is no image: %w", target.Image, err)
+		return nil, api.Errorf(api.ExitUsage, "%q is not the name of an image: %w", target.Image, err)
 	}
 	unknown := func(err error) error {
-		return api.Errorf(api.ExitImagePull, "it is not known what %s runs: its template has no command, and the registry does not say: %w", target.Image, err).
-			WithHint("Say it: --command, or a command in the template.")
+		return api.Errorf(api.ExitImagePull, "cannot find the command of %s: its template has none, and its image cannot be read: %w", target.Image, err).
+			WithHint("Pass --command, or add a command to the template. --insecure-registry %s allows HTTP for this registry, without credentials.",
+				ref.Context().RegistryStr())
 	}
 	keys, missing, err := c.pullSecrets(ctx, job)
 	if err != nil {
 		return nil, err
 	}
-	image, err := remote.Image(ref, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.NewMultiKeychain(keys, authn.DefaultKeychain)))
+	config, err := c.imageConfig(ctx, ref, keys)
 	if err != nil {
 		for _, why := range missing {
 			err = fmt.Errorf("%w; %w", err, why)
 		}
-		return nil, unknown(err)
-	}
-	config, err := image.ConfigFile()
-	if err != nil {
 		return nil, unknown(err)
 	}
 	command := podenv.Program(nil, target.Args, literals(config.Config.Entrypoint), literals(config.Config.Cmd))
@@ -127,8 +126,8 @@ func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Con
 	return command, nil
 }
 
-// pullSecrets are the credentials by which the kubelet pulls the pod's images: of the Secrets that the pod names, or else its service
-// account. One that cannot be had is no error, as it is none for the kubelet: missing says why, for when the registry wants it.
+// pullSecrets returns the credentials with which the kubelet pulls the images of the pod: the Secrets of the pod, or else of its
+// service account. A Secret that cannot be read is no error, as for the kubelet; missing has the reason.
 func (c *Clone) pullSecrets(ctx context.Context, job *batchv1.Job) (keys authn.Keychain, missing []error, err error) {
 	core, pod := c.kube.CoreV1(), job.Spec.Template.Spec
 	names := pod.ImagePullSecrets
@@ -136,7 +135,7 @@ func (c *Clone) pullSecrets(ctx context.Context, job *batchv1.Job) (keys authn.K
 		name := cmp.Or(pod.ServiceAccountName, "default")
 		account, err := core.ServiceAccounts(job.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			missing = append(missing, fmt.Errorf("reading the pull secrets of the service account %s: %w", name, err))
+			missing = append(missing, fmt.Errorf("cannot read the pull secrets of the service account %s: %w", name, err))
 		} else {
 			names = account.ImagePullSecrets
 		}
@@ -145,17 +144,17 @@ func (c *Clone) pullSecrets(ctx context.Context, job *batchv1.Job) (keys authn.K
 	for _, ref := range names {
 		secret, err := core.Secrets(job.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 		if err == nil {
-			_, err = kubernetes.NewFromPullSecrets(ctx, []corev1.Secret{*secret}) // one that is broken does not spoil the others
+			_, err = kubernetes.NewFromPullSecrets(ctx, []corev1.Secret{*secret}) // an invalid one does not affect the others
 		}
 		if err != nil {
-			missing = append(missing, fmt.Errorf("reading the pull secret %s: %w", ref.Name, err))
+			missing = append(missing, fmt.Errorf("cannot read the pull secret %s: %w", ref.Name, err))
 			continue
 		}
 		secrets = append(secrets, *secret)
 	}
 	keys, err = kubernetes.NewFromPullSecrets(ctx, secrets)
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading the pull secrets: %w", err)
+		return nil, nil, fmt.Errorf("cannot read the pull secrets: %w", err)
 	}
 	return keys, missing, nil
 }

@@ -30,32 +30,44 @@ import (
 	"kubevpn/internal/api"
 )
 
-// aRegistry has an image, for who has the password. It is the image's name.
-func aRegistry(t *testing.T) string {
+// registryOf is a registry, for who has the password if that is wanted.
+func registryOf(t *testing.T, password bool) (http.Handler, *httptest.Server) {
 	t.Helper()
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, password, _ := r.BasicAuth(); password != "secret" {
-			w.Header().Set("WWW-Authenticate", `Basic realm="here"`)
-			w.WriteHeader(http.StatusUnauthorized)
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, given, _ := r.BasicAuth(); password && given != "secret" {
+			wantsPassword(w, r)
 			return
 		}
 		images.ServeHTTP(w, r)
-	}))
+	})
+	server := httptest.NewTLSServer(handler)
 	t.Cleanup(server.Close)
+	return handler, server
+}
+
+// push puts an image there. Without a client it does so without TLS and password.
+func push(t *testing.T, at string, client *http.Client) {
+	t.Helper()
 	image, err := mutate.Config(empty.Image, v1.Config{Entrypoint: []string{"/entry", "$(HOME)"}, Cmd: []string{"$$"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := strings.TrimPrefix(server.URL, "http://") + "/team/web:1"
 	ref, err := name.ParseReference(at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := remote.Write(ref, image, remote.WithAuth(&authn.Basic{Username: "ann", Password: "secret"})); err != nil {
+	var options []remote.Option
+	if client != nil {
+		options = append(options, remote.WithAuth(&authn.Basic{Username: "ann", Password: "secret"}), remote.WithTransport(client.Transport))
+	}
+	if err := remote.Write(ref, image, options...); err != nil {
 		t.Fatal(err)
 	}
-	return at
+}
+
+func localRef(name string) corev1.LocalObjectReference {
+	return corev1.LocalObjectReference{Name: name}
 }
 
 // pullSecret is one with a password for what key says.
@@ -70,8 +82,10 @@ func pullSecret(name, key, password string) *corev1.Secret {
 // The registry is asked what the image runs, with the credentials that the kubelet has.
 func TestPullSecrets(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir()) // nobody else's
-	image := aRegistry(t)
-	host, _, _ := strings.Cut(image, "/")
+	_, server := registryOf(t, true)
+	host := strings.TrimPrefix(server.URL, "https://")
+	image := host + "/team/web:1"
+	push(t, image, server.Client())
 	broken := pullSecret("broken", host, "secret")
 	broken.Data[corev1.DockerConfigJsonKey] = []byte("{")
 	for _, tt := range []struct {
@@ -88,7 +102,7 @@ func TestPullSecrets(t *testing.T) {
 		{"of_the_account", nil, []string{"host"}, ""},
 		{"not_of_the_account_if_the_pod_names_one", []string{"elsewhere"}, []string{"host"}, "401 Unauthorized"},
 		{"beside_some_that_cannot_be_had", []string{"absent", "broken", "forbidden", "host"}, nil, ""},
-		{"only_some_that_cannot_be_had", []string{"absent"}, nil, `401 Unauthorized; reading the pull secret absent: secrets "absent" not found`},
+		{"only_some_that_cannot_be_had", []string{"absent"}, nil, `401 Unauthorized; cannot read the pull secret absent: secrets "absent" not found`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			account := &corev1.ServiceAccount{ObjectMeta: inShop("robot")}
@@ -97,6 +111,7 @@ func TestPullSecrets(t *testing.T) {
 			}
 			w := newWorld(account, broken, pullSecret("host", host, "secret"), pullSecret("scheme", "https://"+host+"/v1/", "secret"),
 				pullSecret("path", host+"/team", "secret"), pullSecret("pattern", "127.*.0.1"+host[strings.Index(host, ":"):], "secret"), pullSecret("elsewhere", host+"/others", "secret"))
+			w.registry = server.Client().Transport
 			if slices.Contains(tt.named, "forbidden") {
 				w.forbidSecret("forbidden")
 			}
@@ -139,6 +154,9 @@ func (w *world) supervised(t *testing.T, spec api.CloneSpec) (corev1.PodSpec, er
 		Cluster: w, Namespace: "shop", Workload: "deployment/web", Spec: spec, Progress: func(api.Event) {}, Logger: slog.New(slog.DiscardHandler),
 		Image: func(context.Context) (string, error) { return "kubevpn:1", nil },
 	})
+	if w.registry != nil {
+		c.registry = w.registry
+	}
 	err = c.supervise(t.Context(), job, "app")
 	return job.Spec.Template.Spec, err
 }

@@ -9,24 +9,20 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/filesync"
+	"kubevpn/pkg/wire/filesync"
 )
 
-// syncLook is how often it is looked whether a pod has got its files.
-const syncLook = 100 * time.Millisecond
-
-// syncs are the files that go to each pod of a clone, from when its container runs until the pod goes. A container that was
-// started again has the image's files, and gets all of them anew.
+// syncs copies files to each pod of a clone, from when its container runs until the pod is gone. A restarted container has the files
+// of the image, and receives all files again.
 type syncs struct {
 	clone     *Clone
 	container string
-	sent      atomic.Int64 // bytes, to all
+	sent      atomic.Int64 // bytes, to all pods
 
 	work sync.WaitGroup
 
@@ -34,26 +30,26 @@ type syncs struct {
 	running map[types.UID]*podSync
 }
 
-// podSync is what goes to one pod. What is not said to be otherwise does not change.
+// podSync copies files to one pod.
 type podSync struct {
 	id      string // of the container
 	cancel  context.CancelFunc
-	sources []*filesync.Source // in the order of the specification's pairs
+	sources []*filesync.Source // one for each pair of the specification; nil: its configuration is not valid
 
 	// Guarded by syncs.mu:
-	places []place // likewise
+	places []place // one for each pair
 	copied bool    // the container had all files once
-	ended  bool    // the container has, or another one runs in its place
+	ended  bool    // the container has ended
 }
 
-// place is what is known of where a pair's files go in a pod.
+// place is the remote end of a pair in one pod.
 type place struct {
-	compared bool   // with the laptop's, in this container
+	complete bool   // this container had all files
 	writable bool   // a file was written, in this container or in an earlier one of the pod
-	refused  string // why not: no file was written, where some had to be
+	rejected string // why no file could be written, although there were some to write
 }
 
-// follow begins for pods whose container runs, and ends for those that have gone.
+// follow starts to copy to pods whose container runs, and stops for those that are gone.
 func (s *syncs) follow(ctx context.Context, pods []corev1.Pod) {
 	if len(s.clone.cfg.Spec.Sync) == 0 {
 		return
@@ -92,6 +88,7 @@ func (s *syncs) follow(ctx context.Context, pods []corev1.Pod) {
 	}
 }
 
+// begin starts to copy to a container.
 func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []place) *podSync {
 	ctx, cancel := context.WithCancel(ctx)
 	p := &podSync{id: id, cancel: cancel, places: places}
@@ -105,82 +102,62 @@ func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []p
 			},
 			OnSync: func(b filesync.Batch) {
 				log.Info("files synced", "written", b.Files, "removed", b.Removed, "bytes", b.Bytes, "took", b.Took, "failed", len(b.Failed))
-				s.learn(&p.places[n], b)
+				s.synced(p, n, b)
 			},
 		})
-		if err != nil { // only what the code gives it can be wrong
-			log.Error("syncing files", "err", err)
-			p.places[n].refused = err.Error()
+		if err != nil {
+			log.Error("cannot sync files", "err", err)
+			p.places[n].rejected = err.Error()
 			p.sources = append(p.sources, nil)
 			continue
 		}
 		p.sources = append(p.sources, source)
 		s.work.Go(func() {
 			if err := source.Run(ctx); err != nil {
-				log.Error("no files are synced any more", "err", err)
+				log.Error("file sync stopped", "err", err)
 			}
 		})
 	}
-	s.work.Go(func() { s.await(ctx, p) })
 	return p
 }
 
-// learn takes over what a round says of the place where it went.
-func (s *syncs) learn(at *place, b filesync.Batch) {
+// synced takes over what a round did, and wakes the clone when a pod first has all files.
+func (s *syncs) synced(p *podSync, n int, b filesync.Batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at.compared = at.compared || b.Compared
+	at := &p.places[n]
+	at.complete = at.complete || b.Complete
 	at.writable = at.writable || b.Files > 0
 	switch {
 	case at.writable:
-		at.refused = ""
-	case b.Refused > 0:
-		at.refused = failures(b)
+		at.rejected = ""
+	case b.Rejected > 0:
+		at.rejected = failures(b)
+	}
+	if !p.copied && !slices.ContainsFunc(p.places, func(at place) bool { return !at.has() }) {
+		p.copied = true
+		s.clone.wakeUp()
 	}
 }
 
-// await has the clone's pods be looked at again once one of them has all files.
-func (s *syncs) await(ctx context.Context, p *podSync) {
-	look := time.NewTicker(syncLook)
-	defer look.Stop()
-	for {
-		select {
-		case <-look.C:
-		case <-ctx.Done():
-			return
-		}
-		s.mu.Lock()
-		all := true
-		for n := range p.sources {
-			all = all && p.has(n)
-		}
-		p.copied = all
-		s.mu.Unlock()
-		if all {
-			s.clone.lookAgain()
-			return
-		}
+// has reports whether the files are there.
+func (at place) has() bool { return at.complete && at.rejected == "" }
+
+// missingFiles means that a pod does not have all files.
+type missingFiles struct {
+	remote string // where they go
+	reason string // empty while they are being copied
+}
+
+func (m missingFiles) String() string {
+	if m.reason == "" {
+		return "copying its files"
 	}
+	return m.remote + ": " + m.reason
 }
 
-// has reports whether the pod has the files of a pair.
-func (p *podSync) has(n int) bool {
-	at := p.places[n]
-	return at.compared && at.refused == "" && p.sources[n].Status().Synced
-}
-
-// lack is why a pod has not got the files of a pair.
-type lack struct{ remote, why string } // why: empty while they are being copied
-
-func (l lack) String() string {
-	if l.why == "" {
-		return "its files are being copied"
-	}
-	return l.remote + ": " + l.why
-}
-
-// lack is what a pod has to wait for before requests may go to it, or nil. It does not come back when files change.
-func (s *syncs) lack(pod types.UID) *lack {
+// missing returns which files a pod has to receive before requests may go to it, or nil. Later changes do not count.
+func (s *syncs) missing(pod types.UID) *missingFiles {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.running[pod]
@@ -189,15 +166,15 @@ func (s *syncs) lack(pod types.UID) *lack {
 	}
 	if p != nil {
 		for n, pair := range s.clone.cfg.Spec.Sync {
-			if why := p.trouble(n); why != "" && !p.has(n) {
-				return &lack{pair.Remote, why}
+			if why := p.trouble(n); why != "" && !p.places[n].has() {
+				return &missingFiles{pair.Remote, why}
 			}
 		}
 	}
-	return &lack{}
+	return &missingFiles{}
 }
 
-// counted is a connection whose written bytes are counted.
+// counted counts the bytes that are written to a connection.
 type counted struct {
 	net.Conn
 	sent *atomic.Int64
@@ -209,7 +186,7 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// wait waits for the end of all, after the context of follow has ended.
+// wait stops all copying and waits for its end. The context of follow has ended.
 func (s *syncs) wait() {
 	s.mu.Lock()
 	for _, p := range s.running {
@@ -219,7 +196,7 @@ func (s *syncs) wait() {
 	s.work.Wait()
 }
 
-// status is how far each pair is, in the pod that is behind.
+// status describes each pair. If several pods run, the one that is behind counts.
 func (s *syncs) status() []api.Synced {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,7 +204,7 @@ func (s *syncs) status() []api.Synced {
 	for n, pair := range s.clone.cfg.Spec.Sync {
 		shown := api.Synced{SyncPair: pair, Synced: len(s.running) > 0}
 		for _, p := range s.running {
-			shown.Synced = shown.Synced && p.has(n)
+			shown.Synced = shown.Synced && p.places[n].has() && p.sources[n].Status().Synced
 			shown.LastError = cmp.Or(shown.LastError, p.trouble(n))
 			if p.sources[n] == nil {
 				continue
@@ -243,22 +220,19 @@ func (s *syncs) status() []api.Synced {
 	return all
 }
 
-// trouble is what keeps files of a pair from the container.
+// trouble returns why files of a pair do not reach the container, or "".
 func (p *podSync) trouble(n int) string {
-	if why := p.places[n].refused; why != "" {
+	if why := p.places[n].rejected; why != "" {
 		return why
 	}
 	st := p.sources[n].Status()
-	switch {
-	case st.Err != nil:
+	if st.Err != nil {
 		return st.Err.Error()
-	case st.Last.Err != nil:
-		return st.Last.Err.Error()
 	}
 	return failures(st.Last)
 }
 
-// failures are those of a round, or "".
+// failures describes the failures of a round, or is "".
 func failures(b filesync.Batch) string {
 	if len(b.Failed) == 0 {
 		return ""

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// CIDRs are the cluster's networks as far as one user may see them.
+// CIDRs are the cluster's networks, as far as the user may see them.
 type CIDRs struct {
 	Pods     []CIDR
 	Services []CIDR
@@ -23,13 +23,13 @@ type CIDRs struct {
 	Missing []string
 }
 
-// CIDR is one network and how it was learnt.
+// CIDR is one network and its source.
 type CIDR struct {
 	Prefix netip.Prefix // masked
 	Source Source
 }
 
-// Source is where a CIDR comes from, in words for a user.
+// Source describes, for the user, where a CIDR comes from.
 type Source string
 
 const (
@@ -105,7 +105,7 @@ func findCIDRs(ctx context.Context, kube kubernetes.Interface, namespace string)
 			return CIDRs{}, a.err
 		default:
 			if failed++; failed == len(questions) || ctx.Err() != nil {
-				return CIDRs{}, fmt.Errorf("asking for the cluster's networks: %w", a.err)
+				return CIDRs{}, fmt.Errorf("cannot find the cluster's networks: %w", a.err)
 			}
 			found.miss(fmt.Sprintf("%s: %v", questions[i].what, a.err))
 		}

@@ -6,17 +6,19 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
-	"sync/atomic"
-	"time"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/transport"
 
 	"kubevpn/internal/api"
 )
@@ -28,44 +30,37 @@ const (
 	requestBurst      = 100
 )
 
-// Options are what Load cannot read from a kubeconfig. The zero value is usable.
+// Options configures Load. The zero value is usable.
 type Options struct {
 	UserAgent string       // "kubevpn/1.2.3"; empty: "kubevpn"
 	Logger    *slog.Logger // nil: nothing is logged
-	// Protocol forces PortForward to one protocol, for tests and for networks that break the other in a way
-	// that cannot be recognised.
-	Protocol Protocol
+	// Credential is what the user's credential plugin answered elsewhere. Nil: the plugin runs when it is needed.
+	Credential *api.Credential
+	// LoginOf is a Cluster of the same user, whose credential this one shares. Nil: it has its own.
+	LoginOf *Cluster
 }
 
 // Cluster is one Kubernetes cluster under one user's credentials. It is safe for concurrent use.
 type Cluster struct {
-	options Options
-	log     *slog.Logger
-	config  *rest.Config
-	kube    *kubernetes.Clientset
-	dial    *dialer
-	upgrade *upgrader
-	worked  atomic.Int32  // the protocol of the latest port-forward
-	silence time.Duration // unproven; tests have less patience
+	config *rest.Config
+	kube   *kubernetes.Clientset
+	login  *login // nil: the kubeconfig has no credential plugin
+	dial   *dialer
+	log    *slog.Logger
 
 	id      string
 	name    string
 	context string
 	server  *url.URL
-	exec    []string // the credential plugin's command as the user wrote it
 }
 
 // Load makes a Cluster from a kubeconfig with one context, as Prepare writes it. It opens no connection and
 // runs no plugin. The environment's proxy variables are not looked at: Prepare has put what they say into
 // the kubeconfig. Errors are *api.Error.
 func Load(kubeconfig []byte, o Options) (*Cluster, error) {
-	raw, err := clientcmd.Load(kubeconfig)
+	raw, config, err := parse(kubeconfig)
 	if err != nil {
-		return nil, api.Errorf(api.ExitKubeconfig, "reading the kubeconfig: %w", err)
-	}
-	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, raw.CurrentContext, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
-	if err != nil {
-		return nil, api.Errorf(api.ExitKubeconfig, "the kubeconfig cannot be used: %w", err)
+		return nil, err
 	}
 	if o.UserAgent == "" {
 		o.UserAgent = "kubevpn"
@@ -83,34 +78,104 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 		ContentType:        runtime.ContentTypeProtobuf,
 		AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
 	}
-	kube, err := kubernetes.NewForConfig(config)
+	l, err := loginFor(config, raw.CurrentContext, o)
 	if err != nil {
-		return nil, api.Errorf(api.ExitKubeconfig, "the kubeconfig cannot be used: %w", err)
+		return nil, err
 	}
+	kube, err := clientFor(config, l)
+	if err != nil {
+		return nil, unusable(err)
+	}
+	server, err := serverURL(config)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{
+		config: config, kube: kube, login: l, dial: d, log: o.Logger,
+		context: raw.CurrentContext, server: server,
+	}
+	c.id = clusterID(server, config.CAData)
+	if kctx := raw.Contexts[raw.CurrentContext]; kctx != nil {
+		c.name = kctx.Cluster
+	}
+	return c, nil
+}
+
+// ID returns the ID of the cluster that Load would return, without a client for it.
+func ID(kubeconfig []byte) (string, error) {
+	_, config, err := parse(kubeconfig)
+	if err != nil {
+		return "", err
+	}
+	server, err := serverURL(config)
+	if err != nil {
+		return "", err
+	}
+	return clusterID(server, config.CAData), nil
+}
+
+// parse reads a kubeconfig with one context.
+func parse(kubeconfig []byte) (*clientcmdapi.Config, *rest.Config, error) {
+	raw, err := clientcmd.Load(kubeconfig)
+	if err != nil {
+		return nil, nil, api.Errorf(api.ExitKubeconfig, "the kubeconfig%s", kubeconfigFault(err))
+	}
+	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, raw.CurrentContext, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
+	if err != nil {
+		return nil, nil, unusable(err)
+	}
+	return raw, config, nil
+}
+
+func serverURL(config *rest.Config) (*url.URL, error) {
 	server, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
 		return nil, api.Errorf(api.ExitKubeconfig, "the kubeconfig's server %q is not a URL: %w", config.Host, err)
 	}
-	c := &Cluster{
-		silence: unproven,
-		options: o, log: o.Logger, config: config, kube: kube, dial: d,
-		upgrade: &upgrader{config: config, dial: d},
-		context: raw.CurrentContext, server: server,
-	}
-	c.id = clusterID(server, config.CAData)
-	c.describe(raw)
-	return c, nil
+	return server, nil
 }
 
-func (c *Cluster) describe(raw *clientcmdapi.Config) {
-	kctx := raw.Contexts[raw.CurrentContext]
-	if kctx == nil {
-		return
+// unusable explains a kubeconfig that no client can be made of.
+func unusable(err error) *api.Error {
+	text := strings.TrimPrefix(api.OneLine(err.Error()), "invalid configuration: ")
+	if strings.Contains(text, "failed to find any PEM data") || strings.Contains(text, "x509: ") {
+		text = "its certificate or key is not PEM: " + strings.TrimPrefix(text, "tls: ")
 	}
-	c.name = kctx.Cluster
-	if user := raw.AuthInfos[kctx.AuthInfo]; user != nil && user.Exec != nil {
-		c.exec = unwrapExec(user.Exec)
+	return api.Errorf(api.ExitKubeconfig, "the kubeconfig cannot be used: %s", text).
+		WithHint("Fetch it again with the cluster's own tool. `kubectl config view --minify` prints it.")
+}
+
+// loginFor takes the credential plugin out of the configuration, and has its requests carry what it answers.
+func loginFor(config *rest.Config, context string, o Options) (*login, error) {
+	l, err := newLogin(config, context)
+	if err != nil {
+		return nil, unusable(err)
 	}
+	if l == nil {
+		return nil, nil
+	}
+	if o.LoginOf != nil && o.LoginOf.login != nil {
+		l = o.LoginOf.login
+	}
+	if o.Credential != nil {
+		if err := l.set(o.Credential); err != nil {
+			return nil, api.Errorf(api.ExitExecPlugin, "%w", err)
+		}
+	}
+	config.Wrap(l.wrap)
+	return l, nil
+}
+
+func clientFor(config *rest.Config, l *login) (*kubernetes.Clientset, error) {
+	t, err := l.transportConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	rt, err := transport.New(t)
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfigAndClient(config, &http.Client{Transport: rt})
 }
 
 // clusterID is the same for every kubeconfig that names the same server under the same authority.
@@ -123,6 +188,31 @@ func clusterID(server *url.URL, ca []byte) string {
 
 // Kube returns the client for the cluster's API. Core types travel as protobuf.
 func (c *Cluster) Kube() kubernetes.Interface { return c.kube }
+
+// Dynamic returns a client for objects of any kind. It shares the connections and the limit of requests of Kube.
+func (c *Cluster) Dynamic() (dynamic.Interface, error) {
+	config := rest.CopyConfig(c.config)
+	config.RateLimiter = c.kube.CoreV1().RESTClient().GetRateLimiter()
+	d, err := dynamic.NewForConfigAndClient(config, c.kube.CoreV1().RESTClient().(*rest.RESTClient).Client)
+	if err != nil {
+		return nil, unusable(err)
+	}
+	return d, nil
+}
+
+// TransportConfig returns the TLS configuration, the proxy and the credentials of requests to the API server, for packages
+// that make requests of their own. It includes what a credential plugin returns, also later.
+func (c *Cluster) TransportConfig() (*transport.Config, error) {
+	return c.login.transportConfig(c.config)
+}
+
+// DialContext opens a TCP connection to the API server, or to the proxy before it. Addresses includes the address from then on.
+func (c *Cluster) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	return c.dial.DialContext(ctx, network, address)
+}
+
+// Logger returns the logger of Options, or one that discards everything.
+func (c *Cluster) Logger() *slog.Logger { return c.log }
 
 // Server is the API server's URL.
 func (c *Cluster) Server() string { return c.server.String() }

@@ -73,6 +73,9 @@ func TestClusterID(t *testing.T) {
 	if c.ID() != "addfdceacb1f" {
 		t.Errorf("ID %s", c.ID()) // it names routes, links and files: it must not change
 	}
+	if id, err := ID([]byte(config)); err != nil || id != c.ID() {
+		t.Errorf("ID = %s, %v; want %s", id, err, c.ID())
+	}
 	if c.Name() != "lab" || c.Context() != "x" || c.Server() != "https://10.0.0.1:6443" {
 		t.Errorf("%s %s %s", c.Name(), c.Context(), c.Server())
 	}

@@ -1,16 +1,18 @@
-// Package cluster is the laptop's way to one Kubernetes cluster, with the user's own credentials.
+// Package cluster is the laptop's access to the API of one Kubernetes cluster, with the user's own credentials.
 //
 //	CLI     Prepare: kubectl's inputs ──▶ one self-contained kubeconfig      kubeconfig.go
 //	daemon  Load: that kubeconfig ──▶ Cluster                                cluster.go
+//	          Reach        is it an API server, and does it know the user?   reach.go
 //	          Kube         typed client for the API
-//	          PortForward  a net.Conn to a port of a pod                     portforward.go
-//	                         upgrade.go    HTTP upgrade: SPDY, else WebSocket
-//	                         websocket.go  RFC 6455 framing, laptop's side
-//	                         spdy.go       the two SPDY streams of a port-forward
+//	          Exec         a program in a container                          exec.go
 //	          CIDRs        what the user's rights show of the networks       cidr.go
+//	          Proxy        what serves ClusterIPs on the nodes               proxymode.go
 //	          Addresses    what must never be routed into the tunnel         dial.go
 //	Explain: any of their errors ──▶ what to tell the user                   explain.go
+//	Permission: a right, and how an admin grants it                          forbidden.go
 //
-// ExecCredential (execplugin.go) runs in a process of its own, between client-go and the credential plugin
-// of a kubeconfig, so that a plugin that hangs is killed.
+// Where the kubeconfig has a credential plugin, the CLI runs it on the user's terminal (Login) and hands the credential to the
+// daemon, which runs the plugin without a terminal when that has expired (login.go, plugin.go).
+//
+// Package podconn connects to pods, and package workloads reads and changes workloads, both through a Cluster.
 package cluster

@@ -12,13 +12,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/util/exec"
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// Exited is in the chain of Exec's error when the program ran, and did not end well.
+// Exited is in the chain of Exec's error if the program ran and failed.
 type Exited struct {
 	Command string
 	Code    int
@@ -43,7 +42,10 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 		VersionedParams(&corev1.PodExecOptions{
 			Container: container, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec).URL()
-	config := rest.CopyConfig(c.config)
+	config, err := c.login.withCertificate(c.config)
+	if err != nil {
+		return c.Explain(err)
+	}
 	first, err := remotecommand.NewWebSocketExecutor(config, "GET", url.String())
 	if err != nil {
 		return c.Explain(err)
@@ -69,7 +71,7 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 	case errors.As(err, &exit) && exit.Exited():
 		return &Exited{Command: command[0], Code: exit.ExitStatus(), Said: said.String()}
 	}
-	return c.explained(ctx, fmt.Errorf("running %s in %s/%s: %w", command[0], namespace, pod, err))
+	return c.ExplainContext(ctx, fmt.Errorf("running %s in %s/%s: %w", command[0], namespace, pod, err))
 }
 
 // tail keeps the end of what is written.
@@ -90,13 +92,18 @@ func (t *tail) Write(p []byte) (int, error) {
 }
 
 func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimSpace(string(bytes.ToValidUTF8(t.kept, nil)))
+	return strings.TrimSpace(string(bytes.ToValidUTF8(t.bytes(), nil)))
 }
 
-// DialExec runs a program in a container, and gives a connection to its standard input and output. Closing it ends the program's
-// input, and lets go of it. When the program ends, or cannot be run, reading gives Exec's error, or io.EOF.
+// bytes returns a copy of what is kept.
+func (t *tail) bytes() []byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return bytes.Clone(t.kept)
+}
+
+// DialExec runs a program in a container and returns a connection to its standard input and output. Close ends the program's
+// input and releases the connection. Read returns Exec's error, or io.EOF, when the program has ended or cannot run.
 func (c *Cluster) DialExec(namespace, pod, container string, command []string) net.Conn {
 	ours, theirs := net.Pipe()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -10,6 +10,7 @@ import (
 
 	gorilla "github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/spdy"
 )
@@ -55,8 +56,8 @@ func TestExecFallsBack(t *testing.T) {
 				programs.Wait()
 			})
 			var out bytes.Buffer
-			s := &fakeAPIServer{Server: server}
-			if err := s.cluster(t, Options{}).Exec(t.Context(), "ns", "web", "app", []string{"cat"}, nil, &out); err != nil || out.String() != "hello" {
+			c := clusterAt(t, serverOf(server), &clientcmdapi.AuthInfo{Token: "t"}, Options{})
+			if err := c.Exec(t.Context(), "ns", "web", "app", []string{"cat"}, nil, &out); err != nil || out.String() != "hello" {
 				t.Errorf("%q, %v", out.String(), err)
 			}
 		})

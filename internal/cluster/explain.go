@@ -11,8 +11,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"regexp"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -22,16 +20,30 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Explain turns an error of a request to the API server into what the user is told: the exit code, one line, and the
-// next step, with the server's name, the plugin's command, and when the credentials expired. An *api.Error in err's
-// chain is passed through. Explain(nil) is nil.
+// Explain converts the error of a request to the API server into an *api.Error with an exit code, a message and a hint. It adds
+// the server's name, the plugin's command, and when the credentials expired. It returns an *api.Error in err's chain as it is,
+// and nil for nil.
 func (c *Cluster) Explain(err error) *api.Error {
-	f := facts{server: c.server.Host, exec: c.exec}
+	f := facts{server: c.server.Host}
+	if c.login != nil {
+		f.exec = c.login.plugin.command()
+	}
 	if via, e := c.config.Proxy(requestTo(c.server)); e == nil && via != nil {
 		f.proxy = via.Redacted()
 	}
-	f.expired = func() string { return expiry(c.config, time.Now()) }
+	f.expired = func() string { return expiry(c.credentials(), time.Now()) }
 	return f.explain(err)
+}
+
+// ExplainContext is Explain, but for the end of ctx, which it returns as it is. It returns nil if err is nil.
+func (c *Cluster) ExplainContext(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ended := ctx.Err(); ended != nil {
+		return ended
+	}
+	return c.Explain(err)
 }
 
 // facts are what is known besides the error. Each may be missing.
@@ -56,7 +68,7 @@ func (f facts) explain(err error) *api.Error {
 	if e := (*api.Error)(nil); errors.As(err, &e) {
 		return api.AsError(err)
 	}
-	for _, try := range []func(error) *api.Error{f.plugin, f.podProxy, f.status, f.tls, f.network, f.ended} {
+	for _, try := range []func(error) *api.Error{f.plugin, f.explained, f.status, f.tls, f.network, f.ended} {
 		if e := try(err); e != nil {
 			return e
 		}
@@ -64,54 +76,27 @@ func (f facts) explain(err error) *api.Error {
 	return api.Errorf(api.ExitUnexpected, "%w", err)
 }
 
-var (
-	execFailed  = regexp.MustCompile(`exec: executable (\S+) failed with exit code (-?\d+)`)
-	execMissing = regexp.MustCompile(`exec: executable (\S+) not found`)
-)
-
-// plugin explains what client-go says of a kubeconfig's credential plugin, which is text only.
+// plugin explains a credential plugin that failed on the way of a request.
 func (f facts) plugin(err error) *api.Error {
-	text := err.Error()
-	if !strings.Contains(text, "getting credentials: ") && !strings.Contains(text, "exec plugin") {
-		return nil
+	if e := (*loginError)(nil); errors.As(err, &e) {
+		return e.why
 	}
-	name, byHand := "", "Run the plugin by hand to see what it says; the daemon's log has its messages too: `kubevpn logs`."
-	if len(f.exec) > 0 {
-		name = " " + f.exec[0]
-		byHand = fmt.Sprintf("Run it by hand to see what it says, and log in if it asks: `%s`", strings.Join(f.exec, " "))
+	return nil
+}
+
+// explainer is an error that may know more than its causes. Explain returns nil if it does not; apiServer is "the API server
+// HOST:PORT".
+type explainer interface {
+	error
+	Explain(apiServer string) *api.Error
+}
+
+// explained asks the error itself.
+func (f facts) explained(err error) *api.Error {
+	if e, ok := errors.AsType[explainer](err); ok {
+		return e.Explain(f.api())
 	}
-	_, why, _ := strings.Cut(text, "getting credentials: ")
-	code := 0
-	if m := execFailed.FindStringSubmatch(text); m != nil {
-		code, _ = strconv.Atoi(m[2])
-		why = "failed with exit code " + m[2]
-		if name == "" {
-			name = " " + m[1]
-		}
-	} else if m := execMissing.FindStringSubmatch(text); m != nil {
-		code = exitExecNotFound
-		if name == "" {
-			name = " " + m[1]
-		}
-	}
-	var e *api.Error
-	switch code {
-	case exitExecTimeout:
-		e = api.Errorf(api.ExitExecPlugin, "the credential plugin%s did not answer within %v and was killed", name, ExecTimeout)
-	case exitExecNotFound:
-		e = api.Errorf(api.ExitExecPlugin, "the credential plugin%s is not installed", name)
-		byHand = "Install it, or put its folder into PATH, then connect again."
-	default:
-		if strings.HasPrefix(why, "decoding stdout: ") {
-			e = api.Errorf(api.ExitExecPlugin, "the credential plugin%s gave no credentials that can be understood", name)
-			break
-		}
-		if why == "" {
-			why = text
-		}
-		e = api.Errorf(api.ExitExecPlugin, "the credential plugin%s: %s", name, strings.TrimPrefix(why, "exec: "))
-	}
-	return e.WithHint("%s", byHand)
+	return nil
 }
 
 // tls explains a handshake that failed.
@@ -135,14 +120,14 @@ func (f facts) tls(err error) *api.Error {
 			f.api(), stamp(invalid.Cert.NotAfter), stamp(now)).
 			WithHint("Check this machine's clock; if it is right, ask a cluster admin to renew the certificate.")
 	case errors.As(err, &unknown):
-		return api.Errorf(api.ExitUnreachable, "%s shows a certificate that the kubeconfig's authority did not sign", f.api()).
-			WithHint("The cluster was made anew, or something intercepts the connection. Fetch the kubeconfig again.")
+		return api.Errorf(api.ExitUnreachable, "%s has a certificate that the kubeconfig's authority did not sign", f.api()).
+			WithHint("The cluster was recreated, or something intercepts the connection. Fetch the kubeconfig again.")
 	case errors.As(err, &hostname):
 		return api.Errorf(api.ExitUnreachable, "the certificate of %s is for another name: %w", f.api(), hostname).
 			WithHint("Correct `server` in the kubeconfig, or set its `tls-server-name`.")
 	case errors.As(err, &record), strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
 		return api.Errorf(api.ExitUnreachable, "%s does not speak TLS", f.api()).
-			WithHint("Look at `server` in the kubeconfig: is it http instead of https, or is the port another program's?")
+			WithHint("Check `server` in the kubeconfig: it may need http instead of https, or another port.")
 	case errors.As(err, &alert), strings.Contains(err.Error(), "remote error: tls:"):
 		return api.Errorf(api.ExitCredentials, "%s rejects the TLS connection: %w", f.api(), innermost(err)).
 			WithHint("Is the kubeconfig's client certificate of this cluster, and still valid? Fetch the kubeconfig again.")
@@ -152,11 +137,25 @@ func (f facts) tls(err error) *api.Error {
 	return nil
 }
 
+// proxyRefused are the words of a proxy's answer to CONNECT, which net/http gives as an error of its own.
+func proxyRefused(err error) string {
+	var u *url.Error
+	if !errors.As(err, &u) {
+		return ""
+	}
+	for code := 300; code < 600; code++ {
+		if text := http.StatusText(code); text != "" && u.Err.Error() == text {
+			return fmt.Sprintf("%s (%d)", text, code)
+		}
+	}
+	return ""
+}
+
 // network explains a server that cannot be reached.
 func (f facts) network(err error) *api.Error {
 	server, hint := f.api(), "Is this machine on the network (or the VPN) that the cluster needs? `kubectl version` should answer too."
 	if f.proxy != "" {
-		hint = fmt.Sprintf("The way goes through the proxy %s. %s", f.proxy, hint)
+		hint = fmt.Sprintf("The connection uses the proxy %s. %s", f.proxy, hint)
 	}
 	_, previous, retried := strings.Cut(err.Error(), " - error from a previous attempt: ") // client-go; it is not in the chain
 	var dns *net.DNSError
@@ -169,6 +168,9 @@ func (f facts) network(err error) *api.Error {
 		e = api.Errorf(api.ExitUnreachable, "%s cannot be reached: resolving %s: %s", server, dns.Name, dns.Err)
 	case strings.Contains(err.Error(), "proxyconnect "), strings.Contains(err.Error(), "socks connect "):
 		e = api.Errorf(api.ExitUnreachable, "%s cannot be reached: the proxy: %w", server, innermost(err))
+	case f.proxy != "" && proxyRefused(err) != "":
+		e = api.Errorf(api.ExitUnreachable, "%s cannot be reached: the proxy %s answers %s", server, f.proxy, proxyRefused(err))
+		hint = "Check HTTPS_PROXY, NO_PROXY and the kubeconfig's `proxy-url`: the proxy may require a user and a password, or block this server."
 	case errors.Is(err, syscall.ECONNREFUSED):
 		e = api.Errorf(api.ExitUnreachable, "%s cannot be reached: connection refused", server)
 		hint = "Does the cluster run, and is `server` in the kubeconfig right? " + hint
@@ -178,14 +180,11 @@ func (f facts) network(err error) *api.Error {
 		return nil
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
 		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), strings.Contains(err.Error(), "http2: client connection lost"):
-		e = api.Errorf(api.ExitUnreachable, "%s, or something on the way to it, broke the connection: %w", server, innermost(err))
+		e = api.Errorf(api.ExitUnreachable, "%s, or a proxy before it, broke the connection: %w", server, innermost(err))
 	case retried: // until there was no time left
-		e = api.Errorf(api.ExitUnreachable, "%s, or something on the way to it, broke the connection: %s", server, previous)
+		e = api.Errorf(api.ExitUnreachable, "%s, or a proxy before it, broke the connection: %s", server, previous)
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
 		e = api.Errorf(api.ExitUnreachable, "%s did not answer in time", server)
-	case errors.Is(err, errNoUpgrade):
-		e = api.Errorf(api.ExitUnreachable, "something between here and %s does not let port-forwards through: %w", server, errNoUpgrade)
-		hint = "A proxy or load balancer must pass WebSocket or SPDY upgrades; `kubectl port-forward` meets the same obstacle."
 	default:
 		return nil
 	}
@@ -206,15 +205,15 @@ func (f facts) status(err error) *api.Error {
 	if !errors.As(err, &status) {
 		return nil
 	}
-	message, code := oneLine(status.Status().Message), status.Status().Code
+	message, code := api.OneLine(status.Status().Message), status.Status().Code
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return f.unauthorized()
 	case apierrors.IsForbidden(err):
 		return forbidden(message)
 	case apierrors.IsNotFound(err):
-		return api.Errorf(api.ExitUnexpected, "the cluster does not have it: %s", message).
-			WithHint("If it was there a moment ago, somebody deleted it: connect again.")
+		return api.Errorf(api.ExitUnexpected, "not found in the cluster: %s", message).
+			WithHint("If it existed a moment ago, it was deleted: connect again.")
 	case apierrors.IsTooManyRequests(err):
 		return api.Errorf(api.ExitUnreachable, "%s is busy: %s", f.api(), message).
 			WithHint("Try again in a minute.")
@@ -241,9 +240,9 @@ func (f facts) unauthorized() *api.Error {
 	}
 	e := api.Errorf(api.ExitCredentials, "%s rejects the kubeconfig's credentials%s", f.api(), why)
 	if len(f.exec) > 0 {
-		return e.WithHint("Log in again: the credentials come from `%s`.", strings.Join(f.exec, " "))
+		return e.WithHint("Log in again: the credentials come from `%s`.", commandLine(f.exec))
 	}
-	return e.WithHint("Log in again, or fetch the kubeconfig anew. `kubectl auth whoami` fails the same way.")
+	return e.WithHint("Log in again, or fetch the kubeconfig again. `kubectl auth whoami` fails the same way.")
 }
 
 // innermost drops the layers of `Get "https://...": dial tcp ...`.
@@ -260,6 +259,13 @@ func innermost(err error) error {
 	return err
 }
 
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
-
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 UTC") }
+
+// ErrPodGone is in the chain of an error that is there because the pod has gone, or will not run again.
+var ErrPodGone = errors.New("has gone")
+
+// PodGone returns an *api.Error that says that the pod has gone; ErrPodGone is in its chain.
+func PodGone(namespace, name string) error {
+	return api.Errorf(api.ExitInject, "the pod %s/%s %w", namespace, name, ErrPodGone).
+		WithHint("Its replacement has another name: see `kubectl -n %s get pods`.", api.ShellQuote(namespace))
+}

@@ -92,7 +92,7 @@ func TestExplainAnswers(t *testing.T) {
 		hint   string
 	}{
 		{"unauthorized", 401, statusJSON(401, "Unauthorized", "Unauthorized"), api.ExitCredentials,
-			"the API server HOST rejects the kubeconfig's credentials", "Log in again, or fetch the kubeconfig anew."},
+			"the API server HOST rejects the kubeconfig's credentials", "Log in again, or fetch the kubeconfig again."},
 		{"forbidden", 403, statusJSON(403, "Forbidden", denial), api.ExitPermission, "dev@example.com may not list pods in namespace web",
 			"Ask a cluster admin to run:\n" +
 				"kubectl create role kubevpn-list-pods --namespace=web --verb=list --resource=pods\n" +
@@ -109,12 +109,12 @@ func TestExplainAnswers(t *testing.T) {
 		{"pod security", 403, statusJSON(403, "Forbidden", `pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged`), api.ExitInstall,
 			`the namespace's pod security forbids it: pods "x" is forbidden: violates PodSecurity "restricted:latest": privileged`, "Ask a cluster admin to install"},
 		{"quota", 403, statusJSON(403, "Forbidden", `pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2`), api.ExitInstall,
-			`the namespace's quota is used up: pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2`, "Free something"},
+			`the namespace's quota is used up: pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2`, "Free resources"},
 		{"webhook", 403, statusJSON(403, "Forbidden", `admission webhook "policy.example" denied the request: no`), api.ExitInstall,
 			`the cluster's policy forbids it: admission webhook "policy.example" denied the request: no`, "Ask a cluster admin"},
 		{"escalation", 403, statusJSON(403, "Forbidden", `clusterroles "x" is forbidden: user "dev" is attempting to grant RBAC permissions not currently held: {...}`), api.ExitPermission,
-			`only those who hold a permission may grant it: clusterroles "x" is forbidden: user "dev" is attempting to grant RBAC permissions not currently held: {...}`, "Ask a cluster admin to run `kubevpn install`."},
-		{"not found", 404, statusJSON(404, "NotFound", `pods "x" not found`), api.ExitUnexpected, `the cluster does not have it: pods "x" not found`, "If it was there"},
+			`you can grant only permissions that you hold: clusterroles "x" is forbidden: user "dev" is attempting to grant RBAC permissions not currently held: {...}`, "Ask a cluster admin to run `kubevpn install`."},
+		{"not found", 404, statusJSON(404, "NotFound", `pods "x" not found`), api.ExitUnexpected, `not found in the cluster: pods "x" not found`, "If it existed"},
 		{"unavailable", 503, statusJSON(503, "ServiceUnavailable", "etcd is away"), api.ExitUnreachable, "the API server HOST answers with error 503: etcd is away", "The fault is the cluster's."},
 		{"load balancer", 502, "<html>\nBad Gateway</html>", api.ExitUnreachable, "the API server HOST, or a proxy before it, answers with error 502: Bad Gateway", "The fault is the cluster's, or a load balancer's."},
 		{"timeout", 504, statusJSON(504, "Timeout", "request did not complete"), api.ExitUnreachable, "the API server HOST did not answer in time: request did not complete", "It is overloaded"},
@@ -136,7 +136,7 @@ func TestExplainExpired(t *testing.T) {
 	claims := fmt.Sprintf(`{"exp":%d}`, time.Now().Add(-3*time.Hour).Unix())
 	token := "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".sig"
 	e := ask(t, s.URL, ca, &clientcmdapi.AuthInfo{Token: token})
-	check(t, e, api.ExitCredentials, "the API server HOST rejects the kubeconfig's credentials: the token expired 3h0m0s ago", "Log in again")
+	check(t, e, api.ExitCredentials, "the API server HOST rejects the kubeconfig's credentials: the token expired 3h ago", "Log in again")
 
 	cert, key := certificate(t, nil, time.Now().Add(-48*time.Hour), time.Date(2024, 1, 2, 3, 4, 0, 0, time.UTC))
 	e = ask(t, s.URL, ca, &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key})
@@ -183,7 +183,7 @@ func TestExplainTLS(t *testing.T) {
 		{"clock behind", loopback, time.Date(2199, 1, 2, 3, 4, 0, 0, time.UTC), time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC), false, api.ExitUnreachable,
 			"the certificate of the API server HOST is valid only from 2199-01-02 03:04 UTC on, and this machine's clock says %s", "Set this machine's clock"},
 		{"other authority", loopback, now.Add(-time.Hour), now.Add(time.Hour), true, api.ExitUnreachable,
-			"the API server HOST shows a certificate that the kubeconfig's authority did not sign", "The cluster was made anew"},
+			"the API server HOST has a certificate that the kubeconfig's authority did not sign", "The cluster was recreated"},
 		{"other name", []net.IP{net.IPv4(192, 0, 2, 1)}, now.Add(-time.Hour), now.Add(time.Hour), false, api.ExitUnreachable,
 			"the certificate of the API server HOST is for another name: x509: certificate is valid for 192.0.2.1, not 127.0.0.1", "Correct `server`"},
 	}
@@ -215,7 +215,7 @@ func TestExplainTLS(t *testing.T) {
 		s := httptest.NewServer(answer(200, "{}"))
 		defer s.Close()
 		e := ask(t, strings.Replace(s.URL, "http:", "https:", 1), nil, &clientcmdapi.AuthInfo{Token: "t"})
-		check(t, e, api.ExitUnreachable, "the API server HOST does not speak TLS", "Look at `server`")
+		check(t, e, api.ExitUnreachable, "the API server HOST does not speak TLS", "Check `server`")
 	})
 	t.Run("client certificate refused", func(t *testing.T) {
 		s := httptest.NewUnstartedServer(answer(200, "{}"))
@@ -249,7 +249,7 @@ func TestExplainNetwork(t *testing.T) {
 	tests := []struct{ name, server, want, hint string }{
 		{"refused", "https://" + closed.Addr().String(), "the API server HOST cannot be reached: connection refused", "Does the cluster run"},
 		{"silent", "https://" + l.Addr().String(), "the API server HOST did not answer in time", "Is this machine on the network"},
-		{"hangs up", hangup.URL, "the API server HOST, or something on the way to it, broke the connection: EOF", "Is this machine on the network"},
+		{"hangs up", hangup.URL, "the API server HOST, or a proxy before it, broke the connection: EOF", "Is this machine on the network"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -264,7 +264,6 @@ func TestExplainNetwork(t *testing.T) {
 	}{
 		{&net.DNSError{Err: "no such host", Name: "api.example", IsNotFound: true}, api.ExitUnreachable, "the API server api.example cannot be reached: there is no host api.example"},
 		{&net.DNSError{Err: "server misbehaving", Name: "api.example"}, api.ExitUnreachable, "the API server api.example cannot be reached: resolving api.example: server misbehaving"},
-		{&upgradeError{403, errNoUpgrade}, api.ExitUnreachable, "something between here and the API server api.example does not let port-forwards through: the server, or a proxy before it, did not switch protocols"},
 		{context.Canceled, api.ExitInterrupted, "interrupted"},
 		{context.DeadlineExceeded, api.ExitUnreachable, "the API server api.example did not answer in time"},
 		{errors.New("something else"), api.ExitUnexpected, "something else"},
@@ -289,7 +288,7 @@ func TestExplainPlugin(t *testing.T) {
 		}
 		return &clientcmdapi.AuthInfo{Exec: &clientcmdapi.ExecConfig{
 			APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
-			Command: file, Args: []string{execCommand, "--timeout", "10s", "--", "/opt/login", "get-token"},
+			Command: file, Args: []string{"get-token", "my cluster"},
 		}}
 	}
 	s := httptest.NewTLSServer(answer(401, statusJSON(401, "Unauthorized", "Unauthorized")))
@@ -300,17 +299,32 @@ func TestExplainPlugin(t *testing.T) {
 		code         api.ExitCode
 		want, hint   string
 	}{
-		{"fails", "exit 3", api.ExitExecPlugin, "the credential plugin /opt/login: failed with exit code 3", "Run it by hand to see what it says, and log in if it asks: `/opt/login get-token`"},
-		{"hung", "exit 124", api.ExitExecPlugin, "the credential plugin /opt/login did not answer within 10s and was killed", "Run it by hand"},
-		{"missing", "exit 127", api.ExitExecPlugin, "the credential plugin /opt/login is not installed", "Install it"},
-		{"says nonsense", "echo hello", api.ExitExecPlugin, "the credential plugin /opt/login gave no credentials that can be understood", "Run it by hand"},
+		{"fails", "echo no session >&2; exit 3", api.ExitExecPlugin, "login required: the credential plugin LOGIN failed with exit code 3: no session", "Log in again with `kubevpn connect --context c` in a terminal; open connections go on."},
+		{"says nonsense", "echo hello", api.ExitExecPlugin, "login required: the credential plugin LOGIN printed an invalid credential: it is not an ExecCredential", "Log in again with"},
 		{"outdated credentials", `echo '{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"t"}}'`, api.ExitCredentials,
-			"the API server HOST rejects the kubeconfig's credentials", "Log in again: the credentials come from `/opt/login get-token`."},
+			"the API server HOST rejects the kubeconfig's credentials", "Log in again: the credentials come from `LOGIN get-token 'my cluster'`."},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			check(t, ask(t, s.URL, ca, plugin(tt.script)), tt.code, tt.want, tt.hint)
+			user := plugin(tt.script)
+			e := ask(t, s.URL, ca, user)
+			e.Message, e.Hint = strings.ReplaceAll(e.Message, user.Exec.Command, "LOGIN"), strings.ReplaceAll(e.Hint, user.Exec.Command, "LOGIN")
+			check(t, e, tt.code, tt.want, tt.hint)
 		})
+	}
+}
+
+// The API server's words end up in commands that an admin copies.
+func TestGrantCommandsQuoteWhatTheServerSays(t *testing.T) {
+	message := "pods is forbidden: User \"x;reboot\x1b[1A\" cannot list$(reboot) resource \"pods|sh\" in API group \"\" in the namespace \"web`id`\""
+	user, p, ok := ParseDenial(message)
+	if !ok {
+		t.Fatal("no denial")
+	}
+	want := "kubectl create role kubevpn-list--reboot--pods-sh --namespace='web`id`' --verb='list$(reboot)' --resource='pods|sh'\n" +
+		"kubectl create rolebinding kubevpn-list--reboot--pods-sh --namespace='web`id`' --role=kubevpn-list--reboot--pods-sh --user='x;reboot[1A'"
+	if got := p.GrantCommands(user); got != want {
+		t.Fatalf("%s\nwant\n%s", got, want)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/rest"
 
 	"kubevpn/internal/api"
@@ -48,16 +49,28 @@ func (p Permission) resource() string {
 	return base
 }
 
-// GrantCommands are the two kubectl commands with which an admin gives user the permission.
+// GrantCommands are the two kubectl commands with which an admin gives user the permission. All of it may come from the API
+// server.
 func (p Permission) GrantCommands(user string) string {
-	name := "kubevpn-" + strings.NewReplacer("/", "-", ".", "-").Replace(p.Verb+"-"+p.Resource)
-	subject := subject(user)
+	name := "kubevpn-" + label(p.Verb+"-"+p.Resource)
+	rule := "--verb=" + api.ShellQuote(p.Verb) + " --resource=" + api.ShellQuote(p.resource())
 	if p.Namespace == "" {
-		return fmt.Sprintf("kubectl create clusterrole %s --verb=%s --resource=%s\n"+
-			"kubectl create clusterrolebinding %s --clusterrole=%s %s", name, p.Verb, p.resource(), name, name, subject)
+		return fmt.Sprintf("kubectl create clusterrole %s %s\n"+
+			"kubectl create clusterrolebinding %s --clusterrole=%s %s", name, rule, name, name, subject(user))
 	}
-	return fmt.Sprintf("kubectl create role %s --namespace=%s --verb=%s --resource=%s\n"+
-		"kubectl create rolebinding %s --namespace=%s --role=%s %s", name, p.Namespace, p.Verb, p.resource(), name, p.Namespace, name, subject)
+	ns := api.ShellQuote(p.Namespace)
+	return fmt.Sprintf("kubectl create role %s --namespace=%s %s\n"+
+		"kubectl create rolebinding %s --namespace=%s --role=%s %s", name, ns, rule, name, ns, name, subject(user))
+}
+
+// label makes a part of an object's name of s.
+func label(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(s))
 }
 
 // BindCommand is the kubectl command with which an admin gives user an existing Role. An empty user leaves a
@@ -65,35 +78,19 @@ func (p Permission) GrantCommands(user string) string {
 func BindCommand(namespace, role, user string) string {
 	name := role
 	if user != "" {
-		last := user[strings.LastIndex(user, ":")+1:]
-		name += "-" + strings.Map(func(r rune) rune {
-			if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
-				return r
-			}
-			return '-'
-		}, strings.ToLower(last))
+		name += "-" + label(user[strings.LastIndex(user, ":")+1:])
 	} else {
 		user = "USER"
 	}
-	return fmt.Sprintf("kubectl create rolebinding %s --namespace=%s --role=%s %s", name, namespace, role, subject(user))
+	return fmt.Sprintf("kubectl create rolebinding %s --namespace=%s --role=%s %s", name, api.ShellQuote(namespace), role, subject(user))
 }
 
 // subject is kubectl's flag for a user or a ServiceAccount.
 func subject(user string) string {
 	if account, ok := strings.CutPrefix(user, "system:serviceaccount:"); ok {
-		return "--serviceaccount=" + account
+		return "--serviceaccount=" + api.ShellQuote(account)
 	}
-	return "--user=" + quote(user)
-}
-
-// quote makes a word safe for a shell.
-func quote(s string) string {
-	if strings.IndexFunc(s, func(r rune) bool {
-		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("@%+=:,./-_", r))
-	}) < 0 {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	return "--user=" + api.ShellQuote(user)
 }
 
 // rbacDenial is the text with which every authorizer of Kubernetes denies.
@@ -121,12 +118,12 @@ func forbidden(message string) *api.Error {
 			WithHint("Ask a cluster admin to install the traffic manager elsewhere: `kubevpn install`.")
 	case strings.Contains(message, "exceeded quota"):
 		return api.Errorf(api.ExitInstall, "the namespace's quota is used up: %s", message).
-			WithHint("Free something there, or ask a cluster admin for a larger quota or for `kubevpn install`.")
+			WithHint("Free resources there, or ask a cluster admin for a larger quota or for `kubevpn install`.")
 	case strings.Contains(message, "denied the request"):
 		return api.Errorf(api.ExitInstall, "the cluster's policy forbids it: %s", message).
-			WithHint("Ask a cluster admin, who knows the policy that the message names.")
+			WithHint("Ask a cluster admin about the policy that the message names.")
 	case strings.Contains(message, "attempting to grant RBAC permissions not currently held"):
-		return api.Errorf(api.ExitPermission, "only those who hold a permission may grant it: %s", message).
+		return api.Errorf(api.ExitPermission, "you can grant only permissions that you hold: %s", message).
 			WithHint("Ask a cluster admin to run `kubevpn install`.")
 	}
 	return api.Errorf(api.ExitPermission, "the API server forbids it: %s", message).
@@ -142,7 +139,7 @@ func expiry(config *rest.Config, now time.Time) string {
 		}
 	}
 	if exp, ok := tokenExpiry(token); ok && exp.Before(now) {
-		return fmt.Sprintf("the token expired %v ago", now.Sub(exp).Truncate(time.Second))
+		return fmt.Sprintf("the token expired %s ago", duration.HumanDuration(now.Sub(exp)))
 	}
 	if cert, err := tls.X509KeyPair(config.CertData, config.KeyData); err == nil {
 		if leaf, err := x509.ParseCertificate(cert.Certificate[0]); err == nil && leaf.NotAfter.Before(now) {

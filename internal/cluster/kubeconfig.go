@@ -8,9 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/net/http/httpproxy"
 	"k8s.io/client-go/tools/clientcmd"
@@ -19,13 +19,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// ExecTimeout is how long a kubeconfig's credential plugin may take.
-const ExecTimeout = 10 * time.Second
-
-// execCommand is the hidden command of kubevpn that runs ExecCredential.
-const execCommand = "exec-credential"
-
-// Inputs are what a user tells kubectl, and the process's surroundings.
+// Inputs are kubectl's inputs: flags and the environment of the process.
 type Inputs struct {
 	Kubeconfig string // --kubeconfig; empty: $KUBECONFIG, else ~/.kube/config
 	Context    string // --context; empty: the current one
@@ -33,14 +27,13 @@ type Inputs struct {
 	// Environ is the caller's environment. The credential plugin gets it, and proxy variables in it are put
 	// into the result, as the daemon that will use the kubeconfig has another environment.
 	Environ []string
-	// Executable is the absolute path of kubevpn, which guards the credential plugin. Empty: it runs unguarded.
-	Executable string
 }
 
 // Prepared is a kubeconfig with one context that needs no other file except a token file, no environment and
 // no current directory. It holds credentials: hand it only to processes of the same user.
 type Prepared struct {
 	Kubeconfig []byte
+	Credential *api.Credential // what Login returned; Prepare leaves it empty
 	Context    string
 	Cluster    string // the kubeconfig's name for it
 	Namespace  string
@@ -82,7 +75,8 @@ func Prepare(in Inputs) (Prepared, error) {
 		return Prepared{}, err
 	}
 	if err := clientcmdapi.FlattenConfig(config); err != nil { // embeds certificates
-		return Prepared{}, api.Errorf(api.ExitKubeconfig, "reading a file that the kubeconfig names: %w", err)
+		return Prepared{}, api.Errorf(api.ExitKubeconfig, "cannot read a file that the kubeconfig names: %w", err).
+			WithHint("Correct the path in the kubeconfig, or fetch it again with the cluster's own tool.")
 	}
 	out, err := clientcmd.Write(*config)
 	if err != nil {
@@ -96,8 +90,35 @@ func loadError(in Inputs, err error) *api.Error {
 		return api.Errorf(api.ExitKubeconfig, "there is no kubeconfig at %s", in.Kubeconfig).
 			WithHint("Give --kubeconfig the path of an existing file, or leave it out to use $KUBECONFIG or ~/.kube/config.")
 	}
-	return api.Errorf(api.ExitKubeconfig, "reading the kubeconfig: %w", err).
-		WithHint("`kubectl config view` shows what kubectl makes of it.")
+	return api.Errorf(api.ExitKubeconfig, "the kubeconfig%s", kubeconfigFault(err)).
+		WithHint("Correct the file, or fetch it again with the cluster's own tool. `kubectl config view` fails the same way.")
+}
+
+var (
+	faultyFile  = regexp.MustCompile(`^error loading config file "([^"]*)": `)
+	faultyRead  = regexp.MustCompile(`^(?:open|read|stat) (\S+): (.+)$`)
+	faultyField = regexp.MustCompile(`json: cannot unmarshal (\w+) into Go (?:struct field|value of type) (?:\w+\.)?(\S+)`)
+	otherKind   = regexp.MustCompile(`no kind "([^"]*)" is registered for version "([^"]*)"`)
+)
+
+// kubeconfigFault is what is wrong with a kubeconfig, without Go's words for it: ` bad.yaml is not valid YAML: ...`.
+func kubeconfigFault(err error) string {
+	text, file := api.OneLine(err.Error()), ""
+	if m := faultyFile.FindStringSubmatch(text); m != nil {
+		text, file = text[len(m[0]):], " "+m[1]
+	}
+	if m := faultyRead.FindStringSubmatch(text); m != nil {
+		return fmt.Sprintf(" %s cannot be read: %s", m[1], m[2])
+	}
+	switch m, kind := faultyField.FindStringSubmatch(text), otherKind.FindStringSubmatch(text); {
+	case m != nil:
+		return fmt.Sprintf("%s has an unexpected %s at %s", file, m[1], m[2])
+	case kind != nil:
+		return fmt.Sprintf("%s is not a kubeconfig: it contains a %s (%s)", file, kind[1], kind[2])
+	case strings.Contains(text, "illegal base64"):
+		return file + " has a field with the suffix -data that is not base64"
+	}
+	return file + " is not valid YAML: " + strings.TrimPrefix(text, "yaml: ")
 }
 
 // noKubeconfig says where kubectl would look, and that nothing is there.
@@ -132,11 +153,11 @@ func checkContext(config *clientcmdapi.Config) *api.Error {
 			WithHint("It has: %s", names)
 	}
 	if c := config.Clusters[kctx.Cluster]; c == nil || c.Server == "" {
-		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the cluster %q, of which it has no server", config.CurrentContext, kctx.Cluster).
-			WithHint("`kubectl config view --context %s --minify` shows it.", config.CurrentContext)
+		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the cluster %q, which has no server", config.CurrentContext, kctx.Cluster).
+			WithHint("`kubectl config view --context %s --minify` shows it.", api.ShellQuote(config.CurrentContext))
 	}
 	if kctx.AuthInfo != "" && config.AuthInfos[kctx.AuthInfo] == nil {
-		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the user %q, which it does not have", config.CurrentContext, kctx.AuthInfo)
+		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the user %q, which does not exist", config.CurrentContext, kctx.AuthInfo)
 	}
 	return nil
 }
@@ -165,21 +186,7 @@ func prepareUser(user *clientcmdapi.AuthInfo, in Inputs) *api.Error {
 	}
 	user.Exec.Command = path
 	user.Exec.Env = mergeEnv(user.Exec.Env, in.Environ)
-	// The daemon has no terminal to give it.
-	user.Exec.InteractiveMode = clientcmdapi.NeverExecInteractiveMode
-	if in.Executable != "" {
-		user.Exec.Args = slices.Concat([]string{execCommand, "--timeout", ExecTimeout.String(), "--", path}, user.Exec.Args)
-		user.Exec.Command = in.Executable
-	}
 	return nil
-}
-
-// unwrapExec returns the plugin's command without the guard that prepareUser put before it.
-func unwrapExec(e *clientcmdapi.ExecConfig) []string {
-	if len(e.Args) > 4 && e.Args[0] == execCommand && e.Args[3] == "--" {
-		return e.Args[4:]
-	}
-	return append([]string{e.Command}, e.Args...)
 }
 
 // mergeEnv adds the caller's environment beneath what the kubeconfig sets itself.
@@ -236,7 +243,7 @@ func prepareProxy(cluster *clientcmdapi.Cluster, environ []string) *api.Error {
 	proxy, err := proxyFromEnvironment(environment(environ)).ProxyFunc()(server)
 	if err != nil {
 		return api.Errorf(api.ExitKubeconfig, "the environment's proxy for %s: %w", server.Host, err).
-			WithHint("Look at HTTPS_PROXY, HTTP_PROXY and NO_PROXY.")
+			WithHint("Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY.")
 	}
 	if proxy != nil {
 		cluster.ProxyURL = proxy.String()

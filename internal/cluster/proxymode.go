@@ -27,7 +27,7 @@ const (
 	ProxyUnknown  ProxyMode = "unknown" // nobody who may be asked says it
 )
 
-// Proxy is what serves ClusterIPs, and who says so.
+// Proxy describes what serves ClusterIPs, and the source of that knowledge.
 type Proxy struct {
 	Mode ProxyMode
 	// By is who says so: "the ConfigMap kube-system/kube-proxy". For ProxyUnknown it is why nobody does.
@@ -76,8 +76,8 @@ type proxyQuestions struct {
 	raw  func(ctx context.Context, path string) ([]byte, error) // GET
 }
 
-// clue is one answer. A question without a clue has found nothing that says anything.
-type clue struct {
+// finding is one answer to a question about kube-proxy.
+type finding struct {
 	Proxy
 	// trace says that a kube-proxy is there, in whatever mode.
 	trace bool
@@ -86,7 +86,7 @@ type clue struct {
 // proxyQuestion is one way to learn of kube-proxy.
 type proxyQuestion struct {
 	what string // for By of ProxyUnknown: "get configmaps in kube-system"
-	ask  func(ctx context.Context) ([]clue, error)
+	ask  func(ctx context.Context) ([]finding, error)
 }
 
 func (q proxyQuestions) find(ctx context.Context, node string) Proxy {
@@ -98,9 +98,9 @@ func (q proxyQuestions) find(ctx context.Context, node string) Proxy {
 		{"list daemonsets in kube-system", q.daemonSets},
 		{"list pods in kube-system", q.staticPods},
 		{"get configmaps in kube-system", q.configMaps},
-		{"list nodes", func(ctx context.Context) ([]clue, error) { return q.distributions(ctx, node) }},
+		{"list nodes", func(ctx context.Context) ([]finding, error) { return q.distributions(ctx, node) }},
 	}
-	answers, errs := make([][]clue, len(questions)), make([]error, len(questions))
+	answers, errs := make([][]finding, len(questions)), make([]error, len(questions))
 	var wg sync.WaitGroup
 	for i, question := range questions {
 		wg.Go(func() { answers[i], errs[i] = question.ask(ctx) })
@@ -131,18 +131,18 @@ func (q proxyQuestions) find(ctx context.Context, node string) Proxy {
 		found.Mode = ProxyUnknown
 		return found
 	case traced && len(missing) == 0:
-		return Proxy{Mode: ProxyUnknown, By: "kube-proxy runs, and its configuration is not where others have theirs"}
+		return Proxy{Mode: ProxyUnknown, By: "kube-proxy runs, but its configuration was not found"}
 	case len(missing) > 0:
 		return Proxy{Mode: ProxyUnknown, By: strings.Join(missing, "; ")}
 	}
 	return Proxy{Mode: ProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"}
 }
 
-// decideProxy takes the first answer that says a mode. Clues of one answer that contradict each other say none, and
+// decideProxy takes the first answer that says a mode. Findings of one answer that contradict each other say none, and
 // so are no reason to believe a lesser source.
-func decideProxy(answers [][]clue) (found Proxy, traced bool) {
-	for _, clues := range answers {
-		for _, c := range clues {
+func decideProxy(answers [][]finding) (found Proxy, traced bool) {
+	for _, findings := range answers {
+		for _, c := range findings {
 			traced = traced || c.trace
 			switch {
 			case c.Mode == "":
@@ -160,7 +160,7 @@ func decideProxy(answers [][]clue) (found Proxy, traced bool) {
 }
 
 // cilium reads Cilium's configuration. Where it replaces kube-proxy, ClusterIPs are its, also if a kube-proxy is left.
-func (q proxyQuestions) cilium(ctx context.Context) ([]clue, error) {
+func (q proxyQuestions) cilium(ctx context.Context) ([]finding, error) {
 	const name = "cilium-config"
 	cm, err := q.kube.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -168,13 +168,13 @@ func (q proxyQuestions) cilium(ctx context.Context) ([]clue, error) {
 	}
 	switch cm.Data["kube-proxy-replacement"] { // strict: before Cilium 1.14
 	case "true", "strict":
-		return []clue{{Proxy: Proxy{Mode: ProxyNone, Replacement: "Cilium", By: configMap(name)}}}, nil
+		return []finding{{Proxy: Proxy{Mode: ProxyNone, Replacement: "Cilium", By: configMap(name)}}}, nil
 	}
 	return nil, nil
 }
 
 // calico asks for Calico's own configuration object; a cluster without Calico does not know the kind.
-func (q proxyQuestions) calico(ctx context.Context) ([]clue, error) {
+func (q proxyQuestions) calico(ctx context.Context) ([]finding, error) {
 	data, err := q.raw(ctx, "/apis/crd.projectcalico.org/v1/felixconfigurations/default")
 	if err != nil {
 		return nil, err
@@ -190,71 +190,71 @@ func (q proxyQuestions) calico(ctx context.Context) ([]clue, error) {
 	if !felix.Spec.BPFEnabled {
 		return nil, nil
 	}
-	return []clue{{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"}}}, nil
+	return []finding{{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"}}}, nil
 }
 
-func (q proxyQuestions) daemonSets(ctx context.Context) ([]clue, error) {
+func (q proxyQuestions) daemonSets(ctx context.Context) ([]finding, error) {
 	list, err := q.kube.AppsV1().DaemonSets(systemNamespace).List(ctx, metav1.ListOptions{Limit: listLimit})
 	if err != nil {
 		return nil, err
 	}
-	var replaced, clues []clue
+	var replaced, findings []finding
 	for _, d := range list.Items {
 		by := "the DaemonSet " + systemNamespace + "/" + d.Name
 		for _, c := range d.Spec.Template.Spec.Containers {
 			switch {
 			case runs(c, "calico-node") && variable(c, "FELIX_BPFENABLED") == "true":
-				replaced = append(replaced, clue{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: by}})
+				replaced = append(replaced, finding{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: by}})
 			case runs(c, "kube-router"):
 				if on, given := argument(c, "run-service-proxy"); !given || on != "false" { // it is on by default
-					replaced = append(replaced, clue{Proxy: Proxy{Mode: ProxyIPVS, By: "kube-router in " + by}})
+					replaced = append(replaced, finding{Proxy: Proxy{Mode: ProxyIPVS, By: "kube-router in " + by}})
 				}
 			}
 		}
-		clues = append(clues, proxyClues(d.Spec.Template.Spec, by)...)
+		findings = append(findings, proxyFindings(d.Spec.Template.Spec, by)...)
 	}
 	if len(replaced) > 0 { // whatever a kube-proxy that was left behind has in its arguments
 		return replaced[:1], nil
 	}
-	return clues, nil
+	return findings, nil
 }
 
 // staticPods are kube-proxies that no DaemonSet runs: RKE2 and GKE have them.
-func (q proxyQuestions) staticPods(ctx context.Context) ([]clue, error) {
+func (q proxyQuestions) staticPods(ctx context.Context) ([]finding, error) {
 	list, err := q.kube.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: "component=kube-proxy", Limit: listLimit})
 	if err != nil {
 		return nil, err
 	}
-	var clues []clue
+	var findings []finding
 	for _, p := range list.Items {
-		clues = append(clues, proxyClues(p.Spec, "the pod "+systemNamespace+"/"+p.Name)...)
+		findings = append(findings, proxyFindings(p.Spec, "the pod "+systemNamespace+"/"+p.Name)...)
 	}
-	return clues, nil
+	return findings, nil
 }
 
-// proxyClues reads the arguments of a pod's kube-proxy, if it has one. Those beside a file do not count for it.
-func proxyClues(pod corev1.PodSpec, by string) []clue {
+// proxyFindings reads the arguments of a pod's kube-proxy, if it has one. Those beside a file do not count for it.
+func proxyFindings(pod corev1.PodSpec, by string) []finding {
 	if pod.NodeSelector[corev1.LabelOSStable] == "windows" {
 		return nil
 	}
-	var clues []clue
+	var findings []finding
 	for _, c := range pod.Containers {
 		if !runs(c, "kube-proxy") {
 			continue
 		}
-		found := clue{trace: true}
+		found := finding{trace: true}
 		mode, _ := argument(c, "proxy-mode")
 		if _, file := argument(c, "config"); !file {
 			found.Proxy = proxyByName(mode, by)
 		}
-		clues = append(clues, found)
+		findings = append(findings, found)
 	}
-	return clues
+	return findings
 }
 
 // configMaps reads kube-proxy's own configuration, under the names that kubeadm (and what is made with it) and EKS give
 // it, whatever the key.
-func (q proxyQuestions) configMaps(ctx context.Context) ([]clue, error) {
+func (q proxyQuestions) configMaps(ctx context.Context) ([]finding, error) {
 	for _, name := range []string{"kube-proxy", "kube-proxy-config"} {
 		cm, err := q.kube.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -269,7 +269,7 @@ func (q proxyQuestions) configMaps(ctx context.Context) ([]clue, error) {
 				Mode string `json:"mode"`
 			}
 			if yaml.Unmarshal([]byte(text), &config) == nil && config.Kind == "KubeProxyConfiguration" {
-				return []clue{{Proxy: proxyByName(config.Mode, configMap(name)), trace: true}}, nil
+				return []finding{{Proxy: proxyByName(config.Mode, configMap(name)), trace: true}}, nil
 			}
 		}
 	}
@@ -280,12 +280,12 @@ func configMap(name string) string { return "the ConfigMap " + systemNamespace +
 
 // distributions reads the arguments that k3s and RKE2 note on their nodes. In k3s, kube-proxy is a part of the one
 // program, and runs unless a server was told otherwise.
-func (q proxyQuestions) distributions(ctx context.Context, node string) ([]clue, error) {
+func (q proxyQuestions) distributions(ctx context.Context, node string) ([]finding, error) {
 	list, err := q.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, err
 	}
-	var own []clue
+	var own []finding
 	for _, n := range list.Items {
 		for _, annotation := range []string{"k3s.io/node-args", "rke2.io/node-args"} {
 			var args []string
@@ -295,7 +295,7 @@ func (q proxyQuestions) distributions(ctx context.Context, node string) ([]clue,
 			c := corev1.Container{Args: args}
 			by := "the annotation " + annotation + " of node " + n.Name
 			if off, given := argument(c, "disable-kube-proxy"); given && off != "false" {
-				return []clue{{Proxy: Proxy{Mode: ProxyNone, By: by}}}, nil
+				return []finding{{Proxy: Proxy{Mode: ProxyNone, By: by}}}, nil
 			}
 			if node != "" && n.Name != node {
 				continue
@@ -313,7 +313,7 @@ func (q proxyQuestions) distributions(ctx context.Context, node string) ([]clue,
 					mode = m
 				}
 			}
-			own = append(own, clue{Proxy: proxyByName(mode, by), trace: true})
+			own = append(own, finding{Proxy: proxyByName(mode, by), trace: true})
 		}
 	}
 	return own, nil

@@ -213,7 +213,7 @@ func TestProxy(t *testing.T) {
 		{
 			name:    "a_trace_without_a_configuration",
 			objects: []runtime.Object{kubeadmSet},
-			want:    Proxy{Mode: ProxyUnknown, By: "kube-proxy runs, and its configuration is not where others have theirs"},
+			want:    Proxy{Mode: ProxyUnknown, By: "kube-proxy runs, but its configuration was not found"},
 		},
 		{
 			name:    "a_mode_of_old",

@@ -41,34 +41,34 @@ func watchServices(ctx context.Context, kube kubernetes.Interface, namespace str
 		},
 	}, kube)
 	quiet := klog.Logger{} // what goes wrong on the way is retried, and client-go writes to standard error
-	cache.NewReflectorWithOptions(lw, &corev1.Service{}, nameFeed{namespace, f},
+	cache.NewReflectorWithOptions(lw, &corev1.Service{}, nameReflector{namespace, f},
 		cache.ReflectorOptions{Name: "services", Logger: &quiet}).RunWithContext(klog.NewContext(ctx, quiet))
 	return nil
 }
 
-// nameFeed turns what a reflector sees into NameDeltas. It keeps nothing: the index is the receiver's.
-type nameFeed struct {
+// nameReflector converts the events of a reflector to NameDeltas. It keeps no state; the receiver has the index.
+type nameReflector struct {
 	namespace string
 	tell      func(api.NameDelta)
 }
 
-func (n nameFeed) named(obj any) map[string][]string {
+func (n nameReflector) named(obj any) map[string][]string {
 	return map[string][]string{n.namespace: {obj.(*corev1.Service).Name}}
 }
 
-func (n nameFeed) Add(obj any) error {
+func (n nameReflector) Add(obj any) error {
 	n.tell(api.NameDelta{Add: n.named(obj)})
 	return nil
 }
 
-func (n nameFeed) Update(any) error { return nil }
+func (n nameReflector) Update(any) error { return nil }
 
-func (n nameFeed) Delete(obj any) error {
+func (n nameReflector) Delete(obj any) error {
 	n.tell(api.NameDelta{Remove: n.named(obj)})
 	return nil
 }
 
-func (n nameFeed) Replace(list []any, _ string) error {
+func (n nameReflector) Replace(list []any, _ string) error {
 	names := make([]string, len(list))
 	for i, obj := range list {
 		names[i] = obj.(*corev1.Service).Name
@@ -78,4 +78,4 @@ func (n nameFeed) Replace(list []any, _ string) error {
 	return nil
 }
 
-func (n nameFeed) Resync() error { return nil }
+func (n nameReflector) Resync() error { return nil }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -14,7 +15,8 @@ import (
 )
 
 func TestWatchServices(t *testing.T) {
-	noLeaks(t)
+	ignore := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, ignore) })
 	kube := fakeCluster(nil, "", service("web", "10.96.0.1"), service("api", "10.96.0.2"))
 	ctx, cancel := context.WithCancel(t.Context())
 	deltas := make(chan api.NameDelta, 10)

@@ -1,38 +1,37 @@
-// Package config holds what a user may settle beforehand (config.go, file.go) and where kubevpn keeps its
-// files (paths.go). For each setting a flag beats the environment, which beats the file, which beats the
-// default. Nothing is read on import: commands call Load and Locate.
+// Package config reads the settings of a user (config.go, file.go) and locates the files of kubevpn (paths.go). It also stores
+// the key of the user (key.go) and the trusted clusters (trust.go). For each setting, a flag takes precedence over the
+// environment, the environment over the file, and the file over the default.
 package config
 
 import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
 )
 
-// ImageRepository is where the default image of the traffic manager is pulled from. There is no public
-// build of it yet: until there is, clusters need --image, or an image loaded into their nodes.
-const ImageRepository = "docker.io/kubevpn/kubevpn"
-
-// Config is what `connect`, `proxy` and `install` do where no flag says otherwise. It is a plain value: copy it freely.
+// Config contains the settings of commands such as `connect`, `proxy` and `install`. Copies share the slices.
 type Config struct {
-	Image            string         // of the traffic manager
-	ManagerNamespace string         // empty: "kubevpn" where it may be used, else the current namespace
+	Image            string         // of the traffic manager; empty: not set
+	ManagerNamespace string         // empty: "kubevpn" if the user has access to it, else the current namespace
 	Scheduler        string         // one of Schedulers
 	Netstack         string         // one of Netstacks
 	Transport        string         // one of Transports
 	Mode             string         // one of Modes
-	ExtraCIDRs       []netip.Prefix // masked; routed into the tunnel besides what was found
+	ExtraCIDRs       []netip.Prefix // masked; routed into the tunnel in addition to the networks of the cluster
 	ExcludeCIDRs     []netip.Prefix // masked; never routed into the tunnel
+	AllowInbound     []api.Inbound  // ports of this laptop that other laptops may connect to
+	Yes              bool           // give consent to clusters without a question
 }
 
-// Default is the configuration where nothing is settled.
+// Default returns the configuration without any settings of the user.
 func Default() Config {
 	return Config{
-		Image:     ImageRepository + ":" + version.String(),
+		Image:     version.Image(),
 		Scheduler: Schedulers()[0],
 		Netstack:  Netstacks()[0],
 		Transport: Transports()[0],
@@ -40,23 +39,23 @@ func Default() Config {
 	}
 }
 
-// Schedulers are the ways to choose an endpoint of a Service, by IPVS's names; the first is the default.
+// Schedulers returns the algorithms that choose an endpoint of a Service, with their names in IPVS. The first is the default.
 func Schedulers() []string { return []string{"rr", "lc", "sh", "random"} }
 
-// Netstacks are the ways to carry packets into the cluster; the first, which chooses between the others, is the default.
+// Netstacks returns the values of the setting netstack. The first, the default, chooses one of the others.
 func Netstacks() []string {
 	return []string{api.NetstackAuto, api.NetstackGVisor, api.NetstackSystem}
 }
 
-// Transports are the ways to the traffic manager; the first, which takes the best that works, is the default.
+// Transports returns the values of the setting transport. The first, the default, uses the best transport that works.
 func Transports() []string {
 	return []string{api.TransportAuto, api.TransportPortForward, api.TransportAPIProxy}
 }
 
-// Modes are the ways of a traffic agent into pods; the first, which chooses between the others, is the default.
+// Modes returns the ways to add a traffic agent to pods. The first, the default, chooses one of the others.
 func Modes() []string { return []string{api.ModeAuto, api.ModeEphemeral, api.ModeSidecar} }
 
-// Key is a setting's name in the file; FlagName gives that of its flag.
+// Key is the name of a setting in the file. FlagName returns the name of its flag.
 type Key string
 
 // The settings.
@@ -69,14 +68,16 @@ const (
 	KeyMode             Key = "mode"
 	KeyExtraCIDRs       Key = "extraCIDRs"
 	KeyExcludeCIDRs     Key = "excludeCIDRs"
+	KeyAllowInbound     Key = "allowInbound"
+	KeyYes              Key = "yes"
 )
 
-// setting is everything that is to know about a Key.
+// setting describes a Key: its flag, its environment variable, and how to set it.
 type setting struct {
 	key  Key
-	flag string // "--" is not part of it
+	flag string // without "--"
 	env  string
-	list bool // takes several values; comma-separated in the environment
+	list bool // accepts several values, separated by commas in the environment
 	set  func(c *Config, values []string) error
 }
 
@@ -108,6 +109,15 @@ func settings() []setting {
 		{KeyExcludeCIDRs, "exclude-cidr", "KUBEVPN_EXCLUDE_CIDRS", true, func(c *Config, v []string) error {
 			return prefixes(&c.ExcludeCIDRs, v)
 		}},
+		{KeyAllowInbound, "allow-inbound", "KUBEVPN_ALLOW_INBOUND", true, func(c *Config, v []string) error {
+			return inbound(&c.AllowInbound, v)
+		}},
+		{KeyYes, "yes", "KUBEVPN_YES", false, func(c *Config, v []string) (err error) {
+			if c.Yes, err = strconv.ParseBool(v[0]); err != nil {
+				return fmt.Errorf("%q is invalid: must be true or false", v[0])
+			}
+			return nil
+		}},
 	}
 }
 
@@ -120,14 +130,14 @@ func find(key Key) (setting, bool) {
 	return all[i], true
 }
 
-// FlagName is the flag that sets k, without its dashes.
+// FlagName returns the name of the flag that sets k, without dashes.
 func (k Key) FlagName() string {
 	s, _ := find(k)
 	return s.flag
 }
 
-// SetFlag gives key the values that its flag had on the command line. The error is an *api.Error that names
-// the flag.
+// SetFlag sets key to the values of its flag on the command line. If a value is invalid, it returns an *api.Error that names the
+// flag.
 func (c *Config) SetFlag(key Key, values []string) error {
 	s, ok := find(key)
 	if !ok {
@@ -139,19 +149,19 @@ func (c *Config) SetFlag(key Key, values []string) error {
 	return nil
 }
 
-// choose sets dst to value if it is among those allowed.
+// choose sets dst to value if value is in allowed.
 func choose(dst *string, value string, allowed []string) error {
 	if !slices.Contains(allowed, value) {
 		if len(allowed) == 1 {
-			return fmt.Errorf("%q does not exist: there is %s", value, allowed[0])
+			return fmt.Errorf("%q is invalid: must be %s", value, allowed[0])
 		}
-		return fmt.Errorf("%q does not exist: there are %s", value, strings.Join(allowed, ", "))
+		return fmt.Errorf("%q is invalid: must be one of %s", value, strings.Join(allowed, ", "))
 	}
 	*dst = value
 	return nil
 }
 
-// prefixes sets dst to the networks that values name: CIDRs, or single addresses.
+// prefixes sets dst to the networks in values: CIDRs or single addresses.
 func prefixes(dst *[]netip.Prefix, values []string) error {
 	out := make([]netip.Prefix, 0, len(values))
 	for _, v := range values {
@@ -165,6 +175,18 @@ func prefixes(dst *[]netip.Prefix, values []string) error {
 	return nil
 }
 
+// inbound sets dst to the ports in values.
+func inbound(dst *[]api.Inbound, values []string) error {
+	out := make([]api.Inbound, len(values))
+	for i, v := range values {
+		if err := out[i].UnmarshalText([]byte(v)); err != nil {
+			return err
+		}
+	}
+	*dst = out
+	return nil
+}
+
 func prefix(s string) (netip.Prefix, error) {
 	if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
 		addr = addr.Unmap()
@@ -173,9 +195,9 @@ func prefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	switch {
 	case err != nil:
-		return netip.Prefix{}, fmt.Errorf("%q is not a network: write it like 10.20.0.0/16", s)
+		return netip.Prefix{}, fmt.Errorf("%q is not a network; write it like 10.20.0.0/16", s)
 	case p.Addr().Is4In6():
-		return netip.Prefix{}, fmt.Errorf("%q is an IPv4 network in IPv6 form: write it like 10.20.0.0/16", s)
+		return netip.Prefix{}, fmt.Errorf("%q is an IPv4 network in IPv6 form; write it like 10.20.0.0/16", s)
 	case p.Bits() == 0:
 		return netip.Prefix{}, fmt.Errorf("%q is the whole Internet", s)
 	}

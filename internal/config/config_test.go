@@ -15,7 +15,7 @@ import (
 )
 
 func TestLoad(t *testing.T) {
-	defaults := Config{Image: "docker.io/kubevpn/kubevpn:0.1.0-dev", Scheduler: "rr", Netstack: "auto", Transport: "auto", Mode: "auto"}
+	defaults := Config{Scheduler: "rr", Netstack: "auto", Transport: "auto", Mode: "auto"}
 	with := func(change func(*Config)) Config {
 		c := defaults
 		change(&c)
@@ -33,10 +33,11 @@ func TestLoad(t *testing.T) {
 		{name: "empty-values", file: "image:\nextraCIDRs:\nscheduler: \"\"\n", env: map[string]string{"KUBEVPN_IMAGE": ""}, want: defaults},
 		{
 			name: "file",
-			file: "image: r.example/k:1\nmanagerNamespace: tools\nscheduler: lc\nnetstack: gvisor\ntransport: api-proxy\nmode: sidecar\nextraCIDRs: [10.20.0.1/16, 192.0.2.7]\nexcludeCIDRs:\n- fd00::/64\n",
+			file: "image: r.example/k:1\nmanagerNamespace: tools\nscheduler: lc\nnetstack: gvisor\ntransport: api-proxy\nmode: sidecar\nextraCIDRs: [10.20.0.1/16, 192.0.2.7]\nexcludeCIDRs:\n- fd00::/64\nallowInbound: [8080, 53/udp]\n",
 			want: Config{Image: "r.example/k:1", ManagerNamespace: "tools", Scheduler: "lc", Netstack: "gvisor", Transport: "api-proxy", Mode: "sidecar",
 				ExtraCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("192.0.2.7/32")},
-				ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00::/64")}},
+				ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00::/64")},
+				AllowInbound: []api.Inbound{{Port: 8080}, {Port: 53, UDP: true}}},
 		},
 		{
 			name: "environment-beats-file",
@@ -50,18 +51,22 @@ func TestLoad(t *testing.T) {
 		{name: "one-value-for-a-list", file: "extraCIDRs: 10.1.0.0/16\n", want: with(func(c *Config) {
 			c.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 		})},
-		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": there are image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs`},
-		{name: "twice", file: "image: a\nimage: b\n", err: "config.yaml:2: image is set on line 1 already"},
-		{name: "not-a-mapping", file: "- image\n", err: "config.yaml:1: this is not a list of `key: value` lines"},
-		{name: "list-for-a-value", file: "image: [a]\n", err: "config.yaml:1: image: this is not a single value"},
-		{name: "map-for-a-list", file: "extraCIDRs: {a: b}\n", err: "config.yaml:1: extraCIDRs: this is not a list"},
-		{name: "nested-list", file: "extraCIDRs:\n- [a]\n", err: "config.yaml:1: extraCIDRs: line 2 is not a single value"},
+		{name: "yes", file: "yes: true\n", want: with(func(c *Config) { c.Yes = true })},
+		{name: "no-beats-yes", file: "yes: true\n", env: map[string]string{"KUBEVPN_YES": "0"}, want: defaults},
+		{name: "perhaps", env: map[string]string{"KUBEVPN_YES": "perhaps"}, err: `KUBEVPN_YES: "perhaps" is invalid: must be true or false`},
+		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, allowInbound, yes`},
+		{name: "twice", file: "image: a\nimage: b\n", err: "config.yaml:2: image is already set on line 1"},
+		{name: "not-a-mapping", file: "- image\n", err: "config.yaml:1: expected a list of `key: value` lines"},
+		{name: "list-for-a-value", file: "image: [a]\n", err: "config.yaml:1: image: must be a single value"},
+		{name: "map-for-a-list", file: "extraCIDRs: {a: b}\n", err: "config.yaml:1: extraCIDRs: must be a list"},
+		{name: "nested-list", file: "extraCIDRs:\n- [a]\n", err: "config.yaml:1: extraCIDRs: line 2 must be a single value"},
 		{name: "not-yaml", file: "image: [\n", err: "config.yaml: yaml: line"},
-		{name: "bad-scheduler", file: "\nscheduler: wrr\n", err: `config.yaml:2: scheduler: "wrr" does not exist: there are rr, lc, sh, random`},
-		{name: "bad-variable", env: map[string]string{"KUBEVPN_NETSTACK": "kernel"}, err: `KUBEVPN_NETSTACK: "kernel" does not exist: there are auto, gvisor, system`},
-		{name: "bad-mode", env: map[string]string{"KUBEVPN_MODE": "daemonset"}, err: `KUBEVPN_MODE: "daemonset" does not exist: there are auto, ephemeral, sidecar`},
-		{name: "bad-network", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "10.0.0.0/33"}, err: `KUBEVPN_EXTRA_CIDRS: "10.0.0.0/33" is not a network: write it like 10.20.0.0/16`},
+		{name: "bad-scheduler", file: "\nscheduler: wrr\n", err: `config.yaml:2: scheduler: "wrr" is invalid: must be one of rr, lc, sh, random`},
+		{name: "bad-variable", env: map[string]string{"KUBEVPN_NETSTACK": "kernel"}, err: `KUBEVPN_NETSTACK: "kernel" is invalid: must be one of auto, gvisor, system`},
+		{name: "bad-mode", env: map[string]string{"KUBEVPN_MODE": "daemonset"}, err: `KUBEVPN_MODE: "daemonset" is invalid: must be one of auto, ephemeral, sidecar`},
+		{name: "bad-network", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "10.0.0.0/33"}, err: `KUBEVPN_EXTRA_CIDRS: "10.0.0.0/33" is not a network; write it like 10.20.0.0/16`},
 		{name: "everything", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "::/0"}, err: `"::/0" is the whole Internet`},
+		{name: "bad-port", env: map[string]string{"KUBEVPN_ALLOW_INBOUND": "8080,http"}, err: `KUBEVPN_ALLOW_INBOUND: "http" is not a port; write it like 8080, 8080/udp or all`},
 		{name: "mapped", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "::ffff:10.0.0.0/104"}, err: `is an IPv4 network in IPv6 form`},
 	}
 	for _, tt := range tests {
@@ -98,12 +103,12 @@ func TestFlagBeatsAll(t *testing.T) {
 	if want := netip.MustParsePrefix("10.9.0.0/16"); len(c.ExtraCIDRs) != 1 || c.ExtraCIDRs[0] != want {
 		t.Errorf("ExtraCIDRs = %v, want only %v", c.ExtraCIDRs, want)
 	}
-	wantUsage(t, c.SetFlag(KeyNetstack, []string{"kernel"}), `--netstack: "kernel" does not exist: there are auto, gvisor, system`)
+	wantUsage(t, c.SetFlag(KeyNetstack, []string{"kernel"}), `--netstack: "kernel" is invalid: must be one of auto, gvisor, system`)
 }
 
 func TestUnreadableFile(t *testing.T) {
 	_, err := Load(t.TempDir(), os.LookupEnv) // a directory
-	wantUsage(t, err, "reading the configuration: ")
+	wantUsage(t, err, "cannot read the configuration: ")
 }
 
 func FuzzApply(f *testing.F) {

@@ -13,14 +13,13 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Load is the configuration without flags: the defaults, then the YAML file at path (which need not exist),
-// then the environment as lookup knows it (os.LookupEnv). Errors are *api.Error with ExitUsage and name the
-// file's line or the variable.
+// Load returns the configuration without flags: the defaults, the YAML file at path, which need not exist, and the environment
+// that lookup reads, such as os.LookupEnv. Errors are *api.Error with ExitUsage and name the line of the file or the variable.
 func Load(path string, lookup func(string) (string, bool)) (Config, error) {
 	c := Default()
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Config{}, api.Errorf(api.ExitUsage, "reading the configuration: %w", err)
+		return Config{}, api.Errorf(api.ExitUsage, "cannot read the configuration: %w", err)
 	}
 	if err := c.apply(filepath.Base(path), text); err != nil {
 		return Config{}, api.Errorf(api.ExitUsage, "%w", err).WithHint("the file is %s", path)
@@ -46,7 +45,7 @@ func fields(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// apply sets what the YAML text settles. name is what errors call it.
+// apply applies the settings of a YAML text. Errors contain name.
 func (c *Config) apply(name string, text []byte) error {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(text, &doc); err != nil {
@@ -57,13 +56,13 @@ func (c *Config) apply(name string, text []byte) error {
 	}
 	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
-		return fmt.Errorf("%s:%d: this is not a list of `key: value` lines", name, root.Line)
+		return fmt.Errorf("%s:%d: expected a list of `key: value` lines", name, root.Line)
 	}
 	seen := map[string]int{}
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
 		if line, twice := seen[key.Value]; twice {
-			return fmt.Errorf("%s:%d: %s is set on line %d already", name, key.Line, key.Value, line)
+			return fmt.Errorf("%s:%d: %s is already set on line %d", name, key.Line, key.Value, line)
 		}
 		seen[key.Value] = key.Line
 		if err := c.applyKey(key, value); err != nil {
@@ -76,14 +75,14 @@ func (c *Config) apply(name string, text []byte) error {
 func (c *Config) applyKey(key, value *yaml.Node) error {
 	s, ok := find(Key(key.Value))
 	if !ok {
-		return fmt.Errorf("unknown key %q: there are %s", key.Value, strings.Join(keyNames(), ", "))
+		return fmt.Errorf("unknown key %q: must be one of %s", key.Value, strings.Join(keyNames(), ", "))
 	}
 	values, err := strs(value, s.list)
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.key, err)
 	}
 	if len(values) == 0 {
-		return nil // `key:` with nothing behind it settles nothing
+		return nil // `key:` without a value
 	}
 	if err := s.set(c, values); err != nil {
 		return fmt.Errorf("%s: %w", s.key, err)
@@ -91,7 +90,7 @@ func (c *Config) applyKey(key, value *yaml.Node) error {
 	return nil
 }
 
-// strs reads a scalar, or a list of them where list says so.
+// strs returns the value of a scalar or, if list is set, the values of a list.
 func strs(n *yaml.Node, list bool) ([]string, error) {
 	switch {
 	case n.Kind == yaml.ScalarNode:
@@ -103,15 +102,15 @@ func strs(n *yaml.Node, list bool) ([]string, error) {
 		var values []string
 		for _, item := range n.Content {
 			if item.Kind != yaml.ScalarNode {
-				return nil, fmt.Errorf("line %d is not a single value", item.Line)
+				return nil, fmt.Errorf("line %d must be a single value", item.Line)
 			}
 			values = append(values, item.Value)
 		}
 		return values, nil
 	case list:
-		return nil, errors.New("this is not a list")
+		return nil, errors.New("must be a list")
 	}
-	return nil, errors.New("this is not a single value")
+	return nil, errors.New("must be a single value")
 }
 
 func keyNames() []string {

@@ -1,55 +1,55 @@
 package config
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"kubevpn/internal/api"
 )
 
-// Paths is where this user's kubevpn keeps its files. Locate finds them and creates nothing.
+// Paths are the files and directories of kubevpn for one user. Locate returns them and creates nothing.
 type Paths struct {
 	ConfigFile string // settings; need not exist
-	RuntimeDir string // the daemon's sockets and its lock; mode 0700, ours alone
-	StateDir   string // the log and the client's identity
+	RuntimeDir string // sockets and lock of the daemon; mode 0700, owned by the user
+	StateDir   string // log, client key and trusted clusters
 }
 
-// Socket is the unix socket of the daemon's HTTP interface.
+// Socket returns the path of the unix socket on which the daemon serves HTTP.
 func (p Paths) Socket() string { return filepath.Join(p.RuntimeDir, "daemon.sock") }
 
-// HelperSocket is the unix socket over which the CLI hands the helper's socket to the daemon.
+// HelperSocket returns the path of the unix socket over which the CLI sends the socket of the helper to the daemon.
 func (p Paths) HelperSocket() string { return filepath.Join(p.RuntimeDir, "helper.sock") }
 
-// Lock is the file whose lock the one daemon holds.
+// Lock returns the path of the file that the running daemon locks. It contains the PID of the daemon.
 func (p Paths) Lock() string { return filepath.Join(p.RuntimeDir, "daemon.lock") }
 
-// LogFile is the daemon's log.
+// LogFile returns the path of the daemon's log.
 func (p Paths) LogFile() string { return filepath.Join(p.StateDir, "daemon.log") }
 
-// maxSocketPath is what sockaddr_un holds on Linux, less the terminating zero (macOS: 103).
+// TrustFile returns the path of the file of the trusted clusters.
+func (p Paths) TrustFile() string { return filepath.Join(p.StateDir, "trust.json") }
+
+// maxSocketPath is the length in bytes that fits into sockaddr_un on macOS, without the terminating zero. Linux allows 107.
 const maxSocketPath = 103
 
-// Locate says where the files of this process's user are, by the XDG base directory specification:
+// Locate returns the paths for the user of this process, according to the XDG base directory specification:
 //
 //	settings  $XDG_CONFIG_HOME/kubevpn/config.yaml, else ~/.config/kubevpn/config.yaml
 //	runtime   $XDG_RUNTIME_DIR/kubevpn, else /run/kubevpn for root, else /tmp/kubevpn-UID
 //	state     $XDG_STATE_HOME/kubevpn, else /var/lib/kubevpn for root, else ~/.local/state/kubevpn
 //
-// A directory from the environment counts only if it is this user's: after `sudo -E` the variables still
-// name the directories of whoever ran sudo. For the same reason root does not keep state in a home.
+// It ignores a directory from the environment that another user owns: after `sudo -E` the variables name the directories of the
+// user who ran sudo. For the same reason root stores its state outside of the home directory.
 func Locate(getenv func(string) string) (Paths, error) {
 	return locate(getenv, systemDirs())
 }
 
-// dirs are where files go that no variable places.
+// dirs are the default directories.
 type dirs struct {
-	home    string // "" where there is none
+	home    string // "": unknown
 	runtime string
 	state   string // "": below home
 }
@@ -74,20 +74,20 @@ func locate(getenv func(string) string, d dirs) (Paths, error) {
 	return p, err
 }
 
-// place chooses the first directory that there is: kubevpn below xdg, fixed, kubevpn below a directory of home.
+// place returns the first of: kubevpn below xdg; fixed; kubevpn below a directory of home. It skips empty arguments.
 func place(xdg, fixed, home, below string) (string, error) {
 	switch {
-	case filepath.IsAbs(xdg): // the specification: relative paths are to be ignored
+	case filepath.IsAbs(xdg): // the specification says to ignore relative paths
 		return filepath.Join(xdg, "kubevpn"), nil
 	case fixed != "":
 		return fixed, nil
 	case home == "":
-		return "", api.Errorf(api.ExitUsage, "the home directory is not known").WithHint("set HOME")
+		return "", api.Errorf(api.ExitUsage, "cannot determine the home directory").WithHint("set HOME")
 	}
 	return filepath.Join(home, filepath.FromSlash(below), "kubevpn"), nil
 }
 
-// owned returns path if it is absolute and not, where it exists, another user's; else "".
+// owned returns path if it is absolute and no other user owns it, else "". The path need not exist.
 func owned(path string) string {
 	if !filepath.IsAbs(path) {
 		return ""
@@ -102,8 +102,7 @@ func owned(path string) string {
 	return path
 }
 
-// MakeRuntimeDir creates the runtime directory, or checks that the one there is a directory, not a symlink,
-// ours, and closed to everybody else: who could write to it could put their own socket in the daemon's place.
+// MakeRuntimeDir creates the runtime directory if it does not exist, and checks it like CheckRuntimeDir.
 func (p Paths) MakeRuntimeDir() error {
 	if err := os.MkdirAll(filepath.Dir(p.RuntimeDir), 0o755); err != nil {
 		return runtimeDirError(err)
@@ -114,8 +113,9 @@ func (p Paths) MakeRuntimeDir() error {
 	return p.CheckRuntimeDir()
 }
 
-// CheckRuntimeDir is the second half of MakeRuntimeDir. A directory that does not exist is an error that
-// matches fs.ErrNotExist.
+// CheckRuntimeDir returns nil if the runtime directory is a directory, not a symlink, that belongs to this user and that no other
+// user can access. Another user who could write to it could replace the socket of the daemon. If the directory does not exist,
+// the error matches fs.ErrNotExist.
 func (p Paths) CheckRuntimeDir() error {
 	info, err := os.Lstat(p.RuntimeDir)
 	if err != nil {
@@ -127,60 +127,22 @@ func (p Paths) CheckRuntimeDir() error {
 	if err := checkOwner(p.RuntimeDir, info); err != nil {
 		return runtimeDirError(err)
 	}
-	if err := checkMode(p.RuntimeDir, info); err != nil {
+	if err := checkMode(p.RuntimeDir, info, 0o700); err != nil {
 		return runtimeDirError(err)
 	}
 	return nil
 }
 
 func runtimeDirError(err error) error {
-	return api.Errorf(api.ExitDaemon, "the directory for the daemon's sockets cannot be used: %w", err).
-		WithHint("remove it, or set XDG_RUNTIME_DIR to a directory of yours")
+	return api.Errorf(api.ExitDaemon, "cannot use the directory for the daemon's sockets: %w", err).
+		WithHint("remove it, or set XDG_RUNTIME_DIR to a directory that you own; if another user owns it, ask an admin to remove it")
 }
 
-// MakeStateDir creates the state directory.
+// MakeStateDir creates the state directory if it does not exist.
 func (p Paths) MakeStateDir() error {
 	if err := os.MkdirAll(p.StateDir, 0o700); err != nil {
-		return api.Errorf(api.ExitDaemon, "the directory for the daemon's log cannot be created: %w", err).
+		return api.Errorf(api.ExitDaemon, "cannot create the directory for the daemon's log: %w", err).
 			WithHint("set XDG_STATE_HOME to a directory that you may write to")
 	}
 	return nil
-}
-
-// ClientID is this user's identity on this machine towards traffic managers: 32 random hex digits, made
-// once and kept in the state directory, which must exist. Concurrent callers get the same one.
-func (p Paths) ClientID() (string, error) {
-	path := filepath.Join(p.StateDir, "client-id")
-	id, err := readClientID(path)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return id, err
-	}
-	var random [16]byte
-	rand.Read(random[:]) // never fails (crypto/rand)
-	temp, err := os.CreateTemp(p.StateDir, ".client-id-*")
-	if err != nil {
-		return "", fmt.Errorf("creating the client's identity: %w", err)
-	}
-	defer os.Remove(temp.Name())
-	_, err = temp.WriteString(hex.EncodeToString(random[:]) + "\n")
-	if err = errors.Join(err, temp.Close()); err != nil {
-		return "", fmt.Errorf("creating the client's identity: %w", err)
-	}
-	// A link appears whole and never replaces: whoever comes first settles it.
-	if err := os.Link(temp.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", fmt.Errorf("creating the client's identity: %w", err)
-	}
-	return readClientID(path)
-}
-
-func readClientID(path string) (string, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return "", fmt.Errorf("reading the client's identity: %w", err)
-	}
-	id := strings.TrimSpace(string(text))
-	if b, err := hex.DecodeString(id); err != nil || len(b) != 16 {
-		return "", fmt.Errorf("%s does not hold 32 hex digits: remove it and a new one is made", path)
-	}
-	return id, nil
 }

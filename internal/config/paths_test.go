@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"kubevpn/internal/api"
@@ -48,7 +47,7 @@ func TestLocateErrors(t *testing.T) {
 		!strings.Contains(err.Error(), "bytes too long for a socket") {
 		t.Errorf("error = %v, want the path's length", err)
 	}
-	if _, err := locate(func(string) string { return "" }, dirs{runtime: "/tmp/k"}); err == nil || err.Error() != "the home directory is not known" {
+	if _, err := locate(func(string) string { return "" }, dirs{runtime: "/tmp/k"}); err == nil || err.Error() != "cannot determine the home directory" {
 		t.Errorf("error = %v, want that there is no home", err)
 	}
 }
@@ -92,45 +91,7 @@ func TestMakeRuntimeDir(t *testing.T) {
 	}
 	wantDaemonError(t, Paths{RuntimeDir: link}.MakeRuntimeDir(), "is not a directory")
 	wantDaemonError(t, Paths{RuntimeDir: file}.MakeRuntimeDir(), "is not a directory")
-	wantDaemonError(t, Paths{RuntimeDir: open}.MakeRuntimeDir(), "has mode 0755, and must be closed to others (0700)")
-}
-
-func TestClientID(t *testing.T) {
-	p := Paths{StateDir: filepath.Join(t.TempDir(), "state")}
-	if err := p.MakeStateDir(); err != nil {
-		t.Fatal(err)
-	}
-	ids := make([]string, 8)
-	var wg sync.WaitGroup
-	for i := range ids {
-		wg.Go(func() {
-			id, err := p.ClientID()
-			if err != nil {
-				t.Error(err)
-			}
-			ids[i] = id
-		})
-	}
-	wg.Wait()
-	for _, id := range ids {
-		if len(id) != 32 || id != ids[0] {
-			t.Errorf("identities = %q, want one of 32 digits for all", ids)
-			break
-		}
-	}
-	entries, err := os.ReadDir(p.StateDir)
-	if err != nil || len(entries) != 1 || entries[0].Name() != "client-id" {
-		t.Errorf("state directory = %v, %v; want client-id alone", entries, err)
-	}
-	if info, err := entries[0].Info(); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode = %v, %v; want 0600", info.Mode(), err)
-	}
-	if err := os.WriteFile(filepath.Join(p.StateDir, "client-id"), []byte("nonsense"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.ClientID(); err == nil || !strings.Contains(err.Error(), "does not hold 32 hex digits") {
-		t.Errorf("error = %v, want that the file is no identity", err)
-	}
+	wantDaemonError(t, Paths{RuntimeDir: open}.MakeRuntimeDir(), "has mode 0755, but must not be accessible to others (0700)")
 }
 
 func wantDaemonError(t *testing.T, err error, part string) {

@@ -14,7 +14,7 @@ import (
 func systemDirs() dirs {
 	home, err := os.UserHomeDir()
 	if err != nil {
-		home = "" // place says what to do where it is needed
+		home = "" // place returns an error if it needs the directory
 	}
 	if os.Geteuid() == 0 {
 		run := "/run/kubevpn"
@@ -23,26 +23,26 @@ func systemDirs() dirs {
 		}
 		return dirs{home: home, runtime: run, state: "/var/lib/kubevpn"}
 	}
-	// /tmp, not $TMPDIR: every process of the user must find the same place, and macOS's is too long for sockets.
+	// /tmp, not $TMPDIR: all processes of the user must use the same directory, and that of macOS is too long for sockets.
 	return dirs{home: home, runtime: "/tmp/kubevpn-" + strconv.Itoa(os.Geteuid())}
 }
 
-// checkOwner is an error unless this process's user owns the file.
+// checkOwner returns an error unless the user of this process owns the file.
 func checkOwner(path string, info fs.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return fmt.Errorf("the owner of %s is not known", path)
+		return fmt.Errorf("cannot determine the owner of %s", path)
 	}
 	if uid := os.Geteuid(); int(stat.Uid) != uid {
-		return fmt.Errorf("%s belongs to user %d, and this is user %d", path, stat.Uid, uid)
+		return fmt.Errorf("%s belongs to user %d, not to user %d", path, stat.Uid, uid)
 	}
 	return nil
 }
 
-// checkMode is an error unless only the owner may enter the directory.
-func checkMode(path string, info fs.FileInfo) error {
+// checkMode returns an error if other users can access the file or directory. The error names the mode want.
+func checkMode(path string, info fs.FileInfo, want fs.FileMode) error {
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return fmt.Errorf("%s has mode %04o, and must be closed to others (0700)", path, mode)
+		return fmt.Errorf("%s has mode %04o, but must not be accessible to others (%04o)", path, mode, want)
 	}
 	return nil
 }

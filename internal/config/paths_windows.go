@@ -10,7 +10,7 @@ import (
 func systemDirs() dirs {
 	home, err := os.UserHomeDir()
 	if err != nil {
-		home = "" // place says what to do where it is needed
+		home = "" // place returns an error if it needs the directory
 	}
 	data, err := os.UserCacheDir()
 	if err != nil {
@@ -26,4 +26,4 @@ func systemDirs() dirs {
 // checkOwner and checkMode have nothing to look at: a FileInfo on Windows has neither.
 func checkOwner(string, fs.FileInfo) error { return nil }
 
-func checkMode(string, fs.FileInfo) error { return nil }
+func checkMode(string, fs.FileInfo, fs.FileMode) error { return nil }

@@ -20,7 +20,7 @@ import (
 //	  └── deleted ◀── left ◀──────┘
 type cloned struct {
 	clone     *clone.Clone
-	intercept *intercept.Intercept // nil: nothing goes to the clone
+	intercept *intercept.Intercept // nil: the clone receives no requests
 	begun     chan struct{}
 	once      sync.Once
 }
@@ -39,7 +39,7 @@ func (c *cloned) Status() api.Intercept {
 	if c.intercept == nil || s.State == api.InterceptStarting {
 		s.State = map[api.CloneState]api.InterceptState{
 			api.CloneStarting: api.InterceptStarting, api.CloneRunning: api.InterceptActive, api.CloneWaiting: api.InterceptWaiting,
-			api.CloneDone:    api.InterceptWaiting, // for nothing that will come
+			api.CloneDone:    api.InterceptWaiting,
 			api.CloneLeaving: api.InterceptLeaving, api.CloneFailed: api.InterceptFailed,
 		}[made.State]
 		if c.intercept != nil && s.State == api.InterceptActive {
@@ -52,7 +52,7 @@ func (c *cloned) Status() api.Intercept {
 	return s
 }
 
-// onPods tells the agents which pods of the clone are ready.
+// onPods sends the addresses of the clone's ready pods to the agents.
 func (c *cloned) onPods(pods []api.ClonePod) {
 	if c.intercept == nil {
 		return
@@ -66,14 +66,14 @@ func (c *cloned) onPods(pods []api.ClonePod) {
 	c.intercept.SetClone(ready)
 }
 
-// Run ends the intercept before the clone: no request goes to what is being deleted.
+// Run ends the intercept before the clone, so that no request goes to a pod that is being deleted.
 func (c *cloned) Run(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
-	life, end := context.WithCancel(context.WithoutCancel(ctx)) // of the clone
+	cloneCtx, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	g.Go(func() error {
-		err := c.clone.Run(life)
-		if err == nil && life.Err() == nil {
+		err := c.clone.Run(cloneCtx)
+		if err == nil && cloneCtx.Err() == nil {
 			err = errors.New("the clone ended")
 		}
 		return err
@@ -90,13 +90,13 @@ func (c *cloned) Run(ctx context.Context) error {
 			<-gctx.Done()
 			return nil
 		}
-		over := make(chan struct{})
-		defer close(over)
+		done := make(chan struct{})
+		defer close(done)
 		go func() {
 			select {
 			case <-c.intercept.Begun():
 				c.once.Do(func() { close(c.begun) })
-			case <-over:
+			case <-done:
 			}
 		}()
 		return c.intercept.Run(gctx)

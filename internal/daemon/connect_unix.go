@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// connect connects an unconnected UDP or TCP socket that another process made, and returns it as a net.Conn.
-// f stays open; the conn has a descriptor of its own.
+// connect connects an unconnected UDP or TCP socket of another process, and returns it as a net.Conn. The Conn has its own
+// descriptor: f stays open.
 func connect(ctx context.Context, f *os.File, addr netip.AddrPort) (net.Conn, error) {
 	fd := int(f.Fd())
-	if err := unix.SetNonblock(fd, true); err != nil { // Fd may have made it blocking
+	if err := unix.SetNonblock(fd, true); err != nil { // File.Fd may set blocking mode
 		return nil, os.NewSyscallError("fcntl", err)
 	}
 	err := unix.Connect(fd, sockaddr(addr))
@@ -34,8 +34,8 @@ func connect(ctx context.Context, f *os.File, addr netip.AddrPort) (net.Conn, er
 	return net.FileConn(f)
 }
 
-// awaitConnected waits for the end of a connect that is in progress. It polls in slices, as only a descriptor
-// that the runtime made can be woken by a context; few connections come this way (truncated answers).
+// awaitConnected waits until a connect in progress has ended. It polls in slices, because a context cannot interrupt a poll of a
+// descriptor that the runtime does not manage. Connects are rare here: only truncated answers need TCP.
 func awaitConnected(ctx context.Context, fd int) error {
 	const slice = 50 * time.Millisecond
 	for ctx.Err() == nil {
@@ -66,14 +66,14 @@ func sockaddr(addr netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16(), ZoneId: zoneID(addr.Addr().Zone())}
 }
 
-// zoneID is the index of the interface that a link-local address names, 0 where there is none.
+// zoneID returns the index of the interface of a link-local address, or 0 if there is none.
 func zoneID(zone string) uint32 {
 	if zone == "" {
 		return 0
 	}
 	ifi, err := net.InterfaceByName(zone)
 	if err != nil {
-		return 0 // connect will say that the address is unusable
+		return 0 // connect then fails
 	}
 	return uint32(ifi.Index)
 }

@@ -5,287 +5,245 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"slices"
-	"sync"
+	"strings"
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/connection"
 )
 
-// Connection is one live connection to a cluster. Run is called once; the other methods may be called at any
-// time, concurrently, also after Run has returned.
-type Connection interface {
-	// ID is the same for every connection to the same cluster.
-	ID() string
-	// Run makes the connection and keeps it until ctx ends or it cannot be kept; it cleans up before it returns.
-	Run(ctx context.Context) error
-	// Connected is closed once the connection was proved to work. It stays closed.
-	Connected() <-chan struct{}
-	// Status is a snapshot; it does not block.
-	Status() api.Connection
-	// SetNamespace changes the namespace in which short names are looked up first.
-	SetNamespace(namespace string) error
-	// Upgrade replaces the traffic manager with one of the image, unless it runs that, and moves the connection,
-	// which must be connected, to it.
-	Upgrade(ctx context.Context, image string, progress func(api.Event)) error
-}
-
-// ConnectionConfig is what a Connection is made from.
-type ConnectionConfig struct {
-	Request  api.ConnectRequest
-	Network  Network
-	ClientID string
-	Progress func(api.Event) // may be called concurrently
-	Logger   *slog.Logger
-}
-
-// How long parts of an ending may take before they are given up on. The helper removes everything in any case.
+// How long parts of an ending may take. The end of the helper removes everything in any case.
 const (
 	endTimeout   = 15 * time.Second // a connection's Run, after its context has ended
 	helperLinger = 10 * time.Second // a helper without a connection: the CLI that brought it is about to ask
 )
 
 var (
-	errDisconnected = errors.New("disconnected") // the cause of a context that ended because a user asked
-	errNeedsHelper  = errors.New("a root helper is needed")
-	errEnding       = api.Errorf(api.ExitDaemon, "the daemon is ending").WithHint("try again")
+	errNeedsHelper = errors.New("a root helper is needed")
+	errEnding      = api.Errorf(api.ExitDaemon, "the daemon is ending").WithHint("try again")
 )
 
-// set is the connections of this daemon and the machine that they share.
-type set struct {
-	newConnection func(ConnectionConfig) (Connection, error)
-	clientID      string
-	linger        time.Duration
-	placed        bool // the machine is a Place: nobody on this machine asks its resolver
-	logger        *slog.Logger
-	changed       func()      // called, without mu, when idle's answer may be another
-	intercepts    *intercepts // on the connections; its mutex is never taken while mu is held
+// connections are those of this daemon, with the host network that they share.
+type connections struct {
+	// The mutex of the registry guards the fields below the empty line as well. The mutex of intercepts is never taken
+	// while it is held.
+	registry[string, *connectionTask]
+	factory    Factory
+	client     []byte // secret of this client: see connection.Config
+	linger     time.Duration
+	dial       func(ctx context.Context, network, address string) (net.Conn, error) // see connection.Config
+	isolated   bool                                                                 // no program on this machine uses the resolver
+	logger     *slog.Logger
+	changed    func() // called when inUse may return something else; does not block
+	intercepts *intercepts
 
-	mu      sync.Mutex
-	byID    map[string]*live
-	machine *machine      // nil: there is no helper
-	closing chan struct{} // not nil while a machine is being closed; closed when it is
-	held    bool          // the machine stays although nothing uses it yet
-	shut    bool          // no more connections
-	tasks   sync.WaitGroup
+	host      *hostNetwork  // nil: there is no helper
+	closing   chan struct{} // not nil while a helper is being closed; closed when it has ended
+	lingering bool          // the helper stays although no connection uses it yet
+	shut      bool          // no more connections
 }
 
-func newSet(newConnection func(ConnectionConfig) (Connection, error), intercepts *intercepts, clientID string, logger *slog.Logger) *set {
-	return &set{
-		newConnection: newConnection, clientID: clientID, linger: helperLinger, logger: logger,
-		changed: func() {}, intercepts: intercepts, byID: map[string]*live{},
+func newConnections(factory Factory, client []byte, owner Owner, logger *slog.Logger) *connections {
+	cs := &connections{
+		factory: factory, client: client, linger: helperLinger, logger: logger, changed: func() {},
+		intercepts: newIntercepts(factory, owner, logger),
 	}
+	cs.tasks = map[string]*connectionTask{}
+	cs.ended = func() {
+		cs.closeUnused()
+		cs.changed()
+	}
+	return cs
 }
 
-// connect makes the connection that req asks for, or joins the one that there is. It calls begin once with
-// the connection's ID, then emit with what happens, and returns the connected connection. When ctx ends
-// before that, and nobody else wants it, the connection is cleaned up before connect returns.
-func (s *set) connect(ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event)) (api.Connection, error) {
-	l, err := s.hold(ctx, req, begin, emit)
+// connect makes the connection that req asks for, or joins the one that exists. It calls begin once with the connection's
+// ID, then emit with what happens, and returns the connected connection. If ctx ends before that, and no other request
+// needs it, the connection is cleaned up before connect returns.
+func (cs *connections) connect(
+	ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event),
+) (api.Connection, error) {
+	t, err := cs.hold(ctx, req, begin, emit)
 	if err != nil {
 		return api.Connection{}, err
 	}
-	defer s.release(l, emit)
-	s.retain(l)
-	return l.status(), nil
+	defer cs.release(t, emit)
+	cs.retain(t)
+	return t.status(), nil
 }
 
-// hold is connect for who needs the connection for a while: it does not end before release, unless by itself or because
-// somebody asked. Whether it stays after that is what retain says.
-func (s *set) hold(ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event)) (*live, error) {
-	l, joined, err := s.obtain(ctx, req)
+// hold is connect for a request that needs the connection for a while: the connection does not end before release, unless
+// by itself or because a user asked. It ends with release if no request has retained it.
+func (cs *connections) hold(
+	ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event),
+) (*connectionTask, error) {
+	id, err := cs.factory.ConnectionID(req.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	begin(l.id)
-	if !joined || !l.wasReady() { // what was said before that is of no interest any more
-		err = l.follow(ctx, emit)
-	}
-	if err == nil && joined {
-		err = s.adapt(ctx, l, req, emit)
-	}
-	if err != nil {
-		s.release(l, emit)
-		return nil, err
-	}
-	return l, nil
-}
-
-// retain has the connection stay when nobody waits for it.
-func (s *set) retain(l *live) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l.kept = true
-}
-
-// obtain returns the live connection for req with a waiter added, starting it if need be.
-func (s *set) obtain(ctx context.Context, req api.ConnectRequest) (l *live, joined bool, err error) {
-	for {
-		l, joined, busy, err := s.tryObtain(req)
-		if busy == nil {
-			return l, joined, err
-		}
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, false, context.Cause(ctx)
-		}
-	}
-}
-
-// tryObtain is obtain, except that where something has to end first it returns the channel that says when.
-func (s *set) tryObtain(req api.ConnectRequest) (l *live, joined bool, busy <-chan struct{}, err error) {
-	feed, share := newFeed(), newShare(s.logger)
-	conn, err := s.newConnection(ConnectionConfig{
-		Request: req, Network: share, ClientID: s.clientID, Logger: s.logger, Progress: feed.add,
+	t, joined, err := cs.obtain(ctx, id, func(current *connectionTask) (*connectionTask, <-chan struct{}, error) {
+		return cs.choose(id, req, current)
 	})
 	if err != nil {
-		return nil, false, nil, err
+		return nil, err
 	}
-	id := conn.ID()
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	old := s.byID[id]
-	switch {
-	case s.shut:
-		return nil, false, nil, errEnding
-	case old != nil && old.failed == nil && old.ending:
-		return nil, false, old.done, nil
-	case old != nil && old.failed == nil:
-		old.waiters++
-		s.logger.Info("request joins the connection that is there", "connection", id)
-		return old, true, nil, nil
-	case s.closing != nil:
-		return nil, false, s.closing, nil
-	case s.machine == nil:
-		return nil, false, nil, errNeedsHelper
+	begin(id)
+	if !joined || !t.wasReady() { // a request that joins a connected one does not need the events before that
+		err = t.follow(ctx, emit)
 	}
-	share.machine, s.held = s.machine, false
-	ctx, cancel := context.WithCancelCause(context.Background()) // it outlives the request
-	l = &live{task: newTask("connection", conn.Connected(), feed, cancel), id: id, conn: conn, request: req, share: share}
-	s.byID[id] = l
-	s.tasks.Go(func() { s.run(ctx, l) })
-	return l, false, nil, nil
+	if err == nil && joined {
+		err = cs.adapt(ctx, t, req, emit)
+	}
+	if err != nil {
+		cs.release(t, emit)
+		return nil, err
+	}
+	return t, nil
 }
 
-// release takes a waiter away. A connection that nobody waits for any more, and that nobody has retained, ends;
-// release then waits for that.
-func (s *set) release(l *live, emit func(api.Event)) {
-	s.mu.Lock()
-	abandoned := l.unwait()
-	s.mu.Unlock()
-	if !abandoned {
+// choose returns the connection for req: current, or a new one if there is none and a helper. The mutex is held.
+func (cs *connections) choose(id string, req api.ConnectRequest, current *connectionTask) (*connectionTask, <-chan struct{}, error) {
+	switch {
+	case cs.shut:
+		return nil, nil, errEnding
+	case current != nil:
+		current.logger.Info("request joins the existing connection")
+		return current, nil, nil
+	case cs.closing != nil:
+		return nil, cs.closing, nil
+	case cs.host == nil:
+		return nil, nil, errNeedsHelper
+	}
+	events, network := newEventLog(), &scopedNetwork{host: cs.host}
+	conn, err := cs.factory.NewConnection(connection.Config{
+		Request: req, Network: network, Dial: cs.dial, Client: cs.client, Logger: cs.logger, Progress: events.add,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	cs.lingering = false
+	logger := cs.logger.With("connection", id, "context", req.Context, "namespace", req.Namespace)
+	return &connectionTask{
+		task: newTask("connection", logger, conn.Connected(), events), id: id, conn: conn, request: req, network: network,
+	}, nil, nil
+}
+
+// release removes a waiter. If the connection ends because of that, release waits until it has ended.
+func (cs *connections) release(t *connectionTask, emit func(api.Event)) {
+	if len(cs.registry.release(t)) == 0 {
 		return
 	}
-	step := disconnecting(l.conn.Status(), l.id)
-	emit(api.Event{Time: time.Now(), Step: step, Detail: l.id})
-	if s.await(l) {
-		emit(api.Event{Time: time.Now(), Step: step, Detail: l.id, Done: true})
+	step := disconnecting(t.conn.Status(), t.id)
+	if !t.wasReady() {
+		step = "Cleaning up"
+	}
+	emit(api.Event{Time: time.Now(), Step: step, Detail: t.id})
+	if len(cs.await(endTimeout, t)) == 0 {
+		emit(api.Event{Time: time.Now(), Step: step, Detail: t.id, Done: true})
 	}
 }
 
-// disconnecting is the step of a connection's end.
+// disconnecting is the step that reports a connection's end.
 func disconnecting(c api.Connection, id string) string {
 	return "Disconnecting from " + cmp.Or(c.Cluster, id)
 }
 
-// adapt gives a connection that was there before what it can take of a later request, and says what it cannot.
-func (s *set) adapt(ctx context.Context, l *live, req api.ConnectRequest, emit func(api.Event)) error {
-	now := l.conn.Status()
+// adapt applies to an existing connection what a later request can change, and warns about the rest.
+func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.ConnectRequest, emit func(api.Event)) error {
+	now := t.conn.Status()
 	if !req.Use && req.Namespace != "" && req.Namespace != now.Namespace {
-		if err := l.conn.SetNamespace(req.Namespace); err != nil {
+		if err := t.conn.SetNamespace(req.Namespace); err != nil {
 			return err
 		}
-		emit(api.Event{Time: time.Now(), Step: "Changing the namespace", Detail: now.Namespace + " → " + req.Namespace, Done: true})
+		emit(api.Event{
+			Time: time.Now(), Step: "Changing the namespace", Detail: now.Namespace + " → " + req.Namespace, Done: true,
+		})
 	}
-	was := l.request
+	was := t.request
+	if req.Context == was.Context {
+		if err := t.conn.SetCredential(req.Credential); err != nil {
+			return err
+		}
+	}
 	if req.Upgrade {
-		if err := l.conn.Upgrade(ctx, req.Image, emit); err != nil {
+		if err := t.conn.Upgrade(ctx, req.Image, emit); err != nil {
 			return err
 		}
 		was.Image = req.Image
 	}
-	if lost := differences(was, req); lost != "" && !req.Use {
-		emit(api.Event{Time: time.Now(), Warning: "this cluster is connected already, with another " + lost +
-			": `kubevpn disconnect " + l.id + "` first to change that"})
+	if ignored := differences(was, req); len(ignored) > 0 && !req.Use {
+		emit(api.Event{Time: time.Now(), Warning: "this cluster is already connected with different settings (" +
+			strings.Join(ignored, ", ") + "): to change them, run `kubevpn disconnect " + t.id + "` first"})
 	}
 	return nil
 }
 
-// differences names the settings of a connection that another request would have otherwise.
-func differences(a, b api.ConnectRequest) string {
-	names := ""
+// differences names the settings in which two requests for one connection differ.
+func differences(a, b api.ConnectRequest) (names []string) {
 	for _, d := range []struct {
 		name string
 		same bool
 	}{
 		{"context", a.Context == b.Context},
 		{"manager namespace", a.ManagerNamespace == b.ManagerNamespace},
-		{"image", a.Image == b.Image},
+		{"image", a.Image == b.Image || b.Image == ""},
 		{"netstack", a.Netstack == b.Netstack},
 		{"transport", a.Transport == b.Transport},
 		{"scheduler", a.Scheduler == b.Scheduler},
-		{"set of extra networks", slices.Equal(a.ExtraCIDRs, b.ExtraCIDRs)},
-		{"set of excluded networks", slices.Equal(a.ExcludeCIDRs, b.ExcludeCIDRs)},
+		{"extra networks", slices.Equal(a.ExtraCIDRs, b.ExtraCIDRs)},
+		{"excluded networks", slices.Equal(a.ExcludeCIDRs, b.ExcludeCIDRs)},
+		{"inbound ports", slices.Equal(a.AllowInbound, b.AllowInbound)},
 	} {
-		if d.same {
-			continue
+		if !d.same {
+			names = append(names, d.name)
 		}
-		if names != "" {
-			names += ", "
-		}
-		names += d.name
 	}
 	return names
 }
 
-// active counts the connections that have not failed; s.mu is held.
-func (s *set) active() int {
+// active counts the connections that have not failed; the mutex is held.
+func (cs *connections) active() int {
 	n := 0
-	for _, l := range s.byID {
-		if l.failed == nil {
+	for _, t := range cs.tasks {
+		if t.failed == nil {
 			n++
 		}
 	}
 	return n
 }
 
-// counts says how many connections are live, and whether there is a helper.
-func (s *set) counts() (connections int, helper bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.active(), s.machine != nil
+// counts returns how many connections have not failed, and whether there is a helper.
+func (cs *connections) counts() (connections int, helper bool) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.active(), cs.host != nil
 }
 
-// inUse says whether there is anything to stay for.
-func (s *set) inUse() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.byID) > 0 || s.machine != nil || s.closing != nil
+// inUse reports whether the daemon has a reason to stay.
+func (cs *connections) inUse() bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return len(cs.tasks) > 0 || cs.host != nil || cs.closing != nil
 }
 
 // status lists the connections, the oldest first.
-func (s *set) status() []api.Connection {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := make([]api.Connection, 0, len(s.byID))
-	for _, l := range s.byID {
-		var c api.Connection
+func (cs *connections) status() []api.Connection {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	out := make([]api.Connection, 0, len(cs.tasks))
+	for _, t := range cs.tasks {
+		c := t.status()
 		switch {
-		case l.failed != nil:
-			c = l.last
-			c.Status, c.Error = api.StatusFailed, l.failed
-		case l.ending:
-			c = l.conn.Status()
+		case t.failed != nil:
+			c.Status, c.Error = api.StatusFailed, t.failed
+		case t.ending:
 			c.Status = api.StatusDisconnecting
 		default:
-			c = l.conn.Status()
-			if mode, ok := l.share.machine.mode.Load().(api.ResolverMode); ok && c.DNS.Mode != api.ResolverNone {
+			if mode, ok := t.network.host.mode.Load().(api.ResolverMode); ok && c.DNS.Mode != api.ResolverNone {
 				c.DNS.Mode = mode // it may change by itself: systemd-resolved comes and goes
 			}
 		}
-		c.ID = l.id
 		out = append(out, c)
 	}
 	slices.SortFunc(out, func(a, b api.Connection) int {

@@ -15,34 +15,33 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
-	"kubevpn/internal/trim"
+	"kubevpn/internal/footprint"
 	"kubevpn/internal/version"
 )
 
-// idleTimeout is how long the daemon stays without connections: long enough for the next command of a script,
-// short enough that nobody wonders what it does. Failed connections keep it, so that `status` can tell.
+// idleTimeout is how long the daemon stays without connections: long enough for the next command of a script. Failed
+// connections keep the daemon, so that `status` can report them.
 const idleTimeout = time.Minute
 
-// Config is what a daemon needs. Paths and NewHelper must be set.
+// Config configures Run. Paths and NewHelper must be set.
 type Config struct {
 	Paths config.Paths
-	// NewHelper makes the Helper behind a socket that the CLI handed over. It takes ownership of the file.
+	// NewHelper returns the Helper at the other end of a socket that the CLI passed to the daemon. It takes ownership of the
+	// file.
 	NewHelper func(socket *os.File, logger *slog.Logger) (Helper, error)
-	// NewConnection makes a Connection: no I/O, no goroutine before Run. Nil: NewSession.
-	NewConnection func(ConnectionConfig) (Connection, error)
-	// Interceptor makes the intercepts. Nil: none can be had.
-	Interceptor Interceptor
-	// Ready is called once, when the sockets accept connections; nil: nobody waits.
+	// Factory makes connections and intercepts. Nil: NewFactory.
+	Factory Factory
+	// Ready is called once, when the sockets accept connections. It may be nil.
 	Ready func()
-	// Idle is how long the daemon stays without connections; 0: a minute.
+	// Idle is how long the daemon stays without connections. 0: one minute.
 	Idle time.Duration
 }
 
-// ErrRunning means that this user has a daemon already.
-var ErrRunning = errors.New("a daemon is running already")
+// ErrRunning means that this user already has a daemon.
+var ErrRunning = errors.New("a daemon is already running")
 
-// Run is the daemon. It returns when ctx ends, when it is told to quit, or after it was idle; then no
-// connection and no helper is left. It logs to its own file, and klog's messages with it.
+// Run runs the daemon. It returns when ctx ends, when a request asks the daemon to quit, or when it was idle for Config.Idle;
+// then no connection and no helper is left. It writes its log, and klog's, to a file of its own.
 func Run(ctx context.Context, cfg Config) error {
 	if err := errors.Join(cfg.Paths.MakeRuntimeDir(), cfg.Paths.MakeStateDir()); err != nil {
 		return err
@@ -51,18 +50,18 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer func() { _ = unlock() }() // the kernel releases the lock with the process anyway
 
 	logger, closeLog := openLog(cfg.Paths.LogFile())
-	defer closeLog()
+	defer func() { _ = closeLog() }() // there is no log left to tell
 
-	client, err := cfg.Paths.ClientID()
+	key, err := cfg.Paths.ClientKey()
 	if err != nil {
 		return err
 	}
-	owner, err := NewOwner()
+	secret, err := key.Bytes()
 	if err != nil {
-		return err
+		return fmt.Errorf("cannot encode the client's key: %w", err)
 	}
 	listener, err := listen(cfg.Paths.Socket(), logger)
 	if err != nil {
@@ -76,7 +75,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer helpers.Close()
 
 	logger.Info("daemon begins", "version", version.Full(), "pid", os.Getpid())
-	err = newDaemon(cfg, client, owner, logger).serve(ctx, listener, helpers)
+	err = newDaemon(cfg, secret, NewOwner(key), logger).serve(ctx, listener, helpers)
 	if err != nil {
 		logger.Error("daemon ends", "err", err)
 		return err
@@ -85,39 +84,39 @@ func Run(ctx context.Context, cfg Config) error {
 	return nil
 }
 
-// daemon is what Run runs once files, lock and sockets are there.
+// daemon is what Run runs once it has files, lock and sockets.
 type daemon struct {
-	cfg      Config
-	set      *set
-	logger   *slog.Logger
-	quit     chan struct{} // receives once somebody asked the daemon to end
-	kick     chan struct{} // something that idle looks at may have changed
-	requests atomic.Int64  // being answered
+	cfg         Config
+	connections *connections
+	logger      *slog.Logger
+	quit        chan struct{} // receives when a request asked the daemon to end
+	recheck     chan struct{} // receives when busy may return something else
+	requests    atomic.Int64  // in progress
 }
 
-func newDaemon(cfg Config, client string, owner Owner, logger *slog.Logger) *daemon {
-	if cfg.NewConnection == nil {
-		cfg.NewConnection = NewSession
+func newDaemon(cfg Config, client []byte, owner Owner, logger *slog.Logger) *daemon {
+	if cfg.Factory == nil {
+		cfg.Factory = NewFactory()
 	}
 	if cfg.Idle == 0 {
 		cfg.Idle = idleTimeout
 	}
-	d := &daemon{cfg: cfg, logger: logger, quit: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
-	d.set = newSet(cfg.NewConnection, newIntercepts(cfg.Interceptor, owner, logger), client, logger)
-	d.set.changed = d.wake
+	d := &daemon{cfg: cfg, logger: logger, quit: make(chan struct{}, 1), recheck: make(chan struct{}, 1)}
+	d.connections = newConnections(cfg.Factory, client, owner, logger)
+	d.connections.changed = d.wake
 	return d
 }
 
-// wake makes the idle watch look again.
+// wake makes waitForEnd call busy again. It does not block.
 func (d *daemon) wake() {
 	select {
-	case d.kick <- struct{}{}:
+	case d.recheck <- struct{}{}:
 	default:
 	}
 }
 
-// serve answers on both listeners until ctx ends or the daemon is told to quit or was idle, then ends every
-// intercept, connection and the helper. Both listeners are closed then.
+// serve answers on both listeners until waitForEnd returns, then ends every intercept, every connection and the helper, and
+// closes both listeners.
 func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) error {
 	server := &http.Server{
 		Handler:           d.handler(),
@@ -134,13 +133,13 @@ func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) erro
 		return nil
 	})
 	group.Go(func() error { return d.serveHelpers(ctx, helpers) })
-	group.Go(func() error { return trim.Run(ctx) })
+	group.Go(func() error { return footprint.ReleaseMemory(ctx) })
 	group.Go(func() error {
 		defer cancel()
 		d.waitForEnd(ctx)
-		err := d.set.shutDown(func(api.Event) {})
+		err := d.connections.shutDown(func(api.Event) {})
 		helpers.Close()
-		// Requests see their connections end, and answer; one that reads nothing must not hold us up.
+		// Requests see their connections end, and answer. A client that reads nothing must not block the end.
 		grace, stop := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 		defer stop()
 		if server.Shutdown(grace) != nil {
@@ -171,11 +170,11 @@ func (d *daemon) waitForEnd(ctx context.Context) {
 				d.logger.Info("daemon is ending", "reason", "idle", "for", d.cfg.Idle)
 				return
 			}
-		case <-d.kick:
+		case <-d.recheck:
 			idle.Reset(d.cfg.Idle)
 		}
 	}
 }
 
-// busy says whether there is a reason to stay. Whatever makes it false wakes the idle watch.
-func (d *daemon) busy() bool { return d.requests.Load() > 0 || d.set.inUse() }
+// busy reports whether the daemon has a reason to stay. Every change that makes it false calls wake.
+func (d *daemon) busy() bool { return d.requests.Load() > 0 || d.connections.inUse() }

@@ -75,7 +75,7 @@ func TestConnectTwiceIsOneConnection(t *testing.T) {
 	again.Namespace, again.Scheduler = "shop", "lc"
 	got := r.mustPost(api.PathConnect, again)
 	if len(got.events) != 3 || got.events[0].Detail != "default → shop" ||
-		!strings.Contains(got.events[1].Warning, "connected already, with another scheduler: `kubevpn disconnect id-a` first") {
+		!strings.Contains(got.events[1].Warning, "already connected with different settings (scheduler): to change them, run `kubevpn disconnect id-a` first") {
 		t.Errorf("events = %+v, want the namespace's change, and a warning", got.events)
 	}
 	if c := got.last().Connection; c == nil || c.Namespace != "shop" {
@@ -83,6 +83,26 @@ func TestConnectTwiceIsOneConnection(t *testing.T) {
 	}
 	if isClosed(first.ended) || len(r.made) != 0 {
 		t.Error("a second connection was made")
+	}
+}
+
+func TestConnectAgainHandsOverTheCredential(t *testing.T) {
+	r := start(t)
+	first := r.connect("a")
+	again := request("a")
+	again.Credential = &api.Credential{Token: "fresh"}
+	again.Context += "-of-another-user"
+	r.mustPost(api.PathConnect, again)
+	if first.credential != nil {
+		t.Error("the connection got another user's credential")
+	}
+	again.Context = request("a").Context
+	r.mustPost(api.PathConnect, again)
+	if first.credential == nil || first.credential.Token != "fresh" {
+		t.Error("the connection did not get the credential")
+	}
+	if strings.Contains(r.logText(), "fresh") {
+		t.Error("the credential is in the log")
 	}
 }
 
@@ -201,7 +221,13 @@ func TestConnectFails(t *testing.T) {
 	if err := r.handOver(); err != nil {
 		t.Fatal(err)
 	}
-	got := r.mustPost(api.PathConnect, request("a")).last().Error
+	answer := r.mustPost(api.PathConnect, request("a"))
+	for _, e := range answer.events {
+		if strings.HasPrefix(e.Step, "Disconnecting") {
+			t.Errorf("%q, of what was never connected", e.Step)
+		}
+	}
+	got := answer.last().Error
 	if got == nil || got.Code != api.ExitImagePull || got.Message != "the image cannot be pulled" || got.Hint != "use --image" {
 		t.Errorf("error = %+v", got)
 	}
@@ -226,7 +252,7 @@ func TestFailedConnectionStays(t *testing.T) {
 	c = r.connect("b")
 	c.end <- nil
 	testenv.Until(t, "it has failed", func() bool { return r.info().Connections == 1 })
-	if got := r.status()[1]; got.Error == nil || got.Error.Code != api.ExitLost || got.Error.Message != "the session ended" {
+	if got := r.status()[1]; got.Error == nil || got.Error.Code != api.ExitLost || got.Error.Message != "the connection ended" {
 		t.Errorf("error = %+v", got.Error)
 	}
 	if got := r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"id-b"}}); got.last().Error != nil || len(r.status()) != 1 {
@@ -278,14 +304,14 @@ func TestHelperWithoutConnectionIsClosed(t *testing.T) {
 		t.Error("want the first helper kept and the second closed")
 	}
 
-	s := newSet(nil, newIntercepts(nil, Owner{}, discard()), "", discard())
+	s := newConnections(nil, nil, Owner{}, discard())
 	s.linger = time.Millisecond
 	h := newFakeHelper()
 	if err := s.adopt(h); err != nil {
 		t.Fatal(err)
 	}
 	wait(t, h.done, "the helper's end")
-	s.tasks.Wait()
+	s.group.Wait()
 }
 
 func TestDisconnectReportsWhatItCouldNotClean(t *testing.T) {
@@ -413,7 +439,7 @@ func TestForeground(t *testing.T) {
 			connected := make(chan struct{})
 			go func() {
 				result <- Foreground(ctx, ForegroundConfig{
-					Request: request("a"), Helper: h, NewConnection: r.newConnection, Logger: discard(),
+					Request: request("a"), Helper: h, Factory: r, Logger: discard(),
 					Progress: func(e api.Event) {
 						if e.Connection != nil && e.Connection.Status == api.StatusConnected {
 							close(connected)

@@ -9,16 +9,19 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/intercept"
 )
 
 // fakeIntercept is ready when the test says so and ends when told to, by the test or its context.
 type fakeIntercept struct {
-	config InterceptConfig
-	rig    *rig
-	ready  chan struct{}
-	end    chan error
-	ended  chan struct{}
-	hold   chan struct{} // if not nil, Run returns no sooner than it is closed
+	config  intercept.Config
+	conn    Connection
+	account api.ConnectRequest
+	rig     *rig
+	ready   chan struct{}
+	end     chan error
+	ended   chan struct{}
+	hold    chan struct{} // if not nil, Run returns no sooner than it is closed
 
 	mu    sync.Mutex
 	state api.InterceptState
@@ -56,12 +59,12 @@ func (i *fakeIntercept) Status() api.Intercept {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return api.Intercept{
-		State: i.state, Mode: api.ModeEphemeral, Match: "everything", Ports: i.config.Spec.Ports, Pods: []api.InterceptedPod{{Name: "web-1", Covered: true}},
+		State: i.state, Mode: api.ModeEphemeral, Match: "everything", Ports: i.config.Spec.Ports, Pods: []api.InterceptedPod{{Name: "web-1", Intercepted: true}},
 	}
 }
 
 // Resolve knows deployments by two names.
-func (r *rig) Resolve(_ context.Context, _ api.ConnectRequest, workload string) (string, error) {
+func (r *rig) Workload(_ context.Context, _ api.ConnectRequest, workload string) (string, error) {
 	kind, name, _ := strings.Cut(workload, "/")
 	if kind != "deploy" && kind != "deployment" {
 		return "", api.Errorf(api.ExitWorkload, "the cluster has no resource type %q", kind)
@@ -69,12 +72,12 @@ func (r *rig) Resolve(_ context.Context, _ api.ConnectRequest, workload string) 
 	return "deployment/" + name, nil
 }
 
-func (r *rig) Intercept(cfg InterceptConfig) (Intercept, error) {
+func (r *rig) NewIntercept(account api.ConnectRequest, c Connection, cfg intercept.Config) (Intercept, error) {
 	if cfg.Spec.Container == "nope" {
 		return nil, api.Errorf(api.ExitUsage, "no such container")
 	}
 	i := &fakeIntercept{
-		config: cfg, rig: r, ready: make(chan struct{}), end: make(chan error, 1), ended: make(chan struct{}), state: api.InterceptStarting,
+		config: cfg, conn: c, account: account, rig: r, ready: make(chan struct{}), end: make(chan error, 1), ended: make(chan struct{}), state: api.InterceptStarting,
 	}
 	if cfg.Spec.Container == "slow" {
 		i.hold = make(chan struct{})

@@ -22,7 +22,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
+	"kubevpn/internal/connection"
+	"kubevpn/internal/intercept"
 )
 
 func TestMain(m *testing.M) {
@@ -96,19 +99,21 @@ func (h *fakeHelper) last() api.NetworkState {
 
 // fakeConnection is connected when the test says so and ends when told to, by the test or its context.
 type fakeConnection struct {
-	config    ConnectionConfig
-	id        string
-	connected chan struct{}
-	end       chan error
-	begun     chan struct{}
-	ended     chan struct{}
-	onRun     func(ctx context.Context) error
+	intercept.Session // nil: nothing dials
+	config            connection.Config
+	id                string
+	connected         chan struct{}
+	end               chan error
+	begun             chan struct{}
+	ended             chan struct{}
+	onRun             func(ctx context.Context) error
 
-	mu        sync.Mutex
-	namespace string
+	mu         sync.Mutex
+	namespace  string
+	credential *api.Credential
 }
 
-func (c *fakeConnection) ID() string                 { return c.id }
+func (c *fakeConnection) Cluster() *cluster.Cluster  { return nil }
 func (c *fakeConnection) Connected() <-chan struct{} { return c.connected }
 
 func (c *fakeConnection) Run(ctx context.Context) error {
@@ -142,6 +147,13 @@ func (c *fakeConnection) SetNamespace(ns string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.namespace = ns
+	return nil
+}
+
+func (c *fakeConnection) SetCredential(credential *api.Credential) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.credential = credential
 	return nil
 }
 
@@ -186,7 +198,7 @@ func start(t *testing.T, change ...func(*Config)) *rig {
 	}, DisableKeepAlives: true}
 	r.client = &http.Client{Transport: transport}
 	ready := make(chan struct{})
-	cfg := Config{Paths: r.paths, NewHelper: r.newHelper, NewConnection: r.newConnection, Interceptor: r, Ready: func() { close(ready) }}
+	cfg := Config{Paths: r.paths, NewHelper: r.newHelper, Factory: r, Ready: func() { close(ready) }}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -207,13 +219,17 @@ func start(t *testing.T, change ...func(*Config)) *rig {
 	return r
 }
 
-func (r *rig) newConnection(cfg ConnectionConfig) (Connection, error) {
+func (r *rig) ConnectionID(kubeconfig []byte) (string, error) {
+	if string(kubeconfig) == "bad" {
+		return "", api.Errorf(api.ExitKubeconfig, "that is no kubeconfig")
+	}
+	return "id-" + string(kubeconfig), nil
+}
+
+func (r *rig) NewConnection(cfg connection.Config) (Connection, error) {
 	c := &fakeConnection{
 		config: cfg, id: "id-" + string(cfg.Request.Kubeconfig), namespace: cfg.Request.Namespace,
 		connected: make(chan struct{}), end: make(chan error, 1), begun: make(chan struct{}), ended: make(chan struct{}),
-	}
-	if string(cfg.Request.Kubeconfig) == "bad" {
-		return nil, api.Errorf(api.ExitKubeconfig, "that is no kubeconfig")
 	}
 	c.onRun = func(ctx context.Context) error {
 		if r.onRun != nil {

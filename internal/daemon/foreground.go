@@ -8,49 +8,45 @@ import (
 	"kubevpn/internal/api"
 )
 
-// ForegroundConfig is one connection without a daemon.
+// ForegroundConfig describes one connection without a daemon.
 type ForegroundConfig struct {
-	Request       api.ConnectRequest
-	ClientID      string
-	Helper        Helper // closed by Foreground
-	NewConnection func(ConnectionConfig) (Connection, error)
-	Progress      func(api.Event) // what happens; one has Connection set: connected
-	Logger        *slog.Logger
+	Request  api.ConnectRequest
+	Client   []byte          // secret of this client: see connection.Config
+	Helper   Helper          // closed by Foreground
+	Factory  Factory         // nil: NewFactory
+	Progress func(api.Event) // receives what happens; the event with Connection set means connected
+	Logger   *slog.Logger
 }
 
 // Foreground makes one connection in this process and keeps it until ctx ends, then removes it. It returns nil
 // if the connection had been made and was ended by ctx; if ctx ended before that, it returns ctx's cause.
 func Foreground(ctx context.Context, cfg ForegroundConfig) error {
-	newConnection := cfg.NewConnection
-	if newConnection == nil {
-		newConnection = NewSession
+	if cfg.Factory == nil {
+		cfg.Factory = NewFactory()
 	}
-	none := newIntercepts(nil, Owner{}, cfg.Logger) // nobody can ask for one
-	s := newSet(newConnection, none, cfg.ClientID, cfg.Logger)
-	if err := s.adopt(cfg.Helper); err != nil {
+	cs := newConnections(cfg.Factory, cfg.Client, Owner{}, cfg.Logger)
+	if err := cs.adopt(cfg.Helper); err != nil {
 		return err
 	}
-	err := s.keep(ctx, cfg)
-	err = errors.Join(err, s.shutDown(cfg.Progress))
-	s.tasks.Wait()
+	err := cs.keep(ctx, cfg.Request, cfg.Progress)
+	err = errors.Join(err, cs.shutDown(cfg.Progress))
+	cs.group.Wait()
 	return err
 }
 
 // keep makes the connection and returns when it or ctx has ended.
-func (s *set) keep(ctx context.Context, cfg ForegroundConfig) error {
-	var id string
-	c, err := s.connect(ctx, cfg.Request, func(begun string) { id = begun }, cfg.Progress)
+func (cs *connections) keep(ctx context.Context, req api.ConnectRequest, progress func(api.Event)) error {
+	t, err := cs.hold(ctx, req, func(string) {}, progress)
 	if err != nil {
 		return err
 	}
-	cfg.Progress(api.Event{Connection: &c})
-	s.mu.Lock()
-	l := s.byID[id] // failed or not, nobody else takes it away
-	s.mu.Unlock()
+	cs.retain(t) // shutDown ends it
+	c := t.status()
+	progress(api.Event{Connection: &c})
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-l.done:
-		return l.err
+	case <-t.done:
+		return t.err
 	}
 }

@@ -10,11 +10,11 @@ import (
 	"kubevpn/internal/api"
 )
 
-// handoverTimeout bounds how long a CLI may take to pass the descriptor of a helper on.
+// handoverTimeout is how long a CLI may take to pass the descriptor of a helper.
 const handoverTimeout = 10 * time.Second
 
-// serveHelpers takes helpers over, one connection each: the CLI sends one byte with the descriptor of its end
-// of the helper's socket pair, and is answered by one line, an api.Error or null.
+// serveHelpers receives helpers, one per connection: the CLI sends one byte with the descriptor of its end of the helper's
+// socket pair, and receives one line, an api.Error or null.
 func (d *daemon) serveHelpers(ctx context.Context, l net.Listener) error {
 	for {
 		conn, err := l.Accept()
@@ -24,7 +24,7 @@ func (d *daemon) serveHelpers(ctx context.Context, l net.Listener) error {
 		if err != nil {
 			return err
 		}
-		d.set.tasks.Go(func() { d.takeHelper(conn) })
+		d.connections.group.Go(func() { d.takeHelper(conn) })
 	}
 }
 
@@ -35,10 +35,10 @@ func (d *daemon) takeHelper(conn net.Conn) {
 		err = d.adoptFrom(conn)
 	}
 	if err != nil {
-		d.logger.Error("taking the root helper over", "err", err)
+		d.logger.Error("receiving the root helper", "err", err)
 	}
 	if err := json.NewEncoder(conn).Encode(api.AsError(err)); err != nil {
-		d.logger.Warn("answering whoever brought the root helper", "err", err)
+		d.logger.Warn("answering the command that started the root helper", "err", err)
 	}
 }
 
@@ -51,5 +51,5 @@ func (d *daemon) adoptFrom(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	return d.set.adopt(helper)
+	return d.connections.adopt(helper)
 }

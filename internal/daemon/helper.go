@@ -8,20 +8,20 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Helper does what only root may do. internal/helper has two: a client of the helper process, and one that
-// does it in this process. Its methods may be called concurrently.
+// Helper does what requires root. internal/helper has two implementations: a client of the helper process, and one that
+// acts in this process. Its methods may be called concurrently.
 type Helper interface {
 	// CreateTUN returns a new TUN device's descriptor; the device goes when its last descriptor is closed.
 	CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error)
-	// Apply makes the machine's network as state says, and nothing else of it.
+	// Apply configures the network of this machine as state describes, and changes nothing else.
 	Apply(ctx context.Context, state api.NetworkState) (api.NetworkApplied, error)
 	// MarkedSocket returns an unconnected socket that the redirect of DNS queries lets pass. network is udp4,
 	// udp6, tcp4 or tcp6.
 	MarkedSocket(ctx context.Context, network string) (*os.File, error)
-	// Changes gives what applies now, whenever that changes by itself: another network's nameservers. It holds
-	// the latest only, and is not closed.
+	// Changes delivers what applies now when it changes by itself, such as the nameservers of another network. It buffers
+	// the latest value only, and is not closed.
 	Changes() <-chan api.NetworkApplied
-	// Done is closed when the helper has ended, by Close too.
+	// Done is closed when the helper has ended, also by Close.
 	Done() <-chan struct{}
 	// Close removes everything that Apply made and ends the helper.
 	Close() error
@@ -29,94 +29,94 @@ type Helper interface {
 
 func errHelperEnded() *api.Error {
 	return api.Errorf(api.ExitLost, "the root helper ended").
-		WithHint("it was killed, or its sudo was; run `kubevpn connect` again")
+		WithHint("it or its sudo was killed; run `kubevpn connect` again")
 }
 
-// The life of the machine in a set:
+// The life of the helper of a daemon:
 //
-//	         adopt                       last connection ended, or nothing came within linger
-//	(none) ─────────▶ held ──▶ in use ──────────────────────────────────────────────────────▶ closing ──▶ (none)
-//	                    └─────────┴── the helper ends: its connections end with errHelperEnded ──▶ closing
+//	         adopt                            last connection ended, or none began within linger
+//	(none) ─────────▶ lingering ──▶ in use ──────────────────────────────────────────────────▶ closing ──▶ (none)
+//	                      └───────────┴── the helper ends: its connections end with errHelperEnded ──▶ closing
 
-// adopt makes h the helper of this daemon. Where there is one already, h is closed: two commands may have
-// started one at the same time, and either is as good.
-func (s *set) adopt(h Helper) error {
+// adopt makes h the helper of this daemon. If there is one already, adopt closes h: two commands may have started one each
+// at the same time, and either will do.
+func (cs *connections) adopt(h Helper) error {
 	for {
-		s.mu.Lock()
-		if s.closing == nil {
+		cs.mu.Lock()
+		if cs.closing == nil {
 			break
 		}
-		closing := s.closing
-		s.mu.Unlock()
+		closing := cs.closing
+		cs.mu.Unlock()
 		<-closing
 	}
-	if s.machine != nil || s.shut {
-		s.mu.Unlock()
+	if cs.host != nil || cs.shut {
+		cs.mu.Unlock()
 		return h.Close()
 	}
-	m := newMachine(h, s.logger)
-	m.placed = s.placed
-	s.machine, s.held = m, true
-	unheld := time.AfterFunc(s.linger, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.machine == m {
-			s.held = false
-			s.closeUnused()
+	host := newHostNetwork(h, cs.logger)
+	host.isolated = cs.isolated
+	cs.host, cs.lingering = host, true
+	linger := time.AfterFunc(cs.linger, func() {
+		cs.mu.Lock()
+		defer cs.mu.Unlock()
+		if cs.host == host {
+			cs.lingering = false
+			cs.closeUnused()
 		}
 	})
-	s.mu.Unlock()
-	s.logger.Info("root helper is there")
-	s.tasks.Go(func() {
-		m.watch()
-		unheld.Stop()
-		s.helperEnded(m)
+	cs.mu.Unlock()
+	cs.logger.Info("root helper connected")
+	cs.group.Go(func() {
+		host.watch()
+		linger.Stop()
+		cs.helperEnded(host)
 	})
-	s.changed()
+	cs.changed()
 	return nil
 }
 
-// helperEnded ends what used m, unless it was closed on purpose.
-func (s *set) helperEnded(m *machine) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.machine != m {
+// helperEnded ends the connections that use host, unless the daemon itself closed it.
+func (cs *connections) helperEnded(host *hostNetwork) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.host != host {
 		return
 	}
-	s.logger.Error("root helper ended by itself")
-	for _, l := range s.byID {
-		if l.failed == nil && l.share.machine == m {
-			l.end(errHelperEnded())
+	cs.logger.Error("root helper ended by itself")
+	for _, t := range cs.tasks {
+		if t.failed == nil && t.network.host == host {
+			t.end(errHelperEnded())
 		}
 	}
-	s.closeMachine()
+	cs.closeHelper()
 }
 
-// closeUnused closes the helper if no connection needs it; s.mu is held.
-func (s *set) closeUnused() {
-	if !s.held && s.active() == 0 {
-		s.closeMachine()
+// closeUnused closes the helper if no connection needs it; the mutex is held.
+func (cs *connections) closeUnused() {
+	if !cs.lingering && cs.active() == 0 {
+		cs.closeHelper()
 	}
 }
 
-// closeMachine begins to close the machine, if there is one; s.mu is held.
-func (s *set) closeMachine() {
-	m := s.machine
-	if m == nil {
+// closeHelper begins to close the helper, if there is one; the mutex is held.
+func (cs *connections) closeHelper() {
+	host := cs.host
+	if host == nil {
 		return
 	}
 	closing := make(chan struct{})
-	s.machine, s.closing = nil, closing
-	s.tasks.Go(func() {
-		if err := m.close(); err != nil {
-			s.logger.Error("ending the root helper", "err", err)
+	cs.host, cs.closing = nil, closing
+	cs.group.Go(func() {
+		if err := host.close(); err != nil {
+			cs.logger.Error("ending the root helper", "err", err)
 		} else {
-			s.logger.Info("root helper has ended")
+			cs.logger.Info("root helper ended")
 		}
-		s.mu.Lock()
-		s.closing = nil
-		s.mu.Unlock()
+		cs.mu.Lock()
+		cs.closing = nil
+		cs.mu.Unlock()
 		close(closing)
-		s.changed()
+		cs.changed()
 	})
 }

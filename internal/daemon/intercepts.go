@@ -18,45 +18,33 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/intercept"
 )
 
-// leaveTimeout is how long the end of intercepts may take before what is behind it goes on. The agents miss the laptop by
-// themselves a few seconds later.
+// leaveTimeout bounds the end of intercepts. If one takes longer, the daemon continues: the agents notice by themselves, a few
+// seconds later, that the laptop has gone.
 const leaveTimeout = 5 * time.Second
 
-var (
-	errReplaced        = errors.New("replaced") // the cause of an intercept's end that another one takes the place of
-	errConnectionEnded = api.Errorf(api.ExitLost, "the connection to the cluster ended").
-				WithHint("`kubevpn status` tells why, if it was not asked to; `kubevpn proxy` connects again")
-)
+var errConnectionEnded = api.Errorf(api.ExitLost, "the connection to the cluster ended").
+	WithHint("`kubevpn status` shows why, unless a command ended it; `kubevpn proxy` connects again")
 
-// intercepts are those of this daemon, each on a connection of its set:
-//
-//	            POST /v1/intercept               Run returns an error
-//	(absent) ──────────────────────▶ starting ──────────────────────────────▶ (absent), the error is the answer
-//	                                     │ Begun()
-//	                                     ▼        Run returns an error, or the connection ended
-//	                            active, waiting ────────────────────────────▶ failed ── proxy, leave, disconnect ─▶ (absent)
-//	                                     │ leave, disconnect, quit, another specification
-//	                                     ▼
-//	                                  leaving ── Run has returned ─▶ (absent)
+// intercepts are those of this daemon, each on a connection.
 type intercepts struct {
-	maker   Interceptor
+	registry[interceptKey, *interceptTask]
+	factory Factory
 	owner   Owner
-	dial    func(ctx context.Context, network, address string) (net.Conn, error) // to where the requests go; nil: this machine
+	dial    func(ctx context.Context, network, address string) (net.Conn, error) // see intercept.Config
 	logger  *slog.Logger
-	timeout time.Duration // leaveTimeout; tests have less patience
-
-	mu    sync.Mutex
-	byKey map[interceptKey]*intercepted
-	tasks sync.WaitGroup
+	timeout time.Duration // leaveTimeout; tests use less
 }
 
-func newIntercepts(maker Interceptor, owner Owner, logger *slog.Logger) *intercepts {
-	return &intercepts{maker: maker, owner: owner, logger: logger, timeout: leaveTimeout, byKey: map[interceptKey]*intercepted{}}
+func newIntercepts(factory Factory, owner Owner, logger *slog.Logger) *intercepts {
+	is := &intercepts{factory: factory, owner: owner, logger: logger, timeout: leaveTimeout}
+	is.tasks = map[interceptKey]*interceptTask{}
+	return is
 }
 
-// interceptKey is what there is one intercept of.
+// interceptKey identifies an intercept: a second request with the same key joins or replaces the first one's.
 type interceptKey struct {
 	connection, namespace, workload string
 	clone                           bool // requests go to a clone
@@ -72,78 +60,98 @@ func (k interceptKey) id() string {
 	return hex.EncodeToString(sum[:])[:12]
 }
 
-// intercepted is an Intercept, from the request on until it is gone.
-type intercepted struct {
+// interceptTask runs one Intercept.
+type interceptTask struct {
 	task
-	key       interceptKey
-	spec      api.InterceptSpec
-	intercept Intercept
-	begun     time.Time
-	last      api.Intercept // its status when it failed; guarded by intercepts.mu
+	key             interceptKey
+	spec            api.InterceptSpec
+	intercept       Intercept
+	begun           time.Time
+	connection      <-chan struct{} // closed when the connection has ended
+	onConnectionEnd func()          // called when connection is closed
 }
 
-// intercept makes the intercepts that req asks for, on the connection that it asks for, which is made where it is not there.
-// All of them, or none: what the request began ends when another one of it fails, or ctx ends. It calls begin with the
-// connection's ID, and emit with what happens, at last with each Intercept. If req is attached, it returns when ctx or an
-// intercept has ended, and nothing that it began is left then.
-func (s *set) intercept(ctx context.Context, req api.InterceptRequest, begin func(id string), emit func(api.Event)) error {
-	switch {
-	case s.intercepts.maker == nil:
-		return api.Errorf(api.ExitUnexpected, "this daemon makes no intercepts")
-	case len(req.Workloads) == 0 && !req.Attached:
-		return api.Errorf(api.ExitUsage, "no workload is named").WithHint("name it as TYPE/NAME: deployment/web")
-	}
-	req.Connect.Use = true
-	l, err := s.hold(ctx, req.Connect, begin, emit)
-	if err != nil {
-		return err
-	}
-	defer s.release(l, emit)
-	c := l.status()
-	emit(api.Event{Time: time.Now(), Connection: &c})
-	err = s.intercepts.begin(ctx, l, req, emit)
-	if !req.Attached && ctx.Err() == nil {
-		s.retain(l) // also when it failed: the user is about to try something else
+func (t *interceptTask) run(ctx context.Context) error {
+	ended := make(chan struct{})
+	defer func() { <-ended }()
+	over, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		defer close(ended)
+		select {
+		case <-t.connection:
+			t.onConnectionEnd()
+		case <-over.Done():
+		}
+	}()
+	err := t.intercept.Run(ctx)
+	if err == nil && ctx.Err() == nil {
+		err = api.Errorf(api.ExitLost, "the intercept of %s ended", t.key.workload).WithHint("`kubevpn logs` has the details")
 	}
 	return err
 }
 
-// begin is what is left of set.intercept when there is a connection.
-func (is *intercepts) begin(ctx context.Context, l *live, req api.InterceptRequest, emit func(api.Event)) error {
-	keys, err := is.resolve(ctx, l.id, req)
+// intercept makes the intercepts that req asks for, on the connection that it asks for, which is made if it does not exist.
+// It makes all of them or none: what the request began ends if one of them fails, or ctx ends. It calls begin with the
+// connection's ID, and emit with what happens, at last with each Intercept. If req is attached, it returns when ctx or an
+// intercept has ended, and nothing that it began is left then.
+func (cs *connections) intercept(
+	ctx context.Context, req api.InterceptRequest, begin func(id string), emit func(api.Event),
+) error {
+	if len(req.Workloads) == 0 && !req.Attached {
+		return api.Errorf(api.ExitUsage, "no workload is named").WithHint("name it as TYPE/NAME: deployment/web")
+	}
+	req.Connect.Use = true
+	t, err := cs.hold(ctx, req.Connect, begin, emit)
 	if err != nil {
 		return err
 	}
-	held := make([]*intercepted, len(keys))
+	defer cs.release(t, emit)
+	c := t.status()
+	emit(api.Event{Time: time.Now(), Connection: &c})
+	err = cs.intercepts.begin(ctx, t, req, emit)
+	if !req.Attached && ctx.Err() == nil {
+		cs.retain(t) // also after a failure: the user is about to try something else
+	}
+	return err
+}
+
+// begin is the part of connections.intercept that needs a connection.
+func (is *intercepts) begin(ctx context.Context, c *connectionTask, req api.InterceptRequest, emit func(api.Event)) error {
+	keys, err := is.resolve(ctx, c.id, req)
+	if err != nil {
+		return err
+	}
+	held := make([]*interceptTask, len(keys))
 	defer func() { is.release(held, emit) }()
 	group, gctx := errgroup.WithContext(ctx)
 	for n, key := range keys {
 		group.Go(func() error {
 			var err error
-			held[n], err = is.hold(gctx, l, key, req, emit)
+			held[n], err = is.hold(gctx, c, key, req, emit)
 			return err
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	for _, i := range held {
-		status := is.statusOf(i)
+	for _, t := range held {
+		status := is.statusOf(t)
 		emit(api.Event{Time: time.Now(), Intercept: &status})
 	}
 	if req.Attached {
 		emit(api.Event{Time: time.Now(), Held: true})
-		return stay(ctx, held, l.done)
+		return stay(ctx, held, c.done)
 	}
-	is.retain(held)
+	is.retain(held...)
 	return nil
 }
 
-// resolve gives the workloads their names, each once, in the order of the request.
+// resolve returns the keys of the workloads, each once, in the order of the request.
 func (is *intercepts) resolve(ctx context.Context, connection string, req api.InterceptRequest) ([]interceptKey, error) {
 	var keys []interceptKey
 	for _, asked := range req.Workloads {
-		name, err := is.maker.Resolve(ctx, req.Connect, asked)
+		name, err := is.factory.Workload(ctx, req.Connect, asked)
 		if err != nil {
 			return nil, err
 		}
@@ -155,70 +163,59 @@ func (is *intercepts) resolve(ctx context.Context, connection string, req api.In
 	return keys, nil
 }
 
-// hold returns the intercept with a waiter added, when it is ready; it is made if need be.
-func (is *intercepts) hold(ctx context.Context, l *live, key interceptKey, req api.InterceptRequest, emit func(api.Event)) (*intercepted, error) {
-	i, joined, err := is.obtain(ctx, l, key, req)
+// hold returns the intercept, which it makes or joins, with a waiter added, when the intercept is ready. The caller releases
+// it also after an error.
+func (is *intercepts) hold(
+	ctx context.Context, c *connectionTask, key interceptKey, req api.InterceptRequest, emit func(api.Event),
+) (*interceptTask, error) {
+	made, err := is.newTask(c, key, req)
 	if err != nil {
 		return nil, err
 	}
-	if joined && i.wasReady() {
-		emit(api.Event{Time: time.Now(), Step: "Intercepting " + key.workload, Detail: "is there already, as asked for", Done: true})
-		return i, nil
-	}
-	err = i.follow(ctx, emit)
-	if errors.Is(err, errReplaced) {
-		err = api.Errorf(api.ExitLost, "another command intercepts %s otherwise", key.workload)
-	}
-	return i, err
-}
-
-// obtain returns the intercept with a waiter added, starting it if need be.
-func (is *intercepts) obtain(ctx context.Context, l *live, key interceptKey, req api.InterceptRequest) (i *intercepted, joined bool, err error) {
-	for {
-		i, joined, busy, err := is.tryObtain(l, key, req)
-		if busy == nil {
-			return i, joined, err
+	t, joined, err := is.obtain(ctx, key, func(current *interceptTask) (*interceptTask, <-chan struct{}, error) {
+		switch {
+		case isClosed(c.done):
+			return nil, nil, errConnectionEnded
+		case current == nil:
+			return made, nil, nil
+		case sameSpec(current.spec, req.Spec):
+			return current, nil, nil
 		}
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, false, context.Cause(ctx)
-		}
-	}
-}
-
-// tryObtain is obtain without waiting: what is in the way is busy, a channel that says when.
-func (is *intercepts) tryObtain(l *live, key interceptKey, req api.InterceptRequest) (i *intercepted, joined bool, busy <-chan struct{}, err error) {
-	feed := newFeed()
-	made, err := is.maker.Intercept(InterceptConfig{
-		Account: req.Connect, Connection: l.conn, Workload: key.workload, Spec: req.Spec,
-		Owner: is.owner, Dial: is.dial, Progress: feed.add, Logger: is.logger,
+		current.logger.Info("intercept is replaced")
+		current.end(errReplaced)
+		return nil, current.done, nil
 	})
 	if err != nil {
-		return nil, false, nil, err
+		return nil, err
 	}
-	is.mu.Lock()
-	defer is.mu.Unlock()
-	old := is.byKey[key]
-	switch {
-	case isClosed(l.done):
-		return nil, false, nil, errConnectionEnded
-	case old == nil, old.failed != nil:
-	case old.ending:
-		return nil, false, old.done, nil
-	case sameSpec(old.spec, req.Spec):
-		old.waiters++
-		return old, true, nil, nil
-	default:
-		is.logger.Info("intercept is replaced", "workload", key.workload)
-		old.end(errReplaced)
-		return nil, false, old.done, nil
+	if joined && t.wasReady() {
+		emit(api.Event{Time: time.Now(), Step: "Intercepting " + key.workload, Detail: "already active with these settings", Done: true})
+		return t, nil
 	}
-	ctx, cancel := context.WithCancelCause(context.Background()) // it outlives the request
-	i = &intercepted{task: newTask("intercept", made.Begun(), feed, cancel), key: key, spec: req.Spec, intercept: made, begun: time.Now()}
-	is.byKey[key] = i
-	is.tasks.Go(func() { is.run(ctx, i, l.done) })
-	return i, false, nil, nil
+	err = t.follow(ctx, emit)
+	if errors.Is(err, errReplaced) {
+		err = api.Errorf(api.ExitLost, "another command intercepts %s with other settings", key.workload)
+	}
+	return t, err
+}
+
+// newTask returns a task that was not started.
+func (is *intercepts) newTask(c *connectionTask, key interceptKey, req api.InterceptRequest) (*interceptTask, error) {
+	events := newEventLog()
+	i, err := is.factory.NewIntercept(req.Connect, c.conn, intercept.Config{
+		Namespace: key.namespace, Workload: key.workload, Spec: req.Spec, Owner: is.owner.Name, Key: is.owner.Key,
+		Dial: is.dial, Progress: events.add, Logger: is.logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	logger := is.logger.With("intercept", key.id(), "workload", key.workload, "namespace", key.namespace)
+	t := &interceptTask{
+		task: newTask("intercept", logger, i.Begun(), events), key: key, spec: req.Spec, intercept: i,
+		begun: time.Now(), connection: c.done,
+	}
+	t.onConnectionEnd = func() { is.end(errConnectionEnded, t) }
+	return t, nil
 }
 
 // sameSpec reports whether two specifications ask for the same.
@@ -229,68 +226,14 @@ func sameSpec(a, b api.InterceptSpec) bool {
 	return errLeft == nil && errRight == nil && bytes.Equal(left, right)
 }
 
-// run is the life of an intercept on a connection, which has ended when connection is closed.
-func (is *intercepts) run(ctx context.Context, i *intercepted, connection <-chan struct{}) {
-	is.logger.Info("intercept begins", "intercept", i.key.id(), "workload", i.key.workload, "namespace", i.key.namespace)
-	is.tasks.Go(func() {
-		select {
-		case <-connection:
-			is.mu.Lock()
-			defer is.mu.Unlock()
-			i.end(errConnectionEnded)
-		case <-ctx.Done():
-		}
-	})
-	is.tasks.Go(func() { // nobody waits for what is said later
-		select {
-		case <-i.ready:
-			i.feed.close()
-		case <-ctx.Done():
-		}
-	})
-	err := i.intercept.Run(ctx)
-	i.err = is.verdict(ctx, i, err)
-	is.ended(i)
-}
-
-// verdict is why an intercept ended: errDisconnected or errReplaced if it was asked to, else an *api.Error.
-func (is *intercepts) verdict(ctx context.Context, i *intercepted, err error) error {
-	switch {
-	case ctx.Err() != nil:
-		if err != nil && !errors.Is(err, context.Canceled) {
-			is.logger.Warn("intercept ended with an error", "workload", i.key.workload, "err", err)
-		}
-		return context.Cause(ctx)
-	case err == nil:
-		return api.Errorf(api.ExitLost, "the intercept of %s ended", i.key.workload).WithHint("`kubevpn logs` has the details")
-	}
-	return api.AsError(err)
-}
-
-// ended takes the intercept out, or keeps it as failed, so that `status` can tell.
-func (is *intercepts) ended(i *intercepted) {
-	is.mu.Lock()
-	defer is.mu.Unlock()
-	asked := errors.Is(i.err, errDisconnected) || errors.Is(i.err, errReplaced)
-	if asked || !i.wasReady() {
-		delete(is.byKey, i.key)
-	} else {
-		i.failed, i.last = api.AsError(i.err), i.intercept.Status()
-	}
-	is.logger.Info("intercept ended", "workload", i.key.workload, "reason", i.err)
-	i.feed.close()
-	i.cancel(nil)
-	close(i.done)
-}
-
-// stay returns when ctx has ended, which is no error, or one of the intercepts, with why, or the connection.
-func stay(ctx context.Context, held []*intercepted, connection <-chan struct{}) error {
+// stay returns when ctx has ended (it returns nil), or an intercept or the connection has ended (it returns why).
+func stay(ctx context.Context, held []*interceptTask, connection <-chan struct{}) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var watchers sync.WaitGroup
 	defer watchers.Wait()
 	defer cancel(nil)
-	ended := make(chan *intercepted, len(held))
+	ended := make(chan *interceptTask, len(held))
 	for _, i := range held {
 		watchers.Go(func() {
 			select {
@@ -313,105 +256,66 @@ func stay(ctx context.Context, held []*intercepted, connection <-chan struct{}) 
 	}
 }
 
-// retain has the intercepts stay when nobody waits for them.
-func (is *intercepts) retain(held []*intercepted) {
-	is.mu.Lock()
-	defer is.mu.Unlock()
-	for _, i := range held {
-		i.kept = true
-	}
+// release removes a waiter from each intercept, and waits for those that end because of that.
+func (is *intercepts) release(held []*interceptTask, emit func(api.Event)) {
+	// awaitAll logs its error. The request has gone, or it gets a worse error.
+	_ = is.awaitAll(is.registry.release(held...), emit)
 }
 
-// release takes a waiter away from each. Those that nobody waits for any more, and that nobody has retained, end; release
-// then waits for that.
-func (is *intercepts) release(held []*intercepted, emit func(api.Event)) {
-	is.mu.Lock()
-	var abandoned []*intercepted
-	for _, i := range held {
-		if i != nil && !isClosed(i.done) && i.unwait() {
-			abandoned = append(abandoned, i)
-		}
-	}
-	is.mu.Unlock()
-	_ = is.awaitAll(abandoned, emit) // which is logged; whoever waited has gone, or is told of something worse
-}
-
-// await waits until the intercepts have ended, all of them together no longer than the timeout, and returns those that have not.
-func (is *intercepts) await(ending []*intercepted) (late []*intercepted) {
-	deadline := time.Now().Add(is.timeout)
-	for _, i := range ending {
-		if !i.await(time.Until(deadline)) {
-			is.logger.Error("the intercept did not end in time", "workload", i.key.workload, "timeout", is.timeout)
-			late = append(late, i)
-		}
-	}
-	return late
-}
-
-// leave ends the intercepts that req names, and says so. It knows failed ones too.
+// leave ends the intercepts that req names, also failed ones, and emits that.
 func (is *intercepts) leave(req api.LeaveRequest, emit func(api.Event)) error {
 	ending, err := is.named(req)
 	if err != nil {
 		return err
 	}
-	return is.endAll(ending, emit)
+	is.end(errStopped, ending...)
+	return is.awaitAll(ending, emit)
 }
 
 // leaveConnections ends the intercepts on connections.
 func (is *intercepts) leaveConnections(ids []string, emit func(api.Event)) error {
-	return is.endAll(is.filter(func(i *intercepted) bool { return slices.Contains(ids, i.key.connection) }), emit)
-}
-
-// endAll ends the intercepts, at the same time, and returns an error for those that do not end in time.
-func (is *intercepts) endAll(ending []*intercepted, emit func(api.Event)) error {
-	is.mu.Lock()
-	for _, i := range ending {
-		switch {
-		case i.failed == nil:
-			i.end(errDisconnected)
-		case is.byKey[i.key] == i:
-			delete(is.byKey, i.key)
-		}
-	}
-	is.mu.Unlock()
+	ending := is.filter(func(t *interceptTask) bool { return slices.Contains(ids, t.key.connection) })
+	is.end(errStopped, ending...)
 	return is.awaitAll(ending, emit)
 }
 
-// awaitAll waits for the end of intercepts that has begun, and says so; the error is of those that take too long.
-func (is *intercepts) awaitAll(ending []*intercepted, emit func(api.Event)) error {
-	step := func(i *intercepted) string { return "Leaving " + i.key.workload }
-	for _, i := range ending {
-		emit(api.Event{Time: time.Now(), Step: step(i)})
+// awaitAll waits for intercepts that are ending, and emits their end; the error names those that take too long.
+func (is *intercepts) awaitAll(ending []*interceptTask, emit func(api.Event)) error {
+	step := func(t *interceptTask) string { return "Leaving " + t.key.workload }
+	for _, t := range ending {
+		emit(api.Event{Time: time.Now(), Step: step(t)})
 	}
-	late := is.await(ending)
+	late := is.await(is.timeout, ending...)
 	var errs []error
-	for _, i := range ending {
-		if slices.Contains(late, i) {
-			errs = append(errs, api.Errorf(api.ExitUnexpected, "leaving %s took longer than %v", i.key.workload, is.timeout).
-				WithHint("requests reach the application all the same as soon as the agents miss this laptop, in a few seconds;\n`kubevpn logs` may tell why"))
+	for _, t := range ending {
+		if slices.Contains(late, t) {
+			errs = append(errs, api.Errorf(api.ExitUnexpected, "leaving %s took longer than %v", t.key.workload, is.timeout).
+				WithHint("within seconds, the agents notice that this machine has gone, and requests reach the application;\n"+
+					"`kubevpn logs` may show the cause"))
 			continue
 		}
-		status := is.statusOf(i)
-		emit(api.Event{Time: time.Now(), Step: step(i), Done: true, Intercept: &status})
+		status := is.statusOf(t)
+		emit(api.Event{Time: time.Now(), Step: step(t), Done: true, Intercept: &status})
 	}
 	return errors.Join(errs...)
 }
 
 // named returns the intercepts that req means.
-func (is *intercepts) named(req api.LeaveRequest) ([]*intercepted, error) {
+func (is *intercepts) named(req api.LeaveRequest) ([]*interceptTask, error) {
+	meant := func(i *interceptTask) bool { return req.Connection == "" || req.Connection == i.key.connection }
 	if req.All {
-		return is.filter(func(*intercepted) bool { return true }), nil
+		return is.filter(meant), nil
 	}
-	var out []*intercepted
+	var out []*interceptTask
 	for _, name := range req.Workloads {
-		found := is.filter(func(i *intercepted) bool {
-			return name == i.key.id() || sameWorkload(name, i.key.workload) && (req.Namespace == "" || req.Namespace == i.key.namespace)
+		found := is.filter(func(i *interceptTask) bool {
+			return name == i.key.id() || meant(i) && sameWorkload(name, i.key.workload) && (req.Namespace == "" || req.Namespace == i.key.namespace)
 		})
 		switch {
 		case len(found) == 0:
 			return nil, api.Errorf(api.ExitWorkload, "%s is not intercepted from here", name).
-				WithHint("`kubevpn status` shows what is; `kubevpn reset` removes what others have")
-		case slices.ContainsFunc(found, func(i *intercepted) bool {
+				WithHint("`kubevpn status` lists intercepts; `kubevpn reset` removes intercepts of all owners")
+		case slices.ContainsFunc(found, func(i *interceptTask) bool {
 			return i.key.connection != found[0].key.connection || i.key.namespace != found[0].key.namespace
 		}):
 			var ids []string
@@ -430,39 +334,27 @@ func (is *intercepts) named(req api.LeaveRequest) ([]*intercepted, error) {
 	return out, nil
 }
 
-// filter returns the intercepts that want takes, the oldest first.
-func (is *intercepts) filter(want func(*intercepted) bool) []*intercepted {
-	is.mu.Lock()
-	defer is.mu.Unlock()
-	var out []*intercepted
-	for _, i := range is.byKey {
-		if want(i) {
-			out = append(out, i)
-		}
-	}
-	slices.SortFunc(out, func(a, b *intercepted) int {
+// filter returns the intercepts that want accepts, the oldest first.
+func (is *intercepts) filter(want func(*interceptTask) bool) []*interceptTask {
+	return is.list(want, func(a, b *interceptTask) int {
 		return cmp.Or(a.begun.Compare(b.begun), cmp.Compare(a.key.workload, b.key.workload), cmp.Compare(a.key.id(), b.key.id()))
 	})
-	return out
 }
 
 // status lists the intercepts, the oldest first.
 func (is *intercepts) status() []api.Intercept {
 	out := []api.Intercept{}
-	for _, i := range is.filter(func(*intercepted) bool { return true }) {
+	for _, i := range is.filter(func(*interceptTask) bool { return true }) {
 		out = append(out, is.statusOf(i))
 	}
 	return out
 }
 
-// statusOf is an intercept's own status, with what only the daemon knows.
-func (is *intercepts) statusOf(i *intercepted) api.Intercept {
+// statusOf returns an intercept's own status, completed with what only the daemon knows.
+func (is *intercepts) statusOf(i *interceptTask) api.Intercept {
 	is.mu.Lock()
 	defer is.mu.Unlock()
-	s := i.last
-	if i.failed == nil {
-		s = i.intercept.Status()
-	}
+	s := i.intercept.Status()
 	switch {
 	case i.failed != nil:
 		s.State, s.Error = api.InterceptFailed, i.failed

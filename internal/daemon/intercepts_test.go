@@ -37,11 +37,11 @@ func TestInterceptConnectsFirst(t *testing.T) {
 	if e := got.last().Intercept; e == nil || e.Workload != "deployment/web" || e.Namespace != "default" || e.Connection != "id-a" || len(e.ID) != 12 || e.Since.IsZero() {
 		t.Errorf("intercept = %+v", e)
 	}
-	if i.config.Connection != Connection(c) {
+	if i.conn != Connection(c) {
 		t.Errorf("config = %+v", i.config)
 	}
-	if o := i.config.Owner; !strings.Contains(o.Name, "@") || o.Key == nil || o.Key.Curve != elliptic.P256() {
-		t.Errorf("owner = %+v", o)
+	if o := i.config; !strings.Contains(o.Owner, "@") || o.Key == nil || o.Key.Curve != elliptic.P256() {
+		t.Errorf("owner = %+v", o.Owner)
 	}
 	wantState(t, r.intercepted(), api.InterceptActive)
 
@@ -74,7 +74,7 @@ func TestInterceptUsesTheConnection(t *testing.T) {
 	if got := r.status()[0].Namespace; got != "default" {
 		t.Errorf("the connection's namespace = %s, want default", got)
 	}
-	if got := r.intercepted()[0].Namespace; got != "shop" || i.config.Account.Namespace != "shop" {
+	if got := r.intercepted()[0].Namespace; got != "shop" || i.account.Namespace != "shop" {
 		t.Errorf("the intercept's namespace = %s, want shop", got)
 	}
 }
@@ -86,7 +86,7 @@ func TestInterceptAgain(t *testing.T) {
 	first := r.intercept(req)
 	req.Spec.Mode = api.ModeAuto // which is what nothing means
 	got := r.mustPost(api.PathIntercept, req)
-	if len(got.events) != 3 || got.events[1].Detail != "is there already, as asked for" || got.last().Intercept == nil {
+	if len(got.events) != 3 || got.events[1].Detail != "already active with these settings" || got.last().Intercept == nil {
 		t.Errorf("the same again = %+v, want that it is there", got.events)
 	}
 	if isClosed(first.ended) {
@@ -302,7 +302,7 @@ func TestLeaveIsBounded(t *testing.T) {
 	maker := &rig{t: t, intercepts: make(chan *fakeIntercept, 1)}
 	is := newIntercepts(maker, Owner{}, discard())
 	is.timeout = 20 * time.Millisecond
-	l := &live{task: task{done: make(chan struct{})}, id: "id-a"}
+	l := &connectionTask{task: task{done: make(chan struct{})}, id: "id-a"}
 	req := interceptRequest("a", "deployment/web")
 	req.Spec.Container = "slow"
 	result := make(chan error, 1)
@@ -318,7 +318,7 @@ func TestLeaveIsBounded(t *testing.T) {
 	}
 	wantState(t, is.status(), api.InterceptLeaving)
 	close(i.hold)
-	is.tasks.Wait()
+	is.group.Wait()
 	if got := is.status(); len(got) != 0 {
 		t.Errorf("intercepts = %+v, want none", got)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -17,80 +16,61 @@ import (
 	"github.com/miekg/dns"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/sandbox"
+	"kubevpn/pkg/host/sandbox"
 )
 
-// Place is a network namespace with a device in it, held by another process: a *sandbox.Process, or the *sandbox.Remote of a
-// container. Its methods may be called concurrently.
-type Place interface {
-	// TUN is the device, which stays the Place's. Its Name is the interface's.
-	TUN() *os.File
-	// SetNetwork gives the device addresses, routes everything to it, and says who resolves names. It may be called again.
-	SetNetwork(ctx context.Context, n sandbox.Network) error
-	// Dial connects from inside. Its conns are sockets.
-	Dial(ctx context.Context, network, address string) (net.Conn, error)
-}
-
-// IsolatedConfig is a connection, with or without intercepts, for what runs in a Place.
+// IsolatedConfig describes a connection, with or without intercepts, for programs in a Place.
 type IsolatedConfig struct {
 	Request  api.InterceptRequest // Attached is implied; without workloads it is the connection alone
-	Place    Place
+	Place    sandbox.Place
 	Owner    Owner
-	ClientID string          // of its own: the daemon may have a connection to the same cluster
+	Client   []byte          // secret of a client of its own: the daemon may have a connection to the same cluster
 	Progress func(api.Event) // may be called concurrently
-	Ready    func()          // called once, when all of it is there
+	Ready    func()          // called once, when connection and intercepts are ready
 	Logger   *slog.Logger
-
-	NewConnection func(ConnectionConfig) (Connection, error) // nil: of internal/session
-	Interceptor   Interceptor                                // nil: NewInterceptor
+	Factory  Factory // nil: NewFactory
 }
 
 // Isolated makes a connection for a Place in this process, and intercepts whose requests go there, and keeps them until ctx
-// ends, which is no error, or one of them does. Nothing of this machine's network is changed, or matters.
+// ends, which is no error, or one of them does. It neither uses nor changes the network configuration of this machine.
 //
 //	Place: program ─▶ TUN ─▶ session ─┬─ the cluster's ══▶ traffic manager
 //	            ▲                     └─ all else ───────▶ a socket of this process
 //	            └── Place.Dial ◀── intercepts ◀══ agents
 //
-// It is the daemon's own set with one connection. Its helper, which needs root on a machine, is the Place's holder.
+// It uses the connections of the daemon, with one connection, and a Helper that configures the Place and needs no root.
 func Isolated(ctx context.Context, cfg IsolatedConfig) error {
-	newConnection, maker := cfg.NewConnection, cfg.Interceptor
-	if newConnection == nil {
-		newConnection = func(c ConnectionConfig) (Connection, error) { return newSession(c, cfg.Place.Dial) }
+	if cfg.Factory == nil {
+		cfg.Factory = NewFactory()
 	}
-	if maker == nil {
-		maker = NewInterceptor()
-	}
-	is := newIntercepts(maker, cfg.Owner, cfg.Logger)
-	is.dial = cfg.Place.Dial
-	s := newSet(newConnection, is, cfg.ClientID, cfg.Logger)
-	s.placed = true
-	h := newHolder(cfg.Place, "/etc/resolv.conf", cfg.Logger)
-	if err := s.adopt(h); err != nil {
+	cs := newConnections(cfg.Factory, cfg.Client, cfg.Owner, cfg.Logger)
+	cs.dial, cs.intercepts.dial, cs.isolated = cfg.Place.Dial, cfg.Place.Dial, true
+	h := newPlaceHelper(cfg.Place, "/etc/resolv.conf", cfg.Logger)
+	if err := cs.adopt(h); err != nil {
 		return err
 	}
-	s.tasks.Go(h.follow)
+	cs.group.Go(h.follow)
 	ready := sync.OnceFunc(cfg.Ready)
 	req := cfg.Request
 	req.Attached = true
-	err := s.intercept(ctx, req, func(string) {}, func(e api.Event) {
+	err := cs.intercept(ctx, req, func(string) {}, func(e api.Event) {
 		cfg.Progress(e)
 		if e.Held {
 			ready()
 		}
 	})
-	err = errors.Join(err, s.shutDown(cfg.Progress))
-	is.tasks.Wait()
-	s.tasks.Wait()
+	err = errors.Join(err, cs.shutDown(cfg.Progress))
+	cs.intercepts.group.Wait()
+	cs.group.Wait()
 	return err
 }
 
-// resolvConfPause is between two looks at this machine's name servers. Other networks have others.
-const resolvConfPause = 3 * time.Second
+// resolvConfInterval is how often placeHelper reads this machine's nameservers: each network has its own.
+const resolvConfInterval = 3 * time.Second
 
-// holder is the Helper that a Place's holder is.
-type holder struct {
-	place      Place
+// placeHelper is the Helper that configures a Place.
+type placeHelper struct {
+	place      sandbox.Place
 	resolvConf string // this machine's
 	log        *slog.Logger
 	changes    chan api.NetworkApplied
@@ -101,22 +81,22 @@ type holder struct {
 	last api.NetworkApplied
 }
 
-func newHolder(place Place, resolvConf string, logger *slog.Logger) *holder {
-	h := &holder{place: place, resolvConf: resolvConf, log: logger, changes: make(chan api.NetworkApplied, 1), done: make(chan struct{})}
+func newPlaceHelper(place sandbox.Place, resolvConf string, logger *slog.Logger) *placeHelper {
+	h := &placeHelper{place: place, resolvConf: resolvConf, log: logger, changes: make(chan api.NetworkApplied, 1), done: make(chan struct{})}
 	h.close = sync.OnceFunc(func() { close(h.done) })
 	return h
 }
 
-// CreateTUN gives the Place's device, whatever name and MTU would be wanted on a machine.
-func (h *holder) CreateTUN(context.Context, string, int) (*os.File, error) {
+// CreateTUN returns the Place's device and ignores name and MTU.
+func (h *placeHelper) CreateTUN(context.Context, string, int) (*os.File, error) {
 	f, err := duplicate(h.place.TUN())
 	if err != nil {
-		return nil, fmt.Errorf("taking the device of the program's network: %w", err)
+		return nil, fmt.Errorf("duplicating the device of the program's network: %w", err)
 	}
 	return f, nil
 }
 
-func (h *holder) Apply(ctx context.Context, state api.NetworkState) (api.NetworkApplied, error) {
+func (h *placeHelper) Apply(ctx context.Context, state api.NetworkState) (api.NetworkApplied, error) {
 	if len(state.Links) == 0 {
 		return api.NetworkApplied{}, nil // the device goes with the Place
 	}
@@ -129,7 +109,7 @@ func (h *holder) Apply(ctx context.Context, state api.NetworkState) (api.Network
 	if l.Resolver.IsValid() {
 		n.DNS = []netip.Addr{l.Resolver}
 	}
-	for _, domain := range search { // as a pod has its node's
+	for _, domain := range search { // a pod has those of its node, too
 		if !slices.Contains(n.Search, domain) {
 			n.Search = append(slices.Clip(n.Search), domain)
 		}
@@ -144,14 +124,14 @@ func (h *holder) Apply(ctx context.Context, state api.NetworkState) (api.Network
 	return applied, nil
 }
 
-// nameservers are those of a resolv.conf, as a resolver takes them, and its search domains.
+// nameservers reads the nameservers and the search domains of a resolv.conf.
 func nameservers(resolvConf string) (servers []netip.AddrPort, search []string, err error) {
 	c, err := dns.ClientConfigFromFile(resolvConf)
 	if errors.Is(err, fs.ErrNotExist) {
 		c, err = &dns.ClientConfig{}, nil
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading this machine's name servers: %w", err)
+		return nil, nil, fmt.Errorf("reading this machine's nameservers: %w", err)
 	}
 	for _, text := range c.Servers {
 		if a, err := netip.ParseAddr(text); err == nil {
@@ -169,9 +149,9 @@ func nameservers(resolvConf string) (servers []netip.AddrPort, search []string, 
 	return servers, search, nil
 }
 
-// follow looks for other name servers until the helper is closed.
-func (h *holder) follow() {
-	tick := time.NewTicker(resolvConfPause)
+// follow calls look at intervals until the helper is closed.
+func (h *placeHelper) follow() {
+	tick := time.NewTicker(resolvConfInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -183,10 +163,11 @@ func (h *holder) follow() {
 	}
 }
 
-func (h *holder) look() {
+// look delivers the nameservers to Changes if they have changed since Apply.
+func (h *placeHelper) look() {
 	upstreams, _, err := nameservers(h.resolvConf)
 	if err != nil {
-		h.log.Warn("looking for other name servers", "err", err)
+		h.log.Warn("reading the nameservers", "err", err)
 		return
 	}
 	h.mu.Lock()
@@ -202,14 +183,14 @@ func (h *holder) look() {
 	h.changes <- h.last
 }
 
-func (h *holder) MarkedSocket(_ context.Context, network string) (*os.File, error) {
+func (h *placeHelper) MarkedSocket(_ context.Context, network string) (*os.File, error) {
 	return nil, fmt.Errorf("a marked socket (%s): %w: nothing is redirected", strconv.Quote(network), errors.ErrUnsupported)
 }
 
-func (h *holder) Changes() <-chan api.NetworkApplied { return h.changes }
-func (h *holder) Done() <-chan struct{}              { return h.done }
+func (h *placeHelper) Changes() <-chan api.NetworkApplied { return h.changes }
+func (h *placeHelper) Done() <-chan struct{}              { return h.done }
 
-func (h *holder) Close() error {
+func (h *placeHelper) Close() error {
 	h.close()
 	return nil
 }

@@ -13,7 +13,8 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/sandbox"
+	"kubevpn/internal/connection"
+	"kubevpn/pkg/host/sandbox"
 )
 
 // fakePlace is a namespace whose device is a file.
@@ -46,7 +47,7 @@ func (p *fakePlace) Dial(context.Context, string, string) (net.Conn, error) { re
 // placed is a connection that sets its link as a session does.
 type placed struct {
 	*fakeConnection
-	network Network
+	network connection.Network
 	t       *testing.T
 }
 
@@ -72,6 +73,16 @@ func (c *placed) Run(ctx context.Context) error {
 	return c.network.RemoveLink(context.WithoutCancel(ctx), link.Name)
 }
 
+// connectionFactory makes connections only.
+type connectionFactory struct {
+	*rig
+	new func(connection.Config) (Connection, error)
+}
+
+func (f connectionFactory) NewConnection(cfg connection.Config) (Connection, error) {
+	return f.new(cfg)
+}
+
 func TestIsolated(t *testing.T) {
 	place := newFakePlace(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -79,14 +90,14 @@ func TestIsolated(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		done <- Isolated(ctx, IsolatedConfig{
-			Request: api.InterceptRequest{Connect: request("east")}, Place: place, ClientID: "of its own",
+			Request: api.InterceptRequest{Connect: request("east")}, Place: place, Client: []byte("of its own"),
 			Progress: func(api.Event) {}, Ready: func() { close(ready) }, Logger: discard(),
-			NewConnection: func(cfg ConnectionConfig) (Connection, error) {
-				if cfg.ClientID != "of its own" {
-					t.Errorf("the client is %q", cfg.ClientID)
+			Factory: connectionFactory{new: func(cfg connection.Config) (Connection, error) {
+				if string(cfg.Client) != "of its own" {
+					t.Errorf("the client is %q", cfg.Client)
 				}
 				return &placed{&fakeConnection{id: "east", connected: make(chan struct{})}, cfg.Network, t}, nil
-			},
+			}},
 		})
 	}()
 	n := wait(t, place.networks, "a network")
@@ -109,7 +120,7 @@ func TestIsolatedFails(t *testing.T) {
 	err := Isolated(t.Context(), IsolatedConfig{
 		Request: api.InterceptRequest{Connect: request("east")}, Place: newFakePlace(t), Progress: func(api.Event) {},
 		Ready: func() { t.Error("it is ready") }, Logger: discard(),
-		NewConnection: func(ConnectionConfig) (Connection, error) { return nil, why },
+		Factory: connectionFactory{new: func(connection.Config) (Connection, error) { return nil, why }},
 	})
 	if !errors.Is(err, why) {
 		t.Errorf("Isolated: %v", err)
@@ -154,7 +165,7 @@ func TestHolderFollows(t *testing.T) {
 		}
 	}
 	put("nameserver 192.0.2.1\n")
-	h := newHolder(newFakePlace(t), path, discard())
+	h := newPlaceHelper(newFakePlace(t), path, discard())
 	put("nameserver 192.0.2.2\n")
 	h.look()
 	select {

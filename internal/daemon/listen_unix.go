@@ -13,7 +13,7 @@ import (
 
 // listen makes a unix socket at path that only this user's processes may use: it is in a directory that is
 // closed to others, and the kernel is asked who connects (who holds a descriptor of an old directory, or
-// enters by a fault of ours, is still turned away). The lock is held, so a socket that is there is stale.
+// enters by a fault of ours, is still rejected). The lock is held, so a socket that is there is stale.
 func listen(path string, logger *slog.Logger) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("removing the socket of an earlier daemon: %w", err)

@@ -17,7 +17,7 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/dns"
+	"kubevpn/pkg/protocol/dns"
 )
 
 func link(name string, routes ...string) api.Link {
@@ -29,9 +29,9 @@ func link(name string, routes ...string) api.Link {
 }
 
 // shares makes a machine with n connections' shares.
-func shares(t *testing.T, h *fakeHelper, n int) (*machine, []*share) {
+func shares(t *testing.T, h *fakeHelper, n int) (*hostNetwork, []*scopedNetwork) {
 	t.Helper()
-	m := newMachine(h, discard())
+	m := newHostNetwork(h, discard())
 	m.present = func(string) bool { return true }
 	watched := make(chan struct{})
 	go func() {
@@ -44,11 +44,9 @@ func shares(t *testing.T, h *fakeHelper, n int) (*machine, []*share) {
 		}
 		<-watched
 	})
-	var out []*share
+	var out []*scopedNetwork
 	for range n {
-		s := newShare(discard())
-		s.machine = m
-		out = append(out, s)
+		out = append(out, &scopedNetwork{host: m})
 	}
 	return m, out
 }
@@ -120,7 +118,7 @@ func TestOverlapsAreRefused(t *testing.T) {
 		link api.Link
 		want string
 	}{
-		{"same-name", link("kubevpn0"), "another connection has a device called kubevpn0"},
+		{"same-name", link("kubevpn0"), "another connection has a device named kubevpn0"},
 		{"inside", link("kubevpn1", "10.1.2.0/24"), "10.1.2.0/24 overlaps 10.1.0.0/16 of another connected cluster"},
 		{"around", link("kubevpn1", "192.0.2.0/24", "fd00::/16"), "fd00::/16 overlaps fd00::/64 of another connected cluster"},
 	}
@@ -128,7 +126,7 @@ func TestOverlapsAreRefused(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := s[1].SetLink(t.Context(), tt.link)
 			var e *api.Error
-			if !errors.As(err, &e) || e.Code != api.ExitClash || e.Message != tt.want {
+			if !errors.As(err, &e) || e.Code != api.ExitOverlap || e.Message != tt.want {
 				t.Errorf("SetLink = %v, want %q", err, tt.want)
 			}
 			if len(h.states) != 1 {

@@ -2,7 +2,11 @@ package daemon
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -11,59 +15,80 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/clone"
 	"kubevpn/internal/cluster"
-	"kubevpn/internal/config"
+	"kubevpn/internal/install"
 	"kubevpn/internal/intercept"
 )
 
-// Reset removes every intercept and every clone of the workloads, whoever made it, with the rights of who asks. It needs no daemon
-// and no connection, and makes none.
-func Reset(ctx context.Context, req api.ResetRequest, progress func(api.Event), logger *slog.Logger) error {
-	owner, err := NewOwner()
-	if err != nil {
-		return err
+// ResetConfig says what Reset removes, and with whose rights.
+type ResetConfig struct {
+	Cluster  *cluster.Cluster // with the rights of Owner, who asks
+	Request  api.ResetRequest
+	Owner    Owner
+	Progress func(api.Event)
+	Logger   *slog.Logger
+}
+
+// Reset removes every intercept and every clone of the workloads, whoever owns them, or, if the request says Mine, those of
+// Owner alone. It needs no daemon and no connection, and makes none.
+func Reset(ctx context.Context, cfg ResetConfig) error {
+	c, req := cfg.Cluster, cfg.Request
+	if !req.Mine { // with another key, the agents report the reset to the owner's own intercepts as to all others
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			return fmt.Errorf("creating a key: %w", err)
+		}
+		cfg.Owner.Key = key
 	}
-	c, err := clusterOf(api.ConnectRequest{Kubeconfig: req.Kubeconfig}, logger)
-	if err != nil {
-		return err
-	}
-	image := req.Image
-	if image == config.Default().Image {
-		image = "" // not asked for: that of the agents which are there, as their nodes could pull it
+	image := func(ctx context.Context) (string, error) {
+		if asked := agentImage(req.Image); asked != "" {
+			return asked, nil
+		}
+		return install.Find(ctx, c, req.ManagerNamespace, req.Namespace, req.Consent)
 	}
 	var errs []error
 	for _, workload := range req.Workloads {
 		err := intercept.Reset(ctx, intercept.ResetConfig{
 			Cluster: c, Namespace: req.Namespace, Workload: workload, Image: image,
-			Owner: owner.Name, Mine: req.Mine, Key: owner.Key, Progress: progress, Logger: logger,
+			Owner: cfg.Owner.Name, Mine: req.Mine, Key: cfg.Owner.Key, Progress: cfg.Progress, Logger: cfg.Logger,
 		})
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		removed, left := removeClones(ctx, c, req, workload, owner.Name, progress)
-		if e := api.AsError(err); removed && req.Mine && e != nil && e.Code == api.ExitWorkload {
-			err = nil // a clone is all that was left
+		if e := api.AsError(err); e != nil && e.Code == api.ExitConsent {
+			return e // nothing was changed, and the CLI asks the user
 		}
-		errs = append(errs, err, left) // the others are reset all the same
+		removed, left := removeClones(ctx, cfg, workload)
+		if e := api.AsError(err); removed && req.Mine && e != nil && e.Code == api.ExitWorkload {
+			err = nil // only a clone was left
+		}
+		if err != nil && left != nil && api.AsError(err).Message == api.AsError(left).Message {
+			left = nil // both looked for the workload
+		}
+		errs = append(errs, err, left) // continue with the others
 	}
 	return errors.Join(errs...)
 }
 
-// removeClones deletes the clones of a workload, after the intercepts that send requests to them: everybody's, or what earlier
-// daemons of the owner's left.
-func removeClones(ctx context.Context, c *cluster.Cluster, req api.ResetRequest, workload, owner string, progress func(api.Event)) (bool, error) {
-	name, err := NewInterceptor().Resolve(ctx, api.ConnectRequest{Kubeconfig: req.Kubeconfig, Namespace: req.Namespace}, workload)
+// removeClones deletes the clones of a workload, after the intercepts that send requests to them: those of all owners, or
+// those that earlier daemons of the owner left. It reports whether there were any.
+func removeClones(ctx context.Context, cfg ResetConfig, workload string) (bool, error) {
+	c, req := cfg.Cluster, cfg.Request
+	name, err := workloadName(ctx, req.Namespace, workload, func() (*cluster.Cluster, error) { return c, nil })
 	if err != nil {
 		return false, err
 	}
-	if !req.Mine {
-		owner = ""
+	key := ""
+	if req.Mine {
+		if key, err = cfg.Owner.keyHash(); err != nil {
+			return false, err
+		}
 	}
-	removed, err := clone.RemoveLeft(ctx, c.Kube(), req.Namespace, name, owner)
+	removed, err := clone.RemoveLeft(ctx, c.Kube(), req.Namespace, name, key)
 	for _, job := range removed {
-		progress(api.Event{Time: time.Now(), Step: "Deleting the clone " + job, Done: true})
+		cfg.Progress(api.Event{Time: time.Now(), Step: "Deleting the clone " + job, Done: true})
 	}
 	if err != nil && len(removed) == 0 && apierrors.IsForbidden(err) {
-		return false, nil // who may not list Jobs has made none
+		return false, nil // a user who may not list Jobs cannot have created a clone
 	}
 	if err != nil {
 		return len(removed) > 0, c.Explain(err)

@@ -11,8 +11,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// loopback is the resolver's sockets on this machine. They exist before the helper sends queries to them, and
-// are served once the upstreams are known: what comes in between waits in the kernel.
+// loopback has the resolver's sockets on this machine. They exist before the helper redirects queries to them, and are served
+// once the upstreams are known. Until then, queries wait in the kernel.
 type loopback struct {
 	addrs     api.Resolver
 	packets   []net.PacketConn
@@ -21,8 +21,8 @@ type loopback struct {
 	done      chan struct{}
 }
 
-// listenLoopback makes sockets in each family that this machine has.
-func (m *machine) listenLoopback() (*loopback, error) {
+// listenLoopback opens sockets in each address family of this machine.
+func (h *hostNetwork) listenLoopback() (*loopback, error) {
 	b := &loopback{done: make(chan struct{})}
 	var errs []error
 	for ip, addr := range map[netip.Addr]*netip.AddrPort{
@@ -38,33 +38,33 @@ func (m *machine) listenLoopback() (*loopback, error) {
 		*addr = p.LocalAddr().(*net.UDPAddr).AddrPort()
 	}
 	if len(b.packets) == 0 {
-		return nil, api.Errorf(api.ExitNetwork, "the resolver cannot listen on loopback: %w", errors.Join(errs...)).
+		return nil, api.Errorf(api.ExitNetwork, "the resolver cannot listen on a loopback address: %w", errors.Join(errs...)).
 			WithHint("is the loopback device up?")
 	}
 	for _, err := range errs {
-		m.logger.Info("resolver listens in one family only", "err", err)
+		h.logger.Info("resolver listens in one family only", "err", err)
 	}
 	return b, nil
 }
 
-// serveLoopback begins to answer, if that has not begun; m.mu is held.
-func (m *machine) serveLoopback() {
-	b := m.loopback
+// serveLoopback starts the resolver on the loopback sockets unless it runs; h.mu is held.
+func (h *hostNetwork) serveLoopback() {
+	b := h.loopback
 	if b.cancel != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	go func() {
-		err := m.resolver.Serve(ctx, b.packets, b.listeners)
+		err := h.resolver.Serve(ctx, b.packets, b.listeners)
 		close(b.done)
 		if err != nil {
-			m.resolverEnded(b, err)
+			h.resolverEnded(b, err)
 		}
 	}()
 }
 
-// listenBoth makes a UDP and a TCP socket on the same port of ip.
+// listenBoth opens a UDP and a TCP socket on the same port of ip.
 func listenBoth(ip netip.Addr) (net.PacketConn, net.Listener, error) {
 	const tries = 16 // the kernel picks the UDP port; the TCP port of that number may be taken
 	var err error
@@ -84,13 +84,13 @@ func listenBoth(ip netip.Addr) (net.PacketConn, net.Listener, error) {
 	return nil, nil, fmt.Errorf("no port of %s is free for UDP and TCP: %w", ip, err)
 }
 
-// closeLoopback ends what listenLoopback and serveLoopback began; m.mu is held.
-func (m *machine) closeLoopback() {
-	b := m.loopback
+// closeLoopback reverses listenLoopback and serveLoopback; h.mu is held.
+func (h *hostNetwork) closeLoopback() {
+	b := h.loopback
 	if b == nil {
 		return
 	}
-	m.loopback = nil
+	h.loopback = nil
 	if b.cancel != nil {
 		b.cancel()
 		<-b.done
@@ -100,30 +100,30 @@ func (m *machine) closeLoopback() {
 			b.listeners[i].Close()
 		}
 	}
-	m.resolver.SetUpstreams(nil) // closes idle sockets
+	h.resolver.SetUpstreams(nil) // closes idle sockets
 }
 
-// resolverEnded is called when a loopback socket broke. A machine that sends its queries nowhere is worse off
-// than one without cluster names, so the resolver leaves the path; the next SetLink starts it again.
-func (m *machine) resolverEnded(b *loopback, cause error) {
-	m.logger.Error("resolver ended: names of the cluster are not resolved", "err", cause)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.loopback != b || m.closed {
+// resolverEnded is called when a loopback socket failed. It removes the resolver from the path: a machine without cluster names
+// is better off than one without any names. The next SetLink starts the resolver again.
+func (h *hostNetwork) resolverEnded(b *loopback, cause error) {
+	h.logger.Error("resolver ended: cluster names are not resolved", "err", cause)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.loopback != b || h.closed {
 		return
 	}
-	m.loopback = nil
+	h.loopback = nil
 	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
 	defer cancel()
-	if _, err := m.apply(ctx, m.links); err != nil {
-		m.logger.Error("taking the resolver out of the path", "err", err)
+	if _, err := h.apply(ctx, h.links); err != nil {
+		h.logger.Error("removing the resolver from the path", "err", err)
 	}
 }
 
-// dialUpstream connects to a nameserver that is not the cluster's. Where the firewall redirects queries to our
-// resolver, the socket must carry the mark that lets it pass, which only the helper can set.
-func (m *machine) dialUpstream(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
-	if !m.marked.Load() {
+// dialUpstream connects to a nameserver outside of the cluster. If the firewall redirects queries to our resolver, the socket
+// needs the mark that exempts it, which only the helper can set.
+func (h *hostNetwork) dialUpstream(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
+	if !h.marked.Load() {
 		var d net.Dialer
 		return d.DialContext(ctx, network, addr.String())
 	}
@@ -131,7 +131,7 @@ func (m *machine) dialUpstream(ctx context.Context, network string, addr netip.A
 	if addr.Addr().Unmap().Is4() {
 		family = "4"
 	}
-	f, err := m.helper.MarkedSocket(ctx, strings.TrimRight(network, "46")+family)
+	f, err := h.helper.MarkedSocket(ctx, strings.TrimRight(network, "46")+family)
 	if err != nil {
 		return nil, fmt.Errorf("asking the root helper for a socket: %w", err)
 	}

@@ -17,7 +17,7 @@ import (
 // maxRequest bounds a request's body. A kubeconfig with certificates inside is about 10 KB.
 const maxRequest = 4 << 20
 
-// handler is the daemon's HTTP interface. Who reaches it was let in by the socket's directory and listen.
+// handler is the daemon's HTTP interface. The permissions of the socket's directory, and listen, restrict it to this user.
 func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+api.PathConnect, d.handleConnect)
@@ -27,11 +27,11 @@ func (d *daemon) handler() http.Handler {
 	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
 	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
 		d.answer(w, http.StatusOK, api.Status{
-			Version: version.Full(), Connections: d.set.status(), Intercepts: d.set.intercepts.status(),
+			Version: version.Full(), Connections: d.connections.status(), Intercepts: d.connections.intercepts.status(),
 		})
 	})
 	mux.HandleFunc("GET "+api.PathDaemon, func(w http.ResponseWriter, r *http.Request) {
-		connections, helper := d.set.counts()
+		connections, helper := d.connections.counts()
 		d.answer(w, http.StatusOK, api.DaemonInfo{
 			Version: version.Full(), PID: os.Getpid(), Connections: connections, Helper: helper,
 		})
@@ -52,7 +52,7 @@ func (d *daemon) handleConnect(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s := &stream{w: w}
-	c, err := d.set.connect(r.Context(), req, func(id string) {
+	c, err := d.connections.connect(r.Context(), req, func(id string) {
 		w.Header().Set(api.HeaderConnection, id)
 		s.open()
 	}, s.send)
@@ -63,7 +63,7 @@ func (d *daemon) handleConnect(w http.ResponseWriter, r *http.Request) {
 	s.send(api.Event{Time: time.Now(), Connection: &c})
 }
 
-// refuse answers an error: as a status of its own where nothing was answered yet, else as the last event.
+// refuse answers an error: as an HTTP status if the answer has not begun, else as the last event.
 func (d *daemon) refuse(w http.ResponseWriter, s *stream, err error) {
 	switch {
 	case errors.Is(err, errNeedsHelper):
@@ -83,10 +83,10 @@ func (d *daemon) handleIntercept(w http.ResponseWriter, r *http.Request) {
 		d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "reading the request: %w", err))
 		return
 	}
-	ctx, done := d.untilLetGo(w, r)
+	ctx, done := d.untilReleased(w, r)
 	defer done()
 	s := &stream{w: w}
-	err := d.set.intercept(ctx, req, func(id string) {
+	err := d.connections.intercept(ctx, req, func(id string) {
 		w.Header().Set(api.HeaderConnection, id)
 		s.open()
 	}, s.send)
@@ -95,9 +95,9 @@ func (d *daemon) handleIntercept(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// untilLetGo is the request's context, which also ends when whoever asked lets go: by ending a body of unknown length, behind
-// the request in it. It can then read what is done about that, which it could not if it just went away.
-func (d *daemon) untilLetGo(w http.ResponseWriter, r *http.Request) (ctx context.Context, done func()) {
+// untilReleased returns the request's context, which also ends when the client ends a body of unknown length after the request
+// in it. The client can then still read the events of the cleanup, which it could not after closing the connection.
+func (d *daemon) untilReleased(w http.ResponseWriter, r *http.Request) (ctx context.Context, done func()) {
 	if r.ContentLength >= 0 {
 		return r.Context(), func() {}
 	}
@@ -107,7 +107,7 @@ func (d *daemon) untilLetGo(w http.ResponseWriter, r *http.Request) (ctx context
 	ctx, cancel := context.WithCancel(r.Context())
 	go func() { // until the body ends; the server closes it behind the handler
 		_, err := io.Copy(io.Discard, r.Body)
-		d.logger.Debug("let go of a request", "err", err)
+		d.logger.Debug("client released a request", "err", err)
 		cancel()
 	}()
 	return ctx, cancel
@@ -120,7 +120,7 @@ func (d *daemon) handleLeave(w http.ResponseWriter, r *http.Request) {
 	}
 	s := &stream{w: w}
 	s.open()
-	if err := d.set.intercepts.leave(req, s.send); err != nil {
+	if err := d.connections.intercepts.leave(req, s.send); err != nil {
 		s.send(api.Event{Time: time.Now(), Error: api.AsError(err)})
 	}
 }
@@ -132,7 +132,7 @@ func (d *daemon) handleDisconnect(w http.ResponseWriter, r *http.Request) {
 	}
 	s := &stream{w: w}
 	s.open()
-	if err := d.set.disconnect(req, s.send); err != nil {
+	if err := d.connections.disconnect(req, s.send); err != nil {
 		s.send(api.Event{Time: time.Now(), Error: api.AsError(err)})
 	}
 }
@@ -140,7 +140,7 @@ func (d *daemon) handleDisconnect(w http.ResponseWriter, r *http.Request) {
 func (d *daemon) handleQuit(w http.ResponseWriter, r *http.Request) {
 	s := &stream{w: w}
 	s.open()
-	if err := d.set.shutDown(s.send); err != nil {
+	if err := d.connections.shutDown(s.send); err != nil {
 		s.send(api.Event{Time: time.Now(), Error: api.AsError(err)})
 	}
 	select {
@@ -149,12 +149,12 @@ func (d *daemon) handleQuit(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// read decodes the request's body, or answers why it cannot.
+// read decodes the request's body, or answers with the error.
 func (d *daemon) read(w http.ResponseWriter, r *http.Request, into any) bool {
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
 	err := dec.Decode(into)
 	if err == nil && dec.More() {
-		err = errors.New("there is more behind the request")
+		err = errors.New("there is more after the request")
 	}
 	if err != nil {
 		d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "reading the request: %w", err))
@@ -163,7 +163,7 @@ func (d *daemon) read(w http.ResponseWriter, r *http.Request, into any) bool {
 	return true
 }
 
-// answer writes one JSON value. A peer that has gone away is no fault of ours, so it is only logged.
+// answer writes one JSON value. A client that has gone away is not an error of the daemon, so it is only logged.
 func (d *daemon) answer(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -189,7 +189,7 @@ func (s *stream) open() {
 	s.flush()
 }
 
-// send writes one line. When the peer has gone away the request's context ends; that is seen there.
+// send writes one line. It ignores errors: when the client has gone away, the request's context ends.
 func (s *stream) send(e api.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

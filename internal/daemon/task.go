@@ -3,30 +3,40 @@ package daemon
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"kubevpn/internal/api"
 )
 
-// task is what a connection and an intercept have in common: a request begins it, others may join, and it stays when
-// they have gone. Its fields below the line are guarded by the mutex of whoever owns it.
-type task struct {
-	what   string          // "connection", for messages
-	ready  <-chan struct{} // closed once it does what was asked for; stays closed
-	feed   *feed
-	cancel context.CancelCauseFunc
-	done   chan struct{} // closed when nothing is left of it
-	err    error         // why it ended; read after done
+var (
+	errStopped  = errors.New("stopped")  // the cause of a context that ended because no request wants the task any more
+	errReplaced = errors.New("replaced") // the cause of the end of an intercept that another one replaces
+)
 
-	waiters int        // requests that are concerned with it
-	kept    bool       // it stays without them
+// task is one connection or one intercept, from the request that starts it until nothing is left of it. The mutex of its
+// registry guards the fields below the empty line.
+type task struct {
+	kind   string       // "connection" or "intercept", for messages
+	logger *slog.Logger // names the task in each line
+	ready  <-chan struct{}
+	events *eventLog
+	done   chan struct{} // closed when nothing is left of the task
+	err    error         // why it ended; read it after done
+
+	cancel  context.CancelCauseFunc
+	waiters int        // requests that wait for it or need it
+	kept    bool       // it stays without waiters
 	ending  bool       // cancel was called
 	failed  *api.Error // it ended by itself after it had been ready
 }
 
-func newTask(what string, ready <-chan struct{}, feed *feed, cancel context.CancelCauseFunc) task {
-	return task{what: what, ready: ready, feed: feed, cancel: cancel, done: make(chan struct{}), waiters: 1}
+// newTask returns a task that a registry can start. ready is closed once the task does what was asked for; it stays closed.
+func newTask(kind string, logger *slog.Logger, ready <-chan struct{}, events *eventLog) task {
+	return task{kind: kind, logger: logger, ready: ready, events: events, done: make(chan struct{})}
 }
+
+func (t *task) base() *task { return t }
 
 func (t *task) wasReady() bool { return isClosed(t.ready) }
 
@@ -39,12 +49,12 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// follow passes the task's events on until it is ready (nil), has ended (why), or ctx ends.
+// follow emits the task's events until the task is ready (it returns nil), the task has ended (it returns why), or ctx ends.
 func (t *task) follow(ctx context.Context, emit func(api.Event)) error {
 	for i := 0; ; {
-		// In this order: what was said before the end is read before the end is seen.
+		// In this order: the events before the end are read before the end is seen.
 		ended, ready := isClosed(t.done), t.wasReady()
-		events, more := t.feed.since(i)
+		events, more := t.events.since(i)
 		for _, e := range events {
 			emit(e)
 		}
@@ -65,39 +75,28 @@ func (t *task) follow(ctx context.Context, emit func(api.Event)) error {
 	}
 }
 
-// cause is what whoever waits for a task that has ended is told.
+// cause is the error for a request that waits for a task that has ended.
 func (t *task) cause() error {
-	if errors.Is(t.err, errDisconnected) {
-		return api.Errorf(api.ExitLost, "another command ended the %s", t.what)
+	if errors.Is(t.err, errStopped) {
+		return api.Errorf(api.ExitLost, "another command ended the %s", t.kind)
 	}
 	return t.err
 }
 
-// end cancels the task; its owner's mutex is held.
+// end cancels the task; its registry's mutex is held.
 func (t *task) end(cause error) {
 	t.ending = true
 	t.cancel(cause)
 }
 
-// unwait takes a waiter away, and ends the task if nobody is left who wants it: it reports whether it did. The owner's
-// mutex is held.
-func (t *task) unwait() bool {
-	t.waiters--
-	abandoned := t.waiters == 0 && !t.kept && t.failed == nil
-	if abandoned {
-		t.end(errDisconnected)
-	}
-	return abandoned
-}
-
 // await waits until nothing is left of the task, and reports whether that happened in time.
-func (t *task) await(patience time.Duration) bool {
-	timeout := time.NewTimer(patience)
-	defer timeout.Stop()
+func (t *task) await(timeout time.Duration) bool {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
 	select {
 	case <-t.done:
 		return true
-	case <-timeout.C:
+	case <-timer.C:
 		return false
 	}
 }

@@ -2,74 +2,64 @@ package daemon
 
 import (
 	"context"
-	"crypto/x509"
-	"fmt"
 	"log/slog"
-	"net"
 	"strings"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/clone"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
+	"kubevpn/internal/connection"
 	"kubevpn/internal/intercept"
-	"kubevpn/internal/session"
 	"kubevpn/internal/version"
+	"kubevpn/internal/workloads"
 )
 
-// This is the one place where the daemon meets internal/session and internal/intercept.
+// NewFactory returns the Factory that makes connections of internal/connection, and intercepts of internal/intercept and
+// internal/clone.
+func NewFactory() Factory { return factory{} }
 
-// NewSession makes a Connection of internal/session.
-func NewSession(c ConnectionConfig) (Connection, error) { return newSession(c, nil) }
+type factory struct{}
 
-// newSession makes one whose device is where dial connects from; nil: on this machine.
-func newSession(c ConnectionConfig, dial func(ctx context.Context, network, address string) (net.Conn, error)) (Connection, error) {
-	s, err := session.New(session.Config{
-		Request: c.Request, Network: c.Network, Dial: dial, ClientID: c.ClientID, Progress: c.Progress, Logger: c.Logger,
-	})
+func (factory) ConnectionID(kubeconfig []byte) (string, error) { return cluster.ID(kubeconfig) }
+
+func (factory) NewConnection(cfg connection.Config) (Connection, error) {
+	c, err := connection.New(cfg)
 	if err != nil {
-		return nil, err // a bare return of (s, err) would be a typed nil in the interface
+		return nil, err // a bare return of (c, err) would be a typed nil in the interface
 	}
-	return s, nil
+	return c, nil
 }
 
-// NewInterceptor makes intercepts of internal/intercept, on connections of NewSession.
-func NewInterceptor() Interceptor { return interceptor{} }
+// Workload asks the cluster only for kinds that are not built into Kubernetes.
+func (factory) Workload(ctx context.Context, account api.ConnectRequest, name string) (string, error) {
+	return workloadName(ctx, account.Namespace, name, func() (*cluster.Cluster, error) { return clusterOf(account, nil, nil) })
+}
 
-type interceptor struct{}
-
-// Resolve asks the cluster only where it has to: for kinds that are not Kubernetes' own.
-func (interceptor) Resolve(ctx context.Context, account api.ConnectRequest, workload string) (string, error) {
-	kind, name, _ := strings.Cut(workload, "/")
+func workloadName(ctx context.Context, namespace, name string, load func() (*cluster.Cluster, error)) (string, error) {
+	kind, rest, _ := strings.Cut(name, "/")
 	if known := builtinKind(kind); known != "" {
-		return known + "/" + name, nil
+		return known + "/" + rest, nil
 	}
-	c, err := clusterOf(account, nil)
+	c, err := load()
 	if err != nil {
 		return "", err
 	}
-	w, err := c.Workload(ctx, account.Namespace, workload)
+	w, err := workloads.New(c).Workload(ctx, namespace, name)
 	if err != nil {
 		return "", err
 	}
 	return w.String(), nil
 }
 
-func (interceptor) Intercept(c InterceptConfig) (Intercept, error) {
-	s, ok := c.Connection.(intercept.Session)
-	if !ok {
-		return nil, fmt.Errorf("nothing can be intercepted by way of a %T", c.Connection)
-	}
-	own, err := clusterOf(c.Account, c.Logger)
+func (factory) NewIntercept(account api.ConnectRequest, c Connection, cfg intercept.Config) (Intercept, error) {
+	own, err := clusterOf(account, cfg.Logger, c.Cluster())
 	if err != nil {
 		return nil, err
 	}
-	cfg := intercept.Config{
-		Cluster: own, Session: s, Namespace: c.Account.Namespace, Workload: c.Workload, Spec: c.Spec, Image: agentImage(c.Account),
-		Owner: c.Owner.Name, Key: c.Owner.Key, Dial: c.Dial, Progress: c.Progress, Logger: c.Logger,
-	}
-	if c.Spec.Clone != nil {
-		return newCloned(own, cfg)
+	cfg.Cluster, cfg.Session, cfg.Image = own, c, agentImage(account.Image)
+	if cfg.Spec.Clone != nil {
+		return newCloned(cfg)
 	}
 	i, err := intercept.New(cfg)
 	if err != nil {
@@ -78,17 +68,17 @@ func (interceptor) Intercept(c InterceptConfig) (Intercept, error) {
 	return i, nil
 }
 
-func newCloned(own *cluster.Cluster, cfg intercept.Config) (Intercept, error) {
-	key, err := x509.MarshalPKIXPublicKey(&cfg.Key.PublicKey)
+func newCloned(cfg intercept.Config) (Intercept, error) {
+	key, err := Owner{Key: cfg.Key}.keyHash()
 	if err != nil {
-		return nil, fmt.Errorf("hashing the owner's key: %w", err)
+		return nil, err
 	}
 	c := &cloned{begun: make(chan struct{})}
 	spec := *cfg.Spec.Clone
 	if strings.HasPrefix(cfg.Workload, "cronjob/") {
 		if m := cfg.Spec.Match; len(m.Headers) > 0 || m.Path != "" || len(m.Methods) > 0 {
-			return nil, api.Errorf(api.ExitUsage, "no requests are for %s, which could match: its pods come by the clock, and end", cfg.Workload).
-				WithHint("leave --headers, --path and --method out")
+			return nil, api.Errorf(api.ExitUsage, "%s is a CronJob and receives no requests", cfg.Workload).
+				WithHint("remove --headers, --path and --method")
 		}
 		spec.NoTraffic = true
 	}
@@ -103,21 +93,26 @@ func newCloned(own *cluster.Cluster, cfg intercept.Config) (Intercept, error) {
 		image = func(context.Context) (string, error) { return cfg.Image, nil }
 	}
 	c.clone = clone.New(clone.Config{
-		Cluster: own, Namespace: cfg.Namespace, Workload: cfg.Workload, Spec: spec, Image: image,
-		Owner: cfg.Owner, Key: api.KeyHash(key), OnPods: c.onPods, Progress: cfg.Progress, Logger: cfg.Logger,
+		Cluster: workloads.New(cfg.Cluster), Namespace: cfg.Namespace, Workload: cfg.Workload, Spec: spec, Image: image,
+		Owner: cfg.Owner, Key: key, OnPods: c.onPods, Progress: cfg.Progress, Logger: cfg.Logger,
 	})
 	return c, nil
 }
 
-// clusterOf is the cluster under the account, which may be another than that of the connection.
-func clusterOf(account api.ConnectRequest, logger *slog.Logger) (*cluster.Cluster, error) {
-	return cluster.Load(account.Kubeconfig, cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: logger})
+// clusterOf returns the API of a cluster with the rights of account, which may differ from those of the connection. If the
+// context is that of connected, which may be nil, both share the answer of the credential plugin.
+func clusterOf(account api.ConnectRequest, logger *slog.Logger, connected *cluster.Cluster) (*cluster.Cluster, error) {
+	o := cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: logger, Credential: account.Credential}
+	if connected != nil && connected.Context() == account.Context {
+		o.LoginOf = connected
+	}
+	return cluster.Load(account.Kubeconfig, o)
 }
 
-// agentImage is the image that was asked for, or "", which is the traffic manager's: the nodes can pull that.
-func agentImage(account api.ConnectRequest) string {
-	if account.Image == config.Default().Image {
+// agentImage is the image that was asked for, or "" for the traffic manager's, which the nodes can pull.
+func agentImage(asked string) string {
+	if asked == config.Default().Image {
 		return ""
 	}
-	return account.Image
+	return asked
 }

@@ -12,21 +12,21 @@ func TestResolveNeedsNoClusterForBuiltinKinds(t *testing.T) {
 		"deploy/web": "deployment/web", "deployments.apps/web": "deployment/web", "sts/db": "statefulset/db",
 		"ds/each": "daemonset/each", "rs/web-1": "replicaset/web-1", "po/web-1-x": "pod/web-1-x", "svc/web": "service/web",
 	} {
-		got, err := NewInterceptor().Resolve(t.Context(), api.ConnectRequest{}, asked) // no kubeconfig: nobody can be asked
+		got, err := NewFactory().Workload(t.Context(), api.ConnectRequest{}, asked) // no kubeconfig: nobody can be asked
 		if err != nil || got != want {
 			t.Errorf("%s is %q, %v; want %s", asked, got, err, want)
 		}
 	}
-	if _, err := NewInterceptor().Resolve(t.Context(), api.ConnectRequest{}, "rollout/web"); err == nil {
+	if _, err := NewFactory().Workload(t.Context(), api.ConnectRequest{}, "rollout/web"); err == nil {
 		t.Error("a custom resource was understood without its cluster")
 	}
 }
 
 func TestAgentImage(t *testing.T) {
-	if got := agentImage(api.ConnectRequest{Image: config.Default().Image}); got != "" {
+	if got := agentImage(config.Default().Image); got != "" {
 		t.Errorf("where no image was asked for: %q, want the traffic manager's", got)
 	}
-	if got := agentImage(api.ConnectRequest{Image: "r.example/k:1"}); got != "r.example/k:1" {
+	if got := agentImage("r.example/k:1"); got != "r.example/k:1" {
 		t.Errorf("image = %q, want the one that was asked for", got)
 	}
 }

@@ -2,8 +2,8 @@ package daemon
 
 import "strings"
 
-// sameWorkload reports whether a name that a user gives may mean the workload, without asking the cluster, which may be out of
-// reach: kubectl's names of the built-in kinds, any case, plural or singular, with a group or not.
+// sameWorkload reports whether a name that a user typed may mean the workload. It accepts the names of kinds that kubectl accepts:
+// any case, singular, plural or short, with or without a group. It does not ask the cluster, which may be unreachable.
 func sameWorkload(asked, workload string) bool {
 	kindA, nameA, okA := strings.Cut(asked, "/")
 	kindB, nameB, okB := strings.Cut(workload, "/")
@@ -15,19 +15,19 @@ func sameKind(a, b string) bool {
 	if builtinA != "" || builtinB != "" {
 		return builtinA == builtinB
 	}
-	// Another kind: what its plural is only the cluster knows, but most end in s.
+	// Only the cluster knows the plural of other kinds, but most end in s.
 	nameA, groupA, _ := strings.Cut(strings.ToLower(a), ".")
 	nameB, groupB, _ := strings.Cut(strings.ToLower(b), ".")
 	return strings.TrimSuffix(nameA, "s") == strings.TrimSuffix(nameB, "s") && (groupA == groupB || groupA == "" || groupB == "")
 }
 
-// builtinKind is the one name of a kind of Kubernetes' own that runs pods, or leads to them, else "".
+// builtinKind returns the canonical name of a built-in kind that runs pods or selects them, else "".
 func builtinKind(kind string) string {
 	name, group, _ := strings.Cut(strings.ToLower(kind), ".")
 	group = strings.TrimPrefix(group, "v1.") // deployments.v1.apps
 	for _, k := range []struct {
 		group string
-		names []string // the first is the one
+		names []string // the first is canonical
 	}{
 		{"apps", []string{"deployment", "deployments", "deploy"}},
 		{"apps", []string{"statefulset", "statefulsets", "sts"}},

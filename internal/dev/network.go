@@ -5,7 +5,7 @@ import (
 	"errors"
 	"sync"
 
-	"kubevpn/pkg/sandbox"
+	"kubevpn/pkg/host/sandbox"
 )
 
 // begin starts the program; one with a network of its own when that is there. leave ends that network, and says what it has to

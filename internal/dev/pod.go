@@ -11,21 +11,21 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubectl/pkg/util/podutils"
 
-	"kubevpn/internal/cluster"
 	"kubevpn/internal/podenv"
+	"kubevpn/internal/workloads"
 )
 
-// Pod is the pod that a program is to be like: the one that [Running] gives. Where none runs it is what the API server would make of
-// the template, with what admission adds, and lacks is what that does not have.
-func Pod(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (pod *corev1.Pod, lacks string, err error) {
+// Pod returns the pod that a program stands for: that of [Running] or, where no pod runs, the one that the API server would
+// create from the template, with what admission adds; missing says what such a pod does not have.
+func Pod(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload) (pod *corev1.Pod, missing string, err error) {
 	if pod, err = Running(ctx, kube, w); pod != nil || err != nil {
 		return pod, "", err
 	}
 	return planned(ctx, kube, w)
 }
 
-// Running is the newest of the workload's pods that is ready, or else that runs; nil if none does.
-func Running(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (*corev1.Pod, error) {
+// Running returns the newest of the workload's pods that is ready, or else that runs; nil if none runs.
+func Running(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload) (*corev1.Pod, error) {
 	var options metav1.ListOptions
 	switch {
 	case w.Selector != nil:
@@ -58,20 +58,20 @@ func Running(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload
 
 // planned asks the API server for a pod of the template without having it made: its service account's token, limits by default,
 // and whatever else is added to pods are in no template.
-func planned(ctx context.Context, kube kubernetes.Interface, w *cluster.Workload) (*corev1.Pod, string, error) {
+func planned(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload) (*corev1.Pod, string, error) {
 	meta := w.Template.ObjectMeta
 	made := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		GenerateName: w.Name + "-", Namespace: w.Namespace, Labels: meta.Labels, Annotations: meta.Annotations,
 	}, Spec: w.Template.Spec}
-	lacks := fmt.Sprintf("no pod of %s runs: what only one that runs has, its address and its node, is empty", w)
+	missing := fmt.Sprintf("no pod of %s runs: what only a running pod has, its address and its node, is empty", w)
 	got, err := kube.CoreV1().Pods(w.Namespace).Create(ctx, made, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, "", err
 		}
 		made = made.DeepCopy()
-		return made, fmt.Sprintf("%s; and what the cluster adds to pods, their service account's token among it, is missing: %v", lacks, err), nil
+		return made, fmt.Sprintf("%s; and what the cluster adds to pods, their service account's token among it, is missing: %v", missing, err), nil
 	}
 	got.UID = "" // nothing has it: no token can be bound to it
-	return got, lacks, nil
+	return got, missing, nil
 }

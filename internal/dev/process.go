@@ -3,7 +3,7 @@
 //
 //	pod ── internal/podenv ─▶ environment ─────────────────────────────┐
 //	 └─── exec ─▶ the image's variables, if it runs ────────────────────┤
-//	                       └▶ volumes ─▶ pkg/sandbox: tmpfs, in memory ─┴─▶ the program
+//	                       └▶ volumes ─▶ pkg/host/sandbox: tmpfs, in memory ─┴─▶ the program
 //	                             ▲ again and again: what has changed, tokens before they expire
 //
 // Nothing of it is written to a disk, and nothing is left when the program has ended.
@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/podenv"
-	"kubevpn/pkg/sandbox"
+	"kubevpn/pkg/host/sandbox"
 )
 
 // Config is what Prepare needs.
@@ -41,9 +41,11 @@ type Config struct {
 
 	Init []string // as sandbox.Config has it
 	Args []string // the program
-	// Local is the laptop's environment. The container's wins, but for what is about the laptop itself (kept, keptFromImage);
-	// Env, NAME=VALUE, wins over both.
-	Local, Env            []string
+	// Local is the laptop's environment. The container's wins, but for what is about the laptop itself (kept, keptFromImage)
+	// and not in FromPod, which are names; Env, NAME=VALUE, wins over both.
+	Local, FromPod, Env []string
+	// MountOver are paths at which, and below which, volumes may hide what the machine needs or its user keeps (guard).
+	MountOver             []string
 	Stdin, Stdout, Stderr *os.File
 	// Network gives the program a network of its own, which place has: it calls ready when the program may run, and returns when
 	// ctx has ended, or the network has; then the program is ended. Nil: the program has the laptop's.
@@ -84,12 +86,16 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	}
 	var all []sandbox.Volume
 	for _, v := range volumes {
-		all = append(all, held(v))
+		all = append(all, sandboxVolume(v))
+	}
+	guard, err := newGuard(cfg.Local, cfg.MountOver)
+	if err != nil {
+		return nil, err
 	}
 	box, err := sandbox.New(sandbox.Config{
-		Init: cfg.Init, Args: cfg.Args, Env: environment(cfg.Local, variables, cfg.Env, cfg.Warn),
+		Init: cfg.Init, Args: cfg.Args, Env: environment(cfg, variables),
 		Stdin: cfg.Stdin, Stdout: cfg.Stdout, Stderr: cfg.Stderr,
-		Mounts: shown(mounts, cfg.Warn), Volumes: all, Network: cfg.Network != nil, Logger: cfg.Logger,
+		Mounts: guard.shown(mounts, volumes, cfg.Warn), Volumes: all, Network: cfg.Network != nil, Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -99,12 +105,11 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	}}, nil
 }
 
-// Run runs the program until it ends, or ctx does, which kills it. Signals are the program's; those to the whole process group
-// reach it by themselves, others are passed on.
+// Run runs the program until it ends, or ctx does, which kills it. It forwards the signals that this process gets.
 func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	// They are the program's: this process has to outlive it.
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, programs()...)
+	signal.Notify(signals, sandbox.Signals()...)
 	defer signal.Stop(signals)
 
 	process, leave, err := p.begin(ctx)
@@ -121,7 +126,7 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	stopped := make(chan struct{})
 	go func() { // beside, because an API server may take its time
 		defer close(stopped)
-		p.fresh.Show = func(ctx context.Context, v podenv.Volume) error { return process.Update(ctx, held(v)) }
+		p.fresh.Show = func(ctx context.Context, v podenv.Volume) error { return process.Update(ctx, sandboxVolume(v)) }
 		podenv.Follow(fresh, p.fresh)
 	}()
 	defer func() {
@@ -138,25 +143,21 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 			}
 			return status, err
 		case s := <-signals:
-			if err := process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
-				p.cfg.Logger.Warn("passing a signal on", "signal", s, "err", err)
+			if err := process.Forward(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				p.cfg.Logger.Warn("cannot forward a signal", "signal", s, "err", err)
 			}
 		}
 	}
 }
 
-// kept are variables of the laptop that the container's do not replace: its programs are where the laptop has them, and this is
-// where they are started. The image's do not replace keptFromImage either, which are about its user.
-func kept(name string) bool { return slices.Contains([]string{"PATH", "PWD", "OLDPWD"}, name) }
-
+// keptFromImage reports whether the image's value of a variable is left out without a word.
 func keptFromImage(v podenv.Variable) bool {
-	return v.Image && (kept(v.Name) || slices.Contains([]string{"HOME", "USER", "LOGNAME", "SHELL", "TERM"}, v.Name) ||
-		// Places in the image, and what its programs load from there, would only mislead the laptop's.
-		path.IsAbs(v.Value) || strings.HasPrefix(v.Name, "LD_"))
+	// Places in the image, and its user, would only mislead the laptop's programs.
+	return v.Image && (path.IsAbs(v.Value) || slices.Contains([]string{"USER", "LOGNAME", "TERM"}, v.Name))
 }
 
 // environment is the program's.
-func environment(local []string, container []podenv.Variable, env []string, warn func(string)) []string {
+func environment(cfg Config, container []podenv.Variable) []string {
 	all := map[string]string{}
 	set := func(entries []string) {
 		for _, e := range entries {
@@ -164,17 +165,30 @@ func environment(local []string, container []podenv.Variable, env []string, warn
 			all[name] = value
 		}
 	}
-	set(local)
+	set(cfg.Local)
+	var left []string
 	for _, v := range container {
-		switch value, there := all[v.Name]; {
-		case keptFromImage(v):
-		case !there || !kept(v.Name):
+		value, there := all[v.Name]
+		switch {
+		case slices.Contains(cfg.FromPod, v.Name):
 			all[v.Name] = v.Value
-		case value != v.Value && !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, v.Name+"=") }):
-			warn(fmt.Sprintf("variable %s: this machine's is kept; --env %s=VALUE sets another", v.Name, v.Name))
+		case keptFromImage(v):
+		case !isKept(v.Name):
+			all[v.Name] = v.Value
+		case (!there || value != v.Value) && !slices.ContainsFunc(cfg.Env, func(e string) bool { return strings.HasPrefix(e, v.Name+"=") }):
+			left = append(left, v.Name)
 		}
 	}
-	set(env)
+	if len(left) > 0 {
+		cfg.Warn(fmt.Sprintf("this machine's values are kept of %s: its programs execute what they say; --env-from-pod NAME takes the pod's",
+			strings.Join(left, ", ")))
+	}
+	for _, name := range cfg.FromPod {
+		if !slices.ContainsFunc(container, func(v podenv.Variable) bool { return v.Name == name }) {
+			cfg.Warn(fmt.Sprintf("--env-from-pod %s: the container has no such variable", name))
+		}
+	}
+	set(cfg.Env)
 	var entries []string
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		entries = append(entries, name+"="+all[name])
@@ -182,25 +196,8 @@ func environment(local []string, container []podenv.Variable, env []string, warn
 	return entries
 }
 
-// shown are mounts as the sandbox takes them.
-func shown(mounts []podenv.Mount, warn func(string)) []sandbox.Mount {
-	var all []sandbox.Mount
-	for _, m := range mounts {
-		if m.Path == "/" || m.Path == "/proc" || strings.HasPrefix(m.Path, "/proc/") {
-			warn(fmt.Sprintf("volume %s at %s: nothing can be mounted there", m.Volume, m.Path))
-			continue
-		}
-		one := sandbox.Mount{Path: m.Path, Source: m.Source, ReadOnly: m.ReadOnly}
-		if m.Source == "" {
-			one.Volume, one.SubPath = m.Volume, m.SubPath
-		}
-		all = append(all, one)
-	}
-	return all
-}
-
-// held is a volume as the sandbox takes it.
-func held(v podenv.Volume) sandbox.Volume {
+// sandboxVolume converts a volume for the sandbox.
+func sandboxVolume(v podenv.Volume) sandbox.Volume {
 	h := sandbox.Volume{Name: v.Name}
 	for _, f := range v.Files {
 		// Who reads it is the user, whatever user the container has.

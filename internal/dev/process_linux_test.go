@@ -34,10 +34,10 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
-	"kubevpn/internal/cluster"
 	"kubevpn/internal/podenv"
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/sandbox"
+	"kubevpn/internal/workloads"
+	"kubevpn/pkg/host/sandbox"
 )
 
 // roleInit is the test binary's argument when it is a sandbox's init.
@@ -61,29 +61,44 @@ func TestMain(m *testing.M) {
 
 func TestEnvironment(t *testing.T) {
 	local := []string{"PATH=/usr/bin", "HOME=/home/ann", "USER=ann", "TERM=xterm", "PWD=/src", "LANG=de_DE", "EDITOR=vi"}
+	const left = "this machine's values are kept of %s: its programs execute what they say; --env-from-pod NAME takes the pod's"
 	tests := []struct {
 		name      string
 		container []podenv.Variable
 		env       []string
+		fromPod   []string
 		want      string // what is not as it is here
 		warned    []string
 	}{
 		{name: "none"},
 		{
 			name:      "the container's wins",
-			container: []podenv.Variable{{Name: "LANG", Value: "C"}, {Name: "HOME", Value: "/data"}, {Name: "TERM", Value: ""}, {Name: "A", Value: "a=b"}, {Name: "DATA", Value: "/data"}},
-			want:      "A=a=b DATA=/data HOME=/data LANG=C TERM=",
+			container: []podenv.Variable{{Name: "LANG", Value: "C"}, {Name: "TERM", Value: ""}, {Name: "A", Value: "a=b"}, {Name: "DATA", Value: "/data"}},
+			want:      "A=a=b DATA=/data LANG=C TERM=",
 		},
 		{
 			name: "the laptop's programs are where they are", container: []podenv.Variable{{Name: "PATH", Value: "/app"}, {Name: "PWD", Value: "/src"}},
-			warned: []string{"variable PATH: this machine's is kept; --env PATH=VALUE sets another"},
+			warned: []string{fmt.Sprintf(left, "PATH")},
+		},
+		{
+			name: "what decides what is executed is this machine's, or missing",
+			container: []podenv.Variable{{Name: "BASH_ENV", Value: "/evil"}, {Name: "BASH_FUNC_ls%%", Value: "() { evil; }"}, {Name: "HOME", Value: "/evil"},
+				{Name: "LD_AUDIT", Value: "/evil"}, {Name: "ENV=/evil", Value: ""}, {Name: "Npm_Config_Script-Shell", Value: "/evil"}, {Name: "LDAP", Value: "host"}, {Name: "GIT_CONFIG_COUNT", Value: "1"}, {Name: "GIT_COMMIT", Value: "c0ffee"},
+				{Name: "GOMAXPROCS", Value: "2"}, {Name: "env", Value: "prod"}},
+			want: "GIT_COMMIT=c0ffee GOMAXPROCS=2 LDAP=host env=prod", warned: []string{fmt.Sprintf(left, "BASH_ENV, BASH_FUNC_ls%%, HOME, LD_AUDIT, ENV=/evil, Npm_Config_Script-Shell, GIT_CONFIG_COUNT")},
+		},
+		{
+			name:      "the pod's, where the user asks for it",
+			container: []podenv.Variable{{Name: "HOME", Value: "/data"}, {Name: "JAVA_HOME", Value: "/opt/java", Image: true}, {Name: "NODE_OPTIONS", Value: "--inspect"}},
+			fromPod:   []string{"HOME", "JAVA_HOME", "MISSING"}, want: "HOME=/data JAVA_HOME=/opt/java",
+			warned: []string{fmt.Sprintf(left, "NODE_OPTIONS"), "--env-from-pod MISSING: the container has no such variable"},
 		},
 		{name: "unless it is said", container: []podenv.Variable{{Name: "PATH", Value: "/app"}}, env: []string{"PATH=/mine"}, want: "PATH=/mine"},
 		{
 			name: "the image's, but for its places and its user",
 			container: []podenv.Variable{{Name: "LANG", Value: "C", Image: true}, {Name: "HOME", Value: "/root", Image: true}, {Name: "PATH", Value: "/bin", Image: true},
 				{Name: "JAVA_HOME", Value: "/opt/java", Image: true}, {Name: "LD_PRELOAD", Value: "x.so", Image: true}, {Name: "TERM", Value: "dumb", Image: true}, {Name: "VERSION", Value: "3", Image: true}},
-			want: "LANG=C VERSION=3",
+			want: "LANG=C VERSION=3", warned: []string{fmt.Sprintf(left, "LD_PRELOAD")},
 		},
 		{
 			name: "what is said wins", container: []podenv.Variable{{Name: "A", Value: "1"}, {Name: "B", Value: "2", Secret: true}}, env: []string{"A=3", "EDITOR=", "A=4"},
@@ -97,7 +112,7 @@ func TestEnvironment(t *testing.T) {
 				here[e] = true
 			}
 			var changed, warned []string
-			got := environment(local, tt.container, tt.env, func(s string) { warned = append(warned, s) })
+			got := environment(Config{Local: local, FromPod: tt.fromPod, Env: tt.env, Warn: func(s string) { warned = append(warned, s) }}, tt.container)
 			for _, e := range got {
 				if !here[e] {
 					changed = append(changed, e)
@@ -201,7 +216,7 @@ func TestProgram(t *testing.T) {
 	if diff := cmp.Diff("blue web-1 cat-/proc/self/environ\nblue\nrefused\ny\nno disk\n", r.said(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
-	if got, want := <-r.warned, "volume disk at /srv/kubevpn-test/disk: PersistentVolumeClaim data: what it holds is in the cluster only; --volume disk=DIRECTORY puts one of this machine there"; got != want {
+	if got, want := <-r.warned, "volume disk at /srv/kubevpn-test/disk: PersistentVolumeClaim data: its content is in the cluster only; --volume disk=DIRECTORY uses a directory of this machine"; got != want {
 		t.Errorf("warned %q", got)
 	}
 	if _, err := os.Lstat("/srv/kubevpn-test"); !errors.Is(err, os.ErrNotExist) {
@@ -358,8 +373,10 @@ func TestPrepareHangs(t *testing.T) {
 
 // Signals that nobody but this process gets are passed on; there is no terminal here whose others would be.
 func TestSignals(t *testing.T) {
-	ignored := make(chan os.Signal, 16) // what this test sends must not end it before Run listens
-	signal.Notify(ignored, programs()...)
+	// What this test sends must not end it before Run listens. A signal that it was started to ignore (nohup) is not ignored by
+	// the program then: a shell cannot trap one that is.
+	ignored := make(chan os.Signal, 16)
+	signal.Notify(ignored, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(ignored)
 	if _, err := os.OpenFile("/dev/tty", os.O_RDONLY, 0); err == nil {
 		t.Skip("SKIPPED: there is a terminal")
@@ -454,13 +471,13 @@ func TestPod(t *testing.T) {
 		{"one that runs", []runtime.Object{at("old", 1, corev1.PodRunning, false), at("new", 2, corev1.PodRunning, false), going}, "new"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p, lacks, err := Pod(t.Context(), fake.NewClientset(tt.pods...), &cluster.Workload{Namespace: "shop", Name: "web", Kind: "Deployment", Selector: selector})
-			if err != nil || lacks != "" || p.Name != tt.want {
-				t.Errorf("%v, %q, %v", p, lacks, err)
+			p, missing, err := Pod(t.Context(), fake.NewClientset(tt.pods...), &workloads.Workload{Namespace: "shop", Name: "web", Kind: "Deployment", Selector: selector})
+			if err != nil || missing != "" || p.Name != tt.want {
+				t.Errorf("%v, %q, %v", p, missing, err)
 			}
 		})
 	}
-	w := &cluster.Workload{Namespace: "shop", Name: "web", Kind: "Deployment", Selector: selector}
+	w := &workloads.Workload{Namespace: "shop", Name: "web", Kind: "Deployment", Selector: selector}
 	w.Template.Labels = map[string]string{"app": "web"}
 	w.Template.Spec.Containers = []corev1.Container{{Name: "app"}}
 	t.Run("none runs", func(t *testing.T) {
@@ -474,9 +491,9 @@ func TestPod(t *testing.T) {
 			p.Name, p.UID, p.Spec.ServiceAccountName = p.GenerateName+"x7k2p", "u-9", "default"
 			return true, p, nil
 		})
-		p, lacks, err := Pod(t.Context(), kube, w)
-		if err != nil || p.Name != "web-x7k2p" || p.UID != "" || p.Spec.ServiceAccountName != "default" || p.Labels["app"] != "web" || !strings.Contains(lacks, "is empty") || podenv.Runs(p) {
-			t.Errorf("%v, %q, %v", p, lacks, err)
+		p, missing, err := Pod(t.Context(), kube, w)
+		if err != nil || p.Name != "web-x7k2p" || p.UID != "" || p.Spec.ServiceAccountName != "default" || p.Labels["app"] != "web" || !strings.Contains(missing, "is empty") || podenv.Runs(p) {
+			t.Errorf("%v, %q, %v", p, missing, err)
 		}
 	})
 	t.Run("none runs, and none may be made", func(t *testing.T) {
@@ -484,22 +501,22 @@ func TestPod(t *testing.T) {
 		kube.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no"))
 		})
-		p, lacks, err := Pod(t.Context(), kube, w)
-		if err != nil || p.Name != "" || len(p.Spec.Containers) != 1 || !strings.Contains(lacks, "token") {
-			t.Errorf("%v, %q, %v", p, lacks, err)
+		p, missing, err := Pod(t.Context(), kube, w)
+		if err != nil || p.Name != "" || len(p.Spec.Containers) != 1 || !strings.Contains(missing, "token") {
+			t.Errorf("%v, %q, %v", p, missing, err)
 		}
 	})
 	t.Run("a template only", func(t *testing.T) {
 		kube := fake.NewClientset(at("web", 1, corev1.PodRunning, true)) // a pod that only has the same name
-		p, lacks, err := Pod(t.Context(), kube, &cluster.Workload{Namespace: "shop", Name: "web", Kind: "CronJob", Template: w.Template})
-		if err != nil || podenv.Runs(p) || lacks == "" {
-			t.Errorf("%v, %q, %v", p, lacks, err)
+		p, missing, err := Pod(t.Context(), kube, &workloads.Workload{Namespace: "shop", Name: "web", Kind: "CronJob", Template: w.Template})
+		if err != nil || podenv.Runs(p) || missing == "" {
+			t.Errorf("%v, %q, %v", p, missing, err)
 		}
 	})
 	t.Run("a pod", func(t *testing.T) {
 		kube := fake.NewClientset(at("web", 1, corev1.PodRunning, true))
-		if p, lacks, err := Pod(t.Context(), kube, &cluster.Workload{Namespace: "shop", Name: "web", Kind: "Pod"}); err != nil || lacks != "" || p.Name != "web" {
-			t.Errorf("%v, %q, %v", p, lacks, err)
+		if p, missing, err := Pod(t.Context(), kube, &workloads.Workload{Namespace: "shop", Name: "web", Kind: "Pod"}); err != nil || missing != "" || p.Name != "web" {
+			t.Errorf("%v, %q, %v", p, missing, err)
 		}
 	})
 }

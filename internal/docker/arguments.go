@@ -10,12 +10,13 @@ import (
 
 // Arguments are flags of `docker run` for the container that the user works on.
 type Arguments struct {
-	Rest        []string // passed on as they are
-	Publish     []string // ports: of the network container, like AddHosts
-	AddHosts    []string
-	Entrypoint  *string // the program, in the place of the pod's
-	Interactive bool
-	TTY         bool
+	Rest         []string // passed on as they are
+	Publish      []string // ports: of the network container, like AddHosts
+	AddHosts     []string
+	Capabilities []string // to add
+	Entrypoint   *string  // the program, in the place of the pod's
+	Interactive  bool
+	TTY          bool
 }
 
 // switches are the flags of `docker run` that take no value; all others do.
@@ -24,7 +25,7 @@ var switches = []string{
 	"publish-all", "q", "quiet", "read-only", "rm", "sig-proxy", "t", "tty", "use-api-socket",
 }
 
-// refused are flags that cannot be had, and why.
+// refused are flags that are not supported, and why.
 var refused = map[string]string{
 	"detach":     "the container ends with this command",
 	"restart":    "the container ends with this command",
@@ -34,6 +35,7 @@ var refused = map[string]string{
 	"hostname":   "its host name is the pod's",
 	"domainname": "its host name is the pod's",
 	"uts":        "its host name is the pod's",
+	"sig-proxy":  "`kubevpn dev` forwards signals itself",
 	"help":       "`docker run --help` lists what there is",
 
 	"network": whyNetwork, "net": whyNetwork, "network-alias": whyNetwork, "net-alias": whyNetwork, "link": whyNetwork, "link-local-ip": whyNetwork,
@@ -92,7 +94,7 @@ func ParseArguments(args []string) (Arguments, error) {
 // add takes one flag, which is whole as it was written.
 func (a *Arguments) add(name, value string, whole []string) error {
 	if why, no := refused[name]; no {
-		return api.Errorf(api.ExitUsage, "%s of `docker run` cannot be had: %s", whole[0], why)
+		return api.Errorf(api.ExitUsage, "`docker run` flag %s is not supported: %s", whole[0], why)
 	}
 	on := true
 	if slices.Contains(switches, name) && value != "" {
@@ -111,6 +113,8 @@ func (a *Arguments) add(name, value string, whole []string) error {
 		a.Publish = append(a.Publish, value)
 	case "add-host":
 		a.AddHosts = append(a.AddHosts, value)
+	case "cap-add":
+		a.Capabilities = append(a.Capabilities, value)
 	case "entrypoint":
 		a.Entrypoint = &value
 	default:

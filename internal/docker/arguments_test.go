@@ -18,7 +18,7 @@ func TestParseArguments(t *testing.T) {
 	}{
 		{"nothing", "", Arguments{}},
 		{"passed-on", "-v /src:/app --memory=1g --cap-add SYS_PTRACE --privileged", Arguments{
-			Rest: []string{"-v", "/src:/app", "--memory=1g", "--cap-add", "SYS_PTRACE", "--privileged"}}},
+			Rest: []string{"-v", "/src:/app", "--memory=1g", "--privileged"}, Capabilities: []string{"SYS_PTRACE"}}},
 		{"letters", "-it", Arguments{Interactive: true, TTY: true}},
 		{"letters-and-value", "-itv /a:/b", Arguments{Interactive: true, TTY: true, Rest: []string{"-v", "/a:/b"}}},
 		{"value-with-letter", "-v/a:/b -m=1g", Arguments{Rest: []string{"-v/a:/b", "-m=1g"}}},

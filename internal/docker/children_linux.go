@@ -6,9 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,7 +20,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/podenv"
-	"kubevpn/pkg/sandbox"
+	"kubevpn/pkg/host/sandbox"
 )
 
 // child is a `docker run` that waits for its container's end.
@@ -42,7 +46,7 @@ func (r *run) command(name string, cmd *exec.Cmd, after func()) (*child, error) 
 	return c, nil
 }
 
-// docker is a docker command that the terminal's signals do not reach.
+// docker returns a docker command in a process group of its own, which the terminal's signals do not reach.
 func (r *run) docker(args []string) *exec.Cmd {
 	cmd := exec.Command(r.Engine.command, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -81,7 +85,7 @@ func (r *run) removed(c *child) error {
 	if err == nil {
 		return nil
 	}
-	return api.Errorf(api.ExitEngine, "the container %s is not seen to end: %w", c.name, err).
+	return api.Errorf(api.ExitEngine, "cannot remove the container %s: %w", c.name, err).
 		WithHint("`docker rm --force %s` removes it", c.name)
 }
 
@@ -119,23 +123,29 @@ var errNotStarted = errors.New("`docker run` has not started it")
 // networkContainer has the network of all others, and the files.
 type networkContainer struct {
 	*child
-	remote *sandbox.Remote
-	files  *wire
-	said   *bytes.Buffer // to be read when child is done
+	remote  *sandbox.Remote
+	files   *wire
+	volumes string        // where the engine has the directory of the volumes
+	said    *bytes.Buffer // to be read when child is done
 }
 
 func (r *run) startNetwork(ctx context.Context) (_ *networkContainer, err error) {
+	dir, err := r.socketDir()
+	defer os.RemoveAll(dir)
+	if err != nil {
+		return nil, err
+	}
 	sockets := make([]*net.UnixListener, 2)
 	for n, s := range []struct{ network, name string }{{"unixpacket", socketName}, {"unix", filesName}} {
-		if sockets[n], err = r.dir.listen(s.network, 0, s.name); err != nil {
+		if sockets[n], err = listen(s.network, dir, s.name); err != nil {
 			return nil, err
 		}
 		defer sockets[n].Close()
 	}
 	n := &networkContainer{said: &bytes.Buffer{}}
-	cmd := r.docker(r.plan.network(r.dir))
+	cmd := r.docker(r.plan.network(dir))
 	cmd.Stderr = n.said
-	if n.child, err = r.command(networkName(r.dir.id), cmd, func() {}); err != nil {
+	if n.child, err = r.command(networkName(r.plan.id), cmd, func() {}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -153,6 +163,9 @@ func (r *run) startNetwork(ctx context.Context) (_ *networkContainer, err error)
 		return nil, errors.Join(n.explain(err), network.Close())
 	}
 	n.files = newWire(files)
+	if n.volumes, err = r.Engine.mountpoint(ctx, n.name, volumesAt); err != nil {
+		return nil, err
+	}
 	if n.remote, err = sandbox.Attach(ctx, network, r.Logger); err != nil {
 		return nil, n.explain(err)
 	}
@@ -166,16 +179,16 @@ func (n *networkContainer) explain(err error) error {
 	default:
 		return err
 	}
-	return api.Errorf(api.ExitEngine, "the container for the network does not run: %w", said(err, n.said.String()))
+	return api.Errorf(api.ExitEngine, "the network container does not start: %w", said(err, n.said.String()))
 }
 
 // gone is the error of its end.
 func (n *networkContainer) gone() error {
 	return api.Errorf(api.ExitEngine, "the container %s has ended, and with it the network of the others", n.name).
-		WithHint("what ended it `journalctl -u docker` may tell")
+		WithHint("see `journalctl -u docker` for the cause")
 }
 
-// close ends it; it removes the files.
+// close ends it, and with it the volumes.
 func (n *networkContainer) close() {
 	if n.remote != nil {
 		n.remote.Close() // its socket and its device, whose ends nobody waits for
@@ -213,24 +226,30 @@ func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := r.dir.listen("unix", n+1, socketName)
+	dir, err := r.socketDir()
+	defer os.RemoveAll(dir)
+	if err != nil {
+		return nil, err
+	}
+	l, err := listen("unix", dir, socketName)
 	if err != nil {
 		return nil, err
 	}
 	defer l.Close()
-	var cmd *exec.Cmd
+	cmd := r.docker(r.plan.run(dir, n, mounts))
 	flush := func() {}
-	if args := r.plan.run(r.dir, n, mounts); c.chosen {
-		cmd = exec.Command(r.Engine.command, args...) // the terminal's signals are for docker, too
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = r.Stdin, r.Stdout, r.Stderr
+	if c.chosen {
+		cmd.Stdout, cmd.Stderr = r.Stdout, r.Stderr
+		if err := r.input(cmd); err != nil {
+			return nil, err
+		}
 	} else {
-		cmd = r.docker(args)
 		out, errout := r.prefixed(c.name, r.Stdout), r.prefixed(c.name, r.Stderr)
 		cmd.Stdout, cmd.Stderr = out, errout
 		flush = func() { out.flush(); errout.flush() }
 	}
 	one := &running{container: c.name, ended: make(chan struct{})}
-	if one.child, err = r.command(containerName(r.dir.id, c.name), cmd, flush); err != nil {
+	if one.child, err = r.command(containerName(r.plan.id, c.name), cmd, flush); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -255,10 +274,37 @@ func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 	return one, nil
 }
 
-// notStarted is the error of a container whose program, which may be the user's own wish, was not started.
-func (c container) notStarted(err error, wished bool) error {
+// input connects the user's input to the `docker run` of the chosen container. Docker must be in the terminal's foreground
+// to read the terminal. There Ctrl-C would end docker, except with a TTY of the container: then docker makes the terminal
+// raw, which sends no signals. Without one, kubevpn reads for docker.
+//
+//	-it, a terminal   docker in kubevpn's process group: reads the terminal
+//	-i, a terminal    docker in its own: reads a pipe
+//	-i, a file        docker in its own: reads the file
+func (r *run) input(cmd *exec.Cmd) error {
+	switch {
+	case !r.plan.interactive():
+	case !r.Terminal:
+		cmd.Stdin = r.Stdin
+	case r.plan.tty():
+		cmd.Stdin, cmd.SysProcAttr = r.Stdin, nil
+	default:
+		to, err := cmd.StdinPipe()
+		if err != nil {
+			return err
+		}
+		go func() { // it ends with this process, or with the input
+			_, _ = io.Copy(to, r.Stdin) // the program may have closed its end
+			to.Close()
+		}()
+	}
+	return nil
+}
+
+// notStarted is the error of a container whose program did not start; byUser says that the user has named the program.
+func (c container) notStarted(err error, byUser bool) error {
 	code := api.ExitEngine
-	if wished {
+	if byUser {
 		code = api.ExitUsage
 	}
 	e := api.Errorf(code, "container %s (image %s): %w", c.name, c.image, err)
@@ -277,6 +323,11 @@ func (r *run) resolve(c container) ([]mount, error) {
 			r.Warn(fmt.Sprintf("volume %s at %s: nothing can be mounted there", m.Volume, m.Path))
 			continue
 		}
+		if name := r.writer(c.name, m); name != "" {
+			r.Warn(fmt.Sprintf("volume %s at %s of container %s is left out: container %s can write above its subPath, and could lead "+
+				"the engine, which is root, out of the volume by a link (CVE-2017-1002101); -c NAME runs one container alone", m.Volume, m.Path, c.name, name))
+			continue
+		}
 		if m.Source != "" {
 			all = append(all, mount{source: m.Source, path: m.Path, readOnly: m.ReadOnly})
 			continue
@@ -288,18 +339,34 @@ func (r *run) resolve(c container) ([]mount, error) {
 				r.Warn(fmt.Sprintf("volume %s at %s: %v", m.Volume, m.Path, err))
 				continue
 			}
-			at = got.Path
+			if at = got.Path; !filepath.IsLocal(at) {
+				return nil, fmt.Errorf("volume %s: %q, where its subPath %s is said to be, leads out of it", m.Volume, at, m.SubPath)
+			}
 		}
-		all = append(all, mount{source: r.dir.source(m.Volume, at), path: m.Path, readOnly: m.ReadOnly})
+		all = append(all, mount{source: source(r.network.volumes, m.Volume, at), path: m.Path, readOnly: m.ReadOnly})
 	}
 	return all, nil
+}
+
+// writer is another container of this run than the one that m is of, which may replace a directory on the way to m's subPath at any
+// time; "" if none may. What a container itself does comes after its mounts.
+func (r *run) writer(of string, m podenv.Mount) string {
+	for _, name := range slices.Sorted(maps.Keys(r.mounts)) {
+		if name != of && slices.ContainsFunc(r.mounts[name], func(o podenv.Mount) bool {
+			above := o.SubPath == "" && m.SubPath != "" || strings.HasPrefix(m.SubPath, o.SubPath+"/")
+			return o.Volume == m.Volume && !o.ReadOnly && above
+		}) {
+			return name
+		}
+	}
+	return ""
 }
 
 func (one *running) listen() {
 	defer close(one.ended)
 	for {
 		var rep report
-		if err := one.wire.in.Decode(&rep); err != nil {
+		if err := one.wire.receive(&rep); err != nil {
 			return
 		}
 		if rep.Ended != nil {
@@ -331,26 +398,14 @@ func (one *running) exit() (int, error) {
 	}
 	var exit *exec.ExitError
 	if !errors.As(one.err, &exit) {
-		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a word: %w", one.container, errors.Join(errors.New("its first process has gone"), one.err))
+		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a report: %w", one.container, errors.Join(errors.New("its first process has gone"), one.err))
 	}
 	const failed = 125 // docker's own
 	if code := exit.ExitCode(); code != failed && code > 0 {
 		return code, nil // who killed it
 	}
-	return 0, api.Errorf(api.ExitEngine, "the Docker Engine has let go of the container %s: docker %w", one.container, exit).
-		WithHint("what the engine did `journalctl -u docker` may tell")
-}
-
-// removeAsRoot removes what a killed network container, of this run or an earlier one, has left, by another container.
-func (r *run) removeAsRoot(ctx context.Context, d *directory) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*removeTimeout)
-	defer cancel()
-	args := append(r.plan.common(d.id, networkName(d.id)+"-end"), "--user", "0:0", "--network", "none", "--mount", bind(d.base, base, false),
-		"--entrypoint", binary, r.plan.containers[len(r.plan.containers)-1].image, Command, removeRole, d.id)
-	if _, err := r.Engine.output(ctx, args...); err != nil {
-		return api.Errorf(api.ExitEngine, "the pod's files cannot be removed from %s: %w", d.path(), err).WithHint("sudo rm -r %s", d.path())
-	}
-	return nil
+	return 0, api.Errorf(api.ExitEngine, "the Docker Engine has ended the container %s: docker %w", one.container, exit).
+		WithHint("see `journalctl -u docker` for the cause")
 }
 
 // prefixed writes whole lines, with the container's name.
@@ -390,7 +445,7 @@ func (p *prefixer) Write(b []byte) (int, error) {
 // flush writes what is left, which did not end in a newline.
 func (p *prefixer) flush() {
 	if len(p.rest) > 0 {
-		_ = p.line(p.rest) // there is nobody whom to tell that the terminal is gone
+		_ = p.line(p.rest) // the terminal may be gone
 	}
 }
 

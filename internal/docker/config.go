@@ -5,26 +5,21 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"regexp"
-	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/config"
 	"kubevpn/internal/podenv"
-	"kubevpn/pkg/sandbox"
+	"kubevpn/pkg/host/sandbox"
 )
 
-// Command is the hidden command with which our binary is a container's first process. Its first argument is a role; with
-// networkRole and removeRole the second is the run.
+// Command is the hidden command with which our binary is a container's first process. Its argument is a role.
 const Command = "container"
 
 const (
 	programRole = "program"
 	networkRole = "network"
-	removeRole  = "remove"
 )
 
 // Config is what Run needs.
@@ -49,8 +44,8 @@ type Config struct {
 	// Running finds another pod of the workload, if Pod does not go on running; nil: there is none.
 	Running func(ctx context.Context) (*corev1.Pod, error)
 
-	Places                []Place // for the pod's files; the first that is in memory and can be had is used
-	Executable            string  // our binary
+	Paths                 config.Paths // RuntimeDir is for the containers' sockets
+	Executable            string       // our binary
 	Stdin, Stdout, Stderr *os.File
 
 	// Connect gives the network container the cluster's network, and its requests if there are any, until ctx ends. It calls ready
@@ -63,34 +58,3 @@ type Config struct {
 	Warn   func(string)     // what the pod has and its containers here have not
 	Logger *slog.Logger
 }
-
-// Place is where a directory with those of all runs may be made. Its RuntimeDir is the user's alone, and need not exist.
-type Place struct {
-	config.Paths
-	Own bool // nothing else is in RuntimeDir: it goes with the last run
-}
-
-// base is the directory of all runs.
-func (p Place) base() string { return filepath.Join(p.RuntimeDir, "docker") }
-
-// directory is a run's, in memory.
-type directory struct {
-	place Place
-	base  string   // the place's
-	id    string   // this run's, below base
-	lock  *os.File // held while kubevpn lives
-}
-
-// What is in a run's directory.
-const (
-	lockName   = "lock"
-	controlDir = "c" // with a directory for the sockets of each container: paths of sockets have to be short
-	volumesDir = "volumes"
-)
-
-func (d *directory) control(n int) string {
-	return filepath.Join(d.base, d.id, controlDir, strconv.Itoa(n))
-}
-
-// validID reports whether a run may be called so: what is removed by that name is below the directory of all runs.
-func validID(id string) bool { return regexp.MustCompile(`^[0-9a-f]{10}$`).MatchString(id) }

@@ -13,12 +13,23 @@
 //
 // Our binary is bind-mounted, and so is a directory with a socket for each container, which takes one connection: that of PID
 // 1, before there is a program. By it come command and environment, so that the engine's configuration, which it keeps on
-// disk, and its command lines have no secret; files are in a tmpfs, in a directory of the user's alone.
+// disk, and its command lines have no secret; files are in a tmpfs: an anonymous volume of the network
+// container, from where the engine mounts them into the others.
 //
 // # Ends
 //
-// A socket that ends, however, ends what is at its other end: PID 1 of a container, and with that every process of it. The
-// network container removes the files then. All containers are --rm. So no file is left by a kubevpn that was killed; what a
-// killed network container leaves, kubevpn removes, and what both leave, the next one, which sees it by a lock. The last run removes
-// the directory of all.
+// A socket that ends, however, ends what is at its other end: PID 1 of a container, and with that every process of it. All
+// containers are --rm, and the engine removes the tmpfs with the network container. So nothing is left, whoever is killed. An engine
+// that ends itself may leave the volume, empty, which the next run removes.
+//
+// # Signals
+//
+// Kubevpn alone forwards signals, over the socket of PID 1. Every docker command has --sig-proxy=false and a process group
+// of its own, so that a terminal's Ctrl-C reaches kubevpn only. With -it, docker has to be in the foreground to read the
+// terminal; it makes the terminal raw, which sends no signals. A SIGTERM to kubevpn's whole process group ends that docker,
+// too: what the program writes after it is lost.
+//
+// # Why the docker command
+//
+// It parses the flags of `docker run` behind --, logs in to registries, and knows contexts.
 package docker

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +22,7 @@ type Engine struct {
 	security []string // features: "seccomp", "selinux", "rootless", "userns"
 }
 
-// instead names the ways to work that need no engine.
+// instead names the modes that need no engine.
 const instead = "or without Docker: `kubevpn dev TYPE/NAME -- COMMAND` runs a program of this machine (with --isolate in a network of its own)"
 
 func noEngine(next, format string, args ...any) *api.Error {
@@ -126,7 +127,7 @@ func (e *Engine) remove(ctx context.Context, name string) error {
 	defer again.Stop()
 	var why error
 	for {
-		if _, err := e.output(ctx, "rm", "--force", name); ctx.Err() == nil {
+		if _, err := e.output(ctx, "rm", "--force", "--volumes", name); ctx.Err() == nil {
 			why = err
 		}
 		there, err := e.output(ctx, "ps", "--all", "--quiet", "--filter", "name=^"+name+"$")
@@ -139,6 +140,29 @@ func (e *Engine) remove(ctx context.Context, name string) error {
 			return errors.Join(why, context.Cause(ctx))
 		}
 	}
+}
+
+// mountpoint returns where the engine has the volume that a container sees at target.
+func (e *Engine) mountpoint(ctx context.Context, container, target string) (string, error) {
+	format := fmt.Sprintf("{{range .Mounts}}{{if eq .Destination %q}}{{.Source}}{{end}}{{end}}", target)
+	out, err := e.output(ctx, "inspect", "--format", format, container)
+	dir := strings.TrimSpace(string(out))
+	if err == nil && !filepath.IsAbs(dir) {
+		err = fmt.Errorf("docker inspect: the container %s has no volume at %s", container, target)
+	}
+	return dir, err
+}
+
+// removeVolumes removes volumes of earlier runs, which an engine leaves that ends during a run. They are empty: a tmpfs does
+// not outlive its containers. (`docker volume prune` skips volumes with options.)
+func (e *Engine) removeVolumes(ctx context.Context) error {
+	out, err := e.output(ctx, "volume", "ls", "--quiet", "--filter", "dangling=true", "--filter", "label="+label)
+	names := strings.Fields(string(out))
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	_, err = e.output(ctx, append([]string{"volume", "rm", "--force"}, names...)...)
+	return err
 }
 
 // said is what a command wrote, or, if it wrote nothing, err.
@@ -189,14 +213,14 @@ func (e *Engine) image(ctx context.Context, ref string, now bool, progress func(
 	case ctx.Err() != nil:
 		return i, context.Cause(ctx)
 	case err != nil && here:
-		warn(fmt.Sprintf("the image %s is the one of this machine, and the registry may have a newer: %v", ref, said(err, stderr.String())))
+		warn(fmt.Sprintf("using this machine's copy of the image %s; the registry may have a newer one: %v", ref, said(err, stderr.String())))
 		return i, nil
 	case err != nil:
 		registry, _, found := strings.Cut(ref, "/")
 		if !found || !strings.ContainsAny(registry, ".:") || registry == "docker.io" {
 			registry = ""
 		}
-		return i, api.Errorf(api.ExitEngine, "the image %s cannot be pulled: %w", ref, said(err, stderr.String())).
+		return i, api.Errorf(api.ExitEngine, "cannot pull the image %s: %w", ref, said(err, stderr.String())).
 			WithHint("`%s` if the registry asks for it: the cluster's pull secrets are not used here;\nor name an image of this machine with --image",
 				strings.TrimSpace("docker login "+registry))
 	}

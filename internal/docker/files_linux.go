@@ -11,13 +11,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevpn/pkg/pid1"
-	"kubevpn/pkg/sandbox"
+	"kubevpn/pkg/host/sandbox"
+	"kubevpn/pkg/host/subreaper"
 )
 
-// runNetwork is the first process of the network container: it gives kubevpn a TUN, and keeps the volumes of the run id, until
-// kubevpn has gone or the container is told to end.
-func runNetwork(id string) error {
+// runNetwork is the first process of the network container: it gives kubevpn a TUN and writes the volumes, until kubevpn
+// has gone or the container is told to end.
+func runNetwork() error {
 	network, err := dialSocket("unixpacket", socketName)
 	if err != nil {
 		return err
@@ -32,30 +32,17 @@ func runNetwork(id string) error {
 	served := make(chan error, 1)
 	go func() { served <- sandbox.Serve(network) }() // kubevpn hears of its errors
 	kept := make(chan error, 1)
-	go func() { kept <- keepFiles(conn, base, id) }()
+	go func() { kept <- keepFiles(conn, volumesAt) }()
 	select {
 	case err = <-kept:
 	case <-told:
 	}
-	return errors.Join(err, removeFiles(base, id))
+	return err
 }
 
-// removeFiles removes what a run has left.
-func removeFiles(base, id string) error {
-	root, err := os.OpenRoot(base)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	if !validID(id) {
-		return fmt.Errorf("%q is no run", id)
-	}
-	return root.RemoveAll(id)
-}
-
-// keepFiles serves one connection.
-func keepFiles(conn net.Conn, base, id string) error {
-	root, err := os.OpenRoot(path.Join(base, id, volumesDir))
+// keepFiles writes the volumes that kubevpn sends over conn into dir.
+func keepFiles(conn net.Conn, dir string) error {
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
@@ -78,7 +65,7 @@ func keepFiles(conn net.Conn, base, id string) error {
 		case o.Resolve != nil:
 			r.Path, err = f.resolve(*o.Resolve)
 		}
-		r.Error = pid1.NewFailure(err)
+		r.Error = subreaper.NewFailure(err)
 		if err := w.out.Encode(r); err != nil {
 			return nil // it has gone
 		}

@@ -33,6 +33,7 @@ type container struct {
 
 // plan is what is known before anything is started.
 type plan struct {
+	id         string // of this run, in the names of its containers
 	cfg        Config
 	pod        *corev1.Pod
 	user       Arguments
@@ -111,22 +112,35 @@ func (p *plan) warnings() []string {
 	}
 	for what, is := range map[string]bool{"hostNetwork": s.HostNetwork, "hostPID": s.HostPID, "hostIPC": s.HostIPC} {
 		if is {
-			warn("%s: the node's is not here", what)
+			warn("%s: this machine does not have the node's", what)
 		}
 	}
 	if s.ShareProcessNamespace != nil && *s.ShareProcessNamespace {
-		warn("shareProcessNamespace: each container sees its own processes alone")
+		warn("shareProcessNamespace: each container sees only its own processes")
+	}
+	if p.userns {
+		warn("the engine maps users (userns-remap), and these containers run without it (--userns host): else they could not read the pod's files")
+	}
+	if p.selinux {
+		warn("the engine separates containers by SELinux labels, and these run without them (--security-opt label=disable): else they could not read the pod's files")
 	}
 	for _, c := range p.containers {
+		if left := p.leftOut(c); len(left) > 0 {
+			flags := "-- --cap-add NAME"
+			if !c.chosen {
+				flags = "-c " + c.name + " " + flags
+			}
+			warn("container %s: omitting %s: the pod adds it, and it is not a default of Docker; `%s` adds one", c.name, strings.Join(left, ", "), flags)
+		}
 		if sc := c.spec.SecurityContext; sc != nil && sc.Privileged != nil && *sc.Privileged {
-			warn("container %s is privileged in the cluster, and is not here: `-- --privileged` makes it so", c.name)
+			warn("container %s is privileged in the cluster, but not here; `-- --privileged` makes it privileged", c.name)
 		}
 		for _, d := range c.spec.VolumeDevices {
-			warn("container %s: the device %s is the node's", c.name, d.DevicePath)
+			warn("container %s: only the node has the device %s", c.name, d.DevicePath)
 		}
 		for _, resource := range slices.Sorted(maps.Keys(c.spec.Resources.Limits)) {
 			if strings.Contains(string(resource), "/") {
-				warn("container %s: %s is the node's (`docker run` has --device and --gpus)", c.name, resource)
+				warn("container %s: only the node has %s (see --device and --gpus of `docker run`)", c.name, resource)
 			}
 		}
 	}
@@ -139,9 +153,10 @@ func networkName(id string) string         { return "kubevpn-" + id + "-network"
 func containerName(id, name string) string { return "kubevpn-" + id + "-" + name }
 
 // common are the flags of every container.
-func (p *plan) common(id, name string) []string {
+func (p *plan) common(name string) []string {
 	args := []string{
-		"run", "--rm", "--name", name, "--label", label + "=" + id, "--pull", "never", "--no-healthcheck",
+		"run", "--rm", "--name", name, "--label", label + "=" + p.id, "--pull", "never", "--no-healthcheck",
+		"--sig-proxy=false",    // kubevpn forwards signals, and once
 		"--log-driver", "none", // what programs write is for the terminal, and on no disk
 	}
 	if p.selinux {
@@ -153,16 +168,18 @@ func (p *plan) common(id, name string) []string {
 	return append(args, "--mount", bind(p.cfg.Executable, binary, true))
 }
 
-// network are the arguments of docker for the network container.
-func (p *plan) network(d *directory) []string {
-	args := p.common(d.id, networkName(d.id))
+// network returns the arguments of docker for the network container, whose sockets are in dir. Its anonymous volume is in
+// memory, and the engine removes it with the container.
+func (p *plan) network(dir string) []string {
+	args := p.common(networkName(p.id))
 	hostname := podenv.Hostname(p.pod)
 	if hostname == "" { // this user may not even ask what the pod would be
 		hostname = podenv.Hostname(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.cfg.Workload}})
 	}
 	args = append(args,
 		"--user", "0:0", "--cap-drop", "ALL", "--ipc", "shareable", "--device", "/dev/net/tun", "--hostname", hostname,
-		"--mount", bind(d.control(0), control, true), "--mount", bind(d.base, base, false))
+		"--mount", bind(dir, control, true), "--mount", mountFlag("type=volume", "target="+volumesAt, "volume-nocopy", "volume-label="+label,
+			"volume-opt=type=tmpfs", "volume-opt=device=tmpfs", "volume-opt=o=mode=0755,nosuid,nodev"))
 	// The network, and files that are others'.
 	for _, c := range []string{"NET_ADMIN", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"} {
 		args = append(args, "--cap-add", c)
@@ -187,15 +204,15 @@ func (p *plan) network(d *directory) []string {
 		args = append(args, "--publish", port)
 	}
 	chosen := p.containers[len(p.containers)-1]
-	return append(args, "--entrypoint", binary, chosen.image, Command, networkRole, d.id)
+	return append(args, "--entrypoint", binary, chosen.image, Command, networkRole)
 }
 
-// run are the arguments of docker for the n-th of the pod's containers.
-func (p *plan) run(d *directory, n int, mounts []mount) []string {
+// run returns the arguments of docker for the n-th of the pod's containers, whose socket is in dir.
+func (p *plan) run(dir string, n int, mounts []mount) []string {
 	c := p.containers[n]
-	args := p.common(d.id, containerName(d.id, c.name))
-	args = append(args, "--network", "container:"+networkName(d.id), "--ipc", "container:"+networkName(d.id),
-		"--mount", bind(d.control(n+1), control, true))
+	args := p.common(containerName(p.id, c.name))
+	args = append(args, "--network", "container:"+networkName(p.id), "--ipc", "container:"+networkName(p.id),
+		"--mount", bind(dir, control, true))
 	for _, m := range mounts {
 		args = append(args, "--mount", bind(m.source, m.path, m.readOnly))
 	}
@@ -209,6 +226,9 @@ func (p *plan) run(d *directory, n int, mounts []mount) []string {
 		}
 		if p.tty() {
 			args = append(args, "--tty")
+		}
+		for _, name := range p.user.Capabilities {
+			args = append(args, "--cap-add", name)
 		}
 		args = append(args, p.user.Rest...)
 	}
@@ -252,7 +272,9 @@ func (p *plan) security(c container) []string {
 			args = append(args, "--cap-drop", string(c))
 		}
 		for _, c := range s.Capabilities.Add {
-			args = append(args, "--cap-add", string(c))
+			if name := capability(string(c)); slices.Contains(defaultCapabilities, name) {
+				args = append(args, "--cap-add", name)
+			}
 		}
 	}
 	if s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation {
@@ -262,6 +284,35 @@ func (p *plan) security(c container) []string {
 		args = append(args, "--read-only")
 	}
 	return args
+}
+
+// defaultCapabilities are those that Docker gives a container. The pod may add these: more would give whoever edits its template
+// more than Docker gives on this machine.
+var defaultCapabilities = []string{
+	"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW", "SETFCAP", "SETGID", "SETPCAP",
+	"SETUID", "SYS_CHROOT",
+}
+
+// capability is a capability's name as in defaultCapabilities.
+func capability(name string) string { return strings.TrimPrefix(strings.ToUpper(name), "CAP_") }
+
+// leftOut are the capabilities that the pod adds and that neither Docker nor the user gives a container.
+func (p *plan) leftOut(c container) []string {
+	given := slices.Clone(defaultCapabilities)
+	if c.chosen {
+		for _, name := range p.user.Capabilities {
+			given = append(given, capability(name))
+		}
+	}
+	var left []string
+	if s := c.spec.SecurityContext; s != nil && s.Capabilities != nil && !slices.Contains(given, "ALL") {
+		for _, add := range s.Capabilities.Add {
+			if name := capability(string(add)); !slices.Contains(given, name) {
+				left = append(left, name)
+			}
+		}
+	}
+	return left
 }
 
 // program is what a container's PID 1 starts.
@@ -293,12 +344,17 @@ type mount struct {
 	readOnly     bool
 }
 
-// bind is a value of --mount, which is a line of CSV.
+// bind is a value of --mount for a directory or file of this machine.
 func bind(source, target string, readOnly bool) string {
 	fields := []string{"type=bind", "source=" + source, "target=" + target}
 	if readOnly {
 		fields = append(fields, "readonly")
 	}
+	return mountFlag(fields...)
+}
+
+// mountFlag is a value of --mount, which is a line of CSV.
+func mountFlag(fields ...string) string {
 	var b strings.Builder
 	w := csv.NewWriter(&b)
 	// A strings.Builder takes everything, and Flush has nobody else's errors.
@@ -307,9 +363,9 @@ func bind(source, target string, readOnly bool) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// source is where a volume's place is on this machine.
-func (d *directory) source(volume, sub string) string {
-	return filepath.Join(d.base, d.id, volumesDir, volume, filepath.FromSlash(sub))
+// source returns where the engine has a place in a volume, given the directory with all volumes.
+func source(volumes, volume, sub string) string {
+	return filepath.Join(volumes, volume, filepath.FromSlash(sub))
 }
 
 // mountable reports whether something may be mounted there in a container.

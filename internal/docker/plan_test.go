@@ -49,7 +49,7 @@ func testPlan(t *testing.T, cfg Config) *plan {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &plan{cfg: cfg, pod: cfg.Pod, user: cfg.Arguments, containers: all}
+	return &plan{id: "0123456789", cfg: cfg, pod: cfg.Pod, user: cfg.Arguments, containers: all}
 }
 
 func TestChoose(t *testing.T) {
@@ -102,13 +102,12 @@ func TestChoosePull(t *testing.T) {
 }
 
 func TestRunArguments(t *testing.T) {
-	d := &directory{base: "/run/base", id: "0123456789"}
 	p := testPlan(t, Config{Terminal: true, Arguments: Arguments{Rest: []string{"--memory", "1g"}}})
-	got := p.run(d, 2, []mount{{source: "/run/a,b", path: "/etc/x", readOnly: true}})
-	want := strings.Fields(`run --rm --name kubevpn-0123456789-web --label kubevpn.dev=0123456789 --pull never --no-healthcheck --log-driver none
+	got := p.run("/run/kubevpn/docker-3", 2, []mount{{source: "/run/a,b", path: "/etc/x", readOnly: true}})
+	want := strings.Fields(`run --rm --name kubevpn-0123456789-web --label kubevpn.dev=0123456789 --pull never --no-healthcheck --sig-proxy=false --log-driver none
 		--mount type=bind,source=/usr/bin/kubevpn,target=/.kubevpn/kubevpn,readonly
 		--network container:kubevpn-0123456789-network --ipc container:kubevpn-0123456789-network
-		--mount type=bind,source=/run/base/0123456789/c/3,target=/.kubevpn/run,readonly
+		--mount type=bind,source=/run/kubevpn/docker-3,target=/.kubevpn/run,readonly
 		--mount type=bind,"source=/run/a,b",target=/etc/x,readonly
 		--user 1000:2000 --group-add 4000 --group-add 3000 --cap-drop ALL --cap-add NET_BIND_SERVICE --security-opt no-new-privileges --read-only
 		--workdir /srv --interactive --tty --memory 1g
@@ -116,7 +115,7 @@ func TestRunArguments(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
-	other := p.run(d, 1, nil)
+	other := p.run("/run/x", 1, nil)
 	for _, flag := range []string{"--interactive", "--tty", "--memory", "--read-only", "--workdir"} {
 		if slices.Contains(other, flag) {
 			t.Errorf("another container has %s", flag)
@@ -129,7 +128,7 @@ func TestRunArguments(t *testing.T) {
 	p.pod.Spec.SecurityContext = nil
 	for image, want := range map[string]string{"": "0:7", "app": "app:7", "1000:1000": "1000:7"} {
 		p.containers[1].of.Config.User = image
-		other = p.run(d, 1, nil)
+		other = p.run("/run/x", 1, nil)
 		if user := other[slices.Index(other, "--user")+1]; user != want {
 			t.Errorf("a group alone, with an image whose user is %q: %s, want %s", image, user, want)
 		}
@@ -140,14 +139,13 @@ func TestRunArguments(t *testing.T) {
 }
 
 func TestNetworkArguments(t *testing.T) {
-	d := &directory{base: "/run/base", id: "0123456789"}
 	p := testPlan(t, Config{Publish: []string{"8080:80"}, Arguments: Arguments{Publish: []string{"81"}, AddHosts: []string{"me:1.2.3.4"}}})
 	p.ipv6, p.userns, p.selinux = true, true, true
-	got := strings.Join(p.network(d), " ")
+	got := strings.Join(p.network("/run/x"), " ")
 	for _, want := range []string{
 		"--user 0:0", "--cap-drop ALL", "--cap-add NET_ADMIN", "--device /dev/net/tun", "--hostname web-1", "--publish 8080:80", "--publish 81",
 		"--add-host db:10.0.0.9", "--add-host me:1.2.3.4", "--sysctl net.ipv6.conf.all.disable_ipv6=0", "--userns host", "--security-opt label=disable",
-		"source=/run/base,target=/.kubevpn/base --", "--entrypoint /.kubevpn/kubevpn web:1 container network 0123456789",
+		"--mount type=volume,target=/.kubevpn/volumes,volume-nocopy,volume-label=kubevpn.dev,volume-opt=type=tmpfs,", "--entrypoint /.kubevpn/kubevpn web:1 container network --",
 	} {
 		if !strings.Contains(got+" --", want) {
 			t.Errorf("no %q in %s", want, got)
@@ -270,5 +268,48 @@ func TestOwned(t *testing.T) {
 	}
 	if f := owned(pod, token).Files[1]; f.Mode != 0o644 {
 		t.Errorf("no token: %+v", f)
+	}
+}
+
+// A pod's template adds no capability that Docker would not give: whoever may edit it would be root on this machine.
+func TestRunAddsDockersCapabilitiesAlone(t *testing.T) {
+	p := testPlan(t, Config{Arguments: Arguments{Capabilities: []string{"SYS_PTRACE", "CAP_BPF"}}})
+	add := []corev1.Capability{"ALL", "SYS_ADMIN", "CAP_SYS_MODULE", "sys_ptrace", "BPF", "CAP_CHOWN", "net_raw"}
+	p.containers[2].spec.SecurityContext.Capabilities = &corev1.Capabilities{Drop: []corev1.Capability{"KILL"}, Add: add}
+	p.containers[1].spec.SecurityContext.Capabilities = &corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}}
+	var got []string
+	args := p.run("/run/x", 2, nil)
+	for n, a := range args {
+		if strings.HasPrefix(a, "--cap") {
+			got = append(got, a+" "+args[n+1])
+		}
+	}
+	want := []string{"--cap-drop KILL", "--cap-add CHOWN", "--cap-add NET_RAW", "--cap-add SYS_PTRACE", "--cap-add CAP_BPF"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	said := strings.Join(p.warnings(), "\n")
+	for _, want := range []string{
+		"container web: omitting ALL, SYS_ADMIN, SYS_MODULE: the pod adds it, and it is not a default of Docker; `-- --cap-add NAME` adds one",
+		"container log: omitting NET_ADMIN: the pod adds it, and it is not a default of Docker; `-c log -- --cap-add NAME` adds one",
+	} {
+		if !strings.Contains(said, want) {
+			t.Errorf("no %q in\n%s", want, said)
+		}
+	}
+}
+
+// What the engine is told about users and labels is said before it runs.
+func TestWarningsNameUserNamespacesAndLabels(t *testing.T) {
+	p := testPlan(t, Config{})
+	if said := strings.Join(p.warnings(), "\n"); strings.Contains(said, "--userns") || strings.Contains(said, "label=disable") {
+		t.Errorf("an engine without either:\n%s", said)
+	}
+	p.userns, p.selinux = true, true
+	said := strings.Join(p.warnings(), "\n")
+	for _, want := range []string{"--userns host", "--security-opt label=disable"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("no %q in\n%s", want, said)
+		}
 	}
 }

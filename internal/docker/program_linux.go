@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevpn/pkg/pid1"
+	"kubevpn/pkg/host/subreaper"
 )
 
 // runProgram is the first process of a container: it runs what kubevpn says, and ends with it. exit is the program's exit code.
@@ -32,18 +32,18 @@ func runProgram() (exit int, err error) {
 	i.program = *first.Program
 	passed := i.signals()
 	p, err := i.start()
-	// Whoever is told of it may have gone, which obey sees.
-	_ = i.out.Encode(report{Error: pid1.NewFailure(err)})
+	// An error means that kubevpn has gone, which handle sees.
+	_ = i.out.Encode(report{Error: subreaper.NewFailure(err)})
 	if err != nil {
 		// Kubevpn says it, with what may help.
 		return notStarted(err), nil
 	}
 	go i.family.Reap(context.Background()) // as long as this process is
-	go i.obey(p)
+	go i.handle(p)
 	for {
 		select {
 		case s := <-passed:
-			i.pass(p, s.(syscall.Signal), byEngine)
+			p.Signal(s.(syscall.Signal))
 		case <-p.Done():
 			code, _ := p.Exit()
 			_ = i.out.Encode(report{Ended: &code})
@@ -63,22 +63,21 @@ func notStarted(err error) int {
 type initProcess struct {
 	*wire
 	program program
-	family  pid1.Family
-	ways    ways
+	family  subreaper.Family
 }
 
 // signals catches what is for the program. What a terminal sends reaches the program as well as this process, and is not
 // passed on.
 func (i *initProcess) signals() <-chan os.Signal {
 	passed := make(chan os.Signal, 16)
-	nobody := make(chan os.Signal, 1)
+	dropped := make(chan os.Signal, 1)
 	for n := syscall.Signal(1); n < 32; n++ {
 		switch n {
 		case unix.SIGKILL, unix.SIGSTOP, unix.SIGCHLD, unix.SIGURG, unix.SIGPIPE, // not to be had, or this process's own
 			unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGSYS, unix.SIGPROF, unix.SIGTTIN, unix.SIGTTOU:
 		case unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP, unix.SIGWINCH:
 			if i.program.TTY {
-				signal.Notify(nobody, n)
+				signal.Notify(dropped, n)
 			} else {
 				signal.Notify(passed, n)
 			}
@@ -89,38 +88,32 @@ func (i *initProcess) signals() <-chan os.Signal {
 	return passed
 }
 
-// obey does what kubevpn says. When that is gone everything ends: the kernel kills what is left when this process has ended.
-func (i *initProcess) obey(p *pid1.Process) {
+// handle executes kubevpn's orders. When kubevpn has gone, this process ends, and the kernel kills what is left in the container.
+func (i *initProcess) handle(p *subreaper.Process) {
 	for {
 		var o order
 		if err := i.in.Decode(&o); err != nil {
 			os.Exit(128 + int(unix.SIGKILL))
 		}
 		if o.Signal > 0 {
-			i.pass(p, syscall.Signal(o.Signal), byKubevpn)
+			p.Signal(syscall.Signal(o.Signal))
 		}
 	}
 }
 
-func (i *initProcess) pass(p *pid1.Process, s syscall.Signal, from way) {
-	if i.ways.first(s, from) {
-		p.Signal(s)
-	}
-}
-
 // start starts the program. Below its environment is what the engine has given to this process.
-func (i *initProcess) start() (*pid1.Process, error) {
+func (i *initProcess) start() (*subreaper.Process, error) {
 	// Orphans come here even where another process is the first: with the machine's PID namespace.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("becoming the parent of orphans: %w", err)
 	}
 	env := merge(slices.DeleteFunc(os.Environ(), isProxy), i.program.Env)
-	p, err := i.family.Start(pid1.Program{Args: i.program.Args, Env: env})
+	p, err := i.family.Start(subreaper.Program{Args: i.program.Args, Env: env})
 	if err != nil {
 		return nil, err
 	}
 	// They would keep who reads them waiting after the program has closed them.
-	return p, pid1.CloseStandardFiles()
+	return p, subreaper.CloseStandardFiles()
 }
 
 // isProxy reports whether a variable is one that the docker command's setting "proxies" adds: the way out of the user's own network,

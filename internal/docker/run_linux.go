@@ -2,10 +2,11 @@ package docker
 
 import (
 	"context"
+	"crypto/rand"
 	"debug/elf"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/signal"
 	"slices"
@@ -17,13 +18,14 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/podenv"
+	"kubevpn/pkg/host/sandbox"
 )
 
 const (
 	// graceMost is the longest that other containers have to end when the one that the user works on has.
 	graceMost = 10 * time.Second
-	// tellTimeout is how long the end of a program may take to be heard of when `docker run` has returned.
-	tellTimeout = 2 * time.Second
+	// endReportTimeout is how long PID 1 may take to report the program's end after `docker run` has returned.
+	endReportTimeout = 2 * time.Second
 )
 
 // Run runs the pod's containers until the one that the user works on ends, or ctx does. exit is that one's exit code. When it
@@ -39,21 +41,15 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 	for _, w := range p.warnings() {
 		cfg.Warn(w)
 	}
-	d, left, err := newDirectory(cfg.Places, cfg.Warn)
-	if err != nil {
-		return 0, err
+	if err := cfg.Engine.removeVolumes(ctx); err != nil {
+		cfg.Warn(fmt.Sprintf("cannot remove volumes of earlier runs: %v", err))
 	}
-	r := &run{Config: cfg, plan: p, dir: d}
+	r := &run{Config: cfg, plan: p}
 	defer func() {
 		if e := r.end(); err == nil {
 			err = e
 		}
 	}()
-	for _, earlier := range left {
-		if err := errors.Join(r.removeAsRoot(ctx, earlier), earlier.lock.Close()); err != nil {
-			cfg.Warn(err.Error())
-		}
-	}
 	return r.run(ctx)
 }
 
@@ -77,7 +73,7 @@ func suitable(executable string) error {
 // prepare finds out what is to be run; it pulls images.
 func prepare(ctx context.Context, cfg Config) (*plan, error) {
 	cfg.Pod = withoutAgents(cfg.Pod)
-	p := &plan{cfg: cfg, pod: cfg.Pod, user: cfg.Arguments, selinux: cfg.Engine.has("selinux"), userns: cfg.Engine.has("userns")}
+	p := &plan{id: newID(), cfg: cfg, pod: cfg.Pod, user: cfg.Arguments, selinux: cfg.Engine.has("selinux"), userns: cfg.Engine.has("userns")}
 	_, err := os.Stat("/proc/sys/net/ipv6")
 	p.ipv6 = err == nil
 	if p.containers, err = choose(p.pod, cfg.Container, cfg.Alone, cfg.Image); err != nil {
@@ -92,11 +88,17 @@ func prepare(ctx context.Context, cfg Config) (*plan, error) {
 	return p, nil
 }
 
+// newID returns a name for a run.
+func newID() string {
+	var random [5]byte
+	rand.Read(random[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(random[:])
+}
+
 // run is one run of a pod's containers.
 type run struct {
 	Config
 	plan *plan
-	dir  *directory
 
 	network *networkContainer
 	others  []*running
@@ -206,13 +208,8 @@ func (r *run) connect(held context.Context) error {
 
 // work runs the container that the user works on. Volumes are kept fresh until watched ends.
 func (r *run) work(ctx, watched context.Context) (int, error) {
-	// They are the program's: this process has to outlive it. Those that are ignored, as by nohup, stay so.
 	signals := make(chan os.Signal, 8)
-	for _, s := range []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2} {
-		if !signal.Ignored(s) {
-			signal.Notify(signals, s)
-		}
-	}
+	signal.Notify(signals, append(sandbox.Signals(), unix.SIGTSTP, unix.SIGCONT)...)
 	defer signal.Stop(signals)
 	if !r.Begin() {
 		<-ctx.Done() // it ends
@@ -231,6 +228,9 @@ func (r *run) work(ctx, watched context.Context) (int, error) {
 			return r.released()
 		case s := <-signals:
 			r.chosen.signal(s.(syscall.Signal))
+			if s == unix.SIGTSTP { // Ctrl-Z stops this process, too, until the shell continues it
+				_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // nothing refuses a signal to oneself
+			}
 		case err := <-r.lost:
 			r.lost <- err
 			if err == nil {
@@ -245,7 +245,7 @@ func (r *run) work(ctx, watched context.Context) (int, error) {
 
 // released is for a `docker run` that has returned: its container has ended, or goes on without the terminal.
 func (r *run) released() (int, error) {
-	late := time.NewTimer(tellTimeout)
+	late := time.NewTimer(endReportTimeout)
 	defer late.Stop()
 	select {
 	case <-r.chosen.ended:
@@ -254,9 +254,9 @@ func (r *run) released() (int, error) {
 	}
 	r.chosen.left = true
 	if err := r.chosen.err; err != nil {
-		return 0, api.Errorf(api.ExitEngine, "`docker run` has ended (%w) before its container %s, which is ended, too", err, r.chosen.container)
+		return 0, api.Errorf(api.ExitEngine, "`docker run` ended (%w) before its container %s, which kubevpn has ended as well", err, r.chosen.container)
 	}
-	return 0, api.Errorf(api.ExitEngine, "`docker run` was told by its detach keys to let go of the container %s, which is ended: nothing goes on here without kubevpn", r.chosen.container).
+	return 0, api.Errorf(api.ExitEngine, "`docker run` detached by its detach keys; kubevpn has ended the container %s, which cannot run without it", r.chosen.container).
 		WithHint("they are Ctrl-P Ctrl-Q if nothing else says so; -- --detach-keys KEYS does")
 }
 
@@ -286,13 +286,13 @@ func (r *run) end() (err error) {
 	for _, one := range r.others {
 		one.signal(unix.SIGTERM)
 	}
-	patience := time.NewTimer(grace)
-	defer patience.Stop()
+	timeout := time.NewTimer(grace)
+	defer timeout.Stop()
 	for _, one := range r.others {
 		select {
 		case <-one.ended:
-		case <-patience.C:
-			patience.Reset(0)
+		case <-timeout.C:
+			timeout.Reset(0) // no grace is left for the next
 		}
 		one.close()
 	}
@@ -312,9 +312,5 @@ func (r *run) end() (err error) {
 		r.network.close()
 		err = errors.Join(err, r.removed(r.network.child))
 	}
-	removing := r.dir.remove()
-	if errors.Is(removing, fs.ErrPermission) { // the network container was killed
-		removing = r.removeAsRoot(context.Background(), r.dir) // the run's own context has ended
-	}
-	return errors.Join(err, removing, r.dir.close())
+	return err
 }

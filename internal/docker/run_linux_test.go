@@ -88,6 +88,6 @@ func TestReleased(t *testing.T) {
 	r := returned("exit 3")
 	time.AfterFunc(50*time.Millisecond, func() { close(r.chosen.ended) })
 	if exit, err := r.released(); err != nil || exit != 3 || r.chosen.left {
-		t.Errorf("an end that is heard of late: %d, %v", exit, err)
+		t.Errorf("an end that is reported late: %d, %v", exit, err)
 	}
 }

@@ -20,7 +20,4 @@ func Run(context.Context, Config) (int, error) { return 0, errElsewhere() }
 func runProgram() (int, error) { return 0, errElsewhere() }
 
 // runNetwork is not implemented on this operating system.
-func runNetwork(string) error { return errElsewhere() }
-
-// removeFiles is not implemented on this operating system.
-func removeFiles(string, string) error { return errElsewhere() }
+func runNetwork() error { return errElsewhere() }

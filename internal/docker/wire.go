@@ -2,11 +2,13 @@ package docker
 
 import (
 	"encoding/json"
+	"io"
 	"io/fs"
+	"math"
 	"net"
 	"time"
 
-	"kubevpn/pkg/pid1"
+	"kubevpn/pkg/host/subreaper"
 )
 
 // Where a container has what is ours.
@@ -14,7 +16,7 @@ const (
 	inside     = "/.kubevpn"
 	binary     = inside + "/kubevpn" // a file, read-only
 	control    = inside + "/run"     // a directory, with the container's socket
-	base       = inside + "/base"    // the network container's: the directory of all that is run
+	volumesAt  = inside + "/volumes" // the network container's: a tmpfs with the pod's volumes
 	socketName = "socket"
 	filesName  = "files" // the network container's second socket
 )
@@ -40,9 +42,9 @@ type order struct {
 }
 
 type report struct {
-	Error *pid1.Failure `json:"error,omitempty"`
-	Ended *int          `json:"ended,omitempty"`
-	Path  string        `json:"path,omitempty"`
+	Error *subreaper.Failure `json:"error,omitempty"`
+	Ended *int               `json:"ended,omitempty"`
+	Path  string             `json:"path,omitempty"`
 }
 
 // program is what PID 1 runs. The working directory is PID 1's own.
@@ -78,12 +80,23 @@ type file struct {
 // wire is one end of a socket. One goroutine may receive while another sends.
 type wire struct {
 	conn net.Conn
+	most *io.LimitedReader // what in reads
 	in   *json.Decoder
 	out  *json.Encoder
 }
 
 func newWire(conn net.Conn) *wire {
-	return &wire{conn: conn, in: json.NewDecoder(conn), out: json.NewEncoder(conn)}
+	most := &io.LimitedReader{R: conn, N: math.MaxInt64}
+	return &wire{conn: conn, most: most, in: json.NewDecoder(most), out: json.NewEncoder(conn)}
+}
+
+// reportBytes is the size limit of a report. It holds the longest subreaper.Failure, and the longest path.
+const reportBytes = 64 << 10
+
+// receive reads a report. A longer one ends the wire: a container's program may have replaced our process there.
+func (w *wire) receive(r *report) error {
+	w.most.N = reportBytes
+	return w.in.Decode(r)
 }
 
 // answerTimeout is how long the other end may take: it may have been stopped.
@@ -100,7 +113,7 @@ func (w *wire) ask(o order) (report, error) {
 	if err := w.out.Encode(o); err != nil {
 		return r, err
 	}
-	if err := w.in.Decode(&r); err != nil {
+	if err := w.receive(&r); err != nil {
 		return r, err
 	}
 	if r.Error != nil {

@@ -59,14 +59,14 @@ type firewall struct {
 // socket through which it speaks to the kernel.
 var backends = []string{"nft", "legacy"}
 
-// openFirewall finds the backend that works here, by setting and listing what will be set, and so removes what an
-// earlier gateway left, which found the same. programs is the directory of iptables-nft and its like.
+// openFirewall finds the backend that works here: it adds, lists and removes test rules. That also removes the rules of an
+// earlier gateway, which found the same backend. programs is the directory of iptables-nft and its like.
 func openFirewall(programs string, log *slog.Logger) (*firewall, error) {
 	var errs []error
 	for _, backend := range backends {
 		v4, err := openFamily(programs, backend, false)
 		if err != nil {
-			log.Info("this backend of iptables does not work here", "backend", backend, "err", err)
+			log.Info("cannot use this iptables backend", "backend", backend, "err", err)
 			errs = append(errs, fmt.Errorf("iptables-%s: %w", backend, err))
 			continue
 		}
@@ -76,7 +76,7 @@ func openFirewall(programs string, log *slog.Logger) (*firewall, error) {
 		}
 		return f, nil
 	}
-	return nil, api.Errorf(api.ExitNetwork, "no backend of iptables can masquerade here: %w", errors.Join(errs...))
+	return nil, api.Errorf(api.ExitNetwork, "no iptables backend can masquerade: %w", errors.Join(errs...))
 }
 
 func open(programs, backend string, ipv6 bool) (*iptables.IPTables, error) {
@@ -87,8 +87,8 @@ func open(programs, backend string, ipv6 bool) (*iptables.IPTables, error) {
 	return iptables.New(iptables.Path(filepath.Join(programs, name)), iptables.IPFamily(protocol), iptables.Timeout(lockWait))
 }
 
-// openFamily returns a family that can do all that will be asked of it: it sets the rules for a network of
-// documentation, lists them, and removes them, and with them what was there before.
+// openFamily returns a family that works: it adds the rules for a documentation network, lists them, and removes them and all
+// earlier ones.
 func openFamily(programs, backend string, ipv6 bool) (*family, error) {
 	tables, err := open(programs, backend, ipv6)
 	if err != nil {
@@ -118,7 +118,7 @@ func (f *family) check(network netip.Prefix) error {
 	if !slices.ContainsFunc(lines, func(l string) bool {
 		return strings.Contains(l, network.String()) && strings.Contains(l, "MASQUERADE")
 	}) {
-		return fmt.Errorf("a rule that was set is not listed: %q", lines)
+		return fmt.Errorf("iptables does not list a rule that was added: %q", lines)
 	}
 	return nil
 }
@@ -127,7 +127,8 @@ func (f *family) check(network netip.Prefix) error {
 // with the pod's address, so that answers find back without anybody else's routes; and TCP's segments are held to what the
 // path takes, in both directions. What has another source than a laptop's is dropped. So is a laptop's first packet, if it
 // comes before its network's rule: had it passed, the kernel would remember the flow as one that is not masqueraded, and
-// send all of it without hope of an answer.
+// send all of it without hope of an answer. And laptops get the answers to their own flows, with the ICMP errors about
+// them, and no flow that a pod begins. That must be the pod's kernel, whose conntrack knows the flows.
 func (f *family) rules(networks []netip.Prefix) []rule {
 	var all []rule
 	for _, n := range networks {
@@ -144,6 +145,11 @@ func (f *family) rules(networks []netip.Prefix) []rule {
 				"-m", "comment", "--comment", "kubevpn: of a laptop", "-j", "RETURN"}, true})
 		}
 	}
+	all = append(all,
+		rule{"mangle", sourceChain, []string{"-o", device, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED",
+			"-m", "comment", "--comment", "kubevpn: an answer to a laptop", "-j", "RETURN"}, false},
+		rule{"mangle", sourceChain, []string{"-o", device,
+			"-m", "comment", "--comment", "kubevpn: not an answer to a laptop", "-j", "DROP"}, false})
 	for _, direction := range []string{"-i", "-o"} {
 		all = append(all, rule{"mangle", mangleChain, []string{direction, device, "-p", "tcp", "-m", "tcp", "--tcp-flags", "SYN,RST", "SYN",
 			"-m", "comment", "--comment", "kubevpn: segments fit the path", "-j", "TCPMSS", "--clamp-mss-to-pmtu"}, false})

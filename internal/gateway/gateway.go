@@ -1,18 +1,17 @@
-// Package gateway is `traffic gateway`, the privileged part of the system netstack. It runs beside the traffic manager, in
-// an ephemeral container of its pod, and shares the pod's network namespace; the manager's own container has no
-// capability.
+// Package gateway implements `traffic gateway`, the privileged part of the system netstack. It runs in an ephemeral container
+// of the traffic manager's pod and shares the pod's network namespace. The manager's own container has no capabilities.
 //
 //	manager ── listens on @kubevpn-gateway ◀── dials ── gateway (root, NET_ADMIN, MKNOD, NET_RAW)
 //	   │  ── {"networks": ["198.19.0.0/16"]} ──────────▶ TUN device, addresses, routes, forwarding, rules
 //	   │  ◀── {"mtu": 1500, ...} + the TUN's descriptor ──
 //	 packets ⇄ TUN ⇄ kernel: forwards, masquerades ⇄ eth0 ⇄ pods, Services
 //
-// The manager reads and writes the packets; the gateway only prepares their way. The connection is the lease: when it ends,
-// whoever ended it, the gateway removes what it made and dials again, and at its own end it removes it too. What a gateway
-// that was killed left in the pod, the next one removes. Nothing is ever set on the node, and what is in the pod goes with
-// its network namespace.
+// The manager reads and writes the packets; the gateway only configures the pod's network. The connection is the lease: when
+// it ends, for whatever reason, the gateway removes what it made and dials again. It also removes it when it ends itself, and
+// the next gateway removes what a killed one left in the pod. The gateway changes nothing on the node, and its changes in the
+// pod end with the pod's network namespace.
 //
-//	gateway_linux.go   the connection, and what comes when
+//	gateway_linux.go   the connection to the manager
 //	network_linux.go   the device, addresses, routes, forwarding
 //	firewall_linux.go  rules, by iptables of either backend
 //	device_linux.go    /dev/net/tun
@@ -34,15 +33,15 @@ func NewCommand() *cobra.Command {
 	var level string
 	cmd := &cobra.Command{
 		Use:   "gateway",
-		Short: "Give the traffic manager's pod a TUN device that the kernel forwards and masquerades",
-		Long: `Makes a TUN device in the network namespace that it shares with the traffic
-manager, turns on forwarding, sets rules that masquerade, and hands the device
-to the manager. It removes all of it when the manager's connection ends, and
-when it ends itself.
+		Short: "Create the TUN device of the traffic manager's pod",
+		Long: `Creates a TUN device in the network namespace that it shares with the traffic
+manager, enables forwarding, adds rules that masquerade, and sends the device to
+the manager. It removes all of this when the manager's connection ends, and when
+the gateway ends.
 
 It runs in an ephemeral container of the manager's pod, which kubevpn adds for
-who asks for the system netstack. It needs root and the capabilities NET_ADMIN,
-MKNOD and NET_RAW, and changes nothing outside the pod.`,
+the system netstack. It needs root and the capabilities NET_ADMIN, MKNOD and
+NET_RAW, and changes nothing outside the pod.`,
 		Example:       "  traffic gateway",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,

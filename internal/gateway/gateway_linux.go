@@ -1,11 +1,11 @@
 package gateway
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -20,17 +20,17 @@ import (
 const (
 	// lockSocket is an abstract unix socket that a gateway holds as long as it lives: there is one in a pod.
 	lockSocket = "@kubevpn-gateway-lock"
-	// lockFile is where iptables-legacy locks. Its own place, /run, is read-only in our container; /dev never is.
+	// lockFile is the lock of iptables-legacy. Its default directory, /run, is read-only in the container; /dev never is.
 	lockFile = "/dev/kubevpn-xtables.lock"
 	// programs is the directory of iptables-nft and its like.
 	programs = "/usr/sbin"
-	// maxLine bounds a line of the manager's.
+	// maxLine is the largest line of the manager, in bytes.
 	maxLine = 64 << 10
 
-	// The wait before the manager is dialled again grows from first to last.
+	// The backoff between attempts to dial the manager grows from first to last.
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 2 * time.Second
-	// sendTimeout bounds the manager's taking what it is sent.
+	// sendTimeout bounds a write to the manager.
 	sendTimeout = 10 * time.Second
 )
 
@@ -84,7 +84,7 @@ func (g *gateway) run(ctx context.Context) error {
 				retry = firstRetry
 			}
 			if err != nil { // what it could not remove on its way out is an error as well
-				g.log.Warn("serving the traffic manager", "err", err)
+				g.log.Warn("cannot serve the traffic manager", "err", err)
 			}
 			if ctx.Err() != nil {
 				return err
@@ -105,20 +105,19 @@ func dial(ctx context.Context) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// serve does what the manager says until its connection ends, and then removes all of it. served says whether the
-// manager had its device.
+// serve carries out the manager's orders until its connection ends, and then removes everything. served reports whether the
+// manager got the device.
 func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firewall) (served bool, err error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	lines := bufio.NewScanner(conn)
-	lines.Buffer(nil, maxLine)
+	lines := api.NewLines(conn, maxLine)
 	networks, err := next(lines)
 	if networks == nil {
 		return false, unlessEnded(ctx, err)
 	}
 	n, file, err := openNetwork(firewall, g.log)
 	if err != nil {
-		return false, fmt.Errorf("making the device: %w", err)
+		return false, fmt.Errorf("cannot create the device: %w", err)
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
 	err = n.set(networks.Networks)
@@ -126,7 +125,7 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 	if err == nil {
 		err = send(conn, said, file)
 	}
-	// From here on the device is the manager's: it goes at once when the manager does.
+	// From here on the manager owns the device: the kernel removes it as soon as the manager ends.
 	if err := errors.Join(err, file.Close()); err != nil {
 		return false, unlessEnded(ctx, err)
 	}
@@ -142,7 +141,7 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 		if err := n.set(networks.Networks); err != nil {
 			return true, err
 		}
-		g.log.Info("other networks", "networks", n.have)
+		g.log.Info("new networks", "networks", n.have)
 		if now := n.state(); !slices.Equal(now.Addrs, said.Addrs) {
 			if err := send(conn, now, nil); err != nil {
 				return true, unlessEnded(ctx, err)
@@ -152,17 +151,14 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 	}
 }
 
-// next reads the manager's next line. It returns nil at the end, with an error unless it was an orderly one.
-func next(lines *bufio.Scanner) (*api.GatewayNetworks, error) {
-	if !lines.Scan() {
-		if err := lines.Err(); err != nil {
-			return nil, fmt.Errorf("hearing the traffic manager: %w", err)
-		}
-		return nil, nil
-	}
+// next reads the manager's next line. It returns nil at the end of the connection, with an error unless the manager closed it.
+func next(lines *api.Lines) (*api.GatewayNetworks, error) {
 	var networks api.GatewayNetworks
-	if err := json.Unmarshal(lines.Bytes(), &networks); err != nil {
-		return nil, fmt.Errorf("reading what the traffic manager says: %w", err)
+	switch err := lines.Next(&networks); {
+	case err == io.EOF:
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("cannot read from the traffic manager: %w", err)
 	}
 	return &networks, nil
 }
@@ -171,27 +167,27 @@ func next(lines *bufio.Scanner) (*api.GatewayNetworks, error) {
 func send(conn *net.UnixConn, state api.Gateway, file *os.File) error {
 	line, err := json.Marshal(state)
 	if err != nil {
-		return fmt.Errorf("writing the line: %w", err)
+		return fmt.Errorf("cannot encode the state: %w", err)
 	}
 	line = append(line, '\n')
 	if err := conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
-		return fmt.Errorf("telling the traffic manager: %w", err)
+		return fmt.Errorf("cannot write to the traffic manager: %w", err)
 	}
 	n := 0
 	if file != nil {
 		raw, err := file.SyscallConn()
 		if err != nil {
-			return fmt.Errorf("handing over %s: %w", device, err)
+			return fmt.Errorf("cannot send %s to the traffic manager: %w", device, err)
 		}
 		var sent error
 		// Not file.Fd, which makes the descriptor a blocking one, for the manager too.
 		err = raw.Control(func(fd uintptr) { n, _, sent = conn.WriteMsgUnix(line, unix.UnixRights(int(fd)), nil) })
 		if err := errors.Join(err, sent); err != nil {
-			return fmt.Errorf("handing over %s: %w", device, err)
+			return fmt.Errorf("cannot send %s to the traffic manager: %w", device, err)
 		}
 	}
 	if _, err := conn.Write(line[n:]); err != nil {
-		return fmt.Errorf("telling the traffic manager: %w", err)
+		return fmt.Errorf("cannot write to the traffic manager: %w", err)
 	}
 	return nil
 }

@@ -1,11 +1,11 @@
 package gateway
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -25,14 +25,14 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/packet"
-	"kubevpn/pkg/tun"
-	"kubevpn/pkg/tun/tuntest"
+	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/datapath/tun"
+	"kubevpn/pkg/datapath/tun/tuntest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 15 * time.Second
+const timeout = 15 * time.Second
 
 var (
 	network4 = netip.MustParsePrefix("198.19.0.0/16")
@@ -101,14 +101,14 @@ func say(t *testing.T, conn *net.UnixConn, networks ...netip.Prefix) {
 // accept takes a gateway and gets the device from it.
 func (m *manager) accept(networks ...netip.Prefix) (*net.UnixConn, tun.Device, api.Gateway) {
 	m.t.Helper()
-	m.listener.SetDeadline(time.Now().Add(patience))
+	m.listener.SetDeadline(time.Now().Add(timeout))
 	conn, err := m.listener.AcceptUnix()
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	m.t.Cleanup(func() { conn.Close() })
 	say(m.t, conn, networks...)
-	conn.SetReadDeadline(time.Now().Add(patience))
+	conn.SetReadDeadline(time.Now().Add(timeout))
 	line, control := make([]byte, 4096), make([]byte, 100)
 	n, cn, _, _, err := conn.ReadMsgUnix(line, control)
 	if err != nil {
@@ -151,7 +151,7 @@ func start(t *testing.T, pod *tuntest.Namespace, programs string) (end func() er
 		if !ended {
 			select {
 			case result = <-done:
-			case <-time.After(patience):
+			case <-time.After(timeout):
 				t.Error("the gateway does not end")
 			}
 			ended = true
@@ -192,7 +192,7 @@ cat /proc/sys/net/ipv4/conf/eth0/forwarding /proc/sys/net/ipv6/conf/all/forwardi
 // eventually looks until the trace is want.
 func eventually(t *testing.T, pod *tuntest.Namespace, want string) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(timeout)
 	for {
 		got := trace(t, pod)
 		if got == want {
@@ -226,6 +226,9 @@ func TestGateway(t *testing.T) {
 			if mss := handshake(t, dev, peer, laptop4, peer4); mss != 1360 {
 				t.Errorf("the MSS of peer's SYN-ACK is %d, want 1360: what the pod's 1400 bytes take", mss)
 			}
+
+			deniesNewFlows(t, peer, dev, laptop4, peer4, "10.9.0.2", network4)
+			deniesNewFlows(t, peer, dev, laptop6, peer6, "fd09::2", network6)
 
 			// A laptop of another network, which is a moment too early. Its flow must not be remembered as one that is not
 			// masqueraded: the ping below is of the same flow.
@@ -267,7 +270,7 @@ func TestGateway(t *testing.T) {
 // waitFor looks until the trace contains all of these.
 func waitFor(t *testing.T, pod *tuntest.Namespace, want ...string) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(timeout)
 	for {
 		got := trace(t, pod)
 		if !slices.ContainsFunc(want, func(w string) bool { return !strings.Contains(got, w) }) {
@@ -340,7 +343,7 @@ func TestCannotServe(t *testing.T) {
 		want string
 	}{
 		{"no_device_directory", gateway{tun: "/proc/none/tun", programs: programs}, api.ExitNoTUN, "/proc/none/tun"},
-		{"no_iptables", gateway{tun: tunPath, programs: t.TempDir()}, api.ExitNetwork, "no backend of iptables"},
+		{"no_iptables", gateway{tun: tunPath, programs: t.TempDir()}, api.ExitNetwork, "no iptables backend"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.g.log = slog.New(slog.DiscardHandler)
@@ -376,7 +379,7 @@ func TestBackendThatDoesNothing(t *testing.T) {
 		}
 	}
 	_, err := openFirewall(dir, slog.New(slog.DiscardHandler))
-	if e := api.AsError(err); e == nil || e.Code != api.ExitNetwork || strings.Count(e.Message, "not listed") != 2 {
+	if e := api.AsError(err); e == nil || e.Code != api.ExitNetwork || strings.Count(e.Message, "does not list") != 2 {
 		t.Errorf("%v", err)
 	}
 }
@@ -384,8 +387,8 @@ func TestBackendThatDoesNothing(t *testing.T) {
 func TestCheck(t *testing.T) {
 	for _, tt := range []struct{ network, want string }{
 		{"198.19.0.0/16", ""}, {"198.18.0.0/16", ""}, {"100.96.0.0/16", ""}, {"10.0.0.0/8", ""}, {"fd50:1::/48", ""},
-		{"0.0.0.0/0", "none of"}, {"::/0", "none of"}, {"8.8.8.0/24", "none of"}, {"127.0.0.0/8", "none of"}, {"198.0.0.0/8", "none of"},
-		{"169.254.0.0/16", "none of"}, {"2001:db8::/32", "none of"}, {"198.19.0.1/16", "not a network"}, {"::ffff:10.0.0.0/104", "not a network"},
+		{"0.0.0.0/0", "private network"}, {"::/0", "private network"}, {"8.8.8.0/24", "private network"}, {"127.0.0.0/8", "private network"}, {"198.0.0.0/8", "private network"},
+		{"169.254.0.0/16", "private network"}, {"2001:db8::/32", "private network"}, {"198.19.0.1/16", "not a network"}, {"::ffff:10.0.0.0/104", "not a network"},
 		{"10.0.0.0/31", "too small"}, {"10.0.0.1/32", "too small"},
 	} {
 		t.Run(strings.NewReplacer("/", "-", ":", "_").Replace(tt.network), func(t *testing.T) {
@@ -403,17 +406,15 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-func TestNext(t *testing.T) {
+func TestNextRejectsInvalidLines(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"nothing", "", "<nil> <nil>"},
-		{"garbage", "{\n", "reading what the traffic manager says"},
-		{"not_a_prefix", `{"networks":["x"]}` + "\n", "reading what the traffic manager says"},
-		{"too_long", strings.Repeat(" ", maxLine+1), "hearing the traffic manager"},
+		{"garbage", "{\n", "cannot read from the traffic manager"},
+		{"not_a_prefix", `{"networks":["x"]}` + "\n", "cannot read from the traffic manager"},
+		{"too_long", strings.Repeat(" ", maxLine+1), "a message of more than"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			lines := bufio.NewScanner(strings.NewReader(tt.text))
-			lines.Buffer(nil, maxLine)
-			networks, err := next(lines)
+			networks, err := next(api.NewLines(strings.NewReader(tt.text), maxLine))
 			if got := fmt.Sprint(networks, err); !strings.Contains(got, tt.want) {
 				t.Errorf("%s, want %q", got, tt.want)
 			}
@@ -434,6 +435,25 @@ func ping(t *testing.T, dev tun.Device, src, dst netip.Addr) {
 	if got[0] != reply || !bytes.Equal(got[4:], echo[4:]) {
 		t.Errorf("%v answers %x", dst, got)
 	}
+}
+
+// deniesNewFlows sends to a laptop by the pod's address, as a pod of the same node can with the capability NET_RAW. The
+// laptop's own flows go on: the next packet from peer that it gets is the answer to its ping.
+func deniesNewFlows(t *testing.T, peer *tuntest.Namespace, dev tun.Device, laptop, from netip.Addr, pod string, network netip.Prefix) {
+	t.Helper()
+	peer.Run("ip", "route", "add", network.String(), "via", pod)
+	defer peer.Run("ip", "route", "del", network.String())
+	if err := peer.Do(func() error {
+		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(laptop, 5353)))
+		if err != nil {
+			return err
+		}
+		_, err = conn.Write([]byte("a new flow"))
+		return errors.Join(err, conn.Close())
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ping(t, dev, laptop, from)
 }
 
 // echoRequest is always of the same flow between two addresses.
@@ -494,7 +514,7 @@ func write(t *testing.T, dev tun.Device, src, dst netip.Addr, proto uint8, paylo
 // readTo reads the next packet from src to dst. The kernel sends others of its own.
 func readTo(t *testing.T, dev tun.Device, src, dst netip.Addr) []byte {
 	t.Helper()
-	dev.(interface{ SetReadDeadline(time.Time) error }).SetReadDeadline(time.Now().Add(patience))
+	dev.(interface{ SetReadDeadline(time.Time) error }).SetReadDeadline(time.Now().Add(timeout))
 	buf := make([]byte, tun.MinRead)
 	for {
 		n, err := dev.Read(buf)

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/tun"
+	"kubevpn/pkg/datapath/tun"
 )
 
 // device is the TUN device's name.
@@ -241,7 +241,7 @@ func check(networks []netip.Prefix) error {
 			return fmt.Errorf("%v is not a network", p)
 		}
 		if !slices.ContainsFunc(inner, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) }) {
-			return fmt.Errorf("%v is in none of the networks that are nobody's on the internet", p)
+			return fmt.Errorf("%v is not in a private network", p)
 		}
 		// An address for the device, and one for a laptop at least.
 		if p.Bits() > p.Addr().BitLen()-2 {
@@ -251,7 +251,7 @@ func check(networks []netip.Prefix) error {
 	return nil
 }
 
-// inner is where inner networks may be: private, shared by carriers, for benchmarks, unique local.
+// inner is where inner networks may be: private, shared (RFC 6598), for benchmarks, unique local.
 var inner = []netip.Prefix{
 	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
 	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fc00::/7"),
@@ -279,7 +279,7 @@ func (n *network) set(networks []netip.Prefix) error {
 			continue
 		}
 		if err := netlink.AddrReplace(n.link, address(p)); err != nil {
-			return fmt.Errorf("giving %v to %s: %w", first(p), device, err)
+			return fmt.Errorf("adding %v to %s: %w", first(p), device, err)
 		}
 		// RouteAdd: a network of the pod's own is not to be taken from it.
 		if err := netlink.RouteAdd(n.route(p)); err != nil {

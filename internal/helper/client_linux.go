@@ -13,14 +13,14 @@ import (
 	"kubevpn/internal/api"
 )
 
-// closeTimeout bounds how long Close waits for the helper to remove everything. A D-Bus call that hangs takes
-// five seconds, and several may.
+// closeTimeout limits how long Close waits until the helper has removed everything. A D-Bus call that hangs takes five
+// seconds, and several may hang.
 const closeTimeout = 30 * time.Second
 
-// createTimeout bounds how long CreateTUN waits for a helper that does not answer. It waits for one Apply at most.
+// createTimeout limits how long CreateTUN waits for the helper, which may first finish one Apply.
 const createTimeout = 10 * time.Second
 
-// Client has a helper process do what Local does here. Its methods may be called concurrently.
+// Client has a helper process do what Local does in this process. Its methods are safe for concurrent use.
 type Client struct {
 	wire    *wire
 	logger  *slog.Logger
@@ -30,7 +30,7 @@ type Client struct {
 	mu      sync.Mutex
 	last    uint64
 	waiting map[uint64]chan<- reply
-	ended   error // what the helper said when it closed; valid after done
+	ended   error // what the helper sent when it closed; valid after done
 }
 
 type reply struct {
@@ -38,12 +38,11 @@ type reply struct {
 	file *os.File
 }
 
-// ErrEnded means that the helper has ended. Everything that it can remove is removed then, except for the
-// devices, which live until their descriptors are closed: close them.
+// ErrEnded means that the helper has ended. It has removed everything except for the devices: close their descriptors.
 var ErrEnded = errors.New("the root helper has ended")
 
-// NewClient speaks to the helper whose socket Start returned, and takes the socket over. It starts a goroutine
-// that ends with the helper, or with Close. logger gets the helper's log lines.
+// NewClient returns a Client of the helper whose socket Start returned. The Client owns the socket. Its goroutine ends
+// with the helper, or with Close. logger gets the helper's log lines.
 func NewClient(socket *os.File, logger *slog.Logger) (*Client, error) {
 	w, err := openWire(socket)
 	if err != nil {
@@ -63,8 +62,8 @@ func NewClient(socket *os.File, logger *slog.Logger) (*Client, error) {
 	return c, nil
 }
 
-// CreateTUN is Local's, in the helper. It waits for the helper's answer even if ctx ends meanwhile: a device that
-// comes later would still be seen after whoever gave up has said that nothing is left.
+// CreateTUN is Local.CreateTUN in the helper. It waits for the helper's answer even if ctx ends: otherwise a late device
+// could appear after the caller reported that nothing is left.
 func (c *Client) CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -79,13 +78,13 @@ func (c *Client) CreateTUN(ctx context.Context, name string, mtu int) (*os.File,
 	return f, err
 }
 
-// MarkedSocket is Local's, in the helper.
+// MarkedSocket is Local.MarkedSocket in the helper.
 func (c *Client) MarkedSocket(ctx context.Context, network string) (*os.File, error) {
 	r, err := c.ask(ctx, request{Op: opSocket, Network: network})
 	return withFile(r, err)
 }
 
-// Apply is Local's, in the helper. When ctx ends before the helper has answered, the helper goes on with it.
+// Apply is Local.Apply in the helper. If ctx ends before the helper has answered, the helper still completes it.
 func (c *Client) Apply(ctx context.Context, state api.NetworkState) (api.NetworkApplied, error) {
 	r, err := c.ask(ctx, request{Op: opApply, State: &state})
 	if err != nil {
@@ -100,16 +99,16 @@ func (c *Client) Apply(ctx context.Context, state api.NetworkState) (api.Network
 	return *r.Applied, nil
 }
 
-// Changes is Local's.
+// Changes is Local.Changes of the helper.
 func (c *Client) Changes() <-chan api.NetworkApplied { return c.changes }
 
-// Done is closed when the helper has ended, by Close or by itself.
+// Done returns a channel that is closed when the helper has ended, by Close or by itself.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
 // Close has the helper remove everything that Apply made, and waits until it has ended. It returns what the
 // helper could not remove; nil if it ended before.
 func (c *Client) Close() error {
-	// If the helper has gone, this fails, and the reader has noticed or will.
+	// If the helper is gone, this fails, and the reader notices it.
 	_ = c.wire.conn.CloseWrite()
 	timeout := time.NewTimer(closeTimeout)
 	defer timeout.Stop()
@@ -164,7 +163,7 @@ func (c *Client) ask(ctx context.Context, r request) (reply, error) {
 	}
 }
 
-// forget gives an answer up that may have come meanwhile.
+// forget discards an answer that may have arrived meanwhile.
 func (c *Client) forget(id uint64, answer <-chan reply) {
 	c.mu.Lock()
 	delete(c.waiting, id)
@@ -178,7 +177,7 @@ func (c *Client) forget(id uint64, answer <-chan reply) {
 	}
 }
 
-// read hands out what the helper says, until it ends.
+// read distributes the helper's messages until the helper ends.
 func (c *Client) read() {
 	defer close(c.done)
 	defer c.wire.conn.Close()

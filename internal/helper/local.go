@@ -12,18 +12,18 @@ import (
 	"sync"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/osdns"
-	"kubevpn/pkg/route"
-	"kubevpn/pkg/tun"
+	"kubevpn/pkg/datapath/tun"
+	"kubevpn/pkg/host/osdns"
+	"kubevpn/pkg/host/route"
 )
 
-// LocalConfig is what Local needs to know. The zero value is good for root on a laptop.
+// LocalConfig configures Local. The zero value suits root on a laptop.
 type LocalConfig struct {
-	// UID is the user on whose behalf it acts; it only names the nftables table.
+	// UID is the user for whom it acts. It is only a part of the nftables table's name.
 	UID int
 	// StateDir is root's own directory for the journal. Default: /var/lib/kubevpn.
 	StateDir string
-	// ResolvConf is edited in the last resort, and says which nameservers there are. Default: /etc/resolv.conf.
+	// ResolvConf names the machine's nameservers. Local edits it only if no other method works. Default: /etc/resolv.conf.
 	ResolvConf string
 	Logger     *slog.Logger // default: nothing
 }
@@ -34,8 +34,7 @@ func (c LocalConfig) dns() osdns.Options {
 	}
 }
 
-// Local changes this machine's network from this process, which must be root's. Its methods may be called
-// concurrently.
+// Local changes this machine's network from this process, which must be root's. Its methods are safe for concurrent use.
 type Local struct {
 	cfg       LocalConfig
 	createTUN func(name string, mtu int) (*os.File, error)
@@ -44,12 +43,12 @@ type Local struct {
 	changes   chan api.NetworkApplied
 	done      chan struct{}
 
-	mu        sync.Mutex // held while something is changed
+	mu        sync.Mutex // held during changes
 	recovered bool
 	closed    bool
-	created   map[string]int // links made here: name to index; others of such a name are not ours
+	created   map[string]int // links that CreateTUN created: name to index; a link of the same name and another index is another program's
 
-	said     sync.Mutex // guards what follows; taken after mu, and by the Configurator's watcher
+	said     sync.Mutex // guards warnings and sends to changes; taken after mu, and by the Configurator's watcher
 	warnings []string   // of the routes
 }
 
@@ -74,7 +73,7 @@ func NewLocal(cfg LocalConfig) *Local {
 	return l
 }
 
-// CreateTUN makes a TUN device and returns its descriptor, which the caller owns. The device goes when its
+// CreateTUN creates a TUN device and returns its descriptor, which the caller owns. The kernel removes the device when its
 // last descriptor is closed.
 func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, error) {
 	if err := checkTUN(name, mtu); err != nil {
@@ -105,9 +104,9 @@ func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, er
 	return f, nil
 }
 
-// Apply makes the network that of state, and nothing else of it. Its links must have been made by CreateTUN.
-// It may be called again with the same state. After an error the network is between the old state and the new
-// one; a later Apply, of the zero state for instance, goes on from there.
+// Apply brings the network into the state. CreateTUN must have created its links. Apply may be called again with the same
+// state. After an error the network is between the old state and the new one; a later Apply, for example of the zero
+// state, continues from there.
 func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApplied, error) {
 	if err := check(state); err != nil {
 		return api.NetworkApplied{}, err
@@ -123,8 +122,7 @@ func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApp
 			return api.NetworkApplied{}, refused("the link %s: it is not one that this helper made and that is still there", link.Name)
 		}
 	}
-	// Queries go to the resolver only while its addresses are routed: what begins is routes first, what ends
-	// is names first.
+	// Queries must go to the resolver only while its addresses are routed: routes begin before names, and end after them.
 	if state.Resolver == nil {
 		if err := l.dns.Close(); err != nil {
 			return api.NetworkApplied{}, explainNetwork("name resolution", err)
@@ -147,21 +145,20 @@ func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApp
 	return l.applied(named), nil
 }
 
-// MarkedSocket returns an unconnected socket whose packets the redirect of DNS queries lets pass. network is
+// MarkedSocket returns an unconnected socket whose DNS queries are not redirected. network is
 // udp4, udp6, tcp4 or tcp6. The caller owns it.
 func (l *Local) MarkedSocket(_ context.Context, network string) (*os.File, error) {
 	return markedSocket(network, osdns.DefaultMark)
 }
 
-// Changes gives what applies now, whenever that changes by itself: another network's nameservers, for one. It
-// holds the latest only. It is never closed.
+// Changes returns a channel with what applies now, after a change that no Apply made: for example another network's
+// nameservers. It contains only the latest. It is never closed.
 func (l *Local) Changes() <-chan api.NetworkApplied { return l.changes }
 
-// Done is closed by Close.
+// Done returns a channel that Close closes.
 func (l *Local) Done() <-chan struct{} { return l.done }
 
-// Close removes everything that Apply made. Devices are the callers' to close. Only the first call does
-// anything.
+// Close removes everything that Apply set. The callers close the devices. Only the first call has an effect.
 func (l *Local) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,7 +173,7 @@ func (l *Local) Close() error {
 	return nil
 }
 
-// begin looks after what a helper that died has left, before anything is changed.
+// begin recovers before the first change.
 func (l *Local) begin() error {
 	if l.closed {
 		return api.Errorf(api.ExitNetwork, "the root helper has been closed")
@@ -195,8 +192,8 @@ func (l *Local) begin() error {
 	return nil
 }
 
-// Recover undoes what a helper that died has left behind: an edited resolv.conf, a device that outlived it. It
-// says what it did. It leaves alone what a living one uses.
+// Recover undoes what a helper left that ended without Close: an edited resolv.conf, or a device. It returns what it did.
+// It does not touch what a running helper uses.
 func Recover(cfg LocalConfig) (did []string, err error) {
 	name, err := osdns.Recover(cfg.dns())
 	if name != "" {
@@ -206,7 +203,7 @@ func Recover(cfg LocalConfig) (did []string, err error) {
 	return append(did, links...), errors.Join(err, linkErr)
 }
 
-// publish replaces what Changes holds.
+// publish replaces what Changes contains.
 func (l *Local) publish(a api.NetworkApplied) {
 	l.said.Lock()
 	defer l.said.Unlock()

@@ -34,7 +34,7 @@ func markedSocket(network string, mark uint32) (*os.File, error) {
 	return os.NewFile(uintptr(fd), network), nil
 }
 
-// removeLeftLinks removes devices of ours that nobody has open. There should be none: ours are not
+// removeLeftLinks removes devices of kubevpn that no process has open. Normally there are none, because they are not
 // persistent.
 func removeLeftLinks() (did []string, err error) {
 	links, err := netlink.LinkList()
@@ -43,7 +43,7 @@ func removeLeftLinks() (did []string, err error) {
 	}
 	for _, link := range links {
 		t, ok := link.(*netlink.Tuntap)
-		// A device that is up and that somebody has open has a carrier.
+		// A device that is up and that somebody has open has a link partner: the kernel calls it running.
 		if !ok || !linkName.MatchString(t.Name) || t.NonPersist || t.RawFlags&unix.IFF_LOWER_UP != 0 {
 			continue
 		}

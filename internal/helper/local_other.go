@@ -9,7 +9,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// markedSocket fails: only Linux redirects queries so that a mark is needed.
+// markedSocket returns an error: only the redirect of Linux needs a mark.
 func markedSocket(string, uint32) (*os.File, error) {
 	return nil, api.Errorf(api.ExitNetwork, "sockets have no marks on %s", runtime.GOOS)
 }

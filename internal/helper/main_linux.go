@@ -16,7 +16,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// readyVariable tells the second process on which descriptor the first waits.
+// readyVariable names the descriptor on which the first process waits for the second.
 const readyVariable = "KUBEVPN_HELPER_READY_FD"
 
 // Main is `kubevpn helper`. Its standard input is the helper's end of the socketpair.
@@ -25,7 +25,7 @@ const readyVariable = "KUBEVPN_HELPER_READY_FD"
 //	  └─ kubevpn helper                  the first: starts the second, waits until it is ready, exits 0
 //	       └─ kubevpn helper (setsid)    the second: no terminal, /dev/null, / and umask 077; Serve
 //
-// So the helper lives on when the terminal is closed, and sudo does not stay around.
+// So the helper continues when the terminal closes, and no sudo process stays.
 func Main(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return api.Errorf(api.ExitPrivilege, "the helper must be root's").WithHint("`kubevpn connect` starts it by itself")
@@ -41,16 +41,14 @@ func Main(ctx context.Context) error {
 }
 
 func first(ctx context.Context) error {
-	executable, err := os.Executable()
-	if err != nil {
-		return api.Errorf(api.ExitPrivilege, "finding the helper's program: %w", err)
-	}
 	ready, theirs, err := os.Pipe()
 	if err != nil {
 		return api.Errorf(api.ExitPrivilege, "making a pipe: %w", err)
 	}
 	defer ready.Close()
-	cmd := exec.Command(executable, "helper")
+	// Not by its path: a user who can write there could have replaced the program since sudo checked it.
+	cmd := exec.Command("/proc/self/exe", "helper")
+	cmd.Args[0] = os.Args[0]
 	cmd.Stdin = os.Stdin
 	cmd.ExtraFiles = []*os.File{theirs} // descriptor 3
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", readyVariable + "=3"}
@@ -67,7 +65,7 @@ func first(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
 	defer stop()
 	if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil {
-		err := cmd.Wait() // it has said why over the socket
+		err := cmd.Wait() // it has sent the cause over the socket
 		return api.Errorf(api.ExitPrivilege, "the helper ended at once: %w", err)
 	}
 	if !stop() {
@@ -77,7 +75,7 @@ func first(ctx context.Context) error {
 }
 
 func second(ctx context.Context, ready *os.File) error {
-	// Hanging up and Ctrl-C are for whoever sits at a terminal. SIGTERM ends ctx, and with it everything.
+	// SIGHUP and SIGINT are for programs on a terminal. SIGTERM ends ctx, and with it everything.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
 	unix.CloseOnExec(int(ready.Fd()))
 	unix.Umask(0o077)
@@ -94,7 +92,7 @@ func second(ctx context.Context, ready *os.File) error {
 		return errors.Join(err, socket.Close(), ready.Close())
 	}
 	if _, err := ready.Write([]byte{1}); err != nil {
-		return err // the first process was killed: nobody waits for us
+		return err // the first process was killed: nobody waits
 	}
 	if err := ready.Close(); err != nil {
 		return err
@@ -102,8 +100,8 @@ func second(ctx context.Context, ready *os.File) error {
 	return Serve(ctx, socket, cfg)
 }
 
-// takeStdin moves the socket away from descriptor 0 and puts /dev/null there, so that no other file gets that
-// number and no child of ours the socket.
+// takeStdin moves the socket away from descriptor 0 and puts /dev/null there. So no other file gets that number, and no
+// child process gets the socket.
 func takeStdin() (*os.File, error) {
 	fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -120,7 +118,7 @@ func takeStdin() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "socket"), nil
 }
 
-// caller is the user who made the socketpair, who must be the one whom sudo let in, or root.
+// caller returns the user who created the socketpair. It must be the user of sudo, or root.
 func caller(fd int) (uid int, err error) {
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -138,7 +136,7 @@ func caller(fd int) (uid int, err error) {
 	return uid, nil
 }
 
-// greet recovers, and says over the socket that the helper is ready, or why it is not. It leaves socket open.
+// greet recovers, and sends over the socket that the helper is ready, or why it is not. It leaves socket open.
 func greet(socket *os.File, cfg LocalConfig) error {
 	fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {

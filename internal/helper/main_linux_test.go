@@ -20,8 +20,8 @@ import (
 // roleVariable names a function of roles that a child process runs instead of the tests.
 const roleVariable = "KUBEVPN_TEST_ROLE"
 
-// patience is how long a test waits for what must happen.
-const patience = 20 * time.Second
+// testTimeout is how long a test waits for what must happen.
+const testTimeout = 20 * time.Second
 
 // TestMain makes this binary what a test's child process must be: `EXE helper` is the helper itself.
 func TestMain(m *testing.M) {

@@ -16,7 +16,7 @@ func unsupported() *api.Error {
 		WithHint("run `kubevpn connect --foreground` as root")
 }
 
-// Client has no implementation on this system: NewClient fails.
+// Client is not implemented on this system: NewClient returns an error.
 type Client struct{ *Local }
 
 // NewClient fails.

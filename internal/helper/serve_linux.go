@@ -13,15 +13,14 @@ import (
 	"kubevpn/internal/api"
 )
 
-// maxConcurrent bounds the requests that are worked on at once. Apply waits for Apply; sockets for DNS queries
-// overtake it.
+// maxConcurrent limits the requests in progress. One Apply waits for another; sockets for DNS queries do not wait.
 const maxConcurrent = 16
 
-// lastWrites is how long answers may take to go out once the helper ends.
+// lastWrites limits the time to send answers once the helper ends.
 const lastWrites = 2 * time.Second
 
-// Serve does what comes over socket, which it takes over, until the other end closes it, dies, or ctx ends.
-// Then it removes everything and returns. What could not be removed is the error.
+// Serve executes the requests that arrive over socket until the other end closes it, or ctx ends. Then it removes
+// everything and returns. Its error says what it could not remove. Serve owns socket.
 func Serve(ctx context.Context, socket *os.File, cfg LocalConfig) error {
 	w, err := openWire(socket)
 	if err != nil {
@@ -50,7 +49,7 @@ func serve(ctx context.Context, w *wire, out *outbox, local *Local) error {
 			}
 		}
 	})
-	// A read ends when ctx does; writes that follow must still go, but not wait for a daemon that is stopped.
+	// Reads end with ctx. Later writes must still succeed, but not wait for a daemon that is stopped.
 	stop := context.AfterFunc(ctx, func() {
 		_ = w.conn.CloseRead()
 		_ = w.conn.SetWriteDeadline(time.Now().Add(lastWrites))
@@ -82,12 +81,11 @@ func serve(ctx context.Context, w *wire, out *outbox, local *Local) error {
 	if err != nil {
 		last.Error = api.AsError(err)
 	}
-	_ = w.send(last, nil) // whoever closed us waits for it; whoever died does not
+	_ = w.send(last, nil) // a daemon that called Close waits for it; one that died does not
 	return errors.Join(broken, err)
 }
 
-// answer does one request. A descriptor that it sends is closed here at once, so that the device dies with the
-// daemon.
+// answer executes one request. It closes a descriptor as soon as it has sent it, so that the device ends with the daemon.
 func answer(ctx context.Context, w *wire, local *Local, r request) {
 	resp := response{ID: r.ID}
 	var f *os.File
@@ -111,16 +109,15 @@ func answer(ctx context.Context, w *wire, local *Local, r request) {
 	if err != nil {
 		resp.Error = api.AsError(err)
 	}
-	// A daemon that is gone is noticed by the reader.
+	// The reader notices a daemon that is gone.
 	_ = w.send(resp, f)
 	if f != nil {
 		f.Close()
 	}
 }
 
-// outbox holds what the helper says unasked, so that a daemon that does not read (because it is stopped) does
-// not stop the helper from working. What does not fit is dropped: a log line is not worth waiting for, and of
-// changes the next one says all.
+// outbox queues the helper's unsolicited messages, so that a daemon that does not read (because it is stopped) does not
+// block the helper. It drops what does not fit: a log line is not worth a wait, and each change contains everything.
 type outbox struct {
 	wire  *wire
 	queue chan response
@@ -135,7 +132,7 @@ func (o *outbox) put(r response) {
 	}
 }
 
-// run sends until ctx ends, and then what is there still.
+// run sends until ctx ends, and then sends the rest of the queue.
 func (o *outbox) run(ctx context.Context) {
 	for {
 		select {

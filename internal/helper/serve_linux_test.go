@@ -20,6 +20,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
+	"kubevpn/pkg/datapath/routable"
 )
 
 // pair is both ends of what Start makes.
@@ -220,7 +221,7 @@ func TestClientAndServe(t *testing.T) {
 		`the root helper refuses the link name "eth0": it must be kubevpn and at most 8 letters or digits`:       errorOf(c.CreateTUN(ctx, "eth0", 1500)),
 		`the root helper refuses a socket of "raw": it must be udp4, udp6, tcp4 or tcp6`:                         errorOf(c.MarkedSocket(ctx, "raw")),
 		`the root helper refuses the link kubevpn1: it is not one that this helper made and that is still there`: errorOf(c.Apply(ctx, api.NetworkState{Links: []api.Link{{Name: "kubevpn1", MTU: 1500}}})),
-		`the root helper refuses the route 0.0.0.0/0: it must be /8 or longer (link kubevpn0)`:                   errorOf(c.Apply(ctx, api.NetworkState{Links: []api.Link{{Name: "kubevpn0", MTU: 1500, Routes: prefixes("0.0.0.0/0")}}})),
+		`the root helper refuses the route 0.0.0.0/0: it is a default route (link kubevpn0)`:                     errorOf(c.Apply(ctx, api.NetworkState{Links: []api.Link{{Name: "kubevpn0", MTU: 1500, Routes: prefixes("0.0.0.0/0")}}})),
 		`creating interface kubevpn0: device or resource busy`:                                                   errorOf(c.CreateTUN(ctx, "kubevpn0", 1500)),
 	} {
 		var e *api.Error
@@ -272,7 +273,8 @@ func TestManyRoutesAndSocketsAtOnce(t *testing.T) {
 	defer tun.Close()
 	state := wanted()
 	state.Links[0].Routes = nil
-	for i := range maxRoutes {
+	state.Links[0].Named = prefixes("2001:db8::/32")
+	for i := range routable.MaxRoutes {
 		a := netip.MustParseAddr("2001:db8:ffff:ffff:ffff:ffff:ffff:0").As16()
 		a[12], a[13] = byte(i>>8), byte(i)
 		state.Links[0].Routes = append(state.Links[0].Routes, netip.PrefixFrom(netip.AddrFrom16(a), 112))
@@ -341,7 +343,7 @@ func TestChangesReachTheDaemon(t *testing.T) {
 	}
 }
 
-// What cannot be understood ends the helper, and it cleans up as always. It never answers a stranger's file.
+// What cannot be understood ends the helper, and it cleans up as always. It never answers over a file that is not a daemon's.
 func TestServeRefusesWhatItDoesNotKnow(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return

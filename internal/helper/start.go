@@ -2,13 +2,13 @@ package helper
 
 import "io"
 
-// StartConfig says how to start the helper process.
+// StartConfig configures Start.
 type StartConfig struct {
-	// Executable is this program's absolute path; it is run as `EXECUTABLE helper`, which must call Main.
+	// Executable is this program's absolute path. `EXECUTABLE helper` must call Main.
 	Executable string
-	// Sudo is the sudo to run it with; empty: the first in PATH. It is not used by root.
+	// Sudo is the path of sudo; empty: the first in PATH. Root does not use it.
 	Sudo string
-	// Stderr is where sudo's own messages go, besides the error. Its prompt goes to the terminal. Default:
-	// nowhere.
+	// Stderr gets sudo's own messages, which the error contains too. Its prompt goes to the terminal. Default: nothing
+	// is written.
 	Stderr io.Writer
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -16,12 +17,12 @@ import (
 	"kubevpn/internal/api"
 )
 
-// readyTimeout bounds how long a helper that has started may take to say that it is ready. Before that, a
-// user may take any time to type a password.
+// readyTimeout limits the time from the helper's start until it is ready. Before its start, a user may take any time to
+// type a password.
 const readyTimeout = 10 * time.Second
 
-// Start starts the helper process as root, with sudo if this process is not root's, and returns our end of
-// its socketpair once it is ready. sudo asks for a password on this process's terminal. The helper is in a
+// Start starts the helper process as root, with sudo if this process is not root's. Once the helper is ready, Start
+// returns this process's end of the socketpair. sudo asks for a password on this process's terminal. The helper has a
 // session of its own and outlives the terminal; it ends when every copy of the returned file is closed.
 func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -39,7 +40,7 @@ func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
 		}
 	}
 	if err := runStarter(ctx, cfg, argv, theirs); err != nil {
-		// Where the helper itself has a word to say, it is better than sudo's.
+		// If the helper sent an error, it says more than sudo's.
 		if said := awaitReady(ctx, ours, 100*time.Millisecond); errors.As(said, new(*api.Error)) {
 			err = said
 		}
@@ -64,7 +65,7 @@ func withSudo(sudo string, argv []string) ([]string, error) {
 	}
 	out := []string{sudo}
 	if !haveTerminal() {
-		out = append(out, "-n") // do not ask where nobody can answer
+		out = append(out, "-n") // do not ask if nobody can answer
 	}
 	return append(append(out, "--"), argv...), nil
 }
@@ -97,8 +98,8 @@ func runStarter(ctx context.Context, cfg StartConfig, argv []string, socket *os.
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		// sudo is root's and may not be ours to kill. It is in the terminal's foreground, so that Ctrl-C ends it
-		// as well; if not, the helper it starts finds its socket closed and ends.
+		// This process may lack the right to kill sudo, which is root's. Ctrl-C ends sudo as well, because it is in the
+		// terminal's foreground. Otherwise the helper that it starts finds its socket closed and ends.
 		_ = cmd.Process.Kill()
 		return ctx.Err()
 	default:
@@ -106,11 +107,11 @@ func runStarter(ctx context.Context, cfg StartConfig, argv []string, socket *os.
 	}
 }
 
-// interruptTime is how much later than sudo's failure the interrupt that was its reason may end ctx.
+// interruptTime is how much later than sudo's failure its cause, an interrupt, may end ctx.
 const interruptTime = 100 * time.Millisecond
 
-// unlessInterrupted waits for how a process on the user's terminal ends, or for the end of ctx. Ctrl-C goes to both, and the
-// process may be quicker: its failure is only one if ctx goes on.
+// unlessInterrupted waits for a process on the user's terminal, or for the end of ctx. Ctrl-C ends both, and the process
+// may end first: its failure counts only if ctx continues.
 func unlessInterrupted(ctx context.Context, ended <-chan error) (err error) {
 	select {
 	case <-ctx.Done():
@@ -139,9 +140,34 @@ func explainStart(argv []string, err error, said string) error {
 	case os.Geteuid() == 0:
 		return e
 	case len(argv) > 1 && argv[1] == "-n":
-		return e.WithHint("there is no terminal on which sudo could ask for a password: run `kubevpn connect` in one, run kubevpn as root, or allow `%s helper` in sudoers without a password", argv[len(argv)-2])
+		program := argv[len(argv)-2]
+		const hint = "there is no terminal on which sudo could ask for a password: run `kubevpn connect` in one, run kubevpn as root, or allow"
+		if !replaceable(program) {
+			return e.WithHint("%s `%s helper` in sudoers without a password", hint, program)
+		}
+		return e.WithHint("%s `/usr/local/bin/kubevpn helper` in sudoers without a password; "+
+			"you can replace %s, so NOPASSWD for it would make every program that you run root. Install it first:\n"+
+			"  sudo install -o root -g root -m 755 %s /usr/local/bin/kubevpn", hint, program, api.ShellQuote(program))
 	default:
 		return e.WithHint("links, routes and name resolution need root: run kubevpn as root, or as a user whom sudo lets run `%s helper`", argv[len(argv)-2])
+	}
+}
+
+// replaceable reports whether this user can change the program at path, or put another one there.
+func replaceable(path string) bool {
+	for own := os.Getuid(); ; path = filepath.Dir(path) {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			return true
+		}
+		// In a sticky directory this user cannot move others' files.
+		shared := st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
+		if int(st.Uid) == own || !shared && unix.Access(path, unix.W_OK) == nil {
+			return true
+		}
+		if path == filepath.Dir(path) {
+			return false
+		}
 	}
 }
 

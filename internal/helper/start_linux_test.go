@@ -143,7 +143,7 @@ func helpers(t *testing.T, exe string) []string {
 // noHelper waits until no process runs EXE helper.
 func noHelper(t *testing.T, exe string) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, testTimeout, func() error {
 		if h := helpers(t, exe); len(h) > 0 {
 			return fmt.Errorf("the helper lives on: %q", h)
 		}
@@ -170,7 +170,7 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 		t.Fatalf("%s; the terminal shows %q", got, out[:n])
 	}
 	var only string
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, testTimeout, func() error {
 		h := helpers(t, exe)
 		if len(h) != 1 {
 			return fmt.Errorf("processes of the helper: %q", h)
@@ -219,7 +219,7 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	noHelper(t, exe)
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, testTimeout, func() error {
 		if diff := cmp.Diff(before, machine(t)); diff != "" {
 			return fmt.Errorf("left behind: -before +after\n%s", diff)
 		}
@@ -275,6 +275,50 @@ func TestStartAsksForThePassword(t *testing.T) {
 	}
 	if h := helpers(t, exe); len(h) > 0 {
 		t.Errorf("a helper was started: %q", h)
+	}
+
+	// Where the user could put another program in its place, NOPASSWD would make that root's.
+	if err := os.Chown(filepath.Dir(exe), testerUID, testerUID); err != nil {
+		t.Fatal(err)
+	}
+	x = connect(t, exe, false)
+	if got, want := x.line(t), "you can replace "+exe+", so NOPASSWD for it would make every program that you run root"; !strings.Contains(got, want) {
+		t.Errorf("%s\nlacks %q", got, want)
+	}
+}
+
+// The first process of the helper starts itself again, whatever is at its path by then.
+func TestSecondHelperIsTheSameProgram(t *testing.T) {
+	if !testenv.InNamespace(t, "nft", "ps") {
+		return
+	}
+	privateEtc(t, "nameserver 192.0.2.1\n")
+	exe := installed(t)
+	program, err := os.Open(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	marker := filepath.Join(filepath.Dir(exe), "pwned")
+	if err := os.Remove(exe); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(exe, []byte("#!/bin/sh\ntouch "+marker+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	socket, err := Start(context.Background(), StartConfig{Executable: fmt.Sprintf("/proc/self/fd/%d", program.Fd())})
+	if _, e := os.Stat(marker); e == nil {
+		t.Fatal("the program that took its place ran as root")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewClient(socket, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

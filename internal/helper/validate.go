@@ -1,20 +1,19 @@
 package helper
 
 import (
-	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/osdns"
+	"kubevpn/pkg/datapath/routable"
+	"kubevpn/pkg/host/osdns"
 )
 
-// Limits of what a daemon may ask for. The daemon runs as the user; whatever runs as the same user can speak
-// in its place, so the helper does for it what a VPN needs and no more.
+// Limits of a daemon's requests. The daemon runs as the user, and any program of that user can take its place, so the
+// helper does only what a VPN needs.
 const (
 	maxLinks   = 16
-	maxRoutes  = 4096
 	maxDomains = 512 // match and search domains, per link
 	minMTU     = 576
 	maxMTU     = 65535
@@ -22,24 +21,6 @@ const (
 )
 
 var linkName = regexp.MustCompile(`^kubevpn[0-9a-z]{0,8}$`)
-
-// ownSpace is where addresses of our links may be: benchmarking (RFC 2544), carriers' own (RFC 6598) and unique local
-// (RFC 4193), and the last of the traffic manager's pools.
-var ownSpace = []netip.Prefix{
-	netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("10.219.0.0/16"),
-	netip.MustParsePrefix("fd00::/8"),
-}
-
-// neverRouted are the special addresses that no route may cover (RFC 6890).
-var neverRouted = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"),
-	netip.MustParsePrefix("127.0.0.0/8"),
-	netip.MustParsePrefix("169.254.0.0/16"),
-	netip.MustParsePrefix("224.0.0.0/3"), // multicast and reserved, broadcast too
-	netip.MustParsePrefix("::/8"),        // unspecified, loopback, IPv4-mapped
-	netip.MustParsePrefix("fe80::/9"),    // link-local and what was site-local
-	netip.MustParsePrefix("ff00::/8"),
-}
 
 func refused(format string, args ...any) *api.Error {
 	return api.Errorf(api.ExitNetwork, "the root helper refuses "+format, args...)
@@ -55,13 +36,12 @@ func checkTUN(name string, mtu int) error {
 	return nil
 }
 
-// check says why the helper does not apply a state.
+// check returns an error if the helper must not apply a state.
 func check(s api.NetworkState) error {
 	if len(s.Links) > maxLinks {
 		return refused("%d links: it takes %d", len(s.Links), maxLinks)
 	}
 	seen := map[string]bool{}
-	routes := 0
 	for _, l := range s.Links {
 		if seen[l.Name] {
 			return refused("two links called %s", l.Name)
@@ -70,10 +50,6 @@ func check(s api.NetworkState) error {
 		if err := checkLink(l); err != nil {
 			return err
 		}
-		routes += len(l.Routes)
-	}
-	if routes > maxRoutes {
-		return refused("%d routes: it takes %d", routes, maxRoutes)
 	}
 	if s.Resolver == nil {
 		return nil
@@ -93,16 +69,14 @@ func checkLink(l api.Link) error {
 	}
 	for _, p := range l.Addrs {
 		if !p.IsValid() || !p.IsSingleIP() || !ours(p.Addr()) {
-			return refused("the address %v of %s: it must be one address of %v", p, l.Name, ownSpace)
+			return refused("the address %v of %s: it must be one address of %v", p, l.Name, routable.Inner())
 		}
 		if p.Addr().Is6() && l.MTU < minMTU6 {
 			return refused("MTU %d of %s: IPv6 needs %d", l.MTU, l.Name, minMTU6)
 		}
 	}
-	for _, p := range l.Routes {
-		if err := checkRoute(p); err != nil {
-			return fmt.Errorf("%w (link %s)", err, l.Name)
-		}
+	if err := routable.Check(l.Routes, l.Named); err != nil {
+		return refused("%w (link %s)", err, l.Name)
 	}
 	if r := l.Resolver; r.IsValid() {
 		if !ours(r) && !covers(l.Routes, r) {
@@ -110,9 +84,6 @@ func checkLink(l api.Link) error {
 		}
 		if slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool { return p.Addr() == r }) {
 			return refused("the resolver %s of %s: it is the link's own address, so queries would not reach the link", r, l.Name)
-		}
-		if err := checkRoute(netip.PrefixFrom(r, r.BitLen())); err != nil {
-			return err
 		}
 	}
 	if n := len(l.MatchDomains) + len(l.SearchDomains); n > maxDomains {
@@ -126,26 +97,7 @@ func checkLink(l api.Link) error {
 	return nil
 }
 
-func checkRoute(p netip.Prefix) error {
-	if !p.IsValid() || p.Masked() != p || p.Addr().Is4In6() || p.Addr().Zone() != "" {
-		return refused("the route %v: it is not a masked prefix", p)
-	}
-	shortest := 8
-	if p.Addr().Is6() {
-		shortest = 16
-	}
-	if p.Bits() < shortest {
-		return refused("the route %s: it must be /%d or longer", p, shortest)
-	}
-	for _, n := range neverRouted {
-		if n.Overlaps(p) {
-			return refused("the route %s: %s is never routed into a tunnel", p, n)
-		}
-	}
-	return nil
-}
-
-func ours(a netip.Addr) bool { return covers(ownSpace, a) }
+func ours(a netip.Addr) bool { return covers(routable.Inner(), a) }
 
 func covers(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })

@@ -16,9 +16,9 @@ import (
 	"kubevpn/internal/api"
 )
 
-// What goes over the socketpair: JSON messages, one at a time in each direction, a SOCK_SEQPACKET packet each,
-// or several for a long one. The first byte of a packet says whether more of the message follows. A descriptor
-// comes with a message's last packet.
+// The socketpair carries JSON messages, one at a time in each direction. A message is one SOCK_SEQPACKET packet, or
+// several for a long one. The first byte of a packet says whether more of the message follows. A descriptor comes with a
+// message's last packet.
 //
 //	packet = more | last, up to 32 KiB of a message
 //
@@ -35,7 +35,7 @@ import (
 const (
 	packetLast, packetMore = 0, 1
 	maxPacket              = 32 << 10
-	maxMessage             = 1 << 20 // 4096 routes and 512 domains on each of 16 links are less
+	maxMessage             = 16 << 20 // routes, named networks and domains of 16 links, each at its limit, are less
 )
 
 type operation string
@@ -67,7 +67,7 @@ type response struct {
 	Closed  bool                `json:"closed,omitempty"`
 }
 
-// logLine is what the helper, which writes no files, logs through the daemon.
+// logLine is a log record of the helper. The helper writes no files; the daemon logs it.
 type logLine struct {
 	Level   slog.Level `json:"level"`
 	Message string     `json:"msg"`
@@ -80,7 +80,7 @@ type wire struct {
 	sending sync.Mutex
 }
 
-// openWire takes socket over, which must be an end of a SOCK_SEQPACKET pair.
+// openWire returns a wire that owns socket, which must be an end of a SOCK_SEQPACKET pair.
 func openWire(socket *os.File) (*wire, error) {
 	defer socket.Close()
 	if err := checkSocket(int(socket.Fd())); err != nil {
@@ -93,7 +93,7 @@ func openWire(socket *os.File) (*wire, error) {
 	return &wire{conn: conn.(*net.UnixConn)}, nil
 }
 
-// checkSocket reports a descriptor that is not what Start makes.
+// checkSocket returns an error for a descriptor that Start does not create.
 func checkSocket(fd int) error {
 	for _, want := range []struct{ option, value int }{
 		{unix.SO_DOMAIN, unix.AF_UNIX}, {unix.SO_TYPE, unix.SOCK_SEQPACKET},
@@ -105,7 +105,7 @@ func checkSocket(fd int) error {
 	return nil
 }
 
-// send writes one message, and a descriptor with it if f is not nil. f stays the caller's.
+// send writes one message, and a descriptor with it if f is not nil. The caller keeps f.
 func (w *wire) send(message any, f *os.File) error {
 	b, err := json.Marshal(message)
 	if err != nil {
@@ -116,7 +116,7 @@ func (w *wire) send(message any, f *os.File) error {
 	}
 	fd := -1
 	if f != nil {
-		// Not f.Fd, which would make the file blocking for the other end as well.
+		// Not f.Fd: it would make the file blocking, for the other end as well.
 		raw, err := f.SyscallConn()
 		if err != nil {
 			return err
@@ -146,12 +146,12 @@ func (w *wire) send(message any, f *os.File) error {
 	}
 }
 
-// receive reads one message into message, and the descriptor that came with it, if files are wanted. At the
-// end it returns io.EOF.
+// receive reads one message into message, and returns the descriptor that came with it if files is true. At the end it
+// returns io.EOF.
 func (w *wire) receive(message any, files bool) (f *os.File, err error) {
 	var b []byte
 	packet := make([]byte, maxPacket+2)
-	oob := []byte(nil) // the kernel throws descriptors away that nobody has room for
+	oob := []byte(nil) // the kernel discards descriptors without room
 	if files {
 		oob = make([]byte, unix.CmsgSpace(4))
 	}
@@ -165,7 +165,7 @@ func (w *wire) receive(message any, files bool) (f *os.File, err error) {
 		n, oobn, _, _, err := w.conn.ReadMsgUnix(packet, oob)
 		if err != nil {
 			if errors.Is(err, unix.ECONNRESET) {
-				err = io.EOF // the other end died with something unread
+				err = io.EOF // the other end ended with unread data
 			}
 			return f, err
 		}

@@ -25,8 +25,7 @@ const terminatingTimeout = time.Minute
 
 func cut(resource string) (name, sub string, found bool) { return strings.Cut(resource, "/") }
 
-// apply puts one object into the cluster with server-side apply: it is created, or our fields of it become as
-// they should be. Doing so twice, from two laptops, at once, is no error.
+// apply creates or updates one object with server-side apply. Several laptops may apply the same object at once.
 func apply(ctx context.Context, kube kubernetes.Interface, obj runtime.Object) error {
 	fields, err := applied(obj)
 	if err != nil {
@@ -72,7 +71,7 @@ func applyAll(ctx context.Context, kube kubernetes.Interface, objects []runtime.
 	return nil
 }
 
-// createNamespace makes the namespace unless it is there. One that is being deleted is waited for.
+// createNamespace creates the namespace unless it exists. It waits while the namespace is being deleted.
 func createNamespace(ctx context.Context, kube kubernetes.Interface, name string, tell func(format string, args ...any)) error {
 	ctx, cancel := context.WithTimeout(ctx, terminatingTimeout)
 	defer cancel()
@@ -98,12 +97,12 @@ func createNamespace(ctx context.Context, kube kubernetes.Interface, name string
 			return nil
 		}
 		if !told {
-			tell("the namespace %s is being deleted: waiting for its end", name)
+			tell("the namespace %s is being deleted: waiting until it is gone", name)
 			told = true
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for the end of the namespace %s: %w", name, ctx.Err())
+			return fmt.Errorf("waiting for the deletion of the namespace %s: %w", name, ctx.Err())
 		case <-time.After(500 * time.Millisecond):
 		}
 	}

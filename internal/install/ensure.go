@@ -20,13 +20,14 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// Result says where the traffic manager runs.
+// Result describes the traffic manager that Ensure found or installed.
 type Result struct {
 	Namespace string
 	Pod       string
 	Image     string // of the manager that runs, which need not be Options.Image
 	Installed bool   // now, or upgraded
 	RBAC      bool   // its rights were granted, or are there already as far as the user may see
+	Manager   api.TrustedManager
 	Warnings  []string
 	// ImageWarning is the one of Warnings that says that Image is another than Options.Image, or "".
 	ImageWarning string
@@ -37,8 +38,8 @@ const (
 	stepWait    = "Waiting for the traffic manager"
 )
 
-// Ensure finds the traffic manager, or installs it, and waits until a pod of it runs: two minutes at most.
-// Progress is told meanwhile. Errors are *api.Error. Several laptops may do so at once.
+// Ensure finds or installs the traffic manager, and waits up to two minutes until a pod of it runs. It reports progress to
+// o.Progress. Several laptops may call it at once. Errors are *api.Error.
 func Ensure(ctx context.Context, c *cluster.Cluster, o Options) (Result, error) {
 	e := &ensurer{kube: c.Kube(), o: o, timeout: readyTimeout}
 	if err := e.run(ctx); err != nil {
@@ -47,7 +48,7 @@ func Ensure(ctx context.Context, c *cluster.Cluster, o Options) (Result, error) 
 	return e.result, nil
 }
 
-// FindPod returns the name of a pod in which the traffic manager runs, and waits for one until ctx ends.
+// FindPod returns the name of a pod in which the traffic manager runs. It waits for one until ctx ends.
 func FindPod(ctx context.Context, c *cluster.Cluster, namespace string) (string, error) {
 	w := waiter{kube: c.Kube(), namespace: namespace, timeout: readyTimeout}
 	pod, err := w.wait(ctx)
@@ -66,8 +67,8 @@ type ensurer struct {
 	generation int64 // of the Deployment after our apply; 0: we applied none
 }
 
-// why is the reason for which a namespace will not do.
-type why struct {
+// denial explains why the user cannot use or install a manager in a namespace.
+type denial struct {
 	err     error // what the user is told if there is no other namespace
 	text    string
 	denials []cluster.Permission
@@ -106,7 +107,7 @@ func (e *ensurer) run(ctx context.Context) error {
 	e.result.Image = ImageOf(pod.Spec)
 	if e.o.Image != "" && installed != e.o.Image && e.result.Image != e.o.Image {
 		e.warn("the traffic manager in %s runs the image %s, and this kubevpn would install %s. `kubevpn connect --upgrade` replaces it; "+
-			"what everybody has open through it ends then", e.result.Namespace, e.result.Image, e.o.Image)
+			"this ends the open connections of all its users", e.result.Namespace, e.result.Image, e.o.Image)
 		e.result.ImageWarning = e.result.Warnings[len(e.result.Warnings)-1]
 	}
 	return nil
@@ -120,19 +121,22 @@ func (e *ensurer) tellWait(format string, args ...any) { e.o.tell(stepWait, form
 
 func (e *ensurer) tellInstall(format string, args ...any) { e.o.tell(stepInstall, format, args...) }
 
-// bothDenied is the end: neither namespace will do.
-func (e *ensurer) bothDenied(ctx context.Context, ns string, no *why, fallback string, also *why) error {
+// bothDenied returns the error for a user who can use neither namespace.
+func (e *ensurer) bothDenied(ctx context.Context, ns string, no *denial, fallback string, also *denial) error {
 	var verbs []string
 	for _, p := range also.denials {
 		verbs = append(verbs, p.Verb+" "+p.Resource)
 	}
+	hint := "Ask a cluster admin to run\n" + e.ask(ctx, ns)
+	if len(verbs) > 0 { // a 403 that is not in RBAC's words names none
+		hint += fmt.Sprintf("\nor to let you do this in %s: %s", fallback, strings.Join(verbs, ", "))
+	}
 	return api.Errorf(api.ExitPermission, "the traffic manager can be installed neither in the namespace %s (%s) nor in %s (%s)", ns, no.text, fallback, also.text).
-		WithHint("Ask a cluster admin to run\n%s\nor to let you do this in %s: %s", e.ask(ctx, ns), fallback, strings.Join(verbs, ", "))
+		WithHint("%s", hint)
 }
 
-// try uses the manager in ns, or installs it there. It returns why ns will not do, if the reason is the
-// user's rights.
-func (e *ensurer) try(ctx context.Context, ns string) (*why, error) {
+// try uses the manager in ns, or installs it there. It returns a denial if the user lacks the rights.
+func (e *ensurer) try(ctx context.Context, ns string) (*denial, error) {
 	existing, err := e.existing(ctx, ns)
 	switch {
 	case apierrors.IsForbidden(err):
@@ -140,15 +144,15 @@ func (e *ensurer) try(ctx context.Context, ns string) (*why, error) {
 	case err != nil:
 		return nil, err
 	case existing != nil:
-		if lack := lacking(ctx, e.kube, toUse(ns)); len(lack) > 0 {
-			return e.mayNot(ctx, ns, "use it", lack), nil
+		if missing := lacking(ctx, e.kube, toUse(ns)); len(missing) > 0 {
+			return e.mayNot(ctx, ns, "use it", missing), nil
 		}
 		return nil, e.use(ctx, ns, existing)
 	}
 	return e.install(ctx, ns)
 }
 
-// existing returns the manager's Deployment, or nil. One that is being deleted is waited for.
+// existing returns the manager's Deployment, or nil. It waits while the Deployment is being deleted.
 func (e *ensurer) existing(ctx context.Context, ns string) (*appsv1.Deployment, error) {
 	ctx, cancel := context.WithTimeout(ctx, terminatingTimeout)
 	defer cancel()
@@ -165,12 +169,12 @@ func (e *ensurer) existing(ctx context.Context, ns string) (*appsv1.Deployment, 
 			return d, nil
 		}
 		if !told {
-			e.tellInstall("the one in %s is being deleted: waiting for its end", ns)
+			e.tellInstall("the one in %s is being deleted: waiting until it is gone", ns)
 			told = true
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("waiting for the end of the traffic manager in %s: %w", ns, ctx.Err())
+			return nil, fmt.Errorf("waiting for the deletion of the traffic manager in %s: %w", ns, ctx.Err())
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
@@ -182,23 +186,23 @@ func (e *ensurer) ending(ctx context.Context, ns string) bool {
 	return err == nil && n.DeletionTimestamp != nil
 }
 
-// denied is for a request that was refused.
-func (e *ensurer) denied(ctx context.Context, ns, doing string, err error) *why {
+// denied returns the denial for a request that the API server refused.
+func (e *ensurer) denied(ctx context.Context, ns, doing string, err error) *denial {
 	if _, p, ok := cluster.ParseDenial(err.Error()); ok {
 		return e.mayNot(ctx, ns, doing, []cluster.Permission{p})
 	}
-	return &why{err: err, text: "you may not " + doing}
+	return &denial{err: err, text: "you may not " + doing}
 }
 
-func (e *ensurer) mayNot(ctx context.Context, ns, doing string, lack []cluster.Permission) *why {
-	return &why{
-		text: "you may not " + doing, denials: lack,
-		err: api.Errorf(api.ExitPermission, "you may not %s in the namespace %s: that needs the right to %s", strings.Replace(doing, "it", "the traffic manager", 1), ns, lack[0]).
+func (e *ensurer) mayNot(ctx context.Context, ns, doing string, missing []cluster.Permission) *denial {
+	return &denial{
+		text: "you may not " + doing, denials: missing,
+		err: api.Errorf(api.ExitPermission, "you may not %s in the namespace %s: this requires the right to %s", strings.Replace(doing, "it", "the traffic manager", 1), ns, missing[0]).
 			WithHint("Ask a cluster admin to run\n%s", e.ask(ctx, ns)),
 	}
 }
 
-// ask is what an admin must run so that the user can use a manager in ns.
+// ask returns the commands with which an admin lets the user use a manager in ns.
 func (e *ensurer) ask(ctx context.Context, ns string) string {
 	install := "kubevpn install"
 	if ns != DefaultNamespace {
@@ -208,17 +212,25 @@ func (e *ensurer) ask(ctx context.Context, ns string) string {
 }
 
 // install makes a new manager in ns.
-func (e *ensurer) install(ctx context.Context, ns string) (*why, error) {
+func (e *ensurer) install(ctx context.Context, ns string) (*denial, error) {
 	needs := append(toInstall(ns), toUse(ns)...)
-	_, err := e.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
+	n, err := e.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
 	create := apierrors.IsNotFound(err)
 	if create {
 		needs = append(needs, cluster.Permission{Verb: "create", Resource: "namespaces"})
 	} else if err != nil && !apierrors.IsForbidden(err) {
 		return nil, fmt.Errorf("looking for the namespace %s: %w", ns, err)
 	}
-	if lack := lacking(ctx, e.kube, needs); len(lack) > 0 {
-		return e.mayNot(ctx, ns, "install it", lack), nil
+	if missing := lacking(ctx, e.kube, needs); len(missing) > 0 {
+		return e.mayNot(ctx, ns, "install it", missing), nil
+	}
+	if err := e.o.noImage(); err != nil {
+		return nil, err
+	}
+	if !create && e.o.Namespace == "" {
+		if err := e.trustNamespace(n, ns); err != nil {
+			return nil, err
+		}
 	}
 	e.tellInstall("in the namespace %s, image %s", ns, e.o.Image)
 	if create || err == nil { // else the user may not look, and the namespace is there or the rest fails
@@ -238,6 +250,17 @@ func (e *ensurer) install(ctx context.Context, ns string) (*why, error) {
 	return nil, nil
 }
 
+// trustNamespace asks for consent to install into an existing namespace without a manager that the user did not name, since its
+// creator may be able to change what is installed there.
+func (e *ensurer) trustNamespace(n *corev1.Namespace, ns string) error {
+	m := manager(ns, e.o.Image, n.CreationTimestamp) // all zero where the user may not read it
+	m.NamespaceUID = string(n.UID)
+	if e.o.Consent == nil || e.o.Consent.Trusts(m) == nil {
+		return nil
+	}
+	return api.NeedsManager(m, "the namespace %s already exists: its creator may be able to change the traffic manager that you install into it", ns)
+}
+
 // applyManager applies everything that the user may, the Deployment last.
 func (e *ensurer) applyManager(ctx context.Context, ns string) error {
 	o := e.o
@@ -252,15 +275,22 @@ func (e *ensurer) applyManager(ctx context.Context, ns string) error {
 	if err != nil {
 		return fmt.Errorf("reading the Deployment back: %w", err)
 	}
+	if err := checkShape(d); err != nil { // somebody adds to it, with the apply of another field manager for instance
+		return err
+	}
 	e.generation, e.result.Image, e.result.Installed = d.Generation, o.Image, true
+	e.result.Manager = identify(ctx, e.kube, d)
+	if e.o.Progress != nil {
+		e.o.Progress(api.Event{Time: time.Now(), Installed: &e.result.Manager})
+	}
 	return nil
 }
 
 // grant gives the manager its rights, if the user may; else it warns.
 func (e *ensurer) grant(ctx context.Context, o Options) error {
 	var reason string
-	if lack := lacking(ctx, e.kube, toGrant(o.namespace())); len(lack) > 0 {
-		reason = "you may not " + lack[0].String()
+	if missing := lacking(ctx, e.kube, toGrant(o.namespace())); len(missing) > 0 {
+		reason = "you may not " + missing[0].String()
 	} else if err := applyAll(ctx, e.kube, rightsObjects(o)); apierrors.IsForbidden(err) {
 		reason = "the API server forbids it: " + err.Error()
 	} else if err != nil {
@@ -269,14 +299,27 @@ func (e *ensurer) grant(ctx context.Context, o Options) error {
 		e.result.RBAC = true
 		return nil
 	}
-	e.warn("the traffic manager gets no rights of its own (%s). It dials ClusterIPs as they are, which only works where kube-proxy does, "+
-		"and neither sees the nodes' pod networks nor the names of Services. Ask a cluster admin to run\n  kubevpn install --manager-namespace %s", reason, o.namespace())
+	e.warn("the traffic manager gets no rights of its own (%s). It dials ClusterIPs directly, which requires kube-proxy, "+
+		"and cannot read the nodes' pod networks or the names of Services. Ask a cluster admin to run\n  kubevpn install --manager-namespace %s", reason, o.namespace())
 	return nil
 }
 
-// use takes a manager that is there.
+// use accepts an existing manager if it is ours and the user trusts it.
 func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) error {
-	e.result.Image = ImageOf(d.Spec.Template.Spec)
+	if err := checkShape(d); err != nil {
+		return err
+	}
+	if e.o.Upgrade {
+		if err := e.o.noImage(); err != nil {
+			return err
+		}
+	}
+	e.result.Image, e.result.Manager = ImageOf(d.Spec.Template.Spec), identify(ctx, e.kube, d)
+	if e.o.Consent != nil {
+		if err := e.o.Consent.Trusts(e.result.Manager); err != nil {
+			return err
+		}
+	}
 	broken := e.broken(ctx, ns, d)
 	switch {
 	case e.o.Image == "" || e.result.Image == e.o.Image:
@@ -288,7 +331,26 @@ func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) erro
 		e.warn("the traffic manager in %s did not run with image %s: it now has %s", ns, e.result.Image, e.o.Image)
 		return e.applyManager(ctx, ns)
 	}
+	if d.Status.AvailableReplicas == 0 {
+		e.pullAgain(ctx, ns)
+	}
 	return e.repair(ctx, ns, broken)
+}
+
+// pullAgain deletes the pods whose image could not be pulled, as far as the user may: their successors are pulled at once, while the
+// kubelet waits up to five minutes before it tries again.
+func (e *ensurer) pullAgain(ctx context.Context, ns string) {
+	stuck := e.unpullable(ctx, ns)
+	if len(stuck) == 0 || len(lacking(ctx, e.kube, []cluster.Permission{{Verb: "delete", Resource: "pods", Namespace: ns}})) > 0 {
+		return
+	}
+	e.tellInstall("its image could not be pulled: retrying")
+	for _, p := range stuck {
+		err := e.kube.CoreV1().Pods(ns).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // the wait for the pod says the rest
+			e.tellInstall("deleting the pod %s: %v", p.Name, err)
+		}
+	}
 }
 
 // broken reports whether nobody can be using the manager, and waiting will hardly mend it.
@@ -296,22 +358,23 @@ func (e *ensurer) broken(ctx context.Context, ns string, d *appsv1.Deployment) b
 	if d.Status.AvailableReplicas > 0 || d.Status.ObservedGeneration != d.Generation {
 		return false
 	}
-	return mature(d) || e.unpullable(ctx, ns)
+	return mature(d) || len(e.unpullable(ctx, ns)) > 0
 }
 
-// unpullable reports whether a pod's image cannot be pulled. It is known in the Deployment's first moments, when a
+// unpullable are the pods whose image cannot be pulled. That is known in the Deployment's first moments, when a
 // user who gave the wrong image tries again with another.
-func (e *ensurer) unpullable(ctx context.Context, ns string) bool {
+func (e *ensurer) unpullable(ctx context.Context, ns string) (stuck []*corev1.Pod) {
 	pods, err := e.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: selectorLabels()})})
 	if err != nil {
-		return false // mature decides
+		return nil // mature decides
 	}
 	for i := range pods.Items {
-		if p := judgePod(&pods.Items[i]).problem; p != nil && p.err.Code == api.ExitImagePull {
-			return true
+		p := &pods.Items[i]
+		if why := judgePod(p).problem; p.DeletionTimestamp == nil && why != nil && why.err.Code == api.ExitImagePull {
+			stuck = append(stuck, p)
 		}
 	}
-	return false
+	return stuck
 }
 
 // mature is false in the first moments of a Deployment, when not to run is no fault yet.
@@ -368,7 +431,7 @@ func (e *ensurer) repair(ctx context.Context, ns string, broken bool) error {
 		} else if err != nil {
 			return err
 		}
-		e.tellInstall("put the %s back", c.obj.GetObjectKind().GroupVersionKind().Kind)
+		e.tellInstall("restored the %s", c.obj.GetObjectKind().GroupVersionKind().Kind)
 		if i == 0 && broken {
 			if err := e.restart(ctx, ns); err != nil {
 				return err
@@ -389,7 +452,7 @@ func (e *ensurer) restart(ctx context.Context, ns string) error {
 	return nil
 }
 
-// ImageOf is the image of the traffic manager in a pod of its, or "".
+// ImageOf is the image of the traffic manager in a pod, or a template, or "".
 func ImageOf(spec corev1.PodSpec) string {
 	for _, c := range spec.Containers {
 		if c.Name == containerName {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -129,7 +130,7 @@ var (
 )
 
 const (
-	noRights = "the traffic manager gets no rights of its own (you may not create clusterroles in the whole cluster). It dials ClusterIPs as they are, which only works where kube-proxy does, and neither sees the nodes' pod networks nor the names of Services. Ask a cluster admin to run\n  kubevpn install --manager-namespace team"
+	noRights = "the traffic manager gets no rights of its own (you may not create clusterroles in the whole cluster). It dials ClusterIPs directly, which requires kube-proxy, and cannot read the nodes' pod networks or the names of Services. Ask a cluster admin to run\n  kubevpn install --manager-namespace team"
 	askAdmin = "\n  kubevpn install\n  kubectl create rolebinding kubevpn-traffic-manager-user-dev --namespace=kubevpn --role=kubevpn-traffic-manager-user --user=dev"
 	// A developer: the role edit in the namespace team, nothing elsewhere.
 	developer = "*:*@kubevpn *:namespaces@* *:clusterroles@ *:clusterrolebindings@ create:roles@team patch:roles@team list:endpointslices@default"
@@ -137,7 +138,7 @@ const (
 
 func TestEnsure(t *testing.T) {
 	const otherImage = "the traffic manager in kubevpn runs the image registry.example/kubevpn:0, and this kubevpn would install registry.example/kubevpn:1. " +
-		"`kubevpn connect --upgrade` replaces it; what everybody has open through it ends then"
+		"`kubevpn connect --upgrade` replaces it; this ends the open connections of all its users"
 	tests := []struct {
 		name         string
 		deny, secret string
@@ -210,17 +211,17 @@ func TestEnsure(t *testing.T) {
 		{
 			name: "escalation", secret: "patch:clusterroles@", objects: []runtime.Object{inNamespace("team", ready), namespaceObject("team")}, options: Options{Namespace: "team"},
 			want: Result{Namespace: "team", Pod: "manager-pod", Image: image, Installed: true, Warnings: []string{
-				`the traffic manager gets no rights of its own (the API server forbids it: applying the ClusterRole kubevpn-traffic-manager-team: clusterroles "x" is forbidden: User "dev" cannot patch resource "clusterroles" in API group "rbac.authorization.k8s.io" at the cluster scope). It dials ClusterIPs as they are, which only works where kube-proxy does, and neither sees the nodes' pod networks nor the names of Services. Ask a cluster admin to run` + "\n  kubevpn install --manager-namespace team"}},
+				`the traffic manager gets no rights of its own (the API server forbids it: applying the ClusterRole kubevpn-traffic-manager-team: clusterroles "x" is forbidden: User "dev" cannot patch resource "clusterroles" in API group "rbac.authorization.k8s.io" at the cluster scope). It dials ClusterIPs directly, which requires kube-proxy, and cannot read the nodes' pod networks or the names of Services. Ask a cluster admin to run` + "\n  kubevpn install --manager-namespace team"}},
 			changes: inTeam,
 		},
 		{
 			name: "explicit, not visible", deny: developer, options: Options{Namespace: "kubevpn", FallbackNamespace: "team"},
-			err:  "you may not look for the traffic manager in the namespace kubevpn: that needs the right to get deployments in namespace kubevpn",
+			err:  "you may not look for the traffic manager in the namespace kubevpn: this requires the right to get deployments in namespace kubevpn",
 			hint: "Ask a cluster admin to run" + askAdmin,
 		},
 		{
 			name: "explicit, not allowed", deny: "create:serviceaccounts@tools", objects: []runtime.Object{namespaceObject("tools")}, options: Options{Namespace: "tools", FallbackNamespace: "team"},
-			err:  "you may not install the traffic manager in the namespace tools: that needs the right to create serviceaccounts in namespace tools",
+			err:  "you may not install the traffic manager in the namespace tools: this requires the right to create serviceaccounts in namespace tools",
 			hint: "Ask a cluster admin to run\n  kubevpn install --manager-namespace tools\n  kubectl create rolebinding kubevpn-traffic-manager-user-dev --namespace=tools --role=kubevpn-traffic-manager-user --user=dev",
 		},
 		{
@@ -247,7 +248,7 @@ func TestEnsure(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if d := cmp.Diff(tt.want, e.result); d != "" {
+			if d := cmp.Diff(tt.want, e.result, cmpopts.IgnoreFields(Result{}, "Manager")); d != "" {
 				t.Errorf("result (-want +got):\n%s", d)
 			}
 			if d := cmp.Diff(tt.changes, w.changes); d != "" {
@@ -302,12 +303,12 @@ func TestRemove(t *testing.T) {
 			"ClusterRoleBinding kubevpn-traffic-manager-kubevpn", "ClusterRole kubevpn-traffic-manager-kubevpn", "Namespace kubevpn"}},
 		{name: "others live there", objects: append(installed("kubevpn", image), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kubevpn", Name: "theirs"}}), want: []string{
 			"Deployment kubevpn/kubevpn-traffic-manager", "ServiceAccount kubevpn/kubevpn-traffic-manager", "Role kubevpn/kubevpn-traffic-manager-user",
-			"ClusterRoleBinding kubevpn-traffic-manager-kubevpn", "ClusterRole kubevpn-traffic-manager-kubevpn", "Namespace kubevpn kept: others live in it: Service theirs"}},
+			"ClusterRoleBinding kubevpn-traffic-manager-kubevpn", "ClusterRole kubevpn-traffic-manager-kubevpn", "Namespace kubevpn kept: it contains other objects: Service theirs"}},
 		{name: "not our namespace", objects: without[*corev1.Namespace](installed("kubevpn", image)), want: []string{
 			"Deployment kubevpn/kubevpn-traffic-manager", "ServiceAccount kubevpn/kubevpn-traffic-manager", "Role kubevpn/kubevpn-traffic-manager-user",
 			"ClusterRoleBinding kubevpn-traffic-manager-kubevpn", "ClusterRole kubevpn-traffic-manager-kubevpn"}},
 		{name: "a right is missing", deny: "delete:clusterroles@", objects: installed("kubevpn", image),
-			err: "you may not delete clusterroles in the whole cluster, which removing the traffic manager from kubevpn needs"},
+			err: "cannot remove the traffic manager from kubevpn: you may not delete clusterroles in the whole cluster"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -338,18 +339,50 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// The guard sees the manager's pod before anything is deleted, and can forbid it.
-func TestRemoveGuard(t *testing.T) {
-	w := newWorld("", "", installed("kubevpn", image)...)
-	r := &remover{kube: w, ns: "kubevpn"}
-	busy := errors.New("two laptops are connected")
-	r.o.Guard = func(_ context.Context, ns, pod string) error {
-		if ns != "kubevpn" || pod != "manager-pod" {
-			t.Errorf("asked about %s/%s", ns, pod)
+func TestRemoveFailsWhileLaptopsAreConnected(t *testing.T) {
+	for _, tt := range []struct {
+		connected int
+		err       error
+		want      string
+	}{
+		{1, nil, "a laptop is connected through this traffic manager"},
+		{3, nil, "3 laptops are connected through this traffic manager"},
+		{0, nil, ""},
+		{0, errors.New("no answer"), ""}, // the manager may be broken: a warning
+	} {
+		w := newWorld("", "", installed("kubevpn", image)...)
+		warned := false
+		r := &remover{kube: w, ns: "kubevpn", o: RemoveOptions{
+			Connected: func(_ context.Context, ns, pod string) (int, error) {
+				if ns != "kubevpn" || pod != "manager-pod" {
+					t.Errorf("asked about %s/%s", ns, pod)
+				}
+				return tt.connected, tt.err
+			},
+			Progress: func(e api.Event) { warned = warned || e.Warning != "" },
+		}}
+		err := r.guard(t.Context())
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || err.Error() != tt.want) || warned != (tt.err != nil) {
+			t.Errorf("%d connected, %v: got %v, warning %v", tt.connected, tt.err, err, warned)
 		}
-		return busy
+		if _, err := r.run(t.Context()); tt.want != "" && (err == nil || len(w.changes) > 0) {
+			t.Errorf("%d connected: %v, changes %v", tt.connected, err, w.changes)
+		}
 	}
-	if _, err := r.run(t.Context()); !errors.Is(err, busy) || len(w.changes) > 0 {
-		t.Fatal(err, w.changes)
+}
+
+// A webhook or a proxy answers 403 in its own words, which name no right to ask for.
+func TestHintAfterA403InOtherWordsEndsWithWhatItSays(t *testing.T) {
+	w := newWorld("", "")
+	w.PrependReactor("get", "deployments", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "deployments"}, "x", errors.New("not during business hours"))
+	})
+	o := Options{Image: image, FallbackNamespace: "team"}
+	e := api.AsError((&ensurer{kube: w, o: o, timeout: 10 * time.Second}).run(t.Context()))
+	if e == nil || e.Code != api.ExitPermission || !strings.Contains(e.Hint, "kubevpn install") {
+		t.Fatalf("got %+v", e)
+	}
+	if strings.HasSuffix(strings.TrimSpace(e.Hint), ":") || strings.Contains(e.Hint, "or to let you do this") {
+		t.Errorf("the hint ends with nothing: %q", e.Hint)
 	}
 }

@@ -99,6 +99,7 @@ func (k *kubelet) patch(a k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, p.Name, nil)
 	}
 	if len(patch.PatchOptions.DryRun) > 0 {
+		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, c)
 		return true, p, nil
 	}
 	what := c.Name + " " + c.Image
@@ -107,9 +108,10 @@ func (k *kubelet) patch(a k8stesting.Action) (bool, runtime.Object, error) {
 	}
 	k.added = append(k.added, what)
 	p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, c)
+	answer := p.DeepCopy() // the kubelet has not seen it yet
 	p.Status.EphemeralContainerStatuses = append(p.Status.EphemeralContainerStatuses, corev1.ContainerStatus{Name: c.Name, Image: c.Image, State: k.states[0]})
 	k.states = k.states[1:]
-	return true, p, k.Tracker().Update(patch.GetResource(), p, p.Namespace)
+	return true, answer, k.Tracker().Update(patch.GetResource(), p, p.Namespace)
 }
 
 func aNamespace(level string, ours bool) *corev1.Namespace {
@@ -150,28 +152,30 @@ func TestAddGateway(t *testing.T) {
 			states: states(runs), added: []string{"gateway-8 " + image}},
 		{name: "one_cannot_be_pulled", namespace: open, pod: []func(*corev1.Pod){gateway("gateway-1", "registry.example/none", waits("ImagePullBackOff", "x"))},
 			states: states(runs), added: []string{"gateway-2 " + image}},
-		{name: "name_taken_meanwhile", namespace: open, stolen: true, may: "is invalid", states: states(runs), added: []string{"gateway-2 " + image}},
+		{name: "the pod's image is another", namespace: open, pod: []func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.Containers[0].Image = "evil.example/kubevpn:1" }},
+			states: states(runs), added: []string{"gateway-1 " + image}},
+		{name: "name_taken_meanwhile", namespace: open, stolen: true, states: states(runs), added: []string{"gateway-2 " + image}},
 		{name: "no_device", namespace: open, states: states(noDevice, runs), added: []string{"gateway-1 " + image, "gateway-2 " + image + " privileged"}},
 		{name: "no_device_at_all", namespace: open, states: states(noDevice, noDevice), added: []string{"gateway-1 " + image, "gateway-2 " + image + " privileged"},
-			code: api.ExitNetstack, err: "the gateway has ended, with exit code 31: traffic: opening /dev/net/tun: operation not permitted", hint: "logs manager-pod -c gateway-2"},
-		{name: "no_rules", namespace: open, states: states(ends(33, "traffic: no backend of iptables can masquerade here")), added: []string{"gateway-1 " + image},
-			code: api.ExitNetstack, err: "with exit code 33: traffic: no backend", hint: "logs manager-pod -c gateway-1"},
+			code: api.ExitNetstack, err: "the gateway has ended with exit code 31: traffic: opening /dev/net/tun: operation not permitted", hint: "logs manager-pod -c gateway-2"},
+		{name: "no_rules", namespace: open, states: states(ends(33, "traffic: no iptables backend can masquerade")), added: []string{"gateway-1 " + image},
+			code: api.ExitNetstack, err: "with exit code 33: traffic: no iptables backend", hint: "logs manager-pod -c gateway-1"},
 		{name: "no_such_image", namespace: open, states: states(waits("ErrImagePull", "not found")), added: []string{"gateway-1 " + image},
 			code: api.ExitImagePull, err: "cannot pull the image " + image, hint: "make push-image"},
 		{name: "cannot_start", namespace: open, states: states(waits("CreateContainerError", "seccomp")), added: []string{"gateway-1 " + image},
-			code: api.ExitNetstack, err: "the node cannot start the gateway: CreateContainerError: seccomp", hint: "describe pod manager-pod"},
+			code: api.ExitNetstack, err: "the node node1 cannot start the gateway: CreateContainerError: seccomp", hint: "describe pod manager-pod"},
 		{name: "slow", namespace: open, states: states(waits("ContainerCreating", "")), added: []string{"gateway-1 " + image},
-			code: api.ExitNotReady, err: "the gateway did not start within 1s: ContainerCreating", hint: "-c gateway-1"},
-		{name: "going", namespace: open, pod: []func(*corev1.Pod){going, func(p *corev1.Pod) { p.Finalizers = []string{"x"} }}, states: states(runs), added: []string{"gateway-1 " + image},
+			code: api.ExitNotReady, err: "the gateway did not start within 1s: the node node1 is pulling the image and starting the container", hint: "-c gateway-1"},
+		{name: "going", namespace: open, pod: []func(*corev1.Pod){going, func(p *corev1.Pod) { p.Finalizers = []string{"x"} }}, may: "is being deleted",
 			code: api.ExitNotReady, err: "is being deleted", hint: "connect again", gone: true},
 		{name: "host_network", namespace: open, pod: []func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.HostNetwork = true }}, may: "node's network",
-			code: api.ExitNetstack, err: "the traffic manager's pod manager-pod has its node's network", hint: "without hostNetwork"},
+			code: api.ExitNetstack, err: "the traffic manager's pod manager-pod uses its node's network", hint: "without hostNetwork"},
 		{name: "denied", deny: "patch:pods/ephemeralcontainers@kubevpn", namespace: open, may: "patch pods/ephemeralcontainers in namespace kubevpn",
-			code: api.ExitPermission, err: "you may not add the gateway to the traffic manager's pod: that needs the right to patch pods/ephemeralcontainers in namespace kubevpn",
+			code: api.ExitPermission, err: "you may not add the gateway to the traffic manager's pod: this requires the right to patch pods/ephemeralcontainers in namespace kubevpn",
 			hint: "kubectl create role kubevpn-patch-pods-ephemeralcontainers --namespace=kubevpn --verb=patch --resource=pods/ephemeralcontainers"},
 		{name: "restricted", namespace: ours, may: `violates PodSecurity "restricted:latest"`, level: "restricted",
 			code: api.ExitNetstack, err: `pod security does not admit the gateway in the namespace kubevpn: violates PodSecurity "restricted:latest": runAsUser=0`,
-			hint: "`kubevpn connect --netstack system` lets it in, by\n  " + label},
+			hint: "`kubevpn connect --netstack system` allows it by running\n  " + label},
 		{name: "relabelled", namespace: ours, relabel: true, level: "privileged", states: states(runs), added: []string{"gateway-1 " + image}},
 		{name: "restricted_and_may_not_label", deny: "patch:namespaces@", namespace: ours, relabel: true, level: "restricted", may: "violates PodSecurity",
 			code: api.ExitNetstack, err: "violates PodSecurity", hint: "Ask a cluster admin to run\n  " + label},
@@ -184,7 +188,7 @@ func TestAddGateway(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			k := newKubelet(t, tt.deny, tt.states, tt.namespace.DeepCopy(), inNamespace("kubevpn", append([]func(*corev1.Pod){ready}, tt.pod...)...))
 			k.stolen = tt.stolen
-			g := &adder{kube: k, timeout: time.Second, handover: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Relabel: tt.relabel}}
+			g := &adder{kube: k, timeout: time.Second, handover: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Image: image, Relabel: tt.relabel}}
 			if err := g.may(t.Context()); tt.may == "" && err != nil || tt.may != "" && (err == nil || !strings.Contains(err.Error(), tt.may)) {
 				t.Errorf("may: %v, want %q", err, tt.may)
 			}
@@ -231,8 +235,8 @@ func TestAddGateway(t *testing.T) {
 
 func TestAddGatewayToNoPod(t *testing.T) {
 	k := newKubelet(t, "", nil, aNamespace("privileged", true))
-	g := &adder{kube: k, timeout: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod"}}
-	if err := g.run(t.Context()); !errors.Is(err, ErrPodGone) || !strings.Contains(err.Error(), "manager-pod is there no more") {
+	g := &adder{kube: k, timeout: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Image: image}}
+	if err := g.run(t.Context()); !errors.Is(err, ErrPodGone) || !strings.Contains(err.Error(), "manager-pod no longer exists") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -243,7 +247,7 @@ func TestAddGatewayAdmittedLate(t *testing.T) {
 		t.Run(before, func(t *testing.T) {
 			k := newKubelet(t, "", []corev1.ContainerState{runs}, aNamespace(before, true), inNamespace("kubevpn", ready))
 			k.late = 3
-			g := &adder{kube: k, timeout: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Relabel: true}}
+			g := &adder{kube: k, timeout: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Image: image, Relabel: true}}
 			if err := g.run(t.Context()); err != nil || len(k.added) != 1 {
 				t.Errorf("%v, added %q", err, k.added)
 			}
@@ -264,7 +268,7 @@ func TestAddGatewayPutsTheLabelBack(t *testing.T) {
 		}
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "manager-pod", errors.New(`admission webhook "policy" denied the request: no root`))
 	})
-	g := &adder{kube: k, timeout: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Relabel: true}}
+	g := &adder{kube: k, timeout: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Image: image, Relabel: true}}
 	if e := explain(t, g.run(t.Context())); e == nil || !strings.Contains(e.Message, "denied the request: no root") {
 		t.Errorf("%+v", e)
 	}
@@ -285,12 +289,12 @@ func TestAddGatewayReady(t *testing.T) {
 		want  string
 	}{
 		{"said", runs, said, ""},
-		{"not_said", runs, unsaid, "the gateway runs, and the traffic manager has not taken its device within 100ms"},
-		{"ended", ends(33, "x"), unsaid, "the gateway has ended, with exit code 33: x"},
+		{"not_said", runs, unsaid, "the gateway runs, but the traffic manager did not receive its device within 100ms"},
+		{"ended", ends(33, "x"), unsaid, "the gateway has ended with exit code 33: x"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			k := newKubelet(t, "", []corev1.ContainerState{tt.state}, aNamespace("", false), inNamespace("kubevpn", ready))
-			g := &adder{kube: k, timeout: time.Minute, handover: 100 * time.Millisecond, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Ready: tt.ready}}
+			g := &adder{kube: k, timeout: time.Minute, handover: 100 * time.Millisecond, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Image: image, Ready: tt.ready}}
 			err := g.run(t.Context())
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || err.Error() != tt.want) {
 				t.Errorf("%v, want %q", err, tt.want)
@@ -317,7 +321,7 @@ func TestAddGatewayAfterALateEnd(t *testing.T) {
 		p.Status.EphemeralContainerStatuses[0].State = ends(137, "")
 		return false, nil, k.Tracker().Update(a.GetResource(), p, "kubevpn")
 	})
-	g := &adder{kube: k, timeout: time.Minute, handover: time.Minute, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Ready: done}}
+	g := &adder{kube: k, timeout: time.Minute, handover: time.Minute, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Image: image, Ready: done}}
 	if err := g.run(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -77,7 +77,7 @@ func aSet(revision, hash, failure string) *appsv1.ReplicaSet {
 }
 
 func TestJudge(t *testing.T) {
-	pods := func(p ...*corev1.Pod) scene { return scene{namespace: "kubevpn", pods: p} }
+	pods := func(p ...*corev1.Pod) snapshot { return snapshot{namespace: "kubevpn", pods: p} }
 	crashed := corev1.ContainerStatus{
 		RestartCount: 1,
 		State:        corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 10s"}},
@@ -90,57 +90,57 @@ func TestJudge(t *testing.T) {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes are available: 2 Insufficient cpu."}}
 	}
 	tests := []struct {
-		name    string
-		scene   scene
-		pod     string
-		ready   bool
-		detail  string
-		code    api.ExitCode // of the problem; 0: none
-		message string
-		grace   time.Duration
+		name     string
+		snapshot snapshot
+		pod      string
+		ready    bool
+		detail   string
+		code     api.ExitCode // of the problem; 0: none
+		message  string
+		grace    time.Duration
 	}{
-		{name: "nothing", scene: pods(), detail: "waiting for a pod"},
-		{name: "ready", scene: pods(aPod("a", ready)), pod: "a", ready: true},
-		{name: "running", scene: pods(aPod("a", running)), pod: "a", detail: "the pod a runs and is not ready yet"},
-		{name: "ready before running", scene: pods(aPod("a", running), aPod("b", ready)), pod: "b", ready: true},
-		{name: "going", scene: pods(aPod("a", ready, going)), detail: "waiting for a pod"},
-		{name: "broken beside ready", scene: pods(aPod("a", waiting("ImagePullBackOff", "no")), aPod("b", ready)), pod: "b", ready: true},
-		{name: "no node yet", scene: pods(aPod("a", func(p *corev1.Pod) { p.Spec.NodeName = "" })), detail: "waiting for a node"},
-		{name: "starting", scene: pods(aPod("a")), detail: "the node node1 starts the pod"},
-		{name: "creating", scene: pods(aPod("a", waiting("ContainerCreating", ""))), detail: "the node node1 pulls the image and starts the container"},
-		{name: "unschedulable", scene: pods(aPod("a", unschedulable)), detail: "no node takes the pod: 0/2 nodes are available: 2 Insufficient cpu.",
-			code: api.ExitNotReady, message: "no node takes the traffic manager's pod: 0/2 nodes are available: 2 Insufficient cpu.", grace: graceRoom},
-		{name: "image, first", scene: pods(aPod("a", waiting("ErrImagePull", "not found"))), detail: "ErrImagePull: not found",
-			code: api.ExitImagePull, message: "the cluster cannot pull the image registry.example/kubevpn:1: not found", grace: graceRetry},
-		{name: "image, again", scene: pods(aPod("a", waiting("ImagePullBackOff", `Back-off pulling image "x": ErrImagePull: not found`))), detail: `ImagePullBackOff: Back-off pulling image "x": ErrImagePull: not found`,
-			code: api.ExitImagePull, message: "the cluster cannot pull the image registry.example/kubevpn:1: not found"},
-		{name: "image, never", scene: pods(aPod("a", waiting("ErrImageNeverPull", "is not present"))), detail: "ErrImageNeverPull: is not present",
-			code: api.ExitImagePull, message: "the cluster cannot pull the image registry.example/kubevpn:1: is not present"},
-		{name: "crash loop", scene: pods(aPod("a", container(crashed))), detail: "two; three; traffic: listening: address in use",
-			code: api.ExitNotReady, message: "the traffic manager ends as soon as it starts, with exit code 1: two; three; traffic: listening: address in use"},
-		{name: "root image", scene: pods(aPod("a", waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"))),
+		{name: "nothing", snapshot: pods(), detail: "waiting for a pod"},
+		{name: "ready", snapshot: pods(aPod("a", ready)), pod: "a", ready: true},
+		{name: "running", snapshot: pods(aPod("a", running)), pod: "a", detail: "the pod a runs and is not ready yet"},
+		{name: "ready before running", snapshot: pods(aPod("a", running), aPod("b", ready)), pod: "b", ready: true},
+		{name: "going", snapshot: pods(aPod("a", ready, going)), detail: "waiting for a pod"},
+		{name: "broken beside ready", snapshot: pods(aPod("a", waiting("ImagePullBackOff", "no")), aPod("b", ready)), pod: "b", ready: true},
+		{name: "no node yet", snapshot: pods(aPod("a", func(p *corev1.Pod) { p.Spec.NodeName = "" })), detail: "waiting for a node"},
+		{name: "starting", snapshot: pods(aPod("a")), detail: "the node node1 is starting the pod"},
+		{name: "creating", snapshot: pods(aPod("a", waiting("ContainerCreating", ""))), detail: "the node node1 is pulling the image and starting the container"},
+		{name: "unschedulable", snapshot: pods(aPod("a", unschedulable)), detail: "no node can run the pod: 0/2 nodes are available: 2 Insufficient cpu",
+			code: api.ExitNotReady, message: "no node can run the pod a of the traffic manager: 0/2 nodes are available: 2 Insufficient cpu", grace: graceRoom},
+		{name: "image, first", snapshot: pods(aPod("a", waiting("ErrImagePull", "not found"))), detail: "ErrImagePull: not found",
+			code: api.ExitImagePull, message: "the node node1 cannot pull the image registry.example/kubevpn:1: ErrImagePull: not found", grace: graceRetry},
+		{name: "image, again", snapshot: pods(aPod("a", waiting("ImagePullBackOff", `Back-off pulling image "x": ErrImagePull: not found`))), detail: `ImagePullBackOff: not found`,
+			code: api.ExitImagePull, message: "the node node1 cannot pull the image registry.example/kubevpn:1: ImagePullBackOff: not found"},
+		{name: "image, never", snapshot: pods(aPod("a", waiting("ErrImageNeverPull", "is not present"))), detail: "ErrImageNeverPull: is not present",
+			code: api.ExitImagePull, message: "the node node1 cannot pull the image registry.example/kubevpn:1: ErrImageNeverPull: is not present"},
+		{name: "crash loop", snapshot: pods(aPod("a", container(crashed))), detail: "two; three; traffic: listening: address in use",
+			code: api.ExitNotReady, message: "the traffic manager has ended with exit code 1: two; three; traffic: listening: address in use"},
+		{name: "root image", snapshot: pods(aPod("a", waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"))),
 			detail: "CreateContainerConfigError: container has runAsNonRoot and image will run as root", code: api.ExitNotReady, grace: graceRetry,
-			message: "the node cannot start the traffic manager: CreateContainerConfigError: container has runAsNonRoot and image will run as root"},
-		{name: "sysctl", scene: pods(aPod("a", func(p *corev1.Pod) {
+			message: "the node node1 cannot start the traffic manager: CreateContainerConfigError: container has runAsNonRoot and image will run as root"},
+		{name: "sysctl", snapshot: pods(aPod("a", func(p *corev1.Pod) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "SysctlForbidden", "forbidden sysctl"
-		})), code: api.ExitNotReady, message: "the traffic manager's pod a failed: SysctlForbidden: forbidden sysctl", grace: graceRetry},
-		{name: "scaled to zero", scene: scene{namespace: "kubevpn", deployment: aDeployment(1, 1, 0)}, code: api.ExitNotReady, message: "the traffic manager in kubevpn is scaled to zero"},
-		{name: "quota", scene: scene{namespace: "kubevpn", sets: []*appsv1.ReplicaSet{aSet("1", "h", "pods is forbidden: exceeded quota: q")}},
+		})), detail: "SysctlForbidden: forbidden sysctl", code: api.ExitNotReady, message: "the pod a of the traffic manager failed: SysctlForbidden: forbidden sysctl", grace: graceRetry},
+		{name: "scaled to zero", snapshot: snapshot{namespace: "kubevpn", deployment: aDeployment(1, 1, 0)}, code: api.ExitNotReady, message: "the traffic manager in kubevpn is scaled to zero"},
+		{name: "quota", snapshot: snapshot{namespace: "kubevpn", sets: []*appsv1.ReplicaSet{aSet("1", "h", "pods is forbidden: exceeded quota: q")}},
 			detail: "pods is forbidden: exceeded quota: q", code: api.ExitInstall, message: "the namespace kubevpn does not admit the traffic manager's pod: pods is forbidden: exceeded quota: q", grace: graceRetry},
-		{name: "pod security", scene: scene{namespace: "kubevpn", sets: []*appsv1.ReplicaSet{aSet("1", "h", `violates PodSecurity "restricted:latest"`)}},
+		{name: "pod security", snapshot: snapshot{namespace: "kubevpn", sets: []*appsv1.ReplicaSet{aSet("1", "h", `violates PodSecurity "restricted:latest"`)}},
 			detail: `violates PodSecurity "restricted:latest"`, code: api.ExitInstall, message: `the namespace kubevpn does not admit the traffic manager's pod: violates PodSecurity "restricted:latest"`, grace: graceRetry},
-		{name: "no service account", scene: scene{namespace: "kubevpn", sets: []*appsv1.ReplicaSet{aSet("1", "h", "error looking up service account")}},
+		{name: "no service account", snapshot: snapshot{namespace: "kubevpn", sets: []*appsv1.ReplicaSet{aSet("1", "h", "error looking up service account")}},
 			detail: "error looking up service account", code: api.ExitInstall, message: "the namespace kubevpn does not admit the traffic manager's pod: error looking up service account", grace: graceUnsure},
-		{name: "rollout unseen", scene: scene{generation: 3, deployment: aDeployment(3, 2, 1), pods: []*corev1.Pod{aPod("old", ready)}}, detail: "the Deployment is being rolled out"},
-		{name: "rollout, cache behind", scene: scene{generation: 3, deployment: aDeployment(2, 2, 1), pods: []*corev1.Pod{aPod("old", ready)}}, detail: "the Deployment is being rolled out"},
-		{name: "rollout, old pod only", scene: scene{generation: 3, deployment: aDeployment(3, 3, 1), sets: []*appsv1.ReplicaSet{aSet("1", "old", ""), aSet("2", "new", "")},
+		{name: "rollout unseen", snapshot: snapshot{generation: 3, deployment: aDeployment(3, 2, 1), pods: []*corev1.Pod{aPod("old", ready)}}, detail: "the Deployment is being rolled out"},
+		{name: "rollout, cache behind", snapshot: snapshot{generation: 3, deployment: aDeployment(2, 2, 1), pods: []*corev1.Pod{aPod("old", ready)}}, detail: "the Deployment is being rolled out"},
+		{name: "rollout, old pod only", snapshot: snapshot{generation: 3, deployment: aDeployment(3, 3, 1), sets: []*appsv1.ReplicaSet{aSet("1", "old", ""), aSet("2", "new", "")},
 			pods: []*corev1.Pod{aPod("a", ready, hashed("old"))}}, detail: "waiting for a pod"},
-		{name: "rollout done", scene: scene{generation: 3, deployment: aDeployment(3, 3, 1), sets: []*appsv1.ReplicaSet{aSet("1", "old", ""), aSet("2", "new", "")},
+		{name: "rollout done", snapshot: snapshot{generation: 3, deployment: aDeployment(3, 3, 1), sets: []*appsv1.ReplicaSet{aSet("1", "old", ""), aSet("2", "new", "")},
 			pods: []*corev1.Pod{aPod("a", ready, hashed("old")), aPod("b", ready, hashed("new"))}}, pod: "b", ready: true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			v := judge(tt.scene)
+			v := judge(tt.snapshot)
 			pod := ""
 			if v.pod != nil {
 				pod = v.pod.Name

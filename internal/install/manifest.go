@@ -9,10 +9,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Manifest is everything that an admin's install applies, as YAML documents for `kubectl apply -f -` or a
-// repository. The namespace is among them. It asks no cluster: put the API server's addresses into
-// Options.APIServers where no kube-proxy runs.
+// Manifest returns all objects of an admin's install, including the namespace, as YAML documents for `kubectl apply -f -`. It
+// does not contact a cluster: set Options.APIServers for a cluster without kube-proxy.
 func Manifest(o Options) ([]byte, error) {
+	if err := o.noImage(); err != nil {
+		return nil, err
+	}
 	var out bytes.Buffer
 	objects := append([]runtime.Object{namespaceObject(o.namespace())}, append(rightsObjects(o), baseObjects(o)...)...)
 	for i, obj := range objects {

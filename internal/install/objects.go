@@ -45,7 +45,7 @@ const (
 	nonroot = 65532
 )
 
-// Options say what to install, and where.
+// Options configures Ensure and Manifest.
 type Options struct {
 	// Namespace of the traffic manager. Empty: DefaultNamespace, else FallbackNamespace. A namespace that
 	// is given has no fallback.
@@ -54,6 +54,9 @@ type Options struct {
 	Image             string          // reference of the traffic manager's image
 	Upgrade           bool            // replace a manager that runs another image
 	Progress          func(api.Event) // told what is being done; may be nil
+	// Consent is what the user allows. A manager that is there, or a namespace that is there without one and was not named, must be
+	// trusted, or Ensure fails with api.ExitConsent. Nil: nothing is asked.
+	Consent *api.Consent
 	// APIServers are "host:port" of the API server as pods reach it without kube-proxy. Ensure fills it in.
 	APIServers []string
 }
@@ -129,8 +132,8 @@ func serviceAccount(namespace string) *corev1.ServiceAccount {
 	}
 }
 
-// clusterRole is all that the manager may do: see Services and their endpoints, and the two kinds of objects
-// that tell the cluster's networks.
+// clusterRole is all that the manager may do: see Services and their endpoints, the two kinds of objects
+// that tell the cluster's networks, and a pod that an endpoint names.
 func clusterRole(namespace string) *rbacv1.ClusterRole {
 	read := []string{"list", "watch"}
 	return &rbacv1.ClusterRole{
@@ -138,6 +141,7 @@ func clusterRole(namespace string) *rbacv1.ClusterRole {
 		ObjectMeta: clusterMeta(namespace),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"services", "nodes"}, Verbs: read},
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: read},
 			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: read},
 		},
@@ -155,6 +159,7 @@ func clusterRoleBinding(namespace string) *rbacv1.ClusterRoleBinding {
 
 // userRole is what a laptop needs in the manager's namespace. WebSocket port-forwards need get before
 // Kubernetes 1.35 and create from then on. pods/proxy is for api-proxy: it reaches less of a pod than a port-forward.
+// The Deployment has the image, and the namespace a UID, by which a user knows the manager again.
 func userRole(namespace string) *rbacv1.Role {
 	return &rbacv1.Role{
 		TypeMeta:   typeMeta("rbac.authorization.k8s.io/v1", "Role"),
@@ -164,6 +169,7 @@ func userRole(namespace string) *rbacv1.Role {
 			{APIGroups: []string{""}, Resources: []string{"pods/portforward"}, Verbs: []string{"create", "get"}},
 			{APIGroups: []string{""}, Resources: []string{"pods/proxy"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"get"}},
+			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{namespace}, Verbs: []string{"get"}},
 		},
 	}
 }
@@ -218,12 +224,15 @@ func podSpec(o Options) corev1.PodSpec {
 				{Name: "health", ContainerPort: api.HealthPort, Protocol: corev1.ProtocolTCP},
 				{Name: "proxy", ContainerPort: api.ProxyPort, Protocol: corev1.ProtocolTCP},
 			},
-			// No memory limit: what the manager uses follows its users' flows, and a limit would end all of
-			// their sessions at once. Its buffers are bounded per flow.
-			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
-				corev1.ResourceCPU:    resource.MustParse("50m"),
-				corev1.ResourceMemory: resource.MustParse("32Mi"),
-			}},
+			// The manager refuses new flows long before it reaches this limit (internal/manager/limits.go): reaching it would
+			// end all sessions at once.
+			Resources: corev1.ResourceRequirements{
+				Requests: corev1.ResourceList{
+					corev1.ResourceCPU:    resource.MustParse("50m"),
+					corev1.ResourceMemory: resource.MustParse("32Mi"),
+				},
+				Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")},
+			},
 			LivenessProbe:  probe("/livez", 10),
 			ReadinessProbe: probe("/readyz", 2),
 			// Its last words are in the pod's status, where no right to read logs is needed.
@@ -257,6 +266,7 @@ func environment(o Options) []corev1.EnvVar {
 		field("POD_IP", "status.podIPs"), // of both families, with a comma
 		field("POD_NAMESPACE", "metadata.namespace"),
 		field("NODE_NAME", "spec.nodeName"),
+		{Name: "GOMEMLIMIT", Value: "900MiB"}, // the collector works harder before the limit ends the process
 	}
 	if len(o.APIServers) > 0 {
 		servers := slices.Clone(o.APIServers)

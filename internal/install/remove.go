@@ -18,13 +18,13 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// RemoveOptions say what to remove.
+// RemoveOptions configures Remove.
 type RemoveOptions struct {
 	Namespace string // of the manager; empty: DefaultNamespace
-	// Guard, if set, is asked before anything is deleted, with a pod in which the manager runs. Its error
-	// ends the removal: others may be connected.
-	Guard    func(ctx context.Context, namespace, pod string) error
-	Progress func(api.Event) // may be nil
+	// Connected returns how many laptops are connected through a pod of the manager. Remove calls it before it deletes
+	// anything, and fails if there are any. Nil: Remove does not ask.
+	Connected func(ctx context.Context, namespace, pod string) (int, error)
+	Progress  func(api.Event) // may be nil
 }
 
 // Removed is one object that is gone, or was kept.
@@ -49,9 +49,9 @@ const removeTimeout = 90 * time.Second
 
 const stepRemove = "Removing the traffic manager"
 
-// Remove deletes everything that was installed for the manager in one namespace and waits for its end. It
-// returns what there was; nothing if there was nothing. The namespace goes only if we made it and nothing else
-// lives in it. When a right is missing, nothing is deleted. Errors are *api.Error.
+// Remove deletes all objects that were installed for the manager in one namespace, and waits until they are gone. It returns
+// the objects that existed. It deletes the namespace only if kubevpn created it and it contains nothing else. If the user
+// lacks a permission, Remove deletes nothing. Errors are *api.Error.
 func Remove(ctx context.Context, c *cluster.Cluster, o RemoveOptions) ([]Removed, error) {
 	r := &remover{kube: c.Kube(), o: o, ns: Options{Namespace: o.Namespace}.namespace()}
 	removed, err := r.run(ctx)
@@ -67,8 +67,8 @@ type remover struct {
 	ns   string
 }
 
-// doomed is one object to delete.
-type doomed struct {
+// target is one object to delete.
+type target struct {
 	Removed
 	need   cluster.Permission
 	delete func(context.Context, metav1.DeleteOptions) error
@@ -92,8 +92,8 @@ func (r *remover) run(ctx context.Context) ([]Removed, error) {
 	for _, t := range targets {
 		needs = append(needs, t.need)
 	}
-	if lack := lacking(ctx, r.kube, needs); len(lack) > 0 {
-		return nil, api.Errorf(api.ExitPermission, "you may not %s, which removing the traffic manager from %s needs", lack[0], r.ns).
+	if missing := lacking(ctx, r.kube, needs); len(missing) > 0 {
+		return nil, api.Errorf(api.ExitPermission, "cannot remove the traffic manager from %[2]s: you may not %[1]s", missing[0], r.ns).
 			WithHint("Nothing was deleted. Ask a cluster admin to run `kubevpn uninstall --manager-namespace %s`.", r.ns)
 	}
 	if err := r.guard(ctx); err != nil {
@@ -117,8 +117,9 @@ func (r *remover) run(ctx context.Context) ([]Removed, error) {
 	return append(removed, kept...), nil
 }
 
+// guard returns an error if laptops are connected.
 func (r *remover) guard(ctx context.Context) error {
-	if r.o.Guard == nil {
+	if r.o.Connected == nil {
 		return nil
 	}
 	pods, err := r.kube.CoreV1().Pods(r.ns).List(ctx, metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()})
@@ -127,17 +128,38 @@ func (r *remover) guard(ctx context.Context) error {
 	}
 	for i := range pods.Items {
 		if p := &pods.Items[i]; rank(p) > 0 && p.DeletionTimestamp == nil {
-			return r.o.Guard(ctx, r.ns, p.Name)
+			return r.checkConnected(ctx, p.Name)
 		}
 	}
 	return nil
 }
 
+func (r *remover) checkConnected(ctx context.Context, pod string) error {
+	n, err := r.o.Connected(ctx, r.ns, pod)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		if r.o.Progress != nil {
+			r.o.Progress(api.Event{Time: time.Now(), Warning: fmt.Sprintf("cannot check whether laptops are connected: %v", err)})
+		}
+		return nil
+	case n == 0:
+		return nil
+	}
+	who := "a laptop is"
+	if n > 1 {
+		who = fmt.Sprintf("%d laptops are", n)
+	}
+	return api.Errorf(api.ExitInstall, "%s connected through this traffic manager", who).
+		WithHint("`kubevpn disconnect` ends your own connection; --force also ends the connections of other users")
+}
+
 // find lists what there is to delete, in the order of deletion, and what stays.
-func (r *remover) find(ctx context.Context) (targets []doomed, kept []Removed, err error) {
+func (r *remover) find(ctx context.Context) (targets []target, kept []Removed, err error) {
 	ours := metav1.ListOptions{LabelSelector: labelManagedBy + "=kubevpn"}
 	add := func(kind, group, resource, namespace, name string, del deleteFunc, get getFunc) {
-		targets = append(targets, doomed{
+		targets = append(targets, target{
 			Removed: Removed{Kind: kind, Namespace: namespace, Name: name},
 			need:    cluster.Permission{Verb: "delete", Group: group, Resource: resource, Namespace: namespace},
 			delete:  func(ctx context.Context, o metav1.DeleteOptions) error { return del(ctx, name, o) },
@@ -244,11 +266,11 @@ func (r *remover) others(ctx context.Context) (string, error) {
 	if len(names) == 0 {
 		return "", nil
 	}
-	return "others live in it: " + strings.Join(names, ", "), nil
+	return "it contains other objects: " + strings.Join(names, ", "), nil
 }
 
 // gone waits until an object has ended.
-func (r *remover) gone(ctx context.Context, t doomed) error {
+func (r *remover) gone(ctx context.Context, t target) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	for {
@@ -261,8 +283,8 @@ func (r *remover) gone(ctx context.Context, t doomed) error {
 		}
 		select {
 		case <-ctx.Done():
-			return api.Errorf(api.ExitNotReady, "the %v was asked to end and has not within %v", t.Removed, removeTimeout).
-				WithHint("`kubectl get %s %s -o yaml` shows a finalizer that somebody has to remove.", strings.ToLower(t.Kind), t.Name)
+			return api.Errorf(api.ExitNotReady, "the %v was not deleted within %v", t.Removed, removeTimeout).
+				WithHint("`kubectl get %s %s -o yaml` may show a finalizer that blocks the deletion.", api.ShellQuote(strings.ToLower(t.Kind)), api.ShellQuote(t.Name))
 		case <-time.After(200 * time.Millisecond):
 		}
 	}

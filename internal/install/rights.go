@@ -12,8 +12,8 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// lacking returns which of the permissions the user does not have, in their order. A cluster that does not
-// answer the question is not believed to deny: the request itself will tell.
+// lacking returns the permissions that the user does not have, in order. If the cluster does not answer, it assumes that the
+// user has them; the request itself then fails.
 func lacking(ctx context.Context, kube kubernetes.Interface, permissions []cluster.Permission) []cluster.Permission {
 	denied := make([]bool, len(permissions))
 	var wg sync.WaitGroup
@@ -29,13 +29,13 @@ func lacking(ctx context.Context, kube kubernetes.Interface, permissions []clust
 		})
 	}
 	wg.Wait()
-	var lack []cluster.Permission
+	var missing []cluster.Permission
 	for i, p := range permissions {
 		if denied[i] {
-			lack = append(lack, p)
+			missing = append(missing, p)
 		}
 	}
-	return lack
+	return missing
 }
 
 func each(verbs []string, p cluster.Permission) []cluster.Permission {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -12,13 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	metalabels "k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 )
 
 const (
@@ -29,11 +25,11 @@ const (
 	readyGrace = 2 * time.Second
 )
 
-// waiter waits for a pod of the traffic manager in one namespace. It watches; it does not poll.
+// waiter watches until a pod of the traffic manager runs in one namespace.
 type waiter struct {
 	kube       kubernetes.Interface
 	namespace  string
-	generation int64 // as in scene
+	generation int64 // as in snapshot
 	timeout    time.Duration
 	tell       func(format string, args ...any) // may be nil
 
@@ -49,15 +45,16 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 	selector := metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()}
 	byName := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", ManagerName).String()}
 	apps, pods := w.kube.AppsV1(), w.kube.CoreV1().Pods(w.namespace)
-	podStore := follow(ctx, w.kube, changed, &corev1.Pod{}, selector, pods.List, pods.Watch)
-	deployments := follow(ctx, w.kube, changed, &appsv1.Deployment{}, byName, apps.Deployments(w.namespace).List, apps.Deployments(w.namespace).Watch)
-	sets := follow(ctx, w.kube, changed, &appsv1.ReplicaSet{}, selector, apps.ReplicaSets(w.namespace).List, apps.ReplicaSets(w.namespace).Watch)
-	defer func() {
-		cancel()
-		podStore.done.Wait()
-		deployments.done.Wait()
-		sets.done.Wait()
-	}()
+	podMirror := cluster.NewMirror(w.kube, &corev1.Pod{}, selector, pods.List, pods.Watch)
+	deployments := cluster.NewMirror(w.kube, &appsv1.Deployment{}, byName, apps.Deployments(w.namespace).List, apps.Deployments(w.namespace).Watch)
+	sets := cluster.NewMirror(w.kube, &appsv1.ReplicaSet{}, selector, apps.ReplicaSets(w.namespace).List, apps.ReplicaSets(w.namespace).Watch)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	for _, m := range []*cluster.Mirror{podMirror, deployments, sets} {
+		m.Changed = changed
+		running.Go(func() { m.Run(ctx) })
+	}
 
 	w.lasting = make(map[string]time.Time)
 	timer := time.NewTimer(0)
@@ -69,17 +66,17 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 		case <-changed:
 		case <-timer.C:
 		}
-		if !podStore.listed.Load() {
+		if !podMirror.Listed() {
 			continue // there may be pods
 		}
-		s := scene{namespace: w.namespace, generation: w.generation}
+		s := snapshot{namespace: w.namespace, generation: w.generation}
 		for _, obj := range deployments.List() {
 			s.deployment = obj.(*appsv1.Deployment)
 		}
 		for _, obj := range sets.List() {
 			s.sets = append(s.sets, obj.(*appsv1.ReplicaSet))
 		}
-		for _, obj := range podStore.List() {
+		for _, obj := range podMirror.List() {
 			s.pods = append(s.pods, obj.(*corev1.Pod))
 		}
 		pod, again, err := w.weigh(judge(s), time.Now())
@@ -137,57 +134,8 @@ func (w *waiter) end(ctx context.Context) error {
 	}
 	seen := w.said
 	if seen == "" {
-		seen = "nothing was seen of it"
+		seen = "no status was reported"
 	}
 	return api.Errorf(api.ExitNotReady, "the traffic manager in %s was not ready within %v: %s", w.namespace, w.timeout, seen).
-		WithHint("`kubectl -n %s describe deployment,pod -l %s=kubevpn` says more.", w.namespace, labelName)
-}
-
-// followed is a mirror of some objects that says when it changes.
-type followed struct {
-	cache.Store
-	changed chan<- struct{}
-	listed  *atomic.Bool // once
-	done    *sync.WaitGroup
-}
-
-// follow lists and watches until ctx ends, and again whenever the connection breaks. What the user may not
-// see stays empty.
-func follow[L runtime.Object](ctx context.Context, kube kubernetes.Interface, changed chan<- struct{}, kind any, which metav1.ListOptions,
-	list func(context.Context, metav1.ListOptions) (L, error), watcher func(context.Context, metav1.ListOptions) (watch.Interface, error)) followed {
-	choose := func(o metav1.ListOptions) metav1.ListOptions {
-		o.LabelSelector, o.FieldSelector = which.LabelSelector, which.FieldSelector
-		return o
-	}
-	lw := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return list(ctx, choose(o))
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return watcher(ctx, choose(o))
-		},
-	}, kube)
-	f := followed{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: changed, listed: new(atomic.Bool), done: new(sync.WaitGroup)}
-	quiet := klog.Logger{}
-	reflector := cache.NewReflectorWithOptions(lw, kind, f, cache.ReflectorOptions{Name: "install", Logger: &quiet})
-	ctx = klog.NewContext(ctx, quiet) // or it writes to standard error
-	f.done.Go(func() { reflector.RunWithContext(ctx) })
-	return f
-}
-
-func (f followed) notify(err error) error {
-	select {
-	case f.changed <- struct{}{}:
-	default: // a look is due already
-	}
-	return err
-}
-
-func (f followed) Add(obj any) error    { return f.notify(f.Store.Add(obj)) }
-func (f followed) Update(obj any) error { return f.notify(f.Store.Update(obj)) }
-func (f followed) Delete(obj any) error { return f.notify(f.Store.Delete(obj)) }
-func (f followed) Replace(list []any, version string) error {
-	err := f.Store.Replace(list, version)
-	f.listed.Store(true)
-	return f.notify(err)
+		WithHint("`kubectl -n %s describe deployment,pod -l %s=kubevpn` shows the cause.", w.namespace, labelName)
 }

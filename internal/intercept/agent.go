@@ -10,7 +10,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// sidecarOf is the container of the pod's template that has the agent of the owner whose key has that hash, or "".
+// sidecarOf returns the name of the sidecar container of the owner whose key has that hash, or "".
 func sidecarOf(p *corev1.Pod, hash string) string {
 	for _, c := range p.Spec.Containers {
 		owned := slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == api.AgentOwnerVariable && v.Value == hash })
@@ -21,8 +21,8 @@ func sidecarOf(p *corev1.Pod, hash string) string {
 	return ""
 }
 
-// parseGreeting reads a line of an agent's log, which has other lines as well.
-func parseGreeting(line string) (g api.AgentGreeting, ok bool) {
+// parseInfo parses a line of an agent's log. ok is false for a line that is not an AgentInfo.
+func parseInfo(line string) (g api.AgentInfo, ok bool) {
 	if !strings.HasPrefix(line, "{") || json.Unmarshal([]byte(line), &g) != nil {
 		return g, false
 	}

@@ -7,20 +7,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
-func TestParseGreeting(t *testing.T) {
+func TestParseInfo(t *testing.T) {
 	for line, want := range map[string]bool{
 		`{"protocol":2,"version":"1","port":40001,"key":"abc"}`:       true,
 		`{"protocol":0,"error":{"code":61,"message":"no nf_tables"}}`: true,
-		`{"time":"2026-01-01","level":"INFO","msg":"key"}`:            false, // the agent's own log
+		`{"time":"2026-01-01","level":"INFO","msg":"key"}`:            false, // a log line of the agent
 		`{"protocol":2,"port":40001}`:                                 false,
 		`level=INFO msg="{"`:                                          false,
 		`{"protocol":2,"key":"abc","port":70000}`:                     false,
 		``: false,
 	} {
-		if _, ok := parseGreeting(line); ok != want {
+		if _, ok := parseInfo(line); ok != want {
 			t.Errorf("%s: %v", line, ok)
 		}
 	}
@@ -40,7 +40,7 @@ func TestSidecarOf(t *testing.T) {
 }
 
 func TestChoosePorts(t *testing.T) {
-	w := &cluster.Workload{
+	w := &workloads.Workload{
 		Name: "web",
 		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{
 			{Name: "app", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}, {Name: "metrics", ContainerPort: 9090}}},
@@ -49,16 +49,16 @@ func TestChoosePorts(t *testing.T) {
 		}}},
 		Services: []corev1.Service{{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromString("http")}}}}},
 	}
-	alone := &cluster.Workload{Name: "job", Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "silent"}}}}}
+	alone := &workloads.Workload{Name: "job", Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "silent"}}}}}
 	for _, tt := range []struct {
 		name      string
-		w         *cluster.Workload
+		w         *workloads.Workload
 		container string
 		asked     []api.PortMap
 		want      string // or the error
 	}{
 		{"all", w, "app", nil, "app: tcp 8080, tcp 9090"},
-		{"the_one_that_a_service_sends_to", w, "", nil, "app: tcp 8080, tcp 9090"},
+		{"container_of_a_service", w, "", nil, "app: tcp 8080, tcp 9090"},
 		{"by_port", w, "", []api.PortMap{{Container: 5432, Local: 15432}}, "db: tcp 5432 to 15432"},
 		{"by_name", w, "", []api.PortMap{{Name: "metrics"}}, "app: tcp 9090"},
 		{"undeclared", w, "silent", []api.PortMap{{Protocol: "udp", Container: 53}}, "silent: udp 53"},

@@ -8,11 +8,12 @@ import (
 	"kubevpn/internal/api"
 )
 
-// cloneTarget is who gets the requests: this laptop, or the pods of a clone, which come and go. A nil one is the laptop.
+// cloneTarget holds the target of the requests: this laptop, or the current pods of a clone. A nil cloneTarget is the laptop.
+// It is safe for concurrent use.
 type cloneTarget struct {
 	mu      sync.Mutex
-	pods    *api.ClonePods // nil: the laptop; not changed, but replaced
-	changed chan struct{}  // closed, and replaced, when pods is
+	pods    *api.ClonePods // nil: the laptop; immutable, set replaces it
+	changed chan struct{}  // closed and replaced when set replaces pods
 }
 
 func newCloneTarget(clone bool) *cloneTarget {
@@ -23,8 +24,8 @@ func newCloneTarget(clone bool) *cloneTarget {
 	return t
 }
 
-// now gives the clone's pods, and a channel that is closed when they are others.
-func (t *cloneTarget) now() (*api.ClonePods, <-chan struct{}) {
+// current returns the clone's pods, and a channel that closes when they change.
+func (t *cloneTarget) current() (*api.ClonePods, <-chan struct{}) {
 	if t == nil {
 		return nil, nil
 	}
@@ -45,6 +46,6 @@ func (t *cloneTarget) set(pods []netip.Addr) {
 	t.changed = make(chan struct{})
 }
 
-// SetClone says which pods get the requests, if Config.Clone is set: those of a clone that are ready. As long as there is none, the
-// application gets them.
+// SetClone sets the ready pods of the clone, which receive the requests if Config.Clone is set. While there are none, the
+// application receives them.
 func (i *Intercept) SetClone(pods []netip.Addr) { i.target.set(pods) }

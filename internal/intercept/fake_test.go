@@ -36,8 +36,9 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
-	"kubevpn/pkg/match"
-	"kubevpn/pkg/transport"
+	"kubevpn/internal/workloads"
+	"kubevpn/pkg/protocol/httpmatch"
+	"kubevpn/pkg/wire/transport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -53,35 +54,34 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-// world is a cluster in memory: a workload's pods with an agent each once it was added, a Service in front of them, and the
-// session that leads to all of it. It is both pods and Session.
+// world is a cluster in memory: a workload with pods, their agents, and a Service. It implements pods, objects and Session.
 type world struct {
 	t    testing.TB
 	kube kubernetes.Interface
 
 	mu       sync.Mutex
-	workload *cluster.Workload
+	workload *workloads.Workload
 	list     []*corev1.Pod
 	agents   map[types.UID]*fakeAgent
 	watchers map[chan struct{}]bool
 	injected []string // pods, in order
 
-	objects   map[string]*unstructured.Unstructured // "services/web"
-	conflicts int                                   // writes that meet one
+	objects   map[string]*unstructured.Unstructured // by resource and name: "services/web"
+	conflicts int                                   // the number of writes that fail with a conflict
 
-	denied   error                                                              // MayPatch
-	refused  func(*corev1.Pod) error                                            // Inject
-	mute     chan struct{}                                                      // logs say nothing before it is closed; nil: they do
-	greeted  []uint16                                                           // ports that agents were to greet at
-	stale    bool                                                               // Inject does not see that an agent has ended
-	bypass   bool                                                               // packets pass the agents by
-	noRoute  bool                                                               // the traffic manager does not reach the pods
-	doorstep func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: it is forbidden
-	place    string                                                             // the node of pods that are added
-	patience time.Duration                                                      // podPatience, unless it is 0
-	adding   func()                                                             // called while an agent is being added
-	claims   map[types.UID][]api.Claim                                          // what others have of a pod, from the beginning
-	said     map[types.UID]chan struct{}                                        // closed and replaced when an agent's log grows
+	denied     error                                                              // MayPatch
+	refused    func(*corev1.Pod) error                                            // Inject
+	mute       chan struct{}                                                      // logs are empty until it is closed; nil: not
+	infoPorts  []uint16                                                           // the InfoPorts of the agents
+	stale      bool                                                               // Inject does not notice that an agent has ended
+	bypass     bool                                                               // packets bypass the agents
+	noRoute    bool                                                               // the traffic manager does not reach the pods
+	infoLine   func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: forbidden
+	place      string                                                             // the node of new pods
+	podTimeout time.Duration                                                      // overrides podTimeout, unless 0
+	adding     func()                                                             // called by Inject
+	claims     map[types.UID][]api.Claim                                          // the initial claims of a pod's agent
+	logged     map[types.UID]chan struct{}                                        // closed and replaced when an agent's log changes
 }
 
 const clusterIP = "10.96.0.80"
@@ -89,9 +89,9 @@ const clusterIP = "10.96.0.80"
 func newWorld(t testing.TB, pods ...string) *world {
 	w := &world{
 		place: "node1", t: t, kube: fake.NewClientset(), agents: make(map[types.UID]*fakeAgent), watchers: make(map[chan struct{}]bool),
-		claims: make(map[types.UID][]api.Claim), said: make(map[types.UID]chan struct{}), objects: make(map[string]*unstructured.Unstructured),
+		claims: make(map[types.UID][]api.Claim), logged: make(map[types.UID]chan struct{}), objects: make(map[string]*unstructured.Unstructured),
 	}
-	w.workload = &cluster.Workload{
+	w.workload = &workloads.Workload{
 		Namespace: "default", Name: "web", Kind: "Deployment",
 		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "app", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}, {Name: "dns", ContainerPort: 53, Protocol: corev1.ProtocolUDP}},
@@ -123,13 +123,13 @@ func newWorld(t testing.TB, pods ...string) *world {
 	return w
 }
 
-// addPod makes a pod that runs.
-func (w *world) addPod(name string) *corev1.Pod { return w.addPodOf(name, corev1.PodSpec{}) }
+// addPod adds a running pod.
+func (w *world) addPod(name string) *corev1.Pod { return w.addPodWithSpec(name, corev1.PodSpec{}) }
 
-func (w *world) addPodOf(name string, spec corev1.PodSpec) *corev1.Pod {
+func (w *world) addPodWithSpec(name string, spec corev1.PodSpec) *corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	n := len(w.said) + 1
+	n := len(w.logged) + 1
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(fmt.Sprintf("uid-%d", n))},
 		Spec:       spec,
@@ -137,7 +137,7 @@ func (w *world) addPodOf(name string, spec corev1.PodSpec) *corev1.Pod {
 	}
 	p.Spec.NodeName = w.place
 	w.list = append(w.list, p)
-	w.said[p.UID] = make(chan struct{})
+	w.logged[p.UID] = make(chan struct{})
 	w.notify()
 	return p
 }
@@ -149,7 +149,7 @@ func (w *world) removePod(name string) {
 	w.notify()
 }
 
-// notify wakes those who watch; w.mu is held.
+// notify wakes the watchers. The caller holds w.mu.
 func (w *world) notify() {
 	for c := range w.watchers {
 		select {
@@ -159,16 +159,16 @@ func (w *world) notify() {
 	}
 }
 
-func (w *world) Workload(context.Context, string, string) (*cluster.Workload, error) {
+func (w *world) Workload(context.Context, string, string) (*workloads.Workload, error) {
 	return w.workload, nil
 }
-func (w *world) MayPatch(context.Context, *cluster.Workload) error { return w.denied }
-func (w *world) Explain(err error) *api.Error                      { return api.AsError(err) }
-func (w *world) Kube() kubernetes.Interface                        { return w.kube }
-func (w *world) Status() api.Connection                            { return api.Connection{ID: "c0ffee"} }
-func (w *world) Image(context.Context) (string, error)             { return "kubevpn:test", nil }
+func (w *world) MayPatch(context.Context, *workloads.Workload) error { return w.denied }
+func (w *world) Explain(err error) *api.Error                        { return api.AsError(err) }
+func (w *world) Kube() kubernetes.Interface                          { return w.kube }
+func (w *world) Status() api.Connection                              { return api.Connection{ID: "c0ffee"} }
+func (w *world) Image(context.Context) (string, error)               { return "kubevpn:test", nil }
 
-func (w *world) WatchPods(ctx context.Context, _ *cluster.Workload, f func([]corev1.Pod)) error {
+func (w *world) WatchPods(ctx context.Context, _ *workloads.Workload, f func([]corev1.Pod)) error {
 	changed := make(chan struct{}, 1)
 	changed <- struct{}{}
 	w.mu.Lock()
@@ -205,11 +205,11 @@ func (w *world) pod(name string) *corev1.Pod {
 	return nil
 }
 
-func (w *world) MayInject(_ context.Context, p *corev1.Pod, _ cluster.Agent) error {
+func (w *world) MayInject(_ context.Context, p *corev1.Pod, _ workloads.Agent) error {
 	if w.refused != nil {
 		return w.refused(p)
 	}
-	return cluster.Unfit("pod/"+p.Name, p.Spec)
+	return workloads.Unfit("pod/"+p.Name, p.Spec)
 }
 
 func (w *world) read(_ context.Context, r schema.GroupVersionResource, _, name string) (*unstructured.Unstructured, error) {
@@ -221,7 +221,7 @@ func (w *world) read(_ context.Context, r schema.GroupVersionResource, _, name s
 	return nil, apierrors.NewNotFound(r.GroupResource(), name)
 }
 
-// write has a Deployment's pods replaced, one after the other, as a rollout does.
+// write also replaces a Deployment's pods, one after the other, as a rollout does.
 func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstructured.Unstructured) error {
 	w.mu.Lock()
 	if w.conflicts > 0 {
@@ -230,7 +230,7 @@ func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstr
 		return apierrors.NewConflict(r.GroupResource(), o.GetName(), errors.New("it has changed"))
 	}
 	w.objects[r.Resource+"/"+o.GetName()] = o.DeepCopy()
-	generation := len(w.said)
+	generation := len(w.logged)
 	var old []string
 	for _, p := range w.list {
 		old = append(old, p.Name)
@@ -248,14 +248,16 @@ func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstr
 		return err
 	}
 	for n, name := range old {
-		p := w.addPodOf(fmt.Sprintf("new-%d-%d", generation, n), template.Spec)
+		p := w.addPodWithSpec(fmt.Sprintf("new-%d-%d", generation, n), template.Spec)
 		for _, c := range template.Spec.Containers {
 			if isAgent(c.Name) {
 				w.mu.Lock()
-				w.agents[p.UID] = startAgent(w.t, nil)
+				if w.agents[p.UID] == nil { // the others are standbys
+					w.agents[p.UID] = startAgent(w.t, nil)
+				}
 				w.agents[p.UID].admit(c.Env[0].Value, c.Env[1].Value)
-				close(w.said[p.UID])
-				w.said[p.UID] = make(chan struct{})
+				close(w.logged[p.UID])
+				w.logged[p.UID] = make(chan struct{})
 				w.mu.Unlock()
 			}
 		}
@@ -264,7 +266,7 @@ func (w *world) write(_ context.Context, r schema.GroupVersionResource, o *unstr
 	return nil
 }
 
-func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (name string, added bool, err error) {
+func (w *world) Inject(_ context.Context, pod *corev1.Pod, a workloads.Agent) (name string, added bool, err error) {
 	if w.adding != nil {
 		w.adding()
 	}
@@ -274,11 +276,11 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (nam
 	if p == nil {
 		return "", false, api.Errorf(api.ExitInject, "the pod %s %w", pod.Name, cluster.ErrPodGone)
 	}
-	if err := cluster.Unfit("pod/"+p.Name, p.Spec); err != nil {
+	if err := workloads.Unfit("pod/"+p.Name, p.Spec); err != nil {
 		return "", false, err
 	}
 	for n, c := range p.Spec.EphemeralContainers {
-		if c.Env[0].Value == a.Owner && (p.Status.EphemeralContainerStatuses[n].State.Running != nil || w.stale) && !slices.Contains(a.Spent, c.Name) {
+		if c.Env[0].Value == a.Owner && (p.Status.EphemeralContainerStatuses[n].State.Running != nil || w.stale) && !slices.Contains(a.Replaced, c.Name) {
 			return c.Name, false, nil
 		}
 	}
@@ -294,25 +296,25 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a cluster.Agent) (nam
 	}})
 	p.Status.EphemeralContainerStatuses = append(p.Status.EphemeralContainerStatuses,
 		corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
-	if a.Greet != 0 {
-		w.greeted = append(w.greeted, a.Greet)
+	if a.InfoPort != 0 {
+		w.infoPorts = append(w.infoPorts, a.InfoPort)
 	}
 	agent := w.agents[p.UID]
-	if agent == nil || agent.ends() { // the socket is free
+	if agent == nil || agent.ends() { // no agent is the leader
 		agent = startAgent(w.t, w.claims[p.UID])
 		w.agents[p.UID] = agent
 	}
 	agent.admit(a.Owner, a.OwnerName)
-	close(w.said[p.UID])
-	w.said[p.UID] = make(chan struct{})
+	close(w.logged[p.UID])
+	w.logged[p.UID] = make(chan struct{})
 	w.notify()
 	return name, true, nil
 }
 
-// FirstLine is what who listens says, by default nobody for as long as it is asked.
+// FirstLine calls infoLine.
 func (w *world) FirstLine(ctx context.Context, _, pod string, port uint16) ([]byte, error) {
 	w.mu.Lock()
-	say := w.doorstep
+	say := w.infoLine
 	w.mu.Unlock()
 	if say == nil {
 		return nil, api.Errorf(api.ExitPermission, "you may not forward ports")
@@ -320,7 +322,7 @@ func (w *world) FirstLine(ctx context.Context, _, pod string, port uint16) ([]by
 	return say(ctx, pod, port)
 }
 
-// endAgent has the agent's container of the pod end, as a kill does.
+// endAgent kills the pod's agent.
 func (w *world) endAgent(pod string) {
 	w.mu.Lock()
 	p := w.pod(pod)
@@ -329,14 +331,15 @@ func (w *world) endAgent(pod string) {
 	for n := range p.Status.EphemeralContainerStatuses {
 		p.Status.EphemeralContainerStatuses[n].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Message: "killed"}}
 	}
-	close(w.said[p.UID])
-	w.said[p.UID] = make(chan struct{})
+	close(w.logged[p.UID])
+	w.logged[p.UID] = make(chan struct{})
 	w.notify()
 	w.mu.Unlock()
 	agent.end()
 }
 
-func (w *world) FollowLog(ctx context.Context, _, pod, container string, line func(string)) error {
+func (w *world) FollowLog(ctx context.Context, log workloads.Log, line func(string)) error {
+	pod, container := log.Pod, log.Container
 	if w.mute != nil {
 		select {
 		case <-w.mute:
@@ -354,14 +357,14 @@ func (w *world) FollowLog(ctx context.Context, _, pod, container string, line fu
 			<-ctx.Done()
 			return ctx.Err()
 		}
-		agent, said := w.agents[p.UID], w.said[p.UID]
+		agent, logged := w.agents[p.UID], w.logged[p.UID]
 		over := slices.ContainsFunc(p.Status.EphemeralContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == container && s.State.Terminated != nil })
 		w.mu.Unlock()
 		if over {
-			return api.Errorf(api.ExitInject, "%w", &cluster.ContainerEnded{Pod: pod, Container: container, ExitCode: 137})
+			return api.Errorf(api.ExitInject, "%w", &workloads.ContainerEnded{Pod: pod, Container: container, ExitCode: 137})
 		}
 		if agent != nil && agent != before {
-			text, err := json.Marshal(agent.greeting)
+			text, err := json.Marshal(agent.info)
 			if err != nil {
 				return err
 			}
@@ -369,7 +372,7 @@ func (w *world) FollowLog(ctx context.Context, _, pod, container string, line fu
 			before = agent
 		}
 		select {
-		case <-said:
+		case <-logged:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -389,7 +392,7 @@ func (w *world) at(addr netip.Addr) *fakeAgent {
 	return nil
 }
 
-// Dial is the session's.
+// Dial implements Session.
 func (w *world) Dial(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
 	agent := w.at(addr.Addr())
 	w.mu.Lock()
@@ -401,7 +404,7 @@ func (w *world) Dial(ctx context.Context, network string, addr netip.AddrPort) (
 		return nil, ctx.Err()
 	case agent == nil:
 		return nil, syscall.ECONNREFUSED
-	case addr.Port() == agent.greeting.Port:
+	case addr.Port() == agent.info.Port:
 		return new(net.Dialer).DialContext(ctx, "tcp", agent.listener.Addr().String())
 	}
 	near, far := net.Pipe()
@@ -413,34 +416,34 @@ func (w *world) DialPod(ctx context.Context, _, pod string, port uint16) (net.Co
 	w.mu.Lock()
 	agent := w.agents[w.pod(pod).UID]
 	w.mu.Unlock()
-	if agent == nil || port != agent.greeting.Port {
+	if agent == nil || port != agent.info.Port {
 		return nil, syscall.ECONNREFUSED
 	}
 	return new(net.Dialer).DialContext(ctx, "tcp", agent.listener.Addr().String())
 }
 
-// fakeAgent is the primary agent of a pod, as the contract of internal/api says, without a data plane.
+// fakeAgent is the leader of a pod's agents: the control protocol of internal/api, without a data plane.
 type fakeAgent struct {
 	t        testing.TB
 	listener net.Listener
-	greeting api.AgentGreeting
+	info     api.AgentInfo
 	end      func()
 
-	mu       sync.Mutex
-	owners   map[string]string // names, by the hashes of their keys
-	last     string            // the hash of the owner who came last
-	ending   bool              // it takes no orders
-	claims   []heldClaim
-	canaries [][]byte
-	refused  int                           // claims
-	sessions map[*transport.Session]string // hashes
-	talks    map[*json.Encoder]string      // likewise
+	mu            sync.Mutex
+	owners        map[string]string // names by the hashes of the owners' keys
+	last          string            // the hash of the owner who connected last
+	ending        bool              // it rejects orders
+	claims        []heldClaim
+	probes        [][]byte
+	rejected      int                           // number of rejected claims
+	sessions      map[*transport.Session]string // hashes
+	conversations map[*json.Encoder]string      // hashes
 }
 
 type heldClaim struct {
 	api.Claim
 	owner string // hash
-	match *match.Match
+	match *httpmatch.Match
 }
 
 func startAgent(t testing.TB, others []api.Claim) *fakeAgent {
@@ -454,11 +457,11 @@ func startAgent(t testing.TB, others []api.Claim) *fakeAgent {
 		t.Fatal(err)
 	}
 	a := &fakeAgent{
-		t: t, listener: l, owners: make(map[string]string), sessions: make(map[*transport.Session]string), talks: make(map[*json.Encoder]string),
-		greeting: api.AgentGreeting{Protocol: api.Protocol, Version: "t", Port: uint16(l.Addr().(*net.TCPAddr).Port), Key: id.hash},
+		t: t, listener: l, owners: make(map[string]string), sessions: make(map[*transport.Session]string), conversations: make(map[*json.Encoder]string),
+		info: api.AgentInfo{Protocol: api.Protocol, Version: "t", Port: uint16(l.Addr().(*net.TCPAddr).Port), Key: id.hash},
 	}
 	for _, c := range others {
-		a.claims = append(a.claims, heldClaim{Claim: c, owner: "somebody else", match: new(match.Match)})
+		a.claims = append(a.claims, heldClaim{Claim: c, owner: "another owner", match: new(httpmatch.Match)})
 	}
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{id.certificate}, ClientAuth: tls.RequireAnyClientCert, SessionTicketsDisabled: true,
@@ -470,7 +473,7 @@ func startAgent(t testing.TB, others []api.Claim) *fakeAgent {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := server.Serve(ctx, &door{Listener: l, config: config, agent: a}); err != nil {
+		if err := server.Serve(ctx, &authListener{Listener: l, config: config, agent: a}); err != nil {
 			t.Error("the agent's server:", err)
 		}
 	}()
@@ -481,14 +484,14 @@ func startAgent(t testing.TB, others []api.Claim) *fakeAgent {
 	return a
 }
 
-// door lets owners in.
-type door struct {
+// authListener accepts owners.
+type authListener struct {
 	net.Listener
 	config *tls.Config
 	agent  *fakeAgent
 }
 
-func (d *door) Accept() (net.Conn, error) {
+func (d *authListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := d.Listener.Accept()
 		if err != nil {
@@ -500,7 +503,7 @@ func (d *door) Accept() (net.Conn, error) {
 			continue
 		}
 		hash := api.KeyHash(inside.ConnectionState().PeerCertificates[0].RawSubjectPublicKeyInfo)
-		if d.agent.knows(hash) {
+		if d.agent.isOwner(hash) {
 			return inside, nil
 		}
 		inside.Close()
@@ -513,7 +516,7 @@ func (a *fakeAgent) admit(hash, name string) {
 	a.owners[hash] = name
 }
 
-func (a *fakeAgent) knows(hash string) bool {
+func (a *fakeAgent) isOwner(hash string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	_, ok := a.owners[hash]
@@ -523,7 +526,7 @@ func (a *fakeAgent) knows(hash string) bool {
 	return ok
 }
 
-// onSession serves the owner who came last: in these tests they come one after the other.
+// onSession serves the owner who connected last: in these tests owners connect one after the other.
 func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
 	in, err := s.Accept(ctx)
 	if err != nil {
@@ -546,12 +549,12 @@ func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
 		return
 	}
 	a.mu.Lock()
-	a.talks[enc] = hash
+	a.conversations[enc] = hash
 	a.report(enc)
 	a.mu.Unlock()
 	defer func() {
 		a.mu.Lock()
-		delete(a.talks, enc)
+		delete(a.conversations, enc)
 		a.mu.Unlock()
 	}()
 	for {
@@ -560,26 +563,26 @@ func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
 			return
 		}
 		a.mu.Lock()
-		enc.Encode(api.AgentReport{ID: o.ID, Error: a.obey(hash, o)})
-		for e := range a.talks {
+		enc.Encode(api.AgentReport{ID: o.ID, Error: a.handleOrder(hash, o)})
+		for e := range a.conversations {
 			a.report(e)
 		}
 		a.mu.Unlock()
 	}
 }
 
-func (a *fakeAgent) obey(hash string, o api.AgentOrder) *api.Error {
+func (a *fakeAgent) handleOrder(hash string, o api.AgentOrder) *api.Error {
 	switch {
 	case a.ending:
 		return api.Errorf(api.ExitLost, "this agent is ending")
 	case o.Claim != nil:
-		m, err := match.New(matchSpec(o.Claim.Match))
+		m, err := httpmatch.New(matchSpec(o.Claim.Match))
 		if err != nil {
 			return api.AsError(err)
 		}
 		for _, c := range a.claims {
-			if c.owner != hash && !match.Disjoint(m, c.match) {
-				a.refused++
+			if c.owner != hash && !httpmatch.Disjoint(m, c.match) {
+				a.rejected++
 				return api.Errorf(api.ExitConflict, "%s has %s since 14:02", c.Owner, c.match)
 			}
 		}
@@ -588,14 +591,14 @@ func (a *fakeAgent) obey(hash string, o api.AgentOrder) *api.Error {
 	case o.Release != "":
 		a.release(hash, o.Release)
 	case o.Reset:
-		for e := range a.talks {
-			if a.talks[e] != hash {
+		for e := range a.conversations {
+			if a.conversations[e] != hash {
 				e.Encode(api.AgentReport{Error: api.Errorf(api.ExitIntercept, "%s has removed all intercepts of this pod", a.owners[hash])})
 			}
 		}
 		a.claims = nil
-	case o.Canary != nil:
-		a.canaries = append(a.canaries, o.Canary.Preface)
+	case o.Probe != nil:
+		a.probes = append(a.probes, o.Probe.Preface)
 	}
 	return nil
 }
@@ -607,18 +610,18 @@ func (a *fakeAgent) release(hash, id string) {
 func (a *fakeAgent) report(enc *json.Encoder) {
 	state := &api.AgentState{Claims: []api.Claim{}}
 	for _, c := range a.claims {
-		c.Mine = c.owner == a.talks[enc]
+		c.Mine = c.Mine || c.owner == a.conversations[enc]
 		state.Claims = append(state.Claims, c.Claim)
 	}
 	enc.Encode(api.AgentReport{State: state})
 }
 
-// change changes what the agent has, and tells.
+// change calls f with mu held, and reports the new state.
 func (a *fakeAgent) change(f func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f()
-	for e := range a.talks {
+	for e := range a.conversations {
 		a.report(e)
 	}
 }
@@ -637,15 +640,15 @@ func (a *fakeAgent) held() int {
 	return len(a.claims)
 }
 
-// client is a connection to a port of the pod.
+// client serves a connection to a port of the pod.
 func (a *fakeAgent) client(conn net.Conn, bypass bool) {
 	defer conn.Close()
-	b := make([]byte, api.CanaryLength)
+	b := make([]byte, api.ProbeLength)
 	if _, err := io.ReadFull(conn, b); err != nil {
 		return
 	}
 	a.mu.Lock()
-	known := slices.ContainsFunc(a.canaries, func(c []byte) bool { return bytes.Equal(c, b) })
+	known := slices.ContainsFunc(a.probes, func(c []byte) bool { return bytes.Equal(c, b) })
 	a.mu.Unlock()
 	if known && !bypass {
 		conn.Write(b)
@@ -660,13 +663,13 @@ func (a *fakeAgent) ends() bool {
 	return a.ending
 }
 
-func (a *fakeAgent) refusals() int {
+func (a *fakeAgent) rejections() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.refused
+	return a.rejected
 }
 
-// begin runs an intercept until the test ends, or stop is called, and gives it once it has begun, or Run's error.
+// begin runs an intercept until the test ends or stop is called. It returns once the intercept has begun, or with Run's error.
 func begin(t *testing.T, w *world, spec api.InterceptSpec) (i *Intercept, stop func() error, err error) {
 	t.Helper()
 	return beginAs(t, w, newKey(t), spec)
@@ -681,7 +684,7 @@ func beginAs(t *testing.T, w *world, key *ecdsa.PrivateKey, spec api.InterceptSp
 	if err != nil {
 		t.Fatal(err)
 	}
-	i.podPatience = cmp.Or(w.patience, i.podPatience)
+	i.podTimeout = cmp.Or(w.podTimeout, i.podTimeout)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	var ended error
@@ -701,7 +704,7 @@ func beginAs(t *testing.T, w *world, key *ecdsa.PrivateKey, spec api.InterceptSp
 	case <-done:
 		return i, stop, cmp.Or(ended, errors.New("Run returned"))
 	case <-time.After(20 * time.Second):
-		t.Fatalf("it does not begin: %+v", i.Status())
+		t.Fatalf("the intercept does not begin: %+v", i.Status())
 		return nil, nil, nil
 	}
 }

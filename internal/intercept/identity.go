@@ -14,19 +14,19 @@ import (
 	"kubevpn/internal/api"
 )
 
-// identity is who gives orders to the agents: they know the hash of its key from their environment, and it knows the hash
-// of theirs from their log. So neither needs an authority, and certificates are nothing but a key's envelope.
+// identity authenticates the laptop to its agents. An agent reads the hash of the laptop's key from its environment; the
+// laptop reads the hash of the agent's key from the agent's log. Neither needs a CA: a certificate only carries the public key.
 type identity struct {
 	certificate tls.Certificate
 	hash        string
 }
 
-var errOtherAgent = errors.New("whoever answers does not have the key of the agent's greeting")
+var errOtherAgent = errors.New("the peer does not have the agent's key")
 
 func newIdentity(key *ecdsa.PrivateKey) (identity, error) {
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubevpn"},
-		NotBefore: time.Unix(0, 0), NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC), // nobody looks: the clocks may differ
+		NotBefore: time.Unix(0, 0), NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC), // the agent ignores the validity: the clocks may differ
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
@@ -43,14 +43,14 @@ func newIdentity(key *ecdsa.PrivateKey) (identity, error) {
 	}, nil
 }
 
-// towards is the laptop's end of TLS with the agent whose key has that hash.
-func (i identity) towards(agent string) *tls.Config {
+// tlsConfig returns the laptop's TLS configuration for the agent whose key has that hash.
+func (i identity) tlsConfig(agent string) *tls.Config {
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{i.certificate},
-		// The first records of a connection would be small ones, and a carrier carries much from the beginning.
+		// Small first records would slow down a conn, which carries much data from the start.
 		DynamicRecordSizingDisabled: true,
-		InsecureSkipVerify:          true, // nobody signed the agent's certificate: it has to be of the very key that its greeting names
+		InsecureSkipVerify:          true, // the agent's certificate is self-signed: VerifyConnection compares its key with the key in the agent's info
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 || api.KeyHash(state.PeerCertificates[0].RawSubjectPublicKeyInfo) != agent {
 				return errOtherAgent

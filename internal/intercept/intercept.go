@@ -21,116 +21,127 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
-	"kubevpn/pkg/match"
+	"kubevpn/internal/podconn"
+	"kubevpn/internal/workloads"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 const (
-	turns = 8 // pods to which an agent is being added at one time
+	maxAdding = 8 // the intercept adds agents to this many pods at a time
 
-	// leadPatience is how long the others wait for one pod to be covered before the next one may try.
-	leadPatience = 20 * time.Second
-	// podPatience is how long a workload may be without a pod that runs before the intercept is said to wait for one.
-	podPatience = 10 * time.Second
-	// beginPatience is how long the intercept waits for the pods that were there when it began.
-	beginPatience = 20 * time.Second
+	// firstPodTimeout is how long the intercept waits for one of the first pods before it tries the next one.
+	firstPodTimeout = 20 * time.Second
+	// podTimeout is how long Begun waits for a pod that runs.
+	podTimeout = 10 * time.Second
+	// beginTimeout is how long Begun waits for the other pods after the first one is intercepted.
+	beginTimeout = 20 * time.Second
 
-	// holdPatience is how long a claim is waited for whose owner, ourselves, has died: agents hold it for a minute.
-	holdPatience = 70 * time.Second
+	// ownClaimTimeout is how long a claim waits for an overlapping one of the same key: agents notice within deadAfter that a
+	// daemon was killed.
+	ownClaimTimeout = 2 * deadAfter
 
-	leaveTimeout = 4 * time.Second // for all releases; what is closed after that may take a second more
+	leaveTimeout = 4 * time.Second // for all releases; closing the links may take another second
 )
 
-// Session is the connection to the cluster that an intercept uses: a *session.Session.
+// Session is the connection to the cluster that an intercept uses: a *connection.Connection.
 type Session interface {
 	Status() api.Connection
-	// Dial connects to an address of the cluster as a flow of the laptop does.
+	// Dial connects to an address in the cluster through the traffic manager.
 	Dial(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
-	// Image is the traffic manager's, which has the agent in it, too.
+	// Image returns the traffic manager's image, which contains the agent.
 	Image(ctx context.Context) (string, error)
 }
 
-// pods is what an intercept does with a workload and its pods, with the user's own rights: a *cluster.Cluster.
+// pods reads and changes a workload and its pods with the user's own rights. podsOf returns one.
 type pods interface {
-	Workload(ctx context.Context, namespace, typeAndName string) (*cluster.Workload, error)
-	MayPatch(ctx context.Context, w *cluster.Workload) error
-	WatchPods(ctx context.Context, w *cluster.Workload, f func([]corev1.Pod)) error
-	// MayInject returns nil if Inject would be admitted.
-	MayInject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) error
-	// Inject adds an agent to the pod, unless its owner has one there, and gives its container's name.
-	Inject(ctx context.Context, pod *corev1.Pod, a cluster.Agent) (container string, added bool, err error)
-	// FirstLine is what somebody in the pod says at a port of its loopback address, as soon as there is somebody.
+	Workload(ctx context.Context, namespace, typeAndName string) (*workloads.Workload, error)
+	MayPatch(ctx context.Context, w *workloads.Workload) error
+	WatchPods(ctx context.Context, w *workloads.Workload, f func([]corev1.Pod)) error
+	// MayInject returns nil if the API server would allow Inject.
+	MayInject(ctx context.Context, pod *corev1.Pod, a workloads.Agent) error
+	// Inject adds an agent to the pod unless its owner has one there, and returns its container's name.
+	Inject(ctx context.Context, pod *corev1.Pod, a workloads.Agent) (container string, added bool, err error)
+	// FirstLine returns the first line that a server on a loopback port of the pod sends. It waits until one listens.
 	FirstLine(ctx context.Context, namespace, pod string, port uint16) ([]byte, error)
-	FollowLog(ctx context.Context, namespace, pod, container string, line func(string)) error
+	FollowLog(ctx context.Context, log workloads.Log, line func(string)) error
 	DialPod(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error)
 	Kube() kubernetes.Interface
 	Explain(err error) *api.Error
 }
 
-// Config is what New needs.
+// podsOf returns the pods of a cluster.
+func podsOf(c *cluster.Cluster) pods {
+	return struct {
+		workloads.Client
+		*podconn.Dialer
+	}{workloads.New(c), podconn.New(c)}
+}
+
+// Config configures an Intercept.
 type Config struct {
-	Cluster   *cluster.Cluster // under the account of whoever asks for the intercept
+	Cluster   *cluster.Cluster // with the account of the user who intercepts
 	Session   Session
 	Namespace string
 	Workload  string // TYPE/NAME
 	Spec      api.InterceptSpec
-	Clone     bool              // requests go to pods of the cluster in place of this laptop: SetClone
+	Clone     bool              // requests go to the pods that SetClone sets, not to this laptop
 	Image     string            // of the agent; empty: the traffic manager's
-	Owner     string            // what the agents call us: user@host
-	Key       *ecdsa.PrivateKey // by which they know us
-	// Dial connects to the programs that requests are for, at addresses of their loopback. Nil: those of this machine.
+	Owner     string            // the name that others see: user@host
+	Key       *ecdsa.PrivateKey // authenticates the owner to the agents
+	// Dial connects to the programs that receive the requests, at loopback addresses. Nil dials on this machine.
 	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
-	Progress func(api.Event) // may be called concurrently; never blocks for long
+	Progress func(api.Event) // safe for concurrent use; does not block
 	Logger   *slog.Logger
 }
 
-// Intercept is one workload whose traffic comes to this laptop. Run is called once; the other methods may be called at any
-// time, concurrently.
+// Intercept brings the traffic of one workload to this laptop. Call Run once. The other methods are safe for concurrent use
+// at any time.
 type Intercept struct {
 	cfg      Config
 	log      *slog.Logger
 	identity identity
 	pods     pods
 	target   *cloneTarget
-	claim    api.ClaimOrder // as every pod gets it; look fills in the ports
+	claim    api.ClaimOrder // the same for every pod; readWorkload sets the ports
 
 	objects objects
 
-	workload  *cluster.Workload // of look
-	container string            // likewise
-	image     string            // of mayBegin
-	server    *server           // of look
-	rolled    *sidecarPlan      // of chooseMode: what was done to the template; nil: nothing
+	workload  *workloads.Workload // set by readWorkload
+	container string              // set by readWorkload
+	image     string              // set by checkPermissions
+	server    *server             // set by readWorkload
+	plan      *sidecarPlan        // set by chooseMode: the change of the template; nil: none
 
-	podPatience time.Duration
+	podTimeout time.Duration
 
-	begun chan struct{}
-	open  chan struct{}  // closed: any pod may be covered
-	slots chan struct{}  // one value for each pod to which an agent is being added
-	reset chan error     // buffered 1: somebody has removed all intercepts of the workload
-	going sync.WaitGroup // covers
+	begun         chan struct{}
+	othersAllowed chan struct{}  // closed when all pods may be intercepted
+	slots         chan struct{}  // semaphore of maxAdding
+	reset         chan error     // buffer 1: somebody has removed all intercepts of the workload
+	running       sync.WaitGroup // the podIntercepts' goroutines
 
-	mu     sync.Mutex
-	moved  chan struct{} // closed and replaced when anything below, or of a cover, has changed
-	status api.Intercept // what does not change with the pods
-	listed bool
-	covers map[types.UID]*cover
-	past   uint64 // requests that pods had which are gone
+	mu           sync.Mutex
+	changed      chan struct{} // closed and replaced when a field below or of a podIntercept changes
+	status       api.Intercept // without what Status computes from the pods
+	listed       bool          // update was called
+	byUID        map[types.UID]*podIntercept
+	pastRequests uint64 // requests of pods that no longer exist
 }
 
-// New makes an intercept that does nothing yet. Errors are *api.Error.
+// New returns an Intercept for Run. Errors are *api.Error.
 func New(cfg Config) (*Intercept, error) {
-	return newIntercept(cfg, cfg.Cluster, restObjects{cfg.Cluster.Kube().CoreV1().RESTClient()})
+	return newIntercept(cfg, podsOf(cfg.Cluster), restObjects{cfg.Cluster.Kube().CoreV1().RESTClient()})
 }
 
 func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
-	m, err := match.New(matchSpec(cfg.Spec.Match))
+	m, err := httpmatch.New(matchSpec(cfg.Spec.Match))
 	if err != nil {
 		return nil, api.Errorf(api.ExitUsage, "%w", err)
 	}
 	switch cfg.Spec.Mode {
 	case "", api.ModeAuto, api.ModeEphemeral, api.ModeSidecar:
 	default:
-		return nil, api.Errorf(api.ExitUsage, "there is no mode %q", cfg.Spec.Mode).
+		return nil, api.Errorf(api.ExitUsage, "unknown mode %q", cfg.Spec.Mode).
 			WithHint("use --mode with one of %s, %s, %s", api.ModeAuto, api.ModeEphemeral, api.ModeSidecar)
 	}
 	id, err := newIdentity(cfg.Key)
@@ -144,8 +155,8 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 		claim: api.ClaimOrder{
 			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror, Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
 		},
-		podPatience: podPatience, begun: make(chan struct{}), open: make(chan struct{}), slots: make(chan struct{}, turns), reset: make(chan error, 1),
-		moved: make(chan struct{}), covers: make(map[types.UID]*cover),
+		podTimeout: podTimeout, begun: make(chan struct{}), othersAllowed: make(chan struct{}), slots: make(chan struct{}, maxAdding), reset: make(chan error, 1),
+		changed: make(chan struct{}), byUID: make(map[types.UID]*podIntercept),
 		status: api.Intercept{
 			Connection: cfg.Session.Status().ID, Namespace: cfg.Namespace, Workload: cfg.Workload, State: api.InterceptStarting,
 			Mode: cmp.Or(cfg.Spec.Mode, api.ModeAuto), Match: m.String(), Mirror: cfg.Spec.Mirror, Ports: slices.Clone(cfg.Spec.Ports),
@@ -157,43 +168,43 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 	return i, nil
 }
 
-func matchSpec(m api.MatchSpec) match.Spec {
-	s := match.Spec{Path: m.Path, Methods: m.Methods}
+func matchSpec(m api.MatchSpec) httpmatch.Spec {
+	s := httpmatch.Spec{Path: m.Path, Methods: m.Methods}
 	for _, h := range m.Headers {
-		s.Headers = append(s.Headers, match.Header{Name: h.Name, Value: h.Value})
+		s.Headers = append(s.Headers, httpmatch.Header{Name: h.Name, Value: h.Value})
 	}
 	return s
 }
 
-// Begun is closed once the pods that were there are covered, and were seen to take traffic; or there is no pod to cover, and
-// the intercept waits for one.
+// Begun returns a channel that closes once probes have reached the agents of the existing pods, or when no pod runs and the
+// intercept waits for one.
 func (i *Intercept) Begun() <-chan struct{} { return i.begun }
 
-// Run intercepts until ctx ends, which is not an error, or it cannot be done. It then leaves, which takes five seconds at
-// most: what has not answered by then is let go of by the agents themselves. Errors are *api.Error.
+// Run intercepts until ctx ends, which is not an error, or until it fails. It then releases its claims, for at most five
+// seconds: agents that have not answered release their claims by themselves. Errors are *api.Error.
 func (i *Intercept) Run(ctx context.Context) error {
-	life, end := context.WithCancel(context.WithoutCancel(ctx)) // of covers: it outlives ctx, so that there are links to leave by
+	life, end := context.WithCancel(context.WithoutCancel(ctx)) // of the podIntercepts: it outlives ctx, because leave needs their links
 	err := i.run(ctx, life)
 	if ctx.Err() != nil {
 		err = nil
 	}
 	i.leave(ctx, err)
 	end()
-	i.going.Wait()
+	i.running.Wait()
 	i.mu.Lock()
-	for uid, c := range i.covers { // nothing is covered any more
-		i.past += c.requests.total()
-		delete(i.covers, uid)
+	for uid, c := range i.byUID {
+		i.pastRequests += c.requests.total()
+		delete(i.byUID, uid)
 	}
 	i.mu.Unlock()
 	if err == nil {
-		return nil // not a *api.Error that is nil
+		return nil // not a nil *api.Error in an error
 	}
 	return api.AsError(err)
 }
 
 func (i *Intercept) run(ctx, life context.Context) error {
-	if err := i.look(ctx); err != nil {
+	if err := i.readWorkload(ctx); err != nil {
 		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -201,12 +212,12 @@ func (i *Intercept) run(ctx, life context.Context) error {
 		return i.pods.WatchPods(gctx, i.workload, func(pods []corev1.Pod) { i.update(life, pods) })
 	})
 	g.Go(func() error {
-		if err := i.mayBegin(gctx); err != nil {
+		if err := i.checkPermissions(gctx); err != nil {
 			return err
 		}
 		return i.begin(gctx)
 	})
-	g.Go(func() error { return i.seeRemoved(gctx) })
+	g.Go(func() error { return i.watchTemplate(gctx) })
 	g.Go(func() error {
 		select {
 		case err := <-i.reset:
@@ -218,16 +229,16 @@ func (i *Intercept) run(ctx, life context.Context) error {
 	return g.Wait()
 }
 
-// look reads the workload, and finds out which of its ports are meant.
-func (i *Intercept) look(ctx context.Context) error {
-	done := i.step("Looking at %s", i.cfg.Workload)
+// readWorkload reads the workload, and chooses the ports to intercept.
+func (i *Intercept) readWorkload(ctx context.Context) error {
+	done := i.step("Reading %s", i.cfg.Workload)
 	w, err := i.pods.Workload(ctx, i.cfg.Namespace, i.cfg.Workload)
 	if err != nil {
 		return err
 	}
-	if w.Recurs() {
-		return api.Errorf(api.ExitWorkload, "no requests are for %s: its pods come by the clock, and end", w).
-			WithHint("`kubevpn clone` runs one of them, `kubevpn dev` a program in the place of one.")
+	if w.IsScheduled() {
+		return api.Errorf(api.ExitWorkload, "%s is a CronJob and receives no requests", w).
+			WithHint("`kubevpn clone` runs its job in the cluster, `kubevpn dev` on this machine")
 	}
 	ports, container, err := choosePorts(w, i.cfg.Spec)
 	if err != nil {
@@ -241,112 +252,113 @@ func (i *Intercept) look(ctx context.Context) error {
 	}
 	i.mu.Lock()
 	i.status.Ports = ports
-	i.move()
+	i.notify()
 	i.mu.Unlock()
 	return nil
 }
 
-// mayBegin asks whether the workload may be intercepted, and for the agent's image. Until it has returned, no pod is touched.
-func (i *Intercept) mayBegin(ctx context.Context) error {
-	done := i.step("Asking for the right to change %s", i.cfg.Workload)
-	asked, actx := errgroup.WithContext(ctx)
-	asked.Go(func() error { return i.pods.MayPatch(actx, i.workload) })
+// checkPermissions returns nil if the user may intercept the workload, and sets the agent's image. The intercept changes no
+// pod before it returns.
+func (i *Intercept) checkPermissions(ctx context.Context) error {
+	done := i.step("Checking permissions")
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return i.pods.MayPatch(gctx, i.workload) })
 	if i.image = i.cfg.Image; i.image == "" {
-		asked.Go(func() (err error) {
-			i.image, err = i.cfg.Session.Image(actx)
+		g.Go(func() (err error) {
+			i.image, err = i.cfg.Session.Image(gctx)
 			return err
 		})
 	}
-	if err := asked.Wait(); err != nil {
+	if err := g.Wait(); err != nil {
 		return err
 	}
-	done("granted")
+	done("allowed")
 	return nil
 }
 
-// update takes the workload's pods, as they are. The covers of new ones live as long as life does.
+// update sets the workload's pods, and starts and stops podIntercepts. They end with life.
 func (i *Intercept) update(life context.Context, pods []corev1.Pod) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	there := make(map[types.UID]bool, len(pods))
 	for n := range pods {
 		p := &pods[n]
-		c := i.covers[p.UID]
+		c := i.byUID[p.UID]
 		switch {
 		case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
 			continue
-		case p.DeletionTimestamp != nil && (c == nil || !c.covered()): // one that is covered may still serve
+		case p.DeletionTimestamp != nil && (c == nil || !c.active()): // an intercepted one may still serve requests
 			continue
 		case c == nil:
 			ctx, cancel := context.WithCancel(life)
-			c = newCover(i, p, cancel)
-			i.covers[p.UID] = c
-			i.going.Go(func() { c.run(ctx) })
+			c = newPodIntercept(i, p, cancel)
+			i.byUID[p.UID] = c
+			i.running.Go(func() { c.run(ctx) })
 		}
 		c.pod = p
 		there[p.UID] = true
 	}
-	for uid, c := range i.covers {
+	for uid, c := range i.byUID {
 		if !there[uid] {
-			i.past += c.requests.total()
+			i.pastRequests += c.requests.total()
 			c.cancel()
-			delete(i.covers, uid)
+			delete(i.byUID, uid)
 		}
 	}
 	i.listed = true
-	i.move()
+	i.notify()
 }
 
-// begin covers the pods that are there, and says when that is done. Then it has nothing more to do.
+// begin intercepts the existing pods, probes them, and closes begun.
 func (i *Intercept) begin(ctx context.Context) error {
 	if err := i.chooseMode(ctx); err != nil {
 		return err
 	}
-	done := i.step("Covering the pods of %s", i.cfg.Workload)
-	first, err := i.lead(ctx)
+	done := i.step("Intercepting the pods of %s", i.cfg.Workload)
+	first, err := i.interceptFirst(ctx)
 	if err != nil {
 		return err
 	}
-	close(i.open)
+	close(i.othersAllowed)
 	if first == nil {
-		i.warn(fmt.Sprintf("no pod of %s runs: the intercept waits for one", i.cfg.Workload))
+		i.warn(fmt.Sprintf("no pod of %s runs; the intercept waits for one", i.cfg.Workload))
 		close(i.begun)
 		return nil
 	}
-	if err := i.settle(ctx); err != nil {
+	if err := i.waitForPods(ctx); err != nil {
 		return err
 	}
-	covered, all := i.count()
-	done("%d of %d", covered, all)
-	if i.rolled != nil {
-		if covered < all { // Services would lead past pods without an agent
-			return api.Errorf(api.ExitInject, "the rollout of the agent did not come to its end within %v: %s", rolloutPatience, i.Status().LastError).
-				WithHint("`kubectl -n %s describe %s` may say why. It was undone.", i.cfg.Namespace, i.cfg.Workload)
+	intercepted, all := i.count()
+	done("%d of %d", intercepted, all)
+	if i.plan != nil {
+		if intercepted < all { // the next step would cut Services off from pods without an agent
+			return api.Errorf(api.ExitInject, "the rollout of the agent did not finish within %v: %s", rolloutTimeout, i.Status().LastError).
+				WithHint("`kubectl -n %s describe %s` shows the cause. kubevpn has undone the rollout.", i.cfg.Namespace, i.cfg.Workload)
 		}
 		if err := i.redirectServices(ctx, true); err != nil {
 			return err
 		}
 	}
-	if err := i.proveServices(ctx); err != nil {
+	if err := i.verifyServices(ctx); err != nil {
 		return err
 	}
 	close(i.begun)
-	i.log.Info("the intercept has begun", "covered", covered, "pods", all)
+	i.log.Info("the intercept has started", "intercepted", intercepted, "pods", all)
 	return nil
 }
 
-// lead lets one pod after the other be covered, in the order of their names, until one is. It gives nil without an error
-// where none runs.
-func (i *Intercept) lead(ctx context.Context) (*cover, error) {
-	patience := time.Now().Add(i.podPatience)
-	if i.rolled != nil {
-		patience = time.Now().Add(rolloutPatience)
+// interceptFirst intercepts one pod after the other, in the order of their names, until one succeeds. It returns nil without
+// an error if no pod runs.
+func (i *Intercept) interceptFirst(ctx context.Context) (*podIntercept, error) {
+	deadline := time.Now().Add(i.podTimeout)
+	if i.plan != nil {
+		deadline = time.Now().Add(rolloutTimeout)
 	}
-	tried := make(map[*cover]bool)
+	tried := make(map[*podIntercept]bool)
 	var failed error
 	for {
-		var next *cover
-		bounded, cancel := context.WithDeadline(ctx, patience)
+		var next *podIntercept
+		bounded, cancel := context.WithDeadline(ctx, deadline)
 		err := i.await(bounded, func() bool {
 			next = nil
 			for _, c := range i.sorted() {
@@ -364,56 +376,56 @@ func (i *Intercept) lead(ctx context.Context) (*cover, error) {
 		case err != nil:
 			return nil, nil
 		case next == nil:
-			return nil, failed // of all that run
+			return nil, failed // every pod that runs has failed
 		}
 		tried[next] = true
 		close(next.allowed)
-		covered, why := i.follow(ctx, next)
+		intercepted, cause := i.waitForPod(ctx, next)
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case covered:
+		case intercepted:
 			return next, nil
-		case why == nil: // the pod has gone
+		case cause == nil: // the pod no longer exists
 			continue
 		}
-		if final(why) {
-			return nil, why
+		if final(cause) {
+			return nil, cause
 		}
-		i.log.Warn("the first pod", "pod", next.name, "err", why)
-		failed = cmp.Or(failed, why)
+		i.log.Warn("cannot intercept the first pod", "pod", next.name, "err", cause)
+		failed = cmp.Or(failed, cause)
 	}
 }
 
-// follow waits until the pod is covered, or it is known why not, or the pod has gone.
-func (i *Intercept) follow(ctx context.Context, c *cover) (covered bool, why error) {
-	patience := leadPatience
+// waitForPod waits until the pod is intercepted, an attempt fails (cause is its error), or the pod no longer exists.
+func (i *Intercept) waitForPod(ctx context.Context, c *podIntercept) (intercepted bool, cause error) {
+	timeout := firstPodTimeout
 	for {
-		bounded, cancel := context.WithTimeout(ctx, patience)
-		var held bool
+		bounded, cancel := context.WithTimeout(ctx, timeout)
+		var waitsForOwn bool
 		err := i.await(bounded, func() bool {
-			held = c.waitsForOwn() && patience == leadPatience
-			return c.proved || c.failed != nil || i.covers[c.pod.UID] != c || held
+			waitsForOwn = c.waitsForOwnClaim() && timeout == firstPodTimeout
+			return c.phase == verified || c.failed != nil || i.byUID[c.pod.UID] != c || waitsForOwn
 		})
 		cancel()
 		i.mu.Lock()
-		covered, why = c.proved, c.failed
+		intercepted, cause = c.phase == verified, c.failed
 		if err != nil && ctx.Err() == nil {
-			why = api.Errorf(api.ExitInject, "the agent in the pod %s does not answer: %s", c.name, c.reason())
-			if refused := c.linked.err; c.waitsForOwn() {
-				why = refused
+			cause = api.Errorf(api.ExitInject, "the agent in pod %s does not answer: %s", c.name, c.reason())
+			if rejection := c.linked.err; c.waitsForOwnClaim() {
+				cause = rejection
 			}
 		}
 		i.mu.Unlock()
-		if !held {
-			return covered, why
+		if !waitsForOwn {
+			return intercepted, cause
 		}
-		i.warn("an earlier intercept of yours ended without leaving: it is let go of within a minute, and waited for")
-		patience = holdPatience
+		i.warn("your other intercept already receives these requests; waiting until the agent notices that its daemon was killed")
+		timeout = ownClaimTimeout
 	}
 }
 
-// final reports whether an error of one pod is one of them all.
+// final reports whether an error applies to all pods.
 func final(err error) bool {
 	switch api.AsError(err).Code {
 	case api.ExitConflict, api.ExitIntercept, api.ExitPermission:
@@ -422,105 +434,105 @@ func final(err error) bool {
 	return false
 }
 
-// settle waits until each pod that runs is covered, or it is known why not.
-func (i *Intercept) settle(ctx context.Context) error {
-	patience := beginPatience
-	if i.rolled != nil {
-		patience = rolloutPatience
+// waitForPods waits until each pod that runs is intercepted or has failed, for a limited time.
+func (i *Intercept) waitForPods(ctx context.Context) error {
+	timeout := beginTimeout
+	if i.plan != nil {
+		timeout = rolloutTimeout
 	}
-	bounded, cancel := context.WithTimeout(ctx, patience)
+	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	said := 0
+	reported := 0
 	err := i.await(bounded, func() bool {
-		covered, settled := 0, true
-		for _, c := range i.covers {
-			if c.covered() {
-				covered++
+		intercepted, settled := 0, true
+		for _, c := range i.byUID {
+			if c.active() {
+				intercepted++
 			} else if c.runs() && c.failed == nil {
 				settled = false
 			}
 		}
-		if covered > said && !settled {
-			said = covered
-			i.tell(fmt.Sprintf("Covering the pods of %s", i.cfg.Workload), "%d of %d", covered, len(i.covers))
+		if intercepted > reported && !settled {
+			reported = intercepted
+			i.progress(fmt.Sprintf("Intercepting the pods of %s", i.cfg.Workload), "%d of %d", intercepted, len(i.byUID))
 		}
 		return settled
 	})
 	if err != nil && ctx.Err() == nil {
-		return nil // Status says what the others wait for
+		return nil // Status has the reasons of the others
 	}
 	return err
 }
 
-// count gives how many pods are covered, and how many there are.
-func (i *Intercept) count() (covered, all int) {
+// count returns the number of intercepted pods, and of all pods.
+func (i *Intercept) count() (intercepted, all int) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	for _, c := range i.covers {
-		if c.covered() {
-			covered++
+	for _, c := range i.byUID {
+		if c.active() {
+			intercepted++
 		}
 	}
-	return covered, len(i.covers)
+	return intercepted, len(i.byUID)
 }
 
-// sorted gives the covers in the order of their pods' names; i.mu is held.
-func (i *Intercept) sorted() []*cover {
-	all := make([]*cover, 0, len(i.covers))
-	for _, c := range i.covers {
+// sorted returns the podIntercepts in the order of their pods' names. The caller holds i.mu.
+func (i *Intercept) sorted() []*podIntercept {
+	all := make([]*podIntercept, 0, len(i.byUID))
+	for _, c := range i.byUID {
 		all = append(all, c)
 	}
-	slices.SortFunc(all, func(a, b *cover) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(all, func(a, b *podIntercept) int { return cmp.Compare(a.name, b.name) })
 	return all
 }
 
-// leave takes back what the agents were told.
-func (i *Intercept) leave(ctx context.Context, why error) {
+// leave releases all claims, and removes the sidecar from the template. cause is the error that ended the intercept, or nil.
+func (i *Intercept) leave(ctx context.Context, cause error) {
 	i.mu.Lock()
 	i.status.State = api.InterceptLeaving
-	if why != nil {
-		i.status.State, i.status.Error = api.InterceptFailed, api.AsError(why)
+	if cause != nil {
+		i.status.State, i.status.Error = api.InterceptFailed, api.AsError(cause)
 	}
-	covers := i.sorted()
-	i.move()
+	pods := i.sorted()
+	i.notify()
 	i.mu.Unlock()
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	var releases sync.WaitGroup
-	for _, c := range covers {
+	for _, c := range pods {
 		releases.Go(func() { c.release(bounded) })
 	}
 	releases.Wait()
 	if err := i.rollBack(bounded); err != nil {
-		i.log.Error("taking the agent out of the template", "err", err)
-		i.warn(fmt.Sprintf("the agent stays in the template of %s: %v; `kubevpn reset %s` removes it", i.cfg.Workload, err, i.cfg.Workload))
+		i.log.Error("cannot remove the agent from the template", "err", err)
+		i.warn(fmt.Sprintf("cannot remove the agent from the template of %s: %v; run `kubevpn reset %s`", i.cfg.Workload, err, i.cfg.Workload))
 	}
 }
 
-// await waits until ok, which is called with mu held, holds.
+// await waits until ok returns true. It calls ok with mu held.
 func (i *Intercept) await(ctx context.Context, ok func() bool) error {
 	for {
 		i.mu.Lock()
-		there, moved := ok(), i.moved
+		done, changed := ok(), i.changed
 		i.mu.Unlock()
-		if there {
+		if done {
 			return nil
 		}
 		select {
-		case <-moved:
+		case <-changed:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// move wakes those who await. Call with mu held.
-func (i *Intercept) move() {
-	close(i.moved)
-	i.moved = make(chan struct{})
+// notify wakes all callers of await. The caller holds mu.
+func (i *Intercept) notify() {
+	close(i.changed)
+	i.changed = make(chan struct{})
 }
 
-// step reports that a step begins; the function that it returns reports its end.
+// step reports the start of a step. The caller reports its end with done.
 func (i *Intercept) step(format string, args ...any) (done func(format string, args ...any)) {
 	name := fmt.Sprintf(format, args...)
 	i.log.Info(name)
@@ -532,12 +544,12 @@ func (i *Intercept) step(format string, args ...any) (done func(format string, a
 	}
 }
 
-// tell reports what is seen of a step that goes on.
-func (i *Intercept) tell(step, format string, args ...any) {
+// progress reports a detail of a step that has not ended.
+func (i *Intercept) progress(step, format string, args ...any) {
 	i.cfg.Progress(api.Event{Time: time.Now(), Step: step, Detail: fmt.Sprintf(format, args...)})
 }
 
-// warn tells the user, and keeps it in the status.
+// warn reports new warnings to the user, and keeps them in the status.
 func (i *Intercept) warn(warnings ...string) {
 	for _, w := range warnings {
 		i.mu.Lock()

@@ -23,13 +23,13 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// all reports whether n pods are covered, and no other is there.
+// all returns an error unless there are n pods, all of them intercepted.
 func all(i *Intercept, n int) func() error {
 	return func() error {
 		s := i.Status()
 		for _, p := range s.Pods {
-			if !p.Covered {
-				return fmt.Errorf("%s is not covered: %s", p.Name, p.Reason)
+			if !p.Intercepted {
+				return fmt.Errorf("%s is not intercepted: %s", p.Name, p.Reason)
 			}
 		}
 		if len(s.Pods) != n {
@@ -39,7 +39,7 @@ func all(i *Intercept, n int) func() error {
 	}
 }
 
-func TestEveryPodIsCovered(t *testing.T) {
+func TestEveryPodIsIntercepted(t *testing.T) {
 	w := newWorld(t, "web-b", "web-a", "web-c")
 	i, stop, err := begin(t, w, api.InterceptSpec{})
 	if err != nil {
@@ -60,7 +60,7 @@ func TestEveryPodIsCovered(t *testing.T) {
 		t.Errorf("checks %+v", s.Checks)
 	}
 	if w.injected[0] != "web-a" {
-		t.Errorf("%s was the first", w.injected[0])
+		t.Errorf("the first pod was %s", w.injected[0])
 	}
 
 	later := w.addPod("web-0")
@@ -85,8 +85,7 @@ func TestEveryPodIsCovered(t *testing.T) {
 	}
 }
 
-// Whoever is second learns of it at one pod, and touches no other.
-func TestConflictEndsAtTheFirstPod(t *testing.T) {
+func TestConflictChangesOnlyTheFirstPod(t *testing.T) {
 	w := newWorld(t, "web-a", "web-b")
 	w.claims[w.list[0].UID] = []api.Claim{{ID: "x", Owner: "bob@desk"}}
 	i, _, err := begin(t, w, api.InterceptSpec{})
@@ -101,8 +100,7 @@ func TestConflictEndsAtTheFirstPod(t *testing.T) {
 	}
 }
 
-// A conflict that shows later, on a pod of which another developer was the first, is that pod's alone, and goes with it.
-func TestConflictLater(t *testing.T) {
+func TestConflictOnNewPodLeavesOthersIntercepted(t *testing.T) {
 	w := newWorld(t, "web-a")
 	i, _, err := begin(t, w, api.InterceptSpec{})
 	if err != nil {
@@ -112,7 +110,7 @@ func TestConflictLater(t *testing.T) {
 	p := w.addPod("web-b")
 	testenv.Eventually(t, 5*time.Second, func() error {
 		s := i.Status()
-		if len(s.Pods) != 2 || s.Pods[1].Covered || !strings.Contains(s.Pods[1].Reason, "bob@desk") || len(s.Others) != 1 || s.State != api.InterceptActive {
+		if len(s.Pods) != 2 || s.Pods[1].Intercepted || !strings.Contains(s.Pods[1].Reason, "bob@desk") || len(s.Others) != 1 || s.State != api.InterceptActive {
 			return fmt.Errorf("%+v", s)
 		}
 		return nil
@@ -124,19 +122,18 @@ func TestConflictLater(t *testing.T) {
 	testenv.Eventually(t, 5*time.Second, all(i, 2))
 }
 
-// The claim of an earlier daemon of the same user, which was killed, is waited for.
-func TestOwnClaimIsWaitedFor(t *testing.T) {
+func TestInterceptWaitsForClaimOfKilledDaemon(t *testing.T) {
 	w := newWorld(t, "web-a")
 	uid := w.list[0].UID
-	w.claims[uid] = []api.Claim{{ID: "x", Owner: "ann@laptop", Away: true}}
+	w.claims[uid] = []api.Claim{{ID: "x", Owner: "ann@laptop", Mine: true}}
 	released := make(chan struct{})
 	go func() {
 		defer close(released)
 		err := testenv.Poll(10*time.Second, func() error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			if a := w.agents[uid]; a == nil || a.refusals() < 2 {
-				return errors.New("it was not refused, and did not ask again")
+			if a := w.agents[uid]; a == nil || a.rejections() < 2 {
+				return errors.New("the intercept has not claimed again")
 			}
 			return nil
 		})
@@ -151,24 +148,24 @@ func TestOwnClaimIsWaitedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := i.Status(); len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "earlier intercept of yours") {
+	if s := i.Status(); len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "your other intercept already receives") {
 		t.Errorf("%+v", s.Warnings)
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestRunFails(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		world func(*world)
 		code  api.ExitCode
-		says  string // regular expression of message or hint
+		want  string // regular expression of message or hint
 	}{
-		{"no_right", func(w *world) { w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments") }, api.ExitPermission, "may not patch"},
-		{"no_agent", func(w *world) {
+		{"no_permission", func(w *world) { w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments") }, api.ExitPermission, "may not patch"},
+		{"agent_rejected", func(w *world) {
 			w.refused = func(*corev1.Pod) error { return api.Errorf(api.ExitInject, "pod security forbids it") }
 			w.workload.Object = &unstructured.Unstructured{Object: map[string]any{}} // a Service, say: no sidecar
 		}, api.ExitInject, "pod security forbids it"},
-		{"bypassed", func(w *world) { w.bypass = true }, api.ExitIntercept, "Something before netfilter"},
+		{"bypassed", func(w *world) { w.bypass = true }, api.ExitIntercept, "bypass the agent's netfilter rules"},
 		{"mesh", func(w *world) {
 			w.bypass = true
 			w.list[0].Spec.InitContainers = []corev1.Container{{Name: "istio-proxy"}}
@@ -192,8 +189,8 @@ func TestRefusals(t *testing.T) {
 			w.bypass = true
 			w.list[0].Annotations = map[string]string{"ambient.istio.io/redirection": "enabled"}
 		}, api.ExitIntercept, "ambient"},
-		{"node's_network_that_the_template_hides", func(w *world) { w.list[0].Spec.HostNetwork = true }, api.ExitWorkload, "hostNetwork"},
-		{"datagrams_only", func(w *world) {
+		{"pod_with_hostNetwork", func(w *world) { w.list[0].Spec.HostNetwork = true }, api.ExitWorkload, "hostNetwork"},
+		{"udp_bypassed", func(w *world) {
 			w.bypass = true
 			w.workload.Template.Spec.Containers[0].Ports = []corev1.ContainerPort{{Name: "dns", ContainerPort: 53, Protocol: corev1.ProtocolUDP}}
 			w.workload.Services = nil
@@ -204,7 +201,7 @@ func TestRefusals(t *testing.T) {
 			tt.world(w)
 			i, _, err := begin(t, w, api.InterceptSpec{})
 			e := api.AsError(err)
-			if e == nil || e.Code != tt.code || !regexp.MustCompile(tt.says).MatchString(e.Message+e.Hint) {
+			if e == nil || e.Code != tt.code || !regexp.MustCompile(tt.want).MatchString(e.Message+e.Hint) {
 				t.Fatalf("got %+v", e)
 			}
 			if e.Code == api.ExitWorkload && len(w.injected) > 0 {
@@ -215,15 +212,14 @@ func TestRefusals(t *testing.T) {
 			}
 			for _, a := range w.agents {
 				if a.held() != 0 {
-					t.Errorf("left: %+v", a.claims)
+					t.Errorf("claims after the failure: %+v", a.claims)
 				}
 			}
 		})
 	}
 }
 
-// One pod that refuses does not keep the others from being covered.
-func TestOneBadPod(t *testing.T) {
+func TestFailureOfOnePodLeavesOthersIntercepted(t *testing.T) {
 	w := newWorld(t, "web-a", "web-b")
 	w.refused = func(p *corev1.Pod) error {
 		if p.Name == "web-a" {
@@ -236,19 +232,19 @@ func TestOneBadPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := i.Status()
-	if s.State != api.InterceptActive || s.Pods[0].Covered || s.Pods[0].Reason != "no" || !s.Pods[1].Covered || s.LastError != "web-a: no" {
+	if s.State != api.InterceptActive || s.Pods[0].Intercepted || s.Pods[0].Reason != "no" || !s.Pods[1].Intercepted || s.LastError != "web-a: no" {
 		t.Errorf("%+v", s)
 	}
 }
 
-func TestNoPodYet(t *testing.T) {
+func TestInterceptWaitsForFirstPod(t *testing.T) {
 	w := newWorld(t)
-	w.patience = 100 * time.Millisecond
+	w.podTimeout = 100 * time.Millisecond
 	i, _, err := begin(t, w, api.InterceptSpec{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := i.Status(); s.State != api.InterceptWaiting || s.LastError != "deployment/web has no pod" {
+	if s := i.Status(); s.State != api.InterceptWaiting || s.LastError != "deployment/web has no pods" {
 		t.Errorf("%+v", s)
 	}
 	w.addPod("web-a")
@@ -258,15 +254,14 @@ func TestNoPodYet(t *testing.T) {
 	}
 }
 
-// No more than eight agents are being added at one time, and the first one alone.
-func TestTurns(t *testing.T) {
+func TestFirstPodIsAloneThenEightAtATime(t *testing.T) {
 	var names []string
 	for n := range 30 {
 		names = append(names, fmt.Sprintf("web-%02d", n))
 	}
 	w := newWorld(t, names...)
 	var calls, adding, most atomic.Int32
-	full := make(chan struct{}) // closed when as many are being added as may be
+	full := make(chan struct{}) // closed when maxAdding agents are being added
 	fill := sync.OnceFunc(func() { close(full) })
 	w.adding = func() {
 		n := adding.Add(1)
@@ -274,10 +269,10 @@ func TestTurns(t *testing.T) {
 		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 		}
 		switch {
-		case calls.Add(1) == 1: // it is alone
-		case n == turns:
+		case calls.Add(1) == 1: // the first pod
+		case n == maxAdding:
 			fill()
-		case n < turns:
+		case n < maxAdding:
 			<-full
 		}
 	}
@@ -288,13 +283,12 @@ func TestTurns(t *testing.T) {
 	if err := all(i, 30)(); err != nil {
 		t.Error(err)
 	}
-	if most.Load() != turns || w.injected[0] != "web-00" {
-		t.Errorf("%d at one time, %s first", most.Load(), w.injected[0])
+	if most.Load() != maxAdding || w.injected[0] != "web-00" {
+		t.Errorf("%d pods at a time, %s first", most.Load(), w.injected[0])
 	}
 }
 
-// An agent that dies is followed by another one; the claim is made again.
-func TestAgentDies(t *testing.T) {
+func TestKilledAgentIsReplaced(t *testing.T) {
 	w := newWorld(t, "web-a")
 	i, _, err := begin(t, w, api.InterceptSpec{})
 	if err != nil {
@@ -314,7 +308,7 @@ func TestAgentDies(t *testing.T) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if a := w.agents[uid]; a == nil || a == old || a.held() != 1 {
-			return errors.New("there is no other agent with the claim")
+			return errors.New("no new agent has the claim")
 		}
 		return nil
 	})
@@ -324,8 +318,8 @@ func TestAgentDies(t *testing.T) {
 	}
 }
 
-// An agent that let go of the claim, because the laptop was away for long, is asked again.
-func TestClaimIsMadeAgain(t *testing.T) {
+// An agent releases the claim of a laptop that did not answer for long.
+func TestReleasedClaimIsClaimedAgain(t *testing.T) {
 	w := newWorld(t, "web-a")
 	i, _, err := begin(t, w, api.InterceptSpec{})
 	if err != nil {
@@ -341,8 +335,7 @@ func TestClaimIsMadeAgain(t *testing.T) {
 	})
 }
 
-// Who is told that an admin has removed everything does not begin again.
-func TestOthersReset(t *testing.T) {
+func TestResetByOthersEndsTheIntercept(t *testing.T) {
 	w := newWorld(t, "web-a", "web-b")
 	i, stop, err := begin(t, w, api.InterceptSpec{})
 	if err != nil {
@@ -350,7 +343,7 @@ func TestOthersReset(t *testing.T) {
 	}
 	a := w.agents[w.list[1].UID]
 	a.mu.Lock()
-	for e := range a.talks {
+	for e := range a.conversations {
 		e.Encode(api.AgentReport{Error: api.Errorf(api.ExitIntercept, "root@desk has removed all intercepts of this pod")})
 	}
 	a.mu.Unlock()
@@ -361,15 +354,14 @@ func TestOthersReset(t *testing.T) {
 		return nil
 	})
 	if err := stop(); err == nil {
-		t.Error("Run gave no error")
+		t.Error("Run returned nil")
 	}
 	if len(w.injected) != 2 {
 		t.Errorf("agents were added to %v", w.injected)
 	}
 }
 
-// Where pod security forbids an ephemeral container, the agent comes with the template, and leaves no trace in it.
-func TestSidecar(t *testing.T) {
+func TestSidecarIsAddedAndUndone(t *testing.T) {
 	for _, tt := range []struct {
 		name, mode, reason string
 		end                func(t *testing.T, w *world, stop func() error)
@@ -379,8 +371,8 @@ func TestSidecar(t *testing.T) {
 				t.Error(err)
 			}
 		}},
-		{"asked_reset", api.ModeSidecar, "asked for", func(t *testing.T, w *world, _ func() error) {
-			cfg := ResetConfig{Namespace: "default", Workload: "deployment/web", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {}}
+		{"asked_reset", api.ModeSidecar, "requested with --mode", func(t *testing.T, w *world, _ func() error) {
+			cfg := ResetConfig{Namespace: "default", Workload: "deployment/web", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {}, Image: w.Image}
 			if err := resetAll(t.Context(), cfg, w, w); err != nil {
 				t.Error(err)
 			}
@@ -390,7 +382,7 @@ func TestSidecar(t *testing.T) {
 			w := newWorld(t, "web-a", "web-b")
 			w.refused = func(*corev1.Pod) error { return api.Errorf(api.ExitInject, "pod security forbids it") }
 			w.conflicts = 2
-			// A Service that names a number is changed as well.
+			// The target port of this Service is a number.
 			port := w.objects["services/web"].Object["spec"].(map[string]any)["ports"].([]any)[0].(map[string]any)
 			port["targetPort"] = int64(8080)
 			w.workload.Services[0].Spec.Ports[0].TargetPort = intstr.FromInt32(8080)
@@ -407,7 +399,7 @@ func TestSidecar(t *testing.T) {
 				t.Error(err)
 			}
 			if cmp.Equal(template, w.objects["deployments/web"]) || cmp.Equal(service, w.objects["services/web"]) {
-				t.Error("template or Service have not changed")
+				t.Error("the template or the Service has not changed")
 			}
 			if a := w.agents[w.list[0].UID]; a == nil || a.held() != 1 || a.claims[0].Ports[0].Listen == 0 {
 				t.Errorf("the agent has %+v", a)
@@ -426,8 +418,8 @@ func TestSidecar(t *testing.T) {
 	}
 }
 
-// Where the traffic manager does not reach pods, the agent is reached by a port-forward; that canaries cannot be tried is said.
-func TestPortForward(t *testing.T) {
+// If the traffic manager does not reach pods, the probes fail, and their result is unknown.
+func TestPortForwardToAgentWarnsOfUnknownProbes(t *testing.T) {
 	w := newWorld(t, "web-a")
 	w.noRoute = true
 	i, _, err := begin(t, w, api.InterceptSpec{})
@@ -435,13 +427,12 @@ func TestPortForward(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := i.Status()
-	if s.State != api.InterceptActive || len(s.Warnings) == 0 || !strings.Contains(s.Warnings[0], "could not be tried: no answer") {
+	if s.State != api.InterceptActive || len(s.Warnings) == 0 || !strings.Contains(s.Warnings[0], "no answer") {
 		t.Errorf("%+v", s)
 	}
 }
 
-// An agent of an earlier intercept of the same daemon that still runs is used again.
-func TestAgentIsFoundAgain(t *testing.T) {
+func TestNextInterceptUsesRunningAgent(t *testing.T) {
 	w := newWorld(t, "web-a")
 	key := newKey(t)
 	for n := range 2 {
@@ -469,8 +460,7 @@ func TestAgentIsFoundAgain(t *testing.T) {
 	}
 }
 
-// Who answers with another key than the greeting's gets nothing, and gives nothing.
-func TestImpostor(t *testing.T) {
+func TestDialAgentRejectsOtherKey(t *testing.T) {
 	a := startAgent(t, nil)
 	defer a.end()
 	mine, err := newIdentity(newKey(t))
@@ -481,39 +471,38 @@ func TestImpostor(t *testing.T) {
 	dial := func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", a.listener.Addr().String())
 	}
-	if _, err := carrier(t.Context(), mine.towards(mine.hash), dial, dial); !errors.Is(err, errOtherAgent) {
+	if _, err := dialAgent(t.Context(), mine.tlsConfig(mine.hash), dial, dial); !errors.Is(err, errOtherAgent) {
 		t.Errorf("got %v", err)
 	}
-	conn, err := carrier(t.Context(), mine.towards(a.greeting.Key), dial, dial)
+	conn, err := dialAgent(t.Context(), mine.tlsConfig(a.info.Key), dial, dial)
 	if err != nil {
 		t.Fatal(err)
 	}
 	conn.Close()
 }
 
-// An admin's reset ends the intercepts of everybody, and touches no pod without an agent.
-func TestReset(t *testing.T) {
+func TestResetEndsAllInterceptsAndSkipsPodsWithoutAgent(t *testing.T) {
 	w := newWorld(t, "web-a", "web-b")
 	i, stop, err := begin(t, w, api.InterceptSpec{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.place = "" // it has no node, so no agent, and gets none
+	w.place = "" // web-c has no node, so no agent
 	w.addPod("web-c")
 	var mu sync.Mutex
-	var told []api.Event
+	var events []api.Event
 	cfg := ResetConfig{
-		Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(),
+		Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Image: w.Image,
 		Progress: func(e api.Event) {
 			mu.Lock()
 			defer mu.Unlock()
-			told = append(told, e)
+			events = append(events, e)
 		},
 	}
 	if err := resetAll(t.Context(), cfg, w, w); err != nil {
 		t.Fatal(err)
 	}
-	if last := told[len(told)-1]; !last.Done || last.Detail != "ann@laptop: everything" {
+	if last := events[len(events)-1]; !last.Done || last.Detail != "ann@laptop: everything" {
 		t.Errorf("%+v", last)
 	}
 	if err := stop(); api.AsError(err) == nil || api.AsError(err).Code != api.ExitIntercept || i.Status().State != api.InterceptFailed {
@@ -525,6 +514,6 @@ func TestReset(t *testing.T) {
 	}
 	w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments")
 	if err := resetAll(t.Context(), cfg, w, w); api.AsError(err).Code != api.ExitPermission {
-		t.Errorf("without the right: %v", err)
+		t.Errorf("without permission: %v", err)
 	}
 }

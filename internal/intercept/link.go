@@ -14,109 +14,112 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
-	"kubevpn/pkg/rawio"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/wire/nonblock"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
-	heartbeat = time.Second     // the agent has the same: how soon an end that is gone is noticed
-	deadAfter = 3 * time.Second // likewise
+	heartbeat = time.Second     // the agent uses the same
+	deadAfter = 3 * time.Second // without an answer, the session closes its conn; the agent uses the same
 
-	// directTimeout is how long the way through the session may take, before a port-forward is tried: a NetworkPolicy that
-	// keeps the traffic manager away drops packets.
-	directTimeout  = 2 * time.Second
-	carrierTimeout = 10 * time.Second // both ways, one after the other, TLS included
+	// directTimeout is how long a dial through the session may take before a port-forward is tried: a NetworkPolicy may drop
+	// the traffic manager's packets.
+	directTimeout    = 2 * time.Second
+	agentDialTimeout = 10 * time.Second // for both dials, one after the other, with TLS
 
-	conversePause = time.Second // after a conversation that ended at once
-	claimPause    = time.Second // after a claim that was refused
+	maxReport = 1 << 20 // bytes of one report, which lists every claim of the pod
+
+	conversationPause = time.Second // the shortest time between the starts of two conversations
+	claimPause        = time.Second // after a rejected claim
 )
 
 // dialFunc opens a connection to one port.
 type dialFunc func(context.Context) (net.Conn, error)
 
-// carrier dials the agent by the first of these ways on which it answers with its key.
-func carrier(ctx context.Context, config *tls.Config, direct, forward dialFunc) (net.Conn, error) {
+// dialAgent dials the agent with direct, and with forward if that fails.
+func dialAgent(ctx context.Context, config *tls.Config, direct, forward dialFunc) (net.Conn, error) {
 	attempt, cancel := context.WithTimeout(ctx, directTimeout)
 	defer cancel()
-	conn, first := secure(attempt, config, direct)
+	conn, first := dialTLS(attempt, config, direct)
 	if first == nil {
 		return conn, nil
 	}
-	conn, err := secure(ctx, config, forward)
+	conn, err := dialTLS(ctx, config, forward)
 	if err != nil {
 		return nil, fmt.Errorf("through the session: %w; by port-forward: %w", first, err)
 	}
 	return conn, nil
 }
 
-func secure(ctx context.Context, config *tls.Config, dial dialFunc) (net.Conn, error) {
+func dialTLS(ctx context.Context, config *tls.Config, dial dialFunc) (net.Conn, error) {
 	conn, err := dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	batch := rawio.NewBatch(conn)
+	batch := nonblock.NewBatch(conn)
 	inside := tls.Client(batch, config)
 	if err := inside.HandshakeContext(ctx); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("TLS with the agent: %w", err)
 	}
-	return &sealed{Conn: inside, batch: batch}, nil
+	return &tlsConn{Conn: inside, batch: batch}, nil
 }
 
-// sealed is a carrier: TLS over a connection that is not a socket.
-type sealed struct {
+// tlsConn is TLS over a connection that is not a socket.
+type tlsConn struct {
 	*tls.Conn
-	batch *rawio.Batch
+	batch *nonblock.Batch
 }
 
-// Write sends p, however long, in one write to the connection beneath.
-func (c *sealed) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
+// Write encrypts all of p, and writes it to the connection below in one write.
+func (c *tlsConn) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
 
-// Close closes the connection without TLS's farewell, which takes five seconds where nobody takes it, and tells the agent
-// nothing that the session does not.
-func (c *sealed) Close() error { return c.batch.Close() }
+// Close closes the connection without TLS's close_notify, which would block for five seconds if the peer does not read. The
+// session reports its end by itself.
+func (c *tlsConn) Close() error { return c.batch.Close() }
 
-// link is the way to the primary agent of one pod: a transport session of one carrier, that is dialled again when it
-// breaks. For every new session it says hello, claims, and serves.
+// link connects the laptop to the leader of one pod's agents: a transport session of one conn, which the client dials again
+// when it breaks. For every new session it sends hello, claims, and serves.
 //
-//	         ┌───────────── refused: pause ─────────────┐
+//	         ┌───────────── rejected: pause─────────────┐
 //	         ▼                                          │
 //	dial ─▶ hello ─▶ claim ─▶ claimed ◀──▶ detached ────┼─▶ (a new session) hello ...
 //	                  ▲          │
-//	                  └──────────┘ the agent does not list the claim: it let it go while nobody answered
+//	                  └──────────┘ the agent no longer lists the claim: it released it while the laptop did not answer
 type link struct {
-	dial   dialFunc       // gives carriers
-	claim  api.ClaimOrder // but for who gets the requests
+	dial   dialFunc       // dials conns
+	claim  api.ClaimOrder // without the target
 	target *cloneTarget
 	serve  func(context.Context, *transport.Session)
-	change func(func(*linkState)) // what is known has changed; calls do not overlap
+	budget *transport.Budget      // for the streams that serve accepts
+	change func(func(*linkState)) // changes the linkState; calls do not overlap
 	log    *slog.Logger
 
-	mu      sync.Mutex
-	talking *conversation // nil: there is none
-	flushed bool          // the first claim has ended old connections; another one need not
-	leaving bool          // nothing is claimed any more
+	mu           sync.Mutex
+	conversation *conversation // nil: none
+	flushed      bool          // the first claim has ended old connections
+	leaving      bool          // no more claims
 }
 
-// linkState is what is known of a link.
+// linkState is the state of a link.
 type linkState struct {
 	attached bool
 	claimed  bool
 	err      error           // why it is not attached, or not claimed
-	refused  bool            // the claim was, just now: err says why
+	rejected bool            // the agent has just rejected the claim, with err
 	reset    *api.Error      // somebody has removed all intercepts of the pod
-	state    *api.AgentState // the latest
+	state    *api.AgentState // the latest report
 }
 
-var errNoLink = errors.New("there is no link to the agent")
+var errNotConnected = errors.New("not connected to the agent")
 
-// tuning is both ends'.
+// tuning returns the heartbeat settings. The agent uses the same.
 func tuning() transport.Tuning { return transport.Tuning{Heartbeat: heartbeat, DeadAfter: deadAfter} }
 
-// run keeps the link until ctx ends. It then ends the session, and with it whatever of the claim the agent still has.
+// run keeps the link until ctx ends. It then closes the session, and the agent releases any claim that it still has.
 func (l *link) run(ctx context.Context) error {
 	client := transport.NewClient(transport.ClientConfig{
-		Dial: l.dial, DialTimeout: carrierTimeout, Links: 1, BackoffMax: time.Second,
+		Dial: l.dial, DialTimeout: agentDialTimeout, Links: 1, BackoffMax: time.Second,
 		OnSession: l.onSession,
 		OnState: func(s transport.State, cause error) {
 			l.change(func(st *linkState) {
@@ -129,6 +132,7 @@ func (l *link) run(ctx context.Context) error {
 				}
 			})
 		},
+		Budget: l.budget,
 		Tuning: tuning(),
 		Logger: l.log,
 	})
@@ -137,18 +141,18 @@ func (l *link) run(ctx context.Context) error {
 
 func (l *link) onSession(ctx context.Context, s *transport.Session) {
 	began := time.Now()
-	err := l.converse(ctx, s)
+	err := l.runConversation(ctx, s)
 	if ctx.Err() != nil {
 		return
 	}
 	l.log.Info("the conversation with the agent ended; opening another session", "err", err)
 	l.change(func(st *linkState) {
 		st.claimed, st.err = false, err
-		if said := (*api.Error)(nil); errors.As(err, &said) && said.Code == api.ExitIntercept {
-			st.reset = said
+		if reported := (*api.Error)(nil); errors.As(err, &reported) && reported.Code == api.ExitIntercept {
+			st.reset = reported
 		}
 	})
-	pause(ctx, conversePause-time.Since(began))
+	pause(ctx, conversationPause-time.Since(began))
 	if err := s.Close(); err != nil {
 		l.log.Debug("closing the session", "err", err)
 	}
@@ -164,13 +168,13 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// converse is the control stream's life, and what goes on beside it.
-func (l *link) converse(ctx context.Context, s *transport.Session) error {
+// runConversation keeps a conversation, claims, and serves until the conversation ends. It returns its error.
+func (l *link) runConversation(ctx context.Context, s *transport.Session) error {
 	ctx, cancel := context.WithCancel(ctx)
-	var beside sync.WaitGroup
-	defer beside.Wait()
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	defer cancel()
-	c, err := talk(ctx, s)
+	c, err := startConversation(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -180,8 +184,8 @@ func (l *link) converse(ctx context.Context, s *transport.Session) error {
 	l.set(c)
 	defer l.set(nil)
 	lost := make(chan struct{}, 1)
-	beside.Go(func() { l.serve(ctx, s) })
-	beside.Go(func() { l.keepClaimed(ctx, c, lost) })
+	wg.Go(func() { l.serve(ctx, s) })
+	wg.Go(func() { l.keepClaimed(ctx, c, lost) })
 	err = c.follow(func(state *api.AgentState) {
 		l.change(func(st *linkState) { st.state = state })
 		if !lists(state, l.claim.ID) {
@@ -197,10 +201,10 @@ func (l *link) converse(ctx context.Context, s *transport.Session) error {
 func (l *link) set(c *conversation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.talking = c
+	l.conversation = c
 }
 
-// lists reports whether the agent has the claim.
+// lists reports whether state contains this laptop's claim.
 func lists(state *api.AgentState, id string) bool {
 	for _, c := range state.Claims {
 		if c.Mine && c.ID == id {
@@ -210,11 +214,11 @@ func lists(state *api.AgentState, id string) bool {
 	return false
 }
 
-// keepClaimed claims until that is granted, and again whenever the agent says that it has no such claim.
+// keepClaimed claims until the agent accepts, and again when the agent no longer lists the claim or the target changes.
 func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan struct{}) {
 	for ctx.Err() == nil {
-		pods, changed := l.target.now()
-		select { // what was said before the claim is about the time before it
+		pods, changed := l.target.current()
+		select { // reports from before the claim do not count
 		case <-lost:
 		default:
 		}
@@ -226,15 +230,15 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 		if leaving {
 			return
 		}
-		err := c.tell(ctx, api.AgentOrder{Claim: &claim}, func(refused *api.Error) {
+		err := c.tell(ctx, api.AgentOrder{Claim: &claim}, func(rejected *api.Error) {
 			l.change(func(st *linkState) {
-				st.claimed, st.refused, st.err = refused == nil, refused != nil, nil
-				if refused != nil {
-					st.err = refused
+				st.claimed, st.rejected, st.err = rejected == nil, rejected != nil, nil
+				if rejected != nil {
+					st.err = rejected
 				}
 			})
 		})
-		if ctx.Err() != nil || errors.Is(err, errNoLink) {
+		if ctx.Err() != nil || errors.Is(err, errNotConnected) {
 			return
 		}
 		if err != nil {
@@ -244,7 +248,7 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 		l.mu.Lock()
 		l.flushed, leaving = true, l.leaving
 		l.mu.Unlock()
-		if leaving { // the release was given before the claim
+		if leaving { // release sent its order before this claim
 			if err := c.order(ctx, api.AgentOrder{Release: l.claim.ID}); err != nil {
 				l.log.Debug("releasing a claim that came too late", "err", err)
 			}
@@ -258,18 +262,18 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 	}
 }
 
-// order gives an order to the agent and waits for its answer. Errors of the agent are *api.Error.
+// order sends an order to the agent and waits for its answer. Errors of the agent are *api.Error.
 func (l *link) order(ctx context.Context, o api.AgentOrder) error {
 	l.mu.Lock()
-	c := l.talking
+	c := l.conversation
 	l.mu.Unlock()
 	if c == nil {
-		return errNoLink
+		return errNotConnected
 	}
 	return c.order(ctx, o)
 }
 
-// release takes the claim back.
+// release releases the claim, and ends keepClaimed.
 func (l *link) release(ctx context.Context) error {
 	l.mu.Lock()
 	l.leaving = true
@@ -277,24 +281,24 @@ func (l *link) release(ctx context.Context) error {
 	return l.order(ctx, api.AgentOrder{Release: l.claim.ID})
 }
 
-// conversation is the laptop's end of a control stream: orders out, reports in.
+// conversation is the laptop's end of a control stream: it sends orders and receives reports.
 type conversation struct {
 	control *transport.Stream
 
 	mu      sync.Mutex
 	out     *json.Encoder
 	last    uint64
-	waiting map[uint64]waiter // nil: it is over
+	waiting map[uint64]waiter // by order ID; nil: the conversation has ended
 }
 
 // waiter waits for an answer.
 type waiter struct {
-	answer chan *api.Error  // closed without one: there will be none
-	first  func(*api.Error) // called before anything is read that the agent said afterwards
+	answer chan *api.Error  // closed without a value if the conversation ends first
+	first  func(*api.Error) // called before the next report is read
 }
 
-// talk begins a conversation, and says hello. The caller closes the control stream.
-func talk(ctx context.Context, s *transport.Session) (*conversation, error) {
+// startConversation opens the control stream and sends hello. The caller closes the control stream.
+func startConversation(ctx context.Context, s *transport.Session) (*conversation, error) {
 	control, err := s.Open(ctx, transport.Request{Proto: transport.ProtoControl})
 	if err != nil {
 		return nil, fmt.Errorf("opening the control stream: %w", err)
@@ -302,7 +306,7 @@ func talk(ctx context.Context, s *transport.Session) (*conversation, error) {
 	c := &conversation{control: control, out: json.NewEncoder(control), waiting: make(map[uint64]waiter)}
 	if err := c.out.Encode(api.AgentHello{Protocol: api.Protocol, Version: version.String()}); err != nil {
 		control.Close()
-		return nil, fmt.Errorf("greeting the agent: %w", err)
+		return nil, fmt.Errorf("sending hello to the agent: %w", err)
 	}
 	return c, nil
 }
@@ -311,13 +315,13 @@ func (c *conversation) order(ctx context.Context, o api.AgentOrder) error {
 	return c.tell(ctx, o, func(*api.Error) {})
 }
 
-// tell gives an order, and returns its answer; first has it before any later report is heard.
+// tell sends an order and returns its answer. tell calls first with the answer before follow reads the next report.
 func (c *conversation) tell(ctx context.Context, o api.AgentOrder, first func(*api.Error)) error {
 	answer := make(chan *api.Error, 1)
 	c.mu.Lock()
 	if c.waiting == nil {
 		c.mu.Unlock()
-		return errNoLink
+		return errNotConnected
 	}
 	c.last++
 	o.ID = c.last
@@ -325,15 +329,15 @@ func (c *conversation) tell(ctx context.Context, o api.AgentOrder, first func(*a
 	err := c.out.Encode(o)
 	c.mu.Unlock()
 	if err != nil {
-		return fmt.Errorf("giving an order to the agent: %w", err)
+		return fmt.Errorf("sending an order to the agent: %w", err)
 	}
 	select {
-	case refused, ok := <-answer:
+	case rejected, ok := <-answer:
 		switch {
 		case !ok:
-			return errNoLink
-		case refused != nil:
-			return refused
+			return errNotConnected
+		case rejected != nil:
+			return rejected
 		}
 		return nil
 	case <-ctx.Done():
@@ -341,17 +345,17 @@ func (c *conversation) tell(ctx context.Context, o api.AgentOrder, first func(*a
 	}
 }
 
-// follow reads reports until the stream ends, which is an error. Who still waits for an answer then gets errNoLink.
+// follow reads reports until the stream ends, which is an error. Pending calls of tell then return errNotConnected.
 func (c *conversation) follow(state func(*api.AgentState)) error {
 	defer c.end()
-	in := json.NewDecoder(c.control)
+	in := api.NewLines(c.control, maxReport)
 	for {
 		var r api.AgentReport
-		if err := in.Decode(&r); err != nil {
+		if err := in.Next(&r); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			return fmt.Errorf("listening to the agent: %w", err)
+			return fmt.Errorf("reading from the agent: %w", err)
 		}
 		if r.State != nil {
 			state(r.State)
@@ -365,18 +369,18 @@ func (c *conversation) follow(state func(*api.AgentState)) error {
 	}
 }
 
-func (c *conversation) answer(id uint64, refused *api.Error) {
+func (c *conversation) answer(id uint64, rejected *api.Error) {
 	c.mu.Lock()
 	w, ok := c.waiting[id]
 	delete(c.waiting, id)
 	c.mu.Unlock()
 	if ok {
-		w.first(refused)
-		w.answer <- refused
+		w.first(rejected)
+		w.answer <- rejected
 	}
 }
 
-// end answers who still waits with errNoLink.
+// end makes pending calls of tell return errNotConnected.
 func (c *conversation) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

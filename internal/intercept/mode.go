@@ -11,26 +11,27 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
-func (i *Intercept) agent() cluster.Agent {
-	return cluster.Agent{Image: i.image, Owner: i.identity.hash, OwnerName: i.cfg.Owner}
+func (i *Intercept) agent() workloads.Agent {
+	return workloads.Agent{Image: i.image, Owner: i.identity.hash, OwnerName: i.cfg.Owner}
 }
 
-// chooseMode decides how an agent gets into the pods, before any pod is touched.
+// chooseMode chooses how agents get into the pods, before the intercept changes any pod.
 //
-//	asked for     ephemeral container admitted     pods are made from a template     mode
+//	requested     ephemeral container admitted     a rollout replaces the pods       mode
 //	ephemeral     any                              any                               ephemeral
 //	sidecar       any                              yes                               sidecar
 //	sidecar       any                              no                                error
-//	auto          yes, or there is no pod to ask   any                               ephemeral
+//	auto          yes, or no pod runs              any                               ephemeral
 //	auto          no                               yes                               sidecar
-//	auto          no                               no                                the refusal
+//	auto          no                               no                                the rejection
 func (i *Intercept) chooseMode(ctx context.Context) error {
-	asked := i.cfg.Spec.Mode
-	done := i.step("Choosing how the agent gets into the pods")
-	mode, reason := api.ModeEphemeral, "asked for"
-	switch asked {
+	requested := i.cfg.Spec.Mode
+	done := i.step("Choosing how to add the agent")
+	mode, reason := api.ModeEphemeral, "requested with --mode"
+	switch requested {
 	case api.ModeEphemeral:
 	case api.ModeSidecar:
 		if err := rollsOut(i.workload); err != nil {
@@ -43,22 +44,22 @@ func (i *Intercept) chooseMode(ctx context.Context) error {
 			return err
 		}
 		if pod == nil {
-			reason = "no pod runs on which another way could be tried"
+			reason = "no pod runs, so kubevpn could not check"
 			break
 		}
-		refusal := i.pods.MayInject(ctx, pod, i.agent())
+		rejection := i.pods.MayInject(ctx, pod, i.agent())
 		switch {
-		case refusal == nil:
-			reason = "an ephemeral container with NET_ADMIN is admitted"
-		case errors.Is(refusal, cluster.ErrPodGone), !refusedInjection(refusal), rollsOut(i.workload) != nil:
-			return refusal
+		case rejection == nil:
+			reason = "the cluster allows an ephemeral container with NET_ADMIN"
+		case errors.Is(rejection, cluster.ErrPodGone), !injectionRejected(rejection), rollsOut(i.workload) != nil:
+			return rejection
 		default:
-			mode, reason = api.ModeSidecar, refusal.Error()
+			mode, reason = api.ModeSidecar, rejection.Error()
 		}
 	}
 	i.mu.Lock()
 	i.status.Mode, i.status.ModeReason = mode, reason
-	i.move()
+	i.notify()
 	i.mu.Unlock()
 	done("%s: %s", mode, reason)
 	if mode == api.ModeSidecar {
@@ -67,13 +68,13 @@ func (i *Intercept) chooseMode(ctx context.Context) error {
 	return nil
 }
 
-// refusedInjection reports whether err is the cluster's or an admin's decision, which a sidecar gets around.
-func refusedInjection(err error) bool {
+// injectionRejected reports whether the cluster's policy or RBAC rejected the ephemeral container. A sidecar avoids both.
+func injectionRejected(err error) bool {
 	code := api.AsError(err).Code
 	return code == api.ExitInject || code == api.ExitPermission
 }
 
-// somePod waits for the pods, and gives one that runs, or nil.
+// somePod waits for the list of pods, and returns one that runs, or nil.
 func (i *Intercept) somePod(ctx context.Context) (pod *corev1.Pod, err error) {
 	err = i.await(ctx, func() bool {
 		for _, c := range i.sorted() {
@@ -87,43 +88,43 @@ func (i *Intercept) somePod(ctx context.Context) (pod *corev1.Pod, err error) {
 	return pod, err
 }
 
-// sidecar reports whether agents come with the pods' template; i.mu is held.
+// sidecar reports whether agents are sidecars. The caller holds i.mu.
 func (i *Intercept) sidecar() bool { return i.status.Mode == api.ModeSidecar }
 
-// podAgent is our agent in a pod.
+// podAgent is the laptop's own agent in a pod.
 type podAgent struct {
 	container string
-	greet     uint16 // where it greets, besides in its log; 0: nowhere
-	old       bool   // it was there, and may be about to end
-	sidecar   bool   // it came with the pod, and ends with it
+	infoPort  uint16 // where it serves its AgentInfo earlier than its log does; 0: nowhere
+	old       bool   // it existed before this attempt, and may be about to end
+	sidecar   bool   // its container belongs to the pod's template
 }
 
-// ensureAgent finds our agent in the pod, or adds one. Those that are spent do not count.
-func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, spent []string) (podAgent, error) {
+// ensureAgent finds the laptop's agent in the pod, or adds one. It ignores the containers in replaced.
+func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, replaced []string) (podAgent, error) {
 	if name := sidecarOf(pod, i.identity.hash); name != "" {
 		return podAgent{container: name, sidecar: true}, nil
 	}
 	i.mu.Lock()
 	sidecar := i.sidecar()
 	i.mu.Unlock()
-	if sidecar { // placed has seen the agent
+	if sidecar { // placed requires the agent, so this does not happen
 		return podAgent{}, fmt.Errorf("the pod %s has no agent in its template", pod.Name)
 	}
 	a := i.agent()
-	a.Spent = spent
-	if i.claim.TLS == nil { // the application's key is for the container that the log is of
-		a.Greet = greetPort(pod)
+	a.Replaced = replaced
+	if i.claim.TLS == nil { // only the log proves which container would receive the application's TLS key
+		a.InfoPort = infoPort(pod)
 	}
 	name, added, err := i.pods.Inject(ctx, pod, a)
 	if err != nil || !added {
 		return podAgent{container: name, old: true}, err
 	}
-	return podAgent{container: name, greet: a.Greet}, nil
+	return podAgent{container: name, infoPort: a.InfoPort}, nil
 }
 
-// greetPort is a port that probably nobody in the pod has: below those that kernels give to connections, and none that a
-// container declares.
-func greetPort(p *corev1.Pod) uint16 {
+// infoPort returns a port that is probably free in the pod: it is below the ephemeral ports of kernels, and no container
+// declares it.
+func infoPort(p *corev1.Pod) uint16 {
 	const first, last = 20000, 32767
 	for {
 		port := int32(first + rand.N(last-first+1))

@@ -12,14 +12,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// objects reads and writes objects of any kind whole, with fields that this program does not know.
+// objects reads and writes whole objects of any kind. It keeps fields that this program does not know.
 type objects interface {
 	read(ctx context.Context, r schema.GroupVersionResource, namespace, name string) (*unstructured.Unstructured, error)
-	// write fails with a conflict where the object is another one by now than the one that was read.
+	// write fails with a conflict if the object has changed since read returned it.
 	write(ctx context.Context, r schema.GroupVersionResource, o *unstructured.Unstructured) error
 }
 
-// restObjects is objects over the connections of a client.
+// restObjects implements objects with a REST client.
 type restObjects struct{ client rest.Interface }
 
 const (
@@ -46,7 +46,7 @@ func (o restObjects) write(ctx context.Context, r schema.GroupVersionResource, u
 	}
 	return o.client.Put().AbsPath(pathOf(r, u.GetNamespace(), u.GetName())).Param("fieldManager", fieldManager).
 		SetHeader("Accept", jsonType).SetHeader("Content-Type", jsonType).
-		WarningHandler(rest.NoWarnings{}). // of a port's name that two containers have, which is how it works
+		WarningHandler(rest.NoWarnings{}). // a sidecar repeats a port name of the application on purpose
 		Body(data).Do(ctx).Error()
 }
 

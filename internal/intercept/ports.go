@@ -7,13 +7,13 @@ import (
 	"strings"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
-// choosePorts gives the ports that are meant, and the container that serves them: those that were asked for, or all that the
-// container has, each with the same port of the laptop unless another was named.
-func choosePorts(w *cluster.Workload, spec api.InterceptSpec) (ports []api.PortMap, container string, err error) {
-	asked := make([]uint16, 0, len(spec.Ports))
+// choosePorts returns the ports to intercept, and the container that serves them: the ports in spec, or all ports of the
+// container. A port without a local port gets the same number on the laptop.
+func choosePorts(w *workloads.Workload, spec api.InterceptSpec) (ports []api.PortMap, container string, err error) {
+	requested := make([]uint16, 0, len(spec.Ports))
 	for _, p := range spec.Ports {
 		p.Protocol = cmp.Or(p.Protocol, "tcp")
 		if p.Container == 0 {
@@ -22,9 +22,9 @@ func choosePorts(w *cluster.Workload, spec api.InterceptSpec) (ports []api.PortM
 			}
 		}
 		p.Local = cmp.Or(p.Local, p.Container)
-		ports, asked = append(ports, p), append(asked, p.Container)
+		ports, requested = append(ports, p), append(requested, p.Container)
 	}
-	c, err := w.Container(spec.Container, asked...)
+	c, err := w.Container(spec.Container, requested...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -42,33 +42,33 @@ func choosePorts(w *cluster.Workload, spec api.InterceptSpec) (ports []api.PortM
 		if ports[n].Name != "" {
 			continue
 		}
-		if i := slices.IndexFunc(known, func(p cluster.Port) bool { return p.Port == ports[n].Container && p.Protocol == ports[n].Protocol }); i >= 0 {
+		if i := slices.IndexFunc(known, func(p workloads.Port) bool { return p.Port == ports[n].Container && p.Protocol == ports[n].Protocol }); i >= 0 {
 			ports[n].Name = known[i].Name
 		}
 	}
 	return ports, c.Name, nil
 }
 
-// named resolves a port that was asked for by its name.
-func named(w *cluster.Workload, asked api.PortMap) (api.PortMap, error) {
+// named resolves a port that the user gave by its name.
+func named(w *workloads.Workload, requested api.PortMap) (api.PortMap, error) {
 	var names []string
 	for _, p := range w.Ports() {
-		if p.Name == asked.Name && p.Protocol == asked.Protocol {
-			asked.Container = p.Port
-			return asked, nil
+		if p.Name == requested.Name && p.Protocol == requested.Protocol {
+			requested.Container = p.Port
+			return requested, nil
 		}
 		if p.Name != "" {
 			names = append(names, p.Name)
 		}
 	}
-	e := api.Errorf(api.ExitWorkload, "the pods of %s declare no %s port %q", w, strings.ToUpper(asked.Protocol), asked.Name)
+	e := api.Errorf(api.ExitWorkload, "the pods of %s declare no %s port %q", w, strings.ToUpper(requested.Protocol), requested.Name)
 	if len(names) > 0 {
-		return asked, e.WithHint("They declare %s.", strings.Join(names, ", "))
+		return requested, e.WithHint("They declare %s.", strings.Join(names, ", "))
 	}
-	return asked, e.WithHint("Ask for it by its number.")
+	return requested, e.WithHint("Give its number.")
 }
 
-// portsText is "tcp 8080, udp 53 to 5353".
+// portsText returns text like "tcp 8080, udp 53 to 5353".
 func portsText(ports []api.PortMap) string {
 	texts := make([]string, len(ports))
 	for i, p := range ports {

@@ -1,7 +1,6 @@
 package intercept
 
 import (
-	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"errors"
@@ -18,32 +17,34 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
-	"kubevpn/pkg/transport"
+	"kubevpn/internal/workloads"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
-	resetTimeout  = 60 * time.Second // of one pod
-	farewellAfter = 5 * time.Second  // what the agents of a pod may take to end, once they were told to
+	resetTimeout = 60 * time.Second // of one pod
+	endTimeout   = 5 * time.Second  // for the agents of a pod to end after the order
 )
 
-// ResetConfig is what Reset needs. There is no session: agents are reached by port-forwards.
+// ResetConfig configures Reset. Reset needs no session: it reaches agents through port-forwards.
 type ResetConfig struct {
 	Cluster   *cluster.Cluster
 	Namespace string
 	Workload  string // TYPE/NAME
-	Image     string // of the agent; empty: of the one that runs in the pod
-	Owner     string // what those who are told call us: user@host
-	Mine      bool   // only what earlier daemons of Owner's left in the template, as they were killed
-	Key       *ecdsa.PrivateKey
-	Progress  func(api.Event)
-	Logger    *slog.Logger
+	// Image returns the image of the agent that Reset adds to pods. Reset calls it at most once, before it changes anything.
+	Image    func(context.Context) (string, error)
+	Owner    string // the name that the owners of the removed intercepts see: user@host
+	Mine     bool   // limits Reset to agents that killed daemons with this Key left in the template
+	Key      *ecdsa.PrivateKey
+	Progress func(api.Event)
+	Logger   *slog.Logger
 }
 
-// Reset removes all intercepts of the workload, whoever made them, and has the agents of its pods end. Whoever may change the
-// workload may do that: an agent of the user's own is added to each pod that has agents, and gives the order. Errors are
+// Reset removes the intercepts of all owners from the workload, and ends the agents in its pods. It requires the right to patch
+// the workload: it adds an agent of this user to each pod that has agents, and that agent orders the others to end. Errors are
 // *api.Error.
 func Reset(ctx context.Context, cfg ResetConfig) error {
-	if err := resetAll(ctx, cfg, cfg.Cluster, restObjects{cfg.Cluster.Kube().CoreV1().RESTClient()}); err != nil {
+	if err := resetAll(ctx, cfg, podsOf(cfg.Cluster), restObjects{cfg.Cluster.Kube().CoreV1().RESTClient()}); err != nil {
 		return api.AsError(err)
 	}
 	return nil
@@ -53,6 +54,8 @@ type resetter struct {
 	cfg      ResetConfig
 	pods     pods
 	identity identity
+	image    string         // of the agents that reset adds
+	states   workloads.Pods // updated by find
 }
 
 func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects objects) error {
@@ -60,118 +63,136 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects objects) 
 	if err != nil {
 		return err
 	}
-	r := resetter{cfg: cfg, pods: pods, identity: id}
-	step := "Looking for agents in the pods of " + r.cfg.Workload
-	r.tell(api.Event{Step: step})
+	r := &resetter{cfg: cfg, pods: pods, identity: id}
+	step := "Listing the agents in the pods of " + r.cfg.Workload
+	r.progress(api.Event{Step: step})
 	w, err := r.pods.Workload(ctx, r.cfg.Namespace, r.cfg.Workload)
 	if err != nil {
 		return err
 	}
 	if cfg.Mine {
-		removed, err := (writer{pods, objects, w}).remove(ctx, func(_, name string) bool { return name == cfg.Owner })
-		if err == nil && !removed {
-			err = api.Errorf(api.ExitWorkload, "%s is not intercepted from here, and its template has no agent of %s", cfg.Workload, cfg.Owner).
-				WithHint("`kubevpn status` shows what is intercepted; `kubevpn reset` removes what others have")
-		}
+		err := r.removeLeftover(ctx, writer{pods, objects, w})
 		if err == nil {
-			r.tell(api.Event{Step: step, Detail: "the template had one that was left there; it is removed", Done: true})
+			r.progress(api.Event{Step: step, Detail: "removed the leftover agent from the template", Done: true})
 		}
 		return err
 	}
 	if err := r.pods.MayPatch(ctx, w); err != nil {
 		return err
 	}
-	intercepted, all, err := r.find(ctx, w)
+	watching, stop := context.WithCancel(ctx)
+	intercepted, all, stopped, err := r.find(watching, w)
+	defer func() {
+		stop()
+		<-stopped
+	}()
 	if err != nil {
 		return err
 	}
-	r.tell(api.Event{Step: step, Detail: fmt.Sprintf("%d of %d pods had an agent", len(intercepted), all), Done: true})
+	if slices.ContainsFunc(intercepted, func(p corev1.Pod) bool { return !hasSidecar(&p) }) {
+		if r.image, err = cfg.Image(ctx); err != nil {
+			return err
+		}
+	}
+	r.progress(api.Event{Step: step, Detail: fmt.Sprintf("%d of %d pods had an agent", len(intercepted), all), Done: true})
 	if err := (writer{pods, objects, w}).rollBack(ctx, ""); err != nil {
 		return err
 	}
 	if len(intercepted) == 0 {
 		return nil
 	}
+	return r.resetEach(ctx, intercepted)
+}
 
-	step = "Removing the intercepts of " + r.cfg.Workload
-	r.tell(api.Event{Step: step})
+// removeLeftover removes the agents of this user's key that an earlier daemon left in the template.
+func (r *resetter) removeLeftover(ctx context.Context, w writer) error {
+	removed, err := w.remove(ctx, func(hash string) bool { return hash == r.identity.hash })
+	if err == nil && !removed {
+		err = api.Errorf(api.ExitWorkload, "%s is not intercepted from here, and its template has no agent of %s", r.cfg.Workload, r.cfg.Owner).
+			WithHint("`kubevpn status` lists intercepts; `kubevpn reset` removes intercepts of all owners")
+	}
+	return err
+}
+
+// resetEach removes the intercepts of each pod, maxAdding at a time. The failure of one pod does not stop the others.
+func (r *resetter) resetEach(ctx context.Context, intercepted []corev1.Pod) error {
+	step := "Removing the intercepts of " + r.cfg.Workload
+	r.progress(api.Event{Step: step})
 	removed := make([][]api.Claim, len(intercepted))
 	errs := make([]error, len(intercepted))
 	var g errgroup.Group
-	g.SetLimit(turns)
+	g.SetLimit(maxAdding)
 	for n := range intercepted {
 		g.Go(func() error {
 			ctx, cancel := context.WithTimeoutCause(ctx, resetTimeout, fmt.Errorf("no answer within %v", resetTimeout))
 			defer cancel()
 			if removed[n], errs[n] = r.reset(ctx, &intercepted[n]); errs[n] == nil {
-				r.tell(api.Event{Step: step, Detail: intercepted[n].Name})
+				r.progress(api.Event{Step: step, Detail: intercepted[n].Name})
 			}
-			return nil // the other pods are reset all the same
+			return nil // continue with the other pods
 		})
 	}
-	g.Wait()
+	_ = g.Wait() // no function returns an error: errs has them
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	r.tell(api.Event{Step: step, Detail: describe(slices.Concat(removed...)), Done: true})
+	r.progress(api.Event{Step: step, Detail: describe(slices.Concat(removed...)), Done: true})
 	return nil
 }
 
-func (r *resetter) tell(e api.Event) {
+func (r *resetter) progress(e api.Event) {
 	e.Time = time.Now()
 	r.cfg.Progress(e)
 }
 
-// find gives the pods that have agents that have not ended, and how many pods there are.
-func (r *resetter) find(ctx context.Context, w *cluster.Workload) (intercepted []corev1.Pod, all int, err error) {
-	enough := errors.New("enough") // of the watch: its first list is whole
-	watching, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	err = r.pods.WatchPods(watching, w, func(pods []corev1.Pod) {
-		if watching.Err() != nil {
-			return
-		}
-		all = len(pods)
+// find returns the pods with running agents, and the number of all pods. It watches the pods until ctx ends; then it closes
+// stopped.
+func (r *resetter) find(ctx context.Context, w *workloads.Workload) (intercepted []corev1.Pod, all int, stopped <-chan struct{}, err error) {
+	first, ended := make(chan []corev1.Pod, 1), make(chan error, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ended <- r.pods.WatchPods(ctx, w, func(pods []corev1.Pod) {
+			r.states.Update(pods)
+			select {
+			case first <- pods:
+			default: // only the first list counts
+			}
+		})
+	}()
+	select {
+	case pods := <-first:
 		for _, p := range pods {
-			if p.DeletionTimestamp == nil && runningAgent(&p) != "" {
+			if p.DeletionTimestamp == nil && agentRuns(&p) {
 				intercepted = append(intercepted, p)
 			}
 		}
-		cancel(enough)
+		return intercepted, len(pods), done, nil
+	case err := <-ended:
+		return nil, 0, done, err
+	}
+}
+
+// agentRuns reports whether an agent of any owner runs in the pod. Do not run its image elsewhere: the owner chose it.
+func agentRuns(p *corev1.Pod) bool {
+	return slices.ContainsFunc(slices.Concat(p.Status.EphemeralContainerStatuses, p.Status.ContainerStatuses), func(s corev1.ContainerStatus) bool {
+		return isAgent(s.Name) && s.State.Running != nil
 	})
-	if errors.Is(context.Cause(watching), enough) {
-		err = nil
-	}
-	return intercepted, all, err
 }
 
-// runningAgent is the image of an agent that runs in the pod, whoever's; "": there is none.
-func runningAgent(p *corev1.Pod) (image string) {
-	runs := func(name string, statuses []corev1.ContainerStatus) bool {
-		return isAgent(name) &&
-			slices.ContainsFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == name && s.State.Running != nil })
-	}
-	for _, c := range p.Spec.EphemeralContainers {
-		if runs(c.Name, p.Status.EphemeralContainerStatuses) {
-			return c.Image
-		}
-	}
-	for _, c := range p.Spec.Containers {
-		if runs(c.Name, p.Status.ContainerStatuses) {
-			return c.Image
-		}
-	}
-	return ""
+// hasSidecar reports whether the pod's template contains an agent. The rollout replaces such a pod.
+func hasSidecar(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return isAgent(c.Name) })
 }
 
-// reset has the agents of one pod end, and gives what others had claimed. A pod with an agent in its template is about to go.
+// reset ends the agents of one pod, and returns the claims that they had. It leaves a pod with a sidecar to the rollout.
 func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error) {
-	if slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return isAgent(c.Name) }) {
+	if hasSidecar(p) {
 		return nil, nil
 	}
-	agent, _, err := r.pods.Inject(ctx, p, cluster.Agent{Image: cmp.Or(r.cfg.Image, runningAgent(p)), Owner: r.identity.hash, OwnerName: r.cfg.Owner})
+	agent, _, err := r.pods.Inject(ctx, p, workloads.Agent{Image: r.image, Owner: r.identity.hash, OwnerName: r.cfg.Owner})
 	if errors.Is(err, cluster.ErrPodGone) {
-		return nil, nil // and its agents with it
+		return nil, nil // its agents have ended with it
 	}
 	if err != nil {
 		return nil, err
@@ -180,39 +201,39 @@ func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error
 	var listening sync.WaitGroup
 	defer listening.Wait()
 	defer cancel()
-	greetings, ended := make(chan api.AgentGreeting, 1), make(chan error, 1)
+	infos, ended := make(chan api.AgentInfo, 1), make(chan error, 1)
 	listening.Go(func() {
-		ended <- r.pods.FollowLog(ctx, p.Namespace, p.Name, agent, func(line string) {
-			if g, ok := parseGreeting(line); ok {
+		ended <- r.pods.FollowLog(ctx, workloads.Log{Namespace: p.Namespace, Pod: p.Name, Container: agent, Await: r.states.Await(p)}, func(line string) {
+			if info, ok := parseInfo(line); ok {
 				select {
-				case <-greetings: // the latest is the one
+				case <-infos: // only the latest counts
 				default:
 				}
-				greetings <- g
+				infos <- info
 			}
 		})
 	})
-	var refusal error
+	var reported error
 	for {
 		select {
-		case g := <-greetings:
-			if g.Error != nil {
-				refusal = fmt.Errorf("the agent in the pod %s: %w", p.Name, g.Error)
+		case info := <-infos:
+			if info.Error != nil {
+				reported = fmt.Errorf("the agent in pod %s: %w", p.Name, info.Error)
 				continue
 			}
-			claims, err := r.order(ctx, p, g)
+			claims, err := r.order(ctx, p, info)
 			if err != nil {
 				return nil, err
 			}
-			select { // they end as they were told
+			select { // wait until the agents have ended
 			case <-ended:
-			case <-time.After(farewellAfter):
+			case <-time.After(endTimeout):
 			case <-ctx.Done():
 			}
 			return claims, nil
 		case err := <-ended:
-			if refusal != nil {
-				err = refusal
+			if reported != nil {
+				err = reported
 			}
 			return nil, err
 		case <-ctx.Done():
@@ -221,8 +242,8 @@ func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error
 	}
 }
 
-// order gives the order to the primary that the greeting names.
-func (r *resetter) order(ctx context.Context, p *corev1.Pod, g api.AgentGreeting) ([]api.Claim, error) {
+// order sends the reset order to the leader that info names, and returns the claims before the reset.
+func (r *resetter) order(ctx context.Context, p *corev1.Pod, info api.AgentInfo) ([]api.Claim, error) {
 	type answer struct {
 		claims []api.Claim
 		err    error
@@ -231,18 +252,18 @@ func (r *resetter) order(ctx context.Context, p *corev1.Pod, g api.AgentGreeting
 	ctx, cancel := context.WithCancel(ctx)
 	client := transport.NewClient(transport.ClientConfig{
 		Dial: func(ctx context.Context) (net.Conn, error) {
-			return secure(ctx, r.identity.towards(g.Key), func(ctx context.Context) (net.Conn, error) {
-				return r.pods.DialPod(ctx, p.Namespace, p.Name, g.Port)
+			return dialTLS(ctx, r.identity.tlsConfig(info.Key), func(ctx context.Context) (net.Conn, error) {
+				return r.pods.DialPod(ctx, p.Namespace, p.Name, info.Port)
 			})
 		},
 		OnSession: func(ctx context.Context, s *transport.Session) {
 			claims, err := resetBy(ctx, s)
 			select {
 			case answers <- answer{claims, err}:
-			default: // it was given once
+			default: // only the first answer counts
 			}
 		},
-		DialTimeout: carrierTimeout, Links: 1, Tuning: tuning(), Logger: r.cfg.Logger,
+		DialTimeout: agentDialTimeout, Links: 1, Tuning: tuning(), Logger: r.cfg.Logger,
 	})
 	running := make(chan error, 1)
 	go func() { running <- client.Run(ctx) }()
@@ -255,15 +276,15 @@ func (r *resetter) order(ctx context.Context, p *corev1.Pod, g api.AgentGreeting
 		return a.claims, a.err
 	case err := <-running:
 		running <- err
-		return nil, fmt.Errorf("reaching the agent in the pod %s: %w", p.Name, err)
+		return nil, fmt.Errorf("connecting to the agent in pod %s: %w", p.Name, err)
 	case <-ctx.Done():
-		return nil, fmt.Errorf("reaching the agent in the pod %s: %w", p.Name, context.Cause(ctx))
+		return nil, fmt.Errorf("connecting to the agent in pod %s: %w", p.Name, context.Cause(ctx))
 	}
 }
 
-// resetBy orders the reset over the session, and gives the claims that there were.
+// resetBy sends the reset order over the session, and returns the claims before the reset.
 func resetBy(ctx context.Context, s *transport.Session) ([]api.Claim, error) {
-	c, err := talk(ctx, s)
+	c, err := startConversation(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -272,9 +293,9 @@ func resetBy(ctx context.Context, s *transport.Session) ([]api.Claim, error) {
 	defer c.control.Close()
 	states := make(chan *api.AgentState, 1)
 	following.Go(func() {
-		c.follow(func(state *api.AgentState) { // that it ends shows in order
+		_ = c.follow(func(state *api.AgentState) { // order reports the end of the conversation
 			select {
-			case states <- state: // the first: what there is before the order
+			case states <- state: // only the first report precedes the order
 			default:
 			}
 		})
@@ -292,10 +313,10 @@ func resetBy(ctx context.Context, s *transport.Session) ([]api.Claim, error) {
 	return claims, c.order(ctx, api.AgentOrder{Reset: true})
 }
 
-// describe is "bob@desk: everything; ann@laptop: x-user=me".
+// describe returns text like "bob@desk: everything; ann@laptop: x-user=me".
 func describe(claims []api.Claim) string {
 	if len(claims) == 0 {
-		return "there were none; the agents have ended"
+		return "no intercepts; the agents have ended"
 	}
 	var texts []string
 	for _, c := range claims {

@@ -1,12 +1,15 @@
 package intercept
 
 import (
+	"context"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"kubevpn/internal/api"
 )
 
-func TestRunningAgent(t *testing.T) {
+func TestAgentRuns(t *testing.T) {
 	ephemeral := func(name, image string) corev1.EphemeralContainer {
 		return corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: name, Image: image}}
 	}
@@ -19,7 +22,7 @@ func TestRunningAgent(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		pod  corev1.Pod
-		want string
+		want bool
 	}{
 		{"none", corev1.Pod{
 			Spec: corev1.PodSpec{
@@ -30,22 +33,50 @@ func TestRunningAgent(t *testing.T) {
 				ContainerStatuses:          []corev1.ContainerStatus{running("app")},
 				EphemeralContainerStatuses: []corev1.ContainerStatus{running("debugger-1")},
 			},
-		}, ""},
-		{"the one that runs", corev1.Pod{
+		}, false},
+		{"second of three", corev1.Pod{
 			Spec: corev1.PodSpec{EphemeralContainers: []corev1.EphemeralContainer{
 				ephemeral("kubevpn-agent-1", "k:1"), ephemeral("kubevpn-agent-2", "k:2"), ephemeral("kubevpn-agent-3", "k:3"),
 			}},
 			Status: corev1.PodStatus{EphemeralContainerStatuses: []corev1.ContainerStatus{ended("kubevpn-agent-1"), running("kubevpn-agent-2")}},
-		}, "k:2"},
+		}, true},
 		{"sidecar", corev1.Pod{
 			Spec:   corev1.PodSpec{Containers: []corev1.Container{{Name: "kubevpn-agent-1", Image: "k:1"}}},
 			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{running("kubevpn-agent-1")}},
-		}, "k:1"},
+		}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := runningAgent(&tt.pod); got != tt.want {
-				t.Errorf("image = %q, want %q", got, tt.want)
+			if got := agentRuns(&tt.pod); got != tt.want {
+				t.Errorf("agentRuns = %v, want %v", got, tt.want)
 			}
 		})
+	}
+}
+
+func TestResetRunsNoImageOfAPod(t *testing.T) {
+	w := newWorld(t, "web-a")
+	_, stop, err := begin(t, w, api.InterceptSpec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	w.mu.Lock()
+	w.pod("web-a").Spec.EphemeralContainers[0].Image = "evil.example/agent:1" // every user with write access to the namespace may add any container
+	w.mu.Unlock()
+	cfg := ResetConfig{
+		Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {},
+		Image: func(context.Context) (string, error) { return "", api.Errorf(api.ExitConsent, "not trusted") },
+	}
+	if err := resetAll(t.Context(), cfg, w, w); api.AsError(err).Code != api.ExitConsent || len(w.injected) != 1 {
+		t.Errorf("without a trusted image: %v, agents were added to %v", err, w.injected)
+	}
+	cfg.Image = func(context.Context) (string, error) { return "kubevpn:trusted", nil }
+	if err := resetAll(t.Context(), cfg, w, w); err != nil {
+		t.Fatal(err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if all := w.pod("web-a").Spec.EphemeralContainers; len(all) != 2 || all[1].Image != "kubevpn:trusted" {
+		t.Errorf("the pod's agents are %+v", all)
 	}
 }

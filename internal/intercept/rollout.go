@@ -16,49 +16,48 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
-// A sidecar's way in and out (sidecar.go says what changes):
+// How the intercept adds and removes a sidecar (sidecar.go describes the changes):
 //
-//	template gets the agent ─▶ Services name ports ─▶ rollout ─▶ all pods have it ─▶ Services name what only they have
-//	leave: claims released ─▶ Services as they were ─▶ template as it was ─▶ rollout, which nobody waits for
+//	add the agent to the template ─▶ patch Services ─▶ rollout ─▶ all pods have the agent ─▶ patch Services that had to wait
+//	leave: release claims ─▶ undo the Services ─▶ undo the template ─▶ rollout, for which leave does not wait
 
-// rolloutPatience is how long a rollout may take until all pods have the agent.
-const rolloutPatience = 3 * time.Minute
+// rolloutTimeout is how long the intercept waits until all pods have the agent.
+const rolloutTimeout = 3 * time.Minute
 
-// writeTries is how often somebody else may change an object that is about to be changed.
+// writeTries is how often edit tries to change an object that others change, too.
 const writeTries = 5
 
-// rollsOut returns nil if pods with an agent in their template take the place of those without when the template changes.
-func rollsOut(w *cluster.Workload) error {
+// rollsOut returns nil if a change of the workload's template replaces its pods.
+func rollsOut(w *workloads.Workload) error {
 	if containers, _, _ := unstructured.NestedSlice(w.Object.Object, "spec", "template", "spec", "containers"); len(containers) == 0 {
-		return api.Errorf(api.ExitInject, "%s has no pod template of its own, and a sidecar comes with that", w).
-			WithHint("Name what makes its pods: `kubectl -n %s get deployments,statefulsets,daemonsets`.", w.Namespace)
+		return api.Errorf(api.ExitInject, "%s has no pod template; a sidecar needs a pod template", w).
+			WithHint("Name the workload that owns its pods: `kubectl -n %s get deployments,statefulsets,daemonsets`.", w.Namespace)
 	}
 	if w.Resource.Group == appsv1.GroupName && w.Kind == "ReplicaSet" {
-		return api.Errorf(api.ExitInject, "the pods of %s stay as they are when its template changes, and a sidecar comes with that", w).
-			WithHint("Name the Deployment, if one has made it.")
+		return api.Errorf(api.ExitInject, "a change of the template of %s does not replace its pods, and a sidecar needs that", w).
+			WithHint("Name the Deployment that owns it.")
 	}
 	return nil
 }
 
-// rollOut adds the agent to the workload's template, and has Services lead to it as far as that may be at once.
+// rollOut adds the agent to the workload's template, and patches the Services that need not wait for the rollout.
 func (i *Intercept) rollOut(ctx context.Context) error {
 	done := i.step("Adding the agent to the template of %s", i.cfg.Workload)
-	var claimed []cluster.Port
+	var claimed []workloads.Port
 	for _, p := range i.status.Ports {
-		known := slices.IndexFunc(i.workload.Ports(), func(k cluster.Port) bool { return k.Protocol == p.Protocol && k.Port == p.Container })
+		known := slices.IndexFunc(i.workload.Ports(), func(k workloads.Port) bool { return k.Protocol == p.Protocol && k.Port == p.Container })
 		if known >= 0 {
 			claimed = append(claimed, i.workload.Ports()[known])
 		} else {
-			claimed = append(claimed, cluster.Port{Protocol: p.Protocol, Port: p.Container, Container: i.container})
+			claimed = append(claimed, workloads.Port{Protocol: p.Protocol, Port: p.Container, Container: i.container})
 		}
 	}
 	var plan sidecarPlan
 	err := i.writer().template(ctx, func(template map[string]any) (map[string]any, error) {
-		// Of an earlier intercept of ours, also of one whose laptop was killed: its key went with it, but not its name.
-		without, _, err := undoSidecars(template, func(hash, name string) bool { return hash == i.identity.hash || name == i.cfg.Owner })
+		without, _, err := undoSidecar(template, i.identity.hash) // of this owner's earlier intercept, whose daemon may have been killed
 		if err != nil {
 			return nil, err
 		}
@@ -68,52 +67,53 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	i.rolled, i.claim.Ports = &plan, plan.ports
+	i.plan, i.claim.Ports = &plan, plan.ports
 	if err := i.redirectServices(ctx, false); err != nil {
 		return err
 	}
-	done("its pods are replaced")
+	done("the rollout replaces its pods")
 	return nil
 }
 
-// redirectServices has Services lead to the agents' ports: those whose port only pods with an agent have, or the others.
-func (i *Intercept) redirectServices(ctx context.Context, rolled bool) error {
+// redirectServices patches Services to send to the agents' ports: those that have to wait for the rollout, or the others.
+func (i *Intercept) redirectServices(ctx context.Context, afterRollout bool) error {
 	var patches []servicePatch
 	var names []string
-	for _, p := range i.rolled.services {
-		if p.rolled == rolled {
+	for _, p := range i.plan.services {
+		if p.afterRollout == afterRollout {
 			patches, names = append(patches, p), append(names, p.service)
 		}
 	}
 	return i.writer().services(ctx, names, func(service map[string]any) (map[string]any, error) { return patchService(service, patches) })
 }
 
-// rollBack takes back what rollOut did.
+// rollBack undoes rollOut.
 func (i *Intercept) rollBack(ctx context.Context) error {
-	if i.rolled == nil {
+	if i.plan == nil {
 		return nil
 	}
 	return i.writer().rollBack(ctx, i.identity.hash)
 }
 
-// seeRemoved ends with an error when somebody has taken our agent out of the template: it looks there when a pod is without.
-func (i *Intercept) seeRemoved(ctx context.Context) error {
+// watchTemplate returns an error when somebody has removed the agent from the template. It reads the template whenever a pod
+// without the agent appears.
+func (i *Intercept) watchTemplate(ctx context.Context) error {
 	select {
 	case <-i.begun:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if i.rolled == nil {
+	if i.plan == nil {
 		return nil
 	}
-	looked := make(map[types.UID]bool)
+	checked := make(map[types.UID]bool)
 	for {
-		var without *cover
+		var without *podIntercept
 		if err := i.await(ctx, func() bool {
 			for _, c := range i.sorted() {
-				if uid := c.pod.UID; !looked[uid] && c.pod.DeletionTimestamp == nil && sidecarOf(c.pod, i.identity.hash) == "" {
+				if uid := c.pod.UID; !checked[uid] && c.pod.DeletionTimestamp == nil && sidecarOf(c.pod, i.identity.hash) == "" {
 					without = c
-					looked[uid] = true
+					checked[uid] = true
 					return true
 				}
 			}
@@ -126,20 +126,20 @@ func (i *Intercept) seeRemoved(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			i.log.Warn("looking for the agent in the template", "pod", without.name, "err", err)
+			i.log.Warn("cannot read the template", "pod", without.name, "err", err)
 			i.mu.Lock()
-			delete(looked, without.pod.UID)
+			delete(checked, without.pod.UID)
 			i.mu.Unlock()
 			pause(ctx, retryMin)
 			continue
 		case template == nil:
-			continue // the workload has gone, and its pods go
+			continue // the workload no longer exists
 		}
 		if without, _, err := undoSidecar(template, i.identity.hash); err != nil || !equality.Semantic.DeepEqual(template, without) {
-			continue // it is a pod of before the agent
+			continue // the pod predates the agent
 		}
 		return api.Errorf(api.ExitIntercept, "somebody has removed the agent from the template of %s, as `kubevpn reset` does", i.cfg.Workload).
-			WithHint("`kubevpn proxy %s` begins anew, once that is settled.", i.cfg.Workload)
+			WithHint("Run `kubevpn proxy %s` again to start a new intercept.", i.cfg.Workload)
 	}
 }
 
@@ -149,18 +149,18 @@ func (i *Intercept) writer() writer { return writer{i.pods, i.objects, i.workloa
 type writer struct {
 	pods     pods
 	objects  objects
-	workload *cluster.Workload
+	workload *workloads.Workload
 }
 
-// rollBack takes an owner's agent out of the template, or everybody's if owner is empty. As long as others' agents stay,
-// Services lead to them.
+// rollBack removes an owner's agents from the template, or those of all owners if owner is empty. It undoes the Services with
+// the last agent.
 func (w writer) rollBack(ctx context.Context, owner string) error {
-	_, err := w.remove(ctx, func(hash, _ string) bool { return owner == "" || hash == owner })
+	_, err := w.remove(ctx, func(hash string) bool { return owner == "" || hash == owner })
 	return err
 }
 
-// remove is rollBack of agents by their owners' hashes and names, and reports whether there were any.
-func (w writer) remove(ctx context.Context, gone func(hash, name string) bool) (removed bool, err error) {
+// remove removes agents by the hashes of their owners' keys, and reports whether there were any.
+func (w writer) remove(ctx context.Context, gone func(hash string) bool) (removed bool, err error) {
 	template, err := w.current(ctx)
 	if err != nil || template == nil {
 		return false, err
@@ -184,11 +184,11 @@ func (w writer) remove(ctx context.Context, gone func(hash, name string) bool) (
 	})
 }
 
-// current reads the workload's template; nil: there is none any more.
+// current reads the workload's template. It returns nil if the workload no longer exists.
 func (w writer) current(ctx context.Context) (map[string]any, error) {
 	o, err := w.objects.read(ctx, w.workload.Resource, w.workload.Namespace, w.workload.Name)
 	if apierrors.IsNotFound(err) {
-		return nil, nil // and its pods with it
+		return nil, nil
 	}
 	if err != nil {
 		return nil, w.explain(ctx, err)
@@ -211,7 +211,7 @@ func (w writer) template(ctx context.Context, change func(map[string]any) (map[s
 	})
 }
 
-// services changes the Services of these names.
+// services changes the Services with these names.
 func (w writer) services(ctx context.Context, names []string, change func(map[string]any) (map[string]any, error)) error {
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
@@ -222,7 +222,7 @@ func (w writer) services(ctx context.Context, names []string, change func(map[st
 	return nil
 }
 
-// edit reads an object, changes it and writes it if it is another then; again where somebody else has changed it meanwhile.
+// edit reads an object, changes it, and writes it if it differs. It retries after a conflict.
 func (w writer) edit(ctx context.Context, r schema.GroupVersionResource, name string, change func(map[string]any) (map[string]any, error)) error {
 	for try := 1; ; try++ {
 		o, err := w.objects.read(ctx, r, w.workload.Namespace, name)

@@ -14,13 +14,20 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/wire/transport"
 )
 
-// localTimeout bounds a dial of this machine's own addresses: a listener whose backlog is full does not answer.
+// Limits of one intercept on this machine: streams that agents open, one for each request, and buffered bytes that a local
+// program or an agent has not read. One agent alone may use half of each. A UDP flow uses 128 KiB.
+const (
+	maxRequests = 4 << 10
+	maxBuffered = 128 << 20
+)
+
+// localTimeout limits a dial of a local address: a listener whose backlog is full does not answer.
 const localTimeout = 10 * time.Second
 
-// loopback is where local programs listen, in the order in which they are tried.
+// loopback has the addresses of local programs, in the order in which the server tries them.
 var loopback = [...]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 
 type port struct {
@@ -28,27 +35,28 @@ type port struct {
 	number   uint16
 }
 
-// server gives what an agent sends to the programs of this machine.
+// server connects the streams of agents to programs of this machine.
 //
 //	agent opens a stream:  TCP or UDP, from the client, to a port of the pod
-//	  the port of the laptop that stands in for it ─▶ 127.0.0.1, else ::1
-//	    connected ─▶ accepted: bytes, half-close and resets cross as they are; datagrams keep their borders
-//	    refused   ─▶ rejected with that code, and the agent tells the client
+//	  the port of the laptop for that port ─▶ 127.0.0.1, else ::1
+//	    connected ─▶ accepted: the server relays bytes, half-closes, resets, and datagrams one by one
+//	    refused   ─▶ rejected with that code, which the agent passes to the client
 type server struct {
-	local map[port]uint16
-	dial  dialLocal
-	log   *slog.Logger
+	local  map[port]uint16
+	dial   dialLocal
+	budget *transport.Budget // shared by the sessions with all agents
+	log    *slog.Logger
 }
 
 // dialLocal connects to a local program. Its conns are sockets.
 type dialLocal func(ctx context.Context, network, address string) (net.Conn, error)
 
-// newServer makes a server of the programs that dial connects to; nil: those of this machine.
+// newServer returns a server that connects to programs with dial. A nil dial connects to programs of this machine.
 func newServer(ports []api.PortMap, dial dialLocal, log *slog.Logger) *server {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}
-	s := &server{local: make(map[port]uint16, len(ports)), dial: dial, log: log}
+	s := &server{local: make(map[port]uint16, len(ports)), dial: dial, budget: transport.NewBudget(maxRequests, maxBuffered), log: log}
 	for _, p := range ports {
 		s.local[port{p.Protocol, p.Container}] = p.Local
 	}
@@ -62,7 +70,7 @@ func (s *server) accept(ctx context.Context, ts *transport.Session) {
 	for {
 		in, err := ts.Accept(ctx)
 		if err != nil {
-			return // whoever follows the session says why
+			return // the conversation of the session reports the error
 		}
 		flows.Go(func() {
 			if err := s.answer(ctx, in); err != nil {
@@ -72,7 +80,7 @@ func (s *server) accept(ctx context.Context, ts *transport.Session) {
 	}
 }
 
-// answer deals with one stream for as long as it lives.
+// answer serves one stream until it ends.
 func (s *server) answer(ctx context.Context, in *transport.Incoming) error {
 	var protocol string
 	switch in.Proto {
@@ -103,7 +111,7 @@ func (s *server) answer(ctx context.Context, in *transport.Incoming) error {
 	return nil
 }
 
-// dialTCP connects to a port of a local program until ctx ends or the agent has gone.
+// dialTCP connects to a port of a local program. It gives up when ctx ends or gone is closed.
 func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local uint16) (*net.TCPConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
@@ -122,7 +130,7 @@ func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local uint16
 		if err == nil {
 			return conn.(*net.TCPConn), nil
 		}
-		if refused == nil { // 127.0.0.1 is what a user thinks of; that ::1 does not exist would hide it
+		if refused == nil { // report the error of 127.0.0.1: users expect that address
 			refused = err
 		}
 	}
@@ -130,7 +138,7 @@ func (s *server) dialTCP(ctx context.Context, gone <-chan struct{}, local uint16
 }
 
 func reset(conn *net.TCPConn) {
-	conn.SetLinger(0) // it fails where conn is closed already, and then there is nothing to do
+	conn.SetLinger(0) // fails only if conn is already closed
 	conn.Close()
 }
 
@@ -143,8 +151,8 @@ type stream interface {
 	Close() error
 }
 
-// relay carries bytes between an agent and a local program until both directions have ended, and closes both. gone is
-// closed when the agent's end was reset, or its session has ended.
+// relay copies bytes between an agent and a local program until both directions have ended, and closes both. gone closes when
+// the agent has reset the stream, or its session has ended.
 //
 //	agent FIN ─▶ shutdown(SHUT_WR) to the program     program FIN ─▶ CloseWrite to the agent
 //	agent RST ─▶ RST to the program                   program RST ─▶ Reset to the agent
@@ -168,7 +176,7 @@ func relay(agent stream, program *net.TCPConn, gone <-chan struct{}) {
 		if err == nil {
 			err = program.CloseWrite()
 		}
-		if err != nil && !errors.Is(err, syscall.ENOTCONN) { // the program has closed its end whole, and both have ended
+		if err != nil && !errors.Is(err, syscall.ENOTCONN) { // the program has closed its socket, and both directions have ended
 			abort()
 		}
 	})
@@ -179,7 +187,7 @@ func relay(agent stream, program *net.TCPConn, gone <-chan struct{}) {
 	}()
 	select {
 	case <-ended:
-	case <-gone: // also when nothing can be read any more, or the program does not read
+	case <-gone: // the copies may be blocked
 		abort()
 		<-ended
 	}
@@ -207,8 +215,8 @@ func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local ui
 	return nil
 }
 
-// udpFlow is one client's datagrams, over a connected socket, so that a closed port shows. That shows only once a
-// datagram was sent: then the next address is tried with the same datagram. The agent ends flows that are idle.
+// udpFlow relays one client's datagrams over a connected socket, which reports a closed port. It does so only after a datagram
+// was sent: then udpFlow sends the same datagram to the next address. The agent ends idle flows.
 type udpFlow struct {
 	ctx   context.Context // the server's
 	dial  dialLocal
@@ -216,9 +224,9 @@ type udpFlow struct {
 	conn  atomic.Pointer[net.UDPConn]
 
 	mu       sync.Mutex
-	first    []byte // the first datagram, as long as nothing was heard
+	first    []byte // the first datagram, until the program answers
 	answered bool
-	next     int // of loopback
+	next     int // index in loopback
 	closed   bool
 }
 
@@ -227,7 +235,7 @@ func openUDP(ctx context.Context, dial dialLocal, local uint16) (*udpFlow, error
 	return f, f.advance()
 }
 
-// advance connects to the next address that this machine has.
+// advance connects to the next loopback address.
 func (f *udpFlow) advance() error {
 	err := fmt.Errorf("port %d of this machine: %w", f.local, syscall.ECONNREFUSED)
 	ctx, cancel := context.WithTimeout(f.ctx, localTimeout)
@@ -244,7 +252,7 @@ func (f *udpFlow) advance() error {
 	return err
 }
 
-// run carries datagrams until the agent ends the flow, or nobody listens.
+// run relays datagrams until the agent ends the flow, or no program listens.
 func (f *udpFlow) run(agent packets) {
 	var both sync.WaitGroup
 	both.Go(func() { agent.CloseWithCode(endCode(f.receive(agent))) })
@@ -256,9 +264,9 @@ func (f *udpFlow) run(agent packets) {
 	both.Wait()
 }
 
-// endCode is how the agent learns why a flow has ended.
+// endCode returns the code that tells the agent why a flow has ended.
 func endCode(err error) transport.Code {
-	if errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) { // here, or by the agent itself
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) { // run or the agent has closed it
 		return transport.CodeOK
 	}
 	return transport.CodeOf(err)
@@ -277,10 +285,10 @@ func (f *udpFlow) send(agent packets) error {
 		}
 		conn := f.conn.Load()
 		f.mu.Unlock()
-		// A refusal that an earlier datagram met may be told here as well: receive hears of it, too, or of the next one.
+		// Write may also return the refusal of an earlier datagram. receive handles that one, or the next.
 		if _, err := conn.Write(b[:n]); err != nil && !errors.Is(err, syscall.ECONNREFUSED) && !isLoss(err) {
 			if f.conn.Load() != conn {
-				continue // the flow has moved meanwhile
+				continue // the flow now has another socket
 			}
 			return err
 		} else if errors.Is(err, syscall.ECONNREFUSED) {
@@ -291,7 +299,7 @@ func (f *udpFlow) send(agent packets) error {
 	}
 }
 
-// isLoss reports whether a datagram was lost for a reason of its own. UDP may lose datagrams; the flow goes on.
+// isLoss reports whether only this datagram is lost. UDP may lose datagrams; the flow continues.
 func isLoss(err error) bool {
 	return errors.Is(err, syscall.EMSGSIZE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
 }
@@ -318,14 +326,14 @@ func (f *udpFlow) receive(agent packets) error {
 	}
 }
 
-// moved reports whether the flow has another socket than conn by now.
+// moved reports whether the flow now has another socket than conn.
 func (f *udpFlow) moved(conn *net.UDPConn) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.conn.Load() != conn && !f.closed
 }
 
-// refused moves the flow to the next address, or gives the refusal, where the program had answered or no address is left.
+// refused moves the flow to the next address. It returns an error if the program had answered or no address is left.
 func (f *udpFlow) refused(conn *net.UDPConn) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -333,14 +341,14 @@ func (f *udpFlow) refused(conn *net.UDPConn) error {
 	case f.closed:
 		return net.ErrClosed
 	case f.conn.Load() != conn:
-		return nil // it has moved already
+		return nil // the flow has another socket already
 	case f.answered:
 		return fmt.Errorf("port %d of this machine: %w", f.local, syscall.ECONNREFUSED)
 	}
 	if err := f.advance(); err != nil {
 		return err
 	}
-	conn.Close() // wakes receive, which goes on with the other one
+	conn.Close() // wakes receive, which continues with the new socket
 	if _, err := f.conn.Load().Write(f.first); err != nil && !isLoss(err) && !errors.Is(err, syscall.ECONNREFUSED) {
 		return err
 	}

@@ -15,8 +15,8 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/transport"
-	"kubevpn/pkg/transport/transporttest"
+	"kubevpn/pkg/wire/transport"
+	"kubevpn/pkg/wire/transport/transporttest"
 )
 
 var (
@@ -24,7 +24,7 @@ var (
 	podIP  = netip.MustParseAddr("10.244.0.1")
 )
 
-// serving runs a server behind a session, and gives the agent's end of that.
+// serving runs a server on one end of a session, and returns the agent's end.
 func serving(t *testing.T, ports ...api.PortMap) *transport.Session {
 	t.Helper()
 	laptop, agent := transporttest.Pair(t)
@@ -44,7 +44,7 @@ func open(t *testing.T, agent *transport.Session, port uint16) (*transport.Strea
 	return agent.Open(t.Context(), transport.Request{Proto: transport.ProtoTCP, Src: client, Dst: netip.AddrPortFrom(podIP, port)})
 }
 
-// program listens on a port of its own, and hands each connection to serve.
+// program listens on a free port, which it returns, and calls serve for each connection.
 func program(t *testing.T, network, address string, serve func(*net.TCPConn)) uint16 {
 	t.Helper()
 	l, err := net.Listen(network, address)
@@ -81,8 +81,7 @@ func unused(t *testing.T) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// The request's end reaches the program, and its answer comes after it: a half-close crosses as what it is.
-func TestStreams(t *testing.T) {
+func TestHalfCloseReachesTheProgram(t *testing.T) {
 	for _, tt := range []struct{ name, network, address string }{{"ipv4", "tcp4", "127.0.0.1:0"}, {"ipv6", "tcp6", "[::1]:0"}} {
 		t.Run(tt.name, func(t *testing.T) {
 			local := program(t, tt.network, tt.address, func(c *net.TCPConn) {
@@ -108,22 +107,22 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-func TestRefused(t *testing.T) {
+func TestStreamIsRejected(t *testing.T) {
 	agent := serving(t, api.PortMap{Protocol: "tcp", Container: 8080, Local: unused(t)})
 	if _, err := open(t, agent, 8080); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a closed port: %v", err)
 	}
 	if _, err := open(t, agent, 22); !errors.Is(err, syscall.EACCES) {
-		t.Errorf("a port that was not asked for: %v", err)
+		t.Errorf("a port that is not intercepted: %v", err)
 	}
 	if _, err := agent.Open(t.Context(), transport.Request{Proto: transport.ProtoControl}); !errors.Is(err, syscall.EACCES) {
-		t.Errorf("what is no flow: %v", err)
+		t.Errorf("a request that is not a flow: %v", err)
 	}
 }
 
-// A reset is a reset at the other end, whoever makes it; also while the program does not read.
-func TestResets(t *testing.T) {
-	var seen sync.WaitGroup
+// The program need not read.
+func TestResetReachesTheOtherEnd(t *testing.T) {
+	var reset sync.WaitGroup
 	local := program(t, "tcp4", "127.0.0.1:0", func(c *net.TCPConn) {
 		b := make([]byte, 1)
 		if _, err := c.Read(b); err != nil {
@@ -133,15 +132,15 @@ func TestResets(t *testing.T) {
 		case 'r':
 			c.SetLinger(0)
 		case 'w':
-			defer seen.Done()
-			err := testenv.Poll(10*time.Second, func() error { // it writes, and does not read
+			defer reset.Done()
+			err := testenv.Poll(10*time.Second, func() error { // only writes
 				if _, err := c.Write(make([]byte, 1000)); err == nil {
 					return errors.New("not yet")
 				}
 				return nil
 			})
 			if err != nil {
-				t.Error("the program was not told of the reset")
+				t.Error("the reset did not reach the program")
 			}
 		}
 	})
@@ -159,10 +158,10 @@ func TestResets(t *testing.T) {
 	if s, err = open(t, agent, 8080); err != nil {
 		t.Fatal(err)
 	}
-	seen.Add(1)
+	reset.Add(1)
 	io.WriteString(s, "w")
 	blocked := make(chan struct{})
-	go func() { // until all buffers on the way are full
+	go func() { // until all buffers are full
 		defer close(blocked)
 		for b := make([]byte, 1<<20); ; {
 			s.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
@@ -173,10 +172,10 @@ func TestResets(t *testing.T) {
 	}()
 	<-blocked
 	s.Reset()
-	seen.Wait()
+	reset.Wait()
 }
 
-func TestSessionEnds(t *testing.T) {
+func TestEndOfSessionResetsTheProgram(t *testing.T) {
 	ended := make(chan error, 1)
 	local := program(t, "tcp4", "127.0.0.1:0", func(c *net.TCPConn) {
 		_, err := io.ReadAll(c)
@@ -188,12 +187,12 @@ func TestSessionEnds(t *testing.T) {
 	}
 	agent.Close()
 	if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the program saw %v", err)
+		t.Errorf("the program read %v", err)
 	}
 }
 
-// Datagrams keep their borders, empty ones too, whichever address the program has.
-func TestDatagrams(t *testing.T) {
+// Also empty ones, at each loopback address.
+func TestDatagramsKeepTheirSizes(t *testing.T) {
 	for _, tt := range []struct{ name, network, address string }{{"ipv4", "udp4", "127.0.0.1:0"}, {"ipv6", "udp6", "[::1]:0"}} {
 		t.Run(tt.name, func(t *testing.T) {
 			l, err := net.ListenPacket(tt.network, tt.address)
@@ -232,7 +231,7 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
-func TestDatagramsRefused(t *testing.T) {
+func TestDatagramToClosedPortIsRefused(t *testing.T) {
 	agent := serving(t, api.PortMap{Protocol: "udp", Container: 53, Local: unused(t)})
 	p, err := agent.OpenPackets(t.Context(), transport.Request{Proto: transport.ProtoUDP, Src: client, Dst: netip.AddrPortFrom(podIP, 53)})
 	if err != nil {

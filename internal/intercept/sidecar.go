@@ -14,37 +14,37 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
-// A sidecar is an agent in the pod template. It takes what Services send by the name of a container's port: of two containers
-// that give a port the same name, the control plane takes the first one's number. So the agent comes first, and gives a port of
-// its own the name of the application's:
+// A sidecar is an agent in the pod template. It receives the traffic of Services whose target port is a name: if two containers
+// give a port the same name, the control plane uses the first one's number. So the agent is the first container, and gives its
+// own port the name of the application's:
 //
 //	Service web ── targetPort http ──▶ containers: kubevpn-agent-1  http 18080   --listen tcp/8080:18080
-//	                                               app              http  8080   (as it was, its probes as well)
+//	                                               app              http  8080   (unchanged, with its probes)
 //
-// Pods without the agent, before the rollout or after one that dropped it, serve as ever. A Service that names a number gets
-// the name instead. Only where the application's port has no name does the Service need one that no other pod has.
+// Pods without the agent still serve, before the rollout and after one that removed the agent. planSidecar replaces the number
+// in a Service's target port by the name. If the application's port has no name, the Service gets a name that only pods with
+// the agent have.
 //
-// All is done on the objects as the API server gives them, so that fields that this program does not know stay. What it takes
-// to undo it is in what was added: in the agent's container, and in an annotation of the Service.
+// The functions edit the objects as the API server returns them, and keep fields that this program does not know. The agent's
+// container and an annotation of the Service record how to undo the change.
 const (
 	defaultContainerAnnotation = "kubectl.kubernetes.io/default-container"
-	// sidecarDefaultVariable of the agent's environment is set where the template had no annotation that names a container for
-	// kubectl to take, so that it is not the agent: see addDefault.
+	// sidecarDefaultVariable is set in the agent's environment if addDefault added the annotation of kubectl's default container.
 	sidecarDefaultVariable = "KUBEVPN_DEFAULT_CONTAINER"
 )
 
-// sidecarAgent is the agent that a template is to have.
+// sidecarAgent describes the agent to add to a template.
 type sidecarAgent struct {
 	image, owner, ownerName string
 }
 
-// sidecarPlan is what has to be done so that Services lead to the agent.
+// sidecarPlan describes the changes that make Services send to the agent.
 type sidecarPlan struct {
 	template map[string]any
-	ports    []api.AgentPort // where the agent listens for what
+	ports    []api.AgentPort // the ports, with those on which the agent listens for them
 	services []servicePatch
 }
 
@@ -54,13 +54,13 @@ type servicePatch struct {
 	protocol string // "tcp" or "udp"
 	port     int32
 	to       string // the target port's name
-	// rolled says that only pods with the agent have that name: the Service has to wait until all have the agent, and to be
-	// undone before they lose it.
-	rolled bool
+	// afterRollout is set if only pods with the agent have that name. Then apply the patch after the rollout, and undo it before
+	// pods lose the agent.
+	afterRollout bool
 }
 
-// planSidecar adds the owner's agent to the template of pods whose container listens on ports. It changes neither argument.
-func planSidecar(template map[string]any, container string, ports []cluster.Port, a sidecarAgent) (sidecarPlan, error) {
+// planSidecar plans the owner's agent for a template whose container listens on ports. It does not change its arguments.
+func planSidecar(template map[string]any, container string, ports []workloads.Port, a sidecarAgent) (sidecarPlan, error) {
 	template = runtime.DeepCopyJSON(template)
 	containers, err := containersOf(template)
 	if err != nil {
@@ -73,14 +73,14 @@ func planSidecar(template map[string]any, container string, ports []cluster.Port
 		}
 	}
 	if len(ports) == 0 {
-		return sidecarPlan{}, api.Errorf(api.ExitWorkload, "no port of the container %s is known, and a sidecar takes only what Services send to one", container).
-			WithHint("Name it: --portmap CONTAINER:LOCAL")
+		return sidecarPlan{}, api.Errorf(api.ExitWorkload, "container %s declares no port, and a sidecar receives only requests that Services send to a port", container).
+			WithHint("Name the port: --portmap CONTAINER:LOCAL")
 	}
 	c := sidecarContainer(a, nextSidecar(spec))
 	p := sidecarPlan{template: template}
 	taken := takenBy(spec)
 	for _, port := range ports {
-		taken[port.Port] = true // which may not be declared
+		taken[port.Port] = true // also if the container does not declare it
 	}
 	for _, port := range ports {
 		name, listen := sidecarPort(spec, c, port, taken)
@@ -109,8 +109,8 @@ func planSidecar(template map[string]any, container string, ports []cluster.Port
 	return p, unstructured.SetNestedSlice(template, append([]any{raw}, containers...), "spec", "containers")
 }
 
-// sidecarContainer is admitted where pod security enforces "restricted". The request for a processor is for autoscalers,
-// which give up on a pod of which one container has none.
+// sidecarContainer returns the agent's container, which complies with the "restricted" pod security standard. It requests CPU
+// because autoscalers ignore pods with a container that requests none.
 func sidecarContainer(a sidecarAgent, name string) corev1.Container {
 	return corev1.Container{
 		Name:            name,
@@ -138,9 +138,9 @@ func sidecarContainer(a sidecarAgent, name string) corev1.Container {
 	}
 }
 
-// sidecarPort chooses what the agent calls a port, and where it listens for it: as another owner's agent in the template does;
-// else by the application's name, or by one of our own where it has none, or another port of c took it.
-func sidecarPort(spec corev1.PodSpec, c corev1.Container, port cluster.Port, taken map[uint16]bool) (name string, listen uint16) {
+// sidecarPort chooses the name of the agent's port, and its number: those of another owner's agent in the template, else the
+// application's name. If the application's port has no name, or another port of c has the same, it creates a name.
+func sidecarPort(spec corev1.PodSpec, c corev1.Container, port workloads.Port, taken map[uint16]bool) (name string, listen uint16) {
 	used := func(name string) bool {
 		return slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == name })
 	}
@@ -164,7 +164,7 @@ func sidecarPort(spec corev1.PodSpec, c corev1.Container, port cluster.Port, tak
 	if name = port.Name; name == "" || used(name) {
 		name = fmt.Sprintf("kubevpn-%s%d", port.Protocol[:1], port.Port)
 	}
-	const first, last = 10000, 65535 // ports that need no privilege, and seldom are an application's
+	const first, last = 10000, 65535 // unprivileged ports that applications seldom use
 	listen = first + port.Port%(last-first)
 	for taken[listen] {
 		if listen++; listen < first {
@@ -174,7 +174,7 @@ func sidecarPort(spec corev1.PodSpec, c corev1.Container, port cluster.Port, tak
 	return name, listen
 }
 
-// takenBy are the ports that containers declare.
+// takenBy returns the ports that containers declare.
 func takenBy(spec corev1.PodSpec) map[uint16]bool {
 	taken := make(map[uint16]bool)
 	for _, list := range [][]corev1.Container{spec.Containers, spec.InitContainers} {
@@ -198,8 +198,9 @@ func nextSidecar(spec corev1.PodSpec) string {
 	}
 }
 
-// addDefault keeps kubectl from taking the agent for the container that is meant. ours is what it takes to undo that, of
-// another agent in the template where that has done it, or "": the container's name, and the maps that were made for it.
+// addDefault makes container the default of kubectl, which would otherwise choose the agent. ours tells removeDefault what to
+// undo: the container's name, and the maps that addDefault created. It is "" if the template already had a default, and another
+// agent's value if that one added it.
 func addDefault(template map[string]any, spec corev1.PodSpec, container string) (ours string, err error) {
 	annotations, found, err := unstructured.NestedStringMap(template, "metadata", "annotations")
 	if err != nil {
@@ -225,15 +226,15 @@ func addDefault(template map[string]any, spec corev1.PodSpec, container string) 
 	return ours, unstructured.SetNestedField(template, container, "metadata", "annotations", defaultContainerAnnotation)
 }
 
-// undoSidecar is undoSidecars of the owner whose key has that hash, or of everybody if owner is empty.
+// undoSidecar removes the agents of the owner whose key has that hash, or of all owners if owner is empty. See undoSidecars.
 func undoSidecar(template map[string]any, owner string) (without map[string]any, last bool, err error) {
-	return undoSidecars(template, func(hash, _ string) bool { return owner == "" || hash == owner })
+	return undoSidecars(template, func(hash string) bool { return owner == "" || hash == owner })
 }
 
-// undoSidecars removes agents from a template, by their owners' hashes and names, with what came with them, and nothing else:
-// not what somebody changed meanwhile. last says that no agent is left, so that Services are to be undone, too. It does not
-// change its argument.
-func undoSidecars(template map[string]any, gone func(hash, name string) bool) (without map[string]any, last bool, err error) {
+// undoSidecars removes agents from a template, by the hashes of their owners' keys, and what planSidecar added with them. It
+// keeps later changes by others. last reports that no agent is left, so that the caller has to undo the Services, too. It does
+// not change its argument.
+func undoSidecars(template map[string]any, gone func(hash string) bool) (without map[string]any, last bool, err error) {
 	template = runtime.DeepCopyJSON(template)
 	containers, err := containersOf(template)
 	if err != nil {
@@ -248,7 +249,7 @@ func undoSidecars(template map[string]any, gone func(hash, name string) bool) (w
 			kept = append(kept, raw)
 			continue
 		}
-		if !gone(environment(c, api.AgentOwnerVariable), strings.ReplaceAll(environment(c, api.AgentNameVariable), "$$", "$")) {
+		if !gone(environment(c, api.AgentOwnerVariable)) {
 			kept = append(kept, raw)
 			last = false
 			continue
@@ -263,14 +264,14 @@ func undoSidecars(template map[string]any, gone func(hash, name string) bool) (w
 	if err := unstructured.SetNestedSlice(template, kept, "spec", "containers"); err != nil {
 		return nil, false, err
 	}
-	if last && added != "" {
-		removeDefault(template, strings.Fields(added))
+	if fields := strings.Fields(added); last && len(fields) > 0 {
+		removeDefault(template, fields)
 	}
 	return template, last, nil
 }
 
-// removeDefault undoes addDefault. It leaves no empty map where there was none before: to a template's hash that may be a
-// difference.
+// removeDefault undoes addDefault. It also removes the maps that addDefault created: an empty map may change the template's
+// hash.
 func removeDefault(template map[string]any, added []string) {
 	path := []string{"metadata", "annotations", defaultContainerAnnotation}
 	if is, _, _ := unstructured.NestedString(template, path...); is != added[0] {
@@ -279,6 +280,9 @@ func removeDefault(template map[string]any, added []string) {
 	unstructured.RemoveNestedField(template, path...)
 	for _, field := range added[1:] { // the inner one first
 		at := path[:slices.Index(path, field)+1]
+		if len(at) == 0 {
+			continue // not a value of addDefault
+		}
 		if left, _, _ := unstructured.NestedMap(template, at...); len(left) == 0 {
 			unstructured.RemoveNestedField(template, at...)
 		}
@@ -296,7 +300,7 @@ func containersOf(template map[string]any) ([]any, error) {
 	return containers, nil
 }
 
-// environment is a variable of a container, or "".
+// environment returns the value of a container's variable, or "".
 func environment(container map[string]any, name string) string {
 	list, _ := container["env"].([]any)
 	for _, raw := range list {
@@ -308,13 +312,13 @@ func environment(container map[string]any, name string) string {
 	return ""
 }
 
-// movedPort is a target port in a Service's annotation.
+// movedPort records a changed target port in a Service's annotation.
 type movedPort struct {
-	From any    `json:"from"` // nil: there was none, which means the Service's own port
+	From any    `json:"from"` // nil: there was none; it defaults to the Service's own port
 	To   string `json:"to"`
 }
 
-// patchService has a Service's ports lead to the agent, by those patches that are its. It does not change its argument.
+// patchService applies the patches for this Service, which then sends to the agent. It does not change its argument.
 func patchService(service map[string]any, patches []servicePatch) (map[string]any, error) {
 	service = runtime.DeepCopyJSON(service)
 	moved, err := movedPorts(service)
@@ -344,11 +348,11 @@ func patchService(service map[string]any, patches []servicePatch) (map[string]an
 	if err != nil {
 		return nil, fmt.Errorf("writing the Service's annotation: %w", err)
 	}
-	return service, unstructured.SetNestedField(service, string(text), "metadata", "annotations", cluster.TargetPorts)
+	return service, unstructured.SetNestedField(service, string(text), "metadata", "annotations", workloads.TargetPorts)
 }
 
-// undoService gives a Service's ports their target ports back, but for those that somebody changed meanwhile. It does not
-// change its argument.
+// undoService restores the target ports of a Service, except those that somebody else has changed since. It does not change
+// its argument.
 func undoService(service map[string]any) (map[string]any, error) {
 	service = runtime.DeepCopyJSON(service)
 	moved, err := movedPorts(service)
@@ -366,31 +370,38 @@ func undoService(service map[string]any) (map[string]any, error) {
 			port["targetPort"] = was.From
 		}
 	})
-	unstructured.RemoveNestedField(service, "metadata", "annotations", cluster.TargetPorts)
+	unstructured.RemoveNestedField(service, "metadata", "annotations", workloads.TargetPorts)
 	if left, found, _ := unstructured.NestedMap(service, "metadata", "annotations"); found && len(left) == 0 {
-		unstructured.RemoveNestedField(service, "metadata", "annotations") // the API server drops it, too
+		unstructured.RemoveNestedField(service, "metadata", "annotations") // the API server also drops an empty map
 	}
 	return service, err
 }
 
 func movedPorts(service map[string]any) (map[string]movedPort, error) {
 	moved := make(map[string]movedPort)
-	text, found, err := unstructured.NestedString(service, "metadata", "annotations", cluster.TargetPorts)
+	text, found, err := unstructured.NestedString(service, "metadata", "annotations", workloads.TargetPorts)
 	if err == nil && found {
 		err = json.Unmarshal([]byte(text), &moved)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the Service's annotation %s: %w", cluster.TargetPorts, err)
+		return nil, fmt.Errorf("reading the Service's annotation %s: %w", workloads.TargetPorts, err)
 	}
 	for at, m := range maps.Clone(moved) {
-		if n, is := m.From.(float64); is { // as unstructured objects have it
-			moved[at] = movedPort{int64(n), m.To}
+		switch from := m.From.(type) {
+		case nil, string:
+		case float64: // unstructured objects contain an int64
+			if moved[at] = (movedPort{int64(from), m.To}); from == float64(uint16(from)) {
+				continue
+			}
+			delete(moved, at)
+		default: // no Service can have such a target port
+			delete(moved, at)
 		}
 	}
 	return moved, nil
 }
 
-// eachPort has f see and change each port of a Service.
+// eachPort calls f with each port of a Service. f may change it.
 func eachPort(service map[string]any, f func(map[string]any)) error {
 	field, found, err := unstructured.NestedFieldNoCopy(service, "spec", "ports")
 	if err != nil || !found {
@@ -408,7 +419,7 @@ func eachPort(service map[string]any, f func(map[string]any)) error {
 	return nil
 }
 
-// portKey is "tcp/80".
+// portKey returns a key like "tcp/80".
 func portKey(port map[string]any) string {
 	protocol, _ := port["protocol"].(string)
 	if protocol == "" {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -15,12 +16,11 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"kubevpn/internal/cluster"
-	"kubevpn/internal/lab"
 	"kubevpn/internal/testenv"
+	"kubevpn/internal/workloads"
 )
 
-// The application is the lab's pause program; so is the agent, as it is only asked where Services lead.
+// The application is the lab's pause program. So is the agent: the test checks only the endpoints of Services.
 const sidecarObjects = `
 apiVersion: v1
 kind: Namespace
@@ -59,32 +59,16 @@ kind: Service
 metadata: {name: undeclared, namespace: sidecar}
 spec: {selector: {app: web}, ports: [{port: 81, targetPort: 9000}]}`
 
-// TestSidecarOfACluster shows on a real control plane where Services lead when an agent is in the template, and that without
-// it the pods are those of before, by the template's hash.
+// TestSidecarOfACluster checks the endpoints of Services on a real control plane when the template contains an agent, and that
+// the pods have the original template hash without it.
 func TestSidecarOfACluster(t *testing.T) {
 	testenv.NeedRoot(t)
-	var l *lab.Lab
-	if name := os.Getenv("KUBEVPN_E2E_LAB"); name != "" {
-		var err error
-		if l, err = lab.Attach(lab.Config{Name: name}); err != nil {
-			t.Fatal(err)
-		}
-	} else {
-		l = lab.New(lab.Config{Name: "sidecar", Nodes: 2, Progress: os.Stderr})
-		t.Cleanup(func() {
-			if _, err := l.Down(); err != nil {
-				t.Error(err)
-			}
-		})
-		if err := l.Up(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+	name := os.Getenv("KUBEVPN_E2E_LAB")
+	if name == "" {
+		t.Skip("SKIPPED: set KUBEVPN_E2E_LAB to the name of a running lab (make lab, bin/lab --name NAME up)")
 	}
 	kubectl := func(ctx context.Context, input string, args ...string) (string, error) {
-		cmd, err := l.Kubectl(ctx, lab.Admin, append([]string{"-n", "sidecar"}, args...)...)
-		if err != nil {
-			return "", err
-		}
+		cmd := exec.CommandContext(ctx, "../../bin/lab", append([]string{"--name", name, "kubectl", "-n", "sidecar"}, args...)...)
 		var stderr bytes.Buffer
 		cmd.Stdin, cmd.Stderr = strings.NewReader(input), &stderr
 		out, err := cmd.Output()
@@ -115,7 +99,7 @@ func TestSidecarOfACluster(t *testing.T) {
 		}
 		return o.Object
 	}
-	// kubectl replace itself would note in an annotation that it is the user who wants the agent.
+	// A plain kubectl replace would record the agent in its last-applied annotation.
 	replace := func(what string, o map[string]any) {
 		t.Helper()
 		data, err := json.Marshal(o)
@@ -146,23 +130,23 @@ func TestSidecarOfACluster(t *testing.T) {
 		slices.Sort(all)
 		return strings.Join(slices.Compact(all), " ")
 	}
-	leads := func(service, want string) {
+	sendsTo := func(service, want string) {
 		t.Helper()
 		testenv.Eventually(t, 30*time.Second, func() error {
 			got, err := kubectl(t.Context(), "", "get", "endpointslices", "-l", "kubernetes.io/service-name="+service, "-o", "jsonpath={range .items[*].ports[*]}{.port} {end}")
 			if err == nil && strings.TrimSpace(got) != want {
-				err = fmt.Errorf("%s leads to %q, want %s", service, got, want)
+				err = fmt.Errorf("%s sends to %q, want %s", service, got, want)
 			}
 			return err
 		})
 	}
 	must("", "rollout", "status", "deployment/web", "--timeout=1m")
-	leads("named", "8080")
+	sendsTo("named", "8080")
 	before := hashes()
 
-	ports := []cluster.Port{
-		{Protocol: "tcp", Port: 8080, Name: "http", Container: "app", Services: []cluster.ServicePort{{Service: "named", Port: 80, Target: "http"}, {Service: "numbered", Port: 80}}},
-		{Protocol: "tcp", Port: 9000, Services: []cluster.ServicePort{{Service: "undeclared", Port: 81}}},
+	ports := []workloads.Port{
+		{Protocol: "tcp", Port: 8080, Name: "http", Container: "app", Services: []workloads.ServicePort{{Service: "named", Port: 80, Target: "http"}, {Service: "numbered", Port: 80}}},
+		{Protocol: "tcp", Port: 9000, Services: []workloads.ServicePort{{Service: "undeclared", Port: 81}}},
 	}
 	var p sidecarPlan
 	rollout(func(template map[string]any) map[string]any {
@@ -172,8 +156,8 @@ func TestSidecarOfACluster(t *testing.T) {
 		}
 		return p.template
 	})
-	leads("named", "18080") // without any change of it
-	leads("numbered", "8080")
+	sendsTo("named", "18080") // without a change of the Service
+	sendsTo("numbered", "8080")
 	const serviceAPI = "/api/v1/namespaces/sidecar/services/"
 	services := []string{"named", "numbered", "undeclared"}
 	for _, s := range services {
@@ -183,14 +167,14 @@ func TestSidecarOfACluster(t *testing.T) {
 		}
 		replace(serviceAPI+s, patched)
 	}
-	leads("numbered", "18080")
-	leads("undeclared", "19000")
+	sendsTo("numbered", "18080")
+	sendsTo("undeclared", "19000")
 
-	// CI applies its manifests again, with something new: the agent stays, as it is not theirs.
+	// CI applies changed manifests: the agent stays, because they do not contain it.
 	ci := strings.Replace(sidecarObjects, "name: app\n", "name: app\n        env: [{name: VERSION, value: '2'}]\n", 1)
 	must(ci, "apply", "-f", "-")
 	must("", "rollout", "status", "deployment/web", "--timeout=1m")
-	leads("named", "18080")
+	sendsTo("named", "18080")
 	for _, s := range services {
 		undone, err := undoService(read("service/" + s))
 		if err != nil {
@@ -198,8 +182,8 @@ func TestSidecarOfACluster(t *testing.T) {
 		}
 		replace(serviceAPI+s, undone)
 	}
-	leads("numbered", "8080")
-	leads("undeclared", "9000")
+	sendsTo("numbered", "8080")
+	sendsTo("undeclared", "9000")
 	undo := func(template map[string]any) map[string]any {
 		without, last, err := undoSidecar(template, "5e2f")
 		if err != nil || !last {
@@ -208,10 +192,10 @@ func TestSidecarOfACluster(t *testing.T) {
 		return without
 	}
 	rollout(undo)
-	leads("named", "8080")
+	sendsTo("named", "8080")
 	newer := hashes()
 
-	must(sidecarObjects, "apply", "-f", "-") // CI goes back
+	must(sidecarObjects, "apply", "-f", "-") // CI reverts its change
 	must("", "rollout", "status", "deployment/web", "--timeout=1m")
 	testenv.Eventually(t, 30*time.Second, func() error {
 		if got := hashes(); got != before || got == newer {
@@ -219,7 +203,7 @@ func TestSidecarOfACluster(t *testing.T) {
 		}
 		return nil
 	})
-	// CI's change alone, to an API server that never saw an agent there, has the same hash as what undo left.
+	// CI's change alone has the same hash as the template after undo.
 	must(ci, "apply", "-f", "-")
 	must("", "rollout", "status", "deployment/web", "--timeout=1m")
 	testenv.Eventually(t, 30*time.Second, func() error {

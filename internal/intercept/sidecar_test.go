@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
 var (
@@ -38,7 +38,7 @@ func object(t *testing.T, text string) map[string]any {
 	return o.Object["o"].(map[string]any)
 }
 
-// agentOf is a template's first container.
+// agentOf returns a template's first container.
 func agentOf(t *testing.T, template map[string]any) (c corev1.Container) {
 	t.Helper()
 	containers, err := containersOf(template)
@@ -57,23 +57,23 @@ spec:
   containers:
   - {name: helper, ports: [{containerPort: 18080}]}
   - {name: app, ports: [{name: http, containerPort: 8080}, {name: dns, containerPort: 53, protocol: UDP}]}`
-	http := cluster.Port{Protocol: "tcp", Port: 8080, Name: "http", Container: "app", Services: []cluster.ServicePort{
+	http := workloads.Port{Protocol: "tcp", Port: 8080, Name: "http", Container: "app", Services: []workloads.ServicePort{
 		{Service: "named", Port: 80, Target: "http"}, {Service: "numbered", Port: 80}}}
-	dns := cluster.Port{Protocol: "udp", Port: 53, Name: "dns", Container: "app"}
-	plain := cluster.Port{Protocol: "tcp", Port: 9000, Services: []cluster.ServicePort{{Service: "plain", Port: 1}}}
+	dns := workloads.Port{Protocol: "udp", Port: 53, Name: "dns", Container: "app"}
+	plain := workloads.Port{Protocol: "tcp", Port: 9000, Services: []workloads.ServicePort{{Service: "plain", Port: 1}}}
 	for _, tt := range []struct {
 		name     string
-		ports    []cluster.Port
+		ports    []workloads.Port
 		args     string
 		declared string
 		services []servicePatch
 	}{
-		{"named", []cluster.Port{http}, "tcp/8080:18081", "http=18081/TCP", []servicePatch{{"numbered", "tcp", 80, "http", false}}},
-		{"udp", []cluster.Port{dns}, "udp/53:10053", "dns=10053/UDP", nil},
-		{"without_name", []cluster.Port{plain}, "tcp/9000:19000", "kubevpn-t9000=19000/TCP", []servicePatch{{"plain", "tcp", 1, "kubevpn-t9000", true}}},
-		{"several", []cluster.Port{dns, http}, "udp/53:10053 tcp/8080:18081", "dns=10053/UDP http=18081/TCP", []servicePatch{{"numbered", "tcp", 80, "http", false}}},
-		{"one_beside_another", []cluster.Port{{Protocol: "tcp", Port: 5000}, {Protocol: "tcp", Port: 15000}}, "tcp/5000:15001 tcp/15000:25000", "kubevpn-t5000=15001/TCP kubevpn-t15000=25000/TCP", nil},
-		{"highest", []cluster.Port{{Protocol: "tcp", Port: 65535}, {Protocol: "tcp", Port: 55534}}, "tcp/65535:20000 tcp/55534:65534", "kubevpn-t65535=20000/TCP kubevpn-t55534=65534/TCP", nil},
+		{"named", []workloads.Port{http}, "tcp/8080:18081", "http=18081/TCP", []servicePatch{{"numbered", "tcp", 80, "http", false}}},
+		{"udp", []workloads.Port{dns}, "udp/53:10053", "dns=10053/UDP", nil},
+		{"without_name", []workloads.Port{plain}, "tcp/9000:19000", "kubevpn-t9000=19000/TCP", []servicePatch{{"plain", "tcp", 1, "kubevpn-t9000", true}}},
+		{"several", []workloads.Port{dns, http}, "udp/53:10053 tcp/8080:18081", "dns=10053/UDP http=18081/TCP", []servicePatch{{"numbered", "tcp", 80, "http", false}}},
+		{"one_beside_another", []workloads.Port{{Protocol: "tcp", Port: 5000}, {Protocol: "tcp", Port: 15000}}, "tcp/5000:15001 tcp/15000:25000", "kubevpn-t5000=15001/TCP kubevpn-t15000=25000/TCP", nil},
+		{"highest", []workloads.Port{{Protocol: "tcp", Port: 65535}, {Protocol: "tcp", Port: 55534}}, "tcp/65535:20000 tcp/55534:65534", "kubevpn-t65535=20000/TCP kubevpn-t55534=65534/TCP", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p, err := planSidecar(object(t, template), "app", tt.ports, mySidecar)
@@ -120,10 +120,10 @@ func containerNamed(template map[string]any, name string) map[string]any {
 	return nil
 }
 
-// A second owner's agent listens where the first one's does: either may be the primary.
-func TestSidecarsOfTwo(t *testing.T) {
+// Either agent may become the leader.
+func TestSecondSidecarListensOnTheSamePorts(t *testing.T) {
 	x := object(t, `{spec: {containers: [{name: app, ports: [{containerPort: 8080}]}]}}`)
-	ports := []cluster.Port{{Protocol: "tcp", Port: 8080, Container: "app"}}
+	ports := []workloads.Port{{Protocol: "tcp", Port: 8080, Container: "app"}}
 	first, err := planSidecar(x, "app", ports, mySidecar)
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestSidecarsOfTwo(t *testing.T) {
 		for i, a := range order {
 			var last bool
 			if left, last, err = undoSidecar(left, a.owner); err != nil || last != (i == 1) {
-				t.Errorf("the last one: %v, %v", last, err)
+				t.Errorf("last = %v, %v", last, err)
 			}
 		}
 		if d := cmp.Diff(x, left); d != "" {
@@ -149,11 +149,11 @@ func TestSidecarsOfTwo(t *testing.T) {
 		}
 	}
 	if all, last, err := undoSidecar(both.template, ""); err != nil || !last || !cmp.Equal(x, all) {
-		t.Errorf("everybody's: %v, %v\n%s", last, err, cmp.Diff(x, all))
+		t.Errorf("all owners: %v, %v\n%s", last, err, cmp.Diff(x, all))
 	}
 }
 
-// random makes pod templates, and what CI may do with them meanwhile.
+// random generates pod templates, and changes that CI may make to them.
 type random struct{ *rand.Rand }
 
 func (r random) of(words ...string) string { return words[r.IntN(len(words))] }
@@ -166,7 +166,7 @@ func (r random) labels() map[string]any {
 	return m
 }
 
-// value is any JSON, for the fields of which nobody here knows.
+// value returns any JSON, for fields that this program does not know.
 func (r random) value(depth int) any {
 	switch n := r.IntN(7); {
 	case n == 0 && depth > 0:
@@ -251,7 +251,7 @@ func (r random) template() map[string]any {
 	return t
 }
 
-// edit returns a change of a template that leaves agents alone.
+// edit returns a change of a template that keeps agents.
 func (r random) edit() func(map[string]any) {
 	image, label, extra := r.of("i:3", "i:4"), r.of("v1", "v2"), r.container("extra")
 	do := []func(template, spec map[string]any){
@@ -278,15 +278,15 @@ func set(o map[string]any, value string, path ...string) {
 	}
 }
 
-// ports are those that a container of the template declares, and one that it does not.
-func (r random) ports(template map[string]any) []cluster.Port {
-	ports := []cluster.Port{{Protocol: r.of("tcp", "udp"), Port: uint16(1 + r.IntN(65535)), Services: []cluster.ServicePort{{Service: "s", Port: 80}}}}
+// ports returns the ports that a container of the template declares, and one that it does not declare.
+func (r random) ports(template map[string]any) []workloads.Port {
+	ports := []workloads.Port{{Protocol: r.of("tcp", "udp"), Port: uint16(1 + r.IntN(65535)), Services: []workloads.ServicePort{{Service: "s", Port: 80}}}}
 	declared, _ := containerNamed(template, "c0")["ports"].([]any)
 	for _, raw := range declared {
 		p := raw.(map[string]any)
 		name, _ := p["name"].(string)
 		protocol, _ := p["protocol"].(string)
-		port := cluster.Port{Protocol: "tcp", Port: uint16(p["containerPort"].(int64)), Name: name}
+		port := workloads.Port{Protocol: "tcp", Port: uint16(p["containerPort"].(int64)), Name: name}
 		if protocol == "UDP" {
 			port.Protocol = "udp"
 		}
@@ -295,7 +295,7 @@ func (r random) ports(template map[string]any) []cluster.Port {
 	return ports
 }
 
-func TestUndoSidecar(t *testing.T) {
+func TestUndoSidecarKeepsLaterChanges(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := random{rand.New(rand.NewPCG(seed, 0))}
 		x := r.template()
@@ -314,7 +314,7 @@ func TestUndoSidecar(t *testing.T) {
 		if reflect.DeepEqual(x, p.template) {
 			t.Fatalf("seed %d: plan does nothing", seed)
 		}
-		// As it comes back from the API server.
+		// As the API server returns it.
 		planned := throughJSON(t, p.template)
 		for range r.IntN(4) {
 			edit := r.edit()
@@ -350,9 +350,9 @@ func throughJSON(t *testing.T, o map[string]any) map[string]any {
 	return object(t, string(data))
 }
 
-// CI named another container for kubectl: that stays.
+// CI has set another default container of kubectl.
 func TestUndoSidecarKeepsAnnotation(t *testing.T) {
-	p, err := planSidecar(object(t, `{spec: {containers: [{name: app}]}}`), "app", []cluster.Port{{Protocol: "tcp", Port: 1}}, mySidecar)
+	p, err := planSidecar(object(t, `{spec: {containers: [{name: app}]}}`), "app", []workloads.Port{{Protocol: "tcp", Port: 1}}, mySidecar)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -387,7 +387,7 @@ spec:
 	if d := cmp.Diff([]any{"http", "dns", "kubevpn-t81"}, targets); d != "" {
 		t.Errorf("target ports (-want +got):\n%s", d)
 	}
-	// Another owner's patch on top of it does not lose what there was.
+	// Another owner's later patch keeps the original target ports.
 	again, err := patchService(throughJSON(t, patched), append(patches, servicePatch{"web", "udp", 80, "kubevpn-u53", true}))
 	if err != nil {
 		t.Fatal(err)
@@ -414,6 +414,6 @@ spec:
 		t.Errorf("%v (-want +got):\n%s", err, d)
 	}
 	if same, err := patchService(x, []servicePatch{{"other", "tcp", 80, "http", false}}); err != nil || !cmp.Equal(x, same) {
-		t.Errorf("a patch of another Service changes %s, %v", cmp.Diff(x, same), err)
+		t.Errorf("a patch of another Service changed %s, %v", cmp.Diff(x, same), err)
 	}
 }

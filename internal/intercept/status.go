@@ -6,25 +6,25 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Status is a snapshot, also after Run has returned.
+// Status returns a snapshot of the intercept, also after Run has returned.
 func (i *Intercept) Status() api.Intercept {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	s := i.status
 	s.Ports, s.Checks, s.Warnings = slices.Clone(s.Ports), slices.Clone(s.Checks), slices.Clone(s.Warnings)
 	s.Pods = []api.InterceptedPod{}
-	s.Requests = i.past
-	covered := 0
-	others := make(map[[2]string]int) // by owner and ID: where in s.Others
+	s.Requests = i.pastRequests
+	intercepted := 0
+	others := make(map[[2]string]int) // indices in s.Others, by owner and ID
 	for _, c := range i.sorted() {
-		s.Pods = append(s.Pods, api.InterceptedPod{Name: c.name, Covered: c.covered(), Reason: c.reason()})
+		s.Pods = append(s.Pods, api.InterceptedPod{Name: c.name, Intercepted: c.active(), Reason: c.reason()})
 		s.Requests += c.requests.total()
-		if c.covered() {
-			covered++
+		if c.active() {
+			intercepted++
 		} else if s.State != api.InterceptFailed && c.reason() != "" {
 			s.LastError = c.name + ": " + c.reason()
 		}
-		if mine := c.mine(); mine != nil {
+		if mine := c.ownClaim(); mine != nil {
 			if mine.LastError != "" {
 				s.LastError = mine.LastError
 			}
@@ -52,12 +52,12 @@ func (i *Intercept) Status() api.Intercept {
 	}
 	switch {
 	case s.State != api.InterceptStarting || !closed(i.begun):
-	case covered > 0:
+	case intercepted > 0:
 		s.State = api.InterceptActive
 	default:
 		s.State = api.InterceptWaiting
 		if len(s.Pods) == 0 {
-			s.LastError = s.Workload + " has no pod"
+			s.LastError = s.Workload + " has no pods"
 		}
 	}
 	return s

@@ -1,19 +1,47 @@
 package manager
 
-import "sync"
+import (
+	"sync"
 
-// bufferSize is what one read from a socket may take: more than any datagram.
-const bufferSize = 64 << 10
+	"kubevpn/pkg/wire/transport"
+)
 
-// buffers lends buffers to flows that have something to read. An idle flow has none: with ten thousand of them
-// that is the difference between 100 MB and 1 GB.
-type buffers struct{ pool sync.Pool }
+const (
+	// bufferSize is what one read from a socket may take: more than any datagram.
+	bufferSize = 64 << 10
+	// smallBufferSize is what it may take when the session has used up its part of the budget. Datagrams that do not fit are
+	// lost then.
+	smallBufferSize = 4 << 10
+)
 
-func (b *buffers) take() *[bufferSize]byte {
-	if p, ok := b.pool.Get().(*[bufferSize]byte); ok {
-		return p
-	}
-	return new([bufferSize]byte)
+// buffers lends buffers to those flows of a session that have data to read. Idle flows hold no buffer: for ten thousand
+// flows this saves about 900 MB. A flow whose laptop does not read keeps its buffer, so buffers count against the
+// session's budget.
+type buffers struct {
+	session      *transport.Session // nil: unbounded, for tests
+	large, small sync.Pool
 }
 
-func (b *buffers) give(p *[bufferSize]byte) { b.pool.Put(p) }
+type buffer struct{ data []byte }
+
+func (b *buffers) take() *buffer {
+	pool, size := &b.large, bufferSize
+	if b.session != nil && !b.session.Hold(bufferSize) {
+		pool, size = &b.small, smallBufferSize
+	}
+	if p, ok := pool.Get().(*buffer); ok {
+		return p
+	}
+	return &buffer{make([]byte, size)}
+}
+
+func (b *buffers) give(p *buffer) {
+	if len(p.data) == smallBufferSize {
+		b.small.Put(p)
+		return
+	}
+	b.large.Put(p)
+	if b.session != nil {
+		b.session.Release(bufferSize)
+	}
+}

@@ -2,8 +2,11 @@ package manager
 
 import (
 	"net/netip"
+	"slices"
 
 	"go4.org/netipx"
+
+	"kubevpn/pkg/datapath/routable"
 )
 
 // blocks counts addresses by the block they are in: what is seen of a network whose prefix nobody tells.
@@ -45,9 +48,22 @@ type networks struct {
 	nodesKnown bool
 	pods       blocks // pod addresses that EndpointSlices show
 	clusterIPs blocks
+
+	believed   map[netip.Prefix]struct{} // blocks of pods of which a pod was read
+	mayNotRead bool                      // the manager may not read pods
 }
 
-// prefixes returns the networks of pods and of ClusterIPs, each masked, sorted and without overlap.
+// maxIgnored bounds the networks that laptops are told to be ignored.
+const maxIgnored = 8
+
+// found are the cluster's prefixes, each list masked, sorted and without overlap.
+type found struct {
+	pods, services             []netip.Prefix
+	statedPods, statedServices []netip.Prefix // of these, what the API server states
+	ignored                    []netip.Prefix // blocks of pods that may not be routed, some of them
+}
+
+// prefixes returns the networks of pods and of ClusterIPs.
 //
 // What the API server states is taken as it is: spec.podCIDRs of nodes, ServiceCIDRs. An address outside of
 // that (a network plugin with pools of its own, a server without ServiceCIDRs) stands for the block around it,
@@ -55,60 +71,72 @@ type networks struct {
 // are meant, it stands for itself alone. So it does when the nodes are not known: a block around the address of
 // a pod on the host network would take the nodes' own network into the tunnel.
 //
+// A block of pods must be in private address space, and one of its pods must have been read (podReader). Where the
+// manager may not read pods, each address stands for itself.
+//
 // Until all that may be watched is known whole (settled), only what is stated counts: a guess would be taken
 // back a moment later.
-func (n *networks) prefixes(settled bool) (pods, services []netip.Prefix) {
-	seenPods, seenVIPs := n.pods, n.clusterIPs
+func (n *networks) prefixes(settled bool) found {
+	pods, services := stated(n.podCIDRs), stated(n.ranges)
+	out := found{statedPods: pods.Prefixes(), statedServices: services.Prefixes()}
+	out.pods, out.services = out.statedPods, out.statedServices
 	if !settled {
-		seenPods, seenVIPs = nil, nil
+		return out
 	}
-	var nodes netipx.IPSetBuilder
+	var taken netipx.IPSetBuilder
 	for addr := range n.nodes {
-		nodes.Add(addr)
+		taken.Add(addr)
 	}
-	taken := set(&nodes)
-	pods = cover(n.podCIDRs, seenPods, taken, !n.nodesKnown)
-	var podAddrs netipx.IPSetBuilder
-	podAddrs.AddSet(taken)
-	for _, p := range pods {
-		podAddrs.AddPrefix(p)
+	out.pods, out.ignored = cover(pods, n.pods, routable.Set(&taken), n.believe)
+	for _, p := range out.pods {
+		taken.AddPrefix(p)
 	}
-	services = cover(n.ranges, seenVIPs, set(&podAddrs), false)
-	return pods, services
+	out.services, _ = cover(services, n.clusterIPs, routable.Set(&taken), func(netip.Prefix) (bool, bool) { return true, true })
+	return out
+}
+
+// believe reports whether the addresses of a block are pods', and whether those around them are.
+func (n *networks) believe(block netip.Prefix) (addrs, whole bool) {
+	_, read := n.believed[block]
+	return read || n.mayNotRead, read && n.nodesKnown
 }
 
 // cover returns the stated prefixes with those of the addresses outside of them. Addresses in taken are never
-// added: they are of another kind.
-func cover(stated []netip.Prefix, seen blocks, taken *netipx.IPSet, exact bool) []netip.Prefix {
+// added: they are of another kind. Blocks that may not be routed are ignored; some of these are returned.
+func cover(known *netipx.IPSet, seen blocks, taken *netipx.IPSet, believe func(netip.Prefix) (addrs, whole bool)) (prefixes, ignored []netip.Prefix) {
 	var all netipx.IPSetBuilder
-	for _, p := range stated {
-		all.AddPrefix(p)
-	}
-	known := set(&all)
+	all.AddSet(known)
+	space := routable.Space()
 	for block, addrs := range seen {
 		if known.ContainsPrefix(block) { // the usual case, and there may be a hundred thousand addresses
 			continue
 		}
-		alone := exact || taken.OverlapsPrefix(block)
+		if !space.ContainsPrefix(block) {
+			ignored = append(ignored, block)
+			continue
+		}
+		some, whole := believe(block)
+		whole = whole && !taken.OverlapsPrefix(block)
 		for addr := range addrs {
-			if known.Contains(addr) || taken.Contains(addr) {
+			if !some || known.Contains(addr) || taken.Contains(addr) {
 				continue
 			}
-			if !alone {
+			if whole {
 				all.AddPrefix(block)
 				break
 			}
 			all.Add(addr)
 		}
 	}
-	return set(&all).Prefixes()
+	slices.SortFunc(ignored, netip.Prefix.Compare)
+	return routable.Set(&all).Prefixes(), ignored[:min(len(ignored), maxIgnored)]
 }
 
-// set returns b's addresses. Its only error is an invalid prefix or address, and those were not added.
-func set(b *netipx.IPSetBuilder) *netipx.IPSet {
-	s, err := b.IPSet()
-	if err != nil {
-		panic("building an IP set: " + err.Error())
+// stated is the addresses of prefixes.
+func stated(prefixes []netip.Prefix) *netipx.IPSet {
+	var b netipx.IPSetBuilder
+	for _, p := range prefixes {
+		b.AddPrefix(p)
 	}
-	return s
+	return routable.Set(&b)
 }

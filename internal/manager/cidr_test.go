@@ -20,7 +20,10 @@ func TestPrefixes(t *testing.T) {
 		podCIDRs, ranges       []string
 		nodes, pods, vips      []string
 		nodesUnknown           bool
+		mayNotRead             bool
+		unread                 []string // blocks of which no pod was read
 		wantPods, wantServices []string
+		wantIgnored            []string
 	}{
 		{name: "nothing"},
 		{name: "stated", podCIDRs: []string{"10.244.0.0/24", "10.244.1.0/24", "fd00:244::/64"}, ranges: []string{"10.96.0.0/12", "fd00:96::/112"},
@@ -28,6 +31,17 @@ func TestPrefixes(t *testing.T) {
 			wantPods: []string{"10.244.0.0/23", "fd00:244::/64"}, wantServices: []string{"10.96.0.0/12", "fd00:96::/112"}},
 		{name: "plugin-with-its-own-pool", podCIDRs: []string{"10.244.0.0/24"}, nodes: []string{"192.168.0.1"},
 			pods: []string{"10.42.5.3", "10.42.5.200", "fd00:42::5"}, wantPods: []string{"10.42.5.0/24", "10.244.0.0/24", "fd00:42::/64"}},
+		{name: "a block of which no pod was read", podCIDRs: []string{"10.244.0.0/24"}, nodes: []string{"192.168.0.1"},
+			pods: []string{"10.42.5.3", "10.42.6.3"}, unread: []string{"10.42.6.0/24"}, wantPods: []string{"10.42.5.0/24", "10.244.0.0/24"}},
+		{name: "pods that may not be read", podCIDRs: []string{"10.244.0.0/24"}, nodes: []string{"192.168.0.1"}, mayNotRead: true,
+			pods: []string{"10.42.5.3", "10.42.6.3"}, unread: []string{"10.42.6.0/24"}, wantPods: []string{"10.42.5.0/24", "10.42.6.3/32", "10.244.0.0/24"}},
+		{name: "public and special endpoints", nodes: []string{"192.168.0.1"}, mayNotRead: true,
+			pods:     []string{"10.244.0.3", "140.82.121.3", "8.8.8.8", "0.0.0.5", "127.0.0.1", "255.255.255.255", "2001:db8::1"},
+			vips:     []string{"10.96.0.1", "8.8.4.4"},
+			wantPods: []string{"10.244.0.0/24"}, wantServices: []string{"10.96.0.0/24"},
+			wantIgnored: []string{"0.0.0.0/24", "8.8.8.0/24", "127.0.0.0/24", "140.82.121.0/24", "255.255.255.0/24", "2001:db8::/64"}},
+		{name: "pods of GKE in class E", nodes: []string{"10.0.0.1"}, pods: []string{"240.1.2.3"}, vips: []string{"34.118.224.1"},
+			wantPods: []string{"240.1.2.0/24"}, wantServices: []string{"34.118.224.0/24"}},
 		{name: "pods-among-nodes", nodes: []string{"10.0.1.10"}, pods: []string{"10.0.1.10", "10.0.1.77", "10.0.2.4"},
 			wantPods: []string{"10.0.1.77/32", "10.0.2.0/24"}},
 		{name: "nodes-unknown", nodesUnknown: true, pods: []string{"10.0.1.77", "fd00::1"}, wantPods: []string{"10.0.1.77/32", "fd00::1/128"}},
@@ -41,28 +55,34 @@ func TestPrefixes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			n := networks{podCIDRs: prefixesOf(tt.podCIDRs...), ranges: prefixesOf(tt.ranges...), nodesKnown: !tt.nodesUnknown,
-				nodes: map[netip.Addr]struct{}{}, pods: blocks{}, clusterIPs: blocks{}}
+				nodes: map[netip.Addr]struct{}{}, pods: blocks{}, clusterIPs: blocks{}, believed: map[netip.Prefix]struct{}{}, mayNotRead: tt.mayNotRead}
 			for _, a := range tt.nodes {
 				n.nodes[netip.MustParseAddr(a)] = struct{}{}
 			}
 			for _, a := range tt.pods {
 				addr := netip.MustParseAddr(a)
 				n.pods.add(podBlock(addr), addr, 1)
+				if block := podBlock(addr); !slices.Contains(tt.unread, block.String()) {
+					n.believed[block] = struct{}{}
+				}
 			}
 			for _, a := range tt.vips {
 				addr := netip.MustParseAddr(a)
 				n.clusterIPs.add(clusterIPBlock(addr), addr, 1)
 			}
-			pods, services := n.prefixes(true)
-			if want := prefixesOf(tt.wantPods...); !slices.Equal(pods, want) {
-				t.Errorf("pods: got %v, want %v", pods, want)
+			got := n.prefixes(true)
+			if want := prefixesOf(tt.wantPods...); !slices.Equal(got.pods, want) {
+				t.Errorf("pods: got %v, want %v", got.pods, want)
 			}
-			if want := prefixesOf(tt.wantServices...); !slices.Equal(services, want) {
-				t.Errorf("services: got %v, want %v", services, want)
+			if want := prefixesOf(tt.wantServices...); !slices.Equal(got.services, want) {
+				t.Errorf("services: got %v, want %v", got.services, want)
 			}
-			pods, services = n.prefixes(false)
-			if len(tt.podCIDRs) == 0 && len(pods) > 0 || len(tt.ranges) == 0 && len(services) > 0 {
-				t.Errorf("guessed before all was known: %v, %v", pods, services)
+			if want := prefixesOf(tt.wantIgnored...); !slices.Equal(got.ignored, want) {
+				t.Errorf("ignored: got %v, want %v", got.ignored, want)
+			}
+			got = n.prefixes(false)
+			if len(tt.podCIDRs) == 0 && len(got.pods) > 0 || len(tt.ranges) == 0 && len(got.services) > 0 {
+				t.Errorf("guessed before all was known: %v, %v", got.pods, got.services)
 			}
 		})
 	}

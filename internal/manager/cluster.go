@@ -4,20 +4,22 @@ import (
 	"maps"
 	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
-	"kubevpn/pkg/balancer"
+	"kubevpn/pkg/datapath/balancer"
 )
 
-// cluster is what the API server told us, converted. The watches write to it; one goroutine (publisher.run)
-// takes what has changed from it:
+// cluster holds the converted objects of the API server. The watches write to it, and one goroutine (publisher.run)
+// reads the changes:
 //
 //	watches ──▶ cluster ──changed──▶ publisher ──▶ balancer (at once)
-//	                                     └───────▶ board (at most every 100 ms) ──▶ laptops
+//	                                     └───────▶ notices (at most every 100 ms) ──▶ laptops
 type cluster struct {
 	changed chan struct{} // has an element when something below has changed
 
@@ -34,6 +36,10 @@ type cluster struct {
 	zone       string                     // of the manager's node, from the Node or from an endpoint there
 	nodeName   string
 	needsCIDRs bool // networks has changed
+
+	rejected   map[podRef]time.Time // pods that did not have the address, and when they were read
+	podsRead   bool                 // pods were read as far as laptops wait for it
+	needsHosts bool                 // hostAddrs has
 }
 
 func newCluster(nodeName string) *cluster {
@@ -45,7 +51,8 @@ func newCluster(nodeName string) *cluster {
 		nodes:    make(map[string]*node),
 		ranges:   make(map[string][]netip.Prefix),
 		dirty:    make(map[balancer.Name]struct{}),
-		networks: networks{nodes: make(map[netip.Addr]struct{}), pods: make(blocks), clusterIPs: make(blocks)},
+		networks: networks{nodes: make(map[netip.Addr]struct{}), pods: make(blocks), clusterIPs: make(blocks), believed: make(map[netip.Prefix]struct{})},
+		rejected: make(map[podRef]time.Time),
 		nodeName: nodeName,
 	}
 }
@@ -140,6 +147,7 @@ func (c *cluster) setSlice(name balancer.Name, s *slice) {
 	if service, ok := c.owner[name]; ok {
 		of := c.slices[service]
 		c.countPods(of[name.Name], -1)
+		c.needsHosts = c.needsHosts || c.isOnHost(of[name.Name])
 		if delete(of, name.Name); len(of) == 0 {
 			delete(c.slices, service)
 		}
@@ -158,6 +166,7 @@ func (c *cluster) setSlice(name balancer.Name, s *slice) {
 	of[name.Name] = s
 	c.owner[name] = s.service
 	c.dirty[s.service] = struct{}{}
+	c.needsHosts = c.needsHosts || c.isOnHost(s)
 	if c.zone == "" && c.nodeName != "" {
 		for i := range s.endpoints {
 			if e := &s.endpoints[i]; e.node == c.nodeName && e.zone != "" {
@@ -169,9 +178,57 @@ func (c *cluster) setSlice(name balancer.Name, s *slice) {
 
 func (c *cluster) countPods(s *slice, n int) {
 	for i := range s.endpoints {
-		if e := &s.endpoints[i]; e.pod {
+		if e := &s.endpoints[i]; e.pod != "" {
 			c.networks.pods.add(podBlock(e.addr), e.addr, n)
 			c.needsCIDRs = true
+		}
+	}
+}
+
+// apiServer is the Service whose endpoints are the API server's own addresses.
+var apiServer = balancer.Name{Namespace: "default", Name: "kubernetes"}
+
+// isOnHost reports whether hostAddrs depends on s.
+func (c *cluster) isOnHost(s *slice) bool {
+	return s.service == apiServer || slices.ContainsFunc(s.endpoints, func(e endpoint) bool {
+		_, ok := c.networks.nodes[e.addr]
+		return ok
+	})
+}
+
+// hostAddrs returns the addresses of nodes and the API server for the filter. It returns nil if the endpoints of Services are
+// not known, since a pod on the host network could then not be told from its node. It skips the endpoints of Service
+// kubernetes, which laptops reach by its ClusterIP. mu is held.
+func (c *cluster) hostAddrs() *hostAddrs {
+	if !c.synced[endpointSlices] {
+		return nil
+	}
+	h := &hostAddrs{addrs: maps.Clone(c.networks.nodes), endpoints: make(map[netip.AddrPort]struct{})}
+	for _, s := range c.slices[apiServer] {
+		for _, e := range s.endpoints {
+			h.addrs[e.addr] = struct{}{}
+		}
+	}
+	for name, of := range c.slices {
+		if name == apiServer {
+			continue
+		}
+		for _, s := range of {
+			h.add(s)
+		}
+	}
+	return h
+}
+
+// add adds the endpoints of s at these addresses.
+func (h *hostAddrs) add(s *slice) {
+	for _, e := range s.endpoints {
+		if _, ok := h.addrs[e.addr]; !ok {
+			continue
+		}
+		h.endpoints[netip.AddrPortFrom(e.addr, 0)] = struct{}{}
+		for _, p := range s.ports {
+			h.endpoints[netip.AddrPortFrom(e.addr, p.port)] = struct{}{}
 		}
 	}
 }
@@ -180,6 +237,7 @@ func (c *cluster) setNode(name string, n *node) {
 	if old := c.nodes[name]; old != nil && n != nil && reflect.DeepEqual(old, n) {
 		return // a heartbeat, as most updates are
 	}
+	c.needsHosts = true
 	if n != nil {
 		c.nodes[name] = n
 	} else {

@@ -33,7 +33,7 @@ func NewCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "manager",
-		Short: "Serve laptops: the one traffic manager of a cluster",
+		Short: "Run the traffic manager, which serves the laptops of a cluster",
 		Long: `Serves the laptops that are connected to this cluster, from its Deployment.
 
 It listens for sessions on the pod's loopback interface, so that only those who
@@ -54,12 +54,12 @@ It needs no capability.`,
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort)), "address for sessions")
 	f.StringVar(&o.health, "health", net.JoinHostPort("", strconv.Itoa(api.HealthPort)), "address for /livez and /readyz")
-	f.StringVar(&o.proxy, "proxy-listen", net.JoinHostPort("", strconv.Itoa(api.ProxyPort)), "address for carriers through the API server's pods/proxy; empty: none")
+	f.StringVar(&o.proxy, "proxy-listen", net.JoinHostPort("", strconv.Itoa(api.ProxyPort)), "address for conns through the API server's pods/proxy; empty: none")
 	f.StringVar(&o.podName, "pod-name", os.Getenv("POD_NAME"), "name of this pod ($POD_NAME)")
 	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "addresses of this pod, with commas ($POD_IP)")
 	f.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod ($POD_NAMESPACE)")
 	f.StringVar(&o.nodeName, "node-name", os.Getenv("NODE_NAME"), "node of this pod ($NODE_NAME)")
-	f.StringVar(&o.resolvConf, "resolv-conf", "/etc/resolv.conf", "where the kubelet says what cluster DNS is")
+	f.StringVar(&o.resolvConf, "resolv-conf", "/etc/resolv.conf", "file in which the kubelet names the cluster DNS servers")
 	f.StringVar(&o.account, "service-account", serviceAccountDir, "directory of the service account's token and ca.crt; without a token there is no API access")
 	f.StringVar(&o.log, "log-level", "info", "debug, info, warn or error")
 	return cmd
@@ -73,8 +73,8 @@ func run(ctx context.Context, o options) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	klog.SetSlogLogger(log.With("from", "client-go"))
 	// The manager allocates little per byte carried (buffers are pooled), so a small heap costs little time: half
-	// as much garbage as Go's default keeps it well under 40 MB. A limit comes from GOMEMLIMIT, which the
-	// Deployment sets where the container has one.
+	// as much garbage as Go's default keeps it well under 40 MB. The Deployment sets GOMEMLIMIT, below the container's
+	// limit.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}

@@ -2,6 +2,8 @@ package manager
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"io"
 	"reflect"
@@ -9,7 +11,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
@@ -26,8 +28,7 @@ const (
 //	  │◀──────────── Names, Reset │   if Services may be watched
 //	  │◀── State, Names, State... │   when something has changed
 //
-// Each laptop gets what is on the board when it is ready to read; one that is slow misses what was between, and
-// nobody waits for it.
+// Each laptop gets the latest notice when it is ready to read. A slow laptop skips notices and blocks nobody.
 func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) error {
 	laptop, err := in.Accept()
 	if err != nil {
@@ -36,7 +37,7 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	defer laptop.Close()
 	hello, err := readHello(laptop)
 	if err != nil {
-		s.refuse(laptop, api.Errorf(api.ExitIncompatible, "the laptop's greeting: %w", err))
+		s.refuse(laptop, api.Errorf(api.ExitIncompatible, "invalid ClientHello: %w", err))
 		return nil
 	}
 	by, err := parseCaller(hello)
@@ -47,8 +48,8 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 		s.refuse(laptop, api.Errorf(api.ExitUsage, "%w", err))
 		return nil
 	}
-	s.greet(by)
-	s.log.Info("laptop", "version", hello.Version, "client", hello.Client, "namespace", hello.Namespace, "scheduler", by.scheduler)
+	s.identify(by)
+	s.log.Info("laptop", "version", hello.Version, "client", shortHash(hello.Client), "namespace", hello.Namespace, "scheduler", by.scheduler)
 
 	session := ctx
 	ctx, cancel := context.WithCancel(ctx)
@@ -66,12 +67,12 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	// Nor should it give an address that the cluster uses.
 	lease := s.admit(session, &hello, s.m.around())
 	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
-	return s.tell(ctx, json.NewEncoder(laptop), lease)
+	return s.sendNotices(ctx, json.NewEncoder(laptop), lease)
 }
 
-// tell writes notices until the stream ends.
-func (s *session) tell(ctx context.Context, laptop *json.Encoder, lease api.Lease) error {
-	latest, newer := s.m.board.read()
+// sendNotices writes notices until the stream ends.
+func (s *session) sendNotices(ctx context.Context, laptop *json.Encoder, lease api.Lease) error {
+	latest, newer := s.m.notices.read()
 	first := *latest
 	first.state.Sessions = s.m.publisher.laptops() // this one may be younger than the notice
 	s.m.router.describe(&first.state)
@@ -88,13 +89,13 @@ func (s *session) tell(ctx context.Context, laptop *json.Encoder, lease api.Leas
 		case <-ctx.Done():
 			return nil
 		}
-		latest, newer = s.m.board.read()
+		latest, newer = s.m.notices.read()
 		messages = changes(told, latest)
 		told = latest
 	}
 }
 
-// changes returns what to tell a laptop that knows before.
+// changes returns the messages that bring a laptop from one notice to the next.
 func changes(before, now *notice) []api.ControlMessage {
 	var messages []api.ControlMessage
 	if !reflect.DeepEqual(before.state, now.state) {
@@ -120,7 +121,13 @@ func readHello(r io.Reader) (api.ClientHello, error) {
 	return hello, err
 }
 
-// incompatible returns why a laptop cannot be served, or nil.
+// shortHash returns a hash for the log. The identity itself is secret: it allows taking over the client's lease.
+func shortHash(client string) string {
+	sum := sha256.Sum256([]byte(client))
+	return hex.EncodeToString(sum[:4])
+}
+
+// incompatible returns an error if the manager cannot serve the laptop, or nil.
 func incompatible(hello api.ClientHello) *api.Error {
 	if hello.Protocol == api.Protocol {
 		return nil
@@ -134,7 +141,7 @@ func incompatible(hello api.ClientHello) *api.Error {
 		version.String())
 }
 
-// refuse tells the laptop why, and ends the session once it has heard.
+// refuse sends the reason to the laptop, and ends the session once the laptop has read it.
 func (s *session) refuse(laptop *transport.Stream, why *api.Error) {
 	s.log.Warn("session refused", "err", why)
 	if err := json.NewEncoder(laptop).Encode(api.ControlMessage{Error: why}); err == nil {

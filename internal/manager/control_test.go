@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"reflect"
 	"strings"
 	"testing"
@@ -36,7 +37,7 @@ func TestIncompatibleLaptop(t *testing.T) {
 			c.stream.Close()
 			select {
 			case <-r.laptop.Done():
-			case <-time.After(patience):
+			case <-time.After(testTimeout):
 				t.Error("the session goes on")
 			}
 		})
@@ -91,7 +92,7 @@ func TestDelta(t *testing.T) {
 }
 
 func TestSlowReaderMissesWhatWasBetween(t *testing.T) {
-	b := newBoard()
+	b := newNotices()
 	seen, newer := b.read()
 	for i := range 100 {
 		b.post(&notice{state: api.ManagerState{Sessions: i + 1}})
@@ -131,5 +132,26 @@ func TestHelloIsBounded(t *testing.T) {
 	endless := strings.NewReader(`{"version":"` + strings.Repeat("x", 1<<20))
 	if _, err := readHello(endless); err == nil || errors.Is(err, nil) || endless.Len() < 1<<19 {
 		t.Errorf("error %v, %d bytes left", err, endless.Len())
+	}
+}
+
+// Who knows a client's identity can take over its lease, and whoever may read the log of a pod reads this one.
+func TestLogHoldsNoClientIdentity(t *testing.T) {
+	said := make(lines, 256)
+	r := start(t, Config{Logger: slog.New(slog.NewTextHandler(said, nil))})
+	const secret = "0123456789abcdef0123456789abcdef"
+	if hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: secret}).next().Hello == nil {
+		t.Fatal("no Hello")
+	}
+	for found := false; !found; { // the laptop is logged before it gets the Hello
+		select {
+		case line := <-said:
+			found = strings.Contains(line, "msg=laptop")
+			if strings.Contains(line, secret) {
+				t.Errorf("the log has %s", line)
+			}
+		default:
+			t.Fatal("the log has no laptop")
+		}
 	}
 }

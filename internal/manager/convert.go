@@ -9,12 +9,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
-	"kubevpn/pkg/balancer"
+	"kubevpn/pkg/datapath/balancer"
 )
 
-// What is kept of the API server's objects: enough to join Services with their endpoints and to find the
-// cluster's networks, and nothing else, so that a large cluster fits into little memory.
+// The types below keep only the fields of API objects that are needed to join Services with their endpoints and to find the
+// cluster's networks, so a large cluster fits into little memory.
 
 type service struct {
 	// clusterIPs is empty for headless and ExternalName Services, and for those whose virtual IP another proxy
@@ -42,7 +43,7 @@ type endpoint struct {
 	addr                        netip.Addr
 	node, zone                  string
 	ready, serving, terminating bool
-	pod                         bool // behind it is a pod, by its targetRef
+	pod                         string // the name of the pod behind it, by its targetRef; empty: none
 	zoneHints, nodeHints        []string
 }
 
@@ -109,6 +110,9 @@ func convertSlice(s *discoveryv1.EndpointSlice) *slice {
 	}
 	for i := range s.Endpoints {
 		if e, ok := convertEndpoint(&s.Endpoints[i], s.AddressType); ok {
+			if ref := s.Endpoints[i].TargetRef; ref != nil {
+				e.pod = podName(ref, s.Namespace)
+			}
 			c.endpoints = append(c.endpoints, e)
 		}
 	}
@@ -144,7 +148,6 @@ func convertEndpoint(e *discoveryv1.Endpoint, addressType discoveryv1.AddressTyp
 		ready:       e.Conditions.Ready == nil || *e.Conditions.Ready,
 		serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
 		terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
-		pod:         e.TargetRef != nil && e.TargetRef.Kind == "Pod",
 	}
 	if e.NodeName != nil {
 		c.node = intern(*e.NodeName)
@@ -161,6 +164,14 @@ func convertEndpoint(e *discoveryv1.Endpoint, addressType discoveryv1.AddressTyp
 		}
 	}
 	return c, true
+}
+
+// podName returns the name of the pod that an endpoint in namespace refers to, or "".
+func podName(ref *corev1.ObjectReference, namespace string) string {
+	if ref.Kind != "Pod" || len(ref.Name) > validation.DNS1123SubdomainMaxLength || ref.Namespace != "" && ref.Namespace != namespace {
+		return ""
+	}
+	return ref.Name
 }
 
 func convertProtocol(p corev1.Protocol) (balancer.Protocol, bool) {

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"kubevpn/pkg/balancer"
+	"kubevpn/pkg/datapath/balancer"
 )
 
 func ptr[T any](v T) *T { return &v }

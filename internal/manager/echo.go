@@ -1,11 +1,12 @@
 package manager
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"syscall"
 
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/wire/transport"
 )
 
 // pinger is a socket for ICMP echo with one address. Requests and replies are 2 bytes of sequence number, big
@@ -19,11 +20,12 @@ type pinger interface {
 
 // openEcho prepares a flow of pings to dst. The pod must answer them itself: a ClusterIP has nobody behind it
 // who could (where kube-proxy uses IPVS the node would, and that proves nothing), so it is silent.
-func (d *dialer) openEcho(dst netip.Addr) (pinger, error) {
+func (d *dialer) openEcho(dst netip.Addr, by caller) (pinger, error) {
 	if _, ok := d.balancer.Service(dst); ok {
-		return nil, fmt.Errorf("%v is a ClusterIP, which answers no ping: %w", dst, syscall.ETIMEDOUT)
+		return nil, fmt.Errorf("%v is a ClusterIP, which does not answer pings: %w", dst, syscall.ETIMEDOUT)
 	}
-	if err := d.check(netip.AddrPortFrom(dst, 0)); err != nil {
+	to := netip.AddrPortFrom(dst, 0)
+	if err := errors.Join(d.check(to), d.checkHost(to, by.extra)); err != nil {
 		return nil, err
 	}
 	return openPinger(dst)
@@ -50,10 +52,10 @@ func ping(laptop packets, p pinger, b *buffers) {
 func sendPings(laptop packets, p pinger, b *buffers, idle *idleTimer) error {
 	for laptop.Wait() == nil {
 		buf := b.take()
-		n, err := laptop.ReadPacket(buf[:])
+		n, err := laptop.ReadPacket(buf.data)
 		if err == nil && n >= 2 && n <= maxEchoLen {
 			idle.touch()
-			err = p.send(buf[:n])
+			err = p.send(buf.data[:n])
 		} else {
 			err = nil // Wait tells; what is too short is no ping
 		}

@@ -95,14 +95,14 @@ func (p *pingSocket) receive(b *buffers, use func([]byte) error) error {
 		return err
 	}
 	for {
-		buf := (*[bufferSize]byte)(nil)
+		var buf *buffer
 		var n int
 		var from unix.Sockaddr
 		var readErr error
 		err := raw.Read(func(fd uintptr) bool {
 			buf = b.take()
 			for {
-				if n, from, readErr = unix.Recvfrom(int(fd), buf[:], 0); !errors.Is(readErr, unix.EINTR) {
+				if n, from, readErr = unix.Recvfrom(int(fd), buf.data, 0); !errors.Is(readErr, unix.EINTR) {
 					break
 				}
 			}
@@ -118,8 +118,8 @@ func (p *pingSocket) receive(b *buffers, use func([]byte) error) error {
 		}
 		err = readErr
 		// The kernel filters by identifier, not by who answers.
-		if err == nil && n >= echoHeader && buf[0] == p.reply && buf[1] == 0 && isFrom(from, p.dst) {
-			err = use(buf[6:n])
+		if err == nil && n >= echoHeader && n < len(buf.data) && buf.data[0] == p.reply && buf.data[1] == 0 && isFrom(from, p.dst) {
+			err = use(buf.data[6:n])
 		}
 		b.give(buf)
 		if err != nil {

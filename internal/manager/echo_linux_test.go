@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/transport"
-	"kubevpn/pkg/tun/tuntest"
+	"kubevpn/pkg/datapath/tun/tuntest"
+	"kubevpn/pkg/wire/transport"
 )
 
 // inNamespace runs f in a network namespace of its own, where ICMP sockets are permitted to groups (the kernel's
@@ -128,7 +128,7 @@ func TestPing(t *testing.T) {
 				if c.String() != tt.want {
 					t.Errorf("ended with %v, want %s", c, tt.want)
 				}
-			case <-time.After(patience):
+			case <-time.After(testTimeout):
 				t.Fatal("neither a reply nor an end")
 			}
 			<-ended
@@ -149,7 +149,7 @@ func TestPingWhereNotPermitted(t *testing.T) {
 }
 
 func TestPingToServiceIsSilent(t *testing.T) {
-	r := greeted(t, "")
+	r := identified(t, "")
 	r.vip("127.0.0.1:1")
 	p := r.openPackets(t, transport.ProtoEcho, "10.96.0.1:0")
 	if _, err := p.ReadPacket(make([]byte, 10)); !errors.Is(err, syscall.ETIMEDOUT) {

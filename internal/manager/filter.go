@@ -4,13 +4,18 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"syscall"
 )
 
-// filter says where the manager may be sent. A laptop may reach through it what a pod may reach, but not the
-// manager itself: its loopback interface, where it listens, and its own address, where nothing is for laptops;
-// nor what is answered by the machine that the pod happens to run on and hands out that machine's identity
-// (cloud metadata). Nodes are allowed: pods on the host network have their addresses.
+// filter decides which addresses the manager dials for laptops. A laptop may reach what a pod may reach, with two
+// exceptions: the manager's own loopback interface and addresses, and the metadata services of clouds, which hand out
+// the identity of the node.
+//
+// Nodes and the API server are dialled where a Service's endpoint has the address and the port, as pods on the host
+// network do, and where the laptop's user named the address with --extra-cidr. The laptop says itself what was named:
+// this guards against accidents and against other programs on the laptop, and not against the user, who may use the
+// manager.
 //
 // One exception: the servers in the pod's resolv.conf, on the port of DNS. NodeLocal DNSCache has a link-local
 // address.
@@ -18,8 +23,16 @@ import (
 // It is applied to what is dialled, also when the balancer chose it: whoever may write EndpointSlices chooses
 // there (CVE-2020-8554 has relatives).
 type filter struct {
-	pod []netip.Addr // the manager's own addresses
-	dns []netip.Addr
+	pod   []netip.Addr // the manager's own addresses
+	dns   []netip.Addr
+	hosts atomic.Pointer[hostAddrs] // nil: not known
+}
+
+// hostAddrs are the addresses of nodes and of the API server. It is immutable.
+type hostAddrs struct {
+	addrs map[netip.Addr]struct{}
+	// endpoints are those of Services at these addresses, each once with its port, and once with port 0.
+	endpoints map[netip.AddrPort]struct{}
 }
 
 // metadata are the addresses of cloud metadata services that are not link-local.
@@ -42,6 +55,35 @@ func (f *filter) allows(dst netip.AddrPort) bool {
 		!addr.IsLoopback() && !addr.IsUnspecified() && !addr.IsMulticast() && !addr.IsLinkLocalUnicast() &&
 		!isThisNetwork(addr) && addr != broadcast &&
 		!slices.Contains(metadata, addr) && !slices.Contains(f.pod, addr)
+}
+
+// allowsHost reports whether dst, for which no Service was asked, is no node's and not the API server's, or may be dialled
+// all the same. A port of 0 means none that is known: pings, and fragments of packets. extra is what --extra-cidr names.
+func (f *filter) allowsHost(dst netip.AddrPort, extra []netip.Prefix) bool {
+	h := f.hosts.Load()
+	if h == nil {
+		return true
+	}
+	addr := dst.Addr().Unmap()
+	if _, ok := h.addrs[addr]; !ok {
+		return true
+	}
+	_, ok := h.endpoints[netip.AddrPortFrom(addr, dst.Port())]
+	return ok || dst.Port() == dnsPort && slices.Contains(f.dns, addr) ||
+		slices.ContainsFunc(extra, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// allowsDirect reports whether a packet to dst may leave.
+func (f *filter) allowsDirect(dst netip.AddrPort, extra []netip.Prefix) bool {
+	return f.allows(dst) && f.allowsHost(dst, extra)
+}
+
+// checkHost returns an error that Is EACCES if allowsHost is false.
+func (f *filter) checkHost(dst netip.AddrPort, extra []netip.Prefix) error {
+	if f.allowsHost(dst, extra) {
+		return nil
+	}
+	return fmt.Errorf("%v is a node or the API server and not an endpoint of a Service; allow it with --extra-cidr: %w", dst, syscall.EACCES)
 }
 
 // isThisNetwork reports whether addr is in 0.0.0.0/8: Linux takes some of it for this host.

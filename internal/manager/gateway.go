@@ -56,17 +56,17 @@ func (m *Manager) serveGateways(ctx context.Context) error {
 	}
 }
 
-// tellGateway writes the inner networks, whenever they are others, until ctx or the connection ends.
-func (m *Manager) tellGateway(ctx context.Context, conn net.Conn) error {
+// sendNetworks writes the inner networks, whenever they are others, until ctx or the connection ends.
+func (m *Manager) sendNetworks(ctx context.Context, conn net.Conn) error {
 	lines := json.NewEncoder(conn)
 	for {
 		networks, changed := m.router.networks()
 		if err := conn.SetWriteDeadline(time.Now().Add(tellTime)); err != nil {
-			return fmt.Errorf("telling the gateway of networks: %w", err)
+			return fmt.Errorf("cannot send the networks to the gateway: %w", err)
 		}
 		// An empty list rather than null: it means that there is none.
 		if err := lines.Encode(api.GatewayNetworks{Networks: append([]netip.Prefix{}, networks...)}); err != nil {
-			return fmt.Errorf("telling the gateway of networks: %w", err)
+			return fmt.Errorf("cannot send the networks to the gateway: %w", err)
 		}
 		select {
 		case <-changed:

@@ -1,9 +1,7 @@
 package manager
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/tun"
+	"kubevpn/pkg/datapath/tun"
 )
 
 // listenGateways listens where a gateway is expected. An abstract socket belongs to the pod's network namespace:
@@ -36,7 +34,7 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 	defer conn.Close()
 	socket, ok := conn.(*net.UnixConn)
 	if !ok {
-		return fmt.Errorf("a connection by %s", conn.LocalAddr().Network())
+		return fmt.Errorf("unexpected network %s", conn.LocalAddr().Network())
 	}
 	if err := fromRoot(socket); err != nil {
 		return err
@@ -55,15 +53,14 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 		}
 	}()
 	others.Go(func() {
-		if err := m.tellGateway(ctx, conn); err != nil {
+		if err := m.sendNetworks(ctx, conn); err != nil {
 			cancel(err)
 		}
 	})
 
 	in := &rights{conn: socket}
 	defer in.close()
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, maxGatewayLine)
+	lines := api.NewLines(in, maxGatewayLine)
 	conn.SetReadDeadline(time.Now().Add(setupTime))
 	about, err := nextGateway(lines)
 	if err != nil {
@@ -99,33 +96,29 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 func fromRoot(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("asking who connects as a gateway: %w", err)
+		return fmt.Errorf("cannot identify the process that connects as a gateway: %w", err)
 	}
 	var who *unix.Ucred
 	var asked error
 	if err := raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return fmt.Errorf("asking who connects as a gateway: %w", err)
+		return fmt.Errorf("cannot identify the process that connects as a gateway: %w", err)
 	}
 	if asked != nil {
-		return fmt.Errorf("asking who connects as a gateway: %w", asked)
+		return fmt.Errorf("cannot identify the process that connects as a gateway: %w", asked)
 	}
 	if who.Uid != 0 {
-		return fmt.Errorf("refused: process %d, of user %d, connects as a gateway", who.Pid, who.Uid)
+		return fmt.Errorf("rejected a gateway connection of process %d: it runs as user %d instead of root", who.Pid, who.Uid)
 	}
 	return nil
 }
 
-// nextGateway reads the gateway's next line. Its end is io.EOF.
-func nextGateway(lines *bufio.Scanner) (*api.Gateway, error) {
-	if !lines.Scan() {
-		if err := lines.Err(); err != nil {
-			return nil, fmt.Errorf("reading from the gateway: %w", err)
-		}
-		return nil, io.EOF
-	}
+// nextGateway reads the gateway's next line. It returns io.EOF at the end.
+func nextGateway(lines *api.Lines) (*api.Gateway, error) {
 	var about api.Gateway
-	if err := json.Unmarshal(lines.Bytes(), &about); err != nil {
-		return nil, fmt.Errorf("reading what the gateway says: %w", err)
+	if err := lines.Next(&about); err == io.EOF {
+		return nil, err
+	} else if err != nil {
+		return nil, fmt.Errorf("cannot read from the gateway: %w", err)
 	}
 	return &about, nil
 }
@@ -138,7 +131,7 @@ func adopt(f *os.File, mtu int) (tun.Device, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("taking the gateway's device: %w", err)
+		return nil, fmt.Errorf("cannot use the gateway's device: %w", err)
 	}
 	request, err := unix.NewIfreq("")
 	if err == nil {
@@ -148,7 +141,7 @@ func adopt(f *os.File, mtu int) (tun.Device, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("what the gateway sent is no TUN device: %w", err)
+		return nil, fmt.Errorf("the gateway sent a file that is not a TUN device: %w", err)
 	}
 	return tun.Adopt(f, request.Name(), mtu)
 }

@@ -16,9 +16,9 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/packet"
-	"kubevpn/pkg/tun"
-	"kubevpn/pkg/tun/tuntest"
+	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/datapath/tun"
+	"kubevpn/pkg/datapath/tun/tuntest"
 )
 
 const podDevice = "kubevpn-pod"
@@ -73,7 +73,7 @@ func dialGateway(t testing.TB, pod *tuntest.Namespace, before ...func() error) *
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { g.conn.Close() })
-	g.conn.SetDeadline(time.Now().Add(patience))
+	g.conn.SetDeadline(time.Now().Add(testTimeout))
 	g.lines = bufio.NewReader(g.conn)
 	return g
 }

@@ -16,8 +16,8 @@ import (
 	"go.uber.org/goleak"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/balancer"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wire/transport"
 )
 
 func TestMain(m *testing.M) {
@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// patience is how long a test waits for what must happen.
-const patience = 20 * time.Second
+// testTimeout is how long a test waits for what must happen.
+const testTimeout = 20 * time.Second
 
 // running is a Manager on loopback, with a laptop's session.
 type running struct {
@@ -91,7 +91,7 @@ func connect(t testing.TB, addr string) *transport.Session {
 	select {
 	case s := <-arrived:
 		return s
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("no session")
 		return nil
 	}
@@ -117,7 +117,7 @@ type control struct {
 // hello opens a control stream.
 func hello(t testing.TB, laptop *transport.Session, greeting api.ClientHello) *control {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	st, err := laptop.Open(ctx, transport.Request{Proto: transport.ProtoControl})
 	if err != nil {
@@ -133,7 +133,7 @@ func hello(t testing.TB, laptop *transport.Session, greeting api.ClientHello) *c
 // next gives the manager's next message.
 func (c *control) next() api.ControlMessage {
 	c.t.Helper()
-	c.stream.SetReadDeadline(time.Now().Add(patience))
+	c.stream.SetReadDeadline(time.Now().Add(testTimeout))
 	line, err := c.lines.ReadBytes('\n')
 	if err != nil {
 		c.t.Fatalf("reading a control message: %v", err)
@@ -159,8 +159,8 @@ func (c *control) until(what string, wanted func(*api.ManagerState) bool) api.Ma
 	}
 }
 
-// greeted is start, with a laptop that has said hello.
-func greeted(t testing.TB, scheduler string) *running {
+// identified is start, with a laptop that has said hello.
+func identified(t testing.TB, scheduler string) *running {
 	t.Helper()
 	r := start(t, Config{})
 	c := hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: "laptop", Scheduler: scheduler})
@@ -173,11 +173,11 @@ func greeted(t testing.TB, scheduler string) *running {
 // open opens a TCP flow to addr.
 func (r *running) open(t testing.TB, addr string) (*transport.Stream, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	st, err := r.laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: netip.MustParseAddrPort(addr)})
 	if err == nil {
-		st.SetDeadline(time.Now().Add(patience))
+		st.SetDeadline(time.Now().Add(testTimeout))
 		t.Cleanup(func() { st.Reset() })
 	}
 	return st, err
@@ -210,7 +210,7 @@ func pod(t testing.TB, handle func(*net.TCPConn)) string {
 			}
 			wg.Go(func() {
 				defer conn.Close()
-				conn.SetDeadline(time.Now().Add(patience))
+				conn.SetDeadline(time.Now().Add(testTimeout))
 				handle(conn.(*net.TCPConn))
 			})
 		}

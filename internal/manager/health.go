@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// readyPatience is how long the manager waits to know the cluster before it says that it is ready all the same:
+// readyTimeout is how long the manager waits to know the cluster before it says that it is ready all the same:
 // without the API server it still carries flows to pods, and to VIPs where somebody else resolves them.
-const readyPatience = 10 * time.Second
+const readyTimeout = 10 * time.Second
 
 // serveHealth answers the kubelet until ctx ends.
 func (m *Manager) serveHealth(ctx context.Context, l net.Listener) error {
@@ -19,7 +19,7 @@ func (m *Manager) serveHealth(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !m.publisher.isReady() && time.Since(began) < readyPatience {
+		if !m.publisher.isReady() && time.Since(began) < readyTimeout {
 			http.Error(w, "reading Services and EndpointSlices", http.StatusServiceUnavailable)
 			return
 		}

@@ -91,11 +91,7 @@ func restConfig(token, ca string, servers []string) *rest.Config {
 func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	results := make(chan result, len(addrs))
+	results := make(chan dialed, len(addrs))
 	var to net.Dialer
 	started, failed := 0, 0
 	start := func() {
@@ -103,7 +99,7 @@ func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, e
 		started++
 		go func() {
 			conn, err := to.DialContext(ctx, network, addr)
-			results <- result{conn, err}
+			results <- dialed{conn, err}
 		}()
 	}
 	var errs []error
@@ -118,13 +114,7 @@ func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, e
 		select {
 		case r := <-results:
 			if r.err == nil {
-				go func(rest int) { // those that come too late
-					for range rest {
-						if r := <-results; r.conn != nil {
-							r.conn.Close()
-						}
-					}
-				}(started - failed - 1)
+				go closeLate(results, started-failed-1)
 				return r.conn, nil
 			}
 			failed++
@@ -134,4 +124,19 @@ func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, e
 		}
 	}
 	return nil, errors.Join(errs...)
+}
+
+// dialed is the result of one attempt.
+type dialed struct {
+	conn net.Conn
+	err  error
+}
+
+// closeLate receives n results that come too late.
+func closeLate(results <-chan dialed, n int) {
+	for range n {
+		if r := <-results; r.conn != nil {
+			r.conn.Close()
+		}
+	}
 }

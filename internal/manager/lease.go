@@ -1,8 +1,8 @@
 package manager
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
-	"hash/fnv"
 	"math"
 	"net/netip"
 	"slices"
@@ -36,7 +36,7 @@ const (
 	resolverHost         = 53
 )
 
-// leases is who has which inner address. It is used with the router's mutex held.
+// leases records which session holds which inner address. The router's mutex guards it.
 //
 //	free ──▶ held by a session, its transport's grace included ──▶ kept for the same client ──▶ free
 //	                ▲        │                                           │
@@ -57,11 +57,12 @@ type holding struct {
 	until  time.Time // when it is free, if there is no holder
 }
 
-// wish is what a session asks for.
-type wish struct {
+// leaseRequest describes the lease that a session asks for.
+type leaseRequest struct {
 	client string
 	keep   []netip.Addr   // had before
 	avoid  []netip.Prefix // networks of the laptop and of the cluster
+	extra  []netip.Prefix // of --extra-cidr
 }
 
 func newLeases() *leases {
@@ -70,7 +71,7 @@ func newLeases() *leases {
 
 // take gives p an address of each family where there is one, and takes those that it takes over from their
 // holders.
-func (l *leases) take(p *peer, w wish) api.Lease {
+func (l *leases) take(p *peer, w leaseRequest) api.Lease {
 	now := l.now()
 	for addr, h := range l.taken {
 		if h.holder == nil && !now.Before(h.until) {
@@ -85,7 +86,7 @@ func (l *leases) take(p *peer, w wish) api.Lease {
 			continue
 		}
 		if before := l.taken[addr].holder; before != nil && before != p {
-			before.lose(addr)
+			before.removeAddress(addr)
 			before.end() // its laptop, if it comes back, begins anew and gets another
 		}
 		l.taken[addr] = holding{pool: pool, client: w.client, holder: p}
@@ -95,13 +96,14 @@ func (l *leases) take(p *peer, w wish) api.Lease {
 			lease.Resolver = host(pool, resolverHost)
 		}
 	}
-	p.have(lease.Addrs)
+	p.setAddresses(lease.Addrs)
 	return lease
 }
 
-// choose finds an address: one that the client had if it may have it again, else the first that is free from the
-// one that the client's identity points to, so that a client usually has the same one.
-func (l *leases) choose(pools []netip.Prefix, p *peer, w wish) (netip.Addr, netip.Prefix, bool) {
+// choose returns an address. It prefers one that the client had. Otherwise it starts at a hash of the client's identity
+// and takes the first free address, so a client usually gets the same one. The identity is secret and cannot be computed
+// from the address, which others see.
+func (l *leases) choose(pools []netip.Prefix, p *peer, w leaseRequest) (netip.Addr, netip.Prefix, bool) {
 	for _, addr := range w.keep {
 		for _, pool := range pools {
 			if leasable(pool, addr) && l.available(addr, p, w.client) {
@@ -111,9 +113,8 @@ func (l *leases) choose(pools []netip.Prefix, p *peer, w wish) (netip.Addr, neti
 	}
 	for _, pool := range pools {
 		first, last := hosts(pool)
-		sum := fnv.New64a()
-		sum.Write([]byte(w.client))
-		n := first + sum.Sum64()%(last-first+1)
+		sum := sha256.Sum256([]byte(w.client))
+		n := first + binary.BigEndian.Uint64(sum[:])%(last-first+1)
 		// Among one address more than are taken there is a free one, unless the pool is smaller.
 		for range min(uint64(len(l.taken)), last-first) + 1 {
 			if addr := host(pool, n); l.available(addr, p, w.client) {
@@ -146,7 +147,7 @@ func (l *leases) release(p *peer) {
 		h.holder, h.until = nil, l.now().Add(quarantine)
 		l.taken[addr] = h
 	}
-	p.have(nil)
+	p.setAddresses(nil)
 }
 
 // networks are the pools that somebody has an address of, sorted.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"kubevpn/pkg/l3"
+	"kubevpn/pkg/datapath/packetlink"
 )
 
 func addrs(texts ...string) []netip.Addr {
@@ -36,7 +36,7 @@ func newLaptops(t *testing.T) *laptops {
 }
 
 // connect begins a session, named by its client and perhaps "/" and a number.
-func (ls *laptops) connect(name string, w wish) []netip.Addr {
+func (ls *laptops) connect(name string, w leaseRequest) []netip.Addr {
 	ls.t.Helper()
 	w.client, _, _ = strings.Cut(name, "/")
 	p := newPeer(nil, func() bool { return !ls.away[name] }, func() { ls.over = append(ls.over, name) })
@@ -82,63 +82,63 @@ func TestLeases(t *testing.T) {
 	}{
 		{"same-client-same-address", func(t *testing.T, ls *laptops) {
 			other := newLaptops(t) // the manager was restarted, and forgot
-			if a, b := ls.connect("a", wish{}), other.connect("a", wish{}); len(a) != 2 || !slices.Equal(a, b) {
+			if a, b := ls.connect("a", leaseRequest{}), other.connect("a", leaseRequest{}); len(a) != 2 || !slices.Equal(a, b) {
 				t.Errorf("%v and %v", a, b)
 			}
 		}},
 		{"keeps-what-it-had", func(t *testing.T, ls *laptops) {
 			keep := addrs("198.19.77.3", "fd4e:19c6:8b7a::7:1")
-			if got := ls.connect("a", wish{keep: keep}); !slices.Equal(got, keep) {
+			if got := ls.connect("a", leaseRequest{keep: keep}); !slices.Equal(got, keep) {
 				t.Errorf("got %v", got)
 			}
 		}},
 		{"keeps-what-it-had-in-another-pool", func(t *testing.T, ls *laptops) {
 			keep := netip.MustParseAddr("100.96.9.9")
-			if got := ls.connect("a", wish{keep: []netip.Addr{keep}}); four(got) != keep {
+			if got := ls.connect("a", leaseRequest{keep: []netip.Addr{keep}}); four(got) != keep {
 				t.Errorf("got %v", got)
 			}
 		}},
 		{"asks-for-what-another-has", func(t *testing.T, ls *laptops) {
-			a := ls.connect("a", wish{})
-			if b := ls.connect("b", wish{keep: a}); four(a) == four(b) || a[1] == b[1] {
+			a := ls.connect("a", leaseRequest{})
+			if b := ls.connect("b", leaseRequest{keep: a}); four(a) == four(b) || a[1] == b[1] {
 				t.Errorf("%v and %v", a, b)
 			}
 			ls.away["a"] = true // which is no reason for anyone but a
-			if c := ls.connect("c", wish{keep: a}); four(a) == four(c) {
+			if c := ls.connect("c", leaseRequest{keep: a}); four(a) == four(c) {
 				t.Errorf("%v and %v", a, c)
 			}
 		}},
 		{"asks-for-what-nobody-may-have", func(t *testing.T, ls *laptops) {
 			for _, bad := range addrs("198.19.0.1", "198.19.0.53", "198.19.0.255", "198.19.255.255", "10.0.0.1", "127.0.0.1",
 				"fd4e:19c6:8b7a::1", "fd4e:19c6:8b7a::ffff", "fd4e:19c6:8b7a:1::1:1", "::ffff:198.19.7.7") {
-				if got := ls.connect("a", wish{keep: []netip.Addr{bad, {}}}); slices.Contains(got, bad) || len(got) != 2 {
+				if got := ls.connect("a", leaseRequest{keep: []netip.Addr{bad, {}}}); slices.Contains(got, bad) || len(got) != 2 {
 					t.Errorf("asked for %v, got %v", bad, got)
 				}
 				ls.disconnect("a")
 			}
 		}},
 		{"quarantine", func(t *testing.T, ls *laptops) {
-			a := ls.connect("a", wish{})
+			a := ls.connect("a", leaseRequest{})
 			ls.disconnect("a")
 			ls.now = ls.now.Add(quarantine - time.Second)
-			if b := ls.connect("b", wish{keep: a}); four(a) == four(b) {
+			if b := ls.connect("b", leaseRequest{keep: a}); four(a) == four(b) {
 				t.Errorf("%v, which is kept for another", b)
 			}
 			ls.now = ls.now.Add(time.Second)
-			if c := ls.connect("c", wish{keep: a}); !slices.Equal(a, c) {
+			if c := ls.connect("c", leaseRequest{keep: a}); !slices.Equal(a, c) {
 				t.Errorf("got %v, but %v is free again", c, a)
 			}
 		}},
 		{"quarantine-is-not-for-the-client", func(t *testing.T, ls *laptops) {
-			a := ls.connect("a", wish{keep: addrs("198.19.3.3")})
+			a := ls.connect("a", leaseRequest{keep: addrs("198.19.3.3")})
 			ls.disconnect("a")
-			if again := ls.connect("a/2", wish{keep: a}); !slices.Equal(a, again) {
+			if again := ls.connect("a/2", leaseRequest{keep: a}); !slices.Equal(a, again) {
 				t.Errorf("%v, and then %v", a, again)
 			}
 		}},
 		{"two-sessions-of-a-client", func(t *testing.T, ls *laptops) {
-			a := ls.connect("a/1", wish{})
-			if b := ls.connect("a/2", wish{keep: a}); four(a) == four(b) {
+			a := ls.connect("a/1", leaseRequest{})
+			if b := ls.connect("a/2", leaseRequest{keep: a}); four(a) == four(b) {
 				t.Errorf("both have %v", a)
 			}
 			if len(ls.over) != 0 {
@@ -146,9 +146,9 @@ func TestLeases(t *testing.T) {
 			}
 		}},
 		{"takes-over-from-the-one-cut-off", func(t *testing.T, ls *laptops) {
-			a := ls.connect("a/1", wish{})
+			a := ls.connect("a/1", leaseRequest{})
 			ls.away["a/1"] = true
-			if b := ls.connect("a/2", wish{keep: a}); !slices.Equal(a, b) {
+			if b := ls.connect("a/2", leaseRequest{keep: a}); !slices.Equal(a, b) {
 				t.Errorf("%v, and then %v", a, b)
 			}
 			if left := ls.peers["a/1"].addresses(); len(left) != 0 {
@@ -158,7 +158,7 @@ func TestLeases(t *testing.T) {
 				t.Error("the older session goes on")
 			}
 			ls.disconnect("a/1") // which must not free what is another's by now
-			if got := ls.connect("b", wish{keep: a}); four(got) == four(a) {
+			if got := ls.connect("b", leaseRequest{keep: a}); four(got) == four(a) {
 				t.Errorf("%v is in use", got)
 			}
 		}},
@@ -173,7 +173,7 @@ func TestLeases(t *testing.T) {
 				{prefixesOf("198.18.0.0/15", "100.64.0.0/10"), "10.219.0.0/16"},
 				{prefixesOf("0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"), "198.19.0.0/16"},
 			} {
-				got := ls.connect("a", wish{avoid: append(tt.avoid, prefixesOf("fd4e:19c6:8b7a:7::/64", "::/0")...)})
+				got := ls.connect("a", leaseRequest{avoid: append(tt.avoid, prefixesOf("fd4e:19c6:8b7a:7::/64", "::/0")...)})
 				if !netip.MustParsePrefix(tt.want4).Contains(four(got)) || !netip.MustParsePrefix("fd93:a5d0:2e61::/48").Contains(got[1]) {
 					t.Errorf("avoiding %v: %v", tt.avoid, got)
 				}
@@ -181,26 +181,26 @@ func TestLeases(t *testing.T) {
 			}
 		}},
 		{"avoids-what-it-had", func(t *testing.T, ls *laptops) {
-			got := ls.connect("a", wish{keep: addrs("198.19.5.5"), avoid: prefixesOf("198.19.0.0/24")})
+			got := ls.connect("a", leaseRequest{keep: addrs("198.19.5.5"), avoid: prefixesOf("198.19.0.0/24")})
 			if !netip.MustParsePrefix("198.18.0.0/16").Contains(four(got)) {
 				t.Errorf("got %v", got)
 			}
 		}},
 		{"nothing-left", func(t *testing.T, ls *laptops) {
-			got := ls.connect("a", wish{avoid: prefixesOf("198.18.0.0/15", "100.64.0.0/10", "10.0.0.0/8", "fd4e:19c6:8b7a::/48", "fd93:a5d0:2e61::/48")})
+			got := ls.connect("a", leaseRequest{avoid: prefixesOf("198.18.0.0/15", "100.64.0.0/10", "10.0.0.0/8", "fd4e:19c6:8b7a::/48", "fd93:a5d0:2e61::/48")})
 			if len(got) != 0 || len(ls.l.networks()) != 0 {
 				t.Errorf("got %v of %v", got, ls.l.networks())
 			}
 		}},
 		{"full-pool", func(t *testing.T, ls *laptops) {
 			ls.l.pools = [2][]netip.Prefix{prefixesOf("198.19.0.0/23", "198.18.0.0/16"), nil}
-			for i := range 254 { // 198.19.1.0 to 198.19.1.254 but the last broadcast: 255 addresses
-				if got := ls.connect(fmt.Sprint(i), wish{}); !netip.MustParsePrefix("198.19.1.0/24").Contains(four(got)) {
+			for i := range 254 { // 198.19.1.0 to 198.19.1.254 but the broadcast: 255 addresses
+				if got := ls.connect(fmt.Sprint(i), leaseRequest{}); !netip.MustParsePrefix("198.19.1.0/24").Contains(four(got)) {
 					t.Fatalf("laptop %d has %v", i, got)
 				}
 			}
-			last := ls.connect("last", wish{})
-			next := ls.connect("next", wish{})
+			last := ls.connect("last", leaseRequest{})
+			next := ls.connect("next", leaseRequest{})
 			if !netip.MustParsePrefix("198.19.1.0/24").Contains(four(last)) || !netip.MustParsePrefix("198.18.0.0/16").Contains(four(next)) {
 				t.Errorf("%v, then %v", last, next)
 			}
@@ -218,15 +218,15 @@ func TestLeases(t *testing.T) {
 func TestAdmission(t *testing.T) {
 	changes := 0
 	r := newRouter(nil, func() { changes++ }, nil)
-	sender := func() *l3.Sender { return l3.NewSender(l3.SenderConfig{}) }
+	sender := func() *packetlink.Sender { return packetlink.NewSender(packetlink.SenderConfig{}) }
 	connected := func() bool { return true }
 	p := newPeer(r, connected, nil)
-	if lease, begins := r.admit(newPeer(r, connected, nil), wish{}, sender); begins || len(lease.Addrs) != 0 {
+	if lease, begins := r.admit(newPeer(r, connected, nil), leaseRequest{}, sender); begins || len(lease.Addrs) != 0 {
 		t.Errorf("one without an identity got %+v", lease)
 	}
 	_, other := r.networks()
-	lease, begins := r.admit(p, wish{client: "a"}, sender)
-	if again, twice := r.admit(p, wish{client: "a"}, nil); !begins || twice || !slices.Equal(lease.Addrs, again.Addrs) {
+	lease, begins := r.admit(p, leaseRequest{client: "a"}, sender)
+	if again, twice := r.admit(p, leaseRequest{client: "a"}, nil); !begins || twice || !slices.Equal(lease.Addrs, again.Addrs) {
 		t.Errorf("%+v, then %+v", lease, again)
 	}
 	select {
@@ -246,7 +246,7 @@ func TestAdmission(t *testing.T) {
 	if t2 := r.routes.Load(); len(t2.peers) != 0 || t2.networks != nil || changes != 2 {
 		t.Errorf("after the end: %+v, %d changes", t2, changes)
 	}
-	if lease, begins := r.admit(p, wish{client: "a"}, sender); begins || len(lease.Addrs) != 0 {
+	if lease, begins := r.admit(p, leaseRequest{client: "a"}, sender); begins || len(lease.Addrs) != 0 {
 		t.Errorf("after its end the session got %+v", lease)
 	}
 }

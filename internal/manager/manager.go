@@ -1,19 +1,19 @@
-// Package manager is the traffic manager: the end of a laptop's session in the cluster.
+// Package manager implements the traffic manager, at which the sessions of laptops end in the cluster.
 //
 //	laptop ═ session ═▶ Accept ─▶ Service? ─▶ balancer ─▶ dial ─▶ pod
 //	                                            ▲
 //	API server ─ watch ─▶ cluster ─▶ publisher ─┤
-//	                                            └▶ board ─▶ control streams ─▶ laptops
+//	                                            └▶ notices ─▶ control streams ─▶ laptops
 //
 //	laptop ═ TLS, by way of the API server ═▶ proxy port ─▶ the same session
 //
-//	laptop ═ lanes ═▶ router ─┬─▶ lanes of another laptop
-//	                          └─▶ TUN device, if a gateway has handed one over ─▶ the pod's kernel
+//	laptop ═ packet streams ═▶ router ─┬─▶ packet streams of another laptop
+//	                                   └─▶ TUN device, if a gateway has passed one ─▶ the pod's kernel
 //
-// It needs no privilege: it ends flows and makes new ones with ordinary sockets, and the TUN device is made by the
-// gateway (internal/gateway), which has the privilege. Of the API server it needs to
-// list and watch Services, EndpointSlices, Nodes and ServiceCIDRs, and nothing else; what it may not watch it
-// does without, and says so in api.ManagerState.Missing. It holds no state that a restart would lose.
+// The manager needs no privilege: it terminates flows and opens new ones with ordinary sockets. The gateway
+// (internal/gateway) has the privilege to create the TUN device. The manager lists and watches Services, EndpointSlices,
+// Nodes and ServiceCIDRs, and gets pods. It works without a permission that is missing, and reports it in
+// api.ManagerState.Missing. It holds no state that a restart would lose.
 package manager
 
 import (
@@ -28,17 +28,17 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
-	"kubevpn/internal/trim"
-	"kubevpn/pkg/balancer"
-	"kubevpn/pkg/rawio"
-	"kubevpn/pkg/transport"
+	"kubevpn/internal/footprint"
+	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wire/nonblock"
+	"kubevpn/pkg/wire/transport"
 )
 
-// Config is what a Manager is made of.
+// Config configures a Manager.
 type Config struct {
 	Listen string // where sessions come in: "127.0.0.1:10800"
 	Health string // GET /livez and /readyz: ":10801"
-	Proxy  string // where carriers come in through the API server's pods/proxy: ":10802"; empty: nowhere
+	Proxy  string // where conns come in through the API server's pods/proxy: ":10802"; empty: nowhere
 
 	Kube kubernetes.Interface // nil: no API access; VIPs are dialled as they are
 	// APIServer is the ClusterIP and port of the Service default/kubernetes as the pod's environment has it. It
@@ -53,42 +53,46 @@ type Config struct {
 	Logger                       *slog.Logger
 }
 
-// Manager serves laptops. Make it with New.
+// Manager serves laptops. Create it with New.
 type Manager struct {
 	cfg       Config
 	log       *slog.Logger
 	watcher   *watcher
 	publisher *publisher
-	board     *board
+	pods      *podReader
+	notices   *notices
 	dialer    *dialer
 	filter    *filter
 	router    *router
+	budget    *transport.Budget              // of all sessions
 	gateways  net.Listener                   // nil: none is expected
 	proxy     *proxyPort                     // nil: there is none
 	routes    func() ([]netip.Prefix, error) // what the pod is attached to
 }
 
-// New prepares a Manager. It does not touch the network.
+// New returns a Manager. It does not touch the network.
 func New(cfg Config) *Manager {
 	c := newCluster(cfg.NodeName)
 	m := &Manager{
-		cfg: cfg, log: cfg.Logger, board: newBoard(),
+		cfg: cfg, log: cfg.Logger, notices: newNotices(),
 		watcher: newWatcher(cfg.Kube, c, cfg.Logger),
+		pods:    newPodReader(cfg.Kube, c, cfg.Logger),
 		dialer:  &dialer{balancer: balancer.New(cfg.NodeName), ports: newPorts()},
 		filter:  &filter{pod: cfg.PodIPs},
+		budget:  newBudget(),
 		routes:  podRoutes,
 	}
-	m.dialer.check = m.filter.check
-	m.router = newRouter(m.filter.allows, c.notify, m.log)
+	m.dialer.check, m.dialer.checkHost = m.filter.check, m.filter.checkHost
+	m.router = newRouter(m.filter.allowsDirect, c.notify, m.log)
 	m.publisher = &publisher{
-		cluster: c, balancer: m.dialer.balancer, board: m.board, rights: m.watcher.state,
-		pod: cfg.PodIPs, vip: cfg.APIServer, inner: m.router.describe, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
+		cluster: c, balancer: m.dialer.balancer, notices: m.notices, rights: m.watcher.state,
+		pod: cfg.PodIPs, vip: cfg.APIServer, inner: m.router.describe, readPods: m.pods.poke, guard: m.filter.hosts.Store, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
 	}
 	m.dialer.inRange = m.inServiceRange
 	return m
 }
 
-// Run serves until ctx ends, and then returns nil.
+// Run serves laptops until ctx ends, and then returns nil.
 func (m *Manager) Run(ctx context.Context) error {
 	if m.cfg.ResolvConf != "" {
 		dns, err := readResolvConf(m.cfg.ResolvConf, m.cfg.Namespace)
@@ -112,7 +116,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	if m.cfg.Proxy != "" {
 		l, err := network.Listen(ctx, "tcp", m.cfg.Proxy)
 		if err != nil {
-			return fmt.Errorf("listening for carriers through the API server: %w", err)
+			return fmt.Errorf("listen for conns through the API server: %w", err)
 		}
 		defer l.Close()
 		if m.proxy, err = newProxyPort(l, m.log); err != nil {
@@ -134,9 +138,11 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	config := transport.ServerConfig{
 		OnSession: func(ctx context.Context, s *transport.Session) { m.newSession(s).serve(ctx) },
 		Grace:     m.cfg.Grace,
+		Budget:    m.budget,
+		MaxLinks:  maxLinks,
 		Logger:    m.log,
 	}
-	listeners := []net.Listener{rawio.Listener{Listener: sessions, Unsent: unsent}}
+	listeners := []net.Listener{nonblock.Listener{Listener: sessions, Unsent: unsent}}
 	if m.proxy != nil {
 		config.OnRefused = m.proxy.refused
 		listeners = append(listeners, m.proxy)
@@ -145,9 +151,10 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.watcher.run(ctx) })
 	g.Go(func() error { return m.publisher.run(ctx) })
+	g.Go(func() error { return m.pods.run(ctx) })
 	g.Go(func() error { return m.serveHealth(ctx, health) })
 	g.Go(func() error { return m.router.run(ctx) })
-	g.Go(func() error { return trim.Run(ctx) })
+	g.Go(func() error { return footprint.ReleaseMemory(ctx) })
 	if m.gateways != nil {
 		g.Go(func() error { return m.serveGateways(ctx) })
 	}
@@ -158,7 +165,7 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	return g.Wait()
 }
 
-// unsent is what the kernel may hold of a carrier before it is sent: more would only be a queue before which nothing
+// unsent is what the kernel may hold of a conn before it is sent: more would only be a queue before which nothing
 // can go.
 const unsent = 128 << 10
 
@@ -172,21 +179,21 @@ func ended(ctx context.Context, err error) error {
 
 // around are the networks that an inner network may not overlap, as far as they are known.
 func (m *Manager) around() []netip.Prefix {
-	now, _ := m.board.read()
+	now, _ := m.notices.read()
 	prefixes := slices.Concat(now.state.PodCIDRs, now.state.ServiceCIDRs)
 	for _, addr := range m.cfg.PodIPs {
 		prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
 	}
 	routes, err := m.routes()
 	if err != nil {
-		m.log.Warn("reading the pod's routes, which inner networks should not overlap", "err", err)
+		m.log.Warn("cannot read the pod's routes, so inner networks may overlap them", "err", err)
 	}
 	return append(prefixes, routes...)
 }
 
 // inServiceRange reports whether addr looks like a ClusterIP.
 func (m *Manager) inServiceRange(addr netip.Addr) bool {
-	now, _ := m.board.read()
+	now, _ := m.notices.read()
 	for _, p := range now.state.ServiceCIDRs {
 		if p.Contains(addr) {
 			return now.state.ResolvesVIPs

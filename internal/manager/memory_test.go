@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/wire/transport"
 )
 
 // A test of memory needs a process that holds the manager and nothing else: the test's own binary, told so.

@@ -15,30 +15,30 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/door"
-	"kubevpn/pkg/rawio"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/wire/authlistener"
+	"kubevpn/pkg/wire/nonblock"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
 	maxProxyRequest = 8 << 10 // bytes
-	requestPatience = 5 * time.Second
+	requestTimeout  = 5 * time.Second
 )
 
-// Why somebody is turned away at the proxy port, besides the door's own reasons.
+// Reasons for which the proxy port rejects a connection, besides those of authlistener.
 const (
-	noRequest door.Reason = "no HTTP request" // garbage, another protocol, or nothing at all
-	tooLarge  door.Reason = "request too large"
-	tooSlow   door.Reason = "request too slow"
-	noUpgrade door.Reason = "not an upgrade to kubevpn"
-	noTicket  door.Reason = "no ticket"
+	noRequest authlistener.Reason = "no HTTP request" // garbage, another protocol, or nothing at all
+	tooLarge  authlistener.Reason = "request too large"
+	tooSlow   authlistener.Reason = "request too slow"
+	noUpgrade authlistener.Reason = "not an upgrade to kubevpn"
+	noTicket  authlistener.Reason = "no ticket"
 
-	unknownSession door.Reason = "unknown session" // or one that has ended
-	wrongSecret    door.Reason = "wrong secret"
-	expiredTicket  door.Reason = "expired ticket"
+	unknownSession authlistener.Reason = "unknown session" // or one that has ended
+	wrongSecret    authlistener.Reason = "wrong secret"
+	expiredTicket  authlistener.Reason = "expired ticket"
 
-	othersCertificate door.Reason = "another session's certificate"
-	othersHello       door.Reason = "another session's hello"
+	othersCertificate authlistener.Reason = "another session's certificate"
+	othersHello       authlistener.Reason = "another session's hello"
 )
 
 // switching is the only thing that the port ever says in the clear.
@@ -49,18 +49,18 @@ var (
 	errSessionEnded      = errors.New("the session has ended")
 )
 
-// proxyPort is the port that the API server's pods/proxy leads to, and that every pod reaches as well. It says nothing
-// to those without a ticket:
+// proxyPort is the port that the API server's pods/proxy connects to. Every pod can reach it too, so it sends nothing
+// to a client without a ticket:
 //
 //	laptop, through the API server               port
 //	  GET / with Upgrade and a ticket ─────────▶  a ticket of a session that lives? no: closed, counted
 //	  ◀──────────────────────────────────── 101
 //	  ◀═══════════════ TLS 1.3 ════════════════▶  a certificate of the same session? no: closed, counted
-//	  hello, frames (pkg/transport) ◀══════════▶  a carrier of that session, and of no other
+//	  hello, frames (pkg/wire/transport) ◀══════════▶  a conn of that session, and of no other
 //
 // To transport.Server it is a net.Listener.
 type proxyPort struct {
-	*door.Door
+	*authlistener.Listener
 	tickets *tickets
 }
 
@@ -68,24 +68,24 @@ type proxyPort struct {
 func newProxyPort(l net.Listener, log *slog.Logger) (*proxyPort, error) {
 	addr, ok := l.Addr().(*net.TCPAddr)
 	if !ok {
-		return nil, fmt.Errorf("the proxy port's listener is of %s, not of TCP", l.Addr().Network())
+		return nil, fmt.Errorf("the proxy port's listener uses %s instead of TCP", l.Addr().Network())
 	}
 	t, err := newTickets(addr.AddrPort().Port())
 	if err != nil {
 		return nil, err
 	}
 	p := &proxyPort{tickets: t}
-	p.Door = door.New(door.Config{
-		Name: "proxy port", Listener: rawio.Listener{Listener: l, Unsent: unsent}, Logger: log,
-		Admit: func(conn net.Conn) (net.Conn, door.Reason, error) { return p.admit(conn) },
+	p.Listener = authlistener.New(authlistener.Config{
+		Name: "proxy port", Listener: nonblock.Listener{Listener: l, Unsent: unsent}, Logger: log,
+		Authenticate: func(conn net.Conn) (net.Conn, authlistener.Reason, error) { return p.authenticate(conn) },
 	})
 	return p, nil
 }
 
-// admit sees to it that conn's other end may have a carrier. The error says more than the reason, where there is more.
-func (p *proxyPort) admit(conn net.Conn) (*carrier, door.Reason, error) {
-	if err := conn.SetDeadline(time.Now().Add(requestPatience)); err != nil {
-		return nil, door.HungUp, err
+// authenticate checks the ticket and the certificate of conn's other end. The error adds details to the reason.
+func (p *proxyPort) authenticate(conn net.Conn) (*sessionConn, authlistener.Reason, error) {
+	if err := conn.SetDeadline(time.Now().Add(requestTimeout)); err != nil {
+		return nil, authlistener.HungUp, err
 	}
 	session, secret, why, err := readUpgrade(conn)
 	if why == "" {
@@ -95,9 +95,9 @@ func (p *proxyPort) admit(conn net.Conn) (*carrier, door.Reason, error) {
 		return nil, why, err
 	}
 	if _, err := io.WriteString(conn, switching); err != nil {
-		return nil, door.HungUp, err
+		return nil, authlistener.HungUp, err
 	}
-	inside, why, err := door.Shake(conn, p.tickets.tlsConfig(session))
+	inside, why, err := authlistener.Handshake(conn, p.tickets.tlsConfig(session))
 	switch {
 	case errors.Is(err, errOthersCertificate):
 		why = othersCertificate
@@ -107,11 +107,11 @@ func (p *proxyPort) admit(conn net.Conn) (*carrier, door.Reason, error) {
 	if why != "" {
 		return nil, why, err
 	}
-	return &carrier{inside, session}, "", nil
+	return &sessionConn{inside, session}, "", nil
 }
 
 // readUpgrade reads one request, and what it shows of a ticket. The error is that of reading.
-func readUpgrade(r io.Reader) (session transport.SessionID, secret [32]byte, why door.Reason, err error) {
+func readUpgrade(r io.Reader) (session transport.SessionID, secret [32]byte, why authlistener.Reason, err error) {
 	limited := &io.LimitedReader{R: r, N: maxProxyRequest}
 	lines := bufio.NewReader(limited)
 	req, err := http.ReadRequest(lines)
@@ -139,18 +139,18 @@ func readUpgrade(r io.Reader) (session transport.SessionID, secret [32]byte, why
 	return id, secret, "", nil
 }
 
-// refused is told by transport.Server of carriers that it does not take.
+// refused counts a conn that transport.Server rejected.
 func (p *proxyPort) refused(conn net.Conn, err error) {
-	if _, ours := conn.(*carrier); ours && errors.Is(err, transport.ErrOtherSession) {
-		p.Count(othersHello, conn.RemoteAddr())
+	if _, ours := conn.(*sessionConn); ours && errors.Is(err, transport.ErrOtherSession) {
+		p.CountRejected(othersHello, conn.RemoteAddr())
 	}
 }
 
-// carrier is a connection whose laptop has shown a ticket and a certificate of the session.
-type carrier struct {
-	*door.Conn
+// sessionConn is a conn whose laptop has shown a ticket and a certificate of the session.
+type sessionConn struct {
+	*authlistener.Conn
 	session transport.SessionID
 }
 
-// OnlySession tells transport.Server that the carrier is for this session alone.
-func (c *carrier) OnlySession() transport.SessionID { return c.session }
+// OnlySession tells transport.Server that the conn is for this session alone.
+func (c *sessionConn) OnlySession() transport.SessionID { return c.session }

@@ -24,9 +24,10 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/door"
-	"kubevpn/pkg/rawio"
-	"kubevpn/pkg/transport"
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wire/authlistener"
+	"kubevpn/pkg/wire/nonblock"
+	"kubevpn/pkg/wire/transport"
 )
 
 // withProxyPort is a manager with a proxy port on loopback, and a laptop that has said hello.
@@ -58,7 +59,7 @@ func greet(t testing.TB, laptop *transport.Session) {
 	}
 }
 
-// holder is a laptop with what it needs for a carrier.
+// holder is a laptop with what it needs for a conn.
 type holder struct {
 	api.Ticket
 	session transport.SessionID
@@ -68,14 +69,14 @@ type holder struct {
 // askTicket sends a request for a ticket, which may be no request, and gives the answer.
 func askTicket(t testing.TB, laptop *transport.Session, request any) api.Ticket {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	st, err := laptop.Open(ctx, transport.Request{Proto: transport.ProtoTicket})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer st.Close()
-	st.SetDeadline(time.Now().Add(patience))
+	st.SetDeadline(time.Now().Add(testTimeout))
 	if err := json.NewEncoder(st).Encode(request); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +106,7 @@ func obtain(t testing.TB, laptop *transport.Session) holder {
 	return holder{ticket, laptop.ID(), key}
 }
 
-// request is the request of a carrier, in the API server's words.
+// request is the request of a conn, in the API server's words.
 func (r holder) request() string {
 	return "GET / HTTP/1.1\r\nHost: 10.244.1.2:10802\r\nUser-Agent: kubevpn\r\nConnection: Upgrade\r\n" +
 		api.TicketHeader + ": " + r.HeaderValue(r.session) + "\r\nUpgrade: kubevpn\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n"
@@ -150,7 +151,7 @@ func (r holder) upgrade(conn net.Conn) error {
 	return nil
 }
 
-// dial opens a carrier.
+// dial opens a conn.
 func (r holder) dial(ctx context.Context, addr string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -171,34 +172,24 @@ func (w *withProxyPort) visit(t testing.TB) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(patience))
+	conn.SetDeadline(time.Now().Add(testTimeout))
 	return conn
 }
 
-// turnedAway reads until the connection's end, and fails the test if there was anything but the end.
-func (w *withProxyPort) turnedAway(t testing.TB, conn net.Conn, before int, why door.Reason) {
+// wantRejected reads until the connection's end, and fails the test if there was anything but the end.
+func (w *withProxyPort) wantRejected(t testing.TB, conn net.Conn, before int, why authlistener.Reason) {
 	t.Helper()
 	got, err := io.ReadAll(conn)
 	var timeout net.Error
 	if len(got) > 0 || errors.As(err, &timeout) && timeout.Timeout() {
 		t.Errorf("got %q, %v, and not just the end", got, err)
 	}
-	if n := w.proxy.Turned(why); n != before+1 {
-		t.Errorf("%d were turned away with %q, want %d", n, why, before+1)
+	if n := w.proxy.Rejected(why); n != before+1 {
+		t.Errorf("%d were rejected with %q, want %d", n, why, before+1)
 	}
 }
 
-// await waits until what is so. What it waits for is another goroutine's.
-func await(t testing.TB, what string, so func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !so(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not in %v", what, patience)
-		}
-	}
-}
-
-// A session that began elsewhere goes on over carriers of the proxy port, with every byte of its streams.
+// A session that began elsewhere goes on over conns of the proxy port, with every byte of its streams.
 func TestProxyPortCarries(t *testing.T) {
 	w := new(withProxyPort)
 	l := listen(t)
@@ -209,10 +200,10 @@ func TestProxyPortCarries(t *testing.T) {
 		}
 	})
 	var (
-		have     atomic.Pointer[holder]
-		proxied  atomic.Int32
-		mu       sync.Mutex
-		carriers []net.Conn
+		have    atomic.Pointer[holder]
+		proxied atomic.Int32
+		mu      sync.Mutex
+		conns   []net.Conn
 	)
 	arrived := make(chan *transport.Session, 1)
 	client := transport.NewClient(transport.ClientConfig{
@@ -227,7 +218,7 @@ func TestProxyPortCarries(t *testing.T) {
 			}
 			if err == nil {
 				mu.Lock()
-				carriers = append(carriers, conn)
+				conns = append(conns, conn)
 				mu.Unlock()
 			}
 			return conn, err
@@ -262,7 +253,7 @@ func TestProxyPortCarries(t *testing.T) {
 	have.Store(&r)
 	<-half
 	mu.Lock()
-	for _, c := range carriers { // those of the other port
+	for _, c := range conns { // those of the other port
 		c.Close()
 	}
 	mu.Unlock()
@@ -271,15 +262,15 @@ func TestProxyPortCarries(t *testing.T) {
 		t.Fatalf("%d bytes of %d, %v", len(got), size, err)
 	}
 	if proxied.Load() == 0 {
-		t.Error("no carrier went through the proxy port")
+		t.Error("no conn went through the proxy port")
 	}
-	// A carrier of the port is as good as another: the next ticket comes over it.
+	// A conn of the port is as good as another: the next ticket comes over it.
 	if again := obtain(t, w.laptop); bytes.Equal(again.Secret, r.Secret) {
 		t.Error("two tickets have the same secret")
 	}
-	for _, why := range []door.Reason{noRequest, noUpgrade, unknownSession, wrongSecret, othersHello, door.NoTLS, door.HungUp} {
-		if n := w.proxy.Turned(why); n > 0 {
-			t.Errorf("%d were turned away: %s", n, why)
+	for _, why := range []authlistener.Reason{noRequest, noUpgrade, unknownSession, wrongSecret, othersHello, authlistener.NoTLS, authlistener.HungUp} {
+		if n := w.proxy.Rejected(why); n > 0 {
+			t.Errorf("%d were rejected: %s", n, why)
 		}
 	}
 	if err := w.laptop.Err(); err != nil {
@@ -307,7 +298,7 @@ func TestProxyPortIsSilent(t *testing.T) {
 	tls.Client(writeOnly{&clientHello}, &tls.Config{ServerName: "manager"}).Handshake()
 	for _, test := range []struct {
 		name, say string
-		why       door.Reason
+		why       authlistener.Reason
 	}{
 		{"garbage", "\x00\x01\x02\r\n\r\n\r\n", noRequest},
 		{"tls", clientHello.String(), noRequest},
@@ -333,36 +324,36 @@ func TestProxyPortIsSilent(t *testing.T) {
 		{"endless-line", "GET /" + strings.Repeat("k", 2*maxProxyRequest), tooLarge},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			before := w.proxy.Turned(test.why)
+			before := w.proxy.Rejected(test.why)
 			conn := w.visit(t)
 			go io.WriteString(conn, test.say) // it may be closed before it has all of this
-			w.turnedAway(t, conn, before, test.why)
+			w.wantRejected(t, conn, before, test.why)
 		})
 	}
 	t.Run("nothing", func(t *testing.T) {
-		before := w.proxy.Turned(noRequest)
+		before := w.proxy.Rejected(noRequest)
 		conn := w.visit(t)
 		conn.(*net.TCPConn).CloseWrite()
-		w.turnedAway(t, conn, before, noRequest)
+		w.wantRejected(t, conn, before, noRequest)
 	})
 	t.Run("expired", func(t *testing.T) {
 		w.later.Store(int64(ticketLife + time.Second))
 		defer w.later.Store(0)
 		conn := w.visit(t)
 		io.WriteString(conn, good.request())
-		w.turnedAway(t, conn, 0, expiredTicket)
+		w.wantRejected(t, conn, 0, expiredTicket)
 	})
 	t.Run("ended-session", func(t *testing.T) {
 		other := connect(t, w.addr)
 		greet(t, other)
 		r := obtain(t, other)
 		other.Close()
-		await(t, "the session's end", func() bool { return !w.proxy.tickets.lives(r.session) })
-		before := w.proxy.Turned(unknownSession)
+		testenv.Until(t, "the session's end", func() bool { return !w.proxy.tickets.lives(r.session) })
+		before := w.proxy.Rejected(unknownSession)
 		conn := w.visit(t)
 		io.WriteString(conn, r.request())
-		w.turnedAway(t, conn, before, unknownSession)
-		await(t, "forgetting", func() bool {
+		w.wantRejected(t, conn, before, unknownSession)
+		testenv.Until(t, "forgetting", func() bool {
 			w.proxy.tickets.mu.Lock()
 			defer w.proxy.tickets.mu.Unlock()
 			return len(w.proxy.tickets.grants) == 1 // the other laptop's
@@ -422,18 +413,18 @@ func TestProxyPortTLS(t *testing.T) {
 		name string
 		show holder // of the ticket
 		cert *tls.Certificate
-		why  door.Reason
+		why  authlistener.Reason
 	}{
-		{"no-certificate", good, nil, door.NoCertificate},
-		{"self-signed", good, selfSigned(good.session.String()), door.BadCertificate},
-		{"authority-of-the-same-name", good, selfSigned("kubevpn traffic manager"), door.BadCertificate},
-		{"laptop-as-authority", others, signedByLaptop(), door.BadCertificate},
+		{"no-certificate", good, nil, authlistener.NoCertificate},
+		{"self-signed", good, selfSigned(good.session.String()), authlistener.BadCertificate},
+		{"authority-of-the-same-name", good, selfSigned("kubevpn traffic manager"), authlistener.BadCertificate},
+		{"laptop-as-authority", others, signedByLaptop(), authlistener.BadCertificate},
 		{"another-session", good, others.certificate(), othersCertificate},
 		{"another-session-the-other-way", others, good.certificate(), othersCertificate},
-		{"without-the-key", good, &tls.Certificate{Certificate: [][]byte{good.Certificate}, PrivateKey: others.key}, door.NoTLS},
+		{"without-the-key", good, &tls.Certificate{Certificate: [][]byte{good.Certificate}, PrivateKey: others.key}, authlistener.NoTLS},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			before := w.proxy.Turned(test.why)
+			before := w.proxy.Rejected(test.why)
 			conn := w.visit(t)
 			if err := test.show.upgrade(conn); err != nil {
 				t.Fatal(err)
@@ -442,7 +433,7 @@ func TestProxyPortTLS(t *testing.T) {
 			if got, err := io.ReadAll(laptop); len(got) > 0 || err == nil {
 				t.Errorf("inside, got %q, %v", got, err)
 			}
-			w.turnedAway(t, conn, before, test.why)
+			w.wantRejected(t, conn, before, test.why)
 		})
 	}
 	t.Run("expired-certificate", func(t *testing.T) {
@@ -456,10 +447,10 @@ func TestProxyPortTLS(t *testing.T) {
 		if _, err := renewed.tls(conn, good.certificate()).Read(make([]byte, 1)); err == nil {
 			t.Error("got something")
 		}
-		w.turnedAway(t, conn, 0, door.ExpiredCertificate)
+		w.wantRejected(t, conn, 0, authlistener.ExpiredCertificate)
 	})
 	t.Run("old-tls", func(t *testing.T) {
-		before := w.proxy.Turned(door.NoTLS)
+		before := w.proxy.Rejected(authlistener.NoTLS)
 		conn := w.visit(t)
 		if err := good.upgrade(conn); err != nil {
 			t.Fatal(err)
@@ -468,7 +459,7 @@ func TestProxyPortTLS(t *testing.T) {
 		if err := old.Handshake(); err == nil {
 			t.Error("TLS 1.2 will do")
 		}
-		w.turnedAway(t, conn, before, door.NoTLS)
+		w.wantRejected(t, conn, before, authlistener.NoTLS)
 	})
 	t.Run("hangs-up", func(t *testing.T) {
 		conn := w.visit(t)
@@ -476,7 +467,7 @@ func TestProxyPortTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 		conn.(*net.TCPConn).CloseWrite()
-		w.turnedAway(t, conn, 0, door.HungUp)
+		w.wantRejected(t, conn, 0, authlistener.HungUp)
 	})
 	t.Run("another-session-inside", func(t *testing.T) {
 		conn := w.visit(t)
@@ -492,7 +483,7 @@ func TestProxyPortTLS(t *testing.T) {
 		if got, err := io.ReadAll(laptop); len(got) > 0 {
 			t.Errorf("got %q, %v", got, err)
 		}
-		w.turnedAway(t, conn, 0, othersHello)
+		w.wantRejected(t, conn, 0, othersHello)
 	})
 	for _, s := range []*transport.Session{w.laptop, other} {
 		if err := s.Err(); err != nil {
@@ -513,13 +504,13 @@ func TestProxyPortSlow(t *testing.T) {
 	for _, test := range []struct {
 		name, say string
 		drip      string // and then this every second
-		why       door.Reason
+		why       authlistener.Reason
 		time      time.Duration
 		answer    string
 	}{
-		{"slowloris", "GET / HTTP/1.1\r\n", "X-Header: value\r\n", tooSlow, requestPatience, ""},
-		{"silent", "", "", tooSlow, requestPatience, ""},
-		{"slow-inside", good.request(), "", door.TLSTooSlow, 10 * time.Second, switching},
+		{"slowloris", "GET / HTTP/1.1\r\n", "X-Header: value\r\n", tooSlow, requestTimeout, ""},
+		{"silent", "", "", tooSlow, requestTimeout, ""},
+		{"slow-inside", good.request(), "", authlistener.TLSTooSlow, 10 * time.Second, switching},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -539,9 +530,9 @@ func TestProxyPortSlow(t *testing.T) {
 					}
 				})
 				began := time.Now()
-				_, why, err := p.admit(far)
+				_, why, err := p.authenticate(far)
 				if took := time.Since(began); why != test.why || took != test.time {
-					t.Errorf("turned away with %q after %v (%v), want %q after %v", why, took, err, test.why, test.time)
+					t.Errorf("rejected with %q after %v (%v), want %q after %v", why, took, err, test.why, test.time)
 				}
 				far.Close()
 				if s := <-got; s != test.answer {
@@ -566,25 +557,19 @@ func TestProxyPortCrowd(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		conn.SetDeadline(time.Now().Add(patience))
+		conn.SetDeadline(time.Now().Add(testTimeout))
 		return conn
 	}
 	first := from(2)
-	for range door.MaxArrivingFrom - 1 {
+	for range authlistener.MaxPendingFrom {
 		from(2)
 	}
-	w.turnedAway(t, from(2), 0, door.TooMany)
-	if err := good.upgrade(from(3)); err != nil {
-		t.Errorf("from another address: %v", err)
+	w.wantRejected(t, first, 0, authlistener.TooMany) // the newest evicts the oldest
+	for _, i := range []int{3, 2} {
+		if err := good.upgrade(from(i)); err != nil {
+			t.Errorf("from 127.0.0.%d: %v", i, err)
+		}
 	}
-	before := w.proxy.Turned(noRequest)
-	first.(*net.TCPConn).CloseWrite()
-	w.turnedAway(t, first, before, noRequest) // and its place is free
-	await(t, "a free place", func() bool {
-		conn := from(2)
-		defer conn.Close()
-		return good.upgrade(conn) == nil
-	})
 }
 
 func TestTicket(t *testing.T) {
@@ -612,7 +597,7 @@ func TestTicket(t *testing.T) {
 		t.Errorf("the server's certificate: %+v, %v", server, err)
 	}
 	// Renewed, it stays good for what is under way, but not for ever.
-	check := func(r holder) door.Reason { return w.proxy.tickets.check(r.session, [32]byte(r.Secret)) }
+	check := func(r holder) authlistener.Reason { return w.proxy.tickets.check(r.session, [32]byte(r.Secret)) }
 	for range ticketsKept - 1 {
 		newer := obtain(t, w.laptop)
 		if check(newer) != "" || check(r) != "" {
@@ -646,12 +631,12 @@ func TestTicketRefused(t *testing.T) {
 		request any
 		says    string
 	}{
-		{"no-key", api.TicketRequest{}, "the public key: "},
-		{"garbage", api.TicketRequest{PublicKey: []byte("ssh-rsa AAAA")}, "the public key: "},
-		{"another-curve", api.TicketRequest{PublicKey: otherCurve}, "not of ECDSA P-256"},
-		{"off-the-curve", api.TicketRequest{PublicKey: offCurve}, "the public key: "},
-		{"not-a-request", []int{1}, "the laptop's request for a ticket: "},
-		{"too-long", api.TicketRequest{PublicKey: make([]byte, maxTicketRequest)}, "the laptop's request for a ticket: "},
+		{"no-key", api.TicketRequest{}, "invalid public key: "},
+		{"garbage", api.TicketRequest{PublicKey: []byte("ssh-rsa AAAA")}, "invalid public key: "},
+		{"another-curve", api.TicketRequest{PublicKey: otherCurve}, "not ECDSA P-256"},
+		{"off-the-curve", api.TicketRequest{PublicKey: offCurve}, "invalid public key: "},
+		{"not-a-request", []int{1}, "invalid ticket request: "},
+		{"too-long", api.TicketRequest{PublicKey: make([]byte, maxTicketRequest)}, "invalid ticket request: "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ticket := askTicket(t, w.laptop, test.request)
@@ -700,11 +685,11 @@ func FuzzReadUpgrade(f *testing.F) {
 	})
 }
 
-// BenchmarkCarrier is what the manager's end of a carrier takes for 64 KiB, as a link writes them.
-func BenchmarkCarrier(b *testing.B) {
+// BenchmarkConn is what the manager's end of a conn takes for 64 KiB, as a link writes them.
+func BenchmarkConn(b *testing.B) {
 	w := startProxyPort(b)
 	good := obtain(b, w.laptop)
-	l := rawio.Listener{Listener: listen(b)} // whose connections become carriers of no server
+	l := nonblock.Listener{Listener: listen(b)} // whose connections become conns of no server
 	var laptop sync.WaitGroup
 	defer laptop.Wait()
 	laptop.Go(func() {
@@ -720,7 +705,7 @@ func BenchmarkCarrier(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	c, why, err := w.proxy.admit(conn)
+	c, why, err := w.proxy.authenticate(conn)
 	if why != "" {
 		b.Fatal(why, err)
 	}

@@ -8,25 +8,29 @@ import (
 	"sync"
 	"time"
 
+	"go4.org/netipx"
+
 	"kubevpn/internal/api"
-	"kubevpn/pkg/balancer"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wire/transport"
 )
 
 // publishInterval is the least time between two notices.
 const publishInterval = 100 * time.Millisecond
 
-// publisher carries what has changed in the cluster to the balancer and to the board.
+// publisher passes changes of the cluster to the balancer and to notices.
 type publisher struct {
 	cluster  *cluster
 	balancer *balancer.Balancer
-	board    *board
+	notices  *notices
 	rights   func() (missing []string, ready bool)
 	dns      dnsConfig
 	pod      []netip.Addr            // the manager's own
 	vip      netip.AddrPort          // of the API server, as the pod's environment has it
 	noEcho   bool                    // ICMP echo sockets are not permitted
+	readPods func()                  // has the podReader look for new blocks
 	inner    func(*api.ManagerState) // puts inner networks and gateway into it
+	guard    func(*hostAddrs)        // is told of nodes and the API server
 
 	mu       sync.Mutex
 	sessions map[*transport.Session]struct{}
@@ -38,8 +42,8 @@ type publisher struct {
 	resolving bool                           // the balancer has the Services
 	names     map[string]map[string]struct{} // Services by namespace
 	sorted    map[string][]string            // of names, for notices; a namespace's entry is deleted when it changes
-	pods      []netip.Prefix
-	ranges    []netip.Prefix
+	found     found
+	podSet    *netipx.IPSet // of found.pods
 }
 
 // run publishes until ctx ends.
@@ -150,7 +154,7 @@ func (p *publisher) rename(name balancer.Name, exists bool) {
 	in[name.Name] = struct{}{}
 }
 
-// post puts a new notice on the board.
+// post publishes a new notice.
 func (p *publisher) post() {
 	missing, ready := p.rights()
 	n := &notice{state: api.ManagerState{
@@ -162,19 +166,32 @@ func (p *publisher) post() {
 	}
 	p.cluster.mu.Lock()
 	ready = ready && len(p.cluster.dirty) == 0 && p.resolving == p.cluster.resolves()
+	if ready {
+		p.readPods()
+	}
 	if settled := ready || p.isReady(); p.cluster.needsCIDRs || settled != p.settled {
 		p.cluster.needsCIDRs, p.settled = false, settled
 		p.cluster.recount()
-		p.pods, p.ranges = p.cluster.networks.prefixes(settled)
+		p.found = p.cluster.networks.prefixes(settled)
+		p.podSet = stated(p.found.pods)
 	}
-	n.state.PodCIDRs, n.state.ServiceCIDRs = p.pods, p.ranges
+	if p.cluster.needsHosts {
+		p.cluster.needsHosts = false
+		p.guard(p.cluster.hostAddrs())
+	}
+	n.state.PodCIDRs, n.state.ServiceCIDRs, n.state.Ignored = p.found.pods, p.found.services, p.found.ignored
+	n.state.StatedPodCIDRs, n.state.StatedServiceCIDRs = p.found.statedPods, p.found.statedServices
+	if p.cluster.networks.mayNotRead {
+		n.state.Missing = append(n.state.Missing, "get pods")
+	}
+	ready = ready && p.cluster.podsRead
 	p.inner(&n.state)
-	p.canaries(&n.state)
+	p.probes(&n.state)
 	if p.cluster.synced[services] {
 		n.names = p.snapshot()
 	}
 	p.cluster.mu.Unlock()
-	p.board.post(n)
+	p.notices.post(n)
 	if ready && !p.isReady() {
 		close(p.ready)
 	}

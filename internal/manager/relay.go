@@ -17,8 +17,8 @@ type stream interface {
 	Close() error
 }
 
-// relay carries bytes between a laptop and a pod until both directions have ended, and closes both. An end of
-// one direction crosses as it is, and the other goes on for as long as it likes:
+// relay copies bytes between a laptop and a pod until both directions have ended, and closes both. It forwards a
+// half-close, and the other direction continues without a limit:
 //
 //	laptop FIN ─▶ shutdown(SHUT_WR) to the pod        pod FIN ─▶ CloseWrite to the laptop
 //	laptop RST ─▶ RST to the pod                      pod RST ─▶ Reset to the laptop
@@ -40,7 +40,8 @@ func relay(laptop stream, pod *net.TCPConn, gone, lost <-chan struct{}, b *buffe
 			_, err := laptop.Write(p)
 			return err
 		})
-		if err == io.EOF && !finSent.Load() && isClosed(pod) {
+		// isClosed comes first: a connection that ends well, with our FIN, is closed only after finSent is set.
+		if err == io.EOF && isClosed(pod) && !finSent.Load() {
 			err = syscall.ECONNRESET // of which the other goroutine was told
 		}
 		if err == io.EOF && laptop.CloseWrite() == nil {

@@ -11,26 +11,26 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/l3"
-	"kubevpn/pkg/packet"
-	"kubevpn/pkg/tun"
+	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/datapath/packetlink"
+	"kubevpn/pkg/datapath/tun"
 )
 
 // router carries whole packets between sessions, and between sessions and the gateway's TUN device.
 //
-//	lane ─▶ src leased to this session? ─┬─ dst leased to another ─────────────────▶ its lanes
-//	          no: dropped, counted       ├─ dst in an inner network ───────────────▶ ICMP host unreachable
-//	                                     ├─ dst not for laptops (filter.go) ───────▶ ICMP prohibited
-//	                                     ├─ system netstack, gateway there ────────▶ TUN
-//	                                     └─ else ──────────────────────────────────▶ ICMP net unreachable
-//	TUN ──▶ src no laptop's? ─▶ dst leased ─▶ that session's lanes
+//	laptop ─▶ src leased to this session? ─┬─ dst leased to another ─────────────────▶ its packet streams
+//	            no: dropped, counted       ├─ dst in an inner network ───────────────▶ ICMP host unreachable
+//	                                       ├─ dst not for laptops (filter.go) ───────▶ ICMP prohibited
+//	                                       ├─ system netstack, gateway there ────────▶ TUN
+//	                                       └─ else ──────────────────────────────────▶ ICMP net unreachable
+//	TUN ────▶ src no laptop's? ─▶ dst leased ─▶ that session's packet streams
 //
-// A packet meets one atomic load and one look-up, and no lock until its queue: what changes rarely (routes) is
-// replaced whole.
+// A packet costs one atomic load and one look-up, and takes no lock before its queue's: routes change rarely, and are
+// replaced as a whole.
 type router struct {
 	log    *slog.Logger
-	allows func(netip.AddrPort) bool
-	// changed is called when networks or gateway have changed.
+	allows func(dst netip.AddrPort, extra []netip.Prefix) bool // filter.allowsDirect
+	// changed is called when networks or the gateway have changed.
 	changed func()
 
 	routes atomic.Pointer[routes]
@@ -38,22 +38,22 @@ type router struct {
 
 	mu     sync.Mutex
 	leases *leases
-	next   chan struct{} // closed when routes.networks are others
-	lost   uint64        // packets that queues of former sessions dropped
+	next   chan struct{} // closed and replaced when routes.networks change
+	lost   uint64        // packets that the queues of ended sessions dropped
 }
 
-// routes is what the router knows at one moment. It never changes.
+// routes is an immutable snapshot.
 type routes struct {
 	peers    map[netip.Addr]*peer
 	networks []netip.Prefix
-	gateway  *gateway // nil: there is none
+	gateway  *gateway // nil if there is none
 }
 
 func (t *routes) isInner(addr netip.Addr) bool {
 	return slices.ContainsFunc(t.networks, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// gateway is the TUN device, and what its maker says of it. It never changes.
+// gateway is the TUN device and its description. It is immutable.
 type gateway struct {
 	device tun.Device
 	about  api.Gateway
@@ -63,32 +63,32 @@ func (g *gateway) forwards(version uint8) bool {
 	return version == 4 && g.about.IPv4 || version == 6 && g.about.IPv6
 }
 
-// counts are of packets that did not arrive.
+// counts counts packets that did not arrive.
 type counts struct {
-	spoofed    atomic.Uint64 // a source that is not the session's
+	spoofed    atomic.Uint64 // the source is not the session's
 	malformed  atomic.Uint64
 	noRoute    atomic.Uint64
 	prohibited atomic.Uint64
-	unwritten  atomic.Uint64 // the TUN device did not take it
+	unwritten  atomic.Uint64 // the TUN device rejected it
 }
 
 // routerStats is a snapshot of counts.
 type routerStats struct{ spoofed, malformed, noRoute, prohibited, unwritten, queueDrops uint64 }
 
-func newRouter(allows func(netip.AddrPort) bool, changed func(), log *slog.Logger) *router {
+func newRouter(allows func(netip.AddrPort, []netip.Prefix) bool, changed func(), log *slog.Logger) *router {
 	r := &router{log: log, allows: allows, changed: changed, leases: newLeases(), next: make(chan struct{})}
 	r.routes.Store(&routes{})
 	return r
 }
 
 const (
-	// reportInterval is how often the counters are logged, if there is news.
+	// reportInterval is how often run logs the counters, if they changed.
 	reportInterval = time.Minute
-	// alarmInterval is the same for packets under a false name. No laptop of ours sends such a packet unless its user means to.
+	// alarmInterval is the same for spoofed packets. Our laptops send none, unless the user intends to.
 	alarmInterval = 5 * time.Second
 )
 
-// run logs the counters now and then until ctx ends.
+// run logs the counters until ctx ends.
 func (r *router) run(ctx context.Context) error {
 	tick, alarm := time.NewTicker(reportInterval), time.NewTicker(alarmInterval)
 	defer tick.Stop()
@@ -101,7 +101,7 @@ func (r *router) run(ctx context.Context) error {
 			return nil
 		case <-alarm.C:
 			if n := r.counts.spoofed.Load(); n != alarmed {
-				r.log.Warn("packets dropped whose source is not their session's address", "new", n-alarmed, "spoofed", n)
+				r.log.Warn("dropped packets with a source address that their session does not own", "new", n-alarmed, "spoofed", n)
 				alarmed = n
 			}
 			continue
@@ -124,7 +124,7 @@ func (r *router) stats() routerStats {
 	}
 	seen := make(map[*peer]bool)
 	for _, p := range r.routes.Load().peers {
-		if !seen[p] { // it is there once for each of its addresses
+		if !seen[p] { // peers has an entry for each address
 			seen[p] = true
 			s.queueDrops += p.sender.Stats().Dropped
 		}
@@ -132,9 +132,9 @@ func (r *router) stats() routerStats {
 	return s
 }
 
-// admit gives p its lease, or the one that it was given before. sender makes what p's packets are sent by; with
-// begins, it is to be run.
-func (r *router) admit(p *peer, w wish, sender func() *l3.Sender) (lease api.Lease, begins bool) {
+// admit assigns a lease to p, or returns the one that it has. sender creates p's Sender; if begins is true, the caller must
+// run it.
+func (r *router) admit(p *peer, w leaseRequest, sender func() *packetlink.Sender) (lease api.Lease, begins bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p.ended || w.client == "" {
@@ -143,13 +143,13 @@ func (r *router) admit(p *peer, w wish, sender func() *l3.Sender) (lease api.Lea
 	if p.sender != nil {
 		return p.lease, false
 	}
-	p.sender = sender()
+	p.sender, p.extra = sender(), w.extra
 	p.lease = r.leases.take(p, w)
 	r.replace(func(*routes) {})
 	return p.lease, true
 }
 
-// dismiss takes p's lease back. p cannot be admitted again.
+// dismiss releases p's lease. p cannot be admitted again.
 func (r *router) dismiss(p *peer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -162,7 +162,7 @@ func (r *router) dismiss(p *peer) {
 	r.replace(func(*routes) {})
 }
 
-// attach makes g the gateway, detach removes it.
+// attach sets the gateway, detach removes it.
 func (r *router) attach(g *gateway) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -171,7 +171,7 @@ func (r *router) attach(g *gateway) {
 
 func (r *router) detach() { r.attach(nil) }
 
-// replace makes new routes of the leases and of what change does. mu is held.
+// replace computes new routes from the leases and change. Call with mu held.
 func (r *router) replace(change func(*routes)) {
 	before := r.routes.Load()
 	now := &routes{peers: make(map[netip.Addr]*peer, len(before.peers)+1), networks: r.leases.networks(), gateway: before.gateway}
@@ -189,14 +189,14 @@ func (r *router) replace(change func(*routes)) {
 	r.changed()
 }
 
-// networks are the inner networks, and a channel that is closed when they are others.
+// networks returns the inner networks, and a channel that is closed when they change.
 func (r *router) networks() ([]netip.Prefix, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.routes.Load().networks, r.next
 }
 
-// describe puts what laptops are told of the router into state.
+// describe sets the router's part of the state that laptops receive.
 func (r *router) describe(state *api.ManagerState) {
 	t := r.routes.Load()
 	state.InnerNetworks, state.Gateway = t.networks, nil
@@ -206,11 +206,11 @@ func (r *router) describe(state *api.ManagerState) {
 	}
 }
 
-// fromLane routes a packet of p's. It owns f. pieces is room for one.
-func (r *router) fromLane(p *peer, f *l3.Frame, pieces [][]byte) {
+// fromLaptop routes a packet that p sent. It owns f. pieces is a reusable slice of length one.
+func (r *router) fromLaptop(p *peer, f *packetlink.Frame, pieces [][]byte) {
 	h, err := f.Header()
 	switch {
-	case err != nil: // does not happen: l3.Receive has looked
+	case err != nil: // does not happen: packetlink.Receive has checked it
 		r.counts.malformed.Add(1)
 		f.Release()
 		return
@@ -229,7 +229,7 @@ func (r *router) fromLane(p *peer, f *l3.Frame, pieces [][]byte) {
 	case t.isInner(h.Dst):
 		r.counts.noRoute.Add(1)
 		r.report(t, p, packet.HostUnreachable, &h, f)
-	case !r.allows(netip.AddrPortFrom(h.Dst, port(&h, f.Packet()))):
+	case !r.allows(netip.AddrPortFrom(h.Dst, port(&h, f.Packet())), p.extra):
 		r.counts.prohibited.Add(1)
 		r.report(t, p, packet.Prohibited, &h, f)
 	case g == nil || !p.system.Load() || !g.forwards(h.Version):
@@ -245,20 +245,20 @@ func (r *router) fromLane(p *peer, f *l3.Frame, pieces [][]byte) {
 	f.Release()
 }
 
-// report sends p an ICMP error about its packet. It comes from the gateway's address in p's network, whether
-// there is a gateway or not.
-func (r *router) report(t *routes, p *peer, why packet.Reason, h *packet.Header, f *l3.Frame) {
+// report sends p an ICMP error about its packet. Its source is the gateway's address in p's network, even if there is no
+// gateway.
+func (r *router) report(t *routes, p *peer, why packet.Reason, h *packet.Header, f *packetlink.Frame) {
 	var from netip.Addr
 	for _, network := range t.networks {
 		if network.Contains(h.Src) {
 			from = host(network, gatewayHost)
 		}
 	}
-	answer := l3.NewFrame()
+	answer := packetlink.NewFrame()
 	b := answer.Buffer()
 	clear(b[:packet.VirtioLen])
 	out, err := packet.AppendError(b[:packet.VirtioLen], why, from, f.Packet())
-	if err != nil { // nobody is to be told of such a packet
+	if err != nil { // ICMP forbids an error about this packet
 		answer.Release()
 		return
 	}
@@ -266,10 +266,9 @@ func (r *router) report(t *routes, p *peer, why packet.Reason, h *packet.Header,
 	p.sender.Send(answer)
 }
 
-// fromGateway routes a packet that the pod's kernel has for a laptop. It owns f. What such a packet says to be
-// from a laptop is not: laptops' packets never leave by the kernel's way. Only the device's own address is in an
-// inner network too.
-func (r *router) fromGateway(f *l3.Frame) {
+// fromGateway routes a packet from the pod's kernel to a laptop. It owns f. A source in an inner network is spoofed,
+// because packets between laptops never pass the kernel; the exception is the device's own address.
+func (r *router) fromGateway(f *packetlink.Frame) {
 	h, err := f.Header()
 	if err != nil {
 		r.counts.malformed.Add(1)
@@ -279,7 +278,7 @@ func (r *router) fromGateway(f *l3.Frame) {
 	t := r.routes.Load()
 	to := t.peers[h.Dst]
 	switch {
-	case to == nil: // noise of the link's, or late for one who has gone
+	case to == nil: // link-local noise, or a late packet for a laptop that has gone
 		r.counts.noRoute.Add(1)
 	case t.isInner(h.Src) && (t.gateway == nil || !slices.Contains(t.gateway.about.Addrs, h.Src)):
 		r.counts.spoofed.Add(1)
@@ -290,10 +289,10 @@ func (r *router) fromGateway(f *l3.Frame) {
 	f.Release()
 }
 
-// readGateway routes what comes from the device until it is closed, or fails.
+// readGateway routes packets from the device until it is closed or fails.
 func (r *router) readGateway(device tun.Device) error {
 	for {
-		f := l3.NewFrame()
+		f := packetlink.NewFrame()
 		n, err := device.Read(f.Buffer())
 		if err != nil {
 			f.Release()
@@ -304,7 +303,7 @@ func (r *router) readGateway(device tun.Device) error {
 	}
 }
 
-// port is the destination port, or 0 where there is none to be seen.
+// port returns the destination port, or 0 if the packet does not show one.
 func port(h *packet.Header, p []byte) uint16 {
 	if h.Proto != packet.ProtoTCP && h.Proto != packet.ProtoUDP || h.FragmentOffset != 0 || len(p) < h.HeaderLen+4 {
 		return 0

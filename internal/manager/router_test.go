@@ -18,24 +18,24 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/l3"
-	"kubevpn/pkg/packet"
-	"kubevpn/pkg/transport"
-	"kubevpn/pkg/tun/tuntest"
+	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/datapath/packetlink"
+	"kubevpn/pkg/datapath/tun/tuntest"
+	"kubevpn/pkg/wire/transport"
 )
 
-// inner is a laptop with a lease and lanes.
+// inner is a laptop with a lease and packet streams.
 type inner struct {
 	t testing.TB
 	*transport.Session
 	*control
 	hello  *api.ManagerHello
 	addrs  []netip.Addr
-	sender *l3.Sender
+	sender *packetlink.Sender
 	got    chan []byte // packets, without their virtio-net headers
 }
 
-// newInner connects a laptop and opens its lanes.
+// newInner connects a laptop and opens its packet streams.
 func newInner(t testing.TB, r *running, greeting api.ClientHello) *inner {
 	t.Helper()
 	greeting.Protocol = api.Protocol
@@ -45,10 +45,10 @@ func newInner(t testing.TB, r *running, greeting api.ClientHello) *inner {
 		t.Fatalf("hello: %+v", l.hello)
 	}
 	l.addrs = l.hello.Lease.Addrs
-	for number := range l3.Lanes {
-		st := l.lane(l.addrs[0], number)
+	for number := range packetlink.Streams {
+		st := l.openStream(l.addrs[0], number)
 		if number == 0 {
-			l.sender = l3.NewSender(l3.SenderConfig{GSO: true, Open: func(context.Context, int) (io.WriteCloser, error) { return st, nil }})
+			l.sender = packetlink.NewSender(packetlink.SenderConfig{GSO: true, Open: func(context.Context, int) (io.WriteCloser, error) { return st, nil }})
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -64,10 +64,10 @@ func newInner(t testing.TB, r *running, greeting api.ClientHello) *inner {
 	return l
 }
 
-// lane opens one and receives from it.
-func (l *inner) lane(src netip.Addr, number int) *transport.Stream {
+// openStream opens a packet stream and receives from it.
+func (l *inner) openStream(src netip.Addr, number int) *transport.Stream {
 	l.t.Helper()
-	st, err := l.tryLane(src, number)
+	st, err := l.tryStream(src, number)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func (l *inner) lane(src netip.Addr, number int) *transport.Stream {
 	go func() {
 		defer close(ended)
 		var malformed atomic.Uint64
-		l3.Receive(st, 0, new(l3.Barriers), func(f *l3.Frame) {
+		packetlink.Receive(st, 0, new(packetlink.Barriers), func(f *packetlink.Frame) {
 			l.got <- bytes.Clone(f.Packet())
 			f.Release()
 		}, &malformed)
@@ -87,15 +87,15 @@ func (l *inner) lane(src netip.Addr, number int) *transport.Stream {
 	return st
 }
 
-func (l *inner) tryLane(src netip.Addr, number int) (*transport.Stream, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+func (l *inner) tryStream(src netip.Addr, number int) (*transport.Stream, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	return l.Open(ctx, transport.Request{Proto: transport.ProtoIP, Src: netip.AddrPortFrom(src, uint16(number))})
 }
 
-// send sends a packet by the lanes.
+// send sends a packet by the packet streams.
 func (l *inner) send(p []byte) {
-	f := l3.NewFrame()
+	f := packetlink.NewFrame()
 	b := f.Buffer()
 	clear(b[:packet.VirtioLen])
 	f.SetLen(packet.VirtioLen + copy(b[packet.VirtioLen:], p))
@@ -108,7 +108,7 @@ func (l *inner) receive() []byte {
 	select {
 	case p := <-l.got:
 		return p
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		l.t.Fatal("no packet")
 		return nil
 	}
@@ -224,7 +224,7 @@ func TestRoutes(t *testing.T) {
 		a.send(datagram(b.addrs[1], system.addrs[1], 1, "as b"))
 		a.send(datagram(pod4, system.addrs[0], 1, "as a pod"))
 		after := datagram(a.addrs[0], system.addrs[0], 1, "as a")
-		a.send(after) // by the same lane
+		a.send(after) // by the same packet stream
 		if got := system.receive(); !bytes.Equal(got, after) {
 			t.Errorf("got %x", got)
 		}
@@ -235,7 +235,7 @@ func TestRoutes(t *testing.T) {
 	})
 	t.Run("malformed", func(t *testing.T) {
 		before := r.router.stats().malformed
-		st := a.lane(a.addrs[0], 1) // in the place of the one before
+		st := a.openStream(a.addrs[0], 1) // in the place of the one before
 		p := datagram(a.addrs[0], b.addrs[0], 1, "whole")
 		frame := func(flags byte, p []byte) []byte {
 			f := append(make([]byte, 4+packet.VirtioLen), p...)
@@ -254,55 +254,55 @@ func TestRoutes(t *testing.T) {
 		if got := r.router.stats().malformed - before; got != 3 {
 			t.Errorf("%d counted", got)
 		}
-		// A broken length ends the lane, and no other.
+		// A broken length ends the packet stream, and no other.
 		if _, err := st.Write([]byte{0xff, 0xff, 0xff, 0xff}); err != nil {
 			t.Fatal(err)
 		}
 		select {
 		case <-st.Gone():
-		case <-time.After(patience):
-			t.Fatal("the lane goes on")
+		case <-time.After(testTimeout):
+			t.Fatal("the packet stream goes on")
 		}
 		a.send(p)
 		b.receive()
 	})
-	t.Run("lanes-refused", func(t *testing.T) {
+	t.Run("streams-refused", func(t *testing.T) {
 		for _, tt := range []struct {
 			src    netip.Addr
 			number int
-		}{{b.addrs[0], 0}, {netip.Addr{}, 0}, {a.addrs[0], l3.Lanes}} {
-			if st, err := a.tryLane(tt.src, tt.number); err == nil {
+		}{{b.addrs[0], 0}, {netip.Addr{}, 0}, {a.addrs[0], packetlink.Streams}} {
+			if st, err := a.tryStream(tt.src, tt.number); err == nil {
 				st.Reset()
-				t.Errorf("lane %d of %v was accepted", tt.number, tt.src)
+				t.Errorf("packet stream %d of %v was accepted", tt.number, tt.src)
 			}
 		}
 	})
 }
 
-// Lanes that the laptop has not opened are stood in for by lane 0; answers go by the right one once it is there.
-func TestLaneZeroStandsIn(t *testing.T) {
+// Stream 0 is the substitute for packet streams that the laptop has not opened, until it opens them.
+func TestStreamZeroIsSubstitute(t *testing.T) {
 	p := newPeer(nil, nil, nil)
-	p.sender = l3.NewSender(l3.SenderConfig{})
+	p.sender = packetlink.NewSender(packetlink.SenderConfig{})
 	ctx, cancel := context.WithCancel(context.Background())
-	opened := make(chan *lane)
+	opened := make(chan *packetStream)
 	go func() {
 		w, _ := p.open(ctx, 2)
-		l, _ := w.(*lane)
+		l, _ := w.(*packetStream)
 		opened <- l
 	}()
-	zero, two := &lane{stream: new(transport.Stream), gone: make(chan struct{})}, &lane{stream: new(transport.Stream), gone: make(chan struct{})}
+	zero, two := &packetStream{stream: new(transport.Stream), gone: make(chan struct{})}, &packetStream{stream: new(transport.Stream), gone: make(chan struct{})}
 	p.add(1, two)
 	p.add(0, zero)
 	if got := <-opened; got != zero {
-		t.Error("not by lane 0")
+		t.Error("not on stream 0")
 	}
 	p.add(2, two)
 	if got, err := p.open(ctx, 2); got != io.WriteCloser(two) || err != nil {
-		t.Errorf("lane 2: %v, %v", got, err)
+		t.Errorf("stream 2: %v, %v", got, err)
 	}
 	cancel()
 	if _, err := newPeer(nil, nil, nil).open(ctx, 0); err != context.Canceled {
-		t.Errorf("without lanes: %v", err)
+		t.Errorf("without packet streams: %v", err)
 	}
 }
 
@@ -388,7 +388,7 @@ func TestLeaseOutlivesSession(t *testing.T) {
 func TestLeaseTakenOver(t *testing.T) {
 	r := start(t, Config{})
 	var mu sync.Mutex
-	var carriers []net.Conn
+	var conns []net.Conn
 	down := false
 	arrived := make(chan *transport.Session, 1)
 	client := transport.NewClient(transport.ClientConfig{
@@ -400,7 +400,7 @@ func TestLeaseTakenOver(t *testing.T) {
 			}
 			var d net.Dialer
 			conn, err := d.DialContext(ctx, "tcp", r.addr)
-			carriers = append(carriers, conn)
+			conns = append(conns, conn)
 			return conn, err
 		},
 		OnSession: func(_ context.Context, s *transport.Session) { arrived <- s },
@@ -415,7 +415,7 @@ func TestLeaseTakenOver(t *testing.T) {
 	old := hello(t, <-arrived, helloV1).next().Hello.Lease
 	mu.Lock()
 	down = true
-	for _, c := range carriers {
+	for _, c := range conns {
 		c.Close()
 	}
 	mu.Unlock()
@@ -446,7 +446,7 @@ func TestNoGSO(t *testing.T) {
 		to   *inner
 		want int
 	}{{b, 1}, {c, 4}} {
-		f := l3.NewFrame()
+		f := packetlink.NewFrame()
 		buf := f.Buffer()
 		v := packet.Virtio{Flags: packet.VirtioNeedsChecksum, GSOType: packet.GSOTCPv4, HeaderLen: 40, GSOSize: segment, ChecksumStart: 20, ChecksumOffset: 16}
 		v.Put(buf)
@@ -471,21 +471,21 @@ func TestNoGSO(t *testing.T) {
 	}
 }
 
-func BenchmarkFromLane(b *testing.B) {
-	r := newRouter((&filter{}).allows, func() {}, nil)
+func BenchmarkFromLaptop(b *testing.B) {
+	r := newRouter((&filter{}).allowsDirect, func() {}, nil)
 	p := newPeer(r, func() bool { return true }, nil)
-	lease, _ := r.admit(p, wish{client: "a"}, func() *l3.Sender { return l3.NewSender(l3.SenderConfig{}) })
+	lease, _ := r.admit(p, leaseRequest{client: "a"}, func() *packetlink.Sender { return packetlink.NewSender(packetlink.SenderConfig{}) })
 	p.system.Store(true)
 	r.attach(&gateway{device: discard{}, about: api.Gateway{IPv4: true}})
 	packetBytes := datagram(lease.Addrs[0], netip.MustParseAddr("10.244.1.5"), 80, "x")
 	pieces := make([][]byte, 1)
 	b.ReportAllocs()
 	for b.Loop() {
-		f := l3.NewFrame()
+		f := packetlink.NewFrame()
 		buf := f.Buffer()
 		clear(buf[:packet.VirtioLen])
 		f.SetLen(packet.VirtioLen + copy(buf[packet.VirtioLen:], packetBytes))
-		r.fromLane(p, f, pieces)
+		r.fromLaptop(p, f, pieces)
 	}
 }
 
@@ -511,7 +511,7 @@ func (l lines) Write(p []byte) (int, error) {
 func TestSpoofedPacketsAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		said := make(lines, 8)
-		r := newRouter(func(netip.AddrPort) bool { return true }, func() {}, slog.New(slog.NewTextHandler(said, nil)))
+		r := newRouter(func(netip.AddrPort, []netip.Prefix) bool { return true }, func() {}, slog.New(slog.NewTextHandler(said, nil)))
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- r.run(ctx) }()

@@ -7,30 +7,30 @@ import (
 	"sync"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/balancer"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wire/transport"
 )
 
-// session is one laptop's. Every stream that the laptop opens has a goroutine of its own from the moment it
-// arrives: one that waits (for a dial, for a slow pod) keeps none of the others waiting, and there is no limit
-// by which one would be dropped.
+// session serves one laptop. Every stream that the laptop opens has its own goroutine, so a stream that waits for a dial
+// or a slow pod does not delay the others. The manager's budget limits their number (limits.go).
 //
 //	Accept ─┬─ control: hello, then notices        (control.go)
 //	        ├─ ticket: for the proxy port          (ticket.go)
 //	        ├─ TCP:  dial ─ relay                  (tcp.go, relay.go)
 //	        ├─ UDP:  socket ─ datagrams            (udp.go)
 //	        ├─ echo: ICMP socket ─ pings           (echo.go)
-//	        └─ IP:   frames ─ router               (lanes.go, router.go)
+//	        └─ IP:   frames ─ router               (packetstream.go, router.go)
 type session struct {
 	m   *Manager
 	s   *transport.Session
 	log *slog.Logger
 
-	peer  *peer
-	flows sync.WaitGroup
-	taken chan struct{} // closed when another session has the lease
+	peer    *peer
+	buffers buffers
+	flows   sync.WaitGroup
+	taken   chan struct{} // closed when another session has the lease
 
-	greeted chan struct{} // closed when by is known
+	identified chan struct{} // closed when by is known
 
 	mu sync.Mutex
 	by caller
@@ -39,7 +39,7 @@ type session struct {
 func (m *Manager) newSession(s *transport.Session) *session {
 	taken := make(chan struct{})
 	return &session{
-		m: m, s: s, log: m.log.With("session", s.ID().String()[:8]), greeted: make(chan struct{}), taken: taken,
+		m: m, s: s, buffers: buffers{session: s}, log: m.log.With("session", s.ID().String()[:8]), identified: make(chan struct{}), taken: taken,
 		peer: newPeer(m.router, func() bool { return s.Err() == nil && s.Attached() }, sync.OnceFunc(func() { close(taken) })),
 	}
 }
@@ -59,7 +59,7 @@ func (s *session) serve(ctx context.Context) {
 	s.flows.Go(func() {
 		select {
 		case <-s.taken:
-			s.log.Info("a newer session of the same client has the lease")
+			s.log.Info("a newer session of the same client took the lease")
 			s.s.Close()
 		case <-ctx.Done():
 		}
@@ -73,15 +73,15 @@ func (s *session) serve(ctx context.Context) {
 	}
 }
 
-// greet notes who the laptop is. Flows that came earlier wait for it.
-func (s *session) greet(by caller) {
+// identify records the laptop's hello. Flows that arrived earlier wait for it.
+func (s *session) identify(by caller) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.by = by
 	select {
-	case <-s.greeted:
+	case <-s.identified:
 	default:
-		close(s.greeted)
+		close(s.identified)
 	}
 }
 
@@ -96,7 +96,7 @@ func (s *session) answer(ctx context.Context, in *transport.Incoming) {
 	gone := in.Done()
 	if in.Proto != transport.ProtoControl {
 		select {
-		case <-s.greeted:
+		case <-s.identified:
 		case <-gone:
 		case <-ctx.Done():
 		}
@@ -112,14 +112,14 @@ func (s *session) answer(ctx context.Context, in *transport.Incoming) {
 	case transport.ProtoEcho:
 		err = s.acceptEcho(in)
 	case transport.ProtoIP:
-		err = s.acceptLane(in)
+		err = s.acceptPacketStream(in)
 	case transport.ProtoTicket:
 		err = s.acceptTicket(in)
 	default:
 		err = in.Reject(transport.CodeProhibited)
 	}
 	if err != nil { // the laptop no longer waits for an answer
-		s.log.Debug("answering", "request", in.Request, "err", err)
+		s.log.Debug("cannot answer a stream", "request", in.Request, "err", err)
 	}
 }
 
@@ -145,12 +145,12 @@ func (s *session) acceptTCP(ctx context.Context, in *transport.Incoming, gone <-
 		conn.Close()
 		return err
 	}
-	relay(st, conn, gone, s.s.Done(), &s.m.dialer.buffers)
+	relay(st, conn, gone, s.s.Done(), &s.buffers)
 	return nil
 }
 
 func (s *session) acceptUDP(in *transport.Incoming) error {
-	flow, err := s.m.dialer.openUDP(unmap(in.Dst), s.caller())
+	flow, err := s.m.dialer.openUDP(unmap(in.Dst), s.caller(), &s.buffers)
 	if err != nil {
 		return in.RejectError(err)
 	}
@@ -165,7 +165,7 @@ func (s *session) acceptUDP(in *transport.Incoming) error {
 }
 
 func (s *session) acceptEcho(in *transport.Incoming) error {
-	p, err := s.m.dialer.openEcho(in.Dst.Addr().Unmap())
+	p, err := s.m.dialer.openEcho(in.Dst.Addr().Unmap(), s.caller())
 	if err != nil {
 		return in.RejectError(err)
 	}
@@ -174,16 +174,24 @@ func (s *session) acceptEcho(in *transport.Incoming) error {
 		p.close()
 		return err
 	}
-	ping(laptop, p, &s.m.dialer.buffers)
+	ping(laptop, p, &s.buffers)
 	return nil
 }
 
+const (
+	maxClient = 256 // bytes of a client's identity
+	maxExtra  = 256 // networks of --extra-cidr, which a packet to a node is compared with
+)
+
 func parseCaller(hello api.ClientHello) (caller, error) {
-	by := caller{client: hello.Client, scheduler: balancer.RoundRobin}
+	by := caller{client: hello.Client, scheduler: balancer.RoundRobin, extra: hello.ExtraCIDRs}
+	if len(hello.Client) > maxClient || len(hello.ExtraCIDRs) > maxExtra {
+		return by, fmt.Errorf("the identity has %d bytes and there are %d networks; at most %d and %d are allowed", len(hello.Client), len(hello.ExtraCIDRs), maxClient, maxExtra)
+	}
 	switch hello.Netstack {
 	case "", api.NetstackGVisor, api.NetstackSystem:
 	default:
-		return by, fmt.Errorf("there is no netstack %q", hello.Netstack)
+		return by, fmt.Errorf("unknown netstack %q", hello.Netstack)
 	}
 	if hello.Scheduler == "" {
 		return by, nil

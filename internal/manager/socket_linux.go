@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevpn/pkg/rawio"
+	"kubevpn/pkg/wire/nonblock"
 )
 
 // readable calls use with what each read from a socket gives, until one ends with an error: io.EOF at the end
@@ -20,12 +20,12 @@ func readable(c syscall.Conn, b *buffers, stream bool, use func([]byte) error) e
 	if err != nil {
 		return err
 	}
-	var got *[bufferSize]byte
+	var got *buffer
 	var n int
 	var readErr error
 	read := func(fd uintptr) bool {
 		got = b.take()
-		n, readErr = rawio.Read(fd, got[:])
+		n, readErr = nonblock.Read(fd, got.data)
 		if errors.Is(readErr, unix.EAGAIN) {
 			b.give(got)
 			got = nil
@@ -37,13 +37,14 @@ func readable(c syscall.Conn, b *buffers, stream bool, use func([]byte) error) e
 		if err := raw.Read(read); err != nil {
 			return err
 		}
+		err = nil
 		switch {
 		case readErr != nil:
 			err = readErr
 		case n == 0 && stream:
 			err = io.EOF
-		default:
-			err = use(got[:n])
+		case stream || n < len(got.data): // a datagram that fills a buffer may be longer, and is lost
+			err = use(got.data[:n])
 		}
 		b.give(got)
 		if err != nil {
@@ -85,7 +86,7 @@ func writeAll(c *net.TCPConn, p []byte, blocked func()) (int, error) {
 	var writeErr error
 	err = raw.Write(func(fd uintptr) bool {
 		for total < len(p) {
-			n, err := rawio.Write(fd, p[total:])
+			n, err := nonblock.Write(fd, p[total:])
 			switch {
 			case errors.Is(err, unix.EAGAIN):
 				if !waited {

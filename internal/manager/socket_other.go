@@ -18,9 +18,9 @@ func readable(c syscall.Conn, b *buffers, _ bool, use func([]byte) error) error 
 	buf := b.take()
 	defer b.give(buf)
 	for {
-		n, err := conn.Read(buf[:])
+		n, err := conn.Read(buf.data)
 		if err == nil {
-			err = use(buf[:n])
+			err = use(buf.data[:n])
 		}
 		if err != nil {
 			return err

@@ -57,7 +57,7 @@ func (t table) Replace(objects []any, _ string) error {
 		for _, o := range objects {
 			t.set(o)
 		}
-		t.c.synced[t.r] = true
+		t.c.synced[t.r], t.c.needsHosts = true, true
 	})
 }
 
@@ -81,7 +81,7 @@ func (t table) clear() {
 	defer t.c.mu.Unlock()
 	t.discard()
 	t.c.synced[t.r] = false
-	t.c.needsCIDRs = true
+	t.c.needsCIDRs, t.c.needsHosts = true, true
 	t.c.notify()
 }
 

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"kubevpn/pkg/balancer"
+	"kubevpn/pkg/datapath/balancer"
 )
 
 const (
@@ -26,17 +26,18 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 3
 
 // dialer makes the manager's connections. It is shared by all sessions.
 type dialer struct {
-	balancer *balancer.Balancer
-	check    func(netip.AddrPort) error // filter.check
-	ports    *ports
-	buffers  buffers
-	inRange  func(netip.Addr) bool // whether an address is in a Service range
+	balancer  *balancer.Balancer
+	check     func(netip.AddrPort) error                           // filter.check
+	checkHost func(dst netip.AddrPort, extra []netip.Prefix) error // filter.checkHost, where no Service was asked for
+	ports     *ports
+	inRange   func(netip.Addr) bool // whether an address is in a Service range
 }
 
-// caller is on whose behalf is dialled.
+// caller identifies the laptop for which the manager dials.
 type caller struct {
 	client    string // keys affinity
 	scheduler balancer.Scheduler
+	extra     []netip.Prefix // what its user named with --extra-cidr
 }
 
 // pick resolves dst. Its error is for the laptop (transport.CodeOf). Without error and with an invalid Endpoint
@@ -61,6 +62,9 @@ func (d *dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by caller) (*n
 		return nil, pick, err
 	}
 	if !pick.Endpoint().IsValid() {
+		if err := d.checkHost(dst, by.extra); err != nil {
+			return nil, pick, err
+		}
 		timeout := dialTimeout
 		if d.inRange(dst.Addr()) {
 			timeout = unknownVIPTimeout

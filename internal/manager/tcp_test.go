@@ -15,11 +15,11 @@ import (
 	"time"
 
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/wire/transport"
 )
 
 func TestTCPEcho(t *testing.T) {
-	r := greeted(t, "")
+	r := identified(t, "")
 	st, err := r.open(t, pod(t, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() }))
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestTCPEcho(t *testing.T) {
 
 func TestTCPHalfClose(t *testing.T) {
 	t.Run("laptop-first", func(t *testing.T) {
-		r := greeted(t, "")
+		r := identified(t, "")
 		answer := make(chan struct{})
 		st, err := r.open(t, pod(t, func(c *net.TCPConn) {
 			got := readAll(t, c) // until the laptop's FIN
@@ -54,13 +54,13 @@ func TestTCPHalfClose(t *testing.T) {
 			t.Errorf("something came before the pod wrote: %v", err)
 		}
 		close(answer)
-		st.SetReadDeadline(time.Now().Add(patience))
+		st.SetReadDeadline(time.Now().Add(testTimeout))
 		if got := readAll(t, st); got != "got x" {
 			t.Errorf("got %q", got)
 		}
 	})
 	t.Run("pod-first", func(t *testing.T) {
-		r := greeted(t, "")
+		r := identified(t, "")
 		got := make(chan string, 1)
 		st, err := r.open(t, pod(t, func(c *net.TCPConn) {
 			c.Write([]byte("bye"))
@@ -110,7 +110,7 @@ func TestPodResets(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := greeted(t, "")
+			r := identified(t, "")
 			st, err := r.open(t, pod(t, tt.pod))
 			if errors.Is(err, syscall.ECONNREFUSED) && tt.name == "at-once" {
 				return // so early that it was seen while dialling
@@ -153,7 +153,7 @@ func TestLaptopResets(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r := greeted(t, "")
+			r := identified(t, "")
 			seen := make(chan error, 1)
 			st, err := r.open(t, pod(t, func(c *net.TCPConn) {
 				seen <- tt.after(c)
@@ -167,7 +167,7 @@ func TestLaptopResets(t *testing.T) {
 				if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
 					t.Errorf("the pod saw %v", err)
 				}
-			case <-time.After(patience):
+			case <-time.After(testTimeout):
 				t.Error("the pod saw no reset")
 			}
 		})
@@ -178,7 +178,7 @@ func TestLaptopResets(t *testing.T) {
 func awaitError(c *net.TCPConn) error { return awaitReset(c) }
 
 func TestSessionEndResetsPods(t *testing.T) {
-	r := greeted(t, "")
+	r := identified(t, "")
 	seen := make(chan error, 1)
 	if _, err := r.open(t, pod(t, func(c *net.TCPConn) { seen <- awaitError(c) })); err != nil {
 		t.Fatal(err)
@@ -190,7 +190,7 @@ func TestSessionEndResetsPods(t *testing.T) {
 }
 
 func TestDialAnswers(t *testing.T) {
-	r := greeted(t, "")
+	r := identified(t, "")
 	closed := closedPort(t)
 	echo := pod(t, func(c *net.TCPConn) { io.Copy(c, c) })
 	tests := []struct {
@@ -235,13 +235,13 @@ func TestFilterIsApplied(t *testing.T) {
 
 // TestGivingUpEndsTheDial has a listener whose queue is full, so that the dial hangs.
 func TestGivingUpEndsTheDial(t *testing.T) {
-	r := greeted(t, "")
+	r := identified(t, "")
 	blackhole := fullListener(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
 	began := time.Now()
 	_, err := r.laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: netip.MustParseAddrPort(blackhole)})
-	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > patience {
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > testTimeout {
 		t.Errorf("got %v after %v", err, time.Since(began))
 	} // goleak shows that the dial has ended
 }
@@ -286,7 +286,7 @@ func fullListener(t *testing.T) string {
 }
 
 func TestManyFlowsAtOnce(t *testing.T) {
-	r := greeted(t, "rr")
+	r := identified(t, "rr")
 	var pods []string
 	for range 3 {
 		pods = append(pods, pod(t, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() }))
@@ -314,7 +314,7 @@ func TestManyFlowsAtOnce(t *testing.T) {
 
 func BenchmarkDownload(b *testing.B) {
 	const size = 64 << 20
-	r := greeted(b, "")
+	r := identified(b, "")
 	addr := pod(b, func(c *net.TCPConn) {
 		for chunk := make([]byte, 1<<20); ; {
 			if _, err := c.Write(chunk); err != nil {
@@ -336,7 +336,7 @@ func BenchmarkDownload(b *testing.B) {
 }
 
 func BenchmarkUpload(b *testing.B) {
-	r := greeted(b, "")
+	r := identified(b, "")
 	st, err := r.open(b, pod(b, func(c *net.TCPConn) { io.Copy(io.Discard, c) }))
 	if err != nil {
 		b.Fatal(err)
@@ -352,7 +352,7 @@ func BenchmarkUpload(b *testing.B) {
 }
 
 func BenchmarkConnect(b *testing.B) {
-	r := greeted(b, "")
+	r := identified(b, "")
 	r.vip(pod(b, func(c *net.TCPConn) {}))
 	dst := netip.MustParseAddrPort("10.96.0.1:80")
 	b.ReportAllocs()

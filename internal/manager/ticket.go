@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
-	"kubevpn/pkg/door"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/wire/authlistener"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
@@ -30,11 +30,11 @@ const (
 	ticketsKept = 4
 
 	maxTicketRequest = 4 << 10 // bytes of a TicketRequest
-	ticketPatience   = 10 * time.Second
+	ticketTimeout    = 10 * time.Second
 )
 
-// tickets are the rights to open carriers through the proxy port, and the keys that they are made with. The keys are
-// in memory only: they are made when the manager starts and go when it ends.
+// tickets holds the tickets with which laptops open conns through the proxy port, and the keys that sign them. The keys
+// exist only in memory, for the lifetime of the process.
 //
 //	authority (ECDSA P-256) ─ signs ─┬─▶ the server's certificate, which every ticket names
 //	                                 └─▶ each ticket's certificate, for the laptop's own key
@@ -145,17 +145,17 @@ func (t *tickets) issue(s *transport.Session, request api.TicketRequest) (api.Ti
 func publicKey(der []byte) (*ecdsa.PublicKey, error) {
 	parsed, err := x509.ParsePKIXPublicKey(der)
 	if err != nil {
-		return nil, fmt.Errorf("the public key: %w", err)
+		return nil, fmt.Errorf("invalid public key: %w", err)
 	}
 	key, ok := parsed.(*ecdsa.PublicKey)
 	if !ok || key.Curve != elliptic.P256() {
-		return nil, errors.New("the public key: it is not of ECDSA P-256")
+		return nil, errors.New("the public key is not ECDSA P-256")
 	}
 	return key, nil
 }
 
-// check returns why there is no right to a carrier of the session, or "".
-func (t *tickets) check(session transport.SessionID, secret [32]byte) door.Reason {
+// check returns why there is no right to a conn of the session, or "".
+func (t *tickets) check(session transport.SessionID, secret [32]byte) authlistener.Reason {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	of := t.grants[session]
@@ -192,7 +192,7 @@ func (t *tickets) forget(session transport.SessionID) {
 	delete(t.grants, session)
 }
 
-// tlsConfig is for one carrier of the session: TLS 1.3, and a certificate of the session's.
+// tlsConfig is for one conn of the session: TLS 1.3, and a certificate of the session's.
 func (t *tickets) tlsConfig(session transport.SessionID) *tls.Config {
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
@@ -209,7 +209,7 @@ func (t *tickets) tlsConfig(session transport.SessionID) *tls.Config {
 			}
 			return nil
 		},
-		SessionTicketsDisabled:      true, // each carrier shows its certificate
+		SessionTicketsDisabled:      true, // each conn shows its certificate
 		DynamicRecordSizingDisabled: true, // what is inside waits for whole writes anyway
 	}
 }
@@ -225,8 +225,8 @@ func (s *session) acceptTicket(in *transport.Incoming) error {
 		return err
 	}
 	defer laptop.Close()
-	if err := laptop.SetDeadline(time.Now().Add(ticketPatience)); err != nil {
-		return fmt.Errorf("answering a request for a ticket: %w", err)
+	if err := laptop.SetDeadline(time.Now().Add(ticketTimeout)); err != nil {
+		return fmt.Errorf("cannot answer a ticket request: %w", err)
 	}
 	ticket, refusal := s.ticket(laptop)
 	if refusal != nil {
@@ -234,7 +234,7 @@ func (s *session) acceptTicket(in *transport.Incoming) error {
 		ticket = api.Ticket{Error: refusal}
 	}
 	if err := json.NewEncoder(laptop).Encode(ticket); err != nil {
-		return fmt.Errorf("giving a ticket: %w", err)
+		return fmt.Errorf("cannot send a ticket: %w", err)
 	}
 	return laptop.CloseWrite()
 }
@@ -245,11 +245,11 @@ func (s *session) ticket(laptop io.Reader) (api.Ticket, *api.Error) {
 	}
 	var request api.TicketRequest
 	if err := json.NewDecoder(io.LimitReader(laptop, maxTicketRequest)).Decode(&request); err != nil {
-		return api.Ticket{}, api.Errorf(api.ExitIncompatible, "the laptop's request for a ticket: %w", err)
+		return api.Ticket{}, api.Errorf(api.ExitIncompatible, "invalid ticket request: %w", err)
 	}
 	ticket, err := s.m.proxy.tickets.issue(s.s, request)
 	if err != nil {
-		return api.Ticket{}, api.Errorf(api.ExitIncompatible, "making a ticket: %w", err)
+		return api.Ticket{}, api.Errorf(api.ExitIncompatible, "cannot create a ticket: %w", err)
 	}
 	s.log.Debug("ticket", "until", ticket.NotAfter)
 	return ticket, nil

@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"time"
 
-	"kubevpn/pkg/balancer"
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wire/transport"
 )
 
 const (
@@ -56,6 +56,7 @@ func (t *idleTimer) touch() { t.used.Store(int64(time.Since(t.began))) }
 // by deleting the flow's conntrack entry. A stream is never moved, here as there.
 type udpFlow struct {
 	d      *dialer
+	b      *buffers
 	laptop packets
 	dst    netip.AddrPort
 	by     caller
@@ -76,7 +77,7 @@ func (d *dialer) dialUDP(dst netip.AddrPort) (*net.UDPConn, error) {
 }
 
 // openUDP prepares a flow to dst. Its error is for the laptop.
-func (d *dialer) openUDP(dst netip.AddrPort, by caller) (*udpFlow, error) {
+func (d *dialer) openUDP(dst netip.AddrPort, by caller, b *buffers) (*udpFlow, error) {
 	pick, err := d.pick(balancer.UDP, dst, by)
 	if err != nil {
 		return nil, err
@@ -84,13 +85,15 @@ func (d *dialer) openUDP(dst netip.AddrPort, by caller) (*udpFlow, error) {
 	to := dst
 	if pick.Endpoint().IsValid() {
 		to = pick.Endpoint()
+	} else if err := d.checkHost(dst, by.extra); err != nil {
+		return nil, err
 	}
 	conn, err := d.dialUDP(to)
 	if err != nil {
 		pick.Release()
 		return nil, err
 	}
-	return &udpFlow{d: d, dst: dst, by: by, pick: pick, conn: conn}, nil
+	return &udpFlow{d: d, b: b, dst: dst, by: by, pick: pick, conn: conn}, nil
 }
 
 // run carries datagrams until the laptop ends the flow, the pod refuses, or nobody uses it for long.
@@ -127,18 +130,18 @@ func endCode(err error) transport.Code {
 // send carries datagrams to the pod. It ends with nil when the laptop does.
 func (f *udpFlow) send() error {
 	for f.laptop.Wait() == nil {
-		b := f.d.buffers.take()
-		n, err := f.laptop.ReadPacket(b[:])
+		b := f.b.take()
+		n, err := f.laptop.ReadPacket(b.data)
 		if err == nil {
 			f.idle.touch()
 			if f.pick.Stale() {
 				f.move()
 			}
-			_, err = f.conn.Write(b[:n])
+			_, err = f.conn.Write(b.data[:n])
 		} else {
 			n, err = 0, nil // Wait tells
 		}
-		f.d.buffers.give(b)
+		f.b.give(b)
 		if err != nil && !isLoss(err) {
 			return err
 		}
@@ -178,7 +181,7 @@ func (f *udpFlow) receive() error {
 	conn := f.conn
 	f.mu.Unlock()
 	for {
-		err := readable(conn, &f.d.buffers, false, func(p []byte) error {
+		err := readable(conn, f.b, false, func(p []byte) error {
 			f.idle.touch()
 			return f.laptop.WritePacket(p)
 		})

@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kubevpn/pkg/transport"
+	"kubevpn/pkg/wire/transport"
 )
 
 // udpPod answers every datagram with its name, a colon and the datagram.
@@ -39,13 +39,13 @@ func udpPod(t testing.TB, name string) string {
 
 func (r *running) openPackets(t testing.TB, proto transport.Proto, dst string) *transport.Packets {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	p, err := r.laptop.OpenPackets(ctx, transport.Request{Proto: proto, Dst: netip.MustParseAddrPort(dst)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.SetReadDeadline(time.Now().Add(patience))
+	p.SetReadDeadline(time.Now().Add(testTimeout))
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -69,7 +69,7 @@ func expect(t testing.TB, p *transport.Packets, question, want string) {
 }
 
 func TestUDP(t *testing.T) {
-	r := greeted(t, "")
+	r := identified(t, "")
 	a, b := udpPod(t, "a"), udpPod(t, "b")
 	t.Run("pod", func(t *testing.T) {
 		p := r.openPackets(t, transport.ProtoUDP, a)

@@ -42,7 +42,7 @@ var kinds = [resources]struct {
 	serviceCIDRs:   {"networking.k8s.io", "servicecidrs", &networkingv1.ServiceCIDR{}},
 }
 
-// verbs is what a watch needs.
+// verbs are the permissions that a watch needs.
 var verbs = [...]string{"list", "watch"}
 
 const (
@@ -133,7 +133,7 @@ func (w *watcher) run(ctx context.Context) error {
 		var again <-chan time.Time
 		switch {
 		case err != nil:
-			w.log.Warn("asking the API server for the manager's rights", "err", err, "retry", retry)
+			w.log.Warn("cannot check the manager's permissions", "err", err, "retry", retry)
 			again = time.After(retry)
 			retry = min(2*retry, retryMost)
 		case missing:
@@ -243,7 +243,7 @@ func (w *watcher) watch(ctx context.Context, r resource) {
 			w.tables[r].none()
 			wait = absentInterval
 		case err != nil:
-			w.log.Warn("watching", "resource", kinds[r].name, "err", err, "retry", wait)
+			w.log.Warn("cannot watch", "resource", kinds[r].name, "err", err, "retry", wait)
 		case long: // a watch ends after some minutes by design
 			wait = 0
 		}

@@ -25,7 +25,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/balancer"
+	"kubevpn/pkg/datapath/balancer"
 )
 
 // fakeAPI is an API server with RBAC for the manager.
@@ -105,7 +105,7 @@ func testCluster() []runtime.Object {
 				{Name: ptr("metrics"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(9153))}, {Name: ptr("tcp"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(port)}},
 		}
 		if kind != "" {
-			s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: kind}
+			s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: kind, Namespace: namespace, Name: name + "-0"}
 		}
 		return s
 	}
@@ -127,9 +127,10 @@ func TestState(t *testing.T) {
 	state := c.next().Hello.State
 	want := api.ManagerState{
 		PodCIDRs: prefixesOf("10.244.0.0/23"), ServiceCIDRs: prefixesOf("10.96.0.0/16"),
+		StatedPodCIDRs: prefixesOf("10.244.0.0/23"), StatedServiceCIDRs: prefixesOf("10.96.0.0/16"),
 		DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, DNSDomain: "cluster.local",
 		ResolvesVIPs: true, Sessions: 1,
-		CanaryPod: netip.MustParseAddrPort("10.244.0.3:53"), CanaryVIP: netip.MustParseAddrPort("10.96.0.53:53"), CanaryName: "kube-dns.kube-system",
+		ProbePod: netip.MustParseAddrPort("10.244.0.3:53"), ProbeVIP: netip.MustParseAddrPort("10.96.0.53:53"), ProbeName: "kube-dns.kube-system",
 		InnerNetworks: prefixesOf("198.19.0.0/16", "fd4e:19c6:8b7a::/48"),
 	}
 	if !reflect.DeepEqual(state, want) {
@@ -191,12 +192,12 @@ func TestChangesReachLaptops(t *testing.T) {
 	dns.Endpoints[0].Conditions.Ready, dns.Endpoints[0].Conditions.Serving = ptr(false), ptr(false)
 	_, err = kube.DiscoveryV1().EndpointSlices("kube-system").Update(ctx, dns, metav1.UpdateOptions{})
 	check("making DNS unready", err)
-	s := c.until("another canary", func(s *api.ManagerState) bool { return s.CanaryName == "kubernetes.default" })
-	if s.CanaryVIP != netip.MustParseAddrPort("10.96.0.1:9153") && s.CanaryVIP != netip.MustParseAddrPort("10.96.0.1:443") {
-		t.Errorf("canary %v", s.CanaryVIP)
+	s := c.until("another probe", func(s *api.ManagerState) bool { return s.ProbeName == "kubernetes.default" })
+	if s.ProbeVIP != netip.MustParseAddrPort("10.96.0.1:9153") && s.ProbeVIP != netip.MustParseAddrPort("10.96.0.1:443") {
+		t.Errorf("probe %v", s.ProbeVIP)
 	}
-	if s.CanaryPod != netip.MustParseAddrPort("10.244.0.9:8080") {
-		t.Errorf("pod canary %v", s.CanaryPod)
+	if s.ProbePod != netip.MustParseAddrPort("10.244.0.9:8080") {
+		t.Errorf("pod probe %v", s.ProbePod)
 	}
 }
 
@@ -209,7 +210,7 @@ func TestRights(t *testing.T) {
 		if want := []string{"list endpointslices", "watch endpointslices", "list nodes"}; !slices.Equal(state.Missing, want) {
 			t.Errorf("missing: %v, want %v", state.Missing, want)
 		}
-		if state.ResolvesVIPs || state.CanaryVIP != netip.MustParseAddrPort("10.96.0.1:443") || state.CanaryName != "kubernetes.default" || state.PodCIDRs != nil {
+		if state.ResolvesVIPs || state.ProbeVIP != netip.MustParseAddrPort("10.96.0.1:443") || state.ProbeName != "kubernetes.default" || state.PodCIDRs != nil {
 			t.Errorf("state: %+v", state)
 		}
 		vip := netip.MustParseAddrPort("10.96.0.10:80")
@@ -294,7 +295,7 @@ func TestAPIServerDown(t *testing.T) {
 		kube.set(func() { kube.down = true })
 		r.watcher.poke()
 		time.Sleep(50 * time.Millisecond) // nothing to wait for: nothing must happen
-		if now, _ := r.board.read(); !now.state.ResolvesVIPs || now.names == nil {
+		if now, _ := r.notices.read(); !now.state.ResolvesVIPs || now.names == nil {
 			t.Errorf("state: %+v", now.state)
 		}
 	})
@@ -334,7 +335,7 @@ func TestNoAPIAccessIsReady(t *testing.T) {
 	r := start(t, Config{})
 	select {
 	case <-r.publisher.ready:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Error("not ready")
 	}
 }

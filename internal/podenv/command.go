@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Command gives a container's command and args, with the values of its variables in the place of $(NAME).
+// Command returns a container's command and args, with $(NAME) replaced by the values of its variables.
 func Command(c *corev1.Container, variables []Variable) (command, args []string) {
 	values := make(map[string]string, len(variables))
 	for _, v := range variables {
@@ -27,8 +27,8 @@ func Command(c *corev1.Container, variables []Variable) (command, args []string)
 	return all(c.Command), all(c.Args)
 }
 
-// Program is what runs in a container of a pod that says command and args, from an image with that entrypoint and cmd: the pod's
-// command takes the place of both of the image's, and its args that of cmd.
+// Program returns the command line of a container, given command and args of the pod, entrypoint and cmd of the
+// image: the pod's command replaces both of the image's, and its args replace cmd.
 func Program(command, args, entrypoint, cmd []string) []string {
 	switch {
 	case len(command) > 0:

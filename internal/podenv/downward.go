@@ -10,7 +10,7 @@ import (
 	"k8s.io/kubectl/pkg/util/resource"
 )
 
-// field is a field of the downward API. What only a pod that runs has is empty in one that does not.
+// field returns the value of a downward API field. Fields that only a running pod has are empty in others.
 func field(pod *corev1.Pod, path string) (string, error) {
 	switch path {
 	case "spec.nodeName":
@@ -37,8 +37,8 @@ func field(pod *corev1.Pod, path string) (string, error) {
 	return fieldpath.ExtractFieldPathAsString(pod, path)
 }
 
-// resource is a limit or a request of a container of the pod: of another one than ours for files. A limit that is not set is
-// what the pod has, or else what its node has to give.
+// resource returns a limit or request of a container, which for files may be another one of the pod. The default of
+// a limit is the pod's limit, or else what the node can allocate.
 func (e *environment) resource(ref *corev1.ResourceFieldSelector) (string, error) {
 	of := e.container
 	if ref.ContainerName != "" {
@@ -48,20 +48,20 @@ func (e *environment) resource(ref *corev1.ResourceFieldSelector) (string, error
 	}
 	name, isLimit := strings.CutPrefix(ref.Resource, "limits.")
 	switch name := corev1.ResourceName(name); name {
-	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage: // others have a limit wherever they are
+	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage: // other resources always have a limit
 		if limit := of.Resources.Limits[name]; isLimit && limit.IsZero() {
-			most, err := e.most(name)
+			limit, err := e.defaultLimit(name)
 			if err != nil {
 				return "", fmt.Errorf("%s of container %s is not set: %w", ref.Resource, of.Name, err)
 			}
-			of = &corev1.Container{Name: of.Name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{name: most}}}
+			of = &corev1.Container{Name: of.Name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{name: limit}}}
 		}
 	}
 	return resource.ExtractContainerResourceValue(ref, of)
 }
 
-// most is what a container without a limit can have.
-func (e *environment) most(name corev1.ResourceName) (quantity.Quantity, error) {
+// defaultLimit returns the limit of a container that sets none.
+func (e *environment) defaultLimit(name corev1.ResourceName) (quantity.Quantity, error) {
 	if r := e.pod.Spec.Resources; r != nil {
 		if limit := r.Limits[name]; !limit.IsZero() {
 			return limit, nil
@@ -74,7 +74,7 @@ func (e *environment) most(name corev1.ResourceName) (quantity.Quantity, error) 
 	return node.Status.Allocatable[name], nil
 }
 
-// containerOf is a container of the pod, also one of those that begin before the others.
+// containerOf returns a container or init container of the pod, or nil.
 func containerOf(pod *corev1.Pod, name string) *corev1.Container {
 	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
 		for n := range list {

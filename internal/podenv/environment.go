@@ -16,17 +16,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Variable is one of the container's environment.
+// Variable is an environment variable of the container.
 type Variable struct {
 	Name, Value string
-	Secret      bool // it comes from a Secret, or may: not to be shown
-	// Image says that a program in the container has it, and nothing that could be read does. So it is the image's or, if Secret is
-	// set too, of an object that could not be read: nothing tells which.
+	Secret      bool // the value comes, or may come, from a Secret and must not be shown
+	// Image reports that a program in the container has the variable and no readable object defines it. It comes
+	// from the image or, if Secret is also set, possibly from an object that this user cannot read.
 	Image bool
 }
 
-// Environment gives the container's variables, sorted by name, each once. What cannot be read is left out and named: a
-// ConfigMap that does not exist keeps a container from starting, and would keep nobody here from working.
+// Environment returns the container's variables, sorted by name, each once. It omits a variable that it cannot read and
+// returns a Problem for it: a container does not start without its ConfigMap, but a program here may still be useful.
 func (r *Reader) Environment(ctx context.Context) ([]Variable, []Problem) {
 	e := environment{Reader: r, objects: r.objects(ctx), known: map[string]Variable{}}
 	e.serviceVariables(ctx)
@@ -41,13 +41,13 @@ func (r *Reader) Environment(ctx context.Context) ([]Variable, []Problem) {
 	}
 	e.addSeen()
 	if name := Hostname(e.pod); name != "" {
-		e.addMissing(Variable{Name: "HOSTNAME", Value: name}) // from the container's runtime, so that $(HOSTNAME) does not have it
+		e.addMissing(Variable{Name: "HOSTNAME", Value: name}) // set by the container runtime, so $(HOSTNAME) does not expand to it
 	}
 	variables := slices.SortedFunc(maps.Values(e.known), func(a, b Variable) int { return strings.Compare(a.Name, b.Name) })
 	variables = slices.DeleteFunc(variables, func(v Variable) bool {
 		binary := strings.ContainsRune(v.Value, 0)
 		if binary {
-			e.problem("variable "+v.Name, errors.New("its value has a NUL byte, which no variable can have"))
+			e.problem("variable "+v.Name, errors.New("its value contains a NUL byte, which environment variables cannot contain"))
 		}
 		return binary
 	})
@@ -60,14 +60,15 @@ type environment struct {
 	services map[string]string
 	known    map[string]Variable
 	problems []Problem
-	unread   bool // there are variables whose names are not known either, among those that were seen
+	unread   bool // an unreadable object defines some of the seen variables
 }
 
 func (e *environment) problem(what string, err error) {
 	e.problems = append(e.problems, Problem{What: what, Err: err})
 }
 
-// nameless is problem for variables whose names are not known. Where a program in the container was seen, they are among its.
+// nameless reports a problem with variables whose names are unknown. If the environment of a program in the
+// container is known, it contains them, and there is no problem.
 func (e *environment) nameless(what string, err error) {
 	if e.seen != nil {
 		e.unread = true
@@ -82,28 +83,28 @@ func (e *environment) addMissing(v Variable) {
 	}
 }
 
-// addSeen adds what else a program in the container has: the image's variables, and those of an object that could not be read.
+// addSeen adds the other variables of a program in the container: those of the image and of unreadable objects.
 func (e *environment) addSeen() {
 	for name, value := range e.seen {
 		e.addMissing(Variable{Name: name, Value: value, Secret: e.unread, Image: name != "HOSTNAME"})
 	}
 }
 
-// Hostname is what the kubelet calls the pod; "" for one that has no name.
+// Hostname returns the host name that the kubelet gives the pod; "" for a pod without a name.
 func Hostname(pod *corev1.Pod) string {
 	if pod.Spec.Hostname != "" {
 		return pod.Spec.Hostname
 	}
-	const most = 63 // of Linux
-	if len(pod.Name) <= most {
+	const maxLen = 63 // the limit of Linux
+	if len(pod.Name) <= maxLen {
 		return pod.Name
 	}
-	return strings.TrimRight(pod.Name[:most], "-.")
+	return strings.TrimRight(pod.Name[:maxLen], "-.")
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }
 
-// absent reports whether err is of an object that is not there and need not be.
+// absent reports whether err says that an optional object does not exist.
 func absent(err error, optional *bool) bool { return apierrors.IsNotFound(err) && isTrue(optional) }
 
 func (e *environment) addAll(from corev1.EnvFromSource) {
@@ -143,19 +144,19 @@ func (e *environment) add(v corev1.EnvVar) {
 		e.known[v.Name] = Variable{Name: v.Name, Value: value, Secret: secret}
 		return
 	}
-	value, there, err := e.from(v.ValueFrom)
+	value, exists, err := e.from(v.ValueFrom)
 	if err != nil {
-		if value, there = e.seen[v.Name]; !there {
+		if value, exists = e.seen[v.Name]; !exists {
 			e.problem("variable "+v.Name, err)
 		}
 	}
-	if there {
+	if exists {
 		e.known[v.Name] = Variable{Name: v.Name, Value: value, Secret: v.ValueFrom.SecretKeyRef != nil}
 	}
 }
 
-// from reads a variable's source; there is false where it is optional and missing.
-func (e *environment) from(s *corev1.EnvVarSource) (value string, there bool, err error) {
+// from reads a variable's source. exists is false without an error if the source is optional and missing.
+func (e *environment) from(s *corev1.EnvVarSource) (value string, exists bool, err error) {
 	switch {
 	case s.FieldRef != nil:
 		value, err = field(e.pod, s.FieldRef.FieldPath)
@@ -169,29 +170,30 @@ func (e *environment) from(s *corev1.EnvVarSource) (value string, there bool, er
 		if err != nil {
 			return "", false, unless(absent(err, ref.Optional), err)
 		}
-		value, there = m.Data[ref.Key]
-		return value, there, unless(there || isTrue(ref.Optional), fmt.Errorf("ConfigMap %s has no key %q", ref.Name, ref.Key))
+		value, exists = m.Data[ref.Key]
+		return value, exists, unless(exists || isTrue(ref.Optional), fmt.Errorf("ConfigMap %s has no key %q", ref.Name, ref.Key))
 	case s.SecretKeyRef != nil:
 		ref := s.SecretKeyRef
 		m, err := e.secret(ref.Name)
 		if err != nil {
 			return "", false, unless(absent(err, ref.Optional), err)
 		}
-		data, there := m.Data[ref.Key]
-		return string(data), there, unless(there || isTrue(ref.Optional), fmt.Errorf("Secret %s has no key %q", ref.Name, ref.Key))
+		data, exists := m.Data[ref.Key]
+		return string(data), exists, unless(exists || isTrue(ref.Optional), fmt.Errorf("Secret %s has no key %q", ref.Name, ref.Key))
 	}
-	return "", false, fmt.Errorf("its source is of a kind that only the node has")
+	return "", false, errors.New("only the node can resolve a source of this kind")
 }
 
-func unless(fine bool, err error) error {
-	if fine {
+// unless returns err unless ok is true.
+func unless(ok bool, err error) error {
+	if ok {
 		return nil
 	}
 	return err
 }
 
-// expand replaces $(NAME) by what is known so far. A name that is not known stays as it is written. Secret reports whether
-// something came from a Secret.
+// expand replaces $(NAME) by the value of a variable known so far, and keeps unknown names. secret reports whether
+// a value came from a Secret.
 func (e *environment) expand(s string) (expanded string, secret bool) {
 	expanded = expand(s, func(name string) string {
 		if v, ok := e.known[name]; ok {
@@ -236,7 +238,7 @@ func expand(s string, value func(name string) string) string {
 	}
 }
 
-// serviceVariables computes those of the namespace's Services, and of the API server's.
+// serviceVariables computes the variables for the namespace's Services and the Service of the API server.
 func (e *environment) serviceVariables(ctx context.Context) {
 	e.services = map[string]string{}
 	var services []corev1.Service
@@ -251,7 +253,7 @@ func (e *environment) serviceVariables(ctx context.Context) {
 	const master = "kubernetes"
 	if !slices.ContainsFunc(services, func(s corev1.Service) bool { return s.Name == master }) {
 		s, err := e.Reader.kube.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, master, metav1.GetOptions{})
-		if err != nil { // who has rights in one namespace may not read it
+		if err != nil { // a user with rights in one namespace may not read it
 			s = e.master()
 		}
 		services = append(services, *s)
@@ -263,8 +265,8 @@ func (e *environment) serviceVariables(ctx context.Context) {
 	}
 }
 
-// master is the Service of the API server, as far as it is known without having been read: where it was seen to be, or by its name,
-// for which its certificate is good as well.
+// master returns the Service of the API server without reading it: with the address that a program in the container
+// has, or its DNS name, which its certificate also contains.
 func (e *environment) master() *corev1.Service {
 	s := corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}
 	s.Spec.ClusterIP = cmp.Or(e.seen["KUBERNETES_SERVICE_HOST"], "kubernetes.default.svc")
@@ -276,7 +278,7 @@ func (e *environment) master() *corev1.Service {
 	return &s
 }
 
-// variablesOf is what pkg/kubelet/envvars.FromServices makes of one Service with a ClusterIP.
+// variablesOf returns the variables of one Service with a ClusterIP, as pkg/kubelet/envvars.FromServices does.
 func variablesOf(s corev1.Service) map[string]string {
 	upper := func(name string) string { return strings.ToUpper(strings.ReplaceAll(name, "-", "_")) }
 	prefix, ip := upper(s.Name), s.Spec.ClusterIP

@@ -14,49 +14,49 @@ import (
 )
 
 const (
-	// every is how often Follow reads the volumes; the kubelet does it about as often.
-	every = time.Minute
-	// beat is how often it looks at the pod, with whose end a token's ends.
-	beat = 10 * time.Second
+	// readInterval is the interval between reads of the volumes, about that of the kubelet.
+	readInterval = time.Minute
+	// podInterval is the interval between reads of the pod. Bound tokens become invalid with the pod.
+	podInterval = 10 * time.Second
 )
 
-// Following is what Follow begins with.
+// Following is the configuration of Follow.
 type Following struct {
-	Readers  []*Reader // of containers of one pod; they are Follow's alone until it returns
-	Volumes  []Volume  // what the program has of them, as [Volumes] gave it
-	Problems []Problem // what was told of them then: it is not told again
+	Readers  []*Reader // readers of containers of one pod; only Follow may use them until it returns
+	Volumes  []Volume  // the volumes that the program has, from [Volumes]
+	Problems []Problem // problems that are already reported
 
-	// Running finds a pod of the workload that runs, if the readers' does not go on to; nil: there is none.
+	// Running returns a running pod of the workload, or nil, when the readers' pod no longer runs. May be nil.
 	Running func(ctx context.Context) (*corev1.Pod, error)
-	// Show has the program see the volume as it is now. It gets none but those of Volumes, and of these none that the program fills
-	// itself; after an error it gets it again the next time.
+	// Show gives the program the new content of one of Volumes, except those that the program fills itself. After
+	// an error Follow calls it again the next time.
 	Show func(ctx context.Context, v Volume) error
-	Warn func(text string) // what cannot be read, or shown: once, until it could be and cannot again
-	Tick <-chan time.Time  // when to look at the pod; nil: every 10 seconds. What it gives is the time
+	Warn func(text string) // reports a volume that Follow cannot read or show, once while the problem lasts
+	Tick <-chan time.Time  // delivers the current time when Follow should read the pod; nil for every 10 seconds
 }
 
-// Follow shows what changes in a pod's volumes, as the kubelet does, until ctx ends. Nothing else may use the readers meanwhile.
+// Follow shows changes of a pod's volumes, as the kubelet does, until ctx ends.
 //
-//	tick ─▶ the pod ─┬─ as it was ── once a minute ──────────────────┐
-//	                 ├─ with other labels ───────────────────────────┤
-//	                 └─ gone, or going ─▶ another one that runs ─────┤ tokens are asked for again, bound to that one
-//	                                  └─▶ none: tokens of no pod ────┴─▶ Volumes ─▶ those that differ ─▶ Show
+//	tick ─▶ the pod ─┬─ unchanged ── once a minute ──────────────────┐
+//	                 ├─ other labels ────────────────────────────────┤
+//	                 └─ gone or terminating ─▶ another running pod ──┤ new tokens, bound to that pod
+//	                                      └─▶ none: unbound tokens ──┴─▶ Volumes ─▶ changed ones ─▶ Show
 //
-// Which volumes, mounts and containers there are stays as the first pod had it: the program has these. What cannot be read stays
-// as it was, down to one source of a projected volume; where the API server does not answer, all of it.
+// Volumes, mounts and containers stay those of the first pod, because the program uses them. A volume, or a source of a
+// projected volume, that cannot be read keeps its content. If the API server does not answer, every volume does.
 func Follow(ctx context.Context, f Following) {
-	l := &follower{Following: f, shown: map[string]Volume{}, told: map[string]bool{}, read: time.Now()}
+	l := &follower{Following: f, shown: map[string]Volume{}, reported: map[string]bool{}, read: time.Now()}
 	for _, v := range f.Volumes {
 		if !v.Empty {
 			l.shown[v.Name] = v
 		}
 	}
 	for _, p := range f.Problems {
-		l.told[same(p)] = true
+		l.reported[same(p)] = true
 	}
 	tick := f.Tick
 	if tick == nil {
-		t := time.NewTicker(beat)
+		t := time.NewTicker(podInterval)
 		defer t.Stop()
 		tick = t.C
 	}
@@ -72,12 +72,12 @@ func Follow(ctx context.Context, f Following) {
 
 type follower struct {
 	Following
-	shown map[string]Volume // what the program has, by name
-	told  map[string]bool   // problems that last
-	read  time.Time         // when the volumes were
+	shown    map[string]Volume // the volumes that the program has, by name
+	reported map[string]bool   // problems that last
+	read     time.Time         // when the volumes were last read
 }
 
-// identity is what a container can see of its pod.
+// identity contains the fields of the pod that a container can see.
 type identity struct {
 	uid                 types.UID
 	gone                bool
@@ -91,17 +91,17 @@ func (f *follower) identity() identity {
 }
 
 func (f *follower) look(ctx context.Context, now time.Time) {
-	bounded, cancel := context.WithTimeout(ctx, every)
+	bounded, cancel := context.WithTimeout(ctx, readInterval)
 	defer cancel()
 	before := f.identity()
 	problems, err := f.findPod(bounded)
 	if err != nil {
-		if ctx.Err() == nil { // what else there is to tell lasts
-			f.tell(Problem{What: "bringing volumes up to date", Err: err})
+		if ctx.Err() == nil { // the other reported problems still last
+			f.report(Problem{What: "updating volumes", Err: err})
 		}
 		return
 	}
-	if reflect.DeepEqual(f.identity(), before) && now.Sub(f.read) < every {
+	if reflect.DeepEqual(f.identity(), before) && now.Sub(f.read) < readInterval {
 		return
 	}
 	f.read = now
@@ -113,7 +113,7 @@ func (f *follower) look(ctx context.Context, now time.Time) {
 			continue
 		}
 		if err := f.Show(ctx, v); err != nil {
-			problems = append(problems, Problem{What: "volume " + v.Name, Err: fmt.Errorf("it is as it was before: %w", err)})
+			problems = append(problems, Problem{What: "volume " + v.Name, Err: fmt.Errorf("its content is not updated: %w", err)})
 			continue
 		}
 		f.shown[v.Name] = v
@@ -123,20 +123,20 @@ func (f *follower) look(ctx context.Context, now time.Time) {
 	}
 	lasting := map[string]bool{}
 	for _, p := range problems {
-		f.tell(p)
+		f.report(p)
 		lasting[same(p)] = true
 	}
-	f.told = lasting
+	f.reported = lasting
 }
 
-func (f *follower) tell(p Problem) {
-	if key := same(p); !f.told[key] {
-		f.told[key] = true
+func (f *follower) report(p Problem) {
+	if key := same(p); !f.reported[key] {
+		f.reported[key] = true
 		f.Warn(p.Error())
 	}
 }
 
-// same is equal for problems that are one: an error of the network has another text each time.
+// same returns a key that is equal for repeated problems. It ignores the text of network errors, which varies.
 func same(p Problem) string {
 	if unanswered(p.Err) {
 		return p.What
@@ -144,7 +144,7 @@ func same(p Problem) string {
 	return p.Error()
 }
 
-// unanswered reports whether err is the network's, or of an API server that does not get to an answer.
+// unanswered reports whether err is a network error, or the API server could not answer.
 func unanswered(err error) bool {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
@@ -155,13 +155,13 @@ func unanswered(err error) bool {
 	return errors.As(err, &network)
 }
 
-// findPod has the readers read for the pod as it is now, or for another one of the workload. An error says that the API server
-// cannot be asked now.
+// findPod updates the pod of the readers, or replaces it by another one of the workload. It returns an error if the API
+// server does not answer.
 func (f *follower) findPod(ctx context.Context) ([]Problem, error) {
 	pod := f.Readers[0].pod
 	var problems []Problem
 	gone := false
-	if pod.UID != "" { // else none has been seen to run
+	if pod.UID != "" { // a pod built from a template has none
 		now, err := f.Readers[0].kube.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		switch {
 		case err == nil && now.UID == pod.UID:
@@ -201,7 +201,7 @@ func (f *follower) each(do func(*Reader)) {
 	}
 }
 
-// Runs reports whether the pod runs, and goes on to.
+// Runs reports whether the pod runs and is not terminating.
 func Runs(p *corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning
 }

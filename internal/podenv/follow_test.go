@@ -98,7 +98,7 @@ func follow(t *testing.T, test func(t *testing.T, f *following)) {
 		if len(mounts["app"]) != 4 || len(mounts["beside"]) != 2 || len(volumes) != 4 || issued != 1 {
 			t.Fatalf("%v, %v, %d tokens", mounts, volumes, issued)
 		}
-		if diff := cmp.Diff([]string{`volume lost at /l: configmaps "none" not found`, `volume access: configmaps "never" not found`}, said(problems)); diff != "" {
+		if diff := cmp.Diff([]string{`volume lost at /l: configmaps "none" not found`, `volume access: configmaps "never" not found`}, messages(problems)); diff != "" {
 			t.Fatalf("problems: -want +got\n%s", diff)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -232,7 +232,7 @@ func TestFollow(t *testing.T) {
 				n++
 				return &url.Error{Op: "Get", URL: "https://10.0.0.1", Err: fmt.Errorf("read tcp 10.0.0.2:%d: connection reset by peer", n)}
 			}
-			f.minute(nil, []string{`bringing volumes up to date: Get "https://10.0.0.1": read tcp 10.0.0.2:1: connection reset by peer`})
+			f.minute(nil, []string{`updating volumes: Get "https://10.0.0.1": read tcp 10.0.0.2:1: connection reset by peer`})
 			f.minute(nil, nil)
 			if n != 2 {
 				t.Errorf("it asked %d times", n)
@@ -283,7 +283,7 @@ func TestFollow(t *testing.T) {
 			f.paint("green")
 			f.unable = errors.New("no room")
 			shown := []string{"access ca.crt: green", "access token: 1, bound to web-1 u-1", "settings color: green"}
-			f.minute(shown, []string{"volume access: it is as it was before: no room", "volume settings: it is as it was before: no room"})
+			f.minute(shown, []string{"volume access: its content is not updated: no room", "volume settings: its content is not updated: no room"})
 			f.minute(shown, nil)
 			f.unable = nil
 			f.minute(shown, nil)

@@ -1,20 +1,19 @@
-// Package podenv computes what the kubelet gives a container of a pod: its environment and the files of its volumes, from the
-// API alone, so that a program on the laptop gets the same without anything being run in the pod.
+// Package podenv computes the environment and the volume files that the kubelet gives a container. It reads only
+// the API, so a program on the laptop gets them without a process in the pod.
 //
 //	pod, container ─▶ Reader ─┬─▶ Environment   Services' variables, envFrom, env                        ┐ with the user's
 //	                          └─▶ Volumes       ConfigMap, Secret, downward API, projected, token files  ┘ own rights
-//	                                └─▶ Follow  what has changed of them, while a program runs
+//	                                └─▶ Follow  changes of the volumes, while a program runs
 //
-// It follows makeEnvironmentVariables of pkg/kubelet/kubelet_pods.go and the volume plugins of pkg/volume of Kubernetes
-// v1.34. Differences: what is only the image's (its ENV) is there only when a pod that runs was asked ([Reader.Seen]); what is
-// only on the node (emptyDir's and hostPath's contents, PersistentVolumeClaims, CSI) is named and not shown, unless a directory of
-// this machine stands for it ([Reader.Here]). A token's file is
-// for its owner alone, and fsGroup changes no modes: whoever reads them is the laptop's user. Annotations that the kubelet keeps
-// for itself (kubernetes.io/config.seen and config.source) are in no object.
+// It follows makeEnvironmentVariables of pkg/kubelet/kubelet_pods.go and the volume plugins of pkg/volume of
+// Kubernetes v1.34, with these differences. Variables of the image (ENV) are known only from a running pod
+// ([Reader.Seen]). Volumes whose content is only on the node (emptyDir, hostPath, PersistentVolumeClaim, CSI) are a
+// [Problem], unless a directory of this machine replaces them ([Reader.Here]). Token files have mode 0600, and
+// fsGroup changes no modes, because only the laptop's user reads them. The kubelet's annotations
+// kubernetes.io/config.seen and config.source are not available.
 package podenv
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -32,7 +31,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Problem is something that the container has, and that cannot be had here.
+// Problem is a variable or volume of the container that is not available here.
 type Problem struct {
 	What string // "variable PASSWORD", "volume data at /var/lib/data"
 	Err  error
@@ -42,18 +41,19 @@ func (p Problem) Error() string { return p.What + ": " + p.Err.Error() }
 
 func (p Problem) Unwrap() error { return p.Err }
 
-// Reader reads for one container. Its methods may be called again, to see what has changed, and not concurrently.
+// Reader reads the environment and volumes of one container. Its methods may be called again, to see changes, but not
+// concurrently.
 type Reader struct {
 	kube      kubernetes.Interface
 	pod       *corev1.Pod
 	container *corev1.Container
 
-	here map[string]string // directories of this machine, by the volume that they stand for
-	seen map[string]string // what a program in the container has been seen to have; nil: none was
+	here map[string]string // directories of this machine that replace volumes, by volume name
+	seen map[string]string // the environment of a program in the container; nil if unknown
 
-	gone   bool // the pod has, and no token can be bound to it
+	gone   bool // the pod no longer exists, so no token can be bound to it
 	tokens map[tokenOf]token
-	last   map[string]map[string]File // of each source of a volume that is made of several, by its key
+	last   map[string]map[string]File // the last files of each source of a projected volume, by its key
 }
 
 type tokenOf struct {
@@ -66,8 +66,8 @@ type token struct {
 	renewAt, expires time.Time
 }
 
-// New gives a reader for a container of pod. The pod may be one that does not run, made of a template: then what only a pod
-// that runs has (its IP) is empty.
+// New returns a reader for a container of pod. The pod may be built from a template; fields of a running pod, such
+// as the IP, are then empty.
 func New(kube kubernetes.Interface, pod *corev1.Pod, container string) (*Reader, error) {
 	c := containerOf(pod, container)
 	if c == nil {
@@ -76,7 +76,8 @@ func New(kube kubernetes.Interface, pod *corev1.Pod, container string) (*Reader,
 	return &Reader{kube: kube, pod: pod, container: c, tokens: map[tokenOf]token{}, last: map[string]map[string]File{}}, nil
 }
 
-// Here has directories of this machine stand for volumes of the pod, by their names. The pod has to have these volumes.
+// Here replaces volumes of the pod by directories of this machine, keyed by the volume's name. A volume that the
+// pod does not have is an *api.Error.
 func (r *Reader) Here(directories map[string]string) error {
 	var names []string
 	for _, v := range r.pod.Spec.Volumes {
@@ -91,8 +92,8 @@ func (r *Reader) Here(directories map[string]string) error {
 	return nil
 }
 
-// become has the reader read for its pod as it is now, or for another one of the workload. Containers and volumes are kept: those of
-// the other may be called otherwise, and the program has these.
+// become replaces the pod by its current state, or by another pod of the workload. It keeps containers and volumes,
+// because the program uses these, and the new pod may name them differently.
 func (r *Reader) become(pod *corev1.Pod) {
 	if pod.UID != r.pod.UID {
 		clear(r.tokens)
@@ -102,7 +103,7 @@ func (r *Reader) become(pod *corev1.Pod) {
 	r.pod, r.gone = pod, false
 }
 
-// unbind has tokens be of no pod, as there is none.
+// unbind makes later tokens independent of a pod, because the pod is gone.
 func (r *Reader) unbind() {
 	if !r.gone {
 		r.gone = true
@@ -110,30 +111,43 @@ func (r *Reader) unbind() {
 	}
 }
 
-// Exec runs a command in one of the pod's containers until it ends; stdout gets what it writes.
+// Exec runs a command in a container of the pod until it ends, and writes its output to stdout.
 type Exec func(ctx context.Context, container string, command []string, stdout io.Writer) error
 
-// seeTimeout is how long a running container may take to show its environment.
+// seeTimeout is the timeout for reading the environment of a running container.
 const seeTimeout = 5 * time.Second
 
-// See asks for the environment of a program in the container, as [Reader.Seen] takes it. A nil exec asks nobody. An image without
-// cat cannot show it.
+// See reads the environment of a program in the container with exec and cat, and passes it to [Reader.Seen]. With a
+// nil exec it does nothing.
 func (r *Reader) See(ctx context.Context, exec Exec) error {
 	if exec == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, seeTimeout)
 	defer cancel()
-	var out bytes.Buffer
+	var out environ
 	if err := exec(ctx, r.container.Name, []string{"cat", "/proc/self/environ"}, &out); err != nil {
-		return fmt.Errorf("asking container %s for its environment: %w", r.container.Name, err)
+		return fmt.Errorf("cannot read the environment of container %s: %w", r.container.Name, err)
 	}
-	r.Seen(out.Bytes())
+	r.Seen(out.read)
 	return nil
 }
 
-// Seen tells what the environment of a program in the container is, as /proc/self/environ has it. Environment then has the
-// image's variables too, and those that the API does not let this user have.
+// environ collects an environment. It limits the size to what Linux allows, because cat in an image may be any program.
+type environ struct{ read []byte }
+
+const environBytes = 6 << 20
+
+func (e *environ) Write(b []byte) (int, error) {
+	if len(e.read)+len(b) > environBytes {
+		return 0, fmt.Errorf("the environment is larger than %d bytes", environBytes)
+	}
+	e.read = append(e.read, b...)
+	return len(b), nil
+}
+
+// Seen sets the environment of a program in the container, in the format of /proc/self/environ. Environment then
+// includes the image's variables, and those that this user may not read from the API.
 func (r *Reader) Seen(environ []byte) {
 	r.seen = map[string]string{}
 	for entry := range strings.SplitSeq(string(environ), "\x00") {
@@ -143,7 +157,7 @@ func (r *Reader) Seen(environ []byte) {
 	}
 }
 
-// objects are ConfigMaps, Secrets and nodes, each read once.
+// objects caches ConfigMaps, Secrets and nodes.
 type objects struct {
 	ctx        context.Context
 	kube       kubernetes.Interface
@@ -179,7 +193,7 @@ func (o *objects) secret(name string) (*corev1.Secret, error) {
 
 func (o *objects) node(name string) (*corev1.Node, error) {
 	if name == "" {
-		return nil, errors.New("it is what the node has, and the pod is on none")
+		return nil, errors.New("the node defines it, and the pod has no node")
 	}
 	return once(o.nodes, name, func() (*corev1.Node, error) { return o.kube.CoreV1().Nodes().Get(o.ctx, name, metav1.GetOptions{}) })
 }
@@ -194,16 +208,16 @@ func once[T any](known map[string]result[T], name string, read func() (T, error)
 }
 
 const (
-	defaultTokenSeconds = 3600 // of a projected token that says nothing
-	// renewAt of its life a token is renewed, or after a day, as pkg/kubelet/token does.
+	defaultTokenSeconds = 3600 // lifetime of a projected token without expirationSeconds
+	// A token is renewed after this share of its lifetime, and at least once a day, as in pkg/kubelet/token.
 	renewShare = 0.8
 	renewAfter = 24 * time.Hour
 )
 
-// token gives the pod's service account's token for an audience ("": the API server's), the same one until most of its life
-// is over. The token is bound to the pod, and worthless when that is gone.
+// token returns a token of the pod's service account for an audience ("" for the API server's), and renews it before it
+// expires. The token is bound to the pod and becomes invalid when the pod is deleted.
 func (r *Reader) token(ctx context.Context, of tokenOf) (string, error) {
-	now := time.Now().Round(0) // by the clock on the wall: the other one stands still while the machine sleeps
+	now := time.Now().Round(0) // the wall clock: the monotonic clock stops while the machine sleeps
 	known, ok := r.tokens[of]
 	if ok && now.Before(known.renewAt) {
 		return known.value, nil
@@ -222,9 +236,9 @@ func (r *Reader) token(ctx context.Context, of tokenOf) (string, error) {
 	got, err := r.kube.CoreV1().ServiceAccounts(r.pod.Namespace).CreateToken(ctx, name, request, metav1.CreateOptions{})
 	switch {
 	case err != nil && now.Before(known.expires):
-		return known.value, nil // the next time will do
+		return known.value, nil // still valid; the next call tries again
 	case err != nil:
-		return "", fmt.Errorf("a token of service account %s: %w", name, err)
+		return "", fmt.Errorf("cannot request a token of service account %s: %w", name, err)
 	}
 	life := time.Duration(float64(got.Status.ExpirationTimestamp.Sub(now)) * renewShare)
 	r.tokens[of] = token{value: got.Status.Token, renewAt: now.Add(min(life, renewAfter)), expires: got.Status.ExpirationTimestamp.Time}

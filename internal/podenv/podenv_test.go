@@ -1,8 +1,10 @@
 package podenv
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -110,7 +112,7 @@ func reader(t *testing.T, kube *fake.Clientset, spec string) *Reader {
 	return r
 }
 
-func said(problems []Problem) []string {
+func messages(problems []Problem) []string {
 	var all []string
 	for _, p := range problems {
 		all = append(all, p.Error())
@@ -172,7 +174,7 @@ func TestEnvironment(t *testing.T) {
 				{name: A, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}, {name: HOST_NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}},
 				{name: B, valueFrom: {resourceFieldRef: {containerName: none, resource: limits.cpu}}}]}]}`,
 			problems: []string{
-				`variable A: limits.cpu of container app is not set: it is what the node has, and the pod is on none`,
+				`variable A: limits.cpu of container app is not set: the node defines it, and the pod has no node`,
 				`variable B: the pod has no container "none"`,
 			},
 		},
@@ -215,7 +217,7 @@ func TestEnvironment(t *testing.T) {
 			if diff := cmp.Diff(tt.want, strings.Join(got, " ")); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
-			if diff := cmp.Diff(tt.problems, said(problems)); diff != "" {
+			if diff := cmp.Diff(tt.problems, messages(problems)); diff != "" {
 				t.Errorf("problems: -want +got\n%s", diff)
 			}
 		})
@@ -293,18 +295,18 @@ containers:
 		t.Errorf("files: -want +got\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{
-		`volume some at /srv/out: "../out" is no path within a volume`,
+		`volume some at /srv/out: "../out" is not a valid path within a volume`,
 		`volume all at /srv/none: the volume has nothing at none`,
 		`volume some at /srv/de: the volume has nothing at de`,
-		`volume some at /srv/outside: "$(OUTSIDE)" is no path within a volume`,
-		`volume some at /srv/unset: its path within the volume is $(NOWHERE)/x, and NOWHERE has no value`,
-		`file most of volume down: limits.cpu of container app is not set: it is what the node has, and the pod is on none`,
+		`volume some at /srv/outside: "$(OUTSIDE)" is not a valid path within a volume`,
+		`volume some at /srv/unset: its subPathExpr is $(NOWHERE)/x, and NOWHERE has no value`,
+		`file most of volume down: limits.cpu of container app is not set: the node defines it, and the pod has no node`,
 		`volume together: secrets "missing" not found`,
-		"volume disk at /data: PersistentVolumeClaim data: what it holds is in the cluster only; --volume disk=DIRECTORY puts one of this machine there",
-		"volume host at /host: what it holds is in the cluster only; --volume host=DIRECTORY puts one of this machine there",
+		"volume disk at /data: PersistentVolumeClaim data: its content is in the cluster only; --volume disk=DIRECTORY uses a directory of this machine",
+		"volume host at /host: its content is in the cluster only; --volume host=DIRECTORY uses a directory of this machine",
 		`volume lost at /lost: configmaps "none" not found`,
 		`volume keyless at /keyless: ConfigMap settings has no key "none"`,
-	}, said(problems)); diff != "" {
+	}, messages(problems)); diff != "" {
 		t.Errorf("problems: -want +got\n%s", diff)
 	}
 }
@@ -320,9 +322,13 @@ containers:
   - {name: disk, mountPath: /data}
   - {name: disk, mountPath: /uploads, subPath: web/uploads, readOnly: true}
   - {name: disk, mountPath: /cache, subPath: cache}
+  - {name: disk, mountPath: /out, subPath: out}
   - {name: settings, mountPath: /etc/settings}
 `
 	dir := t.TempDir()
+	if err := os.Symlink("/etc", filepath.Join(dir, "out")); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.MkdirAll(filepath.Join(dir, "web", "uploads"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -344,7 +350,9 @@ containers:
 	if len(volumes) != 1 || volumes[0].Name != "settings" {
 		t.Errorf("%+v", volumes)
 	}
-	if diff := cmp.Diff([]string{"volume disk at /cache: stat " + filepath.Join(dir, "cache") + ": no such file or directory"}, said(problems)); diff != "" {
+	if diff := cmp.Diff([]string{
+		"volume disk at /cache: in " + dir + ": statat cache: no such file or directory", "volume disk at /out: in " + dir + ": statat out: path escapes from parent",
+	}, messages(problems)); diff != "" {
 		t.Errorf("problems: -want +got\n%s", diff)
 	}
 }
@@ -425,7 +433,7 @@ func TestSeen(t *testing.T) {
 				got = append(got, text)
 			}
 		}
-		return strings.Join(got, "\n"), said(problems)
+		return strings.Join(got, "\n"), messages(problems)
 	}
 	const spec = `{enableServiceLinks: false, containers: [{name: app, env: [{name: COLOR, valueFrom: {configMapKeyRef: {name: settings, key: color}}},
 		{name: TOKEN, valueFrom: {secretKeyRef: {name: hidden, key: token}}}, {name: OTHER, valueFrom: {secretKeyRef: {name: hidden, key: other}}}]}]}`
@@ -490,7 +498,7 @@ func TestMasterIsNotRead(t *testing.T) {
 	}
 }
 
-// A key of a Secret that is no text is in no variable, and in nothing that is said.
+// A key of a Secret that is no text is in no variable, and in nothing that is messages.
 func TestBinary(t *testing.T) {
 	kube := fake.NewClientset(append(objectsOf(t, manifests), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "binary", Namespace: "shop"},
 		Data: map[string][]byte{"STORE": []byte("s3cr3t\x00"), "text": []byte("fine")}})...)
@@ -502,7 +510,7 @@ func TestBinary(t *testing.T) {
 	if names["STORE"] || names["MADE"] || !names["text"] {
 		t.Errorf("%v", names)
 	}
-	if diff := cmp.Diff([]string{"variable MADE: its value has a NUL byte, which no variable can have", "variable STORE: its value has a NUL byte, which no variable can have"}, said(problems)); diff != "" {
+	if diff := cmp.Diff([]string{"variable MADE: its value contains a NUL byte, which environment variables cannot contain", "variable STORE: its value contains a NUL byte, which environment variables cannot contain"}, messages(problems)); diff != "" {
 		t.Errorf("problems: -want +got\n%s", diff)
 	}
 }
@@ -527,4 +535,22 @@ func FuzzExpand(f *testing.F) {
 			t.Errorf("%q grew to %q", s, got)
 		}
 	})
+}
+
+// An image whose cat writes without end does not fill this machine's memory.
+func TestSeeIsBounded(t *testing.T) {
+	r := reader(t, fake.NewClientset(), "containers: [{name: app}]")
+	written := 0
+	err := r.See(t.Context(), func(_ context.Context, _ string, _ []string, stdout io.Writer) error {
+		for written < 64<<20 {
+			n, err := stdout.Write(make([]byte, 1<<20))
+			if written += n; err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil || written > environBytes {
+		t.Errorf("%d bytes were taken, %v", written, err)
+	}
 }

@@ -17,19 +17,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Mount is one place of the container's file system where a volume appears.
+// Mount is a mount of a volume in the container's file system.
 type Mount struct {
 	Path     string // absolute
 	Volume   string
-	SubPath  string // of the volume; "": all of it
-	Source   string // a file or directory of this machine that stands for it; "": it is in what Volumes gives
+	SubPath  string // path within the volume; "" for all of it
+	Source   string // a file or directory of this machine that replaces it; "" if Volumes returns the volume
 	ReadOnly bool
 }
 
-// Volume is what a volume holds.
+// Volume is the content of a volume.
 type Volume struct {
 	Name  string
-	Empty bool   // it begins as an empty directory that the container may write
+	Empty bool   // an empty directory that the container may write to
 	Files []File // sorted by path
 }
 
@@ -40,19 +40,20 @@ type File struct {
 	Data []byte
 }
 
-// onNode is the error of a volume whose files are nowhere but on the node or behind it.
+// onNode returns the error for a volume whose files only the node can reach.
 func onNode(name string) error {
-	return fmt.Errorf("what it holds is in the cluster only; --volume %s=DIRECTORY puts one of this machine there", name)
+	return fmt.Errorf("its content is in the cluster only; --volume %s=DIRECTORY uses a directory of this machine", name)
 }
 
-// Volumes gives the container's mounts, in the order in which they have to be made, and the volumes behind them. What cannot be
-// read is named, and its mount is left out.
+// Volumes returns the container's mounts, in the order in which to mount them, and their volumes. It omits mounts
+// that it cannot read and returns a Problem for each.
 func (r *Reader) Volumes(ctx context.Context) ([]Mount, []Volume, []Problem) {
 	mounts, volumes, problems := Volumes(ctx, r)
 	return mounts[r.container.Name], volumes, problems
 }
 
-// Volumes is what the method is, for several containers of one pod: the mounts by container, and each volume once.
+// Volumes reads the volumes of several containers of one pod, like [Reader.Volumes]. It returns the mounts by
+// container, and each volume once.
 func Volumes(ctx context.Context, readers ...*Reader) (map[string][]Mount, []Volume, []Problem) {
 	all := map[string][]Mount{}
 	read := map[string]result[Volume]{}
@@ -75,7 +76,7 @@ func Volumes(ctx context.Context, readers ...*Reader) (map[string][]Mount, []Vol
 	return all, volumes, problems
 }
 
-// mounts gives the container's mounts, and adds the volumes that it is the first to mount to those that were read.
+// mounts returns the container's mounts, and adds their volumes to read.
 func (r *Reader) mounts(ctx context.Context, read map[string]result[Volume]) ([]Mount, []Problem) {
 	e := environment{Reader: r, objects: r.objects(ctx), known: map[string]Variable{}}
 	var mounts []Mount
@@ -99,29 +100,36 @@ func (e *environment) mount(ctx context.Context, m corev1.VolumeMount, read map[
 	made := Mount{Path: path.Join("/", m.MountPath), Volume: m.Name, SubPath: sub, ReadOnly: m.ReadOnly}
 	if dir, is := e.here[m.Name]; is {
 		made.Source = filepath.Join(dir, filepath.FromSlash(sub))
-		_, err := os.Stat(made.Source)
-		return made, err
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			return made, err
+		}
+		defer root.Close()
+		if _, err = root.Stat(cmp.Or(sub, ".")); err != nil { // root does not follow links out of dir
+			return made, fmt.Errorf("in %s: %w", dir, err)
+		}
+		return made, nil
 	}
 	v, err := once(read, m.Name, func() (Volume, error) { return e.volume(ctx, m.Name) })
 	if err != nil {
 		return Mount{}, err
 	}
-	if !v.has(sub) { // a kubelet makes an empty directory of it, which is no better
+	if !v.has(sub) { // the kubelet would create an empty directory, which is of no use
 		return Mount{}, fmt.Errorf("the volume has nothing at %s", written(m))
 	}
-	made.ReadOnly = m.ReadOnly || !v.Empty // what the kubelet writes nobody else may, whatever the mount says
+	made.ReadOnly = m.ReadOnly || !v.Empty // only the kubelet may write to other volumes
 	return made, nil
 }
 
-// has reports whether something is, or may be made, at a path of the volume.
+// has reports whether a path of the volume exists or may be created.
 func (v Volume) has(sub string) bool {
 	return v.Empty || sub == "" || slices.ContainsFunc(v.Files, func(f File) bool { return f.Path == sub || strings.HasPrefix(f.Path, sub+"/") })
 }
 
-// written is a mount's path within the volume as the pod has it: the values of variables may be secret.
+// written returns a mount's path within the volume as the pod spec has it. The expanded path may contain secrets.
 func written(m corev1.VolumeMount) string { return cmp.Or(m.SubPathExpr, m.SubPath) }
 
-// subPath is a mount's path within the volume, with the container's variables in it.
+// subPath returns a mount's path within the volume, with variables expanded.
 func (e *environment) subPath(ctx context.Context, m corev1.VolumeMount) (string, error) {
 	sub := m.SubPath
 	if m.SubPathExpr != "" {
@@ -140,14 +148,14 @@ func (e *environment) subPath(ctx context.Context, m corev1.VolumeMount) (string
 			return value
 		})
 		if missing != nil {
-			return "", fmt.Errorf("its path within the volume is %s, and %s has no value", m.SubPathExpr, strings.Join(missing, ", "))
+			return "", fmt.Errorf("its subPathExpr is %s, and %s has no value", m.SubPathExpr, strings.Join(missing, ", "))
 		}
 	}
 	if sub == "" {
 		return "", nil
 	}
 	if !fs.ValidPath(path.Clean(sub)) {
-		return "", fmt.Errorf("%q is no path within a volume", written(m))
+		return "", fmt.Errorf("%q is not a valid path within a volume", written(m))
 	}
 	return path.Clean(sub), nil
 }
@@ -174,7 +182,7 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 	case source.Projected != nil:
 		for n, s := range source.Projected.Sources {
 			err := e.source(&w, strconv.Itoa(n), func(w *writer) error { return e.projected(ctx, w, s, mode(source.Projected.DefaultMode)) })
-			if err != nil { // the other sources are no worse for it
+			if err != nil { // the other sources are still useful
 				e.problem("volume "+name, err)
 			}
 		}
@@ -189,8 +197,8 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 	return Volume{Name: name, Files: slices.SortedFunc(maps.Values(w.files), func(a, b File) int { return strings.Compare(a.Path, b.Path) })}, nil
 }
 
-// source adds the files of one source of several. If it cannot be read they are those that it had: what a program has does not go
-// because an API server did not answer.
+// source adds the files of one source of a volume. After an error it adds the last known files, so that a program
+// does not lose its files because the API server did not answer.
 func (e *environment) source(w *writer, name string, read func(*writer) error) error {
 	one := writer{volume: w.volume, key: w.key + "/" + name, files: map[string]File{}}
 	err := read(&one)
@@ -221,13 +229,13 @@ func (e *environment) projected(ctx context.Context, w *writer, s corev1.VolumeP
 		if err != nil {
 			return err
 		}
-		// The kubelet's modes are about who of the pod may read it; here that is the user alone.
+		// The kubelet's mode depends on the users in the pod; here only the laptop's user reads the file.
 		return w.add(s.ServiceAccountToken.Path, []byte(value), 0o600)
 	}
-	return errors.New("a source of a kind that only the node has")
+	return errors.New("only the node can resolve a source of this kind")
 }
 
-// mode is a volume's mode, or the one that the API server fills in.
+// mode returns a volume's mode, or the default of the API server.
 func mode(m *int32) fs.FileMode {
 	if m == nil {
 		return 0o644
@@ -278,23 +286,23 @@ func (e *environment) downwardFiles(w *writer, items []corev1.DownwardAPIVolumeF
 			}
 			return w.add(item.Path, []byte(value), m)
 		})
-		if err != nil { // the other files are no worse for it
+		if err != nil { // the other files are still useful
 			e.problem(fmt.Sprintf("file %s of volume %s", item.Path, w.volume), err)
 		}
 	}
 }
 
-// writer collects a volume's files; of two with one path the later stays, as the kubelet does it.
+// writer collects a volume's files. Of two files with one path it keeps the later one, as the kubelet does.
 type writer struct {
 	volume string
-	key    string // of what it writes, in Reader.last
+	key    string // its key in Reader.last
 	files  map[string]File
 }
 
 func (w *writer) add(name string, data []byte, m fs.FileMode) error {
 	name = path.Clean(name)
 	if !fs.ValidPath(name) || name == "." || strings.HasPrefix(name, "..") {
-		return fmt.Errorf("%q is no path within a volume", name)
+		return fmt.Errorf("%q is not a valid path within a volume", name)
 	}
 	w.files[name] = File{Path: name, Mode: m, Data: data}
 	return nil

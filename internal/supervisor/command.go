@@ -23,11 +23,11 @@ func newSupervise() *cobra.Command {
 	var cfg Config
 	cmd := &cobra.Command{
 		Use:   "supervise [flags] -- COMMAND...",
-		Short: "Run a clone's command, and take files for it",
-		Long: `Runs a command as PID 1 of a clone's container. Files that come to the directories
-of --dir, from 'traffic sync', are put there, the first before the command begins;
-with --restart, the command is started again for later ones. One that ends by itself
-is started again after a pause.`,
+		Short: "Run the command of a clone and receive files for it",
+		Long: `Run a command as PID 1 of a container of a clone. 'traffic sync' sends files for the
+directories of --dir. The command starts when the first ones are complete. With
+--restart, later files restart it. A command that ends by itself restarts after a
+pause.`,
 		Example:       "  traffic supervise --dir /app --restart -- node server.js",
 		Args:          cobra.MinimumNArgs(1),
 		SilenceUsage:  true,
@@ -50,14 +50,14 @@ is started again after a pause.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringArrayVar(&cfg.Dirs, "dir", nil, "directory, or file, that files go to; repeated")
-	f.BoolVar(&cfg.Restart, "restart", false, "start the command again when files came")
-	f.BoolVar(&cfg.Once, "once", false, "start the command again only for files, once it has ended well")
+	f.StringArrayVar(&cfg.Dirs, "dir", nil, "directory or file that receives files; repeatable")
+	f.BoolVar(&cfg.Restart, "restart", false, "restart the command for new files")
+	f.BoolVar(&cfg.Once, "once", false, "after success, restart the command only for new files")
 	f.StringVar(&cfg.Socket, "socket", api.SupervisorSocket, "where to listen for files")
 	return cmd
 }
 
-// Exit is what the command ended with: the program's own exit code.
+// Exit is the exit code of the command, as an error.
 type Exit int
 
 func (e Exit) Error() string { return fmt.Sprintf("the command ended with exit code %d", int(e)) }
@@ -66,7 +66,7 @@ func newSync() *cobra.Command {
 	var at string
 	cmd := &cobra.Command{
 		Use:           "sync NUMBER",
-		Short:         "Take files for a directory of 'traffic supervise' from standard input",
+		Short:         "Send files from standard input to 'traffic supervise'",
 		Example:       "  traffic sync 0",
 		Args:          cobra.ExactArgs(1),
 		SilenceUsage:  true,
@@ -75,23 +75,23 @@ func newSync() *cobra.Command {
 			if n, err := strconv.Atoi(args[0]); err != nil || n < 0 {
 				return api.Errorf(api.ExitUsage, "%q is not the number of a directory", args[0])
 			}
-			return passOn(cmd.Context(), at, args[0], os.Stdin, os.Stdout)
+			return forward(cmd.Context(), at, args[0], os.Stdin, os.Stdout)
 		},
 	}
 	cmd.Flags().StringVar(&at, "socket", api.SupervisorSocket, "where 'traffic supervise' listens")
 	return cmd
 }
 
-// passOn connects the standard streams with the supervisor, until it or the laptop ends.
-func passOn(ctx context.Context, at, dir string, in io.Reader, out io.Writer) error {
+// forward connects the standard streams with the supervisor until either end closes.
+func forward(ctx context.Context, at, dir string, in io.Reader, out io.Writer) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", at)
 	if err != nil {
-		return fmt.Errorf("reaching the supervisor: %w", err)
+		return fmt.Errorf("cannot reach the supervisor: %w", err)
 	}
 	defer conn.Close()
 	if _, err := fmt.Fprintln(conn, dir); err != nil {
-		return fmt.Errorf("telling the supervisor of the directory: %w", err)
+		return fmt.Errorf("cannot send the number of the directory: %w", err)
 	}
 	gone := make(chan error, 1)
 	go func() { // ends with the process: nothing ends a read of standard input
@@ -110,7 +110,7 @@ func passOn(ctx context.Context, at, dir string, in io.Reader, out io.Writer) er
 func newCopy() *cobra.Command {
 	return &cobra.Command{
 		Use:           "copy FILE",
-		Short:         "Copy this program to where a container without it can run it",
+		Short:         "Copy this program to a volume, for a container that does not have it",
 		Example:       "  traffic copy " + api.SupervisorProgram,
 		Args:          cobra.ExactArgs(1),
 		SilenceUsage:  true,
@@ -118,14 +118,14 @@ func newCopy() *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			self, err := os.Executable()
 			if err != nil {
-				return fmt.Errorf("looking for this program: %w", err)
+				return fmt.Errorf("cannot find this program: %w", err)
 			}
 			return install(self, args[0])
 		},
 	}
 }
 
-// install puts a program to a place from which everybody may run it, whole or not at all.
+// install copies a program and makes it executable for everybody. A reader never sees a part of it.
 func install(program, to string) (err error) {
 	from, err := os.Open(program)
 	if err != nil {

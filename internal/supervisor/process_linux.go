@@ -9,92 +9,115 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubevpn/pkg/pid1"
+	"kubevpn/pkg/host/subreaper"
 )
 
-// runCommand is the command's life.
+// command starts and ends the command. It belongs to one goroutine.
+type command struct {
+	*Supervisor
+	family  *subreaper.Family
+	program subreaper.Program
+	signals chan os.Signal
+	backoff time.Duration // before the next start
+}
+
+// runCommand runs the command until a signal ends it, and returns its exit code.
 func (s *Supervisor) runCommand(ctx context.Context) (int, error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return 0, err
 	}
 	defer null.Close()
-	program := pid1.Program{Args: s.cfg.Command, Env: os.Environ(), Stdin: null.Fd(), Group: true}
-	f := &pid1.Family{}
+	c := &command{
+		Supervisor: s, family: &subreaper.Family{}, signals: make(chan os.Signal, 8), backoff: backoffFirst,
+		program: subreaper.Program{Args: s.cfg.Command, Env: os.Environ(), Stdin: null.Fd(), Group: true},
+	}
 	var reaping sync.WaitGroup
 	reapCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer reaping.Wait()
 	defer cancel()
-	reaping.Go(func() { f.Reap(reapCtx) })
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2)
-	defer signal.Stop(signals)
+	reaping.Go(func() { c.family.Reap(reapCtx) })
+	signal.Notify(c.signals, unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP, unix.SIGUSR1, unix.SIGUSR2)
+	defer signal.Stop(c.signals)
 
 	if len(s.targets) > 0 {
 		s.cfg.Logger.Info("waiting for the first files")
 	}
-	if _, by := rest(ctx, signals, s.copied, nil); by != 0 {
-		return 128 + int(by), nil
+	if _, sig := c.wait(ctx, s.copied, nil); sig != 0 {
+		return 128 + int(sig), nil
 	}
 	select {
-	case <-s.changed: // which the command will see
+	case <-s.changed: // the command will see these files
 	default:
 	}
-	for pause, first := pauseFirst, true; ; first = false {
-		well := false
-		c, err := f.Start(program)
-		if err != nil && first && len(s.targets) == 0 {
+	return c.loop(ctx)
+}
+
+// loop starts the command again and again, until a signal ends it, or it has succeeded and does not run again.
+func (c *command) loop(ctx context.Context) (int, error) {
+	for first := true; ; first = false {
+		began := time.Now()
+		p, err := c.family.Start(c.program)
+		if err != nil && first && len(c.targets) == 0 {
 			return 0, err
 		}
-		began := time.Now()
-		if err != nil { // the file may be on its way
-			s.cfg.Logger.Error("the command cannot be started", "err", err)
+		succeeded := false
+		if err != nil { // the program may still arrive as a file
+			c.cfg.Logger.Error("cannot start the command", "err", err)
 		} else {
-			why := s.attend(ctx, c, signals)
-			exit, _ := c.Exit()
-			switch why {
+			reason := c.attend(ctx, p)
+			exit, _ := p.Exit()
+			switch reason {
 			case ending:
 				return exit, nil
 			case files:
-				pause = pauseFirst
+				c.backoff = backoffFirst
 				continue
 			}
-			if well = s.cfg.Once && exit == 0; well && !s.cfg.Restart {
+			succeeded = c.cfg.Once && exit == 0
+			if succeeded && !c.cfg.Restart {
 				return 0, nil
 			}
-			s.cfg.Logger.Warn("the command has ended", "exit", exit, "after", time.Since(began).Round(time.Millisecond))
+			c.cfg.Logger.Warn("the command ended", "exit", exit, "after", time.Since(began).Round(time.Millisecond))
 		}
 		if time.Since(began) >= steady {
-			pause = pauseFirst
+			c.backoff = backoffFirst
 		}
-		wait, over := context.WithTimeout(context.WithoutCancel(ctx), pause)
-		until := wait.Done()
-		if well {
-			until = nil
-		}
-		came, by := rest(ctx, signals, until, s.changed)
-		over()
-		switch {
-		case by != 0:
-			return 128 + int(by), nil
-		case came:
-			pause = pauseFirst
-		default:
-			pause = min(2*pause, pauseMost)
+		if sig := c.pause(ctx, succeeded); sig != 0 {
+			return 128 + int(sig), nil
 		}
 	}
 }
 
-// rest waits, while no command runs, for until or for files. If there is a signal that ends everything first it is that.
-func rest(ctx context.Context, signals <-chan os.Signal, until, files <-chan struct{}) (came bool, by unix.Signal) {
+// pause waits until the command is to start again: for the backoff or for files, and after success for files only. It returns the
+// signal that ended the wait, or 0.
+func (c *command) pause(ctx context.Context, filesOnly bool) unix.Signal {
+	elapsed, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.backoff)
+	defer cancel()
+	until := elapsed.Done()
+	if filesOnly {
+		until = nil
+	}
+	changed, sig := c.wait(ctx, until, c.changed)
+	if changed {
+		c.backoff = backoffFirst
+	} else {
+		c.backoff = min(2*c.backoff, backoffMost)
+	}
+	return sig
+}
+
+// wait returns when until or changed is ready, and reports whether it was changed. It also returns for a signal that ends the
+// supervisor. No command runs meanwhile.
+func (c *command) wait(ctx context.Context, until, changed <-chan struct{}) (isChanged bool, sig unix.Signal) {
 	for {
 		select {
 		case <-until:
 			return false, 0
-		case <-files:
+		case <-changed:
 			return true, 0
-		case sig := <-signals:
-			if ends(sig) { // others are the command's, which does not run
+		case sig := <-c.signals:
+			if ends(sig) { // others are for the command
 				return false, sig.(unix.Signal)
 			}
 		case <-ctx.Done():
@@ -103,46 +126,46 @@ func rest(ctx context.Context, signals <-chan os.Signal, until, files <-chan str
 	}
 }
 
-// ends reports whether a signal says that everything is to end.
+// ends reports whether a signal ends the supervisor.
 func ends(s os.Signal) bool { return s == unix.SIGTERM || s == unix.SIGINT || s == unix.SIGQUIT }
 
-// why a command that was attended has ended.
-type why int
+// endReason is why the command ended.
+type endReason int
 
 const (
-	itself why = iota
+	itself endReason = iota
 	files
 	ending
 )
 
-// attend waits for the command's end, and brings it about when there are files, or a signal says so.
-func (s *Supervisor) attend(ctx context.Context, c *pid1.Process, signals <-chan os.Signal) why {
+// attend waits for the end of the command. It ends the command for new files and forwards signals.
+func (c *command) attend(ctx context.Context, p *subreaper.Process) endReason {
 	reason := itself
-	var patience <-chan time.Time
+	var killAt <-chan time.Time
 	done := ctx.Done()
 	for {
 		select {
-		case <-c.Done():
-			c.SignalGroup(unix.SIGKILL) // what it has left of itself would keep its ports, and be more with each start
+		case <-p.Done():
+			p.SignalGroup(unix.SIGKILL) // processes that it left behind would keep its ports
 			return reason
-		case <-s.changed:
+		case <-c.changed:
 			if reason == itself {
-				s.cfg.Logger.Info("files came: the command is started again")
-				reason, patience = files, time.After(stopGrace)
-				c.SignalGroup(unix.SIGTERM)
+				c.cfg.Logger.Info("files arrived; restarting the command")
+				reason, killAt = files, time.After(stopGrace)
+				p.SignalGroup(unix.SIGTERM)
 			}
-		case <-patience:
-			s.cfg.Logger.Warn("the command takes no notice of SIGTERM", "after", stopGrace)
-			c.SignalGroup(unix.SIGKILL)
-		case sig := <-signals:
+		case <-killAt:
+			c.cfg.Logger.Warn("the command ignores SIGTERM; killing it", "after", stopGrace)
+			p.SignalGroup(unix.SIGKILL)
+		case sig := <-c.signals:
 			if ends(sig) {
 				reason = ending
 			}
-			c.Signal(sig.(unix.Signal))
+			p.Signal(sig.(unix.Signal))
 		case <-done:
 			done = nil
 			reason = ending
-			c.Signal(unix.SIGTERM)
+			p.Signal(unix.SIGTERM)
 		}
 	}
 }

@@ -1,25 +1,25 @@
-// Package supervisor is PID 1 of a clone's container to which files of a laptop go: it runs the container's own command, takes
-// the files with the container's user and in its file system, and starts the command anew for them.
+// Package supervisor is PID 1 of a container of a clone that receives files from a laptop. It runs the container's own command,
+// writes the files as the container's user and in its file system, and restarts the command for them.
 //
 //	laptop ── pods/exec ──▶ traffic sync ── unix socket ──▶ traffic supervise ─┬─▶ files
-//	                        (in the container)              PID 1              └─▶ the command: started again
+//	                        (in the container)              PID 1              └─▶ the command: restarted
 //
-// The socket lies in a volume that no other container has, and exec is what the API server lets in: so nothing listens on the
-// pod's network, and nobody needs a key.
+// The socket is in a volume that no other container mounts, and the API server authorizes exec. So nothing listens on the pod's
+// network, and no key is needed.
 //
-// The command's life:
+// The states of the command:
 //
 //	waiting for the first files of all directories ──▶ running
 //
-//	running ── files came, --restart ──▶ SIGTERM ── 5 s ──▶ SIGKILL ──▶ running
+//	running ── new files, --restart ──▶ SIGTERM ── 5 s ──▶ SIGKILL ──▶ running
 //	   │
-//	   └── ended by itself ──▶ waiting: 1 s, 2 s, ... 30 s, or files came ──▶ running
+//	   └── ended by itself ──▶ waiting: 1 s, 2 s, ... 30 s, or new files ──▶ running
 //
-// It does not begin before, however long that takes: it would be what is in the image that runs, and not what the user has. When one
-// that is to run once, as a CronJob's, has ended well, it is started again only for files, and without --restart the supervisor
-// ends as well.
+// The command does not start before the first files arrived, however long that takes: it would run the image's version. A command
+// that runs once (--once), such as that of a CronJob, is not restarted after success: only new files do so, and without --restart
+// the supervisor ends too.
 //
-// A container that ended with its command would come back with the image's files, and in the kubelet's own time.
+// The supervisor survives its command because a restarted container has the files of the image again.
 package supervisor
 
 import (
@@ -35,24 +35,23 @@ import (
 	"sync"
 	"time"
 
-	"kubevpn/pkg/filesync"
+	"kubevpn/pkg/wire/filesync"
 )
 
 const (
-	stopGrace  = 5 * time.Second // between SIGTERM and SIGKILL when the command is started again
-	pauseFirst = time.Second     // after a command that ended by itself
-	pauseMost  = 30 * time.Second
-	// steady is how long a command has to run for the pause after its end to be the first one again.
-	steady = 10 * time.Second
+	stopGrace    = 5 * time.Second // between SIGTERM and SIGKILL when the command is restarted
+	backoffFirst = time.Second     // after a command that ended by itself
+	backoffMost  = 30 * time.Second
+	steady       = 10 * time.Second // after which the end of a command resets the backoff
 )
 
 // Config is what New needs.
 type Config struct {
-	Command []string // as execve takes it; the first is looked for in $PATH
+	Command []string // program and arguments; the program is looked up in $PATH
 	Socket  string   // where to listen for files
-	Dirs    []string // where they go, the first before the command begins; whoever connects names one by its place in this list
-	Restart bool     // files end the command, so that it is started again
-	Once    bool     // the command is not started again by itself when it has ended well
+	Dirs    []string // where files go; a connection names one by its index
+	Restart bool     // new files restart the command
+	Once    bool     // the command is not restarted after success, except for files
 	Logger  *slog.Logger
 }
 
@@ -60,22 +59,22 @@ type Config struct {
 type Supervisor struct {
 	cfg     Config
 	targets []*filesync.Target
-	changed chan struct{} // files came, or somebody asked; buffered 1
+	changed chan struct{} // new files arrived; buffered 1
 
 	mu     sync.Mutex
-	behind map[int]bool  // directories that have not been compared with the laptop's
-	copied chan struct{} // closed: none is
+	behind map[int]bool  // directories that do not have all files yet
+	copied chan struct{} // closed when behind is empty
 }
 
-// New checks the directories; it starts nothing.
+// New checks the configuration. It starts nothing.
 func New(cfg Config) (*Supervisor, error) {
 	if len(cfg.Command) == 0 {
-		return nil, errors.New("there is no command to run")
+		return nil, errors.New("no command to run")
 	}
 	s := &Supervisor{cfg: cfg, changed: make(chan struct{}, 1), behind: make(map[int]bool), copied: make(chan struct{})}
 	for n, dir := range cfg.Dirs {
 		t, err := filesync.NewTarget(filesync.TargetConfig{
-			Dir: dir, Logger: cfg.Logger.With("dir", dir), OnSync: func(b filesync.Batch) error { return s.onSync(n, b) },
+			Dir: dir, Logger: cfg.Logger.With("dir", dir), OnSync: func(b filesync.Batch) { s.onSync(n, b) },
 		})
 		if err != nil {
 			return nil, err
@@ -89,19 +88,19 @@ func New(cfg Config) (*Supervisor, error) {
 	return s, nil
 }
 
-func (s *Supervisor) onSync(dir int, b filesync.Batch) error {
+// onSync takes over what a round did to a directory.
+func (s *Supervisor) onSync(dir int, b filesync.Batch) {
 	if s.cfg.Restart && b.Changed() {
 		s.again()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b.Compared && s.behind[dir] {
+	if b.Complete && s.behind[dir] {
 		delete(s.behind, dir)
 		if len(s.behind) == 0 {
 			close(s.copied)
 		}
 	}
-	return nil
 }
 
 func (s *Supervisor) again() {
@@ -111,15 +110,15 @@ func (s *Supervisor) again() {
 	}
 }
 
-// Run runs the command until a signal for it comes that ends it (SIGTERM, as the kubelet sends it): exit is then what the
-// command ended with, 128 and the signal's number if a signal did it. ctx ends it likewise.
+// Run runs the command until SIGTERM, SIGINT, SIGQUIT or the end of ctx ends it. It returns the exit code of the command, which is
+// 128 plus the number of the signal if a signal ended it.
 func (s *Supervisor) Run(ctx context.Context) (exit int, err error) {
 	if err := os.Remove(s.cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return 0, fmt.Errorf("removing what an earlier one left: %w", err)
+		return 0, fmt.Errorf("cannot remove the socket of an earlier supervisor: %w", err)
 	}
 	l, err := net.Listen("unix", s.cfg.Socket)
 	if err != nil {
-		return 0, fmt.Errorf("listening for files: %w", err)
+		return 0, fmt.Errorf("cannot listen for files: %w", err)
 	}
 	var serving sync.WaitGroup
 	ctx, cancel := context.WithCancel(ctx)
@@ -135,7 +134,7 @@ func (s *Supervisor) accept(ctx context.Context, l net.Listener, serving *sync.W
 		conn, err := l.Accept()
 		if err != nil {
 			if ctx.Err() == nil {
-				s.cfg.Logger.Error("no files are taken any more", "err", err)
+				s.cfg.Logger.Error("cannot accept more connections for files", "err", err)
 			}
 			return
 		}
@@ -148,33 +147,33 @@ func (s *Supervisor) accept(ctx context.Context, l net.Listener, serving *sync.W
 	}
 }
 
-// serve takes the files of one connection. Its first line names the directory.
+// serve receives the files of one connection, whose first line names the directory.
 func (s *Supervisor) serve(ctx context.Context, conn net.Conn) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	if err := conn.SetReadDeadline(time.Now().Add(lineTimeout)); err != nil {
-		return fmt.Errorf("limiting the time for a line: %w", err)
+		return fmt.Errorf("cannot set a read deadline: %w", err)
 	}
 	line, err := readLine(conn)
 	if err != nil {
-		return fmt.Errorf("reading which directory is meant: %w", err)
+		return fmt.Errorf("cannot read the number of the directory: %w", err)
 	}
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("lifting the time for a line: %w", err)
+		return fmt.Errorf("cannot clear the read deadline: %w", err)
 	}
 	n, err := strconv.Atoi(line)
 	if err != nil || n < 0 || n >= len(s.targets) {
-		return fmt.Errorf("%q is none of the %d directories", line, len(s.targets))
+		return fmt.Errorf("%q is not one of the %d directories", line, len(s.targets))
 	}
 	return s.targets[n].Serve(ctx, conn)
 }
 
 const (
 	lineMost    = 16               // the longest first line
-	lineTimeout = 10 * time.Second // until it is there: whoever connects knows it
+	lineTimeout = 10 * time.Second // to receive it
 )
 
-// readLine reads a short line, and not a byte more: what follows is somebody else's.
+// readLine reads a short line and nothing after it: the Target reads that.
 func readLine(r io.Reader) (string, error) {
 	var line strings.Builder
 	for b := make([]byte, 1); ; {

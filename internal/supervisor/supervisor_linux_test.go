@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/testenv"
-	"kubevpn/pkg/filesync"
+	"kubevpn/pkg/wire/filesync"
 )
 
 // TestMain is the supervisor where the test starts itself again: it takes all children of its process.
@@ -273,7 +273,7 @@ func TestOnce(t *testing.T) {
 	select {
 	case again := <-s.lines:
 		t.Errorf("it ran again by itself, and said %q", again)
-	case <-time.After(2 * pauseFirst):
+	case <-time.After(2 * backoffFirst):
 	}
 	write(t, local+"/greeting", "two\n")
 	s.line(t, "two")

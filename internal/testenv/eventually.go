@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Poll calls check until it gives nil, or for longer than within: then it gives check's last error. It pauses in
-// between for an eighth of the time that has passed, so that what happens soon is seen soon, and up to 100 ms.
+// Poll calls check until it returns nil. After the time within it returns the last error of check. Its pauses grow
+// with the time that has passed, up to 100 ms.
 func Poll(within time.Duration, check func() error) error {
 	began := time.Now()
 	for {
@@ -23,7 +23,7 @@ func Poll(within time.Duration, check func() error) error {
 	}
 }
 
-// Eventually polls check, and ends the test unless it gives nil within the time.
+// Eventually polls check, and fails the test unless it returns nil within the time.
 func Eventually(t testing.TB, within time.Duration, check func() error) {
 	t.Helper()
 	if err := Poll(within, check); err != nil {
@@ -31,7 +31,7 @@ func Eventually(t testing.TB, within time.Duration, check func() error) {
 	}
 }
 
-// Until waits for a condition, and ends the test if that takes longer than anything may on a machine that is busy.
+// Until waits for a condition, and fails the test after 20 seconds, which is enough on a busy machine.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	Eventually(t, 20*time.Second, func() error {

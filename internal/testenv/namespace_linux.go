@@ -9,15 +9,15 @@ import (
 	"testing"
 )
 
-// InNamespace runs the rest of the calling test in a process of its own, in a network and a mount namespace that end
-// with it, and reports whether this is that process: the caller returns unless it is. Loopback is up there, and mounts
-// do not leave. The programs are needed besides ip and mount.
+// InNamespace runs the calling test again in a child process with its own network and mount namespaces, and reports
+// whether this is the child: the caller must return if it is not. In the child, loopback is up and mounts are
+// private. The test is skipped without ip, mount and the given programs.
 //
 //	if !testenv.InNamespace(t, "nft") {
 //		return
 //	}
 //
-// A namespace for a part of a test, or several of them in one process, makes tuntest.NewNamespace.
+// Use tuntest.NewNamespace for a namespace for a part of a test, or for several namespaces in one process.
 func InNamespace(t *testing.T, programs ...string) bool {
 	t.Helper()
 	const marker = "KUBEVPN_TEST_NAMESPACE"
@@ -35,10 +35,10 @@ func InNamespace(t *testing.T, programs ...string) bool {
 	}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("in its namespace: %v\n%s", err, out)
+		t.Fatalf("the test in its namespace failed: %v\n%s", err, out)
 	}
 	if !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
-		t.Fatalf("it did not run in its namespace:\n%s", out)
+		t.Fatalf("the test did not run in its namespace:\n%s", out)
 	}
 	if testing.Verbose() {
 		t.Logf("%s", out)
@@ -46,7 +46,7 @@ func InNamespace(t *testing.T, programs ...string) bool {
 	return false
 }
 
-// WaitGone waits until a link has gone: the kernel may finish removing a device after its owner's close, or end.
+// WaitGone waits until a link is gone: the kernel may remove a device only after its owner's Close has returned.
 func WaitGone(t testing.TB, link string) {
 	t.Helper()
 	Until(t, link+" is gone", func() bool {

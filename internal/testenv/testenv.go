@@ -1,6 +1,5 @@
-// Package testenv is between a test and the machine it runs on: what the test needs of it, a namespace to change things
-// in, programs to run. A test that cannot run here is skipped loudly, and under CI=true it fails: on CI nothing that can
-// run is skipped.
+// Package testenv prepares the machine for a test: it checks requirements, creates namespaces and runs programs. A test
+// whose requirements are missing is skipped with a message; with CI=true it fails.
 package testenv
 
 import (
@@ -11,7 +10,7 @@ import (
 	"testing"
 )
 
-// NeedRoot ends the test unless it runs on Linux as root, which network namespaces and TUN devices need.
+// NeedRoot skips the test unless it runs on Linux as root, which network namespaces and TUN devices need.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -22,7 +21,7 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// NeedPrograms ends the test unless every program is in PATH.
+// NeedPrograms skips the test unless every program is in PATH.
 func NeedPrograms(t testing.TB, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -32,7 +31,7 @@ func NeedPrograms(t testing.TB, names ...string) {
 	}
 }
 
-// Run executes one command line, which is split at spaces, and returns what it prints. The test ends unless it succeeds.
+// Run executes one command line, split at spaces, and returns its output. It fails the test if the command fails.
 func Run(t testing.TB, line string) string {
 	t.Helper()
 	f := strings.Fields(line)
@@ -46,7 +45,7 @@ func Run(t testing.TB, line string) string {
 func missing(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
-		t.Fatalf("this test needs %s, and on CI nothing is skipped", what)
+		t.Fatalf("this test needs %s, and CI must not skip it", what)
 	}
 	t.Skipf("SKIPPED: this test needs %s", what)
 }

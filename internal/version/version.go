@@ -1,5 +1,5 @@
-// Package version says which kubevpn this is. Both programs, the image's tag and the words between laptop and
-// cluster use String, so the two ends of a connection can tell whether they were built from the same release.
+// Package version contains the version of this build. Both programs, the image tag and the messages between laptop and cluster
+// use String, so that both ends of a connection can tell whether they are of the same release.
 package version
 
 import (
@@ -7,18 +7,22 @@ import (
 	"strings"
 )
 
-// Set by the linker: the Makefile passes commit, and version too where VERSION is given. Nothing else
+// The linker sets these variables: the Makefile passes commit, version if VERSION is set, and image for a release. Nothing else
 // assigns them.
 var (
 	version = "0.1.0-dev"
 	commit  = ""
+	image   = ""
 )
 
-// String is the release: a semantic version without "v" and without build metadata, so that it can be the
-// tag of an image.
+// Image returns the image of the traffic manager of this release, REPOSITORY@sha256:DIGEST. It is empty for other builds, which
+// have no trustworthy default.
+func Image() string { return image }
+
+// String returns the release: a semantic version without "v" and without build metadata, so that it is a valid image tag.
 func String() string { return version }
 
-// Commit is the revision of the source, with "-dirty" where the tree had changes, or "" where it is unknown.
+// Commit returns the revision of the source, with "-dirty" if the tree had changes, or "" if it is unknown.
 func Commit() string {
 	if commit != "" {
 		return commit
@@ -30,7 +34,7 @@ func Commit() string {
 	return commitOf(info.Settings)
 }
 
-// Full is String with the commit, for people: "0.1.0 (3f2a91c04b7e)".
+// Full returns String and the commit, for people: "0.1.0 (3f2a91c04b7e)".
 func Full() string {
 	if c := Commit(); c != "" {
 		return version + " (" + c + ")"
@@ -38,8 +42,7 @@ func Full() string {
 	return version
 }
 
-// commitOf reads what the go command recorded about the version control system (it does not under
-// -buildvcs=false, hence the linker's value).
+// commitOf returns the revision that the go command recorded. With -buildvcs=false it records none, so the linker sets commit.
 func commitOf(settings []debug.BuildSetting) string {
 	var revision, suffix string
 	for _, s := range settings {

@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"os"
+
+	"golang.org/x/term"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/version"
+)
+
+// login is load for a command that a person runs: it runs the kubeconfig's credential plugin on this terminal, and makes sure
+// that the API server answers before anything else is asked for, a password among it. The traffic manager may be in
+// managerNamespace.
+func (k *kubeFlags) login(ctx context.Context, a *app, on func(api.Event), managerNamespace string) (*cluster.Cluster, cluster.Prepared, error) {
+	timeout, err := clientcmd.ParseTimeout(k.requestTimeout)
+	if err != nil {
+		return nil, cluster.Prepared{}, api.Errorf(api.ExitUsage, "--request-timeout %q is no duration", k.requestTimeout).
+			WithHint("write it like 10s or 1m; 0 waits for ever")
+	}
+	c, prepared, err := k.load(a)
+	if err != nil {
+		return nil, prepared, err
+	}
+	if prepared.Credential, err = c.Login(ctx, a.pluginTerminal()); err != nil {
+		return nil, prepared, err
+	}
+	const step = "Reaching the API server"
+	on(api.Event{Step: step})
+	if timeout > 0 {
+		bounded, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		ctx = bounded
+	}
+	if err := c.Reach(ctx, cmp.Or(managerNamespace, "kubevpn"), prepared.Namespace); err != nil {
+		return nil, prepared, err
+	}
+	on(api.Event{Step: step, Detail: c.Server(), Done: true})
+	return c, prepared, nil
+}
+
+// load makes a client of the cluster that the flags name, for this process. It runs no plugin: requests do, and never prompt.
+func (k *kubeFlags) load(a *app) (*cluster.Cluster, cluster.Prepared, error) {
+	prepared, err := k.prepare(a)
+	if err != nil {
+		return nil, cluster.Prepared{}, err
+	}
+	c, err := cluster.Load(prepared.Kubeconfig, cluster.Options{UserAgent: "kubevpn/" + version.String()})
+	return c, prepared, err
+}
+
+// pluginTerminal is where a credential plugin may ask the user.
+func (a *app) pluginTerminal() cluster.Terminal {
+	t := cluster.Terminal{Stdin: terminalOf(a.in)}
+	if f := terminalOf(a.errout); f != nil {
+		t.Stderr = f
+	} else if t.Stdin != nil {
+		t.Stderr = a.errout
+	}
+	return t
+}
+
+// terminalOf is the terminal behind w, or nil.
+func terminalOf(w any) *os.File {
+	if c, ok := w.(*cleaner); ok {
+		w = c.w
+	}
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		return f
+	}
+	return nil
+}

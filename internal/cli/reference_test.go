@@ -1,0 +1,87 @@
+package cli
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+)
+
+var updateReference = flag.Bool("update-reference", false, "write docs/reference from the commands")
+
+// referenceDir holds one page per command. Run `make docs` after a change to a command or flag.
+const referenceDir = "../../docs/reference"
+
+// TestReferenceIsGeneratedFromCommands compares docs/reference with the commands.
+func TestReferenceIsGeneratedFromCommands(t *testing.T) {
+	pages := referencePages(t, newRoot(&app{}))
+	if len(pages) < 15 {
+		t.Fatalf("only %d commands have a page", len(pages))
+	}
+	if *updateReference {
+		writeReference(t, pages)
+	}
+	present, err := filepath.Glob(filepath.Join(referenceDir, "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range present {
+		if _, ok := pages[filepath.Base(path)]; !ok {
+			t.Errorf("%s describes no command; run `make docs`", path)
+		}
+	}
+	for name, want := range pages {
+		got, err := os.ReadFile(filepath.Join(referenceDir, name))
+		if err != nil {
+			t.Errorf("%v; run `make docs`", err)
+			continue
+		}
+		if diff := cmp.Diff(want, string(got)); diff != "" {
+			t.Errorf("docs/reference/%s differs from the command; run `make docs` (-command +page):\n%s", name, diff)
+		}
+	}
+}
+
+// referencePages renders cmd and every visible command below it, keyed by file name.
+func referencePages(t *testing.T, cmd *cobra.Command) map[string]string {
+	t.Helper()
+	pages := map[string]string{}
+	var render func(*cobra.Command)
+	render = func(cmd *cobra.Command) {
+		cmd.DisableAutoGenTag = true
+		var page bytes.Buffer
+		if err := doc.GenMarkdown(cmd, &page); err != nil {
+			t.Fatal(err)
+		}
+		name := strings.ReplaceAll(cmd.CommandPath(), " ", "_") + ".md"
+		pages[name] = strings.TrimRight(page.String(), "\n") + "\n"
+		for _, sub := range cmd.Commands() {
+			if sub.IsAvailableCommand() {
+				render(sub)
+			}
+		}
+	}
+	render(cmd)
+	return pages
+}
+
+func writeReference(t *testing.T, pages map[string]string) {
+	t.Helper()
+	if err := os.RemoveAll(referenceDir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(referenceDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, page := range pages {
+		if err := os.WriteFile(filepath.Join(referenceDir, name), []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,236 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
+	"k8s.io/client-go/util/connrotation"
+
+	"kubevpn/internal/api"
+)
+
+// The pause after a plugin failed without a terminal, doubling. A machine that wakes up has its network some seconds later;
+// some plugins open a browser window at each run.
+const (
+	minLoginPause = 5 * time.Second
+	maxLoginPause = time.Minute
+)
+
+// login holds the credential of a user whose kubeconfig has a credential plugin. Requests take it from here; when it has
+// expired, or the API server rejects it, the next request runs the plugin again, without a terminal. A nil *login is a user
+// with other credentials. It is safe for concurrent use.
+type login struct {
+	plugin *plugin
+	again  string                          // hint: how to log in again
+	conns  *connrotation.ConnectionTracker // those that a client certificate authenticated
+
+	mu      sync.Mutex // held while get runs the plugin: once for all requests that wait
+	current *api.Credential
+	cert    *tls.Certificate // current's; nil: it is a token alone
+	refused bool             // the API server does not accept current
+
+	state    sync.Mutex // for status, which does not wait for the plugin
+	required *api.Error // why a person is needed; nil: none is
+	failedAt time.Time  // when required was set
+	pause    time.Duration
+}
+
+func newLogin(config *rest.Config, context string) (*login, error) {
+	p, err := newPlugin(config)
+	if p == nil || err != nil {
+		return nil, err
+	}
+	again := fmt.Sprintf("Log in again with `kubevpn connect --context %s` in a terminal; open connections go on.", api.ShellQuote(context))
+	return &login{plugin: p, again: again, conns: connrotation.NewConnectionTracker()}, nil
+}
+
+// loginError is a plugin's failure on the way through net/http. It hides the *api.Error from errors.As, so that Explain drops
+// net/http's words around it.
+type loginError struct{ why *api.Error }
+
+func (e *loginError) Error() string { return e.why.Error() }
+
+// set replaces the credential.
+func (l *login) set(c *api.Credential) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.replace(c)
+}
+
+// replace is set; l.mu is held.
+func (l *login) replace(c *api.Credential) error {
+	if err := checkCredential(c); err != nil {
+		return fmt.Errorf("the credential cannot be used: %w", err)
+	}
+	var cert *tls.Certificate
+	if c.Certificate != "" {
+		pair, err := tls.X509KeyPair([]byte(c.Certificate), []byte(c.Key))
+		if err != nil {
+			return errors.New("the credential cannot be used: its certificate and key do not match")
+		}
+		cert = &pair
+	}
+	rotated := l.cert != nil && (l.current == nil || l.current.Certificate != c.Certificate)
+	l.current, l.cert, l.refused = c, cert, false
+	l.setRequired(nil)
+	if rotated {
+		l.conns.CloseAll() // the API server judges a connection by the certificate that it began with
+	}
+	return nil
+}
+
+// get returns the credential. It runs the plugin if there is none that is valid. Errors are *loginError.
+func (l *login) get() (*api.Credential, *tls.Certificate, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := l.current; c != nil && !l.refused && (c.Expires.IsZero() || time.Now().Before(c.Expires)) {
+		return c, l.cert, nil
+	}
+	l.state.Lock()
+	why, early := l.required, time.Since(l.failedAt) < l.pause
+	l.state.Unlock()
+	if why != nil && early {
+		return nil, nil, &loginError{why}
+	}
+	c, err := l.plugin.run(context.Background(), Terminal{}) // bounded by the plugin's timeout
+	if err == nil {
+		err = l.replace(c)
+	}
+	if err != nil {
+		e := api.Errorf(api.ExitExecPlugin, "login required: %w", err).WithHint("%s", l.again)
+		l.setRequired(e)
+		return nil, nil, &loginError{e}
+	}
+	return l.current, l.cert, nil
+}
+
+// refuse has the next request run the plugin, unless another credential has come meanwhile.
+func (l *login) refuse(c *api.Credential) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.current == c {
+		l.refused = true
+	}
+}
+
+func (l *login) setRequired(e *api.Error) {
+	l.state.Lock()
+	defer l.state.Unlock()
+	l.required, l.failedAt = e, time.Now()
+	l.pause = min(max(2*l.pause, minLoginPause), maxLoginPause)
+	if e == nil {
+		l.pause = 0
+	}
+}
+
+// transportConfig is the configuration's, with the login's credential.
+func (l *login) transportConfig(config *rest.Config) (*transport.Config, error) {
+	t, err := config.TransportConfig()
+	if l == nil || err != nil {
+		return t, err
+	}
+	t.TLS.GetCertHolder = &transport.GetCertHolder{GetCert: func() (*tls.Certificate, error) {
+		_, cert, err := l.get()
+		return cert, err
+	}}
+	t.DialHolder = &transport.DialHolder{Dial: connrotation.NewDialerWithTracker(t.DialHolder.Dial, l.conns).DialContext}
+	return t, nil
+}
+
+// withCertificate is a copy of the configuration with the credential's client certificate, for libraries that build their own
+// transport. They take the token from the configuration's wrapper.
+func (l *login) withCertificate(config *rest.Config) (*rest.Config, error) {
+	config = rest.CopyConfig(config)
+	if l == nil {
+		return config, nil
+	}
+	c, _, err := l.get()
+	if err != nil {
+		return nil, err
+	}
+	config.CertData, config.KeyData = []byte(c.Certificate), []byte(c.Key)
+	return config, nil
+}
+
+// wrap puts the token into requests.
+func (l *login) wrap(rt http.RoundTripper) http.RoundTripper { return &authenticated{l, rt} }
+
+type authenticated struct {
+	login *login
+	base  http.RoundTripper
+}
+
+// WrappedRoundTripper lets client-go find the transport below.
+func (a *authenticated) WrappedRoundTripper() http.RoundTripper { return a.base }
+
+func (a *authenticated) RoundTrip(req *http.Request) (*http.Response, error) {
+	c, _, err := a.login.get()
+	if err != nil {
+		if req.Body != nil {
+			req.Body.Close()
+		}
+		return nil, err
+	}
+	if c.Token != "" {
+		req = req.Clone(req.Context())
+		req.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	resp, err := a.base.RoundTrip(req)
+	if err == nil && resp.StatusCode == http.StatusUnauthorized {
+		a.login.refuse(c)
+	}
+	return resp, err
+}
+
+// Login runs the user's credential plugin on a terminal, and uses what it answers from then on. It returns nil if the kubeconfig
+// has no plugin. Errors are *api.Error, or ctx's.
+func (c *Cluster) Login(ctx context.Context, t Terminal) (*api.Credential, error) {
+	if c.login == nil {
+		return nil, nil
+	}
+	credential, err := c.login.plugin.run(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	return credential, c.SetCredential(credential)
+}
+
+// SetCredential replaces the credential of a user whose kubeconfig has a credential plugin. For others, and for nil, it does
+// nothing.
+func (c *Cluster) SetCredential(credential *api.Credential) error {
+	if c.login == nil || credential == nil {
+		return nil
+	}
+	return c.login.set(credential)
+}
+
+// credentials are the configuration's, with what the user's plugin answered last.
+func (c *Cluster) credentials() *rest.Config {
+	if c.login == nil {
+		return c.config
+	}
+	config := rest.CopyConfig(c.config)
+	c.login.mu.Lock()
+	defer c.login.mu.Unlock()
+	if last := c.login.current; last != nil {
+		config.BearerToken, config.CertData, config.KeyData = last.Token, []byte(last.Certificate), []byte(last.Key)
+	}
+	return config
+}
+
+// LoginRequired returns why only the user can renew the expired credentials, or nil. It does not block.
+func (c *Cluster) LoginRequired() *api.Error {
+	if c.login == nil {
+		return nil
+	}
+	c.login.state.Lock()
+	defer c.login.state.Unlock()
+	return c.login.required
+}

@@ -1,0 +1,109 @@
+package config
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"kubevpn/internal/api"
+)
+
+const (
+	keyBlock = "PRIVATE KEY" // PKCS #8
+	maxKey   = 4 << 10       // bytes of the file
+)
+
+// ClientKey returns the ECDSA P-256 key of this user on this machine. It identifies the owner of agents and clones, and the
+// identity towards traffic managers is derived from it. The first call creates the key in the state directory, which must
+// exist. Concurrent callers get the same key. ClientKey fails if other users can read the file, or if another user owns it.
+// Errors are *api.Error.
+func (p Paths) ClientKey() (*ecdsa.PrivateKey, error) {
+	path := filepath.Join(p.StateDir, "client.key")
+	key, err := readKey(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = createKey(p.StateDir, path); err == nil {
+			key, err = readKey(path)
+		}
+	}
+	if err != nil {
+		return nil, api.Errorf(api.ExitDaemon, "cannot use the key of this user: %w", err).
+			WithHint("remove %s; kubevpn then creates a new key. Agents keep intercepts of the old key for one minute.", path)
+	}
+	return key, nil
+}
+
+func readKey(path string) (*ecdsa.PrivateKey, error) {
+	if info, err := os.Stat(path); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() { // opening a FIFO blocks
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat() // of the open file: the path may name another one by now
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(checkOwner(path, info), checkMode(path, info, 0o600)); err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxKey))
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(text)
+	if block == nil || block.Type != keyBlock {
+		return nil, fmt.Errorf("%s does not contain a %s", path, keyBlock)
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("cannot parse %s: %w", path, err)
+	}
+	key, is := parsed.(*ecdsa.PrivateKey)
+	if !is || key.Curve != elliptic.P256() {
+		return nil, fmt.Errorf("%s does not contain an ECDSA P-256 key", path)
+	}
+	return key, nil
+}
+
+// createKey stores a new key at path, unless another process has stored one.
+func createKey(dir, path string) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return fmt.Errorf("cannot create the key: %w", err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return fmt.Errorf("cannot encode the key: %w", err)
+	}
+	var text bytes.Buffer
+	if err := pem.Encode(&text, &pem.Block{Type: keyBlock, Bytes: der}); err != nil {
+		return fmt.Errorf("cannot encode the key: %w", err)
+	}
+	temp, err := os.CreateTemp(dir, ".client-key-*") // 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temp.Name())
+	_, err = temp.Write(text.Bytes())
+	if err = errors.Join(err, temp.Sync(), temp.Close()); err != nil {
+		return err
+	}
+	// Link is atomic and never replaces a file, so the first process wins.
+	if err := os.Link(temp.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"kubevpn/internal/api"
+)
+
+// Trusted is the stored consent for one cluster.
+type Trusted struct {
+	Cluster string      `json:"cluster"` // its name in the kubeconfig when it was stored
+	Server  string      `json:"server"`
+	Consent api.Consent `json:"consent"`
+}
+
+// LoadTrust returns the trusted clusters by ID. The result is empty if the file does not exist. Errors are *api.Error.
+func (p Paths) LoadTrust() (map[string]Trusted, error) {
+	text, err := os.ReadFile(p.TrustFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return map[string]Trusted{}, nil
+	}
+	all := map[string]Trusted{}
+	if err == nil {
+		err = json.Unmarshal(text, &all)
+	}
+	if err != nil {
+		return nil, api.Errorf(api.ExitUsage, "cannot read the trusted clusters: %w", err).
+			WithHint("the file is %s; remove it, and kubevpn asks you again", p.TrustFile())
+	}
+	return all, nil
+}
+
+// SaveTrust calls change with the stored clusters, stores the result with mode 0600, and returns when it is on disk. It replaces
+// the file atomically. If two processes call it at the same time, one change may be lost, and kubevpn asks the user again.
+// Errors are *api.Error.
+func (p Paths) SaveTrust(change func(all map[string]Trusted)) error {
+	all, err := p.LoadTrust()
+	if err != nil {
+		return err
+	}
+	change(all)
+	if err := p.MakeStateDir(); err != nil {
+		return err
+	}
+	if err := p.writeTrust(all); err != nil {
+		return api.Errorf(api.ExitUnexpected, "cannot store the trusted clusters: %w", err)
+	}
+	return nil
+}
+
+func (p Paths) writeTrust(all map[string]Trusted) error {
+	text, err := json.MarshalIndent(all, "", "  ")
+	if err != nil {
+		return fmt.Errorf("cannot encode them: %w", err)
+	}
+	temp, err := os.CreateTemp(p.StateDir, ".trust-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temp.Name())
+	_, err = temp.Write(append(text, '\n'))
+	if err = errors.Join(err, temp.Sync(), temp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(temp.Name(), p.TrustFile())
+}

@@ -1,0 +1,157 @@
+package connection
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevpn/internal/api"
+)
+
+// checker probes the tunnel before the connection is called connected. If the system netstack does not reach everything,
+// it tries gvisor.
+type checker struct {
+	*shared
+	manager *manager
+	routes  *routes
+	chooser *chooser
+	probe   func(context.Context, probeTargets) []api.Check
+}
+
+// check returns nil if the probe reached everything.
+func (c *checker) check(ctx context.Context) error {
+	done := c.status.step("Checking a name, a pod, a ClusterIP and cluster DNS")
+	checks, err := c.try(ctx)
+	if err != nil && ctx.Err() == nil && c.status.netstack() == api.NetstackSystem {
+		checks, err = c.tryGVisor(ctx, checks)
+	}
+	if err != nil {
+		return err
+	}
+	done("%s", describe(checks))
+	return nil
+}
+
+// describe returns the results in one line.
+func describe(checks []api.Check) string {
+	var results []string
+	for _, c := range checks {
+		results = append(results, c.What+" "+c.Target+": "+c.Seen)
+	}
+	return strings.Join(results, "; ")
+}
+
+// failed returns the checks that failed.
+func failed(checks []api.Check) []api.Check {
+	return slices.DeleteFunc(slices.Clone(checks), func(c api.Check) bool { return c.OK })
+}
+
+// try runs the probe and shows its results.
+func (c *checker) try(ctx context.Context) ([]api.Check, error) {
+	checks := c.probe(ctx, c.targets(ctx))
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	c.show(checks)
+	return checks, probeError(checks, c.routes.applied.ResolverMode, c.view.load().state.ResolvesVIPs)
+}
+
+func (c *checker) show(checks []api.Check) {
+	c.status.change(func(r *report) { r.shown.Checks = checks })
+}
+
+// tryGVisor tries the gvisor netstack after the system netstack failed with checks. If gvisor fails as well, the
+// netstack was not the cause. Otherwise the connection uses gvisor, unless the user asked for the system netstack.
+func (c *checker) tryGVisor(ctx context.Context, checks []api.Check) ([]api.Check, error) {
+	c.chooser.facts.Failed = describe(failed(checks))
+	c.log.Info("the system netstack does not reach everything", "failed", c.chooser.facts.Failed)
+	c.chooser.adopt(decision{Netstack: api.NetstackGVisor})
+	if err := c.routes.apply(ctx, c.routes.planned); err != nil {
+		return nil, err
+	}
+	again, err := c.try(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d := choose(c.chooser.facts)
+	if d.Err != nil {
+		c.show(checks)
+		return nil, d.Err
+	}
+	c.chooser.adopt(d)
+	c.log.Warn("another netstack", "netstack", d.Netstack, "reason", d.Reason)
+	c.cfg.Progress(api.Event{Time: time.Now(), Warning: "the netstack is " + d.Netstack + ": " + d.Reason})
+	return again, nil
+}
+
+// targets returns what the manager proposes. If the manager may not look, it returns what the user may see.
+func (c *checker) targets(ctx context.Context) probeTargets {
+	state := c.view.load().state
+	routed := func(a netip.Addr) bool {
+		return slices.ContainsFunc(c.routes.planned.Routes, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	t := probeTargets{Name: "kubernetes.default.svc." + state.DNSDomain, VIP: state.ProbeVIP}
+	if routed(state.ProbePod.Addr()) { // an answer past the tunnel would prove nothing
+		t.Pod = state.ProbePod
+	}
+	if state.ProbeName != "" && state.ProbeVIP.IsValid() {
+		t.Name, t.IP = state.ProbeName+".svc."+state.DNSDomain, []netip.Addr{state.ProbeVIP.Addr()}
+	}
+	if c.cfg.Network.DomainTaken(state.DNSDomain) {
+		t.Taken = true
+		c.status.warn("another connected cluster has the domain " + state.DNSDomain + " too: that cluster answers for names that both have; " +
+			"the other names of this cluster and all of its addresses work")
+	}
+	if !t.VIP.IsValid() && len(state.DNSServers) > 0 {
+		t.VIP = netip.AddrPortFrom(state.DNSServers[0], 53) // cluster DNS answers over TCP (RFC 7766)
+	}
+	for _, a := range state.DNSServers {
+		if routed(a) { // a node-local cache is not
+			t.DNS = netip.AddrPortFrom(a, 53)
+			break
+		}
+	}
+	if !t.Pod.IsValid() {
+		if pod := c.somePod(ctx); routed(pod.Addr()) {
+			t.Pod = pod
+		}
+	}
+	return t
+}
+
+// somePod returns a running pod with a TCP port in the connection's namespace that is not the traffic manager's. It
+// returns the zero value if there is none.
+func (c *checker) somePod(ctx context.Context) netip.AddrPort {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	pods, err := c.cluster.Kube().CoreV1().Pods(c.namespace.load()).List(ctx, metav1.ListOptions{
+		FieldSelector: "status.phase=Running", Limit: 50,
+	})
+	if err != nil {
+		c.log.Info("looking for a pod to probe", "err", err)
+		return netip.AddrPort{}
+	}
+	manager := c.manager.place.load().pod
+	for _, p := range pods.Items {
+		if p.Name == manager || p.Spec.HostNetwork || p.DeletionTimestamp != nil {
+			continue
+		}
+		ip, err := netip.ParseAddr(p.Status.PodIP)
+		if err != nil {
+			continue
+		}
+		for _, container := range p.Spec.Containers {
+			for _, port := range container.Ports {
+				if port.Protocol == corev1.ProtocolTCP || port.Protocol == "" {
+					return netip.AddrPortFrom(ip, uint16(port.ContainerPort))
+				}
+			}
+		}
+	}
+	return netip.AddrPort{}
+}

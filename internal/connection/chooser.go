@@ -1,0 +1,182 @@
+package connection
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/install"
+)
+
+// gatewayGrace is how long a gateway may be away while its pod stays. It dials a manager that restarted in its pod
+// again by itself.
+const gatewayGrace = 5 * time.Second
+
+// gateways is what the chooser asks of the cluster for the system netstack. Errors are in words for a user.
+type gateways interface {
+	// May checks, changing nothing, whether a gateway can be added to the traffic manager's pod.
+	May(ctx context.Context, o install.GatewayOptions) error
+	// Add adds a gateway, and returns when o.Ready is closed.
+	Add(ctx context.Context, o install.GatewayOptions) error
+}
+
+// clusterGateways are the gateways of a real cluster.
+type clusterGateways struct {
+	*cluster.Cluster
+	image func(context.Context) (string, error) // of the gateway
+}
+
+func (g clusterGateways) May(ctx context.Context, o install.GatewayOptions) (err error) {
+	if o.Image, err = g.image(ctx); err != nil {
+		return err
+	}
+	return install.MayAddGateway(ctx, g.Cluster, o)
+}
+
+func (g clusterGateways) Add(ctx context.Context, o install.GatewayOptions) (err error) {
+	if o.Image, err = g.image(ctx); err != nil {
+		return err
+	}
+	return install.AddGateway(ctx, g.Cluster, o)
+}
+
+// chooser chooses the netstack, and keeps the gateway that the system netstack needs.
+//
+//	choose ─▶ gateway wanted? ─▶ obtain ─▶ adopt ─▶ watch: gateway gone?
+//	                                         ▲          │ --netstack system: obtain
+//	                      the checks fail ───┘          ▼ auto: adopt gvisor
+type chooser struct {
+	*shared
+	manager  *manager
+	gateways gateways
+	facts    facts // used by establish, then by watch
+}
+
+// choose decides how packets travel, and obtains what that needs.
+func (c *chooser) choose(ctx context.Context, proxy func(ctx context.Context, node string) cluster.Proxy) error {
+	done := c.status.step("Choosing the netstack")
+	node := ""
+	if hello := c.view.load().hello; hello != nil {
+		node = hello.Node
+	}
+	f := facts{Asked: c.cfg.netstack(), Proxy: proxy(ctx, node)}
+	c.status.change(func(r *report) { r.shown.ProxyMode = string(f.Proxy.Mode) })
+	if f.asksGateway() {
+		f.Gateway = gatewayAvailable
+		if err := c.obtain(ctx); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			f.Gateway, f.Refusal = gatewayRefused, c.cluster.Explain(err)
+		}
+	}
+	c.facts = f
+	d := choose(f)
+	if d.Err != nil {
+		return d.Err
+	}
+	c.adopt(d)
+	done("%s: %s", d.Netstack, d.Reason)
+	return nil
+}
+
+// adopt puts a decision into effect for packets. The caller has routes apply its addresses and MTU.
+func (c *chooser) adopt(d decision) {
+	c.packets.steer(func(s *steering) { s.system = d.Netstack == api.NetstackSystem })
+	c.status.change(func(r *report) { r.shown.Netstack, r.shown.NetstackReason = d.Netstack, d.Reason })
+}
+
+// obtain returns when the traffic manager has a gateway that serves this laptop. With --netstack system it relabels a
+// namespace of kubevpn's own if it must. Otherwise it adds a gateway only if the namespace admits it as it is.
+func (c *chooser) obtain(ctx context.Context) error {
+	v := c.view.load()
+	if v.gatewayServes() || v.state.Gateway != nil && c.awaitGateway(ctx) { // it learns of the lease right now
+		return nil
+	}
+	o := install.GatewayOptions{
+		Namespace: c.manager.place.load().namespace, Pod: c.view.load().pod(),
+		Relabel: c.cfg.netstack() == api.NetstackSystem, Progress: c.cfg.Progress,
+	}
+	if !o.Relabel {
+		if err := c.gateways.May(ctx, o); err != nil {
+			return err
+		}
+	}
+	waiting, cancel := context.WithCancel(ctx)
+	ready := make(chan struct{})
+	o.Ready = ready
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := c.view.await(waiting, view.gatewayServes); err == nil {
+			close(ready)
+		}
+	})
+	err := c.gateways.Add(ctx, o)
+	cancel()
+	wg.Wait()
+	return err
+}
+
+// awaitGateway reports whether the gateway serves this laptop within gatewayGrace.
+func (c *chooser) awaitGateway(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, gatewayGrace)
+	defer cancel()
+	_, err := c.view.await(ctx, view.gatewayServes)
+	return err == nil
+}
+
+// watch keeps the system netstack working until ctx ends or the connection uses gvisor. A manager in a new pod has no
+// gateway: with --netstack system, watch adds one there; otherwise the connection continues with gvisor.
+func (c *chooser) watch(ctx context.Context) error {
+	for c.status.netstack() == api.NetstackSystem {
+		v, changed := c.view.get()
+		if v.gatewayServes() {
+			select {
+			case <-changed:
+				continue
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		if v.pod() == v.gatewayPod && c.awaitGateway(ctx) {
+			continue
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := c.replace(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace obtains another gateway, or changes to gvisor. Its error ends the connection.
+func (c *chooser) replace(ctx context.Context) error {
+	f := c.facts
+	f.Gateway = gatewayRefused
+	if c.cfg.netstack() != api.NetstackSystem {
+		f.Refusal = api.Errorf(api.ExitNetstack, "the gateway in the traffic manager's pod is gone")
+		d := choose(f)
+		c.adopt(d)
+		c.status.warn("the netstack is now " + d.Netstack + ": " + f.Refusal.Message)
+		c.changed.raise()
+		return nil
+	}
+	pod := c.view.load().pod()
+	c.log.Warn("the gateway is gone; adding another", "pod", pod)
+	err := c.obtain(ctx)
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if errors.Is(err, install.ErrPodGone) {
+		c.log.Info("waiting for the pod's replacement", "err", err)
+		_, err := c.view.await(ctx, func(v view) bool { return v.pod() != pod })
+		return err
+	}
+	f.Refusal = c.cluster.Explain(err)
+	return choose(f).Err
+}

@@ -1,0 +1,75 @@
+package connection
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"kubevpn/internal/api"
+)
+
+// maxMessage limits a message of the traffic manager, in bytes. The names of 100 000 Services fit.
+const maxMessage = 8 << 20
+
+// control is the laptop's end of the control stream: one ClientHello out, then ControlMessages in until the
+// stream ends.
+//
+//	laptop ── ClientHello ──▶ manager
+//	laptop ◀── Hello, Names(reset), State*, Names* ── manager
+type control struct{ lines *api.Lines }
+
+// startControl sends a hello and reads the manager's. If the manager rejects the laptop, startControl returns the
+// manager's *api.Error.
+func startControl(stream io.ReadWriter, hello api.ClientHello) (*control, *api.ManagerHello, error) {
+	c := &control{api.NewLines(stream, maxMessage)}
+	if err := json.NewEncoder(stream).Encode(hello); err != nil {
+		return nil, nil, fmt.Errorf("sending a hello to the traffic manager: %w", err)
+	}
+	var m api.ControlMessage
+	if err := c.lines.Next(&m); err != nil {
+		return nil, nil, fmt.Errorf("reading the traffic manager's hello: %w", err)
+	}
+	switch {
+	case m.Error != nil:
+		return nil, nil, m.Error
+	case m.Hello == nil:
+		return nil, nil, api.Errorf(api.ExitIncompatible, "the traffic manager's first message is not a hello")
+	case m.Hello.Protocol != api.Protocol:
+		return nil, nil, api.Errorf(api.ExitIncompatible, "the traffic manager (%s) speaks protocol %d, this kubevpn (%s) speaks %d",
+			m.Hello.Version, m.Hello.Protocol, hello.Version, api.Protocol).
+			WithHint("Run `kubevpn connect --upgrade` to replace the manager, or install the kubevpn that matches it.")
+	}
+	return c, m.Hello, nil
+}
+
+// next reads the next message. If the manager sends an error, next returns that *api.Error.
+func (c *control) next() (api.ControlMessage, error) {
+	var m api.ControlMessage
+	if err := c.lines.Next(&m); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return api.ControlMessage{}, fmt.Errorf("following the traffic manager: %w", err)
+	}
+	if m.Error != nil {
+		return m, m.Error
+	}
+	return m, nil
+}
+
+// follow passes every further message to handle until the stream ends, which is an error unless ctx ended.
+func (c *control) follow(ctx context.Context, handle func(api.ControlMessage)) error {
+	for {
+		m, err := c.next()
+		switch {
+		case err == nil:
+			handle(m)
+		case m.Error == nil && ctx.Err() != nil:
+			return ctx.Err()
+		default:
+			return err
+		}
+	}
+}

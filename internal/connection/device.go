@@ -1,0 +1,141 @@
+package connection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/netstack"
+	"kubevpn/pkg/datapath/tun"
+)
+
+const (
+	// removeTimeout limits the removal of the link.
+	removeTimeout = 5 * time.Second
+	// tunnels is the number of tunnels on one machine, for all users together.
+	tunnels = 64
+)
+
+// bringUp creates the device with its routes and names, and starts the netstack in g.
+func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
+	done := r.status.step("Configuring the network")
+	var err error
+	if r.device, err = freeDevice(); err != nil {
+		return err
+	}
+	p, err := r.plan()
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(p.Ask) > 0:
+		return consentError(p.Ask)
+	case !p.Found:
+		return api.Errorf(api.ExitPermission, "cannot find the pod and Service networks of the cluster").
+			WithHint("Name them with --extra-cidr, or ask an admin to run `kubevpn install`, which lets the manager read them.")
+	case len(p.Overlaps) > 0:
+		return overlapError(p.Overlaps)
+	}
+	f, err := r.createTUN(ctx)
+	if err != nil {
+		return err
+	}
+	device, err := tun.Adopt(f, r.device, mtu)
+	if err != nil {
+		return err
+	}
+	stack, err := netstack.New(netstack.Config{Device: device, Dialer: r.dialer(), Forwarder: r.packets, Logger: r.log})
+	if err != nil {
+		return errors.Join(err, device.Close())
+	}
+	r.packets.device.Store(&device)
+	g.Go(func() error { return r.runStack(ctx, stack, device) })
+	g.Go(func() error { return r.packets.run(ctx) })
+	r.zone.serve = func(at netip.Addr) (func(), error) { return r.serveDNS(ctx, g, stack, at) }
+	if err := r.apply(ctx, p); err != nil {
+		return err
+	}
+	done("%s, names by way of %s", r.device, r.applied.ResolverMode)
+	return nil
+}
+
+// freeDevice returns the first name for a tunnel that no device of this machine has.
+func freeDevice() (string, error) {
+	for n := range tunnels {
+		if name := deviceName(n); !deviceExists(name) {
+			return name, nil
+		}
+	}
+	return "", api.Errorf(api.ExitOverlap, "all %d names for tunnels of this machine are in use", tunnels).WithHint("`ip link` shows them.")
+}
+
+func deviceExists(name string) bool {
+	_, err := net.InterfaceByName(name)
+	return err == nil
+}
+
+// createTUN creates the device. If another program took the name meanwhile, it uses the next free one.
+func (r *routes) createTUN(ctx context.Context) (f *os.File, err error) {
+	for range 3 {
+		if f, err = r.cfg.Network.CreateTUN(ctx, r.device, mtu); err == nil {
+			if r.cfg.isolated() { // the device existed before, and has a name
+				r.device = f.Name()
+			}
+			return f, nil
+		}
+		if !deviceExists(r.device) {
+			return nil, err
+		}
+		if r.device, err = freeDevice(); err != nil {
+			return nil, err
+		}
+	}
+	return nil, err
+}
+
+// runStack runs the netstack until ctx ends, then removes the link and closes the device.
+func (r *routes) runStack(ctx context.Context, stack *netstack.Stack, device tun.Device) error {
+	err := stack.Run(ctx)
+	if ctx.Err() == nil && err != nil {
+		err = api.Errorf(api.ExitLost, "the TUN device is gone: %w", err).WithHint("Run `kubevpn connect` again.")
+	}
+	remove, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	if removeErr := r.cfg.Network.RemoveLink(remove, device.Name()); removeErr != nil {
+		r.log.Info("removing the link", "err", removeErr) // the helper may be gone, and its work with it
+	}
+	if closeErr := device.Close(); closeErr != nil && !errors.Is(closeErr, os.ErrClosed) {
+		err = errors.Join(err, closeErr)
+	}
+	return err
+}
+
+// serveDNS answers DNS at an address inside the tunnel, for resolvers that want a server per link.
+func (r *routes) serveDNS(ctx context.Context, g *errgroup.Group, stack *netstack.Stack, addr netip.Addr) (stop func(), err error) {
+	at := netip.AddrPortFrom(addr, 53)
+	packets, err := stack.ListenUDP(at)
+	if err != nil {
+		return nil, fmt.Errorf("answering DNS inside the tunnel: %w", err)
+	}
+	listener, err := stack.ListenTCP(at)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("answering DNS inside the tunnel: %w", err), packets.Close())
+	}
+	ctx, stop = context.WithCancel(ctx)
+	g.Go(func() error {
+		defer stop()
+		err := r.cfg.Network.ServeDNS(ctx, []net.PacketConn{packets}, []net.Listener{listener})
+		if ctx.Err() == nil && err != nil {
+			return fmt.Errorf("answering DNS inside the tunnel: %w", err)
+		}
+		return nil
+	})
+	return stop, nil
+}

@@ -1,0 +1,101 @@
+package connection
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"kubevpn/pkg/datapath/netstack"
+	"kubevpn/pkg/wire/transport"
+)
+
+// dialer opens a stream of the session for each flow of the netstack.
+type dialer struct{ current *current }
+
+var _ netstack.Dialer = dialer{}
+
+func (d dialer) DialTCP(ctx context.Context, src, dst netip.AddrPort) (netstack.Stream, error) {
+	s, err := d.current.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := s.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Src: src, Dst: dst})
+	if err != nil {
+		return nil, err // a bare return of (stream, err) would be a typed nil in the interface
+	}
+	return stream, nil
+}
+
+func (d dialer) DialUDP(ctx context.Context, src, dst netip.AddrPort) (netstack.PacketStream, error) {
+	return d.packets(ctx, transport.Request{Proto: transport.ProtoUDP, Src: src, Dst: dst})
+}
+
+func (d dialer) DialEcho(ctx context.Context, src, dst netip.Addr) (netstack.PacketStream, error) {
+	return d.packets(ctx, transport.Request{
+		Proto: transport.ProtoEcho, Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(dst, 0),
+	})
+}
+
+func (d dialer) packets(ctx context.Context, r transport.Request) (netstack.PacketStream, error) {
+	s, err := d.current.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.OpenPackets(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+var errTunnelDown = errors.New("the tunnel is down")
+
+// Dial connects to an address of the cluster without the device: the traffic manager dials, and resolves ClusterIPs. A
+// conn of "udp" has one datagram per Read and Write. Unlike a flow, Dial fails at once while the tunnel is down: the
+// client of a DNS query would give up first, and retries anyway.
+func (c *Connection) Dial(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
+	ts := c.current.now()
+	if ts == nil || c.status.reconnecting() {
+		return nil, errTunnelDown
+	}
+	r := transport.Request{Proto: transport.ProtoTCP, Src: netip.AddrPortFrom(c.view.load().lease.Laptop4, 0), Dst: addr}
+	if strings.HasPrefix(network, "tcp") {
+		stream, err := ts.Open(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		return stream, nil
+	}
+	r.Proto = transport.ProtoUDP
+	packets, err := ts.OpenPackets(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return packetConn{packets, c.status.reconnecting}, nil
+}
+
+// packetConn is a stream of datagrams as a connected UDP socket. One that was opened before the tunnel went down fails
+// at the next write, as a new one would.
+type packetConn struct {
+	*transport.Packets
+	down func() bool
+}
+
+func (c packetConn) Read(p []byte) (int, error) { return c.ReadPacket(p) }
+
+func (c packetConn) Write(p []byte) (int, error) {
+	if c.down() {
+		return 0, errTunnelDown
+	}
+	if err := c.WritePacket(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+func (c packetConn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}

@@ -1,0 +1,69 @@
+package connection
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/wire/transport"
+	"kubevpn/pkg/wire/transport/transporttest"
+)
+
+// What is dialled past the device is what a flow would be: the manager is asked for the address, and says itself why not.
+func TestDial(t *testing.T) {
+	s := newTestConnection(t)
+	open := netip.MustParseAddrPort("10.244.1.5:8080")
+	if _, err := s.Dial(t.Context(), "tcp", open); !errors.Is(err, errTunnelDown) {
+		t.Errorf("without a session: %v", err)
+	}
+	laptop, manager := transporttest.Pair(t)
+	s.current.set(laptop)
+	go func() {
+		for {
+			in, err := manager.Accept(context.Background())
+			switch {
+			case err != nil:
+				return
+			case in.Dst != open:
+				in.Reject(transport.CodeRefused)
+			case in.Datagrams():
+				if p, err := in.AcceptPackets(); err == nil {
+					b := make([]byte, 100)
+					n, _ := p.ReadPacket(b)
+					p.WritePacket(b[:n])
+					p.Close()
+				}
+			default:
+				if st, err := in.Accept(); err == nil {
+					io.Copy(st, st)
+					st.Close()
+				}
+			}
+		}
+	}()
+	for _, network := range []string{"tcp", "udp"} {
+		conn, err := s.Dial(t.Context(), network, open)
+		if err != nil {
+			t.Fatal(network, err)
+		}
+		b := make([]byte, 100)
+		if _, err := io.WriteString(conn, "ping"); err != nil {
+			t.Error(network, err)
+		}
+		if n, err := conn.Read(b); string(b[:n]) != "ping" {
+			t.Errorf("%s: %q, %v", network, b[:n], err)
+		}
+		conn.Close()
+	}
+	if _, err := s.Dial(t.Context(), "tcp", netip.MustParseAddrPort("10.244.1.5:1")); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a closed port: %v", err)
+	}
+	s.status.change(func(r *report) { r.shown.Status = api.StatusReconnecting })
+	if _, err := s.Dial(t.Context(), "tcp", open); !errors.Is(err, errTunnelDown) {
+		t.Errorf("while the tunnel is mended: %v", err)
+	}
+}

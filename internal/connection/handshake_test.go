@@ -1,0 +1,352 @@
+package connection
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/pkg/protocol/dns"
+	"kubevpn/pkg/wire/transport"
+	"kubevpn/pkg/wire/transport/transporttest"
+)
+
+// kubeconfig is of a cluster that no test dials.
+const kubeconfig = `{"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}],
+"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`
+
+// newTestConnection returns a Connection that has done nothing yet.
+func newTestConnection(t *testing.T) *Connection {
+	t.Helper()
+	c, err := cluster.Load([]byte(kubeconfig), cluster.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newConnection(Config{Progress: func(api.Event) {}, Logger: slog.New(slog.DiscardHandler)}, c)
+}
+
+// greet publishes a hello of the manager in pod.
+func (c *Connection) greet(pod string) {
+	c.view.update(func(v *view) { v.hello = &api.ManagerHello{Pod: pod} })
+}
+
+// hasGateway publishes a gateway, and chooses a netstack.
+func (c *Connection) hasGateway(g api.Gateway, netstack string) {
+	c.handshake.learn(api.ManagerState{Gateway: &g}, func(*report) {})
+	c.chooser.adopt(decision{Netstack: netstack})
+}
+
+// manage is a traffic manager at the other end of a listener, whose part in a session is talk.
+func manage(ctx context.Context, l net.Listener, talk func(ctx context.Context, ts *transport.Session, control *transport.Stream)) error {
+	return transport.NewServer(transport.ServerConfig{OnSession: func(ctx context.Context, ts *transport.Session) {
+		in, err := ts.Accept(ctx)
+		if err != nil {
+			return
+		}
+		if control, err := in.Accept(); err == nil {
+			talk(ctx, ts, control)
+		}
+	}}).Serve(ctx, l)
+}
+
+// The pod on a node that has died does not refuse; looking for another must not wait for it until there is no time left.
+func TestDialPodOnADeadNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		forward := func(ctx context.Context, pod string) (net.Conn, error) {
+			if pod == "old" {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			near, _ := net.Pipe()
+			return near, nil
+		}
+		find := func(ctx context.Context) (string, error) { return "new", ctx.Err() }
+		ctx, cancel := context.WithTimeout(t.Context(), dialTimeout)
+		defer cancel()
+		conn, pod, err := dialPod(ctx, "old", forward, find)
+		if err != nil || pod != "new" {
+			t.Fatalf("got pod %q, %v", pod, err)
+		}
+		conn.Close()
+	})
+}
+
+func TestDialPodThatIsStillTheOne(t *testing.T) {
+	refused := errors.New("refused")
+	conn, pod, err := dialPod(t.Context(), "it", func(context.Context, string) (net.Conn, error) { return nil, refused },
+		func(context.Context) (string, error) { return "it", nil })
+	if conn != nil || pod != "it" || err != refused {
+		t.Errorf("got %v, %q, %v", conn, pod, err)
+	}
+}
+
+// A manager that refuses the laptop ends the session right after saying why. The end must not hide the reason, or the
+// laptop would try for ever.
+func TestRefusalOutlivesItsSession(t *testing.T) {
+	for range 20 {
+		s := newTestConnection(t)
+		listener := transporttest.NewListener()
+		refuse := func(_ context.Context, ts *transport.Session, control *transport.Stream) {
+			json.NewDecoder(control).Decode(new(api.ClientHello))
+			json.NewEncoder(control).Encode(api.ControlMessage{Error: api.Errorf(api.ExitUsage, "no")})
+			ts.Close()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{}, 2)
+		go func() { manage(ctx, listener, refuse); done <- struct{}{} }()
+		client := transport.NewClient(transport.ClientConfig{Dial: listener.Dial, Links: 1, BackoffMin: time.Hour, BackoffMax: time.Hour, OnSession: s.handshake.onSession})
+		go func() { client.Run(ctx); done <- struct{}{} }()
+		select {
+		case err := <-s.handshake.refused:
+			if e := api.AsError(err); e == nil || e.Message != "no" {
+				t.Errorf("got %v", err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Error("the refusal was forgotten")
+		}
+		cancel()
+		<-done
+		<-done
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// Who waits for another manager is woken by its greeting.
+func TestGreetingsWake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestConnection(t)
+		s.status.establish()
+		s.cfg.Network = &still{}
+		listener := transporttest.NewListener()
+		const timeout = 1234567 * time.Microsecond // of the managers, before they greet
+		lease := api.Lease{Addrs: addrs("198.19.4.9"), Networks: prefixes("198.19.0.0/16"), Resolver: addrs("198.19.0.53")[0]}
+		pods := make(chan string, 2)
+		pods <- "old"
+		pods <- "new"
+		greet := func(ctx context.Context, _ *transport.Session, control *transport.Stream) {
+			time.Sleep(timeout)
+			if err := json.NewEncoder(control).Encode(api.ControlMessage{Hello: &api.ManagerHello{Protocol: api.Protocol, Pod: <-pods, Lease: lease}}); err != nil {
+				t.Error(err)
+			}
+			<-ctx.Done()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		wg.Go(func() { manage(ctx, listener, greet) })
+		client := transport.NewClient(transport.ClientConfig{Dial: listener.Dial, Links: 1, OnSession: s.handshake.onSession, OnState: s.onState})
+		began := time.Now()
+		wg.Go(func() { client.Run(ctx) })
+		if err := s.manager.await(ctx, "old"); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took != timeout {
+			t.Errorf("woken after %v, want %v", took, timeout)
+		}
+		if err := s.current.now().Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.manager.await(ctx, "new"); err != nil {
+			t.Fatal(err)
+		}
+		if c := s.Status(); c.Status != api.StatusConnected || c.ManagerPod != "new" {
+			t.Errorf("status %s, pod %s", c.Status, c.ManagerPod)
+		}
+		bounded, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		if err := s.manager.await(bounded, "old"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("waiting for one that is gone: %v", err)
+		}
+	})
+}
+
+// A lease in a network that another connection was given at the same moment is not taken; the next greeting says what to
+// avoid.
+func TestLeaseThatIsReserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestConnection(t)
+		s.status.establish()
+		s.cfg.Network = &still{others: prefixes("198.19.0.0/16 fd4e::/48")}
+		listener := transporttest.NewListener()
+		leases := make(chan api.Lease, 2)
+		leases <- api.Lease{Addrs: addrs("198.19.4.9"), Networks: prefixes("198.19.0.0/16"), Resolver: addrs("198.19.0.53")[0]}
+		leases <- api.Lease{Addrs: addrs("198.18.4.9"), Networks: prefixes("198.18.0.0/16"), Resolver: addrs("198.18.0.53")[0]}
+		heard := make(chan api.ClientHello, 2)
+		greet := func(ctx context.Context, _ *transport.Session, control *transport.Stream) {
+			var hello api.ClientHello
+			err := json.NewDecoder(control).Decode(&hello)
+			if err == nil {
+				heard <- hello
+				err = json.NewEncoder(control).Encode(api.ControlMessage{Hello: &api.ManagerHello{Protocol: api.Protocol, Pod: "m-1", Lease: <-leases}})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			<-ctx.Done()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		wg.Go(func() { manage(ctx, listener, greet) })
+		client := transport.NewClient(transport.ClientConfig{Dial: listener.Dial, Links: 1, OnSession: s.handshake.onSession, OnState: s.onState})
+		wg.Go(func() { client.Run(ctx) })
+		if err := s.manager.await(ctx, "m-1"); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.view.load().lease.Laptop4; got != addrs("198.18.4.9")[0] {
+			t.Errorf("the address is %v", got)
+		}
+		first, second := <-heard, <-heard
+		for _, p := range prefixes("198.19.0.0/16 fd4e::/48") {
+			if slices.Contains(first.Avoid, p) || !slices.Contains(second.Avoid, p) {
+				t.Errorf("it avoids %v, then %v", first.Avoid, second.Avoid)
+			}
+		}
+		if len(second.Lease) != 0 {
+			t.Errorf("it wants to keep %v, which it never had", second.Lease)
+		}
+	})
+}
+
+// Whoever waits for the manager in another pod does not go before packets have a way, nor stay when they never will.
+func TestUpgradeWaitsForTheGateway(t *testing.T) {
+	refusal := api.Errorf(api.ExitNetstack, "no gateway")
+	for _, tt := range []struct {
+		name   string
+		fails  bool
+		before func(*report) // what is not yet enough
+	}{
+		{"gateway", false, func(r *report) { r.greeted, r.greeter = true, "new" }},
+		{"greeting", false, func(r *report) { r.gateway = true }},
+		{"never", true, func(r *report) { r.greeted, r.greeter = true, "new" }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newTestConnection(t)
+				s.status.establish()
+				s.status.change(func(r *report) {
+					r.shown.Netstack, r.attached = api.NetstackSystem, true
+					tt.before(r)
+				})
+				waited := make(chan error, 1)
+				go func() { waited <- s.manager.await(t.Context(), "new") }()
+				synctest.Wait()
+				select {
+				case err := <-waited:
+					t.Fatalf("it did not wait: %v, %+v", err, s.Status())
+				default:
+				}
+				s.status.change(func(r *report) {
+					r.greeted, r.greeter, r.gateway = true, "new", true
+					if tt.fails {
+						r.shown.Status, r.shown.Error = api.StatusFailed, refusal
+					}
+				})
+				if err := <-waited; tt.fails != errors.Is(err, refusal) || !tt.fails && err != nil {
+					t.Errorf("got %v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestNamesFollowTheNamespace(t *testing.T) {
+	s := newTestConnection(t)
+	s.SetNamespace("team-one")
+	watched := make(chan string)
+	watch := func(ctx context.Context, namespace string, tell func(api.NameDelta)) error {
+		watched <- namespace
+		if namespace == "forbidden" {
+			return io.ErrUnexpectedEOF
+		}
+		tell(api.NameDelta{Reset: true, Add: map[string][]string{namespace: {"web"}}})
+		watched <- "told"
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.followNames(ctx, watch) }()
+	for _, namespace := range []string{"team-one", "forbidden", "team-two"} {
+		if namespace != "team-one" {
+			if err := s.SetNamespace(namespace); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := <-watched; got != namespace {
+			t.Fatalf("watches %q, want %q", got, namespace)
+		}
+		if namespace == "forbidden" {
+			continue
+		}
+		<-watched
+		if got := s.names.matchable(); !slices.Equal(got, []string{namespace}) {
+			t.Errorf("knows %q, want %q", got, namespace)
+		}
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// still is a machine that takes what it is told.
+type still struct {
+	Network
+	links, zones int
+	others       []netip.Prefix // that other connections have reserved
+}
+
+func (n *still) Reserve(networks []netip.Prefix) []netip.Prefix {
+	for _, p := range networks {
+		if slices.ContainsFunc(n.others, p.Overlaps) {
+			return n.others
+		}
+	}
+	return nil
+}
+
+func (n *still) SetLink(context.Context, api.Link) (api.NetworkApplied, error) {
+	n.links++
+	return api.NetworkApplied{}, nil
+}
+
+func (n *still) SetZone(*dns.Zone) error {
+	n.zones++
+	return nil
+}
+
+// A right that the manager gets later shows in the status, though nothing changes on the machine.
+func TestStatusFollowsTheManagersRights(t *testing.T) {
+	s := newTestConnection(t)
+	machine := &still{}
+	s.cfg.Network = machine
+	state := api.ManagerState{DNSDomain: "cluster.local", DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, Missing: []string{"list services"}}
+	for _, want := range []string{"dialled as they are: the traffic manager lacks list services", "resolved by kubevpn"} {
+		s.handshake.handle(api.ControlMessage{State: &state})
+		if err := s.routes.apply(t.Context(), planned{}); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Status().Services; got != want {
+			t.Errorf("status says %q, want %q", got, want)
+		}
+		state.ResolvesVIPs, state.Missing = true, nil
+	}
+	if machine.links != 1 || machine.zones != 1 {
+		t.Errorf("the link was set %d times, the zone %d times", machine.links, machine.zones)
+	}
+}

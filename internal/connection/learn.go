@@ -1,0 +1,145 @@
+package connection
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"go4.org/netipx"
+	"golang.org/x/sync/errgroup"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/pkg/datapath/routable"
+	"kubevpn/pkg/host/route"
+)
+
+// This file collects what the plan is made from: what the manager tells, what the user's own rights show, and what this
+// machine can route.
+
+// learn adds what the user's own rights show to what the manager tells, if the manager lacks rights, and waits for the
+// names of Services.
+func (r *routes) learn(ctx context.Context, g *errgroup.Group) error {
+	state := r.view.load().state
+	if lacking(state) {
+		done := r.status.step("Finding the cluster's networks")
+		if err := r.learnOwn(ctx); err != nil {
+			return err
+		}
+		done("%d pod and %d Service networks by your own rights", len(r.own.Pods), len(r.own.Services))
+	}
+	if !state.ResolvesVIPs {
+		g.Go(func() error { return r.followNames(ctx, r.cluster.WatchServices) })
+	}
+	return r.names.await(ctx, r.log)
+}
+
+// lacking reports whether the manager lacks rights to tell all of the cluster's networks.
+func lacking(state api.ManagerState) bool {
+	return len(state.PodCIDRs) == 0 || len(state.ServiceCIDRs) == 0 ||
+		slices.ContainsFunc(state.Missing, func(m string) bool {
+			return strings.Contains(m, "nodes") || strings.Contains(m, "pods") || strings.Contains(m, "servicecidrs") || strings.Contains(m, "services")
+		})
+}
+
+func (r *routes) learnOwn(ctx context.Context) error {
+	own, err := r.cluster.CIDRs(ctx, r.namespace.load())
+	if err != nil {
+		return err
+	}
+	for _, c := range slices.Concat(own.Pods, own.Services) {
+		if c.Source.Guessed() {
+			r.status.warn(fmt.Sprintf("%v is %s: addresses outside of it need --extra-cidr", c.Prefix, c.Source))
+		}
+	}
+	r.own = own
+	return nil
+}
+
+// learnInner finds the inner networks that this machine can route: its own, and those of laptops that use others. It
+// leaves out a network that this machine uses, or in which it may reach other hosts: otherwise a user who avoids the
+// usual inner networks could make everybody route one that hosts use.
+func (r *routes) learnInner() {
+	v := r.view.load()
+	networks := slices.Concat(v.lease.Networks, v.state.InnerNetworks)
+	slices.SortFunc(networks, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
+	var inner []netip.Prefix
+	for _, p := range slices.Compact(networks) {
+		if !slices.Contains(v.lease.Networks, p) && !sharedInner(p) {
+			r.status.warn(fmt.Sprintf("laptops with an address in %v are not reached: other hosts may have addresses there", p))
+			continue
+		}
+		found, err := r.cfg.overlaps([]netip.Prefix{p}, r.device)
+		if err != nil {
+			r.log.Warn("looking for overlaps", "err", err)
+		}
+		if len(found) > 0 {
+			r.status.warn(fmt.Sprintf("laptops with an address in %v are not reached: %v", p, found[0]))
+			continue
+		}
+		inner = append(inner, p)
+	}
+	r.inner = inner
+	r.packets.steer(func(s *steering) { s.inner = inner })
+}
+
+// known returns everything that the plan depends on.
+func (r *routes) known() networks {
+	v := r.view.load()
+	n := networks{
+		Cluster: slices.Concat(networksOf(v.state), r.own.Pods, r.own.Services),
+		Extra:   r.cfg.Request.ExtraCIDRs,
+		Exclude: r.cfg.Request.ExcludeCIDRs,
+		Consent: r.cfg.Request.Consent.Networks,
+		Path:    slices.Clone(r.cluster.Addresses()),
+		Inner:   r.inner,
+		Overlaps: func(prefixes []netip.Prefix) ([]route.Overlap, error) {
+			return r.cfg.overlaps(prefixes, r.device)
+		},
+	}
+	if v.lease.Resolver.IsValid() {
+		n.Own = []netip.Addr{v.lease.Resolver}
+	}
+	for _, a := range r.applied.Upstreams {
+		// The machine's own nameservers still answer for other names. A network of the cluster may contain them.
+		n.Path = append(n.Path, a.Addr())
+	}
+	for _, a := range v.state.DNSServers {
+		if !a.IsLinkLocalUnicast() && !a.IsLoopback() { // a node-local cache: asked through the manager, not routed
+			n.DNS = append(n.DNS, a)
+		}
+	}
+	if vip := v.state.ProbeVIP.Addr(); vip.IsValid() {
+		n.VIPs = append(n.VIPs, vip)
+	}
+	return n
+}
+
+// networksOf returns the networks that the manager tells, each with its source.
+func networksOf(state api.ManagerState) (out []cluster.CIDR) {
+	add := func(prefixes, stated []netip.Prefix, statedBy, guessed cluster.Source) {
+		var known, rest netipx.IPSetBuilder
+		for _, p := range stated {
+			if p.IsValid() {
+				known.AddPrefix(p)
+				out = append(out, cluster.CIDR{Prefix: p.Masked(), Source: statedBy})
+			}
+		}
+		for _, p := range prefixes {
+			if p.IsValid() {
+				rest.AddPrefix(p)
+			}
+		}
+		rest.RemoveSet(routable.Set(&known))
+		for _, p := range routable.Set(&rest).Prefixes() {
+			out = append(out, cluster.CIDR{Prefix: p, Source: guessed})
+		}
+	}
+	add(state.PodCIDRs, state.StatedPodCIDRs, cluster.FromNodes, cluster.FromPods)
+	add(state.ServiceCIDRs, state.StatedServiceCIDRs, cluster.FromServiceCIDR, cluster.FromServices)
+	add(state.Ignored, nil, "", cluster.FromPods)
+	return out
+}

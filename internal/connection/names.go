@@ -1,0 +1,166 @@
+package connection
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/protocol/dns"
+)
+
+// namesTimeout limits how long a connection waits for the first list of Services.
+const namesTimeout = 2 * time.Second
+
+// source says who lists the names of Services.
+type source int
+
+const (
+	nobody      source = iota
+	fromUser           // the user's own rights: one namespace
+	fromManager        // the traffic manager: every namespace
+)
+
+// names is the index of the cluster's Services, and the namespaces in it. What the manager lists replaces what the user's
+// rights show. It is safe for concurrent use.
+type names struct {
+	index *dns.Index
+	told  chan struct{} // closed when somebody has listed names, or nobody will
+
+	mu         sync.Mutex
+	from       source
+	namespaces map[string]int // Services in each
+}
+
+func newNames() *names {
+	return &names{index: new(dns.Index), told: make(chan struct{}), namespaces: map[string]int{}}
+}
+
+// maxNames limits the index: Services and namespaces together.
+const maxNames = 128 << 10
+
+// apply takes a delta. It ignores one from a lesser source than an earlier one. It returns the number of names that it
+// left out, because they are invalid or too many.
+func (n *names) apply(from source, d api.NameDelta) (left int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if from < n.from {
+		return 0
+	}
+	n.from = from
+	if d.Reset {
+		clear(n.namespaces)
+	}
+	for ns, services := range d.Remove {
+		if n.namespaces[ns] -= len(services); n.namespaces[ns] <= 0 {
+			delete(n.namespaces, ns)
+		}
+	}
+	if d.Reset {
+		n.index.Apply(true, nil, nil)
+	}
+	room := maxNames - n.index.Len() - len(n.namespaces)
+	add := make(map[string][]string, len(d.Add))
+	for ns, services := range d.Add {
+		if !isLabel(ns) || len(services) == 0 || room < 2 {
+			left += len(services)
+			continue
+		}
+		if n.namespaces[ns] == 0 {
+			room--
+		}
+		valid := slices.DeleteFunc(slices.Clone(services), func(name string) bool { return !isLabel(name) })
+		add[ns] = valid[:min(len(valid), room)]
+		room -= len(add[ns])
+		left += len(services) - len(add[ns])
+		n.namespaces[ns] += len(add[ns])
+	}
+	n.index.Apply(false, add, d.Remove)
+	n.tell()
+	return left
+}
+
+// isLabel reports whether name is valid for a Service or a namespace.
+func isLabel(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
+
+// giveUp ends the wait for names: nobody may list them.
+func (n *names) giveUp() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.tell()
+}
+
+// tell closes told. The caller holds mu.
+func (n *names) tell() {
+	select {
+	case <-n.told:
+	default:
+		close(n.told)
+	}
+}
+
+// known returns who has listed names.
+func (n *names) known() source {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.from
+}
+
+// matchable returns the namespaces that a resolver with a server per link may match as if they were top-level domains
+// (web.default). It leaves out those with the name of a public or a private top-level domain, whose other names would
+// then go to this resolver.
+func (n *names) matchable() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := slices.Sorted(maps.Keys(n.namespaces))
+	return slices.DeleteFunc(all, dns.ClaimsTLD)
+}
+
+// await waits until names are known, so that short names resolve from the first moment. The manager lists them right
+// after its hello. After namesTimeout the connection continues without them.
+func (n *names) await(ctx context.Context, log *slog.Logger) error {
+	timer := time.NewTimer(namesTimeout)
+	defer timer.Stop()
+	select {
+	case <-n.told:
+	case <-timer.C:
+		log.Warn("the names of Services are not known yet", "waited", namesTimeout)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// followNames lists the Services of the connection's namespace with the user's own rights, until ctx ends. It follows
+// changes of the namespace.
+func (s *shared) followNames(ctx context.Context, watch func(context.Context, string, func(api.NameDelta)) error) error {
+	for {
+		namespace, changed := s.namespace.get()
+		of, cancel := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			err := watch(of, namespace, func(d api.NameDelta) {
+				s.names.apply(fromUser, d)
+				s.changed.raise()
+			})
+			s.names.giveUp()
+			if err != nil && of.Err() == nil {
+				s.status.warn("Services in " + namespace + " have no short names: " + err.Error())
+			}
+		})
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		cancel()
+		wg.Wait()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package connection
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// A short name that is asked for as soon as it says "Connected" must not go where outside names go.
+func TestShortNamesAreAwaited(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		tell func(*names)
+		want time.Duration
+	}{
+		{"told", func(n *names) { n.apply(fromManager, api.NameDelta{Reset: true}) }, time.Second},
+		{"nobody_may_tell", (*names).giveUp, time.Second},
+		{"not_told", func(*names) {}, namesTimeout},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newTestConnection(t)
+				time.AfterFunc(time.Second, func() { tt.tell(s.names) })
+				start := time.Now()
+				if err := s.names.await(t.Context(), s.log); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(start); took != tt.want {
+					t.Errorf("waited %v, want %v", took, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// A traffic manager cannot fill the laptop's memory with names, in whichever way it adds and removes them.
+func TestNamesAreBounded(t *testing.T) {
+	many := func(prefix string, n int) []string {
+		all := make([]string, n)
+		for i := range all {
+			all[i] = fmt.Sprintf("%s-%d", prefix, i)
+		}
+		return all
+	}
+	n := newNames()
+	left := 0
+	for i := range 30 {
+		ns := fmt.Sprintf("ns-%d", i)
+		left += n.apply(fromManager, api.NameDelta{Add: map[string][]string{ns: many(ns, 10_000)}})
+		n.apply(fromManager, api.NameDelta{Remove: map[string][]string{ns: many("absent", 10_000)}})
+	}
+	for i := range 2 * maxNames {
+		ns := fmt.Sprintf("twice-%d", i)
+		left += n.apply(fromManager, api.NameDelta{Add: map[string][]string{ns: {"x", "x"}}})
+		n.apply(fromManager, api.NameDelta{Remove: map[string][]string{ns: {"x"}}})
+	}
+	if held := n.index.Len() + len(n.namespaces); held > maxNames || left == 0 {
+		t.Errorf("%d names are held, %d were left out, want at most %d", held, left, maxNames)
+	}
+	if left := n.apply(fromManager, api.NameDelta{Reset: true, Add: map[string][]string{"shop": {"cart", "Not\x1b[2J", ""}, "../x": {"y"}}}); left != 3 {
+		t.Errorf("%d names were left out, want 3, which are none", left)
+	}
+	if !n.index.Has("shop", "cart") || n.index.Len() != 1 {
+		t.Errorf("after a reset the index has %d names", n.index.Len())
+	}
+}

@@ -1,0 +1,105 @@
+package connection
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/publicsuffix"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/routable"
+	"kubevpn/pkg/host/osdns"
+)
+
+// This file checks what the traffic manager says, because it decides where this machine's packets and names go.
+
+// accept returns state without the parts that the connection does not use. A public domain needs the user's consent:
+// without it a first hello fails, and later the connection keeps its domain.
+func (h *handshake) accept(state api.ManagerState) (api.ManagerState, error) {
+	v := h.view.load()
+	before, running := v.state.DNSDomain, v.hello != nil
+	domain := strings.ToLower(strings.Trim(state.DNSDomain, "."))
+	switch {
+	case domain == "":
+	case osdns.CheckDomain("x.x."+domain) != nil: // CheckDomain rejects public suffixes, hence the labels: publicDomain finds those
+		h.status.warn(fmt.Sprintf("the traffic manager's cluster domain %.80q is not a domain name", state.DNSDomain))
+		domain = before
+	case publicDomain(domain) && domain != h.cfg.Request.Consent.Domain:
+		if !running {
+			err := api.Errorf(api.ExitConsent, "the cluster's domain is %s, so that names of the Internet below it would be resolved by the cluster", domain).
+				WithHint("A cluster's domain is usually its own: cluster.local.")
+			err.Needs = &api.Consent{Domain: domain}
+			return api.ManagerState{}, err
+		}
+		h.status.warn(fmt.Sprintf("the traffic manager now says that the cluster's domain is %s: it stays %q; connect again to be asked", domain, before))
+		domain = before
+	}
+	state.DNSDomain = domain
+	state.InnerNetworks = slices.DeleteFunc(slices.Clone(state.InnerNetworks), func(p netip.Prefix) bool {
+		if !innerNetwork(p) {
+			h.status.warn(fmt.Sprintf("laptops with an address in %v are not reached: it is not a network for laptops", p))
+			return true
+		}
+		return false
+	})
+	return state, nil
+}
+
+// publicDomain reports whether names below domain may be the Internet's. The domain is in lower case, without dots at its
+// ends.
+func publicDomain(domain string) bool {
+	top := domain[strings.LastIndexByte(domain, '.')+1:]
+	// Some top-level domains only have a rule for everything below them.
+	return slices.ContainsFunc([]string{domain, top, "x." + top}, func(d string) bool {
+		_, icann := publicsuffix.PublicSuffix(d)
+		return icann
+	})
+}
+
+// The widest networks that a manager's laptops share, in bits.
+const (
+	inner4 = 16
+	inner6 = 48
+)
+
+// innerNetwork reports whether a manager may give laptops addresses of p.
+func innerNetwork(p netip.Prefix) bool {
+	bits := inner4
+	if p.Addr().Is6() {
+		bits = inner6
+	}
+	return p.IsValid() && p.Masked() == p && p.Bits() >= bits &&
+		slices.ContainsFunc(routable.Inner(), func(s netip.Prefix) bool { return s.Contains(p.Addr()) && s.Bits() <= p.Bits() })
+}
+
+// checkLease returns an error if the addresses of a lease cannot be this laptop's.
+func checkLease(l api.Lease) error {
+	reject := func(format string, args ...any) error {
+		return api.Errorf(api.ExitIncompatible, "the traffic manager leases this laptop "+format, args...).
+			WithHint("Nothing of it is used. `kubevpn connect --upgrade` replaces a traffic manager that is broken; ask an admin who installed this one.")
+	}
+	for _, p := range l.Networks {
+		if !innerNetwork(p) {
+			return reject("the network %v, which is not one for laptops (at most a /%d or /%d of %v)", p, inner4, inner6, routable.Inner())
+		}
+	}
+	family := map[bool]bool{}
+	for _, a := range l.Addrs {
+		if family[a.Is4()] {
+			return reject("%v: two addresses of one family", l.Addrs)
+		}
+		family[a.Is4()] = true
+		if !slices.ContainsFunc(l.Networks, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			return reject("the address %v, which is not in the networks %v of the lease", a, l.Networks)
+		}
+	}
+	r := l.Resolver
+	if r.IsValid() && (!r.Is4() || slices.Contains(l.Addrs, r) || !slices.ContainsFunc(l.Networks, func(p netip.Prefix) bool {
+		return p.Contains(r) && slices.ContainsFunc(l.Addrs, p.Contains)
+	})) {
+		return reject("the resolver %v, which is not another address of its network (%v)", r, l.Networks)
+	}
+	return nil
+}

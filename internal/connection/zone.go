@@ -1,0 +1,85 @@
+package connection
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/host/osdns"
+	"kubevpn/pkg/protocol/dns"
+)
+
+// zone has the machine's resolver answer for the cluster's names. The goroutine of routes uses it.
+type zone struct {
+	*shared
+	nameservers *dns.Nameservers // cluster DNS, through the tunnel
+	servers     []netip.AddrPort // as nameservers has them
+	applied     dns.Zone         // as the machine's resolver has it
+
+	// serve answers DNS at an address inside the tunnel until stop is called; nil before there is a netstack.
+	serve func(at netip.Addr) (stop func(), err error)
+	at    netip.Addr // where it does so now
+	stop  func()
+}
+
+func newZone(s *shared, dial func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)) *zone {
+	return &zone{shared: s, nameservers: dns.NewNameservers(dns.NameserversConfig{Name: s.cluster.ID(), Dial: dial, Logger: s.log})}
+}
+
+// serveAt moves the answers to the resolver's address, which a new lease may have changed.
+func (z *zone) serveAt(resolver netip.Addr) error {
+	if z.serve == nil || z.at == resolver {
+		return nil
+	}
+	stop, err := z.serve(resolver)
+	if err != nil {
+		return err
+	}
+	if z.stop != nil {
+		z.stop()
+	}
+	z.at, z.stop = resolver, stop
+	return nil
+}
+
+// domains returns the match and search domains for a resolver with a server per link, and the number of namespaces that
+// it leaves out.
+func (z *zone) domains(domain string, reverse []netip.Prefix) (match, search []string, left int) {
+	if domain == "" {
+		return nil, nil, 0
+	}
+	match, left = matchDomains(domain, reverseDomains(reverse), z.names.matchable())
+	search = []string{z.namespace.load() + ".svc." + domain, "svc." + domain, domain}
+	// The helper rejects some domains, for example public suffixes. One of them must not keep it from the others.
+	rejected := func(d string) bool { return osdns.CheckDomain(d) != nil }
+	return slices.DeleteFunc(match, rejected), slices.DeleteFunc(search, rejected), left
+}
+
+// set tells the machine's resolver which names are this cluster's, if that has changed.
+func (z *zone) set(state api.ManagerState, reverse []netip.Prefix) error {
+	if state.DNSDomain == "" || len(state.DNSServers) == 0 {
+		z.status.warn("the traffic manager's pod has no cluster DNS: names of the cluster do not resolve")
+		z.applied = dns.Zone{}
+		return z.cfg.Network.SetZone(nil)
+	}
+	servers := make([]netip.AddrPort, len(state.DNSServers))
+	for i, a := range state.DNSServers {
+		servers[i] = netip.AddrPortFrom(a, 53)
+	}
+	if !slices.Equal(servers, z.servers) { // SetAddrs forgets the sockets, and which server was silent
+		z.servers = servers
+		z.nameservers.SetAddrs(servers)
+	}
+	next := dns.Zone{Domain: state.DNSDomain, Namespace: z.namespace.load(), Reverse: reverse, Cluster: z.nameservers}
+	if z.names.known() != nobody {
+		next.Services = z.names.index
+	}
+	if reflect.DeepEqual(next, z.applied) {
+		return nil
+	}
+	z.applied = next
+	return z.cfg.Network.SetZone(&next)
+}

@@ -1,0 +1,87 @@
+package daemon
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"os/user"
+	"strings"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/connection"
+	"kubevpn/internal/intercept"
+)
+
+// Factory makes connections and intercepts. NewFactory returns the real one, tests have others. Its methods may be called
+// concurrently.
+type Factory interface {
+	// ConnectionID returns the same ID for every kubeconfig of one cluster.
+	ConnectionID(kubeconfig []byte) (string, error)
+	// NewConnection does no I/O and starts no goroutine.
+	NewConnection(cfg connection.Config) (Connection, error)
+	// Workload returns the one name of a workload, which users may name in several ways: "deployment/web" for "deploy/web".
+	Workload(ctx context.Context, account api.ConnectRequest, name string) (string, error)
+	// NewIntercept does no I/O and starts no goroutine. It completes cfg: the requests come by way of c, and the workload is
+	// changed with the rights of account.
+	NewIntercept(account api.ConnectRequest, c Connection, cfg intercept.Config) (Intercept, error)
+}
+
+// Connection is one connection to a cluster. Run is called once; the other methods may be called at any time,
+// concurrently, also after Run has returned.
+type Connection interface {
+	intercept.Session
+	// Cluster is the API of the cluster, with the rights of the user who connected.
+	Cluster() *cluster.Cluster
+	// Run makes the connection and keeps it until ctx ends or it cannot be kept; it cleans up before it returns.
+	Run(ctx context.Context) error
+	// Connected is closed once probes have shown that the connection works. It stays closed.
+	Connected() <-chan struct{}
+	// SetNamespace changes the namespace in which short names are looked up first.
+	SetNamespace(namespace string) error
+	// SetCredential replaces the credential that the user's credential plugin returned. It interrupts nothing.
+	SetCredential(credential *api.Credential) error
+	// Upgrade replaces the traffic manager with one that runs the image, unless it does already, and moves the connection,
+	// which must be connected, to it.
+	Upgrade(ctx context.Context, image string, progress func(api.Event)) error
+}
+
+// Intercept is one workload whose requests come to this laptop. Run is called once; the other methods may be called at
+// any time, concurrently, also after Run has returned.
+type Intercept interface {
+	// Run makes the intercept and keeps it until ctx ends or it cannot be kept; the intercept is removed when Run returns.
+	Run(ctx context.Context) error
+	// Begun is closed once requests were seen to arrive, or will arrive as soon as the workload has a pod. It stays closed.
+	Begun() <-chan struct{}
+	// Status returns a snapshot; it does not block.
+	Status() api.Intercept
+}
+
+// Owner is the user and machine that hold the intercepts of a daemon.
+type Owner struct {
+	Name string            // "ann@laptop": other developers see it, and it proves nothing
+	Key  *ecdsa.PrivateKey // P-256: proves ownership
+}
+
+// keyHash is how others identify the owner's key.
+func (o Owner) keyHash() (string, error) {
+	der, err := x509.MarshalPKIXPublicKey(&o.Key.PublicKey)
+	if err != nil {
+		return "", fmt.Errorf("hashing the owner's key: %w", err)
+	}
+	return api.KeyHash(der), nil
+}
+
+// NewOwner returns the owner with that key, and the name of this user and machine.
+func NewOwner(key *ecdsa.PrivateKey) Owner {
+	name, host := fmt.Sprint(os.Getuid()), "localhost"
+	if u, err := user.Current(); err == nil {
+		name = u.Username[strings.LastIndexByte(u.Username, '\\')+1:] // Windows has DOMAIN\user
+	}
+	if h, err := os.Hostname(); err == nil {
+		host = h
+	}
+	return Owner{Name: name + "@" + host, Key: key}
+}

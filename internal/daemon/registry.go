@@ -1,0 +1,195 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// runner is a task with the function that runs it: a *connectionTask or an *interceptTask.
+type runner interface {
+	comparable
+	base() *task
+	// run blocks until ctx ends or the task cannot go on, and cleans up before it returns. It returns nil only if ctx ended.
+	run(ctx context.Context) error
+}
+
+// registry owns the tasks of one kind, each under its key. A request starts a task or joins the one under its key:
+//
+//	          obtain                  run returns an error
+//	(absent) ───────▶ starting ─────────────────────────────▶ (absent); the error is the answer
+//	                     │ ready
+//	                     ▼            run returns an error
+//	                  active ───────────────────────────────▶ failed ── obtain, end ─▶ (absent)
+//	                     │ release, end
+//	                     ▼
+//	                  ending ── run has returned ─▶ (absent)
+//
+// A task that a request started ends with its last waiter unless retain was called, so that Ctrl-C leaves nothing behind.
+type registry[K comparable, T runner] struct {
+	ended func() // called with mu held after a task has ended; may be nil
+
+	mu    sync.Mutex
+	tasks map[K]T
+	group sync.WaitGroup // the goroutines of the tasks
+}
+
+// obtain returns the task under key with a waiter added, and whether the request joins it. choose is called with mu held.
+// current is the task that runs under the key, or the zero T. choose returns current to join it, or a new task, which obtain
+// starts. If choose returns a channel, obtain waits until that is closed and calls choose again.
+func (r *registry[K, T]) obtain(
+	ctx context.Context, key K, choose func(current T) (chosen T, busy <-chan struct{}, err error),
+) (t T, joined bool, err error) {
+	for {
+		t, joined, busy, err := r.tryObtain(key, choose)
+		if busy == nil {
+			return t, joined, err
+		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return t, false, context.Cause(ctx)
+		}
+	}
+}
+
+// tryObtain is one round of obtain.
+func (r *registry[K, T]) tryObtain(
+	key K, choose func(T) (T, <-chan struct{}, error),
+) (t T, joined bool, busy <-chan struct{}, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var none T
+	current := r.tasks[key]
+	if current != none {
+		switch c := current.base(); {
+		case c.failed != nil:
+			current = none
+		case c.ending:
+			return none, false, c.done, nil
+		}
+	}
+	chosen, busy, err := choose(current)
+	if busy != nil || err != nil {
+		return none, false, busy, err
+	}
+	b := chosen.base()
+	b.waiters++
+	if chosen == current {
+		return chosen, true, nil, nil
+	}
+	ctx, cancel := context.WithCancelCause(context.Background()) // the task outlives the request
+	b.cancel = cancel
+	r.tasks[key] = chosen
+	r.group.Go(func() { r.run(ctx, key, chosen) })
+	return chosen, false, nil, nil
+}
+
+// run runs a task, and then removes it, or keeps it as failed so that `status` can report why it ended.
+func (r *registry[K, T]) run(ctx context.Context, key K, t T) {
+	b := t.base()
+	b.logger.Info(b.kind + " begins")
+	r.group.Go(func() { // no request waits for later events
+		select {
+		case <-b.ready:
+			b.events.close()
+		case <-ctx.Done():
+		}
+	})
+	err := t.run(ctx)
+	if ctx.Err() != nil {
+		if err != nil && !errors.Is(err, context.Canceled) {
+			b.logger.Warn(b.kind+" ended with an error", "err", err)
+		}
+		err = context.Cause(ctx)
+	}
+	b.logger.Info(b.kind+" ended", "reason", err)
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b.err = err
+	if requested := errors.Is(err, errStopped) || errors.Is(err, errReplaced); requested || !b.wasReady() {
+		delete(r.tasks, key)
+	} else {
+		b.failed = api.AsError(err)
+	}
+	b.events.close()
+	b.cancel(nil)
+	close(b.done)
+	if r.ended != nil {
+		r.ended()
+	}
+}
+
+// retain makes tasks stay when they have no waiters.
+func (r *registry[K, T]) retain(ts ...T) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range ts {
+		t.base().kept = true
+	}
+}
+
+// release removes a waiter from each task. It ends the tasks that have no waiters left and are not retained, and returns
+// them. Zero values in ts are ignored.
+func (r *registry[K, T]) release(ts ...T) (abandoned []T) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var none T
+	for _, t := range ts {
+		if t == none {
+			continue
+		}
+		b := t.base()
+		b.waiters--
+		if b.waiters == 0 && !b.kept && !isClosed(b.done) {
+			b.end(errStopped)
+			abandoned = append(abandoned, t)
+		}
+	}
+	return abandoned
+}
+
+// end cancels tasks and removes those that have failed. It does not wait: await does.
+func (r *registry[K, T]) end(cause error, ts ...T) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range ts {
+		if b := t.base(); b.failed == nil {
+			b.end(cause)
+			continue
+		}
+		maps.DeleteFunc(r.tasks, func(_ K, other T) bool { return other == t })
+	}
+}
+
+// await waits until nothing is left of the tasks, at most timeout for all of them, and returns the ones that have not ended.
+func (r *registry[K, T]) await(timeout time.Duration, ts ...T) (late []T) {
+	deadline := time.Now().Add(timeout)
+	for _, t := range ts {
+		if b := t.base(); !b.await(time.Until(deadline)) {
+			b.logger.Error("the "+b.kind+" did not end in time", "timeout", timeout)
+			late = append(late, t)
+		}
+	}
+	return late
+}
+
+// list returns the tasks that want accepts, in the order of compare.
+func (r *registry[K, T]) list(want func(T) bool, compare func(a, b T) int) []T {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []T
+	for _, t := range r.tasks {
+		if want(t) {
+			out = append(out, t)
+		}
+	}
+	slices.SortFunc(out, compare)
+	return out
+}

@@ -1,0 +1,149 @@
+package dev
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"kubevpn/internal/podenv"
+	"kubevpn/pkg/host/sandbox"
+)
+
+// guard keeps volumes out of places that decide what this machine's programs execute, and out of its user's own: the paths and
+// the content of volumes are the cluster's.
+type guard struct {
+	own  []place
+	over []string // where the user allows it, by the pod's paths
+}
+
+// place is a directory, without symbolic links, in or over which no volume may be mounted, and why.
+type place struct{ dir, why string }
+
+const whySystem = "this machine's programs and their configuration are there"
+
+// system are directories of which programs are made. Nothing in them comes from a volume.
+var system = []string{"/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/sbin", "/snap", "/sys", "/usr"}
+
+// startup are directories in /etc that programs look into wherever they exist.
+var startup = []string{"bash_completion.d", "fish", "ld.so.conf.d", "perl", "profile.d", "ssh", "xdg", "zsh"}
+
+// newGuard takes the environment of this machine, and the paths that the user allows.
+func newGuard(local, over []string) (*guard, error) {
+	g := &guard{over: over}
+	const home = "it is your home directory"
+	if u, err := user.Current(); err == nil { // ssh does not ask HOME; who is in no database has HOME alone
+		g.own = append(g.own, place{u.HomeDir, home})
+	}
+	for _, e := range local {
+		switch name, value, _ := strings.Cut(e, "="); name {
+		case "HOME":
+			g.own = append(g.own, place{value, home})
+		case "PATH":
+			for _, dir := range filepath.SplitList(value) {
+				g.own = append(g.own, place{dir, "this machine's programs are there (PATH)"})
+			}
+		}
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	g.own = append(g.own, place{here, "it is the working directory"})
+	g.own = slices.DeleteFunc(g.own, func(p place) bool { return !path.IsAbs(p.dir) || path.Clean(p.dir) == "/" })
+	for n, p := range g.own {
+		if g.own[n].dir, _, err = sandbox.Locate(path.Clean(p.dir)); err != nil {
+			return nil, err
+		}
+	}
+	return g, nil
+}
+
+// shown are mounts as the sandbox takes them. Those that are not to be made are left out and named.
+func (g *guard) shown(mounts []podenv.Mount, volumes []podenv.Volume, warn func(string)) []sandbox.Mount {
+	var all []sandbox.Mount
+	for _, m := range mounts {
+		if m.Path == "/" || m.Path == "/proc" || strings.HasPrefix(m.Path, "/proc/") {
+			warn(fmt.Sprintf("volume %s at %s: nothing can be mounted there", m.Volume, m.Path))
+			continue
+		}
+		if why := g.refuses(m, isFile(m, volumes), all); why != "" {
+			warn(fmt.Sprintf("omitting volume %s at %s: %s; --mount-over %s mounts it", m.Volume, m.Path, why, m.Path))
+			continue
+		}
+		one := sandbox.Mount{Path: m.Path, Source: m.Source, ReadOnly: m.ReadOnly}
+		if m.Source == "" {
+			one.Volume, one.SubPath = m.Volume, m.SubPath
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// isFile reports whether a mount shows one file.
+func isFile(m podenv.Mount, volumes []podenv.Volume) bool {
+	if m.Source != "" {
+		info, err := os.Stat(m.Source)
+		return err == nil && !info.IsDir() // what is not there cannot be mounted
+	}
+	return slices.ContainsFunc(volumes, func(v podenv.Volume) bool {
+		return v.Name == m.Volume && slices.ContainsFunc(v.Files, func(f podenv.File) bool { return f.Path == m.SubPath })
+	})
+}
+
+// refuses says why a mount, which comes after those before, is not to be made; "" if it is.
+func (g *guard) refuses(m podenv.Mount, file bool, before []sandbox.Mount) string {
+	if slices.ContainsFunc(g.over, func(o string) bool { return within(m.Path, o) }) {
+		return ""
+	}
+	at, inside := m.Path, ""
+	for _, outer := range before {
+		if outer.Source != "" && within(m.Path, outer.Path) { // a link in that directory may lead anywhere
+			at, inside = path.Join(outer.Source, strings.TrimPrefix(m.Path, outer.Path)), outer.Source
+		}
+	}
+	real, missing, err := sandbox.Locate(at)
+	if err != nil {
+		return err.Error()
+	}
+	if inside != "" {
+		if source, _, err := sandbox.Locate(inside); err == nil && within(real, source) {
+			return ""
+		}
+	}
+	for _, own := range g.own {
+		if within(real, own.dir) || within(own.dir, real) {
+			return own.why
+		}
+	}
+	return refusesSystem(real, missing, file)
+}
+
+// refusesSystem is refuses for the directories of every machine. In /etc and /opt there may be new directories: those of
+// applications that this machine does not have.
+func refusesSystem(real string, missing int, file bool) string {
+	if slices.ContainsFunc(system, func(dir string) bool { return within(real, dir) }) && !within(real, "/dev/shm") {
+		return whySystem
+	}
+	elements := strings.Split(strings.TrimPrefix(real, "/"), "/")
+	if top := elements[0]; top != "etc" && top != "opt" {
+		return ""
+	}
+	switch {
+	case len(elements) == 1, missing < len(elements)-1, missing == 0:
+		return "this machine has it, or the directory that it is in"
+	case missing == 1 && file:
+		return "this machine's programs may read it as their own"
+	case slices.Contains(startup, elements[1]):
+		return whySystem
+	}
+	return ""
+}
+
+// within reports whether a path is dir or below it.
+func within(name, dir string) bool {
+	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
+}

@@ -1,0 +1,140 @@
+package dev
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"kubevpn/internal/podenv"
+)
+
+// hostile is podOf with variables and mounts that an attacker chose, of a ConfigMap that the attacker wrote.
+func hostile(t *testing.T, env []corev1.EnvVar, paths ...string) *corev1.Pod {
+	t.Helper()
+	pod := podOf(t)
+	c := &pod.Spec.Containers[0]
+	c.Env = env
+	c.VolumeMounts = nil
+	for _, path := range paths {
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "settings", MountPath: path, SubPath: "color"})
+	}
+	return pod
+}
+
+// A pod's variables do not decide what a program of this machine executes.
+func TestProgramKeepsVariablesThatRunCode(t *testing.T) {
+	env := []corev1.EnvVar{
+		{Name: "BASH_ENV", Value: "/srv/evil"}, {Name: "BASH_FUNC_ls%%", Value: "() { evil; }"}, {Name: "HOME", Value: "/srv/evil"},
+		{Name: "LD_PRELOAD", Value: "/srv/evil.so"}, {Name: "NODE_OPTIONS", Value: "--require=/srv/evil"}, {Name: "COLOR", Value: "blue"},
+	}
+	r := prepared(t, fake.NewClientset(settings("blue"), kubernetesService), "exec env", func(c *Config) {
+		c.Pod, c.Local = hostile(t, env), []string{"PATH=" + os.Getenv("PATH"), "HOME=/home/ann"}
+	})
+	if status, err := r.Run(t.Context()); err != nil || status.Code != 0 {
+		t.Fatalf("%+v, %v", status, err)
+	}
+	said := r.said(t)
+	if strings.Contains(said, "evil") || !strings.Contains(said, "HOME=/home/ann\n") || !strings.Contains(said, "COLOR=blue\n") {
+		t.Errorf("the program's environment:\n%s", said)
+	}
+}
+
+// A pod's volumes hide neither what this machine executes nor what a user keeps at home.
+func TestProgramKeepsFilesOfTheMachine(t *testing.T) {
+	home := t.TempDir()
+	key := filepath.Join(home, ".ssh", "id")
+	if err := os.Mkdir(filepath.Dir(key), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(key, []byte("mine\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	paths := []string{"/usr/bin/kubevpn-test-evil", "/etc/ld.so.preload", "/etc/hosts", key}
+	r := prepared(t, fake.NewClientset(settings("evil"), kubernetesService), "cat "+strings.Join(paths, " ")+" 2>/dev/null; cat /srv/kubevpn-test/x", func(c *Config) {
+		c.Pod, c.Local = hostile(t, nil, append(paths, "/srv/kubevpn-test/x")...), []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home}
+	})
+	if status, err := r.Run(t.Context()); err != nil || status.Code != 0 {
+		t.Fatalf("%+v, %v: %s", status, err, r.said(t))
+	}
+	if said := r.said(t); strings.Count(said, "evil") != 1 || !strings.HasSuffix(said, "mine\nevil") {
+		t.Errorf("the program reads:\n%s", said)
+	}
+	close(r.warned)
+	var warned []string
+	for text := range r.warned {
+		warned = append(warned, text)
+	}
+	for _, path := range paths {
+		if !strings.Contains(strings.Join(warned, "\n")+"\n", "; --mount-over "+path+" mounts it\n") {
+			t.Errorf("no word of --mount-over %s in %q", path, warned)
+		}
+	}
+}
+
+func TestGuard(t *testing.T) {
+	dir := t.TempDir()
+	home, app, links, here := filepath.Join(dir, "home"), filepath.Join(dir, "app", "bin"), filepath.Join(dir, "links"), filepath.Join(dir, "here", "src")
+	for _, made := range []string{home, app, links, here} {
+		if err := os.MkdirAll(made, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, to := range map[string]string{filepath.Join(links, "home"): home, filepath.Join(links, "etc"): "/etc", filepath.Join(home, "link"): "/etc"} {
+		if err := os.Symlink(to, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(here)
+	g, err := newGuard([]string{"PATH=relative:/usr/bin:" + app + "::" + filepath.Join(dir, "not-there", "bin"), "HOME=" + filepath.Join(links, "home")}, []string{"/usr/share/web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	volumes := []podenv.Volume{{Name: "v", Files: []podenv.File{{Path: "file"}, {Path: "dir/file"}}}, {Name: "empty", Empty: true}}
+	for _, tt := range []struct {
+		path, sub string
+		shown     bool
+	}{
+		{"/var/run/secrets/kubernetes.io/serviceaccount", "", true}, {"/etc/kubevpn-test", "", true}, {"/etc/kubevpn-test/conf/app.yaml", "file", true},
+		{"/etc/kubevpn-test", "dir", true}, {"/app", "", true}, {"/config/app.yaml", "file", true}, {"/data", "", true}, {"/opt/kubevpn-test", "", true},
+		{"/var/tmp", "", true}, {"/var/log", "", true}, {"/run", "", true}, {"/dev/shm", "", true}, {"/usr/share/web/html", "", true},
+
+		{"/usr", "", false}, {"/usr/bin", "", false}, {"/usr/bin/kubevpn-test", "file", false}, {"/bin/kubevpn-test", "file", false}, {"/lib/kubevpn-test", "", false},
+		{"/usr/share/website", "", false}, {"/usr/local/lib/python3.11/sitecustomize.py", "file", false}, {"/dev/kubevpn-test", "file", false}, {"/sys/x", "", false},
+		{"/etc", "", false}, {"/etc/ld.so.preload", "file", false}, {"/etc/gitconfig", "file", false}, {"/etc/passwd", "file", false}, {"/etc/profile.d/x.sh", "file", false},
+		{"/etc/ssl/certs/kubevpn-test.pem", "file", false}, {"/etc/fish", "", false}, {"/opt", "", false}, {"/opt/kubevpn-test", "file", false},
+		{home, "", false}, {home + "/.ssh", "", false}, {home + "/.config/x/y", "", false}, {links + "/home/.ssh/config", "file", false}, {dir, "", false},
+		{links + "/etc/kubevpn-test.conf", "file", false},
+		{app, "", false}, {app + "/tool", "file", false}, {filepath.Dir(app), "", false}, {filepath.Join(dir, "not-there"), "", false},
+		{here + "/Makefile", "file", false}, {filepath.Dir(here), "", false},
+	} {
+		t.Run(tt.path+" "+tt.sub, func(t *testing.T) {
+			warned := ""
+			got := g.shown([]podenv.Mount{{Path: tt.path, Volume: "v", SubPath: tt.sub}}, volumes, func(s string) { warned = s })
+			if shown := len(got) == 1; shown != tt.shown || shown != (warned == "") {
+				t.Errorf("%+v, warned %q", got, warned)
+			}
+		})
+	}
+	t.Run("a link in a directory of this machine", func(t *testing.T) {
+		var warned []string
+		got := g.shown([]podenv.Mount{{Path: "/data", Volume: "disk", Source: links}, {Path: "/data/etc/kubevpn-test.conf", Volume: "v", SubPath: "file"},
+			{Path: "/data/in", Volume: "v"}, {Path: "/more", Volume: "home", Source: home}, {Path: "/more/in", Volume: "v"}}, volumes, func(s string) { warned = append(warned, s) })
+		if len(got) != 4 || len(warned) != 1 || !strings.Contains(warned[0], "/data/etc/kubevpn-test.conf") {
+			t.Errorf("%+v, warned %q", got, warned)
+		}
+	})
+}
+
+// A machine need not have /opt.
+func TestMountAtAMissingSystemDirectoryIsRefused(t *testing.T) {
+	if why := refusesSystem("/opt", 1, false); why == "" {
+		t.Error("a volume is mounted at /opt")
+	}
+	if why := refusesSystem("/opt/kubevpn-test", 2, false); why != "" {
+		t.Errorf("a new directory in it is refused: %s", why)
+	}
+}

@@ -1,0 +1,317 @@
+package dev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/docker"
+	"kubevpn/internal/podenv"
+	"kubevpn/internal/workloads"
+	"kubevpn/pkg/host/sandbox"
+)
+
+// Mode says where the program runs.
+type Mode int
+
+const (
+	OnMachine Mode = iota // with this machine's network, which the daemon connects
+	Isolated              // with a network of its own, which this process connects
+	InDocker              // in containers of this machine's Docker Engine, which this process connects
+)
+
+// Options are what the user asks for.
+type Options struct {
+	Mode Mode
+	Args []string // the program and its arguments; none in Docker
+	Init []string // as sandbox.Config has it
+
+	Environ   []string          // this machine's environment
+	Env       []string          // NAME=VALUE that wins over the container's
+	FromPod   []string          // names of variables that have the pod's value in any case
+	Volumes   map[string]string // directories of this machine that stand for volumes of the pod
+	MountOver []string          // paths at which volumes may hide what the machine needs
+
+	Stdin, Stdout, Stderr *os.File
+
+	Show  func(api.Event) // shows progress and warnings; Run calls it from one goroutine at a time
+	Quiet func()          // is called when the terminal is the program's
+
+	Docker docker.Config // in Docker: what the user asks for; Run fills in the rest
+}
+
+// Target is the workload that the program stands for, and how its cluster is connected.
+type Target struct {
+	Cluster   *cluster.Cluster
+	Namespace string
+	Workload  string // TYPE/NAME
+	Container string // empty: the workload's default
+
+	// Hold has the daemon keep the connection, and requests if the program gets any, until ctx ends. An event with Held says
+	// that they are there.
+	Hold func(ctx context.Context, on func(api.Event)) error
+	// Connect does the same in this process, for the network of place. It calls ready when programs may start.
+	Connect func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error
+}
+
+// Runner runs one program as a container of a workload would run.
+type Runner struct {
+	Options
+	target Target
+}
+
+// New checks whether this machine can run the program, before anything is started for it. Errors are *api.Error.
+func New(ctx context.Context, o Options) (*Runner, error) {
+	if o.Mode == InDocker {
+		engine, err := docker.Find(ctx)
+		if err != nil {
+			return nil, err
+		}
+		o.Docker.Engine = engine
+	} else if err := sandbox.Allowed(o.Mode == Isolated); err != nil {
+		return nil, notAllowed(err, o.Mode)
+	}
+	var mu sync.Mutex
+	show := o.Show
+	o.Show = func(e api.Event) { // events of the connection come beside those of the program
+		mu.Lock()
+		defer mu.Unlock()
+		show(e)
+	}
+	return &Runner{Options: o}, nil
+}
+
+// Run runs the program and returns its exit code. The end of ctx stops the preparations; once the program runs, signals are
+// the program's. When Run returns, nothing of the program is left.
+func (r *Runner) Run(ctx context.Context, t Target) (code int, err error) {
+	r.target = t
+	switch r.Mode {
+	case Isolated:
+		return r.isolated(ctx)
+	case InDocker:
+		return r.inDocker(ctx)
+	default:
+		return r.onMachine(ctx)
+	}
+}
+
+// onMachine runs the program while the daemon holds the connection.
+func (r *Runner) onMachine(ctx context.Context) (int, error) {
+	held, release := context.WithCancel(context.WithoutCancel(ctx))
+	defer release()
+	stop := context.AfterFunc(ctx, release)
+	released, err := r.hold(held)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		release()
+		<-released
+	}()
+	p, err := r.prepare(ctx, nil)
+	if err != nil {
+		return 0, err
+	}
+	if !stop() {
+		return 0, ctx.Err()
+	}
+	r.Quiet()
+	status, err := p.Run(context.WithoutCancel(ctx))
+	return r.exit(status, err)
+}
+
+// hold returns when the daemon holds the connection. released is closed when the daemon holds it no longer; that is an error
+// only for a ctx that has not ended, and is shown.
+func (r *Runner) hold(ctx context.Context) (released <-chan struct{}, err error) {
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		begun := false
+		ended <- r.target.Hold(ctx, func(e api.Event) {
+			r.Show(e)
+			if !begun && e.Held {
+				begun = true
+				close(ready)
+			}
+		})
+	}()
+	select {
+	case <-ready:
+	case err := <-ended:
+		if err == nil {
+			err = errors.New("the daemon closed the connection")
+		}
+		return nil, err
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err := <-ended
+		if ctx.Err() == nil { // at once: all that the program sees is that nothing answers any more
+			if err == nil {
+				err = errors.New("the connection was ended")
+			}
+			err = fmt.Errorf("%w; the program goes on without the cluster", err)
+		}
+		if err != nil && !errors.Is(err, context.Canceled) {
+			r.warn(err.Error())
+		}
+	}()
+	return done, nil
+}
+
+// isolated runs the program in a network of its own. There is no daemon, and nothing needs root.
+func (r *Runner) isolated(ctx context.Context) (int, error) {
+	// Ctrl-C ends the preparations, and is the program's when it runs.
+	held, release := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer release(nil)
+	stop := context.AfterFunc(ctx, func() { release(context.Cause(ctx)) })
+	p, err := r.prepare(ctx, func(ctx context.Context, place *sandbox.Process, ready func()) error {
+		return r.target.Connect(ctx, place, func() {
+			if stop() {
+				r.Quiet()
+				ready()
+			}
+		}, r.Show)
+	})
+	if err != nil {
+		return 0, err
+	}
+	status, err := p.Run(held)
+	if err != nil && held.Err() != nil {
+		return 0, ctx.Err()
+	}
+	return r.exit(status, err)
+}
+
+// inDocker runs the workload's containers.
+func (r *Runner) inDocker(ctx context.Context) (int, error) {
+	m, err := r.model(ctx)
+	if err != nil {
+		return 0, err
+	}
+	held, release := context.WithCancel(context.WithoutCancel(ctx))
+	defer release()
+	stop := context.AfterFunc(ctx, release)
+	cfg := r.Docker
+	cfg.Kube, cfg.Pod, cfg.Workload, cfg.Container = m.cluster.Kube(), m.pod, m.workload.Name, m.container
+	cfg.Alone = r.target.Container != ""
+	cfg.Exec, cfg.Running = m.exec(), m.running
+	cfg.Env, cfg.Volumes = r.Env, r.Volumes
+	cfg.Stdin, cfg.Stdout, cfg.Stderr = r.Stdin, r.Stdout, r.Stderr
+	cfg.Logger, cfg.Warn = slog.New(warner{warn: r.warn}), r.warn
+	cfg.Connect = func(ctx context.Context, place *sandbox.Remote, ready func()) error {
+		return r.target.Connect(ctx, place, ready, r.Show)
+	}
+	cfg.Begin = func() bool {
+		r.Quiet()
+		return stop()
+	}
+	cfg.Step = func(text string, done bool) { r.Show(api.Event{Step: text, Done: done}) }
+	cfg.Pull = func() io.Writer {
+		r.Quiet()
+		return r.Stderr
+	}
+	code, err := docker.Run(held, cfg)
+	if err != nil && ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	return code, err
+}
+
+// prepare reads what the container has. network is Config.Network of the program.
+func (r *Runner) prepare(ctx context.Context, network func(context.Context, *sandbox.Process, func()) error) (*Program, error) {
+	m, err := r.model(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return Prepare(ctx, Config{
+		Kube: m.cluster.Kube(), Pod: m.pod, Container: m.container, Volumes: r.Volumes, Running: m.running, Exec: m.exec(),
+		Init: r.Init, Args: r.Args, Local: r.Environ, FromPod: r.FromPod, Env: r.Env, MountOver: r.MountOver,
+		Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Network: network,
+		Logger: slog.New(warner{warn: r.warn}), Warn: r.warn,
+	})
+}
+
+func (r *Runner) warn(text string) { r.Show(api.Event{Warning: text}) }
+
+// exit returns the exit code for the program's end, or the error of a program that did not start.
+func (r *Runner) exit(status sandbox.ExitStatus, err error) (int, error) {
+	switch {
+	case errors.Is(err, os.ErrNotExist) && !found(r.Args[0]): // else another file is missing
+		return 0, api.Errorf(api.ExitUsage, "%w", err)
+	case errors.Is(err, sandbox.ErrNotAllowed): // some machines refuse only when it is tried
+		return 0, notAllowed(err, r.Mode)
+	}
+	return status.Code, err
+}
+
+// found reports whether this machine has the program.
+func found(program string) bool {
+	_, err := exec.LookPath(program)
+	return err == nil || errors.Is(err, exec.ErrDot)
+}
+
+// notAllowed is the error of a machine that has no sandboxes, or none for this user. Its hint names another mode.
+func notAllowed(err error, mode Mode) error {
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return api.Errorf(api.ExitPrivilege, "%w", err).WithHint("`kubevpn dev` needs a Linux machine")
+	case mode == Isolated && errors.Is(err, sandbox.ErrNoTUN):
+		return api.Errorf(api.ExitNoTUN, "%w", err).
+			WithHint("without --isolate the program has this machine's network, which `kubevpn dev` connects with sudo")
+	}
+	return api.Errorf(api.ExitPrivilege, "%w", err).WithHint("`kubevpn dev --docker` runs the workload's containers instead")
+}
+
+// model is the container that the program is to be like.
+type model struct {
+	cluster   *cluster.Cluster
+	workload  *workloads.Workload
+	container string
+	pod       *corev1.Pod
+}
+
+// model reads the workload and one of its pods.
+func (r *Runner) model(ctx context.Context) (*model, error) {
+	c := r.target.Cluster
+	w, err := workloads.New(c).Workload(ctx, r.target.Namespace, r.target.Workload)
+	if err != nil {
+		return nil, err
+	}
+	container, err := w.Container(r.target.Container)
+	if err != nil {
+		return nil, err
+	}
+	pod, missing, err := Pod(ctx, c.Kube(), w)
+	if err != nil {
+		return nil, c.Explain(err)
+	}
+	if missing != "" {
+		r.warn(missing)
+	}
+	return &model{cluster: c, workload: w, container: container.Name, pod: pod}, nil
+}
+
+// running finds another pod of the workload, for when the pod has gone.
+func (m *model) running(ctx context.Context) (*corev1.Pod, error) {
+	return Running(ctx, m.cluster.Kube(), m.workload)
+}
+
+// exec runs a command in a container of the pod. It is nil if the pod does not run.
+func (m *model) exec() podenv.Exec {
+	if !podenv.Runs(m.pod) {
+		return nil
+	}
+	return func(ctx context.Context, container string, command []string, stdout io.Writer) error {
+		return m.cluster.Exec(ctx, m.pod.Namespace, m.pod.Name, container, command, nil, stdout)
+	}
+}

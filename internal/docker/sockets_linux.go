@@ -1,0 +1,34 @@
+package docker
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+)
+
+// socketDir creates a directory for the sockets of one container, which any user in there may enter: it sees the directory
+// without those above it, which are the user's alone. The caller removes it once the container has connected.
+func (r *run) socketDir() (string, error) {
+	if err := r.Paths.MakeRuntimeDir(); err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(r.Paths.RuntimeDir, "docker-")
+	if err != nil {
+		return "", err
+	}
+	return dir, os.Chmod(dir, 0o755)
+}
+
+// listen listens on a socket that any user of the container may connect to.
+func listen(network, dir, name string) (*net.UnixListener, error) {
+	at := filepath.Join(dir, name)
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: at, Net: network})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(at, 0o666); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}

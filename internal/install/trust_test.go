@@ -1,0 +1,301 @@
+package install
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"kubevpn/internal/api"
+)
+
+// prepared is a manager that somebody installed, with the Deployment changed by edit.
+func prepared(edit func(*corev1.PodSpec)) []runtime.Object {
+	objects := installed("kubevpn", image)
+	for _, o := range objects {
+		if d, is := o.(*appsv1.Deployment); is {
+			edit(&d.Spec.Template.Spec)
+		}
+	}
+	return objects
+}
+
+func TestPreparedDeploymentIsNotMistakenForOurs(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		edit func(*corev1.PodSpec)
+		want string // a part of the error
+	}{
+		{"a second container", func(s *corev1.PodSpec) {
+			s.Containers = append(s.Containers, corev1.Container{Name: "sniffer", Image: "evil"})
+		}, `container "sniffer"`},
+		{"an init container", func(s *corev1.PodSpec) {
+			s.InitContainers = []corev1.Container{{Name: "patch", Image: "evil"}}
+		}, `init container "patch"`},
+		{"an ephemeral container", func(s *corev1.PodSpec) {
+			s.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug"}}}
+		}, `ephemeral container "debug"`},
+		{"another container in place of the manager", func(s *corev1.PodSpec) { s.Containers[0].Name = "web" }, `container "web"`},
+		{"no container", func(s *corev1.PodSpec) { s.Containers = nil }, "no container"},
+		{"another ServiceAccount", func(s *corev1.PodSpec) { s.ServiceAccountName = "cluster-admin" }, `ServiceAccount is "cluster-admin"`},
+		{"another ServiceAccount, by the old field", func(s *corev1.PodSpec) {
+			s.ServiceAccountName, s.DeprecatedServiceAccount = "", "cluster-admin"
+		}, `ServiceAccount`},
+		{"the node's network", func(s *corev1.PodSpec) { s.HostNetwork = true }, "hostNetwork"},
+		{"the node's processes", func(s *corev1.PodSpec) { s.HostPID = true }, "hostPID"},
+		{"the node's IPC", func(s *corev1.PodSpec) { s.HostIPC = true }, "hostIPC"},
+		{"privileged", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.Privileged = ptr(true) }, "privileged"},
+		{"privilege escalation", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.AllowPrivilegeEscalation = ptr(true) }, "privilege"},
+		{"a capability", func(s *corev1.PodSpec) {
+			s.Containers[0].SecurityContext.Capabilities.Add = []corev1.Capability{"NET_ADMIN"}
+		}, "NET_ADMIN"},
+		{"another program of the image", func(s *corev1.PodSpec) { s.Containers[0].Command = []string{"sh"} }, "command"},
+		{"another role of the program", func(s *corev1.PodSpec) { s.Containers[0].Args = []string{"gateway"} }, "arguments"},
+		{"a volume over the program", func(s *corev1.PodSpec) {
+			s.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "x", MountPath: "/traffic"}}
+		}, "volume"},
+		{"a volume of the node", func(s *corev1.PodSpec) {
+			s.Volumes = []corev1.Volume{{Name: "x", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
+		}, "hostPath"},
+	} {
+		for _, o := range []Options{{Image: image}, {Image: "registry.example/kubevpn:2", Upgrade: true}} {
+			name := tt.name
+			if o.Upgrade {
+				name += ", upgraded"
+			}
+			t.Run(name, func(t *testing.T) {
+				w := newWorld("", "", prepared(tt.edit)...)
+				e := api.AsError((&ensurer{kube: w, o: o, timeout: 10 * time.Second}).run(t.Context()))
+				if e == nil || e.Code != api.ExitInstall || !strings.Contains(e.Message, tt.want) || !strings.Contains(e.Hint, "kubectl -n kubevpn delete deployment") {
+					t.Errorf("got %+v, want exit code %d about %s", e, api.ExitInstall, tt.want)
+				}
+				if len(w.changes) > 0 {
+					t.Errorf("changed: %q", w.changes)
+				}
+			})
+		}
+	}
+}
+
+// What an admin may change of our Deployment without making another program of it.
+func TestTunedDeploymentIsOurs(t *testing.T) {
+	w := newWorld("", "", prepared(func(s *corev1.PodSpec) {
+		s.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		s.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "registry"}}
+		s.PriorityClassName = "system-cluster-critical"
+		s.DeprecatedServiceAccount = ManagerName // the API server's
+		s.Containers[0].Args = append(s.Containers[0].Args, "--proxy-listen", "")
+		s.Containers[0].Env = append(s.Containers[0].Env, corev1.EnvVar{Name: "TZ", Value: "UTC"})
+		s.Volumes = []corev1.Volume{{Name: "ca", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}}}
+		s.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "ca", MountPath: "/etc/ssl/certs"}}
+	})...)
+	if err := (&ensurer{kube: w, o: Options{Image: image}, timeout: 10 * time.Second}).run(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// trusting is the Options of a user who trusts the managers.
+func trusting(image string, managers ...api.TrustedManager) Options {
+	return Options{Image: image, Consent: &api.Consent{Managers: managers}}
+}
+
+func TestManagerOfOthersIsTrustedOnce(t *testing.T) {
+	// run connects to the objects' manager, and returns the manager that has to be trusted first, or that was used.
+	run := func(t *testing.T, o Options, deny string, objects ...runtime.Object) (asked *api.TrustedManager, used api.TrustedManager, installed bool) {
+		t.Helper()
+		for _, obj := range objects {
+			switch obj := obj.(type) {
+			case *corev1.Namespace:
+				obj.UID = "ns-1"
+			case *appsv1.Deployment:
+				obj.UID, obj.CreationTimestamp = "d-1", metav1.NewTime(time.Now().Add(-49*time.Hour))
+			}
+		}
+		w := newWorld(deny, "", objects...)
+		o.Progress = func(e api.Event) { installed = installed || e.Installed != nil }
+		e := &ensurer{kube: w, o: o, timeout: 10 * time.Second}
+		err := api.AsError(e.run(t.Context()))
+		switch {
+		case err == nil:
+			return nil, e.result.Manager, installed
+		case err.Code != api.ExitConsent || err.Needs == nil || len(err.Needs.Managers) != 1 || err.Hint == "":
+			t.Fatalf("got %+v", err)
+		case len(w.changes) > 0:
+			t.Errorf("changed before it was trusted: %q", w.changes)
+		}
+		return &err.Needs.Managers[0], api.TrustedManager{}, installed
+	}
+	there := func(image string) []runtime.Object { return installed("kubevpn", image) }
+
+	asked, _, _ := run(t, trusting(image), "", there("registry.example/kubevpn:1")...)
+	want := api.TrustedManager{Namespace: "kubevpn", NamespaceUID: "ns-1", Repository: "registry.example/kubevpn", ServiceAccount: ManagerName,
+		Image: "registry.example/kubevpn:1", Age: "2d1h"}
+	if asked == nil || *asked != want {
+		t.Fatalf("asked about %+v, want %+v", asked, want)
+	}
+	trusted := trusting(image, *asked)
+	for name, image := range map[string]string{
+		"the same": "registry.example/kubevpn:1", "another tag": "registry.example/kubevpn:2", "a digest": "registry.example/kubevpn:2@sha256:ab",
+	} {
+		if again, _, _ := run(t, trusted, "", there(image)...); again != nil {
+			t.Errorf("%s: asked again about %+v", name, again)
+		}
+	}
+	for name, image := range map[string]string{
+		"another repository": "registry.example/other:1", "another registry": "evil.example/kubevpn:1", "a port": "registry.example:5000/kubevpn:1",
+	} {
+		if again, _, _ := run(t, trusted, "", there(image)...); again == nil {
+			t.Errorf("%s: not asked", name)
+		}
+	}
+	t.Run("a namespace of the same name", func(t *testing.T) {
+		other := trusted
+		m := *asked
+		m.NamespaceUID = "ns-0"
+		other.Consent = &api.Consent{Managers: []api.TrustedManager{m}}
+		if again, _, _ := run(t, other, "", there(image)...); again == nil {
+			t.Error("not asked")
+		}
+	})
+	t.Run("upgrading what others installed", func(t *testing.T) {
+		o := trusting("registry.example/kubevpn:9")
+		o.Upgrade = true
+		if asked, _, _ := run(t, o, "", there(image)...); asked == nil {
+			t.Error("not asked")
+		}
+	})
+	t.Run("a namespace that the user cannot read", func(t *testing.T) {
+		const deny = "get:namespaces@* get:namespaces@"
+		asked, _, _ := run(t, trusting(image), deny, there(image)...)
+		if asked == nil || asked.NamespaceUID != "deployment:d-1" {
+			t.Fatalf("asked about %+v", asked)
+		}
+		if again, _, _ := run(t, trusting(image, *asked), deny, there(image)...); again != nil {
+			t.Errorf("asked again: %+v", again)
+		}
+	})
+	t.Run("installed by the user", func(t *testing.T) {
+		asked, used, installed := run(t, trusting(image), "", inNamespace("kubevpn", ready))
+		if asked != nil || !installed || used.Repository != "registry.example/kubevpn" {
+			t.Errorf("asked %+v, used %+v, told %v", asked, used, installed)
+		}
+	})
+	t.Run("a namespace prepared by others", func(t *testing.T) {
+		prepared := []runtime.Object{namespaceObject("kubevpn"), inNamespace("kubevpn", ready)}
+		asked, _, _ := run(t, trusting(image), "", prepared...)
+		if asked == nil || asked.Namespace != "kubevpn" || asked.NamespaceUID != "ns-1" {
+			t.Fatalf("asked about %+v", asked)
+		}
+		if again, _, installed := run(t, trusting(image, *asked), "", prepared...); again != nil || !installed {
+			t.Errorf("asked again: %+v", again)
+		}
+		named := trusting(image)
+		named.Namespace = "kubevpn"
+		if asked, _, _ := run(t, named, "", prepared...); asked != nil {
+			t.Errorf("asked about the namespace that the user named: %+v", asked)
+		}
+	})
+}
+
+func TestImageIsThatOfTheTrustedDeployment(t *testing.T) {
+	objects := installed("kubevpn", image)
+	for _, obj := range objects {
+		if p, is := obj.(*corev1.Pod); is {
+			p.Spec.Containers[0].Image = "evil.example/kubevpn:1"
+		}
+	}
+	w := newWorld("", "", objects...)
+	m := api.TrustedManager{Namespace: "kubevpn", Repository: "registry.example/kubevpn", ServiceAccount: ManagerName}
+	if got, err := imageOf(t.Context(), w, m); err != nil || got != image {
+		t.Errorf("got %q, %v; want the template's image", got, err)
+	}
+	if got, err := find(t.Context(), w, Options{}, api.Consent{Managers: []api.TrustedManager{m}}); err != nil || got != image {
+		t.Errorf("without a connection: %q, %v", got, err)
+	}
+	if _, err := find(t.Context(), w, Options{}, api.Consent{}); api.AsError(err).Code != api.ExitConsent {
+		t.Errorf("without a connection, not trusted: %v", err)
+	}
+	if _, err := find(t.Context(), newWorld("", ""), Options{FallbackNamespace: "team"}, api.Consent{}); api.AsError(err).Code != api.ExitInstall {
+		t.Errorf("none there: %v", err)
+	}
+	m.Repository = "registry.example/old"
+	if _, err := imageOf(t.Context(), w, m); api.AsError(err).Code != api.ExitConsent {
+		t.Errorf("of another repository by now: %v", err)
+	}
+}
+
+func TestPulledAgainAtOnce(t *testing.T) {
+	stuck := func() *corev1.Pod {
+		p := aPod("stuck", func(p *corev1.Pod) {
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerName, State: corev1.ContainerState{
+				Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "Back-off pulling image"}}}}
+		})
+		p.Namespace, p.Labels = "kubevpn", selectorLabels()
+		p.UID = "stuck-uid"
+		return p
+	}
+	deleted := func(w *world) bool { return slices.Contains(w.changes, "delete pods kubevpn/stuck") }
+	for name, o := range map[string]Options{"the same image": {Image: image}, "no image": {}} {
+		w := newWorld("", "", append(without[*corev1.Pod](installed("kubevpn", image)), stuck())...)
+		e := &ensurer{kube: w, o: o, timeout: 100 * time.Millisecond}
+		_ = e.run(t.Context()) // no controller makes the next pod
+		if !deleted(w) {
+			t.Errorf("%s: the pod stays, and the kubelet waits out its backoff: %q", name, w.changes)
+		}
+	}
+	w := newWorld("delete:pods@*", "", append(without[*corev1.Pod](installed("kubevpn", image)), stuck())...)
+	if e := api.AsError((&ensurer{kube: w, o: Options{Image: image}, timeout: 10 * time.Second}).run(t.Context())); e == nil || e.Code != api.ExitImagePull || deleted(w) {
+		t.Errorf("without the right to delete pods: %+v, %q", e, w.changes)
+	}
+	w = newWorld("", "", append(installed("kubevpn", image), stuck())...)
+	d, err := w.AppsV1().Deployments("kubevpn").Get(t.Context(), ManagerName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Status.AvailableReplicas = 1
+	if _, err := w.AppsV1().Deployments("kubevpn").UpdateStatus(t.Context(), d, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	if err := (&ensurer{kube: w, o: Options{Image: image}, timeout: 10 * time.Second}).run(t.Context()); err != nil || deleted(w) {
+		t.Errorf("beside one that serves: %v, %q", err, w.changes)
+	}
+}
+
+func TestUserRoleReadsItsNamespaceAlone(t *testing.T) {
+	for _, r := range userRole("team").Rules {
+		if slices.Contains(r.Resources, "namespaces") {
+			if !slices.Equal(r.Verbs, []string{"get"}) || !slices.Equal(r.ResourceNames, []string{"team"}) {
+				t.Errorf("%+v", r)
+			}
+			return
+		}
+	}
+	t.Error("users cannot read the UID of the manager's namespace")
+}
+
+func TestNoImageIsInstalledWithoutOneBeingSet(t *testing.T) {
+	for name, objects := range map[string][]runtime.Object{"nothing there": nil, "upgrade": installed("kubevpn", image)} {
+		w := newWorld("", "", objects...)
+		e := api.AsError((&ensurer{kube: w, o: Options{Upgrade: name == "upgrade"}, timeout: 10 * time.Second}).run(t.Context()))
+		if e == nil || e.Code != api.ExitInstall || !strings.Contains(e.Hint, "--image") || !strings.Contains(e.Hint, "KUBEVPN_IMAGE") {
+			t.Errorf("%s: got %+v", name, e)
+		}
+		if len(w.changes) > 0 {
+			t.Errorf("%s: changed %q", name, w.changes)
+		}
+	}
+	if _, err := Manifest(Options{}); err == nil {
+		t.Error("a manifest without an image")
+	}
+	w := newWorld("", "", installed("kubevpn", image)...)
+	e := &ensurer{kube: w, timeout: 10 * time.Second}
+	if err := e.run(t.Context()); err != nil || len(e.result.Warnings) > 0 {
+		t.Errorf("using what is there: %v, %q", err, e.result.Warnings)
+	}
+}

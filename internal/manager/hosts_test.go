@@ -1,0 +1,180 @@
+package manager
+
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevpn/internal/api"
+)
+
+// sliceOf is an EndpointSlice of one Service, whose endpoints all have the port.
+func sliceOf(namespace, service string, port int32, addrs ...string) *discoveryv1.EndpointSlice {
+	name := ""
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: service + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+	}
+	for _, a := range addrs {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+	}
+	return s
+}
+
+func nodeAt(name string, addrs ...string) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	for _, a := range addrs {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+	}
+	return n
+}
+
+// fill gives the manager what the API server would.
+func fill(t *testing.T, m *Manager, nodeList, sliceList []any) {
+	t.Helper()
+	c := m.publisher.cluster
+	for r, objects := range map[resource][]any{nodes: nodeList, endpointSlices: sliceList, services: nil} {
+		if err := c.table(r).Replace(objects, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.publisher.names, m.publisher.sorted = map[string]map[string]struct{}{}, map[string][]string{}
+	m.publisher.apply()
+	m.publisher.post()
+}
+
+func TestNodesAndTheAPIServerAreNotDialled(t *testing.T) {
+	m := New(Config{Logger: slog.New(slog.DiscardHandler)})
+	may := func(dst string, extra ...netip.Prefix) bool {
+		return m.filter.allowsDirect(netip.MustParseAddrPort(dst), extra)
+	}
+	if !may("192.168.0.1:22") {
+		t.Error("before anything is known an address is refused")
+	}
+	fill(t, m,
+		[]any{nodeAt("a", "192.168.0.1", "fd00:192::1"), nodeAt("b", "192.168.0.2")},
+		[]any{
+			sliceOf("default", "kubernetes", 6443, "192.168.0.100", "192.168.0.1"),
+			sliceOf("monitoring", "exporter", 9100, "192.168.0.1", "192.168.0.2"),
+			sliceOf("default", "web", 8080, "10.244.0.7"),
+		})
+	node := netip.MustParsePrefix("192.168.0.1/32")
+	for _, tt := range []struct {
+		about, dst string
+		extra      []netip.Prefix
+		want       bool
+	}{
+		{"a node's sshd", "192.168.0.1:22", nil, false},
+		{"a node's kubelet", "192.168.0.2:10250", nil, false},
+		{"a node's IPv6 address", "[fd00:192::1]:22", nil, false},
+		{"a node in disguise", "[::ffff:192.168.0.1]:22", nil, false},
+		{"the API server", "192.168.0.100:6443", nil, false},
+		{"the API server on a node", "192.168.0.1:6443", nil, false},
+		{"an endpoint on the host network", "192.168.0.1:9100", nil, true},
+		{"its fragments, and pings", "192.168.0.1:0", nil, true},
+		{"the API server has no other endpoint", "192.168.0.100:0", nil, false},
+		{"a node with --extra-cidr", "192.168.0.1:22", []netip.Prefix{node}, true},
+		{"another node than --extra-cidr has", "192.168.0.2:22", []netip.Prefix{node}, false},
+		{"a node's sshd, in disguise, with --extra-cidr", "[::ffff:192.168.0.1]:22", []netip.Prefix{node}, true},
+		{"a pod", "10.244.0.7:22", nil, true},
+		{"an address of neither", "192.168.0.3:22", nil, true},
+		{"loopback with --extra-cidr", "127.0.0.1:10800", []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, false},
+	} {
+		if got := may(tt.dst, tt.extra...); got != tt.want {
+			t.Errorf("%s: %s: %v, want %v", tt.about, tt.dst, got, tt.want)
+		}
+	}
+
+	t.Run("what the cluster changes is followed", func(t *testing.T) {
+		c := m.publisher.cluster
+		if err := c.table(endpointSlices).Delete(sliceOf("monitoring", "exporter", 9100)); err != nil {
+			t.Fatal(err)
+		}
+		m.publisher.post()
+		if may("192.168.0.1:9100") {
+			t.Error("an endpoint that is gone is dialled")
+		}
+		if err := c.table(nodes).Delete(nodeAt("b")); err != nil {
+			t.Fatal(err)
+		}
+		m.publisher.post()
+		if !may("192.168.0.2:22") {
+			t.Error("an address that was a node's is refused")
+		}
+		c.table(endpointSlices).clear()
+		m.publisher.post()
+		if !may("192.168.0.1:22") {
+			t.Error("without the right to read endpoints nodes are refused, and pods on the host network with them")
+		}
+	})
+}
+
+// The guard is on every way: streams, pings and packets. A Service's endpoint is dialled wherever it is.
+func TestNodesAreNotDialledByAnyWay(t *testing.T) {
+	server := pod(t, func(c *net.TCPConn) { c.Write([]byte("served")) })
+	at := netip.MustParseAddrPort(server)
+	extra := func(t *testing.T, cidrs ...netip.Prefix) *running {
+		r := start(t, Config{}, func(m *Manager) {
+			fill(t, m, []any{nodeAt("a", "127.0.0.1")}, []any{sliceOf("default", "kubernetes", 6443, "127.0.0.1")})
+		})
+		if c := hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: "laptop", ExtraCIDRs: cidrs}); c.next().Hello == nil {
+			t.Fatal("no Hello")
+		}
+		return r
+	}
+	r := extra(t)
+	if _, err := r.open(t, server); !errors.Is(err, syscall.EACCES) {
+		t.Errorf("TCP: got %v", err)
+	}
+	if _, err := r.dialer.openUDP(at, caller{}, new(buffers)); !errors.Is(err, syscall.EACCES) {
+		t.Errorf("UDP: got %v", err)
+	}
+	if _, err := r.dialer.openEcho(at.Addr(), caller{}); !errors.Is(err, syscall.EACCES) {
+		t.Errorf("ping: got %v", err)
+	}
+	r.vip(server)
+	st, err := r.open(t, "10.96.0.1:80")
+	if err != nil {
+		t.Fatalf("the ClusterIP of a Service on the node: %v", err)
+	}
+	if got := readAll(t, st); got != "served" {
+		t.Errorf("the Service says %q", got)
+	}
+	if _, err := extra(t, netip.MustParsePrefix("127.0.0.1/32")).open(t, server); err != nil {
+		t.Errorf("with --extra-cidr: %v", err)
+	}
+}
+
+// A client's identity is a secret, by which it gets its address back.
+func TestClientIdentityIsNotLogged(t *testing.T) {
+	said := make(lines, 1000)
+	r := start(t, Config{Logger: slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	const secret = "5ecre7-1den7i7y"
+	c := hello(t, r.laptop, api.ClientHello{Protocol: api.Protocol, Client: secret})
+	first := c.next()
+	if first.Hello == nil || len(first.Hello.Lease.Addrs) == 0 {
+		t.Fatalf("no lease: %+v", first)
+	}
+	other := connect(t, r.addr)
+	d := hello(t, other, api.ClientHello{Protocol: api.Protocol, Client: "other", Lease: first.Hello.Lease.Addrs}).next()
+	if d.Hello == nil || len(d.Hello.Lease.Addrs) == 0 || d.Hello.Lease.Addrs[0] == first.Hello.Lease.Addrs[0] {
+		t.Errorf("another client that asks for the address gets %+v", d.Hello)
+	}
+	for len(said) > 0 {
+		if line := <-said; strings.Contains(line, secret) {
+			t.Errorf("the log has it: %s", line)
+		}
+	}
+	long := hello(t, connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: strings.Repeat("x", maxClient+1)}).next()
+	if long.Error == nil {
+		t.Errorf("an identity of %d bytes got %+v", maxClient+1, long)
+	}
+}

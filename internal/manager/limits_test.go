@@ -1,0 +1,106 @@
+package manager
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wire/transport"
+)
+
+// A laptop that reads nothing makes the manager hold no more than its part of the budget. Its flows go on when it reads
+// again, and another laptop's work meanwhile.
+func TestLaptopThatReadsNothingStaysWithinBudget(t *testing.T) {
+	const size, flows, budget = 1 << 20, 400, 160 << 20 // a large buffer for each flow would be more than Hold allows
+	pod := netip.MustParseAddrPort(pod(t, func(c *net.TCPConn) {
+		c.Write(make([]byte, size))
+		c.Close()
+	}))
+	r := start(t, Config{}, func(m *Manager) { m.budget = transport.NewBudget(maxStreams, budget) })
+	hello(t, r.laptop, helloV1).next()
+	another := connect(t, r.addr)
+	hello(t, another, helloV1).next()
+	open := func(laptop *transport.Session) *transport.Stream {
+		t.Helper()
+		st, err := laptop.Open(t.Context(), transport.Request{Proto: transport.ProtoTCP, Dst: pod})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	read := func(st *transport.Stream) {
+		t.Helper()
+		if n, err := io.Copy(io.Discard, st); err != nil || n != size {
+			t.Errorf("read %d of %d bytes, %v", n, size, err)
+		}
+		st.Close()
+	}
+	var all []*transport.Stream
+	for range flows {
+		all = append(all, open(r.laptop))
+	}
+	if _, held := r.budget.Used(); held > budget/4 {
+		t.Errorf("one laptop that reads nothing makes the manager hold %d bytes of a budget of %d", held, budget)
+	}
+	read(open(another))
+	for _, st := range all {
+		read(st)
+	}
+}
+
+// Places and buffers come back, however flows end: a leak would starve everybody in the end.
+func TestEndedFlowsLeaveTheBudgetEmpty(t *testing.T) {
+	r := start(t, Config{})
+	hello(t, r.laptop, helloV1).next()
+	echo := netip.MustParseAddrPort(pod(t, func(c *net.TCPConn) { io.Copy(c, c) }))
+	datagrams := netip.MustParseAddrPort(udpPod(t, "a"))
+	nobody := netip.MustParseAddrPort("127.0.0.1:1")
+	for i := range 30 {
+		ctx, cancel := context.WithCancel(t.Context())
+		if st, err := r.laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: echo}); err != nil {
+			t.Fatal(err)
+		} else if i%2 == 0 {
+			st.Write(make([]byte, 100<<10))
+			st.Reset()
+		} else {
+			st.Write([]byte("x"))
+			st.CloseWrite()
+			io.Copy(io.Discard, st)
+			st.Close()
+		}
+		if _, err := r.laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: nobody}); err == nil {
+			t.Fatal("a port that nobody listens on accepts")
+		}
+		for _, dst := range []netip.AddrPort{datagrams, nobody} {
+			p, err := r.laptop.OpenPackets(ctx, transport.Request{Proto: transport.ProtoUDP, Dst: dst})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.WritePacket([]byte("x"))
+			if dst == datagrams {
+				p.ReadPacket(make([]byte, 10))
+			}
+			p.Close()
+		}
+		for _, proto := range []transport.Proto{transport.ProtoIP, transport.ProtoTicket, 99} { // refused, or answered and ended
+			if st, err := r.laptop.Open(ctx, transport.Request{Proto: proto}); err == nil {
+				st.Close()
+			}
+		}
+		cancel()
+	}
+	testenv.Until(t, "only the control stream is left", func() bool {
+		streams, _ := r.budget.Used()
+		return streams == 1
+	})
+	if err := r.laptop.Close(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Until(t, "nothing is left of the session", func() bool {
+		streams, held := r.budget.Used()
+		return streams <= 1 && held < 256<<10 // a new session may be there already
+	})
+}

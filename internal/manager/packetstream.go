@@ -1,0 +1,156 @@
+package manager
+
+import (
+	"context"
+	"io"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/packetlink"
+	"kubevpn/pkg/wire/transport"
+)
+
+// peer is a session from the router's point of view.
+type peer struct {
+	router    *router
+	connected func() bool    // reports whether a conn connects its laptop now
+	end       func()         // ends the session, because another one took its lease
+	system    atomic.Bool    // its netstack is system
+	extra     []netip.Prefix // of --extra-cidr; set before the peer has an address
+
+	addrs    atomic.Pointer[[]netip.Addr] // the addresses of lease that it still owns
+	sender   *packetlink.Sender           // set before the peer has an address
+	barriers packetlink.Barriers          // of the laptop's sender
+
+	// With router.mu held:
+	lease api.Lease
+	ended bool
+
+	mu      sync.Mutex
+	streams [packetlink.Streams]*packetStream
+	added   chan struct{} // closed and replaced when a stream is added
+}
+
+func newPeer(r *router, connected func() bool, end func()) *peer {
+	return &peer{router: r, connected: connected, end: end, added: make(chan struct{})}
+}
+
+func (p *peer) addresses() []netip.Addr {
+	if addrs := p.addrs.Load(); addrs != nil {
+		return *addrs
+	}
+	return nil
+}
+
+func (p *peer) owns(addr netip.Addr) bool { return slices.Contains(p.addresses(), addr) }
+
+// setAddresses and removeAddress change the addresses. Call with router.mu held.
+func (p *peer) setAddresses(addrs []netip.Addr) { p.addrs.Store(&addrs) }
+
+func (p *peer) removeAddress(addr netip.Addr) {
+	p.setAddresses(slices.DeleteFunc(slices.Clone(p.addresses()), func(a netip.Addr) bool { return a == addr }))
+}
+
+// packetStream is a transport stream of frames. Stream 0 is the substitute for those that the laptop has not opened, so
+// it may have several writers.
+type packetStream struct {
+	stream *transport.Stream
+	gone   chan struct{} // closed when the manager stops reading from it
+
+	mu sync.Mutex // keeps Writes, and so frames, whole
+}
+
+func (st *packetStream) Write(b []byte) (int, error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.stream.Write(b)
+}
+
+// Close also ends a Write that blocks.
+func (st *packetStream) Close() error          { return st.stream.Reset() }
+func (st *packetStream) Gone() <-chan struct{} { return st.gone }
+
+// Mark and Arrived implement packetlink.Marks.
+func (st *packetStream) Mark() uint64             { return st.stream.Mark() }
+func (st *packetStream) Arrived(mark uint64) bool { return st.stream.Arrived(mark) }
+
+var _ packetlink.Marks = (*packetStream)(nil)
+
+// open returns the packet stream that the laptop has opened, or stream 0 as its substitute. It waits until there is one:
+// the manager opens none itself.
+func (p *peer) open(ctx context.Context, number int) (io.WriteCloser, error) {
+	for {
+		p.mu.Lock()
+		st, added := p.streams[number], p.added
+		if st == nil {
+			st = p.streams[0]
+		}
+		p.mu.Unlock()
+		if st != nil {
+			return st, nil
+		}
+		select {
+		case <-added:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// add makes st the packet stream of that number, and closes the previous one.
+func (p *peer) add(number int, st *packetStream) {
+	p.mu.Lock()
+	before := p.streams[number]
+	p.streams[number] = st
+	close(p.added)
+	p.added = make(chan struct{})
+	p.mu.Unlock()
+	p.sender.Renew(number)
+	if before != nil {
+		before.Close() // the laptop has abandoned it
+	}
+}
+
+// remove undoes add.
+func (p *peer) remove(number int, st *packetStream) {
+	p.mu.Lock()
+	if p.streams[number] == st {
+		p.streams[number] = nil
+	}
+	p.mu.Unlock()
+	close(st.gone)
+	st.Close()
+}
+
+// acceptPacketStream passes the packets of a packet stream to the router until the stream ends.
+func (s *session) acceptPacketStream(in *transport.Incoming) error {
+	number, p := int(in.Src.Port()), s.peer
+	if number >= packetlink.Streams || !p.owns(in.Src.Addr().Unmap()) {
+		return in.Reject(transport.CodeProhibited)
+	}
+	stream, err := in.Accept()
+	if err != nil {
+		return err
+	}
+	st := &packetStream{stream: stream, gone: make(chan struct{})}
+	p.add(number, st)
+	defer p.remove(number, st)
+	pieces := make([][]byte, 1) // one packet at a time
+	return packetlink.Receive(stream, number, &p.barriers, func(f *packetlink.Frame) { p.router.fromLaptop(p, f, pieces) }, &p.router.counts.malformed)
+}
+
+// admit assigns a lease to the session. around are the cluster's networks, which the lease must avoid.
+func (s *session) admit(ctx context.Context, hello *api.ClientHello, around []netip.Prefix) api.Lease {
+	s.peer.system.Store(hello.Netstack == api.NetstackSystem)
+	w := leaseRequest{client: hello.Client, keep: hello.Lease, extra: hello.ExtraCIDRs, avoid: append(slices.Clone(hello.Avoid), around...)}
+	lease, begins := s.m.router.admit(s.peer, w, func() *packetlink.Sender {
+		return packetlink.NewSender(packetlink.SenderConfig{Open: s.peer.open, GSO: !hello.NoGSO, Logger: s.log})
+	})
+	if begins {
+		s.flows.Go(func() { _ = s.peer.sender.Run(ctx) }) // its error is nil
+	}
+	return lease
+}

@@ -1,0 +1,240 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+
+	"kubevpn/pkg/datapath/routable"
+)
+
+const (
+	readBatch    = 32               // pods that are read before the results count
+	readAtOnce   = 4                // requests
+	readInterval = time.Second      // between batches
+	readTimeout  = 10 * time.Second // of one request
+	readFirst    = 2 * time.Second  // how long the first laptop waits for the blocks
+	rejectedFor  = 5 * time.Minute  // until a pod that did not have the address is read again
+)
+
+// podRef is an endpoint's word that a pod has an address.
+type podRef struct {
+	addr            netip.Addr
+	namespace, name string
+}
+
+// podReader verifies which blocks of addresses belong to pods. Anyone with write access to EndpointSlices in one
+// namespace can claim any address for a pod. The status of a pod, which the kubelet writes, proves it.
+//
+//	block that no Node states ─▶ get one of its pods ─┬─ has the address ──────────▶ the block is believed
+//	                                ▲                 ├─ has not, or does not exist ─▶ another pod, this one after rejectedFor
+//	                                └─────────────────┴─ forbidden ────────────────▶ endpoints are believed one by one
+//
+// Namespaces take turns: one whose pods were rejected waits for the others.
+type podReader struct {
+	kube    kubernetes.Interface // nil: no API access
+	cluster *cluster
+	log     *slog.Logger
+	poked   chan struct{}
+}
+
+func newPodReader(kube kubernetes.Interface, c *cluster, log *slog.Logger) *podReader {
+	c.podsRead = kube == nil
+	return &podReader{kube: kube, cluster: c, log: log, poked: make(chan struct{}, 1)}
+}
+
+// poke makes the reader look for blocks that nobody has read a pod of.
+func (r *podReader) poke() {
+	select {
+	case r.poked <- struct{}{}:
+	default:
+	}
+}
+
+// run reads until ctx ends. It begins when it is poked.
+func (r *podReader) run(ctx context.Context) error {
+	var deadline time.Time // of the first round
+	retry := retryFirst
+	poked := r.poked
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-poked:
+		case <-again:
+		}
+		if deadline.IsZero() {
+			deadline = time.Now().Add(readFirst)
+		}
+		poked, again = nil, time.After(readInterval)
+		refs := r.cluster.unread(time.Now())
+		err := r.readAll(ctx, refs)
+		switch {
+		case apierrors.IsForbidden(err):
+			again = time.After(rightsInterval)
+		case err != nil && ctx.Err() == nil:
+			r.log.Warn("cannot read pods", "err", err, "retry", retry)
+			again = time.After(retry)
+			retry = min(2*retry, retryMost)
+		case len(refs) == 0:
+			poked, again = r.poked, time.After(rejectedFor)
+			retry = retryFirst
+		}
+		if err != nil || len(refs) == 0 || time.Now().After(deadline) {
+			r.cluster.firstRead(err == nil && len(refs) == 0)
+		}
+	}
+}
+
+// readAll reads the pods and notes what they show. The error is Forbidden if pods may not be read.
+func (r *podReader) readAll(ctx context.Context, refs []podRef) error {
+	var mu sync.Mutex
+	results := make(map[podRef]bool)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(readAtOnce)
+	for _, ref := range refs {
+		g.Go(func() error {
+			has, err := r.read(ctx, ref)
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			results[ref] = has
+			mu.Unlock()
+			return nil
+		})
+	}
+	err := g.Wait()
+	for ref, has := range results {
+		if !has {
+			r.log.Warn("an EndpointSlice shows an address that its pod does not have", "address", ref.addr, "namespace", ref.namespace, "pod", ref.name)
+			break // one line for all
+		}
+	}
+	r.cluster.setRead(results, time.Now(), apierrors.IsForbidden(err))
+	return err
+}
+
+// read reports whether a pod has an address of its own.
+func (r *podReader) read(ctx context.Context, ref podRef) (bool, error) {
+	if len(validation.IsDNS1123Subdomain(ref.name)) > 0 {
+		return false, nil // no pod has such a name, and it would become a part of the request's path
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	pod, err := r.kube.CoreV1().Pods(ref.namespace).Get(ctx, ref.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("reading pod %s/%s: %w", ref.namespace, ref.name, err)
+	}
+	return !pod.Spec.HostNetwork && slices.ContainsFunc(pod.Status.PodIPs, func(ip corev1.PodIP) bool {
+		addr, err := netip.ParseAddr(ip.IP)
+		return err == nil && addr.Unmap() == ref.addr
+	}), nil
+}
+
+// unread returns pods to read, at most one of each block that is neither stated nor believed.
+func (c *cluster) unread(now time.Time) []podRef {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := &c.networks
+	maps.DeleteFunc(n.believed, func(block netip.Prefix, _ struct{}) bool { return n.pods[block] == nil })
+	maps.DeleteFunc(c.rejected, func(_ podRef, at time.Time) bool { return now.Sub(at) >= rejectedFor })
+	failures := map[string]int{} // by namespace
+	for ref := range c.rejected {
+		failures[ref.namespace]++
+	}
+	order := func(a, b podRef) int {
+		return cmp.Or(failures[a.namespace]-failures[b.namespace], a.addr.Compare(b.addr),
+			cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+	}
+	wanted := n.doubted()
+	if len(wanted) == 0 {
+		return nil
+	}
+	first := map[netip.Prefix]podRef{}
+	for service, of := range c.slices {
+		for _, s := range of {
+			for i := range s.endpoints {
+				e := &s.endpoints[i]
+				ref := podRef{e.addr, service.Namespace, e.pod}
+				block := podBlock(e.addr)
+				if _, ok := wanted[block]; !ok || e.pod == "" {
+					continue
+				}
+				if _, ok := c.rejected[ref]; ok {
+					continue
+				}
+				if before, ok := first[block]; !ok || order(ref, before) < 0 {
+					first[block] = ref
+				}
+			}
+		}
+	}
+	refs := slices.SortedFunc(maps.Values(first), order)
+	return refs[:min(len(refs), readBatch)]
+}
+
+// doubted are the blocks of pods that may be routed and that nobody vouches for.
+func (n *networks) doubted() map[netip.Prefix]struct{} {
+	known, space := stated(n.podCIDRs), routable.Space()
+	blocks := map[netip.Prefix]struct{}{}
+	for block := range n.pods {
+		if _, ok := n.believed[block]; !ok && !known.ContainsPrefix(block) && space.ContainsPrefix(block) {
+			blocks[block] = struct{}{}
+		}
+	}
+	return blocks
+}
+
+// setRead notes which pods have the addresses that EndpointSlices say.
+func (c *cluster) setRead(results map[podRef]bool, now time.Time, forbidden bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for ref, has := range results {
+		if has {
+			c.networks.believed[podBlock(ref.addr)] = struct{}{}
+		} else {
+			c.rejected[ref] = now
+		}
+		c.needsCIDRs = true
+	}
+	if forbidden {
+		c.needsCIDRs = c.needsCIDRs || !c.networks.mayNotRead
+		c.networks.mayNotRead = true
+	}
+	if c.needsCIDRs {
+		c.notify()
+	}
+}
+
+// firstRead says that laptops need not wait for pods to be read any longer. If all were read, the manager may read pods;
+// it keeps the addresses that it believed without until then, so that no route goes away in between.
+func (c *cluster) firstRead(all bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if all && c.networks.mayNotRead {
+		c.networks.mayNotRead, c.needsCIDRs = false, true
+		c.notify()
+	}
+	if !c.podsRead {
+		c.podsRead = true
+		c.notify()
+	}
+}

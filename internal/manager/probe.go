@@ -1,0 +1,109 @@
+package manager
+
+import (
+	"net/netip"
+	"slices"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/balancer"
+)
+
+const dnsPort = 53
+
+// probes chooses the addresses by which a laptop proves that the tunnel works: a ClusterIP and a pod that
+// should accept a TCP connection. Cluster DNS comes first: every cluster has it, and connecting to it disturbs
+// nobody. The same cluster gives the same choice. The cluster's mutex is held.
+func (p *publisher) probes(state *api.ManagerState) {
+	if !p.resolving {
+		// Services cannot be seen, but the kubelet tells every pod of one.
+		if p.vip.IsValid() {
+			state.ProbeVIP, state.ProbeName = p.vip, "kubernetes.default"
+		}
+		return
+	}
+	c := p.cluster
+	dns := []balancer.Name{{Namespace: "kube-system", Name: "kube-dns"}}
+	for _, server := range p.dns.servers {
+		if name, ok := p.balancer.Service(server); ok {
+			dns = append([]balancer.Name{name}, dns...)
+		}
+	}
+	for _, name := range append(slices.Clone(dns), balancer.Name{Namespace: "default", Name: "kubernetes"}) {
+		if vip, ok := p.probeVIP(name); ok {
+			state.ProbeVIP, state.ProbeName = vip, name.Name+"."+name.Namespace
+			break
+		}
+	}
+	for _, name := range dns {
+		if state.ProbePod = p.probePod(name); state.ProbePod.IsValid() {
+			return
+		}
+	}
+	for name := range c.slices {
+		if pod := p.probePod(name); pod.IsValid() && (!state.ProbePod.IsValid() || pod.Compare(state.ProbePod) < 0) {
+			state.ProbePod = pod
+		}
+	}
+}
+
+// probeVIP returns a ClusterIP and TCP port of a Service that has a ready endpoint. Of a DNS server it is port
+// 53, as its other ports may be anything.
+func (p *publisher) probeVIP(name balancer.Name) (netip.AddrPort, bool) {
+	s := p.cluster.services[name]
+	if s == nil || len(s.clusterIPs) == 0 {
+		return netip.AddrPort{}, false
+	}
+	for _, port := range dnsFirst(s.ports) {
+		if port.protocol != balancer.TCP {
+			continue
+		}
+		vip := netip.AddrPortFrom(s.clusterIPs[0], port.port)
+		pick, verdict := p.balancer.Pick(port.protocol, vip, "", balancer.Random)
+		pick.Release()
+		if verdict == balancer.Chosen {
+			return vip, true
+		}
+	}
+	return netip.AddrPort{}, false
+}
+
+func dnsFirst(ports []servicePort) []servicePort {
+	ports = slices.Clone(ports)
+	slices.SortStableFunc(ports, func(a, b servicePort) int {
+		switch {
+		case a.port == dnsPort && b.port != dnsPort:
+			return -1
+		case b.port == dnsPort && a.port != dnsPort:
+			return 1
+		}
+		return 0
+	})
+	return ports
+}
+
+// isPod reports whether addr is in a network of pods that laptops are told.
+func (p *publisher) isPod(addr netip.Addr) bool { return p.podSet != nil && p.podSet.Contains(addr) }
+
+// probePod returns the lowest address of a pod behind a Service that is ready on a TCP port: neither the
+// manager's own nor one on the host network.
+func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
+	for _, s := range p.cluster.slices[name] {
+		at := slices.IndexFunc(s.ports, func(port servicePort) bool { return port.protocol == balancer.TCP && port.port == dnsPort })
+		if at < 0 {
+			at = slices.IndexFunc(s.ports, func(port servicePort) bool { return port.protocol == balancer.TCP })
+		}
+		if at < 0 {
+			continue
+		}
+		for i := range s.endpoints {
+			e := &s.endpoints[i]
+			if _, onHost := p.cluster.networks.nodes[e.addr]; e.pod == "" || !e.ready || onHost || slices.Contains(p.pod, e.addr) || !p.isPod(e.addr) {
+				continue
+			}
+			if pod := netip.AddrPortFrom(e.addr, s.ports[at].port); !lowest.IsValid() || pod.Compare(lowest) < 0 {
+				lowest = pod
+			}
+		}
+	}
+	return lowest
+}

@@ -1,0 +1,10 @@
+// Package podconn connects to ports of pods through the API server, with the user's own credentials.
+//
+//	PortForward   a net.Conn to a port of a pod's loopback address, by pods/portforward   portforward.go
+//	                podConn: the SPDY streams of one port-forward                         spdy.go, spdy_write.go
+//	                webSocket: RFC 6455 framing, the laptop's side                        websocket.go
+//	PodProxy      a net.Conn to a port of a pod's IP address, by pods/proxy               podproxy.go
+//	upgrader      HTTP requests that become raw connections, for all of these             upgrade.go
+//
+// Each net.Conn has a TCP connection to the API server of its own, so that one cannot hold back another.
+package podconn

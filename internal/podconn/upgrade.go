@@ -1,0 +1,230 @@
+package podconn
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	constants "k8s.io/apimachinery/pkg/util/portforward"
+	"k8s.io/client-go/transport"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/pkg/wire/nonblock"
+)
+
+// upgrader turns HTTP/1.1 requests to the API server into raw connections. client-go and net/http do credentials, credential
+// plugins, proxies and TLS; this package does what follows "101 Switching Protocols".
+type upgrader struct {
+	cluster *cluster.Cluster
+
+	once sync.Once // fills the fields below
+	err  error
+	auth *transport.Config
+	tls  *tls.Config
+}
+
+// upgradeError reports an answer other than 101.
+type upgradeError struct {
+	status int // of HTTP
+	cause  error
+}
+
+func (e *upgradeError) Error() string { return "upgrading the connection: " + e.cause.Error() }
+func (e *upgradeError) Unwrap() error { return e.cause }
+
+// Explain names the obstacle, where an answer did not come from the API server.
+func (e *upgradeError) Explain(apiServer string) *api.Error {
+	if !errors.Is(e.cause, errNoUpgrade) {
+		return nil
+	}
+	return api.Errorf(api.ExitUnreachable, "a proxy or load balancer before %s blocks port-forwards: %w", apiServer, errNoUpgrade).
+		WithHint("It must forward WebSocket or SPDY upgrades; `kubectl port-forward` fails the same way.")
+}
+
+var errNoUpgrade = errors.New("the server, or a proxy before it, did not switch protocols")
+
+func (u *upgrader) prepare() error {
+	u.once.Do(func() {
+		if u.auth, u.err = u.cluster.TransportConfig(); u.err != nil {
+			return
+		}
+		if u.tls, u.err = transport.TLSConfigFor(u.auth); u.err != nil {
+			return
+		}
+		if u.tls == nil {
+			u.tls = &tls.Config{MinVersion: tls.VersionTLS12}
+		}
+		u.tls = u.tls.Clone()
+		u.tls.NextProtos = []string{"http/1.1"} // an upgrade needs it
+		u.tls.ClientSessionCache = tls.NewLRUClientSessionCache(4)
+	})
+	return u.err
+}
+
+// do sends the request and returns the connection that the server switched to some protocol, the same
+// connection beneath TLS, and the answer's header. Closing raw frees everything. Cancelling ctx later has no
+// effect.
+func (u *upgrader) do(ctx context.Context, method string, target *url.URL, header http.Header) (io.ReadWriter, *nonblock.Batch, http.Header, error) {
+	if err := u.prepare(); err != nil {
+		return nil, nil, nil, err
+	}
+	// Each connection has a transport of its own: it serves this one request, and its dialer catches the
+	// connection beneath TLS, whose deadlines net/http does not show.
+	var raw atomic.Pointer[nonblock.Batch]
+	hop := &http.Transport{
+		Proxy:             u.auth.Proxy,
+		TLSClientConfig:   u.tls,
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := u.cluster.DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			if tcp, ok := conn.(*net.TCPConn); ok {
+				if conn, err = tuned(tcp); err != nil {
+					tcp.Close()
+					return nil, err
+				}
+			}
+			batch := nonblock.NewBatch(conn)
+			raw.Store(batch)
+			return batch, nil
+		},
+	}
+	rt, err := transport.HTTPWrappersForConfig(u.auth, hop)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, target.String(), nil)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	req.Header = header
+	resp, err := rt.RoundTrip(req)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		defer resp.Body.Close()
+		return nil, nil, nil, &upgradeError{status: resp.StatusCode, cause: answerError(resp)}
+	}
+	body, ok := resp.Body.(io.ReadWriter)
+	if !ok || raw.Load() == nil {
+		resp.Body.Close()
+		return nil, nil, nil, fmt.Errorf("cannot upgrade the connection: a transport wrapper of type %T hides it", rt)
+	}
+	return body, raw.Load(), resp.Header, nil
+}
+
+// unsent is how many unsent bytes of a connection the kernel may hold: more would only be a queue that nothing can pass.
+const unsent = 128 << 10
+
+// tuned returns tcp with a short send queue and with BBR, where the kernel has it and permits it to this user: a congestion
+// control that takes each lost packet for congestion carries a tenth of that over a line that loses one packet in a thousand.
+func tuned(tcp *net.TCPConn) (net.Conn, error) {
+	conn, err := nonblock.NewConn(tcp)
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.LimitUnsent(unsent); err != nil {
+		return nil, err
+	}
+	if err := conn.SetCongestion("bbr"); err != nil && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.EPERM) {
+		return nil, err
+	}
+	return conn, nil
+}
+
+// answerError turns an answer into the error that the API server meant.
+func answerError(resp *http.Response) error {
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil {
+		return fmt.Errorf("reading the answer %s: %w", resp.Status, err)
+	}
+	var status metav1.Status
+	if json.Unmarshal(text, &status) == nil && status.Kind == "Status" {
+		return &apierrors.StatusError{ErrStatus: status}
+	}
+	if resp.StatusCode < 300 {
+		return fmt.Errorf("%w (%s)", errNoUpgrade, resp.Status)
+	}
+	generic := apierrors.NewGenericServerResponse(resp.StatusCode, resp.Request.Method,
+		corev1.Resource("pods"), "", strings.TrimSpace(string(text)), 0, true)
+	return generic
+}
+
+// webSocketLink asks for SPDY inside a WebSocket (Kubernetes 1.30 and later).
+func (u *upgrader) webSocketLink(ctx context.Context, target *url.URL) (link, net.Conn, error) {
+	var nonce [16]byte
+	rand.Read(nonce[:])
+	key := base64.StdEncoding.EncodeToString(nonce[:])
+	rw, raw, answer, err := u.do(ctx, http.MethodGet, target, http.Header{
+		"Connection":             {"Upgrade"},
+		"Upgrade":                {"websocket"},
+		"Sec-Websocket-Version":  {"13"},
+		"Sec-Websocket-Key":      {key},
+		"Sec-Websocket-Protocol": {constants.WebsocketsSPDYTunnelingPortForwardV1},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case !strings.EqualFold(answer.Get("Upgrade"), "websocket"), answer.Get("Sec-Websocket-Accept") != acceptKey(key):
+		err = errNoUpgrade
+	case answer.Get("Sec-Websocket-Protocol") != constants.WebsocketsSPDYTunnelingPortForwardV1:
+		err = fmt.Errorf("%w: the WebSocket subprotocol is %q", errNoUpgrade, answer.Get("Sec-Websocket-Protocol"))
+	}
+	if err != nil {
+		raw.Close()
+		return nil, nil, &upgradeError{status: http.StatusSwitchingProtocols, cause: err}
+	}
+	return newWebSocket(rw), raw, nil
+}
+
+// spdyLink asks for SPDY itself (every Kubernetes; not every proxy).
+func (u *upgrader) spdyLink(ctx context.Context, target *url.URL) (link, net.Conn, error) {
+	rw, raw, answer, err := u.do(ctx, http.MethodPost, target, http.Header{
+		httpstream.HeaderConnection:      {httpstream.HeaderUpgrade},
+		httpstream.HeaderUpgrade:         {spdy.HeaderSpdy31},
+		httpstream.HeaderProtocolVersion: {constants.PortForwardV1Name},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if !strings.EqualFold(answer.Get(httpstream.HeaderUpgrade), spdy.HeaderSpdy31) {
+		raw.Close()
+		return nil, nil, &upgradeError{status: http.StatusSwitchingProtocols, cause: errNoUpgrade}
+	}
+	return bufferedLink(rw), raw, nil
+}
+
+// tryOther reports whether err is of the kind that the other protocol may not meet: not an answer about the
+// pod or the credentials, and not a server that cannot be reached.
+func tryOther(err error) bool {
+	var up *upgradeError
+	if errors.As(err, &up) {
+		return up.status != http.StatusUnauthorized && up.status != http.StatusTooManyRequests &&
+			!(up.status == http.StatusNotFound && apierrors.IsNotFound(err))
+	}
+	// A middlebox that closes what it does not understand.
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
+		errors.Is(err, errWebSocket) || errors.Is(err, errSPDY)
+}

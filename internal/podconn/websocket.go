@@ -1,0 +1,206 @@
+package podconn
+
+import (
+	"bufio"
+	"crypto/sha1"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+)
+
+// webSocket is the client's side of RFC 6455 over a connection that was already upgraded, used as a byte
+// stream: the payload of binary messages, whatever their borders.
+//
+// It exists because gorilla's connection cannot be read again after a read deadline has passed, and splits
+// messages at its write buffer. Here a Read that times out can be repeated, and a SPDY frame is one
+// WebSocket frame, written at once.
+//
+// Reads belong to one goroutine at a time, writes to another.
+type webSocket struct {
+	w  io.Writer
+	br *bufio.Reader
+
+	left    uint64 // payload bytes of the current data frame still to come
+	started bool   // a frame of a fragmented message was seen, its last one not yet
+
+	// pong is called from Read with the payload of a ping, which it must copy.
+	pong func(payload []byte)
+}
+
+const (
+	opContinuation = 0x0
+	opBinary       = 0x2
+	opClose        = 0x8
+	opPing         = 0x9
+	opPong         = 0xa
+
+	finalBit = 0x80
+	maskBit  = 0x80
+
+	// maxControl is the longest payload of a ping, pong or close frame (RFC 6455, 5.5).
+	maxControl = 125
+	// headroom is the longest header of a masked frame: 2 bytes, 8 of length, 4 of mask.
+	headroom = 14
+	// readBuffer holds frame headers; payload is read past it. Small, as what it holds is copied twice.
+	readBuffer = 4 << 10
+	// closeNormal is the status code of a close frame that ends a session as it should.
+	closeNormal = 1000
+)
+
+var errWebSocket = errors.New("WebSocket protocol error")
+
+func newWebSocket(conn io.ReadWriter) *webSocket {
+	return &webSocket{w: conn, br: bufio.NewReaderSize(conn, readBuffer)}
+}
+
+// Read reads payload of binary messages into p. It gives io.EOF after the peer's close frame. An error that
+// is a timeout changes nothing: Read may be called again.
+func (s *webSocket) Read(p []byte) (int, error) {
+	for s.left == 0 {
+		if err := s.nextFrame(); err != nil {
+			return 0, err
+		}
+	}
+	if uint64(len(p)) > s.left {
+		p = p[:s.left]
+	}
+	n, err := s.br.Read(p)
+	s.left -= uint64(n)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// nextFrame consumes one frame's header, and the payload too if it is a control frame. It takes bytes out of
+// the buffer only when the whole header (and control payload) is there.
+func (s *webSocket) nextFrame() error {
+	head, err := s.peek(2)
+	if err != nil {
+		return err
+	}
+	final, reserved, op := head[0]&finalBit != 0, head[0]&0x70, head[0]&0x0f
+	length, size := uint64(head[1]&0x7f), 2
+	switch length {
+	case 126:
+		size = 4
+	case 127:
+		size = 10
+	}
+	if reserved != 0 || head[1]&maskBit != 0 {
+		return fmt.Errorf("%w: reserved bits, or a masked frame from the API server", errWebSocket)
+	}
+	if op >= opClose {
+		return s.control(op, final, int(length))
+	}
+	if (op == opContinuation) != s.started || op != opContinuation && op != opBinary {
+		return fmt.Errorf("%w: opcode %d out of place", errWebSocket, op)
+	}
+	if size > 2 {
+		if head, err = s.peek(size); err != nil {
+			return err
+		}
+		if size == 4 {
+			length = uint64(binary.BigEndian.Uint16(head[2:]))
+		} else if length = binary.BigEndian.Uint64(head[2:]); length >= 1<<63 {
+			return fmt.Errorf("%w: length %d", errWebSocket, length)
+		}
+	}
+	s.left, s.started = length, !final
+	return s.discard(size)
+}
+
+func (s *webSocket) control(op byte, final bool, length int) error {
+	if !final || length > maxControl {
+		return fmt.Errorf("%w: control frame of %d bytes, final %t", errWebSocket, length, final)
+	}
+	frame, err := s.peek(2 + length)
+	if err != nil {
+		return err
+	}
+	payload := frame[2:]
+	switch op {
+	case opPing:
+		if s.pong != nil {
+			s.pong(payload)
+		}
+	case opPong:
+	case opClose:
+		if length >= 2 {
+			if code := binary.BigEndian.Uint16(payload); code != closeNormal {
+				return fmt.Errorf("the API server closed the WebSocket with code %d: %q", code, payload[2:])
+			}
+		}
+		return io.EOF // and stays in the buffer: every later Read says the same
+	default:
+		return fmt.Errorf("%w: opcode %d", errWebSocket, op)
+	}
+	return s.discard(2 + length)
+}
+
+// peek returns the next n bytes. An end of the connection is unexpected: only a close frame ends a session.
+func (s *webSocket) peek(n int) ([]byte, error) {
+	b, err := s.br.Peek(n)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return b, err
+}
+
+func (s *webSocket) discard(n int) error {
+	_, err := s.br.Discard(n)
+	return err
+}
+
+// writeFrame sends buf[headroom:] as one binary message in one Write. It overwrites buf.
+func (s *webSocket) writeFrame(buf []byte) error { return s.write(opBinary, buf) }
+
+func (s *webSocket) write(op byte, buf []byte) error {
+	payload := buf[headroom:]
+	at := headroom - 4
+	binary.LittleEndian.PutUint32(buf[at:], rand.Uint32())
+	key := [4]byte(buf[at:])
+	switch n := len(payload); {
+	case n <= 125:
+		at--
+		buf[at] = maskBit | byte(n)
+	case n <= 0xffff:
+		at -= 3
+		buf[at] = maskBit | 126
+		binary.BigEndian.PutUint16(buf[at+1:], uint16(n))
+	default:
+		at -= 9
+		buf[at] = maskBit | 127
+		binary.BigEndian.PutUint64(buf[at+1:], uint64(n))
+	}
+	at--
+	buf[at] = finalBit | op
+	mask(payload, key)
+	_, err := s.w.Write(buf[at:])
+	return err
+}
+
+// mask exclusive-ors b with key, repeated.
+func mask(b []byte, key [4]byte) {
+	k := uint64(binary.LittleEndian.Uint32(key[:]))
+	k |= k << 32
+	for len(b) >= 32 { // four words a turn: about 20 GB/s
+		binary.LittleEndian.PutUint64(b, binary.LittleEndian.Uint64(b)^k)
+		binary.LittleEndian.PutUint64(b[8:], binary.LittleEndian.Uint64(b[8:])^k)
+		binary.LittleEndian.PutUint64(b[16:], binary.LittleEndian.Uint64(b[16:])^k)
+		binary.LittleEndian.PutUint64(b[24:], binary.LittleEndian.Uint64(b[24:])^k)
+		b = b[32:]
+	}
+	for i := range b {
+		b[i] ^= key[i&3]
+	}
+}
+
+// acceptKey is what a server must answer to Sec-WebSocket-Key (RFC 6455, 4.2.2).
+func acceptKey(key string) string {
+	sum := sha1.Sum([]byte(key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
+	return base64.StdEncoding.EncodeToString(sum[:])
+}

@@ -1,0 +1,153 @@
+package balancer
+
+import (
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"sync/atomic"
+	"time"
+)
+
+// index maps addresses to virtual IPs. It is immutable once published. IPv4 has its own keys because hashing a uint64
+// takes a third of the time of a netip.AddrPort.
+type index struct {
+	v4    map[uint64]*vip
+	v6    map[key6]*vip
+	addrs map[netip.Addr]Name // the Service of each ClusterIP, to distinguish unknown ports from unknown addresses
+}
+
+// key identifies a port of a virtual IP in the index.
+type key struct {
+	addr     netip.AddrPort
+	protocol Protocol
+}
+
+type key6 [19]byte
+
+func (k key) v4() uint64 {
+	a := k.addr.Addr().As4()
+	return uint64(binary.BigEndian.Uint32(a[:]))<<32 | uint64(k.addr.Port())<<8 | uint64(k.protocol)
+}
+
+func (k key) v6() (b key6) {
+	a := k.addr.Addr().As16()
+	copy(b[:], a[:])
+	binary.BigEndian.PutUint16(b[16:], k.addr.Port())
+	b[18] = byte(k.protocol)
+	return b
+}
+
+func (x *index) find(k key) *vip {
+	if k.addr.Addr().Is4() {
+		return x.v4[k.v4()]
+	}
+	return x.v6[k.v6()]
+}
+
+func (x *index) put(k key, v *vip) {
+	if k.addr.Addr().Is4() {
+		x.v4[k.v4()] = v
+	} else {
+		x.v6[k.v6()] = v
+	}
+}
+
+func (x *index) delete(k key) {
+	if k.addr.Addr().Is4() {
+		delete(x.v4, k.v4())
+	} else {
+		delete(x.v6, k.v6())
+	}
+}
+
+func (x *index) clone() *index {
+	return &index{v4: maps.Clone(x.v4), v6: maps.Clone(x.v6), addrs: maps.Clone(x.addrs)}
+}
+
+// vip is one port of one virtual IP. It exists as long as the port, so that turn, affinity and counts survive
+// changes of the endpoints.
+type vip struct {
+	view     atomic.Pointer[view]
+	turn     atomic.Uint64
+	affinity affinity
+
+	// Guarded by Balancer.mu:
+	owner    Name
+	backends map[netip.AddrPort]*backend
+}
+
+// view is an immutable snapshot of a vip's endpoints.
+type view struct {
+	usable   []*backend            // sorted by address
+	serving  map[*backend]struct{} // endpoints that existing flows may keep; nil if equal to usable
+	empty    Verdict               // the verdict if usable is empty
+	affinity time.Duration
+	gone     bool // the Service, or this port of it, was deleted
+}
+
+func (w *view) isServing(b *backend) bool {
+	if w.serving != nil {
+		_, ok := w.serving[b]
+		return ok
+	}
+	return w.indexOf(b) >= 0
+}
+
+func (w *view) indexOf(b *backend) int {
+	for i, u := range w.usable {
+		if u == b {
+			return i
+		}
+	}
+	return -1
+}
+
+// backend is one endpoint of one vip. It keeps its identity as long as the endpoint exists or has flows.
+type backend struct {
+	addr   netip.AddrPort
+	hash   uint64
+	active atomic.Int64 // flows, including those that are being dialled
+}
+
+// update computes v's view of a Service's port.
+func (v *vip) update(s *Service, p *Port, addr netip.Addr, at place) {
+	all := family(p.Endpoints, addr, at)
+	chosen, empty := usable(all, s.LocalOnly, at)
+	known := make(map[netip.AddrPort]*backend, len(all))
+	backendOf := func(e *Endpoint) *backend {
+		b := v.backends[e.Addr]
+		if b == nil {
+			b = &backend{addr: e.Addr, hash: hashString(e.Addr.String())}
+			v.backends[e.Addr] = b
+		}
+		known[e.Addr] = b
+		return b
+	}
+	w := &view{empty: empty, affinity: s.Affinity, usable: make([]*backend, 0, len(chosen))}
+	for i := range chosen {
+		w.usable = append(w.usable, backendOf(&chosen[i]))
+	}
+	serving := filter(all, func(e *Endpoint) bool { return e.Serving })
+	if len(serving) != len(chosen) || !allServing(chosen) {
+		w.serving = make(map[*backend]struct{}, len(serving))
+		for i := range serving {
+			w.serving[backendOf(&serving[i])] = struct{}{}
+		}
+	}
+	for addr, b := range v.backends {
+		if known[addr] == nil && b.active.Load() == 0 {
+			delete(v.backends, addr)
+		}
+	}
+	v.view.Store(w)
+	v.affinity.retain(w)
+}
+
+func allServing(endpoints []Endpoint) bool {
+	for i := range endpoints {
+		if !endpoints[i].Serving {
+			return false
+		}
+	}
+	return true
+}

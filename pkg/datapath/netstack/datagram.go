@@ -1,0 +1,422 @@
+package netstack
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"kubevpn/pkg/datapath/packet"
+)
+
+const (
+	// queueLimit is how many bytes of datagrams wait for a flow's stream, counting queueOverhead for each.
+	queueLimit    = 1 << 20
+	queueOverhead = 256
+	// maxQueued is the same for all flows together, and maxDatagramFlows bounds their number. Flows that live go on: the first
+	// datagram of a new one is dropped.
+	maxQueued        = 64 << 20
+	maxDatagramFlows = 8 << 10
+	// maxPayload is the longest payload of a datagram: IPv6 allows 20 bytes more than IPv4.
+	maxPayload = 65535 - 8
+	dnsPort    = 53
+	echoPrefix = 2 // bytes of sequence number before the payload of an echo packet
+)
+
+// flowKey names a UDP or echo flow. For echo, the port of src is the identifier that the pinging program chose.
+type flowKey struct {
+	proto    uint8
+	src, dst netip.AddrPort
+}
+
+// datagrams are the UDP and echo flows.
+type datagrams struct {
+	s      *Stack
+	start  time.Time
+	queued atomic.Int64 // of all flows, as datagramFlow.queued
+	mu     sync.Mutex
+	flows  map[flowKey]*datagramFlow
+}
+
+func (d *datagrams) init(s *Stack) {
+	d.s, d.start, d.flows = s, time.Now(), make(map[flowKey]*datagramFlow)
+}
+
+// handleUDP is given the datagrams that no local service takes, put together from fragments, by the one goroutine that
+// reads the device. With false, gVisor answers ICMP port unreachable.
+func (s *Stack) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+	if s.isLocal(id.LocalAddress) {
+		return false
+	}
+	udp := header.UDP(pkt.TransportHeader().Slice())
+	length := int(udp.Length()) - header.UDPMinimumSize
+	if length < 0 || length > pkt.Data().Size() || id.LocalPort == 0 {
+		s.stats.malformed.Add(1)
+		return true
+	}
+	payload := pkt.Data().ToBuffer()
+	payload.Truncate(int64(length))
+	s.datagrams.deliver(flowKey{
+		proto: packet.ProtoUDP,
+		src:   netip.AddrPortFrom(addrOf(id.RemoteAddress), id.RemotePort),
+		dst:   netip.AddrPortFrom(addrOf(id.LocalAddress), id.LocalPort),
+	}, pkt, payload)
+	return true
+}
+
+// handleEcho is given ICMP messages, put together from fragments. With false, gVisor answers echo requests itself.
+func (s *Stack) handleEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+	if s.isLocal(id.LocalAddress) {
+		return false
+	}
+	proto := uint8(packet.ProtoICMP)
+	if id.LocalAddress.Len() == 16 {
+		proto = packet.ProtoICMPv6
+	}
+	icmp := pkt.TransportHeader().Slice()
+	if proto == packet.ProtoICMP && packet.Checksum(icmp, pkt.Data().Checksum()) != 0xffff {
+		s.stats.malformed.Add(1) // gVisor checks only ICMPv6
+		return true
+	}
+	// Of ICMPv6 gVisor takes only the type, code and checksum for the header.
+	rest := pkt.Data().ToBuffer()
+	if missing := 8 - len(icmp); missing > 0 {
+		view, ok := rest.PullUp(0, missing)
+		if !ok {
+			rest.Release()
+			s.stats.malformed.Add(1)
+			return true
+		}
+		icmp = append(icmp[:len(icmp):len(icmp)], view.AsSlice()...)
+		rest.TrimFront(int64(missing))
+	}
+	ident, _, ok := packet.ParseEcho(proto, icmp)
+	if !ok { // an answer to nothing that we asked
+		rest.Release()
+		s.stats.ignoredCount.Add(1)
+		return true
+	}
+	payload := buffer.MakeWithView(buffer.NewViewWithData(icmp[6:8]))
+	payload.Merge(&rest)
+	s.datagrams.deliver(flowKey{
+		proto: proto,
+		src:   netip.AddrPortFrom(addrOf(id.RemoteAddress), ident),
+		dst:   netip.AddrPortFrom(addrOf(id.LocalAddress), 0),
+	}, pkt, payload)
+	return true
+}
+
+// deliver gives a datagram to its flow, which is made if there is none. It owns payload.
+func (d *datagrams) deliver(key flowKey, pkt *stack.PacketBuffer, payload buffer.Buffer) {
+	for {
+		d.mu.Lock()
+		f := d.flows[key]
+		if f == nil && len(d.flows) >= maxDatagramFlows {
+			d.mu.Unlock()
+			d.s.stats.datagram(key.proto).dropped.Add(1)
+			payload.Release()
+			return
+		}
+		if f == nil {
+			f = newDatagramFlow(d, key)
+			d.flows[key] = f
+			d.s.flows.Go(f.run)
+		}
+		d.mu.Unlock()
+		if f.enqueue(pkt, payload) {
+			return
+		}
+		// It ended just now; the next round makes another.
+	}
+}
+
+// closeAll ends all flows. No packets are delivered any more when it is called.
+func (d *datagrams) closeAll() {
+	d.mu.Lock()
+	flows := make([]*datagramFlow, 0, len(d.flows))
+	for _, f := range d.flows {
+		flows = append(flows, f)
+	}
+	d.mu.Unlock()
+	for _, f := range flows {
+		f.close()
+	}
+}
+
+func (d *datagrams) now() time.Duration { return time.Since(d.start) }
+
+// datagramFlow is one UDP or echo flow.
+//
+//	app ─ enqueue ─ queue ─ drain ─ stream.WritePacket        (drain runs only while the queue is not empty)
+//	app ◀ write ◀ run ◀ stream.ReadPacket
+//
+// It ends when the stream fails, which may be told to the application, or when it is idle.
+type datagramFlow struct {
+	d     *datagrams
+	key   flowKey
+	idle  time.Duration
+	stats *flowCounters
+	last  atomic.Int64 // when a packet last went either way, as datagrams.now
+
+	ctx    context.Context // of the dial; ends with the flow
+	cancel context.CancelFunc
+
+	mu       sync.Mutex
+	stream   PacketStream // nil before the dial
+	queue    []buffer.Buffer
+	queued   int // bytes, with overhead, including what drain is writing
+	draining bool
+	closed   bool
+	timer    *time.Timer
+	quote    []byte // the beginning of the application's last packet
+}
+
+func newDatagramFlow(d *datagrams, key flowKey) *datagramFlow {
+	f := &datagramFlow{d: d, key: key, idle: d.s.cfg.UDPIdle, stats: d.s.stats.datagram(key.proto)}
+	switch {
+	case key.proto != packet.ProtoUDP:
+		f.idle = d.s.cfg.EchoIdle
+	case key.dst.Port() == dnsPort:
+		f.idle = d.s.cfg.DNSIdle
+	}
+	f.ctx, f.cancel = context.WithCancel(d.s.ctx)
+	f.stats.opened()
+	f.touch()
+	f.mu.Lock() // checkIdle may come early
+	defer f.mu.Unlock()
+	f.timer = time.AfterFunc(f.idle, f.checkIdle)
+	return f
+}
+
+func (f *datagramFlow) touch() { f.last.Store(int64(f.d.now())) }
+
+func (f *datagramFlow) checkIdle() {
+	rest := f.idle - (f.d.now() - time.Duration(f.last.Load()))
+	if rest <= 0 {
+		f.close()
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.closed {
+		f.timer.Reset(rest)
+	}
+}
+
+// enqueue takes payload, or returns false when the flow has ended.
+func (f *datagramFlow) enqueue(pkt *stack.PacketBuffer, payload buffer.Buffer) bool {
+	size := int(payload.Size())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return false
+	}
+	f.touch()
+	f.quote = appendBeginning(f.quote[:0], pkt)
+	if f.queued > queueLimit || f.d.queued.Load() > maxQueued {
+		f.stats.dropped.Add(1)
+		payload.Release()
+		return true
+	}
+	f.queue = append(f.queue, payload)
+	f.queued += size + queueOverhead
+	f.d.queued.Add(int64(size + queueOverhead))
+	f.startDraining()
+	return true
+}
+
+// appendBeginning appends as much of a packet as an ICMP error quotes.
+func appendBeginning(dst []byte, pkt *stack.PacketBuffer) []byte {
+	dst = append(dst, pkt.NetworkHeader().Slice()...)
+	dst = append(dst, pkt.TransportHeader().Slice()...)
+	room := packet.MaxQuote - len(dst)
+	data := pkt.Data().AsRange()
+	if room <= 0 || data.Size() == 0 {
+		return dst
+	}
+	view := data.Capped(room).ToView()
+	dst = append(dst, view.AsSlice()...)
+	view.Release()
+	return dst
+}
+
+// startDraining is called with f.mu held.
+func (f *datagramFlow) startDraining() {
+	if f.draining || f.stream == nil || len(f.queue) == 0 {
+		return
+	}
+	f.draining = true
+	f.d.s.flows.Go(f.drain)
+}
+
+// unqueue frees what was queued. It is called with f.mu held.
+func (f *datagramFlow) unqueue(b *buffer.Buffer) {
+	n := int(b.Size()) + queueOverhead
+	f.queued -= n
+	f.d.queued.Add(-int64(n))
+	b.Release()
+}
+
+// drain writes the queue to the stream.
+func (f *datagramFlow) drain() {
+	var batch []buffer.Buffer
+	for {
+		f.mu.Lock()
+		for i := range batch {
+			f.unqueue(&batch[i])
+		}
+		if len(f.queue) == 0 {
+			f.draining = false
+			f.queue = nil // an idle flow keeps no memory for it
+			f.mu.Unlock()
+			return
+		}
+		batch, f.queue = f.queue, batch[:0]
+		stream := f.stream
+		f.mu.Unlock()
+		for i := range batch {
+			size := int(batch[i].Size())
+			// One datagram is one view, unless it came in fragments; then PullUp joins them.
+			view, _ := batch[i].PullUp(0, size)
+			if err := stream.WritePacket(view.AsSlice()); err != nil {
+				f.fail(err)
+				break // fail has emptied the queue, so the next round ends
+			}
+			f.stats.bytesOut.Add(uint64(size))
+		}
+	}
+}
+
+// run dials, and then writes to the application what comes from the stream.
+func (f *datagramFlow) run() {
+	stream, err := f.dial()
+	if err != nil {
+		f.fail(err)
+		return
+	}
+	f.mu.Lock()
+	if f.closed {
+		f.mu.Unlock()
+		stream.Close()
+		return
+	}
+	f.stream = stream
+	f.startDraining()
+	f.mu.Unlock()
+
+	f.fail(f.copyDown(stream))
+}
+
+var packetBuffers = sync.Pool{New: func() any { return new([echoPrefix + maxPayload]byte) }}
+
+// copyDown writes to the application what comes from the stream, until that fails.
+func (f *datagramFlow) copyDown(stream PacketStream) error {
+	waiter, _ := stream.(interface{ Wait() error })
+	for {
+		if waiter != nil {
+			if err := waiter.Wait(); err != nil {
+				return err
+			}
+		}
+		buf := packetBuffers.Get().(*[echoPrefix + maxPayload]byte)
+		n, err := stream.ReadPacket(buf[:])
+		if err == nil {
+			f.write(buf[:n])
+		}
+		packetBuffers.Put(buf)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (f *datagramFlow) dial() (PacketStream, error) {
+	dialer := f.d.s.cfg.Dialer
+	if f.key.proto == packet.ProtoUDP {
+		return dialer.DialUDP(f.ctx, f.key.src, f.key.dst)
+	}
+	return dialer.DialEcho(f.ctx, f.key.src.Addr(), f.key.dst.Addr())
+}
+
+// write sends one packet of the stream to the application. One that cannot be sent is counted, and the flow goes on, as
+// with any datagram.
+func (f *datagramFlow) write(p []byte) {
+	f.touch()
+	link := f.d.s.link
+	var err error
+	switch {
+	case f.key.proto == packet.ProtoUDP:
+		err = link.sendUDP(f.key.dst, f.key.src, p)
+	case len(p) < echoPrefix:
+		f.stats.dropped.Add(1)
+		return
+	default:
+		sequence := binary.BigEndian.Uint16(p)
+		err = link.sendEchoReply(f.key.dst.Addr(), f.key.src.Addr(), f.key.src.Port(), sequence, p[echoPrefix:])
+	}
+	if err != nil {
+		f.stats.dropped.Add(1)
+		return
+	}
+	f.stats.bytesIn.Add(uint64(len(p)))
+}
+
+// fail ends the flow, and tells the application why if there is a way to say it.
+func (f *datagramFlow) fail(cause error) {
+	quote, first := f.end()
+	if !first || errors.Is(cause, io.EOF) { // the far end had nothing against it
+		return
+	}
+	v := judge(cause)
+	f.stats.failed(v)
+	f.d.s.log.Debug("flow failed", "proto", f.key.proto, "dst", f.key.dst, "err", cause)
+	reason := v.reason()
+	if reason == packet.PortUnreachable && f.key.proto != packet.ProtoUDP {
+		reason = packet.HostUnreachable
+	}
+	if reason == 0 {
+		return
+	}
+	if err := f.d.s.link.sendError(reason, f.key.dst.Addr(), quote); err != nil {
+		f.d.s.log.Debug("reporting a failed flow", "proto", f.key.proto, "dst", f.key.dst, "err", err)
+	}
+}
+
+func (f *datagramFlow) close() { f.end() }
+
+// end ends the flow. first is true for the call that did it.
+func (f *datagramFlow) end() (quote []byte, first bool) {
+	f.mu.Lock()
+	if f.closed {
+		f.mu.Unlock()
+		return nil, false
+	}
+	f.closed = true
+	for i := range f.queue {
+		f.unqueue(&f.queue[i])
+	}
+	f.queue, quote = nil, f.quote
+	f.timer.Stop()
+	stream := f.stream
+	f.mu.Unlock()
+
+	// Run waits for what cancel and Close end, and not for the timer that may have come here: there is no flow any more when
+	// they do.
+	f.d.mu.Lock()
+	delete(f.d.flows, f.key)
+	f.d.mu.Unlock()
+	f.stats.open.Add(-1)
+	f.cancel()
+	if stream != nil {
+		stream.Close()
+	}
+	return quote, true
+}

@@ -1,0 +1,217 @@
+package netstack
+
+import (
+	"net/netip"
+	"sync"
+
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"kubevpn/pkg/datapath/packet"
+)
+
+// gsoMaxSize is the longest super-packet that gVisor may build. Its IP header says at most 65535.
+const gsoMaxSize = 65535
+
+// link is gVisor's link endpoint on the device: super-packets go into the stack whole, and come out whole.
+//
+//	in:  Read ─ header checked ─┬─ copied into one right-sized, pooled buffer ─ gVisor
+//	                            └─ forwarded as it is, in the buffer it was read to
+//	out: gVisor's buffers as they are ─ virtio-net header ─ one Writev
+type link struct {
+	dev        Device
+	mtu        uint32
+	gso        bool
+	forwarder  PacketForwarder
+	stats      *counters
+	dispatcher stack.NetworkDispatcher
+}
+
+var _ stack.LinkEndpoint = (*link)(nil)
+var _ stack.GSOEndpoint = (*link)(nil)
+
+func newLink(dev Device, forwarder PacketForwarder, stats *counters) *link {
+	if forwarder == nil {
+		forwarder = keep(make([]byte, packet.VirtioLen+packet.MaxLen))
+	}
+	return &link{dev: dev, mtu: uint32(dev.MTU()), gso: dev.GSO(), forwarder: forwarder, stats: stats}
+}
+
+// keep is the buffer of a link that forwards nothing.
+type keep []byte
+
+func (k keep) Buffer() []byte                  { return k }
+func (k keep) Forward(int, packet.Header) bool { return false }
+
+// receive delivers packets until the device fails, and returns its error.
+func (l *link) receive() error {
+	for {
+		buf := l.forwarder.Buffer()
+		n, err := l.dev.Read(buf)
+		if err != nil {
+			return err
+		}
+		l.stats.packetsIn.Add(1)
+		l.deliver(buf[:n])
+	}
+}
+
+// deliver passes one packet, with its virtio-net header, to the forwarder or to gVisor, which keeps nothing of b.
+func (l *link) deliver(b []byte) {
+	virtio, err := packet.ParseVirtio(b)
+	if err != nil || virtio.GSOType == packet.GSOUDPL4 {
+		l.stats.malformed.Add(1)
+		return
+	}
+	b = b[packet.VirtioLen:]
+	h, err := packet.Parse(b)
+	if err != nil {
+		l.stats.malformed.Add(1)
+		return
+	}
+	if !isUnicast(h.Src) || !isUnicast(h.Dst) {
+		l.stats.ignoredCount.Add(1)
+		return
+	}
+	if l.forwarder.Forward(packet.VirtioLen+len(b), h) {
+		l.stats.forwarded.Add(1)
+		return
+	}
+	proto := header.IPv4ProtocolNumber
+	if h.Version == 6 {
+		proto = header.IPv6ProtocolNumber
+	}
+	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: bufferOf(b, h.Proto)})
+	l.dispatcher.DeliverNetworkPacket(proto, pkt)
+	pkt.DecRef()
+}
+
+// headerRoom is no less than the headers of any TCP packet, and the size of one of gVisor's pooled buffers.
+const headerRoom = 128
+
+// bufferOf copies a packet into pooled buffers of the right size. gVisor copies a buffer that headers are in, whole,
+// when it reads the headers while it has another reference to it; so it gets the headers of long packets apart.
+func bufferOf(b []byte, proto uint8) buffer.Buffer {
+	if proto != packet.ProtoTCP || len(b) < 4*headerRoom {
+		return buffer.MakeWithView(buffer.NewViewWithData(b))
+	}
+	buf := buffer.MakeWithView(buffer.NewViewWithData(b[:headerRoom]))
+	_ = buf.Append(buffer.NewViewWithData(b[headerRoom:])) // fails only for a view that is nil
+	return buf
+}
+
+var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// isUnicast is false for what the laptop's kernel sends to whom it may concern: router solicitations, multicast
+// listener reports, mDNS. These are for neighbours on a link, and the tunnel has none.
+func isUnicast(a netip.Addr) bool {
+	return !(a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified() || a.IsLoopback() || a == limitedBroadcast)
+}
+
+// outBuffer holds what a write needs besides the packet's own bytes.
+type outBuffer struct {
+	head   [packet.VirtioLen + packet.IPv6HeaderLen + packet.FragmentHeaderLen + 8]byte
+	pieces [][]byte
+}
+
+var outBuffers = sync.Pool{New: func() any { return &outBuffer{pieces: make([][]byte, 0, 8)} }}
+
+func (o *outBuffer) release() {
+	clear(o.pieces)
+	o.pieces = o.pieces[:0]
+	outBuffers.Put(o)
+}
+
+// write writes o.pieces as one packet.
+func (l *link) write(o *outBuffer) error {
+	if err := l.dev.Writev(o.pieces); err != nil {
+		l.stats.writeError.Add(1)
+		return err
+	}
+	l.stats.packetsOut.Add(1)
+	return nil
+}
+
+// WritePackets implements stack.LinkWriter. It is called by many goroutines at once, and waits for the device.
+func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
+	for i, pkt := range packets.AsSlice() {
+		out := outBuffers.Get().(*outBuffer)
+		virtio := l.virtioHeader(pkt)
+		virtio.Put(out.head[:])
+		out.pieces = append(out.pieces, out.head[:packet.VirtioLen])
+		views, skip := pkt.AsViewList()
+		for v := views.Front(); v != nil; v = v.Next() {
+			piece := v.AsSlice()
+			if skip >= len(piece) {
+				skip -= len(piece)
+				continue
+			}
+			out.pieces = append(out.pieces, piece[skip:])
+			skip = 0
+		}
+		err := l.write(out)
+		out.release()
+		if err != nil {
+			return i, &tcpip.ErrAborted{}
+		}
+	}
+	return packets.Len(), nil
+}
+
+// virtioHeader says what gVisor has left to the device: the checksum of most TCP packets, and the segmentation of long
+// ones.
+func (l *link) virtioHeader(pkt *stack.PacketBuffer) packet.Virtio {
+	var v packet.Virtio
+	gso := &pkt.GSOOptions
+	if l.gso && gso.Type != stack.GSONone && gso.NeedsCsum {
+		v.Flags = packet.VirtioNeedsChecksum
+		v.ChecksumStart = gso.L3HdrLen
+		v.ChecksumOffset = gso.CsumOffset
+		if gso.MSS != 0 && pkt.Data().Size() > int(gso.MSS) {
+			v.GSOType = packet.GSOTCPv4
+			if gso.Type == stack.GSOTCPv6 {
+				v.GSOType = packet.GSOTCPv6
+			}
+			v.HeaderLen = gso.L3HdrLen + uint16(len(pkt.TransportHeader().Slice()))
+			v.GSOSize = gso.MSS
+		}
+	}
+	return v
+}
+
+// SupportedGSO implements stack.GSOEndpoint.
+func (l *link) SupportedGSO() stack.SupportedGSO {
+	if l.gso {
+		return stack.HostGSOSupported
+	}
+	return stack.GSONotSupported
+}
+
+// GSOMaxSize implements stack.GSOEndpoint.
+func (l *link) GSOMaxSize() uint32 { return gsoMaxSize }
+
+// Capabilities implements stack.LinkEndpoint. Packets come from this machine's kernel, whole or with a checksum that
+// it left out because we said that we need none.
+func (l *link) Capabilities() stack.LinkEndpointCapabilities {
+	return stack.CapabilityRXChecksumOffload
+}
+
+// Attach implements stack.LinkEndpoint. Packets are delivered by receive, in Run.
+func (l *link) Attach(d stack.NetworkDispatcher) { l.dispatcher = d }
+
+// The rest of stack.LinkEndpoint: a TUN device has no link layer.
+
+func (l *link) IsAttached() bool                        { return l.dispatcher != nil }
+func (l *link) MTU() uint32                             { return l.mtu }
+func (l *link) SetMTU(mtu uint32)                       {}
+func (l *link) MaxHeaderLength() uint16                 { return 0 }
+func (l *link) LinkAddress() tcpip.LinkAddress          { return "" }
+func (l *link) SetLinkAddress(tcpip.LinkAddress)        {}
+func (l *link) Wait()                                   {}
+func (l *link) Close()                                  {}
+func (l *link) SetOnCloseAction(func())                 {}
+func (l *link) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }
+func (l *link) AddHeader(*stack.PacketBuffer)           {}
+func (l *link) ParseHeader(*stack.PacketBuffer) bool    { return true }

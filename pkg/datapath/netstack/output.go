@@ -1,0 +1,118 @@
+package netstack
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+
+	"kubevpn/pkg/datapath/packet"
+)
+
+// This file writes the packets that gVisor has no part in: UDP, echo replies and ICMP errors.
+
+// errTooLong is returned for a datagram that no IP packet can hold.
+var errTooLong = errors.New("datagram is too long for an IP packet")
+
+// sendUDP writes one datagram to the application, in fragments if it is longer than the MTU.
+func (l *link) sendUDP(src, dst netip.AddrPort, payload []byte) error {
+	// The sum over the payload can be left to the kernel, which will not need it, unless there are fragments.
+	partial := l.gso && ipHeaderLen(src.Addr())+8+len(payload) <= int(l.mtu)
+	head := packet.UDP(src, dst, payload, partial)
+	checksum := -1
+	if partial {
+		checksum = 6
+	}
+	return l.sendDatagram(src.Addr(), dst.Addr(), packet.ProtoUDP, head, checksum, payload)
+}
+
+// sendEchoReply writes the answer of src to an echo request of dst.
+func (l *link) sendEchoReply(src, dst netip.Addr, ident, sequence uint16, payload []byte) error {
+	proto := uint8(packet.ProtoICMP)
+	if src.Is6() {
+		proto = packet.ProtoICMPv6
+	}
+	head := packet.EchoReply(src, dst, ident, sequence, payload)
+	return l.sendDatagram(src, dst, proto, head, -1, payload)
+}
+
+// sendDatagram writes an IP packet, or its fragments. head is the transport header. checksum is the offset in it of a
+// checksum that holds only the pseudo header's sum; -1 means that there is none.
+func (l *link) sendDatagram(src, dst netip.Addr, proto uint8, head [8]byte, checksum int, payload []byte) error {
+	header, length := ipHeaderLen(src), len(head)+len(payload)
+	limit := 65535
+	if src.Is4() {
+		limit -= header
+	}
+	if length > limit {
+		return errTooLong
+	}
+	if header+length > int(l.mtu) {
+		return l.sendFragments(src, dst, proto, head, payload)
+	}
+	out := outBuffers.Get().(*outBuffer)
+	defer out.release()
+	var virtio packet.Virtio
+	if checksum >= 0 {
+		virtio.Flags = packet.VirtioNeedsChecksum
+		virtio.ChecksumStart = uint16(header)
+		virtio.ChecksumOffset = uint16(checksum)
+	}
+	virtio.Put(out.head[:])
+	ip := packet.Outgoing{Src: src, Dst: dst, Proto: proto, PayloadLen: length}
+	out.pieces = append(out.pieces, append(ip.Append(out.head[:packet.VirtioLen]), head[:]...))
+	if len(payload) > 0 {
+		out.pieces = append(out.pieces, payload)
+	}
+	return l.write(out)
+}
+
+func (l *link) sendFragments(src, dst netip.Addr, proto uint8, head [8]byte, payload []byte) error {
+	header := ipHeaderLen(src)
+	if src.Is6() {
+		header += packet.FragmentHeaderLen
+	}
+	room := (int(l.mtu) - header) &^ 7
+	length := len(head) + len(payload)
+	ip := packet.Outgoing{Src: src, Dst: dst, Proto: proto, Fragment: true, ID: rand.Uint32()}
+	for ip.FragmentOffset < length {
+		ip.PayloadLen = min(room, length-ip.FragmentOffset)
+		ip.MoreFragments = ip.FragmentOffset+ip.PayloadLen < length
+		out := outBuffers.Get().(*outBuffer)
+		clear(out.head[:packet.VirtioLen])
+		headers, n := ip.Append(out.head[:packet.VirtioLen]), ip.PayloadLen
+		if ip.FragmentOffset == 0 {
+			headers = append(headers, head[:]...)
+			n -= len(head)
+		}
+		out.pieces = append(out.pieces, headers)
+		out.pieces = append(out.pieces, payload[:n])
+		err := l.write(out)
+		out.release()
+		if err != nil {
+			return err
+		}
+		payload = payload[n:]
+		ip.FragmentOffset += ip.PayloadLen
+	}
+	return nil
+}
+
+// sendError tells the sender of original, which may be only the beginning of a packet, why it was not delivered. The
+// message comes from the address that was not reached.
+func (l *link) sendError(reason packet.Reason, from netip.Addr, original []byte) error {
+	buf, err := packet.AppendError(make([]byte, packet.VirtioLen, packet.VirtioLen+1280), reason, from, original)
+	if err != nil {
+		return err
+	}
+	out := outBuffers.Get().(*outBuffer)
+	defer out.release()
+	out.pieces = append(out.pieces, buf)
+	return l.write(out)
+}
+
+func ipHeaderLen(a netip.Addr) int {
+	if a.Is4() {
+		return packet.IPv4HeaderLen
+	}
+	return packet.IPv6HeaderLen
+}

@@ -1,0 +1,235 @@
+package packetlink
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// pair is a Sender in a bubble whose streams are pipes, and what comes out of them, in order.
+type pair struct {
+	*rig
+	ends      [Streams]net.Conn // what is received from
+	hold      [Streams]chan struct{}
+	delivered chan []byte
+	ended     [Streams]chan error
+}
+
+// held is a stream from which nothing can be read until it is let go.
+type held struct {
+	net.Conn
+	open <-chan struct{}
+}
+
+func (h held) Read(b []byte) (int, error) { <-h.open; return h.Conn.Read(b) }
+
+func newPair(t *testing.T) *pair {
+	p := &pair{delivered: make(chan []byte, 100)}
+	var barriers Barriers
+	var malformed atomic.Uint64
+	p.rig = newRig(t, SenderConfig{GSO: true, Eager: true, Open: func(_ context.Context, stream int) (io.WriteCloser, error) {
+		here, there := net.Pipe()
+		hold, ended := make(chan struct{}), make(chan error, 1)
+		p.mu.Lock()
+		p.ends[stream], p.hold[stream], p.ended[stream] = there, hold, ended
+		p.mu.Unlock()
+		go func() {
+			defer there.Close()
+			ended <- Receive(held{there, hold}, stream, &barriers, func(f *Frame) {
+				p.delivered <- bytes.Clone(f.Bytes())
+				f.Release()
+			}, &malformed)
+		}()
+		return here, nil
+	}})
+	t.Cleanup(func() {
+		if n := malformed.Load(); n > 0 {
+			t.Errorf("%d malformed", n)
+		}
+	})
+	return p
+}
+
+// leave runs the Sender, and has bulkFlow send 60001 bytes by stream 0, which makes it leave that, and 60002 by its stream.
+func (p *pair) leave() (bulk int) {
+	p.run()
+	synctest.Wait()
+	p.send(bulkFlow.of(60001))
+	p.send(bulkFlow.of(60002))
+	return p.streamOf(bulkFlow)
+}
+
+// got gives what was delivered since it was asked last, as the lengths of payloads.
+func (p *pair) got() (payloads []int) {
+	synctest.Wait()
+	for len(p.delivered) > 0 {
+		payloads = append(payloads, len(<-p.delivered)-len(spec{}.bytes()))
+	}
+	return payloads
+}
+
+func (p *pair) want(payloads ...int) {
+	p.t.Helper()
+	if got := p.got(); !slices.Equal(got, payloads) {
+		p.t.Errorf("payloads %v were delivered, want %v", got, payloads)
+	}
+}
+
+// let lets the stream be read from.
+func (p *pair) let(stream int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.hold[stream]:
+	default:
+		close(p.hold[stream])
+	}
+}
+
+// cut ends the stream for both ends, and gives what tells of the end of Receive.
+func (p *pair) cut(stream int) <-chan error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ends[stream].Close()
+	return p.ended[stream]
+}
+
+// release lets go of all streams that are still held, and ends the Sender.
+func (p *pair) release() {
+	for stream := range Streams {
+		p.let(stream)
+	}
+	p.end()
+	synctest.Wait()
+}
+
+// A flow that leaves stream 0 does not overtake what it has sent there, however late stream 0 is.
+func TestFlowDoesNotOvertakeItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t)
+		bulk := p.leave()
+		defer p.release()
+		p.let(bulk)
+		time.Sleep(time.Hour)
+		p.want()
+		p.let(0)
+		p.want(60001, 60002)
+		p.send(bulkFlow.of(60003)) // no barrier: it has left
+		p.want(60003)
+	})
+}
+
+// What waits for stream 0 goes on when that has ended: what it had is lost. The next stream 0 says so to who waits later.
+func TestBarrierOutlivesItsStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t)
+		bulk := p.leave()
+		defer p.release()
+		p.let(bulk)
+		p.want()
+		lost := p.cut(0)
+		p.let(0)
+		if err := <-lost; err != nil && !errors.Is(err, io.ErrClosedPipe) {
+			t.Error(err)
+		}
+		p.want(60002)
+		time.Sleep(maxPause) // until there is another
+		p.send(bulkFlow.of(60003))
+		p.want(60003)
+	})
+}
+
+func TestBarrierThatWasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t)
+		bulk := p.leave()
+		defer p.release()
+		p.cut(0)
+		p.let(0)
+		time.Sleep(maxPause)
+		p.let(bulk) // comes to its barrier when the stream that had the other part has gone
+		p.want()
+		p.let(0) // of another stream 0
+		p.want(60002)
+	})
+}
+
+func TestBarriers(t *testing.T) {
+	passed := newBarrier(barrierPassed, 7).Bytes()
+	awaited := newBarrier(barrierAwaited, 7).Bytes()
+	packet := spec{payload: 1}.bytes()
+	tests := []struct {
+		name      string
+		number    int
+		before    uint32 // passed
+		stream    []byte
+		frames    int
+		malformed uint64
+		waits     bool
+	}{
+		{"stream_0_passes", 0, 0, wire(packet, passed, packet), 2, 0, false},
+		{"stream_0_does_not_wait_for_itself", 0, 0, wire(awaited, packet), 1, 0, false},
+		{"another_waits", 1, 6, wire(packet, awaited, packet), 1, 0, true},
+		{"passed_already", 1, 7, wire(packet, awaited, packet), 2, 0, false},
+		{"a_later_one_was_passed", 1, 9, wire(awaited, packet), 1, 0, false},
+		{"numbers_wrap", 1, 3, wire(newBarrier(barrierAwaited, 1<<32-5).Bytes(), packet), 1, 0, false},
+		{"only_stream_0_passes", 1, 6, wire(passed, awaited, packet), 0, 0, true},
+		{"unknown_kind", 1, 0, wire(newBarrier(3, 7).Bytes(), packet), 1, 1, false},
+		{"longer", 1, 0, wire(append(bytes.Clone(awaited), 0), packet), 1, 1, false},
+		{"with_a_header", 1, 0, wire(append([]byte{1}, awaited[1:]...), packet), 1, 1, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var barriers Barriers
+				var malformed, frames atomic.Uint64
+				barriers.begin() // there is a stream 0
+				barriers.pass(tt.before)
+				done := make(chan error, 1)
+				go func() {
+					done <- Receive(bytes.NewReader(tt.stream), tt.number, &barriers, func(f *Frame) { frames.Add(1); f.Release() }, &malformed)
+				}()
+				synctest.Wait()
+				if waits := len(done) == 0; waits != tt.waits || int(frames.Load()) != tt.frames || malformed.Load() != tt.malformed {
+					t.Errorf("waits %v, %d frames, %d malformed", waits, frames.Load(), malformed.Load())
+				}
+				barriers.end()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// Another Sender counts from the beginning.
+func TestBarriersBeginAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var barriers Barriers
+		barriers.begin()
+		barriers.pass(9)
+		old := make(chan struct{})
+		go func() { barriers.await(10); close(old) }()
+		synctest.Wait()
+		barriers.end()
+		barriers.begin()
+		<-old
+		latest := make(chan struct{})
+		go func() { barriers.await(1); close(latest) }()
+		synctest.Wait()
+		select {
+		case <-latest:
+			t.Error("what the last Sender has passed counts for the next")
+		default:
+		}
+		barriers.pass(1)
+		<-latest
+	})
+}

@@ -1,0 +1,155 @@
+package packetlink
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/datapath/tun"
+	"kubevpn/pkg/datapath/tun/tuntest"
+)
+
+// plainTUN makes a TUN device without any offload: what is read from it is what a wire would see.
+func plainTUN(name string) (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("making %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// TestAsLinuxDoes gives the same packets to a Sender for an end without offload, and to the kernel, which forwards them
+// to a device without offload. The packets that come of both are the same, to the byte.
+func TestAsLinuxDoes(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "ip", "sysctl")
+	ns := tuntest.NewNamespace(t)
+	var in tun.Device
+	var out *os.File
+	if err := ns.Do(func() (err error) {
+		if in, err = tun.Open("in", 65520); err != nil {
+			return err
+		}
+		out, err = plainTUN("out")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close(); out.Close() })
+	ns.Run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.in.rp_filter=0")
+	ns.Run("ip", "addr", "add", "10.1.0.1/24", "dev", "in")
+	ns.Run("ip", "addr", "add", "fd01::1/64", "dev", "in", "nodad")
+	ns.Run("ip", "link", "set", "in", "up")
+	ns.Run("ip", "link", "set", "out", "mtu", "9000", "txqueuelen", "10000", "up")
+	ns.Run("ip", "route", "add", "10.2.0.0/24", "dev", "out")
+	ns.Run("ip", "route", "add", "fd02::/64", "dev", "out")
+
+	// read gives the next packet that was forwarded, and not the kernel's own, such as a router solicitation.
+	buf := make([]byte, 65536)
+	read := func() ([]byte, error) {
+		for {
+			n, err := out.Read(buf)
+			if err != nil {
+				return nil, err
+			}
+			h, err := packet.Parse(buf[:n])
+			if err != nil {
+				return nil, err
+			}
+			if h.Proto == packet.ProtoTCP || h.Proto == packet.ProtoUDP {
+				return buf[:n], nil
+			}
+		}
+	}
+	finished := func(sp spec) [][]byte { // what a Sender makes of it
+		g := frame(sp.bytes())
+		if _, err := g.Header(); err != nil {
+			t.Fatalf("%+v: %v", sp, err)
+		}
+		l, err := g.finish()
+		if err != nil {
+			t.Fatalf("%+v: %v", sp, err)
+		}
+		var w []byte
+		for g := l.head; g != nil; g = g.next {
+			w = append(w, g.buf[:g.end]...)
+		}
+		l.release()
+		got, malformed, err := receiveAll(bytes.NewReader(w))
+		if err != nil || malformed > 0 {
+			t.Fatalf("%+v: %d malformed, %v", sp, malformed, err)
+		}
+		return got
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for i := range 400 {
+		sp := spec{
+			v6: i%2 == 1, sport: uint16(r.Uint32()), dport: uint16(r.Uint32()), seq: r.Uint32(), id: uint16(1 + r.IntN(65535)),
+			options: 4 * r.IntN(11), flags: []byte{0, 0x08, 0x09, 0x80, 0x89, 0xc9, 0x40, 0x28}[r.IntN(8)],
+			src: netip.MustParseAddr("10.1.0.9"), dst: netip.MustParseAddr("10.2.0.9"),
+		}
+		if sp.v6 {
+			sp.src, sp.dst = netip.MustParseAddr("fd01::9"), netip.MustParseAddr("fd02::9")
+		}
+		switch r.IntN(5) {
+		case 0:
+			sp.proto, sp.options, sp.partial, sp.payload = packet.ProtoUDP, 0, true, r.IntN(8900)
+		case 1:
+			sp.partial, sp.payload = true, r.IntN(8800)
+		case 2: // around a whole number of segments
+			sp.gso = 100 + r.IntN(3000)
+			sp.payload = min(65000, sp.gso*(1+r.IntN(20))+r.IntN(3)-1)
+		default:
+			sp.gso = 64 + r.IntN(8700)
+			sp.payload = 1 + r.IntN(65000)
+		}
+		sp.ttl = 63 // what is left behind the kernel's hop
+		want := finished(sp)
+		sp.ttl = 64
+		whole := frame(sp.bytes())
+		if _, err := whole.Header(); err != nil {
+			t.Fatalf("%+v: %v", sp, err)
+		}
+		err := in.Writev([][]byte{whole.Bytes()})
+		whole.Release()
+		if err != nil {
+			t.Fatalf("%+v: %v", sp, err)
+		}
+		for j, w := range want {
+			out.SetReadDeadline(time.Now().Add(5 * time.Second))
+			got, err := read()
+			if err != nil {
+				t.Fatalf("%+v: packet %d of %d: %v", sp, j, len(want), err)
+			}
+			if !bytes.Equal(got, w[packet.VirtioLen:]) {
+				show := min(100, len(got), len(w)-packet.VirtioLen)
+				t.Fatalf("%+v: packet %d of %d:\nkernel %d bytes %s\nhere   %d bytes %s", sp, j, len(want),
+					len(got), hex.EncodeToString(got[:show]), len(w)-packet.VirtioLen, hex.EncodeToString(w[packet.VirtioLen:][:show]))
+			}
+		}
+	}
+	out.SetReadDeadline(time.Now())
+	if got, err := read(); err == nil {
+		t.Errorf("the kernel made one packet more: %.80x", got)
+	}
+}

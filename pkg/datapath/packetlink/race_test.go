@@ -1,0 +1,5 @@
+//go:build race
+
+package packetlink
+
+const raceEnabled = true

@@ -1,0 +1,136 @@
+// Package routable decides which addresses of this machine may be routed to a cluster.
+//
+//	private  10.0.0.0/8, 100.64.0.0/10, fd00::/8 ...   routed without asking
+//	public   203.0.113.0/24, 2001:db8::/32 ...         routed only if the user named it
+//	special  127.0.0.0/8, 169.254.0.0/16, ff00::/8 ... never routed
+package routable
+
+import (
+	"fmt"
+	"net/netip"
+
+	"go4.org/netipx"
+)
+
+// MaxRoutes limits the routes of one device, and the networks that a user may allow for it.
+const MaxRoutes = 4096
+
+// private returns the networks that are routed without asking.
+func private() []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix("10.0.0.0/8"), // RFC 1918
+		netip.MustParsePrefix("172.16.0.0/12"),
+		netip.MustParsePrefix("192.168.0.0/16"),
+		netip.MustParsePrefix("100.64.0.0/10"),   // RFC 6598, shared address space
+		netip.MustParsePrefix("198.18.0.0/15"),   // RFC 2544, benchmarking
+		netip.MustParsePrefix("240.0.0.0/4"),     // RFC 1112, reserved: GKE has pods there
+		netip.MustParsePrefix("34.118.224.0/20"), // GKE's default for Services, which Google keeps free
+		netip.MustParsePrefix("fc00::/7"),        // RFC 4193, unique local
+	}
+}
+
+// special returns the networks of RFC 6890 that are never routed.
+func special() []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix("0.0.0.0/8"),
+		netip.MustParsePrefix("127.0.0.0/8"),
+		netip.MustParsePrefix("169.254.0.0/16"),
+		netip.MustParsePrefix("224.0.0.0/4"), // multicast
+		netip.MustParsePrefix("255.255.255.255/32"),
+		netip.MustParsePrefix("::/8"),     // unspecified, loopback, IPv4-mapped
+		netip.MustParsePrefix("fe80::/9"), // link-local and the former site-local
+		netip.MustParsePrefix("ff00::/8"),
+	}
+}
+
+// Space returns the addresses that may be routed: private networks and the networks that the user named. It ignores
+// a named network that Refuse rejects. The result never contains special addresses.
+func Space(named ...netip.Prefix) *netipx.IPSet {
+	var b netipx.IPSetBuilder
+	for _, p := range private() {
+		b.AddPrefix(p)
+	}
+	for _, p := range named {
+		if Refuse(p) == "" {
+			b.AddPrefix(p.Masked())
+		}
+	}
+	for _, p := range special() {
+		b.RemovePrefix(p)
+	}
+	return Set(&b)
+}
+
+// Set returns the addresses of b. It panics if one is invalid.
+func Set(b *netipx.IPSetBuilder) *netipx.IPSet {
+	set, err := b.IPSet()
+	if err != nil { // only an invalid address or prefix is an error
+		panic("building an IP set: " + err.Error())
+	}
+	return set
+}
+
+// Inner returns the networks for inner addresses: benchmarking (RFC 2544), shared (RFC 6598) and unique local (RFC
+// 4193) addresses, and a part of a private network (RFC 1918) as the last resort.
+func Inner() []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("10.219.0.0/16"),
+		netip.MustParsePrefix("fd00::/8"),
+	}
+}
+
+// Refuse returns the reason why p can never be routed, not even if the user names it, or "". It accepts a p that
+// contains special addresses among others; Space omits those.
+func Refuse(p netip.Prefix) string {
+	a := p.Addr()
+	switch {
+	case !p.IsValid() || a.Is4In6():
+		return "it is not a prefix"
+	case p.Bits() == 0:
+		return "it is a default route"
+	case a.Is4() && p.Bits() < 8, a.Is6() && p.Bits() < 16:
+		return "it is too wide"
+	case a.IsLoopback():
+		return "it is loopback"
+	case a.IsLinkLocalUnicast():
+		return "it is link-local"
+	case a.IsMulticast():
+		return "it is multicast"
+	}
+	for _, s := range special() {
+		if s.Bits() <= p.Bits() && s.Contains(a) {
+			return "it is in " + s.String() + ", a special-purpose network"
+		}
+	}
+	return ""
+}
+
+// Check returns an error if a device must not have the routes, given the networks that the user named. The root helper
+// checks its requests with it.
+func Check(routes, named []netip.Prefix) error {
+	if n := len(routes); n > MaxRoutes {
+		return fmt.Errorf("%d routes: at most %d", n, MaxRoutes)
+	}
+	if n := len(named); n > MaxRoutes {
+		return fmt.Errorf("%d networks that the user allowed: at most %d", n, MaxRoutes)
+	}
+	for _, p := range named {
+		if why := Refuse(p); why != "" {
+			return fmt.Errorf("the network %v that the user allowed: %s", p, why)
+		}
+	}
+	space := Space(named...)
+	for _, p := range routes {
+		why := Refuse(p)
+		switch {
+		case !p.IsValid() || p.Masked() != p || p.Addr().Is4In6():
+			why = "it is not a masked prefix"
+		case space.ContainsPrefix(p):
+			continue // also if it is wider than a network that can be named
+		case why == "":
+			why = "it is not in private address space, and not in a network that the user allowed"
+		}
+		return fmt.Errorf("the route %v: %s", p, why)
+	}
+	return nil
+}

@@ -1,0 +1,30 @@
+//go:build !linux && !darwin
+
+package osdns
+
+import (
+	"errors"
+	"runtime"
+)
+
+func defaultTable() string { return "" }
+
+// Configurator is not implemented on this system: Set returns an error for all but the zero Config.
+type Configurator struct{}
+
+// New returns a Configurator.
+func New(Options) *Configurator { return &Configurator{} }
+
+// Set fails unless cfg is the zero value.
+func (c *Configurator) Set(cfg Config) (Applied, error) {
+	if cfg.zero() {
+		return Applied{}, nil
+	}
+	return Applied{}, errors.New("kubevpn cannot configure the resolver on " + runtime.GOOS + " yet")
+}
+
+// Close does nothing.
+func (c *Configurator) Close() error { return nil }
+
+// Recover has nothing to undo.
+func Recover(Options) (did string, err error) { return "", nil }

@@ -1,0 +1,220 @@
+package redirect
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	nl "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Flush ends the applications' open connections on these ports, so that their clients connect again: TCP with a reset to both
+// ends; a UDP flow's next datagram counts as its first. It returns how many it ended. It leaves alone connections that begin
+// within the network namespace, which are never redirected: those of DialFrom are among them, whichever address they keep.
+func Flush(ports []Port) (n int, err error) {
+	var tcp, udp []uint16
+	for _, p := range ports {
+		switch p.Protocol {
+		case TCP:
+			tcp = append(tcp, p.Port)
+		case UDP:
+			udp = append(udp, p.Port)
+		default:
+			return 0, fmt.Errorf("ending connections of %s: only those of tcp and udp can be", p)
+		}
+	}
+	if len(tcp) > 0 {
+		if n, err = flushTCP(tcp); err != nil {
+			err = fmt.Errorf("ending TCP connections (sock_diag): %w", err)
+		}
+	}
+	if len(udp) > 0 {
+		flows, udpErr := forgetFlows(udp)
+		n += flows
+		if udpErr != nil {
+			err = errors.Join(err, fmt.Errorf("forgetting UDP flows (conntrack): %w", udpErr))
+		}
+	}
+	return n, err
+}
+
+func flushTCP(ports []uint16) (n int, err error) {
+	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	var open []socket
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		sockets, err := tcpSockets(conn, family)
+		if err != nil {
+			return 0, err
+		}
+		open = append(open, sockets...)
+	}
+	var errs []error
+	for _, s := range open {
+		if !slices.Contains(ports, s.local.Port()) || s.local.Addr().IsLoopback() {
+			continue
+		}
+		// The other end's socket exists before this one: if it is in this namespace, it can be found now.
+		within, err := exists(conn, s.remote, s.local)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+			continue
+		case within:
+			continue
+		}
+		switch err := destroy(conn, s); {
+		case errors.Is(err, os.ErrNotExist): // it ended meanwhile
+		case err != nil:
+			errs = append(errs, fmt.Errorf("the connection from %v: %w", s.remote, err))
+		default:
+			n++
+		}
+	}
+	return n, errors.Join(errs...)
+}
+
+// socket is a TCP socket that has a peer. An IPv4 connection of a socket for both families is IPv4 here.
+type socket struct {
+	local, remote netip.AddrPort
+	family        byte
+	id            [48]byte // inet_diag_sockid
+}
+
+// TCP's states, net/tcp_states.h.
+const (
+	tcpTimeWait = 6
+	tcpClose    = 7
+	tcpListen   = 10
+	tcpStates   = 13 // and more than there are
+)
+
+// diagRequest is inet_diag_req_v2.
+func diagRequest(family byte, states uint32, id [48]byte) []byte {
+	b := []byte{family, unix.IPPROTO_TCP, 0, 0}
+	b = binary.NativeEndian.AppendUint32(b, states)
+	return append(b, id[:]...)
+}
+
+// parseSocket reads inet_diag_msg: family, state, timer, retransmissions, and an inet_diag_sockid of ports, addresses,
+// interface and cookie.
+func parseSocket(b []byte) (s socket, state byte, err error) {
+	if len(b) < 4+len(s.id) {
+		return socket{}, 0, fmt.Errorf("a socket in %d bytes", len(b))
+	}
+	s.family, state, s.id = b[0], b[1], [48]byte(b[4:])
+	length := 16
+	if s.family == unix.AF_INET {
+		length = 4
+	}
+	end := func(port, addr int) netip.AddrPort {
+		a, _ := netip.AddrFromSlice(s.id[addr : addr+length]) // of 4 or 16 bytes: always one
+		return netip.AddrPortFrom(a.Unmap(), binary.BigEndian.Uint16(s.id[port:]))
+	}
+	s.local, s.remote = end(0, 4), end(2, 20)
+	return s, state, nil
+}
+
+// tcpSockets lists sockets with a peer, including those of unfinished handshakes.
+func tcpSockets(conn *netlink.Conn, family byte) ([]socket, error) {
+	states := uint32(1<<tcpStates-1) &^ (1<<tcpTimeWait | 1<<tcpClose | 1<<tcpListen)
+	messages, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.SOCK_DIAG_BY_FAMILY, Flags: netlink.Request | netlink.Dump},
+		Data:   diagRequest(family, states, [48]byte{}),
+	})
+	if err != nil {
+		return nil, err
+	}
+	var out []socket
+	for _, m := range messages {
+		s, _, err := parseSocket(m.Data)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// exists reports whether this network namespace has a socket with this local and this remote address.
+func exists(conn *netlink.Conn, local, remote netip.AddrPort) (bool, error) {
+	id := [48]byte{}
+	binary.BigEndian.PutUint16(id[0:], local.Port())
+	binary.BigEndian.PutUint16(id[2:], remote.Port())
+	copy(id[4:], local.Addr().AsSlice())
+	copy(id[20:], remote.Addr().AsSlice())
+	for i := 40; i < 48; i++ { // INET_DIAG_NOCOOKIE
+		id[i] = 0xff
+	}
+	family := byte(unix.AF_INET)
+	if local.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	messages, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.SOCK_DIAG_BY_FAMILY, Flags: netlink.Request},
+		Data:   diagRequest(family, 1<<tcpStates-1, id),
+	})
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("looking for the socket of %v: %w", local, err)
+	}
+	for _, m := range messages {
+		// Without such a socket the kernel returns one that listens there.
+		if s, state, err := parseSocket(m.Data); err == nil && state != tcpListen && s.local == local && s.remote == remote {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// destroy resets a connection, like `ss -K`.
+func destroy(conn *netlink.Conn, s socket) error {
+	_, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.SOCK_DESTROY, Flags: netlink.Request | netlink.Acknowledge},
+		Data:   diagRequest(s.family, 1<<tcpStates-1, s.id),
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("the kernel lacks CONFIG_INET_DIAG_DESTROY: %w", err)
+	}
+	return err
+}
+
+// forgetFlows has conntrack forget UDP flows from outside to these ports of this network namespace. It leaves alone flows with
+// a mark, redirected ones and those of DialUDPFrom, and those that another program redirected.
+func forgetFlows(ports []uint16) (n int, err error) {
+	addrs, err := localAddrs()
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	for _, family := range []nl.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		flows, err := nl.ConntrackDeleteFilters(nl.ConntrackTable, family, flowsTo{addrs, ports})
+		n += int(flows)
+		errs = append(errs, err)
+	}
+	return n, errors.Join(errs...)
+}
+
+// flowsTo are the flows that forgetFlows means.
+type flowsTo struct {
+	addrs []netip.Addr // of this network namespace
+	ports []uint16
+}
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter.
+func (t flowsTo) MatchConntrackFlow(f *nl.ConntrackFlow) bool {
+	src, _ := netip.AddrFromSlice(f.Forward.SrcIP)
+	dst, _ := netip.AddrFromSlice(f.Forward.DstIP)
+	return f.Forward.Protocol == unix.IPPROTO_UDP && f.Mark == 0 && f.Forward.DstPort == f.Reverse.SrcPort &&
+		slices.Contains(t.addrs, dst.Unmap()) && !slices.Contains(t.addrs, src.Unmap()) && slices.Contains(t.ports, f.Forward.DstPort)
+}

@@ -1,0 +1,65 @@
+// Package redirect brings connections for an application to another port of the same network namespace, and lets the
+// program that serves that port connect to the application from the client's address.
+//
+//	client ── eth0 ─┬─ new, for a port of the map ──▶ local port: the redirector ──┐ from the client's address (DialFrom)
+//	                └─ everything else ─────────────▶ application ◀───────── lo ◀──┘
+//
+// It redirects new TCP connections and UDP flows to any address of the namespace, and they keep that address. It leaves alone
+// those that begin within the namespace, over loopback. It is Linux only.
+//
+// The rules are in a Table, which the kernel removes with the process: however the process dies, the application has its ports
+// back at once. Other packages use Table for rules of their own. It needs Linux 5.12 and CAP_NET_ADMIN.
+package redirect
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+)
+
+// The protocols of a Port.
+const (
+	TCP = "tcp"
+	UDP = "udp"
+)
+
+// Port is where an application listens.
+type Port struct {
+	Protocol string // TCP or UDP
+	Port     uint16
+}
+
+// String is "tcp/80".
+func (p Port) String() string { return fmt.Sprintf("%s/%d", p.Protocol, p.Port) }
+
+// Config configures Redirects.
+type Config struct {
+	// Name is the nftables table's, by which a person finds it. No other process in the network namespace may have it.
+	Name string
+	// Mark marks the sockets that DialFrom opens (SO_MARK) and, in conntrack, redirected UDP flows. Mark+1 marks the sockets,
+	// packets and conntrack entries of connections that keep the client's address, and is the number of a routing table. Neither
+	// may have another meaning in the network namespace.
+	Mark uint32
+	// Logger may be nil.
+	Logger *slog.Logger
+}
+
+// validate checks the argument of Set. Only the local port of a datagram tells which port it was for.
+func validate(ports map[Port]uint16) error {
+	var locals []uint16
+	for p, local := range ports {
+		switch {
+		case p.Protocol != TCP && p.Protocol != UDP:
+			return fmt.Errorf("cannot redirect %s: only tcp and udp are possible", p)
+		case p.Port == 0 || local == 0:
+			return fmt.Errorf("redirecting %s to port %d: a port is zero", p, local)
+		case p.Port == local:
+			return fmt.Errorf("redirecting %s to itself", p)
+		case p.Protocol == UDP && slices.Contains(locals, local):
+			return fmt.Errorf("redirecting %s to port %d: so is another port", p, local)
+		case p.Protocol == UDP:
+			locals = append(locals, local)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,80 @@
+package redirect
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+
+	"github.com/google/nftables"
+)
+
+// Redirects are ports of applications whose connections go to other ports. Its methods may be called concurrently.
+type Redirects struct {
+	mark      uint32
+	diversion diversion
+	logger    *slog.Logger
+
+	mu                sync.Mutex // guards table and what is in it
+	table             *Table     // nil: closed
+	tcp, udp, udpBack *nftables.Set
+	output            *nftables.Chain
+	diverts           bool // the rules of divert are there
+
+	keeping        sync.RWMutex        // guards those below: who dials does not wait for the kernel
+	local4, local6 map[netip.Addr]bool // addresses to which DialFrom keeps the client's address
+}
+
+// New redirects nothing yet, but proves that the kernel can. An error says what is missing.
+func New(cfg Config) (*Redirects, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	table, err := OpenTable(cfg.Name)
+	if err != nil {
+		return nil, err
+	}
+	r := &Redirects{mark: cfg.Mark, diversion: diversionOf(cfg.Mark), logger: cfg.Logger, table: table}
+	if err := r.addRules(); err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot create the chains of a redirect (nf_tables with nat, fib and ct): %w", err), table.Close())
+	}
+	return r, nil
+}
+
+// Set replaces the ports that are redirected, each with its local port. A server there listens at all addresses, in both
+// families. Each connection meets the previous ports or the new ones, nothing in between. An open TCP connection stays where
+// it is. A UDP flow that began between New and the redirect of its port stays with the application; one that the kernel did
+// not know before counts as new; a redirected one goes with its port: back, or to another local port. UDP ports need local
+// ports of their own.
+func (r *Redirects) Set(ports map[Port]uint16) error {
+	if err := validate(ports); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.table == nil {
+		return os.ErrClosed
+	}
+	if err := r.setMaps(ports); err != nil {
+		return fmt.Errorf("cannot redirect %v: %w", ports, err)
+	}
+	r.logger.Info("redirected ports", "ports", fmt.Sprint(ports))
+	return nil
+}
+
+// Close gives every port back to its application, and removes everything else. Close redirected connections first: without
+// NAT in the namespace, the kernel does not know to whom they belong. A second Close does nothing.
+func (r *Redirects) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.table == nil {
+		return nil
+	}
+	err := errors.Join(r.table.Close(), r.diversion.removeRoutes())
+	r.table = nil
+	r.keep(&r.local4, nil)
+	r.keep(&r.local6, nil)
+	return err
+}

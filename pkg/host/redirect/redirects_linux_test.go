@@ -1,0 +1,338 @@
+package redirect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
+)
+
+var web, dns = Port{TCP, 80}, Port{UDP, 53}
+
+func TestPorts(t *testing.T) {
+	if !testenv.InNamespace(t, "nft") {
+		return
+	}
+	p := newPod(t)
+	// Checksums as on a wire, where there is the program for it: veth asks nobody for them otherwise.
+	if _, err := exec.LookPath("ethtool"); err == nil {
+		p.client.Run("ethtool", "-K", "veth0", "tx", "off", "rx", "off")
+		testenv.Run(t, "ethtool -K eth0 tx off rx off")
+	}
+	serve(t, application(80)...)
+	serve(t, application(81)...)
+	serve(t, application(53)...)
+	serve(t, redirector(8080)...)
+	serve(t, redirector(5353)...)
+	tests := []struct{ network, address, before, redirected string }{
+		{"tcp", "10.1.0.2:80", "app 10.1.0.9", "us for 10.1.0.2:80"},
+		{"tcp", "10.1.0.3:80", "app 10.1.0.9", "us for 10.1.0.3:80"},
+		{"tcp", "[fd00:1::2]:80", "app fd00:1::9", "us for [fd00:1::2]:80"},
+		{"udp", "10.1.0.2:53", "app 10.1.0.9", "us 10.1.0.9"},
+		{"udp", "[fd00:1::2]:53", "app fd00:1::9", "us fd00:1::9"},
+		// Other ports, and these by the other protocol.
+		{"tcp", "10.1.0.2:81", "app 10.1.0.9", "app 10.1.0.9"},
+		{"tcp", "[fd00:1::2]:53", "app fd00:1::9", "app fd00:1::9"},
+		{"udp", "10.1.0.2:80", "app 10.1.0.9", "app 10.1.0.9"},
+	}
+	before := func(when string) {
+		t.Helper()
+		for _, tt := range tests {
+			check(t, when+": "+tt.network+" "+tt.address, p.ask(tt.network, tt.address), tt.before)
+		}
+	}
+	before("before New")
+	r := open(t, "test")
+	before("before Set")
+	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
+	for _, tt := range tests {
+		check(t, tt.network+" "+tt.address, p.ask(tt.network, tt.address), tt.redirected)
+	}
+	c, err := p.dial("udp", "10.1.0.2:53", net.Dialer{Control: noChecksum})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, "a datagram without a checksum", ask(c), "us 10.1.0.9")
+	c.Close()
+	for _, to := range []string{"10.1.0.2:53", "[fd00:1::2]:53"} {
+		if got := askAt(p.connect("udp", to), 20000, timeout); !strings.HasPrefix(got, "us ") {
+			t.Errorf("a datagram in fragments to %s, and the answer: %s", to, got)
+		}
+	}
+
+	// Whoever sends to the local port itself is not taken for redirected, as SO_ORIGINAL_DST has it with TCP.
+	for _, to := range []string{"10.1.0.2:5353", "[fd00:1::2]:5353"} {
+		if got := askAt(p.connect("udp", to), 1, 300*time.Millisecond); strings.HasPrefix(got, "us ") {
+			t.Errorf("a datagram to %s, which nobody redirected: %s", to, got)
+		}
+	}
+
+	// From within the pod nothing is redirected, with a mark or without one.
+	for _, d := range []net.Dialer{{}, {Control: control(func(fd int) error { return setMark(fd, testMark) })}} {
+		for _, tt := range []struct{ network, address, want string }{
+			{"tcp", "127.0.0.1:80", "app 127.0.0.1"},
+			{"tcp", "[::1]:80", "app ::1"},
+			{"tcp", "10.1.0.2:80", "app 10.1.0.2"},
+			{"tcp", "[fd00:1::2]:80", "app fd00:1::2"},
+			{"udp", "127.0.0.1:53", "app 127.0.0.1"},
+			{"udp", "10.1.0.2:53", "app 10.1.0.2"},
+			{"udp", "[fd00:1::2]:53", "app fd00:1::2"},
+		} {
+			check(t, "within: "+tt.network+" "+tt.address, within(tt.network, tt.address, d), tt.want)
+		}
+	}
+
+	if diff := cmp.Diff(listed, ruleset(t)); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	// What is not valid changes nothing, and the same again neither.
+	for _, ports := range []map[Port]uint16{
+		{{"sctp", 80}: 8080}, {web: 0}, {{TCP, 0}: 8080}, {web: 80}, {dns: 5353, {UDP, 54}: 5353},
+	} {
+		if err := r.Set(ports); err == nil {
+			t.Errorf("Set takes %v", ports)
+		}
+	}
+	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
+	if diff := cmp.Diff(listed, ruleset(t)); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+	set(t, r, nil)
+	before("after Set of nothing")
+	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	before("after Close")
+	check(t, "the ruleset", ruleset(t), "")
+	if err := r.Close(); err != nil {
+		t.Errorf("a second Close: %v", err)
+	}
+	if err := r.Set(nil); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Set after Close: %v", err)
+	}
+}
+
+// listed is how nft lists the redirects of TestPorts.
+const listed = `table inet test {
+	flags owner
+
+	map tcp {
+		type inet_service : inet_service
+		elements = { 80 : 8080 }
+	}
+
+	map udp {
+		type inet_service : inet_service
+		elements = { 53 : 5353 }
+	}
+
+	map udp-back {
+		type inet_service : inet_service
+		elements = { 5353 : 53 }
+	}
+
+	chain tcp {
+		type nat hook prerouting priority dstnat + 10; policy accept;
+		iifname != "lo" fib daddr type local tcp flags syn / fin,syn,rst,ack dnat to :tcp dport map @tcp
+	}
+
+	chain udp {
+		type filter hook prerouting priority dstnat - 10; policy accept;
+		iifname != "lo" fib daddr type local meta l4proto udp drop
+		iifname != "lo" fib daddr type local meta l4proto udp ct status ! confirmed ct mark set 0x4b560100
+		ct mark 0x4b560100 udp checksum 0 udp dport set udp dport map @udp accept
+		ct mark 0x4b560100 udp dport set udp dport map @udp
+	}
+
+	chain output {
+		type filter hook output priority raw; policy accept;
+		udp sport set udp sport map @udp-back
+	}
+}
+`
+
+// ruleset is what nft lists, without what some kernels let it say of owners.
+func ruleset(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	for line := range strings.Lines(testenv.Run(t, "nft list ruleset")) {
+		line, _, _ = strings.Cut(line, " # progname")
+		b.WriteString(strings.TrimRight(line, "\n") + "\n")
+	}
+	return b.String()
+}
+
+// Connections from before stay with the application, also those that the kernel did not track before New; those that are
+// redirected stay redirected.
+func TestOpenConnectionsStay(t *testing.T) {
+	if !testenv.InNamespace(t) {
+		return
+	}
+	p := newPod(t)
+	serve(t, application(80)...)
+	serve(t, application(53)...)
+	serve(t, redirector(8080)...)
+	serve(t, redirector(5353)...)
+	var open4, open6 [2]net.Conn
+	dial := func(i int) {
+		open4[i], open6[i] = p.connect("tcp", "10.1.0.2:80"), p.connect("tcp", "[fd00:1::2]:80")
+		check(t, "IPv4", ask(open4[i]), "app 10.1.0.9")
+		check(t, "IPv6", ask(open6[i]), "app fd00:1::9")
+	}
+	dial(0)
+	r := open(t, "test")
+	dial(1)
+	flow := p.connect("udp", "10.1.0.2:53")
+	check(t, "UDP", ask(flow), "app 10.1.0.9")
+
+	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
+	for i := range open4 {
+		check(t, fmt.Sprintf("IPv4 %d", i), ask(open4[i]), "app 10.1.0.9")
+		check(t, fmt.Sprintf("IPv6 %d", i), ask(open6[i]), "app fd00:1::9")
+	}
+	check(t, "UDP", ask(flow), "app 10.1.0.9")
+	redirected, redirectedFlow := p.connect("tcp", "10.1.0.2:80"), p.connect("udp", "10.1.0.2:53")
+	check(t, "new TCP", ask(redirected), "us for 10.1.0.2:80")
+	check(t, "new UDP", ask(redirectedFlow), "us 10.1.0.9")
+
+	set(t, r, nil)
+	check(t, "redirected TCP, afterwards", ask(redirected), "us for 10.1.0.2:80")
+	check(t, "redirected UDP, afterwards", ask(redirectedFlow), "app 10.1.0.9")
+	check(t, "new TCP, afterwards", p.ask("tcp", "10.1.0.2:80"), "app 10.1.0.9")
+}
+
+// No connection sees a port without its redirect while others come and go.
+func TestSetIsAtomic(t *testing.T) {
+	if !testenv.InNamespace(t) {
+		return
+	}
+	p := newPod(t)
+	serve(t, application(80)...)
+	serve(t, application(53)...)
+	serve(t, redirector(8080)...)
+	serve(t, redirector(5353)...)
+	r := open(t, "test")
+	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
+	ctx, stop := context.WithCancel(t.Context())
+	var sets atomic.Int64
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			n := sets.Add(1)
+			if err := r.Set(map[Port]uint16{web: 8080, dns: 5353, {TCP, uint16(1000 + n%2)}: 8080}); err != nil {
+				t.Error(err)
+				stop()
+			}
+		}
+	})
+	asks := 0
+	for ; (asks < 300 || sets.Load() < 50) && ctx.Err() == nil && !t.Failed(); asks++ {
+		check(t, "TCP", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
+		check(t, "IPv6", p.ask("tcp", "[fd00:1::2]:80"), "us for [fd00:1::2]:80")
+		check(t, "UDP", p.ask("udp", "10.1.0.2:53"), "us 10.1.0.9")
+	}
+	stop()
+	wg.Wait()
+	t.Logf("%d changes while asked %d times", sets.Load(), asks)
+}
+
+// Who is killed leaves the application its ports at once, for clients that keep their UDP socket as well, whether or not
+// somebody else's NAT keeps the kernel's going.
+func TestKilled(t *testing.T) {
+	if !testenv.InNamespace(t, "iptables-nft") {
+		return
+	}
+	p := newPod(t)
+	serve(t, application(80)...)
+	serve(t, application(53)...)
+	for _, name := range []string{"alone", "beside-iptables"} {
+		if name == "beside-iptables" {
+			testenv.Run(t, "iptables-nft -t nat -A PREROUTING -p tcp --dport 9 -j REDIRECT --to-ports 81")
+		}
+		h := holder(t, name)
+		flow := p.connect("udp", "10.1.0.2:53")
+		idle := p.connect("tcp", "10.1.0.2:80")
+		check(t, name+": TCP", ask(idle), "us for 10.1.0.2:80")
+		check(t, name+": UDP", ask(flow), "us 10.1.0.9")
+		kill(t, h)
+		check(t, name+": TCP, killed", p.ask("tcp", "10.1.0.2:80"), "app 10.1.0.9")
+		check(t, name+": IPv6, killed", p.ask("tcp", "[fd00:1::2]:80"), "app fd00:1::9")
+		check(t, name+": UDP, killed", p.ask("udp", "10.1.0.2:53"), "app 10.1.0.9")
+		check(t, name+": UDP of the same socket, killed", ask(flow), "app 10.1.0.9")
+		// Who only listens hears of it.
+		if _, err := idle.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: a connection that was redirected: %v", name, err)
+		}
+		idle.Close()
+	}
+}
+
+// Others' redirects stay theirs, and of two for a port theirs is the first: a mesh's, say.
+func TestBesideIptables(t *testing.T) {
+	if !testenv.InNamespace(t, "nft", "iptables-nft", "ip6tables-nft") {
+		return
+	}
+	p := newPod(t)
+	serve(t, application(80)...)
+	serve(t, redirector(8080)...)
+	serve(t, server{TCP, ":15006", "mesh", nil})
+	for _, program := range []string{"iptables-nft", "ip6tables-nft"} {
+		testenv.Run(t, program+" -t nat -A PREROUTING -p tcp -j REDIRECT --to-ports 15006")
+	}
+	r := open(t, "test")
+	check(t, "theirs", p.ask("tcp", "10.1.0.2:80"), "mesh 10.1.0.9")
+	set(t, r, map[Port]uint16{web: 8080})
+	check(t, "theirs and ours", p.ask("tcp", "10.1.0.2:80"), "mesh 10.1.0.9")
+	check(t, "theirs and ours, IPv6", p.ask("tcp", "[fd00:1::2]:80"), "mesh fd00:1::9")
+	check(t, "theirs, another port", p.ask("tcp", "10.1.0.2:81"), "mesh 10.1.0.9")
+	check(t, "within", within("tcp", "10.1.0.2:80", net.Dialer{}), "app 10.1.0.2")
+	for _, program := range []string{"iptables-nft", "ip6tables-nft"} { // theirs, but for what is ours
+		testenv.Run(t, program+" -t nat -R PREROUTING 1 -p tcp ! --dport 80 -j REDIRECT --to-ports 15006")
+	}
+	check(t, "ours", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
+	check(t, "ours, IPv6", p.ask("tcp", "[fd00:1::2]:80"), "us for [fd00:1::2]:80")
+	check(t, "theirs, another port", p.ask("tcp", "10.1.0.2:81"), "mesh 10.1.0.9")
+	testenv.Run(t, "nft flush ruleset")
+	check(t, "ours, after all others were flushed", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")
+	check(t, "theirs, flushed", p.ask("tcp", "10.1.0.2:81"), "dial tcp 10.1.0.2:81: connect: connection refused")
+}
+
+func TestNewErrors(t *testing.T) {
+	if !testenv.InNamespace(t) {
+		return
+	}
+	open(t, "test")
+	_, err := New(Config{Name: "test", Mark: testMark})
+	check(t, "a name that is taken", fmt.Sprint(err), "cannot create the nftables table test: another process owns it: "+
+		"netlink receive: operation not permitted")
+	cmd := child("unprivileged")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &nobody}
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, "without a capability", strings.TrimSpace(string(out)), "cannot create the nftables table test: "+
+		"the capability NET_ADMIN is missing: netlink receive: operation not permitted")
+}
+
+func TestReasonNamesTheKernel(t *testing.T) {
+	release := strings.TrimSpace(testenv.Run(t, "uname -r"))
+	for _, err := range []error{unix.EINVAL, unix.EOPNOTSUPP} { // before 5.12; without nf_tables
+		want := "a table with an owner needs Linux 5.12 with nf_tables, and this is " + release
+		check(t, err.Error(), new(Table).reason(err), want)
+	}
+}

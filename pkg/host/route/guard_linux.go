@@ -1,0 +1,234 @@
+package route
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/host/redirect"
+)
+
+// guard keeps this machine from becoming a gateway into its tunnels for the networks that it is attached to. Packets
+// that enter through an interface with a default route are not forwarded into a guarded link, even if the machine
+// masquerades them. Containers and virtual machines pass: their interfaces have no default route.
+//
+//	table inet kubevpn.guard-RANDOM { flags owner
+//	  chain forward { type filter hook forward priority filter
+//	    iif WLAN oifname LINK drop                # for each interface with a default route, and each link
+//	  }
+//	}
+//
+// It needs root, because the kernel forwards and masquerades such packets before the reader of the TUN device sees
+// them. The kernel removes the table when the process ends.
+type guard struct {
+	table   *redirect.Table
+	forward *nftables.Chain
+	handle  *netlink.Handle
+	stop    chan struct{}
+	stopped chan struct{}
+
+	mu      sync.Mutex // guards what follows, and the table
+	links   []string
+	uplinks []int // the interfaces that rules are for
+	ruled   []string
+}
+
+// retryTime is the pause after a failure to watch the routes.
+const retryTime = time.Second
+
+// openGuard creates a guard that drops nothing yet. Its error says which feature the kernel lacks.
+func openGuard() (*guard, error) {
+	table, err := redirect.OpenTable("kubevpn.guard-" + strings.ToLower(rand.Text()[:8]))
+	if err != nil {
+		return nil, err
+	}
+	g := &guard{
+		table: table, stop: make(chan struct{}), stopped: make(chan struct{}),
+		forward: table.Chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, *nftables.ChainPriorityFilter),
+	}
+	if err := table.Flush(); err != nil {
+		return nil, errors.Join(fmt.Errorf("making a chain in the forward hook: %w", err), table.Close())
+	}
+	if g.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, errors.Join(fmt.Errorf("opening a netlink socket: %w", err), table.Close())
+	}
+	first, err := subscribe()
+	if err != nil {
+		g.handle.Close()
+		return nil, errors.Join(err, table.Close())
+	}
+	go g.follow(first)
+	return g, nil
+}
+
+// notices is a subscription to route changes. The library closes updates when the kernel dropped some of them.
+type notices struct {
+	updates chan netlink.RouteUpdate
+	done    chan struct{}
+}
+
+func subscribe() (notices, error) {
+	n := notices{updates: make(chan netlink.RouteUpdate, 64), done: make(chan struct{})}
+	if err := netlink.RouteSubscribe(n.updates, n.done); err != nil {
+		return notices{}, fmt.Errorf("following routes: %w", err)
+	}
+	return n, nil
+}
+
+// end ends the subscription and waits for its goroutine.
+func (n notices) end() {
+	if n.done == nil {
+		return
+	}
+	close(n.done)
+	for range n.updates {
+	}
+}
+
+// follow updates the rules while default routes change. After a failure the rules stay as they are, and it retries.
+func (g *guard) follow(n notices) {
+	defer close(g.stopped)
+	defer func() { n.end() }()
+	var again <-chan time.Time
+	for {
+		select {
+		case <-g.stop:
+			return
+		case _, ok := <-n.updates:
+			if !ok {
+				n.end()
+				n, again = notices{}, time.After(retryTime)
+				continue
+			}
+			for len(n.updates) > 0 { // one refresh covers all of them
+				<-n.updates
+			}
+		case <-again:
+			again = nil
+		}
+		var err error
+		if n.done == nil {
+			n, err = subscribe()
+		}
+		if err = errors.Join(err, g.refresh()); err != nil {
+			again = time.After(retryTime)
+		}
+	}
+}
+
+// set replaces the guarded links.
+func (g *guard) set(links []string) error {
+	g.mu.Lock()
+	g.links = links
+	g.mu.Unlock()
+	return g.refresh()
+}
+
+// refresh replaces the rules in one transaction, according to the guarded links and the current default routes.
+func (g *guard) refresh() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	uplinks, err := g.defaultRoutes()
+	if err != nil {
+		return err
+	}
+	if slices.Equal(uplinks, g.uplinks) && slices.Equal(g.links, g.ruled) {
+		return nil
+	}
+	g.table.FlushChain(g.forward)
+	for _, uplink := range uplinks {
+		for _, link := range g.links {
+			g.table.Rule(g.forward,
+				redirect.MetaIs(expr.MetaKeyIIF, binaryutil.NativeEndian.PutUint32(uint32(uplink))),
+				redirect.MetaIs(expr.MetaKeyOIFNAME, redirect.InterfaceName(link)),
+				redirect.Verdict(expr.VerdictDrop))
+		}
+	}
+	if err := g.table.Flush(); err != nil {
+		return fmt.Errorf("keeping the neighbours of this machine out of the tunnel: %w", err)
+	}
+	g.uplinks, g.ruled = uplinks, slices.Clone(g.links)
+	return nil
+}
+
+// defaultRoutes returns the sorted indices of the interfaces with a default route of either family, in any table.
+// Halves of a default route count, such as OpenVPN's 0.0.0.0/1. The caller holds mu.
+func (g *guard) defaultRoutes() ([]int, error) {
+	routes, err := g.handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("listing routes: %w", err)
+	}
+	var out []int
+	for _, r := range routes {
+		if r.Type != unix.RTN_UNICAST {
+			continue
+		}
+		if r.Dst != nil {
+			if bits, _ := r.Dst.Mask.Size(); bits > 1 {
+				continue
+			}
+		}
+		if r.LinkIndex > 0 {
+			out = append(out, r.LinkIndex)
+		}
+		for _, hop := range r.MultiPath {
+			out = append(out, hop.LinkIndex)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// close removes the table and stops follow.
+func (g *guard) close() error {
+	close(g.stop)
+	<-g.stopped
+	g.handle.Close()
+	return g.table.Close()
+}
+
+// keepNeighboursOut guards the links of cfg, if there are any. It returns a warning if the kernel has no nftables and
+// this machine forwards packets. Then only the reader of the link drops packets, by their source address, which does
+// not stop masqueraded ones.
+func (r *Router) keepNeighboursOut(cfg Config) (warning string, err error) {
+	if len(cfg.Links) == 0 {
+		if r.guard == nil {
+			return "", nil
+		}
+		err := r.guard.close()
+		r.guard = nil
+		return "", err
+	}
+	if r.guard == nil {
+		if r.guard, err = r.openGuard(); err != nil {
+			if !forwards() {
+				return "", nil
+			}
+			return "this machine forwards packets, and its kernel cannot keep those of other machines out of the tunnel, if a rule masquerades them: " + err.Error(), nil
+		}
+	}
+	var links []string
+	for _, l := range cfg.Links {
+		links = append(links, l.Name)
+	}
+	return "", r.guard.set(links)
+}
+
+// forwards reports whether this machine forwards packets.
+func forwards() bool {
+	return slices.ContainsFunc([]string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"}, func(path string) bool {
+		b, err := os.ReadFile(path)
+		return err == nil && strings.TrimSpace(string(b)) != "0"
+	})
+}

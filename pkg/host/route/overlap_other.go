@@ -1,0 +1,47 @@
+//go:build !linux
+
+package route
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"go4.org/netipx"
+)
+
+// Overlaps returns the local networks that overlap routes, except those of the links named in ignoreLinks. On this
+// system it sees the machine's addresses and the networks that they are in, but no routes by way of a gateway.
+func Overlaps(routes []netip.Prefix, ignoreLinks []string) ([]Overlap, error) {
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("listing links: %w", err)
+	}
+	var l local
+	for _, link := range links {
+		if slices.Contains(ignoreLinks, link.Name) {
+			continue
+		}
+		addrs, err := link.Addrs()
+		if err != nil {
+			return nil, fmt.Errorf("listing the addresses of %s: %w", link.Name, err)
+		}
+		for _, a := range addrs {
+			n, ok := a.(*net.IPNet)
+			if !ok {
+				continue
+			}
+			ip, ok := netipx.FromStdIP(n.IP)
+			if !ok {
+				continue
+			}
+			ones, _ := n.Mask.Size()
+			l.addrs = append(l.addrs, localAddr{ip, link.Name})
+			l.routes = append(l.routes, localRoute{
+				dst: netip.PrefixFrom(ip, ones).Masked(), link: link.Name, connected: ones < ip.BitLen(),
+			})
+		}
+	}
+	return l.overlaps(routes), nil
+}

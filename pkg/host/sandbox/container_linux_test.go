@@ -1,0 +1,203 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/host/sandbox"
+)
+
+// serveIn is a container's network, with an eth0 as an engine makes it, which is down at first, and a program that
+// tells what it sees.
+func serveIn(socket string) error {
+	resolv := filepath.Join(filepath.Dir(socket), "resolv.conf")
+	if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount(resolv, "/etc/resolv.conf", "", unix.MS_BIND, "")); err != nil {
+		return err
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	eth0 := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "engine"}
+	if err := errors.Join(netlink.LinkSetUp(lo), netlink.LinkAdd(eth0)); err != nil {
+		return err
+	}
+	for _, step := range []func() error{
+		func() error {
+			return netlink.AddrAdd(eth0, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(172, 18, 0, 2), Mask: net.CIDRMask(16, 32)}})
+		},
+		func() error { return netlink.LinkSetUp(eth0) },
+		func() error {
+			return netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: net.IPv4(172, 18, 0, 1)})
+		},
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	http.HandleFunc("/route", func(w http.ResponseWriter, r *http.Request) {
+		out, err := exec.Command("ip", append([]string{"-o", "route", "get"}, strings.Fields(r.URL.Query().Get("q"))...)...).CombinedOutput()
+		fmt.Fprintf(w, "%s%v", out, err)
+	})
+	http.HandleFunc("/resolv.conf", func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, "/etc/resolv.conf") })
+	http.HandleFunc("/get", func(w http.ResponseWriter, r *http.Request) {
+		response, err := http.Get(r.URL.Query().Get("q"))
+		if err != nil {
+			fmt.Fprint(w, err)
+			return
+		}
+		defer response.Body.Close()
+		io.Copy(w, response.Body)
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:80")
+	if err != nil {
+		return err
+	}
+	go http.Serve(l, nil)
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if err != nil {
+		return err
+	}
+	if err := sandbox.Serve(conn); err != nil {
+		return err
+	}
+	os.Exit(0)
+	return nil
+}
+
+func TestContainer(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "ip")
+	dir := t.TempDir()
+	write(t, dir+"/resolv.conf", "nameserver 127.0.0.11\n")
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: dir + "/socket", Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	cmd := exec.Command("/proc/self/exe", roleServe, dir+"/socket")
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill() })
+	listener.SetDeadline(time.Now().Add(20 * time.Second))
+	conn, err := listener.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := sandbox.Attach(t.Context(), conn, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.TUN().Name() != sandbox.ContainerInterface {
+		t.Errorf("the device is called %q", r.TUN().Name())
+	}
+	newCluster(t, "cluster").serve(t, r)
+	if err := r.SetNetwork(t.Context(), network()); err != nil {
+		t.Fatal(err)
+	}
+	inside := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return r.Dial(ctx, network, "127.0.0.1:80")
+		},
+	}, Timeout: 20 * time.Second}
+	const onLink = "on the link"
+	for _, tt := range []struct{ path, want string }{
+		{"/route?q=192.0.2.7", "dev tun0 src 10.244.1.9"},
+		{"/route?q=10.96.0.1", "dev tun0"},
+		{"/route?q=2001:db8::7", "dev tun0"},
+		{"/route?q=192.0.2.7+from+172.18.0.2", "via 172.18.0.1 dev eth0"},
+		{"/route?q=172.18.0.9+from+172.18.0.2", onLink},
+		{"/route?q=172.18.0.9", "dev tun0"}, // a pod may have it, and this machine reaches its own
+		{"/resolv.conf", "nameserver 10.96.0.10\nsearch prod.svc.cluster.local"},
+		{"/get?q=http://10.96.1.2/", "cluster for 10.96.1.2"},
+		{"/get?q=http://db/", "cluster for db"},
+	} {
+		response, err := inside.Get("http://inside" + tt.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if tt.want == onLink { // on the link, and not by the engine's gateway
+			if !strings.Contains(string(b), "dev eth0") || strings.Contains(string(b), "via") {
+				t.Errorf("%s: %s", tt.path, b)
+			}
+			continue
+		}
+		if err != nil || !strings.Contains(string(b), tt.want) {
+			t.Errorf("%s: %q, %v; want %q", tt.path, b, err, tt.want)
+		}
+	}
+	other := network()
+	other.Addresses, other.DNS = []netip.Prefix{netip.MustParsePrefix("10.244.1.10/32")}, []netip.Addr{netip.MustParseAddr("10.96.0.11")}
+	if err := r.SetNetwork(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(dir + "/resolv.conf"); err != nil || !strings.Contains(string(b), "nameserver 10.96.0.11\n") {
+		t.Errorf("the engine's file says %q, %v", b, err)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	<-r.Done()
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("Serve ended with %v", err)
+	}
+}
+
+func TestAttachEndsWithItsContext(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[1])
+	f := os.NewFile(uintptr(fds[0]), "socket")
+	defer f.Close()
+	conn, err := net.FileConn(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := sandbox.Attach(ctx, conn.(*net.UnixConn), nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Attach: %v", err)
+	}
+}
+
+func TestAttachNeedsPackets(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[1])
+	f := os.NewFile(uintptr(fds[0]), "socket")
+	defer f.Close()
+	conn, err := net.FileConn(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sandbox.Attach(t.Context(), conn.(*net.UnixConn), nil); err == nil {
+		t.Error("a stream is taken for a control socket")
+	}
+}

@@ -1,0 +1,320 @@
+package sandbox_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/host/sandbox"
+)
+
+// What the test binary is when it is started again.
+const (
+	roleInit   = "role-sandbox-init" // Config.Init
+	roleParent = "role-parent"       // runs the sandbox of the JSON that is its argument, on its own terminal
+	roleServe  = "role-serve"        // a container, which calls its argument, a socket
+	roleStage  = "role-stage"        // root, with a /dev/net/tun for everybody; runs its arguments as nobody
+)
+
+const (
+	nobody      = 65534
+	extraGroup  = 4242
+	workVar     = "KUBEVPN_SANDBOX_TEST_WORK" // a directory of the unprivileged half's
+	runInParent = "sandbox of the parent runs as "
+)
+
+func TestMain(m *testing.M) {
+	role := ""
+	if len(os.Args) > 1 {
+		role = os.Args[1]
+	}
+	var err error
+	switch role {
+	case roleInit:
+		err = sandbox.Init()
+	case roleParent:
+		err = parent(os.Args[2])
+	case roleServe:
+		err = serveIn(os.Args[2])
+	case roleStage:
+		err = stage(os.Args[2:])
+	default:
+		testenv.AllowHangups()
+		// Every init is a copy of this process.
+		name, value, _ := strings.Cut(testenv.EndAtOnce(), "=")
+		if err = os.Setenv(name, value); err != nil {
+			break
+		}
+		goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+			os.RemoveAll(probePath.dir)
+			os.Exit(code)
+		}))
+	}
+	fmt.Fprintln(os.Stderr, role+":", err)
+	os.Exit(99)
+}
+
+// parent ends as the program does.
+func parent(config string) error {
+	var cfg sandbox.Config
+	if err := json.Unmarshal([]byte(config), &cfg); err != nil {
+		return err
+	}
+	cfg.Stdin, cfg.Stdout, cfg.Stderr = os.Stdin, os.Stdout, os.Stderr
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, sandbox.Signals()...)
+	s, err := sandbox.New(cfg)
+	if err != nil {
+		return err
+	}
+	p, err := s.Start(context.Background())
+	if err != nil {
+		return err
+	}
+	if cfg.Network {
+		if err := errors.Join(p.SetNetwork(context.Background(), network()), p.Run(context.Background())); err != nil {
+			return err
+		}
+	}
+	go func() {
+		for s := range signals {
+			if err := p.Forward(s); err != nil {
+				return // it has ended
+			}
+		}
+	}()
+	fmt.Printf("%s%d\n", runInParent, p.Pid())
+	status, err := p.Wait()
+	if err != nil {
+		return err
+	}
+	if tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0); err == nil {
+		group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
+		fmt.Println("terminal is ours:", err == nil && group == unix.Getpgrp())
+	}
+	os.Exit(status.Code)
+	return nil
+}
+
+func stage(args []string) error {
+	dir := os.Getenv(workVar)
+	device := filepath.Join(dir, "dev")
+	for _, step := range []func() error{
+		func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
+		func() error { return os.Mkdir(device, 0o755) },
+		func() error { return unix.Mount("tmpfs", device, "tmpfs", 0, "mode=755") },
+		func() error { return unix.Mknod(device+"/tun", unix.S_IFCHR, int(unix.Mkdev(10, 200))) },
+		func() error { return os.Chmod(device+"/tun", 0o666) },
+		func() error { return unix.Mount(device+"/tun", "/dev/net/tun", "", unix.MS_BIND, "") },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.Dir = dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: nobody, Gid: nobody, Groups: []uint32{extraGroup}},
+		Pdeathsig:  unix.SIGKILL,
+	}
+	if err := cmd.Run(); err != nil {
+		return err
+	}
+	os.Exit(0)
+	return nil
+}
+
+// TestUnprivileged runs all other tests of the package as nobody.
+func TestUnprivileged(t *testing.T) {
+	testenv.NeedRoot(t)
+	work, err := os.MkdirTemp("/tmp", "sandbox-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(work) })
+	if err := errors.Join(os.Chmod(work, 0o755), os.Chown(work, nobody, nobody)); err != nil {
+		t.Fatal(err)
+	}
+	// What only a member of the group may read, and a program that would be root's.
+	write(t, work+"/group/key", "for the group\n")
+	copyOf(t, "/usr/bin/id", work+"/setuid-id")
+	if err := errors.Join(os.Chown(work+"/group", 0, extraGroup), os.Chmod(work+"/group", 0o750), os.Chmod(work+"/setuid-id", 0o755|os.ModeSetuid)); err != nil {
+		t.Fatal(err)
+	}
+	self := copyOf(t, "/proc/self/exe", filepath.Join(work, "sandbox.test"))
+	args := []string{roleStage, self, "-test.v", "-test.count=1", "-test.timeout=5m", "-test.skip=^(TestUnprivileged|TestContainer|Fuzz.*)$"}
+	if testing.Short() {
+		args = append(args, "-test.short")
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Env = append(os.Environ(), workVar+"="+work, probeVar+"="+probe(t), "TMPDIR="+work, "HOME="+work, testenv.EndAtOnce())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestIdentity")) {
+		t.Fatalf("as nobody: %v\n%s", err, out)
+	}
+	t.Logf("as nobody: %d tests and subtests passed, %d skipped", bytes.Count(out, []byte("--- PASS")), bytes.Count(out, []byte("--- SKIP")))
+	if testing.Verbose() {
+		t.Logf("%s", out)
+	}
+}
+
+func copyOf(t *testing.T, from, to string) string {
+	t.Helper()
+	in, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(out, in)
+	if err := errors.Join(err, out.Chmod(0o755), out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+const probeVar = "KUBEVPN_SANDBOX_TEST_PROBE"
+
+var probePath struct {
+	sync.Once
+	dir, path string
+	err       error
+}
+
+// probe is the static program of testdata, where everybody may run it. It is built once, and TestMain removes it.
+func probe(t *testing.T) string {
+	t.Helper()
+	if path := os.Getenv(probeVar); path != "" {
+		return path
+	}
+	probePath.Do(func() {
+		testenv.NeedPrograms(t, "go")
+		dir, err := os.MkdirTemp("/tmp", "sandbox-probe-")
+		if err != nil {
+			probePath.err = err
+			return
+		}
+		probePath.dir, probePath.path = dir, filepath.Join(dir, "probe")
+		if probePath.err = os.Chmod(dir, 0o755); probePath.err != nil {
+			return
+		}
+		build := exec.Command("go", "build", "-o", probePath.path, "./testdata/probe")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			probePath.err = fmt.Errorf("%w: %s", err, out)
+		}
+	})
+	if probePath.err != nil {
+		t.Fatal(probePath.err)
+	}
+	return probePath.path
+}
+
+// config is a Config that runs args in a directory of the test's, with the environment that tests need.
+func config(args ...string) sandbox.Config {
+	return sandbox.Config{
+		Init: []string{roleInit},
+		Args: args,
+		Env:  []string{"PATH=/usr/bin:/bin:/usr/sbin:/sbin", "HOME=" + os.Getenv("HOME")},
+		Dir:  "/",
+	}
+}
+
+// A running is a Process and what it prints.
+type running struct {
+	*sandbox.Process
+	t   *testing.T
+	out string // a file
+}
+
+// start starts a program, with the network of every test if it has one.
+func start(t *testing.T, cfg sandbox.Config) *running {
+	t.Helper()
+	r := begin(t, cfg)
+	if cfg.Network {
+		if err := errors.Join(r.SetNetwork(t.Context(), network()), r.Run(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+// begin does what Start does.
+func begin(t *testing.T, cfg sandbox.Config) *running {
+	t.Helper()
+	out, err := os.CreateTemp(t.TempDir(), "out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cfg.Stdout, cfg.Stderr = out, out
+	s, err := sandbox.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Wait() }) // t.Context has ended by then
+	return &running{p, t, out.Name()}
+}
+
+func (r *running) printed() string {
+	b, err := os.ReadFile(r.out)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return string(b)
+}
+
+// await waits until the program has printed something.
+func (r *running) await(what string) {
+	r.t.Helper()
+	testenv.Eventually(r.t, 20*time.Second, func() error {
+		if out := r.printed(); !strings.Contains(out, what) {
+			return fmt.Errorf("it has not printed %q, only %q", what, out)
+		}
+		return nil
+	})
+}
+
+// run runs a program to its end, which has to be a good one.
+func run(t *testing.T, cfg sandbox.Config) string {
+	t.Helper()
+	r := start(t, cfg)
+	status, err := r.Wait()
+	if err != nil || status.Code != 0 {
+		t.Fatalf("%q ended with %+v, %v\n%s", cfg.Args, status, err, r.printed())
+	}
+	return r.printed()
+}
+
+func write(t *testing.T, path, content string) string {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -1,0 +1,352 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/host/subreaper"
+)
+
+// Descriptors that init inherits.
+const (
+	controlFD = 3
+	planFD    = 4
+)
+
+// initCapabilities are the capabilities of init in the sandbox's namespaces: to mount, to configure the network, and to
+// drop the program's capabilities.
+var initCapabilities = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP}
+
+// Process is a program that runs in a sandbox. Its methods are safe for concurrent use.
+type Process struct {
+	log      *slog.Logger
+	client   *client
+	init     *os.Process
+	isolated bool
+	ran      atomic.Bool // Run was called
+	terminal *terminal
+
+	tun   *os.File
+	ready chan error    // receives once: nil, or the error of init
+	read  chan struct{} // closed after the last report of init
+	done  chan struct{} // closed when every process has ended; status and err are set then
+	ended *ExitStatus   // from init; valid once read is closed
+
+	status ExitStatus
+	err    error
+}
+
+// Start starts the program and returns when it runs. The error wraps that of the program's execve: syscall.ENOENT
+// if the program does not exist. With Config.Network, Start returns when the sandbox is ready, and [Process.Run]
+// starts the program. When ctx ends, Start kills every process of the sandbox.
+func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	cmd, err := s.command()
+	if err != nil {
+		return nil, err
+	}
+	ours, err := s.connect(cmd)
+	defer closeAll(cmd.ExtraFiles)
+	if err != nil {
+		return nil, err
+	}
+	terminal := foreground()
+	// Outside the terminal's foreground job a group signal reaches this process only, which forwards it.
+	cmd.SysProcAttr.Setpgid = terminal == nil
+	p := &Process{
+		log: s.log, client: newClient(ours, Interface, s.log), isolated: s.cfg.Network, terminal: terminal,
+		ready: make(chan error, 1), read: make(chan struct{}), done: make(chan struct{}),
+	}
+	begun := make(chan error, 1)
+	go p.watch(ctx, cmd, begun)
+	if err := <-begun; err != nil {
+		<-p.done
+		return nil, explain(err)
+	}
+	go p.listen()
+	var notReady error
+	select {
+	case notReady = <-p.ready:
+	case <-p.done: // perhaps without a report
+		select {
+		case notReady = <-p.ready:
+		default:
+			notReady = p.err
+		}
+	}
+	if notReady != nil {
+		// Init ends after it reports an error.
+		<-p.done
+		if ctx.Err() != nil {
+			notReady = context.Cause(ctx)
+		}
+		return nil, notReady
+	}
+	if !p.isolated {
+		if err := p.Run(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// Run starts the program of a sandbox with Config.Network. It may be called once. Errors are those of
+// [Sandbox.Start]; after one, every process of the sandbox has ended.
+func (p *Process) Run(ctx context.Context) error {
+	if !p.ran.CompareAndSwap(false, true) {
+		return errors.New("the sandbox's program has already been started")
+	}
+	_, err := p.client.ask(ctx, order{Run: true}, nil)
+	if err == nil {
+		return nil
+	}
+	if e := p.init.Kill(); e != nil && !errors.Is(e, os.ErrProcessDone) {
+		err = errors.Join(err, e)
+	}
+	<-p.done
+	var failure *subreaper.Failure
+	switch {
+	case errors.As(err, &failure):
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case p.err != nil:
+		err = p.err // the error of the socket is only a consequence
+	}
+	return err
+}
+
+// SetNetwork sets the addresses of the interface, routes everything to it, and makes n.DNS the nameservers. It
+// replaces the settings of an earlier call, and may be called before and after Run. It fails without
+// Config.Network.
+func (p *Process) SetNetwork(ctx context.Context, n Network) error {
+	if !p.isolated {
+		return errors.New("the sandbox uses the laptop's network")
+	}
+	return p.client.setNetwork(ctx, n)
+}
+
+// command returns the command that runs init, without the files that connect adds.
+func (s *Sandbox) command() (*exec.Cmd, error) {
+	cmd := exec.Command("/proc/self/exe", s.cfg.Init...)
+	cmd.Args[0] = os.Args[0]
+	// Init needs only the variables that the Go runtime reads.
+	cmd.Env = []string{}
+	for _, v := range os.Environ() {
+		if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "GO") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	// A nil *os.File in an io.Reader or io.Writer would not compare equal to nil.
+	for _, std := range []struct {
+		from *os.File
+		set  func(*os.File)
+	}{
+		{s.cfg.Stdin, func(f *os.File) { cmd.Stdin = f }},
+		{s.cfg.Stdout, func(f *os.File) { cmd.Stdout = f }},
+		{s.cfg.Stderr, func(f *os.File) { cmd.Stderr = f }},
+	} {
+		if std.from != nil {
+			std.set(std.from)
+		}
+	}
+	all := hasCapability(unix.CAP_SETUID) && hasCapability(unix.CAP_SETGID)
+	users, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return nil, err
+	}
+	groups, err := os.ReadFile("/proc/self/gid_map")
+	if err != nil {
+		return nil, err
+	}
+	attr := &syscall.SysProcAttr{
+		Cloneflags:                 unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID,
+		GidMappingsEnableSetgroups: all,
+		AmbientCaps:                initCapabilities,
+		Pdeathsig:                  unix.SIGKILL,
+	}
+	if s.cfg.Network {
+		attr.Cloneflags |= unix.CLONE_NEWNET
+	}
+	if attr.UidMappings, err = identity(os.Geteuid(), all, string(users)); err != nil {
+		return nil, err
+	}
+	if attr.GidMappings, err = identity(os.Getegid(), all, string(groups)); err != nil {
+		return nil, err
+	}
+	cmd.SysProcAttr = attr
+	return cmd, nil
+}
+
+// connect adds the plan and one end of the control socket to cmd.ExtraFiles, which the caller closes, and returns
+// the other end.
+func (s *Sandbox) connect(cmd *exec.Cmd) (*controlConn, error) {
+	dir := s.cfg.Dir
+	if dir == "" {
+		var err error
+		if dir, err = os.Getwd(); err != nil {
+			return nil, fmt.Errorf("finding the working directory: %w", err)
+		}
+	}
+	// The environment and the volumes may contain secrets and megabytes, so they travel in an anonymous file in memory.
+	planFile, err := inMemory("plan", plan{
+		Args: s.cfg.Args, Env: s.cfg.Env, Dir: dir, Mounts: s.cfg.Mounts, Volumes: s.cfg.Volumes, Network: s.cfg.Network,
+	})
+	if err != nil {
+		return nil, err
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		planFile.Close()
+		return nil, fmt.Errorf("creating a control socket: %w", err)
+	}
+	cmd.ExtraFiles = make([]*os.File, 2)
+	cmd.ExtraFiles[controlFD-3] = os.NewFile(uintptr(fds[1]), "control")
+	cmd.ExtraFiles[planFD-3] = planFile
+	return openControl(os.NewFile(uintptr(fds[0]), "control"))
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// watch starts init and waits until every process of the sandbox has ended.
+func (p *Process) watch(ctx context.Context, cmd *exec.Cmd, begun chan<- error) {
+	// The kernel sends Pdeathsig when this thread ends, so the thread must live as long as init.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer close(p.done)
+	if err := cmd.Start(); err != nil {
+		p.client.control.conn.Close()
+		p.terminal.close()
+		begun <- err
+		return
+	}
+	p.init = cmd.Process
+	closeAll(cmd.ExtraFiles) // only init holds them now, so its end closes the socket
+	begun <- nil
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	err := cmd.Wait()
+	killed := !stop()
+	<-p.read
+	p.client.control.conn.Close()
+	p.terminal.restore(p.log)
+	if p.tun != nil {
+		p.tun.Close() // the caller may have closed it already
+	}
+	switch {
+	case p.ended != nil:
+		p.status = *p.ended
+		return
+	case killed:
+		p.err = context.Cause(ctx)
+	case err == nil:
+		p.err = errors.New("the sandbox's init ended without a report")
+	default:
+		p.err = fmt.Errorf("the sandbox's init ended: %w", err)
+	}
+	p.status = ExitStatus{Code: 128 + int(unix.SIGKILL), Signal: unix.SIGKILL}
+}
+
+// listen reads the reports of init.
+func (p *Process) listen() {
+	defer close(p.read)
+	p.client.listen(func(r report, file *os.File) {
+		switch {
+		case r.Ready:
+			if file != nil {
+				p.tun, file = file, nil
+			}
+			p.ready <- nil
+		case r.Error != nil:
+			p.ready <- r.Error
+		case r.Ended != nil:
+			p.ended = r.Ended
+		}
+		if file != nil {
+			file.Close()
+		}
+	})
+}
+
+// Pid returns the process ID of the sandbox's init in the parent's PID namespace.
+func (p *Process) Pid() int { return p.init.Pid }
+
+// TUN returns the device [Interface], for tun.Adopt, or nil without Config.Network. Its Name is the interface name.
+// The network namespace exists as long as this file or a duplicate is open, even when the program has ended. The
+// Process closes this file when the sandbox has ended.
+func (p *Process) TUN() *os.File { return p.tun }
+
+// Signal sends the program a signal. Before Run the signal is lost. After the program has ended, it returns
+// os.ErrProcessDone.
+func (p *Process) Signal(sig os.Signal) error { return p.signal(sig, false) }
+
+// Forward sends the program one of [Signals] that this process has received. It does not repeat a signal that the
+// terminal sent to the whole foreground job (interrupt, quit, hangup) if the program is part of that job.
+func (p *Process) Forward(sig os.Signal) error {
+	ofTerminal := p.terminal != nil && slices.Contains([]os.Signal{unix.SIGINT, unix.SIGQUIT, unix.SIGHUP}, sig)
+	return p.signal(sig, ofTerminal)
+}
+
+func (p *Process) signal(sig os.Signal, ofTerminal bool) error {
+	number, ok := sig.(syscall.Signal)
+	if !ok || number <= 0 {
+		return fmt.Errorf("%v is not a signal of this system", sig)
+	}
+	select {
+	case <-p.done:
+		return os.ErrProcessDone
+	default:
+	}
+	if err := p.client.control.send(order{Signal: int(number), OfTerminal: ofTerminal}, nil); err != nil {
+		return os.ErrProcessDone
+	}
+	return nil
+}
+
+// Wait waits until every process of the sandbox has ended. It returns an error if the program did not end by
+// itself: the ctx of Start ended, or another process killed init. It may be called any number of times.
+func (p *Process) Wait() (ExitStatus, error) {
+	<-p.done
+	return p.status, p.err
+}
+
+// Dial connects to an address from inside, where loopback is the program's. Errors are those of net.Dialer. The
+// caller owns the connection, which may outlive the sandbox.
+func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if !p.isolated {
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+	return p.client.dial(ctx, network, address)
+}
+
+// Update atomically replaces the files of the volume with the name of v.
+func (p *Process) Update(ctx context.Context, v Volume) error {
+	if err := v.check(); err != nil {
+		return err
+	}
+	f, err := inMemory("volume", v)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := p.client.ask(ctx, order{Update: true}, f); err != nil {
+		return fmt.Errorf("updating the volume %s of the sandbox: %w", v.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+//go:build !linux
+
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"runtime"
+)
+
+// Allowed returns an error: sandboxes need Linux.
+func Allowed(network bool) error { return errNotHere() }
+
+func errNotHere() error {
+	return fmt.Errorf("a mount or network namespace for one program: %w on %s", errors.ErrUnsupported, runtime.GOOS)
+}
+
+// Locate is not implemented on this operating system.
+func Locate(name string) (real string, missing int, err error) { return "", 0, errNotHere() }
+
+// Init is not implemented on this operating system.
+func Init() error { return errNotHere() }
+
+// Start is not implemented on this operating system.
+func (s *Sandbox) Start(ctx context.Context) (*Process, error) { return nil, errNotHere() }
+
+// A Process does not exist on this operating system.
+type Process struct{}
+
+func (p *Process) Pid() int                                   { return 0 }
+func (p *Process) Run(ctx context.Context) error              { return errNotHere() }
+func (p *Process) TUN() *os.File                              { return nil }
+func (p *Process) Signal(sig os.Signal) error                 { return errNotHere() }
+func (p *Process) Forward(sig os.Signal) error                { return errNotHere() }
+func (p *Process) Update(ctx context.Context, v Volume) error { return errNotHere() }
+func (p *Process) Wait() (ExitStatus, error)                  { return ExitStatus{}, errNotHere() }
+func (p *Process) SetNetwork(ctx context.Context, n Network) error {
+	return errNotHere()
+}
+func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return nil, errNotHere()
+}
+
+// Serve is not implemented on this operating system.
+func Serve(conn *net.UnixConn) error { return errors.Join(errNotHere(), conn.Close()) }
+
+// Attach is not implemented on this operating system.
+func Attach(ctx context.Context, conn *net.UnixConn, logger *slog.Logger) (*Remote, error) {
+	return nil, errors.Join(errNotHere(), conn.Close())
+}
+
+// A Remote does not exist on this operating system.
+type Remote struct{}
+
+func (r *Remote) TUN() *os.File                                   { return nil }
+func (r *Remote) SetNetwork(ctx context.Context, n Network) error { return errNotHere() }
+func (r *Remote) Done() <-chan struct{}                           { return nil }
+func (r *Remote) Close() error                                    { return errNotHere() }
+func (r *Remote) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return nil, errNotHere()
+}

@@ -1,0 +1,254 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/miekg/dns"
+)
+
+// maxChain is the number of aliases that are followed for one query.
+const maxChain = 8
+
+// aliasTTL is the TTL of a short name's alias when the answer has no record to take it from.
+const aliasTTL = 5
+
+// errChain reports a loop of aliases, or too many of them.
+var errChain = errors.New("the aliases form a loop or are too many")
+
+func isGivenUp(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// askCluster answers a query by asking the clusters of its route. upstream reports that no cluster has the name and
+// the route allows to ask upstream.
+func (r *Resolver) askCluster(ctx context.Context, q *dns.Msg, rt route) (reply *dns.Msg, upstream bool, err error) {
+	asked := q.Question[0]
+	if opt := q.IsEdns0(); opt != nil && opt.Version() != 0 {
+		reply = new(dns.Msg).SetReply(q)
+		reply.Rcode = dns.RcodeBadVers
+		return reply, false, nil
+	}
+	var resp *dns.Msg
+	name := asked.Name
+	for _, a := range rt.asks {
+		name = asked.Name
+		if a.suffix != "" {
+			name = strings.ToLower(dns.Fqdn(name)) + a.suffix
+		}
+		resp, err = r.exchange(ctx, a.zone, q, name)
+		if err != nil {
+			return nil, false, err
+		}
+		if !isNoName(resp) {
+			break
+		}
+	}
+	if rt.guess && isNoName(resp) {
+		return nil, true, nil
+	}
+	reply = replyWith(q, resp, name, rt.short)
+	if !followsAliases(asked.Qtype) {
+		return reply, false, nil
+	}
+	if err := r.chase(ctx, q, reply, name); err != nil {
+		return nil, false, err
+	}
+	return reply, false, nil
+}
+
+// isNoName reports whether the name does not exist. NXDOMAIN after an alias concerns the alias's target.
+func isNoName(m *dns.Msg) bool { return m.Rcode == dns.RcodeNameError && len(m.Answer) == 0 }
+
+func followsAliases(qtype uint16) bool { return qtype != dns.TypeCNAME && qtype != dns.TypeANY }
+
+// exchange asks one cluster for name with q's type, class and flags.
+func (r *Resolver) exchange(ctx context.Context, z *zone, q *dns.Msg, name string) (*dns.Msg, error) {
+	key := flightKey{zone: z, name: name, qtype: q.Question[0].Qtype, qclass: q.Question[0].Qclass}
+	if q.RecursionDesired {
+		key.flags |= 1
+	}
+	if q.CheckingDisabled {
+		key.flags |= 2
+	}
+	opt := q.IsEdns0()
+	if opt != nil && opt.Do() {
+		key.flags |= 4
+	}
+	msg, shared, err := r.flights.do(ctx, key, func() (*dns.Msg, error) {
+		m := &dns.Msg{
+			MsgHdr: dns.MsgHdr{
+				Id:               dns.Id(),
+				RecursionDesired: q.RecursionDesired,
+				CheckingDisabled: q.CheckingDisabled,
+			},
+			Question: []dns.Question{{Name: name, Qtype: key.qtype, Qclass: key.qclass}},
+		}
+		m.SetEdns0(ednsSize, key.flags&4 != 0)
+		return z.cluster.ServeDNS(ctx, m)
+	})
+	if shared {
+		r.counters.shared.Add(1)
+	}
+	return msg, err
+}
+
+// replyWith makes the reply to q out of a cluster's answer for name. Records of the answer are shared with it.
+//
+// A short name becomes an alias of the full name, and what follows is the full name's, also the SOA record of a
+// negative answer (RFC 2308 section 2). The reply for a short name that does not exist has neither, so that no
+// client caches it: the Service may be created in a moment.
+func replyWith(q, resp *dns.Msg, name string, short bool) *dns.Msg {
+	reply := new(dns.Msg).SetReply(q)
+	reply.RecursionAvailable = true
+	reply.Rcode = resp.Rcode
+	if short && isNoName(resp) {
+		return reply
+	}
+	asked := q.Question[0]
+	if short {
+		alias := &dns.CNAME{
+			Hdr:    dns.RR_Header{Name: asked.Name, Rrtype: dns.TypeCNAME, Class: dns.ClassINET, Ttl: ttlOf(resp)},
+			Target: name,
+		}
+		reply.Answer = append(make([]dns.RR, 0, 1+len(resp.Answer)), alias)
+		if asked.Qtype == dns.TypeCNAME && resp.Rcode == dns.RcodeSuccess {
+			return reply // the alias is the answer
+		}
+		reply.Answer = append(reply.Answer, resp.Answer...)
+	} else {
+		reply.Authoritative = resp.Authoritative
+		reply.Answer = make([]dns.RR, 0, len(resp.Answer))
+		for _, rr := range resp.Answer {
+			// Clients that vary the case of letters want the name back as they wrote it.
+			if h := rr.Header(); h.Name != asked.Name && strings.EqualFold(h.Name, asked.Name) {
+				rr = dns.Copy(rr)
+				rr.Header().Name = asked.Name
+			}
+			reply.Answer = append(reply.Answer, rr)
+		}
+	}
+	reply.Ns = append([]dns.RR(nil), resp.Ns...)
+	for _, rr := range resp.Extra {
+		if rr.Header().Rrtype != dns.TypeOPT {
+			reply.Extra = append(reply.Extra, rr)
+		}
+	}
+	return reply
+}
+
+// ttlOf returns the lowest TTL of an answer's records.
+func ttlOf(m *dns.Msg) uint32 {
+	least := uint32(math.MaxUint32)
+	for _, rr := range m.Answer {
+		least = min(least, rr.Header().Ttl)
+	}
+	for _, rr := range m.Ns {
+		if soa, ok := rr.(*dns.SOA); ok {
+			least = min(least, soa.Hdr.Ttl, soa.Minttl)
+		}
+	}
+	if least == math.MaxUint32 {
+		return aliasTTL
+	}
+	return least
+}
+
+// chase follows the aliases in reply from name on. Where they lead out of what the cluster told (an ExternalName
+// Service whose target it did not look up), it asks for the target: the cluster that has it, else upstream, and
+// appends what they say.
+func (r *Resolver) chase(ctx context.Context, q, reply *dns.Msg, name string) error {
+	seen := map[string]bool{strings.ToLower(name): true}
+	for {
+		target, known, err := follow(reply, name, q.Question[0].Qtype, seen)
+		if err != nil || known {
+			return err
+		}
+		more, err := r.askTarget(ctx, q, target)
+		if err != nil {
+			return fmt.Errorf("following the alias to %s: %w", target, err)
+		}
+		name = target
+		reply.Rcode = more.Rcode
+		reply.Answer = append(reply.Answer, more.Answer...)
+		reply.Ns = append([]dns.RR(nil), more.Ns...)
+	}
+}
+
+// follow walks the aliases in reply from name on. known says that the reply tells what is at their end, be it
+// nothing; otherwise target has to be asked for. seen collects the names on the way.
+func follow(reply *dns.Msg, name string, qtype uint16, seen map[string]bool) (target string, known bool, err error) {
+	target = name
+	for {
+		alias, found := find(reply.Answer, target, qtype)
+		if found {
+			return "", true, nil
+		}
+		if alias == "" {
+			break
+		}
+		key := strings.ToLower(alias)
+		if seen[key] || len(seen) > maxChain {
+			return "", false, errChain
+		}
+		seen[key] = true
+		target = alias
+	}
+	if target == name {
+		return "", true, nil // not an alias: the answer is what it is
+	}
+	for _, rr := range reply.Ns {
+		if rr.Header().Rrtype == dns.TypeSOA && dns.IsSubDomain(rr.Header().Name, target) {
+			return "", true, nil // the target's zone says that there are no records
+		}
+	}
+	return target, false, nil
+}
+
+// find looks for records of the name: whether there is one of the type, else what the name is an alias of.
+func find(rrs []dns.RR, name string, qtype uint16) (alias string, found bool) {
+	for _, rr := range rrs {
+		if !strings.EqualFold(rr.Header().Name, name) {
+			continue
+		}
+		if rr.Header().Rrtype == qtype {
+			return "", true
+		}
+		if c, ok := rr.(*dns.CNAME); ok {
+			alias = c.Target
+		}
+	}
+	return alias, false
+}
+
+// askTarget asks for an alias's target, which is a full name: it is not looked up among the short ones.
+func (r *Resolver) askTarget(ctx context.Context, q *dns.Msg, target string) (*dns.Msg, error) {
+	key, err := keyOf(target)
+	if err != nil {
+		return nil, err
+	}
+	if rt, ok := r.zones().full(key); ok {
+		var resp *dns.Msg
+		for _, a := range rt.asks {
+			if resp, err = r.exchange(ctx, a.zone, q, target); err != nil {
+				return nil, err
+			}
+			if !isNoName(resp) {
+				break
+			}
+		}
+		return resp, nil
+	}
+	if strings.HasSuffix(key, ".svc") {
+		// Not a full name, and not allowed upstream: a pod would not find it either.
+		return &dns.Msg{MsgHdr: dns.MsgHdr{Rcode: dns.RcodeNameError}}, nil
+	}
+	m := new(dns.Msg).SetQuestion(target, q.Question[0].Qtype)
+	m.CheckingDisabled = q.CheckingDisabled
+	opt := q.IsEdns0()
+	m.SetEdns0(ednsSize, opt != nil && opt.Do())
+	return r.upstream.ServeDNS(ctx, m)
+}

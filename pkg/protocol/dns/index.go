@@ -1,0 +1,65 @@
+package dns
+
+import "sync"
+
+// Services reports which Services exist in a cluster. Names are in lower case. It must be safe for concurrent use
+// and fast, because each query calls it several times.
+type Services interface {
+	Has(namespace, service string) bool
+}
+
+// Index is a set of Service names by namespace. The zero value is empty and ready to use. It is safe for concurrent
+// use.
+type Index struct {
+	mu    sync.RWMutex
+	names map[string]map[string]struct{}
+	count int
+}
+
+// Apply changes the index atomically. It first removes everything if reset is set, then the names in remove, and
+// then adds the names in add. It does not retain the maps.
+func (x *Index) Apply(reset bool, add, remove map[string][]string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if reset || x.names == nil {
+		x.names, x.count = make(map[string]map[string]struct{}, len(add)), 0
+	}
+	for namespace, services := range remove {
+		known := x.names[namespace]
+		x.count -= len(known)
+		for _, service := range services {
+			delete(known, service)
+		}
+		x.count += len(known)
+		if len(known) == 0 {
+			delete(x.names, namespace)
+		}
+	}
+	for namespace, services := range add {
+		known := x.names[namespace]
+		if known == nil && len(services) > 0 {
+			known = make(map[string]struct{}, len(services))
+			x.names[namespace] = known
+		}
+		x.count -= len(known)
+		for _, service := range services {
+			known[service] = struct{}{}
+		}
+		x.count += len(known)
+	}
+}
+
+// Len returns the number of Services.
+func (x *Index) Len() int {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.count
+}
+
+// Has reports whether the index contains the Service.
+func (x *Index) Has(namespace, service string) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	_, ok := x.names[namespace][service]
+	return ok
+}

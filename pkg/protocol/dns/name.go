@@ -1,0 +1,201 @@
+package dns
+
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/miekg/dns"
+	"golang.org/x/net/publicsuffix"
+)
+
+// maxLabels is the number of labels of the longest short name: _http._tcp.web.billing.svc.
+const maxLabels = 5
+
+// splitKey splits a key into at most maxLabels labels; ok is false for longer names and for the root.
+func splitKey(key string, labels *[maxLabels]string) (n int, ok bool) {
+	if key == "" {
+		return 0, false
+	}
+	for {
+		label, rest, more := strings.Cut(key, ".")
+		if n == maxLabels {
+			return n, false
+		}
+		labels[n] = label
+		n++
+		if !more {
+			return n, true
+		}
+		key = rest
+	}
+}
+
+// form is what a name relative to a cluster domain (web.billing.svc) stands for, by the Kubernetes DNS specification.
+type form struct {
+	namespace, service string     // of a Service, one of its pods or ports
+	pod                netip.Addr // of a pod by its address
+}
+
+// formOf recognises
+//
+//	web.billing.svc   db-0.db.billing.svc   _http._tcp.web.billing.svc   10-1-2-3.billing.pod
+func formOf(labels []string) (f form, ok bool) {
+	n := len(labels)
+	if n < 3 || n > maxLabels {
+		return form{}, false
+	}
+	switch labels[n-1] {
+	case "svc":
+		if n == 5 && !isPort(labels) {
+			return form{}, false
+		}
+		return form{namespace: labels[n-2], service: labels[n-3]}, true
+	case "pod":
+		if n != 3 {
+			return form{}, false
+		}
+		addr, ok := dashedAddr(labels[0])
+		return form{pod: addr}, ok
+	}
+	return form{}, false
+}
+
+// isPort reports whether a name begins like that of an SRV record: _http._tcp.
+func isPort(labels []string) bool {
+	return strings.HasPrefix(labels[0], "_") && strings.HasPrefix(labels[1], "_")
+}
+
+// dashedAddr reads an address whose dots or colons are written as dashes: 10-1-2-3, 2001-db8--1.
+func dashedAddr(label string) (netip.Addr, bool) {
+	if addr, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ".")); err == nil && addr.Is4() {
+		return addr, true
+	}
+	if addr, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ":")); err == nil && addr.Is6() && addr.Zone() == "" {
+		return addr, true
+	}
+	return netip.Addr{}, false
+}
+
+// isPlain reports whether every byte of a key is one that may be in a name that Kubernetes gives.
+func isPlain(key string) bool {
+	for i := range len(key) {
+		switch c := key[i]; {
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// neverService reports whether a short name must never resolve to a Service: programs trust it to mean this
+// machine, the network's proxy configuration or its IPv6 router, or its top-level domain is not in DNS (RFC 6761,
+// RFC 6762, RFC 7686).
+func neverService(labels []string) bool {
+	switch labels[len(labels)-1] {
+	case "localhost", "localdomain", "local", "onion", "invalid", "arpa":
+		return true
+	}
+	return labels[0] == "wpad" || labels[0] == "isatap"
+}
+
+// isPrivateTLD reports whether networks use the label as a private top-level domain (RFC 6762 appendix G, RFC 8375,
+// ICANN's "internal"). The network's nameserver is asked first for names under it, and the cluster only after
+// NXDOMAIN.
+func isPrivateTLD(label string) bool {
+	switch label {
+	case "internal", "intranet", "private", "corp", "home", "lan", "test", "example", "alt":
+		return true
+	}
+	return false
+}
+
+// ClaimsTLD reports whether a namespace has the name of a top-level domain outside the cluster: a public one, a
+// private one, or one that is not in DNS. Routing that whole domain to a [Resolver] would hide other names.
+func ClaimsTLD(namespace string) bool {
+	return isPublicTLD(namespace) || isPrivateTLD(namespace) || neverService([]string{namespace})
+}
+
+// isPublicTLD reports whether the label is a top-level domain of the Internet: com, dev, io.
+func isPublicTLD(label string) bool {
+	// The label alone would not do: some top-level domains are in the list as "*.ck" only.
+	_, icann := publicsuffix.PublicSuffix("x." + label)
+	return icann
+}
+
+// isZoneType reports whether resolvers ask this type of top-level domains to find their way, rather than programs
+// to reach a host.
+func isZoneType(qtype uint16) bool {
+	switch qtype {
+	case dns.TypeNS, dns.TypeSOA, dns.TypeDS, dns.TypeDNSKEY, dns.TypeRRSIG, dns.TypeNSEC, dns.TypeNSEC3:
+		return true
+	}
+	return false
+}
+
+// reversePrefix reads the key of a name under in-addr.arpa or ip6.arpa: 3.2.1.10.in-addr.arpa is
+// 10.1.2.3/32, 1.10.in-addr.arpa is 10.1.0.0/16. Labels in front of the address (b._dns-sd._udp) are ignored.
+func reversePrefix(key string) (netip.Prefix, bool) {
+	if rest, ok := strings.CutSuffix(key, ".in-addr.arpa"); ok {
+		return reversePrefix4(rest)
+	}
+	if rest, ok := strings.CutSuffix(key, ".ip6.arpa"); ok {
+		return reversePrefix6(rest)
+	}
+	return netip.Prefix{}, false
+}
+
+func reversePrefix4(rest string) (netip.Prefix, bool) {
+	var a [4]byte
+	n := 0
+	for n < 4 && rest != "" {
+		label := cutLast(&rest)
+		v, ok := decimalByte(label)
+		if !ok {
+			break
+		}
+		a[n] = v
+		n++
+	}
+	return netip.PrefixFrom(netip.AddrFrom4(a), 8*n), n > 0
+}
+
+func reversePrefix6(rest string) (netip.Prefix, bool) {
+	var a [16]byte
+	n := 0
+	for n < 32 && rest != "" {
+		label := cutLast(&rest)
+		if len(label) != 1 {
+			break
+		}
+		v := strings.IndexByte("0123456789abcdef", label[0])
+		if v < 0 {
+			break
+		}
+		a[n/2] |= byte(v) << (4 * (1 - n%2))
+		n++
+	}
+	return netip.PrefixFrom(netip.AddrFrom16(a), 4*n), n > 0
+}
+
+// cutLast takes the last label off rest.
+func cutLast(rest *string) string {
+	i := strings.LastIndexByte(*rest, '.')
+	label := (*rest)[i+1:]
+	*rest = (*rest)[:max(i, 0)]
+	return label
+}
+
+func decimalByte(label string) (byte, bool) {
+	if label == "" || len(label) > 3 || len(label) > 1 && label[0] == '0' {
+		return 0, false
+	}
+	v := 0
+	for i := range len(label) {
+		if label[i] < '0' || label[i] > '9' {
+			return 0, false
+		}
+		v = 10*v + int(label[i]-'0')
+	}
+	return byte(v), v <= 255
+}

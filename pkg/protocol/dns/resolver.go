@@ -1,0 +1,315 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+const (
+	// defaultBudget is the timeout for one query. It is shorter than glibc's, which is 5 s.
+	defaultBudget   = 4500 * time.Millisecond
+	defaultInFlight = 4096
+	// maxUDPReply limits UDP replies with a cluster's answer, even if a client accepts more.
+	maxUDPReply = 4096
+)
+
+// errLoop reports that a query came back: the upstream is this Resolver, or the redirect applies to its own queries.
+var errLoop = errors.New("the upstream nameserver is this resolver itself")
+
+// Config configures a [Resolver]. Zero durations and limits mean the defaults.
+type Config struct {
+	// Upstreams are the nameservers for all names outside the clusters, in order.
+	Upstreams []netip.AddrPort
+	// Dial connects to an upstream; nil means directly. If port 53 is redirected to this Resolver, Dial must return
+	// sockets that the redirect exempts.
+	Dial DialFunc
+	// Timeout limits one attempt with one upstream (2 s), Budget the whole query (4.5 s).
+	Timeout, Budget time.Duration
+	// InFlight limits the queries that wait for clusters, and separately those that wait for the upstreams (4096). The
+	// Resolver answers further queries with SERVFAIL.
+	InFlight int
+	Logger   *slog.Logger // nil: slog.Default
+}
+
+// Resolver answers the queries of this machine. All methods are safe for concurrent use.
+type Resolver struct {
+	budget   time.Duration
+	inFlight int64
+	log      *slog.Logger
+	upstream *Nameservers
+	current  atomic.Pointer[zones]
+	flights  flights
+	counters counters
+}
+
+var _ Handler = (*Resolver)(nil)
+var _ Handler = (*Nameservers)(nil)
+
+// New returns a Resolver without zones, which sends all queries upstream. It opens no sockets; see [Resolver.Serve].
+func New(c Config) *Resolver {
+	r := &Resolver{budget: c.Budget, inFlight: int64(c.InFlight), log: c.Logger}
+	if r.budget <= 0 {
+		r.budget = defaultBudget
+	}
+	if r.inFlight <= 0 {
+		r.inFlight = defaultInFlight
+	}
+	if r.log == nil {
+		r.log = slog.Default()
+	}
+	r.upstream = NewNameservers(NameserversConfig{
+		Name: "upstream", Addrs: c.Upstreams, Dial: c.Dial, Timeout: c.Timeout, Logger: r.log,
+	})
+	return r
+}
+
+// Name returns "resolver".
+func (r *Resolver) Name() string { return "resolver" }
+
+// SetZones atomically replaces the zones of all connections. If several could answer a query, their order decides.
+// Queries in flight keep the old zones. After an error nothing has changed.
+func (r *Resolver) SetZones(list []Zone) error {
+	made := make(zones, 0, len(list))
+	for _, z := range list {
+		m, err := newZone(z)
+		if err != nil {
+			return err
+		}
+		made = append(made, m)
+	}
+	r.current.Store(&made)
+	return nil
+}
+
+// SetUpstreams replaces the nameservers for names outside the clusters. They must not include addresses of the
+// Resolver.
+func (r *Resolver) SetUpstreams(addrs []netip.AddrPort) { r.upstream.SetAddrs(addrs) }
+
+// Stats returns the counters.
+func (r *Resolver) Stats() Stats { return r.counters.stats() }
+
+func (r *Resolver) zones() zones {
+	if zs := r.current.Load(); zs != nil {
+		return *zs
+	}
+	return nil
+}
+
+// ServeDNS answers a query of this process, by the same rules as one from the network.
+func (r *Resolver) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
+	if q.Opcode != dns.OpcodeQuery || len(q.Question) != 1 {
+		return nil, errFormat
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.budget)
+	defer cancel()
+	key, err := keyOf(q.Question[0].Name)
+	if err != nil {
+		return nil, fmt.Errorf("reading the name %q: %w", q.Question[0].Name, err)
+	}
+	rt := r.zones().route(question{key: key, qtype: q.Question[0].Qtype, qclass: q.Question[0].Qclass})
+	var first *dns.Msg
+	if rt.late {
+		first, err = r.askUpstream(ctx, q)
+		if err != nil || first.Rcode != dns.RcodeNameError {
+			return first, err
+		}
+	}
+	if len(rt.asks) > 0 {
+		r.countCluster(rt)
+		reply, upstream, err := r.askCluster(ctx, q, rt)
+		if err != nil || !upstream {
+			return reply, err
+		}
+	}
+	if first != nil {
+		return first, nil
+	}
+	return r.askUpstream(ctx, q)
+}
+
+func (r *Resolver) askUpstream(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
+	r.counters.upstream.Add(1)
+	return r.upstream.ServeDNS(ctx, q)
+}
+
+func (r *Resolver) countCluster(rt route) {
+	r.counters.cluster.Add(1)
+	if rt.short {
+		r.counters.short.Add(1)
+	}
+}
+
+// handle returns the reply to one message from a client, or nil to send none. The reply may use buf.
+func (r *Resolver) handle(ctx context.Context, network string, m, buf []byte) []byte {
+	q, err := parseQuery(m)
+	switch {
+	case errors.Is(err, errNotQuery):
+		r.counters.dropped.Add(1)
+		return nil
+	case errors.Is(err, errOpcode):
+		r.counters.malformed.Add(1)
+		return replyTo(m, 0, dns.RcodeNotImplemented)
+	case err != nil:
+		r.counters.malformed.Add(1)
+		return replyTo(m, 0, dns.RcodeFormatError)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.budget)
+	defer cancel()
+	rt := r.zones().route(q)
+	var first []byte
+	if rt.late {
+		first = r.handleUpstream(ctx, network, m, buf, q)
+		if rcodeOf(first) != dns.RcodeNameError {
+			return first
+		}
+	}
+	if len(rt.asks) > 0 {
+		reply, upstream := r.handleCluster(ctx, network, m, q, rt)
+		if !upstream {
+			return reply
+		}
+	}
+	if first != nil {
+		return first
+	}
+	return r.handleUpstream(ctx, network, m, buf, q)
+}
+
+// handleUpstream forwards the message and returns the reply, both unchanged.
+func (r *Resolver) handleUpstream(ctx context.Context, network string, m, buf []byte, q question) []byte {
+	if r.counters.upstreamInFlight.Add(1) > r.inFlight {
+		r.counters.upstreamInFlight.Add(-1)
+		r.counters.overload.Add(1)
+		return replyTo(m, q.end, dns.RcodeServerFailure)
+	}
+	defer r.counters.upstreamInFlight.Add(-1)
+	r.counters.upstream.Add(1)
+	var reply []byte
+	err := r.checkLoop(ctx, m, q)
+	if err == nil {
+		reply, err = r.upstream.exchange(ctx, network, m, q.end, buf)
+	}
+	if err != nil {
+		r.failed(ctx, q, err)
+		return replyTo(m, q.end, dns.RcodeServerFailure)
+	}
+	return reply
+}
+
+// checkLoop returns errLoop if this Resolver itself has sent the query upstream.
+func (r *Resolver) checkLoop(ctx context.Context, m []byte, q question) error {
+	if !r.upstream.sent.has(m, q.end) {
+		return nil
+	}
+	if r.counters.loops.Add(1) == 1 {
+		r.log.WarnContext(ctx, "queries to the upstream nameservers return to this resolver; only cluster names resolve",
+			"name", q.key)
+	}
+	return errLoop
+}
+
+// handleCluster answers by asking clusters. upstream reports that no cluster has the name and the query must go
+// upstream.
+func (r *Resolver) handleCluster(ctx context.Context, network string, m []byte, q question, rt route) (reply []byte, upstream bool) {
+	msg := new(dns.Msg)
+	if err := msg.Unpack(m); err != nil {
+		r.counters.malformed.Add(1)
+		return replyTo(m, q.end, dns.RcodeFormatError), false
+	}
+	if r.counters.clusterInFlight.Add(1) > r.inFlight {
+		r.counters.clusterInFlight.Add(-1)
+		r.counters.overload.Add(1)
+		return replyTo(m, q.end, dns.RcodeServerFailure), false
+	}
+	defer r.counters.clusterInFlight.Add(-1)
+	r.countCluster(rt)
+	answer, upstream, err := r.askCluster(ctx, msg, rt)
+	if upstream {
+		return nil, true
+	}
+	if err != nil {
+		r.failed(ctx, q, err)
+		answer = new(dns.Msg).SetRcode(msg, dns.RcodeServerFailure)
+		answer.RecursionAvailable = true
+	}
+	packed, perr := r.pack(answer, msg, network, err)
+	if perr != nil {
+		r.failed(ctx, q, perr)
+		return replyTo(m, q.end, dns.RcodeServerFailure), false
+	}
+	return packed, false
+}
+
+func (r *Resolver) failed(ctx context.Context, q question, err error) {
+	r.counters.failed.Add(1)
+	if r.log.Enabled(ctx, slog.LevelDebug) {
+		r.log.DebugContext(ctx, "query failed", "name", q.key, "type", dns.Type(q.qtype), "err", err)
+	}
+}
+
+// pack encodes an answer for the sender of q, truncated to the size that the sender accepts. If q has an OPT
+// record, so has the answer, with cause as extended error if it is not nil.
+func (r *Resolver) pack(answer, q *dns.Msg, network string, cause error) ([]byte, error) {
+	size := dns.MinMsgSize
+	if opt := q.IsEdns0(); opt != nil {
+		answer.SetEdns0(maxUDPReply, opt.Do())
+		size = min(int(opt.UDPSize()), maxUDPReply)
+		if cause != nil {
+			own := answer.IsEdns0()
+			own.Option = append(own.Option, &dns.EDNS0_EDE{InfoCode: dns.ExtendedErrorCodeNoReachableAuthority, ExtraText: clip(cause.Error())})
+		}
+	}
+	if network == "tcp" {
+		size = dns.MaxMsgSize
+	}
+	answer.Compress = true
+	answer.Truncate(size)
+	if answer.Truncated {
+		r.counters.truncated.Add(1)
+	}
+	return answer.Pack()
+}
+
+// clip returns the text of an error as one short line for a DNS message.
+func clip(s string) string {
+	s = strings.ReplaceAll(s, "\n", "; ")
+	if len(s) > 200 {
+		s = strings.ToValidUTF8(s[:200], "")
+	}
+	return s
+}
+
+func isTransfer(qtype uint16) bool { return qtype == dns.TypeAXFR || qtype == dns.TypeIXFR }
+
+// transfer forwards a zone transfer, whose reply is many messages.
+func (r *Resolver) transfer(ctx context.Context, m []byte, q question, write func([]byte) error) error {
+	if r.counters.upstreamInFlight.Add(1) > r.inFlight {
+		r.counters.upstreamInFlight.Add(-1)
+		r.counters.overload.Add(1)
+		return write(replyTo(m, q.end, dns.RcodeServerFailure))
+	}
+	defer r.counters.upstreamInFlight.Add(-1)
+	r.counters.upstream.Add(1)
+	if err := r.checkLoop(ctx, m, q); err != nil {
+		r.failed(ctx, q, err)
+		return write(replyTo(m, q.end, dns.RcodeServerFailure))
+	}
+	begun := false
+	err := r.upstream.relay(ctx, m, q.end, func(reply []byte) error {
+		begun = true
+		return write(reply)
+	})
+	if err != nil && !begun {
+		r.failed(ctx, q, err)
+		return write(replyTo(m, q.end, dns.RcodeServerFailure))
+	}
+	return err
+}

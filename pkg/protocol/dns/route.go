@@ -1,0 +1,169 @@
+package dns
+
+import (
+	"strings"
+
+	"github.com/miekg/dns"
+)
+
+// route is the destination of one query.
+type route struct {
+	// asks are the questions to the clusters, in order, until an answer is not NXDOMAIN. If empty, the query goes
+	// upstream.
+	asks []ask
+	// short means that the query has a short name, which becomes an alias of the full name that exists.
+	short bool
+	// guess means that the query goes upstream when every answer to asks is NXDOMAIN.
+	guess bool
+	// late means that the query goes upstream first, and to the clusters only after NXDOMAIN.
+	late bool
+}
+
+// isOutside reports whether the query goes upstream, at least at first.
+func (rt route) isOutside() bool { return len(rt.asks) == 0 || rt.late }
+
+// ask is one question to one cluster: for the query's name followed by suffix.
+type ask struct {
+	zone   *zone
+	suffix string
+}
+
+// zones is the ordered list of the connections' zones. It is immutable.
+type zones []*zone
+
+// route returns the route of a query. It depends only on its arguments and the zones' indexes.
+func (zs zones) route(q question) route {
+	if len(zs) == 0 || q.key == "" {
+		return route{}
+	}
+	// Whatever its class and type, a name under a cluster domain stays inside.
+	if rt, ok := zs.full(q.key); ok {
+		return rt
+	}
+	if q.qclass != dns.ClassINET {
+		return route{}
+	}
+	if p, ok := reversePrefix(q.key); ok {
+		for _, z := range zs {
+			if z.contains(p) {
+				return route{asks: []ask{{zone: z}}}
+			}
+		}
+		return route{}
+	}
+	return zs.shortName(q)
+}
+
+// full routes a name under the cluster domain of a zone; the longest matching domain wins.
+func (zs zones) full(key string) (route, bool) {
+	domain := ""
+	for _, z := range zs {
+		if len(z.domain) > len(domain) && z.owns(key) {
+			domain = z.domain
+		}
+	}
+	if domain == "" {
+		return route{}, false
+	}
+	var (
+		labels [maxLabels]string
+		f      form
+	)
+	relative := strings.TrimSuffix(strings.TrimSuffix(key, domain), ".")
+	if n, ok := splitKey(relative, &labels); ok {
+		f, _ = formOf(labels[:n])
+	}
+	var rt route
+	for _, z := range zs.pick(f, domain) {
+		rt.asks = append(rt.asks, ask{zone: z})
+	}
+	return rt, true
+}
+
+// pick selects the zones to ask for a name of the given form, among those with the given domain, or all if it is
+// empty. It returns the first zone that knows the name; else those without an index, which may have the Service;
+// else the first.
+func (zs zones) pick(f form, domain string) zones {
+	var first, blind zones
+	for _, z := range zs {
+		if domain != "" && z.domain != domain {
+			continue
+		}
+		if (f.service != "" || f.pod.IsValid()) && z.knows(f) {
+			return zones{z}
+		}
+		if first == nil {
+			first = zones{z}
+		}
+		if f.service != "" && z.services == nil {
+			blind = append(blind, z)
+		}
+	}
+	if blind != nil {
+		return blind
+	}
+	return first
+}
+
+// shortName routes a name outside every cluster domain.
+func (zs zones) shortName(q question) route {
+	var buf [maxLabels]string
+	n, ok := splitKey(q.key, &buf)
+	labels := buf[:n]
+	if !ok || !isPlain(q.key) {
+		labels = nil // cannot be a cluster name, except by its suffix
+	}
+	f, _ := formOf(labels)
+	// No outside name ends in .svc, or consists of an address, a namespace and .pod.
+	if f.pod.IsValid() || strings.HasSuffix(q.key, ".svc") {
+		return zs.shortForm(f, labels)
+	}
+	if len(labels) == 0 || neverService(labels) {
+		return route{}
+	}
+	last := labels[n-1]
+	if n == 1 && isZoneType(q.qtype) && isPublicTLD(last) {
+		return route{}
+	}
+	for _, z := range zs {
+		if suffixes := z.expand(labels); len(suffixes) > 0 {
+			if n > 1 && isPublicTLD(last) {
+				return route{}
+			}
+			private := n > 1 && isPrivateTLD(last)
+			rt := route{short: true, late: private, guess: private}
+			rt.add(z, suffixes...)
+			return rt
+		}
+	}
+	if n > 1 || isZoneType(q.qtype) {
+		return route{}
+	}
+	var rt route
+	for _, z := range zs {
+		if z.services == nil {
+			rt.short, rt.guess = true, true
+			rt.add(z, z.under(z.namespace, "svc"))
+		}
+	}
+	return rt
+}
+
+// shortForm routes a name that lacks only the cluster domain: web.billing.svc.
+func (zs zones) shortForm(f form, labels []string) route {
+	rt := route{short: true}
+	for _, z := range zs.pick(f, "") {
+		suffixes := z.expand(labels)
+		if len(suffixes) == 0 || suffixes[len(suffixes)-1] != z.under() {
+			suffixes = append(suffixes, z.under())
+		}
+		rt.add(z, suffixes...)
+	}
+	return rt
+}
+
+func (rt *route) add(z *zone, suffixes ...string) {
+	for _, suffix := range suffixes {
+		rt.asks = append(rt.asks, ask{zone: z, suffix: suffix})
+	}
+}

@@ -1,0 +1,117 @@
+package dns
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Zone describes the names of one connected cluster. To change a zone, pass the complete new list to
+// [Resolver.SetZones].
+type Zone struct {
+	// Domain is the cluster domain: "cluster.local".
+	Domain string
+	// Namespace is the namespace of names without one; empty means "default".
+	Namespace string
+	// Services reports which short names belong to this cluster. It is nil if they are not known; see the package
+	// documentation for the consequences.
+	Services Services
+	// Reverse holds the prefixes of pods and Services. Their reverse names belong to this cluster.
+	Reverse []netip.Prefix
+	// Cluster asks the cluster's DNS through the tunnel; usually a [Nameservers]. It receives full names only. It
+	// should answer or fail before clients time out.
+	Cluster Handler
+}
+
+// zone is a Zone prepared for lookups. It is immutable.
+type zone struct {
+	domain    string // as in a key: lower case, no dots at its ends
+	namespace string
+	services  Services
+	reverse   []netip.Prefix
+	cluster   Handler
+}
+
+func newZone(z Zone) (*zone, error) {
+	if z.Cluster == nil {
+		return nil, fmt.Errorf("zone %q has no handler for its cluster's DNS", z.Domain)
+	}
+	domain, err := keyOf(strings.Trim(z.Domain, "."))
+	if err != nil || domain == "" || !isPlain(domain) {
+		return nil, fmt.Errorf("%q is not a cluster domain", z.Domain)
+	}
+	namespace := strings.ToLower(z.Namespace)
+	if namespace == "" {
+		namespace = "default"
+	}
+	c := &zone{domain: domain, namespace: namespace, services: z.Services, cluster: z.Cluster}
+	for _, p := range z.Reverse {
+		if !p.IsValid() {
+			return nil, fmt.Errorf("zone %q has an invalid reverse prefix", z.Domain)
+		}
+		c.reverse = append(c.reverse, p.Masked())
+	}
+	return c, nil
+}
+
+// has reports whether the zone's index contains the Service.
+func (z *zone) has(namespace, service string) bool {
+	return z.services != nil && z.services.Has(namespace, service)
+}
+
+// owns reports whether the name is the cluster domain or below it.
+func (z *zone) owns(key string) bool {
+	rest, ok := strings.CutSuffix(key, z.domain)
+	return ok && (rest == "" || rest[len(rest)-1] == '.')
+}
+
+// contains reports whether one of the zone's prefixes contains p.
+func (z *zone) contains(p netip.Prefix) bool {
+	for _, r := range z.reverse {
+		if r.Bits() <= p.Bits() && r.Contains(p.Addr()) {
+			return true
+		}
+	}
+	return false
+}
+
+// knows reports whether the zone's index or prefixes contain the Service or pod of f.
+func (z *zone) knows(f form) bool {
+	if f.pod.IsValid() {
+		return z.contains(netip.PrefixFrom(f.pod, f.pod.BitLen()))
+	}
+	return z.has(f.namespace, f.service)
+}
+
+// under returns the suffix that makes a short name a full one: the given labels and the cluster domain. The short
+// name must end in a dot.
+func (z *zone) under(labels ...string) string {
+	return strings.Join(append(labels, z.domain), ".") + "."
+}
+
+// expand returns the suffixes that make a short name one of the full names in this cluster, in the order of a pod's
+// search list. It omits names whose Services are not in the index.
+func (z *zone) expand(labels []string) (suffixes []string) {
+	n := len(labels)
+	if z.services == nil || n == 0 {
+		return nil
+	}
+	last := labels[n-1]
+	// NAME.NAMESPACE.svc.DOMAIN
+	if n == 1 || n == 2 && !isPrivateTLD(last) || n == 3 && isPort(labels) {
+		if z.has(z.namespace, last) {
+			suffixes = append(suffixes, z.under(z.namespace, "svc"))
+		}
+	}
+	// NAME.svc.DOMAIN
+	if n == 2 || n == 3 || n == 4 && isPort(labels) {
+		if z.has(last, labels[n-2]) {
+			suffixes = append(suffixes, z.under("svc"))
+		}
+	}
+	// NAME.DOMAIN
+	if f, ok := formOf(labels); ok && f.service != "" && z.knows(f) {
+		suffixes = append(suffixes, z.under())
+	}
+	return suffixes
+}

@@ -1,0 +1,205 @@
+package interceptor
+
+import (
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	testgrpc "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// grpcServer answers with its name, and says it in a header and a trailer.
+type grpcServer struct {
+	testgrpc.UnimplementedTestServiceServer
+	name string
+	left chan struct{} // a stream was cancelled
+}
+
+func (s *grpcServer) UnaryCall(ctx context.Context, req *testgrpc.SimpleRequest) (*testgrpc.SimpleResponse, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	grpc.SetHeader(ctx, metadata.Pairs("x-from", s.name))
+	grpc.SetTrailer(ctx, metadata.Pairs("x-after-bin", string([]byte{0, 255})))
+	if c := req.GetResponseStatus(); c != nil {
+		return nil, status.Error(codes.Code(c.Code), c.Message)
+	}
+	if _, ok := ctx.Deadline(); ok {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &testgrpc.SimpleResponse{Username: s.name, Hostname: md.Get(":authority")[0]}, nil
+}
+
+func (s *grpcServer) FullDuplexCall(stream testgrpc.TestService_FullDuplexCallServer) error {
+	for {
+		req, err := stream.Recv()
+		switch {
+		case err == io.EOF:
+			stream.SetTrailer(metadata.Pairs("x-from", s.name))
+			return nil
+		case err != nil:
+			close(s.left)
+			return err
+		}
+		if err := stream.Send(&testgrpc.StreamingOutputCallResponse{Payload: req.Payload}); err != nil {
+			return err
+		}
+	}
+}
+
+func serveGRPC(tb testing.TB, name string) (*grpcServer, string) {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s, impl := grpc.NewServer(), &grpcServer{name: name, left: make(chan struct{})}
+	testgrpc.RegisterTestServiceServer(s, impl)
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	tb.Cleanup(func() {
+		s.Stop()
+		if err := <-ended; err != nil {
+			tb.Error(err)
+		}
+	})
+	return impl, l.Addr().String()
+}
+
+func TestGRPC(t *testing.T) {
+	_, app := serveGRPC(t, "app")
+	laptop, addr := serveGRPC(t, "laptop")
+	r := newRig(t, app)
+	r.claim(Claim{ID: "me", Match: header(t, "x-user=me"), Target: &target{addr: addr}},
+		Claim{ID: "lost", Match: header(t, "x-user=lost"), Target: &target{addr: "127.0.0.1:1"}})
+	conn, err := grpc.NewClient("passthrough:///"+r.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := testgrpc.NewTestServiceClient(conn)
+	as := func(user string) context.Context {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		t.Cleanup(cancel)
+		return metadata.AppendToOutgoingContext(context.WithoutCancel(ctx), "x-user", user)
+	}
+
+	for user, want := range map[string]string{"me": "laptop", "you": "app"} {
+		var head, trail metadata.MD
+		resp, err := client.UnaryCall(as(user), new(testgrpc.SimpleRequest), grpc.Header(&head), grpc.Trailer(&trail))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Username != want || resp.Hostname != r.addr || head.Get("x-from")[0] != want || trail.Get("x-after-bin")[0] != "\x00\xff" {
+			t.Errorf("%s was answered by %v, header %v, trailer %v", user, resp, head, trail)
+		}
+		_, err = client.UnaryCall(as(user), &testgrpc.SimpleRequest{ResponseStatus: &testgrpc.EchoStatus{Code: int32(codes.DataLoss), Message: "lost, sadly"}}, grpc.Trailer(&trail))
+		if s := status.Convert(err); s.Code() != codes.DataLoss || s.Message() != "lost, sadly" || len(trail.Get("x-after-bin")) != 1 {
+			t.Errorf("an error came as %v, trailer %v", err, trail)
+		}
+
+		stream, err := client.FullDuplexCall(as(user))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range 100 {
+			body := make([]byte, 1+n*300)
+			if err := stream.Send(&testgrpc.StreamingOutputCallRequest{Payload: &testgrpc.Payload{Body: body}}); err != nil {
+				t.Fatal(err)
+			}
+			if resp, err := stream.Recv(); err != nil || len(resp.Payload.Body) != len(body) {
+				t.Fatalf("%v, %v", resp, err)
+			}
+		}
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != io.EOF || stream.Trailer().Get("x-from")[0] != want {
+			t.Errorf("a stream ended with %v, trailer %v", err, stream.Trailer())
+		}
+	}
+
+	if _, err := client.EmptyCall(as("me"), new(testgrpc.Empty)); status.Code(err) != codes.Unimplemented {
+		t.Errorf("a method that is not there: %v", err)
+	}
+	if _, err := client.UnaryCall(as("lost"), new(testgrpc.SimpleRequest)); status.Code(err) != codes.Unavailable {
+		t.Errorf("a target that is not there: %v", err)
+	}
+	soon, cancel := context.WithTimeout(as("you"), 100*time.Millisecond)
+	defer cancel()
+	if _, err := client.UnaryCall(soon, new(testgrpc.SimpleRequest)); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("a deadline that passes: %v", err)
+	}
+	ctx, cancel := context.WithCancel(as("me"))
+	stream, err := client.FullDuplexCall(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&testgrpc.StreamingOutputCallRequest{Payload: &testgrpc.Payload{Body: []byte{1}}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	select {
+	case <-laptop.left:
+	case <-time.After(10 * time.Second):
+		t.Error("the target's stream goes on after the client has cancelled it")
+	}
+}
+
+// A gRPC server that shuts down has its clients go elsewhere: what it says to us reaches them.
+func TestGoodbyeOfTheApplicationReachesTheClient(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	testgrpc.RegisterTestServiceServer(s, &grpcServer{name: "app"})
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	r := newRig(t, l.Addr().String())
+	r.claim(Claim{Match: header(t, "x-user=me"), Target: new(target)})
+	lost := make(chan struct{}, 1)
+	conn, err := grpc.NewClient("passthrough:///"+r.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+			return &closeNoticer{Conn: c, closed: lost}, err
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := testgrpc.NewTestServiceClient(conn).UnaryCall(t.Context(), new(testgrpc.SimpleRequest)); err != nil {
+		t.Fatal(err)
+	}
+	s.GracefulStop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-lost:
+	case <-time.After(10 * time.Second):
+		t.Error("the client keeps its connection")
+	}
+}
+
+type closeNoticer struct {
+	net.Conn
+	closed chan struct{}
+}
+
+func (c *closeNoticer) Close() error {
+	select {
+	case c.closed <- struct{}{}:
+	default: // one that was made afterwards
+	}
+	return c.Conn.Close()
+}

@@ -1,0 +1,191 @@
+package interceptor
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"sync/atomic"
+
+	"golang.org/x/net/http2"
+)
+
+// transportKey is what has a transport of its own: the requests of one client, by where they go and how.
+type transportKey struct {
+	target Target // nil: the application
+	mirror bool
+	major  int
+}
+
+// transport returns net/http's client for requests to t. It has at least one connection, more if HTTP/2 has too many requests
+// at a time for one. Mirrors have HTTP/1 connections as well.
+func (c *clientConn) transport(t destination, major int) http.RoundTripper {
+	key := transportKey{t.target(), !t.application() && t.claim.Mirror, major}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if rt := c.transports[key]; rt != nil {
+		return rt
+	}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(major == 1)
+	protocols.SetUnencryptedHTTP2(major != 1)
+	rt := &http.Transport{
+		Protocols:              protocols,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxHead,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			// net/http goes on dialing when who asked for it has gone.
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			defer context.AfterFunc(c.life, cancel)()
+			conn, err := c.dial(ctx, t, c.flow)
+			if err != nil {
+				return nil, &dialError{err}
+			}
+			return c.track(conn, t)
+		},
+	}
+	if c.transports == nil {
+		c.transports = make(map[transportKey]*http.Transport)
+	}
+	c.transports[key] = rt
+	return rt
+}
+
+// trackedConn is a connection of a transport. It ends with the client's.
+type trackedConn struct {
+	net.Conn
+	c           *clientConn
+	application bool
+	eof         atomic.Bool
+}
+
+func (c *clientConn) track(conn net.Conn, t destination) (net.Conn, error) {
+	tracked := &trackedConn{Conn: conn, c: c, application: t.application()}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conns == nil { // closeTransports was called
+		conn.Close()
+		return nil, net.ErrClosed
+	}
+	c.conns[tracked] = struct{}{}
+	return tracked, nil
+}
+
+// Close is called by the transport, also when the other end said GOAWAY and has answered what it got. The client then learns
+// that the application wants no more of the connection: by GOAWAY, or by its end if there is no request.
+func (t *trackedConn) Close() error {
+	err := t.Conn.Close()
+	c := t.c
+	c.mu.Lock()
+	_, mine := c.conns[t]
+	delete(c.conns, t)
+	c.mu.Unlock()
+	if mine && t.application {
+		c.drain()
+	}
+	return err
+}
+
+func (c *clientConn) closeTransports() {
+	c.mu.Lock()
+	conns := c.conns
+	c.conns = nil
+	c.mu.Unlock()
+	for conn := range conns {
+		conn.Close()
+	}
+}
+
+// requestBody is a body that goes to an upstream, and to copies.
+type requestBody struct {
+	io.ReadCloser
+	begun  atomic.Bool
+	copies copies
+}
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	b.begun.Store(true)
+	n, err := b.ReadCloser.Read(p)
+	b.copies.put(p[:n])
+	if err != nil {
+		b.copies.end(err)
+	}
+	return n, err
+}
+
+// Close is called by net/http also when nothing was read, and then another attempt may follow.
+func (b *requestBody) Close() error {
+	if b.begun.Load() {
+		return b.ReadCloser.Close()
+	}
+	return nil
+}
+
+// serve2 answers an HTTP/2 request.
+func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destination, mirrors []*Claim) {
+	host := c.flow.Dst.String()
+	body := &requestBody{ReadCloser: r.Body, copies: c.mirrors.request(r, mirrors, host, c.transport)}
+	defer body.copies.end(errBroken) // unless it has ended already
+	if !hasBody(r) {
+		body.copies.end(nil)
+	}
+	resp, err := c.roundTrip(w, r, t, body, host)
+	var notDialed *dialError
+	if err != nil && r.Context().Err() == nil && wentAway(t, err) && errors.As(err, &notDialed) && !body.begun.Load() {
+		t = destination{}
+		resp, err = c.roundTrip(w, r, t, body, host)
+	}
+	if err == nil {
+		defer resp.Body.Close()
+		if c.isDraining() {
+			w.Header().Set("Connection", "close") // GOAWAY
+		}
+		if err = relay(w, resp, nil); err == nil {
+			return
+		}
+	}
+	c.i.log.DebugContext(r.Context(), "an exchange failed", "client", c.flow.Client, "port", c.flow.Dst.Port(), "error", err)
+	var stream http2.StreamError
+	var client errClient
+	switch {
+	case r.Context().Err() != nil, errors.As(err, &client):
+		panic(http.ErrAbortHandler)
+	case !t.application() && resp == nil:
+		c.fail(w, t, err)
+	case !t.application():
+		t.claim.Stats.failed(err)
+		panic(http.ErrAbortHandler)
+	case errors.As(err, &stream):
+		panic(http.ErrAbortHandler)
+	default: // the connection is lost, not only this request
+		c.abort()
+	}
+}
+
+func (c *clientConn) roundTrip(w http.ResponseWriter, r *http.Request, t destination, body *requestBody, host string) (*http.Response, error) {
+	h := w.Header()
+	ctx := httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+			if code == http.StatusContinue { // net/http says it when the body is read
+				return nil
+			}
+			copyHeader(h, http.Header(header))
+			w.WriteHeader(code)
+			clear(h)
+			return nil
+		},
+	})
+	out := outgoing(ctx, r, host)
+	if t.application() && c.i.config.ForwardedFor {
+		c.addForwardedFor(out.Header)
+	}
+	out.Body = body
+	if !hasBody(r) {
+		out.Body = http.NoBody
+	}
+	return c.transport(t, r.ProtoMajor).RoundTrip(out)
+}

@@ -1,0 +1,879 @@
+package interceptor
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubevpn/pkg/protocol/httpmatch"
+)
+
+// forEachProtocol runs a test with HTTP/1.1 and HTTP/2 (prior knowledge).
+func forEachProtocol(t *testing.T, f func(t *testing.T, major int)) {
+	for major, name := range []string{1: "http1", 2: "http2"} {
+		if major > 0 {
+			t.Run(name, func(t *testing.T) { f(t, major) })
+		}
+	}
+}
+
+// Each request of one connection is judged by itself.
+func TestRequestsAreJudgedOneByOne(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		r := newRig(t, serve(t, says("app")))
+		ann, bob := &target{addr: serve(t, says("ann"))}, &target{addr: serve(t, says("bob"))}
+		r.claim(
+			Claim{ID: "ann", Match: header(t, "x-user=ann"), Target: ann, Stats: new(Stats)},
+			Claim{ID: "bob", Match: header(t, "x-user=~b.*"), Target: bob, Stats: new(Stats)},
+		)
+		var conns atomic.Int64
+		c := client(t, major)
+		dialer := new(net.Dialer)
+		c.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conns.Add(1)
+			return dialer.DialContext(ctx, network, addr)
+		}
+		want := func(user, want string) {
+			t.Helper()
+			if _, got := get(t, c, r.url("/"), "X-User", user); got != want {
+				t.Errorf("%s's request was answered by %q, want %q", user, got, want)
+			}
+		}
+		for range 3 {
+			want("ann", "ann")
+			want("carl", "app")
+			want("bob", "bob")
+			want("", "app")
+		}
+		if _, got := get(t, c, r.url("/"), "X-User", "ann", "User-Agent", "kube-probe/1.37"); got != "app" {
+			t.Errorf("a probe was answered by %q", got)
+		}
+		bob.away.Store(true)
+		want("bob", "app")
+		bob.away.Store(false)
+		want("bob", "bob")
+		claims := *r.claims.Load()
+		r.claim(claims[1])
+		want("ann", "app")
+		if n := conns.Load(); n != 1 {
+			t.Errorf("the client made %d connections", n)
+		}
+		for name, n := range map[string]int64{"application": r.appDials.Load(), "ann": ann.dials.Load(), "bob": bob.dials.Load()} {
+			if n != 1 {
+				t.Errorf("%s saw %d connections, want 1", name, n)
+			}
+		}
+		if n := claims[0].Stats.Requests(); n != 3 {
+			t.Errorf("%d requests of ann were counted, want 3", n)
+		}
+	})
+}
+
+// A claim that is replaced, as its owner has come back by another way, has nothing to do with the one before.
+func TestClaimIsReplaced(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		r := newRig(t, serve(t, says("app")))
+		c := client(t, major)
+		for _, name := range []string{"one", "two"} {
+			r.claim(Claim{ID: "same", Match: header(t, "x-user=me"), Target: &target{addr: serve(t, says(name))}})
+			if _, got := get(t, c, r.url("/"), "X-User", "me"); got != name {
+				t.Errorf("answered by %q, want %q", got, name)
+			}
+		}
+	})
+}
+
+func TestClaimOfEverythingLeavesProbesToTheApplication(t *testing.T) {
+	r := newRig(t, serve(t, says("app")))
+	r.claim(Claim{Target: &target{addr: serve(t, says("laptop"))}})
+	if _, got := get(t, client(t, 1), r.url("/"), "User-Agent", "kube-probe/1.37"); got != "app" {
+		t.Errorf("a probe was answered by %q", got)
+	}
+	if _, got := get(t, client(t, 1), r.url("/")); got != "laptop" {
+		t.Errorf("a request was answered by %q", got)
+	}
+}
+
+// What the application gets and what the client gets is what was sent.
+func TestRequestAndAnswerAsTheyWere(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		app := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h := w.Header()
+			h["Date"], h["Content-Type"] = nil, nil
+			h["X-Two"] = []string{"a", "b"}
+			h.Set("Keep-Alive", "timeout=5")
+			h.Set("Location", "/elsewhere")
+			w.WriteHeader(http.StatusFound)
+			for _, name := range []string{"X-Forwarded-For", "User-Agent", "Accept-Encoding", "Cookie", "X-Odd", "Content-Length", "Te", "Forwarded"} {
+				for _, v := range r.Header[name] {
+					fmt.Fprintf(w, "%s: %s\n", name, v)
+				}
+			}
+			fmt.Fprintf(w, "%s %s %s %d", r.Method, r.Host, r.RequestURI, r.ContentLength)
+		}))
+		r := newRig(t, app)
+		fetch := func(addr string) (*http.Response, string) {
+			req, err := http.NewRequest("PURGE", "http://"+addr+"/a%2Fb//c;d?x=%zz&y;z", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Host = "example.org:81"
+			req.Header = http.Header{"X-Odd": {" a  b ", ""}, "Forwarded": {"for=1"}, "X-Forwarded-For": {"1.2.3.4"}, "User-Agent": {""},
+				"Connection": {"X-Private"}, "X-Private": {"1"}, "Te": {"trailers"}}
+			if major == 2 {
+				delete(req.Header, "Connection")
+			}
+			resp, err := client(t, major).Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp, string(body)
+		}
+		direct, want := fetch(app)
+		got, body := fetch(r.addr)
+		if body != want {
+			t.Errorf("the application got\n%s\nwithout us\n%s", body, want)
+		}
+		delete(direct.Header, "Keep-Alive") // between neighbours
+		if fmt.Sprint(got.StatusCode, got.Header, got.ContentLength) != fmt.Sprint(direct.StatusCode, direct.Header, direct.ContentLength) {
+			t.Errorf("the client got %d %v, without us %d %v", got.StatusCode, got.Header, direct.StatusCode, direct.Header)
+		}
+	})
+}
+
+func TestForwardedFor(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		told := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%q", r.Header["X-Forwarded-For"]) })
+		r := newRig(t, serve(t, told), func(c *Config) { c.ForwardedFor = true })
+		r.claim(Claim{Match: header(t, "x-user=me"), Target: &target{addr: serve(t, told)}})
+		if _, got := get(t, client(t, major), r.url("/"), "X-Forwarded-For", "1.2.3.4"); got != `["1.2.3.4, 127.0.0.1"]` {
+			t.Errorf("the application is told %s", got)
+		}
+		if _, got := get(t, client(t, major), r.url("/")); got != `["127.0.0.1"]` {
+			t.Errorf("the application is told %s", got)
+		}
+		if _, got := get(t, client(t, major), r.url("/"), "X-User", "me"); got != `[]` {
+			t.Errorf("the target is told %s", got)
+		}
+	})
+}
+
+// wire serves each connection with f, with nothing of net/http.
+func wire(tb testing.TB, f func(c *net.TCPConn, br *bufio.Reader)) string {
+	return listen(tb, func(c net.Conn) { f(c.(*net.TCPConn), bufio.NewReader(c)) })
+}
+
+func TestHTTP1OnTheWire(t *testing.T) {
+	var heads atomic.Pointer[[]string]
+	answers := func(answer string) string {
+		return wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+			for {
+				req, err := http.ReadRequest(br)
+				if err != nil {
+					return
+				}
+				body, err := io.ReadAll(req.Body)
+				if err != nil {
+					return
+				}
+				seen := append(slices.Clone(*heads.Load()), fmt.Sprintf("%s %s %s%s close=%v", req.Method, req.RequestURI, req.Proto, body, req.Close))
+				heads.Store(&seen)
+				io.WriteString(c, answer)
+				if strings.Contains(answer, "close") || strings.Contains(answer, "1.0") {
+					return
+				}
+			}
+		})
+	}
+	const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+	tests := []struct {
+		name, say, app string
+		want           string // of the client, without us as well
+		got            []string
+	}{
+		{"http10", "GET / HTTP/1.0\r\n\r\n", ok,
+			"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", []string{"GET / HTTP/1.1 close=true"}},
+		{"http10-keepalive", "GET /1 HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET /2 HTTP/1.0\r\n\r\n", ok,
+			"HTTP/1.0 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nokHTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+			[]string{"GET /1 HTTP/1.1 close=false", "GET /2 HTTP/1.1 close=true"}},
+		{"http10-application", "GET / HTTP/1.1\r\nHost: a\r\n\r\n", "HTTP/1.0 200 OK\r\n\r\nuntil the end",
+			"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\nd\r\nuntil the end\r\n0\r\n\r\n", []string{"GET / HTTP/1.1 close=false"}},
+		{"pipelined", "GET /1 HTTP/1.1\r\nHost: a\r\n\r\nPOST /2 HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabcGET /3 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", ok,
+			strings.Repeat("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 2) + "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok",
+			[]string{"GET /1 HTTP/1.1 close=false", "POST /2 HTTP/1.1abc close=false", "GET /3 HTTP/1.1 close=true"}},
+		{"application-closes", "GET /1 HTTP/1.1\r\nHost: a\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok",
+			"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", []string{"GET /1 HTTP/1.1 close=false"}},
+		{"head", "HEAD / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\n\r\n",
+			"HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\nConnection: close\r\n\r\n", []string{"HEAD / HTTP/1.1 close=true"}},
+		{"204", "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", "HTTP/1.1 204 No Content\r\n\r\n",
+			"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n", []string{"GET / HTTP/1.1 close=true"}},
+		{"304", "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", "HTTP/1.1 304 Not Modified\r\nEtag: x\r\n\r\n",
+			"HTTP/1.1 304 Not Modified\r\nEtag: x\r\nConnection: close\r\n\r\n", []string{"GET / HTTP/1.1 close=true"}},
+		{"chunked-both", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n3\r\nabc\r\n0\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+			"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok", []string{"POST / HTTP/1.1abc close=true"}},
+		{"absolute-form", "GET http://other/x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", ok,
+			"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok", []string{"GET http://other/x HTTP/1.1 close=true"}},
+		{"asterisk", "OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", ok,
+			"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok", []string{"OPTIONS * HTTP/1.1 close=true"}},
+		{"h2c-offer", "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n", ok,
+			"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok", []string{"GET / HTTP/1.1 close=true"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			heads.Store(new([]string))
+			r := newRig(t, answers(tt.app))
+			got := talk(t, dial(t, r.addr), tt.say)
+			if got != tt.want {
+				t.Errorf("the client got\n%q, want\n%q", got, tt.want)
+			}
+			if got := *heads.Load(); !slices.Equal(got, tt.got) {
+				t.Errorf("the application got\n%q, want\n%q", got, tt.got)
+			}
+		})
+	}
+}
+
+// Whatever a client writes about the length of a body, both ends agree where the next request begins.
+func TestSmuggling(t *testing.T) {
+	var paths atomic.Pointer[[]string]
+	app := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		seen := append(slices.Clone(*paths.Load()), r.URL.Path)
+		paths.Store(&seen)
+	}))
+	for name, say := range map[string]string{
+		"length-and-chunks": "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /evil HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+		"two-lengths":       "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 45\r\n\r\nGET /evil HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+		"odd-coding":        "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\nGET /evil HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+		"hidden-coding":     "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nConnection: Content-Length, close\r\n\r\nGET /evil HTTP/1.1\r\nHost: a\r\n\r\n",
+		"space-in-name":     "POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding : chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\nGET /evil HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			var direct []string
+			paths.Store(new([]string))
+			r := newRig(t, app)
+			// A claim for /evil that nobody may get round.
+			evil, err := httpmatch.New(httpmatch.Spec{Path: "/evil"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var caught atomic.Int64
+			r.claim(Claim{Match: evil, Target: &target{addr: serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { caught.Add(1) }))}})
+			talk(t, dial(t, r.addr), say)
+			if seen := *paths.Load(); slices.Contains(seen, "/evil") {
+				t.Errorf("the application got %q (%q without us)", seen, direct)
+			}
+		})
+	}
+}
+
+func TestLongHead(t *testing.T) {
+	r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Long", r.Header.Get("X-Long"))
+		w.Header().Set("X-Path", r.URL.Path)
+	})))
+	for _, where := range []string{"header", "path"} {
+		long, path := strings.Repeat("h", 900<<10), "/"
+		if where == "path" {
+			long, path = "", "/"+long
+		}
+		req, err := http.NewRequest(http.MethodGet, r.url(path), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-Long", long)
+		resp, err := client(t, 1).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.Header.Get("X-Long") != long || resp.Header.Get("X-Path") != path {
+			t.Errorf("a long %s came back otherwise: %d", where, resp.StatusCode)
+		}
+	}
+	if code, _ := get(t, client(t, 1), r.url("/"), "X-Long", strings.Repeat("x", 2<<20)); code != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("2 MiB of header were answered with %d", code)
+	}
+}
+
+func TestInformationalAnswers(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Link", "</a.css>")
+			w.WriteHeader(http.StatusEarlyHints)
+			w.Header().Del("Link")
+			io.WriteString(w, "done")
+		})))
+		hints := ""
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+			hints += fmt.Sprint(code, h.Get("Link"))
+			return nil
+		}})
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url("/"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client(t, major).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || string(body) != "done" || hints != "103</a.css>" || resp.Header.Get("Link") != "" {
+			t.Errorf("hints %q, then %q, %v, with Link %q", hints, body, err, resp.Header.Get("Link"))
+		}
+	})
+}
+
+func TestExpectContinue(t *testing.T) {
+	const head = "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+	t.Run("wanted", func(t *testing.T) {
+		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) })))
+		c := dial(t, r.addr)
+		br := bufio.NewReader(c)
+		for range 2 { // the connection goes on
+			io.WriteString(c, head)
+			if resp, _ := readResponse(t, br, "POST"); resp.StatusCode != http.StatusContinue {
+				t.Fatalf("answered with %s", resp.Status)
+			}
+			io.WriteString(c, "body")
+			if resp, body := readResponse(t, br, "POST"); resp.StatusCode != http.StatusOK || body != "body" {
+				t.Fatalf("then with %s %q", resp.Status, body)
+			}
+		}
+	})
+	t.Run("unwanted", func(t *testing.T) {
+		r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+			if _, err := http.ReadRequest(br); err != nil {
+				t.Error(err)
+			}
+			io.WriteString(c, "HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno")
+			if n, _ := io.Copy(io.Discard, br); n > 0 {
+				t.Errorf("the application got %d bytes of a body that it did not want", n)
+			}
+		}))
+		got := talk(t, dial(t, r.addr), head)
+		if want := "HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"; got != want {
+			t.Errorf("answered with %q", got)
+		}
+	})
+	t.Run("ignored", func(t *testing.T) {
+		r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+			if _, err := http.ReadRequest(br); err != nil {
+				t.Error(err)
+			}
+			io.ReadFull(br, make([]byte, 4))
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+		}))
+		c := dial(t, r.addr)
+		br := bufio.NewReader(c)
+		io.WriteString(c, head)
+		if resp, _ := readResponse(t, br, "POST"); resp.StatusCode != http.StatusContinue {
+			t.Fatalf("answered with %s", resp.Status)
+		}
+		io.WriteString(c, "body")
+		if resp, _ := readResponse(t, br, "POST"); resp.StatusCode != http.StatusOK {
+			t.Fatalf("then with %s", resp.Status)
+		}
+	})
+}
+
+func TestTrailers(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		for _, announced := range []bool{true, false} {
+			r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, err := io.ReadAll(r.Body)
+				if err != nil {
+					t.Error(err)
+				}
+				name := http.TrailerPrefix + "X-Sum"
+				if announced {
+					w.Header().Set("Trailer", "X-Sum")
+					name = "X-Sum"
+				}
+				w.Write(body)
+				http.NewResponseController(w).Flush()
+				w.Header().Set(name, r.Trailer.Get("X-Length"))
+			})))
+			req, err := http.NewRequest(http.MethodPost, r.url("/"), io.MultiReader(strings.NewReader("12345")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Trailer = http.Header{"X-Length": {"5"}}
+			resp, err := client(t, major).Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if err != nil || string(body) != "12345" || resp.Trailer.Get("X-Sum") != "5" {
+				t.Errorf("announced %v: %q, %v, trailers %v", announced, body, err, resp.Trailer)
+			}
+		}
+	})
+}
+
+// Each piece of an answer arrives before the next is sent, and each piece of a request, too.
+func TestNothingIsHeldBack(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			rc := http.NewResponseController(w)
+			if r.ProtoMajor == 1 {
+				if err := rc.EnableFullDuplex(); err != nil {
+					t.Error(err)
+				}
+			}
+			w.Header().Set("Content-Type", "text/event-stream")
+			rc.Flush()
+			b := make([]byte, 100)
+			for {
+				n, err := r.Body.Read(b)
+				if n > 0 {
+					w.Write(bytes.ToUpper(b[:n]))
+					rc.Flush()
+				}
+				if err != nil {
+					return
+				}
+			}
+		})))
+		pr, pw := io.Pipe()
+		req, err := http.NewRequest(http.MethodPost, r.url("/"), pr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client(t, major).Do(req) // before there is any of the body
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		for _, text := range []string{"a", "bb", "ccc"} {
+			io.WriteString(pw, text)
+			b := make([]byte, len(text))
+			if _, err := io.ReadFull(resp.Body, b); err != nil || string(b) != strings.ToUpper(text) {
+				t.Fatalf("%q, %v", b, err)
+			}
+		}
+		pw.Close()
+		if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) > 0 {
+			t.Errorf("%q, %v", rest, err)
+		}
+	})
+}
+
+// An upload of 256 MB is passed on as it comes.
+func TestLargeUploadNeedsNoMemory(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		const size = 256 << 20
+		var peak atomic.Uint64
+		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			b := make([]byte, 1<<20)
+			for total := 0; ; {
+				n, err := r.Body.Read(b)
+				if total += n; err == io.EOF {
+					fmt.Fprint(w, total)
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if total>>24 != (total-n)>>24 {
+					var m runtime.MemStats
+					runtime.ReadMemStats(&m)
+					peak.Store(max(peak.Load(), m.HeapAlloc))
+				}
+			}
+		})))
+		r.claim(Claim{Mirror: true, Target: &stuck{}})
+		resp, err := client(t, major).Post(r.url("/"), "", io.LimitReader(zeros{}, size))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || string(got) != fmt.Sprint(size) {
+			t.Errorf("%s bytes arrived, %v", got, err)
+		}
+		if n := peak.Load(); n == 0 || n > 64<<20 {
+			t.Errorf("%d MiB of heap were in use", n>>20)
+		}
+	})
+}
+
+func TestClientAbortReachesTheApplication(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		began, cancelled := make(chan struct{}), make(chan struct{})
+		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			close(began)
+			<-r.Context().Done()
+			close(cancelled)
+		})))
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			<-began
+			cancel()
+		}()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url("/"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client(t, major).Do(req); !errors.Is(err, context.Canceled) {
+			t.Errorf("the client saw %v", err)
+		}
+		select {
+		case <-cancelled:
+		case <-time.After(10 * time.Second):
+			t.Error("the application goes on")
+		}
+	})
+}
+
+func TestBrokenAnswerIsSeenAsBroken(t *testing.T) {
+	for name, answer := range map[string]string{
+		"length":    "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf",
+		"chunks":    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+		"until-end": "HTTP/1.1 200 OK\r\n\r\nhalf", // with RST
+	} {
+		for _, version := range []string{"1.0", "1.1"} {
+			t.Run(name+"-"+version, func(t *testing.T) {
+				sent := make(chan struct{})
+				r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+					if _, err := http.ReadRequest(br); err != nil {
+						t.Error(err)
+					}
+					io.WriteString(c, answer)
+					<-sent
+					if name == "until-end" {
+						c.SetLinger(0)
+					}
+				}))
+				c := dial(t, r.addr)
+				fmt.Fprintf(c, "GET / HTTP/%s\r\nHost: a\r\n\r\n", version)
+				br := bufio.NewReader(c)
+				resp, err := http.ReadResponse(br, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				half := make([]byte, 4)
+				if _, err := io.ReadFull(resp.Body, half); err != nil || string(half) != "half" {
+					t.Fatalf("%q, %v", half, err)
+				}
+				close(sent)
+				if rest, err := io.ReadAll(resp.Body); err == nil {
+					t.Errorf("the answer ended well, with %q", rest)
+				}
+			})
+		}
+	}
+	t.Run("http2", func(t *testing.T) {
+		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			io.WriteString(w, "half")
+			http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		})))
+		resp, err := client(t, 2).Get(r.url("/"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if b, err := io.ReadAll(resp.Body); err == nil || string(b) != "half" {
+			t.Errorf("%q, %v", b, err)
+		}
+	})
+}
+
+// A client that says FIN after its request gets the answer; the application sees the FIN.
+func TestHalfClosedRequest(t *testing.T) {
+	for _, body := range []string{"", "Content-Length: 3\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"} {
+		saw := make(chan error, 1)
+		r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+			req, err := http.ReadRequest(br)
+			if err == nil {
+				_, err = io.Copy(io.Discard, req.Body)
+			}
+			if err != nil {
+				saw <- err
+				return
+			}
+			_, err = br.ReadByte()
+			saw <- err // io.EOF: then only is it answered
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nanswer")
+		}))
+		if body == "" {
+			body = "\r\n"
+		}
+		if got := half(t, r.addr, "POST / HTTP/1.1\r\nHost: a\r\n"+body); !strings.HasSuffix(got, "answer") {
+			t.Errorf("%q: the client got %q", body, got)
+		}
+		if err := <-saw; err != io.EOF {
+			t.Errorf("%q: the application saw %v", body, err)
+		}
+	}
+}
+
+// FIN does not come before what was said before it.
+func TestPipelinedRequestsAndFIN(t *testing.T) {
+	r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+		req, err := http.ReadRequest(br)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n%s", req.RequestURI)
+		io.Copy(io.Discard, br)
+	}))
+	got := half(t, r.addr, "GET /1 HTTP/1.1\r\nHost: a\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n")
+	if want := "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n/1HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n/2"; got != want {
+		t.Errorf("the client got %q", got)
+	}
+}
+
+// When the application ends an idle connection the client's ends, too; while the latest request went elsewhere it goes on.
+func TestApplicationEndsIdleConnection(t *testing.T) {
+	hangUp := make(chan struct{}, 2)
+	r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+		if _, err := http.ReadRequest(br); err != nil {
+			return
+		}
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\napp")
+		<-hangUp
+	}))
+	r.claim(Claim{Match: header(t, "x-user=me"), Target: &target{addr: serve(t, says("laptop"))}})
+	c := dial(t, r.addr)
+	br := bufio.NewReader(c)
+	ask := func(headers, want string) {
+		t.Helper()
+		fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: a\r\n%s\r\n", headers)
+		if _, got := readResponse(t, br, "GET"); got != want {
+			t.Fatalf("answered by %q, want %q", got, want)
+		}
+	}
+	ask("", "app")
+	ask("X-User: me\r\n", "laptop")
+	hangUp <- struct{}{}
+	ask("X-User: me\r\n", "laptop")
+	ask("", "app") // by a new connection
+	hangUp <- struct{}{}
+	if _, err := br.ReadByte(); err != io.EOF {
+		t.Errorf("the client saw %v", err)
+	}
+}
+
+// The application closes its connection at the moment at which the next request is sent.
+func TestRequestOnAConnectionThatWasClosed(t *testing.T) {
+	for _, tt := range []struct {
+		method string
+		again  bool
+	}{{"GET", true}, {"POST", false}} {
+		t.Run(tt.method, func(t *testing.T) {
+			var conns atomic.Int64
+			r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+				first := conns.Add(1) == 1
+				for n := 0; ; n++ {
+					if _, err := http.ReadRequest(br); err != nil || first && n == 1 {
+						return
+					}
+					io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+				}
+			}))
+			c := dial(t, r.addr)
+			br := bufio.NewReader(c)
+			io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+			readResponse(t, br, "GET")
+			fmt.Fprintf(c, "%s / HTTP/1.1\r\nHost: a\r\n\r\n", tt.method)
+			if tt.again {
+				readResponse(t, br, tt.method)
+			} else if _, err := br.ReadByte(); err == nil {
+				t.Error("a request that must not be repeated was answered")
+			}
+			if n := conns.Load(); n != 1 && !tt.again || n != 2 && tt.again {
+				t.Errorf("the application saw %d connections", n)
+			}
+		})
+	}
+}
+
+func TestTargetThatFailsIsBadGateway(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := l.Addr().String()
+	l.Close()
+	forEachProtocol(t, func(t *testing.T, major int) {
+		for name, addr := range map[string]string{"refused": closed, "silent": listen(t, func(net.Conn) {})} {
+			r := newRig(t, serve(t, says("app")))
+			stats := new(Stats)
+			r.claim(Claim{Match: header(t, "x-user=me"), Target: &target{addr: addr}, Stats: stats})
+			c := client(t, major)
+			code, text := get(t, c, r.url("/"), "X-User", "me")
+			if code != http.StatusBadGateway || !strings.HasPrefix(text, "kubevpn: ") || name == "refused" && !strings.Contains(text, "connection refused") {
+				t.Errorf("%s: %d %q", name, code, text)
+			}
+			if stats.LastError() == nil {
+				t.Errorf("%s: no error is known", name)
+			}
+			if _, got := get(t, c, r.url("/")); got != "app" {
+				t.Errorf("%s: the application's request was answered with %q", name, got)
+			}
+			req, err := http.NewRequest(http.MethodPost, r.url("/"), io.LimitReader(zeros{}, 100<<10))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("X-User", "me")
+			resp, err := c.Do(req)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusBadGateway {
+				t.Errorf("%s: an upload was answered with %d", name, resp.StatusCode)
+			}
+		}
+	})
+}
+
+// An owner who goes away is noticed by a request that waits to be dialed for, and by one that waits for its answer.
+func TestOwnerVanishesWithARequest(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) })))
+		r.claim(Claim{Target: new(vanishing)})
+		resp, err := client(t, major).Post(r.url("/"), "", strings.NewReader("body"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || string(body) != "body" {
+			t.Errorf("answered with %d %q, %v", resp.StatusCode, body, err)
+		}
+	})
+	t.Run("waiting", func(t *testing.T) {
+		r := newRig(t, serve(t, says("app")))
+		laptop := &target{}
+		laptop.addr = serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			laptop.away.Store(true)
+			<-r.Context().Done()
+		}))
+		r.claim(Claim{Target: laptop})
+		if code, got := get(t, client(t, 1), r.url("/")); got != "app" {
+			t.Errorf("answered with %d %q", code, got)
+		}
+	})
+}
+
+func TestApplicationThatIsNotThere(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		r := newRig(t, "127.0.0.1:1")
+		_, err := client(t, major).Get(r.url("/"))
+		if err == nil || !errors.Is(err, syscall.ECONNRESET) && !strings.Contains(err.Error(), "EOF") {
+			t.Errorf("the client saw %v", err)
+		}
+	})
+}
+
+// An answer that comes before the upload has ended is given to the client, also when it waits with the rest.
+func TestAnswerBeforeTheEndOfTheUpload(t *testing.T) {
+	r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+		if _, err := http.ReadRequest(br); err != nil {
+			t.Error(err)
+		}
+		io.WriteString(c, "HTTP/1.1 413 Too Large\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n")
+		io.Copy(io.Discard, br)
+	}))
+	got := talk(t, dial(t, r.addr), "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nabc")
+	if !strings.HasPrefix(got, "HTTP/1.1 413 ") || !strings.HasSuffix(got, "2\r\nno\r\n0\r\n\r\n") {
+		t.Errorf("answered with %q", got)
+	}
+}
+
+func TestDrain(t *testing.T) {
+	forEachProtocol(t, func(t *testing.T, major int) {
+		began, goOn := make(chan struct{}), make(chan struct{})
+		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/slow" {
+				close(began)
+				<-goOn
+			}
+			io.WriteString(w, "done")
+		})), func(c *Config) { c.Drain = time.Minute })
+		idle := dial(t, r.addr)
+		io.WriteString(idle, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+		readResponse(t, bufio.NewReader(idle), "GET")
+		go func() {
+			<-began
+			r.stop()
+			if _, err := idle.Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("the idle connection saw %v", err)
+			}
+			close(goOn)
+		}()
+		if code, got := get(t, client(t, major), r.url("/slow")); got != "done" {
+			t.Errorf("the request that was under way got %d %q", code, got)
+		}
+		r.conns.Wait()
+	})
+	t.Run("not for ever", func(t *testing.T) {
+		began := make(chan struct{})
+		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			close(began)
+			<-r.Context().Done()
+		})), func(c *Config) { c.Drain = 50 * time.Millisecond })
+		go func() { <-began; r.stop() }()
+		if _, err := client(t, 1).Get(r.url("/")); err == nil || os.IsTimeout(err) {
+			t.Errorf("the client saw %v", err)
+		}
+	})
+}
+
+func TestUpgrade(t *testing.T) {
+	// An echo that goes on when one direction has ended.
+	echo := wire(t, func(c *net.TCPConn, br *bufio.Reader) {
+		req, err := http.ReadRequest(br)
+		if err != nil {
+			return
+		}
+		if req.Header.Get("Upgrade") != "raw" || req.Header.Get("Connection") != "Upgrade" {
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno")
+			return
+		}
+		io.WriteString(c, "HTTP/1.1 101 Changed It\r\nUpgrade: raw\r\nConnection: Upgrade\r\n\r\nwelcome ")
+		got, err := io.ReadAll(br)
+		if err != nil {
+			t.Error(err)
+		}
+		c.Write(got)
+	})
+	r := newRig(t, echo)
+	r.claim(Claim{Match: header(t, "x-user=me"), Target: &target{addr: echo}})
+	for _, who := range []string{"me", "you"} {
+		got := half(t, r.addr, "GET / HTTP/1.1\r\nHost: a\r\nX-User: "+who+"\r\nConnection: keep-alive, Upgrade\r\nUpgrade: raw\r\n\r\nearly")
+		if want := "HTTP/1.1 101 Changed It\r\nConnection: Upgrade\r\nUpgrade: raw\r\n\r\nwelcome early"; got != want {
+			t.Errorf("%s got %q", who, got)
+		}
+	}
+	if got := half(t, r.addr, "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: other\r\n\r\n"); !strings.HasSuffix(got, "\r\n\r\nno") {
+		t.Errorf("an upgrade that was refused got %q", got)
+	}
+}

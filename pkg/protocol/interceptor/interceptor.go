@@ -1,0 +1,262 @@
+package interceptor
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kubevpn/pkg/protocol/httpmatch"
+)
+
+// Flow is one connection or one UDP flow.
+type Flow struct {
+	Protocol string         // "tcp" or "udp"
+	Client   netip.AddrPort // its source
+	Dst      netip.AddrPort // address and port of the pod that it was for
+}
+
+// Target gets the requests of a claim. Its methods may be called concurrently. Targets can be compared with ==; requests of
+// one client to equal targets may share a connection.
+type Target interface {
+	// Dial opens a connection for f. One for UDP keeps the boundaries of datagrams. Connections are reset by their method
+	// Reset() error, if they have one, and half-closed by CloseWrite() error.
+	Dial(ctx context.Context, f Flow) (net.Conn, error)
+
+	// Away reports whether the target does not answer at the moment. It is called for each request.
+	Away() bool
+}
+
+// Claim says which requests go to a target.
+type Claim struct {
+	ID     string           // for the log
+	Match  *httpmatch.Match // nil: everything
+	Mirror bool             // the target gets a copy, and its answers are dropped
+	Target Target
+	Stats  *Stats // not nil
+
+	// TLS has the certificate of the application; nil: TLS is not terminated. Its protocols (ALPN) are those that the
+	// application negotiates.
+	TLS *tls.Config
+}
+
+// all reports whether the claim matches whole connections.
+func (c *Claim) all() bool { return c.Match == nil || c.Match.All() }
+
+func (c *Claim) matches(r *http.Request) bool { return c.Match == nil || c.Match.Matches(r) }
+
+// Stats counts what a claim's target got. The zero Stats is ready to use; its methods may be called concurrently.
+type Stats struct {
+	requests, lost atomic.Uint64
+	failure        atomic.Pointer[Failure]
+}
+
+// Failure is an error of a target.
+type Failure struct {
+	Time  time.Time
+	Error string
+}
+
+// Requests returns the number of HTTP requests, other connections and UDP flows that went to the target.
+func (s *Stats) Requests() uint64 { return s.requests.Load() }
+
+// Lost returns the number of copies for a mirror that were given up: the target was slower than the original, or failed.
+func (s *Stats) Lost() uint64 { return s.lost.Load() }
+
+// LastError returns the target's latest error, or nil.
+func (s *Stats) LastError() *Failure { return s.failure.Load() }
+
+func (s *Stats) failed(err error) {
+	s.failure.Store(&Failure{Time: time.Now(), Error: err.Error()})
+}
+
+// Probe describes connections and datagrams that prove that traffic to a port comes here.
+type Probe struct {
+	Prefix string // of its bytes
+	Length int    // of all of its bytes
+	// Expected reports whether these bytes were announced. If so they are sent back, and the connection is closed; if not it
+	// is a connection like others.
+	Expected func(preface []byte) bool
+}
+
+// Config configures an Interceptor. Claims and Application are required.
+type Config struct {
+	// Claims returns the claims of a port in their order. It is called for each request, so it should be cheap. Nobody changes
+	// the slice afterwards.
+	Claims func(protocol string, port uint16) []Claim
+
+	// Application dials the pod's application. Connections for UDP keep the boundaries of datagrams.
+	Application func(ctx context.Context, f Flow) (net.Conn, error)
+
+	// ForwardedFor adds X-Forwarded-For to requests to the application, because the client's address cannot be kept.
+	ForwardedFor bool
+
+	Probe Probe
+
+	// Note receives what a user should know about a port, such as that its TLS hides headers. It may receive it repeatedly.
+	Note func(protocol string, port uint16, text string)
+
+	// Drain is how long requests and connections may go on after the context of ServeConn ends. Idle ones end at once.
+	Drain time.Duration
+
+	Logger *slog.Logger // may be nil
+}
+
+// Interceptor forwards connections. Its methods may be called concurrently.
+type Interceptor struct {
+	config Config
+	log    *slog.Logger
+	server *http.Server
+	ports  sync.Map // of portKey to *portMemory
+}
+
+type portKey struct {
+	protocol string
+	port     uint16
+}
+
+// portMemory is what was seen of a port.
+type portMemory struct {
+	// serverFirst: the last connection on which the client was silent at first was one on which the server spoke.
+	serverFirst atomic.Bool
+}
+
+// New returns an Interceptor. It has no goroutine and nothing to close.
+func New(c Config) *Interceptor {
+	i := &Interceptor{config: c, log: c.Logger}
+	if i.log == nil {
+		i.log = slog.New(slog.DiscardHandler)
+	}
+	if i.config.Note == nil {
+		i.config.Note = func(string, uint16, string) {}
+	}
+	i.server = i.newServer()
+	return i
+}
+
+func (i *Interceptor) memory(f Flow) *portMemory {
+	key := portKey{f.Protocol, f.Dst.Port()}
+	if m, ok := i.ports.Load(key); ok {
+		return m.(*portMemory)
+	}
+	m, _ := i.ports.LoadOrStore(key, new(portMemory))
+	return m.(*portMemory)
+}
+
+// ServeConn forwards one accepted TCP connection until it ends, and closes it. After ctx ends it returns within Config.Drain.
+func (i *Interceptor) ServeConn(ctx context.Context, conn net.Conn, f Flow) {
+	hard, cut := drained(ctx, i.config.Drain)
+	defer cut()
+	abort := context.AfterFunc(hard, func() { reset(conn) })
+	defer abort()
+	defer conn.Close()
+
+	s := &sniffer{i: i, conn: conn, flow: f, dialer: i.dial}
+	switch kind, err := s.sniff(ctx, hard); {
+	case err != nil:
+		i.log.DebugContext(ctx, "the client's connection ended before it was known what it is", "client", f.Client, "error", err)
+		reset(conn)
+	case kind == kindProbe:
+		if _, err := conn.Write(s.read); err != nil {
+			i.log.DebugContext(ctx, "cannot answer a probe", "client", f.Client, "error", err)
+		}
+	case kind == kindHTTP1 || kind == kindHTTP2:
+		i.serveHTTP(ctx, hard, &clientConn{Conn: conn, flow: f, prefix: s.read, http2: kind == kindHTTP2})
+	case kind == kindTLS:
+		i.serveTLS(ctx, hard, s)
+	default:
+		i.serveRaw(hard, s)
+	}
+}
+
+// drained returns a context that ends drain after ctx.
+func drained(ctx context.Context, drain time.Duration) (context.Context, context.CancelFunc) {
+	if drain <= 0 {
+		return context.WithCancel(ctx)
+	}
+	hard, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(drain, cancel)
+		context.AfterFunc(hard, func() { timer.Stop() })
+	})
+	return hard, func() { stop(); cancel() }
+}
+
+// destination is where a request or connection goes: a claim's target, or the application if claim is nil.
+type destination struct{ claim *Claim }
+
+func (t destination) application() bool { return t.claim == nil }
+
+// target returns nil for the application.
+func (t destination) target() Target {
+	if t.claim == nil {
+		return nil
+	}
+	return t.claim.Target
+}
+
+// errAway ends a dial to a target whose owner went away meanwhile.
+var errAway = errors.New("the owner went away")
+
+// wentAway reports whether t failed with err because its owner is away.
+func wentAway(t destination, err error) bool {
+	return !t.application() && (errors.Is(err, errAway) || t.claim.Target.Away())
+}
+
+// awayCheck is the interval of checks whether the owner of a target went away during a wait.
+const awayCheck = 200 * time.Millisecond
+
+// dialer opens a connection to a destination.
+type dialer func(context.Context, destination, Flow) (net.Conn, error)
+
+// dial is the dialer.
+func (i *Interceptor) dial(ctx context.Context, t destination, f Flow) (net.Conn, error) {
+	if t.application() {
+		return i.config.Application(ctx, f)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer whenAway(t.claim.Target, func() { cancel(errAway) })()
+	conn, err := t.claim.Target.Dial(ctx, f)
+	if err != nil {
+		if cause := context.Cause(ctx); errors.Is(cause, errAway) {
+			err = cause
+		}
+		t.claim.Stats.failed(err)
+		i.log.DebugContext(ctx, "cannot dial a target", "claim", t.claim.ID, "client", f.Client, "error", err)
+		return nil, err
+	}
+	return conn, nil
+}
+
+// whenAway calls f once when the target's owner is away, unless stop is called before. f does not run after stop returns.
+func whenAway(t Target, f func()) (stop func()) {
+	var mu sync.Mutex
+	stopped := false
+	var timer *time.Timer
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(awayCheck, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case stopped:
+		case t.Away():
+			f()
+		default:
+			timer.Reset(awayCheck)
+		}
+	})
+	return func() {
+		timer.Stop()
+		mu.Lock()
+		defer mu.Unlock()
+		stopped = true
+	}
+}

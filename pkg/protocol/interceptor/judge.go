@@ -1,0 +1,36 @@
+package interceptor
+
+import (
+	"net/http"
+	"strings"
+)
+
+// kubeletPrefix begins the User-Agent of the kubelet's probes.
+const kubeletPrefix = "kube-probe/"
+
+// judge returns where a request goes, and which claims get a copy, wherever they are in the order.
+func judge(claims []Claim, r *http.Request) (destination, []*Claim) {
+	if strings.HasPrefix(r.UserAgent(), kubeletPrefix) {
+		return destination{}, nil
+	}
+	return first(claims, func(c *Claim) bool { return c.matches(r) })
+}
+
+// judgeRaw is judge for a connection or flow that is not HTTP.
+func judgeRaw(claims []Claim) (destination, []*Claim) {
+	return first(claims, (*Claim).all)
+}
+
+func first(claims []Claim, matches func(*Claim) bool) (t destination, mirrors []*Claim) {
+	for n := range claims {
+		c := &claims[n]
+		switch {
+		case t.claim != nil && !c.Mirror || !matches(c) || c.Target.Away():
+		case c.Mirror:
+			mirrors = append(mirrors, c)
+		default:
+			t.claim = c
+		}
+	}
+	return t, mirrors
+}

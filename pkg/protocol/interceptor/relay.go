@@ -1,0 +1,184 @@
+package interceptor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"strings"
+)
+
+// errClient marks an error of the client's connection.
+type errClient struct{ error }
+
+func (e errClient) Unwrap() error { return e.error }
+
+// relay sends the client an answer. u is where an HTTP/1 answer comes from; nil for HTTP/2.
+func relay(w http.ResponseWriter, resp *http.Response, u *upstream) error {
+	h := w.Header()
+	copyHeader(h, resp.Header)
+	// What the answer does not have, net/http would make up.
+	for _, name := range [...]string{"Content-Type", "Date"} {
+		if _, ok := h[name]; !ok {
+			h[name] = nil
+		}
+	}
+	announced := len(resp.Trailer)
+	for name := range resp.Trailer {
+		h.Add("Trailer", name)
+	}
+	w.WriteHeader(resp.StatusCode)
+	if resp.Body != http.NoBody {
+		if err := relayBody(w, resp, u); err != nil {
+			return err
+		}
+	}
+	if len(resp.Trailer) == 0 {
+		return nil
+	}
+	if len(resp.Trailer) == announced {
+		copyHeader(h, resp.Trailer)
+		return nil
+	}
+	// Trailers that were not announced need a body in chunks.
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		return errClient{err}
+	}
+	for name, values := range resp.Trailer {
+		h[http.TrailerPrefix+name] = values
+	}
+	return nil
+}
+
+// relayBody passes each piece on before it waits for another.
+func relayBody(w http.ResponseWriter, resp *http.Response, u *upstream) error {
+	b := copyBuffers.Get().(*[copyLen]byte)
+	defer copyBuffers.Put(b)
+	left := resp.ContentLength // negative: unknown
+	held := true               // something for the client is buffered here
+	for left != 0 {
+		if held && (u == nil || u.waits()) {
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				return errClient{err}
+			}
+			held = false
+		}
+		if done, err := spliceBody(w, left, u); done {
+			return err
+		}
+		n, err := resp.Body.Read(b[:])
+		if n > 0 {
+			if _, err := w.Write(b[:n]); err != nil {
+				return errClient{err}
+			}
+			// So much is not held back by anybody, and there is probably more at once.
+			held = n < copyLen/2
+			if left > 0 {
+				left -= int64(n)
+			}
+		}
+		switch err {
+		case nil:
+		case io.EOF:
+			return nil
+		default:
+			return fmt.Errorf("reading the answer: %w", err)
+		}
+	}
+	return nil
+}
+
+// spliceBody has the kernel move the rest of a long body, if it can.
+func spliceBody(w http.ResponseWriter, left int64, u *upstream) (done bool, err error) {
+	if left < copyLen || u == nil || !u.waits() {
+		return false, nil
+	}
+	conn, ok := u.Conn.(*net.TCPConn)
+	rf, ok2 := w.(io.ReaderFrom)
+	if !ok || !ok2 {
+		return false, nil
+	}
+	n, err := rf.ReadFrom(&io.LimitedReader{R: conn, N: left})
+	if err == nil && n < left {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		err = fmt.Errorf("passing the answer on: %w", err)
+	}
+	return true, err
+}
+
+// hopByHop are the headers for the next hop only. Those of proxy authentication are not among them: the application may be a
+// proxy.
+var hopByHop = map[string]bool{
+	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true,
+	"Upgrade": true,
+}
+
+// named calls f with the headers that Connection declares hop-by-hop.
+func named(h http.Header, f func(name string)) {
+	for _, v := range h["Connection"] {
+		for name := range strings.SplitSeq(v, ",") {
+			if name = textproto.TrimString(name); name != "" {
+				f(http.CanonicalHeaderKey(name))
+			}
+		}
+	}
+}
+
+// copyHeader copies the end-to-end headers of src to dst.
+func copyHeader(dst, src http.Header) {
+	for name, values := range src {
+		if !hopByHop[name] {
+			dst[name] = values[:len(values):len(values)] // nobody changes what is there
+		}
+	}
+	named(src, func(name string) { delete(dst, name) })
+}
+
+// acceptsTrailers reports whether the client accepts trailers. gRPC servers insist on this header, which is hop-by-hop.
+func acceptsTrailers(h http.Header) bool {
+	for _, v := range h["Te"] {
+		for coding := range strings.SplitSeq(v, ",") {
+			if strings.EqualFold(textproto.TrimString(coding), "trailers") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// addForwardedFor adds the client to X-Forwarded-For.
+func (c *clientConn) addForwardedFor(h http.Header) {
+	const name = "X-Forwarded-For"
+	h[name] = []string{strings.Join(append(h[name], c.flow.Client.Addr().Unmap().String()), ", ")}
+}
+
+// outgoing returns the request as net/http's client sends it on. Its body is the caller's to set.
+func outgoing(ctx context.Context, r *http.Request, host string) *http.Request {
+	out := &http.Request{
+		Method:        r.Method,
+		URL:           &url.URL{Scheme: "http", Host: host, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery},
+		Host:          r.Host,
+		Proto:         r.Proto,
+		ProtoMajor:    r.ProtoMajor,
+		ProtoMinor:    r.ProtoMinor,
+		Header:        make(http.Header, len(r.Header)+1),
+		ContentLength: r.ContentLength,
+		Trailer:       r.Trailer,
+	}
+	if strings.HasPrefix(r.RequestURI, "/") && !strings.HasPrefix(r.RequestURI, "//") {
+		out.URL = &url.URL{Scheme: "http", Host: host, Opaque: r.RequestURI} // as it was written
+	}
+	copyHeader(out.Header, r.Header)
+	if acceptsTrailers(r.Header) {
+		out.Header["Te"] = []string{"trailers"}
+	}
+	if _, ok := out.Header["User-Agent"]; !ok {
+		out.Header["User-Agent"] = nil // or net/http would say its own
+	}
+	return out.WithContext(ctx)
+}

@@ -1,0 +1,262 @@
+package interceptor
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+const (
+	// udpIdle is how long a flow lasts without a datagram.
+	udpIdle = 60 * time.Second
+	// maxFlows is how many there may be of one port. The datagrams of more clients are dropped.
+	maxFlows = 4096
+	// maxQueued is how many datagrams of a flow wait while its connection is dialed, or is slow.
+	maxQueued = 64
+
+	maxDatagram = 65535
+)
+
+var datagrams = sync.Pool{New: func() any { return new([maxDatagram]byte) }}
+
+// ServePackets forwards the datagrams that come to pc, which were for dst, until ctx ends (then its error is nil) or pc
+// fails. It does not close pc. Each client's datagrams are a flow, which keeps its destination unless the target's owner goes
+// away.
+func (i *Interceptor) ServePackets(ctx context.Context, pc net.PacketConn, dst netip.AddrPort) error {
+	s := &packetServer{i: i, pc: pc, dst: dst, flows: make(map[netip.AddrPort]*packetFlow)}
+	s.ctx, s.cancel = context.WithCancel(ctx)
+	defer s.wg.Wait()
+	defer s.cancel()
+	stop := context.AfterFunc(ctx, func() { pc.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	b := make([]byte, maxDatagram)
+	for {
+		n, from, err := readFrom(pc, b)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("receiving datagrams: %w", err)
+		}
+		if i.config.Probe.classify(b[:n]) == kindProbe {
+			if err := writeTo(pc, b[:n], from); err != nil {
+				i.log.DebugContext(ctx, "cannot answer a probe", "client", from, "port", dst.Port(), "error", err)
+			}
+			continue
+		}
+		s.receive(from, b[:n])
+	}
+}
+
+func readFrom(pc net.PacketConn, b []byte) (int, netip.AddrPort, error) {
+	if u, ok := pc.(*net.UDPConn); ok {
+		n, from, err := u.ReadFromUDPAddrPort(b)
+		return n, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), err
+	}
+	n, addr, err := pc.ReadFrom(b)
+	if err != nil {
+		return n, netip.AddrPort{}, err
+	}
+	from, err := netip.ParseAddrPort(addr.String())
+	return n, from, err
+}
+
+func writeTo(pc net.PacketConn, b []byte, to netip.AddrPort) error {
+	if u, ok := pc.(*net.UDPConn); ok {
+		_, err := u.WriteToUDPAddrPort(b, to)
+		return err
+	}
+	_, err := pc.WriteTo(b, net.UDPAddrFromAddrPort(to))
+	return err
+}
+
+// packetServer is one UDP port.
+type packetServer struct {
+	i      *Interceptor
+	pc     net.PacketConn
+	dst    netip.AddrPort
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu    sync.Mutex
+	flows map[netip.AddrPort]*packetFlow
+}
+
+// packetFlow is the datagrams of one client.
+type packetFlow struct {
+	destination destination
+	queue       chan []byte
+	copies      []*packetCopy
+	cancel      context.CancelFunc
+	timer       *time.Timer
+}
+
+// packetCopy is a mirror's.
+type packetCopy struct {
+	claim *Claim
+	queue chan []byte
+	lost  bool // counted already; receive's
+}
+
+// receive gives a datagram to its flow. It never waits.
+func (s *packetServer) receive(from netip.AddrPort, b []byte) {
+	f := s.flow(from)
+	if f == nil {
+		return
+	}
+	f.timer.Reset(udpIdle)
+	b = append([]byte(nil), b...)
+	select {
+	case f.queue <- b:
+	default: // too fast: lost, as UDP is
+	}
+	for _, c := range f.copies {
+		select {
+		case c.queue <- b:
+		default:
+			if !c.lost {
+				c.lost = true
+				c.claim.Stats.lost.Add(1)
+				c.claim.Stats.failed(errBehind)
+			}
+		}
+	}
+}
+
+// flow finds or begins the client's flow.
+func (s *packetServer) flow(from netip.AddrPort) *packetFlow {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.flows[from]
+	if f != nil && !f.destination.application() && f.destination.claim.Target.Away() {
+		s.end(from, f)
+		f = nil
+	}
+	if f != nil {
+		return f
+	}
+	if len(s.flows) >= maxFlows {
+		return nil
+	}
+	claims := s.i.config.Claims("udp", s.dst.Port())
+	t, mirrors := judgeRaw(claims)
+	f = &packetFlow{destination: t, queue: make(chan []byte, maxQueued)}
+	ctx, cancel := context.WithCancel(s.ctx)
+	f.cancel = cancel
+	f.timer = time.AfterFunc(udpIdle, cancel)
+	s.flows[from] = f
+	flow := Flow{Protocol: "udp", Client: from, Dst: s.dst}
+	s.wg.Go(func() {
+		defer s.forget(from, f)
+		if err := s.run(ctx, f, flow); err != nil && ctx.Err() == nil {
+			s.i.log.DebugContext(ctx, "a UDP flow ended", "client", from, "port", s.dst.Port(), "error", err)
+		}
+	})
+	for _, claim := range mirrors {
+		c := &packetCopy{claim: claim, queue: make(chan []byte, maxQueued)}
+		f.copies = append(f.copies, c)
+		s.wg.Go(func() { s.mirror(ctx, c, flow) })
+	}
+	return f
+}
+
+// end removes a flow. Call with mu held.
+func (s *packetServer) end(from netip.AddrPort, f *packetFlow) {
+	f.cancel()
+	f.timer.Stop()
+	if s.flows[from] == f {
+		delete(s.flows, from)
+	}
+}
+
+func (s *packetServer) forget(from netip.AddrPort, f *packetFlow) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end(from, f)
+}
+
+// run is a flow's life: until it is idle, or its destination fails. The client's next datagram begins another one.
+func (s *packetServer) run(ctx context.Context, f *packetFlow, flow Flow) error {
+	conn, err := s.i.dial(ctx, f.destination, flow)
+	if err != nil && wentAway(f.destination, err) {
+		s.mu.Lock()
+		f.destination = destination{}
+		s.mu.Unlock()
+		conn, err = s.i.dial(ctx, f.destination, flow)
+	}
+	if err != nil {
+		return err
+	}
+	if claim := f.destination.claim; claim != nil {
+		claim.Stats.requests.Add(1)
+	}
+	err = forwardDatagrams(ctx, conn, f.queue, func(b []byte) {
+		f.timer.Reset(udpIdle)
+		if err := writeTo(s.pc, b, flow.Client); err != nil {
+			s.i.log.Debug("cannot answer a datagram", "client", flow.Client, "port", s.dst.Port(), "error", err)
+		}
+	})
+	if claim := f.destination.claim; claim != nil && err != nil && ctx.Err() == nil {
+		claim.Stats.failed(err)
+	}
+	return err
+}
+
+// forwardDatagrams sends what is queued and passes each answer to answered, until ctx ends or the connection fails. It closes conn.
+func forwardDatagrams(ctx context.Context, conn net.Conn, queue <-chan []byte, answered func([]byte)) error {
+	defer context.AfterFunc(ctx, func() { conn.Close() })() // a pending Write must not delay the end
+	done := make(chan error, 1)
+	go func() {
+		b := datagrams.Get().(*[maxDatagram]byte)
+		defer datagrams.Put(b)
+		for {
+			n, err := conn.Read(b[:])
+			if err != nil {
+				done <- err
+				return
+			}
+			answered(b[:n])
+		}
+	}()
+	err := send(ctx, conn, queue, done)
+	conn.Close()
+	if readErr := <-done; err == nil {
+		err = readErr
+	}
+	return err
+}
+
+// send writes what is queued until ctx ends, the connection fails, or its reader has (what done says is put back).
+func send(ctx context.Context, conn net.Conn, queue <-chan []byte, done chan error) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-done:
+			done <- err
+			return err
+		case b := <-queue:
+			if _, err := conn.Write(b); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// mirror sends a claim's target the copies of a flow's datagrams.
+func (s *packetServer) mirror(ctx context.Context, c *packetCopy, flow Flow) {
+	conn, err := s.i.dial(ctx, destination{c.claim}, flow)
+	if err != nil {
+		c.claim.Stats.lost.Add(1)
+		return
+	}
+	c.claim.Stats.requests.Add(1)
+	err = forwardDatagrams(ctx, conn, c.queue, func([]byte) {})
+	if err != nil && ctx.Err() == nil {
+		c.claim.Stats.failed(err)
+	}
+}

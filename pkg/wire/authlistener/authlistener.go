@@ -1,0 +1,219 @@
+// Package authlistener is a net.Listener that returns authenticated connections only. It sends nothing to clients that
+// do not authenticate: no banner and no status. It closes their connections and counts them in the log.
+//
+//	Accept of the TCP listener ─▶ Config.Authenticate ─┬─▶ Listener.Accept: authenticated connections
+//	                                                   └─▶ rejected: closed, counted by reason (tally)
+//
+// The number of pending connections, those that have not authenticated yet, is bounded. A new connection beyond the
+// bound evicts the oldest pending one of the address that has the most. So a client that only holds connections open
+// does not keep others out.
+//
+// Handshake is the part of an Authenticate that all users share: TLS, whose error becomes a Reason.
+package authlistener
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Bounds on pending connections: in total, and from one address, which is usually an API server or the traffic manager.
+const (
+	MaxPending     = 256
+	MaxPendingFrom = 64
+)
+
+// acceptPause follows a failed accept.
+const acceptPause = time.Second
+
+// Config configures a Listener. All fields are required.
+type Config struct {
+	Name     string       // in the log: "proxy port"
+	Listener net.Listener // TCP's; the Listener owns it
+	// Authenticate returns the connection that Accept returns, or the Reason to reject it; the error adds details for
+	// the log and may be nil. It bounds its own time, and returns soon after the connection is closed. The Listener
+	// closes a rejected connection.
+	Authenticate func(net.Conn) (net.Conn, Reason, error)
+	Logger       *slog.Logger
+}
+
+// Listener accepts the connections that Authenticate accepts. It implements net.Listener. Its methods may be called
+// concurrently.
+type Listener struct {
+	cfg   Config
+	tally *tally
+
+	accepted chan net.Conn
+	closed   chan struct{}
+	close    func() error
+
+	mu      sync.Mutex
+	pending []*pendingConn // the oldest first
+}
+
+// pendingConn is a connection that has not authenticated yet.
+type pendingConn struct {
+	conn    net.Conn
+	from    netip.Addr
+	evicted bool          // closed for a newer connection; guarded by Listener.mu
+	done    chan struct{} // closed when Config.Authenticate has returned
+}
+
+// New creates a Listener. It accepts nothing before Run.
+func New(cfg Config) *Listener {
+	l := &Listener{
+		cfg: cfg, tally: newTally(cfg.Name+": rejected", cfg.Logger),
+		accepted: make(chan net.Conn), closed: make(chan struct{}),
+	}
+	l.close = sync.OnceValue(func() error {
+		close(l.closed)
+		return cfg.Listener.Close()
+	})
+	return l
+}
+
+// Accept returns the next authenticated connection. After Close it returns net.ErrClosed.
+func (l *Listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.accepted:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close ends Accept and Run.
+func (l *Listener) Close() error { return l.close() }
+
+func (l *Listener) isClosed() bool {
+	select {
+	case <-l.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// Addr returns the address of the TCP listener.
+func (l *Listener) Addr() net.Addr { return l.cfg.Listener.Addr() }
+
+// CountRejected counts a connection that the caller rejected after Accept had returned it.
+func (l *Listener) CountRejected(why Reason, remote net.Addr) { l.tally.add(why, remote.String()) }
+
+// Rejected returns how many connections were rejected for a reason.
+func (l *Listener) Rejected(why Reason) int { return l.tally.total(why) }
+
+// Run authenticates connections until ctx ends or Close is called, and then returns nil. It waits for pending
+// connections to end.
+func (l *Listener) Run(ctx context.Context) error {
+	var work sync.WaitGroup
+	defer work.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	defer l.Close()
+	work.Go(func() { l.tally.run(ctx) })
+	for {
+		conn, err := l.cfg.Listener.Accept()
+		switch {
+		case err != nil && l.isClosed():
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("accept on the %s: %w", l.cfg.Name, err)
+		case err != nil: // out of file descriptors, or the peer went away already: it passes
+			l.cfg.Logger.Warn("cannot accept on the "+l.cfg.Name, "err", err)
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		p := l.add(conn)
+		work.Go(func() { l.serve(ctx, p) })
+	}
+}
+
+func remote(conn net.Conn) netip.Addr {
+	if addr, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		return addr.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+// add makes conn pending. Beyond the bounds it evicts an older connection first, and waits until its
+// Config.Authenticate has returned.
+func (l *Listener) add(conn net.Conn) *pendingConn {
+	p := &pendingConn{conn: conn, from: remote(conn), done: make(chan struct{})}
+	for {
+		l.mu.Lock()
+		old := l.victim(p.from)
+		if old == nil {
+			l.pending = append(l.pending, p)
+			l.mu.Unlock()
+			return p
+		}
+		old.evicted = true
+		l.mu.Unlock()
+		l.CountRejected(TooMany, old.conn.RemoteAddr())
+		old.conn.Close()
+		<-old.done
+	}
+}
+
+// victim returns the pending connection to evict for a new one from an address, or nil if there is room: the oldest of
+// that address, if the address has reached its bound, or else the oldest of the address with the most. Call with mu held.
+func (l *Listener) victim(from netip.Addr) *pendingConn {
+	count := make(map[netip.Addr]int)
+	most := from
+	for _, p := range l.pending {
+		count[p.from]++
+		if count[p.from] > count[most] {
+			most = p.from
+		}
+	}
+	switch {
+	case count[from] >= MaxPendingFrom:
+		most = from
+	case len(l.pending) < MaxPending:
+		return nil
+	}
+	return l.pending[slices.IndexFunc(l.pending, func(p *pendingConn) bool { return p.from == most })]
+}
+
+// remove ends the pending state of p, and reports whether p was evicted.
+func (l *Listener) remove(p *pendingConn) (evicted bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending = slices.DeleteFunc(l.pending, func(other *pendingConn) bool { return other == p })
+	close(p.done)
+	return p.evicted
+}
+
+// serve authenticates a connection, and passes it to Accept or closes it.
+func (l *Listener) serve(ctx context.Context, p *pendingConn) {
+	conn := p.conn
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	c, why, err := l.cfg.Authenticate(conn)
+	evicted := l.remove(p)
+	if !stop() || evicted {
+		return // conn is closed
+	}
+	if why != "" {
+		l.CountRejected(why, conn.RemoteAddr())
+		l.cfg.Logger.Debug(l.cfg.Name+": rejected", "reason", why, "remote", conn.RemoteAddr(), "err", err)
+		conn.Close()
+		return
+	}
+	select {
+	case l.accepted <- c:
+	case <-l.closed:
+		c.Close()
+	}
+}

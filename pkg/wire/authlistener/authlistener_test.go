@@ -1,0 +1,354 @@
+package authlistener
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"kubevpn/internal/testenv"
+	"kubevpn/pkg/wire/transport/transporttest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const refused Reason = "wrong word"
+
+// word accepts a client that sends "in".
+func word(conn net.Conn) (net.Conn, Reason, error) {
+	var b [2]byte
+	if _, err := io.ReadFull(conn, b[:]); err != nil {
+		return nil, HungUp, err
+	}
+	if string(b[:]) != "in" {
+		return nil, refused, nil
+	}
+	return conn, "", nil
+}
+
+// start runs a Listener until the test ends.
+func start(t *testing.T, l net.Listener, authenticate func(net.Conn) (net.Conn, Reason, error)) *Listener {
+	d := New(Config{Name: "test", Listener: l, Authenticate: authenticate, Logger: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run gives %v", err)
+		}
+	})
+	return d
+}
+
+func TestListener(t *testing.T) {
+	l := transporttest.NewListener()
+	d := start(t, l, word)
+	visit := func(say string) net.Conn {
+		t.Helper()
+		conn, err := l.Dial(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if _, err := io.WriteString(conn, say); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	if got, err := io.ReadAll(visit("no")); len(got) > 0 || err != nil {
+		t.Errorf("who is rejected gets %q, %v", got, err)
+	}
+	if n := d.Rejected(refused); n != 1 {
+		t.Errorf("%d are counted", n)
+	}
+	slow := visit("i") // keeps nobody waiting
+	welcome := visit("in")
+	conn, err := d.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		conn.Write([]byte("hello"))
+		conn.Close()
+	}()
+	if got, err := io.ReadAll(welcome); string(got) != "hello" || err != nil {
+		t.Errorf("who is authenticated gets %q, %v", got, err)
+	}
+	visit("in") // and nobody accepts it
+	d.Close()
+	if _, err := d.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Accept gives %v", err)
+	}
+	if got, err := io.ReadAll(slow); len(got) > 0 || err != nil {
+		t.Errorf("at the end, who has not shown anything gets %q, %v", got, err)
+	}
+}
+
+// farConn is a connection from an address.
+type farConn struct {
+	net.Conn
+	from netip.Addr
+}
+
+func (c farConn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.from, 1)) }
+
+// street is a listener to which tests bring connections.
+type street struct {
+	net.Listener
+	conns chan net.Conn
+}
+
+func (s street) Accept() (net.Conn, error) {
+	c, ok := <-s.conns
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+func (s street) Close() error { close(s.conns); return nil }
+
+// Pods that hold connections open and say nothing keep nobody out, however many of them there are.
+func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		pods, conns int
+		from        string // of the good connection
+	}{
+		{"four pods", 4, MaxPendingFrom, "192.0.2.200"},
+		{"a hundred pods", 100, 10, "192.0.2.200"},
+		{"behind the same address", 1, 10 * MaxPendingFrom, "192.0.2.1"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := street{conns: make(chan net.Conn)}
+			d := start(t, s, word)
+			dial := func(from netip.Addr) net.Conn {
+				near, far := net.Pipe()
+				t.Cleanup(func() { near.Close() })
+				s.conns <- farConn{far, from}
+				return near
+			}
+			pod := netip.MustParseAddr("192.0.2.1")
+			for range test.pods {
+				for range test.conns {
+					dial(pod)
+				}
+				pod = pod.Next()
+			}
+			good := dial(netip.MustParseAddr(test.from))
+			go io.WriteString(good, "in")
+			accepted := make(chan net.Conn, 1)
+			go func() {
+				if c, err := d.Accept(); err == nil {
+					accepted <- c
+				}
+			}()
+			select {
+			case c := <-accepted:
+				if got := remote(c).String(); got != test.from {
+					t.Errorf("the connection of %s was accepted, want that of %s", got, test.from)
+				}
+				c.Close()
+			case <-time.After(10 * time.Second):
+				t.Error("a good connection finds no place")
+			}
+			d.mu.Lock()
+			pending := len(d.pending)
+			d.mu.Unlock()
+			if pending > MaxPending {
+				t.Errorf("%d connections are pending, more than %d", pending, MaxPending)
+			}
+			if d.Rejected(TooMany) == 0 {
+				t.Error("nobody was rejected")
+			}
+		})
+	}
+}
+
+// The busiest address loses its places first.
+func TestNewConnectionTakesThePlaceOfTheBusiestAddress(t *testing.T) {
+	d := New(Config{Logger: slog.New(slog.DiscardHandler)})
+	quiet, busy := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	add := func(from netip.Addr, n int) {
+		for range n {
+			d.pending = append(d.pending, &pendingConn{from: from})
+		}
+	}
+	add(quiet, 10)
+	add(busy, 20)
+	add(netip.MustParseAddr("192.0.2.3"), 15)
+	if a := d.victim(quiet); a != nil {
+		t.Errorf("a connection of %v has to go while there is room", a.from)
+	}
+	for n := byte(10); len(d.pending) < MaxPending; n++ {
+		add(netip.AddrFrom4([4]byte{192, 0, 2, n}), 1)
+	}
+	if a := d.victim(quiet); a != d.pending[10] {
+		t.Errorf("a connection of %v has to go, want the oldest of %v", a.from, busy)
+	}
+}
+
+func certificate(t *testing.T, notAfter time.Time) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: notAfter, IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func TestHandshake(t *testing.T) {
+	good, unauthorized := certificate(t, time.Now().Add(time.Hour)), certificate(t, time.Now().Add(time.Hour))
+	old := certificate(t, time.Now().Add(-time.Hour))
+	forged := tls.Certificate{Certificate: good.Certificate, PrivateKey: unauthorized.PrivateKey}
+	pool := x509.NewCertPool()
+	for _, c := range []tls.Certificate{good, old} {
+		parsed, err := x509.ParseCertificate(c.Certificate[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool.AddCert(parsed)
+	}
+	errOurs := errors.New("the day is over")
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{good}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+	}
+	for _, test := range []struct {
+		name    string
+		cert    *tls.Certificate
+		version uint16
+		check   error
+		why     Reason
+	}{
+		{"good", &good, tls.VersionTLS13, nil, ""},
+		{"nothing", nil, tls.VersionTLS13, nil, NoCertificate},
+		{"unauthorized", &unauthorized, tls.VersionTLS13, nil, BadCertificate},
+		{"expired", &old, tls.VersionTLS13, nil, ExpiredCertificate},
+		{"without-the-key", &forged, tls.VersionTLS13, nil, NoTLS},
+		{"old-version", &good, tls.VersionTLS12, nil, NoTLS},
+		{"own-check", &good, tls.VersionTLS13, errOurs, NoTLS},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			near, far := net.Pipe()
+			defer near.Close()
+			config := config.Clone()
+			config.VerifyConnection = func(tls.ConnectionState) error { return test.check }
+			var client sync.WaitGroup
+			defer client.Wait()
+			client.Go(func() {
+				defer near.Close()
+				conn := tls.Client(near, &tls.Config{InsecureSkipVerify: true, MaxVersion: test.version,
+					GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+						if test.cert == nil {
+							return new(tls.Certificate), nil
+						}
+						return test.cert, nil
+					}})
+				client.Go(func() { conn.Write([]byte("ping")) })
+				var b [1]byte
+				conn.Read(b[:]) // what the server says against it, or the end
+			})
+			defer far.Close()
+			conn, why, err := Handshake(far, config)
+			if why != test.why || (err == nil) != (why == "") || test.check != nil && !errors.Is(err, test.check) {
+				t.Fatalf("%q, %v", why, err)
+			}
+			if why != "" {
+				return
+			}
+			var b [4]byte
+			if _, err := io.ReadFull(conn, b[:]); err != nil || string(b[:]) != "ping" {
+				t.Errorf("read %q, %v", b, err)
+			}
+			conn.Close()
+		})
+	}
+	for name, why := range map[string]Reason{"hangs-up": HungUp, "silent": TLSTooSlow} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				near, far := net.Pipe()
+				defer near.Close()
+				if why == HungUp {
+					near.Close()
+				}
+				began := time.Now()
+				_, got, err := Handshake(far, config)
+				if got != why || err == nil {
+					t.Errorf("%q, %v", got, err)
+				}
+				if took := time.Since(began); why == TLSTooSlow && took != tlsTimeout {
+					t.Errorf("it waits for %v", took)
+				}
+				far.Close()
+			})
+		})
+	}
+}
+
+// However many are rejected, the log has a line a minute of each kind, and knows them all.
+func TestTally(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log testenv.Buffer
+		tally := newTally("rejected", slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == slog.LevelKey || a.Key == slog.MessageKey {
+				return slog.Attr{}
+			}
+			return a
+		}})))
+		ctx, cancel := context.WithCancel(t.Context())
+		var run sync.WaitGroup
+		run.Go(func() { tally.run(ctx) })
+		expect := func(when string, lines ...string) {
+			t.Helper()
+			synctest.Wait()
+			want := ""
+			for _, l := range lines {
+				want += l + "\n"
+			}
+			if got := log.Take(); got != want {
+				t.Errorf("%s, the log has\n%swant\n%s", when, got, want)
+			}
+		}
+		tally.add(HungUp, "192.0.2.1:1")
+		expect("at once", `reason="hung up" remote=192.0.2.1:1 new=1 total=1`)
+		for i := range 1000 {
+			tally.add(HungUp, fmt.Sprintf("192.0.2.1:%d", i))
+		}
+		tally.add(NoTLS, "192.0.2.2:1")
+		expect("in the same minute", `reason="no TLS handshake" remote=192.0.2.2:1 new=1 total=1`)
+		time.Sleep(time.Minute)
+		expect("a minute later", `reason="hung up" remote=192.0.2.1:999 new=1000 total=1001`)
+		time.Sleep(time.Hour)
+		expect("as long as nothing happens")
+		tally.add(HungUp, "192.0.2.3:1")
+		tally.add(HungUp, "192.0.2.3:2")
+		expect("after an hour", `reason="hung up" remote=192.0.2.3:1 new=1 total=1002`)
+		cancel()
+		run.Wait()
+		expect("at the end", `reason="hung up" remote=192.0.2.3:2 new=1 total=1003`)
+		if n := tally.total(HungUp); n != 1003 {
+			t.Errorf("%d in all", n)
+		}
+	})
+}

@@ -1,0 +1,36 @@
+package filesync
+
+import "time"
+
+// Batch is the result of one round.
+type Batch struct {
+	Files   int   // written: files, links and directories
+	Removed int   // files, links and directories
+	Bytes   int64 // content of the files that were written
+
+	// Complete is true once for each connection: when the Target first has everything that can be copied.
+	Complete bool
+
+	// Took is the time from the first change to the Target's acknowledgement. Only the Source sets it.
+	Took time.Duration
+
+	// Failed names the paths that the Source could not read or the Target could not write, at most 100 of them. Other paths are
+	// not affected. Only the Source sets it.
+	Failed []Failure
+
+	// Rejected counts the paths that the Target could not write, including those that Failed does not name. Only the Source
+	// sets it.
+	Rejected int
+}
+
+// Changed reports whether the round wrote or removed anything.
+func (b Batch) Changed() bool { return b.Files > 0 || b.Removed > 0 }
+
+// Failure is a path, relative to the directory, and why it could not be read or written.
+type Failure struct {
+	Path string
+	Err  error
+}
+
+// maxFailures bounds Batch.Failed.
+const maxFailures = 100

@@ -1,0 +1,124 @@
+package filesync
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// send writes a plan. It returns what the target then has, unless it reports a failure.
+func (ss *session) send(p plan, result *Batch) (map[string]entry, error) {
+	sent := make(map[string]entry, len(p.send))
+	for _, name := range p.send {
+		e := ss.tree.entries[name]
+		if e.kind == file {
+			ok, err := ss.sendFile(name, &e, result)
+			if err != nil {
+				return nil, err
+			}
+			if !ok {
+				continue
+			}
+		} else if err := ss.w.sendEntry(name, e); err != nil {
+			return nil, err
+		}
+		sent[name] = e
+	}
+	for _, name := range p.remove {
+		if err := ss.w.send(kindRemove, []byte(name)); err != nil {
+			return nil, err
+		}
+	}
+	complete := byte(0)
+	if !ss.completed && len(ss.changing) == 0 {
+		complete = 1
+	}
+	if err := ss.w.send(kindEnd, []byte{complete}); err != nil {
+		return nil, err
+	}
+	return sent, ss.w.flush()
+}
+
+// sendFile sends a file as it is now, which it stores in e. It reports whether the target keeps it. The error is one of sending;
+// one of reading goes to the result.
+func (ss *session) sendFile(name string, e *entry, result *Batch) (kept bool, err error) {
+	f, err := os.Open(ss.tree.full(name))
+	if err != nil {
+		ss.unread(name, *e, err, result)
+		return false, nil
+	}
+	defer f.Close()
+	now, err := statFile(f)
+	if err != nil {
+		ss.unread(name, *e, err, result)
+		return false, nil
+	}
+	now.writes = e.writes
+	*e = now
+	ss.tree.entries[name] = now
+	if err := ss.w.sendEntry(name, *e); err != nil {
+		return false, err
+	}
+	n, readErr, err := ss.sendContent(f, e.size)
+	if err != nil {
+		return false, err
+	}
+	after, statErr := statFile(f)
+	after.writes = now.writes
+	steady := readErr == nil && statErr == nil && n == e.size && after == now
+	if steady {
+		delete(ss.changing, name)
+	} else if readErr != nil {
+		ss.unread(name, *e, readErr, result)
+	}
+	if steady || readErr == nil && n == e.size && !ss.later(name) {
+		delete(ss.changing, name)
+		return true, ss.w.send(kindPut, nil)
+	}
+	return false, ss.w.send(kindDiscard, nil)
+}
+
+// errNoFile means that something else came into a file's place.
+var errNoFile = errors.New("not a regular file any more")
+
+func statFile(f *os.File) (entry, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return entry{}, err
+	}
+	if e := localEntry(info); e.kind == file {
+		return e, nil
+	}
+	return entry{}, errNoFile
+}
+
+// unread notes that a file could not be read. One that is gone, or is something else, is read again as what it is.
+func (ss *session) unread(name string, e entry, err error, result *Batch) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoFile) {
+		ss.tree.watch.mark(name, changed)
+		return
+	}
+	ss.rejected[name] = e
+	result.Failed = addFailure(result.Failed, name, err)
+}
+
+// sendContent sends up to size bytes. It returns errors of reading and of sending separately.
+func (ss *session) sendContent(from io.Reader, size int64) (n int64, readErr, err error) {
+	for n < size {
+		m, err := from.Read(ss.buf[:min(maxFrame, size-n)])
+		if m > 0 {
+			if err := ss.w.send(kindData, ss.buf[:m]); err != nil {
+				return n, nil, err
+			}
+			n += int64(m)
+		}
+		if errors.Is(err, io.EOF) {
+			return n, nil, nil
+		}
+		if err != nil {
+			return n, err, nil
+		}
+	}
+	return n, nil, nil
+}

@@ -1,0 +1,167 @@
+package filesync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+)
+
+// SourceConfig is the configuration of a Source.
+type SourceConfig struct {
+	Dir    string                                      // a directory, or one file
+	Dial   func(ctx context.Context) (net.Conn, error) // to the Target; Run calls it again when the connection breaks
+	OnSync func(Batch)                                 // after each round that did, completed or failed anything; nil: nothing
+	Logger *slog.Logger
+}
+
+// Source is the laptop's end.
+type Source struct {
+	cfg  SourceConfig
+	tree *tree
+
+	restMost  time.Duration // how long a file may change until it is sent as it is
+	namesMost int           // bytes of the paths that a target may list
+
+	mu     sync.Mutex
+	status Status
+}
+
+// Status is a snapshot of a Source.
+type Status struct {
+	Connected bool      // to a Target
+	Synced    bool      // nothing is known to differ, except what failed
+	Files     int       // files, directories and links at the Target
+	Last      Batch     // the last one that OnSync received
+	LastAt    time.Time // when it was acknowledged
+	Err       error     // why there is no connection, or why the directory cannot be read
+}
+
+// NewSource checks the configuration. It touches no file: Run does.
+func NewSource(cfg SourceConfig) (*Source, error) {
+	switch {
+	case cfg.Dir == "":
+		return nil, errors.New("filesync: no directory")
+	case cfg.Dial == nil:
+		return nil, errors.New("filesync: no dial function")
+	case cfg.Logger == nil:
+		return nil, errors.New("filesync: no logger")
+	}
+	return &Source{cfg: cfg, tree: newTree(cfg.Dir, cfg.Logger), restMost: restMost, namesMost: maxNames}, nil
+}
+
+// Status is safe for concurrent use.
+func (s *Source) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+func (s *Source) set(change func(*Status)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.status)
+}
+
+// The backoff between two attempts to reach the target, which doubles.
+const (
+	backoffFirst = 100 * time.Millisecond
+	backoffMost  = 5 * time.Second
+)
+
+// Run keeps the target equal until ctx ends, and then returns nil. It returns ErrVersion if the other end speaks another
+// version; after any other error it connects again.
+func (s *Source) Run(ctx context.Context) error {
+	defer s.tree.watch.close()
+	defer s.set(func(st *Status) { st.Connected, st.Synced = false, false })
+	backoff := backoffFirst
+	for ctx.Err() == nil {
+		completed, err := s.connect(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, ErrVersion):
+			return err
+		}
+		if completed {
+			backoff = backoffFirst
+		}
+		if last := s.Status().Err; last == nil || last.Error() != err.Error() {
+			s.cfg.Logger.Warn("file sync interrupted", "err", err)
+		}
+		s.set(func(st *Status) { st.Connected, st.Synced, st.Err = false, false, err })
+		select {
+		case <-time.After(backoff):
+			backoff = min(2*backoff, backoffMost)
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// connect runs one connection. It reports whether the target had everything once.
+func (s *Source) connect(ctx context.Context) (completed bool, err error) {
+	if err := s.tree.open(); err != nil {
+		return false, rootError(err)
+	}
+	conn, err := s.cfg.Dial(ctx)
+	if err != nil {
+		return false, fmt.Errorf("cannot connect to the other end of the file sync: %w", err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	w := newWire(conn)
+	if err := s.greet(w); err != nil {
+		return false, err
+	}
+	ss := newSession(s, w)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer conn.Close() // before the wait
+	work.Go(func() { w.keepAlive(ss.closed) })
+	work.Go(ss.receive)
+	err = ss.run(ctx)
+	close(ss.ended)
+	conn.Close()
+	<-ss.closed
+	refused := (*refusal)(nil)
+	if errors.As(ss.err, &refused) || errors.Is(err, errClosed) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe) {
+		err = ss.err
+	}
+	return ss.completed, err
+}
+
+// greet exchanges hellos. It limits the time by closing the connection: one that is still being established may ignore deadlines.
+func (s *Source) greet(w *wire) error {
+	late := time.AfterFunc(helloTimeout, func() { w.conn.Close() })
+	name := s.cfg.Dir
+	if full, err := filepath.Abs(name); err == nil {
+		name = full
+	}
+	err := w.sendHello(hello{File: s.tree.only, Name: filepath.Base(name), NoModes: runtime.GOOS == "windows"})
+	if err == nil {
+		_, err = w.receiveHello()
+	} else if _, _, readErr := w.receive(); readErr != nil && !errors.Is(readErr, io.EOF) {
+		err = readErr // a broken connection may give the reason only to its reader
+	}
+	if !late.Stop() {
+		return fmt.Errorf("the other end of the file sync has not answered within %v", helloTimeout)
+	}
+	return err
+}
+
+// rootError explains that a directory that is gone is not taken for an empty one.
+func rootError(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: the files at the other end stay as they are", err)
+	}
+	return err
+}

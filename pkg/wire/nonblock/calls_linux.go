@@ -1,0 +1,67 @@
+//go:build !race
+
+package nonblock
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Read calls read(2), and repeats it when a signal interrupts it. fd must be nonblocking: unix.EAGAIN means no data.
+func Read(fd uintptr, p []byte) (int, error) {
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		if errno != unix.EINTR {
+			return result(n, errno)
+		}
+	}
+}
+
+// Write calls write(2) in the same way. It may write less than p.
+func Write(fd uintptr, p []byte) (int, error) {
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		if errno != unix.EINTR {
+			return result(n, errno)
+		}
+	}
+}
+
+// Vector holds the arguments of Writev. Its reuse avoids an allocation.
+type Vector []unix.Iovec
+
+// Set makes v refer to pieces, which must not change until Writev has returned. It omits empty pieces.
+func (v *Vector) Set(pieces [][]byte) {
+	*v = (*v)[:0]
+	for _, p := range pieces {
+		if len(p) > 0 {
+			iov := unix.Iovec{Base: unsafe.SliceData(p)}
+			iov.SetLen(len(p))
+			*v = append(*v, iov)
+		}
+	}
+}
+
+// Clear drops the references to the pieces.
+func (v *Vector) Clear() {
+	clear(*v)
+	*v = (*v)[:0]
+}
+
+// Writev calls writev(2) in the same way.
+func Writev(fd uintptr, v Vector) (int, error) {
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
+		if errno != unix.EINTR {
+			return result(n, errno)
+		}
+	}
+}
+
+func result(n uintptr, errno unix.Errno) (int, error) {
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}

@@ -1,0 +1,185 @@
+package transport
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// The link's reader calls the functions of this file for frames of the other end, so none of them blocks.
+
+// deliver handles a DATA frame: it copies b, or keeps seg.
+func (s *Stream) deliver(b []byte, seg *segment) error {
+	cost := len(b)
+	if seg != nil {
+		cost = seg.w
+	}
+	if s.datagrams {
+		cost += datagramCost
+		if seg != nil {
+			cost -= 2 // its length is in seg
+		}
+	}
+	s.mu.Lock()
+	if s.readClosed {
+		s.mu.Unlock()
+		if seg != nil {
+			seg.free()
+		}
+		if !s.datagrams {
+			s.Reset() // as TCP answers data after close
+		}
+		return nil
+	}
+	if s.readEnded || cost > s.outstanding || !s.datagrams && !s.opened && !s.answered {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: data beyond the window, after FIN or before ANSWER", ErrProtocol)
+	}
+	if s.l.unread.full {
+		s.l.account() // much may have been read since
+	}
+	if s.l.unread.full && s.queue.grows(len(b)+2, seg) {
+		s.mu.Unlock()
+		if seg != nil {
+			seg.free()
+		}
+		s.l.session.overBudget("stream reset: too much data of this session is unread", s.request)
+		s.Reset()
+		return nil
+	}
+	defer s.mu.Unlock()
+	held := s.queue.held
+	s.outstanding -= cost
+	switch {
+	case seg != nil:
+		s.queue.push(seg)
+	case s.datagrams:
+		s.queue.write(binary.BigEndian.AppendUint16(make([]byte, 0, 2), uint16(len(b))))
+		s.queue.write(b)
+	default:
+		s.queue.write(b)
+	}
+	s.l.unread.kept += s.queue.held - held
+	if s.l.unread.kept >= accountEvery {
+		s.l.account()
+	}
+	s.canRead.Broadcast()
+	return nil
+}
+
+// account counts the memory of the link's unread data in the session's budget. Only the reader calls it, and seldom:
+// streams are read on other processors, and each count would move a cache line between them.
+func (l *link) account() {
+	if n := int64(l.unread.kept) - l.unread.freed.Swap(0); n != 0 {
+		l.session.bytes.add(n)
+	}
+	l.unread.kept, l.unread.full = 0, !l.session.bytes.fits(accountEvery)
+}
+
+// onAnswer handles the answer to our OPEN.
+func (s *Stream) onAnswer(code Code, reason string) error {
+	s.mu.Lock()
+	if s.answered || !s.opened {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: answer to nothing", ErrProtocol)
+	}
+	s.answered, s.answer = true, code.because(reason)
+	s.canRead.Broadcast()
+	s.mu.Unlock()
+	if code != CodeOK {
+		s.abort(s.answer)
+	}
+	return nil
+}
+
+// onFin handles FIN. Datagrams end in both directions at once.
+func (s *Stream) onFin(code Code) {
+	s.mu.Lock()
+	s.readEnded, s.endCode = true, code
+	s.canRead.Broadcast()
+	s.mu.Unlock()
+	if s.datagrams {
+		err := code.Err()
+		if err == nil {
+			err = errWriteEnded
+		}
+		s.l.mu.Lock()
+		s.stopWriting(err)
+		s.l.mu.Unlock()
+	}
+	s.over(s.datagrams, true)
+}
+
+func (s *Stream) onWindow(more uint32) error {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	s.credit += int(more)
+	if s.credit > 1<<30 {
+		return fmt.Errorf("%w: window of %d bytes", ErrProtocol, s.credit)
+	}
+	s.canWrite.Signal()
+	return nil
+}
+
+// stopWriting makes writes return err. Call with l.mu held.
+func (s *Stream) stopWriting(err error) {
+	if s.writeErr == nil {
+		s.writeErr = err
+	}
+	s.canWrite.Broadcast()
+}
+
+// abort ends both halves with err, which came from the other end or the session.
+func (s *Stream) abort(err error) {
+	s.l.mu.Lock()
+	s.stopWriting(err)
+	s.l.mu.Unlock()
+	s.mu.Lock()
+	if s.readErr == nil && !s.readEnded {
+		s.readErr = err
+	}
+	if !s.aborted && s.gone != nil {
+		close(s.gone)
+	}
+	s.aborted = true
+	s.canRead.Broadcast()
+	s.mu.Unlock()
+	s.over(true, true)
+}
+
+// over notes which halves have ended, and removes the stream when both have.
+func (s *Stream) over(sent, rcvd bool) {
+	l := s.l
+	l.streams.mu.Lock()
+	s.sent, s.rcvd = s.sent || sent, s.rcvd || rcvd
+	forget := s.sent && s.rcvd && l.streams.byID[s.id] == s
+	if forget {
+		delete(l.streams.byID, s.id)
+		s.freePlace()
+	}
+	l.streams.mu.Unlock()
+	if forget {
+		s.mu.Lock()
+		s.l.session.unreserve(s.window - initialWindow)
+		s.window = initialWindow
+		s.mu.Unlock()
+		l.session.streams.Add(-1)
+		l.load.streams.Add(-1)
+	}
+}
+
+// finish notes that the stream's user has closed it.
+func (s *Stream) finish() {
+	s.l.streams.mu.Lock()
+	defer s.l.streams.mu.Unlock()
+	s.finished = true
+	s.freePlace()
+}
+
+// freePlace releases the stream's place in the budget once both ends have finished with it: after a reset by the other
+// end its user still holds resources. Call with l.streams.mu held.
+func (s *Stream) freePlace() {
+	if s.placed && s.finished && s.sent && s.rcvd {
+		s.placed = false
+		s.l.session.places.add(-1)
+	}
+}

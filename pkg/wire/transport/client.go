@@ -1,0 +1,514 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+)
+
+// State is the state of a Client.
+type State int
+
+const (
+	StateConnecting   State = iota // there is no session
+	StateConnected                 // there is a session with at least one link
+	StateReconnecting              // all links of the session are down; its streams wait
+)
+
+// String returns "connecting", "connected" or "reconnecting".
+func (s State) String() string {
+	return [...]string{"connecting", "connected", "reconnecting"}[s]
+}
+
+// ClientConfig says how the laptop reaches the traffic manager. Only Dial is required.
+type ClientConfig struct {
+	// Dial opens a new conn to the manager. It is called from several goroutines, with a context that ends after
+	// DialTimeout. The conn's Close must end its Read and Write; it need not support deadlines.
+	Dial func(ctx context.Context) (net.Conn, error)
+
+	// Preferred dials the manager over another transport, which may be faster than Dial's, or not work, or come and go.
+	// Once a session is up the client measures both, and moves the session's links to it unless it is slower (see
+	// preferred.go). nil: there is none.
+	Preferred func(ctx context.Context) (net.Conn, error)
+	// Forced makes the session use Preferred without measuring. Its links wait for it when it fails.
+	Forced bool
+	// OnPreferred is called whenever the status of Preferred changes. Calls do not overlap. It must not block.
+	OnPreferred func(PreferredStatus)
+
+	Links       int           // conns of a session; 4, at most 254
+	DialTimeout time.Duration // 15 s
+	BackoffMin  time.Duration // pause after a failed attempt, doubling; 100 ms
+	BackoffMax  time.Duration // longest pause; 2 s. A third of each pause is random.
+
+	// OnSession is called for every new session, in its own goroutine. ctx ends with the session. Returning does
+	// not end the session. Run waits for it.
+	OnSession func(ctx context.Context, s *Session)
+
+	// OnState is called at every change, and in StateConnecting and StateReconnecting again for each failed
+	// attempt, with the reason (nil at the very beginning). Calls do not overlap. It must not block.
+	OnState func(State, error)
+
+	// Budget bounds what sessions hold for the manager. nil: 256 MiB, and no stream that the manager opens. Such a stream is
+	// reset at once, so that a client that does not call Session.Accept needs none.
+	Budget *Budget
+
+	Tuning Tuning
+	Logger *slog.Logger // nothing is logged if nil
+}
+
+// Client keeps a session with the manager. Its methods may be called concurrently.
+//
+//	                 ┌───────── dial or handshake failed: pause ─────────┐
+//	                 ▼                                                    │
+//	Run ──▶ Connecting ──▶ first link attached: OnSession ──▶ Connected ──┼─▶ all links down: Reconnecting
+//	                 ▲                                            ▲       │            │
+//	                 │                                            └───────┼── attached ┤
+//	                 └──────────── session lost or closed ────────────────┴────────────┘
+type Client struct {
+	cfg ClientConfig
+	log *slog.Logger
+
+	mu      sync.Mutex
+	session *Session
+	kick    chan struct{} // closed and replaced by refresh: pauses end
+	woken   chan struct{} // closed and replaced by Probe
+	dials   map[*attempt]struct{}
+}
+
+// attempt is a dial in progress.
+type attempt struct {
+	began time.Time
+	stop  context.CancelCauseFunc
+}
+
+// NewClient does no I/O.
+func NewClient(cfg ClientConfig) *Client {
+	if cfg.Links <= 0 {
+		cfg.Links = 4
+	}
+	cfg.Links = min(cfg.Links, 254)
+	cfg.DialTimeout = orDefault(cfg.DialTimeout, 15*time.Second)
+	cfg.BackoffMin = orDefault(cfg.BackoffMin, 100*time.Millisecond)
+	cfg.BackoffMax = max(orDefault(cfg.BackoffMax, 2*time.Second), cfg.BackoffMin)
+	cfg.Tuning = cfg.Tuning.withDefaults()
+	if cfg.Budget == nil {
+		cfg.Budget = NewBudget(0, 256<<20)
+	}
+	if cfg.OnSession == nil {
+		cfg.OnSession = func(context.Context, *Session) {}
+	}
+	if cfg.OnState == nil {
+		cfg.OnState = func(State, error) {}
+	}
+	if cfg.OnPreferred == nil {
+		cfg.OnPreferred = func(PreferredStatus) {}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}), woken: make(chan struct{}), dials: make(map[*attempt]struct{})}
+}
+
+func orDefault(d, v time.Duration) time.Duration {
+	if d <= 0 {
+		return v
+	}
+	return d
+}
+
+// Session returns the current session, or nil while connecting.
+func (c *Client) Session() *Session {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.session
+}
+
+// Probe pings the other end on all links now, and dials a new conn for a link that receives nothing within timeout. It
+// ends pauses between attempts, and restarts attempts that have taken more than a second. Call it when the machine has
+// woken up or its network has changed.
+func (c *Client) Probe(timeout time.Duration) {
+	c.refresh(freshDial)
+	c.mu.Lock()
+	close(c.woken)
+	c.woken = make(chan struct{})
+	c.mu.Unlock()
+	s := c.Session()
+	if s == nil {
+		return
+	}
+	for _, l := range s.attached() {
+		l.probe(timeout)
+	}
+}
+
+// freshDial is the age up to which refresh does not restart an attempt.
+const freshDial = time.Second
+
+var errStale = errors.New("restarted: the network has changed")
+
+// refresh ends pauses between attempts and restarts attempts that are older than age: their first packets may be lost,
+// and TCP's own backoff is long by now.
+func (c *Client) refresh(age time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.kick)
+	c.kick = make(chan struct{})
+	for a := range c.dials {
+		if time.Since(a.began) > age {
+			a.stop(errStale)
+		}
+	}
+}
+
+// Run keeps a session up until ctx ends; it then closes the session and returns nil. It returns an error only if a retry
+// is useless: ErrVersion.
+func (c *Client) Run(ctx context.Context) error {
+	c.cfg.OnState(StateConnecting, nil)
+	pause := c.newBackoff()
+	for {
+		began := time.Now()
+		err := c.runSession(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, ErrVersion) {
+			return err
+		}
+		if time.Since(began) > time.Second+c.cfg.BackoffMax {
+			pause.reset()
+		}
+		c.cfg.OnState(StateConnecting, err)
+		pause.sleep(ctx)
+	}
+}
+
+// runSession creates a session and serves it until it ends. It returns the reason.
+func (c *Client) runSession(ctx context.Context) error {
+	var id SessionID
+	var tok token
+	randomise(id[:])
+	randomise(tok[:])
+	links := c.cfg.Links
+	if c.cfg.Preferred != nil {
+		links++ // the prober's
+	}
+	s := newSession(identity{id, tok, true}, links, c.cfg.Budget, c.cfg.Tuning, c.log)
+	defer s.settle()
+	defer s.wg.Wait()
+	defer s.fail(ErrSessionClosed)
+	if c.cfg.Preferred != nil {
+		s.prober = c.newProber(s)
+	}
+	first, err := c.connect(ctx, s, s.link(0), fallback)
+	if err != nil {
+		c.log.Debug("session not established", "error", err)
+		return err
+	}
+	s.log.Info("session established")
+
+	sctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for i := range c.cfg.Links {
+		wg.Go(func() {
+			if i == 0 {
+				c.keep(sctx, s, 0, first)
+			} else {
+				c.keep(sctx, s, i, nil)
+			}
+		})
+	}
+	if s.prober != nil {
+		wg.Go(func() { s.prober.run(sctx) })
+	}
+	c.setSession(s)
+	defer c.setSession(nil)
+	wg.Go(func() { c.cfg.OnSession(sctx, s) })
+	c.watch(ctx, s)
+	cancel()
+	if ctx.Err() != nil {
+		s.Close()
+	}
+	s.log.Info("session ended", "reason", s.Err())
+	return s.Err()
+}
+
+func (c *Client) setSession(s *Session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.session = s
+}
+
+// watch reports the session's state to OnState until the session or ctx ends.
+func (c *Client) watch(ctx context.Context, s *Session) {
+	state := StateConnected
+	c.cfg.OnState(state, nil)
+	for {
+		select {
+		case <-s.events:
+		case <-s.done:
+			return
+		case <-ctx.Done():
+			return
+		}
+		if s.Err() != nil {
+			return
+		}
+		up, err := s.state()
+		switch {
+		case up > 0 && state != StateConnected:
+			state = StateConnected
+			c.cfg.OnState(state, nil)
+		case up == 0:
+			state = StateReconnecting
+			c.cfg.OnState(state, err)
+		}
+	}
+}
+
+// keep keeps link i attached until the session or ctx ends, over the transport that the prober chose.
+func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
+	l := s.link(i)
+	if l == nil {
+		return
+	}
+	pause := c.newBackoff()
+	for {
+		if conn != nil {
+			l.awaitChange(ctx, conn)
+			if ctx.Err() != nil || s.Err() != nil {
+				return
+			}
+			if l.attachedTo(conn) {
+				l.log.Info("moving", "from", conn.path, "to", l.wantedPath())
+			} else {
+				c.lost(s, l, conn)
+				if time.Since(conn.born) > time.Second {
+					pause.reset() // the first attempt at once
+				} else {
+					pause.sleep(ctx)
+				}
+			}
+		}
+		path := l.wantedPath()
+		mctx, stop := moving(ctx, l, conn)
+		next, err := c.connect(mctx, s, l, path)
+		abandoned := mctx.Err() != nil
+		stop()
+		switch {
+		case err == nil:
+			conn = next
+			l.log.Info("conn attached", "path", path)
+			continue
+		case ctx.Err() != nil || s.Err() != nil:
+			return
+		case errors.Is(err, ErrServerFull) && !l.load.born.Load():
+			l.log.Info("doing without this link", "reason", err)
+			return
+		case isFatal(err) && path == fallback:
+			s.fail(err)
+			return
+		}
+		l.log.Debug("conn not established", "path", path, "error", err)
+		if path == preferred && !abandoned {
+			s.prober.fail(err)
+		}
+		if conn == nil || !l.attachedTo(conn) {
+			conn = nil
+			s.failed(err)
+		}
+		pause.sleep(ctx)
+	}
+}
+
+// awaitChange returns when conn is lost or the link has to move to another transport, or the session or ctx ends.
+func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
+	for l.wantedPath() == conn.path {
+		select {
+		case <-conn.dead:
+			return
+		case <-l.move:
+		case <-ctx.Done():
+			return
+		case <-l.session.done:
+			return
+		}
+	}
+}
+
+// moving returns the context of an attempt. It ends an attempt to move from a conn if that conn is lost, or if the link
+// no longer has to move.
+func moving(ctx context.Context, l *link, from *linkConn) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	if from == nil || !l.attachedTo(from) {
+		return ctx, cancel
+	}
+	go func() {
+		defer cancel()
+		for {
+			select {
+			case <-l.move:
+				if l.wantedPath() == from.path {
+					return
+				}
+			case <-from.dead:
+				if !errors.Is(from.err, errSuperseded) {
+					return
+				}
+				<-ctx.Done() // by the attempt itself
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return ctx, cancel
+}
+
+// isFatal reports whether the manager's answer ends the session.
+func isFatal(err error) bool {
+	return errors.Is(err, ErrSessionLost) || errors.Is(err, ErrRefused) || errors.Is(err, ErrVersion) || errors.Is(err, ErrProtocol)
+}
+
+// lost logs the loss of a conn. If it used the preferred transport, lost tells the prober and moves the link to the
+// fallback at once.
+func (c *Client) lost(s *Session, l *link, conn *linkConn) {
+	l.log.Info("conn lost", "path", conn.path, "reason", conn.err)
+	if conn.path != preferred || errors.Is(conn.err, errSuperseded) {
+		return
+	}
+	if !c.cfg.Forced {
+		l.moveTo(fallback)
+	}
+	s.prober.fail(conn.err)
+}
+
+// failed records a failed attempt for OnState.
+func (s *Session) failed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastLoss = err
+	s.notify()
+}
+
+// connect dials a conn and attaches it to the link. Its success makes attempts for other links that have taken much
+// longer begin anew.
+func (c *Client) connect(ctx context.Context, s *Session, l *link, path path) (*linkConn, error) {
+	for {
+		actx, stop := context.WithCancelCause(ctx)
+		a := &attempt{began: time.Now(), stop: stop}
+		c.mu.Lock()
+		c.dials[a] = struct{}{}
+		c.mu.Unlock()
+		ca, err := c.attempt(actx, s, l, path)
+		c.mu.Lock()
+		delete(c.dials, a)
+		c.mu.Unlock()
+		stale := context.Cause(actx) == errStale
+		stop(nil)
+		switch {
+		case err == nil:
+			c.refresh(max(freshDial, 2*time.Since(a.began)))
+			return ca, nil
+		case !stale:
+			return nil, err
+		}
+		l.log.Debug("dial restarted", "after", time.Since(a.began))
+	}
+}
+
+// attempt dials one conn. The link keeps its current conn until the new one is open.
+func (c *Client) attempt(ctx context.Context, s *Session, l *link, path path) (*linkConn, error) {
+	dial := c.cfg.Dial
+	if path == preferred {
+		dial = c.cfg.Preferred
+	}
+	dctx, cancel := context.WithTimeout(ctx, c.cfg.DialTimeout)
+	conn, err := dial(dctx)
+	cancel()
+	if err != nil {
+		return nil, fmt.Errorf("dial the traffic manager: %w", err)
+	}
+	defer s.keepUp(l)()
+	received := l.quiesce()
+	l.mu.Lock()
+	l.attempt++
+	h := hello{session: s.id, token: s.token, link: uint8(l.index), first: !l.load.born.Load(), attempt: l.attempt, received: received}
+	l.mu.Unlock()
+	r, err := c.shake(ctx, conn, h)
+	if err == nil {
+		var ca *linkConn
+		if ca, err = l.attach(conn, path, r.received); err == nil {
+			return ca, nil
+		}
+	}
+	conn.Close()
+	return nil, err
+}
+
+// shake performs the handshake. The timeout and ctx close conn, because not every conn has deadlines.
+func (c *Client) shake(ctx context.Context, conn net.Conn, h hello) (reply, error) {
+	hctx, cancel := context.WithTimeout(ctx, c.cfg.Tuning.Handshake)
+	defer cancel()
+	stop := context.AfterFunc(hctx, func() { conn.Close() })
+	r, err := func() (reply, error) {
+		if _, err := conn.Write(h.marshal()); err != nil {
+			return reply{}, fmt.Errorf("writing hello: %w", err)
+		}
+		r, err := readReply(conn)
+		if err != nil {
+			return r, err
+		}
+		return r, r.status.err()
+	}()
+	if !stop() {
+		return r, fmt.Errorf("handshake with the traffic manager: %w", context.Cause(hctx))
+	}
+	return r, err
+}
+
+// backoff is the pause between attempts: BackoffMin, doubling up to BackoffMax, a third of it random.
+type backoff struct {
+	client *Client
+	pause  pause
+}
+
+func (c *Client) newBackoff() *backoff {
+	return &backoff{client: c, pause: pause{min: c.cfg.BackoffMin, max: c.cfg.BackoffMax}}
+}
+
+func (b *backoff) reset() { b.pause.reset() }
+
+func (b *backoff) sleep(ctx context.Context) {
+	timer := time.NewTimer(jittered(b.pause.use()))
+	defer timer.Stop()
+	b.client.mu.Lock()
+	kick := b.client.kick
+	b.client.mu.Unlock()
+	select {
+	case <-timer.C:
+	case <-kick:
+	case <-ctx.Done():
+	}
+}
+
+// pause is a duration that doubles with each use, from min to max.
+type pause struct{ next, min, max time.Duration }
+
+func (p *pause) use() time.Duration {
+	now := max(p.next, p.min)
+	p.next = min(2*now, p.max)
+	return now
+}
+
+func (p *pause) reset() { p.next = 0 }
+
+// jittered returns d with a random third.
+func jittered(d time.Duration) time.Duration { return d - d/3 + rand.N(d/3+1) }

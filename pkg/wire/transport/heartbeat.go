@@ -1,0 +1,161 @@
+package transport
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+)
+
+// heartbeat is a link's watch over its conn. link.mu guards it.
+type heartbeat struct {
+	timer            *time.Timer // runs while the link is attached
+	pinged           time.Time   // when the last ping was sent
+	pingSeq, pongSeq uint64
+	deadline         time.Time // of Client.Probe; zero: none
+	rtts             [4]time.Duration
+}
+
+// ping asks the other end for a pong. Call with mu held.
+func (l *link) ping(now time.Time) {
+	l.heart.pingSeq++
+	l.heart.pinged = now
+	l.acks.sent = l.acks.received
+	l.control(framePing, 0, twoNumbers(l.heart.pingSeq, l.acks.received)...)
+}
+
+func twoNumbers(a, b uint64) []byte {
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(make([]byte, 0, 16), a), b)
+}
+
+// onPing answers a ping.
+func (l *link) onPing(seq, acked uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.acks.sent = l.acks.received
+	l.control(framePong, 0, twoNumbers(seq, l.acks.received)...)
+	return l.acked(acked)
+}
+
+// onPong measures the round trip, unless the pong answers an older ping, as after a replay.
+func (l *link) onPong(seq, acked uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.heart.pongSeq = max(l.heart.pongSeq, seq)
+	l.changed.Broadcast()
+	if seq == l.heart.pingSeq {
+		copy(l.heart.rtts[1:], l.heart.rtts[:])
+		l.heart.rtts[0] = max(time.Since(l.heart.pinged), 1)
+		least := l.heart.rtts[0]
+		for _, d := range l.heart.rtts[1:] {
+			if d > 0 {
+				least = min(least, d)
+			}
+		}
+		l.load.rtt.Store(int64(least))
+	}
+	return l.acked(acked)
+}
+
+func (l *link) onAck(count uint64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.acked(count)
+}
+
+// acked releases the bytes that the other end has received. Call with mu held.
+func (l *link) acked(count uint64) error {
+	if l.closed != nil {
+		return l.closed
+	}
+	before := l.out.acked
+	if err := l.out.ack(count); err != nil {
+		return err
+	}
+	l.charge()
+	if l.out.acked > before {
+		l.owed.since = time.Now()
+	}
+	l.load.unacked.Store(int64(l.out.held()))
+	if l.closeEnd > 0 && l.out.acked >= l.closeEnd {
+		l.session.closeSettled()
+	}
+	l.dispatch()
+	return nil
+}
+
+// onBeat watches the conn while there is one: it pings after Tuning.Heartbeat of silence, and drops the conn after
+// Tuning.DeadAfter. Every six heartbeats it pings in any case, to measure the round trip.
+func (l *link) onBeat() {
+	t := &l.session.tuning
+	l.mu.Lock()
+	c := l.conn
+	if c == nil || l.closed != nil {
+		l.mu.Unlock()
+		return
+	}
+	now := time.Now()
+	silent := now.Sub(c.last)
+	probed := !l.heart.deadline.IsZero() && !now.Before(l.heart.deadline)
+	if probed {
+		if c.last.Before(l.heart.pinged) {
+			silent = max(silent, t.DeadAfter)
+		}
+		l.heart.deadline = time.Time{}
+	}
+	if silent >= t.DeadAfter {
+		l.lose(c, fmt.Errorf("%w for %s", errConnSilent, silent.Round(time.Millisecond)))
+		l.mu.Unlock()
+		return
+	}
+	if silent >= t.Heartbeat && now.Sub(l.heart.pinged) >= t.Heartbeat || now.Sub(l.heart.pinged) >= 6*t.Heartbeat {
+		l.ping(now)
+	}
+	next := t.DeadAfter - silent
+	if silent < t.Heartbeat {
+		next = t.Heartbeat - silent
+	}
+	if !l.heart.deadline.IsZero() {
+		next = min(next, l.heart.deadline.Sub(now))
+	}
+	l.heart.timer.Reset(min(next, t.Heartbeat))
+	l.mu.Unlock()
+	l.sweep(now)
+}
+
+// probe drops the conn unless the link receives something within timeout.
+func (l *link) probe(timeout time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		return
+	}
+	now := time.Now()
+	l.heart.deadline = now.Add(timeout)
+	l.ping(now)
+	l.heart.timer.Reset(min(timeout, l.session.tuning.Heartbeat))
+}
+
+// wantAck acknowledges what was received after Tuning.AckDelay.
+func (l *link) wantAck() {
+	if !l.acks.armed.Swap(true) {
+		l.acks.timer.Reset(l.session.tuning.AckDelay)
+	}
+}
+
+func (l *link) delayedAck() {
+	l.acks.armed.Store(false)
+	l.sendAck()
+}
+
+// sendAck acknowledges everything received. Without a conn the next handshake does so.
+func (l *link) sendAck() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil || l.acks.sent == l.acks.received {
+		return
+	}
+	l.acks.sent = l.acks.received
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], l.acks.received)
+	l.control(frameAck, 0, b[:]...)
+}

@@ -1,0 +1,121 @@
+package transport
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"time"
+)
+
+// Packets is a stream of datagrams: each WritePacket is one ReadPacket at the other end, in order, none lost
+// while the session lives. It ends in both directions at once, with a Code. Reads and writes may be concurrent.
+type Packets struct{ s *Stream }
+
+// Request is what the stream was opened with.
+func (p *Packets) Request() Request { return p.s.request }
+
+// WritePacket sends b as one datagram, which may be empty. It blocks while the window is used up or the link is
+// stalled. More than MaxPacket bytes give ErrPacketTooLarge. After the other end's CloseWithCode it gives that
+// code's error.
+func (p *Packets) WritePacket(b []byte) error {
+	if len(b) > MaxPacket {
+		return ErrPacketTooLarge
+	}
+	s, l := p.s, p.s.l
+	cost := len(b) + datagramCost
+	s.writers.Lock()
+	defer s.writers.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for s.credit < cost {
+		if err := s.writeError(); err != nil {
+			return err
+		}
+		s.canWrite.Wait()
+	}
+	if err := s.writeError(); err != nil {
+		return err
+	}
+	if _, err := l.await(context.Background(), s, cost, true); err != nil {
+		return err
+	}
+	l.append(header{kind: frameData, length: len(b), stream: s.id}, b)
+	s.credit -= cost
+	s.push()
+	return nil
+}
+
+// ReadPacket reads one datagram into b. If b is too small the rest is lost and the error is
+// io.ErrShortBuffer. At the end it gives io.EOF after the other end's Close, its code's error after
+// CloseWithCode or a rejection, and one that Is syscall.ECONNRESET when the session ends.
+func (p *Packets) ReadPacket(b []byte) (int, error) {
+	s := p.s
+	s.mu.Lock()
+	if err := p.wait(); err != nil {
+		s.mu.Unlock()
+		return 0, err
+	}
+	held := s.queue.held
+	var size [2]byte
+	s.queue.read(size[:])
+	length := int(binary.BigEndian.Uint16(size[:]))
+	n := s.queue.read(b[:min(len(b), length)])
+	s.queue.skip(length - n)
+	s.l.free(held - s.queue.held)
+	more := s.topUp()
+	s.mu.Unlock()
+	s.sendWindow(more)
+	if n < length {
+		return n, io.ErrShortBuffer
+	}
+	return n, nil
+}
+
+// Wait blocks until ReadPacket would not, so that callers need no buffer while the flow is idle.
+func (p *Packets) Wait() error {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	return p.wait()
+}
+
+func (p *Packets) wait() error {
+	err := p.s.waitData()
+	if err == io.EOF && p.s.endCode != CodeOK {
+		err = p.s.endCode.Err()
+	}
+	return err
+}
+
+// SetReadDeadline bounds ReadPacket and Wait: os.ErrDeadlineExceeded.
+func (p *Packets) SetReadDeadline(t time.Time) error { return p.s.SetReadDeadline(t) }
+
+// SetWriteDeadline bounds WritePacket: os.ErrDeadlineExceeded.
+func (p *Packets) SetWriteDeadline(t time.Time) error { return p.s.SetWriteDeadline(t) }
+
+// LocalAddr and RemoteAddr are as in Stream.
+func (p *Packets) LocalAddr() net.Addr { return p.s.LocalAddr() }
+
+// RemoteAddr is the other end of the flow.
+func (p *Packets) RemoteAddr() net.Addr { return p.s.RemoteAddr() }
+
+// Close ends the stream in both directions: the other end reads what was sent, then io.EOF. It does not block.
+func (p *Packets) Close() error { return p.CloseWithCode(CodeOK) }
+
+// CloseWithCode is Close, but the other end reads c's error at the end. Only the first close counts.
+func (p *Packets) CloseWithCode(c Code) error {
+	s, l := p.s, p.s.l
+	l.mu.Lock()
+	if s.writeErr == nil && !s.writeEnded {
+		if c == CodeOK {
+			s.endWriting()
+		} else {
+			s.endWriting(byte(c))
+		}
+	}
+	l.mu.Unlock()
+	s.stopReading(errClosed)
+	s.over(true, true)
+	s.finish()
+	return nil
+}

@@ -1,0 +1,139 @@
+package transport
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"time"
+)
+
+// readBuffer is what each link holds for small frames; payloads that are larger go past it.
+const readBuffer = 4 << 10
+
+// smallPayload is copied into a segment that it shares with its neighbours; larger ones get their own.
+const smallPayload = 1 << 10
+
+// receiver parses what a link's other end sends. It runs in one goroutine and never waits for a stream's user:
+// what a stream may receive is bounded by its window.
+type receiver struct {
+	l     *link
+	r     *bufio.Reader
+	since int // bytes since we acknowledged
+	small [1 + maxReason]byte
+}
+
+func newReceiver(l *link) *receiver { return &receiver{l: l, r: bufio.NewReaderSize(l, readBuffer)} }
+
+// run returns when the session has ended or the other end has violated the protocol.
+func (r *receiver) run() error {
+	var b [headerLen]byte
+	for {
+		if _, err := io.ReadFull(r.r, b[:]); err != nil {
+			return err
+		}
+		h, err := parseHeader(&b)
+		if err != nil {
+			return err
+		}
+		if err := r.frame(h); err != nil {
+			return err
+		}
+		r.acknowledge(h)
+	}
+}
+
+// acknowledge acknowledges what was received, at once or soon. It does not acknowledge ACKs, pings and pongs, or two idle
+// ends would never be silent.
+func (r *receiver) acknowledge(h header) {
+	r.since += headerLen + h.length
+	switch {
+	case r.since >= ackEvery:
+		r.since = 0
+		r.l.sendAck()
+	case h.kind != frameAck && h.kind != framePing && h.kind != framePong:
+		r.l.wantAck()
+	}
+}
+
+func (r *receiver) frame(h header) error {
+	l := r.l
+	if h.kind == frameData {
+		return r.data(h)
+	}
+	l.account()
+	p := r.small[:h.length]
+	if _, err := io.ReadFull(r.r, p); err != nil {
+		return err
+	}
+	switch h.kind {
+	case frameOpen:
+		return l.onOpen(h.stream, p)
+	case frameAck:
+		return l.onAck(binary.BigEndian.Uint64(p))
+	case framePing:
+		return l.onPing(binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(p[8:]))
+	case framePong:
+		return l.onPong(binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(p[8:]))
+	case frameClose:
+		l.sendAck() // the other end waits for it
+		l.flushed(time.Now().Add(farewellTime))
+		return fmt.Errorf("by the other end: %w", ErrSessionClosed)
+	}
+	s := l.stream(h.stream)
+	if s == nil {
+		return nil // the stream ended here, and the other end does not know yet
+	}
+	switch h.kind {
+	case frameAnswer:
+		return s.onAnswer(Code(p[0]), string(p[1:]))
+	case frameFin:
+		code := CodeOK
+		if len(p) > 0 {
+			code = Code(p[0])
+		}
+		s.onFin(code)
+	case frameReset:
+		s.abort(errPeerReset)
+	case frameWindow:
+		return s.onWindow(binary.BigEndian.Uint32(p))
+	}
+	return nil
+}
+
+// data delivers a DATA frame.
+func (r *receiver) data(h header) error {
+	s := r.l.stream(h.stream)
+	if s != nil && s.datagrams && h.length > MaxPacket {
+		return fmt.Errorf("%w: datagram of %d bytes", ErrProtocol, h.length)
+	}
+	if s == nil {
+		_, err := r.r.Discard(h.length)
+		return err
+	}
+	if h.length <= smallPayload {
+		b, err := r.r.Peek(h.length)
+		if err != nil {
+			return err
+		}
+		if err := s.deliver(b, nil); err != nil {
+			return err
+		}
+		_, err = r.r.Discard(h.length)
+		return err
+	}
+	prefix := 0
+	if s.datagrams {
+		prefix = 2
+	}
+	seg := newSegment(prefix + h.length)
+	seg.w = prefix + h.length
+	if s.datagrams {
+		binary.BigEndian.PutUint16(seg.buf, uint16(h.length))
+	}
+	if _, err := io.ReadFull(r.r, seg.buf[prefix:seg.w]); err != nil {
+		seg.free()
+		return err
+	}
+	return s.deliver(nil, seg)
+}

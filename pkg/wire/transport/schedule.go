@@ -1,0 +1,113 @@
+package transport
+
+import (
+	"container/heap"
+	"context"
+)
+
+// scheduler decides which of a link's writers goes next: start-time fair queueing (Goyal, Vin, Cheng 1996).
+// A stream that has been quiet may begin at the link's virtual time, one that has just written begins where
+// its last write ended, and the least start goes first. So bulk streams share the link evenly, and a stream
+// that writes little goes ahead of those that write much. It is guarded by its link's lock.
+type scheduler struct {
+	now      uint64 // virtual time, in bytes: the start of what was last let through
+	waiting  waitHeap
+	reserved int // bytes that were granted to writers which have not appended them yet
+}
+
+type waitHeap []*Stream
+
+func (h waitHeap) Len() int           { return len(h) }
+func (h waitHeap) Less(i, j int) bool { return h[i].turn.start < h[j].turn.start }
+func (h waitHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].turn.place, h[j].turn.place = i, j
+}
+func (h *waitHeap) Push(x any) {
+	s := x.(*Stream)
+	s.turn.place = len(*h)
+	*h = append(*h, s)
+}
+func (h *waitHeap) Pop() any {
+	old := *h
+	s := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return s
+}
+
+// turn is a stream's part in the scheduling.
+type turn struct {
+	start, finish uint64 // virtual
+	want          int    // bytes to append
+	granted       int    // bytes that may be appended now; 0: waiting
+	place         int    // in the heap
+	whole         bool   // want cannot be split (a datagram)
+}
+
+// room reports whether a writer may append. Call with mu held.
+func (l *link) room() bool {
+	t := &l.session.tuning
+	held := l.out.held() + l.sched.reserved
+	return l.out.unsent()+l.sched.reserved < t.Unsent && held < t.ReplayBuffer &&
+		(held < replayFloor || l.session.bytes.fits(largeChunk)) // whoever holds something is woken by its acknowledgement
+}
+
+// await waits for s's turn to append up to want bytes, and returns how many it may. Call with mu held; await releases it
+// while it waits. The caller appends at once, and wakes the stream when ctx ends (wakeOn).
+func (l *link) await(ctx context.Context, s *Stream, want int, whole bool) (int, error) {
+	q := &l.sched
+	t := &s.turn
+	t.want, t.whole, t.granted = want, whole, 0
+	t.start = max(q.now, t.finish)
+	if len(q.waiting) == 0 && l.room() {
+		n := l.share(t)
+		q.now, t.finish = t.start, t.start+uint64(n)
+		return n, nil
+	}
+	heap.Push(&q.waiting, s)
+	for {
+		err := s.writeError()
+		if err == nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			if t.granted > 0 {
+				q.reserved -= t.granted
+				l.dispatch()
+			} else {
+				heap.Remove(&q.waiting, t.place)
+			}
+			return 0, err
+		}
+		if t.granted > 0 {
+			q.reserved -= t.granted
+			return t.granted, nil
+		}
+		s.canWrite.Wait()
+	}
+}
+
+// share returns how much a writer may append at once: one frame, or a quantum when others wait.
+func (l *link) share(t *turn) int {
+	if t.whole {
+		return t.want
+	}
+	if len(l.sched.waiting) > 0 {
+		return min(t.want, quantum)
+	}
+	return min(t.want, maxPayload)
+}
+
+// dispatch grants turns while there is room. Call with mu held, whenever room may have appeared.
+func (l *link) dispatch() {
+	q := &l.sched
+	for len(q.waiting) > 0 && l.room() {
+		s := heap.Pop(&q.waiting).(*Stream)
+		t := &s.turn
+		t.granted = l.share(t)
+		q.now, t.finish = t.start, t.start+uint64(t.granted)
+		q.reserved += t.granted
+		s.canWrite.Signal()
+	}
+}

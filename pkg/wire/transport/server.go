@@ -1,0 +1,282 @@
+package transport
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+)
+
+// ServerConfig is the traffic manager's end. All fields have defaults.
+type ServerConfig struct {
+	// OnSession is called for every new session, in its own goroutine. ctx ends with the session. Returning does
+	// not end the session. Serve waits for it.
+	OnSession func(ctx context.Context, s *Session)
+
+	// OnRefused is called for each conn that the server rejects, after it is logged and before it is closed. It may be nil.
+	OnRefused func(conn net.Conn, reason error)
+
+	Grace         time.Duration // a session without any conn is kept for so long; 5 min
+	MaxSessions   int           // 1024
+	MaxLinks      int           // of one session; 16
+	MaxHandshakes int           // connections that have not said who they are; 256
+
+	Budget *Budget // of all sessions; 32768 streams and 256 MiB
+
+	Tuning Tuning
+	Logger *slog.Logger // nothing is logged if nil
+}
+
+// Server serves the sessions of the laptops whose conns it accepts.
+type Server struct {
+	cfg ServerConfig
+	log *slog.Logger
+
+	mu       sync.Mutex
+	sessions map[SessionID]*Session
+	closing  bool
+	wg       sync.WaitGroup
+}
+
+// NewServer does no I/O.
+func NewServer(cfg ServerConfig) *Server {
+	cfg.Grace = orDefault(cfg.Grace, 5*time.Minute)
+	for _, f := range []struct {
+		n *int
+		v int
+	}{{&cfg.MaxSessions, 1024}, {&cfg.MaxLinks, 16}, {&cfg.MaxHandshakes, 256}} {
+		if *f.n <= 0 {
+			*f.n = f.v
+		}
+	}
+	cfg.MaxLinks = min(cfg.MaxLinks, 256)
+	cfg.Tuning = cfg.Tuning.withDefaults()
+	if cfg.Budget == nil {
+		cfg.Budget = NewBudget(32768, 256<<20)
+	}
+	if cfg.OnSession == nil {
+		cfg.OnSession = func(context.Context, *Session) {}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Server{cfg: cfg, log: cfg.Logger, sessions: make(map[SessionID]*Session)}
+}
+
+// Sessions returns the current sessions.
+func (s *Server) Sessions() []*Session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*Session, 0, len(s.sessions))
+	for _, session := range s.sessions {
+		all = append(all, session)
+	}
+	return all
+}
+
+// Serve accepts conns until ctx ends or a listener fails. It then closes the listeners and all sessions and waits for
+// them. It returns nil if ctx ended. Call it once.
+//
+// A conn with a method OnlySession() SessionID belongs to that session: it attaches the session's links and never creates
+// a session. If its hello names another session the server closes it without an answer.
+func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ends := make(chan error, len(listeners))
+	for _, l := range listeners {
+		stop := context.AfterFunc(ctx, func() { l.Close() })
+		defer stop()
+		s.wg.Go(func() { ends <- s.accept(ctx, l) })
+	}
+	var err error
+	for range listeners {
+		if e := <-ends; err == nil {
+			err = e
+		}
+		cancel() // ends the other listeners, and handshakes
+	}
+	for _, l := range listeners {
+		l.Close()
+	}
+
+	s.mu.Lock()
+	s.closing = true
+	s.mu.Unlock()
+	var closing sync.WaitGroup
+	for _, session := range s.Sessions() {
+		closing.Go(func() { session.Close() })
+	}
+	closing.Wait()
+	s.wg.Wait()
+	return err
+}
+
+func (s *Server) accept(ctx context.Context, listener net.Listener) error {
+	room := make(chan struct{}, s.cfg.MaxHandshakes)
+	pause := time.Duration(0)
+	for {
+		conn, err := listener.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				conn.Close()
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("accept conns: %w", err)
+		case err != nil:
+			// Out of file descriptors, or the peer went away already: it passes.
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			s.log.Warn("cannot accept a conn", "error", err, "pause", pause)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		pause = 0
+		select {
+		case room <- struct{}{}:
+		default:
+			s.log.Warn("too many handshakes at once", "remote", conn.RemoteAddr())
+			conn.Close()
+			continue
+		}
+		s.wg.Go(func() {
+			defer func() { <-room }()
+			if err := s.greet(ctx, conn); err != nil {
+				s.log.Info("conn rejected", "remote", conn.RemoteAddr(), "reason", err)
+				if s.cfg.OnRefused != nil {
+					s.cfg.OnRefused(conn, err)
+				}
+				conn.Close()
+			}
+		})
+	}
+}
+
+// greet performs a conn's handshake and attaches it. The caller closes conn if it fails.
+func (s *Server) greet(ctx context.Context, conn net.Conn) error {
+	hctx, cancel := context.WithTimeout(ctx, s.cfg.Tuning.Handshake)
+	defer cancel()
+	stop := context.AfterFunc(hctx, func() { conn.Close() })
+	defer stop()
+	h, err := readHello(conn)
+	if errors.Is(err, ErrVersion) {
+		conn.Write(reply{status: statusVersion}.marshal())
+	}
+	if err != nil {
+		return err
+	}
+	only, bound := conn.(interface{ OnlySession() SessionID })
+	if bound && only.OnlySession() != h.session {
+		return fmt.Errorf("session %s link %d: %w", h.session.String()[:8], h.link, ErrOtherSession)
+	}
+	session, st := s.find(h, !bound)
+	if st == statusOK {
+		st = s.resume(session, h, conn, stop)
+	}
+	if st != statusOK {
+		conn.Write(reply{status: st}.marshal())
+		return fmt.Errorf("session %s link %d: %w", h.session.String()[:8], h.link, st.err())
+	}
+	return nil
+}
+
+// find returns the session that a hello names, or creates it if mayMake is set.
+func (s *Server) find(h hello, mayMake bool) (*Session, status) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	session := s.sessions[h.session]
+	switch {
+	case session != nil && subtle.ConstantTimeCompare(session.token[:], h.token[:]) != 1:
+		return nil, statusRefused
+	case session != nil && int(h.link) >= s.cfg.MaxLinks:
+		return nil, statusFull
+	case session != nil:
+		return session, statusOK
+	case !mayMake || !h.first || h.link != 0 || h.received != 0 || s.closing:
+		return nil, statusUnknown
+	case len(s.sessions) >= s.cfg.MaxSessions:
+		return nil, statusFull
+	}
+	session = newSession(identity{h.session, h.token, false}, s.cfg.MaxLinks, s.cfg.Budget, s.cfg.Tuning, s.log)
+	session.grace = s.cfg.Grace
+	session.graceTimer = time.AfterFunc(s.cfg.Grace, session.expire)
+	s.sessions[h.session] = session
+	s.wg.Go(func() { s.serve(session) })
+	return session, statusOK
+}
+
+// expire ends a session whose grace period is over, unless a conn attaches at the same moment.
+func (s *Session) expire() {
+	s.end(fmt.Errorf("no conn for %s: %w", s.grace, ErrSessionLost), true)
+}
+
+// serve runs a session's handler, and removes the session when it has ended. The handler gets every session that was
+// established, also one that has ended by the time this goroutine runs.
+func (s *Server) serve(session *Session) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var handler sync.WaitGroup
+	select {
+	case <-session.ready:
+	case <-session.done:
+	}
+	select {
+	case <-session.ready:
+		session.log.Info("session established")
+		handler.Go(func() { s.cfg.OnSession(ctx, session) })
+	default:
+	}
+	<-session.done
+	cancel()
+	s.mu.Lock()
+	delete(s.sessions, session.id)
+	s.mu.Unlock()
+	session.log.Info("session ended", "reason", session.Err())
+	handler.Wait()
+	session.wg.Wait()
+	session.settle()
+}
+
+// resume answers the hello and attaches conn to its link. With statusOK the link owns conn.
+func (s *Server) resume(session *Session, h hello, conn net.Conn, stop func() bool) status {
+	l := session.link(int(h.link))
+	if l == nil {
+		return statusUnknown
+	}
+	l.handshake.Lock()
+	defer l.handshake.Unlock()
+	l.mu.Lock()
+	stale := h.attempt <= l.attempt
+	unknown := !l.load.born.Load() && (!h.first || h.received != 0)
+	if !stale && !unknown {
+		l.attempt = h.attempt
+	}
+	l.mu.Unlock()
+	switch {
+	case stale:
+		return statusStale
+	case unknown:
+		return statusUnknown
+	}
+	received := l.quiesce()
+	if _, err := conn.Write(reply{status: statusOK, received: received}.marshal()); err != nil {
+		l.log.Info("conn lost in handshake", "error", err)
+		conn.Close()
+		return statusOK
+	}
+	if !stop() { // the handshake's time is up, and conn is closed
+		return statusOK
+	}
+	if _, err := l.attach(conn, fallback, h.received); err != nil {
+		l.log.Warn("conn does not fit", "error", err)
+		conn.Close()
+		session.fail(err)
+	}
+	return statusOK
+}

@@ -1,0 +1,413 @@
+package transport
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// Stream carries bytes in both directions, each with its own end. It is a net.Conn. Reads and writes may be
+// concurrent. It holds buffers only for data that has arrived and was not read.
+//
+//	              CloseWrite: FIN ▶                     ◀ FIN
+//	open ─────────────────────────▶ half-closed ───────────────▶ ended
+//	  │            (or ◀ FIN)           (or CloseWrite)
+//	  │
+//	  └── Reset: RESET ▶ | ◀ RESET | session ended ──▶ ended, with an error
+//
+// A half-closed stream lives as long as its session. What arrived before a FIN or RESET can still be read.
+type Stream struct {
+	l         *link
+	id        uint32
+	request   Request
+	opened    bool // by this end
+	datagrams bool
+
+	writers sync.Mutex // one Write at a time
+
+	// The sending half, guarded by l.mu.
+	canWrite      sync.Cond
+	credit        int   // bytes that the other end lets us send
+	writeEnded    bool  // FIN was sent
+	writeErr      error // reset, or the session ended
+	writeDeadline deadline
+	turn          turn
+
+	// The receiving half.
+	mu           sync.Mutex
+	canRead      sync.Cond
+	queue        queue
+	outstanding  int // bytes that the other end may still send
+	window       int // what queue and outstanding are topped up to
+	toppedUp     time.Time
+	readEnded    bool // FIN came
+	endCode      Code // with it; datagrams only
+	readErr      error
+	readClosed   bool // Close was called
+	readDeadline deadline
+	answered     bool // our OPEN, or theirs
+	answer       error
+	aborted      bool          // by the other end or the session
+	gone         chan struct{} // made by Gone; closed by abort
+
+	// Which halves are over; guarded by l.streams.mu.
+	sent, rcvd bool
+	placed     bool      // counts among the streams that the other end has opened
+	finished   bool      // its user is done with it
+	closedAt   time.Time // Close was called and the other end's FIN has not come
+}
+
+func newStream(l *link, id uint32, r Request, datagrams, opened bool) *Stream {
+	s := &Stream{
+		l: l, id: id, request: r, datagrams: datagrams, opened: opened,
+		credit: initialWindow, outstanding: initialWindow, window: initialWindow,
+		toppedUp: time.Now(),
+	}
+	s.canWrite.L, s.canRead.L = &l.mu, &s.mu
+	return s
+}
+
+// Request is what the stream was opened with.
+func (s *Stream) Request() Request { return s.request }
+
+// LocalAddr is the request's source where the stream was opened and its destination at the other end.
+func (s *Stream) LocalAddr() net.Addr {
+	if s.opened {
+		return s.request.netAddr(s.request.Src)
+	}
+	return s.request.netAddr(s.request.Dst)
+}
+
+// RemoteAddr is the other one.
+func (s *Stream) RemoteAddr() net.Addr {
+	if s.opened {
+		return s.request.netAddr(s.request.Dst)
+	}
+	return s.request.netAddr(s.request.Src)
+}
+
+// writeError returns why Write must fail, or nil. Call with l.mu held.
+func (s *Stream) writeError() error {
+	switch {
+	case s.writeErr != nil:
+		return s.writeErr
+	case s.writeEnded:
+		return errWriteEnded
+	case s.writeDeadline.passed():
+		return os.ErrDeadlineExceeded
+	}
+	return nil
+}
+
+// Write blocks while the other end's window is used up or the link is congested or stalled. After the other
+// end's reset its error Is syscall.ECONNRESET, after CloseWrite or Close syscall.EPIPE.
+func (s *Stream) Write(p []byte) (int, error) {
+	s.writers.Lock()
+	defer s.writers.Unlock()
+	l := s.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := s.writeError(); err != nil {
+		return 0, err
+	}
+	total := 0
+	for len(p) > 0 {
+		for s.credit == 0 {
+			s.canWrite.Wait()
+			if err := s.writeError(); err != nil { // also when the window has opened meanwhile: nothing follows FIN
+				return total, err
+			}
+		}
+		n, err := l.await(context.Background(), s, min(len(p), s.credit), false)
+		if err != nil {
+			return total, err
+		}
+		l.append(header{kind: frameData, length: n, stream: s.id}, p[:n])
+		s.credit -= n
+		total += n
+		p = p[n:]
+		s.push()
+	}
+	return total, nil
+}
+
+// push is link.push, unless the stream has a deadline, which the conn's Write would not observe. Call with l.mu held.
+func (s *Stream) push() {
+	if s.writeDeadline.isSet() {
+		s.l.toSend.Signal()
+		return
+	}
+	s.l.push()
+}
+
+// Mark returns a mark for Arrived, behind everything that was written so far.
+func (s *Stream) Mark() uint64 {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	return s.l.owed.end // what is behind it has no acknowledgement of its own
+}
+
+// Arrived reports whether the other end has acknowledged everything before the mark. It does so within Tuning.AckDelay.
+func (s *Stream) Arrived(mark uint64) bool {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	return s.l.out.acked >= mark
+}
+
+// CloseWrite sends FIN: the other end's Read gives io.EOF after everything written so far. Reading goes on.
+// It does not block; a Write in progress fails.
+func (s *Stream) CloseWrite() error {
+	l := s.l
+	l.mu.Lock()
+	if s.writeErr != nil {
+		defer l.mu.Unlock()
+		return s.writeErr
+	}
+	ended := s.writeEnded
+	if !ended {
+		s.endWriting()
+	}
+	l.mu.Unlock()
+	if !ended {
+		s.over(true, false)
+	}
+	return nil
+}
+
+// endWriting sends FIN, with a code if it is not CodeOK. Call with l.mu held.
+func (s *Stream) endWriting(code ...byte) {
+	s.writeEnded = true
+	s.l.control(frameFin, s.id, code...)
+	s.canWrite.Broadcast()
+}
+
+// Reset ends both directions at once. The other end can still read what reached it before. It does not block.
+func (s *Stream) Reset() error {
+	l := s.l
+	l.mu.Lock()
+	tell := s.writeErr == nil && l.tracks(s)
+	if s.writeErr == nil {
+		s.writeErr = errLocalReset
+	}
+	if tell {
+		l.control(frameReset, s.id)
+	}
+	s.canWrite.Broadcast()
+	l.mu.Unlock()
+	s.stopReading(errLocalReset)
+	s.over(true, true)
+	s.finish()
+	return nil
+}
+
+// stopReading drops what was not read; later reads return err.
+func (s *Stream) stopReading(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.l.unread.freed.Add(int64(s.queue.held))
+	s.queue.drop()
+	s.closeReading(err)
+}
+
+// closeReading makes later reads return err. Data that arrives later is answered with RESET. Call with mu held.
+func (s *Stream) closeReading(err error) {
+	if s.readErr == nil {
+		s.readErr = err
+	}
+	s.readClosed = true
+	s.canRead.Broadcast()
+}
+
+// Close ends the stream as close(2) ends a TCP connection: what was written still arrives, followed by FIN; but
+// if something is unread, or arrives later, the other end gets a reset. It does not block.
+func (s *Stream) Close() error {
+	s.mu.Lock()
+	unread := s.queue.size > 0
+	if !unread { // at once, or what arrives now would be thrown away without a word
+		s.closeReading(errClosed)
+	}
+	s.mu.Unlock()
+	if unread {
+		return s.Reset()
+	}
+	l := s.l
+	l.mu.Lock()
+	if s.writeErr == nil && !s.writeEnded {
+		s.endWriting()
+	}
+	l.mu.Unlock()
+	l.streams.mu.Lock()
+	if s.closedAt.IsZero() {
+		s.closedAt = time.Now()
+	}
+	l.streams.mu.Unlock()
+	s.over(true, false)
+	s.finish()
+	return nil
+}
+
+// readError returns why a read fails, or nil if there is data or it must wait. Call with mu held.
+func (s *Stream) readError() error {
+	switch {
+	case s.readClosed && s.readErr != nil:
+		return s.readErr
+	case s.readDeadline.passed():
+		return os.ErrDeadlineExceeded
+	case s.queue.size > 0:
+		return nil
+	case s.readEnded:
+		return io.EOF
+	}
+	return s.readErr
+}
+
+// waitData waits until there is data. Call with mu held.
+func (s *Stream) waitData() error {
+	for {
+		if err := s.readError(); err != nil {
+			return err
+		}
+		if s.queue.size > 0 {
+			return nil
+		}
+		s.canRead.Wait()
+	}
+}
+
+// Gone returns a channel that is closed when the other end has reset the stream or the session has ended, for callers
+// that do not read: they have read the other end's FIN, or wait elsewhere.
+func (s *Stream) Gone() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone == nil {
+		s.gone = make(chan struct{})
+		if s.aborted {
+			close(s.gone)
+		}
+	}
+	return s.gone
+}
+
+// Wait blocks until Read would not block, and returns Read's error. Callers that allocate a buffer only afterwards hold
+// none while a flow is idle.
+func (s *Stream) Wait() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waitData()
+}
+
+// Read gives io.EOF after the other end's CloseWrite, an error that Is syscall.ECONNRESET after its Reset or
+// when the session ends, and one that Is net.ErrClosed after Close or Reset here.
+func (s *Stream) Read(p []byte) (int, error) {
+	s.mu.Lock()
+	if len(p) == 0 {
+		defer s.mu.Unlock()
+		if s.readErr != nil && s.readClosed {
+			return 0, s.readErr
+		}
+		return 0, nil
+	}
+	if err := s.waitData(); err != nil {
+		s.mu.Unlock()
+		return 0, err
+	}
+	held := s.queue.held
+	n := s.queue.read(p)
+	s.l.free(held - s.queue.held)
+	more := s.topUp()
+	s.mu.Unlock()
+	s.sendWindow(more)
+	return n, nil
+}
+
+// WriteTo writes the received chunks to w without copying them, until the other end's FIN, when it returns nil, or an
+// error. It holds no buffer while it waits.
+func (s *Stream) WriteTo(w io.Writer) (int64, error) {
+	var total int64
+	for {
+		s.mu.Lock()
+		if err := s.waitData(); err != nil {
+			s.mu.Unlock()
+			if err == io.EOF {
+				err = nil
+			}
+			return total, err
+		}
+		seg := s.queue.pop()
+		s.mu.Unlock()
+		n, err := w.Write(seg.buf[seg.r:seg.w])
+		total += int64(n)
+		if err == nil && n < seg.w-seg.r {
+			err = io.ErrShortWrite
+		}
+		s.l.free(len(seg.buf))
+		seg.free()
+		// The window opens only now: until w has accepted the data it counts as unread.
+		s.mu.Lock()
+		more := s.topUp()
+		s.mu.Unlock()
+		s.sendWindow(more)
+		if err != nil {
+			return total, err
+		}
+	}
+}
+
+// topUp returns by how much to open the other end's window, or 0 while that is not worth a frame. A window that was used
+// up within four round trips is too small for the path, and doubles. Call with mu held.
+func (s *Stream) topUp() int {
+	if s.readEnded || s.readErr != nil {
+		return 0
+	}
+	free := s.window - s.queue.size - s.outstanding
+	if free < s.window/2 {
+		return 0
+	}
+	now := time.Now()
+	if rtt := time.Duration(s.l.load.rtt.Load()); now.Sub(s.toppedUp) < 4*rtt {
+		if grow := min(s.window, s.l.session.tuning.MaxWindow-s.window); grow > 0 && !s.l.session.bytes.tight() && s.l.session.reserve(grow) {
+			s.window += grow
+			free += grow
+		}
+	}
+	s.toppedUp = now
+	s.outstanding += free
+	return free
+}
+
+func (s *Stream) sendWindow(more int) {
+	if more == 0 {
+		return
+	}
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], uint32(more))
+	s.l.mu.Lock()
+	s.l.control(frameWindow, s.id, b[:]...)
+	s.l.mu.Unlock()
+}
+
+// SetDeadline sets both deadlines, as net.Conn says; os.ErrDeadlineExceeded is what they give.
+func (s *Stream) SetDeadline(t time.Time) error {
+	s.SetReadDeadline(t)
+	return s.SetWriteDeadline(t)
+}
+
+// SetReadDeadline bounds Read, Wait and WriteTo.
+func (s *Stream) SetReadDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.readDeadline.set(t, &s.canRead)
+	return nil
+}
+
+// SetWriteDeadline bounds Write.
+func (s *Stream) SetWriteDeadline(t time.Time) error {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	s.writeDeadline.set(t, &s.canWrite)
+	return nil
+}

@@ -1,0 +1,344 @@
+// App is an application as people have them, for the suites about intercepts: it runs in the cluster's pods and on the
+// laptop, and each answer says which of them gave it.
+//
+//	8080/tcp  HTTP/1.1, and HTTP/2 without TLS (prior knowledge, and by upgrade)
+//	          /          JSON: {"name", "remote", "method", "path", "proto", "header", "body"}: body is its length and SHA-256
+//	          /events    server-sent events: N of them (?n=), one every 100 ms
+//	          /ws        WebSocket: "NAME" first, then an echo
+//	          /download  ?bytes=N zeros, with their SHA-256 in a trailer
+//	8443/tcp  the same by TLS, with HTTP/2 if the client wants it, if it was given a certificate
+//	9090/tcp  gRPC: grpc.testing.TestService (UnaryCall, FullDuplexCall) with reflection; the trailer "x-name" says who it is
+//	9443/tcp  the same by TLS, if it was given a certificate
+//	9004/tcp  speaks first: "220 NAME\n", then echoes lines
+//	9001/tcp  raw echo, after "NAME\n" as the answer to the first byte
+//	9001/udp  answers each datagram with "NAME: " and the datagram
+//	5300/udp  DNS: every question is answered with the TXT record "NAME"
+//
+// With -mesh it is a service mesh's proxy instead, as Istio's is to packets: connections that are redirected to 15006 go on to
+// where they were for, from 127.0.0.6.
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"github.com/miekg/dns"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/h2c" //nolint:staticcheck // net/http serves no Upgrade: h2c
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	testgrpc "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection"
+)
+
+type app struct {
+	name string
+	host string // where it listens: all addresses, 127.0.0.1, the pod's
+	cert string
+	key  string
+
+	began time.Time
+}
+
+func main() {
+	a := app{began: time.Now()}
+	flag.StringVar(&a.name, "name", "", "who answers; empty: the host's name")
+	flag.StringVar(&a.host, "host", os.Getenv("LISTEN_HOST"), "address to listen on; empty: all ($LISTEN_HOST)")
+	flag.StringVar(&a.cert, "cert", os.Getenv("TLS_CERT"), "file of a certificate, for 8443 ($TLS_CERT)")
+	flag.StringVar(&a.key, "key", os.Getenv("TLS_KEY"), "file of its key ($TLS_KEY)")
+	mesh := flag.Bool("mesh", false, "be a mesh's proxy")
+	flag.Parse()
+	if a.name == "" {
+		a.name, _ = os.Hostname()
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	run := a.run
+	if *mesh {
+		run = runMesh
+	}
+	if err := run(ctx); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func (a *app) run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	handler := a.handler()
+	upgrading := h2c.NewHandler(handler, &http2.Server{}) //nolint:staticcheck // net/http serves no Upgrade: h2c
+	plain := &http.Server{Handler: upgrading, MaxHeaderBytes: 1 << 20}
+	a.serve(ctx, g, "8080", plain.Serve, plain.Close)
+	if a.cert != "" {
+		secure := &http.Server{Handler: handler}
+		a.serve(ctx, g, "8443", func(l net.Listener) error { return secure.ServeTLS(l, a.cert, a.key) }, secure.Close)
+	}
+	a.serveCalls(ctx, g, "9090")
+	if a.cert != "" {
+		pair, err := credentials.NewServerTLSFromFile(a.cert, a.key)
+		if err != nil {
+			return err
+		}
+		a.serveCalls(ctx, g, "9443", grpc.Creds(pair))
+	}
+	a.serveConns(ctx, g, "9004", a.speakFirst)
+	a.serveConns(ctx, g, "9001", a.echo)
+	packets, err := net.ListenPacket("udp", net.JoinHostPort(a.host, "9001"))
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { packets.Close() })
+	g.Go(func() error { return a.echoPackets(packets) })
+	names := &dns.Server{Addr: net.JoinHostPort(a.host, "5300"), Net: "udp", Handler: dns.HandlerFunc(a.answer)}
+	context.AfterFunc(ctx, func() { _ = names.Shutdown() })
+	g.Go(names.ListenAndServe)
+	log.Printf("%s is ready", a.name)
+	if err := g.Wait(); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+func (a *app) serve(ctx context.Context, g *errgroup.Group, port string, serve func(net.Listener) error, end func() error) {
+	g.Go(func() error {
+		l, err := net.Listen("tcp", net.JoinHostPort(a.host, port))
+		if err != nil {
+			return err
+		}
+		context.AfterFunc(ctx, func() { _ = end() })
+		return serve(l)
+	})
+}
+
+func (a *app) serveCalls(ctx context.Context, g *errgroup.Group, port string, options ...grpc.ServerOption) {
+	calls := grpc.NewServer(options...)
+	testgrpc.RegisterTestServiceServer(calls, &testService{name: a.name})
+	reflection.Register(calls)
+	a.serve(ctx, g, port, calls.Serve, func() error { calls.Stop(); return nil })
+}
+
+func (a *app) serveConns(ctx context.Context, g *errgroup.Group, port string, handle func(*net.TCPConn) error) {
+	end := make(chan func() error, 1)
+	a.serve(ctx, g, port, func(l net.Listener) error {
+		end <- l.Close
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return err
+			}
+			go func() {
+				defer c.Close()
+				if err := handle(c.(*net.TCPConn)); err != nil {
+					log.Printf("%s: %v", port, err)
+				}
+			}()
+		}
+	}, func() error { return (<-end)() })
+}
+
+func (a *app) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", a.describe)
+	mux.HandleFunc("/file", a.file)
+	mux.HandleFunc("/events", a.events)
+	mux.HandleFunc("/ws", a.webSocket)
+	mux.HandleFunc("/download", a.download)
+	return mux
+}
+
+// described is what / answers.
+type described struct {
+	Name   string      `json:"name"`
+	Remote string      `json:"remote"`
+	Method string      `json:"method"`
+	Path   string      `json:"path"`
+	Host   string      `json:"host"`
+	Proto  string      `json:"proto"`
+	Header http.Header `json:"header"`
+	Body   struct {
+		Length int64  `json:"length"`
+		SHA256 string `json:"sha256"`
+	} `json:"body"`
+}
+
+func (a *app) describe(w http.ResponseWriter, r *http.Request) {
+	d := described{Name: a.name, Remote: r.RemoteAddr, Method: r.Method, Path: r.URL.Path, Host: r.Host, Proto: r.Proto, Header: r.Header}
+	sum := sha256.New()
+	var err error
+	if d.Body.Length, err = io.Copy(sum, r.Body); err != nil {
+		log.Printf("body: %v", err)
+		return
+	}
+	d.Body.SHA256 = hex.EncodeToString(sum.Sum(nil))
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Name", a.name)
+	if err := json.NewEncoder(w).Encode(d); err != nil {
+		log.Print(err)
+	}
+}
+
+// file answers with a file of its own file system, and with when the program began.
+func (a *app) file(w http.ResponseWriter, r *http.Request) {
+	text, err := os.ReadFile(r.URL.Query().Get("path"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusNotFound)
+		return
+	}
+	w.Header().Set("X-Began", a.began.Format(time.RFC3339Nano))
+	if _, err := w.Write(text); err != nil {
+		log.Print(err)
+	}
+}
+
+func number(r *http.Request, key string, otherwise int64) int64 {
+	n, err := strconv.ParseInt(r.URL.Query().Get(key), 10, 64)
+	if err != nil {
+		return otherwise
+	}
+	return n
+}
+
+func (a *app) events(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	out := http.NewResponseController(w)
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for i := range number(r, "n", 5) {
+		fmt.Fprintf(w, "data: %s %d\n\n", a.name, i)
+		if err := out.Flush(); err != nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func (a *app) webSocket(w http.ResponseWriter, r *http.Request) {
+	c, err := (&websocket.Upgrader{}).Upgrade(w, r, nil)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	defer c.Close()
+	err = c.WriteMessage(websocket.TextMessage, []byte(a.name))
+	for err == nil {
+		var kind int
+		var message []byte
+		if kind, message, err = c.ReadMessage(); err == nil {
+			err = c.WriteMessage(kind, message)
+		}
+	}
+}
+
+func (a *app) download(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Trailer", "X-Sha256")
+	w.Header().Set("X-Name", a.name)
+	sum := sha256.New()
+	if _, err := io.CopyN(io.MultiWriter(w, sum), zeros{}, number(r, "bytes", 1<<20)); err != nil {
+		log.Print(err)
+		return
+	}
+	w.Header().Set("X-Sha256", hex.EncodeToString(sum.Sum(nil)))
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+func (a *app) speakFirst(c *net.TCPConn) error {
+	if _, err := fmt.Fprintf(c, "220 %s\n", a.name); err != nil {
+		return err
+	}
+	_, err := io.Copy(c, c)
+	return err
+}
+
+func (a *app) echo(c *net.TCPConn) error {
+	r := bufio.NewReader(c)
+	if _, err := r.Peek(1); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	}
+	if _, err := fmt.Fprintln(c, a.name); err != nil {
+		return err
+	}
+	if _, err := io.Copy(c, r); err != nil {
+		return err
+	}
+	return c.CloseWrite()
+}
+
+func (a *app) echoPackets(c net.PacketConn) error {
+	b := make([]byte, 1<<16)
+	for {
+		n, from, err := c.ReadFrom(b)
+		if err != nil {
+			return err
+		}
+		if _, err := c.WriteTo(append([]byte(a.name+": "), b[:n]...), from); err != nil {
+			log.Printf("udp: %v", err)
+		}
+	}
+}
+
+func (a *app) answer(w dns.ResponseWriter, question *dns.Msg) {
+	m := new(dns.Msg).SetReply(question)
+	for _, q := range question.Question {
+		m.Answer = append(m.Answer, &dns.TXT{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeTXT, Class: dns.ClassINET}, Txt: []string{a.name}})
+	}
+	if err := w.WriteMsg(m); err != nil {
+		log.Printf("dns: %v", err)
+	}
+}
+
+// testService answers with the app's name.
+type testService struct {
+	testgrpc.UnimplementedTestServiceServer
+	name string
+}
+
+func (s *testService) UnaryCall(ctx context.Context, in *testgrpc.SimpleRequest) (*testgrpc.SimpleResponse, error) {
+	if err := grpc.SetTrailer(ctx, metadata.Pairs("x-name", s.name)); err != nil {
+		return nil, err
+	}
+	return &testgrpc.SimpleResponse{Hostname: s.name, Payload: in.GetPayload()}, nil
+}
+
+func (s *testService) FullDuplexCall(stream testgrpc.TestService_FullDuplexCallServer) error {
+	stream.SetTrailer(metadata.Pairs("x-name", s.name))
+	for {
+		in, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		body := append([]byte(s.name+": "), in.GetPayload().GetBody()...)
+		if err := stream.Send(&testgrpc.StreamingOutputCallResponse{Payload: &testgrpc.Payload{Body: body}}); err != nil {
+			return err
+		}
+	}
+}

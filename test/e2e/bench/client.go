@@ -1,0 +1,328 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/podconn"
+)
+
+// work is one measurement, done by this program again inside the laptop's network namespace.
+type work struct {
+	Kind     string        // down, up, rtt, loaded, connect, hold; await, requests, fetch
+	Target   string        // address of the echo server's port, or what is asked for at its HTTP port
+	Sink     string        // loaded: where the upload goes beside which round trips are measured
+	Pod      string        // if set: connections are upgraded requests through pods/proxy, to this pod's HTTP port
+	Laptop   []int         // processes whose processor time is the laptop's, besides the client's own
+	Flows    int           // at the same time
+	Duration time.Duration // bounded by the caller
+
+	Targets []string // await, requests, fetch: addresses of the application's pods
+	Header  string   // requests, fetch: the value of the header by which requests are taken; empty: without it
+}
+
+// measured is what one measurement saw.
+type measured struct {
+	MBps  float64 // down, up: 10^6 bytes a second, all flows together
+	P50us float64 // rtt: median
+	P99us float64
+	PerS  float64 // connect: connections opened, used and closed a second
+	Count int     // of round trips, connections, or flows held
+	CPUs  float64 // down, up: seconds of processor time of the whole machine for each GB
+
+	LaptopCPUs float64 // down, up: of CPUs, the client's and work.Laptop's
+}
+
+const (
+	dialTimeout = 10 * time.Second
+	httpPort    = 8080 // of the echo server
+)
+
+// dialer connects to a work's target.
+type dialer func(target string) (net.Conn, error)
+
+func (w work) dialer() (dialer, error) {
+	if w.Pod == "" {
+		return func(target string) (net.Conn, error) { return net.DialTimeout("tcp", target, dialTimeout) }, nil
+	}
+	kubeconfig, err := os.ReadFile(os.Getenv("KUBECONFIG"))
+	if err != nil {
+		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
+	}
+	c, err := cluster.Load(kubeconfig, cluster.Options{UserAgent: "kubevpn-bench", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	pods := podconn.New(c)
+	return func(target string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+		defer cancel()
+		return pods.PodProxy(ctx, "default", w.Pod, httpPort, target, "raw", nil)
+	}, nil
+}
+
+// client does a work.
+type client struct {
+	work
+	dial dialer
+}
+
+func (w work) do(ready io.Writer, release io.Reader) (measured, error) {
+	dial, err := w.dialer()
+	if err != nil {
+		return measured{}, err
+	}
+	return client{w, dial}.do(ready, release)
+}
+
+func (w client) do(ready io.Writer, release io.Reader) (measured, error) {
+	switch w.Kind {
+	case "down", "up":
+		return w.bulk()
+	case "rtt":
+		return w.roundTrips()
+	case "loaded":
+		return w.loaded()
+	case "connect":
+		return w.connects()
+	case "hold":
+		return w.hold(ready, release)
+	case "await":
+		return w.await()
+	case "requests":
+		return w.requests()
+	case "fetch":
+		return w.fetch()
+	}
+	return measured{}, fmt.Errorf("no measurement %q", w.Kind)
+}
+
+// bulk moves bytes one way. The first fifth of the time is not counted: windows open and buffers fill in it.
+func (w client) bulk() (measured, error) {
+	var moved atomic.Int64
+	var group sync.WaitGroup
+	errs := make(chan error, w.Flows)
+	start := time.Now()
+	count := start.Add(w.Duration / 5)
+	end := start.Add(w.Duration)
+	counted := make(chan processorTimes, 1)
+	counting := time.AfterFunc(time.Until(count), func() { counted <- w.processorTimes() })
+	defer counting.Stop()
+	for range w.Flows {
+		c, err := w.dial(w.Target)
+		if err != nil {
+			return measured{}, err
+		}
+		group.Go(func() {
+			defer c.Close()
+			if err := c.SetDeadline(end); err != nil {
+				errs <- err
+				return
+			}
+			buf := make([]byte, 256<<10)
+			op := c.Read
+			if w.Kind == "up" {
+				op = c.Write
+			}
+			for {
+				n, err := op(buf)
+				if now := time.Now(); now.After(count) && now.Before(end) {
+					moved.Add(int64(n))
+				}
+				if err != nil {
+					if !os.IsTimeout(err) {
+						errs <- err
+					}
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	after := w.processorTimes()
+	select {
+	case err := <-errs:
+		return measured{}, err
+	default:
+	}
+	before := <-counted // all flows end at end, if they do not fail
+	if moved.Load() == 0 {
+		return measured{}, errors.New("no byte has moved")
+	}
+	gigabytes := float64(moved.Load()) / 1e9
+	return measured{
+		MBps:       1e3 * gigabytes / end.Sub(count).Seconds(),
+		CPUs:       (after.machine - before.machine).Seconds() / gigabytes,
+		LaptopCPUs: (after.laptop - before.laptop).Seconds() / gigabytes,
+	}, nil
+}
+
+// processorTimes are since the machine, or the process, began.
+type processorTimes struct{ machine, laptop time.Duration }
+
+func (w work) processorTimes() processorTimes {
+	t := processorTimes{machine: processorTime()}
+	for _, pid := range append([]int{os.Getpid()}, w.Laptop...) {
+		t.laptop += processTime(pid)
+	}
+	return t
+}
+
+const hertz = 100 // USER_HZ, on every architecture that Go runs on
+
+// processorTime is how long all processors of the machine together have not been idle since it booted (proc(5): stat).
+func processorTime() time.Duration {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	var busy int64
+	for i, field := range strings.Fields(first)[1:] {
+		if n, err := strconv.ParseInt(field, 10, 64); err == nil && i < 7 && i != 3 && i != 4 { // neither idle nor iowait
+			busy += n
+		}
+	}
+	return time.Duration(busy) * time.Second / hertz
+}
+
+// processTime is how long a process has run (proc(5): pid/stat), or 0 if there is none.
+func processTime(pid int) time.Duration {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	after := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the name before it may have blanks
+	if len(after) < 13 {
+		return 0
+	}
+	var ticks int64
+	for _, field := range after[11:13] { // utime, stime
+		if n, err := strconv.ParseInt(field, 10, 64); err == nil {
+			ticks += n
+		}
+	}
+	return time.Duration(ticks) * time.Second / hertz
+}
+
+// loaded is roundTrips beside an upload that takes all it can get.
+func (w client) loaded() (measured, error) {
+	upload, measure := w, w
+	upload.Kind, upload.Target, upload.Duration = "up", w.Sink, w.Duration+time.Second
+	measure.Kind = "rtt"
+	uploaded := make(chan error, 1)
+	go func() {
+		_, err := upload.bulk()
+		uploaded <- err
+	}()
+	time.Sleep(time.Second) // until queues have filled: what is measured is the state afterwards
+	m, err := measure.roundTrips()
+	return m, errors.Join(err, <-uploaded)
+}
+
+// roundTrips sends one byte and waits for it, again and again.
+func (w client) roundTrips() (measured, error) {
+	c, err := w.dial(w.Target)
+	if err != nil {
+		return measured{}, err
+	}
+	defer c.Close()
+	end := time.Now().Add(w.Duration)
+	if err := c.SetDeadline(end.Add(dialTimeout)); err != nil {
+		return measured{}, err
+	}
+	var took []time.Duration
+	b := []byte{1}
+	for time.Now().Before(end) {
+		start := time.Now()
+		if _, err := c.Write(b); err != nil {
+			return measured{}, err
+		}
+		if _, err := io.ReadFull(c, b); err != nil {
+			return measured{}, err
+		}
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	us := func(q int) float64 { return float64(took[len(took)*q/100].Nanoseconds()) / 1e3 }
+	return measured{P50us: us(50), P99us: us(99), Count: len(took)}, nil
+}
+
+// connects opens a connection, has one byte echoed and closes it. The echo is part of it because a port-forward
+// accepts whatever the pod does.
+func (w client) connects() (measured, error) {
+	var n atomic.Int64
+	var group sync.WaitGroup
+	errs := make(chan error, w.Flows)
+	start := time.Now()
+	for range w.Flows {
+		group.Go(func() {
+			b := []byte{1}
+			for time.Since(start) < w.Duration {
+				c, err := w.dial(w.Target)
+				if err != nil {
+					errs <- err
+					return
+				}
+				err = c.SetDeadline(time.Now().Add(dialTimeout))
+				if err == nil {
+					_, err = c.Write(b)
+				}
+				if err == nil {
+					_, err = io.ReadFull(c, b)
+				}
+				c.Close()
+				if err != nil {
+					errs <- err
+					return
+				}
+				n.Add(1)
+			}
+		})
+	}
+	group.Wait()
+	select {
+	case err := <-errs:
+		return measured{}, err
+	default:
+	}
+	return measured{PerS: float64(n.Load()) / time.Since(start).Seconds(), Count: int(n.Load())}, nil
+}
+
+// hold opens flows, says so, and keeps them open until told to end.
+func (w client) hold(ready io.Writer, release io.Reader) (measured, error) {
+	conns := make([]net.Conn, 0, w.Flows)
+	defer func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}()
+	for range w.Flows {
+		c, err := w.dial(w.Target)
+		if err != nil {
+			return measured{Count: len(conns)}, err
+		}
+		conns = append(conns, c)
+	}
+	if err := json.NewEncoder(ready).Encode(measured{Count: len(conns)}); err != nil {
+		return measured{}, err
+	}
+	_, err := io.Copy(io.Discard, release)
+	return measured{Count: len(conns)}, err
+}

@@ -1,0 +1,72 @@
+//go:build linux
+
+// Bench measures kubevpn end to end on a real cluster of test/lab, beside the kernel's routed path, `kubectl
+// port-forward` and a raw upgraded connection through the API server to the same pod, in the same run, one after the
+// other round by round. It writes the medians as tables into docs/performance.md, and plots beside it, into
+// docs/performance. It judges nothing: the laptop, the cluster and the measurement share the machine's cores, and the
+// ratios are what can be compared.
+//
+//	bench ─┬─ lab: three nodes, kube-proxy iptables
+//	       ├─ laptop: kubevpn connect, by each transport with each netstack; kubectl port-forward
+//	       └─ laptop: this program again, as the client of the echo server in a pod
+//
+//	go run -C test ./e2e/bench [-rounds 5] [-seconds 1.5] [-out ../docs/performance.md]
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	client := flag.String("client", "", "one measurement, as JSON (used by the program itself)")
+	rounds := flag.Int("rounds", 5, "how often each measurement is made")
+	seconds := flag.Float64("seconds", 1.5, "how long one measurement of speed takes")
+	out := flag.String("out", "../docs/performance.md", "the file whose tables are written; the plots go into the folder of that name, without .md")
+	intercepts := flag.Bool("intercepts", false, "measure those alone, and write no file")
+	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	err := func() error {
+		if *client != "" {
+			return serveClient(*client)
+		}
+		b := &bench{rounds: *rounds, each: time.Duration(*seconds * float64(time.Second)), labName: *name, intercepts: *intercepts}
+		report, err := b.run(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Println(report.render())
+		if *intercepts {
+			return nil
+		}
+		return report.write(*out)
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		return 1
+	}
+	return 0
+}
+
+// serveClient does one measurement and prints what it saw as a line of JSON.
+func serveClient(spec string) error {
+	var w work
+	if err := json.Unmarshal([]byte(spec), &w); err != nil {
+		return err
+	}
+	m, err := w.do(os.Stdout, os.Stdin)
+	if err != nil {
+		return fmt.Errorf("%s %s x%d: %w", w.Kind, w.Target, w.Flows, err)
+	}
+	return json.NewEncoder(os.Stdout).Encode(m)
+}

@@ -1,0 +1,110 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"kubevpn/internal/api"
+)
+
+// path is one way from the laptop to a pod. It is a column of the tables.
+type path string
+
+const (
+	kernel        path = "kernel, routed"
+	portForward   path = "`kubectl port-forward`"
+	upgraded      path = "raw upgrade"
+	gvisorForward path = "gvisor, port-forward"
+	systemForward path = "system, port-forward"
+	gvisorProxy   path = "gvisor, api-proxy"
+	systemProxy   path = "system, api-proxy"
+)
+
+// The other columns.
+const (
+	laptopSide  path = "laptop"  // kubevpn's processes there
+	managerSide path = "manager" // the traffic manager's
+	all         path = "all"
+)
+
+// paths are in the order of the tables.
+var paths = []path{kernel, portForward, upgraded, gvisorForward, systemForward, gvisorProxy, systemProxy}
+
+// ours reports whether kubevpn is in the path.
+func (p path) ours() bool { return slices.Contains(paths[3:], p) }
+
+// stages are the connections that kubevpn makes in each round, and what is measured beside each of them: the last has
+// beside it what it is compared with.
+var stages = []struct {
+	path      path
+	netstack  string
+	transport string
+	beside    []path
+}{
+	{systemForward, "system", api.TransportPortForward, []path{kernel}},
+	{gvisorForward, "gvisor", api.TransportPortForward, nil},
+	{systemProxy, "system", api.TransportAPIProxy, nil},
+	{gvisorProxy, "gvisor", api.TransportAPIProxy, []path{portForward, upgraded}},
+}
+
+// The ports of the echo server (test/lab/echo) and where the port-forward listens for them.
+const (
+	echoPort, sinkPort, sourcePort, silentPort = 9001, 9002, 9003, 9007
+	forwardOffset                              = 10000
+)
+
+// upgrades are what the echo server's HTTP port switches to, by the port that does the same.
+var upgrades = map[int]string{echoPort: "/upgrade/echo", sinkPort: "/upgrade/sink", sourcePort: "/upgrade/source"}
+
+// target is where a port of the echo server is found by a path: an address, or the path of an HTTP request.
+func (b *bench) target(p path, port int) string {
+	switch p {
+	case kernel:
+		return netip.AddrPortFrom(b.twin, uint16(port)).String()
+	case portForward:
+		return fmt.Sprintf("127.0.0.1:%d", port+forwardOffset)
+	case upgraded:
+		return upgrades[port]
+	}
+	return netip.AddrPortFrom(b.pod, uint16(port)).String()
+}
+
+// measurement is one way to use a path.
+type measurement struct {
+	row   string
+	unit  string
+	kind  string
+	port  int
+	flows int
+	value func(measured) float64
+}
+
+func (m measurement) bulk() bool { return m.kind == "down" || m.kind == "up" }
+
+func bytesPerSecond(m measured) float64 { return m.MBps }
+func medianTime(m measured) float64     { return m.P50us }
+func perSecond(m measured) float64      { return m.PerS }
+
+const (
+	rttRow    = "round trip of 1 byte, median"
+	loadedRow = "the same beside an upload"
+)
+
+var measurements = []measurement{
+	{"down, 1 flow", "MB/s", "down", sourcePort, 1, bytesPerSecond},
+	{"down, 8 flows", "MB/s", "down", sourcePort, 8, bytesPerSecond},
+	{"up, 1 flow", "MB/s", "up", sinkPort, 1, bytesPerSecond},
+	{"up, 8 flows", "MB/s", "up", sinkPort, 8, bytesPerSecond},
+	{rttRow, "µs", "rtt", echoPort, 1, medianTime},
+	{loadedRow, "µs", "loaded", echoPort, 1, medianTime},
+	{"new connections, 16 at a time", "/s", "connect", echoPort, 16, perSecond},
+	{"new connections, 128 at a time", "/s", "connect", echoPort, 128, perSecond},
+}
+
+// The other figures of a bulk measurement.
+func processorRow(row string) string      { return row + ": processor time per GB" }
+func laptopRow(row string) string         { return row + ": of it, the laptop's" }
+func memoryRow(row string, p path) string { return row + ": " + string(p) }

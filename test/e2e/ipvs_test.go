@@ -1,0 +1,379 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
+	"kubevpn/test/lab"
+)
+
+// TestIPVS runs suites with kube-proxy in IPVS mode, on nodes whose kernel supports it.
+func TestIPVS(t *testing.T) {
+	// The suite faithful is left out: its results do not depend on the mode of kube-proxy.
+	gvisor := slices.DeleteFunc(slices.Clone(everywhere), func(s suite) bool { return s.name == "faithful" })
+	first := []suite{{"kube-proxy", ipvsSuite}, {"auto", ipvsAutoSuite}}
+	last := []suite{
+		{"endpoints", endpointsSuite},
+		{"masquerade_on_the_node", masqueradeOnNode},
+		{"bridge", bridgeSuite}, // last, because it changes a node's pod network
+	}
+	w := newWorld(t, lab.Config{Name: "e2e-ipvs", ProxyMode: lab.ProxyIPVS}, first, everywhere, whole, last)
+	runSuites(t, w, first)
+	t.Run("gvisor", func(t *testing.T) { runSuites(t, w.in("gvisor"), gvisor) })
+	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), everywhere, whole) })
+	runSuites(t, w, last)
+}
+
+// ipvsSuite checks that kube-proxy really serves Services with IPVS.
+func ipvsSuite(t *testing.T, w *world) {
+	out := w.node(t, "node1", "ipvsadm -Ln")
+	if vip := w.clusterIP(t, "default", "web"); !strings.Contains(out, vip+":80 rr") {
+		t.Fatalf("the node's virtual servers lack %s:\n%s", vip, out)
+	}
+	t.Logf("ipvsadm -Ln:\n%s", out)
+	for _, place := range w.nodes() {
+		if got := w.node(t, place, "sysctl -n net.ipv4.vs.conntrack"); got != "1" {
+			t.Errorf("%s has net.ipv4.vs.conntrack=%s, which kube-proxy sets to 1 when it starts", place, got)
+		}
+	}
+}
+
+// ipvsAutoSuite checks that connect chooses gvisor because of IPVS.
+func ipvsAutoSuite(t *testing.T, w *world) {
+	l := w.newLaptop(t, lab.Admin)
+	l.connect(t)
+	if c := l.connection(t); c.Netstack != api.NetstackGVisor || c.ProxyMode != "ipvs" || !strings.Contains(c.NetstackReason, "IPVS") {
+		t.Errorf("netstack %q because %q, proxy mode %q", c.Netstack, c.NetstackReason, c.ProxyMode)
+	}
+}
+
+// nodes returns the places of the lab's nodes.
+func (w *world) nodes() (places []string) {
+	for n := range w.Config().Nodes {
+		places = append(places, fmt.Sprintf("node%d", n+1))
+	}
+	return places
+}
+
+// node runs a shell script on a node and returns its output.
+func (w *world) node(t *testing.T, place, script string, args ...any) string {
+	t.Helper()
+	out, err := w.tryNode(t.Context(), place, script, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func (w *world) tryNode(ctx context.Context, place, script string, args ...any) (string, error) {
+	script = fmt.Sprintf(script, args...)
+	cmd, err := w.Command(ctx, place, "sh", "-ec", script)
+	if err != nil {
+		return "", err
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s: %s: %w: %s", place, script, err, out)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// afterwards runs a script on a node at the end of the test.
+func (w *world) afterwards(t *testing.T, place, script string, args ...any) {
+	t.Helper()
+	t.Cleanup(func() {
+		if _, err := w.tryNode(context.WithoutCancel(t.Context()), place, script, args...); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// conntrack sets whether netfilter tracks the connections of the nodes' IPVS.
+func (w *world) conntrack(t *testing.T, value int) {
+	t.Helper()
+	for _, place := range w.nodes() {
+		w.node(t, place, "sysctl -qw net.ipv4.vs.conntrack=%d", value)
+	}
+}
+
+// managerPlace returns the node of the laptop's traffic manager, and another node.
+func (l *laptop) managerPlace(t *testing.T) (near, far string) {
+	t.Helper()
+	c := l.connection(t)
+	node := l.kubectl(t, "-n", c.ManagerNamespace, "get", "pod", c.ManagerPod, "-o", "jsonpath={.spec.nodeName}")
+	for _, place := range l.nodes() {
+		if strings.HasSuffix(node, "-"+place) {
+			near = place
+		} else {
+			far = place
+		}
+	}
+	return near, far
+}
+
+// endpointManifest returns a pod on a node, and a Service whose only endpoint is that pod.
+func (w *world) endpointManifest(name, place string, hostNetwork bool) string {
+	return strings.NewReplacer("NAME", name, "NODE", w.Config().Name+"-"+place, "HOST", fmt.Sprint(hostNetwork), "IMAGE", lab.EchoImage).Replace(`
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME, namespace: default, labels: {endpoint: NAME}}
+spec:
+  nodeName: NODE
+  hostNetwork: HOST
+  terminationGracePeriodSeconds: 0
+  containers: [{name: echo, image: IMAGE, imagePullPolicy: Never}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: NAME, namespace: default}
+spec:
+  selector: {endpoint: NAME}
+  ports: [{port: 80, targetPort: 8080}]
+`)
+}
+
+// answers sends one request to a web server.
+func (l *laptop) answers(t *testing.T, address string) error {
+	t.Helper()
+	if r := l.run(t, "curl", "-sS", "-o", "/dev/null", "--max-time", "2", "http://"+address+"/"); r.code != 0 {
+		return fmt.Errorf("%v", r)
+	}
+	return nil
+}
+
+// endpointsSuite uses Services whose endpoints are at different places, with and without netfilter tracking IPVS
+// connections (kube-proxy enables tracking). Without tracking, the node's kernel does not masquerade, so an endpoint
+// needs a route back to the traffic manager's pod. An endpoint outside of the cluster has none, and the pod drops
+// packets from its own address as forged. The same holds for every pod of that node. docs/netstacks.md contains this
+// table.
+func endpointsSuite(t *testing.T, w *world) {
+	endpoints := []struct {
+		name      string
+		untracked bool // whether the system netstack reaches it with net.ipv4.vs.conntrack=0
+		gvisor    bool
+	}{
+		{"near", true, true},
+		{"far", true, true},
+		{"near-host", true, true},
+		{"far-host", true, true},
+		{"web", true, true},
+		{"outside", false, true},
+		{"self", false, false}, // the manager's filter drops connections to itself
+	}
+	// Test IPVS last, and with a new manager: for two minutes after a connection to a ClusterIP, its source port
+	// cannot connect to the same endpoint directly, because IPVS takes the endpoint's answers for those of the
+	// ClusterIP. A new manager pod has no such ports.
+	w.kubectl(t, "-n", "kubevpn", "delete", "pod", "-l", "app.kubernetes.io/name=kubevpn", "--grace-period=0", "--force")
+	gvisor := w.in("gvisor").newLaptop(t, lab.Admin)
+	gvisor.connect(t)
+	near, far := gvisor.managerPlace(t)
+	c := gvisor.connection(t)
+	w.apply(t, w.endpointManifest("near", near, false)+w.endpointManifest("far", far, false)+
+		w.endpointManifest("near-host", near, true)+w.endpointManifest("far-host", far, true)+
+		strings.NewReplacer("MANAGERS", c.ManagerNamespace, "OUTSIDE", w.Config().Families()[0].Outside.String()).Replace(`
+---
+apiVersion: v1
+kind: Service
+metadata: {name: outside, namespace: default}
+spec:
+  ports: [{name: http, port: 80}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: outside-1, namespace: default, labels: {kubernetes.io/service-name: outside}}
+addressType: IPv4
+ports: [{name: http, port: 80, protocol: TCP}]
+endpoints: [{addresses: ["OUTSIDE"], conditions: {ready: true}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: self, namespace: MANAGERS}
+spec:
+  selector: {app.kubernetes.io/name: kubevpn}
+  ports: [{port: 80, targetPort: 8080}]
+`))
+	// A container beside the manager listens at the manager's own address.
+	w.kubectl(t, "-n", c.ManagerNamespace, "debug", c.ManagerPod, "--image="+lab.EchoImage, "--image-pull-policy=Never", "--profile=general")
+	w.kubectl(t, "wait", "--for=condition=Ready", "--timeout=30s", "pod/near", "pod/far", "pod/near-host", "pod/far-host")
+	vip := func(name string) string {
+		namespace := "default"
+		if name == "self" {
+			namespace = c.ManagerNamespace
+		}
+		return w.clusterIP(t, namespace, name)
+	}
+	t.Cleanup(func() {
+		for _, place := range w.nodes() {
+			if _, err := w.tryNode(context.WithoutCancel(t.Context()), place, "sysctl -qw net.ipv4.vs.conntrack=1"); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	try := func(l *laptop) {
+		for _, conntrack := range []int{1, 0} {
+			t.Run(fmt.Sprintf("%s/conntrack=%d", l.netstack, conntrack), func(t *testing.T) {
+				w.conntrack(t, conntrack)
+				for _, e := range endpoints {
+					t.Run(e.name, func(t *testing.T) {
+						want := e.gvisor
+						if l.isSystem() {
+							want = e.untracked || conntrack == 1
+						}
+						if !want {
+							if err := l.answers(t, vip(e.name)); err == nil {
+								t.Error("the endpoint answers, but docs/netstacks.md says that it cannot")
+							}
+							return
+						}
+						testenv.Eventually(t, 10*time.Second, func() error { return l.answers(t, vip(e.name)) })
+						for range 3 { // try more than once
+							if err := l.answers(t, vip(e.name)); err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				for _, name := range []string{"near", "far"} {
+					if err := l.answers(t, w.pods(t, "default", "endpoint="+name)[0].String()+":8080"); err != nil {
+						t.Error(err)
+					}
+				}
+				r := l.run(t, "dig", "+short", "+notcp", "+time=2", "+tries=1", "@"+w.clusterIP(t, "kube-system", "kube-dns"), "web.default.svc.cluster.local")
+				if strings.TrimSpace(r.stdout) != w.clusterIP(t, "default", "web") {
+					t.Errorf("cluster DNS over UDP: %v", r)
+				}
+			})
+		}
+	}
+	try(gvisor)
+	gvisor.must(t, "kubevpn", "disconnect", "--all")
+	system := w.in("system").newLaptop(t, lab.Admin)
+	system.connect(t)
+	if now := system.connection(t).ManagerPod; now != c.ManagerPod {
+		t.Fatalf("the traffic manager's pod is %s, and was %s", now, c.ManagerPod)
+	}
+	try(system)
+}
+
+// masqueradeOnNode shows why kubevpn does not masquerade on the node: a client behind a node reaches pods through the
+// node's rules, but Services on other nodes only while netfilter tracks what IPVS sends.
+func masqueradeOnNode(t *testing.T, w *world) {
+	// Node 1 has one end of a tunnel; a client is in a namespace behind the tunnel.
+	w.afterwards(t, "node1", `
+		iptables -w -t nat -D POSTROUTING -s 192.168.77.0/24 ! -o tunnel -j MASQUERADE
+		ip link del tunnel; ip netns del behind; sysctl -qw net.ipv4.vs.conntrack=1`)
+	w.node(t, "node1", `
+		ip netns add behind
+		ip link add tunnel type veth peer name eth0 netns behind
+		ip addr add 192.168.77.1/24 dev tunnel
+		ip link set tunnel up
+		ip -n behind addr add 192.168.77.2/24 dev eth0
+		ip -n behind link set eth0 up
+		ip -n behind route add default via 192.168.77.1
+		iptables -w -t nat -A POSTROUTING -s 192.168.77.0/24 ! -o tunnel -j MASQUERADE`)
+	w.apply(t, w.endpointManifest("there", "node2", false))
+	w.kubectl(t, "wait", "--for=condition=Ready", "--timeout=30s", "pod/there")
+	pod, vip := w.pods(t, "default", "endpoint=there")[0].String(), w.clusterIP(t, "default", "there")
+	get := func(address string) error {
+		_, err := w.tryNode(t.Context(), "node1", "ip netns exec behind curl -sS -o /dev/null --max-time 2 http://%s/", address)
+		return err
+	}
+	testenv.Eventually(t, 10*time.Second, func() error { return get(vip) }) // with tracking, the client reaches both
+	if err := get(pod + ":8080"); err != nil {
+		t.Error(err)
+	}
+	w.conntrack(t, 0)
+	if err := get(vip); err == nil {
+		t.Error("IPVS packets are masqueraded although nothing tracks them")
+	}
+	t.Logf("ipvsadm -Lnc:\n%s", w.node(t, "node1", "ipvsadm -Lnc | grep -e Expire -e %s:80", vip))
+	if err := get(pod + ":8080"); err != nil {
+		t.Error(err)
+	}
+	w.conntrack(t, 1)
+	testenv.Eventually(t, 10*time.Second, func() error { return get(vip) })
+}
+
+// bridgeSuite uses a node whose pods share one bridge that bypasses netfilter. A pod then answers another pod of that
+// node past IPVS, from its own address, which the client of the ClusterIP does not expect. With cluster DNS on that
+// node, the system netstack fails the probe.
+func bridgeSuite(t *testing.T, w *world) {
+	const network = "/var/lib/lab-cni/10-lab.conflist"
+	unsee := "if [ -e /proc/sys/net/bridge ]; then sysctl -qw net.bridge.bridge-nf-call-iptables=0; fi"
+	anew := func(ctx context.Context) error { // cluster DNS and the manager restart on the new network of node 1
+		for _, args := range [][]string{
+			{"-n", "kubevpn", "delete", "pod", "-l", "app.kubernetes.io/name=kubevpn", "--grace-period=0", "--force"},
+			{"-n", "kube-system", "rollout", "restart", "deployment/coredns"},
+			{"-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=60s"},
+		} {
+			if _, err := w.tryKubectl(ctx, args...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if _, err := w.tryNode(ctx, "node1", `if [ -e %[1]s.was ]; then mv %[1]s.was %[1]s; fi; %s`, network, unsee); err != nil {
+			t.Error(err)
+		}
+		for n := range w.nodes() {
+			if _, err := w.tryKubectl(ctx, "uncordon", w.Config().NodeName(n+1)); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := anew(ctx); err != nil {
+			t.Error(err)
+		}
+		if _, err := w.tryNode(ctx, "node1", "ip link del cni0"); err != nil {
+			t.Error(err)
+		}
+	})
+	w.node(t, "node1", `%[2]s
+		cp %[1]s %[1]s.was
+		sed 's/"ptp"/"bridge", "bridge": "cni0", "isGateway": true/' %[1]s.was >%[1]s.new
+		mv %[1]s.new %[1]s`, network, unsee)
+	for n := range w.nodes()[1:] {
+		w.kubectl(t, "cordon", w.Config().NodeName(n+2))
+	}
+	if err := anew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.apply(t, w.endpointManifest("beside", "node1", false))
+	w.kubectl(t, "wait", "--for=condition=Ready", "--timeout=30s", "pod/beside")
+	reaches := func(t *testing.T, l *laptop) {
+		t.Helper()
+		for _, address := range []string{w.pods(t, "default", "endpoint=beside")[0].String() + ":8080", w.clusterIP(t, "default", "beside")} {
+			testenv.Eventually(t, 10*time.Second, func() error { return l.answers(t, address) })
+		}
+	}
+	system, gvisor := w.in("system").newLaptop(t, lab.Admin), w.in("gvisor").newLaptop(t, lab.Admin)
+	before := system.snapshot(t)
+
+	t.Run("system_reports_what_it_does_not_reach", func(t *testing.T) {
+		failure{
+			code: api.ExitNetstack, message: `the system netstack does not reach clusterIP [^;]*; dns .*kube-proxy: ipvs`, hint: "--netstack gvisor", within: 60 * time.Second,
+		}.check(t, system.run(t, "kubevpn", "connect"))
+		system.sameAs(t, before)
+	})
+	t.Run("gvisor_reaches_it", func(t *testing.T) {
+		gvisor.connect(t)
+		reaches(t, gvisor)
+		gvisor.must(t, "kubevpn", "disconnect", "--all")
+	})
+	t.Run("system_reaches_it_with_br_netfilter", func(t *testing.T) {
+		w.node(t, "node1", "modprobe br_netfilter; sysctl -qw net.bridge.bridge-nf-call-iptables=1")
+		system.connect(t)
+		reaches(t, system)
+		system.must(t, "kubevpn", "disconnect", "--all")
+	})
+}

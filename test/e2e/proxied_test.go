@@ -1,0 +1,159 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/test/lab"
+)
+
+// proxiedSuite tests what depends on the packet path of an intercept: the server of ClusterIPs, the address family,
+// and the laptop's netstack.
+func proxiedSuite(t *testing.T, w *world) {
+	s := w.newShop(t, "shop"+w.netstack, "privileged") // the namespace of the other netstack may still be terminating
+	l := w.newUser(t, lab.Admin)
+	l.startApp(t, "laptop")
+	v := w.visitor(t)
+	l.connect(t)
+
+	t.Run("matching_requests_reach_the_laptop", func(t *testing.T) { proxyHeaders(t, l, s, v) })
+	t.Run("probes_reach_every_agent", func(t *testing.T) { proxyProbes(t, l, s) })
+	t.Run("every_kind_of_request_passes", func(t *testing.T) { proxyRequests(t, l, s, v) })
+	t.Run("all_traffic_reaches_the_laptop", func(t *testing.T) { proxyEverything(t, l, s, v) })
+	if w.Config().IPv6 {
+		t.Run("ipv6_reaches_the_laptop", func(t *testing.T) { proxyIPv6(t, l, s, v) })
+	}
+	l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
+	t.Run("pods_of_a_rollout_are_intercepted", func(t *testing.T) { s.restart(t); s.taken(t, v, 2*time.Second) })
+	t.Run("agent_is_replaced_after_kill", func(t *testing.T) { s.killAgents(t, v) })
+	l.leave(t, s)
+}
+
+// proxyProbes checks that `proxy` probed the agent of each pod, and the Service through its ClusterIPs, and that the
+// laptop, which reaches ClusterIPs in any cluster, receives its own requests there.
+func proxyProbes(t *testing.T, l *laptop, s *shop) {
+	l.proxy(t, s, "--headers", mine+"="+me)
+	defer l.leave(t, s)
+	checks := l.intercept(t).Checks
+	proved := func(what, begin string) {
+		t.Helper()
+		for _, c := range checks {
+			if c.What == what && strings.HasPrefix(c.Target, begin) {
+				if !c.OK {
+					t.Errorf("%+v", c)
+				}
+				return
+			}
+		}
+		t.Errorf("no probe by %s to %s: %+v", what, begin, checks)
+	}
+	for _, ip := range s.ready(t) {
+		proved("pod", ip+":") // one port is enough
+		proved("pod", "udp "+ip+":")
+	}
+	vips := strings.Fields(s.kubectl(t, "-n", s.namespace, "get", "service", "shop", "-o", "jsonpath={.spec.clusterIPs[*]}"))
+	if want := len(s.Config().Families()); len(vips) != want {
+		t.Fatalf("the Service has the addresses %v, want %d", vips, want)
+	}
+	for _, vip := range vips {
+		for _, to := range []string{net.JoinHostPort(vip, "80"), net.JoinHostPort(vip, "9090"), "udp " + net.JoinHostPort(vip, "53")} {
+			proved("clusterIP", to)
+		}
+		url := "http://" + net.JoinHostPort(vip, "80") + "/"
+		if out := l.must(t, "curl", "-gsS", "--max-time", "5", "-H", mine+": "+me, url); !strings.Contains(out, `"name":"laptop"`) {
+			t.Errorf("%s: %s", url, out)
+		}
+		if out := l.must(t, "curl", "-gsS", "--max-time", "5", url); !strings.Contains(out, `"name":"shop-`) {
+			t.Errorf("%s without the header: %s", url, out)
+		}
+	}
+	for _, c := range checks {
+		if !c.OK {
+			t.Errorf("%+v", c)
+		}
+	}
+	if i := l.intercept(t); len(i.Warnings) > 0 || i.State != api.InterceptActive {
+		t.Errorf("%+v", i)
+	}
+}
+
+// proxyIPv6 checks that IPv6 requests reach the same laptop, and that the application sees the client's address.
+func proxyIPv6(t *testing.T, l *laptop, s *shop, v *visitor) {
+	pods := map[string]string{}
+	for name := range s.ready(t) {
+		addr, err := netip.ParseAddr(s.kubectl(t, "-n", s.namespace, "get", "pod", name, "-o", "jsonpath={.status.podIPs[1].ip}"))
+		if err != nil || !addr.Is6() {
+			t.Fatalf("pod %s has no IPv6: %v", name, err)
+		}
+		pods[name] = addr.String()
+	}
+	vip := s.kubectl(t, "-n", s.namespace, "get", "service", "shop", "-o", "jsonpath={.spec.clusterIPs[1]}")
+
+	t.Run("matching_requests_reach_the_laptop", func(t *testing.T) {
+		l.proxy(t, s, "--headers", mine+"="+me)
+		defer l.leave(t, s)
+		for name, ip := range pods {
+			url := "http://" + net.JoinHostPort(ip, "8080") + "/"
+			if err := v.want(url, "laptop", mine, me); err != nil {
+				t.Errorf("pod %s: %v", name, err)
+			}
+			a, err := v.ask(http.MethodGet, url, nil)
+			if err != nil || a.Name != name {
+				t.Errorf("pod %s: %+v, %v", name, a, err)
+			} else if from, err := netip.ParseAddrPort(a.Remote); err != nil || !from.Addr().Is6() || from.Addr().String() == ip || from.Addr().IsLoopback() {
+				t.Errorf("the application of %s sees %s (%v), not the client", name, a.Remote, err)
+			}
+			v.grpc(t, net.JoinHostPort(ip, "9090"), "laptop", []string{mine, me})
+			c := v.webSocket(t, "ws://"+net.JoinHostPort(ip, "8080")+"/ws", "laptop", []string{mine, me})
+			echoes(t, c, "six")
+			c.Close()
+		}
+		url := "http://" + net.JoinHostPort(vip, "80") + "/"
+		if err := v.want(url, "laptop", mine, me); err != nil {
+			t.Error(err)
+		}
+		if err := v.want(url, "a pod"); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("all_traffic_reaches_the_laptop", func(t *testing.T) {
+		l.proxy(t, s)
+		defer l.leave(t, s)
+		for name, ip := range pods {
+			v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 laptop")
+			v.rawEcho(t, net.JoinHostPort(ip, "9001"), "laptop")
+			if got, err := v.datagram(net.JoinHostPort(ip, "9001"), "hi"); err != nil || got != "laptop: hi" {
+				t.Errorf("by UDP to %s: %q, %v", name, got, err)
+			}
+			if err := v.txt(t, ip, "5300", "laptop"); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := v.txt(t, vip, "53", "laptop"); err != nil {
+			t.Error(err)
+		}
+	})
+	for name, ip := range pods {
+		if got, err := v.datagram(net.JoinHostPort(ip, "9001"), "hi"); err != nil || got != name+": hi" {
+			t.Errorf("after leave, by UDP: %q, %v", got, err)
+		}
+	}
+}
+
+// txt queries a DNS server with dig. The error contains the answer if it differs from want.
+func (v *visitor) txt(t *testing.T, ip, port, want string) error {
+	t.Helper()
+	out, err := v.run(t, "dig", "+short", "+time=3", "+tries=1", "@"+ip, "-p", port, "TXT", "who.is.it")
+	if err != nil || strings.TrimSpace(out) != `"`+want+`"` {
+		return fmt.Errorf("dig @%s -p %s: %q, %v; want %s", ip, port, out, err, want)
+	}
+	return nil
+}

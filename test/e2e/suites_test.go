@@ -1,0 +1,126 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"os"
+	"slices"
+	"testing"
+
+	"kubevpn/internal/api"
+	"kubevpn/test/lab"
+)
+
+// suite is a set of checks that runs on one cluster.
+type suite struct {
+	name string
+	run  func(*testing.T, *world)
+}
+
+// everywhere runs in every mode of kube-proxy, and without it.
+var everywhere = []suite{
+	{"connect", connectSuite},
+	{"reach", reachSuite},
+	{"faithful", faithfulSuite},
+	{"services", servicesSuite},
+	{"names", namesSuite},
+}
+
+// once runs on one cluster, because kube-proxy is irrelevant, but in both netstacks.
+var once = []suite{
+	{"traces", tracesSuite},
+	{"foreground", foregroundSuite},
+	{"user", userSuite},
+	{"overlap", overlapSuite},
+	{"resolved", resolvedSuite},
+	{"resolvconf", resolvConfSuite},
+	{"transports", transportsSuite},
+	{"faults", faultsSuite},
+	{"two", twoSuite},
+}
+
+// installing runs on one cluster and in one netstack. It tests what precedes any packet: the messages when a
+// connection is impossible, the permissions to install (the suite auto tests those of the gateway), and the commands
+// of the README.
+var installing = []suite{
+	{"errors", errorsSuite},
+	{"login", loginSuite},
+	{"rights", rightsSuite},
+	{"readme", readmeSuite}, // last, because it uninstalls the manager
+}
+
+// intercepts tests intercepts and clones on one cluster, in the netstack that kubevpn chooses. The suite proxied tests
+// what depends on the packet path, on other clusters too.
+var intercepts = []suite{
+	{"proxy", proxySuite},
+	{"kinds", kindsSuite},
+	{"tls", tlsSuite},
+	{"bypassed", bypassedSuite},
+	{"clone", cloneSuite},
+	{"claims", cloneClaimsSuite},
+	{"clonejob", cloneJobSuite},
+}
+
+// dev runs programs as a pod of the workload does, on the same kind of cluster as intercepts.
+var dev = []suite{
+	{"dev", devSuite},
+	{"isolate", isolateSuite},
+	{"docker", dockerSuite},
+	{"hostile", hostileSuite},
+}
+
+// auto runs between the two netstacks, where connect chooses.
+var auto = []suite{{"auto", autoSuite}}
+
+// whole runs where the kernel serves ClusterIPs, which the system netstack needs.
+var whole = []suite{
+	{"packets", packetsSuite},
+	{"laptops", laptopsSuite},
+}
+
+// bothNetstacks first runs everywhere, first and others with the netstack that kubevpn chooses in a new namespace
+// (gvisor). It then runs everywhere and others with the system netstack, which changes the namespace.
+func bothNetstacks(t *testing.T, w *world, first, others []suite) {
+	runSuites(t, w, everywhere, first, others, auto)
+	t.Run("system", func(t *testing.T) { runSuites(t, w.in("system"), everywhere, whole, others) })
+}
+
+// selected returns the suites of the lists, or only the one that KUBEVPN_E2E_SUITE names.
+func selected(lists [][]suite) []suite {
+	only := os.Getenv(suiteVariable)
+	return slices.DeleteFunc(slices.Concat(lists...), func(s suite) bool { return only != "" && s.name != only })
+}
+
+func runSuites(t *testing.T, w *world, suites ...[]suite) {
+	for _, s := range selected(suites) {
+		t.Run(s.name, func(t *testing.T) {
+			w.tellLeaks(t)
+			s.run(t, w)
+		})
+	}
+}
+
+func TestIPTables(t *testing.T) {
+	w := newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}, everywhere, once, auto, whole)
+	bothNetstacks(t, w, nil, once)
+}
+
+func TestIntercepts(t *testing.T) {
+	runSuites(t, newWorld(t, lab.Config{Name: "e2e-intercepts", ProxyMode: lab.ProxyIPTables}, intercepts), intercepts)
+}
+
+func TestDev(t *testing.T) {
+	runSuites(t, newWorld(t, lab.Config{Name: "e2e-dev", ProxyMode: lab.ProxyIPTables}, dev, installing), dev, installing)
+}
+
+// TestNFTablesDualStack uses only port-forward. Elsewhere laptops choose, and prefer api-proxy while it works.
+func TestNFTablesDualStack(t *testing.T) {
+	first, others := []suite{{"faults", faultsSuite}}, []suite{{"isolate", isolateReachSuite}, {"ipv6", ipv6Suite}, {"proxied", proxiedSuite}}
+	w := newWorld(t, lab.Config{Name: "e2e-nft", ProxyMode: lab.ProxyNFTables, IPv6: true}, everywhere, first, others, auto, whole)
+	bothNetstacks(t, w.by(api.TransportPortForward), first, others)
+}
+
+func TestNoKubeProxy(t *testing.T) {
+	others := []suite{{"proxied", proxiedSuite}, {"auto", autoSuite}, {"laptops", laptopsSuite}}
+	runSuites(t, newWorld(t, lab.Config{Name: "e2e-none", ProxyMode: lab.ProxyNone}, everywhere, others), everywhere, others)
+}

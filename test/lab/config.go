@@ -1,0 +1,201 @@
+package lab
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// ProxyMode is the mode of kube-proxy on the cluster's nodes.
+type ProxyMode string
+
+// The modes. With ProxyNone there is no kube-proxy and no ClusterIP works inside the cluster, not even DNS's. With
+// ProxyIPVS the nodes run on the machine's kernel if that has ip_vs, and else each in a guest, a user-mode Linux kernel
+// of its own, see package guest; the control plane then has a place of its own, "control".
+const (
+	ProxyIPTables ProxyMode = "iptables"
+	ProxyNFTables ProxyMode = "nftables"
+	ProxyIPVS     ProxyMode = "ipvs"
+	ProxyNone     ProxyMode = "none"
+)
+
+// DefaultName is the name of a lab without a configured name.
+const DefaultName = "lab"
+
+// Config configures a lab.
+type Config struct {
+	Name      string    // default DefaultName; lower-case letters, digits and dashes, at most 16
+	Nodes     int       // default 2
+	ProxyMode ProxyMode // default ProxyIPTables
+	IPv6      bool      // dual-stack, IPv4 first
+	Ranges    int       // which of two sets of address ranges, 1 (default) or 2: labs that are joined have different ones
+
+	// ProxySettings are fields of KubeProxyConfiguration, by their paths, and their values in YAML:
+	// "ipvs.strictARP": "true".
+	ProxySettings map[string]string
+
+	Dir      string    // of all labs' state; default $KUBEVPN_LAB_DIR or /var/lib/kubevpn-lab
+	Cache    string    // of built programs; default $KUBEVPN_CACHE, $XDG_CACHE_HOME or ~/.cache
+	Source   string    // the repository; default: found from the working directory or from the program's own place
+	Progress io.Writer // what is being done, line by line; default: nowhere
+
+	guests bool // nodes are guests; found out by Up, see hostHasIPVS
+}
+
+func (c Config) withDefaults() Config {
+	if c.Name == "" {
+		c.Name = DefaultName
+	}
+	if c.Nodes == 0 {
+		c.Nodes = 2
+	}
+	if c.Ranges == 0 {
+		c.Ranges = 1
+	}
+	if c.ProxyMode == "" {
+		c.ProxyMode = ProxyIPTables
+	}
+	if c.Dir == "" {
+		c.Dir = defaultDir()
+	}
+	if c.Progress == nil {
+		c.Progress = io.Discard
+	}
+	return c
+}
+
+func defaultDir() string {
+	if dir := os.Getenv("KUBEVPN_LAB_DIR"); dir != "" {
+		return dir
+	}
+	return "/var/lib/kubevpn-lab"
+}
+
+func (c Config) validate() error {
+	var errs []error
+	if !regexp.MustCompile(`^[a-z]([a-z0-9-]{0,14}[a-z0-9])?$`).MatchString(c.Name) {
+		errs = append(errs, fmt.Errorf("name %q: want lower-case letters, digits and dashes, at most 16, a letter first", c.Name))
+	}
+	if c.Nodes < 1 || c.Nodes > MaxNodes {
+		errs = append(errs, fmt.Errorf("%d nodes: want 1 to %d", c.Nodes, MaxNodes))
+	}
+	if c.Ranges != 1 && c.Ranges != 2 {
+		errs = append(errs, fmt.Errorf("ranges %d: want 1 or 2", c.Ranges))
+	}
+	switch c.ProxyMode {
+	case ProxyIPTables, ProxyNFTables, ProxyIPVS, ProxyNone:
+	default:
+		errs = append(errs, fmt.Errorf("proxy mode %q: want iptables, nftables, ipvs or none", c.ProxyMode))
+	}
+	if c.ProxyMode == ProxyNone && len(c.ProxySettings) > 0 {
+		errs = append(errs, errors.New("kube-proxy settings need a proxy mode other than none"))
+	} else if _, err := c.proxyConfig(1, ""); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// shape describes the lab for users: "2 nodes, kube-proxy iptables, IPv4 and IPv6".
+func (c Config) shape() string {
+	s := fmt.Sprintf("%d nodes", c.Nodes)
+	if c.Nodes == 1 {
+		s = "1 node"
+	}
+	if c.ProxyMode == ProxyNone {
+		s += ", no kube-proxy"
+	} else {
+		s += ", kube-proxy " + string(c.ProxyMode)
+	}
+	for _, path := range slices.Sorted(maps.Keys(c.ProxySettings)) {
+		s += fmt.Sprintf(" %s=%s", path, c.ProxySettings[path])
+	}
+	s += ", IPv4"
+	if c.IPv6 {
+		s += " and IPv6"
+	}
+	if c.Ranges == 2 {
+		s += ", second ranges"
+	}
+	return s
+}
+
+// NodeName returns the Kubernetes name and the host name of node n, counted from 1.
+func (c Config) NodeName(n int) string { return fmt.Sprintf("%s-node%d", c.Name, n) }
+
+// namespace returns the network namespace of a place: laptop, router, node1, ...
+func (c Config) namespace(place string) string { return c.Name + "-" + place }
+
+// places returns the lab's network namespaces without the lab's name.
+func (c Config) places() []string {
+	places := []string{"router", "laptop"}
+	if c.guests {
+		places = append(places, controlPlace)
+	}
+	for n := 1; n <= c.Nodes; n++ {
+		places = append(places, fmt.Sprintf("node%d", n))
+	}
+	return places
+}
+
+// controlPlace is the place of the control plane if the nodes are guests.
+const controlPlace = "control"
+
+// control returns the place of the control plane: node 1, unless the nodes are guests.
+func (c Config) control() string {
+	if c.guests {
+		return controlPlace
+	}
+	return "node1"
+}
+
+// APIServer returns the API server's address in a family.
+func (c Config) APIServer(f Family) netip.Addr {
+	if c.guests {
+		return f.Control
+	}
+	return f.Node(1)
+}
+
+// Server returns the API server's URL.
+func (c Config) Server() string {
+	return "https://" + netip.AddrPortFrom(c.APIServer(c.Families()[0]), APIPort).String()
+}
+
+// kubeconfig returns a self-contained kubeconfig for one client.
+func (c Config) kubeconfig(user string, ca []byte, pair keyPair) []byte {
+	credential := fmt.Sprintf("client-certificate-data: %s\n    client-key-data: %s",
+		base64.StdEncoding.EncodeToString(pair.certificate), base64.StdEncoding.EncodeToString(pair.key))
+	return c.kubeconfigWith(user, ca, credential)
+}
+
+func (c Config) kubeconfigWith(user string, ca []byte, credential string) []byte {
+	return []byte(strings.NewReplacer(
+		"NAME", c.Name, "SERVER", c.Server(), "USER", user, "CREDENTIAL", credential,
+		"AUTHORITY", base64.StdEncoding.EncodeToString(ca),
+	).Replace(`apiVersion: v1
+kind: Config
+clusters:
+- name: NAME
+  cluster:
+    server: SERVER
+    certificate-authority-data: AUTHORITY
+users:
+- name: USER
+  user:
+    CREDENTIAL
+contexts:
+- name: NAME
+  context:
+    cluster: NAME
+    user: USER
+    namespace: default
+current-context: NAME
+`))
+}

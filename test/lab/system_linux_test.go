@@ -1,0 +1,291 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseMounts(t *testing.T) {
+	const mountinfo = `22 27 0:21 / /proc rw,relatime - proc proc rw
+40 27 254:0 /x /mnt/with\040space rw,relatime shared:1 master:2 - ext4 /dev/vda rw,discard
+broken
+41 23 0:30 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+`
+	want := []mountPoint{{"/proc", "proc", "rw"}, {"/mnt/with space", "ext4", "rw,discard"}, {"/sys/fs/cgroup/pids", "cgroup", "rw,pids"}}
+	if diff := cmp.Diff(want, parseMounts(mountinfo), cmp.AllowUnexported(mountPoint{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func FuzzParseMounts(f *testing.F) {
+	f.Add("22 27 0:21 / /proc rw,relatime - proc proc rw\n")
+	f.Add(`1 2 3:4 / /a\04 rw - x y z`)
+	f.Fuzz(func(_ *testing.T, s string) { parseMounts(s) })
+}
+
+func TestParseStat(t *testing.T) {
+	const tail = " 1 2 3 0 -1 4194560 100 200 0 0 10 5 0 0 20 0 9 0 123456 1000 50"
+	for _, test := range []struct {
+		stat   string
+		start  uint64
+		zombie bool
+		fails  bool
+	}{
+		{stat: "42 (kube) S" + tail, start: 123456},
+		{stat: "42 (a) b) R) S" + tail, start: 123456},
+		{stat: "42 (kube) Z" + tail, start: 123456, zombie: true},
+		{stat: "42 (kube) S 1 2", fails: true},
+		{stat: "", fails: true},
+	} {
+		start, zombie, err := parseStat(test.stat)
+		if start != test.start || zombie != test.zombie || (err != nil) != test.fails {
+			t.Errorf("%q: %d, %v, %v", test.stat, start, zombie, err)
+		}
+	}
+}
+
+func FuzzParseStat(f *testing.F) {
+	f.Add("42 (kube) S 1 2 3 0 -1 4194560 100 200 0 0 10 5 0 0 20 0 9 0 123456 1000 50")
+	f.Fuzz(func(_ *testing.T, s string) { _, _, _ = parseStat(s) })
+}
+
+func TestProcessRunning(t *testing.T) {
+	start, _, err := processStart(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := (Process{PID: os.Getpid(), Start: start}); !p.Running() {
+		t.Error("this very process does not run")
+	}
+	if p := (Process{PID: os.Getpid(), Start: start - 1}); p.Running() {
+		t.Error("an earlier process with our PID is said to run")
+	}
+	command := exec.Command("true")
+	if err := command.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if p := (Process{PID: command.Process.Pid, Start: start}); p.Running() {
+		t.Error("a process that has ended is said to run")
+	}
+}
+
+func TestBelow(t *testing.T) {
+	for _, test := range []struct {
+		path, dir string
+		want      bool
+	}{
+		{"/run", "/run", true}, {"/run/x", "/run", true}, {"/runner", "/run", false}, {"/", "/run", false}, {"/x", "/", true},
+	} {
+		if got := below(test.path, test.dir); got != test.want {
+			t.Errorf("below(%q, %q) = %v", test.path, test.dir, got)
+		}
+	}
+}
+
+func TestPlainHosts(t *testing.T) {
+	got := plainHosts("passwd: files systemd\nhosts: files mymachines resolve [!UNAVAIL=return] dns\nnetworks: files\n")
+	if want := "passwd: files systemd\nhosts: files dns\nnetworks: files\n"; got != want {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestStateAndAttach(t *testing.T) {
+	dir := t.TempDir()
+	c := Config{Name: "x", Dir: dir}
+	if _, err := Attach(c); !errors.Is(err, ErrNotUp) || !strings.Contains(err.Error(), "x: lab is not up: run 'lab up'") {
+		t.Errorf("attaching to nothing: %v", err)
+	}
+	l := New(c)
+	if err := os.MkdirAll(filepath.Join(l.dir(), "pki"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	err := l.update(func(s *state) {
+		*s = state{Name: "x", Nodes: 3, ProxyMode: ProxyNone, IPv6: true, Ranges: 2, Ready: true, Programs: programs{Kube: "/k"}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.record(Process{Name: "etcd", Place: "node1", PID: 1 << 22, Start: 7}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.record(Process{Name: "etcd", Place: "node1", PID: 1<<22 + 1, Start: 8}); err != nil {
+		t.Fatal(err)
+	}
+	attached, err := Attach(Config{Name: "x", Dir: dir, Nodes: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := attached.Config().shape(); got != "3 nodes, no kube-proxy, IPv4 and IPv6, second ranges" {
+		t.Errorf("attached to %q", got)
+	}
+	status, err := attached.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []ProcessStatus{{"etcd", 1<<22 + 1, false, filepath.Join(dir, "x/log/etcd.log")}}
+	if diff := cmp.Diff(want, status.Processes); diff != "" {
+		t.Errorf("processes (-want +got):\n%s", diff)
+	}
+	if status.Up || status.Server != "https://10.199.0.1:6443" || len(status.Nodes) != 3 {
+		t.Errorf("status: %+v", status)
+	}
+	if !strings.Contains(status.String(), "DEAD, see ") {
+		t.Errorf("status as text:\n%s", status)
+	}
+	if names, err := List(dir); err != nil || !cmp.Equal(names, []string{"x"}) {
+		t.Errorf("labs: %v, %v", names, err)
+	}
+	if _, err := attached.Kubeconfig("root"); err == nil || !strings.Contains(err.Error(), `no user "root": want admin, dev or token`) {
+		t.Errorf("kubeconfig of nobody: %v", err)
+	}
+	if _, err := attached.Command(context.Background(), "node4", "true"); err == nil || !strings.Contains(err.Error(), "want router, laptop, node1, node2, node3") {
+		t.Errorf("a command nowhere: %v", err)
+	}
+	if err := os.WriteFile(l.stateFile(), []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Attach(c); err == nil || errors.Is(err, ErrNotUp) {
+		t.Errorf("attaching to a broken state: %v", err)
+	}
+}
+
+// TestPollReportsDeadProcess checks the message for a component that does not start.
+func TestPollReportsDeadProcess(t *testing.T) {
+	l := New(Config{Name: "x", Dir: t.TempDir()})
+	if err := os.MkdirAll(filepath.Join(l.dir(), "log"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(l.logFile("etcd"), []byte(strings.Repeat("before\n", 50)+"cannot open port\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.record(Process{Name: "etcd", PID: 1 << 22, Start: 7}); err != nil {
+		t.Fatal(err)
+	}
+	err := l.poll(t.Context(), time.Minute, []string{"kubelet", "etcd"}, func(context.Context) error { return io.EOF })
+	if err == nil || !strings.HasPrefix(err.Error(), "etcd has died; the end of "+l.logFile("etcd")+":\nbefore\n") || !strings.HasSuffix(err.Error(), "\ncannot open port") || strings.Count(err.Error(), "before") != 19 {
+		t.Errorf("got %v", err)
+	}
+	l = New(Config{Name: "y", Dir: t.TempDir()})
+	err = l.poll(t.Context(), time.Millisecond, nil, func(context.Context) error { return io.EOF })
+	if err == nil || err.Error() != "gave up after 1ms: EOF" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestLock(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "labs")
+	first, second := New(Config{Name: "x", Dir: dir}), New(Config{Name: "x", Dir: dir})
+	unlock, err := first.lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := second.lock(); !errors.Is(err, errLocked) {
+		t.Errorf("a second lock: %v", err)
+	}
+	unlockOther, err := New(Config{Name: "y", Dir: dir}).lock()
+	if err != nil {
+		t.Errorf("another lab's lock: %v", err)
+	}
+	unlock()
+	unlockOther()
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("locks without labs left something: %v", err)
+	}
+	if unlock, err = second.lock(); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+}
+
+func TestNamesIn(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"lab-laptop", "lab-router", "lab-node1", "lab-node12", "lab-node", "lab-two-router", "other-laptop", "lab", "lab-laptop2"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := New(Config{}).namesIn(dir)
+	if want := []string{"lab-laptop", "lab-node1", "lab-node12", "lab-router"}; err != nil || !cmp.Equal(got, want) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := New(Config{}).namesIn(filepath.Join(dir, "none")); err != nil || got != nil {
+		t.Errorf("no directory: %v, %v", got, err)
+	}
+}
+
+// TestHash checks that every source of a program changes its place in the cache.
+func TestHash(t *testing.T) {
+	source := t.TempDir()
+	write := func(name, content string) {
+		t.Helper()
+		file := filepath.Join(source, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := program{name: "x", dir: "x", extra: []string{"go.mod"}}
+	hash := func() string {
+		t.Helper()
+		h, err := p.hash(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	write("go.mod", "module a\n")
+	write("x/main.go", "package main\n")
+	first := hash()
+	write("x/main_test.go", "package main\n")
+	write("x/README", "text\n")
+	if got := hash(); got != first {
+		t.Error("a test changed the hash")
+	}
+	for _, change := range [][2]string{{"x/main.go", "package main // changed\n"}, {"x/more.go", "package main\n"}, {"x/go.sum", "sum\n"}, {"go.mod", "module b\n"}} {
+		before := hash()
+		write(change[0], change[1])
+		if hash() == before {
+			t.Errorf("a change of %s did not change the hash", change[0])
+		}
+	}
+}
+
+func TestKubernetesVersion(t *testing.T) {
+	source, err := findSource("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags, err := kubernetesVersion(source)
+	if err != nil || !strings.Contains(flags, "-X k8s.io/component-base/version.gitMinor=34") {
+		t.Errorf("%s, %v", flags, err)
+	}
+	if _, err := kubernetesVersion(t.TempDir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no go.mod: %v", err)
+	}
+	if _, err := findSource(t.TempDir()); err == nil || !strings.Contains(err.Error(), "run it from the repository") {
+		t.Errorf("no repository: %v", err)
+	}
+}
+
+func TestProgressOnPipe(t *testing.T) {
+	var b strings.Builder
+	p := newProgress(&b)
+	done := p.step("building %s", "x")
+	done(nil)
+	p.step("failing")(io.EOF)
+	p.say("ready")
+	if want := "building x ...\nfailing ...\nready\n"; b.String() != want {
+		t.Errorf("got %q", b.String())
+	}
+}
