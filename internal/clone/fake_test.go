@@ -219,7 +219,7 @@ func (w *world) job(t *testing.T, name string) *batchv1.Job {
 
 func (w *world) deleteJob(t *testing.T, name string) {
 	t.Helper()
-	if err := w.kube.BatchV1().Jobs("shop").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+	if err := w.kube.Tracker().Delete(batchv1.SchemeGroupVersion.WithResource("jobs"), "shop", name); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -56,10 +56,14 @@ spec:
 		}
 	})
 	t.Run("no_endpoints_is_refused", func(t *testing.T) {
-		r := l.run(t, "nc", "-v", "-w", "5", vip("nobody"), "80")
-		if r.code == 0 || !strings.Contains(r.stderr, "refused") {
-			t.Error(r)
-		}
+		// Until kube-proxy knows the new Service, the node looks for a route to its ClusterIP.
+		testenv.Eventually(t, 10*time.Second, func() error {
+			r := l.run(t, "nc", "-v", "-w", "5", vip("nobody"), "80")
+			if r.code == 0 || !strings.Contains(r.stderr, "refused") {
+				return fmt.Errorf("not refused: %v", r)
+			}
+			return nil
+		})
 	})
 	t.Run("internal_traffic_policy_local_is_kept", func(t *testing.T) {
 		node := w.kubectl(t, "-n", l.connection(t).ManagerNamespace, "get", "pod", l.connection(t).ManagerPod, "-o", "jsonpath={.spec.nodeName}")
