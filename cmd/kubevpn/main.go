@@ -1,5 +1,6 @@
-// Command kubevpn connects this machine to the network of a Kubernetes cluster. It is the command-line interface. It starts
-// itself as the daemon, as the root helper and as the first process of sandboxes and containers. This package connects them.
+// Command kubevpn connects this machine to the network of a Kubernetes cluster. It is the command-line interface. It
+// starts itself as the daemon, as the root helper and as the first process of sandboxes and containers. This package
+// connects them.
 package main
 
 import (
@@ -11,6 +12,7 @@ import (
 
 func main() {
 	os.Exit(cli.Main(cli.Programs{
-		RunDaemon: runDaemon, StartHelper: startHelper, RunHelper: helper.Main, Foreground: foreground, Isolated: isolated, Reset: reset,
+		RunDaemon: runDaemon, StartHelper: startHelper, RunHelper: helper.Main, Foreground: foreground,
+		Isolated: isolated, Reset: reset,
 	}))
 }

@@ -69,7 +69,8 @@ func foreground(ctx context.Context, paths config.Paths, req api.ConnectRequest,
 }
 
 // isolated keeps a connection for a sandbox. It logs nothing, because the program uses the terminal.
-func isolated(ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(), progress func(api.Event)) error {
+func isolated(ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(),
+	progress func(api.Event)) error {
 	footprint.HalveProcessors()
 	owner, err := ownOwner()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command traffic runs in the cluster: as the traffic manager, as the traffic gateway in the manager's pod, as the traffic agents
-// in the pods of intercepted workloads, and as the supervisor in clones that receive files.
+// Command traffic runs in the cluster: as the traffic manager, as the traffic gateway in the manager's pod, as the
+// traffic agents in the pods of intercepted workloads, and as the supervisor in clones that receive files.
 package main
 
 import (

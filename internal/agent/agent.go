@@ -31,8 +31,8 @@ const (
 	// answerTimeout is how long another agent may not answer before the owner is told.
 	answerTimeout = 5 * time.Second
 
-	// maxUnsent is how many bytes of a conn the kernel buffers unsent, as with the traffic manager's: more would only be a
-	// queue that nothing can overtake.
+	// maxUnsent is how many bytes of a conn the kernel buffers unsent, as with the traffic manager's: more would only
+	// be a queue that nothing can overtake.
 	maxUnsent = 128 << 10
 )
 
@@ -91,8 +91,8 @@ func New(cfg Config) *Agent {
 	return &Agent{cfg: cfg, log: cfg.Logger}
 }
 
-// Run runs the agent as standby, leader and draining, until ctx ends or nobody needs the agent any more. It writes an error to
-// Config.Output as well.
+// Run runs the agent as standby, leader and draining, until ctx ends or nobody needs the agent any more. It writes an
+// error to Config.Output as well.
 func (a *Agent) Run(ctx context.Context) error {
 	var closed func()
 	a.infoServer, closed = openInfoServer(a.cfg.InfoPort, a.log)
@@ -174,12 +174,14 @@ func (a *Agent) lead(ctx context.Context, agents net.Listener) error {
 	defer agents.Close()
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", netip.AddrPortFrom(netip.IPv6Unspecified(), a.cfg.Port).String())
 	if errors.Is(err, syscall.EAFNOSUPPORT) {
-		l, err = new(net.ListenConfig).Listen(ctx, "tcp", netip.AddrPortFrom(netip.IPv4Unspecified(), a.cfg.Port).String())
+		l, err = new(net.ListenConfig).Listen(ctx, "tcp",
+			netip.AddrPortFrom(netip.IPv4Unspecified(), a.cfg.Port).String())
 	}
 	if err != nil {
 		return fmt.Errorf("cannot listen for laptops: %w", err)
 	}
-	return a.serve(ctx, agents, nonblock.Listener{Listener: l, Unsent: maxUnsent}, l.Addr().(*net.TCPAddr).AddrPort().Port())
+	return a.serve(ctx, agents, nonblock.Listener{Listener: l, Unsent: maxUnsent},
+		l.Addr().(*net.TCPAddr).AddrPort().Port())
 }
 
 // serve leads on these listeners, which it closes.

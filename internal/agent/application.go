@@ -22,9 +22,10 @@ import (
 	"kubevpn/pkg/protocol/interceptor"
 )
 
-// application connects to the pod's application, at the pod's address as the client did. If a TCP port refuses there, it tries
-// the loopback addresses, but only if nothing was ever seen to listen on that port elsewhere. Otherwise a restarting proxy in
-// front of the application would expose the application to the proxy's clients. The methods may be called concurrently.
+// application connects to the pod's application, at the pod's address as the client did. If a TCP port refuses there,
+// it tries the loopback addresses, but only if nothing was ever seen to listen on that port elsewhere. Otherwise a
+// restarting proxy in front of the application would expose the application to the proxy's clients. The methods may be
+// called concurrently.
 type application struct {
 	listeners func() ([]netip.AddrPort, error) // of TCP, in the pod's network namespace
 	log       *slog.Logger

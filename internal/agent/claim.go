@@ -77,7 +77,8 @@ func newClaim(o *api.ClaimOrder, by *owner, from laptop, now time.Time) (*claim,
 		case seen[portOf(p)]:
 			return nil, api.Errorf(api.ExitUsage, "%s is named twice", describePort(portOf(p)))
 		case p.Listen == p.Port:
-			return nil, api.Errorf(api.ExitUsage, "the sidecar cannot listen on %s: the application does", describePort(portOf(p)))
+			return nil, api.Errorf(api.ExitUsage, "the sidecar cannot listen on %s: the application does",
+				describePort(portOf(p)))
 		}
 		seen[portOf(p)] = true
 	}
@@ -90,7 +91,8 @@ func newClaim(o *api.ClaimOrder, by *owner, from laptop, now time.Time) (*claim,
 		return nil, api.Errorf(api.ExitUsage, "the match: %w", err)
 	}
 	c := &claim{
-		id: o.ID, owner: by, by: from, target: from, match: m, mirror: o.Mirror, ports: slices.Clone(o.Ports), since: now, stats: new(interceptor.Stats),
+		id: o.ID, owner: by, by: from, target: from, match: m, mirror: o.Mirror, ports: slices.Clone(o.Ports),
+		since: now, stats: new(interceptor.Stats),
 	}
 	if o.Clone != nil {
 		if len(o.Clone.Addresses) > maxClonePods {
@@ -108,8 +110,8 @@ func newClaim(o *api.ClaimOrder, by *owner, from laptop, now time.Time) (*claim,
 	return c, nil
 }
 
-// overlaps returns the ports of c that the other claim has for requests that c may match as well. A mirror overlaps with no
-// claim.
+// overlaps returns the ports of c that the other claim has for requests that c may match as well. A mirror overlaps
+// with no claim.
 func (c *claim) overlaps(other *claim) []port {
 	if c.mirror || other.mirror || httpmatch.Disjoint(c.match, other.match) {
 		return nil
@@ -129,7 +131,8 @@ func conflict(c, other *claim, both []port) *api.Error {
 	if other.owner.name != "" {
 		who = other.owner.name
 	}
-	return api.Errorf(api.ExitConflict, "%s has %s of %s since %s", who, other.match, describePorts(both), describeTime(other.since, c.since)).
+	return api.Errorf(api.ExitConflict, "%s has %s of %s since %s", who, other.match, describePorts(both),
+		describeTime(other.since, c.since)).
 		WithHint("Choose other requests with --headers, or ask %s to run `kubevpn leave`.", who)
 }
 
@@ -174,7 +177,8 @@ func newTable(claims []*claim) table {
 	for _, c := range claims {
 		for _, p := range c.ports {
 			t[portOf(p)] = append(t[portOf(p)], interceptor.Claim{
-				ID: c.owner.hash + "/" + c.id, Match: c.match, Mirror: c.mirror, Target: c.target, Stats: c.stats, TLS: c.tls,
+				ID: c.owner.hash + "/" + c.id, Match: c.match, Mirror: c.mirror, Target: c.target, Stats: c.stats,
+				TLS: c.tls,
 			})
 		}
 	}
@@ -184,8 +188,9 @@ func newTable(claims []*claim) table {
 // describe returns the claim as it is reported to laptops.
 func (c *claim) describe(to *owner, notes map[port][]string) api.Claim {
 	d := api.Claim{
-		ID: c.id, Owner: c.owner.name, Mine: c.owner == to, Away: c.target.Away(), Match: c.match.String(), Mirror: c.mirror,
-		Ports: c.ports, Since: c.since, Requests: c.stats.Requests(),
+		ID: c.id, Owner: c.owner.name, Mine: c.owner == to, Away: c.target.Away(), Match: c.match.String(),
+		Mirror: c.mirror,
+		Ports:  c.ports, Since: c.since, Requests: c.stats.Requests(),
 	}
 	if f := c.stats.LastError(); f != nil {
 		d.LastError = f.Error

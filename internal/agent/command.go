@@ -60,8 +60,10 @@ serves the first line as well, for a minute.`,
 	}
 	f := cmd.Flags()
 	f.Uint16Var(&o.port, "port", 0, "port for laptops; 0: any")
-	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "addresses of this pod, with commas ($POD_IP); empty: those of its interfaces")
-	f.StringSliceVar(&o.listen, "listen", nil, "[tcp/|udp/]PORT:LISTEN, for a sidecar: the application's port, and the port on which to listen for it")
+	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"),
+		"addresses of this pod, with commas ($POD_IP); empty: those of its interfaces")
+	f.StringSliceVar(&o.listen, "listen", nil,
+		"[tcp/|udp/]PORT:LISTEN, for a sidecar: the application's port, and the port on which to listen for it")
 	f.StringVar(&o.log, "log-level", "info", "debug, info, warn or error")
 	return cmd
 }

@@ -8,8 +8,9 @@
 //	                                                     ├─▶ a stream that the agent opens to the laptop
 //	                                                     └─▶ the application
 //
-// A claim is one intercept in one pod. An owner is one daemon of one user on one laptop. Each owner has an agent of its own
-// in the pod, because it got there with the owner's own permissions. One of the agents, the leader, does the work of all.
+// A claim is one intercept in one pod. An owner is one daemon of one user on one laptop. Each owner has an agent of its
+// own in the pod, because it got there with the owner's own permissions. One of the agents, the leader, does the work
+// of all.
 //
 //	           the socket is free                    SIGTERM, reset, or no owner left
 //	┌─────────┐ ────────────────▶ ┌────────┐ ──────────────────────────────────▶ ┌──────────┐ ────▶ end
@@ -18,9 +19,10 @@
 //	     │                                     connections have 20 s
 //	     └──▶ end: the leader has forgotten its owner
 //
-// The agent that has bound the abstract unix socket api.AgentSocket is the leader. A later agent connects there, registers
-// the hash of its owner's key, prints the leader's info as its own, and waits for the connection's end: then the socket is
-// free. Nothing else is handed over: the laptops read new info and claim again, and meanwhile the application serves.
+// The agent that has bound the abstract unix socket api.AgentSocket is the leader. A later agent connects there,
+// registers the hash of its owner's key, prints the leader's info as its own, and waits for the connection's end: then
+// the socket is free. Nothing else is handed over: the laptops read new info and claim again, and meanwhile the
+// application serves.
 //
 //	          a conn              its last conn is lost, or silent for 3 s         a minute
 //	known ──────────────▶ attached ──────────────────────────────────────────▶ away ───────────▶ released
@@ -28,15 +30,16 @@
 //	  │                    │    └──────────────────────────────────────────────┘ a conn
 //	  └── a minute without a claim and without a conn ──▶ forgotten
 //
-// An owner's claims match only while it is attached. The leader releases all claims of an owner that was away for a minute,
-// and at once those of a session that the laptop closes. It forgets every owner but its own, whose standby then ends: as
-// long as an owner's container runs, the owner may give orders. The leader ends when it is alone: no other owner, no claim
-// and no conn for a minute, and no open connection.
+// An owner's claims match only while it is attached. The leader releases all claims of an owner that was away for a
+// minute, and at once those of a session that the laptop closes. It forgets every owner but its own, whose standby then
+// ends: as long as an owner's container runs, the owner may give orders. The leader ends when it is alone: no other
+// owner, no claim and no conn for a minute, and no open connection.
 //
 // Redirects need Linux 5.12. On older kernels each claim fails with an error that says so.
 //
-// A sidecar (Config.Listen) has no redirects: Services lead to its own ports, on which it listens from the beginning. It
-// never ends by itself, because nothing else would serve there. The leader listens for the sidecars that stand by as well.
+// A sidecar (Config.Listen) has no redirects: Services lead to its own ports, on which it listens from the beginning.
+// It never ends by itself, because nothing else would serve there. The leader listens for the sidecars that stand by as
+// well.
 //
 //	agent.go        standby, leader, draining
 //	standby.go      messages between standby and leader

@@ -11,21 +11,23 @@ import (
 )
 
 const (
-	// infoTime is how long an agent serves its info on a port. By then the owner has it from there, or from the container's log.
+	// infoTime is how long an agent serves its info on a port. By then the owner has it from there, or from the
+	// container's log.
 	infoTime = time.Minute
 	// infoWriteTimeout bounds a write to a client that does not read. The line fits into the socket's buffer.
 	infoWriteTimeout = time.Second
 )
 
-// infoServer serves api.AgentInfoPortVariable's port: it sends the latest line of api.AgentInfo to every client within the
-// pod's network. Clients that connect before there is a line wait in the kernel's queue. The line is no secret, and the
-// server reads nothing: the log, which the kubelet gives later, has the same. A nil infoServer does nothing.
+// infoServer serves api.AgentInfoPortVariable's port: it sends the latest line of api.AgentInfo to every client within
+// the pod's network. Clients that connect before there is a line wait in the kernel's queue. The line is no secret, and
+// the server reads nothing: the log, which the kubelet gives later, has the same. A nil infoServer does nothing.
 //
-// The laptop that reads the line through the kubelet's port-forward knows that a container of this pod sent it, not that it
-// was the agent's. Another container of the pod that took the port first, and answered with a key of its own, would get the
-// laptop's claim, and could open streams to the ports of the laptop that the claim names: the requests of the pod would get
-// there as well, and they are for the pod's containers anyway. It would neither learn the laptop's key, which never leaves
-// the laptop, nor be able to give orders to this agent. The application's TLS key goes only to the agent that the log names.
+// The laptop that reads the line through the kubelet's port-forward knows that a container of this pod sent it, not
+// that it was the agent's. Another container of the pod that took the port first, and answered with a key of its own,
+// would get the laptop's claim, and could open streams to the ports of the laptop that the claim names: the requests of
+// the pod would get there as well, and they are for the pod's containers anyway. It would neither learn the laptop's
+// key, which never leaves the laptop, nor be able to give orders to this agent. The application's TLS key goes only to
+// the agent that the log names.
 type infoServer struct {
 	listener net.Listener
 	log      *slog.Logger
@@ -35,8 +37,8 @@ type infoServer struct {
 	known chan struct{} // closed when there is a line
 }
 
-// openInfoServer serves on the port until closed is called, or infoTime has passed. If another process has the port, it logs
-// that and returns nil: the owner reads the log.
+// openInfoServer serves on the port until closed is called, or infoTime has passed. If another process has the port, it
+// logs that and returns nil: the owner reads the log.
 func openInfoServer(port uint16, log *slog.Logger) (s *infoServer, closed func()) {
 	if port == 0 {
 		return nil, func() {}

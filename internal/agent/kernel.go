@@ -12,16 +12,17 @@ import (
 	"kubevpn/pkg/host/redirect"
 )
 
-// mark and mark+1 mark the agent's own sockets, packets and connections ("kva" and a number). All agents of a pod use the
-// same, because one may still be draining when the next one starts.
+// mark and mark+1 mark the agent's own sockets, packets and connections ("kva" and a number). All agents of a pod use
+// the same, because one may still be draining when the next one starts.
 const mark = 0x6b766100
 
-// openKernel creates the table of redirects. Its name is random, because agents that follow each other in a pod have the same
-// process ID, each in its container.
+// openKernel creates the table of redirects. Its name is random, because agents that follow each other in a pod have
+// the same process ID, each in its container.
 func openKernel(log *slog.Logger) (kernel, error) {
 	var random [4]byte
 	rand.Read(random[:]) // it never fails
-	r, err := redirect.New(redirect.Config{Name: "kubevpn-agent-" + hex.EncodeToString(random[:]), Mark: mark, Logger: log})
+	r, err := redirect.New(redirect.Config{Name: "kubevpn-agent-" + hex.EncodeToString(random[:]), Mark: mark,
+		Logger: log})
 	if err != nil {
 		return nil, err
 	}

@@ -17,15 +17,16 @@ import (
 // errUnauthorized rejects a key that belongs to no owner.
 var errUnauthorized = errors.New("not the key of an owner")
 
-// newKey creates the key of a leader, which is never stored, and its hash. The certificate only carries the key: it names
-// nobody, and laptops compare the key.
+// newKey creates the key of a leader, which is never stored, and its hash. The certificate only carries the key: it
+// names nobody, and laptops compare the key.
 func newKey() (tls.Certificate, string, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, "", fmt.Errorf("cannot create the agent's key: %w", err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC),
+		SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0),
+		NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
@@ -35,7 +36,8 @@ func newKey() (tls.Certificate, string, error) {
 	if err != nil {
 		return tls.Certificate{}, "", fmt.Errorf("cannot read the agent's certificate: %w", err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, api.KeyHash(leaf.RawSubjectPublicKeyInfo), nil
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf},
+		api.KeyHash(leaf.RawSubjectPublicKeyInfo), nil
 }
 
 // tlsConfig accepts clients for whose key's hash knows returns true.

@@ -23,11 +23,12 @@ import (
 const (
 	// tickInterval is the interval at which the leader checks which laptops are away.
 	tickInterval = 500 * time.Millisecond
-	// awayTimeout is how long an owner that is away keeps its claims, and how long an owner without claims is remembered.
+	// awayTimeout is how long an owner that is away keeps its claims, and how long an owner without claims is
+	// remembered.
 	awayTimeout = time.Minute
 
-	// The budget of all laptops together: control streams, of which each laptop needs one, and bytes that a client or a laptop
-	// has not read yet.
+	// The budget of all laptops together: control streams, of which each laptop needs one, and bytes that a client or a
+	// laptop has not read yet.
 	maxControlStreams = 1 << 10
 	maxBuffered       = 128 << 20
 
@@ -100,7 +101,8 @@ func newLeader(live context.Context, conns net.Listener, number uint16, log *slo
 	l := &leader{
 		info: api.AgentInfo{Protocol: api.Protocol, Version: version.String(), Port: number, Key: hash},
 		log:  log, live: live, reset: make(chan struct{}), budget: transport.NewBudget(maxControlStreams, maxBuffered),
-		owners: make(map[string]*owner), notes: make(map[port][]string), probes: make(map[string]time.Time), changed: make(chan struct{}),
+		owners: make(map[string]*owner), notes: make(map[port][]string), probes: make(map[string]time.Time),
+		changed: make(chan struct{}),
 	}
 	l.table.Store(new(table))
 	config := tlsConfig(certificate, func(hash string) bool { return l.owner(hash) != nil })
@@ -179,7 +181,8 @@ func (l *leader) register(hash, name string) (*owner, error) {
 
 // serve serves one session of an owner until it ends.
 func (l *leader) serve(ctx context.Context, o *owner, session *transport.Session) {
-	s := &laptopSession{leader: l, owner: o, session: session, laptop: laptop{session}, log: l.log.With("owner", o.name)}
+	s := &laptopSession{leader: l, owner: o, session: session, laptop: laptop{session},
+		log: l.log.With("owner", o.name)}
 	l.mu.Lock()
 	o.sessions[s] = struct{}{}
 	l.notify()
@@ -220,11 +223,13 @@ func (l *leader) claim(o *api.ClaimOrder, s *laptopSession) error {
 			// Another session with the same key takes over: a killed daemon that is back. A name proves nothing.
 			switch away := other.by.Away(); {
 			case away && other.owner != c.owner:
-				return conflict(c, other, both).WithHint("Its laptop does not answer. Unless it comes back, the intercept ends within a minute.")
+				return conflict(c, other, both).
+					WithHint("Its laptop does not answer. Unless it comes back, the intercept ends within a minute.")
 			case !away:
 				return conflict(c, other, both)
 			}
-			l.log.Info("released: another session of its owner intercepts the same", "claim", other.id, "owner", other.owner.name)
+			l.log.Info("released: another session of its owner intercepts the same", "claim", other.id, "owner",
+				other.owner.name)
 			continue
 		}
 		if other.owner == c.owner {
@@ -279,8 +284,8 @@ func (l *leader) release(which func(*claim) bool) {
 	l.settle()
 }
 
-// settle sets the receiver to what claims need. If that fails, requests still come here and are forwarded to the application,
-// and the next tick tries again. Call with mu held.
+// settle sets the receiver to what claims need. If that fails, requests still come here and are forwarded to the
+// application, and the next tick tries again. Call with mu held.
 func (l *leader) settle() {
 	err := l.receiver.set(wanted(l.claims))
 	l.dirty = err != nil
@@ -345,7 +350,8 @@ func (l *leader) note(protocol string, number uint16, text string) {
 // addNote is note with mu held.
 func (l *leader) addNote(at port, text string) {
 	text = text[:min(len(text), maxNoteBytes)]
-	if _, claimed := (*l.table.Load())[at]; !claimed || len(l.notes[at]) >= maxPortsNotes || slices.Contains(l.notes[at], text) {
+	if _, claimed := (*l.table.Load())[at]; !claimed || len(l.notes[at]) >= maxPortsNotes ||
+		slices.Contains(l.notes[at], text) {
 		return
 	}
 	l.notes[at] = append(l.notes[at], text)
@@ -355,7 +361,8 @@ func (l *leader) addNote(at port, text string) {
 // expect announces a probe.
 func (l *leader) expect(c *api.Probe) error {
 	if len(c.Preface) != api.ProbeLength || string(c.Preface[:len(api.ProbePrefix)]) != api.ProbePrefix {
-		return api.Errorf(api.ExitUsage, "a probe has %d bytes, of which the first are %q", api.ProbeLength, api.ProbePrefix)
+		return api.Errorf(api.ExitUsage, "a probe has %d bytes, of which the first are %q", api.ProbeLength,
+			api.ProbePrefix)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -386,7 +393,8 @@ func (l *leader) clear(by *owner) {
 	}
 	l.log.Info("reset", "by", by.name)
 	l.release(func(*claim) bool { return true })
-	over := api.Errorf(api.ExitIntercept, "%s has removed all intercepts of this pod", cmp.Or(by.name, "another laptop"))
+	over := api.Errorf(api.ExitIntercept, "%s has removed all intercepts of this pod",
+		cmp.Or(by.name, "another laptop"))
 	for _, o := range l.owners {
 		for s := range o.sessions {
 			s.over = over
@@ -434,8 +442,8 @@ func (l *leader) count() {
 	}
 }
 
-// tick notices which laptops went away, came back, or were away for awayTimeout. It reports whether no owner is left; then
-// the leader is ending.
+// tick notices which laptops went away, came back, or were away for awayTimeout. It reports whether no owner is left;
+// then the leader is ending.
 func (l *leader) tick(now time.Time) (alone bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -497,8 +505,8 @@ func (l *leader) forget(o *owner) {
 	o.end()
 }
 
-// quit gives the application its ports back, and then rejects orders and releases the standbys: one of them takes over, or,
-// after a reset, all end.
+// quit gives the application its ports back, and then rejects orders and releases the standbys: one of them takes over,
+// or, after a reset, all end.
 func (l *leader) quit() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -33,7 +33,8 @@ type kernel interface {
 	Set(map[port]uint16) error
 	// Original returns the original destination of a redirected connection.
 	Original(net.Conn) (netip.AddrPort, error)
-	// Dial connects to the application from the client's address or, if that is not possible, from an address of the pod.
+	// Dial connects to the application from the client's address or, if that is not possible, from an address of the
+	// pod.
 	Dial(ctx context.Context, network string, client netip.Addr, to netip.AddrPort) (net.Conn, error)
 	// Opaque returns why the application does not see clients' addresses, or nil.
 	Opaque() error
@@ -91,14 +92,15 @@ type listening struct {
 func newReceiver(cfg Config, o policy, own uint16) *receiver {
 	r := &receiver{
 		cfg: cfg, log: cfg.Logger, policy: o, own: own, open: sync.OnceValues(cfg.kernel),
-		udp: make(map[port]*sockets), listeners: make(map[port]listening), app: newApplication(cfg.listeners, cfg.Logger),
+		udp: make(map[port]*sockets), listeners: make(map[port]listening),
+		app: newApplication(cfg.listeners, cfg.Logger),
 	}
 	r.flows, r.end = context.WithCancel(context.Background())
 	return r
 }
 
-// start starts a sidecar's listeners, because nothing else would serve there. Otherwise it opens the kernel in advance, which
-// takes a moment.
+// start starts a sidecar's listeners, because nothing else would serve there. Otherwise it opens the kernel in advance,
+// which takes a moment.
 func (r *receiver) start(sidecar []Listen) error {
 	r.look()
 	for _, l := range sidecar {
@@ -133,8 +135,8 @@ func (r *receiver) look() {
 // source returns api.AgentState.Source.
 func (r *receiver) source() string { return r.sourced }
 
-// set replaces the intercepted ports, each with the port on which a sidecar listens for it, or 0. If it fails, the previous
-// ports stay.
+// set replaces the intercepted ports, each with the port on which a sidecar listens for it, or 0. If it fails, the
+// previous ports stay.
 func (r *receiver) set(want map[port]uint16) error {
 	if r.stopped {
 		return nil
@@ -257,7 +259,8 @@ func (r *receiver) localPort(at port) (uint16, error) {
 func (r *receiver) listen(at port, listen uint16) error {
 	if l, ok := r.listeners[at]; ok {
 		if l.at != listen {
-			return api.Errorf(api.ExitConflict, "the sidecar listens for %s on port %d, not %d", describePort(at), l.at, listen)
+			return api.Errorf(api.ExitConflict, "the sidecar listens for %s on port %d, not %d", describePort(at), l.at,
+				listen)
 		}
 		return nil
 	}
@@ -284,7 +287,8 @@ func (r *receiver) listen(at port, listen uint16) error {
 	return nil
 }
 
-// listenTCP listens at all addresses. Without MPTCP: the kernel does not know the original destination of its connections.
+// listenTCP listens at all addresses. Without MPTCP: the kernel does not know the original destination of its
+// connections.
 func listenTCP(number uint16) (net.Listener, error) {
 	var config net.ListenConfig
 	config.SetMultipathTCP(false)
@@ -317,7 +321,8 @@ func (r *receiver) accept(l net.Listener, i *interceptor.Interceptor, where func
 					return
 				}
 				i.ServeConn(r.flows, conn, interceptor.Flow{
-					Protocol: "tcp", Client: unmap(conn.RemoteAddr()), Dst: netip.AddrPortFrom(dst.Addr().Unmap(), dst.Port()),
+					Protocol: "tcp", Client: unmap(conn.RemoteAddr()),
+					Dst: netip.AddrPortFrom(dst.Addr().Unmap(), dst.Port()),
 				})
 			})
 		}
@@ -345,7 +350,8 @@ func (r *receiver) destinations(number uint16) map[string]netip.AddrPort {
 	return to
 }
 
-// sockets receive a port's datagrams. There is one for each family of the pod, so that the destination of a datagram is known.
+// sockets receive a port's datagrams. There is one for each family of the pod, so that the destination of a datagram is
+// known.
 type sockets struct {
 	port  uint16
 	conns []net.PacketConn
@@ -358,7 +364,8 @@ func (s *sockets) close() {
 }
 
 // listenPackets serves datagrams to a port, or to any free one if number is 0, in each family of to.
-func (r *receiver) listenPackets(number uint16, to map[string]netip.AddrPort, i *interceptor.Interceptor) (*sockets, error) {
+func (r *receiver) listenPackets(number uint16, to map[string]netip.AddrPort,
+	i *interceptor.Interceptor) (*sockets, error) {
 	const attempts = 16 // a port that is free in one family may be in use in the other
 	var refused error
 	for range attempts {

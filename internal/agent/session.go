@@ -125,9 +125,11 @@ func readHello(lines *api.Lines) *api.Error {
 		return api.Errorf(api.ExitIncompatible, "cannot read the laptop's hello: %w", err)
 	}
 	if hello.Protocol != api.Protocol {
-		return api.Errorf(api.ExitIncompatible, "the pod's traffic agent is kubevpn %s and speaks protocol %d; this kubevpn is %s and speaks protocol %d",
+		return api.Errorf(api.ExitIncompatible,
+			"the pod's traffic agent is kubevpn %s and speaks protocol %d; this kubevpn is %s and speaks protocol %d",
 			version.String(), api.Protocol, hello.Version, hello.Protocol).
-			WithHint("It ends a minute after the last intercept of the pod. `kubevpn reset` ends it at once, with the intercepts of others.")
+			WithHint("It ends a minute after the last intercept of the pod. `kubevpn reset` ends it at once, with " +
+				"the intercepts of others.")
 	}
 	return nil
 }
@@ -141,7 +143,8 @@ func (s *laptopSession) obey(o *api.AgentOrder) error {
 		}
 	}
 	if kinds != 1 {
-		return api.Errorf(api.ExitIncompatible, "an order sets one field, and this one sets %d that kubevpn %s knows", kinds, version.String())
+		return api.Errorf(api.ExitIncompatible, "an order sets one field, and this one sets %d that kubevpn %s knows",
+			kinds, version.String())
 	}
 	l := s.leader
 	switch {
@@ -193,8 +196,8 @@ func (r *reporter) send(report api.AgentReport) error {
 	return r.to.Encode(report)
 }
 
-// state sends the state if it differs from the last one, or the error that ends the session. It holds the lock while it reads
-// the state, so that the report after the answer to an order contains that order's effect.
+// state sends the state if it differs from the last one, or the error that ends the session. It holds the lock while it
+// reads the state, so that the report after the answer to an order contains that order's effect.
 func (r *reporter) state(s *laptopSession) (over bool, changed <-chan struct{}, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -28,8 +28,8 @@ func dialAgent(ctx context.Context, name string) (net.Conn, error) {
 	return conn, nil
 }
 
-// sameUser returns an error unless the peer runs as this process's user: other processes of the pod must not decide who gives
-// orders. An abstract socket has no permissions of its own.
+// sameUser returns an error unless the peer runs as this process's user: other processes of the pod must not decide who
+// gives orders. An abstract socket has no permissions of its own.
 func sameUser(conn net.Conn) error {
 	c, ok := conn.(syscall.Conn)
 	if !ok {
@@ -41,7 +41,9 @@ func sameUser(conn net.Conn) error {
 	}
 	var who *unix.Ucred
 	var asked error
-	if err := raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+	if err := raw.Control(func(fd uintptr) {
+		who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
 		return fmt.Errorf("cannot identify the peer: %w", err)
 	}
 	if asked != nil {

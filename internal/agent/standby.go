@@ -48,7 +48,8 @@ type standby struct {
 // dismiss tells the agent to end. It does not wait.
 func (s *standby) dismiss() {
 	s.once.Do(func() {
-		// It fits into the socket's buffer. If it does not arrive, that agent takes over, and soon ends because it is alone.
+		// It fits into the socket's buffer. If it does not arrive, that agent takes over, and soon ends because it is
+		// alone.
 		s.conn.SetWriteDeadline(time.Now().Add(time.Second))
 		json.NewEncoder(s.conn).Encode(message{End: true})
 		s.conn.Close()

@@ -5,27 +5,27 @@ import (
 	"time"
 )
 
-// The traffic agent is a container of a workload's pod. Agents of one pod share its network namespace, and one of them, the
-// leader, does the work; the others stand by.
+// The traffic agent is a container of a workload's pod. Agents of one pod share its network namespace, and one of them,
+// the leader, does the work; the others stand by.
 const (
 	// AgentSocket is an abstract unix socket of the pod's network namespace. The agent that has bound it is the leader.
 	AgentSocket = "@kubevpn-agent"
 	// AgentPrefix begins the name of every agent's container: kubevpn-agent-1, kubevpn-agent-2.
 	AgentPrefix = "kubevpn-agent-"
-	// AgentOwnerVariable of the agent's environment is the KeyHash of the owner's public key. The holder of the private key may
-	// give the agent orders. The hash is no secret.
+	// AgentOwnerVariable of the agent's environment is the KeyHash of the owner's public key. The holder of the private
+	// key may give the agent orders. The hash is no secret.
 	AgentOwnerVariable = "KUBEVPN_OWNER"
 	// AgentNameVariable is the owner's name: user@host.
 	AgentNameVariable = "KUBEVPN_OWNER_NAME"
-	// AgentInfoPortVariable is a port of 127.0.0.1 in the pod, which the owner has chosen. In its first minute, the agent sends
-	// every client there its latest AgentInfo, as a JSON line, and closes the connection. The owner connects by
-	// pods/portforward, because a container's log is available only up to a second after its start.
+	// AgentInfoPortVariable is a port of 127.0.0.1 in the pod, which the owner has chosen. In its first minute, the
+	// agent sends every client there its latest AgentInfo, as a JSON line, and closes the connection. The owner
+	// connects by pods/portforward, because a container's log is available only up to a second after its start.
 	AgentInfoPortVariable = "KUBEVPN_INFO_PORT"
 )
 
-// AgentInfo is a JSON line on the agent's standard output. It names the agent of the pod to which the owner connects. It is
-// trustworthy, because the kubelet serves the container's log. The agent prints another one whenever the leader changes. The
-// port of AgentInfoPortVariable may serve it sooner; that only proves that a container of the pod sent it.
+// AgentInfo is a JSON line on the agent's standard output. It names the agent of the pod to which the owner connects.
+// It is trustworthy, because the kubelet serves the container's log. The agent prints another one whenever the leader
+// changes. The port of AgentInfoPortVariable may serve it sooner; that only proves that a container of the pod sent it.
 type AgentInfo struct {
 	Protocol int    `json:"protocol"` // Protocol
 	Version  string `json:"version"`
@@ -40,8 +40,8 @@ type AgentHello struct {
 	Version  string `json:"version"`
 }
 
-// AgentOrder is a JSON line of the laptop on the control stream. Beside ID, exactly one field is set. The agent answers each
-// with an AgentReport of the same ID.
+// AgentOrder is a JSON line of the laptop on the control stream. Beside ID, exactly one field is set. The agent answers
+// each with an AgentReport of the same ID.
 type AgentOrder struct {
 	ID      uint64      `json:"id"`
 	Claim   *ClaimOrder `json:"claim,omitempty"`
@@ -59,8 +59,8 @@ type ClaimOrder struct {
 	Flush  bool            `json:"flush,omitempty"`
 	Since  time.Time       `json:"since"`
 	TLS    *TLSTermination `json:"tls,omitempty"`
-	// Clone lists pods that receive the requests in turn, on the same ports, while the laptop is attached. Nil: the laptop
-	// receives them. Without addresses, the application receives them.
+	// Clone lists pods that receive the requests in turn, on the same ports, while the laptop is attached. Nil: the
+	// laptop receives them. Without addresses, the application receives them.
 	Clone *ClonePods `json:"clone,omitempty"`
 }
 
@@ -76,8 +76,8 @@ type AgentPort struct {
 	Listen   uint16 `json:"listen,omitempty"` // sidecar only: where the agent listens for them; no redirect
 }
 
-// Probe announces a connection that will begin with these bytes. The agent answers it with the same bytes and closes it, which
-// proves that traffic to the port reaches the agent.
+// Probe announces a connection that will begin with these bytes. The agent answers it with the same bytes and closes
+// it, which proves that traffic to the port reaches the agent.
 type Probe struct {
 	Preface []byte `json:"preface"` // ProbeLength bytes, of which the first are ProbePrefix and the rest random
 }
@@ -87,8 +87,8 @@ const (
 	ProbeLength = 32
 )
 
-// AgentReport is a JSON line of the leader on the control stream. It sends the complete State whenever that changes, at most
-// every 200 ms.
+// AgentReport is a JSON line of the leader on the control stream. It sends the complete State whenever that changes, at
+// most every 200 ms.
 type AgentReport struct {
 	ID    uint64      `json:"id,omitempty"` // of the order that it answers
 	Error *Error      `json:"error,omitempty"`
@@ -98,7 +98,8 @@ type AgentReport struct {
 // AgentState is the state of the leader.
 type AgentState struct {
 	Claims []Claim `json:"claims"` // of all owners
-	Source string  `json:"source"` // how the application learns the client's address: "address", or "header: " (X-Forwarded-For) and why
+	// how the application learns the client's address: "address", or "header: " (X-Forwarded-For) and why
+	Source string `json:"source"`
 }
 
 // Claim is one intercept in this pod.

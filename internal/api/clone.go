@@ -2,7 +2,8 @@ package api
 
 import "time"
 
-// A clone that receives files runs `traffic supervise` of the traffic manager's image as the first process of its container.
+// A clone that receives files runs `traffic supervise` of the traffic manager's image as the first process of its
+// container.
 const (
 	SupervisorVolume  = "/.kubevpn" // mount path; no other container mounts the volume
 	SupervisorProgram = SupervisorVolume + "/traffic"
@@ -11,21 +12,24 @@ const (
 
 // CloneSpec describes how a clone differs from its workload. InterceptSpec selects its requests.
 type CloneSpec struct {
-	Name      string            `json:"name,omitempty"`            // empty: formed from the names of the workload and the owner
-	Namespace string            `json:"targetNamespace,omitempty"` // empty: the namespace of the workload
-	Container string            `json:"container,omitempty"`       // the container that Image, Env, Command and Sync change; empty: as in InterceptSpec
-	Image     string            `json:"image,omitempty"`
-	Env       []string          `json:"env,omitempty"` // NAME=VALUE
-	Command   []string          `json:"command,omitempty"`
-	Replicas  int32             `json:"replicas,omitempty"`  // 0: 1
-	Volumes   map[string]string `json:"volumes,omitempty"`   // volume name to VolumeEmpty, or to VolumeShare for a volume that would otherwise be empty
+	// empty: formed from the names of the workload and the owner
+	Name      string `json:"name,omitempty"`
+	Namespace string `json:"targetNamespace,omitempty"` // empty: the namespace of the workload
+	// the container that Image, Env, Command and Sync change; empty: as in InterceptSpec
+	Container string   `json:"container,omitempty"`
+	Image     string   `json:"image,omitempty"`
+	Env       []string `json:"env,omitempty"` // NAME=VALUE
+	Command   []string `json:"command,omitempty"`
+	Replicas  int32    `json:"replicas,omitempty"` // 0: 1
+	// volume name to VolumeEmpty, or to VolumeShare for a volume that would otherwise be empty
+	Volumes   map[string]string `json:"volumes,omitempty"`
 	NoTraffic bool              `json:"noTraffic,omitempty"` // the clone receives no requests
 	Sync      []SyncPair        `json:"sync,omitempty"`
 	Restart   bool              `json:"restartOnSync,omitempty"`
 	// SyncShared allows Sync to write to volumes to which the workload or other pods also write.
 	SyncShared bool `json:"syncShared,omitempty"`
-	// InsecureRegistries are registry hosts with ports that kubevpn may query over HTTP for the command of an image. It sends
-	// them no credentials.
+	// InsecureRegistries are registry hosts with ports that kubevpn may query over HTTP for the command of an image. It
+	// sends them no credentials.
 	InsecureRegistries []string `json:"insecureRegistries,omitempty"`
 }
 
@@ -61,13 +65,14 @@ const (
 
 // Clone is one copy of a workload.
 type Clone struct {
-	Namespace string      `json:"namespace"` // of the clone
-	Name      string      `json:"name"`      // of its Job
-	State     CloneState  `json:"state"`
-	Pods      []ClonePod  `json:"pods"`
-	LastError string      `json:"lastError,omitempty"`
-	Notes     []string    `json:"notes,omitempty"` // differences from the workload that nobody requested
-	Host      string      `json:"host,omitempty"`  // a name that resolves to its pods, independent of the match; empty: none
+	Namespace string     `json:"namespace"` // of the clone
+	Name      string     `json:"name"`      // of its Job
+	State     CloneState `json:"state"`
+	Pods      []ClonePod `json:"pods"`
+	LastError string     `json:"lastError,omitempty"`
+	Notes     []string   `json:"notes,omitempty"` // differences from the workload that nobody requested
+	// a name that resolves to its pods, independent of the match; empty: none
+	Host      string      `json:"host,omitempty"`
 	Ports     []ClonePort `json:"ports,omitempty"` // of that name
 	NoTraffic bool        `json:"noTraffic,omitempty"`
 	Sync      []Synced    `json:"sync,omitempty"`

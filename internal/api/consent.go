@@ -5,16 +5,17 @@ import (
 	"slices"
 )
 
-// Consent lists what a user has allowed one cluster to do that kubevpn does not do without a question. The CLI stores one Consent
-// for each cluster (`kubevpn trust list`) and sends it with each request; the daemon stores nothing. A request that needs more
-// fails with ExitConsent, and Error.Needs contains what is missing. The zero value allows nothing.
+// Consent lists what a user has allowed one cluster to do that kubevpn does not do without a question. The CLI stores
+// one Consent for each cluster (`kubevpn trust list`) and sends it with each request; the daemon stores nothing. A
+// request that needs more fails with ExitConsent, and Error.Needs contains what is missing. The zero value allows
+// nothing.
 //
 //	CLI ── ConnectRequest with Consent ──▶ daemon
 //	CLI ◀── Error{ExitConsent, Needs} ──── daemon
 //	CLI asks the user, stores the answer, and sends the request again
 type Consent struct {
-	// Managers are the traffic managers that the user trusts, at most one for each namespace. Error.Needs contains the one in
-	// question.
+	// Managers are the traffic managers that the user trusts, at most one for each namespace. Error.Needs contains the
+	// one in question.
 	Managers []TrustedManager `json:"managers,omitempty"`
 	// Networks outside private address space that the cluster states as its own (podCIDRs of Nodes, ServiceCIDRs).
 	Networks []netip.Prefix `json:"networks,omitempty"`
@@ -22,16 +23,17 @@ type Consent struct {
 	Domain string `json:"domain,omitempty"`
 }
 
-// TrustedManager identifies a traffic manager. If NamespaceUID, Repository or ServiceAccount changes, it is a different manager,
-// and the CLI asks the user again.
+// TrustedManager identifies a traffic manager. If NamespaceUID, Repository or ServiceAccount changes, it is a different
+// manager, and the CLI asks the user again.
 type TrustedManager struct {
 	Namespace string `json:"namespace"`
-	// NamespaceUID is the UID of the namespace. If the user may not get the namespace, it is "deployment:" and the UID of the
-	// manager's Deployment.
+	// NamespaceUID is the UID of the namespace. If the user may not get the namespace, it is "deployment:" and the UID
+	// of the manager's Deployment.
 	NamespaceUID   string `json:"namespaceUID"`
 	Repository     string `json:"repository"` // of its image, without tag and digest
 	ServiceAccount string `json:"serviceAccount"`
-	// Image and Age are for people; Same ignores them. Age is the age of the Deployment or, without one, of the namespace.
+	// Image and Age are for people; Same ignores them. Age is the age of the Deployment or, without one, of the
+	// namespace.
 	Image string `json:"image,omitempty"`
 	Age   string `json:"age,omitempty"`
 }
@@ -53,7 +55,8 @@ func (c *Consent) Trusts(m TrustedManager) *Error {
 // NeedsManager returns an error with ExitConsent that asks whether the user trusts m.
 func NeedsManager(m TrustedManager, format string, args ...any) *Error {
 	e := Errorf(ExitConsent, format, args...).
-		WithHint("Its image is %s and its ServiceAccount is %s. All your traffic to the cluster would go through it.", m.Image, m.ServiceAccount)
+		WithHint("Its image is %s and its ServiceAccount is %s. All your traffic to the cluster would go through it.",
+			m.Image, m.ServiceAccount)
 	e.Needs = &Consent{Managers: []TrustedManager{m}}
 	return e
 }
@@ -61,7 +64,9 @@ func NeedsManager(m TrustedManager, format string, args ...any) *Error {
 // With returns the union of c and needs. A manager in needs replaces the one of the same namespace.
 func (c Consent) With(needs Consent) Consent {
 	for _, m := range needs.Managers {
-		c.Managers = append(slices.DeleteFunc(slices.Clone(c.Managers), func(o TrustedManager) bool { return o.Namespace == m.Namespace }), m)
+		c.Managers = append(slices.DeleteFunc(slices.Clone(c.Managers), func(o TrustedManager) bool {
+			return o.Namespace == m.Namespace
+		}), m)
 	}
 	for _, p := range needs.Networks {
 		if !slices.Contains(c.Networks, p) {

@@ -2,8 +2,8 @@ package api
 
 import "time"
 
-// Credential is the result of a credential plugin: a token, a client certificate with its key, or both. It is secret: kubevpn keeps
-// it in memory only, and String hides it from logs.
+// Credential is the result of a credential plugin: a token, a client certificate with its key, or both. It is secret:
+// kubevpn keeps it in memory only, and String hides it from logs.
 type Credential struct {
 	Token       string    `json:"token,omitempty"`
 	Certificate string    `json:"certificate,omitempty"` // PEM

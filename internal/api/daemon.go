@@ -5,26 +5,30 @@ import (
 	"time"
 )
 
-// ConnectRequest asks the daemon for a connection. A second request for the same cluster returns the same connection and sets its
-// namespace to Namespace.
+// ConnectRequest asks the daemon for a connection. A second request for the same cluster returns the same connection
+// and sets its namespace to Namespace.
 type ConnectRequest struct {
 	// Kubeconfig contains one context. File paths are absolute. A credential plugin has the environment of the CLI.
 	Kubeconfig []byte `json:"kubeconfig"`
 	// Credential is the result of the credential plugin on the user's terminal. Nil: the kubeconfig has no plugin.
-	Credential       *Credential    `json:"credential,omitempty"`
-	Context          string         `json:"context"`
-	Namespace        string         `json:"namespace"`
-	ManagerNamespace string         `json:"managerNamespace"` // empty: "kubevpn", else the current namespace
-	Image            string         `json:"image"`
-	Upgrade          bool           `json:"upgrade,omitempty"`
-	Netstack         string         `json:"netstack"`            // NetstackAuto (also when empty), NetstackGVisor or NetstackSystem
-	Transport        string         `json:"transport,omitempty"` // TransportAuto (also when empty), TransportPortForward or TransportAPIProxy
-	Scheduler        string         `json:"scheduler"`
-	ExtraCIDRs       []netip.Prefix `json:"extraCIDRs,omitempty"`
-	ExcludeCIDRs     []netip.Prefix `json:"excludeCIDRs,omitempty"`
-	AllowInbound     []Inbound      `json:"allowInbound,omitempty"` // ports that other laptops may connect to; none by default
-	Consent          Consent        `json:"consent,omitzero"`       // the stored consent for this cluster
-	// Use accepts an existing connection as it is: its namespace stays, and the daemon does not warn about other settings.
+	Credential       *Credential `json:"credential,omitempty"`
+	Context          string      `json:"context"`
+	Namespace        string      `json:"namespace"`
+	ManagerNamespace string      `json:"managerNamespace"` // empty: "kubevpn", else the current namespace
+	Image            string      `json:"image"`
+	Upgrade          bool        `json:"upgrade,omitempty"`
+	// NetstackAuto (also when empty), NetstackGVisor or NetstackSystem
+	Netstack string `json:"netstack"`
+	// TransportAuto (also when empty), TransportPortForward or TransportAPIProxy
+	Transport    string         `json:"transport,omitempty"`
+	Scheduler    string         `json:"scheduler"`
+	ExtraCIDRs   []netip.Prefix `json:"extraCIDRs,omitempty"`
+	ExcludeCIDRs []netip.Prefix `json:"excludeCIDRs,omitempty"`
+	// ports that other laptops may connect to; none by default
+	AllowInbound []Inbound `json:"allowInbound,omitempty"`
+	Consent      Consent   `json:"consent,omitzero"` // the stored consent for this cluster
+	// Use accepts an existing connection as it is: its namespace stays, and the daemon does not warn about other
+	// settings.
 	Use bool `json:"use,omitempty"`
 }
 
@@ -37,10 +41,12 @@ type Event struct {
 	Warning    string      `json:"warning,omitempty"` // a limitation or a guess, and what to ask an admin for
 	Connection *Connection `json:"connection,omitempty"`
 	Intercept  *Intercept  `json:"intercept,omitempty"`
-	// Installed is the traffic manager that the request has installed with the user's own rights. The CLI stores it as trusted.
+	// Installed is the traffic manager that the request has installed with the user's own rights. The CLI stores it as
+	// trusted.
 	Installed *TrustedManager `json:"installed,omitempty"`
-	Held      bool            `json:"held,omitempty"` // everything that an attached request asked for is established, until the request ends
-	Error     *Error          `json:"error,omitempty"`
+	// everything that an attached request asked for is established, until the request ends
+	Held  bool   `json:"held,omitempty"`
+	Error *Error `json:"error,omitempty"`
 }
 
 // ConnectionStatus is the state of a connection.
@@ -60,30 +66,31 @@ const (
 
 // Connection is one row of `kubevpn status`.
 type Connection struct {
-	ID               string           `json:"id"`
-	Cluster          string           `json:"cluster"` // its name in the kubeconfig
-	Server           string           `json:"server"`
-	Context          string           `json:"context"`
-	Namespace        string           `json:"namespace"`
-	Status           ConnectionStatus `json:"status"`
-	Netstack         string           `json:"netstack"`
-	NetstackReason   string           `json:"netstackReason"`
-	ProxyMode        string           `json:"proxyMode"` // of kube-proxy: "iptables", "nftables", "ipvs", "none" or "unknown"
-	Transport        string           `json:"transport"` // the transport in use: "api-proxy", "port-forward (spdy)"
-	Transports       []Transport      `json:"transports"`
-	Device           string           `json:"device"`
-	Addresses        []netip.Addr     `json:"addresses"`
-	CIDRs            []netip.Prefix   `json:"cidrs"` // networks that are routed into the tunnel
-	Since            time.Time        `json:"since"`
-	ManagerNamespace string           `json:"managerNamespace"`
-	ManagerPod       string           `json:"managerPod"`
-	ManagerVersion   string           `json:"managerVersion"`
-	Services         string           `json:"services"` // "resolved by kubevpn" or "dialled as they are: ..."
-	DNS              DNSStatus        `json:"dns"`
-	AllowInbound     []Inbound        `json:"allowInbound,omitempty"` // ports that other laptops may connect to
-	Checks           []Check          `json:"checks"`                 // the results of the probe
-	Warnings         []string         `json:"warnings,omitempty"`
-	Error            *Error           `json:"error,omitempty"`
+	ID             string           `json:"id"`
+	Cluster        string           `json:"cluster"` // its name in the kubeconfig
+	Server         string           `json:"server"`
+	Context        string           `json:"context"`
+	Namespace      string           `json:"namespace"`
+	Status         ConnectionStatus `json:"status"`
+	Netstack       string           `json:"netstack"`
+	NetstackReason string           `json:"netstackReason"`
+	// of kube-proxy: "iptables", "nftables", "ipvs", "none" or "unknown"
+	ProxyMode        string         `json:"proxyMode"`
+	Transport        string         `json:"transport"` // the transport in use: "api-proxy", "port-forward (spdy)"
+	Transports       []Transport    `json:"transports"`
+	Device           string         `json:"device"`
+	Addresses        []netip.Addr   `json:"addresses"`
+	CIDRs            []netip.Prefix `json:"cidrs"` // networks that are routed into the tunnel
+	Since            time.Time      `json:"since"`
+	ManagerNamespace string         `json:"managerNamespace"`
+	ManagerPod       string         `json:"managerPod"`
+	ManagerVersion   string         `json:"managerVersion"`
+	Services         string         `json:"services"` // "resolved by kubevpn" or "dialled as they are: ..."
+	DNS              DNSStatus      `json:"dns"`
+	AllowInbound     []Inbound      `json:"allowInbound,omitempty"` // ports that other laptops may connect to
+	Checks           []Check        `json:"checks"`                 // the results of the probe
+	Warnings         []string       `json:"warnings,omitempty"`
+	Error            *Error         `json:"error,omitempty"`
 }
 
 // The transports: ways to reach the traffic manager.

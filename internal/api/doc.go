@@ -5,6 +5,6 @@
 //	session ──ClientHello, ControlMessage──▶ traffic manager  JSON lines on a mux stream   (manager.go)
 //	session ──TicketRequest, Ticket──▶ traffic manager      one JSON line each on a mux stream   (ticket.go)
 //
-// It also defines the error type that all of them share, with an exit code and a hint (error.go). The package imports no other
-// package of kubevpn.
+// It also defines the error type that all of them share, with an exit code and a hint (error.go). The package imports
+// no other package of kubevpn.
 package api

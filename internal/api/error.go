@@ -47,8 +47,8 @@ const (
 	ExitInterrupted ExitCode = 130 // Ctrl-C
 )
 
-// Error is a failure for a user to read: what failed, and what to do next. Processes exchange it as JSON. The zero value is not
-// a valid Error.
+// Error is a failure for a user to read: what failed, and what to do next. Processes exchange it as JSON. The zero
+// value is not a valid Error.
 type Error struct {
 	Code    ExitCode `json:"code"`
 	Message string   `json:"message"`        // one line, no trailing period
@@ -76,8 +76,8 @@ func (e *Error) Error() string { return e.Message }
 // Unwrap returns the cause of e, or nil if e came from another process.
 func (e *Error) Unwrap() error { return e.cause }
 
-// AsError converts err to an *Error. If the chain of err contains an *Error, the result has its code, hint and needs, and the
-// message of err. Otherwise it has ExitUnexpected. AsError(nil) returns nil.
+// AsError converts err to an *Error. If the chain of err contains an *Error, the result has its code, hint and needs,
+// and the message of err. Otherwise it has ExitUnexpected. AsError(nil) returns nil.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil

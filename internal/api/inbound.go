@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Inbound is a port of this laptop that other laptops may connect to. Its text is "8080" or "8080/tcp" for a TCP port, "8080/udp" for a
-// UDP port, and "all" for every port and protocol. The zero value allows nothing.
+// Inbound is a port of this laptop that other laptops may connect to. Its text is "8080" or "8080/tcp" for a TCP port,
+// "8080/udp" for a UDP port, and "all" for every port and protocol. The zero value allows nothing.
 type Inbound struct {
 	All  bool
 	UDP  bool // UDP, else TCP

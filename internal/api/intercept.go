@@ -4,31 +4,35 @@ import (
 	"time"
 )
 
-// InterceptRequest asks the daemon to send requests of workloads to the laptop or to a clone. The daemon first connects if it has no
-// connection to the cluster.
+// InterceptRequest asks the daemon to send requests of workloads to the laptop or to a clone. The daemon first connects
+// if it has no connection to the cluster.
 type InterceptRequest struct {
-	Connect   ConnectRequest `json:"connect"`
-	Workloads []string       `json:"workloads"` // TYPE/NAME in Connect.Namespace; empty in an attached request that only holds the connection
-	Spec      InterceptSpec  `json:"spec"`
+	Connect ConnectRequest `json:"connect"`
+	// TYPE/NAME in Connect.Namespace; empty in an attached request that only holds the connection
+	Workloads []string      `json:"workloads"`
+	Spec      InterceptSpec `json:"spec"`
 	// Attached means that the daemon ends the intercepts that the request began when the request ends.
 	Attached bool `json:"attached,omitempty"`
 }
 
 // InterceptSpec describes which requests an intercept receives, and their target.
 type InterceptSpec struct {
-	Match     MatchSpec       `json:"match,omitzero"`
-	Ports     []PortMap       `json:"ports,omitempty"`     // empty: all TCP and UDP ports of the container, each to the same port of the laptop
-	Container string          `json:"container,omitempty"` // empty: the only container, or the default container of kubectl
-	Mode      string          `json:"mode,omitempty"`      // ModeAuto (also when empty), ModeEphemeral or ModeSidecar
-	Mirror    bool            `json:"mirror,omitempty"`    // the laptop receives copies; its answers are discarded
-	Flush     bool            `json:"flush,omitempty"`     // end the connections that are already open
+	Match MatchSpec `json:"match,omitzero"`
+	// empty: all TCP and UDP ports of the container, each to the same port of the laptop
+	Ports []PortMap `json:"ports,omitempty"`
+	// empty: the only container, or the default container of kubectl
+	Container string          `json:"container,omitempty"`
+	Mode      string          `json:"mode,omitempty"`   // ModeAuto (also when empty), ModeEphemeral or ModeSidecar
+	Mirror    bool            `json:"mirror,omitempty"` // the laptop receives copies; its answers are discarded
+	Flush     bool            `json:"flush,omitempty"`  // end the connections that are already open
 	TLS       *TLSTermination `json:"tls,omitempty"`
-	Clone     *CloneSpec      `json:"clone,omitempty"` // send requests to a clone in the cluster, not to the laptop; not with Mirror
+	// send requests to a clone in the cluster, not to the laptop; not with Mirror
+	Clone *CloneSpec `json:"clone,omitempty"`
 }
 
-// MatchSpec selects HTTP requests. A request matches if all conditions match. The zero value selects all requests, and also
-// traffic that is not HTTP. A value that begins with "=~" is a regular expression (RE2) that must match the whole text; any other
-// value must be equal.
+// MatchSpec selects HTTP requests. A request matches if all conditions match. The zero value selects all requests, and
+// also traffic that is not HTTP. A value that begins with "=~" is a regular expression (RE2) that must match the whole
+// text; any other value must be equal.
 type MatchSpec struct {
 	Headers []HeaderMatch `json:"headers,omitempty"`
 	Path    string        `json:"path,omitempty"`    // "/api" selects /api and everything below it; without the query
@@ -59,7 +63,8 @@ type TLSTermination struct {
 const (
 	ModeAuto      = "auto"      // in requests only: ephemeral if the cluster admits it, else sidecar
 	ModeEphemeral = "ephemeral" // an ephemeral container with NET_ADMIN; no restart
-	ModeSidecar   = "sidecar"   // a container in the pod template, without capabilities; adding and removing it are rollouts
+	// a container in the pod template, without capabilities; adding and removing it are rollouts
+	ModeSidecar = "sidecar"
 )
 
 // InterceptState is the state of an intercept.
@@ -120,7 +125,8 @@ type LeaveRequest struct {
 type ResetRequest struct {
 	Namespace string   `json:"namespace"`
 	Workloads []string `json:"workloads"` // TYPE/NAME
-	Image     string   `json:"image"`     // of the traffic agent; empty: that of the traffic manager, which the user must trust
+	// of the traffic agent; empty: that of the traffic manager, which the user must trust
+	Image string `json:"image"`
 	// ManagerNamespace is the namespace of the traffic manager, as in ConnectRequest.
 	ManagerNamespace string  `json:"managerNamespace,omitempty"`
 	Consent          Consent `json:"consent,omitzero"`

@@ -2,8 +2,8 @@ package api
 
 import "net/netip"
 
-// Protocol is the version of the protocol between laptop and traffic manager: session frames, stream headers and control
-// messages. Both ends must have the same version.
+// Protocol is the version of the protocol between laptop and traffic manager: session frames, stream headers and
+// control messages. Both ends must have the same version.
 const Protocol = 3
 
 // The netstacks: what turns packets of the laptop into traffic of a pod.
@@ -13,24 +13,29 @@ const (
 	NetstackSystem = "system" // the kernel of the traffic manager's pod; whole packets go over packet streams
 )
 
-// GatewaySocket is an abstract unix socket of the pod's network namespace, on which the traffic manager waits for the gateway. The
-// manager sends a line of GatewayNetworks at first and whenever they change. The gateway answers with a line of Gateway and the
-// descriptor of the TUN device. The manager uses the device until the connection ends.
+// GatewaySocket is an abstract unix socket of the pod's network namespace, on which the traffic manager waits for the
+// gateway. The manager sends a line of GatewayNetworks at first and whenever they change. The gateway answers with a
+// line of Gateway and the descriptor of the TUN device. The manager uses the device until the connection ends.
 const GatewaySocket = "@kubevpn-gateway"
 
 // ClientHello is the first JSON line that the laptop writes on the control stream.
 type ClientHello struct {
-	Protocol  int    `json:"protocol"`
-	Version   string `json:"version"`   // of the laptop's kubevpn
-	Client    string `json:"client"`    // secret that identifies this user of this laptop to this manager: leases and session affinity are bound to it
+	Protocol int    `json:"protocol"`
+	Version  string `json:"version"` // of the laptop's kubevpn
+	// secret that identifies this user of this laptop to this manager: leases and session affinity are bound to it
+	Client    string `json:"client"`
 	Namespace string `json:"namespace"` // the session's namespace
 	Scheduler string `json:"scheduler"` // rr, lc, sh or random; empty means rr
 
-	Netstack   string         `json:"netstack,omitempty"`   // NetstackGVisor or NetstackSystem: the netstack that the laptop intends to use; empty means gvisor
-	Lease      []netip.Addr   `json:"lease,omitempty"`      // previous inner addresses, to get them again
-	Avoid      []netip.Prefix `json:"avoid,omitempty"`      // networks of the laptop that an inner network must not overlap
-	ExtraCIDRs []netip.Prefix `json:"extraCIDRs,omitempty"` // of --extra-cidr: the session may dial nodes and the API server in these
-	NoGSO      bool           `json:"noGSO,omitempty"`      // its device accepts neither super-packets nor packets with a partial checksum
+	// NetstackGVisor or NetstackSystem: the netstack that the laptop intends to use; empty means gvisor
+	Netstack string       `json:"netstack,omitempty"`
+	Lease    []netip.Addr `json:"lease,omitempty"` // previous inner addresses, to get them again
+	// networks of the laptop that an inner network must not overlap
+	Avoid []netip.Prefix `json:"avoid,omitempty"`
+	// of --extra-cidr: the session may dial nodes and the API server in these
+	ExtraCIDRs []netip.Prefix `json:"extraCIDRs,omitempty"`
+	// its device accepts neither super-packets nor packets with a partial checksum
+	NoGSO bool `json:"noGSO,omitempty"`
 }
 
 // ControlMessage is one JSON line from the traffic manager on the control stream. Exactly one field is set.
@@ -52,8 +57,8 @@ type ManagerHello struct {
 	State    ManagerState `json:"state"`
 }
 
-// Lease contains the inner addresses of a session, at which other laptops and pods reach the laptop. It is zero if ClientHello.Client
-// is empty or no network is free. A session without a lease has no packet streams.
+// Lease contains the inner addresses of a session, at which other laptops and pods reach the laptop. It is zero if
+// ClientHello.Client is empty or no network is free. A session without a lease has no packet streams.
 type Lease struct {
 	Addrs    []netip.Addr   `json:"addrs,omitempty"`    // at most one of each family, IPv4 first
 	Networks []netip.Prefix `json:"networks,omitempty"` // the inner networks that Addrs are from, in their order
@@ -66,22 +71,23 @@ type Lease struct {
 type ManagerState struct {
 	PodCIDRs     []netip.Prefix `json:"podCIDRs,omitempty"`
 	ServiceCIDRs []netip.Prefix `json:"serviceCIDRs,omitempty"`
-	// Of these, the networks that Nodes (spec.podCIDRs) and ServiceCIDR objects state. The manager guesses the others from
-	// addresses that it sees.
+	// Of these, the networks that Nodes (spec.podCIDRs) and ServiceCIDR objects state. The manager guesses the others
+	// from addresses that it sees.
 	StatedPodCIDRs     []netip.Prefix `json:"statedPodCIDRs,omitempty"`
 	StatedServiceCIDRs []netip.Prefix `json:"statedServiceCIDRs,omitempty"`
-	// Ignored are some of the pod networks outside of private address space that EndpointSlices show. No other list contains
-	// them.
+	// Ignored are some of the pod networks outside of private address space that EndpointSlices show. No other list
+	// contains them.
 	Ignored []netip.Prefix `json:"ignored,omitempty"`
 
-	DNSServers   []netip.Addr   `json:"dnsServers,omitempty"` // cluster DNS, as the manager's pod sees it
-	DNSDomain    string         `json:"dnsDomain,omitempty"`  // "cluster.local", without dots at its ends
-	ResolvesVIPs bool           `json:"resolvesVIPs"`         // false: the manager dials ClusterIPs without resolving them
-	Missing      []string       `json:"missing,omitempty"`    // permissions the manager lacks: "list nodes"
-	Sessions     int            `json:"sessions"`             // laptops connected now, this one included
-	ProbePod     netip.AddrPort `json:"probePod,omitzero"`    // a pod's TCP port that should accept a connection
-	ProbeVIP     netip.AddrPort `json:"probeVIP,omitzero"`    // a ClusterIP and TCP port with a ready endpoint
-	ProbeName    string         `json:"probeName,omitempty"`  // the name of ProbeVIP's Service: "web.default"
+	DNSServers []netip.Addr `json:"dnsServers,omitempty"` // cluster DNS, as the manager's pod sees it
+	DNSDomain  string       `json:"dnsDomain,omitempty"`  // "cluster.local", without dots at its ends
+	// false: the manager dials ClusterIPs without resolving them
+	ResolvesVIPs bool           `json:"resolvesVIPs"`
+	Missing      []string       `json:"missing,omitempty"`   // permissions the manager lacks: "list nodes"
+	Sessions     int            `json:"sessions"`            // laptops connected now, this one included
+	ProbePod     netip.AddrPort `json:"probePod,omitzero"`   // a pod's TCP port that should accept a connection
+	ProbeVIP     netip.AddrPort `json:"probeVIP,omitzero"`   // a ClusterIP and TCP port with a ready endpoint
+	ProbeName    string         `json:"probeName,omitempty"` // the name of ProbeVIP's Service: "web.default"
 
 	InnerNetworks []netip.Prefix `json:"innerNetworks,omitempty"` // of all sessions, to be routed into the tunnel
 	Gateway       *Gateway       `json:"gateway,omitempty"`       // nil: the system netstack is unavailable
@@ -97,8 +103,8 @@ type Gateway struct {
 	Warnings []string     `json:"warnings,omitempty"`
 }
 
-// GatewayNetworks are the inner networks that the gateway routes to its TUN device. The first address of each network belongs to
-// the device.
+// GatewayNetworks are the inner networks that the gateway routes to its TUN device. The first address of each network
+// belongs to the device.
 type GatewayNetworks struct {
 	Networks []netip.Prefix `json:"networks"`
 }

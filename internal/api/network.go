@@ -2,22 +2,22 @@ package api
 
 import "net/netip"
 
-// NetworkState is the complete network configuration of kubevpn on this machine. The helper applies the difference to the previous
-// state. The zero value removes everything.
+// NetworkState is the complete network configuration of kubevpn on this machine. The helper applies the difference to
+// the previous state. The zero value removes everything.
 type NetworkState struct {
 	Links    []Link    `json:"links,omitempty"`
 	Resolver *Resolver `json:"resolver,omitempty"` // nil: name resolution is as before kubevpn
 }
 
-// Link is one TUN device with its addresses and the routes through it, which are in the main table. The kernel removes addresses
-// and routes with the device.
+// Link is one TUN device with its addresses and the routes through it, which are in the main table. The kernel removes
+// addresses and routes with the device.
 type Link struct {
 	Name   string         `json:"name"` // begins with "kubevpn"; at most 15 bytes
 	MTU    int            `json:"mtu"`
 	Addrs  []netip.Prefix `json:"addrs,omitempty"`  // host prefixes (/32, /128)
 	Routes []netip.Prefix `json:"routes,omitempty"` // masked
-	// Named are the networks outside of private address space that the user allowed, with --extra-cidr or by consent. The
-	// helper accepts only routes into these and into private address space.
+	// Named are the networks outside of private address space that the user allowed, with --extra-cidr or by consent.
+	// The helper accepts only routes into these and into private address space.
 	Named []netip.Prefix `json:"named,omitempty"`
 	// Resolver is the address inside the tunnel at which the daemon answers DNS for this link. It is only
 	// used with resolvers that take a server per link (systemd-resolved).
@@ -28,8 +28,8 @@ type Link struct {
 	SearchDomains []string `json:"searchDomains,omitempty"`
 }
 
-// Resolver contains the loopback addresses at which the daemon answers the DNS queries of this machine, over UDP and TCP. An
-// invalid AddrPort means that the daemon does not listen in that family.
+// Resolver contains the loopback addresses at which the daemon answers the DNS queries of this machine, over UDP and
+// TCP. An invalid AddrPort means that the daemon does not listen in that family.
 type Resolver struct {
 	Listen4 netip.AddrPort `json:"listen4,omitzero"`
 	Listen6 netip.AddrPort `json:"listen6,omitzero"`

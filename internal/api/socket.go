@@ -1,8 +1,8 @@
 package api
 
 // Paths of the HTTP interface that the daemon serves on its unix socket. Bodies are JSON; a status other than
-// 200 has an Error as its body. PathIntercept answers one Event with Intercept for each workload. If the body of an attached
-// request has no length, its end also ends what the request began.
+// 200 has an Error as its body. PathIntercept answers one Event with Intercept for each workload. If the body of an
+// attached request has no length, its end also ends what the request began.
 const (
 	PathConnect    = "/v1/connect"    // POST a ConnectRequest; answers lines of Event
 	PathDisconnect = "/v1/disconnect" // POST a DisconnectRequest; answers lines of Event
@@ -13,11 +13,12 @@ const (
 	PathQuit       = "/v1/quit"       // POST nothing; answers lines of Event, then the daemon ends
 )
 
-// StatusNeedsHelper is the HTTP status of PathConnect and PathIntercept if the daemon has no root helper. The CLI then hands one
-// over and sends the request again.
+// StatusNeedsHelper is the HTTP status of PathConnect and PathIntercept if the daemon has no root helper. The CLI then
+// hands one over and sends the request again.
 const StatusNeedsHelper = 428
 
-// HeaderConnection is the header of the response of PathConnect and PathIntercept that contains the ID of the connection.
+// HeaderConnection is the header of the response of PathConnect and PathIntercept that contains the ID of the
+// connection.
 const HeaderConnection = "Kubevpn-Connection"
 
 // DaemonInfo describes the daemon that serves the socket.

@@ -14,8 +14,8 @@ type question struct {
 	on   func(api.Event)
 	// quiet stops the progress display, so that sudo can use the terminal.
 	quiet func()
-	// held requests release what they began at Ctrl-C, and receive the events of the cleanup. For others, interrupted waits until
-	// the daemon has cleaned up what it had begun on the connection.
+	// held requests release what they began at Ctrl-C, and receive the events of the cleanup. For others, interrupted
+	// waits until the daemon has cleaned up what it had begun on the connection.
 	held        bool
 	interrupted func(ctx context.Context, c *client, connection string, on func(api.Event)) error
 }
@@ -42,7 +42,8 @@ func (a *app) ask(ctx context.Context, q question) (*api.Connection, error) {
 			return c, err
 		case errors.Is(err, errNeedsHelper), errors.Is(err, errNoDaemon):
 			if try == tries {
-				return nil, api.Errorf(api.ExitDaemon, "%w, after %d attempts", err, tries).WithHint("see `kubevpn logs` for the cause")
+				return nil, api.Errorf(api.ExitDaemon, "%w, after %d attempts", err, tries).
+					WithHint("see `kubevpn logs` for the cause")
 			}
 			if errors.Is(err, errNeedsHelper) {
 				continue
@@ -51,7 +52,8 @@ func (a *app) ask(ctx context.Context, q question) (*api.Connection, error) {
 				return nil, err
 			}
 		case err == nil && c == nil:
-			return nil, api.Errorf(api.ExitDaemon, "the daemon did not answer").WithHint("see `kubevpn logs` for the cause")
+			return nil, api.Errorf(api.ExitDaemon, "the daemon did not answer").
+				WithHint("see `kubevpn logs` for the cause")
 		default:
 			return c, err
 		}
@@ -98,8 +100,8 @@ func (c *client) settle(ctx context.Context, on func(api.Event), step string, se
 	}
 }
 
-// report runs a command that shows its progress: as text, or as lines of JSON of which the last has the result. do may call
-// quiet to stop the progress display.
+// report runs a command that shows its progress: as text, or as lines of JSON of which the last has the result. do may
+// call quiet to stop the progress display.
 func (a *app) report(
 	ctx context.Context, output *format, do func(ctx context.Context, on func(api.Event), quiet func()) error,
 ) error {

@@ -42,11 +42,12 @@ func newClient(paths config.Paths) *client {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", paths.Socket())
 	}
-	return &client{paths: paths, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	return &client{paths: paths,
+		http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
-// do sends a request. body is nil, an io.Reader of JSON, or a value that do encodes as JSON. The caller closes the body of the
-// response. Errors are errNoDaemon, errNeedsHelper, the *api.Error of the daemon, or ctx's.
+// do sends a request. body is nil, an io.Reader of JSON, or a value that do encodes as JSON. The caller closes the body
+// of the response. Errors are errNoDaemon, errNeedsHelper, the *api.Error of the daemon, or ctx's.
 func (c *client) do(ctx context.Context, method, path string, body any) (*http.Response, error) {
 	// Requests contain credentials, so no other user may own the directory of the socket.
 	if err := c.paths.CheckRuntimeDir(); errors.Is(err, fs.ErrNotExist) {
@@ -109,7 +110,8 @@ func (c *client) explain(ctx context.Context, err error) error {
 	}
 	hint := "see `kubevpn logs` for the cause"
 	if pid, err := os.ReadFile(c.paths.Lock()); err == nil && len(pid) > 0 {
-		hint += "; `kill " + strings.TrimSpace(string(pid)) + "` stops the daemon and removes everything that it created"
+		hint += "; `kill " + strings.TrimSpace(string(pid)) +
+			"` stops the daemon and removes everything that it created"
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return api.Errorf(api.ExitDaemon, "the daemon does not answer").WithHint("%s", hint)
@@ -146,8 +148,8 @@ const (
 	cleanTimeout = 20 * time.Second // limits the cleanup after an interrupted request
 )
 
-// stream posts a request. It calls begin with the ID of the connection that the daemon has begun, then on with each event. It
-// returns the connection of the last event that has one, and the error of the event that has one.
+// stream posts a request. It calls begin with the ID of the connection that the daemon has begun, then on with each
+// event. It returns the connection of the last event that has one, and the error of the event that has one.
 func (c *client) stream(
 	ctx context.Context, path string, body any, begin func(id string), on func(api.Event),
 ) (*api.Connection, error) {
@@ -175,8 +177,8 @@ func (c *client) stream(
 	return c.follow(ctx, resp.Body, on)
 }
 
-// hold is stream for an attached request: the daemon ends what the request began when its body ends. When ctx ends, hold ends the
-// body, passes on the events of the cleanup, and returns ctx's error.
+// hold is stream for an attached request: the daemon ends what the request began when its body ends. When ctx ends,
+// hold ends the body, passes on the events of the cleanup, and returns ctx's error.
 func (c *client) hold(ctx context.Context, path string, body any, on func(api.Event)) (*api.Connection, error) {
 	text, err := json.Marshal(body)
 	if err != nil {

@@ -27,15 +27,20 @@ func newClone(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clone TYPE/NAME [-- COMMAND...]",
 		Short: "Run a copy of a workload in the cluster, for your requests alone",
-		Long: "Clone runs a copy of a workload in the cluster, with another image, environment or command, and sends it the\n" +
-			"requests for the workload's pods that match, or all of them. Other requests still go to the workload. The clone\n" +
-			"runs until `kubevpn leave`; Kubernetes deletes it two minutes after this machine has gone. Clone connects first if\n" +
-			"necessary. With --sync, it copies files of this machine to the clone's container as you save them.",
+		Long: "Clone runs a copy of a workload in the cluster, with another image, environment or command, and\n" +
+			"sends it the requests for the workload's pods that match, or all of them. Other requests still go to\n" +
+			"the workload. The clone runs until `kubevpn leave`; Kubernetes deletes it two minutes after this\n" +
+			"machine has gone. Clone connects first if necessary. With --sync, it copies files of this machine to\n" +
+			"the clone's container as you save them.",
 		Example: examples(
-			"Another image for your requests", "kubevpn clone deployment/web --target-image web:pr-7 --headers x-user=me",
-			"Edit files here, run them in the cluster", "kubevpn clone deployment/web --headers x-user=me --sync .:/app --restart-on-sync",
-			"With another environment and command", "kubevpn clone deployment/web --env LOG=debug --headers x-user=me -- node --inspect server.js",
-			"A copy that receives no requests, reachable as http://db-try", "kubevpn clone statefulset/db --no-traffic --name db-try",
+			"Another image for your requests",
+			"kubevpn clone deployment/web --target-image web:pr-7 --headers x-user=me",
+			"Edit files here, run them in the cluster",
+			"kubevpn clone deployment/web --headers x-user=me --sync .:/app --restart-on-sync",
+			"With another environment and command",
+			"kubevpn clone deployment/web --env LOG=debug --headers x-user=me -- node --inspect server.js",
+			"A copy that receives no requests, reachable as http://db-try",
+			"kubevpn clone statefulset/db --no-traffic --name db-try",
 			"Run the pod of a CronJob now", "kubevpn clone cronjob/report --target-image report:pr-7",
 			"End it", "kubevpn leave deployment/web",
 		),
@@ -45,7 +50,8 @@ func newClone(a *app) *cobra.Command {
 				names = args[:n]
 			}
 			if len(names) > 1 {
-				return api.Errorf(api.ExitUsage, "`kubevpn clone` takes one workload").WithHint("write a command for the clone after --")
+				return api.Errorf(api.ExitUsage, "`kubevpn clone` takes one workload").
+					WithHint("write a command for the clone after --")
 			}
 			return checkWorkloads(cmd, names)
 		},
@@ -62,23 +68,33 @@ func newClone(a *app) *cobra.Command {
 		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
 	}
 	o.spec.addMatch(cmd)
-	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "", "container that the flags change (default: as for `kubevpn proxy`)")
+	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "",
+		"container that the flags change (default: as for `kubevpn proxy`)")
 	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
 	o.flags.addTo(cmd, a, config.KeyMode)
 	f := cmd.Flags()
 	f.StringVar(&o.clone.Image, "target-image", "", "image of the clone's container (default: the workload's)")
 	f.StringArrayVar(&o.clone.Env, "env", nil, "NAME=VALUE in the clone's environment; may be repeated")
-	f.StringArrayVar(&o.clone.Command, "command", nil, "command of the clone's container, one word per flag; or write the command after --")
+	f.StringArrayVar(&o.clone.Command, "command", nil,
+		"command of the clone's container, one word per flag; or write the command after --")
 	f.StringVar(&o.clone.Name, "name", "", "name of the clone (default: the workload's and your user name)")
 	f.Int32Var(&o.clone.Replicas, "replicas", 1, "number of pods of the clone")
 	f.StringVar(&o.clone.Namespace, "target-namespace", "", "namespace of the clone (default: the workload's)")
-	f.StringArrayVar(&o.volumes, "volume", nil, "NAME=empty: an empty directory, the default for a volume that only one node can mount; NAME=share: the workload's volume; may be repeated")
+	f.StringArrayVar(&o.volumes, "volume", nil,
+		"NAME=empty: an empty directory, the default for a volume that only one node can mount; NAME=share: the "+
+			"workload's volume; may be repeated")
 	f.BoolVar(&o.clone.NoTraffic, "no-traffic", false, "send no requests to the clone; it still has a DNS name")
-	f.StringArrayVar(&o.sync, "sync", nil, "LOCAL:REMOTE: copy files of this machine to the clone's container as they change, in this direction only; may be repeated")
-	f.BoolVar(&o.clone.SyncShared, "sync-shared", false, "let --sync change files on a volume that the workload or another pod writes to")
-	f.StringArrayVar(&o.clone.InsecureRegistries, "insecure-registry", nil, "HOST[:PORT] of a registry that --sync may read image configurations from without TLS and credentials; may be repeated")
+	f.StringArrayVar(&o.sync, "sync", nil,
+		"LOCAL:REMOTE: copy files of this machine to the clone's container as they change, in this direction only; "+
+			"may be repeated")
+	f.BoolVar(&o.clone.SyncShared, "sync-shared", false,
+		"let --sync change files on a volume that the workload or another pod writes to")
+	f.StringArrayVar(&o.clone.InsecureRegistries, "insecure-registry", nil,
+		"HOST[:PORT] of a registry that --sync may read image configurations from without TLS and credentials; may "+
+			"be repeated")
 	f.BoolVar(&o.clone.Restart, "restart-on-sync", false, "restart the container's command after files have changed")
-	f.BoolVar(&o.foreground, "foreground", false, "stay until Ctrl-C, then delete the clone, and disconnect if this command connected")
+	f.BoolVar(&o.foreground, "foreground", false,
+		"stay until Ctrl-C, then delete the clone, and disconnect if this command connected")
 	completeWith(cmd, "target-namespace", o.flags.kube.completeNamespaces(a))
 	o.output.addTo(cmd)
 	return cmd

@@ -20,55 +20,64 @@ const completionLimit = 500
 type workloadType struct {
 	name  string
 	short string // the short name of kubectl
-	list  func(ctx context.Context, kube kubernetes.Interface, namespace string, o metav1.ListOptions) (names []string, err error)
+	list  func(ctx context.Context, kube kubernetes.Interface, namespace string, o metav1.ListOptions) (names []string,
+		err error)
 }
 
-// workloadTypes returns the built-in types. Commands accept other types too, but completing those would need API discovery.
+// workloadTypes returns the built-in types. Commands accept other types too, but completing those would need API
+// discovery.
 func workloadTypes() []workloadType {
 	return []workloadType{
-		{"deployment", "deploy", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
-			l, err := k.AppsV1().Deployments(ns).List(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			return namesOf(l.Items), nil
-		}},
-		{"statefulset", "sts", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
-			l, err := k.AppsV1().StatefulSets(ns).List(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			return namesOf(l.Items), nil
-		}},
-		{"daemonset", "ds", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
+		{"deployment", "deploy",
+			func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
+				l, err := k.AppsV1().Deployments(ns).List(ctx, o)
+				if err != nil {
+					return nil, err
+				}
+				return namesOf(l.Items), nil
+			}},
+		{"statefulset", "sts",
+			func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
+				l, err := k.AppsV1().StatefulSets(ns).List(ctx, o)
+				if err != nil {
+					return nil, err
+				}
+				return namesOf(l.Items), nil
+			}},
+		{"daemonset", "ds", func(ctx context.Context, k kubernetes.Interface, ns string,
+			o metav1.ListOptions) ([]string, error) {
 			l, err := k.AppsV1().DaemonSets(ns).List(ctx, o)
 			if err != nil {
 				return nil, err
 			}
 			return namesOf(l.Items), nil
 		}},
-		{"replicaset", "rs", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
-			l, err := k.AppsV1().ReplicaSets(ns).List(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			return namesOf(l.Items), nil
-		}},
-		{"cronjob", "cj", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
+		{"replicaset", "rs",
+			func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
+				l, err := k.AppsV1().ReplicaSets(ns).List(ctx, o)
+				if err != nil {
+					return nil, err
+				}
+				return namesOf(l.Items), nil
+			}},
+		{"cronjob", "cj", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string,
+			error) {
 			l, err := k.BatchV1().CronJobs(ns).List(ctx, o)
 			if err != nil {
 				return nil, err
 			}
 			return namesOf(l.Items), nil
 		}},
-		{"service", "svc", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
+		{"service", "svc", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string,
+			error) {
 			l, err := k.CoreV1().Services(ns).List(ctx, o)
 			if err != nil {
 				return nil, err
 			}
 			return namesOf(l.Items), nil
 		}},
-		{"pod", "po", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
+		{"pod", "po", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string,
+			error) {
 			l, err := k.CoreV1().Pods(ns).List(ctx, o)
 			if err != nil {
 				return nil, err
@@ -97,12 +106,16 @@ func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
 		if !named {
 			offered := completeTypes(kind)
 			if cmd.Name() == "proxy" { // a CronJob receives no requests
-				offered = slices.DeleteFunc(offered, func(t cobra.Completion) bool { return t == "cronjob/" || t == "cj/" })
+				offered = slices.DeleteFunc(offered, func(t cobra.Completion) bool {
+					return t == "cronjob/" || t == "cj/"
+				})
 			}
 			return offered, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 		}
 		types := workloadTypes()
-		n := slices.IndexFunc(types, func(t workloadType) bool { return kind == t.name || kind == t.name+"s" || kind == t.short })
+		n := slices.IndexFunc(types, func(t workloadType) bool {
+			return kind == t.name || kind == t.name+"s" || kind == t.short
+		})
 		if n < 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
@@ -141,7 +154,8 @@ func completeTypes(prefix string) []cobra.Completion {
 }
 
 // completeIntercepts completes the intercepted workloads of this machine, described by namespace and match.
-func (a *app) completeIntercepts(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func (a *app) completeIntercepts(cmd *cobra.Command, args []string,
+	_ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	intercepts, err := a.intercepts(cmd.Context())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -161,14 +175,16 @@ func (a *app) completeIntercepts(cmd *cobra.Command, args []string, _ string) ([
 			if i.Clone != nil {
 				what = "clone " + i.Clone.Name + ", " + what
 			}
-			offered = append(offered, cobra.CompletionWithDesc(name, fmt.Sprintf("%s, namespace %s: %s", i.Workload, i.Namespace, what)))
+			offered = append(offered,
+				cobra.CompletionWithDesc(name, fmt.Sprintf("%s, namespace %s: %s", i.Workload, i.Namespace, what)))
 		}
 	}
 	return offered, cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeInterceptNamespaces completes the namespaces of this machine's intercepts.
-func (a *app) completeInterceptNamespaces(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func (a *app) completeInterceptNamespaces(cmd *cobra.Command, _ []string,
+	_ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	intercepts, err := a.intercepts(cmd.Context())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp

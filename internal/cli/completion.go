@@ -18,13 +18,15 @@ func newCompletion(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion SHELL",
 		Short: "Print the completion script for a shell",
-		Long: "Print a completion script for bash, zsh, fish or powershell. It completes commands, flags, contexts, namespaces,\n" +
-			"workloads and connections.",
+		Long: "Print a completion script for bash, zsh, fish or powershell. It completes commands, flags, contexts,\n" +
+			"namespaces, workloads and connections.",
 		Example: examples(
 			"Enable completion in this shell", "source <(kubevpn completion bash)",
-			"Enable completion in every new bash", "kubevpn completion bash > ~/.local/share/bash-completion/completions/kubevpn",
+			"Enable completion in every new bash",
+			"kubevpn completion bash > ~/.local/share/bash-completion/completions/kubevpn",
 			"Enable completion in zsh and fish",
-			"kubevpn completion zsh > \"${fpath[1]}/_kubevpn\"", "kubevpn completion fish > ~/.config/fish/completions/kubevpn.fish",
+			"kubevpn completion zsh > \"${fpath[1]}/_kubevpn\"",
+			"kubevpn completion fish > ~/.config/fish/completions/kubevpn.fish",
 		),
 		ValidArgs: shells,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -53,7 +55,8 @@ func newCompletion(a *app) *cobra.Command {
 const completionTimeout = 2 * time.Second
 
 // completeConnections completes the IDs of connections, described by their clusters.
-func (a *app) completeConnections(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func (a *app) completeConnections(cmd *cobra.Command, args []string,
+	_ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	paths, err := a.paths()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError

@@ -26,16 +26,21 @@ func newConnect(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "connect",
 		Short: "Reach pods, Services and DNS of a cluster from this machine",
-		Long: "Connect joins this machine to the network of a cluster until `kubevpn disconnect`. It installs the traffic\n" +
-			"manager in the cluster if necessary, uses sudo if necessary, and prints \"Connected\" after it has reached a\n" +
-			"name, a pod and a Service. A second connect to the same cluster uses the existing connection.",
+		Long: "Connect joins this machine to the network of a cluster until `kubevpn disconnect`. It installs the\n" +
+			"traffic manager in the cluster if necessary, uses sudo if necessary, and prints \"Connected\" after\n" +
+			"it has reached a name, a pod and a Service. A second connect to the same cluster uses the existing\n" +
+			"connection.",
 		Example: examples(
 			"Connect to the current context's cluster", "kubevpn connect",
-			"Use another context, and a namespace in which short names are looked up first", "kubevpn connect --context staging -n shop",
-			"Install the traffic manager from your own registry", "kubevpn connect --image registry.example/kubevpn:1.2.3",
+			"Use another context, and a namespace in which short names are looked up first",
+			"kubevpn connect --context staging -n shop",
+			"Install the traffic manager from your own registry",
+			"kubevpn connect --image registry.example/kubevpn:1.2.3",
 			"Send whole IP packets to the cluster, or fail", "kubevpn connect --netstack system",
-			"Also route a network behind the cluster, except a part of it", "kubevpn connect --extra-cidr 10.20.0.0/16 --exclude-cidr 10.20.30.0/24",
-			"Let other laptops of the same traffic manager connect to a port of this one", "kubevpn connect --allow-inbound 8080",
+			"Also route a network behind the cluster, except a part of it",
+			"kubevpn connect --extra-cidr 10.20.0.0/16 --exclude-cidr 10.20.30.0/24",
+			"Let other laptops of the same traffic manager connect to a port of this one",
+			"kubevpn connect --allow-inbound 8080",
 			"Run without a daemon, until Ctrl-C (as root)", "sudo -E kubevpn connect --foreground",
 			"For a script", "kubevpn connect -o json",
 		),
@@ -101,7 +106,8 @@ func (o *connectOptions) settle(ctx context.Context, c *client, id string, on fu
 			case api.StatusConnecting, api.StatusDisconnecting:
 				return false
 			case api.StatusConnected:
-				on(api.Event{Warning: "the cluster is connected nevertheless: it was just before, or another command uses it; `kubevpn disconnect " + id + "` ends the connection"})
+				on(api.Event{Warning: "the cluster is connected nevertheless: it was just before, or another command " +
+					"uses it; `kubevpn disconnect " + id + "` ends the connection"})
 			}
 		}
 		return true
@@ -166,16 +172,20 @@ func (f *connectFlags) addTo(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.addWithoutImage(cmd, a, append([]config.Key{config.KeyImage}, more...)...)
 }
 
-// addWithoutImage is addTo for a command whose --image is another: the traffic manager's is as environment and file say.
+// addWithoutImage is addTo for a command whose --image is another: the traffic manager's is as environment and file
+// say.
 func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.kube.addTo(cmd, a)
 	f.settings.addTo(cmd, append([]config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
-		config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyAllowInbound, config.KeyYes}, more...)...)
-	cmd.Flags().BoolVar(&f.upgrade, "upgrade", false, "replace a traffic manager of another version; interrupts the connections of all users")
+		config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyAllowInbound, config.KeyYes},
+		more...)...)
+	cmd.Flags().BoolVar(&f.upgrade, "upgrade", false,
+		"replace a traffic manager of another version; interrupts the connections of all users")
 }
 
 // request builds the request from flags, environment, file and kubeconfig, after the API server has answered.
-func (f *connectFlags) request(ctx context.Context, a *app, on func(api.Event)) (api.ConnectRequest, config.Config, error) {
+func (f *connectFlags) request(ctx context.Context, a *app,
+	on func(api.Event)) (api.ConnectRequest, config.Config, error) {
 	cfg, err := f.settings.load(a)
 	if err != nil {
 		return api.ConnectRequest{}, cfg, err
@@ -187,9 +197,11 @@ func (f *connectFlags) request(ctx context.Context, a *app, on func(api.Event)) 
 	}
 	f.cluster = c
 	return api.ConnectRequest{
-		Kubeconfig: prepared.Kubeconfig, Credential: prepared.Credential, Context: prepared.Context, Namespace: prepared.Namespace,
+		Kubeconfig: prepared.Kubeconfig, Credential: prepared.Credential, Context: prepared.Context,
+		Namespace:        prepared.Namespace,
 		ManagerNamespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: f.upgrade,
-		Netstack: cfg.Netstack, Transport: cfg.Transport, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs, ExcludeCIDRs: cfg.ExcludeCIDRs,
+		Netstack: cfg.Netstack, Transport: cfg.Transport, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs,
+		ExcludeCIDRs: cfg.ExcludeCIDRs,
 		AllowInbound: cfg.AllowInbound,
 	}, cfg, nil
 }
@@ -208,9 +220,11 @@ func (k *kubeFlags) addTo(cmd *cobra.Command, a *app) {
 
 // addClusterTo is addTo without the namespace.
 func (k *kubeFlags) addClusterTo(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&k.in.Kubeconfig, "kubeconfig", "", "path of the kubeconfig (default: $KUBECONFIG, else ~/.kube/config)")
+	cmd.Flags().StringVar(&k.in.Kubeconfig, "kubeconfig", "",
+		"path of the kubeconfig (default: $KUBECONFIG, else ~/.kube/config)")
 	cmd.Flags().StringVar(&k.in.Context, "context", "", "context of the kubeconfig (default: its current context)")
-	cmd.Flags().StringVar(&k.requestTimeout, "request-timeout", "10s", "how long to wait for the first answer of the API server, such as 10s or 1m; 0: no limit")
+	cmd.Flags().StringVar(&k.requestTimeout, "request-timeout", "10s",
+		"how long to wait for the first answer of the API server, such as 10s or 1m; 0: no limit")
 	completeWith(cmd, "context", k.completeContexts)
 }
 
@@ -235,27 +249,35 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 		case config.KeyImage:
 			flags.String(name, defaults.Image, "image of the traffic manager, if this command installs it")
 		case config.KeyManagerNamespace:
-			flags.String(name, "", "namespace of the traffic manager (default: \"kubevpn\", else the current namespace)")
+			flags.String(name, "",
+				"namespace of the traffic manager (default: \"kubevpn\", else the current namespace)")
 		case config.KeyNetstack:
-			flags.String(name, defaults.Netstack, "how packets reach the cluster: "+strings.Join(config.Netstacks(), ", "))
+			flags.String(name, defaults.Netstack,
+				"how packets reach the cluster: "+strings.Join(config.Netstacks(), ", "))
 			complete(cmd, name, config.Netstacks()...)
 		case config.KeyTransport:
-			flags.String(name, defaults.Transport, "transport to the traffic manager: "+strings.Join(config.Transports(), ", "))
+			flags.String(name, defaults.Transport,
+				"transport to the traffic manager: "+strings.Join(config.Transports(), ", "))
 			complete(cmd, name, config.Transports()...)
 		case config.KeyMode:
-			flags.String(name, defaults.Mode, "how the traffic agent is added to the pods: "+strings.Join(config.Modes(), ", "))
+			flags.String(name, defaults.Mode,
+				"how the traffic agent is added to the pods: "+strings.Join(config.Modes(), ", "))
 			complete(cmd, name, config.Modes()...)
 		case config.KeyScheduler:
-			flags.String(name, defaults.Scheduler, "how an endpoint of a Service is chosen: "+strings.Join(config.Schedulers(), ", "))
+			flags.String(name, defaults.Scheduler,
+				"how an endpoint of a Service is chosen: "+strings.Join(config.Schedulers(), ", "))
 			complete(cmd, name, config.Schedulers()...)
 		case config.KeyExtraCIDRs:
 			flags.StringSlice(name, nil, "additional network to route into the cluster; may be repeated")
 		case config.KeyExcludeCIDRs:
 			flags.StringSlice(name, nil, "network that is not routed into the cluster; may be repeated")
 		case config.KeyAllowInbound:
-			flags.StringSlice(name, nil, "port of this machine that other laptops may connect to: 8080, 8080/udp or all; may be repeated")
+			flags.StringSlice(name, nil,
+				"port of this machine that other laptops may connect to: 8080, 8080/udp or all; may be repeated")
 		case config.KeyYes:
-			flags.BoolP(name, "y", false, "allow without a question what needs your consent, such as a traffic manager that somebody else installed")
+			flags.BoolP(name, "y", false,
+				"allow without a question what needs your consent, such as a traffic manager that somebody else "+
+					"installed")
 		}
 	}
 }

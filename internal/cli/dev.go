@@ -37,22 +37,28 @@ func newDev(a *app) *cobra.Command {
 		Use:   "dev TYPE/NAME [flags] -- COMMAND...",
 		Short: "Run a program on this machine as a container of a workload",
 		Long: "Run a program on this machine in the environment of a container of a workload. The program sees the\n" +
-			"environment variables, ConfigMaps, Secrets, downward API and service account token of the container at the\n" +
-			"same paths. It uses the network and the names of the cluster. With --proxy or --headers it also receives\n" +
-			"requests of the workload.\n\n" +
-			"When the program ends, kubevpn removes everything that it created, and exits with the exit code of the\n" +
-			"program. Secrets stay in memory.",
+			"environment variables, ConfigMaps, Secrets, downward API and service account token of the container\n" +
+			"at the same paths. It uses the network and the names of the cluster. With --proxy or --headers it\n" +
+			"also receives requests of the workload.\n\n" +
+			"When the program ends, kubevpn removes everything that it created, and exits with the exit code of\n" +
+			"the program. Secrets stay in memory.",
 		Example: examples(
-			"Run a server that receives your requests", "kubevpn dev deployment/web --headers x-user=me -- go run ./cmd/web",
+			"Run a server that receives your requests",
+			"kubevpn dev deployment/web --headers x-user=me -- go run ./cmd/web",
 			"Debug a server that receives all requests", "kubevpn dev deployment/web --proxy -- dlv debug ./cmd/web",
 			"Open a shell", "kubevpn dev deployment/web -- bash",
-			"Run without sudo and without changing the network of this machine", "kubevpn dev deployment/web --isolate -- bash",
-			"Run the containers in Docker, with a shell in one of them", "kubevpn dev deployment/web --docker -it -- --entrypoint sh",
-			"Replace a volume, such as a PersistentVolumeClaim, with a local directory", "kubevpn dev deployment/web --volume uploads=./testdata -- ./server",
+			"Run without sudo and without changing the network of this machine",
+			"kubevpn dev deployment/web --isolate -- bash",
+			"Run the containers in Docker, with a shell in one of them",
+			"kubevpn dev deployment/web --docker -it -- --entrypoint sh",
+			"Replace a volume, such as a PersistentVolumeClaim, with a local directory",
+			"kubevpn dev deployment/web --volume uploads=./testdata -- ./server",
 			"Use another database",
 			"kubevpn dev deployment/web --env DB_HOST=localhost --env-file .env -- ./server",
-			"Use the Java options of the pod", "kubevpn dev deployment/web --env-from-pod JAVA_TOOL_OPTIONS -- java -jar web.jar",
-			"Mount a volume of the pod over a directory of this machine", "kubevpn dev deployment/web --mount-over /usr/share/nginx/html -- nginx",
+			"Use the Java options of the pod",
+			"kubevpn dev deployment/web --env-from-pod JAVA_TOOL_OPTIONS -- java -jar web.jar",
+			"Mount a volume of the pod over a directory of this machine",
+			"kubevpn dev deployment/web --mount-over /usr/share/nginx/html -- nginx",
 		),
 		Args: func(cmd *cobra.Command, args []string) error {
 			n := cmd.ArgsLenAtDash()
@@ -67,7 +73,8 @@ func newDev(a *app) *cobra.Command {
 					WithHint("write it after --: `kubevpn dev deployment/web -- ./server`")
 			}
 			if n > 1 {
-				return api.Errorf(api.ExitUsage, "`kubevpn dev` takes one workload").WithHint("write the command after --")
+				return api.Errorf(api.ExitUsage, "`kubevpn dev` takes one workload").
+					WithHint("write the command after --")
 			}
 			return checkWorkloads(cmd, args[:n])
 		},
@@ -84,17 +91,23 @@ func newDev(a *app) *cobra.Command {
 	o.flags.addWithoutImage(cmd, a, config.KeyMode)
 	f := cmd.Flags()
 	f.BoolVar(&o.isolate, "isolate", false,
-		"run the program in its own network namespace (Linux): needs no sudo and no daemon, and does not change the network of this machine")
+		"run the program in its own network namespace (Linux): needs no sudo and no daemon, and does not change the "+
+			"network of this machine")
 	f.BoolVar(&o.inbound, "proxy", false,
-		"send requests of the workload to the program: all requests, or those that --headers, --path and --method select")
-	f.StringArrayVar(&o.env, "env", nil, "NAME=VALUE overrides a variable of the container; NAME takes the value from this machine; may be repeated")
+		"send requests of the workload to the program: all requests, or those that --headers, --path and --method "+
+			"select")
+	f.StringArrayVar(&o.env, "env", nil,
+		"NAME=VALUE overrides a variable of the container; NAME takes the value from this machine; may be repeated")
 	f.StringArrayVar(&o.envFiles, "env-file", nil, "file with one --env value per line; may be repeated")
 	f.StringArrayVar(&o.fromPod, "env-from-pod", nil,
-		"NAME of a variable that takes the value of the pod although it controls what programs of this machine execute, "+
+		"NAME of a variable that takes the value of the pod although it controls what programs of this machine "+
+			"execute, "+
 			"such as NODE_OPTIONS or HOME; may be repeated")
 	f.StringArrayVar(&o.mountOver, "mount-over", nil,
-		"PATH at or below which volumes of the pod may hide system directories, the home directory or the working directory; may be repeated")
-	f.StringArrayVar(&o.volumes, "volume", nil, "NAME=DIRECTORY uses a directory of this machine in place of the volume NAME of the pod; may be repeated")
+		"PATH at or below which volumes of the pod may hide system directories, the home directory or the working "+
+			"directory; may be repeated")
+	f.StringArrayVar(&o.volumes, "volume", nil,
+		"NAME=DIRECTORY uses a directory of this machine in place of the volume NAME of the pod; may be repeated")
 	o.docker.addTo(cmd)
 	return cmd
 }
@@ -152,9 +165,10 @@ func (o *devOptions) run(ctx context.Context, command []string, on func(api.Even
 	return err
 }
 
-// attached returns the request to the daemon that lasts as long as the program: for the connection, and for an intercept if the
-// program receives requests.
-func (o *devOptions) attached(ctx context.Context, on func(api.Event)) (req api.InterceptRequest, workload string, err error) {
+// attached returns the request to the daemon that lasts as long as the program: for the connection, and for an
+// intercept if the program receives requests.
+func (o *devOptions) attached(ctx context.Context,
+	on func(api.Event)) (req api.InterceptRequest, workload string, err error) {
 	if req, err = o.request(ctx, on); err != nil {
 		return req, "", err
 	}

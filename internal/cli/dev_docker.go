@@ -22,12 +22,14 @@ type dockerOptions struct {
 func (o *dockerOptions) addTo(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.BoolVar(&o.enabled, "docker", false,
-		"run the pod's containers with the Docker Engine of this machine; with -c only that container. Flags of docker run for "+
+		"run the pod's containers with the Docker Engine of this machine; with -c only that container. Flags of "+
+			"docker run for "+
 			"the container that uses this terminal follow --")
 	f.StringVar(&o.image, "image", "", "with --docker: the image of that container (default: the image of the pod)")
 	f.BoolVarP(&o.interactive, "interactive", "i", false, "with --docker: keep standard input open, like docker run")
 	f.BoolVarP(&o.tty, "tty", "t", false, "with --docker: allocate a pseudo-TTY, like docker run")
-	f.StringArrayVarP(&o.publish, "publish", "p", nil, "with --docker: publish a port of the containers on this machine, like docker run; may be repeated")
+	f.StringArrayVarP(&o.publish, "publish", "p", nil,
+		"with --docker: publish a port of the containers on this machine, like docker run; may be repeated")
 }
 
 // check rejects flags that require --docker, and flags that cannot be combined with it.
@@ -52,7 +54,8 @@ func (o *dockerOptions) args(cmd *cobra.Command, args []string) (err error) {
 		n = len(args)
 	}
 	if n > 1 {
-		return api.Errorf(api.ExitUsage, "`kubevpn dev` takes one workload").WithHint("write flags of `docker run` after --")
+		return api.Errorf(api.ExitUsage, "`kubevpn dev` takes one workload").
+			WithHint("write flags of `docker run` after --")
 	}
 	if o.arguments, err = docker.ParseArguments(args[n:]); err != nil {
 		return err
@@ -64,13 +67,15 @@ func (o *dockerOptions) args(cmd *cobra.Command, args []string) (err error) {
 func (o *dockerOptions) config(a *app) (docker.Config, error) {
 	terminal := term.IsTerminal(int(os.Stdin.Fd()))
 	if (o.interactive || o.arguments.Interactive) && (o.tty || o.arguments.TTY) && !terminal {
-		return docker.Config{}, api.Errorf(api.ExitUsage, "-i with -t requires a terminal, but standard input is not a terminal").
+		return docker.Config{}, api.Errorf(api.ExitUsage,
+			"-i with -t requires a terminal, but standard input is not a terminal").
 			WithHint("remove -t to use standard input as it is")
 	}
 	paths, err := a.paths()
 	return docker.Config{
-		Image: o.image, Interactive: o.interactive, TTY: o.tty, Terminal: terminal, Publish: o.publish, Arguments: o.arguments,
-		Paths: paths, Executable: a.executable,
+		Image: o.image, Interactive: o.interactive, TTY: o.tty, Terminal: terminal, Publish: o.publish,
+		Arguments: o.arguments,
+		Paths:     paths, Executable: a.executable,
 	}, err
 }
 

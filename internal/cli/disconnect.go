@@ -22,8 +22,8 @@ func newDisconnect(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "disconnect [ID...]",
 		Short: "End connections and undo their changes to this machine",
-		Long: "End the connections with the given IDs. Without an ID, end the only connection. After the last connection\n" +
-			"has ended, the root helper exits immediately and the daemon after one minute.",
+		Long: "End the connections with the given IDs. Without an ID, end the only connection. After the last\n" +
+			"connection has ended, the root helper exits immediately and the daemon after one minute.",
 		Example: examples(
 			"End the only connection", "kubevpn disconnect",
 			"End one connection, by its ID from `kubevpn status`", "kubevpn disconnect 3f2a91c04b7e",

@@ -25,21 +25,25 @@ func newInstall(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install the traffic manager into a cluster, for everybody",
-		Long: "Install creates the traffic manager in the cluster with your own permissions, and waits until it runs. `kubevpn\n" +
-			"connect` does the same if you have the permissions. If developers lack them, or may not let the manager read\n" +
-			"Services, an admin runs install once.",
+		Long: "Install creates the traffic manager in the cluster with your own permissions, and waits until it\n" +
+			"runs. `kubevpn connect` does the same if you have the permissions. If developers lack them, or may\n" +
+			"not let the manager read Services, an admin runs install once.",
 		Example: examples(
 			"Install, as an admin", "kubevpn install --context admin@production --image registry.example/kubevpn:1",
-			"Print the objects, for review or for another tool", "kubevpn install --dry-run --image registry.example/kubevpn:1 > kubevpn.yaml",
-			"Replace the running version; interrupts the connections of all users", "kubevpn install --upgrade --image registry.example/kubevpn:2",
+			"Print the objects, for review or for another tool",
+			"kubevpn install --dry-run --image registry.example/kubevpn:1 > kubevpn.yaml",
+			"Replace the running version; interrupts the connections of all users",
+			"kubevpn install --upgrade --image registry.example/kubevpn:2",
 		),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	o.kube.addTo(cmd, a)
 	o.settings.addTo(cmd, config.KeyManagerNamespace, config.KeyImage, config.KeyYes)
-	cmd.Flags().BoolVar(&o.upgrade, "upgrade", false, "replace a traffic manager of another version; interrupts the connections of all users")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print the objects as YAML without changing anything; needs no cluster")
+	cmd.Flags().BoolVar(&o.upgrade, "upgrade", false,
+		"replace a traffic manager of another version; interrupts the connections of all users")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false,
+		"print the objects as YAML without changing anything; needs no cluster")
 	return cmd
 }
 

@@ -17,8 +17,8 @@ import (
 // startTimeout bounds the start of a daemon.
 const startTimeout = 10 * time.Second
 
-// daemon returns a client of a running daemon of this version, and its state. It replaces a daemon of another version, unless
-// that has connections. It starts one like this:
+// daemon returns a client of a running daemon of this version, and its state. It replaces a daemon of another version,
+// unless that has connections. It starts one like this:
 //
 //	CLI ── kubevpn daemon --ready-fd 3 (own session, stdio /dev/null, cwd /) ──▶ daemon
 //	CLI ◀─ fd 3: "null" when it answers, else an api.Error ─────────────────────┘
@@ -53,11 +53,13 @@ func (a *app) daemon(ctx context.Context) (*client, api.DaemonInfo, error) {
 
 // otherVersion is the error for a daemon of another version that has connections.
 func otherVersion(info api.DaemonInfo) *api.Error {
-	return api.Errorf(api.ExitDaemon, "the daemon is kubevpn %s and has connections; this is kubevpn %s", info.Version, version.Full()).
+	return api.Errorf(api.ExitDaemon, "the daemon is kubevpn %s and has connections; this is kubevpn %s", info.Version,
+		version.Full()).
 		WithHint("`kubevpn quit` ends it and its connections; then connect again")
 }
 
-// startDaemon starts a daemon and waits until it answers. If another command starts one at the same time, either will do.
+// startDaemon starts a daemon and waits until it answers. If another command starts one at the same time, either will
+// do.
 func (a *app) startDaemon(ctx context.Context, c *client) error {
 	if a.executable == "" {
 		return api.Errorf(api.ExitDaemon, "cannot start the daemon: the path of this program is unknown")
@@ -82,7 +84,8 @@ func (a *app) startDaemon(ctx context.Context, c *client) error {
 	case ctx.Err() != nil:
 		return c.explain(ctx, ctx.Err())
 	case errors.Is(err, io.EOF):
-		answer = api.Errorf(api.ExitDaemon, "the daemon ended while it was starting").WithHint("see `kubevpn logs` for the cause")
+		answer = api.Errorf(api.ExitDaemon, "the daemon ended while it was starting").
+			WithHint("see `kubevpn logs` for the cause")
 	case err != nil:
 		return fmt.Errorf("waiting for the daemon: %w", err)
 	}

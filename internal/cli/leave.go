@@ -24,13 +24,15 @@ func newLeave(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "leave TYPE/NAME...",
 		Short: "End intercepts and clones: requests go to the workload again",
-		Long: "Leave ends intercepts and clones that `kubevpn proxy` and `kubevpn clone` created from this machine: requests go\n" +
-			"to the workload again, and then the clone is deleted. The connection stays. Leave does not change the intercepts\n" +
-			"of other users: see `kubevpn reset`. If you name a workload, leave also removes what a crash of this machine left\n" +
-			"in the cluster: an agent in the workload's template, or a clone.",
+		Long: "Leave ends intercepts and clones that `kubevpn proxy` and `kubevpn clone` created from this machine:\n" +
+			"requests go to the workload again, and then the clone is deleted. The connection stays. Leave does\n" +
+			"not change the intercepts of other users: see `kubevpn reset`. If you name a workload, leave also\n" +
+			"removes what a crash of this machine left in the cluster: an agent in the workload's template, or a\n" +
+			"clone.",
 		Example: examples(
 			"End one", "kubevpn leave deployment/web",
-			"End one of two with the same name, by its namespace or its ID in `kubevpn status -o wide`", "kubevpn leave deployment/web -n shop", "kubevpn leave 3f2a91c04b7e",
+			"End one of two with the same name, by its namespace or its ID in `kubevpn status -o wide`",
+			"kubevpn leave deployment/web -n shop", "kubevpn leave 3f2a91c04b7e",
 			"End one in another cluster", "kubevpn leave deployment/web --context staging",
 			"End all", "kubevpn leave --all",
 		),

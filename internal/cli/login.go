@@ -13,14 +13,16 @@ import (
 	"kubevpn/internal/version"
 )
 
-// login is load for a command that a person runs: it runs the kubeconfig's credential plugin on this terminal, and makes sure
-// that the API server answers before anything else is asked for, a password among it. The traffic manager may be in
-// managerNamespace.
-func (k *kubeFlags) login(ctx context.Context, a *app, on func(api.Event), managerNamespace string) (*cluster.Cluster, cluster.Prepared, error) {
+// login is load for a command that a person runs: it runs the kubeconfig's credential plugin on this terminal, and
+// makes sure that the API server answers before anything else is asked for, a password among it. The traffic manager
+// may be in managerNamespace.
+func (k *kubeFlags) login(ctx context.Context, a *app, on func(api.Event),
+	managerNamespace string) (*cluster.Cluster, cluster.Prepared, error) {
 	timeout, err := clientcmd.ParseTimeout(k.requestTimeout)
 	if err != nil {
-		return nil, cluster.Prepared{}, api.Errorf(api.ExitUsage, "--request-timeout %q is no duration", k.requestTimeout).
-			WithHint("write it like 10s or 1m; 0 waits for ever")
+		return nil, cluster.Prepared{},
+			api.Errorf(api.ExitUsage, "--request-timeout %q is no duration", k.requestTimeout).
+				WithHint("write it like 10s or 1m; 0 waits for ever")
 	}
 	c, prepared, err := k.load(a)
 	if err != nil {
@@ -43,7 +45,8 @@ func (k *kubeFlags) login(ctx context.Context, a *app, on func(api.Event), manag
 	return c, prepared, nil
 }
 
-// load makes a client of the cluster that the flags name, for this process. It runs no plugin: requests do, and never prompt.
+// load makes a client of the cluster that the flags name, for this process. It runs no plugin: requests do, and never
+// prompt.
 func (k *kubeFlags) load(a *app) (*cluster.Cluster, cluster.Prepared, error) {
 	prepared, err := k.prepare(a)
 	if err != nil {

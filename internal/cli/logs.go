@@ -26,8 +26,9 @@ func newLogs(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs",
 		Short: "Print the log of the daemon",
-		Long: "Print the log file of the daemon. No daemon needs to be running. Older log files are in the same directory.\n" +
-			"For the log of the traffic manager, use `kubectl logs -n kubevpn deploy/kubevpn-traffic-manager`.",
+		Long: "Print the log file of the daemon. No daemon needs to be running. Older log files are in the same\n" +
+			"directory. For the log of the traffic manager, use\n" +
+			"`kubectl logs -n kubevpn deploy/kubevpn-traffic-manager`.",
 		Example: examples(
 			"Print the log", "kubevpn logs",
 			"Print the last 20 lines, then new lines as they are written", "kubevpn logs -f --tail 20",
@@ -70,7 +71,8 @@ func (o *logsOptions) run(ctx context.Context) error {
 // followInterval is the pause between two reads of a followed log.
 const followInterval = 200 * time.Millisecond
 
-// tailer reads a file that grows. The writer may rename it and start a new one, as lumberjack does when the file is full.
+// tailer reads a file that grows. The writer may rename it and start a new one, as lumberjack does when the file is
+// full.
 type tailer struct {
 	path string
 	file *os.File // nil: the file does not exist yet

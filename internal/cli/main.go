@@ -21,17 +21,19 @@ import (
 
 // Programs are the parts of kubevpn that cmd/kubevpn injects. All must be set.
 type Programs struct {
-	// RunDaemon runs the daemon of this user until ctx ends or the daemon is idle. It calls ready when the daemon accepts requests.
+	// RunDaemon runs the daemon of this user until ctx ends or the daemon is idle. It calls ready when the daemon
+	// accepts requests.
 	RunDaemon func(ctx context.Context, paths config.Paths, ready func()) error
 	// StartHelper starts the root helper, with sudo if this process is not root's. sudo may ask for a password on the
 	// terminal. It returns the socket to the helper, which the caller owns.
 	StartHelper func(ctx context.Context) (*os.File, error)
 	// RunHelper runs the helper in the process that StartHelper started.
 	RunHelper func(ctx context.Context) error
-	// Foreground keeps one connection in this process until ctx ends. It returns nil if the connection was established by then.
+	// Foreground keeps one connection in this process until ctx ends. It returns nil if the connection was established
+	// by then.
 	Foreground func(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error
-	// Isolated keeps a connection, and the intercepts of the request, for place in this process. It calls ready when all of
-	// them are established. It returns nil when ctx ends.
+	// Isolated keeps a connection, and the intercepts of the request, for place in this process. It calls ready when
+	// all of them are established. It returns nil when ctx ends.
 	Isolated func(
 		ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(), progress func(api.Event),
 	) error
@@ -50,8 +52,8 @@ type app struct {
 	executable string // absolute path of this program; "" if unknown
 }
 
-// Main runs the command that os.Args names and returns the exit code of the process. On the first interrupt the command cleans
-// up and ends. The second interrupt ends the process.
+// Main runs the command that os.Args names and returns the exit code of the process. On the first interrupt the command
+// cleans up and ends. The second interrupt ends the process.
 func Main(programs Programs) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

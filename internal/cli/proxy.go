@@ -30,16 +30,20 @@ func newProxy(a *app) *cobra.Command {
 		Use:   "proxy TYPE/NAME...",
 		Short: "Bring a workload's requests to this machine",
 		Long: "Proxy sends requests for a workload's pods to a program on this machine, at the same port, until\n" +
-			"`kubevpn leave`. Requests that do not match still go to the pods, and all requests do as soon as this machine has\n" +
-			"gone. Proxy connects first if necessary. TYPE is a resource type that has pods, named as in kubectl: deployment,\n" +
-			"statefulset, daemonset, replicaset, pod, service, or a custom resource with a pod template or a scale subresource.",
+			"`kubevpn leave`. Requests that do not match still go to the pods, and all requests do as soon as\n" +
+			"this machine has gone. Proxy connects first if necessary. TYPE is a resource type that has pods,\n" +
+			"named as in kubectl: deployment, statefulset, daemonset, replicaset, pod, service, or a custom\n" +
+			"resource with a pod template or a scale subresource.",
 		Example: examples(
 			"Send all requests for a Deployment to the same ports of this machine", "kubevpn proxy deployment/web",
 			"Only your requests, so that others can work on it too", "kubevpn proxy deployment/web --headers x-user=me",
-			"Match a regular expression, a path and a method", "kubevpn proxy deploy/web --headers 'x-user=~me|you' --path /api --method GET,POST",
-			"To another port than the container's, TCP and UDP", "kubevpn proxy sts/dns --portmap 8080:3000 --portmap udp/53:5353",
+			"Match a regular expression, a path and a method",
+			"kubevpn proxy deploy/web --headers 'x-user=~me|you' --path /api --method GET,POST",
+			"To another port than the container's, TCP and UDP",
+			"kubevpn proxy sts/dns --portmap 8080:3000 --portmap udp/53:5353",
 			"Receive a copy, while the pods still answer", "kubevpn proxy service/web -n shop --mirror",
-			"Match headers of an application that serves TLS itself", "kubevpn proxy deployment/web --headers x-user=me --tls-secret web-tls",
+			"Match headers of an application that serves TLS itself",
+			"kubevpn proxy deployment/web --headers x-user=me --tls-secret web-tls",
 			"Until Ctrl-C", "kubevpn proxy deployment/web --foreground",
 			"For a script", "kubevpn proxy deployment/web -o json",
 		),
@@ -53,7 +57,8 @@ func newProxy(a *app) *cobra.Command {
 	o.spec.addTo(cmd)
 	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
 	o.flags.addTo(cmd, a, config.KeyMode)
-	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "stay until Ctrl-C, then end the intercept, and disconnect if this command connected")
+	cmd.Flags().BoolVar(&o.foreground, "foreground", false,
+		"stay until Ctrl-C, then end the intercept, and disconnect if this command connected")
 	o.output.addTo(cmd)
 	return cmd
 }
@@ -107,7 +112,8 @@ func (o *proxyOptions) request(ctx context.Context, on func(api.Event)) (api.Int
 		o.warnOfIgnored(ctx, o.flags.cluster.ID(), on)
 	}
 	if o.spec.tlsSecret != "" {
-		if spec.TLS, err = intercept.TLSTermination(ctx, o.flags.cluster, connect.Namespace, o.spec.tlsSecret); err != nil {
+		if spec.TLS, err = intercept.TLSTermination(ctx, o.flags.cluster, connect.Namespace,
+			o.spec.tlsSecret); err != nil {
 			return api.InterceptRequest{}, err
 		}
 	}
@@ -118,7 +124,8 @@ func (o *proxyOptions) request(ctx context.Context, on func(api.Event)) (api.Int
 // warnOfIgnored warns about connection flags that have no effect because the cluster is already connected.
 func (o *proxyOptions) warnOfIgnored(ctx context.Context, cluster string, on func(api.Event)) {
 	var given []string
-	for _, key := range []config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport, config.KeyScheduler,
+	for _, key := range []config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
+		config.KeyScheduler,
 		config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyAllowInbound} {
 		if o.flags.settings.cmd.Flags().Changed(key.FlagName()) {
 			given = append(given, "--"+key.FlagName())

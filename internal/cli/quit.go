@@ -12,8 +12,8 @@ func newQuit(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "quit",
 		Short: "End all connections and stop the root helper and the daemon",
-		Long: "Stop all kubevpn processes of this user on this machine, and wait until they have ended. The traffic manager\n" +
-			"stays in the cluster. `kubevpn uninstall` removes it.",
+		Long: "Stop all kubevpn processes of this user on this machine, and wait until they have ended. The traffic\n" +
+			"manager stays in the cluster. `kubevpn uninstall` removes it.",
 		Example: examples("Stop everything on this machine", "kubevpn quit"),
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.quit(cmd.Context()) },

@@ -22,12 +22,14 @@ func newReset(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reset TYPE/NAME...",
 		Short: "Remove the intercepts of all users of a workload",
-		Long: "Reset ends the intercepts of all users of a workload, so that all requests go to the workload again, and removes\n" +
-			"the agents as far as Kubernetes can remove them from running pods. It requires permission to change the workload,\n" +
-			"and neither a connection nor root. Use `kubevpn leave` to end your own intercepts.",
+		Long: "Reset ends the intercepts of all users of a workload, so that all requests go to the workload again,\n" +
+			"and removes the agents as far as Kubernetes can remove them from running pods. It requires\n" +
+			"permission to change the workload, and neither a connection nor root. Use `kubevpn leave` to end\n" +
+			"your own intercepts.",
 		Example: examples(
 			"Remove all intercepts of a workload", "kubevpn reset deployment/web",
-			"Name the image if no traffic manager is installed", "kubevpn reset deployment/web --image registry.example/kubevpn:1",
+			"Name the image if no traffic manager is installed",
+			"kubevpn reset deployment/web --image registry.example/kubevpn:1",
 			"As an admin, in another namespace", "kubevpn reset deployment/web -n shop --context admin@production",
 		),
 		Args: checkWorkloads,
@@ -39,7 +41,8 @@ func newReset(a *app) *cobra.Command {
 	}
 	o.kube.addTo(cmd, a)
 	o.settings.addTo(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyYes)
-	cmd.Flags().Lookup(config.KeyImage.FlagName()).Usage = "image of the traffic agent that removes the intercepts (default: the traffic manager's)"
+	cmd.Flags().Lookup(config.KeyImage.FlagName()).Usage = "image of the traffic agent that removes the intercepts " +
+		"(default: the traffic manager's)"
 	o.output.addTo(cmd)
 	return cmd
 }
@@ -56,6 +59,7 @@ func (o *resetOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	req := api.ResetRequest{
 		Namespace: prepared.Namespace, Workloads: o.workloads, Image: cfg.Image, ManagerNamespace: cfg.ManagerNamespace,
 	}
-	c := consenting{app: o.app, cluster: cl, consent: &req.Consent, yes: cfg.Yes, json: o.output.value == "json", quiet: quiet}
+	c := consenting{app: o.app, cluster: cl, consent: &req.Consent, yes: cfg.Yes, json: o.output.value == "json",
+		quiet: quiet}
 	return c.run(ctx, on, func(on func(api.Event)) error { return o.app.Reset(ctx, cl, req, on) })
 }

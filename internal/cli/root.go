@@ -16,8 +16,8 @@ func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kubevpn",
 		Short: "Connect this machine to the network of a Kubernetes cluster",
-		Long: "kubevpn connects this machine to the network of a Kubernetes cluster. Every program reaches pods, Services\n" +
-			"and cluster DNS names. All traffic goes through the API server.",
+		Long: "kubevpn connects this machine to the network of a Kubernetes cluster. Every program reaches pods,\n" +
+			"Services and cluster DNS names. All traffic goes through the API server.",
 		Example: examples(
 			"Connect to the cluster of the current context, call a Service, and disconnect",
 			"kubevpn connect", "curl http://web.default", "kubevpn disconnect --all",
@@ -99,7 +99,8 @@ func newHelp(a *app) *cobra.Command {
 			target.InitDefaultHelpFlag()
 			return target.Help()
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion,
+			cobra.ShellCompDirective) {
 			var names []cobra.Completion
 			for _, sub := range cmd.Root().Commands() {
 				if len(args) == 0 && sub.IsAvailableCommand() {
@@ -111,8 +112,8 @@ func newHelp(a *app) *cobra.Command {
 	}
 }
 
-// unknownHelp returns the error of unknownCommand if the arguments ask for help with an unknown command. Cobra would show the
-// help of kubevpn and succeed.
+// unknownHelp returns the error of unknownCommand if the arguments ask for help with an unknown command. Cobra would
+// show the help of kubevpn and succeed.
 func unknownHelp(root *cobra.Command, args []string) error {
 	wantsHelp := slices.Contains(args, "--help") || slices.Contains(args, "-h")
 	if !wantsHelp || strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
@@ -138,7 +139,8 @@ func unknownCommand(root *cobra.Command, name string) error {
 func flagError(cmd *cobra.Command, err error) error {
 	e := api.Errorf(api.ExitUsage, "%w", err)
 	if value := (*pflag.InvalidValueError)(nil); errors.As(err, &value) {
-		e = api.Errorf(api.ExitUsage, "--%s: %q is invalid: %s", value.GetFlag().Name, value.GetValue(), requirement(value))
+		e = api.Errorf(api.ExitUsage, "--%s: %q is invalid: %s", value.GetFlag().Name, value.GetValue(),
+			requirement(value))
 	}
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
@@ -149,7 +151,8 @@ func flagError(cmd *cobra.Command, err error) error {
 	return e.WithHint("`%s --help` lists the flags", cmd.CommandPath())
 }
 
-// requirement returns what the value of a flag must be. The text of a parse error of the standard library does not say so.
+// requirement returns what the value of a flag must be. The text of a parse error of the standard library does not say
+// so.
 func requirement(e *pflag.InvalidValueError) string {
 	switch kind := e.GetFlag().Value.Type(); {
 	case strings.HasPrefix(kind, "int"), strings.HasPrefix(kind, "uint"):

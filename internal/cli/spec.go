@@ -29,20 +29,27 @@ type specFlags struct {
 func (f *specFlags) addMatch(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	// Not a StringSlice: values may have commas.
-	flags.StringArrayVar(&f.headers, "headers", nil, "only requests with this header, NAME=VALUE or NAME=~REGEXP; may be repeated: all must match")
+	flags.StringArrayVar(&f.headers, "headers", nil,
+		"only requests with this header, NAME=VALUE or NAME=~REGEXP; may be repeated: all must match")
 	flags.StringVar(&f.path, "path", "", "only requests for this path or below it, or =~REGEXP")
 	flags.StringSliceVar(&f.methods, "method", nil, "only requests with this method; may be repeated: one must match")
 	flags.BoolVar(&f.flush, "flush", false, "close connections that are already open, so that their clients reconnect")
-	flags.StringVar(&f.tlsSecret, "tls-secret", "", "Secret of type kubernetes.io/tls that the application serves TLS with; needed to match headers inside TLS")
+	flags.StringVar(&f.tlsSecret, "tls-secret", "",
+		"Secret of type kubernetes.io/tls that the application serves TLS with; needed to match headers inside TLS")
 	complete(cmd, "method", "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 }
 
 func (f *specFlags) addTo(cmd *cobra.Command) {
 	f.addMatch(cmd)
 	flags := cmd.Flags()
-	flags.StringSliceVar(&f.ports, "portmap", nil, "port of the container and of this machine, [tcp|udp/]CONTAINER:LOCAL; may be repeated (default: all ports, each to the same port)")
-	flags.StringVarP(&f.container, "container", "c", "", "container whose ports are intercepted (default: the one in the annotation kubectl.kubernetes.io/default-container, else the only one, else the one with the ports)")
-	flags.BoolVar(&f.mirror, "mirror", false, "send a copy of the requests to this machine; the application still answers")
+	flags.StringSliceVar(&f.ports, "portmap", nil,
+		"port of the container and of this machine, [tcp|udp/]CONTAINER:LOCAL; may be repeated (default: all ports, "+
+			"each to the same port)")
+	flags.StringVarP(&f.container, "container", "c", "",
+		"container whose ports are intercepted (default: the one in the annotation "+
+			"kubectl.kubernetes.io/default-container, else the only one, else the one with the ports)")
+	flags.BoolVar(&f.mirror, "mirror", false,
+		"send a copy of the requests to this machine; the application still answers")
 }
 
 // spec builds the specification from the flags, without TLS, which needs the cluster.
@@ -72,19 +79,22 @@ func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
 		p, err := parsePortMap(text)
 		if err != nil {
 			return s, api.Errorf(api.ExitUsage, "--portmap: %w", err).
-				WithHint("write it like --portmap 8080:3000, --portmap udp/53:5353, or --portmap http:3000 for a port that has a name")
+				WithHint("write it like --portmap 8080:3000, --portmap udp/53:5353, or --portmap http:3000 for a " +
+					"port that has a name")
 		}
 		if i := slices.IndexFunc(s.Ports, func(o api.PortMap) bool {
 			return o.Protocol == p.Protocol && o.Container == p.Container && o.Name == p.Name
 		}); i >= 0 {
-			return s, api.Errorf(api.ExitUsage, "--portmap: %s is given twice", text).WithHint("map each port of the container to one port of this machine")
+			return s, api.Errorf(api.ExitUsage, "--portmap: %s is given twice", text).
+				WithHint("map each port of the container to one port of this machine")
 		}
 		s.Ports = append(s.Ports, p)
 	}
 	return s, nil
 }
 
-// parsePortMap reads [tcp|udp/]CONTAINER[:LOCAL]. CONTAINER may be a port's name; LOCAL is the same port where it is missing.
+// parsePortMap reads [tcp|udp/]CONTAINER[:LOCAL]. CONTAINER may be a port's name; LOCAL is the same port where it is
+// missing.
 func parsePortMap(text string) (api.PortMap, error) {
 	p := api.PortMap{Protocol: "tcp"}
 	rest := text
@@ -117,7 +127,8 @@ func parsePortMap(text string) (api.PortMap, error) {
 
 // isPortName reports whether a container's port may have that name: letters, digits and dashes, one of them a letter.
 func isPortName(s string) bool {
-	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" && strings.ContainsAny(s, "abcdefghijklmnopqrstuvwxyz")
+	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" &&
+		strings.ContainsAny(s, "abcdefghijklmnopqrstuvwxyz")
 }
 
 // checkWorkloads returns an error for arguments that are not TYPE/NAME, with a suggestion.

@@ -29,12 +29,14 @@ func newStatus(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the connections, intercepts and clones",
-		Long: "Show the connections of this machine, the workloads whose requests come to this machine, and the clones.\n" +
-			"The command asks only the daemon on this machine. It does not start the daemon and does not contact a cluster.",
+		Long: "Show the connections of this machine, the workloads whose requests come to this machine, and the\n" +
+			"clones. The command asks only the daemon on this machine. It does not start the daemon and does not\n" +
+			"contact a cluster.",
 		Example: examples(
 			"Show the connections", "kubevpn status",
 			"Also show devices, networks, name resolution and checks", "kubevpn status -o wide",
-			"Print the state of the first connection, for a script", "kubevpn status -o json | jq -r '.connections[0].status'",
+			"Print the state of the first connection, for a script",
+			"kubevpn status -o json | jq -r '.connections[0].status'",
 		),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
@@ -55,7 +57,8 @@ func (o *statusOptions) run(ctx context.Context) error {
 	case err != nil:
 		return err
 	case status.Version != version.Full():
-		fmt.Fprintf(o.app.errout, "! the daemon is kubevpn %s, this is %s; `kubevpn quit` stops it and ends its connections\n",
+		fmt.Fprintf(o.app.errout,
+			"! the daemon is kubevpn %s, this is %s; `kubevpn quit` stops it and ends its connections\n",
 			status.Version, version.Full())
 	}
 	return o.print(o.app.out, status, time.Now())
@@ -83,8 +86,10 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 	t.row([]string{"ID", "CLUSTER", "NAMESPACE", "STATUS", "NETSTACK", "TRANSPORT", "SINCE"},
 		[]string{"DEVICE", "ADDRESSES", "NETWORKS", "DNS", "SERVICES", "MANAGER"})
 	for _, c := range status.Connections {
-		t.row([]string{c.ID, dash(c.Cluster), dash(c.Namespace), string(c.Status), dash(c.Netstack), dash(c.Transport), age(c.Since, now)},
-			[]string{dash(c.Device), dash(join(c.Addresses)), dash(join(c.CIDRs)), dash(string(c.DNS.Mode)), dash(c.Services), dash(manager(c))})
+		t.row([]string{c.ID, dash(c.Cluster), dash(c.Namespace), string(c.Status), dash(c.Netstack), dash(c.Transport),
+			age(c.Since, now)},
+			[]string{dash(c.Device), dash(join(c.Addresses)), dash(join(c.CIDRs)), dash(string(c.DNS.Mode)),
+				dash(c.Services), dash(manager(c))})
 	}
 	if err := t.flush(); err != nil {
 		return err
@@ -163,7 +168,8 @@ func (o *statusOptions) details(c api.Connection) []string {
 	return append(lines, errorLines(c.Error)...)
 }
 
-// describeTransport returns a line about one transport: "api-proxy in use: round trip 0.2 ms, 3.1 MB sent, 20 MB received".
+// describeTransport returns a line about one transport: "api-proxy in use: round trip 0.2 ms, 3.1 MB sent, 20 MB
+// received".
 func describeTransport(t api.Transport) string {
 	line := t.Name + " " + string(t.State)
 	if t.Reason != "" {
@@ -174,7 +180,8 @@ func describeTransport(t api.Transport) string {
 		figures = append(figures, fmt.Sprintf("round trip %.1f ms", t.Seconds*1e3))
 	}
 	if t.Sent+t.Received > 0 {
-		figures = append(figures, fmt.Sprintf("%s sent, %s received", humanize.Bytes(t.Sent), humanize.Bytes(t.Received)))
+		figures = append(figures,
+			fmt.Sprintf("%s sent, %s received", humanize.Bytes(t.Sent), humanize.Bytes(t.Received)))
 	}
 	if len(figures) > 0 {
 		line += ": " + strings.Join(figures, ", ")

@@ -10,8 +10,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// printIntercepts writes the second table of status: a row for each intercept of this machine, followed by a row for each
-// intercept of another owner on the same workload.
+// printIntercepts writes the second table of status: a row for each intercept of this machine, followed by a row for
+// each intercept of another owner on the same workload.
 func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time.Time) error {
 	if len(status.Intercepts) == 0 {
 		return nil
@@ -33,14 +33,16 @@ func (o *statusOptions) printIntercepts(w io.Writer, status api.Status, now time
 		if i.Clone != nil && i.Clone.NoTraffic { // the pods of the workload do not take part
 			intercepted, state = "-", string(i.Clone.State)
 		}
-		t.row([]string{name, dash(matched(i.Match, i.Mirror)), dash(portMaps(i.Ports)), intercepted, dash(i.Owner), fmt.Sprint(i.Requests), state},
+		t.row([]string{name, dash(matched(i.Match, i.Mirror)), dash(portMaps(i.Ports)), intercepted, dash(i.Owner),
+			fmt.Sprint(i.Requests), state},
 			[]string{i.ID, i.Namespace, i.Connection, dash(i.Mode), age(i.Since, now), dash(i.LastError)})
 		for _, other := range i.Others {
 			state := string(api.InterceptActive)
 			if other.Away {
 				state = "away"
 			}
-			t.row([]string{name, dash(matched(other.Match, other.Mirror)), dash(agentPorts(other.Ports)), "-", dash(other.Owner), fmt.Sprint(other.Requests), state},
+			t.row([]string{name, dash(matched(other.Match, other.Mirror)), dash(agentPorts(other.Ports)), "-",
+				dash(other.Owner), fmt.Sprint(other.Requests), state},
 				[]string{"-", i.Namespace, i.Connection, "-", age(other.Since, now), dash(other.LastError)})
 		}
 	}
@@ -69,7 +71,8 @@ func (o *statusOptions) interceptDetails(i api.Intercept) []string {
 	}
 	for _, pod := range i.Pods {
 		if !pod.Intercepted {
-			lines = append(lines, fmt.Sprintf("! pod %s is not intercepted: %s", pod.Name, cmp.Or(pod.Reason, "not yet")))
+			lines = append(lines, fmt.Sprintf("! pod %s is not intercepted: %s", pod.Name,
+				cmp.Or(pod.Reason, "not yet")))
 		}
 	}
 	if i.LastError != "" && o.output.value != "wide" {
@@ -94,7 +97,8 @@ func (o *statusOptions) cloneDetails(c *api.Clone) []string {
 			ready++
 		}
 	}
-	lines := []string{fmt.Sprintf("clone %s, namespace %s: %s, %d/%d pods ready", c.Name, c.Namespace, c.State, ready, len(c.Pods))}
+	lines := []string{fmt.Sprintf("clone %s, namespace %s: %s, %d/%d pods ready", c.Name, c.Namespace, c.State, ready,
+		len(c.Pods))}
 	if c.Host != "" {
 		lines = append(lines, "name "+hostName(c))
 	}

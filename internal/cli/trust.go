@@ -19,7 +19,8 @@ import (
 	"kubevpn/internal/config"
 )
 
-// maxQuestions limits the questions of one request: for a manager, networks and a domain, and for changes of them meanwhile.
+// maxQuestions limits the questions of one request: for a manager, networks and a domain, and for changes of them
+// meanwhile.
 const maxQuestions = 5
 
 // maxShown limits the networks that one question shows. A cluster may state thousands.
@@ -33,15 +34,15 @@ type consenting struct {
 	yes     bool         // consent without a question
 	json    bool         // a program reads the output, so do not ask
 	quiet   func()       // stops the progress display
-	// find looks for the traffic manager, so that the question about it comes before the password prompt of sudo. Nil: the
-	// request needs no root.
+	// find looks for the traffic manager, so that the question about it comes before the password prompt of sudo. Nil:
+	// the request needs no root.
 	find func(ctx context.Context) error
 
 	paths config.Paths
 }
 
-// run calls do with the stored consent for the cluster, and calls it again after each question that the user answers with yes.
-// do calls its argument with each event. run stores a traffic manager that the request installs as trusted.
+// run calls do with the stored consent for the cluster, and calls it again after each question that the user answers
+// with yes. do calls its argument with each event. run stores a traffic manager that the request installs as trusted.
 func (c consenting) run(ctx context.Context, on func(api.Event), do func(on func(api.Event)) error) error {
 	if err := c.load(); err != nil {
 		return err
@@ -76,8 +77,8 @@ func (c consenting) run(ctx context.Context, on func(api.Event), do func(on func
 	}
 }
 
-// askEarly asks about the traffic manager if the user trusts none of this cluster. It ignores other errors of find, because the
-// request reports them.
+// askEarly asks about the traffic manager if the user trusts none of this cluster. It ignores other errors of find,
+// because the request reports them.
 func (c *consenting) askEarly(ctx context.Context, on func(api.Event)) error {
 	if c.find == nil || len(c.consent.Managers) > 0 {
 		return nil
@@ -120,7 +121,8 @@ func (c *consenting) store(needs api.Consent, on func(api.Event)) {
 	*c.consent = c.consent.With(needs)
 	err := c.paths.SaveTrust(func(all map[string]config.Trusted) {
 		id := c.cluster.ID()
-		all[id] = config.Trusted{Cluster: c.cluster.Name(), Server: c.cluster.Server(), Consent: all[id].Consent.With(needs)}
+		all[id] = config.Trusted{Cluster: c.cluster.Name(), Server: c.cluster.Server(),
+			Consent: all[id].Consent.With(needs)}
 	})
 	if err != nil {
 		on(api.Event{Warning: err.Error() + "; kubevpn will ask you again"})
@@ -221,31 +223,34 @@ func newTrust(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trust",
 		Short: "List and remove trusted clusters",
-		Long: "List and remove the consent that you gave to clusters. kubevpn asks for your consent before it uses a traffic\n" +
-			"manager that another user installed, networks outside of private address space, or a cluster domain of the\n" +
-			"Internet. It stores your answer, and asks again when one of these changes.",
-		Example: examples("List trusted clusters", "kubevpn trust list", "Remove a cluster", "kubevpn trust remove 3f2a91c04b7e"),
-		Args:    noArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Long: "List and remove the consent that you gave to clusters. kubevpn asks for your consent before it uses\n" +
+			"a traffic manager that another user installed, networks outside of private address space, or a\n" +
+			"cluster domain of the Internet. It stores your answer, and asks again when one of these changes.",
+		Example: examples("List trusted clusters", "kubevpn trust list", "Remove a cluster",
+			"kubevpn trust remove 3f2a91c04b7e"),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	o := &trustOptions{app: a, output: newFormat("table", "json")}
 	list := &cobra.Command{
-		Use:     "list",
-		Short:   "List trusted clusters",
-		Example: examples("List trusted clusters", "kubevpn trust list", "Print them as JSON", "kubevpn trust list -o json"),
-		Args:    noArgs,
-		RunE:    func(*cobra.Command, []string) error { return o.list() },
+		Use:   "list",
+		Short: "List trusted clusters",
+		Example: examples("List trusted clusters", "kubevpn trust list", "Print them as JSON",
+			"kubevpn trust list -o json"),
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error { return o.list() },
 	}
 	o.output.addTo(list)
 	remove := &cobra.Command{
 		Use:   "remove ID...",
 		Short: "Remove trusted clusters",
-		Long: "Remove the consent that you gave to the clusters with the given IDs. Open connections continue. kubevpn asks again\n" +
-			"when you connect.",
+		Long: "Remove the consent that you gave to the clusters with the given IDs. Open connections continue.\n" +
+			"kubevpn asks again when you connect.",
 		Example: examples("Remove a cluster", "kubevpn trust remove 3f2a91c04b7e"),
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return api.Errorf(api.ExitUsage, "`kubevpn trust remove` requires the ID of a cluster").WithHint("`kubevpn trust list` shows the IDs")
+				return api.Errorf(api.ExitUsage, "`kubevpn trust remove` requires the ID of a cluster").
+					WithHint("`kubevpn trust list` shows the IDs")
 			}
 			return nil
 		},
@@ -282,7 +287,8 @@ func (o *trustOptions) list() error {
 			managers = []api.TrustedManager{{}}
 		}
 		for _, m := range managers {
-			row := []string{id, all[id].Cluster, m.Namespace, m.Repository, m.ServiceAccount, join(c.Networks), c.Domain}
+			row := []string{id, all[id].Cluster, m.Namespace, m.Repository, m.ServiceAccount, join(c.Networks),
+				c.Domain}
 			for i, cell := range row {
 				row[i] = dash(printable(cell))
 			}
@@ -314,7 +320,8 @@ func (o *trustOptions) remove(ids []string) error {
 }
 
 // completeClusters completes the IDs of trusted clusters.
-func (o *trustOptions) completeClusters(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func (o *trustOptions) completeClusters(_ *cobra.Command, args []string,
+	_ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	paths, err := o.app.paths()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError

@@ -23,8 +23,8 @@ func newUninstall(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the traffic manager from a cluster",
-		Long: "Uninstall removes everything that kubevpn installed in the cluster, and nothing else. It fails while a laptop is\n" +
-			"connected, unless you pass --force.",
+		Long: "Uninstall removes everything that kubevpn installed in the cluster, and nothing else. It fails while\n" +
+			"a laptop is connected, unless you pass --force.",
 		Example: examples(
 			"Remove the traffic manager from the current context's cluster", "kubevpn uninstall",
 			"From another namespace", "kubevpn uninstall --manager-namespace tools",

@@ -30,11 +30,12 @@ type versions struct {
 func newVersion(a *app) *cobra.Command {
 	o := &versionOptions{app: a, output: newFormat("text", "json")}
 	cmd := &cobra.Command{
-		Use:     "version",
-		Short:   "Print the versions of this program and of the daemon",
-		Example: examples("Print the versions", "kubevpn version", "Print the versions as JSON", "kubevpn version -o json"),
-		Args:    noArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		Use:   "version",
+		Short: "Print the versions of this program and of the daemon",
+		Example: examples("Print the versions", "kubevpn version", "Print the versions as JSON",
+			"kubevpn version -o json"),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	o.output.addTo(cmd)
 	return cmd

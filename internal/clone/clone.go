@@ -28,10 +28,11 @@ import (
 )
 
 const (
-	leaveTimeout    = 5 * time.Second // for the request to delete the Job
-	retryPause      = time.Second     // after a failed request for the Job
-	conflictPause   = 50 * time.Millisecond
-	deletionTimeout = 45 * time.Second           // for an earlier Job of that name to be gone, with the grace period of its pods
+	leaveTimeout  = 5 * time.Second // for the request to delete the Job
+	retryPause    = time.Second     // after a failed request for the Job
+	conflictPause = 50 * time.Millisecond
+	// for an earlier Job of that name to be gone, with the grace period of its pods
+	deletionTimeout = 45 * time.Second
 	aliveTimeout    = renewEvery + 5*time.Second // a daemon that lives renews its clone within that time
 )
 
@@ -94,9 +95,11 @@ type Clone struct {
 func New(cfg Config) *Clone {
 	c := &Clone{
 		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload),
-		ended: make(chan struct{}, 1), again: make(chan struct{}, 1), ready: make(chan struct{}), begun: make(chan struct{}),
+		ended: make(chan struct{}, 1), again: make(chan struct{}, 1), ready: make(chan struct{}),
+		begun:    make(chan struct{}),
 		registry: remote.DefaultTransport, renewEvery: renewEvery, syncGrace: syncGrace,
-		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting, NoTraffic: cfg.Spec.NoTraffic},
+		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting,
+			NoTraffic: cfg.Spec.NoTraffic},
 	}
 	c.syncs = syncs{clone: c, running: map[types.UID]*podSync{}}
 	return c
@@ -125,7 +128,8 @@ func (c *Clone) change(f func(*api.Clone)) {
 	f(&c.status)
 }
 
-// Run creates the clone, keeps it until ctx ends or it fails, and deletes it. The end of ctx is no error. Errors are *api.Error.
+// Run creates the clone, keeps it until ctx ends or it fails, and deletes it. The end of ctx is no error. Errors are
+// *api.Error.
 func (c *Clone) Run(ctx context.Context) error {
 	err := c.run(ctx)
 	if ctx.Err() != nil {
@@ -218,7 +222,8 @@ func (c *Clone) plan(ctx context.Context) (*batchv1.Job, []workloads.Port, error
 // watch sends the pods of the Job whenever they change.
 func (c *Clone) watch(ctx context.Context, job *batchv1.Job, pods chan<- []corev1.Pod) error {
 	return c.cfg.Cluster.WatchPods(ctx, &workloads.Workload{
-		Namespace: job.Namespace, Name: job.Name, Kind: "Job", Resource: batchv1.SchemeGroupVersion.WithResource("jobs"),
+		Namespace: job.Namespace, Name: job.Name, Kind: "Job",
+		Resource: batchv1.SchemeGroupVersion.WithResource("jobs"),
 		Selector: labels.SelectorFromSet(labels.Set{labelClone: job.Name}),
 	}, func(now []corev1.Pod) {
 		select {
@@ -266,9 +271,11 @@ func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, 
 		owner := there.Annotations[annotationOwner]
 		switch {
 		case there.Labels[labelManagedBy] != managedBy || owner == "":
-			return nil, api.Errorf(api.ExitConflict, "the namespace %s already has a Job %s that is not a clone", job.Namespace, job.Name).
+			return nil, api.Errorf(api.ExitConflict, "the namespace %s already has a Job %s that is not a clone",
+				job.Namespace, job.Name).
 				WithHint("Choose another name: --name NAME")
-		case there.Annotations[annotationKey] != c.cfg.Key, there.Annotations[annotationWorkload] != job.Annotations[annotationWorkload]:
+		case there.Annotations[annotationKey] != c.cfg.Key,
+			there.Annotations[annotationWorkload] != job.Annotations[annotationWorkload]:
 			return nil, taken(there, owner)
 		}
 		if err := c.abandoned(ctx, there); err != nil {
@@ -296,13 +303,14 @@ func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, 
 
 // taken returns an error that names the owner of a clone.
 func taken(by *batchv1.Job, owner string) *api.Error {
-	return api.Errorf(api.ExitConflict, "the namespace %s already has a clone %s of %s, which %s owns since %s", by.Namespace, by.Name,
+	return api.Errorf(api.ExitConflict, "the namespace %s already has a clone %s of %s, which %s owns since %s",
+		by.Namespace, by.Name,
 		by.Annotations[annotationWorkload], owner, by.CreationTimestamp.Local().Format(time.DateTime)).
 		WithHint("Choose another name: --name NAME")
 }
 
-// abandoned waits until it is certain that nobody renews a clone, and fails if somebody does: machines that share a home directory
-// have the same key.
+// abandoned waits until it is certain that nobody renews a clone, and fails if somebody does: machines that share a
+// home directory have the same key.
 func (c *Clone) abandoned(ctx context.Context, there *batchv1.Job) error {
 	done := c.step("Waiting for an earlier daemon to renew the clone %s", there.Name)
 	now := there
@@ -472,7 +480,8 @@ func (c *Clone) remove(ctx context.Context) error {
 		err = remove(ctx, c.kube, status.Namespace, status.Name, live.UID)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot delete the clone %s, which ends by itself %v after its last renewal: %w", status.Name, lease, err)
+		return fmt.Errorf("cannot delete the clone %s, which ends by itself %v after its last renewal: %w", status.Name,
+			lease, err)
 	}
 	return nil
 }
@@ -488,8 +497,9 @@ func remove(ctx context.Context, kube kubernetes.Interface, namespace, name stri
 	return err
 }
 
-// RemoveLeft deletes the clones of a workload, TYPE/NAME, whose owner's key has that hash; "" means all owners. It returns
-// their names. It serves to remove clones whose daemon is gone; a running daemon notices that its clone was deleted.
+// RemoveLeft deletes the clones of a workload, TYPE/NAME, whose owner's key has that hash; "" means all owners. It
+// returns their names. It serves to remove clones whose daemon is gone; a running daemon notices that its clone was
+// deleted.
 func RemoveLeft(ctx context.Context, kube kubernetes.Interface, namespace, workload, key string) ([]string, error) {
 	all, err := left(ctx, kube, metav1.NamespaceAll) // --target-namespace puts clones elsewhere
 	if apierrors.IsForbidden(err) {
@@ -501,11 +511,13 @@ func RemoveLeft(ctx context.Context, kube kubernetes.Interface, namespace, workl
 	var removed []string
 	var errs []error
 	for _, j := range all {
-		if j.DeletionTimestamp != nil || j.Annotations[annotationWorkload] != namespace+"/"+workload || key != "" && j.Annotations[annotationKey] != key {
+		if j.DeletionTimestamp != nil || j.Annotations[annotationWorkload] != namespace+"/"+workload || key != "" &&
+			j.Annotations[annotationKey] != key {
 			continue
 		}
 		if err := remove(ctx, kube, j.Namespace, j.Name, j.UID); err != nil {
-			errs = append(errs, fmt.Errorf("cannot delete the clone %s in the namespace %s: %w", j.Name, j.Namespace, err))
+			errs = append(errs, fmt.Errorf("cannot delete the clone %s in the namespace %s: %w", j.Name, j.Namespace,
+				err))
 			continue
 		}
 		removed = append(removed, j.Name)

@@ -25,8 +25,10 @@ type noService string
 // http://web-ann works like http://web. Without ports it is headless: its name resolves to the pods.
 func service(job *batchv1.Job, ports []workloads.Port) *corev1.Service {
 	s := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: job.Name, Namespace: job.Namespace, Labels: job.Labels, Annotations: job.Annotations},
-		Spec:       corev1.ServiceSpec{Selector: map[string]string{labelClone: job.Name}, IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack)},
+		ObjectMeta: metav1.ObjectMeta{Name: job.Name, Namespace: job.Namespace, Labels: job.Labels,
+			Annotations: job.Annotations},
+		Spec: corev1.ServiceSpec{Selector: map[string]string{labelClone: job.Name},
+			IPFamilyPolicy: new(corev1.IPFamilyPolicyPreferDualStack)},
 	}
 	add := func(p workloads.Port, port int32, name string) {
 		protocol := corev1.Protocol(strings.ToUpper(p.Protocol))
@@ -37,7 +39,8 @@ func service(job *batchv1.Job, ports []workloads.Port) *corev1.Service {
 		if name == "" || slices.ContainsFunc(s.Spec.Ports, func(o corev1.ServicePort) bool { return o.Name == name }) {
 			name = fmt.Sprintf("%s-%d", p.Protocol, port)
 		}
-		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Protocol: protocol, Port: port, TargetPort: intstr.FromInt32(int32(p.Port))})
+		s.Spec.Ports = append(s.Spec.Ports,
+			corev1.ServicePort{Name: name, Protocol: protocol, Port: port, TargetPort: intstr.FromInt32(int32(p.Port))})
 	}
 	for _, p := range ports { // a Service's port wins over a pod's port of the same number
 		for _, of := range p.Services {
@@ -60,7 +63,8 @@ func service(job *batchv1.Job, ports []workloads.Port) *corev1.Service {
 func hostPorts(s *corev1.Service) []api.ClonePort {
 	var all []api.ClonePort
 	for _, p := range s.Spec.Ports {
-		all = append(all, api.ClonePort{Protocol: strings.ToLower(string(p.Protocol)), Port: uint16(p.Port), Target: uint16(p.TargetPort.IntVal)})
+		all = append(all, api.ClonePort{Protocol: strings.ToLower(string(p.Protocol)), Port: uint16(p.Port),
+			Target: uint16(p.TargetPort.IntVal)})
 	}
 	return all
 }
@@ -95,7 +99,8 @@ func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job)
 			return given("get", err)
 		}
 		if there.Labels[labelManagedBy] != managedBy || there.Labels[labelClone] != s.Name {
-			return "", api.Errorf(api.ExitConflict, "the namespace %s already has a Service %s that belongs to no clone", s.Namespace, s.Name).
+			return "", api.Errorf(api.ExitConflict,
+				"the namespace %s already has a Service %s that belongs to no clone", s.Namespace, s.Name).
 				WithHint("Choose another name: --name NAME")
 		}
 		there.OwnerReferences, there.Annotations, there.Spec.Ports = s.OwnerReferences, s.Annotations, s.Spec.Ports

@@ -6,9 +6,10 @@
 //
 // The Job owns a Service, which gives the clone its name.
 //
-// The copy is a Job, whatever the workload is, since Kubernetes itself removes a Job whose laptop never comes back. Its deadline is
-// the lease. When the lease expires, the Job controller ends the pods, and half a minute later (ttlSecondsAfterFinished) the TTL
-// controller deletes the Job. So neither the traffic manager nor anybody else needs the permission to delete it.
+// The copy is a Job, whatever the workload is, since Kubernetes itself removes a Job whose laptop never comes back. Its
+// deadline is the lease. When the lease expires, the Job controller ends the pods, and half a minute later
+// (ttlSecondsAfterFinished) the TTL controller deletes the Job. So neither the traffic manager nor anybody else needs
+// the permission to delete it.
 package clone
 
 import (
@@ -45,12 +46,13 @@ const (
 	lease      = 2 * time.Minute
 	renewEvery = 20 * time.Second
 
-	// jobTTL is how long a Job exists after its end: longer than renewEvery, so that the next renewal can tell an end from a deletion.
-	// doneJobTTL applies to Jobs that are expected to end, so that the user can read the log.
+	// jobTTL is how long a Job exists after its end: longer than renewEvery, so that the next renewal can tell an end
+	// from a deletion. doneJobTTL applies to Jobs that are expected to end, so that the user can read the log.
 	jobTTL     = 30 * time.Second
 	doneJobTTL = 2 * time.Minute
 
-	// tokenMount is where the API server mounts a service account's token, in a volume whose name begins with tokenVolume.
+	// tokenMount is where the API server mounts a service account's token, in a volume whose name begins with
+	// tokenVolume.
 	tokenMount  = "/var/run/secrets/kubernetes.io/serviceaccount"
 	tokenVolume = "kube-api-access-"
 )
@@ -88,7 +90,8 @@ func (s source) job(spec api.CloneSpec, owner, key string) (*batchv1.Job, []stri
 	if name == "" {
 		name = nameFor(s.workload, owner)
 	} else if errs := validation.IsDNS1123Label(name); len(errs) > 0 {
-		return nil, nil, api.Errorf(api.ExitUsage, "%q is not a valid name for a clone: %s", name, strings.Join(errs, "; "))
+		return nil, nil, api.Errorf(api.ExitUsage, "%q is not a valid name for a clone: %s", name,
+			strings.Join(errs, "; "))
 	}
 	p := plan{source: s, spec: spec, template: *s.template.DeepCopy()}
 	if err := p.build(name); err != nil {
@@ -123,11 +126,13 @@ func (s source) ends() bool {
 	return policy == corev1.RestartPolicyNever || policy == corev1.RestartPolicyOnFailure
 }
 
-// controllersLabels are labels that the controllers of Kubernetes add to each of their pods. A copy belongs to no controller, and a
-// Job rejects the labels of another Job.
+// controllersLabels are labels that the controllers of Kubernetes add to each of their pods. A copy belongs to no
+// controller, and a Job rejects the labels of another Job.
 var controllersLabels = []string{
-	appsv1.DefaultDeploymentUniqueLabelKey, appsv1.ControllerRevisionHashLabelKey, appsv1.StatefulSetPodNameLabel, appsv1.PodIndexLabel,
-	appsv1.DeprecatedTemplateGeneration, batchv1.JobNameLabel, batchv1.ControllerUidLabel, batchv1.JobCompletionIndexAnnotation,
+	appsv1.DefaultDeploymentUniqueLabelKey, appsv1.ControllerRevisionHashLabelKey, appsv1.StatefulSetPodNameLabel,
+	appsv1.PodIndexLabel,
+	appsv1.DeprecatedTemplateGeneration, batchv1.JobNameLabel, batchv1.ControllerUidLabel,
+	batchv1.JobCompletionIndexAnnotation,
 	"job-name", "controller-uid", // as they were called before
 }
 
@@ -212,8 +217,8 @@ func (p *plan) labels(name string) map[string]string {
 	return kept
 }
 
-// dropAntiAffinity removes required anti-affinity between the pods of the workload, which would keep the clone from their nodes.
-// Its labels become selectors: the scheduler also evaluates the anti-affinity of pods that run.
+// dropAntiAffinity removes required anti-affinity between the pods of the workload, which would keep the clone from
+// their nodes. Its labels become selectors: the scheduler also evaluates the anti-affinity of pods that run.
 func (p *plan) dropAntiAffinity() {
 	affinity := p.template.Spec.Affinity
 	if affinity == nil || affinity.PodAntiAffinity == nil {
@@ -221,7 +226,8 @@ func (p *plan) dropAntiAffinity() {
 	}
 	var own []selector
 	anti := affinity.PodAntiAffinity
-	anti.RequiredDuringSchedulingIgnoredDuringExecution = slices.DeleteFunc(anti.RequiredDuringSchedulingIgnoredDuringExecution, func(t corev1.PodAffinityTerm) bool {
+	required := &anti.RequiredDuringSchedulingIgnoredDuringExecution
+	*required = slices.DeleteFunc(*required, func(t corev1.PodAffinityTerm) bool {
 		s, err := metav1.LabelSelectorAsSelector(t.LabelSelector)
 		if err != nil || !s.Matches(labels.Set(p.template.Labels)) {
 			return false // the API server says what is wrong with it
@@ -245,7 +251,9 @@ func (p *plan) dropAgents() {
 // dropTokenMounts removes the token volumes that the API server adds to each pod.
 func (p *plan) dropTokenMounts() {
 	pod := &p.template.Spec
-	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v corev1.Volume) bool { return strings.HasPrefix(v.Name, tokenVolume) })
+	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v corev1.Volume) bool {
+		return strings.HasPrefix(v.Name, tokenVolume)
+	})
 	for _, all := range [][]corev1.Container{pod.InitContainers, pod.Containers} {
 		for n := range all {
 			all[n].VolumeMounts = slices.DeleteFunc(all[n].VolumeMounts, func(m corev1.VolumeMount) bool {
@@ -262,11 +270,13 @@ func (p *plan) volumes() error {
 	for _, name := range p.claimTemplates {
 		delete(unknown, name)
 		if p.spec.Volumes[name] == api.VolumeShare {
-			return api.Errorf(api.ExitUsage, "each pod of %[2]s has its own volume %[1]s, so a clone cannot share it", name, p.workload)
+			return api.Errorf(api.ExitUsage, "each pod of %[2]s has its own volume %[1]s, so a clone cannot share it",
+				name, p.workload)
 		}
 		p.note("volume %s is empty: each pod of the workload has its own", name)
 		if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == name }) {
-			pod.Volumes = append(pod.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+			pod.Volumes = append(pod.Volumes,
+				corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 		}
 	}
 	for n := range pod.Volumes {
@@ -299,29 +309,36 @@ func (p *plan) shareOrEmpty(v *corev1.Volume, held exclusive) error {
 	claim, asked := v.PersistentVolumeClaim.ClaimName, p.spec.Volumes[v.Name]
 	if held.absent {
 		if asked == api.VolumeShare || held.mode == "" && asked != api.VolumeEmpty {
-			return api.Errorf(api.ExitWorkload, "the namespace %s has no PersistentVolumeClaim %s", cmp.Or(p.spec.Namespace, p.namespace), claim).
+			return api.Errorf(api.ExitWorkload, "the namespace %s has no PersistentVolumeClaim %s",
+				cmp.Or(p.spec.Namespace, p.namespace), claim).
 				WithHint("Create one there, or give the clone an empty directory: --volume %s=empty", v.Name)
 		}
-		p.note("volume %s is empty: the namespace %s has no PersistentVolumeClaim %s", v.Name, cmp.Or(p.spec.Namespace, p.namespace), claim)
+		p.note("volume %s is empty: the namespace %s has no PersistentVolumeClaim %s", v.Name,
+			cmp.Or(p.spec.Namespace, p.namespace), claim)
 		v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 		return nil
 	}
 	if asked != api.VolumeShare {
-		p.note("volume %s is empty: only one node can have PersistentVolumeClaim %s (%s) at a time; --volume %s=share runs the clone on that node, where both write to it",
+		p.note("volume %s is empty: only one node can have PersistentVolumeClaim %s (%s) at a time; --volume "+
+			"%s=share runs the clone on that node, where both write to it",
 			v.Name, claim, held.mode, v.Name)
 		if held.mode == corev1.ReadWriteOncePod {
-			p.notes[len(p.notes)-1] = fmt.Sprintf("volume %s is empty: only one pod can have PersistentVolumeClaim %s (%s)", v.Name, claim, held.mode)
+			p.notes[len(p.notes)-1] = fmt.Sprintf("volume %s is empty: only one pod can have PersistentVolumeClaim "+
+				"%s (%s)", v.Name, claim, held.mode)
 		}
 		v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 		return nil
 	}
 	if held.mode == corev1.ReadWriteOncePod {
-		return api.Errorf(api.ExitWorkload, "PersistentVolumeClaim %s is %s: no second pod can have it", claim, held.mode).
+		return api.Errorf(api.ExitWorkload, "PersistentVolumeClaim %s is %s: no second pod can have it", claim,
+			held.mode).
 			WithHint("Give the clone an empty directory: --volume %s=empty", v.Name)
 	}
 	if held.node != "" {
 		if p.node != "" && p.node != held.node {
-			return api.Errorf(api.ExitWorkload, "PersistentVolumeClaim %s is on node %s, and another one that the clone shares on %s", claim, held.node, p.node)
+			return api.Errorf(api.ExitWorkload,
+				"PersistentVolumeClaim %s is on node %s, and another one that the clone shares on %s", claim, held.node,
+				p.node)
 		}
 		p.node = held.node
 	}
@@ -331,7 +348,8 @@ func (p *plan) shareOrEmpty(v *corev1.Volume, held exclusive) error {
 
 // pin makes pods run on one node, by its name: the label kubernetes.io/hostname may differ.
 func pin(pod *corev1.PodSpec, node string) {
-	name := []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}
+	name := []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn,
+		Values: []string{node}}}
 	if pod.Affinity == nil {
 		pod.Affinity = &corev1.Affinity{}
 	}
@@ -377,7 +395,8 @@ func (p *plan) change() error {
 	}
 	if supervised(p.spec) && (c.LivenessProbe != nil || c.StartupProbe != nil) {
 		c.LivenessProbe, c.StartupProbe = nil, nil
-		p.note("the liveness and startup probes are removed: after a save that breaks the program, they would end the container before the next save")
+		p.note("the liveness and startup probes are removed: after a save that breaks the program, they would end " +
+			"the container before the next save")
 	}
 	return nil
 }

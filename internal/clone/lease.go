@@ -112,7 +112,8 @@ func (k *keeper) check(ctx context.Context) (wait time.Duration, err error) {
 		k.setRenewalError(err)
 		return retryPause, nil
 	case state == jobDeleted && (since < jobTTL || since < lease && !k.isOver()):
-		return 0, api.Errorf(api.ExitLost, "somebody deleted the clone %s in the namespace %s", k.job.Name, k.job.Namespace).
+		return 0, api.Errorf(api.ExitLost, "somebody deleted the clone %s in the namespace %s", k.job.Name,
+			k.job.Namespace).
 			WithHint("`kubevpn clone` makes it again.")
 	}
 	k.log.Warn("the clone is gone; creating it again", "deleted", state == jobDeleted)
@@ -136,10 +137,12 @@ const (
 // renew sets the age at which a Job ends.
 func (c *Clone) renew(ctx context.Context, job *batchv1.Job, at time.Duration) (jobState, error) {
 	jobs := c.kube.BatchV1().Jobs(job.Namespace)
-	patch := fmt.Appendf(nil, `{"metadata":{"uid":%q},"spec":{"activeDeadlineSeconds":%d}}`, job.UID, int64(at/time.Second))
+	patch := fmt.Appendf(nil, `{"metadata":{"uid":%q},"spec":{"activeDeadlineSeconds":%d}}`, job.UID,
+		int64(at/time.Second))
 	there, err := jobs.Patch(ctx, job.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if apierrors.IsInvalid(err) || apierrors.IsConflict(err) { // also if another Job has the name
-		if now, getErr := jobs.Get(ctx, job.Name, metav1.GetOptions{}); getErr == nil && now.UID != job.UID || apierrors.IsNotFound(getErr) {
+		if now, getErr := jobs.Get(ctx, job.Name, metav1.GetOptions{}); getErr == nil && now.UID != job.UID ||
+			apierrors.IsNotFound(getErr) {
 			return jobDeleted, nil
 		}
 	}
@@ -167,7 +170,8 @@ func (c *Clone) setRenewalError(err error) {
 // lasting reports whether an error stays when the request is repeated: one of this package, or one about permissions.
 func lasting(err error) bool {
 	said := (*api.Error)(nil)
-	return errors.As(err, &said) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err)
+	return errors.As(err, &said) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) ||
+		apierrors.IsInvalid(err) || apierrors.IsNotFound(err)
 }
 
 func (c *Clone) isDone() bool {
@@ -184,7 +188,9 @@ func (c *Clone) isOver() bool {
 
 func finished(j *batchv1.Job) bool {
 	return j.DeletionTimestamp != nil || slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
-		return c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed || c.Type == batchv1.JobFailureTarget || c.Type == batchv1.JobSuccessCriteriaMet)
+		return c.Status == corev1.ConditionTrue &&
+			(c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed || c.Type == batchv1.JobFailureTarget ||
+				c.Type == batchv1.JobSuccessCriteriaMet)
 	})
 }
 
@@ -203,6 +209,6 @@ func (a *age) now() time.Duration {
 	return a.sum
 }
 
-// passed combines two clocks: steady stops while this machine sleeps, and the wall clock may be set. It follows the wall clock for
-// at most one lease: after a longer sleep, the Job has ended in any case.
+// passed combines two clocks: steady stops while this machine sleeps, and the wall clock may be set. It follows the
+// wall clock for at most one lease: after a longer sleep, the Job has ended in any case.
 func passed(steady, wall time.Duration) time.Duration { return min(max(steady, wall), steady+lease) }

@@ -23,8 +23,9 @@ func (c *Clone) imageConfig(ctx context.Context, image name.Reference, keys auth
 	return found.ConfigFile()
 }
 
-// onlyTLS rejects requests without TLS, except to insecure hosts, for which it removes the credentials. It sees every request: to
-// registries, redirects and token servers. The library itself also tries HTTP if the name of a registry looks private.
+// onlyTLS rejects requests without TLS, except to insecure hosts, for which it removes the credentials. It sees every
+// request: to registries, redirects and token servers. The library itself also tries HTTP if the name of a registry
+// looks private.
 type onlyTLS struct {
 	inner    http.RoundTripper
 	insecure []string // HOST or HOST:PORT

@@ -12,19 +12,24 @@ import (
 	"kubevpn/internal/api"
 )
 
-// checkShared notes each volume that both the clone and others write to, and rejects --sync to it without --sync-shared.
+// checkShared notes each volume that both the clone and others write to, and rejects --sync to it without
+// --sync-shared.
 func (p *plan) checkShared() error {
 	pod := &p.template.Spec
 	for _, v := range pod.Volumes {
 		what := writtenByOthers(v)
 		writes := func(c corev1.Container) bool {
-			return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name && !m.ReadOnly })
+			return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+				return m.Name == v.Name && !m.ReadOnly
+			})
 		}
-		if what == "" || !slices.ContainsFunc(pod.InitContainers, writes) && !slices.ContainsFunc(pod.Containers, writes) {
+		if what == "" || !slices.ContainsFunc(pod.InitContainers, writes) &&
+			!slices.ContainsFunc(pod.Containers, writes) {
 			continue
 		}
 		if p.spec.Volumes[v.Name] != api.VolumeShare { // volumes has added a note
-			p.note("volume %s is shared: the clone writes to %s as the workload does; --volume %s=empty gives it an empty directory", v.Name, what, v.Name)
+			p.note("volume %s is shared: the clone writes to %s as the workload does; --volume %s=empty gives it an "+
+				"empty directory", v.Name, what, v.Name)
 		}
 		if p.spec.SyncShared {
 			continue
@@ -32,8 +37,10 @@ func (p *plan) checkShared() error {
 		at := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == p.container })
 		for _, pair := range p.spec.Sync {
 			if at >= 0 && slices.Contains(writesTo(pod.Containers[at].VolumeMounts, pair.Remote), v.Name) {
-				return api.Errorf(api.ExitUsage, "--sync %s would change files that others use: volume %s is %s", pair.Remote, v.Name, what).
-					WithHint("give the clone an empty directory (--volume %s=empty), sync to another one, or add --sync-shared to change them", v.Name)
+				return api.Errorf(api.ExitUsage, "--sync %s would change files that others use: volume %s is %s",
+					pair.Remote, v.Name, what).
+					WithHint("give the clone an empty directory (--volume %s=empty), sync to another one, or add "+
+						"--sync-shared to change them", v.Name)
 			}
 		}
 	}
@@ -66,8 +73,8 @@ func below(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// writtenByOthers describes a volume that others may write to. It returns "" if only the pod itself does, or nobody. A volume of
-// an unknown type counts as shared.
+// writtenByOthers describes a volume that others may write to. It returns "" if only the pod itself does, or nobody. A
+// volume of an unknown type counts as shared.
 func writtenByOthers(v corev1.Volume) string {
 	switch s := v.VolumeSource; {
 	case s.PersistentVolumeClaim != nil:
@@ -88,7 +95,8 @@ func writtenByOthers(v corev1.Volume) string {
 	if err := json.Unmarshal(text, &source); err != nil {
 		return "unknown"
 	}
-	for _, own := range []string{"emptyDir", "configMap", "secret", "downwardAPI", "projected", "ephemeral", "image", "gitRepo"} {
+	for _, own := range []string{"emptyDir", "configMap", "secret", "downwardAPI", "projected", "ephemeral", "image",
+		"gitRepo"} {
 		delete(source, own)
 	}
 	for _, kind := range slices.Sorted(maps.Keys(source)) { // there is one

@@ -19,10 +19,12 @@ import (
 	"kubevpn/internal/workloads"
 )
 
-// read collects what a clone in a namespace needs to know about a workload. If the user may not read something that the clone can do
-// without, a note says so.
-func read(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload, container, namespace string) (source, []string, error) {
-	s := source{workload: w.String(), namespace: w.Namespace, template: w.Template, container: container, claims: map[string]exclusive{}}
+// read collects what a clone in a namespace needs to know about a workload. If the user may not read something that the
+// clone can do without, a note says so.
+func read(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload, container,
+	namespace string) (source, []string, error) {
+	s := source{workload: w.String(), namespace: w.Namespace, template: w.Template, container: container,
+		claims: map[string]exclusive{}}
 	if len(w.Template.Spec.Containers) == 0 {
 		return s, nil, api.Errorf(api.ExitWorkload, "cannot clone %s: it has no pod template and no pods", w)
 	}
@@ -67,7 +69,8 @@ func read(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload,
 	return s, notes, nil
 }
 
-// exclusiveClaim returns why a clone in namespace to cannot share a claim of the workload in namespace from; false if it can.
+// exclusiveClaim returns why a clone in namespace to cannot share a claim of the workload in namespace from; false if
+// it can.
 func exclusiveClaim(ctx context.Context, kube kubernetes.Interface, name, from, to string) (exclusive, bool, error) {
 	claims := kube.CoreV1().PersistentVolumeClaims
 	claim, err := claims(to).Get(ctx, name, metav1.GetOptions{})
@@ -125,10 +128,16 @@ func selectors(ctx context.Context, kube kubernetes.Interface, namespace string)
 		{"PodDisruptionBudget", func() (runtime.Object, error) {
 			return kube.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, options)
 		}},
-		{"Deployment", func() (runtime.Object, error) { return kube.AppsV1().Deployments(namespace).List(ctx, options) }},
-		{"StatefulSet", func() (runtime.Object, error) { return kube.AppsV1().StatefulSets(namespace).List(ctx, options) }},
+		{"Deployment", func() (runtime.Object, error) {
+			return kube.AppsV1().Deployments(namespace).List(ctx, options)
+		}},
+		{"StatefulSet", func() (runtime.Object, error) {
+			return kube.AppsV1().StatefulSets(namespace).List(ctx, options)
+		}},
 		{"DaemonSet", func() (runtime.Object, error) { return kube.AppsV1().DaemonSets(namespace).List(ctx, options) }},
-		{"ReplicaSet", func() (runtime.Object, error) { return kube.AppsV1().ReplicaSets(namespace).List(ctx, options) }},
+		{"ReplicaSet", func() (runtime.Object, error) {
+			return kube.AppsV1().ReplicaSets(namespace).List(ctx, options)
+		}},
 	} {
 		list, err := k.list()
 		if err == nil {
@@ -157,7 +166,8 @@ func selectors(ctx context.Context, kube kubernetes.Interface, namespace string)
 func podSelector(o runtime.Object) (name string, s *metav1.LabelSelector) {
 	switch o := o.(type) {
 	case *corev1.Service:
-		if clones := o.Labels[labelManagedBy] == managedBy && o.Labels[labelClone] != ""; len(o.Spec.Selector) > 0 && !clones {
+		if clones := o.Labels[labelManagedBy] == managedBy && o.Labels[labelClone] != ""; len(o.Spec.Selector) > 0 &&
+			!clones {
 			return o.Name, &metav1.LabelSelector{MatchLabels: o.Spec.Selector}
 		}
 	case *policyv1.PodDisruptionBudget:

@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	readyTimeout  = 2 * time.Minute  // for a first pod to be ready, after images, init containers and the last progress of files
+	// for a first pod to be ready, after images, init containers and the last progress of files
+	readyTimeout  = 2 * time.Minute
 	slowTimeout   = 15 * time.Minute // for images and init containers
 	startGrace    = 5 * time.Second  // a pod may fail to start for: a Secret may be created a moment after the pod
 	scheduleGrace = 30 * time.Second // no node may have room for: an autoscaler reacts after a moment
@@ -43,7 +44,8 @@ type startProblem struct {
 	pod   *corev1.Pod   // its log may have the cause; nil: none
 }
 
-// await waits until a pod is ready and has its files. It returns an error after a timeout, which depends on the problem.
+// await waits until a pod is ready and has its files. It returns an error after a timeout, which depends on the
+// problem.
 func (c *Clone) await(ctx context.Context, name string) error {
 	what := "Waiting for a pod of " + name + " to be ready"
 	done := c.step("%s", what)
@@ -83,7 +85,8 @@ func (c *Clone) await(ctx context.Context, name string) error {
 		case h.wrong != nil && now.Sub(wrongSince) >= h.lasts:
 			return c.withLog(ctx, h.wrong, h.pod)
 		case !now.Before(deadline):
-			return c.withLog(ctx, api.Errorf(api.ExitNotReady, "no pod of the clone %s became ready within %v: %s", name, now.Sub(began).Round(time.Second), h.text), h.pod)
+			return c.withLog(ctx, api.Errorf(api.ExitNotReady, "no pod of the clone %s became ready within %v: %s",
+				name, now.Sub(began).Round(time.Second), h.text), h.pod)
 		}
 	}
 }
@@ -111,7 +114,8 @@ func (c *Clone) problem(ctx context.Context, name string) startProblem {
 	var first *startProblem
 	for n := range pods {
 		p := &pods[n]
-		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed && !c.ends {
+		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed &&
+			!c.ends {
 			continue
 		}
 		if h := c.podProblem(ctx, name, p); first == nil || first.wrong == nil && h.wrong != nil {
@@ -122,8 +126,10 @@ func (c *Clone) problem(ctx context.Context, name string) startProblem {
 		return *first
 	}
 	h := startProblem{text: "waiting for Kubernetes to create its pod"}
-	if text := warning(c.events(ctx, job), anyEvent); text != "" { // a quota, an admission webhook, a ServiceAccount that is not there
-		h.text, h.lasts, h.wrong = text, startGrace, api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, text)
+	// a quota, an admission webhook, a ServiceAccount that is not there
+	if text := warning(c.events(ctx, job), anyEvent); text != "" {
+		h.text, h.lasts, h.wrong = text, startGrace,
+			api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, text)
 	}
 	return h
 }
@@ -150,7 +156,9 @@ func (c *Clone) podProblem(ctx context.Context, name string, p *corev1.Pod) star
 		h.lasts, h.wrong = scheduleGrace, api.Errorf(api.ExitNotReady, "the clone %s does not start: %s", name, h.text)
 		return h
 	}
-	if n := slices.IndexFunc(p.Status.InitContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil }); n >= 0 && p.Status.Phase == corev1.PodPending {
+	if n := slices.IndexFunc(p.Status.InitContainerStatuses, func(s corev1.ContainerStatus) bool {
+		return s.State.Running != nil
+	}); n >= 0 && p.Status.Phase == corev1.PodPending {
 		h.text, h.slow = "the init container "+p.Status.InitContainerStatuses[n].Name+" runs", true
 		return h
 	}
@@ -168,8 +176,10 @@ func (c *Clone) podProblem(ctx context.Context, name string, p *corev1.Pod) star
 	missing := c.syncs.missing(p.UID)
 	switch {
 	case missing != nil && missing.reason != "":
-		h.lasts, h.wrong = c.syncGrace, api.Errorf(api.ExitNotReady, "cannot copy files to %s of the clone %s: %s", missing.remote, name, missing.reason).
-			WithHint("The container's user needs write access there; see docs/clone.md.")
+		h.lasts, h.wrong = c.syncGrace,
+			api.Errorf(api.ExitNotReady, "cannot copy files to %s of the clone %s: %s", missing.remote, name,
+				missing.reason).
+				WithHint("The container's user needs write access there; see docs/clone.md.")
 		fallthrough
 	case missing != nil:
 		h.text = missing.String()
@@ -184,7 +194,8 @@ func reason(p *corev1.Pod) (text string, final bool) {
 	for _, c := range podstatus.Containers(p) {
 		s, wait := podstatus.Of(p, c.Name), c.State.Waiting
 		switch {
-		case s.Running, s.Problem == podstatus.Unscheduled, s.Problem == podstatus.Ended && wait == nil && s.End.ExitCode == 0:
+		case s.Running, s.Problem == podstatus.Unscheduled, s.Problem == podstatus.Ended && wait == nil &&
+			s.End.ExitCode == 0:
 		case s.Problem == podstatus.Ended && wait == nil:
 			return fmt.Sprintf("%s ended with exit code %d (%s)", c.Name, s.End.ExitCode, s.End.Reason), false
 		case s.Problem == podstatus.Ended && !strings.HasPrefix(s.Text, wait.Reason):
@@ -325,7 +336,8 @@ func (c *Clone) lastLines(ctx context.Context, p *corev1.Pod, container string, 
 	ctx, cancel := context.WithTimeout(ctx, logTimeout)
 	defer cancel()
 	log, err := c.kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
-		Container: container, Previous: previous, TailLines: new(int64(logLines)), LimitBytes: new(int64(16 * logBytes)),
+		Container: container, Previous: previous, TailLines: new(int64(logLines)),
+		LimitBytes: new(int64(16 * logBytes)),
 	}).Stream(ctx)
 	if err != nil {
 		c.log.Warn("cannot read the log of a container", "pod", p.Name, "container", container, "err", err)

@@ -56,27 +56,33 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 	target.Command, target.Args = []string{api.SupervisorProgram}, append(append(args, "--"), command...)
 	mount := corev1.VolumeMount{Name: supervisorVolume, MountPath: api.SupervisorVolume}
 	target.VolumeMounts = append(target.VolumeMounts, mount)
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: supervisorVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+	pod.Volumes = append(pod.Volumes,
+		corev1.Volume{Name: supervisorVolume,
+			VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 	pod.InitContainers = append([]corev1.Container{{
-		Name: supervisorVolume, Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: []string{"copy", api.SupervisorProgram},
+		Name: supervisorVolume, Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
+		Args:                     []string{"copy", api.SupervisorProgram},
 		Resources:                initResources(target.Resources),
 		VolumeMounts:             []corev1.VolumeMount{mount},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext: &corev1.SecurityContext{
-			RunAsUser: new(int64(65532)), RunAsGroup: new(int64(65532)), RunAsNonRoot: new(true), AllowPrivilegeEscalation: new(false),
-			ReadOnlyRootFilesystem: new(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			RunAsUser: new(int64(65532)), RunAsGroup: new(int64(65532)), RunAsNonRoot: new(true),
+			AllowPrivilegeEscalation: new(false),
+			ReadOnlyRootFilesystem:   new(true), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
 	}}, pod.InitContainers...)
 	return nil
 }
 
-// initResources returns the resources of the init container: those of the container, without devices such as GPUs. Quotas and limit
-// ranges then admit both, the pod needs no more than before, and it keeps its quality of service.
+// initResources returns the resources of the init container: those of the container, without devices such as GPUs.
+// Quotas and limit ranges then admit both, the pod needs no more than before, and it keeps its quality of service.
 func initResources(of corev1.ResourceRequirements) corev1.ResourceRequirements {
 	some := func(all corev1.ResourceList) corev1.ResourceList {
 		var list corev1.ResourceList
-		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} { // no GPU
+		// no GPU
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory,
+			corev1.ResourceEphemeralStorage} {
 			if quantity, is := all[name]; is {
 				if list == nil {
 					list = corev1.ResourceList{}
@@ -103,8 +109,11 @@ func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Con
 		return nil, api.Errorf(api.ExitUsage, "%q is not the name of an image: %w", target.Image, err)
 	}
 	unknown := func(err error) error {
-		return api.Errorf(api.ExitImagePull, "cannot find the command of %s: its template has none, and its image cannot be read: %w", target.Image, err).
-			WithHint("Pass --command, or add a command to the template. --insecure-registry %s allows HTTP for this registry, without credentials.",
+		return api.Errorf(api.ExitImagePull,
+			"cannot find the command of %s: its template has none, and its image cannot be read: %w", target.Image,
+			err).
+			WithHint("Pass --command, or add a command to the template. --insecure-registry %s allows HTTP for this "+
+				"registry, without credentials.",
 				ref.Context().RegistryStr())
 	}
 	keys, missing, err := c.pullSecrets(ctx, job)
@@ -126,8 +135,8 @@ func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Con
 	return command, nil
 }
 
-// pullSecrets returns the credentials with which the kubelet pulls the images of the pod: the Secrets of the pod, or else of its
-// service account. A Secret that cannot be read is no error, as for the kubelet; missing has the reason.
+// pullSecrets returns the credentials with which the kubelet pulls the images of the pod: the Secrets of the pod, or
+// else of its service account. A Secret that cannot be read is no error, as for the kubelet; missing has the reason.
 func (c *Clone) pullSecrets(ctx context.Context, job *batchv1.Job) (keys authn.Keychain, missing []error, err error) {
 	core, pod := c.kube.CoreV1(), job.Spec.Template.Spec
 	names := pod.ImagePullSecrets
@@ -135,7 +144,8 @@ func (c *Clone) pullSecrets(ctx context.Context, job *batchv1.Job) (keys authn.K
 		name := cmp.Or(pod.ServiceAccountName, "default")
 		account, err := core.ServiceAccounts(job.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			missing = append(missing, fmt.Errorf("cannot read the pull secrets of the service account %s: %w", name, err))
+			missing = append(missing,
+				fmt.Errorf("cannot read the pull secrets of the service account %s: %w", name, err))
 		} else {
 			names = account.ImagePullSecrets
 		}
@@ -144,7 +154,8 @@ func (c *Clone) pullSecrets(ctx context.Context, job *batchv1.Job) (keys authn.K
 	for _, ref := range names {
 		secret, err := core.Secrets(job.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 		if err == nil {
-			_, err = kubernetes.NewFromPullSecrets(ctx, []corev1.Secret{*secret}) // an invalid one does not affect the others
+			// an invalid one does not affect the others
+			_, err = kubernetes.NewFromPullSecrets(ctx, []corev1.Secret{*secret})
 		}
 		if err != nil {
 			missing = append(missing, fmt.Errorf("cannot read the pull secret %s: %w", ref.Name, err))

@@ -17,8 +17,8 @@ import (
 	"kubevpn/pkg/wire/filesync"
 )
 
-// syncs copies files to each pod of a clone, from when its container runs until the pod is gone. A restarted container has the files
-// of the image, and receives all files again.
+// syncs copies files to each pod of a clone, from when its container runs until the pod is gone. A restarted container
+// has the files of the image, and receives all files again.
 type syncs struct {
 	clone     *Clone
 	container string
@@ -58,7 +58,9 @@ func (s *syncs) follow(ctx context.Context, pods []corev1.Pod) {
 	defer s.mu.Unlock()
 	there := make(map[types.UID]bool)
 	for _, p := range pods {
-		n := slices.IndexFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == s.container })
+		n := slices.IndexFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+			return c.Name == s.container
+		})
 		if n < 0 || p.DeletionTimestamp != nil {
 			continue
 		}
@@ -97,11 +99,13 @@ func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []p
 		source, err := filesync.NewSource(filesync.SourceConfig{
 			Dir: pair.Local, Logger: log,
 			Dial: func(context.Context) (net.Conn, error) {
-				conn := s.clone.cfg.Cluster.DialExec(namespace, pod, s.container, []string{api.SupervisorProgram, "sync", strconv.Itoa(n)})
+				conn := s.clone.cfg.Cluster.DialExec(namespace, pod, s.container,
+					[]string{api.SupervisorProgram, "sync", strconv.Itoa(n)})
 				return &counted{conn, &s.sent}, nil
 			},
 			OnSync: func(b filesync.Batch) {
-				log.Info("files synced", "written", b.Files, "removed", b.Removed, "bytes", b.Bytes, "took", b.Took, "failed", len(b.Failed))
+				log.Info("files synced", "written", b.Files, "removed", b.Removed, "bytes", b.Bytes, "took", b.Took,
+					"failed", len(b.Failed))
 				s.synced(p, n, b)
 			},
 		})

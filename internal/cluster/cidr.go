@@ -179,7 +179,9 @@ var validRange = regexp.MustCompile(`[Tt]he range of valid IPs is ([0-9a-fA-F.:]
 // askImpossibleIP creates nothing: it asks, as a dry run, for a Service whose address is in no Service range.
 // The addresses are of networks for documentation (RFC 5737, RFC 3849). A cluster without the family says
 // so, which is an answer too: there is no range.
-func askImpossibleIP(family corev1.IPFamily) func(context.Context, kubernetes.Interface, string) ([]CIDR, []CIDR, error) {
+func askImpossibleIP(
+	family corev1.IPFamily,
+) func(context.Context, kubernetes.Interface, string) ([]CIDR, []CIDR, error) {
 	return func(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error) {
 		ip := "192.0.2.1"
 		if family == corev1.IPv6Protocol {

@@ -120,7 +120,8 @@ func parse(kubeconfig []byte) (*clientcmdapi.Config, *rest.Config, error) {
 	if err != nil {
 		return nil, nil, api.Errorf(api.ExitKubeconfig, "the kubeconfig%s", kubeconfigFault(err))
 	}
-	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, raw.CurrentContext, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, raw.CurrentContext, &clientcmd.ConfigOverrides{},
+		nil).ClientConfig()
 	if err != nil {
 		return nil, nil, unusable(err)
 	}
@@ -200,13 +201,14 @@ func (c *Cluster) Dynamic() (dynamic.Interface, error) {
 	return d, nil
 }
 
-// TransportConfig returns the TLS configuration, the proxy and the credentials of requests to the API server, for packages
-// that make requests of their own. It includes what a credential plugin returns, also later.
+// TransportConfig returns the TLS configuration, the proxy and the credentials of requests to the API server, for
+// packages that make requests of their own. It includes what a credential plugin returns, also later.
 func (c *Cluster) TransportConfig() (*transport.Config, error) {
 	return c.login.transportConfig(c.config)
 }
 
-// DialContext opens a TCP connection to the API server, or to the proxy before it. Addresses includes the address from then on.
+// DialContext opens a TCP connection to the API server, or to the proxy before it. Addresses includes the address from
+// then on.
 func (c *Cluster) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	return c.dial.DialContext(ctx, network, address)
 }

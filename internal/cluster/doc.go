@@ -11,8 +11,8 @@
 //	Explain: any of their errors ──▶ what to tell the user                   explain.go
 //	Permission: a right, and how an admin grants it                          forbidden.go
 //
-// Where the kubeconfig has a credential plugin, the CLI runs it on the user's terminal (Login) and hands the credential to the
-// daemon, which runs the plugin without a terminal when that has expired (login.go, plugin.go).
+// Where the kubeconfig has a credential plugin, the CLI runs it on the user's terminal (Login) and hands the credential
+// to the daemon, which runs the plugin without a terminal when that has expired (login.go, plugin.go).
 //
 // Package podconn connects to pods, and package workloads reads and changes workloads, both through a Cluster.
 package cluster

@@ -35,9 +35,10 @@ func (e *Exited) Error() string {
 // saidMost is how much of a program's standard error is kept.
 const saidMost = 4 << 10
 
-// Exec runs a program in a container until it ends, or ctx does. stdin may be nil; stdout gets what it writes. By WebSocket
-// (v5.channel.k8s.io), where the server or what lies before it has that, else SPDY.
-func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command []string, stdin io.Reader, stdout io.Writer) error {
+// Exec runs a program in a container until it ends, or ctx does. stdin may be nil; stdout gets what it writes. By
+// WebSocket (v5.channel.k8s.io), where the server or what lies before it has that, else SPDY.
+func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command []string, stdin io.Reader,
+	stdout io.Writer) error {
 	url := c.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{
 			Container: container, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true,
@@ -102,8 +103,9 @@ func (t *tail) bytes() []byte {
 	return bytes.Clone(t.kept)
 }
 
-// DialExec runs a program in a container and returns a connection to its standard input and output. Close ends the program's
-// input and releases the connection. Read returns Exec's error, or io.EOF, when the program has ended or cannot run.
+// DialExec runs a program in a container and returns a connection to its standard input and output. Close ends the
+// program's input and releases the connection. Read returns Exec's error, or io.EOF, when the program has ended or
+// cannot run.
 func (c *Cluster) DialExec(namespace, pod, container string, command []string) net.Conn {
 	ours, theirs := net.Pipe()
 	ctx, cancel := context.WithCancel(context.Background())

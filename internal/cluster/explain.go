@@ -20,9 +20,9 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Explain converts the error of a request to the API server into an *api.Error with an exit code, a message and a hint. It adds
-// the server's name, the plugin's command, and when the credentials expired. It returns an *api.Error in err's chain as it is,
-// and nil for nil.
+// Explain converts the error of a request to the API server into an *api.Error with an exit code, a message and a hint.
+// It adds the server's name, the plugin's command, and when the credentials expired. It returns an *api.Error in err's
+// chain as it is, and nil for nil.
 func (c *Cluster) Explain(err error) *api.Error {
 	f := facts{server: c.server.Host}
 	if c.login != nil {
@@ -84,8 +84,8 @@ func (f facts) plugin(err error) *api.Error {
 	return nil
 }
 
-// explainer is an error that may know more than its causes. Explain returns nil if it does not; apiServer is "the API server
-// HOST:PORT".
+// explainer is an error that may know more than its causes. Explain returns nil if it does not; apiServer is "the API
+// server HOST:PORT".
 type explainer interface {
 	error
 	Explain(apiServer string) *api.Error
@@ -112,7 +112,8 @@ func (f facts) tls(err error) *api.Error {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		now := time.Now()
 		if now.Before(invalid.Cert.NotBefore) {
-			return api.Errorf(api.ExitUnreachable, "the certificate of %s is valid only from %s on, and this machine's clock says %s",
+			return api.Errorf(api.ExitUnreachable,
+				"the certificate of %s is valid only from %s on, and this machine's clock says %s",
 				f.api(), stamp(invalid.Cert.NotBefore), stamp(now)).
 				WithHint("Set this machine's clock; if it is right, the cluster's is not.")
 		}
@@ -120,7 +121,8 @@ func (f facts) tls(err error) *api.Error {
 			f.api(), stamp(invalid.Cert.NotAfter), stamp(now)).
 			WithHint("Check this machine's clock; if it is right, ask a cluster admin to renew the certificate.")
 	case errors.As(err, &unknown):
-		return api.Errorf(api.ExitUnreachable, "%s has a certificate that the kubeconfig's authority did not sign", f.api()).
+		return api.Errorf(api.ExitUnreachable, "%s has a certificate that the kubeconfig's authority did not sign",
+			f.api()).
 			WithHint("The cluster was recreated, or something intercepts the connection. Fetch the kubeconfig again.")
 	case errors.As(err, &hostname):
 		return api.Errorf(api.ExitUnreachable, "the certificate of %s is for another name: %w", f.api(), hostname).
@@ -130,7 +132,8 @@ func (f facts) tls(err error) *api.Error {
 			WithHint("Check `server` in the kubeconfig: it may need http instead of https, or another port.")
 	case errors.As(err, &alert), strings.Contains(err.Error(), "remote error: tls:"):
 		return api.Errorf(api.ExitCredentials, "%s rejects the TLS connection: %w", f.api(), innermost(err)).
-			WithHint("Is the kubeconfig's client certificate of this cluster, and still valid? Fetch the kubeconfig again.")
+			WithHint("Is the kubeconfig's client certificate of this cluster, and still valid? Fetch the kubeconfig " +
+				"again.")
 	case errors.As(err, &invalid):
 		return api.Errorf(api.ExitUnreachable, "the certificate of %s: %w", f.api(), invalid)
 	}
@@ -153,11 +156,13 @@ func proxyRefused(err error) string {
 
 // network explains a server that cannot be reached.
 func (f facts) network(err error) *api.Error {
-	server, hint := f.api(), "Is this machine on the network (or the VPN) that the cluster needs? `kubectl version` should answer too."
+	server, hint := f.api(),
+		"Is this machine on the network (or the VPN) that the cluster needs? `kubectl version` should answer too."
 	if f.proxy != "" {
 		hint = fmt.Sprintf("The connection uses the proxy %s. %s", f.proxy, hint)
 	}
-	_, previous, retried := strings.Cut(err.Error(), " - error from a previous attempt: ") // client-go; it is not in the chain
+	// client-go; it is not in the chain
+	_, previous, retried := strings.Cut(err.Error(), " - error from a previous attempt: ")
 	var dns *net.DNSError
 	var timeout net.Error
 	var e *api.Error
@@ -169,8 +174,10 @@ func (f facts) network(err error) *api.Error {
 	case strings.Contains(err.Error(), "proxyconnect "), strings.Contains(err.Error(), "socks connect "):
 		e = api.Errorf(api.ExitUnreachable, "%s cannot be reached: the proxy: %w", server, innermost(err))
 	case f.proxy != "" && proxyRefused(err) != "":
-		e = api.Errorf(api.ExitUnreachable, "%s cannot be reached: the proxy %s answers %s", server, f.proxy, proxyRefused(err))
-		hint = "Check HTTPS_PROXY, NO_PROXY and the kubeconfig's `proxy-url`: the proxy may require a user and a password, or block this server."
+		e = api.Errorf(api.ExitUnreachable, "%s cannot be reached: the proxy %s answers %s", server, f.proxy,
+			proxyRefused(err))
+		hint = "Check HTTPS_PROXY, NO_PROXY and the kubeconfig's `proxy-url`: the proxy may require a user and a " +
+			"password, or block this server."
 	case errors.Is(err, syscall.ECONNREFUSED):
 		e = api.Errorf(api.ExitUnreachable, "%s cannot be reached: connection refused", server)
 		hint = "Does the cluster run, and is `server` in the kubeconfig right? " + hint
@@ -179,11 +186,14 @@ func (f facts) network(err error) *api.Error {
 	case errors.Is(err, context.Canceled):
 		return nil
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
-		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), strings.Contains(err.Error(), "http2: client connection lost"):
-		e = api.Errorf(api.ExitUnreachable, "%s, or a proxy before it, broke the connection: %w", server, innermost(err))
+		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
+		strings.Contains(err.Error(), "http2: client connection lost"):
+		e = api.Errorf(api.ExitUnreachable, "%s, or a proxy before it, broke the connection: %w", server,
+			innermost(err))
 	case retried: // until there was no time left
 		e = api.Errorf(api.ExitUnreachable, "%s, or a proxy before it, broke the connection: %s", server, previous)
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) &&
+		timeout.Timeout():
 		e = api.Errorf(api.ExitUnreachable, "%s did not answer in time", server)
 	default:
 		return nil
@@ -221,11 +231,13 @@ func (f facts) status(err error) *api.Error {
 		return api.Errorf(api.ExitUnreachable, "%s did not answer in time: %s", f.api(), message).
 			WithHint("It is overloaded, or its etcd or a webhook does not answer. Try again in a minute.")
 	case code >= 500 && apierrors.IsUnexpectedServerError(err): // not in Kubernetes' words
-		return api.Errorf(api.ExitUnreachable, "%s, or a proxy before it, answers with error %d: %s", f.api(), code, http.StatusText(int(code))).
+		return api.Errorf(api.ExitUnreachable, "%s, or a proxy before it, answers with error %d: %s", f.api(), code,
+			http.StatusText(int(code))).
 			WithHint("The fault is the cluster's, or a load balancer's. Try again in a minute.")
 	case code >= 500:
 		return api.Errorf(api.ExitUnreachable, "%s answers with error %d: %s", f.api(), code, message).
-			WithHint("The fault is the cluster's. Try again in a minute; `kubectl get --raw /readyz?verbose` says what it lacks.")
+			WithHint("The fault is the cluster's. Try again in a minute; `kubectl get --raw /readyz?verbose` says " +
+				"what it lacks.")
 	}
 	return api.Errorf(api.ExitUnexpected, "%s: %s", f.api(), message)
 }

@@ -49,8 +49,8 @@ func (p Permission) resource() string {
 	return base
 }
 
-// GrantCommands are the two kubectl commands with which an admin gives user the permission. All of it may come from the API
-// server.
+// GrantCommands are the two kubectl commands with which an admin gives user the permission. All of it may come from the
+// API server.
 func (p Permission) GrantCommands(user string) string {
 	name := "kubevpn-" + label(p.Verb+"-"+p.Resource)
 	rule := "--verb=" + api.ShellQuote(p.Verb) + " --resource=" + api.ShellQuote(p.resource())
@@ -82,7 +82,8 @@ func BindCommand(namespace, role, user string) string {
 	} else {
 		user = "USER"
 	}
-	return fmt.Sprintf("kubectl create rolebinding %s --namespace=%s --role=%s %s", name, api.ShellQuote(namespace), role, subject(user))
+	return fmt.Sprintf("kubectl create rolebinding %s --namespace=%s --role=%s %s", name, api.ShellQuote(namespace),
+		role, subject(user))
 }
 
 // subject is kubectl's flag for a user or a ServiceAccount.
@@ -94,7 +95,8 @@ func subject(user string) string {
 }
 
 // rbacDenial is the text with which every authorizer of Kubernetes denies.
-var rbacDenial = regexp.MustCompile(`User "([^"]*)" cannot (\S+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)"| at the cluster scope)?`)
+var rbacDenial = regexp.MustCompile(`User "([^"]*)" cannot (\S+) resource "([^"]+)" in API group "([^"]*)"` +
+	`(?: in the namespace "([^"]+)"| at the cluster scope)?`)
 
 // ParseDenial reads who lacks which permission from an API server's message. ok is false when the message is
 // a denial of another kind: an admission plugin's, or of escalation.

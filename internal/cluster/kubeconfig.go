@@ -80,25 +80,30 @@ func Prepare(in Inputs) (Prepared, error) {
 	}
 	out, err := clientcmd.Write(*config)
 	if err != nil {
-		return Prepared{}, api.Errorf(api.ExitKubeconfig, "writing the kubeconfig's context %q: %w", config.CurrentContext, err)
+		return Prepared{}, api.Errorf(api.ExitKubeconfig, "writing the kubeconfig's context %q: %w",
+			config.CurrentContext, err)
 	}
-	return Prepared{Kubeconfig: out, Context: config.CurrentContext, Cluster: kctx.Cluster, Namespace: kctx.Namespace}, nil
+	return Prepared{Kubeconfig: out, Context: config.CurrentContext, Cluster: kctx.Cluster, Namespace: kctx.Namespace},
+		nil
 }
 
 func loadError(in Inputs, err error) *api.Error {
 	if in.Kubeconfig != "" && errors.Is(err, os.ErrNotExist) {
 		return api.Errorf(api.ExitKubeconfig, "there is no kubeconfig at %s", in.Kubeconfig).
-			WithHint("Give --kubeconfig the path of an existing file, or leave it out to use $KUBECONFIG or ~/.kube/config.")
+			WithHint("Give --kubeconfig the path of an existing file, or leave it out to use $KUBECONFIG or " +
+				"~/.kube/config.")
 	}
 	return api.Errorf(api.ExitKubeconfig, "the kubeconfig%s", kubeconfigFault(err)).
-		WithHint("Correct the file, or fetch it again with the cluster's own tool. `kubectl config view` fails the same way.")
+		WithHint("Correct the file, or fetch it again with the cluster's own tool. `kubectl config view` fails the " +
+			"same way.")
 }
 
 var (
 	faultyFile  = regexp.MustCompile(`^error loading config file "([^"]*)": `)
 	faultyRead  = regexp.MustCompile(`^(?:open|read|stat) (\S+): (.+)$`)
-	faultyField = regexp.MustCompile(`json: cannot unmarshal (\w+) into Go (?:struct field|value of type) (?:\w+\.)?(\S+)`)
-	otherKind   = regexp.MustCompile(`no kind "([^"]*)" is registered for version "([^"]*)"`)
+	faultyField = regexp.MustCompile(`json: cannot unmarshal (\w+) into Go ` +
+		`(?:struct field|value of type) (?:\w+\.)?(\S+)`)
+	otherKind = regexp.MustCompile(`no kind "([^"]*)" is registered for version "([^"]*)"`)
 )
 
 // kubeconfigFault is what is wrong with a kubeconfig, without Go's words for it: ` bad.yaml is not valid YAML: ...`.
@@ -138,7 +143,8 @@ func noKubeconfig(rules *clientcmd.ClientConfigLoadingRules, env string) *api.Er
 	}
 	return api.Errorf(api.ExitKubeconfig, "no kubeconfig: looked at %s", strings.Join(looked, ", ")).
 		WithHint("Name one with --kubeconfig FILE or KUBECONFIG=FILE. Clusters hand it out with a command like\n" +
-			"`aws eks update-kubeconfig`, `gcloud container clusters get-credentials`, `az aks get-credentials` or `kind export kubeconfig`.")
+			"`aws eks update-kubeconfig`, `gcloud container clusters get-credentials`, `az aks get-credentials` or " +
+			"`kind export kubeconfig`.")
 }
 
 func checkContext(config *clientcmdapi.Config) *api.Error {
@@ -153,11 +159,13 @@ func checkContext(config *clientcmdapi.Config) *api.Error {
 			WithHint("It has: %s", names)
 	}
 	if c := config.Clusters[kctx.Cluster]; c == nil || c.Server == "" {
-		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the cluster %q, which has no server", config.CurrentContext, kctx.Cluster).
+		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the cluster %q, which has no server",
+			config.CurrentContext, kctx.Cluster).
 			WithHint("`kubectl config view --context %s --minify` shows it.", api.ShellQuote(config.CurrentContext))
 	}
 	if kctx.AuthInfo != "" && config.AuthInfos[kctx.AuthInfo] == nil {
-		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the user %q, which does not exist", config.CurrentContext, kctx.AuthInfo)
+		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the user %q, which does not exist",
+			config.CurrentContext, kctx.AuthInfo)
 	}
 	return nil
 }
@@ -169,8 +177,10 @@ func prepareUser(user *clientcmdapi.AuthInfo, in Inputs) *api.Error {
 		return nil
 	}
 	if p := user.AuthProvider; p != nil {
-		return api.Errorf(api.ExitKubeconfig, "the kubeconfig uses the auth-provider %q, which Kubernetes removed in 1.26", p.Name).
-			WithHint("Fetch a new kubeconfig with the cluster's own tool; it will use a credential plugin (exec) instead.")
+		return api.Errorf(api.ExitKubeconfig,
+			"the kubeconfig uses the auth-provider %q, which Kubernetes removed in 1.26", p.Name).
+			WithHint("Fetch a new kubeconfig with the cluster's own tool; it will use a credential plugin (exec) " +
+				"instead.")
 	}
 	if user.Exec == nil {
 		return nil

@@ -16,16 +16,16 @@ import (
 	"kubevpn/internal/api"
 )
 
-// The pause after a plugin failed without a terminal, doubling. A machine that wakes up has its network some seconds later;
-// some plugins open a browser window at each run.
+// The pause after a plugin failed without a terminal, doubling. A machine that wakes up has its network some seconds
+// later; some plugins open a browser window at each run.
 const (
 	minLoginPause = 5 * time.Second
 	maxLoginPause = time.Minute
 )
 
-// login holds the credential of a user whose kubeconfig has a credential plugin. Requests take it from here; when it has
-// expired, or the API server rejects it, the next request runs the plugin again, without a terminal. A nil *login is a user
-// with other credentials. It is safe for concurrent use.
+// login holds the credential of a user whose kubeconfig has a credential plugin. Requests take it from here; when it
+// has expired, or the API server rejects it, the next request runs the plugin again, without a terminal. A nil *login
+// is a user with other credentials. It is safe for concurrent use.
 type login struct {
 	plugin *plugin
 	again  string                          // hint: how to log in again
@@ -47,12 +47,13 @@ func newLogin(config *rest.Config, context string) (*login, error) {
 	if p == nil || err != nil {
 		return nil, err
 	}
-	again := fmt.Sprintf("Log in again with `kubevpn connect --context %s` in a terminal; open connections go on.", api.ShellQuote(context))
+	again := fmt.Sprintf("Log in again with `kubevpn connect --context %s` in a terminal; open connections go on.",
+		api.ShellQuote(context))
 	return &login{plugin: p, again: again, conns: connrotation.NewConnectionTracker()}, nil
 }
 
-// loginError is a plugin's failure on the way through net/http. It hides the *api.Error from errors.As, so that Explain drops
-// net/http's words around it.
+// loginError is a plugin's failure on the way through net/http. It hides the *api.Error from errors.As, so that Explain
+// drops net/http's words around it.
 type loginError struct{ why *api.Error }
 
 func (e *loginError) Error() string { return e.why.Error() }
@@ -140,12 +141,13 @@ func (l *login) transportConfig(config *rest.Config) (*transport.Config, error) 
 		_, cert, err := l.get()
 		return cert, err
 	}}
-	t.DialHolder = &transport.DialHolder{Dial: connrotation.NewDialerWithTracker(t.DialHolder.Dial, l.conns).DialContext}
+	t.DialHolder = &transport.DialHolder{Dial: connrotation.NewDialerWithTracker(t.DialHolder.Dial,
+		l.conns).DialContext}
 	return t, nil
 }
 
-// withCertificate is a copy of the configuration with the credential's client certificate, for libraries that build their own
-// transport. They take the token from the configuration's wrapper.
+// withCertificate is a copy of the configuration with the credential's client certificate, for libraries that build
+// their own transport. They take the token from the configuration's wrapper.
 func (l *login) withCertificate(config *rest.Config) (*rest.Config, error) {
 	config = rest.CopyConfig(config)
 	if l == nil {
@@ -189,8 +191,8 @@ func (a *authenticated) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// Login runs the user's credential plugin on a terminal, and uses what it answers from then on. It returns nil if the kubeconfig
-// has no plugin. Errors are *api.Error, or ctx's.
+// Login runs the user's credential plugin on a terminal, and uses what it answers from then on. It returns nil if the
+// kubeconfig has no plugin. Errors are *api.Error, or ctx's.
 func (c *Cluster) Login(ctx context.Context, t Terminal) (*api.Credential, error) {
 	if c.login == nil {
 		return nil, nil
@@ -202,8 +204,8 @@ func (c *Cluster) Login(ctx context.Context, t Terminal) (*api.Credential, error
 	return credential, c.SetCredential(credential)
 }
 
-// SetCredential replaces the credential of a user whose kubeconfig has a credential plugin. For others, and for nil, it does
-// nothing.
+// SetCredential replaces the credential of a user whose kubeconfig has a credential plugin. For others, and for nil, it
+// does nothing.
 func (c *Cluster) SetCredential(credential *api.Credential) error {
 	if c.login == nil || credential == nil {
 		return nil

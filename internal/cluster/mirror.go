@@ -27,10 +27,11 @@ type Mirror struct {
 	kind   runtime.Object
 }
 
-// NewMirror returns a Mirror of the objects of one kind that o chooses, by its label and field selectors. list and watch are the
-// methods of a typed client.
+// NewMirror returns a Mirror of the objects of one kind that o chooses, by its label and field selectors. list and
+// watch are the methods of a typed client.
 func NewMirror[L runtime.Object](kube kubernetes.Interface, kind runtime.Object, o metav1.ListOptions,
-	list func(context.Context, metav1.ListOptions) (L, error), watcher func(context.Context, metav1.ListOptions) (watch.Interface, error)) *Mirror {
+	list func(context.Context, metav1.ListOptions) (L, error),
+	watcher func(context.Context, metav1.ListOptions) (watch.Interface, error)) *Mirror {
 	m := &Mirror{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), Changed: make(chan struct{}, 1), kind: kind}
 	choose := func(to metav1.ListOptions) metav1.ListOptions {
 		to.LabelSelector, to.FieldSelector = o.LabelSelector, o.FieldSelector
@@ -55,12 +56,14 @@ func NewMirror[L runtime.Object](kube kubernetes.Interface, kind runtime.Object,
 	return m
 }
 
-// Run lists and watches until ctx ends, and again whenever the connection breaks. What the user may not see stays empty.
+// Run lists and watches until ctx ends, and again whenever the connection breaks. What the user may not see stays
+// empty.
 func (m *Mirror) Run(ctx context.Context) {
 	quiet := klog.Logger{} // client-go writes to standard error what it is going to retry
 	cache.NewReflectorWithOptions(m.from, m.kind, m, cache.ReflectorOptions{
 		Name: "mirror", Logger: &quiet,
-		Backoff: &wait.Backoff{Duration: 100 * time.Millisecond, Cap: 2 * time.Second, Steps: 6, Factor: 2, Jitter: 0.5},
+		Backoff: &wait.Backoff{Duration: 100 * time.Millisecond, Cap: 2 * time.Second, Steps: 6, Factor: 2,
+			Jitter: 0.5},
 	}).RunWithContext(klog.NewContext(ctx, quiet))
 }
 

@@ -66,7 +66,8 @@ func newPlugin(config *rest.Config) (*plugin, error) {
 		}
 	}
 	config.ExecProvider = nil
-	if config.BearerToken != "" || config.BearerTokenFile != "" || config.Username != "" || len(config.CertData) > 0 || config.CertFile != "" {
+	if config.BearerToken != "" || config.BearerTokenFile != "" || config.Username != "" || len(config.CertData) > 0 ||
+		config.CertFile != "" {
 		return nil, nil
 	}
 	return p, nil
@@ -192,7 +193,9 @@ func (p *plugin) info(interactive bool) (string, error) {
 	if err != nil {
 		return "", p.errorf("has an invalid apiVersion in the kubeconfig: %w", err)
 	}
-	request := &clientauthentication.ExecCredential{Spec: clientauthentication.ExecCredentialSpec{Interactive: interactive, Cluster: p.cluster}}
+	request := &clientauthentication.ExecCredential{
+		Spec: clientauthentication.ExecCredentialSpec{Interactive: interactive, Cluster: p.cluster},
+	}
 	data, err := runtime.Encode(credentialCodecs().LegacyCodec(gv), request)
 	if err != nil {
 		return "", p.errorf("has an unknown apiVersion in the kubeconfig: %s", p.config.APIVersion)
@@ -214,23 +217,26 @@ func (p *plugin) decode(out []byte) (*api.Credential, error) {
 	return c, nil
 }
 
-// decodeCredential reads a plugin's answer, an ExecCredential of that version in JSON or YAML. Its errors hold nothing of the
-// answer, which may have secrets.
+// decodeCredential reads a plugin's answer, an ExecCredential of that version in JSON or YAML. Its errors hold nothing
+// of the answer, which may have secrets.
 func decodeCredential(out []byte, apiVersion string) (*api.Credential, error) {
 	if len(out) > credentialMost {
 		return nil, fmt.Errorf("it is larger than %d bytes", credentialMost)
 	}
 	var answer clientauthentication.ExecCredential
-	object, kind, err := credentialCodecs().UniversalDecoder(clientauthentication.SchemeGroupVersion).Decode(out, nil, &answer)
+	object, kind, err := credentialCodecs().UniversalDecoder(clientauthentication.SchemeGroupVersion).Decode(out, nil,
+		&answer)
 	switch {
 	case err != nil || object != runtime.Object(&answer):
 		return nil, errors.New("it is not an ExecCredential")
 	case kind.GroupVersion().String() != apiVersion:
-		return nil, fmt.Errorf("the kubeconfig wants apiVersion %s, and it is %s", apiVersion, api.OneLine(api.Clean(kind.GroupVersion().String())))
+		return nil, fmt.Errorf("the kubeconfig wants apiVersion %s, and it is %s", apiVersion,
+			api.OneLine(api.Clean(kind.GroupVersion().String())))
 	case answer.Status == nil:
 		return nil, errors.New("it has no status")
 	}
-	c := &api.Credential{Token: answer.Status.Token, Certificate: answer.Status.ClientCertificateData, Key: answer.Status.ClientKeyData}
+	c := &api.Credential{Token: answer.Status.Token, Certificate: answer.Status.ClientCertificateData,
+		Key: answer.Status.ClientKeyData}
 	if t := answer.Status.ExpirationTimestamp; t != nil {
 		c.Expires = t.Time
 	}

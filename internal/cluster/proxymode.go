@@ -190,7 +190,8 @@ func (q proxyQuestions) calico(ctx context.Context) ([]finding, error) {
 	if !felix.Spec.BPFEnabled {
 		return nil, nil
 	}
-	return []finding{{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"}}}, nil
+	return []finding{{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: "FelixConfiguration default"}}},
+		nil
 }
 
 func (q proxyQuestions) daemonSets(ctx context.Context) ([]finding, error) {
@@ -204,7 +205,8 @@ func (q proxyQuestions) daemonSets(ctx context.Context) ([]finding, error) {
 		for _, c := range d.Spec.Template.Spec.Containers {
 			switch {
 			case runs(c, "calico-node") && variable(c, "FELIX_BPFENABLED") == "true":
-				replaced = append(replaced, finding{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: by}})
+				replaced = append(replaced,
+					finding{Proxy: Proxy{Mode: ProxyNone, Replacement: "Calico (eBPF)", By: by}})
 			case runs(c, "kube-router"):
 				if on, given := argument(c, "run-service-proxy"); !given || on != "false" { // it is on by default
 					replaced = append(replaced, finding{Proxy: Proxy{Mode: ProxyIPVS, By: "kube-router in " + by}})
@@ -221,7 +223,8 @@ func (q proxyQuestions) daemonSets(ctx context.Context) ([]finding, error) {
 
 // staticPods are kube-proxies that no DaemonSet runs: RKE2 and GKE have them.
 func (q proxyQuestions) staticPods(ctx context.Context) ([]finding, error) {
-	list, err := q.kube.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: "component=kube-proxy", Limit: listLimit})
+	list, err := q.kube.CoreV1().Pods(systemNamespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "component=kube-proxy", Limit: listLimit})
 	if err != nil {
 		return nil, err
 	}
@@ -353,7 +356,9 @@ func runs(c corev1.Container, program string) bool {
 	if c.Name == program {
 		return true
 	}
-	return slices.ContainsFunc(words(c), func(w string) bool { return w == program || strings.HasSuffix(w, "/"+program) })
+	return slices.ContainsFunc(words(c), func(w string) bool {
+		return w == program || strings.HasSuffix(w, "/"+program)
+	})
 }
 
 // words are a container's command line, also of a shell's in it.

@@ -42,11 +42,14 @@ func (c *Cluster) Reach(ctx context.Context, namespaces ...string) error {
 	return c.Explain(err)
 }
 
-// askAboutSelf asks what the user may do, which every user that the API server knows may ask. The answer does not matter.
+// askAboutSelf asks what the user may do, which every user that the API server knows may ask. The answer does not
+// matter.
 func (c *Cluster) askAboutSelf(ctx context.Context) error {
 	body, err := json.Marshal(authorizationv1.SelfSubjectAccessReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: "authorization.k8s.io/v1", Kind: "SelfSubjectAccessReview"},
-		Spec:     authorizationv1.SelfSubjectAccessReviewSpec{NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/version", Verb: "get"}},
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/version", Verb: "get"},
+		},
 	})
 	if err != nil {
 		return fmt.Errorf("writing the request: %w", err)
@@ -91,20 +94,26 @@ func (c *Cluster) judge(resp *http.Response, text []byte) error {
 	case isHTML(resp, text) && resp.StatusCode < 500:
 		return c.loginPage(fmt.Sprintf("%s answers with a web page%s", c.asked(), title(text)))
 	case resp.StatusCode/100 == 2:
-		return api.Errorf(api.ExitUnreachable, "%s is not a Kubernetes API server: it did not answer like one", c.asked()).
+		return api.Errorf(api.ExitUnreachable, "%s is not a Kubernetes API server: it did not answer like one",
+			c.asked()).
 			WithHint("Check `server` in the kubeconfig: another program may use the port.")
 	case resp.StatusCode == http.StatusForbidden:
-		return api.Errorf(api.ExitPermission, "%s, or a proxy before it, forbids every request (403) with an answer that is not from Kubernetes", c.asked()).
-			WithHint("Is this machine on the network (or the VPN) that the cluster needs? `kubectl version` gets the same answer.")
+		return api.Errorf(api.ExitPermission,
+			"%s, or a proxy before it, forbids every request (403) with an answer that is not from Kubernetes",
+			c.asked()).
+			WithHint("Is this machine on the network (or the VPN) that the cluster needs? `kubectl version` gets the " +
+				"same answer.")
 	}
-	return apierrors.NewGenericServerResponse(resp.StatusCode, resp.Request.Method, corev1.Resource("pods"), "", "", 0, true)
+	return apierrors.NewGenericServerResponse(resp.StatusCode, resp.Request.Method, corev1.Resource("pods"), "", "", 0,
+		true)
 }
 
 func (c *Cluster) asked() string { return facts{server: c.server.Host}.api() }
 
 func (c *Cluster) loginPage(what string) *api.Error {
 	return api.Errorf(api.ExitUnreachable, "%s, as the login page of a proxy does", what).
-		WithHint("Open https://%s in a browser and log in there, or connect to the network (or the VPN) that the cluster needs.", api.Clean(c.server.Host))
+		WithHint("Open https://%s in a browser and log in there, or connect to the network (or the VPN) that the "+
+			"cluster needs.", api.Clean(c.server.Host))
 }
 
 // isHTML reports whether the answer is for a browser.
@@ -124,8 +133,8 @@ func title(page []byte) string {
 	return fmt.Sprintf(" titled %q", api.OneLine(api.Clean(string(m[1]))))
 }
 
-// probeNamespaces is for a user who may not even ask what he may do: denied says so. A user who may list pods somewhere has
-// rights all the same.
+// probeNamespaces is for a user who may not even ask what he may do: denied says so. A user who may list pods somewhere
+// has rights all the same.
 func (c *Cluster) probeNamespaces(ctx context.Context, denied error, namespaces []string) error {
 	message := ""
 	if status := apierrors.APIStatus(nil); errors.As(denied, &status) {
@@ -147,6 +156,6 @@ func (c *Cluster) probeNamespaces(ctx context.Context, denied error, namespaces 
 		who = user
 	}
 	return api.Errorf(api.ExitPermission, "%s knows %s, and forbids everything: %s", c.asked(), who, message).
-		WithHint("Choose another --context, or ask a cluster admin for rights: `kubevpn connect` needs the role `edit` in one namespace, or\n" +
-			"the Role of a traffic manager that is installed.")
+		WithHint("Choose another --context, or ask a cluster admin for rights: `kubevpn connect` needs the role\n" +
+			"`edit` in one namespace, or the Role of a traffic manager that is installed.")
 }

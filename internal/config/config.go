@@ -1,6 +1,6 @@
-// Package config reads the settings of a user (config.go, file.go) and locates the files of kubevpn (paths.go). It also stores
-// the key of the user (key.go) and the trusted clusters (trust.go). For each setting, a flag takes precedence over the
-// environment, the environment over the file, and the file over the default.
+// Package config reads the settings of a user (config.go, file.go) and locates the files of kubevpn (paths.go). It also
+// stores the key of the user (key.go) and the trusted clusters (trust.go). For each setting, a flag takes precedence
+// over the environment, the environment over the file, and the file over the default.
 package config
 
 import (
@@ -39,7 +39,8 @@ func Default() Config {
 	}
 }
 
-// Schedulers returns the algorithms that choose an endpoint of a Service, with their names in IPVS. The first is the default.
+// Schedulers returns the algorithms that choose an endpoint of a Service, with their names in IPVS. The first is the
+// default.
 func Schedulers() []string { return []string{"rr", "lc", "sh", "random"} }
 
 // Netstacks returns the values of the setting netstack. The first, the default, chooses one of the others.
@@ -87,10 +88,11 @@ func settings() []setting {
 			c.Image = v[0]
 			return nil
 		}},
-		{KeyManagerNamespace, "manager-namespace", "KUBEVPN_MANAGER_NAMESPACE", false, func(c *Config, v []string) error {
-			c.ManagerNamespace = v[0]
-			return nil
-		}},
+		{KeyManagerNamespace, "manager-namespace", "KUBEVPN_MANAGER_NAMESPACE", false,
+			func(c *Config, v []string) error {
+				c.ManagerNamespace = v[0]
+				return nil
+			}},
 		{KeyScheduler, "scheduler", "KUBEVPN_SCHEDULER", false, func(c *Config, v []string) error {
 			return choose(&c.Scheduler, v[0], Schedulers())
 		}},
@@ -136,8 +138,8 @@ func (k Key) FlagName() string {
 	return s.flag
 }
 
-// SetFlag sets key to the values of its flag on the command line. If a value is invalid, it returns an *api.Error that names the
-// flag.
+// SetFlag sets key to the values of its flag on the command line. If a value is invalid, it returns an *api.Error that
+// names the flag.
 func (c *Config) SetFlag(key Key, values []string) error {
 	s, ok := find(key)
 	if !ok {

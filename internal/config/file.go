@@ -13,8 +13,9 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Load returns the configuration without flags: the defaults, the YAML file at path, which need not exist, and the environment
-// that lookup reads, such as os.LookupEnv. Errors are *api.Error with ExitUsage and name the line of the file or the variable.
+// Load returns the configuration without flags: the defaults, the YAML file at path, which need not exist, and the
+// environment that lookup reads, such as os.LookupEnv. Errors are *api.Error with ExitUsage and name the line of the
+// file or the variable.
 func Load(path string, lookup func(string) (string, bool)) (Config, error) {
 	c := Default()
 	text, err := os.ReadFile(path)

@@ -22,10 +22,10 @@ const (
 	maxKey   = 4 << 10       // bytes of the file
 )
 
-// ClientKey returns the ECDSA P-256 key of this user on this machine. It identifies the owner of agents and clones, and the
-// identity towards traffic managers is derived from it. The first call creates the key in the state directory, which must
-// exist. Concurrent callers get the same key. ClientKey fails if other users can read the file, or if another user owns it.
-// Errors are *api.Error.
+// ClientKey returns the ECDSA P-256 key of this user on this machine. It identifies the owner of agents and clones, and
+// the identity towards traffic managers is derived from it. The first call creates the key in the state directory,
+// which must exist. Concurrent callers get the same key. ClientKey fails if other users can read the file, or if
+// another user owns it. Errors are *api.Error.
 func (p Paths) ClientKey() (*ecdsa.PrivateKey, error) {
 	path := filepath.Join(p.StateDir, "client.key")
 	key, err := readKey(path)
@@ -36,7 +36,8 @@ func (p Paths) ClientKey() (*ecdsa.PrivateKey, error) {
 	}
 	if err != nil {
 		return nil, api.Errorf(api.ExitDaemon, "cannot use the key of this user: %w", err).
-			WithHint("remove %s; kubevpn then creates a new key. Agents keep intercepts of the old key for one minute.", path)
+			WithHint("remove %s; kubevpn then creates a new key. Agents keep intercepts of the old key for one minute.",
+				path)
 	}
 	return key, nil
 }

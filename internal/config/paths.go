@@ -32,7 +32,8 @@ func (p Paths) LogFile() string { return filepath.Join(p.StateDir, "daemon.log")
 // TrustFile returns the path of the file of the trusted clusters.
 func (p Paths) TrustFile() string { return filepath.Join(p.StateDir, "trust.json") }
 
-// maxSocketPath is the length in bytes that fits into sockaddr_un on macOS, without the terminating zero. Linux allows 107.
+// maxSocketPath is the length in bytes that fits into sockaddr_un on macOS, without the terminating zero. Linux allows
+// 107.
 const maxSocketPath = 103
 
 // Locate returns the paths for the user of this process, according to the XDG base directory specification:
@@ -41,8 +42,8 @@ const maxSocketPath = 103
 //	runtime   $XDG_RUNTIME_DIR/kubevpn, else /run/kubevpn for root, else /tmp/kubevpn-UID
 //	state     $XDG_STATE_HOME/kubevpn, else /var/lib/kubevpn for root, else ~/.local/state/kubevpn
 //
-// It ignores a directory from the environment that another user owns: after `sudo -E` the variables name the directories of the
-// user who ran sudo. For the same reason root stores its state outside of the home directory.
+// It ignores a directory from the environment that another user owns: after `sudo -E` the variables name the
+// directories of the user who ran sudo. For the same reason root stores its state outside of the home directory.
 func Locate(getenv func(string) string) (Paths, error) {
 	return locate(getenv, systemDirs())
 }
@@ -62,7 +63,8 @@ func locate(getenv func(string) string, d dirs) (Paths, error) {
 		p.RuntimeDir = d.runtime
 	}
 	if n := len(p.HelperSocket()); n > maxSocketPath {
-		return Paths{}, api.Errorf(api.ExitDaemon, "the path %s is %d bytes too long for a socket", p.HelperSocket(), n-maxSocketPath).
+		return Paths{}, api.Errorf(api.ExitDaemon, "the path %s is %d bytes too long for a socket", p.HelperSocket(),
+			n-maxSocketPath).
 			WithHint("set XDG_RUNTIME_DIR to a shorter directory")
 	}
 	var err error
@@ -113,9 +115,9 @@ func (p Paths) MakeRuntimeDir() error {
 	return p.CheckRuntimeDir()
 }
 
-// CheckRuntimeDir returns nil if the runtime directory is a directory, not a symlink, that belongs to this user and that no other
-// user can access. Another user who could write to it could replace the socket of the daemon. If the directory does not exist,
-// the error matches fs.ErrNotExist.
+// CheckRuntimeDir returns nil if the runtime directory is a directory, not a symlink, that belongs to this user and
+// that no other user can access. Another user who could write to it could replace the socket of the daemon. If the
+// directory does not exist, the error matches fs.ErrNotExist.
 func (p Paths) CheckRuntimeDir() error {
 	info, err := os.Lstat(p.RuntimeDir)
 	if err != nil {
@@ -135,7 +137,8 @@ func (p Paths) CheckRuntimeDir() error {
 
 func runtimeDirError(err error) error {
 	return api.Errorf(api.ExitDaemon, "cannot use the directory for the daemon's sockets: %w", err).
-		WithHint("remove it, or set XDG_RUNTIME_DIR to a directory that you own; if another user owns it, ask an admin to remove it")
+		WithHint("remove it, or set XDG_RUNTIME_DIR to a directory that you own; if another user owns it, ask an " +
+			"admin to remove it")
 }
 
 // MakeStateDir creates the state directory if it does not exist.

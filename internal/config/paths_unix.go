@@ -23,7 +23,8 @@ func systemDirs() dirs {
 		}
 		return dirs{home: home, runtime: run, state: "/var/lib/kubevpn"}
 	}
-	// /tmp, not $TMPDIR: all processes of the user must use the same directory, and that of macOS is too long for sockets.
+	// /tmp, not $TMPDIR: all processes of the user must use the same directory, and that of macOS is too long for
+	// sockets.
 	return dirs{home: home, runtime: "/tmp/kubevpn-" + strconv.Itoa(os.Geteuid())}
 }
 

@@ -34,9 +34,9 @@ func (p Paths) LoadTrust() (map[string]Trusted, error) {
 	return all, nil
 }
 
-// SaveTrust calls change with the stored clusters, stores the result with mode 0600, and returns when it is on disk. It replaces
-// the file atomically. If two processes call it at the same time, one change may be lost, and kubevpn asks the user again.
-// Errors are *api.Error.
+// SaveTrust calls change with the stored clusters, stores the result with mode 0600, and returns when it is on disk. It
+// replaces the file atomically. If two processes call it at the same time, one change may be lost, and kubevpn asks the
+// user again. Errors are *api.Error.
 func (p Paths) SaveTrust(change func(all map[string]Trusted)) error {
 	all, err := p.LoadTrust()
 	if err != nil {

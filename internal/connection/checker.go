@@ -13,8 +13,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// checker probes the tunnel before the connection is called connected. If the system netstack does not reach everything,
-// it tries gvisor.
+// checker probes the tunnel before the connection is called connected. If the system netstack does not reach
+// everything, it tries gvisor.
 type checker struct {
 	*shared
 	manager *manager
@@ -104,7 +104,8 @@ func (c *checker) targets(ctx context.Context) probeTargets {
 	}
 	if c.cfg.Network.DomainTaken(state.DNSDomain) {
 		t.Taken = true
-		c.status.warn("another connected cluster has the domain " + state.DNSDomain + " too: that cluster answers for names that both have; " +
+		c.status.warn("another connected cluster has the domain " + state.DNSDomain +
+			" too: that cluster answers for names that both have; " +
 			"the other names of this cluster and all of its addresses work")
 	}
 	if !t.VIP.IsValid() && len(state.DNSServers) > 0 {

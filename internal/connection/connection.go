@@ -51,15 +51,16 @@ import (
 // greetingTimeout limits the first session: the dial to the manager's pod, and its hello.
 const greetingTimeout = 30 * time.Second
 
-// Network changes this machine's network on behalf of one connection. When Run has returned, the owner of the connection
-// removes whatever the connection set. All methods may be called concurrently.
+// Network changes this machine's network on behalf of one connection. When Run has returned, the owner of the
+// connection removes whatever the connection set. All methods may be called concurrently.
 type Network interface {
-	// CreateTUN creates a TUN device with the MTU, in bytes, and returns its descriptor. The caller owns the descriptor. The
-	// kernel removes the device when its last descriptor is closed.
+	// CreateTUN creates a TUN device with the MTU, in bytes, and returns its descriptor. The caller owns the
+	// descriptor. The kernel removes the device when its last descriptor is closed.
 	CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error)
-	// SetLink adds the link, or replaces the connection's link of that name: its addresses, its routes, and name resolution
-	// through it. CreateTUN must have created the device, and its descriptor must be open. SetLink returns what applies to
-	// the whole machine afterwards. It fails with api.ExitOverlap if a route overlaps a route of another connection.
+	// SetLink adds the link, or replaces the connection's link of that name: its addresses, its routes, and name
+	// resolution through it. CreateTUN must have created the device, and its descriptor must be open. SetLink returns
+	// what applies to the whole machine afterwards. It fails with api.ExitOverlap if a route overlaps a route of
+	// another connection.
 	SetLink(ctx context.Context, link api.Link) (api.NetworkApplied, error)
 	// RemoveLink undoes SetLink. Call it before the device closes: the network state contains the links of all
 	// connections, and nobody can apply it while it names a device that does not exist. RemoveLink returns nil if the
@@ -68,8 +69,8 @@ type Network interface {
 	// SetZone replaces the names that the connection resolves for this machine; nil means none. The zone of an earlier
 	// connection takes precedence for names that both resolve. The caller must not change the zone afterwards.
 	SetZone(zone *dns.Zone) error
-	// DomainTaken reports whether an earlier connection of this machine has the same cluster domain, without dots at its
-	// ends. That connection resolves the names that both clusters have.
+	// DomainTaken reports whether an earlier connection of this machine has the same cluster domain, without dots at
+	// its ends. That connection resolves the names that both clusters have.
 	DomainTaken(domain string) bool
 	// Reserve reserves the networks that contain the connection's inner addresses, in place of those that it reserved
 	// before. It returns nil on success. If another connection has reserved an overlapping network, Reserve changes
@@ -139,7 +140,8 @@ func New(cfg Config) (*Connection, error) {
 func newConnection(cfg Config, of *cluster.Cluster) *Connection {
 	s := &shared{
 		cfg: &cfg, log: cfg.Logger, cluster: of, pods: podconn.New(of),
-		view: new(watched[view]), current: new(current), names: newNames(), namespace: new(watched[string]), changed: newSignal(),
+		view: new(watched[view]), current: new(current), names: newNames(), namespace: new(watched[string]),
+		changed: newSignal(),
 	}
 	s.status = newStatus(&cfg, api.Connection{
 		ID: of.ID(), Cluster: of.Name(), Server: of.Server(), Context: of.Context(),
@@ -158,8 +160,10 @@ func newConnection(cfg Config, of *cluster.Cluster) *Connection {
 	c.routes = newRoutes(s, c.Dial)
 	c.checker = &checker{shared: s, manager: c.manager, routes: c.routes, chooser: c.chooser, probe: c.prober().run}
 	c.client = transport.NewClient(transport.ClientConfig{
-		Dial: c.manager.dial, DialTimeout: dialTimeout, OnSession: c.handshake.onSession, OnState: c.onState, Logger: cfg.Logger,
-		Preferred: c.transports.proxyDial(), Forced: cfg.Request.Transport == api.TransportAPIProxy, OnPreferred: c.transports.onPreferred,
+		Dial: c.manager.dial, DialTimeout: dialTimeout, OnSession: c.handshake.onSession, OnState: c.onState,
+		Logger:    cfg.Logger,
+		Preferred: c.transports.proxyDial(), Forced: cfg.Request.Transport == api.TransportAPIProxy,
+		OnPreferred: c.transports.onPreferred,
 	})
 	return c
 }
@@ -276,7 +280,8 @@ func (c *Connection) openSession(ctx context.Context, g *errgroup.Group) error {
 			return cause
 		}
 		return api.Errorf(api.ExitNotReady, "the traffic manager does not answer").
-			WithHint("see `kubectl -n %s logs deploy/kubevpn-traffic-manager` for the cause", api.ShellQuote(c.manager.place.load().namespace))
+			WithHint("see `kubectl -n %s logs deploy/kubevpn-traffic-manager` for the cause",
+				api.ShellQuote(c.manager.place.load().namespace))
 	}
 	if err := c.transports.awaitForced(bounded); err != nil {
 		return err

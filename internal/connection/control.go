@@ -37,7 +37,8 @@ func startControl(stream io.ReadWriter, hello api.ClientHello) (*control, *api.M
 	case m.Hello == nil:
 		return nil, nil, api.Errorf(api.ExitIncompatible, "the traffic manager's first message is not a hello")
 	case m.Hello.Protocol != api.Protocol:
-		return nil, nil, api.Errorf(api.ExitIncompatible, "the traffic manager (%s) speaks protocol %d, this kubevpn (%s) speaks %d",
+		return nil, nil, api.Errorf(api.ExitIncompatible,
+			"the traffic manager (%s) speaks protocol %d, this kubevpn (%s) speaks %d",
 			m.Hello.Version, m.Hello.Protocol, hello.Version, api.Protocol).
 			WithHint("Run `kubevpn connect --upgrade` to replace the manager, or install the kubevpn that matches it.")
 	}

@@ -39,7 +39,8 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 		return consentError(p.Ask)
 	case !p.Found:
 		return api.Errorf(api.ExitPermission, "cannot find the pod and Service networks of the cluster").
-			WithHint("Name them with --extra-cidr, or ask an admin to run `kubevpn install`, which lets the manager read them.")
+			WithHint("Name them with --extra-cidr, or ask an admin to run `kubevpn install`, which lets the manager " +
+				"read them.")
 	case len(p.Overlaps) > 0:
 		return overlapError(p.Overlaps)
 	}
@@ -73,7 +74,8 @@ func freeDevice() (string, error) {
 			return name, nil
 		}
 	}
-	return "", api.Errorf(api.ExitOverlap, "all %d names for tunnels of this machine are in use", tunnels).WithHint("`ip link` shows them.")
+	return "", api.Errorf(api.ExitOverlap, "all %d names for tunnels of this machine are in use", tunnels).
+		WithHint("`ip link` shows them.")
 }
 
 func deviceExists(name string) bool {
@@ -118,7 +120,8 @@ func (r *routes) runStack(ctx context.Context, stack *netstack.Stack, device tun
 }
 
 // serveDNS answers DNS at an address inside the tunnel, for resolvers that want a server per link.
-func (r *routes) serveDNS(ctx context.Context, g *errgroup.Group, stack *netstack.Stack, addr netip.Addr) (stop func(), err error) {
+func (r *routes) serveDNS(ctx context.Context, g *errgroup.Group, stack *netstack.Stack,
+	addr netip.Addr) (stop func(), err error) {
 	at := netip.AddrPortFrom(addr, 53)
 	packets, err := stack.ListenUDP(at)
 	if err != nil {

@@ -142,7 +142,8 @@ func (h *handshake) learn(state api.ManagerState, also func(*report)) {
 func (h *handshake) handle(m api.ControlMessage) {
 	if m.Names != nil {
 		if left := h.names.apply(fromManager, *m.Names); left > 0 {
-			h.status.warn("the traffic manager lists Services that kubevpn does not accept; their short names do not resolve")
+			h.status.warn("the traffic manager lists Services that kubevpn does not accept; their short names do not " +
+				"resolve")
 		}
 	}
 	if m.State != nil {

@@ -48,7 +48,8 @@ func (s *shared) prober() prober {
 	}
 	if s.cfg.isolated() {
 		p.dial = s.cfg.Dial
-		p.resolver.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) { // resolv.conf is this machine's
+		// resolv.conf is this machine's
+		p.resolver.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return s.cfg.Dial(ctx, network, netip.AddrPortFrom(s.view.load().lease.Resolver, 53).String())
 		}
 	}

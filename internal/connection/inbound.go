@@ -13,7 +13,8 @@ import (
 )
 
 // inbound decides which packets of the tunnel this laptop's kernel receives: answers to what the laptop sent, and new
-// flows to the ports that --allow-inbound opened. The laptop does not rely on the traffic manager or the gateway for it.
+// flows to the ports that --allow-inbound opened. The laptop does not rely on the traffic manager or the gateway for
+// it.
 //
 //	TCP            every segment but the first of a connection
 //	ICMP           errors, whose flow the kernel checks; pings and their answers
@@ -84,7 +85,8 @@ func flowOf(h *packet.Header, p []byte, remote netip.Addr) (flow, bool) {
 }
 
 const (
-	// flowTime is how long a flow without packets is remembered at least; twice that is the most. Netfilter has the same.
+	// flowTime is how long a flow without packets is remembered at least; twice that is the most. Netfilter has the
+	// same.
 	flowTime = 2 * time.Minute
 	// maxFlows limits the flows of each half of recent: 2 MB in all.
 	maxFlows = 16384

@@ -41,7 +41,8 @@ func (r *routes) learn(ctx context.Context, g *errgroup.Group) error {
 func lacking(state api.ManagerState) bool {
 	return len(state.PodCIDRs) == 0 || len(state.ServiceCIDRs) == 0 ||
 		slices.ContainsFunc(state.Missing, func(m string) bool {
-			return strings.Contains(m, "nodes") || strings.Contains(m, "pods") || strings.Contains(m, "servicecidrs") || strings.Contains(m, "services")
+			return strings.Contains(m, "nodes") || strings.Contains(m, "pods") || strings.Contains(m, "servicecidrs") ||
+				strings.Contains(m, "services")
 		})
 }
 
@@ -65,11 +66,14 @@ func (r *routes) learnOwn(ctx context.Context) error {
 func (r *routes) learnInner() {
 	v := r.view.load()
 	networks := slices.Concat(v.lease.Networks, v.state.InnerNetworks)
-	slices.SortFunc(networks, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
+	slices.SortFunc(networks, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
+	})
 	var inner []netip.Prefix
 	for _, p := range slices.Compact(networks) {
 		if !slices.Contains(v.lease.Networks, p) && !sharedInner(p) {
-			r.status.warn(fmt.Sprintf("laptops with an address in %v are not reached: other hosts may have addresses there", p))
+			r.status.warn(fmt.Sprintf("laptops with an address in %v are not reached: other hosts may have addresses "+
+				"there", p))
 			continue
 		}
 		found, err := r.cfg.overlaps([]netip.Prefix{p}, r.device)

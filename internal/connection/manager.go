@@ -87,7 +87,8 @@ func (m *manager) upgrade(ctx context.Context, image string, progress func(api.E
 		why += ": " + e.Message
 	}
 	return api.Errorf(api.ExitNotReady, "%s", why).
-		WithHint("`kubevpn status` shows the connection; see `kubectl -n %s logs deploy/kubevpn-traffic-manager` for the cause", at.namespace)
+		WithHint("`kubevpn status` shows the connection; see `kubectl -n %s logs deploy/kubevpn-traffic-manager` for "+
+			"the cause", at.namespace)
 }
 
 // await waits until the manager in pod was the last to greet this laptop and packets travel: to the manager and, with

@@ -26,8 +26,8 @@ const (
 	fromManager        // the traffic manager: every namespace
 )
 
-// names is the index of the cluster's Services, and the namespaces in it. What the manager lists replaces what the user's
-// rights show. It is safe for concurrent use.
+// names is the index of the cluster's Services, and the namespaces in it. What the manager lists replaces what the
+// user's rights show. It is safe for concurrent use.
 type names struct {
 	index *dns.Index
 	told  chan struct{} // closed when somebody has listed names, or nobody will
@@ -138,7 +138,8 @@ func (n *names) await(ctx context.Context, log *slog.Logger) error {
 
 // followNames lists the Services of the connection's namespace with the user's own rights, until ctx ends. It follows
 // changes of the namespace.
-func (s *shared) followNames(ctx context.Context, watch func(context.Context, string, func(api.NameDelta)) error) error {
+func (s *shared) followNames(ctx context.Context,
+	watch func(context.Context, string, func(api.NameDelta)) error) error {
 	for {
 		namespace, changed := s.namespace.get()
 		of, cancel := context.WithCancel(ctx)

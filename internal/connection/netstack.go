@@ -59,7 +59,8 @@ func choose(f facts) decision {
 	}
 	switch p := f.Proxy; {
 	case p.Replacement != "":
-		return gvisor("%s serves ClusterIPs in kube-proxy's place, by %s, and how it treats forwarded packets is unknown", p.Replacement, p.By)
+		return gvisor("%s serves ClusterIPs in kube-proxy's place, by %s, and how it treats forwarded packets is "+
+			"unknown", p.Replacement, p.By)
 	case p.Mode == cluster.ProxyIPVS:
 		return gvisor("ClusterIPs are served by IPVS, by %s, which masqueraded packets do not always get through", p.By)
 	case p.Mode == cluster.ProxyNone:
@@ -71,7 +72,8 @@ func choose(f facts) decision {
 	case f.Failed != "":
 		return gvisor("kube-proxy is %s; but the system netstack was tried and does not reach %s", p, f.Failed)
 	default:
-		return decision{Netstack: api.NetstackSystem, Reason: fmt.Sprintf("kube-proxy is %s, and the gateway is admitted", p)}
+		return decision{Netstack: api.NetstackSystem,
+			Reason: fmt.Sprintf("kube-proxy is %s, and the gateway is admitted", p)}
 	}
 }
 
@@ -98,7 +100,8 @@ func (f facts) asSystem() decision {
 		}
 		return decision{Err: e.WithHint("%s", hint)}
 	case f.Failed != "":
-		return decision{Err: api.Errorf(api.ExitNetstack, "the system netstack does not reach %s (kube-proxy: %s)", f.Failed, f.Proxy).
+		return decision{Err: api.Errorf(api.ExitNetstack, "the system netstack does not reach %s (kube-proxy: %s)",
+			f.Failed, f.Proxy).
 			WithHint("`kubevpn connect --netstack gvisor` was tried just now, and reaches all of it.")}
 	}
 	return decision{Netstack: api.NetstackSystem, Reason: "asked for"}

@@ -24,7 +24,8 @@ var _ netstack.Dialer = outside{}
 // dial rejects addresses that mean the namespace itself there, and would mean this machine here.
 func (outside) dial(ctx context.Context, network string, dst netip.AddrPort) (net.Conn, error) {
 	if a := dst.Addr(); a.IsLoopback() || a.IsUnspecified() || a.IsMulticast() {
-		return nil, &net.OpError{Op: "dial", Net: network, Addr: net.TCPAddrFromAddrPort(dst), Err: syscall.EHOSTUNREACH}
+		return nil, &net.OpError{Op: "dial", Net: network, Addr: net.TCPAddrFromAddrPort(dst),
+			Err: syscall.EHOSTUNREACH}
 	}
 	return new(net.Dialer).DialContext(ctx, network, dst.String())
 }

@@ -77,7 +77,8 @@ func (s *steering) isInner(a netip.Addr) bool {
 //	device ── netstack's reader ── Forward ── packetlink.Sender ══ packet streams ══▶ manager
 //	device ◀─ inbound.admits ◀─ steering.accepts ── packetlink.Receive, one goroutine per stream ◀══
 //
-// The sender keeps the packet streams open on the session of the moment. packetPath implements netstack.PacketForwarder.
+// The sender keeps the packet streams open on the session of the moment. packetPath implements
+// netstack.PacketForwarder.
 type packetPath struct {
 	log     *slog.Logger
 	current *current
@@ -155,14 +156,16 @@ func (p *packetPath) open(ctx context.Context, number int) (io.WriteCloser, erro
 	if to := p.steering.Load(); len(to.own) > 0 {
 		own = to.own[0]
 	}
-	stream, err := ts.Open(ctx, transport.Request{Proto: transport.ProtoIP, Src: netip.AddrPortFrom(own, uint16(number))})
+	stream, err := ts.Open(ctx,
+		transport.Request{Proto: transport.ProtoIP, Src: netip.AddrPortFrom(own, uint16(number))})
 	if err != nil {
 		return nil, err
 	}
 	s, barriers := &packetStream{Stream: stream, ended: make(chan struct{})}, p.barriersOf(ts)
 	p.running.Go(func() {
 		defer close(s.ended)
-		if err := packetlink.Receive(stream, number, barriers, p.receiver(), &p.malformed); err != nil && ctx.Err() == nil {
+		if err := packetlink.Receive(stream, number, barriers, p.receiver(), &p.malformed); err != nil &&
+			ctx.Err() == nil {
 			p.log.Debug("a packet stream ended", "stream", number, "err", err)
 		}
 	})

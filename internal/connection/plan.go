@@ -22,9 +22,10 @@ type networks struct {
 	Extra   []netip.Prefix // --extra-cidr
 	Exclude []netip.Prefix // --exclude-cidr
 	Consent []netip.Prefix // public networks of the cluster that the user allowed
-	Path    []netip.Addr   // addresses outside of the tunnel that the connection needs: the API server, a proxy, name servers
-	Inner   []netip.Prefix // inner networks; those of IPv6 are routed if the cluster has IPv6
-	Own     []netip.Addr   // addresses inside the tunnel at which the laptop's resolver answers
+	// addresses outside of the tunnel that the connection needs: the API server, a proxy, name servers
+	Path  []netip.Addr
+	Inner []netip.Prefix // inner networks; those of IPv6 are routed if the cluster has IPv6
+	Own   []netip.Addr   // addresses inside the tunnel at which the laptop's resolver answers
 	// Overlaps finds the local networks that prefixes would hide. Nil: there are none.
 	Overlaps func(prefixes []netip.Prefix) ([]route.Overlap, error)
 }
@@ -241,8 +242,8 @@ func (p *planner) overlaps(prefixes []netip.Prefix) ([]route.Overlap, error) {
 // The widest prefixes into which bound joins routes, in bits: addresses of pods in one network of a cloud.
 const widest4, widest6 = 16, 48
 
-// bound reduces the number of routes. It joins neighbours to the prefix around them, the longest first, if that contains
-// no address that must not be routed. If that is not enough, it drops guessed routes before stated ones.
+// bound reduces the number of routes. It joins neighbours to the prefix around them, the longest first, if that
+// contains no address that must not be routed. If that is not enough, it drops guessed routes before stated ones.
 func (p *planner) bound() error {
 	for host := 1; host <= 128-widest6 && len(p.out.Routes) > routable.MaxRoutes; host++ {
 		inside := map[netip.Prefix]int{}
@@ -402,8 +403,8 @@ func reverseDomain(a netip.Addr, bits int) string {
 	return name + "ip6.arpa"
 }
 
-// sharedInner reports whether p may be routed to reach other laptops. The last of the inner networks may not: it is part
-// of a private network (RFC 1918), in which this machine may reach other hosts.
+// sharedInner reports whether p may be routed to reach other laptops. The last of the inner networks may not: it is
+// part of a private network (RFC 1918), in which this machine may reach other hosts.
 func sharedInner(p netip.Prefix) bool {
 	return slices.ContainsFunc(routable.Inner(), func(s netip.Prefix) bool {
 		return (s.Addr().Is6() || !s.Addr().IsPrivate()) && s.Bits() <= p.Bits() && s.Contains(p.Addr())

@@ -186,19 +186,27 @@ func probeError(checks []api.Check, resolver api.ResolverMode, vips bool) error 
 	e := api.Errorf(api.ExitProbe, "the tunnel is up but does not reach the cluster: %s", strings.Join(failed, "; "))
 	switch {
 	case bad["pod"] && bad["clusterIP"]:
-		return e.WithHint("Neither pods nor Services answer. A NetworkPolicy may keep the traffic manager's pod from reaching them:\n" +
-			"allow egress from pods labelled app.kubernetes.io/name=kubevpn in the manager's namespace. `kubevpn logs` has the details.")
+		return e.WithHint(
+			"Neither pods nor Services answer. A NetworkPolicy may keep the traffic manager's pod from\n" +
+				"reaching them: allow egress from pods labelled\n" +
+				"app.kubernetes.io/name=kubevpn in the manager's namespace. `kubevpn logs` has the details.")
 	case bad["clusterIP"] && !vips:
-		return e.WithHint("Pods answer, ClusterIPs do not: the traffic manager may not read Services, so it dials ClusterIPs as they are,\n" +
-			"and nothing serves them on its node. Ask an admin to run `kubevpn install`, which grants it to read Services.")
+		return e.WithHint(
+			"Pods answer, ClusterIPs do not: the traffic manager may not read Services, so it dials ClusterIPs\n" +
+				"as they are, and nothing serves them on its node. Ask an admin to run `kubevpn install`, which\n" +
+				"lets it read Services.")
 	case bad["dns"] && len(bad) == 1:
-		return e.WithHint("Pods, Services and names answer, cluster DNS does not over UDP. A NetworkPolicy may let the traffic manager's pod reach\n" +
-			"it by TCP only, or a fragment or a long datagram is lost on the way. `kubevpn logs` has the details.")
+		return e.WithHint(
+			"Pods, Services and names answer, cluster DNS does not over UDP. A NetworkPolicy may let the\n" +
+				"traffic manager's pod reach it by TCP only, or a fragment or a long datagram is lost on the way.\n" +
+				"`kubevpn logs` has the details.")
 	case bad["name"] && len(bad) == 1:
-		return e.WithHint("Pods and Services answer, names do not. Names are resolved by way of %s; another VPN or a local resolver\n"+
-			"may be in between. `kubevpn logs` has the details.", resolver)
+		return e.WithHint(
+			"Pods and Services answer, names do not. Names are resolved by way of %s; another VPN or\n"+
+				"a local resolver may be in between. `kubevpn logs` has the details.", resolver)
 	case bad["pod"] && len(bad) == 1:
-		return e.WithHint("Services answer, this pod does not. A NetworkPolicy may refuse connections from the traffic manager's namespace.")
+		return e.WithHint("Services answer, this pod does not. A NetworkPolicy may refuse connections from the " +
+			"traffic manager's namespace.")
 	}
 	return e.WithHint("`kubevpn logs` has the details.")
 }

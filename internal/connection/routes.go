@@ -46,7 +46,8 @@ type routes struct {
 	applied api.NetworkApplied
 }
 
-func newRoutes(s *shared, dial func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)) *routes {
+func newRoutes(s *shared,
+	dial func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)) *routes {
 	return &routes{shared: s, zone: newZone(s, dial)}
 }
 
@@ -106,7 +107,8 @@ func (r *routes) replan(ctx context.Context) error {
 		return err
 	}
 	for _, c := range p.Ask[:min(len(p.Ask), maxNetworks)] {
-		r.status.warn(fmt.Sprintf("%v (%s) is not routed: %s, and you have not allowed it; disconnect and connect again to be asked, or use --extra-cidr",
+		r.status.warn(fmt.Sprintf("%v (%s) is not routed: %s, and you have not allowed it; disconnect and connect "+
+			"again to be asked, or use --extra-cidr",
 			c.Prefix, c.Source, public))
 	}
 	for _, o := range p.Overlaps {
@@ -127,7 +129,8 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 	}
 	match, search, left := r.zone.domains(v.state.DNSDomain, p.Cluster)
 	link := v.lease.link(api.Link{
-		Name: r.device, MTU: r.packets.steering.Load().mtu(), Routes: p.Routes, Named: p.Named, MatchDomains: match, SearchDomains: search,
+		Name: r.device, MTU: r.packets.steering.Load().mtu(), Routes: p.Routes, Named: p.Named, MatchDomains: match,
+		SearchDomains: search,
 	})
 	if r.cfg.isolated() {
 		link.Addrs = v.lease.prefixes() // for the rest of the world, which has both families
@@ -146,7 +149,8 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 	}
 	r.status.warn(applied.Warnings...)
 	if left > 0 && applied.ResolverMode == api.ResolverResolved {
-		r.status.warn("systemd-resolved accepts a limited number of domains: NAME.NAMESPACE does not resolve in every namespace; NAME.NAMESPACE.svc does")
+		r.status.warn("systemd-resolved accepts a limited number of domains: NAME.NAMESPACE does not resolve in " +
+			"every namespace; NAME.NAMESPACE.svc does")
 	}
 	r.link, r.applied, r.planned = link, applied, p
 	r.status.change(func(report *report) {
@@ -154,7 +158,8 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 		for _, a := range link.Addrs {
 			report.shown.Addresses = append(report.shown.Addresses, a.Addr())
 		}
-		report.shown.DNS = api.DNSStatus{Mode: applied.ResolverMode, Domain: v.state.DNSDomain, Servers: v.state.DNSServers}
+		report.shown.DNS = api.DNSStatus{Mode: applied.ResolverMode, Domain: v.state.DNSDomain,
+			Servers: v.state.DNSServers}
 	})
 	return nil
 }
@@ -217,10 +222,12 @@ func consentError(ask []cluster.CIDR) *api.Error {
 	if more := len(ask) - maxNetworks; more > 0 {
 		text = append(text, fmt.Sprintf("and %d more", more))
 	}
-	err := api.Errorf(api.ExitConsent, "the cluster states networks outside of private address space, which are routed only if you allow it: %s",
+	err := api.Errorf(api.ExitConsent,
+		"the cluster states networks outside of private address space, which are routed only if you allow it: %s",
 		strings.Join(text, ", "))
 	err.Needs = &api.Consent{Networks: routable.Set(&all).Prefixes()}
-	return err.WithHint("Nothing was changed. If these are the cluster's own, allow them once:\n  kubevpn connect --yes\nTo go on without them:\n  kubevpn connect %s",
+	return err.WithHint("Nothing was changed. If these are the cluster's own, allow them once:\n  kubevpn connect "+
+		"--yes\nTo go on without them:\n  kubevpn connect %s",
 		strings.Join(exclude, " "))
 }
 
@@ -231,7 +238,8 @@ func overlapError(overlaps []route.Overlap) *api.Error {
 	for _, o := range overlaps {
 		without.AddPrefix(narrower(o.Prefix, o.Other))
 		if !slices.ContainsFunc(overlaps, func(other route.Overlap) bool { // an address adds nothing to its network
-			return other.Prefix == o.Prefix && other.Link == o.Link && other.Other.Bits() < o.Other.Bits() && other.Other.Contains(o.Other.Addr())
+			return other.Prefix == o.Prefix && other.Link == o.Link && other.Other.Bits() < o.Other.Bits() &&
+				other.Other.Contains(o.Other.Addr())
 		}) {
 			text = append(text, o.String())
 		}
@@ -240,7 +248,8 @@ func overlapError(overlaps []route.Overlap) *api.Error {
 		exclude = append(exclude, "--exclude-cidr "+p.String())
 	}
 	return api.Errorf(api.ExitOverlap, "the cluster's network overlaps a local one: %s", strings.Join(text, "; ")).
-		WithHint("Nothing was changed. To go on without that part of the cluster:\n  kubevpn connect %s", strings.Join(exclude, " "))
+		WithHint("Nothing was changed. To go on without that part of the cluster:\n  kubevpn connect %s",
+			strings.Join(exclude, " "))
 }
 
 // narrower returns the smaller of two prefixes that overlap.

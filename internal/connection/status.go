@@ -62,7 +62,8 @@ func (r *report) assess() {
 		r.shown.Status = api.StatusReconnecting // the transport has reported the cause
 	case r.shown.Netstack == api.NetstackSystem && !r.gateway:
 		r.shown.Status = api.StatusReconnecting
-		r.shown.Error = api.Errorf(api.ExitNetstack, "the gateway in the traffic manager's pod is gone; waiting for another")
+		r.shown.Error = api.Errorf(api.ExitNetstack,
+			"the gateway in the traffic manager's pod is gone; waiting for another")
 	default:
 		r.shown.Status, r.shown.Error = api.StatusConnected, nil
 	}
@@ -114,6 +115,8 @@ func (s *status) warn(warnings ...string) {
 // withdraw removes a warning from the status.
 func (s *status) withdraw(warning string) {
 	s.report.update(func(r *report) {
-		r.shown.Warnings = slices.DeleteFunc(slices.Clone(r.shown.Warnings), func(w string) bool { return w == warning })
+		r.shown.Warnings = slices.DeleteFunc(slices.Clone(r.shown.Warnings), func(w string) bool {
+			return w == warning
+		})
 	})
 }

@@ -64,7 +64,8 @@ func (t *transports) dialProxy(ctx context.Context) (net.Conn, error) {
 		// Otherwise the first records of a connection are small, although a conn carries much from the beginning.
 		DynamicRecordSizingDisabled: true,
 		Certificates:                []tls.Certificate{{Certificate: [][]byte{ticket.Certificate}, PrivateKey: key}},
-		InsecureSkipVerify:          true, // nobody signed the manager's certificate: VerifyConnection compares it with the ticket's
+		// nobody signed the manager's certificate: VerifyConnection compares it with the ticket's
+		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 || !bytes.Equal(state.PeerCertificates[0].Raw, ticket.Server) {
 				return errors.New("the server is not the traffic manager of this session")
@@ -157,7 +158,8 @@ func (t *transports) describe(since time.Time) (inUse string, both []api.Transpo
 			proxy.Reason = t.cluster.Explain(status.Reason).Message
 		}
 	}
-	if t.cfg.Request.Transport == api.TransportAPIProxy && forward.State == api.TransportInUse && t.status.report.load().established {
+	if t.cfg.Request.Transport == api.TransportAPIProxy && forward.State == api.TransportInUse &&
+		t.status.report.load().established {
 		forward.State, forward.Reason = api.TransportStandby, "--transport api-proxy"
 		inUse = api.TransportAPIProxy
 	}

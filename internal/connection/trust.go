@@ -23,23 +23,28 @@ func (h *handshake) accept(state api.ManagerState) (api.ManagerState, error) {
 	domain := strings.ToLower(strings.Trim(state.DNSDomain, "."))
 	switch {
 	case domain == "":
-	case osdns.CheckDomain("x.x."+domain) != nil: // CheckDomain rejects public suffixes, hence the labels: publicDomain finds those
+	// CheckDomain rejects public suffixes, hence the labels: publicDomain finds those
+	case osdns.CheckDomain("x.x."+domain) != nil:
 		h.status.warn(fmt.Sprintf("the traffic manager's cluster domain %.80q is not a domain name", state.DNSDomain))
 		domain = before
 	case publicDomain(domain) && domain != h.cfg.Request.Consent.Domain:
 		if !running {
-			err := api.Errorf(api.ExitConsent, "the cluster's domain is %s, so that names of the Internet below it would be resolved by the cluster", domain).
+			err := api.Errorf(api.ExitConsent,
+				"the cluster's domain is %s, so that names of the Internet below it would be resolved by the cluster",
+				domain).
 				WithHint("A cluster's domain is usually its own: cluster.local.")
 			err.Needs = &api.Consent{Domain: domain}
 			return api.ManagerState{}, err
 		}
-		h.status.warn(fmt.Sprintf("the traffic manager now says that the cluster's domain is %s: it stays %q; connect again to be asked", domain, before))
+		h.status.warn(fmt.Sprintf("the traffic manager now says that the cluster's domain is %s: it stays %q; "+
+			"connect again to be asked", domain, before))
 		domain = before
 	}
 	state.DNSDomain = domain
 	state.InnerNetworks = slices.DeleteFunc(slices.Clone(state.InnerNetworks), func(p netip.Prefix) bool {
 		if !innerNetwork(p) {
-			h.status.warn(fmt.Sprintf("laptops with an address in %v are not reached: it is not a network for laptops", p))
+			h.status.warn(fmt.Sprintf("laptops with an address in %v are not reached: it is not a network for laptops",
+				p))
 			return true
 		}
 		return false
@@ -47,8 +52,8 @@ func (h *handshake) accept(state api.ManagerState) (api.ManagerState, error) {
 	return state, nil
 }
 
-// publicDomain reports whether names below domain may be the Internet's. The domain is in lower case, without dots at its
-// ends.
+// publicDomain reports whether names below domain may be the Internet's. The domain is in lower case, without dots at
+// its ends.
 func publicDomain(domain string) bool {
 	top := domain[strings.LastIndexByte(domain, '.')+1:]
 	// Some top-level domains only have a rule for everything below them.
@@ -71,18 +76,22 @@ func innerNetwork(p netip.Prefix) bool {
 		bits = inner6
 	}
 	return p.IsValid() && p.Masked() == p && p.Bits() >= bits &&
-		slices.ContainsFunc(routable.Inner(), func(s netip.Prefix) bool { return s.Contains(p.Addr()) && s.Bits() <= p.Bits() })
+		slices.ContainsFunc(routable.Inner(), func(s netip.Prefix) bool {
+			return s.Contains(p.Addr()) && s.Bits() <= p.Bits()
+		})
 }
 
 // checkLease returns an error if the addresses of a lease cannot be this laptop's.
 func checkLease(l api.Lease) error {
 	reject := func(format string, args ...any) error {
 		return api.Errorf(api.ExitIncompatible, "the traffic manager leases this laptop "+format, args...).
-			WithHint("Nothing of it is used. `kubevpn connect --upgrade` replaces a traffic manager that is broken; ask an admin who installed this one.")
+			WithHint("Nothing of it is used. `kubevpn connect --upgrade` replaces a traffic manager that is broken; " +
+				"ask an admin who installed this one.")
 	}
 	for _, p := range l.Networks {
 		if !innerNetwork(p) {
-			return reject("the network %v, which is not one for laptops (at most a /%d or /%d of %v)", p, inner4, inner6, routable.Inner())
+			return reject("the network %v, which is not one for laptops (at most a /%d or /%d of %v)", p, inner4,
+				inner6, routable.Inner())
 		}
 	}
 	family := map[bool]bool{}
@@ -96,9 +105,10 @@ func checkLease(l api.Lease) error {
 		}
 	}
 	r := l.Resolver
-	if r.IsValid() && (!r.Is4() || slices.Contains(l.Addrs, r) || !slices.ContainsFunc(l.Networks, func(p netip.Prefix) bool {
-		return p.Contains(r) && slices.ContainsFunc(l.Addrs, p.Contains)
-	})) {
+	if r.IsValid() && (!r.Is4() || slices.Contains(l.Addrs, r) ||
+		!slices.ContainsFunc(l.Networks, func(p netip.Prefix) bool {
+			return p.Contains(r) && slices.ContainsFunc(l.Addrs, p.Contains)
+		})) {
 		return reject("the resolver %v, which is not another address of its network (%v)", r, l.Networks)
 	}
 	return nil

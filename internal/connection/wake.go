@@ -11,9 +11,9 @@ const (
 	wakeProbe = 2 * time.Second
 )
 
-// watchWake calls onWake when the machine has slept. While it sleeps, the monotonic clock stands still and the wall clock
-// does not (clock_gettime(2), CLOCK_MONOTONIC), so their difference jumps. Without it, only the heartbeat of a conn that
-// died meanwhile notices, several seconds later.
+// watchWake calls onWake when the machine has slept. While it sleeps, the monotonic clock stands still and the wall
+// clock does not (clock_gettime(2), CLOCK_MONOTONIC), so their difference jumps. Without it, only the heartbeat of a
+// conn that died meanwhile notices, several seconds later.
 func watchWake(ctx context.Context, onWake func(slept time.Duration)) error {
 	tick := time.NewTicker(wakeTick)
 	defer tick.Stop()

@@ -26,7 +26,8 @@ type zone struct {
 }
 
 func newZone(s *shared, dial func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)) *zone {
-	return &zone{shared: s, nameservers: dns.NewNameservers(dns.NameserversConfig{Name: s.cluster.ID(), Dial: dial, Logger: s.log})}
+	return &zone{shared: s, nameservers: dns.NewNameservers(dns.NameserversConfig{Name: s.cluster.ID(), Dial: dial,
+		Logger: s.log})}
 }
 
 // serveAt moves the answers to the resolver's address, which a new lease may have changed.

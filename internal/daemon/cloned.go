@@ -38,7 +38,8 @@ func (c *cloned) Status() api.Intercept {
 	s.Clone = &made
 	if c.intercept == nil || s.State == api.InterceptStarting {
 		s.State = map[api.CloneState]api.InterceptState{
-			api.CloneStarting: api.InterceptStarting, api.CloneRunning: api.InterceptActive, api.CloneWaiting: api.InterceptWaiting,
+			api.CloneStarting: api.InterceptStarting, api.CloneRunning: api.InterceptActive,
+			api.CloneWaiting: api.InterceptWaiting,
 			api.CloneDone:    api.InterceptWaiting,
 			api.CloneLeaving: api.InterceptLeaving, api.CloneFailed: api.InterceptFailed,
 		}[made.State]

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// connect connects an unconnected UDP or TCP socket of another process, and returns it as a net.Conn. The Conn has its own
-// descriptor: f stays open.
+// connect connects an unconnected UDP or TCP socket of another process, and returns it as a net.Conn. The Conn has its
+// own descriptor: f stays open.
 func connect(ctx context.Context, f *os.File, addr netip.AddrPort) (net.Conn, error) {
 	fd := int(f.Fd())
 	if err := unix.SetNonblock(fd, true); err != nil { // File.Fd may set blocking mode
@@ -34,8 +34,8 @@ func connect(ctx context.Context, f *os.File, addr netip.AddrPort) (net.Conn, er
 	return net.FileConn(f)
 }
 
-// awaitConnected waits until a connect in progress has ended. It polls in slices, because a context cannot interrupt a poll of a
-// descriptor that the runtime does not manage. Connects are rare here: only truncated answers need TCP.
+// awaitConnected waits until a connect in progress has ended. It polls in slices, because a context cannot interrupt a
+// poll of a descriptor that the runtime does not manage. Connects are rare here: only truncated answers need TCP.
 func awaitConnected(ctx context.Context, fd int) error {
 	const slice = 50 * time.Millisecond
 	for ctx.Err() == nil {

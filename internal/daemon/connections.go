@@ -30,11 +30,12 @@ type connections struct {
 	// The mutex of the registry guards the fields below the empty line as well. The mutex of intercepts is never taken
 	// while it is held.
 	registry[string, *connectionTask]
-	factory    Factory
-	client     []byte // secret of this client: see connection.Config
-	linger     time.Duration
-	dial       func(ctx context.Context, network, address string) (net.Conn, error) // see connection.Config
-	isolated   bool                                                                 // no program on this machine uses the resolver
+	factory Factory
+	client  []byte // secret of this client: see connection.Config
+	linger  time.Duration
+	dial    func(ctx context.Context, network, address string) (net.Conn, error) // see connection.Config
+	// no program on this machine uses the resolver
+	isolated   bool
 	logger     *slog.Logger
 	changed    func() // called when inUse may return something else; does not block
 	intercepts *intercepts
@@ -58,9 +59,9 @@ func newConnections(factory Factory, client []byte, owner Owner, logger *slog.Lo
 	return cs
 }
 
-// connect makes the connection that req asks for, or joins the one that exists. It calls begin once with the connection's
-// ID, then emit with what happens, and returns the connected connection. If ctx ends before that, and no other request
-// needs it, the connection is cleaned up before connect returns.
+// connect makes the connection that req asks for, or joins the one that exists. It calls begin once with the
+// connection's ID, then emit with what happens, and returns the connected connection. If ctx ends before that, and no
+// other request needs it, the connection is cleaned up before connect returns.
 func (cs *connections) connect(
 	ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event),
 ) (api.Connection, error) {
@@ -73,8 +74,8 @@ func (cs *connections) connect(
 	return t.status(), nil
 }
 
-// hold is connect for a request that needs the connection for a while: the connection does not end before release, unless
-// by itself or because a user asked. It ends with release if no request has retained it.
+// hold is connect for a request that needs the connection for a while: the connection does not end before release,
+// unless by itself or because a user asked. It ends with release if no request has retained it.
 func (cs *connections) hold(
 	ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event),
 ) (*connectionTask, error) {
@@ -103,7 +104,8 @@ func (cs *connections) hold(
 }
 
 // choose returns the connection for req: current, or a new one if there is none and a helper. The mutex is held.
-func (cs *connections) choose(id string, req api.ConnectRequest, current *connectionTask) (*connectionTask, <-chan struct{}, error) {
+func (cs *connections) choose(id string, req api.ConnectRequest,
+	current *connectionTask) (*connectionTask, <-chan struct{}, error) {
 	switch {
 	case cs.shut:
 		return nil, nil, errEnding
@@ -125,7 +127,8 @@ func (cs *connections) choose(id string, req api.ConnectRequest, current *connec
 	cs.lingering = false
 	logger := cs.logger.With("connection", id, "context", req.Context, "namespace", req.Namespace)
 	return &connectionTask{
-		task: newTask("connection", logger, conn.Connected(), events), id: id, conn: conn, request: req, network: network,
+		task: newTask("connection", logger, conn.Connected(), events), id: id, conn: conn, request: req,
+		network: network,
 	}, nil, nil
 }
 
@@ -150,7 +153,8 @@ func disconnecting(c api.Connection, id string) string {
 }
 
 // adapt applies to an existing connection what a later request can change, and warns about the rest.
-func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.ConnectRequest, emit func(api.Event)) error {
+func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.ConnectRequest,
+	emit func(api.Event)) error {
 	now := t.conn.Status()
 	if !req.Use && req.Namespace != "" && req.Namespace != now.Namespace {
 		if err := t.conn.SetNamespace(req.Namespace); err != nil {

@@ -26,8 +26,8 @@ const idleTimeout = time.Minute
 // Config configures Run. Paths and NewHelper must be set.
 type Config struct {
 	Paths config.Paths
-	// NewHelper returns the Helper at the other end of a socket that the CLI passed to the daemon. It takes ownership of the
-	// file.
+	// NewHelper returns the Helper at the other end of a socket that the CLI passed to the daemon. It takes ownership
+	// of the file.
 	NewHelper func(socket *os.File, logger *slog.Logger) (Helper, error)
 	// Factory makes connections and intercepts. Nil: NewFactory.
 	Factory Factory
@@ -40,8 +40,8 @@ type Config struct {
 // ErrRunning means that this user already has a daemon.
 var ErrRunning = errors.New("a daemon is already running")
 
-// Run runs the daemon. It returns when ctx ends, when a request asks the daemon to quit, or when it was idle for Config.Idle;
-// then no connection and no helper is left. It writes its log, and klog's, to a file of its own.
+// Run runs the daemon. It returns when ctx ends, when a request asks the daemon to quit, or when it was idle for
+// Config.Idle; then no connection and no helper is left. It writes its log, and klog's, to a file of its own.
 func Run(ctx context.Context, cfg Config) error {
 	if err := errors.Join(cfg.Paths.MakeRuntimeDir(), cfg.Paths.MakeStateDir()); err != nil {
 		return err
@@ -115,8 +115,8 @@ func (d *daemon) wake() {
 	}
 }
 
-// serve answers on both listeners until waitForEnd returns, then ends every intercept, every connection and the helper, and
-// closes both listeners.
+// serve answers on both listeners until waitForEnd returns, then ends every intercept, every connection and the helper,
+// and closes both listeners.
 func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) error {
 	server := &http.Server{
 		Handler:           d.handler(),

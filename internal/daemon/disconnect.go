@@ -9,8 +9,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// disconnect ends the connections that req names, also failed ones: first the intercepts on them. It emits each end. If the
-// last connection is among them, the helper has ended when disconnect returns.
+// disconnect ends the connections that req names, also failed ones: first the intercepts on them. It emits each end. If
+// the last connection is among them, the helper has ended when disconnect returns.
 func (cs *connections) disconnect(req api.DisconnectRequest, emit func(api.Event)) error {
 	ending, err := cs.named(req)
 	if err != nil {
@@ -59,7 +59,9 @@ func (cs *connections) awaitClosed() {
 
 // named returns the connections that req names.
 func (cs *connections) named(req api.DisconnectRequest) ([]*connectionTask, error) {
-	all := cs.list(func(*connectionTask) bool { return true }, func(a, b *connectionTask) int { return cmp.Compare(a.id, b.id) })
+	all := cs.list(func(*connectionTask) bool {
+		return true
+	}, func(a, b *connectionTask) int { return cmp.Compare(a.id, b.id) })
 	if req.All {
 		return all, nil
 	}
@@ -67,7 +69,8 @@ func (cs *connections) named(req api.DisconnectRequest) ([]*connectionTask, erro
 	for _, id := range req.IDs {
 		i := slices.IndexFunc(all, func(t *connectionTask) bool { return t.id == id })
 		if i < 0 {
-			return nil, api.Errorf(api.ExitNotConnected, "no connection has the ID %s", id).WithHint("`kubevpn status` lists them")
+			return nil, api.Errorf(api.ExitNotConnected, "no connection has the ID %s", id).
+				WithHint("`kubevpn status` lists them")
 		}
 		named = append(named, all[i])
 	}

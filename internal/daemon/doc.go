@@ -1,17 +1,18 @@
-// Package daemon keeps this user's connections and intercepts while no command runs. The CLI starts the daemon on demand,
-// detached. There is one per user, it runs as that user, and it ends by itself after a minute without connections.
+// Package daemon keeps this user's connections and intercepts while no command runs. The CLI starts the daemon on
+// demand, detached. There is one per user, it runs as that user, and it ends by itself after a minute without
+// connections.
 //
 //	CLI ──HTTP+JSON── daemon.sock ─▶ server ─┬▶ connections ─▶ Connection (internal/connection)
 //	                                         └▶ intercepts on them ─▶ Intercept (internal/intercept)
 //	CLI ──SCM_RIGHTS─ helper.sock ─▶ handover ─▶ hostNetwork ─▶ Helper (root): TUN, routes, resolver
 //
-// Connections and intercepts are tasks of a registry (registry.go), which starts, joins, retains and ends them. An intercept
-// needs a connection: a request for an intercept makes the connection first, and the intercepts on a connection end before it.
-// A Factory (factory.go, wire.go) makes both.
+// Connections and intercepts are tasks of a registry (registry.go), which starts, joins, retains and ends them. An
+// intercept needs a connection: a request for an intercept makes the connection first, and the intercepts on a
+// connection end before it. A Factory (factory.go, wire.go) makes both.
 //
-// All connections share hostNetwork (network.go): one network state, one resolver, one helper. A connection sees its part of it
-// as a connection.Network.
+// All connections share hostNetwork (network.go): one network state, one resolver, one helper. A connection sees its
+// part of it as a connection.Network.
 //
-// Foreground runs one connection in the same way without a daemon. Isolated runs one for a sandbox.Place, a network namespace
-// that another process holds, in place of the host's network.
+// Foreground runs one connection in the same way without a daemon. Isolated runs one for a sandbox.Place, a network
+// namespace that another process holds, in place of the host's network.
 package daemon

@@ -15,17 +15,18 @@ import (
 	"kubevpn/internal/intercept"
 )
 
-// Factory makes connections and intercepts. NewFactory returns the real one, tests have others. Its methods may be called
-// concurrently.
+// Factory makes connections and intercepts. NewFactory returns the real one, tests have others. Its methods may be
+// called concurrently.
 type Factory interface {
 	// ConnectionID returns the same ID for every kubeconfig of one cluster.
 	ConnectionID(kubeconfig []byte) (string, error)
 	// NewConnection does no I/O and starts no goroutine.
 	NewConnection(cfg connection.Config) (Connection, error)
-	// Workload returns the one name of a workload, which users may name in several ways: "deployment/web" for "deploy/web".
+	// Workload returns the one name of a workload, which users may name in several ways: "deployment/web" for
+	// "deploy/web".
 	Workload(ctx context.Context, account api.ConnectRequest, name string) (string, error)
-	// NewIntercept does no I/O and starts no goroutine. It completes cfg: the requests come by way of c, and the workload is
-	// changed with the rights of account.
+	// NewIntercept does no I/O and starts no goroutine. It completes cfg: the requests come by way of c, and the
+	// workload is changed with the rights of account.
 	NewIntercept(account api.ConnectRequest, c Connection, cfg intercept.Config) (Intercept, error)
 }
 
@@ -43,17 +44,19 @@ type Connection interface {
 	SetNamespace(namespace string) error
 	// SetCredential replaces the credential that the user's credential plugin returned. It interrupts nothing.
 	SetCredential(credential *api.Credential) error
-	// Upgrade replaces the traffic manager with one that runs the image, unless it does already, and moves the connection,
-	// which must be connected, to it.
+	// Upgrade replaces the traffic manager with one that runs the image, unless it does already, and moves the
+	// connection, which must be connected, to it.
 	Upgrade(ctx context.Context, image string, progress func(api.Event)) error
 }
 
 // Intercept is one workload whose requests come to this laptop. Run is called once; the other methods may be called at
 // any time, concurrently, also after Run has returned.
 type Intercept interface {
-	// Run makes the intercept and keeps it until ctx ends or it cannot be kept; the intercept is removed when Run returns.
+	// Run makes the intercept and keeps it until ctx ends or it cannot be kept; the intercept is removed when Run
+	// returns.
 	Run(ctx context.Context) error
-	// Begun is closed once requests were seen to arrive, or will arrive as soon as the workload has a pod. It stays closed.
+	// Begun is closed once requests were seen to arrive, or will arrive as soon as the workload has a pod. It stays
+	// closed.
 	Begun() <-chan struct{}
 	// Status returns a snapshot; it does not block.
 	Status() api.Intercept

@@ -13,8 +13,8 @@ import (
 // handoverTimeout is how long a CLI may take to pass the descriptor of a helper.
 const handoverTimeout = 10 * time.Second
 
-// serveHelpers receives helpers, one per connection: the CLI sends one byte with the descriptor of its end of the helper's
-// socket pair, and receives one line, an api.Error or null.
+// serveHelpers receives helpers, one per connection: the CLI sends one byte with the descriptor of its end of the
+// helper's socket pair, and receives one line, an api.Error or null.
 func (d *daemon) serveHelpers(ctx context.Context, l net.Listener) error {
 	for {
 		conn, err := l.Accept()

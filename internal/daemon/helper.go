@@ -18,8 +18,8 @@ type Helper interface {
 	// MarkedSocket returns an unconnected socket that the redirect of DNS queries lets pass. network is udp4,
 	// udp6, tcp4 or tcp6.
 	MarkedSocket(ctx context.Context, network string) (*os.File, error)
-	// Changes delivers what applies now when it changes by itself, such as the nameservers of another network. It buffers
-	// the latest value only, and is not closed.
+	// Changes delivers what applies now when it changes by itself, such as the nameservers of another network. It
+	// buffers the latest value only, and is not closed.
 	Changes() <-chan api.NetworkApplied
 	// Done is closed when the helper has ended, also by Close.
 	Done() <-chan struct{}
@@ -38,8 +38,8 @@ func errHelperEnded() *api.Error {
 //	(none) ─────────▶ lingering ──▶ in use ──────────────────────────────────────────────────▶ closing ──▶ (none)
 //	                      └───────────┴── the helper ends: its connections end with errHelperEnded ──▶ closing
 
-// adopt makes h the helper of this daemon. If there is one already, adopt closes h: two commands may have started one each
-// at the same time, and either will do.
+// adopt makes h the helper of this daemon. If there is one already, adopt closes h: two commands may have started one
+// each at the same time, and either will do.
 func (cs *connections) adopt(h Helper) error {
 	for {
 		cs.mu.Lock()

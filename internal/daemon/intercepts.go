@@ -21,8 +21,8 @@ import (
 	"kubevpn/internal/intercept"
 )
 
-// leaveTimeout bounds the end of intercepts. If one takes longer, the daemon continues: the agents notice by themselves, a few
-// seconds later, that the laptop has gone.
+// leaveTimeout bounds the end of intercepts. If one takes longer, the daemon continues: the agents notice by
+// themselves, a few seconds later, that the laptop has gone.
 const leaveTimeout = 5 * time.Second
 
 var errConnectionEnded = api.Errorf(api.ExitLost, "the connection to the cluster ended").
@@ -86,15 +86,16 @@ func (t *interceptTask) run(ctx context.Context) error {
 	}()
 	err := t.intercept.Run(ctx)
 	if err == nil && ctx.Err() == nil {
-		err = api.Errorf(api.ExitLost, "the intercept of %s ended", t.key.workload).WithHint("`kubevpn logs` has the details")
+		err = api.Errorf(api.ExitLost, "the intercept of %s ended", t.key.workload).
+			WithHint("`kubevpn logs` has the details")
 	}
 	return err
 }
 
-// intercept makes the intercepts that req asks for, on the connection that it asks for, which is made if it does not exist.
-// It makes all of them or none: what the request began ends if one of them fails, or ctx ends. It calls begin with the
-// connection's ID, and emit with what happens, at last with each Intercept. If req is attached, it returns when ctx or an
-// intercept has ended, and nothing that it began is left then.
+// intercept makes the intercepts that req asks for, on the connection that it asks for, which is made if it does not
+// exist. It makes all of them or none: what the request began ends if one of them fails, or ctx ends. It calls begin
+// with the connection's ID, and emit with what happens, at last with each Intercept. If req is attached, it returns
+// when ctx or an intercept has ended, and nothing that it began is left then.
 func (cs *connections) intercept(
 	ctx context.Context, req api.InterceptRequest, begin func(id string), emit func(api.Event),
 ) error {
@@ -117,7 +118,8 @@ func (cs *connections) intercept(
 }
 
 // begin is the part of connections.intercept that needs a connection.
-func (is *intercepts) begin(ctx context.Context, c *connectionTask, req api.InterceptRequest, emit func(api.Event)) error {
+func (is *intercepts) begin(ctx context.Context, c *connectionTask, req api.InterceptRequest,
+	emit func(api.Event)) error {
 	keys, err := is.resolve(ctx, c.id, req)
 	if err != nil {
 		return err
@@ -148,7 +150,8 @@ func (is *intercepts) begin(ctx context.Context, c *connectionTask, req api.Inte
 }
 
 // resolve returns the keys of the workloads, each once, in the order of the request.
-func (is *intercepts) resolve(ctx context.Context, connection string, req api.InterceptRequest) ([]interceptKey, error) {
+func (is *intercepts) resolve(ctx context.Context, connection string,
+	req api.InterceptRequest) ([]interceptKey, error) {
 	var keys []interceptKey
 	for _, asked := range req.Workloads {
 		name, err := is.factory.Workload(ctx, req.Connect, asked)
@@ -163,8 +166,8 @@ func (is *intercepts) resolve(ctx context.Context, connection string, req api.In
 	return keys, nil
 }
 
-// hold returns the intercept, which it makes or joins, with a waiter added, when the intercept is ready. The caller releases
-// it also after an error.
+// hold returns the intercept, which it makes or joins, with a waiter added, when the intercept is ready. The caller
+// releases it also after an error.
 func (is *intercepts) hold(
 	ctx context.Context, c *connectionTask, key interceptKey, req api.InterceptRequest, emit func(api.Event),
 ) (*interceptTask, error) {
@@ -189,7 +192,8 @@ func (is *intercepts) hold(
 		return nil, err
 	}
 	if joined && t.wasReady() {
-		emit(api.Event{Time: time.Now(), Step: "Intercepting " + key.workload, Detail: "already active with these settings", Done: true})
+		emit(api.Event{Time: time.Now(), Step: "Intercepting " + key.workload,
+			Detail: "already active with these settings", Done: true})
 		return t, nil
 	}
 	err = t.follow(ctx, emit)
@@ -289,9 +293,10 @@ func (is *intercepts) awaitAll(ending []*interceptTask, emit func(api.Event)) er
 	var errs []error
 	for _, t := range ending {
 		if slices.Contains(late, t) {
-			errs = append(errs, api.Errorf(api.ExitUnexpected, "leaving %s took longer than %v", t.key.workload, is.timeout).
-				WithHint("within seconds, the agents notice that this machine has gone, and requests reach the application;\n"+
-					"`kubevpn logs` may show the cause"))
+			errs = append(errs, api.Errorf(api.ExitUnexpected, "leaving %s took longer than %v", t.key.workload,
+				is.timeout).
+				WithHint("within seconds, the agents notice that this machine has gone, and requests reach the\n"+
+					"application; `kubevpn logs` may show the cause"))
 			continue
 		}
 		status := is.statusOf(t)
@@ -309,7 +314,8 @@ func (is *intercepts) named(req api.LeaveRequest) ([]*interceptTask, error) {
 	var out []*interceptTask
 	for _, name := range req.Workloads {
 		found := is.filter(func(i *interceptTask) bool {
-			return name == i.key.id() || meant(i) && sameWorkload(name, i.key.workload) && (req.Namespace == "" || req.Namespace == i.key.namespace)
+			return name == i.key.id() || meant(i) && sameWorkload(name, i.key.workload) &&
+				(req.Namespace == "" || req.Namespace == i.key.namespace)
 		})
 		switch {
 		case len(found) == 0:
@@ -337,7 +343,8 @@ func (is *intercepts) named(req api.LeaveRequest) ([]*interceptTask, error) {
 // filter returns the intercepts that want accepts, the oldest first.
 func (is *intercepts) filter(want func(*interceptTask) bool) []*interceptTask {
 	return is.list(want, func(a, b *interceptTask) int {
-		return cmp.Or(a.begun.Compare(b.begun), cmp.Compare(a.key.workload, b.key.workload), cmp.Compare(a.key.id(), b.key.id()))
+		return cmp.Or(a.begun.Compare(b.begun), cmp.Compare(a.key.workload, b.key.workload),
+			cmp.Compare(a.key.id(), b.key.id()))
 	})
 }
 

@@ -31,8 +31,9 @@ type IsolatedConfig struct {
 	Factory  Factory // nil: NewFactory
 }
 
-// Isolated makes a connection for a Place in this process, and intercepts whose requests go there, and keeps them until ctx
-// ends, which is no error, or one of them does. It neither uses nor changes the network configuration of this machine.
+// Isolated makes a connection for a Place in this process, and intercepts whose requests go there, and keeps them until
+// ctx ends, which is no error, or one of them does. It neither uses nor changes the network configuration of this
+// machine.
 //
 //	Place: program ─▶ TUN ─▶ session ─┬─ the cluster's ══▶ traffic manager
 //	            ▲                     └─ all else ───────▶ a socket of this process
@@ -82,7 +83,8 @@ type placeHelper struct {
 }
 
 func newPlaceHelper(place sandbox.Place, resolvConf string, logger *slog.Logger) *placeHelper {
-	h := &placeHelper{place: place, resolvConf: resolvConf, log: logger, changes: make(chan api.NetworkApplied, 1), done: make(chan struct{})}
+	h := &placeHelper{place: place, resolvConf: resolvConf, log: logger, changes: make(chan api.NetworkApplied, 1),
+		done: make(chan struct{})}
 	h.close = sync.OnceFunc(func() { close(h.done) })
 	return h
 }
@@ -184,7 +186,8 @@ func (h *placeHelper) look() {
 }
 
 func (h *placeHelper) MarkedSocket(_ context.Context, network string) (*os.File, error) {
-	return nil, fmt.Errorf("a marked socket (%s): %w: nothing is redirected", strconv.Quote(network), errors.ErrUnsupported)
+	return nil, fmt.Errorf("a marked socket (%s): %w: nothing is redirected", strconv.Quote(network),
+		errors.ErrUnsupported)
 }
 
 func (h *placeHelper) Changes() <-chan api.NetworkApplied { return h.changes }

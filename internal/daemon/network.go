@@ -57,18 +57,19 @@ type ownedZone struct {
 
 // newHostNetwork takes ownership of the helper; close closes it.
 func newHostNetwork(helper Helper, logger *slog.Logger) *hostNetwork {
-	h := &hostNetwork{helper: helper, logger: logger, reserved: map[*scopedNetwork][]netip.Prefix{}, present: func(device string) bool {
-		_, err := net.InterfaceByName(device)
-		return err == nil
-	}}
+	h := &hostNetwork{helper: helper, logger: logger, reserved: map[*scopedNetwork][]netip.Prefix{},
+		present: func(device string) bool {
+			_, err := net.InterfaceByName(device)
+			return err == nil
+		}}
 	h.resolver = dns.New(dns.Config{Dial: h.dialUpstream, Logger: logger})
 	return h
 }
 
 var errHelperClosed = errors.New("the root helper has been closed")
 
-// addLink applies links, which has one more link or a changed one; h.mu is held. After an error the network is as it was
-// before.
+// addLink applies links, which has one more link or a changed one; h.mu is held. After an error the network is as it
+// was before.
 func (h *hostNetwork) addLink(ctx context.Context, links []ownedLink) (api.NetworkApplied, error) {
 	if h.closed {
 		return api.NetworkApplied{}, errHelperClosed
@@ -100,8 +101,8 @@ func (h *hostNetwork) addLink(ctx context.Context, links []ownedLink) (api.Netwo
 	return api.NetworkApplied{}, err
 }
 
-// dropLinks applies links, which has fewer links than before; h.mu is held. Also after an error the others are no longer part
-// of the wanted state, so that the next change, or the helper's end, removes them.
+// dropLinks applies links, which has fewer links than before; h.mu is held. Also after an error the others are no
+// longer part of the wanted state, so that the next change, or the helper's end, removes them.
 func (h *hostNetwork) dropLinks(ctx context.Context, links []ownedLink) error {
 	if h.closed {
 		return nil
@@ -138,7 +139,8 @@ func (h *hostNetwork) learn(applied api.NetworkApplied) {
 	h.marked.Store(applied.ResolverMode == api.ResolverNFTables)
 	h.mode.Store(applied.ResolverMode)
 	h.resolver.SetUpstreams(applied.Upstreams)
-	h.logger.Info("network applied", "resolver", applied.ResolverMode, "upstreams", applied.Upstreams, "warnings", applied.Warnings)
+	h.logger.Info("network applied", "resolver", applied.ResolverMode, "upstreams", applied.Upstreams, "warnings",
+		applied.Warnings)
 }
 
 // watch adopts what the helper changes by itself, until the helper has ended.
@@ -192,18 +194,22 @@ func (n *scopedNetwork) SetLink(ctx context.Context, link api.Link) (api.Network
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	// A connection that is about to end may have closed its device, and not yet removed its link.
-	links := slices.DeleteFunc(slices.Clone(h.links), func(l ownedLink) bool { return l.owner != n && !h.present(l.Name) })
+	links := slices.DeleteFunc(slices.Clone(h.links), func(l ownedLink) bool {
+		return l.owner != n && !h.present(l.Name)
+	})
 	at := len(links)
 	for i, other := range links {
 		switch {
 		case other.owner == n && other.Name == link.Name:
 			at = i
 		case other.Name == link.Name:
-			return api.NetworkApplied{}, api.Errorf(api.ExitOverlap, "another connection has a device named %s", link.Name)
+			return api.NetworkApplied{},
+				api.Errorf(api.ExitOverlap, "another connection has a device named %s", link.Name)
 		case other.owner != n:
 			if a, b, found := overlap(link.Routes, other.Routes); found {
-				return api.NetworkApplied{}, api.Errorf(api.ExitOverlap, "%s overlaps %s of another connected cluster", a, b).
-					WithHint("disconnect that cluster first, or exclude the network with --exclude-cidr %s", a)
+				return api.NetworkApplied{},
+					api.Errorf(api.ExitOverlap, "%s overlaps %s of another connected cluster", a, b).
+						WithHint("disconnect that cluster first, or exclude the network with --exclude-cidr %s", a)
 			}
 		}
 	}

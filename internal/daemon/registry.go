@@ -15,7 +15,8 @@ import (
 type runner interface {
 	comparable
 	base() *task
-	// run blocks until ctx ends or the task cannot go on, and cleans up before it returns. It returns nil only if ctx ended.
+	// run blocks until ctx ends or the task cannot go on, and cleans up before it returns. It returns nil only if ctx
+	// ended.
 	run(ctx context.Context) error
 }
 
@@ -30,7 +31,8 @@ type runner interface {
 //	                     ▼
 //	                  ending ── run has returned ─▶ (absent)
 //
-// A task that a request started ends with its last waiter unless retain was called, so that Ctrl-C leaves nothing behind.
+// A task that a request started ends with its last waiter unless retain was called, so that Ctrl-C leaves nothing
+// behind.
 type registry[K comparable, T runner] struct {
 	ended func() // called with mu held after a task has ended; may be nil
 
@@ -39,9 +41,9 @@ type registry[K comparable, T runner] struct {
 	group sync.WaitGroup // the goroutines of the tasks
 }
 
-// obtain returns the task under key with a waiter added, and whether the request joins it. choose is called with mu held.
-// current is the task that runs under the key, or the zero T. choose returns current to join it, or a new task, which obtain
-// starts. If choose returns a channel, obtain waits until that is closed and calls choose again.
+// obtain returns the task under key with a waiter added, and whether the request joins it. choose is called with mu
+// held. current is the task that runs under the key, or the zero T. choose returns current to join it, or a new task,
+// which obtain starts. If choose returns a channel, obtain waits until that is closed and calls choose again.
 func (r *registry[K, T]) obtain(
 	ctx context.Context, key K, choose func(current T) (chosen T, busy <-chan struct{}, err error),
 ) (t T, joined bool, err error) {
@@ -135,8 +137,8 @@ func (r *registry[K, T]) retain(ts ...T) {
 	}
 }
 
-// release removes a waiter from each task. It ends the tasks that have no waiters left and are not retained, and returns
-// them. Zero values in ts are ignored.
+// release removes a waiter from each task. It ends the tasks that have no waiters left and are not retained, and
+// returns them. Zero values in ts are ignored.
 func (r *registry[K, T]) release(ts ...T) (abandoned []T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -168,7 +170,8 @@ func (r *registry[K, T]) end(cause error, ts ...T) {
 	}
 }
 
-// await waits until nothing is left of the tasks, at most timeout for all of them, and returns the ones that have not ended.
+// await waits until nothing is left of the tasks, at most timeout for all of them, and returns the ones that have not
+// ended.
 func (r *registry[K, T]) await(timeout time.Duration, ts ...T) (late []T) {
 	deadline := time.Now().Add(timeout)
 	for _, t := range ts {

@@ -28,8 +28,8 @@ type ResetConfig struct {
 	Logger   *slog.Logger
 }
 
-// Reset removes every intercept and every clone of the workloads, whoever owns them, or, if the request says Mine, those of
-// Owner alone. It needs no daemon and no connection, and makes none.
+// Reset removes every intercept and every clone of the workloads, whoever owns them, or, if the request says Mine,
+// those of Owner alone. It needs no daemon and no connection, and makes none.
 func Reset(ctx context.Context, cfg ResetConfig) error {
 	c, req := cfg.Cluster, cfg.Request
 	if !req.Mine { // with another key, the agents report the reset to the owner's own intercepts as to all others
@@ -69,8 +69,8 @@ func Reset(ctx context.Context, cfg ResetConfig) error {
 	return errors.Join(errs...)
 }
 
-// removeClones deletes the clones of a workload, after the intercepts that send requests to them: those of all owners, or
-// those that earlier daemons of the owner left. It reports whether there were any.
+// removeClones deletes the clones of a workload, after the intercepts that send requests to them: those of all owners,
+// or those that earlier daemons of the owner left. It reports whether there were any.
 func removeClones(ctx context.Context, cfg ResetConfig, workload string) (bool, error) {
 	c, req := cfg.Cluster, cfg.Request
 	name, err := workloadName(ctx, req.Namespace, workload, func() (*cluster.Cluster, error) { return c, nil })

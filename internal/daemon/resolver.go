@@ -11,8 +11,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// loopback has the resolver's sockets on this machine. They exist before the helper redirects queries to them, and are served
-// once the upstreams are known. Until then, queries wait in the kernel.
+// loopback has the resolver's sockets on this machine. They exist before the helper redirects queries to them, and are
+// served once the upstreams are known. Until then, queries wait in the kernel.
 type loopback struct {
 	addrs     api.Resolver
 	packets   []net.PacketConn
@@ -38,7 +38,8 @@ func (h *hostNetwork) listenLoopback() (*loopback, error) {
 		*addr = p.LocalAddr().(*net.UDPAddr).AddrPort()
 	}
 	if len(b.packets) == 0 {
-		return nil, api.Errorf(api.ExitNetwork, "the resolver cannot listen on a loopback address: %w", errors.Join(errs...)).
+		return nil, api.Errorf(api.ExitNetwork, "the resolver cannot listen on a loopback address: %w",
+			errors.Join(errs...)).
 			WithHint("is the loopback device up?")
 	}
 	for _, err := range errs {
@@ -103,8 +104,8 @@ func (h *hostNetwork) closeLoopback() {
 	h.resolver.SetUpstreams(nil) // closes idle sockets
 }
 
-// resolverEnded is called when a loopback socket failed. It removes the resolver from the path: a machine without cluster names
-// is better off than one without any names. The next SetLink starts the resolver again.
+// resolverEnded is called when a loopback socket failed. It removes the resolver from the path: a machine without
+// cluster names is better off than one without any names. The next SetLink starts the resolver again.
 func (h *hostNetwork) resolverEnded(b *loopback, cause error) {
 	h.logger.Error("resolver ended: cluster names are not resolved", "err", cause)
 	h.mu.Lock()
@@ -120,8 +121,8 @@ func (h *hostNetwork) resolverEnded(b *loopback, cause error) {
 	}
 }
 
-// dialUpstream connects to a nameserver outside of the cluster. If the firewall redirects queries to our resolver, the socket
-// needs the mark that exempts it, which only the helper can set.
+// dialUpstream connects to a nameserver outside of the cluster. If the firewall redirects queries to our resolver, the
+// socket needs the mark that exempts it, which only the helper can set.
 func (h *hostNetwork) dialUpstream(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
 	if !h.marked.Load() {
 		var d net.Dialer

@@ -17,7 +17,8 @@ import (
 // maxRequest bounds a request's body. A kubeconfig with certificates inside is about 10 KB.
 const maxRequest = 4 << 20
 
-// handler is the daemon's HTTP interface. The permissions of the socket's directory, and listen, restrict it to this user.
+// handler is the daemon's HTTP interface. The permissions of the socket's directory, and listen, restrict it to this
+// user.
 func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+api.PathConnect, d.handleConnect)
@@ -95,8 +96,9 @@ func (d *daemon) handleIntercept(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// untilReleased returns the request's context, which also ends when the client ends a body of unknown length after the request
-// in it. The client can then still read the events of the cleanup, which it could not after closing the connection.
+// untilReleased returns the request's context, which also ends when the client ends a body of unknown length after the
+// request in it. The client can then still read the events of the cleanup, which it could not after closing the
+// connection.
 func (d *daemon) untilReleased(w http.ResponseWriter, r *http.Request) (ctx context.Context, done func()) {
 	if r.ContentLength >= 0 {
 		return r.Context(), func() {}

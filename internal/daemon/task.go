@@ -14,8 +14,8 @@ var (
 	errReplaced = errors.New("replaced") // the cause of the end of an intercept that another one replaces
 )
 
-// task is one connection or one intercept, from the request that starts it until nothing is left of it. The mutex of its
-// registry guards the fields below the empty line.
+// task is one connection or one intercept, from the request that starts it until nothing is left of it. The mutex of
+// its registry guards the fields below the empty line.
 type task struct {
 	kind   string       // "connection" or "intercept", for messages
 	logger *slog.Logger // names the task in each line
@@ -31,7 +31,8 @@ type task struct {
 	failed  *api.Error // it ended by itself after it had been ready
 }
 
-// newTask returns a task that a registry can start. ready is closed once the task does what was asked for; it stays closed.
+// newTask returns a task that a registry can start. ready is closed once the task does what was asked for; it stays
+// closed.
 func newTask(kind string, logger *slog.Logger, ready <-chan struct{}, events *eventLog) task {
 	return task{kind: kind, logger: logger, ready: ready, events: events, done: make(chan struct{})}
 }
@@ -49,7 +50,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// follow emits the task's events until the task is ready (it returns nil), the task has ended (it returns why), or ctx ends.
+// follow emits the task's events until the task is ready (it returns nil), the task has ended (it returns why), or ctx
+// ends.
 func (t *task) follow(ctx context.Context, emit func(api.Event)) error {
 	for i := 0; ; {
 		// In this order: the events before the end are read before the end is seen.

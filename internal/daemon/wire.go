@@ -15,8 +15,8 @@ import (
 	"kubevpn/internal/workloads"
 )
 
-// NewFactory returns the Factory that makes connections of internal/connection, and intercepts of internal/intercept and
-// internal/clone.
+// NewFactory returns the Factory that makes connections of internal/connection, and intercepts of internal/intercept
+// and internal/clone.
 func NewFactory() Factory { return factory{} }
 
 type factory struct{}
@@ -33,7 +33,9 @@ func (factory) NewConnection(cfg connection.Config) (Connection, error) {
 
 // Workload asks the cluster only for kinds that are not built into Kubernetes.
 func (factory) Workload(ctx context.Context, account api.ConnectRequest, name string) (string, error) {
-	return workloadName(ctx, account.Namespace, name, func() (*cluster.Cluster, error) { return clusterOf(account, nil, nil) })
+	return workloadName(ctx, account.Namespace, name, func() (*cluster.Cluster, error) {
+		return clusterOf(account, nil, nil)
+	})
 }
 
 func workloadName(ctx context.Context, namespace, name string, load func() (*cluster.Cluster, error)) (string, error) {
@@ -99,8 +101,8 @@ func newCloned(cfg intercept.Config) (Intercept, error) {
 	return c, nil
 }
 
-// clusterOf returns the API of a cluster with the rights of account, which may differ from those of the connection. If the
-// context is that of connected, which may be nil, both share the answer of the credential plugin.
+// clusterOf returns the API of a cluster with the rights of account, which may differ from those of the connection. If
+// the context is that of connected, which may be nil, both share the answer of the credential plugin.
 func clusterOf(account api.ConnectRequest, logger *slog.Logger, connected *cluster.Cluster) (*cluster.Cluster, error) {
 	o := cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: logger, Credential: account.Credential}
 	if connected != nil && connected.Context() == account.Context {

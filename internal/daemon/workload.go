@@ -2,8 +2,9 @@ package daemon
 
 import "strings"
 
-// sameWorkload reports whether a name that a user typed may mean the workload. It accepts the names of kinds that kubectl accepts:
-// any case, singular, plural or short, with or without a group. It does not ask the cluster, which may be unreachable.
+// sameWorkload reports whether a name that a user typed may mean the workload. It accepts the names of kinds that
+// kubectl accepts: any case, singular, plural or short, with or without a group. It does not ask the cluster, which may
+// be unreachable.
 func sameWorkload(asked, workload string) bool {
 	kindA, nameA, okA := strings.Cut(asked, "/")
 	kindB, nameB, okB := strings.Cut(workload, "/")
@@ -18,7 +19,8 @@ func sameKind(a, b string) bool {
 	// Only the cluster knows the plural of other kinds, but most end in s.
 	nameA, groupA, _ := strings.Cut(strings.ToLower(a), ".")
 	nameB, groupB, _ := strings.Cut(strings.ToLower(b), ".")
-	return strings.TrimSuffix(nameA, "s") == strings.TrimSuffix(nameB, "s") && (groupA == groupB || groupA == "" || groupB == "")
+	return strings.TrimSuffix(nameA, "s") == strings.TrimSuffix(nameB, "s") &&
+		(groupA == groupB || groupA == "" || groupB == "")
 }
 
 // builtinKind returns the canonical name of a built-in kind that runs pods or selects them, else "".

@@ -13,8 +13,8 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// guard keeps volumes out of places that decide what this machine's programs execute, and out of its user's own: the paths and
-// the content of volumes are the cluster's.
+// guard keeps volumes out of places that decide what this machine's programs execute, and out of its user's own: the
+// paths and the content of volumes are the cluster's.
 type guard struct {
 	own  []place
 	over []string // where the user allows it, by the pod's paths
@@ -26,7 +26,8 @@ type place struct{ dir, why string }
 const whySystem = "this machine's programs and their configuration are there"
 
 // system are directories of which programs are made. Nothing in them comes from a volume.
-var system = []string{"/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/sbin", "/snap", "/sys", "/usr"}
+var system = []string{"/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/sbin", "/snap", "/sys",
+	"/usr"}
 
 // startup are directories in /etc that programs look into wherever they exist.
 var startup = []string{"bash_completion.d", "fish", "ld.so.conf.d", "perl", "profile.d", "ssh", "xdg", "zsh"}
@@ -90,7 +91,9 @@ func isFile(m podenv.Mount, volumes []podenv.Volume) bool {
 		return err == nil && !info.IsDir() // what is not there cannot be mounted
 	}
 	return slices.ContainsFunc(volumes, func(v podenv.Volume) bool {
-		return v.Name == m.Volume && slices.ContainsFunc(v.Files, func(f podenv.File) bool { return f.Path == m.SubPath })
+		return v.Name == m.Volume && slices.ContainsFunc(v.Files, func(f podenv.File) bool {
+			return f.Path == m.SubPath
+		})
 	})
 }
 
@@ -122,8 +125,8 @@ func (g *guard) refuses(m podenv.Mount, file bool, before []sandbox.Mount) strin
 	return refusesSystem(real, missing, file)
 }
 
-// refusesSystem is refuses for the directories of every machine. In /etc and /opt there may be new directories: those of
-// applications that this machine does not have.
+// refusesSystem is refuses for the directories of every machine. In /etc and /opt there may be new directories: those
+// of applications that this machine does not have.
 func refusesSystem(real string, missing int, file bool) string {
 	if slices.ContainsFunc(system, func(dir string) bool { return within(real, dir) }) && !within(real, "/dev/shm") {
 		return whySystem

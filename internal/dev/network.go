@@ -8,8 +8,8 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// begin starts the program; one with a network of its own when that is there. leave ends that network, and says what it has to
-// say; it is to be called when the program has ended.
+// begin starts the program; one with a network of its own when that is there. leave ends that network, and says what it
+// has to say; it is to be called when the program has ended.
 //
 //	box.Start ─▶ Config.Network begins ─▶ ready ─▶ Process.Run ─▶ the program
 //	                   │ ends by itself                              ▲

@@ -15,9 +15,10 @@ import (
 	"kubevpn/internal/workloads"
 )
 
-// Pod returns the pod that a program stands for: that of [Running] or, where no pod runs, the one that the API server would
-// create from the template, with what admission adds; missing says what such a pod does not have.
-func Pod(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload) (pod *corev1.Pod, missing string, err error) {
+// Pod returns the pod that a program stands for: that of [Running] or, where no pod runs, the one that the API server
+// would create from the template, with what admission adds; missing says what such a pod does not have.
+func Pod(ctx context.Context, kube kubernetes.Interface,
+	w *workloads.Workload) (pod *corev1.Pod, missing string, err error) {
 	if pod, err = Running(ctx, kube, w); pod != nil || err != nil {
 		return pod, "", err
 	}
@@ -56,21 +57,23 @@ func Running(ctx context.Context, kube kubernetes.Interface, w *workloads.Worklo
 	return &best, nil
 }
 
-// planned asks the API server for a pod of the template without having it made: its service account's token, limits by default,
-// and whatever else is added to pods are in no template.
+// planned asks the API server for a pod of the template without having it made: its service account's token, limits by
+// default, and whatever else is added to pods are in no template.
 func planned(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload) (*corev1.Pod, string, error) {
 	meta := w.Template.ObjectMeta
 	made := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		GenerateName: w.Name + "-", Namespace: w.Namespace, Labels: meta.Labels, Annotations: meta.Annotations,
 	}, Spec: w.Template.Spec}
 	missing := fmt.Sprintf("no pod of %s runs: what only a running pod has, its address and its node, is empty", w)
-	got, err := kube.CoreV1().Pods(w.Namespace).Create(ctx, made, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	got, err := kube.CoreV1().Pods(w.Namespace).Create(ctx, made,
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, "", err
 		}
 		made = made.DeepCopy()
-		return made, fmt.Sprintf("%s; and what the cluster adds to pods, their service account's token among it, is missing: %v", missing, err), nil
+		return made, fmt.Sprintf("%s; and what the cluster adds to pods, their service account's token among it, is "+
+			"missing: %v", missing, err), nil
 	}
 	got.UID = "" // nothing has it: no token can be bound to it
 	return got, missing, nil

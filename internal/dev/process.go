@@ -1,5 +1,5 @@
-// Package dev runs a program of the laptop as a container of a workload would run: with its environment and its files, at the
-// paths where it looks for them.
+// Package dev runs a program of the laptop as a container of a workload would run: with its environment and its files,
+// at the paths where it looks for them.
 //
 //	pod ── internal/podenv ─▶ environment ─────────────────────────────┐
 //	 └─── exec ─▶ the image's variables, if it runs ────────────────────┤
@@ -41,14 +41,14 @@ type Config struct {
 
 	Init []string // as sandbox.Config has it
 	Args []string // the program
-	// Local is the laptop's environment. The container's wins, but for what is about the laptop itself (kept, keptFromImage)
-	// and not in FromPod, which are names; Env, NAME=VALUE, wins over both.
+	// Local is the laptop's environment. The container's wins, but for what is about the laptop itself (kept,
+	// keptFromImage) and not in FromPod, which are names; Env, NAME=VALUE, wins over both.
 	Local, FromPod, Env []string
 	// MountOver are paths at which, and below which, volumes may hide what the machine needs or its user keeps (guard).
 	MountOver             []string
 	Stdin, Stdout, Stderr *os.File
-	// Network gives the program a network of its own, which place has: it calls ready when the program may run, and returns when
-	// ctx has ended, or the network has; then the program is ended. Nil: the program has the laptop's.
+	// Network gives the program a network of its own, which place has: it calls ready when the program may run, and
+	// returns when ctx has ended, or the network has; then the program is ended. Nil: the program has the laptop's.
 	Network func(ctx context.Context, place *sandbox.Process, ready func()) error
 
 	Warn   func(string) // what the container has and the program has not; Run calls it, too
@@ -101,7 +101,8 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 		return nil, err
 	}
 	return &Program{cfg: cfg, box: box, fresh: podenv.Following{
-		Readers: []*podenv.Reader{r}, Volumes: volumes, Problems: more, Running: cfg.Running, Warn: cfg.Warn, Tick: cfg.tick,
+		Readers: []*podenv.Reader{r}, Volumes: volumes, Problems: more, Running: cfg.Running, Warn: cfg.Warn,
+		Tick: cfg.tick,
 	}}, nil
 }
 
@@ -175,12 +176,15 @@ func environment(cfg Config, container []podenv.Variable) []string {
 		case keptFromImage(v):
 		case !isKept(v.Name):
 			all[v.Name] = v.Value
-		case (!there || value != v.Value) && !slices.ContainsFunc(cfg.Env, func(e string) bool { return strings.HasPrefix(e, v.Name+"=") }):
+		case (!there || value != v.Value) && !slices.ContainsFunc(cfg.Env, func(e string) bool {
+			return strings.HasPrefix(e, v.Name+"=")
+		}):
 			left = append(left, v.Name)
 		}
 	}
 	if len(left) > 0 {
-		cfg.Warn(fmt.Sprintf("this machine's values are kept of %s: its programs execute what they say; --env-from-pod NAME takes the pod's",
+		cfg.Warn(fmt.Sprintf("this machine's values are kept of %s: its programs execute what they say; "+
+			"--env-from-pod NAME takes the pod's",
 			strings.Join(left, ", ")))
 	}
 	for _, name := range cfg.FromPod {

@@ -56,8 +56,8 @@ type Target struct {
 	Workload  string // TYPE/NAME
 	Container string // empty: the workload's default
 
-	// Hold has the daemon keep the connection, and requests if the program gets any, until ctx ends. An event with Held says
-	// that they are there.
+	// Hold has the daemon keep the connection, and requests if the program gets any, until ctx ends. An event with Held
+	// says that they are there.
 	Hold func(ctx context.Context, on func(api.Event)) error
 	// Connect does the same in this process, for the network of place. It calls ready when programs may start.
 	Connect func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error
@@ -90,8 +90,8 @@ func New(ctx context.Context, o Options) (*Runner, error) {
 	return &Runner{Options: o}, nil
 }
 
-// Run runs the program and returns its exit code. The end of ctx stops the preparations; once the program runs, signals are
-// the program's. When Run returns, nothing of the program is left.
+// Run runs the program and returns its exit code. The end of ctx stops the preparations; once the program runs, signals
+// are the program's. When Run returns, nothing of the program is left.
 func (r *Runner) Run(ctx context.Context, t Target) (code int, err error) {
 	r.target = t
 	switch r.Mode {
@@ -129,8 +129,8 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	return r.exit(status, err)
 }
 
-// hold returns when the daemon holds the connection. released is closed when the daemon holds it no longer; that is an error
-// only for a ctx that has not ended, and is shown.
+// hold returns when the daemon holds the connection. released is closed when the daemon holds it no longer; that is an
+// error only for a ctx that has not ended, and is shown.
 func (r *Runner) hold(ctx context.Context) (released <-chan struct{}, err error) {
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -228,13 +228,15 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 }
 
 // prepare reads what the container has. network is Config.Network of the program.
-func (r *Runner) prepare(ctx context.Context, network func(context.Context, *sandbox.Process, func()) error) (*Program, error) {
+func (r *Runner) prepare(ctx context.Context,
+	network func(context.Context, *sandbox.Process, func()) error) (*Program, error) {
 	m, err := r.model(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return Prepare(ctx, Config{
-		Kube: m.cluster.Kube(), Pod: m.pod, Container: m.container, Volumes: r.Volumes, Running: m.running, Exec: m.exec(),
+		Kube: m.cluster.Kube(), Pod: m.pod, Container: m.container, Volumes: r.Volumes, Running: m.running,
+		Exec: m.exec(),
 		Init: r.Init, Args: r.Args, Local: r.Environ, FromPod: r.FromPod, Env: r.Env, MountOver: r.MountOver,
 		Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Network: network,
 		Logger: slog.New(warner{warn: r.warn}), Warn: r.warn,
@@ -269,7 +271,8 @@ func notAllowed(err error, mode Mode) error {
 		return api.Errorf(api.ExitNoTUN, "%w", err).
 			WithHint("without --isolate the program has this machine's network, which `kubevpn dev` connects with sudo")
 	}
-	return api.Errorf(api.ExitPrivilege, "%w", err).WithHint("`kubevpn dev --docker` runs the workload's containers instead")
+	return api.Errorf(api.ExitPrivilege, "%w", err).
+		WithHint("`kubevpn dev --docker` runs the workload's containers instead")
 }
 
 // model is the container that the program is to be like.

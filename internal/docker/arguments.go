@@ -21,7 +21,8 @@ type Arguments struct {
 
 // switches are the flags of `docker run` that take no value; all others do.
 var switches = []string{
-	"d", "detach", "disable-content-trust", "help", "i", "init", "interactive", "no-healthcheck", "oom-kill-disable", "P", "privileged",
+	"d", "detach", "disable-content-trust", "help", "i", "init", "interactive", "no-healthcheck", "oom-kill-disable",
+	"P", "privileged",
 	"publish-all", "q", "quiet", "read-only", "rm", "sig-proxy", "t", "tty", "use-api-socket",
 }
 
@@ -38,8 +39,10 @@ var refused = map[string]string{
 	"sig-proxy":  "`kubevpn dev` forwards signals itself",
 	"help":       "`docker run --help` lists what there is",
 
-	"network": whyNetwork, "net": whyNetwork, "network-alias": whyNetwork, "net-alias": whyNetwork, "link": whyNetwork, "link-local-ip": whyNetwork,
-	"ip": whyNetwork, "ip6": whyNetwork, "mac-address": whyNetwork, "dns": whyNetwork, "dns-search": whyNetwork, "dns-option": whyNetwork, "dns-opt": whyNetwork,
+	"network": whyNetwork, "net": whyNetwork, "network-alias": whyNetwork, "net-alias": whyNetwork, "link": whyNetwork,
+	"link-local-ip": whyNetwork,
+	"ip":            whyNetwork, "ip6": whyNetwork, "mac-address": whyNetwork, "dns": whyNetwork,
+	"dns-search": whyNetwork, "dns-option": whyNetwork, "dns-opt": whyNetwork,
 	"expose": whyPorts, "publish-all": whyPorts,
 }
 

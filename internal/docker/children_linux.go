@@ -261,7 +261,8 @@ func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 	conn, err := accept(ctx, l, one.child)
 	if err != nil {
 		if errors.Is(err, errNotStarted) {
-			return nil, api.Errorf(api.ExitEngine, "the container %s does not run: %w", c.name, errors.Join(err, one.err))
+			return nil, api.Errorf(api.ExitEngine, "the container %s does not run: %w", c.name,
+				errors.Join(err, one.err))
 		}
 		return nil, err
 	}
@@ -274,9 +275,9 @@ func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 	return one, nil
 }
 
-// input connects the user's input to the `docker run` of the chosen container. Docker must be in the terminal's foreground
-// to read the terminal. There Ctrl-C would end docker, except with a TTY of the container: then docker makes the terminal
-// raw, which sends no signals. Without one, kubevpn reads for docker.
+// input connects the user's input to the `docker run` of the chosen container. Docker must be in the terminal's
+// foreground to read the terminal. There Ctrl-C would end docker, except with a TTY of the container: then docker makes
+// the terminal raw, which sends no signals. Without one, kubevpn reads for docker.
 //
 //	-it, a terminal   docker in kubevpn's process group: reads the terminal
 //	-i, a terminal    docker in its own: reads a pipe
@@ -309,7 +310,8 @@ func (c container) notStarted(err error, byUser bool) error {
 	}
 	e := api.Errorf(code, "container %s (image %s): %w", c.name, c.image, err)
 	if errors.Is(err, syscall.ENOEXEC) && c.of.Architecture != runtime.GOARCH {
-		e = e.WithHint("the image is for %s, and this machine is %s: name one that is with --image, or have the kernel run such programs (Debian: sudo apt install qemu-user-static)",
+		e = e.WithHint("the image is for %s, and this machine is %s: name one that is with --image, or have the "+
+			"kernel run such programs (Debian: sudo apt install qemu-user-static)",
 			c.of.Architecture, runtime.GOARCH)
 	}
 	return e
@@ -324,8 +326,10 @@ func (r *run) resolve(c container) ([]mount, error) {
 			continue
 		}
 		if name := r.writer(c.name, m); name != "" {
-			r.Warn(fmt.Sprintf("volume %s at %s of container %s is left out: container %s can write above its subPath, and could lead "+
-				"the engine, which is root, out of the volume by a link (CVE-2017-1002101); -c NAME runs one container alone", m.Volume, m.Path, c.name, name))
+			r.Warn(fmt.Sprintf("volume %s at %s of container %s is left out: container %s can write above its "+
+				"subPath, and could lead "+
+				"the engine, which is root, out of the volume by a link (CVE-2017-1002101); -c NAME runs one "+
+				"container alone", m.Volume, m.Path, c.name, name))
 			continue
 		}
 		if m.Source != "" {
@@ -340,7 +344,8 @@ func (r *run) resolve(c container) ([]mount, error) {
 				continue
 			}
 			if at = got.Path; !filepath.IsLocal(at) {
-				return nil, fmt.Errorf("volume %s: %q, where its subPath %s is said to be, leads out of it", m.Volume, at, m.SubPath)
+				return nil, fmt.Errorf("volume %s: %q, where its subPath %s is said to be, leads out of it", m.Volume,
+					at, m.SubPath)
 			}
 		}
 		all = append(all, mount{source: source(r.network.volumes, m.Volume, at), path: m.Path, readOnly: m.ReadOnly})
@@ -348,8 +353,8 @@ func (r *run) resolve(c container) ([]mount, error) {
 	return all, nil
 }
 
-// writer is another container of this run than the one that m is of, which may replace a directory on the way to m's subPath at any
-// time; "" if none may. What a container itself does comes after its mounts.
+// writer is another container of this run than the one that m is of, which may replace a directory on the way to m's
+// subPath at any time; "" if none may. What a container itself does comes after its mounts.
 func (r *run) writer(of string, m podenv.Mount) string {
 	for _, name := range slices.Sorted(maps.Keys(r.mounts)) {
 		if name != of && slices.ContainsFunc(r.mounts[name], func(o podenv.Mount) bool {
@@ -398,13 +403,15 @@ func (one *running) exit() (int, error) {
 	}
 	var exit *exec.ExitError
 	if !errors.As(one.err, &exit) {
-		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a report: %w", one.container, errors.Join(errors.New("its first process has gone"), one.err))
+		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a report: %w", one.container,
+			errors.Join(errors.New("its first process has gone"), one.err))
 	}
 	const failed = 125 // docker's own
 	if code := exit.ExitCode(); code != failed && code > 0 {
 		return code, nil // who killed it
 	}
-	return 0, api.Errorf(api.ExitEngine, "the Docker Engine has ended the container %s: docker %w", one.container, exit).
+	return 0, api.Errorf(api.ExitEngine, "the Docker Engine has ended the container %s: docker %w", one.container,
+		exit).
 		WithHint("see `journalctl -u docker` for the cause")
 }
 

@@ -23,7 +23,8 @@ type Engine struct {
 }
 
 // instead names the modes that need no engine.
-const instead = "or without Docker: `kubevpn dev TYPE/NAME -- COMMAND` runs a program of this machine (with --isolate in a network of its own)"
+const instead = "or without Docker: `kubevpn dev TYPE/NAME -- COMMAND` runs a program of this machine (with " +
+	"--isolate in a network of its own)"
 
 func noEngine(next, format string, args ...any) *api.Error {
 	return api.Errorf(api.ExitEngine, format, args...).WithHint("%s\n%s", next, instead)
@@ -33,7 +34,8 @@ func noEngine(next, format string, args ...any) *api.Error {
 func Find(ctx context.Context) (*Engine, error) {
 	command, err := exec.LookPath("docker")
 	if err != nil {
-		return nil, noEngine("install Docker Engine (Debian and Ubuntu: sudo apt install docker.io)", "--docker needs the docker command, and there is none in PATH")
+		return nil, noEngine("install Docker Engine (Debian and Ubuntu: sudo apt install docker.io)",
+			"--docker needs the docker command, and there is none in PATH")
 	}
 	e := &Engine{command: command}
 	host, err := e.output(ctx, "context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
@@ -56,7 +58,8 @@ func Find(ctx context.Context) (*Engine, error) {
 	return e, nil
 }
 
-// local refuses an engine that is not on this machine: it could neither see this binary nor give its network to this process.
+// local refuses an engine that is not on this machine: it could neither see this binary nor give its network to this
+// process.
 func local(host string) error {
 	if strings.HasPrefix(host, "unix://") {
 		return nil
@@ -75,11 +78,13 @@ func capable(info []byte) ([]string, error) {
 		return nil, fmt.Errorf("reading what `docker info` says: %w", err)
 	}
 	if i.OSType != "linux" {
-		return nil, noEngine("switch Docker to Linux containers on a Linux machine", "the engine runs containers of %s, and the pod's are Linux containers", i.OSType)
+		return nil, noEngine("switch Docker to Linux containers on a Linux machine",
+			"the engine runs containers of %s, and the pod's are Linux containers", i.OSType)
 	}
 	if strings.Contains(i.OperatingSystem, "Docker Desktop") {
 		return nil, noEngine("choose Docker Engine itself: `docker context use default`",
-			"Docker Desktop runs its engine in a virtual machine, which this machine's kubevpn cannot share a network with")
+			"Docker Desktop runs its engine in a virtual machine, which this machine's kubevpn cannot share a "+
+				"network with")
 	}
 	var features []string
 	for _, o := range i.SecurityOptions { // "name=seccomp,profile=default"
@@ -102,8 +107,10 @@ func (e *Engine) unreachable(ctx context.Context, err error) error {
 	text := strings.ToLower(err.Error())
 	switch {
 	case strings.Contains(text, "permission denied"):
-		return noEngine("become one of those who may (sudo usermod -aG docker $USER, and log in again)", "you may not speak to the Docker Engine: %w", err)
-	case strings.Contains(text, "cannot connect"), strings.Contains(text, "is the docker daemon running"), strings.Contains(text, "failed to connect"):
+		return noEngine("become one of those who may (sudo usermod -aG docker $USER, and log in again)",
+			"you may not speak to the Docker Engine: %w", err)
+	case strings.Contains(text, "cannot connect"), strings.Contains(text, "is the docker daemon running"),
+		strings.Contains(text, "failed to connect"):
 		return noEngine("start it (sudo systemctl start docker)", "the Docker Engine does not run: %w", err)
 	}
 	return noEngine("`docker info` has to work first", "the docker command fails: %w", err)
@@ -153,8 +160,8 @@ func (e *Engine) mountpoint(ctx context.Context, container, target string) (stri
 	return dir, err
 }
 
-// removeVolumes removes volumes of earlier runs, which an engine leaves that ends during a run. They are empty: a tmpfs does
-// not outlive its containers. (`docker volume prune` skips volumes with options.)
+// removeVolumes removes volumes of earlier runs, which an engine leaves that ends during a run. They are empty: a tmpfs
+// does not outlive its containers. (`docker volume prune` skips volumes with options.)
 func (e *Engine) removeVolumes(ctx context.Context) error {
 	out, err := e.output(ctx, "volume", "ls", "--quiet", "--filter", "dangling=true", "--filter", "label="+label)
 	names := strings.Fields(string(out))
@@ -193,9 +200,10 @@ func (e *Engine) inspect(ctx context.Context, ref string) (i image, err error) {
 	return i, err
 }
 
-// image finds an image. It is pulled if it is not here, or if it has to be the registry's of now: then the one that is here will do,
-// with a warning, if that cannot be had. What is seen of a pull goes to progress.
-func (e *Engine) image(ctx context.Context, ref string, now bool, progress func() io.Writer, warn func(string)) (image, error) {
+// image finds an image. It is pulled if it is not here, or if it has to be the registry's of now: then the one that is
+// here will do, with a warning, if that cannot be had. What is seen of a pull goes to progress.
+func (e *Engine) image(ctx context.Context, ref string, now bool, progress func() io.Writer,
+	warn func(string)) (image, error) {
 	i, err := e.inspect(ctx, ref)
 	switch {
 	case ctx.Err() != nil:
@@ -213,7 +221,8 @@ func (e *Engine) image(ctx context.Context, ref string, now bool, progress func(
 	case ctx.Err() != nil:
 		return i, context.Cause(ctx)
 	case err != nil && here:
-		warn(fmt.Sprintf("using this machine's copy of the image %s; the registry may have a newer one: %v", ref, said(err, stderr.String())))
+		warn(fmt.Sprintf("using this machine's copy of the image %s; the registry may have a newer one: %v", ref,
+			said(err, stderr.String())))
 		return i, nil
 	case err != nil:
 		registry, _, found := strings.Cut(ref, "/")
@@ -221,7 +230,8 @@ func (e *Engine) image(ctx context.Context, ref string, now bool, progress func(
 			registry = ""
 		}
 		return i, api.Errorf(api.ExitEngine, "cannot pull the image %s: %w", ref, said(err, stderr.String())).
-			WithHint("`%s` if the registry asks for it: the cluster's pull secrets are not used here;\nor name an image of this machine with --image",
+			WithHint("`%s` if the registry asks for it: the cluster's pull secrets are not used here;\nor name an "+
+				"image of this machine with --image",
 				strings.TrimSpace("docker login "+registry))
 	}
 	if i, err = e.inspect(ctx, ref); err != nil {

@@ -15,8 +15,8 @@ import (
 	"kubevpn/pkg/host/subreaper"
 )
 
-// runNetwork is the first process of the network container: it gives kubevpn a TUN and writes the volumes, until kubevpn
-// has gone or the container is told to end.
+// runNetwork is the first process of the network container: it gives kubevpn a TUN and writes the volumes, until
+// kubevpn has gone or the container is told to end.
 func runNetwork() error {
 	network, err := dialSocket("unixpacket", socketName)
 	if err != nil {
@@ -146,7 +146,8 @@ func (f *keeper) create(v volume) (*kept, error) {
 	return k, root.Chmod(".", mode)
 }
 
-// settle gives files their owners, as pkg/volume/volume_linux.go of the kubelet does it, and with the group what it may read.
+// settle gives files their owners, as pkg/volume/volume_linux.go of the kubelet does it, and with the group what it may
+// read.
 func (k *kept) settle(dir string) error {
 	group, more := 0, fs.FileMode(0)
 	if k.volume.Group != nil {

@@ -43,13 +43,14 @@ type plan struct {
 	ipv6       bool // this machine has IPv6
 }
 
-// choose gives the pod's containers that are to run: those that keep running, in the kubelet's order, the chosen one last; or the
-// chosen one alone.
+// choose gives the pod's containers that are to run: those that keep running, in the kubelet's order, the chosen one
+// last; or the chosen one alone.
 func choose(pod *corev1.Pod, name string, alone bool, image string) ([]container, error) {
 	var all []container
 	var chosen *container
 	add := func(c *corev1.Container) {
-		one := container{spec: c, name: c.Name, image: c.Image, now: c.ImagePullPolicy == corev1.PullAlways, chosen: c.Name == name}
+		one := container{spec: c, name: c.Name, image: c.Image, now: c.ImagePullPolicy == corev1.PullAlways,
+			chosen: c.Name == name}
 		switch {
 		case one.chosen:
 			if image != "" {
@@ -74,8 +75,8 @@ func choose(pod *corev1.Pod, name string, alone bool, image string) ([]container
 	return append(all, *chosen), nil
 }
 
-// ofImage reports whether a variable that a program of the pod was seen to have is the image's to say, or the engine's, and not the
-// pod's. Where something of the pod could not be read, what was seen may be of that.
+// ofImage reports whether a variable that a program of the pod was seen to have is the image's to say, or the engine's,
+// and not the pod's. Where something of the pod could not be read, what was seen may be of that.
 func (c container) ofImage(v podenv.Variable) bool {
 	switch {
 	case !v.Image || !v.Secret:
@@ -119,10 +120,12 @@ func (p *plan) warnings() []string {
 		warn("shareProcessNamespace: each container sees only its own processes")
 	}
 	if p.userns {
-		warn("the engine maps users (userns-remap), and these containers run without it (--userns host): else they could not read the pod's files")
+		warn("the engine maps users (userns-remap), and these containers run without it (--userns host): else they " +
+			"could not read the pod's files")
 	}
 	if p.selinux {
-		warn("the engine separates containers by SELinux labels, and these run without them (--security-opt label=disable): else they could not read the pod's files")
+		warn("the engine separates containers by SELinux labels, and these run without them (--security-opt " +
+			"label=disable): else they could not read the pod's files")
 	}
 	for _, c := range p.containers {
 		if left := p.leftOut(c); len(left) > 0 {
@@ -130,10 +133,12 @@ func (p *plan) warnings() []string {
 			if !c.chosen {
 				flags = "-c " + c.name + " " + flags
 			}
-			warn("container %s: omitting %s: the pod adds it, and it is not a default of Docker; `%s` adds one", c.name, strings.Join(left, ", "), flags)
+			warn("container %s: omitting %s: the pod adds it, and it is not a default of Docker; `%s` adds one", c.name,
+				strings.Join(left, ", "), flags)
 		}
 		if sc := c.spec.SecurityContext; sc != nil && sc.Privileged != nil && *sc.Privileged {
-			warn("container %s is privileged in the cluster, but not here; `-- --privileged` makes it privileged", c.name)
+			warn("container %s is privileged in the cluster, but not here; `-- --privileged` makes it privileged",
+				c.name)
 		}
 		for _, d := range c.spec.VolumeDevices {
 			warn("container %s: only the node has the device %s", c.name, d.DevicePath)
@@ -168,8 +173,8 @@ func (p *plan) common(name string) []string {
 	return append(args, "--mount", bind(p.cfg.Executable, binary, true))
 }
 
-// network returns the arguments of docker for the network container, whose sockets are in dir. Its anonymous volume is in
-// memory, and the engine removes it with the container.
+// network returns the arguments of docker for the network container, whose sockets are in dir. Its anonymous volume is
+// in memory, and the engine removes it with the container.
 func (p *plan) network(dir string) []string {
 	args := p.common(networkName(p.id))
 	hostname := podenv.Hostname(p.pod)
@@ -178,14 +183,16 @@ func (p *plan) network(dir string) []string {
 	}
 	args = append(args,
 		"--user", "0:0", "--cap-drop", "ALL", "--ipc", "shareable", "--device", "/dev/net/tun", "--hostname", hostname,
-		"--mount", bind(dir, control, true), "--mount", mountFlag("type=volume", "target="+volumesAt, "volume-nocopy", "volume-label="+label,
+		"--mount", bind(dir, control, true), "--mount",
+		mountFlag("type=volume", "target="+volumesAt, "volume-nocopy", "volume-label="+label,
 			"volume-opt=type=tmpfs", "volume-opt=device=tmpfs", "volume-opt=o=mode=0755,nosuid,nodev"))
 	// The network, and files that are others'.
 	for _, c := range []string{"NET_ADMIN", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"} {
 		args = append(args, "--cap-add", c)
 	}
 	if p.ipv6 { // off, as the engine has it, unless its own network has it
-		args = append(args, "--sysctl", "net.ipv6.conf.all.disable_ipv6=0", "--sysctl", "net.ipv6.conf.default.disable_ipv6=0")
+		args = append(args, "--sysctl", "net.ipv6.conf.all.disable_ipv6=0", "--sysctl",
+			"net.ipv6.conf.default.disable_ipv6=0")
 	}
 	if s := p.pod.Spec.SecurityContext; s != nil {
 		for _, y := range s.Sysctls {
@@ -235,7 +242,8 @@ func (p *plan) run(dir string, n int, mounts []mount) []string {
 	return append(args, "--entrypoint", binary, c.image, Command, programRole)
 }
 
-// interactive reports whether the user's input is the chosen container's. What only the pod wants is not had of a program's input.
+// interactive reports whether the user's input is the chosen container's. What only the pod wants is not had of a
+// program's input.
 func (p *plan) interactive() bool {
 	return p.cfg.Interactive || p.user.Interactive || p.containers[len(p.containers)-1].spec.Stdin && p.cfg.Terminal
 }
@@ -286,10 +294,11 @@ func (p *plan) security(c container) []string {
 	return args
 }
 
-// defaultCapabilities are those that Docker gives a container. The pod may add these: more would give whoever edits its template
-// more than Docker gives on this machine.
+// defaultCapabilities are those that Docker gives a container. The pod may add these: more would give whoever edits its
+// template more than Docker gives on this machine.
 var defaultCapabilities = []string{
-	"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW", "SETFCAP", "SETGID", "SETPCAP",
+	"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW",
+	"SETFCAP", "SETGID", "SETPCAP",
 	"SETUID", "SYS_CHROOT",
 }
 
@@ -318,7 +327,8 @@ func (p *plan) leftOut(c container) []string {
 // program is what a container's PID 1 starts.
 func (p *plan) program(c container, variables []podenv.Variable) (program, error) {
 	command, args := podenv.Command(c.spec, variables)
-	out := program{Args: podenv.Program(command, args, c.of.Config.Entrypoint, c.of.Config.Cmd), Env: slices.Clone(c.of.Config.Env)}
+	out := program{Args: podenv.Program(command, args, c.of.Config.Entrypoint, c.of.Config.Cmd),
+		Env: slices.Clone(c.of.Config.Env)}
 	for _, v := range variables {
 		if !c.ofImage(v) {
 			out.Env = append(out.Env, v.Name+"="+v.Value)
@@ -332,7 +342,8 @@ func (p *plan) program(c container, variables []podenv.Variable) (program, error
 		}
 	}
 	if len(out.Args) == 0 || out.Args[0] == "" {
-		return out, api.Errorf(api.ExitWorkload, "neither the image %s nor the pod says what container %s runs", c.image, c.name).
+		return out, api.Errorf(api.ExitWorkload, "neither the image %s nor the pod says what container %s runs",
+			c.image, c.name).
 			WithHint("name a program: -- --entrypoint PROGRAM")
 	}
 	return out, nil
@@ -371,5 +382,6 @@ func source(volumes, volume, sub string) string {
 // mountable reports whether something may be mounted there in a container.
 func mountable(at string) bool {
 	at = path.Clean(at)
-	return path.IsAbs(at) && at != "/" && at != "/proc" && !strings.HasPrefix(at, "/proc/") && at != inside && !strings.HasPrefix(at, inside+"/")
+	return path.IsAbs(at) && at != "/" && at != "/proc" && !strings.HasPrefix(at, "/proc/") && at != inside &&
+		!strings.HasPrefix(at, inside+"/")
 }

@@ -18,7 +18,8 @@ import (
 	"kubevpn/pkg/host/subreaper"
 )
 
-// runProgram is the first process of a container: it runs what kubevpn says, and ends with it. exit is the program's exit code.
+// runProgram is the first process of a container: it runs what kubevpn says, and ends with it. exit is the program's
+// exit code.
 func runProgram() (exit int, err error) {
 	conn, err := net.Dial("unix", path.Join(control, socketName))
 	if err != nil {
@@ -66,15 +67,17 @@ type initProcess struct {
 	family  subreaper.Family
 }
 
-// signals catches what is for the program. What a terminal sends reaches the program as well as this process, and is not
-// passed on.
+// signals catches what is for the program. What a terminal sends reaches the program as well as this process, and is
+// not passed on.
 func (i *initProcess) signals() <-chan os.Signal {
 	passed := make(chan os.Signal, 16)
 	dropped := make(chan os.Signal, 1)
 	for n := syscall.Signal(1); n < 32; n++ {
 		switch n {
-		case unix.SIGKILL, unix.SIGSTOP, unix.SIGCHLD, unix.SIGURG, unix.SIGPIPE, // not to be had, or this process's own
-			unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGSYS, unix.SIGPROF, unix.SIGTTIN, unix.SIGTTOU:
+		// not to be had, or this process's own
+		case unix.SIGKILL, unix.SIGSTOP, unix.SIGCHLD, unix.SIGURG, unix.SIGPIPE,
+			unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGSYS, unix.SIGPROF,
+			unix.SIGTTIN, unix.SIGTTOU:
 		case unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP, unix.SIGWINCH:
 			if i.program.TTY {
 				signal.Notify(dropped, n)
@@ -88,7 +91,8 @@ func (i *initProcess) signals() <-chan os.Signal {
 	return passed
 }
 
-// handle executes kubevpn's orders. When kubevpn has gone, this process ends, and the kernel kills what is left in the container.
+// handle executes kubevpn's orders. When kubevpn has gone, this process ends, and the kernel kills what is left in the
+// container.
 func (i *initProcess) handle(p *subreaper.Process) {
 	for {
 		var o order
@@ -116,11 +120,12 @@ func (i *initProcess) start() (*subreaper.Process, error) {
 	return p, subreaper.CloseStandardFiles()
 }
 
-// isProxy reports whether a variable is one that the docker command's setting "proxies" adds: the way out of the user's own network,
-// not of the cluster's, whose names it would be asked for.
+// isProxy reports whether a variable is one that the docker command's setting "proxies" adds: the way out of the user's
+// own network, not of the cluster's, whose names it would be asked for.
 func isProxy(entry string) bool {
 	name, _, _ := strings.Cut(entry, "=")
-	return slices.Contains([]string{"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"}, strings.ToUpper(name))
+	return slices.Contains([]string{"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"},
+		strings.ToUpper(name))
 }
 
 // merge is base, with other values for what over has too.
@@ -152,5 +157,6 @@ func dialSocket(network, name string) (*net.UnixConn, error) {
 
 // closed reports whether err is how a socket ends.
 func closed(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed)
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) ||
+		errors.Is(err, net.ErrClosed)
 }

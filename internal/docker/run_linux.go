@@ -28,8 +28,8 @@ const (
 	endReportTimeout = 2 * time.Second
 )
 
-// Run runs the pod's containers until the one that the user works on ends, or ctx does. exit is that one's exit code. When it
-// returns nothing of it is left. Signals are the program's.
+// Run runs the pod's containers until the one that the user works on ends, or ctx does. exit is that one's exit code.
+// When it returns nothing of it is left. Signals are the program's.
 func Run(ctx context.Context, cfg Config) (exit int, err error) {
 	if err := suitable(cfg.Executable); err != nil {
 		return 0, err
@@ -61,11 +61,13 @@ func suitable(executable string) error {
 	}
 	defer f.Close()
 	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
-		return api.Errorf(api.ExitEngine, "this kubevpn (%s) needs a C library, which images may not have, and the containers run it", executable).
+		return api.Errorf(api.ExitEngine,
+			"this kubevpn (%s) needs a C library, which images may not have, and the containers run it", executable).
 			WithHint("use a static one, as `make build` makes it: CGO_ENABLED=0 go build")
 	}
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		return api.Errorf(api.ExitNoTUN, "there is no device for the containers' network: %w", err).WithHint("load the kernel's module: sudo modprobe tun")
+		return api.Errorf(api.ExitNoTUN, "there is no device for the containers' network: %w", err).
+			WithHint("load the kernel's module: sudo modprobe tun")
 	}
 	return nil
 }
@@ -73,7 +75,8 @@ func suitable(executable string) error {
 // prepare finds out what is to be run; it pulls images.
 func prepare(ctx context.Context, cfg Config) (*plan, error) {
 	cfg.Pod = withoutAgents(cfg.Pod)
-	p := &plan{id: newID(), cfg: cfg, pod: cfg.Pod, user: cfg.Arguments, selinux: cfg.Engine.has("selinux"), userns: cfg.Engine.has("userns")}
+	p := &plan{id: newID(), cfg: cfg, pod: cfg.Pod, user: cfg.Arguments, selinux: cfg.Engine.has("selinux"),
+		userns: cfg.Engine.has("userns")}
 	_, err := os.Stat("/proc/sys/net/ipv6")
 	p.ipv6 = err == nil
 	if p.containers, err = choose(p.pod, cfg.Container, cfg.Alone, cfg.Image); err != nil {
@@ -254,9 +257,12 @@ func (r *run) released() (int, error) {
 	}
 	r.chosen.left = true
 	if err := r.chosen.err; err != nil {
-		return 0, api.Errorf(api.ExitEngine, "`docker run` ended (%w) before its container %s, which kubevpn has ended as well", err, r.chosen.container)
+		return 0, api.Errorf(api.ExitEngine,
+			"`docker run` ended (%w) before its container %s, which kubevpn has ended as well", err, r.chosen.container)
 	}
-	return 0, api.Errorf(api.ExitEngine, "`docker run` detached by its detach keys; kubevpn has ended the container %s, which cannot run without it", r.chosen.container).
+	return 0, api.Errorf(api.ExitEngine,
+		"`docker run` detached by its detach keys; kubevpn has ended the container %s, which cannot run without it",
+		r.chosen.container).
 		WithHint("they are Ctrl-P Ctrl-Q if nothing else says so; -- --detach-keys KEYS does")
 }
 

@@ -10,7 +10,8 @@ import (
 
 // errElsewhere: engines of other systems run in a virtual machine.
 func errElsewhere() error {
-	return noEngine("use a Linux machine", "--docker needs an engine on a Linux machine, and this is %s: %w", runtime.GOOS, errors.ErrUnsupported)
+	return noEngine("use a Linux machine", "--docker needs an engine on a Linux machine, and this is %s: %w",
+		runtime.GOOS, errors.ErrUnsupported)
 }
 
 // Run is not implemented on this operating system.

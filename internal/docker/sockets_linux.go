@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// socketDir creates a directory for the sockets of one container, which any user in there may enter: it sees the directory
-// without those above it, which are the user's alone. The caller removes it once the container has connected.
+// socketDir creates a directory for the sockets of one container, which any user in there may enter: it sees the
+// directory without those above it, which are the user's alone. The caller removes it once the container has connected.
 func (r *run) socketDir() (string, error) {
 	if err := r.Paths.MakeRuntimeDir(); err != nil {
 		return "", err

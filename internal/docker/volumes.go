@@ -11,8 +11,8 @@ import (
 	"kubevpn/internal/podenv"
 )
 
-// nested are the directories of each volume where another one is mounted, by the volume's name, as MakeNestedMountpoints of
-// pkg/volume/util makes them.
+// nested are the directories of each volume where another one is mounted, by the volume's name, as
+// MakeNestedMountpoints of pkg/volume/util makes them.
 func nested(mounts map[string][]podenv.Mount) map[string][]string {
 	points := map[string][]string{}
 	for _, all := range mounts {

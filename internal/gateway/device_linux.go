@@ -14,8 +14,8 @@ import (
 // tunPath is where pkg/datapath/tun opens the device.
 const tunPath = "/dev/net/tun"
 
-// ensureTUN makes sure that TUN devices can be made: it makes the node file where a container has none, and opens it, which
-// is what the runtime's device rules may forbid. Its errors are final for this container.
+// ensureTUN makes sure that TUN devices can be made: it makes the node file where a container has none, and opens it,
+// which is what the runtime's device rules may forbid. Its errors are final for this container.
 func ensureTUN(path string) error {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -32,9 +32,12 @@ func ensureTUN(path string) error {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return api.Errorf(api.ExitNoTUN, "opening %s: %w; the container runtime's device rules forbid it (runc 1.2.0 to 1.2.3 have such rules)", path, err)
+		return api.Errorf(api.ExitNoTUN,
+			"opening %s: %w; the container runtime's device rules forbid it (runc 1.2.0 to 1.2.3 have such rules)",
+			path, err)
 	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
-		return api.Errorf(api.ExitNoTUN, "opening %s: %w; the node's kernel has no TUN devices; run `modprobe tun` on the node", path, err)
+		return api.Errorf(api.ExitNoTUN,
+			"opening %s: %w; the node's kernel has no TUN devices; run `modprobe tun` on the node", path, err)
 	case err != nil:
 		return api.Errorf(api.ExitNoTUN, "opening %s: %w", path, err)
 	}

@@ -27,7 +27,8 @@ const (
 // hook is where one of our chains is entered.
 type hook struct{ table, base, chain string }
 
-var hooks = []hook{{"nat", "POSTROUTING", natChain}, {"mangle", "FORWARD", mangleChain}, {"mangle", "FORWARD", sourceChain}}
+var hooks = []hook{{"nat", "POSTROUTING", natChain}, {"mangle", "FORWARD", mangleChain},
+	{"mangle", "FORWARD", sourceChain}}
 
 // A rule in one of our chains.
 type rule struct {
@@ -59,8 +60,8 @@ type firewall struct {
 // socket through which it speaks to the kernel.
 var backends = []string{"nft", "legacy"}
 
-// openFirewall finds the backend that works here: it adds, lists and removes test rules. That also removes the rules of an
-// earlier gateway, which found the same backend. programs is the directory of iptables-nft and its like.
+// openFirewall finds the backend that works here: it adds, lists and removes test rules. That also removes the rules of
+// an earlier gateway, which found the same backend. programs is the directory of iptables-nft and its like.
 func openFirewall(programs string, log *slog.Logger) (*firewall, error) {
 	var errs []error
 	for _, backend := range backends {
@@ -84,11 +85,12 @@ func open(programs, backend string, ipv6 bool) (*iptables.IPTables, error) {
 	if ipv6 {
 		name, protocol = "ip6tables-"+backend, iptables.ProtocolIPv6
 	}
-	return iptables.New(iptables.Path(filepath.Join(programs, name)), iptables.IPFamily(protocol), iptables.Timeout(lockWait))
+	return iptables.New(iptables.Path(filepath.Join(programs, name)), iptables.IPFamily(protocol),
+		iptables.Timeout(lockWait))
 }
 
-// openFamily returns a family that works: it adds the rules for a documentation network, lists them, and removes them and all
-// earlier ones.
+// openFamily returns a family that works: it adds the rules for a documentation network, lists them, and removes them
+// and all earlier ones.
 func openFamily(programs, backend string, ipv6 bool) (*family, error) {
 	tables, err := open(programs, backend, ipv6)
 	if err != nil {
@@ -124,17 +126,19 @@ func (f *family) check(network netip.Prefix) error {
 }
 
 // rules are all of ours for these networks, in the order in which they are to be set. What laptops send leaves the pod
-// with the pod's address, so that answers find back without anybody else's routes; and TCP's segments are held to what the
-// path takes, in both directions. What has another source than a laptop's is dropped. So is a laptop's first packet, if it
-// comes before its network's rule: had it passed, the kernel would remember the flow as one that is not masqueraded, and
-// send all of it without hope of an answer. And laptops get the answers to their own flows, with the ICMP errors about
-// them, and no flow that a pod begins. That must be the pod's kernel, whose conntrack knows the flows.
+// with the pod's address, so that answers find back without anybody else's routes; and TCP's segments are held to what
+// the path takes, in both directions. What has another source than a laptop's is dropped. So is a laptop's first
+// packet, if it comes before its network's rule: had it passed, the kernel would remember the flow as one that is not
+// masqueraded, and send all of it without hope of an answer. And laptops get the answers to their own flows, with the
+// ICMP errors about them, and no flow that a pod begins. That must be the pod's kernel, whose conntrack knows the
+// flows.
 func (f *family) rules(networks []netip.Prefix) []rule {
 	var all []rule
 	for _, n := range networks {
 		if n.Addr().Is6() == f.ipv6 {
 			all = append(all, rule{"nat", natChain, []string{"-s", n.String(), "!", "-o", device,
-				"-m", "comment", "--comment", "kubevpn: laptops leave with the address of the pod", "-j", "MASQUERADE"}, false})
+				"-m", "comment", "--comment", "kubevpn: laptops leave with the address of the pod", "-j", "MASQUERADE"},
+				false})
 		}
 	}
 	all = append(all, rule{"mangle", sourceChain, []string{"-i", device,
@@ -151,8 +155,10 @@ func (f *family) rules(networks []netip.Prefix) []rule {
 		rule{"mangle", sourceChain, []string{"-o", device,
 			"-m", "comment", "--comment", "kubevpn: not an answer to a laptop", "-j", "DROP"}, false})
 	for _, direction := range []string{"-i", "-o"} {
-		all = append(all, rule{"mangle", mangleChain, []string{direction, device, "-p", "tcp", "-m", "tcp", "--tcp-flags", "SYN,RST", "SYN",
-			"-m", "comment", "--comment", "kubevpn: segments fit the path", "-j", "TCPMSS", "--clamp-mss-to-pmtu"}, false})
+		all = append(all, rule{"mangle", mangleChain,
+			[]string{direction, device, "-p", "tcp", "-m", "tcp", "--tcp-flags", "SYN,RST", "SYN",
+				"-m", "comment", "--comment", "kubevpn: segments fit the path", "-j", "TCPMSS", "--clamp-mss-to-pmtu"},
+			false})
 	}
 	return all
 }

@@ -1,15 +1,16 @@
-// Package gateway implements `traffic gateway`, the privileged part of the system netstack. It runs in an ephemeral container
-// of the traffic manager's pod and shares the pod's network namespace. The manager's own container has no capabilities.
+// Package gateway implements `traffic gateway`, the privileged part of the system netstack. It runs in an ephemeral
+// container of the traffic manager's pod and shares the pod's network namespace. The manager's own container has no
+// capabilities.
 //
 //	manager ── listens on @kubevpn-gateway ◀── dials ── gateway (root, NET_ADMIN, MKNOD, NET_RAW)
 //	   │  ── {"networks": ["198.19.0.0/16"]} ──────────▶ TUN device, addresses, routes, forwarding, rules
 //	   │  ◀── {"mtu": 1500, ...} + the TUN's descriptor ──
 //	 packets ⇄ TUN ⇄ kernel: forwards, masquerades ⇄ eth0 ⇄ pods, Services
 //
-// The manager reads and writes the packets; the gateway only configures the pod's network. The connection is the lease: when
-// it ends, for whatever reason, the gateway removes what it made and dials again. It also removes it when it ends itself, and
-// the next gateway removes what a killed one left in the pod. The gateway changes nothing on the node, and its changes in the
-// pod end with the pod's network namespace.
+// The manager reads and writes the packets; the gateway only configures the pod's network. The connection is the lease:
+// when it ends, for whatever reason, the gateway removes what it made and dials again. It also removes it when it ends
+// itself, and the next gateway removes what a killed one left in the pod. The gateway changes nothing on the node, and
+// its changes in the pod end with the pod's network namespace.
 //
 //	gateway_linux.go   the connection to the manager
 //	network_linux.go   the device, addresses, routes, forwarding

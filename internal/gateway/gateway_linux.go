@@ -20,7 +20,8 @@ import (
 const (
 	// lockSocket is an abstract unix socket that a gateway holds as long as it lives: there is one in a pod.
 	lockSocket = "@kubevpn-gateway-lock"
-	// lockFile is the lock of iptables-legacy. Its default directory, /run, is read-only in the container; /dev never is.
+	// lockFile is the lock of iptables-legacy. Its default directory, /run, is read-only in the container; /dev never
+	// is.
 	lockFile = "/dev/kubevpn-xtables.lock"
 	// programs is the directory of iptables-nft and its like.
 	programs = "/usr/sbin"
@@ -105,8 +106,8 @@ func dial(ctx context.Context) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// serve carries out the manager's orders until its connection ends, and then removes everything. served reports whether the
-// manager got the device.
+// serve carries out the manager's orders until its connection ends, and then removes everything. served reports whether
+// the manager got the device.
 func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firewall) (served bool, err error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -129,7 +130,8 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 	if err := errors.Join(err, file.Close()); err != nil {
 		return false, unlessEnded(ctx, err)
 	}
-	g.log.Info("the traffic manager has the device", "device", device, "mtu", n.mtu, "networks", n.have, "ipv6", n.ipv6, "warnings", n.warnings)
+	g.log.Info("the traffic manager has the device", "device", device, "mtu", n.mtu, "networks", n.have, "ipv6", n.ipv6,
+		"warnings", n.warnings)
 	for {
 		networks, err := next(lines)
 		if networks == nil {
@@ -151,7 +153,8 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 	}
 }
 
-// next reads the manager's next line. It returns nil at the end of the connection, with an error unless the manager closed it.
+// next reads the manager's next line. It returns nil at the end of the connection, with an error unless the manager
+// closed it.
 func next(lines *api.Lines) (*api.GatewayNetworks, error) {
 	var networks api.GatewayNetworks
 	switch err := lines.Next(&networks); {

@@ -52,7 +52,9 @@ func openNetwork(firewall *firewall, log *slog.Logger) (_ *network, _ *os.File, 
 	}
 	n.mtu = 1500
 	if len(uplinks) > 0 {
-		n.mtu = slices.MinFunc(uplinks, func(a, b netlink.Link) int { return a.Attrs().MTU - b.Attrs().MTU }).Attrs().MTU
+		n.mtu = slices.MinFunc(uplinks, func(a, b netlink.Link) int {
+			return a.Attrs().MTU - b.Attrs().MTU
+		}).Attrs().MTU
 	} else {
 		n.warnings = append(n.warnings, "the pod has no default route")
 	}
@@ -99,7 +101,8 @@ func removeDevice() error {
 
 // defaultLinks are the links of the default routes.
 func defaultLinks() ([]netlink.Link, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN},
+		netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return nil, fmt.Errorf("listing routes: %w", err)
 	}
@@ -110,7 +113,9 @@ func defaultLinks() ([]netlink.Link, error) {
 				continue
 			}
 		}
-		if r.LinkIndex == 0 || slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == r.LinkIndex }) {
+		if r.LinkIndex == 0 || slices.ContainsFunc(links, func(l netlink.Link) bool {
+			return l.Attrs().Index == r.LinkIndex
+		}) {
 			continue // of several hops, or seen
 		}
 		l, err := netlink.LinkByIndex(r.LinkIndex)
@@ -163,7 +168,8 @@ func setForwarding4(index int, value uint32) error {
 	header.Index = int32(index)
 	request.AddData(header)
 	families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
-	families.AddRtAttr(unix.AF_INET, nil).AddRtAttr(iflaInetConf, nil).AddRtAttr(ipv4DevconfForwards, nl.Uint32Attr(value))
+	families.AddRtAttr(unix.AF_INET, nil).AddRtAttr(iflaInetConf, nil).AddRtAttr(ipv4DevconfForwards,
+		nl.Uint32Attr(value))
 	request.AddData(families)
 	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
 	return err
@@ -193,7 +199,9 @@ func (n *network) forward6(uplinks []netlink.Link) {
 		}
 	}
 	if err != nil {
-		n.warnings = append(n.warnings, fmt.Sprintf("IPv6 is not carried: net.ipv6.conf.all.forwarding is off in the pod and cannot be set: %v", err))
+		n.warnings = append(n.warnings,
+			fmt.Sprintf("IPv6 is not carried: net.ipv6.conf.all.forwarding is off in the pod and cannot be set: %v",
+				err))
 		return
 	}
 	n.ipv6 = true
@@ -203,7 +211,9 @@ func (n *network) forward6(uplinks []netlink.Link) {
 func hasIPv6(links []netlink.Link) bool {
 	for _, l := range links {
 		addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
-		if err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.Scope == unix.RT_SCOPE_UNIVERSE }) {
+		if err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
+			return a.Scope == unix.RT_SCOPE_UNIVERSE
+		}) {
 			return true
 		}
 	}
@@ -240,7 +250,9 @@ func check(networks []netip.Prefix) error {
 		if !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() {
 			return fmt.Errorf("%v is not a network", p)
 		}
-		if !slices.ContainsFunc(inner, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) }) {
+		if !slices.ContainsFunc(inner, func(q netip.Prefix) bool {
+			return q.Bits() <= p.Bits() && q.Contains(p.Addr())
+		}) {
 			return fmt.Errorf("%v is not in a private network", p)
 		}
 		// An address for the device, and one for a laptop at least.
@@ -253,7 +265,8 @@ func check(networks []netip.Prefix) error {
 
 // inner is where inner networks may be: private, shared (RFC 6598), for benchmarks, unique local.
 var inner = []netip.Prefix{
-	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
+	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"),
+	netip.MustParsePrefix("192.168.0.0/16"),
 	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fc00::/7"),
 }
 

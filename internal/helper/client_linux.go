@@ -62,8 +62,8 @@ func NewClient(socket *os.File, logger *slog.Logger) (*Client, error) {
 	return c, nil
 }
 
-// CreateTUN is Local.CreateTUN in the helper. It waits for the helper's answer even if ctx ends: otherwise a late device
-// could appear after the caller reported that nothing is left.
+// CreateTUN is Local.CreateTUN in the helper. It waits for the helper's answer even if ctx ends: otherwise a late
+// device could appear after the caller reported that nothing is left.
 func (c *Client) CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -1,6 +1,6 @@
-// Package helper is the part of kubevpn that runs as root. It creates TUN devices, sets their addresses and routes, puts
-// the resolver into the path of DNS queries, and removes all of it again. It parses no kubeconfig, runs no plugin, opens
-// no socket that another user can reach, and writes only to its own directory (and, if no other method works, to
+// Package helper is the part of kubevpn that runs as root. It creates TUN devices, sets their addresses and routes,
+// puts the resolver into the path of DNS queries, and removes all of it again. It parses no kubeconfig, runs no plugin,
+// opens no socket that another user can reach, and writes only to its own directory (and, if no other method works, to
 // resolv.conf).
 //
 //	CLI ── Start ── sudo ── kubevpn helper ── (new session) kubevpn helper
@@ -10,10 +10,10 @@
 //	                             Local: pkg/datapath/tun, pkg/host/route, pkg/host/osdns
 //
 // The helper accepts requests only from the socketpair that it was started with. When the daemon ends, in whatever way,
-// the socket ends, and the helper removes everything and exits. When the helper ends, in whatever way, the kernel removes
-// the nftables table. The daemon sees it through Done and closes the TUN device, and the kernel removes the addresses, the
-// routes and systemd-resolved's settings with it. Only an edited resolv.conf can remain, in the one mode that edits it;
-// Recover undoes that at the next start.
+// the socket ends, and the helper removes everything and exits. When the helper ends, in whatever way, the kernel
+// removes the nftables table. The daemon sees it through Done and closes the TUN device, and the kernel removes the
+// addresses, the routes and systemd-resolved's settings with it. Only an edited resolv.conf can remain, in the one mode
+// that edits it; Recover undoes that at the next start.
 //
 // Client and Local have the same methods: a process that is root uses Local and needs no helper.
 package helper

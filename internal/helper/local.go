@@ -23,18 +23,21 @@ type LocalConfig struct {
 	UID int
 	// StateDir is root's own directory for the journal. Default: /var/lib/kubevpn.
 	StateDir string
-	// ResolvConf names the machine's nameservers. Local edits it only if no other method works. Default: /etc/resolv.conf.
+	// ResolvConf names the machine's nameservers. Local edits it only if no other method works. Default:
+	// /etc/resolv.conf.
 	ResolvConf string
 	Logger     *slog.Logger // default: nothing
 }
 
 func (c LocalConfig) dns() osdns.Options {
 	return osdns.Options{
-		Table: fmt.Sprintf("kubevpn-%d-%d", c.UID, os.Getpid()), StateDir: c.StateDir, ResolvConf: c.ResolvConf, Logger: c.Logger,
+		Table: fmt.Sprintf("kubevpn-%d-%d", c.UID, os.Getpid()), StateDir: c.StateDir, ResolvConf: c.ResolvConf,
+		Logger: c.Logger,
 	}
 }
 
-// Local changes this machine's network from this process, which must be root's. Its methods are safe for concurrent use.
+// Local changes this machine's network from this process, which must be root's. Its methods are safe for concurrent
+// use.
 type Local struct {
 	cfg       LocalConfig
 	createTUN func(name string, mtu int) (*os.File, error)
@@ -46,7 +49,8 @@ type Local struct {
 	mu        sync.Mutex // held during changes
 	recovered bool
 	closed    bool
-	created   map[string]int // links that CreateTUN created: name to index; a link of the same name and another index is another program's
+	// links that CreateTUN created: name to index; a link of the same name and another index is another program's
+	created map[string]int
 
 	said     sync.Mutex // guards warnings and sends to changes; taken after mu, and by the Configurator's watcher
 	warnings []string   // of the routes
@@ -73,8 +77,8 @@ func NewLocal(cfg LocalConfig) *Local {
 	return l
 }
 
-// CreateTUN creates a TUN device and returns its descriptor, which the caller owns. The kernel removes the device when its
-// last descriptor is closed.
+// CreateTUN creates a TUN device and returns its descriptor, which the caller owns. The kernel removes the device when
+// its last descriptor is closed.
 func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, error) {
 	if err := checkTUN(name, mtu); err != nil {
 		return nil, err
@@ -104,9 +108,9 @@ func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, er
 	return f, nil
 }
 
-// Apply brings the network into the state. CreateTUN must have created its links. Apply may be called again with the same
-// state. After an error the network is between the old state and the new one; a later Apply, for example of the zero
-// state, continues from there.
+// Apply brings the network into the state. CreateTUN must have created its links. Apply may be called again with the
+// same state. After an error the network is between the old state and the new one; a later Apply, for example of the
+// zero state, continues from there.
 func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApplied, error) {
 	if err := check(state); err != nil {
 		return api.NetworkApplied{}, err
@@ -119,10 +123,12 @@ func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApp
 	for _, link := range state.Links {
 		got, err := net.InterfaceByName(link.Name)
 		if index, ok := l.created[link.Name]; !ok || err != nil || got.Index != index {
-			return api.NetworkApplied{}, refused("the link %s: it is not one that this helper made and that is still there", link.Name)
+			return api.NetworkApplied{},
+				refused("the link %s: it is not one that this helper made and that is still there", link.Name)
 		}
 	}
-	// Queries must go to the resolver only while its addresses are routed: routes begin before names, and end after them.
+	// Queries must go to the resolver only while its addresses are routed: routes begin before names, and end after
+	// them.
 	if state.Resolver == nil {
 		if err := l.dns.Close(); err != nil {
 			return api.NetworkApplied{}, explainNetwork("name resolution", err)
@@ -192,8 +198,8 @@ func (l *Local) begin() error {
 	return nil
 }
 
-// Recover undoes what a helper left that ended without Close: an edited resolv.conf, or a device. It returns what it did.
-// It does not touch what a running helper uses.
+// Recover undoes what a helper left that ended without Close: an edited resolv.conf, or a device. It returns what it
+// did. It does not touch what a running helper uses.
 func Recover(cfg LocalConfig) (did []string, err error) {
 	name, err := osdns.Recover(cfg.dns())
 	if name != "" {
@@ -239,7 +245,8 @@ func routes(s api.NetworkState) route.Config {
 func names(s api.NetworkState) osdns.Config {
 	cfg := osdns.Config{Listen4: s.Resolver.Listen4, Listen6: s.Resolver.Listen6}
 	for _, l := range s.Links {
-		link := osdns.Link{Name: l.Name, Resolver: l.Resolver, MatchDomains: l.MatchDomains, SearchDomains: l.SearchDomains}
+		link := osdns.Link{Name: l.Name, Resolver: l.Resolver, MatchDomains: l.MatchDomains,
+			SearchDomains: l.SearchDomains}
 		for _, p := range l.Addrs {
 			link.Addrs = append(link.Addrs, p.Addr())
 		}
@@ -263,7 +270,8 @@ func explainTUN(err error) error {
 			WithHint("load the module with `modprobe tun`; in a container, pass the device with --device /dev/net/tun")
 	case errors.Is(err, os.ErrPermission):
 		return api.Errorf(api.ExitNoTUN, "%w", err).
-			WithHint("root needs the capability NET_ADMIN and access to the device; in a container: --cap-add NET_ADMIN --device /dev/net/tun")
+			WithHint("root needs the capability NET_ADMIN and access to the device; in a container: --cap-add " +
+				"NET_ADMIN --device /dev/net/tun")
 	default:
 		return api.Errorf(api.ExitNetwork, "%w", err)
 	}

@@ -28,11 +28,13 @@ const readyVariable = "KUBEVPN_HELPER_READY_FD"
 // So the helper continues when the terminal closes, and no sudo process stays.
 func Main(ctx context.Context) error {
 	if os.Geteuid() != 0 {
-		return api.Errorf(api.ExitPrivilege, "the helper must be root's").WithHint("`kubevpn connect` starts it by itself")
+		return api.Errorf(api.ExitPrivilege, "the helper must be root's").
+			WithHint("`kubevpn connect` starts it by itself")
 	}
 	if err := checkSocket(int(os.Stdin.Fd())); err != nil {
 		return api.Errorf(api.ExitUsage, "standard input: %w", err).
-			WithHint("`kubevpn connect` starts the helper by itself; a sudo that logs its input puts a pipe there and cannot be used")
+			WithHint("`kubevpn connect` starts the helper by itself; a sudo that logs its input puts a pipe there " +
+				"and cannot be used")
 	}
 	if fd, err := strconv.Atoi(os.Getenv(readyVariable)); err == nil && fd > 2 {
 		return second(ctx, os.NewFile(uintptr(fd), "ready"))

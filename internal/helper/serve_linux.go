@@ -85,7 +85,8 @@ func serve(ctx context.Context, w *wire, out *outbox, local *Local) error {
 	return errors.Join(broken, err)
 }
 
-// answer executes one request. It closes a descriptor as soon as it has sent it, so that the device ends with the daemon.
+// answer executes one request. It closes a descriptor as soon as it has sent it, so that the device ends with the
+// daemon.
 func answer(ctx context.Context, w *wire, local *Local, r request) {
 	resp := response{ID: r.ID}
 	var f *os.File

@@ -59,7 +59,8 @@ func withSudo(sudo string, argv []string) ([]string, error) {
 	if sudo == "" {
 		var err error
 		if sudo, err = exec.LookPath("sudo"); err != nil {
-			return nil, api.Errorf(api.ExitPrivilege, "links, routes and name resolution need root, and there is no sudo").
+			return nil, api.Errorf(api.ExitPrivilege,
+				"links, routes and name resolution need root, and there is no sudo").
 				WithHint("run kubevpn as root, or install sudo")
 		}
 	}
@@ -110,8 +111,8 @@ func runStarter(ctx context.Context, cfg StartConfig, argv []string, socket *os.
 // interruptTime is how much later than sudo's failure its cause, an interrupt, may end ctx.
 const interruptTime = 100 * time.Millisecond
 
-// unlessInterrupted waits for a process on the user's terminal, or for the end of ctx. Ctrl-C ends both, and the process
-// may end first: its failure counts only if ctx continues.
+// unlessInterrupted waits for a process on the user's terminal, or for the end of ctx. Ctrl-C ends both, and the
+// process may end first: its failure counts only if ctx continues.
 func unlessInterrupted(ctx context.Context, ended <-chan error) (err error) {
 	select {
 	case <-ctx.Done():
@@ -141,7 +142,8 @@ func explainStart(argv []string, err error, said string) error {
 		return e
 	case len(argv) > 1 && argv[1] == "-n":
 		program := argv[len(argv)-2]
-		const hint = "there is no terminal on which sudo could ask for a password: run `kubevpn connect` in one, run kubevpn as root, or allow"
+		const hint = "there is no terminal on which sudo could ask for a password: run `kubevpn connect` in one, run " +
+			"kubevpn as root, or allow"
 		if !replaceable(program) {
 			return e.WithHint("%s `%s helper` in sudoers without a password", hint, program)
 		}
@@ -149,7 +151,8 @@ func explainStart(argv []string, err error, said string) error {
 			"you can replace %s, so NOPASSWD for it would make every program that you run root. Install it first:\n"+
 			"  sudo install -o root -g root -m 755 %s /usr/local/bin/kubevpn", hint, program, api.ShellQuote(program))
 	default:
-		return e.WithHint("links, routes and name resolution need root: run kubevpn as root, or as a user whom sudo lets run `%s helper`", argv[len(argv)-2])
+		return e.WithHint("links, routes and name resolution need root: run kubevpn as root, or as a user whom sudo "+
+			"lets run `%s helper`", argv[len(argv)-2])
 	}
 }
 

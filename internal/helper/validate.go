@@ -83,7 +83,8 @@ func checkLink(l api.Link) error {
 			return refused("the resolver %s of %s: it is neither ours nor routed into the link", r, l.Name)
 		}
 		if slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool { return p.Addr() == r }) {
-			return refused("the resolver %s of %s: it is the link's own address, so queries would not reach the link", r, l.Name)
+			return refused("the resolver %s of %s: it is the link's own address, so queries would not reach the link",
+				r, l.Name)
 		}
 	}
 	if n := len(l.MatchDomains) + len(l.SearchDomains); n > maxDomains {

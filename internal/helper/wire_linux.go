@@ -17,8 +17,8 @@ import (
 )
 
 // The socketpair carries JSON messages, one at a time in each direction. A message is one SOCK_SEQPACKET packet, or
-// several for a long one. The first byte of a packet says whether more of the message follows. A descriptor comes with a
-// message's last packet.
+// several for a long one. The first byte of a packet says whether more of the message follows. A descriptor comes with
+// a message's last packet.
 //
 //	packet = more | last, up to 32 KiB of a message
 //

@@ -72,7 +72,8 @@ func applyAll(ctx context.Context, kube kubernetes.Interface, objects []runtime.
 }
 
 // createNamespace creates the namespace unless it exists. It waits while the namespace is being deleted.
-func createNamespace(ctx context.Context, kube kubernetes.Interface, name string, tell func(format string, args ...any)) error {
+func createNamespace(ctx context.Context, kube kubernetes.Interface, name string,
+	tell func(format string, args ...any)) error {
 	ctx, cancel := context.WithTimeout(ctx, terminatingTimeout)
 	defer cancel()
 	told := false
@@ -80,7 +81,8 @@ func createNamespace(ctx context.Context, kube kubernetes.Interface, name string
 		existing, err := kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
-			_, err = kube.CoreV1().Namespaces().Create(ctx, namespaceObject(name), metav1.CreateOptions{FieldManager: fieldManager})
+			_, err = kube.CoreV1().Namespaces().Create(ctx, namespaceObject(name),
+				metav1.CreateOptions{FieldManager: fieldManager})
 			if err == nil {
 				return nil
 			}

@@ -38,8 +38,8 @@ const (
 	stepWait    = "Waiting for the traffic manager"
 )
 
-// Ensure finds or installs the traffic manager, and waits up to two minutes until a pod of it runs. It reports progress to
-// o.Progress. Several laptops may call it at once. Errors are *api.Error.
+// Ensure finds or installs the traffic manager, and waits up to two minutes until a pod of it runs. It reports progress
+// to o.Progress. Several laptops may call it at once. Errors are *api.Error.
 func Ensure(ctx context.Context, c *cluster.Cluster, o Options) (Result, error) {
 	e := &ensurer{kube: c.Kube(), o: o, timeout: readyTimeout}
 	if err := e.run(ctx); err != nil {
@@ -93,11 +93,13 @@ func (e *ensurer) run(ctx context.Context) error {
 		if also != nil {
 			return e.bothDenied(ctx, ns, no, fallback, also)
 		}
-		e.warn("the traffic manager runs in the namespace %s: %s in %s. To use one for the whole cluster, ask a cluster admin to run\n%s",
+		e.warn("the traffic manager runs in the namespace %s: %s in %s. To use one for the whole cluster, ask a "+
+			"cluster admin to run\n%s",
 			fallback, no.text, ns, e.ask(ctx, ns))
 	}
 	e.result.Namespace = e.o.namespace()
-	w := waiter{kube: e.kube, namespace: e.result.Namespace, generation: e.generation, timeout: e.timeout, tell: e.tellWait}
+	w := waiter{kube: e.kube, namespace: e.result.Namespace, generation: e.generation, timeout: e.timeout,
+		tell: e.tellWait}
 	pod, err := w.wait(ctx)
 	if err != nil {
 		return err
@@ -106,7 +108,8 @@ func (e *ensurer) run(ctx context.Context) error {
 	installed := e.result.Image // the Deployment's; an older pod may still serve while a rollout goes on
 	e.result.Image = ImageOf(pod.Spec)
 	if e.o.Image != "" && installed != e.o.Image && e.result.Image != e.o.Image {
-		e.warn("the traffic manager in %s runs the image %s, and this kubevpn would install %s. `kubevpn connect --upgrade` replaces it; "+
+		e.warn("the traffic manager in %s runs the image %s, and this kubevpn would install %s. `kubevpn connect "+
+			"--upgrade` replaces it; "+
 			"this ends the open connections of all its users", e.result.Namespace, e.result.Image, e.o.Image)
 		e.result.ImageWarning = e.result.Warnings[len(e.result.Warnings)-1]
 	}
@@ -131,7 +134,9 @@ func (e *ensurer) bothDenied(ctx context.Context, ns string, no *denial, fallbac
 	if len(verbs) > 0 { // a 403 that is not in RBAC's words names none
 		hint += fmt.Sprintf("\nor to let you do this in %s: %s", fallback, strings.Join(verbs, ", "))
 	}
-	return api.Errorf(api.ExitPermission, "the traffic manager can be installed neither in the namespace %s (%s) nor in %s (%s)", ns, no.text, fallback, also.text).
+	return api.Errorf(api.ExitPermission,
+		"the traffic manager can be installed neither in the namespace %s (%s) nor in %s (%s)", ns, no.text, fallback,
+		also.text).
 		WithHint("%s", hint)
 }
 
@@ -197,7 +202,8 @@ func (e *ensurer) denied(ctx context.Context, ns, doing string, err error) *deni
 func (e *ensurer) mayNot(ctx context.Context, ns, doing string, missing []cluster.Permission) *denial {
 	return &denial{
 		text: "you may not " + doing, denials: missing,
-		err: api.Errorf(api.ExitPermission, "you may not %s in the namespace %s: this requires the right to %s", strings.Replace(doing, "it", "the traffic manager", 1), ns, missing[0]).
+		err: api.Errorf(api.ExitPermission, "you may not %s in the namespace %s: this requires the right to %s",
+			strings.Replace(doing, "it", "the traffic manager", 1), ns, missing[0]).
 			WithHint("Ask a cluster admin to run\n%s", e.ask(ctx, ns)),
 	}
 }
@@ -242,7 +248,8 @@ func (e *ensurer) install(ctx context.Context, ns string) (*denial, error) {
 		}
 	}
 	if err := e.applyManager(ctx, ns); err != nil {
-		if _, _, rbac := cluster.ParseDenial(err.Error()); rbac && apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+		if _, _, rbac := cluster.ParseDenial(err.Error()); rbac && apierrors.IsForbidden(err) ||
+			apierrors.IsNotFound(err) {
 			return e.denied(ctx, ns, "install it", err), nil
 		}
 		return nil, err
@@ -250,15 +257,17 @@ func (e *ensurer) install(ctx context.Context, ns string) (*denial, error) {
 	return nil, nil
 }
 
-// trustNamespace asks for consent to install into an existing namespace without a manager that the user did not name, since its
-// creator may be able to change what is installed there.
+// trustNamespace asks for consent to install into an existing namespace without a manager that the user did not name,
+// since its creator may be able to change what is installed there.
 func (e *ensurer) trustNamespace(n *corev1.Namespace, ns string) error {
 	m := manager(ns, e.o.Image, n.CreationTimestamp) // all zero where the user may not read it
 	m.NamespaceUID = string(n.UID)
 	if e.o.Consent == nil || e.o.Consent.Trusts(m) == nil {
 		return nil
 	}
-	return api.NeedsManager(m, "the namespace %s already exists: its creator may be able to change the traffic manager that you install into it", ns)
+	return api.NeedsManager(m,
+		"the namespace %s already exists: its creator may be able to change the traffic manager that you install "+
+			"into it", ns)
 }
 
 // applyManager applies everything that the user may, the Deployment last.
@@ -299,8 +308,10 @@ func (e *ensurer) grant(ctx context.Context, o Options) error {
 		e.result.RBAC = true
 		return nil
 	}
-	e.warn("the traffic manager gets no rights of its own (%s). It dials ClusterIPs directly, which requires kube-proxy, "+
-		"and cannot read the nodes' pod networks or the names of Services. Ask a cluster admin to run\n  kubevpn install --manager-namespace %s", reason, o.namespace())
+	e.warn("the traffic manager gets no rights of its own (%s). It dials ClusterIPs directly, which requires "+
+		"kube-proxy, "+
+		"and cannot read the nodes' pod networks or the names of Services. Ask a cluster admin to run\n  kubevpn "+
+		"install --manager-namespace %s", reason, o.namespace())
 	return nil
 }
 
@@ -337,17 +348,20 @@ func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) erro
 	return e.repair(ctx, ns, broken)
 }
 
-// pullAgain deletes the pods whose image could not be pulled, as far as the user may: their successors are pulled at once, while the
-// kubelet waits up to five minutes before it tries again.
+// pullAgain deletes the pods whose image could not be pulled, as far as the user may: their successors are pulled at
+// once, while the kubelet waits up to five minutes before it tries again.
 func (e *ensurer) pullAgain(ctx context.Context, ns string) {
 	stuck := e.unpullable(ctx, ns)
-	if len(stuck) == 0 || len(lacking(ctx, e.kube, []cluster.Permission{{Verb: "delete", Resource: "pods", Namespace: ns}})) > 0 {
+	if len(stuck) == 0 || len(lacking(ctx, e.kube,
+		[]cluster.Permission{{Verb: "delete", Resource: "pods", Namespace: ns}})) > 0 {
 		return
 	}
 	e.tellInstall("its image could not be pulled: retrying")
 	for _, p := range stuck {
-		err := e.kube.CoreV1().Pods(ns).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}})
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // the wait for the pod says the rest
+		err := e.kube.CoreV1().Pods(ns).Delete(ctx, p.Name,
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}})
+		// the wait for the pod says the rest
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			e.tellInstall("deleting the pod %s: %v", p.Name, err)
 		}
 	}
@@ -364,7 +378,8 @@ func (e *ensurer) broken(ctx context.Context, ns string, d *appsv1.Deployment) b
 // unpullable are the pods whose image cannot be pulled. That is known in the Deployment's first moments, when a
 // user who gave the wrong image tries again with another.
 func (e *ensurer) unpullable(ctx context.Context, ns string) (stuck []*corev1.Pod) {
-	pods, err := e.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: selectorLabels()})})
+	selector := metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: selectorLabels()})
+	pods, err := e.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return nil // mature decides
 	}
@@ -443,8 +458,10 @@ func (e *ensurer) repair(ctx context.Context, ns string, broken bool) error {
 
 // restart makes new pods at once: the controller retries those that could not be created ever more slowly.
 func (e *ensurer) restart(ctx context.Context, ns string) error {
-	patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{%q:%q}}}}}`, annotationRestarted, time.Now().UTC().Format(time.RFC3339))
-	d, err := e.kube.AppsV1().Deployments(ns).Patch(ctx, ManagerName, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: fieldManager})
+	patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{%q:%q}}}}}`, annotationRestarted,
+		time.Now().UTC().Format(time.RFC3339))
+	d, err := e.kube.AppsV1().Deployments(ns).Patch(ctx, ManagerName, types.StrategicMergePatchType, []byte(patch),
+		metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
 		return fmt.Errorf("restarting the traffic manager: %w", err)
 	}

@@ -57,8 +57,8 @@ func (o GatewayOptions) tell(format string, args ...any) {
 	}
 }
 
-// MayAddGateway returns nil if a gateway runs, or if the cluster (RBAC, pod security, webhooks) would admit one now. Otherwise
-// it returns an *api.Error with the reason and a hint for an admin. It changes nothing.
+// MayAddGateway returns nil if a gateway runs, or if the cluster (RBAC, pod security, webhooks) would admit one now.
+// Otherwise it returns an *api.Error with the reason and a hint for an admin. It changes nothing.
 func MayAddGateway(ctx context.Context, c *cluster.Cluster, o GatewayOptions) error {
 	g := adder{kube: c.Kube(), o: o}
 	if err := g.may(ctx); err != nil {
@@ -67,8 +67,8 @@ func MayAddGateway(ctx context.Context, c *cluster.Cluster, o GatewayOptions) er
 	return nil
 }
 
-// AddGateway adds a gateway to the pod unless one runs there, and waits until it runs. If the runtime's device rules deny TUN
-// devices to unprivileged containers, it adds a privileged container and reports this. Errors are *api.Error.
+// AddGateway adds a gateway to the pod unless one runs there, and waits until it runs. If the runtime's device rules
+// deny TUN devices to unprivileged containers, it adds a privileged container and reports this. Errors are *api.Error.
 func AddGateway(ctx context.Context, c *cluster.Cluster, o GatewayOptions) error {
 	g := adder{kube: c.Kube(), o: o, timeout: readyTimeout, handover: handoverTimeout}
 	if err := g.run(ctx); err != nil {
@@ -111,7 +111,8 @@ func gatewayContainer(name, image string, privileged bool) corev1.EphemeralConta
 var ErrPodGone = errors.New("the traffic manager's pod is gone, and so is its gateway")
 
 func podGone(name, how string) error {
-	return api.Errorf(api.ExitNotReady, "%w: %s %s", ErrPodGone, name, how).WithHint("Another pod replaces it: connect again.")
+	return api.Errorf(api.ExitNotReady, "%w: %s %s", ErrPodGone, name, how).
+		WithHint("Another pod replaces it: connect again.")
 }
 
 // adder adds a gateway to one pod.
@@ -131,7 +132,8 @@ func (g *adder) pod(ctx context.Context) (*corev1.Pod, error) {
 		return nil, fmt.Errorf("reading the traffic manager's pod: %w", err)
 	}
 	if p.Spec.HostNetwork {
-		return nil, api.Errorf(api.ExitNetstack, "the traffic manager's pod %s uses its node's network, which a gateway would change", p.Name).
+		return nil, api.Errorf(api.ExitNetstack,
+			"the traffic manager's pod %s uses its node's network, which a gateway would change", p.Name).
 			WithHint("Install a traffic manager without hostNetwork: `kubevpn install`.")
 	}
 	return p, nil
@@ -183,15 +185,18 @@ func (g *adder) refusal(ctx context.Context, err error) error {
 	}
 	ns := g.o.Namespace
 	if user, p, ok := cluster.ParseDenial(err.Error()); ok {
-		return api.Errorf(api.ExitPermission, "you may not add the gateway to the traffic manager's pod: this requires the right to %s", p).
-			WithHint("A user with this right in a namespace that admits privileged pods can become root on the nodes. Ask a cluster admin to run:\n%s", p.GrantCommands(cmp.Or(user, username(ctx, g.kube))))
+		return api.Errorf(api.ExitPermission,
+			"you may not add the gateway to the traffic manager's pod: this requires the right to %s", p).
+			WithHint("A user with this right in a namespace that admits privileged pods can become root on the "+
+				"nodes. Ask a cluster admin to run:\n%s", p.GrantCommands(cmp.Or(user, username(ctx, g.kube))))
 	}
 	if !enforced(err) {
 		return err // a webhook's, a quota's: cluster.Explain knows them
 	}
 	_, words, _ := strings.Cut(err.Error(), "violates PodSecurity")
 	label := fmt.Sprintf("kubectl label namespace %s %s=privileged --overwrite", ns, labelEnforce)
-	e := api.Errorf(api.ExitNetstack, "pod security does not admit the gateway in the namespace %s: violates PodSecurity%s", ns, words)
+	e := api.Errorf(api.ExitNetstack,
+		"pod security does not admit the gateway in the namespace %s: violates PodSecurity%s", ns, words)
 	if n, reading := g.relabellable(ctx); reading == nil && n != nil {
 		return e.WithHint("`kubevpn connect --netstack system` allows it by running\n  %s", label)
 	}
@@ -218,7 +223,8 @@ func (g *adder) relabellable(ctx context.Context) (*corev1.Namespace, error) {
 // relabel sets the level of pod security that the namespace enforces.
 func (g *adder) relabel(ctx context.Context, level string) error {
 	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, labelEnforce, level)
-	_, err := g.kube.CoreV1().Namespaces().Patch(ctx, g.o.Namespace, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: fieldManager})
+	_, err := g.kube.CoreV1().Namespaces().Patch(ctx, g.o.Namespace, types.StrategicMergePatchType, []byte(patch),
+		metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
 		return fmt.Errorf("labelling the namespace %s: %w", g.o.Namespace, err)
 	}
@@ -281,7 +287,8 @@ func (g *adder) ensure(ctx context.Context, privileged bool) (name string, added
 }
 
 // addRelabelled adds the container once the namespace admits it. refused is what it said before.
-func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged bool, refused error) (name string, added bool, err error) {
+func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged bool,
+	refused error) (name string, added bool, err error) {
 	n, err := g.relabellable(ctx)
 	if err != nil {
 		return "", false, err
@@ -294,7 +301,8 @@ func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged boo
 	if err := g.relabel(ctx, "privileged"); err != nil {
 		return "", false, err
 	}
-	// Each API server's admission has its own copy of the namespaces, which follows a moment later: it is asked for 5 s.
+	// Each API server's admission has its own copy of the namespaces, which follows a moment later: it is asked for 5
+	// s.
 	follows := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 10}
 	gaveUp := wait.ExponentialBackoffWithContext(ctx, follows, func(ctx context.Context) (bool, error) {
 		name, added, err = g.add(ctx, p, privileged, false)
@@ -331,7 +339,8 @@ func (g *adder) wait(ctx context.Context, name string) error {
 			}
 			return g.tooLate(name, fmt.Sprintf("did not start within %v: %s", g.timeout, said))
 		case <-late:
-			return g.tooLate(name, fmt.Sprintf("runs, but the traffic manager did not receive its device within %v", g.handover))
+			return g.tooLate(name, fmt.Sprintf("runs, but the traffic manager did not receive its device within %v",
+				g.handover))
 		case <-g.o.Ready:
 			return nil
 		case <-mirror.Changed:
@@ -363,7 +372,8 @@ func (g *adder) wait(ctx context.Context, name string) error {
 func (g *adder) tooLate(name, what string) error {
 	return api.Errorf(api.ExitNotReady, "the gateway %s", what).
 		WithHint("`kubectl -n %s logs %s -c %s` and `kubectl -n %s describe pod %s` show the cause.",
-			api.ShellQuote(g.o.Namespace), api.ShellQuote(g.o.Pod), name, api.ShellQuote(g.o.Namespace), api.ShellQuote(g.o.Pod))
+			api.ShellQuote(g.o.Namespace), api.ShellQuote(g.o.Pod), name, api.ShellQuote(g.o.Namespace),
+			api.ShellQuote(g.o.Pod))
 }
 
 // judgeGateway says what a pod shows of a gateway's container.

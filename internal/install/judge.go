@@ -52,8 +52,10 @@ func judge(s snapshot) verdict {
 		return verdict{detail: "the Deployment is being rolled out"}
 	}
 	if d := s.deployment; d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
-		return verdict{problem: &problem{graceNone, api.Errorf(api.ExitNotReady, "the traffic manager in %s is scaled to zero", s.namespace).
-			WithHint("Somebody may have done this on purpose. To start it: kubectl -n %s scale deployment %s --replicas=1", s.namespace, ManagerName)}}
+		return verdict{problem: &problem{graceNone,
+			api.Errorf(api.ExitNotReady, "the traffic manager in %s is scaled to zero", s.namespace).
+				WithHint("Somebody may have done this on purpose. To start it: kubectl -n %s scale deployment %s "+
+					"--replicas=1", s.namespace, ManagerName)}}
 	}
 	var pods []*corev1.Pod
 	for _, p := range s.pods {
@@ -133,17 +135,20 @@ func (s snapshot) noPod() verdict {
 	if message == "" {
 		return verdict{detail: "waiting for a pod"}
 	}
-	e := api.Errorf(api.ExitInstall, "the namespace %s does not admit the traffic manager's pod: %s", s.namespace, message)
+	e := api.Errorf(api.ExitInstall, "the namespace %s does not admit the traffic manager's pod: %s", s.namespace,
+		message)
 	grace := graceRetry
 	switch {
 	case strings.Contains(message, "violates PodSecurity"):
 		e = e.WithHint("A cluster admin can install it where \"restricted\" pods are admitted: `kubevpn install`.")
 	case strings.Contains(message, "exceeded quota"), strings.Contains(message, "failed quota"):
-		e = e.WithHint("It requests 50m CPU and 32Mi of memory, with a limit of 1Gi. Free something in %s, or ask for a larger quota or for `kubevpn install` by an admin.", s.namespace)
+		e = e.WithHint("It requests 50m CPU and 32Mi of memory, with a limit of 1Gi. Free something in %s, or ask "+
+			"for a larger quota or for `kubevpn install` by an admin.", s.namespace)
 	case strings.Contains(message, "service account"):
 		e, grace = e.WithHint("Restore it with `kubevpn install --manager-namespace %s`.", s.namespace), graceUnsure
 	default:
-		e = e.WithHint("`kubectl -n %s describe replicaset -l %s=kubevpn` shows the cause. If it is a policy of the cluster, ask an admin.", s.namespace, labelName)
+		e = e.WithHint("`kubectl -n %s describe replicaset -l %s=kubevpn` shows the cause. If it is a policy of the "+
+			"cluster, ask an admin.", s.namespace, labelName)
 	}
 	return verdict{problem: &problem{grace, e}, detail: message}
 }
@@ -163,7 +168,8 @@ func judgePod(p *corev1.Pod) verdict {
 	switch s.Problem {
 	case podstatus.Unscheduled:
 		grace, v.detail = graceRoom, "no node can run the pod: "+s.Text
-		e = e.WithHint("It requests 50m CPU and 32Mi of memory on a Linux node. If nodes are being added, connect again in a minute.")
+		e = e.WithHint("It requests 50m CPU and 32Mi of memory on a Linux node. If nodes are being added, connect " +
+			"again in a minute.")
 	case podstatus.Image:
 		e = e.WithHint("%s", imageHint)
 	case podstatus.Ended:
@@ -177,5 +183,6 @@ func judgePod(p *corev1.Pod) verdict {
 }
 
 // imageHint is for images that the cluster cannot pull.
-const imageHint = "Name one that the nodes can pull with --image REF (or KUBEVPN_IMAGE). To make one: `make push-image IMAGE=REF`,\n" +
-	"or without a registry `make image IMAGE=REF` and `ctr -n k8s.io images import bin/kubevpn-image.tar` on every node."
+const imageHint = "Name one that the nodes can pull with --image REF (or KUBEVPN_IMAGE). To make one:\n" +
+	"`make push-image IMAGE=REF`, or without a registry `make image IMAGE=REF` and\n" +
+	"`ctr -n k8s.io images import bin/kubevpn-image.tar` on every node."

@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Manifest returns all objects of an admin's install, including the namespace, as YAML documents for `kubectl apply -f -`. It
-// does not contact a cluster: set Options.APIServers for a cluster without kube-proxy.
+// Manifest returns all objects of an admin's install, including the namespace, as YAML documents for `kubectl apply -f
+// -`. It does not contact a cluster: set Options.APIServers for a cluster without kube-proxy.
 func Manifest(o Options) ([]byte, error) {
 	if err := o.noImage(); err != nil {
 		return nil, err

@@ -54,8 +54,8 @@ type Options struct {
 	Image             string          // reference of the traffic manager's image
 	Upgrade           bool            // replace a manager that runs another image
 	Progress          func(api.Event) // told what is being done; may be nil
-	// Consent is what the user allows. A manager that is there, or a namespace that is there without one and was not named, must be
-	// trusted, or Ensure fails with api.ExitConsent. Nil: nothing is asked.
+	// Consent is what the user allows. A manager that is there, or a namespace that is there without one and was not
+	// named, must be trusted, or Ensure fails with api.ExitConsent. Nil: nothing is asked.
 	Consent *api.Consent
 	// APIServers are "host:port" of the API server as pods reach it without kube-proxy. Ensure fills it in.
 	APIServers []string
@@ -169,7 +169,8 @@ func userRole(namespace string) *rbacv1.Role {
 			{APIGroups: []string{""}, Resources: []string{"pods/portforward"}, Verbs: []string{"create", "get"}},
 			{APIGroups: []string{""}, Resources: []string{"pods/proxy"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"get"}},
-			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{namespace}, Verbs: []string{"get"}},
+			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{namespace},
+				Verbs: []string{"get"}},
 		},
 	}
 }
@@ -182,7 +183,8 @@ func deployment(o Options) *appsv1.Deployment {
 			Replicas:             ptr[int32](1),
 			RevisionHistoryLimit: ptr[int32](2),
 			Selector:             &metav1.LabelSelector{MatchLabels: selectorLabels()},
-			Template:             corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels()}, Spec: podSpec(o)},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels()},
+				Spec: podSpec(o)},
 			// The new manager runs before the old one goes, so that sessions have somewhere to go on.
 			Strategy: appsv1.DeploymentStrategy{
 				Type: appsv1.RollingUpdateDeploymentStrategyType,
@@ -208,7 +210,8 @@ func podSpec(o Options) corev1.PodSpec {
 			RunAsUser:      ptr[int64](nonroot),
 			RunAsGroup:     ptr[int64](nonroot),
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-			// Pings without a capability, and 64 000 connections to a pod instead of 28 000. Kubernetes calls both safe.
+			// Pings without a capability, and 64 000 connections to a pod instead of 28 000. Kubernetes calls both
+			// safe.
 			Sysctls: []corev1.Sysctl{
 				{Name: "net.ipv4.ping_group_range", Value: "0 2147483647"},
 				{Name: "net.ipv4.ip_local_port_range", Value: "1024 65535"},
@@ -224,8 +227,8 @@ func podSpec(o Options) corev1.PodSpec {
 				{Name: "health", ContainerPort: api.HealthPort, Protocol: corev1.ProtocolTCP},
 				{Name: "proxy", ContainerPort: api.ProxyPort, Protocol: corev1.ProtocolTCP},
 			},
-			// The manager refuses new flows long before it reaches this limit (internal/manager/limits.go): reaching it would
-			// end all sessions at once.
+			// The manager refuses new flows long before it reaches this limit (internal/manager/limits.go): reaching it
+			// would end all sessions at once.
 			Resources: corev1.ResourceRequirements{
 				Requests: corev1.ResourceList{
 					corev1.ResourceCPU:    resource.MustParse("50m"),

@@ -49,9 +49,9 @@ const removeTimeout = 90 * time.Second
 
 const stepRemove = "Removing the traffic manager"
 
-// Remove deletes all objects that were installed for the manager in one namespace, and waits until they are gone. It returns
-// the objects that existed. It deletes the namespace only if kubevpn created it and it contains nothing else. If the user
-// lacks a permission, Remove deletes nothing. Errors are *api.Error.
+// Remove deletes all objects that were installed for the manager in one namespace, and waits until they are gone. It
+// returns the objects that existed. It deletes the namespace only if kubevpn created it and it contains nothing else.
+// If the user lacks a permission, Remove deletes nothing. Errors are *api.Error.
 func Remove(ctx context.Context, c *cluster.Cluster, o RemoveOptions) ([]Removed, error) {
 	r := &remover{kube: c.Kube(), o: o, ns: Options{Namespace: o.Namespace}.namespace()}
 	removed, err := r.run(ctx)
@@ -93,8 +93,10 @@ func (r *remover) run(ctx context.Context) ([]Removed, error) {
 		needs = append(needs, t.need)
 	}
 	if missing := lacking(ctx, r.kube, needs); len(missing) > 0 {
-		return nil, api.Errorf(api.ExitPermission, "cannot remove the traffic manager from %[2]s: you may not %[1]s", missing[0], r.ns).
-			WithHint("Nothing was deleted. Ask a cluster admin to run `kubevpn uninstall --manager-namespace %s`.", r.ns)
+		return nil, api.Errorf(api.ExitPermission, "cannot remove the traffic manager from %[2]s: you may not %[1]s",
+			missing[0], r.ns).
+			WithHint("Nothing was deleted. Ask a cluster admin to run `kubevpn uninstall --manager-namespace %s`.",
+				r.ns)
 	}
 	if err := r.guard(ctx); err != nil {
 		return nil, err
@@ -122,7 +124,8 @@ func (r *remover) guard(ctx context.Context) error {
 	if r.o.Connected == nil {
 		return nil
 	}
-	pods, err := r.kube.CoreV1().Pods(r.ns).List(ctx, metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()})
+	pods, err := r.kube.CoreV1().Pods(r.ns).List(ctx,
+		metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()})
 	if err != nil {
 		return fmt.Errorf("looking for the traffic manager's pod: %w", err)
 	}
@@ -141,7 +144,8 @@ func (r *remover) checkConnected(ctx context.Context, pod string) error {
 		return ctx.Err()
 	case err != nil:
 		if r.o.Progress != nil {
-			r.o.Progress(api.Event{Time: time.Now(), Warning: fmt.Sprintf("cannot check whether laptops are connected: %v", err)})
+			r.o.Progress(api.Event{Time: time.Now(),
+				Warning: fmt.Sprintf("cannot check whether laptops are connected: %v", err)})
 		}
 		return nil
 	case n == 0:
@@ -172,7 +176,8 @@ func (r *remover) find(ctx context.Context) (targets []target, kept []Removed, e
 		return nil, nil, fmt.Errorf("looking for the traffic manager in %s: %w", r.ns, err)
 	}
 	for _, d := range ds.Items {
-		add("Deployment", "apps", "deployments", r.ns, d.Name, deployments.Delete, getter[*appsv1.Deployment](deployments.Get))
+		add("Deployment", "apps", "deployments", r.ns, d.Name, deployments.Delete,
+			getter[*appsv1.Deployment](deployments.Get))
 	}
 	accounts := r.kube.CoreV1().ServiceAccounts(r.ns)
 	as, err := accounts.List(ctx, ours)
@@ -180,7 +185,8 @@ func (r *remover) find(ctx context.Context) (targets []target, kept []Removed, e
 		return nil, nil, fmt.Errorf("looking for ServiceAccounts in %s: %w", r.ns, err)
 	}
 	for _, a := range as.Items {
-		add("ServiceAccount", "", "serviceaccounts", r.ns, a.Name, accounts.Delete, getter[*corev1.ServiceAccount](accounts.Get))
+		add("ServiceAccount", "", "serviceaccounts", r.ns, a.Name, accounts.Delete,
+			getter[*corev1.ServiceAccount](accounts.Get))
 	}
 	if err := r.findRights(ctx, ours, add); err != nil {
 		return nil, nil, err
@@ -213,7 +219,8 @@ func (r *remover) findRights(ctx context.Context, ours metav1.ListOptions,
 	} else if err == nil {
 		for _, b := range bindings.Items { // an admin's, for the users of the role that goes
 			if b.RoleRef.Kind == "Role" && b.RoleRef.Name == UserRole {
-				add("RoleBinding", group, "rolebindings", r.ns, b.Name, rbac.RoleBindings(r.ns).Delete, getter[*rbacv1.RoleBinding](rbac.RoleBindings(r.ns).Get))
+				add("RoleBinding", group, "rolebindings", r.ns, b.Name, rbac.RoleBindings(r.ns).Delete,
+					getter[*rbacv1.RoleBinding](rbac.RoleBindings(r.ns).Get))
 			}
 		}
 	}
@@ -222,7 +229,8 @@ func (r *remover) findRights(ctx context.Context, ours metav1.ListOptions,
 		return fmt.Errorf("looking for Roles in %s: %w", r.ns, err)
 	} else if err == nil {
 		for _, role := range roles.Items {
-			add("Role", group, "roles", r.ns, role.Name, rbac.Roles(r.ns).Delete, getter[*rbacv1.Role](rbac.Roles(r.ns).Get))
+			add("Role", group, "roles", r.ns, role.Name, rbac.Roles(r.ns).Delete,
+				getter[*rbacv1.Role](rbac.Roles(r.ns).Get))
 		}
 	}
 	ours.LabelSelector += "," + labelNamespace + "=" + r.ns
@@ -231,7 +239,8 @@ func (r *remover) findRights(ctx context.Context, ours metav1.ListOptions,
 		return fmt.Errorf("looking for ClusterRoleBindings: %w", err)
 	} else if err == nil {
 		for _, b := range crbs.Items {
-			add("ClusterRoleBinding", group, "clusterrolebindings", "", b.Name, rbac.ClusterRoleBindings().Delete, getter[*rbacv1.ClusterRoleBinding](rbac.ClusterRoleBindings().Get))
+			add("ClusterRoleBinding", group, "clusterrolebindings", "", b.Name, rbac.ClusterRoleBindings().Delete,
+				getter[*rbacv1.ClusterRoleBinding](rbac.ClusterRoleBindings().Get))
 		}
 	}
 	crs, err := rbac.ClusterRoles().List(ctx, ours)
@@ -239,7 +248,8 @@ func (r *remover) findRights(ctx context.Context, ours metav1.ListOptions,
 		return fmt.Errorf("looking for ClusterRoles: %w", err)
 	} else if err == nil {
 		for _, cr := range crs.Items {
-			add("ClusterRole", group, "clusterroles", "", cr.Name, rbac.ClusterRoles().Delete, getter[*rbacv1.ClusterRole](rbac.ClusterRoles().Get))
+			add("ClusterRole", group, "clusterroles", "", cr.Name, rbac.ClusterRoles().Delete,
+				getter[*rbacv1.ClusterRole](rbac.ClusterRoles().Get))
 		}
 	}
 	return nil
@@ -284,7 +294,8 @@ func (r *remover) gone(ctx context.Context, t target) error {
 		select {
 		case <-ctx.Done():
 			return api.Errorf(api.ExitNotReady, "the %v was not deleted within %v", t.Removed, removeTimeout).
-				WithHint("`kubectl get %s %s -o yaml` may show a finalizer that blocks the deletion.", api.ShellQuote(strings.ToLower(t.Kind)), api.ShellQuote(t.Name))
+				WithHint("`kubectl get %s %s -o yaml` may show a finalizer that blocks the deletion.",
+					api.ShellQuote(strings.ToLower(t.Kind)), api.ShellQuote(t.Name))
 		case <-time.After(200 * time.Millisecond):
 		}
 	}

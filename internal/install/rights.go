@@ -12,19 +12,20 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// lacking returns the permissions that the user does not have, in order. If the cluster does not answer, it assumes that the
-// user has them; the request itself then fails.
+// lacking returns the permissions that the user does not have, in order. If the cluster does not answer, it assumes
+// that the user has them; the request itself then fails.
 func lacking(ctx context.Context, kube kubernetes.Interface, permissions []cluster.Permission) []cluster.Permission {
 	denied := make([]bool, len(permissions))
 	var wg sync.WaitGroup
 	for i, p := range permissions {
 		wg.Go(func() {
 			resource, sub, _ := cut(p.Resource)
-			review, err := kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-				Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-					Namespace: p.Namespace, Verb: p.Verb, Group: p.Group, Resource: resource, Subresource: sub,
-				}},
-			}, metav1.CreateOptions{})
+			request := new(authorizationv1.SelfSubjectAccessReview)
+			request.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
+				Namespace: p.Namespace, Verb: p.Verb, Group: p.Group, Resource: resource, Subresource: sub,
+			}
+			reviews := kube.AuthorizationV1().SelfSubjectAccessReviews()
+			review, err := reviews.Create(ctx, request, metav1.CreateOptions{})
 			denied[i] = err == nil && !review.Status.Allowed
 		})
 	}
@@ -75,7 +76,8 @@ func toGrant(namespace string) []cluster.Permission {
 
 // username is the name under which the cluster knows the user, "" where it does not tell.
 func username(ctx context.Context, kube kubernetes.Interface) string {
-	review, err := kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	review, err := kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{},
+		metav1.CreateOptions{})
 	if err != nil {
 		return "" // before Kubernetes 1.28
 	}

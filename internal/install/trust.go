@@ -22,8 +22,8 @@ import (
 // program is the path of the traffic manager in its image.
 const program = "/traffic"
 
-// Image returns the image of the trusted traffic manager's Deployment, from which agents, gateways and clones run too. It fails
-// if another manager has replaced the trusted one. Errors are *api.Error.
+// Image returns the image of the trusted traffic manager's Deployment, from which agents, gateways and clones run too.
+// It fails if another manager has replaced the trusted one. Errors are *api.Error.
 func Image(ctx context.Context, c *cluster.Cluster, trusted api.TrustedManager) (string, error) {
 	image, err := imageOf(ctx, c.Kube(), trusted)
 	if err != nil {
@@ -42,14 +42,16 @@ func imageOf(ctx context.Context, kube kubernetes.Interface, trusted api.Trusted
 	}
 	now := identify(ctx, kube, d)
 	if !now.Same(trusted) {
-		return "", api.Errorf(api.ExitConsent, "the traffic manager in the namespace %s is not the one that you trusted: its image is now %s, and was %s",
-			now.Namespace, now.Image, trusted.Image).WithHint("Connect again to be asked: `kubevpn disconnect`, then `kubevpn connect`.")
+		return "", api.Errorf(api.ExitConsent,
+			"the traffic manager in the namespace %s is not the one that you trusted: its image is now %s, and was %s",
+			now.Namespace, now.Image, trusted.Image).
+			WithHint("Connect again to be asked: `kubevpn disconnect`, then `kubevpn connect`.")
 	}
 	return now.Image, nil
 }
 
-// Find returns the image of the traffic manager in the namespace, or else in the fallback, for a user without a connection.
-// consent must include the manager. Errors are *api.Error.
+// Find returns the image of the traffic manager in the namespace, or else in the fallback, for a user without a
+// connection. consent must include the manager. Errors are *api.Error.
 func Find(ctx context.Context, c *cluster.Cluster, namespace, fallback string, consent api.Consent) (string, error) {
 	image, err := find(ctx, c.Kube(), Options{Namespace: namespace, FallbackNamespace: fallback}, consent)
 	if err != nil {
@@ -79,7 +81,9 @@ func find(ctx context.Context, kube kubernetes.Interface, o Options, consent api
 		}
 		return ImageOf(d.Spec.Template.Spec), nil
 	}
-	return "", api.Errorf(api.ExitInstall, "cannot find the image of the traffic manager: you can see no traffic manager in %s", strings.Join(namespaces, " or ")).
+	return "", api.Errorf(api.ExitInstall,
+		"cannot find the image of the traffic manager: you can see no traffic manager in %s",
+		strings.Join(namespaces, " or ")).
 		WithHint("Name an image with --image, or the traffic manager's namespace with --manager-namespace.")
 }
 
@@ -96,7 +100,8 @@ func identify(ctx context.Context, kube kubernetes.Interface, d *appsv1.Deployme
 }
 
 func manager(namespace, image string, since metav1.Time) api.TrustedManager {
-	m := api.TrustedManager{Namespace: namespace, Repository: repository(image), ServiceAccount: ManagerName, Image: image}
+	m := api.TrustedManager{Namespace: namespace, Repository: repository(image), ServiceAccount: ManagerName,
+		Image: image}
 	if !since.IsZero() {
 		m.Age = duration.HumanDuration(time.Since(since.Time))
 	}
@@ -112,16 +117,20 @@ func repository(image string) string {
 	return image
 }
 
-// checkShape returns an error if the Deployment does not run the traffic manager, or gives it more rights than it needs. An
-// attacker may have created such a Deployment for others to use.
+// checkShape returns an error if the Deployment does not run the traffic manager, or gives it more rights than it
+// needs. An attacker may have created such a Deployment for others to use.
 func checkShape(d *appsv1.Deployment) error {
 	differs := differences(d.Spec.Template.Spec)
 	if len(differs) == 0 {
 		return nil
 	}
-	return api.Errorf(api.ExitInstall, "the Deployment %s/%s is not the traffic manager as kubevpn installs it: %s", d.Namespace, d.Name, strings.Join(differs, "; ")).
-		WithHint("Anyone with write access to the namespace could have created it. Nothing was changed. An admin should check who has access, and reinstall:\n"+
-			"  kubectl -n %[1]s get rolebindings -o wide\n  kubectl -n %[1]s delete deployment %[2]s\n  kubevpn install --manager-namespace %[1]s", d.Namespace, d.Name)
+	return api.Errorf(api.ExitInstall, "the Deployment %s/%s is not the traffic manager as kubevpn installs it: %s",
+		d.Namespace, d.Name, strings.Join(differs, "; ")).
+		WithHint("Anyone with write access to the namespace could have created it. Nothing was changed.\n"+
+			"An admin should check who has access, and reinstall:\n"+
+			"  kubectl -n %[1]s get rolebindings -o wide\n"+
+			"  kubectl -n %[1]s delete deployment %[2]s\n"+
+			"  kubevpn install --manager-namespace %[1]s", d.Namespace, d.Name)
 }
 
 // differences lists how a pod differs from the manager's. It allows changes of scheduling, resources, environment, pull
@@ -149,7 +158,8 @@ func differences(s corev1.PodSpec) (all []string) {
 		add(len(c.Command) > 0, "its command is %q", c.Command)
 		add(len(c.Args) == 0 || c.Args[0] != "manager", "its arguments are %q", c.Args)
 		for _, m := range c.VolumeMounts {
-			add(path.Clean(m.MountPath) == "/" || path.Clean(m.MountPath) == program, "the volume %q replaces the program", m.Name)
+			add(path.Clean(m.MountPath) == "/" ||
+				path.Clean(m.MountPath) == program, "the volume %q replaces the program", m.Name)
 		}
 		if sc := c.SecurityContext; sc != nil {
 			add(sc.Privileged != nil && *sc.Privileged, "it is privileged")
@@ -167,7 +177,9 @@ func differences(s corev1.PodSpec) (all []string) {
 	add(s.HostNetwork, "it uses its node's network (hostNetwork)")
 	add(s.HostPID, "it sees its node's processes (hostPID)")
 	add(s.HostIPC, "it uses its node's IPC (hostIPC)")
-	add(slices.ContainsFunc(s.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil }), "it mounts a directory of its node (hostPath)")
+	add(slices.ContainsFunc(s.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil
+	}), "it mounts a directory of its node (hostPath)")
 	return all
 }
 
@@ -176,7 +188,9 @@ func (o Options) noImage() error {
 	if o.Image != "" {
 		return nil
 	}
-	return api.Errorf(api.ExitInstall, "cannot install the traffic manager: no image is set, and this kubevpn is not a release with a default image").
-		WithHint("Set one that the nodes can pull: --image REF, KUBEVPN_IMAGE=REF, or `image: REF` in the configuration file.\n" +
-			"To make one: `make push-image IMAGE=REF`. An admin can run `kubevpn install --image REF` once for all users.")
+	return api.Errorf(api.ExitInstall,
+		"cannot install the traffic manager: no image is set, and this kubevpn is not a release with a default image").
+		WithHint("Set one that the nodes can pull: --image REF, KUBEVPN_IMAGE=REF, or `image: REF` in the\n" +
+			"configuration file. To make one: `make push-image IMAGE=REF`. An admin can run\n" +
+			"`kubevpn install --image REF` once for all users.")
 }

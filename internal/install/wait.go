@@ -46,8 +46,10 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 	byName := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", ManagerName).String()}
 	apps, pods := w.kube.AppsV1(), w.kube.CoreV1().Pods(w.namespace)
 	podMirror := cluster.NewMirror(w.kube, &corev1.Pod{}, selector, pods.List, pods.Watch)
-	deployments := cluster.NewMirror(w.kube, &appsv1.Deployment{}, byName, apps.Deployments(w.namespace).List, apps.Deployments(w.namespace).Watch)
-	sets := cluster.NewMirror(w.kube, &appsv1.ReplicaSet{}, selector, apps.ReplicaSets(w.namespace).List, apps.ReplicaSets(w.namespace).Watch)
+	deployments := cluster.NewMirror(w.kube, &appsv1.Deployment{}, byName, apps.Deployments(w.namespace).List,
+		apps.Deployments(w.namespace).Watch)
+	sets := cluster.NewMirror(w.kube, &appsv1.ReplicaSet{}, selector, apps.ReplicaSets(w.namespace).List,
+		apps.ReplicaSets(w.namespace).Watch)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
@@ -136,6 +138,7 @@ func (w *waiter) end(ctx context.Context) error {
 	if seen == "" {
 		seen = "no status was reported"
 	}
-	return api.Errorf(api.ExitNotReady, "the traffic manager in %s was not ready within %v: %s", w.namespace, w.timeout, seen).
+	return api.Errorf(api.ExitNotReady, "the traffic manager in %s was not ready within %v: %s", w.namespace, w.timeout,
+		seen).
 		WithHint("`kubectl -n %s describe deployment,pod -l %s=kubevpn` shows the cause.", w.namespace, labelName)
 }

@@ -13,7 +13,9 @@ import (
 // sidecarOf returns the name of the sidecar container of the owner whose key has that hash, or "".
 func sidecarOf(p *corev1.Pod, hash string) string {
 	for _, c := range p.Spec.Containers {
-		owned := slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == api.AgentOwnerVariable && v.Value == hash })
+		owned := slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool {
+			return v.Name == api.AgentOwnerVariable && v.Value == hash
+		})
 		if isAgent(c.Name) && owned {
 			return c.Name
 		}

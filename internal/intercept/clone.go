@@ -8,8 +8,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// cloneTarget holds the target of the requests: this laptop, or the current pods of a clone. A nil cloneTarget is the laptop.
-// It is safe for concurrent use.
+// cloneTarget holds the target of the requests: this laptop, or the current pods of a clone. A nil cloneTarget is the
+// laptop. It is safe for concurrent use.
 type cloneTarget struct {
 	mu      sync.Mutex
 	pods    *api.ClonePods // nil: the laptop; immutable, set replaces it
@@ -46,6 +46,6 @@ func (t *cloneTarget) set(pods []netip.Addr) {
 	t.changed = make(chan struct{})
 }
 
-// SetClone sets the ready pods of the clone, which receive the requests if Config.Clone is set. While there are none, the
-// application receives them.
+// SetClone sets the ready pods of the clone, which receive the requests if Config.Clone is set. While there are none,
+// the application receives them.
 func (i *Intercept) SetClone(pods []netip.Addr) { i.target.set(pods) }

@@ -1,4 +1,5 @@
-// Package intercept brings a workload's inbound traffic to this laptop: one Intercept per workload, one podIntercept for each pod of it.
+// Package intercept brings a workload's inbound traffic to this laptop: one Intercept per workload, one podIntercept
+// for each pod of it.
 //
 //	Run ─▶ read the workload ─▶ choose ports ─▶ watch its pods ─▶ check permissions ─▶ intercept one pod, and probe it
 //	    ─▶ the others, 8 at a time ─▶ probe ClusterIPs ─▶ begun ─▶ intercept new pods ─▶ ctx ends: leave
@@ -11,10 +12,10 @@
 // See podIntercept for the states of one pod.
 //
 // The intercept adds an agent to the first pod by name alone, then to 8 pods at a time. So when two developers start
-// overlapping intercepts at the same moment, the same one wins in every pod, and the other one has changed one pod only.
-// Status reports the last error of each pod as its Reason. An error of the first pods ends the intercept; the intercept
-// retries the other pods.
+// overlapping intercepts at the same moment, the same one wins in every pod, and the other one has changed one pod
+// only. Status reports the last error of each pod as its Reason. An error of the first pods ends the intercept; the
+// intercept retries the other pods.
 //
-// The package uses the user's own rights only, and leaves nothing on this machine. In the cluster, a claim whose owner does
-// not answer matches no requests; the agent releases it after a minute. An agent without claims ends.
+// The package uses the user's own rights only, and leaves nothing on this machine. In the cluster, a claim whose owner
+// does not answer matches no requests; the agent releases it after a minute. An agent without claims ends.
 package intercept

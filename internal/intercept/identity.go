@@ -14,8 +14,9 @@ import (
 	"kubevpn/internal/api"
 )
 
-// identity authenticates the laptop to its agents. An agent reads the hash of the laptop's key from its environment; the
-// laptop reads the hash of the agent's key from the agent's log. Neither needs a CA: a certificate only carries the public key.
+// identity authenticates the laptop to its agents. An agent reads the hash of the laptop's key from its environment;
+// the laptop reads the hash of the agent's key from the agent's log. Neither needs a CA: a certificate only carries the
+// public key.
 type identity struct {
 	certificate tls.Certificate
 	hash        string
@@ -26,7 +27,8 @@ var errOtherAgent = errors.New("the peer does not have the agent's key")
 func newIdentity(key *ecdsa.PrivateKey) (identity, error) {
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubevpn"},
-		NotBefore: time.Unix(0, 0), NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC), // the agent ignores the validity: the clocks may differ
+		// the agent ignores the validity: the clocks may differ
+		NotBefore: time.Unix(0, 0), NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
@@ -50,9 +52,11 @@ func (i identity) tlsConfig(agent string) *tls.Config {
 		Certificates: []tls.Certificate{i.certificate},
 		// Small first records would slow down a conn, which carries much data from the start.
 		DynamicRecordSizingDisabled: true,
-		InsecureSkipVerify:          true, // the agent's certificate is self-signed: VerifyConnection compares its key with the key in the agent's info
+		// the agent's certificate is self-signed: VerifyConnection compares its key with the key in the agent's info
+		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
-			if len(state.PeerCertificates) == 0 || api.KeyHash(state.PeerCertificates[0].RawSubjectPublicKeyInfo) != agent {
+			if len(state.PeerCertificates) == 0 ||
+				api.KeyHash(state.PeerCertificates[0].RawSubjectPublicKeyInfo) != agent {
 				return errOtherAgent
 			}
 			return nil

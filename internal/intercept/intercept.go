@@ -36,8 +36,8 @@ const (
 	// beginTimeout is how long Begun waits for the other pods after the first one is intercepted.
 	beginTimeout = 20 * time.Second
 
-	// ownClaimTimeout is how long a claim waits for an overlapping one of the same key: agents notice within deadAfter that a
-	// daemon was killed.
+	// ownClaimTimeout is how long a claim waits for an overlapping one of the same key: agents notice within deadAfter
+	// that a daemon was killed.
 	ownClaimTimeout = 2 * deadAfter
 
 	leaveTimeout = 4 * time.Second // for all releases; closing the links may take another second
@@ -94,8 +94,8 @@ type Config struct {
 	Logger   *slog.Logger
 }
 
-// Intercept brings the traffic of one workload to this laptop. Call Run once. The other methods are safe for concurrent use
-// at any time.
+// Intercept brings the traffic of one workload to this laptop. Call Run once. The other methods are safe for concurrent
+// use at any time.
 type Intercept struct {
 	cfg      Config
 	log      *slog.Logger
@@ -153,13 +153,17 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 		cfg: cfg, log: cfg.Logger.With("workload", cfg.Namespace+"/"+cfg.Workload), identity: id,
 		target: newCloneTarget(cfg.Clone),
 		claim: api.ClaimOrder{
-			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror, Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
+			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror,
+			Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
 		},
-		podTimeout: podTimeout, begun: make(chan struct{}), othersAllowed: make(chan struct{}), slots: make(chan struct{}, maxAdding), reset: make(chan error, 1),
+		podTimeout: podTimeout, begun: make(chan struct{}), othersAllowed: make(chan struct{}),
+		slots: make(chan struct{}, maxAdding), reset: make(chan error, 1),
 		changed: make(chan struct{}), byUID: make(map[types.UID]*podIntercept),
 		status: api.Intercept{
-			Connection: cfg.Session.Status().ID, Namespace: cfg.Namespace, Workload: cfg.Workload, State: api.InterceptStarting,
-			Mode: cmp.Or(cfg.Spec.Mode, api.ModeAuto), Match: m.String(), Mirror: cfg.Spec.Mirror, Ports: slices.Clone(cfg.Spec.Ports),
+			Connection: cfg.Session.Status().ID, Namespace: cfg.Namespace, Workload: cfg.Workload,
+			State: api.InterceptStarting,
+			Mode:  cmp.Or(cfg.Spec.Mode, api.ModeAuto), Match: m.String(), Mirror: cfg.Spec.Mirror,
+			Ports: slices.Clone(cfg.Spec.Ports),
 			Owner: cfg.Owner, Since: now,
 		},
 	}
@@ -176,14 +180,15 @@ func matchSpec(m api.MatchSpec) httpmatch.Spec {
 	return s
 }
 
-// Begun returns a channel that closes once probes have reached the agents of the existing pods, or when no pod runs and the
-// intercept waits for one.
+// Begun returns a channel that closes once probes have reached the agents of the existing pods, or when no pod runs and
+// the intercept waits for one.
 func (i *Intercept) Begun() <-chan struct{} { return i.begun }
 
-// Run intercepts until ctx ends, which is not an error, or until it fails. It then releases its claims, for at most five
-// seconds: agents that have not answered release their claims by themselves. Errors are *api.Error.
+// Run intercepts until ctx ends, which is not an error, or until it fails. It then releases its claims, for at most
+// five seconds: agents that have not answered release their claims by themselves. Errors are *api.Error.
 func (i *Intercept) Run(ctx context.Context) error {
-	life, end := context.WithCancel(context.WithoutCancel(ctx)) // of the podIntercepts: it outlives ctx, because leave needs their links
+	// of the podIntercepts: it outlives ctx, because leave needs their links
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	err := i.run(ctx, life)
 	if ctx.Err() != nil {
 		err = nil
@@ -257,8 +262,8 @@ func (i *Intercept) readWorkload(ctx context.Context) error {
 	return nil
 }
 
-// checkPermissions returns nil if the user may intercept the workload, and sets the agent's image. The intercept changes no
-// pod before it returns.
+// checkPermissions returns nil if the user may intercept the workload, and sets the agent's image. The intercept
+// changes no pod before it returns.
 func (i *Intercept) checkPermissions(ctx context.Context) error {
 	done := i.step("Checking permissions")
 	g, gctx := errgroup.WithContext(ctx)
@@ -332,8 +337,10 @@ func (i *Intercept) begin(ctx context.Context) error {
 	done("%d of %d", intercepted, all)
 	if i.plan != nil {
 		if intercepted < all { // the next step would cut Services off from pods without an agent
-			return api.Errorf(api.ExitInject, "the rollout of the agent did not finish within %v: %s", rolloutTimeout, i.Status().LastError).
-				WithHint("`kubectl -n %s describe %s` shows the cause. kubevpn has undone the rollout.", i.cfg.Namespace, i.cfg.Workload)
+			return api.Errorf(api.ExitInject, "the rollout of the agent did not finish within %v: %s", rolloutTimeout,
+				i.Status().LastError).
+				WithHint("`kubectl -n %s describe %s` shows the cause. kubevpn has undone the rollout.",
+					i.cfg.Namespace, i.cfg.Workload)
 		}
 		if err := i.redirectServices(ctx, true); err != nil {
 			return err
@@ -347,8 +354,8 @@ func (i *Intercept) begin(ctx context.Context) error {
 	return nil
 }
 
-// interceptFirst intercepts one pod after the other, in the order of their names, until one succeeds. It returns nil without
-// an error if no pod runs.
+// interceptFirst intercepts one pod after the other, in the order of their names, until one succeeds. It returns nil
+// without an error if no pod runs.
 func (i *Intercept) interceptFirst(ctx context.Context) (*podIntercept, error) {
 	deadline := time.Now().Add(i.podTimeout)
 	if i.plan != nil {
@@ -420,7 +427,8 @@ func (i *Intercept) waitForPod(ctx context.Context, c *podIntercept) (intercepte
 		if !waitsForOwn {
 			return intercepted, cause
 		}
-		i.warn("your other intercept already receives these requests; waiting until the agent notices that its daemon was killed")
+		i.warn("your other intercept already receives these requests; waiting until the agent notices that its " +
+			"daemon was killed")
 		timeout = ownClaimTimeout
 	}
 }
@@ -454,7 +462,8 @@ func (i *Intercept) waitForPods(ctx context.Context) error {
 		}
 		if intercepted > reported && !settled {
 			reported = intercepted
-			i.progress(fmt.Sprintf("Intercepting the pods of %s", i.cfg.Workload), "%d of %d", intercepted, len(i.byUID))
+			i.progress(fmt.Sprintf("Intercepting the pods of %s", i.cfg.Workload), "%d of %d", intercepted,
+				len(i.byUID))
 		}
 		return settled
 	})
@@ -486,7 +495,8 @@ func (i *Intercept) sorted() []*podIntercept {
 	return all
 }
 
-// leave releases all claims, and removes the sidecar from the template. cause is the error that ended the intercept, or nil.
+// leave releases all claims, and removes the sidecar from the template. cause is the error that ended the intercept, or
+// nil.
 func (i *Intercept) leave(ctx context.Context, cause error) {
 	i.mu.Lock()
 	i.status.State = api.InterceptLeaving
@@ -505,7 +515,8 @@ func (i *Intercept) leave(ctx context.Context, cause error) {
 	releases.Wait()
 	if err := i.rollBack(bounded); err != nil {
 		i.log.Error("cannot remove the agent from the template", "err", err)
-		i.warn(fmt.Sprintf("cannot remove the agent from the template of %s: %v; run `kubevpn reset %s`", i.cfg.Workload, err, i.cfg.Workload))
+		i.warn(fmt.Sprintf("cannot remove the agent from the template of %s: %v; run `kubevpn reset %s`",
+			i.cfg.Workload, err, i.cfg.Workload))
 	}
 }
 

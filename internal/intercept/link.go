@@ -22,8 +22,8 @@ const (
 	heartbeat = time.Second     // the agent uses the same
 	deadAfter = 3 * time.Second // without an answer, the session closes its conn; the agent uses the same
 
-	// directTimeout is how long a dial through the session may take before a port-forward is tried: a NetworkPolicy may drop
-	// the traffic manager's packets.
+	// directTimeout is how long a dial through the session may take before a port-forward is tried: a NetworkPolicy may
+	// drop the traffic manager's packets.
 	directTimeout    = 2 * time.Second
 	agentDialTimeout = 10 * time.Second // for both dials, one after the other, with TLS
 
@@ -74,12 +74,12 @@ type tlsConn struct {
 // Write encrypts all of p, and writes it to the connection below in one write.
 func (c *tlsConn) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
 
-// Close closes the connection without TLS's close_notify, which would block for five seconds if the peer does not read. The
-// session reports its end by itself.
+// Close closes the connection without TLS's close_notify, which would block for five seconds if the peer does not read.
+// The session reports its end by itself.
 func (c *tlsConn) Close() error { return c.batch.Close() }
 
-// link connects the laptop to the leader of one pod's agents: a transport session of one conn, which the client dials again
-// when it breaks. For every new session it sends hello, claims, and serves.
+// link connects the laptop to the leader of one pod's agents: a transport session of one conn, which the client dials
+// again when it breaks. For every new session it sends hello, claims, and serves.
 //
 //	         ┌───────────── rejected: pause─────────────┐
 //	         ▼                                          │

@@ -68,7 +68,8 @@ func (i *Intercept) chooseMode(ctx context.Context) error {
 	return nil
 }
 
-// injectionRejected reports whether the cluster's policy or RBAC rejected the ephemeral container. A sidecar avoids both.
+// injectionRejected reports whether the cluster's policy or RBAC rejected the ephemeral container. A sidecar avoids
+// both.
 func injectionRejected(err error) bool {
 	code := api.AsError(err).Code
 	return code == api.ExitInject || code == api.ExitPermission
@@ -122,8 +123,8 @@ func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, replaced [
 	return podAgent{container: name, infoPort: a.InfoPort}, nil
 }
 
-// infoPort returns a port that is probably free in the pod: it is below the ephemeral ports of kernels, and no container
-// declares it.
+// infoPort returns a port that is probably free in the pod: it is below the ephemeral ports of kernels, and no
+// container declares it.
 func infoPort(p *corev1.Pod) uint16 {
 	const first, last = 20000, 32767
 	for {

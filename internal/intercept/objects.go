@@ -27,7 +27,8 @@ const (
 	fieldManager = "kubevpn"
 )
 
-func (o restObjects) read(ctx context.Context, r schema.GroupVersionResource, namespace, name string) (*unstructured.Unstructured, error) {
+func (o restObjects) read(ctx context.Context, r schema.GroupVersionResource, namespace,
+	name string) (*unstructured.Unstructured, error) {
 	data, err := o.client.Get().AbsPath(pathOf(r, namespace, name)).SetHeader("Accept", jsonType).Do(ctx).Raw()
 	if err != nil {
 		return nil, err

@@ -24,20 +24,22 @@ const (
 	releaseTimeout = 2 * time.Second // for a claim whose probe did not arrive
 )
 
-// errReplaced ends an attempt with an existing agent that is about to end or has ended. The next attempt adds another agent.
+// errReplaced ends an attempt with an existing agent that is about to end or has ended. The next attempt adds another
+// agent.
 var errReplaced = errors.New("the existing agent is ending")
 
 // phase is the progress of an attempt to intercept one pod.
 type phase int
 
 const (
-	waiting   phase = iota // The pod waits for its turn, and for a node.
-	adding                 // The API server adds the agent's container.
-	starting               // The agent has not reported its port and key yet.
-	linking                // The laptop connects to the agent, claims and sends a probe.
-	verified               // A probe has arrived: requests come here while the link is attached and the agent has the claim.
-	replacing              // The agent rejects orders because it is ending; the next attempt adds another one.
-	gone                   // The pod no longer exists.
+	waiting  phase = iota // The pod waits for its turn, and for a node.
+	adding                // The API server adds the agent's container.
+	starting              // The agent has not reported its port and key yet.
+	linking               // The laptop connects to the agent, claims and sends a probe.
+	// A probe has arrived: requests come here while the link is attached and the agent has the claim.
+	verified
+	replacing // The agent rejects orders because it is ending; the next attempt adds another one.
+	gone      // The pod no longer exists.
 )
 
 // String is the reason why the pod's requests do not come here.
@@ -56,8 +58,8 @@ func (p phase) String() string {
 //	│                                                 │
 //	└── a backoff ◀───────────────────────────────────┘         any phase: a step failed, or the agent has ended
 //
-// run makes the attempts. In one attempt, listen reads the AgentInfo, keepLinked keeps a link to the leader, verify sends the
-// probes, and watchEnding ends the attempt. They end together.
+// run makes the attempts. In one attempt, listen reads the AgentInfo, keepLinked keeps a link to the leader, verify
+// sends the probes, and watchEnding ends the attempt. They end together.
 type podIntercept struct {
 	i       *Intercept
 	name    string
@@ -108,9 +110,10 @@ func (c *podIntercept) latest() *corev1.Pod {
 // runs reports whether the pod has an address and is not being deleted. The caller holds i.mu.
 func (c *podIntercept) runs() bool { return c.pod.Status.PodIP != "" && c.pod.DeletionTimestamp == nil }
 
-// placed reports whether the pod has a node, so that an agent can be added. An agent that is added before the pod runs starts
-// right after the application, usually before the application is ready. One that is added later waits for the kubelet twice,
-// up to a second each time. In sidecar mode, placed reports whether the pod has the agent. The caller holds i.mu.
+// placed reports whether the pod has a node, so that an agent can be added. An agent that is added before the pod runs
+// starts right after the application, usually before the application is ready. One that is added later waits for the
+// kubelet twice, up to a second each time. In sidecar mode, placed reports whether the pod has the agent. The caller
+// holds i.mu.
 func (c *podIntercept) placed() bool {
 	if c.pod.Spec.NodeName == "" || c.pod.DeletionTimestamp != nil {
 		return false
@@ -212,8 +215,8 @@ func (c *podIntercept) watchEnding(ctx context.Context) error {
 	return errReplaced
 }
 
-// add waits for the pod's turn, and ensures that the pod has the laptop's agent. The turns limit concurrent requests to the API
-// server. They do not include the second that the kubelet may take to report that the container runs.
+// add waits for the pod's turn, and ensures that the pod has the laptop's agent. The turns limit concurrent requests to
+// the API server. They do not include the second that the kubelet may take to report that the container runs.
 func (c *podIntercept) add(ctx context.Context) (podAgent, error) {
 	select {
 	case <-c.allowed:
@@ -239,8 +242,9 @@ func (c *podIntercept) add(ctx context.Context) (podAgent, error) {
 //	port              Only a new agent serves it, for a minute, and any container in the pod could answer. It answers as soon
 //	                  as the agent runs: with two pods in a lab, an intercept took 2.8 s instead of 3.9 s (median of 8).
 //
-// So listen asks a new agent at its port until the log has the same. It opens the log when the pod's status reports that the
-// container runs. By then the port has answered, so requests for logs do not delay pods that wait for their agents.
+// So listen asks a new agent at its port until the log has the same. It opens the log when the pod's status reports
+// that the container runs. By then the port has answered, so requests for logs do not delay pods that wait for their
+// agents.
 func (c *podIntercept) listen(ctx context.Context, agent podAgent, infos chan<- api.AgentInfo) error {
 	asking, stop := context.WithCancel(ctx)
 	var port sync.WaitGroup
@@ -262,7 +266,8 @@ func sendInfo(ctx context.Context, infos chan<- api.AgentInfo, info api.AgentInf
 	}
 }
 
-// askPort sends the AgentInfo that the agent serves at its port to infos. It logs errors: the log has the AgentInfo, too.
+// askPort sends the AgentInfo that the agent serves at its port to infos. It logs errors: the log has the AgentInfo,
+// too.
 func (c *podIntercept) askPort(ctx context.Context, port uint16, infos chan<- api.AgentInfo) {
 	line, err := c.i.pods.FirstLine(ctx, c.i.cfg.Namespace, c.name, port)
 	if err != nil {
@@ -277,8 +282,8 @@ func (c *podIntercept) askPort(ctx context.Context, port uint16, infos chan<- ap
 	sendInfo(ctx, infos, info)
 }
 
-// await waits until ok returns true for the latest version of the pod. It calls ok with i.mu held. ctx ends when the pod no
-// longer exists.
+// await waits until ok returns true for the latest version of the pod. It calls ok with i.mu held. ctx ends when the
+// pod no longer exists.
 func (c *podIntercept) await(ctx context.Context, ok func(*corev1.Pod) bool) (p *corev1.Pod, err error) {
 	err = c.i.await(ctx, func() bool {
 		p = c.pod
@@ -310,8 +315,10 @@ func (c *podIntercept) followLog(ctx context.Context, agent podAgent, f func(api
 		case agent.old:
 			return fmt.Errorf("%w: %w", errReplaced, err)
 		}
-		return api.Errorf(api.ExitInject, "the agent in pod %s ended with exit code %d (%s)", c.name, ended.ExitCode, ended.Reason).
-			WithHint("See `kubectl -n %s logs %s -c %s` for the cause.", api.ShellQuote(c.i.cfg.Namespace), api.ShellQuote(c.name), api.ShellQuote(agent.container))
+		return api.Errorf(api.ExitInject, "the agent in pod %s ended with exit code %d (%s)", c.name, ended.ExitCode,
+			ended.Reason).
+			WithHint("See `kubectl -n %s logs %s -c %s` for the cause.", api.ShellQuote(c.i.cfg.Namespace),
+				api.ShellQuote(c.name), api.ShellQuote(agent.container))
 	}
 	return err
 }
@@ -328,8 +335,11 @@ func (c *podIntercept) keepLinked(ctx context.Context, infos <-chan api.AgentInf
 		case g := <-infos:
 			switch {
 			case g.Protocol != api.Protocol:
-				return api.Errorf(api.ExitIncompatible, "the agent in pod %s (%s) speaks protocol %d, this kubevpn speaks %d", c.name, g.Version, g.Protocol, api.Protocol).
-					WithHint("Run `kubevpn connect --upgrade` to upgrade the traffic manager and its agents to this version.")
+				return api.Errorf(api.ExitIncompatible,
+					"the agent in pod %s (%s) speaks protocol %d, this kubevpn speaks %d", c.name, g.Version,
+					g.Protocol, api.Protocol).
+					WithHint("Run `kubevpn connect --upgrade` to upgrade the traffic manager and its agents to this " +
+						"version.")
 			case g.Key == now.Key && g.Port == now.Port:
 				continue
 			}
@@ -352,7 +362,8 @@ func (c *podIntercept) keepLinked(ctx context.Context, infos <-chan api.AgentInf
 // newLink returns a link to the agent that g names, and makes it the pod's link.
 func (c *podIntercept) newLink(g api.AgentInfo) *link {
 	config := c.i.identity.tlsConfig(g.Key)
-	l := &link{claim: c.i.claim, target: c.i.target, serve: c.i.server.accept, budget: c.i.server.budget, log: c.i.log.With("pod", c.name)}
+	l := &link{claim: c.i.claim, target: c.i.target, serve: c.i.server.accept, budget: c.i.server.budget,
+		log: c.i.log.With("pod", c.name)}
 	l.dial = func(ctx context.Context) (net.Conn, error) {
 		return dialAgent(ctx, config, func(ctx context.Context) (net.Conn, error) {
 			to, err := c.address(g.Port)
@@ -427,10 +438,11 @@ func (c *podIntercept) ownClaim() *api.Claim {
 	return nil
 }
 
-// waitsForOwnClaim reports whether the agent rejects the claim because it has another claim of the same key. If that claim's
-// daemon was killed, the agent notices within deadAfter, and then accepts this claim. The caller holds i.mu.
+// waitsForOwnClaim reports whether the agent rejects the claim because it has another claim of the same key. If that
+// claim's daemon was killed, the agent notices within deadAfter, and then accepts this claim. The caller holds i.mu.
 func (c *podIntercept) waitsForOwnClaim() bool {
-	if c.linked.claimed || c.linked.state == nil || api.AsError(c.linked.err) == nil || api.AsError(c.linked.err).Code != api.ExitConflict {
+	if c.linked.claimed || c.linked.state == nil || api.AsError(c.linked.err) == nil ||
+		api.AsError(c.linked.err).Code != api.ExitConflict {
 		return false
 	}
 	for _, claim := range c.linked.state.Claims {

@@ -10,8 +10,8 @@ import (
 	"kubevpn/internal/workloads"
 )
 
-// choosePorts returns the ports to intercept, and the container that serves them: the ports in spec, or all ports of the
-// container. A port without a local port gets the same number on the laptop.
+// choosePorts returns the ports to intercept, and the container that serves them: the ports in spec, or all ports of
+// the container. A port without a local port gets the same number on the laptop.
 func choosePorts(w *workloads.Workload, spec api.InterceptSpec) (ports []api.PortMap, container string, err error) {
 	requested := make([]uint16, 0, len(spec.Ports))
 	for _, p := range spec.Ports {
@@ -35,14 +35,17 @@ func choosePorts(w *workloads.Workload, spec api.InterceptSpec) (ports []api.Por
 		}
 	}
 	if len(ports) == 0 {
-		return nil, "", api.Errorf(api.ExitWorkload, "the container %s of %s declares no port, and no Service sends to one", c.Name, w).
+		return nil, "", api.Errorf(api.ExitWorkload,
+			"the container %s of %s declares no port, and no Service sends to one", c.Name, w).
 			WithHint("Name the port that it listens on: --portmap 8080:8080")
 	}
 	for n := range ports {
 		if ports[n].Name != "" {
 			continue
 		}
-		if i := slices.IndexFunc(known, func(p workloads.Port) bool { return p.Port == ports[n].Container && p.Protocol == ports[n].Protocol }); i >= 0 {
+		if i := slices.IndexFunc(known, func(p workloads.Port) bool {
+			return p.Port == ports[n].Container && p.Protocol == ports[n].Protocol
+		}); i >= 0 {
 			ports[n].Name = known[i].Name
 		}
 	}
@@ -61,7 +64,8 @@ func named(w *workloads.Workload, requested api.PortMap) (api.PortMap, error) {
 			names = append(names, p.Name)
 		}
 	}
-	e := api.Errorf(api.ExitWorkload, "the pods of %s declare no %s port %q", w, strings.ToUpper(requested.Protocol), requested.Name)
+	e := api.Errorf(api.ExitWorkload, "the pods of %s declare no %s port %q", w, strings.ToUpper(requested.Protocol),
+		requested.Name)
 	if len(names) > 0 {
 		return requested, e.WithHint("They declare %s.", strings.Join(names, ", "))
 	}

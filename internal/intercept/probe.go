@@ -23,8 +23,8 @@ import (
 
 const (
 	probeTimeout = 3 * time.Second
-	// An agent answers a probe at once; other servers wait for more bytes. So an answer may take answerTimeout, or answerTrips
-	// times as long as it took to connect.
+	// An agent answers a probe at once; other servers wait for more bytes. So an answer may take answerTimeout, or
+	// answerTrips times as long as it took to connect.
 	answerTimeout     = time.Second
 	answerTrips       = 4
 	packetTimeout     = 700 * time.Millisecond // a datagram may be lost, and is sent again
@@ -34,8 +34,9 @@ const (
 	causeTimeout      = 2 * time.Second
 )
 
-// A probe is a connection from the traffic manager, like that of any client in the cluster. The laptop announces the first
-// bytes of a probe to the agents. An answer with these bytes comes from an agent. A UDP probe is a datagram of these bytes.
+// A probe is a connection from the traffic manager, like that of any client in the cluster. The laptop announces the
+// first bytes of a probe to the agents. An answer with these bytes comes from an agent. A UDP probe is a datagram of
+// these bytes.
 //
 //	laptop ── control stream: these bytes ──▶ agent
 //	laptop ── session ── manager dials pod IP, or ClusterIP ─▶ ... ─▶ eth0 ─▶ redirect ─▶ agent: the same bytes
@@ -97,10 +98,13 @@ func (i *Intercept) sendProbe(ctx context.Context, what string, to target, links
 	return c, v
 }
 
-// probeUntilReached sends at most tries probes, until an agent answers one. It does not repeat a TCP probe that timed out.
-func (i *Intercept) probeUntilReached(ctx context.Context, what string, to target, tries int, links func() []*link) (c api.Check, v verdict) {
+// probeUntilReached sends at most tries probes, until an agent answers one. It does not repeat a TCP probe that timed
+// out.
+func (i *Intercept) probeUntilReached(ctx context.Context, what string, to target, tries int,
+	links func() []*link) (c api.Check, v verdict) {
 	for range tries {
-		if c, v = i.sendProbe(ctx, what, to, links()); v == probeReached || v == probeTimedOut && to.protocol == "tcp" || ctx.Err() != nil {
+		if c, v = i.sendProbe(ctx, what, to, links()); v == probeReached ||
+			v == probeTimedOut && to.protocol == "tcp" || ctx.Err() != nil {
 			break
 		}
 		pause(ctx, probePause)
@@ -187,8 +191,8 @@ func (i *Intercept) probedPorts() []api.AgentPort {
 	return ports
 }
 
-// verifyPod checks with probes that connections to the pod reach its agent. If no address can be reached, it warns that the
-// result is unknown.
+// verifyPod checks with probes that connections to the pod reach its agent. If no address can be reached, it warns that
+// the result is unknown.
 func (i *Intercept) verifyPod(ctx context.Context, c *podIntercept) error {
 	ports := i.probedPorts()
 	errs := make([]error, len(ports))
@@ -214,7 +218,8 @@ func (i *Intercept) verifyPort(ctx context.Context, c *podIntercept, p api.Agent
 	case probeReached:
 		return nil
 	case probeUnknown, probeTimedOut:
-		i.warn(fmt.Sprintf("cannot check whether the agent receives the %s traffic of pod %s: %s", strings.ToUpper(p.Protocol), c.name, check.Seen))
+		i.warn(fmt.Sprintf("cannot check whether the agent receives the %s traffic of pod %s: %s",
+			strings.ToUpper(p.Protocol), c.name, check.Seen))
 		return nil
 	}
 	i.mu.Lock()
@@ -268,7 +273,8 @@ func (i *Intercept) verifyServices(ctx context.Context) error {
 			i.mu.Unlock()
 			return i.errorBypassed(ctx, pod, check)
 		default: // no endpoint is ready, or one is not intercepted
-			i.warn(fmt.Sprintf("no agent answered a probe to the ClusterIP %s: %s; %d of %d pods are intercepted", check.Target, check.Seen, intercepted, all))
+			i.warn(fmt.Sprintf("no agent answered a probe to the ClusterIP %s: %s; %d of %d pods are intercepted",
+				check.Target, check.Seen, intercepted, all))
 		}
 	}
 	done("%s", strings.Join(texts, "; "))
@@ -279,7 +285,9 @@ func (i *Intercept) verifyServices(ctx context.Context) error {
 func (i *Intercept) serviceTargets() []target {
 	var targets []target
 	for _, p := range i.workload.Ports() {
-		if !slices.ContainsFunc(i.claim.Ports, func(a api.AgentPort) bool { return a.Protocol == p.Protocol && a.Port == p.Port }) {
+		if !slices.ContainsFunc(i.claim.Ports, func(a api.AgentPort) bool {
+			return a.Protocol == p.Protocol && a.Port == p.Port
+		}) {
 			continue
 		}
 		for _, sp := range p.Services {
@@ -313,13 +321,17 @@ func (i *Intercept) recordCheck(c api.Check) {
 
 // errorBypassed returns the error of a probe that did not reach the agent, with the likely causes.
 func (i *Intercept) errorBypassed(ctx context.Context, pod *corev1.Pod, c api.Check) error {
-	return api.Errorf(api.ExitIntercept, "the intercept receives no traffic: a probe to %s did not reach the agent in pod %s: %s", c.Target, pod.Name, c.Seen).
-		WithHint("%s. kubevpn has undone the intercept: requests go to the application.", strings.Join(i.causes(ctx, pod), ". "))
+	return api.Errorf(api.ExitIntercept,
+		"the intercept receives no traffic: a probe to %s did not reach the agent in pod %s: %s", c.Target, pod.Name,
+		c.Seen).
+		WithHint("%s. kubevpn has undone the intercept: requests go to the application.",
+			strings.Join(i.causes(ctx, pod), ". "))
 }
 
 // meshes are service meshes by the names of the containers that they add to pods.
 var meshes = map[string]string{
-	"istio-proxy": "Istio", "linkerd-proxy": "Linkerd", "kuma-sidecar": "Kuma", "consul-dataplane": "Consul", "osm-envoy": "Open Service Mesh",
+	"istio-proxy": "Istio", "linkerd-proxy": "Linkerd", "kuma-sidecar": "Kuma", "consul-dataplane": "Consul",
+	"osm-envoy": "Open Service Mesh",
 }
 
 // ambient is the annotation of a pod whose connections go through a proxy on its node.
@@ -330,23 +342,29 @@ func (i *Intercept) causes(ctx context.Context, pod *corev1.Pod) []string {
 	var causes []string
 	for _, c := range slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers) {
 		if mesh, ok := meshes[c.Name]; ok {
-			causes = append(causes, fmt.Sprintf("The pod belongs to a service mesh, %s, and its container %s receives connections before the agent; "+
+			causes = append(causes, fmt.Sprintf("The pod belongs to a service mesh, %s, and its container %s "+
+				"receives connections before the agent; "+
 				"with --mode sidecar the agent receives requests to Services after it", mesh, c.Name))
 		}
 	}
 	if pod.Annotations[ambient] == "enabled" {
-		causes = append(causes, "The pod belongs to a service mesh, Istio in ambient mode, which receives its connections before the agent")
+		causes = append(causes, "The pod belongs to a service mesh, Istio in ambient mode, which receives its "+
+			"connections before the agent")
 	}
 	ctx, cancel := context.WithTimeout(ctx, causeTimeout)
 	defer cancel()
-	cilium, err := i.pods.Kube().CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, "cilium-config", metav1.GetOptions{})
+	cilium, err := i.pods.Kube().CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, "cilium-config",
+		metav1.GetOptions{})
 	if err != nil {
 		i.log.Debug("cannot read the ConfigMap kube-system/cilium-config", "err", err)
-	} else if replaces := cilium.Data["kube-proxy-replacement"]; (replaces == "true" || replaces == "strict") && cilium.Data["enable-host-legacy-routing"] != "true" {
-		causes = append(causes, "The ConfigMap kube-system/cilium-config enables Cilium with eBPF host routing, whose packets may bypass netfilter in the pod")
+	} else if replaces := cilium.Data["kube-proxy-replacement"]; (replaces == "true" || replaces == "strict") &&
+		cilium.Data["enable-host-legacy-routing"] != "true" {
+		causes = append(causes, "The ConfigMap kube-system/cilium-config enables Cilium with eBPF host routing, "+
+			"whose packets may bypass netfilter in the pod")
 	}
 	if len(causes) == 0 {
-		causes = append(causes, "The pod's packets bypass the agent's netfilter rules: the cause may be a service mesh, rules of the pod, or the cluster's network plugin")
+		causes = append(causes, "The pod's packets bypass the agent's netfilter rules: the cause may be a service "+
+			"mesh, rules of the pod, or the cluster's network plugin")
 	}
 	return causes
 }

@@ -31,7 +31,8 @@ type ResetConfig struct {
 	Cluster   *cluster.Cluster
 	Namespace string
 	Workload  string // TYPE/NAME
-	// Image returns the image of the agent that Reset adds to pods. Reset calls it at most once, before it changes anything.
+	// Image returns the image of the agent that Reset adds to pods. Reset calls it at most once, before it changes
+	// anything.
 	Image    func(context.Context) (string, error)
 	Owner    string // the name that the owners of the removed intercepts see: user@host
 	Mine     bool   // limits Reset to agents that killed daemons with this Key left in the template
@@ -40,11 +41,12 @@ type ResetConfig struct {
 	Logger   *slog.Logger
 }
 
-// Reset removes the intercepts of all owners from the workload, and ends the agents in its pods. It requires the right to patch
-// the workload: it adds an agent of this user to each pod that has agents, and that agent orders the others to end. Errors are
-// *api.Error.
+// Reset removes the intercepts of all owners from the workload, and ends the agents in its pods. It requires the right
+// to patch the workload: it adds an agent of this user to each pod that has agents, and that agent orders the others to
+// end. Errors are *api.Error.
 func Reset(ctx context.Context, cfg ResetConfig) error {
-	if err := resetAll(ctx, cfg, podsOf(cfg.Cluster), restObjects{cfg.Cluster.Kube().CoreV1().RESTClient()}); err != nil {
+	if err := resetAll(ctx, cfg, podsOf(cfg.Cluster),
+		restObjects{cfg.Cluster.Kube().CoreV1().RESTClient()}); err != nil {
 		return api.AsError(err)
 	}
 	return nil
@@ -94,7 +96,8 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects objects) 
 			return err
 		}
 	}
-	r.progress(api.Event{Step: step, Detail: fmt.Sprintf("%d of %d pods had an agent", len(intercepted), all), Done: true})
+	r.progress(api.Event{Step: step, Detail: fmt.Sprintf("%d of %d pods had an agent", len(intercepted), all),
+		Done: true})
 	if err := (writer{pods, objects, w}).rollBack(ctx, ""); err != nil {
 		return err
 	}
@@ -108,7 +111,8 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects objects) 
 func (r *resetter) removeLeftover(ctx context.Context, w writer) error {
 	removed, err := w.remove(ctx, func(hash string) bool { return hash == r.identity.hash })
 	if err == nil && !removed {
-		err = api.Errorf(api.ExitWorkload, "%s is not intercepted from here, and its template has no agent of %s", r.cfg.Workload, r.cfg.Owner).
+		err = api.Errorf(api.ExitWorkload, "%s is not intercepted from here, and its template has no agent of %s",
+			r.cfg.Workload, r.cfg.Owner).
 			WithHint("`kubevpn status` lists intercepts; `kubevpn reset` removes intercepts of all owners")
 	}
 	return err
@@ -145,9 +149,10 @@ func (r *resetter) progress(e api.Event) {
 	r.cfg.Progress(e)
 }
 
-// find returns the pods with running agents, and the number of all pods. It watches the pods until ctx ends; then it closes
-// stopped.
-func (r *resetter) find(ctx context.Context, w *workloads.Workload) (intercepted []corev1.Pod, all int, stopped <-chan struct{}, err error) {
+// find returns the pods with running agents, and the number of all pods. It watches the pods until ctx ends; then it
+// closes stopped.
+func (r *resetter) find(ctx context.Context,
+	w *workloads.Workload) (intercepted []corev1.Pod, all int, stopped <-chan struct{}, err error) {
 	first, ended := make(chan []corev1.Pod, 1), make(chan error, 1)
 	done := make(chan struct{})
 	go func() {
@@ -175,9 +180,10 @@ func (r *resetter) find(ctx context.Context, w *workloads.Workload) (intercepted
 
 // agentRuns reports whether an agent of any owner runs in the pod. Do not run its image elsewhere: the owner chose it.
 func agentRuns(p *corev1.Pod) bool {
-	return slices.ContainsFunc(slices.Concat(p.Status.EphemeralContainerStatuses, p.Status.ContainerStatuses), func(s corev1.ContainerStatus) bool {
-		return isAgent(s.Name) && s.State.Running != nil
-	})
+	return slices.ContainsFunc(slices.Concat(p.Status.EphemeralContainerStatuses, p.Status.ContainerStatuses),
+		func(s corev1.ContainerStatus) bool {
+			return isAgent(s.Name) && s.State.Running != nil
+		})
 }
 
 // hasSidecar reports whether the pod's template contains an agent. The rollout replaces such a pod.
@@ -185,12 +191,14 @@ func hasSidecar(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return isAgent(c.Name) })
 }
 
-// reset ends the agents of one pod, and returns the claims that they had. It leaves a pod with a sidecar to the rollout.
+// reset ends the agents of one pod, and returns the claims that they had. It leaves a pod with a sidecar to the
+// rollout.
 func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error) {
 	if hasSidecar(p) {
 		return nil, nil
 	}
-	agent, _, err := r.pods.Inject(ctx, p, workloads.Agent{Image: r.image, Owner: r.identity.hash, OwnerName: r.cfg.Owner})
+	agent, _, err := r.pods.Inject(ctx, p,
+		workloads.Agent{Image: r.image, Owner: r.identity.hash, OwnerName: r.cfg.Owner})
 	if errors.Is(err, cluster.ErrPodGone) {
 		return nil, nil // its agents have ended with it
 	}
@@ -203,15 +211,17 @@ func (r *resetter) reset(ctx context.Context, p *corev1.Pod) ([]api.Claim, error
 	defer cancel()
 	infos, ended := make(chan api.AgentInfo, 1), make(chan error, 1)
 	listening.Go(func() {
-		ended <- r.pods.FollowLog(ctx, workloads.Log{Namespace: p.Namespace, Pod: p.Name, Container: agent, Await: r.states.Await(p)}, func(line string) {
-			if info, ok := parseInfo(line); ok {
-				select {
-				case <-infos: // only the latest counts
-				default:
+		ended <- r.pods.FollowLog(ctx,
+			workloads.Log{Namespace: p.Namespace, Pod: p.Name, Container: agent, Await: r.states.Await(p)},
+			func(line string) {
+				if info, ok := parseInfo(line); ok {
+					select {
+					case <-infos: // only the latest counts
+					default:
+					}
+					infos <- info
 				}
-				infos <- info
-			}
-		})
+			})
 	})
 	var reported error
 	for {

@@ -32,12 +32,15 @@ const writeTries = 5
 
 // rollsOut returns nil if a change of the workload's template replaces its pods.
 func rollsOut(w *workloads.Workload) error {
-	if containers, _, _ := unstructured.NestedSlice(w.Object.Object, "spec", "template", "spec", "containers"); len(containers) == 0 {
+	if containers, _, _ := unstructured.NestedSlice(w.Object.Object, "spec", "template", "spec",
+		"containers"); len(containers) == 0 {
 		return api.Errorf(api.ExitInject, "%s has no pod template; a sidecar needs a pod template", w).
-			WithHint("Name the workload that owns its pods: `kubectl -n %s get deployments,statefulsets,daemonsets`.", w.Namespace)
+			WithHint("Name the workload that owns its pods: `kubectl -n %s get deployments,statefulsets,daemonsets`.",
+				w.Namespace)
 	}
 	if w.Resource.Group == appsv1.GroupName && w.Kind == "ReplicaSet" {
-		return api.Errorf(api.ExitInject, "a change of the template of %s does not replace its pods, and a sidecar needs that", w).
+		return api.Errorf(api.ExitInject,
+			"a change of the template of %s does not replace its pods, and a sidecar needs that", w).
 			WithHint("Name the Deployment that owns it.")
 	}
 	return nil
@@ -48,7 +51,9 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 	done := i.step("Adding the agent to the template of %s", i.cfg.Workload)
 	var claimed []workloads.Port
 	for _, p := range i.status.Ports {
-		known := slices.IndexFunc(i.workload.Ports(), func(k workloads.Port) bool { return k.Protocol == p.Protocol && k.Port == p.Container })
+		known := slices.IndexFunc(i.workload.Ports(), func(k workloads.Port) bool {
+			return k.Protocol == p.Protocol && k.Port == p.Container
+		})
 		if known >= 0 {
 			claimed = append(claimed, i.workload.Ports()[known])
 		} else {
@@ -57,11 +62,13 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 	}
 	var plan sidecarPlan
 	err := i.writer().template(ctx, func(template map[string]any) (map[string]any, error) {
-		without, _, err := undoSidecar(template, i.identity.hash) // of this owner's earlier intercept, whose daemon may have been killed
+		// of this owner's earlier intercept, whose daemon may have been killed
+		without, _, err := undoSidecar(template, i.identity.hash)
 		if err != nil {
 			return nil, err
 		}
-		plan, err = planSidecar(without, i.container, claimed, sidecarAgent{image: i.image, owner: i.identity.hash, ownerName: i.cfg.Owner})
+		plan, err = planSidecar(without, i.container, claimed,
+			sidecarAgent{image: i.image, owner: i.identity.hash, ownerName: i.cfg.Owner})
 		return plan.template, err
 	})
 	if err != nil {
@@ -75,7 +82,8 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 	return nil
 }
 
-// redirectServices patches Services to send to the agents' ports: those that have to wait for the rollout, or the others.
+// redirectServices patches Services to send to the agents' ports: those that have to wait for the rollout, or the
+// others.
 func (i *Intercept) redirectServices(ctx context.Context, afterRollout bool) error {
 	var patches []servicePatch
 	var names []string
@@ -84,7 +92,9 @@ func (i *Intercept) redirectServices(ctx context.Context, afterRollout bool) err
 			patches, names = append(patches, p), append(names, p.service)
 		}
 	}
-	return i.writer().services(ctx, names, func(service map[string]any) (map[string]any, error) { return patchService(service, patches) })
+	return i.writer().services(ctx, names, func(service map[string]any) (map[string]any, error) {
+		return patchService(service, patches)
+	})
 }
 
 // rollBack undoes rollOut.
@@ -95,8 +105,8 @@ func (i *Intercept) rollBack(ctx context.Context) error {
 	return i.writer().rollBack(ctx, i.identity.hash)
 }
 
-// watchTemplate returns an error when somebody has removed the agent from the template. It reads the template whenever a pod
-// without the agent appears.
+// watchTemplate returns an error when somebody has removed the agent from the template. It reads the template whenever
+// a pod without the agent appears.
 func (i *Intercept) watchTemplate(ctx context.Context) error {
 	select {
 	case <-i.begun:
@@ -111,7 +121,8 @@ func (i *Intercept) watchTemplate(ctx context.Context) error {
 		var without *podIntercept
 		if err := i.await(ctx, func() bool {
 			for _, c := range i.sorted() {
-				if uid := c.pod.UID; !checked[uid] && c.pod.DeletionTimestamp == nil && sidecarOf(c.pod, i.identity.hash) == "" {
+				if uid := c.pod.UID; !checked[uid] && c.pod.DeletionTimestamp == nil &&
+					sidecarOf(c.pod, i.identity.hash) == "" {
 					without = c
 					checked[uid] = true
 					return true
@@ -135,10 +146,12 @@ func (i *Intercept) watchTemplate(ctx context.Context) error {
 		case template == nil:
 			continue // the workload no longer exists
 		}
-		if without, _, err := undoSidecar(template, i.identity.hash); err != nil || !equality.Semantic.DeepEqual(template, without) {
+		if without, _, err := undoSidecar(template, i.identity.hash); err != nil ||
+			!equality.Semantic.DeepEqual(template, without) {
 			continue // the pod predates the agent
 		}
-		return api.Errorf(api.ExitIntercept, "somebody has removed the agent from the template of %s, as `kubevpn reset` does", i.cfg.Workload).
+		return api.Errorf(api.ExitIntercept,
+			"somebody has removed the agent from the template of %s, as `kubevpn reset` does", i.cfg.Workload).
 			WithHint("Run `kubevpn proxy %s` again to start a new intercept.", i.cfg.Workload)
 	}
 }
@@ -152,8 +165,8 @@ type writer struct {
 	workload *workloads.Workload
 }
 
-// rollBack removes an owner's agents from the template, or those of all owners if owner is empty. It undoes the Services with
-// the last agent.
+// rollBack removes an owner's agents from the template, or those of all owners if owner is empty. It undoes the
+// Services with the last agent.
 func (w writer) rollBack(ctx context.Context, owner string) error {
 	_, err := w.remove(ctx, func(hash string) bool { return owner == "" || hash == owner })
 	return err
@@ -212,7 +225,8 @@ func (w writer) template(ctx context.Context, change func(map[string]any) (map[s
 }
 
 // services changes the Services with these names.
-func (w writer) services(ctx context.Context, names []string, change func(map[string]any) (map[string]any, error)) error {
+func (w writer) services(ctx context.Context, names []string,
+	change func(map[string]any) (map[string]any, error)) error {
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
 		if err := w.edit(ctx, corev1.SchemeGroupVersion.WithResource("services"), name, change); err != nil {
@@ -223,7 +237,8 @@ func (w writer) services(ctx context.Context, names []string, change func(map[st
 }
 
 // edit reads an object, changes it, and writes it if it differs. It retries after a conflict.
-func (w writer) edit(ctx context.Context, r schema.GroupVersionResource, name string, change func(map[string]any) (map[string]any, error)) error {
+func (w writer) edit(ctx context.Context, r schema.GroupVersionResource, name string,
+	change func(map[string]any) (map[string]any, error)) error {
 	for try := 1; ; try++ {
 		o, err := w.objects.read(ctx, r, w.workload.Namespace, name)
 		if err != nil {

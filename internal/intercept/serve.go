@@ -17,8 +17,8 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// Limits of one intercept on this machine: streams that agents open, one for each request, and buffered bytes that a local
-// program or an agent has not read. One agent alone may use half of each. A UDP flow uses 128 KiB.
+// Limits of one intercept on this machine: streams that agents open, one for each request, and buffered bytes that a
+// local program or an agent has not read. One agent alone may use half of each. A UDP flow uses 128 KiB.
 const (
 	maxRequests = 4 << 10
 	maxBuffered = 128 << 20
@@ -56,7 +56,8 @@ func newServer(ports []api.PortMap, dial dialLocal, log *slog.Logger) *server {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}
-	s := &server{local: make(map[port]uint16, len(ports)), dial: dial, budget: transport.NewBudget(maxRequests, maxBuffered), log: log}
+	s := &server{local: make(map[port]uint16, len(ports)), dial: dial,
+		budget: transport.NewBudget(maxRequests, maxBuffered), log: log}
 	for _, p := range ports {
 		s.local[port{p.Protocol, p.Container}] = p.Local
 	}
@@ -151,8 +152,8 @@ type stream interface {
 	Close() error
 }
 
-// relay copies bytes between an agent and a local program until both directions have ended, and closes both. gone closes when
-// the agent has reset the stream, or its session has ended.
+// relay copies bytes between an agent and a local program until both directions have ended, and closes both. gone
+// closes when the agent has reset the stream, or its session has ended.
 //
 //	agent FIN ─▶ shutdown(SHUT_WR) to the program     program FIN ─▶ CloseWrite to the agent
 //	agent RST ─▶ RST to the program                   program RST ─▶ Reset to the agent
@@ -176,7 +177,8 @@ func relay(agent stream, program *net.TCPConn, gone <-chan struct{}) {
 		if err == nil {
 			err = program.CloseWrite()
 		}
-		if err != nil && !errors.Is(err, syscall.ENOTCONN) { // the program has closed its socket, and both directions have ended
+		// the program has closed its socket, and both directions have ended
+		if err != nil && !errors.Is(err, syscall.ENOTCONN) {
 			abort()
 		}
 	})
@@ -215,8 +217,8 @@ func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local ui
 	return nil
 }
 
-// udpFlow relays one client's datagrams over a connected socket, which reports a closed port. It does so only after a datagram
-// was sent: then udpFlow sends the same datagram to the next address. The agent ends idle flows.
+// udpFlow relays one client's datagrams over a connected socket, which reports a closed port. It does so only after a
+// datagram was sent: then udpFlow sends the same datagram to the next address. The agent ends idle flows.
 type udpFlow struct {
 	ctx   context.Context // the server's
 	dial  dialLocal

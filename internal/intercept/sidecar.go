@@ -17,22 +17,23 @@ import (
 	"kubevpn/internal/workloads"
 )
 
-// A sidecar is an agent in the pod template. It receives the traffic of Services whose target port is a name: if two containers
-// give a port the same name, the control plane uses the first one's number. So the agent is the first container, and gives its
-// own port the name of the application's:
+// A sidecar is an agent in the pod template. It receives the traffic of Services whose target port is a name: if two
+// containers give a port the same name, the control plane uses the first one's number. So the agent is the first
+// container, and gives its own port the name of the application's:
 //
 //	Service web ── targetPort http ──▶ containers: kubevpn-agent-1  http 18080   --listen tcp/8080:18080
 //	                                               app              http  8080   (unchanged, with its probes)
 //
-// Pods without the agent still serve, before the rollout and after one that removed the agent. planSidecar replaces the number
-// in a Service's target port by the name. If the application's port has no name, the Service gets a name that only pods with
-// the agent have.
+// Pods without the agent still serve, before the rollout and after one that removed the agent. planSidecar replaces the
+// number in a Service's target port by the name. If the application's port has no name, the Service gets a name that
+// only pods with the agent have.
 //
-// The functions edit the objects as the API server returns them, and keep fields that this program does not know. The agent's
-// container and an annotation of the Service record how to undo the change.
+// The functions edit the objects as the API server returns them, and keep fields that this program does not know. The
+// agent's container and an annotation of the Service record how to undo the change.
 const (
 	defaultContainerAnnotation = "kubectl.kubernetes.io/default-container"
-	// sidecarDefaultVariable is set in the agent's environment if addDefault added the annotation of kubectl's default container.
+	// sidecarDefaultVariable is set in the agent's environment if addDefault added the annotation of kubectl's default
+	// container.
 	sidecarDefaultVariable = "KUBEVPN_DEFAULT_CONTAINER"
 )
 
@@ -54,13 +55,15 @@ type servicePatch struct {
 	protocol string // "tcp" or "udp"
 	port     int32
 	to       string // the target port's name
-	// afterRollout is set if only pods with the agent have that name. Then apply the patch after the rollout, and undo it before
-	// pods lose the agent.
+	// afterRollout is set if only pods with the agent have that name. Then apply the patch after the rollout, and undo
+	// it before pods lose the agent.
 	afterRollout bool
 }
 
-// planSidecar plans the owner's agent for a template whose container listens on ports. It does not change its arguments.
-func planSidecar(template map[string]any, container string, ports []workloads.Port, a sidecarAgent) (sidecarPlan, error) {
+// planSidecar plans the owner's agent for a template whose container listens on ports. It does not change its
+// arguments.
+func planSidecar(template map[string]any, container string, ports []workloads.Port,
+	a sidecarAgent) (sidecarPlan, error) {
 	template = runtime.DeepCopyJSON(template)
 	containers, err := containersOf(template)
 	if err != nil {
@@ -73,7 +76,9 @@ func planSidecar(template map[string]any, container string, ports []workloads.Po
 		}
 	}
 	if len(ports) == 0 {
-		return sidecarPlan{}, api.Errorf(api.ExitWorkload, "container %s declares no port, and a sidecar receives only requests that Services send to a port", container).
+		return sidecarPlan{}, api.Errorf(api.ExitWorkload,
+			"container %s declares no port, and a sidecar receives only requests that Services send to a port",
+			container).
 			WithHint("Name the port: --portmap CONTAINER:LOCAL")
 	}
 	c := sidecarContainer(a, nextSidecar(spec))
@@ -109,8 +114,8 @@ func planSidecar(template map[string]any, container string, ports []workloads.Po
 	return p, unstructured.SetNestedSlice(template, append([]any{raw}, containers...), "spec", "containers")
 }
 
-// sidecarContainer returns the agent's container, which complies with the "restricted" pod security standard. It requests CPU
-// because autoscalers ignore pods with a container that requests none.
+// sidecarContainer returns the agent's container, which complies with the "restricted" pod security standard. It
+// requests CPU because autoscalers ignore pods with a container that requests none.
 func sidecarContainer(a sidecarAgent, name string) corev1.Container {
 	return corev1.Container{
 		Name:            name,
@@ -119,8 +124,11 @@ func sidecarContainer(a sidecarAgent, name string) corev1.Container {
 		Args:            []string{"agent"},
 		Env: []corev1.EnvVar{
 			{Name: api.AgentOwnerVariable, Value: a.owner},
-			{Name: api.AgentNameVariable, Value: strings.ReplaceAll(a.ownerName, "$", "$$")}, // or the kubelet replaces $(NAME)
-			{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIPs"}}},
+			// or the kubelet replaces $(NAME)
+			{Name: api.AgentNameVariable, Value: strings.ReplaceAll(a.ownerName, "$", "$$")},
+			{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{
+				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIPs"},
+			}},
 		},
 		Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
 			corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi"),
@@ -138,9 +146,11 @@ func sidecarContainer(a sidecarAgent, name string) corev1.Container {
 	}
 }
 
-// sidecarPort chooses the name of the agent's port, and its number: those of another owner's agent in the template, else the
-// application's name. If the application's port has no name, or another port of c has the same, it creates a name.
-func sidecarPort(spec corev1.PodSpec, c corev1.Container, port workloads.Port, taken map[uint16]bool) (name string, listen uint16) {
+// sidecarPort chooses the name of the agent's port, and its number: those of another owner's agent in the template,
+// else the application's name. If the application's port has no name, or another port of c has the same, it creates a
+// name.
+func sidecarPort(spec corev1.PodSpec, c corev1.Container, port workloads.Port,
+	taken map[uint16]bool) (name string, listen uint16) {
 	used := func(name string) bool {
 		return slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == name })
 	}
@@ -198,9 +208,9 @@ func nextSidecar(spec corev1.PodSpec) string {
 	}
 }
 
-// addDefault makes container the default of kubectl, which would otherwise choose the agent. ours tells removeDefault what to
-// undo: the container's name, and the maps that addDefault created. It is "" if the template already had a default, and another
-// agent's value if that one added it.
+// addDefault makes container the default of kubectl, which would otherwise choose the agent. ours tells removeDefault
+// what to undo: the container's name, and the maps that addDefault created. It is "" if the template already had a
+// default, and another agent's value if that one added it.
 func addDefault(template map[string]any, spec corev1.PodSpec, container string) (ours string, err error) {
 	annotations, found, err := unstructured.NestedStringMap(template, "metadata", "annotations")
 	if err != nil {
@@ -226,14 +236,15 @@ func addDefault(template map[string]any, spec corev1.PodSpec, container string) 
 	return ours, unstructured.SetNestedField(template, container, "metadata", "annotations", defaultContainerAnnotation)
 }
 
-// undoSidecar removes the agents of the owner whose key has that hash, or of all owners if owner is empty. See undoSidecars.
+// undoSidecar removes the agents of the owner whose key has that hash, or of all owners if owner is empty. See
+// undoSidecars.
 func undoSidecar(template map[string]any, owner string) (without map[string]any, last bool, err error) {
 	return undoSidecars(template, func(hash string) bool { return owner == "" || hash == owner })
 }
 
-// undoSidecars removes agents from a template, by the hashes of their owners' keys, and what planSidecar added with them. It
-// keeps later changes by others. last reports that no agent is left, so that the caller has to undo the Services, too. It does
-// not change its argument.
+// undoSidecars removes agents from a template, by the hashes of their owners' keys, and what planSidecar added with
+// them. It keeps later changes by others. last reports that no agent is left, so that the caller has to undo the
+// Services, too. It does not change its argument.
 func undoSidecars(template map[string]any, gone func(hash string) bool) (without map[string]any, last bool, err error) {
 	template = runtime.DeepCopyJSON(template)
 	containers, err := containersOf(template)
@@ -270,8 +281,8 @@ func undoSidecars(template map[string]any, gone func(hash string) bool) (without
 	return template, last, nil
 }
 
-// removeDefault undoes addDefault. It also removes the maps that addDefault created: an empty map may change the template's
-// hash.
+// removeDefault undoes addDefault. It also removes the maps that addDefault created: an empty map may change the
+// template's hash.
 func removeDefault(template map[string]any, added []string) {
 	path := []string{"metadata", "annotations", defaultContainerAnnotation}
 	if is, _, _ := unstructured.NestedString(template, path...); is != added[0] {
@@ -351,8 +362,8 @@ func patchService(service map[string]any, patches []servicePatch) (map[string]an
 	return service, unstructured.SetNestedField(service, string(text), "metadata", "annotations", workloads.TargetPorts)
 }
 
-// undoService restores the target ports of a Service, except those that somebody else has changed since. It does not change
-// its argument.
+// undoService restores the target ports of a Service, except those that somebody else has changed since. It does not
+// change its argument.
 func undoService(service map[string]any) (map[string]any, error) {
 	service = runtime.DeepCopyJSON(service)
 	moved, err := movedPorts(service)

@@ -13,13 +13,14 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// TLSTermination reads the certificate and key of a Secret with the user's own rights. Agents use them to match requests
-// inside TLS.
+// TLSTermination reads the certificate and key of a Secret with the user's own rights. Agents use them to match
+// requests inside TLS.
 func TLSTermination(ctx context.Context, c *cluster.Cluster, namespace, name string) (*api.TLSTermination, error) {
 	secret, err := c.Kube().CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, api.Errorf(api.ExitWorkload, "secrets %q not found in namespace %q", name, namespace).
-			WithHint("`kubectl -n %s get secrets --field-selector type=%s` lists the TLS Secrets", namespace, corev1.SecretTypeTLS)
+			WithHint("`kubectl -n %s get secrets --field-selector type=%s` lists the TLS Secrets", namespace,
+				corev1.SecretTypeTLS)
 	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()

@@ -9,8 +9,8 @@ import (
 const (
 	// bufferSize is what one read from a socket may take: more than any datagram.
 	bufferSize = 64 << 10
-	// smallBufferSize is what it may take when the session has used up its part of the budget. Datagrams that do not fit are
-	// lost then.
+	// smallBufferSize is what it may take when the session has used up its part of the budget. Datagrams that do not
+	// fit are lost then.
 	smallBufferSize = 4 << 10
 )
 

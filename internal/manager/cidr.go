@@ -91,7 +91,9 @@ func (n *networks) prefixes(settled bool) found {
 	for _, p := range out.pods {
 		taken.AddPrefix(p)
 	}
-	out.services, _ = cover(services, n.clusterIPs, routable.Set(&taken), func(netip.Prefix) (bool, bool) { return true, true })
+	out.services, _ = cover(services, n.clusterIPs, routable.Set(&taken), func(netip.Prefix) (bool, bool) {
+		return true, true
+	})
 	return out
 }
 
@@ -103,7 +105,8 @@ func (n *networks) believe(block netip.Prefix) (addrs, whole bool) {
 
 // cover returns the stated prefixes with those of the addresses outside of them. Addresses in taken are never
 // added: they are of another kind. Blocks that may not be routed are ignored; some of these are returned.
-func cover(known *netipx.IPSet, seen blocks, taken *netipx.IPSet, believe func(netip.Prefix) (addrs, whole bool)) (prefixes, ignored []netip.Prefix) {
+func cover(known *netipx.IPSet, seen blocks, taken *netipx.IPSet,
+	believe func(netip.Prefix) (addrs, whole bool)) (prefixes, ignored []netip.Prefix) {
 	var all netipx.IPSetBuilder
 	all.AddSet(known)
 	space := routable.Space()

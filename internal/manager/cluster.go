@@ -51,7 +51,8 @@ func newCluster(nodeName string) *cluster {
 		nodes:    make(map[string]*node),
 		ranges:   make(map[string][]netip.Prefix),
 		dirty:    make(map[balancer.Name]struct{}),
-		networks: networks{nodes: make(map[netip.Addr]struct{}), pods: make(blocks), clusterIPs: make(blocks), believed: make(map[netip.Prefix]struct{})},
+		networks: networks{nodes: make(map[netip.Addr]struct{}), pods: make(blocks), clusterIPs: make(blocks),
+			believed: make(map[netip.Prefix]struct{})},
 		rejected: make(map[podRef]time.Time),
 		nodeName: nodeName,
 	}
@@ -196,9 +197,9 @@ func (c *cluster) isOnHost(s *slice) bool {
 	})
 }
 
-// hostAddrs returns the addresses of nodes and the API server for the filter. It returns nil if the endpoints of Services are
-// not known, since a pod on the host network could then not be told from its node. It skips the endpoints of Service
-// kubernetes, which laptops reach by its ClusterIP. mu is held.
+// hostAddrs returns the addresses of nodes and the API server for the filter. It returns nil if the endpoints of
+// Services are not known, since a pod on the host network could then not be told from its node. It skips the endpoints
+// of Service kubernetes, which laptops reach by its ClusterIP. mu is held.
 func (c *cluster) hostAddrs() *hostAddrs {
 	if !c.synced[endpointSlices] {
 		return nil

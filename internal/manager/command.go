@@ -52,15 +52,20 @@ It needs no capability.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort)), "address for sessions")
-	f.StringVar(&o.health, "health", net.JoinHostPort("", strconv.Itoa(api.HealthPort)), "address for /livez and /readyz")
-	f.StringVar(&o.proxy, "proxy-listen", net.JoinHostPort("", strconv.Itoa(api.ProxyPort)), "address for conns through the API server's pods/proxy; empty: none")
+	f.StringVar(&o.listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort)),
+		"address for sessions")
+	f.StringVar(&o.health, "health", net.JoinHostPort("", strconv.Itoa(api.HealthPort)),
+		"address for /livez and /readyz")
+	f.StringVar(&o.proxy, "proxy-listen", net.JoinHostPort("", strconv.Itoa(api.ProxyPort)),
+		"address for conns through the API server's pods/proxy; empty: none")
 	f.StringVar(&o.podName, "pod-name", os.Getenv("POD_NAME"), "name of this pod ($POD_NAME)")
 	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "addresses of this pod, with commas ($POD_IP)")
 	f.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod ($POD_NAMESPACE)")
 	f.StringVar(&o.nodeName, "node-name", os.Getenv("NODE_NAME"), "node of this pod ($NODE_NAME)")
-	f.StringVar(&o.resolvConf, "resolv-conf", "/etc/resolv.conf", "file in which the kubelet names the cluster DNS servers")
-	f.StringVar(&o.account, "service-account", serviceAccountDir, "directory of the service account's token and ca.crt; without a token there is no API access")
+	f.StringVar(&o.resolvConf, "resolv-conf", "/etc/resolv.conf",
+		"file in which the kubelet names the cluster DNS servers")
+	f.StringVar(&o.account, "service-account", serviceAccountDir,
+		"directory of the service account's token and ca.crt; without a token there is no API access")
 	f.StringVar(&o.log, "log-level", "info", "debug, info, warn or error")
 	return cmd
 }
@@ -88,7 +93,8 @@ func run(ctx context.Context, o options) error {
 	}
 	return New(Config{
 		Listen: o.listen, Health: o.health, Proxy: o.proxy, Kube: kube, APIServer: apiServerVIP(os.Getenv),
-		PodName: o.podName, Namespace: o.namespace, NodeName: o.nodeName, PodIPs: pod, ResolvConf: o.resolvConf, GatewaySocket: api.GatewaySocket, Logger: log,
+		PodName: o.podName, Namespace: o.namespace, NodeName: o.nodeName, PodIPs: pod, ResolvConf: o.resolvConf,
+		GatewaySocket: api.GatewaySocket, Logger: log,
 	}).Run(ctx)
 }
 

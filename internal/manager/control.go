@@ -49,7 +49,8 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 		return nil
 	}
 	s.identify(by)
-	s.log.Info("laptop", "version", hello.Version, "client", shortHash(hello.Client), "namespace", hello.Namespace, "scheduler", by.scheduler)
+	s.log.Info("laptop", "version", hello.Version, "client", shortHash(hello.Client), "namespace", hello.Namespace,
+		"scheduler", by.scheduler)
 
 	session := ctx
 	ctx, cancel := context.WithCancel(ctx)
@@ -77,7 +78,8 @@ func (s *session) sendNotices(ctx context.Context, laptop *json.Encoder, lease a
 	first.state.Sessions = s.m.publisher.laptops() // this one may be younger than the notice
 	s.m.router.describe(&first.state)
 	told := &first
-	messages := append([]api.ControlMessage{{Hello: s.m.hello(lease, first.state)}}, changes(&notice{state: first.state}, told)...)
+	messages := append([]api.ControlMessage{{Hello: s.m.hello(lease, first.state)}},
+		changes(&notice{state: first.state}, told)...)
 	for {
 		for _, message := range messages {
 			if err := laptop.Encode(message); err != nil {
@@ -109,7 +111,8 @@ func changes(before, now *notice) []api.ControlMessage {
 
 func (m *Manager) hello(lease api.Lease, state api.ManagerState) *api.ManagerHello {
 	return &api.ManagerHello{
-		Protocol: api.Protocol, Version: version.String(), Pod: m.cfg.PodName, Node: m.cfg.NodeName, Lease: lease, State: state,
+		Protocol: api.Protocol, Version: version.String(), Pod: m.cfg.PodName, Node: m.cfg.NodeName, Lease: lease,
+		State: state,
 	}
 }
 
@@ -132,12 +135,15 @@ func incompatible(hello api.ClientHello) *api.Error {
 	if hello.Protocol == api.Protocol {
 		return nil
 	}
-	err := api.Errorf(api.ExitIncompatible, "the traffic manager is kubevpn %s and speaks protocol %d; this kubevpn is %s and speaks protocol %d",
+	err := api.Errorf(api.ExitIncompatible,
+		"the traffic manager is kubevpn %s and speaks protocol %d; this kubevpn is %s and speaks protocol %d",
 		version.String(), api.Protocol, hello.Version, hello.Protocol)
 	if hello.Protocol > api.Protocol {
-		return err.WithHint("`kubevpn connect --upgrade` replaces the traffic manager; it ends the sessions of others who use it")
+		return err.WithHint("`kubevpn connect --upgrade` replaces the traffic manager; it ends the sessions of " +
+			"others who use it")
 	}
-	return err.WithHint("install kubevpn %s on this machine; `kubevpn connect --upgrade` would put this older version into the cluster instead, and end the sessions of others",
+	return err.WithHint("install kubevpn %s on this machine; `kubevpn connect --upgrade` would put this older "+
+		"version into the cluster instead, and end the sessions of others",
 		version.String())
 }
 

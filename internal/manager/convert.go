@@ -14,8 +14,8 @@ import (
 	"kubevpn/pkg/datapath/balancer"
 )
 
-// The types below keep only the fields of API objects that are needed to join Services with their endpoints and to find the
-// cluster's networks, so a large cluster fits into little memory.
+// The types below keep only the fields of API objects that are needed to join Services with their endpoints and to find
+// the cluster's networks, so a large cluster fits into little memory.
 
 type service struct {
 	// clusterIPs is empty for headless and ExternalName Services, and for those whose virtual IP another proxy
@@ -60,14 +60,16 @@ const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 const defaultAffinity = time.Duration(corev1.DefaultClientIPServiceAffinitySeconds) * time.Second
 
 func convertService(s *corev1.Service) *service {
-	c := &service{localOnly: s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal}
+	c := &service{localOnly: s.Spec.InternalTrafficPolicy != nil &&
+		*s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal}
 	_, other := s.Labels[proxyNameLabel]
 	if s.Spec.Type != corev1.ServiceTypeExternalName && !other {
 		c.clusterIPs = clusterIPs(s)
 	}
 	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		c.affinity = defaultAffinity
-		if config := s.Spec.SessionAffinityConfig; config != nil && config.ClientIP != nil && config.ClientIP.TimeoutSeconds != nil {
+		if config := s.Spec.SessionAffinityConfig; config != nil && config.ClientIP != nil &&
+			config.ClientIP.TimeoutSeconds != nil {
 			c.affinity = time.Duration(*config.ClientIP.TimeoutSeconds) * time.Second
 		}
 	}
@@ -95,7 +97,8 @@ func clusterIPs(s *corev1.Service) []netip.Addr {
 }
 
 func convertSlice(s *discoveryv1.EndpointSlice) *slice {
-	c := &slice{service: balancer.Name{Namespace: intern(s.Namespace), Name: intern(s.Labels[discoveryv1.LabelServiceName])}}
+	c := &slice{service: balancer.Name{Namespace: intern(s.Namespace),
+		Name: intern(s.Labels[discoveryv1.LabelServiceName])}}
 	for _, p := range s.Ports {
 		if p.Name == nil || p.Port == nil || *p.Port <= 0 || *p.Port > 65535 {
 			continue
@@ -168,7 +171,8 @@ func convertEndpoint(e *discoveryv1.Endpoint, addressType discoveryv1.AddressTyp
 
 // podName returns the name of the pod that an endpoint in namespace refers to, or "".
 func podName(ref *corev1.ObjectReference, namespace string) string {
-	if ref.Kind != "Pod" || len(ref.Name) > validation.DNS1123SubdomainMaxLength || ref.Namespace != "" && ref.Namespace != namespace {
+	if ref.Kind != "Pod" || len(ref.Name) > validation.DNS1123SubdomainMaxLength || ref.Namespace != "" &&
+		ref.Namespace != namespace {
 		return ""
 	}
 	return ref.Name

@@ -118,7 +118,8 @@ func (p *pingSocket) receive(b *buffers, use func([]byte) error) error {
 		}
 		err = readErr
 		// The kernel filters by identifier, not by who answers.
-		if err == nil && n >= echoHeader && n < len(buf.data) && buf.data[0] == p.reply && buf.data[1] == 0 && isFrom(from, p.dst) {
+		if err == nil && n >= echoHeader && n < len(buf.data) && buf.data[0] == p.reply && buf.data[1] == 0 &&
+			isFrom(from, p.dst) {
 			err = use(buf.data[6:n])
 		}
 		b.give(buf)

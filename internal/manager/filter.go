@@ -57,8 +57,9 @@ func (f *filter) allows(dst netip.AddrPort) bool {
 		!slices.Contains(metadata, addr) && !slices.Contains(f.pod, addr)
 }
 
-// allowsHost reports whether dst, for which no Service was asked, is no node's and not the API server's, or may be dialled
-// all the same. A port of 0 means none that is known: pings, and fragments of packets. extra is what --extra-cidr names.
+// allowsHost reports whether dst, for which no Service was asked, is no node's and not the API server's, or may be
+// dialled all the same. A port of 0 means none that is known: pings, and fragments of packets. extra is what
+// --extra-cidr names.
 func (f *filter) allowsHost(dst netip.AddrPort, extra []netip.Prefix) bool {
 	h := f.hosts.Load()
 	if h == nil {
@@ -83,7 +84,8 @@ func (f *filter) checkHost(dst netip.AddrPort, extra []netip.Prefix) error {
 	if f.allowsHost(dst, extra) {
 		return nil
 	}
-	return fmt.Errorf("%v is a node or the API server and not an endpoint of a Service; allow it with --extra-cidr: %w", dst, syscall.EACCES)
+	return fmt.Errorf("%v is a node or the API server and not an endpoint of a Service; allow it with --extra-cidr: %w",
+		dst, syscall.EACCES)
 }
 
 // isThisNetwork reports whether addr is in 0.0.0.0/8: Linux takes some of it for this host.

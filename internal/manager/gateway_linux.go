@@ -79,7 +79,8 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 	defer device.Close()
 	m.router.attach(&gateway{device: device, about: *about})
 	defer m.router.detach()
-	m.log.Info("gateway attached", "device", device.Name(), "mtu", about.MTU, "ipv4", about.IPv4, "ipv6", about.IPv6, "backend", about.Backend)
+	m.log.Info("gateway attached", "device", device.Name(), "mtu", about.MTU, "ipv4", about.IPv4, "ipv6", about.IPv6,
+		"backend", about.Backend)
 	defer m.log.Info("gateway detached")
 	for {
 		about, err := nextGateway(lines)
@@ -100,14 +101,17 @@ func fromRoot(conn *net.UnixConn) error {
 	}
 	var who *unix.Ucred
 	var asked error
-	if err := raw.Control(func(fd uintptr) { who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+	if err := raw.Control(func(fd uintptr) {
+		who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
 		return fmt.Errorf("cannot identify the process that connects as a gateway: %w", err)
 	}
 	if asked != nil {
 		return fmt.Errorf("cannot identify the process that connects as a gateway: %w", asked)
 	}
 	if who.Uid != 0 {
-		return fmt.Errorf("rejected a gateway connection of process %d: it runs as user %d instead of root", who.Pid, who.Uid)
+		return fmt.Errorf("rejected a gateway connection of process %d: it runs as user %d instead of root", who.Pid,
+			who.Uid)
 	}
 	return nil
 }

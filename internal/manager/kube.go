@@ -46,7 +46,8 @@ func apiServers(getenv func(string) string) []string {
 
 // apiServerVIP is the ClusterIP of the API server, where the kubelet tells it as an address.
 func apiServerVIP(getenv func(string) string) netip.AddrPort {
-	vip, err := netip.ParseAddrPort(net.JoinHostPort(getenv("KUBERNETES_SERVICE_HOST"), getenv("KUBERNETES_SERVICE_PORT")))
+	vip, err := netip.ParseAddrPort(net.JoinHostPort(getenv("KUBERNETES_SERVICE_HOST"),
+		getenv("KUBERNETES_SERVICE_PORT")))
 	if err != nil {
 		return netip.AddrPort{} // a host name, or not in a pod
 	}

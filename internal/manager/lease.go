@@ -101,8 +101,8 @@ func (l *leases) take(p *peer, w leaseRequest) api.Lease {
 }
 
 // choose returns an address. It prefers one that the client had. Otherwise it starts at a hash of the client's identity
-// and takes the first free address, so a client usually gets the same one. The identity is secret and cannot be computed
-// from the address, which others see.
+// and takes the first free address, so a client usually gets the same one. The identity is secret and cannot be
+// computed from the address, which others see.
 func (l *leases) choose(pools []netip.Prefix, p *peer, w leaseRequest) (netip.Addr, netip.Prefix, bool) {
 	for _, addr := range w.keep {
 		for _, pool := range pools {

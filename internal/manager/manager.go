@@ -11,9 +11,9 @@
 //	                                   └─▶ TUN device, if a gateway has passed one ─▶ the pod's kernel
 //
 // The manager needs no privilege: it terminates flows and opens new ones with ordinary sockets. The gateway
-// (internal/gateway) has the privilege to create the TUN device. The manager lists and watches Services, EndpointSlices,
-// Nodes and ServiceCIDRs, and gets pods. It works without a permission that is missing, and reports it in
-// api.ManagerState.Missing. It holds no state that a restart would lose.
+// (internal/gateway) has the privilege to create the TUN device. The manager lists and watches Services,
+// EndpointSlices, Nodes and ServiceCIDRs, and gets pods. It works without a permission that is missing, and reports it
+// in api.ManagerState.Missing. It holds no state that a restart would lose.
 package manager
 
 import (
@@ -47,10 +47,11 @@ type Config struct {
 
 	PodName, Namespace, NodeName string
 	PodIPs                       []netip.Addr
-	ResolvConf                   string        // path; empty: no cluster DNS
-	GatewaySocket                string        // where a gateway is expected (api.GatewaySocket); empty: nowhere
-	Grace                        time.Duration // for how long a session without a connection is kept; 0: transport's default
-	Logger                       *slog.Logger
+	ResolvConf                   string // path; empty: no cluster DNS
+	GatewaySocket                string // where a gateway is expected (api.GatewaySocket); empty: nowhere
+	// for how long a session without a connection is kept; 0: transport's default
+	Grace  time.Duration
+	Logger *slog.Logger
 }
 
 // Manager serves laptops. Create it with New.
@@ -86,7 +87,8 @@ func New(cfg Config) *Manager {
 	m.router = newRouter(m.filter.allowsDirect, c.notify, m.log)
 	m.publisher = &publisher{
 		cluster: c, balancer: m.dialer.balancer, notices: m.notices, rights: m.watcher.state,
-		pod: cfg.PodIPs, vip: cfg.APIServer, inner: m.router.describe, readPods: m.pods.poke, guard: m.filter.hosts.Store, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
+		pod: cfg.PodIPs, vip: cfg.APIServer, inner: m.router.describe, readPods: m.pods.poke,
+		guard: m.filter.hosts.Store, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
 	}
 	m.dialer.inRange = m.inServiceRange
 	return m
@@ -129,7 +131,8 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		defer m.gateways.Close()
 	}
-	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy, "dns", m.publisher.dns.servers,
+	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy, "dns",
+		m.publisher.dns.servers,
 		"domain", m.publisher.dns.domain, "ping", !m.publisher.noEcho)
 	return m.serve(ctx, sessions, health)
 }

@@ -79,8 +79,8 @@ func (st *packetStream) Arrived(mark uint64) bool { return st.stream.Arrived(mar
 
 var _ packetlink.Marks = (*packetStream)(nil)
 
-// open returns the packet stream that the laptop has opened, or stream 0 as its substitute. It waits until there is one:
-// the manager opens none itself.
+// open returns the packet stream that the laptop has opened, or stream 0 as its substitute. It waits until there is
+// one: the manager opens none itself.
 func (p *peer) open(ctx context.Context, number int) (io.WriteCloser, error) {
 	for {
 		p.mu.Lock()
@@ -139,13 +139,16 @@ func (s *session) acceptPacketStream(in *transport.Incoming) error {
 	p.add(number, st)
 	defer p.remove(number, st)
 	pieces := make([][]byte, 1) // one packet at a time
-	return packetlink.Receive(stream, number, &p.barriers, func(f *packetlink.Frame) { p.router.fromLaptop(p, f, pieces) }, &p.router.counts.malformed)
+	return packetlink.Receive(stream, number, &p.barriers, func(f *packetlink.Frame) {
+		p.router.fromLaptop(p, f, pieces)
+	}, &p.router.counts.malformed)
 }
 
 // admit assigns a lease to the session. around are the cluster's networks, which the lease must avoid.
 func (s *session) admit(ctx context.Context, hello *api.ClientHello, around []netip.Prefix) api.Lease {
 	s.peer.system.Store(hello.Netstack == api.NetstackSystem)
-	w := leaseRequest{client: hello.Client, keep: hello.Lease, extra: hello.ExtraCIDRs, avoid: append(slices.Clone(hello.Avoid), around...)}
+	w := leaseRequest{client: hello.Client, keep: hello.Lease, extra: hello.ExtraCIDRs,
+		avoid: append(slices.Clone(hello.Avoid), around...)}
 	lease, begins := s.m.router.admit(s.peer, w, func() *packetlink.Sender {
 		return packetlink.NewSender(packetlink.SenderConfig{Open: s.peer.open, GSO: !hello.NoGSO, Logger: s.log})
 	})

@@ -121,7 +121,8 @@ func (r *podReader) readAll(ctx context.Context, refs []podRef) error {
 	err := g.Wait()
 	for ref, has := range results {
 		if !has {
-			r.log.Warn("an EndpointSlice shows an address that its pod does not have", "address", ref.addr, "namespace", ref.namespace, "pod", ref.name)
+			r.log.Warn("an EndpointSlice shows an address that its pod does not have", "address", ref.addr, "namespace",
+				ref.namespace, "pod", ref.name)
 			break // one line for all
 		}
 	}
@@ -224,8 +225,8 @@ func (c *cluster) setRead(results map[podRef]bool, now time.Time, forbidden bool
 	}
 }
 
-// firstRead says that laptops need not wait for pods to be read any longer. If all were read, the manager may read pods;
-// it keeps the addresses that it believed without until then, so that no route goes away in between.
+// firstRead says that laptops need not wait for pods to be read any longer. If all were read, the manager may read
+// pods; it keeps the addresses that it believed without until then, so that no route goes away in between.
 func (c *cluster) firstRead(all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

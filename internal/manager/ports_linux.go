@@ -38,7 +38,8 @@ func newPorts() *ports {
 	if err != nil {
 		return p
 	}
-	if n, err := fmt.Sscan(strings.TrimSpace(string(text)), &p.first, &p.last); n != 2 || err != nil || p.first > p.last {
+	if n, err := fmt.Sscan(strings.TrimSpace(string(text)), &p.first, &p.last); n != 2 || err != nil ||
+		p.first > p.last {
 		p.first, p.last = 0, 0
 	}
 	p.next.Store(rand.Uint32()) // not where an earlier process of this pod began

@@ -88,7 +88,9 @@ func (p *publisher) isPod(addr netip.Addr) bool { return p.podSet != nil && p.po
 // manager's own nor one on the host network.
 func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 	for _, s := range p.cluster.slices[name] {
-		at := slices.IndexFunc(s.ports, func(port servicePort) bool { return port.protocol == balancer.TCP && port.port == dnsPort })
+		at := slices.IndexFunc(s.ports, func(port servicePort) bool {
+			return port.protocol == balancer.TCP && port.port == dnsPort
+		})
 		if at < 0 {
 			at = slices.IndexFunc(s.ports, func(port servicePort) bool { return port.protocol == balancer.TCP })
 		}
@@ -97,7 +99,8 @@ func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 		}
 		for i := range s.endpoints {
 			e := &s.endpoints[i]
-			if _, onHost := p.cluster.networks.nodes[e.addr]; e.pod == "" || !e.ready || onHost || slices.Contains(p.pod, e.addr) || !p.isPod(e.addr) {
+			if _, onHost := p.cluster.networks.nodes[e.addr]; e.pod == "" || !e.ready || onHost ||
+				slices.Contains(p.pod, e.addr) || !p.isPod(e.addr) {
 				continue
 			}
 			if pod := netip.AddrPortFrom(e.addr, s.ports[at].port); !lowest.IsValid() || pod.Compare(lowest) < 0 {

@@ -42,7 +42,8 @@ const (
 )
 
 // switching is the only thing that the port ever says in the clear.
-const switching = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + api.UpgradeProtocol + "\r\n\r\n"
+const switching = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + api.UpgradeProtocol +
+	"\r\n\r\n"
 
 var (
 	errOthersCertificate = errors.New("the certificate is another session's")

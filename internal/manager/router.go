@@ -101,7 +101,8 @@ func (r *router) run(ctx context.Context) error {
 			return nil
 		case <-alarm.C:
 			if n := r.counts.spoofed.Load(); n != alarmed {
-				r.log.Warn("dropped packets with a source address that their session does not own", "new", n-alarmed, "spoofed", n)
+				r.log.Warn("dropped packets with a source address that their session does not own", "new", n-alarmed,
+					"spoofed", n)
 				alarmed = n
 			}
 			continue
@@ -132,8 +133,8 @@ func (r *router) stats() routerStats {
 	return s
 }
 
-// admit assigns a lease to p, or returns the one that it has. sender creates p's Sender; if begins is true, the caller must
-// run it.
+// admit assigns a lease to p, or returns the one that it has. sender creates p's Sender; if begins is true, the caller
+// must run it.
 func (r *router) admit(p *peer, w leaseRequest, sender func() *packetlink.Sender) (lease api.Lease, begins bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -174,7 +175,8 @@ func (r *router) detach() { r.attach(nil) }
 // replace computes new routes from the leases and change. Call with mu held.
 func (r *router) replace(change func(*routes)) {
 	before := r.routes.Load()
-	now := &routes{peers: make(map[netip.Addr]*peer, len(before.peers)+1), networks: r.leases.networks(), gateway: before.gateway}
+	now := &routes{peers: make(map[netip.Addr]*peer, len(before.peers)+1), networks: r.leases.networks(),
+		gateway: before.gateway}
 	for addr, h := range r.leases.taken {
 		if h.holder != nil {
 			now.peers[addr] = h.holder
@@ -245,8 +247,8 @@ func (r *router) fromLaptop(p *peer, f *packetlink.Frame, pieces [][]byte) {
 	f.Release()
 }
 
-// report sends p an ICMP error about its packet. Its source is the gateway's address in p's network, even if there is no
-// gateway.
+// report sends p an ICMP error about its packet. Its source is the gateway's address in p's network, even if there is
+// no gateway.
 func (r *router) report(t *routes, p *peer, why packet.Reason, h *packet.Header, f *packetlink.Frame) {
 	var from netip.Addr
 	for _, network := range t.networks {

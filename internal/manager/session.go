@@ -11,8 +11,8 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// session serves one laptop. Every stream that the laptop opens has its own goroutine, so a stream that waits for a dial
-// or a slow pod does not delay the others. The manager's budget limits their number (limits.go).
+// session serves one laptop. Every stream that the laptop opens has its own goroutine, so a stream that waits for a
+// dial or a slow pod does not delay the others. The manager's budget limits their number (limits.go).
 //
 //	Accept ─┬─ control: hello, then notices        (control.go)
 //	        ├─ ticket: for the proxy port          (ticket.go)
@@ -39,8 +39,11 @@ type session struct {
 func (m *Manager) newSession(s *transport.Session) *session {
 	taken := make(chan struct{})
 	return &session{
-		m: m, s: s, buffers: buffers{session: s}, log: m.log.With("session", s.ID().String()[:8]), identified: make(chan struct{}), taken: taken,
-		peer: newPeer(m.router, func() bool { return s.Err() == nil && s.Attached() }, sync.OnceFunc(func() { close(taken) })),
+		m: m, s: s, buffers: buffers{session: s}, log: m.log.With("session", s.ID().String()[:8]),
+		identified: make(chan struct{}), taken: taken,
+		peer: newPeer(m.router, func() bool {
+			return s.Err() == nil && s.Attached()
+		}, sync.OnceFunc(func() { close(taken) })),
 	}
 }
 
@@ -186,7 +189,8 @@ const (
 func parseCaller(hello api.ClientHello) (caller, error) {
 	by := caller{client: hello.Client, scheduler: balancer.RoundRobin, extra: hello.ExtraCIDRs}
 	if len(hello.Client) > maxClient || len(hello.ExtraCIDRs) > maxExtra {
-		return by, fmt.Errorf("the identity has %d bytes and there are %d networks; at most %d and %d are allowed", len(hello.Client), len(hello.ExtraCIDRs), maxClient, maxExtra)
+		return by, fmt.Errorf("the identity has %d bytes and there are %d networks; at most %d and %d are allowed",
+			len(hello.Client), len(hello.ExtraCIDRs), maxClient, maxExtra)
 	}
 	switch hello.Netstack {
 	case "", api.NetstackGVisor, api.NetstackSystem:

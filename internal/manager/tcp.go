@@ -48,7 +48,8 @@ func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller)
 	case balancer.Refused:
 		return pick, fmt.Errorf("no Service port or no ready endpoint at %v: %w", dst, syscall.ECONNREFUSED)
 	case balancer.Dropped: // silence; the laptop's next SYN asks anew
-		return pick, fmt.Errorf("internalTrafficPolicy Local and no endpoint on the manager's node for %v: %w", dst, syscall.ETIMEDOUT)
+		return pick, fmt.Errorf("internalTrafficPolicy Local and no endpoint on the manager's node for %v: %w", dst,
+			syscall.ETIMEDOUT)
 	}
 	return pick, nil
 }

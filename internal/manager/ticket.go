@@ -137,7 +137,8 @@ func (t *tickets) issue(s *transport.Session, request api.TicketRequest) (api.Ti
 	of.all = append(of.all, g)
 	of.all = of.all[max(0, len(of.all)-ticketsKept):]
 	return api.Ticket{
-		Port: t.port, Path: "/", Secret: g.secret[:], Certificate: cert, Server: t.server.Certificate[0], NotAfter: g.notAfter,
+		Port: t.port, Path: "/", Secret: g.secret[:], Certificate: cert, Server: t.server.Certificate[0],
+		NotAfter: g.notAfter,
 	}, nil
 }
 
@@ -241,7 +242,8 @@ func (s *session) acceptTicket(in *transport.Incoming) error {
 
 func (s *session) ticket(laptop io.Reader) (api.Ticket, *api.Error) {
 	if s.m.proxy == nil {
-		return api.Ticket{}, api.Errorf(api.ExitUnreachable, "the traffic manager has no port for api-proxy (--proxy-listen)")
+		return api.Ticket{}, api.Errorf(api.ExitUnreachable,
+			"the traffic manager has no port for api-proxy (--proxy-listen)")
 	}
 	var request api.TicketRequest
 	if err := json.NewDecoder(io.LimitReader(laptop, maxTicketRequest)).Decode(&request); err != nil {

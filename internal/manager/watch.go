@@ -166,9 +166,11 @@ func (w *watcher) ask(ctx context.Context) (denials, error) {
 	for r := range resources {
 		for _, verb := range verbs {
 			review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: kinds[r].group, Resource: kinds[r].name},
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: kinds[r].group,
+					Resource: kinds[r].name},
 			}}
-			answer, err := w.kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+			answer, err := w.kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review,
+				metav1.CreateOptions{})
 			if err != nil {
 				return denied, fmt.Errorf("reviewing %s %s: %w", verb, kinds[r].name, err)
 			}
@@ -223,7 +225,8 @@ func (w *watcher) start(ctx context.Context, r resource) (stop func()) {
 // watch keeps r's table up to date until ctx ends.
 func (w *watcher) watch(ctx context.Context, r resource) {
 	lw := w.listerWatcher(r)
-	reflector := cache.NewReflectorWithOptions(lw, kinds[r].object, w.tables[r], cache.ReflectorOptions{Name: kinds[r].name})
+	reflector := cache.NewReflectorWithOptions(lw, kinds[r].object, w.tables[r],
+		cache.ReflectorOptions{Name: kinds[r].name})
 	retry := retryFirst
 	for {
 		began := time.Now()
@@ -288,7 +291,8 @@ func (w *watcher) calls(r resource) (listCall, watchCall) {
 	case services:
 		return callsOf[*corev1.ServiceList](w.kube.CoreV1().Services(metav1.NamespaceAll), "")
 	case endpointSlices:
-		return callsOf[*discoveryv1.EndpointSliceList](w.kube.DiscoveryV1().EndpointSlices(metav1.NamespaceAll), discoveryv1.LabelServiceName)
+		return callsOf[*discoveryv1.EndpointSliceList](w.kube.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
+			discoveryv1.LabelServiceName)
 	case nodes:
 		return callsOf[*corev1.NodeList](w.kube.CoreV1().Nodes(), "")
 	default:

@@ -1,11 +1,11 @@
-// Package netpolicy evaluates NetworkPolicies (networking.k8s.io/v1) for pods. Its functions are pure: the caller lists the
-// policies, and needs no cluster for a test.
+// Package netpolicy evaluates NetworkPolicies (networking.k8s.io/v1) for pods. Its functions are pure: the caller lists
+// the policies, and needs no cluster for a test.
 //
 //	traffic from A to B passes if  A has no egress policy, or one of them allows B,
 //	                          and  B has no ingress policy, or one of them allows A
 //
-// The evaluation leaves out ports, labels of namespaces other than the name, address blocks other than "all addresses", and the
-// policies of CNI plugins. So a policy that it reports may in fact allow the traffic, and the reverse.
+// The evaluation leaves out ports, labels of namespaces other than the name, address blocks other than "all addresses",
+// and the policies of CNI plugins. So a policy that it reports may in fact allow the traffic, and the reverse.
 package netpolicy
 
 import (
@@ -24,8 +24,8 @@ type Pod struct {
 	Labels    map[string]string
 }
 
-// Blocking returns the names of the policies because of which nothing passes from one pod to another, sorted. It returns nil if
-// traffic passes. The policies are those of both namespaces.
+// Blocking returns the names of the policies because of which nothing passes from one pod to another, sorted. It
+// returns nil if traffic passes. The policies are those of both namespaces.
 func Blocking(policies []networkingv1.NetworkPolicy, from, to Pod) []string {
 	names := slices.Concat(
 		blocking(policies, to, networkingv1.PolicyTypeIngress, from),
@@ -34,7 +34,8 @@ func Blocking(policies []networkingv1.NetworkPolicy, from, to Pod) []string {
 }
 
 // blocking returns the policies of a pod in one direction if none of them allows the peer.
-func blocking(policies []networkingv1.NetworkPolicy, pod Pod, direction networkingv1.PolicyType, peer Pod) (names []string) {
+func blocking(policies []networkingv1.NetworkPolicy, pod Pod, direction networkingv1.PolicyType,
+	peer Pod) (names []string) {
 	for _, policy := range policies {
 		if !appliesTo(policy, pod, direction) {
 			continue
@@ -49,16 +50,19 @@ func blocking(policies []networkingv1.NetworkPolicy, pod Pod, direction networki
 	return names
 }
 
-// OnlyApplying returns the names of the policies that allow traffic of pod a, do not apply to pod b, and whose absence restricts b
-// since another policy applies to it. The names are sorted.
+// OnlyApplying returns the names of the policies that allow traffic of pod a, do not apply to pod b, and whose absence
+// restricts b since another policy applies to it. The names are sorted.
 func OnlyApplying(policies []networkingv1.NetworkPolicy, a, b Pod) (names []string) {
 	for _, direction := range directions {
-		isolated := slices.ContainsFunc(policies, func(p networkingv1.NetworkPolicy) bool { return appliesTo(p, b, direction) })
+		isolated := slices.ContainsFunc(policies, func(p networkingv1.NetworkPolicy) bool {
+			return appliesTo(p, b, direction)
+		})
 		if !isolated {
 			continue
 		}
 		for _, policy := range policies {
-			if len(rules(policy, direction)) > 0 && appliesTo(policy, a, direction) && !appliesTo(policy, b, direction) {
+			if len(rules(policy, direction)) > 0 && appliesTo(policy, a, direction) &&
+				!appliesTo(policy, b, direction) {
 				names = append(names, policy.Name)
 			}
 		}
@@ -66,7 +70,8 @@ func OnlyApplying(policies []networkingv1.NetworkPolicy, a, b Pod) (names []stri
 	return sorted(names)
 }
 
-// OnlyAllowing returns the names of the policies with a rule that allows connections with pod a but not with pod b, sorted.
+// OnlyAllowing returns the names of the policies with a rule that allows connections with pod a but not with pod b,
+// sorted.
 func OnlyAllowing(policies []networkingv1.NetworkPolicy, a, b Pod) (names []string) {
 	for _, policy := range policies {
 		for _, direction := range directions {
@@ -90,11 +95,13 @@ func sorted(names []string) []string {
 
 // appliesTo reports whether a policy governs a pod in a direction.
 func appliesTo(policy networkingv1.NetworkPolicy, pod Pod, direction networkingv1.PolicyType) bool {
-	return policy.Namespace == pod.Namespace && slices.Contains(policy.Spec.PolicyTypes, direction) && matches(&policy.Spec.PodSelector, pod.Labels)
+	return policy.Namespace == pod.Namespace && slices.Contains(policy.Spec.PolicyTypes, direction) &&
+		matches(&policy.Spec.PodSelector, pod.Labels)
 }
 
 // rules returns the peers of each rule of a policy in a direction.
-func rules(policy networkingv1.NetworkPolicy, direction networkingv1.PolicyType) (all [][]networkingv1.NetworkPolicyPeer) {
+func rules(policy networkingv1.NetworkPolicy,
+	direction networkingv1.PolicyType) (all [][]networkingv1.NetworkPolicyPeer) {
 	if direction == networkingv1.PolicyTypeIngress {
 		for _, rule := range policy.Spec.Ingress {
 			all = append(all, rule.From)
@@ -114,7 +121,8 @@ func allows(peers []networkingv1.NetworkPolicyPeer, namespace string, pod Pod) b
 		case peer.IPBlock != nil:
 			return strings.HasSuffix(peer.IPBlock.CIDR, "/0")
 		case peer.NamespaceSelector == nil && namespace != pod.Namespace,
-			peer.NamespaceSelector != nil && !matches(peer.NamespaceSelector, map[string]string{corev1.LabelMetadataName: pod.Namespace}):
+			peer.NamespaceSelector != nil &&
+				!matches(peer.NamespaceSelector, map[string]string{corev1.LabelMetadataName: pod.Namespace}):
 			return false
 		}
 		return peer.PodSelector == nil || matches(peer.PodSelector, pod.Labels)

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// The wait before a port that refuses is tried again grows from first to last: a container takes some tenths of a second
-	// to start, and an attempt on a connection that is there costs the cluster about a millisecond.
+	// The wait before a port that refuses is tried again grows from first to last: a container takes some tenths of a
+	// second to start, and an attempt on a connection that is there costs the cluster about a millisecond.
 	retryFirst = 20 * time.Millisecond
 	retryLast  = 100 * time.Millisecond
 	// A connection that breaks, or a pod that has no network yet, is a matter of more.
@@ -31,14 +31,14 @@ const (
 	maxLine = 64 << 10
 )
 
-// FirstLine waits until a program listens at a TCP port of the pod's loopback address, and returns the first line that it sends
-// to a client that sends nothing. It uses pods/portforward, which works as soon as the pod has a network; the kubelet delivers a
-// container's log up to a second later. FirstLine retries on one connection:
+// FirstLine waits until a program listens at a TCP port of the pod's loopback address, and returns the first line that
+// it sends to a client that sends nothing. It uses pods/portforward, which works as soon as the pod has a network; the
+// kubelet delivers a container's log up to a second later. FirstLine retries on one connection:
 //
 //	laptop ═ API server ═ kubelet ═ container runtime ─▶ 127.0.0.1:port   refused, a pause, refused, a pause, ... connected
 //
-// Any container of the pod may be the one that answers. The error is ctx's, or an *api.Error: the user may not forward ports, or
-// the pod is gone (ErrPodGone).
+// Any container of the pod may be the one that answers. The error is ctx's, or an *api.Error: the user may not forward
+// ports, or the pod is gone (ErrPodGone).
 func (d *Dialer) FirstLine(ctx context.Context, namespace, pod string, port uint16) ([]byte, error) {
 	for pause := retryLast; ; pause = min(2*pause, reconnectLast) {
 		p, err := tryProtocols(ctx, d, func(ctx context.Context, how Protocol) (*portCaller, error) {
@@ -65,8 +65,8 @@ func (d *Dialer) FirstLine(ctx context.Context, namespace, pod string, port uint
 	}
 }
 
-// portCaller is a port-forward on which one port is connected to several times, one after the other. Its streams of the n-th
-// attempt are 4n+1, for errors, and 4n+3, for data.
+// portCaller is a port-forward on which one port is connected to several times, one after the other. Its streams of the
+// n-th attempt are 4n+1, for errors, and 4n+3, for data.
 type portCaller struct {
 	link link
 	raw  net.Conn
@@ -81,7 +81,8 @@ type portCaller struct {
 }
 
 // newPortCaller makes the first attempt, which shows whether the protocol gets through.
-func (d *Dialer) newPortCaller(ctx context.Context, how Protocol, namespace, pod string, port uint16) (*portCaller, error) {
+func (d *Dialer) newPortCaller(ctx context.Context, how Protocol, namespace, pod string,
+	port uint16) (*portCaller, error) {
 	l, raw, err := d.forwardLink(ctx, how, namespace, pod)
 	if err != nil {
 		return nil, err
@@ -106,7 +107,8 @@ func (p *portCaller) untilAnswered(ctx context.Context) ([]byte, error) {
 	stop := context.AfterFunc(ctx, func() { p.raw.Close() })
 	defer stop()
 	for pause := retryFirst; p.refused; pause = min(pause*3/2, retryLast) {
-		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil { // so that the pods of a workload are not tried all at once
+		// so that the pods of a workload are not tried all at once
+		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil {
 			return nil, err
 		}
 		var err error
@@ -137,7 +139,8 @@ func (p *portCaller) call() (refused bool, err error) {
 		switch stream {
 		case dataID:
 			p.said = append(p.said, data...)
-			if line, _, whole := bytes.Cut(p.said, []byte("\n")); whole || ended && len(line) > 0 || len(line) > maxLine {
+			if line, _, whole := bytes.Cut(p.said, []byte("\n")); whole || ended && len(line) > 0 ||
+				len(line) > maxLine {
 				p.said = line // the runtime tells of the end up to a second later
 				return false, nil
 			}
@@ -208,7 +211,8 @@ func (p *portCaller) next() (stream uint32, ended bool, data []byte, err error) 
 		return 0, false, nil, io.ErrUnexpectedEOF
 	case spdy.TypePing:
 		if stream%2 == 0 { // the peer's; ours would be odd
-			return 0, false, nil, p.link.writeFrame(appendControl(make([]byte, headroom, headroom+12), spdy.TypePing, stream))
+			return 0, false, nil, p.link.writeFrame(appendControl(make([]byte, headroom, headroom+12), spdy.TypePing,
+				stream))
 		}
 	}
 	return 0, false, nil, nil

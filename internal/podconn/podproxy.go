@@ -29,12 +29,13 @@ import (
 //	  GET .../pods/NAME:PORT/proxy/ ──▶ GET / ──▶
 //	  ◀──────────────────────────── 101 ◀──────     from here on the API server copies bytes
 //
-// The request carries header; the API server drops query strings. It ends both directions when either ends, so the net.Conn
-// has no CloseWrite. ctx bounds only the dial.
+// The request carries header; the API server drops query strings. It ends both directions when either ends, so the
+// net.Conn has no CloseWrite. ctx bounds only the dial.
 //
-// Errors contain the API server's message, and Explain recognizes them: a denied permission (apierrors.IsForbidden), a control
-// plane that cannot reach the pod, or a proxy that blocks the upgrade.
-func (d *Dialer) PodProxy(ctx context.Context, namespace, pod string, port uint16, path, protocol string, header http.Header) (net.Conn, error) {
+// Errors contain the API server's message, and Explain recognizes them: a denied permission (apierrors.IsForbidden), a
+// control plane that cannot reach the pod, or a proxy that blocks the upgrade.
+func (d *Dialer) PodProxy(ctx context.Context, namespace, pod string, port uint16, path, protocol string,
+	header http.Header) (net.Conn, error) {
 	header = header.Clone()
 	if header == nil {
 		header = http.Header{}
@@ -80,14 +81,18 @@ func (e *podProxyError) Explain(apiServer string) *api.Error {
 	var status apierrors.APIStatus
 	switch {
 	case errors.Is(e.cause, errNoUpgrade):
-		return api.Errorf(api.ExitUnreachable, "a proxy or load balancer before %s blocks HTTP upgrades: %w", apiServer, errNoUpgrade).
+		return api.Errorf(api.ExitUnreachable, "a proxy or load balancer before %s blocks HTTP upgrades: %w", apiServer,
+			errNoUpgrade).
 			WithHint("It must forward the headers Connection and Upgrade.")
 	case errors.As(e.cause, &status) && silent.MatchString(status.Status().Message):
-		return api.Errorf(api.ExitUnreachable, "port %d of pod %s closed the connection without an answer", e.port, e.pod).
+		return api.Errorf(api.ExitUnreachable, "port %d of pod %s closed the connection without an answer", e.port,
+			e.pod).
 			WithHint("See the log of the program that listens there.")
 	case errors.As(e.cause, &status) && status.Status().Code >= 500:
-		return api.Errorf(api.ExitUnreachable, "%s cannot reach port %d of pod %s: %s", apiServer, e.port, e.pod, api.OneLine(status.Status().Message)).
-			WithHint("In some clusters the control plane cannot reach pod addresses; a NetworkPolicy may also block it.")
+		return api.Errorf(api.ExitUnreachable, "%s cannot reach port %d of pod %s: %s", apiServer, e.port, e.pod,
+			api.OneLine(status.Status().Message)).
+			WithHint("In some clusters the control plane cannot reach pod addresses; " +
+				"a NetworkPolicy may also block it.")
 	}
 	return nil
 }

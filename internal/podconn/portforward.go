@@ -46,7 +46,8 @@ func (p Protocol) other() Protocol {
 // unproven bounds the first port-forward with a protocol that has not worked yet, where another can be tried.
 const unproven = 5 * time.Second
 
-// Dialer connects to pods through the API server of one cluster, with the user's credentials. It is safe for concurrent use.
+// Dialer connects to pods through the API server of one cluster, with the user's credentials. It is safe for concurrent
+// use.
 type Dialer struct {
 	cluster *cluster.Cluster
 	log     *slog.Logger
@@ -122,7 +123,8 @@ func (d *Dialer) portForward(ctx context.Context, how Protocol, namespace, pod s
 }
 
 // forwardLink is a port-forward on which no port was named yet.
-func (d *Dialer) forwardLink(ctx context.Context, how Protocol, namespace, pod string) (l link, raw net.Conn, err error) {
+func (d *Dialer) forwardLink(ctx context.Context, how Protocol, namespace,
+	pod string) (l link, raw net.Conn, err error) {
 	target := d.podURL(namespace, pod)
 	if how == WebSocketProtocol {
 		l, raw, err = d.upgrade.webSocketLink(ctx, target)
@@ -144,8 +146,8 @@ func (d *Dialer) podURL(namespace, pod string) *url.URL {
 // before the first.
 func (d *Dialer) Transport() string { return Protocol(d.worked.Load()).String() }
 
-// DialPod calls PortForward and explains its errors. The error is ctx's or an *api.Error, with cluster.ErrPodGone in its chain
-// if the pod no longer exists.
+// DialPod calls PortForward and explains its errors. The error is ctx's or an *api.Error, with cluster.ErrPodGone in
+// its chain if the pod no longer exists.
 func (d *Dialer) DialPod(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error) {
 	conn, err := d.PortForward(ctx, namespace, pod, port)
 	if apierrors.IsNotFound(err) {

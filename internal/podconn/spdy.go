@@ -42,8 +42,9 @@ import (
 // One Read and one Write may run at the same time, with anything else. A Read whose deadline passed can be
 // repeated. A Write whose deadline passed leaves the connection unusable, as with crypto/tls.
 //
-// Lock order: readMu before writeMu. Read holds readMu, and takes writeMu only if it is free (TryLock), to answer pings: a Read
-// never waits for a Write. No one who holds writeMu takes readMu. Close and ping take writeMu only if it is free, too.
+// Lock order: readMu before writeMu. Read holds readMu, and takes writeMu only if it is free (TryLock), to answer
+// pings: a Read never waits for a Write. No one who holds writeMu takes readMu. Close and ping take writeMu only if it
+// is free, too.
 type podConn struct {
 	link  link
 	raw   net.Conn // beneath TLS: deadlines, addresses, the final close
@@ -339,8 +340,8 @@ func (c *podConn) end(err error) error {
 	return err
 }
 
-// RefusedError is the error that the container runtime sent when it could not connect, or when the connection broke. errors.Is
-// matches syscall.ECONNREFUSED and syscall.ECONNRESET by its text.
+// RefusedError is the error that the container runtime sent when it could not connect, or when the connection broke.
+// errors.Is matches syscall.ECONNREFUSED and syscall.ECONNRESET by its text.
 type RefusedError struct {
 	Pod     string
 	Port    uint16

@@ -126,8 +126,8 @@ func (c *podConn) unlockWrite() {
 
 func (c *podConn) owes() bool { return len(c.pings) > 0 || c.pong.Load() != nil }
 
-// payAnswers writes the answers to the peer's pings. The caller holds writeMu, so nobody else receives from pings. An error shows
-// in the next Read or Write.
+// payAnswers writes the answers to the peer's pings. The caller holds writeMu, so nobody else receives from pings. An
+// error shows in the next Read or Write.
 func (c *podConn) payAnswers() {
 	if n := len(c.pings); n > 0 {
 		buf := c.grow(n * 12)

@@ -30,8 +30,8 @@ import (
 	"kubevpn/pkg/wire/nonblock"
 )
 
-// upgrader turns HTTP/1.1 requests to the API server into raw connections. client-go and net/http do credentials, credential
-// plugins, proxies and TLS; this package does what follows "101 Switching Protocols".
+// upgrader turns HTTP/1.1 requests to the API server into raw connections. client-go and net/http do credentials,
+// credential plugins, proxies and TLS; this package does what follows "101 Switching Protocols".
 type upgrader struct {
 	cluster *cluster.Cluster
 
@@ -55,7 +55,8 @@ func (e *upgradeError) Explain(apiServer string) *api.Error {
 	if !errors.Is(e.cause, errNoUpgrade) {
 		return nil
 	}
-	return api.Errorf(api.ExitUnreachable, "a proxy or load balancer before %s blocks port-forwards: %w", apiServer, errNoUpgrade).
+	return api.Errorf(api.ExitUnreachable, "a proxy or load balancer before %s blocks port-forwards: %w", apiServer,
+		errNoUpgrade).
 		WithHint("It must forward WebSocket or SPDY upgrades; `kubectl port-forward` fails the same way.")
 }
 
@@ -82,7 +83,8 @@ func (u *upgrader) prepare() error {
 // do sends the request and returns the connection that the server switched to some protocol, the same
 // connection beneath TLS, and the answer's header. Closing raw frees everything. Cancelling ctx later has no
 // effect.
-func (u *upgrader) do(ctx context.Context, method string, target *url.URL, header http.Header) (io.ReadWriter, *nonblock.Batch, http.Header, error) {
+func (u *upgrader) do(ctx context.Context, method string, target *url.URL,
+	header http.Header) (io.ReadWriter, *nonblock.Batch, http.Header, error) {
 	if err := u.prepare(); err != nil {
 		return nil, nil, nil, err
 	}
@@ -134,11 +136,13 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL, heade
 	return body, raw.Load(), resp.Header, nil
 }
 
-// unsent is how many unsent bytes of a connection the kernel may hold: more would only be a queue that nothing can pass.
+// unsent is how many unsent bytes of a connection the kernel may hold: more would only be a queue that nothing can
+// pass.
 const unsent = 128 << 10
 
-// tuned returns tcp with a short send queue and with BBR, where the kernel has it and permits it to this user: a congestion
-// control that takes each lost packet for congestion carries a tenth of that over a line that loses one packet in a thousand.
+// tuned returns tcp with a short send queue and with BBR, where the kernel has it and permits it to this user: a
+// congestion control that takes each lost packet for congestion carries a tenth of that over a line that loses one
+// packet in a thousand.
 func tuned(tcp *net.TCPConn) (net.Conn, error) {
 	conn, err := nonblock.NewConn(tcp)
 	if err != nil {
@@ -147,7 +151,8 @@ func tuned(tcp *net.TCPConn) (net.Conn, error) {
 	if err := conn.LimitUnsent(unsent); err != nil {
 		return nil, err
 	}
-	if err := conn.SetCongestion("bbr"); err != nil && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.EPERM) {
+	if err := conn.SetCongestion("bbr"); err != nil && !errors.Is(err, syscall.ENOENT) &&
+		!errors.Is(err, syscall.EPERM) {
 		return nil, err
 	}
 	return conn, nil

@@ -48,13 +48,15 @@ func (e *environment) resource(ref *corev1.ResourceFieldSelector) (string, error
 	}
 	name, isLimit := strings.CutPrefix(ref.Resource, "limits.")
 	switch name := corev1.ResourceName(name); name {
-	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage: // other resources always have a limit
+	// other resources always have a limit
+	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
 		if limit := of.Resources.Limits[name]; isLimit && limit.IsZero() {
 			limit, err := e.defaultLimit(name)
 			if err != nil {
 				return "", fmt.Errorf("%s of container %s is not set: %w", ref.Resource, of.Name, err)
 			}
-			of = &corev1.Container{Name: of.Name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{name: limit}}}
+			of = &corev1.Container{Name: of.Name,
+				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{name: limit}}}
 		}
 	}
 	return resource.ExtractContainerResourceValue(ref, of)

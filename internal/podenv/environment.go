@@ -41,13 +41,17 @@ func (r *Reader) Environment(ctx context.Context) ([]Variable, []Problem) {
 	}
 	e.addSeen()
 	if name := Hostname(e.pod); name != "" {
-		e.addMissing(Variable{Name: "HOSTNAME", Value: name}) // set by the container runtime, so $(HOSTNAME) does not expand to it
+		// set by the container runtime, so $(HOSTNAME) does not expand to it
+		e.addMissing(Variable{Name: "HOSTNAME", Value: name})
 	}
-	variables := slices.SortedFunc(maps.Values(e.known), func(a, b Variable) int { return strings.Compare(a.Name, b.Name) })
+	variables := slices.SortedFunc(maps.Values(e.known), func(a, b Variable) int {
+		return strings.Compare(a.Name, b.Name)
+	})
 	variables = slices.DeleteFunc(variables, func(v Variable) bool {
 		binary := strings.ContainsRune(v.Value, 0)
 		if binary {
-			e.problem("variable "+v.Name, errors.New("its value contains a NUL byte, which environment variables cannot contain"))
+			e.problem("variable "+v.Name,
+				errors.New("its value contains a NUL byte, which environment variables cannot contain"))
 		}
 		return binary
 	})
@@ -171,7 +175,8 @@ func (e *environment) from(s *corev1.EnvVarSource) (value string, exists bool, e
 			return "", false, unless(absent(err, ref.Optional), err)
 		}
 		value, exists = m.Data[ref.Key]
-		return value, exists, unless(exists || isTrue(ref.Optional), fmt.Errorf("ConfigMap %s has no key %q", ref.Name, ref.Key))
+		return value, exists, unless(exists ||
+			isTrue(ref.Optional), fmt.Errorf("ConfigMap %s has no key %q", ref.Name, ref.Key))
 	case s.SecretKeyRef != nil:
 		ref := s.SecretKeyRef
 		m, err := e.secret(ref.Name)
@@ -179,7 +184,8 @@ func (e *environment) from(s *corev1.EnvVarSource) (value string, exists bool, e
 			return "", false, unless(absent(err, ref.Optional), err)
 		}
 		data, exists := m.Data[ref.Key]
-		return string(data), exists, unless(exists || isTrue(ref.Optional), fmt.Errorf("Secret %s has no key %q", ref.Name, ref.Key))
+		return string(data), exists,
+			unless(exists || isTrue(ref.Optional), fmt.Errorf("Secret %s has no key %q", ref.Name, ref.Key))
 	}
 	return "", false, errors.New("only the node can resolve a source of this kind")
 }

@@ -113,7 +113,8 @@ func (f *follower) look(ctx context.Context, now time.Time) {
 			continue
 		}
 		if err := f.Show(ctx, v); err != nil {
-			problems = append(problems, Problem{What: "volume " + v.Name, Err: fmt.Errorf("its content is not updated: %w", err)})
+			problems = append(problems,
+				Problem{What: "volume " + v.Name, Err: fmt.Errorf("its content is not updated: %w", err)})
 			continue
 		}
 		f.shown[v.Name] = v
@@ -148,7 +149,8 @@ func same(p Problem) string {
 func unanswered(err error) bool {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
-		return apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err) ||
+		return apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsServiceUnavailable(err) ||
+			apierrors.IsTooManyRequests(err) ||
 			apierrors.IsInternalError(err)
 	}
 	var network interface{ Timeout() bool } // of net.Error, *url.Error and context.DeadlineExceeded

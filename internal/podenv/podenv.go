@@ -73,7 +73,8 @@ func New(kube kubernetes.Interface, pod *corev1.Pod, container string) (*Reader,
 	if c == nil {
 		return nil, fmt.Errorf("pod %s has no container %q", pod.Name, container)
 	}
-	return &Reader{kube: kube, pod: pod, container: c, tokens: map[tokenOf]token{}, last: map[string]map[string]File{}}, nil
+	return &Reader{kube: kube, pod: pod, container: c, tokens: map[tokenOf]token{}, last: map[string]map[string]File{}},
+		nil
 }
 
 // Here replaces volumes of the pod by directories of this machine, keyed by the volume's name. A volume that the
@@ -85,7 +86,8 @@ func (r *Reader) Here(directories map[string]string) error {
 	}
 	for name := range directories {
 		if !slices.Contains(names, name) {
-			return api.Errorf(api.ExitUsage, "the pod has no volume %q", name).WithHint("it has %s", cmp.Or(strings.Join(names, ", "), "none"))
+			return api.Errorf(api.ExitUsage, "the pod has no volume %q", name).
+				WithHint("it has %s", cmp.Or(strings.Join(names, ", "), "none"))
 		}
 	}
 	r.here = directories
@@ -99,7 +101,8 @@ func (r *Reader) become(pod *corev1.Pod) {
 		clear(r.tokens)
 	}
 	pod = pod.DeepCopy()
-	pod.Spec.InitContainers, pod.Spec.Containers, pod.Spec.Volumes = r.pod.Spec.InitContainers, r.pod.Spec.Containers, r.pod.Spec.Volumes
+	pod.Spec.InitContainers, pod.Spec.Containers, pod.Spec.Volumes = r.pod.Spec.InitContainers, r.pod.Spec.Containers,
+		r.pod.Spec.Volumes
 	r.pod, r.gone = pod, false
 }
 
@@ -175,7 +178,8 @@ type result[T any] struct {
 func (r *Reader) objects(ctx context.Context) *objects {
 	return &objects{
 		ctx: ctx, kube: r.kube, namespace: r.pod.Namespace,
-		configMaps: map[string]result[*corev1.ConfigMap]{}, secrets: map[string]result[*corev1.Secret]{}, nodes: map[string]result[*corev1.Node]{},
+		configMaps: map[string]result[*corev1.ConfigMap]{}, secrets: map[string]result[*corev1.Secret]{},
+		nodes: map[string]result[*corev1.Node]{},
 	}
 }
 
@@ -195,7 +199,9 @@ func (o *objects) node(name string) (*corev1.Node, error) {
 	if name == "" {
 		return nil, errors.New("the node defines it, and the pod has no node")
 	}
-	return once(o.nodes, name, func() (*corev1.Node, error) { return o.kube.CoreV1().Nodes().Get(o.ctx, name, metav1.GetOptions{}) })
+	return once(o.nodes, name, func() (*corev1.Node, error) {
+		return o.kube.CoreV1().Nodes().Get(o.ctx, name, metav1.GetOptions{})
+	})
 }
 
 func once[T any](known map[string]result[T], name string, read func() (T, error)) (T, error) {
@@ -227,7 +233,8 @@ func (r *Reader) token(ctx context.Context, of tokenOf) (string, error) {
 		request.Spec.Audiences = []string{of.audience}
 	}
 	if r.pod.UID != "" && !r.gone {
-		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: r.pod.Name, UID: r.pod.UID}
+		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod",
+			Name: r.pod.Name, UID: r.pod.UID}
 	}
 	name := r.pod.Spec.ServiceAccountName
 	if name == "" {
@@ -241,6 +248,7 @@ func (r *Reader) token(ctx context.Context, of tokenOf) (string, error) {
 		return "", fmt.Errorf("cannot request a token of service account %s: %w", name, err)
 	}
 	life := time.Duration(float64(got.Status.ExpirationTimestamp.Sub(now)) * renewShare)
-	r.tokens[of] = token{value: got.Status.Token, renewAt: now.Add(min(life, renewAfter)), expires: got.Status.ExpirationTimestamp.Time}
+	r.tokens[of] = token{value: got.Status.Token, renewAt: now.Add(min(life, renewAfter)),
+		expires: got.Status.ExpirationTimestamp.Time}
 	return got.Status.Token, nil
 }

@@ -42,7 +42,8 @@ type File struct {
 
 // onNode returns the error for a volume whose files only the node can reach.
 func onNode(name string) error {
-	return fmt.Errorf("its content is in the cluster only; --volume %s=DIRECTORY uses a directory of this machine", name)
+	return fmt.Errorf("its content is in the cluster only; --volume %s=DIRECTORY uses a directory of this machine",
+		name)
 }
 
 // Volumes returns the container's mounts, in the order in which to mount them, and their volumes. It omits mounts
@@ -123,7 +124,9 @@ func (e *environment) mount(ctx context.Context, m corev1.VolumeMount, read map[
 
 // has reports whether a path of the volume exists or may be created.
 func (v Volume) has(sub string) bool {
-	return v.Empty || sub == "" || slices.ContainsFunc(v.Files, func(f File) bool { return f.Path == sub || strings.HasPrefix(f.Path, sub+"/") })
+	return v.Empty || sub == "" || slices.ContainsFunc(v.Files, func(f File) bool {
+		return f.Path == sub || strings.HasPrefix(f.Path, sub+"/")
+	})
 }
 
 // written returns a mount's path within the volume as the pod spec has it. The expanded path may contain secrets.
@@ -148,7 +151,8 @@ func (e *environment) subPath(ctx context.Context, m corev1.VolumeMount) (string
 			return value
 		})
 		if missing != nil {
-			return "", fmt.Errorf("its subPathExpr is %s, and %s has no value", m.SubPathExpr, strings.Join(missing, ", "))
+			return "", fmt.Errorf("its subPathExpr is %s, and %s has no value", m.SubPathExpr,
+				strings.Join(missing, ", "))
 		}
 	}
 	if sub == "" {
@@ -181,7 +185,9 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 		e.downwardFiles(&w, source.DownwardAPI.Items, mode(source.DownwardAPI.DefaultMode))
 	case source.Projected != nil:
 		for n, s := range source.Projected.Sources {
-			err := e.source(&w, strconv.Itoa(n), func(w *writer) error { return e.projected(ctx, w, s, mode(source.Projected.DefaultMode)) })
+			err := e.source(&w, strconv.Itoa(n), func(w *writer) error {
+				return e.projected(ctx, w, s, mode(source.Projected.DefaultMode))
+			})
 			if err != nil { // the other sources are still useful
 				e.problem("volume "+name, err)
 			}
@@ -194,7 +200,9 @@ func (e *environment) volume(ctx context.Context, name string) (Volume, error) {
 	if err != nil {
 		return Volume{}, err
 	}
-	return Volume{Name: name, Files: slices.SortedFunc(maps.Values(w.files), func(a, b File) int { return strings.Compare(a.Path, b.Path) })}, nil
+	return Volume{Name: name, Files: slices.SortedFunc(maps.Values(w.files), func(a, b File) int {
+		return strings.Compare(a.Path, b.Path)
+	})}, nil
 }
 
 // source adds the files of one source of a volume. After an error it adds the last known files, so that a program
@@ -243,7 +251,8 @@ func mode(m *int32) fs.FileMode {
 	return fs.FileMode(*m) & fs.ModePerm
 }
 
-func (e *environment) configMapFiles(w *writer, name string, items []corev1.KeyToPath, optional *bool, standard fs.FileMode) error {
+func (e *environment) configMapFiles(w *writer, name string, items []corev1.KeyToPath, optional *bool,
+	standard fs.FileMode) error {
 	m, err := e.configMap(name)
 	if err != nil {
 		return unless(absent(err, optional), err)
@@ -258,7 +267,8 @@ func (e *environment) configMapFiles(w *writer, name string, items []corev1.KeyT
 	return w.addKeys("ConfigMap "+name, data, items, isTrue(optional), standard)
 }
 
-func (e *environment) secretFiles(w *writer, name string, items []corev1.KeyToPath, optional *bool, standard fs.FileMode) error {
+func (e *environment) secretFiles(w *writer, name string, items []corev1.KeyToPath, optional *bool,
+	standard fs.FileMode) error {
 	s, err := e.secret(name)
 	if err != nil {
 		return unless(absent(err, optional), err)
@@ -309,7 +319,8 @@ func (w *writer) add(name string, data []byte, m fs.FileMode) error {
 }
 
 // addKeys adds all of data, or the keys that items name.
-func (w *writer) addKeys(of string, data map[string][]byte, items []corev1.KeyToPath, optional bool, standard fs.FileMode) error {
+func (w *writer) addKeys(of string, data map[string][]byte, items []corev1.KeyToPath, optional bool,
+	standard fs.FileMode) error {
 	if len(items) == 0 {
 		for k, v := range data {
 			if err := w.add(k, v, standard); err != nil {

@@ -1,5 +1,5 @@
-// Package podstatus reads from a pod's status why one of its containers does not run. Everything that waits for a container
-// uses it, so that all messages name the same reasons in the same words.
+// Package podstatus reads from a pod's status why one of its containers does not run. Everything that waits for a
+// container uses it, so that all messages name the same reasons in the same words.
 package podstatus
 
 import (
@@ -13,7 +13,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Problem is the reason why a container does not run. Each can heal by itself: nodes come, registries recover, Secrets appear.
+// Problem is the reason why a container does not run. Each can heal by itself: nodes come, registries recover, Secrets
+// appear.
 type Problem int
 
 const (
@@ -70,7 +71,8 @@ func Of(p *corev1.Pod, container string) Status {
 
 // Containers returns the statuses of all containers of the pod: init containers, containers, ephemeral containers.
 func Containers(p *corev1.Pod) []corev1.ContainerStatus {
-	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses, p.Status.EphemeralContainerStatuses)
+	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses,
+		p.Status.EphemeralContainerStatuses)
 }
 
 // of describes a container whose status the kubelet has reported.
@@ -87,7 +89,8 @@ func (s *Status) of(c corev1.ContainerStatus) {
 		return
 	case wait.Reason == "CrashLoopBackOff":
 		s.Problem = Ended
-		s.End = cmp.Or(c.LastTerminationState.Terminated, &corev1.ContainerStateTerminated{Reason: wait.Reason, Message: wait.Message})
+		s.End = cmp.Or(c.LastTerminationState.Terminated,
+			&corev1.ContainerStateTerminated{Reason: wait.Reason, Message: wait.Message})
 	}
 	if s.End != nil {
 		s.Text = join(s.End.Reason, lastLines(s.End.Message))
@@ -95,7 +98,8 @@ func (s *Status) of(c corev1.ContainerStatus) {
 	}
 	s.Text = join(wait.Reason, wait.Message)
 	switch wait.Reason {
-	case "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable":
+	case "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError",
+		"RegistryUnavailable":
 		s.Problem, s.Retrying = Image, wait.Reason == "ErrImagePull"
 		// "Back-off pulling image "x": ErrImagePull: what happened"
 		if _, cause, found := strings.Cut(s.Text, ": ErrImagePull: "); found {
@@ -108,8 +112,8 @@ func (s *Status) of(c corev1.ContainerStatus) {
 	}
 }
 
-// Error returns nil if there is no Problem. Otherwise it returns an error about what (for example "the traffic manager") with
-// the given code, or api.ExitImagePull for Image, and a kubectl command as the hint.
+// Error returns nil if there is no Problem. Otherwise it returns an error about what (for example "the traffic
+// manager") with the given code, or api.ExitImagePull for Image, and a kubectl command as the hint.
 func (s Status) Error(what string, code api.ExitCode) *api.Error {
 	namespace, name := api.ShellQuote(s.pod.Namespace), api.ShellQuote(s.pod.Name)
 	describe := fmt.Sprintf("`kubectl -n %s describe pod %s` shows the cause.", namespace, name)
@@ -117,11 +121,14 @@ func (s Status) Error(what string, code api.ExitCode) *api.Error {
 	case PodFailed:
 		return api.Errorf(code, "the pod %s of %s failed: %s", s.pod.Name, what, s.Text).WithHint("%s", describe)
 	case Unscheduled:
-		return api.Errorf(code, "no node can run the pod %s of %s: %s", s.pod.Name, what, s.Text).WithHint("%s", describe)
+		return api.Errorf(code, "no node can run the pod %s of %s: %s", s.pod.Name, what, s.Text).
+			WithHint("%s", describe)
 	case Image:
-		return api.Errorf(api.ExitImagePull, "the node %s cannot pull the image %s: %s", s.pod.Spec.NodeName, s.image, s.Text).WithHint("%s", describe)
+		return api.Errorf(api.ExitImagePull, "the node %s cannot pull the image %s: %s", s.pod.Spec.NodeName, s.image,
+			s.Text).WithHint("%s", describe)
 	case Config:
-		return api.Errorf(code, "the node %s cannot start %s: %s", s.pod.Spec.NodeName, what, s.Text).WithHint("%s", describe)
+		return api.Errorf(code, "the node %s cannot start %s: %s", s.pod.Spec.NodeName, what, s.Text).
+			WithHint("%s", describe)
 	case Ended:
 		return api.Errorf(code, "%s has ended with exit code %d: %s", what, s.End.ExitCode, s.Text).
 			WithHint("`kubectl -n %s logs %s -c %s` shows the cause.", namespace, name, api.ShellQuote(s.Container))

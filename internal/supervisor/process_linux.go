@@ -89,8 +89,8 @@ func (c *command) loop(ctx context.Context) (int, error) {
 	}
 }
 
-// pause waits until the command is to start again: for the backoff or for files, and after success for files only. It returns the
-// signal that ended the wait, or 0.
+// pause waits until the command is to start again: for the backoff or for files, and after success for files only. It
+// returns the signal that ended the wait, or 0.
 func (c *command) pause(ctx context.Context, filesOnly bool) unix.Signal {
 	elapsed, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.backoff)
 	defer cancel()
@@ -107,8 +107,8 @@ func (c *command) pause(ctx context.Context, filesOnly bool) unix.Signal {
 	return sig
 }
 
-// wait returns when until or changed is ready, and reports whether it was changed. It also returns for a signal that ends the
-// supervisor. No command runs meanwhile.
+// wait returns when until or changed is ready, and reports whether it was changed. It also returns for a signal that
+// ends the supervisor. No command runs meanwhile.
 func (c *command) wait(ctx context.Context, until, changed <-chan struct{}) (isChanged bool, sig unix.Signal) {
 	for {
 		select {

@@ -1,11 +1,11 @@
-// Package supervisor is PID 1 of a container of a clone that receives files from a laptop. It runs the container's own command,
-// writes the files as the container's user and in its file system, and restarts the command for them.
+// Package supervisor is PID 1 of a container of a clone that receives files from a laptop. It runs the container's own
+// command, writes the files as the container's user and in its file system, and restarts the command for them.
 //
 //	laptop ── pods/exec ──▶ traffic sync ── unix socket ──▶ traffic supervise ─┬─▶ files
 //	                        (in the container)              PID 1              └─▶ the command: restarted
 //
-// The socket is in a volume that no other container mounts, and the API server authorizes exec. So nothing listens on the pod's
-// network, and no key is needed.
+// The socket is in a volume that no other container mounts, and the API server authorizes exec. So nothing listens on
+// the pod's network, and no key is needed.
 //
 // The states of the command:
 //
@@ -15,9 +15,9 @@
 //	   │
 //	   └── ended by itself ──▶ waiting: 1 s, 2 s, ... 30 s, or new files ──▶ running
 //
-// The command does not start before the first files arrived, however long that takes: it would run the image's version. A command
-// that runs once (--once), such as that of a CronJob, is not restarted after success: only new files do so, and without --restart
-// the supervisor ends too.
+// The command does not start before the first files arrived, however long that takes: it would run the image's version.
+// A command that runs once (--once), such as that of a CronJob, is not restarted after success: only new files do so,
+// and without --restart the supervisor ends too.
 //
 // The supervisor survives its command because a restarted container has the files of the image again.
 package supervisor
@@ -110,8 +110,8 @@ func (s *Supervisor) again() {
 	}
 }
 
-// Run runs the command until SIGTERM, SIGINT, SIGQUIT or the end of ctx ends it. It returns the exit code of the command, which is
-// 128 plus the number of the signal if a signal ended it.
+// Run runs the command until SIGTERM, SIGINT, SIGQUIT or the end of ctx ends it. It returns the exit code of the
+// command, which is 128 plus the number of the signal if a signal ended it.
 func (s *Supervisor) Run(ctx context.Context) (exit int, err error) {
 	if err := os.Remove(s.cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return 0, fmt.Errorf("cannot remove the socket of an earlier supervisor: %w", err)

@@ -1,5 +1,5 @@
-// Package version contains the version of this build. Both programs, the image tag and the messages between laptop and cluster
-// use String, so that both ends of a connection can tell whether they are of the same release.
+// Package version contains the version of this build. Both programs, the image tag and the messages between laptop and
+// cluster use String, so that both ends of a connection can tell whether they are of the same release.
 package version
 
 import (
@@ -7,19 +7,20 @@ import (
 	"strings"
 )
 
-// The linker sets these variables: the Makefile passes commit, version if VERSION is set, and image for a release. Nothing else
-// assigns them.
+// The linker sets these variables: the Makefile passes commit, version if VERSION is set, and image for a release.
+// Nothing else assigns them.
 var (
 	version = "0.1.0-dev"
 	commit  = ""
 	image   = ""
 )
 
-// Image returns the image of the traffic manager of this release, REPOSITORY@sha256:DIGEST. It is empty for other builds, which
-// have no trustworthy default.
+// Image returns the image of the traffic manager of this release, REPOSITORY@sha256:DIGEST. It is empty for other
+// builds, which have no trustworthy default.
 func Image() string { return image }
 
-// String returns the release: a semantic version without "v" and without build metadata, so that it is a valid image tag.
+// String returns the release: a semantic version without "v" and without build metadata, so that it is a valid image
+// tag.
 func String() string { return version }
 
 // Commit returns the revision of the source, with "-dirty" if the tree had changes, or "" if it is unknown.
@@ -42,7 +43,8 @@ func Full() string {
 	return version
 }
 
-// commitOf returns the revision that the go command recorded. With -buildvcs=false it records none, so the linker sets commit.
+// commitOf returns the revision that the go command recorded. With -buildvcs=false it records none, so the linker sets
+// commit.
 func commitOf(settings []debug.BuildSetting) string {
 	var revision, suffix string
 	for _, s := range settings {

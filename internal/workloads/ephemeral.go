@@ -25,8 +25,8 @@ const (
 	addTries = 5
 )
 
-// Ephemeral is one kind of ephemeral container that is added to pods: traffic agents, traffic gateways. Kubernetes keeps the entry
-// of a container that has ended, so names have a number: kubevpn-agent-1, kubevpn-agent-2.
+// Ephemeral is one kind of ephemeral container that is added to pods: traffic agents, traffic gateways. Kubernetes
+// keeps the entry of a container that has ended, so names have a number: kubevpn-agent-1, kubevpn-agent-2.
 type Ephemeral struct {
 	Prefix string // of the containers' names
 	// New returns the container of that name.
@@ -37,11 +37,12 @@ type Ephemeral struct {
 	Check func(p *corev1.Pod) error
 }
 
-// Add adds a container to the pod, unless one Serves, and returns its name, and whether it was added just now. It does not wait
-// until the container runs. p is the pod as it was last seen; Add reads it again where that is too old. With dry, the API server
-// only says whether it would admit the container. Errors are those of the API server and of Check, or have cluster.ErrPodGone in
-// their chain.
-func (e Ephemeral) Add(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod, dry bool) (name string, added bool, err error) {
+// Add adds a container to the pod, unless one Serves, and returns its name, and whether it was added just now. It does
+// not wait until the container runs. p is the pod as it was last seen; Add reads it again where that is too old. With
+// dry, the API server only says whether it would admit the container. Errors are those of the API server and of Check,
+// or have cluster.ErrPodGone in their chain.
+func (e Ephemeral) Add(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod,
+	dry bool) (name string, added bool, err error) {
 	for range addTries {
 		if p.DeletionTimestamp != nil || finished(p) {
 			return "", false, cluster.PodGone(p.Namespace, p.Name)
@@ -74,7 +75,8 @@ func (e Ephemeral) Add(ctx context.Context, kube kubernetes.Interface, p *corev1
 			return "", false, err
 		}
 	}
-	return "", false, api.Errorf(api.ExitInject, "others keep adding containers to the pod %s", p.Name).WithHint("Try again.")
+	return "", false, api.Errorf(api.ExitInject, "others keep adding containers to the pod %s", p.Name).
+		WithHint("Try again.")
 }
 
 // present returns the name of the container that serves, or "".
@@ -105,9 +107,10 @@ func (e Ephemeral) next(p *corev1.Pod) string {
 	return e.Prefix + strconv.Itoa(last+1)
 }
 
-// patch adds a container. Of two laptops that add the same under the same name one changes nothing; another one under a name
-// that is taken is refused. It returns the pod afterwards, or nil if a webhook prevents a dry run.
-func (e Ephemeral) patch(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod, name string, dry bool) (*corev1.Pod, error) {
+// patch adds a container. Of two laptops that add the same under the same name one changes nothing; another one under a
+// name that is taken is refused. It returns the pod afterwards, or nil if a webhook prevents a dry run.
+func (e Ephemeral) patch(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod, name string,
+	dry bool) (*corev1.Pod, error) {
 	data, err := json.Marshal(map[string]any{
 		// A pod that took the name of one that has gone is not meant.
 		"metadata": map[string]any{"uid": p.UID},
@@ -120,12 +123,14 @@ func (e Ephemeral) patch(ctx context.Context, kube kubernetes.Interface, p *core
 	if dry {
 		o.DryRun = []string{metav1.DryRunAll}
 	}
-	after, err := kube.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, data, o, "ephemeralcontainers")
+	after, err := kube.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, data, o,
+		"ephemeralcontainers")
 	var status apierrors.APIStatus
 	switch {
 	case dry && noDryRun(err):
 		return nil, nil // the real patch will tell
-	case apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name == p.Name:
+	case apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil &&
+		status.Status().Details.Name == p.Name:
 		return nil, cluster.PodGone(p.Namespace, p.Name)
 	}
 	return after, err

@@ -29,15 +29,15 @@ type Agent struct {
 	Image     string
 	Owner     string // hash of the owner's public key; no secret
 	OwnerName string // user@host
-	// InfoPort is a port of the pod's loopback address where the agent says for a while what it says in its log; 0: none. See
-	// api.AgentInfoPortVariable.
+	// InfoPort is a port of the pod's loopback address where the agent says for a while what it says in its log; 0:
+	// none. See api.AgentInfoPortVariable.
 	InfoPort uint16
 	// Replaced are agents of the owner's that are about to end, by their containers' names: they do not count.
 	Replaced []string
 }
 
-// container is the agent as an ephemeral container. NET_ADMIN is for the redirects; nothing else is asked for, and nothing of
-// the pod's own defaults (a user, runAsNonRoot) is in its way.
+// container is the agent as an ephemeral container. NET_ADMIN is for the redirects; nothing else is asked for, and
+// nothing of the pod's own defaults (a user, runAsNonRoot) is in its way.
 func (a Agent) container(name string) corev1.EphemeralContainer {
 	c := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 		Name:            name,
@@ -47,7 +47,9 @@ func (a Agent) container(name string) corev1.EphemeralContainer {
 		Env: []corev1.EnvVar{
 			{Name: api.AgentOwnerVariable, Value: literal(a.Owner)},
 			{Name: api.AgentNameVariable, Value: literal(a.OwnerName)},
-			{Name: agentAddress, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIPs"}}},
+			{Name: agentAddress,
+				ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1",
+					FieldPath: "status.podIPs"}}},
 		},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext: &corev1.SecurityContext{
@@ -56,8 +58,9 @@ func (a Agent) container(name string) corev1.EphemeralContainer {
 			RunAsNonRoot:             new(false), // the pod may say true
 			AllowPrivilegeEscalation: new(false),
 			ReadOnlyRootFilesystem:   new(true),
-			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}},
-			SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"},
+				Add: []corev1.Capability{"NET_ADMIN"}},
+			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
 	}}
 	if a.InfoPort != 0 {
@@ -75,15 +78,17 @@ func (a Agent) ephemeral() Ephemeral {
 		Prefix: api.AgentPrefix,
 		New:    a.container,
 		Serves: func(p *corev1.Pod, c corev1.EphemeralContainer) bool {
-			owned := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == api.AgentOwnerVariable && e.Value == literal(a.Owner) })
+			owned := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
+				return e.Name == api.AgentOwnerVariable && e.Value == literal(a.Owner)
+			})
 			return owned && c.Image == a.Image && !hasEnded(p, c.Name) && !slices.Contains(a.Replaced, c.Name)
 		},
 		Check: func(p *corev1.Pod) error { return Unfit("pod/"+p.Name, p.Spec) },
 	}
 }
 
-// MayPatch returns nil if the user may change the workload. It asks the API server with a dry run of an empty patch. Errors are
-// *api.Error.
+// MayPatch returns nil if the user may change the workload. It asks the API server with a dry run of an empty patch.
+// Errors are *api.Error.
 func (c Client) MayPatch(ctx context.Context, w *Workload) error {
 	r, err := c.workloads()
 	if err != nil {
@@ -94,7 +99,8 @@ func (c Client) MayPatch(ctx context.Context, w *Workload) error {
 
 func (r workloads) mayPatch(ctx context.Context, w *Workload) error {
 	o := metav1.PatchOptions{FieldManager: fieldManager, DryRun: []string{metav1.DryRunAll}}
-	_, err := r.dynamic.Resource(w.Resource).Namespace(w.Namespace).Patch(ctx, w.Name, types.MergePatchType, []byte("{}"), o)
+	_, err := r.dynamic.Resource(w.Resource).Namespace(w.Namespace).Patch(ctx, w.Name, types.MergePatchType,
+		[]byte("{}"), o)
 	if user, p, ok := denial(err); ok {
 		return api.Errorf(api.ExitPermission, "you may not intercept %s: this requires the right to %s", w, p).
 			WithHint("Ask a cluster admin to run:\n%s", p.GrantCommands(user))
@@ -122,8 +128,8 @@ func noDryRun(err error) bool {
 	return apierrors.IsBadRequest(err) && strings.Contains(err.Error(), "does not support dry run")
 }
 
-// MayInject returns nil if the agent is in the pod, or if the cluster (RBAC, pod security, webhooks) would admit it and the
-// node's kernel can redirect. It changes nothing. Errors are *api.Error with the reason and a hint for an admin.
+// MayInject returns nil if the agent is in the pod, or if the cluster (RBAC, pod security, webhooks) would admit it and
+// the node's kernel can redirect. It changes nothing. Errors are *api.Error with the reason and a hint for an admin.
 func (c Client) MayInject(ctx context.Context, pod *corev1.Pod, a Agent) error {
 	return c.ExplainContext(ctx, workloads{kube: c.Kube()}.mayInject(ctx, pod, a))
 }
@@ -135,9 +141,10 @@ func (r workloads) mayInject(ctx context.Context, pod *corev1.Pod, a Agent) erro
 	return cmp.Or(<-kernel, err)
 }
 
-// Inject adds the agent to the pod as an ephemeral container, unless its owner has one there, and returns the container's
-// name, and whether it was added just now: the port of another one may have been let go. It does not wait until it runs;
-// FollowLog does. pod is as it was last seen: where that is too long ago, it is read again. Errors are *api.Error, with ErrPodGone in the chain where that is the cause.
+// Inject adds the agent to the pod as an ephemeral container, unless its owner has one there, and returns the
+// container's name, and whether it was added just now: the port of another one may have been let go. It does not wait
+// until it runs; FollowLog does. pod is as it was last seen: where that is too long ago, it is read again. Errors are
+// *api.Error, with ErrPodGone in the chain where that is the cause.
 func (c Client) Inject(ctx context.Context, pod *corev1.Pod, a Agent) (container string, added bool, err error) {
 	container, added, err = workloads{kube: c.Kube()}.inject(ctx, pod, a, false)
 	return container, added, c.ExplainContext(ctx, err)
@@ -159,7 +166,8 @@ func (r workloads) refusal(p *corev1.Pod, err error) error {
 		return err
 	}
 	if user, permission, ok := denial(err); ok {
-		return api.Errorf(api.ExitPermission, "you may not add the traffic agent to the pod %s: this requires the right to %s", p.Name, permission).
+		return api.Errorf(api.ExitPermission,
+			"you may not add the traffic agent to the pod %s: this requires the right to %s", p.Name, permission).
 			WithHint("Ask a cluster admin to run:\n%s", permission.GrantCommands(user))
 	}
 	switch {
@@ -167,17 +175,23 @@ func (r workloads) refusal(p *corev1.Pod, err error) error {
 		return api.Errorf(api.ExitInject, "the cluster's API has no ephemeral containers, which need Kubernetes 1.23").
 			WithHint("%s", sidecar)
 	case apierrors.IsMethodNotSupported(err):
-		return api.Errorf(api.ExitInject, "the cluster's API does not allow patching ephemeral containers: %s", message).WithHint("%s", sidecar)
+		return api.Errorf(api.ExitInject, "the cluster's API does not allow patching ephemeral containers: %s",
+			message).WithHint("%s", sidecar)
 	case apierrors.IsForbidden(err) && strings.Contains(message, "violates PodSecurity"):
 		_, words, _ := strings.Cut(message, "violates PodSecurity")
-		return api.Errorf(api.ExitInject, "pod security does not admit the traffic agent in the namespace %s: violates PodSecurity%s", ns, words).
-			WithHint("%s Or ask a cluster admin to run\n  kubectl label namespace %s %s=privileged --overwrite", sidecar, api.ShellQuote(ns), labelEnforce)
-	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err), strings.Contains(message, "denied the request"):
+		return api.Errorf(api.ExitInject,
+			"pod security does not admit the traffic agent in the namespace %s: violates PodSecurity%s", ns, words).
+			WithHint("%s Or ask a cluster admin to run\n  kubectl label namespace %s %s=privileged --overwrite",
+				sidecar, api.ShellQuote(ns), labelEnforce)
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err),
+		strings.Contains(message, "denied the request"):
 		// A policy's webhook, a quota, a static pod: the words are the cluster's.
-		return api.Errorf(api.ExitInject, "the cluster does not admit the traffic agent in the pod %s: %s", p.Name, message).
+		return api.Errorf(api.ExitInject, "the cluster does not admit the traffic agent in the pod %s: %s", p.Name,
+			message).
 			WithHint("%s Or ask a cluster admin about the rule that the message names.", sidecar)
 	case apierrors.IsConflict(err):
-		return api.Errorf(api.ExitInject, "the pod %s was changed meanwhile: %s", p.Name, message).WithHint("Try again.")
+		return api.Errorf(api.ExitInject, "the pod %s was changed meanwhile: %s", p.Name, message).
+			WithHint("Try again.")
 	}
 	return fmt.Errorf("adding the traffic agent to the pod %s: %w", p.Name, err)
 }

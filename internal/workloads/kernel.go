@@ -11,8 +11,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// checkKernel returns an *api.Error if the kernel of the pod's node is known to lack what an ephemeral agent needs: nftables
-// tables with an owner, Linux 5.12. A user who may not read the node learns it from the agent.
+// checkKernel returns an *api.Error if the kernel of the pod's node is known to lack what an ephemeral agent needs:
+// nftables tables with an owner, Linux 5.12. A user who may not read the node learns it from the agent.
 func (r workloads) checkKernel(ctx context.Context, p *corev1.Pod) error {
 	node, err := r.kube.CoreV1().Nodes().Get(ctx, p.Spec.NodeName, metav1.GetOptions{})
 	if err != nil {
@@ -22,7 +22,8 @@ func (r workloads) checkKernel(ctx context.Context, p *corev1.Pod) error {
 	if !kernelTooOld(release) {
 		return nil
 	}
-	return api.Errorf(api.ExitInject, "cannot redirect in the pod %s: its node %s runs Linux %s, and --mode ephemeral needs 5.12 or newer",
+	return api.Errorf(api.ExitInject,
+		"cannot redirect in the pod %s: its node %s runs Linux %s, and --mode ephemeral needs 5.12 or newer",
 		p.Name, node.Name, release).WithHint("Use --mode sidecar, which needs nothing from the kernel.")
 }
 

@@ -32,8 +32,8 @@ type kind struct {
 	shown    string // TYPE of TYPE/NAME
 }
 
-// wellKnown are the kinds that need no discovery, which is two requests whose answers are large: in every cluster their names
-// come before all others. The short name is last.
+// wellKnown are the kinds that need no discovery, which is two requests whose answers are large: in every cluster their
+// names come before all others. The short name is last.
 func wellKnown() map[schema.GroupVersionKind][]string {
 	core, apps := corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion
 	return map[schema.GroupVersionKind][]string{
@@ -52,7 +52,8 @@ func wellKnown() map[schema.GroupVersionKind][]string {
 func (r workloads) kind(ctx context.Context, text string) (kind, error) {
 	name, group, _ := strings.Cut(strings.ToLower(text), ".")
 	for gvk, names := range wellKnown() {
-		if slices.Contains(names, name) && (group == "" || gvk.Group != "" && (group == gvk.Group || group == gvk.Version+"."+gvk.Group)) {
+		if slices.Contains(names, name) &&
+			(group == "" || gvk.Group != "" && (group == gvk.Group || group == gvk.Version+"."+gvk.Group)) {
 			return kind{gvk.Kind, gvk.GroupVersion().WithResource(names[0]), names[1]}, nil
 		}
 	}
@@ -77,15 +78,17 @@ func (r workloads) kind(ctx context.Context, text string) (kind, error) {
 	return kind{m.GroupVersionKind.Kind, m.Resource, shown}, nil
 }
 
-// discover finds what TYPE means among all that the API server has, in the order in which kubectl tries: a resource or its
-// short name, then a kind; with and without version and group.
-func discover(ctx context.Context, server discovery.DiscoveryInterfaceWithContext, text string) (*meta.RESTMapping, error) {
+// discover finds what TYPE means among all that the API server has, in the order in which kubectl tries: a resource or
+// its short name, then a kind; with and without version and group.
+func discover(ctx context.Context, server discovery.DiscoveryInterfaceWithContext,
+	text string) (*meta.RESTMapping, error) {
 	cached := memory.NewMemCacheClientWithContext(server)
 	groups, err := restmapper.GetAPIGroupResourcesWithContext(ctx, cached)
 	if err != nil {
 		return nil, err
 	}
-	mapper := restmapper.NewShortcutExpanderWithContext(restmapper.NewDiscoveryRESTMapperWithContext(groups), cached, nil)
+	mapper := restmapper.NewShortcutExpanderWithContext(restmapper.NewDiscoveryRESTMapperWithContext(groups), cached,
+		nil)
 	full, resource := schema.ParseResourceArg(text)
 	if full != nil {
 		if gvk, err := mapper.KindForWithContext(ctx, *full); err == nil {

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// logPause is how long the end of a log may precede the news that its container has ended, and what is waited before the
-	// log is asked for again; it doubles, up to logPauseMax.
+	// logPause is how long the end of a log may precede the news that its container has ended, and what is waited
+	// before the log is asked for again; it doubles, up to logPauseMax.
 	logPause    = 100 * time.Millisecond
 	logPauseMax = 5 * time.Second
 	// lineMax is the longest line that is told; the rest of a longer one is dropped.
@@ -37,7 +37,8 @@ type ContainerEnded struct {
 }
 
 func (e *ContainerEnded) Error() string {
-	text := fmt.Sprintf("the container %s of the pod %s/%s has ended, with exit code %d", e.Container, e.Namespace, e.Pod, e.ExitCode)
+	text := fmt.Sprintf("the container %s of the pod %s/%s has ended, with exit code %d", e.Container, e.Namespace,
+		e.Pod, e.ExitCode)
 	if e.Reason != "" {
 		text += " (" + e.Reason + ")"
 	}
@@ -47,8 +48,8 @@ func (e *ContainerEnded) Error() string {
 	return text
 }
 
-// Await waits until ok returns true for the pod, and returns the pod. It calls ok at once and after each change. The error is
-// ctx's, or has cluster.ErrPodGone in its chain.
+// Await waits until ok returns true for the pod, and returns the pod. It calls ok at once and after each change. The
+// error is ctx's, or has cluster.ErrPodGone in its chain.
 type Await func(ctx context.Context, ok func(*corev1.Pod) bool) (*corev1.Pod, error)
 
 // Log is the log of one container.
@@ -57,13 +58,14 @@ type Log struct {
 	Await                     Await // of the pod
 }
 
-// FollowLog waits until the container runs and tells line each line of its log, from the beginning, until it ends or ctx does.
-// Connections that break are replaced; no line is lost or told twice, but the rest of one longer than 64 KiB. line is called
-// from one goroutine at a time.
+// FollowLog waits until the container runs and tells line each line of its log, from the beginning, until it ends or
+// ctx does. Connections that break are replaced; no line is lost or told twice, but the rest of one longer than 64 KiB.
+// line is called from one goroutine at a time.
 //
-// The error is never nil. It is ctx's, or an *api.Error: that the container has ended (a *ContainerEnded is in its chain), that
-// its pod has gone (cluster.ErrPodGone), that its image cannot be pulled or the node cannot start it, as the kubelet says at that
-// moment (it goes on trying: FollowLog may be called again), or that the user may not read logs.
+// The error is never nil. It is ctx's, or an *api.Error: that the container has ended (a *ContainerEnded is in its
+// chain), that its pod has gone (cluster.ErrPodGone), that its image cannot be pulled or the node cannot start it, as
+// the kubelet says at that moment (it goes on trying: FollowLog may be called again), or that the user may not read
+// logs.
 func (c Client) FollowLog(ctx context.Context, log Log, line func(string)) error {
 	f := logFollower{Log: log, kube: c.Kube(), line: line}
 	return c.ExplainContext(ctx, f.run(ctx))
@@ -91,7 +93,8 @@ func (f *logFollower) run(ctx context.Context) error {
 			return fmt.Errorf("reading the log of the container %s: %w", f.Container, broken)
 		case over != nil && !retriable(broken):
 			return api.Errorf(api.ExitInject, "%w", over).
-				WithHint("`kubectl -n %s logs %s -c %s` shows the cause.", api.ShellQuote(f.Namespace), api.ShellQuote(f.Pod), api.ShellQuote(f.Container))
+				WithHint("`kubectl -n %s logs %s -c %s` shows the cause.", api.ShellQuote(f.Namespace),
+					api.ShellQuote(f.Pod), api.ShellQuote(f.Container))
 		case !f.last.Equal(before):
 			pause = logPause
 		}
@@ -125,8 +128,10 @@ func (f *logFollower) started(ctx context.Context) (*ContainerEnded, error) {
 	return nil, e
 }
 
-// endWithin waits, and returns how the container ended, if it is known by then or was before. The end of a log precedes that.
-func (f *logFollower) endWithin(ctx context.Context, pause time.Duration, over *ContainerEnded) (*ContainerEnded, error) {
+// endWithin waits, and returns how the container ended, if it is known by then or was before. The end of a log precedes
+// that.
+func (f *logFollower) endWithin(ctx context.Context, pause time.Duration,
+	over *ContainerEnded) (*ContainerEnded, error) {
 	within, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
 	p, err := f.Await(within, func(p *corev1.Pod) bool {
@@ -156,8 +161,8 @@ func retriable(err error) bool {
 	return err != nil && !(errors.As(err, &status) && status.Status().Code < 500)
 }
 
-// read tells the log's lines after the latest that was told, as long as the connection lasts. Only where the log is whole its
-// last line may lack an end: of another it is the beginning.
+// read tells the log's lines after the latest that was told, as long as the connection lasts. Only where the log is
+// whole its last line may lack an end: of another it is the beginning.
 func (f *logFollower) read(ctx context.Context, whole bool) error {
 	o := &corev1.PodLogOptions{Container: f.Container, Follow: true, Timestamps: true}
 	if !f.last.IsZero() {
@@ -197,7 +202,8 @@ func (f *logFollower) read(ctx context.Context, whole bool) error {
 	}
 }
 
-// readLine reads a line, of which it returns the first lineMax bytes, without its end. With an error, it is what there was.
+// readLine reads a line, of which it returns the first lineMax bytes, without its end. With an error, it is what there
+// was.
 func readLine(r *bufio.Reader) (string, error) {
 	var line []byte
 	for {

@@ -19,9 +19,9 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// owns reports whether the pod belongs to the workload. The selectors of two workloads may overlap (a preview's Deployment with
-// one more label), so the pod's owner decides. A pod without an owner, or with an unknown one, belongs to every workload
-// whose selector matches.
+// owns reports whether the pod belongs to the workload. The selectors of two workloads may overlap (a preview's
+// Deployment with one more label), so the pod's owner decides. A pod without an owner, or with an unknown one, belongs
+// to every workload whose selector matches.
 func (w *Workload) owns(p *corev1.Pod) bool {
 	if w.Selector == nil {
 		return p.Name == w.Name
@@ -42,10 +42,11 @@ func (w *Workload) owns(p *corev1.Pod) bool {
 	return owner.Kind == "ReplicaSet" && (hash == "" || !found || deployment == w.Name)
 }
 
-// WatchPods tells f the workload's pods, a Service's by the selector that it has at the time, sorted by name, at first and
-// after each change, until ctx ends. A list is whole, and its pods are not to be changed; changes that come while f works are
-// told together. f is called from one goroutine at a time, and not after WatchPods has returned. Connections
-// that break are replaced, and what was missed meanwhile is told. An error is returned when the user may not watch (then an *api.Error), or ctx's.
+// WatchPods tells f the workload's pods, a Service's by the selector that it has at the time, sorted by name, at first
+// and after each change, until ctx ends. A list is whole, and its pods are not to be changed; changes that come while f
+// works are told together. f is called from one goroutine at a time, and not after WatchPods has returned. Connections
+// that break are replaced, and what was missed meanwhile is told. An error is returned when the user may not watch
+// (then an *api.Error), or ctx's.
 func (c Client) WatchPods(ctx context.Context, w *Workload, f func([]corev1.Pod)) error {
 	return c.ExplainContext(ctx, watchPods(ctx, c.Kube(), w, f))
 }
@@ -79,8 +80,8 @@ func watchPods(ctx context.Context, kube kubernetes.Interface, w *Workload, f fu
 	}
 }
 
-// followSelector gives the Service's selectors that differ from the one that w has, as they come, until ctx ends, or the user
-// turns out not to have the right to watch Services. One that has gone keeps its last.
+// followSelector gives the Service's selectors that differ from the one that w has, as they come, until ctx ends, or
+// the user turns out not to have the right to watch Services. One that has gone keeps its last.
 func followSelector(ctx context.Context, kube kubernetes.Interface, w *Workload, selectors chan<- labels.Selector) {
 	ctx, cancel := context.WithCancel(ctx)
 	var following sync.WaitGroup

@@ -37,8 +37,8 @@ type ServicePort struct {
 	Target  string // its targetPort, if that is a name
 }
 
-// Ports returns the TCP and UDP ports of the workload's pods, sorted by number, with the names that Services call them by
-// resolved. Ports that lead to an agent count as where they led before.
+// Ports returns the TCP and UDP ports of the workload's pods, sorted by number, with the names that Services call them
+// by resolved. Ports that lead to an agent count as where they led before.
 func (w *Workload) Ports() []Port {
 	type key struct {
 		protocol corev1.Protocol
@@ -79,12 +79,14 @@ func (w *Workload) Ports() []Port {
 	for _, p := range found {
 		ports = append(ports, *p)
 	}
-	slices.SortFunc(ports, func(a, b Port) int { return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol)) })
+	slices.SortFunc(ports, func(a, b Port) int {
+		return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+	})
 	return ports
 }
 
-// PortsOf returns those of Ports that are a container's: that it declares, or that a Service sends to and no other container
-// declares.
+// PortsOf returns those of Ports that are a container's: that it declares, or that a Service sends to and no other
+// container declares.
 func (w *Workload) PortsOf(container string) []Port {
 	return slices.DeleteFunc(w.Ports(), func(p Port) bool { return p.Container != "" && p.Container != container })
 }
@@ -98,15 +100,16 @@ func serving(spec corev1.PodSpec) []corev1.Container {
 		}
 	}
 	for _, c := range spec.InitContainers {
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways && !strings.HasPrefix(c.Name, api.AgentPrefix) {
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways &&
+			!strings.HasPrefix(c.Name, api.AgentPrefix) {
 			all = append(all, c)
 		}
 	}
 	return all
 }
 
-// targetsBefore gives the Service's ports as they were before they led to agents, by names that only agents may have. What somebody
-// changed since stays as it is, and an annotation that cannot be read says nothing.
+// targetsBefore gives the Service's ports as they were before they led to agents, by names that only agents may have.
+// What somebody changed since stays as it is, and an annotation that cannot be read says nothing.
 func targetsBefore(s corev1.Service) func(corev1.ServicePort) corev1.ServicePort {
 	var moved map[string]struct {
 		From *intstr.IntOrString `json:"from"` // nil: there was none
@@ -124,15 +127,16 @@ func targetsBefore(s corev1.Service) func(corev1.ServicePort) corev1.ServicePort
 	}
 }
 
-// targetPort resolves where in the pod a Service sends to, as the control plane does: a name is that of the first container
-// port that has it, and the protocol.
+// targetPort resolves where in the pod a Service sends to, as the control plane does: a name is that of the first
+// container port that has it, and the protocol.
 func targetPort(spec corev1.PodSpec, sp corev1.ServicePort) (int32, bool) {
 	if sp.TargetPort.Type == intstr.Int {
 		return cmp.Or(sp.TargetPort.IntVal, sp.Port), true
 	}
 	for _, c := range serving(spec) {
 		for _, p := range c.Ports {
-			if p.Name == sp.TargetPort.StrVal && cmp.Or(p.Protocol, corev1.ProtocolTCP) == cmp.Or(sp.Protocol, corev1.ProtocolTCP) {
+			if p.Name == sp.TargetPort.StrVal &&
+				cmp.Or(p.Protocol, corev1.ProtocolTCP) == cmp.Or(sp.Protocol, corev1.ProtocolTCP) {
 				return p.ContainerPort, true
 			}
 		}
@@ -140,9 +144,9 @@ func targetPort(spec corev1.PodSpec, sp corev1.ServicePort) (int32, bool) {
 	return 0, false
 }
 
-// Container chooses the container that is meant: the one of that name; else the one that the pods' annotation for kubectl
-// names; else the only one; else the first that declares one of ports, or, where no ports are given, the only one that
-// declares a port to which a Service sends. The error lists the candidates.
+// Container chooses the container that is meant: the one of that name; else the one that the pods' annotation for
+// kubectl names; else the only one; else the first that declares one of ports, or, where no ports are given, the only
+// one that declares a port to which a Service sends. The error lists the candidates.
 func (w *Workload) Container(name string, ports ...uint16) (*corev1.Container, error) {
 	all := serving(w.Template.Spec)
 	named := func(name string) *corev1.Container {
@@ -153,7 +157,8 @@ func (w *Workload) Container(name string, ports ...uint16) (*corev1.Container, e
 	}
 	if len(all) == 0 {
 		return nil, api.Errorf(api.ExitWorkload, "cannot find the containers of %s: it has no pod", w).
-			WithHint("Try again when it has one, or name the Deployment, StatefulSet or DaemonSet that creates its pods.")
+			WithHint("Try again when it has one, or name the Deployment, StatefulSet or DaemonSet that creates its " +
+				"pods.")
 	}
 	if name != "" {
 		if c := named(name); c != nil {

@@ -23,8 +23,8 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// Workload is an object with pods: a Deployment, a Service, or any other with a pod template or a scale subresource. It is a
-// snapshot and does not follow changes.
+// Workload is an object with pods: a Deployment, a Service, or any other with a pod template or a scale subresource. It
+// is a snapshot and does not follow changes.
 type Workload struct {
 	Namespace string
 	Name      string
@@ -33,8 +33,8 @@ type Workload struct {
 	Object    *unstructured.Unstructured // as it was read; not to be changed
 	// Selector chooses its pods. A Pod has none. A CronJob's are those of the Jobs that ran when it was read.
 	Selector labels.Selector
-	// Template is what its pods are made from. Where the workload does not have it, a Service for one, it is what Sample
-	// shows; without any pod it is empty.
+	// Template is what its pods are made from. Where the workload does not have it, a Service for one, it is what
+	// Sample shows; without any pod it is empty.
 	Template corev1.PodTemplateSpec
 	Sample   string // the pod that Template was taken from, or ""
 	// Services send to its pods, by their selectors; sorted by name.
@@ -118,7 +118,9 @@ func (r workloads) read(ctx context.Context, namespace, typeAndName string) (*Wo
 func Unfit(what string, spec corev1.PodSpec) error {
 	switch {
 	case spec.HostNetwork:
-		return api.Errorf(api.ExitWorkload, "the pods of %s use their nodes' network (hostNetwork), so an agent would intercept the nodes' traffic", what).
+		return api.Errorf(api.ExitWorkload,
+			"the pods of %s use their nodes' network (hostNetwork), so an agent would intercept the nodes' traffic",
+			what).
 			WithHint("Only a workload whose pods have a network of their own can be intercepted.")
 	case spec.OS != nil && spec.OS.Name == corev1.Windows:
 		return api.Errorf(api.ExitWorkload, "the pods of %s run on Windows, but the agent needs Linux", what).
@@ -142,9 +144,11 @@ func (r workloads) shape(ctx context.Context, w *Workload) error {
 		if err != nil {
 			return fmt.Errorf("reading %s: %w", w, err)
 		}
-		if kind, _, _ := unstructured.NestedString(w.Object.Object, "spec", "type"); len(selector) == 0 || kind == string(corev1.ServiceTypeExternalName) {
+		if kind, _, _ := unstructured.NestedString(w.Object.Object, "spec", "type"); len(selector) == 0 ||
+			kind == string(corev1.ServiceTypeExternalName) {
 			return api.Errorf(api.ExitWorkload, "%s has no selector and therefore no pods", w).
-				WithHint("Name what runs its pods: `kubectl -n %s get deployments,statefulsets` lists some.", w.Namespace)
+				WithHint("Name what runs its pods: `kubectl -n %s get deployments,statefulsets` lists some.",
+					w.Namespace)
 		}
 		w.Selector = labels.SelectorFromSet(selector)
 		return r.takeSample(ctx, w)
@@ -173,8 +177,8 @@ func (r workloads) shape(ctx context.Context, w *Workload) error {
 	return nil
 }
 
-// template reads the workload's pod template, or template and selector of the workload that its spec.workloadRef names, as an
-// Argo Rollout's does. Where there is neither, it stays empty.
+// template reads the workload's pod template, or template and selector of the workload that its spec.workloadRef names,
+// as an Argo Rollout's does. Where there is neither, it stays empty.
 func (r workloads) template(ctx context.Context, w *Workload) error {
 	found, err := templateOf(w.Object, &w.Template)
 	if found || err != nil {
@@ -199,7 +203,8 @@ func (r workloads) template(ctx context.Context, w *Workload) error {
 	o, err := r.dynamic.Resource(k.resource).Namespace(w.Namespace).Get(ctx, ref["name"], metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return api.Errorf(api.ExitWorkload, "%s refers to %s/%s, which does not exist", w, k.shown, ref["name"]).
-			WithHint("Its controller cannot create pods: `kubectl -n %s describe %s %s` may show the cause.", api.ShellQuote(w.Namespace), api.ShellQuote(w.shown), api.ShellQuote(w.Name))
+			WithHint("Its controller cannot create pods: `kubectl -n %s describe %s %s` may show the cause.",
+				api.ShellQuote(w.Namespace), api.ShellQuote(w.shown), api.ShellQuote(w.Name))
 	}
 	if err != nil {
 		return fmt.Errorf("reading %s/%s, to which %s refers: %w", k.shown, ref["name"], w, err)
@@ -213,10 +218,12 @@ func (r workloads) template(ctx context.Context, w *Workload) error {
 	return nil
 }
 
-// templateOf reads an object's spec.template, or a CronJob's that is within the template of its Jobs, if that is one of pods.
+// templateOf reads an object's spec.template, or a CronJob's that is within the template of its Jobs, if that is one of
+// pods.
 func templateOf(o *unstructured.Unstructured, to *corev1.PodTemplateSpec) (found bool, err error) {
 	for _, path := range [][]string{{"spec", "template"}, {"spec", "jobTemplate", "spec", "template"}} {
-		if containers, _, _ := unstructured.NestedSlice(o.Object, append(slices.Clone(path), "spec", "containers")...); len(containers) == 0 {
+		if containers, _, _ := unstructured.NestedSlice(o.Object,
+			append(slices.Clone(path), "spec", "containers")...); len(containers) == 0 {
 			continue
 		}
 		template, _, err := unstructured.NestedMap(o.Object, path...)
@@ -231,8 +238,8 @@ func templateOf(o *unstructured.Unstructured, to *corev1.PodTemplateSpec) (found
 	return false, nil
 }
 
-// selectActive gives a CronJob the selector of the pods of its Jobs that run. Without any it selects nothing, and says so: the text
-// of labels.Nothing is that of everything.
+// selectActive gives a CronJob the selector of the pods of its Jobs that run. Without any it selects nothing, and says
+// so: the text of labels.Nothing is that of everything.
 func (w *Workload) selectActive() error {
 	var c batchv1.CronJob
 	if err := decode(w.Object.Object, &c); err != nil {
@@ -253,8 +260,8 @@ func (w *Workload) selectActive() error {
 	return nil
 }
 
-// selectorOf reads a selector in any of its shapes: a LabelSelector, the map of a ReplicationController, or the text of a
-// scale subresource. It is nil where there is none.
+// selectorOf reads a selector in any of its shapes: a LabelSelector, the map of a ReplicationController, or the text of
+// a scale subresource. It is nil where there is none.
 func selectorOf(o *unstructured.Unstructured, path ...string) (labels.Selector, error) {
 	field, found, err := unstructured.NestedFieldNoCopy(o.Object, path...)
 	if err != nil || !found {
@@ -294,8 +301,10 @@ func (r workloads) scaleSelector(ctx context.Context, w *Workload) (labels.Selec
 		return nil, fmt.Errorf("reading the scale of %s: %w", w, err)
 	}
 	if selector == nil {
-		return nil, api.Errorf(api.ExitWorkload, "%s has neither a selector of pods nor a scale subresource that has one", w).
-			WithHint("Name what runs its pods instead: `kubectl -n %s get deployments,statefulsets,daemonsets,pods`.", w.Namespace)
+		return nil, api.Errorf(api.ExitWorkload,
+			"%s has neither a selector of pods nor a scale subresource that has one", w).
+			WithHint("Name what runs its pods instead: `kubectl -n %s get deployments,statefulsets,daemonsets,pods`.",
+				w.Namespace)
 	}
 	return selector, nil
 }
@@ -306,7 +315,9 @@ func (r workloads) takeSample(ctx context.Context, w *Workload) error {
 	if err != nil {
 		return fmt.Errorf("listing the pods of %s: %w", w, err)
 	}
-	pods := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil || finished(&p) || !w.owns(&p) })
+	pods := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
+		return p.DeletionTimestamp != nil || finished(&p) || !w.owns(&p)
+	})
 	if len(pods) == 0 {
 		return nil
 	}
@@ -319,7 +330,8 @@ func (r workloads) takeSample(ctx context.Context, w *Workload) error {
 
 func (w *Workload) sample(p *corev1.Pod) {
 	w.Sample = p.Name
-	w.Template = corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: p.Labels, Annotations: p.Annotations}, Spec: p.Spec}
+	w.Template = corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: p.Labels, Annotations: p.Annotations},
+		Spec: p.Spec}
 }
 
 // choose adds to o what lists and watches the workload's pods.

@@ -162,13 +162,15 @@ func layerTar(entries []entry) (io.ReadCloser, error) {
 				continue
 			}
 			seen[dir] = true
-			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755, Format: tar.FormatUSTAR}); err != nil {
+			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755,
+				Format: tar.FormatUSTAR}); err != nil {
 				return nil, errors.Join(err, opened.Close())
 			}
 		}
 		name := strings.TrimPrefix(e.path, "/")
 		if e.target != "" {
-			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: e.target, Mode: 0o777, Format: tar.FormatUSTAR}); err != nil {
+			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: e.target, Mode: 0o777,
+				Format: tar.FormatUSTAR}); err != nil {
 				return nil, errors.Join(err, opened.Close())
 			}
 			parts = append(parts, &header)
@@ -183,7 +185,8 @@ func layerTar(entries []entry) (io.ReadCloser, error) {
 		if err != nil {
 			return nil, errors.Join(err, opened.Close())
 		}
-		err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: info.Size(), Format: tar.FormatUSTAR})
+		err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: info.Size(),
+			Format: tar.FormatUSTAR})
 		if err != nil {
 			return nil, errors.Join(err, opened.Close())
 		}

@@ -48,7 +48,8 @@ func (g gatherer) iptables() (Tree, error) {
 	for program, names := range iptablesPrograms {
 		file := "/usr/sbin/" + program
 		if _, err := os.Stat(g.at(file)); err != nil {
-			return Tree{}, fmt.Errorf("%s goes into the image and is not on this machine; install Debian's package iptables (scripts/packages does): %w", file, err)
+			return Tree{}, fmt.Errorf("%s goes into the image and is not on this machine; install Debian's package "+
+				"iptables (scripts/packages does): %w", file, err)
 		}
 		if err := g.add(t, file); err != nil {
 			return Tree{}, err
@@ -88,7 +89,8 @@ func (g gatherer) addExtensions(t *Tree, machine elf.Machine) error {
 			found = true
 		}
 		if !found {
-			return fmt.Errorf("iptables' extension %s goes into the image and is not on this machine; install Debian's package iptables (scripts/packages does)", extension)
+			return fmt.Errorf("iptables' extension %s goes into the image and is not on this machine; install "+
+				"Debian's package iptables (scripts/packages does)", extension)
 		}
 	}
 	return nil
@@ -139,7 +141,8 @@ func (g gatherer) add(t *Tree, file string) error {
 // find finds a shared object where the dynamic linker looks without its cache, which the image does not have. The
 // paths below /lib come last: where /lib is /usr/lib, files are once in the image.
 func (g gatherer) find(machine elf.Machine, name string) (string, error) {
-	for _, dir := range []string{"/usr/lib/*-linux-gnu/", "/usr/lib64/", "/usr/lib/", "/lib/*-linux-gnu/", "/lib64/", "/lib/"} {
+	for _, dir := range []string{"/usr/lib/*-linux-gnu/", "/usr/lib64/", "/usr/lib/", "/lib/*-linux-gnu/", "/lib64/",
+		"/lib/"} {
 		matches, err := filepath.Glob(g.at(dir + name))
 		if err != nil {
 			return "", fmt.Errorf("looking for %s: %w", name, err)

@@ -131,7 +131,8 @@ func (a *api) apply(ctx context.Context, manifest string) error {
 		if err != nil {
 			return err
 		}
-		err = a.do(ctx, http.MethodPatch, path+"?fieldManager=lab&force=true", "application/apply-patch+yaml", []byte(document), nil)
+		err = a.do(ctx, http.MethodPatch, path+"?fieldManager=lab&force=true", "application/apply-patch+yaml",
+			[]byte(document), nil)
 		if err != nil {
 			return err
 		}

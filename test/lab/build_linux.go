@@ -43,11 +43,14 @@ type program struct {
 
 func buildList() []program {
 	return []program{
-		{name: "kube", dir: "test/lab/cluster/kube", hint: "Kubernetes' components (about 5 minutes on 2 cores, once)", ldflags: kubernetesVersion},
+		{name: "kube", dir: "test/lab/cluster/kube", hint: "Kubernetes' components (about 5 minutes on 2 cores, once)",
+			ldflags: kubernetesVersion},
 		{name: "etcd", dir: "test/lab/cluster/etcd", hint: "etcd (about half a minute, once)"},
 		{name: "coredns", dir: "test/lab/cluster/coredns", hint: "CoreDNS (about a minute, once)", image: corednsImage},
-		{name: "outside", dir: "test/lab/outside", extra: []string{"test/go.mod", "test/go.sum"}, hint: "the router's services"},
-		{name: "guest", dir: "test/lab/guest/init", extra: []string{"test/go.mod", "test/go.sum", "test/lab/guest"}, hint: "the guests' first process"},
+		{name: "outside", dir: "test/lab/outside", extra: []string{"test/go.mod", "test/go.sum"},
+			hint: "the router's services"},
+		{name: "guest", dir: "test/lab/guest/init", extra: []string{"test/go.mod", "test/go.sum", "test/lab/guest"},
+			hint: "the guests' first process"},
 		{name: "pause", dir: "test/lab/pause", hint: "the pause image", image: pauseImage},
 		{name: "echo", dir: "test/lab/echo", hint: "the echo image", image: EchoImage},
 	}
@@ -82,8 +85,9 @@ func kubernetesVersion(source string) (string, error) {
 	var flags []string
 	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
 		for name, value := range map[string]string{
-			"gitMajor": found[1], "gitMinor": found[2], "gitVersion": fmt.Sprintf("v%s.%s.%s", found[1], found[2], found[3]),
-			"gitCommit": "lab", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z",
+			"gitMajor": found[1], "gitMinor": found[2],
+			"gitVersion": fmt.Sprintf("v%s.%s.%s", found[1], found[2], found[3]),
+			"gitCommit":  "lab", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z",
 		} {
 			flags = append(flags, fmt.Sprintf("-X %s.%s=%s", pkg, name, value))
 		}
@@ -232,7 +236,8 @@ func (p program) hash(source string) (string, error) {
 			return "", err
 		}
 		for _, e := range entries {
-			if f := e.Name(); strings.HasSuffix(f, ".go") && !strings.HasSuffix(f, "_test.go") || f == "go.mod" || f == "go.sum" {
+			if f := e.Name(); strings.HasSuffix(f, ".go") && !strings.HasSuffix(f, "_test.go") || f == "go.mod" ||
+				f == "go.sum" {
 				files = append(files, filepath.Join(name, f))
 			}
 		}
@@ -292,5 +297,6 @@ func findSource(configured string) (string, error) {
 			}
 		}
 	}
-	return "", errors.New("the repository is neither above the working directory nor above this program: run it from the repository")
+	return "", errors.New("the repository is neither above the working directory nor above this program: run it from " +
+		"the repository")
 }

@@ -35,7 +35,8 @@ type Config struct {
 	Nodes     int       // default 2
 	ProxyMode ProxyMode // default ProxyIPTables
 	IPv6      bool      // dual-stack, IPv4 first
-	Ranges    int       // which of two sets of address ranges, 1 (default) or 2: labs that are joined have different ones
+	// which of two sets of address ranges, 1 (default) or 2: labs that are joined have different ones
+	Ranges int
 
 	// ProxySettings are fields of KubeProxyConfiguration, by their paths, and their values in YAML:
 	// "ipvs.strictARP": "true".
@@ -81,7 +82,8 @@ func defaultDir() string {
 func (c Config) validate() error {
 	var errs []error
 	if !regexp.MustCompile(`^[a-z]([a-z0-9-]{0,14}[a-z0-9])?$`).MatchString(c.Name) {
-		errs = append(errs, fmt.Errorf("name %q: want lower-case letters, digits and dashes, at most 16, a letter first", c.Name))
+		errs = append(errs, fmt.Errorf("name %q: want lower-case letters, digits and dashes, at most 16, "+
+			"a letter first", c.Name))
 	}
 	if c.Nodes < 1 || c.Nodes > MaxNodes {
 		errs = append(errs, fmt.Errorf("%d nodes: want 1 to %d", c.Nodes, MaxNodes))

@@ -43,7 +43,10 @@ func (l *Lab) requirements() []requirement {
 func (l *Lab) missing() []string {
 	var missing []string
 	for _, r := range l.requirements() {
-		absent := slices.ContainsFunc(r.programs, func(name string) bool { _, err := systemProgram(name); return err != nil })
+		absent := slices.ContainsFunc(r.programs, func(name string) bool {
+			_, err := systemProgram(name)
+			return err != nil
+		})
 		if r.name == "containernetworking-plugins" {
 			absent = findCNI() == ""
 		}

@@ -11,7 +11,8 @@ import (
 // join labs that are joined changes nothing.
 func (l *Lab) Join(other *Lab) error {
 	if l.config.Ranges == other.config.Ranges {
-		return fmt.Errorf("labs %q and %q have the same address ranges: bring one of them up with --ranges 2", l.config.Name, other.config.Name)
+		return fmt.Errorf("labs %q and %q have the same address ranges: bring one of them up with --ranges 2",
+			l.config.Name, other.config.Name)
 	}
 	here, err := l.open("router")
 	if err != nil {

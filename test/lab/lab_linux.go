@@ -105,7 +105,8 @@ func (l *Lab) Command(ctx context.Context, place string, argv ...string) (*exec.
 		if err != nil {
 			return nil, err
 		}
-		return exec.CommandContext(ctx, ip, append([]string{"netns", "exec", l.config.namespace(place)}, argv...)...), nil
+		return exec.CommandContext(ctx, ip, append([]string{"netns", "exec", l.config.namespace(place)}, argv...)...),
+			nil
 	}
 	nsenter, err := systemProgram("nsenter")
 	if err != nil {
@@ -113,9 +114,11 @@ func (l *Lab) Command(ctx context.Context, place string, argv ...string) (*exec.
 	}
 	if l.inGuest(place) {
 		if kernel, _ := l.process("node-" + place); !kernel.Running() {
-			return nil, fmt.Errorf("the guest of %s has died (%s): run 'lab down', then 'lab up'", place, l.logFile(kernel.Name))
+			return nil, fmt.Errorf("the guest of %s has died (%s): run 'lab down', then 'lab up'", place,
+				l.logFile(kernel.Name))
 		}
-		args := append([]string{"--net=" + filepath.Join(netnsDir, l.config.namespace(place)), "--"}, l.inPlace(place, "", argv...)...)
+		args := append([]string{"--net=" + filepath.Join(netnsDir, l.config.namespace(place)), "--"},
+			l.inPlace(place, "", argv...)...)
 		return exec.CommandContext(ctx, nsenter, args...), nil
 	}
 	pid := l.holder(place)

@@ -109,10 +109,12 @@ func kernelNetwork(place string) []string {
 		"net.ipv4.conf.default.rp_filter=0",
 	}
 	if place != "laptop" {
-		settings = append(settings, "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv6.conf.default.forwarding=1")
+		settings = append(settings, "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1",
+			"net.ipv6.conf.default.forwarding=1")
 	}
 	if place == "router" {
-		settings = append(settings, "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0") // each "unreachable" is told
+		// each "unreachable" is told
+		settings = append(settings, "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0")
 	}
 	return settings
 }
@@ -177,7 +179,8 @@ func (c Config) hostNetwork(n int) guest.Network {
 			own = f.Node(n)
 		}
 		network.Addresses = append(network.Addresses, netip.PrefixFrom(own, f.NodeNet.Bits()))
-		network.Routes = append(network.Routes, guest.Route{To: netip.PrefixFrom(unspecified(f.Router), 0), Via: f.Router})
+		network.Routes = append(network.Routes,
+			guest.Route{To: netip.PrefixFrom(unspecified(f.Router), 0), Via: f.Router})
 		for other := 1; other <= c.Nodes; other++ {
 			if other != n {
 				network.Routes = append(network.Routes, guest.Route{To: f.PodRange(other), Via: f.Node(other)})

@@ -196,7 +196,8 @@ func (l *Lab) loadImages(ctx context.Context, n int, files ...string) error {
 			return err
 		}
 		// Use standard input, because the file may be invisible on the node.
-		_, err = l.run(place, archive, "ctr", "--namespace", "k8s.io", "images", "import", "--snapshotter", l.snapshotter, "-")
+		_, err = l.run(place, archive, "ctr", "--namespace", "k8s.io", "images", "import", "--snapshotter",
+			l.snapshotter, "-")
 		archive.Close()
 		if err != nil {
 			return fmt.Errorf("loading %s: %w", file, err)
@@ -217,5 +218,6 @@ func (l *Lab) startKubelet(n int) error {
 	if err != nil || l.config.ProxyMode == ProxyNone {
 		return err
 	}
-	return l.startOnNode("kube-proxy", n, l.programs.Kube, "kube-proxy", "--config="+filepath.Join(l.nodeDir(n), "kube-proxy.yaml"))
+	return l.startOnNode("kube-proxy", n, l.programs.Kube, "kube-proxy",
+		"--config="+filepath.Join(l.nodeDir(n), "kube-proxy.yaml"))
 }

@@ -147,7 +147,8 @@ func (c Config) clients() map[string]identity {
 }
 
 func (c Config) nodeIdentity(n int) identity {
-	id := identity{name: "system:node:" + c.NodeName(n), groups: []string{"system:nodes"}, hosts: []string{c.NodeName(n)}}
+	id := identity{name: "system:node:" + c.NodeName(n), groups: []string{"system:nodes"},
+		hosts: []string{c.NodeName(n)}}
 	for _, f := range c.Families() {
 		id.addresses = append(id.addresses, f.Node(n))
 	}
@@ -156,8 +157,9 @@ func (c Config) nodeIdentity(n int) identity {
 
 func (c Config) apiServerIdentity() identity {
 	id := identity{
-		name:      "kube-apiserver",
-		hosts:     []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"},
+		name: "kube-apiserver",
+		hosts: []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc",
+			"kubernetes.default.svc.cluster.local", "localhost"},
 		addresses: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()},
 	}
 	for _, f := range c.Families() {

@@ -127,7 +127,8 @@ func (l *Lab) enterPlace(place string) error {
 	if pid == 0 || l.inGuest(place) {
 		return nil
 	}
-	if err := unix.Unshare(unix.CLONE_FS); err != nil { // a thread that shares its working directory may not change mounts
+	// a thread that shares its working directory may not change mounts
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unsharing the working directory: %w", err)
 	}
 	if err := enter(fmt.Sprintf("/proc/%d/ns/uts", pid), unix.CLONE_NEWUTS); err != nil {
@@ -169,7 +170,8 @@ func (l *Lab) run(place string, input io.Reader, argv ...string) (string, error)
 		err = command.Wait()
 	}
 	if err != nil {
-		return output.String(), fmt.Errorf("%s on %s: %w\n%s", strings.Join(argv, " "), place, err, strings.TrimSpace(output.String()))
+		return output.String(), fmt.Errorf("%s on %s: %w\n%s", strings.Join(argv, " "), place, err,
+			strings.TrimSpace(output.String()))
 	}
 	return output.String(), nil
 }

@@ -53,8 +53,9 @@ func (l *Lab) Status() (Status, error) {
 	}
 	c := s.config(l.config.Dir)
 	status := Status{
-		Name: c.Name, Up: s.Ready, ProxyMode: c.ProxyMode, Guests: c.guests, IPv6: c.IPv6, Server: c.Server(), Created: s.Created,
-		Dir: l.dir(), Kubeconfig: l.pki(Admin + ".kubeconfig"),
+		Name: c.Name, Up: s.Ready, ProxyMode: c.ProxyMode, Guests: c.guests, IPv6: c.IPv6, Server: c.Server(),
+		Created: s.Created,
+		Dir:     l.dir(), Kubeconfig: l.pki(Admin + ".kubeconfig"),
 	}
 	for n := 1; n <= c.Nodes; n++ {
 		node := NodeStatus{Name: c.NodeName(n), Place: fmt.Sprintf("node%d", n)}

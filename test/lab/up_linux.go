@@ -57,7 +57,8 @@ func (l *Lab) Up(ctx context.Context) error {
 			l.progress.say("interrupted: removing what was started")
 			return errors.Join(ctx.Err(), l.remove())
 		}
-		return fmt.Errorf("%w\nAll logs are in %s; 'lab down%s' removes what was started.", err, filepath.Join(l.dir(), "log"), l.nameFlag())
+		return fmt.Errorf("%w\nAll logs are in %s; 'lab down%s' removes what was started.", err,
+			filepath.Join(l.dir(), "log"), l.nameFlag())
 	}
 	if err := l.update(func(s *state) { s.Ready = true }); err != nil {
 		return err
@@ -104,12 +105,14 @@ func (l *Lab) alreadyUp() (bool, error) {
 	}
 	found := s.config(l.config.Dir)
 	if found.shape() != l.config.shape() {
-		return false, fmt.Errorf("lab %q is up with another shape (%s, not %s): run 'lab down%s' first, or choose another --name",
+		return false, fmt.Errorf("lab %q is up with another shape (%s, not %s): run 'lab down%s' first, or choose "+
+			"another --name",
 			l.config.Name, found.shape(), l.config.shape(), l.nameFlag())
 	}
 	for _, p := range s.Processes {
 		if !p.Running() {
-			return false, fmt.Errorf("lab %q is up, but %s has died (%s): run 'lab restart%s %s', or 'lab down%s' and 'lab up'",
+			return false, fmt.Errorf("lab %q is up, but %s has died (%s): run 'lab restart%s %s', or 'lab down%s' "+
+				"and 'lab up'",
 				l.config.Name, p.Name, l.logFile(p.Name), l.nameFlag(), p.Name, l.nameFlag())
 		}
 	}
@@ -322,7 +325,8 @@ func unknownSettings(log string) error {
 
 // writeToken requests a token for the ServiceAccount developer and writes a kubeconfig with it.
 func (l *Lab) writeToken(ctx context.Context, client *api) error {
-	request := fmt.Sprintf(`{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": %d}}`, int(lifetime.Seconds()))
+	request := fmt.Sprintf(`{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+		"spec": {"expirationSeconds": %d}}`, int(lifetime.Seconds()))
 	var answer struct{ Status struct{ Token string } }
 	path := "/api/v1/namespaces/default/serviceaccounts/developer/token"
 	if err := client.do(ctx, "POST", path, "application/json", []byte(request), &answer); err != nil {

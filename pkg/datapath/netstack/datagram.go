@@ -21,8 +21,8 @@ const (
 	// queueLimit is how many bytes of datagrams wait for a flow's stream, counting queueOverhead for each.
 	queueLimit    = 1 << 20
 	queueOverhead = 256
-	// maxQueued is the same for all flows together, and maxDatagramFlows bounds their number. Flows that live go on: the first
-	// datagram of a new one is dropped.
+	// maxQueued is the same for all flows together, and maxDatagramFlows bounds their number. Flows that live go on:
+	// the first datagram of a new one is dropped.
 	maxQueued        = 64 << 20
 	maxDatagramFlows = 8 << 10
 	// maxPayload is the longest payload of a datagram: IPv6 allows 20 bytes more than IPv4.
@@ -408,8 +408,8 @@ func (f *datagramFlow) end() (quote []byte, first bool) {
 	stream := f.stream
 	f.mu.Unlock()
 
-	// Run waits for what cancel and Close end, and not for the timer that may have come here: there is no flow any more when
-	// they do.
+	// Run waits for what cancel and Close end, and not for the timer that may have come here: there is no flow any more
+	// when they do.
 	f.d.mu.Lock()
 	delete(f.d.flows, f.key)
 	f.d.mu.Unlock()

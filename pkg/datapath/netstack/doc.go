@@ -1,6 +1,6 @@
 // Package netstack ends the laptop's flows to the cluster in gVisor's TCP/IP stack, in user space, and carries each of
-// them on as a stream. It sits between the TUN device, to which the laptop's kernel sends packets, and the session, which
-// carries streams to the cluster.
+// them on as a stream. It sits between the TUN device, to which the laptop's kernel sends packets, and the session,
+// which carries streams to the cluster.
 //
 //	app ─ kernel ─ TUN ═ link ═ gVisor ─┬─ TCP   held SYN ─ DialTCP ─ handshake ─ two copying directions ─ Stream
 //	                                    ├─ UDP   one flow per pair of addresses ─ DialUDP ─ PacketStream
@@ -22,8 +22,8 @@
 // The stack never drops TCP data: a direction that cannot continue stops reading from the application, which closes its
 // window, or from the stream, which closes the stream's window. UDP has no windows, and gets a queue of 1 MiB per flow.
 //
-// Packets of up to 64 KiB go in and out whole (see [kubevpn/pkg/datapath/tun]). gVisor does not segment them, and does not
-// verify checksums, because the packets come from this machine's kernel. A flow without data holds no buffer.
+// Packets of up to 64 KiB go in and out whole (see [kubevpn/pkg/datapath/tun]). gVisor does not segment them, and does
+// not verify checksums, because the packets come from this machine's kernel. A flow without data holds no buffer.
 //
 // UDP and echo do not use gVisor's sockets. gVisor reassembles fragments and passes datagrams to this package, which
 // writes answers directly to the device.

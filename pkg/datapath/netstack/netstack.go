@@ -54,12 +54,12 @@ type Dialer interface {
 }
 
 // A Stream is the far half of a TCP flow. The stack reads in one goroutine and writes in another. Read returns io.EOF
-// after the far end's FIN, and an error that is syscall.ECONNRESET after its RST, as Write does. Reset gives the far end
-// an RST, and ends Read and Write here. Close is called last, after both directions have ended.
+// after the far end's FIN, and an error that is syscall.ECONNRESET after its RST, as Write does. Reset gives the far
+// end an RST, and ends Read and Write here. Close is called last, after both directions have ended.
 //
-// A Stream that implements io.WriterTo is read with it, so that no buffer of ours waits for data. One may have the method
-// Gone() <-chan struct{}, whose channel is closed by the far end's RST. It tells of an RST after the far end's FIN, which
-// Read does not; without it, only Write does.
+// A Stream that implements io.WriterTo is read with it, so that no buffer of ours waits for data. One may have the
+// method Gone() <-chan struct{}, whose channel is closed by the far end's RST. It tells of an RST after the far end's
+// FIN, which Read does not; without it, only Write does.
 type Stream interface {
 	io.ReadWriteCloser
 	// CloseWrite gives the far end a FIN. Reading goes on.
@@ -79,8 +79,8 @@ type PacketStream interface {
 	io.Closer
 }
 
-// A PacketForwarder takes packets that cross to the cluster whole, before the stack sees them. The goroutine that reads the
-// device calls Buffer and then Forward for every packet.
+// A PacketForwarder takes packets that cross to the cluster whole, before the stack sees them. The goroutine that reads
+// the device calls Buffer and then Forward for every packet.
 type PacketForwarder interface {
 	// Buffer returns the buffer for the next packet and its virtio-net header, of at least the size that a Read of the
 	// device needs. It returns the same buffer again unless Forward has kept it.

@@ -87,12 +87,14 @@ func setUp(gv *stack.Stack, l *link) error {
 	// slowed down each time; without it, none. Losses do not occur on a device in memory, and SACK and timeouts
 	// would see to them.
 	recovery := tcpip.TCPRecovery(0)
-	for _, option := range []tcpip.SettableTransportProtocolOption{&receive, &send, &wait, &sack, &moderate, &recovery} {
+	for _, option := range []tcpip.SettableTransportProtocolOption{&receive, &send, &wait, &sack, &moderate,
+		&recovery} {
 		if err := gv.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
 			return fmt.Errorf("setting TCP option %T: %s", option, err)
 		}
 	}
-	udpReceive := tcpip.ReceiveBufferSizeOption{Min: tcp.MinBufferSize, Default: udpReceiveBuffer, Max: 4 * udpReceiveBuffer}
+	udpReceive := tcpip.ReceiveBufferSizeOption{Min: tcp.MinBufferSize, Default: udpReceiveBuffer,
+		Max: 4 * udpReceiveBuffer}
 	if err := gv.SetOption(udpReceive); err != nil {
 		return fmt.Errorf("setting the receive buffer of UDP: %s", err)
 	}

@@ -30,8 +30,8 @@ type FlowStats struct {
 	Refused, Unreachable, Silent uint64
 	// BytesOut went from applications to the cluster, BytesIn came back.
 	BytesOut, BytesIn uint64
-	// Dropped counts datagrams that found the queue of their flow full or were too long to be sent, and packets that would
-	// have begun a flow beyond the limits.
+	// Dropped counts datagrams that found the queue of their flow full or were too long to be sent, and packets that
+	// would have begun a flow beyond the limits.
 	Dropped uint64
 }
 
@@ -83,6 +83,7 @@ func (s *Stack) Stats() Stats {
 	return Stats{
 		TCP: c.tcp.read(), UDP: c.udp.read(), Echo: c.echo.read(),
 		PacketsIn: c.packetsIn.Load(), PacketsOut: c.packetsOut.Load(),
-		Malformed: c.malformed.Load(), Ignored: c.ignoredCount.Load(), Forwarded: c.forwarded.Load(), WriteErrors: c.writeError.Load(),
+		Malformed: c.malformed.Load(), Ignored: c.ignoredCount.Load(), Forwarded: c.forwarded.Load(),
+		WriteErrors: c.writeError.Load(),
 	}
 }

@@ -23,9 +23,9 @@ import (
 //	         └ RST, or a SYN with another sequence number: the application gave up.
 //	           The dial is cancelled, and the SYN forgotten when it has ended.
 //
-// gVisor's forwarder starts a goroutine per SYN and remembers the SYN until Complete is called. When maxHeldSYNs are held or
-// maxTCPFlows are open, the forwarder drops new SYNs and keeps the old ones. A dropped SYN comes again after a second, and
-// finds room by then unless the dials hang; an RST would tell the application that the server refused.
+// gVisor's forwarder starts a goroutine per SYN and remembers the SYN until Complete is called. When maxHeldSYNs are
+// held or maxTCPFlows are open, the forwarder drops new SYNs and keeps the old ones. A dropped SYN comes again after a
+// second, and finds room by then unless the dials hang; an RST would tell the application that the server refused.
 type tcpForwarder struct {
 	s  *Stack
 	gv *tcp.Forwarder
@@ -73,7 +73,8 @@ func (f *tcpForwarder) handle(id stack.TransportEndpointID, pkt *stack.PacketBuf
 		}
 		return true
 	}
-	if !flags.Contains(header.TCPFlagSyn) || flags.Contains(header.TCPFlagAck) || id.LocalPort == 0 || id.RemotePort == 0 {
+	if !flags.Contains(header.TCPFlagSyn) || flags.Contains(header.TCPFlagAck) || id.LocalPort == 0 ||
+		id.RemotePort == 0 {
 		return false
 	}
 	if len(f.held) >= maxHeldSYNs || int64(len(f.held))+f.s.stats.tcp.open.Load() >= maxTCPFlows {

@@ -1,8 +1,8 @@
 // Package packet reads and writes the headers that IP packets begin with: IPv4 and IPv6 with extension headers and
-// fragments, the virtio-net header that a TUN device puts in front of them and the work that it leaves to do (checksums,
-// TCP super-packets), ICMP errors and echo replies, and the
-// Internet checksum. It is the lowest layer of the data path: [kubevpn/pkg/datapath/tun] moves packets, [kubevpn/pkg/datapath/netstack]
-// ends the flows that are in them, and both describe them with this package.
+// fragments, the virtio-net header that a TUN device puts in front of them and the work that it leaves to do
+// (checksums, TCP super-packets), ICMP errors and echo replies, and the Internet checksum. It is the lowest layer of
+// the data path: [kubevpn/pkg/datapath/tun] moves packets, [kubevpn/pkg/datapath/netstack] ends the flows that are in
+// them, and both describe them with this package.
 //
 // Nothing here keeps state, allocates on the hot path or does I/O. All functions may be called concurrently. Slices
 // that are passed in are never kept.

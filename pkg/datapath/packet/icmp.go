@@ -171,7 +171,8 @@ func ParseEcho(proto uint8, transport []byte) (ident, sequence uint16, ok bool) 
 	if len(transport) < icmpHeaderLen || transport[1] != 0 {
 		return 0, 0, false
 	}
-	if !(proto == ProtoICMP && transport[0] == icmpEchoRequest || proto == ProtoICMPv6 && transport[0] == icmp6EchoRequest) {
+	if !(proto == ProtoICMP && transport[0] == icmpEchoRequest || proto == ProtoICMPv6 &&
+		transport[0] == icmp6EchoRequest) {
 		return 0, 0, false
 	}
 	return binary.BigEndian.Uint16(transport[4:]), binary.BigEndian.Uint16(transport[6:]), true

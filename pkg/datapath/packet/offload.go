@@ -74,7 +74,8 @@ func Split(v *Virtio, h *Header, p []byte) (Segments, error) {
 	if h.Version == 6 {
 		want = GSOTCPv6
 	}
-	if v.GSOType&^GSOECN != want || v.GSOSize == 0 || v.Flags&VirtioNeedsChecksum == 0 || h.Proto != ProtoTCP || h.IsFragment() {
+	if v.GSOType&^GSOECN != want || v.GSOSize == 0 || v.Flags&VirtioNeedsChecksum == 0 || h.Proto != ProtoTCP ||
+		h.IsFragment() {
 		return Segments{}, ErrVirtio
 	}
 	p = p[:h.Len]

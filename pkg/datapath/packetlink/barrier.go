@@ -7,8 +7,8 @@ import (
 	"kubevpn/pkg/datapath/packet"
 )
 
-// A barrier keeps a flow's order when the flow leaves stream 0 for a bulk stream. The bulk stream may use another conn, and
-// may be ahead by as long as it takes to replace a conn. Order matters most then: if a segment that TCP retransmits
+// A barrier keeps a flow's order when the flow leaves stream 0 for a bulk stream. The bulk stream may use another conn,
+// and may be ahead by as long as it takes to replace a conn. Order matters most then: if a segment that TCP retransmits
 // overtakes the original, it has the newer timestamp, and the receiver drops everything that follows with an older one
 // (RFC 7323, section 5, PAWS).
 //

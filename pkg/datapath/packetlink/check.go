@@ -6,8 +6,8 @@ import "kubevpn/pkg/datapath/packet"
 // size would only serve to make many packets of one.
 const minSegment = 16
 
-// Check validates a virtio-net header and the packet behind it together. The packet must have the length that it states,
-// and the header may request only what follows from the packet itself:
+// Check validates a virtio-net header and the packet behind it together. The packet must have the length that it
+// states, and the header may request only what follows from the packet itself:
 //
 //   - a checksum to complete is the one of the TCP or UDP header
 //   - segments are of TCP and of the packet's IP version, begin behind its headers, have at least minSegment bytes and
@@ -29,7 +29,8 @@ func Check(b []byte) (packet.Header, error) {
 	if v.Flags&packet.VirtioNeedsChecksum != 0 {
 		offset, known := packet.ChecksumOffset(h.Proto)
 		headers, whole := packet.TransportLen(h.Proto, p[h.HeaderLen:h.Len])
-		if !known || !whole || h.IsFragment() || int(v.ChecksumStart) != h.HeaderLen || int(v.ChecksumOffset) != offset {
+		if !known || !whole || h.IsFragment() || int(v.ChecksumStart) != h.HeaderLen ||
+			int(v.ChecksumOffset) != offset {
 			return packet.Header{}, packet.ErrVirtio
 		}
 		if v.GSOType != packet.GSONone && int(v.HeaderLen) != h.HeaderLen+headers {

@@ -1,5 +1,5 @@
-// Package packetlink carries whole IP packets between a laptop and the traffic manager over packet streams: streams of the
-// transport on which packets go as frames.
+// Package packetlink carries whole IP packets between a laptop and the traffic manager over packet streams: streams of
+// the transport on which packets go as frames.
 //
 //	frame: uint32, big endian: length of the rest │ virtio-net header, 10 bytes │ IP packet
 //
@@ -14,15 +14,16 @@
 //	                                            └─ large: read into its Frame
 //
 // Super-packets stay whole: a TUN device returns TCP segments of up to 64 KiB without a checksum, and the kernel at the
-// other end accepts them like that. So nobody between the two kernels computes checksums or splits segments. If the other
-// end has no such kernel (macOS, Windows), the Sender does that work, exactly as Linux would.
+// other end accepts them like that. So nobody between the two kernels computes checksums or splits segments. If the
+// other end has no such kernel (macOS, Windows), the Sender does that work, exactly as Linux would.
 //
 // # Packet streams
 //
-// A session has [Streams] packet streams, usually on different conns, because on one stream a keystroke would wait behind
-// an upload. The Sender counts the bytes of each flow. A flow that sends much is a bulk flow and uses one of the streams 1
-// to 3, chosen by its hash. All other flows, and what is neither TCP nor UDP, share stream 0, whose queue stays short. A
-// flow whose count has decayed returns to stream 0 once the other end has everything that the flow sent before.
+// A session has [Streams] packet streams, usually on different conns, because on one stream a keystroke would wait
+// behind an upload. The Sender counts the bytes of each flow. A flow that sends much is a bulk flow and uses one of the
+// streams 1 to 3, chosen by its hash. All other flows, and what is neither TCP nor UDP, share stream 0, whose queue
+// stays short. A flow whose count has decayed returns to stream 0 once the other end has everything that the flow sent
+// before.
 //
 //	             > 64 KiB, with a barrier (barrier.go)
 //	stream 0 ─────────────────────────────────────────▶ bulk stream
@@ -32,9 +33,9 @@
 // A flow keeps its order although it moves, and although one conn may be replaced long after another: a barrier ensures
 // that in one direction, an acknowledgement in the other.
 //
-// Send never blocks. It drops a frame if the queue is full, or if the queue's first frame has waited too long: so the TCP
-// inside learns the speed of the path, and waits stay short on a slow path. While a path is stalled Send drops nothing
-// before the queue is full, so that TCP has nothing to repeat when the path moves again.
+// Send never blocks. It drops a frame if the queue is full, or if the queue's first frame has waited too long: so the
+// TCP inside learns the speed of the path, and waits stay short on a slow path. While a path is stalled Send drops
+// nothing before the queue is full, so that TCP has nothing to repeat when the path moves again.
 //
 // # Why flows move
 //
@@ -55,9 +56,9 @@
 //
 // Pinning is as fast, but on a real line the slowest round trips take about twice as long, since some small flows share
 // a stream, and its conn, with bulk. Small frames first within each pinned stream did not help: 8 uploads had a p99 of
-// 340 instead of 276 ms, 1 upload 277 instead of 112. When one of four conns stalled, pinning held back about half of the
-// flows (two streams may share a conn); flows that move were held back all together on the conn of stream 0, and only
-// bulk flows on another. All flows continued in both cases.
+// 340 instead of 276 ms, 1 upload 277 instead of 112. When one of four conns stalled, pinning held back about half of
+// the flows (two streams may share a conn); flows that move were held back all together on the conn of stream 0, and
+// only bulk flows on another. All flows continued in both cases.
 //
 // # Trust
 //

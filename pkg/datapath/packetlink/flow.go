@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// A flow becomes bulk when its count exceeds bulkBytes, and sparse again when its count falls below sparseBytes. The
-	// count halves every halfLife, so a flow of less than about 400 KB/s stays sparse.
+	// A flow becomes bulk when its count exceeds bulkBytes, and sparse again when its count falls below sparseBytes.
+	// The count halves every halfLife, so a flow of less than about 400 KB/s stays sparse.
 	bulkBytes   = 64 << 10
 	sparseBytes = 16 << 10
 	halfLife    = 100 * time.Millisecond

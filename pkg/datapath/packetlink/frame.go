@@ -63,9 +63,9 @@ func (f *Frame) Bytes() []byte { return f.buf[prefixLen:f.end:f.end] }
 // Packet returns the packet without its virtio-net header.
 func (f *Frame) Packet() []byte { return f.buf[prefixLen+packet.VirtioLen : f.end : f.end] }
 
-// Header returns the packet's header. For a frame of [Receive], and after the first call, it is known. Otherwise the packet
-// comes from this machine, and Header first rewrites the virtio-net header so that it says exactly what the packet's
-// headers say, as [Check] at the other end requires. The errors are those of Check.
+// Header returns the packet's header. For a frame of [Receive], and after the first call, it is known. Otherwise the
+// packet comes from this machine, and Header first rewrites the virtio-net header so that it says exactly what the
+// packet's headers say, as [Check] at the other end requires. The errors are those of Check.
 func (f *Frame) Header() (packet.Header, error) {
 	if !f.inspected {
 		if err := f.inspect(); err != nil {
@@ -116,7 +116,8 @@ func (f *Frame) inspect() error {
 			v.GSOType, v.GSOSize, v.HeaderLen = packet.GSONone, 0, 0
 		}
 	case partial && exact && v.ChecksumStart == start && int(v.ChecksumOffset) == offset:
-		v = packet.Virtio{Flags: packet.VirtioNeedsChecksum, ChecksumStart: v.ChecksumStart, ChecksumOffset: v.ChecksumOffset}
+		v = packet.Virtio{Flags: packet.VirtioNeedsChecksum, ChecksumStart: v.ChecksumStart,
+			ChecksumOffset: v.ChecksumOffset}
 	case partial:
 		if int(v.ChecksumStart) < h.HeaderLen || int(v.ChecksumStart)+int(v.ChecksumOffset)+2 > len(p) {
 			return packet.ErrVirtio
@@ -135,8 +136,8 @@ func (f *Frame) inspect() error {
 	return nil
 }
 
-// finish completes the checksum and splits the super-packet, for an end that cannot. It returns the resulting packets as
-// a list of frames, and owns f. f was inspected.
+// finish completes the checksum and splits the super-packet, for an end that cannot. It returns the resulting packets
+// as a list of frames, and owns f. f was inspected.
 func (f *Frame) finish() (list, error) {
 	b := f.Bytes()
 	v, err := packet.ParseVirtio(b)

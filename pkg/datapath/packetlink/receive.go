@@ -15,9 +15,9 @@ var ErrFrame = errors.New("malformed frame on a packet stream")
 type waiter interface{ Wait() error }
 
 // Receive parses frames from a packet stream until it ends, and passes each to deliver, which owns it. number is the
-// stream's number, and barriers is shared by all streams of its Sender. Receive drops and counts packets and headers that
-// [Check] rejects. It returns nil if the stream ended behind a frame, and otherwise [ErrFrame], io.ErrUnexpectedEOF or the
-// stream's error.
+// stream's number, and barriers is shared by all streams of its Sender. Receive drops and counts packets and headers
+// that [Check] rejects. It returns nil if the stream ended behind a frame, and otherwise [ErrFrame],
+// io.ErrUnexpectedEOF or the stream's error.
 func Receive(stream io.Reader, number int, barriers *Barriers, deliver func(*Frame), malformed *atomic.Uint64) error {
 	r := receiver{stream: stream, number: number, barriers: barriers, deliver: deliver, malformed: malformed}
 	r.waiter, _ = stream.(waiter)
@@ -60,8 +60,8 @@ func frameLen(b []byte) (int, error) {
 	return int(n), nil
 }
 
-// read reads once from the stream, and then the rest of the last frame that this Read has begun. It returns a buffer that
-// it did not use, or nil.
+// read reads once from the stream, and then the rest of the last frame that this Read has begun. It returns a buffer
+// that it did not use, or nil.
 //
 //	known to be large:  │ length │ virtio-net header, packet        │ length of the next │
 //	                    │ prefix │ read into its Frame ────────────────────────────────▶ │
@@ -158,8 +158,8 @@ func (r *receiver) done(f *Frame, n int) {
 	r.deliver(f)
 }
 
-// barrier handles b if it is a barrier, and reports whether it is. Stream 0 ignores barriers to await: it gets them when
-// it is the substitute for another stream.
+// barrier handles b if it is a barrier, and reports whether it is. Stream 0 ignores barriers to await: it gets them
+// when it is the substitute for another stream.
 func (r *receiver) barrier(b []byte) bool {
 	kind, number, ok := parseBarrier(b)
 	switch {

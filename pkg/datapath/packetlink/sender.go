@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Streams is the number of packet streams of a session: stream 0 is for flows that send little, the others are for bulk.
+// Streams is the number of packet streams of a session: stream 0 is for flows that send little, the others are for
+// bulk.
 const Streams = 4
 
 const (
@@ -33,7 +34,8 @@ const (
 
 // SenderConfig configures a Sender.
 type SenderConfig struct {
-	// Open opens a packet stream. The Sender calls it when the stream is first needed and, after a pause, when it broke.
+	// Open opens a packet stream. The Sender calls it when the stream is first needed and, after a pause, when it
+	// broke.
 	//
 	// The Sender closes the stream when it breaks and when Run ends, possibly twice; Close must end a Write that
 	// blocks. Each Write consists of whole frames, so Open may return one stream for two numbers if Writes to it do not
@@ -169,9 +171,9 @@ func (s *Sender) Send(f *Frame) {
 	}
 }
 
-// stalled reports whether the stream's path is stalled rather than slow: a Write takes much longer than those before. TCP
-// then only retransmits, less and less often, up to two minutes apart. If one of those segments is lost, or one of the
-// first answers when the path moves again, the flow pauses for as long again. Call with mu held.
+// stalled reports whether the stream's path is stalled rather than slow: a Write takes much longer than those before.
+// TCP then only retransmits, less and less often, up to two minutes apart. If one of those segments is lost, or one of
+// the first answers when the path moves again, the flow pauses for as long again. Call with mu held.
 func (q *sendQueue) stalled(now time.Duration) bool {
 	return q.writing && now-q.began > q.stallAfter()
 }
@@ -297,8 +299,9 @@ func (q *sendQueue) signal() {
 	}
 }
 
-// Renew makes the Sender call Open before the stream's next frame, without a pause and without closing what Open returned
-// before. Call it when there is a better stream, such as the one of that number after another served as its substitute.
+// Renew makes the Sender call Open before the stream's next frame, without a pause and without closing what Open
+// returned before. Call it when there is a better stream, such as the one of that number after another served as its
+// substitute.
 func (s *Sender) Renew(number int) {
 	q := &s.queues[number]
 	s.mu.Lock()

@@ -74,7 +74,8 @@ func Set(b *netipx.IPSetBuilder) *netipx.IPSet {
 // 4193) addresses, and a part of a private network (RFC 1918) as the last resort.
 func Inner() []netip.Prefix {
 	return []netip.Prefix{
-		netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("10.219.0.0/16"),
+		netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("100.64.0.0/10"),
+		netip.MustParsePrefix("10.219.0.0/16"),
 		netip.MustParsePrefix("fd00::/8"),
 	}
 }

@@ -1,6 +1,6 @@
 // Package tun opens TUN devices: the interface through which the laptop's kernel hands over the packets that are
-// meant for the cluster, and takes the answers. It is the outermost end of the data path; [kubevpn/pkg/datapath/netstack]
-// reads and writes the packets.
+// meant for the cluster, and takes the answers. It is the outermost end of the data path;
+// [kubevpn/pkg/datapath/netstack] reads and writes the packets.
 //
 // Creating a device needs privilege and using it does not, so the two are apart: [Create] runs in the privileged
 // helper and gives a file, which can be passed to another process, and [Adopt] makes a [Device] of it there.

@@ -80,8 +80,8 @@ func New(opt Options) *Configurator {
 	}
 }
 
-// Set configures the machine's name resolution and reports the method. It may be called again with the same cfg. After an
-// error the machine may be between the old and the new state; a later Set continues from there.
+// Set configures the machine's name resolution and reports the method. It may be called again with the same cfg. After
+// an error the machine may be between the old and the new state; a later Set continues from there.
 //
 // While a Config is set, a goroutine watches resolv.conf and systemd-resolved. Close or the zero Config ends it.
 func (c *Configurator) Set(cfg Config) (Applied, error) {
@@ -122,8 +122,8 @@ func (c *Configurator) Close() error {
 	return err
 }
 
-// Recover undoes the edit of resolv.conf that a process left when it ended without Close. Call it first, with the Options
-// of the Configurator. It returns what it did; an empty string means that there was nothing to do.
+// Recover undoes the edit of resolv.conf that a process left when it ended without Close. Call it first, with the
+// Options of the Configurator. It returns what it did; an empty string means that there was nothing to do.
 func Recover(opt Options) (did string, err error) {
 	opt = opt.withDefaults()
 	j := &journal{path: opt.ResolvConf, dir: opt.StateDir}
@@ -248,8 +248,8 @@ func (c *Configurator) watch(ctx context.Context, stopped chan<- struct{}) {
 	}
 }
 
-// follow reconciles if something has changed. It reports whether the result differs, or whether to try again soon because
-// a program is writing a file.
+// follow reconciles if something has changed. It reports whether the result differs, or whether to try again soon
+// because a program is writing a file.
 func (c *Configurator) follow(ctx context.Context, force bool) (applied Applied, changed, settling bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -38,7 +38,8 @@ func (c *Configurator) enact(d decision, force bool) error {
 		return err
 	}
 	c.applied = Applied{Mode: d.Mode, Upstreams: d.Upstreams, Warnings: d.Warnings}
-	c.opt.Logger.Info("DNS", "mode", string(d.Mode), "upstreams", d.Upstreams, "redirected", d.Redirect, "warnings", d.Warnings)
+	c.opt.Logger.Info("DNS", "mode", string(d.Mode), "upstreams", d.Upstreams, "redirected", d.Redirect, "warnings",
+		d.Warnings)
 	return nil
 }
 
@@ -53,7 +54,8 @@ func (c *Configurator) enactFile(d *decision) error {
 		return fmt.Errorf("reading %s: %w", c.opt.ResolvConf, err)
 	}
 	ours := withNameservers(original, d.Nameservers)
-	if !foreign && c.journal.last != nil && strings.TrimRight(string(c.journal.last.Ours), "\n") == strings.TrimRight(string(ours), "\n") {
+	if !foreign && c.journal.last != nil &&
+		strings.TrimRight(string(c.journal.last.Ours), "\n") == strings.TrimRight(string(ours), "\n") {
 		return nil
 	}
 	if err := c.journal.edit(ours); err != nil {
@@ -68,7 +70,8 @@ func (c *Configurator) enactTable(d *decision, before decision) error {
 	if c.table == nil {
 		return nil
 	}
-	r := redirection{mark: c.opt.Mark, nameservers: d.Redirect, to4: c.cfg.Listen4, to6: c.cfg.Listen6, links: c.cfg.Links}
+	r := redirection{mark: c.opt.Mark, nameservers: d.Redirect, to4: c.cfg.Listen4, to6: c.cfg.Listen6,
+		links: c.cfg.Links}
 	guards := slices.ContainsFunc(r.links, func(l Link) bool { return len(l.Addrs) > 0 })
 	if len(r.nameservers) == 0 && !guards {
 		return c.closeTable()
@@ -88,7 +91,8 @@ func (c *Configurator) enactTable(d *decision, before decision) error {
 	}
 	if others, err := c.table.Others(tablePrefix); err == nil && len(others) > 0 {
 		// Of chains of one priority the kernel asks the newest first (nf_hook_entries_grow).
-		d.warn("another kubevpn (%s) already redirects this machine's DNS; its names do not resolve while this connection exists",
+		d.warn("another kubevpn (%s) already redirects this machine's DNS; its names do not resolve while this "+
+			"connection exists",
 			strings.Join(others, ", "))
 	}
 	return nil

@@ -18,13 +18,13 @@ import (
 //	original ──────────▶ ──────────────▶ ────────▶ edited ▶ original ────────▶ original
 //	         (fsync)      (fsync)         (fsync dir)    (the same way)  journal
 //
-// The process may be killed at each arrow. While there is a journal, undo sees from the file's content whether it is the
-// original, edited, or another program's. It replaces only the edited one. If the file is a mount point, as in containers,
-// rename cannot replace it, so the journal writes it in place. The edited content is then at least as long as the original:
-// one write replaces all of it, and no reader sees a part.
+// The process may be killed at each arrow. While there is a journal, undo sees from the file's content whether it is
+// the original, edited, or another program's. It replaces only the edited one. If the file is a mount point, as in
+// containers, rename cannot replace it, so the journal writes it in place. The edited content is then at least as long
+// as the original: one write replaces all of it, and no reader sees a part.
 //
-// The journal holds a lock in the same directory from edit to undo, so that Recover does not touch the file of a running
-// process. The kernel releases the lock when the process ends.
+// The journal holds a lock in the same directory from edit to undo, so that Recover does not touch the file of a
+// running process. The kernel releases the lock when the process ends.
 type journal struct {
 	path string // of the file to edit
 	dir  string // root's own: journal and lock
@@ -107,8 +107,8 @@ func ownDirectory(dir string) error {
 	return nil
 }
 
-// original returns the file's content without the edit; nil if there was no file. If foreign is true, another program has
-// written the file since the edit.
+// original returns the file's content without the edit; nil if there was no file. If foreign is true, another program
+// has written the file since the edit.
 func (j *journal) original() (content []byte, foreign bool, err error) {
 	now, err := os.ReadFile(j.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -45,10 +45,12 @@ func openTable(name string) (*ownerTable, error) {
 	t := &ownerTable{
 		Table:    table,
 		redirect: table.Chain("redirect", nftables.ChainTypeNAT, nftables.ChainHookOutput, natPriority),
-		guard:    table.Chain("guard", nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityFilter),
+		guard: table.Chain("guard", nftables.ChainTypeFilter, nftables.ChainHookInput,
+			*nftables.ChainPriorityFilter),
 	}
 	// A rule that matches nothing shows whether the kernel has the expressions that the real ones need.
-	t.addRedirect(netip.AddrFrom4([4]byte{255, 255, 255, 255}), netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 53))
+	t.addRedirect(netip.AddrFrom4([4]byte{255, 255, 255, 255}),
+		netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 53))
 	if err := t.Flush(); err != nil {
 		return nil, errors.Join(fmt.Errorf("making a nat chain: %w", err), t.Close())
 	}
@@ -113,9 +115,9 @@ func (t *ownerTable) addRedirect(ns netip.Addr, to netip.AddrPort) {
 // forgetTries is how often forgetFlows repeats a listing that a change interrupted.
 const forgetTries = 5
 
-// forgetFlows deletes the conntrack entries of UDP flows to port 53 of these nameservers. Otherwise the queries of a program
-// that keeps one socket (c-ares does) would follow its first packet. If the kernel cannot list flows, such flows end 30 s
-// after their last packet.
+// forgetFlows deletes the conntrack entries of UDP flows to port 53 of these nameservers. Otherwise the queries of a
+// program that keeps one socket (c-ares does) would follow its first packet. If the kernel cannot list flows, such
+// flows end 30 s after their last packet.
 func forgetFlows(nameservers []netip.Addr) error {
 	var errs []error
 	for _, family := range []nl.InetFamily{unix.AF_INET, unix.AF_INET6} {

@@ -70,7 +70,8 @@ func (c Config) validate() error {
 	if a := c.Listen4; a.IsValid() && (!a.Addr().Is4() || !a.Addr().IsLoopback() || a.Port() == 0) {
 		return fmt.Errorf("resolver address %s is not a port on IPv4 loopback", a)
 	}
-	if a := c.Listen6; a.IsValid() && (!a.Addr().Is6() || a.Addr().Is4In6() || !a.Addr().IsLoopback() || a.Port() == 0) {
+	if a := c.Listen6; a.IsValid() &&
+		(!a.Addr().Is6() || a.Addr().Is4In6() || !a.Addr().IsLoopback() || a.Port() == 0) {
 		return fmt.Errorf("resolver address %s is not a port on IPv6 loopback", a)
 	}
 	for _, l := range c.Links {
@@ -87,8 +88,8 @@ func (c Config) validate() error {
 }
 
 // CheckDomain returns an error if d must not be a match or search domain: if it is not a DNS name in lower case without
-// dots at its ends, or if it is a public suffix (com, dev, co.uk). A namespace may have the name of a public suffix, and
-// must not capture the names below it.
+// dots at its ends, or if it is a public suffix (com, dev, co.uk). A namespace may have the name of a public suffix,
+// and must not capture the names below it.
 func CheckDomain(d string) error {
 	if d == "" || len(d) > 253 {
 		return fmt.Errorf("domain %q has %d bytes, not 1 to 253", d, len(d))

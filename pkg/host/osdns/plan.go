@@ -30,9 +30,9 @@ type decision struct {
 	Redirect []netip.Addr
 	// Nameservers, in ModeFile, are the new nameservers of resolv.conf.
 	Nameservers []netip.Addr
-	// PerLink configures the links in systemd-resolved. ModeResolved does nothing else. In the other modes, programs that
-	// use resolved's own interface (glibc's nss-resolve) need it too: resolved sends names that end in .local only to
-	// servers with that domain.
+	// PerLink configures the links in systemd-resolved. ModeResolved does nothing else. In the other modes, programs
+	// that use resolved's own interface (glibc's nss-resolve) need it too: resolved sends names that end in .local only
+	// to servers with that domain.
 	PerLink  bool
 	Warnings []string
 }
@@ -75,7 +75,8 @@ func plan(e env) (decision, error) {
 	}
 	if byResolved && strings.HasPrefix(e.ResolvConfPath, "/run/systemd/resolve/") {
 		d.Mode = ModeResolved
-		d.warn("resolv.conf bypasses systemd-resolved: programs that read it themselves do not find cluster names; link it to /run/systemd/resolve/stub-resolv.conf")
+		d.warn("resolv.conf bypasses systemd-resolved: programs that read it themselves do not find cluster names; " +
+			"link it to /run/systemd/resolve/stub-resolv.conf")
 		return d, nil
 	}
 	if d.Nameservers = fileNameservers(e.Config); len(d.Nameservers) > 0 {
@@ -83,18 +84,20 @@ func plan(e env) (decision, error) {
 		d.warn("editing %s, until kubevpn ends", e.ResolvConfPath)
 		return d, nil
 	}
-	return decision{}, fmt.Errorf("cannot put the resolver into the path of DNS queries: %s", strings.Join(d.Warnings, "; "))
+	return decision{}, fmt.Errorf("cannot put the resolver into the path of DNS queries: %s",
+		strings.Join(d.Warnings, "; "))
 }
 
 // redirect chooses the nameservers whose queries the table redirects.
 //
-// If one is on this machine (dnsmasq, unbound), redirect chooses only those on this machine. The others probably are its
-// upstreams, and its queries would return to the resolver in a loop.
+// If one is on this machine (dnsmasq, unbound), redirect chooses only those on this machine. The others probably are
+// its upstreams, and its queries would return to the resolver in a loop.
 func (d *decision) redirect(servers []netip.Addr, cfg Config) {
 	here := slices.ContainsFunc(servers, netip.Addr.IsLoopback)
 	for _, s := range servers {
 		if here && !s.IsLoopback() {
-			d.warn("nameserver %s is not redirected, because the one on this machine may ask it: programs that query both may miss cluster names", s)
+			d.warn("nameserver %s is not redirected, because the one on this machine may ask it: programs that query "+
+				"both may miss cluster names", s)
 			continue
 		}
 		listen := cfg.Listen4

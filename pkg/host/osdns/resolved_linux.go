@@ -75,7 +75,8 @@ func (r *resolved) running() error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	var pid uint32
-	err := r.conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.GetConnectionUnixProcessID", 0, resolvedName).Store(&pid)
+	err := r.conn.BusObject().CallWithContext(ctx, "org.freedesktop.DBus.GetConnectionUnixProcessID", 0,
+		resolvedName).Store(&pid)
 	if isOwnerGone(err) {
 		return errors.New("it does not run")
 	}
@@ -203,7 +204,8 @@ func (r *resolved) inForce(links []Link) bool {
 		}
 		var path dbus.ObjectPath
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-		err := r.manager.CallWithContext(ctx, managerPrefix+"GetLink", dbus.FlagNoAutoStart, r.links[l.Name]).Store(&path)
+		err := r.manager.CallWithContext(ctx, managerPrefix+"GetLink", dbus.FlagNoAutoStart,
+			r.links[l.Name]).Store(&path)
 		cancel()
 		if err != nil {
 			return false
@@ -211,7 +213,8 @@ func (r *resolved) inForce(links []Link) bool {
 		object := r.conn.Object(resolvedName, path)
 		var servers []linkAddress
 		var domains []linkDomain
-		if object.StoreProperty(linkInterface+".DNS", &servers) != nil || object.StoreProperty(linkInterface+".Domains", &domains) != nil {
+		if object.StoreProperty(linkInterface+".DNS", &servers) != nil ||
+			object.StoreProperty(linkInterface+".Domains", &domains) != nil {
 			return false
 		}
 		want := addressOf(l.Resolver)
@@ -265,6 +268,7 @@ func isUnknownMethod(err error) bool {
 
 func isOwnerGone(err error) bool {
 	var e dbus.Error
-	return errors.Is(err, dbus.ErrClosed) || errors.As(err, &e) && (e.Name == "org.freedesktop.DBus.Error.ServiceUnknown" ||
-		e.Name == "org.freedesktop.DBus.Error.NameHasNoOwner" || e.Name == "org.freedesktop.DBus.Error.NoReply")
+	return errors.Is(err, dbus.ErrClosed) || errors.As(err, &e) &&
+		(e.Name == "org.freedesktop.DBus.Error.ServiceUnknown" ||
+			e.Name == "org.freedesktop.DBus.Error.NameHasNoOwner" || e.Name == "org.freedesktop.DBus.Error.NoReply")
 }

@@ -15,8 +15,8 @@ import (
 // resolverMark begins the first line of every file of kubevpn in macOS' /etc/resolver; the process ID follows.
 const resolverMark = "# made by kubevpn, which removes it when it ends; pid "
 
-// resolverDir manages files in a directory where each file has the name of a domain and contains its server (resolver(5)
-// of macOS). It changes no file that does not begin with resolverMark.
+// resolverDir manages files in a directory where each file has the name of a domain and contains its server
+// (resolver(5) of macOS). It changes no file that does not begin with resolverMark.
 type resolverDir struct {
 	dir   string
 	pid   int
@@ -31,14 +31,17 @@ func (r resolverDir) set(domains []string, server netip.AddrPort) (warnings []st
 			return nil, err
 		}
 	}
-	if err := r.remove(func(name string, pid int) bool { return pid == r.pid && !slices.Contains(domains, name) }); err != nil {
+	if err := r.remove(func(name string, pid int) bool {
+		return pid == r.pid && !slices.Contains(domains, name)
+	}); err != nil {
 		return nil, err
 	}
 	content := fmt.Sprintf("%s%d\nnameserver %s\nport %d\n", resolverMark, r.pid, server.Addr(), server.Port())
 	for _, d := range domains {
 		path := filepath.Join(r.dir, d)
 		if pid, ours, err := readResolverFile(path); err == nil && (!ours || pid != r.pid) {
-			warnings = append(warnings, fmt.Sprintf("%s belongs to another program, which keeps resolving names under %s", path, d))
+			warnings = append(warnings,
+				fmt.Sprintf("%s belongs to another program, which keeps resolving names under %s", path, d))
 			continue
 		} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return warnings, err

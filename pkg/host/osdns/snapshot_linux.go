@@ -45,7 +45,8 @@ func (e *entry) compare(now *entry) fileState {
 		return fileOurs
 	case !e.Missing && e.Symlink == "" && bytes.Equal(now.Content, e.Content):
 		return fileOurs // the content is back, mode or time are not
-	case len(e.Content) <= len(e.Ours) && bytes.Equal(now.Content, append(bytes.Clone(e.Content), e.Ours[len(e.Content):]...)):
+	case len(e.Content) <= len(e.Ours) &&
+		bytes.Equal(now.Content, append(bytes.Clone(e.Content), e.Ours[len(e.Content):]...)):
 		return fileOurs // put back in place, but not yet cut to its length
 	default:
 		return fileForeign
@@ -60,7 +61,8 @@ func (e *entry) same(o *entry) bool {
 	if e.Symlink != "" || o.Symlink != "" {
 		return e.Symlink == o.Symlink // what it leads to is not ours and may have changed
 	}
-	return bytes.Equal(e.Content, o.Content) && e.Mode == o.Mode && e.UID == o.UID && e.GID == o.GID && e.Mtime == o.Mtime
+	return bytes.Equal(e.Content, o.Content) && e.Mode == o.Mode && e.UID == o.UID && e.GID == o.GID &&
+		e.Mtime == o.Mtime
 }
 
 func snapshot(path string) (*entry, error) {

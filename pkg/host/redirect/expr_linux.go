@@ -32,7 +32,8 @@ func DestinationIs(a netip.Addr) []expr.Any {
 	return slices.Concat(
 		MetaIs(expr.MetaKeyNFPROTO, []byte{family}),
 		[]expr.Any{
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(a.BitLen() / 8)},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset,
+				Len: uint32(a.BitLen() / 8)},
 			Equal(a.AsSlice()),
 		})
 }

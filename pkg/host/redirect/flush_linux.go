@@ -13,9 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flush ends the applications' open connections on these ports, so that their clients connect again: TCP with a reset to both
-// ends; a UDP flow's next datagram counts as its first. It returns how many it ended. It leaves alone connections that begin
-// within the network namespace, which are never redirected: those of DialFrom are among them, whichever address they keep.
+// Flush ends the applications' open connections on these ports, so that their clients connect again: TCP with a reset
+// to both ends; a UDP flow's next datagram counts as its first. It returns how many it ended. It leaves alone
+// connections that begin within the network namespace, which are never redirected: those of DialFrom are among them,
+// whichever address they keep.
 func Flush(ports []Port) (n int, err error) {
 	var tcp, udp []uint16
 	for _, p := range ports {
@@ -170,7 +171,8 @@ func exists(conn *netlink.Conn, local, remote netip.AddrPort) (bool, error) {
 	}
 	for _, m := range messages {
 		// Without such a socket the kernel returns one that listens there.
-		if s, state, err := parseSocket(m.Data); err == nil && state != tcpListen && s.local == local && s.remote == remote {
+		if s, state, err := parseSocket(m.Data); err == nil && state != tcpListen && s.local == local &&
+			s.remote == remote {
 			return true, nil
 		}
 	}
@@ -189,8 +191,8 @@ func destroy(conn *netlink.Conn, s socket) error {
 	return err
 }
 
-// forgetFlows has conntrack forget UDP flows from outside to these ports of this network namespace. It leaves alone flows with
-// a mark, redirected ones and those of DialUDPFrom, and those that another program redirected.
+// forgetFlows has conntrack forget UDP flows from outside to these ports of this network namespace. It leaves alone
+// flows with a mark, redirected ones and those of DialUDPFrom, and those that another program redirected.
 func forgetFlows(ports []uint16) (n int, err error) {
 	addrs, err := localAddrs()
 	if err != nil {
@@ -216,5 +218,6 @@ func (t flowsTo) MatchConntrackFlow(f *nl.ConntrackFlow) bool {
 	src, _ := netip.AddrFromSlice(f.Forward.SrcIP)
 	dst, _ := netip.AddrFromSlice(f.Forward.DstIP)
 	return f.Forward.Protocol == unix.IPPROTO_UDP && f.Mark == 0 && f.Forward.DstPort == f.Reverse.SrcPort &&
-		slices.Contains(t.addrs, dst.Unmap()) && !slices.Contains(t.addrs, src.Unmap()) && slices.Contains(t.ports, f.Forward.DstPort)
+		slices.Contains(t.addrs, dst.Unmap()) && !slices.Contains(t.addrs, src.Unmap()) &&
+		slices.Contains(t.ports, f.Forward.DstPort)
 }

@@ -9,15 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OriginalDestination returns the destination of a redirected connection before the redirect. For one that was not redirected,
-// and that the kernel tracks, it is the local address. It fails for connections of an MPTCP listener, which is Go's default:
-// switch that off.
+// OriginalDestination returns the destination of a redirected connection before the redirect. For one that was not
+// redirected, and that the kernel tracks, it is the local address. It fails for connections of an MPTCP listener, which
+// is Go's default: switch that off.
 func OriginalDestination(c *net.TCPConn) (netip.AddrPort, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	local := c.LocalAddr().(*net.TCPAddr).AddrPort().Addr() // as accepted: an IPv4 address in IPv6 for a listener of both
+	// as accepted: an IPv4 address in IPv6 for a listener of both
+	local := c.LocalAddr().(*net.TCPAddr).AddrPort().Addr()
 	var to netip.AddrPort
 	var optErr error
 	err = raw.Control(func(fd uintptr) {
@@ -31,7 +32,8 @@ func OriginalDestination(c *net.TCPConn) (netip.AddrPort, error) {
 		err = optErr
 	}
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("cannot read the original destination of the connection from %v: %w", c.RemoteAddr(), err)
+		return netip.AddrPort{},
+			fmt.Errorf("cannot read the original destination of the connection from %v: %w", c.RemoteAddr(), err)
 	}
 	return to, nil
 }

@@ -4,11 +4,11 @@
 //	client ── eth0 ─┬─ new, for a port of the map ──▶ local port: the redirector ──┐ from the client's address (DialFrom)
 //	                └─ everything else ─────────────▶ application ◀───────── lo ◀──┘
 //
-// It redirects new TCP connections and UDP flows to any address of the namespace, and they keep that address. It leaves alone
-// those that begin within the namespace, over loopback. It is Linux only.
+// It redirects new TCP connections and UDP flows to any address of the namespace, and they keep that address. It leaves
+// alone those that begin within the namespace, over loopback. It is Linux only.
 //
-// The rules are in a Table, which the kernel removes with the process: however the process dies, the application has its ports
-// back at once. Other packages use Table for rules of their own. It needs Linux 5.12 and CAP_NET_ADMIN.
+// The rules are in a Table, which the kernel removes with the process: however the process dies, the application has
+// its ports back at once. Other packages use Table for rules of their own. It needs Linux 5.12 and CAP_NET_ADMIN.
 package redirect
 
 import (
@@ -36,9 +36,9 @@ func (p Port) String() string { return fmt.Sprintf("%s/%d", p.Protocol, p.Port) 
 type Config struct {
 	// Name is the nftables table's, by which a person finds it. No other process in the network namespace may have it.
 	Name string
-	// Mark marks the sockets that DialFrom opens (SO_MARK) and, in conntrack, redirected UDP flows. Mark+1 marks the sockets,
-	// packets and conntrack entries of connections that keep the client's address, and is the number of a routing table. Neither
-	// may have another meaning in the network namespace.
+	// Mark marks the sockets that DialFrom opens (SO_MARK) and, in conntrack, redirected UDP flows. Mark+1 marks the
+	// sockets, packets and conntrack entries of connections that keep the client's address, and is the number of a
+	// routing table. Neither may have another meaning in the network namespace.
 	Mark uint32
 	// Logger may be nil.
 	Logger *slog.Logger

@@ -38,16 +38,17 @@ func New(cfg Config) (*Redirects, error) {
 	}
 	r := &Redirects{mark: cfg.Mark, diversion: diversionOf(cfg.Mark), logger: cfg.Logger, table: table}
 	if err := r.addRules(); err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot create the chains of a redirect (nf_tables with nat, fib and ct): %w", err), table.Close())
+		err = fmt.Errorf("cannot create the chains of a redirect (nf_tables with nat, fib and ct): %w", err)
+		return nil, errors.Join(err, table.Close())
 	}
 	return r, nil
 }
 
-// Set replaces the ports that are redirected, each with its local port. A server there listens at all addresses, in both
-// families. Each connection meets the previous ports or the new ones, nothing in between. An open TCP connection stays where
-// it is. A UDP flow that began between New and the redirect of its port stays with the application; one that the kernel did
-// not know before counts as new; a redirected one goes with its port: back, or to another local port. UDP ports need local
-// ports of their own.
+// Set replaces the ports that are redirected, each with its local port. A server there listens at all addresses, in
+// both families. Each connection meets the previous ports or the new ones, nothing in between. An open TCP connection
+// stays where it is. A UDP flow that began between New and the redirect of its port stays with the application; one
+// that the kernel did not know before counts as new; a redirected one goes with its port: back, or to another local
+// port. UDP ports need local ports of their own.
 func (r *Redirects) Set(ports map[Port]uint16) error {
 	if err := validate(ports); err != nil {
 		return err
@@ -64,8 +65,8 @@ func (r *Redirects) Set(ports map[Port]uint16) error {
 	return nil
 }
 
-// Close gives every port back to its application, and removes everything else. Close redirected connections first: without
-// NAT in the namespace, the kernel does not know to whom they belong. A second Close does nothing.
+// Close gives every port back to its application, and removes everything else. Close redirected connections first:
+// without NAT in the namespace, the kernel does not know to whom they belong. A second Close does nothing.
 func (r *Redirects) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

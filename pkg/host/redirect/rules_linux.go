@@ -13,9 +13,9 @@ import (
 
 // Connections are tracked (-200) before both.
 const (
-	// tcpPriority is after everybody else's destination NAT (-100): the first to set up NAT for a connection wins. A service
-	// mesh in the pod has such NAT, and means to get a connection first: the redirect would get what only the mesh can read,
-	// and would bypass what the mesh rejects.
+	// tcpPriority is after everybody else's destination NAT (-100): the first to set up NAT for a connection wins. A
+	// service mesh in the pod has such NAT, and means to get a connection first: the redirect would get what only the
+	// mesh can read, and would bypass what the mesh rejects.
 	tcpPriority = -90
 	// udpPriority is before them: the rewriting of ports is no NAT, and the ports are those of the packet as it came.
 	udpPriority = -110
@@ -48,12 +48,12 @@ const ctConfirmed = 1 << 3
 //
 // Only a SYN is redirected, because conntrack may begin with this table: then an older connection looks new to it.
 //
-// A local port belongs to the redirect alone: a datagram that was sent to it would be taken for a redirected one. (A TCP
-// connection says where it was for, OriginalDestination.)
+// A local port belongs to the redirect alone: a datagram that was sent to it would be taken for a redirected one. (A
+// TCP connection says where it was for, OriginalDestination.)
 //
-// UDP has no NAT, because NAT would outlive the table: conntrack keeps it for as long as the client goes on sending, to a port
-// where nobody listens any more. So the table marks which flows are redirected (those that began since, by conntrack's mark),
-// and rewrites the ports packet by packet, outside of what conntrack sees.
+// UDP has no NAT, because NAT would outlive the table: conntrack keeps it for as long as the client goes on sending, to
+// a port where nobody listens any more. So the table marks which flows are redirected (those that began since, by
+// conntrack's mark), and rewrites the ports packet by packet, outside of what conntrack sees.
 func (r *Redirects) addRules() error {
 	for _, m := range []struct {
 		name string
@@ -88,7 +88,8 @@ func (r *Redirects) addTCPRules() {
 		MetaIs(expr.MetaKeyL4PROTO, []byte{unix.IPPROTO_TCP}),
 		[]expr.Any{
 			load(13, 1),
-			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{fin | syn | rst | ack}, Xor: []byte{0}},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{fin | syn | rst | ack},
+				Xor: []byte{0}},
 			Equal([]byte{syn}),
 		},
 		mapped(destinationPort, r.tcp),
@@ -163,8 +164,8 @@ func (r *Redirects) setMaps(ports map[Port]uint16) error {
 //	  ct direction reply ct mark DIVERT meta mark set DIVERT         # the answers: routed again, by the mark, to lo
 //	}
 //
-// The zone is for what we send only. Without it conntrack would take our packet for one of the client's own connection to that
-// port, should both come from the same port of the client: and that one is redirected, to us.
+// The zone is for what we send only. Without it conntrack would take our packet for one of the client's own connection
+// to that port, should both come from the same port of the client: and that one is redirected, to us.
 func (r *Redirects) divert() error {
 	if r.diverts {
 		return nil
@@ -172,7 +173,8 @@ func (r *Redirects) divert() error {
 	mark := binaryutil.NativeEndian.PutUint32(uint32(r.diversion))
 	var c *nftables.Chain
 	add := func() error {
-		c = r.table.Chain(r.diversion.chain(), nftables.ChainTypeRoute, nftables.ChainHookOutput, *nftables.ChainPriorityMangle)
+		c = r.table.Chain(r.diversion.chain(), nftables.ChainTypeRoute, nftables.ChainHookOutput,
+			*nftables.ChainPriorityMangle)
 		r.table.Rule(c, MetaIs(expr.MetaKeyMARK, mark), setCtMark(uint32(r.diversion)))
 		r.table.Rule(c,
 			[]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, Equal([]byte{ctReply})},
@@ -188,7 +190,8 @@ func (r *Redirects) divert() error {
 	}
 	r.diverts = true
 	if err := r.addZone(mark); err != nil { // CONFIG_NF_CONNTRACK_ZONES, which nearly every kernel has
-		r.logger.Warn("conntrack has no zones: a connection to the application fails if it comes from the port of another one of the client", "error", err)
+		r.logger.Warn("conntrack has no zones: a connection to the application fails if it comes from the port of "+
+			"another one of the client", "error", err)
 	}
 	return nil
 }
@@ -198,7 +201,8 @@ const ctOriginal, ctReply = 0, 1
 
 func (r *Redirects) addZone(mark []byte) error {
 	var exprs [][]byte
-	for _, e := range append(MetaIs(expr.MetaKeyMARK, mark), &expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint16(zone)}) {
+	for _, e := range append(MetaIs(expr.MetaKeyMARK, mark),
+		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint16(zone)}) {
 		b, err := expr.Marshal(byte(nftables.TableFamilyINet), e)
 		if err != nil {
 			return err

@@ -17,18 +17,19 @@ import (
 const flagOwner = 0x2
 
 // Table is an nftables table of the inet family that ends with its process: the kernel removes it when the socket that
-// created it closes, however the process ends, and lets no other socket change it. It is empty at first, and belongs to the
-// network namespace of the thread that opened it. Like its Conn it is for one goroutine at a time.
+// created it closes, however the process ends, and lets no other socket change it. It is empty at first, and belongs to
+// the network namespace of the thread that opened it. Like its Conn it is for one goroutine at a time.
 type Table struct {
-	// Conn is the connection whose socket owns the table. Changes take effect with Flush: all at once or, after an error, none.
+	// Conn is the connection whose socket owns the table. Changes take effect with Flush: all at once or, after an
+	// error, none.
 	*nftables.Conn
 	table    *nftables.Table
 	socket   *netlink.Conn
 	inFlight int // a file descriptor: see outliveSockets
 }
 
-// OpenTable creates a table. It needs Linux 5.12 and CAP_NET_ADMIN; an error says which is missing, or that another process
-// owns a table of that name.
+// OpenTable creates a table. It needs Linux 5.12 and CAP_NET_ADMIN; an error says which is missing, or that another
+// process owns a table of that name.
 func OpenTable(name string) (t *Table, err error) {
 	// The library has no owner flag, so the table is made by hand on the library's own socket: the kernel takes
 	// the chains and rules of an owner's table from the socket that made it, and from no other.
@@ -45,10 +46,12 @@ func OpenTable(name string) (t *Table, err error) {
 		{Type: unix.NFTA_TABLE_FLAGS, Data: binary.BigEndian.AppendUint32(nil, flagOwner)},
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot create the nftables table %s: %s: %w", name, t.reason(err), err), t.Close())
+		return nil, errors.Join(fmt.Errorf("cannot create the nftables table %s: %s: %w", name, t.reason(err), err),
+			t.Close())
 	}
 	if err := t.outliveSockets(); err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot keep the nftables table %s until the process ends: %w", name, err), t.Close())
+		return nil, errors.Join(fmt.Errorf("cannot keep the nftables table %s until the process ends: %w", name, err),
+			t.Close())
 	}
 	return t, nil
 }
@@ -73,10 +76,11 @@ func kernelRelease() string {
 	return unix.ByteSliceToString(name.Release[:])
 }
 
-// outliveSockets has the table outlive all other sockets of a process that is killed. As the kernel closes them, it still
-// needs the table: the end of a connection finds the peer by the NAT that the connection began with, and the last table with
-// NAT takes that of all connections along. The kernel closes files in an order that depends on their numbers, but a file that
-// is in flight in a message to a socket after the others. So the table's socket is sent to a socket that never reads.
+// outliveSockets has the table outlive all other sockets of a process that is killed. As the kernel closes them, it
+// still needs the table: the end of a connection finds the peer by the NAT that the connection began with, and the last
+// table with NAT takes that of all connections along. The kernel closes files in an order that depends on their
+// numbers, but a file that is in flight in a message to a socket after the others. So the table's socket is sent to a
+// socket that never reads.
 func (t *Table) outliveSockets() error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -108,7 +112,8 @@ func (t *Table) Close() error {
 func (t *Table) Table() *nftables.Table { return t.table }
 
 // Chain adds a base chain.
-func (t *Table) Chain(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority nftables.ChainPriority) *nftables.Chain {
+func (t *Table) Chain(name string, kind nftables.ChainType, hook *nftables.ChainHook,
+	priority nftables.ChainPriority) *nftables.Chain {
 	return t.AddChain(&nftables.Chain{Name: name, Table: t.table, Type: kind, Hooknum: hook, Priority: &priority})
 }
 

@@ -25,17 +25,18 @@ const (
 	proofTimeout = 2 * time.Second
 )
 
-// diversion is the mark of the packets and connections that keep the client's address, and the number of their routing table.
+// diversion is the mark of the packets and connections that keep the client's address, and the number of their routing
+// table.
 type diversion uint32
 
 func diversionOf(mark uint32) diversion { return diversion(mark + 1) }
 
-// chain returns the name of the chain. Processes with the same mark share the rule and the route; the chain shows that one
-// still needs them.
+// chain returns the name of the chain. Processes with the same mark share the rule and the route; the chain shows that
+// one still needs them.
 func (d diversion) chain() string { return fmt.Sprintf("divert-%x", uint32(d)) }
 
-// Transparent makes DialFrom and DialUDPFrom keep the client's address. It proves that with a test connection to the first
-// address of each family. An error says in which families it does not work, and why; in the others it does.
+// Transparent makes DialFrom and DialUDPFrom keep the client's address. It proves that with a test connection to the
+// first address of each family. An error says in which families it does not work, and why; in the others it does.
 func (r *Redirects) Transparent() error {
 	addrs, err := localAddrs()
 	if err != nil {
@@ -108,7 +109,8 @@ func localAddrs() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// rule returns the routing rule that, with route, delivers packets with the mark to this host, whatever their destination.
+// rule returns the routing rule that, with route, delivers packets with the mark to this host, whatever their
+// destination.
 func (d diversion) rule(family int) *netlink.Rule {
 	rule := netlink.NewRule()
 	rule.Family, rule.Priority, rule.Mark, rule.Table = family, rulePriority, uint32(d), int(d)
@@ -144,8 +146,8 @@ func (d diversion) addRoutes(family int) error {
 	return nil
 }
 
-// removeRoutes removes the rules and routes of the mark, including those of a process that was killed, unless another process
-// needs them. It checks before and, because another process may have started meanwhile, afterwards.
+// removeRoutes removes the rules and routes of the mark, including those of a process that was killed, unless another
+// process needs them. It checks before and, because another process may have started meanwhile, afterwards.
 func (d diversion) removeRoutes() error {
 	if needed, err := d.othersDivert(); needed || err != nil {
 		return err
@@ -167,7 +169,8 @@ func (d diversion) removeRoutes() error {
 		errs = append(errs, err)
 	} else if needed {
 		// IPv6 fails here if the namespace has none.
-		errs = append(errs, d.addRoutes(unix.AF_INET), ignore(d.addRoutes(unix.AF_INET6), unix.EAFNOSUPPORT, unix.EACCES))
+		errs = append(errs, d.addRoutes(unix.AF_INET),
+			ignore(d.addRoutes(unix.AF_INET6), unix.EAFNOSUPPORT, unix.EACCES))
 	}
 	return errors.Join(errs...)
 }
@@ -250,8 +253,8 @@ func (r *Redirects) prove(local netip.Addr) error {
 	return nil
 }
 
-// foreignAddress returns an address outside of this network namespace that has a route, as every client's has. Nothing is sent
-// to it. The first choice is an address for documentation.
+// foreignAddress returns an address outside of this network namespace that has a route, as every client's has. Nothing
+// is sent to it. The first choice is an address for documentation.
 func foreignAddress(local netip.Addr) (netip.Addr, error) {
 	candidates := []netip.Addr{netip.MustParseAddr("192.0.2.1"), local.Next(), local.Prev()}
 	if local.Is6() {
@@ -268,8 +271,8 @@ func foreignAddress(local netip.Addr) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("there is no route to any other host: %w", errors.Join(errs...))
 }
 
-// DialFrom connects to the application. If Transparent succeeded, and others can reach the address of "to", the application sees
-// the client's address, with another port. Otherwise it is an ordinary connection with the mark.
+// DialFrom connects to the application. If Transparent succeeded, and others can reach the address of "to", the
+// application sees the client's address, with another port. Otherwise it is an ordinary connection with the mark.
 func (r *Redirects) DialFrom(ctx context.Context, client netip.Addr, to netip.AddrPort) (net.Conn, error) {
 	return r.dialFrom(ctx, TCP, client, to)
 }
@@ -279,7 +282,8 @@ func (r *Redirects) DialUDPFrom(ctx context.Context, client netip.Addr, to netip
 	return r.dialFrom(ctx, UDP, client, to)
 }
 
-func (r *Redirects) dialFrom(ctx context.Context, network string, client netip.Addr, to netip.AddrPort) (net.Conn, error) {
+func (r *Redirects) dialFrom(ctx context.Context, network string, client netip.Addr,
+	to netip.AddrPort) (net.Conn, error) {
 	client, to = client.Unmap(), netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
 	if r.keeps(client, to.Addr()) {
 		return r.dialAs(ctx, network, client, to)
@@ -288,7 +292,8 @@ func (r *Redirects) dialFrom(ctx context.Context, network string, client netip.A
 	return d.DialContext(ctx, network, to.String())
 }
 
-// keeps reports whether a connection to an address can keep the client's. A link-local address would need its link, too.
+// keeps reports whether a connection to an address can keep the client's. A link-local address would need its link,
+// too.
 func (r *Redirects) keeps(client, to netip.Addr) bool {
 	if !client.IsGlobalUnicast() {
 		return false
@@ -302,7 +307,8 @@ func (r *Redirects) keeps(client, to netip.Addr) bool {
 }
 
 // dialAs connects from a foreign address.
-func (r *Redirects) dialAs(ctx context.Context, network string, client netip.Addr, to netip.AddrPort) (net.Conn, error) {
+func (r *Redirects) dialAs(ctx context.Context, network string, client netip.Addr,
+	to netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{
 		Control: control(func(fd int) error {
 			var err error
@@ -315,7 +321,8 @@ func (r *Redirects) dialAs(ctx context.Context, network string, client netip.Add
 				return fmt.Errorf("cannot use a foreign address: %w", err)
 			}
 			if network == TCP {
-				// The kernel chooses the port when it connects: so a client has all ports for each port of the application.
+				// The kernel chooses the port when it connects: so a client has all ports for each port of the
+				// application.
 				if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
 					return fmt.Errorf("cannot choose the port late: %w", err)
 				}

@@ -55,7 +55,8 @@ func openGuard() (*guard, error) {
 	}
 	g := &guard{
 		table: table, stop: make(chan struct{}), stopped: make(chan struct{}),
-		forward: table.Chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, *nftables.ChainPriorityFilter),
+		forward: table.Chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward,
+			*nftables.ChainPriorityFilter),
 	}
 	if err := table.Flush(); err != nil {
 		return nil, errors.Join(fmt.Errorf("making a chain in the forward hook: %w", err), table.Close())
@@ -165,7 +166,8 @@ func (g *guard) refresh() error {
 // defaultRoutes returns the sorted indices of the interfaces with a default route of either family, in any table.
 // Halves of a default route count, such as OpenVPN's 0.0.0.0/1. The caller holds mu.
 func (g *guard) defaultRoutes() ([]int, error) {
-	routes, err := g.handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	routes, err := g.handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC},
+		netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return nil, fmt.Errorf("listing routes: %w", err)
 	}
@@ -215,7 +217,8 @@ func (r *Router) keepNeighboursOut(cfg Config) (warning string, err error) {
 			if !forwards() {
 				return "", nil
 			}
-			return "this machine forwards packets, and its kernel cannot keep those of other machines out of the tunnel, if a rule masquerades them: " + err.Error(), nil
+			return "this machine forwards packets, and its kernel cannot keep those of other machines out of the " +
+				"tunnel, if a rule masquerades them: " + err.Error(), nil
 		}
 	}
 	var links []string
@@ -227,8 +230,9 @@ func (r *Router) keepNeighboursOut(cfg Config) (warning string, err error) {
 
 // forwards reports whether this machine forwards packets.
 func forwards() bool {
-	return slices.ContainsFunc([]string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"}, func(path string) bool {
-		b, err := os.ReadFile(path)
-		return err == nil && strings.TrimSpace(string(b)) != "0"
-	})
+	return slices.ContainsFunc([]string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"},
+		func(path string) bool {
+			b, err := os.ReadFile(path)
+			return err == nil && strings.TrimSpace(string(b)) != "0"
+		})
 }

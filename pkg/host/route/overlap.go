@@ -11,8 +11,9 @@ import (
 type OverlapKind string
 
 const (
-	OverlapAddress   OverlapKind = "address" // the prefix contains an address of this machine
-	OverlapConnected OverlapKind = "network" // the prefix overlaps a network to which a link of this machine is attached
+	OverlapAddress OverlapKind = "address" // the prefix contains an address of this machine
+	// the prefix overlaps a network to which a link of this machine is attached
+	OverlapConnected OverlapKind = "network"
 	OverlapRoute     OverlapKind = "route"   // another route is at least as specific as the prefix
 	OverlapGateway   OverlapKind = "gateway" // the prefix contains the gateway of another route
 	OverlapPolicy    OverlapKind = "ip rule" // a table that the kernel looks up before the main table has such a route
@@ -90,7 +91,8 @@ func (l local) overlaps(prefixes []netip.Prefix) []Overlap {
 		out = append(out, o)
 	}
 	slices.SortFunc(out, func(a, b Overlap) int {
-		return cmp.Or(a.Prefix.Compare(b.Prefix), a.Other.Compare(b.Other), cmp.Compare(a.Link, b.Link), cmp.Compare(a.Kind, b.Kind))
+		return cmp.Or(a.Prefix.Compare(b.Prefix), a.Other.Compare(b.Other), cmp.Compare(a.Link, b.Link),
+			cmp.Compare(a.Kind, b.Kind))
 	})
 	return out
 }

@@ -82,7 +82,8 @@ func (l links) readRoutes(h *netlink.Handle, ignoreLinks []string) ([]localRoute
 		return nil, err
 	}
 	routes, err := dump(func() ([]netlink.Route, error) {
-		return h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		return h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC},
+			netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listing routes: %w", err)

@@ -90,7 +90,9 @@ func (r *Router) probe(h *netlink.Handle, cfg Config) []string {
 					where = link.Attrs().Name
 				}
 			}
-			warnings = append(warnings, fmt.Sprintf("%s is routed into %s, but packets for %s go to %s: another program's ip rule or route comes first", p, l.Name, addr, where))
+			warnings = append(warnings,
+				fmt.Sprintf("%s is routed into %s, but packets for %s go to %s: another program's ip rule or route "+
+					"comes first", p, l.Name, addr, where))
 		}
 	}
 	return warnings
@@ -98,7 +100,8 @@ func (r *Router) probe(h *netlink.Handle, cfg Config) []string {
 
 // conflictingRoute describes the route that kept the kernel from adding p.
 func conflictingRoute(h *netlink.Handle, p netip.Prefix) string {
-	routes, err := h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Dst: netipx.PrefixIPNet(p)}, netlink.RT_FILTER_DST)
+	routes, err := h.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Dst: netipx.PrefixIPNet(p)},
+		netlink.RT_FILTER_DST)
 	if err == nil {
 		for _, r := range routes {
 			if link, err := h.LinkByIndex(r.LinkIndex); err == nil {

@@ -101,8 +101,8 @@ func without(a, b []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// probeAddr returns an address inside p that is neither the link's own nor a loopback address. The Router asks the kernel
-// where packets to it go.
+// probeAddr returns an address inside p that is neither the link's own nor a loopback address. The Router asks the
+// kernel where packets to it go.
 func probeAddr(p netip.Prefix, own []netip.Prefix) (netip.Addr, bool) {
 	mine := make(map[netip.Addr]bool, len(own))
 	for _, o := range own {

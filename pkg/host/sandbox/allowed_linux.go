@@ -24,7 +24,8 @@ func Allowed(network bool) error {
 	const device = "/dev/net/tun"
 	switch err := unix.Access(device, unix.R_OK|unix.W_OK); {
 	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("%w: %s does not exist: load the kernel module (sudo modprobe tun), or pass the device to this container",
+		return fmt.Errorf("%w: %s does not exist: load the kernel module (sudo modprobe tun), or pass the device to "+
+			"this container",
 			ErrNoTUN, device)
 	case err != nil:
 		return fmt.Errorf("%w: cannot open %s: %w; allow every user, as most distributions do (sudo chmod 0666 %[2]s)",
@@ -76,10 +77,12 @@ func namespacesAllowed(root fs.FS, privileged bool) error {
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EUSERS):
-		return fmt.Errorf("%w: creating namespaces: %w: too many, or nested too deep (see the sysctls user.max_*_namespaces)",
+		return fmt.Errorf("%w: creating namespaces: %w: too many, or nested too deep (see the sysctls "+
+			"user.max_*_namespaces)",
 			ErrNotAllowed, err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: creating namespaces: %w: a seccomp profile, a chroot or a security module may forbid them",
+		return fmt.Errorf("%w: creating namespaces: %w: a seccomp profile, a chroot or a security module may forbid "+
+			"them",
 			ErrNotAllowed, err)
 	}
 	return fmt.Errorf("creating namespaces: %w", err)

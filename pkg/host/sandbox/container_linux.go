@@ -73,7 +73,8 @@ func Serve(conn *net.UnixConn) error {
 // cluster may use the addresses of the engine's bridge.
 func moveEngineRoutes() error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN},
+			netlink.RT_FILTER_TABLE)
 		if errors.Is(err, unix.EAFNOSUPPORT) {
 			continue
 		}
@@ -91,7 +92,8 @@ func moveEngineRoutes() error {
 			}
 		}
 		for _, r := range routes {
-			if !moved[r.LinkIndex] || r.Dst != nil && r.Dst.IP.IsLinkLocalUnicast() { // link-local routes lead only to neighbours
+			// link-local routes lead only to neighbours
+			if !moved[r.LinkIndex] || r.Dst != nil && r.Dst.IP.IsLinkLocalUnicast() {
 				continue
 			}
 			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {

@@ -79,7 +79,8 @@ func missing(name, dir string, todo []string) (place, error) {
 		switch element {
 		case "", ".":
 		case "..":
-			return place{}, fmt.Errorf("%s contains \"..\" after a directory that does not exist: %s", name, path.Join(dir, strings.Join(todo, "/")))
+			return place{}, fmt.Errorf("%s contains \"..\" after a directory that does not exist: %s", name,
+				path.Join(dir, strings.Join(todo, "/")))
 		default:
 			p.rest = append(p.rest, element)
 		}

@@ -107,7 +107,8 @@ func (m *mirror) fill() error {
 	if m.empty = unix.Access(descriptor(m.original), unix.R_OK|unix.X_OK) != nil; m.empty {
 		mode, m.follows = 0o755, false // no entry can be shown; the program must reach the mounts in it
 	}
-	if err := unix.Mount("tmpfs", m.at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=%04o", mode)); err != nil {
+	if err := unix.Mount("tmpfs", m.at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV,
+		fmt.Sprintf("mode=%04o", mode)); err != nil {
 		return fmt.Errorf("mounting a tmpfs: %w", err)
 	}
 	tree, err := unix.OpenTree(unix.AT_FDCWD, m.at, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
@@ -143,13 +144,15 @@ func (m *mirror) sync() error {
 			continue
 		}
 		if err := m.show(name); err != nil && !errors.Is(err, unix.ENOENT) { // ENOENT: removed meanwhile
-			m.log(slog.LevelDebug, "entry not shown in the sandbox", "path", path.Join(m.path, name), "err", err.Error())
+			m.log(slog.LevelDebug, "entry not shown in the sandbox", "path", path.Join(m.path, name), "err",
+				err.Error())
 		}
 	}
 	for name := range m.shown {
 		if !present[name] {
 			if err := m.hide(name); err != nil {
-				m.log(slog.LevelDebug, "removed entry still shown in the sandbox", "path", path.Join(m.path, name), "err", err.Error())
+				m.log(slog.LevelDebug, "removed entry still shown in the sandbox", "path", path.Join(m.path, name),
+					"err", err.Error())
 			}
 		}
 	}
@@ -292,7 +295,8 @@ const followPause = 20 * time.Millisecond
 // follow applies changes of the mirrored directories to the mirrors. It returns after an error.
 func (v *view) follow() {
 	if err := v.tryFollow(); err != nil {
-		v.log(slog.LevelWarn, "the sandbox does not show later changes of directories on the laptop", "err", err.Error())
+		v.log(slog.LevelWarn, "the sandbox does not show later changes of directories on the laptop", "err",
+			err.Error())
 	}
 }
 

@@ -203,7 +203,8 @@ func (s *Sandbox) connect(cmd *exec.Cmd) (*controlConn, error) {
 	}
 	// The environment and the volumes may contain secrets and megabytes, so they travel in an anonymous file in memory.
 	planFile, err := inMemory("plan", plan{
-		Args: s.cfg.Args, Env: s.cfg.Env, Dir: dir, Mounts: s.cfg.Mounts, Volumes: s.cfg.Volumes, Network: s.cfg.Network,
+		Args: s.cfg.Args, Env: s.cfg.Env, Dir: dir, Mounts: s.cfg.Mounts, Volumes: s.cfg.Volumes,
+		Network: s.cfg.Network,
 	})
 	if err != nil {
 		return nil, err

@@ -245,7 +245,8 @@ func (m *Mount) check() error {
 	paths := []string{m.Path, m.Source}
 	if m.Volume != "" {
 		if m.Source != "" || m.SubPath != "" && !fs.ValidPath(m.SubPath) {
-			return fmt.Errorf("mounting at %s: a mount needs either the source %q or the volume %q with a relative path, not %q",
+			return fmt.Errorf("mounting at %s: a mount needs either the source %q or the volume %q with a relative "+
+				"path, not %q",
 				m.Path, m.Source, m.Volume, m.SubPath)
 		}
 		paths = paths[:1]

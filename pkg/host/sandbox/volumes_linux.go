@@ -65,7 +65,8 @@ func newStore(volumes []Volume, mounts []Mount) (_ *store, err error) {
 				return nil, err
 			}
 		}
-		tree, err := unix.OpenTree(unix.AT_FDCWD, path.Join(at, m.Volume, sub), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		tree, err := unix.OpenTree(unix.AT_FDCWD, path.Join(at, m.Volume, sub),
+			unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s has nothing at %q: %w", m.Volume, m.SubPath, err)
 		}

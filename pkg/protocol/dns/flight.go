@@ -31,7 +31,8 @@ type flights struct {
 
 // do calls ask, or waits for the same question's call in progress. When that one was given up by its own caller,
 // do asks by itself.
-func (fs *flights) do(ctx context.Context, key flightKey, ask func() (*dns.Msg, error)) (msg *dns.Msg, shared bool, err error) {
+func (fs *flights) do(ctx context.Context, key flightKey,
+	ask func() (*dns.Msg, error)) (msg *dns.Msg, shared bool, err error) {
 	fs.mu.Lock()
 	if f, ok := fs.now[key]; ok {
 		fs.mu.Unlock()

@@ -70,7 +70,8 @@ func dashedAddr(label string) (netip.Addr, bool) {
 	if addr, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ".")); err == nil && addr.Is4() {
 		return addr, true
 	}
-	if addr, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ":")); err == nil && addr.Is6() && addr.Zone() == "" {
+	if addr, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ":")); err == nil && addr.Is6() &&
+		addr.Zone() == "" {
 		return addr, true
 	}
 	return netip.Addr{}, false

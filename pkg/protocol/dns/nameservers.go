@@ -164,7 +164,8 @@ func (n *Nameservers) exchange(ctx context.Context, network string, query []byte
 			s.badUntil.Store(time.Now().Add(penalty).UnixNano())
 			silent = silent || errors.Is(err, errSilent)
 			if n.log.Enabled(ctx, slog.LevelDebug) {
-				n.log.DebugContext(ctx, "nameserver did not answer", "handler", n.name, "server", s.addr, "network", network, "err", err)
+				n.log.DebugContext(ctx, "nameserver did not answer", "handler", n.name, "server", s.addr, "network",
+					network, "err", err)
 			}
 			if round == 0 {
 				errs = append(errs, fmt.Errorf("%s: %w", s.addr, err))
@@ -225,7 +226,8 @@ func cannotHelp(reply []byte) bool {
 var errSilent = errors.New("no answer in time")
 
 // try asks one server once.
-func (n *Nameservers) try(ctx context.Context, s *nameserver, network string, query []byte, end int, buf []byte) ([]byte, error) {
+func (n *Nameservers) try(ctx context.Context, s *nameserver, network string, query []byte, end int,
+	buf []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.timeout, errSilent)
 	defer cancel()
 	var (
@@ -278,7 +280,8 @@ func (n *Nameservers) tryUDP(ctx context.Context, s *nameserver, query []byte, e
 
 // askUDP sends one datagram and waits for its reply, ignoring other datagrams. When ctx ends, it closes c. After an
 // error the caller must not use c.
-func (n *Nameservers) askUDP(ctx context.Context, c net.Conn, query []byte, end int, buf []byte) (reply []byte, err error) {
+func (n *Nameservers) askUDP(ctx context.Context, c net.Conn, query []byte, end int,
+	buf []byte) (reply []byte, err error) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer func() {
 		if !stop() && err == nil {

@@ -210,7 +210,8 @@ func (r *Resolver) checkLoop(ctx context.Context, m []byte, q question) error {
 		return nil
 	}
 	if r.counters.loops.Add(1) == 1 {
-		r.log.WarnContext(ctx, "queries to the upstream nameservers return to this resolver; only cluster names resolve",
+		r.log.WarnContext(ctx,
+			"queries to the upstream nameservers return to this resolver; only cluster names resolve",
 			"name", q.key)
 	}
 	return errLoop
@@ -218,7 +219,8 @@ func (r *Resolver) checkLoop(ctx context.Context, m []byte, q question) error {
 
 // handleCluster answers by asking clusters. upstream reports that no cluster has the name and the query must go
 // upstream.
-func (r *Resolver) handleCluster(ctx context.Context, network string, m []byte, q question, rt route) (reply []byte, upstream bool) {
+func (r *Resolver) handleCluster(ctx context.Context, network string, m []byte, q question,
+	rt route) (reply []byte, upstream bool) {
 	msg := new(dns.Msg)
 	if err := msg.Unpack(m); err != nil {
 		r.counters.malformed.Add(1)
@@ -264,7 +266,8 @@ func (r *Resolver) pack(answer, q *dns.Msg, network string, cause error) ([]byte
 		size = min(int(opt.UDPSize()), maxUDPReply)
 		if cause != nil {
 			own := answer.IsEdns0()
-			own.Option = append(own.Option, &dns.EDNS0_EDE{InfoCode: dns.ExtendedErrorCodeNoReachableAuthority, ExtraText: clip(cause.Error())})
+			own.Option = append(own.Option,
+				&dns.EDNS0_EDE{InfoCode: dns.ExtendedErrorCodeNoReachableAuthority, ExtraText: clip(cause.Error())})
 		}
 	}
 	if network == "tcp" {

@@ -22,7 +22,8 @@ const regexpPrefix = "=~"
 // A value that begins with "=~" is a regular expression (RE2) for the whole text; another value matches exactly.
 type Spec struct {
 	Headers []Header
-	Path    string   // "/api", and "/api/" as well, means /api and what is below it; decoded, as it was sent, without a query
+	// "/api", and "/api/" as well, means /api and what is below it; decoded, as it was sent, without a query
+	Path    string
 	Methods []string // one of them
 }
 
@@ -33,8 +34,8 @@ type Header struct {
 	Value string
 }
 
-// Match matches requests. The zero Match matches every request, and connections that are not HTTP. It never changes, so it may
-// be used concurrently.
+// Match matches requests. The zero Match matches every request, and connections that are not HTTP. It never changes, so
+// it may be used concurrently.
 type Match struct {
 	headers []header
 	path    *text
@@ -127,8 +128,8 @@ func newText(s string) (text, error) {
 	if expression == "" {
 		return text{}, errors.New("an empty regular expression")
 	}
-	// Anchor the expression as the parser understood it: the text itself might end within a quote (\Q), or close the group
-	// around it.
+	// Anchor the expression as the parser understood it: the text itself might end within a quote (\Q), or close the
+	// group around it.
 	parsed, err := syntax.Parse(expression, syntax.Perl)
 	if err != nil {
 		return text{}, err
@@ -212,13 +213,13 @@ func (m *Match) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Disjoint reports whether provably no request fits both: if both name methods and share none, if neither's path contains
-// the other's, or if both name a header, one of them with an exact value that the other does not match. Two regular
-// expressions count as not disjoint.
+// Disjoint reports whether provably no request fits both: if both name methods and share none, if neither's path
+// contains the other's, or if both name a header, one of them with an exact value that the other does not match. Two
+// regular expressions count as not disjoint.
 //
-// A request that repeats a header can have two exact values of it, and fit both all the same. Nobody sends one by accident,
-// and if such matches counted as overlapping, no two people could share anything by a header. So they count as disjoint, and
-// the first match wins.
+// A request that repeats a header can have two exact values of it, and fit both all the same. Nobody sends one by
+// accident, and if such matches counted as overlapping, no two people could share anything by a header. So they count
+// as disjoint, and the first match wins.
 func Disjoint(a, b *Match) bool {
 	if len(a.methods) > 0 && len(b.methods) > 0 &&
 		!slices.ContainsFunc(a.methods, func(m string) bool { return slices.Contains(b.methods, m) }) {

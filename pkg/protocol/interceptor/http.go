@@ -127,7 +127,8 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer c.end()
-	if r.ProtoMajor >= 2 && r.Method == "PRI" { // the preface of HTTP/2 behind a request, which net/http gives to handlers
+	// the preface of HTTP/2 behind a request, which net/http gives to handlers
+	if r.ProtoMajor >= 2 && r.Method == "PRI" {
 		w.Header().Set("Connection", "close")
 		http.Error(w, "kubevpn: HTTP/2 begins with the connection", http.StatusHTTPVersionNotSupported)
 		return
@@ -205,9 +206,9 @@ func (c *clientConn) setIdle(idle bool) {
 	}
 }
 
-// Read holds the client's FIN back while a request is being answered, because net/http's server would take it for the end of
-// the connection. Many clients send FIN after the request, and wait for the answer. The upstream gets the FIN as well, and
-// decides.
+// Read holds the client's FIN back while a request is being answered, because net/http's server would take it for the
+// end of the connection. Many clients send FIN after the request, and wait for the answer. The upstream gets the FIN as
+// well, and decides.
 //
 // At such a time the server reads one byte, to detect the connection's end. It may also read one byte of a head.
 func (c *clientConn) Read(p []byte) (int, error) {
@@ -314,5 +315,6 @@ func (c *clientConn) fail(w http.ResponseWriter, t destination, err error) {
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusBadGateway)
-	fmt.Fprintf(w, "kubevpn: this request to port %d is intercepted, and its owner's port did not answer: %v\n", c.flow.Dst.Port(), err)
+	fmt.Fprintf(w, "kubevpn: this request to port %d is intercepted, and its owner's port did not answer: %v\n",
+		c.flow.Dst.Port(), err)
 }

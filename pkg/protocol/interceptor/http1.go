@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	// watchAfter is how long a connection is idle before its watcher starts. Between requests that follow each other closely
-	// there is no watcher, because it costs more than the request.
+	// watchAfter is how long a connection is idle before its watcher starts. Between requests that follow each other
+	// closely there is no watcher, because it costs more than the request.
 	watchAfter = 50 * time.Millisecond
 	// continueTimeout is how long a client with "Expect: 100-continue" waits for an upstream that does not send 100.
 	continueTimeout = time.Second
 	// uploadTimeout is how long an upload may stand still after its answer has ended.
 	uploadTimeout = time.Second
-	// maxDiscard is how many bytes of a request are read and dropped after the upstream stops reading, so that the client
-	// gets the answer.
+	// maxDiscard is how many bytes of a request are read and dropped after the upstream stops reading, so that the
+	// client gets the answer.
 	maxDiscard = 256 << 10
 )
 
@@ -40,8 +40,8 @@ var (
 var (
 	// notCopied are the headers of a request that are hop-by-hop or written anew.
 	notCopied = with(hopByHop, "Content-Length", "Http2-Settings")
-	// notInTrailer are the fields that say where a message ends or goes. A trailer comes too late for them, and a reader must
-	// not take them from there.
+	// notInTrailer are the fields that say where a message ends or goes. A trailer comes too late for them, and a
+	// reader must not take them from there.
 	notInTrailer = with(notCopied, "Host")
 )
 
@@ -177,8 +177,8 @@ func (c *clientConn) upstream(ctx context.Context, t destination) (*upstream, er
 	return newUpstream(conn, func(u *upstream) { c.upstreamEnded(to, u) }), nil
 }
 
-// upstreamEnded is called when the other end has closed an idle connection. If that is the application, the client's ends too,
-// as it would without the agent.
+// upstreamEnded is called when the other end has closed an idle connection. If that is the application, the client's
+// ends too, as it would without the agent.
 func (c *clientConn) upstreamEnded(to Target, u *upstream) {
 	c.mu.Lock()
 	mine := c.upstreams[to] == u
@@ -266,7 +266,8 @@ func (c *clientConn) serve1(w http.ResponseWriter, r *http.Request, t destinatio
 	if err == nil {
 		return
 	}
-	c.i.log.DebugContext(r.Context(), "an exchange failed", "client", c.flow.Client, "port", c.flow.Dst.Port(), "error", err)
+	c.i.log.DebugContext(r.Context(), "an exchange failed", "client", c.flow.Client, "port", c.flow.Dst.Port(), "error",
+		err)
 	var client errClient
 	switch {
 	case !x.t.application() && !x.answered && r.Context().Err() == nil:
@@ -375,7 +376,8 @@ func (x *exchange) over(u *upstream) (done bool, err error) {
 	if hasBody(x.r) {
 		x.upload = &upload{done: make(chan struct{}), wanted: make(chan bool, 1)}
 		go x.upload.run(x, u)
-	} else if x.upgrade == "" && x.r.Method != http.MethodConnect { // what follows could still be meant for the upstream
+	} else if x.upgrade == "" && x.r.Method != http.MethodConnect {
+		// What follows could still be meant for the upstream.
 		x.c.sent()
 	}
 	resp, err := x.readHead(u)
@@ -403,12 +405,14 @@ func (x *exchange) over(u *upstream) (done bool, err error) {
 	return !resp.Close && u.br.Buffered() == 0 && (x.upload == nil || x.upload.whole), nil
 }
 
-// readHead reads the answer's head, and passes on what comes before it. The body of a switch of protocols is not looked at.
+// readHead reads the answer's head, and passes on what comes before it. The body of a switch of protocols is not looked
+// at.
 func (x *exchange) readHead(u *upstream) (*http.Response, error) {
 	for {
 		u.limit = maxHead
 		resp, err := http.ReadResponse(u.br, x.r)
-		if x.upload != nil && (err != nil || resp.StatusCode == http.StatusContinue || resp.StatusCode >= http.StatusOK) {
+		if x.upload != nil && (err != nil || resp.StatusCode == http.StatusContinue ||
+			resp.StatusCode >= http.StatusOK) {
 			x.upload.want(err == nil && resp.StatusCode == http.StatusContinue)
 		}
 		switch {
@@ -474,8 +478,8 @@ func (x *exchange) excluded() map[string]bool {
 	return exclude
 }
 
-// upgradeOf gives the protocols that the client would like to speak instead of HTTP/1.1, without HTTP/2: the requests that
-// followed could not be judged.
+// upgradeOf gives the protocols that the client would like to speak instead of HTTP/1.1, without HTTP/2: the requests
+// that followed could not be judged.
 func upgradeOf(r *http.Request) string {
 	if len(r.Header["Upgrade"]) == 0 || !r.ProtoAtLeast(1, 1) {
 		return ""
@@ -496,7 +500,8 @@ func upgradeOf(r *http.Request) string {
 
 // switches reports whether the bytes after the answer are not HTTP.
 func switches(r *http.Request, resp *http.Response) bool {
-	return resp.StatusCode == http.StatusSwitchingProtocols || r.Method == http.MethodConnect && resp.StatusCode/100 == 2
+	return resp.StatusCode == http.StatusSwitchingProtocols || r.Method == http.MethodConnect &&
+		resp.StatusCode/100 == 2
 }
 
 // switchProtocols forwards the bytes after the answer.
@@ -644,8 +649,8 @@ func (l *upload) ended() bool {
 	}
 }
 
-// wait waits for the upload's end while it makes progress, and reports whether all was sent. Without progress, both ends
-// have lost interest, or the client waits for the answer's end.
+// wait waits for the upload's end while it makes progress, and reports whether all was sent. Without progress, both
+// ends have lost interest, or the client waits for the answer's end.
 func (l *upload) wait(c *clientConn, u *upstream) bool {
 	l.want(false)
 	ticker := time.NewTicker(uploadTimeout)

@@ -20,8 +20,8 @@ type transportKey struct {
 	major  int
 }
 
-// transport returns net/http's client for requests to t. It has at least one connection, more if HTTP/2 has too many requests
-// at a time for one. Mirrors have HTTP/1 connections as well.
+// transport returns net/http's client for requests to t. It has at least one connection, more if HTTP/2 has too many
+// requests at a time for one. Mirrors have HTTP/1 connections as well.
 func (c *clientConn) transport(t destination, major int) http.RoundTripper {
 	key := transportKey{t.target(), !t.application() && t.claim.Mirror, major}
 	c.mu.Lock()
@@ -75,8 +75,8 @@ func (c *clientConn) track(conn net.Conn, t destination) (net.Conn, error) {
 	return tracked, nil
 }
 
-// Close is called by the transport, also when the other end said GOAWAY and has answered what it got. The client then learns
-// that the application wants no more of the connection: by GOAWAY, or by its end if there is no request.
+// Close is called by the transport, also when the other end said GOAWAY and has answered what it got. The client then
+// learns that the application wants no more of the connection: by GOAWAY, or by its end if there is no request.
 func (t *trackedConn) Close() error {
 	err := t.Conn.Close()
 	c := t.c
@@ -148,7 +148,8 @@ func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destinatio
 			return
 		}
 	}
-	c.i.log.DebugContext(r.Context(), "an exchange failed", "client", c.flow.Client, "port", c.flow.Dst.Port(), "error", err)
+	c.i.log.DebugContext(r.Context(), "an exchange failed", "client", c.flow.Client, "port", c.flow.Dst.Port(), "error",
+		err)
 	var stream http2.StreamError
 	var client errClient
 	switch {
@@ -166,7 +167,8 @@ func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destinatio
 	}
 }
 
-func (c *clientConn) roundTrip(w http.ResponseWriter, r *http.Request, t destination, body *requestBody, host string) (*http.Response, error) {
+func (c *clientConn) roundTrip(w http.ResponseWriter, r *http.Request, t destination, body *requestBody,
+	host string) (*http.Response, error) {
 	h := w.Header()
 	ctx := httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
 		Got1xxResponse: func(code int, header textproto.MIMEHeader) error {

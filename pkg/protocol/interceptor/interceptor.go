@@ -22,11 +22,11 @@ type Flow struct {
 	Dst      netip.AddrPort // address and port of the pod that it was for
 }
 
-// Target gets the requests of a claim. Its methods may be called concurrently. Targets can be compared with ==; requests of
-// one client to equal targets may share a connection.
+// Target gets the requests of a claim. Its methods may be called concurrently. Targets can be compared with ==;
+// requests of one client to equal targets may share a connection.
 type Target interface {
-	// Dial opens a connection for f. One for UDP keeps the boundaries of datagrams. Connections are reset by their method
-	// Reset() error, if they have one, and half-closed by CloseWrite() error.
+	// Dial opens a connection for f. One for UDP keeps the boundaries of datagrams. Connections are reset by their
+	// method Reset() error, if they have one, and half-closed by CloseWrite() error.
 	Dial(ctx context.Context, f Flow) (net.Conn, error)
 
 	// Away reports whether the target does not answer at the moment. It is called for each request.
@@ -66,7 +66,8 @@ type Failure struct {
 // Requests returns the number of HTTP requests, other connections and UDP flows that went to the target.
 func (s *Stats) Requests() uint64 { return s.requests.Load() }
 
-// Lost returns the number of copies for a mirror that were given up: the target was slower than the original, or failed.
+// Lost returns the number of copies for a mirror that were given up: the target was slower than the original, or
+// failed.
 func (s *Stats) Lost() uint64 { return s.lost.Load() }
 
 // LastError returns the target's latest error, or nil.
@@ -80,15 +81,15 @@ func (s *Stats) failed(err error) {
 type Probe struct {
 	Prefix string // of its bytes
 	Length int    // of all of its bytes
-	// Expected reports whether these bytes were announced. If so they are sent back, and the connection is closed; if not it
-	// is a connection like others.
+	// Expected reports whether these bytes were announced. If so they are sent back, and the connection is closed; if
+	// not it is a connection like others.
 	Expected func(preface []byte) bool
 }
 
 // Config configures an Interceptor. Claims and Application are required.
 type Config struct {
-	// Claims returns the claims of a port in their order. It is called for each request, so it should be cheap. Nobody changes
-	// the slice afterwards.
+	// Claims returns the claims of a port in their order. It is called for each request, so it should be cheap. Nobody
+	// changes the slice afterwards.
 	Claims func(protocol string, port uint16) []Claim
 
 	// Application dials the pod's application. Connections for UDP keep the boundaries of datagrams.
@@ -99,7 +100,8 @@ type Config struct {
 
 	Probe Probe
 
-	// Note receives what a user should know about a port, such as that its TLS hides headers. It may receive it repeatedly.
+	// Note receives what a user should know about a port, such as that its TLS hides headers. It may receive it
+	// repeatedly.
 	Note func(protocol string, port uint16, text string)
 
 	// Drain is how long requests and connections may go on after the context of ServeConn ends. Idle ones end at once.
@@ -149,7 +151,8 @@ func (i *Interceptor) memory(f Flow) *portMemory {
 	return m.(*portMemory)
 }
 
-// ServeConn forwards one accepted TCP connection until it ends, and closes it. After ctx ends it returns within Config.Drain.
+// ServeConn forwards one accepted TCP connection until it ends, and closes it. After ctx ends it returns within
+// Config.Drain.
 func (i *Interceptor) ServeConn(ctx context.Context, conn net.Conn, f Flow) {
 	hard, cut := drained(ctx, i.config.Drain)
 	defer cut()
@@ -160,7 +163,8 @@ func (i *Interceptor) ServeConn(ctx context.Context, conn net.Conn, f Flow) {
 	s := &sniffer{i: i, conn: conn, flow: f, dialer: i.dial}
 	switch kind, err := s.sniff(ctx, hard); {
 	case err != nil:
-		i.log.DebugContext(ctx, "the client's connection ended before it was known what it is", "client", f.Client, "error", err)
+		i.log.DebugContext(ctx, "the client's connection ended before it was known what it is", "client", f.Client,
+			"error", err)
 		reset(conn)
 	case kind == kindProbe:
 		if _, err := conn.Write(s.read); err != nil {
@@ -235,7 +239,8 @@ func (i *Interceptor) dial(ctx context.Context, t destination, f Flow) (net.Conn
 	return conn, nil
 }
 
-// whenAway calls f once when the target's owner is away, unless stop is called before. f does not run after stop returns.
+// whenAway calls f once when the target's owner is away, unless stop is called before. f does not run after stop
+// returns.
 func whenAway(t Target, f func()) (stop func()) {
 	var mu sync.Mutex
 	stopped := false

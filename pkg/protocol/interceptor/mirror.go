@@ -196,7 +196,8 @@ func (m *mirrors) copyConnection(f Flow, c *Claim, b *backlog) error {
 }
 
 // request begins copies of a request, whose body has to be put into what is returned.
-func (m *mirrors) request(r *http.Request, claims []*Claim, host string, transport func(destination, int) http.RoundTripper) copies {
+func (m *mirrors) request(r *http.Request, claims []*Claim, host string,
+	transport func(destination, int) http.RoundTripper) copies {
 	var all copies
 	for _, c := range claims {
 		select {

@@ -17,7 +17,8 @@ var copyBuffers = sync.Pool{New: func() any { return new([copyLen]byte) }}
 func (i *Interceptor) serveRaw(ctx context.Context, s *sniffer) {
 	if s.server == nil {
 		if err := s.dial(ctx); err != nil {
-			i.log.DebugContext(ctx, "cannot forward a connection", "client", s.flow.Client, "port", s.flow.Dst.Port(), "error", err)
+			i.log.DebugContext(ctx, "cannot forward a connection", "client", s.flow.Client, "port", s.flow.Dst.Port(),
+				"error", err)
 			reset(s.conn)
 			return
 		}
@@ -32,7 +33,8 @@ func (i *Interceptor) serveRaw(ctx context.Context, s *sniffer) {
 	copies := m.connection(s.flow, claims)
 	err := splice(ctx, end{s.conn, s.read}, end{s.server, s.spoken}, copies)
 	if err != nil && ctx.Err() == nil {
-		i.log.DebugContext(ctx, "a connection broke off", "client", s.flow.Client, "port", s.flow.Dst.Port(), "error", err)
+		i.log.DebugContext(ctx, "a connection broke off", "client", s.flow.Client, "port", s.flow.Dst.Port(), "error",
+			err)
 	}
 }
 
@@ -42,8 +44,8 @@ type end struct {
 	read []byte
 }
 
-// splice copies both directions until both have ended, each with its FIN. An error of either resets both. The bytes already
-// read of each come first. Between two TCP connections the kernel moves the bytes, unless there are copies.
+// splice copies both directions until both have ended, each with its FIN. An error of either resets both. The bytes
+// already read of each come first. Between two TCP connections the kernel moves the bytes, unless there are copies.
 func splice(ctx context.Context, client, server end, copies copies) error {
 	abort := sync.OnceFunc(func() { reset(client.Conn); reset(server.Conn) })
 	stop := context.AfterFunc(ctx, abort)

@@ -111,11 +111,12 @@ func spliceBody(w http.ResponseWriter, left int64, u *upstream) (done bool, err 
 	return true, err
 }
 
-// hopByHop are the headers for the next hop only. Those of proxy authentication are not among them: the application may be a
-// proxy.
+// hopByHop are the headers for the next hop only. Those of proxy authentication are not among them: the application may
+// be a proxy.
 var hopByHop = map[string]bool{
-	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true,
-	"Upgrade": true,
+	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
+	"Transfer-Encoding": true,
+	"Upgrade":           true,
 }
 
 // named calls f with the headers that Connection declares hop-by-hop.
@@ -160,8 +161,9 @@ func (c *clientConn) addForwardedFor(h http.Header) {
 // outgoing returns the request as net/http's client sends it on. Its body is the caller's to set.
 func outgoing(ctx context.Context, r *http.Request, host string) *http.Request {
 	out := &http.Request{
-		Method:        r.Method,
-		URL:           &url.URL{Scheme: "http", Host: host, Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery},
+		Method: r.Method,
+		URL: &url.URL{Scheme: "http", Host: host, Path: r.URL.Path, RawPath: r.URL.RawPath,
+			RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery},
 		Host:          r.Host,
 		Proto:         r.Proto,
 		ProtoMajor:    r.ProtoMajor,

@@ -16,8 +16,8 @@ import (
 const (
 	// clientTimeout is how long a client may be silent, at first or in the middle of a possible request.
 	clientTimeout = 200 * time.Millisecond
-	// serverFirstTimeout is the same for a port where the server speaks first: a client that does not wait for the server
-	// has sent something by then.
+	// serverFirstTimeout is the same for a port where the server speaks first: a client that does not wait for the
+	// server has sent something by then.
 	serverFirstTimeout = time.Millisecond
 	// sniffLen is how much is read to know what a connection is. A longer request line is judged by its beginning.
 	sniffLen = 4 << 10
@@ -120,7 +120,8 @@ func guess(b []byte) kind {
 }
 
 func methods() []string {
-	return []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+	return []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
+		http.MethodDelete,
 		http.MethodOptions, http.MethodTrace}
 }
 
@@ -186,8 +187,8 @@ func (s *sniffer) sniff(ctx, hard context.Context) (kind, error) {
 	return k, err
 }
 
-// listen reads what the client says, of which the first has to come within wait. FIN and silence are no errors; what the
-// connection is is unknown only if nothing came.
+// listen reads what the client says, of which the first has to come within wait. FIN and silence are no errors; what
+// the connection is is unknown only if nothing came.
 func (s *sniffer) listen(ctx context.Context, wait time.Duration) (kind, error) {
 	defer s.conn.SetReadDeadline(time.Time{})
 	for {
@@ -221,8 +222,8 @@ func (s *sniffer) listen(ctx context.Context, wait time.Duration) (kind, error) 
 	}
 }
 
-// race waits for the first bytes of either end. Until then the connection to the server is one that may have to be closed
-// again, as the client turns out to speak HTTP.
+// race waits for the first bytes of either end. Until then the connection to the server is one that may have to be
+// closed again, as the client turns out to speak HTTP.
 func (s *sniffer) race(ctx, hard context.Context) (kind, error) {
 	if err := s.dial(hard); err != nil {
 		return kindRaw, err

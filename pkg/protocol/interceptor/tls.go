@@ -10,10 +10,11 @@ import (
 )
 
 // noteTLS is the note about a port whose TLS the application terminates.
-const noteTLS = "its connections are TLS, which the application terminates: requests inside cannot be matched, and whole connections go to the application"
+const noteTLS = "its connections are TLS, which the application terminates: requests inside cannot be matched, and " +
+	"whole connections go to the application"
 
-// serveTLS forwards a connection that begins with a ClientHello. The first claim that matches everything, or has the key,
-// decides how.
+// serveTLS forwards a connection that begins with a ClientHello. The first claim that matches everything, or has the
+// key, decides how.
 func (i *Interceptor) serveTLS(ctx, hard context.Context, s *sniffer) {
 	claims := i.config.Claims(s.flow.Protocol, s.flow.Dst.Port())
 	hidden := false
@@ -60,7 +61,8 @@ func (i *Interceptor) terminateTLS(ctx, hard context.Context, s *sniffer, config
 	conn := tls.Server(&prefixedConn{s.conn, s.read}, config)
 	defer o.close()
 	if err := conn.HandshakeContext(hard); err != nil {
-		i.log.DebugContext(ctx, "cannot terminate TLS", "client", s.flow.Client, "port", s.flow.Dst.Port(), "error", err)
+		i.log.DebugContext(ctx, "cannot terminate TLS", "client", s.flow.Client, "port", s.flow.Dst.Port(), "error",
+			err)
 		reset(s.conn)
 		return
 	}
@@ -70,8 +72,8 @@ func (i *Interceptor) terminateTLS(ctx, hard context.Context, s *sniffer, config
 		inner.http2 = true
 	case "http/1.1":
 	case "":
-		// It need not be HTTP. A client that is silent waits with its request: where the server speaks first, it would not
-		// be one whose requests somebody wants to match.
+		// It need not be HTTP. A client that is silent waits with its request: where the server speaks first, it would
+		// not be one whose requests somebody wants to match.
 		sniffed := &sniffer{i: i, conn: conn, flow: s.flow}
 		kind, err := sniffed.listen(ctx, clientTimeout)
 		switch {
@@ -125,8 +127,8 @@ func (o *tlsDialer) dial(ctx context.Context, t destination, f Flow) (net.Conn, 
 	if err != nil {
 		return nil, err
 	}
-	// The certificate is not verified: the connection stays in the pod, or takes the same path to the target as one without
-	// TLS, and nobody claims that it is more secret there.
+	// The certificate is not verified: the connection stays in the pod, or takes the same path to the target as one
+	// without TLS, and nobody claims that it is more secret there.
 	conn := tls.Client(plain, &tls.Config{ServerName: o.serverName, NextProtos: o.protocols, InsecureSkipVerify: true})
 	if err := conn.HandshakeContext(ctx); err != nil {
 		plain.Close()

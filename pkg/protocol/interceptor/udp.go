@@ -23,8 +23,8 @@ const (
 var datagrams = sync.Pool{New: func() any { return new([maxDatagram]byte) }}
 
 // ServePackets forwards the datagrams that come to pc, which were for dst, until ctx ends (then its error is nil) or pc
-// fails. It does not close pc. Each client's datagrams are a flow, which keeps its destination unless the target's owner goes
-// away.
+// fails. It does not close pc. Each client's datagrams are a flow, which keeps its destination unless the target's
+// owner goes away.
 func (i *Interceptor) ServePackets(ctx context.Context, pc net.PacketConn, dst netip.AddrPort) error {
 	s := &packetServer{i: i, pc: pc, dst: dst, flows: make(map[netip.AddrPort]*packetFlow)}
 	s.ctx, s.cancel = context.WithCancel(ctx)
@@ -206,7 +206,8 @@ func (s *packetServer) run(ctx context.Context, f *packetFlow, flow Flow) error 
 	return err
 }
 
-// forwardDatagrams sends what is queued and passes each answer to answered, until ctx ends or the connection fails. It closes conn.
+// forwardDatagrams sends what is queued and passes each answer to answered, until ctx ends or the connection fails. It
+// closes conn.
 func forwardDatagrams(ctx context.Context, conn net.Conn, queue <-chan []byte, answered func([]byte)) error {
 	defer context.AfterFunc(ctx, func() { conn.Close() })() // a pending Write must not delay the end
 	done := make(chan error, 1)

@@ -168,7 +168,8 @@ func (l *Listener) add(conn net.Conn) *pendingConn {
 }
 
 // victim returns the pending connection to evict for a new one from an address, or nil if there is room: the oldest of
-// that address, if the address has reached its bound, or else the oldest of the address with the most. Call with mu held.
+// that address, if the address has reached its bound, or else the oldest of the address with the most. Call with mu
+// held.
 func (l *Listener) victim(from netip.Addr) *pendingConn {
 	count := make(map[netip.Addr]int)
 	most := from

@@ -23,8 +23,8 @@ type Conn struct {
 	batch *nonblock.Batch
 }
 
-// Handshake performs the server's side of a TLS handshake on conn. If it returns no Reason the Conn owns conn. The error
-// adds details to the Reason; it wraps what the checks of config return.
+// Handshake performs the server's side of a TLS handshake on conn. If it returns no Reason the Conn owns conn. The
+// error adds details to the Reason; it wraps what the checks of config return.
 func Handshake(conn net.Conn, config *tls.Config) (*Conn, Reason, error) {
 	if err := conn.SetDeadline(time.Now().Add(tlsTimeout)); err != nil {
 		return nil, HungUp, err
@@ -55,7 +55,8 @@ func handshakeReason(err error) Reason {
 		return NoCertificate
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return TLSTooSlow
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET),
+		errors.Is(err, syscall.EPIPE):
 		return HungUp
 	}
 	return NoTLS

@@ -127,8 +127,8 @@ func tempName(path string) string {
 	return filepath.Join(filepath.Dir(path), tempPrefix+rand.Text())
 }
 
-// inParent calls do, which creates something in the directory of a path, and creates that directory if it is missing: the
-// container may have removed it.
+// inParent calls do, which creates something in the directory of a path, and creates that directory if it is missing:
+// the container may have removed it.
 func (r *receiver) inParent(path string, do func() error) error {
 	err := do()
 	if errors.Is(err, fs.ErrNotExist) && r.root.MkdirAll(filepath.Dir(path), 0o755) == nil {
@@ -200,7 +200,8 @@ func (r *receiver) removeTemp() {
 	}
 }
 
-// mode returns the permissions of a new file: those of the source's, or of the file that it replaces if the source has none.
+// mode returns the permissions of a new file: those of the source's, or of the file that it replaces if the source has
+// none.
 func (r *receiver) mode(path string, perm fs.FileMode) fs.FileMode {
 	if !r.noModes {
 		return perm

@@ -14,12 +14,12 @@ type Batch struct {
 	// Took is the time from the first change to the Target's acknowledgement. Only the Source sets it.
 	Took time.Duration
 
-	// Failed names the paths that the Source could not read or the Target could not write, at most 100 of them. Other paths are
-	// not affected. Only the Source sets it.
+	// Failed names the paths that the Source could not read or the Target could not write, at most 100 of them. Other
+	// paths are not affected. Only the Source sets it.
 	Failed []Failure
 
-	// Rejected counts the paths that the Target could not write, including those that Failed does not name. Only the Source
-	// sets it.
+	// Rejected counts the paths that the Target could not write, including those that Failed does not name. Only the
+	// Source sets it.
 	Rejected int
 }
 

@@ -1,4 +1,5 @@
-// Package filesync keeps a directory of a container equal to one on the laptop, in one direction: from the Source to the Target.
+// Package filesync keeps a directory of a container equal to one on the laptop, in one direction: from the Source to
+// the Target.
 //
 //	laptop                                             container
 //
@@ -12,47 +13,49 @@
 //	   ▲                                                  │
 //	   └──────────── acknowledged, what failed ◀──────────┘── OnSync, once for each round
 //
-// On each connection, the Target first lists what it has received earlier and still has. From then on the Source compares its tree
-// with that list and sends the difference, a round for each save. The list of a new Target is empty, so the first round sends
-// everything.
+// On each connection, the Target first lists what it has received earlier and still has. From then on the Source
+// compares its tree with that list and sends the difference, a round for each save. The list of a new Target is empty,
+// so the first round sends everything.
 //
 // # What is copied
 //
-// Regular files, directories (also empty ones) and symbolic links, with their permissions and the modification times of files.
-// Directories always keep all permissions of their owner. Owners, hard links, extended attributes, set-user-ID bits, pipes,
-// sockets and devices are not copied. Links are copied as links, wherever they lead.
+// Regular files, directories (also empty ones) and symbolic links, with their permissions and the modification times of
+// files. Directories always keep all permissions of their owner. Owners, hard links, extended attributes, set-user-ID
+// bits, pipes, sockets and devices are not copied. Links are copied as links, wherever they lead.
 //
-// A file differs if its size, permissions or modification time do. It is then sent as a whole. What the container changes stays
-// until the laptop changes the same path or the connection breaks; then the laptop's version replaces it.
+// A file differs if its size, permissions or modification time do. It is then sent as a whole. What the container
+// changes stays until the laptop changes the same path or the connection breaks; then the laptop's version replaces it.
 //
-// A Target removes only paths that it received. Files of the image stay, and so does a directory that contains one. What becomes
-// ignored or unreadable on the laptop stays too.
+// A Target removes only paths that it received. Files of the image stay, and so does a directory that contains one.
+// What becomes ignored or unreadable on the laptop stays too.
 //
 // # Order
 //
-// Each file is written to a temporary file, which is then renamed: a reader in the container sees the old file or the new one,
-// never a part, and never a gap. In a round, directories come first, big files last, and removals after everything else. A path
-// has to be gone for 50 ms before it is removed, since editors and Git replace files.
+// Each file is written to a temporary file, which is then renamed: a reader in the container sees the old file or the
+// new one, never a part, and never a gap. In a round, directories come first, big files last, and removals after
+// everything else. A path has to be gone for 50 ms before it is removed, since editors and Git replace files.
 //
-// A file that changes while it is read is discarded and read again after 100 ms, and a file of 8 MiB or more has to rest for 100
-// ms first. After ten seconds it is sent as it is, since a file that is always written would never arrive.
+// A file that changes while it is read is discarded and read again after 100 ms, and a file of 8 MiB or more has to
+// rest for 100 ms first. After ten seconds it is sent as it is, since a file that is always written would never arrive.
 //
 // # Ignored files
 //
-// A file .kubevpnignore in the directory, or else .gitignore, has patterns of gitignore(5). Such files in subdirectories do not
-// count. The private files of Git and of editors (defaultIgnore) are always ignored, unless a pattern with "!" includes them.
+// A file .kubevpnignore in the directory, or else .gitignore, has patterns of gitignore(5). Such files in
+// subdirectories do not count. The private files of Git and of editors (defaultIgnore) are always ignored, unless a
+// pattern with "!" includes them.
 //
 // # Watching
 //
-// fsnotify watches each directory. If the kernel has no watches left (fs.inotify.max_user_watches), everything is read every
-// second, and the log says once what to do. Everything is read at least once a minute, since network file systems do not report
-// the changes of others.
+// fsnotify watches each directory. If the kernel has no watches left (fs.inotify.max_user_watches), everything is read
+// every second, and the log says once what to do. Everything is read at least once a minute, since network file systems
+// do not report the changes of others.
 //
 // # Why not tar over exec
 //
-// Tools that pipe an archive to `tar -x` in the container need tar there, write files in place, and do not learn which file
-// failed. They cannot take back a file that changed while it was archived, and after a broken connection they start again. Rounds
-// with an acknowledgement let clone send requests, and start the program, only when the files are there.
+// Tools that pipe an archive to `tar -x` in the container need tar there, write files in place, and do not learn which
+// file failed. They cannot take back a file that changed while it was archived, and after a broken connection they
+// start again. Rounds with an acknowledgement let clone send requests, and start the program, only when the files are
+// there.
 //
 // The wire format is in wire.go.
 package filesync

@@ -27,8 +27,9 @@ const defaultIgnore = `
 // ignoreFiles are the names of the ignore file. The first one that exists counts.
 var ignoreFiles = [...]string{".kubevpnignore", ".gitignore"}
 
-// ignore holds patterns of gitignore(5). doublestar matches them; this file adds Git's rules. A .dockerignore matcher has others:
-// its patterns start at the top, cannot mean directories only, and a pattern that matches a directory overrules later ones.
+// ignore holds patterns of gitignore(5). doublestar matches them; this file adds Git's rules. A .dockerignore matcher
+// has others: its patterns start at the top, cannot mean directories only, and a pattern that matches a directory
+// overrules later ones.
 type ignore []rule
 
 type rule struct {
@@ -118,8 +119,8 @@ func escapeBraces(p string) string {
 	return b.String()
 }
 
-// ignores reports whether the last rule that matches a path ignores it. The caller does not ask about paths below an ignored
-// directory.
+// ignores reports whether the last rule that matches a path ignores it. The caller does not ask about paths below an
+// ignored directory.
 func (ig ignore) ignores(p string, isDir bool) bool {
 	base := path.Base(p)
 	for i := len(ig) - 1; i >= 0; i-- {
@@ -148,8 +149,8 @@ func (ig ignore) above(p string, isDir bool) bool {
 	return ig.ignores(p, isDir)
 }
 
-// readIgnore returns the rules for a directory: the default ones, then those of its ignore file. They are valid even if there is
-// an error, which is about the file.
+// readIgnore returns the rules for a directory: the default ones, then those of its ignore file. They are valid even if
+// there is an error, which is about the file.
 func readIgnore(root string) (ignore, error) {
 	rules, err := parseIgnore(defaultIgnore)
 	if err != nil {

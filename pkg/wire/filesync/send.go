@@ -40,8 +40,8 @@ func (ss *session) send(p plan, result *Batch) (map[string]entry, error) {
 	return sent, ss.w.flush()
 }
 
-// sendFile sends a file as it is now, which it stores in e. It reports whether the target keeps it. The error is one of sending;
-// one of reading goes to the result.
+// sendFile sends a file as it is now, which it stores in e. It reports whether the target keeps it. The error is one of
+// sending; one of reading goes to the result.
 func (ss *session) sendFile(name string, e *entry, result *Batch) (kept bool, err error) {
 	f, err := os.Open(ss.tree.full(name))
 	if err != nil {

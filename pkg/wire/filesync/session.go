@@ -52,13 +52,14 @@ type frame struct {
 
 func newSession(s *Source, w *wire) *session {
 	return &session{
-		Source: s, w: w, target: make(map[string]entry), rejected: make(map[string]entry), changing: make(map[string]time.Time),
-		frames: make(chan frame), ended: make(chan struct{}), closed: make(chan struct{}),
+		Source: s, w: w, target: make(map[string]entry), rejected: make(map[string]entry),
+		changing: make(map[string]time.Time),
+		frames:   make(chan frame), ended: make(chan struct{}), closed: make(chan struct{}),
 	}
 }
 
-// receive passes frames on until the connection ends or the target refuses to continue. It then closes the connection, which
-// ends sending too.
+// receive passes frames on until the connection ends or the target refuses to continue. It then closes the connection,
+// which ends sending too.
 func (ss *session) receive() {
 	defer close(ss.closed)
 	defer ss.w.conn.Close()
@@ -325,16 +326,16 @@ func (ss *session) plan() plan {
 	return p
 }
 
-// waits reports whether a file was written a moment ago: it may be written again without its modification time showing it, and
-// more of a big file may follow.
+// waits reports whether a file was written a moment ago: it may be written again without its modification time showing
+// it, and more of a big file may follow.
 func (ss *session) waits(name string, e entry) bool {
 	age := time.Since(time.Unix(0, e.mtime))
 	recent := age >= 0 && (age < tick || age < rest && e.size >= bigFile)
 	return e.kind == file && recent && ss.later(name)
 }
 
-// later notes that a file changes, and reports whether to read it again later. That ends after restMost, since a file that is
-// written all the time would never arrive.
+// later notes that a file changes, and reports whether to read it again later. That ends after restMost, since a file
+// that is written all the time would never arrive.
 func (ss *session) later(name string) bool {
 	since, ok := ss.changing[name]
 	if !ok {

@@ -16,9 +16,10 @@ import (
 
 // SourceConfig is the configuration of a Source.
 type SourceConfig struct {
-	Dir    string                                      // a directory, or one file
-	Dial   func(ctx context.Context) (net.Conn, error) // to the Target; Run calls it again when the connection breaks
-	OnSync func(Batch)                                 // after each round that did, completed or failed anything; nil: nothing
+	Dir  string                                      // a directory, or one file
+	Dial func(ctx context.Context) (net.Conn, error) // to the Target; Run calls it again when the connection breaks
+	// after each round that did, completed or failed anything; nil: nothing
+	OnSync func(Batch)
 	Logger *slog.Logger
 }
 
@@ -76,8 +77,8 @@ const (
 	backoffMost  = 5 * time.Second
 )
 
-// Run keeps the target equal until ctx ends, and then returns nil. It returns ErrVersion if the other end speaks another
-// version; after any other error it connects again.
+// Run keeps the target equal until ctx ends, and then returns nil. It returns ErrVersion if the other end speaks
+// another version; after any other error it connects again.
 func (s *Source) Run(ctx context.Context) error {
 	defer s.tree.watch.close()
 	defer s.set(func(st *Status) { st.Connected, st.Synced = false, false })
@@ -133,13 +134,15 @@ func (s *Source) connect(ctx context.Context) (completed bool, err error) {
 	conn.Close()
 	<-ss.closed
 	refused := (*refusal)(nil)
-	if errors.As(ss.err, &refused) || errors.Is(err, errClosed) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe) {
+	if errors.As(ss.err, &refused) || errors.Is(err, errClosed) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, io.ErrClosedPipe) {
 		err = ss.err
 	}
 	return ss.completed, err
 }
 
-// greet exchanges hellos. It limits the time by closing the connection: one that is still being established may ignore deadlines.
+// greet exchanges hellos. It limits the time by closing the connection: one that is still being established may ignore
+// deadlines.
 func (s *Source) greet(w *wire) error {
 	late := time.AfterFunc(helloTimeout, func() { w.conn.Close() })
 	name := s.cfg.Dir

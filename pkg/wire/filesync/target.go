@@ -17,17 +17,17 @@ import (
 
 // TargetConfig is the configuration of a Target.
 type TargetConfig struct {
-	// Dir is the directory, which Serve creates if necessary. If the Source has one file, Dir is the path of that file, or an
-	// existing directory to put it into.
+	// Dir is the directory, which Serve creates if necessary. If the Source has one file, Dir is the path of that file,
+	// or an existing directory to put it into.
 	Dir string
-	// OnSync is called at the end of each round that changed or completed something. The acknowledgement waits for it. Nil:
-	// nothing.
+	// OnSync is called at the end of each round that changed or completed something. The acknowledgement waits for it.
+	// Nil: nothing.
 	OnSync func(Batch)
 	Logger *slog.Logger
 }
 
-// Target is the container's end. It remembers what it received, so there is one Target for all connections. Its methods are safe
-// for concurrent use.
+// Target is the container's end. It remembers what it received, so there is one Target for all connections. Its methods
+// are safe for concurrent use.
 type Target struct {
 	cfg TargetConfig
 
@@ -62,8 +62,8 @@ func NewTarget(cfg TargetConfig) (*Target, error) {
 	return &Target{cfg: cfg, has: make(map[string]received)}, nil
 }
 
-// Serve applies what a Source sends over the connection, until the connection or ctx ends, or Serve is called with another
-// connection. It closes the connection. It returns nil when the Source closed it between two rounds.
+// Serve applies what a Source sends over the connection, until the connection or ctx ends, or Serve is called with
+// another connection. It closes the connection. It returns nil when the Source closed it between two rounds.
 func (t *Target) Serve(ctx context.Context, conn net.Conn) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)

@@ -29,7 +29,8 @@ type tree struct {
 }
 
 func newTree(dir string, logger *slog.Logger) *tree {
-	return &tree{dir: dir, logger: logger, watch: newWatcher(logger), entries: make(map[string]entry), unreadable: make(map[string]bool)}
+	return &tree{dir: dir, logger: logger, watch: newWatcher(logger), entries: make(map[string]entry),
+		unreadable: make(map[string]bool)}
 }
 
 // open finds the directory and reads its ignore file.
@@ -171,8 +172,8 @@ func localEntry(info fs.FileInfo) entry {
 	return e
 }
 
-// coarse reports whether a second write may have the same modification time: some file systems count in seconds, or in steps of
-// 10 ms, and such a time is most likely from one of them.
+// coarse reports whether a second write may have the same modification time: some file systems count in seconds, or in
+// steps of 10 ms, and such a time is most likely from one of them.
 func coarse(mtime int64) bool { return mtime%10e6 == 0 }
 
 // remove drops the entry of a path and those below it.

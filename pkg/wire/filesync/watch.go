@@ -29,8 +29,8 @@ const (
 	gone         // removed or renamed
 )
 
-// watcher collects the paths that may have changed. One goroutine owns what it watches (add, forget, reset, close); the events
-// arrive on another one.
+// watcher collects the paths that may have changed. One goroutine owns what it watches (add, forget, reset, close); the
+// events arrive on another one.
 type watcher struct {
 	logger *slog.Logger
 	notify *fsnotify.Watcher // nil: there is none
@@ -114,8 +114,8 @@ func (w *watcher) add(p string) {
 	}
 }
 
-// forget ends the watches of a directory that is gone and of those below it. The kernel would otherwise report a renamed
-// directory by its old name.
+// forget ends the watches of a directory that is gone and of those below it. The kernel would otherwise report a
+// renamed directory by its old name.
 func (w *watcher) forget(p string) {
 	if !w.dirs[p] && !w.poll {
 		return
@@ -126,7 +126,8 @@ func (w *watcher) forget(p string) {
 		}
 		delete(w.dirs, d)
 		// The kernel has ended it already if the directory was removed.
-		if err := w.notify.Remove(filepath.Join(w.root, filepath.FromSlash(d))); err != nil && !errors.Is(err, fsnotify.ErrNonExistentWatch) {
+		if err := w.notify.Remove(filepath.Join(w.root, filepath.FromSlash(d))); err != nil &&
+			!errors.Is(err, fsnotify.ErrNonExistentWatch) {
 			w.logger.Debug("cannot end a watch", "path", d, "err", err)
 		}
 	}

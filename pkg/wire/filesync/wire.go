@@ -35,8 +35,8 @@ import (
 //	instead of any of its frames:          ◀─     refused: the reason
 //	the end of the connection              ─▶
 //
-// Both ends send an alive frame every 5 seconds, between any other two frames. Content is not a tar archive, since a tar header
-// promises the size before the content is read, and a file that changes meanwhile has to be taken back.
+// Both ends send an alive frame every 5 seconds, between any other two frames. Content is not a tar archive, since a
+// tar header promises the size before the content is read, and a file that changes meanwhile has to be taken back.
 type kind byte
 
 const (
@@ -196,8 +196,8 @@ func (w *wire) receive() (kind, []byte, error) {
 	}
 }
 
-// refuse tells the source why the target ends the connection, and waits until the source closes it: closing first could discard
-// the reason.
+// refuse tells the source why the target ends the connection, and waits until the source closes it: closing first could
+// discard the reason.
 func (w *wire) refuse(reason error) {
 	w.mu.Lock()
 	w.writeTimeout = lingerTime

@@ -21,7 +21,8 @@ func Read(fd uintptr, p []byte) (int, error) {
 // Write calls write(2) in the same way. It may write less than p.
 func Write(fd uintptr, p []byte) (int, error) {
 	for {
-		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))),
+			uintptr(len(p)))
 		if errno != unix.EINTR {
 			return result(n, errno)
 		}
@@ -52,7 +53,8 @@ func (v *Vector) Clear() {
 // Writev calls writev(2) in the same way.
 func Writev(fd uintptr, v Vector) (int, error) {
 	for {
-		n, _, errno := unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v)))
+		n, _, errno := unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v))),
+			uintptr(len(v)))
 		if errno != unix.EINTR {
 			return result(n, errno)
 		}

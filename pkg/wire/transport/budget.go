@@ -8,8 +8,8 @@ import (
 // Budget bounds the memory that sessions hold on behalf of their other ends. It counts two things: streams that the
 // other ends opened, and bytes that arrived and were not read or that were sent and are not acknowledged.
 //
-// A session may hold as much as is left. One session alone can use half of a budget, and two greedy ones a third each, so
-// that something always remains for another session. A session that has used half of its part gets no new streams.
+// A session may hold as much as is left. One session alone can use half of a budget, and two greedy ones a third each,
+// so that something always remains for another session. A session that has used half of its part gets no new streams.
 // One that has used all of it loses the streams for which more data arrives. It is safe for concurrent use.
 type Budget struct{ streams, bytes pool }
 

@@ -53,8 +53,8 @@ type ClientConfig struct {
 	// attempt, with the reason (nil at the very beginning). Calls do not overlap. It must not block.
 	OnState func(State, error)
 
-	// Budget bounds what sessions hold for the manager. nil: 256 MiB, and no stream that the manager opens. Such a stream is
-	// reset at once, so that a client that does not call Session.Accept needs none.
+	// Budget bounds what sessions hold for the manager. nil: 256 MiB, and no stream that the manager opens. Such a
+	// stream is reset at once, so that a client that does not call Session.Accept needs none.
 	Budget *Budget
 
 	Tuning Tuning
@@ -111,7 +111,8 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}), woken: make(chan struct{}), dials: make(map[*attempt]struct{})}
+	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}), woken: make(chan struct{}),
+		dials: make(map[*attempt]struct{})}
 }
 
 func orDefault(d, v time.Duration) time.Duration {
@@ -165,8 +166,8 @@ func (c *Client) refresh(age time.Duration) {
 	}
 }
 
-// Run keeps a session up until ctx ends; it then closes the session and returns nil. It returns an error only if a retry
-// is useless: ErrVersion.
+// Run keeps a session up until ctx ends; it then closes the session and returns nil. It returns an error only if a
+// retry is useless: ErrVersion.
 func (c *Client) Run(ctx context.Context) error {
 	c.cfg.OnState(StateConnecting, nil)
 	pause := c.newBackoff()
@@ -374,7 +375,8 @@ func moving(ctx context.Context, l *link, from *linkConn) (context.Context, cont
 
 // isFatal reports whether the manager's answer ends the session.
 func isFatal(err error) bool {
-	return errors.Is(err, ErrSessionLost) || errors.Is(err, ErrRefused) || errors.Is(err, ErrVersion) || errors.Is(err, ErrProtocol)
+	return errors.Is(err, ErrSessionLost) || errors.Is(err, ErrRefused) || errors.Is(err, ErrVersion) ||
+		errors.Is(err, ErrProtocol)
 }
 
 // lost logs the loss of a conn. If it used the preferred transport, lost tells the prober and moves the link to the
@@ -440,7 +442,8 @@ func (c *Client) attempt(ctx context.Context, s *Session, l *link, path path) (*
 	received := l.quiesce()
 	l.mu.Lock()
 	l.attempt++
-	h := hello{session: s.id, token: s.token, link: uint8(l.index), first: !l.load.born.Load(), attempt: l.attempt, received: received}
+	h := hello{session: s.id, token: s.token, link: uint8(l.index), first: !l.load.born.Load(), attempt: l.attempt,
+		received: received}
 	l.mu.Unlock()
 	r, err := c.shake(ctx, conn, h)
 	if err == nil {

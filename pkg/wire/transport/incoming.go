@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Incoming is a stream that the other end wants to open. Answer it once, from any goroutine and at any time: with Accept,
-// AcceptPackets or Reject.
+// Incoming is a stream that the other end wants to open. Answer it once, from any goroutine and at any time: with
+// Accept, AcceptPackets or Reject.
 type Incoming struct {
 	Request
 	s        *Stream

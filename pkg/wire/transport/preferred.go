@@ -88,8 +88,8 @@ const (
 
 var errStuck = errors.New("its bytes are not acknowledged, while the fallback transport works")
 
-// prober measures both transports, decides whether the links use the preferred one, and watches it while they do. It has
-// a link of its own, which carries no streams while another link is up.
+// prober measures both transports, decides whether the links use the preferred one, and watches it while they do. It
+// has a link of its own, which carries no streams while another link is up.
 //
 //	          ┌─────────── backoff ◀── standby ◀── slower ──┐
 //	          ▼                                             │
@@ -332,7 +332,8 @@ func (s *prober) echo(ctx context.Context) (float64, error) {
 	if err != nil {
 		st.Reset()
 	}
-	if err := cmp.Or(err, <-written); err != nil && ctx.Err() == nil { // a slow transport may not echo all of it in time
+	// a slow transport may not echo all of it in time
+	if err := cmp.Or(err, <-written); err != nil && ctx.Err() == nil {
 		return 0, err
 	}
 	return float64(n) / took.Seconds(), nil
@@ -397,7 +398,8 @@ func (s *prober) guard(ctx context.Context, links []*link) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-			if slices.ContainsFunc(links, (*link).stuck) && s.answers(ctx) && slices.ContainsFunc(links, (*link).stuck) {
+			if slices.ContainsFunc(links, (*link).stuck) && s.answers(ctx) &&
+				slices.ContainsFunc(links, (*link).stuck) {
 				return errStuck
 			}
 		}

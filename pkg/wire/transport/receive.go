@@ -43,8 +43,8 @@ func (r *receiver) run() error {
 	}
 }
 
-// acknowledge acknowledges what was received, at once or soon. It does not acknowledge ACKs, pings and pongs, or two idle
-// ends would never be silent.
+// acknowledge acknowledges what was received, at once or soon. It does not acknowledge ACKs, pings and pongs, or two
+// idle ends would never be silent.
 func (r *receiver) acknowledge(h header) {
 	r.since += headerLen + h.length
 	switch {

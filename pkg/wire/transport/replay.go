@@ -12,8 +12,8 @@ import (
 //	-------+----------------+---------------+
 //	 gone  | to be replayed | not sent yet  |
 //
-// Pooled chunks hold the bytes and return to the pool once they are acknowledged: an idle link holds nothing, or one small
-// chunk. link.mu guards it.
+// Pooled chunks hold the bytes and return to the pool once they are acknowledged: an idle link holds nothing, or one
+// small chunk. link.mu guards it.
 type replay struct {
 	chunks           []*chunk
 	acked, sent, end uint64
@@ -72,7 +72,8 @@ func (r *replay) append(b []byte) {
 	}
 }
 
-// take returns the next contiguous unsent bytes and counts them as sent. It pins the chunk: call release after the write.
+// take returns the next contiguous unsent bytes and counts them as sent. It pins the chunk: call release after the
+// write.
 func (r *replay) take() ([]byte, *chunk) {
 	for i := len(r.chunks) - 1; i >= 0; i-- {
 		c := r.chunks[i]

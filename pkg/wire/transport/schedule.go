@@ -50,11 +50,12 @@ func (l *link) room() bool {
 	t := &l.session.tuning
 	held := l.out.held() + l.sched.reserved
 	return l.out.unsent()+l.sched.reserved < t.Unsent && held < t.ReplayBuffer &&
-		(held < replayFloor || l.session.bytes.fits(largeChunk)) // whoever holds something is woken by its acknowledgement
+		// whoever holds something is woken by its acknowledgement
+		(held < replayFloor || l.session.bytes.fits(largeChunk))
 }
 
-// await waits for s's turn to append up to want bytes, and returns how many it may. Call with mu held; await releases it
-// while it waits. The caller appends at once, and wakes the stream when ctx ends (wakeOn).
+// await waits for s's turn to append up to want bytes, and returns how many it may. Call with mu held; await releases
+// it while it waits. The caller appends at once, and wakes the stream when ctx ends (wakeOn).
 func (l *link) await(ctx context.Context, s *Stream, want int, whole bool) (int, error) {
 	q := &l.sched
 	t := &s.turn

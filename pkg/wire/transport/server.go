@@ -17,7 +17,8 @@ type ServerConfig struct {
 	// not end the session. Serve waits for it.
 	OnSession func(ctx context.Context, s *Session)
 
-	// OnRefused is called for each conn that the server rejects, after it is logged and before it is closed. It may be nil.
+	// OnRefused is called for each conn that the server rejects, after it is logged and before it is closed. It may be
+	// nil.
 	OnRefused func(conn net.Conn, reason error)
 
 	Grace         time.Duration // a session without any conn is kept for so long; 5 min
@@ -81,8 +82,8 @@ func (s *Server) Sessions() []*Session {
 // Serve accepts conns until ctx ends or a listener fails. It then closes the listeners and all sessions and waits for
 // them. It returns nil if ctx ended. Call it once.
 //
-// A conn with a method OnlySession() SessionID belongs to that session: it attaches the session's links and never creates
-// a session. If its hello names another session the server closes it without an answer.
+// A conn with a method OnlySession() SessionID belongs to that session: it attaches the session's links and never
+// creates a session. If its hello names another session the server closes it without an answer.
 func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

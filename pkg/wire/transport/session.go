@@ -55,7 +55,8 @@ func newSession(who identity, links int, b *Budget, t Tuning, log *slog.Logger) 
 		identity: who, tuning: t, since: time.Now(), places: share{pool: &b.streams}, bytes: share{pool: &b.bytes},
 		log:  log.With("session", who.id.String()[:8]),
 		done: make(chan struct{}), ready: make(chan struct{}),
-		links: make([]*link, links), arrival: make(chan struct{}, 1), events: make(chan struct{}, 1), settled: make(chan struct{}, 1),
+		links: make([]*link, links), arrival: make(chan struct{}, 1), events: make(chan struct{}, 1),
+		settled: make(chan struct{}, 1),
 	}
 }
 
@@ -73,8 +74,8 @@ func (s *Session) Err() error {
 }
 
 // Close ends the session at both ends and resets its streams. It waits, at most a second, until the other end has
-// acknowledged CLOSE on one link: the proxies of a port-forward drop data in flight when a conn is closed, and the other
-// end would keep the session for its grace period. A Client that still runs creates a new session.
+// acknowledged CLOSE on one link: the proxies of a port-forward drop data in flight when a conn is closed, and the
+// other end would keep the session for its grace period. A Client that still runs creates a new session.
 func (s *Session) Close() error {
 	select {
 	case <-s.settled: // an earlier time without links
@@ -266,8 +267,8 @@ func (s *Session) choose() (*link, error) {
 	return best, nil
 }
 
-// Open opens a stream of bytes (TCP, control) and waits until the other end accepts it. If the other end rejects it, Open
-// returns the error of the Code. If ctx ends first, Open resets the stream.
+// Open opens a stream of bytes (TCP, control) and waits until the other end accepts it. If the other end rejects it,
+// Open returns the error of the Code. If ctx ends first, Open resets the stream.
 func (s *Session) Open(ctx context.Context, r Request) (*Stream, error) {
 	st, err := s.open(ctx, r, false)
 	if err != nil {
@@ -373,8 +374,8 @@ func (s *Session) push(in *Incoming) {
 	}
 }
 
-// Accept returns the next stream that the other end wants to open. The caller answers it whenever it likes. Accept fails
-// with ctx's cause or the session's error.
+// Accept returns the next stream that the other end wants to open. The caller answers it whenever it likes. Accept
+// fails with ctx's cause or the session's error.
 func (s *Session) Accept(ctx context.Context) (*Incoming, error) {
 	for {
 		s.mu.Lock()

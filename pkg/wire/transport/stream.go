@@ -357,8 +357,8 @@ func (s *Stream) WriteTo(w io.Writer) (int64, error) {
 	}
 }
 
-// topUp returns by how much to open the other end's window, or 0 while that is not worth a frame. A window that was used
-// up within four round trips is too small for the path, and doubles. Call with mu held.
+// topUp returns by how much to open the other end's window, or 0 while that is not worth a frame. A window that was
+// used up within four round trips is too small for the path, and doubles. Call with mu held.
 func (s *Stream) topUp() int {
 	if s.readEnded || s.readErr != nil {
 		return 0
@@ -369,7 +369,8 @@ func (s *Stream) topUp() int {
 	}
 	now := time.Now()
 	if rtt := time.Duration(s.l.load.rtt.Load()); now.Sub(s.toppedUp) < 4*rtt {
-		if grow := min(s.window, s.l.session.tuning.MaxWindow-s.window); grow > 0 && !s.l.session.bytes.tight() && s.l.session.reserve(grow) {
+		if grow := min(s.window, s.l.session.tuning.MaxWindow-s.window); grow > 0 && !s.l.session.bytes.tight() &&
+			s.l.session.reserve(grow) {
 			s.window += grow
 			free += grow
 		}

@@ -12,7 +12,8 @@ type Tuning struct {
 
 	ReplayBuffer int // bytes per link that may be unacknowledged; 4 MiB. Bounds a link's speed to this per round trip.
 	Unsent       int // bytes per link that wait for the conn before writers block; 64 KiB. Small is low latency.
-	MaxWindow    int // bytes that a stream's other end may send ahead of its reader, once tuned; 16 MiB. It begins with 256 KiB.
+	// bytes that a stream's other end may send ahead of its reader, once tuned; 16 MiB. It begins with 256 KiB.
+	MaxWindow    int
 	WindowMemory int // bytes per session by which windows may grow beyond 256 KiB, all together; 64 MiB
 }
 

@@ -49,10 +49,11 @@ func run(args []string, stdout, stderr io.Writer) int {
 func build(stderr io.Writer) *cobra.Command {
 	var o options
 	c := &cobra.Command{
-		Use:     "build",
-		Short:   "Write an image to a file that ctr, docker and kind load",
-		Example: "  image build --ref kubevpn/traffic:dev --file bin/traffic:/traffic --user 65532 --out bin/kubevpn-image.tar",
-		Args:    cobra.NoArgs,
+		Use:   "build",
+		Short: "Write an image to a file that ctr, docker and kind load",
+		Example: "  image build --ref kubevpn/traffic:dev --file bin/traffic:/traffic --user 65532 --out " +
+			"bin/kubevpn-image.tar",
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			img, err := o.image()
 			if err != nil {
@@ -97,10 +98,12 @@ func push(stdout io.Writer) *cobra.Command {
 
 func (o *options) flags(c *cobra.Command) {
 	c.Flags().StringVar(&o.ref, "ref", "", "the image's `NAME`, such as ghcr.io/me/kubevpn:1.2")
-	c.Flags().StringArrayVar(&o.files, "file", nil, "a static binary and its place in the image, `SOURCE:/PATH`; may be repeated")
+	c.Flags().StringArrayVar(&o.files, "file", nil,
+		"a static binary and its place in the image, `SOURCE:/PATH`; may be repeated")
 	c.Flags().StringVar(&o.entrypoint, "entrypoint", "", "the `PATH` to run (default: the first file's)")
 	c.Flags().StringVar(&o.user, "user", "", "the `UID[:GID]` to run as (default: root)")
-	c.Flags().BoolVar(&o.iptables, "iptables", false, "add this machine's iptables, of both backends, with its libraries")
+	c.Flags().BoolVar(&o.iptables, "iptables", false,
+		"add this machine's iptables, of both backends, with its libraries")
 	c.Flags().StringToStringVar(&o.labels, "label", nil, "a `KEY=VALUE` for the image's configuration; may be repeated")
 }
 

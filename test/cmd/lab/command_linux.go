@@ -74,7 +74,8 @@ a Debian that missing packages can be installed on.`,
 		SilenceErrors: true,
 	}
 	root.PersistentFlags().StringVar(&p.config.Name, "name", lab.DefaultName, "which lab: several run side by side")
-	root.AddCommand(p.up(), p.down(), p.status(), p.exec(), p.kubectl(), p.load(), p.kubeconfig(), p.restart(), p.join(), p.build(), p.install())
+	root.AddCommand(p.up(), p.down(), p.status(), p.exec(), p.kubectl(), p.load(), p.kubeconfig(), p.restart(),
+		p.join(), p.build(), p.install())
 	return root
 }
 
@@ -96,10 +97,13 @@ func (p *program) up() *cobra.Command {
 		},
 	}
 	c.Flags().IntVar(&p.config.Nodes, "nodes", 2, fmt.Sprintf("number of nodes, 1 to %d", lab.MaxNodes))
-	c.Flags().StringVar(&mode, "proxy-mode", mode, "kube-proxy's `mode`: iptables, nftables, ipvs, or none for no kube-proxy")
-	c.Flags().StringToStringVar(&p.config.ProxySettings, "proxy-config", nil, "a `field=value` of KubeProxyConfiguration, as in ipvs.strictARP=true")
+	c.Flags().StringVar(&mode, "proxy-mode", mode,
+		"kube-proxy's `mode`: iptables, nftables, ipvs, or none for no kube-proxy")
+	c.Flags().StringToStringVar(&p.config.ProxySettings, "proxy-config", nil,
+		"a `field=value` of KubeProxyConfiguration, as in ipvs.strictARP=true")
 	c.Flags().BoolVar(&p.config.IPv6, "ipv6", false, "IPv6 besides IPv4, for nodes, pods, Services and the laptop")
-	c.Flags().IntVar(&p.config.Ranges, "ranges", 1, "which of two `sets` of address ranges: labs that are joined have different ones")
+	c.Flags().IntVar(&p.config.Ranges, "ranges", 1,
+		"which of two `sets` of address ranges: labs that are joined have different ones")
 	return c
 }
 
@@ -268,7 +272,9 @@ machine itself does not reach the API server.`,
 			return err
 		},
 	}
-	c.Flags().StringVar(&user, "user", user, "`who`: admin, dev, a developer with the role edit in the namespace default, or token, the same with a bearer token")
+	c.Flags().StringVar(&user, "user", user,
+		"`who`: admin, dev, a developer with the role edit in the namespace default, or token, the same with a "+
+			"bearer token")
 	return c
 }
 

@@ -14,8 +14,8 @@
 //	9001/udp  answers each datagram with "NAME: " and the datagram
 //	5300/udp  DNS: every question is answered with the TXT record "NAME"
 //
-// With -mesh it is a service mesh's proxy instead, as Istio's is to packets: connections that are redirected to 15006 go on to
-// where they were for, from 127.0.0.6.
+// With -mesh it is a service mesh's proxy instead, as Istio's is to packets: connections that are redirected to 15006
+// go on to where they were for, from 127.0.0.6.
 package main
 
 import (
@@ -116,7 +116,8 @@ func (a *app) run(ctx context.Context) error {
 	return nil
 }
 
-func (a *app) serve(ctx context.Context, g *errgroup.Group, port string, serve func(net.Listener) error, end func() error) {
+func (a *app) serve(ctx context.Context, g *errgroup.Group, port string, serve func(net.Listener) error,
+	end func() error) {
 	g.Go(func() error {
 		l, err := net.Listen("tcp", net.JoinHostPort(a.host, port))
 		if err != nil {
@@ -179,7 +180,8 @@ type described struct {
 }
 
 func (a *app) describe(w http.ResponseWriter, r *http.Request) {
-	d := described{Name: a.name, Remote: r.RemoteAddr, Method: r.Method, Path: r.URL.Path, Host: r.Host, Proto: r.Proto, Header: r.Header}
+	d := described{Name: a.name, Remote: r.RemoteAddr, Method: r.Method, Path: r.URL.Path, Host: r.Host, Proto: r.Proto,
+		Header: r.Header}
 	sum := sha256.New()
 	var err error
 	if d.Body.Length, err = io.Copy(sum, r.Body); err != nil {
@@ -306,7 +308,9 @@ func (a *app) echoPackets(c net.PacketConn) error {
 func (a *app) answer(w dns.ResponseWriter, question *dns.Msg) {
 	m := new(dns.Msg).SetReply(question)
 	for _, q := range question.Question {
-		m.Answer = append(m.Answer, &dns.TXT{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeTXT, Class: dns.ClassINET}, Txt: []string{a.name}})
+		m.Answer = append(m.Answer,
+			&dns.TXT{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeTXT, Class: dns.ClassINET},
+				Txt: []string{a.name}})
 	}
 	if err := w.WriteMsg(m); err != nil {
 		log.Printf("dns: %v", err)
@@ -337,7 +341,8 @@ func (s *testService) FullDuplexCall(stream testgrpc.TestService_FullDuplexCallS
 			return err
 		}
 		body := append([]byte(s.name+": "), in.GetPayload().GetBody()...)
-		if err := stream.Send(&testgrpc.StreamingOutputCallResponse{Payload: &testgrpc.Payload{Body: body}}); err != nil {
+		response := &testgrpc.StreamingOutputCallResponse{Payload: &testgrpc.Payload{Body: body}}
+		if err := stream.Send(response); err != nil {
 			return err
 		}
 	}

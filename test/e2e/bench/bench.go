@@ -106,8 +106,8 @@ func (b *bench) up(ctx context.Context) (err error) {
 	return b.Load(ctx, filepath.Join(b.dir, "image.tar"))
 }
 
-// place gives the pod that is measured and the traffic manager a node each, neither of which is the control plane's: the
-// node that is has a shorter way to the API server, and whoever happened to be there would win.
+// place gives the pod that is measured and the traffic manager a node each, neither of which is the control plane's:
+// the node that is has a shorter way to the API server, and whoever happened to be there would win.
 //
 //	node1: control plane    node2: the pod    node3: its twin, the traffic manager
 func (b *bench) place(ctx context.Context) error {
@@ -216,7 +216,8 @@ func (b *bench) connects(ctx context.Context, r *report) error {
 }
 
 func (b *bench) connect(ctx context.Context, args ...string) ([]byte, error) {
-	return b.laptop(ctx, append([]string{b.kubevpn(), "connect", "--exclude-cidr", b.twin.String() + "/32"}, args...)...).CombinedOutput()
+	return b.laptop(ctx, append([]string{b.kubevpn(), "connect", "--exclude-cidr", b.twin.String() + "/32"},
+		args...)...).CombinedOutput()
 }
 
 // connectBy connects anew, and waits until the transport is in use.

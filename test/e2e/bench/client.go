@@ -65,7 +65,8 @@ func (w work) dialer() (dialer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
 	}
-	c, err := cluster.Load(kubeconfig, cluster.Options{UserAgent: "kubevpn-bench", Logger: slog.New(slog.DiscardHandler)})
+	c, err := cluster.Load(kubeconfig,
+		cluster.Options{UserAgent: "kubevpn-bench", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +196,8 @@ func processorTime() time.Duration {
 	first, _, _ := strings.Cut(string(text), "\n")
 	var busy int64
 	for i, field := range strings.Fields(first)[1:] {
-		if n, err := strconv.ParseInt(field, 10, 64); err == nil && i < 7 && i != 3 && i != 4 { // neither idle nor iowait
+		// neither idle nor iowait
+		if n, err := strconv.ParseInt(field, 10, 64); err == nil && i < 7 && i != 3 && i != 4 {
 			busy += n
 		}
 	}

@@ -101,7 +101,8 @@ func (b *bench) measureIntercepts(ctx context.Context, r *report) error {
 		if err := b.interceptOnce(ctx, r, 1, firstRow); err != nil {
 			return err
 		}
-		say("round %d of %d: %s %.2f s, %s %.2f s", round+1, b.rounds, firstRow, r.median(firstRow, all), twentyRow, r.median(twentyRow, all))
+		say("round %d of %d: %s %.2f s, %s %.2f s", round+1, b.rounds, firstRow, r.median(firstRow, all), twentyRow,
+			r.median(twentyRow, all))
 		if err := b.passThrough(ctx, r); err != nil {
 			return err
 		}
@@ -109,7 +110,8 @@ func (b *bench) measureIntercepts(ctx context.Context, r *report) error {
 	return nil
 }
 
-// settled is how old pods are when they are intercepted. For a second after a change of a pod the kubelet makes no other.
+// settled is how old pods are when they are intercepted. For a second after a change of a pod the kubelet makes no
+// other.
 const settled = 5 * time.Second
 
 // freshPods are n pods of the application in which there has been no agent.
@@ -138,7 +140,8 @@ func (b *bench) shopPods(ctx context.Context, n int) ([]string, error) {
 		return nil, err
 	}
 	for {
-		out, err := b.kubectl(ctx, "get", "pods", "-l", "app=shop", "-o", `jsonpath={range .items[*]}{.status.podIP} {end}`)
+		out, err := b.kubectl(ctx, "get", "pods", "-l", "app=shop", "-o",
+			`jsonpath={range .items[*]}{.status.podIP} {end}`)
 		if err != nil {
 			return nil, err
 		}
@@ -165,7 +168,8 @@ func (b *bench) interceptOnce(ctx context.Context, r *report, pods int, row stri
 		answered <- err
 	}()
 	began := time.Now()
-	if out, err := b.laptop(ctx, b.kubevpn(), "proxy", appWorkload, "--headers", ownHeader+"="+ownValue).CombinedOutput(); err != nil {
+	if out, err := b.laptop(ctx, b.kubevpn(), "proxy", appWorkload, "--headers",
+		ownHeader+"="+ownValue).CombinedOutput(); err != nil {
 		return fmt.Errorf("kubevpn proxy: %w\n%s", err, out)
 	}
 	if err := <-answered; err != nil {
@@ -203,7 +207,8 @@ func (b *bench) passThrough(ctx context.Context, r *report) error {
 	if err := measure(asItIs, ""); err != nil {
 		return err
 	}
-	if out, err := b.laptop(ctx, b.kubevpn(), "proxy", appWorkload, "--headers", ownHeader+"="+ownValue).CombinedOutput(); err != nil {
+	if out, err := b.laptop(ctx, b.kubevpn(), "proxy", appWorkload, "--headers",
+		ownHeader+"="+ownValue).CombinedOutput(); err != nil {
 		return fmt.Errorf("kubevpn proxy: %w\n%s", err, out)
 	}
 	return errors.Join(measure(passedOn, ""), measure(taken, ownValue), b.leaveShop(ctx))

@@ -29,7 +29,8 @@ func run() int {
 	client := flag.String("client", "", "one measurement, as JSON (used by the program itself)")
 	rounds := flag.Int("rounds", 5, "how often each measurement is made")
 	seconds := flag.Float64("seconds", 1.5, "how long one measurement of speed takes")
-	out := flag.String("out", "../docs/performance.md", "the file whose tables are written; the plots go into the folder of that name, without .md")
+	out := flag.String("out", "../docs/performance.md",
+		"the file whose tables are written; the plots go into the folder of that name, without .md")
 	intercepts := flag.Bool("intercepts", false, "measure those alone, and write no file")
 	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
 	flag.Parse()
@@ -40,7 +41,8 @@ func run() int {
 		if *client != "" {
 			return serveClient(*client)
 		}
-		b := &bench{rounds: *rounds, each: time.Duration(*seconds * float64(time.Second)), labName: *name, intercepts: *intercepts}
+		b := &bench{rounds: *rounds, each: time.Duration(*seconds * float64(time.Second)), labName: *name,
+			intercepts: *intercepts}
 		report, err := b.run(ctx)
 		if err != nil {
 			return err

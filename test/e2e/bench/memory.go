@@ -21,8 +21,8 @@ const heldFlows = 2000
 const (
 	// peakEvery is how often memory is looked at while bytes move.
 	peakEvery = 50 * time.Millisecond
-	// againAtRest bounds the wait for what is at rest again to give its memory back. Go's runtime collects garbage every
-	// two minutes where nothing else makes it, and pools are empty after two collections.
+	// againAtRest bounds the wait for what is at rest again to give its memory back. Go's runtime collects garbage
+	// every two minutes where nothing else makes it, and pools are empty after two collections.
 	againAtRest = 250 * time.Second
 	// restNoise is by how much memory at rest may be more than at first.
 	restNoise = 1.1
@@ -83,7 +83,8 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 		return err
 	}
 	say("memory of %d idle flows", heldFlows)
-	spec, err := json.Marshal(work{Kind: "hold", Target: b.target(gvisorProxy, silentPort), Flows: heldFlows, Duration: time.Minute})
+	spec, err := json.Marshal(work{Kind: "hold", Target: b.target(gvisorProxy, silentPort), Flows: heldFlows,
+		Duration: time.Minute})
 	if err != nil {
 		return err
 	}
@@ -112,8 +113,8 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 	return nil
 }
 
-// processes are kubevpn's, by their numbers. All of them are processes of this machine. The traffic gateway is a program of
-// its own: it has been there since the system netstack was asked for, and carries no bytes.
+// processes are kubevpn's, by their numbers. All of them are processes of this machine. The traffic gateway is a
+// program of its own: it has been there since the system netstack was asked for, and carries no bytes.
 type processes struct{ laptop, manager, gateway []int }
 
 // processes finds this run's.

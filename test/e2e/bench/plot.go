@@ -53,10 +53,13 @@ func bulkRows() []string {
 }
 
 var plots = []chart{
-	{name: "throughput", title: "Throughput", axis: "MB/s", format: "%.0f", rows: bulkRows(), paths: paths[1:], upper: itself},
-	{name: "latency", title: "Round trip of 1 byte, alone and beside an upload (each line is ten times the one below)", axis: "µs", format: "%.0f",
+	{name: "throughput", title: "Throughput", axis: "MB/s", format: "%.0f", rows: bulkRows(), paths: paths[1:],
+		upper: itself},
+	{name: "latency", title: "Round trip of 1 byte, alone and beside an upload (each line is ten times the one below)",
+		axis: "µs", format: "%.0f",
 		rows: []string{rttRow, loadedRow}, paths: paths, upper: itself, powers: true},
-	{name: "processor", title: "Processor time of the whole machine for a GB; the lower part of a bar is the laptop's", axis: "s", format: "%.1f",
+	{name: "processor", title: "Processor time of the whole machine for a GB; the lower part of a bar is the laptop's",
+		axis: "s", format: "%.1f",
 		rows: bulkRows(), paths: paths, lower: laptopRow, upper: processorRow},
 }
 
@@ -90,7 +93,8 @@ func (c chart) draw(r *report) ([]byte, error) {
 		return nil, err
 	}
 	// Whoever looks at it may not have the font that it was measured with; Arial is as wide.
-	return bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,sans-serif;")), nil
+	return bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans;"),
+		[]byte("font-family:Liberation Sans,Arial,sans-serif;")), nil
 }
 
 func (c chart) plot(r *report) (*plot.Plot, error) {
@@ -114,7 +118,8 @@ func (c chart) plot(r *report) (*plot.Plot, error) {
 	grid := plotter.NewGrid()
 	grid.Vertical.Width = 0
 	p.Add(grid)
-	// What the axes and the margins leave is not known before it is drawn: the bars are a little narrower than they could be.
+	// What the axes and the margins leave is not known before it is drawn: the bars are a little narrower than they
+	// could be.
 	width := groupShare * (plotWidth - 2.5*vg.Centimeter) / vg.Length(len(c.rows)*len(c.paths))
 	for i, way := range c.paths {
 		offset := (vg.Length(i) - vg.Length(len(c.paths)-1)/2) * width

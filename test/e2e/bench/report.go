@@ -81,7 +81,8 @@ func tableRows() []tableRow {
 	for _, m := range measurements {
 		rows = append(rows, tableRow{m.row, m.unit, "%.0f"})
 		if m.bulk() {
-			processor = append(processor, tableRow{processorRow(m.row), "s", "%.1f"}, tableRow{laptopRow(m.row), "s", "%.1f"})
+			processor = append(processor, tableRow{processorRow(m.row), "s", "%.1f"},
+				tableRow{laptopRow(m.row), "s", "%.1f"})
 		}
 	}
 	return append(rows, processor...)
@@ -212,7 +213,8 @@ func insert(doc []byte, text string) ([]byte, error) {
 	before, rest, ok := bytes.Cut(doc, []byte(tableBegin))
 	_, after, ok2 := bytes.Cut(rest, []byte(tableEnd))
 	if !ok || !ok2 {
-		return nil, fmt.Errorf("there are no lines %q and %q", strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
+		return nil, fmt.Errorf("there are no lines %q and %q", strings.TrimSpace(tableBegin),
+			strings.TrimSpace(tableEnd))
 	}
 	return slices.Concat(before, []byte(tableBegin), []byte(text), []byte(tableEnd), after), nil
 }
@@ -227,12 +229,14 @@ type machine struct {
 }
 
 func (m machine) String() string {
-	return fmt.Sprintf("%s on %d cores of %s, %.0f GB of memory, Linux %s", m.date, m.cores, m.processor, m.memory/1e9, m.kernel)
+	return fmt.Sprintf("%s on %d cores of %s, %.0f GB of memory, Linux %s", m.date, m.cores, m.processor, m.memory/1e9,
+		m.kernel)
 }
 
 // thisMachine says "unknown" of what it cannot find out.
 func thisMachine() machine {
-	m := machine{date: time.Now().Format(time.DateOnly), cores: runtime.NumCPU(), processor: "an unknown processor", kernel: "unknown"}
+	m := machine{date: time.Now().Format(time.DateOnly), cores: runtime.NumCPU(), processor: "an unknown processor",
+		kernel: "unknown"}
 	if model, err := field("/proc/cpuinfo", "model name"); err == nil {
 		m.processor = model
 	}

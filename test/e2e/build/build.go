@@ -1,5 +1,6 @@
 // Package build makes the product for the suites and the benchmarks, as the Makefile makes it for people: the laptop's
-// program, and the image of the cluster's. Go has to be in PATH, and the working directory within the module kubevpn/test.
+// program, and the image of the cluster's. Go has to be in PATH, and the working directory within the module
+// kubevpn/test.
 package build
 
 import (
@@ -35,7 +36,8 @@ func Image(ctx context.Context, dir, ref, version string) error {
 		return err
 	}
 	img, err := image.Build(image.Options{
-		Files: []image.File{{Source: filepath.Join(dir, "traffic"), Path: "/traffic"}}, User: "65532:65532", Tree: iptables,
+		Files: []image.File{{Source: filepath.Join(dir, "traffic"), Path: "/traffic"}}, User: "65532:65532",
+		Tree: iptables,
 	})
 	if err != nil {
 		return err

@@ -12,7 +12,8 @@ func Hostile(ctx context.Context, dir, ref string) error {
 	if err := test(ctx, dir, "hostile"); err != nil {
 		return err
 	}
-	img, err := image.Build(image.Options{Files: []image.File{{Source: filepath.Join(dir, "hostile"), Path: "/traffic"}}, User: "65532:65532"})
+	img, err := image.Build(image.Options{Files: []image.File{{Source: filepath.Join(dir, "hostile"),
+		Path: "/traffic"}}, User: "65532:65532"})
 	if err != nil {
 		return err
 	}

@@ -24,12 +24,14 @@ import (
 // PythonProgram is where Debian has its Python, and the image that Python makes of it.
 const PythonProgram = "/usr/bin/python3"
 
-// Python writes an image with this machine's Python to dir/python.tar: the interpreter of Debian's package python3, the libraries
-// that it is linked to, and the standard library's modules that are Python, or need nothing else.
+// Python writes an image with this machine's Python to dir/python.tar: the interpreter of Debian's package python3, the
+// libraries that it is linked to, and the standard library's modules that are Python, or need nothing else.
 func Python(ctx context.Context, dir, ref string) error {
-	out, err := exec.CommandContext(ctx, PythonProgram, "-I", "-c", "import sysconfig; print(sysconfig.get_paths()['stdlib'])").Output()
+	out, err := exec.CommandContext(ctx, PythonProgram, "-I", "-c",
+		"import sysconfig; print(sysconfig.get_paths()['stdlib'])").Output()
 	if err != nil {
-		return fmt.Errorf("asking %s for its modules; install Debian's package python3 (scripts/packages does): %w", PythonProgram, err)
+		return fmt.Errorf("asking %s for its modules; install Debian's package python3 (scripts/packages does): %w",
+			PythonProgram, err)
 	}
 	modules := strings.TrimSpace(string(out))
 	var layer bytes.Buffer
@@ -50,7 +52,8 @@ func Python(ctx context.Context, dir, ref string) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && (d.Name() == "__pycache__" || d.Name() == "test" || d.Name() == "idlelib" || d.Name() == "lib2to3" || strings.HasPrefix(d.Name(), "config-")):
+		case d.IsDir() && (d.Name() == "__pycache__" || d.Name() == "test" || d.Name() == "idlelib" ||
+			d.Name() == "lib2to3" || strings.HasPrefix(d.Name(), "config-")):
 			return fs.SkipDir
 		case d.IsDir():
 			return nil
@@ -63,12 +66,16 @@ func Python(ctx context.Context, dir, ref string) error {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	return writeImage(layer.Bytes(), v1.Config{Entrypoint: []string{PythonProgram}, User: "65532:65532", Env: []string{"PATH=/usr/bin"}}, ref, filepath.Join(dir, "python.tar"))
+	return writeImage(layer.Bytes(),
+		v1.Config{Entrypoint: []string{PythonProgram}, User: "65532:65532", Env: []string{"PATH=/usr/bin"}}, ref,
+		filepath.Join(dir, "python.tar"))
 }
 
 // writeImage writes an image of one layer, a tar, to a file.
 func writeImage(layer []byte, config v1.Config, ref, file string) error {
-	content, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil })
+	content, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(layer)), nil
+	})
 	if err != nil {
 		return err
 	}
@@ -100,7 +107,8 @@ func addFileAs(w *tar.Writer, name, as string) error {
 	if err != nil {
 		return err
 	}
-	header := &tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(as, "/"), Mode: int64(info.Mode().Perm()), Size: int64(len(text))}
+	header := &tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(as, "/"), Mode: int64(info.Mode().Perm()),
+		Size: int64(len(text))}
 	if err := w.WriteHeader(header); err != nil {
 		return err
 	}

@@ -9,13 +9,15 @@ import (
 	"kubevpn/test/image"
 )
 
-// Show builds show, and the image that runs it, into dir: show and show.tar. The image has variables of its own, and a cat.
+// Show builds show, and the image that runs it, into dir: show and show.tar. The image has variables of its own, and a
+// cat.
 func Show(ctx context.Context, dir, ref string) error {
 	if err := test(ctx, dir, "show"); err != nil {
 		return err
 	}
 	program := filepath.Join(dir, "show")
-	img, err := image.Build(image.Options{Files: []image.File{{Source: program, Path: "/show"}, {Source: program, Path: "/bin/cat"}}})
+	img, err := image.Build(image.Options{Files: []image.File{{Source: program, Path: "/show"},
+		{Source: program, Path: "/bin/cat"}}})
 	if err != nil {
 		return err
 	}
@@ -24,7 +26,8 @@ func Show(ctx context.Context, dir, ref string) error {
 		return err
 	}
 	config = config.DeepCopy()
-	config.Config.Env = []string{"PATH=/bin", "FLAVOUR=vanilla", "COLOR=of the image", "JAVA_HOME=/opt/java", "GOPATH=/go"}
+	config.Config.Env = []string{"PATH=/bin", "FLAVOUR=vanilla", "COLOR=of the image", "JAVA_HOME=/opt/java",
+		"GOPATH=/go"}
 	if img, err = mutate.ConfigFile(img, config); err != nil {
 		return err
 	}

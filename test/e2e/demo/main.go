@@ -1,8 +1,8 @@
 //go:build linux
 
-// Demo shows kubevpn on a real cluster, from nothing to "Connected" and back to nothing: `make demo` builds the programs
-// and the image, then runs it from the folder test with the image's name. The cluster stays up, to be looked at,
-// until `make demo-down`.
+// Demo shows kubevpn on a real cluster, from nothing to "Connected" and back to nothing: `make demo` builds the
+// programs and the image, then runs it from the folder test with the image's name. The cluster stays up, to be looked
+// at, until `make demo-down`.
 package main
 
 import (
@@ -66,7 +66,8 @@ func run(ctx context.Context, args []string) error {
 	fmt.Print(after)
 	fmt.Println("Links, routes, rules, firewall and resolv.conf are as they were before connect.")
 	title("The cluster is still up")
-	fmt.Printf("  bin/lab --name %s exec laptop -- bash     a shell on the laptop (KUBECONFIG=%s)\n", name, d.env[0][len("KUBECONFIG="):])
+	fmt.Printf("  bin/lab --name %s exec laptop -- bash     a shell on the laptop (KUBECONFIG=%s)\n", name,
+		d.env[0][len("KUBECONFIG="):])
 	fmt.Printf("  bin/lab --name %s kubectl get pods -A\n  make demo-down\n", name)
 	return nil
 }

@@ -1,5 +1,6 @@
-// Command hostile plays a traffic manager that has turned against its users, for the suite of the same name. It runs in the
-// place of `traffic manager`: same arguments, same ports. How it attacks a laptop, the laptop chooses by its namespace:
+// Command hostile plays a traffic manager that has turned against its users, for the suite of the same name. It runs in
+// the place of `traffic manager`: same arguments, same ports. How it attacks a laptop, the laptop chooses by its
+// namespace:
 //
 //	route-resolver   leases a resolver outside of the inner network
 //	route-world      states networks of the public internet, and the default route, as the cluster's
@@ -50,7 +51,9 @@ func run(ctx context.Context) error {
 		return err
 	}
 	logger := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	server := transport.NewServer(transport.ServerConfig{OnSession: func(ctx context.Context, s *transport.Session) { serve(ctx, s, logger) }, Logger: logger})
+	server := transport.NewServer(transport.ServerConfig{OnSession: func(ctx context.Context, s *transport.Session) {
+		serve(ctx, s, logger)
+	}, Logger: logger})
 	return server.Serve(ctx, listener)
 }
 
@@ -133,7 +136,8 @@ func attack(ctx context.Context, s *transport.Session, in *transport.Incoming) e
 	case "domain":
 		answer.State.DNSDomain = "com"
 	case "terminal":
-		return say.Encode(api.ControlMessage{Error: api.Errorf(api.ExitUsage, "no\x1b]0;owned\x07 \x1b[2Jentry\r\u202egnp").WithHint("run `\x1b[8mrm\x1b[0m`")})
+		return say.Encode(api.ControlMessage{Error: api.Errorf(api.ExitUsage,
+			"no\x1b]0;owned\x07 \x1b[2Jentry\r\u202egnp").WithHint("run `\x1b[8mrm\x1b[0m`")})
 	}
 	if err := say.Encode(api.ControlMessage{Hello: answer}); err != nil {
 		return err
@@ -165,7 +169,8 @@ func sendNames(say *json.Encoder) error {
 			part[j] = fmt.Sprintf("%s-%d", strings.Repeat("n", 50), j)
 		}
 		namespace := fmt.Sprintf("%s-%d", strings.Repeat("n", 50), i)
-		if err := say.Encode(api.ControlMessage{Names: &api.NameDelta{Add: map[string][]string{namespace: part}}}); err != nil {
+		message := api.ControlMessage{Names: &api.NameDelta{Add: map[string][]string{namespace: part}}}
+		if err := say.Encode(message); err != nil {
 			return err
 		}
 	}
@@ -191,11 +196,13 @@ func benign(hello api.ClientHello) *api.ManagerHello {
 	return &api.ManagerHello{
 		Protocol: api.Protocol, Version: version.String(), Pod: os.Getenv("POD_NAME"),
 		Lease: api.Lease{
-			Addrs: []netip.Addr{netip.MustParseAddr("198.19.0.77")}, Networks: []netip.Prefix{inner}, Resolver: netip.MustParseAddr("198.19.0.2"),
+			Addrs: []netip.Addr{netip.MustParseAddr("198.19.0.77")}, Networks: []netip.Prefix{inner},
+			Resolver: netip.MustParseAddr("198.19.0.2"),
 		},
 		State: api.ManagerState{
 			StatedServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, DNSDomain: "cluster.local",
-			DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, ResolvesVIPs: true, InnerNetworks: []netip.Prefix{inner},
+			DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, ResolvesVIPs: true,
+			InnerNetworks: []netip.Prefix{inner},
 		},
 	}
 }
@@ -203,7 +210,9 @@ func benign(hello api.ClientHello) *api.ManagerHello {
 // open opens streams until all are open or the session ends. A laptop that rejects them costs a frame each.
 func open(ctx context.Context, s *transport.Session) error {
 	for i := range streams {
-		p, err := s.OpenPackets(ctx, transport.Request{Proto: transport.ProtoUDP, Dst: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(i))})
+		p, err := s.OpenPackets(ctx,
+			transport.Request{Proto: transport.ProtoUDP,
+				Dst: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(i))})
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
-// Show tells what a program finds where it runs, as JSON: its environment, and what is below the paths that are its arguments.
-// In a pod and on a laptop it says the same, or something differs. With -wait it waits for SIGTERM instead, as a pod's program
-// does. Under the name of cat it is that.
+// Show tells what a program finds where it runs, as JSON: its environment, and what is below the paths that are its
+// arguments. In a pod and on a laptop it says the same, or something differs. With -wait it waits for SIGTERM instead,
+// as a pod's program does. Under the name of cat it is that.
 package main
 
 import (

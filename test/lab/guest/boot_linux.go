@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Boot is a guest's first process: it makes the guest what the file says, and then does nothing but bury the dead, until
-// the server has ended. It never returns: when it is done, or has failed, the guest is switched off.
+// Boot is a guest's first process: it makes the guest what the file says, and then does nothing but bury the dead,
+// until the server has ended. It never returns: when it is done, or has failed, the guest is switched off.
 func Boot(file string) {
 	err := boot(file)
 	if err != nil {
@@ -62,9 +62,11 @@ func boot(file string) error {
 	if err := c.connect(); err != nil {
 		return err
 	}
-	server := exec.Command(self, "serve", netip.AddrPortFrom(c.Control.Addr(), Port).String(), fmt.Sprint(c.Control.Bits()))
+	server := exec.Command(self, "serve", netip.AddrPortFrom(c.Control.Addr(), Port).String(),
+		fmt.Sprint(c.Control.Bits()))
 	server.Stdout, server.Stderr = os.Stdout, os.Stderr
-	server.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8"}
+	server.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root",
+		"LANG=C.UTF-8"}
 	if err := server.Start(); err != nil {
 		return fmt.Errorf("starting the server: %w", err)
 	}
@@ -102,7 +104,8 @@ func ownRoot() error {
 	if err := os.Chdir(root); err != nil {
 		return err
 	}
-	// The old root is on top of the new one for a moment, where it can be taken off: pivot_root(2), "pivot_root(".", ".")".
+	// The old root is on top of the new one for a moment, where it can be taken off: pivot_root(2), "pivot_root(".",
+	// ".")".
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("changing the root: %w", err)
 	}
@@ -132,7 +135,8 @@ func mountSystem() error {
 			return err
 		}
 	}
-	for link, target := range map[string]string{"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"} {
+	for link, target := range map[string]string{"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1",
+		"stderr": "fd/2"} {
 		if err := os.Symlink(target, filepath.Join("/dev", link)); err != nil {
 			return err
 		}
@@ -211,7 +215,8 @@ func describeProcessor() error {
 		return err
 	}
 	const file = "/run/cpuinfo"
-	text := strings.TrimRight(string(b), "\n") + "\ncpu MHz\t\t: 2000.000\nphysical id\t: 0\ncore id\t\t: 0\ncpu cores\t: 1\n"
+	text := strings.TrimRight(string(b), "\n") +
+		"\ncpu MHz\t\t: 2000.000\nphysical id\t: 0\ncore id\t\t: 0\ncpu cores\t: 1\n"
 	if err := os.WriteFile(file, []byte(text), 0o444); err != nil {
 		return err
 	}
@@ -243,7 +248,8 @@ func (c Config) settle() error {
 			return err
 		}
 		for controller := range strings.FieldsSeq(string(controllers)) {
-			if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller),
+				0o644); err != nil {
 				return fmt.Errorf("delegating %s in %s: %w", controller, dir, err)
 			}
 		}
@@ -331,7 +337,8 @@ func listenApart(address netip.AddrPort, bits int) (net.Listener, error) {
 				return nil, fmt.Errorf("opening netlink: %w", err)
 			}
 			defer inner.Close()
-			if err := raise(inner, ControlDevice, ControlDevice, []netip.Prefix{netip.PrefixFrom(address.Addr(), bits)}); err != nil {
+			if err := raise(inner, ControlDevice, ControlDevice,
+				[]netip.Prefix{netip.PrefixFrom(address.Addr(), bits)}); err != nil {
 				return nil, err
 			}
 			return net.Listen("tcp", address.String())

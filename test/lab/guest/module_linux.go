@@ -102,7 +102,9 @@ func readAliases(dir, name string) ([]string, error) {
 
 func builtIn(dir, name string) (bool, error) {
 	found := false
-	err := eachLine(filepath.Join(dir, "modules.builtin"), func(line string) { found = found || moduleName(line) == name })
+	err := eachLine(filepath.Join(dir, "modules.builtin"), func(line string) {
+		found = found || moduleName(line) == name
+	})
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}

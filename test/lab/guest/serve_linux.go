@@ -200,8 +200,8 @@ func closeAll(pipes []struct{ read, write *os.File }) error {
 	return errors.Join(errs...)
 }
 
-// closeTimeout is how long a program that has ended may be silent before what it has left running, and which may hold its
-// streams open for ever, is not listened to any more.
+// closeTimeout is how long a program that has ended may be silent before what it has left running, and which may hold
+// its streams open for ever, is not listened to any more.
 const closeTimeout = time.Second
 
 // take copies what the program prints.

@@ -36,7 +36,8 @@ func main() { os.Exit(run()) }
 func run() int {
 	log.SetFlags(log.LstdFlags | log.Lmicroseconds)
 	listen := flag.String("dns", "", "comma-separated `ADDRESS:PORT`s that the DNS server listens on")
-	addresses := flag.String("address", "", "comma-separated `ADDRESS`es of www; the web server listens on their port 80")
+	addresses := flag.String("address", "",
+		"comma-separated `ADDRESS`es of www; the web server listens on their port 80")
 	zone := flag.String("zone", "outside.test", "the `ZONE` that is served")
 	queries := flag.String("log", "", "`FILE` that each query is appended to, a JSON object a line")
 	flag.Parse()
@@ -74,7 +75,8 @@ func serve(ctx context.Context, listen, addresses, zone, queries string) error {
 		}
 	}
 	for _, a := range z.addresses {
-		server := &http.Server{Addr: netip.AddrPortFrom(a, 80).String(), Handler: http.HandlerFunc(page), ReadHeaderTimeout: time.Minute}
+		server := &http.Server{Addr: netip.AddrPortFrom(a, 80).String(), Handler: http.HandlerFunc(page),
+			ReadHeaderTimeout: time.Minute}
 		group.Go(server.ListenAndServe)
 		group.Go(func() error { <-ctx.Done(); return server.Close() })
 	}
@@ -138,7 +140,8 @@ func (z *zoneHandler) ServeDNS(w dns.ResponseWriter, r *dns.Msg) {
 		}
 		answer.Truncate(int(size))
 	}
-	z.record(query{time.Now(), w.RemoteAddr().String(), proto, name, dns.TypeToString[q.Qtype], dns.RcodeToString[answer.Rcode]})
+	z.record(query{time.Now(), w.RemoteAddr().String(), proto, name, dns.TypeToString[q.Qtype],
+		dns.RcodeToString[answer.Rcode]})
 	if err := w.WriteMsg(answer); err != nil {
 		log.Print(err)
 	}
@@ -153,7 +156,8 @@ func (z *zoneHandler) lookup(name string, q dns.Question) (records []dns.RR, exi
 		case label == "big":
 			if q.Qtype == dns.TypeTXT {
 				for i := range 20 {
-					records = append(records, &dns.TXT{Hdr: header, Txt: []string{fmt.Sprintf("%02d ", i) + strings.Repeat("x", 197)}})
+					records = append(records,
+						&dns.TXT{Hdr: header, Txt: []string{fmt.Sprintf("%02d ", i) + strings.Repeat("x", 197)}})
 				}
 			}
 			return records, true

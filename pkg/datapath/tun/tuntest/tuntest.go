@@ -30,7 +30,8 @@ func Pair(mtu int, gso bool) (*Device, *Device) {
 	ab, ba := make(chan []byte, 256), make(chan []byte, 256)
 	closed, once := make(chan struct{}), new(sync.Once)
 	end := func(name string, in, out chan []byte) *Device {
-		return &Device{name: name, mtu: mtu, gso: gso, in: in, out: out, closed: closed, once: once, deadline: make(chan struct{})}
+		return &Device{name: name, mtu: mtu, gso: gso, in: in, out: out, closed: closed, once: once,
+			deadline: make(chan struct{})}
 	}
 	return end("test0", ba, ab), end("test1", ab, ba)
 }

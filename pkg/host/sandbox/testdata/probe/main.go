@@ -35,7 +35,9 @@ func run(args []string) error {
 			if err != nil {
 				return err
 			}
-			go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, args[1]) }))
+			go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				io.WriteString(w, args[1])
+			}))
 		}
 		fmt.Println("listening")
 		select {}
