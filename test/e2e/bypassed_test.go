@@ -123,7 +123,7 @@ func (s *shop) undone(t *testing.T, l *laptop, v *visitor) {
 	}
 	for name, ip := range s.ready(t) {
 		in := s.placeOf(t, netip.MustParseAddr(ip))
-		testenv.Eventually(t, 5*time.Second, func() error {
+		testenv.Eventually(t, soon, func() error {
 			if rules := in.must(t, "nft", "list", "ruleset"); strings.Contains(rules, "kubevpn") && strings.Contains(rules, "elements") {
 				return fmt.Errorf("pod %s still redirects: %s", name, rules)
 			}
@@ -272,6 +272,6 @@ func bypassedByNetwork(t *testing.T, l *laptop, v *visitor) {
 	}
 	bypass(t, "delete table inet passed")
 	l.proxy(t, s, "--headers", mine+"="+me)
-	s.taken(t, v, 2*time.Second)
+	s.taken(t, v, soon)
 	l.leave(t, s)
 }

@@ -62,6 +62,9 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
+// soon is for what takes a second or two, with room for a busy machine. Tests log how long it took.
+const soon = 20 * time.Second
+
 const (
 	transportVariable = "KUBEVPN_E2E_TRANSPORT"
 	suiteVariable     = "KUBEVPN_E2E_SUITE"

@@ -342,7 +342,7 @@ func (l *laptop) container(t *testing.T, network netip.Prefix) []string {
 		cmd.Wait()
 	})
 	pid := strconv.Itoa(cmd.Process.Pid)
-	testenv.Eventually(t, 5*time.Second, func() error { // `ip netns exec`, setpriv and unshare replace themselves with the next command
+	testenv.Eventually(t, soon, func() error { // `ip netns exec`, setpriv and unshare replace themselves with the next command
 		name, err := os.ReadFile("/proc/" + pid + "/comm")
 		if err == nil && strings.TrimSpace(string(name)) != "sleep" {
 			err = fmt.Errorf("%s is not sleep yet", name)

@@ -30,7 +30,7 @@ func loginSuite(t *testing.T, w *world) {
 	l.connect(t)
 	id := l.connection(t).ID
 	f := l.startFlow(t, net.JoinHostPort(w.clusterIP(t, "default", "web"), "9001"))
-	f.goesOn(t, 5*time.Second)
+	f.goesOn(t, soon)
 
 	plugin.needsPerson(t, true)
 	if err := w.Kill(t.Context(), "kube-apiserver"); err != nil {
@@ -63,7 +63,7 @@ func loginSuite(t *testing.T, w *world) {
 	if now := l.connection(t).ID; now != id {
 		t.Errorf("connection %s became %s", id, now)
 	}
-	f.goesOn(t, 10*time.Second)
+	f.goesOn(t, soon)
 	f.finish(t)
 	l.must(t, "kubevpn", "quit")
 	l.sameAs(t, before)

@@ -181,10 +181,9 @@ http.server.HTTPServer(("0.0.0.0", 8097), http.server.SimpleHTTPRequestHandler).
 					}
 					return nil
 				})
-				begin := time.Now()
-				r := way.from.run(t, "curl", "-sS", "--max-time", "5", "http://"+way.at.String()+":8097/")
-				if r.code != 7 || time.Since(begin) > 3*time.Second { // 7: curl failed to connect; the denial is reported
-					t.Errorf("after %v: %v", time.Since(begin), r)
+				r := way.from.run(t, "curl", "-sS", "--max-time", "20", "http://"+way.at.String()+":8097/")
+				if r.code != 7 { // curl failed to connect; a timeout is 28
+					t.Error(r)
 				}
 			})
 			t.Run("udp", func(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/test/lab"
@@ -32,7 +31,7 @@ func proxiedSuite(t *testing.T, w *world) {
 		t.Run("ipv6_reaches_the_laptop", func(t *testing.T) { proxyIPv6(t, l, s, v) })
 	}
 	l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
-	t.Run("pods_of_a_rollout_are_intercepted", func(t *testing.T) { s.restart(t); s.taken(t, v, 2*time.Second) })
+	t.Run("pods_of_a_rollout_are_intercepted", func(t *testing.T) { s.restart(t); s.taken(t, v, soon) })
 	t.Run("agent_is_replaced_after_kill", func(t *testing.T) { s.killAgents(t, v) })
 	l.leave(t, s)
 }

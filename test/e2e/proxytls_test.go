@@ -137,7 +137,7 @@ func tlsSuite(t *testing.T, w *world) {
 				}
 			}
 		}
-		testenv.Eventually(t, 3*time.Second, func() error {
+		testenv.Eventually(t, soon, func() error {
 			if i := l.intercept(t); !strings.Contains(strings.Join(i.Warnings, "\n"), "TLS") || i.State != api.InterceptActive || i.Requests != 0 {
 				return fmt.Errorf("%+v", i)
 			}
@@ -213,7 +213,7 @@ func tlsSuite(t *testing.T, w *world) {
 		}
 	})
 	t.Run("application_answers_after_leave", func(t *testing.T) {
-		testenv.Eventually(t, 3*time.Second, func() error {
+		testenv.Eventually(t, soon, func() error {
 			return s.everyPod(t, func(ip string) error { return v1.want(url(ip), "a pod", mine, me) })
 		})
 	})

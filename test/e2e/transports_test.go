@@ -158,7 +158,7 @@ func (l *laptop) apiServerRestarts(t *testing.T) {
 	}
 	before := sent()
 	for _, f := range flows {
-		f.goesOn(t, 5*time.Second)
+		f.goesOn(t, soon)
 	}
 	testenv.Eventually(t, 10*time.Second, func() error {
 		if more := sent() - before; more < 32<<20 {
@@ -169,17 +169,17 @@ func (l *laptop) apiServerRestarts(t *testing.T) {
 	if err := l.Kill(t.Context(), "kube-apiserver"); err != nil {
 		t.Fatal(err)
 	}
-	l.reconnecting(t, 5*time.Second)
+	l.reconnecting(t, soon)
 	if err := l.Restart(t.Context(), "kube-apiserver"); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("connected %v after its restart", l.connectedAgain(t, 40*time.Second).Round(100*time.Millisecond))
 	for i, f := range flows {
-		t.Logf("flow %d continued after %v", i, f.goesOn(t, 5*time.Second).Round(time.Millisecond))
+		t.Logf("flow %d continued after %v", i, f.goesOn(t, soon).Round(time.Millisecond))
 	}
 	l.ready(t)
 	for _, f := range flows {
-		f.goesOn(t, 5*time.Second)
+		f.goesOn(t, soon)
 		f.finish(t)
 	}
 	l.transportIs(t, api.TransportAPIProxy, api.TransportInUse, "")
