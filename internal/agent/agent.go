@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -172,11 +173,7 @@ func (a *Agent) announce(g api.AgentInfo) error {
 // lead runs the agent as leader, and then drains. It closes agents.
 func (a *Agent) lead(ctx context.Context, agents net.Listener) error {
 	defer agents.Close()
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", netip.AddrPortFrom(netip.IPv6Unspecified(), a.cfg.Port).String())
-	if errors.Is(err, syscall.EAFNOSUPPORT) {
-		l, err = new(net.ListenConfig).Listen(ctx, "tcp",
-			netip.AddrPortFrom(netip.IPv4Unspecified(), a.cfg.Port).String())
-	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", ":"+strconv.Itoa(int(a.cfg.Port)))
 	if err != nil {
 		return fmt.Errorf("cannot listen for laptops: %w", err)
 	}

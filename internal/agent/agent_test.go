@@ -49,7 +49,7 @@ func TestClaimedRequestsGoToTheLaptop(t *testing.T) {
 			c.Since.Before(began) || c.Since.After(time.Now()) || s.Source != "address" {
 			t.Errorf("%+v of %+v", c, s)
 		}
-		if got := p.kernel.ports(); got != "[{tcp 8080}]" {
+		if got := p.kernel.ports(); got != "[tcp/8080]" {
 			t.Errorf("redirected: %s", got)
 		}
 		if got := p.ask("X-User=me"); got != "alice@laptop" {
@@ -240,7 +240,7 @@ func TestRequestsGoToTheApplicationWhileTheLaptopIsAway(t *testing.T) {
 		}
 		m.lose()
 		pass(59 * time.Second)
-		if got := p.kernel.ports(); got != "[{tcp 8080}]" {
+		if got := p.kernel.ports(); got != "[tcp/8080]" {
 			t.Errorf("before a minute has passed, redirected are %s", got)
 		}
 		pass(2 * time.Second)
@@ -813,7 +813,7 @@ func TestFlushEndsOpenConnections(t *testing.T) {
 		if err := m.order(api.AgentOrder{Claim: o}); err != nil {
 			t.Fatal(err)
 		}
-		if got := fmt.Sprint(p.kernel.flushed); got != "[{tcp 8080}]" {
+		if got := fmt.Sprint(p.kernel.flushed); got != "[tcp/8080]" {
 			t.Errorf("flushed: %s", got)
 		}
 	})

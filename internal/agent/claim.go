@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/redirect"
 	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/protocol/interceptor"
 )
@@ -25,13 +26,10 @@ const (
 	maxPortsNotes = 8 // of a port
 )
 
-// port is where requests arrive in the pod.
-type port struct {
-	Protocol string // "tcp" or "udp"
-	Port     uint16
-}
+// port is a port of the pod at which requests arrive.
+type port = redirect.Port
 
-func portOf(p api.AgentPort) port { return port{p.Protocol, p.Port} }
+func portOf(p api.AgentPort) port { return port{Protocol: p.Protocol, Port: p.Port} }
 
 // claim is one intercept in this pod. Only the last group of fields changes; leader.mu guards it.
 type claim struct {
@@ -127,10 +125,7 @@ func (c *claim) overlaps(other *claim) []port {
 
 // conflict returns the error for an overlap of c with another owner's claim.
 func conflict(c, other *claim, both []port) *api.Error {
-	who := "another laptop"
-	if other.owner.name != "" {
-		who = other.owner.name
-	}
+	who := cmp.Or(other.owner.name, "another laptop")
 	return api.Errorf(api.ExitConflict, "%s has %s of %s since %s", who, other.match, describePorts(both),
 		describeTime(other.since, c.since)).
 		WithHint("Choose other requests with --headers, or ask %s to run `kubevpn leave`.", who)
@@ -171,10 +166,9 @@ func describePorts(ports []port) string {
 type table map[port][]interceptor.Claim
 
 func newTable(claims []*claim) table {
-	claims = slices.Clone(claims)
-	slices.SortStableFunc(claims, func(a, b *claim) int { return cmp.Compare(a.since.UnixNano(), b.since.UnixNano()) })
 	t := make(table)
-	for _, c := range claims {
+	byAge := func(a, b *claim) int { return a.since.Compare(b.since) }
+	for _, c := range slices.SortedStableFunc(slices.Values(claims), byAge) {
 		for _, p := range c.ports {
 			t[portOf(p)] = append(t[portOf(p)], interceptor.Claim{
 				ID: c.owner.hash + "/" + c.id, Match: c.match, Mirror: c.mirror, Target: c.target, Stats: c.stats,

@@ -81,14 +81,12 @@ func run(ctx context.Context, o options) error {
 		Owner: o.owner, OwnerName: o.named, Port: o.port, Socket: api.AgentSocket, Output: os.Stdout,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
+	var err error
 	if o.announce != "" {
-		n, err := strconv.ParseUint(o.announce, 10, 16)
-		if err != nil {
+		if cfg.InfoPort, err = parsePort(o.announce); err != nil {
 			return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentInfoPortVariable, err)
 		}
-		cfg.InfoPort = uint16(n)
 	}
-	var err error
 	if cfg.PodIPs, err = podIPs(o.podIP); err != nil {
 		return api.Errorf(api.ExitUsage, "--pod-ip: %w", err)
 	}
@@ -148,17 +146,22 @@ func parseListen(text string) (Listen, error) {
 	if !found {
 		return l, errors.New("not PORT:LISTEN")
 	}
-	for _, p := range []struct {
-		text string
-		to   *uint16
-	}{{application, &l.Port}, {listen, &l.Listen}} {
-		n, err := strconv.ParseUint(p.text, 10, 16)
-		if err != nil || n == 0 {
-			return l, fmt.Errorf("%q is not a port", p.text)
-		}
-		*p.to = uint16(n)
+	var err error
+	if l.Port, err = parsePort(application); err != nil {
+		return l, err
+	}
+	if l.Listen, err = parsePort(listen); err != nil {
+		return l, err
 	}
 	return l, l.check()
+}
+
+func parsePort(text string) (uint16, error) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("%q is not a port", text)
+	}
+	return uint16(n), nil
 }
 
 // check validates l, which may come from another process of the pod.

@@ -40,21 +40,7 @@ type redirects struct {
 	opaque error // why clients' addresses are not kept
 }
 
-func (k *redirects) Set(to map[port]uint16) error {
-	ports := make(map[redirect.Port]uint16, len(to))
-	for p, local := range to {
-		ports[redirect.Port(p)] = local
-	}
-	return k.Redirects.Set(ports)
-}
-
-func (k *redirects) Flush(ports []port) (int, error) {
-	all := make([]redirect.Port, len(ports))
-	for i, p := range ports {
-		all[i] = redirect.Port(p)
-	}
-	return redirect.Flush(all)
-}
+func (k *redirects) Flush(ports []port) (int, error) { return redirect.Flush(ports) }
 
 func (k *redirects) Original(conn net.Conn) (netip.AddrPort, error) {
 	c, ok := conn.(*net.TCPConn)

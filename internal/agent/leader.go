@@ -181,8 +181,7 @@ func (l *leader) register(hash, name string) (*owner, error) {
 
 // serve serves one session of an owner until it ends.
 func (l *leader) serve(ctx context.Context, o *owner, session *transport.Session) {
-	s := &laptopSession{leader: l, owner: o, session: session, laptop: laptop{session},
-		log: l.log.With("owner", o.name)}
+	s := &laptopSession{leader: l, owner: o, laptop: laptop{session}, log: l.log.With("owner", o.name)}
 	l.mu.Lock()
 	o.sessions[s] = struct{}{}
 	l.notify()
@@ -320,7 +319,7 @@ func wanted(claims []*claim) map[port]uint16 {
 
 // claimsOf returns the claims of a port in their order. The interceptor calls it for each request.
 func (l *leader) claimsOf(protocol string, number uint16) []interceptor.Claim {
-	return (*l.table.Load())[port{protocol, number}]
+	return (*l.table.Load())[port{Protocol: protocol, Port: number}]
 }
 
 // notify has laptops told the new state. Call with mu held.
@@ -333,7 +332,7 @@ func (l *leader) notify() {
 func (l *leader) state(to *laptopSession) (state *api.AgentState, over *api.Error, changed <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	state = &api.AgentState{Claims: make([]api.Claim, 0, len(l.claims)), Source: l.receiver.source()}
+	state = &api.AgentState{Claims: make([]api.Claim, 0, len(l.claims)), Source: l.receiver.source}
 	for _, c := range l.claims {
 		state.Claims = append(state.Claims, c.describe(to.owner, l.notes))
 	}
@@ -344,7 +343,7 @@ func (l *leader) state(to *laptopSession) (state *api.AgentState, over *api.Erro
 func (l *leader) note(protocol string, number uint16, text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.addNote(port{protocol, number}, text)
+	l.addNote(port{Protocol: protocol, Port: number}, text)
 }
 
 // addNote is note with mu held.

@@ -73,7 +73,7 @@ type receiver struct {
 	count   atomic.Int64 // of conns
 
 	kernel     kernel       // nil: not opened yet
-	sourced    string       // api.AgentState.Source
+	source     string       // api.AgentState.Source
 	tcp        net.Listener // of redirected ports; nil: none was claimed yet
 	tcpPort    uint16
 	udp        map[port]*sockets // of redirected ports
@@ -104,7 +104,7 @@ func newReceiver(cfg Config, o policy, own uint16) *receiver {
 func (r *receiver) start(sidecar []Listen) error {
 	r.look()
 	for _, l := range sidecar {
-		if err := r.listen(port{l.Protocol, l.Port}, l.Listen); err != nil {
+		if err := r.listen(port{Protocol: l.Protocol, Port: l.Port}, l.Listen); err != nil {
 			return err
 		}
 	}
@@ -131,9 +131,6 @@ func (r *receiver) look() {
 		r.log.Warn("cannot see where the application listens", "err", err)
 	}
 }
-
-// source returns api.AgentState.Source.
-func (r *receiver) source() string { return r.sourced }
 
 // set replaces the intercepted ports, each with the port on which a sidecar listens for it, or 0. If it fails, the
 // previous ports stay.
@@ -194,9 +191,9 @@ func (r *receiver) prepare() error {
 			WithHint("Use --mode sidecar, which needs nothing from the kernel.")
 	}
 	r.kernel = k
-	r.sourced = "address"
+	r.source = "address"
 	if err := k.Opaque(); err != nil {
-		r.sourced = "header: " + err.Error()
+		r.source = "header: " + err.Error()
 	}
 	r.redirected = r.interceptor(k.Opaque() != nil, k.Dial)
 	return nil
@@ -266,7 +263,7 @@ func (r *receiver) listen(at port, listen uint16) error {
 	}
 	if r.listened == nil {
 		r.listened = r.interceptor(true, r.cfg.dialPlain)
-		r.sourced = "header: a sidecar has no capability to keep addresses"
+		r.source = "header: a sidecar has no capability to keep addresses"
 	}
 	if at.Protocol == "udp" {
 		s, err := r.listenPackets(listen, r.destinations(at.Port), r.listened)
@@ -354,7 +351,7 @@ func (r *receiver) destinations(number uint16) map[string]netip.AddrPort {
 // known.
 type sockets struct {
 	port  uint16
-	conns []net.PacketConn
+	conns map[string]net.PacketConn // by family: "udp4", "udp6"
 }
 
 func (s *sockets) close() {
@@ -369,7 +366,7 @@ func (r *receiver) listenPackets(number uint16, to map[string]netip.AddrPort,
 	const attempts = 16 // a port that is free in one family may be in use in the other
 	var refused error
 	for range attempts {
-		s := &sockets{port: number}
+		s := &sockets{port: number, conns: make(map[string]net.PacketConn)}
 		refused = nil
 		for family := range to {
 			conn, err := new(net.ListenConfig).ListenPacket(context.Background(), family, ":"+strconv.Itoa(int(s.port)))
@@ -377,16 +374,12 @@ func (r *receiver) listenPackets(number uint16, to map[string]netip.AddrPort,
 				refused = err
 				break
 			}
-			s.conns = append(s.conns, conn)
+			s.conns[family] = conn
 			s.port = conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 		}
 		if refused == nil {
-			for _, conn := range s.conns {
-				dst := to["udp4"]
-				if conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Is6() {
-					dst = to["udp6"]
-				}
-				r.servePackets(conn, dst, i)
+			for family, conn := range s.conns {
+				r.servePackets(conn, to[family], i)
 			}
 			return s, nil
 		}

@@ -27,11 +27,10 @@ const (
 
 // laptopSession is one session of an owner's laptop. Its goroutines belong to serve.
 type laptopSession struct {
-	leader  *leader
-	owner   *owner
-	session *transport.Session
-	laptop  laptop
-	log     *slog.Logger
+	leader *leader
+	owner  *owner
+	laptop laptop
+	log    *slog.Logger
 
 	over *api.Error // why the session must end; guarded by leader.mu
 }
@@ -41,7 +40,7 @@ func (s *laptopSession) serve(ctx context.Context) {
 	var talks sync.WaitGroup
 	defer talks.Wait()
 	for {
-		in, err := s.session.Accept(ctx)
+		in, err := s.laptop.session.Accept(ctx)
 		if err != nil {
 			return // the transport has logged why
 		}

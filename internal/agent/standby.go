@@ -123,7 +123,7 @@ func (l *leader) addStandby(s *standby, r registration) (*owner, error) {
 		}
 	}
 	for _, p := range r.Listen {
-		if err := l.receiver.listen(port{p.Protocol, p.Port}, p.Listen); err != nil {
+		if err := l.receiver.listen(port{Protocol: p.Protocol, Port: p.Port}, p.Listen); err != nil {
 			return nil, err
 		}
 	}
