@@ -8,8 +8,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// cloneTarget holds the target of the requests: this laptop, or the current pods of a clone. A nil cloneTarget is the
-// laptop. It is safe for concurrent use.
+// cloneTarget holds the target of the requests: this laptop, or the current pods of a clone. It is safe for concurrent
+// use.
 type cloneTarget struct {
 	mu      sync.Mutex
 	pods    *api.ClonePods // nil: the laptop; immutable, set replaces it
@@ -24,11 +24,8 @@ func newCloneTarget(clone bool) *cloneTarget {
 	return t
 }
 
-// current returns the clone's pods, and a channel that closes when they change.
+// current returns the clone's pods, or nil for the laptop, and a channel that closes when they change.
 func (t *cloneTarget) current() (*api.ClonePods, <-chan struct{}) {
-	if t == nil {
-		return nil, nil
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.pods, t.changed

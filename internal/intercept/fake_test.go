@@ -163,10 +163,15 @@ func (w *world) Workload(context.Context, string, string) (*workloads.Workload, 
 	return w.workload, nil
 }
 func (w *world) MayPatch(context.Context, *workloads.Workload) error { return w.denied }
-func (w *world) Explain(err error) *api.Error                        { return api.AsError(err) }
-func (w *world) Kube() kubernetes.Interface                          { return w.kube }
-func (w *world) Status() api.Connection                              { return api.Connection{ID: "c0ffee"} }
-func (w *world) Image(context.Context) (string, error)               { return "kubevpn:test", nil }
+func (w *world) ExplainContext(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	return cmp.Or(ctx.Err(), error(api.AsError(err)))
+}
+func (w *world) Kube() kubernetes.Interface            { return w.kube }
+func (w *world) Status() api.Connection                { return api.Connection{ID: "c0ffee"} }
+func (w *world) Image(context.Context) (string, error) { return "kubevpn:test", nil }
 
 func (w *world) WatchPods(ctx context.Context, _ *workloads.Workload, f func([]corev1.Pod)) error {
 	changed := make(chan struct{}, 1)

@@ -149,7 +149,7 @@ func FuzzTemplate(f *testing.F) {
 			t.Errorf("a second time: %v\n%s", err, d)
 		}
 		ports := []workloads.Port{{Protocol: "tcp", Port: 8080, Name: "http", Container: "app"}}
-		p, err := planSidecar(without, "app", ports, sidecarAgent{image: "kubevpn:test", owner: "hash", ownerName: "$(X) ann@laptop"})
+		p, err := planSidecar(without, "app", ports, workloads.Agent{Image: "kubevpn:test", Owner: "hash", OwnerName: "$(X) ann@laptop"})
 		if err != nil {
 			return
 		}

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -66,7 +67,7 @@ type pods interface {
 	FollowLog(ctx context.Context, log workloads.Log, line func(string)) error
 	DialPod(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error)
 	Kube() kubernetes.Interface
-	Explain(err error) *api.Error
+	ExplainContext(ctx context.Context, err error) error
 }
 
 // podsOf returns the pods of a cluster.
@@ -196,12 +197,7 @@ func (i *Intercept) Run(ctx context.Context) error {
 	i.leave(ctx, err)
 	end()
 	i.running.Wait()
-	i.mu.Lock()
-	for uid, c := range i.byUID {
-		i.pastRequests += c.requests.total()
-		delete(i.byUID, uid)
-	}
-	i.mu.Unlock()
+	i.update(life, nil)
 	if err == nil {
 		return nil // not a nil *api.Error in an error
 	}
@@ -487,12 +483,7 @@ func (i *Intercept) count() (intercepted, all int) {
 
 // sorted returns the podIntercepts in the order of their pods' names. The caller holds i.mu.
 func (i *Intercept) sorted() []*podIntercept {
-	all := make([]*podIntercept, 0, len(i.byUID))
-	for _, c := range i.byUID {
-		all = append(all, c)
-	}
-	slices.SortFunc(all, func(a, b *podIntercept) int { return cmp.Compare(a.name, b.name) })
-	return all
+	return slices.SortedFunc(maps.Values(i.byUID), func(a, b *podIntercept) int { return cmp.Compare(a.name, b.name) })
 }
 
 // leave releases all claims, and removes the sidecar from the template. cause is the error that ended the intercept, or

@@ -11,6 +11,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
+	"kubevpn/internal/workloads"
 )
 
 // addLeftover adds the sidecar of a killed daemon with that key to the template.
@@ -21,7 +22,7 @@ func addLeftover(t *testing.T, w *world, key *ecdsa.PrivateKey) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := planSidecar(template, "app", w.workload.Ports()[:1], sidecarAgent{image: "kubevpn:test", owner: id.hash, ownerName: "ann@laptop"})
+	p, err := planSidecar(template, "app", w.workload.Ports()[:1], workloads.Agent{Image: "kubevpn:test", Owner: id.hash, OwnerName: "ann@laptop"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -148,7 +149,7 @@ func (l *link) onSession(ctx context.Context, s *transport.Session) {
 	l.log.Info("the conversation with the agent ended; opening another session", "err", err)
 	l.change(func(st *linkState) {
 		st.claimed, st.err = false, err
-		if reported := (*api.Error)(nil); errors.As(err, &reported) && reported.Code == api.ExitIntercept {
+		if reported, ok := errors.AsType[*api.Error](err); ok && reported.Code == api.ExitIntercept {
 			st.reset = reported
 		}
 	})
@@ -186,16 +187,15 @@ func (l *link) runConversation(ctx context.Context, s *transport.Session) error 
 	lost := make(chan struct{}, 1)
 	wg.Go(func() { l.serve(ctx, s) })
 	wg.Go(func() { l.keepClaimed(ctx, c, lost) })
-	err = c.follow(func(state *api.AgentState) {
+	return c.follow(func(state *api.AgentState) {
 		l.change(func(st *linkState) { st.state = state })
-		if !lists(state, l.claim.ID) {
+		if ownClaim(state, l.claim.ID) == nil {
 			select {
 			case lost <- struct{}{}:
 			default:
 			}
 		}
 	})
-	return err
 }
 
 func (l *link) set(c *conversation) {
@@ -204,14 +204,16 @@ func (l *link) set(c *conversation) {
 	l.conversation = c
 }
 
-// lists reports whether state contains this laptop's claim.
-func lists(state *api.AgentState, id string) bool {
-	for _, c := range state.Claims {
-		if c.Mine && c.ID == id {
-			return true
-		}
+// ownClaim returns the agent's report of this laptop's claim with that ID, or nil. state may be nil.
+func ownClaim(state *api.AgentState, id string) *api.Claim {
+	if state == nil {
+		return nil
 	}
-	return false
+	n := slices.IndexFunc(state.Claims, func(c api.Claim) bool { return c.Mine && c.ID == id })
+	if n < 0 {
+		return nil
+	}
+	return &state.Claims[n]
 }
 
 // keepClaimed claims until the agent accepts, and again when the agent no longer lists the claim or the target changes.

@@ -3,7 +3,6 @@ package intercept
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 
@@ -100,16 +99,11 @@ type podAgent struct {
 	sidecar   bool   // its container belongs to the pod's template
 }
 
-// ensureAgent finds the laptop's agent in the pod, or adds one. It ignores the containers in replaced.
+// ensureAgent finds the laptop's agent in the pod, or adds one. It ignores the containers in replaced. In sidecar mode
+// the pod has the agent: placed requires it.
 func (i *Intercept) ensureAgent(ctx context.Context, pod *corev1.Pod, replaced []string) (podAgent, error) {
 	if name := sidecarOf(pod, i.identity.hash); name != "" {
 		return podAgent{container: name, sidecar: true}, nil
-	}
-	i.mu.Lock()
-	sidecar := i.sidecar()
-	i.mu.Unlock()
-	if sidecar { // placed requires the agent, so this does not happen
-		return podAgent{}, fmt.Errorf("the pod %s has no agent in its template", pod.Name)
 	}
 	a := i.agent()
 	a.Replaced = replaced

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -308,7 +309,7 @@ func (c *podIntercept) followLog(ctx context.Context, agent podAgent, f func(api
 			f(info)
 		}
 	})
-	if ended := (*workloads.ContainerEnded)(nil); errors.As(err, &ended) {
+	if ended, ok := errors.AsType[*workloads.ContainerEnded](err); ok {
 		switch {
 		case reported != nil:
 			return reported
@@ -420,22 +421,9 @@ func (c *podIntercept) applyLinkState() {
 		default: // one error is enough
 		}
 	}
-	if mine := c.ownClaim(); mine != nil {
+	if mine := ownClaim(c.linked.state, c.i.claim.ID); mine != nil {
 		c.requests.observe(mine.Requests)
 	}
-}
-
-// ownClaim returns the agent's report of the claim, or nil. The caller holds i.mu.
-func (c *podIntercept) ownClaim() *api.Claim {
-	if c.linked.state == nil {
-		return nil
-	}
-	for n := range c.linked.state.Claims {
-		if claim := &c.linked.state.Claims[n]; claim.Mine && claim.ID == c.i.claim.ID {
-			return claim
-		}
-	}
-	return nil
 }
 
 // waitsForOwnClaim reports whether the agent rejects the claim because it has another claim of the same key. If that
@@ -445,12 +433,9 @@ func (c *podIntercept) waitsForOwnClaim() bool {
 		api.AsError(c.linked.err).Code != api.ExitConflict {
 		return false
 	}
-	for _, claim := range c.linked.state.Claims {
-		if claim.Mine && claim.ID != c.i.claim.ID {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.linked.state.Claims, func(claim api.Claim) bool {
+		return claim.Mine && claim.ID != c.i.claim.ID
+	})
 }
 
 // verify waits until the agent has the claim, and probes the pod. If the probe does not arrive, it releases the claim.

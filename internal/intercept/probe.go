@@ -115,9 +115,7 @@ func (i *Intercept) probeUntilReached(ctx context.Context, what string, to targe
 // announceProbe announces a probe to the agents, and returns its first bytes. It fails if no agent accepts.
 func announceProbe(ctx context.Context, links []*link) ([]byte, error) {
 	preface := make([]byte, api.ProbeLength)
-	if _, err := rand.Read(preface[copy(preface, api.ProbePrefix):]); err != nil {
-		return nil, fmt.Errorf("creating a probe: %w", err)
-	}
+	rand.Read(preface[copy(preface, api.ProbePrefix):]) // it never fails
 	errs := make([]error, len(links))
 	var wg sync.WaitGroup
 	for n, l := range links {
@@ -169,14 +167,12 @@ func (i *Intercept) exchangeProbe(ctx context.Context, to target, preface []byte
 		return probeBypassed, ctx.Err()
 	case errors.Is(err, syscall.ECONNREFUSED): // a datagram
 		return probeRefused, err
-	case err == nil && !bytes.Equal(answer, preface):
+	case err == nil && bytes.Equal(answer, preface):
+		return probeReached, nil
+	case err == nil, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return probeBypassed, errBypassed
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return probeBypassed, errBypassed
-	case err != nil:
-		return probeBypassed, fmt.Errorf("%w: %w", errBypassed, err)
 	}
-	return probeReached, nil
+	return probeBypassed, fmt.Errorf("%w: %w", errBypassed, err)
 }
 
 // probedPorts returns one TCP and one UDP port of the pods that receives claimed requests, as far as they exist.
@@ -222,10 +218,7 @@ func (i *Intercept) verifyPort(ctx context.Context, c *podIntercept, p api.Agent
 			strings.ToUpper(p.Protocol), c.name, check.Seen))
 		return nil
 	}
-	i.mu.Lock()
-	pod := c.pod
-	i.mu.Unlock()
-	return i.errorBypassed(ctx, pod, check)
+	return i.errorBypassed(ctx, c.latest(), check)
 }
 
 // verifyServices checks with probes that the ClusterIPs of the workload's Services reach an agent.

@@ -98,7 +98,7 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects objects) 
 	}
 	r.progress(api.Event{Step: step, Detail: fmt.Sprintf("%d of %d pods had an agent", len(intercepted), all),
 		Done: true})
-	if err := (writer{pods, objects, w}).rollBack(ctx, ""); err != nil {
+	if _, err := (writer{pods, objects, w}).removeAgents(ctx, ""); err != nil {
 		return err
 	}
 	if len(intercepted) == 0 {
@@ -109,7 +109,7 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects objects) 
 
 // removeLeftover removes the agents of this user's key that an earlier daemon left in the template.
 func (r *resetter) removeLeftover(ctx context.Context, w writer) error {
-	removed, err := w.remove(ctx, func(hash string) bool { return hash == r.identity.hash })
+	removed, err := w.removeAgents(ctx, r.identity.hash)
 	if err == nil && !removed {
 		err = api.Errorf(api.ExitWorkload, "%s is not intercepted from here, and its template has no agent of %s",
 			r.cfg.Workload, r.cfg.Owner).

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/workloads"
@@ -26,9 +27,6 @@ import (
 
 // rolloutTimeout is how long the intercept waits until all pods have the agent.
 const rolloutTimeout = 3 * time.Minute
-
-// writeTries is how often edit tries to change an object that others change, too.
-const writeTries = 5
 
 // rollsOut returns nil if a change of the workload's template replaces its pods.
 func rollsOut(w *workloads.Workload) error {
@@ -67,8 +65,7 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 		if err != nil {
 			return nil, err
 		}
-		plan, err = planSidecar(without, i.container, claimed,
-			sidecarAgent{image: i.image, owner: i.identity.hash, ownerName: i.cfg.Owner})
+		plan, err = planSidecar(without, i.container, claimed, i.agent())
 		return plan.template, err
 	})
 	if err != nil {
@@ -102,7 +99,8 @@ func (i *Intercept) rollBack(ctx context.Context) error {
 	if i.plan == nil {
 		return nil
 	}
-	return i.writer().rollBack(ctx, i.identity.hash)
+	_, err := i.writer().removeAgents(ctx, i.identity.hash)
+	return err
 }
 
 // watchTemplate returns an error when somebody has removed the agent from the template. It reads the template whenever
@@ -165,20 +163,14 @@ type writer struct {
 	workload *workloads.Workload
 }
 
-// rollBack removes an owner's agents from the template, or those of all owners if owner is empty. It undoes the
-// Services with the last agent.
-func (w writer) rollBack(ctx context.Context, owner string) error {
-	_, err := w.remove(ctx, func(hash string) bool { return owner == "" || hash == owner })
-	return err
-}
-
-// remove removes agents by the hashes of their owners' keys, and reports whether there were any.
-func (w writer) remove(ctx context.Context, gone func(hash string) bool) (removed bool, err error) {
+// removeAgents removes the agents of the owner whose key has that hash from the template, or those of all owners if
+// owner is empty, and reports whether there were any. It undoes the Services with the last agent.
+func (w writer) removeAgents(ctx context.Context, owner string) (removed bool, err error) {
 	template, err := w.current(ctx)
 	if err != nil || template == nil {
 		return false, err
 	}
-	without, last, err := undoSidecars(template, gone)
+	without, last, err := undoSidecar(template, owner)
 	if err != nil || equality.Semantic.DeepEqual(template, without) {
 		return false, err
 	}
@@ -192,7 +184,7 @@ func (w writer) remove(ctx context.Context, gone func(hash string) bool) (remove
 		}
 	}
 	return true, w.template(ctx, func(template map[string]any) (map[string]any, error) {
-		without, _, err := undoSidecars(template, gone)
+		without, _, err := undoSidecar(template, owner)
 		return without, err
 	})
 }
@@ -204,7 +196,7 @@ func (w writer) current(ctx context.Context) (map[string]any, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, w.explain(ctx, err)
+		return nil, w.pods.ExplainContext(ctx, err)
 	}
 	template, _, err := unstructured.NestedMap(o.Object, "spec", "template")
 	return template, err
@@ -239,10 +231,10 @@ func (w writer) services(ctx context.Context, names []string,
 // edit reads an object, changes it, and writes it if it differs. It retries after a conflict.
 func (w writer) edit(ctx context.Context, r schema.GroupVersionResource, name string,
 	change func(map[string]any) (map[string]any, error)) error {
-	for try := 1; ; try++ {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		o, err := w.objects.read(ctx, r, w.workload.Namespace, name)
 		if err != nil {
-			return w.explain(ctx, fmt.Errorf("reading %s %s: %w", r.Resource, name, err))
+			return fmt.Errorf("reading %s %s: %w", r.Resource, name, err)
 		}
 		changed, err := change(runtime.DeepCopyJSON(o.Object))
 		if err != nil {
@@ -251,19 +243,10 @@ func (w writer) edit(ctx context.Context, r schema.GroupVersionResource, name st
 		if equality.Semantic.DeepEqual(o.Object, changed) {
 			return nil
 		}
-		err = w.objects.write(ctx, r, &unstructured.Unstructured{Object: changed})
-		if err == nil {
-			return nil
+		if err := w.objects.write(ctx, r, &unstructured.Unstructured{Object: changed}); err != nil {
+			return fmt.Errorf("changing %s %s: %w", r.Resource, name, err)
 		}
-		if !apierrors.IsConflict(err) || try == writeTries {
-			return w.explain(ctx, fmt.Errorf("changing %s %s: %w", r.Resource, name, err))
-		}
-	}
-}
-
-func (w writer) explain(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return w.pods.Explain(err)
+		return nil
+	})
+	return w.pods.ExplainContext(ctx, err)
 }

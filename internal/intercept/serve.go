@@ -143,21 +143,12 @@ func reset(conn *net.TCPConn) {
 	conn.Close()
 }
 
-// stream is the agent's end of a TCP flow: a transport.Stream.
-type stream interface {
-	io.Writer
-	io.WriterTo
-	CloseWrite() error
-	Reset() error
-	Close() error
-}
-
 // relay copies bytes between an agent and a local program until both directions have ended, and closes both. gone
 // closes when the agent has reset the stream, or its session has ended.
 //
 //	agent FIN ─▶ shutdown(SHUT_WR) to the program     program FIN ─▶ CloseWrite to the agent
 //	agent RST ─▶ RST to the program                   program RST ─▶ Reset to the agent
-func relay(agent stream, program *net.TCPConn, gone <-chan struct{}) {
+func relay(agent *transport.Stream, program *net.TCPConn, gone <-chan struct{}) {
 	abort := sync.OnceFunc(func() {
 		agent.Reset()
 		reset(program)
@@ -195,13 +186,6 @@ func relay(agent stream, program *net.TCPConn, gone <-chan struct{}) {
 	}
 	program.Close()
 	agent.Close()
-}
-
-// packets is the agent's end of a UDP flow: a transport.Packets.
-type packets interface {
-	ReadPacket([]byte) (int, error)
-	WritePacket([]byte) error
-	CloseWithCode(transport.Code) error
 }
 
 func (s *server) answerUDP(ctx context.Context, in *transport.Incoming, local uint16) error {
@@ -255,7 +239,7 @@ func (f *udpFlow) advance() error {
 }
 
 // run relays datagrams until the agent ends the flow, or no program listens.
-func (f *udpFlow) run(agent packets) {
+func (f *udpFlow) run(agent *transport.Packets) {
 	var both sync.WaitGroup
 	both.Go(func() { agent.CloseWithCode(endCode(f.receive(agent))) })
 	agent.CloseWithCode(endCode(f.send(agent)))
@@ -274,7 +258,7 @@ func endCode(err error) transport.Code {
 	return transport.CodeOf(err)
 }
 
-func (f *udpFlow) send(agent packets) error {
+func (f *udpFlow) send(agent *transport.Packets) error {
 	b := make([]byte, transport.MaxPacket)
 	for {
 		n, err := agent.ReadPacket(b)
@@ -306,7 +290,7 @@ func isLoss(err error) bool {
 	return errors.Is(err, syscall.EMSGSIZE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
 }
 
-func (f *udpFlow) receive(agent packets) error {
+func (f *udpFlow) receive(agent *transport.Packets) error {
 	b := make([]byte, transport.MaxPacket)
 	for {
 		conn := f.conn.Load()

@@ -1,7 +1,9 @@
 package intercept
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -37,11 +39,6 @@ const (
 	sidecarDefaultVariable = "KUBEVPN_DEFAULT_CONTAINER"
 )
 
-// sidecarAgent describes the agent to add to a template.
-type sidecarAgent struct {
-	image, owner, ownerName string
-}
-
 // sidecarPlan describes the changes that make Services send to the agent.
 type sidecarPlan struct {
 	template map[string]any
@@ -63,7 +60,7 @@ type servicePatch struct {
 // planSidecar plans the owner's agent for a template whose container listens on ports. It does not change its
 // arguments.
 func planSidecar(template map[string]any, container string, ports []workloads.Port,
-	a sidecarAgent) (sidecarPlan, error) {
+	a workloads.Agent) (sidecarPlan, error) {
 	template = runtime.DeepCopyJSON(template)
 	containers, err := containersOf(template)
 	if err != nil {
@@ -83,7 +80,12 @@ func planSidecar(template map[string]any, container string, ports []workloads.Po
 	}
 	c := sidecarContainer(a, nextSidecar(spec))
 	p := sidecarPlan{template: template}
-	taken := takenBy(spec)
+	taken := make(map[uint16]bool)
+	for _, c := range slices.Concat(spec.Containers, spec.InitContainers) {
+		for _, p := range c.Ports {
+			taken[uint16(p.ContainerPort)] = true
+		}
+	}
 	for _, port := range ports {
 		taken[port.Port] = true // also if the container does not declare it
 	}
@@ -116,16 +118,16 @@ func planSidecar(template map[string]any, container string, ports []workloads.Po
 
 // sidecarContainer returns the agent's container, which complies with the "restricted" pod security standard. It
 // requests CPU because autoscalers ignore pods with a container that requests none.
-func sidecarContainer(a sidecarAgent, name string) corev1.Container {
+func sidecarContainer(a workloads.Agent, name string) corev1.Container {
 	return corev1.Container{
 		Name:            name,
-		Image:           a.image,
+		Image:           a.Image,
 		ImagePullPolicy: corev1.PullIfNotPresent,
 		Args:            []string{"agent"},
 		Env: []corev1.EnvVar{
-			{Name: api.AgentOwnerVariable, Value: a.owner},
+			{Name: api.AgentOwnerVariable, Value: a.Owner},
 			// or the kubelet replaces $(NAME)
-			{Name: api.AgentNameVariable, Value: strings.ReplaceAll(a.ownerName, "$", "$$")},
+			{Name: api.AgentNameVariable, Value: strings.ReplaceAll(a.OwnerName, "$", "$$")},
 			{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{
 				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIPs"},
 			}},
@@ -184,19 +186,6 @@ func sidecarPort(spec corev1.PodSpec, c corev1.Container, port workloads.Port,
 	return name, listen
 }
 
-// takenBy returns the ports that containers declare.
-func takenBy(spec corev1.PodSpec) map[uint16]bool {
-	taken := make(map[uint16]bool)
-	for _, list := range [][]corev1.Container{spec.Containers, spec.InitContainers} {
-		for _, c := range list {
-			for _, p := range c.Ports {
-				taken[uint16(p.ContainerPort)] = true
-			}
-		}
-	}
-	return taken
-}
-
 func isAgent(container string) bool { return strings.HasPrefix(container, api.AgentPrefix) }
 
 func nextSidecar(spec corev1.PodSpec) string {
@@ -236,16 +225,10 @@ func addDefault(template map[string]any, spec corev1.PodSpec, container string) 
 	return ours, unstructured.SetNestedField(template, container, "metadata", "annotations", defaultContainerAnnotation)
 }
 
-// undoSidecar removes the agents of the owner whose key has that hash, or of all owners if owner is empty. See
-// undoSidecars.
+// undoSidecar removes the agents of the owner whose key has that hash, or of all owners if owner is empty, and what
+// planSidecar added with them. It keeps later changes by others. last reports that no agent is left, so that the caller
+// has to undo the Services, too. It does not change its argument.
 func undoSidecar(template map[string]any, owner string) (without map[string]any, last bool, err error) {
-	return undoSidecars(template, func(hash string) bool { return owner == "" || hash == owner })
-}
-
-// undoSidecars removes agents from a template, by the hashes of their owners' keys, and what planSidecar added with
-// them. It keeps later changes by others. last reports that no agent is left, so that the caller has to undo the
-// Services, too. It does not change its argument.
-func undoSidecars(template map[string]any, gone func(hash string) bool) (without map[string]any, last bool, err error) {
 	template = runtime.DeepCopyJSON(template)
 	containers, err := containersOf(template)
 	if err != nil {
@@ -260,7 +243,7 @@ func undoSidecars(template map[string]any, gone func(hash string) bool) (without
 			kept = append(kept, raw)
 			continue
 		}
-		if !gone(environment(c, api.AgentOwnerVariable)) {
+		if owner != "" && environment(c, api.AgentOwnerVariable) != owner {
 			kept = append(kept, raw)
 			last = false
 			continue
@@ -303,7 +286,7 @@ func removeDefault(template map[string]any, added []string) {
 func containersOf(template map[string]any) ([]any, error) {
 	containers, found, err := unstructured.NestedSlice(template, "spec", "containers")
 	if err == nil && !found {
-		err = fmt.Errorf("it has no containers")
+		err = errors.New("it has no containers")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the pod template: %w", err)
@@ -344,11 +327,11 @@ func patchService(service map[string]any, patches []servicePatch) (map[string]an
 			if p.service != name || at != fmt.Sprintf("%s/%d", p.protocol, p.port) || port["targetPort"] == p.to {
 				continue
 			}
-			if _, already := moved[at]; !already {
-				moved[at] = movedPort{port["targetPort"], p.to}
-			} else {
-				moved[at] = movedPort{moved[at].From, p.to}
+			from := port["targetPort"]
+			if earlier, ok := moved[at]; ok {
+				from = earlier.From
 			}
+			moved[at] = movedPort{from, p.to}
 			port["targetPort"], changed = p.to, true
 		}
 	})
@@ -433,8 +416,5 @@ func eachPort(service map[string]any, f func(map[string]any)) error {
 // portKey returns a key like "tcp/80".
 func portKey(port map[string]any) string {
 	protocol, _ := port["protocol"].(string)
-	if protocol == "" {
-		protocol = "TCP"
-	}
-	return fmt.Sprintf("%s/%v", strings.ToLower(protocol), port["port"])
+	return fmt.Sprintf("%s/%v", strings.ToLower(cmp.Or(protocol, "TCP")), port["port"])
 }

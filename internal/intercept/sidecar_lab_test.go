@@ -151,7 +151,7 @@ func TestSidecarOfACluster(t *testing.T) {
 	var p sidecarPlan
 	rollout(func(template map[string]any) map[string]any {
 		var err error
-		if p, err = planSidecar(template, "app", ports, sidecarAgent{"docker.io/kubevpn-lab/pause:1", "5e2f", "me@here"}); err != nil {
+		if p, err = planSidecar(template, "app", ports, workloads.Agent{Image: "docker.io/kubevpn-lab/pause:1", Owner: "5e2f", OwnerName: "me@here"}); err != nil {
 			t.Fatal(err)
 		}
 		return p.template

@@ -20,8 +20,8 @@ import (
 )
 
 var (
-	mySidecar   = sidecarAgent{"registry.example/kubevpn:1", "5e2f", "me@$(HOME)"}
-	yourSidecar = sidecarAgent{"registry.example/kubevpn:1", "77aa", "you@host"}
+	mySidecar   = workloads.Agent{Image: "registry.example/kubevpn:1", Owner: "5e2f", OwnerName: "me@$(HOME)"}
+	yourSidecar = workloads.Agent{Image: "registry.example/kubevpn:1", Owner: "77aa", OwnerName: "you@host"}
 )
 
 // object reads YAML as the dynamic client reads JSON.
@@ -136,11 +136,11 @@ func TestSecondSidecarListensOnTheSamePorts(t *testing.T) {
 	if one := agentOf(t, first.template); c.Name != "kubevpn-agent-2" || !cmp.Equal(c.Ports, one.Ports) || !cmp.Equal(c.Args, one.Args) {
 		t.Errorf("%+v beside %+v", c, one)
 	}
-	for _, order := range [][]sidecarAgent{{mySidecar, yourSidecar}, {yourSidecar, mySidecar}} {
+	for _, order := range [][]workloads.Agent{{mySidecar, yourSidecar}, {yourSidecar, mySidecar}} {
 		left := both.template
 		for i, a := range order {
 			var last bool
-			if left, last, err = undoSidecar(left, a.owner); err != nil || last != (i == 1) {
+			if left, last, err = undoSidecar(left, a.Owner); err != nil || last != (i == 1) {
 				t.Errorf("last = %v, %v", last, err)
 			}
 		}
@@ -322,18 +322,18 @@ func TestUndoSidecarKeepsLaterChanges(t *testing.T) {
 			edit(planned)
 		}
 		edited := runtime.DeepCopyJSON(planned)
-		got, last, err := undoSidecar(planned, mySidecar.owner)
+		got, last, err := undoSidecar(planned, mySidecar.Owner)
 		if err != nil || !last {
 			t.Fatalf("seed %d: last %v, %v", seed, last, err)
 		}
 		same("undone, against never planned", throughJSON(t, x), got)
 		same("undo's argument", edited, planned)
-		again, _, err := undoSidecar(got, mySidecar.owner)
+		again, _, err := undoSidecar(got, mySidecar.Owner)
 		if err != nil {
 			t.Fatal(err)
 		}
 		same("undone twice", got, again)
-		other, _, err := undoSidecar(edited, yourSidecar.owner)
+		other, _, err := undoSidecar(edited, yourSidecar.Owner)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -24,7 +24,7 @@ func (i *Intercept) Status() api.Intercept {
 		} else if s.State != api.InterceptFailed && c.reason() != "" {
 			s.LastError = c.name + ": " + c.reason()
 		}
-		if mine := c.ownClaim(); mine != nil {
+		if mine := ownClaim(c.linked.state, i.claim.ID); mine != nil {
 			if mine.LastError != "" {
 				s.LastError = mine.LastError
 			}
