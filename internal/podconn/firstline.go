@@ -21,38 +21,38 @@ import (
 )
 
 const (
-	// The wait before a port that refuses is tried again grows from first to last: a container takes some tenths of a
-	// second to start, and an attempt on a connection that is there costs the cluster about a millisecond.
+	// The backoff after a port refuses. A container takes some tenths of a second to start, and an attempt on an open
+	// connection costs the cluster about a millisecond.
 	retryFirst = 20 * time.Millisecond
 	retryLast  = 100 * time.Millisecond
-	// A connection that breaks, or a pod that has no network yet, is a matter of more.
+	// reconnectLast limits the backoff after the connection breaks, or while the pod has no network.
 	reconnectLast = time.Second
-	// maxLine is the most that is read of what a port says.
+	// maxLine limits the line, in bytes.
 	maxLine = 64 << 10
 )
 
 // FirstLine waits until a program listens at a TCP port of the pod's loopback address, and returns the first line that
-// it sends to a client that sends nothing. It uses pods/portforward, which works as soon as the pod has a network; the
-// kubelet delivers a container's log up to a second later. FirstLine retries on one connection:
+// the program sends to a client that sends nothing. It uses pods/portforward, which works as soon as the pod has a
+// network; the kubelet delivers a container's log up to a second later. FirstLine retries on one connection:
 //
-//	laptop ═ API server ═ kubelet ═ container runtime ─▶ 127.0.0.1:port   refused, a pause, refused, a pause, ... connected
+//	laptop ═ API server ═ kubelet ═ container runtime ─▶ 127.0.0.1:port   refused, a pause, ..., connected
 //
-// Any container of the pod may be the one that answers. The error is ctx's, or an *api.Error: the user may not forward
-// ports, or the pod is gone (ErrPodGone).
+// Any container of the pod may answer. The error is ctx's, or an *api.Error: the user may not forward ports, or the pod
+// is gone (cluster.ErrPodGone).
 func (d *Dialer) FirstLine(ctx context.Context, namespace, pod string, port uint16) ([]byte, error) {
 	for pause := retryLast; ; pause = min(2*pause, reconnectLast) {
 		p, err := tryProtocols(ctx, d, func(ctx context.Context, how Protocol) (*portCaller, error) {
 			return d.newPortCaller(ctx, how, namespace, pod, port)
 		})
-		var said []byte
+		var line []byte
 		if err == nil {
-			said, err = p.untilAnswered(ctx)
+			line, err = p.untilAnswered(ctx)
 		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case err == nil:
-			return said, nil
+			return line, nil
 		case apierrors.IsNotFound(err):
 			return nil, cluster.PodGone(namespace, pod)
 		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
@@ -65,22 +65,22 @@ func (d *Dialer) FirstLine(ctx context.Context, namespace, pod string, port uint
 	}
 }
 
-// portCaller is a port-forward on which one port is connected to several times, one after the other. Its streams of the
-// n-th attempt are 4n+1, for errors, and 4n+3, for data.
+// portCaller is a port-forward that connects to one port several times, one after the other. Attempt n has the streams
+// 4n+1 for errors and 4n+3 for data.
 type portCaller struct {
 	link link
 	raw  net.Conn
 	port uint16
 
-	headers *spdy.Framer // all streams' headers share a compression context
-	out     bytes.Buffer // what headers writes
+	headers *spdy.Framer // writes to out; the headers of all streams share its compression context
+	out     bytes.Buffer
 	tries   uint32
 
-	said    []byte
-	refused bool // the first attempt has been, and was refused
+	line    []byte // of the latest attempt
+	refused bool   // the latest attempt was refused
 }
 
-// newPortCaller makes the first attempt, which shows whether the protocol gets through.
+// newPortCaller makes the first attempt, which shows whether the protocol works.
 func (d *Dialer) newPortCaller(ctx context.Context, how Protocol, namespace, pod string,
 	port uint16) (*portCaller, error) {
 	l, raw, err := d.forwardLink(ctx, how, namespace, pod)
@@ -101,13 +101,13 @@ func (d *Dialer) newPortCaller(ctx context.Context, how Protocol, namespace, pod
 	return p, nil
 }
 
-// untilAnswered calls until somebody says something, and closes the port-forward.
+// untilAnswered calls until a program sends a line, and closes the port-forward.
 func (p *portCaller) untilAnswered(ctx context.Context) ([]byte, error) {
 	defer p.raw.Close()
 	stop := context.AfterFunc(ctx, func() { p.raw.Close() })
 	defer stop()
 	for pause := retryFirst; p.refused; pause = min(pause*3/2, retryLast) {
-		// so that the pods of a workload are not tried all at once
+		// jitter, because all pods of a workload are called at the same time
 		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil {
 			return nil, err
 		}
@@ -116,7 +116,7 @@ func (p *portCaller) untilAnswered(ctx context.Context) ([]byte, error) {
 			return nil, err
 		}
 	}
-	return p.said, nil
+	return p.line, nil
 }
 
 // call connects to the port and reads the first line. A connection that ends without data counts as refused.
@@ -130,7 +130,7 @@ func (p *portCaller) call() (refused bool, err error) {
 	if err := p.link.writeFrame(opening); err != nil {
 		return false, err
 	}
-	p.said = nil
+	p.line = nil
 	for {
 		stream, ended, data, err := p.next()
 		if err != nil {
@@ -138,21 +138,21 @@ func (p *portCaller) call() (refused bool, err error) {
 		}
 		switch stream {
 		case dataID:
-			p.said = append(p.said, data...)
-			if line, _, whole := bytes.Cut(p.said, []byte("\n")); whole || ended && len(line) > 0 ||
+			p.line = append(p.line, data...)
+			if line, _, whole := bytes.Cut(p.line, []byte("\n")); whole || ended && len(line) > 0 ||
 				len(line) > maxLine {
-				p.said = line // the runtime tells of the end up to a second later
+				p.line = line // do not wait for the stream's end, which may come a second later
 				return false, nil
 			}
-		case errorID: // it ends last, or says why there is nothing
+		case errorID: // it ends after the data stream, or contains the refusal
 			if len(data) > 0 || ended {
-				return len(p.said) == 0, nil
+				return len(p.line) == 0, nil
 			}
 		}
 	}
 }
 
-// opening is SYN_STREAM and FIN of the error stream, then SYN_STREAM of the data stream, after headroom.
+// opening returns, after headroom, SYN_STREAM and FIN of the error stream and SYN_STREAM of the data stream.
 func (p *portCaller) opening(errorID, dataID uint32) ([]byte, error) {
 	p.out.Reset()
 	p.out.Write(make([]byte, headroom))
@@ -181,7 +181,7 @@ func (p *portCaller) opening(errorID, dataID uint32) ([]byte, error) {
 	return p.out.Bytes(), nil
 }
 
-// next reads a frame: what it says of a stream, which is 0 if that is nothing.
+// next reads a frame. It returns stream 0 for a frame that does not belong to a stream.
 func (p *portCaller) next() (stream uint32, ended bool, data []byte, err error) {
 	var head [spdyHeader]byte
 	if _, err := io.ReadFull(p.link, head[:]); err != nil {
@@ -218,7 +218,7 @@ func (p *portCaller) next() (stream uint32, ended bool, data []byte, err error) 
 	return 0, false, nil, nil
 }
 
-// unexpected is err; the end of the connection is never expected.
+// unexpected returns err, or io.ErrUnexpectedEOF in place of io.EOF.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -226,14 +226,12 @@ func unexpected(err error) error {
 	return err
 }
 
-// sleep waits, or returns ctx's error.
+// sleep returns after the pause, or with ctx's error.
 func sleep(ctx context.Context, pause time.Duration) error {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-timer.C:
+	case <-time.After(pause):
 		return nil
 	}
 }

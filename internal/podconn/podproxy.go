@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -12,7 +13,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,26 +23,23 @@ import (
 )
 
 // PodProxy opens a raw connection to a port of a pod through the API server's pods/proxy subresource, by an HTTP/1.1
-// Upgrade to protocol at path, which begins with a slash:
+// Upgrade to protocol. The path begins with a slash:
 //
 //	laptop ── TLS ── API server ── TCP ── pod's address
 //	  GET .../pods/NAME:PORT/proxy/ ──▶ GET / ──▶
-//	  ◀──────────────────────────── 101 ◀──────     from here on the API server copies bytes
+//	  ◀──────────────────────────── 101 ◀──────     then the API server copies bytes
 //
 // The request carries header; the API server drops query strings. It ends both directions when either ends, so the
-// net.Conn has no CloseWrite. ctx bounds only the dial.
+// net.Conn has no CloseWrite. Only one goroutine may call its Read at a time, and one its Write. ctx limits only the
+// dial.
 //
-// Errors contain the API server's message, and Explain recognizes them: a denied permission (apierrors.IsForbidden), a
-// control plane that cannot reach the pod, or a proxy that blocks the upgrade.
+// Errors contain the API server's message, and cluster.Explain recognizes them: a denied permission
+// (apierrors.IsForbidden), a control plane that cannot reach the pod, or a proxy that blocks the upgrade.
 func (d *Dialer) PodProxy(ctx context.Context, namespace, pod string, port uint16, path, protocol string,
 	header http.Header) (net.Conn, error) {
-	header = header.Clone()
-	if header == nil {
-		header = http.Header{}
-	}
-	header.Set("Connection", "Upgrade")
-	header.Set("Upgrade", protocol)
-	rw, raw, answer, err := d.upgrade.do(ctx, http.MethodGet, d.podProxyURL(namespace, pod, port, path), header)
+	request := http.Header{"Connection": {"Upgrade"}, "Upgrade": {protocol}}
+	maps.Copy(request, header)
+	rw, raw, answer, err := d.upgrade.do(ctx, http.MethodGet, d.podProxyURL(namespace, pod, port, path), request)
 	if err == nil && !strings.EqualFold(answer.Get("Upgrade"), protocol) {
 		raw.Close()
 		err = &upgradeError{status: http.StatusSwitchingProtocols,
@@ -54,7 +51,7 @@ func (d *Dialer) PodProxy(ctx context.Context, namespace, pod string, port uint1
 	return &proxyConn{rw: rw, raw: raw, peer: proxyAddr{namespace + "/" + pod, port}}, nil
 }
 
-// podProxyURL keeps path's last slash: without any, the API server answers with a redirection.
+// podProxyURL keeps path's last slash, without which the API server answers with a redirection.
 func (d *Dialer) podProxyURL(namespace, pod string, port uint16, path string) *url.URL {
 	return d.cluster.Kube().CoreV1().RESTClient().Get().Resource("pods").Namespace(namespace).
 		Name(pod + ":" + strconv.Itoa(int(port))).SubResource("proxy").URL().JoinPath(path)
@@ -73,10 +70,10 @@ func (e *podProxyError) Error() string {
 
 func (e *podProxyError) Unwrap() error { return e.cause }
 
-// silent matches the API server's message about a port that closes the connection instead of upgrading it.
+// silent matches the API server's message about a port that closes the connection without an answer.
 var silent = regexp.MustCompile(`^((unexpected )?EOF|read tcp .*: connection reset by peer)$`)
 
-// Explain returns the error for failures that only pods/proxy has, or nil.
+// Explain returns the error for the user if only pods/proxy fails that way, or nil.
 func (e *podProxyError) Explain(apiServer string) *api.Error {
 	var status apierrors.APIStatus
 	switch {
@@ -97,16 +94,14 @@ func (e *podProxyError) Explain(apiServer string) *api.Error {
 	return nil
 }
 
-// proxyConn is a connection that the API server has switched to another protocol. Read and Write may be called
-// concurrently, each by one goroutine at a time.
+// proxyConn is a connection that the API server has switched to another protocol. Only one goroutine may call Read at a
+// time, and one Write. The other methods are safe for concurrent use.
 type proxyConn struct {
-	rw   io.ReadWriter
-	raw  *nonblock.Batch // the same beneath TLS
-	peer proxyAddr
-
-	closed  atomic.Bool
-	writeMu sync.Mutex
-	failed  error // of the first Write that failed: part of it may be out
+	rw     io.ReadWriter
+	raw    *nonblock.Batch // the connection beneath TLS
+	peer   proxyAddr
+	closed atomic.Bool
+	failed error // of the first Write that failed: a part of it may have been sent
 }
 
 // Read implements net.Conn.
@@ -115,10 +110,8 @@ func (c *proxyConn) Read(p []byte) (int, error) {
 	return n, c.error("read", err)
 }
 
-// Write sends p, however long, in one write to the kernel.
+// Write implements net.Conn. It sends p, of any length, in one system call.
 func (c *proxyConn) Write(p []byte) (int, error) {
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
 	if c.failed != nil {
 		return 0, c.error("write", c.failed)
 	}
@@ -127,8 +120,8 @@ func (c *proxyConn) Write(p []byte) (int, error) {
 	return n, c.error("write", err)
 }
 
-// error gives err the form that users of a net.Conn know. An end without TLS's farewell is an end: the API server may
-// not say one, and whatever is inside knows by itself whether it was complete.
+// error converts err to the errors of package net. The end of the TCP connection counts as the end of the stream even
+// without TLS's close_notify, which the API server may not send. The protocol inside detects what is missing.
 func (c *proxyConn) error(op string, err error) error {
 	switch {
 	case err == nil || err == io.EOF:
@@ -145,7 +138,7 @@ func (c *proxyConn) error(op string, err error) error {
 	return &net.OpError{Op: op, Net: c.peer.Network(), Addr: c.peer, Err: err}
 }
 
-// Close ends the connection. It does not wait for what was written to arrive.
+// Close implements net.Conn. It does not wait until the peer has received what was written.
 func (c *proxyConn) Close() error {
 	if c.closed.Swap(true) {
 		return nil
@@ -153,20 +146,20 @@ func (c *proxyConn) Close() error {
 	return c.raw.Close()
 }
 
-// LocalAddr is the laptop's end of the TCP connection towards the API server.
+// LocalAddr returns the address of the TCP connection to the API server.
 func (c *proxyConn) LocalAddr() net.Addr { return c.raw.LocalAddr() }
 
-// RemoteAddr is the pod's port.
+// RemoteAddr returns the pod's port.
 func (c *proxyConn) RemoteAddr() net.Addr { return c.peer }
 
-// SetDeadline sets both deadlines.
+// SetDeadline implements net.Conn.
 func (c *proxyConn) SetDeadline(t time.Time) error { return c.raw.SetDeadline(t) }
 
-// SetReadDeadline bounds Reads, those that are waiting too. After it has passed, Read works again once it is moved.
+// SetReadDeadline implements net.Conn. After a timeout, Read works again with a later deadline.
 func (c *proxyConn) SetReadDeadline(t time.Time) error { return c.raw.SetReadDeadline(t) }
 
-// SetWriteDeadline bounds Writes, those that are waiting too. A Write that it cut leaves the connection unusable:
-// part of a TLS record may be out.
+// SetWriteDeadline implements net.Conn. A Write that times out leaves the connection unusable, because a part of a TLS
+// record may have been sent.
 func (c *proxyConn) SetWriteDeadline(t time.Time) error { return c.raw.SetWriteDeadline(t) }
 
 // proxyAddr is a pod's port as a net.Addr.

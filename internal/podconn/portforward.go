@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"kubevpn/internal/cluster"
+	"kubevpn/pkg/wire/nonblock"
 )
 
 // Protocol is the protocol of a port-forward through the API server.
@@ -43,8 +44,8 @@ func (p Protocol) other() Protocol {
 	return SPDYProtocol
 }
 
-// unproven bounds the first port-forward with a protocol that has not worked yet, where another can be tried.
-const unproven = 5 * time.Second
+// firstTimeout limits the first attempt of a Dialer, with a protocol that has not worked yet.
+const firstTimeout = 5 * time.Second
 
 // Dialer connects to pods through the API server of one cluster, with the user's credentials. It is safe for concurrent
 // use.
@@ -53,23 +54,23 @@ type Dialer struct {
 	log     *slog.Logger
 	upgrade *upgrader
 	worked  atomic.Int32  // the Protocol of the latest port-forward
-	forced  Protocol      // tests choose it
-	silence time.Duration // unproven; tests shorten it
+	forced  Protocol      // set by tests
+	timeout time.Duration // firstTimeout; tests shorten it
 }
 
 // New returns a Dialer for the cluster. It opens no connection.
 func New(c *cluster.Cluster) *Dialer {
-	return &Dialer{cluster: c, log: c.Logger(), upgrade: &upgrader{cluster: c}, silence: unproven}
+	return &Dialer{cluster: c, log: c.Logger(), upgrade: &upgrader{cluster: c}, timeout: firstTimeout}
 }
 
-// PortForward connects to a TCP port of a pod through the API server, over a connection of its own. It
-// returns when the container runtime has accepted the stream; whether the port accepts shows in the first
-// Read, which otherwise gives a *RefusedError.
+// PortForward connects to a TCP port of a pod through the API server, over a TCP connection of its own. It returns when
+// the container runtime has accepted the stream. If the port refuses, the first Read returns a *RefusedError.
 //
-// It tries SPDY first, WebSocket where a proxy in between does not let that through, and begins the next time with
-// what worked. Both reach the same pods, as what a WebSocket carries is SPDY; without the WebSocket the API server
-// carries a fifth to a half more. It writes WebSocket frames of 4 KiB, each in a TLS record of its own.
-// ctx bounds the dial only. The net.Conn also has CloseWrite.
+// PortForward tries SPDY first and falls back to WebSocket, which some proxies require. The next call begins with the
+// protocol that worked. Both reach the same pods, because the WebSocket carries SPDY. Plain SPDY is faster by a fifth
+// to a half: the API server writes WebSocket frames of 4 KiB, each in a TLS record of its own.
+//
+// ctx limits only the dial. The net.Conn also has CloseWrite. Only one goroutine may call its Read at a time.
 func (d *Dialer) PortForward(ctx context.Context, namespace, pod string, port uint16) (net.Conn, error) {
 	return tryProtocols(ctx, d, func(ctx context.Context, how Protocol) (net.Conn, error) {
 		return d.portForward(ctx, how, namespace, pod, port)
@@ -87,8 +88,8 @@ func tryProtocols[T any](ctx context.Context, d *Dialer, open func(context.Conte
 		return open(ctx, d.forced)
 	}
 	tryCtx, cancel := ctx, func() {}
-	if d.worked.Load() == int32(AnyProtocol) { // a proxy may keep silent about what it does not understand
-		tryCtx, cancel = context.WithTimeout(ctx, d.silence)
+	if d.worked.Load() == int32(AnyProtocol) { // a proxy may never answer a protocol that it does not know
+		tryCtx, cancel = context.WithTimeout(ctx, d.timeout)
 	}
 	conn, err := open(tryCtx, first)
 	silent := err != nil && tryCtx.Err() != nil
@@ -99,7 +100,7 @@ func tryProtocols[T any](ctx context.Context, d *Dialer, open func(context.Conte
 	conn, otherErr := open(ctx, first.other())
 	if otherErr != nil {
 		d.log.Debug("port-forward failed with both protocols", "first", first, "error", err, "otherError", otherErr)
-		if first == SPDYProtocol && !silent { // the SPDY server's words are about the pod, not about the upgrade
+		if first == SPDYProtocol && !silent { // this error is about the pod; the other one is about the upgrade
 			return none, err
 		}
 		return none, otherErr
@@ -122,9 +123,9 @@ func (d *Dialer) portForward(ctx context.Context, how Protocol, namespace, pod s
 	return conn, nil
 }
 
-// forwardLink is a port-forward on which no port was named yet.
+// forwardLink opens a port-forward without streams. Closing raw closes it.
 func (d *Dialer) forwardLink(ctx context.Context, how Protocol, namespace,
-	pod string) (l link, raw net.Conn, err error) {
+	pod string) (l link, raw *nonblock.Batch, err error) {
 	target := d.podURL(namespace, pod)
 	if how == WebSocketProtocol {
 		l, raw, err = d.upgrade.webSocketLink(ctx, target)

@@ -326,7 +326,7 @@ func TestPortForwardSilence(t *testing.T) {
 	s := newFakeAPIServer(t, echo)
 	s.muteSPDY.Store(true)
 	c := s.dialer(t, AnyProtocol)
-	c.silence = 20 * time.Millisecond
+	c.timeout = 20 * time.Millisecond
 	conn, err := c.PortForward(t.Context(), "ns", "web", 1)
 	if err != nil {
 		t.Fatal(err)

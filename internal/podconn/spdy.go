@@ -20,8 +20,8 @@ import (
 	"kubevpn/pkg/wire/nonblock"
 )
 
-// podConn is one port-forward: a connection to a port of a pod, as a net.Conn. It speaks as much SPDY/3.1 as
-// the Kubernetes port-forward protocol needs, over one upgraded connection of its own:
+// podConn is one port-forward: a net.Conn to a port of a pod. It speaks as much SPDY/3.1 as the Kubernetes
+// port-forward protocol needs, over an upgraded connection of its own:
 //
 //	laptop                                    API server ═ kubelet ═ container runtime
 //	  SYN_STREAM 1 (error, port), FIN ──────▶   one write for all three;
@@ -33,44 +33,41 @@ import (
 //	                                  ◀──────   DATA 3 FIN: Read gives io.EOF
 //	  PING every ten seconds, RST_STREAM 3 + GOAWAY on Close
 //
-// It exists because the spdystream library hands every frame through three goroutines and a new buffer, and
-// writes each in three pieces, each of which becomes a WebSocket message and a TLS record of its own. Here
-// Read parses frames in the caller's goroutine, straight into the caller's buffer, and Write is one
-// frame, one message, one call of the TLS layer. There is no goroutine to leak; nothing is read ahead of the
-// caller, so backpressure reaches the API server's TCP connection.
+// The spdystream library passes every frame through three goroutines and a new buffer, and writes each in three pieces,
+// each of which becomes a WebSocket message and a TLS record. podConn instead parses frames in the goroutine that calls
+// Read, into the caller's buffer, and writes a frame as one message in one call of the TLS layer. It starts no
+// goroutine and reads nothing ahead of the caller, so backpressure reaches the API server's TCP connection.
 //
-// One Read and one Write may run at the same time, with anything else. A Read whose deadline passed can be
-// repeated. A Write whose deadline passed leaves the connection unusable, as with crypto/tls.
+// Only one goroutine may call Read at a time. All other methods are safe for concurrent use, also with Read. A Read
+// whose deadline passed can be repeated. A Write whose deadline passed leaves the connection unusable, as in
+// crypto/tls.
 //
-// Lock order: readMu before writeMu. Read holds readMu, and takes writeMu only if it is free (TryLock), to answer
-// pings: a Read never waits for a Write. No one who holds writeMu takes readMu. Close and ping take writeMu only if it
-// is free, too.
+// A method that must not wait for a Write (Read, Close, ping) takes writeMu only if it is free.
 type podConn struct {
-	link  link
-	raw   net.Conn // beneath TLS: deadlines, addresses, the final close
-	peer  podAddr
-	batch *nonblock.Batch // raw, where writes can be held back; else nil
+	link link
+	raw  *nonblock.Batch // the connection beneath TLS
+	peer podAddr
 
-	readMu  sync.Mutex // guards the fields up to writeMu
+	// Read uses these.
 	frame   spdyFrame
-	replied [4]bool // SYN_REPLY has come, by stream
-	refusal []byte  // what the error stream said
-	anyData bool    // bytes have come from the pod
-	ended   [4]bool // FIN has come, by stream
+	replied [4]bool // by stream: SYN_REPLY has arrived
+	refusal []byte  // the text of the error stream
+	anyData bool    // the pod has sent bytes
+	ended   [4]bool // by stream: FIN has arrived
 	readErr error   // sticky
 
 	writeMu  sync.Mutex // guards link's writes, buf, finished and pingID
-	buf      []byte     // a frame being written, after headroom bytes
-	finished bool       // FIN sent on the data stream
+	buf      []byte     // the frame that is being written, after headroom bytes
+	finished bool       // FIN was sent on the data stream
+	pingID   uint32     // of the next PING
 
-	failed   atomic.Pointer[error] // what ended the connection, for Write
-	closed   atomic.Bool
-	pingTime *time.Timer
-	pingID   uint32
+	failed    atomic.Pointer[error] // ended the connection; Write returns it
+	closed    atomic.Bool
+	pingTimer *time.Timer
 
-	// Answers that Read owes the peer while a Write holds the link. Who releases writeMu sends them.
-	pings chan uint32            // to SPDY pings, by ID
-	pong  atomic.Pointer[[]byte] // to the latest WebSocket ping: its payload; nil: none
+	// Read owes these answers to the peer while a Write holds the link. The goroutine that unlocks writeMu sends them.
+	pings chan uint32            // IDs of SPDY pings
+	pong  atomic.Pointer[[]byte] // the payload of the latest WebSocket ping; nil: none
 }
 
 // link carries SPDY frames: a webSocket, or the upgraded connection itself.
@@ -80,7 +77,7 @@ type link interface {
 	writeFrame(buf []byte) error
 }
 
-// rawLink is SPDY straight on the upgraded connection.
+// rawLink carries SPDY frames without a WebSocket.
 type rawLink struct{ io.ReadWriter }
 
 func (l rawLink) writeFrame(buf []byte) error {
@@ -97,28 +94,27 @@ const (
 	spdyVersion = 3
 	flagFIN     = 0x01
 
-	// maxData is the most that one DATA frame carries. The container runtime allocates a frame whole.
+	// maxData limits the payload of a DATA frame, in bytes. The container runtime allocates whole frames.
 	maxData = 256 << 10
-	// maxRefusal is how much of the error stream's text is kept.
+	// maxRefusal limits the text that podConn keeps of the error stream, in bytes.
 	maxRefusal = 4 << 10
-	// maxOwedPings bounds the answers kept for a peer that pings faster than we can write.
+	// maxOwedPings limits the answers that podConn queues for a peer that pings faster than podConn writes.
 	maxOwedPings = 16
-	// pingPeriod is what client-go uses for SPDY over WebSocket: it keeps load balancers from closing an
-	// idle connection.
+	// pingPeriod keeps load balancers from closing an idle connection. client-go has the same for SPDY over WebSocket.
 	pingPeriod = 10 * time.Second
-	// closeTimeout bounds the farewell that Close writes.
+	// closeTimeout limits the time in which Close writes its last frames.
 	closeTimeout = 200 * time.Millisecond
 )
 
 var errSPDY = errors.New("SPDY protocol error")
 
-// spdyFrame is where Read is in the frame that is arriving.
+// spdyFrame is the frame that is arriving, as far as Read has read it.
 type spdyFrame struct {
 	head  [spdyHeader]byte
-	headN int // bytes of head that have come; the frame is open when all have
+	headN int // bytes of head that have arrived
 
-	left  int     // payload bytes still to come
-	note  [8]byte // first payload bytes of a control frame
+	left  int     // payload bytes that have not arrived
+	note  [8]byte // the first payload bytes of a control frame
 	noteN int
 }
 
@@ -127,25 +123,24 @@ func (f *spdyFrame) kind() uint16   { return binary.BigEndian.Uint16(f.head[2:])
 func (f *spdyFrame) stream() uint32 { return binary.BigEndian.Uint32(f.head[:]) & 0x7fffffff }
 func (f *spdyFrame) fin() bool      { return f.head[4]&flagFIN != 0 }
 
-// openPort speaks the opening of the protocol on l and returns when the container runtime has accepted both
-// streams. When it fails, or ctx ends first, the caller closes raw.
-func openPort(ctx context.Context, l link, raw net.Conn, peer podAddr) (*podConn, error) {
+// openPort opens both streams on l, and returns when the container runtime has accepted them. If openPort fails, the
+// caller closes raw.
+func openPort(ctx context.Context, l link, raw *nonblock.Batch, peer podAddr) (*podConn, error) {
 	c := &podConn{link: l, raw: raw, peer: peer, pingID: 1, pings: make(chan uint32, maxOwedPings)}
 	if ws, ok := l.(*webSocket); ok {
 		ws.pong = c.owePong
 	}
-	c.batch, _ = raw.(*nonblock.Batch)
 	stop := context.AfterFunc(ctx, func() { raw.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	opening, err := openingFrames(peer.port)
+	opening, err := (&portCaller{port: peer.port}).opening(errorStream, dataStream)
 	if err != nil {
 		return nil, err
 	}
 	if err := l.writeFrame(opening); err != nil {
 		return nil, dialError(ctx, err)
 	}
-	// Both replies are waited for: spdystream in the runtime would wait for ever to answer a stream of a
-	// connection that was closed before the reply. A pod that speaks first may come between them.
+	// spdystream in the runtime blocks forever if the connection closes before both replies. The pod's first bytes may
+	// arrive between them.
 	for !(c.replied[dataStream] && c.replied[errorStream]) && !c.inData() && c.readErr == nil {
 		if err := c.advance(); err != nil {
 			return nil, dialError(ctx, err)
@@ -154,8 +149,8 @@ func openPort(ctx context.Context, l link, raw net.Conn, peer podAddr) (*podConn
 	if !stop() {
 		return nil, context.Cause(ctx)
 	}
-	c.pingTime = time.AfterFunc(time.Hour, c.ping)
-	c.pingTime.Reset(pingPeriod) // ping itself uses pingTime
+	c.pingTimer = time.AfterFunc(time.Hour, c.ping)
+	c.pingTimer.Reset(pingPeriod) // ping itself uses pingTimer
 	return c, nil
 }
 
@@ -166,17 +161,10 @@ func dialError(ctx context.Context, err error) error {
 	return err
 }
 
-// openingFrames returns, after headroom, SYN_STREAM and FIN of the error stream, then SYN_STREAM of the data
-// stream.
-func openingFrames(port uint16) ([]byte, error) {
-	return (&portCaller{port: port}).opening(errorStream, dataStream)
-}
-
-// Read gives the pod's bytes, io.EOF after its FIN, a *RefusedError when the error stream says why there are
-// none, syscall.ECONNRESET after a reset, net.ErrClosed after Close, os.ErrDeadlineExceeded at the deadline.
+// Read implements net.Conn. Only one goroutine may call it at a time. It returns io.EOF after the pod's FIN, a
+// *RefusedError if the error stream has one, syscall.ECONNRESET after a reset, net.ErrClosed after Close, and
+// os.ErrDeadlineExceeded after the deadline.
 func (c *podConn) Read(p []byte) (int, error) {
-	c.readMu.Lock()
-	defer c.readMu.Unlock()
 	if len(p) == 0 {
 		return 0, nil
 	}
@@ -212,19 +200,19 @@ func (c *podConn) readFailed(err error) error {
 		err = io.ErrUnexpectedEOF
 	}
 	c.readErr = err
-	if err != io.EOF { // after the pod's FIN, the other direction lives on
+	if err != io.EOF { // after the pod's FIN, the other direction stays open
 		c.failed.CompareAndSwap(nil, &err)
 	}
 	return err
 }
 
-// inData reports whether the bytes that come next are the pod's.
+// inData reports whether the next bytes are payload of the data stream.
 func (c *podConn) inData() bool {
 	f := &c.frame
 	return f.headN == spdyHeader && !f.control() && f.stream() == dataStream && f.left > 0
 }
 
-// advance consumes what comes next up to the pod's bytes: at most one frame. What it returns ends the stream.
+// advance reads at most one frame, up to the payload of the data stream. An error ends the stream.
 func (c *podConn) advance() error {
 	f := &c.frame
 	for f.headN < spdyHeader {
@@ -253,7 +241,7 @@ func (c *podConn) advance() error {
 	return c.handleEnd(&done)
 }
 
-// consume reads some payload of a frame that is not the pod's data.
+// consume reads some payload of a frame of another stream, or of a control frame.
 func (c *podConn) consume() error {
 	f := &c.frame
 	var scratch [512]byte
@@ -279,8 +267,8 @@ func (c *podConn) handleEnd(f *spdyFrame) error {
 	return c.finish(f.stream())
 }
 
-// finish notes that a stream has ended. containerd ends the data stream before it says on the error stream
-// why; so an end before any byte waits for the error stream's.
+// finish records the end of a stream. containerd ends the data stream before it sends the cause on the error stream. So
+// if the data stream ends without a byte, Read waits for the end of the error stream.
 func (c *podConn) finish(stream uint32) error {
 	c.ended[stream] = true
 	switch {
@@ -327,14 +315,14 @@ func (c *podConn) handleControl(f *spdyFrame) error {
 	case spdy.TypeGoAway:
 		return c.end(io.ErrUnexpectedEOF)
 	}
-	return nil // HEADERS, SETTINGS, WINDOW_UPDATE say nothing to us
+	return nil // HEADERS, SETTINGS and WINDOW_UPDATE do not matter
 }
 
 func (c *podConn) refused() error {
 	return c.end(&RefusedError{Pod: c.peer.pod, Port: c.peer.port, Message: strings.TrimSpace(string(c.refusal))})
 }
 
-// end makes err what every later Read gives.
+// end makes every later Read return err.
 func (c *podConn) end(err error) error {
 	c.readErr = err
 	return err
@@ -352,7 +340,7 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("port %d of pod %s: %s", e.Port, e.Pod, e.Message)
 }
 
-// Is matches by the runtime's words: only text crosses the API server.
+// Is compares the text of the message, because only text crosses the API server.
 func (e *RefusedError) Is(target error) bool {
 	switch target {
 	case syscall.ECONNREFUSED:

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/moby/spdystream/spdy"
+
+	"kubevpn/pkg/wire/nonblock"
 )
 
 // data is a DATA frame.
@@ -46,7 +48,8 @@ func (c *pipeConn) SetWriteDeadline(time.Time) error { return nil }
 func recorded(t *testing.T, wire []byte) (*podConn, *pipeConn, error) {
 	t.Helper()
 	raw := &pipeConn{r: bytes.NewReader(wire)}
-	c, err := openPort(t.Context(), bufferedLink(raw), raw, podAddr{"ns/web", 80})
+	batch := nonblock.NewBatch(raw)
+	c, err := openPort(t.Context(), bufferedLink(batch), batch, podAddr{"ns/web", 80})
 	if err == nil {
 		t.Cleanup(func() { c.Close() })
 	}
@@ -120,7 +123,7 @@ func TestPodConnOpening(t *testing.T) {
 
 // The opening is what a spdystream server understands: both streams with their headers, in one write.
 func TestOpeningFrames(t *testing.T) {
-	opening, err := openingFrames(8080)
+	opening, err := (&portCaller{port: 8080}).opening(errorStream, dataStream)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +150,7 @@ func TestOpeningFrames(t *testing.T) {
 	stream(3, "data")
 }
 
-// Pings are answered, also those that come while a Write is stuck, which Read does not wait for.
+// Read answers pings, and does not wait for a Write that blocks.
 func TestPodConnAnswersPings(t *testing.T) {
 	c, raw, err := recorded(t, frames(opened, control(spdy.TypePing, 2), control(spdy.TypePing, 7), data(3, 0, "a"),
 		control(spdy.TypePing, 4), data(3, 0, "b")))
@@ -174,7 +177,7 @@ func TestPodConnAnswersPings(t *testing.T) {
 	}
 }
 
-// An idle connection says something every ten seconds, until it is closed.
+// An idle connection sends a ping every ten seconds until it is closed.
 func TestPodConnKeepAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server, client := net.Pipe()
@@ -191,7 +194,8 @@ func TestPodConnKeepAlive(t *testing.T) {
 			}
 		}()
 		go server.Write(opened)
-		c, err := openPort(context.Background(), bufferedLink(client), client, podAddr{"ns/web", 80})
+		batch := nonblock.NewBatch(client)
+		c, err := openPort(context.Background(), bufferedLink(batch), batch, podAddr{"ns/web", 80})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -205,7 +209,7 @@ func TestPodConnKeepAlive(t *testing.T) {
 				t.Fatalf("ping %d after %v", id, at)
 			}
 		}
-		synctest.Wait() // Close skips its farewell while something is written
+		synctest.Wait() // Close sends no last frames while a write is in progress
 		c.Close()
 		if bye := <-got; !bytes.Equal(bye, frames(control(spdy.TypeRstStream, 3, uint32(spdy.Cancel)), control(spdy.TypeGoAway, 0, 0))) {
 			t.Fatalf("wrote % x", bye)

@@ -12,7 +12,7 @@ import (
 	"github.com/moby/spdystream/spdy"
 )
 
-// Write sends p as one DATA frame, or as several of maxData bytes.
+// Write sends p in DATA frames of at most maxData bytes.
 func (c *podConn) Write(p []byte) (int, error) {
 	c.writeMu.Lock()
 	defer c.unlockWrite()
@@ -30,8 +30,8 @@ func (c *podConn) Write(p []byte) (int, error) {
 	return written, nil
 }
 
-// CloseWrite ends the laptop's direction; Read goes on. Container runtimes differ in how long they then keep
-// the other direction open: containerd closes it after a second.
+// CloseWrite ends the laptop's direction. The container runtime decides how long the other direction then stays open:
+// containerd closes it after a second.
 func (c *podConn) CloseWrite() error {
 	c.writeMu.Lock()
 	defer c.unlockWrite()
@@ -42,32 +42,33 @@ func (c *podConn) CloseWrite() error {
 	return c.writeData(nil, flagFIN)
 }
 
-// Close ends the stream and the connection beneath it. It does not wait for the peer.
+// Close closes the stream and the connection beneath it. It does not wait for the peer, nor for a Write.
 func (c *podConn) Close() error {
 	if c.closed.Swap(true) {
 		return nil
 	}
-	c.pingTime.Stop()
-	// The farewell spares the API server and the kubelet from logging a broken connection. A Write that
-	// holds the lock is stuck, or about to be: closing raw ends it.
+	c.pingTimer.Stop()
+	// Without the last frames, the API server and the kubelet would log a broken connection.
 	if c.writeMu.TryLock() {
 		c.raw.SetWriteDeadline(time.Now().Add(closeTimeout))
-		c.farewell()
+		c.sendClose()
 		c.writeMu.Unlock()
 	}
 	return c.raw.Close()
 }
 
-func (c *podConn) farewell() {
+// sendClose ends the stream, the SPDY connection and the WebSocket. The caller holds writeMu. Errors do not matter:
+// the connection closes next.
+func (c *podConn) sendClose() {
 	buf := c.grow(32)
 	buf = appendControl(buf, spdy.TypeRstStream, dataStream, uint32(spdy.Cancel))
 	buf = appendControl(buf, spdy.TypeGoAway, 0, uint32(spdy.GoAwayOK))
 	if c.link.writeFrame(buf) != nil {
-		return // the connection is gone already
+		return
 	}
 	if ws, ok := c.link.(*webSocket); ok {
 		buf = binary.BigEndian.AppendUint16(c.grow(2), closeNormal)
-		_ = ws.write(opClose, buf) // likewise
+		_ = ws.write(opClose, buf)
 	}
 }
 
@@ -84,7 +85,7 @@ func (c *podConn) writeData(p []byte, flags byte) error {
 	return c.send(append(buf, p...))
 }
 
-// send writes one frame or more. The caller holds writeMu.
+// send writes one or more frames. The caller holds writeMu.
 func (c *podConn) send(buf []byte) error {
 	if c.closed.Load() {
 		return net.ErrClosed
@@ -92,14 +93,10 @@ func (c *podConn) send(buf []byte) error {
 	if failed := c.failed.Load(); failed != nil {
 		return *failed
 	}
-	if c.batch != nil {
-		c.batch.Hold()
-	}
+	c.raw.Hold()
 	err := c.link.writeFrame(buf)
-	if c.batch != nil {
-		if e := c.batch.Release(); err == nil {
-			err = e
-		}
+	if e := c.raw.Release(); err == nil {
+		err = e
 	}
 	if err == nil {
 		return nil
@@ -109,26 +106,26 @@ func (c *podConn) send(buf []byte) error {
 	} else if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = &net.OpError{Op: "write", Net: "port-forward", Addr: c.peer, Err: os.ErrDeadlineExceeded}
 	}
-	c.failed.CompareAndSwap(nil, &err) // part of a frame may be out: nothing can follow it
+	c.failed.CompareAndSwap(nil, &err) // part of a frame may have been sent, so nothing can follow it
 	return err
 }
 
-// unlockWrite releases the link, after the answers that Read has come to owe meanwhile.
+// unlockWrite sends the answers that Read has queued meanwhile, and unlocks writeMu.
 func (c *podConn) unlockWrite() {
 	for {
 		c.writeMu.Unlock()
 		if !c.owes() || !c.writeMu.TryLock() {
 			return
 		}
-		c.payAnswers()
+		c.sendAnswers()
 	}
 }
 
 func (c *podConn) owes() bool { return len(c.pings) > 0 || c.pong.Load() != nil }
 
-// payAnswers writes the answers to the peer's pings. The caller holds writeMu, so nobody else receives from pings. An
-// error shows in the next Read or Write.
-func (c *podConn) payAnswers() {
+// sendAnswers answers the peer's pings. The caller holds writeMu, so nobody else receives from pings. The next Read or
+// Write returns an error.
+func (c *podConn) sendAnswers() {
 	if n := len(c.pings); n > 0 {
 		buf := c.grow(n * 12)
 		for range n {
@@ -142,8 +139,8 @@ func (c *podConn) payAnswers() {
 	}
 }
 
-// owePing notes that the peer's SPDY ping wants an answer, and gives it unless a Write holds the link: that
-// Write then does. So Read never waits for Write. A peer that pings faster than Write ends gets no more answers.
+// owePing queues the answer to a SPDY ping, and sends it unless a Write holds the link; that Write then sends it. It
+// drops the answer if maxOwedPings are queued.
 func (c *podConn) owePing(id uint32) {
 	select {
 	case c.pings <- id:
@@ -152,7 +149,7 @@ func (c *podConn) owePing(id uint32) {
 	c.tryAnswer()
 }
 
-// owePong is owePing for a WebSocket ping. Only the latest needs an answer (RFC 6455, 5.5.3).
+// owePong is owePing for a WebSocket ping. Only the latest one needs an answer (RFC 6455, section 5.5.3).
 func (c *podConn) owePong(payload []byte) {
 	payload = slices.Clone(payload)
 	c.pong.Store(&payload)
@@ -161,12 +158,12 @@ func (c *podConn) owePong(payload []byte) {
 
 func (c *podConn) tryAnswer() {
 	if c.writeMu.TryLock() {
-		c.payAnswers()
+		c.sendAnswers()
 		c.unlockWrite()
 	}
 }
 
-// ping sends a PING every pingPeriod. A link on which a Write is waiting is not idle and needs none.
+// ping sends a PING every pingPeriod, unless a Write is in progress: the connection is not idle then.
 func (c *podConn) ping() {
 	if c.closed.Load() {
 		return
@@ -179,13 +176,13 @@ func (c *podConn) ping() {
 			return
 		}
 	}
-	c.pingTime.Reset(pingPeriod)
-	if c.closed.Load() { // Close came in between
-		c.pingTime.Stop()
+	c.pingTimer.Reset(pingPeriod)
+	if c.closed.Load() { // Close may have stopped the timer before Reset
+		c.pingTimer.Stop()
 	}
 }
 
-// appendControl appends a control frame whose payload is words.
+// appendControl appends a control frame with the words as its payload.
 func appendControl(buf []byte, kind spdy.ControlFrameType, words ...uint32) []byte {
 	buf = binary.BigEndian.AppendUint16(buf, controlBit<<8|spdyVersion)
 	buf = binary.BigEndian.AppendUint16(buf, uint16(kind))
@@ -196,19 +193,18 @@ func appendControl(buf []byte, kind spdy.ControlFrameType, words ...uint32) []by
 	return buf
 }
 
-// LocalAddr is the laptop's end of the TCP connection towards the API server.
+// LocalAddr returns the address of the TCP connection to the API server.
 func (c *podConn) LocalAddr() net.Addr { return c.raw.LocalAddr() }
 
-// RemoteAddr is the pod's port.
+// RemoteAddr returns the pod's port.
 func (c *podConn) RemoteAddr() net.Addr { return c.peer }
 
-// SetDeadline sets both deadlines.
+// SetDeadline implements net.Conn.
 func (c *podConn) SetDeadline(t time.Time) error { return c.raw.SetDeadline(t) }
 
-// SetReadDeadline bounds Reads, those that are waiting too. After it has passed, Read works again once it is
-// moved.
+// SetReadDeadline implements net.Conn. After a timeout, Read works again with a later deadline.
 func (c *podConn) SetReadDeadline(t time.Time) error { return c.raw.SetReadDeadline(t) }
 
-// SetWriteDeadline bounds Writes, those that are waiting too. A Write that it cut leaves the connection
-// unusable: part of a TLS record may be out.
+// SetWriteDeadline implements net.Conn. A Write that times out leaves the connection unusable, because a part of a TLS
+// record may have been sent.
 func (c *podConn) SetWriteDeadline(t time.Time) error { return c.raw.SetWriteDeadline(t) }

@@ -30,8 +30,8 @@ import (
 	"kubevpn/pkg/wire/nonblock"
 )
 
-// upgrader turns HTTP/1.1 requests to the API server into raw connections. client-go and net/http do credentials,
-// credential plugins, proxies and TLS; this package does what follows "101 Switching Protocols".
+// upgrader converts HTTP/1.1 requests to the API server into raw connections. client-go and net/http handle
+// credentials, credential plugins, proxies and TLS, up to the answer "101 Switching Protocols".
 type upgrader struct {
 	cluster *cluster.Cluster
 
@@ -50,7 +50,7 @@ type upgradeError struct {
 func (e *upgradeError) Error() string { return "upgrading the connection: " + e.cause.Error() }
 func (e *upgradeError) Unwrap() error { return e.cause }
 
-// Explain names the obstacle, where an answer did not come from the API server.
+// Explain returns the error for the user if the answer did not come from the API server, or nil.
 func (e *upgradeError) Explain(apiServer string) *api.Error {
 	if !errors.Is(e.cause, errNoUpgrade) {
 		return nil
@@ -80,16 +80,14 @@ func (u *upgrader) prepare() error {
 	return u.err
 }
 
-// do sends the request and returns the connection that the server switched to some protocol, the same
-// connection beneath TLS, and the answer's header. Closing raw frees everything. Cancelling ctx later has no
-// effect.
+// do sends the request. It returns the connection that the server has switched to another protocol, the same connection
+// beneath TLS, and the header of the answer. Closing the second one frees everything. ctx limits only the request.
 func (u *upgrader) do(ctx context.Context, method string, target *url.URL,
 	header http.Header) (io.ReadWriter, *nonblock.Batch, http.Header, error) {
 	if err := u.prepare(); err != nil {
 		return nil, nil, nil, err
 	}
-	// Each connection has a transport of its own: it serves this one request, and its dialer catches the
-	// connection beneath TLS, whose deadlines net/http does not show.
+	// A transport for one request: its dialer stores the connection beneath TLS, which net/http does not return.
 	var raw atomic.Pointer[nonblock.Batch]
 	hop := &http.Transport{
 		Proxy:             u.auth.Proxy,
@@ -136,13 +134,11 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL,
 	return body, raw.Load(), resp.Header, nil
 }
 
-// unsent is how many unsent bytes of a connection the kernel may hold: more would only be a queue that nothing can
-// pass.
+// unsent limits the unsent bytes that the kernel holds for one connection. A longer queue would only add latency.
 const unsent = 128 << 10
 
-// tuned returns tcp with a short send queue and with BBR, where the kernel has it and permits it to this user: a
-// congestion control that takes each lost packet for congestion carries a tenth of that over a line that loses one
-// packet in a thousand.
+// tuned returns tcp with a short send queue, and with BBR if the kernel has it and permits it to this user. Over a line
+// that loses one packet in a thousand, a congestion control that reacts to each loss carries a tenth of what BBR does.
 func tuned(tcp *net.TCPConn) (net.Conn, error) {
 	conn, err := nonblock.NewConn(tcp)
 	if err != nil {
@@ -158,7 +154,7 @@ func tuned(tcp *net.TCPConn) (net.Conn, error) {
 	return conn, nil
 }
 
-// answerError turns an answer into the error that the API server meant.
+// answerError returns the error that an answer of the API server contains.
 func answerError(resp *http.Response) error {
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err != nil {
@@ -171,13 +167,12 @@ func answerError(resp *http.Response) error {
 	if resp.StatusCode < 300 {
 		return fmt.Errorf("%w (%s)", errNoUpgrade, resp.Status)
 	}
-	generic := apierrors.NewGenericServerResponse(resp.StatusCode, resp.Request.Method,
-		corev1.Resource("pods"), "", strings.TrimSpace(string(text)), 0, true)
-	return generic
+	return apierrors.NewGenericServerResponse(resp.StatusCode, resp.Request.Method, corev1.Resource("pods"), "",
+		strings.TrimSpace(string(text)), 0, true)
 }
 
-// webSocketLink asks for SPDY inside a WebSocket (Kubernetes 1.30 and later).
-func (u *upgrader) webSocketLink(ctx context.Context, target *url.URL) (link, net.Conn, error) {
+// webSocketLink requests SPDY inside a WebSocket (Kubernetes 1.30 and later).
+func (u *upgrader) webSocketLink(ctx context.Context, target *url.URL) (link, *nonblock.Batch, error) {
 	var nonce [16]byte
 	rand.Read(nonce[:])
 	key := base64.StdEncoding.EncodeToString(nonce[:])
@@ -204,8 +199,8 @@ func (u *upgrader) webSocketLink(ctx context.Context, target *url.URL) (link, ne
 	return newWebSocket(rw), raw, nil
 }
 
-// spdyLink asks for SPDY itself (every Kubernetes; not every proxy).
-func (u *upgrader) spdyLink(ctx context.Context, target *url.URL) (link, net.Conn, error) {
+// spdyLink requests plain SPDY, which every Kubernetes supports, but not every proxy.
+func (u *upgrader) spdyLink(ctx context.Context, target *url.URL) (link, *nonblock.Batch, error) {
 	rw, raw, answer, err := u.do(ctx, http.MethodPost, target, http.Header{
 		httpstream.HeaderConnection:      {httpstream.HeaderUpgrade},
 		httpstream.HeaderUpgrade:         {spdy.HeaderSpdy31},
@@ -221,15 +216,15 @@ func (u *upgrader) spdyLink(ctx context.Context, target *url.URL) (link, net.Con
 	return bufferedLink(rw), raw, nil
 }
 
-// tryOther reports whether err is of the kind that the other protocol may not meet: not an answer about the
-// pod or the credentials, and not a server that cannot be reached.
+// tryOther reports whether the other protocol may work after err. It does not if the answer is about the pod or the
+// credentials, or if the server cannot be reached.
 func tryOther(err error) bool {
 	var up *upgradeError
 	if errors.As(err, &up) {
 		return up.status != http.StatusUnauthorized && up.status != http.StatusTooManyRequests &&
 			!(up.status == http.StatusNotFound && apierrors.IsNotFound(err))
 	}
-	// A middlebox that closes what it does not understand.
+	// A middlebox may close a protocol that it does not know.
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
 		errors.Is(err, errWebSocket) || errors.Is(err, errSPDY)
 }

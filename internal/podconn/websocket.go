@@ -11,22 +11,22 @@ import (
 	"math/rand/v2"
 )
 
-// webSocket is the client's side of RFC 6455 over a connection that was already upgraded, used as a byte
-// stream: the payload of binary messages, whatever their borders.
+// webSocket is the client side of RFC 6455 over an upgraded connection. It is a byte stream: the payload of binary
+// messages, without their borders.
 //
-// It exists because gorilla's connection cannot be read again after a read deadline has passed, and splits
-// messages at its write buffer. Here a Read that times out can be repeated, and a SPDY frame is one
-// WebSocket frame, written at once.
+// A connection of the gorilla library cannot be read after a read deadline has passed, and splits messages at its write
+// buffer. A Read of a webSocket that times out can be repeated, and a SPDY frame is one WebSocket frame, sent in one
+// Write.
 //
-// Reads belong to one goroutine at a time, writes to another.
+// Only one goroutine may read at a time, and one write.
 type webSocket struct {
 	w  io.Writer
 	br *bufio.Reader
 
-	left    uint64 // payload bytes of the current data frame still to come
-	started bool   // a frame of a fragmented message was seen, its last one not yet
+	left    uint64 // payload bytes of the current data frame that were not read
+	started bool   // a fragmented message has begun and not ended
 
-	// pong is called from Read with the payload of a ping, which it must copy.
+	// pong is called from Read with the payload of a ping, which it must copy. Nil: pings get no answer.
 	pong func(payload []byte)
 }
 
@@ -44,9 +44,9 @@ const (
 	maxControl = 125
 	// headroom is the longest header of a masked frame: 2 bytes, 8 of length, 4 of mask.
 	headroom = 14
-	// readBuffer holds frame headers; payload is read past it. Small, as what it holds is copied twice.
+	// readBuffer is the size of the buffer for frame headers. It is small, because payload in it is copied twice.
 	readBuffer = 4 << 10
-	// closeNormal is the status code of a close frame that ends a session as it should.
+	// closeNormal is the status code of a close frame after which nothing is missing.
 	closeNormal = 1000
 )
 
@@ -56,8 +56,8 @@ func newWebSocket(conn io.ReadWriter) *webSocket {
 	return &webSocket{w: conn, br: bufio.NewReaderSize(conn, readBuffer)}
 }
 
-// Read reads payload of binary messages into p. It gives io.EOF after the peer's close frame. An error that
-// is a timeout changes nothing: Read may be called again.
+// Read reads payload of binary messages into p. It returns io.EOF after the peer's close frame. After a timeout, Read
+// may be called again.
 func (s *webSocket) Read(p []byte) (int, error) {
 	for s.left == 0 {
 		if err := s.nextFrame(); err != nil {
@@ -75,8 +75,8 @@ func (s *webSocket) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// nextFrame consumes one frame's header, and the payload too if it is a control frame. It takes bytes out of
-// the buffer only when the whole header (and control payload) is there.
+// nextFrame reads the header of one frame, and the payload of a control frame. It takes them out of the buffer only
+// when they are complete, so that a timeout loses nothing.
 func (s *webSocket) nextFrame() error {
 	head, err := s.peek(2)
 	if err != nil {
@@ -134,14 +134,14 @@ func (s *webSocket) control(op byte, final bool, length int) error {
 				return fmt.Errorf("the API server closed the WebSocket with code %d: %q", code, payload[2:])
 			}
 		}
-		return io.EOF // and stays in the buffer: every later Read says the same
+		return io.EOF // the frame stays in the buffer, so every later Read returns the same
 	default:
 		return fmt.Errorf("%w: opcode %d", errWebSocket, op)
 	}
 	return s.discard(2 + length)
 }
 
-// peek returns the next n bytes. An end of the connection is unexpected: only a close frame ends a session.
+// peek returns the next n bytes. The end of the connection is unexpected, because a close frame comes first.
 func (s *webSocket) peek(n int) ([]byte, error) {
 	b, err := s.br.Peek(n)
 	if err == io.EOF {
@@ -183,11 +183,11 @@ func (s *webSocket) write(op byte, buf []byte) error {
 	return err
 }
 
-// mask exclusive-ors b with key, repeated.
+// mask computes the exclusive or of b and the repeated key.
 func mask(b []byte, key [4]byte) {
 	k := uint64(binary.LittleEndian.Uint32(key[:]))
 	k |= k << 32
-	for len(b) >= 32 { // four words a turn: about 20 GB/s
+	for len(b) >= 32 { // four words per iteration: about 20 GB/s
 		binary.LittleEndian.PutUint64(b, binary.LittleEndian.Uint64(b)^k)
 		binary.LittleEndian.PutUint64(b[8:], binary.LittleEndian.Uint64(b[8:])^k)
 		binary.LittleEndian.PutUint64(b[16:], binary.LittleEndian.Uint64(b[16:])^k)
@@ -199,7 +199,7 @@ func mask(b []byte, key [4]byte) {
 	}
 }
 
-// acceptKey is what a server must answer to Sec-WebSocket-Key (RFC 6455, 4.2.2).
+// acceptKey returns the Sec-WebSocket-Accept that answers a Sec-WebSocket-Key (RFC 6455, section 4.2.2).
 func acceptKey(key string) string {
 	sum := sha1.Sum([]byte(key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
 	return base64.StdEncoding.EncodeToString(sum[:])
