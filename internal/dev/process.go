@@ -49,7 +49,7 @@ type Config struct {
 	Stdin, Stdout, Stderr *os.File
 	// Network gives the program a network of its own, which place has: it calls ready when the program may run, and
 	// returns when ctx has ended, or the network has; then the program is ended. Nil: the program has the laptop's.
-	Network func(ctx context.Context, place *sandbox.Process, ready func()) error
+	Network func(ctx context.Context, place sandbox.Place, ready func()) error
 
 	Warn   func(string) // what the container has and the program has not; Run calls it, too
 	Logger *slog.Logger

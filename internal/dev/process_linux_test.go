@@ -411,7 +411,7 @@ func TestSignalWhileItLeaves(t *testing.T) {
 	const child = "KUBEVPN_TEST_LEAVES"
 	if os.Getenv(child) != "" {
 		r := prepared(t, fake.NewClientset(settings("blue"), kubernetesService), "exit 0", func(c *Config) {
-			c.Network = func(ctx context.Context, _ *sandbox.Process, ready func()) error {
+			c.Network = func(ctx context.Context, _ sandbox.Place, ready func()) error {
 				ready()
 				<-ctx.Done()
 				fmt.Println("leaving")

@@ -174,7 +174,7 @@ func (r *Runner) isolated(ctx context.Context) (int, error) {
 	held, release := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer release(nil)
 	stop := context.AfterFunc(ctx, func() { release(context.Cause(ctx)) })
-	p, err := r.prepare(ctx, func(ctx context.Context, place *sandbox.Process, ready func()) error {
+	p, err := r.prepare(ctx, func(ctx context.Context, place sandbox.Place, ready func()) error {
 		return r.target.Connect(ctx, place, func() {
 			if stop() {
 				r.Quiet()
@@ -208,7 +208,7 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 	cfg.Env, cfg.Volumes = r.Env, r.Volumes
 	cfg.Stdin, cfg.Stdout, cfg.Stderr = r.Stdin, r.Stdout, r.Stderr
 	cfg.Logger, cfg.Warn = slog.New(warner{warn: r.warn}), r.warn
-	cfg.Connect = func(ctx context.Context, place *sandbox.Remote, ready func()) error {
+	cfg.Connect = func(ctx context.Context, place sandbox.Place, ready func()) error {
 		return r.target.Connect(ctx, place, ready, r.Show)
 	}
 	cfg.Begin = func() bool {
@@ -229,7 +229,7 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 
 // prepare reads what the container has. network is Config.Network of the program.
 func (r *Runner) prepare(ctx context.Context,
-	network func(context.Context, *sandbox.Process, func()) error) (*Program, error) {
+	network func(context.Context, sandbox.Place, func()) error) (*Program, error) {
 	m, err := r.model(ctx)
 	if err != nil {
 		return nil, err

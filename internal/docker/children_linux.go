@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -124,7 +123,6 @@ var errNotStarted = errors.New("`docker run` has not started it")
 type networkContainer struct {
 	*child
 	remote  *sandbox.Remote
-	files   *wire
 	volumes string        // where the engine has the directory of the volumes
 	said    *bytes.Buffer // to be read when child is done
 }
@@ -135,13 +133,11 @@ func (r *run) startNetwork(ctx context.Context) (_ *networkContainer, err error)
 	if err != nil {
 		return nil, err
 	}
-	sockets := make([]*net.UnixListener, 2)
-	for n, s := range []struct{ network, name string }{{"unixpacket", socketName}, {"unix", filesName}} {
-		if sockets[n], err = listen(s.network, dir, s.name); err != nil {
-			return nil, err
-		}
-		defer sockets[n].Close()
+	l, err := listen("unixpacket", dir)
+	if err != nil {
+		return nil, err
 	}
+	defer l.Close()
 	n := &networkContainer{said: &bytes.Buffer{}}
 	cmd := r.docker(r.plan.network(dir))
 	cmd.Stderr = n.said
@@ -154,22 +150,15 @@ func (r *run) startNetwork(ctx context.Context) (_ *networkContainer, err error)
 			err = errors.Join(err, r.removed(n.child))
 		}
 	}()
-	network, err := accept(ctx, sockets[0], n.child)
+	conn, err := accept(ctx, l, n.child)
 	if err != nil {
 		return nil, n.explain(err)
 	}
-	files, err := accept(ctx, sockets[1], n.child)
-	if err != nil {
-		return nil, errors.Join(n.explain(err), network.Close())
-	}
-	n.files = newWire(files)
-	if n.volumes, err = r.Engine.mountpoint(ctx, n.name, volumesAt); err != nil {
-		return nil, err
-	}
-	if n.remote, err = sandbox.Attach(ctx, network, r.Logger); err != nil {
+	if n.remote, err = sandbox.Attach(ctx, conn, r.Logger); err != nil {
 		return nil, n.explain(err)
 	}
-	return n, nil
+	n.volumes, err = r.Engine.mountpoint(ctx, n.name, volumesAt)
+	return n, err
 }
 
 // explain adds to err what docker has said.
@@ -193,16 +182,15 @@ func (n *networkContainer) close() {
 	if n.remote != nil {
 		n.remote.Close() // its socket and its device, whose ends nobody waits for
 	}
-	if n.files != nil {
-		n.files.conn.Close()
-	}
 }
 
 // show has the containers see a volume as it is now.
-func (r *run) show(_ context.Context, v podenv.Volume) error {
+func (r *run) show(ctx context.Context, v podenv.Volume) error {
 	owned := owned(r.plan.pod, v)
-	owned.Points = r.points[v.Name]
-	if _, err := r.network.files.ask(order{Volume: &owned}); err != nil {
+	owned.Dirs = r.points[v.Name]
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	if err := r.network.remote.Update(ctx, owned); err != nil {
 		return fmt.Errorf("writing a volume: %w", err)
 	}
 	return nil
@@ -222,16 +210,13 @@ type running struct {
 // start starts the n-th container, and returns when its program runs.
 func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 	c := r.plan.containers[n]
-	mounts, err := r.resolve(c)
-	if err != nil {
-		return nil, err
-	}
+	mounts := r.resolve(ctx, c)
 	dir, err := r.socketDir()
 	defer os.RemoveAll(dir)
 	if err != nil {
 		return nil, err
 	}
-	l, err := listen("unix", dir, socketName)
+	l, err := listen("unix", dir)
 	if err != nil {
 		return nil, err
 	}
@@ -318,7 +303,9 @@ func (c container) notStarted(err error, byUser bool) error {
 }
 
 // resolve says where on this machine a container's mounts are.
-func (r *run) resolve(c container) ([]mount, error) {
+func (r *run) resolve(ctx context.Context, c container) []mount {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
 	var all []mount
 	for _, m := range r.mounts[c.name] {
 		if !mountable(m.Path) {
@@ -338,19 +325,15 @@ func (r *run) resolve(c container) ([]mount, error) {
 		}
 		at := ""
 		if m.SubPath != "" {
-			got, err := r.network.files.ask(order{Resolve: &position{m.Volume, m.SubPath}})
-			if err != nil {
+			var err error
+			if at, err = r.network.remote.Resolve(ctx, m.Volume, m.SubPath); err != nil {
 				r.Warn(fmt.Sprintf("volume %s at %s: %v", m.Volume, m.Path, err))
 				continue
-			}
-			if at = got.Path; !filepath.IsLocal(at) {
-				return nil, fmt.Errorf("volume %s: %q, where its subPath %s is said to be, leads out of it", m.Volume,
-					at, m.SubPath)
 			}
 		}
 		all = append(all, mount{source: source(r.network.volumes, m.Volume, at), path: m.Path, readOnly: m.ReadOnly})
 	}
-	return all, nil
+	return all
 }
 
 // writer is another container of this run than the one that m is of, which may replace a directory on the way to m's

@@ -50,7 +50,7 @@ type Config struct {
 
 	// Connect gives the network container the cluster's network, and its requests if there are any, until ctx ends. It
 	// calls ready when programs may begin.
-	Connect func(ctx context.Context, place *sandbox.Remote, ready func()) error
+	Connect func(ctx context.Context, place sandbox.Place, ready func()) error
 	// Begin is called right before the program starts: the terminal is its own then. False: there is to be none.
 	Begin  func() bool
 	Step   func(text string, done bool)

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/podenv"
+	"kubevpn/pkg/host/sandbox"
 )
 
 func pointer[T any](v T) *T { return &v }
@@ -254,7 +255,7 @@ func TestOwned(t *testing.T) {
 	pod.Spec.Volumes = []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
 		Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}},
 	}}}}
-	of := func() file { return owned(pod, token).Files[0] }
+	of := func() sandbox.File { return owned(pod, token).Files[0] }
 	if f := of(); f.Owner != 1000 || f.Mode != 0o600 {
 		t.Errorf("all containers have a user: %+v", f)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -15,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevpn/pkg/host/sandbox"
 	"kubevpn/pkg/host/subreaper"
 )
 
@@ -146,17 +146,20 @@ func merge(base, over []string) []string {
 	return all
 }
 
-// dialSocket connects to one of the network container's sockets.
-func dialSocket(network, name string) (*net.UnixConn, error) {
-	conn, err := net.DialUnix(network, nil, &net.UnixAddr{Name: path.Join(control, name), Net: network})
+// runNetwork is the first process of the network container. It creates the TUN and writes the volumes, until kubevpn or
+// a signal ends it.
+func runNetwork() error {
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path.Join(control, socketName), Net: "unixpacket"})
 	if err != nil {
-		return nil, fmt.Errorf("%w (%w)", errByHand, err)
+		return fmt.Errorf("%w (%w)", errByHand, err)
 	}
-	return conn, nil
-}
-
-// closed reports whether err is how a socket ends.
-func closed(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) ||
-		errors.Is(err, net.ErrClosed)
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT)
+	served := make(chan error, 1)
+	go func() { served <- sandbox.Serve(conn, volumesAt) }()
+	select {
+	case <-served: // kubevpn has received the error
+	case <-ended:
+	}
+	return nil
 }

@@ -21,8 +21,8 @@ func (r *run) socketDir() (string, error) {
 }
 
 // listen listens on a socket that any user of the container may connect to.
-func listen(network, dir, name string) (*net.UnixListener, error) {
-	at := filepath.Join(dir, name)
+func listen(network, dir string) (*net.UnixListener, error) {
+	at := filepath.Join(dir, socketName)
 	l, err := net.ListenUnix(network, &net.UnixAddr{Name: at, Net: network})
 	if err != nil {
 		return nil, err

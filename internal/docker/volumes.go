@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/podenv"
+	"kubevpn/pkg/host/sandbox"
 )
 
 // nested are the directories of each volume where another one is mounted, by the volume's name, as
@@ -35,15 +36,15 @@ func nested(mounts map[string][]podenv.Mount) map[string][]string {
 }
 
 // owned is a volume with its owners.
-func owned(pod *corev1.Pod, v podenv.Volume) volume {
-	o := volume{Name: v.Name, Empty: v.Empty}
+func owned(pod *corev1.Pod, v podenv.Volume) sandbox.Volume {
+	o := sandbox.Volume{Name: v.Name, Empty: v.Empty}
 	if s := pod.Spec.SecurityContext; s != nil {
 		o.Group = s.FSGroup
 	}
 	tokens := tokensOf(pod, v.Name)
 	user := userOf(pod)
 	for _, f := range v.Files {
-		one := file{Path: f.Path, Mode: f.Mode, Data: f.Data}
+		one := sandbox.File{Path: f.Path, Mode: f.Mode, Data: f.Data}
 		if standard, is := tokens[f.Path]; is {
 			// pkg/volume/projected: a token is its reader's alone if all have one user, or a group.
 			one.Mode = standard
@@ -51,7 +52,7 @@ func owned(pod *corev1.Pod, v podenv.Volume) volume {
 				one.Mode = 0o600
 			}
 			if user != nil {
-				one.Owner = *user
+				one.Owner = int(*user)
 			}
 		}
 		o.Files = append(o.Files, one)

@@ -3,7 +3,6 @@ package docker
 import (
 	"encoding/json"
 	"io"
-	"io/fs"
 	"math"
 	"net"
 	"time"
@@ -18,33 +17,24 @@ const (
 	control    = inside + "/run"     // a directory, with the container's socket
 	volumesAt  = inside + "/volumes" // the network container's: a tmpfs with the pod's volumes
 	socketName = "socket"
-	filesName  = "files" // the network container's second socket
 )
 
-// What goes over a container's socket, as JSON: kubevpn says what is to be done, PID 1 what becomes of it.
+// An order goes from kubevpn to PID 1 of a container, over the container's socket, as JSON; a report goes back.
 //
 //	{"program":...}  ─▶
 //	                 ◀─  {} or {"error":...}, and the end
 //	{"signal":15}    ─▶                          any number
 //	                 ◀─  {"ended":0}, and the end
 //
-// And over the network container's second one, an answer to each:
-//
-//	{"volume":...}   ─▶ ◀─  {} or {"error":...}
-//	{"resolve":...}  ─▶ ◀─  {"path":"..1/page"}
-//
-// The end of either is the end of the process at the other side of it.
+// A process whose socket ends, ends. (The network container uses the control socket of pkg/host/sandbox.)
 type order struct {
-	Program *program  `json:"program,omitempty"`
-	Signal  int       `json:"signal,omitempty"`
-	Volume  *volume   `json:"volume,omitempty"`
-	Resolve *position `json:"resolve,omitempty"`
+	Program *program `json:"program,omitempty"`
+	Signal  int      `json:"signal,omitempty"`
 }
 
 type report struct {
 	Error *subreaper.Failure `json:"error,omitempty"`
 	Ended *int               `json:"ended,omitempty"`
-	Path  string             `json:"path,omitempty"`
 }
 
 // program is what PID 1 runs. The working directory is PID 1's own.
@@ -52,29 +42,6 @@ type program struct {
 	Args []string `json:"args"`
 	Env  []string `json:"env"` // wins over what the engine has given PID 1
 	TTY  bool     `json:"tty"`
-}
-
-// position is a place in a volume.
-type position struct {
-	Volume string `json:"volume"`
-	Path   string `json:"path"`
-}
-
-// volume is a volume with its owners, as the kubelet would make it.
-type volume struct {
-	Name  string `json:"name"`
-	Empty bool   `json:"empty,omitempty"` // a directory for everybody
-	Files []file `json:"files,omitempty"`
-	Group *int64 `json:"group,omitempty"` // securityContext.fsGroup
-	// Points are directories in it where another volume is mounted: nobody could make them where it is read-only.
-	Points []string `json:"points,omitempty"`
-}
-
-type file struct {
-	Path  string      `json:"path"`
-	Mode  fs.FileMode `json:"mode"`
-	Owner int64       `json:"owner"`
-	Data  []byte      `json:"data"`
 }
 
 // wire is one end of a socket. One goroutine may receive while another sends.
@@ -90,7 +57,7 @@ func newWire(conn net.Conn) *wire {
 	return &wire{conn: conn, most: most, in: json.NewDecoder(most), out: json.NewEncoder(conn)}
 }
 
-// reportBytes is the size limit of a report. It holds the longest subreaper.Failure, and the longest path.
+// reportBytes is the size limit of a report. It holds the longest subreaper.Failure.
 const reportBytes = 64 << 10
 
 // receive reads a report. A longer one ends the wire: a container's program may have replaced our process there.

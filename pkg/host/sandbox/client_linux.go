@@ -23,6 +23,7 @@ type client struct {
 
 type answer struct {
 	socket *os.File
+	path   string
 	err    error
 }
 
@@ -67,7 +68,7 @@ func (c *client) answer(r report, file *os.File) {
 	waiting := c.pending[r.ID]
 	delete(c.pending, r.ID)
 	c.mu.Unlock()
-	a := answer{socket: file}
+	a := answer{socket: file, path: r.Path}
 	if r.Error != nil {
 		a.err = r.Error
 	}
@@ -163,4 +164,18 @@ func (c *client) setNetwork(ctx context.Context, network Network) error {
 		return fmt.Errorf("setting up the sandbox's network: %w", err)
 	}
 	return nil
+}
+
+// update asks the server to replace the files of a volume.
+func (c *client) update(ctx context.Context, v Volume) error {
+	if err := v.check(); err != nil {
+		return err
+	}
+	f, err := inMemory("volume", v)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = c.ask(ctx, order{Update: true}, f)
+	return err
 }

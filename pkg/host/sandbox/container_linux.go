@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -23,8 +24,8 @@ const (
 )
 
 // Serve creates a TUN device in the network namespace of this process, sends its file to [Attach] at the other end of
-// conn, and executes the calls of the [Remote] there. It returns nil when the other end closes conn. It owns conn, and
-// needs CAP_NET_ADMIN and /dev/net/tun.
+// conn, and executes the calls of the [Remote] there. [Remote.Update] writes into the empty directory volumes. Serve
+// returns nil when the other end closes conn. It owns conn, and needs CAP_NET_ADMIN and /dev/net/tun.
 //
 //	         ┌── main table: default ─▶ tun0 ─▶ Remote.TUN
 //	a packet ┤
@@ -33,7 +34,7 @@ const (
 // Flows that programs of the container start use the TUN; replies to clients of a published port use the engine's
 // routes. Serve writes /etc/resolv.conf in place, because an engine bind-mounts it from a file that all containers of
 // one network share.
-func Serve(conn *net.UnixConn) error {
+func Serve(conn *net.UnixConn, volumes string) error {
 	w, err := newControl(conn)
 	if err != nil {
 		return err
@@ -41,13 +42,7 @@ func Serve(conn *net.UnixConn) error {
 	defer w.conn.Close()
 	f := newServer(w, ContainerInterface)
 	f.setNames = func(n *Network) error { return os.WriteFile("/etc/resolv.conf", []byte(n.resolvConf()), 0o644) }
-	device, err := openTUN(ContainerInterface)
-	if err == nil {
-		if err = moveEngineRoutes(); err != nil {
-			device.Close()
-			err = fmt.Errorf("moving the routes of the container engine: %w", err)
-		}
-	}
+	device, err := f.prepare(volumes)
 	if err != nil {
 		f.send(report{Error: subreaper.NewFailure(err)}, nil)
 		return err
@@ -56,17 +51,28 @@ func Serve(conn *net.UnixConn) error {
 	for {
 		var o order
 		file, err := f.control.receive(&o)
-		if file != nil {
-			file.Close()
-		}
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
 			return err
 		}
-		f.handle(o)
+		f.handle(o, file)
 	}
+}
+
+func (s *server) prepare(volumes string) (device *os.File, err error) {
+	if s.store, err = openStore(volumes); err != nil {
+		return nil, err
+	}
+	if device, err = openTUN(ContainerInterface); err != nil {
+		return nil, err
+	}
+	if err := moveEngineRoutes(); err != nil {
+		device.Close()
+		return nil, fmt.Errorf("moving the routes of the container engine: %w", err)
+	}
+	return device, nil
 }
 
 // moveEngineRoutes moves the routes of links that have a default route to a table that only replies use, because a
@@ -209,6 +215,19 @@ func (r *Remote) SetNetwork(ctx context.Context, n Network) error { return r.cli
 // Dial connects to an address from inside, as [Process.Dial] does.
 func (r *Remote) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return r.client.dial(ctx, network, address)
+}
+
+// Update creates a volume, or atomically replaces its files. Groups and empty volumes stay as they were created.
+func (r *Remote) Update(ctx context.Context, v Volume) error { return r.client.update(ctx, v) }
+
+// Resolve returns the current location of a path of a volume, relative to the volume, for a mount of that path. The
+// mount does not follow updates. In an empty volume Serve creates a directory there.
+func (r *Remote) Resolve(ctx context.Context, volume, sub string) (string, error) {
+	a, err := r.client.ask(ctx, order{Resolve: &position{volume, sub}}, nil)
+	if err == nil && !filepath.IsLocal(a.path) { // another program may have replaced Serve
+		err = fmt.Errorf("the other end says that %s is at %q, outside of the volume", sub, a.path)
+	}
+	return a.path, err
 }
 
 // Done returns a channel that is closed when Serve has ended or Close was called.

@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -75,7 +76,7 @@ func serveIn(socket string) error {
 	if err != nil {
 		return err
 	}
-	if err := sandbox.Serve(conn); err != nil {
+	if err := sandbox.Serve(conn, filepath.Dir(socket)+"/volumes"); err != nil {
 		return err
 	}
 	os.Exit(0)
@@ -87,6 +88,9 @@ func TestContainer(t *testing.T) {
 	testenv.NeedPrograms(t, "ip")
 	dir := t.TempDir()
 	write(t, dir+"/resolv.conf", "nameserver 127.0.0.11\n")
+	if err := os.Mkdir(dir+"/volumes", 0o755); err != nil {
+		t.Fatal(err)
+	}
 	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: dir + "/socket", Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
@@ -157,6 +161,17 @@ func TestContainer(t *testing.T) {
 	if b, err := os.ReadFile(dir + "/resolv.conf"); err != nil || !strings.Contains(string(b), "nameserver 10.96.0.11\n") {
 		t.Errorf("the engine's file says %q, %v", b, err)
 	}
+	keys := sandbox.Volume{Name: "keys", Files: []sandbox.File{{Path: "password", Mode: 0o400, Data: []byte("one")}}}
+	if err := r.Update(t.Context(), keys); err != nil {
+		t.Fatal(err)
+	}
+	at, err := r.Resolve(t.Context(), "keys", "password")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "volumes", "keys", at)); err != nil || string(b) != "one" {
+		t.Errorf("%s: %q, %v", at, b, err)
+	}
 	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
@@ -199,5 +214,73 @@ func TestAttachNeedsPackets(t *testing.T) {
 	}
 	if _, err := sandbox.Attach(t.Context(), conn.(*net.UnixConn), nil); err == nil {
 		t.Error("a stream is taken for a control socket")
+	}
+}
+
+// attachTo attaches to another end, which answers the first order with path.
+func attachTo(t *testing.T, path string) *sandbox.Remote {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conns := make([]*net.UnixConn, 2)
+	for n, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		conn, err := net.FileConn(f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		conns[n] = conn.(*net.UnixConn)
+	}
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		defer conns[1].Close()
+		null, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer null.Close()
+		if _, _, err := conns[1].WriteMsgUnix([]byte(`{"ready":true}`), unix.UnixRights(int(null.Fd())), nil); err != nil {
+			t.Error(err)
+			return
+		}
+		answer, err := json.Marshal(map[string]any{"id": 1, "path": path})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for buf := make([]byte, 64<<10); ; {
+			if n, err := conns[1].Read(buf); err != nil || n == 0 {
+				return
+			}
+			if _, err := conns[1].Write(answer); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	r, err := sandbox.Attach(t.Context(), conns[0], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		r.Close()
+		<-answered
+	})
+	return r
+}
+
+// A program of the container may have replaced Serve.
+func TestResolveRejectsPathsOutsideOfTheVolume(t *testing.T) {
+	for path, ok := range map[string]bool{
+		"..1/page": true, "a/b": true, "": false, "../../../../etc": false, "/etc": false, "a/../../b": false,
+	} {
+		at, err := attachTo(t, path).Resolve(t.Context(), "scratch", "a")
+		if (err == nil) != ok || ok && at != path {
+			t.Errorf("%q: resolved to %q, %v", path, at, err)
+		}
 	}
 }

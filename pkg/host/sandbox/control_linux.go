@@ -35,7 +35,10 @@ import (
 //	                                   ◀──   {"ended":...}, and init's end
 //	death                              ──▶   init's end
 //
-// Serve and Attach use the same messages, without plan, run, volumes and signals.
+// Serve and Attach use the same messages, without plan, run and signals, and one more:
+//
+//	{"id":5,"resolve":...}             ──▶
+//	                                   ◀──   {"id":5,"path":"..1/page"}        or {"id":5,"error":...}
 const maxMessage = 64 << 10
 
 // plan is the configuration of init.
@@ -58,11 +61,18 @@ type order struct {
 	Dial       *endpoint `json:"dial,omitempty"`
 	Cancel     bool      `json:"cancel,omitempty"`
 	Update     bool      `json:"update,omitempty"` // the file contains the new Volume
+	Resolve    *position `json:"resolve,omitempty"`
 }
 
 type endpoint struct {
 	Network string `json:"network"`
 	Address string `json:"address"`
+}
+
+// position is a path of a volume.
+type position struct {
+	Volume string `json:"volume"`
+	Path   string `json:"path"`
 }
 
 // report is a message from init.
@@ -72,6 +82,7 @@ type report struct {
 	Error *subreaper.Failure `json:"error,omitempty"`
 	Ended *ExitStatus        `json:"ended,omitempty"`
 	Log   *logLine           `json:"log,omitempty"`
+	Path  string             `json:"path,omitempty"` // the answer to Resolve
 }
 
 type logLine struct {

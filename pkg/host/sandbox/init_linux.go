@@ -58,7 +58,6 @@ type initProcess struct {
 
 	family  subreaper.Family
 	program atomic.Pointer[subreaper.Process] // nil before it runs
-	view    *view
 }
 
 // run returns only if it cannot start the program. order is the ID of the order to start it, or 0.
@@ -66,7 +65,6 @@ func (i *initProcess) run() (order uint64, err error) {
 	// The terminal signals the whole process group, for the program. Without a handler the signal would end init.
 	signal.Notify(make(chan os.Signal, 1), Signals()...)
 	v := &view{log: i.log}
-	i.view = v
 	i.setNames = v.setNames
 	var device *os.File
 	if i.plan.Network {
@@ -74,8 +72,12 @@ func (i *initProcess) run() (order uint64, err error) {
 			return 0, fmt.Errorf("creating the sandbox's network: %w", err)
 		}
 	}
+	var trees map[Mount]int
+	if i.store, trees, err = newStore(i.plan.Volumes, i.plan.Mounts); err != nil {
+		return 0, err
+	}
 	go i.watch()
-	if err := v.build(i.plan.Mounts, i.plan.Volumes, i.plan.Network); err != nil {
+	if err := v.build(i.plan.Mounts, trees, i.plan.Network); err != nil {
 		return 0, err
 	}
 	if err := os.Chdir(i.plan.Dir); err != nil {
@@ -114,17 +116,12 @@ func (i *initProcess) watch() {
 		switch {
 		case o.Run:
 			i.runs <- o.ID // the parent sends it once
-		case o.Update:
-			i.reply(o.ID, i.view.store.update(file)) // the parent sends it after ready, when the store exists
 		case o.Signal > 0:
 			if p := i.program.Load(); p != nil {
 				forward(p, syscall.Signal(o.Signal), o.OfTerminal)
 			}
 		default:
-			i.handle(o)
-		}
-		if file != nil {
-			file.Close()
+			i.handle(o, file)
 		}
 	}
 }

@@ -35,6 +35,7 @@ type Process struct {
 	client   *client
 	init     *os.Process
 	isolated bool
+	volumes  []Volume
 	ran      atomic.Bool // Run was called
 	terminal *terminal
 
@@ -68,8 +69,9 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 	// Outside the terminal's foreground job a group signal reaches this process only, which forwards it.
 	cmd.SysProcAttr.Setpgid = terminal == nil
 	p := &Process{
-		log: s.log, client: newClient(ours, Interface, s.log), isolated: s.cfg.Network, terminal: terminal,
-		ready: make(chan error, 1), read: make(chan struct{}), done: make(chan struct{}),
+		log: s.log, client: newClient(ours, Interface, s.log), isolated: s.cfg.Network, volumes: s.cfg.Volumes,
+		terminal: terminal,
+		ready:    make(chan error, 1), read: make(chan struct{}), done: make(chan struct{}),
 	}
 	begun := make(chan error, 1)
 	go p.watch(ctx, cmd, begun)
@@ -338,15 +340,10 @@ func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, 
 
 // Update atomically replaces the files of the volume with the name of v.
 func (p *Process) Update(ctx context.Context, v Volume) error {
-	if err := v.check(); err != nil {
-		return err
+	if _, there := volumeOf(p.volumes, v.Name); !there {
+		return fmt.Errorf("there is no volume %q", v.Name)
 	}
-	f, err := inMemory("volume", v)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if _, err := p.client.ask(ctx, order{Update: true}, f); err != nil {
+	if err := p.client.update(ctx, v); err != nil {
 		return fmt.Errorf("updating the volume %s of the sandbox: %w", v.Name, err)
 	}
 	return nil

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"runtime"
@@ -42,24 +41,5 @@ func (p *Process) SetNetwork(ctx context.Context, n Network) error {
 	return errNotHere()
 }
 func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return nil, errNotHere()
-}
-
-// Serve is not implemented on this operating system.
-func Serve(conn *net.UnixConn) error { return errors.Join(errNotHere(), conn.Close()) }
-
-// Attach is not implemented on this operating system.
-func Attach(ctx context.Context, conn *net.UnixConn, logger *slog.Logger) (*Remote, error) {
-	return nil, errors.Join(errNotHere(), conn.Close())
-}
-
-// A Remote does not exist on this operating system.
-type Remote struct{}
-
-func (r *Remote) TUN() *os.File                                   { return nil }
-func (r *Remote) SetNetwork(ctx context.Context, n Network) error { return errNotHere() }
-func (r *Remote) Done() <-chan struct{}                           { return nil }
-func (r *Remote) Close() error                                    { return errNotHere() }
-func (r *Remote) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return nil, errNotHere()
 }

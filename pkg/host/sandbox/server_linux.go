@@ -21,6 +21,7 @@ type server struct {
 	link     string // the TUN's name
 	router   *route.Router
 	setNames func(*Network) error // configures the resolver
+	store    *store               // nil: there are no volumes, and so no orders for them
 
 	mu    sync.Mutex
 	dials map[uint64]context.CancelFunc
@@ -39,16 +40,20 @@ func (s *server) log(level slog.Level, message string, attrs ...string) {
 
 // reply answers an order that has no result but its error.
 func (s *server) reply(id uint64, err error) {
-	r := report{ID: id}
-	if err != nil {
-		r.Error = subreaper.NewFailure(err)
-	}
-	s.send(r, nil)
+	s.send(report{ID: id, Error: subreaper.NewFailure(err)}, nil)
 }
 
-// handle executes an order for the network or a dial, and ignores others.
-func (s *server) handle(o order) {
+// handle executes an order for the network, a volume or a dial, and ignores others. It closes file, unless that is nil.
+func (s *server) handle(o order, file *os.File) {
+	if file != nil {
+		defer file.Close()
+	}
 	switch {
+	case o.Update:
+		s.reply(o.ID, s.store.update(file))
+	case o.Resolve != nil:
+		at, err := s.store.resolve(*o.Resolve)
+		s.send(report{ID: o.ID, Path: at, Error: subreaper.NewFailure(err)}, nil)
 	case o.Network != nil:
 		s.reply(o.ID, s.setNetwork(o.Network))
 	case o.Cancel:

@@ -15,7 +15,7 @@ import (
 
 // A view builds the file system of the program from a copy of the laptop's, in the mount namespace of this process.
 //
-//	1  /proc of the new PID namespace; the volumes
+//	1  /proc of the new PID namespace
 //	2  mirror /, if a mount needs a missing directory below it (pivot_root)
 //	3  open the sources, before a mount can cover them
 //	4  mount, ordered by path: over an existing path, or in a mirror of the nearest parent
@@ -24,17 +24,13 @@ import (
 type view struct {
 	log     func(level slog.Level, message string, attrs ...string)
 	mirrors []*mirror
-	store   *store
 
 	resolver *mirror // contains resolv.conf under the name resolv; nil: a mount replaces resolv.conf
 	resolv   string
 }
 
-func (v *view) build(mounts []Mount, volumes []Volume, network bool) error {
-	var err error
-	if v.store, err = newStore(volumes, mounts); err != nil {
-		return err
-	}
+// build mounts everything. trees are the sources of mounts of volumes; build closes them.
+func (v *view) build(mounts []Mount, trees map[Mount]int, network bool) error {
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		v.log(slog.LevelDebug, "cannot mount /proc; the sandbox shows the laptop's", "err", err.Error())
 	}
@@ -47,7 +43,7 @@ func (v *view) build(mounts []Mount, volumes []Volume, network bool) error {
 	sources := make([]int, len(mounts))
 	for i, m := range mounts {
 		if m.Volume != "" {
-			sources[i] = v.store.trees[m]
+			sources[i] = trees[m]
 			defer unix.Close(sources[i])
 			continue
 		}

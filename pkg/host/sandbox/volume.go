@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,18 +12,24 @@ import (
 	"strings"
 )
 
-// A Volume is a directory in memory that only the sandbox sees. It is never on the laptop's disk and ends with the
-// sandbox. [Process.Update] changes it while the program runs.
+// A Volume is a directory in memory that only the sandbox sees, or the containers of a [Remote]. It is never on the
+// laptop's disk and ends with them. [Process.Update] and [Remote.Update] change it while programs run.
 type Volume struct {
 	Name  string
-	Files []File // if empty, the program may write to the directory
+	Files []File // if empty, the program of a sandbox may write to the directory
+
+	// Containers need more, because their programs may have any user.
+	Empty bool     // every user may write to the directory, and Files is empty
+	Group *int64   // the group that owns the volume and may read its files (fsGroup); nil: that of the writing process
+	Dirs  []string // directories to create, as mount points of other volumes
 }
 
 // A File is one file of a Volume.
 type File struct {
-	Path string // relative, with slashes
-	Mode fs.FileMode
-	Data []byte
+	Path  string // relative, with slashes
+	Mode  fs.FileMode
+	Owner int // a user ID; 0: the user of the writing process
+	Data  []byte
 }
 
 func (v *Volume) check() error {
@@ -53,22 +60,55 @@ const (
 
 // writer writes a volume into its directory.
 type writer struct {
-	root   *os.Root
-	round  int
-	settle func(dir string) error // called before the files become visible; may be nil
+	root  *os.Root
+	empty bool // Volume.Empty
+	round int
+}
+
+// newWriter creates the directory of v in root.
+func newWriter(root *os.Root, v Volume) (*writer, error) {
+	if err := root.Mkdir(v.Name, 0o755); err != nil {
+		return nil, err
+	}
+	dir, err := root.OpenRoot(v.Name)
+	if err != nil {
+		return nil, err
+	}
+	mode := fs.FileMode(0o755)
+	if v.Empty {
+		mode = 0o777
+	}
+	if v.Group != nil {
+		mode |= fs.ModeSetgid
+		if err := dir.Chown(".", -1, int(*v.Group)); err != nil {
+			return nil, err
+		}
+	}
+	return &writer{root: dir, empty: v.Empty}, dir.Chmod(".", mode)
 }
 
 // write replaces the files of the volume with those of v.
 func (w *writer) write(v Volume) error {
-	if len(v.Files) == 0 && w.round == 0 {
-		return nil
+	if len(v.Files) > 0 || w.round > 0 {
+		if err := w.replace(v); err != nil {
+			return err
+		}
 	}
+	for _, dir := range v.Dirs {
+		if err := w.root.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("creating a mount point: %w", err)
+		}
+	}
+	return nil
+}
+
+func (w *writer) replace(v Volume) error {
 	w.round++
 	dir := ".." + strconv.Itoa(w.round)
 	if err := w.root.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	names, err := w.create(dir, v.Files)
+	names, err := w.create(dir, v)
 	if err != nil {
 		return err
 	}
@@ -96,10 +136,15 @@ func (w *writer) write(v Volume) error {
 	return w.remove(before, names)
 }
 
-// create writes files into dir and returns the names of its entries.
-func (w *writer) create(dir string, files []File) (names map[string]bool, err error) {
+// create writes the files of v into dir and returns the names of its entries. As in the kubelet
+// (pkg/volume/volume_linux.go), the group may read every file.
+func (w *writer) create(dir string, v Volume) (names map[string]bool, err error) {
 	names = map[string]bool{}
-	for _, f := range files {
+	group, groupMode := -1, fs.FileMode(0)
+	if v.Group != nil {
+		group, groupMode = int(*v.Group), 0o440
+	}
+	for _, f := range v.Files {
 		name := path.Join(dir, f.Path)
 		if err := w.root.MkdirAll(path.Dir(name), 0o755); err != nil {
 			return nil, err
@@ -107,16 +152,16 @@ func (w *writer) create(dir string, files []File) (names map[string]bool, err er
 		if err := w.root.WriteFile(name, f.Data, 0o600); err != nil {
 			return nil, err
 		}
-		if err := w.root.Chmod(name, f.Mode.Perm()); err != nil {
+		if err := w.root.Chown(name, cmp.Or(f.Owner, -1), group); err != nil {
+			return nil, err
+		}
+		if err := w.root.Chmod(name, f.Mode.Perm()|groupMode); err != nil {
 			return nil, err
 		}
 		first, _, _ := strings.Cut(f.Path, "/")
 		names[first] = true
 	}
-	if w.settle != nil {
-		err = w.settle(dir)
-	}
-	return names, err
+	return names, nil
 }
 
 // remove removes the previous directory, and the links to files that v does not contain.
@@ -135,40 +180,30 @@ func (w *writer) remove(before string, names map[string]bool) error {
 	return w.root.RemoveAll(before)
 }
 
-// resolve returns the current location of a path of the volume. A mount of one file shows that location for ever.
+// resolve returns the current location of a path of the volume. A mount of one file shows that location for ever. In an
+// empty volume, resolve creates a directory there, as the kubelet does.
 func (w *writer) resolve(sub string) (string, error) {
+	sub = path.Clean(sub)
+	if w.empty {
+		if sub == "." {
+			return sub, nil
+		}
+		if err := w.root.MkdirAll(sub, 0o777); err != nil {
+			return "", err
+		}
+		return sub, w.root.Chmod(sub, 0o777)
+	}
 	first, rest, _ := strings.Cut(sub, "/")
-	to, err := w.root.Readlink(first)
-	if err != nil { // not a link, or missing
-		return sub, nil
+	if to, err := w.root.Readlink(first); err == nil {
+		dir, err := w.root.Readlink(current)
+		if err != nil {
+			return "", err
+		}
+		sub = path.Join(dir, strings.TrimPrefix(to, current+"/"), rest)
 	}
-	dir, err := w.root.Readlink(current)
-	if err != nil {
-		return "", err
-	}
-	return path.Join(dir, strings.TrimPrefix(to, current+"/"), rest), nil
+	_, err := w.root.Stat(sub)
+	return sub, err
 }
-
-// A Directory shows a Volume to programs outside a sandbox, such as containers. It is not safe for concurrent use.
-type Directory struct{ writer writer }
-
-// NewDirectory returns a Directory in the empty directory root, which the caller closes. Before new files become
-// visible, Write calls settle, unless it is nil, with their directory within root; settle may change their owners.
-func NewDirectory(root *os.Root, settle func(dir string) error) *Directory {
-	return &Directory{writer{root: root, settle: settle}}
-}
-
-// Write atomically replaces the files of the Directory with those of v.
-func (d *Directory) Write(v Volume) error {
-	if err := v.check(); err != nil {
-		return err
-	}
-	return d.writer.write(v)
-}
-
-// Resolve returns the current location of a path of the Volume, for a mount of that path. The mount does not follow
-// later changes.
-func (d *Directory) Resolve(sub string) (string, error) { return d.writer.resolve(sub) }
 
 // volumeOf returns the volume of that name.
 func volumeOf(volumes []Volume, name string) (Volume, bool) {

@@ -11,71 +11,86 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// store holds the volumes of a sandbox on a tmpfs that only mounts make visible.
+// store holds volumes, one in each directory of root.
+type store struct {
+	root    *os.Root
+	writers map[string]*writer
+}
+
+// openStore returns a store in an empty directory.
+func openStore(dir string) (*store, error) {
+	root, err := os.OpenRoot(dir)
+	return &store{root: root, writers: map[string]*writer{}}, err
+}
+
+// newStore creates the volumes of a sandbox on a tmpfs that only mounts make visible, and a detached mount for each
+// Mount of one.
 //
 //	tmpfs ─┬─ config/ ── open_tree ──▶ a mount's source
 //	       └─ token/      ...
 //
-// newStore mounts the tmpfs, opens its directories and unmounts it. The open files keep it alive for Process.Update.
-type store struct {
-	writers map[string]*writer
-	trees   map[Mount]int // detached mounts
-}
-
-// newStore creates the volumes and a detached mount for each Mount of one.
-func newStore(volumes []Volume, mounts []Mount) (_ *store, err error) {
-	s := &store{writers: map[string]*writer{}, trees: map[Mount]int{}}
+// It unmounts the tmpfs again. The open files keep it alive for Process.Update.
+func newStore(volumes []Volume, mounts []Mount) (s *store, trees map[Mount]int, err error) {
 	if len(volumes) == 0 {
-		return s, nil
+		return nil, nil, nil
 	}
 	at := os.TempDir() // any directory
 	if err := unix.Mount("tmpfs", at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700"); err != nil {
-		return nil, fmt.Errorf("mounting a tmpfs for volumes: %w", err)
+		return nil, nil, fmt.Errorf("mounting a tmpfs for volumes: %w", err)
 	}
 	defer func() {
 		if e := unix.Unmount(at, unix.MNT_DETACH); e != nil && err == nil {
 			err = fmt.Errorf("unmounting the tmpfs at %s: %w", at, e)
 		}
 	}()
+	if s, err = openStore(at); err != nil {
+		return nil, nil, err
+	}
 	for _, v := range volumes {
-		dir := path.Join(at, v.Name)
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return nil, err
-		}
-		root, err := os.OpenRoot(dir)
-		if err != nil {
-			return nil, err
-		}
-		w := &writer{root: root}
-		s.writers[v.Name] = w
-		if err := w.write(v); err != nil {
-			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+		v.Empty = len(v.Files) == 0
+		if err := s.write(v); err != nil {
+			return nil, nil, err
 		}
 	}
+	trees = map[Mount]int{}
 	for _, m := range mounts {
 		if m.Volume == "" {
 			continue
 		}
-		sub, err := s.writers[m.Volume].resolve(m.SubPath)
+		sub, err := s.resolve(position{m.Volume, m.SubPath})
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		if v, _ := volumeOf(volumes, m.Volume); len(v.Files) == 0 && m.SubPath != "" {
-			if err := s.writers[m.Volume].root.MkdirAll(m.SubPath, 0o755); err != nil { // as the kubelet does
-				return nil, err
-			}
+		if trees[m], err = unix.OpenTree(unix.AT_FDCWD, path.Join(at, m.Volume, sub),
+			unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC); err != nil {
+			return nil, nil, fmt.Errorf("opening %q of volume %s: %w", m.SubPath, m.Volume, err)
 		}
-		tree, err := unix.OpenTree(unix.AT_FDCWD, path.Join(at, m.Volume, sub),
-			unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-		if err != nil {
-			return nil, fmt.Errorf("volume %s has nothing at %q: %w", m.Volume, m.SubPath, err)
-		}
-		s.trees[m] = tree
 	}
-	return s, nil
+	return s, trees, nil
 }
 
-// update executes Process.Update. f contains the Volume as JSON.
+// write creates a volume or replaces its files.
+func (s *store) write(v Volume) error {
+	if err := v.check(); err != nil {
+		return err
+	}
+	var err error
+	w := s.writers[v.Name]
+	if w == nil {
+		if w, err = newWriter(s.root, v); err == nil {
+			s.writers[v.Name] = w
+		}
+	}
+	if err == nil {
+		err = w.write(v)
+	}
+	if err != nil {
+		return fmt.Errorf("volume %s: %w", v.Name, err)
+	}
+	return nil
+}
+
+// update writes the Volume that f contains as JSON.
 func (s *store) update(f *os.File) error {
 	if f == nil {
 		return errors.New("an update of a volume arrived without a file")
@@ -84,14 +99,20 @@ func (s *store) update(f *os.File) error {
 	if err := json.NewDecoder(io.NewSectionReader(f, 0, 1<<40)).Decode(&v); err != nil {
 		return fmt.Errorf("reading a volume: %w", err)
 	}
-	w := s.writers[v.Name]
+	return s.write(v)
+}
+
+// resolve returns where a path of a volume is now, relative to the volume.
+func (s *store) resolve(p position) (string, error) {
+	w := s.writers[p.Volume]
 	if w == nil {
-		return fmt.Errorf("there is no volume %q", v.Name)
+		return "", fmt.Errorf("there is no volume %q", p.Volume)
 	}
-	if err := w.write(v); err != nil {
-		return fmt.Errorf("volume %s: %w", v.Name, err)
+	at, err := w.resolve(p.Path)
+	if err != nil {
+		return "", fmt.Errorf("volume %s has nothing at %s: %w", p.Volume, p.Path, err)
 	}
-	return nil
+	return at, nil
 }
 
 // inMemory returns an anonymous file in memory that contains v as JSON.

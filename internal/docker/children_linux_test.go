@@ -1,0 +1,102 @@
+package docker
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/podenv"
+)
+
+// An image of another architecture gets an error that names it.
+func TestForeignImage(t *testing.T) {
+	c := container{name: "web", image: "app:1"}
+	failed := fmt.Errorf("starting /app: %w", syscall.ENOEXEC)
+	for architecture, want := range map[string]bool{"s390x": true, runtime.GOARCH: false} {
+		c.of.Architecture = architecture
+		e := api.AsError(c.notStarted(failed, false))
+		if strings.Contains(e.Hint, architecture) != want || !strings.Contains(e.Message, "exec format error") {
+			t.Errorf("%s: %s\n%s", architecture, e.Message, e.Hint)
+		}
+	}
+}
+
+func TestIsProxy(t *testing.T) {
+	got := slices.DeleteFunc([]string{"HTTP_PROXY=x", "https_proxy=x", "NO_PROXY=", "PROXY=1", "MY_HTTP_PROXY=2", "all_proxy=x", "HOME=/"}, isProxy)
+	if diff := cmp.Diff([]string{"PROXY=1", "MY_HTTP_PROXY=2", "HOME=/"}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestPrefixer(t *testing.T) {
+	var out strings.Builder
+	r := &run{plan: testPlan(t, Config{TTY: true})}
+	p := r.prefixed("log", &out)
+	for _, text := range []string{"one\ntw", "o\r\n", "three"} {
+		if _, err := p.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.flush()
+	if want := "[log] one\r\n[log] two\r\n[log] three\r\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
+
+func TestMerge(t *testing.T) {
+	got := strings.Join(merge([]string{"PATH=/bin", "A=image"}, []string{"A=pod", "B=pod", "B=mine"}), " ")
+	if want := "PATH=/bin A=pod B=mine"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// A container that may write the directories on the way to a subPath could put a link there, which the engine follows as root.
+func TestSubPathOfWhatAContainerWritesIsRefused(t *testing.T) {
+	var warned []string
+	web := podenv.Mount{Path: "/cache", Volume: "scratch", SubPath: "a"}
+	r := &run{Config: Config{Warn: func(s string) { warned = append(warned, s) }},
+		mounts: map[string][]podenv.Mount{"web": {web}, "log": {{Path: "/scratch", Volume: "scratch"}}}}
+	if mounts := r.resolve(t.Context(), container{name: "web"}); len(mounts) != 0 {
+		t.Errorf("mounted: %+v", mounts)
+	}
+	if len(warned) != 1 || !strings.Contains(warned[0], "CVE-2017-1002101") || !strings.Contains(warned[0], "container log can write") {
+		t.Errorf("warned %q", warned)
+	}
+}
+
+func TestWriterOfWhatIsAboveASubPath(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		log  podenv.Mount
+		want string
+	}{
+		{"all of the volume", podenv.Mount{Volume: "scratch"}, "log"},
+		{"a directory above", podenv.Mount{Volume: "scratch", SubPath: "a"}, "log"},
+		{"all of it, read-only", podenv.Mount{Volume: "scratch", ReadOnly: true}, ""},
+		{"another volume", podenv.Mount{Volume: "other"}, ""},
+		{"the same directory", podenv.Mount{Volume: "scratch", SubPath: "a/b"}, ""},
+		{"a directory beside", podenv.Mount{Volume: "scratch", SubPath: "a/bc"}, ""},
+		{"a directory below", podenv.Mount{Volume: "scratch", SubPath: "a/b/c"}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			web := podenv.Mount{Volume: "scratch", SubPath: "a/b"}
+			r := &run{mounts: map[string][]podenv.Mount{"web": {web}, "log": {tt.log}}}
+			if got := r.writer("web", web); got != tt.want {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+		})
+	}
+	r := &run{mounts: map[string][]podenv.Mount{"web": {{Volume: "scratch"}}}}
+	if got := r.writer("log", podenv.Mount{Volume: "scratch"}); got != "" {
+		t.Errorf("a mount without a subPath has the writer %s", got)
+	}
+	if got := r.writer("web", podenv.Mount{Volume: "scratch", SubPath: "a"}); got != "" {
+		t.Errorf("a container is its own writer: %s", got)
+	}
+}
