@@ -10,11 +10,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
-	"go.uber.org/goleak"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
@@ -38,7 +38,7 @@ func TestEveryCommandHasExamples(t *testing.T) {
 	check(newRoot(&app{}))
 }
 
-func TestPlainProgress(t *testing.T) {
+func TestPlainProgressPrintsEachStepOnce(t *testing.T) {
 	at := func(seconds float64) time.Time {
 		return time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
 	}
@@ -69,25 +69,26 @@ func TestPlainProgress(t *testing.T) {
 	}
 }
 
-func TestSpinner(t *testing.T) {
-	defer goleak.VerifyNone(t)
-	out := &testenv.Buffer{}
-	s := &spinner{lines: lines{w: out}, screen: out, width: func() int { return 20 }}
-	s.show(api.Event{Step: "Installing the traffic manager"})
-	testenv.Until(t, "the spinner moves", func() bool { return strings.Contains(out.String(), "⠙") })
-	s.show(api.Event{Step: "Installing the traffic manager", Done: true})
-	s.stop()
-	s.stop()
-	got := out.String()
-	if !strings.HasPrefix(got, "\r\x1b[K⠋ Installing the t…") {
-		t.Errorf("output = %q, want a cut line first", got)
-	}
-	if !strings.HasSuffix(strings.TrimSuffix(got, "\r\x1b[K"), "\r\x1b[K✓ Installing the traffic manager\n") {
-		t.Errorf("output = %q, want the whole step last", got)
-	}
+func TestSpinnerCutsTheCurrentStepAndPrintsTheWholeResult(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out testenv.Buffer
+		s := &spinner{lines: lines{w: &out}, screen: &out, width: func() int { return 20 }}
+		s.show(api.Event{Step: "Installing the traffic manager"})
+		time.Sleep(spinnerPeriod)
+		synctest.Wait()
+		if got, want := out.String(), "\r\x1b[K⠋ Installing the t…\r\x1b[K⠙ Installing the t…"; got != want {
+			t.Errorf("output = %q, want %q", got, want)
+		}
+		s.show(api.Event{Step: "Installing the traffic manager", Done: true})
+		s.stop()
+		s.stop()
+		if got := strings.TrimSuffix(out.String(), "\r\x1b[K"); !strings.HasSuffix(got, "\r\x1b[K✓ Installing the traffic manager\n") {
+			t.Errorf("output = %q, want the whole step last", got)
+		}
+	})
 }
 
-func TestStatusTable(t *testing.T) {
+func TestStatusPrintsTables(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	status := api.Status{Connections: []api.Connection{
 		{
@@ -148,7 +149,7 @@ func TestStatusTable(t *testing.T) {
 	}
 }
 
-func TestTail(t *testing.T) {
+func TestTailStartsAtTheLastLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	long := strings.Repeat("x", 10000)
 	if err := os.WriteFile(path, []byte("one\n"+long+"\nthree\nno end"), 0o600); err != nil {
@@ -180,7 +181,7 @@ func TestTail(t *testing.T) {
 	}
 }
 
-func TestFollowSurvivesRotation(t *testing.T) {
+func TestFollowContinuesAfterRotation(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kubevpn", "daemon.log")
 	a := &app{out: &testenv.Buffer{}, errout: &testenv.Buffer{}, lookup: func(name string) (string, bool) {
@@ -219,7 +220,7 @@ func TestFollowSurvivesRotation(t *testing.T) {
 	}
 }
 
-func TestDistance(t *testing.T) {
+func TestDistanceCountsEdits(t *testing.T) {
 	tests := []struct {
 		a, b string
 		want int
@@ -233,7 +234,7 @@ func TestDistance(t *testing.T) {
 	}
 }
 
-func TestErrorsForPeople(t *testing.T) {
+func TestErrorIsPrintedWithItsHint(t *testing.T) {
 	var out bytes.Buffer
 	printError(&out, api.Errorf(api.ExitUsage, "no such thing").WithHint("try\nanother"))
 	if want := "Error: no such thing\n  try\n  another\n"; out.String() != want {

@@ -33,15 +33,13 @@ type Config struct {
 	Factory Factory
 	// Ready is called once, when the sockets accept connections. It may be nil.
 	Ready func()
-	// Idle is how long the daemon stays without connections. 0: one minute.
-	Idle time.Duration
 }
 
 // ErrRunning means that this user already has a daemon.
 var ErrRunning = errors.New("a daemon is already running")
 
 // Run runs the daemon. It returns when ctx ends, when a request asks the daemon to quit, or when it was idle for
-// Config.Idle; then no connection and no helper is left. It writes its log, and klog's, to a file of its own.
+// a minute; then no connection and no helper is left. It writes its log, and klog's, to a file of its own.
 func Run(ctx context.Context, cfg Config) error {
 	if err := errors.Join(cfg.Paths.MakeRuntimeDir(), cfg.Paths.MakeStateDir()); err != nil {
 		return err
@@ -98,9 +96,6 @@ func newDaemon(cfg Config, client []byte, owner Owner, logger *slog.Logger) *dae
 	if cfg.Factory == nil {
 		cfg.Factory = NewFactory()
 	}
-	if cfg.Idle == 0 {
-		cfg.Idle = idleTimeout
-	}
 	d := &daemon{cfg: cfg, logger: logger, quit: make(chan struct{}, 1), recheck: make(chan struct{}, 1)}
 	d.connections = newConnections(cfg.Factory, client, owner, logger)
 	d.connections.changed = d.wake
@@ -155,7 +150,7 @@ func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) erro
 
 // waitForEnd returns when the daemon should end.
 func (d *daemon) waitForEnd(ctx context.Context) {
-	idle := time.NewTimer(d.cfg.Idle)
+	idle := time.NewTimer(idleTimeout)
 	defer idle.Stop()
 	for {
 		select {
@@ -167,11 +162,11 @@ func (d *daemon) waitForEnd(ctx context.Context) {
 			return
 		case <-idle.C:
 			if !d.busy() {
-				d.logger.Info("daemon is ending", "reason", "idle", "for", d.cfg.Idle)
+				d.logger.Info("daemon is ending", "reason", "idle", "for", idleTimeout)
 				return
 			}
 		case <-d.recheck:
-			idle.Reset(d.cfg.Idle)
+			idle.Reset(idleTimeout)
 		}
 	}
 }

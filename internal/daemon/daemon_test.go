@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -347,18 +348,42 @@ func TestQuit(t *testing.T) {
 }
 
 func TestIdleDaemonEnds(t *testing.T) {
-	r := start(t, func(c *Config) { c.Idle = 50 * time.Millisecond })
-	c := r.connect("a")
-	select {
-	case err := <-r.result:
-		t.Fatalf("the daemon ended with a connection: %v", err)
-	case <-time.After(200 * time.Millisecond): // nothing must happen for a while
-	}
-	c.end <- errors.New("lost")
-	testenv.Until(t, "it has failed", func() bool { return r.status()[0].Status == api.StatusFailed })
-	r.mustPost(api.PathDisconnect, api.DisconnectRequest{All: true})
-	err := wait(t, r.result, "the idle daemon's end")
-	r.result <- err
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, made: make(chan *fakeConnection, 1)}
+		d := newDaemon(Config{Factory: r}, nil, Owner{}, discard())
+		ended := make(chan struct{})
+		go func() {
+			d.waitForEnd(t.Context())
+			close(ended)
+		}()
+		staysFor := func(what string) {
+			t.Helper()
+			time.Sleep(2 * idleTimeout)
+			synctest.Wait()
+			if isClosed(ended) {
+				t.Fatalf("the daemon ended with %s", what)
+			}
+		}
+		if err := d.connections.adopt(newFakeHelper()); err != nil {
+			t.Fatal(err)
+		}
+		go d.connections.connect(t.Context(), request("a"), func(string) {}, func(api.Event) {})
+		c := <-r.made
+		staysFor("a connection that is being established")
+		close(c.connected)
+		staysFor("a connection")
+		c.end <- errors.New("lost")
+		staysFor("a failed connection")
+		if err := d.connections.disconnect(api.DisconnectRequest{All: true}, func(api.Event) {}); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(idleTimeout - time.Nanosecond)
+		synctest.Wait()
+		if isClosed(ended) {
+			t.Error("the daemon ended before it had been idle long enough")
+		}
+		<-ended
+	})
 }
 
 func TestOneDaemon(t *testing.T) {

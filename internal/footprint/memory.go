@@ -1,5 +1,5 @@
-// Package footprint keeps what a program takes of its machine small: ReleaseMemory returns memory to the system after a
-// busy time, and HalveProcessors leaves processors to the programs that this one serves.
+// Package footprint limits the memory and the processors that a program uses: ReleaseMemory returns memory to the
+// system after a busy time, and HalveProcessors leaves processors to the programs that this one serves.
 //
 //	busy, memory grows ──▶ quiet for an interval ──▶ two collections; free memory goes back ──▶ quiet
 //
@@ -16,47 +16,62 @@ import (
 )
 
 const (
-	// interval is how often ReleaseMemory looks, and so how long a program has to be quiet.
+	// interval is the pause between two checks of ReleaseMemory. A quiet program has been quiet for this long.
 	interval = 10 * time.Second
-	// quiet is how many goroutines per second may wake in a quiet program. A single flow of any speed wakes more;
-	// heartbeats, timers and watches wake fewer.
+	// quiet is the number of goroutines per second that may wake in a quiet program. A single flow of any speed wakes
+	// more; heartbeats, timers and watches wake fewer.
 	quiet = 100
-	// worthwhile is by how many bytes memory must have grown since the last release.
+	// worthwhile is the number of bytes by which memory must have grown since the last release.
 	worthwhile = 8 << 20
 )
 
 // ReleaseMemory returns free memory to the system whenever the program becomes quiet. It blocks until ctx ends, and
 // then returns nil.
-func ReleaseMemory(ctx context.Context) error { return releaseMemory(ctx, interval, sample()) }
+func ReleaseMemory(ctx context.Context) error {
+	program{sample, release}.watch(ctx)
+	return nil
+}
 
-// releaseMemory compares with before, which is a sample from its start.
-func releaseMemory(ctx context.Context, interval time.Duration, before usage) error {
+// program observes and releases the memory of this program; tests have another.
+type program struct {
+	sample  func() usage
+	release func()
+}
+
+// watch releases memory until ctx ends.
+func (p program) watch(ctx context.Context) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
+	before := p.sample()
 	floor := before.held
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-tick.C:
 		}
-		now := sample()
+		now := p.sample()
 		woken := now.woken - before.woken
 		before = now
 		if float64(woken) > quiet*interval.Seconds() || now.held < floor+worthwhile {
 			continue
 		}
-		runtime.GC() // moves pooled buffers to the pools' victim caches; FreeOSMemory collects those
-		debug.FreeOSMemory()
-		before = sample()
+		p.release()
+		before = p.sample()
 		floor = before.held
 	}
 }
 
-// usage is what the runtime reports about the program.
+// release returns free memory to the system.
+func release() {
+	runtime.GC() // moves pooled buffers to the pools' victim caches; FreeOSMemory collects those
+	debug.FreeOSMemory()
+}
+
+// usage is a report of the runtime about the program.
 type usage struct {
-	held  uint64 // bytes that the system has given and not got back
-	woken uint64 // goroutines, since the program began
+	held  uint64 // bytes that the program has received from the system and not returned
+	woken uint64 // number of times that a goroutine became runnable, since the program began
 }
 
 func sample() usage {

@@ -2,15 +2,12 @@ package footprint
 
 import (
 	"context"
-	"runtime"
-	"runtime/debug"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
-
-	"kubevpn/internal/testenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,52 +27,50 @@ func fill() {
 	}
 }
 
-func TestQuietProgramReturnsMemory(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	runtime.GC()
-	debug.FreeOSMemory() // what other tests have left
+func TestReleaseReturnsPooledBuffers(t *testing.T) {
+	release() // what other tests have left
 	before := sample()
 	fill()
 	if now := sample(); now.held < before.held+32<<20 {
 		t.Fatalf("the test holds %d bytes after %d", now.held, before.held)
 	}
-	go func() { done <- releaseMemory(ctx, 100*time.Millisecond, before) }()
-	var now usage
-	testenv.Until(t, "memory goes back", func() bool {
-		now = sample()
-		return now.held < before.held+worthwhile
-	})
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
+	release()
+	if now := sample(); now.held >= before.held+worthwhile {
+		t.Errorf("the program holds %d bytes after the release, and held %d before", now.held, before.held)
 	}
 }
 
-// A busy program keeps its buffers: it would only make them anew.
-func TestBusyProgramKeepsItsBuffers(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	done, work := make(chan error, 1), make(chan struct{})
-	var busy sync.WaitGroup
-	busy.Go(func() {
-		for range work {
-		}
-	})
-	fill()
-	before := sample()
-	floor := before.held
-	go func() { done <- releaseMemory(ctx, 20*time.Millisecond, before) }()
-	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
-		work <- struct{}{}
-		fill()
+func TestMemoryIsReleasedOnlyWhenQuiet(t *testing.T) {
+	const much = 2 * worthwhile
+	tests := []struct {
+		name   string
+		growth uint64 // bytes in an interval
+		woken  uint64 // goroutines in an interval
+		want   int    // releases in two intervals
+	}{
+		{"a quiet program that grew", much, 1, 2},
+		{"a quiet program that did not grow", 0, 1, 0},
+		{"a busy program", much, 10 * quiet * uint64(interval/time.Second), 0},
 	}
-	if now := sample(); now.held < floor/2 {
-		t.Errorf("%d bytes of %d are left", now.held, floor)
-	}
-	close(work)
-	busy.Wait()
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*interval+interval/2)
+				defer cancel()
+				var now usage
+				released := 0
+				program{
+					sample: func() usage {
+						now.held += tt.growth
+						now.woken += tt.woken
+						return now
+					},
+					release: func() { released++; now.held = 0 },
+				}.watch(ctx)
+				if released != tt.want {
+					t.Errorf("%d releases, want %d", released, tt.want)
+				}
+			})
+		})
 	}
 }
