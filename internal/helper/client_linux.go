@@ -20,7 +20,7 @@ const closeTimeout = 30 * time.Second
 // createTimeout limits how long CreateTUN waits for the helper, which may first finish one Apply.
 const createTimeout = 10 * time.Second
 
-// Client has a helper process do what Local does in this process. Its methods are safe for concurrent use.
+// Client has the methods of Local, which a helper process executes. Its methods are safe for concurrent use.
 type Client struct {
 	wire    *wire
 	logger  *slog.Logger
@@ -30,7 +30,7 @@ type Client struct {
 	mu      sync.Mutex
 	last    uint64
 	waiting map[uint64]chan<- reply
-	ended   error // what the helper sent when it closed; valid after done
+	ended   error // the error that the helper sent when it closed; valid after done
 }
 
 type reply struct {
@@ -46,7 +46,7 @@ var ErrEnded = errors.New("the root helper has ended")
 func NewClient(socket *os.File, logger *slog.Logger) (*Client, error) {
 	w, err := openWire(socket)
 	if err != nil {
-		return nil, api.Errorf(api.ExitNetwork, "the helper's socket: %w", err)
+		return nil, api.Errorf(api.ExitNetwork, "cannot use the socket of the root helper: %w", err)
 	}
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
@@ -80,8 +80,7 @@ func (c *Client) CreateTUN(ctx context.Context, name string, mtu int) (*os.File,
 
 // MarkedSocket is Local.MarkedSocket in the helper.
 func (c *Client) MarkedSocket(ctx context.Context, network string) (*os.File, error) {
-	r, err := c.ask(ctx, request{Op: opSocket, Network: network})
-	return withFile(r, err)
+	return withFile(c.ask(ctx, request{Op: opSocket, Network: network}))
 }
 
 // Apply is Local.Apply in the helper. If ctx ends before the helper has answered, the helper still completes it.
@@ -94,7 +93,7 @@ func (c *Client) Apply(ctx context.Context, state api.NetworkState) (api.Network
 		r.file.Close()
 	}
 	if r.Applied == nil {
-		return api.NetworkApplied{}, api.Errorf(api.ExitNetwork, "the root helper gave an empty answer")
+		return api.NetworkApplied{}, api.Errorf(api.ExitNetwork, "the root helper sent an empty answer")
 	}
 	return *r.Applied, nil
 }
@@ -105,10 +104,10 @@ func (c *Client) Changes() <-chan api.NetworkApplied { return c.changes }
 // Done returns a channel that is closed when the helper has ended, by Close or by itself.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Close has the helper remove everything that Apply made, and waits until it has ended. It returns what the
-// helper could not remove; nil if it ended before.
+// Close has the helper remove everything that Apply made, and waits until it has ended. The error names the parts that
+// the helper could not remove. If the helper ended before, Close returns nil.
 func (c *Client) Close() error {
-	// If the helper is gone, this fails, and the reader notices it.
+	// If the helper has ended, this fails, and read notices it.
 	_ = c.wire.conn.CloseWrite()
 	timeout := time.NewTimer(closeTimeout)
 	defer timeout.Stop()
@@ -129,7 +128,7 @@ func withFile(r reply, err error) (*os.File, error) {
 		return nil, err
 	}
 	if r.file == nil {
-		return nil, api.Errorf(api.ExitNetwork, "the root helper gave no descriptor")
+		return nil, api.Errorf(api.ExitNetwork, "the root helper sent no descriptor")
 	}
 	return r.file, nil
 }
@@ -186,7 +185,7 @@ func (c *Client) read() {
 		f, err := c.wire.receive(&r, true)
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) {
-				c.logger.Error("reading from the root helper", "err", err)
+				c.logger.Error("cannot read from the root helper", "err", err)
 			}
 			return
 		}

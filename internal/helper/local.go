@@ -21,7 +21,7 @@ import (
 type LocalConfig struct {
 	// UID is the user for whom it acts. It is only a part of the nftables table's name.
 	UID int
-	// StateDir is root's own directory for the journal. Default: /var/lib/kubevpn.
+	// StateDir is a directory for the journal that only root can write to. Default: /var/lib/kubevpn.
 	StateDir string
 	// ResolvConf names the machine's nameservers. Local edits it only if no other method works. Default:
 	// /etc/resolv.conf.
@@ -36,8 +36,8 @@ func (c LocalConfig) dns() osdns.Options {
 	}
 }
 
-// Local changes this machine's network from this process, which must be root's. Its methods are safe for concurrent
-// use.
+// Local changes the network of this machine from this process, which must run as root. Its methods are safe for
+// concurrent use.
 type Local struct {
 	cfg       LocalConfig
 	createTUN func(name string, mtu int) (*os.File, error)
@@ -49,11 +49,11 @@ type Local struct {
 	mu        sync.Mutex // held during changes
 	recovered bool
 	closed    bool
-	// links that CreateTUN created: name to index; a link of the same name and another index is another program's
+	// links that CreateTUN created: name to index; another program created a link with the same name and another index
 	created map[string]int
 
-	said     sync.Mutex // guards warnings and sends to changes; taken after mu, and by the Configurator's watcher
-	warnings []string   // of the routes
+	publishing sync.Mutex // guards warnings and sends to changes; locked after mu, and by the Configurator's watcher
+	warnings   []string   // of the routes
 }
 
 // NewLocal returns a Local that has changed nothing.
@@ -94,7 +94,7 @@ func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, er
 		}
 	}
 	if len(l.created) >= maxLinks {
-		return nil, refused("a link more: %d are there", len(l.created))
+		return nil, refused("another link: there are already %d", len(l.created))
 	}
 	f, err := l.createTUN(name, mtu)
 	if err != nil {
@@ -102,7 +102,7 @@ func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, er
 	}
 	link, err := net.InterfaceByName(name)
 	if err != nil {
-		return nil, errors.Join(api.Errorf(api.ExitNetwork, "looking %s up: %w", name, err), f.Close())
+		return nil, errors.Join(api.Errorf(api.ExitNetwork, "cannot find the device %s: %w", name, err), f.Close())
 	}
 	l.created[name] = link.Index
 	return f, nil
@@ -124,41 +124,41 @@ func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApp
 		got, err := net.InterfaceByName(link.Name)
 		if index, ok := l.created[link.Name]; !ok || err != nil || got.Index != index {
 			return api.NetworkApplied{},
-				refused("the link %s: it is not one that this helper made and that is still there", link.Name)
+				refused("the link %s: this helper has created no such link, or the link is gone", link.Name)
 		}
 	}
 	// Queries must go to the resolver only while its addresses are routed: routes begin before names, and end after
 	// them.
 	if state.Resolver == nil {
 		if err := l.dns.Close(); err != nil {
-			return api.NetworkApplied{}, explainNetwork("name resolution", err)
+			return api.NetworkApplied{}, explainNetwork("configure name resolution", err)
 		}
 	}
 	routed, err := l.router.Set(routes(state))
 	if err != nil {
-		return api.NetworkApplied{}, explainNetwork("addresses and routes", err)
+		return api.NetworkApplied{}, explainNetwork("configure addresses and routes", err)
 	}
-	l.said.Lock()
+	l.publishing.Lock()
 	l.warnings = routed.Warnings
-	l.said.Unlock()
+	l.publishing.Unlock()
 	if state.Resolver == nil {
 		return l.applied(osdns.Applied{}), nil
 	}
 	named, err := l.dns.Set(names(state))
 	if err != nil {
-		return api.NetworkApplied{}, explainNetwork("name resolution", err)
+		return api.NetworkApplied{}, explainNetwork("configure name resolution", err)
 	}
 	return l.applied(named), nil
 }
 
-// MarkedSocket returns an unconnected socket whose DNS queries are not redirected. network is
-// udp4, udp6, tcp4 or tcp6. The caller owns it.
+// MarkedSocket returns an unconnected socket whose DNS queries are not redirected. network is udp4, udp6, tcp4 or tcp6.
+// The caller owns the socket.
 func (l *Local) MarkedSocket(_ context.Context, network string) (*os.File, error) {
 	return markedSocket(network, osdns.DefaultMark)
 }
 
-// Changes returns a channel with what applies now, after a change that no Apply made: for example another network's
-// nameservers. It contains only the latest. It is never closed.
+// Changes returns a channel that receives the new state after a change that no Apply made, such as other nameservers
+// after a change of the network. It contains only the latest state. It is never closed.
 func (l *Local) Changes() <-chan api.NetworkApplied { return l.changes }
 
 // Done returns a channel that Close closes.
@@ -174,12 +174,12 @@ func (l *Local) Close() error {
 	l.closed = true
 	defer close(l.done)
 	if err := errors.Join(l.dns.Close(), l.router.Close()); err != nil {
-		return explainNetwork("removing what was set", err)
+		return explainNetwork("remove the network configuration", err)
 	}
 	return nil
 }
 
-// begin recovers before the first change.
+// begin recovers before the first change; l.mu is held.
 func (l *Local) begin() error {
 	if l.closed {
 		return api.Errorf(api.ExitNetwork, "the root helper has been closed")
@@ -192,14 +192,14 @@ func (l *Local) begin() error {
 		l.cfg.Logger.Warn("recovered", "what", d)
 	}
 	if err != nil {
-		return explainNetwork("undoing what a kubevpn that died has left", err)
+		return explainNetwork(recoverAction, err)
 	}
 	l.recovered = true
 	return nil
 }
 
-// Recover undoes what a helper left that ended without Close: an edited resolv.conf, or a device. It returns what it
-// did. It does not touch what a running helper uses.
+// Recover undoes the changes of a helper that ended without Close: an edited resolv.conf, or a device. It returns a
+// line for each change. It leaves the changes of a running helper alone.
 func Recover(cfg LocalConfig) (did []string, err error) {
 	name, err := osdns.Recover(cfg.dns())
 	if name != "" {
@@ -209,20 +209,20 @@ func Recover(cfg LocalConfig) (did []string, err error) {
 	return append(did, links...), errors.Join(err, linkErr)
 }
 
-// publish replaces what Changes contains.
+// publish replaces the value in Changes.
 func (l *Local) publish(a api.NetworkApplied) {
-	l.said.Lock()
-	defer l.said.Unlock()
+	l.publishing.Lock()
+	defer l.publishing.Unlock()
 	select {
 	case <-l.changes:
 	default:
 	}
-	l.changes <- a // only publish sends, under said, so there is room
+	l.changes <- a // only publish sends, with publishing held, so there is room
 }
 
 func (l *Local) applied(a osdns.Applied) api.NetworkApplied {
-	l.said.Lock()
-	defer l.said.Unlock()
+	l.publishing.Lock()
+	defer l.publishing.Unlock()
 	return api.NetworkApplied{
 		ResolverMode: api.ResolverMode(a.Mode),
 		Upstreams:    a.Upstreams,
@@ -255,8 +255,12 @@ func names(s api.NetworkState) osdns.Config {
 	return cfg
 }
 
-func explainNetwork(what string, err error) error {
-	e := api.Errorf(api.ExitNetwork, "%s: %w", what, err)
+// recoverAction is the action of Recover, for explainNetwork.
+const recoverAction = "undo the changes of a root helper that was killed"
+
+// explainNetwork returns the error for an action that failed.
+func explainNetwork(action string, err error) error {
+	e := api.Errorf(api.ExitNetwork, "cannot %s: %w", action, err)
 	if errors.Is(err, os.ErrPermission) {
 		return e.WithHint("root without the capability NET_ADMIN, as in an unprivileged container, cannot do this")
 	}

@@ -21,15 +21,15 @@ func markedSocket(network string, mark uint32) (*os.File, error) {
 	case "tcp6":
 		family, kind = unix.AF_INET6, unix.SOCK_STREAM
 	default:
-		return nil, refused("a socket of %q: it must be udp4, udp6, tcp4 or tcp6", network)
+		return nil, refused("a socket of type %q: it must be udp4, udp6, tcp4 or tcp6", network)
 	}
 	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return nil, api.Errorf(api.ExitNetwork, "making a %s socket: %w", network, err)
+		return nil, api.Errorf(api.ExitNetwork, "cannot create a %s socket: %w", network, err)
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
 		unix.Close(fd)
-		return nil, api.Errorf(api.ExitNetwork, "marking a socket: %w", err)
+		return nil, api.Errorf(api.ExitNetwork, "cannot mark a socket: %w", err)
 	}
 	return os.NewFile(uintptr(fd), network), nil
 }
@@ -39,18 +39,18 @@ func markedSocket(network string, mark uint32) (*os.File, error) {
 func removeLeftLinks() (did []string, err error) {
 	links, err := netlink.LinkList()
 	if err != nil {
-		return nil, fmt.Errorf("listing links: %w", err)
+		return nil, fmt.Errorf("cannot list links: %w", err)
 	}
 	for _, link := range links {
 		t, ok := link.(*netlink.Tuntap)
-		// A device that is up and that somebody has open has a link partner: the kernel calls it running.
+		// A device that is up and that a process has open has a link partner: the kernel calls it running.
 		if !ok || !linkName.MatchString(t.Name) || t.NonPersist || t.RawFlags&unix.IFF_LOWER_UP != 0 {
 			continue
 		}
 		if err := netlink.LinkDel(link); err != nil {
-			return did, fmt.Errorf("removing %s: %w", t.Name, err)
+			return did, fmt.Errorf("cannot remove %s: %w", t.Name, err)
 		}
-		did = append(did, "removed the device "+t.Name+", which nobody had open")
+		did = append(did, "removed the device "+t.Name+", which no process had open")
 	}
 	return did, nil
 }

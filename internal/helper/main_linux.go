@@ -28,13 +28,13 @@ const readyVariable = "KUBEVPN_HELPER_READY_FD"
 // So the helper continues when the terminal closes, and no sudo process stays.
 func Main(ctx context.Context) error {
 	if os.Geteuid() != 0 {
-		return api.Errorf(api.ExitPrivilege, "the helper must be root's").
-			WithHint("`kubevpn connect` starts it by itself")
+		return api.Errorf(api.ExitPrivilege, "`kubevpn helper` must run as root").
+			WithHint("`kubevpn connect` starts it")
 	}
 	if err := checkSocket(int(os.Stdin.Fd())); err != nil {
 		return api.Errorf(api.ExitUsage, "standard input: %w", err).
-			WithHint("`kubevpn connect` starts the helper by itself; a sudo that logs its input puts a pipe there " +
-				"and cannot be used")
+			WithHint("`kubevpn connect` starts the helper; it cannot use a sudo with the option log_input, which " +
+				"replaces standard input")
 	}
 	if fd, err := strconv.Atoi(os.Getenv(readyVariable)); err == nil && fd > 2 {
 		return second(ctx, os.NewFile(uintptr(fd), "ready"))
@@ -45,10 +45,10 @@ func Main(ctx context.Context) error {
 func first(ctx context.Context) error {
 	ready, theirs, err := os.Pipe()
 	if err != nil {
-		return api.Errorf(api.ExitPrivilege, "making a pipe: %w", err)
+		return api.Errorf(api.ExitPrivilege, "cannot create a pipe: %w", err)
 	}
 	defer ready.Close()
-	// Not by its path: a user who can write there could have replaced the program since sudo checked it.
+	// Not the path of the program: since sudo checked it, a user who can write there could have replaced the program.
 	cmd := exec.Command("/proc/self/exe", "helper")
 	cmd.Args[0] = os.Args[0]
 	cmd.Stdin = os.Stdin
@@ -62,13 +62,13 @@ func first(ctx context.Context) error {
 	err = cmd.Start()
 	theirs.Close()
 	if err != nil {
-		return api.Errorf(api.ExitPrivilege, "starting the helper: %w", err)
+		return api.Errorf(api.ExitPrivilege, "cannot start the helper: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
 	defer stop()
 	if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil {
 		err := cmd.Wait() // it has sent the cause over the socket
-		return api.Errorf(api.ExitPrivilege, "the helper ended at once: %w", err)
+		return api.Errorf(api.ExitPrivilege, "the helper ended immediately: %w", err)
 	}
 	if !stop() {
 		return ctx.Err()
@@ -94,7 +94,7 @@ func second(ctx context.Context, ready *os.File) error {
 		return errors.Join(err, socket.Close(), ready.Close())
 	}
 	if _, err := ready.Write([]byte{1}); err != nil {
-		return err // the first process was killed: nobody waits
+		return err // the first process was killed
 	}
 	if err := ready.Close(); err != nil {
 		return err
@@ -124,7 +124,7 @@ func takeStdin() (*os.File, error) {
 func caller(fd int) (uid int, err error) {
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
-		return 0, fmt.Errorf("asking whose the socket is: %w", err)
+		return 0, fmt.Errorf("cannot determine the owner of the socket: %w", err)
 	}
 	uid = os.Getuid()
 	if s := os.Getenv("SUDO_UID"); s != "" {
@@ -133,12 +133,12 @@ func caller(fd int) (uid int, err error) {
 		}
 	}
 	if peer.Uid != 0 && int(peer.Uid) != uid {
-		return 0, fmt.Errorf("the socket is user %d's, and user %d started the helper", peer.Uid, uid)
+		return 0, fmt.Errorf("user %d created the socket, but user %d started the helper", peer.Uid, uid)
 	}
 	return uid, nil
 }
 
-// greet recovers, and sends over the socket that the helper is ready, or why it is not. It leaves socket open.
+// greet recovers, and reports over the socket that the helper is ready, or the error. It leaves socket open.
 func greet(socket *os.File, cfg LocalConfig) error {
 	fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -151,7 +151,7 @@ func greet(socket *os.File, cfg LocalConfig) error {
 	defer w.conn.Close()
 	did, err := Recover(cfg)
 	if err != nil {
-		e := api.AsError(explainNetwork("undoing what a kubevpn that died has left", err))
+		e := api.AsError(explainNetwork(recoverAction, err))
 		return errors.Join(e, w.send(response{Error: e}, nil))
 	}
 	err = w.send(response{Ready: true}, nil)

@@ -20,11 +20,11 @@ const maxConcurrent = 16
 const lastWrites = 2 * time.Second
 
 // Serve executes the requests that arrive over socket until the other end closes it, or ctx ends. Then it removes
-// everything and returns. Its error says what it could not remove. Serve owns socket.
+// everything and returns. The error names the parts that it could not remove. Serve owns socket.
 func Serve(ctx context.Context, socket *os.File, cfg LocalConfig) error {
 	w, err := openWire(socket)
 	if err != nil {
-		return api.Errorf(api.ExitNetwork, "the helper's socket: %w", err)
+		return api.Errorf(api.ExitNetwork, "cannot use the socket of the root helper: %w", err)
 	}
 	defer w.conn.Close()
 	out := newOutbox(w)
@@ -63,7 +63,7 @@ func serve(ctx context.Context, w *wire, out *outbox, local *Local) error {
 		var r request
 		if _, err := w.receive(&r, false); err != nil {
 			if !errors.Is(err, io.EOF) && ctx.Err() == nil {
-				broken = fmt.Errorf("reading a request: %w", err)
+				broken = fmt.Errorf("cannot read a request: %w", err)
 			}
 			break
 		}
@@ -81,7 +81,7 @@ func serve(ctx context.Context, w *wire, out *outbox, local *Local) error {
 	if err != nil {
 		last.Error = api.AsError(err)
 	}
-	_ = w.send(last, nil) // a daemon that called Close waits for it; one that died does not
+	_ = w.send(last, nil) // this fails if the daemon was killed
 	return errors.Join(broken, err)
 }
 
@@ -105,7 +105,7 @@ func answer(ctx context.Context, w *wire, local *Local, r request) {
 			resp.Applied = &applied
 		}
 	default:
-		err = refused("%q: it does not know how to do that", r.Op)
+		err = refused("the operation %q: it is unknown", r.Op)
 	}
 	if err != nil {
 		resp.Error = api.AsError(err)
@@ -118,7 +118,8 @@ func answer(ctx context.Context, w *wire, local *Local, r request) {
 }
 
 // outbox queues the helper's unsolicited messages, so that a daemon that does not read (because it is stopped) does not
-// block the helper. It drops what does not fit: a log line is not worth a wait, and each change contains everything.
+// block the helper. A full queue drops messages: log lines are not worth a wait, and each
+// change contains the whole state.
 type outbox struct {
 	wire  *wire
 	queue chan response
@@ -184,5 +185,5 @@ func (h *remoteHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return c
 }
 
-// WithGroup leaves the group's name out: nothing that logs here uses groups.
+// WithGroup ignores the name of the group: the helper logs without groups.
 func (h *remoteHandler) WithGroup(string) slog.Handler { return h }

@@ -222,11 +222,11 @@ func TestClientAndServe(t *testing.T) {
 
 	// Refusals reach the caller with their code, and change nothing.
 	for name, err := range map[string]error{
-		`the root helper refuses the link name "eth0": it must be kubevpn and at most 8 letters or digits`:       errorOf(c.CreateTUN(ctx, "eth0", 1500)),
-		`the root helper refuses a socket of "raw": it must be udp4, udp6, tcp4 or tcp6`:                         errorOf(c.MarkedSocket(ctx, "raw")),
-		`the root helper refuses the link kubevpn1: it is not one that this helper made and that is still there`: errorOf(c.Apply(ctx, api.NetworkState{Links: []api.Link{{Name: "kubevpn1", MTU: 1500}}})),
-		`the root helper refuses the route 0.0.0.0/0: it is a default route (link kubevpn0)`:                     errorOf(c.Apply(ctx, api.NetworkState{Links: []api.Link{{Name: "kubevpn0", MTU: 1500, Routes: prefixes("0.0.0.0/0")}}})),
-		`creating interface kubevpn0: device or resource busy`:                                                   errorOf(c.CreateTUN(ctx, "kubevpn0", 1500)),
+		`the root helper refuses the link name "eth0": it must be kubevpn and at most 8 letters or digits`:     errorOf(c.CreateTUN(ctx, "eth0", 1500)),
+		`the root helper refuses a socket of type "raw": it must be udp4, udp6, tcp4 or tcp6`:                  errorOf(c.MarkedSocket(ctx, "raw")),
+		`the root helper refuses the link kubevpn1: this helper has created no such link, or the link is gone`: errorOf(c.Apply(ctx, api.NetworkState{Links: []api.Link{{Name: "kubevpn1", MTU: 1500}}})),
+		`the root helper refuses the route 0.0.0.0/0: it is a default route (link kubevpn0)`:                   errorOf(c.Apply(ctx, api.NetworkState{Links: []api.Link{{Name: "kubevpn0", MTU: 1500, Routes: prefixes("0.0.0.0/0")}}})),
+		`creating interface kubevpn0: device or resource busy`:                                                 errorOf(c.CreateTUN(ctx, "kubevpn0", 1500)),
 	} {
 		var e *api.Error
 		if !errors.As(err, &e) || e.Message != name || e.Code != api.ExitNetwork {
@@ -347,7 +347,8 @@ func TestChangesReachTheDaemon(t *testing.T) {
 	}
 }
 
-// What cannot be understood ends the helper, and it cleans up as always. It never answers over a file that is not a daemon's.
+// What cannot be understood ends the helper, and it cleans up as always. It never answers over a file that is not a
+// daemon's.
 func TestServeRefusesWhatItDoesNotKnow(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
@@ -364,7 +365,7 @@ func TestServeRefusesWhatItDoesNotKnow(t *testing.T) {
 		if err := unix.Sendmsg(int(d.Fd()), packet, nil, nil, 0); err != nil {
 			t.Fatal(err)
 		}
-		if err := <-ended; err == nil || !strings.Contains(err.Error(), "reading a request") {
+		if err := <-ended; err == nil || !strings.Contains(err.Error(), "cannot read a request") {
 			t.Errorf("%s: %v", name, err)
 		}
 		d.Close()
@@ -387,7 +388,7 @@ func TestServeRefusesWhatItDoesNotKnow(t *testing.T) {
 	var got response
 	conn := fileConn(t, d)
 	if _, err := (&wire{conn: conn}).receive(&got, false); err != nil || got.Error == nil ||
-		got.Error.Message != `the root helper refuses "exec": it does not know how to do that` {
+		got.Error.Message != `the root helper refuses the operation "exec": it is unknown` {
 		t.Errorf("got %+v, %v", got.Error, err)
 	}
 	d.Close()

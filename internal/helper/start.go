@@ -8,7 +8,7 @@ type StartConfig struct {
 	Executable string
 	// Sudo is the path of sudo; empty: the first in PATH. Root does not use it.
 	Sudo string
-	// Stderr gets sudo's own messages, which the error contains too. Its prompt goes to the terminal. Default: nothing
-	// is written.
+	// Stderr receives the messages of sudo, which the error also contains. The prompt of sudo goes to the terminal.
+	// Nil: discard them.
 	Stderr io.Writer
 }

@@ -21,13 +21,13 @@ import (
 // type a password.
 const readyTimeout = 10 * time.Second
 
-// Start starts the helper process as root, with sudo if this process is not root's. Once the helper is ready, Start
-// returns this process's end of the socketpair. sudo asks for a password on this process's terminal. The helper has a
-// session of its own and outlives the terminal; it ends when every copy of the returned file is closed.
+// Start starts the helper process as root, with sudo if this process does not run as root. Once the helper is ready,
+// Start returns this process's end of the socketpair. sudo asks for a password on this process's terminal. The helper
+// has a session of its own and outlives the terminal; it ends when every copy of the returned file is closed.
 func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, api.Errorf(api.ExitPrivilege, "making a socketpair: %w", err)
+		return nil, api.Errorf(api.ExitPrivilege, "cannot create a socketpair: %w", err)
 	}
 	ours, theirs := os.NewFile(uintptr(fds[0]), "helper"), os.NewFile(uintptr(fds[1]), "helper")
 	defer theirs.Close()
@@ -40,9 +40,9 @@ func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
 		}
 	}
 	if err := runStarter(ctx, cfg, argv, theirs); err != nil {
-		// If the helper sent an error, it says more than sudo's.
-		if said := awaitReady(ctx, ours, 100*time.Millisecond); errors.As(said, new(*api.Error)) {
-			err = said
+		// An error of the helper says more than that of sudo.
+		if helperErr := awaitReady(ctx, ours, 100*time.Millisecond); errors.As(helperErr, new(*api.Error)) {
+			err = helperErr
 		}
 		ours.Close()
 		return nil, err
@@ -60,13 +60,13 @@ func withSudo(sudo string, argv []string) ([]string, error) {
 		var err error
 		if sudo, err = exec.LookPath("sudo"); err != nil {
 			return nil, api.Errorf(api.ExitPrivilege,
-				"links, routes and name resolution need root, and there is no sudo").
+				"links, routes and name resolution require root, and sudo is not installed").
 				WithHint("run kubevpn as root, or install sudo")
 		}
 	}
 	out := []string{sudo}
 	if !haveTerminal() {
-		out = append(out, "-n") // do not ask if nobody can answer
+		out = append(out, "-n") // without a terminal the user cannot answer
 	}
 	return append(append(out, "--"), argv...), nil
 }
@@ -82,15 +82,15 @@ func haveTerminal() bool {
 
 // runStarter runs the first helper process, which ends when the second is ready.
 func runStarter(ctx context.Context, cfg StartConfig, argv []string, socket *os.File) error {
-	var said bytes.Buffer
+	var output bytes.Buffer
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdin = socket
-	cmd.Stderr = &said
+	cmd.Stderr = &output
 	if cfg.Stderr != nil {
-		cmd.Stderr = io.MultiWriter(&said, cfg.Stderr)
+		cmd.Stderr = io.MultiWriter(&output, cfg.Stderr)
 	}
 	if err := cmd.Start(); err != nil {
-		return api.Errorf(api.ExitPrivilege, "starting the root helper: %w", err)
+		return api.Errorf(api.ExitPrivilege, "cannot start the root helper: %w", err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -99,16 +99,16 @@ func runStarter(ctx context.Context, cfg StartConfig, argv []string, socket *os.
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		// This process may lack the right to kill sudo, which is root's. Ctrl-C ends sudo as well, because it is in the
-		// terminal's foreground. Otherwise the helper that it starts finds its socket closed and ends.
+		// This process may lack the right to kill sudo, which runs as root. Ctrl-C also ends sudo, because it is in the
+		// foreground of the terminal. Otherwise the helper that it starts finds its socket closed and ends.
 		_ = cmd.Process.Kill()
 		return ctx.Err()
 	default:
-		return explainStart(argv, err, said.String())
+		return explainStart(argv, err, output.String())
 	}
 }
 
-// interruptTime is how much later than sudo's failure its cause, an interrupt, may end ctx.
+// interruptTime is the maximum delay from the failure of sudo until its cause, an interrupt, ends ctx.
 const interruptTime = 100 * time.Millisecond
 
 // unlessInterrupted waits for a process on the user's terminal, or for the end of ctx. Ctrl-C ends both, and the
@@ -130,20 +130,21 @@ func unlessInterrupted(ctx context.Context, ended <-chan error) (err error) {
 	}
 }
 
-func explainStart(argv []string, err error, said string) error {
-	lines := strings.Split(strings.TrimSpace(said), "\n")
+// explainStart returns the error for a start that failed with err, after sudo wrote output to stderr.
+func explainStart(argv []string, err error, output string) error {
+	lines := strings.Split(strings.TrimSpace(output), "\n")
 	reason := strings.TrimPrefix(lines[len(lines)-1], "sudo: ")
 	if reason == "" {
 		reason = err.Error()
 	}
-	e := api.Errorf(api.ExitPrivilege, "the root helper was not started: %s", reason)
+	e := api.Errorf(api.ExitPrivilege, "cannot start the root helper: %s", reason)
 	switch {
 	case os.Geteuid() == 0:
 		return e
 	case len(argv) > 1 && argv[1] == "-n":
 		program := argv[len(argv)-2]
-		const hint = "there is no terminal on which sudo could ask for a password: run `kubevpn connect` in one, run " +
-			"kubevpn as root, or allow"
+		const hint = "sudo has no terminal to ask for a password: run `kubevpn connect` in a terminal, run kubevpn " +
+			"as root, or allow"
 		if !replaceable(program) {
 			return e.WithHint("%s `%s helper` in sudoers without a password", hint, program)
 		}
@@ -151,8 +152,8 @@ func explainStart(argv []string, err error, said string) error {
 			"you can replace %s, so NOPASSWD for it would make every program that you run root. Install it first:\n"+
 			"  sudo install -o root -g root -m 755 %s /usr/local/bin/kubevpn", hint, program, api.ShellQuote(program))
 	default:
-		return e.WithHint("links, routes and name resolution need root: run kubevpn as root, or as a user whom sudo "+
-			"lets run `%s helper`", argv[len(argv)-2])
+		return e.WithHint("links, routes and name resolution require root: run kubevpn as root, or as a user whom "+
+			"sudoers allows to run `%s helper`", argv[len(argv)-2])
 	}
 }
 
@@ -196,7 +197,7 @@ func awaitReady(ctx context.Context, socket *os.File, timeout time.Duration) err
 		return first.Error
 	}
 	if !first.Ready {
-		return errors.New("it did not say that it is ready")
+		return errors.New("unexpected first message")
 	}
 	return nil
 }
@@ -206,7 +207,7 @@ func asStartError(err error) error {
 		return err
 	}
 	if errors.Is(err, io.EOF) {
-		err = errors.New("it ended at once")
+		err = errors.New("it ended immediately")
 	}
-	return api.Errorf(api.ExitPrivilege, "the root helper was started and is not ready: %w", err)
+	return api.Errorf(api.ExitPrivilege, "the root helper has started but is not ready: %w", err)
 }

@@ -261,15 +261,15 @@ func TestStartAsksForThePassword(t *testing.T) {
 
 	x = connect(t, exe, true)
 	prompt(x, "wrong")
-	want := "error 30: the root helper was not started: 1 incorrect password attempt; links, routes and name resolution need root: " +
-		"run kubevpn as root, or as a user whom sudo lets run `" + exe + " helper`\n"
+	want := "error 30: cannot start the root helper: 1 incorrect password attempt; links, routes and name resolution require root: " +
+		"run kubevpn as root, or as a user whom sudoers allows to run `" + exe + " helper`\n"
 	if diff := cmp.Diff(want, x.line(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
 
 	x = connect(t, exe, false)
-	want = "error 30: the root helper was not started: a password is required; there is no terminal on which sudo could ask for a " +
-		"password: run `kubevpn connect` in one, run kubevpn as root, or allow `" + exe + " helper` in sudoers without a password\n"
+	want = "error 30: cannot start the root helper: a password is required; sudo has no terminal to ask for a password: run " +
+		"`kubevpn connect` in a terminal, run kubevpn as root, or allow `" + exe + " helper` in sudoers without a password\n"
 	if diff := cmp.Diff(want, x.line(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
@@ -370,8 +370,8 @@ func TestStartIsRefused(t *testing.T) {
 		env  []string
 		want string
 	}{
-		{"not_allowed", nil, "error 30: the root helper was not started: "},
-		{"no_sudo", []string{"PATH=/nowhere"}, "error 30: links, routes and name resolution need root, and there is no sudo; run kubevpn as root, or install sudo\n"},
+		{"not_allowed", nil, "error 30: cannot start the root helper: "},
+		{"no_sudo", []string{"PATH=/nowhere"}, "error 30: links, routes and name resolution require root, and sudo is not installed; run kubevpn as root, or install sudo\n"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -411,9 +411,9 @@ func TestStartAsRoot(t *testing.T) {
 	noHelper(t, exe)
 
 	for _, tt := range []struct{ exe, want string }{
-		{"/bin/false", "the root helper was not started: exit status 1"},
-		{"/bin/true", "the root helper was started and is not ready: it ended at once"},
-		{"/nowhere", "starting the root helper: fork/exec /nowhere: no such file or directory"},
+		{"/bin/false", "cannot start the root helper: exit status 1"},
+		{"/bin/true", "the root helper has started but is not ready: it ended immediately"},
+		{"/nowhere", "cannot start the root helper: fork/exec /nowhere: no such file or directory"},
 	} {
 		_, err := Start(ctx, StartConfig{Executable: tt.exe})
 		var e *api.Error
@@ -462,7 +462,7 @@ func TestStartRecovers(t *testing.T) {
 	_, err = Start(context.Background(), StartConfig{Executable: exe})
 	var e *api.Error
 	if !errors.As(err, &e) || e.Code != api.ExitNetwork ||
-		!strings.HasPrefix(e.Message, "undoing what a kubevpn that died has left: reading /var/lib/kubevpn/resolv.conf.json: ") {
+		!strings.HasPrefix(e.Message, "cannot undo the changes of a root helper that was killed: ") || !strings.Contains(e.Message, "/var/lib/kubevpn/resolv.conf.json: ") {
 		t.Errorf("with a broken journal: %v", err)
 	}
 }
@@ -471,7 +471,7 @@ func TestStartRecovers(t *testing.T) {
 func TestMainByHand(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", "helper")
 	out, err := cmd.CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "standard input: it is not an end of the socketpair") && !strings.Contains(string(out), "the helper must be root's") {
+	if err == nil || !strings.Contains(string(out), "standard input: not a socket of `kubevpn connect`") && !strings.Contains(string(out), "must run as root") {
 		t.Errorf("%v: %s", err, out)
 	}
 }

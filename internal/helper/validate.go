@@ -10,14 +10,14 @@ import (
 	"kubevpn/pkg/host/osdns"
 )
 
-// Limits of a daemon's requests. The daemon runs as the user, and any program of that user can take its place, so the
-// helper does only what a VPN needs.
+// Limits of the requests of a daemon. The daemon runs as the user, and any program of that user can replace it, so the
+// helper allows only changes that a VPN needs.
 const (
 	maxLinks   = 16
 	maxDomains = 512 // match and search domains, per link
 	minMTU     = 576
 	maxMTU     = 65535
-	minMTU6    = 1280 // RFC 8200: below it Linux takes IPv6 from a link
+	minMTU6    = 1280 // RFC 8200: below it Linux disables IPv6 on a link
 )
 
 var linkName = regexp.MustCompile(`^kubevpn[0-9a-z]{0,8}$`)
@@ -39,12 +39,12 @@ func checkTUN(name string, mtu int) error {
 // check returns an error if the helper must not apply a state.
 func check(s api.NetworkState) error {
 	if len(s.Links) > maxLinks {
-		return refused("%d links: it takes %d", len(s.Links), maxLinks)
+		return refused("%d links: the limit is %d", len(s.Links), maxLinks)
 	}
 	seen := map[string]bool{}
 	for _, l := range s.Links {
 		if seen[l.Name] {
-			return refused("two links called %s", l.Name)
+			return refused("two links with the name %s", l.Name)
 		}
 		seen[l.Name] = true
 		if err := checkLink(l); err != nil {
@@ -68,19 +68,20 @@ func checkLink(l api.Link) error {
 		return err
 	}
 	for _, p := range l.Addrs {
-		if !p.IsValid() || !p.IsSingleIP() || !ours(p.Addr()) {
+		if !p.IsValid() || !p.IsSingleIP() || !isInner(p.Addr()) {
 			return refused("the address %v of %s: it must be one address of %v", p, l.Name, routable.Inner())
 		}
 		if p.Addr().Is6() && l.MTU < minMTU6 {
-			return refused("MTU %d of %s: IPv6 needs %d", l.MTU, l.Name, minMTU6)
+			return refused("MTU %d of %s: IPv6 requires %d", l.MTU, l.Name, minMTU6)
 		}
 	}
 	if err := routable.Check(l.Routes, l.Named); err != nil {
 		return refused("%w (link %s)", err, l.Name)
 	}
 	if r := l.Resolver; r.IsValid() {
-		if !ours(r) && !covers(l.Routes, r) {
-			return refused("the resolver %s of %s: it is neither ours nor routed into the link", r, l.Name)
+		if !isInner(r) && !covers(l.Routes, r) {
+			return refused("the resolver %s of %s: it must be in %v or routed into the link", r, l.Name,
+				routable.Inner())
 		}
 		if slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool { return p.Addr() == r }) {
 			return refused("the resolver %s of %s: it is the link's own address, so queries would not reach the link",
@@ -88,7 +89,7 @@ func checkLink(l api.Link) error {
 		}
 	}
 	if n := len(l.MatchDomains) + len(l.SearchDomains); n > maxDomains {
-		return refused("%d domains of %s: it takes %d", n, l.Name, maxDomains)
+		return refused("%d domains of %s: the limit is %d", n, l.Name, maxDomains)
 	}
 	for _, d := range slices.Concat(l.MatchDomains, l.SearchDomains) {
 		if err := osdns.CheckDomain(d); err != nil {
@@ -98,7 +99,7 @@ func checkLink(l api.Link) error {
 	return nil
 }
 
-func ours(a netip.Addr) bool { return covers(routable.Inner(), a) }
+func isInner(a netip.Addr) bool { return covers(routable.Inner(), a) }
 
 func covers(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/routable"
 )
 
 func prefixes(list ...string) []netip.Prefix {
@@ -66,15 +67,15 @@ func TestCheck(t *testing.T) {
 		{"good_listeners", listen("127.0.0.1:5399", "[::1]:5399"), ""},
 		{"no_ipv6_at_576", link(func(l *api.Link) { l.MTU, l.Addrs = 576, prefixes("198.18.0.1/32") }), ""},
 
-		{"too_many_links", api.NetworkState{Links: links}, "17 links: it takes 16"},
-		{"same_name_twice", api.NetworkState{Links: []api.Link{goodLink(), goodLink()}}, "two links called kubevpn0"},
+		{"too_many_links", api.NetworkState{Links: links}, "17 links: the limit is 16"},
+		{"same_name_twice", api.NetworkState{Links: []api.Link{goodLink(), goodLink()}}, "two links with the name kubevpn0"},
 		{"other_link", link(func(l *api.Link) { l.Name = "eth0" }), `the link name "eth0": it must be kubevpn and at most 8 letters or digits`},
 		{"path", link(func(l *api.Link) { l.Name = "kubevpn/.." }), `the link name "kubevpn/..": it must be kubevpn and at most 8 letters or digits`},
 		{"newline", link(func(l *api.Link) { l.Name = "kubevpn0\n" }), `the link name "kubevpn0\n": it must be kubevpn and at most 8 letters or digits`},
 		{"long", link(func(l *api.Link) { l.Name = "kubevpn123456789" }), `the link name "kubevpn123456789": it must be kubevpn and at most 8 letters or digits`},
 		{"small_mtu", link(func(l *api.Link) { l.MTU = 575 }), "MTU 575 of kubevpn0: it must be 576 to 65535"},
 		{"large_mtu", link(func(l *api.Link) { l.MTU = 65536 }), "MTU 65536 of kubevpn0: it must be 576 to 65535"},
-		{"mtu_without_ipv6", link(func(l *api.Link) { l.MTU = 1279 }), "MTU 1279 of kubevpn0: IPv6 needs 1280"},
+		{"mtu_without_ipv6", link(func(l *api.Link) { l.MTU = 1279 }), "MTU 1279 of kubevpn0: IPv6 requires 1280"},
 
 		{"address_of_a_lan", link(addr("192.168.1.1/32")), "the address 192.168.1.1/32 of kubevpn0: it must be one address of [198.18.0.0/15 100.64.0.0/10 10.219.0.0/16 fd00::/8]"},
 		{"address_of_the_world", link(addr("8.8.8.8/32")), "the address 8.8.8.8/32 of kubevpn0: it must be one address of [198.18.0.0/15 100.64.0.0/10 10.219.0.0/16 fd00::/8]"},
@@ -107,7 +108,7 @@ func TestCheck(t *testing.T) {
 		{"pods of GKE in class E", link(route("240.10.0.0/16")), ""},
 		{"adjacent extra networks merged to a /7", link(func(l *api.Link) { l.Named, l.Routes = prefixes("10.0.0.0/8", "11.0.0.0/8"), prefixes("10.0.0.0/7") }), ""},
 
-		{"resolver_elsewhere", link(func(l *api.Link) { l.Resolver = netip.MustParseAddr("8.8.8.8") }), "the resolver 8.8.8.8 of kubevpn0: it is neither ours nor routed into the link"},
+		{"resolver_elsewhere", link(func(l *api.Link) { l.Resolver = netip.MustParseAddr("8.8.8.8") }), fmt.Sprintf("the resolver 8.8.8.8 of kubevpn0: it must be in %v or routed into the link", routable.Inner())},
 		{"resolver_is_the_link", link(func(l *api.Link) { l.Resolver = netip.MustParseAddr("198.19.0.1") }), "the resolver 198.19.0.1 of kubevpn0: it is the link's own address, so queries would not reach the link"},
 		{"listens_on_the_lan", listen("192.168.1.1:53", ""), "the resolver 192.168.1.1:53: it must be a port on IPv4 loopback"},
 		{"listens_everywhere", listen("", "[::]:53"), "the resolver [::]:53: it must be a port on IPv6 loopback"},
@@ -117,7 +118,7 @@ func TestCheck(t *testing.T) {
 		{"public_suffix", link(domain("com")), `a domain of kubevpn0: domain "com" is a public suffix: names below it belong to others`},
 		{"everything", link(domain("")), `a domain of kubevpn0: domain "" has 0 bytes, not 1 to 253`},
 		{"not_a_name", link(domain("a b")), `a domain of kubevpn0: domain "a b" has ' ' in the wrong place`},
-		{"too_many_domains", link(func(l *api.Link) { l.MatchDomains = strings.Split(strings.Repeat("a.b,", 513), ",") }), "515 domains of kubevpn0: it takes 512"},
+		{"too_many_domains", link(func(l *api.Link) { l.MatchDomains = strings.Split(strings.Repeat("a.b,", 513), ",") }), "515 domains of kubevpn0: the limit is 512"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

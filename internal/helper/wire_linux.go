@@ -99,7 +99,7 @@ func checkSocket(fd int) error {
 		{unix.SO_DOMAIN, unix.AF_UNIX}, {unix.SO_TYPE, unix.SOCK_SEQPACKET},
 	} {
 		if got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, want.option); err != nil || got != want.value {
-			return errors.New("it is not an end of the socketpair that kubevpn connect makes")
+			return errors.New("not a socket of `kubevpn connect`")
 		}
 	}
 	return nil
@@ -112,7 +112,7 @@ func (w *wire) send(message any, f *os.File) error {
 		return err
 	}
 	if len(b) > maxMessage {
-		return fmt.Errorf("a message of %d bytes: at most %d", len(b), maxMessage)
+		return fmt.Errorf("the message has %d bytes, more than the limit of %d", len(b), maxMessage)
 	}
 	fd := -1
 	if f != nil {
@@ -175,7 +175,7 @@ func (w *wire) receive(message any, files bool) (f *os.File, err error) {
 			}
 		}
 		if n > maxPacket+1 || len(b)+n > maxMessage {
-			return f, fmt.Errorf("a message of more than %d bytes", maxMessage)
+			return f, fmt.Errorf("the message has more than %d bytes", maxMessage)
 		}
 		b = append(b, packet[1:n]...)
 		if packet[0] == packetLast {

@@ -234,9 +234,9 @@ func userSuite(t *testing.T, w *world) {
 			l.gone(t, theHelper)
 		}
 		r := l.run(t, "kubevpn", "connect")
-		refused(r.code, r.stderr, "the root helper was not started", "there is no terminal", "sudoers")
+		refused(r.code, r.stderr, "cannot start the root helper", "sudo has no terminal", "sudoers")
 		r = l.run(t, "env", "PATH="+filepath.Dir(l.kubeconfig), filepath.Join(bin, "kubevpn"), "connect")
-		refused(r.code, r.stderr, "there is no sudo", "run kubevpn as root, or install sudo")
+		refused(r.code, r.stderr, "sudo is not installed", "run kubevpn as root, or install sudo")
 	})
 	t.Run("user_outside_sudoers_is_reported", func(t *testing.T) {
 		l := w.laptopOf(t, ben)
