@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"fmt"
 	"log/slog"
 	"os"
 
@@ -18,9 +16,7 @@ import (
 
 func runDaemon(ctx context.Context, paths config.Paths, ready func()) error {
 	footprint.HalveProcessors()
-	return daemon.Run(ctx, daemon.Config{
-		Paths: paths, NewHelper: newClient, Ready: ready,
-	})
+	return daemon.Run(ctx, daemon.Config{Paths: paths, NewHelper: newClient, Ready: ready})
 }
 
 // newClient returns a Helper that uses the socket of a helper process.
@@ -45,26 +41,19 @@ func startHelper(ctx context.Context) (*os.File, error) {
 }
 
 // foreground keeps one connection in this process. It logs warnings and errors to stderr; progress shows the rest.
-func foreground(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error {
+func foreground(ctx context.Context, req api.ConnectRequest, progress func(api.Event)) error {
 	footprint.HalveProcessors()
+	owner, err := newOwner()
+	if err != nil {
+		return err
+	}
 	logger := warnings()
-	if err := paths.MakeStateDir(); err != nil {
-		return err
-	}
-	key, err := paths.ClientKey()
-	if err != nil {
-		return err
-	}
-	secret, err := key.Bytes()
-	if err != nil {
-		return fmt.Errorf("cannot encode the client's key: %w", err)
-	}
-	h, err := ownHelper(ctx, logger)
+	h, err := newHelper(ctx, logger)
 	if err != nil {
 		return err
 	}
 	return daemon.Foreground(ctx, daemon.ForegroundConfig{
-		Request: req, Client: secret, Helper: h, Progress: progress, Logger: logger,
+		Request: req, Owner: owner, Helper: h, Progress: progress, Logger: logger,
 	})
 }
 
@@ -72,20 +61,18 @@ func foreground(ctx context.Context, paths config.Paths, req api.ConnectRequest,
 func isolated(ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(),
 	progress func(api.Event)) error {
 	footprint.HalveProcessors()
-	owner, err := ownOwner()
+	owner, err := newOwner()
 	if err != nil {
 		return err
 	}
-	client := make([]byte, 32)
-	rand.Read(client) // never fails (crypto/rand)
 	return daemon.Isolated(ctx, daemon.IsolatedConfig{
-		Request: req, Place: place, Owner: owner, Client: client, Progress: progress, Ready: ready,
+		Request: req, Place: place, Owner: owner, Progress: progress, Ready: ready,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 }
 
 func reset(ctx context.Context, c *cluster.Cluster, req api.ResetRequest, progress func(api.Event)) error {
-	owner, err := ownOwner()
+	owner, err := newOwner()
 	if err != nil {
 		return err
 	}
@@ -94,13 +81,10 @@ func reset(ctx context.Context, c *cluster.Cluster, req api.ResetRequest, progre
 	})
 }
 
-// ownOwner returns this user on this machine as an owner. It has the same key as the daemon of the user.
-func ownOwner() (daemon.Owner, error) {
+// newOwner returns this user on this machine as an owner. It has the same key as the daemon of the user.
+func newOwner() (daemon.Owner, error) {
 	paths, err := config.Locate(os.Getenv)
 	if err != nil {
-		return daemon.Owner{}, err
-	}
-	if err := paths.MakeStateDir(); err != nil {
 		return daemon.Owner{}, err
 	}
 	key, err := paths.ClientKey()
@@ -115,8 +99,8 @@ func warnings() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-// ownHelper returns a Helper for this process. Root needs no helper process.
-func ownHelper(ctx context.Context, logger *slog.Logger) (daemon.Helper, error) {
+// newHelper returns a Helper for this process. Root needs no helper process.
+func newHelper(ctx context.Context, logger *slog.Logger) (daemon.Helper, error) {
 	if os.Geteuid() == 0 {
 		return helper.NewLocal(helper.LocalConfig{Logger: logger}), nil
 	}

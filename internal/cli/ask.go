@@ -7,23 +7,12 @@ import (
 	"kubevpn/internal/api"
 )
 
-// question is a request to the daemon that needs the root helper and takes a while.
-type question struct {
-	path string
-	body any
-	on   func(api.Event)
-	// quiet stops the progress display, so that sudo can use the terminal.
-	quiet func()
-	// held requests release what they began at Ctrl-C, and receive the events of the cleanup. For others, interrupted
-	// waits until the daemon has cleaned up what it had begun on the connection.
-	held        bool
-	interrupted func(ctx context.Context, c *client, connection string, on func(api.Event)) error
-}
-
-// ask sends a request to the daemon. It first starts the daemon and the root helper if they do not run. It returns the
-// connection that the answer is about.
-func (a *app) ask(ctx context.Context, q question) (*api.Connection, error) {
-	const tries = 4 // a daemon or a helper may end by itself in between, once each
+// ask calls send, which posts a request that requires the root helper. It first starts the daemon and the root helper
+// if they do not run. quiet stops the progress display, so that sudo can use the terminal. ask returns the connection
+// that the answer describes.
+func (a *app) ask(ctx context.Context, quiet func(),
+	send func(*client) (*api.Connection, error)) (*api.Connection, error) {
+	const tries = 4 // meanwhile a daemon or a helper may end by itself, once each
 	for try := 1; ; try++ {
 		client, info, err := a.daemon(ctx)
 		if err != nil {
@@ -31,11 +20,11 @@ func (a *app) ask(ctx context.Context, q question) (*api.Connection, error) {
 		}
 		var c *api.Connection
 		if !info.Helper {
-			q.quiet()
+			quiet()
 			err = a.newHelper(ctx, client)
 		}
 		if err == nil {
-			c, err = a.send(ctx, client, q)
+			c, err = send(client)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -60,48 +49,17 @@ func (a *app) ask(ctx context.Context, q question) (*api.Connection, error) {
 	}
 }
 
-// send sends the request once.
-func (a *app) send(ctx context.Context, client *client, q question) (*api.Connection, error) {
-	if q.held {
-		return client.hold(ctx, q.path, q.body, q.on)
-	}
-	id := ""
-	c, err := client.stream(ctx, q.path, q.body, func(begun string) { id = begun }, q.on)
-	if err == nil || ctx.Err() == nil {
-		return c, err
-	}
-	if id == "" {
-		return nil, ctx.Err() // the daemon had not begun
-	}
-	if err := q.interrupted(ctx, client, id, q.on); err != nil {
-		return nil, api.Errorf(api.ExitInterrupted, "interrupted, and cannot tell whether the cleanup ended: %w", err).
-			WithHint("`kubevpn status` shows what is left; `kubevpn quit` ends it")
-	}
-	return c, ctx.Err()
+// intercept posts a request for intercepts. At Ctrl-C the daemon ends the intercepts, and the connection if the request
+// began it, and on receives the events of the cleanup.
+func (a *app) intercept(ctx context.Context, req api.InterceptRequest, on func(api.Event), quiet func()) error {
+	_, err := a.ask(ctx, quiet, func(c *client) (*api.Connection, error) {
+		return c.hold(ctx, api.PathIntercept, req, on)
+	})
+	return err
 }
 
-// settle shows a step until settled accepts the daemon's status, or the daemon has ended.
-func (c *client) settle(ctx context.Context, on func(api.Event), step string, settled func(api.Status) bool) error {
-	on(api.Event{Step: step})
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
-	defer cancel()
-	for {
-		status, err := c.status(ctx)
-		switch {
-		case errors.Is(err, errNoDaemon): // it ends when nothing is left
-		case err != nil:
-			return err
-		case !settled(status):
-			pause(ctx, pollInterval)
-			continue
-		}
-		on(api.Event{Step: step, Done: true})
-		return nil
-	}
-}
-
-// report runs a command that shows its progress: as text, or as lines of JSON of which the last has the result. do may
-// call quiet to stop the progress display.
+// report runs a command that shows its progress: as text, or as lines of JSON, the last of which contains the result.
+// do may call quiet to stop the progress display.
 func (a *app) report(
 	ctx context.Context, output *format, do func(ctx context.Context, on func(api.Event), quiet func()) error,
 ) error {
@@ -110,13 +68,13 @@ func (a *app) report(
 		p = jsonLines{a.out}
 	}
 	defer p.stop()
-	told := false
+	shown := false
 	err := do(ctx, func(e api.Event) {
-		told = told || e.Error != nil
+		shown = shown || e.Error != nil
 		p.show(e)
 	}, p.stop)
 	p.stop()
-	if err != nil && output.value == "json" && !told {
+	if err != nil && output.value == "json" && !shown {
 		p.show(api.Event{Error: interruptedOr(ctx, err)})
 	}
 	return err

@@ -8,8 +8,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// cleaner removes from its output what a terminal interprets, such as escape sequences, because much of the output
-// comes from the cluster. All output of the commands passes through a cleaner. It is safe for concurrent use.
+// cleaner removes escape sequences and other control characters from its output, because much of the output comes from
+// the cluster. All output of the commands passes through a cleaner. It is safe for concurrent use.
 type cleaner struct {
 	w io.Writer
 

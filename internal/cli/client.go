@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 )
@@ -47,7 +49,7 @@ func newClient(paths config.Paths) *client {
 }
 
 // do sends a request. body is nil, an io.Reader of JSON, or a value that do encodes as JSON. The caller closes the body
-// of the response. Errors are errNoDaemon, errNeedsHelper, the *api.Error of the daemon, or ctx's.
+// of the response. Errors are errNoDaemon, errNeedsHelper, the *api.Error of the daemon, or the error of ctx.
 func (c *client) do(ctx context.Context, method, path string, body any) (*http.Response, error) {
 	// Requests contain credentials, so no other user may own the directory of the socket.
 	if err := c.paths.CheckRuntimeDir(); errors.Is(err, fs.ErrNotExist) {
@@ -98,7 +100,7 @@ func statusError(resp *http.Response) error {
 	return &e
 }
 
-// explain returns the error for a failed request: errNoDaemon, ctx's error, or an *api.Error with a hint.
+// explain returns the error for a failed request: errNoDaemon, the error of ctx, or an *api.Error with a hint.
 func (c *client) explain(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
@@ -144,7 +146,7 @@ func (c *client) status(ctx context.Context) (api.Status, error) {
 }
 
 const (
-	beginTimeout = time.Second      // limits how long an interrupted request waits for the ID of what it began
+	beginTimeout = time.Second      // limits the time that an interrupted request waits for the ID of its connection
 	cleanTimeout = 20 * time.Second // limits the cleanup after an interrupted request
 )
 
@@ -177,8 +179,14 @@ func (c *client) stream(
 	return c.follow(ctx, resp.Body, on)
 }
 
-// hold is stream for an attached request: the daemon ends what the request began when its body ends. When ctx ends,
-// hold ends the body, passes on the events of the cleanup, and returns ctx's error.
+// post posts a request that begins no connection. It calls on with each event, and returns the error of the last one.
+func (c *client) post(ctx context.Context, path string, body any, on func(api.Event)) error {
+	_, err := c.stream(ctx, path, body, func(string) {}, on)
+	return err
+}
+
+// hold is stream for an attached request, whose intercepts end with its body. When ctx ends, hold ends the body, calls
+// on with the events of the cleanup, and returns the error of ctx.
 func (c *client) hold(ctx context.Context, path string, body any, on func(api.Event)) (*api.Connection, error) {
 	text, err := json.Marshal(body)
 	if err != nil {
@@ -241,7 +249,7 @@ func (c *client) follow(ctx context.Context, answer io.Reader, on func(api.Event
 	}
 }
 
-// handOver gives the daemon the socket of a root helper.
+// handOver sends the socket of a root helper to the daemon.
 func (c *client) handOver(ctx context.Context, socket *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -267,26 +275,20 @@ func (c *client) handOver(ctx context.Context, socket *os.File) error {
 
 // gone waits until the daemon has ended.
 func (c *client) gone(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*answerTimeout)
-	defer cancel()
-	for {
-		switch _, err := c.info(ctx); {
-		case errors.Is(err, errNoDaemon):
-			return nil
-		case ctx.Err() != nil:
-			return c.explain(ctx, ctx.Err())
-		}
-		pause(ctx, pollInterval)
+	err := poll(ctx, 2*answerTimeout, func(ctx context.Context) (bool, error) {
+		_, err := c.info(ctx)
+		return errors.Is(err, errNoDaemon), nil
+	})
+	if err != nil {
+		return c.explain(ctx, err)
 	}
+	return nil
 }
 
 // pollInterval is the pause between two checks of a condition that nothing signals.
 const pollInterval = 20 * time.Millisecond
 
-// pause waits for d or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
+// poll calls check until it returns true or an error, or the time is over.
+func poll(ctx context.Context, timeout time.Duration, check wait.ConditionWithContextFunc) error {
+	return wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, check)
 }

@@ -26,12 +26,12 @@ func newClone(a *app) *cobra.Command {
 	o := &cloneOptions{proxyOptions: proxyOptions{app: a, output: newFormat("text", "json")}}
 	cmd := &cobra.Command{
 		Use:   "clone TYPE/NAME [-- COMMAND...]",
-		Short: "Run a copy of a workload in the cluster, for your requests alone",
-		Long: "Clone runs a copy of a workload in the cluster, with another image, environment or command, and\n" +
-			"sends it the requests for the workload's pods that match, or all of them. Other requests still go to\n" +
-			"the workload. The clone runs until `kubevpn leave`; Kubernetes deletes it two minutes after this\n" +
-			"machine has gone. Clone connects first if necessary. With --sync, it copies files of this machine to\n" +
-			"the clone's container as you save them.",
+		Short: "Run a copy of a workload in the cluster for your requests",
+		Long: "Run a copy of a workload in the cluster, with another image, environment or command. Requests for\n" +
+			"the workload's pods go to the clone: all requests, or those that match. Other requests still go to\n" +
+			"the workload. The clone runs until `kubevpn leave`. If this machine disappears, Kubernetes deletes\n" +
+			"the clone after two minutes. The command connects first if necessary. With --sync, it copies files\n" +
+			"of this machine to the clone's container whenever you save them.",
 		Example: examples(
 			"Another image for your requests",
 			"kubevpn clone deployment/web --target-image web:pr-7 --headers x-user=me",
@@ -69,7 +69,7 @@ func newClone(a *app) *cobra.Command {
 	}
 	o.spec.addMatch(cmd)
 	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "",
-		"container that the flags change (default: as for `kubevpn proxy`)")
+		"container that the flags change (default: the same as for `kubevpn proxy`)")
 	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
 	o.flags.addTo(cmd, a, config.KeyMode)
 	f := cmd.Flags()
@@ -92,15 +92,15 @@ func newClone(a *app) *cobra.Command {
 	f.StringArrayVar(&o.clone.InsecureRegistries, "insecure-registry", nil,
 		"HOST[:PORT] of a registry that --sync may read image configurations from without TLS and credentials; may "+
 			"be repeated")
-	f.BoolVar(&o.clone.Restart, "restart-on-sync", false, "restart the container's command after files have changed")
+	f.BoolVar(&o.clone.Restart, "restart-on-sync", false, "restart the container's command when files have changed")
 	f.BoolVar(&o.foreground, "foreground", false,
-		"stay until Ctrl-C, then delete the clone, and disconnect if this command connected")
+		"run until Ctrl-C, then delete the clone, and disconnect if this command connected")
 	completeWith(cmd, "target-namespace", o.flags.kube.completeNamespaces(a))
 	o.output.addTo(cmd)
 	return cmd
 }
 
-// request is the request of proxy with a clone.
+// request builds the request of proxy, with a clone.
 func (o *cloneOptions) request(ctx context.Context, on func(api.Event)) (api.InterceptRequest, error) {
 	spec, err := o.cloneSpec()
 	if err != nil {
@@ -175,14 +175,14 @@ func parseSync(text string) (api.SyncPair, error) {
 	return api.SyncPair{Local: local, Remote: path.Clean(text[n+1:])}, nil
 }
 
-// printClone prints the part of proxy's result that describes a clone.
+// printClone prints a clone as text.
 func printClone(w io.Writer, i *api.Intercept) {
 	c := i.Clone
-	what := "requests go to the clone " + c.Name
+	result := "requests go to the clone " + c.Name
 	if c.NoTraffic {
-		what = "the clone " + c.Name + " runs and receives no requests"
+		result = "the clone " + c.Name + " runs and receives no requests"
 	}
-	fmt.Fprintf(w, "%s, namespace %s: %s (%s)\n", i.Workload, i.Namespace, what, i.ID)
+	fmt.Fprintf(w, "%s, namespace %s: %s (%s)\n", i.Workload, i.Namespace, result, i.ID)
 	for _, p := range c.Pods {
 		fmt.Fprintf(w, "  clone     %s: %s\n", strings.TrimSpace(p.Name+" "+p.IP), podState(p))
 	}
@@ -200,7 +200,7 @@ func printClone(w io.Writer, i *api.Intercept) {
 	}
 }
 
-// podState is "ready", or why it is not.
+// podState returns "ready", or "not ready" with the reason.
 func podState(p api.ClonePod) string {
 	switch {
 	case p.Ready:
@@ -211,7 +211,7 @@ func podState(p api.ClonePod) string {
 	return "not ready"
 }
 
-// hostName is the clone's name with its ports: "web-ann.shop: 80 → 8080, 8080".
+// hostName returns the host name of the clone with its ports: "web-ann.shop: 80 → 8080, 8080".
 func hostName(c *api.Clone) string {
 	var ports []string
 	for _, p := range c.Ports {
@@ -227,9 +227,9 @@ func hostName(c *api.Clone) string {
 	return c.Host + ": " + strings.Join(ports, ", ")
 }
 
-// syncState is "/home/ann/web → /app: 37 in sync", or the error.
+// syncState returns "/home/ann/web → /app: 37 in sync", or the error.
 func syncState(s api.Synced) string {
-	state := "is being copied"
+	state := "copying"
 	switch {
 	case s.LastError != "":
 		state = s.LastError

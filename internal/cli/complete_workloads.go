@@ -7,99 +7,62 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/workloads"
 )
 
-// completionLimit limits the names of one completion.
-const completionLimit = 500
-
-// workloadType is a TYPE with completion.
-type workloadType struct {
-	name  string
-	short string // the short name of kubectl
-	list  func(ctx context.Context, kube kubernetes.Interface, namespace string, o metav1.ListOptions) (names []string,
-		err error)
-}
-
-// workloadTypes returns the built-in types. Commands accept other types too, but completing those would need API
-// discovery.
-func workloadTypes() []workloadType {
-	return []workloadType{
-		{"deployment", "deploy",
-			func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
-				l, err := k.AppsV1().Deployments(ns).List(ctx, o)
-				if err != nil {
-					return nil, err
-				}
-				return namesOf(l.Items), nil
-			}},
-		{"statefulset", "sts",
-			func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
-				l, err := k.AppsV1().StatefulSets(ns).List(ctx, o)
-				if err != nil {
-					return nil, err
-				}
-				return namesOf(l.Items), nil
-			}},
-		{"daemonset", "ds", func(ctx context.Context, k kubernetes.Interface, ns string,
-			o metav1.ListOptions) ([]string, error) {
-			l, err := k.AppsV1().DaemonSets(ns).List(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			return namesOf(l.Items), nil
-		}},
-		{"replicaset", "rs",
-			func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string, error) {
-				l, err := k.AppsV1().ReplicaSets(ns).List(ctx, o)
-				if err != nil {
-					return nil, err
-				}
-				return namesOf(l.Items), nil
-			}},
-		{"cronjob", "cj", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string,
-			error) {
-			l, err := k.BatchV1().CronJobs(ns).List(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			return namesOf(l.Items), nil
-		}},
-		{"service", "svc", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string,
-			error) {
-			l, err := k.CoreV1().Services(ns).List(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			return namesOf(l.Items), nil
-		}},
-		{"pod", "po", func(ctx context.Context, k kubernetes.Interface, ns string, o metav1.ListOptions) ([]string,
-			error) {
-			l, err := k.CoreV1().Pods(ns).List(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			return namesOf(l.Items), nil
-		}},
+// workloadTypes returns the built-in types with their short names in kubectl. Commands accept other types too, but
+// completing those would need API discovery.
+func workloadTypes() [][2]string {
+	return [][2]string{
+		{"deployment", "deploy"}, {"statefulset", "sts"}, {"daemonset", "ds"}, {"replicaset", "rs"},
+		{"cronjob", "cj"}, {"service", "svc"}, {"pod", "po"},
 	}
 }
 
-// namesOf returns the names of objects.
-func namesOf[T any, P interface {
-	*T
-	GetName() string
-}](items []T) []string {
-	names := make([]string, len(items))
-	for n := range items {
-		names[n] = P(&items[n]).GetName()
+// listWorkloads returns at most completionLimit names of objects of a built-in type.
+func listWorkloads(ctx context.Context, kube kubernetes.Interface, kind, namespace string) ([]string, error) {
+	o := metav1.ListOptions{Limit: completionLimit}
+	switch kind {
+	case "deployment":
+		return namesOf(kube.AppsV1().Deployments(namespace).List(ctx, o))
+	case "statefulset":
+		return namesOf(kube.AppsV1().StatefulSets(namespace).List(ctx, o))
+	case "daemonset":
+		return namesOf(kube.AppsV1().DaemonSets(namespace).List(ctx, o))
+	case "replicaset":
+		return namesOf(kube.AppsV1().ReplicaSets(namespace).List(ctx, o))
+	case "cronjob":
+		return namesOf(kube.BatchV1().CronJobs(namespace).List(ctx, o))
+	case "service":
+		return namesOf(kube.CoreV1().Services(namespace).List(ctx, o))
 	}
-	return names
+	return namesOf(kube.CoreV1().Pods(namespace).List(ctx, o))
 }
 
-// completeWorkloads completes TYPE/, and after it the names of the cluster's objects, within completionTimeout.
+// namesOf returns the names of the objects in list, unless err is set.
+func namesOf(list runtime.Object, err error) ([]string, error) {
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	err = meta.EachListItem(list, func(o runtime.Object) error {
+		named, err := meta.Accessor(o)
+		if err == nil {
+			names = append(names, named.GetName())
+		}
+		return err
+	})
+	return names, err
+}
+
+// completeWorkloads completes TYPE/, and after it the names of the cluster's objects.
 func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		kind, _, named := strings.Cut(toComplete, "/")
@@ -113,29 +76,18 @@ func (k *kubeFlags) completeWorkloads(a *app) cobra.CompletionFunc {
 			return offered, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 		}
 		types := workloadTypes()
-		n := slices.IndexFunc(types, func(t workloadType) bool {
-			return kind == t.name || kind == t.name+"s" || kind == t.short
-		})
+		n := slices.IndexFunc(types, func(t [2]string) bool { return kind == t[0] || kind == t[0]+"s" || kind == t[1] })
 		if n < 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
-		defer cancel()
-		c, prepared, err := k.load(a)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		names, err := types[n].list(ctx, c.Kube(), prepared.Namespace, metav1.ListOptions{Limit: completionLimit})
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		var offered []cobra.Completion
-		for _, name := range names {
-			if full := kind + "/" + name; !slices.Contains(args, full) {
-				offered = append(offered, full)
-			}
-		}
-		return offered, cobra.ShellCompDirectiveNoFileComp
+		return k.completeFrom(cmd.Context(), a,
+			func(ctx context.Context, c *cluster.Cluster, namespace string) ([]cobra.Completion, error) {
+				names, err := listWorkloads(ctx, c.Kube(), types[n][0], namespace)
+				for i, name := range names {
+					names[i] = kind + "/" + name
+				}
+				return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), err
+			})
 	}
 }
 
@@ -144,65 +96,73 @@ func completeTypes(prefix string) []cobra.Completion {
 	var offered []cobra.Completion
 	for _, t := range workloadTypes() {
 		switch {
-		case strings.HasPrefix(t.name, prefix):
-			offered = append(offered, t.name+"/")
-		case prefix != "" && strings.HasPrefix(t.short, prefix):
-			offered = append(offered, t.short+"/")
+		case strings.HasPrefix(t[0], prefix):
+			offered = append(offered, t[0]+"/")
+		case prefix != "" && strings.HasPrefix(t[1], prefix):
+			offered = append(offered, t[1]+"/")
 		}
 	}
 	return offered
 }
 
+// completeContainers completes the containers of the workload in args.
+func (k *kubeFlags) completeContainers(a *app) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if len(args) == 0 || !strings.Contains(args[0], "/") {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return k.completeFrom(cmd.Context(), a,
+			func(ctx context.Context, c *cluster.Cluster, namespace string) ([]cobra.Completion, error) {
+				w, err := workloads.New(c).Workload(ctx, namespace, args[0])
+				if err != nil {
+					return nil, err
+				}
+				var names []cobra.Completion
+				for _, container := range w.Template.Spec.Containers {
+					names = append(names, cobra.CompletionWithDesc(container.Name, container.Image))
+				}
+				return names, nil
+			})
+	}
+}
+
 // completeIntercepts completes the intercepted workloads of this machine, described by namespace and match.
 func (a *app) completeIntercepts(cmd *cobra.Command, args []string,
 	_ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	intercepts, err := a.intercepts(cmd.Context())
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	count := map[string]int{}
-	for _, i := range intercepts {
-		count[i.Workload]++
-	}
-	var offered []cobra.Completion
-	for _, i := range intercepts {
-		name := i.Workload
-		if count[name] > 1 {
-			name = i.ID
+	return a.completeFrom(cmd, func(status api.Status) []cobra.Completion {
+		count := map[string]int{}
+		for _, i := range status.Intercepts {
+			count[i.Workload]++
 		}
-		if !slices.Contains(args, name) {
-			what := i.Match
+		var offered []cobra.Completion
+		for _, i := range status.Intercepts {
+			name := i.Workload
+			if count[name] > 1 {
+				name = i.ID
+			}
+			if slices.Contains(args, name) {
+				continue
+			}
+			requests := i.Match
 			if i.Clone != nil {
-				what = "clone " + i.Clone.Name + ", " + what
+				requests = "clone " + i.Clone.Name + ", " + requests
 			}
 			offered = append(offered,
-				cobra.CompletionWithDesc(name, fmt.Sprintf("%s, namespace %s: %s", i.Workload, i.Namespace, what)))
+				cobra.CompletionWithDesc(name, fmt.Sprintf("%s, namespace %s: %s", i.Workload, i.Namespace, requests)))
 		}
-	}
-	return offered, cobra.ShellCompDirectiveNoFileComp
+		return offered
+	})
 }
 
 // completeInterceptNamespaces completes the namespaces of this machine's intercepts.
 func (a *app) completeInterceptNamespaces(cmd *cobra.Command, _ []string,
 	_ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	intercepts, err := a.intercepts(cmd.Context())
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var names []cobra.Completion
-	for _, i := range intercepts {
-		names = append(names, i.Namespace)
-	}
-	slices.Sort(names)
-	return slices.Compact(names), cobra.ShellCompDirectiveNoFileComp
-}
-
-// intercepts returns the intercepts of the daemon. It fails if no daemon is running.
-func (a *app) intercepts(ctx context.Context) ([]api.Intercept, error) {
-	paths, err := a.paths()
-	if err != nil {
-		return nil, err
-	}
-	status, err := newClient(paths).status(ctx)
-	return status.Intercepts, err
+	return a.completeFrom(cmd, func(status api.Status) []cobra.Completion {
+		var names []cobra.Completion
+		for _, i := range status.Intercepts {
+			names = append(names, i.Namespace)
+		}
+		slices.Sort(names)
+		return slices.Compact(names)
+	})
 }

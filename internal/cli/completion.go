@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 )
 
 func newCompletion(a *app) *cobra.Command {
@@ -51,27 +52,50 @@ func newCompletion(a *app) *cobra.Command {
 	}
 }
 
-// completionTimeout limits how long a completion waits for the cluster.
-const completionTimeout = 2 * time.Second
+const (
+	completionTimeout = 2 * time.Second // limits the time that a completion waits for the cluster
+	completionLimit   = 500             // limits the names of one completion
+)
+
+// completeFrom completes with names from the cluster that the flags select.
+func (k *kubeFlags) completeFrom(ctx context.Context, a *app,
+	list func(ctx context.Context, c *cluster.Cluster, namespace string) ([]cobra.Completion, error),
+) ([]cobra.Completion, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	defer cancel()
+	c, prepared, err := k.load(a)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	names, err := list(ctx, c, prepared.Namespace)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeFrom completes with names from the status of the daemon, if one runs.
+func (a *app) completeFrom(cmd *cobra.Command,
+	list func(api.Status) []cobra.Completion) ([]cobra.Completion, cobra.ShellCompDirective) {
+	status, err := a.status(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return list(status), cobra.ShellCompDirectiveNoFileComp
+}
 
 // completeConnections completes the IDs of connections, described by their clusters.
 func (a *app) completeConnections(cmd *cobra.Command, args []string,
 	_ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	paths, err := a.paths()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	status, err := newClient(paths).status(cmd.Context())
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var ids []cobra.Completion
-	for _, c := range status.Connections {
-		if !slices.Contains(args, c.ID) {
-			ids = append(ids, cobra.CompletionWithDesc(c.ID, c.Cluster))
+	return a.completeFrom(cmd, func(status api.Status) []cobra.Completion {
+		var ids []cobra.Completion
+		for _, c := range status.Connections {
+			if !slices.Contains(args, c.ID) {
+				ids = append(ids, cobra.CompletionWithDesc(c.ID, c.Cluster))
+			}
 		}
-	}
-	return ids, cobra.ShellCompDirectiveNoFileComp
+		return ids
+	})
 }
 
 // completeContexts completes the contexts of the kubeconfig.
@@ -85,23 +109,12 @@ func (k *kubeFlags) completeContexts(*cobra.Command, []string, string) ([]cobra.
 	return slices.Sorted(maps.Keys(config.Contexts)), cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeNamespaces completes the namespaces of the cluster, within completionTimeout.
+// completeNamespaces completes the namespaces of the cluster.
 func (k *kubeFlags) completeNamespaces(a *app) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
-		defer cancel()
-		c, _, err := k.load(a)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		list, err := c.Kube().CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 500})
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		var names []cobra.Completion
-		for _, ns := range list.Items {
-			names = append(names, ns.Name)
-		}
-		return names, cobra.ShellCompDirectiveNoFileComp
+		return k.completeFrom(cmd.Context(), a,
+			func(ctx context.Context, c *cluster.Cluster, _ string) ([]cobra.Completion, error) {
+				return namesOf(c.Kube().CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: completionLimit}))
+			})
 	}
 }

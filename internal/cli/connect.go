@@ -1,9 +1,12 @@
 package cli
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -26,13 +29,13 @@ func newConnect(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "connect",
 		Short: "Reach pods, Services and DNS of a cluster from this machine",
-		Long: "Connect joins this machine to the network of a cluster until `kubevpn disconnect`. It installs the\n" +
-			"traffic manager in the cluster if necessary, uses sudo if necessary, and prints \"Connected\" after\n" +
-			"it has reached a name, a pod and a Service. A second connect to the same cluster uses the existing\n" +
-			"connection.",
+		Long: "Connect this machine to the network of a cluster until `kubevpn disconnect`. The command installs\n" +
+			"the traffic manager in the cluster if necessary, and uses sudo if necessary. It prints \"Connected\"\n" +
+			"after it has reached a name, a pod and a Service. If the cluster is already connected, the command\n" +
+			"uses the existing connection.",
 		Example: examples(
 			"Connect to the current context's cluster", "kubevpn connect",
-			"Use another context, and a namespace in which short names are looked up first",
+			"Use another context, and look short names up in another namespace first",
 			"kubevpn connect --context staging -n shop",
 			"Install the traffic manager from your own registry",
 			"kubevpn connect --image registry.example/kubevpn:1.2.3",
@@ -45,16 +48,12 @@ func newConnect(a *app) *cobra.Command {
 			"For a script", "kubevpn connect -o json",
 		),
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.report(cmd.Context(), o.output, o.connect) },
 	}
 	o.flags.addTo(cmd, a)
-	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "stay in this process until Ctrl-C; needs no daemon")
+	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "connect in this process, without a daemon, until Ctrl-C")
 	o.output.addTo(cmd)
 	return cmd
-}
-
-func (o *connectOptions) run(ctx context.Context) error {
-	return o.app.report(ctx, o.output, o.connect)
 }
 
 // connect makes the connection and prints it. quiet stops the progress display.
@@ -68,7 +67,7 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 		if o.foreground {
 			return o.inForeground(ctx, req, on)
 		}
-		c, err = o.app.ask(ctx, question{path: api.PathConnect, body: req, on: on, quiet: quiet, interrupted: o.settle})
+		c, err = o.app.ask(ctx, quiet, func(c *client) (*api.Connection, error) { return o.post(ctx, c, req, on) })
 		return err
 	})
 	if err != nil || o.foreground {
@@ -82,11 +81,7 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 }
 
 func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectRequest, on func(api.Event)) error {
-	paths, err := o.app.paths()
-	if err != nil {
-		return err
-	}
-	return o.app.Foreground(ctx, paths, req, func(e api.Event) {
+	return o.app.Foreground(ctx, req, func(e api.Event) {
 		on(e)
 		if c := e.Connection; c != nil && c.Status == api.StatusConnected && o.output.value == "text" {
 			printConnected(o.app.out, c)
@@ -95,23 +90,51 @@ func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectReques
 	})
 }
 
-// settle waits until the daemon has cleaned up an interrupted attempt.
-func (o *connectOptions) settle(ctx context.Context, c *client, id string, on func(api.Event)) error {
-	return c.settle(ctx, on, "Interrupted: cleaning up", func(status api.Status) bool {
-		for _, other := range status.Connections {
-			if other.ID != id {
-				continue
-			}
-			switch other.Status {
-			case api.StatusConnecting, api.StatusDisconnecting:
-				return false
-			case api.StatusConnected:
-				on(api.Event{Warning: "the cluster is connected nevertheless: it was just before, or another command " +
-					"uses it; `kubevpn disconnect " + id + "` ends the connection"})
-			}
+// post sends the request to the daemon. At Ctrl-C it returns when the daemon has cleaned up.
+func (o *connectOptions) post(
+	ctx context.Context, client *client, req api.ConnectRequest, on func(api.Event),
+) (*api.Connection, error) {
+	id := ""
+	c, err := client.stream(ctx, api.PathConnect, req, func(begun string) { id = begun }, on)
+	if err == nil || ctx.Err() == nil {
+		return c, err
+	}
+	if id == "" {
+		return nil, ctx.Err() // the daemon had not begun
+	}
+	if err := awaitCleanup(ctx, client, id, on); err != nil {
+		return nil, api.Errorf(api.ExitInterrupted, "interrupted, and cannot tell whether the cleanup ended: %w", err).
+			WithHint("`kubevpn status` shows what is left; `kubevpn quit` ends it")
+	}
+	return c, ctx.Err()
+}
+
+// awaitCleanup waits until the daemon has cleaned up an interrupted attempt, or has ended.
+func awaitCleanup(ctx context.Context, c *client, id string, on func(api.Event)) error {
+	const step = "Interrupted: cleaning up"
+	on(api.Event{Step: step})
+	err := poll(context.WithoutCancel(ctx), cleanTimeout, func(ctx context.Context) (bool, error) {
+		status, err := c.status(ctx)
+		if errors.Is(err, errNoDaemon) { // it ends when nothing is left
+			return true, nil
 		}
-		return true
+		i := slices.IndexFunc(status.Connections, func(c api.Connection) bool { return c.ID == id })
+		if err != nil || i < 0 {
+			return true, err
+		}
+		switch status.Connections[i].Status {
+		case api.StatusConnecting, api.StatusDisconnecting:
+			return false, nil
+		case api.StatusConnected:
+			on(api.Event{Warning: "the cluster is still connected: the connection was already established, or " +
+				"another command uses it; `kubevpn disconnect " + id + "` ends the connection"})
+		}
+		return true, nil
 	})
+	if err == nil {
+		on(api.Event{Step: step, Done: true})
+	}
+	return err
 }
 
 // printConnected prints the result of connect as text.
@@ -120,7 +143,7 @@ func printConnected(w io.Writer, c *api.Connection) {
 	if c.Netstack != "" {
 		fmt.Fprintf(w, "  netstack  %s: %s\n", c.Netstack, c.NetstackReason)
 	}
-	fmt.Fprintf(w, "  networks  %s through %s\n", orNone(join(c.CIDRs)), c.Device)
+	fmt.Fprintf(w, "  networks  %s through %s\n", cmp.Or(join(c.CIDRs), "none"), c.Device)
 	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE and *.%s, by %s\n", c.DNS.Domain, c.DNS.Mode)
 	for _, check := range c.Checks {
 		fmt.Fprintf(w, "  checked   %s %s: %s\n", check.What, check.Target, check.Seen)
@@ -136,13 +159,6 @@ func join[T fmt.Stringer](list []T) string {
 		s = append(s, p.String())
 	}
 	return strings.Join(s, ", ")
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "none"
-	}
-	return s
 }
 
 // connectFlags select the cluster and the settings of a connection.
@@ -172,8 +188,8 @@ func (f *connectFlags) addTo(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.addWithoutImage(cmd, a, append([]config.Key{config.KeyImage}, more...)...)
 }
 
-// addWithoutImage is addTo for a command whose --image is another: the traffic manager's is as environment and file
-// say.
+// addWithoutImage is addTo for a command whose --image has another meaning. Environment and file can still set the
+// image of the traffic manager.
 func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.kube.addTo(cmd, a)
 	f.settings.addTo(cmd, append([]config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
@@ -224,7 +240,7 @@ func (k *kubeFlags) addClusterTo(cmd *cobra.Command) {
 		"path of the kubeconfig (default: $KUBECONFIG, else ~/.kube/config)")
 	cmd.Flags().StringVar(&k.in.Context, "context", "", "context of the kubeconfig (default: its current context)")
 	cmd.Flags().StringVar(&k.requestTimeout, "request-timeout", "10s",
-		"how long to wait for the first answer of the API server, such as 10s or 1m; 0: no limit")
+		"time limit for the first answer of the API server, such as 10s or 1m; 0: no limit")
 	completeWith(cmd, "context", k.completeContexts)
 }
 
@@ -234,7 +250,7 @@ func (k *kubeFlags) prepare(a *app) (cluster.Prepared, error) {
 	return cluster.Prepare(in)
 }
 
-// settingFlags are the flags of settings that the configuration file and the environment can set, too.
+// settingFlags are flags for settings that the configuration file and the environment can also set.
 type settingFlags struct {
 	cmd  *cobra.Command
 	keys []config.Key
@@ -276,8 +292,7 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 				"port of this machine that other laptops may connect to: 8080, 8080/udp or all; may be repeated")
 		case config.KeyYes:
 			flags.BoolP(name, "y", false,
-				"allow without a question what needs your consent, such as a traffic manager that somebody else "+
-					"installed")
+				"give your consent without a question, for example to a traffic manager that another user installed")
 		}
 	}
 }

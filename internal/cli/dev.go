@@ -100,8 +100,7 @@ func newDev(a *app) *cobra.Command {
 		"NAME=VALUE overrides a variable of the container; NAME takes the value from this machine; may be repeated")
 	f.StringArrayVar(&o.envFiles, "env-file", nil, "file with one --env value per line; may be repeated")
 	f.StringArrayVar(&o.fromPod, "env-from-pod", nil,
-		"NAME of a variable that takes the value of the pod although it controls what programs of this machine "+
-			"execute, "+
+		"NAME of a variable that takes the value of the pod although it changes how programs of this machine run, "+
 			"such as NODE_OPTIONS or HOME; may be repeated")
 	f.StringArrayVar(&o.mountOver, "mount-over", nil,
 		"PATH at or below which volumes of the pod may hide system directories, the home directory or the working "+
@@ -149,8 +148,7 @@ func (o *devOptions) run(ctx context.Context, command []string, on func(api.Even
 		Cluster: c, Namespace: req.Connect.Namespace, Workload: workload, Container: o.spec.container,
 		Hold: func(ctx context.Context, on func(api.Event)) error {
 			return consenting.run(ctx, on, func(on func(api.Event)) error {
-				_, err := o.app.ask(ctx, question{path: api.PathIntercept, body: req, held: true, quiet: quiet, on: on})
-				return err
+				return o.app.intercept(ctx, req, on, quiet)
 			})
 		},
 		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
@@ -272,14 +270,3 @@ func (o *devOptions) directories() (map[string]string, error) {
 
 // sandboxCommand names the hidden command as which dev starts this program in a sandbox.
 const sandboxCommand = "sandbox"
-
-func newSandbox() *cobra.Command {
-	return &cobra.Command{
-		Use:     sandboxCommand,
-		Short:   "Run as the first process of a sandbox (started by dev)",
-		Example: examples("Not for use by hand; start this command instead", "kubevpn dev deployment/web -- ./server"),
-		Hidden:  true,
-		Args:    noArgs,
-		RunE:    func(*cobra.Command, []string) error { return sandbox.Init() },
-	}
-}

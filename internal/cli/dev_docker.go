@@ -23,8 +23,7 @@ func (o *dockerOptions) addTo(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.BoolVar(&o.enabled, "docker", false,
 		"run the pod's containers with the Docker Engine of this machine; with -c only that container. Flags of "+
-			"docker run for "+
-			"the container that uses this terminal follow --")
+			"docker run for the container that uses this terminal follow --")
 	f.StringVar(&o.image, "image", "", "with --docker: the image of that container (default: the image of the pod)")
 	f.BoolVarP(&o.interactive, "interactive", "i", false, "with --docker: keep standard input open, like docker run")
 	f.BoolVarP(&o.tty, "tty", "t", false, "with --docker: allocate a pseudo-TTY, like docker run")
@@ -77,22 +76,4 @@ func (o *dockerOptions) config(a *app) (docker.Config, error) {
 		Arguments: o.arguments,
 		Paths:     paths, Executable: a.executable,
 	}, err
-}
-
-// newContainer returns the hidden command that is the first process of a container.
-func newContainer() *cobra.Command {
-	return &cobra.Command{
-		Use:     docker.Command + " ROLE",
-		Short:   "Run as the first process of a container (started by dev --docker)",
-		Example: examples("Not for use by hand; start this command instead", "kubevpn dev deployment/web --docker"),
-		Hidden:  true,
-		Args:    cobra.MinimumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			exit, err := docker.Inside(args)
-			if err == nil && exit != 0 {
-				return exitCode(exit)
-			}
-			return err
-		},
-	}
 }

@@ -46,11 +46,10 @@ func newDisconnect(a *app) *cobra.Command {
 }
 
 func (o *disconnectOptions) run(ctx context.Context) error {
-	paths, err := o.app.paths()
+	c, err := o.app.client()
 	if err != nil {
 		return err
 	}
-	c := newClient(paths)
 	req := api.DisconnectRequest{IDs: o.ids, All: o.all}
 	if !o.all && len(o.ids) == 0 {
 		status, err := c.status(ctx)
@@ -73,7 +72,7 @@ func (o *disconnectOptions) run(ctx context.Context) error {
 	if len(req.IDs) > 0 || req.All {
 		ctx, cancel := context.WithTimeout(ctx, endTimeout)
 		defer cancel()
-		_, err = c.stream(ctx, api.PathDisconnect, req, func(string) {}, on)
+		err = c.post(ctx, api.PathDisconnect, req, on)
 	}
 	if errors.Is(err, errNoDaemon) {
 		if len(o.ids) > 0 {

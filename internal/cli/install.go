@@ -24,10 +24,10 @@ func newInstall(a *app) *cobra.Command {
 	o := &installOptions{app: a}
 	cmd := &cobra.Command{
 		Use:   "install",
-		Short: "Install the traffic manager into a cluster, for everybody",
-		Long: "Install creates the traffic manager in the cluster with your own permissions, and waits until it\n" +
-			"runs. `kubevpn connect` does the same if you have the permissions. If developers lack them, or may\n" +
-			"not let the manager read Services, an admin runs install once.",
+		Short: "Install the traffic manager in a cluster for all users",
+		Long: "Create the traffic manager in the cluster with your own permissions, and wait until it runs.\n" +
+			"`kubevpn connect` does the same if you have the permissions. If developers lack them, or cannot\n" +
+			"permit the manager to read Services, an admin runs this command once.",
 		Example: examples(
 			"Install, as an admin", "kubevpn install --context admin@production --image registry.example/kubevpn:1",
 			"Print the objects, for review or for another tool",
@@ -43,7 +43,7 @@ func newInstall(a *app) *cobra.Command {
 	cmd.Flags().BoolVar(&o.upgrade, "upgrade", false,
 		"replace a traffic manager of another version; interrupts the connections of all users")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false,
-		"print the objects as YAML without changing anything; needs no cluster")
+		"print the objects as YAML and change nothing; requires no cluster")
 	return cmd
 }
 
@@ -93,7 +93,7 @@ func (o *installOptions) run(ctx context.Context) error {
 	return nil
 }
 
-// explain converts an error of the API into one for the user, and returns ctx's error after an interrupt.
+// explain converts an error of the API into one for the user. After an interrupt it returns the error of ctx.
 func explain(ctx context.Context, c *cluster.Cluster, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/version"
 )
 
-// startTimeout bounds the start of a daemon.
+// startTimeout limits the start of a daemon.
 const startTimeout = 10 * time.Second
 
 // daemon returns a client of a running daemon of this version, and its state. It replaces a daemon of another version,
@@ -23,11 +23,10 @@ const startTimeout = 10 * time.Second
 //	CLI ── kubevpn daemon --ready-fd 3 (own session, stdio /dev/null, cwd /) ──▶ daemon
 //	CLI ◀─ fd 3: "null" when it answers, else an api.Error ─────────────────────┘
 func (a *app) daemon(ctx context.Context) (*client, api.DaemonInfo, error) {
-	paths, err := a.paths()
+	c, err := a.client()
 	if err != nil {
 		return nil, api.DaemonInfo{}, err
 	}
-	c := newClient(paths)
 	for range 3 {
 		info, err := c.info(ctx)
 		switch {
@@ -41,25 +40,20 @@ func (a *app) daemon(ctx context.Context) (*client, api.DaemonInfo, error) {
 		case info.Version == version.Full():
 			return c, info, nil
 		case info.Connections > 0:
-			return nil, info, otherVersion(info)
+			return nil, info, api.Errorf(api.ExitDaemon,
+				"the daemon is kubevpn %s and has connections; this is kubevpn %s", info.Version, version.Full()).
+				WithHint("`kubevpn quit` ends it and its connections; then connect again")
 		}
 		if err := a.quitDaemon(ctx, c, func(api.Event) {}); err != nil {
 			return nil, info, err
 		}
 	}
-	return nil, api.DaemonInfo{}, api.Errorf(api.ExitDaemon, "the daemon ends as soon as it has started").
+	return nil, api.DaemonInfo{}, api.Errorf(api.ExitDaemon, "the daemon ends immediately after its start").
 		WithHint("see `kubevpn logs` for the cause")
 }
 
-// otherVersion is the error for a daemon of another version that has connections.
-func otherVersion(info api.DaemonInfo) *api.Error {
-	return api.Errorf(api.ExitDaemon, "the daemon is kubevpn %s and has connections; this is kubevpn %s", info.Version,
-		version.Full()).
-		WithHint("`kubevpn quit` ends it and its connections; then connect again")
-}
-
-// startDaemon starts a daemon and waits until it answers. If another command starts one at the same time, either will
-// do.
+// startDaemon starts a daemon and waits until it answers. If another command starts one at the same time, it waits for
+// the one that holds the lock.
 func (a *app) startDaemon(ctx context.Context, c *client) error {
 	if a.executable == "" {
 		return api.Errorf(api.ExitDaemon, "cannot start the daemon: the path of this program is unknown")
@@ -87,23 +81,19 @@ func (a *app) startDaemon(ctx context.Context, c *client) error {
 		answer = api.Errorf(api.ExitDaemon, "the daemon ended while it was starting").
 			WithHint("see `kubevpn logs` for the cause")
 	case err != nil:
-		return fmt.Errorf("waiting for the daemon: %w", err)
+		return fmt.Errorf("cannot read the answer of the daemon: %w", err)
 	}
 	// The daemon of another command holds the lock, and will answer soon.
-	for wait, stop := context.WithTimeout(ctx, time.Second); ; {
-		if _, err := c.info(wait); err == nil {
-			stop()
-			return nil
-		}
-		if wait.Err() != nil {
-			stop()
-			return answer
-		}
-		pause(wait, pollInterval)
+	if poll(ctx, time.Second, func(ctx context.Context) (bool, error) {
+		_, err := c.info(ctx)
+		return err == nil, nil
+	}) != nil {
+		return answer
 	}
+	return nil
 }
 
-// spawnDaemon starts the process, and returns the pipe on which it reports that it is ready.
+// spawnDaemon starts the process of the daemon, and returns the pipe on which the daemon reports that it is ready.
 func (a *app) spawnDaemon() (*os.File, *os.Process, error) {
 	ready, theirs, err := os.Pipe()
 	if err != nil {
@@ -126,17 +116,16 @@ func (a *app) spawnDaemon() (*os.File, *os.Process, error) {
 func (a *app) quitDaemon(ctx context.Context, c *client, on func(api.Event)) error {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
-	_, err := c.stream(ctx, api.PathQuit, nil, func(string) {}, on)
-	if err != nil {
+	if err := c.post(ctx, api.PathQuit, nil, on); err != nil {
 		return err
 	}
 	return c.gone(ctx)
 }
 
-// newHelper starts a root helper and hands it to the daemon.
+// newHelper starts a root helper and sends its socket to the daemon.
 func (a *app) newHelper(ctx context.Context, c *client) error {
 	if os.Geteuid() > 0 { // -1 on Windows, where there is no sudo
-		fmt.Fprintln(a.errout, "Links, routes and name resolution need root: sudo may ask for your password.")
+		fmt.Fprintln(a.errout, "Links, routes and name resolution require root: sudo may ask for your password.")
 	}
 	socket, err := a.StartHelper(ctx)
 	if err != nil {

@@ -12,14 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// detach puts the command into a session of its own: it has no terminal, so closing ours, and Ctrl-C, are
-// none of its business.
+// detach starts the command in a new session, so that Ctrl-C and the end of this terminal do not affect it.
 func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }
 
-// sendFile sends one byte, and the descriptor with it.
+// sendFile sends one byte with the descriptor.
 func sendFile(conn *net.UnixConn, f *os.File) error {
 	if _, _, err := conn.WriteMsgUnix([]byte{0}, unix.UnixRights(int(f.Fd())), nil); err != nil {
-		return fmt.Errorf("handing the root helper over: %w", err)
+		return fmt.Errorf("cannot send the socket of the root helper: %w", err)
 	}
 	return nil
 }

@@ -7,12 +7,12 @@ import (
 	"os/exec"
 )
 
-// detach leaves the command as it is: starting a daemon fails on Windows (it takes no ExtraFiles).
+// detach does nothing: the start of a daemon fails on Windows, which does not support ExtraFiles.
 func detach(*exec.Cmd) {}
 
 func sendFile(*net.UnixConn, *os.File) error {
-	return errors.New("the root helper cannot be handed over on Windows yet")
+	return errors.New("the root helper is not supported on Windows yet")
 }
 
-// closeOnExec has nothing to do: handles are not inherited unless they are listed.
+// closeOnExec does nothing: child processes inherit only handles that are listed.
 func closeOnExec(*os.File) {}

@@ -24,11 +24,11 @@ func newLeave(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "leave TYPE/NAME...",
 		Short: "End intercepts and clones: requests go to the workload again",
-		Long: "Leave ends intercepts and clones that `kubevpn proxy` and `kubevpn clone` created from this machine:\n" +
-			"requests go to the workload again, and then the clone is deleted. The connection stays. Leave does\n" +
-			"not change the intercepts of other users: see `kubevpn reset`. If you name a workload, leave also\n" +
-			"removes what a crash of this machine left in the cluster: an agent in the workload's template, or a\n" +
-			"clone.",
+		Long: "End intercepts and clones that `kubevpn proxy` and `kubevpn clone` created from this machine.\n" +
+			"First requests go to the workload again, and then the clone is deleted. The connection stays. The\n" +
+			"command does not change the intercepts of other users: see `kubevpn reset`. If you name a\n" +
+			"workload, it also removes leftovers of a crash of this machine: an agent in the workload's\n" +
+			"template, or a clone.",
 		Example: examples(
 			"End one", "kubevpn leave deployment/web",
 			"End one of two with the same name, by its namespace or its ID in `kubevpn status -o wide`",
@@ -43,7 +43,7 @@ func newLeave(a *app) *cobra.Command {
 			case o.req.All || len(args) > 0 && !slices.ContainsFunc(args, func(arg string) bool { return !isID(arg) }):
 				return nil
 			case len(args) == 0:
-				return api.Errorf(api.ExitUsage, "`kubevpn leave` needs the name of a workload, or --all").
+				return api.Errorf(api.ExitUsage, "`kubevpn leave` requires the name of a workload, or --all").
 					WithHint("`kubevpn status` lists the intercepts")
 			}
 			return checkWorkloads(cmd, slices.DeleteFunc(slices.Clone(args), isID))
@@ -62,14 +62,10 @@ func newLeave(a *app) *cobra.Command {
 	return cmd
 }
 
-// isID reports whether s may be an intercept's ID.
+// isID reports whether s may be the ID of an intercept.
 func isID(s string) bool { return len(s) == 12 && strings.Trim(s, "0123456789abcdef") == "" }
 
 func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	paths, err := o.app.paths()
-	if err != nil {
-		return err
-	}
 	if o.kube.in.Context != "" || o.kube.in.Kubeconfig != "" {
 		c, _, err := o.kube.load(o.app)
 		if err != nil {
@@ -77,39 +73,49 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 		}
 		o.req.Connection = c.ID()
 	}
-	bounded, cancel := context.WithTimeout(ctx, endTimeout)
-	defer cancel()
-	left := 0
-	_, err = newClient(paths).stream(bounded, api.PathLeave, o.req, func(string) {}, func(e api.Event) {
-		on(e)
-		if e.Done {
-			left++
-		}
-	})
-	var said *api.Error
-	unknown := errors.Is(err, errNoDaemon) || errors.As(err, &said) && said.Code == api.ExitWorkload
+	ended, err := o.endIntercepts(ctx, on)
+	var e *api.Error
+	unknown := errors.Is(err, errNoDaemon) || errors.As(err, &e) && e.Code == api.ExitWorkload
 	if unknown && len(o.req.Workloads) > 0 && !slices.ContainsFunc(o.req.Workloads, isID) {
-		left := o.leaveLeft(ctx, on)
-		if e := api.AsError(left); e == nil || e.Code != api.ExitWorkload && e.Code != api.ExitKubeconfig {
-			return left
-		}
+		removeErr := o.removeLeftovers(ctx, on)
+		if e := api.AsError(removeErr); e == nil || e.Code != api.ExitWorkload && e.Code != api.ExitKubeconfig {
+			return removeErr
+		} // else there are no leftovers, or no kubeconfig: the first error counts
 	}
-	switch {
-	case errors.Is(err, errNoDaemon) && len(o.req.Workloads) > 0:
+	if errors.Is(err, errNoDaemon) && len(o.req.Workloads) > 0 {
 		return api.Errorf(api.ExitWorkload, "%s is not intercepted from this machine", o.req.Workloads[0]).
 			WithHint("`kubevpn reset` removes the intercepts of other users")
-	case errors.Is(err, errNoDaemon):
-		err = nil
+	}
+	if err != nil && !errors.Is(err, errNoDaemon) {
+		return err
 	}
 	quiet()
-	if err == nil && left == 0 && o.output.value == "text" {
+	if ended == 0 && o.output.value == "text" {
 		fmt.Fprintln(o.app.errout, "nothing is intercepted")
 	}
-	return err
+	return nil
 }
 
-// leaveLeft removes what a killed daemon of this user left in the cluster. No daemon knows about it.
-func (o *leaveOptions) leaveLeft(ctx context.Context, on func(api.Event)) error {
+// endIntercepts has the daemon end the intercepts, and returns how many ended.
+func (o *leaveOptions) endIntercepts(ctx context.Context, on func(api.Event)) (ended int, err error) {
+	c, err := o.app.client()
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
+	err = c.post(ctx, api.PathLeave, o.req, func(e api.Event) {
+		on(e)
+		if e.Done {
+			ended++
+		}
+	})
+	return ended, err
+}
+
+// removeLeftovers removes the agents and clones that a daemon of this user left in the cluster when it was killed. The
+// daemon that runs now does not know them.
+func (o *leaveOptions) removeLeftovers(ctx context.Context, on func(api.Event)) error {
 	o.kube.in.Namespace = o.req.Namespace
 	c, prepared, err := o.kube.login(ctx, o.app, on, "")
 	if err != nil {

@@ -13,16 +13,16 @@ import (
 	"kubevpn/internal/version"
 )
 
-// login is load for a command that a person runs: it runs the kubeconfig's credential plugin on this terminal, and
-// makes sure that the API server answers before anything else is asked for, a password among it. The traffic manager
-// may be in managerNamespace.
+// login is load for a command that changes the cluster or connects to it. It runs the credential plugin of the
+// kubeconfig on this terminal, and checks that the API server answers before kubevpn asks for a password.
+// managerNamespace is the namespace of the traffic manager, or "".
 func (k *kubeFlags) login(ctx context.Context, a *app, on func(api.Event),
 	managerNamespace string) (*cluster.Cluster, cluster.Prepared, error) {
 	timeout, err := clientcmd.ParseTimeout(k.requestTimeout)
 	if err != nil {
 		return nil, cluster.Prepared{},
-			api.Errorf(api.ExitUsage, "--request-timeout %q is no duration", k.requestTimeout).
-				WithHint("write it like 10s or 1m; 0 waits for ever")
+			api.Errorf(api.ExitUsage, "--request-timeout: %q is not a duration", k.requestTimeout).
+				WithHint("write it like 10s or 1m; 0 sets no limit")
 	}
 	c, prepared, err := k.load(a)
 	if err != nil {
@@ -45,8 +45,8 @@ func (k *kubeFlags) login(ctx context.Context, a *app, on func(api.Event),
 	return c, prepared, nil
 }
 
-// load makes a client of the cluster that the flags name, for this process. It runs no plugin: requests do, and never
-// prompt.
+// load returns a client for the cluster that the flags select. It runs no credential plugin; the requests of the client
+// do, without a prompt.
 func (k *kubeFlags) load(a *app) (*cluster.Cluster, cluster.Prepared, error) {
 	prepared, err := k.prepare(a)
 	if err != nil {
@@ -56,7 +56,7 @@ func (k *kubeFlags) load(a *app) (*cluster.Cluster, cluster.Prepared, error) {
 	return c, prepared, err
 }
 
-// pluginTerminal is where a credential plugin may ask the user.
+// pluginTerminal returns the terminal on which a credential plugin can ask the user.
 func (a *app) pluginTerminal() cluster.Terminal {
 	t := cluster.Terminal{Stdin: terminalOf(a.in)}
 	if f := terminalOf(a.errout); f != nil {
@@ -67,7 +67,7 @@ func (a *app) pluginTerminal() cluster.Terminal {
 	return t
 }
 
-// terminalOf is the terminal behind w, or nil.
+// terminalOf returns the terminal behind w, or nil.
 func terminalOf(w any) *os.File {
 	if c, ok := w.(*cleaner); ok {
 		w = c.w

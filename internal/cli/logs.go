@@ -26,9 +26,9 @@ func newLogs(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs",
 		Short: "Print the log of the daemon",
-		Long: "Print the log file of the daemon. No daemon needs to be running. Older log files are in the same\n" +
-			"directory. For the log of the traffic manager, use\n" +
-			"`kubectl logs -n kubevpn deploy/kubevpn-traffic-manager`.",
+		Long: "Print the log file of the daemon, which need not be running. Older log files are in the same\n" +
+			"directory. For the log of the traffic manager, use `kubectl logs -n kubevpn\n" +
+			"deploy/kubevpn-traffic-manager`.",
 		Example: examples(
 			"Print the log", "kubevpn logs",
 			"Print the last 20 lines, then new lines as they are written", "kubevpn logs -f --tail 20",
@@ -37,7 +37,7 @@ func newLogs(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "print new lines until interrupted")
-	cmd.Flags().IntVar(&o.tail, "tail", -1, "number of recent lines to print (default all)")
+	cmd.Flags().IntVar(&o.tail, "tail", -1, "number of recent lines to print (default: all)")
 	return cmd
 }
 
@@ -50,7 +50,7 @@ func (o *logsOptions) run(ctx context.Context) error {
 	defer t.close()
 	switch err := t.open(o.tail); {
 	case errors.Is(err, fs.ErrNotExist):
-		fmt.Fprintf(o.app.errout, "there is no log yet at %s\n", t.path)
+		fmt.Fprintf(o.app.errout, "the log %s does not exist yet\n", t.path)
 	case err != nil:
 		return api.Errorf(api.ExitUnexpected, "cannot read the log: %w", err)
 	}
@@ -61,9 +61,10 @@ func (o *logsOptions) run(ctx context.Context) error {
 		if !o.follow {
 			return nil
 		}
-		pause(ctx, followInterval)
-		if ctx.Err() != nil {
-			return nil // Ctrl-C is how following ends
+		select {
+		case <-time.After(followInterval):
+		case <-ctx.Done():
+			return nil // Ctrl-C is the regular end
 		}
 	}
 }

@@ -24,20 +24,20 @@ type Programs struct {
 	// RunDaemon runs the daemon of this user until ctx ends or the daemon is idle. It calls ready when the daemon
 	// accepts requests.
 	RunDaemon func(ctx context.Context, paths config.Paths, ready func()) error
-	// StartHelper starts the root helper, with sudo if this process is not root's. sudo may ask for a password on the
-	// terminal. It returns the socket to the helper, which the caller owns.
+	// StartHelper starts the root helper, with sudo if this process does not run as root. sudo may ask for a password
+	// on the terminal. It returns the socket to the helper, which the caller owns.
 	StartHelper func(ctx context.Context) (*os.File, error)
 	// RunHelper runs the helper in the process that StartHelper started.
 	RunHelper func(ctx context.Context) error
 	// Foreground keeps one connection in this process until ctx ends. It returns nil if the connection was established
-	// by then.
-	Foreground func(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error
+	// before.
+	Foreground func(ctx context.Context, req api.ConnectRequest, progress func(api.Event)) error
 	// Isolated keeps a connection, and the intercepts of the request, for place in this process. It calls ready when
 	// all of them are established. It returns nil when ctx ends.
 	Isolated func(
 		ctx context.Context, req api.InterceptRequest, place sandbox.Place, ready func(), progress func(api.Event),
 	) error
-	// Reset removes all intercepts of workloads, with the user's own rights.
+	// Reset removes the intercepts of workloads, with the rights of c.
 	Reset func(ctx context.Context, c *cluster.Cluster, req api.ResetRequest, progress func(api.Event)) error
 }
 
@@ -59,7 +59,7 @@ func Main(programs Programs) int {
 	defer stop()
 	context.AfterFunc(ctx, stop) // the next signal is not caught
 
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // errors contain what client-go logs
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // errors contain the messages of client-go
 
 	executable, err := os.Executable()
 	if err != nil {
@@ -117,6 +117,24 @@ func indented(text string) string { return strings.ReplaceAll(text, "\n", "\n  "
 
 // paths returns the paths of the user's files.
 func (a *app) paths() (config.Paths, error) { return config.Locate(a.getenv) }
+
+// client returns a client of the daemon of this user, which may not run.
+func (a *app) client() (*client, error) {
+	paths, err := a.paths()
+	if err != nil {
+		return nil, err
+	}
+	return newClient(paths), nil
+}
+
+// status returns the status of the daemon, or errNoDaemon if none runs.
+func (a *app) status(ctx context.Context) (api.Status, error) {
+	c, err := a.client()
+	if err != nil {
+		return api.Status{}, err
+	}
+	return c.status(ctx)
+}
 
 func (a *app) getenv(name string) string {
 	v, _ := a.lookup(name)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +21,7 @@ type proxyOptions struct {
 	flags      connectFlags
 	spec       specFlags
 	foreground bool
-	alone      bool // it connects in this process, whatever the daemon has
+	alone      bool // it connects in this process and ignores the connections of the daemon
 	output     *format
 }
 
@@ -28,11 +29,11 @@ func newProxy(a *app) *cobra.Command {
 	o := &proxyOptions{app: a, output: newFormat("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "proxy TYPE/NAME...",
-		Short: "Bring a workload's requests to this machine",
-		Long: "Proxy sends requests for a workload's pods to a program on this machine, at the same port, until\n" +
-			"`kubevpn leave`. Requests that do not match still go to the pods, and all requests do as soon as\n" +
-			"this machine has gone. Proxy connects first if necessary. TYPE is a resource type that has pods,\n" +
-			"named as in kubectl: deployment, statefulset, daemonset, replicaset, pod, service, or a custom\n" +
+		Short: "Send the requests of a workload to this machine",
+		Long: "Send requests for a workload's pods to a program on this machine, at the same port, until `kubevpn\n" +
+			"leave`. Requests that do not match still go to the pods. If this machine disappears, all requests\n" +
+			"go to the pods again. The command connects first if necessary. TYPE is a resource type that has\n" +
+			"pods, as in kubectl: deployment, statefulset, daemonset, replicaset, pod, service, or a custom\n" +
 			"resource with a pod template or a scale subresource.",
 		Example: examples(
 			"Send all requests for a Deployment to the same ports of this machine", "kubevpn proxy deployment/web",
@@ -58,7 +59,7 @@ func newProxy(a *app) *cobra.Command {
 	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
 	o.flags.addTo(cmd, a, config.KeyMode)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false,
-		"stay until Ctrl-C, then end the intercept, and disconnect if this command connected")
+		"run until Ctrl-C, then end the intercept, and disconnect if this command connected")
 	o.output.addTo(cmd)
 	return cmd
 }
@@ -84,13 +85,12 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 			printIntercept(o.app.out, e.Intercept)
 		}
 		if o.foreground && !begun && o.output.value == "text" {
-			fmt.Fprintln(o.app.errout, "Ctrl-C leaves.")
+			fmt.Fprintln(o.app.errout, "Ctrl-C ends the intercept.")
 		}
 		begun = true
 	}
 	err := o.flags.consenting(o.app, &req.Connect, o.output, quiet).run(ctx, show, func(on func(api.Event)) error {
-		_, err := o.app.ask(ctx, question{path: api.PathIntercept, body: req, held: true, quiet: quiet, on: on})
-		return err
+		return o.app.intercept(ctx, req, on, quiet)
 	})
 	if o.foreground && begun && errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		return nil // Ctrl-C is the regular end
@@ -98,7 +98,8 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 	return err
 }
 
-// request builds the request. It checks here what the daemon would reject only after a while.
+// request builds the request. It checks the flags here, because the daemon would reject them only after it has
+// connected.
 func (o *proxyOptions) request(ctx context.Context, on func(api.Event)) (api.InterceptRequest, error) {
 	connect, cfg, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
@@ -134,11 +135,7 @@ func (o *proxyOptions) warnOfIgnored(ctx context.Context, cluster string, on fun
 	if len(given) == 0 {
 		return
 	}
-	paths, err := o.app.paths()
-	if err != nil {
-		return // the request reports it
-	}
-	status, err := newClient(paths).status(ctx)
+	status, err := o.app.status(ctx)
 	if err != nil {
 		return // there is no daemon, or the request reports the error
 	}
@@ -150,7 +147,7 @@ func (o *proxyOptions) warnOfIgnored(ctx context.Context, cluster string, on fun
 	}
 }
 
-// printIntercept is the result of proxy for people.
+// printIntercept prints the result of proxy as text.
 func printIntercept(w io.Writer, i *api.Intercept) {
 	verb := "come to this machine"
 	if i.Mirror {
@@ -175,7 +172,7 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 	fmt.Fprintf(w, "  pods      %s\n", pods(i))
 	for _, pod := range i.Pods {
 		if !pod.Intercepted {
-			fmt.Fprintf(w, "  not yet   %s: %s\n", pod.Name, orNone(pod.Reason))
+			fmt.Fprintf(w, "  not yet   %s: %s\n", pod.Name, cmp.Or(pod.Reason, "none"))
 		}
 	}
 	if i.Mode != "" {
@@ -192,7 +189,7 @@ func printIntercept(w io.Writer, i *api.Intercept) {
 	}
 }
 
-// portName is "8080", "udp/53" or "8080 (http)".
+// portName returns "8080", "udp/53" or "8080 (http)".
 func portName(p api.PortMap) string {
 	s := portNumber(p.Protocol, p.Container)
 	if p.Name != "" {
@@ -201,7 +198,7 @@ func portName(p api.PortMap) string {
 	return s
 }
 
-// pods is how many pods are intercepted: "2/3".
+// pods returns the number of intercepted pods and of all pods: "2/3".
 func pods(i *api.Intercept) string {
 	intercepted := 0
 	for _, p := range i.Pods {
@@ -212,7 +209,7 @@ func pods(i *api.Intercept) string {
 	return fmt.Sprintf("%d/%d", intercepted, len(i.Pods))
 }
 
-// matched describes which requests an intercept takes: "x-user=me, copied".
+// matched describes the requests that an intercept receives: "x-user=me, copied".
 func matched(match string, mirror bool) string {
 	if mirror {
 		return match + ", copied"

@@ -21,13 +21,13 @@ func newQuit(a *app) *cobra.Command {
 }
 
 func (a *app) quit(ctx context.Context) error {
-	paths, err := a.paths()
+	c, err := a.client()
 	if err != nil {
 		return err
 	}
 	p := a.newProgress()
 	defer p.stop()
-	err = a.quitDaemon(ctx, newClient(paths), p.show)
+	err = a.quitDaemon(ctx, c, p.show)
 	if errors.Is(err, errNoDaemon) {
 		fmt.Fprintln(a.errout, "no daemon is running")
 		return nil

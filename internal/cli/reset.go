@@ -22,9 +22,9 @@ func newReset(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reset TYPE/NAME...",
 		Short: "Remove the intercepts of all users of a workload",
-		Long: "Reset ends the intercepts of all users of a workload, so that all requests go to the workload again,\n" +
-			"and removes the agents as far as Kubernetes can remove them from running pods. It requires\n" +
-			"permission to change the workload, and neither a connection nor root. Use `kubevpn leave` to end\n" +
+		Long: "End the intercepts of all users of a workload, so that all requests go to the workload again, and\n" +
+			"remove the agents as far as Kubernetes can remove them from running pods. The command requires\n" +
+			"permission to change the workload, but neither a connection nor root. Use `kubevpn leave` to end\n" +
 			"your own intercepts.",
 		Example: examples(
 			"Remove all intercepts of a workload", "kubevpn reset deployment/web",

@@ -49,14 +49,14 @@ func newRoot(a *app) *cobra.Command {
 	add := func(group string, cmds ...*cobra.Command) {
 		for _, cmd := range cmds {
 			cmd.GroupID = group
-			root.AddCommand(cmd)
 		}
+		root.AddCommand(cmds...)
 	}
 	add(groupConnection, newConnect(a), newDisconnect(a), newStatus(a), newLogs(a), newQuit(a), newTrust(a))
 	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newLeave(a), newReset(a))
 	add(groupCluster, newInstall(a), newUninstall(a))
 	add(groupOther, newVersion(a), newCompletion(a))
-	root.AddCommand(newDaemon(a), newHelper(a), newSandbox(), newContainer())
+	addHidden(root, a)
 	return root
 }
 
@@ -151,8 +151,8 @@ func flagError(cmd *cobra.Command, err error) error {
 	return e.WithHint("`%s --help` lists the flags", cmd.CommandPath())
 }
 
-// requirement returns what the value of a flag must be. The text of a parse error of the standard library does not say
-// so.
+// requirement returns the requirement that the value of a flag does not meet. Parse errors of the standard library do
+// not contain it.
 func requirement(e *pflag.InvalidValueError) string {
 	switch kind := e.GetFlag().Value.Type(); {
 	case strings.HasPrefix(kind, "int"), strings.HasPrefix(kind, "uint"):

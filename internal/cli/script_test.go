@@ -435,7 +435,8 @@ func theirs(namespace string) api.TrustedManager {
 	}
 }
 
-// foreign is what the daemon answers where somebody else has installed the manager, and the cluster has a public domain.
+// foreign is what the daemon answers where somebody else has installed the manager, and the cluster has a public
+// domain.
 func foreign(context string, consent api.Consent) *api.Error {
 	switch {
 	case context == "moving": // another one at each look
@@ -469,7 +470,7 @@ func startFakeHelper(context.Context) (*os.File, error) {
 
 func runFakeHelper(context.Context) error { return errors.New("nothing on stdin") }
 
-func fakeForeground(ctx context.Context, paths config.Paths, req api.ConnectRequest, progress func(api.Event)) error {
+func fakeForeground(ctx context.Context, req api.ConnectRequest, progress func(api.Event)) error {
 	progress(api.Event{Step: "Opening a session", Done: true})
 	if req.Context == "bad-image" {
 		return api.Errorf(api.ExitImagePull, "no image")
@@ -478,7 +479,8 @@ func fakeForeground(ctx context.Context, paths config.Paths, req api.ConnectRequ
 		return err
 	}
 	progress(api.Event{Connection: &api.Connection{ID: "id-fg", Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnected, Device: "kubevpn-lab"}})
-	if err := paths.MakeStateDir(); err != nil {
+	paths, err := config.Locate(os.Getenv)
+	if err := errors.Join(err, paths.MakeStateDir()); err != nil {
 		return err
 	}
 	os.WriteFile(filepath.Join(paths.StateDir, "foreground"), nil, 0o600)

@@ -35,7 +35,7 @@ func (f *specFlags) addMatch(cmd *cobra.Command) {
 	flags.StringSliceVar(&f.methods, "method", nil, "only requests with this method; may be repeated: one must match")
 	flags.BoolVar(&f.flush, "flush", false, "close connections that are already open, so that their clients reconnect")
 	flags.StringVar(&f.tlsSecret, "tls-secret", "",
-		"Secret of type kubernetes.io/tls that the application serves TLS with; needed to match headers inside TLS")
+		"Secret of type kubernetes.io/tls with which the application serves TLS; required to match headers inside TLS")
 	complete(cmd, "method", "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 }
 
@@ -85,7 +85,7 @@ func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
 		if i := slices.IndexFunc(s.Ports, func(o api.PortMap) bool {
 			return o.Protocol == p.Protocol && o.Container == p.Container && o.Name == p.Name
 		}); i >= 0 {
-			return s, api.Errorf(api.ExitUsage, "--portmap: %s is given twice", text).
+			return s, api.Errorf(api.ExitUsage, "--portmap: %s maps a port twice", text).
 				WithHint("map each port of the container to one port of this machine")
 		}
 		s.Ports = append(s.Ports, p)
@@ -93,8 +93,8 @@ func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
 	return s, nil
 }
 
-// parsePortMap reads [tcp|udp/]CONTAINER[:LOCAL]. CONTAINER may be a port's name; LOCAL is the same port where it is
-// missing.
+// parsePortMap parses [tcp|udp/]CONTAINER[:LOCAL]. CONTAINER is a number or the name of a port. LOCAL defaults to the
+// same port.
 func parsePortMap(text string) (api.PortMap, error) {
 	p := api.PortMap{Protocol: "tcp"}
 	rest := text
@@ -125,7 +125,8 @@ func parsePortMap(text string) (api.PortMap, error) {
 	return p, nil
 }
 
-// isPortName reports whether a container's port may have that name: letters, digits and dashes, one of them a letter.
+// isPortName reports whether s is valid as the name of a container port: letters, digits and dashes, at least one
+// letter.
 func isPortName(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" &&
 		strings.ContainsAny(s, "abcdefghijklmnopqrstuvwxyz")
@@ -134,8 +135,8 @@ func isPortName(s string) bool {
 // checkWorkloads returns an error for arguments that are not TYPE/NAME, with a suggestion.
 func checkWorkloads(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return api.Errorf(api.ExitUsage, "`%s` needs the name of a workload", cmd.CommandPath()).
-			WithHint("as TYPE/NAME: `%s deployment/web`", cmd.CommandPath())
+		return api.Errorf(api.ExitUsage, "`%s` requires the name of a workload", cmd.CommandPath()).
+			WithHint("write it as TYPE/NAME: `%s deployment/web`", cmd.CommandPath())
 	}
 	for n, arg := range args {
 		kind, name, found := strings.Cut(arg, "/")

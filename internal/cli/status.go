@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,9 +30,9 @@ func newStatus(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the connections, intercepts and clones",
-		Long: "Show the connections of this machine, the workloads whose requests come to this machine, and the\n" +
-			"clones. The command asks only the daemon on this machine. It does not start the daemon and does not\n" +
-			"contact a cluster.",
+		Long: "Show the connections of this machine, the workloads whose requests go to this machine, and the\n" +
+			"clones. The command asks only the daemon on this machine. It does not start the daemon and does\n" +
+			"not contact a cluster.",
 		Example: examples(
 			"Show the connections", "kubevpn status",
 			"Also show devices, networks, name resolution and checks", "kubevpn status -o wide",
@@ -46,11 +47,7 @@ func newStatus(a *app) *cobra.Command {
 }
 
 func (o *statusOptions) run(ctx context.Context) error {
-	paths, err := o.app.paths()
-	if err != nil {
-		return err
-	}
-	status, err := newClient(paths).status(ctx)
+	status, err := o.app.status(ctx)
 	switch {
 	case errors.Is(err, errNoDaemon):
 		status = api.Status{Version: version.Full(), Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
@@ -196,12 +193,7 @@ func manager(c api.Connection) string {
 	return fmt.Sprintf("%s/%s (%s)", c.ManagerNamespace, c.ManagerPod, c.ManagerVersion)
 }
 
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func dash(s string) string { return cmp.Or(s, "-") }
 
 func age(since, now time.Time) string {
 	if since.IsZero() {

@@ -23,19 +23,19 @@ func newUninstall(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the traffic manager from a cluster",
-		Long: "Uninstall removes everything that kubevpn installed in the cluster, and nothing else. It fails while\n" +
+		Long: "Remove everything that kubevpn installed in the cluster, and nothing else. The command fails while\n" +
 			"a laptop is connected, unless you pass --force.",
 		Example: examples(
 			"Remove the traffic manager from the current context's cluster", "kubevpn uninstall",
 			"From another namespace", "kubevpn uninstall --manager-namespace tools",
-			"Also while other users are connected", "kubevpn uninstall --force",
+			"Even if other users are connected", "kubevpn uninstall --force",
 		),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	o.kube.addTo(cmd, a)
 	o.settings.addTo(cmd, config.KeyManagerNamespace)
-	cmd.Flags().BoolVar(&o.force, "force", false, "remove the traffic manager also while laptops are connected")
+	cmd.Flags().BoolVar(&o.force, "force", false, "remove the traffic manager even if laptops are connected")
 	return cmd
 }
 

@@ -46,11 +46,11 @@ func (o *versionOptions) run(ctx context.Context) error {
 		Version: version.String(), Commit: version.Commit(), Go: runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, Image: config.Default().Image,
 	}
-	paths, err := o.app.paths()
+	c, err := o.app.client()
 	if err != nil {
 		return err
 	}
-	info, err := newClient(paths).info(ctx)
+	info, err := c.info(ctx)
 	switch {
 	case err == nil:
 		v.Daemon = &info.Version

@@ -23,10 +23,13 @@ const (
 )
 
 // ClientKey returns the ECDSA P-256 key of this user on this machine. It identifies the owner of agents and clones, and
-// the identity towards traffic managers is derived from it. The first call creates the key in the state directory,
-// which must exist. Concurrent callers get the same key. ClientKey fails if other users can read the file, or if
-// another user owns it. Errors are *api.Error.
+// the identity towards traffic managers is derived from it. The first call creates the key, and the state
+// directory if it does not exist. Concurrent callers get the same key. ClientKey fails if other users can read the
+// file, or if another user owns it. Errors are *api.Error.
 func (p Paths) ClientKey() (*ecdsa.PrivateKey, error) {
+	if err := p.MakeStateDir(); err != nil {
+		return nil, err
+	}
 	path := filepath.Join(p.StateDir, "client.key")
 	key, err := readKey(path)
 	if errors.Is(err, fs.ErrNotExist) {

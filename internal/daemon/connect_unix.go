@@ -18,7 +18,7 @@ import (
 // own descriptor: f stays open.
 func connect(ctx context.Context, f *os.File, addr netip.AddrPort) (net.Conn, error) {
 	fd := int(f.Fd())
-	if err := unix.SetNonblock(fd, true); err != nil { // File.Fd may set blocking mode
+	if err := unix.SetNonblock(fd, true); err != nil { // File.Fd may have set blocking mode
 		return nil, os.NewSyscallError("fcntl", err)
 	}
 	err := unix.Connect(fd, sockaddr(addr))
@@ -56,7 +56,7 @@ func awaitConnected(ctx context.Context, fd int) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("connecting: %w", ctx.Err())
+	return fmt.Errorf("cannot connect: %w", ctx.Err())
 }
 
 func sockaddr(addr netip.AddrPort) unix.Sockaddr {

@@ -13,10 +13,10 @@ type connectionTask struct {
 	conn    Connection
 	request api.ConnectRequest
 	network *scopedNetwork
-	left    error // why something of it could not be removed; read it after done
+	left    error // the error of the cleanup; read it after done
 }
 
-// status is the connection's own status.
+// status returns the status of the connection, with its ID.
 func (t *connectionTask) status() api.Connection {
 	c := t.conn.Status()
 	c.ID = t.id
@@ -27,13 +27,13 @@ func (t *connectionTask) run(ctx context.Context) error {
 	err := t.conn.Run(ctx)
 	switch {
 	case isClosed(t.network.host.helper.Done()):
-		err = errHelperEnded() // Run's error is a consequence
+		err = errHelperEnded() // the cause of the error of Run
 	case err == nil && ctx.Err() == nil:
 		err = api.Errorf(api.ExitLost, "the connection ended").
 			WithHint("run `kubevpn connect` again; `kubevpn logs` has the details")
 	}
 	if t.left = t.network.close(); t.left != nil {
-		t.logger.Error("removing what a connection left", "err", t.left)
+		t.logger.Error("cannot remove the network of a connection", "err", t.left)
 	}
 	return err
 }

@@ -14,10 +14,11 @@ import (
 	"kubevpn/internal/connection"
 )
 
-// How long parts of an ending may take. The end of the helper removes everything in any case.
 const (
-	endTimeout   = 15 * time.Second // a connection's Run, after its context has ended
-	helperLinger = 10 * time.Second // a helper without a connection: the CLI that brought it is about to ask
+	// endTimeout limits the Run of a connection after its context has ended. The end of the helper removes the rest.
+	endTimeout = 15 * time.Second
+	// helperLinger is the time that a helper stays without a connection. The CLI that started it is about to connect.
+	helperLinger = 10 * time.Second
 )
 
 var (
@@ -25,10 +26,10 @@ var (
 	errEnding      = api.Errorf(api.ExitDaemon, "the daemon is ending").WithHint("try again")
 )
 
-// connections are those of this daemon, with the host network that they share.
+// connections owns the connections of this daemon, and the host network that they share.
 type connections struct {
-	// The mutex of the registry guards the fields below the empty line as well. The mutex of intercepts is never taken
-	// while it is held.
+	// The mutex of the registry also guards the fields below the empty line. While it is held, the mutex of intercepts
+	// must not be locked.
 	registry[string, *connectionTask]
 	factory Factory
 	client  []byte // secret of this client: see connection.Config
@@ -59,9 +60,9 @@ func newConnections(factory Factory, client []byte, owner Owner, logger *slog.Lo
 	return cs
 }
 
-// connect makes the connection that req asks for, or joins the one that exists. It calls begin once with the
-// connection's ID, then emit with what happens, and returns the connected connection. If ctx ends before that, and no
-// other request needs it, the connection is cleaned up before connect returns.
+// connect makes the connection that req asks for, or joins an existing one. It calls begin once with the ID of the
+// connection, then emit with each event, and returns the connected connection. If ctx ends before that and no other
+// request needs the connection, connect cleans it up before it returns.
 func (cs *connections) connect(
 	ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event),
 ) (api.Connection, error) {
@@ -74,8 +75,8 @@ func (cs *connections) connect(
 	return t.status(), nil
 }
 
-// hold is connect for a request that needs the connection for a while: the connection does not end before release,
-// unless by itself or because a user asked. It ends with release if no request has retained it.
+// hold is connect for a request that needs the connection until release: before, the connection ends only if it fails
+// or a user ends it. release ends it if no request has retained it.
 func (cs *connections) hold(
 	ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event),
 ) (*connectionTask, error) {
@@ -90,7 +91,7 @@ func (cs *connections) hold(
 		return nil, err
 	}
 	begin(id)
-	if !joined || !t.wasReady() { // a request that joins a connected one does not need the events before that
+	if !joined || !t.wasReady() { // a request that joins a connected one does not need its earlier events
 		err = t.follow(ctx, emit)
 	}
 	if err == nil && joined {
@@ -103,7 +104,7 @@ func (cs *connections) hold(
 	return t, nil
 }
 
-// choose returns the connection for req: current, or a new one if there is none and a helper. The mutex is held.
+// choose returns the connection for req: current, or a new one if there is a helper. cs.mu is held.
 func (cs *connections) choose(id string, req api.ConnectRequest,
 	current *connectionTask) (*connectionTask, <-chan struct{}, error) {
 	switch {
@@ -141,18 +142,19 @@ func (cs *connections) release(t *connectionTask, emit func(api.Event)) {
 	if !t.wasReady() {
 		step = "Cleaning up"
 	}
-	emit(api.Event{Time: time.Now(), Step: step, Detail: t.id})
+	emit(api.Event{Step: step, Detail: t.id})
 	if len(cs.await(endTimeout, t)) == 0 {
-		emit(api.Event{Time: time.Now(), Step: step, Detail: t.id, Done: true})
+		emit(api.Event{Step: step, Detail: t.id, Done: true})
 	}
 }
 
-// disconnecting is the step that reports a connection's end.
+// disconnecting returns the step that reports the end of a connection.
 func disconnecting(c api.Connection, id string) string {
 	return "Disconnecting from " + cmp.Or(c.Cluster, id)
 }
 
-// adapt applies to an existing connection what a later request can change, and warns about the rest.
+// adapt applies the settings of a later request to an existing connection. It warns about settings that it cannot
+// change.
 func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.ConnectRequest,
 	emit func(api.Event)) error {
 	now := t.conn.Status()
@@ -161,7 +163,7 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 			return err
 		}
 		emit(api.Event{
-			Time: time.Now(), Step: "Changing the namespace", Detail: now.Namespace + " → " + req.Namespace, Done: true,
+			Step: "Changing the namespace", Detail: now.Namespace + " → " + req.Namespace, Done: true,
 		})
 	}
 	was := t.request
@@ -177,7 +179,7 @@ func (cs *connections) adapt(ctx context.Context, t *connectionTask, req api.Con
 		was.Image = req.Image
 	}
 	if ignored := differences(was, req); len(ignored) > 0 && !req.Use {
-		emit(api.Event{Time: time.Now(), Warning: "this cluster is already connected with different settings (" +
+		emit(api.Event{Warning: "this cluster is already connected with different settings (" +
 			strings.Join(ignored, ", ") + "): to change them, run `kubevpn disconnect " + t.id + "` first"})
 	}
 	return nil
@@ -206,7 +208,7 @@ func differences(a, b api.ConnectRequest) (names []string) {
 	return names
 }
 
-// active counts the connections that have not failed; the mutex is held.
+// active returns the number of connections that have not failed; cs.mu is held.
 func (cs *connections) active() int {
 	n := 0
 	for _, t := range cs.tasks {
@@ -217,7 +219,7 @@ func (cs *connections) active() int {
 	return n
 }
 
-// counts returns how many connections have not failed, and whether there is a helper.
+// counts returns the number of connections that have not failed, and whether there is a helper.
 func (cs *connections) counts() (connections int, helper bool) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

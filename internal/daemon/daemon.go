@@ -19,8 +19,8 @@ import (
 	"kubevpn/internal/version"
 )
 
-// idleTimeout is how long the daemon stays without connections: long enough for the next command of a script. Failed
-// connections keep the daemon, so that `status` can report them.
+// idleTimeout limits the time that the daemon runs without connections. It is long enough for the next command of a
+// script. Failed connections keep the daemon, so that `status` can report them.
 const idleTimeout = time.Minute
 
 // Config configures Run. Paths and NewHelper must be set.
@@ -51,15 +51,16 @@ func Run(ctx context.Context, cfg Config) error {
 	defer func() { _ = unlock() }() // the kernel releases the lock with the process anyway
 
 	logger, closeLog := openLog(cfg.Paths.LogFile())
-	defer func() { _ = closeLog() }() // there is no log left to tell
+	defer func() { _ = closeLog() }() // there is no log left for the error
 
 	key, err := cfg.Paths.ClientKey()
 	if err != nil {
 		return err
 	}
-	secret, err := key.Bytes()
+	owner := NewOwner(key)
+	client, err := owner.client()
 	if err != nil {
-		return fmt.Errorf("cannot encode the client's key: %w", err)
+		return err
 	}
 	listener, err := listen(cfg.Paths.Socket(), logger)
 	if err != nil {
@@ -73,7 +74,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer helpers.Close()
 
 	logger.Info("daemon begins", "version", version.Full(), "pid", os.Getpid())
-	err = newDaemon(cfg, secret, NewOwner(key), logger).serve(ctx, listener, helpers)
+	err = newDaemon(cfg, client, owner, logger).serve(ctx, listener, helpers)
 	if err != nil {
 		logger.Error("daemon ends", "err", err)
 		return err
@@ -82,12 +83,12 @@ func Run(ctx context.Context, cfg Config) error {
 	return nil
 }
 
-// daemon is what Run runs once it has files, lock and sockets.
+// daemon is a daemon that has its files, lock and sockets.
 type daemon struct {
 	cfg         Config
 	connections *connections
 	logger      *slog.Logger
-	quit        chan struct{} // receives when a request asked the daemon to end
+	quit        chan struct{} // receives when a request asks the daemon to end
 	recheck     chan struct{} // receives when busy may return something else
 	requests    atomic.Int64  // in progress
 }
@@ -123,7 +124,7 @@ func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) erro
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("serving the daemon's socket: %w", err)
+			return fmt.Errorf("cannot serve the daemon's socket: %w", err)
 		}
 		return nil
 	})

@@ -4,6 +4,9 @@ package daemon
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"errors"
 	"os"
 	"runtime"
@@ -413,7 +416,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if text := r.logText(); strings.Count(text, "connection refused") != 2 || !strings.Contains(text, "uid=65534") {
+	if text := r.logText(); strings.Count(text, "connection rejected") != 2 || !strings.Contains(text, "uid=65534") {
 		t.Errorf("log = %s\nwant two refusals of 65534", text)
 	}
 }
@@ -454,6 +457,10 @@ func TestForeground(t *testing.T) {
 			c.end <- errors.New("the manager is gone")
 		}, "the manager is gone"},
 	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := &rig{t: t, made: make(chan *fakeConnection, 1)}
@@ -464,7 +471,7 @@ func TestForeground(t *testing.T) {
 			connected := make(chan struct{})
 			go func() {
 				result <- Foreground(ctx, ForegroundConfig{
-					Request: request("a"), Helper: h, Factory: r, Logger: discard(),
+					Request: request("a"), Owner: Owner{Key: key}, Helper: h, Factory: r, Logger: discard(),
 					Progress: func(e api.Event) {
 						if e.Connection != nil && e.Connection.Status == api.StatusConnected {
 							close(connected)

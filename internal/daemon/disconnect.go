@@ -4,13 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"slices"
-	"time"
 
 	"kubevpn/internal/api"
 )
 
-// disconnect ends the connections that req names, also failed ones: first the intercepts on them. It emits each end. If
-// the last connection is among them, the helper has ended when disconnect returns.
+// disconnect ends the connections that req names, also failed ones, after the intercepts on them. It emits each end. If
+// no connection is left, the helper has ended when disconnect returns.
 func (cs *connections) disconnect(req api.DisconnectRequest, emit func(api.Event)) error {
 	ending, err := cs.named(req)
 	if err != nil {
@@ -22,14 +21,14 @@ func (cs *connections) disconnect(req api.DisconnectRequest, emit func(api.Event
 	}
 	var errs []error
 	if err := cs.intercepts.leaveConnections(ids, emit); err != nil {
-		errs = append(errs, err) // continue: the agents notice by themselves that the laptop has gone
+		errs = append(errs, err) // continue: the agents notice that the laptop has gone
 	}
 	cs.end(errStopped, ending...)
 	cs.changed()
 	for _, t := range ending {
 		status := t.conn.Status()
 		step := disconnecting(status, t.id)
-		emit(api.Event{Time: time.Now(), Step: step, Detail: t.id})
+		emit(api.Event{Step: step, Detail: t.id})
 		if len(cs.await(endTimeout, t)) > 0 {
 			errs = append(errs, api.Errorf(api.ExitUnexpected, "connection %s did not end in %v", t.id, endTimeout).
 				WithHint("`kubevpn quit` ends the daemon and its helper, which removes everything"))
@@ -41,7 +40,7 @@ func (cs *connections) disconnect(req api.DisconnectRequest, emit func(api.Event
 			continue
 		}
 		status.Status = api.StatusDisconnecting
-		emit(api.Event{Time: time.Now(), Step: step, Detail: t.id, Done: true, Connection: &status})
+		emit(api.Event{Step: step, Detail: t.id, Done: true, Connection: &status})
 	}
 	cs.awaitClosed()
 	return errors.Join(errs...)
@@ -59,9 +58,8 @@ func (cs *connections) awaitClosed() {
 
 // named returns the connections that req names.
 func (cs *connections) named(req api.DisconnectRequest) ([]*connectionTask, error) {
-	all := cs.list(func(*connectionTask) bool {
-		return true
-	}, func(a, b *connectionTask) int { return cmp.Compare(a.id, b.id) })
+	all := cs.list(func(*connectionTask) bool { return true },
+		func(a, b *connectionTask) int { return cmp.Compare(a.id, b.id) })
 	if req.All {
 		return all, nil
 	}
@@ -77,7 +75,7 @@ func (cs *connections) named(req api.DisconnectRequest) ([]*connectionTask, erro
 	return named, nil
 }
 
-// shutDown ends everything, also the helper, and waits for it. No connection begins after it.
+// shutDown ends all connections and the helper, and waits for them. No connection begins after it.
 func (cs *connections) shutDown(emit func(api.Event)) error {
 	cs.mu.Lock()
 	cs.shut = true

@@ -1,5 +1,5 @@
 // Package daemon keeps this user's connections and intercepts while no command runs. The CLI starts the daemon on
-// demand, detached. There is one per user, it runs as that user, and it ends by itself after a minute without
+// demand, detached from its terminal. Each user has at most one. It runs as that user, and ends after a minute without
 // connections.
 //
 //	CLI ──HTTP+JSON── daemon.sock ─▶ server ─┬▶ connections ─▶ Connection (internal/connection)

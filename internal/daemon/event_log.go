@@ -8,7 +8,7 @@ import (
 )
 
 // eventLog records the events of a task until it is ready, for all requests that wait for it: a request that joins late
-// reads them from the start. Its methods may be called concurrently.
+// reads them from the start. Its methods are safe for concurrent use.
 type eventLog struct {
 	mu     sync.Mutex
 	events []api.Event

@@ -15,30 +15,29 @@ import (
 	"kubevpn/internal/intercept"
 )
 
-// Factory makes connections and intercepts. NewFactory returns the real one, tests have others. Its methods may be
-// called concurrently.
+// Factory makes connections and intercepts. NewFactory returns the one of the product; tests have others. Its methods
+// are safe for concurrent use.
 type Factory interface {
-	// ConnectionID returns the same ID for every kubeconfig of one cluster.
+	// ConnectionID returns an ID of 12 hex digits, the same for every kubeconfig of one cluster.
 	ConnectionID(kubeconfig []byte) (string, error)
 	// NewConnection does no I/O and starts no goroutine.
 	NewConnection(cfg connection.Config) (Connection, error)
-	// Workload returns the one name of a workload, which users may name in several ways: "deployment/web" for
-	// "deploy/web".
+	// Workload returns the canonical name of a workload: "deployment/web" for "deploy/web".
 	Workload(ctx context.Context, account api.ConnectRequest, name string) (string, error)
-	// NewIntercept does no I/O and starts no goroutine. It completes cfg: the requests come by way of c, and the
-	// workload is changed with the rights of account.
+	// NewIntercept does no I/O and starts no goroutine. It completes cfg: the requests arrive through c, and the
+	// Intercept changes the workload with the rights of account.
 	NewIntercept(account api.ConnectRequest, c Connection, cfg intercept.Config) (Intercept, error)
 }
 
-// Connection is one connection to a cluster. Run is called once; the other methods may be called at any time,
-// concurrently, also after Run has returned.
+// Connection is one connection to a cluster. Call Run once. The other methods are safe for concurrent use, also after
+// Run has returned.
 type Connection interface {
 	intercept.Session
 	// Cluster is the API of the cluster, with the rights of the user who connected.
 	Cluster() *cluster.Cluster
-	// Run makes the connection and keeps it until ctx ends or it cannot be kept; it cleans up before it returns.
+	// Run makes the connection and keeps it until ctx ends or the connection is lost. It cleans up before it returns.
 	Run(ctx context.Context) error
-	// Connected is closed once probes have shown that the connection works. It stays closed.
+	// Connected is closed once probes have shown that the connection works.
 	Connected() <-chan struct{}
 	// SetNamespace changes the namespace in which short names are looked up first.
 	SetNamespace(namespace string) error
@@ -49,14 +48,12 @@ type Connection interface {
 	Upgrade(ctx context.Context, image string, progress func(api.Event)) error
 }
 
-// Intercept is one workload whose requests come to this laptop. Run is called once; the other methods may be called at
-// any time, concurrently, also after Run has returned.
+// Intercept is one workload whose requests go to this laptop or a clone. Call Run once. The other methods are safe for
+// concurrent use, also after Run has returned.
 type Intercept interface {
-	// Run makes the intercept and keeps it until ctx ends or it cannot be kept; the intercept is removed when Run
-	// returns.
+	// Run makes the intercept and keeps it until ctx ends or the intercept fails. It removes it before it returns.
 	Run(ctx context.Context) error
-	// Begun is closed once requests were seen to arrive, or will arrive as soon as the workload has a pod. It stays
-	// closed.
+	// Begun is closed once a probe has shown that requests arrive, or that they will as soon as the workload has a pod.
 	Begun() <-chan struct{}
 	// Status returns a snapshot; it does not block.
 	Status() api.Intercept
@@ -64,20 +61,29 @@ type Intercept interface {
 
 // Owner is the user and machine that hold the intercepts of a daemon.
 type Owner struct {
-	Name string            // "ann@laptop": other developers see it, and it proves nothing
+	Name string            // "ann@laptop", for other developers to read; it proves nothing
 	Key  *ecdsa.PrivateKey // P-256: proves ownership
 }
 
-// keyHash is how others identify the owner's key.
+// client returns the secret that identifies this user of this machine to traffic managers; see connection.Config.
+func (o Owner) client() ([]byte, error) {
+	secret, err := o.Key.Bytes()
+	if err != nil {
+		return nil, fmt.Errorf("cannot encode the client's key: %w", err)
+	}
+	return secret, nil
+}
+
+// keyHash returns the hash by which agents and clones identify the key of the owner.
 func (o Owner) keyHash() (string, error) {
 	der, err := x509.MarshalPKIXPublicKey(&o.Key.PublicKey)
 	if err != nil {
-		return "", fmt.Errorf("hashing the owner's key: %w", err)
+		return "", fmt.Errorf("cannot encode the owner's key: %w", err)
 	}
 	return api.KeyHash(der), nil
 }
 
-// NewOwner returns the owner with that key, and the name of this user and machine.
+// NewOwner returns an Owner with the key and the name of this user and machine.
 func NewOwner(key *ecdsa.PrivateKey) Owner {
 	name, host := fmt.Sprint(os.Getuid()), "localhost"
 	if u, err := user.Current(); err == nil {

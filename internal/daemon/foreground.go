@@ -8,27 +8,31 @@ import (
 	"kubevpn/internal/api"
 )
 
-// ForegroundConfig describes one connection without a daemon.
+// ForegroundConfig configures Foreground.
 type ForegroundConfig struct {
 	Request  api.ConnectRequest
-	Client   []byte          // secret of this client: see connection.Config
-	Helper   Helper          // closed by Foreground
+	Owner    Owner
+	Helper   Helper          // Foreground owns it
 	Factory  Factory         // nil: NewFactory
-	Progress func(api.Event) // receives what happens; the event with Connection set means connected
+	Progress func(api.Event) // receives each event; one with Connection set means connected
 	Logger   *slog.Logger
 }
 
-// Foreground makes one connection in this process and keeps it until ctx ends, then removes it. It returns nil
-// if the connection had been made and was ended by ctx; if ctx ended before that, it returns ctx's cause.
+// Foreground makes one connection in this process and keeps it until ctx ends, then removes it. It returns nil if the
+// connection was established before ctx ended, else the cause of ctx. It closes the Helper.
 func Foreground(ctx context.Context, cfg ForegroundConfig) error {
 	if cfg.Factory == nil {
 		cfg.Factory = NewFactory()
 	}
-	cs := newConnections(cfg.Factory, cfg.Client, Owner{}, cfg.Logger)
+	client, err := cfg.Owner.client()
+	if err != nil {
+		return err
+	}
+	cs := newConnections(cfg.Factory, client, cfg.Owner, cfg.Logger)
 	if err := cs.adopt(cfg.Helper); err != nil {
 		return err
 	}
-	err := cs.keep(ctx, cfg.Request, cfg.Progress)
+	err = cs.keep(ctx, cfg.Request, cfg.Progress)
 	err = errors.Join(err, cs.shutDown(cfg.Progress))
 	cs.group.Wait()
 	return err

@@ -10,7 +10,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// handoverTimeout is how long a CLI may take to pass the descriptor of a helper.
+// handoverTimeout limits the time in which a CLI passes the descriptor of a helper.
 const handoverTimeout = 10 * time.Second
 
 // serveHelpers receives helpers, one per connection: the CLI sends one byte with the descriptor of its end of the
@@ -35,10 +35,10 @@ func (d *daemon) takeHelper(conn net.Conn) {
 		err = d.adoptFrom(conn)
 	}
 	if err != nil {
-		d.logger.Error("receiving the root helper", "err", err)
+		d.logger.Error("cannot receive the root helper", "err", err)
 	}
 	if err := json.NewEncoder(conn).Encode(api.AsError(err)); err != nil {
-		d.logger.Warn("answering the command that started the root helper", "err", err)
+		d.logger.Warn("cannot answer the command that started the root helper", "err", err)
 	}
 }
 

@@ -18,10 +18,10 @@ func receiveFile(conn net.Conn) (*os.File, error) {
 		return nil, errors.New("not a unix socket")
 	}
 	var b [1]byte
-	oob := make([]byte, unix.CmsgSpace(4*4)) // room for more than one, so that more are seen and closed
+	oob := make([]byte, unix.CmsgSpace(4*4)) // room for several, so that this process sees and closes unexpected ones
 	n, oobn, _, _, err := c.ReadMsgUnix(b[:], oob)
 	if err != nil {
-		return nil, fmt.Errorf("receiving the helper's socket: %w", err)
+		return nil, fmt.Errorf("cannot receive the socket of the root helper: %w", err)
 	}
 	fds, err := descriptors(oob[:oobn])
 	if err == nil && (n != 1 || len(fds) != 1) {
@@ -33,20 +33,20 @@ func receiveFile(conn net.Conn) (*os.File, error) {
 		}
 		return nil, err
 	}
-	unix.CloseOnExec(fds[0]) // exec plugins are none of its business
+	unix.CloseOnExec(fds[0]) // credential plugins must not inherit it
 	return os.NewFile(uintptr(fds[0]), "helper"), nil
 }
 
 func descriptors(oob []byte) ([]int, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return nil, fmt.Errorf("receiving the helper's socket: %w", err)
+		return nil, fmt.Errorf("cannot receive the socket of the root helper: %w", err)
 	}
 	var fds []int
 	for i := range messages {
 		got, err := unix.ParseUnixRights(&messages[i])
 		if err != nil {
-			return fds, fmt.Errorf("receiving the helper's socket: %w", err)
+			return fds, fmt.Errorf("cannot receive the socket of the root helper: %w", err)
 		}
 		fds = append(fds, got...)
 	}

@@ -8,20 +8,20 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Helper does what requires root. internal/helper has two implementations: a client of the helper process, and one that
-// acts in this process. Its methods may be called concurrently.
+// Helper changes the network of this machine, which requires root. internal/helper has two implementations: a client of
+// the helper process, and one that acts in this process. The methods are safe for concurrent use.
 type Helper interface {
-	// CreateTUN returns a new TUN device's descriptor; the device goes when its last descriptor is closed.
+	// CreateTUN returns the descriptor of a new TUN device. The kernel removes the device with its last descriptor.
 	CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error)
 	// Apply configures the network of this machine as state describes, and changes nothing else.
 	Apply(ctx context.Context, state api.NetworkState) (api.NetworkApplied, error)
-	// MarkedSocket returns an unconnected socket that the redirect of DNS queries lets pass. network is udp4,
-	// udp6, tcp4 or tcp6.
+	// MarkedSocket returns an unconnected socket whose DNS queries are not redirected. network is udp4, udp6, tcp4 or
+	// tcp6.
 	MarkedSocket(ctx context.Context, network string) (*os.File, error)
-	// Changes delivers what applies now when it changes by itself, such as the nameservers of another network. It
-	// buffers the latest value only, and is not closed.
+	// Changes receives the new state after a change that no Apply made, such as other nameservers after a change of the
+	// network. It contains only the latest state, and is never closed.
 	Changes() <-chan api.NetworkApplied
-	// Done is closed when the helper has ended, also by Close.
+	// Done is closed when the helper has ended, by Close or by itself.
 	Done() <-chan struct{}
 	// Close removes everything that Apply made and ends the helper.
 	Close() error
@@ -38,8 +38,8 @@ func errHelperEnded() *api.Error {
 //	(none) ─────────▶ lingering ──▶ in use ──────────────────────────────────────────────────▶ closing ──▶ (none)
 //	                      └───────────┴── the helper ends: its connections end with errHelperEnded ──▶ closing
 
-// adopt makes h the helper of this daemon. If there is one already, adopt closes h: two commands may have started one
-// each at the same time, and either will do.
+// adopt makes h the helper of this daemon. If the daemon already has one, adopt closes h: two commands may have started
+// helpers at the same time.
 func (cs *connections) adopt(h Helper) error {
 	for {
 		cs.mu.Lock()
@@ -92,14 +92,14 @@ func (cs *connections) helperEnded(host *hostNetwork) {
 	cs.closeHelper()
 }
 
-// closeUnused closes the helper if no connection needs it; the mutex is held.
+// closeUnused closes the helper if no connection needs it; cs.mu is held.
 func (cs *connections) closeUnused() {
 	if !cs.lingering && cs.active() == 0 {
 		cs.closeHelper()
 	}
 }
 
-// closeHelper begins to close the helper, if there is one; the mutex is held.
+// closeHelper begins to close the helper, if there is one; cs.mu is held.
 func (cs *connections) closeHelper() {
 	host := cs.host
 	if host == nil {
@@ -109,7 +109,7 @@ func (cs *connections) closeHelper() {
 	cs.host, cs.closing = nil, closing
 	cs.group.Go(func() {
 		if err := host.close(); err != nil {
-			cs.logger.Error("ending the root helper", "err", err)
+			cs.logger.Error("cannot end the root helper", "err", err)
 		} else {
 			cs.logger.Info("root helper ended")
 		}

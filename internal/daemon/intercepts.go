@@ -21,21 +21,21 @@ import (
 	"kubevpn/internal/intercept"
 )
 
-// leaveTimeout bounds the end of intercepts. If one takes longer, the daemon continues: the agents notice by
-// themselves, a few seconds later, that the laptop has gone.
+// leaveTimeout limits the end of intercepts. If one takes longer, the daemon continues: the agents notice a few seconds
+// later that the laptop has gone.
 const leaveTimeout = 5 * time.Second
 
 var errConnectionEnded = api.Errorf(api.ExitLost, "the connection to the cluster ended").
 	WithHint("`kubevpn status` shows why, unless a command ended it; `kubevpn proxy` connects again")
 
-// intercepts are those of this daemon, each on a connection.
+// intercepts owns the intercepts of this daemon, each on a connection.
 type intercepts struct {
 	registry[interceptKey, *interceptTask]
 	factory Factory
 	owner   Owner
 	dial    func(ctx context.Context, network, address string) (net.Conn, error) // see intercept.Config
 	logger  *slog.Logger
-	timeout time.Duration // leaveTimeout; tests use less
+	timeout time.Duration // leaveTimeout; shorter in tests
 }
 
 func newIntercepts(factory Factory, owner Owner, logger *slog.Logger) *intercepts {
@@ -44,13 +44,13 @@ func newIntercepts(factory Factory, owner Owner, logger *slog.Logger) *intercept
 	return is
 }
 
-// interceptKey identifies an intercept: a second request with the same key joins or replaces the first one's.
+// interceptKey identifies an intercept. A second request with the same key joins or replaces it.
 type interceptKey struct {
 	connection, namespace, workload string
 	clone                           bool // requests go to a clone
 }
 
-// id is 12 hex digits, the same for the same key.
+// id returns the ID of the intercept: 12 hex digits, the same for the same key.
 func (k interceptKey) id() string {
 	text := k.connection + "\n" + k.namespace + "\n" + k.workload
 	if k.clone {
@@ -92,15 +92,16 @@ func (t *interceptTask) run(ctx context.Context) error {
 	return err
 }
 
-// intercept makes the intercepts that req asks for, on the connection that it asks for, which is made if it does not
-// exist. It makes all of them or none: what the request began ends if one of them fails, or ctx ends. It calls begin
-// with the connection's ID, and emit with what happens, at last with each Intercept. If req is attached, it returns
-// when ctx or an intercept has ended, and nothing that it began is left then.
+// intercept makes the intercepts that req asks for, and their connection if it does not exist. It makes all of them or
+// none: if one fails or ctx ends, it ends all that the request began. It calls begin with the ID of the connection,
+// then emit with each event, at last with each Intercept. If req is attached, it returns when ctx or an intercept has
+// ended, and ends all that it began before it returns.
 func (cs *connections) intercept(
 	ctx context.Context, req api.InterceptRequest, begin func(id string), emit func(api.Event),
 ) error {
 	if len(req.Workloads) == 0 && !req.Attached {
-		return api.Errorf(api.ExitUsage, "no workload is named").WithHint("name it as TYPE/NAME: deployment/web")
+		return api.Errorf(api.ExitUsage, "the request names no workload").
+			WithHint("write a workload as TYPE/NAME: deployment/web")
 	}
 	req.Connect.Use = true
 	t, err := cs.hold(ctx, req.Connect, begin, emit)
@@ -109,10 +110,10 @@ func (cs *connections) intercept(
 	}
 	defer cs.release(t, emit)
 	c := t.status()
-	emit(api.Event{Time: time.Now(), Connection: &c})
+	emit(api.Event{Connection: &c})
 	err = cs.intercepts.begin(ctx, t, req, emit)
 	if !req.Attached && ctx.Err() == nil {
-		cs.retain(t) // also after a failure: the user is about to try something else
+		cs.retain(t) // also after a failure: the user is about to try again
 	}
 	return err
 }
@@ -139,10 +140,10 @@ func (is *intercepts) begin(ctx context.Context, c *connectionTask, req api.Inte
 	}
 	for _, t := range held {
 		status := is.statusOf(t)
-		emit(api.Event{Time: time.Now(), Intercept: &status})
+		emit(api.Event{Intercept: &status})
 	}
 	if req.Attached {
-		emit(api.Event{Time: time.Now(), Held: true})
+		emit(api.Event{Held: true})
 		return stay(ctx, held, c.done)
 	}
 	is.retain(held...)
@@ -166,8 +167,8 @@ func (is *intercepts) resolve(ctx context.Context, connection string,
 	return keys, nil
 }
 
-// hold returns the intercept, which it makes or joins, with a waiter added, when the intercept is ready. The caller
-// releases it also after an error.
+// hold makes or joins an intercept, adds a waiter, and returns when the intercept is ready. The caller releases the
+// intercept, also after an error.
 func (is *intercepts) hold(
 	ctx context.Context, c *connectionTask, key interceptKey, req api.InterceptRequest, emit func(api.Event),
 ) (*interceptTask, error) {
@@ -192,7 +193,7 @@ func (is *intercepts) hold(
 		return nil, err
 	}
 	if joined && t.wasReady() {
-		emit(api.Event{Time: time.Now(), Step: "Intercepting " + key.workload,
+		emit(api.Event{Step: "Intercepting " + key.workload,
 			Detail: "already active with these settings", Done: true})
 		return t, nil
 	}
@@ -203,7 +204,7 @@ func (is *intercepts) hold(
 	return t, err
 }
 
-// newTask returns a task that was not started.
+// newTask returns a task that has not started.
 func (is *intercepts) newTask(c *connectionTask, key interceptKey, req api.InterceptRequest) (*interceptTask, error) {
 	events := newEventLog()
 	i, err := is.factory.NewIntercept(req.Connect, c.conn, intercept.Config{
@@ -230,7 +231,7 @@ func sameSpec(a, b api.InterceptSpec) bool {
 	return errLeft == nil && errRight == nil && bytes.Equal(left, right)
 }
 
-// stay returns when ctx has ended (it returns nil), or an intercept or the connection has ended (it returns why).
+// stay returns nil when ctx has ended, or the cause when an intercept or the connection has ended.
 func stay(ctx context.Context, held []*interceptTask, connection <-chan struct{}) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -254,19 +255,19 @@ func stay(ctx context.Context, held []*interceptTask, connection <-chan struct{}
 		return i.cause()
 	case <-connection:
 		if len(held) > 0 {
-			return (<-ended).cause() // which says why
+			return (<-ended).cause()
 		}
 		return errConnectionEnded
 	}
 }
 
-// release removes a waiter from each intercept, and waits for those that end because of that.
+// release removes a waiter from each intercept, and waits for the intercepts that this ends.
 func (is *intercepts) release(held []*interceptTask, emit func(api.Event)) {
-	// awaitAll logs its error. The request has gone, or it gets a worse error.
+	// The registry has logged the error. The client has gone, or receives a more important error.
 	_ = is.awaitAll(is.registry.release(held...), emit)
 }
 
-// leave ends the intercepts that req names, also failed ones, and emits that.
+// leave ends the intercepts that req names, also failed ones. It emits each end.
 func (is *intercepts) leave(req api.LeaveRequest, emit func(api.Event)) error {
 	ending, err := is.named(req)
 	if err != nil {
@@ -283,11 +284,11 @@ func (is *intercepts) leaveConnections(ids []string, emit func(api.Event)) error
 	return is.awaitAll(ending, emit)
 }
 
-// awaitAll waits for intercepts that are ending, and emits their end; the error names those that take too long.
+// awaitAll waits for intercepts that are ending, and emits each end. The error names those that take too long.
 func (is *intercepts) awaitAll(ending []*interceptTask, emit func(api.Event)) error {
 	step := func(t *interceptTask) string { return "Leaving " + t.key.workload }
 	for _, t := range ending {
-		emit(api.Event{Time: time.Now(), Step: step(t)})
+		emit(api.Event{Step: step(t)})
 	}
 	late := is.await(is.timeout, ending...)
 	var errs []error
@@ -300,12 +301,12 @@ func (is *intercepts) awaitAll(ending []*interceptTask, emit func(api.Event)) er
 			continue
 		}
 		status := is.statusOf(t)
-		emit(api.Event{Time: time.Now(), Step: step(t), Done: true, Intercept: &status})
+		emit(api.Event{Step: step(t), Done: true, Intercept: &status})
 	}
 	return errors.Join(errs...)
 }
 
-// named returns the intercepts that req means.
+// named returns the intercepts that req names.
 func (is *intercepts) named(req api.LeaveRequest) ([]*interceptTask, error) {
 	meant := func(i *interceptTask) bool { return req.Connection == "" || req.Connection == i.key.connection }
 	if req.All {
@@ -319,7 +320,7 @@ func (is *intercepts) named(req api.LeaveRequest) ([]*interceptTask, error) {
 		})
 		switch {
 		case len(found) == 0:
-			return nil, api.Errorf(api.ExitWorkload, "%s is not intercepted from here", name).
+			return nil, api.Errorf(api.ExitWorkload, "%s is not intercepted from this machine", name).
 				WithHint("`kubevpn status` lists intercepts; `kubevpn reset` removes intercepts of all owners")
 		case slices.ContainsFunc(found, func(i *interceptTask) bool {
 			return i.key.connection != found[0].key.connection || i.key.namespace != found[0].key.namespace
@@ -329,9 +330,9 @@ func (is *intercepts) named(req api.LeaveRequest) ([]*interceptTask, error) {
 				ids = append(ids, i.key.id()+" (namespace "+i.key.namespace+")")
 			}
 			return nil, api.Errorf(api.ExitUsage, "%s is intercepted %d times", name, len(found)).
-				WithHint("name its namespace with -n, or one of %s", strings.Join(ids, ", "))
+				WithHint("specify its namespace with -n, or one of %s", strings.Join(ids, ", "))
 		}
-		for _, i := range found { // an intercept and a clone, perhaps
+		for _, i := range found { // one that goes to this machine, and a clone
 			if !slices.Contains(out, i) {
 				out = append(out, i)
 			}
@@ -357,7 +358,7 @@ func (is *intercepts) status() []api.Intercept {
 	return out
 }
 
-// statusOf returns an intercept's own status, completed with what only the daemon knows.
+// statusOf returns the status of an intercept, with its ID, connection and owner.
 func (is *intercepts) statusOf(i *interceptTask) api.Intercept {
 	is.mu.Lock()
 	defer is.mu.Unlock()

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -19,21 +19,20 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// IsolatedConfig describes a connection, with or without intercepts, for programs in a Place.
+// IsolatedConfig configures Isolated.
 type IsolatedConfig struct {
-	Request  api.InterceptRequest // Attached is implied; without workloads it is the connection alone
+	Request  api.InterceptRequest // Isolated sets Attached; without workloads, there are no intercepts
 	Place    sandbox.Place
 	Owner    Owner
-	Client   []byte          // secret of a client of its own: the daemon may have a connection to the same cluster
 	Progress func(api.Event) // may be called concurrently
 	Ready    func()          // called once, when connection and intercepts are ready
 	Logger   *slog.Logger
 	Factory  Factory // nil: NewFactory
 }
 
-// Isolated makes a connection for a Place in this process, and intercepts whose requests go there, and keeps them until
-// ctx ends, which is no error, or one of them does. It neither uses nor changes the network configuration of this
-// machine.
+// Isolated makes a connection for a Place in this process, and intercepts whose requests go there. It keeps them until
+// ctx ends, and then returns nil, or until one of them ends. It neither uses nor changes the network configuration of
+// this machine.
 //
 //	Place: program ─▶ TUN ─▶ session ─┬─ the cluster's ══▶ traffic manager
 //	            ▲                     └─ all else ───────▶ a socket of this process
@@ -44,7 +43,9 @@ func Isolated(ctx context.Context, cfg IsolatedConfig) error {
 	if cfg.Factory == nil {
 		cfg.Factory = NewFactory()
 	}
-	cs := newConnections(cfg.Factory, cfg.Client, cfg.Owner, cfg.Logger)
+	client := make([]byte, 32) // not that of the owner: the daemon may have a connection to the same cluster
+	rand.Read(client)          // never fails (crypto/rand)
+	cs := newConnections(cfg.Factory, client, cfg.Owner, cfg.Logger)
 	cs.dial, cs.intercepts.dial, cs.isolated = cfg.Place.Dial, cfg.Place.Dial, true
 	h := newPlaceHelper(cfg.Place, "/etc/resolv.conf", cfg.Logger)
 	if err := cs.adopt(h); err != nil {
@@ -66,13 +67,13 @@ func Isolated(ctx context.Context, cfg IsolatedConfig) error {
 	return err
 }
 
-// resolvConfInterval is how often placeHelper reads this machine's nameservers: each network has its own.
+// resolvConfInterval is the pause between two reads of the nameservers of this machine, which change with its network.
 const resolvConfInterval = 3 * time.Second
 
 // placeHelper is the Helper that configures a Place.
 type placeHelper struct {
 	place      sandbox.Place
-	resolvConf string // this machine's
+	resolvConf string // path, on this machine
 	log        *slog.Logger
 	changes    chan api.NetworkApplied
 	done       chan struct{}
@@ -93,14 +94,14 @@ func newPlaceHelper(place sandbox.Place, resolvConf string, logger *slog.Logger)
 func (h *placeHelper) CreateTUN(context.Context, string, int) (*os.File, error) {
 	f, err := duplicate(h.place.TUN())
 	if err != nil {
-		return nil, fmt.Errorf("duplicating the device of the program's network: %w", err)
+		return nil, fmt.Errorf("cannot duplicate the device of the program's network: %w", err)
 	}
 	return f, nil
 }
 
 func (h *placeHelper) Apply(ctx context.Context, state api.NetworkState) (api.NetworkApplied, error) {
 	if len(state.Links) == 0 {
-		return api.NetworkApplied{}, nil // the device goes with the Place
+		return api.NetworkApplied{}, nil // the kernel removes the device with the Place
 	}
 	upstreams, search, err := nameservers(h.resolvConf)
 	if err != nil {
@@ -111,7 +112,7 @@ func (h *placeHelper) Apply(ctx context.Context, state api.NetworkState) (api.Ne
 	if l.Resolver.IsValid() {
 		n.DNS = []netip.Addr{l.Resolver}
 	}
-	for _, domain := range search { // a pod has those of its node, too
+	for _, domain := range search { // a pod also has the search domains of its node
 		if !slices.Contains(n.Search, domain) {
 			n.Search = append(slices.Clip(n.Search), domain)
 		}
@@ -133,7 +134,7 @@ func nameservers(resolvConf string) (servers []netip.AddrPort, search []string, 
 		c, err = &dns.ClientConfig{}, nil
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading this machine's nameservers: %w", err)
+		return nil, nil, fmt.Errorf("cannot read the nameservers of this machine: %w", err)
 	}
 	for _, text := range c.Servers {
 		if a, err := netip.ParseAddr(text); err == nil {
@@ -186,7 +187,7 @@ func (h *placeHelper) look() {
 }
 
 func (h *placeHelper) MarkedSocket(_ context.Context, network string) (*os.File, error) {
-	return nil, fmt.Errorf("a marked socket (%s): %w: nothing is redirected", strconv.Quote(network),
+	return nil, fmt.Errorf("cannot create a marked socket (%q): %w: nothing is redirected", network,
 		errors.ErrUnsupported)
 }
 

@@ -90,11 +90,11 @@ func TestIsolated(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		done <- Isolated(ctx, IsolatedConfig{
-			Request: api.InterceptRequest{Connect: request("east")}, Place: place, Client: []byte("of its own"),
+			Request: api.InterceptRequest{Connect: request("east")}, Place: place,
 			Progress: func(api.Event) {}, Ready: func() { close(ready) }, Logger: discard(),
 			Factory: connectionFactory{new: func(cfg connection.Config) (Connection, error) {
-				if string(cfg.Client) != "of its own" {
-					t.Errorf("the client is %q", cfg.Client)
+				if len(cfg.Client) != 32 {
+					t.Errorf("the secret of the client has %d bytes, want 32", len(cfg.Client))
 				}
 				return &placed{&fakeConnection{id: "east", connected: make(chan struct{})}, cfg.Network, t}, nil
 			}},

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// duplicate gives a file with a descriptor of its own, and the same name.
+// duplicate returns a file with the same name and a new descriptor of the same device.
 func duplicate(f *os.File) (*os.File, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {

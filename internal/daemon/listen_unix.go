@@ -11,25 +11,25 @@ import (
 	"os"
 )
 
-// listen makes a unix socket at path that only this user's processes may use: it is in a directory that is
-// closed to others, and the kernel is asked who connects (who holds a descriptor of an old directory, or
-// enters by a fault of ours, is still rejected). The lock is held, so a socket that is there is stale.
+// listen creates a unix socket at path that only processes of this user can use. Its directory is closed to other
+// users. In addition, the listener checks the user of each connection: a process could hold a descriptor of an old
+// directory. The caller holds the lock, so an existing socket is stale.
 func listen(path string, logger *slog.Logger) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("removing the socket of an earlier daemon: %w", err)
+		return nil, fmt.Errorf("cannot remove the socket of an earlier daemon: %w", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("making the daemon's socket: %w", err)
+		return nil, fmt.Errorf("cannot create the daemon's socket: %w", err)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
 		l.Close()
-		return nil, fmt.Errorf("closing the daemon's socket to others: %w", err)
+		return nil, fmt.Errorf("cannot close the daemon's socket to other users: %w", err)
 	}
 	return &ownListener{UnixListener: l, logger: logger}, nil
 }
 
-// ownListener accepts only connections from this user's processes.
+// ownListener accepts connections only from processes of this user.
 type ownListener struct {
 	*net.UnixListener
 	logger *slog.Logger
@@ -45,7 +45,7 @@ func (l *ownListener) Accept() (net.Conn, error) {
 		if err == nil && uid == os.Geteuid() {
 			return conn, nil
 		}
-		l.logger.Warn("connection refused", "uid", uid, "err", err)
+		l.logger.Warn("connection rejected", "uid", uid, "err", err)
 		conn.Close()
 	}
 }

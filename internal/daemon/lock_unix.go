@@ -11,28 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock makes this process the one daemon, or returns ErrRunning. The kernel unlocks when the process ends,
-// however; the file stays, as removing it would let two processes lock two files of the same name.
+// lock makes this process the only daemon, or returns ErrRunning. The kernel unlocks the file when the process ends.
+// The file stays: after its removal, two processes could lock two files of the same name.
 func lock(path string) (unlock func() error, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("opening the daemon's lock: %w", err)
+		return nil, fmt.Errorf("cannot open the daemon's lock: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, ErrRunning
 		}
-		return nil, fmt.Errorf("locking %s: %w", path, err)
+		return nil, fmt.Errorf("cannot lock %s: %w", path, err)
 	}
-	// For whoever wants to end a daemon that does not answer.
+	// The CLI shows the PID of a daemon that does not answer.
 	err = f.Truncate(0)
 	if err == nil {
 		_, err = f.WriteString(strconv.Itoa(os.Getpid()) + "\n")
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("writing the daemon's lock: %w", err)
+		return nil, fmt.Errorf("cannot write the daemon's lock: %w", err)
 	}
 	return f.Close, nil
 }

@@ -18,11 +18,11 @@ import (
 	"kubevpn/pkg/protocol/dns"
 )
 
-// removeTimeout bounds the removal of what a connection left.
+// removeTimeout limits the removal of the network of a connection.
 const removeTimeout = 5 * time.Second
 
-// hostNetwork is the network of this machine as all connections together need it. Each change is one Apply of the whole
-// state to the helper.
+// hostNetwork is the network configuration of this machine that all connections together need. Each change is one Apply
+// of the whole state to the helper.
 //
 //	connection A: links, zone ─┐                           ┌─▶ helper: devices, routes, resolver in the path
 //	connection B: links, zone ─┴─▶ hostNetwork: one state ─┤
@@ -34,7 +34,7 @@ type hostNetwork struct {
 	resolver *dns.Resolver
 	marked   atomic.Bool              // queries to upstreams need a marked socket
 	mode     atomic.Value             // api.ResolverMode: how queries reach the resolver; nil: not yet known
-	present  func(device string) bool // whether there is such a device
+	present  func(device string) bool // reports whether the device exists
 	isolated bool                     // programs use the resolver inside the tunnel only
 
 	mu       sync.Mutex
@@ -93,7 +93,7 @@ func (h *hostNetwork) addLink(ctx context.Context, links []ownedLink) (api.Netwo
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
 	if _, undoErr := h.apply(undo, h.links); undoErr != nil {
-		err = errors.Join(err, fmt.Errorf("undoing the change: %w", undoErr))
+		err = errors.Join(err, fmt.Errorf("cannot undo the change: %w", undoErr))
 	}
 	if len(h.links) == 0 {
 		h.closeLoopback()
@@ -101,8 +101,8 @@ func (h *hostNetwork) addLink(ctx context.Context, links []ownedLink) (api.Netwo
 	return api.NetworkApplied{}, err
 }
 
-// dropLinks applies links, which has fewer links than before; h.mu is held. Also after an error the others are no
-// longer part of the wanted state, so that the next change, or the helper's end, removes them.
+// dropLinks applies links, which has fewer links than before; h.mu is held. After an error the next change, or the end
+// of the helper, removes the others.
 func (h *hostNetwork) dropLinks(ctx context.Context, links []ownedLink) error {
 	if h.closed {
 		return nil
@@ -134,7 +134,7 @@ func (h *hostNetwork) apply(ctx context.Context, links []ownedLink) (api.Network
 	return applied, nil
 }
 
-// learn adopts what the helper reports about name resolution.
+// learn stores the report of the helper about name resolution.
 func (h *hostNetwork) learn(applied api.NetworkApplied) {
 	h.marked.Store(applied.ResolverMode == api.ResolverNFTables)
 	h.mode.Store(applied.ResolverMode)
@@ -143,7 +143,7 @@ func (h *hostNetwork) learn(applied api.NetworkApplied) {
 		applied.Warnings)
 }
 
-// watch adopts what the helper changes by itself, until the helper has ended.
+// watch stores the changes that the helper reports, until the helper has ended.
 func (h *hostNetwork) watch() {
 	for {
 		select {
@@ -309,7 +309,8 @@ func (n *scopedNetwork) ServeDNS(ctx context.Context, packets []net.PacketConn, 
 	return n.host.resolver.Serve(ctx, packets, listeners)
 }
 
-// close removes what the connection has set. If the helper has ended, its end has removed everything.
+// close removes the links, zone and reservation of the connection. If the helper has ended, its end has removed the
+// links.
 func (n *scopedNetwork) close() error {
 	defer n.release()
 	zoneErr := n.SetZone(nil)

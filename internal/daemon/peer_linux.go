@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerUID is the user of the process that connected, as the kernel saw it then.
+// peerUID returns the user of the process that connected, at the time when it connected.
 func peerUID(conn *net.UnixConn) (int, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -23,7 +23,7 @@ func peerUID(conn *net.UnixConn) (int, error) {
 		return -1, err
 	}
 	if serr != nil {
-		return -1, fmt.Errorf("asking who connected: %w", serr)
+		return -1, fmt.Errorf("cannot determine the user of the connection: %w", serr)
 	}
 	return int(cred.Uid), nil
 }

@@ -7,7 +7,7 @@ import (
 	"net"
 )
 
-// peerUID is not implemented here, so every connection is refused.
+// peerUID returns an error, so that the daemon rejects every connection.
 func peerUID(*net.UnixConn) (int, error) {
-	return -1, errors.New("this system is not asked who connects")
+	return -1, errors.New("cannot determine the user of a connection on this system")
 }

@@ -15,8 +15,7 @@ import (
 type runner interface {
 	comparable
 	base() *task
-	// run blocks until ctx ends or the task cannot go on, and cleans up before it returns. It returns nil only if ctx
-	// ended.
+	// run blocks until ctx ends or the task fails, and cleans up before it returns. It returns nil only if ctx ended.
 	run(ctx context.Context) error
 }
 
@@ -92,7 +91,7 @@ func (r *registry[K, T]) tryObtain(
 	return chosen, false, nil, nil
 }
 
-// run runs a task, and then removes it, or keeps it as failed so that `status` can report why it ended.
+// run runs a task, and then removes it, or keeps it as failed so that `status` can report its error.
 func (r *registry[K, T]) run(ctx context.Context, key K, t T) {
 	b := t.base()
 	b.logger.Info(b.kind + " begins")
@@ -128,7 +127,7 @@ func (r *registry[K, T]) run(ctx context.Context, key K, t T) {
 	}
 }
 
-// retain makes tasks stay when they have no waiters.
+// retain keeps tasks that have no waiters.
 func (r *registry[K, T]) retain(ts ...T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -19,23 +18,23 @@ import (
 	"kubevpn/internal/intercept"
 )
 
-// ResetConfig says what Reset removes, and with whose rights.
+// ResetConfig configures Reset.
 type ResetConfig struct {
-	Cluster  *cluster.Cluster // with the rights of Owner, who asks
+	Cluster  *cluster.Cluster // with the rights of Owner
 	Request  api.ResetRequest
 	Owner    Owner
 	Progress func(api.Event)
 	Logger   *slog.Logger
 }
 
-// Reset removes every intercept and every clone of the workloads, whoever owns them, or, if the request says Mine,
-// those of Owner alone. It needs no daemon and no connection, and makes none.
+// Reset removes every intercept and every clone of the workloads, of all owners or, if Mine is set in the request, of
+// Owner. It requires neither a daemon nor a connection.
 func Reset(ctx context.Context, cfg ResetConfig) error {
 	c, req := cfg.Cluster, cfg.Request
-	if !req.Mine { // with another key, the agents report the reset to the owner's own intercepts as to all others
+	if !req.Mine { // with another key, the agents also report the reset to the intercepts of the owner
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if err != nil {
-			return fmt.Errorf("creating a key: %w", err)
+			return fmt.Errorf("cannot create a key: %w", err)
 		}
 		cfg.Owner.Key = key
 	}
@@ -62,7 +61,7 @@ func Reset(ctx context.Context, cfg ResetConfig) error {
 			err = nil // only a clone was left
 		}
 		if err != nil && left != nil && api.AsError(err).Message == api.AsError(left).Message {
-			left = nil // both looked for the workload
+			left = nil // both failed to find the workload
 		}
 		errs = append(errs, err, left) // continue with the others
 	}
@@ -85,7 +84,7 @@ func removeClones(ctx context.Context, cfg ResetConfig, workload string) (bool, 
 	}
 	removed, err := clone.RemoveLeft(ctx, c.Kube(), req.Namespace, name, key)
 	for _, job := range removed {
-		cfg.Progress(api.Event{Time: time.Now(), Step: "Deleting the clone " + job, Done: true})
+		cfg.Progress(api.Event{Step: "Deleting the clone " + job, Done: true})
 	}
 	if err != nil && len(removed) == 0 && apierrors.IsForbidden(err) {
 		return false, nil // a user who may not list Jobs cannot have created a clone

@@ -40,7 +40,7 @@ func (h *hostNetwork) listenLoopback() (*loopback, error) {
 	if len(b.packets) == 0 {
 		return nil, api.Errorf(api.ExitNetwork, "the resolver cannot listen on a loopback address: %w",
 			errors.Join(errs...)).
-			WithHint("is the loopback device up?")
+			WithHint("check that the loopback device is up: `ip link show lo`")
 	}
 	for _, err := range errs {
 		h.logger.Info("resolver listens in one family only", "err", err)
@@ -104,8 +104,8 @@ func (h *hostNetwork) closeLoopback() {
 	h.resolver.SetUpstreams(nil) // closes idle sockets
 }
 
-// resolverEnded is called when a loopback socket failed. It removes the resolver from the path: a machine without
-// cluster names is better off than one without any names. The next SetLink starts the resolver again.
+// resolverEnded removes the resolver from the path after a loopback socket failed: the machine then resolves no cluster
+// names, but all others. The next SetLink starts the resolver again.
 func (h *hostNetwork) resolverEnded(b *loopback, cause error) {
 	h.logger.Error("resolver ended: cluster names are not resolved", "err", cause)
 	h.mu.Lock()
@@ -117,12 +117,12 @@ func (h *hostNetwork) resolverEnded(b *loopback, cause error) {
 	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
 	defer cancel()
 	if _, err := h.apply(ctx, h.links); err != nil {
-		h.logger.Error("removing the resolver from the path", "err", err)
+		h.logger.Error("cannot remove the resolver", "err", err)
 	}
 }
 
-// dialUpstream connects to a nameserver outside of the cluster. If the firewall redirects queries to our resolver, the
-// socket needs the mark that exempts it, which only the helper can set.
+// dialUpstream connects to a nameserver outside of the cluster. If the firewall redirects queries to this resolver, the
+// socket needs a mark that only the helper can set.
 func (h *hostNetwork) dialUpstream(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {
 	if !h.marked.Load() {
 		var d net.Dialer
@@ -134,7 +134,7 @@ func (h *hostNetwork) dialUpstream(ctx context.Context, network string, addr net
 	}
 	f, err := h.helper.MarkedSocket(ctx, strings.TrimRight(network, "46")+family)
 	if err != nil {
-		return nil, fmt.Errorf("asking the root helper for a socket: %w", err)
+		return nil, fmt.Errorf("cannot get a socket from the root helper: %w", err)
 	}
 	defer f.Close()
 	conn, err := connect(ctx, f, netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port()))

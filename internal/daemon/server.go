@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/version"
 )
 
-// maxRequest bounds a request's body. A kubeconfig with certificates inside is about 10 KB.
+// maxRequest limits the body of a request in bytes. A kubeconfig with embedded certificates is about 10 KB.
 const maxRequest = 4 << 20
 
 // handler is the daemon's HTTP interface. The permissions of the socket's directory, and listen, restrict it to this
@@ -22,9 +22,9 @@ const maxRequest = 4 << 20
 func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+api.PathConnect, d.handleConnect)
-	mux.HandleFunc("POST "+api.PathDisconnect, d.handleDisconnect)
+	mux.HandleFunc("POST "+api.PathDisconnect, handleEnd(d, d.connections.disconnect))
 	mux.HandleFunc("POST "+api.PathIntercept, d.handleIntercept)
-	mux.HandleFunc("POST "+api.PathLeave, d.handleLeave)
+	mux.HandleFunc("POST "+api.PathLeave, handleEnd(d, d.connections.intercepts.leave))
 	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
 	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
 		d.answer(w, http.StatusOK, api.Status{
@@ -61,10 +61,10 @@ func (d *daemon) handleConnect(w http.ResponseWriter, r *http.Request) {
 		d.refuse(w, s, err)
 		return
 	}
-	s.send(api.Event{Time: time.Now(), Connection: &c})
+	s.send(api.Event{Connection: &c})
 }
 
-// refuse answers an error: as an HTTP status if the answer has not begun, else as the last event.
+// refuse sends an error: as an HTTP status if the response has not begun, else as the last event.
 func (d *daemon) refuse(w http.ResponseWriter, s *stream, err error) {
 	switch {
 	case errors.Is(err, errNeedsHelper):
@@ -74,14 +74,14 @@ func (d *daemon) refuse(w http.ResponseWriter, s *stream, err error) {
 	case !s.opened:
 		d.answer(w, http.StatusInternalServerError, api.AsError(err))
 	default:
-		s.send(api.Event{Time: time.Now(), Error: api.AsError(err)})
+		s.send(api.Event{Error: api.AsError(err)})
 	}
 }
 
 func (d *daemon) handleIntercept(w http.ResponseWriter, r *http.Request) {
 	var req api.InterceptRequest
 	if err := json.NewDecoder(io.LimitReader(r.Body, maxRequest)).Decode(&req); err != nil {
-		d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "reading the request: %w", err))
+		d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "cannot read the request: %w", err))
 		return
 	}
 	ctx, done := d.untilReleased(w, r)
@@ -104,10 +104,10 @@ func (d *daemon) untilReleased(w http.ResponseWriter, r *http.Request) (ctx cont
 		return r.Context(), func() {}
 	}
 	if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
-		d.logger.Debug("reading while answering", "err", err)
+		d.logger.Debug("cannot read the request while responding", "err", err)
 	}
 	ctx, cancel := context.WithCancel(r.Context())
-	go func() { // until the body ends; the server closes it behind the handler
+	go func() { // ends with the body, which the server closes after the handler
 		_, err := io.Copy(io.Discard, r.Body)
 		d.logger.Debug("client released a request", "err", err)
 		cancel()
@@ -115,27 +115,18 @@ func (d *daemon) untilReleased(w http.ResponseWriter, r *http.Request) (ctx cont
 	return ctx, cancel
 }
 
-func (d *daemon) handleLeave(w http.ResponseWriter, r *http.Request) {
-	var req api.LeaveRequest
-	if !d.read(w, r, &req) {
-		return
-	}
-	s := &stream{w: w}
-	s.open()
-	if err := d.connections.intercepts.leave(req, s.send); err != nil {
-		s.send(api.Event{Time: time.Now(), Error: api.AsError(err)})
-	}
-}
-
-func (d *daemon) handleDisconnect(w http.ResponseWriter, r *http.Request) {
-	var req api.DisconnectRequest
-	if !d.read(w, r, &req) {
-		return
-	}
-	s := &stream{w: w}
-	s.open()
-	if err := d.connections.disconnect(req, s.send); err != nil {
-		s.send(api.Event{Time: time.Now(), Error: api.AsError(err)})
+// handleEnd returns a handler that ends the intercepts or connections that a request names.
+func handleEnd[T any](d *daemon, end func(req T, emit func(api.Event)) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var req T
+		if !d.read(w, r, &req) {
+			return
+		}
+		s := &stream{w: w}
+		s.open()
+		if err := end(req, s.send); err != nil {
+			s.send(api.Event{Error: api.AsError(err)})
+		}
 	}
 }
 
@@ -143,7 +134,7 @@ func (d *daemon) handleQuit(w http.ResponseWriter, r *http.Request) {
 	s := &stream{w: w}
 	s.open()
 	if err := d.connections.shutDown(s.send); err != nil {
-		s.send(api.Event{Time: time.Now(), Error: api.AsError(err)})
+		s.send(api.Event{Error: api.AsError(err)})
 	}
 	select {
 	case d.quit <- struct{}{}:
@@ -156,25 +147,25 @@ func (d *daemon) read(w http.ResponseWriter, r *http.Request, into any) bool {
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
 	err := dec.Decode(into)
 	if err == nil && dec.More() {
-		err = errors.New("there is more after the request")
+		err = errors.New("unexpected data after the request")
 	}
 	if err != nil {
-		d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "reading the request: %w", err))
+		d.answer(w, http.StatusBadRequest, api.Errorf(api.ExitUnexpected, "cannot read the request: %w", err))
 		return false
 	}
 	return true
 }
 
-// answer writes one JSON value. A client that has gone away is not an error of the daemon, so it is only logged.
+// answer writes one JSON value. It only logs an error, because the client has gone.
 func (d *daemon) answer(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	if err := json.NewEncoder(w).Encode(body); err != nil {
-		d.logger.Debug("answering", "err", err)
+		d.logger.Debug("cannot respond", "err", err)
 	}
 }
 
-// stream writes events as JSON lines, each at once. Its methods may be called concurrently.
+// stream writes events as JSON lines and flushes each. Its methods are safe for concurrent use.
 type stream struct {
 	mu     sync.Mutex
 	w      http.ResponseWriter
@@ -191,10 +182,14 @@ func (s *stream) open() {
 	s.flush()
 }
 
-// send writes one line. It ignores errors: when the client has gone away, the request's context ends.
+// send writes one line, and sets the time of e if it has none. It ignores errors: when the client has gone away, the
+// request's context ends.
 func (s *stream) send(e api.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
 	if json.NewEncoder(s.w).Encode(e) == nil {
 		s.flush()
 	}

@@ -10,29 +10,28 @@ import (
 )
 
 var (
-	errStopped  = errors.New("stopped")  // the cause of a context that ended because no request wants the task any more
-	errReplaced = errors.New("replaced") // the cause of the end of an intercept that another one replaces
+	errStopped  = errors.New("stopped")  // the cause of a task that no request needs any more, or that a request ended
+	errReplaced = errors.New("replaced") // the cause of an intercept that another one replaces
 )
 
-// task is one connection or one intercept, from the request that starts it until nothing is left of it. The mutex of
+// task is one connection or one intercept, from the request that starts it until its cleanup has ended. The mutex of
 // its registry guards the fields below the empty line.
 type task struct {
 	kind   string       // "connection" or "intercept", for messages
 	logger *slog.Logger // names the task in each line
 	ready  <-chan struct{}
 	events *eventLog
-	done   chan struct{} // closed when nothing is left of the task
-	err    error         // why it ended; read it after done
+	done   chan struct{} // closed when the cleanup has ended
+	err    error         // the cause of its end; read it after done
 
 	cancel  context.CancelCauseFunc
 	waiters int        // requests that wait for it or need it
-	kept    bool       // it stays without waiters
+	kept    bool       // it continues without waiters
 	ending  bool       // cancel was called
 	failed  *api.Error // it ended by itself after it had been ready
 }
 
-// newTask returns a task that a registry can start. ready is closed once the task does what was asked for; it stays
-// closed.
+// newTask returns a task that a registry can start. The task closes ready once the connection or intercept works.
 func newTask(kind string, logger *slog.Logger, ready <-chan struct{}, events *eventLog) task {
 	return task{kind: kind, logger: logger, ready: ready, events: events, done: make(chan struct{})}
 }
@@ -50,11 +49,11 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// follow emits the task's events until the task is ready (it returns nil), the task has ended (it returns why), or ctx
-// ends.
+// follow emits the events of the task. It returns nil when the task is ready, the cause when the task has ended, or the
+// cause of ctx.
 func (t *task) follow(ctx context.Context, emit func(api.Event)) error {
 	for i := 0; ; {
-		// In this order: the events before the end are read before the end is seen.
+		// In this order, because the task may add events before it ends.
 		ended, ready := isClosed(t.done), t.wasReady()
 		events, more := t.events.since(i)
 		for _, e := range events {
@@ -77,7 +76,7 @@ func (t *task) follow(ctx context.Context, emit func(api.Event)) error {
 	}
 }
 
-// cause is the error for a request that waits for a task that has ended.
+// cause returns the error for a request that waits for a task that has ended.
 func (t *task) cause() error {
 	if errors.Is(t.err, errStopped) {
 		return api.Errorf(api.ExitLost, "another command ended the %s", t.kind)
@@ -85,13 +84,13 @@ func (t *task) cause() error {
 	return t.err
 }
 
-// end cancels the task; its registry's mutex is held.
+// end cancels the task; the mutex of its registry is held.
 func (t *task) end(cause error) {
 	t.ending = true
 	t.cancel(cause)
 }
 
-// await waits until nothing is left of the task, and reports whether that happened in time.
+// await waits until the cleanup of the task has ended, and reports whether it ended within the timeout.
 func (t *task) await(timeout time.Duration) bool {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()

@@ -31,7 +31,7 @@ func (factory) NewConnection(cfg connection.Config) (Connection, error) {
 	return c, nil
 }
 
-// Workload asks the cluster only for kinds that are not built into Kubernetes.
+// Workload asks the cluster only about kinds that are not built into Kubernetes.
 func (factory) Workload(ctx context.Context, account api.ConnectRequest, name string) (string, error) {
 	return workloadName(ctx, account.Namespace, name, func() (*cluster.Cluster, error) {
 		return clusterOf(account, nil, nil)
@@ -102,7 +102,7 @@ func newCloned(cfg intercept.Config) (Intercept, error) {
 }
 
 // clusterOf returns the API of a cluster with the rights of account, which may differ from those of the connection. If
-// the context is that of connected, which may be nil, both share the answer of the credential plugin.
+// connected is not nil and has the same context, both share the result of the credential plugin.
 func clusterOf(account api.ConnectRequest, logger *slog.Logger, connected *cluster.Cluster) (*cluster.Cluster, error) {
 	o := cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: logger, Credential: account.Credential}
 	if connected != nil && connected.Context() == account.Context {
@@ -111,7 +111,8 @@ func clusterOf(account api.ConnectRequest, logger *slog.Logger, connected *clust
 	return cluster.Load(account.Kubeconfig, o)
 }
 
-// agentImage is the image that was asked for, or "" for the traffic manager's, which the nodes can pull.
+// agentImage returns the image that the user asked for, or "" for that of the traffic manager, which the nodes can
+// pull.
 func agentImage(asked string) string {
 	if asked == config.Default().Image {
 		return ""
