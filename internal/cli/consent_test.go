@@ -33,7 +33,7 @@ contexts: [{name: lab, context: {cluster: lab, user: ann}}]
 	return c
 }
 
-func TestQuestionEndsAtCtrlC(t *testing.T) {
+func TestCtrlCEndsTheQuestion(t *testing.T) {
 	person, terminal, err := pty.Open()
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func TestQuestionNamesAtMostTwentyNetworks(t *testing.T) {
 }
 
 // The request asks for sudo. Who does not trust the manager is not asked for a password.
-func TestManagerIsAskedAboutBeforeTheRequest(t *testing.T) {
+func TestUserIsAskedAboutTheManagerBeforeSudo(t *testing.T) {
 	lab := labCluster(t)
 	manager := api.TrustedManager{Namespace: "kubevpn", NamespaceUID: "1", Repository: "k", ServiceAccount: "kubevpn"}
 	home := t.TempDir()

@@ -18,7 +18,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-func TestParsePortMap(t *testing.T) {
+func TestParsePortMapAcceptsNumbersAndNames(t *testing.T) {
 	tests := []struct {
 		in   string
 		want api.PortMap
@@ -72,7 +72,7 @@ func FuzzParsePortMap(f *testing.F) {
 }
 
 // What status shows of a port is what --portmap takes.
-func TestPortMapsAreAsTheyAreWritten(t *testing.T) {
+func TestStatusShowsPortsLikePortmap(t *testing.T) {
 	want := []string{"8080:3000", "9090", "udp/53:5353", "udp/53"}
 	for _, text := range want {
 		p, err := parsePortMap(text)
@@ -128,7 +128,7 @@ contexts: [{name: here, context: {cluster: lab, user: ann, namespace: NAMESPACE}
 `
 }
 
-func TestCompleteWorkloads(t *testing.T) {
+func TestCompletionOffersTypesAndNames(t *testing.T) {
 	a := namespaceServer(t)
 	types := []string{"deployment/", "statefulset/", "daemonset/", "replicaset/", "service/", "pod/"}
 	tests := []struct {

@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-func TestLoad(t *testing.T) {
+func TestLoadReadsFileAndEnvironment(t *testing.T) {
 	defaults := Config{Scheduler: "rr", Netstack: "auto", Transport: "auto", Mode: "auto"}
 	with := func(change func(*Config)) Config {
 		c := defaults
@@ -90,7 +90,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestFlagBeatsAll(t *testing.T) {
+func TestFlagTakesPrecedence(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, "extraCIDRs: [10.1.0.0/16]\n")
 	c, err := Load(path, func(string) (string, bool) { return "", false })
@@ -106,7 +106,7 @@ func TestFlagBeatsAll(t *testing.T) {
 	wantUsage(t, c.SetFlag(KeyNetstack, []string{"kernel"}), `--netstack: "kernel" is invalid: must be one of auto, gvisor, system`)
 }
 
-func TestUnreadableFile(t *testing.T) {
+func TestLoadFailsForAnUnreadableFile(t *testing.T) {
 	_, err := Load(t.TempDir(), os.LookupEnv) // a directory
 	wantUsage(t, err, "cannot read the configuration: ")
 }

@@ -41,7 +41,7 @@ func TestClientKeyIsCreatedOnce(t *testing.T) {
 	}
 }
 
-func TestClientKeyRefusesAFileOfOthers(t *testing.T) {
+func TestClientKeyRejectsAFileOfAnotherUser(t *testing.T) {
 	tests := []struct {
 		name  string
 		spoil func(path string) error

@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-func TestLocate(t *testing.T) {
+func TestLocateFollowsXDG(t *testing.T) {
 	own := t.TempDir()
 	user := dirs{home: "/home/ann", runtime: "/tmp/kubevpn-1000"}
 	tests := []struct {
@@ -41,7 +41,7 @@ func TestLocate(t *testing.T) {
 	}
 }
 
-func TestLocateErrors(t *testing.T) {
+func TestLocateRejectsUnusableDirectories(t *testing.T) {
 	long := "/tmp/" + strings.Repeat("x", 100)
 	if _, err := locate(func(k string) string { return map[string]string{"XDG_RUNTIME_DIR": long}[k] }, dirs{home: "/h"}); err == nil ||
 		!strings.Contains(err.Error(), "bytes too long for a socket") {
@@ -52,7 +52,7 @@ func TestLocateErrors(t *testing.T) {
 	}
 }
 
-func TestForeignDirectoriesAreIgnored(t *testing.T) {
+func TestLocateIgnoresDirectoriesOfOtherUsers(t *testing.T) {
 	testenv.NeedRoot(t) // to give a directory away
 	theirs := t.TempDir()
 	if err := os.Chown(theirs, 12345, 12345); err != nil {
@@ -68,7 +68,7 @@ func TestForeignDirectoriesAreIgnored(t *testing.T) {
 	wantDaemonError(t, Paths{RuntimeDir: theirs}.MakeRuntimeDir(), "belongs to user 12345")
 }
 
-func TestMakeRuntimeDir(t *testing.T) {
+func TestMakeRuntimeDirRejectsUnsafeDirectories(t *testing.T) {
 	base := t.TempDir()
 	p := Paths{RuntimeDir: filepath.Join(base, "new", "kubevpn")}
 	if err := p.CheckRuntimeDir(); !errors.Is(err, fs.ErrNotExist) {

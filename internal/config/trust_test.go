@@ -10,7 +10,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-func TestTrustIsStoredForItsUserAlone(t *testing.T) {
+func TestTrustFileIsPrivate(t *testing.T) {
 	p := Paths{StateDir: filepath.Join(t.TempDir(), "state")}
 	if all, err := p.LoadTrust(); err != nil || len(all) != 0 {
 		t.Fatalf("nothing stored: %v, %v", all, err)

@@ -22,7 +22,7 @@ import (
 	"kubevpn/internal/version"
 )
 
-func TestConnectAndDisconnect(t *testing.T) {
+func TestDisconnectEndsTheConnectionAndTheHelper(t *testing.T) {
 	r := start(t)
 	refused := r.mustPost(api.PathConnect, request("a"))
 	if refused.status != api.StatusNeedsHelper || refused.err.Code != api.ExitPrivilege {
@@ -61,7 +61,7 @@ func TestConnectAndDisconnect(t *testing.T) {
 	}
 }
 
-func TestDisconnectUnknown(t *testing.T) {
+func TestDisconnectFailsForAnUnknownID(t *testing.T) {
 	r := start(t)
 	got := r.mustPost(api.PathDisconnect, api.DisconnectRequest{IDs: []string{"nope"}}).last().Error
 	if got == nil || got.Code != api.ExitNotConnected || got.Message != "no connection has the ID nope" {
@@ -72,7 +72,7 @@ func TestDisconnectUnknown(t *testing.T) {
 	}
 }
 
-func TestConnectTwiceIsOneConnection(t *testing.T) {
+func TestSecondConnectJoinsTheConnection(t *testing.T) {
 	r := start(t)
 	first := r.connect("a")
 	again := request("a")
@@ -90,7 +90,7 @@ func TestConnectTwiceIsOneConnection(t *testing.T) {
 	}
 }
 
-func TestConnectAgainHandsOverTheCredential(t *testing.T) {
+func TestSecondConnectReplacesTheCredential(t *testing.T) {
 	r := start(t)
 	first := r.connect("a")
 	again := request("a")
@@ -110,7 +110,7 @@ func TestConnectAgainHandsOverTheCredential(t *testing.T) {
 	}
 }
 
-func TestUpgradeOfAConnection(t *testing.T) {
+func TestSecondConnectUpgradesTheManager(t *testing.T) {
 	r := start(t)
 	first := r.connect("a")
 	again := request("a")
@@ -129,7 +129,7 @@ func TestUpgradeOfAConnection(t *testing.T) {
 	}
 }
 
-func TestConnectAtOnceIsOneConnection(t *testing.T) {
+func TestConcurrentConnectsMakeOneConnection(t *testing.T) {
 	r := start(t)
 	if err := r.handOver(); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestConnectAtOnceIsOneConnection(t *testing.T) {
 	}
 }
 
-func TestTwoClusters(t *testing.T) {
+func TestTwoClustersShareTheHelper(t *testing.T) {
 	r := start(t)
 	a, b := r.connect("a"), r.connect("b")
 	if got := r.status(); len(got) != 2 {
@@ -172,7 +172,7 @@ func TestTwoClusters(t *testing.T) {
 	}
 }
 
-func TestClientGoesAway(t *testing.T) {
+func TestInterruptedConnectLeavesNothing(t *testing.T) {
 	r := start(t)
 	if err := r.handOver(); err != nil {
 		t.Fatal(err)
@@ -186,7 +186,7 @@ func TestClientGoesAway(t *testing.T) {
 	testenv.Until(t, "nothing is left", func() bool { return len(r.status()) == 0 && r.helper(0).isClosed() })
 }
 
-func TestOneOfTwoWaitersGoesAway(t *testing.T) {
+func TestInterruptedConnectKeepsAConnectionThatAnotherRequestNeeds(t *testing.T) {
 	r := start(t)
 	if err := r.handOver(); err != nil {
 		t.Fatal(err)
@@ -214,7 +214,7 @@ func (r *rig) logText() string {
 	return string(text)
 }
 
-func TestConnectFails(t *testing.T) {
+func TestFailedConnectReportsTheErrorAndLeavesNothing(t *testing.T) {
 	r := start(t)
 	r.onRun = func(context.Context, *fakeConnection) error {
 		return api.Errorf(api.ExitImagePull, "the image cannot be pulled").WithHint("use --image")
@@ -238,7 +238,7 @@ func TestConnectFails(t *testing.T) {
 	testenv.Until(t, "nothing is left", func() bool { return len(r.status()) == 0 && r.helper(0).isClosed() })
 }
 
-func TestFailedConnectionStays(t *testing.T) {
+func TestStatusShowsAFailedConnection(t *testing.T) {
 	r := start(t)
 	c := r.connect("a")
 	c.end <- api.Errorf(api.ExitLost, "the manager is gone")
@@ -278,7 +278,7 @@ func TestStatusFollowsTheResolverMode(t *testing.T) {
 	}
 }
 
-func TestHelperDies(t *testing.T) {
+func TestConnectionsFailWhenTheHelperEnds(t *testing.T) {
 	r := start(t)
 	a, b := r.connect("a"), r.connect("b")
 	r.helper(0).die()
@@ -299,7 +299,7 @@ func TestHelperDies(t *testing.T) {
 	}
 }
 
-func TestHelperWithoutConnectionIsClosed(t *testing.T) {
+func TestUnusedHelperIsClosed(t *testing.T) {
 	r := start(t)
 	if err := errors.Join(r.handOver(), r.handOver()); err != nil { // two commands at the same time
 		t.Fatal(err)
@@ -318,7 +318,7 @@ func TestHelperWithoutConnectionIsClosed(t *testing.T) {
 	s.group.Wait()
 }
 
-func TestDisconnectReportsWhatItCouldNotClean(t *testing.T) {
+func TestDisconnectReportsFailedCleanup(t *testing.T) {
 	r := start(t)
 	r.onRun = func(ctx context.Context, c *fakeConnection) error {
 		_, err := c.config.Network.SetLink(ctx, api.Link{Name: "kubevpn0", MTU: 1500})
@@ -335,7 +335,7 @@ func TestDisconnectReportsWhatItCouldNotClean(t *testing.T) {
 	}
 }
 
-func TestQuit(t *testing.T) {
+func TestQuitEndsEverything(t *testing.T) {
 	r := start(t)
 	c := r.connect("a")
 	got := r.mustPost(api.PathQuit, nil)
@@ -389,7 +389,7 @@ func TestIdleDaemonEnds(t *testing.T) {
 	})
 }
 
-func TestOneDaemon(t *testing.T) {
+func TestSecondDaemonFails(t *testing.T) {
 	r := start(t)
 	err := Run(t.Context(), Config{Paths: r.paths, NewHelper: r.newHelper})
 	if !errors.Is(err, ErrRunning) {
@@ -398,7 +398,7 @@ func TestOneDaemon(t *testing.T) {
 	r.info() // the first one still answers
 }
 
-func TestOtherUsersAreRefused(t *testing.T) {
+func TestOtherUsersAreRejected(t *testing.T) {
 	testenv.NeedRoot(t) // to become another user
 	r := start(t)
 	for _, path := range []string{r.paths.RuntimeDir, r.paths.RuntimeDir + "/..", r.paths.Socket(), r.paths.HelperSocket()} {
@@ -441,7 +441,7 @@ func asNobody(path string) error {
 	return nil
 }
 
-func TestForeground(t *testing.T) {
+func TestForegroundCleansUp(t *testing.T) {
 	tests := []struct {
 		name string
 		run  func(t *testing.T, c *fakeConnection, interrupt func())

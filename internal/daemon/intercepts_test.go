@@ -17,7 +17,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-func TestInterceptConnectsFirst(t *testing.T) {
+func TestInterceptConnectsIfNecessary(t *testing.T) {
 	r := start(t)
 	req := interceptRequest("a", "deploy/web")
 	if refused := r.mustPost(api.PathIntercept, req); refused.status != api.StatusNeedsHelper {
@@ -59,7 +59,7 @@ func TestInterceptConnectsFirst(t *testing.T) {
 }
 
 // A connection that is there is used as it is, whatever it was made with.
-func TestInterceptUsesTheConnection(t *testing.T) {
+func TestInterceptKeepsTheSettingsOfTheConnection(t *testing.T) {
 	r := start(t)
 	r.connect("a")
 	req := interceptRequest("a", "deployment/web")
@@ -79,7 +79,7 @@ func TestInterceptUsesTheConnection(t *testing.T) {
 	}
 }
 
-func TestInterceptAgain(t *testing.T) {
+func TestSecondInterceptJoinsOrReplaces(t *testing.T) {
 	r := start(t)
 	r.connect("a")
 	req := interceptRequest("a", "deployment/web")
@@ -103,7 +103,7 @@ func TestInterceptAgain(t *testing.T) {
 	wantState(t, r.intercepted(), api.InterceptActive)
 }
 
-func TestInterceptFails(t *testing.T) {
+func TestFailedInterceptLeavesNothing(t *testing.T) {
 	conflict := api.Errorf(api.ExitConflict, "bob@desk has everything")
 	r := start(t)
 	c := r.connect("a")
@@ -151,7 +151,7 @@ func TestInterceptFails(t *testing.T) {
 	}
 }
 
-func TestInterceptEndsByItself(t *testing.T) {
+func TestStatusShowsAFailedIntercept(t *testing.T) {
 	r := start(t)
 	r.connect("a")
 	req := interceptRequest("a", "deployment/web")
@@ -165,7 +165,7 @@ func TestInterceptEndsByItself(t *testing.T) {
 	wantState(t, r.intercepted(), api.InterceptActive)
 }
 
-func TestConnectionEndsUnderAnIntercept(t *testing.T) {
+func TestInterceptFailsWhenItsConnectionEnds(t *testing.T) {
 	r := start(t)
 	c := r.connect("a")
 	i := r.intercept(interceptRequest("a", "deployment/web"))
@@ -184,7 +184,7 @@ func TestConnectionEndsUnderAnIntercept(t *testing.T) {
 }
 
 // Ctrl-C before it is active: what was begun is gone when the request has ended, the connection included if this request made it.
-func TestInterceptInterrupted(t *testing.T) {
+func TestInterruptedInterceptLeavesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		connected bool // before
@@ -214,7 +214,7 @@ func TestInterceptInterrupted(t *testing.T) {
 	}
 }
 
-func TestAttachedIntercept(t *testing.T) {
+func TestAttachedInterceptEndsWithItsRequest(t *testing.T) {
 	r := start(t)
 	if err := r.handOver(); err != nil {
 		t.Fatal(err)
@@ -253,7 +253,7 @@ func TestAttachedIntercept(t *testing.T) {
 }
 
 // An attached one that others have asked for too stays for them.
-func TestAttachedInterceptIsShared(t *testing.T) {
+func TestAttachedInterceptStaysForOtherRequests(t *testing.T) {
 	r := start(t)
 	r.connect("a")
 	req := interceptRequest("a", "deployment/web")
@@ -274,7 +274,7 @@ func TestAttachedInterceptIsShared(t *testing.T) {
 }
 
 // The intercepts end before their connection does, with whatever ends it.
-func TestLeavesBeforeDisconnecting(t *testing.T) {
+func TestInterceptsEndBeforeTheirConnection(t *testing.T) {
 	for _, tt := range []struct{ name, path string }{{"disconnect", api.PathDisconnect}, {"quit", api.PathQuit}} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := start(t)
@@ -298,7 +298,7 @@ func TestLeavesBeforeDisconnecting(t *testing.T) {
 }
 
 // One that does not end holds nobody up for longer than the timeout.
-func TestLeaveIsBounded(t *testing.T) {
+func TestLeaveTimesOut(t *testing.T) {
 	maker := &rig{t: t, intercepts: make(chan *fakeIntercept, 1)}
 	is := newIntercepts(maker, Owner{}, discard())
 	is.timeout = 20 * time.Millisecond
@@ -324,7 +324,7 @@ func TestLeaveIsBounded(t *testing.T) {
 	}
 }
 
-func TestLeaveNames(t *testing.T) {
+func TestLeaveSelectsByNameNamespaceAndID(t *testing.T) {
 	r := start(t)
 	r.connect("a")
 	r.intercept(interceptRequest("a", "deployment/web"))
@@ -365,7 +365,7 @@ func TestLeaveNames(t *testing.T) {
 	}
 }
 
-func TestSameWorkload(t *testing.T) {
+func TestSameWorkloadAcceptsNamesOfKubectl(t *testing.T) {
 	tests := []struct {
 		asked, workload string
 		want            bool
@@ -395,7 +395,7 @@ func TestSameWorkload(t *testing.T) {
 }
 
 // Whoever lets go of a request, rather than going away, is told what becomes of what it began.
-func TestLetGo(t *testing.T) {
+func TestReleasedRequestReceivesTheCleanup(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		attached bool

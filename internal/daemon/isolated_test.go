@@ -83,7 +83,7 @@ func (f connectionFactory) NewConnection(cfg connection.Config) (Connection, err
 	return f.new(cfg)
 }
 
-func TestIsolated(t *testing.T) {
+func TestIsolatedConfiguresThePlace(t *testing.T) {
 	place := newFakePlace(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ready := make(chan struct{})
@@ -115,7 +115,7 @@ func TestIsolated(t *testing.T) {
 	}
 }
 
-func TestIsolatedFails(t *testing.T) {
+func TestIsolatedReportsAFailedConnection(t *testing.T) {
 	why := api.Errorf(api.ExitUnreachable, "no cluster")
 	err := Isolated(t.Context(), IsolatedConfig{
 		Request: api.InterceptRequest{Connect: request("east")}, Place: newFakePlace(t), Progress: func(api.Event) {},
@@ -127,7 +127,7 @@ func TestIsolatedFails(t *testing.T) {
 	}
 }
 
-func TestNameservers(t *testing.T) {
+func TestNameserversAreRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	for _, tt := range []struct {
 		conf    string
@@ -156,7 +156,7 @@ func TestNameservers(t *testing.T) {
 }
 
 // Another network of the laptop has other name servers.
-func TestHolderFollows(t *testing.T) {
+func TestPlaceHelperFollowsTheNameservers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	put := func(text string) {
 		t.Helper()

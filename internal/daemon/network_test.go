@@ -59,7 +59,7 @@ func names(s api.NetworkState) string {
 	return strings.Join(out, " ")
 }
 
-func TestSharesAreOneState(t *testing.T) {
+func TestConnectionsShareOneNetworkState(t *testing.T) {
 	h := newFakeHelper()
 	h.applied = api.NetworkApplied{ResolverMode: api.ResolverResolved, Warnings: []string{"w"}}
 	_, s := shares(t, h, 2)
@@ -107,7 +107,7 @@ func TestSharesAreOneState(t *testing.T) {
 	}
 }
 
-func TestOverlapsAreRefused(t *testing.T) {
+func TestOverlappingRoutesAreRejected(t *testing.T) {
 	h := newFakeHelper()
 	_, s := shares(t, h, 2)
 	if _, err := s[0].SetLink(t.Context(), link("kubevpn0", "10.1.0.0/16", "fd00::/64")); err != nil {
@@ -137,7 +137,7 @@ func TestOverlapsAreRefused(t *testing.T) {
 }
 
 // Of two connections that are given the same inner network at once, one is told to look elsewhere.
-func TestReserve(t *testing.T) {
+func TestReserveRejectsNetworksOfOtherConnections(t *testing.T) {
 	_, s := shares(t, newFakeHelper(), 3)
 	nets := func(list ...string) (out []netip.Prefix) {
 		for _, p := range list {
@@ -169,7 +169,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-func TestRefusedStateIsUndone(t *testing.T) {
+func TestFailedApplyIsUndone(t *testing.T) {
 	h := newFakeHelper()
 	m, s := shares(t, h, 2)
 	h.err = errors.New("no such device")
@@ -194,7 +194,7 @@ func TestRefusedStateIsUndone(t *testing.T) {
 	}
 }
 
-func TestClosedMachineRefuses(t *testing.T) {
+func TestClosedNetworkRejectsLinks(t *testing.T) {
 	h := newFakeHelper()
 	m, s := shares(t, h, 1)
 	if err := m.close(); err != nil {
@@ -205,7 +205,7 @@ func TestClosedMachineRefuses(t *testing.T) {
 	}
 }
 
-func TestLinkWithoutDeviceIsLeftOut(t *testing.T) {
+func TestLinkWithoutDeviceIsDropped(t *testing.T) {
 	h := newFakeHelper()
 	m, s := shares(t, h, 2)
 	if _, err := s[0].SetLink(t.Context(), link("kubevpn0", "10.1.0.0/16")); err != nil {
@@ -220,7 +220,7 @@ func TestLinkWithoutDeviceIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestUpstreamsThatChange(t *testing.T) {
+func TestResolverFollowsTheUpstreams(t *testing.T) {
 	h := newFakeHelper()
 	h.applied = api.NetworkApplied{ResolverMode: api.ResolverFile}
 	_, s := shares(t, h, 1)
@@ -276,7 +276,7 @@ func nameserver(t *testing.T) netip.AddrPort {
 	return udp.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
-func TestResolverAnswers(t *testing.T) {
+func TestResolverServesClusterAndOtherNames(t *testing.T) {
 	tests := []struct {
 		name   string
 		mode   api.ResolverMode
@@ -325,7 +325,7 @@ func TestResolverAnswers(t *testing.T) {
 	}
 }
 
-func TestDomainTaken(t *testing.T) {
+func TestDomainBelongsToTheFirstConnection(t *testing.T) {
 	_, s := shares(t, newFakeHelper(), 3)
 	taken := func(want ...bool) {
 		t.Helper()
@@ -382,7 +382,7 @@ func ask(t *testing.T, network, server, name string) string {
 	return reply.Answer[0].(*mdns.A).A.String()
 }
 
-func TestServeDNSInsideTunnel(t *testing.T) {
+func TestServeDNSAnswersInsideTheTunnel(t *testing.T) {
 	h := newFakeHelper()
 	_, s := shares(t, h, 1)
 	if err := s[0].SetZone(&dns.Zone{Domain: "cluster.local", Cluster: clusterDNS{}}); err != nil {
@@ -404,7 +404,7 @@ func TestServeDNSInsideTunnel(t *testing.T) {
 	}
 }
 
-func TestConnectSeesRefusal(t *testing.T) {
+func TestConnectReportsRefusal(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

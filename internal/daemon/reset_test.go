@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-func TestResetTellsAnErrorOnce(t *testing.T) {
+func TestResetReportsAnErrorOnce(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusNotFound)

@@ -7,7 +7,7 @@ import (
 	"kubevpn/internal/config"
 )
 
-func TestResolveNeedsNoClusterForBuiltinKinds(t *testing.T) {
+func TestWorkloadRequiresNoClusterForBuiltinKinds(t *testing.T) {
 	for asked, want := range map[string]string{
 		"deploy/web": "deployment/web", "deployments.apps/web": "deployment/web", "sts/db": "statefulset/db",
 		"ds/each": "daemonset/each", "rs/web-1": "replicaset/web-1", "po/web-1-x": "pod/web-1-x", "svc/web": "service/web",
@@ -22,7 +22,7 @@ func TestResolveNeedsNoClusterForBuiltinKinds(t *testing.T) {
 	}
 }
 
-func TestAgentImage(t *testing.T) {
+func TestAgentImageDefaultsToThatOfTheManager(t *testing.T) {
 	if got := agentImage(config.Default().Image); got != "" {
 		t.Errorf("where no image was asked for: %q, want the traffic manager's", got)
 	}

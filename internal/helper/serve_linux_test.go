@@ -67,7 +67,7 @@ func startBoth(t *testing.T, env ...string) *processes {
 }
 
 // Whoever dies, and however: the machine is as before, at once or at the next start.
-func TestNothingIsLeft(t *testing.T) {
+func TestEveryEndRestoresTheMachine(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -157,7 +157,7 @@ func inProcess(t *testing.T) (*Client, <-chan error) {
 	return c, ended
 }
 
-func TestClientAndServe(t *testing.T) {
+func TestClientUsesTheHelper(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -263,7 +263,7 @@ func TestClientAndServe(t *testing.T) {
 func errorOf[T any](_ T, err error) error { return err }
 
 // All that fits into the limits fits into a message, both ways at once with sockets.
-func TestManyRoutesAndSocketsAtOnce(t *testing.T) {
+func TestLargestStateFitsIntoAMessage(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -310,7 +310,7 @@ func TestManyRoutesAndSocketsAtOnce(t *testing.T) {
 }
 
 // resolv.conf changes while connected: the daemon is told of the new upstreams.
-func TestChangesReachTheDaemon(t *testing.T) {
+func TestDaemonReceivesChangedUpstreams(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -349,7 +349,7 @@ func TestChangesReachTheDaemon(t *testing.T) {
 
 // What cannot be understood ends the helper, and it cleans up as always. It never answers over a file that is not a
 // daemon's.
-func TestServeRefusesWhatItDoesNotKnow(t *testing.T) {
+func TestServeRejectsInvalidRequests(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}

@@ -323,7 +323,7 @@ func TestSecondHelperIsTheSameProgram(t *testing.T) {
 }
 
 // Ctrl-C on the terminal goes to kubevpn and to sudo, and either may be the first to have it.
-func TestInterruptIsNoFailureOfSudo(t *testing.T) {
+func TestInterruptIsNotReportedAsAFailureOfSudo(t *testing.T) {
 	failure := errors.New("sudo: a password is required")
 	tests := []struct {
 		name       string
@@ -358,7 +358,7 @@ func TestInterruptIsNoFailureOfSudo(t *testing.T) {
 	}
 }
 
-func TestStartIsRefused(t *testing.T) {
+func TestStartFailsWithoutSudo(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "sudo", "ps", "openssl") {
 		return
 	}
@@ -382,7 +382,7 @@ func TestStartIsRefused(t *testing.T) {
 	}
 }
 
-func TestStartAsRoot(t *testing.T) {
+func TestRootStartsTheHelperWithoutSudo(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "ps") {
 		return
 	}
@@ -430,7 +430,7 @@ func TestStartAsRoot(t *testing.T) {
 }
 
 // A helper that finds an edited resolv.conf puts it back before it is ready; one that cannot says why.
-func TestStartRecovers(t *testing.T) {
+func TestStartRestoresResolvConf(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "ps") {
 		return
 	}
@@ -468,7 +468,7 @@ func TestStartRecovers(t *testing.T) {
 }
 
 // By hand, there is nothing to talk to.
-func TestMainByHand(t *testing.T) {
+func TestHelperFailsWithoutASocket(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", "helper")
 	out, err := cmd.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "standard input: not a socket of `kubevpn connect`") && !strings.Contains(string(out), "must run as root") {

@@ -30,7 +30,7 @@ func goodLink() api.Link {
 	}
 }
 
-func TestCheck(t *testing.T) {
+func TestCheckRejectsInvalidStates(t *testing.T) {
 	link := func(change func(*api.Link)) api.NetworkState {
 		l := goodLink()
 		change(&l)
