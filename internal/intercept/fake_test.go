@@ -39,6 +39,7 @@ import (
 	"kubevpn/internal/workloads"
 	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/wire/transport"
+	"kubevpn/pkg/wire/transport/transporttest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -410,7 +411,7 @@ func (w *world) Dial(ctx context.Context, network string, addr netip.AddrPort) (
 	case agent == nil:
 		return nil, syscall.ECONNREFUSED
 	case addr.Port() == agent.info.Port:
-		return new(net.Dialer).DialContext(ctx, "tcp", agent.listener.Addr().String())
+		return agent.listener.Dial(ctx)
 	}
 	near, far := net.Pipe()
 	go agent.client(far, bypass)
@@ -424,13 +425,13 @@ func (w *world) DialPod(ctx context.Context, _, pod string, port uint16) (net.Co
 	if agent == nil || port != agent.info.Port {
 		return nil, syscall.ECONNREFUSED
 	}
-	return new(net.Dialer).DialContext(ctx, "tcp", agent.listener.Addr().String())
+	return agent.listener.Dial(ctx)
 }
 
 // fakeAgent is the leader of a pod's agents: the control protocol of internal/api, without a data plane.
 type fakeAgent struct {
 	t        testing.TB
-	listener net.Listener
+	listener *transporttest.Listener
 	info     api.AgentInfo
 	end      func()
 
@@ -457,13 +458,10 @@ func startAgent(t testing.TB, others []api.Claim) *fakeAgent {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := transporttest.NewListener()
 	a := &fakeAgent{
 		t: t, listener: l, owners: make(map[string]string), sessions: make(map[*transport.Session]string), conversations: make(map[*json.Encoder]string),
-		info: api.AgentInfo{Protocol: api.Protocol, Version: "t", Port: uint16(l.Addr().(*net.TCPAddr).Port), Key: id.hash},
+		info: api.AgentInfo{Protocol: api.Protocol, Version: "t", Port: 40001, Key: id.hash},
 	}
 	for _, c := range others {
 		a.claims = append(a.claims, heldClaim{Claim: c, owner: "another owner", match: new(httpmatch.Match)})

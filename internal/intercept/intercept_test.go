@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -40,117 +40,125 @@ func all(i *Intercept, n int) func() error {
 }
 
 func TestEveryPodIsIntercepted(t *testing.T) {
-	w := newWorld(t, "web-b", "web-a", "web-c")
-	i, stop, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := i.Status()
-	if s.State != api.InterceptActive || s.Mode != api.ModeEphemeral || s.Match != "everything" || s.Owner != "ann@laptop" || s.LastError != "" || len(s.Warnings) > 0 {
-		t.Errorf("%+v", s)
-	}
-	if err := all(i, 3)(); err != nil {
-		t.Error(err)
-	}
-	want := []api.PortMap{{Protocol: "udp", Container: 53, Name: "dns", Local: 53}, {Protocol: "tcp", Container: 8080, Name: "http", Local: 8080}}
-	if !slices.Equal(s.Ports, want) {
-		t.Errorf("ports %v, want %v", s.Ports, want)
-	}
-	if len(s.Checks) != 7 || slices.ContainsFunc(s.Checks, func(c api.Check) bool { return !c.OK }) {
-		t.Errorf("checks %+v", s.Checks)
-	}
-	if w.injected[0] != "web-a" {
-		t.Errorf("the first pod was %s", w.injected[0])
-	}
-
-	later := w.addPod("web-0")
-	testenv.Eventually(t, 2*time.Second, all(i, 4))
-	w.removePod("web-b")
-	testenv.Eventually(t, 2*time.Second, all(i, 3))
-
-	began := time.Now()
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
-	if d := time.Since(began); d > 5*time.Second {
-		t.Errorf("leaving took %v", d)
-	}
-	if s := i.Status(); s.State != api.InterceptLeaving {
-		t.Errorf("%+v", s)
-	}
-	for uid, a := range w.agents {
-		if a.held() != 0 {
-			t.Errorf("%s still has %+v (the later one is %s)", uid, a.claims, later.UID)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-b", "web-a", "web-c")
+		i, stop, err := begin(t, w, api.InterceptSpec{})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
+		s := i.Status()
+		if s.State != api.InterceptActive || s.Mode != api.ModeEphemeral || s.Match != "everything" || s.Owner != "ann@laptop" || s.LastError != "" || len(s.Warnings) > 0 {
+			t.Errorf("%+v", s)
+		}
+		if err := all(i, 3)(); err != nil {
+			t.Error(err)
+		}
+		want := []api.PortMap{{Protocol: "udp", Container: 53, Name: "dns", Local: 53}, {Protocol: "tcp", Container: 8080, Name: "http", Local: 8080}}
+		if !slices.Equal(s.Ports, want) {
+			t.Errorf("ports %v, want %v", s.Ports, want)
+		}
+		if len(s.Checks) != 7 || slices.ContainsFunc(s.Checks, func(c api.Check) bool { return !c.OK }) {
+			t.Errorf("checks %+v", s.Checks)
+		}
+		if w.injected[0] != "web-a" {
+			t.Errorf("the first pod was %s", w.injected[0])
+		}
+
+		later := w.addPod("web-0")
+		testenv.Eventually(t, 2*time.Second, all(i, 4))
+		w.removePod("web-b")
+		testenv.Eventually(t, 2*time.Second, all(i, 3))
+
+		began := time.Now()
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(began); d > 5*time.Second {
+			t.Errorf("leaving took %v", d)
+		}
+		if s := i.Status(); s.State != api.InterceptLeaving {
+			t.Errorf("%+v", s)
+		}
+		for uid, a := range w.agents {
+			if a.held() != 0 {
+				t.Errorf("%s still has %+v (the later one is %s)", uid, a.claims, later.UID)
+			}
+		}
+	})
 }
 
 func TestConflictChangesOnlyTheFirstPod(t *testing.T) {
-	w := newWorld(t, "web-a", "web-b")
-	w.claims[w.list[0].UID] = []api.Claim{{ID: "x", Owner: "bob@desk"}}
-	i, _, err := begin(t, w, api.InterceptSpec{})
-	if e := api.AsError(err); e == nil || e.Code != api.ExitConflict || !strings.Contains(e.Message, "bob@desk") {
-		t.Fatalf("got %v", err)
-	}
-	if !slices.Equal(w.injected, []string{"web-a"}) {
-		t.Errorf("agents were added to %v", w.injected)
-	}
-	if s := i.Status(); s.State != api.InterceptFailed || s.Error == nil {
-		t.Errorf("%+v", s)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a", "web-b")
+		w.claims[w.list[0].UID] = []api.Claim{{ID: "x", Owner: "bob@desk"}}
+		i, _, err := begin(t, w, api.InterceptSpec{})
+		if e := api.AsError(err); e == nil || e.Code != api.ExitConflict || !strings.Contains(e.Message, "bob@desk") {
+			t.Fatalf("got %v", err)
+		}
+		if !slices.Equal(w.injected, []string{"web-a"}) {
+			t.Errorf("agents were added to %v", w.injected)
+		}
+		if s := i.Status(); s.State != api.InterceptFailed || s.Error == nil {
+			t.Errorf("%+v", s)
+		}
+	})
 }
 
 func TestConflictOnNewPodLeavesOthersIntercepted(t *testing.T) {
-	w := newWorld(t, "web-a")
-	i, _, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.claims["uid-2"] = []api.Claim{{ID: "x", Owner: "bob@desk"}}
-	p := w.addPod("web-b")
-	testenv.Eventually(t, 5*time.Second, func() error {
-		s := i.Status()
-		if len(s.Pods) != 2 || s.Pods[1].Intercepted || !strings.Contains(s.Pods[1].Reason, "bob@desk") || len(s.Others) != 1 || s.State != api.InterceptActive {
-			return fmt.Errorf("%+v", s)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		i, _, err := begin(t, w, api.InterceptSpec{})
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
-	})
-	w.mu.Lock()
-	a := w.agents[p.UID]
-	w.mu.Unlock()
-	a.change(func() { a.claims = nil })
-	testenv.Eventually(t, 5*time.Second, all(i, 2))
-}
-
-func TestInterceptWaitsForClaimOfKilledDaemon(t *testing.T) {
-	w := newWorld(t, "web-a")
-	uid := w.list[0].UID
-	w.claims[uid] = []api.Claim{{ID: "x", Owner: "ann@laptop", Mine: true}}
-	released := make(chan struct{})
-	go func() {
-		defer close(released)
-		err := testenv.Poll(10*time.Second, func() error {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			if a := w.agents[uid]; a == nil || a.rejections() < 2 {
-				return errors.New("the intercept has not claimed again")
+		w.claims["uid-2"] = []api.Claim{{ID: "x", Owner: "bob@desk"}}
+		p := w.addPod("web-b")
+		testenv.Eventually(t, 5*time.Second, func() error {
+			s := i.Status()
+			if len(s.Pods) != 2 || s.Pods[1].Intercepted || !strings.Contains(s.Pods[1].Reason, "bob@desk") || len(s.Others) != 1 || s.State != api.InterceptActive {
+				return fmt.Errorf("%+v", s)
 			}
 			return nil
 		})
+		w.mu.Lock()
+		a := w.agents[p.UID]
+		w.mu.Unlock()
+		a.change(func() { a.claims = nil })
+		testenv.Eventually(t, 5*time.Second, all(i, 2))
+	})
+}
+
+func TestInterceptWaitsForClaimOfKilledDaemon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		uid := w.list[0].UID
+		w.claims[uid] = []api.Claim{{ID: "x", Owner: "ann@laptop", Mine: true}}
+		released := make(chan struct{})
+		go func() {
+			defer close(released)
+			err := testenv.Poll(10*time.Second, func() error {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				if a := w.agents[uid]; a == nil || a.rejections() < 2 {
+					return errors.New("the intercept has not claimed again")
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			w.agents[uid].change(func() { w.agents[uid].claims = nil })
+		}()
+		i, _, err := begin(t, w, api.InterceptSpec{})
+		<-released
 		if err != nil {
-			t.Error(err)
-			return
+			t.Fatal(err)
 		}
-		w.agents[uid].change(func() { w.agents[uid].claims = nil })
-	}()
-	i, _, err := begin(t, w, api.InterceptSpec{})
-	<-released
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := i.Status(); len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "your other intercept already receives") {
-		t.Errorf("%+v", s.Warnings)
-	}
+		if s := i.Status(); len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "your other intercept already receives") {
+			t.Errorf("%+v", s.Warnings)
+		}
+	})
 }
 
 func TestRunFails(t *testing.T) {
@@ -197,168 +205,182 @@ func TestRunFails(t *testing.T) {
 		}, api.ExitIntercept, "udp 10.244.0.1:53"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t, "web-a")
-			tt.world(w)
-			i, _, err := begin(t, w, api.InterceptSpec{})
-			e := api.AsError(err)
-			if e == nil || e.Code != tt.code || !regexp.MustCompile(tt.want).MatchString(e.Message+e.Hint) {
-				t.Fatalf("got %+v", e)
-			}
-			if e.Code == api.ExitWorkload && len(w.injected) > 0 {
-				t.Errorf("agents were added to %v", w.injected)
-			}
-			if s := i.Status(); s.State != api.InterceptFailed || s.Error.Code != tt.code {
-				t.Errorf("%+v", s)
-			}
-			for _, a := range w.agents {
-				if a.held() != 0 {
-					t.Errorf("claims after the failure: %+v", a.claims)
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "web-a")
+				tt.world(w)
+				i, _, err := begin(t, w, api.InterceptSpec{})
+				e := api.AsError(err)
+				if e == nil || e.Code != tt.code || !regexp.MustCompile(tt.want).MatchString(e.Message+e.Hint) {
+					t.Fatalf("got %+v", e)
 				}
-			}
+				if e.Code == api.ExitWorkload && len(w.injected) > 0 {
+					t.Errorf("agents were added to %v", w.injected)
+				}
+				if s := i.Status(); s.State != api.InterceptFailed || s.Error.Code != tt.code {
+					t.Errorf("%+v", s)
+				}
+				for _, a := range w.agents {
+					if a.held() != 0 {
+						t.Errorf("claims after the failure: %+v", a.claims)
+					}
+				}
+			})
 		})
 	}
 }
 
 func TestFailureOfOnePodLeavesOthersIntercepted(t *testing.T) {
-	w := newWorld(t, "web-a", "web-b")
-	w.refused = func(p *corev1.Pod) error {
-		if p.Name == "web-a" {
-			return api.Errorf(api.ExitInject, "no")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a", "web-b")
+		w.refused = func(p *corev1.Pod) error {
+			if p.Name == "web-a" {
+				return api.Errorf(api.ExitInject, "no")
+			}
+			return nil
 		}
-		return nil
-	}
-	i, _, err := begin(t, w, api.InterceptSpec{Mode: api.ModeEphemeral})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := i.Status()
-	if s.State != api.InterceptActive || s.Pods[0].Intercepted || s.Pods[0].Reason != "no" || !s.Pods[1].Intercepted || s.LastError != "web-a: no" {
-		t.Errorf("%+v", s)
-	}
+		i, _, err := begin(t, w, api.InterceptSpec{Mode: api.ModeEphemeral})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := i.Status()
+		if s.State != api.InterceptActive || s.Pods[0].Intercepted || s.Pods[0].Reason != "no" || !s.Pods[1].Intercepted || s.LastError != "web-a: no" {
+			t.Errorf("%+v", s)
+		}
+	})
 }
 
 func TestInterceptWaitsForFirstPod(t *testing.T) {
-	w := newWorld(t)
-	w.podTimeout = 100 * time.Millisecond
-	i, _, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := i.Status(); s.State != api.InterceptWaiting || s.LastError != "deployment/web has no pods" {
-		t.Errorf("%+v", s)
-	}
-	w.addPod("web-a")
-	testenv.Eventually(t, 2*time.Second, all(i, 1))
-	if s := i.Status(); s.State != api.InterceptActive || s.LastError != "" {
-		t.Errorf("%+v", s)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.podTimeout = 100 * time.Millisecond
+		i, _, err := begin(t, w, api.InterceptSpec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := i.Status(); s.State != api.InterceptWaiting || s.LastError != "deployment/web has no pods" {
+			t.Errorf("%+v", s)
+		}
+		w.addPod("web-a")
+		testenv.Eventually(t, 2*time.Second, all(i, 1))
+		if s := i.Status(); s.State != api.InterceptActive || s.LastError != "" {
+			t.Errorf("%+v", s)
+		}
+	})
 }
 
 func TestFirstPodIsAloneThenEightAtATime(t *testing.T) {
-	var names []string
-	for n := range 30 {
-		names = append(names, fmt.Sprintf("web-%02d", n))
-	}
-	w := newWorld(t, names...)
-	var calls, adding, most atomic.Int32
-	full := make(chan struct{}) // closed when maxAdding agents are being added
-	fill := sync.OnceFunc(func() { close(full) })
-	w.adding = func() {
-		n := adding.Add(1)
-		defer adding.Add(-1)
-		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+	synctest.Test(t, func(t *testing.T) {
+		var names []string
+		for n := range 30 {
+			names = append(names, fmt.Sprintf("web-%02d", n))
 		}
-		switch {
-		case calls.Add(1) == 1: // the first pod
-		case n == maxAdding:
-			fill()
-		case n < maxAdding:
-			<-full
+		w := newWorld(t, names...)
+		var calls, adding, most atomic.Int32
+		full := make(chan struct{}) // closed when maxAdding agents are being added
+		fill := sync.OnceFunc(func() { close(full) })
+		w.adding = func() {
+			n := adding.Add(1)
+			defer adding.Add(-1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			switch {
+			case calls.Add(1) == 1: // the first pod
+			case n == maxAdding:
+				fill()
+			case n < maxAdding:
+				<-full
+			}
 		}
-	}
-	i, _, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := all(i, 30)(); err != nil {
-		t.Error(err)
-	}
-	if most.Load() != maxAdding || w.injected[0] != "web-00" {
-		t.Errorf("%d pods at a time, %s first", most.Load(), w.injected[0])
-	}
+		i, _, err := begin(t, w, api.InterceptSpec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := all(i, 30)(); err != nil {
+			t.Error(err)
+		}
+		if most.Load() != maxAdding || w.injected[0] != "web-00" {
+			t.Errorf("%d pods at a time, %s first", most.Load(), w.injected[0])
+		}
+	})
 }
 
 func TestKilledAgentIsReplaced(t *testing.T) {
-	w := newWorld(t, "web-a")
-	i, _, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	uid := w.list[0].UID
-	old := w.agents[uid]
-	old.change(func() { old.claims[0].Requests = 7 })
-	testenv.Eventually(t, 2*time.Second, func() error {
-		if n := i.Status().Requests; n != 7 {
-			return fmt.Errorf("%d requests", n)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		i, _, err := begin(t, w, api.InterceptSpec{})
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
-	})
-	w.endAgent("web-a")
-	testenv.Eventually(t, 10*time.Second, func() error {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if a := w.agents[uid]; a == nil || a == old || a.held() != 1 {
-			return errors.New("no new agent has the claim")
+		uid := w.list[0].UID
+		old := w.agents[uid]
+		old.change(func() { old.claims[0].Requests = 7 })
+		testenv.Eventually(t, 2*time.Second, func() error {
+			if n := i.Status().Requests; n != 7 {
+				return fmt.Errorf("%d requests", n)
+			}
+			return nil
+		})
+		w.endAgent("web-a")
+		testenv.Eventually(t, 10*time.Second, func() error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if a := w.agents[uid]; a == nil || a == old || a.held() != 1 {
+				return errors.New("no new agent has the claim")
+			}
+			return nil
+		})
+		testenv.Eventually(t, 5*time.Second, all(i, 1))
+		if !slices.Equal(w.injected, []string{"web-a", "web-a"}) || i.Status().Requests != 7 {
+			t.Errorf("added to %v; %d requests", w.injected, i.Status().Requests)
 		}
-		return nil
 	})
-	testenv.Eventually(t, 5*time.Second, all(i, 1))
-	if !slices.Equal(w.injected, []string{"web-a", "web-a"}) || i.Status().Requests != 7 {
-		t.Errorf("added to %v; %d requests", w.injected, i.Status().Requests)
-	}
 }
 
 // An agent releases the claim of a laptop that did not answer for long.
 func TestReleasedClaimIsClaimedAgain(t *testing.T) {
-	w := newWorld(t, "web-a")
-	i, _, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := w.agents[w.list[0].UID]
-	a.change(func() { a.claims = nil })
-	testenv.Eventually(t, 5*time.Second, func() error {
-		if a.held() != 1 {
-			return errors.New("not claimed")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		i, _, err := begin(t, w, api.InterceptSpec{})
+		if err != nil {
+			t.Fatal(err)
 		}
-		return all(i, 1)()
+		a := w.agents[w.list[0].UID]
+		a.change(func() { a.claims = nil })
+		testenv.Eventually(t, 5*time.Second, func() error {
+			if a.held() != 1 {
+				return errors.New("not claimed")
+			}
+			return all(i, 1)()
+		})
 	})
 }
 
 func TestResetByOthersEndsTheIntercept(t *testing.T) {
-	w := newWorld(t, "web-a", "web-b")
-	i, stop, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := w.agents[w.list[1].UID]
-	a.mu.Lock()
-	for e := range a.conversations {
-		e.Encode(api.AgentReport{Error: api.Errorf(api.ExitIntercept, "root@desk has removed all intercepts of this pod")})
-	}
-	a.mu.Unlock()
-	testenv.Eventually(t, 5*time.Second, func() error {
-		if s := i.Status(); s.State != api.InterceptFailed || !strings.Contains(s.Error.Message, "root@desk") {
-			return fmt.Errorf("%+v", s)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a", "web-b")
+		i, stop, err := begin(t, w, api.InterceptSpec{})
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
+		a := w.agents[w.list[1].UID]
+		a.mu.Lock()
+		for e := range a.conversations {
+			e.Encode(api.AgentReport{Error: api.Errorf(api.ExitIntercept, "root@desk has removed all intercepts of this pod")})
+		}
+		a.mu.Unlock()
+		testenv.Eventually(t, 5*time.Second, func() error {
+			if s := i.Status(); s.State != api.InterceptFailed || !strings.Contains(s.Error.Message, "root@desk") {
+				return fmt.Errorf("%+v", s)
+			}
+			return nil
+		})
+		if err := stop(); err == nil {
+			t.Error("Run returned nil")
+		}
+		if len(w.injected) != 2 {
+			t.Errorf("agents were added to %v", w.injected)
+		}
 	})
-	if err := stop(); err == nil {
-		t.Error("Run returned nil")
-	}
-	if len(w.injected) != 2 {
-		t.Errorf("agents were added to %v", w.injected)
-	}
 }
 
 func TestSidecarIsAddedAndUndone(t *testing.T) {
@@ -379,141 +401,148 @@ func TestSidecarIsAddedAndUndone(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t, "web-a", "web-b")
-			w.refused = func(*corev1.Pod) error { return api.Errorf(api.ExitInject, "pod security forbids it") }
-			w.conflicts = 2
-			// The target port of this Service is a number.
-			port := w.objects["services/web"].Object["spec"].(map[string]any)["ports"].([]any)[0].(map[string]any)
-			port["targetPort"] = int64(8080)
-			w.workload.Services[0].Spec.Ports[0].TargetPort = intstr.FromInt32(8080)
-			template, service := w.objects["deployments/web"].DeepCopy(), w.objects["services/web"].DeepCopy()
-			i, stop, err := begin(t, w, api.InterceptSpec{Mode: tt.mode, Ports: []api.PortMap{{Container: 8080}}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			s := i.Status()
-			if s.Mode != api.ModeSidecar || s.ModeReason != tt.reason || s.State != api.InterceptActive || len(s.Warnings) > 0 {
-				t.Errorf("%+v", s)
-			}
-			if err := all(i, 2)(); err != nil {
-				t.Error(err)
-			}
-			if cmp.Equal(template, w.objects["deployments/web"]) || cmp.Equal(service, w.objects["services/web"]) {
-				t.Error("the template or the Service has not changed")
-			}
-			if a := w.agents[w.list[0].UID]; a == nil || a.held() != 1 || a.claims[0].Ports[0].Listen == 0 {
-				t.Errorf("the agent has %+v", a)
-			}
-			tt.end(t, w, stop)
-			if d := cmp.Diff(template, w.objects["deployments/web"]); d != "" {
-				t.Errorf("the template (-before +after):\n%s", d)
-			}
-			if d := cmp.Diff(service, w.objects["services/web"]); d != "" {
-				t.Errorf("the Service (-before +after):\n%s", d)
-			}
-			if len(w.injected) > 0 {
-				t.Errorf("agents were added to %v", w.injected)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "web-a", "web-b")
+				w.refused = func(*corev1.Pod) error { return api.Errorf(api.ExitInject, "pod security forbids it") }
+				w.conflicts = 2
+				// The target port of this Service is a number.
+				port := w.objects["services/web"].Object["spec"].(map[string]any)["ports"].([]any)[0].(map[string]any)
+				port["targetPort"] = int64(8080)
+				w.workload.Services[0].Spec.Ports[0].TargetPort = intstr.FromInt32(8080)
+				template, service := w.objects["deployments/web"].DeepCopy(), w.objects["services/web"].DeepCopy()
+				i, stop, err := begin(t, w, api.InterceptSpec{Mode: tt.mode, Ports: []api.PortMap{{Container: 8080}}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				s := i.Status()
+				if s.Mode != api.ModeSidecar || s.ModeReason != tt.reason || s.State != api.InterceptActive || len(s.Warnings) > 0 {
+					t.Errorf("%+v", s)
+				}
+				if err := all(i, 2)(); err != nil {
+					t.Error(err)
+				}
+				if cmp.Equal(template, w.objects["deployments/web"]) || cmp.Equal(service, w.objects["services/web"]) {
+					t.Error("the template or the Service has not changed")
+				}
+				if a := w.agents[w.list[0].UID]; a == nil || a.held() != 1 || a.claims[0].Ports[0].Listen == 0 {
+					t.Errorf("the agent has %+v", a)
+				}
+				tt.end(t, w, stop)
+				if d := cmp.Diff(template, w.objects["deployments/web"]); d != "" {
+					t.Errorf("the template (-before +after):\n%s", d)
+				}
+				if d := cmp.Diff(service, w.objects["services/web"]); d != "" {
+					t.Errorf("the Service (-before +after):\n%s", d)
+				}
+				if len(w.injected) > 0 {
+					t.Errorf("agents were added to %v", w.injected)
+				}
+			})
 		})
 	}
 }
 
 // If the traffic manager does not reach pods, the probes fail, and their result is unknown.
 func TestPortForwardToAgentWarnsOfUnknownProbes(t *testing.T) {
-	w := newWorld(t, "web-a")
-	w.noRoute = true
-	i, _, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := i.Status()
-	if s.State != api.InterceptActive || len(s.Warnings) == 0 || !strings.Contains(s.Warnings[0], "no answer") {
-		t.Errorf("%+v", s)
-	}
-}
-
-func TestNextInterceptUsesRunningAgent(t *testing.T) {
-	w := newWorld(t, "web-a")
-	key := newKey(t)
-	for n := range 2 {
-		i, err := newIntercept(Config{
-			Session: w, Namespace: "default", Workload: "deployment/web", Owner: "ann@laptop", Key: key, Progress: func(api.Event) {}, Logger: quiet(),
-		}, w, w)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		w.noRoute = true
+		i, _, err := begin(t, w, api.InterceptSpec{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		done := make(chan error, 1)
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() { done <- i.Run(ctx) }()
-		select {
-		case <-i.Begun():
-		case err := <-done:
-			t.Fatal(n, err)
+		s := i.Status()
+		if s.State != api.InterceptActive || len(s.Warnings) == 0 || !strings.Contains(s.Warnings[0], "no answer") {
+			t.Errorf("%+v", s)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(n, err)
+	})
+}
+
+func TestNextInterceptUsesRunningAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		key := newKey(t)
+		for n := range 2 {
+			i, err := newIntercept(Config{
+				Session: w, Namespace: "default", Workload: "deployment/web", Owner: "ann@laptop", Key: key, Progress: func(api.Event) {}, Logger: quiet(),
+			}, w, w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() { done <- i.Run(ctx) }()
+			select {
+			case <-i.Begun():
+			case err := <-done:
+				t.Fatal(n, err)
+			}
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(n, err)
+			}
 		}
-	}
-	if len(w.injected) != 1 {
-		t.Errorf("agents were added to %v", w.injected)
-	}
+		if len(w.injected) != 1 {
+			t.Errorf("agents were added to %v", w.injected)
+		}
+	})
 }
 
 func TestDialAgentRejectsOtherKey(t *testing.T) {
-	a := startAgent(t, nil)
-	defer a.end()
-	mine, err := newIdentity(newKey(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.admit(mine.hash, "ann@laptop")
-	dial := func(ctx context.Context) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "tcp", a.listener.Addr().String())
-	}
-	if _, err := dialAgent(t.Context(), mine.tlsConfig(mine.hash), dial, dial); !errors.Is(err, errOtherAgent) {
-		t.Errorf("got %v", err)
-	}
-	conn, err := dialAgent(t.Context(), mine.tlsConfig(a.info.Key), dial, dial)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn.Close()
+	synctest.Test(t, func(t *testing.T) {
+		a := startAgent(t, nil)
+		defer a.end()
+		mine, err := newIdentity(newKey(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.admit(mine.hash, "ann@laptop")
+		if _, err := dialAgent(t.Context(), mine.tlsConfig(mine.hash), a.listener.Dial, a.listener.Dial); !errors.Is(err, errOtherAgent) {
+			t.Errorf("got %v", err)
+		}
+		conn, err := dialAgent(t.Context(), mine.tlsConfig(a.info.Key), a.listener.Dial, a.listener.Dial)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+	})
 }
 
 func TestResetEndsAllInterceptsAndSkipsPodsWithoutAgent(t *testing.T) {
-	w := newWorld(t, "web-a", "web-b")
-	i, stop, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.place = "" // web-c has no node, so no agent
-	w.addPod("web-c")
-	var mu sync.Mutex
-	var events []api.Event
-	cfg := ResetConfig{
-		Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Image: w.Image,
-		Progress: func(e api.Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			events = append(events, e)
-		},
-	}
-	if err := resetAll(t.Context(), cfg, w, w); err != nil {
-		t.Fatal(err)
-	}
-	if last := events[len(events)-1]; !last.Done || last.Detail != "ann@laptop: everything" {
-		t.Errorf("%+v", last)
-	}
-	if err := stop(); api.AsError(err) == nil || api.AsError(err).Code != api.ExitIntercept || i.Status().State != api.InterceptFailed {
-		t.Errorf("the intercept ended with %v: %+v", err, i.Status())
-	}
-	slices.Sort(w.injected)
-	if want := []string{"web-a", "web-a", "web-b", "web-b"}; !slices.Equal(w.injected, want) {
-		t.Errorf("agents were added to %v", w.injected)
-	}
-	w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments")
-	if err := resetAll(t.Context(), cfg, w, w); api.AsError(err).Code != api.ExitPermission {
-		t.Errorf("without permission: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a", "web-b")
+		i, stop, err := begin(t, w, api.InterceptSpec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.place = "" // web-c has no node, so no agent
+		w.addPod("web-c")
+		var mu sync.Mutex
+		var events []api.Event
+		cfg := ResetConfig{
+			Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Image: w.Image,
+			Progress: func(e api.Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				events = append(events, e)
+			},
+		}
+		if err := resetAll(t.Context(), cfg, w, w); err != nil {
+			t.Fatal(err)
+		}
+		if last := events[len(events)-1]; !last.Done || last.Detail != "ann@laptop: everything" {
+			t.Errorf("%+v", last)
+		}
+		if err := stop(); api.AsError(err) == nil || api.AsError(err).Code != api.ExitIntercept || i.Status().State != api.InterceptFailed {
+			t.Errorf("the intercept ended with %v: %+v", err, i.Status())
+		}
+		slices.Sort(w.injected)
+		if want := []string{"web-a", "web-a", "web-b", "web-b"}; !slices.Equal(w.injected, want) {
+			t.Errorf("agents were added to %v", w.injected)
+		}
+		w.denied = api.Errorf(api.ExitPermission, "you may not patch deployments")
+		if err := resetAll(t.Context(), cfg, w, w); api.AsError(err).Code != api.ExitPermission {
+			t.Errorf("without permission: %v", err)
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -30,87 +31,95 @@ func addLeftover(t *testing.T, w *world, key *ecdsa.PrivateKey) {
 }
 
 func TestResetMineRemovesOnlyLeftoversOfTheKey(t *testing.T) {
-	w := newWorld(t, "web-a")
-	before := w.objects["deployments/web"].DeepCopy()
-	key := newKey(t)
-	addLeftover(t, w, key)
-	resetMine := func(key *ecdsa.PrivateKey) error {
-		return resetAll(t.Context(), ResetConfig{
-			Namespace: "default", Workload: "deployment/web", Owner: "ann@laptop", Mine: true, Key: key, Logger: quiet(), Progress: func(api.Event) {},
-		}, w, w)
-	}
-	if e := api.AsError(resetMine(newKey(t))); e == nil || e.Code != api.ExitWorkload {
-		t.Errorf("with another key: %v", e)
-	}
-	if cmp.Equal(before, w.objects["deployments/web"]) {
-		t.Fatal("Reset with another key removed the sidecar")
-	}
-	if err := resetMine(key); err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(before, w.objects["deployments/web"]); d != "" {
-		t.Errorf("the template (-before +after):\n%s", d)
-	}
-	if e := api.AsError(resetMine(key)); e == nil || e.Code != api.ExitWorkload {
-		t.Errorf("a second time: %v", e)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		before := w.objects["deployments/web"].DeepCopy()
+		key := newKey(t)
+		addLeftover(t, w, key)
+		resetMine := func(key *ecdsa.PrivateKey) error {
+			return resetAll(t.Context(), ResetConfig{
+				Namespace: "default", Workload: "deployment/web", Owner: "ann@laptop", Mine: true, Key: key, Logger: quiet(), Progress: func(api.Event) {},
+			}, w, w)
+		}
+		if e := api.AsError(resetMine(newKey(t))); e == nil || e.Code != api.ExitWorkload {
+			t.Errorf("with another key: %v", e)
+		}
+		if cmp.Equal(before, w.objects["deployments/web"]) {
+			t.Fatal("Reset with another key removed the sidecar")
+		}
+		if err := resetMine(key); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(before, w.objects["deployments/web"]); d != "" {
+			t.Errorf("the template (-before +after):\n%s", d)
+		}
+		if e := api.AsError(resetMine(key)); e == nil || e.Code != api.ExitWorkload {
+			t.Errorf("a second time: %v", e)
+		}
+	})
 }
 
 func TestSidecarReplacesLeftoverOfSameKey(t *testing.T) {
-	w := newWorld(t, "web-a")
-	before := w.objects["deployments/web"].DeepCopy()
-	key := newKey(t)
-	addLeftover(t, w, key)
-	_, stop, err := beginAs(t, w, key, api.InterceptSpec{Mode: api.ModeSidecar, Ports: []api.PortMap{{Container: 8080}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(before, w.objects["deployments/web"]); d != "" {
-		t.Errorf("the template (-before +after):\n%s", d)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		before := w.objects["deployments/web"].DeepCopy()
+		key := newKey(t)
+		addLeftover(t, w, key)
+		_, stop, err := beginAs(t, w, key, api.InterceptSpec{Mode: api.ModeSidecar, Ports: []api.PortMap{{Container: 8080}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(before, w.objects["deployments/web"]); d != "" {
+			t.Errorf("the template (-before +after):\n%s", d)
+		}
+	})
 }
 
 func TestSidecarKeepsSidecarOfOtherKey(t *testing.T) {
-	w := newWorld(t, "web-a")
-	addLeftover(t, w, newKey(t))
-	before := w.objects["deployments/web"].DeepCopy()
-	i, err := newIntercept(Config{
-		Session: w, Namespace: "default", Workload: "deployment/web", Spec: api.InterceptSpec{Ports: []api.PortMap{{Container: 8080}}},
-		Owner: "ann@laptop", Key: newKey(t), Progress: func(api.Event) {}, Logger: quiet(),
-	}, w, w)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, step := range []func(context.Context) error{i.readWorkload, i.rollOut, i.rollBack} {
-		if err := step(t.Context()); err != nil {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		addLeftover(t, w, newKey(t))
+		before := w.objects["deployments/web"].DeepCopy()
+		i, err := newIntercept(Config{
+			Session: w, Namespace: "default", Workload: "deployment/web", Spec: api.InterceptSpec{Ports: []api.PortMap{{Container: 8080}}},
+			Owner: "ann@laptop", Key: newKey(t), Progress: func(api.Event) {}, Logger: quiet(),
+		}, w, w)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	if d := cmp.Diff(before, w.objects["deployments/web"]); d != "" {
-		t.Errorf("the template (-before +after):\n%s", d)
-	}
+		for _, step := range []func(context.Context) error{i.readWorkload, i.rollOut, i.rollBack} {
+			if err := step(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d := cmp.Diff(before, w.objects["deployments/web"]); d != "" {
+			t.Errorf("the template (-before +after):\n%s", d)
+		}
+	})
 }
 
 func TestRemovedSidecarEndsTheIntercept(t *testing.T) {
-	w := newWorld(t, "web-a")
-	i, stop, err := begin(t, w, api.InterceptSpec{Mode: api.ModeSidecar, Ports: []api.PortMap{{Container: 8080}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := ResetConfig{Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {}, Image: w.Image}
-	if err := resetAll(context.WithoutCancel(t.Context()), cfg, w, w); err != nil {
-		t.Fatal(err)
-	}
-	testenv.Eventually(t, 5*time.Second, func() error {
-		if s := i.Status(); s.State != api.InterceptFailed || s.Error == nil || s.Error.Code != api.ExitIntercept {
-			return fmt.Errorf("%+v", s)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		i, stop, err := begin(t, w, api.InterceptSpec{Mode: api.ModeSidecar, Ports: []api.PortMap{{Container: 8080}}})
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
+		cfg := ResetConfig{Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {}, Image: w.Image}
+		if err := resetAll(context.WithoutCancel(t.Context()), cfg, w, w); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, 5*time.Second, func() error {
+			if s := i.Status(); s.State != api.InterceptFailed || s.Error == nil || s.Error.Code != api.ExitIntercept {
+				return fmt.Errorf("%+v", s)
+			}
+			return nil
+		})
+		if err := stop(); err == nil {
+			t.Error("Run returned nil")
+		}
 	})
-	if err := stop(); err == nil {
-		t.Error("Run returned nil")
-	}
 }

@@ -3,6 +3,7 @@ package intercept
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -54,29 +55,31 @@ func TestAgentRuns(t *testing.T) {
 }
 
 func TestResetRunsNoImageOfAPod(t *testing.T) {
-	w := newWorld(t, "web-a")
-	_, stop, err := begin(t, w, api.InterceptSpec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stop()
-	w.mu.Lock()
-	w.pod("web-a").Spec.EphemeralContainers[0].Image = "evil.example/agent:1" // every user with write access to the namespace may add any container
-	w.mu.Unlock()
-	cfg := ResetConfig{
-		Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {},
-		Image: func(context.Context) (string, error) { return "", api.Errorf(api.ExitConsent, "not trusted") },
-	}
-	if err := resetAll(t.Context(), cfg, w, w); api.AsError(err).Code != api.ExitConsent || len(w.injected) != 1 {
-		t.Errorf("without a trusted image: %v, agents were added to %v", err, w.injected)
-	}
-	cfg.Image = func(context.Context) (string, error) { return "kubevpn:trusted", nil }
-	if err := resetAll(t.Context(), cfg, w, w); err != nil {
-		t.Fatal(err)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if all := w.pod("web-a").Spec.EphemeralContainers; len(all) != 2 || all[1].Image != "kubevpn:trusted" {
-		t.Errorf("the pod's agents are %+v", all)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "web-a")
+		_, stop, err := begin(t, w, api.InterceptSpec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+		w.mu.Lock()
+		w.pod("web-a").Spec.EphemeralContainers[0].Image = "evil.example/agent:1" // every user with write access to the namespace may add any container
+		w.mu.Unlock()
+		cfg := ResetConfig{
+			Namespace: "default", Workload: "deployment/web", Owner: "root@desk", Key: newKey(t), Logger: quiet(), Progress: func(api.Event) {},
+			Image: func(context.Context) (string, error) { return "", api.Errorf(api.ExitConsent, "not trusted") },
+		}
+		if err := resetAll(t.Context(), cfg, w, w); api.AsError(err).Code != api.ExitConsent || len(w.injected) != 1 {
+			t.Errorf("without a trusted image: %v, agents were added to %v", err, w.injected)
+		}
+		cfg.Image = func(context.Context) (string, error) { return "kubevpn:trusted", nil }
+		if err := resetAll(t.Context(), cfg, w, w); err != nil {
+			t.Fatal(err)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if all := w.pod("web-a").Spec.EphemeralContainers; len(all) != 2 || all[1].Image != "kubevpn:trusted" {
+			t.Errorf("the pod's agents are %+v", all)
+		}
+	})
 }
