@@ -29,11 +29,11 @@ const (
 	// The backoff between attempts at the socket grows from firstRetry to lastRetry.
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = 2 * time.Second
-	// answerTimeout is how long another agent may not answer before the owner is told.
+	// answerTimeout is how long the leader may leave registrations unanswered before the standby tells its owner.
 	answerTimeout = 5 * time.Second
 
-	// maxUnsent is how many bytes of a conn the kernel buffers unsent, as with the traffic manager's: more would only
-	// be a queue that nothing can overtake.
+	// maxUnsent limits the unsent bytes of a conn that the kernel buffers, as in the traffic manager: no frame can
+	// overtake them.
 	maxUnsent = 128 << 10
 )
 
@@ -42,11 +42,11 @@ type Config struct {
 	Owner     string       // hash of the owner's key
 	OwnerName string       // user@host
 	Port      uint16       // where the leader accepts laptops' conns; 0: any
-	PodIPs    []netip.Addr // of the pod
+	PodIPs    []netip.Addr // addresses of the pod
 	Socket    string       // abstract unix socket; api.AgentSocket
 	Listen    []Listen     // a sidecar's ports; empty: not a sidecar
 	Output    io.Writer    // receives api.AgentInfo lines: standard output
-	InfoPort  uint16       // port of 127.0.0.1 where the same is said for a minute; 0: none
+	InfoPort  uint16       // port of 127.0.0.1 that serves the latest line for a minute; 0: none
 	Logger    *slog.Logger
 
 	// Replaced by tests. kernel prepares redirects: each leader calls it at most once, and not for a sidecar.
@@ -54,7 +54,7 @@ type Config struct {
 	listenTCP func(port uint16) (net.Listener, error)
 	sameUser  func(net.Conn) error
 	dialPlain dialFunc
-	// listeners returns the addresses at which TCP sockets of the pod listen.
+	// listeners returns the addresses on which TCP sockets of the pod listen.
 	listeners func() ([]netip.AddrPort, error)
 }
 
@@ -245,7 +245,7 @@ func (a *Agent) standbyListener(agents net.Listener) *authlistener.Listener {
 		Name: "agents' socket", Listener: agents, Logger: a.log,
 		Authenticate: func(conn net.Conn) (net.Conn, authlistener.Reason, error) {
 			if err := a.cfg.sameUser(conn); err != nil {
-				return nil, "of another user", err
+				return nil, "another user", err
 			}
 			return conn, "", nil
 		},

@@ -22,7 +22,7 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// want fails the test unless an error is of the code and has the text in it.
+// want fails the test unless err has the code, and its message contains text.
 func want(t *testing.T, err error, code api.ExitCode, text string) {
 	t.Helper()
 	var e *api.Error
@@ -32,7 +32,7 @@ func want(t *testing.T, err error, code api.ExitCode, text string) {
 }
 
 func TestClaimedRequestsGoToTheLaptop(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		m := p.connect(alice)
@@ -84,9 +84,9 @@ func TestClaimedRequestsGoToTheLaptop(t *testing.T) {
 	})
 }
 
-// A claim in another's place that has as many requests as that had is told of, too.
+// The agent also reports the first request of a claim that replaced one with as many requests.
 func TestRequestsAreCounted(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		m := p.connect(alice)
@@ -110,9 +110,9 @@ func TestRequestsAreCounted(t *testing.T) {
 	})
 }
 
-// What a laptop asks for that makes no sense is refused, and nothing else of it ends.
+// The agent rejects invalid orders, and the session continues.
 func TestOrdersAreValidated(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		m := p.connect(alice)
@@ -171,7 +171,7 @@ func TestHelloOfAnotherProtocolIsRejected(t *testing.T) {
 		"nothing": {"what?", "hello"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				alice := newPerson(t, "alice@laptop")
 				m := newPod(t, alice).attach(alice)
 				m.hello(test.hello)
@@ -188,7 +188,7 @@ func TestHelloOfAnotherProtocolIsRejected(t *testing.T) {
 }
 
 func TestAnnouncedProbeIsAnswered(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		m := p.connect(alice)
@@ -212,9 +212,9 @@ func TestAnnouncedProbeIsAnswered(t *testing.T) {
 	})
 }
 
-// A laptop that is gone gets nothing at once; its claim is held for a minute.
+// A lost laptop receives no more requests at once, and keeps its claim for a minute.
 func TestRequestsGoToTheApplicationWhileTheLaptopIsAway(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
 		m := p.connect(alice)
@@ -263,7 +263,7 @@ func (p *pod) standby(by *person) *person {
 	return by
 }
 
-// register runs what an agent does that is not the leader. What it greets comes from next.
+// register runs a standby. next waits for the leader's info.
 func (p *pod) register(by *person, sidecar ...Listen) *follower {
 	p.t.Helper()
 	f := &follower{infos: make(chan api.AgentInfo, 16), ended: make(chan error, 1)}
@@ -299,9 +299,9 @@ func (f *follower) next() error {
 	}
 }
 
-// A laptop that says farewell has no claims any more, at once.
+// The leader releases the claims of a session as soon as the laptop closes it.
 func TestClosedSessionReleasesItsClaims(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		m := p.connect(alice)
@@ -317,7 +317,7 @@ func TestClosedSessionReleasesItsClaims(t *testing.T) {
 }
 
 func TestTwoOwnersShareAPort(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
 		a, b := p.connect(alice), p.connect(p.standby(bob))
@@ -362,9 +362,9 @@ func TestTwoOwnersShareAPort(t *testing.T) {
 	})
 }
 
-// Anybody can have the name of a laptop that is away: the key decides.
+// A name proves nothing: the key decides.
 func TestSameNameGetsNoClaimOfALaptopThatIsAway(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice, namesake := newPerson(t, "alice@laptop"), newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		a := p.connect(alice)
@@ -388,9 +388,9 @@ func TestSameNameGetsNoClaimOfALaptopThatIsAway(t *testing.T) {
 	})
 }
 
-// A daemon that was killed is back with the key of its user, who may have other programs that use it.
+// A daemon that replaces a killed one has the same key. So may other programs of its user.
 func TestSameKeyTakesOverOnlyWhatIsAway(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		a := p.connect(alice)
@@ -410,9 +410,9 @@ func TestSameKeyTakesOverOnlyWhatIsAway(t *testing.T) {
 	})
 }
 
-// Who neither claims nor is there is forgotten, and its agent ends. The last agent ends by itself.
+// The leader forgets an owner without claims and conns, and the owner's agent ends. The last agent ends by itself.
 func TestIdleOwnerIsForgotten(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
 		f := p.register(bob)
@@ -467,7 +467,7 @@ func TestLeaderEndsWithoutOwners(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				alice := newPerson(t, "alice@laptop")
 				p := newPod(t, alice)
 				leave := there(p, alice)
@@ -481,9 +481,9 @@ func TestLeaderEndsWithoutOwners(t *testing.T) {
 	}
 }
 
-// A connection of the application's that goes through the agent is not cut because nobody claims anything any more.
+// An open connection to the application through the agent keeps the agent running without claims.
 func TestOpenConnectionsKeepTheAgent(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		m := p.connect(alice)
@@ -520,7 +520,7 @@ func TestOpenConnectionsKeepTheAgent(t *testing.T) {
 }
 
 func TestResetReleasesAllClaims(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
 		f := p.register(bob)
@@ -546,9 +546,9 @@ func TestResetReleasesAllClaims(t *testing.T) {
 	})
 }
 
-// Many changes are few reports, and the last one is what is.
+// Many changes cause few reports, and the last report has the last state.
 func TestReportsAreCoalesced(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
 		a, b := p.connect(alice), p.connect(p.standby(bob))
@@ -578,9 +578,9 @@ func TestReportsAreCoalesced(t *testing.T) {
 	})
 }
 
-// Who does not have an owner's key gets nothing.
+// A client without an owner's key receives nothing.
 func TestUnauthorizedClientsAreRejected(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice, mallory := newPerson(t, "alice@laptop"), newPerson(t, "mallory@pod")
 		p := newPod(t, alice)
 		keep := p.connect(alice) // or the agent would end
@@ -636,9 +636,9 @@ func TestUnauthorizedClientsAreRejected(t *testing.T) {
 	})
 }
 
-// Streams that are none of a laptop's business are refused: orders are all that it has to give.
+// A laptop may open control streams only.
 func TestOtherStreamsAreRejected(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		m := newPod(t, alice).connect(alice)
 		for _, proto := range []transport.Proto{transport.ProtoTCP, transport.ProtoTicket, transport.ProtoIP} {
@@ -649,9 +649,9 @@ func TestOtherStreamsAreRejected(t *testing.T) {
 	})
 }
 
-// An agent that has to end gives the application its ports back first, and lets what is open end.
+// An agent that ends first gives the application its ports back, and then waits for open connections.
 func TestDrainingWaitsForOpenConnections(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice)
 		f := p.register(bob)
@@ -694,7 +694,7 @@ func TestDrainingWaitsForOpenConnections(t *testing.T) {
 }
 
 func TestDrainingIsBounded(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		m := p.connect(alice)
@@ -715,9 +715,9 @@ func TestDrainingIsBounded(t *testing.T) {
 	})
 }
 
-// A sidecar serves its ports whoever claims what, and does not end.
+// A sidecar serves its ports with and without claims, and does not end.
 func TestSidecarListensInPlaceOfRedirects(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice, func(c *Config) {
 			c.Listen = []Listen{{"tcp", 8080, 18080}}
@@ -762,9 +762,9 @@ func TestSidecarListensInPlaceOfRedirects(t *testing.T) {
 	})
 }
 
-// A sidecar that stands by has its ports served by the leader, and stays as long as it lives.
+// The leader serves the ports of a sidecar that stands by, and keeps its owner as long as the sidecar runs.
 func TestLeaderListensForSidecarsThatStandBy(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice, func(c *Config) { c.Listen = []Listen{{"tcp", 8080, 18080}} })
 		if err := p.register(newPerson(t, "carol@train"), Listen{"tcp", 8080, 18081}).next(); err == nil {
@@ -804,7 +804,7 @@ func TestLeaderListensForSidecarsThatStandBy(t *testing.T) {
 }
 
 func TestFlushEndsOpenConnections(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		m := p.connect(alice)
@@ -819,9 +819,9 @@ func TestFlushEndsOpenConnections(t *testing.T) {
 	})
 }
 
-// Whoever connects to the agents' socket and does not register is no standby.
+// The leader rejects a process that connects to the agents' socket and does not register.
 func TestInvalidRegistrationsAreRejected(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
 		for name, line := range map[string]string{
@@ -852,7 +852,7 @@ func TestInvalidRegistrationsAreRejected(t *testing.T) {
 	})
 }
 
-// Whatever goes wrong at the beginning is where the owner looks.
+// An error of the start is on the output, which the owner reads.
 func TestErrorIsOnTheOutput(t *testing.T) {
 	g := newInfos()
 	err := New(Config{Owner: "nobody", Socket: fmt.Sprintf("@kubevpn-test-%s", t.Name()), Output: g, Logger: slog.New(slog.DiscardHandler),

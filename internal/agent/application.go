@@ -68,8 +68,8 @@ func (a *application) expose(number uint16) {
 	a.exposed[number] = true
 }
 
-// look records which ports are exposed now, and returns those with a listener at a loopback address.
-func (a *application) look() (loopback map[uint16]bool, err error) {
+// recordListeners records which ports are exposed now, and returns those with a listener at a loopback address.
+func (a *application) recordListeners() (loopback map[uint16]bool, err error) {
 	all, err := a.listeners()
 	if err != nil {
 		return nil, err
@@ -90,7 +90,7 @@ func (a *application) loopbackAlone(number uint16) bool {
 	if a.isExposed(number) {
 		return false
 	}
-	loopback, err := a.look()
+	loopback, err := a.recordListeners()
 	if err != nil {
 		a.log.Warn("cannot see where the application listens", "err", err)
 		return false

@@ -72,7 +72,7 @@ func TestApplicationIsReachedAtLoopbackOnlyIfItListensThereAlone(t *testing.T) {
 			listeners := new(podListeners)
 			a := newApplication(listeners.read, slog.New(slog.DiscardHandler))
 			listeners.set(tt.before...)
-			if _, err := a.look(); err != nil {
+			if _, err := a.recordListeners(); err != nil {
 				t.Fatal(err)
 			}
 			listeners.set(tt.now...)
@@ -120,7 +120,7 @@ func TestApplicationDoesNotGuessWhereItListens(t *testing.T) {
 
 func TestParseListeners(t *testing.T) {
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
-		t.Skip("the text is of a little-endian testLaptop")
+		t.Skip("the text is of a little-endian machine")
 	}
 	const text = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0

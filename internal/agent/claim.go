@@ -36,7 +36,7 @@ type claim struct {
 	id     string
 	owner  *owner
 	by     laptop             // of the session that ordered it
-	target interceptor.Target // who gets the requests: by, or a clone
+	target interceptor.Target // receives the requests: by, or a clone
 	match  *httpmatch.Match
 	mirror bool
 	ports  []api.AgentPort
@@ -44,7 +44,7 @@ type claim struct {
 	tls    *tls.Config
 	stats  *interceptor.Stats
 
-	awaySince time.Time // zero: it is not, as far as was seen
+	awaySince time.Time // when by was first seen away; zero: it is not away
 	requests  uint64    // seen so far
 	failure   *interceptor.Failure
 }
@@ -108,8 +108,7 @@ func newClaim(o *api.ClaimOrder, by *owner, from laptop, now time.Time) (*claim,
 	return c, nil
 }
 
-// overlaps returns the ports of c that the other claim has for requests that c may match as well. A mirror overlaps
-// with no claim.
+// overlaps returns the ports on which one request could match both claims. A mirror overlaps with no claim.
 func (c *claim) overlaps(other *claim) []port {
 	if c.mirror || other.mirror || httpmatch.Disjoint(c.match, other.match) {
 		return nil
@@ -179,7 +178,7 @@ func newTable(claims []*claim) table {
 	return t
 }
 
-// describe returns the claim as it is reported to laptops.
+// describe returns the report of the claim to a laptop.
 func (c *claim) describe(to *owner, notes map[port][]string) api.Claim {
 	d := api.Claim{
 		ID: c.id, Owner: c.owner.name, Mine: c.owner == to, Away: c.target.Away(), Match: c.match.String(),

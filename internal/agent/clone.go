@@ -16,8 +16,8 @@ import (
 // cloneTimeout bounds a connection to one pod of a clone.
 const cloneTimeout = 3 * time.Second
 
-// clone is the pods of a clone, by turns, as an interceptor.Target. It is away when its laptop is, whose lease it lives
-// by, or when it has no pod.
+// clone sends requests to the pods of a clone in turn. It implements interceptor.Target. It is away when it has no
+// pods, or when its laptop, which renews the clone's lease, is away.
 //
 //	request ─▶ agent ─▶ pod of the clone, at the request's port
 //	             ▲

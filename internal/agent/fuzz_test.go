@@ -36,9 +36,9 @@ func FuzzCommands(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, said []byte) {
 		if mayReset(said) || usesSockets(said) {
-			return // whoever may change the workload may end everything
+			return // any owner may end everything
 		}
-		inBubble(t, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
 			bob, mallory := newPerson(t, "bob@desk"), newPerson(t, "mallory@laptop")
 			p := newPod(t, bob)
 			b := p.connect(bob)
@@ -89,7 +89,7 @@ func probeOf(text string) []byte {
 	return append([]byte(api.ProbePrefix+text), make([]byte, api.ProbeLength)...)[:api.ProbeLength]
 }
 
-// usesSockets reports whether datagrams are asked for. Their sockets are real ones, for which a bubble cannot wait.
+// usesSockets reports whether an order may name a UDP port. UDP sockets are real ones, for which a bubble cannot wait.
 func usesSockets(said []byte) bool {
 	return bytes.Contains(bytes.ToLower(said), []byte("udp")) || bytes.Contains(said, []byte(`\u`))
 }
@@ -111,7 +111,7 @@ func FuzzRegistration(f *testing.F) {
 		if usesSockets(said) {
 			return
 		}
-		inBubble(t, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
 			bob := newPerson(t, "bob@desk")
 			p := newPod(t, bob)
 			b := p.connect(bob)

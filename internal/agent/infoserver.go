@@ -23,7 +23,7 @@ const (
 // the server reads nothing: the log, which the kubelet gives later, has the same. A nil infoServer does nothing.
 //
 // The laptop that reads the line through the kubelet's port-forward knows that a container of this pod sent it, not
-// that it was the agent's. Another container of the pod that took the port first, and answered with a key of its own,
+// that the agent did. Another container of the pod that took the port first, and answered with a key of its own,
 // would get the laptop's claim, and could open streams to the ports of the laptop that the claim names: the requests of
 // the pod would get there as well, and they are for the pod's containers anyway. It would neither learn the laptop's
 // key, which never leaves the laptop, nor be able to give orders to this agent. The application's TLS key goes only to

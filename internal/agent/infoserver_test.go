@@ -29,7 +29,7 @@ func testInfoServer(t *testing.T) (d *infoServer, at string, closed func()) {
 	return d, at, closed
 }
 
-// Who comes before there is a info waits for it; who comes later gets the latest.
+// A client that connects before there is an info waits for it; a later client receives the latest one.
 func TestInfoServerSendsTheLatestInfo(t *testing.T) {
 	d, at, closed := testInfoServer(t)
 	early, err := net.Dial("tcp", at)
@@ -57,13 +57,13 @@ func TestInfoServerSendsTheLatestInfo(t *testing.T) {
 	}
 }
 
-// A infoServer that nobody ever has a info for ends all the same.
+// An infoServer that never gets an info can end.
 func TestInfoServerEndsWithoutInfo(t *testing.T) {
 	_, _, closed := testInfoServer(t)
 	closed()
 }
 
-// An agent whose port is taken works without, and says so.
+// An agent works without an info port that is in use, and logs that.
 func TestInfoPortInUseIsNoError(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

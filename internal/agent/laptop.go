@@ -20,7 +20,8 @@ type laptop struct{ session *transport.Session }
 // Away reports whether the laptop cannot be reached now.
 func (t laptop) Away() bool { return t.session.Err() != nil || !t.session.Attached() }
 
-// Dial opens a stream for f. Its error is the laptop's: errors.Is knows syscall.ECONNREFUSED and its like.
+// Dial opens a stream for f. If the laptop cannot dial its target, errors.Is matches the error with
+// syscall.ECONNREFUSED and similar ones.
 func (t laptop) Dial(ctx context.Context, f interceptor.Flow) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -45,7 +46,7 @@ func (t laptop) Dial(ctx context.Context, f interceptor.Flow) (net.Conn, error) 
 // datagrams is a flow of datagrams as a net.Conn: one datagram for each Read and Write.
 type datagrams struct{ *transport.Packets }
 
-// Read returns one datagram. What does not fit is lost, as with a socket.
+// Read returns one datagram. Like a socket, it discards the rest of a datagram that is longer than p.
 func (d datagrams) Read(p []byte) (int, error) { return d.ReadPacket(p) }
 
 // Write sends one datagram.

@@ -37,22 +37,22 @@ const (
 	maxProbes    = 1024
 )
 
-// unauthorized is the reason to reject a client whose key is not an owner's.
+// unauthorized is the reason for rejecting a client whose key belongs to no owner.
 const unauthorized authlistener.Reason = "not the key of an owner"
 
 // errEnding rejects orders to a leader that is ending.
 var errEnding = api.Errorf(api.ExitLost, "this agent is ending")
 
-// owner gives orders: one daemon of one user on one laptop.
+// owner is one daemon of one user on one laptop, which gives orders.
 type owner struct {
 	hash, name string
 	own        bool   // of this agent: never forgotten
 	sidecar    bool   // it has a sidecar: never forgotten while that runs, because the kubelet would only restart it
 	conns      *queue // to its own transport.Server, so that no session has conns of two owners
-	end        func() // ends that
+	end        func() // stops that server
 	standbys   map[*standby]struct{}
 	sessions   map[*laptopSession]struct{}
-	idleSince  time.Time // since when it has neither a claim nor a conn; zero: it has one
+	idleSince  time.Time // since when it has had neither a claim nor a conn; zero: it has one
 }
 
 // attached reports whether one of the owner's laptops answers.
@@ -72,7 +72,7 @@ type leader struct {
 	listener *authlistener.Listener
 	receiver *receiver
 	sidecar  bool          // a sidecar: it does not end by itself
-	arrived  func()        // called when the agent's own owner has come
+	arrived  func()        // called when the agent's own owner connects
 	reset    chan struct{} // closed by the order to reset
 	table    atomic.Pointer[table]
 
@@ -89,7 +89,7 @@ type leader struct {
 	probes  map[string]time.Time // until when
 	ending  bool
 	cleared bool          // by a reset, after which standbys end as well
-	changed chan struct{} // closed when what laptops are told has changed
+	changed chan struct{} // closed and replaced when the reported state changes
 }
 
 // newLeader takes ownership of the listener for laptops. live ends what it starts.
@@ -199,7 +199,7 @@ func (l *leader) serve(ctx context.Context, o *owner, session *transport.Session
 	}
 }
 
-// claim carries out an order, or returns an *api.Error for the laptop.
+// claim carries out an order to claim. Its errors are *api.Error, for the laptop.
 func (l *leader) claim(o *api.ClaimOrder, s *laptopSession) error {
 	l.receiver.await() // without the lock
 	l.mu.Lock()
@@ -322,13 +322,14 @@ func (l *leader) claimsOf(protocol string, number uint16) []interceptor.Claim {
 	return (*l.table.Load())[port{Protocol: protocol, Port: number}]
 }
 
-// notify has laptops told the new state. Call with mu held.
+// notify makes every session report the new state. Call with mu held.
 func (l *leader) notify() {
 	close(l.changed)
 	l.changed = make(chan struct{})
 }
 
-// state returns what a laptop is told, and a channel that is closed when it changes. over is why the session must end.
+// state returns the state to report to a laptop, and a channel that is closed when it changes. over, unless nil, is the
+// error that ends the session.
 func (l *leader) state(to *laptopSession) (state *api.AgentState, over *api.Error, changed <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -339,7 +340,7 @@ func (l *leader) state(to *laptopSession) (state *api.AgentState, over *api.Erro
 	return state, to.over, l.changed
 }
 
-// note keeps a remark about a port for the laptops that intercept it.
+// note stores a remark about a port for the laptops that intercept it.
 func (l *leader) note(protocol string, number uint16, text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -375,7 +376,7 @@ func (l *leader) expect(c *api.Probe) error {
 	return nil
 }
 
-// expects reports whether a probe was announced. It may come more than once: a mesh may retry.
+// expects reports whether a probe was announced. The probe may arrive more than once, because a mesh may retry.
 func (l *leader) expects(preface []byte) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -102,7 +102,7 @@ func newReceiver(cfg Config, o policy, own uint16) *receiver {
 // start starts a sidecar's listeners, because nothing else would serve there. Otherwise it opens the kernel in advance,
 // which takes a moment.
 func (r *receiver) start(sidecar []Listen) error {
-	r.look()
+	r.recordListeners()
 	for _, l := range sidecar {
 		if err := r.listen(port{Protocol: l.Protocol, Port: l.Port}, l.Listen); err != nil {
 			return err
@@ -118,16 +118,16 @@ func (r *receiver) start(sidecar []Listen) error {
 	return nil
 }
 
-// await waits until the kernel is open, or has failed to. Call it without the lock.
+// await waits until the kernel is open, or cannot be opened. Call it without the lock.
 func (r *receiver) await() {
 	if len(r.cfg.Listen) == 0 {
 		_, _ = r.open() // prepare returns the error
 	}
 }
 
-// look records where the application listens now.
-func (r *receiver) look() {
-	if _, err := r.app.look(); err != nil {
+// recordListeners records where the application listens now.
+func (r *receiver) recordListeners() {
+	if _, err := r.app.recordListeners(); err != nil {
 		r.log.Warn("cannot see where the application listens", "err", err)
 	}
 }
@@ -138,7 +138,7 @@ func (r *receiver) set(want map[port]uint16) error {
 	if r.stopped {
 		return nil
 	}
-	r.look()
+	r.recordListeners()
 	to := make(map[port]uint16)
 	for _, at := range slices.SortedFunc(maps.Keys(want), comparePorts) {
 		listen := want[at]
@@ -410,7 +410,7 @@ func (r *receiver) flush(ports []port) (int, error) {
 // idle reports whether no connection is open.
 func (r *receiver) idle() bool { return r.count.Load() == 0 }
 
-// stop sends new connections to the application. Open redirected connections go on.
+// stop sends new connections to the application. Open redirected connections continue.
 func (r *receiver) stop() {
 	if r.kernel != nil {
 		if err := r.kernel.Set(nil); err != nil {
@@ -423,11 +423,13 @@ func (r *receiver) stop() {
 	r.stopped = true
 }
 
-// drain waits for open connections: idle ones end at once, the others have drainTime. It is called once, after stop and
-// without the lock.
+// drain waits for open connections: idle ones end at once, the others have drainTime. Call it once, after stop, without
+// the lock.
 func (r *receiver) drain() {
 	if r.tcp != nil {
-		time.Sleep(handshakeTimeout) // for connections whose SYN was redirected before stop
+		// Handshakes whose SYN was redirected before stop may still complete. With SYN cookies the kernel keeps no
+		// record of them, so there is no condition to wait for.
+		time.Sleep(handshakeTimeout)
 		r.tcp.Close()
 	}
 	r.serving.Wait()

@@ -57,11 +57,11 @@ type addressed struct {
 func (a *addressed) LocalAddr() net.Addr  { return a.local }
 func (a *addressed) RemoteAddr() net.Addr { return a.remote }
 
-// fakeKernel redirects nothing, but says what it was asked for. Everything was for port 8080.
+// fakeKernel redirects nothing, and records its calls. Every connection was for port 8080.
 type fakeKernel struct {
 	application *memory // port 8080
 	opaque      error
-	refuse      error // what Set says
+	refuse      error // returned by Set
 
 	mu      sync.Mutex
 	now     map[port]uint16
@@ -273,7 +273,7 @@ func newPerson(t *testing.T, name string) *person {
 // towards is TLS with an agent.
 func (p *person) towards() *tls.Config {
 	return &tls.Config{
-		InsecureSkipVerify: true, // what an agent is greeted by is for internal/intercept to check
+		InsecureSkipVerify: true, // internal/intercept tests that a laptop verifies the agent's key
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return &p.key, nil
 		},
@@ -294,7 +294,7 @@ type testLaptop struct {
 	offline bool
 }
 
-// connect attaches a laptop of the person's.
+// connect attaches a laptop of an owner, which sends hello.
 func (p *pod) connect(by *person) *testLaptop {
 	p.t.Helper()
 	m := p.attach(by)
@@ -448,7 +448,7 @@ func (l *streams) Accept() (net.Conn, error) {
 func (l *streams) Close() error   { return nil }
 func (l *streams) Addr() net.Addr { return &net.TCPAddr{} }
 
-// say opens the control stream with one line.
+// hello opens the control stream with one line.
 func (m *testLaptop) hello(hello any) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -515,7 +515,7 @@ func claimOrder(id string, header ...string) *api.ClaimOrder {
 	return o
 }
 
-// state waits for a report whose state is so.
+// state waits for a report whose state satisfies so.
 func (m *testLaptop) state(what string, so func(*api.AgentState) bool) *api.AgentState {
 	m.t.Helper()
 	timeout := time.After(10 * time.Second)
@@ -534,7 +534,7 @@ func (m *testLaptop) state(what string, so func(*api.AgentState) bool) *api.Agen
 	}
 }
 
-// infos are what an agent says to its owner.
+// infos receives an agent's output.
 type infos struct{ lines chan []byte }
 
 func newInfos() *infos { return &infos{make(chan []byte, 16)} }
@@ -562,13 +562,7 @@ func (g *infos) next(t *testing.T) api.AgentInfo {
 	}
 }
 
-// inBubble runs a test whose minutes pass at once.
-func inBubble(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	synctest.Test(t, f)
-}
-
-// pass has time pass, and everything happen that is due.
+// pass advances the clock of the bubble by d, and waits for everything that is due.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()

@@ -15,7 +15,7 @@ func listenAgents(ctx context.Context, name string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "unix", name)
 }
 
-// dialAgent connects to the leader, if it is of the same user.
+// dialAgent connects to the leader. It fails unless the leader runs as the same user.
 func dialAgent(ctx context.Context, name string) (net.Conn, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", name)
 	if err != nil {
@@ -50,7 +50,7 @@ func sameUser(conn net.Conn) error {
 		return fmt.Errorf("cannot identify the peer: %w", asked)
 	}
 	if own := os.Geteuid(); int(who.Uid) != own {
-		return fmt.Errorf("process %d is of user %d, this agent of user %d", who.Pid, who.Uid, own)
+		return fmt.Errorf("process %d runs as user %d, this agent as user %d", who.Pid, who.Uid, own)
 	}
 	return nil
 }

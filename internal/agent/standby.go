@@ -14,7 +14,7 @@ import (
 )
 
 // Agents of one pod exchange these JSON lines over api.AgentSocket. They may be of different versions: the names of the
-// fields stay, so that an owner whose agent stands by is always told the leader's version.
+// fields stay, so that a standby's owner always learns the leader's version.
 //
 //	standby                    leader
 //	  │ registration ───────────▶│
@@ -24,7 +24,7 @@ import (
 type registration struct {
 	Owner  string   `json:"owner"`            // api.AgentOwnerVariable
 	Name   string   `json:"name"`             // api.AgentNameVariable
-	Listen []Listen `json:"listen,omitempty"` // a sidecar's: the leader listens for it, because Services lead there
+	Listen []Listen `json:"listen,omitempty"` // ports of a sidecar, on which the leader listens for it
 }
 
 type message struct {
@@ -140,7 +140,7 @@ func (l *leader) addStandby(s *standby, r registration) (*owner, error) {
 var errForgotten = errors.New("the leader has forgotten the owner")
 
 // standBy registers at the leader, announces the leader's info, and waits. It returns errForgotten, an error of the
-// registration, or nil when the leader has ended, or ctx.
+// registration, or nil when the leader or ctx has ended.
 func standBy(ctx context.Context, conn net.Conn, r registration, announce func(api.AgentInfo) error) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
@@ -176,7 +176,7 @@ func standBy(ctx context.Context, conn net.Conn, r registration, announce func(a
 	}
 }
 
-// connEnded reports whether err is the connection's end, and not a message that cannot be read.
+// connEnded reports whether err means that the connection has ended, not that a message is malformed.
 func connEnded(err error) bool {
 	var network *net.OpError
 	return errors.Is(err, io.EOF) || errors.As(err, &network)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kubevpn/internal/api"
@@ -80,9 +81,9 @@ func TestPodIPs(t *testing.T) {
 	}
 }
 
-// What the kernel lacks is told to who claims, and a sidecar's claims do not need it.
+// The error of a claim says what the kernel lacks. A sidecar's claims do not need redirects.
 func TestClaimFailsWhenTheKernelCannotRedirect(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice, func(c *Config) {
 			c.kernel = func() (kernel, error) { return nil, errors.New("no nf_tables") }
@@ -104,10 +105,10 @@ func TestClaimFailsWhenTheKernelCannotRedirect(t *testing.T) {
 	})
 }
 
-// An agent that finds the socket taken by somebody who does not answer says so, and goes on trying.
+// An agent reports that another program has bound the socket and does not answer, and continues to try.
 func TestSocketOfAnotherProgramIsReported(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("SKIPPED: abstract unix sockets are Linux's")
+		t.Skip("SKIPPED: abstract unix sockets need Linux")
 	}
 	name := fmt.Sprintf("@kubevpn-test-%d", os.Getpid())
 	other, err := listenAgents(t.Context(), name)
