@@ -70,19 +70,18 @@ type world struct {
 	objects   map[string]*unstructured.Unstructured // by resource and name: "services/web"
 	conflicts int                                   // the number of writes that fail with a conflict
 
-	denied     error                                                              // MayPatch
-	refused    func(*corev1.Pod) error                                            // Inject
-	mute       chan struct{}                                                      // logs are empty until it is closed; nil: not
-	infoPorts  []uint16                                                           // the InfoPorts of the agents
-	stale      bool                                                               // Inject does not notice that an agent has ended
-	bypass     bool                                                               // packets bypass the agents
-	noRoute    bool                                                               // the traffic manager does not reach the pods
-	infoLine   func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: forbidden
-	place      string                                                             // the node of new pods
-	podTimeout time.Duration                                                      // overrides podTimeout, unless 0
-	adding     func()                                                             // called by Inject
-	claims     map[types.UID][]api.Claim                                          // the initial claims of a pod's agent
-	logged     map[types.UID]chan struct{}                                        // closed and replaced when an agent's log changes
+	denied    error                                                              // MayPatch
+	refused   func(*corev1.Pod) error                                            // Inject
+	mute      chan struct{}                                                      // logs are empty until it is closed; nil: not
+	infoPorts []uint16                                                           // the InfoPorts of the agents
+	stale     bool                                                               // Inject does not notice that an agent has ended
+	bypass    bool                                                               // packets bypass the agents
+	noRoute   bool                                                               // the traffic manager does not reach the pods
+	infoLine  func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: forbidden
+	place     string                                                             // the node of new pods
+	adding    func()                                                             // called by Inject
+	claims    map[types.UID][]api.Claim                                          // the initial claims of a pod's agent
+	logged    map[types.UID]chan struct{}                                        // closed and replaced when an agent's log changes
 }
 
 const clusterIP = "10.96.0.80"
@@ -470,7 +469,7 @@ func startAgent(t testing.TB, others []api.Claim) *fakeAgent {
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{id.certificate}, ClientAuth: tls.RequireAnyClientCert, SessionTicketsDisabled: true,
 	}
 	server := transport.NewServer(transport.ServerConfig{
-		OnSession: a.onSession, Tuning: transport.Tuning{Heartbeat: heartbeat, DeadAfter: deadAfter},
+		OnSession: a.onSession, Tuning: tuning(),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -687,7 +686,6 @@ func beginAs(t *testing.T, w *world, key *ecdsa.PrivateKey, spec api.InterceptSp
 	if err != nil {
 		t.Fatal(err)
 	}
-	i.podTimeout = cmp.Or(w.podTimeout, i.podTimeout)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	var ended error

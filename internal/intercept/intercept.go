@@ -113,8 +113,6 @@ type Intercept struct {
 	server    *server             // set by readWorkload
 	plan      *sidecarPlan        // set by chooseMode: the change of the template; nil: none
 
-	podTimeout time.Duration
-
 	begun         chan struct{}
 	othersAllowed chan struct{}  // closed when all pods may be intercepted
 	slots         chan struct{}  // semaphore of maxAdding
@@ -157,7 +155,7 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror,
 			Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
 		},
-		podTimeout: podTimeout, begun: make(chan struct{}), othersAllowed: make(chan struct{}),
+		begun: make(chan struct{}), othersAllowed: make(chan struct{}),
 		slots: make(chan struct{}, maxAdding), reset: make(chan error, 1),
 		changed: make(chan struct{}), byUID: make(map[types.UID]*podIntercept),
 		status: api.Intercept{
@@ -353,7 +351,7 @@ func (i *Intercept) begin(ctx context.Context) error {
 // interceptFirst intercepts one pod after the other, in the order of their names, until one succeeds. It returns nil
 // without an error if no pod runs.
 func (i *Intercept) interceptFirst(ctx context.Context) (*podIntercept, error) {
-	deadline := time.Now().Add(i.podTimeout)
+	deadline := time.Now().Add(podTimeout)
 	if i.plan != nil {
 		deadline = time.Now().Add(rolloutTimeout)
 	}

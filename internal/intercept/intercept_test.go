@@ -252,7 +252,6 @@ func TestFailureOfOnePodLeavesOthersIntercepted(t *testing.T) {
 func TestInterceptWaitsForFirstPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		w.podTimeout = 100 * time.Millisecond
 		i, _, err := begin(t, w, api.InterceptSpec{})
 		if err != nil {
 			t.Fatal(err)

@@ -48,12 +48,12 @@ func rollsOut(w *workloads.Workload) error {
 func (i *Intercept) rollOut(ctx context.Context) error {
 	done := i.step("Adding the agent to the template of %s", i.cfg.Workload)
 	var claimed []workloads.Port
+	known := i.workload.Ports()
 	for _, p := range i.status.Ports {
-		known := slices.IndexFunc(i.workload.Ports(), func(k workloads.Port) bool {
+		if n := slices.IndexFunc(known, func(k workloads.Port) bool {
 			return k.Protocol == p.Protocol && k.Port == p.Container
-		})
-		if known >= 0 {
-			claimed = append(claimed, i.workload.Ports()[known])
+		}); n >= 0 {
+			claimed = append(claimed, known[n])
 		} else {
 			claimed = append(claimed, workloads.Port{Protocol: p.Protocol, Port: p.Container, Container: i.container})
 		}
@@ -144,8 +144,8 @@ func (i *Intercept) watchTemplate(ctx context.Context) error {
 		case template == nil:
 			continue // the workload no longer exists
 		}
-		if without, _, err := undoSidecar(template, i.identity.hash); err != nil ||
-			!equality.Semantic.DeepEqual(template, without) {
+		if undone, _, err := undoSidecar(template, i.identity.hash); err != nil ||
+			!equality.Semantic.DeepEqual(template, undone) {
 			continue // the pod predates the agent
 		}
 		return api.Errorf(api.ExitIntercept,
