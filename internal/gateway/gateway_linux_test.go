@@ -32,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const timeout = 15 * time.Second
+const timeout = time.Minute
 
 var (
 	network4 = netip.MustParsePrefix("198.19.0.0/16")

@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// testTimeout is how long a test waits for what must happen.
-const testTimeout = 20 * time.Second
+// testTimeout bounds the wait for something that must happen. No test waits for it unless it fails.
+const testTimeout = time.Minute
 
 // running is a Manager on loopback, with a laptop's session.
 type running struct {

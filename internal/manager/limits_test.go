@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/wire/transport"
@@ -16,8 +17,11 @@ import (
 func TestLaptopThatReadsNothingStaysWithinBudget(t *testing.T) {
 	const size, flows, budget = 1 << 20, 400, 160 << 20 // a large buffer for each flow would be more than Hold allows
 	pod := netip.MustParseAddrPort(pod(t, func(c *net.TCPConn) {
+		c.SetDeadline(time.Time{})
 		c.Write(make([]byte, size))
-		c.Close()
+		c.CloseWrite()
+		// A closed socket would answer the manager's keep-alive with a reset after a minute, which the test may take.
+		io.Copy(io.Discard, c)
 	}))
 	r := start(t, Config{}, func(m *Manager) { m.budget = transport.NewBudget(maxStreams, budget) })
 	hello(t, r.laptop, helloV1).next()

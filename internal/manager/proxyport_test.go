@@ -239,7 +239,7 @@ func TestProxyPortCarries(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const size = 16 << 20
+	const size = 4 << 20
 	sent := make([]byte, size)
 	rand.Read(sent)
 	half := make(chan struct{})

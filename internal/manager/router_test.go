@@ -520,7 +520,7 @@ func TestSpoofedPacketsAreLogged(t *testing.T) {
 			want string
 		}{{0, ""}, {3, "new=3 spoofed=3\n"}, {0, ""}, {1, "new=1 spoofed=4\n"}} {
 			r.counts.spoofed.Add(tt.more)
-			time.Sleep(alarmInterval)
+			time.Sleep(alarmInterval + time.Millisecond) // after the tick, not at its instant
 			synctest.Wait()
 			got := ""
 			if len(said) > 0 {
