@@ -8,10 +8,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-
 	"kubevpn/pkg/datapath/balancer"
 )
 
@@ -21,15 +17,15 @@ import (
 //	watches ──▶ cluster ──changed──▶ publisher ──▶ balancer (at once)
 //	                                     └───────▶ notices (at most every 100 ms) ──▶ laptops
 type cluster struct {
-	changed chan struct{} // has an element when something below has changed
+	changed wakeup // something below has changed
 
 	mu       sync.Mutex
 	synced   [resources]bool // the whole of a resource is known; false also when it may no longer be watched
 	services map[balancer.Name]*service
 	slices   map[balancer.Name]map[string]*slice // by Service, then by the slice's name
 	owner    map[balancer.Name]balancer.Name     // a slice's Service
-	nodes    map[string]*node
-	ranges   map[string][]netip.Prefix // by ServiceCIDR
+	nodes    map[balancer.Name]*node
+	ranges   map[balancer.Name][]netip.Prefix // by ServiceCIDR
 
 	dirty      map[balancer.Name]struct{} // Services to give to the balancer again
 	networks   networks                   // kept up to date with the above
@@ -44,24 +40,17 @@ type cluster struct {
 
 func newCluster(nodeName string) *cluster {
 	return &cluster{
-		changed:  make(chan struct{}, 1),
+		changed:  newWakeup(),
 		services: make(map[balancer.Name]*service),
 		slices:   make(map[balancer.Name]map[string]*slice),
 		owner:    make(map[balancer.Name]balancer.Name),
-		nodes:    make(map[string]*node),
-		ranges:   make(map[string][]netip.Prefix),
+		nodes:    make(map[balancer.Name]*node),
+		ranges:   make(map[balancer.Name][]netip.Prefix),
 		dirty:    make(map[balancer.Name]struct{}),
 		networks: networks{nodes: make(map[netip.Addr]struct{}), pods: make(blocks), clusterIPs: make(blocks),
 			believed: make(map[netip.Prefix]struct{})},
 		rejected: make(map[podRef]time.Time),
 		nodeName: nodeName,
-	}
-}
-
-func (c *cluster) notify() {
-	select {
-	case c.changed <- struct{}{}:
-	default:
 	}
 }
 
@@ -76,50 +65,18 @@ func (c *cluster) isSynced(r resource) bool {
 // would be refused.
 func (c *cluster) resolves() bool { return c.synced[services] && c.synced[endpointSlices] }
 
-// table returns where the watch of a resource writes to.
+// table returns the table that the watch of a resource writes to.
 func (c *cluster) table(r resource) table {
 	switch r {
 	case services:
-		return tableOf(c, r,
-			func(s *corev1.Service) { c.setService(serviceName(s.Namespace, s.Name), convertService(s)) },
-			func(namespace, name string) { c.setService(balancer.Name{Namespace: namespace, Name: name}, nil) },
-			func() {
-				for name := range c.services {
-					c.setService(name, nil)
-				}
-			})
+		return tableOf(c, r, c.services, convertService, c.setService)
 	case endpointSlices:
-		return tableOf(c, r,
-			func(s *discoveryv1.EndpointSlice) { c.setSlice(serviceName(s.Namespace, s.Name), convertSlice(s)) },
-			func(namespace, name string) { c.setSlice(balancer.Name{Namespace: namespace, Name: name}, nil) },
-			func() {
-				for name := range c.owner {
-					c.setSlice(name, nil)
-				}
-			})
+		return tableOf(c, r, c.owner, convertSlice, c.setSlice)
 	case nodes:
-		return tableOf(c, r,
-			func(n *corev1.Node) { c.setNode(n.Name, convertNode(n)) },
-			func(_, name string) { c.setNode(name, nil) },
-			func() {
-				for name := range c.nodes {
-					c.setNode(name, nil)
-				}
-			})
+		return tableOf(c, r, c.nodes, convertNode, c.setNode)
 	default:
-		return tableOf(c, r,
-			func(s *networkingv1.ServiceCIDR) { c.setRange(s.Name, convertServiceCIDR(s)) },
-			func(_, name string) { c.setRange(name, nil) },
-			func() {
-				for name := range c.ranges {
-					c.setRange(name, nil)
-				}
-			})
+		return tableOf(c, r, c.ranges, convertServiceCIDR, c.setRange)
 	}
-}
-
-func serviceName(namespace, name string) balancer.Name {
-	return balancer.Name{Namespace: intern(namespace), Name: intern(name)}
 }
 
 // The set functions below replace one object, or remove it when it is nil. They are called with mu held.
@@ -234,7 +191,7 @@ func (h *hostAddrs) add(s *slice) {
 	}
 }
 
-func (c *cluster) setNode(name string, n *node) {
+func (c *cluster) setNode(name balancer.Name, n *node) {
 	if old := c.nodes[name]; old != nil && n != nil && reflect.DeepEqual(old, n) {
 		return // a heartbeat, as most updates are
 	}
@@ -244,13 +201,13 @@ func (c *cluster) setNode(name string, n *node) {
 	} else {
 		delete(c.nodes, name)
 	}
-	if name == c.nodeName && n != nil {
+	if name.Name == c.nodeName && n != nil {
 		c.zone = n.zone
 	}
 	c.needsCIDRs = true
 }
 
-func (c *cluster) setRange(name string, prefixes []netip.Prefix) {
+func (c *cluster) setRange(name balancer.Name, prefixes []netip.Prefix) {
 	if prefixes != nil {
 		c.ranges[name] = prefixes
 	} else {

@@ -4,20 +4,22 @@ import (
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"kubevpn/pkg/datapath/balancer"
 )
 
 func TestZone(t *testing.T) {
 	t.Run("from-the-node", func(t *testing.T) {
 		c := newCluster("n1")
-		c.setNode("n2", convertNode(testNode("n2", "10.244.1.0/24", "192.168.0.2", "z2")))
-		c.setNode("n1", convertNode(testNode("n1", "10.244.0.0/24", "192.168.0.1", "z1")))
+		c.setNode(balancer.Name{Name: "n2"}, convertNode(testNode("n2", "10.244.1.0/24", "192.168.0.2", "z2")))
+		c.setNode(balancer.Name{Name: "n1"}, convertNode(testNode("n1", "10.244.0.0/24", "192.168.0.1", "z1")))
 		if c.zone != "z1" {
 			t.Errorf("zone %q", c.zone)
 		}
 	})
 	t.Run("from-an-endpoint-here", func(t *testing.T) {
 		c := newCluster("n1") // that may not see nodes
-		c.setSlice(serviceName("default", "a"), convertSlice(webSlice("a", func(s *discoveryv1.EndpointSlice) {
+		c.setSlice(balancer.Name{Namespace: "default", Name: "a"}, convertSlice(webSlice("a", func(s *discoveryv1.EndpointSlice) {
 			s.Endpoints[0].NodeName, s.Endpoints[0].Zone = ptr("n2"), ptr("z2")
 			s.Endpoints[1].Zone = ptr("z3")
 		}, "10.244.0.1", "10.244.0.2")))

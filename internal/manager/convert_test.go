@@ -131,7 +131,7 @@ func TestConversion(t *testing.T) {
 			}
 			b := balancer.New("n1")
 			b.SetZone("z1")
-			b.Apply([]balancer.Service{join(serviceName("default", "web"), convertService(tt.service), of)}, nil)
+			b.Apply([]balancer.Service{join(balancer.Name{Namespace: "default", Name: "web"}, convertService(tt.service), of)}, nil)
 			p, verdict := b.Pick(tt.protocol, netip.MustParseAddrPort(tt.dst), "laptop", balancer.RoundRobin)
 			got := []string{verdict.String()}
 			if verdict == balancer.Chosen {
@@ -172,7 +172,7 @@ func TestAffinityConversion(t *testing.T) {
 func TestSliceWithoutService(t *testing.T) {
 	c := newCluster("n1")
 	s := webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Labels = nil }, "10.244.0.1")
-	c.setSlice(serviceName("default", "a"), convertSlice(s))
+	c.setSlice(balancer.Name{Namespace: "default", Name: "a"}, convertSlice(s))
 	if len(c.slices) != 0 || len(c.owner) != 0 {
 		t.Errorf("a slice of no Service is kept: %v", c.slices)
 	}
@@ -180,10 +180,10 @@ func TestSliceWithoutService(t *testing.T) {
 
 func TestSliceMovesToAnotherService(t *testing.T) {
 	c := newCluster("n1")
-	name := serviceName("default", "a")
+	name := balancer.Name{Namespace: "default", Name: "a"}
 	c.setSlice(name, convertSlice(webSlice("a", nil, "10.244.0.1")))
 	c.setSlice(name, convertSlice(webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "api" }, "10.244.0.1")))
-	if c.slices[serviceName("default", "web")] != nil || c.slices[serviceName("default", "api")] == nil {
+	if c.slices[balancer.Name{Namespace: "default", Name: "web"}] != nil || c.slices[balancer.Name{Namespace: "default", Name: "api"}] == nil {
 		t.Errorf("the slice belongs to %v", c.slices)
 	}
 	c.setSlice(name, nil)

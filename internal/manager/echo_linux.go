@@ -26,7 +26,7 @@ type pingSocket struct {
 }
 
 // openPinger returns EACCES where ICMP sockets are not permitted.
-func openPinger(dst netip.Addr) (pinger, error) {
+func openPinger(dst netip.Addr) (datagrams, error) {
 	p := &pingSocket{dst: dst, request: echoRequest4, reply: echoReply4}
 	family, protocol, level, option := unix.AF_INET, unix.IPPROTO_ICMP, unix.SOL_IP, unix.IP_RECVERR
 	var to unix.Sockaddr = &unix.SockaddrInet4{Addr: as4(dst)}
@@ -82,51 +82,32 @@ func mayPing() bool {
 }
 
 func (p *pingSocket) send(ping []byte) error {
-	message := make([]byte, echoHeader+len(ping)-2)
+	if len(ping) < sequence || len(ping) > maxEchoLen {
+		return nil // not a ping
+	}
+	message := make([]byte, echoHeader-sequence+len(ping))
 	message[0] = p.request
-	copy(message[6:], ping)
+	copy(message[echoHeader-sequence:], ping)
 	_, err := p.conn.Write(message)
 	return err
 }
 
 func (p *pingSocket) receive(b *buffers, use func([]byte) error) error {
-	raw, err := p.conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	for {
-		var buf *buffer
-		var n int
-		var from unix.Sockaddr
-		var readErr error
-		err := raw.Read(func(fd uintptr) bool {
-			buf = b.take()
-			for {
-				if n, from, readErr = unix.Recvfrom(int(fd), buf.data, 0); !errors.Is(readErr, unix.EINTR) {
-					break
-				}
+	var from unix.Sockaddr
+	read := func(fd uintptr, b []byte) (n int, err error) {
+		for {
+			if n, from, err = unix.Recvfrom(int(fd), b, 0); !errors.Is(err, unix.EINTR) {
+				return n, err
 			}
-			if errors.Is(readErr, unix.EAGAIN) {
-				b.give(buf)
-				buf = nil
-				return false
-			}
-			return true
-		})
-		if err != nil {
-			return err
 		}
-		err = readErr
+	}
+	return readLoop(p.conn, b, read, func(message []byte, n int) error {
 		// The kernel filters by identifier, not by who answers.
-		if err == nil && n >= echoHeader && n < len(buf.data) && buf.data[0] == p.reply && buf.data[1] == 0 &&
-			isFrom(from, p.dst) {
-			err = use(buf.data[6:n])
+		if n < echoHeader || n == len(message) || message[0] != p.reply || message[1] != 0 || !isFrom(from, p.dst) {
+			return nil
 		}
-		b.give(buf)
-		if err != nil {
-			return err
-		}
-	}
+		return use(message[echoHeader-sequence : n])
+	})
 }
 
 func isFrom(from unix.Sockaddr, addr netip.Addr) bool {

@@ -101,7 +101,7 @@ func TestPing(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var p pinger
+			var p datagrams
 			var err error
 			inNamespace(t, "0 2147483647", func() { p, err = openPinger(netip.MustParseAddr(tt.dst)) })
 			if err != nil {
@@ -111,7 +111,7 @@ func TestPing(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				ping(l, p, &buffers{})
+				exchange(l, p, echoIdle, &buffers{})
 			}()
 			message := binary.BigEndian.AppendUint16(nil, 7)
 			l.out <- append(message, "payload"...)

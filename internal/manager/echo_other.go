@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// mayPing reports whether ICMP sockets are permitted. The manager runs on Linux; elsewhere nobody wrote it.
+// mayPing returns false, because the manager runs on Linux and elsewhere only in tests.
 func mayPing() bool { return false }
 
-func openPinger(netip.Addr) (pinger, error) {
+func openPinger(netip.Addr) (datagrams, error) {
 	return nil, fmt.Errorf("ICMP sockets on %s: %w", runtime.GOOS, syscall.EACCES)
 }

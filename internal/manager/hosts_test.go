@@ -134,7 +134,7 @@ func TestNodesAreNotDialledByAnyWay(t *testing.T) {
 	if _, err := r.open(t, server); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("TCP: got %v", err)
 	}
-	if _, err := r.dialer.openUDP(at, caller{}, new(buffers)); !errors.Is(err, syscall.EACCES) {
+	if _, err := r.dialer.openUDP(at, caller{}); !errors.Is(err, syscall.EACCES) {
 		t.Errorf("UDP: got %v", err)
 	}
 	if _, err := r.dialer.openEcho(at.Addr(), caller{}); !errors.Is(err, syscall.EACCES) {

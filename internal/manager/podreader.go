@@ -48,20 +48,12 @@ type podReader struct {
 	kube    kubernetes.Interface // nil: no API access
 	cluster *cluster
 	log     *slog.Logger
-	poked   chan struct{}
+	poked   wakeup // there may be blocks of which no pod was read
 }
 
 func newPodReader(kube kubernetes.Interface, c *cluster, log *slog.Logger) *podReader {
 	c.podsRead = kube == nil
-	return &podReader{kube: kube, cluster: c, log: log, poked: make(chan struct{}, 1)}
-}
-
-// poke makes the reader look for blocks that nobody has read a pod of.
-func (r *podReader) poke() {
-	select {
-	case r.poked <- struct{}{}:
-	default:
-	}
+	return &podReader{kube: kube, cluster: c, log: log, poked: newWakeup()}
 }
 
 // run reads until ctx ends. It begins when it is poked.
@@ -221,7 +213,7 @@ func (c *cluster) setRead(results map[podRef]bool, now time.Time, forbidden bool
 		c.networks.mayNotRead = true
 	}
 	if c.needsCIDRs {
-		c.notify()
+		c.changed.send()
 	}
 }
 
@@ -232,10 +224,10 @@ func (c *cluster) firstRead(all bool) {
 	defer c.mu.Unlock()
 	if all && c.networks.mayNotRead {
 		c.networks.mayNotRead, c.needsCIDRs = false, true
-		c.notify()
+		c.changed.send()
 	}
 	if !c.podsRead {
 		c.podsRead = true
-		c.notify()
+		c.changed.send()
 	}
 }

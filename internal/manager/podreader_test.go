@@ -20,6 +20,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/balancer"
 )
 
 func podAt(namespace, name, addr string, onHost bool) *corev1.Pod {
@@ -121,10 +122,10 @@ func startReading(t *testing.T, objects ...runtime.Object) *reading {
 func (r *reading) set(slices ...*discoveryv1.EndpointSlice) {
 	r.mu.Lock()
 	for _, s := range slices {
-		r.setSlice(serviceName(s.Namespace, s.Name), convertSlice(s))
+		r.setSlice(balancer.Name{Namespace: s.Namespace, Name: s.Name}, convertSlice(s))
 	}
 	r.mu.Unlock()
-	r.reader.poke()
+	r.reader.poked.send()
 	synctest.Wait()
 }
 
@@ -229,7 +230,7 @@ func FuzzEndpointSlice(f *testing.F) {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{}, discoveryv1.Endpoint{Addresses: []string{addr, "10.1.1.1"}})
 		c := newCluster("")
 		c.synced[nodes] = true
-		c.setSlice(serviceName("shop", "web"), convertSlice(s))
+		c.setSlice(balancer.Name{Namespace: "shop", Name: "web"}, convertSlice(s))
 		results := map[podRef]bool{}
 		for _, ref := range c.unread(time.Now()) {
 			if ref.namespace != "shop" || ref.name == "" || !ref.addr.IsValid() || ref.addr.Zone() != "" {
@@ -254,7 +255,7 @@ func FuzzEndpointSlice(f *testing.F) {
 		if n := len(c.rejected); n > 1 {
 			t.Errorf("%d pods rejected", n)
 		}
-		c.setSlice(serviceName("shop", "web"), nil)
+		c.setSlice(balancer.Name{Namespace: "shop", Name: "web"}, nil)
 		c.unread(time.Now().Add(rejectedFor))
 		if len(c.networks.pods)+len(c.networks.believed)+len(c.rejected) > 0 {
 			t.Errorf("kept: %+v", c.networks)

@@ -82,14 +82,14 @@ func (p *publisher) begin(s *transport.Session) {
 	p.mu.Lock()
 	p.sessions[s] = struct{}{}
 	p.mu.Unlock()
-	p.cluster.notify()
+	p.cluster.changed.send()
 }
 
 func (p *publisher) end(s *transport.Session) {
 	p.mu.Lock()
 	delete(p.sessions, s)
 	p.mu.Unlock()
-	p.cluster.notify()
+	p.cluster.changed.send()
 }
 
 // laptops is how many are connected at this moment. One that has died is not, although its session waits for it.

@@ -36,7 +36,7 @@ func relay(laptop stream, pod *net.TCPConn, gone, lost <-chan struct{}, b *buffe
 	down := make(chan struct{})
 	go func() {
 		defer close(down)
-		err := readable(pod, b, true, func(p []byte) error {
+		err := readSocket(pod, b, true, func(p []byte) error {
 			_, err := laptop.Write(p)
 			return err
 		})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/balancer"
@@ -52,7 +53,7 @@ func (s *session) serve(ctx context.Context) {
 	s.m.publisher.begin(s.s)
 	defer s.m.publisher.end(s.s)
 	if missing, _ := s.m.watcher.state(); len(missing) > 0 {
-		s.m.watcher.poke() // an admin may have granted it just now
+		s.m.watcher.poked.send() // an admin may have granted it just now
 	}
 	if s.m.proxy != nil {
 		defer s.m.proxy.tickets.forget(s.s.ID()) // once nobody asks for one any more
@@ -153,31 +154,28 @@ func (s *session) acceptTCP(ctx context.Context, in *transport.Incoming, gone <-
 }
 
 func (s *session) acceptUDP(in *transport.Incoming) error {
-	flow, err := s.m.dialer.openUDP(unmap(in.Dst), s.caller(), &s.buffers)
+	flow, err := s.m.dialer.openUDP(unmap(in.Dst), s.caller())
 	if err != nil {
 		return in.RejectError(err)
 	}
-	laptop, err := in.AcceptPackets()
-	if err != nil {
-		flow.conn.Close()
-		flow.pick.Release()
-		return err
-	}
-	flow.run(laptop)
-	return nil
+	return s.acceptDatagrams(in, flow, flow.idle())
 }
 
 func (s *session) acceptEcho(in *transport.Incoming) error {
-	p, err := s.m.dialer.openEcho(in.Dst.Addr().Unmap(), s.caller())
+	pings, err := s.m.dialer.openEcho(in.Dst.Addr().Unmap(), s.caller())
 	if err != nil {
 		return in.RejectError(err)
 	}
+	return s.acceptDatagrams(in, pings, echoIdle)
+}
+
+func (s *session) acceptDatagrams(in *transport.Incoming, d datagrams, idle time.Duration) error {
 	laptop, err := in.AcceptPackets()
 	if err != nil {
-		p.close()
+		d.close()
 		return err
 	}
-	ping(laptop, p, &s.buffers)
+	exchange(laptop, d, idle, &s.buffers)
 	return nil
 }
 

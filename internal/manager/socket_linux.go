@@ -13,9 +13,24 @@ import (
 	"kubevpn/pkg/wire/nonblock"
 )
 
-// readable calls use with what each read from a socket gives, until one ends with an error: io.EOF at the end
-// of a TCP stream. It takes a buffer when there is something to read, and not before. use must not keep it.
-func readable(c syscall.Conn, b *buffers, stream bool, use func([]byte) error) error {
+// readSocket calls use with the data of each read from a socket, until an error: io.EOF at the end of a TCP stream. It
+// takes a buffer only when there is data. use must not keep the data.
+func readSocket(c syscall.Conn, b *buffers, stream bool, use func([]byte) error) error {
+	return readLoop(c, b, nonblock.Read, func(data []byte, n int) error {
+		switch {
+		case n == 0 && stream:
+			return io.EOF
+		case stream || n < len(data): // a datagram that fills a buffer may be longer, and is lost
+			return use(data[:n])
+		}
+		return nil
+	})
+}
+
+// readLoop calls read until an error, and use after each read, with the buffer and the result of read. When read
+// returns EAGAIN, readLoop waits without a buffer until the socket is readable.
+func readLoop(c syscall.Conn, b *buffers, read func(fd uintptr, p []byte) (int, error),
+	use func(data []byte, n int) error) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
@@ -23,28 +38,23 @@ func readable(c syscall.Conn, b *buffers, stream bool, use func([]byte) error) e
 	var got *buffer
 	var n int
 	var readErr error
-	read := func(fd uintptr) bool {
+	attempt := func(fd uintptr) bool {
 		got = b.take()
-		n, readErr = nonblock.Read(fd, got.data)
+		n, readErr = read(fd, got.data)
 		if errors.Is(readErr, unix.EAGAIN) {
 			b.give(got)
 			got = nil
-			return false // the runtime waits until the socket is readable
+			return false
 		}
 		return true
 	}
 	for {
-		if err := raw.Read(read); err != nil {
+		if err := raw.Read(attempt); err != nil {
 			return err
 		}
-		err = nil
-		switch {
-		case readErr != nil:
-			err = readErr
-		case n == 0 && stream:
-			err = io.EOF
-		case stream || n < len(got.data): // a datagram that fills a buffer may be longer, and is lost
-			err = use(got.data[:n])
+		err := readErr
+		if err == nil {
+			err = use(got.data, n)
 		}
 		b.give(got)
 		if err != nil {

@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// readable calls use with what each read from a socket gives, until one ends with an error. Here it holds a
-// buffer all the time: the manager runs on Linux, and elsewhere only in tests.
-func readable(c syscall.Conn, b *buffers, _ bool, use func([]byte) error) error {
+// readSocket calls use with the data of each read from a socket, until an error. It holds a buffer all the time, because
+// the manager runs on Linux and elsewhere only in tests.
+func readSocket(c syscall.Conn, b *buffers, _ bool, use func([]byte) error) error {
 	conn, ok := c.(net.Conn)
 	if !ok {
 		return errors.ErrUnsupported

@@ -4,67 +4,96 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"kubevpn/pkg/datapath/balancer"
 )
 
-// table is where a reflector writes one resource. It stands in for an informer: an informer would hold all
-// objects a second time, as the API has them, beside the few words of each that the cluster keeps.
+// table is the store to which a reflector writes one resource. An informer's store would hold all objects as the API
+// has them; a table passes on the few fields that the cluster keeps.
 type table struct {
 	c       *cluster
 	r       resource
-	set     func(object any)
-	remove  func(namespace, name string)
-	discard func()
+	set     func(name balancer.Name, object any) // adds or replaces an object; nil: removes it
+	discard func()                               // removes all objects
 }
 
 var _ cache.TransformingStore = table{}
 
-// tableOf makes a table of objects of type T. Its functions are called with c.mu held.
-func tableOf[T any](c *cluster, r resource, set func(*T), remove func(namespace, name string), discard func()) table {
-	return table{c, r, func(object any) {
-		if o, ok := object.(*T); ok { // the reflector has checked the type
-			set(o)
+// tableOf returns a table of objects of type T. convert returns the fields of an object that the cluster keeps, and set
+// stores them; given the zero value, set removes the object. The keys of known are the names of the stored objects. The
+// table calls both functions with c.mu held.
+func tableOf[T, V, E any](c *cluster, r resource, known map[balancer.Name]E, convert func(*T) V,
+	set func(balancer.Name, V)) table {
+	var none V
+	return table{c, r, func(name balancer.Name, object any) {
+		if o, ok := object.(*T); ok {
+			set(name, convert(o))
+		} else {
+			set(name, none)
 		}
-	}, remove, discard}
+	}, func() {
+		for name := range known {
+			set(name, none)
+		}
+	}}
 }
 
-func (t table) update(change func()) error {
+func (t table) update(change func()) {
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
 	change()
-	t.c.notify()
-	return nil
+	t.c.changed.send()
 }
 
-// Add is a reflector's word for a new object.
-func (t table) Add(object any) error { return t.update(func() { t.set(object) }) }
-
-// Update is a reflector's word for a changed object.
-func (t table) Update(object any) error { return t.update(func() { t.set(object) }) }
-
-// Delete is a reflector's word for an object that is gone.
-func (t table) Delete(object any) error {
-	o, err := meta.Accessor(object)
-	if err != nil {
-		return err
+// Add adds or replaces an object.
+func (t table) Add(object any) error {
+	name, err := nameOf(object)
+	if err == nil {
+		t.update(func() { t.set(name, object) })
 	}
-	return t.update(func() { t.remove(o.GetNamespace(), o.GetName()) })
+	return err
 }
 
-// Replace is a reflector's word for all there is, when it begins and after it was cut off for long.
-func (t table) Replace(objects []any, _ string) error {
-	return t.update(func() {
+// Update is Add.
+func (t table) Update(object any) error { return t.Add(object) }
+
+// Delete removes an object.
+func (t table) Delete(object any) error {
+	name, err := nameOf(object)
+	if err == nil {
+		t.update(func() { t.set(name, nil) })
+	}
+	return err
+}
+
+// Replace replaces all objects. The reflector calls it after each list.
+func (t table) Replace(objects []any, _ string) (err error) {
+	t.update(func() {
 		t.discard()
 		for _, o := range objects {
-			t.set(o)
+			var name balancer.Name
+			if name, err = nameOf(o); err != nil {
+				return
+			}
+			t.set(name, o)
 		}
 		t.c.synced[t.r], t.c.needsHosts = true, true
 	})
+	return err
 }
 
-// Resync does nothing: nothing here is derived without being watched.
+func nameOf(object any) (balancer.Name, error) {
+	o, err := meta.Accessor(object)
+	if err != nil {
+		return balancer.Name{}, err
+	}
+	return balancer.Name{Namespace: intern(o.GetNamespace()), Name: intern(o.GetName())}, nil
+}
+
+// Resync does nothing, because the cluster's state follows from the watches alone.
 func (t table) Resync() error { return nil }
 
-// Transformer lightens objects before the reflector collects them for its first Replace.
+// Transformer removes large fields of objects before the reflector collects them for its first Replace.
 func (t table) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) {
 		if o, ok := object.(metav1.Object); ok {
@@ -75,21 +104,19 @@ func (t table) Transformer() cache.TransformFunc {
 	}
 }
 
-// clear forgets everything: the resource may no longer be watched.
+// clear removes all objects, because the manager may no longer watch the resource.
 func (t table) clear() {
-	t.c.mu.Lock()
-	defer t.c.mu.Unlock()
-	t.discard()
-	t.c.synced[t.r] = false
-	t.c.needsCIDRs, t.c.needsHosts = true, true
-	t.c.notify()
+	t.update(func() {
+		t.discard()
+		t.c.synced[t.r] = false
+		t.c.needsCIDRs, t.c.needsHosts = true, true
+	})
 }
 
-// none says that the server has no such resource, which is as good as an empty list.
-func (t table) none() {
-	t.c.mu.Lock()
-	defer t.c.mu.Unlock()
-	t.discard()
-	t.c.synced[t.r] = true
-	t.c.notify()
+// setAbsent records that the API server does not have the resource. That is as good as an empty list.
+func (t table) setAbsent() {
+	t.update(func() {
+		t.discard()
+		t.c.synced[t.r] = true
+	})
 }

@@ -63,7 +63,7 @@ type watcher struct {
 	kube   kubernetes.Interface // nil: no API access
 	tables [resources]table
 	log    *slog.Logger
-	poked  chan struct{}
+	poked  wakeup // the permissions may have changed
 
 	mu      sync.Mutex
 	missing []string
@@ -72,19 +72,11 @@ type watcher struct {
 }
 
 func newWatcher(kube kubernetes.Interface, c *cluster, log *slog.Logger) *watcher {
-	w := &watcher{kube: kube, log: log, poked: make(chan struct{}, 1)}
+	w := &watcher{kube: kube, log: log, poked: newWakeup()}
 	for r := range resources {
 		w.tables[r] = c.table(r)
 	}
 	return w
-}
-
-// poke makes the watcher ask for its rights now.
-func (w *watcher) poke() {
-	select {
-	case w.poked <- struct{}{}:
-	default:
-	}
 }
 
 // state returns the permissions that are missing, and whether all that may be watched is known whole.
@@ -204,7 +196,7 @@ func (w *watcher) set(denied denials, err error) bool {
 	if len(w.missing) != before {
 		w.log.Info("rights", "missing", w.missing)
 	}
-	w.tables[0].c.notify()
+	w.tables[0].c.changed.send()
 	return len(w.missing) > 0
 }
 
@@ -243,7 +235,7 @@ func (w *watcher) watch(ctx context.Context, r resource) {
 		switch {
 		case apierrors.IsNotFound(err): // networking.k8s.io/v1 has no ServiceCIDR before Kubernetes 1.33
 			w.log.Info("the API server has no such resource", "resource", kinds[r].name)
-			w.tables[r].none()
+			w.tables[r].setAbsent()
 			wait = absentInterval
 		case err != nil:
 			w.log.Warn("cannot watch", "resource", kinds[r].name, "err", err, "retry", wait)
@@ -276,7 +268,7 @@ func (w *watcher) listerWatcher(r resource) cache.ListerWatcher {
 
 func (w *watcher) noticed(err error) error {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) && apierrors.IsForbidden(err) {
-		w.poke()
+		w.poked.send()
 	}
 	return err
 }

@@ -221,7 +221,7 @@ func TestRights(t *testing.T) {
 			t.Errorf("names: %+v", d)
 		}
 		kube.set(func() { clear(kube.denied) })
-		r.watcher.poke() // as a new session does
+		r.watcher.poked.send() // as a new session does
 		state = c.until("VIPs being resolved", func(s *api.ManagerState) bool { return s.ResolvesVIPs && s.PodCIDRs != nil })
 		if state.Missing != nil {
 			t.Errorf("missing: %v", state.Missing)
@@ -236,7 +236,7 @@ func TestRights(t *testing.T) {
 		c := hello(t, r.laptop, helloV1)
 		c.next()
 		kube.set(func() { kube.denied["watch services"] = true })
-		r.watcher.poke() // as a watch does that gets 403
+		r.watcher.poked.send() // as a watch does that gets 403
 		state := c.until("VIPs being dialled as they are", func(s *api.ManagerState) bool { return !s.ResolvesVIPs })
 		if want := []string{"watch services"}; !slices.Equal(state.Missing, want) {
 			t.Errorf("missing: %v, want %v", state.Missing, want)
@@ -293,7 +293,7 @@ func TestAPIServerDown(t *testing.T) {
 		c := hello(t, r.laptop, helloV1)
 		c.next()
 		kube.set(func() { kube.down = true })
-		r.watcher.poke()
+		r.watcher.poked.send()
 		time.Sleep(50 * time.Millisecond) // nothing to wait for: nothing must happen
 		if now, _ := r.notices.read(); !now.state.ResolvesVIPs || now.names == nil {
 			t.Errorf("state: %+v", now.state)
