@@ -19,13 +19,11 @@ import (
 	"kubevpn/internal/api"
 )
 
-// options are the command's flags. Each has its default from the environment, where the Deployment puts what
-// the downward API knows of the pod.
+// options contains the command's flags. The defaults of those about the pod come from the environment, which the
+// Deployment fills from the downward API.
 type options struct {
-	listen, health, proxy    string
-	podName, podIP           string
-	namespace, nodeName      string
-	resolvConf, account, log string
+	Config
+	podIP, account, log string
 }
 
 // NewCommand returns `traffic manager`.
@@ -52,17 +50,17 @@ It needs no capability.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort)),
+	f.StringVar(&o.Listen, "listen", net.JoinHostPort("127.0.0.1", strconv.Itoa(api.ManagerPort)),
 		"address for sessions")
-	f.StringVar(&o.health, "health", net.JoinHostPort("", strconv.Itoa(api.HealthPort)),
+	f.StringVar(&o.Health, "health", net.JoinHostPort("", strconv.Itoa(api.HealthPort)),
 		"address for /livez and /readyz")
-	f.StringVar(&o.proxy, "proxy-listen", net.JoinHostPort("", strconv.Itoa(api.ProxyPort)),
+	f.StringVar(&o.Proxy, "proxy-listen", net.JoinHostPort("", strconv.Itoa(api.ProxyPort)),
 		"address for conns through the API server's pods/proxy; empty: none")
-	f.StringVar(&o.podName, "pod-name", os.Getenv("POD_NAME"), "name of this pod ($POD_NAME)")
+	f.StringVar(&o.PodName, "pod-name", os.Getenv("POD_NAME"), "name of this pod ($POD_NAME)")
 	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "addresses of this pod, with commas ($POD_IP)")
-	f.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod ($POD_NAMESPACE)")
-	f.StringVar(&o.nodeName, "node-name", os.Getenv("NODE_NAME"), "node of this pod ($NODE_NAME)")
-	f.StringVar(&o.resolvConf, "resolv-conf", "/etc/resolv.conf",
+	f.StringVar(&o.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod ($POD_NAMESPACE)")
+	f.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"), "node of this pod ($NODE_NAME)")
+	f.StringVar(&o.ResolvConf, "resolv-conf", "/etc/resolv.conf",
 		"file in which the kubelet names the cluster DNS servers")
 	f.StringVar(&o.account, "service-account", serviceAccountDir,
 		"directory of the service account's token and ca.crt; without a token there is no API access")
@@ -91,11 +89,8 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	return New(Config{
-		Listen: o.listen, Health: o.health, Proxy: o.proxy, Kube: kube, APIServer: apiServerVIP(os.Getenv),
-		PodName: o.podName, Namespace: o.namespace, NodeName: o.nodeName, PodIPs: pod, ResolvConf: o.resolvConf,
-		GatewaySocket: api.GatewaySocket, Logger: log,
-	}).Run(ctx)
+	o.Kube, o.APIServer, o.PodIPs, o.GatewaySocket, o.Logger = kube, apiServerVIP(os.Getenv), pod, api.GatewaySocket, log
+	return New(o.Config).Run(ctx)
 }
 
 func parseAddrs(text string) ([]netip.Addr, error) {

@@ -78,7 +78,7 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 	})
 	defer device.Close()
 	m.router.attach(&gateway{device: device, about: *about})
-	defer m.router.detach()
+	defer m.router.attach(nil)
 	m.log.Info("gateway attached", "device", device.Name(), "mtu", about.MTU, "ipv4", about.IPv4, "ipv6", about.IPv6,
 		"backend", about.Backend)
 	defer m.log.Info("gateway detached")

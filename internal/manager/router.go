@@ -146,7 +146,7 @@ func (r *router) admit(p *peer, w leaseRequest, sender func() *packetlink.Sender
 	}
 	p.sender, p.extra = sender(), w.extra
 	p.lease = r.leases.take(p, w)
-	r.replace(func(*routes) {})
+	r.replace(r.routes.Load().gateway)
 	return p.lease, true
 }
 
@@ -160,29 +160,25 @@ func (r *router) dismiss(p *peer) {
 	}
 	r.leases.release(p)
 	r.lost += p.sender.Stats().Dropped
-	r.replace(func(*routes) {})
+	r.replace(r.routes.Load().gateway)
 }
 
-// attach sets the gateway, detach removes it.
+// attach sets the gateway; nil removes it.
 func (r *router) attach(g *gateway) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.replace(func(t *routes) { t.gateway = g })
+	r.replace(g)
 }
 
-func (r *router) detach() { r.attach(nil) }
-
-// replace computes new routes from the leases and change. Call with mu held.
-func (r *router) replace(change func(*routes)) {
+// replace computes new routes from the leases and the gateway. Call with mu held.
+func (r *router) replace(g *gateway) {
 	before := r.routes.Load()
-	now := &routes{peers: make(map[netip.Addr]*peer, len(before.peers)+1), networks: r.leases.networks(),
-		gateway: before.gateway}
+	now := &routes{peers: make(map[netip.Addr]*peer, len(before.peers)+1), networks: r.leases.networks(), gateway: g}
 	for addr, h := range r.leases.taken {
 		if h.holder != nil {
 			now.peers[addr] = h.holder
 		}
 	}
-	change(now)
 	r.routes.Store(now)
 	if !slices.Equal(before.networks, now.networks) {
 		close(r.next)
