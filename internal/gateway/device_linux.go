@@ -14,8 +14,8 @@ import (
 // tunPath is where pkg/datapath/tun opens the device.
 const tunPath = "/dev/net/tun"
 
-// ensureTUN makes sure that TUN devices can be made: it makes the node file where a container has none, and opens it,
-// which is what the runtime's device rules may forbid. Its errors are final for this container.
+// ensureTUN returns an error if this container cannot create TUN devices, which no retry changes. It creates the device
+// file if the container has none, and opens it, because the runtime's device rules may forbid that.
 func ensureTUN(path string) error {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

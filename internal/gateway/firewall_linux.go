@@ -14,8 +14,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// lockWait is for how many seconds another program may hold the lock of iptables.
-const lockWait = 5
+// lockTimeout is how long iptables waits for its lock, in seconds.
+const lockTimeout = 5
 
 // Our chains. Every rule of ours is in one of them, except the two jumps.
 const (
@@ -24,31 +24,31 @@ const (
 	sourceChain = "KUBEVPN-SOURCES"
 )
 
-// hook is where one of our chains is entered.
+// hook is a jump from a chain of the kernel to one of our chains.
 type hook struct{ table, base, chain string }
 
 var hooks = []hook{{"nat", "POSTROUTING", natChain}, {"mangle", "FORWARD", mangleChain},
 	{"mangle", "FORWARD", sourceChain}}
 
-// A rule in one of our chains.
+// rule is a rule in one of our chains.
 type rule struct {
 	table, chain string
 	spec         []string
-	first        bool // it comes before those that are there
+	first        bool // inserted at the start of the chain
 }
 
 func (r rule) equal(o rule) bool {
 	return r.table == o.table && r.chain == o.chain && slices.Equal(r.spec, o.spec)
 }
 
-// family is iptables or ip6tables, and what is set by it.
+// family is iptables or ip6tables, and the rules that it has set.
 type family struct {
 	tables *iptables.IPTables
 	ipv6   bool
 	have   []rule
 }
 
-// firewall sets the rules by which the pod's kernel masquerades what comes out of the TUN device. It is not safe for
+// firewall sets the rules by which the pod's kernel masquerades packets from the TUN device. It is not safe for
 // concurrent use.
 type firewall struct {
 	backend string // "nft" or "legacy"
@@ -86,7 +86,7 @@ func open(programs, backend string, ipv6 bool) (*iptables.IPTables, error) {
 		name, protocol = "ip6tables-"+backend, iptables.ProtocolIPv6
 	}
 	return iptables.New(iptables.Path(filepath.Join(programs, name)), iptables.IPFamily(protocol),
-		iptables.Timeout(lockWait))
+		iptables.Timeout(lockTimeout))
 }
 
 // openFamily returns a family that works: it adds the rules for a documentation network, lists them, and removes them
@@ -111,7 +111,7 @@ func openFamily(programs, backend string, ipv6 bool) (*family, error) {
 	return f, nil
 }
 
-// check lists our chain in nat, and wants the rule for network to be there.
+// check returns an error unless iptables lists the rule for network in our chain of nat.
 func (f *family) check(network netip.Prefix) error {
 	lines, err := f.tables.List("nat", natChain)
 	if err != nil {
@@ -125,13 +125,14 @@ func (f *family) check(network netip.Prefix) error {
 	return nil
 }
 
-// rules are all of ours for these networks, in the order in which they are to be set. What laptops send leaves the pod
-// with the pod's address, so that answers find back without anybody else's routes; and TCP's segments are held to what
-// the path takes, in both directions. What has another source than a laptop's is dropped. So is a laptop's first
-// packet, if it comes before its network's rule: had it passed, the kernel would remember the flow as one that is not
-// masqueraded, and send all of it without hope of an answer. And laptops get the answers to their own flows, with the
-// ICMP errors about them, and no flow that a pod begins. That must be the pod's kernel, whose conntrack knows the
-// flows.
+// rules returns our rules for these networks, in the order in which to set them:
+//
+//   - Packets from laptops leave the pod with the pod's address, so that answers need no routes of their own.
+//   - TCP segments fit the path MTU, in both directions.
+//   - Packets with another source than a laptop's are dropped. This includes packets that arrive before the rule for
+//     their network: otherwise conntrack would keep the flow as one that is not masqueraded, and no answer would arrive.
+//   - Laptops receive answers to their own flows, with the ICMP errors about them, and no flow that a pod begins. Only
+//     the pod's kernel can decide this, because its conntrack knows the flows.
 func (f *family) rules(networks []netip.Prefix) []rule {
 	var all []rule
 	for _, n := range networks {
@@ -167,10 +168,10 @@ func (h hook) jump() []string {
 	return []string{"-m", "comment", "--comment", "kubevpn: the chain of its gateway", "-j", h.chain}
 }
 
-// makeChains makes our chains, empty, and the jumps to them.
+// makeChains creates our chains, empty, and the jumps to them.
 func (f *family) makeChains() error {
 	for _, h := range hooks {
-		if err := f.tables.ClearChain(h.table, h.chain); err != nil { // which makes it
+		if err := f.tables.ClearChain(h.table, h.chain); err != nil { // creates it if necessary
 			return fmt.Errorf("making the chain %s in %s: %w", h.chain, h.table, err)
 		}
 		if err := f.tables.InsertUnique(h.table, h.base, 1, h.jump()...); err != nil {
@@ -180,7 +181,7 @@ func (f *family) makeChains() error {
 	return nil
 }
 
-// set makes the rules those for networks. New rules come before old ones go, which go in reverse.
+// set replaces the rules by those for networks. It adds the new rules first, and then removes the old ones in reverse.
 func (f *family) set(networks []netip.Prefix) error {
 	if len(f.have) == 0 {
 		if err := f.makeChains(); err != nil {
@@ -212,7 +213,7 @@ func (f *family) set(networks []netip.Prefix) error {
 	return nil
 }
 
-// remove removes the jumps and the chains, whoever made them.
+// remove removes the jumps and the chains, also those of an earlier gateway.
 func (f *family) remove() error {
 	var errs []error
 	for _, h := range hooks {

@@ -8,9 +8,9 @@
 //	 packets ⇄ TUN ⇄ kernel: forwards, masquerades ⇄ eth0 ⇄ pods, Services
 //
 // The manager reads and writes the packets; the gateway only configures the pod's network. The connection is the lease:
-// when it ends, for whatever reason, the gateway removes what it made and dials again. It also removes it when it ends
-// itself, and the next gateway removes what a killed one left in the pod. The gateway changes nothing on the node, and
-// its changes in the pod end with the pod's network namespace.
+// when it ends, for whatever reason, the gateway removes the device, routes and rules, and dials again. It also removes
+// them when it ends itself, and the next gateway removes what a killed one left in the pod. The gateway changes nothing
+// on the node, and its changes in the pod end with the pod's network namespace.
 //
 //	gateway_linux.go   the connection to the manager
 //	network_linux.go   the device, addresses, routes, forwarding

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// lockSocket is an abstract unix socket that a gateway holds as long as it lives: there is one in a pod.
+	// lockSocket is an abstract unix socket that a gateway holds as long as it runs, so that a pod has one gateway.
 	lockSocket = "@kubevpn-gateway-lock"
 	// lockFile is the lock of iptables-legacy. Its default directory, /run, is read-only in the container; /dev never
 	// is.
@@ -42,7 +42,7 @@ func run(ctx context.Context, log *slog.Logger) error {
 	return (&gateway{log: log, tun: tunPath, programs: programs}).run(ctx)
 }
 
-// gateway serves one manager after the other. All that it does to the network namespace it does in run's goroutine.
+// gateway serves one manager after the other. It changes the network namespace only in run's goroutine.
 type gateway struct {
 	log      *slog.Logger
 	tun      string // path of the TUN devices' file
@@ -84,7 +84,7 @@ func (g *gateway) run(ctx context.Context) error {
 			if served, err = g.serve(ctx, conn, firewall); served {
 				retry = firstRetry
 			}
-			if err != nil { // what it could not remove on its way out is an error as well
+			if err != nil {
 				g.log.Warn("cannot serve the traffic manager", "err", err)
 			}
 			if ctx.Err() != nil {
@@ -106,8 +106,8 @@ func dial(ctx context.Context) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// serve carries out the manager's orders until its connection ends, and then removes everything. served reports whether
-// the manager got the device.
+// serve configures the networks that the manager sends, until the connection ends, and then removes everything. served
+// reports whether the manager got the device.
 func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firewall) (served bool, err error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -122,9 +122,9 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
 	err = n.set(networks.Networks)
-	said := n.state()
+	sent := n.state()
 	if err == nil {
-		err = send(conn, said, file)
+		err = send(conn, sent, file)
 	}
 	// From here on the manager owns the device: the kernel removes it as soon as the manager ends.
 	if err := errors.Join(err, file.Close()); err != nil {
@@ -144,11 +144,11 @@ func (g *gateway) serve(ctx context.Context, conn *net.UnixConn, firewall *firew
 			return true, err
 		}
 		g.log.Info("new networks", "networks", n.have)
-		if now := n.state(); !slices.Equal(now.Addrs, said.Addrs) {
+		if now := n.state(); !slices.Equal(now.Addrs, sent.Addrs) {
 			if err := send(conn, now, nil); err != nil {
 				return true, unlessEnded(ctx, err)
 			}
-			said = now
+			sent = now
 		}
 	}
 }

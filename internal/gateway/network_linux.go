@@ -23,11 +23,11 @@ import (
 // device is the TUN device's name.
 const device = "kubevpn0"
 
-// sysctlRoot is where sysctls are; in a container without privilege they can only be read.
+// sysctlRoot is the directory of sysctls. A container without privilege can only read them.
 const sysctlRoot = "/proc/sys/net"
 
-// network is what the gateway has set in the pod's network namespace for one connection of the manager's. Its methods
-// act on the calling thread's namespace, one after the other.
+// network is the configuration of the pod's network namespace for one connection of the manager. Its methods act on
+// the calling thread's namespace, and must not run concurrently.
 type network struct {
 	log      *slog.Logger
 	firewall *firewall
@@ -36,11 +36,11 @@ type network struct {
 	ipv6     bool
 	warnings []string
 	have     []netip.Prefix
-	undo     []func() error // of forwarding, to be called in reverse
+	undo     []func() error // restore forwarding; close calls them in reverse
 }
 
-// openNetwork makes the TUN device, up and without addresses, and turns on forwarding. The file is the device's: it
-// goes when the last copy of it is closed. When there is an error, nothing is left.
+// openNetwork creates the TUN device, up and without addresses, and turns on forwarding. The kernel removes the device
+// when the last copy of the file is closed. After an error, openNetwork has removed everything.
 func openNetwork(firewall *firewall, log *slog.Logger) (_ *network, _ *os.File, err error) {
 	n := &network{log: log, firewall: firewall}
 	if err := removeDevice(); err != nil {
@@ -84,7 +84,7 @@ func openNetwork(firewall *firewall, log *slog.Logger) (_ *network, _ *os.File, 
 	return n, file, nil
 }
 
-// removeDevice removes a device of ours that its maker, killed, has left to the manager.
+// removeDevice removes our device, which a killed gateway may have left to the manager.
 func removeDevice() error {
 	link, err := netlink.LinkByName(device)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -99,7 +99,7 @@ func removeDevice() error {
 	return nil
 }
 
-// defaultLinks are the links of the default routes.
+// defaultLinks returns the links of the default routes.
 func defaultLinks() ([]netlink.Link, error) {
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN},
 		netlink.RT_FILTER_TABLE)
@@ -116,7 +116,7 @@ func defaultLinks() ([]netlink.Link, error) {
 		if r.LinkIndex == 0 || slices.ContainsFunc(links, func(l netlink.Link) bool {
 			return l.Attrs().Index == r.LinkIndex
 		}) {
-			continue // of several hops, or seen
+			continue // a multipath route, or a known link
 		}
 		l, err := netlink.LinkByIndex(r.LinkIndex)
 		if err != nil {
@@ -127,8 +127,8 @@ func defaultLinks() ([]netlink.Link, error) {
 	return links, nil
 }
 
-// forward4 turns on IPv4 forwarding on every link of the pod, the device among them. A packet is forwarded if the link
-// that it comes in by forwards.
+// forward4 turns on IPv4 forwarding on every link of the pod, including the device. The kernel forwards a packet if the
+// link on which it arrives forwards.
 func (n *network) forward4() error {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -148,7 +148,7 @@ func (n *network) forward4() error {
 		if err := setForwarding4(attrs.Index, 1); err != nil {
 			return fmt.Errorf("turning on IPv4 forwarding on %s: %w", attrs.Name, err)
 		}
-		if attrs.Name != device { // which goes
+		if attrs.Name != device { // close removes the device
 			n.undo = append(n.undo, func() error { return setForwarding4(attrs.Index, 0) })
 		}
 		n.log.Info("IPv4 forwarding was off", "link", attrs.Name)
@@ -156,8 +156,7 @@ func (n *network) forward4() error {
 	return nil
 }
 
-// setForwarding4 sets a link's sysctl forwarding by rtnetlink, which asks for NET_ADMIN only, and not for a /proc/sys
-// that can be written.
+// setForwarding4 sets a link's sysctl forwarding by rtnetlink, which needs only NET_ADMIN and no writable /proc/sys.
 func setForwarding4(index int, value uint32) error {
 	const ( // of linux/if_link.h and linux/ip.h
 		iflaInetConf        = 1
@@ -175,7 +174,7 @@ func setForwarding4(index int, value uint32) error {
 	return err
 }
 
-// forward6 turns on IPv6 forwarding where it can. rtnetlink cannot set it, only /proc/sys can.
+// forward6 turns on IPv6 forwarding if it can: only a writable /proc/sys can set it, and rtnetlink cannot.
 func (n *network) forward6(uplinks []netlink.Link) {
 	if !hasIPv6(uplinks) {
 		return // there is nothing to forward to
@@ -239,8 +238,8 @@ func (n *network) setSysctl(file, value, before string) error {
 	return nil
 }
 
-// check refuses networks that must not be routed to laptops. The manager is not trusted with all that the gateway may:
-// what it can do at worst is to take private networks from its own pod.
+// check rejects networks that must not be routed to laptops. The gateway does not trust the manager: at worst the
+// manager can take private networks from its own pod.
 func check(networks []netip.Prefix) error {
 	const most = 64
 	if len(networks) > most {
@@ -270,7 +269,7 @@ var inner = []netip.Prefix{
 	netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fc00::/7"),
 }
 
-// set makes the device's addresses, the routes to it and the rules those for networks.
+// set replaces the device's addresses, the routes to it and the rules by those for networks.
 func (n *network) set(networks []netip.Prefix) error {
 	if err := check(networks); err != nil {
 		return err
@@ -294,7 +293,7 @@ func (n *network) set(networks []netip.Prefix) error {
 		if err := netlink.AddrReplace(n.link, address(p)); err != nil {
 			return fmt.Errorf("adding %v to %s: %w", first(p), device, err)
 		}
-		// RouteAdd: a network of the pod's own is not to be taken from it.
+		// RouteAdd fails if the pod itself has a route to the network.
 		if err := netlink.RouteAdd(n.route(p)); err != nil {
 			return fmt.Errorf("routing %v to %s: %w", p, device, err)
 		}
@@ -309,7 +308,7 @@ func (n *network) set(networks []netip.Prefix) error {
 	return nil
 }
 
-// first is the first address of a network after its own: the device's.
+// first returns the device's address in a network, which is the first after the network's own.
 func first(p netip.Prefix) netip.Addr { return p.Addr().Next() }
 
 func address(p netip.Prefix) *netlink.Addr {
@@ -329,7 +328,7 @@ func (n *network) route(p netip.Prefix) *netlink.Route {
 	return r
 }
 
-// state is what the manager is told.
+// state returns the description that the manager receives.
 func (n *network) state() api.Gateway {
 	g := api.Gateway{MTU: n.mtu, IPv4: true, IPv6: n.ipv6, Backend: n.firewall.backend, Warnings: n.warnings}
 	for _, p := range n.have {
@@ -338,9 +337,9 @@ func (n *network) state() api.Gateway {
 	return g
 }
 
-// close removes everything, whoever still has the device's file.
+// close removes everything, even if the manager still has the device's file.
 func (n *network) close() error {
-	err := removeDevice() // its addresses and routes go with it, and nothing comes in any more
+	err := removeDevice() // with its addresses and routes
 	err = errors.Join(err, n.firewall.v4.remove())
 	if n.firewall.v6 != nil {
 		err = errors.Join(err, n.firewall.v6.remove())
