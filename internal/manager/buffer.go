@@ -7,10 +7,9 @@ import (
 )
 
 const (
-	// bufferSize is what one read from a socket may take: more than any datagram.
+	// bufferSize is the size of one read from a socket in bytes. It is larger than any datagram.
 	bufferSize = 64 << 10
-	// smallBufferSize is what it may take when the session has used up its part of the budget. Datagrams that do not
-	// fit are lost then.
+	// smallBufferSize is the size when the session has used up its part of the budget. Larger datagrams are then lost.
 	smallBufferSize = 4 << 10
 )
 

@@ -9,11 +9,11 @@ import (
 	"kubevpn/pkg/datapath/routable"
 )
 
-// blocks counts addresses by the block they are in: what is seen of a network whose prefix nobody tells.
+// blocks counts addresses by block: the known addresses of networks whose prefix no API object states.
 type blocks map[netip.Prefix]map[netip.Addr]int
 
-// The sizes of blocks. Pods: the smallest that network plugins give to a node is usually a /26 to /24, and a
-// /64 of IPv6. ClusterIPs: 256 addresses, as a Service range of IPv6 is a /112 to /108.
+// The sizes of blocks. Pods: network plugins usually give a node a /26 to /24 at least, and a /64 of IPv6. ClusterIPs:
+// 256 addresses, because a Service range of IPv6 is a /112 to /108.
 func podBlock(addr netip.Addr) netip.Prefix       { return mask(addr, 24, 64) }
 func clusterIPBlock(addr netip.Addr) netip.Prefix { return mask(addr, 24, 120) }
 
@@ -25,7 +25,7 @@ func mask(addr netip.Addr, bits4, bits6 int) netip.Prefix {
 	return netip.PrefixFrom(addr, bits).Masked()
 }
 
-// add changes how often addr was seen in block.
+// add adds n to the number of objects with addr, which is in block.
 func (b blocks) add(block netip.Prefix, addr netip.Addr, n int) {
 	in := b[block]
 	if in == nil {
@@ -40,7 +40,7 @@ func (b blocks) add(block netip.Prefix, addr netip.Addr, n int) {
 	}
 }
 
-// networks is what the cluster's prefixes are computed from.
+// networks contains the data from which prefixes computes the cluster's networks.
 type networks struct {
 	podCIDRs   []netip.Prefix // of all nodes
 	ranges     []netip.Prefix // of ServiceCIDR objects
@@ -49,33 +49,33 @@ type networks struct {
 	pods       blocks // pod addresses that EndpointSlices show
 	clusterIPs blocks
 
-	believed   map[netip.Prefix]struct{} // blocks of pods of which a pod was read
+	believed   map[netip.Prefix]struct{} // blocks of pods of which the podReader has verified a pod
 	mayNotRead bool                      // the manager may not read pods
 }
 
-// maxIgnored bounds the networks that laptops are told to be ignored.
+// maxIgnored bounds the ignored networks that laptops receive.
 const maxIgnored = 8
 
-// found are the cluster's prefixes, each list masked, sorted and without overlap.
+// found contains the cluster's prefixes, each list masked, sorted and without overlap.
 type found struct {
 	pods, services             []netip.Prefix
-	statedPods, statedServices []netip.Prefix // of these, what the API server states
-	ignored                    []netip.Prefix // blocks of pods that may not be routed, some of them
+	statedPods, statedServices []netip.Prefix // those of them that API objects state
+	ignored                    []netip.Prefix // some of the blocks of pods that may not be routed
 }
 
 // prefixes returns the networks of pods and of ClusterIPs.
 //
-// What the API server states is taken as it is: spec.podCIDRs of nodes, ServiceCIDRs. An address outside of
-// that (a network plugin with pools of its own, a server without ServiceCIDRs) stands for the block around it,
-// as its neighbours will be used next; but where the block holds a node's address, or a pod's where ClusterIPs
-// are meant, it stands for itself alone. So it does when the nodes are not known: a block around the address of
-// a pod on the host network would take the nodes' own network into the tunnel.
+// It includes the networks that API objects state: spec.podCIDRs of Nodes, and ServiceCIDRs. For an address outside of
+// them (a network plugin with pools of its own, a server without ServiceCIDRs) it includes the block around it, because
+// the neighbors will be used next. It includes only the address itself if the block contains a node's address, or, for
+// ClusterIPs, a pod's; and if the nodes are unknown, because the block around the address of a pod on the host network
+// would take the nodes' own network into the tunnel.
 //
-// A block of pods must be in private address space, and one of its pods must have been read (podReader). Where the
-// manager may not read pods, each address stands for itself.
+// A block of pods must be in private address space, and the podReader must have verified one of its pods. If the
+// manager may not read pods, each address is included by itself.
 //
-// Until all that may be watched is known whole (settled), only what is stated counts: a guess would be taken
-// back a moment later.
+// Until the manager knows all that it may watch (settled), only the stated networks count, because a guess could change
+// a moment later.
 func (n *networks) prefixes(settled bool) found {
 	pods, services := stated(n.podCIDRs), stated(n.ranges)
 	out := found{statedPods: pods.Prefixes(), statedServices: services.Prefixes()}
@@ -97,14 +97,14 @@ func (n *networks) prefixes(settled bool) found {
 	return out
 }
 
-// believe reports whether the addresses of a block are pods', and whether those around them are.
+// believe reports whether the addresses of a block belong to pods, and whether the whole block does.
 func (n *networks) believe(block netip.Prefix) (addrs, whole bool) {
 	_, read := n.believed[block]
 	return read || n.mayNotRead, read && n.nodesKnown
 }
 
-// cover returns the stated prefixes with those of the addresses outside of them. Addresses in taken are never
-// added: they are of another kind. Blocks that may not be routed are ignored; some of these are returned.
+// cover returns the stated prefixes and those of the addresses outside of them. It never adds addresses in taken, which
+// are of another kind. It ignores blocks that may not be routed, and returns some of them.
 func cover(known *netipx.IPSet, seen blocks, taken *netipx.IPSet,
 	believe func(netip.Prefix) (addrs, whole bool)) (prefixes, ignored []netip.Prefix) {
 	var all netipx.IPSetBuilder
@@ -135,7 +135,7 @@ func cover(known *netipx.IPSet, seen blocks, taken *netipx.IPSet,
 	return routable.Set(&all).Prefixes(), ignored[:min(len(ignored), maxIgnored)]
 }
 
-// stated is the addresses of prefixes.
+// stated returns the addresses of prefixes.
 func stated(prefixes []netip.Prefix) *netipx.IPSet {
 	var b netipx.IPSetBuilder
 	for _, p := range prefixes {

@@ -20,7 +20,7 @@ type cluster struct {
 	changed wakeup // something below has changed
 
 	mu       sync.Mutex
-	synced   [resources]bool // the whole of a resource is known; false also when it may no longer be watched
+	synced   [resources]bool // all objects are known; false also when the manager may no longer watch the resource
 	services map[balancer.Name]*service
 	slices   map[balancer.Name]map[string]*slice // by Service, then by the slice's name
 	owner    map[balancer.Name]balancer.Name     // a slice's Service
@@ -28,14 +28,14 @@ type cluster struct {
 	ranges   map[balancer.Name][]netip.Prefix // by ServiceCIDR
 
 	dirty      map[balancer.Name]struct{} // Services to give to the balancer again
-	networks   networks                   // kept up to date with the above
-	zone       string                     // of the manager's node, from the Node or from an endpoint there
+	networks   networks                   // derived from the maps above
+	zone       string                     // of the manager's node, from the Node or from an endpoint on it
 	nodeName   string
 	needsCIDRs bool // networks has changed
 
 	rejected   map[podRef]time.Time // pods that did not have the address, and when they were read
-	podsRead   bool                 // pods were read as far as laptops wait for it
-	needsHosts bool                 // hostAddrs has
+	podsRead   bool                 // laptops no longer wait for the podReader
+	needsHosts bool                 // the result of hostAddrs has changed
 }
 
 func newCluster(nodeName string) *cluster {
@@ -54,15 +54,15 @@ func newCluster(nodeName string) *cluster {
 	}
 }
 
-// isSynced reports whether a resource is known whole.
+// isSynced reports whether all objects of a resource are known.
 func (c *cluster) isSynced(r resource) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.synced[r]
 }
 
-// resolves reports whether VIPs can be resolved. Both halves must be known: a Service without its endpoints
-// would be refused.
+// resolves reports whether the manager can resolve VIPs. It must know Services and EndpointSlices, because it refuses
+// connections to a Service without endpoints.
 func (c *cluster) resolves() bool { return c.synced[services] && c.synced[endpointSlices] }
 
 // table returns the table that the watch of a resource writes to.
@@ -79,7 +79,7 @@ func (c *cluster) table(r resource) table {
 	}
 }
 
-// The set functions below replace one object, or remove it when it is nil. They are called with mu held.
+// The set functions below replace one object, or remove it if it is nil. Call them with mu held.
 
 func (c *cluster) setService(name balancer.Name, s *service) {
 	if old := c.services[name]; old != nil {
@@ -216,7 +216,7 @@ func (c *cluster) setRange(name balancer.Name, prefixes []netip.Prefix) {
 	c.needsCIDRs = true
 }
 
-// recount brings networks up to date with nodes and ranges. There are few of both. mu is held.
+// recount updates networks from nodes and ranges, which are few. Call with mu held.
 func (c *cluster) recount() {
 	n := &c.networks
 	n.podCIDRs, n.ranges, n.nodesKnown = nil, nil, c.synced[nodes]

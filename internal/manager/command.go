@@ -89,7 +89,8 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	o.Kube, o.APIServer, o.PodIPs, o.GatewaySocket, o.Logger = kube, apiServerVIP(os.Getenv), pod, api.GatewaySocket, log
+	o.Kube, o.APIServer, o.PodIPs = kube, apiServerVIP(os.Getenv), pod
+	o.GatewaySocket, o.Logger = api.GatewaySocket, log
 	return New(o.Config).Run(ctx)
 }
 

@@ -57,15 +57,15 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	defer cancel()
 	go func() {
 		defer cancel()
-		io.Copy(io.Discard, laptop) // nothing more is said; this ends when the stream does
+		io.Copy(io.Discard, laptop) // the laptop sends nothing more; this ends with the stream
 	}()
-	// A manager that was restarted a moment ago knows little yet. Its first word should not be that.
+	// A manager that has just started knows little yet, and should not send that as its state.
 	select {
 	case <-s.m.publisher.ready:
 	case <-time.After(settleTime):
 	case <-ctx.Done():
 	}
-	// Nor should it give an address that the cluster uses.
+	// It also knows then which networks the lease must avoid.
 	lease := s.admit(session, &hello, s.m.around())
 	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
 	return s.sendNotices(ctx, json.NewEncoder(laptop), lease)
@@ -116,8 +116,8 @@ func (m *Manager) hello(lease api.Lease, state api.ManagerState) *api.ManagerHel
 	}
 }
 
-// readHello reads the laptop's first line. Fields that are not known are ignored: what matters for
-// compatibility is the protocol's number.
+// readHello reads the laptop's first line. It ignores unknown fields, because the protocol's number alone decides about
+// compatibility.
 func readHello(r io.Reader) (api.ClientHello, error) {
 	var hello api.ClientHello
 	err := json.NewDecoder(io.LimitReader(r, maxHello)).Decode(&hello)

@@ -19,7 +19,7 @@ import (
 
 type service struct {
 	// clusterIPs is empty for headless and ExternalName Services, and for those whose virtual IP another proxy
-	// serves (label service.kubernetes.io/service-proxy-name), as kube-proxy leaves those alone too.
+	// serves (label service.kubernetes.io/service-proxy-name), which kube-proxy ignores too.
 	clusterIPs []netip.Addr
 	affinity   time.Duration
 	localOnly  bool
@@ -53,10 +53,10 @@ type node struct {
 	zone     string
 }
 
-// proxyNameLabel is how a Service asks for another implementation of its virtual IP than kube-proxy.
+// proxyNameLabel selects another implementation of a Service's virtual IP than kube-proxy.
 const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
-// defaultAffinity is what the API server fills in where ClientIP affinity has no timeout.
+// defaultAffinity is the API server's default for ClientIP affinity.
 const defaultAffinity = time.Duration(corev1.DefaultClientIPServiceAffinitySeconds) * time.Second
 
 func convertService(s *corev1.Service) *service {
@@ -81,7 +81,7 @@ func convertService(s *corev1.Service) *service {
 	return c
 }
 
-// clusterIPs returns s's virtual IPs. externalIPs and status.loadBalancer are not among them: CVE-2020-8554.
+// clusterIPs returns s's virtual IPs. It leaves out externalIPs and status.loadBalancer because of CVE-2020-8554.
 func clusterIPs(s *corev1.Service) []netip.Addr {
 	texts := s.Spec.ClusterIPs
 	if len(texts) == 0 {
@@ -122,8 +122,8 @@ func convertSlice(s *discoveryv1.EndpointSlice) *slice {
 	return c
 }
 
-// convertEndpoint returns e, unless its address is not of the slice's type. Only the first address counts:
-// "all are fungible" (discovery/v1), and kube-proxy takes that one.
+// convertEndpoint converts e, unless its address is not of the slice's type. It uses only the first address, as
+// kube-proxy does, because "all are fungible" (discovery/v1).
 func convertEndpoint(e *discoveryv1.Endpoint, addressType discoveryv1.AddressType) (endpoint, bool) {
 	if len(e.Addresses) == 0 {
 		return endpoint{}, false
@@ -147,7 +147,7 @@ func convertEndpoint(e *discoveryv1.Endpoint, addressType discoveryv1.AddressTyp
 	}
 	c := endpoint{
 		addr: addr,
-		// The API's defaults for what is not said: ready, serving, not terminating.
+		// The API's defaults are ready, serving, not terminating.
 		ready:       e.Conditions.Ready == nil || *e.Conditions.Ready,
 		serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
 		terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
@@ -217,7 +217,7 @@ func parsePrefixes(texts []string) []netip.Prefix {
 	return prefixes
 }
 
-// join makes the balancer's Service from what is known of it.
+// join builds the balancer's Service from a Service and its EndpointSlices.
 func join(name balancer.Name, s *service, slices map[string]*slice) balancer.Service {
 	b := balancer.Service{Name: name, ClusterIPs: s.clusterIPs, Affinity: s.affinity, LocalOnly: s.localOnly}
 	for _, p := range s.ports {
@@ -230,8 +230,8 @@ func join(name balancer.Name, s *service, slices map[string]*slice) balancer.Ser
 	return b
 }
 
-// behind returns the endpoints for a Service's port: a slice's port has the same name and protocol, and its
-// number is the target port.
+// behind returns the endpoints for a Service's port. The slice's port with the same name and protocol has the number of
+// the target port.
 func (s *slice) behind(p servicePort) []balancer.Endpoint {
 	i := slices.IndexFunc(s.ports, func(q servicePort) bool { return q.name == p.name && q.protocol == p.protocol })
 	if i < 0 {
@@ -248,5 +248,5 @@ func (s *slice) behind(p servicePort) []balancer.Endpoint {
 	return endpoints
 }
 
-// intern makes equal strings share their bytes: node names and zones come once per endpoint.
+// intern makes equal strings share their bytes, because each endpoint repeats node names and zones.
 func intern(s string) string { return unique.Make(s).Value() }

@@ -64,8 +64,7 @@ func sendAll(laptop packets, d datagrams, timer *idleTimer, b *buffers) error {
 	return nil
 }
 
-// isLoss reports whether a datagram was lost for a reason of its own: it was too large, or the network was too
-// busy. UDP may lose datagrams; the flow goes on.
+// isLoss reports whether err concerns one datagram: it was too large, or the network was too busy. The flow goes on.
 func isLoss(err error) bool {
 	return errors.Is(err, syscall.EMSGSIZE) || errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
 }

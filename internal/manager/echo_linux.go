@@ -16,16 +16,16 @@ const (
 	echoHeader               = 8 // type, code, checksum, identifier, sequence number
 )
 
-// pingSocket is an unprivileged ICMP socket (SOCK_DGRAM, IPPROTO_ICMP): the sysctl net.ipv4.ping_group_range
-// must have the pod's group, which is a safe sysctl that a pod may set for itself. The kernel gives it only
-// replies with its own identifier, and computes the checksum.
+// pingSocket is an unprivileged ICMP socket (SOCK_DGRAM, IPPROTO_ICMP). The sysctl net.ipv4.ping_group_range must
+// include the pod's group; it is a safe sysctl, which a pod may set for itself. The kernel delivers only replies with
+// the socket's own identifier, and computes the checksum.
 type pingSocket struct {
 	conn           *net.UDPConn // not really UDP, but net has no other type for datagrams
 	dst            netip.Addr
 	request, reply byte
 }
 
-// openPinger returns EACCES where ICMP sockets are not permitted.
+// openPinger opens a socket for pings to dst. It returns EACCES if ICMP sockets are not permitted.
 func openPinger(dst netip.Addr) (datagrams, error) {
 	p := &pingSocket{dst: dst, request: echoRequest4, reply: echoReply4}
 	family, protocol, level, option := unix.AF_INET, unix.IPPROTO_ICMP, unix.SOL_IP, unix.IP_RECVERR

@@ -12,23 +12,23 @@ import (
 // exceptions: the manager's own loopback interface and addresses, and the metadata services of clouds, which hand out
 // the identity of the node.
 //
-// Nodes and the API server are dialled where a Service's endpoint has the address and the port, as pods on the host
-// network do, and where the laptop's user named the address with --extra-cidr. The laptop says itself what was named:
-// this guards against accidents and against other programs on the laptop, and not against the user, who may use the
-// manager.
+// The manager dials nodes and the API server only if a Service's endpoint has the address and the port, as for pods on
+// the host network, or if the laptop's user named the address with --extra-cidr. The laptop itself reports the named
+// networks: this guards against accidents and against other programs on the laptop, not against the user, who may use
+// the manager.
 //
 // One exception: the servers in the pod's resolv.conf, on the port of DNS. NodeLocal DNSCache has a link-local
 // address.
 //
-// It is applied to what is dialled, also when the balancer chose it: whoever may write EndpointSlices chooses
-// there (CVE-2020-8554 has relatives).
+// The manager applies it to every address that it dials, also if the balancer chose it: a user who may write
+// EndpointSlices decides what the balancer chooses (compare CVE-2020-8554).
 type filter struct {
 	pod   []netip.Addr // the manager's own addresses
 	dns   []netip.Addr
-	hosts atomic.Pointer[hostAddrs] // nil: not known
+	hosts atomic.Pointer[hostAddrs] // nil: unknown
 }
 
-// hostAddrs are the addresses of nodes and of the API server. It is immutable.
+// hostAddrs contains the addresses of nodes and of the API server. It is immutable.
 type hostAddrs struct {
 	addrs map[netip.Addr]struct{}
 	// endpoints are those of Services at these addresses, each once with its port, and once with port 0.
@@ -57,9 +57,9 @@ func (f *filter) allows(dst netip.AddrPort) bool {
 		!slices.Contains(metadata, addr) && !slices.Contains(f.pod, addr)
 }
 
-// allowsHost reports whether dst, for which no Service was asked, is no node's and not the API server's, or may be
-// dialled all the same. A port of 0 means none that is known: pings, and fragments of packets. extra is what
-// --extra-cidr names.
+// allowsHost reports whether dst, which is not a ClusterIP, is neither a node nor the API server, or is one that the
+// manager may dial. Port 0 stands for an unknown port: pings, and fragments of packets. extra are the networks of
+// --extra-cidr.
 func (f *filter) allowsHost(dst netip.AddrPort, extra []netip.Prefix) bool {
 	h := f.hosts.Load()
 	if h == nil {

@@ -12,18 +12,18 @@ import (
 )
 
 const (
-	// setupTime is what a gateway may take from the networks to its device, which includes loading kernel modules.
-	setupTime = time.Minute
-	// tellTime is what it may take to hear of other networks.
-	tellTime = 10 * time.Second
-	// acceptPause is the wait after a failure to accept.
+	// setupTimeout bounds the time from the networks to the gateway's device. It includes loading kernel modules.
+	setupTimeout = time.Minute
+	// sendTimeout bounds a write of networks to the gateway.
+	sendTimeout = 10 * time.Second
+	// acceptPause is the wait after an error.
 	acceptPause = time.Second
 
 	maxGatewayLine = 64 << 10
 )
 
-// serveGateways takes one gateway after the other until ctx ends. While one is there, the next waits in the
-// listener's backlog.
+// serveGateways serves one gateway after the other until ctx ends. Meanwhile the next one waits in the listener's
+// backlog.
 //
 //	manager                                   gateway
 //	   │◀────────────────────────── connects ───│   peer's uid 0, or the connection is closed
@@ -49,22 +49,22 @@ func (m *Manager) serveGateways(ctx context.Context) error {
 			continue
 		}
 		m.log.Warn("gateway", "err", err)
-		select { // the next is not expected at once, and an error may repeat itself
+		select { // the error may repeat itself
 		case <-time.After(acceptPause):
 		case <-ctx.Done():
 		}
 	}
 }
 
-// sendNetworks writes the inner networks, whenever they are others, until ctx or the connection ends.
+// sendNetworks writes the inner networks, and again after each change, until ctx or the connection ends.
 func (m *Manager) sendNetworks(ctx context.Context, conn net.Conn) error {
 	lines := json.NewEncoder(conn)
 	for {
 		networks, changed := m.router.networks()
-		if err := conn.SetWriteDeadline(time.Now().Add(tellTime)); err != nil {
+		if err := conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 			return fmt.Errorf("cannot send the networks to the gateway: %w", err)
 		}
-		// An empty list rather than null: it means that there is none.
+		// No networks are an empty list, not null.
 		if err := lines.Encode(api.GatewayNetworks{Networks: append([]netip.Prefix{}, networks...)}); err != nil {
 			return fmt.Errorf("cannot send the networks to the gateway: %w", err)
 		}

@@ -19,15 +19,15 @@ import (
 	"kubevpn/pkg/datapath/tun"
 )
 
-// listenGateways listens where a gateway is expected. An abstract socket belongs to the pod's network namespace:
-// nobody outside of the pod can connect to it.
+// listenGateways listens for a gateway. An abstract socket belongs to the pod's network namespace, so no process
+// outside of the pod can connect to it.
 func listenGateways(ctx context.Context, name string) (net.Listener, error) {
 	var network net.ListenConfig
 	return network.Listen(ctx, "unix", name)
 }
 
-// serveGateway has the gateway's device in use until its connection ends. It owns conn. The error is why it ended,
-// nil when the gateway or ctx did.
+// serveGateway uses the gateway's device until conn ends. It owns conn. It returns nil when the gateway or ctx ended
+// the connection. It is one function because its many deferred calls must run in this order.
 func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 	var others sync.WaitGroup
 	defer others.Wait()
@@ -41,7 +41,7 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	// Whatever fails first ends the others by way of the connection.
+	// The first failure closes the connection, which ends the other goroutines.
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	defer func() {
@@ -61,7 +61,7 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 	in := &rights{conn: socket}
 	defer in.close()
 	lines := api.NewLines(in, maxGatewayLine)
-	conn.SetReadDeadline(time.Now().Add(setupTime))
+	conn.SetReadDeadline(time.Now().Add(setupTimeout))
 	about, err := nextGateway(lines)
 	if err != nil {
 		return err
@@ -87,13 +87,13 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 		if err != nil {
 			return err
 		}
-		in.close() // a descriptor comes once
+		in.close() // only the first line may carry a descriptor
 		m.router.attach(&gateway{device: device, about: *about})
 	}
 }
 
-// fromRoot returns an error unless the other end is a process of uid 0: it gives the pod's kernel packets, and
-// says what laptops are told.
+// fromRoot returns an error unless the other end is a process of uid 0, because a gateway passes packets to the pod's
+// kernel and describes itself to laptops.
 func fromRoot(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -127,7 +127,7 @@ func nextGateway(lines *api.Lines) (*api.Gateway, error) {
 	return &about, nil
 }
 
-// adopt makes a Device of the descriptor that the gateway has sent. It owns f, which is nil if there was none.
+// adopt returns the Device of the descriptor that the gateway has sent. It owns f, which is nil if there was none.
 func adopt(f *os.File, mtu int) (tun.Device, error) {
 	if f == nil {
 		return nil, errors.New("the gateway sent no device")
@@ -177,7 +177,7 @@ func (r *rights) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// take gives the first descriptor to the caller, or nil, and closes the others.
+// take returns the first descriptor, or nil, and closes the others. The caller owns the result.
 func (r *rights) take() *os.File {
 	if len(r.files) == 0 {
 		return nil
@@ -195,8 +195,8 @@ func (r *rights) close() {
 	r.files = nil
 }
 
-// podRoutes are the networks that the pod has routes to, without those of TUN devices, which are the gateway's,
-// and of loopback.
+// podRoutes returns the networks to which the pod has routes, without those of loopback and of TUN devices, which
+// belong to the gateway.
 func podRoutes() ([]netip.Prefix, error) {
 	links, err := netlink.LinkList()
 	if err != nil {

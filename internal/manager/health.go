@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// readyTimeout is how long the manager waits to know the cluster before it says that it is ready all the same:
-// without the API server it still carries flows to pods, and to VIPs where somebody else resolves them.
+// readyTimeout is how long the manager waits for the state of the cluster before it reports that it is ready anyway.
+// Without the API server it still carries flows to pods, and to VIPs that kube-proxy resolves.
 const readyTimeout = 10 * time.Second
 
 // serveHealth answers the kubelet until ctx ends.

@@ -20,17 +20,16 @@ import (
 
 const (
 	serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
-	// apiServerName is in the API server's certificate wherever pods can use the API.
+	// apiServerName is a name in the certificate of every API server that pods can use.
 	apiServerName = "kubernetes.default.svc"
-	// nextServerAfter is how long one address of the API server may be silent before the next is tried as well
-	// (RFC 8305 has 250 ms for the same).
+	// nextServerAfter is how long dialFirst waits for one address before it also dials the next, as in RFC 8305.
 	nextServerAfter = 250 * time.Millisecond
 	connectTimeout  = 30 * time.Second
 )
 
-// apiServers are addresses of the same API server, by preference: the ClusterIP that the kubelet tells every
-// pod, then the endpoints behind it, which the installer writes down in KUBEVPN_APISERVERS. The first is the
-// usual way, but leads nowhere where no kube-proxy serves ClusterIPs.
+// apiServers returns addresses of the API server, by preference: the ClusterIP, which the kubelet passes to every pod,
+// then the endpoints behind it, which the installer stores in KUBEVPN_APISERVERS. The ClusterIP does not work in a
+// cluster in which no proxy serves ClusterIPs.
 func apiServers(getenv func(string) string) []string {
 	var addrs []string
 	if host, port := getenv("KUBERNETES_SERVICE_HOST"), getenv("KUBERNETES_SERVICE_PORT"); host != "" && port != "" {
@@ -44,7 +43,7 @@ func apiServers(getenv func(string) string) []string {
 	return addrs
 }
 
-// apiServerVIP is the ClusterIP of the API server, where the kubelet tells it as an address.
+// apiServerVIP returns the ClusterIP of the API server from the pod's environment, or the zero value.
 func apiServerVIP(getenv func(string) string) netip.AddrPort {
 	vip, err := netip.ParseAddrPort(net.JoinHostPort(getenv("KUBERNETES_SERVICE_HOST"),
 		getenv("KUBERNETES_SERVICE_PORT")))
@@ -54,7 +53,7 @@ func apiServerVIP(getenv func(string) string) netip.AddrPort {
 	return vip
 }
 
-// kubeClient returns a client with the pod's service account, or nil where the pod has none.
+// kubeClient returns a client with the pod's service account, or nil if the pod has none.
 func kubeClient(dir string, servers []string) (kubernetes.Interface, error) {
 	token := filepath.Join(dir, "token")
 	if _, err := os.Stat(token); errors.Is(err, os.ErrNotExist) || len(servers) == 0 {
@@ -87,8 +86,8 @@ func restConfig(token, ca string, servers []string) *rest.Config {
 	}
 }
 
-// dialFirst connects to the first of addrs that answers. The later ones get their chance when those before
-// have failed or have been silent for a while.
+// dialFirst connects to the first of addrs that answers. It dials an address after the previous ones have failed, or
+// have not answered for nextServerAfter.
 func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -133,7 +132,7 @@ type dialed struct {
 	err  error
 }
 
-// closeLate receives n results that come too late.
+// closeLate receives n results and closes their conns.
 func closeLate(results <-chan dialed, n int) {
 	for range n {
 		if r := <-results; r.conn != nil {

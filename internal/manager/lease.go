@@ -11,12 +11,12 @@ import (
 	"kubevpn/internal/api"
 )
 
-// quarantine is how long an address is kept for the client that had it last: others may still talk to it.
+// quarantine is how long the manager keeps an address for its last client, because others may still send to it.
 const quarantine = 10 * time.Minute
 
-// innerPools are the networks that inner addresses are from, by family, the preferred first: of IPv4 the
-// benchmark networks, which nothing routes, then parts of the shared address space; of IPv6 unique local ones
-// with random global identifiers.
+// innerPools returns the networks for inner addresses, by family, the preferred ones first. For IPv4 these are the
+// benchmark networks, which nothing routes, then parts of the shared address space, and of a private network; for IPv6
+// unique local networks with random global identifiers.
 func innerPools() [2][]netip.Prefix {
 	return [2][]netip.Prefix{
 		{
@@ -28,8 +28,8 @@ func innerPools() [2][]netip.Prefix {
 	}
 }
 
-// The first /24 of an IPv4 pool and the first /112 of an IPv6 pool are nobody's: in it is the gateway, by which
-// ICMP errors of the manager's own are signed too, and the address at which every laptop has its resolver.
+// The first /24 of an IPv4 pool and the first /112 of an IPv6 pool are never leased. They contain the gateway's
+// address, which is also the source of the manager's ICMP errors, and the address of each laptop's resolver.
 const (
 	reserved4, reserved6 = 1 << 8, 1 << 16
 	gatewayHost          = 1
@@ -43,7 +43,7 @@ const (
 //	                │        └── the same client's newer session takes it, when the older one is cut off
 //	                └────────────────────────────────────────────────────┘
 //
-// An address never has two holders: whoever takes it over is in the holder's place.
+// An address never has two holders: a session that takes it over replaces its holder.
 type leases struct {
 	now   func() time.Time
 	pools [2][]netip.Prefix
@@ -53,14 +53,14 @@ type leases struct {
 type holding struct {
 	pool   netip.Prefix
 	client string
-	holder *peer     // nil: it is kept for client
-	until  time.Time // when it is free, if there is no holder
+	holder *peer     // nil: the address is kept for client
+	until  time.Time // without a holder: the end of the quarantine
 }
 
 // leaseRequest describes the lease that a session asks for.
 type leaseRequest struct {
 	client string
-	keep   []netip.Addr   // had before
+	keep   []netip.Addr   // of its previous lease
 	avoid  []netip.Prefix // networks of the laptop and of the cluster
 	extra  []netip.Prefix // of --extra-cidr
 }
@@ -69,8 +69,8 @@ func newLeases() *leases {
 	return &leases{now: time.Now, pools: innerPools(), taken: make(map[netip.Addr]holding)}
 }
 
-// take gives p an address of each family where there is one, and takes those that it takes over from their
-// holders.
+// take leases p an address of each family, if one is available, and ends the sessions from which it takes an address
+// over.
 func (l *leases) take(p *peer, w leaseRequest) api.Lease {
 	now := l.now()
 	for addr, h := range l.taken {
@@ -87,7 +87,7 @@ func (l *leases) take(p *peer, w leaseRequest) api.Lease {
 		}
 		if before := l.taken[addr].holder; before != nil && before != p {
 			before.removeAddress(addr)
-			before.end() // its laptop, if it comes back, begins anew and gets another
+			before.end() // if its laptop comes back, it opens a new session and gets another address
 		}
 		l.taken[addr] = holding{pool: pool, client: w.client, holder: p}
 		lease.Addrs = append(lease.Addrs, addr)
@@ -115,7 +115,7 @@ func (l *leases) choose(pools []netip.Prefix, p *peer, w leaseRequest) (netip.Ad
 		first, last := hosts(pool)
 		sum := sha256.Sum256([]byte(w.client))
 		n := first + binary.BigEndian.Uint64(sum[:])%(last-first+1)
-		// Among one address more than are taken there is a free one, unless the pool is smaller.
+		// Of len(taken)+1 addresses at least one is free, unless the pool is smaller.
 		for range min(uint64(len(l.taken)), last-first) + 1 {
 			if addr := host(pool, n); l.available(addr, p, w.client) {
 				return addr, pool, true
@@ -128,7 +128,7 @@ func (l *leases) choose(pools []netip.Prefix, p *peer, w leaseRequest) (netip.Ad
 	return netip.Addr{}, netip.Prefix{}, false
 }
 
-// available reports whether p, a session of client's, may have addr.
+// available reports whether p, a session of client, may lease addr.
 func (l *leases) available(addr netip.Addr, p *peer, client string) bool {
 	h, taken := l.taken[addr]
 	switch {
@@ -140,7 +140,7 @@ func (l *leases) available(addr netip.Addr, p *peer, client string) bool {
 	return h.holder == nil || !h.holder.connected()
 }
 
-// release keeps what p has for its client.
+// release starts the quarantine of p's addresses.
 func (l *leases) release(p *peer) {
 	for _, addr := range p.addresses() {
 		h := l.taken[addr]
@@ -150,7 +150,7 @@ func (l *leases) release(p *peer) {
 	p.setAddresses(nil)
 }
 
-// networks are the pools that somebody has an address of, sorted.
+// networks returns the pools in which a session holds an address, sorted.
 func (l *leases) networks() []netip.Prefix {
 	var all []netip.Prefix
 	for _, h := range l.taken {
@@ -162,8 +162,8 @@ func (l *leases) networks() []netip.Prefix {
 	return all
 }
 
-// overlaps reports whether one of others cuts into pool. One that is larger than any network is does not: it is
-// a default route in some disguise (0.0.0.0/1), and the pool's route goes before it.
+// overlaps reports whether one of others overlaps pool. It ignores networks that are larger than any real one, such as
+// 0.0.0.0/1: they stand for a default route, and the pool's route is more specific.
 func overlaps(pool netip.Prefix, others []netip.Prefix) bool {
 	return slices.ContainsFunc(others, func(o netip.Prefix) bool {
 		if o.Addr().Is4() && o.Bits() < 8 || o.Addr().Is6() && o.Bits() < 7 {
@@ -173,15 +173,15 @@ func overlaps(pool netip.Prefix, others []netip.Prefix) bool {
 	})
 }
 
-// hosts are the first and the last number of an address in pool that may be leased.
+// hosts returns the numbers of the first and the last address in pool that may be leased.
 func hosts(pool netip.Prefix) (first, last uint64) {
 	if pool.Addr().Is4() {
-		return reserved4, 1<<(32-pool.Bits()) - 2 // the very last is its broadcast address
+		return reserved4, 1<<(32-pool.Bits()) - 2 // the last is the broadcast address
 	}
 	return reserved6, math.MaxUint64
 }
 
-// host is the address in pool with the number n.
+// host returns the address in pool with the number n.
 func host(pool netip.Prefix, n uint64) netip.Addr {
 	if base := pool.Addr(); base.Is4() {
 		b := base.As4()
@@ -193,7 +193,7 @@ func host(pool netip.Prefix, n uint64) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// leasable reports whether addr is one of those that hosts counts.
+// leasable reports whether addr is in pool and within the numbers of hosts.
 func leasable(pool netip.Prefix, addr netip.Addr) bool {
 	if !pool.Contains(addr) {
 		return false

@@ -2,11 +2,11 @@ package manager
 
 import "kubevpn/pkg/wire/transport"
 
-// What the manager holds for all laptops together. The Deployment limits its memory to 1 GiB, of which a large
-// cluster's Services and endpoints take up to a quarter (docs/security.md, "Limits").
+// Limits for all laptops together. The Deployment limits the manager's memory to 1 GiB, of which a large cluster's
+// Services and endpoints use up to a quarter (docs/security.md, "Limits").
 const (
-	// maxStreams bounds flows. An idle one takes less than 20 kB, its goroutines and its socket included. One laptop
-	// alone may have half of them.
+	// maxStreams bounds flows. An idle one uses less than 20 kB, including its goroutines and its socket. One laptop
+	// may open half of them.
 	maxStreams = 24 << 10
 	// maxBuffered bounds bytes that a slow pod or laptop has not taken yet.
 	maxBuffered = 384 << 20

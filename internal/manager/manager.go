@@ -36,9 +36,9 @@ import (
 
 // Config configures a Manager.
 type Config struct {
-	Listen string // where sessions come in: "127.0.0.1:10800"
-	Health string // GET /livez and /readyz: ":10801"
-	Proxy  string // where conns come in through the API server's pods/proxy: ":10802"; empty: nowhere
+	Listen string // for sessions: "127.0.0.1:10800"
+	Health string // for GET /livez and /readyz: ":10801"
+	Proxy  string // for conns through the API server's pods/proxy: ":10802"; empty: none
 
 	Kube kubernetes.Interface // nil: no API access; VIPs are dialled as they are
 	// APIServer is the ClusterIP and port of the Service default/kubernetes as the pod's environment has it. It
@@ -48,8 +48,8 @@ type Config struct {
 	PodName, Namespace, NodeName string
 	PodIPs                       []netip.Addr
 	ResolvConf                   string // path; empty: no cluster DNS
-	GatewaySocket                string // where a gateway is expected (api.GatewaySocket); empty: nowhere
-	// for how long a session without a connection is kept; 0: transport's default
+	GatewaySocket                string // to which a gateway connects (api.GatewaySocket); empty: none
+	// Grace is how long the manager keeps a session without a conn; 0: the default of transport.
 	Grace  time.Duration
 	Logger *slog.Logger
 }
@@ -66,9 +66,9 @@ type Manager struct {
 	filter    *filter
 	router    *router
 	budget    *transport.Budget              // of all sessions
-	gateways  net.Listener                   // nil: none is expected
-	proxy     *proxyPort                     // nil: there is none
-	routes    func() ([]netip.Prefix, error) // what the pod is attached to
+	gateways  net.Listener                   // nil: no gateway can connect
+	proxy     *proxyPort                     // nil: none
+	routes    func() ([]netip.Prefix, error) // the pod's
 }
 
 // New returns a Manager. It does not touch the network.
@@ -168,11 +168,10 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	return g.Wait()
 }
 
-// unsent is what the kernel may hold of a conn before it is sent: more would only be a queue before which nothing
-// can go.
+// unsent bounds the bytes of a conn that the kernel holds unsent. A longer queue would only delay what comes next.
 const unsent = 128 << 10
 
-// ended makes nil of an error that only says that ctx has ended.
+// ended drops the error that the end of ctx causes.
 func ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -180,7 +179,7 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// around are the networks that an inner network may not overlap, as far as they are known.
+// around returns the known networks that an inner network must not overlap.
 func (m *Manager) around() []netip.Prefix {
 	now, _ := m.notices.read()
 	prefixes := slices.Concat(now.state.PodCIDRs, now.state.ServiceCIDRs)
@@ -205,5 +204,5 @@ func (m *Manager) inServiceRange(addr netip.Addr) bool {
 	return false
 }
 
-// unmap makes IPv4 of an IPv4-mapped IPv6 address, so that nothing is compared in the wrong form.
+// unmap converts an IPv4-mapped IPv6 address to IPv4, so that comparisons work.
 func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

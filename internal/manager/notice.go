@@ -12,8 +12,8 @@ import (
 // notice is the state that the manager sends to laptops, at one moment. It is immutable.
 type notice struct {
 	state api.ManagerState
-	// names are the Services by namespace, sorted. A namespace that did not change has the same slice as in the
-	// notice before. nil: the manager may not watch Services.
+	// names contains the Services by namespace, sorted. An unchanged namespace has the same slice as in the previous
+	// notice. nil: the manager may not watch Services.
 	names map[string][]string
 }
 
@@ -27,7 +27,7 @@ type notices struct {
 
 func newNotices() *notices { return &notices{current: &notice{}, next: make(chan struct{})} }
 
-// read returns the latest notice, and a channel that is closed when there is a newer one.
+// read returns the latest notice, and a channel that post closes when there is a newer one.
 func (b *notices) read() (*notice, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,7 +94,7 @@ func put(m *map[string][]string, namespace string, names []string) {
 	(*m)[namespace] = names
 }
 
-// missingFrom returns the elements of names that have does not have. Both are sorted.
+// missingFrom returns the elements of names that have does not contain. Both are sorted.
 func missingFrom(have, names []string) []string {
 	var missing []string
 	for _, name := range names {

@@ -22,15 +22,15 @@ import (
 )
 
 const (
-	readBatch    = 32               // pods that are read before the results count
+	readBatch    = 32               // pods
 	readAtOnce   = 4                // requests
 	readInterval = time.Second      // between batches
 	readTimeout  = 10 * time.Second // of one request
-	readFirst    = 2 * time.Second  // how long the first laptop waits for the blocks
-	rejectedFor  = 5 * time.Minute  // until a pod that did not have the address is read again
+	readFirst    = 2 * time.Second  // the first laptop's wait for the blocks
+	rejectedFor  = 5 * time.Minute  // until the next read of a pod that did not have the address
 )
 
-// podRef is an endpoint's word that a pod has an address.
+// podRef is the claim of an EndpointSlice that a pod has an address.
 type podRef struct {
 	addr            netip.Addr
 	namespace, name string
@@ -39,11 +39,11 @@ type podRef struct {
 // podReader verifies which blocks of addresses belong to pods. Anyone with write access to EndpointSlices in one
 // namespace can claim any address for a pod. The status of a pod, which the kubelet writes, proves it.
 //
-//	block that no Node states ─▶ get one of its pods ─┬─ has the address ──────────▶ the block is believed
-//	                                ▲                 ├─ has not, or does not exist ─▶ another pod, this one after rejectedFor
-//	                                └─────────────────┴─ forbidden ────────────────▶ endpoints are believed one by one
+//	block that no Node states ─▶ get one of its pods ─┬─ has the address ────────────▶ the block is believed
+//	                                ▲                 ├─ has not, or does not exist ─▶ another pod
+//	                                └─────────────────┴─ forbidden ──────────────────▶ endpoints are believed one by one
 //
-// Namespaces take turns: one whose pods were rejected waits for the others.
+// It does not read a rejected pod again within rejectedFor. Namespaces with fewer rejected pods come first.
 type podReader struct {
 	kube    kubernetes.Interface // nil: no API access
 	cluster *cluster
@@ -56,7 +56,7 @@ func newPodReader(kube kubernetes.Interface, c *cluster, log *slog.Logger) *podR
 	return &podReader{kube: kube, cluster: c, log: log, poked: newWakeup()}
 }
 
-// run reads until ctx ends. It begins when it is poked.
+// run reads pods until ctx ends. It begins with the first signal of poked.
 func (r *podReader) run(ctx context.Context) error {
 	var deadline time.Time // of the first round
 	retry := retryFirst
@@ -92,7 +92,7 @@ func (r *podReader) run(ctx context.Context) error {
 	}
 }
 
-// readAll reads the pods and notes what they show. The error is Forbidden if pods may not be read.
+// readAll reads the pods and records the results. The error is Forbidden if the manager may not read pods.
 func (r *podReader) readAll(ctx context.Context, refs []podRef) error {
 	var mu sync.Mutex
 	results := make(map[podRef]bool)
@@ -115,7 +115,7 @@ func (r *podReader) readAll(ctx context.Context, refs []podRef) error {
 		if !has {
 			r.log.Warn("an EndpointSlice shows an address that its pod does not have", "address", ref.addr, "namespace",
 				ref.namespace, "pod", ref.name)
-			break // one line for all
+			break // one log line is enough
 		}
 	}
 	r.cluster.setRead(results, time.Now(), apierrors.IsForbidden(err))
@@ -184,7 +184,7 @@ func (c *cluster) unread(now time.Time) []podRef {
 	return refs[:min(len(refs), readBatch)]
 }
 
-// doubted are the blocks of pods that may be routed and that nobody vouches for.
+// doubted returns the blocks of pods that may be routed and are neither stated nor believed.
 func (n *networks) doubted() map[netip.Prefix]struct{} {
 	known, space := stated(n.podCIDRs), routable.Space()
 	blocks := map[netip.Prefix]struct{}{}
@@ -196,7 +196,7 @@ func (n *networks) doubted() map[netip.Prefix]struct{} {
 	return blocks
 }
 
-// setRead notes which pods have the addresses that EndpointSlices say.
+// setRead records which pods have the address that an EndpointSlice claims.
 func (c *cluster) setRead(results map[podRef]bool, now time.Time, forbidden bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -217,8 +217,8 @@ func (c *cluster) setRead(results map[podRef]bool, now time.Time, forbidden bool
 	}
 }
 
-// firstRead says that laptops need not wait for pods to be read any longer. If all were read, the manager may read
-// pods; it keeps the addresses that it believed without until then, so that no route goes away in between.
+// firstRead ends the wait of laptops for the podReader. all reports that it has read every pod, so the manager may read
+// pods. Until then it keeps the addresses that it believed without reading, so that no route disappears in between.
 func (c *cluster) firstRead(all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

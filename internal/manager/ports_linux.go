@@ -15,20 +15,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ports chooses the source ports of the manager's connections to pods, in turn. The kernel would choose at random, and
-// passes over those whose last connection to the same pod is in TIME_WAIT. That is every port that was used within the
-// last minute, as it is the manager who closes first when the application has; so the ports to a busy pod would run
-// out after 28 000 connections, and looking for a free one takes the kernel longer and longer before that: measured
-// here, after 14 000 connections connect(2) alone took four times as long as all else together.
+// ports chooses the source ports of the manager's connections to pods, in turn. The kernel would choose at random and
+// skip ports whose last connection to the same pod is in TIME_WAIT. These are all ports of the last minute, because the
+// manager closes first if the application does. So the ports to a busy pod would run out after 28 000 connections, and
+// the search for a free one becomes slow before that: after 14 000 connections, connect(2) alone took four times as
+// long as everything else together.
 //
-// A port that the caller names is taken again at once when both ends use timestamps, as RFC 6191 allows: the pod can
-// tell the new connection from the old one.
+// The kernel reuses a port that the caller names at once if both ends use timestamps (RFC 6191), because the pod can
+// distinguish the new connection from the old one.
 type ports struct {
 	next        atomic.Uint32
 	first, last uint16 // of the range; 0: the kernel chooses
 }
 
-// portTries is how many ports are tried before the kernel is asked.
+// portTries is how many ports connect tries before it lets the kernel choose.
 const portTries = 16
 
 // newPorts reads the range of this pod.
@@ -42,7 +42,7 @@ func newPorts() *ports {
 		p.first > p.last {
 		p.first, p.last = 0, 0
 	}
-	p.next.Store(rand.Uint32()) // not where an earlier process of this pod began
+	p.next.Store(rand.Uint32()) // an earlier process of this pod began elsewhere
 	return p
 }
 
@@ -54,7 +54,7 @@ func (p *ports) connect(ctx context.Context, d net.Dialer, dst netip.AddrPort) (
 		for range portTries {
 			d.LocalAddr = &net.TCPAddr{Port: int(p.first) + int(p.next.Add(1)%size)}
 			conn, err := d.DialContext(ctx, "tcp", dst.String())
-			// In use by a listener, by a connection to the same address, or by one that did not say reuseAddress.
+			// A listener uses the port, or a connection to the same address, or one without reuseAddress.
 			if !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL) {
 				return conn, err
 			}
@@ -64,7 +64,7 @@ func (p *ports) connect(ctx context.Context, d net.Dialer, dst netip.AddrPort) (
 	return d.DialContext(ctx, "tcp", dst.String())
 }
 
-// reuseAddress lets a port be bound that has connections to other addresses.
+// reuseAddress allows binding a port that has connections to other addresses.
 func reuseAddress(_, _ string, c syscall.RawConn) error {
 	var err error
 	if e := c.Control(func(fd uintptr) {

@@ -10,12 +10,12 @@ import (
 
 const dnsPort = 53
 
-// probes chooses the addresses by which a laptop proves that the tunnel works: a ClusterIP and a pod that
-// should accept a TCP connection. Cluster DNS comes first: every cluster has it, and connecting to it disturbs
-// nobody. The same cluster gives the same choice. The cluster's mutex is held.
+// probes chooses the addresses with which a laptop checks that the tunnel works: a ClusterIP and a pod that should
+// accept a TCP connection. It prefers cluster DNS, which every cluster has and which a connection does not disturb. The
+// choice depends only on the cluster's state. Call with the cluster's mutex held.
 func (p *publisher) probes(state *api.ManagerState) {
 	if !p.resolving {
-		// Services cannot be seen, but the kubelet tells every pod of one.
+		// Without Services, the pod's environment still names one.
 		if p.vip.IsValid() {
 			state.ProbeVIP, state.ProbeName = p.vip, "kubernetes.default"
 		}
@@ -46,8 +46,8 @@ func (p *publisher) probes(state *api.ManagerState) {
 	}
 }
 
-// probeVIP returns a ClusterIP and TCP port of a Service that has a ready endpoint. Of a DNS server it is port
-// 53, as its other ports may be anything.
+// probeVIP returns a ClusterIP and TCP port of a Service that has a ready endpoint. It prefers port 53, because the
+// other ports of a DNS server may be anything.
 func (p *publisher) probeVIP(name balancer.Name) (netip.AddrPort, bool) {
 	s := p.cluster.services[name]
 	if s == nil || len(s.clusterIPs) == 0 {
@@ -81,11 +81,11 @@ func dnsFirst(ports []servicePort) []servicePort {
 	return ports
 }
 
-// isPod reports whether addr is in a network of pods that laptops are told.
+// isPod reports whether addr is in a network of pods that laptops receive.
 func (p *publisher) isPod(addr netip.Addr) bool { return p.podSet != nil && p.podSet.Contains(addr) }
 
-// probePod returns the lowest address of a pod behind a Service that is ready on a TCP port: neither the
-// manager's own nor one on the host network.
+// probePod returns the lowest address of a ready pod behind a TCP port of a Service. It skips the manager's own pod and
+// pods on the host network.
 func (p *publisher) probePod(name balancer.Name) (lowest netip.AddrPort) {
 	for _, s := range p.cluster.slices[name] {
 		at := slices.IndexFunc(s.ports, func(port servicePort) bool {

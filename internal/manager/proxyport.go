@@ -41,7 +41,7 @@ const (
 	othersHello       authlistener.Reason = "another session's hello"
 )
 
-// switching is the only thing that the port ever says in the clear.
+// switching is the only answer that the port sends in the clear.
 const switching = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + api.UpgradeProtocol +
 	"\r\n\r\n"
 
@@ -65,7 +65,7 @@ type proxyPort struct {
 	tickets *tickets
 }
 
-// newProxyPort takes l over, which accepts TCP connections, and makes the keys.
+// newProxyPort returns a port that owns l, which accepts TCP connections, and generates its keys.
 func newProxyPort(l net.Listener, log *slog.Logger) (*proxyPort, error) {
 	addr, ok := l.Addr().(*net.TCPAddr)
 	if !ok {
@@ -111,7 +111,8 @@ func (p *proxyPort) authenticate(conn net.Conn) (*sessionConn, authlistener.Reas
 	return &sessionConn{inside, session}, "", nil
 }
 
-// readUpgrade reads one request, and what it shows of a ticket. The error is that of reading.
+// readUpgrade reads one request, and returns the session and the secret of its ticket. If why is not empty, the request
+// is rejected; err adds details.
 func readUpgrade(r io.Reader) (session transport.SessionID, secret [32]byte, why authlistener.Reason, err error) {
 	limited := &io.LimitedReader{R: r, N: maxProxyRequest}
 	lines := bufio.NewReader(limited)
@@ -126,7 +127,7 @@ func readUpgrade(r io.Reader) (session transport.SessionID, secret [32]byte, why
 	case req.Method != http.MethodGet, !req.ProtoAtLeast(1, 1), req.ContentLength != 0, len(req.TransferEncoding) > 0,
 		!httpguts.HeaderValuesContainsToken(req.Header["Connection"], "Upgrade"),
 		!strings.EqualFold(req.Header.Get("Upgrade"), api.UpgradeProtocol),
-		lines.Buffered() > 0: // nobody goes on before the answer
+		lines.Buffered() > 0: // a client must wait for the answer
 		return session, secret, noUpgrade, nil
 	}
 	shown := req.Header[api.TicketHeader]
@@ -153,5 +154,5 @@ type sessionConn struct {
 	session transport.SessionID
 }
 
-// OnlySession tells transport.Server that the conn is for this session alone.
+// OnlySession restricts the conn to one session (transport.Server).
 func (c *sessionConn) OnlySession() transport.SessionID { return c.session }

@@ -25,19 +25,19 @@ type publisher struct {
 	notices  *notices
 	rights   func() (missing []string, ready bool)
 	dns      dnsConfig
-	pod      []netip.Addr            // the manager's own
-	vip      netip.AddrPort          // of the API server, as the pod's environment has it
+	pod      []netip.Addr            // the addresses of the manager's pod
+	vip      netip.AddrPort          // of the API server, from the pod's environment
 	noEcho   bool                    // ICMP echo sockets are not permitted
-	readPods func()                  // has the podReader look for new blocks
-	inner    func(*api.ManagerState) // puts inner networks and gateway into it
-	guard    func(*hostAddrs)        // is told of nodes and the API server
+	readPods func()                  // makes the podReader look for new blocks
+	inner    func(*api.ManagerState) // sets the inner networks and the gateway
+	guard    func(*hostAddrs)        // receives the addresses of nodes and the API server
 
 	mu       sync.Mutex
 	sessions map[*transport.Session]struct{}
 
-	ready chan struct{} // closed when the first notice with all that may be known was posted
+	ready chan struct{} // closed after the first notice with everything that the manager may know
 
-	// For run alone:
+	// Only run uses these:
 	settled   bool                           // pods and ranges have guesses
 	resolving bool                           // the balancer has the Services
 	names     map[string]map[string]struct{} // Services by namespace
@@ -56,7 +56,7 @@ func (p *publisher) run(ctx context.Context) error {
 			return nil
 		case <-p.cluster.changed:
 			p.apply()
-			if !p.isReady() { // until then somebody waits for it
+			if !p.isReady() { // laptops wait for it
 				p.post()
 			} else if due == nil {
 				due = time.After(publishInterval)
@@ -77,7 +77,7 @@ func (p *publisher) isReady() bool {
 	}
 }
 
-// begin and end note a session.
+// begin and end add and remove a session.
 func (p *publisher) begin(s *transport.Session) {
 	p.mu.Lock()
 	p.sessions[s] = struct{}{}
@@ -92,7 +92,7 @@ func (p *publisher) end(s *transport.Session) {
 	p.cluster.changed.send()
 }
 
-// laptops is how many are connected at this moment. One that has died is not, although its session waits for it.
+// laptops returns the number of laptops that are connected now, without those whose session waits for a conn.
 func (p *publisher) laptops() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,8 +105,8 @@ func (p *publisher) laptops() int {
 	return n
 }
 
-// apply gives the balancer what has changed. What changes meanwhile waits for the next time, so that bursts
-// come in few batches.
+// apply passes the changed Services to the balancer. Changes in the meantime wait for the next call, so bursts arrive
+// in few batches.
 func (p *publisher) apply() {
 	c := p.cluster
 	c.mu.Lock()

@@ -23,8 +23,8 @@ type stream interface {
 //	laptop FIN ─▶ shutdown(SHUT_WR) to the pod        pod FIN ─▶ CloseWrite to the laptop
 //	laptop RST ─▶ RST to the pod                      pod RST ─▶ Reset to the laptop
 //
-// There is no idle timeout. gone is closed when the laptop's end was reset, lost when its session has ended. Two
-// goroutines, no buffers while idle.
+// There is no idle timeout. The caller closes gone when the laptop resets its end, and lost when the session ends.
+// relay uses two goroutines, and no buffers while idle.
 func relay(laptop stream, pod *net.TCPConn, gone, lost <-chan struct{}, b *buffers) {
 	var ended atomic.Int32  // directions that ended well
 	var finSent atomic.Bool // to the pod
@@ -42,7 +42,7 @@ func relay(laptop stream, pod *net.TCPConn, gone, lost <-chan struct{}, b *buffe
 		})
 		// isClosed comes first: a connection that ends well, with our FIN, is closed only after finSent is set.
 		if err == io.EOF && isClosed(pod) && !finSent.Load() {
-			err = syscall.ECONNRESET // of which the other goroutine was told
+			err = syscall.ECONNRESET // the kernel reported it to the other goroutine
 		}
 		if err == io.EOF && laptop.CloseWrite() == nil {
 			if ended.Add(1) == 2 || errors.Is(awaitReset(pod), net.ErrClosed) {
@@ -73,8 +73,8 @@ func relay(laptop stream, pod *net.TCPConn, gone, lost <-chan struct{}, b *buffe
 	laptop.Close()
 }
 
-// podWriter writes to a pod. While it is blocked, because the pod does not read, nobody reads from the laptop
-// either; so it watches for the laptop's reset meanwhile.
+// podWriter writes to a pod. While the pod does not read and Write blocks, nothing reads from the laptop either, so
+// Write watches for the laptop's reset.
 type podWriter struct {
 	pod        *net.TCPConn
 	gone, lost <-chan struct{}

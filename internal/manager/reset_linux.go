@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isClosed reports whether the kernel has given the connection up (TCP_CLOSE). One on which no FIN was sent got
-// there by a reset or a timeout, also where reading gives an end of data: the kernel tells of a reset once, and
-// may have told a write.
+// isClosed reports whether the connection is in the state TCP_CLOSE. Without a FIN from here, only a reset or a timeout
+// leads to that state, even if a read returns the end of data: the kernel reports a reset once, and may have reported
+// it to a write.
 func isClosed(c syscall.Conn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {

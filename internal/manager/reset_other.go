@@ -4,5 +4,5 @@ package manager
 
 import "syscall"
 
-// isClosed is known only on Linux, where the manager runs.
+// isClosed returns false, because only Linux, where the manager runs, shows it.
 func isClosed(syscall.Conn) bool { return false }

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// dnsConfig is cluster DNS as the kubelet wrote it into the pod's resolv.conf.
+// dnsConfig describes cluster DNS as the kubelet configures it in the pod's resolv.conf.
 type dnsConfig struct {
 	servers []netip.Addr
 	domain  string // "cluster.local"; empty when the pod does not use cluster DNS
@@ -28,9 +28,9 @@ func readResolvConf(path, namespace string) (dnsConfig, error) {
 	return c, nil
 }
 
-// parseResolvConf takes the nameservers, and the domain out of the search list: the kubelet puts
-// "NAMESPACE.svc.DOMAIN svc.DOMAIN DOMAIN" there. Without such a list the pod has the node's DNS, whose servers
-// know nothing of the cluster: then there are none.
+// parseResolvConf returns the nameservers, and the domain from the search list, which the kubelet sets to
+// "NAMESPACE.svc.DOMAIN svc.DOMAIN DOMAIN". Without such a list the pod uses the node's DNS, which does not resolve
+// names of the cluster; the result is then empty.
 func parseResolvConf(r io.Reader, namespace string) (dnsConfig, error) {
 	var c dnsConfig
 	lines := bufio.NewScanner(r)

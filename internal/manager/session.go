@@ -31,7 +31,7 @@ type session struct {
 	flows   sync.WaitGroup
 	taken   chan struct{} // closed when another session has the lease
 
-	identified chan struct{} // closed when by is known
+	identified chan struct{} // closed when by is set
 
 	mu sync.Mutex
 	by caller
@@ -53,10 +53,10 @@ func (s *session) serve(ctx context.Context) {
 	s.m.publisher.begin(s.s)
 	defer s.m.publisher.end(s.s)
 	if missing, _ := s.m.watcher.state(); len(missing) > 0 {
-		s.m.watcher.poked.send() // an admin may have granted it just now
+		s.m.watcher.poked.send() // an admin may have granted them in the meantime
 	}
 	if s.m.proxy != nil {
-		defer s.m.proxy.tickets.forget(s.s.ID()) // once nobody asks for one any more
+		defer s.m.proxy.tickets.forget(s.s.ID()) // after all requests for tickets
 	}
 	defer s.flows.Wait()
 	defer s.m.router.dismiss(s.peer)
@@ -95,7 +95,7 @@ func (s *session) caller() caller {
 	return s.by
 }
 
-// answer deals with one stream for as long as it lives.
+// answer serves one stream until it ends.
 func (s *session) answer(ctx context.Context, in *transport.Incoming) {
 	gone := in.Done()
 	if in.Proto != transport.ProtoControl {
@@ -181,7 +181,7 @@ func (s *session) acceptDatagrams(in *transport.Incoming, d datagrams, idle time
 
 const (
 	maxClient = 256 // bytes of a client's identity
-	maxExtra  = 256 // networks of --extra-cidr, which a packet to a node is compared with
+	maxExtra  = 256 // networks of --extra-cidr; the router compares a packet to a node with each
 )
 
 func parseCaller(hello api.ClientHello) (caller, error) {

@@ -63,8 +63,8 @@ func readLoop(c syscall.Conn, b *buffers, read func(fd uintptr, p []byte) (int, 
 	}
 }
 
-// awaitReset waits, after the end of a TCP stream was read, until the other end resets the connection or it is
-// closed here. read(2) no longer tells: it goes on giving 0.
+// awaitReset waits, after the end of a TCP stream, until the other end resets the connection or the manager closes it.
+// read(2) does not show the reset, because it still returns 0.
 func awaitReset(c syscall.Conn) error {
 	raw, err := c.SyscallConn()
 	if err != nil {

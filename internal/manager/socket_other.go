@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// readSocket calls use with the data of each read from a socket, until an error. It holds a buffer all the time, because
-// the manager runs on Linux and elsewhere only in tests.
+// readSocket calls use with the data of each read from a socket, until an error. It holds a buffer all the time,
+// because the manager runs on Linux and elsewhere only in tests.
 func readSocket(c syscall.Conn, b *buffers, _ bool, use func([]byte) error) error {
 	conn, ok := c.(net.Conn)
 	if !ok {
@@ -28,8 +28,8 @@ func readSocket(c syscall.Conn, b *buffers, _ bool, use func([]byte) error) erro
 	}
 }
 
-// awaitReset is not done here: that the other end resets a half-closed connection is seen at the next write.
+// awaitReset does not wait. The next write shows that the other end has reset a half-closed connection.
 func awaitReset(syscall.Conn) error { return net.ErrClosed }
 
-// writeAll writes all of p. It does not know when it blocks.
+// writeAll writes all of p. It never reports that it blocks.
 func writeAll(c *net.TCPConn, p []byte, _ func()) (int, error) { return c.Write(p) }

@@ -15,9 +15,9 @@ import (
 const (
 	// dialTimeout is how long Linux goes on sending SYNs (tcp_syn_retries = 6).
 	dialTimeout = 127 * time.Second
-	// unknownVIPTimeout is for an address in a Service range that no Service has, as far as we know. It is
-	// dialled, as kube-proxy may know better; but if nobody answers the laptop's next SYN is looked up anew: the
-	// Service may just have been created, and without a kube-proxy nobody would ever answer the old one.
+	// unknownVIPTimeout is for an address in a Service range without a known Service. The manager dials it, because
+	// kube-proxy may already know the Service. If nothing answers, the laptop's next SYN leads to a new look-up:
+	// without a kube-proxy, nothing would ever answer the first dial.
 	unknownVIPTimeout = 3 * time.Second
 )
 
@@ -28,7 +28,7 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 3
 type dialer struct {
 	balancer  *balancer.Balancer
 	check     func(netip.AddrPort) error                           // filter.check
-	checkHost func(dst netip.AddrPort, extra []netip.Prefix) error // filter.checkHost, where no Service was asked for
+	checkHost func(dst netip.AddrPort, extra []netip.Prefix) error // filter.checkHost, if dst is no ClusterIP
 	ports     *ports
 	inRange   func(netip.Addr) bool // whether an address is in a Service range
 }
@@ -37,25 +37,25 @@ type dialer struct {
 type caller struct {
 	client    string // keys affinity
 	scheduler balancer.Scheduler
-	extra     []netip.Prefix // what its user named with --extra-cidr
+	extra     []netip.Prefix // of --extra-cidr
 }
 
-// pick resolves dst. Its error is for the laptop (transport.CodeOf). Without error and with an invalid Endpoint
-// dst is to be dialled as it is. The caller releases the Pick.
+// pick resolves dst. Its error is for the laptop (transport.CodeOf). If the Endpoint is invalid, dst is no ClusterIP
+// and the caller dials it as it is. The caller releases the Pick.
 func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller) (balancer.Pick, error) {
 	pick, verdict := d.balancer.Pick(protocol, dst, by.client, by.scheduler)
 	switch verdict {
 	case balancer.Refused:
 		return pick, fmt.Errorf("no Service port or no ready endpoint at %v: %w", dst, syscall.ECONNREFUSED)
-	case balancer.Dropped: // silence; the laptop's next SYN asks anew
+	case balancer.Dropped: // no answer; the laptop's next SYN leads to a new look-up
 		return pick, fmt.Errorf("internalTrafficPolicy Local and no endpoint on the manager's node for %v: %w", dst,
 			syscall.ETIMEDOUT)
 	}
 	return pick, nil
 }
 
-// dialTCP connects to dst or, if it is a Service's, to one of its endpoints. An endpoint that refuses, or whose
-// host is gone, is followed by another: the laptop has seen nothing yet. The caller closes the connection and
+// dialTCP connects to dst or, if it is a ClusterIP, to an endpoint of the Service. If an endpoint refuses, or its host
+// is gone, dialTCP tries another one, because the laptop has no answer yet. The caller closes the connection and
 // releases the Pick.
 func (d *dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by caller) (*net.TCPConn, balancer.Pick, error) {
 	pick, err := d.pick(balancer.TCP, dst, by)
@@ -85,8 +85,8 @@ func (d *dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by caller) (*n
 	}
 }
 
-// tryAnother reports whether err is an answer that says nothing is there. A timeout is not retried: it took too
-// long already.
+// tryAnother reports whether err shows that nothing listens at the endpoint. After a timeout dialTCP does not retry,
+// because it took too long already.
 func tryAnother(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EHOSTUNREACH)
 }

@@ -22,10 +22,9 @@ import (
 
 const (
 	ticketLife = time.Hour
-	// clockSkew is by how much a laptop's clock may be behind the manager's.
+	// clockSkew is how far a laptop's clock may be behind the manager's.
 	clockSkew = 5 * time.Minute
-	// ticketsKept is how many tickets of a session are good at a time: the latest, and those with which a dial may
-	// be under way.
+	// ticketsKept is how many tickets of a session are valid at a time: the latest, and those that a dial may be using.
 	ticketsKept = 4
 
 	maxTicketRequest = 4 << 10 // bytes of a TicketRequest
@@ -51,7 +50,7 @@ type tickets struct {
 	grants map[transport.SessionID]*grants
 }
 
-// grants are one session's tickets, the oldest first.
+// grants contains one session's tickets, the oldest first.
 type grants struct {
 	session *transport.Session
 	all     []grant
@@ -62,7 +61,7 @@ type grant struct {
 	notAfter time.Time
 }
 
-// newTickets makes the keys.
+// newTickets generates the keys.
 func newTickets(port uint16) (*tickets, error) {
 	t := &tickets{port: port, now: time.Now, grants: make(map[transport.SessionID]*grants)}
 	var err error
@@ -73,7 +72,7 @@ func newTickets(port uint16) (*tickets, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the server's key: %w", err)
 	}
-	// Both end with this process, for which there is no date (RFC 5280, 4.1.2.5).
+	// Both certificates are valid until this process ends, so they have no expiration date (RFC 5280, 4.1.2.5).
 	never := time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 	authority := &x509.Certificate{
 		Subject: pkix.Name{CommonName: "kubevpn traffic manager"}, NotAfter: never,
@@ -104,7 +103,7 @@ func (t *tickets) sign(template, parent *x509.Certificate, key *ecdsa.PublicKey)
 	return x509.CreateCertificate(rand.Reader, template, parent, key, t.caKey)
 }
 
-// issue gives the session a ticket for the laptop's key.
+// issue returns a ticket of the session for the laptop's key.
 func (t *tickets) issue(s *transport.Session, request api.TicketRequest) (api.Ticket, error) {
 	key, err := publicKey(request.PublicKey)
 	if err != nil {
@@ -147,7 +146,7 @@ func publicKey(der []byte) (*ecdsa.PublicKey, error) {
 	return key, nil
 }
 
-// check returns why there is no right to a conn of the session, or "".
+// check returns the reason to reject a conn for the session, or "".
 func (t *tickets) check(session transport.SessionID, secret [32]byte) authlistener.Reason {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -170,7 +169,7 @@ func (t *tickets) check(session transport.SessionID, secret [32]byte) authlisten
 	return ""
 }
 
-// lives reports whether the session has a ticket and goes on.
+// lives reports whether the session has a ticket and has not ended.
 func (t *tickets) lives(session transport.SessionID) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -178,14 +177,14 @@ func (t *tickets) lives(session transport.SessionID) bool {
 	return of != nil && of.session.Err() == nil
 }
 
-// forget is called when a session has ended.
+// forget removes the tickets of a session that has ended.
 func (t *tickets) forget(session transport.SessionID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.grants, session)
 }
 
-// tlsConfig is for one conn of the session: TLS 1.3, and a certificate of the session's.
+// tlsConfig returns the configuration for one conn of the session: TLS 1.3, with a client certificate of the session.
 func (t *tickets) tlsConfig(session transport.SessionID) *tls.Config {
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
@@ -203,7 +202,7 @@ func (t *tickets) tlsConfig(session transport.SessionID) *tls.Config {
 			return nil
 		},
 		SessionTicketsDisabled:      true, // each conn shows its certificate
-		DynamicRecordSizingDisabled: true, // what is inside waits for whole writes anyway
+		DynamicRecordSizingDisabled: true, // a frame needs its whole record anyway
 	}
 }
 

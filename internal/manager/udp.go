@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	udpIdle = 2 * time.Minute  // as conntrack keeps a flow that was answered (nf_conntrack_udp_timeout_stream)
-	dnsIdle = 30 * time.Second // a query rarely has a second one from the same port
+	udpIdle = 2 * time.Minute  // conntrack's timeout of an answered flow (nf_conntrack_udp_timeout_stream)
+	dnsIdle = 30 * time.Second // resolvers rarely send a second query from the same port
 )
 
 // udpFlow is one flow of datagrams between a laptop and a pod. Each flow has a connected socket of its own, so that
 // ICMP port unreachable comes back as ECONNREFUSED.
 //
-// A flow to a Service stays with its endpoint as long as that serves. When it no longer does and another
-// endpoint is usable, the next datagram from the laptop goes there, over a new socket: kube-proxy gets the same
-// by deleting the flow's conntrack entry. Neither moves a stream.
+// A flow to a Service stays with its endpoint while that serves. When it no longer serves and another endpoint is
+// usable, the next datagram from the laptop goes there, over a new socket. kube-proxy does the same by deleting the
+// flow's conntrack entry. Neither moves a TCP connection.
 type udpFlow struct {
 	d    *dialer
 	dst  netip.AddrPort

@@ -31,7 +31,7 @@ const (
 	resources // how many there are
 )
 
-// kinds is what RBAC calls the resources, and their Go types.
+// kinds contains the names of the resources in RBAC, and their Go types.
 var kinds = [resources]struct {
 	group, name string
 	object      runtime.Object
@@ -46,19 +46,19 @@ var kinds = [resources]struct {
 var verbs = [...]string{"list", "watch"}
 
 const (
-	rightsInterval = 30 * time.Second // between questions about missing rights
-	absentInterval = 10 * time.Minute // between questions for a resource that the server does not have
-	retryFirst     = time.Second      // after the API server failed; doubled up to retryMost
+	rightsInterval = 30 * time.Second // between checks of missing permissions
+	absentInterval = 10 * time.Minute // between checks for a resource that the server does not have
+	retryFirst     = time.Second      // after the API server failed; doubles up to retryMost
 	retryMost      = 30 * time.Second
 )
 
-// watcher watches what its rights allow, and asks for the rights that it does not have until it has them.
+// watcher watches the resources that its permissions allow, and checks missing permissions until it has them.
 //
 //	            ┌── denied: table cleared, listed in missing ◀────────┐
 //	ask (SSAR) ─┤                                                     │ ask again
 //	            └── allowed: list, watch, table ──403──▶ poke ────────┘
 //
-// While the API server does not answer nothing changes: watches retry, tables stay.
+// While the API server does not answer, watches retry and tables keep their objects.
 type watcher struct {
 	kube   kubernetes.Interface // nil: no API access
 	tables [resources]table
@@ -67,7 +67,7 @@ type watcher struct {
 
 	mu      sync.Mutex
 	missing []string
-	asked   bool // the rights are known
+	asked   bool // the permissions are known
 	allowed [resources]bool
 }
 
@@ -79,7 +79,7 @@ func newWatcher(kube kubernetes.Interface, c *cluster, log *slog.Logger) *watche
 	return w
 }
 
-// state returns the permissions that are missing, and whether all that may be watched is known whole.
+// state returns the missing permissions, and whether all resources that the manager may watch are synced.
 func (w *watcher) state() (missing []string, ready bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -150,7 +150,7 @@ func denyAll() (d denials) {
 	return d
 }
 
-// ask asks for every right.
+// ask checks every permission.
 func (w *watcher) ask(ctx context.Context) (denials, error) {
 	ctx, cancel := context.WithTimeout(ctx, retryMost)
 	defer cancel()
@@ -174,8 +174,7 @@ func (w *watcher) ask(ctx context.Context) (denials, error) {
 	return denied, nil
 }
 
-// set records the answer and reports whether a right is missing. While the API server does not answer, what
-// was known before stays.
+// set records the answer and reports whether a permission is missing. After an error it keeps the previous answer.
 func (w *watcher) set(denied denials, err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -200,7 +199,7 @@ func (w *watcher) set(denied denials, err error) bool {
 	return len(w.missing) > 0
 }
 
-// start begins to watch r, and returns what stops it.
+// start begins to watch r. stop ends the watch and waits for its end.
 func (w *watcher) start(ctx context.Context, r resource) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -226,7 +225,7 @@ func (w *watcher) watch(ctx context.Context, r resource) {
 		if ctx.Err() != nil {
 			return
 		}
-		long := time.Since(began) > retryMost // it was no repeated failure
+		long := time.Since(began) > retryMost // not a repeated failure
 		if long {
 			retry = retryFirst
 		}
@@ -250,7 +249,7 @@ func (w *watcher) watch(ctx context.Context, r resource) {
 	}
 }
 
-// listerWatcher lists and watches r in all namespaces. It pokes the watcher when that is forbidden.
+// listerWatcher lists and watches r in all namespaces. A Forbidden error makes the watcher check its permissions.
 func (w *watcher) listerWatcher(r resource) cache.ListerWatcher {
 	list, watchFrom := w.calls(r)
 	lw := &cache.ListWatch{
@@ -292,7 +291,7 @@ func (w *watcher) calls(r resource) (listCall, watchCall) {
 	}
 }
 
-// callsOf takes the two calls out of a typed client.
+// callsOf returns the two calls of a typed client, with a label selector.
 func callsOf[L runtime.Object](client interface {
 	List(context.Context, metav1.ListOptions) (L, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
