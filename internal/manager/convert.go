@@ -133,16 +133,8 @@ func convertEndpoint(e *discoveryv1.Endpoint, addressType discoveryv1.AddressTyp
 		return endpoint{}, false
 	}
 	addr = addr.Unmap()
-	switch addressType {
-	case discoveryv1.AddressTypeIPv4:
-		if !addr.Is4() {
-			return endpoint{}, false
-		}
-	case discoveryv1.AddressTypeIPv6:
-		if addr.Is4() {
-			return endpoint{}, false
-		}
-	default:
+	isIPv4 := addressType == discoveryv1.AddressTypeIPv4
+	if !isIPv4 && addressType != discoveryv1.AddressTypeIPv6 || addr.Is4() != isIPv4 {
 		return endpoint{}, false
 	}
 	c := endpoint{

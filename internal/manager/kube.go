@@ -91,21 +91,30 @@ func restConfig(token, ca string, servers []string) *rest.Config {
 func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	results := make(chan dialed, len(addrs))
-	var to net.Dialer
-	started, failed := 0, 0
-	start := func() {
-		addr := addrs[started]
-		started++
-		go func() {
-			conn, err := to.DialContext(ctx, network, addr)
-			results <- dialed{conn, err}
-		}()
+	done := make(chan struct{})
+	defer close(done)
+	type result struct {
+		conn net.Conn
+		err  error
 	}
+	results := make(chan result)
+	dial := func(addr string) {
+		var to net.Dialer
+		conn, err := to.DialContext(ctx, network, addr)
+		select {
+		case results <- result{conn, err}:
+		case <-done:
+			if conn != nil {
+				conn.Close()
+			}
+		}
+	}
+	started := 0
 	var errs []error
-	for failed < len(addrs) {
-		if started == failed {
-			start()
+	for len(errs) < len(addrs) {
+		if started == len(errs) {
+			go dial(addrs[started])
+			started++
 		}
 		var next <-chan time.Time
 		if started < len(addrs) {
@@ -114,29 +123,13 @@ func dialFirst(ctx context.Context, network string, addrs []string) (net.Conn, e
 		select {
 		case r := <-results:
 			if r.err == nil {
-				go closeLate(results, started-failed-1)
 				return r.conn, nil
 			}
-			failed++
 			errs = append(errs, r.err)
 		case <-next:
-			start()
+			go dial(addrs[started])
+			started++
 		}
 	}
 	return nil, errors.Join(errs...)
-}
-
-// dialed is the result of one attempt.
-type dialed struct {
-	conn net.Conn
-	err  error
-}
-
-// closeLate receives n results and closes their conns.
-func closeLate(results <-chan dialed, n int) {
-	for range n {
-		if r := <-results; r.conn != nil {
-			r.conn.Close()
-		}
-	}
 }

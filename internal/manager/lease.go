@@ -195,17 +195,6 @@ func host(pool netip.Prefix, n uint64) netip.Addr {
 
 // leasable reports whether addr is in pool and within the numbers of hosts.
 func leasable(pool netip.Prefix, addr netip.Addr) bool {
-	if !pool.Contains(addr) {
-		return false
-	}
-	var n uint64
-	if addr.Is4() {
-		base, b := pool.Addr().As4(), addr.As4()
-		n = uint64(binary.BigEndian.Uint32(b[:]) - binary.BigEndian.Uint32(base[:]))
-	} else {
-		b := addr.As16()
-		n = binary.BigEndian.Uint64(b[8:])
-	}
 	first, last := hosts(pool)
-	return n >= first && n <= last && host(pool, n) == addr
+	return pool.Contains(addr) && !addr.Less(host(pool, first)) && !host(pool, last).Less(addr)
 }

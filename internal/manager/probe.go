@@ -53,32 +53,20 @@ func (p *publisher) probeVIP(name balancer.Name) (netip.AddrPort, bool) {
 	if s == nil || len(s.clusterIPs) == 0 {
 		return netip.AddrPort{}, false
 	}
-	for _, port := range dnsFirst(s.ports) {
-		if port.protocol != balancer.TCP {
-			continue
-		}
-		vip := netip.AddrPortFrom(s.clusterIPs[0], port.port)
-		pick, verdict := p.balancer.Pick(port.protocol, vip, "", balancer.Random)
-		pick.Release()
-		if verdict == balancer.Chosen {
-			return vip, true
+	for _, isDNS := range []bool{true, false} {
+		for _, port := range s.ports {
+			if port.protocol != balancer.TCP || (port.port == dnsPort) != isDNS {
+				continue
+			}
+			vip := netip.AddrPortFrom(s.clusterIPs[0], port.port)
+			pick, verdict := p.balancer.Pick(port.protocol, vip, "", balancer.Random)
+			pick.Release()
+			if verdict == balancer.Chosen {
+				return vip, true
+			}
 		}
 	}
 	return netip.AddrPort{}, false
-}
-
-func dnsFirst(ports []servicePort) []servicePort {
-	ports = slices.Clone(ports)
-	slices.SortStableFunc(ports, func(a, b servicePort) int {
-		switch {
-		case a.port == dnsPort && b.port != dnsPort:
-			return -1
-		case b.port == dnsPort && a.port != dnsPort:
-			return 1
-		}
-		return 0
-	})
-	return ports
 }
 
 // isPod reports whether addr is in a network of pods that laptops receive.
