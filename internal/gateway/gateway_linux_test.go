@@ -283,7 +283,7 @@ func waitFor(t *testing.T, pod *tuntest.Namespace, want ...string) {
 }
 
 // A gateway that was killed has removed nothing, and the manager may not have closed the device.
-func TestAfterAKill(t *testing.T) {
+func TestGatewayRemovesWhatKilledOneLeft(t *testing.T) {
 	pod, _ := newPod(t)
 	before := trace(t, pod)
 	log := slog.New(slog.DiscardHandler)
@@ -320,7 +320,7 @@ func TestAfterAKill(t *testing.T) {
 	}
 }
 
-func TestOneInAPod(t *testing.T) {
+func TestSecondGatewayInPodFails(t *testing.T) {
 	pod, _ := newPod(t)
 	m := newManager(t, pod)
 	start(t, pod, programs)
@@ -334,7 +334,7 @@ func TestOneInAPod(t *testing.T) {
 	ping(t, dev, laptop4, peer4)
 }
 
-func TestCannotServe(t *testing.T) {
+func TestGatewayFailsWhenContainerCannotServe(t *testing.T) {
 	pod, _ := newPod(t)
 	for _, tt := range []struct {
 		name string
@@ -355,7 +355,7 @@ func TestCannotServe(t *testing.T) {
 	}
 }
 
-func TestEnsureTUN(t *testing.T) {
+func TestEnsureTUNCreatesDeviceFile(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := filepath.Join(t.TempDir(), "net", "tun")
 	for range 2 { // once to make it, once to find it
@@ -370,7 +370,7 @@ func TestEnsureTUN(t *testing.T) {
 }
 
 // A family whose rules vanish is not believed.
-func TestBackendThatDoesNothing(t *testing.T) {
+func TestFirewallSkipsBackendWithoutEffect(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
 		script := "#!/bin/sh\n[ \"$1\" = --version ] && echo 'iptables v1.8.9 (nf_tables)'\nexit 0\n"
@@ -384,7 +384,7 @@ func TestBackendThatDoesNothing(t *testing.T) {
 	}
 }
 
-func TestCheck(t *testing.T) {
+func TestCheckRejectsNetworksThatAreNotPrivate(t *testing.T) {
 	for _, tt := range []struct{ network, want string }{
 		{"198.19.0.0/16", ""}, {"198.18.0.0/16", ""}, {"100.96.0.0/16", ""}, {"10.0.0.0/8", ""}, {"fd50:1::/48", ""},
 		{"0.0.0.0/0", "private network"}, {"::/0", "private network"}, {"8.8.8.0/24", "private network"}, {"127.0.0.0/8", "private network"}, {"198.0.0.0/8", "private network"},

@@ -14,7 +14,7 @@ func prefixesOf(texts ...string) []netip.Prefix {
 	return p
 }
 
-func TestPrefixes(t *testing.T) {
+func TestPrefixesContainStatedNetworksAndVerifiedBlocks(t *testing.T) {
 	tests := []struct {
 		name                   string
 		podCIDRs, ranges       []string
@@ -88,7 +88,7 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-func TestBlocksCount(t *testing.T) {
+func TestBlocksForgetAddressesThatNoObjectHas(t *testing.T) {
 	b := blocks{}
 	addr := netip.MustParseAddr("10.0.0.1")
 	b.add(podBlock(addr), addr, 1)

@@ -8,7 +8,7 @@ import (
 	"kubevpn/pkg/datapath/balancer"
 )
 
-func TestZone(t *testing.T) {
+func TestZoneComesFromNodeOrEndpoint(t *testing.T) {
 	t.Run("from-the-node", func(t *testing.T) {
 		c := newCluster("n1")
 		c.setNode(balancer.Name{Name: "n2"}, convertNode(testNode("n2", "10.244.1.0/24", "192.168.0.2", "z2")))

@@ -16,7 +16,7 @@ import (
 
 var helloV1 = api.ClientHello{Protocol: api.Protocol, Version: "1", Client: "laptop"}
 
-func TestIncompatibleLaptop(t *testing.T) {
+func TestManagerRefusesIncompatibleLaptop(t *testing.T) {
 	tests := []struct {
 		name, hint string
 		hello      api.ClientHello
@@ -44,7 +44,7 @@ func TestIncompatibleLaptop(t *testing.T) {
 	}
 }
 
-func TestHello(t *testing.T) {
+func TestManagerAnswersHello(t *testing.T) {
 	r := start(t, Config{PodName: "tm-1", NodeName: "n1"})
 	c := hello(t, r.laptop, helloV1)
 	m := c.next()
@@ -66,7 +66,7 @@ func TestHello(t *testing.T) {
 	c.until("one session", func(s *api.ManagerState) bool { return s.Sessions == 1 })
 }
 
-func TestDelta(t *testing.T) {
+func TestDeltaContainsOnlyChanges(t *testing.T) {
 	type names = map[string][]string
 	tests := []struct {
 		name          string
@@ -91,7 +91,7 @@ func TestDelta(t *testing.T) {
 	}
 }
 
-func TestSlowReaderMissesWhatWasBetween(t *testing.T) {
+func TestSlowReaderSkipsNotices(t *testing.T) {
 	b := newNotices()
 	seen, newer := b.read()
 	for i := range 100 {
@@ -128,7 +128,7 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-func TestHelloIsBounded(t *testing.T) {
+func TestManagerRefusesLongHello(t *testing.T) {
 	endless := strings.NewReader(`{"version":"` + strings.Repeat("x", 1<<20))
 	if _, err := readHello(endless); err == nil || errors.Is(err, nil) || endless.Len() < 1<<19 {
 		t.Errorf("error %v, %d bytes left", err, endless.Len())

@@ -148,7 +148,7 @@ func TestConversion(t *testing.T) {
 	}
 }
 
-func TestAffinityConversion(t *testing.T) {
+func TestConversionKeepsAffinity(t *testing.T) {
 	tests := []struct {
 		name   string
 		config *corev1.SessionAffinityConfig
@@ -169,7 +169,7 @@ func TestAffinityConversion(t *testing.T) {
 	}
 }
 
-func TestSliceWithoutService(t *testing.T) {
+func TestClusterIgnoresSliceWithoutService(t *testing.T) {
 	c := newCluster("n1")
 	s := webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Labels = nil }, "10.244.0.1")
 	c.setSlice(balancer.Name{Namespace: "default", Name: "a"}, convertSlice(s))

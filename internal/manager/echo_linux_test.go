@@ -89,7 +89,7 @@ func (l *laptopPings) CloseWithCode(c transport.Code) error {
 	return nil
 }
 
-func TestPing(t *testing.T) {
+func TestPingReturnsReplyOrError(t *testing.T) {
 	tests := []struct {
 		name, dst string
 		want      string // "reply" or the code
@@ -136,7 +136,7 @@ func TestPing(t *testing.T) {
 	}
 }
 
-func TestPingWhereNotPermitted(t *testing.T) {
+func TestPingFailsWhenNotPermitted(t *testing.T) {
 	var may bool
 	var err error
 	inNamespace(t, "1 0", func() {

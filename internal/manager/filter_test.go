@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestFilter(t *testing.T) {
+func TestFilterRejectsSpecialAddresses(t *testing.T) {
 	f := filter{
 		pod: []netip.Addr{netip.MustParseAddr("10.244.0.5"), netip.MustParseAddr("fd00:244::5")},
 		dns: []netip.Addr{netip.MustParseAddr("169.254.20.10")},

@@ -320,7 +320,7 @@ func TestManagerEndsBeforeGateway(t *testing.T) {
 	}
 }
 
-func TestPodRoutes(t *testing.T) {
+func TestPodRoutesOmitGatewayDevice(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "ip")
 	pod := tuntest.NewNamespace(t)

@@ -118,7 +118,7 @@ func TestNodesAndTheAPIServerAreNotDialled(t *testing.T) {
 }
 
 // The guard is on every way: streams, pings and packets. A Service's endpoint is dialled wherever it is.
-func TestNodesAreNotDialledByAnyWay(t *testing.T) {
+func TestNoProtocolReachesNodes(t *testing.T) {
 	server := pod(t, func(c *net.TCPConn) { c.Write([]byte("served")) })
 	at := netip.MustParseAddrPort(server)
 	extra := func(t *testing.T, cidrs ...netip.Prefix) *running {

@@ -24,7 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestAPIServers(t *testing.T) {
+func TestAPIServersComeFromEnvironment(t *testing.T) {
 	tests := []struct {
 		name             string
 		host, port, list string
@@ -49,7 +49,7 @@ func TestAPIServers(t *testing.T) {
 	}
 }
 
-func TestNoServiceAccount(t *testing.T) {
+func TestKubeClientIsNilWithoutServiceAccount(t *testing.T) {
 	if c, err := kubeClient(t.TempDir(), []string{"10.96.0.1:443"}); c != nil || err != nil {
 		t.Errorf("without a token: %v, %v", c, err)
 	}
@@ -89,7 +89,7 @@ func apiServerFor(t *testing.T, names ...string) (addr string, ca []byte, connec
 	return server.Listener.Addr().String(), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), connections
 }
 
-func TestFailover(t *testing.T) {
+func TestDialFirstFailsOver(t *testing.T) {
 	good, ca, goodCount := apiServerFor(t, "kubernetes", "kubernetes.default.svc")
 	wrongName, wrongCA, _ := apiServerFor(t, "example.com")
 	tests := []struct {
@@ -130,7 +130,7 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-func TestFirstServerIsPreferred(t *testing.T) {
+func TestDialFirstPrefersFirstServer(t *testing.T) {
 	a, b := listen(t), listen(t)
 	for range 10 {
 		conn, err := dialFirst(t.Context(), "tcp", []string{a.Addr().String(), b.Addr().String()})

@@ -215,7 +215,7 @@ func TestLeases(t *testing.T) {
 }
 
 // The state that laptops are told follows the leases, and a session that ended is given nothing.
-func TestAdmission(t *testing.T) {
+func TestRouterAdmitsEachPeerOnce(t *testing.T) {
 	changes := 0
 	r := newRouter(nil, func() { changes++ }, nil)
 	sender := func() *packetlink.Sender { return packetlink.NewSender(packetlink.SenderConfig{}) }

@@ -174,7 +174,7 @@ func TestPodsAreReadSparingly(t *testing.T) {
 }
 
 // Without the right, as a Role of an earlier version has it, endpoints are believed one by one.
-func TestPodsThatMayNotBeRead(t *testing.T) {
+func TestAddressesAreBelievedWhenPodsMayNotBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := startReading(t, podAt("shop", "web", "10.42.1.5", false))
 		r.kube.set(func() { r.kube.denied["get pods"] = true })

@@ -12,9 +12,9 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// TestPortsComeRound opens more connections to one address than there are ports, each closed by this end first, so
+// TestPortsAreReusedInTurn opens more connections to one address than there are ports, each closed by this end first, so
 // that its port is in TIME_WAIT. A kernel that chooses runs out of ports.
-func TestPortsComeRound(t *testing.T) {
+func TestPortsAreReusedInTurn(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}

@@ -493,7 +493,7 @@ func TestProxyPortTLS(t *testing.T) {
 }
 
 // Who is slow has his time, and no more.
-func TestProxyPortSlow(t *testing.T) {
+func TestProxyPortRejectsSlowClient(t *testing.T) {
 	p, err := newProxyPort(listen(t), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
@@ -610,7 +610,7 @@ func TestTicket(t *testing.T) {
 	}
 }
 
-func TestTicketRefused(t *testing.T) {
+func TestManagerRefusesInvalidTicketRequest(t *testing.T) {
 	w := startProxyPort(t)
 	p384, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
 	if err != nil {

@@ -51,7 +51,7 @@ func (l *stalledLaptop) Close() error      { return l.say("close") }
 
 // Linux tells of a reset once, to whoever asks first: when writing did, reading gives an end of data, which must not
 // reach the laptop as a FIN. The answer that was cut would look whole.
-func TestResetToldToTheWriter(t *testing.T) {
+func TestRelayForwardsResetThatWriterSaw(t *testing.T) {
 	l := listen(t)
 	client, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestResolvConf(t *testing.T) {
+func TestResolvConfDefinesClusterDNS(t *testing.T) {
 	tests := []struct {
 		name, text, domain string
 		servers            []string

@@ -436,7 +436,7 @@ func TestLeaseTakenOver(t *testing.T) {
 }
 
 // A TCP super-packet stays one for a laptop that takes such, and is cut for one that does not.
-func TestNoGSO(t *testing.T) {
+func TestPacketsAreSegmentedForLaptopWithoutGSO(t *testing.T) {
 	r := start(t, Config{})
 	a := newInner(t, r, api.ClientHello{Client: "a"})
 	b := newInner(t, r, api.ClientHello{Client: "b"})

@@ -18,7 +18,7 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-func TestTCPEcho(t *testing.T) {
+func TestTCPFlowCarriesBytesBothWays(t *testing.T) {
 	r := identified(t, "")
 	st, err := r.open(t, pod(t, func(c *net.TCPConn) { io.Copy(c, c); c.CloseWrite() }))
 	if err != nil {
@@ -35,7 +35,7 @@ func TestTCPEcho(t *testing.T) {
 	}
 }
 
-func TestTCPHalfClose(t *testing.T) {
+func TestHalfCloseReachesOtherEnd(t *testing.T) {
 	t.Run("laptop-first", func(t *testing.T) {
 		r := identified(t, "")
 		answer := make(chan struct{})
@@ -94,7 +94,7 @@ func reset(c *net.TCPConn) {
 	c.Close()
 }
 
-func TestPodResets(t *testing.T) {
+func TestResetOfPodReachesLaptop(t *testing.T) {
 	tests := []struct {
 		name string
 		pod  func(*net.TCPConn)
@@ -130,7 +130,7 @@ func TestPodResets(t *testing.T) {
 	}
 }
 
-func TestLaptopResets(t *testing.T) {
+func TestResetOfLaptopReachesPod(t *testing.T) {
 	tests := []struct {
 		name  string
 		do    func(*transport.Stream)
@@ -233,8 +233,8 @@ func TestFilterIsApplied(t *testing.T) {
 	}
 }
 
-// TestGivingUpEndsTheDial has a listener whose queue is full, so that the dial hangs.
-func TestGivingUpEndsTheDial(t *testing.T) {
+// TestCancelledOpenEndsDial has a listener whose queue is full, so that the dial hangs.
+func TestCancelledOpenEndsDial(t *testing.T) {
 	r := identified(t, "")
 	blackhole := fullListener(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
@@ -245,7 +245,7 @@ func TestGivingUpEndsTheDial(t *testing.T) {
 	} // goleak shows that the dial has ended
 }
 
-func TestUnknownVIPIsSilentSoon(t *testing.T) {
+func TestUnknownVIPTimesOutEarly(t *testing.T) {
 	r := start(t, Config{}, func(m *Manager) { m.dialer.inRange = func(netip.Addr) bool { return true } })
 	hello(t, r.laptop, helloV1).next()
 	if _, err := r.open(t, fullListener(t)); !errors.Is(err, syscall.ETIMEDOUT) {

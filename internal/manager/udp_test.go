@@ -112,7 +112,7 @@ func TestUDP(t *testing.T) {
 	})
 }
 
-func TestIdleTimer(t *testing.T) {
+func TestIdleTimerEndsUnusedFlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		ended := make(chan time.Duration, 1)

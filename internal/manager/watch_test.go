@@ -201,7 +201,7 @@ func TestChangesReachLaptops(t *testing.T) {
 	}
 }
 
-func TestRights(t *testing.T) {
+func TestWatchesFollowPermissions(t *testing.T) {
 	t.Run("granted-later", func(t *testing.T) {
 		kube := newFakeAPI([]string{"list endpointslices", "watch endpointslices", "list nodes"}, testCluster()...)
 		r := start(t, Config{Kube: kube, NodeName: "n1", APIServer: netip.MustParseAddrPort("10.96.0.1:443")})
@@ -275,7 +275,7 @@ func TestRights(t *testing.T) {
 	})
 }
 
-func TestAPIServerDown(t *testing.T) {
+func TestStateSurvivesAPIServerFailure(t *testing.T) {
 	t.Run("at-start", func(t *testing.T) {
 		kube := newFakeAPI(nil, testCluster()...)
 		kube.down = true
@@ -331,7 +331,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-func TestNoAPIAccessIsReady(t *testing.T) {
+func TestManagerWithoutAPIAccessIsReady(t *testing.T) {
 	r := start(t, Config{})
 	select {
 	case <-r.publisher.ready:

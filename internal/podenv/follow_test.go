@@ -180,7 +180,7 @@ func (f *following) replace(name string) {
 	}
 }
 
-func TestFollow(t *testing.T) {
+func TestFollowShowsChanges(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		test func(t *testing.T, f *following)

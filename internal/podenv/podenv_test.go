@@ -311,7 +311,7 @@ containers:
 	}
 }
 
-func TestHere(t *testing.T) {
+func TestHereReplacesVolumes(t *testing.T) {
 	const spec = `
 volumes:
 - {name: disk, persistentVolumeClaim: {claimName: data}}
@@ -358,7 +358,7 @@ containers:
 }
 
 // A token is asked for once, bound to the pod, and again when most of its life is over.
-func TestToken(t *testing.T) {
+func TestTokenIsRenewedBeforeItExpires(t *testing.T) {
 	kube := fake.NewClientset(objectsOf(t, manifests)...)
 	life, asked := time.Hour, 0
 	kube.PrependReactor("create", "serviceaccounts/token", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -414,7 +414,7 @@ containers: [{name: app, volumeMounts: [{name: t, mountPath: /t}]}]`)
 }
 
 // What a program in the container was seen to have completes what the API says, and never contradicts it.
-func TestSeen(t *testing.T) {
+func TestSeenAddsVariablesOfImage(t *testing.T) {
 	seen := []byte("PATH=/bin\x00HOSTNAME=web-1\x00LANG=C\x00COLOR=of the image\x00TOKEN=t0k\x00BULK=b\x00A=B=C\x00noise\x00")
 	environment := func(kube *fake.Clientset, spec string) (string, []string) {
 		r := reader(t, kube, spec)
@@ -458,7 +458,7 @@ func TestSeen(t *testing.T) {
 }
 
 // Who has rights in one namespace may not read the Service of the API server.
-func TestMasterIsNotRead(t *testing.T) {
+func TestMasterHasDefaultsWhenForbidden(t *testing.T) {
 	for _, tt := range []struct {
 		name, seen, host, port string
 	}{
@@ -499,7 +499,7 @@ func TestMasterIsNotRead(t *testing.T) {
 }
 
 // A key of a Secret that is no text is in no variable, and in nothing that is messages.
-func TestBinary(t *testing.T) {
+func TestEnvironmentOmitsBinaryValues(t *testing.T) {
 	kube := fake.NewClientset(append(objectsOf(t, manifests), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "binary", Namespace: "shop"},
 		Data: map[string][]byte{"STORE": []byte("s3cr3t\x00"), "text": []byte("fine")}})...)
 	variables, problems := reader(t, kube, `{enableServiceLinks: false, containers: [{name: app, envFrom: [{secretRef: {name: binary}}], env: [{name: MADE, value: "of $(STORE)"}]}]}`).Environment(t.Context())
