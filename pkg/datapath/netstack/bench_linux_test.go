@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
 )
 
 // BenchmarkTransfer moves 1 MiB per iteration between a kernel socket of the laptop and one behind the loopback dialer.
@@ -124,12 +126,12 @@ func BenchmarkUDPRoundTrip(b *testing.B) {
 	}
 }
 
-// An idle flow costs less than 20 KiB at the laptop's end, its goroutines included.
-func TestIdleFlows(t *testing.T) {
+// An idle flow takes less than 20 KiB, its goroutines included.
+func TestIdleTCPFlowTakesLittleMemory(t *testing.T) {
 	const n, limit = 2000, 20 << 10
 	streams := make(chan *idleStream, n)
 	k := newKernel(t, Config{Dialer: dialer{tcp: dialIdle(streams)}})
-	// Take a few first, for what is made once.
+	// The first flows allocate what all flows share.
 	for range 10 {
 		exchange(t, k, streams)
 	}
@@ -140,7 +142,7 @@ func TestIdleFlows(t *testing.T) {
 		c, s := exchange(t, k, streams)
 		conns, far = append(conns, c), append(far, s)
 	}
-	until(t, "all are open", func() bool { return k.stack.Stats().TCP.Open == n+10 })
+	testenv.Until(t, "all are open", func() bool { return k.stack.Stats().TCP.Open == n+10 })
 	after := memory()
 	// The sockets of the application and this test's bookkeeping are in the same process.
 	own := measureOwn(t, n)
@@ -159,7 +161,7 @@ func TestIdleFlows(t *testing.T) {
 	runtime.KeepAlive(conns)
 }
 
-// memory is what the process has in use: the heap and goroutine stacks.
+// memory returns the bytes of the heap and of goroutine stacks in use.
 func memory() uint64 {
 	for range 3 { // stacks shrink, and pools are emptied, by one step at a time
 		runtime.GC()

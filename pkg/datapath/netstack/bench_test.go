@@ -12,10 +12,11 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/packet"
 )
 
-// null is a Device that takes everything and gives nothing.
+// null is a Device that discards writes and never returns a packet.
 type null struct {
 	closed chan struct{}
 	once   sync.Once
@@ -34,19 +35,19 @@ func (d *null) Close() error {
 	return nil
 }
 
-// discard is a PacketStream that takes everything and gives nothing.
+// discard is a PacketStream that discards writes and never returns a packet.
 type discard struct{ *packets }
 
 func (discard) WritePacket([]byte) error { return nil }
 
-// BenchmarkDeliverUDP is the way of a datagram of a known flow, from the device into the stream's queue.
+// BenchmarkDeliverUDP measures a datagram of an open flow, from the device to the stream's queue.
 func BenchmarkDeliverUDP(b *testing.B) {
 	s := start(b, Config{Device: &null{closed: make(chan struct{})}, Dialer: dialer{
 		udp: func(context.Context, netip.AddrPort, netip.AddrPort) (PacketStream, error) {
 			return discard{newPackets()}, nil
 		},
 	}})
-	until(b, "it runs", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.gv != nil })
+	testenv.Until(b, "it runs", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.gv != nil })
 	payload := make([]byte, 1000)
 	udp := packet.UDP(appAddr, podAddr, payload, false)
 	ip := packet.Outgoing{Src: appAddr.Addr(), Dst: podAddr.Addr(), Proto: packet.ProtoUDP, PayloadLen: 8 + len(payload)}
@@ -58,7 +59,7 @@ func BenchmarkDeliverUDP(b *testing.B) {
 	}
 }
 
-// BenchmarkSendUDP is the way of a datagram from the stream to the device.
+// BenchmarkSendUDP measures a datagram from the stream to the device.
 func BenchmarkSendUDP(b *testing.B) {
 	var stats counters
 	l := newLink(&null{}, nil, &stats)
@@ -72,7 +73,7 @@ func BenchmarkSendUDP(b *testing.B) {
 	}
 }
 
-// BenchmarkWritePackets is the way of a TCP super-packet from gVisor to the device.
+// BenchmarkWritePackets measures a TCP super-packet from gVisor to the device.
 func BenchmarkWritePackets(b *testing.B) {
 	var stats counters
 	l := newLink(&null{}, nil, &stats)

@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,11 +20,11 @@ import (
 )
 
 const (
-	// queueLimit is how many bytes of datagrams wait for a flow's stream, counting queueOverhead for each.
+	// queueLimit bounds the bytes of datagrams that wait for a flow's stream, with queueOverhead for each datagram.
 	queueLimit    = 1 << 20
 	queueOverhead = 256
-	// maxQueued is the same for all flows together, and maxDatagramFlows bounds their number. Flows that live go on:
-	// the first datagram of a new one is dropped.
+	// maxQueued bounds the bytes that wait in all flows together, and maxDatagramFlows the number of flows. Beyond
+	// that number, existing flows continue and the first datagram of a new flow is dropped.
 	maxQueued        = 64 << 20
 	maxDatagramFlows = 8 << 10
 	// maxPayload is the longest payload of a datagram: IPv6 allows 20 bytes more than IPv4.
@@ -31,17 +33,17 @@ const (
 	echoPrefix = 2 // bytes of sequence number before the payload of an echo packet
 )
 
-// flowKey names a UDP or echo flow. For echo, the port of src is the identifier that the pinging program chose.
+// flowKey identifies a UDP or echo flow. For echo, the port of src is the identifier that the pinging program chose.
 type flowKey struct {
 	proto    uint8
 	src, dst netip.AddrPort
 }
 
-// datagrams are the UDP and echo flows.
+// datagrams holds the UDP and echo flows.
 type datagrams struct {
 	s      *Stack
 	start  time.Time
-	queued atomic.Int64 // of all flows, as datagramFlow.queued
+	queued atomic.Int64 // sum of datagramFlow.queued
 	mu     sync.Mutex
 	flows  map[flowKey]*datagramFlow
 }
@@ -50,8 +52,8 @@ func (d *datagrams) init(s *Stack) {
 	d.s, d.start, d.flows = s, time.Now(), make(map[flowKey]*datagramFlow)
 }
 
-// handleUDP is given the datagrams that no local service takes, put together from fragments, by the one goroutine that
-// reads the device. With false, gVisor answers ICMP port unreachable.
+// handleUDP delivers a reassembled datagram that is not for a local service. The goroutine that reads the device calls
+// it. If it returns false, gVisor answers ICMP port unreachable.
 func (s *Stack) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	if s.isLocal(id.LocalAddress) {
 		return false
@@ -72,7 +74,8 @@ func (s *Stack) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer)
 	return true
 }
 
-// handleEcho is given ICMP messages, put together from fragments. With false, gVisor answers echo requests itself.
+// handleEcho delivers a reassembled ICMP echo request. It ignores other ICMP messages. If it returns false, gVisor
+// answers echo requests itself.
 func (s *Stack) handleEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	if s.isLocal(id.LocalAddress) {
 		return false
@@ -86,7 +89,7 @@ func (s *Stack) handleEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer
 		s.stats.malformed.Add(1) // gVisor checks only ICMPv6
 		return true
 	}
-	// Of ICMPv6 gVisor takes only the type, code and checksum for the header.
+	// gVisor's header of an ICMPv6 message has only the type, code and checksum.
 	rest := pkt.Data().ToBuffer()
 	if missing := 8 - len(icmp); missing > 0 {
 		view, ok := rest.PullUp(0, missing)
@@ -99,9 +102,9 @@ func (s *Stack) handleEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer
 		rest.TrimFront(int64(missing))
 	}
 	ident, _, ok := packet.ParseEcho(proto, icmp)
-	if !ok { // an answer to nothing that we asked
+	if !ok { // a reply or an error, but this stack sends no requests
 		rest.Release()
-		s.stats.ignoredCount.Add(1)
+		s.stats.ignored.Add(1)
 		return true
 	}
 	payload := buffer.MakeWithView(buffer.NewViewWithData(icmp[6:8]))
@@ -114,7 +117,7 @@ func (s *Stack) handleEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer
 	return true
 }
 
-// deliver gives a datagram to its flow, which is made if there is none. It owns payload.
+// deliver queues a datagram in its flow, and creates the flow if there is none. It owns payload.
 func (d *datagrams) deliver(key flowKey, pkt *stack.PacketBuffer, payload buffer.Buffer) {
 	for {
 		d.mu.Lock()
@@ -134,20 +137,17 @@ func (d *datagrams) deliver(key flowKey, pkt *stack.PacketBuffer, payload buffer
 		if f.enqueue(pkt, payload) {
 			return
 		}
-		// It ended just now; the next round makes another.
+		// The flow ended between the two locks; the next round creates another.
 	}
 }
 
-// closeAll ends all flows. No packets are delivered any more when it is called.
-func (d *datagrams) closeAll() {
+// endAll ends all flows. Call it after the last deliver.
+func (d *datagrams) endAll() {
 	d.mu.Lock()
-	flows := make([]*datagramFlow, 0, len(d.flows))
-	for _, f := range d.flows {
-		flows = append(flows, f)
-	}
+	flows := slices.Collect(maps.Values(d.flows))
 	d.mu.Unlock()
 	for _, f := range flows {
-		f.close()
+		f.end()
 	}
 }
 
@@ -158,25 +158,25 @@ func (d *datagrams) now() time.Duration { return time.Since(d.start) }
 //	app ─ enqueue ─ queue ─ drain ─ stream.WritePacket        (drain runs only while the queue is not empty)
 //	app ◀ write ◀ run ◀ stream.ReadPacket
 //
-// It ends when the stream fails, which may be told to the application, or when it is idle.
+// It ends when the stream fails, which the application may learn from an ICMP error, or when it is idle.
 type datagramFlow struct {
 	d     *datagrams
 	key   flowKey
 	idle  time.Duration
 	stats *flowCounters
-	last  atomic.Int64 // when a packet last went either way, as datagrams.now
+	last  atomic.Int64 // datagrams.now at the last packet in either direction
 
-	ctx    context.Context // of the dial; ends with the flow
+	ctx    context.Context // for the dial; ends with the flow
 	cancel context.CancelFunc
 
 	mu       sync.Mutex
 	stream   PacketStream // nil before the dial
 	queue    []buffer.Buffer
-	queued   int // bytes, with overhead, including what drain is writing
+	queued   int // bytes with overhead, in queue and in drain's batch
 	draining bool
-	closed   bool
+	ended    bool
 	timer    *time.Timer
-	quote    []byte // the beginning of the application's last packet
+	quote    []byte // beginning of the application's last packet, for ICMP errors
 }
 
 func newDatagramFlow(d *datagrams, key flowKey) *datagramFlow {
@@ -190,7 +190,7 @@ func newDatagramFlow(d *datagrams, key flowKey) *datagramFlow {
 	f.ctx, f.cancel = context.WithCancel(d.s.ctx)
 	f.stats.opened()
 	f.touch()
-	f.mu.Lock() // checkIdle may come early
+	f.mu.Lock() // checkIdle reads f.timer
 	defer f.mu.Unlock()
 	f.timer = time.AfterFunc(f.idle, f.checkIdle)
 	return f
@@ -198,25 +198,27 @@ func newDatagramFlow(d *datagrams, key flowKey) *datagramFlow {
 
 func (f *datagramFlow) touch() { f.last.Store(int64(f.d.now())) }
 
+// checkIdle ends an idle flow. The timer calls it.
 func (f *datagramFlow) checkIdle() {
 	rest := f.idle - (f.d.now() - time.Duration(f.last.Load()))
 	if rest <= 0 {
-		f.close()
+		f.end()
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.closed {
+	if !f.ended {
 		f.timer.Reset(rest)
 	}
 }
 
-// enqueue takes payload, or returns false when the flow has ended.
+// enqueue queues or drops payload and owns it then. It returns false, and leaves payload to the caller, if the flow has
+// ended.
 func (f *datagramFlow) enqueue(pkt *stack.PacketBuffer, payload buffer.Buffer) bool {
 	size := int(payload.Size())
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.closed {
+	if f.ended {
 		return false
 	}
 	f.touch()
@@ -233,7 +235,7 @@ func (f *datagramFlow) enqueue(pkt *stack.PacketBuffer, payload buffer.Buffer) b
 	return true
 }
 
-// appendBeginning appends as much of a packet as an ICMP error quotes.
+// appendBeginning appends the part of a packet that an ICMP error quotes.
 func appendBeginning(dst []byte, pkt *stack.PacketBuffer) []byte {
 	dst = append(dst, pkt.NetworkHeader().Slice()...)
 	dst = append(dst, pkt.TransportHeader().Slice()...)
@@ -248,7 +250,7 @@ func appendBeginning(dst []byte, pkt *stack.PacketBuffer) []byte {
 	return dst
 }
 
-// startDraining is called with f.mu held.
+// startDraining starts drain if there is something to write. Call with f.mu held.
 func (f *datagramFlow) startDraining() {
 	if f.draining || f.stream == nil || len(f.queue) == 0 {
 		return
@@ -257,7 +259,7 @@ func (f *datagramFlow) startDraining() {
 	f.d.s.flows.Go(f.drain)
 }
 
-// unqueue frees what was queued. It is called with f.mu held.
+// unqueue releases a queued datagram. Call with f.mu held.
 func (f *datagramFlow) unqueue(b *buffer.Buffer) {
 	n := int(b.Size()) + queueOverhead
 	f.queued -= n
@@ -265,7 +267,7 @@ func (f *datagramFlow) unqueue(b *buffer.Buffer) {
 	b.Release()
 }
 
-// drain writes the queue to the stream.
+// drain writes the queue to the stream until the queue is empty.
 func (f *datagramFlow) drain() {
 	var batch []buffer.Buffer
 	for {
@@ -275,7 +277,7 @@ func (f *datagramFlow) drain() {
 		}
 		if len(f.queue) == 0 {
 			f.draining = false
-			f.queue = nil // an idle flow keeps no memory for it
+			f.queue = nil // an idle flow holds no memory
 			f.mu.Unlock()
 			return
 		}
@@ -284,18 +286,18 @@ func (f *datagramFlow) drain() {
 		f.mu.Unlock()
 		for i := range batch {
 			size := int(batch[i].Size())
-			// One datagram is one view, unless it came in fragments; then PullUp joins them.
+			// A datagram has several views only if it arrived in fragments; PullUp joins them.
 			view, _ := batch[i].PullUp(0, size)
 			if err := stream.WritePacket(view.AsSlice()); err != nil {
 				f.fail(err)
-				break // fail has emptied the queue, so the next round ends
+				break // fail has emptied the queue, so the next round returns
 			}
 			f.stats.bytesOut.Add(uint64(size))
 		}
 	}
 }
 
-// run dials, and then writes to the application what comes from the stream.
+// run dials, and then copies from the stream to the application until the flow ends.
 func (f *datagramFlow) run() {
 	stream, err := f.dial()
 	if err != nil {
@@ -303,7 +305,7 @@ func (f *datagramFlow) run() {
 		return
 	}
 	f.mu.Lock()
-	if f.closed {
+	if f.ended {
 		f.mu.Unlock()
 		stream.Close()
 		return
@@ -317,7 +319,7 @@ func (f *datagramFlow) run() {
 
 var packetBuffers = sync.Pool{New: func() any { return new([echoPrefix + maxPayload]byte) }}
 
-// copyDown writes to the application what comes from the stream, until that fails.
+// copyDown copies packets from the stream to the application until ReadPacket fails, and returns its error.
 func (f *datagramFlow) copyDown(stream PacketStream) error {
 	waiter, _ := stream.(interface{ Wait() error })
 	for {
@@ -346,8 +348,7 @@ func (f *datagramFlow) dial() (PacketStream, error) {
 	return dialer.DialEcho(f.ctx, f.key.src.Addr(), f.key.dst.Addr())
 }
 
-// write sends one packet of the stream to the application. One that cannot be sent is counted, and the flow goes on, as
-// with any datagram.
+// write sends one packet of the stream to the application. A failure loses only this packet, and is counted.
 func (f *datagramFlow) write(p []byte) {
 	f.touch()
 	link := f.d.s.link
@@ -369,16 +370,15 @@ func (f *datagramFlow) write(p []byte) {
 	f.stats.bytesIn.Add(uint64(len(p)))
 }
 
-// fail ends the flow, and tells the application why if there is a way to say it.
+// fail ends the flow, and sends the application the ICMP error for cause, if there is one.
 func (f *datagramFlow) fail(cause error) {
 	quote, first := f.end()
-	if !first || errors.Is(cause, io.EOF) { // the far end had nothing against it
+	if !first || errors.Is(cause, io.EOF) { // EOF: the far end closed the flow without an error
 		return
 	}
-	v := judge(cause)
-	f.stats.failed(v)
+	reason := reasonOf(cause)
+	f.stats.failed(reason)
 	f.d.s.log.Debug("flow failed", "proto", f.key.proto, "dst", f.key.dst, "err", cause)
-	reason := v.reason()
 	if reason == packet.PortUnreachable && f.key.proto != packet.ProtoUDP {
 		reason = packet.HostUnreachable
 	}
@@ -386,20 +386,18 @@ func (f *datagramFlow) fail(cause error) {
 		return
 	}
 	if err := f.d.s.link.sendError(reason, f.key.dst.Addr(), quote); err != nil {
-		f.d.s.log.Debug("reporting a failed flow", "proto", f.key.proto, "dst", f.key.dst, "err", err)
+		f.d.s.log.Debug("cannot report a failed flow", "proto", f.key.proto, "dst", f.key.dst, "err", err)
 	}
 }
 
-func (f *datagramFlow) close() { f.end() }
-
-// end ends the flow. first is true for the call that did it.
+// end ends the flow. first is true for the call that ended it; quote is then the flow's.
 func (f *datagramFlow) end() (quote []byte, first bool) {
 	f.mu.Lock()
-	if f.closed {
+	if f.ended {
 		f.mu.Unlock()
 		return nil, false
 	}
-	f.closed = true
+	f.ended = true
 	for i := range f.queue {
 		f.unqueue(&f.queue[i])
 	}
@@ -408,8 +406,8 @@ func (f *datagramFlow) end() (quote []byte, first bool) {
 	stream := f.stream
 	f.mu.Unlock()
 
-	// Run waits for what cancel and Close end, and not for the timer that may have come here: there is no flow any more
-	// when they do.
+	// Run waits for the goroutines that cancel and Close end, but not for a timer that may have called this. So the
+	// counts must be right before those goroutines return.
 	f.d.mu.Lock()
 	delete(f.d.flows, f.key)
 	f.d.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/packet"
 )
 
@@ -33,9 +34,9 @@ func (d *forwardTo) Forward(n int, h packet.Header) bool {
 	return true
 }
 
-// What is forwarded is the PacketForwarder's, byte for byte and with its virtio-net header, whatever protocol it is; what is not
-// is the stack's; and what is for neighbours on a link is nobody's.
-func TestForward(t *testing.T) {
+// The PacketForwarder receives packets of any protocol byte for byte, with their virtio-net headers. The stack handles
+// the packets that the forwarder does not take, and ignores packets to neighbors on a link.
+func TestForwarderTakesPacketsWhole(t *testing.T) {
 	d := &forwardTo{to: netip.MustParseAddr("198.19.3.4"), taken: make(chan []byte, 1)}
 	w, s := newWire(t, Config{Dialer: dialer{}, Forwarder: d})
 	send := func(dst string) []byte {
@@ -61,17 +62,17 @@ func TestForward(t *testing.T) {
 	if got := w.receive(); got.Proto != packet.ProtoICMP || got.Src != netip.MustParseAddr("10.2.0.9") {
 		t.Errorf("the stack's own packet got %+v for an answer", got.Header)
 	}
-	until(t, "the packets are counted", func() bool {
+	testenv.Until(t, "the packets are counted", func() bool {
 		c := s.Stats()
 		return c.Forwarded == 2 && c.Ignored == 1 && c.PacketsIn == 4
 	})
-	// One buffer each for the two that were taken; those that were not shared the third.
+	// Each packet that was taken has its own buffer; the other packets shared the third.
 	if d.given != 3 {
 		t.Errorf("%d buffers were used", d.given)
 	}
 }
 
-// BenchmarkForward is the way of a packet that is forwarded, after it was read.
+// BenchmarkForward measures a forwarded packet, from the device's buffer to the forwarder.
 func BenchmarkForward(b *testing.B) {
 	d := &forwardTo{to: netip.MustParseAddr("198.19.3.4"), taken: make(chan []byte, 1)}
 	var stats counters

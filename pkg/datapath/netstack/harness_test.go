@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// dialer is a Dialer of functions; a nil one fails with EHOSTUNREACH.
+// dialer is a Dialer of functions. A nil function fails with EHOSTUNREACH.
 type dialer struct {
 	tcp  func(ctx context.Context, src, dst netip.AddrPort) (Stream, error)
 	udp  func(ctx context.Context, src, dst netip.AddrPort) (PacketStream, error)
@@ -89,8 +89,8 @@ func (s *connStream) WriteTo(w io.Writer) (int64, error) {
 	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{s}, buf[:])
 }
 
-// Read tells a reset from a FIN. The kernel reports a reset once, and it may have told Write. wasReset comes first: a connection
-// that ends well, with our FIN, is closed only after finSent is set.
+// Read distinguishes a reset from a FIN. The kernel reports a reset once, perhaps to Write. wasReset comes first: a
+// connection that ends with a FIN from both sides is closed only after finSent is set.
 func (s *connStream) Read(p []byte) (int, error) {
 	n, err := s.TCPConn.Read(p)
 	if err == io.EOF && wasReset(s.TCPConn) && !s.finSent.Load() {
@@ -115,8 +115,8 @@ type connPackets struct{ *net.UDPConn }
 func (s connPackets) ReadPacket(p []byte) (int, error) { return s.Read(p) }
 func (s connPackets) WritePacket(p []byte) error       { _, err := s.Write(p); return err }
 
-// packets is a PacketStream in memory: what is written comes out of requests, what goes into replies is read. A nil
-// reply ends it with err.
+// packets is a PacketStream in memory. WritePacket sends to requests and ReadPacket receives from replies. A nil reply
+// makes ReadPacket return err.
 type packets struct {
 	requests, replies chan []byte
 	err               error
@@ -154,7 +154,7 @@ func (s *packets) Close() error {
 	return nil
 }
 
-// echoing answers pings as a host would.
+// echoing dials a stream that replies to every ping.
 func echoing(ctx context.Context, src, dst netip.Addr) (PacketStream, error) {
 	s := newPackets()
 	s.replies = s.requests
@@ -188,19 +188,7 @@ func start(t testing.TB, cfg Config) *Stack {
 	return s
 }
 
-// until waits for a condition.
-func until(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
-// serve accepts connections on the loopback interface of the family, and gives each to handle.
+// serve accepts connections on the loopback interface of the family, and calls handle for each.
 func serve(t testing.TB, network string, handle func(*net.TCPConn)) (port uint16) {
 	t.Helper()
 	addr := "127.0.0.1:0"
@@ -231,7 +219,7 @@ func serve(t testing.TB, network string, handle func(*net.TCPConn)) (port uint16
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// isReset says whether a connection ended by RST.
+// isReset returns an error unless err is ECONNRESET.
 func isReset(err error) error {
 	if !errors.Is(err, syscall.ECONNRESET) {
 		return fmt.Errorf("got %v, want ECONNRESET", err)

@@ -14,7 +14,7 @@ import (
 
 func itoa(port uint16) string { return strconv.Itoa(int(port)) }
 
-// idleStream is a Stream as the transport's should be: it holds no buffer.
+// idleStream is a Stream that holds no buffer, like the transport's.
 type idleStream struct {
 	mu      sync.Mutex
 	got     int
@@ -103,7 +103,7 @@ func exchange(t *testing.T, k *kernel, made <-chan *idleStream) (*net.TCPConn, *
 	return c, s
 }
 
-// measureOwn is what n application sockets, and what the test keeps of n flows, take by themselves.
+// measureOwn returns the memory of n application sockets and of the test's records of n flows.
 func measureOwn(t *testing.T, n int) uint64 {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -131,7 +131,7 @@ func measureOwn(t *testing.T, n int) uint64 {
 	return after - before
 }
 
-// idlePackets is a PacketStream as the transport's should be.
+// idlePackets is a PacketStream with a method Wait, like the transport's.
 type idlePackets struct {
 	got    chan<- struct{}
 	closed chan struct{}
@@ -146,8 +146,8 @@ func (s *idlePackets) Close() error {
 	return nil
 }
 
-// An idle UDP flow costs less than 8 KiB, until it is forgotten.
-func TestIdleUDPFlows(t *testing.T) {
+// An idle UDP flow takes less than 8 KiB.
+func TestIdleUDPFlowTakesLittleMemory(t *testing.T) {
 	const n, limit = 2000, 8 << 10
 	got := make(chan struct{}, n)
 	k := newKernel(t, Config{Dialer: dialer{udp: func(context.Context, netip.AddrPort, netip.AddrPort) (PacketStream, error) {

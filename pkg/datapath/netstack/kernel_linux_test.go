@@ -48,7 +48,7 @@ func newKernel(t testing.TB, cfg Config) *kernel {
 	k.ns.Run("ip", "route", "add", "10.2.0.0/16", "dev", "t0")
 	k.ns.Run("ip", "route", "add", "fd02::/64", "dev", "t0")
 	// The kernel sends from an IPv6 address before it receives for it.
-	until(t, "fd01::1 is local", func() bool {
+	testenv.Until(t, "fd01::1 is local", func() bool {
 		out, _ := k.ns.Output("ip", "-6", "route", "show", "table", "local", "fd01::1")
 		return out != ""
 	})
@@ -57,10 +57,14 @@ func newKernel(t testing.TB, cfg Config) *kernel {
 
 // connect is the application's connect().
 func (k *kernel) connect(network string, port uint16, timeout time.Duration) (*net.TCPConn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	return k.connectContext(ctx, network, port)
+}
+
+func (k *kernel) connectContext(ctx context.Context, network string, port uint16) (*net.TCPConn, error) {
 	var c net.Conn
 	err := k.ns.Do(func() (err error) {
-		ctx, cancel := context.WithTimeout(context.Background(), timeout)
-		defer cancel()
 		c, err = new(net.Dialer).DialContext(ctx, network, netip.AddrPortFrom(pod(network), port).String())
 		return err
 	})
@@ -74,7 +78,7 @@ func (k *kernel) connect(network string, port uint16, timeout time.Duration) (*n
 
 func (k *kernel) mustConnect(network string, port uint16) *net.TCPConn {
 	k.t.Helper()
-	c, err := k.connect(network, port, 10*time.Second)
+	c, err := k.connect(network, port, 20*time.Second)
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -89,7 +93,7 @@ func eachFamily(t *testing.T, protocol string, test func(t *testing.T, network s
 	}
 }
 
-// wasReset says whether a connection whose FIN has not been sent is closed, which only an RST can have done.
+// wasReset reports whether the kernel has closed c. Before c has sent its FIN only an RST does that.
 func wasReset(c *net.TCPConn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/datapath/tun/tuntest"
 )
@@ -15,13 +16,12 @@ func source(n int) netip.AddrPort {
 	return netip.AddrPortFrom(appAddr.Addr(), uint16(1024+n))
 }
 
-// A program that connects to what never answers holds so many SYNs and no more. The oldest stay, and new ones are dropped
-// without an answer.
+// A program whose dials hang holds at most maxHeldSYNs SYNs. The stack drops further SYNs without an answer.
 func TestHeldSYNsAreBounded(t *testing.T) {
-	dialled := make(chan netip.AddrPort, 2*maxHeldSYNs)
+	dialed := make(chan netip.AddrPort, 2*maxHeldSYNs)
 	release := make(chan struct{})
 	w, s := newWire(t, Config{Dialer: dialer{tcp: func(ctx context.Context, src, _ netip.AddrPort) (Stream, error) {
-		dialled <- src
+		dialed <- src
 		select {
 		case <-release:
 			return nil, syscall.ECONNREFUSED
@@ -33,11 +33,11 @@ func TestHeldSYNsAreBounded(t *testing.T) {
 	for n := range sent {
 		w.sendFrom(source(n), flagSYN, 1000, 0)
 	}
-	until(t, "all SYNs are read", func() bool { return s.Stats().PacketsIn == sent })
+	testenv.Until(t, "all SYNs are read", func() bool { return s.Stats().PacketsIn == sent })
 	if got := s.Stats(); got.TCP.Dropped != 1000 || got.PacketsOut != 0 {
 		t.Errorf("%d SYNs were dropped and %d packets sent, want 1000 and none", got.TCP.Dropped, got.PacketsOut)
 	}
-	until(t, "the others are dialled", func() bool { return len(dialled) == maxHeldSYNs })
+	testenv.Until(t, "the others are dialed", func() bool { return len(dialed) == maxHeldSYNs })
 	close(release)
 	refused := make(map[uint16]bool)
 	for range maxHeldSYNs {
@@ -50,13 +50,13 @@ func TestHeldSYNsAreBounded(t *testing.T) {
 			t.Fatalf("SYN %d of the first %d got no answer", n, maxHeldSYNs)
 		}
 	}
-	until(t, "a new SYN is held again", func() bool {
+	testenv.Until(t, "a new SYN is held again", func() bool {
 		w.sendFrom(source(sent), flagSYN, 1000, 0)
-		return len(dialled) > maxHeldSYNs
+		return len(dialed) > maxHeldSYNs
 	})
 }
 
-// A program that sends to ever more ports gets so many flows and no more. Those that live go on.
+// A program that sends from ever more ports gets at most maxDatagramFlows flows. Existing flows continue.
 func TestDatagramFlowsAreBounded(t *testing.T) {
 	streams := make(chan *packets, 2*maxDatagramFlows)
 	ours, theirs := tuntest.Pair(1500, true)
@@ -79,7 +79,7 @@ func TestDatagramFlowsAreBounded(t *testing.T) {
 	for n := range maxDatagramFlows + 1000 {
 		send(source(n + 1))
 	}
-	until(t, "all datagrams are read", func() bool { return s.Stats().PacketsIn == maxDatagramFlows+1001 })
+	testenv.Until(t, "all datagrams are read", func() bool { return s.Stats().PacketsIn == maxDatagramFlows+1001 })
 	if got := s.Stats().UDP; got.Open != maxDatagramFlows || got.Dropped != 1001 {
 		t.Errorf("%d flows are open and %d datagrams dropped, want %d and 1001", got.Open, got.Dropped, maxDatagramFlows)
 	}
@@ -90,7 +90,7 @@ func TestDatagramFlowsAreBounded(t *testing.T) {
 	}
 }
 
-// However many flows wait for their streams, what waits is bounded.
+// The datagrams of all flows that wait for their streams are bounded together.
 func TestQueuedDatagramsAreBounded(t *testing.T) {
 	ours, theirs := tuntest.Pair(1500, true)
 	t.Cleanup(func() { theirs.Close() })
@@ -98,8 +98,8 @@ func TestQueuedDatagramsAreBounded(t *testing.T) {
 		<-ctx.Done() // a tunnel that is down
 		return nil, ctx.Err()
 	}}})
-	payload := make([]byte, 1400)
-	const flows, each = 150, 700 // of less than a flow's limit, and more than the limit of all
+	payload := make([]byte, 60000)
+	const flows, each = 150, 16 // below queueLimit for one flow, above maxQueued for all
 	for range each {
 		for n := range flows {
 			udp := packet.UDP(source(n), podAddr, payload, false)
@@ -109,11 +109,11 @@ func TestQueuedDatagramsAreBounded(t *testing.T) {
 			}
 		}
 	}
-	until(t, "all datagrams are read", func() bool { return s.Stats().PacketsIn == flows*each })
+	testenv.Until(t, "all datagrams are read", func() bool { return s.Stats().PacketsIn == flows*each })
 	queued := s.datagrams.queued.Load()
 	if most := int64(maxQueued + 2*len(payload) + queueOverhead); queued > most || queued < maxQueued/2 {
 		t.Errorf("%d bytes wait, want about %d", queued, maxQueued)
 	}
-	s.datagrams.closeAll()
-	until(t, "nothing waits", func() bool { return s.datagrams.queued.Load() == 0 })
+	s.datagrams.endAll()
+	testenv.Until(t, "nothing waits", func() bool { return s.datagrams.queued.Load() == 0 })
 }

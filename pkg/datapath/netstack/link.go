@@ -18,7 +18,7 @@ const gsoMaxSize = 65535
 // link is gVisor's link endpoint on the device: super-packets go into the stack whole, and come out whole.
 //
 //	in:  Read ─ header checked ─┬─ copied into one right-sized, pooled buffer ─ gVisor
-//	                            └─ forwarded as it is, in the buffer it was read to
+//	                            └─ forwarded as it is, in the buffer into which it was read
 //	out: gVisor's buffers as they are ─ virtio-net header ─ one Writev
 type link struct {
 	dev        Device
@@ -34,16 +34,16 @@ var _ stack.GSOEndpoint = (*link)(nil)
 
 func newLink(dev Device, forwarder PacketForwarder, stats *counters) *link {
 	if forwarder == nil {
-		forwarder = keep(make([]byte, packet.VirtioLen+packet.MaxLen))
+		forwarder = noForwarder(make([]byte, packet.VirtioLen+packet.MaxLen))
 	}
 	return &link{dev: dev, mtu: uint32(dev.MTU()), gso: dev.GSO(), forwarder: forwarder, stats: stats}
 }
 
-// keep is the buffer of a link that forwards nothing.
-type keep []byte
+// noForwarder is the buffer of a link that forwards nothing.
+type noForwarder []byte
 
-func (k keep) Buffer() []byte                  { return k }
-func (k keep) Forward(int, packet.Header) bool { return false }
+func (b noForwarder) Buffer() []byte                  { return b }
+func (b noForwarder) Forward(int, packet.Header) bool { return false }
 
 // receive delivers packets until the device fails, and returns its error.
 func (l *link) receive() error {
@@ -58,7 +58,7 @@ func (l *link) receive() error {
 	}
 }
 
-// deliver passes one packet, with its virtio-net header, to the forwarder or to gVisor, which keeps nothing of b.
+// deliver passes one packet, with its virtio-net header, to the forwarder, or a copy of it to gVisor.
 func (l *link) deliver(b []byte) {
 	virtio, err := packet.ParseVirtio(b)
 	if err != nil || virtio.GSOType == packet.GSOUDPL4 {
@@ -72,7 +72,7 @@ func (l *link) deliver(b []byte) {
 		return
 	}
 	if !isUnicast(h.Src) || !isUnicast(h.Dst) {
-		l.stats.ignoredCount.Add(1)
+		l.stats.ignored.Add(1)
 		return
 	}
 	if l.forwarder.Forward(packet.VirtioLen+len(b), h) {
@@ -88,29 +88,29 @@ func (l *link) deliver(b []byte) {
 	pkt.DecRef()
 }
 
-// headerRoom is no less than the headers of any TCP packet, and the size of one of gVisor's pooled buffers.
+// headerRoom is at least the length of any TCP packet's headers, and the size of one of gVisor's pooled buffers.
 const headerRoom = 128
 
-// bufferOf copies a packet into pooled buffers of the right size. gVisor copies a buffer that headers are in, whole,
-// when it reads the headers while it has another reference to it; so it gets the headers of long packets apart.
+// bufferOf copies a packet into pooled buffers of the right size. When gVisor reads headers from a buffer to which it
+// has another reference, it copies the whole buffer; so the headers of long packets get a buffer of their own.
 func bufferOf(b []byte, proto uint8) buffer.Buffer {
 	if proto != packet.ProtoTCP || len(b) < 4*headerRoom {
 		return buffer.MakeWithView(buffer.NewViewWithData(b))
 	}
 	buf := buffer.MakeWithView(buffer.NewViewWithData(b[:headerRoom]))
-	_ = buf.Append(buffer.NewViewWithData(b[headerRoom:])) // fails only for a view that is nil
+	_ = buf.Append(buffer.NewViewWithData(b[headerRoom:])) // fails only for a nil view
 	return buf
 }
 
 var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// isUnicast is false for what the laptop's kernel sends to whom it may concern: router solicitations, multicast
-// listener reports, mDNS. These are for neighbours on a link, and the tunnel has none.
+// isUnicast returns false for the addresses of router solicitations, multicast listener reports, mDNS and the like.
+// Those packets address neighbors on a link, and the tunnel has none.
 func isUnicast(a netip.Addr) bool {
 	return !(a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified() || a.IsLoopback() || a == limitedBroadcast)
 }
 
-// outBuffer holds what a write needs besides the packet's own bytes.
+// outBuffer holds the headers and the pieces of one write.
 type outBuffer struct {
 	head   [packet.VirtioLen + packet.IPv6HeaderLen + packet.FragmentHeaderLen + 8]byte
 	pieces [][]byte
@@ -127,14 +127,14 @@ func (o *outBuffer) release() {
 // write writes o.pieces as one packet.
 func (l *link) write(o *outBuffer) error {
 	if err := l.dev.Writev(o.pieces); err != nil {
-		l.stats.writeError.Add(1)
+		l.stats.writeErrors.Add(1)
 		return err
 	}
 	l.stats.packetsOut.Add(1)
 	return nil
 }
 
-// WritePackets implements stack.LinkWriter. It is called by many goroutines at once, and waits for the device.
+// WritePackets implements stack.LinkWriter. gVisor calls it from many goroutines. It waits for the device.
 func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 	for i, pkt := range packets.AsSlice() {
 		out := outBuffers.Get().(*outBuffer)
@@ -160,8 +160,8 @@ func (l *link) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
 	return packets.Len(), nil
 }
 
-// virtioHeader says what gVisor has left to the device: the checksum of most TCP packets, and the segmentation of long
-// ones.
+// virtioHeader describes the work that gVisor leaves to the device: the checksum of most TCP packets, and the
+// segmentation of long ones.
 func (l *link) virtioHeader(pkt *stack.PacketBuffer) packet.Virtio {
 	var v packet.Virtio
 	gso := &pkt.GSOOptions
@@ -192,8 +192,8 @@ func (l *link) SupportedGSO() stack.SupportedGSO {
 // GSOMaxSize implements stack.GSOEndpoint.
 func (l *link) GSOMaxSize() uint32 { return gsoMaxSize }
 
-// Capabilities implements stack.LinkEndpoint. Packets come from this machine's kernel, whole or with a checksum that
-// it left out because we said that we need none.
+// Capabilities implements stack.LinkEndpoint. gVisor need not verify checksums: packets come from this machine's
+// kernel, which omits checksums on a device with offloads.
 func (l *link) Capabilities() stack.LinkEndpointCapabilities {
 	return stack.CapabilityRXChecksumOffload
 }

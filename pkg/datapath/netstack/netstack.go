@@ -1,6 +1,7 @@
 package netstack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,11 +20,11 @@ import (
 	"kubevpn/pkg/datapath/packet"
 )
 
-// A Device is where packets come from and go to: a TUN device. Every packet is preceded by a virtio-net header of 10
-// bytes, which is zero unless GSO. One goroutine reads, any number writes. [kubevpn/pkg/datapath/tun] has them.
+// A Device reads and writes packets, as a TUN device of [kubevpn/pkg/datapath/tun] does. A virtio-net header of 10
+// bytes precedes every packet; it is zero unless GSO returns true. One goroutine reads, any number write.
 //
 // If the device has the method SetReadDeadline, Run uses it to stop reading, and the device can be used again
-// afterwards. Otherwise Run calls Close if there is one.
+// afterwards. Otherwise Run calls the method Close if there is one.
 type Device interface {
 	MTU() int
 	GSO() bool
@@ -31,83 +32,84 @@ type Device interface {
 	Writev([][]byte) error
 }
 
-// A Dialer opens the far half of a flow. src is the application's address, dst the one that it wants to reach. Its
-// methods are called concurrently, and return when ctx ends.
+// A Dialer opens the far half of a flow from src, the application's address, to dst. The stack calls its methods
+// concurrently. They return when ctx ends.
 //
-// The application is told about an error, of a dial or of ReadPacket, as errors.Is finds it:
+// The stack reports an error of a dial or of ReadPacket to the application as errors.Is classifies it:
 //
 //	syscall.ECONNREFUSED   RST (TCP), ICMP port unreachable (UDP), ICMP host unreachable (echo)
 //	syscall.EHOSTUNREACH   ICMP host unreachable
 //	syscall.ENETUNREACH    ICMP net unreachable
 //	syscall.EACCES         ICMP administratively prohibited
-//	anything else          nothing; when the application tries again, so does the stack
+//	any other              nothing; the application's next packet dials again
 type Dialer interface {
-	// DialTCP returns when the far dial has succeeded or failed. ctx ends with the dial, not with the stream: earlier
-	// when the application gives up.
+	// DialTCP returns when the far dial has succeeded or failed. ctx ends after DialTCP has returned, or when the
+	// application gives up.
 	DialTCP(ctx context.Context, src, dst netip.AddrPort) (Stream, error)
-	// DialUDP returns at once, unless there is no way to the cluster at the moment; a refusal arrives as an error of
-	// ReadPacket. ctx ends with the flow, as for DialEcho.
+	// DialUDP returns at once, unless the cluster cannot be reached at the moment. ReadPacket returns a refusal. ctx
+	// ends with the flow, as for DialEcho.
 	DialUDP(ctx context.Context, src, dst netip.AddrPort) (PacketStream, error)
-	// DialEcho is for pings from src to dst by one program. Packets of the stream are 2 bytes sequence number (big
-	// endian) and the payload; those written are requests, those read are replies.
+	// DialEcho opens the flow for one program's pings from src to dst. The stack writes requests and reads replies.
+	// Each packet is a sequence number (2 bytes, big endian) and the payload.
 	DialEcho(ctx context.Context, src, dst netip.Addr) (PacketStream, error)
 }
 
 // A Stream is the far half of a TCP flow. The stack reads in one goroutine and writes in another. Read returns io.EOF
-// after the far end's FIN, and an error that is syscall.ECONNRESET after its RST, as Write does. Reset gives the far
-// end an RST, and ends Read and Write here. Close is called last, after both directions have ended.
+// after the far end's FIN. Read and Write return an error that is syscall.ECONNRESET after its RST. The stack calls
+// Close last, after both directions have ended.
 //
-// A Stream that implements io.WriterTo is read with it, so that no buffer of ours waits for data. One may have the
-// method Gone() <-chan struct{}, whose channel is closed by the far end's RST. It tells of an RST after the far end's
-// FIN, which Read does not; without it, only Write does.
+// If a Stream implements io.WriterTo, the stack calls WriteTo instead of Read, and no buffer waits for data. A Stream
+// may have the method Gone() <-chan struct{}, whose channel is closed when the far end's RST arrives. Read does not
+// report an RST that follows a FIN; without Gone only Write does.
 type Stream interface {
 	io.ReadWriteCloser
-	// CloseWrite gives the far end a FIN. Reading goes on.
+	// CloseWrite sends the far end a FIN. Reads continue.
 	CloseWrite() error
+	// Reset sends the far end an RST, and ends Read and Write.
 	Reset() error
 }
 
-// A PacketStream is the far half of a UDP or echo flow. Boundaries between packets are kept, and packets may be empty.
-// The stack reads in one goroutine and writes in another, and may Close at any time, which ends both.
+// A PacketStream is the far half of a UDP or echo flow. It keeps the boundaries of packets, which may be empty. The
+// stack reads in one goroutine and writes in another, and may call Close at any time, which ends both.
 //
 // A PacketStream may have the method Wait() error, which blocks until ReadPacket would not, and returns the error that
-// it would. The stack then takes a buffer only for packets that are there.
+// ReadPacket would return. With it the stack takes a buffer only when a packet has arrived.
 type PacketStream interface {
-	// ReadPacket reads one packet into p, which has room for the longest.
+	// ReadPacket reads one packet into p, which has room for the longest packet.
 	ReadPacket(p []byte) (int, error)
 	WritePacket(p []byte) error
 	io.Closer
 }
 
-// A PacketForwarder takes packets that cross to the cluster whole, before the stack sees them. The goroutine that reads
-// the device calls Buffer and then Forward for every packet.
+// A PacketForwarder takes the packets that cross to the cluster whole, before the stack sees them. The goroutine that
+// reads the device calls Buffer and then Forward for every packet.
 type PacketForwarder interface {
-	// Buffer returns the buffer for the next packet and its virtio-net header, of at least the size that a Read of the
-	// device needs. It returns the same buffer again unless Forward has kept it.
+	// Buffer returns the buffer for the next packet and its virtio-net header. It is at least as long as a Read of the
+	// device requires. It is the same buffer again unless Forward has kept it.
 	Buffer() []byte
-	// Forward gets a well-formed unicast packet: the first n bytes of Buffer. It returns true if it has taken the
+	// Forward receives a well-formed unicast packet: the first n bytes of Buffer. It returns true if it has taken the
 	// packet, to send or to drop it; it may then keep the buffer. If it returns false the stack handles the packet, and
-	// the buffer is free again at the next call of Buffer.
+	// the next call of Buffer may return the buffer again.
 	Forward(n int, h packet.Header) bool
 }
 
-// Config is what a Stack works with. Device and Dialer are required; zero durations mean their defaults.
+// Config configures a Stack. Device and Dialer are required; zero durations mean their defaults.
 type Config struct {
 	Device    Device
 	Dialer    Dialer
-	Forwarder PacketForwarder // nil: every packet is the stack's
-	Logger    *slog.Logger
+	Forwarder PacketForwarder // nil: the stack handles every packet
+	Logger    *slog.Logger    // nil discards
 
-	// A UDP flow ends when no packet has come from either side for UDPIdle (2 minutes); on port 53 DNSIdle (30
+	// A UDP flow ends after UDPIdle (2 minutes) without a packet in either direction; to port 53 after DNSIdle (30
 	// seconds). An echo flow ends after EchoIdle (30 seconds).
 	UDPIdle, DNSIdle, EchoIdle time.Duration
 
-	// A TCP connection on which nothing comes from the application's kernel for KeepAliveIdle (1 minute) is probed
-	// every KeepAliveInterval (15 seconds), and reset after 5 probes without an answer.
+	// After KeepAliveIdle (1 minute) without a packet from the application's kernel, the stack probes a TCP connection
+	// every KeepAliveInterval (15 seconds), and resets it after 5 probes without a reply.
 	KeepAliveIdle, KeepAliveInterval time.Duration
 }
 
-// Stack is one network stack on one device.
+// Stack is one network stack on one device. Its methods may be called concurrently.
 type Stack struct {
 	cfg   Config
 	log   *slog.Logger
@@ -121,24 +123,24 @@ type Stack struct {
 
 	tcp       *tcpForwarder
 	datagrams datagrams
-	ctx       context.Context // of Run
+	ctx       context.Context // ends with Run
 	flows     sync.WaitGroup  // goroutines of flows
 }
 
-// New makes a Stack. It starts nothing: the first call of Run, ListenTCP or ListenUDP does, and the end of Run stops
-// everything, so a Stack that was given a Listen needs a Run, if only with a context that has ended.
+// New creates a Stack. The first call of Run, ListenTCP or ListenUDP starts gVisor's goroutines, and the end of Run
+// stops them. So after ListenTCP or ListenUDP the caller must call Run, if only with a context that has ended.
 func New(cfg Config) (*Stack, error) {
 	if cfg.Device == nil || cfg.Dialer == nil {
-		return nil, errors.New("a netstack needs a device and a dialer")
+		return nil, errors.New("the netstack requires a device and a dialer")
 	}
 	if mtu := cfg.Device.MTU(); mtu < 1280 || mtu > 65535 {
-		return nil, fmt.Errorf("an MTU of %d is not between 1280, which IPv6 needs, and 65535", mtu)
+		return nil, fmt.Errorf("MTU %d is not between 1280, which IPv6 requires, and 65535", mtu)
 	}
-	orDefault(&cfg.UDPIdle, 2*time.Minute)
-	orDefault(&cfg.DNSIdle, 30*time.Second)
-	orDefault(&cfg.EchoIdle, 30*time.Second)
-	orDefault(&cfg.KeepAliveIdle, time.Minute)
-	orDefault(&cfg.KeepAliveInterval, 15*time.Second)
+	cfg.UDPIdle = cmp.Or(cfg.UDPIdle, 2*time.Minute)
+	cfg.DNSIdle = cmp.Or(cfg.DNSIdle, 30*time.Second)
+	cfg.EchoIdle = cmp.Or(cfg.EchoIdle, 30*time.Second)
+	cfg.KeepAliveIdle = cmp.Or(cfg.KeepAliveIdle, time.Minute)
+	cfg.KeepAliveInterval = cmp.Or(cfg.KeepAliveInterval, 15*time.Second)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -149,14 +151,8 @@ func New(cfg Config) (*Stack, error) {
 	return s, nil
 }
 
-func orDefault(d *time.Duration, value time.Duration) {
-	if *d == 0 {
-		*d = value
-	}
-}
-
-// Run carries packets until ctx ends, and then returns nil, or until the device fails. Before it returns, all flows are
-// aborted on both sides, local services are closed, and no goroutine is left. It can be called once.
+// Run carries packets until ctx ends, and then returns nil, or until the device fails. Before it returns, it aborts all
+// flows on both sides, closes the local services and waits for all goroutines. Call it once.
 func (s *Stack) Run(ctx context.Context) error {
 	if err := s.start(); err != nil {
 		return err
@@ -180,6 +176,7 @@ func (s *Stack) Run(ctx context.Context) error {
 
 type deadliner interface{ SetReadDeadline(time.Time) error }
 
+// interruptDevice ends Device.Read.
 func (s *Stack) interruptDevice() {
 	if d, ok := s.cfg.Device.(deadliner); ok {
 		if d.SetReadDeadline(time.Unix(1, 0)) == nil {
@@ -188,24 +185,24 @@ func (s *Stack) interruptDevice() {
 	}
 	if c, ok := s.cfg.Device.(io.Closer); ok {
 		if err := c.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
-			s.log.Warn("closing the device", "err", err)
+			s.log.Warn("cannot close the device", "err", err)
 		}
 	}
 }
 
-// shutdown ends everything after reading has ended and the flows' context is cancelled.
+// shutdown ends all flows, local services and goroutines. Call it after receive has returned and ctx was canceled.
 func (s *Stack) shutdown() {
 	s.mu.Lock()
 	s.ended = true
 	s.mu.Unlock()
 
-	s.datagrams.closeAll()
+	s.datagrams.endAll()
 	done := make(chan struct{})
 	go func() {
 		s.flows.Wait()
 		close(done)
 	}()
-	// Connections whose dial ends just now may be registered after the others were aborted, hence the loop.
+	// A dial that ends at this moment may register its endpoint after the others were aborted, hence the loop.
 	for {
 		for _, ep := range s.gv.RegisteredEndpoints() {
 			ep.Abort()
@@ -220,29 +217,20 @@ func (s *Stack) shutdown() {
 	}
 }
 
-// verdict is what an application is told about an error.
-type verdict uint8
-
-const (
-	silent verdict = iota
-	refused
-	hostUnreachable
-	netUnreachable
-	prohibited
-)
-
-func judge(err error) verdict {
+// reasonOf returns the ICMP error that reports err to the application, or 0 if none does. PortUnreachable is a refusal,
+// which TCP reports by RST instead.
+func reasonOf(err error) packet.Reason {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return refused
+		return packet.PortUnreachable
 	case errors.Is(err, syscall.EHOSTUNREACH):
-		return hostUnreachable
+		return packet.HostUnreachable
 	case errors.Is(err, syscall.ENETUNREACH):
-		return netUnreachable
+		return packet.NetUnreachable
 	case errors.Is(err, syscall.EACCES):
-		return prohibited
+		return packet.Prohibited
 	}
-	return silent
+	return 0
 }
 
 func addrOf(a tcpip.Address) netip.Addr {

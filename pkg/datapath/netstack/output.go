@@ -8,14 +8,14 @@ import (
 	"kubevpn/pkg/datapath/packet"
 )
 
-// This file writes the packets that gVisor has no part in: UDP, echo replies and ICMP errors.
+// This file writes UDP, echo replies and ICMP errors without gVisor.
 
-// errTooLong is returned for a datagram that no IP packet can hold.
+// errTooLong is the error for a datagram that no IP packet can hold.
 var errTooLong = errors.New("datagram is too long for an IP packet")
 
 // sendUDP writes one datagram to the application, in fragments if it is longer than the MTU.
 func (l *link) sendUDP(src, dst netip.AddrPort, payload []byte) error {
-	// The sum over the payload can be left to the kernel, which will not need it, unless there are fragments.
+	// The kernel completes the checksum if it needs it at all. It cannot do so for fragments.
 	partial := l.gso && ipHeaderLen(src.Addr())+8+len(payload) <= int(l.mtu)
 	head := packet.UDP(src, dst, payload, partial)
 	checksum := -1
@@ -25,7 +25,7 @@ func (l *link) sendUDP(src, dst netip.AddrPort, payload []byte) error {
 	return l.sendDatagram(src.Addr(), dst.Addr(), packet.ProtoUDP, head, checksum, payload)
 }
 
-// sendEchoReply writes the answer of src to an echo request of dst.
+// sendEchoReply writes the reply of src to an echo request of dst.
 func (l *link) sendEchoReply(src, dst netip.Addr, ident, sequence uint16, payload []byte) error {
 	proto := uint8(packet.ProtoICMP)
 	if src.Is6() {
@@ -35,8 +35,9 @@ func (l *link) sendEchoReply(src, dst netip.Addr, ident, sequence uint16, payloa
 	return l.sendDatagram(src, dst, proto, head, -1, payload)
 }
 
-// sendDatagram writes an IP packet, or its fragments. head is the transport header. checksum is the offset in it of a
-// checksum that holds only the pseudo header's sum; -1 means that there is none.
+// sendDatagram writes an IP packet, in fragments if it is longer than the MTU. head is the transport header. checksum
+// is the offset in head of a checksum field that holds only the sum of the pseudo header, or -1 if the checksum is
+// complete.
 func (l *link) sendDatagram(src, dst netip.Addr, proto uint8, head [8]byte, checksum int, payload []byte) error {
 	header, length := ipHeaderLen(src), len(head)+len(payload)
 	limit := 65535
@@ -97,8 +98,8 @@ func (l *link) sendFragments(src, dst netip.Addr, proto uint8, head [8]byte, pay
 	return nil
 }
 
-// sendError tells the sender of original, which may be only the beginning of a packet, why it was not delivered. The
-// message comes from the address that was not reached.
+// sendError writes an ICMP error to the sender of original, which may be only the beginning of a packet. from, the
+// source of the error, is the address that was not reached.
 func (l *link) sendError(reason packet.Reason, from netip.Addr, original []byte) error {
 	buf, err := packet.AppendError(make([]byte, packet.VirtioLen, packet.VirtioLen+1280), reason, from, original)
 	if err != nil {

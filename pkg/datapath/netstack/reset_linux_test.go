@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"kubevpn/internal/testenv"
 )
 
 // finThenReset is a Stream whose far end sends data and FIN, and RST when gone is closed.
@@ -31,8 +33,8 @@ func (s *finThenReset) CloseWrite() error { return nil }
 func (s *finThenReset) Reset() error      { return nil }
 func (s *finThenReset) Close() error      { return nil }
 
-// An RST after the far end's FIN reaches an application that holds its half open and has nothing to write.
-func TestResetAfterTheServersFIN(t *testing.T) {
+// The application holds its half open and writes nothing.
+func TestResetAfterTheServersFINReachesTheApplication(t *testing.T) {
 	stream := &finThenReset{bytes.NewReader([]byte("bye")), make(chan struct{})}
 	k := newKernel(t, Config{Dialer: dialer{tcp: func(context.Context, netip.AddrPort, netip.AddrPort) (Stream, error) { return stream, nil }}})
 	c := k.mustConnect("tcp4", 80)
@@ -43,12 +45,12 @@ func TestResetAfterTheServersFIN(t *testing.T) {
 		t.Fatal("the connection was reset by a FIN")
 	}
 	close(stream.gone)
-	until(t, "the application's connection is reset", func() bool { return wasReset(c) })
-	until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
+	testenv.Until(t, "the application's connection is reset", func() bool { return wasReset(c) })
+	testenv.Until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
 }
 
-// What the far end sent before its FIN is not lost by its RST.
-func TestResetAfterTheServersFINKeepsData(t *testing.T) {
+// An RST that follows the server's FIN does not overtake the data before the FIN.
+func TestResetAfterTheServersFINLosesNoData(t *testing.T) {
 	const size = 900_000 // fits into the buffers on the way, but not into the application's kernel alone
 	gone := make(chan struct{})
 	close(gone)
@@ -56,10 +58,10 @@ func TestResetAfterTheServersFINKeepsData(t *testing.T) {
 		return &finThenReset{bytes.NewReader(make([]byte, size)), gone}, nil
 	}}})
 	c := k.mustConnect("tcp4", 80)
-	until(t, "the data is on its way", func() bool { return k.stack.Stats().TCP.BytesIn == size })
+	testenv.Until(t, "the data is on its way", func() bool { return k.stack.Stats().TCP.BytesIn == size })
 	time.Sleep(200 * time.Millisecond) // for the reset to overtake it
 	if n, _ := io.Copy(io.Discard, c); n != size {
 		t.Errorf("%d of %d bytes arrived", n, size)
 	}
-	until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
+	testenv.Until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
 }

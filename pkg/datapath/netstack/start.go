@@ -24,20 +24,20 @@ import (
 const nicID tcpip.NICID = 1
 
 const (
-	// tcpBuffer is how much a connection may hold in each direction: of what the application sent and the stream has
-	// not taken (half of it is the window), and of what the application has not acknowledged. It does not grow. More
-	// than this waits in the device's queue, where other flows wait behind it, and brings nothing: with 8 MiB, a byte
-	// took five times as long there and back beside an upload that was no faster. It is a limit, not a reservation.
+	// tcpBuffer bounds the bytes of a connection in each direction: bytes from the application that the stream has not
+	// taken (half of it is the window), and bytes that the application has not acknowledged. It is a limit, not a
+	// reservation, and does not grow. A larger buffer fills the device's queue, where other flows wait: with 8 MiB, a
+	// round trip of one byte took five times as long beside an upload that was no faster.
 	tcpBuffer        = 1 << 20
-	udpReceiveBuffer = 1 << 20 // of local services
+	udpReceiveBuffer = 1 << 20 // for each local service
 
-	// timeWait is how long a connection that the far end closed first is remembered. Its purpose is to
-	// answer the application's FIN again if our ACK was lost, and between us and the application there is only a
-	// device in memory. It is short, since gVisor answers no SYN of the same ports meanwhile.
+	// timeWait is the TIME-WAIT period of a connection that the far end closed first. TIME-WAIT answers a repeated FIN
+	// if the ACK was lost, and only a device in memory lies between the stack and the application. The period is short
+	// because gVisor does not answer a SYN from the same ports meanwhile.
 	timeWait = time.Second
 )
 
-// start makes gVisor's stack, with its goroutines, unless that was done before.
+// start creates gVisor's stack and its goroutines, unless an earlier call did.
 func (s *Stack) start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -66,8 +66,8 @@ var errEnded = errors.New("the netstack has ended")
 
 func newGVisor() *stack.Stack {
 	return stack.New(stack.Options{
-		// IPv6 without neighbours: the zero options send no router solicitations, no duplicate address detection
-		// and no multicast reports.
+		// IPv6 without neighbors: with zero options gVisor sends no router solicitations, no multicast reports and
+		// no probes for duplicate addresses.
 		NetworkProtocols: []stack.NetworkProtocolFactory{
 			ipv4.NewProtocol,
 			ipv6.NewProtocolWithOptions(ipv6.Options{}),
@@ -78,35 +78,36 @@ func newGVisor() *stack.Stack {
 	})
 }
 
+// setUp sets gv's options and makes l its only interface.
 func setUp(gv *stack.Stack, l *link) error {
 	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: tcpBuffer}
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: tcpBuffer}
 	wait := tcpip.TCPTimeWaitTimeoutOption(timeWait)
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false)
-	// Without RACK: of 200 MB towards an application, it sent some 30 super-packets again that had not been lost, and
-	// slowed down each time; without it, none. Losses do not occur on a device in memory, and SACK and timeouts
-	// would see to them.
+	// Without RACK: it retransmitted some 30 super-packets of a 200 MB download that were not lost, and slowed down
+	// each time; without it gVisor retransmitted none. A device in memory loses nothing, and SACK and timeouts would
+	// repair a loss.
 	recovery := tcpip.TCPRecovery(0)
 	for _, option := range []tcpip.SettableTransportProtocolOption{&receive, &send, &wait, &sack, &moderate,
 		&recovery} {
 		if err := gv.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
-			return fmt.Errorf("setting TCP option %T: %s", option, err)
+			return fmt.Errorf("cannot set TCP option %T of the netstack: %s", option, err)
 		}
 	}
 	udpReceive := tcpip.ReceiveBufferSizeOption{Min: tcp.MinBufferSize, Default: udpReceiveBuffer,
 		Max: 4 * udpReceiveBuffer}
 	if err := gv.SetOption(udpReceive); err != nil {
-		return fmt.Errorf("setting the receive buffer of UDP: %s", err)
+		return fmt.Errorf("cannot set the UDP receive buffer of the netstack: %s", err)
 	}
 	if err := gv.CreateNIC(nicID, l); err != nil {
-		return fmt.Errorf("creating the interface of the netstack: %s", err)
+		return fmt.Errorf("cannot create the interface of the netstack: %s", err)
 	}
-	// Packets for every address are for us, and ours come from every address.
+	// The stack receives packets to every address, and sends packets from every address.
 	if err := gv.SetPromiscuousMode(nicID, true); err != nil {
-		return fmt.Errorf("receiving for all addresses: %s", err)
+		return fmt.Errorf("cannot make the netstack receive for all addresses: %s", err)
 	}
 	if err := gv.SetSpoofing(nicID, true); err != nil {
-		return fmt.Errorf("sending from all addresses: %s", err)
+		return fmt.Errorf("cannot make the netstack send from all addresses: %s", err)
 	}
 	gv.SetRouteTable([]tcpip.Route{
 		{Destination: header.IPv4EmptySubnet, NIC: nicID},
@@ -123,7 +124,7 @@ func (s *Stack) isLocal(a tcpip.Address) bool {
 	return len(locals) > 0 && locals[addrOf(a)] > 0
 }
 
-// acquireAddr makes addr an address of the stack's own.
+// acquireAddr counts a local service at addr, and adds addr to the stack for the first one.
 func (s *Stack) acquireAddr(addr netip.Addr) error {
 	if err := s.start(); err != nil {
 		return err
@@ -137,7 +138,7 @@ func (s *Stack) acquireAddr(addr netip.Addr) error {
 			AddressWithPrefix: tcpipAddr(addr).WithPrefix(),
 		}, stack.AddressProperties{})
 		if err != nil {
-			return fmt.Errorf("adding address %s to the netstack: %s", addr, err)
+			return fmt.Errorf("cannot add address %s to the netstack: %s", addr, err)
 		}
 	}
 	locals[addr]++
@@ -151,7 +152,7 @@ func (s *Stack) releaseAddr(addr netip.Addr) {
 	locals := maps.Clone(*s.locals.Load())
 	if locals[addr]--; locals[addr] == 0 {
 		delete(locals, addr)
-		// It fails when the stack has ended, and the address with it.
+		// It fails only if the stack has ended, and the address with it.
 		_ = s.gv.RemoveAddress(nicID, tcpipAddr(addr))
 	}
 	s.locals.Store(&locals)
@@ -168,9 +169,9 @@ func fullAddress(addr netip.AddrPort) tcpip.FullAddress {
 	return tcpip.FullAddress{NIC: nicID, Addr: tcpipAddr(addr.Addr()), Port: addr.Port()}
 }
 
-// ListenTCP makes a service inside the tunnel, which applications on the laptop reach at addr. While an address has a
-// service, nothing else that is sent to it goes to the cluster: other ports are refused, and it answers pings. The end
-// of Run closes the listener.
+// ListenTCP listens inside the tunnel: applications on the laptop reach the service at addr. While an address has a
+// service, the stack sends none of its packets to the cluster: it refuses other ports and answers pings. The end of Run
+// closes the listener.
 func (s *Stack) ListenTCP(addr netip.AddrPort) (net.Listener, error) {
 	if err := s.acquireAddr(addr.Addr()); err != nil {
 		return nil, err
@@ -178,13 +179,13 @@ func (s *Stack) ListenTCP(addr netip.AddrPort) (net.Listener, error) {
 	l, err := gonet.ListenTCP(s.gv, fullAddress(addr), networkOf(addr.Addr()))
 	if err != nil {
 		s.releaseAddr(addr.Addr())
-		return nil, fmt.Errorf("listening on %s inside the tunnel: %w", addr, err)
+		return nil, fmt.Errorf("cannot listen on TCP %s inside the tunnel: %w", addr, err)
 	}
 	return &tcpListener{TCPListener: l, release: sync.OnceFunc(func() { s.releaseAddr(addr.Addr()) })}, nil
 }
 
-// ListenUDP makes a service inside the tunnel, as [Stack.ListenTCP] does. Its receive buffer holds 1 MiB; what does
-// not fit is dropped.
+// ListenUDP listens inside the tunnel, as [Stack.ListenTCP] does. The receive buffer holds 1 MiB; datagrams beyond it
+// are dropped.
 func (s *Stack) ListenUDP(addr netip.AddrPort) (net.PacketConn, error) {
 	if err := s.acquireAddr(addr.Addr()); err != nil {
 		return nil, err
@@ -193,12 +194,13 @@ func (s *Stack) ListenUDP(addr netip.AddrPort) (net.PacketConn, error) {
 	c, err := gonet.DialUDP(s.gv, &local, nil, networkOf(addr.Addr()))
 	if err != nil {
 		s.releaseAddr(addr.Addr())
-		return nil, fmt.Errorf("listening on %s inside the tunnel: %w", addr, err)
+		return nil, fmt.Errorf("cannot listen on UDP %s inside the tunnel: %w", addr, err)
 	}
 	return &udpConn{UDPConn: c, release: sync.OnceFunc(func() { s.releaseAddr(addr.Addr()) })}, nil
 }
 
-// tcpListener gives its address back when it is closed, and returns net.ErrClosed then, as listeners of package net do.
+// tcpListener releases its address when it is closed. Accept then returns net.ErrClosed, as listeners of package net
+// do.
 type tcpListener struct {
 	*gonet.TCPListener
 	release func()
@@ -207,7 +209,7 @@ type tcpListener struct {
 func (l *tcpListener) Accept() (net.Conn, error) {
 	c, err := l.TCPListener.Accept()
 	if err != nil {
-		// A listener that waits for connections fails for no other reason than its end.
+		// Accept of gonet fails only after the end of the listener.
 		return nil, &net.OpError{Op: "accept", Net: "tcp", Addr: l.Addr(), Err: net.ErrClosed}
 	}
 	return c, nil
@@ -220,7 +222,7 @@ func (l *tcpListener) Close() error {
 	return err
 }
 
-// udpConn is to gonet's UDPConn what tcpListener is to its listener.
+// udpConn releases its address when it is closed. ReadFrom then returns net.ErrClosed.
 type udpConn struct {
 	*gonet.UDPConn
 	release func()

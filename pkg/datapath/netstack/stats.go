@@ -6,38 +6,38 @@ import (
 	"kubevpn/pkg/datapath/packet"
 )
 
-// Stats are counts since the Stack was made.
+// Stats counts since New.
 type Stats struct {
 	TCP, UDP, Echo FlowStats
 
 	// PacketsIn and PacketsOut count packets read from and written to the device; a super-packet is one.
 	PacketsIn, PacketsOut uint64
-	// Malformed packets could not be read. Ignored ones were for nobody in the cluster: multicast, broadcast,
-	// link-local.
+	// Malformed counts packets that could not be parsed, Ignored well-formed packets that address nobody in the
+	// cluster: multicast, broadcast, link-local.
 	Malformed, Ignored uint64
-	// Forwarded packets were taken by the PacketForwarder.
+	// Forwarded counts packets that the PacketForwarder took.
 	Forwarded uint64
-	// WriteErrors counts packets that the device did not take, for example as the interface was down.
+	// WriteErrors counts packets that the device rejected, for example because the interface was down.
 	WriteErrors uint64
 }
 
-// FlowStats count the flows of one protocol.
+// FlowStats counts the flows of one protocol.
 type FlowStats struct {
-	Open  int64  // now
-	Total uint64 // that were ever open, which for TCP is after the handshake
-	// Refused, Unreachable and Silent count the outcomes of failed dials, and of UDP and echo flows that failed
-	// later.
+	Open  int64  // flows that are open now
+	Total uint64 // flows that were ever open; a TCP flow opens with its handshake
+	// Refused, Unreachable and Silent count failed dials, and UDP and echo flows that failed later, by the report to
+	// the application.
 	Refused, Unreachable, Silent uint64
-	// BytesOut went from applications to the cluster, BytesIn came back.
+	// BytesOut counts payload from applications to the cluster, BytesIn payload to applications.
 	BytesOut, BytesIn uint64
-	// Dropped counts datagrams that found the queue of their flow full or were too long to be sent, and packets that
-	// would have begun a flow beyond the limits.
+	// Dropped counts datagrams that found a queue full or were too long to send, and packets that would have opened a
+	// flow beyond the limits.
 	Dropped uint64
 }
 
 type counters struct {
-	tcp, udp, echo                                                        flowCounters
-	packetsIn, packetsOut, malformed, ignoredCount, forwarded, writeError atomic.Uint64
+	tcp, udp, echo                                                    flowCounters
+	packetsIn, packetsOut, malformed, ignored, forwarded, writeErrors atomic.Uint64
 }
 
 type flowCounters struct {
@@ -45,7 +45,7 @@ type flowCounters struct {
 	total, refused, unreachable, silent, bytesOut, bytesIn, dropped atomic.Uint64
 }
 
-// datagram returns the counters of the flows of UDP, or of ICMP.
+// datagram returns the counters of UDP or echo flows.
 func (c *counters) datagram(proto uint8) *flowCounters {
 	if proto == packet.ProtoUDP {
 		return &c.udp
@@ -58,11 +58,12 @@ func (c *flowCounters) opened() {
 	c.total.Add(1)
 }
 
-func (c *flowCounters) failed(v verdict) {
-	switch v {
-	case refused:
+// failed counts a failure that is reported with reason; 0 is silence.
+func (c *flowCounters) failed(reason packet.Reason) {
+	switch reason {
+	case packet.PortUnreachable:
 		c.refused.Add(1)
-	case silent:
+	case 0:
 		c.silent.Add(1)
 	default:
 		c.unreachable.Add(1)
@@ -83,7 +84,7 @@ func (s *Stack) Stats() Stats {
 	return Stats{
 		TCP: c.tcp.read(), UDP: c.udp.read(), Echo: c.echo.read(),
 		PacketsIn: c.packetsIn.Load(), PacketsOut: c.packetsOut.Load(),
-		Malformed: c.malformed.Load(), Ignored: c.ignoredCount.Load(), Forwarded: c.forwarded.Load(),
-		WriteErrors: c.writeError.Load(),
+		Malformed: c.malformed.Load(), Ignored: c.ignored.Load(), Forwarded: c.forwarded.Load(),
+		WriteErrors: c.writeErrors.Load(),
 	}
 }

@@ -21,11 +21,11 @@ import (
 //	         │                   unreachable ─▶ ICMP, quoting the SYN
 //	         │                   else ─▶ forgotten; the next SYN dials again
 //	         └ RST, or a SYN with another sequence number: the application gave up.
-//	           The dial is cancelled, and the SYN forgotten when it has ended.
+//	           The dial is canceled, and the SYN forgotten when it has ended.
 //
 // gVisor's forwarder starts a goroutine per SYN and remembers the SYN until Complete is called. When maxHeldSYNs are
-// held or maxTCPFlows are open, the forwarder drops new SYNs and keeps the old ones. A dropped SYN comes again after a
-// second, and finds room by then unless the dials hang; an RST would tell the application that the server refused.
+// held or maxTCPFlows are open, the forwarder drops new SYNs and keeps the old ones. The application repeats a dropped
+// SYN after a second, when there is room unless the dials hang; an RST would mean that the server refused.
 type tcpForwarder struct {
 	s  *Stack
 	gv *tcp.Forwarder
@@ -34,13 +34,13 @@ type tcpForwarder struct {
 	held map[stack.TransportEndpointID]*heldSYN
 }
 
-// heldSYN is a SYN whose dial is under way.
+// heldSYN is a SYN whose dial is in progress.
 type heldSYN struct {
 	sequence uint32
-	packet   []byte // IP and TCP header, to be quoted in an ICMP error
+	packet   []byte // IP and TCP header, which an ICMP error quotes
 	ctx      context.Context
 	cancel   context.CancelFunc
-	gaveUp   bool // under tcpForwarder.mu
+	gaveUp   bool // the application gave up; guarded by tcpForwarder.mu
 }
 
 const (
@@ -50,12 +50,12 @@ const (
 
 func newTCPForwarder(s *Stack, gv *stack.Stack) *tcpForwarder {
 	f := &tcpForwarder{s: s, held: make(map[stack.TransportEndpointID]*heldSYN)}
-	f.gv = tcp.NewForwarder(gv, tcpBuffer, maxHeldSYNs+1, f.dial) // our own limit applies first
+	f.gv = tcp.NewForwarder(gv, tcpBuffer, maxHeldSYNs+1, f.dial) // handle applies maxHeldSYNs first
 	return f
 }
 
-// handle is given the TCP packets that no connection takes. It is called by the one goroutine that reads the device.
-// With false, gVisor answers RST, unless to an RST.
+// handle handles a TCP packet that belongs to no connection. The goroutine that reads the device calls it. If it
+// returns false, gVisor answers RST, unless the packet is an RST.
 func (f *tcpForwarder) handle(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	if f.s.isLocal(id.LocalAddress) {
 		return false
@@ -67,7 +67,7 @@ func (f *tcpForwarder) handle(id stack.TransportEndpointID, pkt *stack.PacketBuf
 	if held := f.held[id]; held != nil {
 		again := flags.Contains(header.TCPFlagSyn) && h.SequenceNumber() == held.sequence
 		if !again && flags&(header.TCPFlagRst|header.TCPFlagSyn) != 0 {
-			// A new connection on the same ports is dialled when its SYN comes again: this dial has to end first.
+			// This dial must end first; the next SYN from the same port dials again.
 			held.gaveUp = true
 			held.cancel()
 		}
@@ -87,7 +87,7 @@ func (f *tcpForwarder) handle(id stack.TransportEndpointID, pkt *stack.PacketBuf
 	}
 	held.ctx, held.cancel = context.WithCancel(f.s.ctx)
 	f.held[id] = held
-	// The goroutine for dial counts as a flow from here on. dial waits for f.mu before it does anything.
+	// The goroutine of dial counts as a flow from here on. dial first waits for f.mu.
 	f.s.flows.Add(1)
 	if !f.gv.HandlePacket(id, pkt) {
 		f.s.flows.Done()
@@ -98,7 +98,7 @@ func (f *tcpForwarder) handle(id stack.TransportEndpointID, pkt *stack.PacketBuf
 	return true
 }
 
-// dial runs in a goroutine of its own for each held SYN, and then for the flow that becomes of it.
+// dial dials for one held SYN, in a goroutine of its own. If the dial succeeds, it then runs the flow.
 func (f *tcpForwarder) dial(r *tcp.ForwarderRequest) {
 	defer f.s.flows.Done()
 	id := r.ID()
@@ -127,7 +127,7 @@ func (f *tcpForwarder) dial(r *tcp.ForwarderRequest) {
 	default:
 		flow = f.accept(r, stream)
 	}
-	// Only after Complete: a SYN that came in between would be held here, but ignored by gVisor's forwarder.
+	// Only after Complete: gVisor's forwarder would ignore a SYN that arrived between the two, and it would stay held.
 	f.mu.Lock()
 	delete(f.held, id)
 	f.mu.Unlock()
@@ -138,43 +138,31 @@ func (f *tcpForwarder) dial(r *tcp.ForwarderRequest) {
 	}
 }
 
+// reject answers the SYN of a failed dial.
 func (f *tcpForwarder) reject(r *tcp.ForwarderRequest, held *heldSYN, dst netip.AddrPort, dialErr error) {
-	v := judge(dialErr)
-	f.s.stats.tcp.failed(v)
-	r.Complete(v == refused)
+	reason := reasonOf(dialErr)
+	refused := reason == packet.PortUnreachable
+	f.s.stats.tcp.failed(reason)
+	r.Complete(refused)
 	f.s.log.Debug("dial failed", "proto", "tcp", "dst", dst, "err", dialErr)
-	if reason := v.reason(); v != refused && reason != 0 {
-		if err := f.s.link.sendError(reason, dst.Addr(), held.packet); err != nil {
-			f.s.log.Debug("reporting a failed dial", "proto", "tcp", "dst", dst, "err", err)
-		}
+	if refused || reason == 0 {
+		return
+	}
+	if err := f.s.link.sendError(reason, dst.Addr(), held.packet); err != nil {
+		f.s.log.Debug("cannot report a failed dial", "proto", "tcp", "dst", dst, "err", err)
 	}
 }
 
-// accept completes the handshake with the application.
+// accept completes the handshake with the application. It owns stream. It returns nil if the handshake fails.
 func (f *tcpForwarder) accept(r *tcp.ForwarderRequest, stream Stream) *tcpFlow {
 	flow := &tcpFlow{s: f.s, stream: stream}
 	ep, err := r.CreateEndpoint(&flow.queue)
 	r.Complete(false)
-	if err != nil { // the application has gone meanwhile, or the stack ends
+	if err != nil { // the application closed its connection meanwhile, or the stack ends
 		stream.Reset()
 		stream.Close()
 		return nil
 	}
 	flow.ep = ep
 	return flow
-}
-
-// reason is how ICMP says it, where a refusal can be said only by UDP.
-func (v verdict) reason() packet.Reason {
-	switch v {
-	case refused:
-		return packet.PortUnreachable
-	case hostUnreachable:
-		return packet.HostUnreachable
-	case netUnreachable:
-		return packet.NetUnreachable
-	case prohibited:
-		return packet.Prohibited
-	}
-	return 0
 }

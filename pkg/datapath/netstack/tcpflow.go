@@ -14,20 +14,20 @@ import (
 )
 
 const (
-	// copyLen is how much is moved from gVisor to the stream at once.
+	// copyLen is the size of one copy from gVisor to the stream.
 	copyLen = 64 << 10
-	// writeLen is how much is given to gVisor at once: what fits in one super-packet. A longer piece would be cut
-	// in two, of which the second is short.
+	// writeLen is the size of one write to gVisor, which fits in one super-packet. gVisor would split a longer piece
+	// into a long and a short packet.
 	writeLen = 62 << 10
-	// resetGrace is how long data that the application sent before its RST may take to get into the stream.
+	// resetGrace is the time for data that the application sent before its RST to enter the stream.
 	resetGrace = time.Second
-	// finPoll is how often is looked whether the application's kernel has everything, when the far end has reset.
+	// finPoll is the interval of the checks in awaitReset.
 	finPoll = 50 * time.Millisecond
 
 	keepAliveProbes = 5
 )
 
-// errAppGone ends the direction towards an application that has reset its connection, or vanished.
+// errAppGone ends the direction to an application that reset its connection, or that gVisor gave up.
 var errAppGone = errors.New("the application's connection is gone")
 
 // tcpFlow copies between gVisor's endpoint, where the application's connection ends, and the stream to the cluster.
@@ -35,9 +35,9 @@ var errAppGone = errors.New("the application's connection is gone")
 //	up:   app ─ ep.Read ─ pooled buffer ─ stream.Write      FIN ─▶ CloseWrite   RST ─▶ Reset
 //	down: stream ─ WriteTo ─ Write ─ ep.Write ─ app         EOF ─▶ Shutdown     ECONNRESET ─▶ Abort (RST)
 //
-// down has the flow's goroutine, which waits in the stream. up has one only while there is something to read: an idle
-// flow holds neither a second stack nor a buffer. gVisor tells about events through NotifyEvent, which starts up, wakes
-// down, and sees to it that an RST is passed on while nobody reads.
+// down runs in the flow's goroutine, which waits in the stream. up has a goroutine only while there is something to
+// read: an idle flow holds neither a second goroutine stack nor a buffer. gVisor reports events to NotifyEvent, which
+// starts up, wakes down, and passes on an RST that neither of them sees.
 type tcpFlow struct {
 	s      *Stack
 	ep     tcpip.Endpoint
@@ -46,11 +46,11 @@ type tcpFlow struct {
 	queue    waiter.Queue
 	entry    waiter.Entry
 	writable chan struct{} // capacity 1
-	reader   bytes.Reader  // of what Write is writing
+	reader   bytes.Reader  // the piece that Write is writing
 
 	upState atomic.Int32
-	upDone  chan struct{} // closed after the application's FIN, or a failure
-	finSent atomic.Bool   // to the application
+	upDone  chan struct{} // closed when up has ended
+	finSent atomic.Bool   // the application was sent a FIN
 	appGone atomic.Bool
 
 	mu        sync.Mutex // never held while gVisor is called
@@ -67,11 +67,11 @@ type tcpFlow struct {
 const (
 	upIdle int32 = iota
 	upRunning
-	upAgain // an event came while it was running; it has to look again
+	upAgain // an event arrived while up was running, so up must read again
 	upEnded
 )
 
-// run is the life of a flow after its handshake.
+// run carries the flow from the end of its handshake until both directions have ended.
 func (f *tcpFlow) run() {
 	f.s.stats.tcp.opened()
 	defer f.s.stats.tcp.open.Add(-1)
@@ -79,7 +79,7 @@ func (f *tcpFlow) run() {
 	f.entry.Init(f, waiter.ReadableEvents|waiter.WritableEvents|waiter.EventHUp|waiter.EventErr)
 	f.queue.EventRegister(&f.entry)
 	f.keepAlive()
-	f.checkGone() // this and data may have come before we listened
+	f.checkGone() // an RST or data may have arrived before EventRegister
 	f.startUp()
 	if f.down() {
 		f.awaitReset()
@@ -97,19 +97,19 @@ func (f *tcpFlow) run() {
 	f.ep.Close()
 }
 
-// keepAlive makes gVisor notice an application that vanished without a word, as one in a container whose network was
-// taken away.
+// keepAlive makes gVisor detect an application that vanished without FIN or RST, for example in a container that lost
+// its network.
 func (f *tcpFlow) keepAlive() {
 	idle := tcpip.KeepaliveIdleOption(f.s.cfg.KeepAliveIdle)
 	interval := tcpip.KeepaliveIntervalOption(f.s.cfg.KeepAliveInterval)
-	// Setting these cannot fail on a TCP endpoint.
+	// These options cannot fail on a TCP endpoint.
 	_ = f.ep.SetSockOpt(&idle)
 	_ = f.ep.SetSockOpt(&interval)
 	_ = f.ep.SetSockOptInt(tcpip.KeepaliveCountOption, keepAliveProbes)
 	f.ep.SocketOptions().SetKeepAlive(true)
 }
 
-// NotifyEvent implements waiter.EventListener. gVisor may hold the endpoint's lock, so it only looks at atomics.
+// NotifyEvent implements waiter.EventListener. gVisor may hold the endpoint's lock, so it only reads atomics.
 func (f *tcpFlow) NotifyEvent(mask waiter.EventMask) {
 	if mask&waiter.ReadableEvents != 0 {
 		f.startUp()
@@ -129,8 +129,8 @@ func wake(c chan struct{}) {
 	}
 }
 
-// isGone says whether the connection was reset by the application or given up by gVisor. gVisor reports an RST after
-// the application's FIN as a plain close, which is otherwise only reached through our own FIN.
+// isGone reports whether the application reset its connection or gVisor gave it up. For an RST after the application's
+// FIN gVisor's state is StateClose, which a connection otherwise reaches only through the FIN of down.
 func (f *tcpFlow) isGone() bool {
 	switch tcp.EndpointState(f.ep.State()) {
 	case tcp.StateError:
@@ -141,8 +141,7 @@ func (f *tcpFlow) isGone() bool {
 	return false
 }
 
-// checkGone passes an RST on to the stream even when the direction up does not see it: because it has ended, or waits
-// for the stream to take earlier data.
+// checkGone passes an RST on to the stream if up does not see it, because up has ended or waits for the stream.
 func (f *tcpFlow) checkGone() {
 	if !f.isGone() || f.appGone.Swap(true) {
 		return
@@ -162,7 +161,7 @@ func (f *tcpFlow) checkGone() {
 	})
 }
 
-// A copyBuffer is held only while there is data in it.
+// copyBuffer is a pooled buffer of copyUp.
 type copyBuffer struct {
 	data [copyLen]byte
 	n    int
@@ -180,13 +179,13 @@ func (b *copyBuffer) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// startUp sees to it that up looks for data after this call.
+// startUp makes up read after this call.
 func (f *tcpFlow) startUp() {
 	for {
 		switch state := f.upState.Load(); state {
 		case upIdle:
 			if f.upState.CompareAndSwap(upIdle, upRunning) {
-				go f.up() // run waits for it, through upDone or the end of the connection
+				go f.up() // run waits for upDone
 				return
 			}
 		case upRunning:
@@ -199,7 +198,7 @@ func (f *tcpFlow) startUp() {
 	}
 }
 
-// up copies what the application sends to the stream, until there is no more.
+// up copies from the application to the stream until nothing is left to read.
 func (f *tcpFlow) up() {
 	for {
 		for f.copyUp() {
@@ -215,7 +214,7 @@ func (f *tcpFlow) up() {
 	}
 }
 
-// copyUp copies once. It returns false when there is nothing to read, and when the direction has ended.
+// copyUp copies once. It returns false if there is nothing to read, or if the direction has ended.
 func (f *tcpFlow) copyUp() bool {
 	buf := copyBuffers.Get().(*copyBuffer)
 	defer copyBuffers.Put(buf)
@@ -229,7 +228,7 @@ func (f *tcpFlow) copyUp() bool {
 		if f.isGone() {
 			f.stream.Reset()
 		} else {
-			f.stream.CloseWrite() // if it fails, reading from the stream will say why
+			f.stream.CloseWrite() // if it fails, down gets the error from the stream
 		}
 		f.upState.Store(upEnded)
 		return false
@@ -248,7 +247,7 @@ func (f *tcpFlow) copyUp() bool {
 	return true
 }
 
-// down copies what comes from the stream to the application. It reports whether that ended with the far end's FIN.
+// down copies from the stream to the application. It reports whether the copy ended with the far end's FIN.
 func (f *tcpFlow) down() (fin bool) {
 	var err error
 	if from, ok := f.stream.(io.WriterTo); ok {
@@ -260,10 +259,10 @@ func (f *tcpFlow) down() (fin bool) {
 	switch {
 	case err == nil:
 		f.finSent.Store(true)
-		f.ep.Shutdown(tcpip.ShutdownWrite) // it fails only when the connection is gone
+		f.ep.Shutdown(tcpip.ShutdownWrite) // it fails only if the connection is gone
 		return true
 	case f.appGone.Load():
-		// up or checkGone passes that on, and lets what the application sent before get there first.
+		// up or checkGone resets the stream, after the data that the application sent before.
 	default:
 		f.ep.Abort()
 		f.stream.Reset()
@@ -271,8 +270,8 @@ func (f *tcpFlow) down() (fin bool) {
 	return false
 }
 
-// awaitReset passes on an RST that comes after the far end's FIN, while the application still holds its half open.
-// What came before the FIN reaches the application first.
+// awaitReset passes on an RST that follows the far end's FIN while the application holds its half open. The application
+// receives the data before the FIN first.
 func (f *tcpFlow) awaitReset() {
 	stream, ok := f.stream.(interface{ Gone() <-chan struct{} })
 	if !ok {
@@ -285,7 +284,7 @@ func (f *tcpFlow) awaitReset() {
 	}
 	tick := time.NewTicker(finPoll)
 	defer tick.Stop()
-	for tcp.EndpointState(f.ep.State()) == tcp.StateFinWait1 { // gVisor does not tell when the FIN is acknowledged
+	for tcp.EndpointState(f.ep.State()) == tcp.StateFinWait1 { // gVisor has no event for the ACK of the FIN
 		select {
 		case <-f.upDone:
 			return
@@ -295,7 +294,7 @@ func (f *tcpFlow) awaitReset() {
 	f.ep.Abort()
 }
 
-// Write implements io.Writer for down. It waits until gVisor has taken all of p.
+// Write implements io.Writer for down. It returns when gVisor has taken all of p.
 func (f *tcpFlow) Write(p []byte) (int, error) {
 	written := 0
 	for written < len(p) {
@@ -312,7 +311,7 @@ func (f *tcpFlow) Write(p []byte) (int, error) {
 			return written, errAppGone
 		}
 	}
-	f.reader.Reset(nil) // p is not ours to keep
+	f.reader.Reset(nil) // the caller owns p
 	f.s.stats.tcp.bytesIn.Add(uint64(written))
 	return written, nil
 }

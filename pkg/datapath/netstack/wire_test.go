@@ -17,11 +17,12 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/datapath/tun/tuntest"
 )
 
-// wire is the application's side of a device in memory, where tests write packets by hand.
+// wire is the application's end of a device in memory, on which tests write single packets.
 type wire struct {
 	t   testing.TB
 	dev *tuntest.Device
@@ -121,25 +122,25 @@ func (d dials) dialer() dialer {
 	}}
 }
 
-func TestSYNsAreAbsorbed(t *testing.T) {
+func TestRepeatedSYNsAreAbsorbed(t *testing.T) {
 	d := make(dials)
 	w, s := newWire(t, Config{Dialer: d.dialer()})
 	w.send(flagSYN, 1000, 0)
 	first := <-d
 	w.send(flagSYN, 1000, 0)
 	w.send(flagSYN, 1000, 0)
-	until(t, "they are read", func() bool { return s.Stats().PacketsIn == 3 })
+	testenv.Until(t, "they are read", func() bool { return s.Stats().PacketsIn == 3 })
 	first.answer <- answer{err: syscall.ECONNREFUSED}
 	if r := w.receive(); r.flags != flagRST|flagACK || r.ack != 1001 || r.Src != podAddr.Addr() {
 		t.Errorf("received %+v, want RST", r)
 	}
 	select {
 	case <-d:
-		t.Error("dialled again")
+		t.Error("dialed again")
 	default:
 	}
 	// The next SYN is a new connection.
-	until(t, "the SYN is forgotten", func() bool {
+	testenv.Until(t, "the SYN is forgotten", func() bool {
 		w.send(flagSYN, 2000, 0)
 		select {
 		case second := <-d:
@@ -170,7 +171,7 @@ func TestGivingUpCancelsTheDial(t *testing.T) {
 			first := <-d
 			w.send(tt.flags, tt.seq, 0)
 			<-first.ctx.Done()
-			until(t, "the same ports can be used again", func() bool {
+			testenv.Until(t, "the same ports can be used again", func() bool {
 				w.send(flagSYN, 5000, 0)
 				select {
 				case second := <-d:
@@ -187,7 +188,7 @@ func TestGivingUpCancelsTheDial(t *testing.T) {
 	}
 }
 
-// recordStream notes what is done to it. Its Read waits for Reset or Close.
+// recordStream records the calls of its methods. Its Read waits for Reset.
 type recordStream struct {
 	ended  chan struct{}
 	once   sync.Once
@@ -218,8 +219,8 @@ func (s *recordStream) Reset() error {
 	return nil
 }
 
-// An application that has gone when the handshake is completed says so with RST, and then the far end is told.
-func TestGoneBeforeTheHandshake(t *testing.T) {
+// An application that gives up before the SYN-ACK answers it with RST, which reaches the server.
+func TestResetDuringTheHandshakeReachesTheServer(t *testing.T) {
 	d := make(dials)
 	w, s := newWire(t, Config{Dialer: d.dialer()})
 	stream := newRecordStream()
@@ -230,13 +231,13 @@ func TestGoneBeforeTheHandshake(t *testing.T) {
 		t.Fatalf("received %+v, want SYN-ACK", r)
 	}
 	w.send(flagRST, 1001, 0)
-	until(t, "the stream ends", func() bool { return stream.all() == "[reset close]" })
+	testenv.Until(t, "the stream ends", func() bool { return stream.all() == "[reset close]" })
 	if n := s.Stats().TCP; n.Total != 0 {
 		t.Errorf("stats %+v", n)
 	}
 }
 
-func TestEndOfTheStackAbortsFlows(t *testing.T) {
+func TestEndOfRunAbortsFlows(t *testing.T) {
 	ours, theirs := tuntest.Pair(1500, true)
 	defer theirs.Close()
 	w := &wire{t, theirs}
@@ -257,7 +258,7 @@ func TestEndOfTheStackAbortsFlows(t *testing.T) {
 	(<-d).answer <- answer{stream: stream}
 	syn := w.receive()
 	w.send(flagACK, 1001, syn.seq+1)
-	until(t, "the flow is open", func() bool { return s.Stats().TCP.Open == 1 })
+	testenv.Until(t, "the flow is open", func() bool { return s.Stats().TCP.Open == 1 })
 	accepted := make(chan error, 1)
 	go func() { _, err := l.Accept(); accepted <- err }()
 	cancel()
@@ -281,7 +282,7 @@ func TestEndOfTheStackAbortsFlows(t *testing.T) {
 	}
 	l.Close()
 
-	// The device is as before, and serves another stack.
+	// Another stack can use the device.
 	s2, err := New(Config{Device: ours, Dialer: dialer{tcp: func(context.Context, netip.AddrPort, netip.AddrPort) (Stream, error) {
 		return nil, syscall.ECONNREFUSED
 	}}})
@@ -300,14 +301,14 @@ func TestEndOfTheStackAbortsFlows(t *testing.T) {
 	}
 }
 
-func TestEndWhileDialing(t *testing.T) {
+func TestEndOfRunCancelsDials(t *testing.T) {
 	d := make(dials)
 	w, _ := newWire(t, Config{Dialer: d.dialer()})
 	w.send(flagSYN, 1000, 0)
 	<-d // the end of the test ends the stack, and start checks that nothing is left
 }
 
-func TestDeviceFailure(t *testing.T) {
+func TestRunReturnsTheErrorOfTheDevice(t *testing.T) {
 	ours, theirs := tuntest.Pair(1500, true)
 	s, err := New(Config{Device: ours, Dialer: dialer{}})
 	if err != nil {
@@ -319,7 +320,7 @@ func TestDeviceFailure(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
+func TestNewRejectsInvalidConfigs(t *testing.T) {
 	small, _ := tuntest.Pair(576, true)
 	good, _ := tuntest.Pair(1500, true)
 	for _, cfg := range []Config{{}, {Device: good}, {Dialer: dialer{}}, {Device: small, Dialer: dialer{}}} {
@@ -329,8 +330,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// A stack without Run leaves nothing behind when Run is given an ended context.
-func TestListenWithoutRun(t *testing.T) {
+// Run ends the goroutines that ListenTCP started, even if its context has already ended.
+func TestEndOfRunClosesAnUnusedListener(t *testing.T) {
 	ours, _ := tuntest.Pair(1500, true)
 	s, err := New(Config{Device: ours, Dialer: dialer{}})
 	if err != nil {
@@ -350,7 +351,7 @@ func TestListenWithoutRun(t *testing.T) {
 	}
 }
 
-// lossy loses one of every packets that it is given.
+// lossy drops each packet whose number is a multiple of every.
 type lossy struct {
 	*tuntest.Device
 	every, count atomic.Int64
@@ -363,8 +364,8 @@ func (d *lossy) Writev(pieces [][]byte) error {
 	return d.Device.Writev(pieces)
 }
 
-// Two of our links face each other: a second gVisor is the application. This runs on every operating system.
-func TestTwoStacks(t *testing.T) {
+// Two links face each other: a second gVisor is the application. The test runs on every operating system.
+func TestTransferBetweenTwoStacks(t *testing.T) {
 	for _, tt := range []struct {
 		network string
 		gso     bool
@@ -426,7 +427,7 @@ func TestTwoStacks(t *testing.T) {
 	}
 }
 
-// pod is the cluster address that tests of a family talk to.
+// pod returns the cluster address of a family.
 func pod(network string) netip.Addr {
 	if network[len(network)-1] == '6' {
 		return netip.MustParseAddr("fd02::9")
@@ -434,7 +435,7 @@ func pod(network string) netip.Addr {
 	return netip.MustParseAddr("10.2.0.9")
 }
 
-// FuzzDeliver gives the stack packets of all kinds.
+// FuzzDeliver writes arbitrary packets to the stack's device.
 func FuzzDeliver(f *testing.F) {
 	header := make([]byte, packet.VirtioLen)
 	udp := packet.UDP(appAddr, podAddr, []byte("abc"), false)
