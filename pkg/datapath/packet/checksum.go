@@ -6,11 +6,10 @@ import (
 	"net/netip"
 )
 
-// Checksum adds b to the Internet checksum sum (RFC 1071) and returns the folded sum. It is not complemented: a
-// header's field holds ^Checksum(...). b must begin at an even offset of what is summed up.
+// Checksum adds b to the Internet checksum sum (RFC 1071) and returns the folded sum. The result is not complemented: a
+// header's field holds ^Checksum(...). b must begin at an even offset of the data that the checksum covers.
 func Checksum(b []byte, sum uint16) uint16 {
-	// Summed in the machine's words, eight bytes at a time, with the carry added back in; RFC 1071 section 2
-	// says why that gives the same sum.
+	// Sums of eight bytes, with the carry added back, fold to the same result (RFC 1071, section 2).
 	acc, carry := uint64(sum), uint64(0)
 	for len(b) >= 32 {
 		acc, carry = bits.Add64(acc, binary.BigEndian.Uint64(b), carry)
@@ -37,8 +36,8 @@ func Checksum(b []byte, sum uint16) uint16 {
 	return uint16(acc)
 }
 
-// PseudoHeader returns the sum of the pseudo header that TCP, UDP and ICMPv6 checksums begin with (RFC 768, RFC 8200
-// section 8.1). length is that of the transport header and its payload.
+// PseudoHeader returns the sum of the pseudo header with which TCP, UDP and ICMPv6 checksums begin (RFC 768; RFC 8200,
+// section 8.1). length is the length of the transport header and its payload in bytes.
 func PseudoHeader(proto uint8, src, dst netip.Addr, length int) uint16 {
 	var b [40]byte
 	n := 0

@@ -1,11 +1,15 @@
-// Package packet reads and writes the headers that IP packets begin with: IPv4 and IPv6 with extension headers and
-// fragments, the virtio-net header that a TUN device puts in front of them and the work that it leaves to do
-// (checksums, TCP super-packets), ICMP errors and echo replies, and the Internet checksum. It is the lowest layer of
-// the data path: [kubevpn/pkg/datapath/tun] moves packets, [kubevpn/pkg/datapath/netstack] ends the flows that are in
-// them, and both describe them with this package.
+// Package packet reads and writes the headers of IP packets:
 //
-// Nothing here keeps state, allocates on the hot path or does I/O. All functions may be called concurrently. Slices
-// that are passed in are never kept.
+//   - IPv4 and IPv6, with extension headers and fragments
+//   - the virtio-net header that a TUN device puts before a packet, and the work that it leaves to the receiver:
+//     checksums and the segments of TCP super-packets
+//   - ICMP errors, echo requests and replies, UDP, and the Internet checksum
+//
+// It is the lowest layer of the data path: [kubevpn/pkg/datapath/tun] moves packets,
+// [kubevpn/pkg/datapath/netstack] terminates their flows and [kubevpn/pkg/datapath/packetlink] carries them whole.
+//
+// The package has no state, does no I/O and does not allocate on the hot path. All functions may be called
+// concurrently, and none retains a slice that it is given.
 package packet
 
 // Numbers of the transport protocols that kubevpn carries or speaks (IANA "Assigned Internet Protocol Numbers").
@@ -23,6 +27,6 @@ const (
 	IPv6HeaderLen = 40
 	// FragmentHeaderLen is the length of the IPv6 Fragment extension header.
 	FragmentHeaderLen = 8
-	// MaxLen is the longest packet: an IPv6 header and 65535 bytes behind it. (IPv4 packets end at 65535.)
+	// MaxLen is the length of the longest packet: an IPv6 header and 65535 bytes. An IPv4 packet has at most 65535.
 	MaxLen = IPv6HeaderLen + 65535
 )

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 )
 
-// Errors that [Parse] returns. They carry no details, so that a flood of malformed packets costs no allocations.
+// The errors of [Parse]. They have no details, so that a flood of malformed packets causes no allocations.
 var (
 	ErrVersion   = errors.New("neither an IPv4 nor an IPv6 packet")
 	ErrTruncated = errors.New("packet is shorter than its header says")
@@ -22,31 +22,30 @@ const (
 	extDestOptions = 60
 )
 
-// maxExtensionHeaders bounds the walk through a packet's extension headers; real packets have three at most.
+// maxExtensionHeaders is the most extension headers that Parse accepts; real packets have three at most.
 const maxExtensionHeaders = 8
 
 // Header describes one IP packet, or one fragment of one.
 type Header struct {
 	Src, Dst netip.Addr
 	Version  uint8 // 4 or 6
-	Proto    uint8 // of the payload; for IPv6 that is the header after the extension headers
-	HopLimit uint8 // TTL
-	// HeaderLen is where the payload begins: after IPv4 options or IPv6 extension headers.
+	Proto    uint8 // protocol of the payload, which begins after IPv6 extension headers
+	HopLimit uint8 // TTL of IPv4
+	// HeaderLen is the offset of the payload, after IPv4 options or IPv6 extension headers.
 	HeaderLen int
-	// Len is the packet's length by its own header; the slice may have been longer.
+	// Len is the packet's length according to its header. The parsed slice may be longer.
 	Len int
-	// ID, FragmentOffset (in bytes) and MoreFragments are of the IPv4 header or of the IPv6 Fragment header. The
-	// transport header is in the part of a datagram with FragmentOffset 0 alone.
+	// ID, FragmentOffset (in bytes) and MoreFragments come from the IPv4 header or the IPv6 Fragment header.
 	ID             uint32
 	FragmentOffset int
 	MoreFragments  bool
 }
 
-// IsFragment says whether the packet is only a part of a datagram. The transport header is in the part with
-// FragmentOffset 0 alone.
+// IsFragment reports whether the packet is only a part of a datagram. Only the part with FragmentOffset 0 has the
+// transport header.
 func (h *Header) IsFragment() bool { return h.MoreFragments || h.FragmentOffset != 0 }
 
-// Parse reads the IP header of p (RFC 791, RFC 8200). It checks lengths, and no checksums. It does not allocate.
+// Parse parses the IP header of p (RFC 791, RFC 8200). It checks lengths but no checksums. It does not allocate.
 func Parse(p []byte) (Header, error) {
 	if len(p) == 0 {
 		return Header{}, ErrTruncated
@@ -134,27 +133,27 @@ func parseIPv6(p []byte) (Header, error) {
 		h.Proto = ext[0]
 		h.HeaderLen += length
 		if h.FragmentOffset != 0 {
-			return h, nil // what follows is the middle of a datagram, not a header
+			return h, nil // the payload is the middle of a datagram, not a header
 		}
 	}
 	return Header{}, ErrHeader
 }
 
-// Outgoing says what an IP header to be written holds.
+// Outgoing describes an IP header to write.
 type Outgoing struct {
-	Src, Dst   netip.Addr // of one family
+	Src, Dst   netip.Addr // of the same family
 	Proto      uint8
 	HopLimit   uint8 // 0 means 64
-	PayloadLen int   // behind the IP header and the Fragment header
-	// Fragment makes the packet a part of a datagram; the three fields after it are used only then.
+	PayloadLen int   // bytes after the IP header and the Fragment header
+	// Fragment makes the packet a part of a datagram. Only then are the next three fields used.
 	Fragment       bool
 	ID             uint32
 	FragmentOffset int // in bytes, a multiple of 8
 	MoreFragments  bool
 }
 
-// Append appends the IP header to dst, with its checksum: 20 bytes for IPv4, 40 for IPv6, 48 for a fragment of
-// IPv6. An IPv4 packet that is no fragment carries DF and the ID 0 (RFC 6864, an atomic datagram).
+// Append appends the IP header to dst, with its checksum: 20 bytes for IPv4, 40 for IPv6, 48 for a fragment of IPv6. An
+// IPv4 packet that is not a fragment has DF set and the ID 0 (RFC 6864, atomic datagram).
 func (o *Outgoing) Append(dst []byte) []byte {
 	hopLimit := o.HopLimit
 	if hopLimit == 0 {

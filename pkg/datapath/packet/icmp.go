@@ -6,9 +6,10 @@ import (
 	"net/netip"
 )
 
-// Reason says why a packet was not delivered. Each is one ICMP type and code of either family.
+// Reason is the reason why a packet was not delivered. Each has one ICMP type and code in each family.
 type Reason uint8
 
+// The reasons. 0 is not a Reason.
 const (
 	NetUnreachable      Reason = iota + 1 // no route: ICMP 3/0, ICMPv6 1/0
 	HostUnreachable                       // ICMP 3/1, ICMPv6 1/3
@@ -17,20 +18,21 @@ const (
 	Prohibited                            // by administration: ICMP 3/13, ICMPv6 1/1
 )
 
-// ErrNoError is returned for a packet about which no ICMP error may be sent (RFC 1122 section 3.2.2, RFC 4443
-// section 2.4): an ICMP error, a fragment other than the first, one from or to an address that is not one host's.
+// ErrNoError is the error for a packet about which no ICMP error may be sent (RFC 1122, section 3.2.2; RFC 4443,
+// section 2.4): an ICMP error, a fragment other than the first, a packet whose source or destination is not a single
+// host.
 var ErrNoError = errors.New("no ICMP error may be sent about this packet")
 
 const (
 	icmpHeaderLen = 8
-	// An ICMP error holds as much of the packet as fits into what every host must accept (RFC 1812 section
-	// 4.3.2.3, RFC 4443 section 2.4).
+	// An ICMP error is no longer than the packets that every host must accept (RFC 1812, section 4.3.2.3; RFC 4443,
+	// section 2.4).
 	maxErrorLen4 = 576
 	maxErrorLen6 = 1280
 )
 
-// MaxQuote is how much of a packet an ICMP error about it holds at most. Whoever may have to report an error later
-// needs to keep no more than that.
+// MaxQuote is the most bytes of a packet that an ICMPv4 error quotes. A caller that may report an error later keeps no
+// more of the packet.
 const MaxQuote = maxErrorLen4 - IPv4HeaderLen - icmpHeaderLen
 
 // ICMP types (RFC 792, RFC 4443).
@@ -73,10 +75,10 @@ func (r Reason) icmp6() (typ, code uint8) {
 	return icmp6Unreachable, 3
 }
 
-// AppendError appends a whole IP packet to dst: the ICMP error that tells the sender of original why it was not
-// delivered, coming from the address from, which must be of the same family. original is the packet itself or its
-// beginning (headers are needed, with at least 8 bytes of the transport's). Senders check the quoted bytes against
-// what they sent, so they must be the real ones. The error is [ErrNoError], or one of [Parse].
+// AppendError appends to dst an IP packet with the ICMP error that reports reason to the sender of original. from is
+// the source of the error and must be of the same family. original is the packet or its beginning, with all headers and
+// at least 8 bytes of the transport header. Senders compare the quoted bytes with the packet that they sent, so
+// original must be unchanged. The error is [ErrNoError] or one of [Parse].
 func AppendError(dst []byte, reason Reason, from netip.Addr, original []byte) ([]byte, error) {
 	h, err := parseQuote(original)
 	if err != nil {
@@ -100,7 +102,7 @@ func AppendError(dst []byte, reason Reason, from netip.Addr, original []byte) ([
 	start := len(dst)
 	dst = append(dst, typ, code, 0, 0, 0, 0, 0, 0)
 	if typ == icmp6ParameterProblem && h.Version == 6 {
-		binary.BigEndian.PutUint32(dst[start+4:], 6) // where the packet's Next Header is
+		binary.BigEndian.PutUint32(dst[start+4:], 6) // offset of the packet's Next Header
 	}
 	dst = append(dst, quote...)
 	sum := uint16(0)
@@ -117,7 +119,7 @@ func parseQuote(p []byte) (Header, error) {
 	if !errors.Is(err, ErrTruncated) {
 		return h, err
 	}
-	// Say that the packet is as long as what there is of it.
+	// Parse a copy whose header states the length of the beginning.
 	var short [IPv6HeaderLen + 256]byte
 	n := copy(short[:], p)
 	if n >= IPv4HeaderLen && short[0]>>4 == 4 {
@@ -130,6 +132,7 @@ func parseQuote(p []byte) (Header, error) {
 	return h, err
 }
 
+// mayReport reports whether an ICMP error about p may be sent.
 func mayReport(h *Header, p []byte) bool {
 	if h.FragmentOffset != 0 || !isHost(h.Src) || !isHost(h.Dst) || len(p) < h.HeaderLen+8 {
 		return false
@@ -138,7 +141,7 @@ func mayReport(h *Header, p []byte) bool {
 	case ProtoICMP:
 		return t == icmpEchoRequest || t == icmpEchoReply
 	case ProtoICMPv6:
-		return t >= 128 // RFC 4443 section 2.1: below are errors
+		return t >= 128 // lower types are errors (RFC 4443, section 2.1)
 	}
 	return true
 }
@@ -147,8 +150,8 @@ func isHost(a netip.Addr) bool {
 	return !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// EchoReply returns the 8-byte ICMP header of the answer to an echo request (RFC 792, RFC 4443 section 4.2), from
-// src, which was pinged, to dst. The payload goes behind it.
+// EchoReply returns the ICMP header of an echo reply from src to dst (RFC 792; RFC 4443, section 4.2). The payload
+// follows it.
 func EchoReply(src, dst netip.Addr, ident, sequence uint16, payload []byte) [8]byte {
 	var b [8]byte
 	sum := uint16(0)
@@ -165,21 +168,25 @@ func EchoReply(src, dst netip.Addr, ident, sequence uint16, payload []byte) [8]b
 	return b
 }
 
-// ParseEcho returns the identifier and the sequence number of an echo request; transport begins with the ICMP header
-// of a packet of the protocol proto. ok is false for everything else.
+// ParseEcho returns the identifier and the sequence number of an echo request. transport begins with the ICMP header of
+// a packet of the protocol proto. ok is false if it is not an echo request.
 func ParseEcho(proto uint8, transport []byte) (ident, sequence uint16, ok bool) {
-	if len(transport) < icmpHeaderLen || transport[1] != 0 {
+	request := byte(icmpEchoRequest)
+	switch proto {
+	case ProtoICMP:
+	case ProtoICMPv6:
+		request = icmp6EchoRequest
+	default:
 		return 0, 0, false
 	}
-	if !(proto == ProtoICMP && transport[0] == icmpEchoRequest || proto == ProtoICMPv6 &&
-		transport[0] == icmp6EchoRequest) {
+	if len(transport) < icmpHeaderLen || transport[0] != request || transport[1] != 0 {
 		return 0, 0, false
 	}
 	return binary.BigEndian.Uint16(transport[4:]), binary.BigEndian.Uint16(transport[6:]), true
 }
 
-// UDP returns the 8-byte UDP header of a datagram (RFC 768). With partial, the checksum field holds only the sum of
-// the pseudo header, and the receiver completes or skips it: a virtio-net header with [VirtioNeedsChecksum] says so.
+// UDP returns the UDP header of a datagram (RFC 768). If partial is set, the checksum field holds only the sum of the
+// pseudo header, and the caller must set [VirtioNeedsChecksum] in the virtio-net header.
 func UDP(src, dst netip.AddrPort, payload []byte, partial bool) [8]byte {
 	var b [8]byte
 	length := len(b) + len(payload)
@@ -193,7 +200,7 @@ func UDP(src, dst netip.AddrPort, payload []byte, partial bool) [8]byte {
 	}
 	sum = ^Checksum(payload, Checksum(b[:], sum))
 	if sum == 0 {
-		sum = 0xffff // 0 means that there is none
+		sum = 0xffff // 0 means no checksum
 	}
 	binary.BigEndian.PutUint16(b[6:], sum)
 	return b

@@ -2,7 +2,7 @@ package packet
 
 import "encoding/binary"
 
-// Where TCP and UDP headers have their checksum, and where the flags of TCP are.
+// Offsets, in bytes, and flags of TCP and UDP headers.
 const (
 	tcpHeaderLen      = 20
 	tcpFlags          = 13
@@ -14,8 +14,8 @@ const (
 	tcpCWR       byte = 0x80
 )
 
-// ChecksumOffset is where the transport header of a protocol has its checksum. ok is false for protocols other than
-// TCP and UDP: no virtio-net header asks for the checksum of those.
+// ChecksumOffset returns the offset of the checksum in the transport header. ok is false for protocols other than TCP
+// and UDP, whose checksums a virtio-net header cannot request.
 func ChecksumOffset(proto uint8) (offset int, ok bool) {
 	switch proto {
 	case ProtoTCP:
@@ -26,8 +26,8 @@ func ChecksumOffset(proto uint8) (offset int, ok bool) {
 	return 0, false
 }
 
-// TransportLen is the length of the TCP or UDP header at the start of b. ok is false when b is not long enough to
-// hold it, when it contradicts itself, and for other protocols.
+// TransportLen returns the length of the TCP or UDP header at the start of b. ok is false if b is too short, if the
+// header contradicts itself, and for other protocols.
 func TransportLen(proto uint8, b []byte) (n int, ok bool) {
 	switch proto {
 	case ProtoTCP:
@@ -42,33 +42,33 @@ func TransportLen(proto uint8, b []byte) (n int, ok bool) {
 	return 0, false
 }
 
-// CompleteChecksum does in place what a virtio-net header with [VirtioNeedsChecksum] leaves to the receiver of the
-// packet p. v is one that [ParseVirtio] found to fit p. It is not for super-packets: see [Split].
+// CompleteChecksum completes the checksum of the packet p in place, as [VirtioNeedsChecksum] requests. [ParseVirtio]
+// must have accepted v for p. For super-packets use [Split].
 func CompleteChecksum(v *Virtio, p []byte) {
 	sum := ^Checksum(p[v.ChecksumStart:], 0) // the field itself holds the sum of the pseudo header
 	if sum == 0 {
-		sum = 0xffff // the same number in ones' complement; for UDP, 0 means that there is no checksum
+		sum = 0xffff // the same number in ones' complement; for UDP, 0 means no checksum
 	}
 	binary.BigEndian.PutUint16(p[int(v.ChecksumStart)+int(v.ChecksumOffset):], sum)
 }
 
-// Segments are the packets that a TCP super-packet stands for, made one after the other. They are those that Linux
-// makes of it: the headers are repeated; lengths, sequence numbers, IPv4 identifications and checksums are each
-// segment's own; FIN and PSH are on the last alone, CWR on the first alone.
+// Segments iterates over the packets into which Linux would split a TCP super-packet. All repeat its headers. Each has
+// its own lengths, sequence number, IPv4 identification and checksums. Only the last has FIN and PSH, only the first
+// CWR.
 type Segments struct {
 	packet    []byte
 	version   uint8
-	transport int // where the TCP header begins
-	payload   int // where the payload begins
-	next      int // where the payload of the next segment begins
+	transport int // offset of the TCP header
+	payload   int // offset of the payload
+	next      int // offset of the next segment's payload
 	size      int // payload of a segment
 	id        uint16
 	sequence  uint32
 	pseudo    uint16 // sum of the pseudo header, without the length
 }
 
-// Split begins to cut up the super-packet p, which h and v describe. It does not change p and does not allocate. The
-// error is [ErrVirtio].
+// Split returns the Segments of the super-packet p, which h and v describe. p must not change while they are in use.
+// Split does not allocate. The error is [ErrVirtio].
 func Split(v *Virtio, h *Header, p []byte) (Segments, error) {
 	want := uint8(GSOTCPv4)
 	if h.Version == 6 {
@@ -84,7 +84,7 @@ func Split(v *Virtio, h *Header, p []byte) (Segments, error) {
 	if !ok {
 		return Segments{}, ErrVirtio
 	}
-	// The checksum field holds the sum of the pseudo header with the length of the whole: take that out again.
+	// The checksum field holds the sum of the pseudo header with the length of the whole; subtract that length.
 	pseudo := add(binary.BigEndian.Uint16(tcp[tcpChecksum:]), ^uint16(len(tcp)))
 	return Segments{
 		packet: p, version: h.Version, transport: h.HeaderLen, payload: h.HeaderLen + n, next: h.HeaderLen + n,
@@ -92,13 +92,13 @@ func Split(v *Virtio, h *Header, p []byte) (Segments, error) {
 	}, nil
 }
 
-// add is addition in ones' complement.
+// add adds in ones' complement.
 func add(a, b uint16) uint16 {
 	sum := uint32(a) + uint32(b)
 	return uint16(sum + sum>>16)
 }
 
-// Len is the length of the packet that [Segments.Put] makes next; 0 when there is none.
+// Len returns the length of the next packet, or 0 if there is none.
 func (s *Segments) Len() int {
 	if s.next >= len(s.packet) {
 		return 0
@@ -106,7 +106,8 @@ func (s *Segments) Len() int {
 	return s.payload + min(s.size, len(s.packet)-s.next)
 }
 
-// Put writes the next packet to the start of b, which is no shorter than [Segments.Len], and returns its length.
+// Put writes the next packet to the start of b, whose length is at least [Segments.Len], and returns the packet's
+// length. It returns 0 if there is none.
 func (s *Segments) Put(b []byte) int {
 	n := s.Len()
 	if n == 0 {

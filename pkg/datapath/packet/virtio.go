@@ -5,11 +5,11 @@ import (
 	"errors"
 )
 
-// VirtioLen is the length of a virtio-net header (struct virtio_net_hdr, linux/virtio_net.h) on a TUN device that
-// was opened with IFF_VNET_HDR.
+// VirtioLen is the length of a virtio-net header (struct virtio_net_hdr, linux/virtio_net.h) on a TUN device with
+// IFF_VNET_HDR.
 const VirtioLen = 10
 
-// What [Virtio.Flags] and [Virtio.GSOType] may hold.
+// The values of [Virtio.Flags] and [Virtio.GSOType].
 const (
 	VirtioNeedsChecksum = 1 // the transport checksum field holds the sum of the pseudo header only
 	VirtioDataValid     = 2 // the checksum was verified
@@ -18,27 +18,28 @@ const (
 	GSOTCPv4 = 1
 	GSOTCPv6 = 4
 	GSOUDPL4 = 5
-	GSOECN   = 0x80 // may be added to the TCP types
+	GSOECN   = 0x80 // a flag of the TCP types
 )
 
-// ErrVirtio is returned for a virtio-net header that does not fit its packet.
+// ErrVirtio is the error for a virtio-net header that does not fit its packet.
 var ErrVirtio = errors.New("malformed virtio-net header")
 
-// Virtio is the virtio-net header: it says which work on the packet behind it is left to the receiver. On a TUN
+// Virtio is a virtio-net header. It describes the work that the sender of a packet leaves to the receiver. On a TUN
 // device its fields are in the machine's byte order, which is little-endian wherever kubevpn runs.
 type Virtio struct {
 	Flags   uint8
 	GSOType uint8
 	// HeaderLen is the length of all headers up to the payload; the segments of a super-packet repeat them.
 	HeaderLen uint16
-	// GSOSize is the payload of one segment.
+	// GSOSize is the length of one segment's payload.
 	GSOSize uint16
-	// ChecksumStart is where summing begins, and ChecksumOffset where the sum goes, counted from there.
+	// ChecksumStart is the offset from which the checksum covers the packet. ChecksumOffset is the offset of the
+	// checksum field from there.
 	ChecksumStart, ChecksumOffset uint16
 }
 
-// ParseVirtio reads the header at the start of b, and checks that what it says is possible for the packet behind
-// it: nothing that a reader computes from it then lies outside of the packet. It does not allocate.
+// ParseVirtio parses the header at the start of b, and checks that its offsets lie inside the packet that follows. It
+// does not allocate.
 func ParseVirtio(b []byte) (Virtio, error) {
 	if len(b) < VirtioLen {
 		return Virtio{}, ErrVirtio

@@ -1,51 +1,52 @@
-// Package tun opens TUN devices: the interface through which the laptop's kernel hands over the packets that are
-// meant for the cluster, and takes the answers. It is the outermost end of the data path;
-// [kubevpn/pkg/datapath/netstack] reads and writes the packets.
+// Package tun opens TUN devices, through which the laptop's kernel exchanges packets for the cluster with kubevpn. It
+// is the outermost end of the data path; [kubevpn/pkg/datapath/netstack] reads and writes the packets.
 //
-// Creating a device needs privilege and using it does not, so the two are apart: [Create] runs in the privileged
-// helper and gives a file, which can be passed to another process, and [Adopt] makes a [Device] of it there.
+// Only the creation of a device requires privilege. So [Create] runs in the privileged helper and returns a file, which
+// can be passed to another process, and [Adopt] makes a [Device] from the file there.
 //
 //	helper (root)                          daemon (user)
 //	Create("kubevpn0", 1500) ── *os.File ── Adopt ── Device ⇄ netstack
 //	pkg/host/route: addresses, routes, up
 //
-// On Linux packets come and go with a virtio-net header, and TCP super-packets of up to 64 KiB cross whole in both
-// directions: the kernel need not cut them into segments, nor compute their checksums. USO, the same for UDP, is not
-// asked for; the kernel cuts those itself. The device lives as long as its file: it is not persistent, so when the
-// process dies, however, the kernel removes it with its addresses and routes.
+// On Linux TCP super-packets of up to 64 KiB cross whole in both directions: the kernel does not split them into
+// segments or compute their checksums. The package does not enable the same offload for UDP (USO), so the kernel splits
+// those packets. A device exists as long as its file. When the process ends for any reason, the kernel removes the
+// device with its addresses and routes.
 //
-// On macOS and Windows packets come one by one and the header is always zero.
+// On macOS and Windows every packet is a single one and its virtio-net header is zero.
 package tun
 
-import "errors"
+import (
+	"errors"
 
-// VirtioHeaderLen is the length of the virtio-net header (struct virtio_net_hdr) before every packet that is read or
-// written. It is zero where there is no offload.
-const VirtioHeaderLen = 10
+	"kubevpn/pkg/datapath/packet"
+)
 
-// MinRead is the smallest buffer that [Device.Read] takes: a header and the longest IPv4 packet. IPv6 packets may be
-// up to 40 bytes longer.
-const MinRead = VirtioHeaderLen + 65535
+// MinRead is the smallest buffer for [Device.Read]: a virtio-net header and the longest IPv4 packet. IPv6 packets may
+// be up to 40 bytes longer.
+const MinRead = packet.VirtioLen + 65535
 
-// ErrNoTUN says that this machine has no TUN devices: on Linux the module tun is not loaded, or a container was not
-// given /dev/net/tun.
+// ErrNoTUN is the error for a machine without TUN devices: on Linux the module tun is not loaded, or a container lacks
+// /dev/net/tun.
 var ErrNoTUN = errors.New("no TUN device on this machine")
 
-// A Device is an open TUN interface. One goroutine may read while any number write; Close may be called at any time.
+// A Device is an open TUN interface. One goroutine may read while any number write; Close may be called at any time. A
+// virtio-net header ([packet.Virtio]) precedes every packet.
 type Device interface {
-	// Name is the interface's name.
+	// Name returns the interface's name.
 	Name() string
-	// MTU is the interface's maximum transmission unit in bytes, as it was when the Device was made.
+	// MTU returns the interface's maximum transmission unit in bytes at the time when the Device was opened.
 	MTU() int
-	// GSO says whether packets may be super-packets of up to 64 KiB, or lack their checksum, as their virtio-net
-	// header describes. Without it every header is, and must be, zero.
+	// GSO reports whether packets may be super-packets of up to 64 KiB, or lack their checksum, as their virtio-net
+	// header describes. Otherwise every header is, and must be, zero.
 	GSO() bool
-	// Read reads one virtio-net header and the packet behind it into p, whose length is at least [MinRead]. After
-	// Close it returns an error that is os.ErrClosed.
+	// Read reads one virtio-net header and its packet into p, whose length is at least [MinRead]. After Close it
+	// returns an error that is os.ErrClosed.
 	Read(p []byte) (int, error)
-	// Writev writes one packet that is given in pieces, a virtio-net header first. It does not keep the pieces.
-	// It waits when the device cannot take more; it never drops a packet without an error.
+	// Writev writes one packet in pieces, the first of which begins with the virtio-net header. It does not retain the
+	// pieces. It waits while the device is full, and returns an error if the device drops the packet.
 	Writev(pieces [][]byte) error
-	// Close closes the device, which ends Read and Writev. Closing the last file of a device removes the interface.
+	// Close closes the device, which ends Read and Writev. The kernel removes the interface when its last file is
+	// closed.
 	Close() error
 }

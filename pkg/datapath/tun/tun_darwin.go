@@ -8,14 +8,14 @@ import (
 	wg "golang.zx2c4.com/wireguard/tun"
 )
 
-// Create makes the TUN interface name, which must be utun and a number, with the given MTU, and returns the file that
-// keeps it alive. It needs root.
+// Create creates the TUN interface name, which must be utun and a number, with the given MTU, and returns the file that
+// keeps it alive. It requires root.
 func Create(name string, mtu int) (*os.File, error) {
 	tun, err := wg.CreateTUN(name, mtu)
 	if err != nil {
 		return nil, fmt.Errorf("creating interface %s: %w", name, err)
 	}
-	// A copy of the descriptor keeps the interface; wireguard's own state ends here.
+	// A copy of the descriptor keeps the interface; Close ends wireguard's goroutines.
 	fd, err := unix.FcntlInt(tun.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	tun.Close()
 	if err != nil {
@@ -24,7 +24,7 @@ func Create(name string, mtu int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// Adopt makes a Device of a file that [Create] returned, here or in another process. It takes ownership of f.
+// Adopt makes a Device from a file that [Create] returned, here or in another process. It owns f.
 func Adopt(f *os.File, name string, mtu int) (Device, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	f.Close()
@@ -35,7 +35,7 @@ func Adopt(f *os.File, name string, mtu int) (Device, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
 	}
-	// The MTU was set by Create; 0 leaves it, since setting it needs root.
+	// Create has set the MTU, which requires root; 0 does not change it.
 	tun, err := wg.CreateTUNFromFile(os.NewFile(uintptr(fd), name), 0)
 	if err != nil {
 		return nil, fmt.Errorf("taking over interface %s: %w", name, err)
@@ -43,7 +43,7 @@ func Adopt(f *os.File, name string, mtu int) (Device, error) {
 	return newDevice(tun, mtu)
 }
 
-// Open is Create and Adopt in one process.
+// Open calls Create and Adopt in one process.
 func Open(name string, mtu int) (Device, error) {
 	f, err := Create(name, mtu)
 	if err != nil {

@@ -11,24 +11,26 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/wire/nonblock"
 )
 
 const (
 	devicePath = "/dev/net/tun"
-	// offloads are taken on by us for packets that we read, and by the kernel for packets that we write.
+	// offloads is the work that this program takes over for packets that it reads. The kernel takes it over for packets
+	// that the program writes.
 	offloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6
-	// queueLen is how many packets wait for our Read. TCP flows are bounded by their windows, so the queue is long
-	// only for moments, and then it must not overflow: a lost SYN costs its application a second.
+	// queueLen is the number of packets that may wait for Read. Windows bound TCP flows, so the queue is long only for
+	// moments. It must not overflow then: a lost SYN delays its application by a second.
 	queueLen = 4096
 )
 
-// GSO is what [Device.GSO] says of every device on this system, for who has to say it before there is one.
+// GSO is the result of [Device.GSO] for every device on this operating system.
 const GSO = true
 
-// Create makes the TUN interface name with the given MTU, and returns the file that keeps it alive. It needs
-// CAP_NET_ADMIN. name is taken as it is; an interface of that name must not exist. The interface is down, without
-// addresses. The error is [ErrNoTUN] where there are no TUN devices.
+// Create creates the TUN interface name with the given MTU, and returns the file that keeps it alive. It requires
+// CAP_NET_ADMIN. name is a literal name, not a pattern, and no interface may have it yet. The interface is down and has
+// no addresses. The error is [ErrNoTUN] if the machine has no TUN devices.
 func Create(name string, mtu int) (*os.File, error) {
 	if name == "" || len(name) >= unix.IFNAMSIZ || strings.ContainsAny(name, "%/ ") {
 		return nil, fmt.Errorf("%q cannot be the name of a network interface", name)
@@ -47,6 +49,7 @@ func Create(name string, mtu int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), devicePath), nil
 }
 
+// configure makes fd, an open /dev/net/tun, the interface name.
 func configure(fd int, name string, mtu int) error {
 	request, err := unix.NewIfreq(name)
 	if err != nil {
@@ -54,7 +57,7 @@ func configure(fd int, name string, mtu int) error {
 	}
 	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); errors.Is(err, unix.ENOTTY) {
-		// As sandboxes have it, which put a file or /dev/null in its place.
+		// Sandboxes put a file or /dev/null in its place.
 		return fmt.Errorf("creating interface %s: %s: %w: it is another device", name, devicePath, ErrNoTUN)
 	} else if err != nil {
 		return fmt.Errorf("creating interface %s: %w", name, err)
@@ -62,7 +65,7 @@ func configure(fd int, name string, mtu int) error {
 	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
 		return fmt.Errorf("setting the offloads of %s: %w", name, err)
 	}
-	// These two are set through any socket of the network namespace.
+	// Any socket of the network namespace can set the MTU and the queue length.
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("opening a socket to configure %s: %w", name, err)
@@ -79,8 +82,8 @@ func configure(fd int, name string, mtu int) error {
 	return nil
 }
 
-// Adopt makes a Device of a file that [Create] returned, here or in another process. It needs no privilege. It takes
-// ownership of f: f is closed in any case. name and mtu are what Create was called with.
+// Adopt makes a Device from a file that [Create] returned, here or in another process. It requires no privilege. It
+// owns f and closes it, also after an error. name and mtu are the arguments of Create.
 func Adopt(f *os.File, name string, mtu int) (Device, error) {
 	defer f.Close()
 	fd, err := duplicate(f)
@@ -91,7 +94,7 @@ func Adopt(f *os.File, name string, mtu int) (Device, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	file := os.NewFile(uintptr(fd), name) // nonblocking, so it is served by the runtime's poller
+	file := os.NewFile(uintptr(fd), name) // nonblocking, so it uses the runtime's poller
 	raw, err := file.SyscallConn()
 	if err != nil {
 		file.Close()
@@ -105,8 +108,8 @@ func Adopt(f *os.File, name string, mtu int) (Device, error) {
 	return d, nil
 }
 
-// duplicate gives a nonblocking copy of f's descriptor. os.File decides when it is made whether it can wait in the
-// poller, and f may have been made of a blocking descriptor.
+// duplicate returns a nonblocking copy of f's descriptor. os.NewFile decides whether a file uses the poller, and f may
+// come from a blocking descriptor.
 func duplicate(f *os.File) (int, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -128,7 +131,7 @@ func duplicate(f *os.File) (int, error) {
 	return fd, nil
 }
 
-// check makes sure that fd is the TUN device name in the mode that device relies on.
+// check verifies that fd is the TUN device name in the mode that type device requires, and sets its offloads.
 func check(fd int, name string) error {
 	request, err := unix.NewIfreq("")
 	if err != nil {
@@ -141,8 +144,8 @@ func check(fd int, name string) error {
 	if request.Name() != name || request.Uint16()&want != want {
 		return fmt.Errorf("the file of %s is the device %s with flags %#x", name, request.Name(), request.Uint16())
 	}
-	if n, err := unix.IoctlGetInt(fd, unix.TUNGETVNETHDRSZ); err != nil || n != VirtioHeaderLen {
-		return fmt.Errorf("the virtio-net header of %s has %d bytes, not %d (%v)", name, n, VirtioHeaderLen, err)
+	if n, err := unix.IoctlGetInt(fd, unix.TUNGETVNETHDRSZ); err != nil || n != packet.VirtioLen {
+		return fmt.Errorf("the virtio-net header of %s has %d bytes, not %d (%v)", name, n, packet.VirtioLen, err)
 	}
 	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
 		return fmt.Errorf("setting the offloads of %s: %w", name, err)
@@ -150,7 +153,7 @@ func check(fd int, name string) error {
 	return nil
 }
 
-// Open is Create and Adopt in one process.
+// Open calls Create and Adopt in one process.
 func Open(name string, mtu int) (Device, error) {
 	f, err := Create(name, mtu)
 	if err != nil {
@@ -165,7 +168,7 @@ type device struct {
 	name string
 	mtu  int
 
-	// The Read under way: there is one at a time.
+	// The state of the Read in progress; there is one at a time.
 	tryRead func(fd uintptr) bool
 	buf     []byte
 	n       int
@@ -184,7 +187,7 @@ func (d *device) Read(p []byte) (int, error) {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 	case err != nil:
-		err = os.ErrClosed // the other reason for which RawConn does not call us
+		err = os.ErrClosed // RawConn fails without calling tryRead only after a deadline or Close
 	case d.readErr != nil:
 		err = d.readErr
 	default:
@@ -193,12 +196,12 @@ func (d *device) Read(p []byte) (int, error) {
 	return 0, &os.PathError{Op: "read", Path: d.name, Err: err}
 }
 
-// SetReadDeadline makes Read return os.ErrDeadlineExceeded at t, as for a net.Conn. netstack ends its reading with it
+// SetReadDeadline makes Read return os.ErrDeadlineExceeded at t, as for a net.Conn. netstack stops reading with it
 // without closing the device.
 func (d *device) SetReadDeadline(t time.Time) error { return d.file.SetReadDeadline(t) }
 
-// A writeOp is one Writev under way. It is pooled together with the functions that RawConn calls, which would
-// otherwise be allocated for every packet.
+// writeOp is one Writev in progress. Pooled with it are the functions that RawConn calls, because each packet would
+// allocate them otherwise.
 type writeOp struct {
 	vector nonblock.Vector
 	err    error
@@ -219,14 +222,14 @@ var writeOps = sync.Pool{New: func() any {
 func (d *device) Writev(pieces [][]byte) error {
 	op := writeOps.Get().(*writeOp)
 	op.vector.Set(pieces)
-	// RawConn.Write lets one writer in at a time. A write to a TUN device runs the receiver's TCP, so writers are
-	// let in together by Control, and queue up only when the device is full, to wait in the poller.
+	// RawConn.Write admits one writer at a time, but a write to a TUN device runs the receiver's TCP. So writers use
+	// Control, which admits all of them, and Write only to wait in the poller when the device is full.
 	err := d.raw.Control(op.try)
 	if err == nil && op.err == unix.EAGAIN {
 		err = d.raw.Write(op.wait)
 	}
 	if err != nil {
-		err = os.ErrClosed // the one reason for which RawConn does not call us
+		err = os.ErrClosed // RawConn fails without calling op only after Close
 	} else {
 		err = op.err
 	}

@@ -147,12 +147,12 @@ func readFrom(t *testing.T, d tun.Device, src netip.Addr) (packet.Header, []byte
 		if _, err := packet.ParseVirtio(buf[:n]); err != nil {
 			t.Fatalf("%v: %s", err, hex.Dump(buf[:n]))
 		}
-		h, err := packet.Parse(buf[tun.VirtioHeaderLen:n])
+		h, err := packet.Parse(buf[packet.VirtioLen:n])
 		if err != nil {
 			t.Fatalf("%v: %s", err, hex.Dump(buf[:n]))
 		}
 		if h.Src == src {
-			return h, buf[tun.VirtioHeaderLen:n][h.HeaderLen:h.Len]
+			return h, buf[packet.VirtioLen:n][h.HeaderLen:h.Len]
 		}
 	}
 }

@@ -8,19 +8,19 @@ import (
 	"runtime"
 )
 
-// GSO is what [Device.GSO] says of every device on this system, for who has to say it before there is one.
+// GSO is the result of [Device.GSO] for every device on this operating system.
 const GSO = false
 
 // Create is not implemented on this operating system.
-func Create(name string, mtu int) (*os.File, error) { return nil, errNotHere() }
+func Create(name string, mtu int) (*os.File, error) { return nil, notImplemented() }
 
 // Adopt is not implemented on this operating system.
 func Adopt(f *os.File, name string, mtu int) (Device, error) {
 	f.Close()
-	return nil, errNotHere()
+	return nil, notImplemented()
 }
 
 // Open is not implemented on this operating system.
-func Open(name string, mtu int) (Device, error) { return nil, errNotHere() }
+func Open(name string, mtu int) (Device, error) { return nil, notImplemented() }
 
-func errNotHere() error { return fmt.Errorf("%w: not implemented on %s", ErrNoTUN, runtime.GOOS) }
+func notImplemented() error { return fmt.Errorf("%w: not implemented on %s", ErrNoTUN, runtime.GOOS) }

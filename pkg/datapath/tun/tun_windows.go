@@ -8,7 +8,7 @@ import (
 	wg "golang.zx2c4.com/wireguard/tun"
 )
 
-var errNoFile = errors.New("a TUN device of Windows has no file that another process could take over; use Open")
+var errNoFile = errors.New("a TUN device on Windows has no file to pass to another process; use Open")
 
 // Create is not possible on Windows: a Wintun adapter has no file.
 func Create(name string, mtu int) (*os.File, error) { return nil, errNoFile }
@@ -19,7 +19,7 @@ func Adopt(f *os.File, name string, mtu int) (Device, error) {
 	return nil, errNoFile
 }
 
-// Open makes the TUN interface name with the given MTU. It needs an administrator and wintun.dll.
+// Open creates the TUN interface name with the given MTU. It requires an administrator and wintun.dll.
 func Open(name string, mtu int) (Device, error) {
 	tun, err := wg.CreateTUN(name, mtu)
 	if err != nil {

@@ -7,21 +7,23 @@ import (
 	"sync"
 
 	wg "golang.zx2c4.com/wireguard/tun"
+
+	"kubevpn/pkg/datapath/packet"
 )
 
-// wireguardOffset leaves room for what wireguard's devices put before a packet (4 bytes on macOS).
+// wireguardOffset is the room for the header that wireguard's devices put before a packet (4 bytes on macOS).
 const wireguardOffset = 16
 
-// GSO is what [Device.GSO] says of every device on this system, for who has to say it before there is one.
+// GSO is the result of [Device.GSO] for every device on this operating system.
 const GSO = false
 
-// device is a wireguard-go TUN device behind our interface: single packets, and zeros for a virtio-net header.
+// device is a Device on a TUN device of wireguard-go. Packets are single ones, with a virtio-net header of zeros.
 type device struct {
 	tun  wg.Device
 	name string
 	mtu  int
 
-	// Of the one reader.
+	// Used only by Read.
 	bufs  [1][]byte
 	sizes [1]int
 }
@@ -51,18 +53,18 @@ func (d *device) Read(p []byte) (int, error) {
 		if n == 0 {
 			continue
 		}
-		clear(p[:VirtioHeaderLen])
-		return VirtioHeaderLen + copy(p[VirtioHeaderLen:], d.bufs[0][wireguardOffset:wireguardOffset+d.sizes[0]]), nil
+		clear(p[:packet.VirtioLen])
+		return packet.VirtioLen + copy(p[packet.VirtioLen:], d.bufs[0][wireguardOffset:wireguardOffset+d.sizes[0]]), nil
 	}
 }
 
-var joinBuffers = sync.Pool{New: func() any { return new([wireguardOffset + 65535 + VirtioHeaderLen]byte) }}
+var joinBuffers = sync.Pool{New: func() any { return new([wireguardOffset + 65535 + packet.VirtioLen]byte) }}
 
 func (d *device) Writev(pieces [][]byte) error {
-	joined := joinBuffers.Get().(*[wireguardOffset + 65535 + VirtioHeaderLen]byte)
+	joined := joinBuffers.Get().(*[wireguardOffset + 65535 + packet.VirtioLen]byte)
 	defer joinBuffers.Put(joined)
-	// The virtio-net header ends where the packet has to begin.
-	const start = wireguardOffset - VirtioHeaderLen
+	// The virtio-net header ends where the packet must begin.
+	const start = wireguardOffset - packet.VirtioLen
 	n := start
 	for _, piece := range pieces {
 		n += copy(joined[n:], piece)

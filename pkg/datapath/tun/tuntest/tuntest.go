@@ -1,5 +1,6 @@
-// Package tuntest is a TUN device in memory: what is written to one end of a pair is read from the other. It stands in
-// for [kubevpn/pkg/datapath/tun] in tests that need no kernel, and hence no privilege.
+// Package tuntest provides TUN devices for tests. A Pair is two devices in memory: packets that one writes the other
+// reads. It requires no kernel and no privilege. A Namespace, which requires root, is a network namespace for a device
+// of [kubevpn/pkg/datapath/tun].
 package tuntest
 
 import (
@@ -24,8 +25,8 @@ type Device struct {
 	deadline chan struct{} // closed when the read deadline has passed
 }
 
-// Pair returns two connected devices. Each direction holds up to 256 packets; then Writev waits. gso says whether the
-// two tell each other about super-packets.
+// Pair returns two connected devices. Each direction holds up to 256 packets; then Writev waits. gso is the result of
+// their method GSO.
 func Pair(mtu int, gso bool) (*Device, *Device) {
 	ab, ba := make(chan []byte, 256), make(chan []byte, 256)
 	closed, once := make(chan struct{}), new(sync.Once)
@@ -39,10 +40,10 @@ func Pair(mtu int, gso bool) (*Device, *Device) {
 // Name returns test0 or test1.
 func (d *Device) Name() string { return d.name }
 
-// MTU returns what Pair was given.
+// MTU returns the MTU of the Pair.
 func (d *Device) MTU() int { return d.mtu }
 
-// GSO returns what Pair was given.
+// GSO returns the GSO of the Pair.
 func (d *Device) GSO() bool { return d.gso }
 
 // Read reads one packet, with its virtio-net header. After Close it returns os.ErrClosed.
@@ -63,7 +64,7 @@ func (d *Device) Read(p []byte) (int, error) {
 	}
 }
 
-// Writev writes one packet. It waits while the other end is behind.
+// Writev writes one packet. It waits while the queue to the other end is full.
 func (d *Device) Writev(pieces [][]byte) error {
 	select {
 	case <-d.closed:
@@ -78,7 +79,7 @@ func (d *Device) Writev(pieces [][]byte) error {
 	}
 }
 
-// SetReadDeadline takes a time in the past, which ends Read, or the zero time, which lets it go on.
+// SetReadDeadline ends Read if t is a time in the past, and allows Read again if t is zero. It supports no other times.
 func (d *Device) SetReadDeadline(t time.Time) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
