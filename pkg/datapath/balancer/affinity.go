@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -24,7 +25,7 @@ func (a *affinity) endpointOf(client string, w *view, first int) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if s, ok := a.clients[client]; ok && now.Sub(s.used) < w.affinity {
-		if i := w.indexOf(s.backend); i >= 0 {
+		if i := slices.Index(w.usable, s.backend); i >= 0 {
 			first = i
 		}
 	}

@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -157,19 +158,10 @@ func (e *edit) replace(old, s *Service, at place) {
 		}
 	}
 	for _, addr := range old.ClusterIPs {
-		if e.index.addrs[addr] == old.Name && (s == nil || !contains(s.ClusterIPs, addr)) {
+		if e.index.addrs[addr] == old.Name && (s == nil || !slices.Contains(s.ClusterIPs, addr)) {
 			delete(e.own().addrs, addr)
 		}
 	}
-}
-
-func contains(addrs []netip.Addr, addr netip.Addr) bool {
-	for _, a := range addrs {
-		if a == addr {
-			return true
-		}
-	}
-	return false
 }
 
 type portKey struct {
@@ -177,7 +169,7 @@ type portKey struct {
 	port *Port
 }
 
-// keys returns where s is in the index: one entry per ClusterIP and port that is TCP or UDP.
+// keys returns the keys of s in the index: one per ClusterIP and port that is TCP or UDP.
 func keys(s *Service) []portKey {
 	ks := make([]portKey, 0, len(s.ClusterIPs)*len(s.Ports))
 	for _, addr := range s.ClusterIPs {

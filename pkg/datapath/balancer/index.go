@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -90,23 +91,14 @@ func (w *view) isServing(b *backend) bool {
 		_, ok := w.serving[b]
 		return ok
 	}
-	return w.indexOf(b) >= 0
-}
-
-func (w *view) indexOf(b *backend) int {
-	for i, u := range w.usable {
-		if u == b {
-			return i
-		}
-	}
-	return -1
+	return slices.Contains(w.usable, b)
 }
 
 // backend is one endpoint of one vip. It keeps its identity as long as the endpoint exists or has flows.
 type backend struct {
 	addr   netip.AddrPort
 	hash   uint64
-	active atomic.Int64 // flows, including those that are being dialled
+	active atomic.Int64 // flows, including those that are being dialed
 }
 
 // update computes v's view of a Service's port.
@@ -128,7 +120,7 @@ func (v *vip) update(s *Service, p *Port, addr netip.Addr, at place) {
 		w.usable = append(w.usable, backendOf(&chosen[i]))
 	}
 	serving := filter(all, func(e *Endpoint) bool { return e.Serving })
-	if len(serving) != len(chosen) || !allServing(chosen) {
+	if len(serving) != len(chosen) || slices.ContainsFunc(chosen, func(e Endpoint) bool { return !e.Serving }) {
 		w.serving = make(map[*backend]struct{}, len(serving))
 		for i := range serving {
 			w.serving[backendOf(&serving[i])] = struct{}{}
@@ -141,13 +133,4 @@ func (v *vip) update(s *Service, p *Port, addr netip.Addr, at place) {
 	}
 	v.view.Store(w)
 	v.affinity.retain(w)
-}
-
-func allServing(endpoints []Endpoint) bool {
-	for i := range endpoints {
-		if !endpoints[i].Serving {
-			return false
-		}
-	}
-	return true
 }

@@ -61,7 +61,7 @@ func usable(endpoints []Endpoint, localOnly bool, at place) ([]Endpoint, Verdict
 	ready := func(e *Endpoint) bool { return e.Ready }
 	draining := func(e *Endpoint) bool { return e.Serving && e.Terminating }
 	if !localOnly {
-		chosen := filter(endpoints, func(e *Endpoint) bool { return e.Ready })
+		chosen := filter(endpoints, ready)
 		if len(chosen) == 0 {
 			chosen = filter(endpoints, draining)
 		} else if hinted := topology(chosen, at); hinted != nil {
