@@ -26,7 +26,7 @@ func (s *Stream) deliver(b []byte, seg *segment) error {
 			seg.free()
 		}
 		if !s.datagrams {
-			s.Reset() // as TCP answers data after close
+			s.Reset() // TCP also answers data after close with a reset
 		}
 		return nil
 	}

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +26,7 @@ func (s State) String() string {
 	return [...]string{"connecting", "connected", "reconnecting"}[s]
 }
 
-// ClientConfig says how the laptop reaches the traffic manager. Only Dial is required.
+// ClientConfig configures a Client. Only Dial is required.
 type ClientConfig struct {
 	// Dial opens a new conn to the manager. It is called from several goroutines, with a context that ends after
 	// DialTimeout. The conn's Close must end its Read and Write; it need not support deadlines.
@@ -58,7 +59,7 @@ type ClientConfig struct {
 	Budget *Budget
 
 	Tuning Tuning
-	Logger *slog.Logger // nothing is logged if nil
+	Logger *slog.Logger // nil discards
 }
 
 // Client keeps a session with the manager. Its methods may be called concurrently.
@@ -86,15 +87,12 @@ type attempt struct {
 	stop  context.CancelCauseFunc
 }
 
-// NewClient does no I/O.
+// NewClient returns a Client that does nothing before Run.
 func NewClient(cfg ClientConfig) *Client {
-	if cfg.Links <= 0 {
-		cfg.Links = 4
-	}
-	cfg.Links = min(cfg.Links, 254)
-	cfg.DialTimeout = orDefault(cfg.DialTimeout, 15*time.Second)
-	cfg.BackoffMin = orDefault(cfg.BackoffMin, 100*time.Millisecond)
-	cfg.BackoffMax = max(orDefault(cfg.BackoffMax, 2*time.Second), cfg.BackoffMin)
+	cfg.Links = min(cmp.Or(cfg.Links, 4), 254)
+	cfg.DialTimeout = cmp.Or(cfg.DialTimeout, 15*time.Second)
+	cfg.BackoffMin = cmp.Or(cfg.BackoffMin, 100*time.Millisecond)
+	cfg.BackoffMax = max(cmp.Or(cfg.BackoffMax, 2*time.Second), cfg.BackoffMin)
 	cfg.Tuning = cfg.Tuning.withDefaults()
 	if cfg.Budget == nil {
 		cfg.Budget = NewBudget(0, 256<<20)
@@ -113,13 +111,6 @@ func NewClient(cfg ClientConfig) *Client {
 	}
 	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}), woken: make(chan struct{}),
 		dials: make(map[*attempt]struct{})}
-}
-
-func orDefault(d, v time.Duration) time.Duration {
-	if d <= 0 {
-		return v
-	}
-	return d
 }
 
 // Session returns the current session, or nil while connecting.

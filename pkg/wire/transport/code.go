@@ -9,10 +9,11 @@ import (
 	"syscall"
 )
 
-// Code is how the far end answers a request for a stream, or ends a stream of datagrams. It is one byte on the
-// wire, so values never change their meaning.
+// Code answers a request for a stream, or ends a stream of datagrams. It is one byte on the wire, so values never
+// change their meaning.
 type Code uint8
 
+// The codes. The receiver treats an unknown one as CodeFailed.
 const (
 	CodeOK              Code = 0
 	CodeRefused         Code = 1 // the address refused the connection (RST, ICMP port unreachable)
@@ -33,7 +34,7 @@ var codeNames = [...]string{
 	CodeFailed:          "failed",
 }
 
-// String gives a few lower-case words.
+// String returns a few lower-case words.
 func (c Code) String() string {
 	if int(c) < len(codeNames) {
 		return codeNames[c]
@@ -41,11 +42,11 @@ func (c Code) String() string {
 	return fmt.Sprintf("code %d", uint8(c))
 }
 
-// Err gives nil for CodeOK and otherwise an error that errors.Is matches with the errno of the same meaning:
+// Err returns nil for CodeOK and otherwise an error that errors.Is matches with the errno of the same meaning:
 // ECONNREFUSED, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT or EACCES. CodeFailed and unknown codes match none.
 func (c Code) Err() error { return c.because("") }
 
-// because is Err with the far end's own words.
+// because is Err with the text of the far end's error.
 func (c Code) because(reason string) error {
 	if c == CodeOK {
 		return nil
@@ -72,7 +73,7 @@ func (c Code) errno() (syscall.Errno, bool) {
 // codeError is a Code that came from the far end.
 type codeError struct {
 	code   Code
-	reason string // the far end's words; may be empty
+	reason string // text of the far end's error; may be empty
 }
 
 func (e *codeError) Error() string {
@@ -87,14 +88,14 @@ func (e *codeError) Is(target error) bool {
 	return ok && target == errno
 }
 
-// Timeout makes a timeout at the far end a net.Error timeout here.
+// Timeout implements net.Error for a timeout at the far end.
 func (e *codeError) Timeout() bool { return e.code == CodeTimeout }
 
-// Temporary completes net.Error.
+// Temporary implements net.Error.
 func (e *codeError) Temporary() bool { return false }
 
-// CodeOf gives the Code that tells the other end what err told us. It understands wrapped syscall.Errno
-// (net.OpError from a dial), timeouts, and errors that came from a Code. nil is CodeOK.
+// CodeOf returns the Code for err: a wrapped syscall.Errno, as in the net.OpError of a dial, a timeout, or the error of
+// a Code. nil is CodeOK.
 func CodeOf(err error) Code {
 	var ce *codeError
 	var ne net.Error
@@ -103,7 +104,7 @@ func CodeOf(err error) Code {
 		return CodeOK
 	case errors.As(err, &ce):
 		return ce.code
-	// A dial that is answered with RST after the handshake began reports ECONNRESET: to the caller it was refused.
+	// A dial that an RST ends during the handshake reports ECONNRESET: the server refused it too.
 	case isAny(err, syscall.ECONNREFUSED, syscall.ECONNRESET, wsaECONNREFUSED, wsaECONNRESET):
 		return CodeRefused
 	case isAny(err, syscall.EHOSTUNREACH, syscall.EHOSTDOWN, wsaEHOSTUNREACH):
@@ -128,8 +129,8 @@ func isAny(err error, numbers ...syscall.Errno) bool {
 	return false
 }
 
-// Winsock's numbers. Go's syscall gives Windows invented ECONNREFUSED etc. that its net package never returns;
-// elsewhere no errno is this large.
+// The numbers of Winsock, which package net returns on Windows instead of the invented syscall.ECONNREFUSED and so on.
+// On other operating systems no errno is this large.
 const (
 	wsaEACCES       = syscall.Errno(10013)
 	wsaENETUNREACH  = syscall.Errno(10051)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// deadline wakes a condition's waiters at a moment. It is guarded by the condition's lock.
+// deadline wakes the waiters of a condition at a point in time. The condition's lock guards it.
 type deadline struct {
 	at    time.Time
 	timer *time.Timer

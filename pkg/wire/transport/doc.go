@@ -1,6 +1,5 @@
-// Package transport is the session between a laptop and the traffic manager: many streams of bytes and of
-// datagrams, opened from either end, over a few conns that may break and be replaced without
-// any stream noticing more than a pause.
+// Package transport implements the session between a laptop and the traffic manager. Either end opens streams of bytes
+// and of datagrams, over a few conns. When a conn breaks, another one replaces it, and its streams only pause.
 //
 //	Stream, Packets     flows: half-close, reset, windows that tune themselves, answers with a Code
 //	───────────────
@@ -9,21 +8,21 @@
 //	───────────────
 //	conn                any net.Conn: a port-forward stream, an upgraded HTTP connection, TLS over TCP
 //
-// A laptop runs a Client, which is given a way to dial conns and keeps a Session up: a first link at once,
-// the others in the background. The manager runs a Server on a listener. Each new stream goes to the link that
-// is least busy. When a conn fails, or nothing is received over it for some seconds, the client dials
-// another, the ends tell each other how many bytes they have, and the link goes on from there. If the manager
-// no longer knows the session, which is when it was restarted, the session's streams are reset and the Client
-// makes a new one. The wire format is in spec.md.
+// The laptop runs a Client, which dials conns and keeps a Session up: it attaches the first link at once and the others
+// in the background. The manager runs a Server on a listener. Each new stream uses the least busy link. When a conn
+// fails, or receives nothing for some seconds, the client dials another. The ends then exchange the numbers of bytes
+// that they have received, and the link continues from there. If the manager no longer knows the session, because it
+// was restarted, the session's streams are reset and the Client creates a new session. spec.md specifies the wire
+// format.
 //
-// Whatever waits, waits in the program that produces the data: a stream's writer blocks when its reader is
-// slow (window), and every writer of a link blocks when the conn is slow, after 64 KiB. Nothing is dropped.
-// The bulk of many streams shares a link evenly, and a stream that writes little overtakes them.
+// Data waits in the program that produces it: a stream's writer blocks while its reader is slow (window), and every
+// writer of a link blocks while the conn is slow, after 64 KiB. Nothing is dropped. Bulk streams share a link evenly,
+// and a stream that writes little overtakes them.
 //
 // # Why not an existing mux
 //
-// It began with go-yamux v5.1. Measured against it over loopback TCP, medians of five interleaved runs on two
-// cores that were busy with other work, so that the processor time says more than the clock would:
+// The first version used go-yamux v5.1. The table compares both over loopback TCP. The numbers are medians of five
+// interleaved runs on two cores that were busy with other work, so processor time says more than elapsed time:
 //
 //	                                                         go-yamux    this package
 //	processor time per 64 KiB, one stream                       39 µs           42 µs
@@ -35,10 +34,9 @@
 //	1-byte round trip beside 8 uploads at 20 MB/s             134 ms           16 ms
 //	Reset while the conn is stalled                            hangs         at once
 //
-// and go-yamux had no resumption beneath it there, which costs another copy and another goroutine on the way.
-// So speed did not decide, but the last two rows did. go-yamux queues up to 64 messages of 64 KiB, first in,
-// first out, and that number is fixed; Open, Close and Reset wait for room in that queue, so that everything
-// hangs while a conn is replaced, where here only data waits; and it does not coalesce its writes, which
-// are expensive on our conns. Here a frame is copied once into the replay buffer, from which the conn is
-// written, and its payload is read from the conn into the segment that the stream's reader gets.
+// go-yamux ran without resumption, which would add a copy and a goroutine. So the last two rows decided, not the speed.
+// go-yamux queues a fixed number of 64 messages of 64 KiB, first in, first out. Open, Close and Reset wait for room in
+// that queue, so they hang while a conn is replaced; here only data waits. go-yamux also does not coalesce its writes,
+// which are expensive over an API server. This package copies a frame once, into the replay buffer, from which it
+// writes to the conn. It reads a payload from the conn into the segment that the stream's reader gets.
 package transport

@@ -42,8 +42,8 @@ func putHeader(b *[headerLen]byte, h header) {
 	binary.BigEndian.PutUint32(b[4:], h.stream)
 }
 
-// parseHeader checks everything that can be checked without the payload, so that nobody can make us reserve
-// more than a frame's worth.
+// parseHeader parses a header and checks all that it can without the payload, so that the other end cannot cause an
+// allocation of more than one frame.
 func parseHeader(b *[headerLen]byte) (header, error) {
 	word := binary.BigEndian.Uint32(b[:])
 	h := header{kind: byte(word >> 24), length: int(word & 0xffffff), stream: binary.BigEndian.Uint32(b[4:])}

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// heartbeat is a link's watch over its conn. link.mu guards it.
+// heartbeat is the state of the pings that detect a dead conn. link.mu guards it.
 type heartbeat struct {
 	timer            *time.Timer // runs while the link is attached
 	pinged           time.Time   // when the last ping was sent

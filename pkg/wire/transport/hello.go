@@ -11,10 +11,10 @@ import (
 // Version is the version of the wire format in spec.md. Both ends must have the same.
 const Version = 1
 
-// SessionID names a session for logs and status. It is no secret.
+// SessionID identifies a session, also in logs and status. It is not secret.
 type SessionID [16]byte
 
-// String gives 32 hexadecimal digits.
+// String returns 32 hexadecimal digits.
 func (id SessionID) String() string { return hex.EncodeToString(id[:]) }
 
 // token is the secret that the first handshake of a session sets and every later one must repeat.
@@ -91,7 +91,7 @@ const (
 	statusRefused status = 2 // wrong token
 	statusFull    status = 3
 	statusVersion status = 4
-	statusStale   status = 5 // a newer conn of this link has been here
+	statusStale   status = 5 // the manager has seen a newer conn of this link
 )
 
 func (s status) err() error {

@@ -34,9 +34,9 @@ type link struct {
 	mu      sync.Mutex
 	closed  error // why the session has ended; nil before
 	conn    *linkConn
-	attempt uint32         // of the newest conn
-	conns   int            // so far
-	past    [paths]traffic // of conns that are gone
+	attempt uint32         // number of the newest conn
+	conns   int            // number of conns so far
+	past    [paths]traffic // bytes of earlier conns
 	reading bool           // the reader is inside conn.Read
 	writing bool           // a goroutine is inside conn.Write
 	wrote   time.Time      // when the last Write ended
@@ -68,13 +68,13 @@ type streamTable struct {
 	nextID uint32
 }
 
-// owed is what the other end has to acknowledge soon. link.mu guards it.
+// owed describes the acknowledgement that the other end owes. link.mu guards it.
 type owed struct {
 	end   uint64    // position behind the last frame that it acknowledges within Tuning.AckDelay
 	since time.Time // when it last acknowledged something, or began to owe it
 }
 
-// acks is what this end has received and acknowledged. link.mu guards it, but for armed.
+// acks counts the bytes that this end has received and acknowledged. link.mu guards all but armed.
 type acks struct {
 	received uint64 // bytes read from conns
 	sent     uint64 // the count in the last acknowledgement
@@ -89,7 +89,7 @@ type unread struct {
 	freed atomic.Int64 // counted bytes that streams have released since
 }
 
-// load is what Session.choose and readers of streams need of a link without its lock.
+// load is the part of a link's state that Session.choose and readers of streams read without its lock.
 type load struct {
 	up, born atomic.Bool  // attached now; attached before
 	streams  atomic.Int64 // open streams
@@ -104,7 +104,7 @@ type linkConn struct {
 	born time.Time
 	last time.Time     // when the link last received something
 	dead chan struct{} // closed when the link has let go of the conn
-	err  error         // why; valid once dead is closed
+	err  error         // the reason; valid once dead is closed
 
 	sent, received uint64 // bytes
 }

@@ -8,16 +8,17 @@ import (
 	"time"
 )
 
-// Packets is a stream of datagrams: each WritePacket is one ReadPacket at the other end, in order, none lost
-// while the session lives. It ends in both directions at once, with a Code. Reads and writes may be concurrent.
+// Packets is a stream of datagrams. ReadPacket at the other end returns the datagrams of WritePacket in order, and none
+// is lost while the session exists. The stream ends in both directions at once, with a Code. Reads and writes may be
+// concurrent.
 type Packets struct{ s *Stream }
 
-// Request is what the stream was opened with.
+// Request returns the Request that opened the stream.
 func (p *Packets) Request() Request { return p.s.request }
 
 // WritePacket sends b as one datagram, which may be empty. It blocks while the window is used up or the link is
-// stalled. More than MaxPacket bytes give ErrPacketTooLarge. After the other end's CloseWithCode it gives that
-// code's error.
+// stalled. It returns ErrPacketTooLarge for more than MaxPacket bytes, and the code's error after the other end's
+// CloseWithCode.
 func (p *Packets) WritePacket(b []byte) error {
 	if len(b) > MaxPacket {
 		return ErrPacketTooLarge
@@ -46,9 +47,9 @@ func (p *Packets) WritePacket(b []byte) error {
 	return nil
 }
 
-// ReadPacket reads one datagram into b. If b is too small the rest is lost and the error is
-// io.ErrShortBuffer. At the end it gives io.EOF after the other end's Close, its code's error after
-// CloseWithCode or a rejection, and one that Is syscall.ECONNRESET when the session ends.
+// ReadPacket reads one datagram into b. If b is too small the rest is lost and the error is io.ErrShortBuffer. At the
+// end of the stream ReadPacket returns io.EOF after the other end's Close, the code's error after CloseWithCode or a
+// rejection, and an error that is syscall.ECONNRESET when the session ends.
 func (p *Packets) ReadPacket(b []byte) (int, error) {
 	s := p.s
 	s.mu.Lock()
@@ -72,7 +73,7 @@ func (p *Packets) ReadPacket(b []byte) (int, error) {
 	return n, nil
 }
 
-// Wait blocks until ReadPacket would not, so that callers need no buffer while the flow is idle.
+// Wait blocks until ReadPacket would not block, and returns ReadPacket's error. A caller needs no buffer meanwhile.
 func (p *Packets) Wait() error {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
@@ -87,22 +88,23 @@ func (p *Packets) wait() error {
 	return err
 }
 
-// SetReadDeadline bounds ReadPacket and Wait: os.ErrDeadlineExceeded.
+// SetReadDeadline makes ReadPacket and Wait return os.ErrDeadlineExceeded at t.
 func (p *Packets) SetReadDeadline(t time.Time) error { return p.s.SetReadDeadline(t) }
 
-// SetWriteDeadline bounds WritePacket: os.ErrDeadlineExceeded.
+// SetWriteDeadline makes WritePacket return os.ErrDeadlineExceeded at t.
 func (p *Packets) SetWriteDeadline(t time.Time) error { return p.s.SetWriteDeadline(t) }
 
-// LocalAddr and RemoteAddr are as in Stream.
+// LocalAddr returns the address of this end, as Stream.LocalAddr does.
 func (p *Packets) LocalAddr() net.Addr { return p.s.LocalAddr() }
 
-// RemoteAddr is the other end of the flow.
+// RemoteAddr returns the address of the other end, as Stream.RemoteAddr does.
 func (p *Packets) RemoteAddr() net.Addr { return p.s.RemoteAddr() }
 
-// Close ends the stream in both directions: the other end reads what was sent, then io.EOF. It does not block.
+// Close ends the stream in both directions. The other end reads the datagrams that were sent, then io.EOF. Close does
+// not block.
 func (p *Packets) Close() error { return p.CloseWithCode(CodeOK) }
 
-// CloseWithCode is Close, but the other end reads c's error at the end. Only the first close counts.
+// CloseWithCode is Close, but at the end the other end reads c's error. Only the first close has an effect.
 func (p *Packets) CloseWithCode(c Code) error {
 	s, l := p.s, p.s.l
 	l.mu.Lock()

@@ -33,14 +33,14 @@ func (t *traffic) add(c *linkConn) {
 	t.Received += c.received
 }
 
-// PreferredState says how the transport of ClientConfig.Preferred is doing.
+// PreferredState is the state of the transport of ClientConfig.Preferred.
 type PreferredState int
 
 const (
 	PreferredTrying  PreferredState = iota // the prober dials and measures it, beside the session
 	PreferredInUse                         // the links use it, or move to it
 	PreferredStandby                       // it works, but is slower than the fallback
-	PreferredFailing                       // it does not work; Reason says why
+	PreferredFailing                       // it does not work, for PreferredStatus.Reason
 )
 
 // String returns "trying", "in use", "standby" or "failing".
@@ -68,7 +68,7 @@ const (
 	// never faster. A single measurement was off by up to three times while a laptop connected.
 	pings        = 5
 	echoBytes    = 256 << 10
-	measureAgain = 100 * time.Millisecond // repeat until so long after the first began
+	measureAgain = 100 * time.Millisecond // repeat until this long after the first began
 	measureMost  = 8                      // repetitions
 	measureTime  = 3 * time.Second        // the timeout for one transport
 
@@ -132,10 +132,7 @@ func (l *link) moveTo(p path) {
 	l.mu.Lock()
 	l.wanted = p
 	l.mu.Unlock()
-	select {
-	case l.move <- struct{}{}:
-	default:
-	}
+	wake(l.move)
 }
 
 func (l *link) attachedTo(c *linkConn) bool {
@@ -332,7 +329,7 @@ func (s *prober) echo(ctx context.Context) (float64, error) {
 	if err != nil {
 		st.Reset()
 	}
-	// a slow transport may not echo all of it in time
+	// A slow transport does not echo everything in time.
 	if err := cmp.Or(err, <-written); err != nil && ctx.Err() == nil {
 		return 0, err
 	}

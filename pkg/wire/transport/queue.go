@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// queue holds what a stream has received and its user has not read. It is a list of pooled segments, empty on
-// an idle stream. It is guarded by its stream's lock.
+// queue holds the bytes that a stream has received and its user has not read, as a list of pooled segments. It is empty
+// on an idle stream. Stream.mu guards it.
 type queue struct {
 	head, tail *segment
 	size       int // bytes to read
@@ -25,10 +25,10 @@ const (
 	maxSegmentBits = 16 // 64 KiB
 )
 
-// segments are caches of memory, by size: 2, 4 ... 64 KiB.
+// segments are pools of segments by size: 2, 4 ... 64 KiB.
 var segments [maxSegmentBits - minSegmentBits + 1]sync.Pool
 
-// newSegment gives a segment for at least n bytes; n is at most 64 KiB.
+// newSegment returns a segment for at least n bytes; n is at most 64 KiB.
 func newSegment(n int) *segment {
 	class := max(bits.Len(uint(n-1)), minSegmentBits) - minSegmentBits
 	if s, ok := segments[class].Get().(*segment); ok {
@@ -54,7 +54,7 @@ func (q *queue) push(s *segment) {
 	q.held += len(s.buf)
 }
 
-// write copies b, into the room in the last segment if b fits: many small writes share a segment.
+// write copies b to the end. Small writes share the last segment.
 func (q *queue) write(b []byte) {
 	if t := q.tail; t != nil && len(t.buf)-t.w >= len(b) {
 		t.w += copy(t.buf[t.w:], b)
@@ -71,7 +71,7 @@ func (q *queue) grows(n int, seg *segment) bool {
 	return seg != nil || q.tail == nil || len(q.tail.buf)-q.tail.w < n
 }
 
-// pop gives the first segment to the caller, who frees it.
+// pop removes and returns the first segment, which the caller must free.
 func (q *queue) pop() *segment {
 	s := q.head
 	q.head, s.next = s.next, nil

@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// readBuffer is what each link holds for small frames; payloads that are larger go past it.
+// readBuffer is the size of a link's buffer for small frames. Larger payloads bypass it.
 const readBuffer = 4 << 10
 
-// smallPayload is copied into a segment that it shares with its neighbours; larger ones get their own.
+// smallPayload is the longest payload that shares a segment with others. Each longer one has its own.
 const smallPayload = 1 << 10
 
-// receiver parses what a link's other end sends. It runs in one goroutine and never waits for a stream's user:
-// what a stream may receive is bounded by its window.
+// receiver parses the frames of a link's other end. It runs in one goroutine and never waits for a stream's user,
+// because the stream's window bounds the data that it may receive.
 type receiver struct {
 	l     *link
 	r     *bufio.Reader
-	since int // bytes since we acknowledged
+	since int // bytes since acknowledge last called sendAck
 	small [1 + maxReason]byte
 }
 

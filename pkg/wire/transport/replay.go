@@ -2,15 +2,16 @@ package transport
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 )
 
-// replay holds the outgoing bytes of a link that the other end has not acknowledged, so that a new conn can
-// go on where the old one broke. Positions count bytes since the link began:
+// replay holds the outgoing bytes of a link that the other end has not acknowledged, so that a new conn can continue
+// where the old one broke. Positions count bytes since the link began:
 //
 //	     acked            sent             end
 //	-------+----------------+---------------+
-//	 gone  | to be replayed | not sent yet  |
+//	 gone  | sent           | not sent yet  |
 //
 // Pooled chunks hold the bytes and return to the pool once they are acknowledged: an idle link holds nothing, or one
 // small chunk. link.mu guards it.
@@ -25,8 +26,8 @@ type chunk struct {
 	buf  []byte
 	n    int
 	seq  uint64
-	pins int  // conn writes that still look at buf
-	gone bool // acknowledged; goes back to the pool with the last pin
+	pins int  // conn writes that still read buf
+	gone bool // acknowledged; the last release returns it to the pool
 }
 
 const (
@@ -34,7 +35,6 @@ const (
 	largeChunk = 64 << 10
 )
 
-// The pools are caches of memory, not state.
 var (
 	smallChunks = sync.Pool{New: func() any { return &chunk{buf: make([]byte, smallChunk)} }}
 	largeChunks = sync.Pool{New: func() any { return &chunk{buf: make([]byte, largeChunk)} }}
@@ -110,7 +110,7 @@ func (r *replay) ack(to uint64) error {
 		return fmt.Errorf("%w: %d bytes acknowledged, %d sent", ErrProtocol, to, r.sent)
 	}
 	if to <= r.acked {
-		return nil // an older count that was overtaken, as after a replay
+		return nil // a newer count overtook this one, as after a replay
 	}
 	r.acked = to
 	k := 0
@@ -120,18 +120,14 @@ func (r *replay) ack(to uint64) error {
 		r.chunks[k].recycle()
 		k++
 	}
-	if k > 0 {
-		n := copy(r.chunks, r.chunks[k:])
-		clear(r.chunks[n:])
-		r.chunks = r.chunks[:n]
-	}
+	r.chunks = slices.Delete(r.chunks, 0, k)
 	return nil
 }
 
 // rewind prepares for a new conn whose other end has received everything before to.
 func (r *replay) rewind(to uint64) error {
 	if to < r.acked {
-		return fmt.Errorf("%w: bytes %d to %d are wanted again", ErrProtocol, to, r.acked)
+		return fmt.Errorf("%w: the other end requests acknowledged bytes %d to %d", ErrProtocol, to, r.acked)
 	}
 	if err := r.ack(to); err != nil {
 		return err

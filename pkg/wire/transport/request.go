@@ -7,20 +7,21 @@ import (
 	"net/netip"
 )
 
-// Proto says what a stream carries. Values are IP protocol numbers where one exists.
+// Proto is the kind of data that a stream carries. Values are IP protocol numbers where one exists.
 type Proto uint8
 
+// The kinds of streams.
 const (
 	ProtoControl Proto = 0  // messages between laptop and manager
 	ProtoEcho    Proto = 1  // ICMP echo of either family, as datagrams
 	ProtoIP      Proto = 4  // frames of whole IP packets
-	ProtoTicket  Proto = 5  // asks for a ticket: the right to open conns by another path
+	ProtoTicket  Proto = 5  // requests a ticket: the right to open conns over another transport
 	ProtoTCP     Proto = 6  // the bytes of one TCP connection
-	ProtoMeter   Proto = 7  // what the manager's end of the session itself sends back, to measure a path
+	ProtoMeter   Proto = 7  // the manager's end of the session echoes it, to measure a transport
 	ProtoUDP     Proto = 17 // the datagrams of one UDP flow
 )
 
-// String gives "control", "echo", "ip", "ticket", "tcp", "udp" or the number.
+// String returns "control", "echo", "ip", "ticket", "tcp", "meter", "udp" or the number.
 func (p Proto) String() string {
 	switch p {
 	case ProtoControl:
@@ -41,8 +42,8 @@ func (p Proto) String() string {
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
 
-// Request opens every stream: what it carries, from where to where. Src and Dst may be zero where they mean
-// nothing (control, ticket). IPv6 zones do not cross.
+// Request describes a stream to open. Src and Dst may be zero if they have no meaning (control, ticket). The wire
+// format omits IPv6 zones.
 type Request struct {
 	Proto Proto
 	Src   netip.AddrPort
@@ -95,7 +96,7 @@ func parseRequest(b []byte) (r Request, datagrams bool, err error) {
 	return r, datagrams, nil
 }
 
-// netAddr dresses an end of the request for net.Conn.
+// netAddr returns an address of the request as package net does.
 func (r Request) netAddr(ap netip.AddrPort) net.Addr {
 	if r.Proto == ProtoUDP {
 		return net.UDPAddrFromAddrPort(ap)

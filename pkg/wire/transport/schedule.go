@@ -5,12 +5,12 @@ import (
 	"context"
 )
 
-// scheduler decides which of a link's writers goes next: start-time fair queueing (Goyal, Vin, Cheng 1996).
-// A stream that has been quiet may begin at the link's virtual time, one that has just written begins where
-// its last write ended, and the least start goes first. So bulk streams share the link evenly, and a stream
-// that writes little goes ahead of those that write much. It is guarded by its link's lock.
+// scheduler selects the link's next writer by start-time fair queueing (Goyal, Vin, Cheng 1996). A quiet stream starts
+// at the link's virtual time, and a stream that has just written starts where its last write ended. The smallest start
+// is next. So bulk streams share the link evenly, and a stream that writes little overtakes streams that write much.
+// link.mu guards it.
 type scheduler struct {
-	now      uint64 // virtual time, in bytes: the start of what was last let through
+	now      uint64 // virtual time, in bytes: the start of the last grant
 	waiting  waitHeap
 	reserved int // bytes that were granted to writers which have not appended them yet
 }
@@ -50,7 +50,7 @@ func (l *link) room() bool {
 	t := &l.session.tuning
 	held := l.out.held() + l.sched.reserved
 	return l.out.unsent()+l.sched.reserved < t.Unsent && held < t.ReplayBuffer &&
-		// whoever holds something is woken by its acknowledgement
+		// below replayFloor the budget does not count, as no acknowledgement may be due that wakes the writers
 		(held < replayFloor || l.session.bytes.fits(largeChunk))
 }
 

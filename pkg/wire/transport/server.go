@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"crypto/subtle"
 	"errors"
@@ -11,7 +12,7 @@ import (
 	"time"
 )
 
-// ServerConfig is the traffic manager's end. All fields have defaults.
+// ServerConfig configures a Server. All fields have defaults.
 type ServerConfig struct {
 	// OnSession is called for every new session, in its own goroutine. ctx ends with the session. Returning does
 	// not end the session. Serve waits for it.
@@ -21,15 +22,15 @@ type ServerConfig struct {
 	// nil.
 	OnRefused func(conn net.Conn, reason error)
 
-	Grace         time.Duration // a session without any conn is kept for so long; 5 min
+	Grace         time.Duration // time for which a session without a conn is kept; 5 min
 	MaxSessions   int           // 1024
-	MaxLinks      int           // of one session; 16
-	MaxHandshakes int           // connections that have not said who they are; 256
+	MaxLinks      int           // links of one session; 16
+	MaxHandshakes int           // conns in a handshake; 256
 
-	Budget *Budget // of all sessions; 32768 streams and 256 MiB
+	Budget *Budget // shared by all sessions; 32768 streams and 256 MiB
 
 	Tuning Tuning
-	Logger *slog.Logger // nothing is logged if nil
+	Logger *slog.Logger // nil discards
 }
 
 // Server serves the sessions of the laptops whose conns it accepts.
@@ -43,18 +44,12 @@ type Server struct {
 	wg       sync.WaitGroup
 }
 
-// NewServer does no I/O.
+// NewServer returns a Server that does nothing before Serve.
 func NewServer(cfg ServerConfig) *Server {
-	cfg.Grace = orDefault(cfg.Grace, 5*time.Minute)
-	for _, f := range []struct {
-		n *int
-		v int
-	}{{&cfg.MaxSessions, 1024}, {&cfg.MaxLinks, 16}, {&cfg.MaxHandshakes, 256}} {
-		if *f.n <= 0 {
-			*f.n = f.v
-		}
-	}
-	cfg.MaxLinks = min(cfg.MaxLinks, 256)
+	cfg.Grace = cmp.Or(cfg.Grace, 5*time.Minute)
+	cfg.MaxSessions = cmp.Or(cfg.MaxSessions, 1024)
+	cfg.MaxLinks = min(cmp.Or(cfg.MaxLinks, 16), 256)
+	cfg.MaxHandshakes = cmp.Or(cfg.MaxHandshakes, 256)
 	cfg.Tuning = cfg.Tuning.withDefaults()
 	if cfg.Budget == nil {
 		cfg.Budget = NewBudget(32768, 256<<20)
@@ -130,7 +125,7 @@ func (s *Server) accept(ctx context.Context, listener net.Listener) error {
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept conns: %w", err)
 		case err != nil:
-			// Out of file descriptors, or the peer went away already: it passes.
+			// Temporary: no file descriptors are left, or the client has closed the conn already.
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			s.log.Warn("cannot accept a conn", "error", err, "pause", pause)
 			select {

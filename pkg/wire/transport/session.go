@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,13 +38,13 @@ type Session struct {
 	err        error      // why the session has ended; nil before
 	up         int        // links that are attached
 	lastLoss   error
-	grace      time.Duration // server: how long a session without attached links lives
-	graceTimer *time.Timer   // server: ends it then
+	grace      time.Duration // server: the life of a session without attached links
+	graceTimer *time.Timer   // server: ends the session after grace
 	arrived    []*Incoming   // waiting for Accept
 	arrival    chan struct{}
 }
 
-// identity names a session, proves that a hello belongs to it, and says which end this is.
+// identity is the ID of a session, the secret that proves a hello's right to it, and the side of this end.
 type identity struct {
 	id     SessionID
 	token  token
@@ -97,13 +98,8 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// closeSettled tells Close that it need not wait any longer.
-func (s *Session) closeSettled() {
-	select {
-	case s.settled <- struct{}{}:
-	default:
-	}
-}
+// closeSettled ends the wait of Close.
+func (s *Session) closeSettled() { wake(s.settled) }
 
 // fail ends the session at this end.
 func (s *Session) fail(err error) { s.end(err, false) }
@@ -119,7 +115,7 @@ func (s *Session) end(err error, detached bool) {
 	if s.graceTimer != nil {
 		s.graceTimer.Stop()
 	}
-	links := append([]*link(nil), s.links...)
+	links := slices.Clone(s.links)
 	s.mu.Unlock()
 	for _, l := range links {
 		if l != nil {
@@ -145,7 +141,7 @@ func (s *Session) link(i int) *link {
 
 func (s *Session) attached() []*link {
 	s.mu.Lock()
-	links := append([]*link(nil), s.links...)
+	links := slices.Clone(s.links)
 	s.mu.Unlock()
 	var up []*link
 	for _, l := range links {
@@ -210,9 +206,12 @@ func (s *Session) keepUp(l *link) (done func()) {
 	}
 }
 
-func (s *Session) notify() {
+func (s *Session) notify() { wake(s.events) }
+
+// wake sends to a channel of capacity 1 unless a value waits there.
+func wake(c chan<- struct{}) {
 	select {
-	case s.events <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -327,7 +326,8 @@ func (s *Session) open(ctx context.Context, r Request, datagrams bool) (*Stream,
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	// What the dial of the preferred transport asks for goes by the prober's link: the other links may all wait for it.
+	// The dial of the preferred transport requests its ticket over the prober's link, because all other links may wait
+	// for that dial.
 	if s.prober != nil && r.Proto == ProtoTicket && s.prober.link.load.born.Load() {
 		return s.openOn(ctx, s.prober.link, r, datagrams)
 	}
@@ -368,14 +368,11 @@ func (s *Session) push(in *Incoming) {
 	s.mu.Lock()
 	s.arrived = append(s.arrived, in)
 	s.mu.Unlock()
-	select {
-	case s.arrival <- struct{}{}:
-	default:
-	}
+	wake(s.arrival)
 }
 
-// Accept returns the next stream that the other end wants to open. The caller answers it whenever it likes. Accept
-// fails with ctx's cause or the session's error.
+// Accept returns the next stream that the other end wants to open. The caller may answer it at any time. Accept fails
+// with the cause of ctx or the session's error.
 func (s *Session) Accept(ctx context.Context) (*Incoming, error) {
 	for {
 		s.mu.Lock()
@@ -389,10 +386,7 @@ func (s *Session) Accept(ctx context.Context) (*Incoming, error) {
 			}
 			s.mu.Unlock()
 			if more {
-				select { // another Accept may be waiting
-				case s.arrival <- struct{}{}:
-				default:
-				}
+				wake(s.arrival) // another Accept may be waiting
 			}
 			return in, nil
 		}
@@ -475,7 +469,7 @@ type LinkStats struct {
 // Stats returns a snapshot, without links that were never attached.
 func (s *Session) Stats() SessionStats {
 	s.mu.Lock()
-	links := append([]*link(nil), s.links...)
+	links := slices.Clone(s.links)
 	s.mu.Unlock()
 	st := SessionStats{ID: s.id, Since: s.since, Streams: int(s.streams.Load())}
 	var total [paths]traffic

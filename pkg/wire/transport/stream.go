@@ -31,7 +31,7 @@ type Stream struct {
 
 	// The sending half, guarded by l.mu.
 	canWrite      sync.Cond
-	credit        int   // bytes that the other end lets us send
+	credit        int   // bytes that the other end's window still allows
 	writeEnded    bool  // FIN was sent
 	writeErr      error // reset, or the session ended
 	writeDeadline deadline
@@ -42,23 +42,23 @@ type Stream struct {
 	canRead      sync.Cond
 	queue        queue
 	outstanding  int // bytes that the other end may still send
-	window       int // what queue and outstanding are topped up to
+	window       int // the sum to which topUp raises queue and outstanding
 	toppedUp     time.Time
-	readEnded    bool // FIN came
-	endCode      Code // with it; datagrams only
+	readEnded    bool // FIN was received
+	endCode      Code // from the FIN; datagrams only
 	readErr      error
 	readClosed   bool // Close was called
 	readDeadline deadline
-	answered     bool // our OPEN, or theirs
+	answered     bool // the OPEN was answered, by either end
 	answer       error
 	aborted      bool          // by the other end or the session
 	gone         chan struct{} // made by Gone; closed by abort
 
-	// Which halves are over; guarded by l.streams.mu.
-	sent, rcvd bool
+	// Guarded by l.streams.mu.
+	sent, rcvd bool      // the sending and the receiving half have ended
 	placed     bool      // counts among the streams that the other end has opened
-	finished   bool      // its user is done with it
-	closedAt   time.Time // Close was called and the other end's FIN has not come
+	finished   bool      // the user has closed the stream
+	closedAt   time.Time // Close was called, and the other end's FIN was not received
 }
 
 func newStream(l *link, id uint32, r Request, datagrams, opened bool) *Stream {
@@ -71,10 +71,10 @@ func newStream(l *link, id uint32, r Request, datagrams, opened bool) *Stream {
 	return s
 }
 
-// Request is what the stream was opened with.
+// Request returns the Request that opened the stream.
 func (s *Stream) Request() Request { return s.request }
 
-// LocalAddr is the request's source where the stream was opened and its destination at the other end.
+// LocalAddr returns the request's source at the end that opened the stream, and its destination at the other end.
 func (s *Stream) LocalAddr() net.Addr {
 	if s.opened {
 		return s.request.netAddr(s.request.Src)
@@ -82,7 +82,7 @@ func (s *Stream) LocalAddr() net.Addr {
 	return s.request.netAddr(s.request.Dst)
 }
 
-// RemoteAddr is the other one.
+// RemoteAddr returns the request's destination at the end that opened the stream, and its source at the other end.
 func (s *Stream) RemoteAddr() net.Addr {
 	if s.opened {
 		return s.request.netAddr(s.request.Dst)
@@ -103,8 +103,8 @@ func (s *Stream) writeError() error {
 	return nil
 }
 
-// Write blocks while the other end's window is used up or the link is congested or stalled. After the other
-// end's reset its error Is syscall.ECONNRESET, after CloseWrite or Close syscall.EPIPE.
+// Write blocks while the other end's window is used up or the link is congested or stalled. It returns an error that is
+// syscall.ECONNRESET after the other end's reset, and syscall.EPIPE after CloseWrite or Close.
 func (s *Stream) Write(p []byte) (int, error) {
 	s.writers.Lock()
 	defer s.writers.Unlock()
@@ -158,8 +158,8 @@ func (s *Stream) Arrived(mark uint64) bool {
 	return s.l.out.acked >= mark
 }
 
-// CloseWrite sends FIN: the other end's Read gives io.EOF after everything written so far. Reading goes on.
-// It does not block; a Write in progress fails.
+// CloseWrite sends FIN: the other end's Read returns io.EOF after everything written so far. Reads continue. CloseWrite
+// does not block; a Write in progress fails.
 func (s *Stream) CloseWrite() error {
 	l := s.l
 	l.mu.Lock()
@@ -204,7 +204,7 @@ func (s *Stream) Reset() error {
 	return nil
 }
 
-// stopReading drops what was not read; later reads return err.
+// stopReading drops unread data; later reads return err.
 func (s *Stream) stopReading(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,12 +222,12 @@ func (s *Stream) closeReading(err error) {
 	s.canRead.Broadcast()
 }
 
-// Close ends the stream as close(2) ends a TCP connection: what was written still arrives, followed by FIN; but
-// if something is unread, or arrives later, the other end gets a reset. It does not block.
+// Close ends the stream as close(2) ends a TCP connection: written data still arrives, followed by FIN. But if data is
+// unread, or arrives later, the other end gets a reset. Close does not block.
 func (s *Stream) Close() error {
 	s.mu.Lock()
 	unread := s.queue.size > 0
-	if !unread { // at once, or what arrives now would be thrown away without a word
+	if !unread { // before mu is released, or data that arrives then would be lost without a reset
 		s.closeReading(errClosed)
 	}
 	s.mu.Unlock()
@@ -300,8 +300,8 @@ func (s *Stream) Wait() error {
 	return s.waitData()
 }
 
-// Read gives io.EOF after the other end's CloseWrite, an error that Is syscall.ECONNRESET after its Reset or
-// when the session ends, and one that Is net.ErrClosed after Close or Reset here.
+// Read returns io.EOF after the other end's CloseWrite, an error that is syscall.ECONNRESET after its Reset or the end
+// of the session, and an error that is net.ErrClosed after Close or Reset of this end.
 func (s *Stream) Read(p []byte) (int, error) {
 	s.mu.Lock()
 	if len(p) == 0 {
@@ -391,7 +391,7 @@ func (s *Stream) sendWindow(more int) {
 	s.l.mu.Unlock()
 }
 
-// SetDeadline sets both deadlines, as net.Conn says; os.ErrDeadlineExceeded is what they give.
+// SetDeadline sets both deadlines, as for a net.Conn. Calls beyond a deadline return os.ErrDeadlineExceeded.
 func (s *Stream) SetDeadline(t time.Time) error {
 	s.SetReadDeadline(t)
 	return s.SetWriteDeadline(t)

@@ -1,61 +1,51 @@
 package transport
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
-// Tuning holds the times and sizes of a session's end. Zero fields get the defaults. The ends need not agree.
+// Tuning holds the times and sizes of one end of a session. Zero fields mean the defaults. The two ends may differ.
 type Tuning struct {
-	Heartbeat time.Duration // ping when nothing was received for so long; 5 s
-	DeadAfter time.Duration // give a conn up when nothing was received for so long; 12 s
-	AckDelay  time.Duration // acknowledge at the latest so long after data came; 50 ms
-	Handshake time.Duration // a conn's handshake may take so long; 10 s
-	Linger    time.Duration // after Stream.Close, wait so long for the other end's FIN; 60 s
+	Heartbeat time.Duration // silence after which the link pings; 5 s
+	DeadAfter time.Duration // silence after which the link drops its conn; 12 s
+	AckDelay  time.Duration // the longest time from data to its acknowledgement; 50 ms
+	Handshake time.Duration // timeout of a conn's handshake; 10 s
+	Linger    time.Duration // timeout for the other end's FIN after Stream.Close; 60 s
 
-	ReplayBuffer int // bytes per link that may be unacknowledged; 4 MiB. Bounds a link's speed to this per round trip.
-	Unsent       int // bytes per link that wait for the conn before writers block; 64 KiB. Small is low latency.
-	// bytes that a stream's other end may send ahead of its reader, once tuned; 16 MiB. It begins with 256 KiB.
-	MaxWindow    int
-	WindowMemory int // bytes per session by which windows may grow beyond 256 KiB, all together; 64 MiB
+	ReplayBuffer int // unacknowledged bytes per link; 4 MiB. A link sends at most this much per round trip.
+	Unsent       int // bytes per link that wait for the conn before writers block; 64 KiB. Less means lower latency.
+	MaxWindow    int // the largest window of a stream, which begins with 256 KiB; 16 MiB
+	WindowMemory int // bytes by which all windows of a session together may exceed 256 KiB each; 64 MiB
 }
 
 const (
 	// initialWindow is part of the protocol: both ends begin with it, so that it needs no message.
 	initialWindow = 256 << 10
 
-	farewellTime = time.Second // how long either end waits for the other's part in the session's end
+	farewellTime = time.Second // timeout for the other end's part in the end of the session
 
-	accountEvery = 64 << 10  // what a link may hold without the session's budget counting it
-	ackEvery     = 256 << 10 // acknowledge at once after so many bytes
-	quantum      = 32 << 10  // a writer's share per turn when others wait
-	controlSlack = 4 << 20   // a peer that makes us hold so much in control frames is broken
-	replayFloor  = 64 << 10  // a link may hold so much unacknowledged even when the session's budget is used up
-	datagramCost = 8         // what a datagram costs of the window beyond its bytes
+	accountEvery = 64 << 10  // bytes that a link may hold before the session's budget counts them
+	ackEvery     = 256 << 10 // bytes after which the link acknowledges at once
+	quantum      = 32 << 10  // bytes that a writer sends per turn while others wait
+	controlSlack = 4 << 20   // bytes of unread control frames that the other end may cause
+	replayFloor  = 64 << 10  // bytes that a link may hold unacknowledged even if the session's budget is used up
+	datagramCost = 8         // bytes of the window that a datagram costs beyond its length
 
-	maxPush   = 4 << 10                // a stream's writer sends so much by itself,
-	quiet     = 200 * time.Microsecond // when the link has written nothing for so long
-	maxGather = 16 << 10               // the sender does not wait for company with so much
+	maxPush   = 4 << 10                // a stream's writer writes up to this much to the conn itself,
+	quiet     = 200 * time.Microsecond // if the link has written nothing for this long
+	maxGather = 16 << 10               // with this much to write the sender does not wait for more
 )
 
 func (t Tuning) withDefaults() Tuning {
-	orDuration := func(d *time.Duration, v time.Duration) {
-		if *d <= 0 {
-			*d = v
-		}
-	}
-	orInt := func(n *int, v int) {
-		if *n <= 0 {
-			*n = v
-		}
-	}
-	orDuration(&t.Heartbeat, 5*time.Second)
-	orDuration(&t.DeadAfter, 12*time.Second)
-	orDuration(&t.AckDelay, 50*time.Millisecond)
-	orDuration(&t.Handshake, 10*time.Second)
-	orDuration(&t.Linger, time.Minute)
-	orInt(&t.ReplayBuffer, 4<<20)
-	orInt(&t.Unsent, 64<<10)
-	orInt(&t.MaxWindow, 16<<20)
-	orInt(&t.WindowMemory, 64<<20)
-	t.MaxWindow = max(t.MaxWindow, initialWindow)
-	t.ReplayBuffer = max(t.ReplayBuffer, 2*maxPayload)
+	t.Heartbeat = cmp.Or(t.Heartbeat, 5*time.Second)
+	t.DeadAfter = cmp.Or(t.DeadAfter, 12*time.Second)
+	t.AckDelay = cmp.Or(t.AckDelay, 50*time.Millisecond)
+	t.Handshake = cmp.Or(t.Handshake, 10*time.Second)
+	t.Linger = cmp.Or(t.Linger, time.Minute)
+	t.Unsent = cmp.Or(t.Unsent, 64<<10)
+	t.WindowMemory = cmp.Or(t.WindowMemory, 64<<20)
+	t.MaxWindow = max(cmp.Or(t.MaxWindow, 16<<20), initialWindow)
+	t.ReplayBuffer = max(cmp.Or(t.ReplayBuffer, 4<<20), 2*maxPayload)
 	return t
 }

@@ -1,4 +1,4 @@
-// Package transporttest gives tests of other packages both ends of a session in memory.
+// Package transporttest provides both ends of a session in memory for tests of other packages.
 package transporttest
 
 import (
@@ -11,25 +11,25 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// Pair gives the laptop's and the manager's end of one session with one link, until the test ends.
+// Pair returns the laptop's and the manager's end of one session with one link. The session ends with the test.
 func Pair(tb testing.TB) (laptop, manager *transport.Session) {
 	tb.Helper()
 	return PairOver(tb, NewListener())
 }
 
-// Listener is a net.Listener whose connections are net.Pipe's, made by Dial.
+// Listener is a net.Listener in memory. Dial creates its connections with net.Pipe.
 type Listener struct {
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
 }
 
-// NewListener does no I/O.
+// NewListener returns an open Listener.
 func NewListener() *Listener {
 	return &Listener{conns: make(chan net.Conn), done: make(chan struct{})}
 }
 
-// Dial gives one end of a connection; Accept gives the other.
+// Dial returns one end of a connection; Accept returns the other.
 func (l *Listener) Dial(ctx context.Context) (net.Conn, error) {
 	a, b := net.Pipe()
 	select {
@@ -42,6 +42,7 @@ func (l *Listener) Dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
+// Accept implements net.Listener.
 func (l *Listener) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.conns:
@@ -51,21 +52,22 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
+// Close ends Accept and Dial. Open connections stay open.
 func (l *Listener) Close() error {
 	l.once.Do(func() { close(l.done) })
 	return nil
 }
 
-// Addr is nobody's.
+// Addr returns a placeholder.
 func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "unix"} }
 
-// Network is what PairOver needs: a listener and a way to reach it.
+// Network is a listener and the function that dials it.
 type Network interface {
 	net.Listener
 	Dial(ctx context.Context) (net.Conn, error)
 }
 
-// PairOver is Pair over a network of the test's own.
+// PairOver is Pair over n, which it closes when the test ends.
 func PairOver(tb testing.TB, n Network) (laptop, manager *transport.Session) {
 	tb.Helper()
 	laptops, managers := make(chan *transport.Session, 1), make(chan *transport.Session, 1)
@@ -92,13 +94,13 @@ func PairOver(tb testing.TB, n Network) (laptop, manager *transport.Session) {
 		cancel()
 		wg.Wait()
 	})
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	for laptop == nil || manager == nil {
 		select {
 		case laptop = <-laptops:
 		case manager = <-managers:
 		case <-timeout:
-			tb.Fatal("no session after 10 s")
+			tb.Fatal("no session after a minute")
 		}
 	}
 	return laptop, manager
