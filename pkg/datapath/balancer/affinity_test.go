@@ -15,7 +15,7 @@ func sticky3(endpoints ...Endpoint) []Service {
 	return []Service{s}
 }
 
-func TestAffinity(t *testing.T) {
+func TestAffinityKeepsTheEndpoint(t *testing.T) {
 	one, two, three := ep("10.0.0.1:80", "ready"), ep("10.0.0.2:80", "ready"), ep("10.0.0.3:80", "ready")
 	gone := ep("10.0.0.1:80")
 	setup := func(t *testing.T) (*Balancer, func(client, want string)) {
@@ -98,8 +98,8 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// TestAffinityForgets holds the table of clients small: it is keyed by what laptops say of themselves.
-func TestAffinityForgets(t *testing.T) {
+// TestAffinityForgetsExpiredClients holds the table of clients small: it is keyed by what laptops say of themselves.
+func TestAffinityForgetsExpiredClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New("")
 		b.Apply(sticky3(ep("10.0.0.1:80", "ready")), nil)

@@ -60,7 +60,7 @@ func candidates(b *Balancer, protocol Protocol, dst string) []string {
 	return got
 }
 
-func TestRules(t *testing.T) {
+func TestPickFollowsKubeProxy(t *testing.T) {
 	// The manager is on node n1 in zone z1.
 	tests := []struct {
 		name string
@@ -120,7 +120,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-func TestZoneAndNodeUnknown(t *testing.T) {
+func TestHintsAreIgnoredWithoutZoneAndNode(t *testing.T) {
 	b := New("")
 	b.Apply([]Service{svc(ep("10.0.0.1:80", "ready", "node=", "zoneHint=z1"), ep("10.0.0.2:80", "ready", "zoneHint=z2"))}, nil)
 	if got, want := candidates(b, TCP, "10.96.0.10:80"), []string{"10.0.0.1:80", "10.0.0.2:80"}; !slices.Equal(got, want) {
@@ -136,7 +136,7 @@ func TestZoneAndNodeUnknown(t *testing.T) {
 	}
 }
 
-func TestAddressing(t *testing.T) {
+func TestPickFindsPortsOfVirtualIPs(t *testing.T) {
 	b := New("n1")
 	b.Apply([]Service{{
 		Name:       Name{"kube-system", "dns"},
@@ -176,7 +176,7 @@ func TestAddressing(t *testing.T) {
 	}
 }
 
-func TestApply(t *testing.T) {
+func TestApplyChangesServices(t *testing.T) {
 	b := New("n1")
 	step := func(name string, set []Service, remove []Name, dst, want string) {
 		t.Helper()
@@ -206,7 +206,7 @@ func TestApply(t *testing.T) {
 	step("address-goes", []Service{headless}, nil, "10.96.0.10:80", "not a service")
 }
 
-func TestSchedulers(t *testing.T) {
+func TestSchedulersSpreadFlows(t *testing.T) {
 	three := svc(ep("10.0.0.1:80", "ready"), ep("10.0.0.2:80", "ready"), ep("10.0.0.3:80", "ready"))
 	pick := func(b *Balancer, client string, s Scheduler) (string, *Pick) {
 		p, v := b.Pick(TCP, port("10.96.0.10:80"), client, s)
@@ -290,7 +290,7 @@ func TestSchedulers(t *testing.T) {
 	})
 }
 
-func TestParseScheduler(t *testing.T) {
+func TestParseSchedulerRejectsUnknownNames(t *testing.T) {
 	for _, name := range []string{"rr", "lc", "sh", "random"} {
 		if s, err := ParseScheduler(name); err != nil || s.String() != name {
 			t.Errorf("ParseScheduler(%q) = %v, %v", name, s, err)
@@ -328,7 +328,7 @@ func TestRetryGoesThroughAllOnce(t *testing.T) {
 	}
 }
 
-func TestStale(t *testing.T) {
+func TestStaleFollowsTheEndpoint(t *testing.T) {
 	udp := func(endpoints ...Endpoint) []Service {
 		s := svc(endpoints...)
 		s.Ports[0].Protocol = UDP

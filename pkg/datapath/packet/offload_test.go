@@ -20,7 +20,7 @@ func superPacket(t testing.TB, flags byte) (Virtio, Header, []byte) {
 	return Virtio{Flags: VirtioNeedsChecksum, GSOType: GSOTCPv4, HeaderLen: 40, GSOSize: 4, ChecksumStart: 20, ChecksumOffset: 16}, h, p
 }
 
-func TestSplit(t *testing.T) {
+func TestSplitMakesTheSegmentsOfLinux(t *testing.T) {
 	const fin, psh, ack, cwr = 0x01, 0x08, 0x10, 0x80
 	v, h, p := superPacket(t, fin|psh|ack|cwr)
 	before := bytes.Clone(p)
@@ -62,7 +62,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-func TestSplitRefuses(t *testing.T) {
+func TestSplitRejectsOtherPackets(t *testing.T) {
 	for name, edit := range map[string]func(v *Virtio, h *Header, p []byte){
 		"no_super_packet":  func(v *Virtio, _ *Header, _ []byte) { v.GSOType = GSONone },
 		"udp":              func(v *Virtio, _ *Header, _ []byte) { v.GSOType = GSOUDPL4 },
@@ -82,7 +82,7 @@ func TestSplitRefuses(t *testing.T) {
 	}
 }
 
-func TestCompleteChecksum(t *testing.T) {
+func TestCompletedChecksumEqualsWholeChecksum(t *testing.T) {
 	payload := []byte("payload")
 	for name, srcDst := range map[string][2]string{"ipv4": {"10.0.0.1:5", "10.0.0.2:53"}, "ipv6": {"[fd00::1]:5", "[fd00::2]:53"}} {
 		src, dst := netip.MustParseAddrPort(srcDst[0]), netip.MustParseAddrPort(srcDst[1])
@@ -101,7 +101,7 @@ func TestCompleteChecksum(t *testing.T) {
 	}
 }
 
-func TestTransportLen(t *testing.T) {
+func TestTransportLenRejectsContradictions(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		proto uint8

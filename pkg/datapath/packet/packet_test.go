@@ -32,7 +32,7 @@ const (
 	addrs6 = "fd000000000000000000000000000001 fd000000000000000000000000000002"
 )
 
-func TestParse(t *testing.T) {
+func TestParseReadsHeadersAndRejectsMalformed(t *testing.T) {
 	tests := []struct {
 		name   string
 		packet string
@@ -75,7 +75,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestAppendHeader(t *testing.T) {
+func TestAppendedHeaderParsesBack(t *testing.T) {
 	tests := []struct {
 		name string
 		out  Outgoing
@@ -106,7 +106,7 @@ func TestAppendHeader(t *testing.T) {
 	}
 }
 
-func TestVirtio(t *testing.T) {
+func TestParseVirtioRejectsOffsetsOutsideThePacket(t *testing.T) {
 	packet := strings.Repeat("00", 100)
 	tests := []struct {
 		name   string
@@ -145,7 +145,7 @@ func TestVirtio(t *testing.T) {
 	}
 }
 
-func TestChecksumAgainstReference(t *testing.T) {
+func TestChecksumEqualsReference(t *testing.T) {
 	b := make([]byte, 300)
 	for i := range b {
 		b[i] = byte(i*i + 7)
@@ -166,7 +166,7 @@ func TestChecksumAgainstReference(t *testing.T) {
 	}
 }
 
-func TestAppendError(t *testing.T) {
+func TestAppendErrorQuotesTheOriginal(t *testing.T) {
 	syn4 := "4500 0028 1111 4000 4006 0000" + addrs4 + "c000 0050 01020304 00000000 5002 ffff 0000 0000"
 	udp6 := "60000000 000c 1140" + addrs6 + "c000 0035 000c 0000 01020304"
 	tests := []struct {
@@ -226,7 +226,7 @@ func TestAppendError(t *testing.T) {
 }
 
 // A quote may be only the beginning of a packet, and is cut to what an ICMP error holds.
-func TestAppendErrorLength(t *testing.T) {
+func TestAppendErrorLimitsTheQuote(t *testing.T) {
 	out := Outgoing{Src: a4, Dst: b4, Proto: ProtoUDP, PayloadLen: 4000}
 	p := append(out.Append(nil), make([]byte, 4000)...)
 	for _, tt := range []struct{ have, want int }{{4020, 576}, {600, 576}, {100, 128}, {28, 56}} {
@@ -245,7 +245,7 @@ func TestAppendErrorLength(t *testing.T) {
 	}
 }
 
-func TestEcho(t *testing.T) {
+func TestEchoReplyAnswersOnlyRequests(t *testing.T) {
 	payload := []byte("hello, pod!")
 	for _, tt := range []struct {
 		src, dst netip.Addr
@@ -285,7 +285,7 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-func TestUDPHeader(t *testing.T) {
+func TestUDPHeaderHasChecksum(t *testing.T) {
 	payload := []byte{1, 2, 3}
 	for _, addrs := range [][2]netip.Addr{{a4, b4}, {a6, b6}} {
 		src, dst := netip.AddrPortFrom(addrs[0], 53), netip.AddrPortFrom(addrs[1], 40000)
@@ -301,7 +301,7 @@ func TestUDPHeader(t *testing.T) {
 	}
 }
 
-func TestNoAllocations(t *testing.T) {
+func TestHotPathDoesNotAllocate(t *testing.T) {
 	var b [VirtioLen + 60]byte
 	ip := Outgoing{Src: a6, Dst: b6, Proto: 17, PayloadLen: 10}
 	packet := append(ip.Append(nil), make([]byte, 10)...)

@@ -146,7 +146,7 @@ func TestBarrierOutlivesItsStream(t *testing.T) {
 	})
 }
 
-func TestBarrierThatWasLost(t *testing.T) {
+func TestLostBarrierIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t)
 		bulk := p.leave()
@@ -161,7 +161,7 @@ func TestBarrierThatWasLost(t *testing.T) {
 	})
 }
 
-func TestBarriers(t *testing.T) {
+func TestStreamsWaitForBarriers(t *testing.T) {
 	passed := newBarrier(barrierPassed, 7).Bytes()
 	awaited := newBarrier(barrierAwaited, 7).Bytes()
 	packet := spec{payload: 1}.bytes()
@@ -210,7 +210,7 @@ func TestBarriers(t *testing.T) {
 }
 
 // Another Sender counts from the beginning.
-func TestBarriersBeginAnew(t *testing.T) {
+func TestBarriersRestartWithStreamZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var barriers Barriers
 		barriers.begin()

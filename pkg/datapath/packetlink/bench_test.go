@@ -98,7 +98,7 @@ func BenchmarkReceive(b *testing.B) {
 	}
 }
 
-func TestNoAllocations(t *testing.T) {
+func TestHotPathDoesNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector makes pools forget")
 	}

@@ -10,7 +10,7 @@ import (
 	"kubevpn/pkg/datapath/packet"
 )
 
-func TestCheck(t *testing.T) {
+func TestCheckRejectsContradictingHeaders(t *testing.T) {
 	super4 := spec{payload: 5000, gso: 1400, options: 12}.bytes()
 	super6 := spec{v6: true, payload: 5000, gso: 1400}.bytes()
 	partialUDP := spec{proto: packet.ProtoUDP, payload: 100, partial: true}.bytes()
@@ -104,7 +104,7 @@ var netip4, _ = spec{}.addrs()
 func mustV6() netip.Addr { a, _ := spec{v6: true}.addrs(); return a }
 
 // What a kernel says of its own packets is looser than what Check lets pass, and is made to pass.
-func TestHeaderMakesExact(t *testing.T) {
+func TestHeaderNormalizesForCheck(t *testing.T) {
 	super := spec{payload: 5000, gso: 1400}.bytes()
 	forwarded := bytes.Clone(super)
 	binary.LittleEndian.PutUint16(forwarded[2:], 1440) // hdr_len is that of the first buffer

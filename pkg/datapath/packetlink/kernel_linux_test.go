@@ -36,9 +36,9 @@ func plainTUN(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// TestAsLinuxDoes gives the same packets to a Sender for an end without offload, and to the kernel, which forwards them
+// TestSegmentsEqualThoseOfLinux gives the same packets to a Sender for an end without offload, and to the kernel, which forwards them
 // to a device without offload. The packets that come of both are the same, to the byte.
-func TestAsLinuxDoes(t *testing.T) {
+func TestSegmentsEqualThoseOfLinux(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "ip", "sysctl")
 	ns := tuntest.NewNamespace(t)

@@ -55,7 +55,7 @@ func receiveAll(stream io.Reader) (got [][]byte, malformed uint64, err error) {
 	return got, count.Load(), err
 }
 
-func TestReceive(t *testing.T) {
+func TestReceiveParsesFramesInAnyPieces(t *testing.T) {
 	small := spec{payload: 1}.bytes()
 	packet1500 := spec{v6: true, payload: 1400}.bytes()
 	middle := spec{payload: largeFrame - 50, gso: 1400}.bytes()
@@ -102,7 +102,7 @@ func slicesRepeat(b []byte, n int) (all [][]byte) {
 	return all
 }
 
-func TestReceiveEndings(t *testing.T) {
+func TestReceiveReportsHowTheStreamEnded(t *testing.T) {
 	good := spec{payload: 20}.bytes()
 	large := spec{payload: 40000, gso: 1400}.bytes()
 	bad := bytes.Clone(good)

@@ -295,7 +295,7 @@ func TestFragmentsAreOneFlow(t *testing.T) {
 	}
 }
 
-func TestFlowsAreTold(t *testing.T) {
+func TestFlowsAreDistinguished(t *testing.T) {
 	table := flows{seed: 42}
 	seen := map[uint64]spec{}
 	var streams [Streams]int
@@ -699,7 +699,7 @@ func TestEagerKeepsAllStreamsOpen(t *testing.T) {
 	})
 }
 
-func TestRenew(t *testing.T) {
+func TestRenewOpensTheStreamAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, SenderConfig{GSO: true})
 		r.run()
@@ -734,7 +734,7 @@ func TestRenew(t *testing.T) {
 }
 
 // An end without offload gets packets as they are on a wire.
-func TestSenderFinishes(t *testing.T) {
+func TestSenderFinishesPacketsWithoutGSO(t *testing.T) {
 	for name, s := range map[string]spec{
 		"plain":          {payload: 10},
 		"partial_udp":    {proto: packet.ProtoUDP, payload: 1001, partial: true},

@@ -12,7 +12,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-func TestSpace(t *testing.T) {
+func TestSpaceIsPrivateAndNamedNetworks(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		named   []netip.Prefix
@@ -54,7 +54,7 @@ func TestSpace(t *testing.T) {
 	}
 }
 
-func TestRefuse(t *testing.T) {
+func TestRefuseNamesTheReason(t *testing.T) {
 	for in, want := range map[string]string{
 		"0.0.0.0/0": "it is a default route", "128.0.0.0/1": "it is too wide", "2000::/3": "it is too wide",
 		"127.0.0.53/32": "it is loopback", "169.254.169.254/32": "it is link-local", "239.1.0.0/16": "it is multicast", "ff02::/16": "it is multicast",

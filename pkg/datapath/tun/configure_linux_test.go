@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestConfigureOfAnotherDevice(t *testing.T) {
+func TestConfigureRejectsAnotherDevice(t *testing.T) {
 	f, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -67,7 +67,7 @@ func TestCreateSetsUpTheInterface(t *testing.T) {
 	}
 }
 
-func TestCreateRefusesNames(t *testing.T) {
+func TestCreateRejectsNames(t *testing.T) {
 	for _, name := range []string{"", "tun%d", "a/b", "a b", "sixteen-letters-"} {
 		if f, err := tun.Create(name, 1500); err == nil {
 			f.Close()
@@ -76,7 +76,7 @@ func TestCreateRefusesNames(t *testing.T) {
 	}
 }
 
-func TestAdoptRefusesOtherFiles(t *testing.T) {
+func TestAdoptRejectsOtherFiles(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
@@ -89,8 +89,8 @@ func TestAdoptRefusesOtherFiles(t *testing.T) {
 	}
 }
 
-// TestUDP sends a datagram out of the kernel and the answer back into it.
-func TestUDP(t *testing.T) {
+// TestDatagramsCrossTheDevice sends a datagram out of the kernel and the answer back into it.
+func TestDatagramsCrossTheDevice(t *testing.T) {
 	for _, tt := range []struct{ name, local, remote string }{
 		{"ipv4", "10.1.0.1", "10.1.0.9"},
 		{"ipv6", "fd01::1", "fd01::9"},
@@ -183,7 +183,7 @@ func TestCloseEndsRead(t *testing.T) {
 	}
 }
 
-func TestReadDeadline(t *testing.T) {
+func TestReadDeadlineEndsRead(t *testing.T) {
 	_, d := newDevice(t)
 	d.(interface{ SetReadDeadline(time.Time) error }).SetReadDeadline(time.Now().Add(-time.Second))
 	if _, err := d.Read(make([]byte, tun.MinRead)); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -191,7 +191,7 @@ func TestReadDeadline(t *testing.T) {
 	}
 }
 
-func TestWriteErrors(t *testing.T) {
+func TestWriteReportsRejectedPackets(t *testing.T) {
 	ns, d := newDevice(t)
 	if err := d.Writev([][]byte{make([]byte, 10), {0xff, 0xff}}); err == nil {
 		t.Error("a packet that is neither IPv4 nor IPv6 was taken")
@@ -203,7 +203,7 @@ func TestWriteErrors(t *testing.T) {
 	}
 }
 
-func TestFilePassesThroughASocket(t *testing.T) {
+func TestAdoptTakesAFileFromASocket(t *testing.T) {
 	testenv.NeedRoot(t)
 	ns := tuntest.NewNamespace(t)
 	var f *os.File

@@ -32,7 +32,7 @@ func (c *calls) Write(p []byte) (int, error) {
 	return len(p), c.err
 }
 
-func TestBatch(t *testing.T) {
+func TestBatchWritesAtOnce(t *testing.T) {
 	c := &calls{input: []byte("abcdef")}
 	b := nonblock.NewBatch(c)
 	b.Write([]byte("alone"))

@@ -49,8 +49,8 @@ func TestConnIsNetConn(t *testing.T) {
 	})
 }
 
-// TestBulk sends more than the kernel's buffers hold, so that both ends wait in between.
-func TestBulk(t *testing.T) {
+// TestTransferIsIntact sends more than the kernel's buffers hold, so that both ends wait in between.
+func TestTransferIsIntact(t *testing.T) {
 	a, b := pair(t)
 	const size = 64 << 20
 	sent := make(chan [32]byte, 1)
@@ -74,7 +74,7 @@ func TestBulk(t *testing.T) {
 	}
 }
 
-func TestErrors(t *testing.T) {
+func TestErrorsAreThoseOfPackageNet(t *testing.T) {
 	a, b := pair(t)
 	a.(*nonblock.Conn).SetLinger(0)
 	a.Close()

@@ -127,8 +127,8 @@ func BenchmarkOpen(b *testing.B) {
 	})
 }
 
-// TestIdleMemory bounds what an idle stream costs, both ends and a goroutine that waits at each.
-func TestIdleMemory(t *testing.T) {
+// TestIdleStreamsTakeLittleMemory bounds what an idle stream costs, both ends and a goroutine that waits at each.
+func TestIdleStreamsTakeLittleMemory(t *testing.T) {
 	const n = 5000
 	r := start(t, tcp(t), transport.ClientConfig{}, transport.ServerConfig{})
 	serve(t, r.manager, func(st *transport.Stream) { io.Copy(st, st); st.Close() })
@@ -181,8 +181,8 @@ func (c *slowConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// TestLatencyBesideBulk measures a byte's round trip while eight streams upload over the same slow link.
-func TestLatencyBesideBulk(t *testing.T) {
+// TestSmallWritesOvertakeBulk measures a byte's round trip while eight streams upload over the same slow link.
+func TestSmallWritesOvertakeBulk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := memory(t)
 		r := start(t, n, transport.ClientConfig{Links: 1, Dial: func(ctx context.Context) (net.Conn, error) {

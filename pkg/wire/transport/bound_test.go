@@ -64,7 +64,7 @@ func greeting(t *testing.T, l net.Listener, h hello) (status, error) {
 }
 
 // A conn that is for one session resumes and makes links of that session, and does nothing else.
-func TestOnlySession(t *testing.T) {
+func TestBoundConnCannotJoinAnotherSession(t *testing.T) {
 	alice, bob, nobody := SessionID{1}, SessionID{2}, SessionID{3}
 	anyone, forAlice, forNobody := localListener(t), bound{localListener(t), alice}, bound{localListener(t), nobody}
 	refused := make(chan error, 10)

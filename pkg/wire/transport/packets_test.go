@@ -15,7 +15,7 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-func TestPackets(t *testing.T) {
+func TestPacketsKeepTheirBoundaries(t *testing.T) {
 	for _, n := range networks {
 		t.Run(n.name, func(t *testing.T) {
 			t.Parallel()
@@ -80,7 +80,7 @@ func TestPacketsBeforeAccept(t *testing.T) {
 	}
 }
 
-func TestPacketsRejected(t *testing.T) {
+func TestRejectedPacketsReturnTheCode(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	p, err := r.laptop.OpenPackets(context.Background(), udpRequest)
 	check(t, err)
@@ -113,7 +113,7 @@ func TestPacketsEndWithCode(t *testing.T) {
 	}
 }
 
-func TestPacketsLimits(t *testing.T) {
+func TestPacketsRejectWhatDoesNotFit(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{Links: 1}, transport.ServerConfig{})
 	a, b := openPackets(t, r.laptop, r.manager)
 	if err := a.WritePacket(make([]byte, transport.MaxPacket+1)); err != transport.ErrPacketTooLarge {
@@ -150,7 +150,7 @@ func ExamplePackets() {
 	// Output: far end: connection refused
 }
 
-func TestPacketsWriteDeadline(t *testing.T) {
+func TestWriteDeadlineEndsWritePacket(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	near, far := openPackets(t, r.laptop, r.manager)
 	defer far.Close()

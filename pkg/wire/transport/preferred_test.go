@@ -369,7 +369,7 @@ func TestNetworkFailureDoesNotLeavePreferred(t *testing.T) {
 	})
 }
 
-func TestForcedPreferred(t *testing.T) {
+func TestForcedPreferredIsNotMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRoads(t, 100*time.Microsecond, time.Millisecond)
 		rig := r.start(t, transport.ClientConfig{Forced: true})

@@ -58,7 +58,7 @@ func (k *killer) dead() int {
 	return k.killed
 }
 
-func TestConnsKilled(t *testing.T) {
+func TestStreamsSurviveKilledConns(t *testing.T) {
 	for _, n := range networks {
 		t.Run(n.name, func(t *testing.T) {
 			t.Parallel()
@@ -178,8 +178,8 @@ func (c *holedConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// TestBlackHole runs in a bubble with the default times: a minute passes in no time.
-func TestBlackHole(t *testing.T) {
+// TestSilentConnIsReplaced runs in a bubble with the default times: a minute passes in no time.
+func TestSilentConnIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hole{network: memory(t)}
 		var mu sync.Mutex
@@ -229,8 +229,8 @@ func TestBlackHole(t *testing.T) {
 	})
 }
 
-// TestBegunAnew: what was dialled into a black hole does not keep its link waiting when the others are back.
-func TestBegunAnew(t *testing.T) {
+// TestStaleDialIsRestarted: what was dialled into a black hole does not keep its link waiting when the others are back.
+func TestStaleDialIsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := memory(t)
 		h := &hole{network: n}
@@ -270,8 +270,8 @@ func TestBegunAnew(t *testing.T) {
 	})
 }
 
-// TestIdle stays connected over the same conns, and costs next to nothing.
-func TestIdle(t *testing.T) {
+// TestIdleSessionStaysUp stays connected over the same conns, and costs next to nothing.
+func TestIdleSessionStaysUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 		a, b := open(t, r.laptop, r.manager)
@@ -292,7 +292,7 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-func TestProbe(t *testing.T) {
+func TestProbeReplacesASilentConn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hole{network: memory(t)}
 		r := start(t, h.network, transport.ClientConfig{Dial: h.Dial}, transport.ServerConfig{})
@@ -315,7 +315,7 @@ func TestProbe(t *testing.T) {
 	})
 }
 
-func TestGrace(t *testing.T) {
+func TestSessionEndsAfterGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hole{network: memory(t)}
 		r := start(t, h.network, transport.ClientConfig{Dial: h.Dial}, transport.ServerConfig{})
@@ -350,8 +350,8 @@ func TestGrace(t *testing.T) {
 	})
 }
 
-// TestServerRestarted replaces the manager by one that knows nothing, as when its pod is killed.
-func TestServerRestarted(t *testing.T) {
+// TestClientCreatesANewSessionAfterARestart replaces the manager by one that knows nothing, as when its pod is killed.
+func TestClientCreatesANewSessionAfterARestart(t *testing.T) {
 	first, second := tcp(t), tcp(t)
 	var mu sync.Mutex
 	now := &killer{network: first}
@@ -394,7 +394,7 @@ func TestServerRestarted(t *testing.T) {
 	}
 }
 
-func TestServerStops(t *testing.T) {
+func TestServerStopEndsSessions(t *testing.T) {
 	r := start(t, tcp(t), transport.ClientConfig{}, transport.ServerConfig{})
 	a, _ := open(t, r.laptop, r.manager)
 	r.stopServer() // says farewell
@@ -410,7 +410,7 @@ func TestServerStops(t *testing.T) {
 	}
 }
 
-func TestClientStops(t *testing.T) {
+func TestClientStopEndsTheSession(t *testing.T) {
 	r := start(t, tcp(t), transport.ClientConfig{}, transport.ServerConfig{})
 	r.stopClient()
 	receive(t, r.manager.Done())
@@ -420,10 +420,10 @@ func TestClientStops(t *testing.T) {
 	testenv.Until(t, "the server forgets the session", func() bool { return len(r.server.Sessions()) == 0 })
 }
 
-// TestClientStopsOverLossyEnd: when a conn is closed it drops data in flight, and it reports the other end's close late,
+// TestClientStopWaitsOnlyForTheAcknowledgement: when a conn is closed it drops data in flight, and it reports the other end's close late,
 // as the proxies of a port-forward do. The manager still receives CLOSE, and the laptop waits only for its
 // acknowledgement.
-func TestClientStopsOverLossyEnd(t *testing.T) {
+func TestClientStopWaitsOnlyForTheAcknowledgement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := memory(t)
 		r := start(t, n, transport.ClientConfig{Links: 1, Dial: func(ctx context.Context) (net.Conn, error) {
@@ -480,8 +480,8 @@ func (c *lossyEnd) Close() error {
 	return c.Conn.Close()
 }
 
-// TestOneDial: the first conn is enough for a session.
-func TestOneDial(t *testing.T) {
+// TestOneConnIsEnough: the first conn is enough for a session.
+func TestOneConnIsEnough(t *testing.T) {
 	n := tcp(t)
 	var mu sync.Mutex
 	dials := 0
@@ -500,7 +500,7 @@ func TestOneDial(t *testing.T) {
 	b.Close()
 }
 
-func TestSpread(t *testing.T) {
+func TestStreamsSpreadOverLinks(t *testing.T) {
 	r := start(t, tcp(t), transport.ClientConfig{}, transport.ServerConfig{})
 	testenv.Until(t, "four links are up", func() bool { return len(r.laptop.Stats().Links) == 4 && len(r.manager.Stats().Links) == 4 })
 	for range 40 {
@@ -513,7 +513,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-func TestLimits(t *testing.T) {
+func TestServerLimitsSessionsAndLinks(t *testing.T) {
 	n := tcp(t)
 	r := start(t, n, transport.ClientConfig{}, transport.ServerConfig{MaxSessions: 1, MaxLinks: 2})
 	testenv.Until(t, "two links are up", func() bool { return len(r.laptop.Stats().Links) == 2 })
@@ -548,8 +548,8 @@ func TestSilentConnIsDropped(t *testing.T) {
 	})
 }
 
-// TestStalled: while no conn takes anything, only data waits; ending a stream and giving up do not.
-func TestStalled(t *testing.T) {
+// TestOnlyDataWaitsWhileStalled: while no conn takes anything, only data waits; ending a stream and giving up do not.
+func TestOnlyDataWaitsWhileStalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hole{network: memory(t)}
 		r := start(t, h.network, transport.ClientConfig{Dial: h.Dial, Links: 1}, transport.ServerConfig{})
@@ -610,9 +610,9 @@ func TestStalled(t *testing.T) {
 	})
 }
 
-// TestMark: what was written has arrived when the other end has said so, also after its conn broke; nobody waits for a
+// TestMarkArrivesWithTheAcknowledgement: what was written has arrived when the other end has said so, also after its conn broke; nobody waits for a
 // session that has ended.
-func TestMark(t *testing.T) {
+func TestMarkArrivesWithTheAcknowledgement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hole{network: memory(t)}
 		r := start(t, h.network, transport.ClientConfig{Dial: h.Dial, Links: 1}, transport.ServerConfig{})

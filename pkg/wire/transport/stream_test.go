@@ -36,7 +36,7 @@ func TestStreamIsNetConn(t *testing.T) {
 	}
 }
 
-func TestAddresses(t *testing.T) {
+func TestStreamsHaveTheAddressesOfTheirRequest(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	a, b := open(t, r.laptop, r.manager)
 	got := fmt.Sprint(a.LocalAddr(), a.RemoteAddr(), b.LocalAddr(), b.RemoteAddr(), b.Request())
@@ -48,7 +48,7 @@ func TestAddresses(t *testing.T) {
 	b.Close()
 }
 
-func TestHalfClose(t *testing.T) {
+func TestHalfCloseReachesTheOtherEnd(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	a, b := open(t, r.laptop, r.manager)
 	_, err := a.Write([]byte("question"))
@@ -81,7 +81,7 @@ func TestHalfClose(t *testing.T) {
 	})
 }
 
-func TestReset(t *testing.T) {
+func TestResetReachesTheOtherEnd(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	a, b := open(t, r.laptop, r.manager)
 	_, err := a.Write([]byte("last words"))
@@ -126,8 +126,8 @@ func TestResetEndsBlockedCalls(t *testing.T) {
 	}
 }
 
-// TestCloseWithUnread does as TCP does: closing what was not read is a reset.
-func TestCloseWithUnread(t *testing.T) {
+// TestCloseWithUnreadDataResets does as TCP does: closing what was not read is a reset.
+func TestCloseWithUnreadDataResets(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	a, b := open(t, r.laptop, r.manager)
 	_, err := a.Write([]byte("x"))
@@ -150,7 +150,7 @@ func TestCloseWithUnread(t *testing.T) {
 	})
 }
 
-func TestLinger(t *testing.T) {
+func TestClosedStreamIsResetAfterLinger(t *testing.T) {
 	tuning := transport.Tuning{Linger: 20 * time.Millisecond, Heartbeat: 5 * time.Millisecond}
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{Tuning: tuning})
 	a, b := open(t, r.laptop, r.manager)
@@ -163,7 +163,7 @@ func TestLinger(t *testing.T) {
 	}
 }
 
-func TestWriteTo(t *testing.T) {
+func TestWriteToReturnsAtFIN(t *testing.T) {
 	r := start(t, tcp(t), transport.ClientConfig{}, transport.ServerConfig{})
 	a, b := open(t, r.laptop, r.manager)
 	want := strings.Repeat("0123456789abcdef", 1<<17) // 2 MiB
@@ -178,7 +178,7 @@ func TestWriteTo(t *testing.T) {
 	}
 }
 
-func TestReject(t *testing.T) {
+func TestRejectedOpenReturnsTheCode(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	for _, test := range []struct {
 		code transport.Code
@@ -215,7 +215,7 @@ func TestReject(t *testing.T) {
 	testenv.Until(t, "no stream is left", func() bool { return r.laptop.Stats().Streams+r.manager.Stats().Streams == 0 })
 }
 
-func TestRejectError(t *testing.T) {
+func TestRejectedOpenReturnsTheErrorsText(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	go func() {
 		if in, err := r.manager.Accept(context.Background()); err == nil {
@@ -228,7 +228,7 @@ func TestRejectError(t *testing.T) {
 	}
 }
 
-func TestOpenGivesUp(t *testing.T) {
+func TestOpenEndsWithItsContext(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	ctx, cancel := context.WithCancel(context.Background())
 	opened := make(chan error, 1)
@@ -256,7 +256,7 @@ func TestOpenGivesUp(t *testing.T) {
 	}
 }
 
-func TestConcurrentOpens(t *testing.T) {
+func TestConcurrentOpensGetTheirOwnStreams(t *testing.T) {
 	const n = 10_000
 	r := start(t, tcp(t), transport.ClientConfig{}, transport.ServerConfig{})
 	serve(t, r.manager, func(st *transport.Stream) { io.Copy(st, st); st.Close() })
@@ -291,8 +291,8 @@ func TestConcurrentOpens(t *testing.T) {
 	})
 }
 
-// TestManagerOpens shows that streams go both ways.
-func TestManagerOpens(t *testing.T) {
+// TestManagerMayOpenStreams shows that streams go both ways.
+func TestManagerMayOpenStreams(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{Budget: transport.NewBudget(16, 64<<20)}, transport.ServerConfig{})
 	serve(t, r.laptop, echo)
 	st, err := r.manager.Open(context.Background(), transport.Request{Proto: transport.ProtoControl})
@@ -305,8 +305,8 @@ func TestManagerOpens(t *testing.T) {
 	st.Close()
 }
 
-// TestGone: a reset after FIN, which no Read tells any more.
-func TestGone(t *testing.T) {
+// TestGoneClosesAfterReset: a reset after FIN, which no Read tells any more.
+func TestGoneClosesAfterReset(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	for _, late := range []bool{false, true} {
 		a, b := open(t, r.laptop, r.manager)

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-func TestRequestOnTheWire(t *testing.T) {
+func TestRequestParsesBack(t *testing.T) {
 	for _, test := range []struct {
 		request   Request
 		datagrams bool
@@ -41,7 +41,7 @@ func TestRequestOnTheWire(t *testing.T) {
 	}
 }
 
-func TestProtoString(t *testing.T) {
+func TestProtoHasAName(t *testing.T) {
 	for proto, want := range map[Proto]string{
 		ProtoControl: "control", ProtoEcho: "echo", ProtoIP: "ip", ProtoTicket: "ticket", ProtoTCP: "tcp", ProtoUDP: "udp", 132: "protocol 132",
 	} {
@@ -51,7 +51,7 @@ func TestProtoString(t *testing.T) {
 	}
 }
 
-func TestHelloOnTheWire(t *testing.T) {
+func TestHelloParsesBack(t *testing.T) {
 	h := hello{session: SessionID{1}, token: token{2}, link: 3, first: true, attempt: 4, received: 5}
 	want := "6b75626576706e01" + "01000000000000000000000000000000" +
 		"0200000000000000000000000000000000000000000000000000000000000000" + "03010000" + "00000004" + "0000000000000005"
@@ -70,7 +70,7 @@ func TestHelloOnTheWire(t *testing.T) {
 	}
 }
 
-func TestCodeOf(t *testing.T) {
+func TestCodeOfMapsErrors(t *testing.T) {
 	dial := func(errno error) error {
 		return &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", errno)}
 	}
@@ -126,7 +126,7 @@ func runServer(t *testing.T, cfg ServerConfig) func() net.Conn {
 	}
 }
 
-func TestHandshakeRefusals(t *testing.T) {
+func TestHandshakeIsRejected(t *testing.T) {
 	dial := runServer(t, ServerConfig{MaxLinks: 4})
 	id, secret := SessionID{1}, token{2}
 	for _, test := range []struct {
@@ -173,8 +173,8 @@ func TestHandshakeRefusals(t *testing.T) {
 	})
 }
 
-// TestVersionIsFinal: a client does not try again.
-func TestVersionIsFinal(t *testing.T) {
+// TestClientEndsOnAnotherVersion: a client does not try again.
+func TestClientEndsOnAnotherVersion(t *testing.T) {
 	c := NewClient(ClientConfig{Dial: func(context.Context) (net.Conn, error) {
 		a, b := net.Pipe()
 		go func() {
@@ -189,8 +189,8 @@ func TestVersionIsFinal(t *testing.T) {
 	}
 }
 
-// TestViolations: whoever breaks the protocol loses the session, and nothing else happens.
-func TestViolations(t *testing.T) {
+// TestViolationEndsTheSession: whoever breaks the protocol loses the session, and nothing else happens.
+func TestViolationEndsTheSession(t *testing.T) {
 	frame := func(kind byte, length int, stream uint32, payload ...byte) []byte {
 		var b [headerLen]byte
 		putHeader(&b, header{kind: kind, length: length, stream: stream})
@@ -246,7 +246,7 @@ func TestViolations(t *testing.T) {
 	}
 }
 
-func TestReplay(t *testing.T) {
+func TestReplayContinuesAfterRewind(t *testing.T) {
 	var r replay
 	var all []byte
 	for i := range 3000 { // frames of 100 bytes: more than one chunk

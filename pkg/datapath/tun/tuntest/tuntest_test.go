@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestPair(t *testing.T) {
+func TestPairConnectsTwoDevices(t *testing.T) {
 	a, b := Pair(1500, true)
 	if err := a.Writev([][]byte{{1}, {2, 3}}); err != nil {
 		t.Fatal(err)
