@@ -98,7 +98,7 @@ func TestAffinityKeepsTheEndpoint(t *testing.T) {
 	})
 }
 
-// TestAffinityForgetsExpiredClients holds the table of clients small: it is keyed by what laptops say of themselves.
+// TestAffinityForgetsExpiredClients keeps the table of clients small: laptops choose its keys.
 func TestAffinityForgetsExpiredClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New("")

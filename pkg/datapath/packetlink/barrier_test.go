@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// pair is a Sender in a bubble whose streams are pipes, and what comes out of them, in order.
+// pair is a Sender in a bubble, whose streams are pipes, and the frames that it delivered, in order.
 type pair struct {
 	*rig
 	ends      [Streams]net.Conn // what is received from
@@ -22,7 +22,7 @@ type pair struct {
 	ended     [Streams]chan error
 }
 
-// held is a stream from which nothing can be read until it is let go.
+// held is a stream whose reads block until it is released.
 type held struct {
 	net.Conn
 	open <-chan struct{}
@@ -66,7 +66,7 @@ func (p *pair) leave() (bulk int) {
 	return p.streamOf(bulkFlow)
 }
 
-// got gives what was delivered since it was asked last, as the lengths of payloads.
+// got returns the lengths of the payloads that were delivered since its last call.
 func (p *pair) got() (payloads []int) {
 	synctest.Wait()
 	for len(p.delivered) > 0 {
@@ -93,7 +93,7 @@ func (p *pair) let(stream int) {
 	}
 }
 
-// cut ends the stream for both ends, and gives what tells of the end of Receive.
+// cut ends the stream for both ends, and returns the channel that reports the end of Receive.
 func (p *pair) cut(stream int) <-chan error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,7 +110,7 @@ func (p *pair) release() {
 	synctest.Wait()
 }
 
-// A flow that leaves stream 0 does not overtake what it has sent there, however late stream 0 is.
+// A flow that leaves stream 0 does not overtake its earlier frames there, however late stream 0 is.
 func TestFlowDoesNotOvertakeItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t)
@@ -126,7 +126,8 @@ func TestFlowDoesNotOvertakeItself(t *testing.T) {
 	})
 }
 
-// What waits for stream 0 goes on when that has ended: what it had is lost. The next stream 0 says so to who waits later.
+// A stream that waits for stream 0 continues when stream 0 has ended and lost its frames. The next stream 0 repeats the
+// barrier for streams that wait later.
 func TestBarrierOutlivesItsStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t)

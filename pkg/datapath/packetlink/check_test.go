@@ -103,7 +103,7 @@ var netip4, _ = spec{}.addrs()
 
 func mustV6() netip.Addr { a, _ := spec{v6: true}.addrs(); return a }
 
-// What a kernel says of its own packets is looser than what Check lets pass, and is made to pass.
+// The virtio-net headers of a kernel are looser than Check accepts. Header makes them strict.
 func TestHeaderNormalizesForCheck(t *testing.T) {
 	super := spec{payload: 5000, gso: 1400}.bytes()
 	forwarded := bytes.Clone(super)

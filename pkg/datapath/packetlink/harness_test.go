@@ -40,7 +40,7 @@ func (s spec) addrs() (src, dst netip.Addr) {
 	return src, dst
 }
 
-// bytes gives a virtio-net header and the packet behind it, as a TUN device would.
+// bytes returns a virtio-net header and its packet, as a TUN device would.
 func (s spec) bytes() []byte {
 	src, dst := s.addrs()
 	if s.proto == 0 {

@@ -18,7 +18,7 @@ import (
 	"kubevpn/pkg/datapath/tun/tuntest"
 )
 
-// plainTUN makes a TUN device without any offload: what is read from it is what a wire would see.
+// plainTUN creates a TUN device without offloads, which returns packets as they are on a wire.
 func plainTUN(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

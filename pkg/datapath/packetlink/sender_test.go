@@ -66,7 +66,7 @@ func (s *memStream) fail(err error) {
 	s.err = err
 }
 
-// frames gives what was written, and forgets it.
+// frames returns the written frames, and forgets them.
 func (s *memStream) frames(t *testing.T) [][]byte {
 	t.Helper()
 	s.mu.Lock()

@@ -45,7 +45,7 @@ type end struct {
 	bad      atomic.Uint64
 }
 
-// read sends what the kernel hands out, until the device is closed.
+// read sends the packets of the kernel until the device is closed.
 func (e *end) read() {
 	for {
 		f := packetlink.NewFrame()
@@ -59,7 +59,7 @@ func (e *end) read() {
 	}
 }
 
-// receive gives the kernel what comes from a stream.
+// receive writes the packets of a stream to the kernel.
 func (e *end) receive(stream io.Reader, number int) {
 	pieces := make([][]byte, 1)
 	packetlink.Receive(stream, number, &e.barriers, func(f *packetlink.Frame) {
@@ -157,7 +157,7 @@ func newTunnelThrough(tb testing.TB, gso bool, v *valve) (laptop, manager *end) 
 	return laptop, manager
 }
 
-// serve echoes what a connection begins with 'e', and swallows what begins with anything else.
+// serve echoes the bytes of a connection that begins with 'e', and discards those of any other.
 func (e *end) serve(tb testing.TB, addr string) net.Addr {
 	var l net.Listener
 	if err := e.Do(func() (err error) { l, err = net.Listen("tcp", addr); return err }); err != nil {

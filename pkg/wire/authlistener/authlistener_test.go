@@ -124,7 +124,7 @@ func (s street) Accept() (net.Conn, error) {
 
 func (s street) Close() error { close(s.conns); return nil }
 
-// Pods that hold connections open and say nothing keep nobody out, however many of them there are.
+// Idle connections do not keep others out, even if very many pods hold them.
 func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	for _, test := range []struct {
 		name        string

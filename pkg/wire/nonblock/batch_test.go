@@ -10,7 +10,7 @@ import (
 	"kubevpn/pkg/wire/nonblock"
 )
 
-// calls is a connection that says what each of its calls was given.
+// calls is a connection that records its writes.
 type calls struct {
 	net.Conn
 	input   []byte

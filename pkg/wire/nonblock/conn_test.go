@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// pair gives the two ends of a connection: one that was dialled, one that was accepted.
-func pair(t testing.TB) (dialled, accepted net.Conn) {
+// pair returns the two ends of a connection.
+func pair(t testing.TB) (dialed, accepted net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -32,14 +32,14 @@ func pair(t testing.TB) (dialled, accepted net.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if dialled, err = nonblock.NewConn(c.(*net.TCPConn)); err != nil {
+	if dialed, err = nonblock.NewConn(c.(*net.TCPConn)); err != nil {
 		t.Fatal(err)
 	}
 	if accepted, err = (nonblock.Listener{Listener: l}).Accept(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { dialled.Close(); accepted.Close() })
-	return dialled, accepted
+	t.Cleanup(func() { dialed.Close(); accepted.Close() })
+	return dialed, accepted
 }
 
 func TestConnIsNetConn(t *testing.T) {

@@ -26,7 +26,7 @@ func option[T any](t *testing.T, c *nonblock.Conn, ask func(fd int) (T, error)) 
 	return v
 }
 
-// TestLimitUnsent writes to somebody who does not read.
+// TestLimitUnsent writes to a connection whose other end does not read.
 func TestLimitUnsent(t *testing.T) {
 	const limit = 128 << 10
 	a, _ := pair(t)

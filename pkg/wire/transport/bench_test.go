@@ -127,7 +127,7 @@ func BenchmarkOpen(b *testing.B) {
 	})
 }
 
-// TestIdleStreamsTakeLittleMemory bounds what an idle stream costs, both ends and a goroutine that waits at each.
+// TestIdleStreamsTakeLittleMemory bounds the memory of an idle stream: both ends, and a goroutine that waits at each.
 func TestIdleStreamsTakeLittleMemory(t *testing.T) {
 	const n = 5000
 	r := start(t, tcp(t), transport.ClientConfig{}, transport.ServerConfig{})

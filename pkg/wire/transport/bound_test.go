@@ -40,7 +40,7 @@ func localListener(t *testing.T) net.Listener {
 	return l
 }
 
-// greeting sends a hello over a new connection and gives the answer's status, or io.EOF for none.
+// greeting sends a hello over a new connection and returns the status of the reply, or io.EOF if there is none.
 func greeting(t *testing.T, l net.Listener, h hello) (status, error) {
 	t.Helper()
 	c, err := net.Dial("tcp", l.Addr().String())
@@ -63,7 +63,7 @@ func greeting(t *testing.T, l net.Listener, h hello) (status, error) {
 	return r.status, nil
 }
 
-// A conn that is for one session resumes and makes links of that session, and does nothing else.
+// A conn that is bound to one session resumes and creates links only of that session.
 func TestBoundConnCannotJoinAnotherSession(t *testing.T) {
 	alice, bob, nobody := SessionID{1}, SessionID{2}, SessionID{3}
 	anyone, forAlice, forNobody := localListener(t), bound{localListener(t), alice}, bound{localListener(t), nobody}

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 )
 
-// lonely is a link whose other end takes everything and says nothing.
+// lonely is a link whose other end reads everything and sends nothing.
 func lonely(t *testing.T) *link {
 	s := newSession(identity{client: true}, 1, NewBudget(16, 64<<20), Tuning{}.withDefaults(), NewServer(ServerConfig{}).log)
 	near, far := net.Pipe()

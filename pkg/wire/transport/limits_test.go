@@ -28,7 +28,7 @@ type peer struct {
 	resets atomic.Int64
 }
 
-// newPeer attaches the first link of a session. It reads what comes, counts RESET, and acknowledges nothing.
+// newPeer attaches the first link of a session. It reads all frames, counts RESET, and acknowledges nothing.
 func newPeer(t *testing.T, conn net.Conn) *peer {
 	t.Helper()
 	if err := conn.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
@@ -85,7 +85,7 @@ func (p *peer) flush() {
 	}
 }
 
-// liveHeap is what live objects take, once garbage has gone.
+// liveHeap returns the bytes of live objects after a garbage collection.
 func liveHeap() int64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -224,7 +224,7 @@ func TestPeerThatOpensTooManyStreamsStaysWithinBudget(t *testing.T) {
 	}
 }
 
-// A peer whose streams nobody reads loses those for which more data arrives, and no other session does.
+// A peer whose streams nobody reads loses the streams for which more data arrives. Other sessions lose none.
 func TestPeerThatFillsBuffersStaysWithinBudget(t *testing.T) {
 	const bytes = 32 << 20
 	r := newHostileRig(t, NewBudget(1<<16, bytes), func(ctx context.Context, s *Session) {

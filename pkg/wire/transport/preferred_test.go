@@ -85,7 +85,7 @@ func (c *roadConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// change sets what dials give. With an error, the connections that there are end too.
+// change sets the result of dials. An error also ends the open connections.
 func (r *road) change(err error) {
 	r.mu.Lock()
 	r.err = err
@@ -105,7 +105,7 @@ func (r *road) hole(holed bool) {
 	r.holed = holed
 }
 
-func (r *road) dialled() int {
+func (r *road) dialed() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.dials
@@ -160,7 +160,7 @@ func (r *roads) wantLast(t *testing.T, within time.Duration, want string) {
 	}
 }
 
-// exchange sends blocks from the laptop and checks what comes back, until stopped.
+// exchange sends blocks from the laptop and compares the echo, until it is stopped.
 func exchange(t *testing.T, r *rig) (stop func()) {
 	near, far := open(t, r.laptop, r.manager)
 	go func() {
@@ -277,9 +277,9 @@ func TestSlowerPreferredStaysOnStandby(t *testing.T) {
 				// It may be better in a moment, another day, or on another network.
 				r.wantLast(t, 20*time.Second, "standby")
 				r.wantLast(t, time.Hour, "standby")
-				tries := r.preferred.dialled()
+				tries := r.preferred.dialed()
 				time.Sleep(time.Hour)
-				if n := r.preferred.dialled() - tries; n < 12 || n > 18 {
+				if n := r.preferred.dialed() - tries; n < 12 || n > 18 {
 					t.Errorf("tried %d times in an hour", n)
 				}
 				r.wantLast(t, 0, "standby")
@@ -297,8 +297,8 @@ func TestFailingPreferredIsRetried(t *testing.T) {
 		rig := r.start(t, transport.ClientConfig{})
 		r.want(t, 500*time.Millisecond, "trying", "failing: dial the traffic manager: pods/proxy is forbidden")
 		time.Sleep(10 * time.Minute)
-		if n := r.preferred.dialled(); n < 10 || n > 30 {
-			t.Errorf("dialled %d times in ten minutes", n)
+		if n := r.preferred.dialed(); n < 10 || n > 30 {
+			t.Errorf("dialed %d times in ten minutes", n)
 		}
 		stop := exchange(t, rig)
 		carries(t, rig.laptop, true, false)

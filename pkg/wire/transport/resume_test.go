@@ -92,7 +92,7 @@ func TestStreamsSurviveKilledConns(t *testing.T) {
 	}
 }
 
-// pourBothWays sends size bytes in either direction of each of some streams at once, and compares what arrives.
+// pourBothWays sends size bytes in either direction of each of some streams at once, and compares the received bytes.
 func pourBothWays(t *testing.T, r *rig, streams, size int) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -116,7 +116,7 @@ func pourBothWays(t *testing.T, r *rig, streams, size int) {
 	}
 }
 
-// pour writes n random bytes in writes of random sizes, ends the stream, and gives their hash.
+// pour writes n random bytes in writes of random sizes, ends the stream, and returns their hash.
 func pour(t *testing.T, s *transport.Stream, n int) (sum [32]byte) {
 	src := rand.NewChaCha8([32]byte{byte(n)})
 	h := sha256.New()
@@ -136,7 +136,7 @@ func pour(t *testing.T, s *transport.Stream, n int) (sum [32]byte) {
 	return sum
 }
 
-// hole is a network whose conns swallow everything on demand, without an error.
+// hole is a network whose conns discard all writes on demand, without an error.
 type hole struct {
 	network
 	mu    sync.Mutex
@@ -229,7 +229,7 @@ func TestSilentConnIsReplaced(t *testing.T) {
 	})
 }
 
-// TestStaleDialIsRestarted: what was dialled into a black hole does not keep its link waiting when the others are back.
+// TestStaleDialIsRestarted: a dial into a black hole does not delay its link when the other links are back.
 func TestStaleDialIsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := memory(t)
@@ -264,7 +264,7 @@ func TestStaleDialIsRestarted(t *testing.T) {
 		time.Sleep(time.Second)
 		for i, l := range r.laptop.Stats().Links {
 			if !l.Up {
-				t.Errorf("link %d waits for what it dialled into the black hole", i)
+				t.Errorf("link %d waits for what it dialed into the black hole", i)
 			}
 		}
 	})
@@ -610,8 +610,8 @@ func TestOnlyDataWaitsWhileStalled(t *testing.T) {
 	})
 }
 
-// TestMarkArrivesWithTheAcknowledgement: what was written has arrived when the other end has said so, also after its conn broke; nobody waits for a
-// session that has ended.
+// TestMarkArrivesWithTheAcknowledgement: a mark has arrived when the other end has acknowledged it, also after its conn
+// broke, and when the session has ended.
 func TestMarkArrivesWithTheAcknowledgement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hole{network: memory(t)}

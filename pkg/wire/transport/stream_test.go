@@ -126,7 +126,7 @@ func TestResetEndsBlockedCalls(t *testing.T) {
 	}
 }
 
-// TestCloseWithUnreadDataResets does as TCP does: closing what was not read is a reset.
+// TestCloseWithUnreadDataResets resets as TCP does when unread data is closed.
 func TestCloseWithUnreadDataResets(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	a, b := open(t, r.laptop, r.manager)

@@ -100,7 +100,7 @@ func TestCodeOfMapsErrors(t *testing.T) {
 	}
 }
 
-// server runs a Server on a pipe listener and gives a dialler.
+// server runs a Server on a pipe listener and returns its dial function.
 func runServer(t *testing.T, cfg ServerConfig) func() net.Conn {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -189,7 +189,7 @@ func TestClientEndsOnAnotherVersion(t *testing.T) {
 	}
 }
 
-// TestViolationEndsTheSession: whoever breaks the protocol loses the session, and nothing else happens.
+// TestViolationEndsTheSession: a violation of the protocol ends only the session of its sender.
 func TestViolationEndsTheSession(t *testing.T) {
 	frame := func(kind byte, length int, stream uint32, payload ...byte) []byte {
 		var b [headerLen]byte
@@ -311,7 +311,7 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-// FuzzFrames feeds a session whatever comes: it may end, and must do so without a panic or a leak.
+// FuzzFrames sends arbitrary bytes to a session, which must not panic or leak.
 func FuzzFrames(f *testing.F) {
 	var b [headerLen]byte
 	add := func(kind byte, stream uint32, payload []byte) []byte {
