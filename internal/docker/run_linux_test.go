@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -64,9 +65,10 @@ func TestReadSeen(t *testing.T) {
 	}
 }
 
-// A `docker run` that returns while its container goes on is no end of it, and is not waited for.
-func TestReleased(t *testing.T) {
+// A `docker run` can return while its container still runs, for example by its detach keys.
+func TestReleasedWaitsBrieflyForTheReportOfTheProgramsEnd(t *testing.T) {
 	returned := func(script string) *run {
+		t.Helper()
 		cmd := exec.Command("sh", "-c", script)
 		r := &run{}
 		c, err := r.command("kubevpn-0123456789-web", cmd, func() {})
@@ -74,20 +76,26 @@ func TestReleased(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-c.done
-		r.chosen = &running{child: c, container: "web", ended: make(chan struct{})}
+		r.chosen = &running{child: c, container: "web"}
 		return r
 	}
 	for script, want := range map[string]string{"exit 0": "detach keys", "kill -9 $$": "signal: killed"} {
 		r := returned(script)
-		_, err := r.released()
-		var e *api.Error
-		if !errors.As(err, &e) || e.Code != api.ExitEngine || !strings.Contains(e.Message, want) || !r.chosen.left {
-			t.Errorf("%s: %v, want an error with %q", script, err, want)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			r.chosen.ended = make(chan struct{})
+			_, err := r.released()
+			var e *api.Error
+			if !errors.As(err, &e) || e.Code != api.ExitEngine || !strings.Contains(e.Message, want) || !r.chosen.left {
+				t.Errorf("%s: %v, want an error with %q", script, err, want)
+			}
+		})
 	}
 	r := returned("exit 3")
-	time.AfterFunc(50*time.Millisecond, func() { close(r.chosen.ended) })
-	if exit, err := r.released(); err != nil || exit != 3 || r.chosen.left {
-		t.Errorf("an end that is reported late: %d, %v", exit, err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		r.chosen.ended = make(chan struct{})
+		time.AfterFunc(endReportTimeout/2, func() { close(r.chosen.ended) })
+		if exit, err := r.released(); err != nil || exit != 3 || r.chosen.left {
+			t.Errorf("after a late report: %d, %v", exit, err)
+		}
+	})
 }
