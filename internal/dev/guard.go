@@ -13,11 +13,11 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// guard keeps volumes out of places that decide what this machine's programs execute, and out of its user's own: the
-// paths and the content of volumes are the cluster's.
+// guard keeps volumes, whose paths and content come from the cluster, out of directories that decide what programs of
+// this machine execute, and out of the user's own directories.
 type guard struct {
 	own  []place
-	over []string // where the user allows it, by the pod's paths
+	over []string // --mount-over: paths of the pod at and below which the user allows volumes
 }
 
 // place is a directory, without symbolic links, in or over which no volume may be mounted, and why.
@@ -25,18 +25,18 @@ type place struct{ dir, why string }
 
 const whySystem = "this machine's programs and their configuration are there"
 
-// system are directories of which programs are made. Nothing in them comes from a volume.
+// system are directories that contain programs and what they load. Nothing in them may come from a volume.
 var system = []string{"/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/sbin", "/snap", "/sys",
 	"/usr"}
 
-// startup are directories in /etc that programs look into wherever they exist.
+// startup are directories in /etc that programs search whenever they exist.
 var startup = []string{"bash_completion.d", "fish", "ld.so.conf.d", "perl", "profile.d", "ssh", "xdg", "zsh"}
 
-// newGuard takes the environment of this machine, and the paths that the user allows.
+// newGuard returns a guard for the environment local of this machine. over are the paths that the user allows.
 func newGuard(local, over []string) (*guard, error) {
 	g := &guard{over: over}
 	const home = "it is your home directory"
-	if u, err := user.Current(); err == nil { // ssh does not ask HOME; who is in no database has HOME alone
+	if u, err := user.Current(); err == nil { // ssh does not use HOME; a user without an entry has only HOME
 		g.own = append(g.own, place{u.HomeDir, home})
 	}
 	for _, e := range local {
@@ -63,7 +63,7 @@ func newGuard(local, over []string) (*guard, error) {
 	return g, nil
 }
 
-// shown are mounts as the sandbox takes them. Those that are not to be made are left out and named.
+// shown returns the mounts for the sandbox. It omits those that the guard refuses, with a warning.
 func (g *guard) shown(mounts []podenv.Mount, volumes []podenv.Volume, warn func(string)) []sandbox.Mount {
 	var all []sandbox.Mount
 	for _, m := range mounts {
@@ -88,7 +88,7 @@ func (g *guard) shown(mounts []podenv.Mount, volumes []podenv.Volume, warn func(
 func isFile(m podenv.Mount, volumes []podenv.Volume) bool {
 	if m.Source != "" {
 		info, err := os.Stat(m.Source)
-		return err == nil && !info.IsDir() // what is not there cannot be mounted
+		return err == nil && !info.IsDir() // the mount of a missing source fails anyway
 	}
 	return slices.ContainsFunc(volumes, func(v podenv.Volume) bool {
 		return v.Name == m.Volume && slices.ContainsFunc(v.Files, func(f podenv.File) bool {
@@ -97,7 +97,7 @@ func isFile(m podenv.Mount, volumes []podenv.Volume) bool {
 	})
 }
 
-// refuses says why a mount, which comes after those before, is not to be made; "" if it is.
+// refuses returns the reason to omit a mount, or "". before are the mounts that the sandbox makes earlier.
 func (g *guard) refuses(m podenv.Mount, file bool, before []sandbox.Mount) string {
 	if slices.ContainsFunc(g.over, func(o string) bool { return within(m.Path, o) }) {
 		return ""
@@ -125,8 +125,8 @@ func (g *guard) refuses(m podenv.Mount, file bool, before []sandbox.Mount) strin
 	return refusesSystem(real, missing, file)
 }
 
-// refusesSystem is refuses for the directories of every machine. In /etc and /opt there may be new directories: those
-// of applications that this machine does not have.
+// refusesSystem is refuses for the directories of every machine. It allows new directories in /etc and /opt, which
+// belong to applications that this machine does not have.
 func refusesSystem(real string, missing int, file bool) string {
 	if slices.ContainsFunc(system, func(dir string) bool { return within(real, dir) }) && !within(real, "/dev/shm") {
 		return whySystem

@@ -55,7 +55,7 @@ var kept = []struct{ names, why string }{
 
 // isKept reports whether a variable stays this machine's.
 func isKept(name string) bool {
-	// a name with = in it, which no API server should let through, sets what is before it
+	// An API server should not accept a name with "=". It would set the variable before the "=".
 	name, _, _ = strings.Cut(name, "=")
 	for _, k := range kept {
 		if slices.ContainsFunc(strings.Fields(k.names), func(pattern string) bool {

@@ -8,8 +8,8 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// begin starts the program; one with a network of its own when that is there. leave ends that network, and says what it
-// has to say; it is to be called when the program has ended.
+// begin starts the program. If it has its own network, begin waits for that first. Call leave when the program has
+// ended: it ends the network and returns its error.
 //
 //	box.Start ─▶ Config.Network begins ─▶ ready ─▶ Process.Run ─▶ the program
 //	                   │ ends by itself                              ▲
@@ -54,7 +54,7 @@ func (p *Program) begin(ctx context.Context) (process *sandbox.Process, leave fu
 		return process, leave, nil
 	}
 	kill(err)
-	_, _ = process.Wait() // of a program that never ran
+	_, _ = process.Wait() // the program never ran
 	if e := leave(); !errors.Is(err, e) {
 		err = errors.Join(err, e)
 	}

@@ -15,8 +15,8 @@ import (
 	"kubevpn/internal/workloads"
 )
 
-// Pod returns the pod that a program stands for: that of [Running] or, where no pod runs, the one that the API server
-// would create from the template, with what admission adds; missing says what such a pod does not have.
+// Pod returns the pod that a program replaces: that of [Running] or, if no pod runs, the one that the API server would
+// create from the template, with the additions of admission. missing is a warning that names what such a pod lacks.
 func Pod(ctx context.Context, kube kubernetes.Interface,
 	w *workloads.Workload) (pod *corev1.Pod, missing string, err error) {
 	if pod, err = Running(ctx, kube, w); pod != nil || err != nil {
@@ -25,7 +25,7 @@ func Pod(ctx context.Context, kube kubernetes.Interface,
 	return planned(ctx, kube, w)
 }
 
-// Running returns the newest of the workload's pods that is ready, or else that runs; nil if none runs.
+// Running returns the newest ready pod of the workload, or else the newest running one, or nil.
 func Running(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload) (*corev1.Pod, error) {
 	var options metav1.ListOptions
 	switch {
@@ -33,7 +33,7 @@ func Running(ctx context.Context, kube kubernetes.Interface, w *workloads.Worklo
 		options.LabelSelector = w.Selector.String()
 	case w.Kind == "Pod":
 		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String()
-	default: // it has a template only, as a CronJob
+	default: // a CronJob, for example, has only a template
 		return nil, nil
 	}
 	list, err := kube.CoreV1().Pods(w.Namespace).List(ctx, options)
@@ -57,8 +57,8 @@ func Running(ctx context.Context, kube kubernetes.Interface, w *workloads.Worklo
 	return &best, nil
 }
 
-// planned asks the API server for a pod of the template without having it made: its service account's token, limits by
-// default, and whatever else is added to pods are in no template.
+// planned asks the API server for a pod of the template in a dry run, because the template lacks the token of the
+// service account, default limits and all else that admission adds.
 func planned(ctx context.Context, kube kubernetes.Interface, w *workloads.Workload) (*corev1.Pod, string, error) {
 	meta := w.Template.ObjectMeta
 	made := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
@@ -75,6 +75,6 @@ func planned(ctx context.Context, kube kubernetes.Interface, w *workloads.Worklo
 		return made, fmt.Sprintf("%s; and what the cluster adds to pods, their service account's token among it, is "+
 			"missing: %v", missing, err), nil
 	}
-	got.UID = "" // nothing has it: no token can be bound to it
+	got.UID = "" // the pod does not exist, so no token can be bound to it
 	return got, missing, nil
 }

@@ -1,12 +1,12 @@
-// Package dev runs a program of the laptop as a container of a workload would run: with its environment and its files,
-// at the paths where it looks for them.
+// Package dev runs a program of the laptop like a container of a workload: with the environment of the container, and
+// with its files at their paths.
 //
 //	pod ── internal/podenv ─▶ environment ─────────────────────────────┐
 //	 └─── exec ─▶ the image's variables, if it runs ────────────────────┤
 //	                       └▶ volumes ─▶ pkg/host/sandbox: tmpfs, in memory ─┴─▶ the program
-//	                             ▲ again and again: what has changed, tokens before they expire
+//	                             ▲ repeatedly: changes, and tokens before they expire
 //
-// Nothing of it is written to a disk, and nothing is left when the program has ended.
+// It writes nothing to a disk and leaves nothing when the program has ended.
 package dev
 
 import (
@@ -29,42 +29,42 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// Config is what Prepare needs.
+// Config configures Prepare.
 type Config struct {
 	Kube      kubernetes.Interface
-	Pod       *corev1.Pod // one that runs, or one made of the workload's template
+	Pod       *corev1.Pod // a running pod, or one made from the workload's template
 	Container string
-	Volumes   map[string]string // directories of this machine that stand for volumes of the pod
-	// Running finds another pod of the workload, if Pod does not go on running; nil: there is none.
+	Volumes   map[string]string // directories of this machine that replace volumes of the pod
+	// Running finds another pod of the workload when Pod has ended. It returns nil if there is none.
 	Running func(ctx context.Context) (*corev1.Pod, error)
-	Exec    podenv.Exec // nil: no container runs
+	Exec    podenv.Exec // nil if the pod does not run
 
-	Init []string // as sandbox.Config has it
+	Init []string // sandbox.Config.Init
 	Args []string // the program
-	// Local is the laptop's environment. The container's wins, but for what is about the laptop itself (kept,
-	// keptFromImage) and not in FromPod, which are names; Env, NAME=VALUE, wins over both.
+	// Local is the laptop's environment. The container's variables override it, except for those that stay the laptop's
+	// (isKept, keptFromImage) unless FromPod has their names. Env, with entries NAME=VALUE, overrides both.
 	Local, FromPod, Env []string
-	// MountOver are paths at which, and below which, volumes may hide what the machine needs or its user keeps (guard).
+	// MountOver are paths at and below which the guard allows volumes.
 	MountOver             []string
 	Stdin, Stdout, Stderr *os.File
-	// Network gives the program a network of its own, which place has: it calls ready when the program may run, and
-	// returns when ctx has ended, or the network has; then the program is ended. Nil: the program has the laptop's.
+	// Network connects the program's own network, which is that of place. It calls ready when the program may run, and
+	// returns when ctx or the network has ended, which ends the program. If it is nil, the program uses the laptop's.
 	Network func(ctx context.Context, place sandbox.Place, ready func()) error
 
-	Warn   func(string) // what the container has and the program has not; Run calls it, too
+	Warn   func(string) // is called for each difference from the container, also by Run
 	Logger *slog.Logger
 
-	tick <-chan time.Time // a test's: when to look for what has changed
+	tick <-chan time.Time // for tests: when to look for changes
 }
 
-// Program is a program with what its container has. It is run once.
+// Program is a program with the environment and files of its container. Run may be called once.
 type Program struct {
 	cfg   Config
 	box   *sandbox.Sandbox
 	fresh podenv.Following
 }
 
-// Prepare reads what the container has. It starts nothing.
+// Prepare reads environment and files of the container. It starts nothing.
 func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	r, err := podenv.New(cfg.Kube, cfg.Pod, cfg.Container)
 	if err != nil {
@@ -73,7 +73,7 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	if err := r.Here(cfg.Volumes); err != nil {
 		return nil, err
 	}
-	if err := r.See(ctx, cfg.Exec); err != nil { // which keeps nobody from working
+	if err := r.See(ctx, cfg.Exec); err != nil {
 		cfg.Logger.Info("the image's variables are not known", "pod", cfg.Pod.Name, "err", err)
 	}
 	variables, problems := r.Environment(ctx)
@@ -108,7 +108,7 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 
 // Run runs the program until it ends, or ctx does, which kills it. It forwards the signals that this process gets.
 func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
-	// They are the program's: this process has to outlive it.
+	// This process must outlive the program, so signals must not end it.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, sandbox.Signals()...)
 	defer signal.Stop(signals)
@@ -125,7 +125,7 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	}()
 	fresh, stop := context.WithCancel(ctx)
 	stopped := make(chan struct{})
-	go func() { // beside, because an API server may take its time
+	go func() { // concurrently, because an API server may be slow
 		defer close(stopped)
 		p.fresh.Show = func(ctx context.Context, v podenv.Volume) error { return process.Update(ctx, sandboxVolume(v)) }
 		podenv.Follow(fresh, p.fresh)
@@ -137,7 +137,7 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	for {
 		select {
 		case <-ended:
-			signal.Stop(signals) // the next one ends this process, which may wait for a while here
+			signal.Stop(signals) // leave may take a while, and the next signal ends this process
 			stop()
 			if left := leave(); err == nil {
 				err = left
@@ -151,13 +151,13 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	}
 }
 
-// keptFromImage reports whether the image's value of a variable is left out without a word.
+// keptFromImage reports whether environment omits a variable of the image without a warning.
 func keptFromImage(v podenv.Variable) bool {
-	// Places in the image, and its user, would only mislead the laptop's programs.
+	// Paths in the image and its user do not apply to programs of the laptop.
 	return v.Image && (path.IsAbs(v.Value) || slices.Contains([]string{"USER", "LOGNAME", "TERM"}, v.Name))
 }
 
-// environment is the program's.
+// environment returns the environment of the program.
 func environment(cfg Config, container []podenv.Variable) []string {
 	all := map[string]string{}
 	set := func(entries []string) {
@@ -204,7 +204,7 @@ func environment(cfg Config, container []podenv.Variable) []string {
 func sandboxVolume(v podenv.Volume) sandbox.Volume {
 	h := sandbox.Volume{Name: v.Name}
 	for _, f := range v.Files {
-		// Who reads it is the user, whatever user the container has.
+		// The reader is the laptop's user, whichever user the container has.
 		h.Files = append(h.Files, sandbox.File{Path: f.Path, Mode: f.Mode | 0o400, Data: f.Data})
 	}
 	return h

@@ -29,41 +29,41 @@ const (
 	InDocker              // in containers of this machine's Docker Engine, which this process connects
 )
 
-// Options are what the user asks for.
+// Options are the user's choices.
 type Options struct {
 	Mode Mode
 	Args []string // the program and its arguments; none in Docker
-	Init []string // as sandbox.Config has it
+	Init []string // sandbox.Config.Init
 
 	Environ   []string          // this machine's environment
-	Env       []string          // NAME=VALUE that wins over the container's
-	FromPod   []string          // names of variables that have the pod's value in any case
-	Volumes   map[string]string // directories of this machine that stand for volumes of the pod
-	MountOver []string          // paths at which volumes may hide what the machine needs
+	Env       []string          // NAME=VALUE; overrides the container's
+	FromPod   []string          // names of variables that always have the pod's value
+	Volumes   map[string]string // directories of this machine that replace volumes of the pod
+	MountOver []string          // paths at and below which volumes may cover files of the machine
 
 	Stdin, Stdout, Stderr *os.File
 
 	Show  func(api.Event) // shows progress and warnings; Run calls it from one goroutine at a time
-	Quiet func()          // is called when the terminal is the program's
+	Quiet func()          // is called when the program takes the terminal
 
-	Docker docker.Config // in Docker: what the user asks for; Run fills in the rest
+	Docker docker.Config // for InDocker: the user's choices; Run sets the rest
 }
 
-// Target is the workload that the program stands for, and how its cluster is connected.
+// Target is the workload that the program replaces, and the connection to its cluster.
 type Target struct {
 	Cluster   *cluster.Cluster
 	Namespace string
 	Workload  string // TYPE/NAME
 	Container string // empty: the workload's default
 
-	// Hold has the daemon keep the connection, and requests if the program gets any, until ctx ends. An event with Held
-	// says that they are there.
+	// Hold makes the daemon keep the connection, and the intercept if there is one, until ctx ends. An event with Held
+	// reports that they are ready.
 	Hold func(ctx context.Context, on func(api.Event)) error
 	// Connect does the same in this process, for the network of place. It calls ready when programs may start.
 	Connect func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error
 }
 
-// Runner runs one program as a container of a workload would run.
+// Runner runs one program like a container of a workload.
 type Runner struct {
 	Options
 	target Target
@@ -82,7 +82,7 @@ func New(ctx context.Context, o Options) (*Runner, error) {
 	}
 	var mu sync.Mutex
 	show := o.Show
-	o.Show = func(e api.Event) { // events of the connection come beside those of the program
+	o.Show = func(e api.Event) { // the connection and the program send events concurrently
 		mu.Lock()
 		defer mu.Unlock()
 		show(e)
@@ -90,8 +90,8 @@ func New(ctx context.Context, o Options) (*Runner, error) {
 	return &Runner{Options: o}, nil
 }
 
-// Run runs the program and returns its exit code. The end of ctx stops the preparations; once the program runs, signals
-// are the program's. When Run returns, nothing of the program is left.
+// Run runs the program and returns its exit code. The end of ctx stops the preparations, but not the program, which
+// receives signals. When Run returns, nothing of the program is left.
 func (r *Runner) Run(ctx context.Context, t Target) (code int, err error) {
 	r.target = t
 	switch r.Mode {
@@ -129,8 +129,8 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	return r.exit(status, err)
 }
 
-// hold returns when the daemon holds the connection. released is closed when the daemon holds it no longer; that is an
-// error only for a ctx that has not ended, and is shown.
+// hold returns when the daemon holds the connection. It closes released when the daemon no longer does. If ctx has not
+// ended by then, it shows a warning.
 func (r *Runner) hold(ctx context.Context) (released <-chan struct{}, err error) {
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -155,7 +155,7 @@ func (r *Runner) hold(ctx context.Context) (released <-chan struct{}, err error)
 	go func() {
 		defer close(done)
 		err := <-ended
-		if ctx.Err() == nil { // at once: all that the program sees is that nothing answers any more
+		if ctx.Err() == nil { // the program itself sees only that nothing answers
 			if err == nil {
 				err = errors.New("the connection was ended")
 			}
@@ -170,7 +170,7 @@ func (r *Runner) hold(ctx context.Context) (released <-chan struct{}, err error)
 
 // isolated runs the program in a network of its own. There is no daemon, and nothing needs root.
 func (r *Runner) isolated(ctx context.Context) (int, error) {
-	// Ctrl-C ends the preparations, and is the program's when it runs.
+	// Ctrl-C ends the preparations. Later only the program handles it.
 	held, release := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer release(nil)
 	stop := context.AfterFunc(ctx, func() { release(context.Cause(ctx)) })
@@ -227,7 +227,7 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 	return code, err
 }
 
-// prepare reads what the container has. network is Config.Network of the program.
+// prepare calls Prepare. network is Config.Network.
 func (r *Runner) prepare(ctx context.Context,
 	network func(context.Context, sandbox.Place, func()) error) (*Program, error) {
 	m, err := r.model(ctx)
@@ -245,12 +245,12 @@ func (r *Runner) prepare(ctx context.Context,
 
 func (r *Runner) warn(text string) { r.Show(api.Event{Warning: text}) }
 
-// exit returns the exit code for the program's end, or the error of a program that did not start.
+// exit returns the exit code of the program, or the error for a program that did not start.
 func (r *Runner) exit(status sandbox.ExitStatus, err error) (int, error) {
 	switch {
-	case errors.Is(err, os.ErrNotExist) && !found(r.Args[0]): // else another file is missing
+	case errors.Is(err, os.ErrNotExist) && !found(r.Args[0]): // otherwise another file is missing
 		return 0, api.Errorf(api.ExitUsage, "%w", err)
-	case errors.Is(err, sandbox.ErrNotAllowed): // some machines refuse only when it is tried
+	case errors.Is(err, sandbox.ErrNotAllowed): // some machines refuse only the attempt
 		return 0, notAllowed(err, r.Mode)
 	}
 	return status.Code, err
@@ -262,7 +262,7 @@ func found(program string) bool {
 	return err == nil || errors.Is(err, exec.ErrDot)
 }
 
-// notAllowed is the error of a machine that has no sandboxes, or none for this user. Its hint names another mode.
+// notAllowed returns the error for a machine that does not allow sandboxes. Its hint names another mode.
 func notAllowed(err error, mode Mode) error {
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
@@ -275,7 +275,7 @@ func notAllowed(err error, mode Mode) error {
 		WithHint("`kubevpn dev --docker` runs the workload's containers instead")
 }
 
-// model is the container that the program is to be like.
+// model is the container that the program replaces.
 type model struct {
 	cluster   *cluster.Cluster
 	workload  *workloads.Workload
@@ -304,12 +304,12 @@ func (r *Runner) model(ctx context.Context) (*model, error) {
 	return &model{cluster: c, workload: w, container: container.Name, pod: pod}, nil
 }
 
-// running finds another pod of the workload, for when the pod has gone.
+// running finds another pod of the workload when the pod has ended.
 func (m *model) running(ctx context.Context) (*corev1.Pod, error) {
 	return Running(ctx, m.cluster.Kube(), m.workload)
 }
 
-// exec runs a command in a container of the pod. It is nil if the pod does not run.
+// exec returns a function that runs a command in a container of the pod, or nil if the pod does not run.
 func (m *model) exec() podenv.Exec {
 	if !podenv.Runs(m.pod) {
 		return nil

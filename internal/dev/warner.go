@@ -6,7 +6,7 @@ import (
 	"log/slog"
 )
 
-// warner is a slog.Handler that shows warnings and errors to the user: nobody keeps a log of this process.
+// warner is a slog.Handler that shows warnings and errors to the user, because this process has no log file.
 type warner struct {
 	warn  func(text string)
 	attrs string

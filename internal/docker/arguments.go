@@ -8,13 +8,13 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Arguments are flags of `docker run` for the container that the user works on.
+// Arguments are flags of `docker run` for the main container.
 type Arguments struct {
-	Rest         []string // passed on as they are
-	Publish      []string // ports: of the network container, like AddHosts
+	Rest         []string // passed to docker unchanged
+	Publish      []string // ports of the network container, which also gets AddHosts
 	AddHosts     []string
 	Capabilities []string // to add
-	Entrypoint   *string  // the program, in the place of the pod's
+	Entrypoint   *string  // replaces the pod's program
 	Interactive  bool
 	TTY          bool
 }
@@ -26,7 +26,7 @@ var switches = []string{
 	"publish-all", "q", "quiet", "read-only", "rm", "sig-proxy", "t", "tty", "use-api-socket",
 }
 
-// refused are flags that are not supported, and why.
+// refused maps flags that are not supported to the reason.
 var refused = map[string]string{
 	"detach":     "the container ends with this command",
 	"restart":    "the container ends with this command",
@@ -51,12 +51,12 @@ const (
 	whyPorts   = "name the ports: -p 8080:80"
 )
 
-// long are the names behind the letters that matter here.
+// long maps letters to the names of flags that add handles.
 var long = map[string]string{
 	"d": "detach", "e": "env", "h": "hostname", "i": "interactive", "p": "publish", "P": "publish-all", "t": "tty",
 }
 
-// ParseArguments reads what stands behind --. Errors are *api.Error.
+// ParseArguments parses the flags after --. Errors are *api.Error.
 func ParseArguments(args []string) (Arguments, error) {
 	var a Arguments
 	for len(args) > 0 {
@@ -94,7 +94,7 @@ func ParseArguments(args []string) (Arguments, error) {
 	return a, nil
 }
 
-// add takes one flag, which is whole as it was written.
+// add adds one flag. whole is the flag as the user wrote it.
 func (a *Arguments) add(name, value string, whole []string) error {
 	if why, no := refused[name]; no {
 		return api.Errorf(api.ExitUsage, "`docker run` flag %s is not supported: %s", whole[0], why)
@@ -107,7 +107,7 @@ func (a *Arguments) add(name, value string, whole []string) error {
 		}
 	}
 	switch name {
-	case "rm", "init": // so it is anyway
+	case "rm", "init": // every container has them
 	case "interactive":
 		a.Interactive = on
 	case "tty":

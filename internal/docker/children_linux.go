@@ -22,16 +22,16 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// child is a `docker run` that waits for its container's end.
+// child is a `docker run` command, which waits for the end of its container.
 type child struct {
 	name string
 	cmd  *exec.Cmd
-	done chan struct{} // the container has ended, and the engine has removed it
-	err  error         // of the command, then
-	left bool          // the command has ended, and its container goes on
+	done chan struct{} // closed when the command has ended: normally the engine has removed the container then
+	err  error         // of the command; valid once done is closed
+	left bool          // the command has ended, but its container still runs
 }
 
-// command starts cmd; after is called when it has ended.
+// command starts cmd, and calls after when it has ended.
 func (r *run) command(name string, cmd *exec.Cmd, after func()) (*child, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("running docker: %w", err)
@@ -53,11 +53,11 @@ func (r *run) docker(args []string) *exec.Cmd {
 }
 
 const (
-	removeTimeout = 15 * time.Second // for a container to go by itself, and then with force
+	removeTimeout = 15 * time.Second // until a container is removed by itself, and then by force
 	killDelay     = 5 * time.Second
 )
 
-// removed waits until a container is gone, and helps.
+// removed waits until a container is removed. After removeTimeout it removes the container by force.
 func (r *run) removed(c *child) error {
 	wait := func(limit time.Duration) bool {
 		t := time.NewTimer(limit)
@@ -69,7 +69,7 @@ func (r *run) removed(c *child) error {
 			return false
 		}
 	}
-	if wait(removeTimeout) && !c.left && c.cmd.ProcessState.ExitCode() >= 0 { // nobody has killed the command
+	if wait(removeTimeout) && !c.left && c.cmd.ProcessState.ExitCode() >= 0 { // the command was not killed
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout) // the run's own has ended
@@ -91,17 +91,16 @@ func (r *run) removed(c *child) error {
 // accept takes the connection of a container's first process, and no other.
 func accept(ctx context.Context, l *net.UnixListener, c *child) (*net.UnixConn, error) {
 	defer l.Close() // which removes the socket
-	stop := context.AfterFunc(ctx, func() { l.Close() })
-	defer stop()
-	accepted := make(chan struct{})
-	defer close(accepted)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	go func() {
 		select {
 		case <-c.done:
-			l.Close()
-		case <-accepted:
+			cancel(errNotStarted)
+		case <-ctx.Done():
 		}
 	}()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
 	conn, err := l.AcceptUnix()
 	switch {
 	case err == nil:
@@ -109,22 +108,17 @@ func accept(ctx context.Context, l *net.UnixListener, c *child) (*net.UnixConn, 
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	}
-	select {
-	case <-c.done:
-		return nil, errNotStarted
-	default:
-		return nil, fmt.Errorf("waiting for the container's first process: %w", err)
-	}
+	return nil, fmt.Errorf("waiting for the container's first process: %w", err)
 }
 
 var errNotStarted = errors.New("`docker run` has not started it")
 
-// networkContainer has the network of all others, and the files.
+// networkContainer owns the network and the volumes of all containers.
 type networkContainer struct {
 	*child
 	remote  *sandbox.Remote
-	volumes string        // where the engine has the directory of the volumes
-	said    *bytes.Buffer // to be read when child is done
+	volumes string        // the directory of the volumes on this machine
+	stderr  *bytes.Buffer // of docker; may be read once done is closed
 }
 
 func (r *run) startNetwork(ctx context.Context) (_ *networkContainer, err error) {
@@ -138,14 +132,14 @@ func (r *run) startNetwork(ctx context.Context) (_ *networkContainer, err error)
 		return nil, err
 	}
 	defer l.Close()
-	n := &networkContainer{said: &bytes.Buffer{}}
+	n := &networkContainer{stderr: &bytes.Buffer{}}
 	cmd := r.docker(r.plan.network(dir))
-	cmd.Stderr = n.said
+	cmd.Stderr = n.stderr
 	if n.child, err = r.command(networkName(r.plan.id), cmd, func() {}); err != nil {
 		return nil, err
 	}
 	defer func() {
-		if err != nil { // it is known to nobody else
+		if err != nil {
 			n.close()
 			err = errors.Join(err, r.removed(n.child))
 		}
@@ -161,30 +155,30 @@ func (r *run) startNetwork(ctx context.Context) (_ *networkContainer, err error)
 	return n, err
 }
 
-// explain adds to err what docker has said.
+// explain adds the output of docker to err if docker has ended.
 func (n *networkContainer) explain(err error) error {
 	select {
 	case <-n.done:
 	default:
 		return err
 	}
-	return api.Errorf(api.ExitEngine, "the network container does not start: %w", said(err, n.said.String()))
+	return api.Errorf(api.ExitEngine, "the network container does not start: %w", said(err, n.stderr.String()))
 }
 
-// gone is the error of its end.
+// gone returns the error for the end of the network container during a run.
 func (n *networkContainer) gone() error {
 	return api.Errorf(api.ExitEngine, "the container %s has ended, and with it the network of the others", n.name).
 		WithHint("see `journalctl -u docker` for the cause")
 }
 
-// close ends it, and with it the volumes.
+// close ends the network container and its volumes, without waiting for the end.
 func (n *networkContainer) close() {
 	if n.remote != nil {
-		n.remote.Close() // its socket and its device, whose ends nobody waits for
+		n.remote.Close()
 	}
 }
 
-// show has the containers see a volume as it is now.
+// show writes a volume, which the containers see at once.
 func (r *run) show(ctx context.Context, v podenv.Volume) error {
 	owned := owned(r.plan.pod, v)
 	owned.Dirs = r.points[v.Name]
@@ -196,18 +190,18 @@ func (r *run) show(ctx context.Context, v podenv.Volume) error {
 	return nil
 }
 
-// running is one of the pod's containers whose program has begun.
+// running is a container whose program has started.
 type running struct {
 	*child
-	container string // the pod's name for it
+	container string // its name in the pod
 	wire      *wire
-	ended     chan struct{} // its program has, or its container
-	code      *int          // the program's, if it was told
+	ended     chan struct{} // closed when the program or its container has ended
+	code      *int          // exit code of the program, or nil if PID 1 did not report it; valid once ended is closed
 
 	sending sync.Mutex
 }
 
-// start starts the n-th container, and returns when its program runs.
+// start starts the n-th container and returns when its program runs.
 func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 	c := r.plan.containers[n]
 	mounts := r.resolve(ctx, c)
@@ -253,7 +247,7 @@ func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 	}
 	one.wire = newWire(conn)
 	program := r.programs[c.name]
-	if _, err := one.wire.ask(order{Program: &program}); err != nil {
+	if err := one.wire.ask(order{Program: &program}); err != nil {
 		return nil, c.notStarted(err, c.chosen && r.plan.user.Entrypoint != nil)
 	}
 	go one.listen()
@@ -279,7 +273,7 @@ func (r *run) input(cmd *exec.Cmd) error {
 		if err != nil {
 			return err
 		}
-		go func() { // it ends with this process, or with the input
+		go func() { // ends with this process or with the input
 			_, _ = io.Copy(to, r.Stdin) // the program may have closed its end
 			to.Close()
 		}()
@@ -287,7 +281,7 @@ func (r *run) input(cmd *exec.Cmd) error {
 	return nil
 }
 
-// notStarted is the error of a container whose program did not start; byUser says that the user has named the program.
+// notStarted returns the error for a program that did not start. byUser reports whether the user named the program.
 func (c container) notStarted(err error, byUser bool) error {
 	code := api.ExitEngine
 	if byUser {
@@ -302,7 +296,7 @@ func (c container) notStarted(err error, byUser bool) error {
 	return e
 }
 
-// resolve says where on this machine a container's mounts are.
+// resolve returns the mounts of a container, with their paths on this machine.
 func (r *run) resolve(ctx context.Context, c container) []mount {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -336,8 +330,8 @@ func (r *run) resolve(ctx context.Context, c container) []mount {
 	return all
 }
 
-// writer is another container of this run than the one that m is of, which may replace a directory on the way to m's
-// subPath at any time; "" if none may. What a container itself does comes after its mounts.
+// writer returns another container of this run that can replace a directory above m's subPath at any time, or "". The
+// container of, which m belongs to, starts only after the engine has made its mounts.
 func (r *run) writer(of string, m podenv.Mount) string {
 	for _, name := range slices.Sorted(maps.Keys(r.mounts)) {
 		if name != of && slices.ContainsFunc(r.mounts[name], func(o podenv.Mount) bool {
@@ -364,23 +358,23 @@ func (one *running) listen() {
 	}
 }
 
-// signal passes a signal to the program. One that has gone needs none.
+// signal sends the program a signal, unless it has ended.
 func (one *running) signal(s syscall.Signal) {
 	one.sending.Lock()
 	defer one.sending.Unlock()
 	_ = one.wire.out.Encode(order{Signal: int(s)})
 }
 
-// close ends the container if it still runs.
+// close ends the container without waiting for its end.
 func (one *running) close() {
 	if one.wire != nil {
 		one.wire.conn.Close()
 	}
 }
 
-// exit is how the program has ended.
+// exit returns the exit code of the program, after all of its output was written.
 func (one *running) exit() (int, error) {
-	<-one.done // what it has written has been shown
+	<-one.done
 	if one.code != nil {
 		return *one.code, nil
 	}
@@ -391,14 +385,14 @@ func (one *running) exit() (int, error) {
 	}
 	const failed = 125 // docker's own
 	if code := exit.ExitCode(); code != failed && code > 0 {
-		return code, nil // who killed it
+		return code, nil // the exit code of a killed container
 	}
 	return 0, api.Errorf(api.ExitEngine, "the Docker Engine has ended the container %s: docker %w", one.container,
 		exit).
 		WithHint("see `journalctl -u docker` for the cause")
 }
 
-// prefixed writes whole lines, with the container's name.
+// prefixed returns a writer of whole lines, each with the name of the container before it.
 func (r *run) prefixed(name string, to io.Writer) *prefixer {
 	end := "\n"
 	if r.plan.tty() { // docker has made the terminal raw
@@ -414,7 +408,7 @@ type prefixer struct {
 	rest        []byte
 }
 
-// lineMost is how long a line may be to be waited for.
+// lineMost is the length at which the prefixer writes a line without waiting for its end.
 const lineMost = 64 << 10
 
 func (p *prefixer) Write(b []byte) (int, error) {
@@ -432,7 +426,7 @@ func (p *prefixer) Write(b []byte) (int, error) {
 	}
 }
 
-// flush writes what is left, which did not end in a newline.
+// flush writes the last line if it does not end in a newline.
 func (p *prefixer) flush() {
 	if len(p.rest) > 0 {
 		_ = p.line(p.rest) // the terminal may be gone

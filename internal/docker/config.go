@@ -14,7 +14,7 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// Command is the hidden command with which our binary is a container's first process. Its argument is a role.
+// Command is the hidden command that makes our binary the first process of a container. Its argument is a role.
 const Command = "container"
 
 const (
@@ -22,39 +22,39 @@ const (
 	networkRole = "network"
 )
 
-// Config is what Run needs.
+// Config configures Run.
 type Config struct {
 	Engine    *Engine
 	Kube      kubernetes.Interface
-	Pod       *corev1.Pod // one that runs, or one made of the workload's template
-	Workload  string      // its name, for a pod that has none
-	Container string      // the one that the user works on: the terminal is its
-	Alone     bool        // no other container runs
+	Pod       *corev1.Pod // a running pod, or one made from the workload's template
+	Workload  string      // its name, in case the pod has none
+	Container string      // the main container, which owns the terminal
+	Alone     bool        // run no other container
 
-	Image            string    // of that container; empty: the pod's
-	Interactive, TTY bool      // as -i and -t of `docker run`
-	Terminal         bool      // Stdin is one
-	Publish          []string  // as -p of `docker run`
-	Arguments        Arguments // more, for that container
-	Env              []string  // NAME=VALUE that wins over the container's
+	Image            string    // replaces that of the main container; empty: the pod's
+	Interactive, TTY bool      // -i and -t of `docker run`
+	Terminal         bool      // Stdin is a terminal
+	Publish          []string  // -p of `docker run`
+	Arguments        Arguments // more flags for the main container
+	Env              []string  // NAME=VALUE; overrides the main container's
 
-	Volumes map[string]string // directories of this machine that stand for volumes of the pod
+	Volumes map[string]string // directories of this machine that replace volumes of the pod
 
-	Exec podenv.Exec // in the cluster; nil: no container runs there
-	// Running finds another pod of the workload, if Pod does not go on running; nil: there is none.
+	Exec podenv.Exec // in the pod; nil if it does not run
+	// Running finds another pod of the workload when Pod has ended. It returns nil if there is none.
 	Running func(ctx context.Context) (*corev1.Pod, error)
 
-	Paths                 config.Paths // RuntimeDir is for the containers' sockets
+	Paths                 config.Paths // RuntimeDir holds the sockets of the containers
 	Executable            string       // our binary
 	Stdin, Stdout, Stderr *os.File
 
-	// Connect gives the network container the cluster's network, and its requests if there are any, until ctx ends. It
-	// calls ready when programs may begin.
+	// Connect connects the network container to the cluster, with the intercept if there is one, until ctx ends. It
+	// calls ready when programs may start.
 	Connect func(ctx context.Context, place sandbox.Place, ready func()) error
-	// Begin is called right before the program starts: the terminal is its own then. False: there is to be none.
+	// Begin hands the terminal to the program, right before it starts. If Begin returns false, it must not start.
 	Begin  func() bool
 	Step   func(text string, done bool)
-	Pull   func() io.Writer // is called before an image is pulled, and gives what takes that command's output
-	Warn   func(string)     // what the pod has and its containers here have not
+	Pull   func() io.Writer // is called before an image is pulled; receives the output of that command
+	Warn   func(string)     // is called for each difference from the pod
 	Logger *slog.Logger
 }

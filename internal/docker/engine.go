@@ -16,7 +16,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// Engine is the Docker Engine that the docker command speaks to, on this machine.
+// Engine is the Docker Engine of this machine that the docker command uses.
 type Engine struct {
 	command  string
 	security []string // features: "seccomp", "selinux", "rootless", "userns"
@@ -30,7 +30,7 @@ func noEngine(next, format string, args ...any) *api.Error {
 	return api.Errorf(api.ExitEngine, format, args...).WithHint("%s\n%s", next, instead)
 }
 
-// Find finds the engine. Its errors say what is missing, and what to do instead.
+// Find finds the engine. Its errors name what is missing and an alternative.
 func Find(ctx context.Context) (*Engine, error) {
 	command, err := exec.LookPath("docker")
 	if err != nil {
@@ -58,7 +58,7 @@ func Find(ctx context.Context) (*Engine, error) {
 	return e, nil
 }
 
-// local refuses an engine that is not on this machine: it could neither see this binary nor give its network to this
+// local rejects an engine on another machine: it could neither mount this binary nor share its network with this
 // process.
 func local(host string) error {
 	if strings.HasPrefix(host, "unix://") {
@@ -68,7 +68,7 @@ func local(host string) error {
 		"the docker command is set to an engine on another machine (%s), and --docker needs one on this machine", host)
 }
 
-// capable reads what `docker info` says of the engine, and gives its security features.
+// capable returns the security features in the output of `docker info`, or an error if the engine does not fit.
 func capable(info []byte) ([]string, error) {
 	var i struct {
 		OSType, OperatingSystem string
@@ -99,7 +99,7 @@ func capable(info []byte) ([]string, error) {
 
 func (e *Engine) has(feature string) bool { return slices.Contains(e.security, feature) }
 
-// unreachable explains why the engine does not answer.
+// unreachable returns an error that explains why the engine does not answer.
 func (e *Engine) unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -116,7 +116,7 @@ func (e *Engine) unreachable(ctx context.Context, err error) error {
 	return noEngine("`docker info` has to work first", "the docker command fails: %w", err)
 }
 
-// output runs the docker command and gives its standard output; an error has what it said.
+// output runs the docker command and returns its standard output. An error contains its standard error.
 func (e *Engine) output(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, e.command, args...)
 	var stderr bytes.Buffer
@@ -128,7 +128,7 @@ func (e *Engine) output(ctx context.Context, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// remove ends and removes a container, and waits until it is gone: the engine may be removing it already.
+// remove ends and removes a container, and waits until the engine, which may be removing it already, has done so.
 func (e *Engine) remove(ctx context.Context, name string) error {
 	again := time.NewTicker(100 * time.Millisecond)
 	defer again.Stop()
@@ -149,7 +149,7 @@ func (e *Engine) remove(ctx context.Context, name string) error {
 	}
 }
 
-// mountpoint returns where the engine has the volume that a container sees at target.
+// mountpoint returns the directory on this machine of the volume that a container has at target.
 func (e *Engine) mountpoint(ctx context.Context, container, target string) (string, error) {
 	format := fmt.Sprintf("{{range .Mounts}}{{if eq .Destination %q}}{{.Source}}{{end}}{{end}}", target)
 	out, err := e.output(ctx, "inspect", "--format", format, container)
@@ -160,7 +160,7 @@ func (e *Engine) mountpoint(ctx context.Context, container, target string) (stri
 	return dir, err
 }
 
-// removeVolumes removes volumes of earlier runs, which an engine leaves that ends during a run. They are empty: a tmpfs
+// removeVolumes removes volumes of earlier runs, which stay when an engine ends during a run. They are empty: a tmpfs
 // does not outlive its containers. (`docker volume prune` skips volumes with options.)
 func (e *Engine) removeVolumes(ctx context.Context) error {
 	out, err := e.output(ctx, "volume", "ls", "--quiet", "--filter", "dangling=true", "--filter", "label="+label)
@@ -172,7 +172,7 @@ func (e *Engine) removeVolumes(ctx context.Context) error {
 	return err
 }
 
-// said is what a command wrote, or, if it wrote nothing, err.
+// said returns text, the standard error of a command, as an error, or err if text is empty.
 func said(err error, text string) error {
 	text = strings.TrimPrefix(strings.TrimSpace(text), "docker: ")
 	text, _, _ = strings.Cut(text, "\nSee 'docker") // how to get help
@@ -183,7 +183,7 @@ func said(err error, text string) error {
 	return errors.New(strings.TrimSuffix(text, "."))
 }
 
-// image is what an image says of its containers.
+// image is the configuration of an image.
 type image struct {
 	Architecture string // as GOARCH
 	Config       struct {
@@ -200,8 +200,8 @@ func (e *Engine) inspect(ctx context.Context, ref string) (i image, err error) {
 	return i, err
 }
 
-// image finds an image. It is pulled if it is not here, or if it has to be the registry's of now: then the one that is
-// here will do, with a warning, if that cannot be had. What is seen of a pull goes to progress.
+// image inspects an image. It pulls a missing image and, if now is set, also one that exists locally; if that fails, it
+// warns and uses the local one. The output of a pull goes to progress.
 func (e *Engine) image(ctx context.Context, ref string, now bool, progress func() io.Writer,
 	warn func(string)) (image, error) {
 	i, err := e.inspect(ctx, ref)

@@ -6,11 +6,11 @@ import (
 	"kubevpn/internal/api"
 )
 
-// errByHand is what a user reads who runs the hidden command.
+// errByHand is the error for a user who runs the hidden command.
 var errByHand = errors.New("`kubevpn dev --docker` runs this command in a container; it does nothing useful by hand")
 
-// Inside is the first process of a container, whose arguments are those behind Command. exit is that process's exit
-// code.
+// Inside runs the first process of a container. args are the arguments after Command. exit is the exit code of the
+// process.
 func Inside(args []string) (exit int, err error) {
 	switch {
 	case len(args) == 1 && args[0] == programRole:

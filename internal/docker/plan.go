@@ -18,33 +18,33 @@ import (
 	"kubevpn/internal/podenv"
 )
 
-// label marks our containers, with the run that they are of.
+// label marks our containers with the ID of their run.
 const label = "kubevpn.dev"
 
-// container is one of the pod's that is to run.
+// container is a container of the pod that the run includes.
 type container struct {
 	spec   *corev1.Container
 	name   string
 	image  string // reference
-	now    bool   // it has to be the one that the registry has now
+	now    bool   // pull it even if it exists locally
 	of     image
-	chosen bool // the one that the user works on
+	chosen bool // the main container
 }
 
-// plan is what is known before anything is started.
+// plan describes a run before it starts anything.
 type plan struct {
 	id         string // of this run, in the names of its containers
 	cfg        Config
 	pod        *corev1.Pod
 	user       Arguments
-	containers []container // in the order in which they start; the chosen one is last
+	containers []container // in starting order: the chosen one is last
 	selinux    bool
 	userns     bool
 	ipv6       bool // this machine has IPv6
 }
 
-// choose gives the pod's containers that are to run: those that keep running, in the kubelet's order, the chosen one
-// last; or the chosen one alone.
+// choose returns the containers of the pod that keep running, in the kubelet's order, with the chosen one last; or the
+// chosen one alone.
 func choose(pod *corev1.Pod, name string, alone bool, image string) ([]container, error) {
 	var all []container
 	var chosen *container
@@ -54,7 +54,7 @@ func choose(pod *corev1.Pod, name string, alone bool, image string) ([]container
 		switch {
 		case one.chosen:
 			if image != "" {
-				one.image, one.now = image, false // it may have just been built
+				one.image, one.now = image, false // the user may have just built it
 			}
 			chosen = &one
 		case !alone:
@@ -75,8 +75,8 @@ func choose(pod *corev1.Pod, name string, alone bool, image string) ([]container
 	return append(all, *chosen), nil
 }
 
-// ofImage reports whether a variable that a program of the pod was seen to have is the image's to say, or the engine's,
-// and not the pod's. Where something of the pod could not be read, what was seen may be of that.
+// ofImage reports whether a variable comes from the image or the engine and not from the pod. If a Secret or ConfigMap
+// of the pod could not be read (v.Secret), a variable seen in the pod may come from there.
 func (c container) ofImage(v podenv.Variable) bool {
 	switch {
 	case !v.Image || !v.Secret:
@@ -92,7 +92,7 @@ func isSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
-// withoutAgents is the pod as it was before any intercept.
+// withoutAgents returns the pod without traffic agents.
 func withoutAgents(pod *corev1.Pod) *corev1.Pod {
 	pod = pod.DeepCopy()
 	agent := func(c corev1.Container) bool { return strings.HasPrefix(c.Name, api.AgentPrefix) }
@@ -101,7 +101,7 @@ func withoutAgents(pod *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-// warnings are what the pod has and its containers here have not, but for volumes.
+// warnings returns the differences from the pod, except for volumes.
 func (p *plan) warnings() []string {
 	var all []string
 	warn := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -242,8 +242,8 @@ func (p *plan) run(dir string, n int, mounts []mount) []string {
 	return append(args, "--entrypoint", binary, c.image, Command, programRole)
 }
 
-// interactive reports whether the user's input is the chosen container's. What only the pod wants is not had of a
-// program's input.
+// interactive reports whether the chosen container reads the user's input. If only the pod asks for it, the input must
+// be a terminal.
 func (p *plan) interactive() bool {
 	return p.cfg.Interactive || p.user.Interactive || p.containers[len(p.containers)-1].spec.Stdin && p.cfg.Terminal
 }
@@ -252,7 +252,7 @@ func (p *plan) tty() bool {
 	return p.cfg.TTY || p.user.TTY || p.containers[len(p.containers)-1].spec.TTY && p.cfg.Terminal
 }
 
-// security are the flags of what the pod says of a container's user and rights.
+// security returns the flags for a container's user and privileges.
 func (p *plan) security(c container) []string {
 	var args []string
 	s := effective(p.pod, c.spec)
@@ -261,7 +261,7 @@ func (p *plan) security(c container) []string {
 		if s.RunAsUser != nil {
 			user = strconv.FormatInt(*s.RunAsUser, 10)
 		}
-		if s.RunAsGroup != nil { // which the kubelet gives the image's user as well
+		if s.RunAsGroup != nil { // the kubelet also applies it to the user of the image
 			user = fmt.Sprintf("%s:%d", cmp.Or(user, "0"), *s.RunAsGroup)
 		}
 		args = append(args, "--user", user)
@@ -294,18 +294,18 @@ func (p *plan) security(c container) []string {
 	return args
 }
 
-// defaultCapabilities are those that Docker gives a container. The pod may add these: more would give whoever edits its
-// template more than Docker gives on this machine.
+// defaultCapabilities are the capabilities that Docker gives a container. The pod may add only these: anyone who edits
+// its template must not gain more on this machine than Docker grants.
 var defaultCapabilities = []string{
 	"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW",
 	"SETFCAP", "SETGID", "SETPCAP",
 	"SETUID", "SYS_CHROOT",
 }
 
-// capability is a capability's name as in defaultCapabilities.
+// capability returns the name of a capability as in defaultCapabilities.
 func capability(name string) string { return strings.TrimPrefix(strings.ToUpper(name), "CAP_") }
 
-// leftOut are the capabilities that the pod adds and that neither Docker nor the user gives a container.
+// leftOut returns the capabilities that the pod adds but neither Docker nor the user grants.
 func (p *plan) leftOut(c container) []string {
 	given := slices.Clone(defaultCapabilities)
 	if c.chosen {
@@ -324,7 +324,7 @@ func (p *plan) leftOut(c container) []string {
 	return left
 }
 
-// program is what a container's PID 1 starts.
+// program returns the program that PID 1 of a container starts.
 func (p *plan) program(c container, variables []podenv.Variable) (program, error) {
 	command, args := podenv.Command(c.spec, variables)
 	out := program{Args: podenv.Program(command, args, c.of.Config.Entrypoint, c.of.Config.Cmd),
@@ -349,13 +349,13 @@ func (p *plan) program(c container, variables []podenv.Variable) (program, error
 	return out, nil
 }
 
-// mount is what a container sees of a directory of this machine.
+// mount is a bind mount of a directory or file of this machine.
 type mount struct {
 	source, path string
 	readOnly     bool
 }
 
-// bind is a value of --mount for a directory or file of this machine.
+// bind returns a value of --mount for a directory or file of this machine.
 func bind(source, target string, readOnly bool) string {
 	fields := []string{"type=bind", "source=" + source, "target=" + target}
 	if readOnly {
@@ -364,22 +364,21 @@ func bind(source, target string, readOnly bool) string {
 	return mountFlag(fields...)
 }
 
-// mountFlag is a value of --mount, which is a line of CSV.
+// mountFlag returns a value of --mount, which is a line of CSV.
 func mountFlag(fields ...string) string {
 	var b strings.Builder
 	w := csv.NewWriter(&b)
-	// A strings.Builder takes everything, and Flush has nobody else's errors.
-	_ = w.Write(fields)
+	_ = w.Write(fields) // a strings.Builder returns no errors
 	w.Flush()
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// source returns where the engine has a place in a volume, given the directory with all volumes.
+// source returns the path on this machine of sub in a volume. volumes is the directory of all volumes.
 func source(volumes, volume, sub string) string {
 	return filepath.Join(volumes, volume, filepath.FromSlash(sub))
 }
 
-// mountable reports whether something may be mounted there in a container.
+// mountable reports whether a container can have a mount at this path.
 func mountable(at string) bool {
 	at = path.Clean(at)
 	return path.IsAbs(at) && at != "/" && at != "/proc" && !strings.HasPrefix(at, "/proc/") && at != inside &&

@@ -18,8 +18,7 @@ import (
 	"kubevpn/pkg/host/subreaper"
 )
 
-// runProgram is the first process of a container: it runs what kubevpn says, and ends with it. exit is the program's
-// exit code.
+// runProgram is the first process of a container. It starts the program that kubevpn names and returns its exit code.
 func runProgram() (exit int, err error) {
 	conn, err := net.Dial("unix", path.Join(control, socketName))
 	if err != nil {
@@ -33,13 +32,12 @@ func runProgram() (exit int, err error) {
 	i.program = *first.Program
 	passed := i.signals()
 	p, err := i.start()
-	// An error means that kubevpn has gone, which handle sees.
+	// An error means that kubevpn has ended, which handle detects.
 	_ = i.out.Encode(report{Error: subreaper.NewFailure(err)})
 	if err != nil {
-		// Kubevpn says it, with what may help.
 		return notStarted(err), nil
 	}
-	go i.family.Reap(context.Background()) // as long as this process is
+	go i.family.Reap(context.Background()) // until this process ends
 	go i.handle(p)
 	for {
 		select {
@@ -53,7 +51,7 @@ func runProgram() (exit int, err error) {
 	}
 }
 
-// notStarted are the exit codes that shells and docker have for a program that cannot be started.
+// notStarted returns the exit code of shells and docker for a program that cannot be started.
 func notStarted(err error) int {
 	if errors.Is(err, os.ErrNotExist) {
 		return 127
@@ -67,14 +65,14 @@ type initProcess struct {
 	family  subreaper.Family
 }
 
-// signals catches what is for the program. What a terminal sends reaches the program as well as this process, and is
-// not passed on.
+// signals catches the signals that this process passes to the program. It drops those of a terminal, which reach the
+// program directly.
 func (i *initProcess) signals() <-chan os.Signal {
 	passed := make(chan os.Signal, 16)
 	dropped := make(chan os.Signal, 1)
 	for n := syscall.Signal(1); n < 32; n++ {
 		switch n {
-		// not to be had, or this process's own
+		// cannot be caught, or concern this process itself
 		case unix.SIGKILL, unix.SIGSTOP, unix.SIGCHLD, unix.SIGURG, unix.SIGPIPE,
 			unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGABRT, unix.SIGSYS, unix.SIGPROF,
 			unix.SIGTTIN, unix.SIGTTOU:
@@ -91,8 +89,8 @@ func (i *initProcess) signals() <-chan os.Signal {
 	return passed
 }
 
-// handle executes kubevpn's orders. When kubevpn has gone, this process ends, and the kernel kills what is left in the
-// container.
+// handle executes the orders of kubevpn. When kubevpn has ended, it ends this process, and the kernel kills all others
+// in the container.
 func (i *initProcess) handle(p *subreaper.Process) {
 	for {
 		var o order
@@ -105,9 +103,9 @@ func (i *initProcess) handle(p *subreaper.Process) {
 	}
 }
 
-// start starts the program. Below its environment is what the engine has given to this process.
+// start starts the program. Its environment overrides the one that the engine gave this process.
 func (i *initProcess) start() (*subreaper.Process, error) {
-	// Orphans come here even where another process is the first: with the machine's PID namespace.
+	// Orphans must come here also when this process is not PID 1: with --pid host.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("becoming the parent of orphans: %w", err)
 	}
@@ -116,19 +114,19 @@ func (i *initProcess) start() (*subreaper.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	// They would keep who reads them waiting after the program has closed them.
+	// Otherwise the reader of the program's output sees no EOF when the program closes it.
 	return p, subreaper.CloseStandardFiles()
 }
 
-// isProxy reports whether a variable is one that the docker command's setting "proxies" adds: the way out of the user's
-// own network, not of the cluster's, whose names it would be asked for.
+// isProxy reports whether the docker command's setting "proxies" adds this variable. Such a proxy belongs to the user's
+// network and would receive the names of the cluster.
 func isProxy(entry string) bool {
 	name, _, _ := strings.Cut(entry, "=")
 	return slices.Contains([]string{"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"},
 		strings.ToUpper(name))
 }
 
-// merge is base, with other values for what over has too.
+// merge returns the entries of base and over. Those of over replace those of base.
 func merge(base, over []string) []string {
 	at := map[string]int{}
 	var all []string

@@ -22,14 +22,14 @@ import (
 )
 
 const (
-	// graceMost is the longest that other containers have to end when the one that the user works on has.
+	// graceMost limits the grace period of the other containers after the end of the main one.
 	graceMost = 10 * time.Second
-	// endReportTimeout is how long PID 1 may take to report the program's end after `docker run` has returned.
+	// endReportTimeout limits the time between the end of `docker run` and the report of PID 1 on the program's end.
 	endReportTimeout = 2 * time.Second
 )
 
-// Run runs the pod's containers until the one that the user works on ends, or ctx does. exit is that one's exit code.
-// When it returns nothing of it is left. Signals are the program's.
+// Run runs the pod's containers until the main container or ctx ends. exit is the exit code of the main container's
+// program, which receives the signals of this process. Run removes everything that it created before it returns.
 func Run(ctx context.Context, cfg Config) (exit int, err error) {
 	if err := suitable(cfg.Executable); err != nil {
 		return 0, err
@@ -53,7 +53,7 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 	return r.run(ctx)
 }
 
-// suitable refuses what would fail in a container with a worse error.
+// suitable rejects a binary or machine with which a container would fail later, with a worse error.
 func suitable(executable string) error {
 	f, err := elf.Open(executable)
 	if err != nil {
@@ -72,7 +72,7 @@ func suitable(executable string) error {
 	return nil
 }
 
-// prepare finds out what is to be run; it pulls images.
+// prepare makes the plan of a run, and pulls images.
 func prepare(ctx context.Context, cfg Config) (*plan, error) {
 	cfg.Pod = withoutAgents(cfg.Pod)
 	p := &plan{id: newID(), cfg: cfg, pod: cfg.Pod, user: cfg.Arguments, selinux: cfg.Engine.has("selinux"),
@@ -91,7 +91,7 @@ func prepare(ctx context.Context, cfg Config) (*plan, error) {
 	return p, nil
 }
 
-// newID returns a name for a run.
+// newID returns a random ID for a run.
 func newID() string {
 	var random [5]byte
 	rand.Read(random[:]) // never fails (crypto/rand)
@@ -107,14 +107,14 @@ type run struct {
 	others  []*running
 	chosen  *running
 
-	background sync.WaitGroup     // Connect, and what follows the pod
-	stop       context.CancelFunc // Connect
-	ignore     context.CancelFunc // the ends of other containers, and what changes in volumes
-	lost       chan error         // from Connect
-	output     sync.Mutex         // of the other containers' lines
+	background sync.WaitGroup     // all goroutines of the run
+	stop       context.CancelFunc // ends Connect
+	ignore     context.CancelFunc // ends the watch of other containers and the updates of volumes
+	lost       chan error         // receives the result of Connect
+	output     sync.Mutex         // held while a line of another container is written
 	programs   map[string]program
 	mounts     map[string][]podenv.Mount
-	points     map[string][]string // places of volumes where others are mounted
+	points     map[string][]string // mount points within volumes, by volume
 	fresh      podenv.Following
 }
 
@@ -151,7 +151,7 @@ func (r *run) run(ctx context.Context) (int, error) {
 	return r.work(ctx, watched)
 }
 
-// read computes what the containers have, and says what they have not.
+// read reads environments and volumes of the containers, and warns about missing items.
 func (r *run) read(ctx context.Context) error {
 	r.programs = map[string]program{}
 	warn := func(name string, problems []podenv.Problem) {
@@ -184,7 +184,7 @@ func (r *run) read(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// connect brings the network up, and returns when programs may use it.
+// connect connects the network, and returns when programs may use it.
 func (r *run) connect(held context.Context) error {
 	ready := make(chan struct{})
 	var once sync.Once
@@ -209,20 +209,20 @@ func (r *run) connect(held context.Context) error {
 	}
 }
 
-// work runs the container that the user works on. Volumes are kept fresh until watched ends.
+// work runs the main container. It updates volumes until watched ends.
 func (r *run) work(ctx, watched context.Context) (int, error) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, append(sandbox.Signals(), unix.SIGTSTP, unix.SIGCONT)...)
 	defer signal.Stop(signals)
 	if !r.Begin() {
-		<-ctx.Done() // it ends
+		<-ctx.Done()
 		return 0, context.Cause(ctx)
 	}
 	var err error
 	if r.chosen, err = r.start(ctx, len(r.plan.containers)-1); err != nil {
 		return 0, err
 	}
-	r.background.Go(func() { podenv.Follow(watched, r.fresh) }) // the files' socket is its alone now, until end
+	r.background.Go(func() { podenv.Follow(watched, r.fresh) })
 	for {
 		select {
 		case <-r.chosen.ended:
@@ -232,7 +232,7 @@ func (r *run) work(ctx, watched context.Context) (int, error) {
 		case s := <-signals:
 			r.chosen.signal(s.(syscall.Signal))
 			if s == unix.SIGTSTP { // Ctrl-Z stops this process, too, until the shell continues it
-				_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // nothing refuses a signal to oneself
+				_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // never fails for this process itself
 			}
 		case err := <-r.lost:
 			r.lost <- err
@@ -246,7 +246,8 @@ func (r *run) work(ctx, watched context.Context) (int, error) {
 	}
 }
 
-// released is for a `docker run` that has returned: its container has ended, or goes on without the terminal.
+// released returns the result of a run whose `docker run` has returned: its container has ended, or still runs without
+// the terminal.
 func (r *run) released() (int, error) {
 	late := time.NewTimer(endReportTimeout)
 	defer late.Stop()
@@ -266,7 +267,7 @@ func (r *run) released() (int, error) {
 		WithHint("they are Ctrl-P Ctrl-Q if nothing else says so; -- --detach-keys KEYS does")
 }
 
-// watch tells when a container ends that was not to.
+// watch warns when another container ends before the main one.
 func (r *run) watch(ctx context.Context, one *running) {
 	select {
 	case <-one.ended:
@@ -279,7 +280,7 @@ func (r *run) watch(ctx context.Context, one *running) {
 	}
 }
 
-// end ends everything that is left, whatever it is, and removes it.
+// end ends and removes everything that still runs.
 func (r *run) end() (err error) {
 	grace := graceMost
 	if s := r.plan.pod.Spec.TerminationGracePeriodSeconds; s != nil {
@@ -298,7 +299,7 @@ func (r *run) end() (err error) {
 		select {
 		case <-one.ended:
 		case <-timeout.C:
-			timeout.Reset(0) // no grace is left for the next
+			timeout.Reset(0) // the next one gets no grace period
 		}
 		one.close()
 	}

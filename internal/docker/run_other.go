@@ -8,7 +8,7 @@ import (
 	"runtime"
 )
 
-// errElsewhere: engines of other systems run in a virtual machine.
+// errElsewhere returns the error for systems on which engines run in a virtual machine.
 func errElsewhere() error {
 	return noEngine("use a Linux machine", "--docker needs an engine on a Linux machine, and this is %s: %w",
 		runtime.GOOS, errors.ErrUnsupported)

@@ -7,8 +7,9 @@ import (
 	"path/filepath"
 )
 
-// socketDir creates a directory for the sockets of one container, which any user in there may enter: it sees the
-// directory without those above it, which are the user's alone. The caller removes it once the container has connected.
+// socketDir creates a directory for the socket of one container. Every user of the container may enter it; on the
+// laptop only the user may, because of the directories above it. The caller removes it when the container has
+// connected.
 func (r *run) socketDir() (string, error) {
 	if err := r.Paths.MakeRuntimeDir(); err != nil {
 		return "", err
@@ -20,7 +21,7 @@ func (r *run) socketDir() (string, error) {
 	return dir, os.Chmod(dir, 0o755)
 }
 
-// listen listens on a socket that any user of the container may connect to.
+// listen listens on the socket in dir. Every user of the container may connect to it.
 func listen(network, dir string) (*net.UnixListener, error) {
 	at := filepath.Join(dir, socketName)
 	l, err := net.ListenUnix(network, &net.UnixAddr{Name: at, Net: network})

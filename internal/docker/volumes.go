@@ -12,8 +12,8 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// nested are the directories of each volume where another one is mounted, by the volume's name, as
-// MakeNestedMountpoints of pkg/volume/util makes them.
+// nested returns the mount points of other volumes within each volume, by the volume's name, as
+// MakeNestedMountpoints of pkg/volume/util creates them.
 func nested(mounts map[string][]podenv.Mount) map[string][]string {
 	points := map[string][]string{}
 	for _, all := range mounts {
@@ -21,7 +21,7 @@ func nested(mounts map[string][]podenv.Mount) map[string][]string {
 			for _, outer := range slices.Backward(all[:n]) { // sorted by path: the last that is above it is the nearest
 				if below, is := strings.CutPrefix(m.Path, outer.Path+"/"); is && mountable(m.Path) {
 					if outer.Source != "" {
-						break // docker makes it in the user's directory
+						break // docker creates it in the user's directory
 					}
 					at := path.Join(outer.SubPath, below)
 					if !slices.Contains(points[outer.Volume], at) {
@@ -35,7 +35,7 @@ func nested(mounts map[string][]podenv.Mount) map[string][]string {
 	return points
 }
 
-// owned is a volume with its owners.
+// owned returns a volume with the owners that the kubelet would give it.
 func owned(pod *corev1.Pod, v podenv.Volume) sandbox.Volume {
 	o := sandbox.Volume{Name: v.Name, Empty: v.Empty}
 	if s := pod.Spec.SecurityContext; s != nil {
@@ -46,7 +46,7 @@ func owned(pod *corev1.Pod, v podenv.Volume) sandbox.Volume {
 	for _, f := range v.Files {
 		one := sandbox.File{Path: f.Path, Mode: f.Mode, Data: f.Data}
 		if standard, is := tokens[f.Path]; is {
-			// pkg/volume/projected: a token is its reader's alone if all have one user, or a group.
+			// pkg/volume/projected: only its reader may read a token, if all containers have one user, or a group.
 			one.Mode = standard
 			if user != nil || o.Group != nil {
 				one.Mode = 0o600
@@ -60,7 +60,7 @@ func owned(pod *corev1.Pod, v podenv.Volume) sandbox.Volume {
 	return o
 }
 
-// tokensOf are a volume's files that are tokens, with their modes.
+// tokensOf returns the paths of tokens in a volume, with their modes.
 func tokensOf(pod *corev1.Pod, volume string) map[string]fs.FileMode {
 	tokens := map[string]fs.FileMode{}
 	for _, v := range pod.Spec.Volumes {
@@ -80,7 +80,7 @@ func tokensOf(pod *corev1.Pod, volume string) map[string]fs.FileMode {
 	return tokens
 }
 
-// userOf is the one user that all containers are said to run as, if there is one: FsUser of pkg/kubelet/util.
+// userOf returns the user of all containers if the pod names one user for all of them (FsUser of pkg/kubelet/util).
 func userOf(pod *corev1.Pod) *int64 {
 	var one *int64
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -93,7 +93,7 @@ func userOf(pod *corev1.Pod) *int64 {
 	return one
 }
 
-// effective is a container's security context with what the pod says where the container does not.
+// effective returns the security context of a container, with the pod's values where the container has none.
 func effective(pod *corev1.Pod, c *corev1.Container) corev1.SecurityContext {
 	var s corev1.SecurityContext
 	if c.SecurityContext != nil {

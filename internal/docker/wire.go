@@ -10,12 +10,12 @@ import (
 	"kubevpn/pkg/host/subreaper"
 )
 
-// Where a container has what is ours.
+// Paths of kubevpn inside a container.
 const (
 	inside     = "/.kubevpn"
 	binary     = inside + "/kubevpn" // a file, read-only
-	control    = inside + "/run"     // a directory, with the container's socket
-	volumesAt  = inside + "/volumes" // the network container's: a tmpfs with the pod's volumes
+	control    = inside + "/run"     // a directory with the container's socket
+	volumesAt  = inside + "/volumes" // in the network container: a tmpfs with the pod's volumes
 	socketName = "socket"
 )
 
@@ -37,17 +37,17 @@ type report struct {
 	Ended *int               `json:"ended,omitempty"`
 }
 
-// program is what PID 1 runs. The working directory is PID 1's own.
+// program is the program that PID 1 starts, in the working directory of PID 1.
 type program struct {
 	Args []string `json:"args"`
-	Env  []string `json:"env"` // wins over what the engine has given PID 1
+	Env  []string `json:"env"` // overrides the environment that the engine gave PID 1
 	TTY  bool     `json:"tty"`
 }
 
 // wire is one end of a socket. One goroutine may receive while another sends.
 type wire struct {
 	conn net.Conn
-	most *io.LimitedReader // what in reads
+	most *io.LimitedReader // the reader of in
 	in   *json.Decoder
 	out  *json.Encoder
 }
@@ -60,31 +60,30 @@ func newWire(conn net.Conn) *wire {
 // reportBytes is the size limit of a report. It holds the longest subreaper.Failure.
 const reportBytes = 64 << 10
 
-// receive reads a report. A longer one ends the wire: a container's program may have replaced our process there.
+// receive reads a report. A report over the limit is an error: a container's program may have replaced our process.
 func (w *wire) receive(r *report) error {
 	w.most.N = reportBytes
 	return w.in.Decode(r)
 }
 
-// answerTimeout is how long the other end may take: it may have been stopped.
+// answerTimeout limits the time of an answer, because the other end may have been stopped.
 const answerTimeout = time.Minute
 
 // ask sends an order and waits for its answer.
-func (w *wire) ask(o order) (report, error) {
-	var r report
+func (w *wire) ask(o order) error {
 	if err := w.conn.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
-		return r, err
+		return err
 	}
-	// What is sent and received without a question may wait.
-	defer w.conn.SetDeadline(time.Time{})
+	defer w.conn.SetDeadline(time.Time{}) // later messages may take any time
 	if err := w.out.Encode(o); err != nil {
-		return r, err
+		return err
 	}
+	var r report
 	if err := w.receive(&r); err != nil {
-		return r, err
+		return err
 	}
 	if r.Error != nil {
-		return r, r.Error
+		return r.Error
 	}
-	return r, nil
+	return nil
 }
