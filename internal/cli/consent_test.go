@@ -84,7 +84,7 @@ func TestQuestionNamesAtMostTwentyNetworks(t *testing.T) {
 	}
 }
 
-// The request asks for sudo. Who does not trust the manager is not asked for a password.
+// A user who does not trust the manager must not be asked for a password first.
 func TestUserIsAskedAboutTheManagerBeforeSudo(t *testing.T) {
 	lab := labCluster(t)
 	manager := api.TrustedManager{Namespace: "kubevpn", NamespaceUID: "1", Repository: "k", ServiceAccount: "kubevpn"}

@@ -15,7 +15,7 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// intercept does what the name of the first workload says.
+// intercept behaves as the name of the first workload says.
 func (d *fakeDaemon) intercept(w http.ResponseWriter, r *http.Request) {
 	http.NewResponseController(w).EnableFullDuplex()
 	var req api.InterceptRequest

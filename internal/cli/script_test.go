@@ -34,8 +34,8 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// The scripts in testdata run the real command against fakes of what cmd/kubevpn injects. Their kubeconfig's
-// context says what the fake daemon does.
+// The scripts in testdata run the real command with fake Programs. The context of the kubeconfig selects the behavior
+// of the fake daemon.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"kubevpn": func() {
@@ -121,7 +121,7 @@ contexts:
 - {name: hostile, context: {cluster: lab, user: ann}}
 `
 
-// fakeAPIServer knows the users with the tokens t and p, and answers what every command asks first.
+// fakeAPIServer accepts the tokens t and p, and answers the requests that every command sends first.
 func fakeAPIServer(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body) // the server sees the client go only then
 	switch path := r.URL.Path; {
@@ -223,8 +223,8 @@ func quitLeftover(runtime string) {
 	}
 }
 
-// fakeDaemon behaves as the context of each request says. It writes what it sees to files in the state
-// directory, for the scripts.
+// fakeDaemon behaves as the context of each request says. It records requests in files of the state directory, for the
+// scripts.
 type fakeDaemon struct {
 	paths   config.Paths
 	version string
@@ -352,7 +352,7 @@ func (d *fakeDaemon) handler() http.Handler {
 	return mux
 }
 
-// lacksHelper answers that there is no helper, if there is none.
+// lacksHelper reports whether the daemon has no helper, and then rejects the request.
 func (d *fakeDaemon) lacksHelper(w http.ResponseWriter) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -427,7 +427,7 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 	send(api.Event{Connection: &c})
 }
 
-// theirs is a manager that runs in a namespace.
+// theirs returns a manager of another user in a namespace.
 func theirs(namespace string) api.TrustedManager {
 	return api.TrustedManager{
 		Namespace: namespace, NamespaceUID: "0b5e", Repository: "registry.example/kubevpn", ServiceAccount: "kubevpn-traffic-manager",
@@ -435,8 +435,7 @@ func theirs(namespace string) api.TrustedManager {
 	}
 }
 
-// foreign is what the daemon answers where somebody else has installed the manager, and the cluster has a public
-// domain.
+// foreign returns the error of a daemon for a manager of another user, and for a cluster with a public domain.
 func foreign(context string, consent api.Consent) *api.Error {
 	switch {
 	case context == "moving": // another one at each look

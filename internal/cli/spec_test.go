@@ -71,7 +71,6 @@ func FuzzParsePortMap(f *testing.F) {
 	})
 }
 
-// What status shows of a port is what --portmap takes.
 func TestStatusShowsPortsLikePortmap(t *testing.T) {
 	want := []string{"8080:3000", "9090", "udp/53:5353", "udp/53"}
 	for _, text := range want {
@@ -85,7 +84,7 @@ func TestStatusShowsPortsLikePortmap(t *testing.T) {
 	}
 }
 
-// namespaceServer is an API server that has Deployments in the namespace shop, and a kubeconfig for it.
+// namespaceServer returns an app whose kubeconfig names an API server with Deployments in the namespace shop.
 func namespaceServer(t *testing.T) *app {
 	t.Helper()
 	mux := http.NewServeMux()

@@ -154,9 +154,6 @@ func (c *Config) SetFlag(key Key, values []string) error {
 // choose sets dst to value if value is in allowed.
 func choose(dst *string, value string, allowed []string) error {
 	if !slices.Contains(allowed, value) {
-		if len(allowed) == 1 {
-			return fmt.Errorf("%q is invalid: must be %s", value, allowed[0])
-		}
 		return fmt.Errorf("%q is invalid: must be one of %s", value, strings.Join(allowed, ", "))
 	}
 	*dst = value

@@ -264,7 +264,7 @@ func TestStatusShowsAFailedConnection(t *testing.T) {
 	}
 }
 
-// systemd-resolved may be stopped and started while something is connected; the helper finds another way meanwhile.
+// An admin may stop and start systemd-resolved during a connection. Meanwhile the helper uses another method.
 func TestStatusFollowsTheResolverMode(t *testing.T) {
 	r := start(t)
 	r.onRun = func(ctx context.Context, c *fakeConnection) error {
@@ -421,7 +421,7 @@ func TestOtherUsersAreRejected(t *testing.T) {
 	}
 }
 
-// asNobody connects to the socket as user 65534 and expects to be hung up on.
+// asNobody connects to the socket as user 65534, and returns an error unless the daemon closes the connection.
 func asNobody(path string) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), 65534, ^uintptr(0)); errno != 0 {
 		return errno

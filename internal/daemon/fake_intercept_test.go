@@ -12,7 +12,7 @@ import (
 	"kubevpn/internal/intercept"
 )
 
-// fakeIntercept is ready when the test says so and ends when told to, by the test or its context.
+// fakeIntercept is ready when the test closes ready, and ends with its context or with an error that the test sends.
 type fakeIntercept struct {
 	config  intercept.Config
 	conn    Connection
@@ -63,7 +63,7 @@ func (i *fakeIntercept) Status() api.Intercept {
 	}
 }
 
-// Resolve knows deployments by two names.
+// Workload accepts deployments by two names.
 func (r *rig) Workload(_ context.Context, _ api.ConnectRequest, workload string) (string, error) {
 	kind, name, _ := strings.Cut(workload, "/")
 	if kind != "deploy" && kind != "deployment" {
@@ -85,7 +85,7 @@ func (r *rig) NewIntercept(account api.ConnectRequest, c Connection, cfg interce
 	return i, nil
 }
 
-// intercept brings an intercept up, on a connection that is there.
+// intercept makes an intercept on an existing connection.
 func (r *rig) intercept(req api.InterceptRequest) *fakeIntercept {
 	r.t.Helper()
 	answer := r.goPost(r.t.Context(), api.PathIntercept, req)
@@ -96,7 +96,7 @@ func (r *rig) intercept(req api.InterceptRequest) *fakeIntercept {
 	return i
 }
 
-// begin waits for an intercept that runs, and has it be ready.
+// begin waits until an intercept runs, and makes it ready.
 func (r *rig) begin() *fakeIntercept {
 	r.t.Helper()
 	i := wait(r.t, r.intercepts, "the intercept")

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun"))
 }
 
-// fakeHelper records what it is asked.
+// fakeHelper records its calls.
 type fakeHelper struct {
 	mu      sync.Mutex
 	states  []api.NetworkState
@@ -97,7 +97,8 @@ func (h *fakeHelper) last() api.NetworkState {
 	return h.states[len(h.states)-1]
 }
 
-// fakeConnection is connected when the test says so and ends when told to, by the test or its context.
+// fakeConnection is connected when the test closes connected, and ends with its context or with an error that the test
+// sends.
 type fakeConnection struct {
 	intercept.Session // nil: nothing dials
 	config            connection.Config
@@ -165,7 +166,7 @@ func (c *fakeConnection) Upgrade(_ context.Context, image string, progress func(
 	return nil
 }
 
-// rig is a daemon with its sockets, and fakes behind it.
+// rig is a daemon with its sockets, and a Factory of fakes.
 type rig struct {
 	t      *testing.T
 	paths  config.Paths
@@ -287,7 +288,7 @@ func (r *rig) handOver() error {
 	return answer
 }
 
-// call is a request whose answer is being read.
+// call is the answer to a request.
 type call struct {
 	status int
 	id     string
@@ -353,7 +354,7 @@ func (r *rig) goPost(ctx context.Context, path string, body any) <-chan call {
 	return out
 }
 
-// connect brings a connection up, with a helper if need be.
+// connect makes a connection, and passes a helper to the daemon if it has none.
 func (r *rig) connect(name string) *fakeConnection {
 	r.t.Helper()
 	if !r.info().Helper {

@@ -58,7 +58,6 @@ func TestInterceptConnectsIfNecessary(t *testing.T) {
 	}
 }
 
-// A connection that is there is used as it is, whatever it was made with.
 func TestInterceptKeepsTheSettingsOfTheConnection(t *testing.T) {
 	r := start(t)
 	r.connect("a")
@@ -183,7 +182,7 @@ func TestInterceptFailsWhenItsConnectionEnds(t *testing.T) {
 	}
 }
 
-// Ctrl-C before it is active: what was begun is gone when the request has ended, the connection included if this request made it.
+// After Ctrl-C before the intercept is active, neither the intercept nor a connection that the request made is left.
 func TestInterruptedInterceptLeavesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
@@ -240,7 +239,7 @@ func TestAttachedInterceptEndsWithItsRequest(t *testing.T) {
 	wait(t, c.ended, "the end of the connection that was made for it")
 	testenv.Until(t, "the helper is closed", r.helper(0).isClosed)
 
-	// One that ends by itself ends the request, with why.
+	// An intercept that fails ends the request with its error.
 	if err := r.handOver(); err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +251,6 @@ func TestAttachedInterceptEndsWithItsRequest(t *testing.T) {
 	}
 }
 
-// An attached one that others have asked for too stays for them.
 func TestAttachedInterceptStaysForOtherRequests(t *testing.T) {
 	r := start(t)
 	r.connect("a")
@@ -273,7 +271,6 @@ func TestAttachedInterceptStaysForOtherRequests(t *testing.T) {
 	wantState(t, r.intercepted(), api.InterceptActive)
 }
 
-// The intercepts end before their connection does, with whatever ends it.
 func TestInterceptsEndBeforeTheirConnection(t *testing.T) {
 	for _, tt := range []struct{ name, path string }{{"disconnect", api.PathDisconnect}, {"quit", api.PathQuit}} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -297,7 +294,6 @@ func TestInterceptsEndBeforeTheirConnection(t *testing.T) {
 	}
 }
 
-// One that does not end holds nobody up for longer than the timeout.
 func TestLeaveTimesOut(t *testing.T) {
 	maker := &rig{t: t, intercepts: make(chan *fakeIntercept, 1)}
 	is := newIntercepts(maker, Owner{}, discard())
@@ -394,7 +390,7 @@ func TestSameWorkloadAcceptsNamesOfKubectl(t *testing.T) {
 	}
 }
 
-// Whoever lets go of a request, rather than going away, is told what becomes of what it began.
+// A client that ends the body of its request, and not its connection, receives the events of the cleanup.
 func TestReleasedRequestReceivesTheCleanup(t *testing.T) {
 	for _, tt := range []struct {
 		name     string

@@ -155,7 +155,6 @@ func TestNameserversAreRead(t *testing.T) {
 	}
 }
 
-// Another network of the laptop has other name servers.
 func TestPlaceHelperFollowsTheNameservers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	put := func(text string) {

@@ -28,7 +28,7 @@ func link(name string, routes ...string) api.Link {
 	return l
 }
 
-// shares makes a machine with n connections' shares.
+// shares returns a hostNetwork and the scopedNetworks of n connections.
 func shares(t *testing.T, h *fakeHelper, n int) (*hostNetwork, []*scopedNetwork) {
 	t.Helper()
 	m := newHostNetwork(h, discard())
@@ -136,7 +136,7 @@ func TestOverlappingRoutesAreRejected(t *testing.T) {
 	}
 }
 
-// Of two connections that are given the same inner network at once, one is told to look elsewhere.
+// Two managers may lease addresses of the same inner network to two connections at the same time.
 func TestReserveRejectsNetworksOfOtherConnections(t *testing.T) {
 	_, s := shares(t, newFakeHelper(), 3)
 	nets := func(list ...string) (out []netip.Prefix) {
@@ -239,7 +239,7 @@ func TestResolverFollowsTheUpstreams(t *testing.T) {
 	}
 }
 
-// nameserver answers every query with the address 192.0.2.53, over UDP truncated and over TCP whole.
+// nameserver answers every query with the address 192.0.2.53. Over UDP it truncates the answer for names in "long.".
 func nameserver(t *testing.T) netip.AddrPort {
 	t.Helper()
 	udp, tcp, err := listenBoth(netip.MustParseAddr("127.0.0.1"))

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A device that nobody waits for any more is gone when the call is over, not a moment later.
+// After an interrupted call returns, the device must be gone, and not a moment later.
 func TestCreateTUNWaitsForTheAnswer(t *testing.T) {
 	d, h := pair(t)
 	c, err := NewClient(d, nil)

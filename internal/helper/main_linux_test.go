@@ -20,10 +20,10 @@ import (
 // roleVariable names a function of roles that a child process runs instead of the tests.
 const roleVariable = "KUBEVPN_TEST_ROLE"
 
-// testTimeout is how long a test waits for what must happen.
+// testTimeout limits the wait for an expected condition.
 const testTimeout = 20 * time.Second
 
-// TestMain makes this binary what a test's child process must be: `EXE helper` is the helper itself.
+// TestMain runs the helper or a role if a test has started this binary as a child process.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "helper" {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -54,7 +54,7 @@ func child(role string, env ...string) *exec.Cmd {
 	return cmd
 }
 
-// machine is all that kubevpn may change of this namespace, without counters.
+// machine returns the configuration of this namespace that kubevpn may change, without counters.
 func machine(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -67,7 +67,7 @@ func machine(t *testing.T) string {
 	return b.String()
 }
 
-// privateEtc gives the test's mount namespace an /etc, and a /var/lib, of its own.
+// privateEtc mounts copies of /etc and /var/lib in the mount namespace of the test.
 func privateEtc(t *testing.T, resolvConf string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -45,8 +45,8 @@ func serveRole() error {
 	return Serve(ctx, os.NewFile(3, "socket"), cfg)
 }
 
-// daemonRole is a daemon in miniature: descriptor 3 is its end of the helper's socket. It sets everything up,
-// says what applies, and then does what it is told by a line: close, or hold on.
+// daemonRole is a small daemon, whose end of the socket of the helper is descriptor 3. It configures the network,
+// prints the result, and then executes the command in its input: close or hold.
 func daemonRole() error {
 	c, err := NewClient(os.NewFile(3, "socket"), nil)
 	if err != nil {

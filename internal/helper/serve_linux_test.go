@@ -23,7 +23,7 @@ import (
 	"kubevpn/pkg/datapath/routable"
 )
 
-// pair is both ends of what Start makes.
+// pair returns both ends of a socketpair like that of Start.
 func pair(t *testing.T) (daemon, helper *os.File) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -66,7 +66,7 @@ func startBoth(t *testing.T, env ...string) *processes {
 	return p
 }
 
-// Whoever dies, and however: the machine is as before, at once or at the next start.
+// However daemon and helper end, the machine is as before, immediately or after the next start.
 func TestEveryEndRestoresTheMachine(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
@@ -220,7 +220,7 @@ func TestClientUsesTheHelper(t *testing.T) {
 		f.Close()
 	}
 
-	// Refusals reach the caller with their code, and change nothing.
+	// A rejected request returns its error code and changes nothing.
 	for name, err := range map[string]error{
 		`the root helper refuses the link name "eth0": it must be kubevpn and at most 8 letters or digits`:     errorOf(c.CreateTUN(ctx, "eth0", 1500)),
 		`the root helper refuses a socket of type "raw": it must be udp4, udp6, tcp4 or tcp6`:                  errorOf(c.MarkedSocket(ctx, "raw")),
@@ -234,7 +234,7 @@ func TestClientUsesTheHelper(t *testing.T) {
 		}
 	}
 
-	// The device is the daemon's alone: when it closes it, it is gone.
+	// Only the daemon has the device open, so the device ends when the daemon closes it.
 	tun.Close()
 	testenv.WaitGone(t, "kubevpn0")
 	if _, err := c.Apply(ctx, wanted()); err == nil || !strings.Contains(err.Error(), "refuses the link kubevpn0") {
@@ -262,7 +262,7 @@ func TestClientUsesTheHelper(t *testing.T) {
 
 func errorOf[T any](_ T, err error) error { return err }
 
-// All that fits into the limits fits into a message, both ways at once with sockets.
+// The helper passes sockets while it receives the largest state.
 func TestLargestStateFitsIntoAMessage(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
@@ -309,7 +309,6 @@ func TestLargestStateFitsIntoAMessage(t *testing.T) {
 	}
 }
 
-// resolv.conf changes while connected: the daemon is told of the new upstreams.
 func TestDaemonReceivesChangedUpstreams(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
@@ -347,8 +346,7 @@ func TestDaemonReceivesChangedUpstreams(t *testing.T) {
 	}
 }
 
-// What cannot be understood ends the helper, and it cleans up as always. It never answers over a file that is not a
-// daemon's.
+// An invalid message ends the helper, which cleans up. The helper uses only sockets of a daemon.
 func TestServeRejectsInvalidRequests(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
@@ -370,7 +368,7 @@ func TestServeRejectsInvalidRequests(t *testing.T) {
 		}
 		d.Close()
 	}
-	// A descriptor that is sent along is thrown away.
+	// The helper closes a descriptor that it receives.
 	d, h := pair(t)
 	ended := make(chan error, 1)
 	go func() { ended <- Serve(context.Background(), h, LocalConfig{}) }()

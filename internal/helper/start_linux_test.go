@@ -24,7 +24,7 @@ import (
 
 const testerUID = 64900
 
-// installed is this test's binary at a place where every user may run it.
+// installed copies the binary of this test to a directory where every user can run it, and returns its path.
 func installed(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kubevpn-helper")
@@ -38,7 +38,7 @@ func installed(t *testing.T) string {
 	return exe
 }
 
-// tester makes a user called tester, with the password secret, whom sudo lets do what sudoers says.
+// tester creates the user tester with the password secret and the given line in sudoers.
 func tester(t *testing.T, sudoers string) {
 	t.Helper()
 	hash := strings.TrimSpace(testenv.Run(t, "openssl passwd -6 -salt kubevpn secret"))
@@ -59,7 +59,7 @@ func tester(t *testing.T, sudoers string) {
 	}
 }
 
-// terminal is a connectRole of tester's on a terminal, or without one.
+// terminal is a connectRole of the user tester, with or without a terminal.
 type terminal struct {
 	cmd    *exec.Cmd
 	tty    *os.File // nil: none
@@ -128,7 +128,7 @@ func (x *terminal) line(t *testing.T) string {
 	}
 }
 
-// helpers are the processes that run EXE helper, by ps.
+// helpers returns the processes that run EXE helper, as ps shows them.
 func helpers(t *testing.T, exe string) []string {
 	t.Helper()
 	var out []string
@@ -153,8 +153,8 @@ func noHelper(t *testing.T, exe string) {
 
 const connected = "connected as 64900: nftables [192.0.2.1:53]\n"
 
-// The helper is root's, in a session of its own without a terminal; sudo and the first process are gone; and
-// it lives on when the terminal is closed, until the daemon ends.
+// The helper runs as root in a new session without a terminal. sudo and the first process have ended. The helper
+// continues when the terminal closes, until the daemon ends.
 func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "sudo", "ps", "openssl") {
 		return
@@ -203,7 +203,7 @@ func TestStartBySudoOutlivesTheTerminal(t *testing.T) {
 			t.Errorf("the helper holds %s", to)
 		}
 	}
-	// The terminal is closed, and somebody presses Ctrl-C in the wrong place.
+	// The terminal closes, and the helper receives its signals.
 	x.tty.Close()
 	for _, s := range []string{"HUP", "INT"} {
 		testenv.Run(t, "kill -"+s+" "+pid)
@@ -277,7 +277,7 @@ func TestStartAsksForThePassword(t *testing.T) {
 		t.Errorf("a helper was started: %q", h)
 	}
 
-	// Where the user could put another program in its place, NOPASSWD would make that root's.
+	// If the user can replace the program, NOPASSWD for it would let every program of the user run as root.
 	if err := os.Chown(filepath.Dir(exe), testerUID, testerUID); err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestStartAsksForThePassword(t *testing.T) {
 	}
 }
 
-// The first process of the helper starts itself again, whatever is at its path by then.
+// The first process of the helper starts its own program again, even if its path now names another one.
 func TestSecondHelperIsTheSameProgram(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "ps") {
 		return
@@ -322,7 +322,7 @@ func TestSecondHelperIsTheSameProgram(t *testing.T) {
 	}
 }
 
-// Ctrl-C on the terminal goes to kubevpn and to sudo, and either may be the first to have it.
+// Ctrl-C on the terminal interrupts kubevpn and sudo, in any order.
 func TestInterruptIsNotReportedAsAFailureOfSudo(t *testing.T) {
 	failure := errors.New("sudo: a password is required")
 	tests := []struct {
@@ -429,7 +429,7 @@ func TestRootStartsTheHelperWithoutSudo(t *testing.T) {
 	noHelper(t, exe)
 }
 
-// A helper that finds an edited resolv.conf puts it back before it is ready; one that cannot says why.
+// The helper restores an edited resolv.conf before it is ready, or reports why it cannot.
 func TestStartRestoresResolvConf(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "ps") {
 		return
@@ -467,7 +467,6 @@ func TestStartRestoresResolvConf(t *testing.T) {
 	}
 }
 
-// By hand, there is nothing to talk to.
 func TestHelperFailsWithoutASocket(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", "helper")
 	out, err := cmd.CombinedOutput()
