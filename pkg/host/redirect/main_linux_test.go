@@ -71,6 +71,9 @@ func newPod(t *testing.T) pod {
 	runtime.LockOSThread()
 	p.client.Run("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "eth0", "netns", strconv.Itoa(unix.Gettid()))
 	runtime.UnlockOSThread()
+	// Without link-local addresses, which the kernel adds a second later, the state of the pod is complete at once.
+	p.client.Run("ip", "link", "set", "veth0", "addrgenmode", "none")
+	testenv.Run(t, "ip link set eth0 addrgenmode none")
 	for _, args := range []string{
 		"link set veth0 up", "addr add 10.1.0.9/24 dev veth0", "addr add fd00:1::9/64 dev veth0 nodad", "addr add 203.0.113.7/32 dev lo", "addr add 2001:db8::7/128 dev lo nodad",
 	} {

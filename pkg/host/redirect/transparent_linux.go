@@ -147,7 +147,8 @@ func (d diversion) addRoutes(family int) error {
 }
 
 // removeRoutes removes the rules and routes of the mark, including those of a process that was killed, unless another
-// process needs them. It checks before and, because another process may have started meanwhile, afterwards.
+// process needs them. It checks before and, because another process may have started meanwhile, afterwards. The
+// routes remain if the other process was killed and the kernel has not removed its table yet.
 func (d diversion) removeRoutes() error {
 	if needed, err := d.othersDivert(); needed || err != nil {
 		return err
@@ -168,9 +169,9 @@ func (d diversion) removeRoutes() error {
 	if needed, err := d.othersDivert(); err != nil {
 		errs = append(errs, err)
 	} else if needed {
-		// IPv6 fails here if the namespace has none.
+		// IPv6 fails here if the namespace has none. The other process may have ended before the routes were back.
 		errs = append(errs, d.addRoutes(unix.AF_INET),
-			ignore(d.addRoutes(unix.AF_INET6), unix.EAFNOSUPPORT, unix.EACCES))
+			ignore(d.addRoutes(unix.AF_INET6), unix.EAFNOSUPPORT, unix.EACCES), d.removeRoutes())
 	}
 	return errors.Join(errs...)
 }

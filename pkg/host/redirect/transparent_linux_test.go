@@ -315,10 +315,11 @@ func TestTwo(t *testing.T) {
 	set(t, next, map[Port]uint16{web: 9080})
 	testenv.Until(t, "the next one redirects", func() bool { return p.ask("tcp", "10.1.0.2:80") == "second 10.1.0.9" })
 	check(t, "keeping addresses, after one that was ending", from(t, next, TCP, "203.0.113.7", "10.1.0.2:80"), "app 203.0.113.7")
+	// The last one to end removes the routes, and a killed process ends when the kernel has closed its files.
+	_ = ending.Wait() // "signal: killed"
 	if err := next.Close(); err != nil {
 		t.Fatal(err)
 	}
-	_ = ending.Wait() // "signal: killed"
 	if diff := cmp.Diff(before, state(t)); diff != "" {
 		t.Errorf("left behind: -before +after\n%s", diff)
 	}
