@@ -355,8 +355,6 @@ func TestDomainBelongsToTheFirstConnection(t *testing.T) {
 // clusterDNS answers every name with the address 10.96.0.80.
 type clusterDNS struct{}
 
-func (clusterDNS) Name() string { return "cluster" }
-
 func (clusterDNS) ServeDNS(_ context.Context, q *mdns.Msg) (*mdns.Msg, error) {
 	reply := new(mdns.Msg).SetReply(q)
 	rr, err := mdns.NewRR(q.Question[0].Name + " 5 IN A 10.96.0.80")

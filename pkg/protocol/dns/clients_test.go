@@ -52,7 +52,7 @@ func TestDig(t *testing.T) {
 	if out := dig("web"); strings.Contains(out, "WARNING") || !strings.Contains(out, "status: NOERROR") || !strings.Contains(out, "flags: qr rd ra;") {
 		t.Errorf("dig web:\n%s", out)
 	}
-	w.zone.Cluster = brokenTunnel{errTunnelDown}
+	w.zone.Cluster = handlerFunc(brokenTunnel)
 	w.setZones(t, w.zone)
 	out := dig("web")
 	if !strings.Contains(out, "status: SERVFAIL") || !strings.Contains(out, "EDE: 22 (No Reachable Authority): (lab: the session is reconnecting)") {
@@ -101,7 +101,7 @@ func TestGoResolver(t *testing.T) {
 			t.Errorf("over %s: %v", transport, err)
 		}
 	}
-	w.zone.Cluster = brokenTunnel{errTunnelDown}
+	w.zone.Cluster = handlerFunc(brokenTunnel)
 	w.setZones(t, w.zone)
 	r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		var d net.Dialer

@@ -78,7 +78,7 @@ func (r *Resolver) exchange(ctx context.Context, z *zone, q *dns.Msg, name strin
 	if opt != nil && opt.Do() {
 		key.flags |= 4
 	}
-	msg, shared, err := r.flights.do(ctx, key, func() (*dns.Msg, error) {
+	return r.flights.do(ctx, key, func() (*dns.Msg, error) {
 		m := &dns.Msg{
 			MsgHdr: dns.MsgHdr{
 				Id:               dns.Id(),
@@ -90,10 +90,6 @@ func (r *Resolver) exchange(ctx context.Context, z *zone, q *dns.Msg, name strin
 		m.SetEdns0(ednsSize, key.flags&4 != 0)
 		return z.cluster.ServeDNS(ctx, m)
 	})
-	if shared {
-		r.counters.shared.Add(1)
-	}
-	return msg, err
 }
 
 // replyWith makes the reply to q out of a cluster's answer for name. Records of the answer are shared with it.

@@ -329,12 +329,11 @@ func text(m *dns.Msg) string {
 	return b.String()
 }
 
-// brokenTunnel is a cluster that cannot be reached.
-type brokenTunnel struct{ err error }
+type handlerFunc func(context.Context, *dns.Msg) (*dns.Msg, error)
 
-func (b brokenTunnel) Name() string { return "lab" }
-func (b brokenTunnel) ServeDNS(context.Context, *dns.Msg) (*dns.Msg, error) {
-	return nil, b.err
-}
+func (f handlerFunc) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) { return f(ctx, q) }
+
+// brokenTunnel is a cluster that cannot be reached.
+func brokenTunnel(context.Context, *dns.Msg) (*dns.Msg, error) { return nil, errTunnelDown }
 
 var errTunnelDown = errors.New("lab: the session is reconnecting")

@@ -29,26 +29,25 @@ type flights struct {
 	now map[flightKey]*flight
 }
 
-// do calls ask, or waits for the same question's call in progress. When that one was given up by its own caller,
-// do asks by itself.
+// do calls ask, or waits for the same question's call in progress. If the caller of that one gave up, do calls ask
+// itself.
 func (fs *flights) do(ctx context.Context, key flightKey,
-	ask func() (*dns.Msg, error)) (msg *dns.Msg, shared bool, err error) {
+	ask func() (*dns.Msg, error)) (*dns.Msg, error) {
 	fs.mu.Lock()
 	if f, ok := fs.now[key]; ok {
 		fs.mu.Unlock()
 		select {
 		case <-f.done:
 		case <-ctx.Done():
-			return nil, true, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 		if f.err == nil || ctx.Err() != nil {
-			return f.msg, true, f.err
+			return f.msg, f.err
 		}
 		if !isGivenUp(f.err) {
-			return nil, true, f.err
+			return nil, f.err
 		}
-		msg, err = ask()
-		return msg, false, err
+		return ask()
 	}
 	f := &flight{done: make(chan struct{}), err: errSilent}
 	if fs.now == nil {
@@ -63,5 +62,5 @@ func (fs *flights) do(ctx context.Context, key flightKey,
 		close(f.done)
 	}()
 	f.msg, f.err = ask()
-	return f.msg, false, f.err
+	return f.msg, f.err
 }

@@ -16,7 +16,6 @@ import (
 // truncated. It may be shared, so callers must not change it.
 type Handler interface {
 	ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error)
-	Name() string // for logs: "upstream", a connection's ID
 }
 
 // DialFunc connects to a nameserver; network is "udp" or "tcp". With "udp", each Read of the connection returns one

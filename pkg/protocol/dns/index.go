@@ -2,14 +2,8 @@ package dns
 
 import "sync"
 
-// Services reports which Services exist in a cluster. Names are in lower case. It must be safe for concurrent use
-// and fast, because each query calls it several times.
-type Services interface {
-	Has(namespace, service string) bool
-}
-
-// Index is a set of Service names by namespace. The zero value is empty and ready to use. It is safe for concurrent
-// use.
+// Index is a set of Service names by namespace, in lower case. The zero value is empty and ready to use. It is safe
+// for concurrent use.
 type Index struct {
 	mu    sync.RWMutex
 	names map[string]map[string]struct{}

@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +32,7 @@ var ErrNoNameserver = errors.New("no nameserver is known")
 
 // NameserversConfig configures [Nameservers].
 type NameserversConfig struct {
-	Name    string           // for logs: "upstream", a connection's ID
+	Name    string           // for logs and errors: "upstream", a connection's ID
 	Addrs   []netip.AddrPort // asked in order
 	Dial    DialFunc         // nil: directly
 	Timeout time.Duration    // for each server at each try; 0 means 2 s
@@ -66,22 +67,15 @@ type nameserver struct {
 
 // NewNameservers returns a list of nameservers. It opens no sockets.
 func NewNameservers(c NameserversConfig) *Nameservers {
-	n := &Nameservers{name: c.Name, dial: c.Dial, timeout: c.Timeout, log: c.Logger}
+	n := &Nameservers{
+		name: c.Name, dial: c.Dial, timeout: cmp.Or(c.Timeout, defaultTimeout), log: cmp.Or(c.Logger, slog.Default()),
+	}
 	if n.dial == nil {
 		n.dial = dialDirectly
-	}
-	if n.timeout <= 0 {
-		n.timeout = defaultTimeout
-	}
-	if n.log == nil {
-		n.log = slog.Default()
 	}
 	n.SetAddrs(c.Addrs)
 	return n
 }
-
-// Name returns the name from the configuration.
-func (n *Nameservers) Name() string { return n.name }
 
 // SetAddrs replaces the list. Queries in flight keep the old one. After Close it does nothing.
 func (n *Nameservers) SetAddrs(addrs []netip.AddrPort) {
@@ -193,25 +187,16 @@ func (n *Nameservers) order() []*nameserver {
 		return servers
 	}
 	now := time.Now().UnixNano()
-	bad := 0
+	good := make([]*nameserver, 0, len(servers))
+	var bad []*nameserver
 	for _, s := range servers {
 		if s.badUntil.Load() > now {
-			bad++
-		}
-	}
-	if bad == 0 || bad == len(servers) {
-		return servers
-	}
-	ordered := make([]*nameserver, 0, len(servers))
-	var last []*nameserver
-	for _, s := range servers {
-		if s.badUntil.Load() > now {
-			last = append(last, s)
+			bad = append(bad, s)
 		} else {
-			ordered = append(ordered, s)
+			good = append(good, s)
 		}
 	}
-	return append(ordered, last...)
+	return append(good, bad...)
 }
 
 func cannotHelp(reply []byte) bool {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
+
+	"kubevpn/internal/testenv"
 )
 
 // rawUDP is a UDP server that gives each datagram to answer, and sends the datagrams that it returns.
@@ -43,8 +46,13 @@ func rawUDP(t testing.TB, answer func(q []byte) [][]byte) netip.AddrPort {
 	return pc.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
+// newResolver serves a resolver that waits at most a second for each upstream.
 func newResolver(t testing.TB, upstreams ...netip.AddrPort) (*Resolver, netip.AddrPort) {
-	r := New(Config{Upstreams: upstreams, Logger: quiet(), Timeout: 300 * time.Millisecond, Budget: 2 * time.Second})
+	return newResolverWith(t, Config{Upstreams: upstreams, Logger: quiet(), Timeout: time.Second})
+}
+
+func newResolverWith(t testing.TB, cfg Config) (*Resolver, netip.AddrPort) {
+	r := New(cfg)
 	t.Cleanup(func() { r.SetUpstreams(nil) })
 	return r, serve(t, r)
 }
@@ -114,26 +122,22 @@ func TestFailover(t *testing.T) {
 		name      string
 		upstreams []netip.AddrPort
 		want      string
-		within    time.Duration
+		timeout   time.Duration // of one upstream; a minute is longer than the query may take
 	}{
 		{"silent", []netip.AddrPort{silent, good.addr}, "NOERROR printer. A 192.0.2.4", time.Second},
-		{"closed", []netip.AddrPort{closed, good.addr}, "NOERROR printer. A 192.0.2.4", 250 * time.Millisecond},
-		{"refusing", []netip.AddrPort{refusing.addr, failing.addr, good.addr}, "NOERROR printer. A 192.0.2.4", 250 * time.Millisecond},
-		{"nxdomain_is_an_answer", []netip.AddrPort{absent.addr, good.addr}, "NXDOMAIN", 250 * time.Millisecond},
-		{"all_refuse", []netip.AddrPort{refusing.addr, failing.addr}, "REFUSED", 250 * time.Millisecond},
+		{"closed", []netip.AddrPort{closed, good.addr}, "NOERROR printer. A 192.0.2.4", time.Minute},
+		{"refusing", []netip.AddrPort{refusing.addr, failing.addr, good.addr}, "NOERROR printer. A 192.0.2.4", time.Minute},
+		{"nxdomain_is_an_answer", []netip.AddrPort{absent.addr, good.addr}, "NXDOMAIN", time.Minute},
+		{"all_refuse", []netip.AddrPort{refusing.addr, failing.addr}, "REFUSED", time.Minute},
 		{"refused_then_silent", []netip.AddrPort{refusing.addr, silent}, "REFUSED", time.Second},
-		{"all_closed", []netip.AddrPort{closed}, "SERVFAIL", 250 * time.Millisecond},
-		{"all_silent", []netip.AddrPort{silent}, "SERVFAIL", 1500 * time.Millisecond},
-		{"none", nil, "SERVFAIL", 250 * time.Millisecond},
+		{"all_closed", []netip.AddrPort{closed}, "SERVFAIL", time.Minute},
+		{"all_silent", []netip.AddrPort{silent}, "SERVFAIL", time.Second},
+		{"none", nil, "SERVFAIL", time.Minute},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, addr := newResolver(t, test.upstreams...)
-			begin := time.Now()
+			_, addr := newResolverWith(t, Config{Upstreams: test.upstreams, Logger: quiet(), Timeout: test.timeout})
 			if got := text(query(t, "udp", addr, newQuery("printer", dns.TypeA))); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
-			}
-			if took := time.Since(begin); took > 4*test.within { // the machine may be busy
-				t.Errorf("took %v", took)
 			}
 		})
 	}
@@ -383,17 +387,17 @@ func TestZoneTransfer(t *testing.T) {
 	}
 }
 
-// TestLoop has a resolver whose upstream is itself.
-func TestLoop(t *testing.T) {
+func TestQueriesThatReturnToTheResolverFail(t *testing.T) {
 	t.Parallel()
-	r, addr := newResolver(t)
+	var log testenv.Buffer
+	r, addr := newResolverWith(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	r.SetUpstreams([]netip.AddrPort{addr})
 	for _, network := range []string{"udp", "tcp"} {
 		if got := text(query(t, network, addr, newQuery("www.example.com", dns.TypeA))); got != "SERVFAIL" {
 			t.Errorf("got %s", got)
 		}
 	}
-	if s := r.Stats(); s.Loops != 2 || s.Upstream != 4 {
-		t.Errorf("%+v", s)
+	if n := strings.Count(log.String(), "return to this resolver"); n != 1 {
+		t.Errorf("%d warnings, want 1:\n%s", n, log.String())
 	}
 }

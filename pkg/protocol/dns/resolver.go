@@ -1,12 +1,14 @@
 package dns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -47,32 +49,27 @@ type Resolver struct {
 	upstream *Nameservers
 	current  atomic.Pointer[zones]
 	flights  flights
-	counters counters
+	looped   sync.Once // guards the warning about a loop
+
+	clusterInFlight, upstreamInFlight atomic.Int64 // queries
 }
 
-var _ Handler = (*Resolver)(nil)
-var _ Handler = (*Nameservers)(nil)
+var (
+	_ Handler = (*Resolver)(nil)
+	_ Handler = (*Nameservers)(nil)
+)
 
 // New returns a Resolver without zones, which sends all queries upstream. It opens no sockets; see [Resolver.Serve].
 func New(c Config) *Resolver {
-	r := &Resolver{budget: c.Budget, inFlight: int64(c.InFlight), log: c.Logger}
-	if r.budget <= 0 {
-		r.budget = defaultBudget
-	}
-	if r.inFlight <= 0 {
-		r.inFlight = defaultInFlight
-	}
-	if r.log == nil {
-		r.log = slog.Default()
+	r := &Resolver{
+		budget: cmp.Or(c.Budget, defaultBudget), inFlight: cmp.Or(int64(c.InFlight), defaultInFlight),
+		log: cmp.Or(c.Logger, slog.Default()),
 	}
 	r.upstream = NewNameservers(NameserversConfig{
 		Name: "upstream", Addrs: c.Upstreams, Dial: c.Dial, Timeout: c.Timeout, Logger: r.log,
 	})
 	return r
 }
-
-// Name returns "resolver".
-func (r *Resolver) Name() string { return "resolver" }
 
 // SetZones atomically replaces the zones of all connections. If several could answer a query, their order decides.
 // Queries in flight keep the old zones. After an error nothing has changed.
@@ -92,9 +89,6 @@ func (r *Resolver) SetZones(list []Zone) error {
 // SetUpstreams replaces the nameservers for names outside the clusters. They must not include addresses of the
 // Resolver.
 func (r *Resolver) SetUpstreams(addrs []netip.AddrPort) { r.upstream.SetAddrs(addrs) }
-
-// Stats returns the counters.
-func (r *Resolver) Stats() Stats { return r.counters.stats() }
 
 func (r *Resolver) zones() zones {
 	if zs := r.current.Load(); zs != nil {
@@ -117,13 +111,12 @@ func (r *Resolver) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	rt := r.zones().route(question{key: key, qtype: q.Question[0].Qtype, qclass: q.Question[0].Qclass})
 	var first *dns.Msg
 	if rt.late {
-		first, err = r.askUpstream(ctx, q)
+		first, err = r.upstream.ServeDNS(ctx, q)
 		if err != nil || first.Rcode != dns.RcodeNameError {
 			return first, err
 		}
 	}
 	if len(rt.asks) > 0 {
-		r.countCluster(rt)
 		reply, upstream, err := r.askCluster(ctx, q, rt)
 		if err != nil || !upstream {
 			return reply, err
@@ -132,19 +125,7 @@ func (r *Resolver) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	if first != nil {
 		return first, nil
 	}
-	return r.askUpstream(ctx, q)
-}
-
-func (r *Resolver) askUpstream(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
-	r.counters.upstream.Add(1)
 	return r.upstream.ServeDNS(ctx, q)
-}
-
-func (r *Resolver) countCluster(rt route) {
-	r.counters.cluster.Add(1)
-	if rt.short {
-		r.counters.short.Add(1)
-	}
 }
 
 // handle returns the reply to one message from a client, or nil to send none. The reply may use buf.
@@ -152,13 +133,10 @@ func (r *Resolver) handle(ctx context.Context, network string, m, buf []byte) []
 	q, err := parseQuery(m)
 	switch {
 	case errors.Is(err, errNotQuery):
-		r.counters.dropped.Add(1)
 		return nil
 	case errors.Is(err, errOpcode):
-		r.counters.malformed.Add(1)
 		return replyTo(m, 0, dns.RcodeNotImplemented)
 	case err != nil:
-		r.counters.malformed.Add(1)
 		return replyTo(m, 0, dns.RcodeFormatError)
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.budget)
@@ -183,15 +161,21 @@ func (r *Resolver) handle(ctx context.Context, network string, m, buf []byte) []
 	return r.handleUpstream(ctx, network, m, buf, q)
 }
 
+// enter counts one more query in flight, unless there are too many. The caller subtracts it.
+func (r *Resolver) enter(inFlight *atomic.Int64) bool {
+	if inFlight.Add(1) > r.inFlight {
+		inFlight.Add(-1)
+		return false
+	}
+	return true
+}
+
 // handleUpstream forwards the message and returns the reply, both unchanged.
 func (r *Resolver) handleUpstream(ctx context.Context, network string, m, buf []byte, q question) []byte {
-	if r.counters.upstreamInFlight.Add(1) > r.inFlight {
-		r.counters.upstreamInFlight.Add(-1)
-		r.counters.overload.Add(1)
+	if !r.enter(&r.upstreamInFlight) {
 		return replyTo(m, q.end, dns.RcodeServerFailure)
 	}
-	defer r.counters.upstreamInFlight.Add(-1)
-	r.counters.upstream.Add(1)
+	defer r.upstreamInFlight.Add(-1)
 	var reply []byte
 	err := r.checkLoop(ctx, m, q)
 	if err == nil {
@@ -209,11 +193,11 @@ func (r *Resolver) checkLoop(ctx context.Context, m []byte, q question) error {
 	if !r.upstream.sent.has(m, q.end) {
 		return nil
 	}
-	if r.counters.loops.Add(1) == 1 {
+	r.looped.Do(func() {
 		r.log.WarnContext(ctx,
 			"queries to the upstream nameservers return to this resolver; only cluster names resolve",
 			"name", q.key)
-	}
+	})
 	return errLoop
 }
 
@@ -223,16 +207,12 @@ func (r *Resolver) handleCluster(ctx context.Context, network string, m []byte, 
 	rt route) (reply []byte, upstream bool) {
 	msg := new(dns.Msg)
 	if err := msg.Unpack(m); err != nil {
-		r.counters.malformed.Add(1)
 		return replyTo(m, q.end, dns.RcodeFormatError), false
 	}
-	if r.counters.clusterInFlight.Add(1) > r.inFlight {
-		r.counters.clusterInFlight.Add(-1)
-		r.counters.overload.Add(1)
+	if !r.enter(&r.clusterInFlight) {
 		return replyTo(m, q.end, dns.RcodeServerFailure), false
 	}
-	defer r.counters.clusterInFlight.Add(-1)
-	r.countCluster(rt)
+	defer r.clusterInFlight.Add(-1)
 	answer, upstream, err := r.askCluster(ctx, msg, rt)
 	if upstream {
 		return nil, true
@@ -242,7 +222,7 @@ func (r *Resolver) handleCluster(ctx context.Context, network string, m []byte, 
 		answer = new(dns.Msg).SetRcode(msg, dns.RcodeServerFailure)
 		answer.RecursionAvailable = true
 	}
-	packed, perr := r.pack(answer, msg, network, err)
+	packed, perr := pack(answer, msg, network, err)
 	if perr != nil {
 		r.failed(ctx, q, perr)
 		return replyTo(m, q.end, dns.RcodeServerFailure), false
@@ -251,7 +231,6 @@ func (r *Resolver) handleCluster(ctx context.Context, network string, m []byte, 
 }
 
 func (r *Resolver) failed(ctx context.Context, q question, err error) {
-	r.counters.failed.Add(1)
 	if r.log.Enabled(ctx, slog.LevelDebug) {
 		r.log.DebugContext(ctx, "query failed", "name", q.key, "type", dns.Type(q.qtype), "err", err)
 	}
@@ -259,7 +238,7 @@ func (r *Resolver) failed(ctx context.Context, q question, err error) {
 
 // pack encodes an answer for the sender of q, truncated to the size that the sender accepts. If q has an OPT
 // record, so has the answer, with cause as extended error if it is not nil.
-func (r *Resolver) pack(answer, q *dns.Msg, network string, cause error) ([]byte, error) {
+func pack(answer, q *dns.Msg, network string, cause error) ([]byte, error) {
 	size := dns.MinMsgSize
 	if opt := q.IsEdns0(); opt != nil {
 		answer.SetEdns0(maxUDPReply, opt.Do())
@@ -275,9 +254,6 @@ func (r *Resolver) pack(answer, q *dns.Msg, network string, cause error) ([]byte
 	}
 	answer.Compress = true
 	answer.Truncate(size)
-	if answer.Truncated {
-		r.counters.truncated.Add(1)
-	}
 	return answer.Pack()
 }
 
@@ -294,13 +270,10 @@ func isTransfer(qtype uint16) bool { return qtype == dns.TypeAXFR || qtype == dn
 
 // transfer forwards a zone transfer, whose reply is many messages.
 func (r *Resolver) transfer(ctx context.Context, m []byte, q question, write func([]byte) error) error {
-	if r.counters.upstreamInFlight.Add(1) > r.inFlight {
-		r.counters.upstreamInFlight.Add(-1)
-		r.counters.overload.Add(1)
+	if !r.enter(&r.upstreamInFlight) {
 		return write(replyTo(m, q.end, dns.RcodeServerFailure))
 	}
-	defer r.counters.upstreamInFlight.Add(-1)
-	r.counters.upstream.Add(1)
+	defer r.upstreamInFlight.Add(-1)
 	if err := r.checkLoop(ctx, m, q); err != nil {
 		r.failed(ctx, q, err)
 		return write(replyTo(m, q.end, dns.RcodeServerFailure))

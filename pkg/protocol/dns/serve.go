@@ -87,9 +87,7 @@ func (r *Resolver) servePackets(ctx context.Context, pc net.PacketConn) error {
 			continue
 		}
 		failures = 0
-		r.counters.udp.Add(1)
 		if n < headerLen || query[2]&bitQR != 0 { // cheaper than a goroutine
-			r.counters.dropped.Add(1)
 			continue
 		}
 		q := append(make([]byte, 0, n), query[:n]...)
@@ -180,8 +178,7 @@ func (r *Resolver) serveListener(ctx context.Context, l net.Listener) error {
 }
 
 // serveConn answers the queries of one TCP connection, several concurrently and in the order of completion (RFC
-// 7766 section
-// 6.2.1). After the client's FIN it still sends the last answers.
+// 7766 section 6.2.1). After the client's FIN it still sends the last answers.
 func (r *Resolver) serveConn(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
@@ -213,7 +210,6 @@ func (r *Resolver) serveConn(ctx context.Context, c net.Conn) {
 		if err != nil || len(m) < headerLen {
 			return
 		}
-		r.counters.tcp.Add(1)
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()

@@ -180,7 +180,7 @@ func FuzzRoute(f *testing.F) {
 		if err != nil {
 			return
 		}
-		zone := Zone{Domain: "cluster.local", Reverse: clusterPrefixes, Cluster: brokenTunnel{}}
+		zone := Zone{Domain: "cluster.local", Reverse: clusterPrefixes, Cluster: handlerFunc(brokenTunnel)}
 		if indexed {
 			zone.Services = index
 		}

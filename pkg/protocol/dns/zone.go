@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -13,9 +14,9 @@ type Zone struct {
 	Domain string
 	// Namespace is the namespace of names without one; empty means "default".
 	Namespace string
-	// Services reports which short names belong to this cluster. It is nil if they are not known; see the package
-	// documentation for the consequences.
-	Services Services
+	// Services contains the Services of this cluster, which have short names. It is nil if they are not known; see
+	// the package documentation for the consequences.
+	Services *Index
 	// Reverse holds the prefixes of pods and Services. Their reverse names belong to this cluster.
 	Reverse []netip.Prefix
 	// Cluster asks the cluster's DNS through the tunnel; usually a [Nameservers]. It receives full names only. It
@@ -27,7 +28,7 @@ type Zone struct {
 type zone struct {
 	domain    string // as in a key: lower case, no dots at its ends
 	namespace string
-	services  Services
+	services  *Index // nil: not known
 	reverse   []netip.Prefix
 	cluster   Handler
 }
@@ -40,11 +41,10 @@ func newZone(z Zone) (*zone, error) {
 	if err != nil || domain == "" || !isPlain(domain) {
 		return nil, fmt.Errorf("%q is not a cluster domain", z.Domain)
 	}
-	namespace := strings.ToLower(z.Namespace)
-	if namespace == "" {
-		namespace = "default"
+	c := &zone{
+		domain: domain, namespace: cmp.Or(strings.ToLower(z.Namespace), "default"), services: z.Services,
+		cluster: z.Cluster,
 	}
-	c := &zone{domain: domain, namespace: namespace, services: z.Services, cluster: z.Cluster}
 	for _, p := range z.Reverse {
 		if !p.IsValid() {
 			return nil, fmt.Errorf("zone %q has an invalid reverse prefix", z.Domain)

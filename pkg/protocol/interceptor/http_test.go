@@ -481,10 +481,10 @@ func TestNothingIsHeldBack(t *testing.T) {
 	})
 }
 
-// An upload of 256 MB is passed on as it comes.
+// An upload of 128 MiB is passed on as it comes. It takes as long as the machine needs.
 func TestLargeUploadNeedsNoMemory(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
-		const size = 256 << 20
+		const size = 128 << 20
 		var peak atomic.Uint64
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			b := make([]byte, 1<<20)
@@ -506,7 +506,9 @@ func TestLargeUploadNeedsNoMemory(t *testing.T) {
 			}
 		})))
 		r.claim(Claim{Mirror: true, Target: &stuck{}})
-		resp, err := client(t, major).Post(r.url("/"), "", io.LimitReader(zeros{}, size))
+		c := client(t, major)
+		c.Timeout = 0
+		resp, err := c.Post(r.url("/"), "", io.LimitReader(zeros{}, size))
 		if err != nil {
 			t.Fatal(err)
 		}
