@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
@@ -48,13 +47,6 @@ func (k *redirects) Original(conn net.Conn) (netip.AddrPort, error) {
 		return netip.AddrPort{}, fmt.Errorf("cannot read the original destination of a %T", conn)
 	}
 	return redirect.OriginalDestination(c)
-}
-
-func (k *redirects) Dial(ctx context.Context, network string, client netip.Addr, to netip.AddrPort) (net.Conn, error) {
-	if network == "udp" {
-		return k.DialUDPFrom(ctx, client, to)
-	}
-	return k.DialFrom(ctx, client, to)
 }
 
 func (k *redirects) Opaque() error { return k.opaque }

@@ -154,7 +154,7 @@ func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApp
 // MarkedSocket returns an unconnected socket whose DNS queries are not redirected. network is udp4, udp6, tcp4 or tcp6.
 // The caller owns the socket.
 func (l *Local) MarkedSocket(_ context.Context, network string) (*os.File, error) {
-	return markedSocket(network, osdns.DefaultMark)
+	return markedSocket(network, osdns.Mark)
 }
 
 // Changes returns a channel that receives the new state after a change that no Apply made, such as other nameservers

@@ -10,17 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func defaultTable() string { return "" }
-
 // Configurator keeps a file in /etc/resolver for each domain of the last Set. Programs ask kubevpn's resolver for names
 // under these domains, and for no others. Its methods are safe for concurrent use.
-type Configurator struct {
-	opt Options
-	mu  sync.Mutex
-}
+type Configurator struct{ mu sync.Mutex }
 
 // New returns a Configurator that has configured nothing. It does no I/O.
-func New(opt Options) *Configurator { return &Configurator{opt: opt.withDefaults()} }
+func New(Options) *Configurator { return new(Configurator) }
 
 // Set replaces the files with those of cfg.
 func (c *Configurator) Set(cfg Config) (Applied, error) {
@@ -39,7 +34,7 @@ func (c *Configurator) Set(cfg Config) (Applied, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	warnings, err := ownFiles(c.opt).set(cfg.matchDomains(), server)
+	warnings, err := ownFiles().set(cfg.matchDomains(), server)
 	if err != nil {
 		return Applied{}, err
 	}
@@ -50,21 +45,22 @@ func (c *Configurator) Set(cfg Config) (Applied, error) {
 func (c *Configurator) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, err := ownFiles(c.opt).set(nil, netip.AddrPort{})
+	_, err := ownFiles().set(nil, netip.AddrPort{})
 	return err
 }
 
 // Recover removes the files of processes that ended without Close.
-func Recover(opt Options) (did string, err error) {
-	n, err := ownFiles(opt.withDefaults()).recover()
+func Recover(Options) (did string, err error) {
+	files := ownFiles()
+	n, err := files.recover()
 	if n > 0 {
-		did = fmt.Sprintf("removed %d files of dead kubevpn processes from %s", n, opt.withDefaults().ResolverDir)
+		did = fmt.Sprintf("removed %d files of dead kubevpn processes from %s", n, files.dir)
 	}
 	return did, err
 }
 
-func ownFiles(opt Options) resolverDir {
-	return resolverDir{dir: opt.ResolverDir, pid: os.Getpid(), alive: func(pid int) bool {
+func ownFiles() resolverDir {
+	return resolverDir{dir: "/etc/resolver", pid: os.Getpid(), alive: func(pid int) bool {
 		return !errors.Is(unix.Kill(pid, 0), unix.ESRCH)
 	}}
 }

@@ -14,11 +14,6 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// tablePrefix begins the name of every table of kubevpn.
-const tablePrefix = "kubevpn-"
-
-func defaultTable() string { return fmt.Sprintf("%s%d", tablePrefix, os.Getpid()) }
-
 // pollInterval is the pause between two looks at resolv.conf. Programs replace it by rename, often behind several
 // symlinks, which inotify does not follow well. A stat every two seconds is cheap.
 const pollInterval = 2 * time.Second

@@ -7,8 +7,6 @@ import (
 	"runtime"
 )
 
-func defaultTable() string { return "" }
-
 // Configurator is not implemented on this system: Set returns an error for all but the zero Config.
 type Configurator struct{}
 

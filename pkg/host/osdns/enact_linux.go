@@ -70,7 +70,7 @@ func (c *Configurator) enactTable(d *decision, before decision) error {
 	if c.table == nil {
 		return nil
 	}
-	r := redirection{mark: c.opt.Mark, nameservers: d.Redirect, to4: c.cfg.Listen4, to6: c.cfg.Listen6,
+	r := redirection{nameservers: d.Redirect, to4: c.cfg.Listen4, to6: c.cfg.Listen6,
 		links: c.cfg.Links}
 	guards := slices.ContainsFunc(r.links, func(l Link) bool { return len(l.Addrs) > 0 })
 	if len(r.nameservers) == 0 && !guards {

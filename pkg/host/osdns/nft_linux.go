@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -59,7 +60,6 @@ func openTable(name string) (*ownerTable, error) {
 
 // redirection is the wanted content of the table; the zero value is an empty table.
 type redirection struct {
-	mark        uint32
 	nameservers []netip.Addr // without zones
 	to4, to6    netip.AddrPort
 	links       []Link // whose addresses are guarded
@@ -71,7 +71,7 @@ func (t *ownerTable) set(r redirection) error {
 	t.FlushChain(t.guard)
 	if len(r.nameservers) > 0 {
 		t.Rule(t.redirect,
-			redirect.MetaIs(expr.MetaKeyMARK, binaryutil.NativeEndian.PutUint32(r.mark)),
+			redirect.MetaIs(expr.MetaKeyMARK, binaryutil.NativeEndian.PutUint32(Mark)),
 			redirect.Verdict(expr.VerdictReturn))
 	}
 	for _, ns := range r.nameservers {
@@ -137,13 +137,5 @@ func (f flowsTo) MatchConntrackFlow(flow *nl.ConntrackFlow) bool {
 		return false
 	}
 	dst, ok := netip.AddrFromSlice(flow.Forward.DstIP)
-	if !ok {
-		return false
-	}
-	for _, a := range f {
-		if a.WithZone("") == dst.Unmap() {
-			return true
-		}
-	}
-	return false
+	return ok && slices.ContainsFunc(f, func(a netip.Addr) bool { return a.WithZone("") == dst.Unmap() })
 }

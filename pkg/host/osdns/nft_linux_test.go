@@ -39,7 +39,7 @@ func ask(network string, server netip.Addr, control func(network, address string
 func marked(_, _ string, c syscall.RawConn) error {
 	var serr error
 	err := c.Control(func(fd uintptr) {
-		serr = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(DefaultMark))
+		serr = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(Mark))
 	})
 	if err != nil {
 		return err

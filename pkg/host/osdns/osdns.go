@@ -16,6 +16,7 @@ package osdns
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/net/publicsuffix"
@@ -78,7 +79,7 @@ func (c Config) validate() error {
 		if l.Name == "" {
 			return fmt.Errorf("a link has no name")
 		}
-		for _, d := range append(append([]string(nil), l.MatchDomains...), l.SearchDomains...) {
+		for _, d := range slices.Concat(l.MatchDomains, l.SearchDomains) {
 			if err := CheckDomain(d); err != nil {
 				return fmt.Errorf("link %s: %w", l.Name, err)
 			}

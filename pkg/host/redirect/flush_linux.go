@@ -15,7 +15,7 @@ import (
 
 // Flush ends the applications' open connections on these ports, so that their clients connect again: TCP with a reset
 // to both ends; a UDP flow's next datagram counts as its first. It returns how many it ended. It leaves alone
-// connections that begin within the network namespace, which are never redirected: those of DialFrom are among them,
+// connections that begin within the network namespace, which are never redirected: those of Dial are among them,
 // whichever address they keep.
 func Flush(ports []Port) (n int, err error) {
 	var tcp, udp []uint16
@@ -192,7 +192,7 @@ func destroy(conn *netlink.Conn, s socket) error {
 }
 
 // forgetFlows has conntrack forget UDP flows from outside to these ports of this network namespace. It leaves alone
-// flows with a mark, redirected ones and those of DialUDPFrom, and those that another program redirected.
+// flows with a mark, redirected ones and those of Dial, and those that another program redirected.
 func forgetFlows(ports []uint16) (n int, err error) {
 	addrs, err := localAddrs()
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package redirect brings connections for an application to another port of the same network namespace, and lets the
 // program that serves that port connect to the application from the client's address.
 //
-//	client ── eth0 ─┬─ new, for a port of the map ──▶ local port: the redirector ──┐ from the client's address (DialFrom)
+//	client ── eth0 ─┬─ new, for a port of the map ──▶ local port: the redirector ──┐ from the client's address (Dial)
 //	                └─ everything else ─────────────▶ application ◀───────── lo ◀──┘
 //
 // It redirects new TCP connections and UDP flows to any address of the namespace, and they keep that address. It leaves
@@ -36,7 +36,7 @@ func (p Port) String() string { return fmt.Sprintf("%s/%d", p.Protocol, p.Port) 
 type Config struct {
 	// Name is the nftables table's, by which a person finds it. No other process in the network namespace may have it.
 	Name string
-	// Mark marks the sockets that DialFrom opens (SO_MARK) and, in conntrack, redirected UDP flows. Mark+1 marks the
+	// Mark marks the sockets that Dial opens (SO_MARK) and, in conntrack, redirected UDP flows. Mark+1 marks the
 	// sockets, packets and conntrack entries of connections that keep the client's address, and is the number of a
 	// routing table. Neither may have another meaning in the network namespace.
 	Mark uint32

@@ -1,6 +1,7 @@
 package redirect
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,19 +25,17 @@ type Redirects struct {
 	diverts           bool // the rules of divert are there
 
 	keeping        sync.RWMutex        // guards those below: who dials does not wait for the kernel
-	local4, local6 map[netip.Addr]bool // addresses to which DialFrom keeps the client's address
+	local4, local6 map[netip.Addr]bool // addresses to which Dial keeps the client's address
 }
 
 // New redirects nothing yet, but proves that the kernel can. An error says what is missing.
 func New(cfg Config) (*Redirects, error) {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
 	table, err := OpenTable(cfg.Name)
 	if err != nil {
 		return nil, err
 	}
-	r := &Redirects{mark: cfg.Mark, diversion: diversionOf(cfg.Mark), logger: cfg.Logger, table: table}
+	r := &Redirects{mark: cfg.Mark, diversion: diversionOf(cfg.Mark), logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
+		table: table}
 	if err := r.addRules(); err != nil {
 		err = fmt.Errorf("cannot create the chains of a redirect (nf_tables with nat, fib and ct): %w", err)
 		return nil, errors.Join(err, table.Close())

@@ -26,13 +26,8 @@ func (r *Redirects) Close() error { return nil }
 // Transparent returns errors.ErrUnsupported.
 func (r *Redirects) Transparent() error { return errors.ErrUnsupported }
 
-// DialFrom returns errors.ErrUnsupported.
-func (r *Redirects) DialFrom(context.Context, netip.Addr, netip.AddrPort) (net.Conn, error) {
-	return nil, errors.ErrUnsupported
-}
-
-// DialUDPFrom returns errors.ErrUnsupported.
-func (r *Redirects) DialUDPFrom(context.Context, netip.Addr, netip.AddrPort) (net.Conn, error) {
+// Dial returns errors.ErrUnsupported.
+func (r *Redirects) Dial(context.Context, string, netip.Addr, netip.AddrPort) (net.Conn, error) {
 	return nil, errors.ErrUnsupported
 }
 

@@ -19,7 +19,7 @@ import (
 const (
 	// rulePriority is the priority of the routing rule that brings answers back to this host.
 	rulePriority = 19286
-	// zone is the conntrack zone of connections that DialFrom opens: see divert.
+	// zone is the conntrack zone of connections that Dial opens: see divert.
 	zone uint16 = 19286
 	// proofTimeout bounds the test connection of Transparent.
 	proofTimeout = 2 * time.Second
@@ -35,7 +35,7 @@ func diversionOf(mark uint32) diversion { return diversion(mark + 1) }
 // one still needs them.
 func (d diversion) chain() string { return fmt.Sprintf("divert-%x", uint32(d)) }
 
-// Transparent makes DialFrom and DialUDPFrom keep the client's address. It proves that with a test connection to the
+// Transparent makes Dial and DialUDPFrom keep the client's address. It proves that with a test connection to the
 // first address of each family. An error says in which families it does not work, and why; in the others it does.
 func (r *Redirects) Transparent() error {
 	addrs, err := localAddrs()
@@ -272,18 +272,10 @@ func foreignAddress(local netip.Addr) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("there is no route to any other host: %w", errors.Join(errs...))
 }
 
-// DialFrom connects to the application. If Transparent succeeded, and others can reach the address of "to", the
-// application sees the client's address, with another port. Otherwise it is an ordinary connection with the mark.
-func (r *Redirects) DialFrom(ctx context.Context, client netip.Addr, to netip.AddrPort) (net.Conn, error) {
-	return r.dialFrom(ctx, TCP, client, to)
-}
-
-// DialUDPFrom is DialFrom for UDP.
-func (r *Redirects) DialUDPFrom(ctx context.Context, client netip.Addr, to netip.AddrPort) (net.Conn, error) {
-	return r.dialFrom(ctx, UDP, client, to)
-}
-
-func (r *Redirects) dialFrom(ctx context.Context, network string, client netip.Addr,
+// Dial connects to the application by network, TCP or UDP. If Transparent succeeded, and others can reach the
+// address of "to", the application sees the client's address, with another port. Otherwise it is an ordinary
+// connection with the mark.
+func (r *Redirects) Dial(ctx context.Context, network string, client netip.Addr,
 	to netip.AddrPort) (net.Conn, error) {
 	client, to = client.Unmap(), netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
 	if r.keeps(client, to.Addr()) {

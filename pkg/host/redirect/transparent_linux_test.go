@@ -31,11 +31,7 @@ func transparent(t *testing.T, name string) *Redirects {
 func from(t *testing.T, r *Redirects, network, client, to string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	dial := r.DialFrom
-	if network == UDP {
-		dial = r.DialUDPFrom
-	}
-	c, err := dial(ctx, netip.MustParseAddr(client), netip.MustParseAddrPort(to))
+	c, err := r.Dial(ctx, network, netip.MustParseAddr(client), netip.MustParseAddrPort(to))
 	if err != nil {
 		return err.Error()
 	}
@@ -130,7 +126,7 @@ func TestDialFromTheSamePort(t *testing.T) {
 			return err.Error()
 		}
 		client := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
-		out, err := r.DialFrom(ctx, client, to)
+		out, err := r.Dial(ctx, TCP, client, to)
 		if err != nil {
 			return err.Error()
 		}
@@ -186,7 +182,7 @@ func TestDialFromCarries(t *testing.T) {
 		}
 		received <- err
 	}()
-	c, err := r.DialFrom(t.Context(), netip.MustParseAddr("203.0.113.7"), l.Addr().(*net.TCPAddr).AddrPort())
+	c, err := r.Dial(t.Context(), TCP, netip.MustParseAddr("203.0.113.7"), l.Addr().(*net.TCPAddr).AddrPort())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -391,10 +387,10 @@ func TestFlush(t *testing.T) {
 		dial("within, to "+to, c, err)
 	}
 	for client, to := range map[string]string{"203.0.113.7": "10.1.0.2:80", "2001:db8::7": "[fd00:1::2]:80"} {
-		c, err := r.DialFrom(t.Context(), netip.MustParseAddr(client), netip.MustParseAddrPort(to))
+		c, err := r.Dial(t.Context(), TCP, netip.MustParseAddr(client), netip.MustParseAddrPort(to))
 		dial("from "+client, c, err)
 	}
-	keptUDP, err := r.DialUDPFrom(t.Context(), netip.MustParseAddr("203.0.113.7"), netip.MustParseAddrPort("10.1.0.2:53"))
+	keptUDP, err := r.Dial(t.Context(), UDP, netip.MustParseAddr("203.0.113.7"), netip.MustParseAddrPort("10.1.0.2:53"))
 	dial("UDP from 203.0.113.7", keptUDP, err)
 	answers := map[string]string{}
 	for what, c := range kept {
