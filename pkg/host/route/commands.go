@@ -5,9 +5,9 @@ import (
 	"strconv"
 )
 
-// commands are the ifconfig(8) and route(8) calls that bring a macOS utun from one state to another. It is
-// apart from running them so that it can be tested anywhere. A zero from is a new link, a zero to one that is
-// no longer wanted.
+// commands returns the ifconfig(8) and route(8) calls that bring a macOS utun from one state to another. It does not
+// run them, so tests can call it on any system. The zero value of from means a new link, that of to a link that is no
+// longer wanted.
 func commands(name string, from, to Link) [][]string {
 	var out [][]string
 	do := func(args ...string) { out = append(out, args) }
@@ -16,7 +16,7 @@ func commands(name string, from, to Link) [][]string {
 	}
 	for _, p := range without(to.Addrs, from.Addrs) {
 		if p.Addr().Is4() {
-			// A utun is point-to-point and wants a far end: its own address does.
+			// A utun is point-to-point and requires a far end, for which its own address is enough.
 			do("ifconfig", name, "inet", p.Addr().String(), p.Addr().String(), "netmask", "255.255.255.255", "alias")
 		} else {
 			do("ifconfig", name, "inet6", p.Addr().String(), "prefixlen", strconv.Itoa(p.Bits()), "alias")

@@ -173,19 +173,13 @@ func (g *guard) defaultRoutes() ([]int, error) {
 	}
 	var out []int
 	for _, r := range routes {
-		if r.Type != unix.RTN_UNICAST {
+		if r.Type != unix.RTN_UNICAST || destination(r).Bits() > 1 {
 			continue
 		}
-		if r.Dst != nil {
-			if bits, _ := r.Dst.Mask.Size(); bits > 1 {
-				continue
+		for _, hop := range hops(r) {
+			if hop.LinkIndex > 0 {
+				out = append(out, hop.LinkIndex)
 			}
-		}
-		if r.LinkIndex > 0 {
-			out = append(out, r.LinkIndex)
-		}
-		for _, hop := range r.MultiPath {
-			out = append(out, hop.LinkIndex)
 		}
 	}
 	slices.Sort(out)

@@ -3,6 +3,7 @@ package route
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -86,13 +87,8 @@ func (l local) overlaps(prefixes []netip.Prefix) []Overlap {
 			}
 		}
 	}
-	out := make([]Overlap, 0, len(found))
-	for o := range found {
-		out = append(out, o)
-	}
-	slices.SortFunc(out, func(a, b Overlap) int {
+	return slices.SortedFunc(maps.Keys(found), func(a, b Overlap) int {
 		return cmp.Or(a.Prefix.Compare(b.Prefix), a.Other.Compare(b.Other), cmp.Compare(a.Link, b.Link),
 			cmp.Compare(a.Kind, b.Kind))
 	})
-	return out
 }

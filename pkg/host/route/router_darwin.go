@@ -11,9 +11,9 @@ import (
 	"sync"
 )
 
-// Router keeps links, their addresses and their routes as the last Set said, with ifconfig(8) and route(8).
-// A utun goes with its owner, and its addresses and routes with it. Its methods may be called from several
-// goroutines.
+// Router keeps links, their addresses and their routes in the state of the last Set, with ifconfig(8) and route(8).
+// The kernel removes a utun, its addresses and its routes when its owner ends. Its methods are safe for concurrent
+// use.
 type Router struct {
 	mu    sync.Mutex
 	links map[string]Link
@@ -24,8 +24,8 @@ func New() *Router {
 	return &Router{links: map[string]Link{}}
 }
 
-// Set makes the links' state that of cfg. It may be called again with the same cfg. After an error the state
-// is between the old and the new one.
+// Set brings the links into the state of cfg. It may be called again with the same cfg. After an error the state is
+// between the old and the new one.
 func (r *Router) Set(cfg Config) (Applied, error) {
 	if err := cfg.validate(); err != nil {
 		return Applied{}, err
@@ -53,7 +53,7 @@ func (r *Router) Set(cfg Config) (Applied, error) {
 	return Applied{}, errors.Join(errs...)
 }
 
-// Close removes everything. The Router may be used again after it.
+// Close removes everything. The Router can be used again afterwards.
 func (r *Router) Close() error {
 	_, err := r.Set(Config{})
 	return err

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -177,24 +178,21 @@ func (m *managed) addAddrs(h *netlink.Handle, link netlink.Link, want []netip.Pr
 		return err
 	}
 	for _, p := range without(want, have) {
-		a := &netlink.Addr{IPNet: netipx.PrefixIPNet(p)}
-		a.IPNet.IP = p.Addr().AsSlice()
+		a := newAddr(p)
 		if p.Addr().Is6() {
 			a.Flags = unix.IFA_F_NODAD // a TUN has no neighbours: duplicate address detection would only cost a second
 		}
 		if err := h.AddrAdd(link, a); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("adding address %s: %w", p, err)
 		}
-		m.addrs = union(m.addrs, []netip.Prefix{p})
+		m.addrs = set(append(m.addrs, p))
 	}
 	return nil
 }
 
 func (m *managed) dropAddrs(h *netlink.Handle, link netlink.Link, drop []netip.Prefix) error {
 	for _, p := range drop {
-		a := &netlink.Addr{IPNet: netipx.PrefixIPNet(p)}
-		a.IPNet.IP = p.Addr().AsSlice()
-		if err := h.AddrDel(link, a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		if err := h.AddrDel(link, newAddr(p)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return fmt.Errorf("removing address %s: %w", p, err)
 		}
 	}
@@ -215,7 +213,7 @@ func (m *managed) addRoutes(h *netlink.Handle, link netlink.Link, want []netip.P
 		if err != nil {
 			return fmt.Errorf("adding route %s: %w", p, err)
 		}
-		m.routes = union(m.routes, []netip.Prefix{p})
+		m.routes = set(append(m.routes, p))
 	}
 	return nil
 }
@@ -253,6 +251,11 @@ func (m *managed) remove(h *netlink.Handle, name string) error {
 	return nil
 }
 
+// newAddr returns an address with the length of its network.
+func newAddr(p netip.Prefix) *netlink.Addr {
+	return &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+}
+
 func newRoute(link netlink.Link, p netip.Prefix) *netlink.Route {
 	r := &netlink.Route{
 		LinkIndex: link.Attrs().Index,
@@ -267,18 +270,12 @@ func newRoute(link netlink.Link, p netip.Prefix) *netlink.Route {
 }
 
 func hasIPv6(l Link) bool {
-	return len(only4(l.Addrs)) < len(l.Addrs) || len(only4(l.Routes)) < len(l.Routes)
+	return slices.ContainsFunc(l.Addrs, is6) || slices.ContainsFunc(l.Routes, is6)
 }
 
-func only4(list []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range list {
-		if p.Addr().Is4() {
-			out = append(out, p)
-		}
-	}
-	return out
-}
+func only4(list []netip.Prefix) []netip.Prefix { return slices.DeleteFunc(slices.Clone(list), is6) }
+
+func is6(p netip.Prefix) bool { return p.Addr().Is6() }
 
 // enableIPv6 turns IPv6 on for one of the Router's links if the machine's default for new links is off. The setting
 // belongs to the link and is removed with it.
@@ -295,9 +292,4 @@ func enableIPv6(name string) error {
 		return nil
 	}
 	return os.WriteFile(path, []byte("0\n"), 0)
-}
-
-// union returns a, followed by the elements of b that are not in a.
-func union(a, b []netip.Prefix) []netip.Prefix {
-	return set(append(append([]netip.Prefix(nil), a...), b...))
 }
