@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flush ends the applications' open connections on these ports, so that their clients connect again: TCP with a reset
-// to both ends; a UDP flow's next datagram counts as its first. It returns how many it ended. It leaves alone
-// connections that begin within the network namespace, which are never redirected: those of Dial are among them,
-// whichever address they keep.
+// Flush ends the applications' open connections on these ports, so that their clients connect again. It resets both
+// ends of a TCP connection; the next datagram of a UDP flow counts as its first. It returns the number of connections
+// and flows. It leaves alone connections that begin within the network namespace, such as those of Dial, which are
+// never redirected.
 func Flush(ports []Port) (n int, err error) {
 	var tcp, udp []uint16
 	for _, p := range ports {
@@ -26,7 +26,7 @@ func Flush(ports []Port) (n int, err error) {
 		case UDP:
 			udp = append(udp, p.Port)
 		default:
-			return 0, fmt.Errorf("ending connections of %s: only those of tcp and udp can be", p)
+			return 0, fmt.Errorf("cannot end connections of %s: only tcp and udp are possible", p)
 		}
 	}
 	if len(tcp) > 0 {
@@ -95,7 +95,7 @@ const (
 	tcpTimeWait = 6
 	tcpClose    = 7
 	tcpListen   = 10
-	tcpStates   = 13 // and more than there are
+	tcpStates   = 13 // more than the kernel defines
 )
 
 // diagRequest is inet_diag_req_v2.
@@ -207,7 +207,7 @@ func forgetFlows(ports []uint16) (n int, err error) {
 	return n, errors.Join(errs...)
 }
 
-// flowsTo are the flows that forgetFlows means.
+// flowsTo selects the flows that forgetFlows deletes.
 type flowsTo struct {
 	addrs []netip.Addr // of this network namespace
 	ports []uint16

@@ -23,7 +23,7 @@ const (
 	UDP = "udp"
 )
 
-// Port is where an application listens.
+// Port is a port on which an application listens.
 type Port struct {
 	Protocol string // TCP or UDP
 	Port     uint16
@@ -34,14 +34,13 @@ func (p Port) String() string { return fmt.Sprintf("%s/%d", p.Protocol, p.Port) 
 
 // Config configures Redirects.
 type Config struct {
-	// Name is the nftables table's, by which a person finds it. No other process in the network namespace may have it.
+	// Name is the name of the nftables table. It must be unique in the network namespace.
 	Name string
 	// Mark marks the sockets that Dial opens (SO_MARK) and, in conntrack, redirected UDP flows. Mark+1 marks the
 	// sockets, packets and conntrack entries of connections that keep the client's address, and is the number of a
 	// routing table. Neither may have another meaning in the network namespace.
-	Mark uint32
-	// Logger may be nil.
-	Logger *slog.Logger
+	Mark   uint32
+	Logger *slog.Logger // nil: logs nothing
 }
 
 // validate checks the argument of Set. Only the local port of a datagram tells which port it was for.
@@ -52,11 +51,11 @@ func validate(ports map[Port]uint16) error {
 		case p.Protocol != TCP && p.Protocol != UDP:
 			return fmt.Errorf("cannot redirect %s: only tcp and udp are possible", p)
 		case p.Port == 0 || local == 0:
-			return fmt.Errorf("redirecting %s to port %d: a port is zero", p, local)
+			return fmt.Errorf("cannot redirect %s to port %d: a port is zero", p, local)
 		case p.Port == local:
-			return fmt.Errorf("redirecting %s to itself", p)
+			return fmt.Errorf("cannot redirect %s to itself", p)
 		case p.Protocol == UDP && slices.Contains(locals, local):
-			return fmt.Errorf("redirecting %s to port %d: so is another port", p, local)
+			return fmt.Errorf("cannot redirect %s to port %d: another port is redirected to it", p, local)
 		case p.Protocol == UDP:
 			locals = append(locals, local)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/google/nftables"
 )
 
-// Redirects are ports of applications whose connections go to other ports. Its methods may be called concurrently.
+// Redirects sends connections for ports of applications to other ports. Its methods are safe for concurrent use.
 type Redirects struct {
 	mark      uint32
 	diversion diversion
@@ -22,9 +22,9 @@ type Redirects struct {
 	table             *Table     // nil: closed
 	tcp, udp, udpBack *nftables.Set
 	output            *nftables.Chain
-	diverts           bool // the rules of divert are there
+	diverts           bool // the table has the rules of divert
 
-	keeping        sync.RWMutex        // guards those below: who dials does not wait for the kernel
+	keeping        sync.RWMutex        // guards those below, so that a dial does not wait for mu
 	local4, local6 map[netip.Addr]bool // addresses to which Dial keeps the client's address
 }
 
@@ -34,8 +34,10 @@ func New(cfg Config) (*Redirects, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Redirects{mark: cfg.Mark, diversion: diversionOf(cfg.Mark), logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
-		table: table}
+	r := &Redirects{
+		mark: cfg.Mark, diversion: diversionOf(cfg.Mark), table: table,
+		logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
+	}
 	if err := r.addRules(); err != nil {
 		err = fmt.Errorf("cannot create the chains of a redirect (nf_tables with nat, fib and ct): %w", err)
 		return nil, errors.Join(err, table.Close())

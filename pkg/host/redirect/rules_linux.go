@@ -164,8 +164,8 @@ func (r *Redirects) setMaps(ports map[Port]uint16) error {
 //	  ct direction reply ct mark DIVERT meta mark set DIVERT         # the answers: routed again, by the mark, to lo
 //	}
 //
-// The zone is for what we send only. Without it conntrack would take our packet for one of the client's own connection
-// to that port, should both come from the same port of the client: and that one is redirected, to us.
+// The zone is only for packets that this process sends. Without it, if the client uses the same source port, conntrack
+// would assign the packet to the client's own connection to that port, which is redirected to this process.
 func (r *Redirects) divert() error {
 	if r.diverts {
 		return nil
@@ -228,7 +228,7 @@ func (r *Redirects) addZone(mark []byte) error {
 	return r.table.marshaledRule(r.output, append(exprs, set)...)
 }
 
-// Where things are in the header of TCP, UDP or both.
+// Offsets in the headers of TCP and UDP, and flags of TCP.
 const (
 	sourcePort      = 0
 	destinationPort = 2
@@ -241,7 +241,7 @@ func load(offset, length uint32) *expr.Payload {
 	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
 }
 
-// mapped looks a port up, and leaves what it finds in register 2; the rule ends where there is nothing.
+// mapped looks a port up and stores the result in register 2. If the map lacks the port, the rule ends.
 func mapped(offset uint32, m *nftables.Set) []expr.Any {
 	return []expr.Any{
 		load(offset, 2),
@@ -249,7 +249,7 @@ func mapped(offset uint32, m *nftables.Set) []expr.Any {
 	}
 }
 
-// rewrite writes register 2 to where a port is.
+// rewrite writes register 2 to the port at offset.
 func rewrite(offset uint32, checksum expr.PayloadCsumType) *expr.Payload {
 	return &expr.Payload{
 		OperationType: expr.PayloadWrite, SourceRegister: 2, Base: expr.PayloadBaseTransportHeader,

@@ -7,7 +7,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// flightKey says which questions to a cluster are identical.
+// flightKey is equal for identical questions to a cluster.
 type flightKey struct {
 	zone          *zone
 	name          string
@@ -22,8 +22,7 @@ type flight struct {
 	err  error
 }
 
-// flights lets identical questions that are in flight at the same time share one exchange. Nothing is kept once
-// the answer is there.
+// flights lets identical questions that are in flight at the same time share one exchange. It keeps no answers.
 type flights struct {
 	mu  sync.Mutex
 	now map[flightKey]*flight

@@ -19,7 +19,7 @@ const (
 	bitCD = 1 << 4 // in byte 3
 )
 
-// What parseQuery finds wrong. The server drops the first and answers the others.
+// Errors of parseQuery. The server drops the first kind of message and answers the others.
 var (
 	errNotQuery = errors.New("not a DNS query")
 	errFormat   = errors.New("malformed DNS query")
@@ -96,7 +96,7 @@ func parseName(m []byte, off int) (key string, end int, ok bool) {
 	return string(buf[:n]), off, true
 }
 
-// keyOf gives the key of a name in presentation form ("Web.Default", "a\.b.example.").
+// keyOf returns the key of a name in presentation form ("Web.Default", "a\.b.example.").
 func keyOf(name string) (string, error) {
 	var buf [maxName + 1]byte
 	end, err := dns.PackDomainName(dns.Fqdn(name), buf[:], 0, nil, false)
@@ -110,8 +110,8 @@ func keyOf(name string) (string, error) {
 	return key, nil
 }
 
-// udpSize says how large a UDP reply the sender of query m can take: what its OPT record says (RFC 6891), 512
-// without one. end is the offset behind the question.
+// udpSize returns the largest UDP reply, in bytes, that the sender of query m accepts: the size in its OPT record
+// (RFC 6891), or 512 without one. end is the offset behind the question.
 func udpSize(m []byte, end int) int {
 	if binary.BigEndian.Uint16(m[6:]) != 0 || binary.BigEndian.Uint16(m[8:]) != 0 {
 		return dns.MinMsgSize // a query has no answer or authority; do not look behind them
@@ -130,8 +130,8 @@ func udpSize(m []byte, end int) int {
 	return dns.MinMsgSize
 }
 
-// replyTo makes a reply of header and question only to the query m. end is the offset behind its question; 0
-// leaves the question out, as it may not be readable.
+// replyTo returns a reply to the query m that consists of a header and the question. end is the offset behind the
+// question; with 0 the reply has no question, which may not be readable.
 func replyTo(m []byte, end, rcode int) []byte {
 	r := make([]byte, max(headerLen, end))
 	copy(r, m[:len(r)])

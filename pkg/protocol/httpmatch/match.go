@@ -22,20 +22,20 @@ const regexpPrefix = "=~"
 // A value that begins with "=~" is a regular expression (RE2) for the whole text; another value matches exactly.
 type Spec struct {
 	Headers []Header
-	// "/api", and "/api/" as well, means /api and what is below it; decoded, as it was sent, without a query
+	// Path is decoded and has no query. "/api" and "/api/" match /api and all paths below it.
 	Path    string
-	Methods []string // one of them
+	Methods []string // a request matches if it has one of them
 }
 
-// Header is a header that a request must have. If it is repeated, one of its values must match. "host" is what the
-// client asked for, with the port if there is one.
+// Header is a header that a request must have. If it is repeated, one of its values must match. The name "host" stands
+// for the host of the request, with its port if it has one.
 type Header struct {
 	Name  string // in any case
 	Value string
 }
 
-// Match matches requests. The zero Match matches every request, and connections that are not HTTP. It never changes, so
-// it may be used concurrently.
+// Match matches requests. The zero Match matches every request, and connections that are not HTTP. It is immutable and
+// safe for concurrent use.
 type Match struct {
 	headers []header
 	path    *text

@@ -377,7 +377,7 @@ func (x *exchange) over(u *upstream) (done bool, err error) {
 		x.upload = &upload{done: make(chan struct{}), wanted: make(chan bool, 1)}
 		go x.upload.run(x, u)
 	} else if x.upgrade == "" && x.r.Method != http.MethodConnect {
-		// What follows could still be meant for the upstream.
+		// With an upgrade, the bytes that follow may be for the upstream.
 		x.c.sent()
 	}
 	resp, err := x.readHead(u)

@@ -37,7 +37,7 @@ func (c *clientConn) transport(t destination, major int) http.RoundTripper {
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxHead,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			// net/http goes on dialing when who asked for it has gone.
+			// net/http goes on dialing when the request has ended.
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			defer context.AfterFunc(c.life, cancel)()

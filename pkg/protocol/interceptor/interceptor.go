@@ -1,6 +1,7 @@
 package interceptor
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -115,26 +116,15 @@ type Interceptor struct {
 	config Config
 	log    *slog.Logger
 	server *http.Server
-	ports  sync.Map // of portKey to *portMemory
-}
 
-type portKey struct {
-	protocol string
-	port     uint16
-}
-
-// portMemory is what was seen of a port.
-type portMemory struct {
-	// serverFirst: the last connection on which the client was silent at first was one on which the server spoke.
-	serverFirst atomic.Bool
+	// serverFirst has an *atomic.Bool for each TCP port: whether the server spoke on the last connection on which the
+	// client was silent at first.
+	serverFirst sync.Map
 }
 
 // New returns an Interceptor. It has no goroutine and nothing to close.
 func New(c Config) *Interceptor {
-	i := &Interceptor{config: c, log: c.Logger}
-	if i.log == nil {
-		i.log = slog.New(slog.DiscardHandler)
-	}
+	i := &Interceptor{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler))}
 	if i.config.Note == nil {
 		i.config.Note = func(string, uint16, string) {}
 	}
@@ -142,13 +132,13 @@ func New(c Config) *Interceptor {
 	return i
 }
 
-func (i *Interceptor) memory(f Flow) *portMemory {
-	key := portKey{f.Protocol, f.Dst.Port()}
-	if m, ok := i.ports.Load(key); ok {
-		return m.(*portMemory)
+// serverSpeaksFirst returns the memory of a TCP port in i.serverFirst.
+func (i *Interceptor) serverSpeaksFirst(port uint16) *atomic.Bool {
+	m, ok := i.serverFirst.Load(port)
+	if !ok {
+		m, _ = i.serverFirst.LoadOrStore(port, new(atomic.Bool))
 	}
-	m, _ := i.ports.LoadOrStore(key, new(portMemory))
-	return m.(*portMemory)
+	return m.(*atomic.Bool)
 }
 
 // ServeConn forwards one accepted TCP connection until it ends, and closes it. After ctx ends it returns within

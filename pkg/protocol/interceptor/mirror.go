@@ -181,7 +181,7 @@ func (m *mirrors) copyConnection(f Flow, c *Claim, b *backlog) error {
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		// How the answers end is of no interest; when they do, nobody listens any more, and writing says so.
+		// The end of the answers does not matter: a Write then returns an error.
 		_, _ = io.Copy(io.Discard, conn)
 	}()
 	err = copyAll(conn, b)
@@ -229,7 +229,7 @@ func (m *mirrors) copyRequest(c *Claim, out *http.Request, rt http.RoundTripper)
 		return err
 	}
 	c.Stats.requests.Add(1)
-	// How the answer ends is of no interest, only that it does: the connection can then be used again.
+	// The connection can be used again when the answer has ended, in whatever way.
 	_, _ = io.Copy(io.Discard, resp.Body)
 	resp.Body.Close()
 	return nil

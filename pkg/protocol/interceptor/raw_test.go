@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"kubevpn/internal/testenv"
 )
 
 // echoServer answers with a name, and all that it got, when the client has ended.
@@ -113,9 +115,8 @@ func TestServerFirst(t *testing.T) {
 	if took := greeting(); took < clientTimeout {
 		t.Errorf("the first client was waited for %v", took)
 	}
-	if took := greeting(); took >= clientTimeout {
-		t.Errorf("the second client was waited for %v", took)
-	}
+	// A busy machine may delay one greeting, but not all of them.
+	testenv.Until(t, "later clients are greeted at once", func() bool { return greeting() < clientTimeout })
 	// HTTP on the same port is known all the same, and ends the memory.
 	greets.Store(false)
 	if _, got := get(t, client(t, 1), r.url("/"), "x-user", "me"); got != "laptop" {
@@ -144,7 +145,7 @@ func TestSilentClientSpeaksHTTP(t *testing.T) {
 	if got := talk(t, c, "GET / HTTP/1.1\r\nHost: a\r\nX-User: me\r\nConnection: close\r\n\r\n"); !strings.HasSuffix(got, "laptop") {
 		t.Errorf("answered with %q", got)
 	}
-	if r.i.memory(Flow{"tcp", addrPort(t, r.addr), addrPort(t, r.addr)}).serverFirst.Load() {
+	if r.i.serverSpeaksFirst(addrPort(t, r.addr).Port()).Load() {
 		t.Error("the server is remembered to speak first, and did not")
 	}
 }

@@ -20,7 +20,7 @@ func (e errClient) Unwrap() error { return e.error }
 func relay(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 	h := w.Header()
 	copyHeader(h, resp.Header)
-	// What the answer does not have, net/http would make up.
+	// net/http would add these headers if the answer lacks them.
 	for _, name := range [...]string{"Content-Type", "Date"} {
 		if _, ok := h[name]; !ok {
 			h[name] = nil

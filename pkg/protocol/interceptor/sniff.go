@@ -161,24 +161,24 @@ type sniffer struct {
 func (s *sniffer) sniff(ctx, hard context.Context) (kind, error) {
 	stop := context.AfterFunc(ctx, func() { s.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	memory := s.i.memory(s.flow)
+	serverFirst := s.i.serverSpeaksFirst(s.flow.Dst.Port())
 	wait := clientTimeout
-	if memory.serverFirst.Load() {
+	if serverFirst.Load() {
 		wait = serverFirstTimeout
 	}
 	k, err := s.listen(ctx, wait)
 	if err != nil || k != kindUnknown {
 		if err == nil {
-			memory.serverFirst.Store(false)
+			serverFirst.Store(false)
 		}
 		return k, err
 	}
 	k, err = s.race(ctx, hard)
 	switch {
 	case len(s.spoken) > 0:
-		memory.serverFirst.Store(true)
+		serverFirst.Store(true)
 	case len(s.read) > 0:
-		memory.serverFirst.Store(false)
+		serverFirst.Store(false)
 	}
 	if s.server != nil && (err != nil || k != kindRaw) {
 		s.server.Close() // it has said and been told nothing

@@ -95,11 +95,11 @@ type packetFlow struct {
 	timer       *time.Timer
 }
 
-// packetCopy is a mirror's.
+// packetCopy queues the datagrams of one client for a claim that mirrors.
 type packetCopy struct {
 	claim *Claim
 	queue chan []byte
-	lost  bool // counted already; receive's
+	lost  bool // receive has counted it as lost
 }
 
 // receive gives a datagram to its flow. It never waits.
