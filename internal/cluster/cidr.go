@@ -15,13 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// CIDRs are the cluster's networks, as far as the user may see them.
-type CIDRs struct {
-	Pods     []CIDR
-	Services []CIDR
-	// Missing says what could not be asked, in words for a warning: "list nodes: not permitted".
-	Missing []string
-}
+// CIDRs are the networks of a cluster that the user may see.
+type CIDRs struct{ Pods, Services []CIDR }
 
 // CIDR is one network and its source.
 type CIDR struct {
@@ -29,7 +24,7 @@ type CIDR struct {
 	Source Source
 }
 
-// Source describes, for the user, where a CIDR comes from.
+// Source describes the origin of a CIDR to the user.
 type Source string
 
 const (
@@ -40,23 +35,23 @@ const (
 	FromPods        Source = "guessed from pods' addresses"
 )
 
-// Guessed reports whether the network's size is a guess: it may be larger.
+// Guessed reports whether the size of the network is a guess: it may be larger.
 func (s Source) Guessed() bool { return s == FromServices || s == FromPods }
 
-// The sizes of guesses: small enough to hit no other network, large enough that neighbours are in them.
+// The sizes of guesses, in bits: small enough to overlap no other network, large enough to contain neighbors.
 const (
 	guess4         = 24
 	guessPods6     = 64
 	guessServices6 = 112 // the usual size of an IPv6 Service range is /108 to /112
 )
 
-// listLimit bounds what a guess is made from.
+// listLimit limits the objects from which a guess is made.
 const listLimit = 500
 
-// CIDRs asks, all at once and creating nothing: the nodes' podCIDRs, the ServiceCIDR objects, the API
-// server's answer to dry-run Services with a ClusterIP that no range holds, and the Services and pods of
-// namespace. What one question gives better, another's guess does not widen. What the user may not ask is in
-// Missing; an error means that the API server cannot be reached or rejects the user.
+// CIDRs finds the cluster's networks without creating anything. It reads, at the same time, the nodes' podCIDRs, the
+// ServiceCIDR objects, the API server's answer to dry-run Services with a ClusterIP outside of all ranges, and the
+// Services and pods of the namespace. It skips what the user may not read. A guess never widens a network that another
+// source states. The error is an *api.Error: the API server cannot be reached, or rejects the user.
 func (c *Cluster) CIDRs(ctx context.Context, namespace string) (CIDRs, error) {
 	found, err := findCIDRs(ctx, c.kube, namespace)
 	if err != nil {
@@ -65,20 +60,13 @@ func (c *Cluster) CIDRs(ctx context.Context, namespace string) (CIDRs, error) {
 	return found, nil
 }
 
-// question is one way to learn of networks. It returns the pods' and the Services' networks.
-type question struct {
-	what string // for Missing: "list nodes"
-	ask  func(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error)
-}
+// question finds the networks of pods and Services in one source.
+type question func(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error)
 
 func findCIDRs(ctx context.Context, kube kubernetes.Interface, namespace string) (CIDRs, error) {
-	questions := []question{ // the surest first: a guess within what is known is dropped
-		{"list nodes", askNodes},
-		{"list servicecidrs", askServiceCIDRs},
-		{"create services (dry run) in " + namespace, askImpossibleIP(corev1.IPv4Protocol)},
-		{"create services (dry run) in " + namespace, askImpossibleIP(corev1.IPv6Protocol)},
-		{"list services in " + namespace, askServices},
-		{"list pods in " + namespace, askPods},
+	questions := []question{ // the most reliable first, because merge drops a guess inside a known network
+		askNodes, askServiceCIDRs, askImpossibleIP(corev1.IPv4Protocol), askImpossibleIP(corev1.IPv6Protocol),
+		askServices, askPods,
 	}
 	type answer struct {
 		pods, services []CIDR
@@ -86,20 +74,18 @@ func findCIDRs(ctx context.Context, kube kubernetes.Interface, namespace string)
 	}
 	answers := make([]answer, len(questions))
 	var wg sync.WaitGroup
-	for i, q := range questions {
+	for i, ask := range questions {
 		wg.Go(func() {
 			a := &answers[i]
-			a.pods, a.services, a.err = q.ask(ctx, kube, namespace)
+			a.pods, a.services, a.err = ask(ctx, kube, namespace)
 		})
 	}
 	wg.Wait()
 	var found CIDRs
 	failed := 0
-	for i, a := range answers {
+	for _, a := range answers {
 		switch {
-		case a.err == nil:
-		case apierrors.IsForbidden(a.err):
-			found.miss(questions[i].what + ": not permitted")
+		case a.err == nil, apierrors.IsForbidden(a.err):
 		case apierrors.IsNotFound(a.err): // no ServiceCIDR objects before 1.33
 		case apierrors.IsUnauthorized(a.err):
 			return CIDRs{}, a.err
@@ -107,7 +93,6 @@ func findCIDRs(ctx context.Context, kube kubernetes.Interface, namespace string)
 			if failed++; failed == len(questions) || ctx.Err() != nil {
 				return CIDRs{}, fmt.Errorf("cannot find the cluster's networks: %w", a.err)
 			}
-			found.miss(fmt.Sprintf("%s: %v", questions[i].what, a.err))
 		}
 		found.Pods = merge(found.Pods, a.pods)
 		found.Services = merge(found.Services, a.services)
@@ -115,13 +100,7 @@ func findCIDRs(ctx context.Context, kube kubernetes.Interface, namespace string)
 	return found, nil
 }
 
-func (c *CIDRs) miss(what string) {
-	if !slices.Contains(c.Missing, what) {
-		c.Missing = append(c.Missing, what)
-	}
-}
-
-// merge adds what known does not hold yet, and drops what a new one holds.
+// merge adds networks to known. Of two networks it keeps the one that contains the other.
 func merge(known, more []CIDR) []CIDR {
 	for _, m := range more {
 		inside := func(outer, inner netip.Prefix) bool {
@@ -172,16 +151,13 @@ func parseCIDRs(texts []string, source Source) []CIDR {
 	return cidrs
 }
 
-// validRange is what the API server has said since 1.5 when a ClusterIP is out of range. 1.33 and later
-// answer a dry run in the same words with one of their ServiceCIDRs.
+// validRange matches the API server's message, since 1.5, about a ClusterIP that is out of range. Since 1.33 the
+// message about a dry run contains one of the ServiceCIDRs.
 var validRange = regexp.MustCompile(`[Tt]he range of valid IPs is ([0-9a-fA-F.:]+/[0-9]+)`)
 
-// askImpossibleIP creates nothing: it asks, as a dry run, for a Service whose address is in no Service range.
-// The addresses are of networks for documentation (RFC 5737, RFC 3849). A cluster without the family says
-// so, which is an answer too: there is no range.
-func askImpossibleIP(
-	family corev1.IPFamily,
-) func(context.Context, kubernetes.Interface, string) ([]CIDR, []CIDR, error) {
+// askImpossibleIP returns a question that creates a Service in a dry run, with an address outside of every Service
+// range: one of the networks for documentation (RFC 5737, RFC 3849). A cluster without the family has no range.
+func askImpossibleIP(family corev1.IPFamily) question {
 	return func(ctx context.Context, kube kubernetes.Interface, namespace string) (pods, services []CIDR, err error) {
 		ip := "192.0.2.1"
 		if family == corev1.IPv6Protocol {
@@ -216,7 +192,7 @@ func askServices(ctx context.Context, kube kubernetes.Interface, namespace strin
 	}
 	for _, s := range list.Items {
 		for _, text := range s.Spec.ClusterIPs {
-			if ip, err := netip.ParseAddr(text); err == nil { // not "None"
+			if ip, err := netip.ParseAddr(text); err == nil { // it may be "None"
 				services = merge(services, []CIDR{guess(ip, guessServices6, FromServices)})
 			}
 		}
@@ -230,7 +206,7 @@ func askPods(ctx context.Context, kube kubernetes.Interface, namespace string) (
 		return nil, nil, err
 	}
 	for _, p := range list.Items {
-		if p.Spec.HostNetwork { // that is a node's address
+		if p.Spec.HostNetwork { // it has its node's address
 			continue
 		}
 		for _, text := range p.Status.PodIPs {

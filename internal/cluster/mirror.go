@@ -2,9 +2,11 @@ package cluster
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -14,52 +16,84 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Mirror is a local copy of some of the cluster's objects, kept up to date. Its Store may be read at any time.
-type Mirror struct {
-	cache.Store
-	// Changed has a value after a change; several mirrors may share one. Set it before Run, with a buffer of 1.
+// Mirror is a local copy of objects of type T, which Run keeps up to date. Its methods are safe for concurrent use.
+type Mirror[T runtime.Object] struct {
+	// Changed receives a value after a change; several mirrors may share one. Set it before Run, with a buffer of 1.
 	Changed chan struct{}
-	// OnError, if it is set, is called with each error of the API server. The Mirror tries again all the same.
-	OnError func(error)
 
-	listed atomic.Bool
-	from   cache.ListerWatcher
-	kind   runtime.Object
+	store   cache.Store
+	listed  atomic.Bool
+	from    cache.ListerWatcher
+	kind    T
+	onError func(error) // may be nil
 }
 
-// NewMirror returns a Mirror of the objects of one kind that o chooses, by its label and field selectors. list and
-// watch are the methods of a typed client.
-func NewMirror[L runtime.Object](kube kubernetes.Interface, kind runtime.Object, o metav1.ListOptions,
-	list func(context.Context, metav1.ListOptions) (L, error),
-	watcher func(context.Context, metav1.ListOptions) (watch.Interface, error)) *Mirror {
-	m := &Mirror{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), Changed: make(chan struct{}, 1), kind: kind}
+// Objects lists and watches objects whose list has type L. Typed clients implement it.
+type Objects[L runtime.Object] interface {
+	List(ctx context.Context, o metav1.ListOptions) (L, error)
+	Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
+}
+
+// NewMirror returns a Mirror of the objects that the selectors of o choose. kind is an empty object.
+func NewMirror[T, L runtime.Object](kube kubernetes.Interface, kind T, o metav1.ListOptions,
+	objects Objects[L]) *Mirror[T] {
+	m := &Mirror[T]{store: cache.NewStore(cache.MetaNamespaceKeyFunc), Changed: make(chan struct{}, 1), kind: kind}
 	choose := func(to metav1.ListOptions) metav1.ListOptions {
 		to.LabelSelector, to.FieldSelector = o.LabelSelector, o.FieldSelector
 		return to
 	}
 	failed := func(err error) error {
-		if err != nil && m.OnError != nil {
-			m.OnError(err)
+		if err != nil && m.onError != nil {
+			m.onError(err)
 		}
 		return err
 	}
 	m.from = cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, to metav1.ListOptions) (runtime.Object, error) {
-			l, err := list(ctx, choose(to))
+			l, err := objects.List(ctx, choose(to))
 			return l, failed(err)
 		},
 		WatchFuncWithContext: func(ctx context.Context, to metav1.ListOptions) (watch.Interface, error) {
-			w, err := watcher(ctx, choose(to))
+			w, err := objects.Watch(ctx, choose(to))
 			return w, failed(err)
 		},
 	}, kube)
 	return m
 }
 
-// Run lists and watches until ctx ends, and again whenever the connection breaks. What the user may not see stays
-// empty.
-func (m *Mirror) Run(ctx context.Context) {
-	quiet := klog.Logger{} // client-go writes to standard error what it is going to retry
+// Follow passes all objects that the selectors of o choose to f, at first and after each change, until ctx ends.
+// Changes that come while f runs are joined to one. f is called from the caller's goroutine, and must not change the
+// objects. Follow replaces connections that break. The error is never nil: it is ctx's, or the API server's if the user
+// may not list or watch the objects.
+func Follow[T, L runtime.Object](ctx context.Context, kube kubernetes.Interface, kind T, o metav1.ListOptions,
+	objects Objects[L], f func([]T)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel(nil)
+	m := NewMirror(kube, kind, o, objects)
+	m.onError = func(err error) {
+		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+			cancel(err)
+		}
+	}
+	running.Go(func() { m.Run(ctx) })
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-m.Changed:
+		}
+		if m.Listed() {
+			f(m.Objects())
+		}
+	}
+}
+
+// Run lists and watches until ctx ends, and again whenever the connection breaks. If the user may not see the objects,
+// the Mirror stays empty.
+func (m *Mirror[T]) Run(ctx context.Context) {
+	quiet := klog.Logger{} // client-go would write errors to standard error before it retries
 	cache.NewReflectorWithOptions(m.from, m.kind, m, cache.ReflectorOptions{
 		Name: "mirror", Logger: &quiet,
 		Backoff: &wait.Backoff{Duration: 100 * time.Millisecond, Cap: 2 * time.Second, Steps: 6, Factor: 2,
@@ -67,23 +101,34 @@ func (m *Mirror) Run(ctx context.Context) {
 	}).RunWithContext(klog.NewContext(ctx, quiet))
 }
 
-// Listed reports whether all objects have been listed once. Before that, the Store has none or a part of them.
-func (m *Mirror) Listed() bool { return m.listed.Load() }
+// Listed reports whether all objects were listed once. Before that, Objects returns none or a part of them.
+func (m *Mirror[T]) Listed() bool { return m.listed.Load() }
 
-func (m *Mirror) notify(err error) error {
+// Objects returns the objects, in no order. The caller must not change them.
+func (m *Mirror[T]) Objects() []T {
+	list := m.store.List()
+	objects := make([]T, len(list))
+	for i, o := range list {
+		objects[i] = o.(T)
+	}
+	return objects
+}
+
+func (m *Mirror[T]) notify(err error) error {
 	select {
 	case m.Changed <- struct{}{}:
-	default: // its reader is going to look anyway
+	default: // the receiver has yet to see the previous change
 	}
 	return err
 }
 
-// Add, Update, Delete and Replace are for client-go.
-func (m *Mirror) Add(obj any) error    { return m.notify(m.Store.Add(obj)) }
-func (m *Mirror) Update(obj any) error { return m.notify(m.Store.Update(obj)) }
-func (m *Mirror) Delete(obj any) error { return m.notify(m.Store.Delete(obj)) }
-func (m *Mirror) Replace(list []any, version string) error {
-	err := m.Store.Replace(list, version)
+// Add, Update, Delete, Replace and Resync implement cache.ReflectorStore.
+func (m *Mirror[T]) Add(obj any) error    { return m.notify(m.store.Add(obj)) }
+func (m *Mirror[T]) Update(obj any) error { return m.notify(m.store.Update(obj)) }
+func (m *Mirror[T]) Delete(obj any) error { return m.notify(m.store.Delete(obj)) }
+func (m *Mirror[T]) Resync() error        { return nil }
+func (m *Mirror[T]) Replace(list []any, version string) error {
+	err := m.store.Replace(list, version)
 	m.listed.Store(true)
 	return m.notify(err)
 }

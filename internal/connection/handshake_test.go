@@ -4,18 +4,26 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
+	"kubevpn/internal/testenv"
 	"kubevpn/pkg/protocol/dns"
 	"kubevpn/pkg/wire/transport"
 	"kubevpn/pkg/wire/transport/transporttest"
@@ -266,37 +274,33 @@ func TestUpgradeWaitsForTheGateway(t *testing.T) {
 
 func TestNamesFollowTheNamespace(t *testing.T) {
 	s := newTestConnection(t)
-	s.SetNamespace("team-one")
-	watched := make(chan string)
-	watch := func(ctx context.Context, namespace string, tell func(api.NameDelta)) error {
-		watched <- namespace
-		if namespace == "forbidden" {
-			return io.ErrUnexpectedEOF
-		}
-		tell(api.NameDelta{Reset: true, Add: map[string][]string{namespace: {"web"}}})
-		watched <- "told"
-		<-ctx.Done()
-		return ctx.Err()
+	service := func(namespace string) *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"}}
 	}
+	kube := fake.NewClientset(service("team-one"), service("team-two"))
+	kube.PrependReactor("list", "services", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		return a.GetNamespace() == "forbidden", nil,
+			apierrors.NewForbidden(corev1.Resource("services"), "", errors.New("no"))
+	})
+	s.SetNamespace("team-one")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- s.followNames(ctx, watch) }()
+	go func() { ended <- s.followNames(ctx, kube) }()
 	for _, namespace := range []string{"team-one", "forbidden", "team-two"} {
-		if namespace != "team-one" {
-			if err := s.SetNamespace(namespace); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got := <-watched; got != namespace {
-			t.Fatalf("watches %q, want %q", got, namespace)
+		if err := s.SetNamespace(namespace); err != nil {
+			t.Fatal(err)
 		}
 		if namespace == "forbidden" {
+			warned := func(r report) bool { return len(r.shown.Warnings) > 0 }
+			if r, err := s.status.report.await(ctx, warned); err != nil ||
+				!strings.HasPrefix(r.shown.Warnings[0], "Services in forbidden have no short names: ") {
+				t.Fatalf("warnings %q, %v", r.shown.Warnings, err)
+			}
 			continue
 		}
-		<-watched
-		if got := s.names.matchable(); !slices.Equal(got, []string{namespace}) {
-			t.Errorf("knows %q, want %q", got, namespace)
-		}
+		testenv.Until(t, "the names of "+namespace+" are known", func() bool {
+			return slices.Equal(s.names.matchable(), []string{namespace})
+		})
 	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {

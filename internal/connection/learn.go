@@ -32,7 +32,7 @@ func (r *routes) learn(ctx context.Context, g *errgroup.Group) error {
 		done("%d pod and %d Service networks by your own rights", len(r.own.Pods), len(r.own.Services))
 	}
 	if !state.ResolvesVIPs {
-		g.Go(func() error { return r.followNames(ctx, r.cluster.WatchServices) })
+		g.Go(func() error { return r.followNames(ctx, r.cluster.Kube()) })
 	}
 	return r.names.await(ctx, r.log)
 }

@@ -8,16 +8,20 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 	"kubevpn/pkg/protocol/dns"
 )
 
 // namesTimeout limits how long a connection waits for the first list of Services.
 const namesTimeout = 2 * time.Second
 
-// source says who lists the names of Services.
+// source is the origin of the names of Services.
 type source int
 
 const (
@@ -44,8 +48,8 @@ func newNames() *names {
 // maxNames limits the index: Services and namespaces together.
 const maxNames = 128 << 10
 
-// apply takes a delta. It ignores one from a lesser source than an earlier one. It returns the number of names that it
-// left out, because they are invalid or too many.
+// apply applies a delta, unless an earlier one was from a greater source. It returns the number of names that it left
+// out, because they are invalid or too many.
 func (n *names) apply(from source, d api.NameDelta) (left int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -53,18 +57,17 @@ func (n *names) apply(from source, d api.NameDelta) (left int) {
 		return 0
 	}
 	n.from = from
+	known := n.index.Len()
 	if d.Reset {
 		clear(n.namespaces)
+		known = 0
 	}
 	for ns, services := range d.Remove {
 		if n.namespaces[ns] -= len(services); n.namespaces[ns] <= 0 {
 			delete(n.namespaces, ns)
 		}
 	}
-	if d.Reset {
-		n.index.Apply(true, nil, nil)
-	}
-	room := maxNames - n.index.Len() - len(n.namespaces)
+	room := maxNames - known - len(n.namespaces)
 	add := make(map[string][]string, len(d.Add))
 	for ns, services := range d.Add {
 		if !isLabel(ns) || len(services) == 0 || room < 2 {
@@ -80,7 +83,7 @@ func (n *names) apply(from source, d api.NameDelta) (left int) {
 		left += len(services) - len(add[ns])
 		n.namespaces[ns] += len(add[ns])
 	}
-	n.index.Apply(false, add, d.Remove)
+	n.index.Apply(d.Reset, add, d.Remove)
 	n.tell()
 	return left
 }
@@ -138,20 +141,25 @@ func (n *names) await(ctx context.Context, log *slog.Logger) error {
 
 // followNames lists the Services of the connection's namespace with the user's own rights, until ctx ends. It follows
 // changes of the namespace.
-func (s *shared) followNames(ctx context.Context,
-	watch func(context.Context, string, func(api.NameDelta)) error) error {
+func (s *shared) followNames(ctx context.Context, kube kubernetes.Interface) error {
 	for {
 		namespace, changed := s.namespace.get()
 		of, cancel := context.WithCancel(ctx)
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			err := watch(of, namespace, func(d api.NameDelta) {
-				s.names.apply(fromUser, d)
-				s.changed.raise()
-			})
+			err := cluster.Follow(of, kube, &corev1.Service{}, metav1.ListOptions{}, kube.CoreV1().Services(namespace),
+				func(list []*corev1.Service) {
+					services := make([]string, len(list))
+					for i, service := range list {
+						services[i] = service.Name
+					}
+					s.names.apply(fromUser,
+						api.NameDelta{Reset: true, Add: map[string][]string{namespace: services}})
+					s.changed.raise()
+				})
 			s.names.giveUp()
-			if err != nil && of.Err() == nil {
-				s.status.warn("Services in " + namespace + " have no short names: " + err.Error())
+			if of.Err() == nil {
+				s.status.warn("Services in " + namespace + " have no short names: " + s.cluster.Explain(err).Error())
 			}
 		})
 		select {

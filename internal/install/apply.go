@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -20,10 +20,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// terminatingTimeout bounds waiting for a namespace that is just being deleted.
+// terminatingTimeout limits the wait for the end of a namespace that is being deleted.
 const terminatingTimeout = time.Minute
-
-func cut(resource string) (name, sub string, found bool) { return strings.Cut(resource, "/") }
 
 // apply creates or updates one object with server-side apply. Several laptops may apply the same object at once.
 func apply(ctx context.Context, kube kubernetes.Interface, obj runtime.Object) error {
@@ -35,31 +33,31 @@ func apply(ctx context.Context, kube kubernetes.Interface, obj runtime.Object) e
 	if err != nil {
 		return fmt.Errorf("writing %T: %w", obj, err)
 	}
-	force := metav1.PatchOptions{FieldManager: fieldManager, Force: ptr(true)}
-	var what string
+	force := metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)}
 	switch o := obj.(type) {
 	case *corev1.ServiceAccount:
-		what = "the ServiceAccount " + o.Namespace + "/" + o.Name
 		_, err = kube.CoreV1().ServiceAccounts(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
 	case *appsv1.Deployment:
-		what = "the Deployment " + o.Namespace + "/" + o.Name
 		_, err = kube.AppsV1().Deployments(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
 	case *rbacv1.ClusterRole:
-		what = "the ClusterRole " + o.Name
 		_, err = kube.RbacV1().ClusterRoles().Patch(ctx, o.Name, types.ApplyPatchType, data, force)
 	case *rbacv1.ClusterRoleBinding:
-		what = "the ClusterRoleBinding " + o.Name
 		_, err = kube.RbacV1().ClusterRoleBindings().Patch(ctx, o.Name, types.ApplyPatchType, data, force)
 	case *rbacv1.Role:
-		what = "the Role " + o.Namespace + "/" + o.Name
 		_, err = kube.RbacV1().Roles(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
 	default:
 		return fmt.Errorf("applying %T: unknown kind", obj)
 	}
 	if err != nil {
-		return fmt.Errorf("applying %s: %w", what, err)
+		return fmt.Errorf("applying the %v: %w", describe(obj), err)
 	}
 	return nil
+}
+
+// describe returns the kind and the name of the object.
+func describe(obj runtime.Object) Removed {
+	m := obj.(metav1.Object)
+	return Removed{Kind: obj.GetObjectKind().GroupVersionKind().Kind, Namespace: m.GetNamespace(), Name: m.GetName()}
 }
 
 func applyAll(ctx context.Context, kube kubernetes.Interface, objects []runtime.Object) error {
@@ -92,7 +90,7 @@ func createNamespace(ctx context.Context, kube kubernetes.Interface, name string
 			if !first {
 				return nil
 			}
-			continue // is it another laptop's, or one that goes?
+			continue // another laptop has created it, or it is being deleted
 		case err != nil:
 			return fmt.Errorf("looking for the namespace %s: %w", name, err)
 		case existing.DeletionTimestamp == nil:
@@ -110,14 +108,14 @@ func createNamespace(ctx context.Context, kube kubernetes.Interface, name string
 	}
 }
 
-// apiServers are the API server's addresses as pods reach them without kube-proxy: the endpoints of the
-// Service "kubernetes". nil where they cannot be read.
+// apiServers returns the API server's addresses that pods reach without kube-proxy: the endpoints of the Service
+// "kubernetes". It returns nil if the user may not read them; the manager then uses the ClusterIP.
 func apiServers(ctx context.Context, kube kubernetes.Interface) []string {
 	list, err := kube.DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{
 		LabelSelector: discoveryv1.LabelServiceName + "=kubernetes",
 	})
 	if err != nil {
-		return nil // most often not permitted; the manager then has the ClusterIP only
+		return nil
 	}
 	var servers []string
 	for _, slice := range list.Items {
@@ -130,7 +128,7 @@ func apiServers(ctx context.Context, kube kubernetes.Interface) []string {
 					continue
 				}
 				for _, addr := range e.Addresses {
-					servers = append(servers, net.JoinHostPort(addr, itoa(int(*port.Port))))
+					servers = append(servers, net.JoinHostPort(addr, strconv.Itoa(int(*port.Port))))
 				}
 			}
 		}

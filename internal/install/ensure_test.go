@@ -272,10 +272,10 @@ func TestWaitTimeout(t *testing.T) {
 func TestAPIServers(t *testing.T) {
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
-		Ports:      []discoveryv1.EndpointPort{{Name: ptr("https"), Port: ptr[int32](6443)}},
+		Ports:      []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(6443))}},
 		Endpoints: []discoveryv1.Endpoint{
 			{Addresses: []string{"10.0.0.2"}}, {Addresses: []string{"10.0.0.1"}},
-			{Addresses: []string{"10.0.0.3"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}},
+			{Addresses: []string{"10.0.0.3"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}},
 		},
 	}
 	other := slice.DeepCopy()

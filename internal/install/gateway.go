@@ -80,15 +80,15 @@ func AddGateway(ctx context.Context, c *cluster.Cluster, o GatewayOptions) error
 // gatewayContainer is admitted where pod security enforces "privileged".
 func gatewayContainer(name, image string, privileged bool) corev1.EphemeralContainer {
 	security := &corev1.SecurityContext{
-		RunAsUser:              ptr[int64](0),
-		RunAsGroup:             ptr[int64](0),
-		RunAsNonRoot:           ptr(false), // the pod says true
-		ReadOnlyRootFilesystem: ptr(true),
+		RunAsUser:              new(int64(0)),
+		RunAsGroup:             new(int64(0)),
+		RunAsNonRoot:           new(false), // the pod says true
+		ReadOnlyRootFilesystem: new(true),
 	}
 	if privileged {
-		security.Privileged = ptr(true)
+		security.Privileged = new(true)
 	} else {
-		security.AllowPrivilegeEscalation = ptr(false)
+		security.AllowPrivilegeEscalation = new(false)
 		security.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
 		security.Capabilities = &corev1.Capabilities{
 			Drop: []corev1.Capability{"ALL"},
@@ -321,10 +321,9 @@ func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged boo
 func (g *adder) wait(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, g.timeout, errNotInTime)
 	defer cancel()
-	pods := g.kube.CoreV1().Pods(g.o.Namespace)
 	mirror := cluster.NewMirror(g.kube, &corev1.Pod{}, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", g.o.Pod).String(),
-	}, pods.List, pods.Watch)
+	}, g.kube.CoreV1().Pods(g.o.Namespace))
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
@@ -348,11 +347,11 @@ func (g *adder) wait(ctx context.Context, name string) error {
 		if !mirror.Listed() {
 			continue
 		}
-		items := mirror.List()
-		if len(items) == 0 {
+		pods := mirror.Objects()
+		if len(pods) == 0 {
 			return podGone(g.o.Pod, "no longer exists")
 		}
-		running, detail, err := judgeGateway(items[0].(*corev1.Pod), name)
+		running, detail, err := judgeGateway(pods[0], name)
 		switch {
 		case err != nil:
 			return err

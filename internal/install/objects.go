@@ -3,7 +3,6 @@ package install
 import (
 	"cmp"
 	"slices"
-	"strconv"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -128,7 +127,7 @@ func serviceAccount(namespace string) *corev1.ServiceAccount {
 	return &corev1.ServiceAccount{
 		TypeMeta:                     typeMeta("v1", "ServiceAccount"),
 		ObjectMeta:                   meta(namespace, ManagerName),
-		AutomountServiceAccountToken: ptr(false), // the manager's pod asks for it itself
+		AutomountServiceAccountToken: new(false), // the manager's pod asks for it itself
 	}
 }
 
@@ -180,8 +179,8 @@ func deployment(o Options) *appsv1.Deployment {
 		TypeMeta:   typeMeta("apps/v1", "Deployment"),
 		ObjectMeta: meta(o.namespace(), ManagerName),
 		Spec: appsv1.DeploymentSpec{
-			Replicas:             ptr[int32](1),
-			RevisionHistoryLimit: ptr[int32](2),
+			Replicas:             new(int32(1)),
+			RevisionHistoryLimit: new(int32(2)),
 			Selector:             &metav1.LabelSelector{MatchLabels: selectorLabels()},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels()},
 				Spec: podSpec(o)},
@@ -189,8 +188,8 @@ func deployment(o Options) *appsv1.Deployment {
 			Strategy: appsv1.DeploymentStrategy{
 				Type: appsv1.RollingUpdateDeploymentStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDeployment{
-					MaxUnavailable: ptr(intstr.FromInt32(0)),
-					MaxSurge:       ptr(intstr.FromInt32(1)),
+					MaxUnavailable: new(intstr.FromInt32(0)),
+					MaxSurge:       new(intstr.FromInt32(1)),
 				},
 			},
 		},
@@ -201,14 +200,14 @@ func deployment(o Options) *appsv1.Deployment {
 func podSpec(o Options) corev1.PodSpec {
 	return corev1.PodSpec{
 		ServiceAccountName:            ManagerName,
-		AutomountServiceAccountToken:  ptr(true),
-		EnableServiceLinks:            ptr(false), // thousands of variables in a namespace full of Services
-		TerminationGracePeriodSeconds: ptr[int64](5),
+		AutomountServiceAccountToken:  new(true),
+		EnableServiceLinks:            new(false), // thousands of variables in a namespace full of Services
+		TerminationGracePeriodSeconds: new(int64(5)),
 		NodeSelector:                  map[string]string{corev1.LabelOSStable: "linux"},
 		SecurityContext: &corev1.PodSecurityContext{
-			RunAsNonRoot:   ptr(true),
-			RunAsUser:      ptr[int64](nonroot),
-			RunAsGroup:     ptr[int64](nonroot),
+			RunAsNonRoot:   new(true),
+			RunAsUser:      new(int64(nonroot)),
+			RunAsGroup:     new(int64(nonroot)),
 			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			// Pings without a capability, and 64 000 connections to a pod instead of 28 000. Kubernetes calls both
 			// safe.
@@ -241,8 +240,8 @@ func podSpec(o Options) corev1.PodSpec {
 			// Its last words are in the pod's status, where no right to read logs is needed.
 			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 			SecurityContext: &corev1.SecurityContext{
-				AllowPrivilegeEscalation: ptr(false),
-				ReadOnlyRootFilesystem:   ptr(true),
+				AllowPrivilegeEscalation: new(false),
+				ReadOnlyRootFilesystem:   new(true),
 				Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			},
 		}},
@@ -283,7 +282,3 @@ func environment(o Options) []corev1.EnvVar {
 func typeMeta(version, kind string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: version, Kind: kind}
 }
-
-func ptr[T any](v T) *T { return &v }
-
-func itoa(n int) string { return strconv.Itoa(n) }

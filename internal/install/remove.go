@@ -6,12 +6,12 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metaapi "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metalabels "k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
@@ -27,15 +27,15 @@ type RemoveOptions struct {
 	Progress  func(api.Event) // may be nil
 }
 
-// Removed is one object that is gone, or was kept.
+// Removed is one object that Remove has deleted or kept.
 type Removed struct {
 	Kind      string
 	Namespace string // empty for cluster-wide objects
 	Name      string
-	Kept      string // why it was not deleted; empty: it is gone
+	Kept      string // why Remove kept it; empty: it is deleted
 }
 
-// String is "Deployment kubevpn/kubevpn-traffic-manager".
+// String returns for example "Deployment kubevpn/kubevpn-traffic-manager".
 func (r Removed) String() string {
 	name := r.Name
 	if r.Namespace != "" {
@@ -44,7 +44,7 @@ func (r Removed) String() string {
 	return r.Kind + " " + name
 }
 
-// removeTimeout bounds waiting for an object's end. Namespaces are slow.
+// removeTimeout limits the wait for the end of one object. Namespaces are slow.
 const removeTimeout = 90 * time.Second
 
 const stepRemove = "Removing the traffic manager"
@@ -75,10 +75,47 @@ type target struct {
 	get    func(context.Context) error
 }
 
-type (
-	deleteFunc = func(ctx context.Context, name string, o metav1.DeleteOptions) error
-	getFunc    = func(ctx context.Context, name string, o metav1.GetOptions) error
-)
+// client is a typed client for objects of type T.
+type client[T any] interface {
+	Get(ctx context.Context, name string, o metav1.GetOptions) (T, error)
+	Delete(ctx context.Context, name string, o metav1.DeleteOptions) error
+}
+
+func newTarget[T any](kind string, need cluster.Permission, name string, c client[T]) target {
+	need.Verb = "delete"
+	return target{
+		Removed: Removed{Kind: kind, Namespace: need.Namespace, Name: name},
+		need:    need,
+		delete:  func(ctx context.Context, o metav1.DeleteOptions) error { return c.Delete(ctx, name, o) },
+		get: func(ctx context.Context) error {
+			_, err := c.Get(ctx, name, metav1.GetOptions{})
+			return err
+		},
+	}
+}
+
+// targetsOf returns a function that lists the objects of one kind that o selects. need is the right to delete them.
+func targetsOf[T any, L runtime.Object](kind string, need cluster.Permission, o metav1.ListOptions, c interface {
+	client[T]
+	cluster.Objects[L]
+}) func(context.Context) ([]target, error) {
+	return func(ctx context.Context) (targets []target, err error) {
+		list, err := c.List(ctx, o)
+		if need.Group == rbacv1.GroupName && ignoreDenied(err) == nil && err != nil {
+			return nil, nil // a user who may not list these has not created any
+		}
+		if err != nil {
+			return nil, fmt.Errorf("looking for objects of the traffic manager: %w", err)
+		}
+		return targets, metaapi.EachListItem(list, func(obj runtime.Object) error {
+			// of the bindings, those that an admin has made for users of the traffic manager
+			if b, ok := obj.(*rbacv1.RoleBinding); !ok || b.RoleRef.Kind == "Role" && b.RoleRef.Name == UserRole {
+				targets = append(targets, newTarget[T](kind, need, obj.(metav1.Object).GetName(), c))
+			}
+			return nil
+		})
+	}
+}
 
 func (r *remover) run(ctx context.Context) ([]Removed, error) {
 	targets, kept, err := r.find(ctx)
@@ -107,7 +144,7 @@ func (r *remover) run(ctx context.Context) ([]Removed, error) {
 			r.o.Progress(event(stepRemove, "%v", t.Removed))
 		}
 		// Foreground: a Deployment ends after its pods.
-		err := t.delete(ctx, metav1.DeleteOptions{PropagationPolicy: ptr(metav1.DeletePropagationForeground)})
+		err := t.delete(ctx, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)})
 		if err == nil {
 			err = r.gone(ctx, t)
 		}
@@ -159,100 +196,46 @@ func (r *remover) checkConnected(ctx context.Context, pod string) error {
 		WithHint("`kubevpn disconnect` ends your own connection; --force also ends the connections of other users")
 }
 
-// find lists what there is to delete, in the order of deletion, and what stays.
+// find lists the objects to delete, in the order of deletion, and those that stay.
 func (r *remover) find(ctx context.Context) (targets []target, kept []Removed, err error) {
+	in := func(group, resource string) cluster.Permission {
+		return cluster.Permission{Group: group, Resource: resource, Namespace: r.ns}
+	}
 	ours := metav1.ListOptions{LabelSelector: labelManagedBy + "=kubevpn"}
-	add := func(kind, group, resource, namespace, name string, del deleteFunc, get getFunc) {
-		targets = append(targets, target{
-			Removed: Removed{Kind: kind, Namespace: namespace, Name: name},
-			need:    cluster.Permission{Verb: "delete", Group: group, Resource: resource, Namespace: namespace},
-			delete:  func(ctx context.Context, o metav1.DeleteOptions) error { return del(ctx, name, o) },
-			get:     func(ctx context.Context) error { return get(ctx, name, metav1.GetOptions{}) },
-		})
+	oursHere := metav1.ListOptions{LabelSelector: ours.LabelSelector + "," + labelNamespace + "=" + r.ns}
+	const group = rbacv1.GroupName
+	rbac, spaces := r.kube.RbacV1(), r.kube.CoreV1().Namespaces()
+	for _, list := range []func(context.Context) ([]target, error){
+		targetsOf("Deployment", in("apps", "deployments"), ours, r.kube.AppsV1().Deployments(r.ns)),
+		targetsOf("ServiceAccount", in("", "serviceaccounts"), ours, r.kube.CoreV1().ServiceAccounts(r.ns)),
+		targetsOf("RoleBinding", in(group, "rolebindings"), metav1.ListOptions{}, rbac.RoleBindings(r.ns)),
+		targetsOf("Role", in(group, "roles"), ours, rbac.Roles(r.ns)),
+		targetsOf("ClusterRoleBinding", cluster.Permission{Group: group, Resource: "clusterrolebindings"}, oursHere,
+			rbac.ClusterRoleBindings()),
+		targetsOf("ClusterRole", cluster.Permission{Group: group, Resource: "clusterroles"}, oursHere,
+			rbac.ClusterRoles()),
+	} {
+		found, err := list(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		targets = append(targets, found...)
 	}
-	deployments := r.kube.AppsV1().Deployments(r.ns)
-	ds, err := deployments.List(ctx, ours)
-	if err != nil {
-		return nil, nil, fmt.Errorf("looking for the traffic manager in %s: %w", r.ns, err)
-	}
-	for _, d := range ds.Items {
-		add("Deployment", "apps", "deployments", r.ns, d.Name, deployments.Delete,
-			getter[*appsv1.Deployment](deployments.Get))
-	}
-	accounts := r.kube.CoreV1().ServiceAccounts(r.ns)
-	as, err := accounts.List(ctx, ours)
-	if err != nil {
-		return nil, nil, fmt.Errorf("looking for ServiceAccounts in %s: %w", r.ns, err)
-	}
-	for _, a := range as.Items {
-		add("ServiceAccount", "", "serviceaccounts", r.ns, a.Name, accounts.Delete,
-			getter[*corev1.ServiceAccount](accounts.Get))
-	}
-	if err := r.findRights(ctx, ours, add); err != nil {
-		return nil, nil, err
-	}
-	namespace, err := r.kube.CoreV1().Namespaces().Get(ctx, r.ns, metav1.GetOptions{})
-	if err != nil { // those who may not see it cannot have made it
+	namespace, err := spaces.Get(ctx, r.ns, metav1.GetOptions{})
+	if err != nil { // a user who may not see it cannot have created it
 		return targets, nil, ignoreDenied(err)
 	}
 	if namespace.Annotations[annotationCreated] != "true" {
 		return targets, nil, nil
 	}
-	if others, err := r.others(ctx); err != nil {
+	others, err := r.others(ctx)
+	if err != nil {
 		return nil, nil, err
-	} else if others != "" {
+	}
+	if others != "" {
 		return targets, []Removed{{Kind: "Namespace", Name: r.ns, Kept: others}}, nil
 	}
-	spaces := r.kube.CoreV1().Namespaces()
-	add("Namespace", "", "namespaces", "", r.ns, spaces.Delete, getter[*corev1.Namespace](spaces.Get))
-	return targets, nil, nil
-}
-
-// findRights adds the RBAC objects. A developer who may not list them installed none either.
-func (r *remover) findRights(ctx context.Context, ours metav1.ListOptions,
-	add func(kind, group, resource, namespace, name string, del deleteFunc, get getFunc)) error {
-	const group = rbacv1.GroupName
-	rbac := r.kube.RbacV1()
-	bindings, err := rbac.RoleBindings(r.ns).List(ctx, metav1.ListOptions{})
-	if ignoreDenied(err) != nil {
-		return fmt.Errorf("looking for RoleBindings in %s: %w", r.ns, err)
-	} else if err == nil {
-		for _, b := range bindings.Items { // an admin's, for the users of the role that goes
-			if b.RoleRef.Kind == "Role" && b.RoleRef.Name == UserRole {
-				add("RoleBinding", group, "rolebindings", r.ns, b.Name, rbac.RoleBindings(r.ns).Delete,
-					getter[*rbacv1.RoleBinding](rbac.RoleBindings(r.ns).Get))
-			}
-		}
-	}
-	roles, err := rbac.Roles(r.ns).List(ctx, ours)
-	if ignoreDenied(err) != nil {
-		return fmt.Errorf("looking for Roles in %s: %w", r.ns, err)
-	} else if err == nil {
-		for _, role := range roles.Items {
-			add("Role", group, "roles", r.ns, role.Name, rbac.Roles(r.ns).Delete,
-				getter[*rbacv1.Role](rbac.Roles(r.ns).Get))
-		}
-	}
-	ours.LabelSelector += "," + labelNamespace + "=" + r.ns
-	crbs, err := rbac.ClusterRoleBindings().List(ctx, ours)
-	if ignoreDenied(err) != nil {
-		return fmt.Errorf("looking for ClusterRoleBindings: %w", err)
-	} else if err == nil {
-		for _, b := range crbs.Items {
-			add("ClusterRoleBinding", group, "clusterrolebindings", "", b.Name, rbac.ClusterRoleBindings().Delete,
-				getter[*rbacv1.ClusterRoleBinding](rbac.ClusterRoleBindings().Get))
-		}
-	}
-	crs, err := rbac.ClusterRoles().List(ctx, ours)
-	if ignoreDenied(err) != nil {
-		return fmt.Errorf("looking for ClusterRoles: %w", err)
-	} else if err == nil {
-		for _, cr := range crs.Items {
-			add("ClusterRole", group, "clusterroles", "", cr.Name, rbac.ClusterRoles().Delete,
-				getter[*rbacv1.ClusterRole](rbac.ClusterRoles().Get))
-		}
-	}
-	return nil
+	return append(targets, newTarget("Namespace", cluster.Permission{Resource: "namespaces"}, r.ns, spaces)), nil, nil
 }
 
 // others says what else lives in the namespace, or "".
@@ -298,13 +281,6 @@ func (r *remover) gone(ctx context.Context, t target) error {
 					api.ShellQuote(strings.ToLower(t.Kind)), api.ShellQuote(t.Name))
 		case <-time.After(200 * time.Millisecond):
 		}
-	}
-}
-
-func getter[T any](get func(context.Context, string, metav1.GetOptions) (T, error)) getFunc {
-	return func(ctx context.Context, name string, o metav1.GetOptions) error {
-		_, err := get(ctx, name, o)
-		return err
 	}
 }
 

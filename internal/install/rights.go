@@ -2,6 +2,7 @@ package install
 
 import (
 	"context"
+	"strings"
 	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -19,7 +20,7 @@ func lacking(ctx context.Context, kube kubernetes.Interface, permissions []clust
 	var wg sync.WaitGroup
 	for i, p := range permissions {
 		wg.Go(func() {
-			resource, sub, _ := cut(p.Resource)
+			resource, sub, _ := strings.Cut(p.Resource, "/")
 			request := new(authorizationv1.SelfSubjectAccessReview)
 			request.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
 				Namespace: p.Namespace, Verb: p.Verb, Group: p.Group, Resource: resource, Subresource: sub,
@@ -48,25 +49,25 @@ func each(verbs []string, p cluster.Permission) []cluster.Permission {
 	return all
 }
 
-// toApply is what server-side apply of a new object needs.
+// toApply returns the permissions for server-side apply of a new object.
 func toApply(group, resource, namespace string) []cluster.Permission {
 	return each([]string{"create", "patch"}, cluster.Permission{Group: group, Resource: resource, Namespace: namespace})
 }
 
-// toInstall is what a manager without RBAC needs of its installer.
+// toInstall returns the permissions to install a manager without RBAC.
 func toInstall(namespace string) []cluster.Permission {
 	return append(toApply("", "serviceaccounts", namespace), toApply("apps", "deployments", namespace)...)
 }
 
-// toUse is what a session needs in the manager's namespace. Kubernetes before 1.35 asks for get of
-// pods/portforward when it goes over WebSocket; SPDY is then the fallback, so create alone will do.
+// toUse returns the permissions for a session in the manager's namespace. Before 1.35, Kubernetes also requires get of
+// pods/portforward over WebSocket, but not over SPDY.
 func toUse(namespace string) []cluster.Permission {
 	return append(each([]string{"list", "watch"}, cluster.Permission{Resource: "pods", Namespace: namespace}),
 		cluster.Permission{Verb: "create", Resource: "pods/portforward", Namespace: namespace})
 }
 
-// toGrant is what the manager's own rights need of their installer. Besides these, RBAC wants the installer to
-// hold what it grants: only trying tells.
+// toGrant returns the permissions to grant the manager its rights. RBAC also requires that the user holds those rights,
+// which only the attempt shows.
 func toGrant(namespace string) []cluster.Permission {
 	const group = "rbac.authorization.k8s.io"
 	all := toApply(group, "clusterroles", "")
@@ -74,7 +75,7 @@ func toGrant(namespace string) []cluster.Permission {
 	return append(all, toApply(group, "roles", namespace)...)
 }
 
-// username is the name under which the cluster knows the user, "" where it does not tell.
+// username returns the name of the user in the cluster, or "" if the cluster does not tell it.
 func username(ctx context.Context, kube kubernetes.Interface) string {
 	review, err := kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{},
 		metav1.CreateOptions{})

@@ -50,8 +50,8 @@ func TestPreparedDeploymentIsNotMistakenForOurs(t *testing.T) {
 		{"the node's network", func(s *corev1.PodSpec) { s.HostNetwork = true }, "hostNetwork"},
 		{"the node's processes", func(s *corev1.PodSpec) { s.HostPID = true }, "hostPID"},
 		{"the node's IPC", func(s *corev1.PodSpec) { s.HostIPC = true }, "hostIPC"},
-		{"privileged", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.Privileged = ptr(true) }, "privileged"},
-		{"privilege escalation", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.AllowPrivilegeEscalation = ptr(true) }, "privilege"},
+		{"privileged", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.Privileged = new(true) }, "privileged"},
+		{"privilege escalation", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext.AllowPrivilegeEscalation = new(true) }, "privilege"},
 		{"a capability", func(s *corev1.PodSpec) {
 			s.Containers[0].SecurityContext.Capabilities.Add = []corev1.Capability{"NET_ADMIN"}
 		}, "NET_ADMIN"},

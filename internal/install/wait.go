@@ -3,6 +3,7 @@ package install
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"time"
 
@@ -18,10 +19,10 @@ import (
 )
 
 const (
-	// readyTimeout bounds waiting for a running pod.
+	// readyTimeout limits the wait for a running pod.
 	readyTimeout = 2 * time.Minute
-	// readyGrace is how long a pod that runs may take to become ready before it is used anyway: its sessions'
-	// port listens before its health is asked.
+	// readyGrace is the time after which wait returns a pod that runs and is not ready. The manager listens for
+	// sessions before the kubelet probes its health.
 	readyGrace = 2 * time.Second
 )
 
@@ -33,8 +34,8 @@ type waiter struct {
 	timeout    time.Duration
 	tell       func(format string, args ...any) // may be nil
 
-	lasting map[string]time.Time // problems, and since when they last
-	said    string
+	lasting map[string]time.Time // when each problem began
+	said    string               // the latest detail
 }
 
 // wait returns the pod. Its errors are *api.Error, or ctx's.
@@ -44,19 +45,17 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 	changed := make(chan struct{}, 1)
 	selector := metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()}
 	byName := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", ManagerName).String()}
-	apps, pods := w.kube.AppsV1(), w.kube.CoreV1().Pods(w.namespace)
-	podMirror := cluster.NewMirror(w.kube, &corev1.Pod{}, selector, pods.List, pods.Watch)
-	deployments := cluster.NewMirror(w.kube, &appsv1.Deployment{}, byName, apps.Deployments(w.namespace).List,
-		apps.Deployments(w.namespace).Watch)
-	sets := cluster.NewMirror(w.kube, &appsv1.ReplicaSet{}, selector, apps.ReplicaSets(w.namespace).List,
-		apps.ReplicaSets(w.namespace).Watch)
+	apps := w.kube.AppsV1()
+	pods := cluster.NewMirror(w.kube, &corev1.Pod{}, selector, w.kube.CoreV1().Pods(w.namespace))
+	deployments := cluster.NewMirror(w.kube, &appsv1.Deployment{}, byName, apps.Deployments(w.namespace))
+	sets := cluster.NewMirror(w.kube, &appsv1.ReplicaSet{}, selector, apps.ReplicaSets(w.namespace))
+	pods.Changed, deployments.Changed, sets.Changed = changed, changed, changed
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	for _, m := range []*cluster.Mirror{podMirror, deployments, sets} {
-		m.Changed = changed
-		running.Go(func() { m.Run(ctx) })
-	}
+	running.Go(func() { pods.Run(ctx) })
+	running.Go(func() { deployments.Run(ctx) })
+	running.Go(func() { sets.Run(ctx) })
 
 	w.lasting = make(map[string]time.Time)
 	timer := time.NewTimer(0)
@@ -68,18 +67,12 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 		case <-changed:
 		case <-timer.C:
 		}
-		if !podMirror.Listed() {
-			continue // there may be pods
+		if !pods.Listed() {
+			continue
 		}
-		s := snapshot{namespace: w.namespace, generation: w.generation}
-		for _, obj := range deployments.List() {
-			s.deployment = obj.(*appsv1.Deployment)
-		}
-		for _, obj := range sets.List() {
-			s.sets = append(s.sets, obj.(*appsv1.ReplicaSet))
-		}
-		for _, obj := range podMirror.List() {
-			s.pods = append(s.pods, obj.(*corev1.Pod))
+		s := snapshot{namespace: w.namespace, generation: w.generation, sets: sets.Objects(), pods: pods.Objects()}
+		if d := deployments.Objects(); len(d) > 0 {
+			s.deployment = d[0]
 		}
 		pod, again, err := w.weigh(judge(s), time.Now())
 		if pod != nil || err != nil {
@@ -91,7 +84,8 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 	}
 }
 
-// weigh turns a verdict into an end, or says when to look again if nothing changes.
+// weigh returns the pod or the error with which wait ends, or the time after which it must judge again even if nothing
+// changes.
 func (w *waiter) weigh(v verdict, now time.Time) (pod *corev1.Pod, again time.Duration, err error) {
 	if v.detail != "" && v.detail != w.said && w.tell != nil {
 		w.tell("%s", v.detail)
@@ -107,8 +101,8 @@ func (w *waiter) weigh(v verdict, now time.Time) (pod *corev1.Pod, again time.Du
 	case v.pod != nil:
 		key, grace = "pod "+v.pod.Name, readyGrace
 	case v.problem != nil:
-		// The kubelet rewords a problem while it lasts, so that the code stands for it.
-		key, grace = "problem "+itoa(int(v.problem.err.Code)), v.problem.grace
+		// The kubelet changes the text of a problem while it lasts, so the code identifies it.
+		key, grace = "problem "+strconv.Itoa(int(v.problem.err.Code)), v.problem.grace
 	default:
 		clear(w.lasting)
 		return nil, 0, nil

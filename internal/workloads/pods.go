@@ -10,7 +10,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -19,9 +18,9 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// owns reports whether the pod belongs to the workload. The selectors of two workloads may overlap (a preview's
-// Deployment with one more label), so the pod's owner decides. A pod without an owner, or with an unknown one, belongs
-// to every workload whose selector matches.
+// owns reports whether the pod belongs to the workload. The selectors of two workloads may overlap, for example those
+// of a Deployment and its preview with one more label, so the pod's owner decides. A pod without an owner, or with an
+// unknown one, belongs to every workload with a selector that matches.
 func (w *Workload) owns(p *corev1.Pod) bool {
 	if w.Selector == nil {
 		return p.Name == w.Name
@@ -36,17 +35,17 @@ func (w *Workload) owns(p *corev1.Pod) bool {
 	if w.Kind != "Deployment" {
 		return owner.Kind == w.Kind && owner.Name == w.Name
 	}
-	// A Deployment calls its ReplicaSets by its own name and the hash; one that it adopted may be called anything.
+	// The name of a Deployment's ReplicaSet is the Deployment's name and the hash. One that it adopted may have any
+	// name.
 	hash := p.Labels[appsv1.DefaultDeploymentUniqueLabelKey]
 	deployment, found := strings.CutSuffix(owner.Name, "-"+hash)
 	return owner.Kind == "ReplicaSet" && (hash == "" || !found || deployment == w.Name)
 }
 
-// WatchPods tells f the workload's pods, a Service's by the selector that it has at the time, sorted by name, at first
-// and after each change, until ctx ends. A list is whole, and its pods are not to be changed; changes that come while f
-// works are told together. f is called from one goroutine at a time, and not after WatchPods has returned. Connections
-// that break are replaced, and what was missed meanwhile is told. An error is returned when the user may not watch
-// (then an *api.Error), or ctx's.
+// WatchPods passes all of the workload's pods to f, sorted by name, at first and after each change, until ctx ends. For
+// a Service it follows changes of the selector. f must not change the pods. Changes that come while f runs are joined
+// to one. f is called from one goroutine at a time, and not after WatchPods has returned. WatchPods replaces
+// connections that break. The error is ctx's, or an *api.Error if the user may not watch the pods.
 func (c Client) WatchPods(ctx context.Context, w *Workload, f func([]corev1.Pod)) error {
 	return c.ExplainContext(ctx, watchPods(ctx, c.Kube(), w, f))
 }
@@ -55,7 +54,7 @@ func watchPods(ctx context.Context, kube kubernetes.Interface, w *Workload, f fu
 	if w.Resource.GroupResource() != resourceServices {
 		return watchSelected(ctx, kube, w, f)
 	}
-	// A Service's selector is what chooses its pods from one moment to the other: a blue and green deployment, for one.
+	// A blue-green deployment changes the selector.
 	ctx, cancel := context.WithCancel(ctx)
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -69,7 +68,7 @@ func watchPods(ctx context.Context, kube kubernetes.Interface, w *Workload, f fu
 		select {
 		case s := <-selectors:
 			stop()
-			<-done // f is called by one goroutine; the watch ended because of stop
+			<-done // f must have returned before the next watch calls it
 			chosen := *w
 			chosen.Selector = s
 			now = &chosen
@@ -80,53 +79,34 @@ func watchPods(ctx context.Context, kube kubernetes.Interface, w *Workload, f fu
 	}
 }
 
-// followSelector gives the Service's selectors that differ from the one that w has, as they come, until ctx ends, or
-// the user turns out not to have the right to watch Services. One that has gone keeps its last.
+// followSelector sends each new selector of the Service w until ctx ends. It stops early if the user may not watch
+// Services. A deleted Service keeps its last selector.
 func followSelector(ctx context.Context, kube kubernetes.Interface, w *Workload, selectors chan<- labels.Selector) {
-	ctx, cancel := context.WithCancel(ctx)
-	var following sync.WaitGroup
-	defer following.Wait()
-	defer cancel()
-	services := kube.CoreV1().Services(w.Namespace)
-	mirror := cluster.NewMirror(kube, &corev1.Service{}, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String(),
-	}, services.List, services.Watch)
-	mirror.OnError = func(err error) {
-		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-			cancel()
-		}
-	}
-	following.Go(func() { mirror.Run(ctx) })
+	byName := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String()}
 	last := selectorText(w.Selector)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-mirror.Changed:
-		}
-		for _, obj := range mirror.List() {
-			service := obj.(*corev1.Service)
-			if service.Name != w.Name {
-				continue
+	_ = cluster.Follow(ctx, kube, &corev1.Service{}, byName, kube.CoreV1().Services(w.Namespace),
+		func(list []*corev1.Service) {
+			for _, service := range list {
+				if service.Name != w.Name {
+					continue
+				}
+				s := labels.Nothing() // SelectorFromSet would return one that matches everything
+				if len(service.Spec.Selector) > 0 {
+					s = labels.SelectorFromSet(service.Spec.Selector)
+				}
+				if selectorText(s) == last {
+					continue
+				}
+				last = selectorText(s)
+				select {
+				case selectors <- s:
+				case <-ctx.Done():
+				}
 			}
-			s := labels.Nothing() // and not everything
-			if len(service.Spec.Selector) > 0 {
-				s = labels.SelectorFromSet(service.Spec.Selector)
-			}
-			if selectorText(s) == last {
-				continue
-			}
-			last = selectorText(s)
-			select {
-			case selectors <- s:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}
+		})
 }
 
-// selectorText tells selectors apart, that of nothing too, whose own text is that of everything.
+// selectorText returns a text that differs for different selectors. The String of labels.Nothing is that of everything.
 func selectorText(s labels.Selector) string {
 	if _, selectable := s.Requirements(); !selectable {
 		return "nothing"
@@ -134,38 +114,23 @@ func selectorText(s labels.Selector) string {
 	return s.String()
 }
 
-// watchSelected is watchPods by the selector that the workload has.
+// watchSelected is watchPods with the selector of w.
 func watchSelected(ctx context.Context, kube kubernetes.Interface, w *Workload, f func([]corev1.Pod)) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	var following sync.WaitGroup
-	defer following.Wait()
-	defer cancel(nil)
-	pods := kube.CoreV1().Pods(w.Namespace)
-	mirror := cluster.NewMirror(kube, &corev1.Pod{}, w.choose(metav1.ListOptions{}), pods.List, pods.Watch)
-	mirror.OnError = func(err error) {
-		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-			cancel(fmt.Errorf("watching the pods of %s: %w", w, err))
-		}
-	}
-	following.Go(func() { mirror.Run(ctx) })
-	for {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-mirror.Changed:
-		}
-		if !mirror.Listed() {
-			continue
-		}
-		var list []corev1.Pod
-		for _, obj := range mirror.List() {
-			if p := obj.(*corev1.Pod); w.owns(p) {
-				list = append(list, *p)
+	err := cluster.Follow(ctx, kube, &corev1.Pod{}, w.choose(metav1.ListOptions{}), kube.CoreV1().Pods(w.Namespace),
+		func(all []*corev1.Pod) {
+			var own []corev1.Pod
+			for _, p := range all {
+				if w.owns(p) {
+					own = append(own, *p)
+				}
 			}
-		}
-		slices.SortFunc(list, func(a, b corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
-		f(list)
+			slices.SortFunc(own, func(a, b corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+			f(own)
+		})
+	if ctx.Err() != nil {
+		return err
 	}
+	return fmt.Errorf("watching the pods of %s: %w", w, err)
 }
 
 // Pods holds the pods that WatchPods passes to Update. The zero value is ready to use. It is safe for concurrent use.
@@ -176,7 +141,7 @@ type Pods struct {
 	changed chan struct{} // closed and replaced by Update
 }
 
-// Update takes the pods as they are.
+// Update replaces the pods.
 func (ps *Pods) Update(list []corev1.Pod) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -186,7 +151,7 @@ func (ps *Pods) Update(list []corev1.Pod) {
 	ps.list, ps.listed, ps.changed = list, true, make(chan struct{})
 }
 
-// Await returns an Await of p. A pod that took p's name is another one.
+// Await returns an Await of p. It tells p by the UID: a later pod may have the same name.
 func (ps *Pods) Await(p *corev1.Pod) Await {
 	return func(ctx context.Context, ok func(*corev1.Pod) bool) (*corev1.Pod, error) {
 		for {
