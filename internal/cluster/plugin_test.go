@@ -40,7 +40,7 @@ func TestPluginRun(t *testing.T) {
 		{"answers", `echo '` + strings.ReplaceAll(answered("X"), "X", `'$TOKEN'`) + `'`, "secret", ""},
 		{"is told that nobody is there", `case $KUBERNETES_EXEC_INFO in *'"interactive":false'*) echo '` + answered("alone") + `';; esac`, "alone", ""},
 		{"has no input", `cat; echo '` + answered("x") + `'`, "x", ""},
-		{"leaves a helper behind", `sleep 3 & echo '` + answered("x") + `'`, "x", ""},
+		{"leaves a helper behind", `sleep 30 & echo '` + answered("x") + `'`, "x", ""},
 		{"fails", `echo one >&2; printf '\033[31mexpired\r\n' >&2; exit 3`, "", "the credential plugin /bin/sh failed with exit code 3: [31mexpired"},
 		{"says nonsense", `echo hello`, "", "the credential plugin /bin/sh printed an invalid credential: it is not an ExecCredential"},
 		{"says too much", `yes | head -c 2000000`, "", "the credential plugin /bin/sh printed an invalid credential: it is larger than 1048576 bytes"},
@@ -57,8 +57,8 @@ func TestPluginRun(t *testing.T) {
 			if err != nil || c.Token != tt.token {
 				t.Fatalf("%+v, %v", c, err)
 			}
-			if took := time.Since(began); took > 2500*time.Millisecond {
-				t.Fatalf("took %v", took)
+			if took := time.Since(began); took > 25*time.Second {
+				t.Fatalf("it waited for the helper: %v", took)
 			}
 		})
 	}
@@ -113,18 +113,16 @@ func TestPluginHonoursInteractiveMode(t *testing.T) {
 func TestPluginThatHangsIsKilled(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pid")
 	p := script(`sleep 1000 & echo $! > ` + file + `; wait`)
-	p.timeout = 300 * time.Millisecond
-	began := time.Now()
-	_, err := p.run(t.Context(), Terminal{})
-	if err == nil || err.Error() != "the credential plugin /bin/sh did not answer within 300ms and was killed" {
-		t.Fatal(err)
-	}
-	if took := time.Since(began); took > 5*time.Second {
-		t.Fatalf("took %v", took)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+	var text []byte
+	for p.timeout = 300 * time.Millisecond; len(text) == 0; p.timeout *= 2 { // until the shell is fast enough to start it
+		_, err := p.run(t.Context(), Terminal{})
+		want := fmt.Sprintf("the credential plugin /bin/sh did not answer within %v and was killed", p.timeout)
+		if err == nil || err.Error() != want {
+			t.Fatal(err)
+		}
+		if text, err = os.ReadFile(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {

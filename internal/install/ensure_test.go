@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -259,14 +260,14 @@ func TestEnsure(t *testing.T) {
 }
 
 func TestWaitTimeout(t *testing.T) {
-	leaks := goleak.IgnoreCurrent()
-	defer goleak.VerifyNone(t, leaks)
-	w := newWorld("", "", aPod("a", func(p *corev1.Pod) { p.Spec.NodeName = "" }))
-	_, err := (&waiter{kube: w, namespace: "kubevpn", timeout: 100 * time.Millisecond}).wait(t.Context())
-	var e *api.Error
-	if !errors.As(err, &e) || e.Code != api.ExitNotReady || e.Message != "the traffic manager in kubevpn was not ready within 100ms: waiting for a node" {
-		t.Fatal(err)
-	}
+	synctest.Test(t, func(t *testing.T) { // it ends only after wait has stopped its goroutines
+		w := newWorld("", "", aPod("a", func(p *corev1.Pod) { p.Spec.NodeName = "" }))
+		_, err := (&waiter{kube: w, namespace: "kubevpn", timeout: 100 * time.Millisecond}).wait(t.Context())
+		var e *api.Error
+		if !errors.As(err, &e) || e.Code != api.ExitNotReady || e.Message != "the traffic manager in kubevpn was not ready within 100ms: waiting for a node" {
+			t.Fatal(err)
+		}
+	})
 }
 
 func TestAPIServers(t *testing.T) {

@@ -222,11 +222,7 @@ func TestPortForwardCloseUnblocks(t *testing.T) {
 			}
 		})
 		<-full
-		start := time.Now()
-		conn.Close()
-		if d := time.Since(start); d > 2*time.Second {
-			t.Fatalf("Close took %v", d)
-		}
+		conn.Close() // if it waited for the Write, the test would not end
 		wg.Wait()
 		for range 2 {
 			if err := <-errs; !errors.Is(err, net.ErrClosed) {
