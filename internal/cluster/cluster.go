@@ -23,8 +23,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// The client-side limit of requests. A connect makes about twenty at once; client-go's default of 5 a second
-// would make it wait.
+// The client-side limit of requests. A connect makes about twenty at once, too many for client-go's default of 5 per
+// second.
 const (
 	requestsPerSecond = 50
 	requestBurst      = 100
@@ -34,9 +34,9 @@ const (
 type Options struct {
 	UserAgent string       // "kubevpn/1.2.3"; empty: "kubevpn"
 	Logger    *slog.Logger // nil: nothing is logged
-	// Credential is what the user's credential plugin answered elsewhere. Nil: the plugin runs when it is needed.
+	// Credential is the answer of the user's credential plugin in another process. Nil: the plugin runs when needed.
 	Credential *api.Credential
-	// LoginOf is a Cluster of the same user, whose credential this one shares. Nil: it has its own.
+	// LoginOf is a Cluster of the same user with which this one shares its credential. Nil: it has its own.
 	LoginOf *Cluster
 }
 
@@ -54,9 +54,9 @@ type Cluster struct {
 	server  *url.URL
 }
 
-// Load makes a Cluster from a kubeconfig with one context, as Prepare writes it. It opens no connection and
-// runs no plugin. The environment's proxy variables are not looked at: Prepare has put what they say into
-// the kubeconfig. Errors are *api.Error.
+// Load returns a Cluster for a kubeconfig with one context, which Prepare has written. It opens no connection and runs
+// no plugin. It ignores the proxy variables of the environment, because Prepare has written the proxy into the
+// kubeconfig. Errors are *api.Error.
 func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 	raw, config, err := parse(kubeconfig)
 	if err != nil {
@@ -136,7 +136,7 @@ func serverURL(config *rest.Config) (*url.URL, error) {
 	return server, nil
 }
 
-// unusable explains a kubeconfig that no client can be made of.
+// unusable explains why client-go does not accept the kubeconfig.
 func unusable(err error) *api.Error {
 	text := strings.TrimPrefix(api.OneLine(err.Error()), "invalid configuration: ")
 	if strings.Contains(text, "failed to find any PEM data") || strings.Contains(text, "x509: ") {
@@ -146,7 +146,7 @@ func unusable(err error) *api.Error {
 		WithHint("Fetch it again with the cluster's own tool. `kubectl config view --minify` prints it.")
 }
 
-// loginFor takes the credential plugin out of the configuration, and has its requests carry what it answers.
+// loginFor moves the credential plugin from the configuration to a login, and adds its credential to requests.
 func loginFor(config *rest.Config, context string, o Options) (*login, error) {
 	l, err := newLogin(config, context)
 	if err != nil {
@@ -216,20 +216,20 @@ func (c *Cluster) DialContext(ctx context.Context, network, address string) (net
 // Logger returns the logger of Options, or one that discards everything.
 func (c *Cluster) Logger() *slog.Logger { return c.log }
 
-// Server is the API server's URL.
+// Server returns the URL of the API server.
 func (c *Cluster) Server() string { return c.server.String() }
 
-// ID is 12 hex digits that identify the cluster: the same for the same server URL and authority.
+// ID returns 12 hex digits that identify the cluster: the same for the same server URL and authority.
 func (c *Cluster) ID() string { return c.id }
 
-// Name is what the kubeconfig calls the cluster.
+// Name returns the name of the cluster in the kubeconfig.
 func (c *Cluster) Name() string { return c.name }
 
-// Context is the kubeconfig's context.
+// Context returns the name of the kubeconfig's context.
 func (c *Cluster) Context() string { return c.context }
 
-// Resolve looks up every address of the API server, or of the proxy before it, so that Addresses is complete
-// before anything is routed.
+// Resolve looks up all addresses of the API server, or of its proxy, so that Addresses is complete before the
+// connection routes anything.
 func (c *Cluster) Resolve(ctx context.Context) error {
 	host, err := firstHop(c.server, c.config.Proxy)
 	if err != nil {
@@ -238,6 +238,6 @@ func (c *Cluster) Resolve(ctx context.Context) error {
 	return c.dial.resolve(ctx, host)
 }
 
-// Addresses returns, sorted, every address that this cluster's connections went to or may go to: the API
-// server's, or its proxy's. They must never be routed into the tunnel.
+// Addresses returns the known addresses of the API server, or of its proxy, sorted. They must never be routed into the
+// tunnel.
 func (c *Cluster) Addresses() []netip.Addr { return c.dial.addresses() }

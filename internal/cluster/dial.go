@@ -15,20 +15,20 @@ import (
 
 const (
 	dialTimeout = 10 * time.Second
-	// A connection whose peer is gone without a word ends after about a minute.
+	// With these, a connection to a peer that is gone ends after about a minute.
 	keepAliveIdle     = 15 * time.Second
 	keepAliveInterval = 15 * time.Second
 	keepAliveCount    = 3
 )
 
-// dialer opens the TCP connections to one API server, or to the proxy before it, and remembers where they
-// went. It is safe for concurrent use.
+// dialer opens the TCP connections to one API server, or to its proxy, and remembers their addresses. It is safe for
+// concurrent use.
 type dialer struct {
 	net    net.Dialer
 	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
 	mu   sync.Mutex
-	seen map[string][]netip.Addr // by host as it was asked for, the latest success last
+	seen map[string][]netip.Addr // by host name or address; the latest that worked is last
 }
 
 func newDialer() *dialer {
@@ -44,8 +44,8 @@ func newDialer() *dialer {
 	}
 }
 
-// DialContext has the shape that rest.Config.Dial and http.Transport want. When a name can no longer be
-// resolved (the laptop moved to another network), the addresses that worked before are tried.
+// DialContext implements rest.Config.Dial. If the name no longer resolves, because the laptop has moved to another
+// network, it tries the addresses that worked before.
 func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -97,11 +97,9 @@ func (d *dialer) resolve(ctx context.Context, host string) error {
 	if err != nil {
 		return fmt.Errorf("resolving %s: %w", host, err)
 	}
-	d.mu.Lock()
-	used := slices.Clone(d.seen[host])
-	d.mu.Unlock()
+	used := d.known(host)
 	d.remember(host, addrs...)
-	d.remember(host, used...) // those stay the first choice
+	d.remember(host, used...) // DialContext still tries these first
 	return nil
 }
 

@@ -32,11 +32,11 @@ func (e *Exited) Error() string {
 	return text
 }
 
-// saidMost is how much of a program's standard error is kept.
+// saidMost limits the end of a program's standard error that Exited and errors contain, in bytes.
 const saidMost = 4 << 10
 
-// Exec runs a program in a container until it ends, or ctx does. stdin may be nil; stdout gets what it writes. By
-// WebSocket (v5.channel.k8s.io), where the server or what lies before it has that, else SPDY.
+// Exec runs a program in a container until it or ctx ends. stdin may be nil. Exec uses WebSocket (v5.channel.k8s.io)
+// and falls back to SPDY. If the program fails, the error is an *Exited.
 func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command []string, stdin io.Reader,
 	stdout io.Writer) error {
 	url := c.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod).SubResource("exec").
@@ -75,7 +75,7 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 	return c.ExplainContext(ctx, fmt.Errorf("running %s in %s/%s: %w", command[0], namespace, pod, err))
 }
 
-// tail keeps the end of what is written.
+// tail is a writer that keeps the last bytes. It is safe for concurrent use.
 type tail struct {
 	most int
 	mu   sync.Mutex

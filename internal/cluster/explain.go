@@ -28,14 +28,14 @@ func (c *Cluster) Explain(err error) *api.Error {
 	if c.login != nil {
 		f.exec = c.login.plugin.command()
 	}
-	if via, e := c.config.Proxy(requestTo(c.server)); e == nil && via != nil {
+	if via, e := c.config.Proxy(&http.Request{URL: c.server}); e == nil && via != nil {
 		f.proxy = via.Redacted()
 	}
 	f.expired = func() string { return expiry(c.credentials(), time.Now()) }
 	return f.explain(err)
 }
 
-// ExplainContext is Explain, but for the end of ctx, which it returns as it is. It returns nil if err is nil.
+// ExplainContext returns nil if err is nil, ctx's error if ctx has ended, and Explain(err) otherwise.
 func (c *Cluster) ExplainContext(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -46,7 +46,7 @@ func (c *Cluster) ExplainContext(ctx context.Context, err error) error {
 	return c.Explain(err)
 }
 
-// facts are what is known besides the error. Each may be missing.
+// facts are known besides the error. Each may be empty.
 type facts struct {
 	server  string
 	proxy   string
@@ -76,7 +76,7 @@ func (f facts) explain(err error) *api.Error {
 	return api.Errorf(api.ExitUnexpected, "%w", err)
 }
 
-// plugin explains a credential plugin that failed on the way of a request.
+// plugin explains the failure of a credential plugin that a request ran.
 func (f facts) plugin(err error) *api.Error {
 	if e := (*loginError)(nil); errors.As(err, &e) {
 		return e.why
@@ -91,7 +91,7 @@ type explainer interface {
 	Explain(apiServer string) *api.Error
 }
 
-// explained asks the error itself.
+// explained calls the error's own Explain.
 func (f facts) explained(err error) *api.Error {
 	if e, ok := errors.AsType[explainer](err); ok {
 		return e.Explain(f.api())
@@ -140,7 +140,7 @@ func (f facts) tls(err error) *api.Error {
 	return nil
 }
 
-// proxyRefused are the words of a proxy's answer to CONNECT, which net/http gives as an error of its own.
+// proxyRefused returns the status with which a proxy refused CONNECT, or "". net/http returns only its text.
 func proxyRefused(err error) string {
 	var u *url.Error
 	if !errors.As(err, &u) {
@@ -161,7 +161,7 @@ func (f facts) network(err error) *api.Error {
 	if f.proxy != "" {
 		hint = fmt.Sprintf("The connection uses the proxy %s. %s", f.proxy, hint)
 	}
-	// client-go; it is not in the chain
+	// client-go adds the previous error as text, not to the chain.
 	_, previous, retried := strings.Cut(err.Error(), " - error from a previous attempt: ")
 	var dns *net.DNSError
 	var timeout net.Error
@@ -201,7 +201,7 @@ func (f facts) network(err error) *api.Error {
 	return e.WithHint("%s", hint)
 }
 
-// ended explains the user's own impatience.
+// ended explains the end of a context that the user cancelled.
 func (f facts) ended(err error) *api.Error {
 	if errors.Is(err, context.Canceled) {
 		return api.Errorf(api.ExitInterrupted, "interrupted")
@@ -230,7 +230,7 @@ func (f facts) status(err error) *api.Error {
 	case apierrors.IsTimeout(err), apierrors.IsServerTimeout(err):
 		return api.Errorf(api.ExitUnreachable, "%s did not answer in time: %s", f.api(), message).
 			WithHint("It is overloaded, or its etcd or a webhook does not answer. Try again in a minute.")
-	case code >= 500 && apierrors.IsUnexpectedServerError(err): // not in Kubernetes' words
+	case code >= 500 && apierrors.IsUnexpectedServerError(err): // the answer is not a Status of Kubernetes
 		return api.Errorf(api.ExitUnreachable, "%s, or a proxy before it, answers with error %d: %s", f.api(), code,
 			http.StatusText(int(code))).
 			WithHint("The fault is the cluster's, or a load balancer's. Try again in a minute.")
@@ -257,7 +257,7 @@ func (f facts) unauthorized() *api.Error {
 	return e.WithHint("Log in again, or fetch the kubeconfig again. `kubectl auth whoami` fails the same way.")
 }
 
-// innermost drops the layers of `Get "https://...": dial tcp ...`.
+// innermost returns the last error of `Get "https://...": dial tcp ...`.
 func innermost(err error) error {
 	if u := (*url.Error)(nil); errors.As(err, &u) {
 		err = u.Err
@@ -273,10 +273,10 @@ func innermost(err error) error {
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 UTC") }
 
-// ErrPodGone is in the chain of an error that is there because the pod has gone, or will not run again.
+// ErrPodGone is in the chain of an error if the pod was deleted, or will not run again.
 var ErrPodGone = errors.New("has gone")
 
-// PodGone returns an *api.Error that says that the pod has gone; ErrPodGone is in its chain.
+// PodGone returns an *api.Error about a pod that is gone, with ErrPodGone in its chain.
 func PodGone(namespace, name string) error {
 	return api.Errorf(api.ExitInject, "the pod %s/%s %w", namespace, name, ErrPodGone).
 		WithHint("Its replacement has another name: see `kubectl -n %s get pods`.", api.ShellQuote(namespace))

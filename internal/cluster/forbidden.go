@@ -6,8 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"net/http"
-	"net/url"
 	"os"
 	"regexp"
 	"strings"
@@ -27,7 +25,7 @@ type Permission struct {
 	Namespace string // empty: cluster-wide
 }
 
-// String is "create pods/portforward in namespace web".
+// String returns for example "create pods/portforward in namespace web".
 func (p Permission) String() string {
 	if p.Namespace == "" {
 		return fmt.Sprintf("%s %s in the whole cluster", p.Verb, p.Resource)
@@ -35,8 +33,8 @@ func (p Permission) String() string {
 	return fmt.Sprintf("%s %s in namespace %s", p.Verb, p.Resource, p.Namespace)
 }
 
-// resource is what kubectl create role wants: "deployments.apps", "pods/portforward". kubectl puts the group
-// before a subresource.
+// resource returns the argument of `kubectl create role`: "deployments.apps", "pods/portforward". The group comes
+// before the subresource.
 func (p Permission) resource() string {
 	if p.Group == "" {
 		return p.Resource
@@ -49,8 +47,8 @@ func (p Permission) resource() string {
 	return base
 }
 
-// GrantCommands are the two kubectl commands with which an admin gives user the permission. All of it may come from the
-// API server.
+// GrantCommands returns the two kubectl commands with which an admin grants the permission to the user. It quotes all
+// values, because they may come from the API server.
 func (p Permission) GrantCommands(user string) string {
 	name := "kubevpn-" + label(p.Verb+"-"+p.Resource)
 	rule := "--verb=" + api.ShellQuote(p.Verb) + " --resource=" + api.ShellQuote(p.resource())
@@ -63,7 +61,7 @@ func (p Permission) GrantCommands(user string) string {
 		"kubectl create rolebinding %s --namespace=%s --role=%s %s", name, ns, rule, name, ns, name, subject(user))
 }
 
-// label makes a part of an object's name of s.
+// label converts s to a part of an object's name.
 func label(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -73,8 +71,8 @@ func label(s string) string {
 	}, strings.ToLower(s))
 }
 
-// BindCommand is the kubectl command with which an admin gives user an existing Role. An empty user leaves a
-// place for the name.
+// BindCommand returns the kubectl command with which an admin binds an existing Role to the user. If user is empty, the
+// command contains a placeholder.
 func BindCommand(namespace, role, user string) string {
 	name := role
 	if user != "" {
@@ -86,7 +84,7 @@ func BindCommand(namespace, role, user string) string {
 		role, subject(user))
 }
 
-// subject is kubectl's flag for a user or a ServiceAccount.
+// subject returns kubectl's flag for a user or a ServiceAccount.
 func subject(user string) string {
 	if account, ok := strings.CutPrefix(user, "system:serviceaccount:"); ok {
 		return "--serviceaccount=" + api.ShellQuote(account)
@@ -94,12 +92,12 @@ func subject(user string) string {
 	return "--user=" + api.ShellQuote(user)
 }
 
-// rbacDenial is the text with which every authorizer of Kubernetes denies.
+// rbacDenial matches the message of every authorizer of Kubernetes.
 var rbacDenial = regexp.MustCompile(`User "([^"]*)" cannot (\S+) resource "([^"]+)" in API group "([^"]*)"` +
 	`(?: in the namespace "([^"]+)"| at the cluster scope)?`)
 
-// ParseDenial reads who lacks which permission from an API server's message. ok is false when the message is
-// a denial of another kind: an admission plugin's, or of escalation.
+// ParseDenial returns the user and the missing permission from an API server's message. ok is false for another denial,
+// for example of an admission plugin.
 func ParseDenial(message string) (user string, p Permission, ok bool) {
 	m := rbacDenial.FindStringSubmatch(message)
 	if m == nil {
@@ -108,7 +106,7 @@ func ParseDenial(message string) (user string, p Permission, ok bool) {
 	return m[1], Permission{Verb: m[2], Resource: m[3], Group: m[4], Namespace: m[5]}, true
 }
 
-// forbidden explains a 403: RBAC's, or an admission plugin's, which answers with the same code.
+// forbidden explains a 403 of RBAC or of an admission plugin.
 func forbidden(message string) *api.Error {
 	if user, p, ok := ParseDenial(message); ok {
 		return api.Errorf(api.ExitPermission, "%s may not %s", user, p).
@@ -132,7 +130,7 @@ func forbidden(message string) *api.Error {
 		WithHint("Ask a cluster admin to look at the message.")
 }
 
-// expiry says that the configuration's token or certificate has expired by now, or "".
+// expiry describes when the configuration's token or certificate expired. It returns "" if they are valid.
 func expiry(config *rest.Config, now time.Time) string {
 	token := config.BearerToken
 	if config.BearerTokenFile != "" {
@@ -151,7 +149,7 @@ func expiry(config *rest.Config, now time.Time) string {
 	return ""
 }
 
-// tokenExpiry reads a JWT's exp claim without trusting anything.
+// tokenExpiry returns the exp claim of a JWT, without verifying the token.
 func tokenExpiry(token string) (time.Time, bool) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
@@ -169,5 +167,3 @@ func tokenExpiry(token string) (time.Time, bool) {
 	}
 	return time.Unix(claims.Exp, 0), true
 }
-
-func requestTo(server *url.URL) *http.Request { return &http.Request{URL: server} }

@@ -24,13 +24,13 @@ type Inputs struct {
 	Kubeconfig string // --kubeconfig; empty: $KUBECONFIG, else ~/.kube/config
 	Context    string // --context; empty: the current one
 	Namespace  string // --namespace; empty: the context's
-	// Environ is the caller's environment. The credential plugin gets it, and proxy variables in it are put
-	// into the result, as the daemon that will use the kubeconfig has another environment.
+	// Environ is the caller's environment, for the credential plugin and for its proxy variables. The daemon that uses
+	// the kubeconfig has another environment.
 	Environ []string
 }
 
-// Prepared is a kubeconfig with one context that needs no other file except a token file, no environment and
-// no current directory. It holds credentials: hand it only to processes of the same user.
+// Prepared is a kubeconfig with one context. It depends on no environment, no current directory and no other file than
+// a token file. It contains credentials: pass it only to processes of the same user.
 type Prepared struct {
 	Kubeconfig []byte
 	Credential *api.Credential // what Login returned; Prepare leaves it empty
@@ -39,8 +39,8 @@ type Prepared struct {
 	Namespace  string
 }
 
-// Prepare finds the user's kubeconfig as kubectl does and makes it self-contained. It reads files and runs
-// nothing. Errors are *api.Error.
+// Prepare finds the user's kubeconfig as kubectl does, and makes it self-contained. It only reads files. Errors are
+// *api.Error.
 func Prepare(in Inputs) (Prepared, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = in.Kubeconfig
@@ -106,7 +106,7 @@ var (
 	otherKind = regexp.MustCompile(`no kind "([^"]*)" is registered for version "([^"]*)"`)
 )
 
-// kubeconfigFault is what is wrong with a kubeconfig, without Go's words for it: ` bad.yaml is not valid YAML: ...`.
+// kubeconfigFault describes an error of clientcmd for a user: ` bad.yaml is not valid YAML: ...`.
 func kubeconfigFault(err error) string {
 	text, file := api.OneLine(err.Error()), ""
 	if m := faultyFile.FindStringSubmatch(text); m != nil {
@@ -126,7 +126,7 @@ func kubeconfigFault(err error) string {
 	return file + " is not valid YAML: " + strings.TrimPrefix(text, "yaml: ")
 }
 
-// noKubeconfig says where kubectl would look, and that nothing is there.
+// noKubeconfig returns an error that lists where kubectl looks for a kubeconfig.
 func noKubeconfig(rules *clientcmd.ClientConfigLoadingRules, env string) *api.Error {
 	var looked []string
 	for _, path := range rules.Precedence {
@@ -170,8 +170,8 @@ func checkContext(config *clientcmdapi.Config) *api.Error {
 	return nil
 }
 
-// prepareUser makes the user's credentials usable from another process: the loading rules have made paths
-// absolute already, except of a plugin that is looked up in PATH.
+// prepareUser makes the user's credentials usable from another process. It finds the plugin in PATH; the loading rules
+// have made all other paths absolute.
 func prepareUser(user *clientcmdapi.AuthInfo, in Inputs) *api.Error {
 	if user == nil {
 		return nil
@@ -199,7 +199,7 @@ func prepareUser(user *clientcmdapi.AuthInfo, in Inputs) *api.Error {
 	return nil
 }
 
-// mergeEnv adds the caller's environment beneath what the kubeconfig sets itself.
+// mergeEnv returns the caller's environment with the kubeconfig's own variables, which take precedence.
 func mergeEnv(own []clientcmdapi.ExecEnvVar, environ []string) []clientcmdapi.ExecEnvVar {
 	caller := environment(environ)
 	for _, v := range own {
@@ -212,11 +212,11 @@ func mergeEnv(own []clientcmdapi.ExecEnvVar, environ []string) []clientcmdapi.Ex
 	return append(merged, own...)
 }
 
-// environment turns NAME=value into a map. The last of several wins, as in a process.
+// environment converts NAME=value to a map. Of several values the last one counts, as in a process.
 func environment(environ []string) map[string]string {
 	m := make(map[string]string, len(environ))
 	for _, kv := range environ {
-		// On Windows, "=C:=C:\dir" keeps a drive's directory: no variable that a plugin can want.
+		// On Windows, "=C:=C:\dir" is a drive's directory.
 		if name, value, ok := strings.Cut(kv, "="); ok && name != "" {
 			m[name] = value
 		}
@@ -241,7 +241,7 @@ func lookPath(command, path string) (string, error) {
 	return filepath.Abs(found)
 }
 
-// prepareProxy puts the proxy that the caller's environment names for this server into the kubeconfig.
+// prepareProxy writes the proxy that the caller's environment names for this server into the kubeconfig.
 func prepareProxy(cluster *clientcmdapi.Cluster, environ []string) *api.Error {
 	server, err := url.Parse(cluster.Server)
 	if err != nil {

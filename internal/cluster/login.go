@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -23,21 +22,23 @@ const (
 	maxLoginPause = time.Minute
 )
 
-// login holds the credential of a user whose kubeconfig has a credential plugin. Requests take it from here; when it
-// has expired, or the API server rejects it, the next request runs the plugin again, without a terminal. A nil *login
-// is a user with other credentials. It is safe for concurrent use.
+// login holds the credential of a user whose kubeconfig has a credential plugin. If it has expired, or the API server
+// rejects it, the next request runs the plugin again, without a terminal. A nil *login stands for a user with other
+// credentials. It is safe for concurrent use.
+//
+// Lock order: mu before state.
 type login struct {
 	plugin *plugin
 	again  string                          // hint: how to log in again
-	conns  *connrotation.ConnectionTracker // those that a client certificate authenticated
+	conns  *connrotation.ConnectionTracker // authenticated by a client certificate
 
-	mu      sync.Mutex // held while get runs the plugin: once for all requests that wait
+	mu      sync.Mutex // held while get runs the plugin, once for all requests that wait
 	current *api.Credential
-	cert    *tls.Certificate // current's; nil: it is a token alone
+	cert    *tls.Certificate // of current; nil: it has only a token
 	refused bool             // the API server does not accept current
 
-	state    sync.Mutex // for status, which does not wait for the plugin
-	required *api.Error // why a person is needed; nil: none is
+	state    sync.Mutex // guards the fields below, for LoginRequired, which does not wait for the plugin
+	required *api.Error // the user must log in; nil: no need
 	failedAt time.Time  // when required was set
 	pause    time.Duration
 }
@@ -52,8 +53,8 @@ func newLogin(config *rest.Config, context string) (*login, error) {
 	return &login{plugin: p, again: again, conns: connrotation.NewConnectionTracker()}, nil
 }
 
-// loginError is a plugin's failure on the way through net/http. It hides the *api.Error from errors.As, so that Explain
-// drops net/http's words around it.
+// loginError is a plugin's failure that net/http wraps. It hides the *api.Error from errors.As, so that Explain drops
+// the text that net/http adds.
 type loginError struct{ why *api.Error }
 
 func (e *loginError) Error() string { return e.why.Error() }
@@ -65,24 +66,17 @@ func (l *login) set(c *api.Credential) error {
 	return l.replace(c)
 }
 
-// replace is set; l.mu is held.
+// replace replaces the credential. The caller holds mu.
 func (l *login) replace(c *api.Credential) error {
-	if err := checkCredential(c); err != nil {
+	cert, err := checkCredential(c)
+	if err != nil {
 		return fmt.Errorf("the credential cannot be used: %w", err)
-	}
-	var cert *tls.Certificate
-	if c.Certificate != "" {
-		pair, err := tls.X509KeyPair([]byte(c.Certificate), []byte(c.Key))
-		if err != nil {
-			return errors.New("the credential cannot be used: its certificate and key do not match")
-		}
-		cert = &pair
 	}
 	rotated := l.cert != nil && (l.current == nil || l.current.Certificate != c.Certificate)
 	l.current, l.cert, l.refused = c, cert, false
 	l.setRequired(nil)
 	if rotated {
-		l.conns.CloseAll() // the API server judges a connection by the certificate that it began with
+		l.conns.CloseAll() // the API server authenticates a connection only once
 	}
 	return nil
 }
@@ -100,7 +94,7 @@ func (l *login) get() (*api.Credential, *tls.Certificate, error) {
 	if why != nil && early {
 		return nil, nil, &loginError{why}
 	}
-	c, err := l.plugin.run(context.Background(), Terminal{}) // bounded by the plugin's timeout
+	c, err := l.plugin.run(context.Background(), Terminal{}) // the plugin's timeout limits it
 	if err == nil {
 		err = l.replace(c)
 	}
@@ -112,7 +106,7 @@ func (l *login) get() (*api.Credential, *tls.Certificate, error) {
 	return l.current, l.cert, nil
 }
 
-// refuse has the next request run the plugin, unless another credential has come meanwhile.
+// refuse makes the next request run the plugin, unless another credential has replaced c.
 func (l *login) refuse(c *api.Credential) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,7 +125,7 @@ func (l *login) setRequired(e *api.Error) {
 	}
 }
 
-// transportConfig is the configuration's, with the login's credential.
+// transportConfig returns the transport's configuration with the login's credential.
 func (l *login) transportConfig(config *rest.Config) (*transport.Config, error) {
 	t, err := config.TransportConfig()
 	if l == nil || err != nil {
@@ -146,8 +140,8 @@ func (l *login) transportConfig(config *rest.Config) (*transport.Config, error) 
 	return t, nil
 }
 
-// withCertificate is a copy of the configuration with the credential's client certificate, for libraries that build
-// their own transport. They take the token from the configuration's wrapper.
+// withCertificate returns a copy of the configuration with the credential's client certificate, for libraries that
+// build their own transport. The configuration's wrapper adds the token.
 func (l *login) withCertificate(config *rest.Config) (*rest.Config, error) {
 	config = rest.CopyConfig(config)
 	if l == nil {
@@ -161,7 +155,7 @@ func (l *login) withCertificate(config *rest.Config) (*rest.Config, error) {
 	return config, nil
 }
 
-// wrap puts the token into requests.
+// wrap adds the token to requests.
 func (l *login) wrap(rt http.RoundTripper) http.RoundTripper { return &authenticated{l, rt} }
 
 type authenticated struct {
@@ -191,7 +185,7 @@ func (a *authenticated) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// Login runs the user's credential plugin on a terminal, and uses what it answers from then on. It returns nil if the
+// Login runs the user's credential plugin on a terminal, and uses its credential from then on. It returns nil if the
 // kubeconfig has no plugin. Errors are *api.Error, or ctx's.
 func (c *Cluster) Login(ctx context.Context, t Terminal) (*api.Credential, error) {
 	if c.login == nil {
@@ -213,7 +207,7 @@ func (c *Cluster) SetCredential(credential *api.Credential) error {
 	return c.login.set(credential)
 }
 
-// credentials are the configuration's, with what the user's plugin answered last.
+// credentials returns the configuration with the latest credential of the user's plugin.
 func (c *Cluster) credentials() *rest.Config {
 	if c.login == nil {
 		return c.config

@@ -25,34 +25,34 @@ import (
 	"kubevpn/internal/api"
 )
 
-// ExecTimeout is how long a kubeconfig's credential plugin may take where nobody can answer its questions.
+// ExecTimeout limits a run of a kubeconfig's credential plugin without a terminal.
 const ExecTimeout = 10 * time.Second
 
 const (
-	// credentialMost bounds what a plugin may answer. A certificate with its chain takes some 10 KB.
+	// credentialMost limits a plugin's answer, in bytes. A certificate with its chain takes about 10 KB.
 	credentialMost = 1 << 20
-	// interruptTime is how much later than the plugin's end the Ctrl-C that ended it may end ctx.
+	// interruptTime is the time after the plugin's end in which the Ctrl-C that ended it may end ctx.
 	interruptTime = 100 * time.Millisecond
-	// pluginGrace bounds the wait for a plugin that was told to end, and for output of what it has left running.
+	// pluginGrace limits the wait for a plugin after its signal, and for the output of its children.
 	pluginGrace = 500 * time.Millisecond
 )
 
 // Terminal is a terminal on which a credential plugin may ask the user. The zero value means none.
 type Terminal struct {
 	Stdin  *os.File  // nil: standard input is not a terminal
-	Stderr io.Writer // nil: nobody reads what the plugin says
+	Stderr io.Writer // nil: nobody reads the plugin's messages
 }
 
-// plugin runs a kubeconfig's credential plugin, as client-go does. client-go's own authenticator cannot be given a
-// credential that another process has obtained.
+// plugin runs a kubeconfig's credential plugin, as client-go does. client-go's own authenticator does not accept a
+// credential from another process.
 type plugin struct {
 	config  *clientcmdapi.ExecConfig
-	cluster *clientauthentication.Cluster // nil unless the plugin wants it
-	timeout time.Duration                 // where there is no terminal
+	cluster *clientauthentication.Cluster // nil unless the kubeconfig sets provideClusterInfo
+	timeout time.Duration                 // without a terminal
 }
 
-// newPlugin takes the plugin out of the configuration. It returns nil if there is none, or if the user has other
-// credentials, which kubectl prefers.
+// newPlugin removes the plugin from the configuration and returns it. It returns nil if there is none, or if the user
+// has other credentials, which kubectl prefers.
 func newPlugin(config *rest.Config) (*plugin, error) {
 	provider := config.ExecProvider
 	if provider == nil {
@@ -73,7 +73,8 @@ func newPlugin(config *rest.Config) (*plugin, error) {
 	return p, nil
 }
 
-// interactive reports whether the plugin may ask a person at t. Errors: the plugin insists, and nobody is there.
+// interactive reports whether the plugin may ask the user at t. It fails if the plugin requires a terminal and t has
+// none.
 func (p *plugin) interactive(t Terminal) (bool, error) {
 	switch {
 	case p.config.InteractiveMode == clientcmdapi.NeverExecInteractiveMode:
@@ -84,7 +85,7 @@ func (p *plugin) interactive(t Terminal) (bool, error) {
 	return t.Stdin != nil, nil
 }
 
-// run runs the plugin. On a terminal it may take its time, and ctx, or Ctrl-C, ends it; elsewhere run kills it and its
+// run runs the plugin. On a terminal it has no timeout, and ctx or Ctrl-C ends it. Otherwise run kills it and its
 // children after the timeout. Errors are *api.Error, or ctx's.
 func (p *plugin) run(ctx context.Context, t Terminal) (*api.Credential, error) {
 	interactive, err := p.interactive(t)
@@ -118,7 +119,7 @@ func (p *plugin) run(ctx context.Context, t Terminal) (*api.Credential, error) {
 		cmd.Stdin = t.Stdin
 	}
 	if attended {
-		// It stays in the terminal's foreground group, or it could not read. Ctrl-C goes to it as well.
+		// To read, it must stay in the terminal's foreground group. It also receives Ctrl-C.
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	} else {
 		ownGroup(cmd)
@@ -127,7 +128,7 @@ func (p *plugin) run(ctx context.Context, t Terminal) (*api.Credential, error) {
 	err = cmd.Run()
 	goruntime.UnlockOSThread()
 	if errors.Is(err, exec.ErrWaitDelay) {
-		err = nil // something that it started, such as a token cache's daemon, lives on
+		err = nil // a child, such as the daemon of a token cache, is still running
 	}
 	if err != nil {
 		return nil, p.failed(ctx, bounded, err, said.String())
@@ -135,7 +136,7 @@ func (p *plugin) run(ctx context.Context, t Terminal) (*api.Credential, error) {
 	return p.decode(out.bytes())
 }
 
-// failed explains how the plugin ended.
+// failed returns the error for a plugin that failed.
 func (p *plugin) failed(ctx, bounded context.Context, err error, said string) error {
 	if bounded.Err() == nil {
 		select {
@@ -175,10 +176,10 @@ func (p *plugin) errorf(format string, args ...any) *api.Error {
 	return e.WithHint("Run it by hand to see what it says, and log in if it asks: `%s`", commandLine(p.command()))
 }
 
-// command is the plugin's command line.
+// command returns the plugin's arguments, its path first.
 func (p *plugin) command() []string { return append([]string{p.config.Command}, p.config.Args...) }
 
-// commandLine is argv for a user to copy into a shell.
+// commandLine returns argv with shell quotes.
 func commandLine(argv []string) string {
 	words := make([]string, len(argv))
 	for n, word := range argv {
@@ -187,7 +188,7 @@ func commandLine(argv []string) string {
 	return strings.Join(words, " ")
 }
 
-// info is what the plugin finds in KUBERNETES_EXEC_INFO.
+// info returns the value of KUBERNETES_EXEC_INFO.
 func (p *plugin) info(interactive bool) (string, error) {
 	gv, err := schema.ParseGroupVersion(p.config.APIVersion)
 	if err != nil {
@@ -217,8 +218,8 @@ func (p *plugin) decode(out []byte) (*api.Credential, error) {
 	return c, nil
 }
 
-// decodeCredential reads a plugin's answer, an ExecCredential of that version in JSON or YAML. Its errors hold nothing
-// of the answer, which may have secrets.
+// decodeCredential reads a plugin's answer, an ExecCredential of that version in JSON or YAML. Its errors contain
+// nothing of the answer, which may contain secrets.
 func decodeCredential(out []byte, apiVersion string) (*api.Credential, error) {
 	if len(out) > credentialMost {
 		return nil, fmt.Errorf("it is larger than %d bytes", credentialMost)
@@ -240,24 +241,27 @@ func decodeCredential(out []byte, apiVersion string) (*api.Credential, error) {
 	if t := answer.Status.ExpirationTimestamp; t != nil {
 		c.Expires = t.Time
 	}
-	return c, checkCredential(c)
+	_, err = checkCredential(c)
+	return c, err
 }
 
-// checkCredential refuses what no request could be made with.
-func checkCredential(c *api.Credential) error {
+// checkCredential returns the client certificate, or nil if there is none. It fails if no request can use the
+// credential.
+func checkCredential(c *api.Credential) (*tls.Certificate, error) {
 	switch {
 	case c.Token == "" && c.Certificate == "" && c.Key == "":
-		return errors.New("it has neither a token nor a certificate")
+		return nil, errors.New("it has neither a token nor a certificate")
 	case (c.Certificate == "") != (c.Key == ""):
-		return errors.New("it needs both a certificate and a key")
+		return nil, errors.New("it needs both a certificate and a key")
 	case strings.IndexFunc(c.Token, func(r rune) bool { return r > unicode.MaxASCII || !unicode.IsPrint(r) }) >= 0:
-		return errors.New("its token has characters that are invalid in an HTTP header")
+		return nil, errors.New("its token has characters that are invalid in an HTTP header")
 	}
 	if c.Certificate == "" {
-		return nil
+		return nil, nil
 	}
-	if _, err := tls.X509KeyPair([]byte(c.Certificate), []byte(c.Key)); err != nil {
-		return errors.New("its certificate and key do not match")
+	cert, err := tls.X509KeyPair([]byte(c.Certificate), []byte(c.Key))
+	if err != nil {
+		return nil, errors.New("its certificate and key do not match")
 	}
-	return nil
+	return &cert, nil
 }

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// ownGroup puts the process into a session of its own, to be killed as one. It has no terminal on which it could ask.
+// ownGroup starts the process in a session of its own, without a terminal. Cancel kills the whole session.
 func ownGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

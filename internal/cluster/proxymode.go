@@ -24,19 +24,19 @@ const (
 	ProxyNFTables ProxyMode = "nftables"
 	ProxyIPVS     ProxyMode = "ipvs"    // kube-proxy's, or kube-router's
 	ProxyNone     ProxyMode = "none"    // no kube-proxy: nothing serves them, or what Proxy.Replacement names
-	ProxyUnknown  ProxyMode = "unknown" // nobody who may be asked says it
+	ProxyUnknown  ProxyMode = "unknown" // no readable source states it
 )
 
-// Proxy describes what serves ClusterIPs, and the source of that knowledge.
+// Proxy describes the program that serves ClusterIPs, and the source of that knowledge.
 type Proxy struct {
 	Mode ProxyMode
-	// By is who says so: "the ConfigMap kube-system/kube-proxy". For ProxyUnknown it is why nobody does.
+	// By is the source: "the ConfigMap kube-system/kube-proxy". For ProxyUnknown it is the reason.
 	By string
-	// Replacement is what serves ClusterIPs in kube-proxy's place, by its own programs in the kernel: "Cilium".
+	// Replacement serves ClusterIPs in kube-proxy's place with programs in the kernel: "Cilium". Empty: none does.
 	Replacement string
 }
 
-// String is "iptables, by the ConfigMap kube-system/kube-proxy".
+// String returns for example "iptables, by the ConfigMap kube-system/kube-proxy".
 func (p Proxy) String() string {
 	switch {
 	case p.Replacement != "":
@@ -49,18 +49,18 @@ func (p Proxy) String() string {
 
 const (
 	systemNamespace = "kube-system"
-	// proxyTimeout bounds all questions about kube-proxy together, and endpointTimeout the one that the API server
-	// passes on to a node, whose firewall may swallow it.
+	// proxyTimeout limits all questions about kube-proxy together, and endpointTimeout the one that the API server
+	// forwards to a node, whose firewall may drop it.
 	proxyTimeout    = 5 * time.Second
 	endpointTimeout = 2 * time.Second
-	proxyPort       = 10249 // kube-proxy's metrics, on 127.0.0.1 unless it was configured otherwise
+	proxyPort       = 10249 // kube-proxy's metrics, by default on 127.0.0.1
 )
 
-// Proxy finds out how ClusterIPs are served, from what the user may read: the configurations of Cilium, Calico and
-// kube-router, which may replace kube-proxy; kube-proxy's ConfigMap, DaemonSets and static pods; the arguments of
-// k3s and RKE2 that their nodes carry; and where these do not say it, kube-proxy itself on node, by way of the API
-// server. That there is no trace of it, where all of these may be read, means that there is none. It creates nothing,
-// and never fails: what cannot be found out is unknown.
+// Proxy finds out how ClusterIPs are served. It reads the configurations of Cilium, Calico and kube-router, which may
+// replace kube-proxy; the ConfigMap, DaemonSets and static pods of kube-proxy; and the arguments of k3s and RKE2 in the
+// annotations of nodes. If these do not state it, Proxy asks kube-proxy on the node, through the API server. If the
+// user may read all of these and none mentions kube-proxy, there is none. Proxy creates nothing and never fails: it
+// returns ProxyUnknown.
 func (c *Cluster) Proxy(ctx context.Context, node string) Proxy {
 	return proxyQuestions{
 		kube: c.kube,
@@ -70,7 +70,7 @@ func (c *Cluster) Proxy(ctx context.Context, node string) Proxy {
 	}.find(ctx, node)
 }
 
-// proxyQuestions is whom Proxy asks.
+// proxyQuestions reads the sources of Proxy.
 type proxyQuestions struct {
 	kube kubernetes.Interface
 	raw  func(ctx context.Context, path string) ([]byte, error) // GET
@@ -79,11 +79,11 @@ type proxyQuestions struct {
 // finding is one answer to a question about kube-proxy.
 type finding struct {
 	Proxy
-	// trace says that a kube-proxy is there, in whatever mode.
+	// trace reports that there is a kube-proxy, in any mode.
 	trace bool
 }
 
-// proxyQuestion is one way to learn of kube-proxy.
+// proxyQuestion is one source of information about kube-proxy.
 type proxyQuestion struct {
 	what string // for By of ProxyUnknown: "get configmaps in kube-system"
 	ask  func(ctx context.Context) ([]finding, error)
@@ -92,7 +92,7 @@ type proxyQuestion struct {
 func (q proxyQuestions) find(ctx context.Context, node string) Proxy {
 	ctx, cancel := context.WithTimeout(ctx, proxyTimeout)
 	defer cancel()
-	questions := []proxyQuestion{ // the surest first
+	questions := []proxyQuestion{ // the most reliable first
 		{"get configmaps in kube-system", q.cilium},
 		{"get felixconfigurations", q.calico},
 		{"list daemonsets in kube-system", q.daemonSets},
@@ -138,8 +138,8 @@ func (q proxyQuestions) find(ctx context.Context, node string) Proxy {
 	return Proxy{Mode: ProxyNone, By: "the absence of its ConfigMap, DaemonSet and pods"}
 }
 
-// decideProxy takes the first answer that says a mode. Findings of one answer that contradict each other say none, and
-// so are no reason to believe a lesser source.
+// decideProxy returns the first answer that states a mode. If the findings of one answer contradict each other, it
+// returns no mode and ignores the less reliable answers.
 func decideProxy(answers [][]finding) (found Proxy, traced bool) {
 	for _, findings := range answers {
 		for _, c := range findings {
@@ -159,7 +159,7 @@ func decideProxy(answers [][]finding) (found Proxy, traced bool) {
 	return found, traced
 }
 
-// cilium reads Cilium's configuration. Where it replaces kube-proxy, ClusterIPs are its, also if a kube-proxy is left.
+// cilium reads Cilium's configuration. If it replaces kube-proxy, it serves ClusterIPs even if a kube-proxy still runs.
 func (q proxyQuestions) cilium(ctx context.Context) ([]finding, error) {
 	const name = "cilium-config"
 	cm, err := q.kube.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
@@ -173,7 +173,7 @@ func (q proxyQuestions) cilium(ctx context.Context) ([]finding, error) {
 	return nil, nil
 }
 
-// calico asks for Calico's own configuration object; a cluster without Calico does not know the kind.
+// calico reads Calico's configuration object. A cluster without Calico does not know the kind.
 func (q proxyQuestions) calico(ctx context.Context) ([]finding, error) {
 	data, err := q.raw(ctx, "/apis/crd.projectcalico.org/v1/felixconfigurations/default")
 	if err != nil {
@@ -215,13 +215,13 @@ func (q proxyQuestions) daemonSets(ctx context.Context) ([]finding, error) {
 		}
 		findings = append(findings, proxyFindings(d.Spec.Template.Spec, by)...)
 	}
-	if len(replaced) > 0 { // whatever a kube-proxy that was left behind has in its arguments
+	if len(replaced) > 0 { // the arguments of a kube-proxy that still runs do not matter
 		return replaced[:1], nil
 	}
 	return findings, nil
 }
 
-// staticPods are kube-proxies that no DaemonSet runs: RKE2 and GKE have them.
+// staticPods finds kube-proxies that no DaemonSet runs, as in RKE2 and GKE.
 func (q proxyQuestions) staticPods(ctx context.Context) ([]finding, error) {
 	list, err := q.kube.CoreV1().Pods(systemNamespace).List(ctx,
 		metav1.ListOptions{LabelSelector: "component=kube-proxy", Limit: listLimit})
@@ -235,7 +235,7 @@ func (q proxyQuestions) staticPods(ctx context.Context) ([]finding, error) {
 	return findings, nil
 }
 
-// proxyFindings reads the arguments of a pod's kube-proxy, if it has one. Those beside a file do not count for it.
+// proxyFindings reads the arguments of a pod's kube-proxy, if it has one. With --config, kube-proxy ignores the others.
 func proxyFindings(pod corev1.PodSpec, by string) []finding {
 	if pod.NodeSelector[corev1.LabelOSStable] == "windows" {
 		return nil
@@ -255,8 +255,7 @@ func proxyFindings(pod corev1.PodSpec, by string) []finding {
 	return findings
 }
 
-// configMaps reads kube-proxy's own configuration, under the names that kubeadm (and what is made with it) and EKS give
-// it, whatever the key.
+// configMaps reads kube-proxy's configuration, under the names of kubeadm and of EKS, at any key.
 func (q proxyQuestions) configMaps(ctx context.Context) ([]finding, error) {
 	for _, name := range []string{"kube-proxy", "kube-proxy-config"} {
 		cm, err := q.kube.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
@@ -281,8 +280,8 @@ func (q proxyQuestions) configMaps(ctx context.Context) ([]finding, error) {
 
 func configMap(name string) string { return "the ConfigMap " + systemNamespace + "/" + name }
 
-// distributions reads the arguments that k3s and RKE2 note on their nodes. In k3s, kube-proxy is a part of the one
-// program, and runs unless a server was told otherwise.
+// distributions reads the arguments that k3s and RKE2 write to annotations of their nodes. In k3s, kube-proxy is part
+// of the program and runs unless a server disables it.
 func (q proxyQuestions) distributions(ctx context.Context, node string) ([]finding, error) {
 	list, err := q.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
@@ -322,7 +321,7 @@ func (q proxyQuestions) distributions(ctx context.Context, node string) ([]findi
 	return own, nil
 }
 
-// endpoint asks the kube-proxy of a node itself. Mostly it listens on loopback only, or the user may not.
+// endpoint asks the kube-proxy of a node. Mostly it listens on loopback only, or the user lacks the permission.
 func (q proxyQuestions) endpoint(ctx context.Context, node string) Proxy {
 	if node == "" {
 		return Proxy{}
@@ -331,7 +330,7 @@ func (q proxyQuestions) endpoint(ctx context.Context, node string) Proxy {
 	defer cancel()
 	data, err := q.raw(ctx, fmt.Sprintf("/api/v1/nodes/http:%s:%d/proxy/proxyMode", node, proxyPort))
 	if err != nil {
-		return Proxy{} // that it cannot be asked says nothing
+		return Proxy{}
 	}
 	found := proxyByName(strings.TrimSpace(string(data)), "kube-proxy on node "+node)
 	if found.Mode == ProxyUnknown {
@@ -340,7 +339,7 @@ func (q proxyQuestions) endpoint(ctx context.Context, node string) Proxy {
 	return found
 }
 
-// proxyByName takes a mode as kube-proxy's configuration has it, where none is iptables on Linux.
+// proxyByName converts a mode of kube-proxy's configuration. An empty mode means iptables on Linux.
 func proxyByName(mode, by string) Proxy {
 	switch m := ProxyMode(strings.ToLower(mode)); m {
 	case "":
@@ -351,7 +350,7 @@ func proxyByName(mode, by string) Proxy {
 	return Proxy{Mode: ProxyUnknown, By: fmt.Sprintf("%s says %q", by, mode)}
 }
 
-// runs reports whether a container is the program: by its name, or by its command.
+// runs reports whether a container runs the program, by its name or its command.
 func runs(c corev1.Container, program string) bool {
 	if c.Name == program {
 		return true
@@ -361,7 +360,7 @@ func runs(c corev1.Container, program string) bool {
 	})
 }
 
-// words are a container's command line, also of a shell's in it.
+// words returns the words of a container's command line, and of a shell command in it.
 func words(c corev1.Container) []string {
 	var out []string
 	for _, part := range slices.Concat(c.Command, c.Args) {
@@ -370,7 +369,7 @@ func words(c corev1.Container) []string {
 	return out
 }
 
-// argument is the value of a flag: after an equals sign, or the next word unless that is a flag.
+// argument returns the value of a flag: the text after an equals sign, or the next word unless that is a flag.
 func argument(c corev1.Container, name string) (value string, given bool) {
 	all := words(c)
 	for i, w := range all {

@@ -22,12 +22,11 @@ import (
 	"kubevpn/internal/api"
 )
 
-// reachMost is how much of an answer Reach reads.
+// reachMost limits the part of an answer that Reach reads, in bytes.
 const reachMost = 64 << 10
 
-// Reach makes one request that only the API server itself can answer, and only to a user whom it knows. It follows no
-// redirect: that leads to a login page. namespaces are where the user may have rights. Errors are *api.Error, or ctx's
-// where it was cancelled.
+// Reach returns nil if the API server answers and knows the user. It follows no redirect, because that leads to a login
+// page. The user may have rights in the namespaces. Errors are *api.Error, or ctx's if it was cancelled.
 func (c *Cluster) Reach(ctx context.Context, namespaces ...string) error {
 	err := c.askAboutSelf(ctx)
 	if apierrors.IsForbidden(err) {
@@ -42,8 +41,8 @@ func (c *Cluster) Reach(ctx context.Context, namespaces ...string) error {
 	return c.Explain(err)
 }
 
-// askAboutSelf asks what the user may do, which every user that the API server knows may ask. The answer does not
-// matter.
+// askAboutSelf reviews a permission of the user. Every user that the API server knows may request that, and only the
+// API server can answer. The answer does not matter.
 func (c *Cluster) askAboutSelf(ctx context.Context) error {
 	body, err := json.Marshal(authorizationv1.SelfSubjectAccessReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: "authorization.k8s.io/v1", Kind: "SelfSubjectAccessReview"},
@@ -75,7 +74,7 @@ func (c *Cluster) askAboutSelf(ctx context.Context) error {
 	return c.judge(resp, text)
 }
 
-// judge says whether it was the API server that answered, and what is wrong otherwise.
+// judge returns nil if the API server answered, or an error that describes the answer.
 func (c *Cluster) judge(resp *http.Response, text []byte) error {
 	var kind metav1.TypeMeta
 	var status metav1.Status
@@ -116,7 +115,7 @@ func (c *Cluster) loginPage(what string) *api.Error {
 			"cluster needs.", api.Clean(c.server.Host))
 }
 
-// isHTML reports whether the answer is for a browser.
+// isHTML reports whether the answer is a web page.
 func isHTML(resp *http.Response, text []byte) bool {
 	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	return err == nil && strings.HasSuffix(kind, "html") || bytes.HasPrefix(bytes.TrimSpace(text), []byte("<"))
@@ -124,7 +123,7 @@ func isHTML(resp *http.Response, text []byte) bool {
 
 var htmlTitle = regexp.MustCompile(`(?is)<title[^>]*>(.{1,200}?)</title>`)
 
-// title is ` titled "Sign in"`, or "".
+// title returns the title of a web page as ` titled "Sign in"`, or "".
 func title(page []byte) string {
 	m := htmlTitle.FindSubmatch(page)
 	if m == nil {
@@ -133,8 +132,8 @@ func title(page []byte) string {
 	return fmt.Sprintf(" titled %q", api.OneLine(api.Clean(string(m[1]))))
 }
 
-// probeNamespaces is for a user who may not even ask what he may do: denied says so. A user who may list pods somewhere
-// has rights all the same.
+// probeNamespaces checks whether a user who may not review permissions may list pods in one of the namespaces. denied
+// is the error of the review.
 func (c *Cluster) probeNamespaces(ctx context.Context, denied error, namespaces []string) error {
 	message := ""
 	if status := apierrors.APIStatus(nil); errors.As(denied, &status) {

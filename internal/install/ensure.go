@@ -375,8 +375,8 @@ func (e *ensurer) broken(ctx context.Context, ns string, d *appsv1.Deployment) b
 	return mature(d) || len(e.unpullable(ctx, ns)) > 0
 }
 
-// unpullable are the pods whose image cannot be pulled. That is known in the Deployment's first moments, when a
-// user who gave the wrong image tries again with another.
+// unpullable returns the pods whose image cannot be pulled. Unlike mature, it needs no wait when a user who gave a
+// wrong image tries another one.
 func (e *ensurer) unpullable(ctx context.Context, ns string) (stuck []*corev1.Pod) {
 	selector := metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: selectorLabels()})
 	pods, err := e.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: selector})
@@ -392,7 +392,7 @@ func (e *ensurer) unpullable(ctx context.Context, ns string) (stuck []*corev1.Po
 	return stuck
 }
 
-// mature is false in the first moments of a Deployment, when not to run is no fault yet.
+// mature reports whether the Deployment has been unavailable for so long that its pods should run by now.
 func mature(d *appsv1.Deployment) bool {
 	for _, c := range d.Status.Conditions {
 		if c.Type == appsv1.DeploymentAvailable && c.Status == corev1.ConditionFalse {
@@ -402,47 +402,37 @@ func mature(d *appsv1.Deployment) bool {
 	return false
 }
 
-// repair puts back what is missing beside the Deployment, as far as the user may. What it cannot is left to
-// the manager, which says what it lacks. A Deployment that another tool manages is left alone.
+// repair restores missing objects besides the Deployment, if the user may. Otherwise the manager reports what it lacks.
+// repair does not change the Deployment, which another tool may manage.
 func (e *ensurer) repair(ctx context.Context, ns string, broken bool) error {
 	o := e.o
 	o.Namespace = ns
-	missing := func(err error) bool { return apierrors.IsNotFound(err) }
+	rbac := e.kube.RbacV1()
 	checks := []struct {
-		look func() error
+		look func(context.Context) error
 		obj  runtime.Object
 		need []cluster.Permission
 	}{
-		{func() error {
-			_, err := e.kube.CoreV1().ServiceAccounts(ns).Get(ctx, ManagerName, metav1.GetOptions{})
-			return err
-		}, serviceAccount(ns), toApply("", "serviceaccounts", ns)},
-		{func() error {
-			_, err := e.kube.RbacV1().ClusterRoles().Get(ctx, clusterName(ns), metav1.GetOptions{})
-			return err
-		}, clusterRole(ns), toApply(rbacv1.GroupName, "clusterroles", "")},
-		{func() error {
-			_, err := e.kube.RbacV1().ClusterRoleBindings().Get(ctx, clusterName(ns), metav1.GetOptions{})
-			return err
-		}, clusterRoleBinding(ns), toApply(rbacv1.GroupName, "clusterrolebindings", "")},
-		{func() error {
-			_, err := e.kube.RbacV1().Roles(ns).Get(ctx, UserRole, metav1.GetOptions{})
-			return err
-		}, userRole(ns), toApply(rbacv1.GroupName, "roles", ns)},
+		{getter(e.kube.CoreV1().ServiceAccounts(ns), ManagerName), serviceAccount(ns),
+			toApply("", "serviceaccounts", ns)},
+		{getter(rbac.ClusterRoles(), clusterName(ns)), clusterRole(ns), toApply(rbacv1.GroupName, "clusterroles", "")},
+		{getter(rbac.ClusterRoleBindings(), clusterName(ns)), clusterRoleBinding(ns),
+			toApply(rbacv1.GroupName, "clusterrolebindings", "")},
+		{getter(rbac.Roles(ns), UserRole), userRole(ns), toApply(rbacv1.GroupName, "roles", ns)},
 	}
 	errs := make([]error, len(checks))
 	var wg sync.WaitGroup
 	for i := range checks {
-		wg.Go(func() { errs[i] = checks[i].look() })
+		wg.Go(func() { errs[i] = checks[i].look(ctx) })
 	}
 	wg.Wait()
 	e.result.RBAC = errs[1] == nil && errs[2] == nil
 	for i, c := range checks {
-		if !missing(errs[i]) || len(lacking(ctx, e.kube, c.need)) > 0 {
+		if !apierrors.IsNotFound(errs[i]) || len(lacking(ctx, e.kube, c.need)) > 0 {
 			continue
 		}
 		if err := apply(ctx, e.kube, c.obj); apierrors.IsForbidden(err) {
-			continue // RBAC lets nobody grant what they do not hold
+			continue // the user does not hold the rights to grant
 		} else if err != nil {
 			return err
 		}
@@ -456,7 +446,7 @@ func (e *ensurer) repair(ctx context.Context, ns string, broken bool) error {
 	return nil
 }
 
-// restart makes new pods at once: the controller retries those that could not be created ever more slowly.
+// restart replaces the pods at once. The controller's own retries become slower and slower.
 func (e *ensurer) restart(ctx context.Context, ns string) error {
 	patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{%q:%q}}}}}`, annotationRestarted,
 		time.Now().UTC().Format(time.RFC3339))
@@ -469,7 +459,7 @@ func (e *ensurer) restart(ctx context.Context, ns string) error {
 	return nil
 }
 
-// ImageOf is the image of the traffic manager in a pod, or a template, or "".
+// ImageOf returns the image of the traffic manager in a pod or a template, or "".
 func ImageOf(spec corev1.PodSpec) string {
 	for _, c := range spec.Containers {
 		if c.Name == containerName {

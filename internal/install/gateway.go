@@ -27,7 +27,7 @@ const (
 	// gatewayPrefix, with a number, is the name of a gateway's container. A container that has ended stays in its pod's
 	// specification, and its name with it.
 	gatewayPrefix = "gateway-"
-	// handoverTimeout bounds the time from the gateway's start until the manager has its device.
+	// handoverTimeout limits the time from the gateway's start until the manager has its device.
 	handoverTimeout = 20 * time.Second
 
 	labelEnforce = "pod-security.kubernetes.io/enforce"
@@ -36,18 +36,18 @@ const (
 )
 
 // GatewayOptions configures AddGateway. A gateway (`traffic gateway`) is an ephemeral container of the traffic
-// manager's pod: the one part with capabilities, which the system netstack needs. It is added with the user's own
-// rights, and no other container is touched.
+// manager's pod, with capabilities that the system netstack needs. AddGateway uses the user's own rights and changes no
+// other container.
 type GatewayOptions struct {
 	Namespace string
 	Pod       string
-	Image     string // that of the trusted manager's Deployment; what is in the pod does not matter
-	// Relabel lets a namespace that we made, and that enforces pod security, be labelled privileged: asked for by who
-	// wants the system netstack and no other.
+	Image     string // of the trusted manager's Deployment; the images of the pod do not matter
+	// Relabel allows to label a namespace privileged that kubevpn has created and that enforces pod security. It is for
+	// a user who asks for the system netstack.
 	Relabel  bool
 	Progress func(api.Event) // may be nil
-	// Ready, if set, is closed when the manager says that the gateway is there. AddGateway then waits for that; else it
-	// is content with a container that runs.
+	// Ready is closed when the manager has the gateway's device, and AddGateway waits for that. Nil: AddGateway waits
+	// until the container runs.
 	Ready <-chan struct{}
 }
 
@@ -92,8 +92,8 @@ func gatewayContainer(name, image string, privileged bool) corev1.EphemeralConta
 		security.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
 		security.Capabilities = &corev1.Capabilities{
 			Drop: []corev1.Capability{"ALL"},
-			// NET_RAW is for iptables-legacy, which speaks to the kernel through a raw socket. Who has NET_ADMIN and a
-			// TUN device can send any packet without it.
+			// iptables-legacy needs NET_RAW for its raw socket. It adds no risk: a process with NET_ADMIN and a TUN
+			// device can send any packet.
 			Add: []corev1.Capability{"MKNOD", "NET_ADMIN", "NET_RAW"},
 		}
 	}
@@ -122,7 +122,7 @@ type adder struct {
 	timeout, handover time.Duration
 }
 
-// pod reads the pod, and refuses one to which no gateway may ever be added.
+// pod reads the pod. It fails for a pod that must not have a gateway.
 func (g *adder) pod(ctx context.Context) (*corev1.Pod, error) {
 	p, err := g.kube.CoreV1().Pods(g.o.Namespace).Get(ctx, g.o.Pod, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -173,12 +173,12 @@ func (g *adder) add(ctx context.Context, p *corev1.Pod, privileged, dry bool) (n
 	return name, added, err
 }
 
-// enforced reports whether pod security has refused.
+// enforced reports whether pod security has rejected the container.
 func enforced(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "violates PodSecurity")
 }
 
-// refusal is what the user is told of an error of patch.
+// refusal returns the error for the user for an error of add.
 func (g *adder) refusal(ctx context.Context, err error) error {
 	if !apierrors.IsForbidden(err) {
 		return err
@@ -191,7 +191,7 @@ func (g *adder) refusal(ctx context.Context, err error) error {
 				"nodes. Ask a cluster admin to run:\n%s", p.GrantCommands(cmp.Or(user, username(ctx, g.kube))))
 	}
 	if !enforced(err) {
-		return err // a webhook's, a quota's: cluster.Explain knows them
+		return err // from a webhook or a quota: cluster.Explain explains it
 	}
 	_, words, _ := strings.Cut(err.Error(), "violates PodSecurity")
 	label := fmt.Sprintf("kubectl label namespace %s %s=privileged --overwrite", ns, labelEnforce)
@@ -203,7 +203,7 @@ func (g *adder) refusal(ctx context.Context, err error) error {
 	return e.WithHint("Ask a cluster admin to run\n  %s", label)
 }
 
-// relabellable is the namespace, if it is one that we made, and the user may label it; else nil.
+// relabellable returns the namespace if kubevpn has created it and the user may label it, or nil.
 func (g *adder) relabellable(ctx context.Context) (*corev1.Namespace, error) {
 	n, err := g.kube.CoreV1().Namespaces().Get(ctx, g.o.Namespace, metav1.GetOptions{})
 	if apierrors.IsForbidden(err) {
@@ -212,7 +212,7 @@ func (g *adder) relabellable(ctx context.Context) (*corev1.Namespace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the namespace %s: %w", g.o.Namespace, err)
 	}
-	// lacking asks for the right to all namespaces. A right to this one alone shows only when it is tried.
+	// A user with the right to this namespace alone counts as one without it.
 	if n.Annotations[annotationCreated] != "true" ||
 		len(lacking(ctx, g.kube, []cluster.Permission{{Verb: "patch", Resource: "namespaces"}})) > 0 {
 		return nil, nil
@@ -241,7 +241,7 @@ func (g *adder) run(ctx context.Context) error {
 		err = g.wait(ctx, name)
 		switch {
 		case !added && errors.As(err, new(*gatewayEnded)):
-			// The kubelet is a moment late to say so; the next one is ours.
+			// The pod's status was outdated. The next iteration adds a container.
 			g.o.tell("%s has ended in the meantime", name)
 		case !privileged && noTUN(err):
 			g.o.tell("%v; trying a privileged container, the last resort", err)
@@ -267,7 +267,7 @@ func noTUN(err error) bool {
 	return errors.As(err, &ended) && api.ExitCode(ended.code) == api.ExitNoTUN
 }
 
-// ensure returns the name of the gateway that is there, or that it adds.
+// ensure returns the name of the pod's gateway, which it adds if there is none.
 func (g *adder) ensure(ctx context.Context, privileged bool) (name string, added bool, err error) {
 	p, err := g.pod(ctx)
 	if err != nil {
@@ -286,7 +286,7 @@ func (g *adder) ensure(ctx context.Context, privileged bool) (name string, added
 	return name, added, nil
 }
 
-// addRelabelled adds the container once the namespace admits it. refused is what it said before.
+// addRelabelled labels the namespace and adds the container. refused is the error before.
 func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged bool,
 	refused error) (name string, added bool, err error) {
 	n, err := g.relabellable(ctx)
@@ -301,8 +301,7 @@ func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged boo
 	if err := g.relabel(ctx, "privileged"); err != nil {
 		return "", false, err
 	}
-	// Each API server's admission has its own copy of the namespaces, which follows a moment later: it is asked for 5
-	// s.
+	// Each API server has its own copy of the namespaces, which may be outdated for a moment: 10 tries in 5 s.
 	follows := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 10}
 	gaveUp := wait.ExponentialBackoffWithContext(ctx, follows, func(ctx context.Context) (bool, error) {
 		name, added, err = g.add(ctx, p, privileged, false)
@@ -317,7 +316,7 @@ func (g *adder) addRelabelled(ctx context.Context, p *corev1.Pod, privileged boo
 	return name, added, err
 }
 
-// wait watches until the gateway runs and the manager has its device, or it is known why not.
+// wait waits until the gateway runs and the manager has its device, or until one of them fails.
 func (g *adder) wait(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, g.timeout, errNotInTime)
 	defer cancel()
@@ -375,7 +374,7 @@ func (g *adder) tooLate(name, what string) error {
 			api.ShellQuote(g.o.Pod))
 }
 
-// judgeGateway says what a pod shows of a gateway's container.
+// judgeGateway returns the state of the gateway's container in a pod.
 func judgeGateway(p *corev1.Pod, name string) (running bool, detail string, err error) {
 	if p.DeletionTimestamp != nil {
 		return false, "", podGone(p.Name, "is being deleted")

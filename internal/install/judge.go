@@ -31,7 +31,7 @@ type verdict struct {
 	detail  string // what is happening, for progress
 }
 
-// problem is a reason to give up, if it lasts: every one of them can heal by itself.
+// problem is a reason to give up if it lasts. Each can end by itself.
 type problem struct {
 	grace time.Duration
 	err   *api.Error
@@ -79,8 +79,8 @@ func judge(s snapshot) verdict {
 	return judgePod(p)
 }
 
-// newest returns the hash of the pods that belong to the Deployment as it is now, "" if any will do.
-// current is false as long as its controller has not seen our change.
+// newest returns the template hash of the pods of the Deployment's current generation; "" accepts any pod. current is
+// false while the controller has not seen the change.
 func (s snapshot) newest() (hash string, current bool) {
 	d := s.deployment
 	if s.generation == 0 {
@@ -98,7 +98,7 @@ func (s snapshot) newest() (hash string, current bool) {
 	return "", false
 }
 
-// rank is 2 for a ready pod, 1 for one whose container runs, else 0.
+// rank returns 2 for a ready pod, 1 for one in which the manager's container runs, and 0 otherwise.
 func rank(p *corev1.Pod) int {
 	running := false
 	for _, c := range p.Status.ContainerStatuses {
@@ -115,7 +115,7 @@ func rank(p *corev1.Pod) int {
 	return 1
 }
 
-// noPod looks for what keeps a pod from being created: a quota, pod security, a webhook.
+// noPod finds out why there is no pod: a quota, pod security or a webhook.
 func (s snapshot) noPod() verdict {
 	message := ""
 	if s.deployment != nil {
@@ -153,7 +153,7 @@ func (s snapshot) noPod() verdict {
 	return verdict{problem: &problem{grace, e}, detail: message}
 }
 
-// judgePod says why a pod does not run.
+// judgePod finds out why a pod does not run.
 func judgePod(p *corev1.Pod) verdict {
 	s := podstatus.Of(p, containerName)
 	v := verdict{detail: s.Text}

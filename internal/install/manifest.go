@@ -34,7 +34,7 @@ func Manifest(o Options) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// applied is obj as server-side apply wants it: the fields that we have an opinion on, and no others.
+// applied returns obj for server-side apply: only the fields that kubevpn sets.
 func applied(obj runtime.Object) (map[string]any, error) {
 	data, err := json.Marshal(obj)
 	if err != nil {
@@ -49,7 +49,7 @@ func applied(obj runtime.Object) (map[string]any, error) {
 	return fields, nil
 }
 
-// prune removes what Go writes for fields that are not set.
+// prune removes fields that Go encodes although they are not set.
 func prune(fields map[string]any) {
 	for key, value := range fields {
 		switch v := value.(type) {

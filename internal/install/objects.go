@@ -35,28 +35,27 @@ const (
 	labelVersion   = "app.kubernetes.io/version"
 	// labelNamespace ties cluster-wide objects to the manager's namespace.
 	labelNamespace = "kubevpn/namespace"
-	// annotationCreated marks a namespace that we made, and so may delete.
+	// annotationCreated marks a namespace that kubevpn has created, and may delete.
 	annotationCreated = "kubevpn/created"
-	// annotationRestarted, changed, makes new pods.
+	// annotationRestarted replaces the pods when it changes.
 	annotationRestarted = "kubevpn/restarted"
 
-	// nonroot is the user of the manager's image; any other but 0 would do.
+	// nonroot is the user of the manager's container. Any but 0 works.
 	nonroot = 65532
 )
 
 // Options configures Ensure and Manifest.
 type Options struct {
-	// Namespace of the traffic manager. Empty: DefaultNamespace, else FallbackNamespace. A namespace that
-	// is given has no fallback.
+	// Namespace of the traffic manager. Empty: DefaultNamespace, or FallbackNamespace without rights in that.
 	Namespace         string
 	FallbackNamespace string          // the user's current namespace
 	Image             string          // reference of the traffic manager's image
 	Upgrade           bool            // replace a manager that runs another image
-	Progress          func(api.Event) // told what is being done; may be nil
-	// Consent is what the user allows. A manager that is there, or a namespace that is there without one and was not
-	// named, must be trusted, or Ensure fails with api.ExitConsent. Nil: nothing is asked.
+	Progress          func(api.Event) // may be nil
+	// Consent is the user's consent. Ensure fails with api.ExitConsent if it does not include an existing manager, or
+	// an existing namespace without a manager that the user did not name. Nil: Ensure needs no consent.
 	Consent *api.Consent
-	// APIServers are "host:port" of the API server as pods reach it without kube-proxy. Ensure fills it in.
+	// APIServers are addresses ("host:port") of the API server that pods reach without kube-proxy. Ensure sets it.
 	APIServers []string
 }
 
@@ -80,7 +79,7 @@ func labels() map[string]string {
 	return m
 }
 
-// labelValue makes s a valid label value.
+// labelValue converts s to a valid label value.
 func labelValue(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.", r) {
@@ -95,7 +94,7 @@ func meta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels()}
 }
 
-// clusterName is the name of the manager's cluster-wide objects: several managers may share a cluster.
+// clusterName returns the name of the manager's cluster-wide objects. A cluster may have several managers.
 func clusterName(namespace string) string { return ManagerName + "-" + namespace }
 
 func clusterMeta(namespace string) metav1.ObjectMeta {
@@ -104,7 +103,7 @@ func clusterMeta(namespace string) metav1.ObjectMeta {
 	return m
 }
 
-// namespaceObject is the namespace as we create it. It admits only pods as harmless as ours.
+// namespaceObject returns the namespace that kubevpn creates. It enforces the "restricted" Pod Security level.
 func namespaceObject(name string) *corev1.Namespace {
 	m := meta("", name)
 	m.Labels["pod-security.kubernetes.io/enforce"] = "restricted"
@@ -112,12 +111,12 @@ func namespaceObject(name string) *corev1.Namespace {
 	return &corev1.Namespace{TypeMeta: typeMeta("v1", "Namespace"), ObjectMeta: m}
 }
 
-// baseObjects are what any manager needs, in the order of their creation.
+// baseObjects returns the objects that every manager needs, in the order of their creation.
 func baseObjects(o Options) []runtime.Object {
 	return []runtime.Object{serviceAccount(o.namespace()), deployment(o)}
 }
 
-// rightsObjects are what an admin adds: the manager's rights, and the role for its users.
+// rightsObjects returns the objects that an admin adds: the manager's rights, and the Role for its users.
 func rightsObjects(o Options) []runtime.Object {
 	ns := o.namespace()
 	return []runtime.Object{clusterRole(ns), clusterRoleBinding(ns), userRole(ns)}
@@ -127,12 +126,12 @@ func serviceAccount(namespace string) *corev1.ServiceAccount {
 	return &corev1.ServiceAccount{
 		TypeMeta:                     typeMeta("v1", "ServiceAccount"),
 		ObjectMeta:                   meta(namespace, ManagerName),
-		AutomountServiceAccountToken: new(false), // the manager's pod asks for it itself
+		AutomountServiceAccountToken: new(false), // the manager's pod sets it to true
 	}
 }
 
-// clusterRole is all that the manager may do: see Services and their endpoints, the two kinds of objects
-// that tell the cluster's networks, and a pod that an endpoint names.
+// clusterRole contains all rights of the manager: to see Services and their endpoints, Nodes and ServiceCIDRs for the
+// cluster's networks, and the pod of an endpoint.
 func clusterRole(namespace string) *rbacv1.ClusterRole {
 	read := []string{"list", "watch"}
 	return &rbacv1.ClusterRole{
@@ -156,9 +155,9 @@ func clusterRoleBinding(namespace string) *rbacv1.ClusterRoleBinding {
 	}
 }
 
-// userRole is what a laptop needs in the manager's namespace. WebSocket port-forwards need get before
-// Kubernetes 1.35 and create from then on. pods/proxy is for api-proxy: it reaches less of a pod than a port-forward.
-// The Deployment has the image, and the namespace a UID, by which a user knows the manager again.
+// userRole contains the rights of a laptop in the manager's namespace. WebSocket port-forwards require get before
+// Kubernetes 1.35, and create since. The transport api-proxy uses pods/proxy, which reaches less of a pod than a
+// port-forward. The laptop identifies the manager by the Deployment's image and the namespace's UID.
 func userRole(namespace string) *rbacv1.Role {
 	return &rbacv1.Role{
 		TypeMeta:   typeMeta("rbac.authorization.k8s.io/v1", "Role"),
@@ -184,7 +183,7 @@ func deployment(o Options) *appsv1.Deployment {
 			Selector:             &metav1.LabelSelector{MatchLabels: selectorLabels()},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels()},
 				Spec: podSpec(o)},
-			// The new manager runs before the old one goes, so that sessions have somewhere to go on.
+			// The new manager runs before the old one ends, so that sessions can move.
 			Strategy: appsv1.DeploymentStrategy{
 				Type: appsv1.RollingUpdateDeploymentStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDeployment{
@@ -196,7 +195,7 @@ func deployment(o Options) *appsv1.Deployment {
 	}
 }
 
-// podSpec is admitted where pod security enforces "restricted".
+// podSpec returns a pod that the "restricted" Pod Security level admits.
 func podSpec(o Options) corev1.PodSpec {
 	return corev1.PodSpec{
 		ServiceAccountName:            ManagerName,
@@ -226,8 +225,8 @@ func podSpec(o Options) corev1.PodSpec {
 				{Name: "health", ContainerPort: api.HealthPort, Protocol: corev1.ProtocolTCP},
 				{Name: "proxy", ContainerPort: api.ProxyPort, Protocol: corev1.ProtocolTCP},
 			},
-			// The manager refuses new flows long before it reaches this limit (internal/manager/limits.go): reaching it
-			// would end all sessions at once.
+			// The manager refuses new flows long before it reaches the limit (internal/manager/limits.go), which would
+			// end all sessions at once.
 			Resources: corev1.ResourceRequirements{
 				Requests: corev1.ResourceList{
 					corev1.ResourceCPU:    resource.MustParse("50m"),
@@ -237,7 +236,7 @@ func podSpec(o Options) corev1.PodSpec {
 			},
 			LivenessProbe:  probe("/livez", 10),
 			ReadinessProbe: probe("/readyz", 2),
-			// Its last words are in the pod's status, where no right to read logs is needed.
+			// The pod's status then contains its last output, which needs no right to read logs.
 			TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 			SecurityContext: &corev1.SecurityContext{
 				AllowPrivilegeEscalation: new(false),
@@ -268,12 +267,12 @@ func environment(o Options) []corev1.EnvVar {
 		field("POD_IP", "status.podIPs"), // of both families, with a comma
 		field("POD_NAMESPACE", "metadata.namespace"),
 		field("NODE_NAME", "spec.nodeName"),
-		{Name: "GOMEMLIMIT", Value: "900MiB"}, // the collector works harder before the limit ends the process
+		{Name: "GOMEMLIMIT", Value: "900MiB"}, // the garbage collector runs more often below the limit
 	}
 	if len(o.APIServers) > 0 {
 		servers := slices.Clone(o.APIServers)
 		slices.Sort(servers)
-		// Where no kube-proxy runs, the API server's ClusterIP leads nowhere.
+		// Without kube-proxy, pods cannot reach the API server's ClusterIP.
 		env = append(env, corev1.EnvVar{Name: "KUBEVPN_APISERVERS", Value: strings.Join(servers, ",")})
 	}
 	return env

@@ -87,10 +87,15 @@ func newTarget[T any](kind string, need cluster.Permission, name string, c clien
 		Removed: Removed{Kind: kind, Namespace: need.Namespace, Name: name},
 		need:    need,
 		delete:  func(ctx context.Context, o metav1.DeleteOptions) error { return c.Delete(ctx, name, o) },
-		get: func(ctx context.Context) error {
-			_, err := c.Get(ctx, name, metav1.GetOptions{})
-			return err
-		},
+		get:     getter(c, name),
+	}
+}
+
+// getter returns a function that reads an object, and returns the error.
+func getter[T any](c client[T], name string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := c.Get(ctx, name, metav1.GetOptions{})
+		return err
 	}
 }
 
@@ -238,7 +243,7 @@ func (r *remover) find(ctx context.Context) (targets []target, kept []Removed, e
 	return append(targets, newTarget("Namespace", cluster.Permission{Resource: "namespaces"}, r.ns, spaces)), nil, nil
 }
 
-// others says what else lives in the namespace, or "".
+// others lists other objects in the namespace; "" if there are none.
 func (r *remover) others(ctx context.Context) (string, error) {
 	o := metav1.ListOptions{LabelSelector: labelName + "!=kubevpn", Limit: 10}
 	pods, err := r.kube.CoreV1().Pods(r.ns).List(ctx, o)
@@ -262,7 +267,7 @@ func (r *remover) others(ctx context.Context) (string, error) {
 	return "it contains other objects: " + strings.Join(names, ", "), nil
 }
 
-// gone waits until an object has ended.
+// gone waits until an object is deleted.
 func (r *remover) gone(ctx context.Context, t target) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
@@ -284,7 +289,7 @@ func (r *remover) gone(ctx context.Context, t target) error {
 	}
 }
 
-// ignoreDenied drops what means "not for you" or "not there".
+// ignoreDenied returns nil if the user may not see the objects, or if they do not exist.
 func ignoreDenied(err error) error {
 	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 		return nil

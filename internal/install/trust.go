@@ -87,11 +87,11 @@ func find(ctx context.Context, kube kubernetes.Interface, o Options, consent api
 		WithHint("Name an image with --image, or the traffic manager's namespace with --manager-namespace.")
 }
 
-// identify says which manager the Deployment is.
+// identify returns the identity of the Deployment's manager.
 func identify(ctx context.Context, kube kubernetes.Interface, d *appsv1.Deployment) api.TrustedManager {
 	m := manager(d.Namespace, ImageOf(d.Spec.Template.Spec), d.CreationTimestamp)
 	n, err := kube.CoreV1().Namespaces().Get(ctx, d.Namespace, metav1.GetOptions{})
-	if err != nil { // a Role from before users could read it: the Deployment's stands for it
+	if err != nil { // in an older Role, users may not read the namespace
 		m.NamespaceUID = "deployment:" + string(d.UID)
 		return m
 	}
@@ -108,7 +108,7 @@ func manager(namespace, image string, since metav1.Time) api.TrustedManager {
 	return m
 }
 
-// repository is an image without tag and digest.
+// repository returns an image without its tag and digest.
 func repository(image string) string {
 	image, _, _ = strings.Cut(image, "@")
 	if colon := strings.LastIndexByte(image, ':'); colon > strings.LastIndexByte(image, '/') {
@@ -183,7 +183,7 @@ func differences(s corev1.PodSpec) (all []string) {
 	return all
 }
 
-// noImage is an error if there is no image to install.
+// noImage returns an error if there is no image to install.
 func (o Options) noImage() error {
 	if o.Image != "" {
 		return nil

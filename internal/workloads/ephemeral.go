@@ -21,26 +21,26 @@ import (
 
 const (
 	fieldManager = "kubevpn"
-	// addTries is how often another laptop may take the name that was to be ours.
+	// addTries limits the attempts of Add. Another laptop may take the name before each.
 	addTries = 5
 )
 
-// Ephemeral is one kind of ephemeral container that is added to pods: traffic agents, traffic gateways. Kubernetes
-// keeps the entry of a container that has ended, so names have a number: kubevpn-agent-1, kubevpn-agent-2.
+// Ephemeral adds one kind of ephemeral container to pods: traffic agents or traffic gateways. Kubernetes keeps the
+// entry of a container that has ended, so names have a number: kubevpn-agent-1, kubevpn-agent-2.
 type Ephemeral struct {
 	Prefix string // of the containers' names
 	// New returns the container of that name.
 	New func(name string) corev1.EphemeralContainer
-	// Serves reports whether a container that is in the pod does what a new one would.
+	// Serves reports whether a container of the pod makes a new one unnecessary.
 	Serves func(p *corev1.Pod, c corev1.EphemeralContainer) bool
-	// Check returns why the container may not be in the pod. Nil: it may be in any.
+	// Check returns an error if the pod must not have the container. Nil: every pod may have it.
 	Check func(p *corev1.Pod) error
 }
 
-// Add adds a container to the pod, unless one Serves, and returns its name, and whether it was added just now. It does
-// not wait until the container runs. p is the pod as it was last seen; Add reads it again where that is too old. With
-// dry, the API server only says whether it would admit the container. Errors are those of the API server and of Check,
-// or have cluster.ErrPodGone in their chain.
+// Add adds a container to the pod, unless one Serves. It returns the container's name, and whether Add added it. It
+// does not wait until the container runs. p may be outdated; Add reads the pod again if needed. With dry, the API
+// server only decides whether it would admit the container. Errors are those of the API server and of Check, or have
+// cluster.ErrPodGone in their chain.
 func (e Ephemeral) Add(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod,
 	dry bool) (name string, added bool, err error) {
 	for range addTries {
@@ -60,14 +60,14 @@ func (e Ephemeral) Add(ctx context.Context, kube kubernetes.Interface, p *corev1
 		switch {
 		case err == nil && (after == nil || e.present(after) == name):
 			return name, true, nil
-		case err == nil: // p was old: a container of ours had that name, and does not serve
+		case err == nil: // p was outdated: a container that does not serve has that name
 			p = after
 		case apierrors.IsConflict(err), apierrors.IsInvalid(err):
 			seen, reading := readPod(ctx, kube, p.Namespace, p.Name)
 			if reading != nil {
 				return "", false, reading
 			}
-			if e.next(seen) == name { // it is not about the name
+			if e.next(seen) == name { // the name is free, so the error has another cause
 				return "", false, err
 			}
 			p = seen
@@ -89,7 +89,7 @@ func (e Ephemeral) present(p *corev1.Pod) string {
 	return ""
 }
 
-// number returns what follows Prefix in a container's name.
+// number returns the number in a container's name.
 func (e Ephemeral) number(name string) (int, bool) {
 	text, found := strings.CutPrefix(name, e.Prefix)
 	n, err := strconv.Atoi(text)
@@ -107,12 +107,13 @@ func (e Ephemeral) next(p *corev1.Pod) string {
 	return e.Prefix + strconv.Itoa(last+1)
 }
 
-// patch adds a container. Of two laptops that add the same under the same name one changes nothing; another one under a
-// name that is taken is refused. It returns the pod afterwards, or nil if a webhook prevents a dry run.
+// patch adds a container. If two laptops add the same container under the same name, the second patch changes nothing;
+// the API server rejects a different container under that name. patch returns the changed pod, or nil if a webhook
+// prevents a dry run.
 func (e Ephemeral) patch(ctx context.Context, kube kubernetes.Interface, p *corev1.Pod, name string,
 	dry bool) (*corev1.Pod, error) {
 	data, err := json.Marshal(map[string]any{
-		// A pod that took the name of one that has gone is not meant.
+		// With the UID, the patch fails for a later pod of the same name.
 		"metadata": map[string]any{"uid": p.UID},
 		"spec":     map[string]any{"ephemeralContainers": []corev1.EphemeralContainer{e.New(name)}},
 	})
@@ -128,7 +129,7 @@ func (e Ephemeral) patch(ctx context.Context, kube kubernetes.Interface, p *core
 	var status apierrors.APIStatus
 	switch {
 	case dry && noDryRun(err):
-		return nil, nil // the real patch will tell
+		return nil, nil
 	case apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil &&
 		status.Status().Details.Name == p.Name:
 		return nil, cluster.PodGone(p.Namespace, p.Name)

@@ -20,24 +20,24 @@ import (
 
 const (
 	labelEnforce = "pod-security.kubernetes.io/enforce"
-	// agentAddress is the variable of the agent's environment that has the pod's addresses.
+	// agentAddress is the agent's environment variable with the addresses of its pod.
 	agentAddress = "POD_IP"
 )
 
-// Agent is a traffic agent that is to be added to a pod.
+// Agent describes a traffic agent for Inject.
 type Agent struct {
 	Image     string
 	Owner     string // hash of the owner's public key; no secret
 	OwnerName string // user@host
-	// InfoPort is a port of the pod's loopback address where the agent says for a while what it says in its log; 0:
+	// InfoPort is the port of the pod's loopback address on which the agent sends the lines of its log for a while; 0:
 	// none. See api.AgentInfoPortVariable.
 	InfoPort uint16
-	// Replaced are agents of the owner's that are about to end, by their containers' names: they do not count.
+	// Replaced are the container names of the owner's agents that are about to end. They do not count.
 	Replaced []string
 }
 
-// container is the agent as an ephemeral container. NET_ADMIN is for the redirects; nothing else is asked for, and
-// nothing of the pod's own defaults (a user, runAsNonRoot) is in its way.
+// container returns the agent as an ephemeral container. Its only capability is NET_ADMIN, for the redirects. It
+// overrides the pod's defaults, such as a user and runAsNonRoot.
 func (a Agent) container(name string) corev1.EphemeralContainer {
 	c := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 		Name:            name,
@@ -69,10 +69,10 @@ func (a Agent) container(name string) corev1.EphemeralContainer {
 	return c
 }
 
-// literal keeps the kubelet from replacing $(NAME).
+// literal escapes $(NAME), which the kubelet would replace.
 func literal(value string) string { return strings.ReplaceAll(value, "$", "$$") }
 
-// ephemeral describes agents as containers that are added. An owner needs one in each pod.
+// ephemeral returns the agent as an Ephemeral. An owner needs one agent in each pod.
 func (a Agent) ephemeral() Ephemeral {
 	return Ephemeral{
 		Prefix: api.AgentPrefix,
@@ -115,7 +115,7 @@ func (r workloads) mayPatch(ctx context.Context, w *Workload) error {
 	return fmt.Errorf("cannot check whether you may change %s: %w", w, err)
 }
 
-// denial is what RBAC says in err.
+// denial returns the user and the missing permission from an error of RBAC.
 func denial(err error) (user string, p cluster.Permission, ok bool) {
 	if !apierrors.IsForbidden(err) {
 		return "", cluster.Permission{}, false
@@ -123,7 +123,8 @@ func denial(err error) (user string, p cluster.Permission, ok bool) {
 	return cluster.ParseDenial(err.Error())
 }
 
-// noDryRun reports that a webhook of the cluster cannot be asked without effect. It is asked after the user's rights.
+// noDryRun reports whether a webhook of the cluster does not support dry runs. The API server checks the user's
+// permissions before.
 func noDryRun(err error) bool {
 	return apierrors.IsBadRequest(err) && strings.Contains(err.Error(), "does not support dry run")
 }
@@ -136,15 +137,15 @@ func (c Client) MayInject(ctx context.Context, pod *corev1.Pod, a Agent) error {
 
 func (r workloads) mayInject(ctx context.Context, pod *corev1.Pod, a Agent) error {
 	kernel := make(chan error, 1)
-	go func() { kernel <- r.checkKernel(ctx, pod) }() // at the same time: each takes a round trip
+	go func() { kernel <- r.checkKernel(ctx, pod) }() // in parallel, because each takes a round trip
 	_, _, err := r.inject(ctx, pod, a, true)
 	return cmp.Or(<-kernel, err)
 }
 
-// Inject adds the agent to the pod as an ephemeral container, unless its owner has one there, and returns the
-// container's name, and whether it was added just now: the port of another one may have been let go. It does not wait
-// until it runs; FollowLog does. pod is as it was last seen: where that is too long ago, it is read again. Errors are
-// *api.Error, with ErrPodGone in the chain where that is the cause.
+// Inject adds the agent to the pod as an ephemeral container, unless its owner has one there. It returns the
+// container's name, and whether Inject added it: an older agent may have closed its InfoPort. Inject does not wait
+// until the agent runs; FollowLog does. pod may be outdated. Errors are *api.Error, with cluster.ErrPodGone in the
+// chain if the pod is gone.
 func (c Client) Inject(ctx context.Context, pod *corev1.Pod, a Agent) (container string, added bool, err error) {
 	container, added, err = workloads{kube: c.Kube()}.inject(ctx, pod, a, false)
 	return container, added, c.ExplainContext(ctx, err)
@@ -158,7 +159,7 @@ func (r workloads) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool)
 	return name, added, err
 }
 
-// refusal returns what to tell the user of an error of Add.
+// refusal returns the error for the user for an error of Add.
 func (r workloads) refusal(p *corev1.Pod, err error) error {
 	const sidecar = "`--mode sidecar` needs no capability, and restarts the pods."
 	ns, message := p.Namespace, api.OneLine(err.Error())
@@ -185,7 +186,7 @@ func (r workloads) refusal(p *corev1.Pod, err error) error {
 				sidecar, api.ShellQuote(ns), labelEnforce)
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err),
 		strings.Contains(message, "denied the request"):
-		// A policy's webhook, a quota, a static pod: the words are the cluster's.
+		// a policy's webhook, a quota or a static pod
 		return api.Errorf(api.ExitInject, "the cluster does not admit the traffic agent in the pod %s: %s", p.Name,
 			message).
 			WithHint("%s Or ask a cluster admin about the rule that the message names.", sidecar)

@@ -28,7 +28,7 @@ func (r workloads) checkKernel(ctx context.Context, p *corev1.Pod) error {
 }
 
 // kernelTooOld reports whether a release such as "5.10.0-28-amd64" is before Linux 5.12. Kernels of Red Hat's family
-// ("4.18.0-553.el8_10.x86_64") have features of later ones, so only the agent can find out.
+// ("4.18.0-553.el8_10.x86_64") have features of later ones, so kernelTooOld returns false; the agent finds out.
 func kernelTooOld(release string) bool {
 	var major, minor int
 	if n, err := fmt.Sscanf(release, "%d.%d", &major, &minor); n < 2 || err != nil || strings.Contains(release, ".el") {

@@ -25,15 +25,15 @@ var (
 	resourceCronJobs = batchv1.Resource("cronjobs")
 )
 
-// kind is a kind of objects that lie in namespaces.
+// kind is a kind of namespaced objects.
 type kind struct {
 	kind     string
 	resource schema.GroupVersionResource
 	shown    string // TYPE of TYPE/NAME
 }
 
-// wellKnown are the kinds that need no discovery, which is two requests whose answers are large: in every cluster their
-// names come before all others. The short name is last.
+// wellKnown returns the names of kinds that need no discovery, which takes two requests with large answers. In every
+// cluster these names take precedence over all others. The short name is last.
 func wellKnown() map[schema.GroupVersionKind][]string {
 	core, apps := corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion
 	return map[schema.GroupVersionKind][]string{
@@ -48,7 +48,7 @@ func wellKnown() map[schema.GroupVersionKind][]string {
 	}
 }
 
-// kind understands a TYPE as kubectl does.
+// kind resolves a TYPE as kubectl does.
 func (r workloads) kind(ctx context.Context, text string) (kind, error) {
 	name, group, _ := strings.Cut(strings.ToLower(text), ".")
 	for gvk, names := range wellKnown() {
@@ -57,7 +57,7 @@ func (r workloads) kind(ctx context.Context, text string) (kind, error) {
 			return kind{gvk.Kind, gvk.GroupVersion().WithResource(names[0]), names[1]}, nil
 		}
 	}
-	// client-go writes to standard error what it makes of an API that does not answer.
+	// client-go would write to standard error that an API does not answer.
 	ctx = klog.NewContext(ctx, klog.Logger{})
 	m, err := discover(ctx, discovery.ToDiscoveryInterfaceWithContext(r.kube.Discovery()), text)
 	if meta.IsNoMatchError(err) {
@@ -78,8 +78,8 @@ func (r workloads) kind(ctx context.Context, text string) (kind, error) {
 	return kind{m.GroupVersionKind.Kind, m.Resource, shown}, nil
 }
 
-// discover finds what TYPE means among all that the API server has, in the order in which kubectl tries: a resource or
-// its short name, then a kind; with and without version and group.
+// discover resolves a TYPE among all resources of the API server, in kubectl's order: a resource or its short name,
+// then a kind; with and without version and group.
 func discover(ctx context.Context, server discovery.DiscoveryInterfaceWithContext,
 	text string) (*meta.RESTMapping, error) {
 	cached := memory.NewMemCacheClientWithContext(server)

@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	// logPause is how long the end of a log may precede the news that its container has ended, and what is waited
-	// before the log is asked for again; it doubles, up to logPauseMax.
+	// logPause is the first pause before FollowLog requests a log again that has ended. It doubles, up to logPauseMax.
+	// Within it, the pod's status usually shows that the container has ended.
 	logPause    = 100 * time.Millisecond
 	logPauseMax = 5 * time.Second
-	// lineMax is the longest line that is told; the rest of a longer one is dropped.
+	// lineMax limits a line, in bytes. FollowLog drops the rest of a longer one.
 	lineMax = 64 << 10
 )
 
@@ -33,7 +33,7 @@ type ContainerEnded struct {
 	Namespace, Pod, Container string
 	ExitCode                  int32
 	Reason                    string // "OOMKilled", "Error", "Completed"
-	Message                   string // what it said last, if it is known
+	Message                   string // its last output, if known
 }
 
 func (e *ContainerEnded) Error() string {
@@ -58,14 +58,13 @@ type Log struct {
 	Await                     Await // of the pod
 }
 
-// FollowLog waits until the container runs and tells line each line of its log, from the beginning, until it ends or
-// ctx does. Connections that break are replaced; no line is lost or told twice, but the rest of one longer than 64 KiB.
-// line is called from one goroutine at a time.
+// FollowLog waits until the container runs and passes each line of its log to line, from the beginning, until the
+// container or ctx ends. It replaces connections that break, and neither loses nor repeats lines. It drops the rest of
+// a line after 64 KiB. line is called from one goroutine at a time.
 //
-// The error is never nil. It is ctx's, or an *api.Error: that the container has ended (a *ContainerEnded is in its
-// chain), that its pod has gone (cluster.ErrPodGone), that its image cannot be pulled or the node cannot start it, as
-// the kubelet says at that moment (it goes on trying: FollowLog may be called again), or that the user may not read
-// logs.
+// The error is never nil. It is ctx's, or an *api.Error: the container has ended (a *ContainerEnded is in its chain),
+// its pod is gone (cluster.ErrPodGone), the node cannot pull its image or start it, or the user may not read logs. The
+// kubelet retries pulls and starts, so FollowLog may be called again.
 func (c Client) FollowLog(ctx context.Context, log Log, line func(string)) error {
 	f := logFollower{Log: log, kube: c.Kube(), line: line}
 	return c.ExplainContext(ctx, f.run(ctx))
@@ -77,8 +76,8 @@ type logFollower struct {
 	kube kubernetes.Interface
 	line func(string)
 
-	last time.Time // the kubelet's stamp of the latest line
-	same int       // lines that had it
+	last time.Time // the kubelet's timestamp of the latest line
+	same int       // the number of lines with that timestamp
 }
 
 func (f *logFollower) run(ctx context.Context) error {
@@ -128,8 +127,7 @@ func (f *logFollower) started(ctx context.Context) (*ContainerEnded, error) {
 	return nil, e
 }
 
-// endWithin waits, and returns how the container ended, if it is known by then or was before. The end of a log precedes
-// that.
+// endWithin waits for the pause, or until the pod's status shows how the container ended. It returns how, or over.
 func (f *logFollower) endWithin(ctx context.Context, pause time.Duration,
 	over *ContainerEnded) (*ContainerEnded, error) {
 	within, cancel := context.WithTimeout(ctx, pause)
@@ -155,18 +153,18 @@ func (f *logFollower) ended(s podstatus.Status) *ContainerEnded {
 	return &ContainerEnded{f.Namespace, f.Pod, f.Container, s.End.ExitCode, s.End.Reason, api.OneLine(s.End.Message)}
 }
 
-// retriable reports whether a log may be whole another time: an answer of the API server is final.
+// retriable reports whether another request may return the rest of the log. An answer below 500 is final.
 func retriable(err error) bool {
 	var status apierrors.APIStatus
 	return err != nil && !(errors.As(err, &status) && status.Status().Code < 500)
 }
 
-// read tells the log's lines after the latest that was told, as long as the connection lasts. Only where the log is
-// whole its last line may lack an end: of another it is the beginning.
+// read passes the lines after the latest one to line until the connection ends. If the log is whole, its last line may
+// lack a newline; otherwise such a line is incomplete, and read ignores it.
 func (f *logFollower) read(ctx context.Context, whole bool) error {
 	o := &corev1.PodLogOptions{Container: f.Container, Follow: true, Timestamps: true}
 	if !f.last.IsZero() {
-		o.SinceTime = &metav1.Time{Time: f.last} // whole seconds arrive there
+		o.SinceTime = &metav1.Time{Time: f.last} // the API server receives whole seconds
 	}
 	log, err := f.kube.CoreV1().Pods(f.Namespace).GetLogs(f.Pod, o).Stream(ctx)
 	if err != nil {
@@ -186,7 +184,7 @@ func (f *logFollower) read(ctx context.Context, whole bool) error {
 		stamp, message, _ := strings.Cut(text, " ")
 		at, parsing := time.Parse(time.RFC3339Nano, stamp)
 		switch {
-		case parsing != nil: // the kubelet's own words
+		case parsing != nil: // a message of the kubelet
 			message = text
 		case at.Before(known):
 			continue
@@ -202,8 +200,8 @@ func (f *logFollower) read(ctx context.Context, whole bool) error {
 	}
 }
 
-// readLine reads a line, of which it returns the first lineMax bytes, without its end. With an error, it is what there
-// was.
+// readLine reads a line and returns its first lineMax bytes, without the newline. With an error, it returns the bytes
+// before the error.
 func readLine(r *bufio.Reader) (string, error) {
 	var line []byte
 	for {

@@ -13,11 +13,11 @@ import (
 	"kubevpn/internal/api"
 )
 
-// defaultContainer is kubectl's annotation of a pod: which of its containers is meant where none is named.
+// defaultContainer is kubectl's annotation for a pod's default container.
 const defaultContainer = "kubectl.kubernetes.io/default-container"
 
-// TargetPorts is the annotation of a Service that internal/intercept leads to agents: its target ports as they were,
-// {"tcp/80": {"from": 8080, "to": "http"}}.
+// TargetPorts is the annotation of a Service that internal/intercept redirects to agents. It contains the original
+// target ports: {"tcp/80": {"from": 8080, "to": "http"}}.
 const TargetPorts = "kubevpn.dev/target-ports"
 
 // Port is a port of a workload's pods: one that a container declares, or a Service sends to.
@@ -25,8 +25,8 @@ type Port struct {
 	Protocol  string // "tcp" or "udp"
 	Port      uint16
 	Name      string        // of the container's port, or ""
-	Container string        // that declares it; "" if none does
-	Services  []ServicePort // that send to it
+	Container string        // declares it; "" if none does
+	Services  []ServicePort // send to it
 }
 
 // ServicePort is a port of a Service.
@@ -37,8 +37,8 @@ type ServicePort struct {
 	Target  string // its targetPort, if that is a name
 }
 
-// Ports returns the TCP and UDP ports of the workload's pods, sorted by number, with the names that Services call them
-// by resolved. Ports that lead to an agent count as where they led before.
+// Ports returns the TCP and UDP ports of the workload's pods, sorted by number. It resolves the names of target ports.
+// For a Service that is redirected to agents, it returns the original target ports.
 func (w *Workload) Ports() []Port {
 	type key struct {
 		protocol corev1.Protocol
@@ -85,13 +85,12 @@ func (w *Workload) Ports() []Port {
 	return ports
 }
 
-// PortsOf returns those of Ports that are a container's: that it declares, or that a Service sends to and no other
-// container declares.
+// PortsOf returns the Ports that the container declares, and those that no container declares.
 func (w *Workload) PortsOf(container string) []Port {
 	return slices.DeleteFunc(w.Ports(), func(p Port) bool { return p.Container != "" && p.Container != container })
 }
 
-// serving are the containers that run as long as their pod does. Agents are not the workload's.
+// serving returns the containers that run as long as their pod, without agents.
 func serving(spec corev1.PodSpec) []corev1.Container {
 	var all []corev1.Container
 	for _, c := range spec.Containers {
@@ -108,8 +107,8 @@ func serving(spec corev1.PodSpec) []corev1.Container {
 	return all
 }
 
-// targetsBefore gives the Service's ports as they were before they led to agents, by names that only agents may have.
-// What somebody changed since stays as it is, and an annotation that cannot be read says nothing.
+// targetsBefore returns a function that returns a port of the Service as it was before the redirect to agents. It does
+// not change a port that somebody has changed since. It ignores an invalid annotation.
 func targetsBefore(s corev1.Service) func(corev1.ServicePort) corev1.ServicePort {
 	var moved map[string]struct {
 		From *intstr.IntOrString `json:"from"` // nil: there was none
@@ -127,8 +126,8 @@ func targetsBefore(s corev1.Service) func(corev1.ServicePort) corev1.ServicePort
 	}
 }
 
-// targetPort resolves where in the pod a Service sends to, as the control plane does: a name is that of the first
-// container port that has it, and the protocol.
+// targetPort resolves the target port of a Service as the control plane does: a name stands for the first container
+// port with that name and protocol.
 func targetPort(spec corev1.PodSpec, sp corev1.ServicePort) (int32, bool) {
 	if sp.TargetPort.Type == intstr.Int {
 		return cmp.Or(sp.TargetPort.IntVal, sp.Port), true
@@ -144,9 +143,9 @@ func targetPort(spec corev1.PodSpec, sp corev1.ServicePort) (int32, bool) {
 	return 0, false
 }
 
-// Container chooses the container that is meant: the one of that name; else the one that the pods' annotation for
-// kubectl names; else the only one; else the first that declares one of ports, or, where no ports are given, the only
-// one that declares a port to which a Service sends. The error lists the candidates.
+// Container returns the container with the name. If name is empty, it returns the one that the pods' annotation for
+// kubectl names; else the only one; else the first that declares one of ports or, without ports, the only one that
+// declares a port to which a Service sends. The error lists the candidates.
 func (w *Workload) Container(name string, ports ...uint16) (*corev1.Container, error) {
 	all := serving(w.Template.Spec)
 	named := func(name string) *corev1.Container {
@@ -170,7 +169,7 @@ func (w *Workload) Container(name string, ports ...uint16) (*corev1.Container, e
 	if c := named(w.Template.Annotations[defaultContainer]); c != nil {
 		return c, nil
 	}
-	var main []string // a sidecar of Kubernetes' own is an init container, and never meant unless it is named
+	var main []string // without native sidecars, which are init containers
 	for _, c := range w.Template.Spec.Containers {
 		if named(c.Name) != nil {
 			main = append(main, c.Name)
@@ -197,7 +196,7 @@ func (w *Workload) Container(name string, ports ...uint16) (*corev1.Container, e
 		WithHint("Name it: -c %s", all[0].Name)
 }
 
-// listed is "app (8080, 9090/udp), proxy".
+// listed returns for example "app (8080, 9090/udp), proxy".
 func listed(containers []corev1.Container) string {
 	texts := make([]string, len(containers))
 	for i, c := range containers {

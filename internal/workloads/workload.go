@@ -30,22 +30,22 @@ type Workload struct {
 	Name      string
 	Kind      string // "Deployment"
 	Resource  schema.GroupVersionResource
-	Object    *unstructured.Unstructured // as it was read; not to be changed
-	// Selector chooses its pods. A Pod has none. A CronJob's are those of the Jobs that ran when it was read.
+	Object    *unstructured.Unstructured // must not be changed
+	// Selector selects its pods. Nil for a Pod. For a CronJob it selects the pods of the Jobs that were active.
 	Selector labels.Selector
-	// Template is what its pods are made from. Where the workload does not have it, a Service for one, it is what
-	// Sample shows; without any pod it is empty.
+	// Template is the template of its pods. For a workload without one, such as a Service, it is copied from the pod
+	// Sample; without any pod it is empty.
 	Template corev1.PodTemplateSpec
-	Sample   string // the pod that Template was taken from, or ""
+	Sample   string // the source of Template, or ""
 	// Services send to its pods, by their selectors; sorted by name.
 	Services []corev1.Service
-	// Notes are what could not be found out, for the user.
+	// Notes tell the user what could not be read.
 	Notes []string
 
 	shown string // TYPE of TYPE/NAME
 }
 
-// String is TYPE/NAME, as kubectl and Client.Workload take it: "deployment/web", "rollout.argoproj.io/web".
+// String returns TYPE/NAME, as kubectl and Client.Workload accept it: "deployment/web", "rollout.argoproj.io/web".
 func (w *Workload) String() string { return w.shown + "/" + w.Name }
 
 // IsScheduled reports whether w is a CronJob: a schedule starts its pods, they end, and they receive no requests.
@@ -57,8 +57,8 @@ type Client struct{ *cluster.Cluster }
 // New returns a Client of the cluster.
 func New(c *cluster.Cluster) Client { return Client{c} }
 
-// Workload reads the workload that TYPE/NAME names, as kubectl would understand it: short names, "deployments.apps",
-// "deploy.v1.apps". It refuses what no agent can be added to. Errors are *api.Error.
+// Workload reads the workload TYPE/NAME. It resolves TYPE as kubectl does: short names, "deployments.apps",
+// "deploy.v1.apps". It fails for a workload in whose pods no agent can run. Errors are *api.Error.
 func (c Client) Workload(ctx context.Context, namespace, typeAndName string) (*Workload, error) {
 	r, err := c.workloads()
 	if err != nil {
@@ -129,7 +129,7 @@ func Unfit(what string, spec corev1.PodSpec) error {
 	return nil
 }
 
-// shape finds what chooses the workload's pods, and what they are made from.
+// shape finds the selector and the template of the workload's pods.
 func (r workloads) shape(ctx context.Context, w *Workload) error {
 	switch w.Resource.GroupResource() {
 	case resourcePods:
@@ -177,8 +177,8 @@ func (r workloads) shape(ctx context.Context, w *Workload) error {
 	return nil
 }
 
-// template reads the workload's pod template, or template and selector of the workload that its spec.workloadRef names,
-// as an Argo Rollout's does. Where there is neither, it stays empty.
+// template reads the workload's pod template. Without one, it reads the template and the selector of the workload that
+// spec.workloadRef names, as in an Argo Rollout. The template may stay empty.
 func (r workloads) template(ctx context.Context, w *Workload) error {
 	found, err := templateOf(w.Object, &w.Template)
 	if found || err != nil {
@@ -186,7 +186,7 @@ func (r workloads) template(ctx context.Context, w *Workload) error {
 	}
 	ref, found, err := unstructured.NestedStringMap(w.Object.Object, "spec", "workloadRef")
 	if err != nil || !found {
-		return nil // a field of that name that is something else
+		return nil // the field has another meaning in this kind
 	}
 	gv, err := schema.ParseGroupVersion(ref["apiVersion"])
 	if err != nil {
@@ -218,8 +218,7 @@ func (r workloads) template(ctx context.Context, w *Workload) error {
 	return nil
 }
 
-// templateOf reads an object's spec.template, or a CronJob's that is within the template of its Jobs, if that is one of
-// pods.
+// templateOf reads the pod template of an object: spec.template, or the one inside a CronJob's template of Jobs.
 func templateOf(o *unstructured.Unstructured, to *corev1.PodTemplateSpec) (found bool, err error) {
 	for _, path := range [][]string{{"spec", "template"}, {"spec", "jobTemplate", "spec", "template"}} {
 		if containers, _, _ := unstructured.NestedSlice(o.Object,
@@ -238,8 +237,8 @@ func templateOf(o *unstructured.Unstructured, to *corev1.PodTemplateSpec) (found
 	return false, nil
 }
 
-// selectActive gives a CronJob the selector of the pods of its Jobs that run. Without any it selects nothing, and says
-// so: the text of labels.Nothing is that of everything.
+// selectActive sets a CronJob's selector to the pods of its active Jobs. Without any, it selects nothing. It does not
+// use labels.Nothing, whose String selects everything.
 func (w *Workload) selectActive() error {
 	var c batchv1.CronJob
 	if err := decode(w.Object.Object, &c); err != nil {
@@ -260,8 +259,8 @@ func (w *Workload) selectActive() error {
 	return nil
 }
 
-// selectorOf reads a selector in any of its shapes: a LabelSelector, the map of a ReplicationController, or the text of
-// a scale subresource. It is nil where there is none.
+// selectorOf reads a selector of any form: a LabelSelector, the map of a ReplicationController, or the text of a scale
+// subresource. It returns nil if there is none.
 func selectorOf(o *unstructured.Unstructured, path ...string) (labels.Selector, error) {
 	field, found, err := unstructured.NestedFieldNoCopy(o.Object, path...)
 	if err != nil || !found {
@@ -275,7 +274,7 @@ func selectorOf(o *unstructured.Unstructured, path ...string) (labels.Selector, 
 		return labels.Parse(field)
 	case map[string]any:
 		if len(field) == 0 {
-			return nil, nil // LabelSelector's "everything", which no controller of pods takes
+			return nil, nil // in a LabelSelector, "everything", which no controller of pods accepts
 		}
 		if field["matchLabels"] == nil && field["matchExpressions"] == nil {
 			set, _, err := unstructured.NestedStringMap(o.Object, path...)
@@ -290,7 +289,7 @@ func selectorOf(o *unstructured.Unstructured, path ...string) (labels.Selector, 
 	return nil, fmt.Errorf("%s is a %T", strings.Join(path, "."), field)
 }
 
-// scaleSelector asks the workload's scale subresource for its pods' selector.
+// scaleSelector reads the selector from the workload's scale subresource.
 func (r workloads) scaleSelector(ctx context.Context, w *Workload) (labels.Selector, error) {
 	scale, err := r.dynamic.Resource(w.Resource).Namespace(w.Namespace).Get(ctx, w.Name, metav1.GetOptions{}, "scale")
 	var selector labels.Selector
@@ -309,7 +308,7 @@ func (r workloads) scaleSelector(ctx context.Context, w *Workload) (labels.Selec
 	return selector, nil
 }
 
-// takeSample has one of the workload's pods stand for its template, the newest that is not about to go.
+// takeSample copies the template from the workload's newest pod that is not being deleted.
 func (r workloads) takeSample(ctx context.Context, w *Workload) error {
 	list, err := r.kube.CoreV1().Pods(w.Namespace).List(ctx, w.choose(metav1.ListOptions{}))
 	if err != nil {
@@ -334,7 +333,7 @@ func (w *Workload) sample(p *corev1.Pod) {
 		Spec: p.Spec}
 }
 
-// choose adds to o what lists and watches the workload's pods.
+// choose adds the selectors of the workload's pods to o.
 func (w *Workload) choose(o metav1.ListOptions) metav1.ListOptions {
 	if w.Selector != nil {
 		o.LabelSelector = w.Selector.String()
