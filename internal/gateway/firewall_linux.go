@@ -135,31 +135,29 @@ func (f *family) check(network netip.Prefix) error {
 //     the pod's kernel can decide this, because its conntrack knows the flows.
 func (f *family) rules(networks []netip.Prefix) []rule {
 	var all []rule
-	for _, n := range networks {
-		if n.Addr().Is6() == f.ipv6 {
-			all = append(all, rule{"nat", natChain, []string{"-s", n.String(), "!", "-o", device,
-				"-m", "comment", "--comment", "kubevpn: laptops leave with the address of the pod", "-j", "MASQUERADE"},
-				false})
-		}
+	add := func(r rule, comment string, target ...string) {
+		r.spec = slices.Concat(r.spec, []string{"-m", "comment", "--comment", "kubevpn: " + comment, "-j"}, target)
+		all = append(all, r)
 	}
-	all = append(all, rule{"mangle", sourceChain, []string{"-i", device,
-		"-m", "comment", "--comment", "kubevpn: not of a laptop", "-j", "DROP"}, false})
+	nat := func(match ...string) rule { return rule{table: "nat", chain: natChain, spec: match} }
+	source := func(match ...string) rule { return rule{table: "mangle", chain: sourceChain, spec: match} }
+	mss := func(match ...string) rule { return rule{table: "mangle", chain: mangleChain, spec: match} }
+
+	networks = slices.DeleteFunc(slices.Clone(networks), func(n netip.Prefix) bool { return n.Addr().Is6() != f.ipv6 })
 	for _, n := range networks {
-		if n.Addr().Is6() == f.ipv6 {
-			all = append(all, rule{"mangle", sourceChain, []string{"-s", n.String(), "-i", device,
-				"-m", "comment", "--comment", "kubevpn: of a laptop", "-j", "RETURN"}, true})
-		}
+		add(nat("-s", n.String(), "!", "-o", device), "laptops leave with the address of the pod", "MASQUERADE")
 	}
-	all = append(all,
-		rule{"mangle", sourceChain, []string{"-o", device, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED",
-			"-m", "comment", "--comment", "kubevpn: an answer to a laptop", "-j", "RETURN"}, false},
-		rule{"mangle", sourceChain, []string{"-o", device,
-			"-m", "comment", "--comment", "kubevpn: not an answer to a laptop", "-j", "DROP"}, false})
+	add(source("-i", device), "not of a laptop", "DROP")
+	for _, n := range networks {
+		r := source("-s", n.String(), "-i", device)
+		r.first = true
+		add(r, "of a laptop", "RETURN")
+	}
+	add(source("-o", device, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"), "an answer to a laptop", "RETURN")
+	add(source("-o", device), "not an answer to a laptop", "DROP")
 	for _, direction := range []string{"-i", "-o"} {
-		all = append(all, rule{"mangle", mangleChain,
-			[]string{direction, device, "-p", "tcp", "-m", "tcp", "--tcp-flags", "SYN,RST", "SYN",
-				"-m", "comment", "--comment", "kubevpn: segments fit the path", "-j", "TCPMSS", "--clamp-mss-to-pmtu"},
-			false})
+		add(mss(direction, device, "-p", "tcp", "-m", "tcp", "--tcp-flags", "SYN,RST", "SYN"),
+			"segments fit the path", "TCPMSS", "--clamp-mss-to-pmtu")
 	}
 	return all
 }

@@ -70,7 +70,7 @@ func openNetwork(firewall *firewall, log *slog.Logger) (_ *network, _ *os.File, 
 	if n.link, err = netlink.LinkByName(device); err != nil {
 		return nil, nil, fmt.Errorf("looking for %s: %w", device, err)
 	}
-	// No link-local address: nobody on this link solicits routers or neighbours.
+	// No link-local address: no host on this link solicits routers or neighbors.
 	if err := netlink.LinkSetIP6AddrGenMode(n.link, nl.IN6_ADDR_GEN_MODE_NONE); err != nil {
 		log.Debug("the kernel gives the device a link-local address", "err", err) // one without IPv6 gives none either
 	}
@@ -315,7 +315,7 @@ func address(p netip.Prefix) *netlink.Addr {
 	a := first(p)
 	addr := &netlink.Addr{IPNet: netipx.PrefixIPNet(netip.PrefixFrom(a, a.BitLen()))}
 	if a.Is6() {
-		addr.Flags = unix.IFA_F_NODAD // nobody else is on this link
+		addr.Flags = unix.IFA_F_NODAD // this link has no other hosts
 	}
 	return addr
 }

@@ -210,7 +210,7 @@ func (t *tickets) tlsConfig(session transport.SessionID) *tls.Config {
 //
 //	laptop                     manager
 //	  │ TicketRequest, FIN ──────▶│
-//	  │◀───────────── Ticket, FIN │   with Error, where there is none to be had
+//	  │◀───────────── Ticket, FIN │   or Error
 func (s *session) acceptTicket(in *transport.Incoming) error {
 	laptop, err := in.Accept()
 	if err != nil {
