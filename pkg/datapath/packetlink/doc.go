@@ -21,9 +21,9 @@
 //
 // A session has [Streams] packet streams, usually on different conns, because on one stream a keystroke would wait
 // behind an upload. The Sender counts the bytes of each flow. A flow that sends much is a bulk flow and uses one of the
-// streams 1 to 3, chosen by its hash. All other flows, and what is neither TCP nor UDP, share stream 0, whose queue
-// stays short. A flow whose count has decayed returns to stream 0 once the other end has everything that the flow sent
-// before.
+// streams 1 to 3, chosen by its hash. All other flows, and packets of other protocols than TCP and UDP, share stream 0,
+// whose queue stays short. A flow whose count has decayed returns to stream 0 once the other end has everything that
+// the flow sent before.
 //
 //	             > 64 KiB, with a barrier (barrier.go)
 //	stream 0 ─────────────────────────────────────────▶ bulk stream

@@ -66,8 +66,8 @@ func (t *flows) find(hash uint64, now time.Duration) *flow {
 	return least
 }
 
-// hash hashes the addresses, the protocol and, except for fragments, the ports. ok is false for what is neither TCP nor
-// UDP.
+// hash hashes the addresses, the protocol and, except for fragments, the ports. ok is false unless the protocol is TCP
+// or UDP.
 func (t *flows) hash(h *packet.Header, p []byte) (hash uint64, ok bool) {
 	if h.Proto != packet.ProtoTCP && h.Proto != packet.ProtoUDP {
 		return 0, false

@@ -10,7 +10,7 @@ import (
 
 const (
 	prefixLen = 4
-	// minFrame and maxFrame bound what the length before a frame may say.
+	// minFrame and maxFrame bound the length before a frame.
 	minFrame = packet.VirtioLen + 1
 	maxFrame = packet.VirtioLen + 65535
 )

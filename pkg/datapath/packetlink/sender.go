@@ -45,7 +45,7 @@ type SenderConfig struct {
 	// Eager makes Run open all streams at once, and again when they break, without waiting for frames. The end that
 	// opens streams sets it, so that the other end has streams to send on.
 	Eager bool
-	// GSO says that the other end accepts super-packets and partial checksums; otherwise the Sender completes them.
+	// GSO reports that the other end accepts super-packets and partial checksums; otherwise the Sender completes them.
 	GSO bool
 	// Limit is the number of bytes that a queue holds before it drops frames; 0 means DefaultLimit.
 	Limit  int
@@ -394,7 +394,7 @@ func (s *Sender) serve(ctx context.Context, number int) {
 func (s *Sender) open(ctx context.Context, number int) error {
 	q := &s.queues[number]
 	s.mu.Lock()
-	q.renewed = false // before Open finds what is there
+	q.renewed = false // before Open, so that a Renew during Open has an effect
 	q.writing = false
 	s.mu.Unlock()
 	w, err := s.cfg.Open(ctx, number)
@@ -417,7 +417,7 @@ func (s *Sender) open(ctx context.Context, number int) error {
 	}()
 	s.mu.Lock()
 	q.marks, _ = w.(Marks)
-	q.arrived, q.marked = q.out, q.out // what left over another stream counts as arrived: it was lost otherwise
+	q.arrived, q.marked = q.out, q.out // frames on an earlier stream have arrived or are lost
 	if number == 0 && s.barriers > 0 { // the other end may await a barrier that was lost
 		q.post(newBarrier(barrierPassed, s.barriers), time.Since(s.began))
 	}

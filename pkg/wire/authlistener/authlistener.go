@@ -34,7 +34,7 @@ const acceptPause = time.Second
 
 // Config configures a Listener. All fields are required.
 type Config struct {
-	Name     string       // in the log: "proxy port"
+	Name     string       // for the log: "proxy port"
 	Listener net.Listener // TCP's; the Listener owns it
 	// Authenticate returns the connection that Accept returns, or the Reason to reject it; the error adds details for
 	// the log and may be nil. It bounds its own time, and returns soon after the connection is closed. The Listener
@@ -127,7 +127,7 @@ func (l *Listener) Run(ctx context.Context) error {
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept on the %s: %w", l.cfg.Name, err)
-		case err != nil: // out of file descriptors, or the peer went away already: it passes
+		case err != nil: // temporary: no file descriptors are left, or the client has closed the connection already
 			l.cfg.Logger.Warn("cannot accept on the "+l.cfg.Name, "err", err)
 			select {
 			case <-time.After(acceptPause):

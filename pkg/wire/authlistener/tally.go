@@ -12,7 +12,7 @@ import (
 // Reason says why a connection was rejected, in a few words for the log.
 type Reason string
 
-// TooMany is the Listener's own reason. Handshake returns the others.
+// The reasons. The Listener uses TooMany for evicted connections. Handshake returns the others.
 const (
 	TooMany Reason = "too many at once"
 

@@ -66,5 +66,5 @@ func handshakeReason(err error) Reason {
 func (c *Conn) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
 
 // Close closes the connection without TLS's close_notify alert, which can block for five seconds. The protocol inside
-// TLS says itself where it ends.
+// TLS marks its own end.
 func (c *Conn) Close() error { return c.batch.Close() }
