@@ -22,35 +22,25 @@ type receiver struct {
 	w      *wire
 	place
 	inRound bool
-	round   doneReport
+	round   Batch
 	failed  []Failure // of this round
 	current *incoming // the file that is being received, or nil
 }
 
 // incoming is a file whose content is being received.
 type incoming struct {
-	name string
+	name string // on the wire
+	path string // below the root
 	entry
 	temp string
-	f    *os.File // nil: it could not be created, which has been noted
+	f    *os.File // nil: it could not be created or written, which has been noted, or it is in its place
 }
 
 // apply does what a frame says. Its error ends the connection; a failure with one path does not.
 func (r *receiver) apply(k kind, payload []byte) error {
 	r.inRound = true
 	if r.current != nil {
-		switch k {
-		case kindData:
-			r.write(payload)
-			return nil
-		case kindPut:
-			r.finish()
-			return nil
-		case kindDiscard:
-			r.abandon()
-			return nil
-		}
-		return fmt.Errorf("%w: a frame of kind %d within a file", errProtocol, k)
+		return r.applyContent(k, payload)
 	}
 	switch k {
 	case kindEntry:
@@ -61,13 +51,17 @@ func (r *receiver) apply(k kind, payload []byte) error {
 		if len(r.target.has) >= maxEntries {
 			return fmt.Errorf("%w: more than %d paths", errProtocol, maxEntries)
 		}
-		return r.receive(name, e)
-	case kindRemove:
-		name := string(payload)
-		if err := checkPath(name); err != nil {
+		path, err := r.local(name)
+		if err != nil {
 			return err
 		}
-		r.remove(name)
+		return r.receive(name, path, e)
+	case kindRemove:
+		path, err := r.local(string(payload))
+		if err != nil {
+			return err
+		}
+		r.remove(string(payload), path)
 		return nil
 	case kindEnd:
 		if len(payload) != 1 {
@@ -78,27 +72,45 @@ func (r *receiver) apply(k kind, payload []byte) error {
 	return fmt.Errorf("%w: a frame of kind %d", errProtocol, k)
 }
 
+// applyContent does what a frame says about the content of the current file.
+func (r *receiver) applyContent(k kind, payload []byte) error {
+	c := r.current
+	switch k {
+	case kindData:
+		if c.f != nil {
+			if _, err := c.f.Write(payload); err != nil {
+				r.fail(c.name, err)
+				r.removeTemp()
+			}
+		}
+		return nil
+	case kindPut:
+		if c.f != nil {
+			r.stored(c.name, c.path, c.entry, r.put(c))
+		}
+		r.abandon()
+		return nil
+	case kindDiscard:
+		r.abandon()
+		return nil
+	}
+	return fmt.Errorf("%w: a frame of kind %d within a file", errProtocol, k)
+}
+
 // receive creates a directory or a link, or starts a file.
-func (r *receiver) receive(name string, e entry) error {
-	path, err := r.local(name)
+func (r *receiver) receive(name, path string, e entry) error {
+	var err error
 	switch e.kind {
 	case file:
-		r.current = &incoming{name: name, entry: e}
-		if err == nil {
-			err = r.create(path)
-		}
-		if err != nil {
+		r.current = &incoming{name: name, path: path, entry: e, temp: tempName(path)}
+		if err := r.create(r.current); err != nil {
 			r.fail(name, err)
 		}
 		return nil
 	case dir:
-		if err == nil {
-			err = r.makeDir(path, e)
-		}
+		err = r.makeDir(path, e)
 	case link:
-		if err == nil {
-			err = r.makeLink(name, path, e)
-		}
+		err = r.makeLink(name, path, e)
 	default:
 		return fmt.Errorf("%w: an entry of kind %q", errProtocol, e.kind)
 	}
@@ -137,47 +149,27 @@ func (r *receiver) inParent(path string, do func() error) error {
 	return err
 }
 
-// create creates the temporary file of the current one.
-func (r *receiver) create(path string) error {
-	c := r.current
-	c.temp = tempName(path)
-	return r.inParent(path, func() (err error) {
+// create creates the temporary file.
+func (r *receiver) create(c *incoming) error {
+	return r.inParent(c.path, func() (err error) {
 		c.f, err = r.root.OpenFile(c.temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		return err
 	})
 }
 
-func (r *receiver) write(b []byte) {
-	if r.current.f == nil {
-		return
-	}
-	if _, err := r.current.f.Write(b); err != nil {
-		r.fail(r.current.name, err)
-		r.removeTemp()
-	}
-}
-
-// finish puts the current file into its place.
-func (r *receiver) finish() {
-	c := r.current
-	defer r.abandon()
-	if c.f == nil {
-		return
-	}
-	path, err := r.local(c.name)
-	if err == nil {
-		err = errors.Join(c.f.Chmod(r.mode(path, c.perm)), c.f.Close())
-	}
+// put moves a complete file into its place.
+func (r *receiver) put(c *incoming) error {
+	err := errors.Join(c.f.Chmod(r.mode(c.path, c.perm)), c.f.Close())
 	if err == nil {
 		err = r.root.Chtimes(c.temp, time.Time{}, time.Unix(0, c.mtime))
 	}
 	if err == nil {
-		err = r.replace(c.name, path, c.temp)
+		err = r.replace(c.name, c.path, c.temp)
 	}
 	if err == nil {
 		c.f = nil
 	}
-	r.stored(c.name, path, c.entry, err)
+	return err
 }
 
 // abandon ends the current file, and removes it unless it was put into its place.
@@ -200,7 +192,7 @@ func (r *receiver) removeTemp() {
 	}
 }
 
-// mode returns the permissions of a new file: those of the source's, or of the file that it replaces if the source has
+// mode returns the permissions of a new file: those of the source, or of the file that it replaces if the source has
 // none.
 func (r *receiver) mode(path string, perm fs.FileMode) fs.FileMode {
 	if !r.noModes {
@@ -232,7 +224,7 @@ func (r *receiver) clear(name, path string) error {
 	}
 	slices.Sort(below)
 	for _, other := range slices.Backward(below) {
-		r.remove(other)
+		r.remove(other, other)
 	}
 	if err := r.root.Remove(path); err != nil {
 		if r.holds(path) {
@@ -278,16 +270,13 @@ func (r *receiver) makeLink(name, path string, e entry) error {
 	return err
 }
 
-// remove removes a path that a Source sent. A directory that contains anything else stays.
-func (r *receiver) remove(name string) {
+// remove removes what a Source sent as name, which is at path below the root. A directory that contains anything else
+// stays.
+func (r *receiver) remove(name, path string) {
 	if _, ok := r.target.has[name]; !ok {
 		return
 	}
-	path, err := r.local(name)
-	if err == nil {
-		err = r.root.Remove(path)
-	}
-	switch {
+	switch err := r.root.Remove(path); {
 	case err == nil:
 		r.round.Removed++
 		r.target.done.Removed++

@@ -44,6 +44,13 @@ func hostile(t *testing.T, peer func(w *wire) error) *Source {
 // fewNames is maxNames for tests.
 const fewNames = 1 << 20
 
+// flush sends the frames that send left in the buffer.
+func (w *wire) flush() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.out.Flush()
+}
+
 // until reads frames up to one of a kind.
 func (w *wire) until(want kind) error {
 	for {

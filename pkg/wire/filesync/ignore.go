@@ -80,7 +80,7 @@ func parseRule(line string) (rule, bool, error) {
 	r.literal = !strings.ContainsAny(p, `*?[\`)
 	r.pattern = p
 	if !r.literal {
-		r.pattern = escapeBraces(p)
+		r.pattern = escapeBraces.Replace(p)
 		if !doublestar.ValidatePattern(r.pattern) {
 			return rule{}, false, doublestar.ErrBadPattern
 		}
@@ -101,23 +101,7 @@ func trimSpaces(s string) string {
 }
 
 // escapeBraces quotes braces, which mean alternatives to doublestar and nothing to Git.
-func escapeBraces(p string) string {
-	var b strings.Builder
-	for i := 0; i < len(p); i++ {
-		switch c := p[i]; {
-		case c == '\\' && i+1 < len(p):
-			b.WriteByte(c)
-			i++
-			b.WriteByte(p[i])
-		case c == '{' || c == '}':
-			b.WriteByte('\\')
-			b.WriteByte(c)
-		default:
-			b.WriteByte(c)
-		}
-	}
-	return b.String()
-}
+var escapeBraces = strings.NewReplacer(`\\`, `\\`, `\{`, `\{`, `\}`, `\}`, `{`, `\{`, `}`, `\}`)
 
 // ignores reports whether the last rule that matches a path ignores it. The caller does not ask about paths below an
 // ignored directory.
@@ -141,12 +125,12 @@ func (ig ignore) ignores(p string, isDir bool) bool {
 
 // above reports whether a path, or a directory above it, is ignored.
 func (ig ignore) above(p string, isDir bool) bool {
-	for i := range len(p) {
-		if p[i] == '/' && ig.ignores(p[:i], true) {
+	for ; p != "."; p, isDir = path.Dir(p), true {
+		if ig.ignores(p, isDir) {
 			return true
 		}
 	}
-	return ig.ignores(p, isDir)
+	return false
 }
 
 // readIgnore returns the rules for a directory: the default ones, then those of its ignore file. They are valid even if

@@ -165,14 +165,20 @@ func testPolled(t *testing.T, advice string) {
 
 // TestOverflowReadsEverything exceeds the kernel's event queue: the source reads everything and watches again.
 func TestOverflowReadsEverything(t *testing.T) {
-	r := newRig(t, options{})
-	// No goroutine reads events while this is held.
-	r.source.tree.watch.mu.Lock()
-	for i := range 9000 {
-		write(t, r.src, fmt.Sprintf("d%d/f%d", i%30, i), "x")
-	}
-	must(t, os.Rename(filepath.Join(r.src, "d1"), filepath.Join(r.src, "renamed")))
-	r.source.tree.watch.mu.Unlock()
+	r := newRig(t, options{before: func(r *rig) {
+		write(t, r.src, "d1/f1", "x")
+		write(t, r.src, "d2/f2", "x")
+	}})
+	var queue int
+	_, err := fmt.Sscan(read(t, "/proc/sys/fs/inotify", "max_queued_events"), &queue)
+	must(t, err)
+	r.change(func() {
+		for range queue { // two events each, of which one buffer is out of the queue
+			must(t, os.Chmod(filepath.Join(r.src, "d1/f1"), 0o644))
+			must(t, os.Chmod(filepath.Join(r.src, "d2/f2"), 0o644))
+		}
+		must(t, os.Rename(filepath.Join(r.src, "d1"), filepath.Join(r.src, "renamed")))
+	})
 	r.same()
 	write(t, r.src, "renamed/f1", "changed")
 	testenv.Until(t, "the save is copied", func() bool { return read(t, r.dst, "renamed/f1") == "changed" })

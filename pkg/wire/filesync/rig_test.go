@@ -128,7 +128,14 @@ func (r *rig) breakOff() {
 	r.cut = true
 	r.conn.Close()
 	r.mu.Unlock()
-	testenv.Until(r.t, "disconnected", func() bool { return !r.source.Status().Connected })
+	testenv.Until(r.t, "disconnected", func() bool { return r.source.Status().Err != nil })
+}
+
+// change makes several changes that the source sees at once, however slow the machine is.
+func (r *rig) change(f func()) {
+	r.source.tree.watch.mu.Lock() // holds back the events
+	defer r.source.tree.watch.mu.Unlock()
+	f()
 }
 
 func (r *rig) connect() {

@@ -34,10 +34,7 @@ func (ss *session) send(p plan, result *Batch) (map[string]entry, error) {
 	if !ss.completed && len(ss.changing) == 0 {
 		complete = 1
 	}
-	if err := ss.w.send(kindEnd, []byte{complete}); err != nil {
-		return nil, err
-	}
-	return sent, ss.w.flush()
+	return sent, ss.w.send(kindEnd, []byte{complete})
 }
 
 // sendFile sends a file as it is now, which it stores in e. It reports whether the target keeps it. The error is one of
@@ -54,18 +51,17 @@ func (ss *session) sendFile(name string, e *entry, result *Batch) (kept bool, er
 		ss.unread(name, *e, err, result)
 		return false, nil
 	}
-	now.writes = e.writes
 	*e = now
 	ss.tree.entries[name] = now
 	if err := ss.w.sendEntry(name, *e); err != nil {
 		return false, err
 	}
-	n, readErr, err := ss.sendContent(f, e.size)
-	if err != nil {
-		return false, err
+	to := &contentWriter{w: ss.w}
+	n, readErr := io.CopyBuffer(to, io.LimitReader(f, e.size), ss.buf[:])
+	if to.err != nil {
+		return false, to.err
 	}
 	after, statErr := statFile(f)
-	after.writes = now.writes
 	steady := readErr == nil && statErr == nil && n == e.size && after == now
 	if steady {
 		delete(ss.changing, name)
@@ -96,29 +92,20 @@ func statFile(f *os.File) (entry, error) {
 // unread notes that a file could not be read. One that is gone, or is something else, is read again as what it is.
 func (ss *session) unread(name string, e entry, err error, result *Batch) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoFile) {
-		ss.tree.watch.mark(name, changed)
+		ss.tree.watch.mark(name, 0)
 		return
 	}
 	ss.rejected[name] = e
 	result.Failed = addFailure(result.Failed, name, err)
 }
 
-// sendContent sends up to size bytes. It returns errors of reading and of sending separately.
-func (ss *session) sendContent(from io.Reader, size int64) (n int64, readErr, err error) {
-	for n < size {
-		m, err := from.Read(ss.buf[:min(maxFrame, size-n)])
-		if m > 0 {
-			if err := ss.w.send(kindData, ss.buf[:m]); err != nil {
-				return n, nil, err
-			}
-			n += int64(m)
-		}
-		if errors.Is(err, io.EOF) {
-			return n, nil, nil
-		}
-		if err != nil {
-			return n, err, nil
-		}
-	}
-	return n, nil, nil
+// contentWriter sends what is written to it. It keeps the error, which io.Copy does not tell from one of reading.
+type contentWriter struct {
+	w   *wire
+	err error
+}
+
+func (c *contentWriter) Write(b []byte) (int, error) {
+	c.err = c.w.send(kindData, b)
+	return len(b), c.err
 }

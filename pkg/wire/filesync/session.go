@@ -2,14 +2,18 @@ package filesync
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 )
 
 const (
@@ -21,9 +25,6 @@ const (
 	tick        = 10 * time.Millisecond // the kernel's clock for modification times is at least that fine
 	bigFile     = 8 << 20               // bytes from which on a file is sent last, and has to rest first
 )
-
-// errClosed stands for the error of receive.
-var errClosed = errors.New("the connection is closed")
 
 // errRoot ends a connection whose hello is not true any more.
 var errRoot = errors.New("a file became a directory, or a directory a file")
@@ -38,11 +39,7 @@ type session struct {
 
 	completed bool // the target had everything once
 	buf       [maxFrame]byte
-
-	frames chan frame    // from receive
-	ended  chan struct{} // closed when run has returned
-	closed chan struct{} // closed when receive has returned
-	err    error         // of receive, once closed is closed
+	frames    chan frame // from receive
 }
 
 type frame struct {
@@ -53,63 +50,52 @@ type frame struct {
 func newSession(s *Source, w *wire) *session {
 	return &session{
 		Source: s, w: w, target: make(map[string]entry), rejected: make(map[string]entry),
-		changing: make(map[string]time.Time),
-		frames:   make(chan frame), ended: make(chan struct{}), closed: make(chan struct{}),
+		changing: make(map[string]time.Time), frames: make(chan frame),
 	}
 }
 
-// receive passes frames on until the connection ends or the target refuses to continue. It then closes the connection,
-// which ends sending too.
-func (ss *session) receive() {
-	defer close(ss.closed)
-	defer ss.w.conn.Close()
+// receive passes frames on until the connection or ctx ends, or the target refuses to continue.
+func (ss *session) receive(ctx context.Context) error {
 	for {
 		k, payload, err := ss.w.receive()
 		if err != nil {
-			ss.err = unexpected(err)
-			return
+			return unexpected(err)
 		}
 		if k == kindRefused {
-			ss.err = &refusal{string(payload)}
-			return
+			return &refusal{string(payload)}
 		}
 		select {
 		case ss.frames <- frame{k, bytes.Clone(payload)}:
-		case <-ss.ended:
-			ss.err = errClosed
-			return
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }
 
 // next returns the next frame.
-func (ss *session) next() (frame, error) {
+func (ss *session) next(ctx context.Context) (frame, error) {
 	select {
 	case f := <-ss.frames:
 		return f, nil
-	case <-ss.closed:
-		return frame{}, errClosed
+	case <-ctx.Done():
+		return frame{}, ctx.Err()
 	}
 }
 
-// run sends what differs and then what changes, until the connection breaks or ctx ends.
+// run sends what differs and then what changes, until ctx ends or an error breaks the connection.
 func (ss *session) run(ctx context.Context) error {
-	ss.set(func(st *Status) { st.Connected, st.Synced = true, false })
+	ss.set(func(st *Status) { st.Synced = false })
 	now := changes{all: true, since: time.Now()}
-	if err := ss.readTarget(); err != nil {
+	if err := ss.readTarget(ctx); err != nil {
 		return err
 	}
 	// Files that were written just before the start are then older than a tick, and the first round has all of them.
-	if err := ss.pause(ctx, tick); err != nil {
+	if err := pause(ctx, tick); err != nil {
 		return err
 	}
-	readAll := time.NewTimer(readEvery)
-	defer readAll.Stop()
-	poll := time.NewTimer(pollEvery)
-	defer poll.Stop()
-	again := time.NewTimer(rest)
-	again.Stop()
-	var took time.Duration // to read everything
+	var readAt time.Time   // when everything was read
+	var took time.Duration // to read it
+	resentAt := time.Now() // when the source last cleared what was rejected
 	for {
 		began := time.Now()
 		retry, err := ss.sync(ctx, now)
@@ -117,16 +103,22 @@ func (ss *session) run(ctx context.Context) error {
 			return err
 		}
 		if now.all {
-			took = time.Since(began)
+			readAt, took = time.Now(), time.Since(began)
 		}
-		if retry.paths != nil {
-			again.Reset(rest)
+		// Reading everything takes no more than a hundredth of the time, or a tenth if the system does not watch.
+		resendEvery := max(readEvery, 100*took)
+		every := resendEvery
+		if ss.tree.watch.poll {
+			every = max(pollEvery, 10*took)
 		}
+		var again <-chan time.Time
+		if retry.all || len(retry.paths) > 0 {
+			again = time.After(rest)
+		}
+		now = changes{}
 		select {
 		case f := <-ss.frames:
 			return fmt.Errorf("%w: a frame of kind %d outside of a round", errProtocol, f.kind)
-		case <-ss.closed:
-			return errClosed
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-ss.tree.watch.wake:
@@ -134,26 +126,23 @@ func (ss *session) run(ctx context.Context) error {
 				return err
 			}
 			now = ss.tree.watch.take()
-		case <-again.C:
-			now = retry
-			retry = changes{}
-		case <-poll.C: // for no more than a tenth of the time
-			now = changes{all: ss.tree.watch.poll, since: time.Now()}
-			poll.Reset(max(pollEvery, 10*took))
-		case <-readAll.C: // for no more than a hundredth of the time
-			clear(ss.rejected)
+		case <-again:
+		case <-time.After(time.Until(readAt.Add(every))):
 			now = changes{all: true, since: time.Now()}
-			readAll.Reset(max(readEvery, 100*took))
+			if time.Since(resentAt) >= resendEvery {
+				clear(ss.rejected)
+				resentAt = time.Now()
+			}
 		}
 		now.merge(retry)
 	}
 }
 
 // readTarget receives what the target has from earlier connections.
-func (ss *session) readTarget() error {
+func (ss *session) readTarget(ctx context.Context) error {
 	length := 0
 	for {
-		f, err := ss.next()
+		f, err := ss.next(ctx)
 		if err != nil || f.kind == kindEnd {
 			return err
 		}
@@ -174,13 +163,11 @@ func (ss *session) readTarget() error {
 	}
 }
 
-// pause waits, unless the connection or ctx ends.
-func (ss *session) pause(ctx context.Context, d time.Duration) error {
+// pause waits, unless ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
 		return nil
-	case <-ss.closed:
-		return errClosed
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -188,16 +175,14 @@ func (ss *session) pause(ctx context.Context, d time.Duration) error {
 
 // settle waits until a save is complete.
 func (ss *session) settle(ctx context.Context) error {
-	most := time.After(quietMost - quiet)
+	most := time.After(quietMost)
 	for {
 		select {
 		case <-most:
-			return ss.pause(ctx, quiet)
+			return nil
 		case <-time.After(quiet):
 			return nil
 		case <-ss.tree.watch.wake:
-		case <-ss.closed:
-			return errClosed
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -206,71 +191,59 @@ func (ss *session) settle(ctx context.Context) error {
 
 // sync reads what may have changed and sends what differs. It returns what has to be read again after a rest.
 func (ss *session) sync(ctx context.Context, now changes) (retry changes, err error) {
-	if slices.ContainsFunc(ignoreFiles[:], func(name string) bool { return now.paths[name]&gone != 0 }) {
+	if slices.ContainsFunc(ignoreFiles[:], func(name string) bool { return isGone(now.paths[name]) }) {
 		// An editor may be replacing it. Without it, everything would be sent.
-		if err := ss.pause(ctx, removeDelay); err != nil {
+		if err := pause(ctx, removeDelay); err != nil {
 			return changes{}, err
 		}
 		now.merge(ss.tree.watch.take())
 	}
-	if err := ss.read(&now); err != nil {
+	if err := ss.read(now); err != nil {
 		return ss.rootGone(err)
 	}
 	p := ss.plan()
-	late := changes{}
-	if len(p.remove) > 0 {
+	if before := p.remove; len(before) > 0 {
 		ss.set(func(st *Status) { st.Synced = false })
-		if err := ss.pause(ctx, removeDelay); err != nil {
+		if err := pause(ctx, removeDelay); err != nil {
 			return changes{}, err
 		}
-		late = ss.tree.watch.take()
-		if err := ss.read(&late); err != nil {
+		late := ss.tree.watch.take()
+		if err := ss.read(late); err != nil {
 			return ss.rootGone(err)
 		}
-		before := make(map[string]bool, len(p.remove))
-		for _, name := range p.remove {
-			before[name] = true
-		}
+		now.merge(late)
 		p = ss.plan()
 		p.remove = slices.DeleteFunc(p.remove, func(name string) bool {
-			if !before[name] {
-				retry.add(name, changed)
+			_, found := slices.BinarySearchFunc(before, name, backward)
+			if !found {
+				retry.add(name, 0)
 			}
-			return !before[name]
+			return !found
 		})
 	}
-	now.merge(late)
-	err = ss.round(p, now.since)
+	err = ss.round(ctx, p, now.since)
 	for name := range ss.changing {
-		retry.add(name, changed)
+		retry.add(name, 0)
 	}
 	retry.since = now.since
 	return retry, err
 }
 
-// read updates the tree.
-func (ss *session) read(now *changes) error {
-	t := ss.tree
-	for _, name := range ignoreFiles {
-		now.all = now.all || now.paths[name] != 0 && t.only == ""
-	}
-	now.all = now.all || now.paths["."]&(gone|created) != 0
-	if !now.all {
-		t.update(now.paths)
-		return nil
-	}
-	only := t.only
-	if err := t.open(); err != nil {
+// read updates the tree. Files whose modification time may not show that they were written are sent again.
+func (ss *session) read(now changes) error {
+	if err := ss.tree.read(now); err != nil {
 		return err
 	}
-	if t.only != only {
-		return errRoot
+	for name, op := range now.paths {
+		if e := ss.tree.entries[name]; e.kind != file || !coarse(e.mtime) || op&(fsnotify.Write|fsnotify.Create) == 0 {
+			continue
+		}
+		delete(ss.rejected, name)
+		if _, ok := ss.target[name]; ok {
+			ss.target[name] = entry{}
+		}
 	}
-	if now.lost {
-		t.watch.reset(t.root)
-	}
-	t.update(now.paths)
-	return t.readAll()
+	return nil
 }
 
 // rootGone has the root read again, which is gone or cannot be read.
@@ -279,7 +252,7 @@ func (ss *session) rootGone(err error) (changes, error) {
 		return changes{}, err
 	}
 	ss.set(func(st *Status) { st.Err, st.Synced = rootError(err), false })
-	return changes{paths: make(map[string]mark), all: true, lost: true}, nil
+	return changes{all: true, lost: true}, nil
 }
 
 // plan is what a round does.
@@ -298,7 +271,7 @@ func (ss *session) plan() plan {
 		}
 	}
 	for name, e := range ss.target {
-		if _, ok := t.entries[name]; !ok && !within(name, t.unreadable) && !t.ignored.above(name, e.kind == dir) {
+		if _, ok := t.entries[name]; !ok && !t.unreadableAbove(name) && !t.ignored.above(name, e.kind == dir) {
 			p.remove = append(p.remove, name)
 		}
 	}
@@ -312,12 +285,9 @@ func (ss *session) plan() plan {
 		return 2
 	}
 	slices.SortFunc(p.send, func(a, b string) int {
-		if by := rank(t.entries[a]) - rank(t.entries[b]); by != 0 {
-			return by
-		}
-		return strings.Compare(a, b)
+		return cmp.Or(rank(t.entries[a])-rank(t.entries[b]), strings.Compare(a, b))
 	})
-	slices.SortFunc(p.remove, func(a, b string) int { return strings.Compare(b, a) })
+	slices.SortFunc(p.remove, backward)
 	for name := range ss.changing {
 		if e, ok := t.entries[name]; !ok || e == ss.target[name] || e == ss.rejected[name] {
 			delete(ss.changing, name)
@@ -325,6 +295,8 @@ func (ss *session) plan() plan {
 	}
 	return p
 }
+
+func backward(a, b string) int { return strings.Compare(b, a) }
 
 // waits reports whether a file was written a moment ago: it may be written again without its modification time showing
 // it, and more of a big file may follow.
@@ -346,15 +318,16 @@ func (ss *session) later(name string) bool {
 }
 
 // round sends a plan, waits for the acknowledgement and reports the result.
-func (ss *session) round(p plan, since time.Time) error {
-	result := Batch{Failed: ss.tree.takeFailed()}
+func (ss *session) round(ctx context.Context, p plan, since time.Time) error {
+	result := Batch{Failed: ss.tree.failed}
+	ss.tree.failed = nil
 	if len(p.send)+len(p.remove) > 0 || !ss.completed {
 		ss.set(func(st *Status) { st.Synced = false })
 		sent, err := ss.send(p, &result)
 		if err != nil {
 			return err
 		}
-		if err := ss.acknowledged(sent, p.remove, &result); err != nil {
+		if err := ss.acknowledged(ctx, sent, p.remove, &result); err != nil {
 			return err
 		}
 	}
@@ -375,15 +348,15 @@ func (ss *session) round(p plan, since time.Time) error {
 }
 
 // acknowledged receives the target's report of a round and notes what the target has then.
-func (ss *session) acknowledged(sent map[string]entry, removed []string, result *Batch) error {
-	for name, e := range sent {
-		ss.target[name] = e
-	}
+func (ss *session) acknowledged(
+	ctx context.Context, sent map[string]entry, removed []string, result *Batch,
+) error {
+	maps.Copy(ss.target, sent)
 	for _, name := range removed {
 		delete(ss.target, name)
 	}
 	for {
-		f, err := ss.next()
+		f, err := ss.next(ctx)
 		if err != nil {
 			return err
 		}
@@ -401,11 +374,9 @@ func (ss *session) acknowledged(sent map[string]entry, removed []string, result 
 			result.Rejected++
 			result.Failed = addFailure(result.Failed, name, errors.New(report.Error[:min(len(report.Error), maxPath)]))
 		case kindDone:
-			var report doneReport
-			if err := json.Unmarshal(f.payload, &report); err != nil {
+			if err := json.Unmarshal(f.payload, result); err != nil {
 				return fmt.Errorf("%w: %w", errProtocol, err)
 			}
-			result.Files, result.Removed, result.Bytes = report.Files, report.Removed, report.Bytes
 			result.Complete = !ss.completed && len(ss.changing) == 0
 			ss.completed = ss.completed || result.Complete
 			return nil

@@ -37,12 +37,11 @@ type Source struct {
 
 // Status is a snapshot of a Source.
 type Status struct {
-	Connected bool      // to a Target
-	Synced    bool      // nothing is known to differ, except what failed
-	Files     int       // files, directories and links at the Target
-	Last      Batch     // the last one that OnSync received
-	LastAt    time.Time // when it was acknowledged
-	Err       error     // why there is no connection, or why the directory cannot be read
+	Synced bool      // connected, and nothing is known to differ, except what failed
+	Files  int       // files, directories and links at the Target
+	Last   Batch     // the last one that OnSync received
+	LastAt time.Time // when it was acknowledged
+	Err    error     // why there is no connection, or why the directory cannot be read
 }
 
 // NewSource checks the configuration. It touches no file: Run does.
@@ -81,7 +80,7 @@ const (
 // another version; after any other error it connects again.
 func (s *Source) Run(ctx context.Context) error {
 	defer s.tree.watch.close()
-	defer s.set(func(st *Status) { st.Connected, st.Synced = false, false })
+	defer s.set(func(st *Status) { st.Synced = false })
 	backoff := backoffFirst
 	for ctx.Err() == nil {
 		completed, err := s.connect(ctx)
@@ -97,7 +96,7 @@ func (s *Source) Run(ctx context.Context) error {
 		if last := s.Status().Err; last == nil || last.Error() != err.Error() {
 			s.cfg.Logger.Warn("file sync interrupted", "err", err)
 		}
-		s.set(func(st *Status) { st.Connected, st.Synced, st.Err = false, false, err })
+		s.set(func(st *Status) { st.Synced, st.Err = false, err })
 		select {
 		case <-time.After(backoff):
 			backoff = min(2*backoff, backoffMost)
@@ -116,27 +115,32 @@ func (s *Source) connect(ctx context.Context) (completed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("cannot connect to the other end of the file sync: %w", err)
 	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
+	ctx, end := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer end()
+	work.Go(func() {
+		<-ctx.Done()
+		conn.Close()
+	})
 	w := newWire(conn)
 	if err := s.greet(w); err != nil {
 		return false, err
 	}
 	ss := newSession(s, w)
-	var work sync.WaitGroup
-	defer work.Wait()
-	defer conn.Close() // before the wait
-	work.Go(func() { w.keepAlive(ss.closed) })
-	work.Go(ss.receive)
+	work.Go(func() { w.keepAlive(ctx.Done()) })
+	var received error
+	work.Go(func() {
+		defer end()
+		received = ss.receive(ctx)
+	})
 	err = ss.run(ctx)
-	close(ss.ended)
-	conn.Close()
-	<-ss.closed
+	end()
+	work.Wait()
 	refused := (*refusal)(nil)
-	if errors.As(ss.err, &refused) || errors.Is(err, errClosed) || errors.Is(err, net.ErrClosed) ||
+	if errors.As(received, &refused) || errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed) ||
 		errors.Is(err, io.ErrClosedPipe) {
-		err = ss.err
+		err = received
 	}
 	return ss.completed, err
 }
@@ -145,11 +149,7 @@ func (s *Source) connect(ctx context.Context) (completed bool, err error) {
 // deadlines.
 func (s *Source) greet(w *wire) error {
 	late := time.AfterFunc(helloTimeout, func() { w.conn.Close() })
-	name := s.cfg.Dir
-	if full, err := filepath.Abs(name); err == nil {
-		name = full
-	}
-	err := w.sendHello(hello{File: s.tree.only, Name: filepath.Base(name), NoModes: runtime.GOOS == "windows"})
+	err := w.sendHello(hello{File: s.tree.only, Name: filepath.Base(s.cfg.Dir), NoModes: runtime.GOOS == "windows"})
 	if err == nil {
 		_, err = w.receiveHello()
 	} else if _, _, readErr := w.receive(); readErr != nil && !errors.Is(readErr, io.EOF) {

@@ -2,7 +2,6 @@ package filesync
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,8 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
-	"strings"
 	"sync"
 )
 
@@ -66,10 +63,13 @@ func NewTarget(cfg TargetConfig) (*Target, error) {
 // another connection. It closes the connection. It returns nil when the Source closed it between two rounds.
 func (t *Target) Serve(ctx context.Context, conn net.Conn) error {
 	ctx, end := context.WithCancelCause(ctx)
+	var work sync.WaitGroup
+	defer work.Wait()
 	defer end(nil)
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
+	work.Go(func() {
+		<-ctx.Done()
+		conn.Close()
+	})
 
 	t.mu.Lock()
 	if t.end != nil {
@@ -85,13 +85,7 @@ func (t *Target) Serve(ctx context.Context, conn net.Conn) error {
 	}
 	w := newWire(conn)
 	w.writeTimeout = silence // a source receives at any time
-	var work sync.WaitGroup
-	defer work.Wait()
-	done := make(chan struct{})
-	defer close(done)
-	defer conn.Close() // before the wait
-	work.Go(func() { w.keepAlive(done) })
-
+	work.Go(func() { w.keepAlive(ctx.Done()) })
 	err := t.serve(w)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -147,14 +141,13 @@ type place struct {
 }
 
 func (t *Target) openPlace(h hello) (place, error) {
-	p := place{noModes: h.NoModes || runtime.GOOS == "windows"}
+	p := place{noModes: h.NoModes}
 	parent := t.cfg.Dir
 	if h.File != "" {
 		p.theirs, p.ours = h.File, h.Name
 		info, err := os.Stat(t.cfg.Dir)
 		if err != nil || !info.IsDir() {
-			parent, p.ours = filepath.Split(filepath.Clean(t.cfg.Dir))
-			parent = filepath.Clean(parent)
+			parent, p.ours = filepath.Dir(t.cfg.Dir), filepath.Base(t.cfg.Dir)
 		}
 	}
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -167,18 +160,13 @@ func (t *Target) openPlace(h hello) (place, error) {
 
 // local converts a path of the wire to one below the root.
 func (p place) local(name string) (string, error) {
-	if p.theirs != "" {
-		if name != p.theirs {
-			return "", fmt.Errorf("%w: %q is not the one file", errProtocol, name)
-		}
-		name = p.ours
+	switch p.theirs {
+	case "":
+		return name, checkPath(name)
+	case name:
+		return p.ours, nil
 	}
-	// Not filepath.Localize: it requires UTF-8, and names on Linux need not be.
-	full := filepath.FromSlash(name)
-	if !filepath.IsLocal(full) || filepath.Separator != '/' && strings.ContainsRune(name, filepath.Separator) {
-		return "", errors.New("this system does not allow such names")
-	}
-	return full, nil
+	return "", fmt.Errorf("%w: %q is not the one file", errProtocol, name)
 }
 
 // stat describes what is at a local path.
@@ -224,10 +212,7 @@ func (r *receiver) sendEntries() error {
 			return err
 		}
 	}
-	if err := r.w.send(kindEnd, nil); err != nil {
-		return err
-	}
-	return r.w.flush()
+	return r.w.send(kindEnd, nil)
 }
 
 // endRound reports a round to OnSync and to the source.
@@ -245,13 +230,7 @@ func (r *receiver) endRound(complete bool) error {
 	if t.cfg.OnSync != nil && (complete || done.Changed()) {
 		t.cfg.OnSync(done)
 	}
-	report, err := json.Marshal(r.round)
-	if err != nil {
-		return err
-	}
-	r.round, r.failed, r.inRound = doneReport{}, nil, false
-	if err := r.w.send(kindDone, report); err != nil {
-		return err
-	}
-	return r.w.flush()
+	report := r.round
+	r.round, r.failed, r.inRound = Batch{}, nil, false
+	return r.w.sendJSON(kindDone, report)
 }

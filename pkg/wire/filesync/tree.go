@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/fsnotify/fsnotify"
 )
 
 // tree is what the laptop has: its entries as of the last read or update. It belongs to one goroutine.
@@ -25,7 +28,7 @@ type tree struct {
 
 	entries    map[string]entry
 	unreadable map[string]bool // paths of which, and below which, nothing is known
-	failed     []Failure       // since takeFailed
+	failed     []Failure       // since the last round
 }
 
 func newTree(dir string, logger *slog.Logger) *tree {
@@ -70,20 +73,40 @@ func (t *tree) skips(p string, isDir bool) bool {
 	return t.ignored.ignores(p, isDir)
 }
 
+// read updates the entries. It returns errRoot if a file is now a directory, or a directory a file.
+func (t *tree) read(now changes) error {
+	all := now.all || isGone(now.paths["."]) || now.paths["."].Has(fsnotify.Create)
+	for _, name := range ignoreFiles {
+		_, changed := now.paths[name]
+		all = all || changed && t.only == ""
+	}
+	if !all {
+		t.update(now.paths)
+		return nil
+	}
+	only := t.only
+	if err := t.open(); err != nil {
+		return err
+	}
+	if t.only != only {
+		return errRoot
+	}
+	if now.lost {
+		t.watch.reset(t.root)
+	}
+	t.update(now.paths)
+	return t.readAll()
+}
+
 // readAll reads everything. If the root cannot be read, the entries stay as they were.
 func (t *tree) readAll() error {
 	before, unreadable := t.entries, t.unreadable
 	t.entries, t.unreadable = make(map[string]entry, len(before)), make(map[string]bool)
-	if err := t.readDir("."); err != nil {
+	err := t.readDir(".")
+	if err != nil {
 		t.entries, t.unreadable = before, unreadable
-		return err
 	}
-	for name, e := range t.entries {
-		if e.writes = before[name].writes; e.writes > 0 {
-			t.entries[name] = e
-		}
-	}
-	return nil
+	return err
 }
 
 // readDir reads what is below a directory. It starts to watch first, so that no change is missed.
@@ -95,34 +118,29 @@ func (t *tree) readDir(p string) error {
 	}
 	for _, d := range list {
 		if child := path.Join(p, d.Name()); !t.skips(child, d.IsDir()) {
-			t.read(child, created)
+			t.readPath(child, fsnotify.Create)
 		}
 	}
 	return nil
 }
 
 // update reads the paths that may have changed.
-func (t *tree) update(paths map[string]mark) {
-	names := make([]string, 0, len(paths))
-	for name, m := range paths {
-		if m&gone != 0 {
+func (t *tree) update(paths map[string]fsnotify.Op) {
+	for name, op := range paths {
+		if isGone(op) {
 			t.watch.forget(name)
 		}
-		if name != "." {
-			names = append(names, name)
-		}
 	}
-	slices.Sort(names) // parents first
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(paths)) { // parents first
 		// What is below a link or an ignored directory is not copied.
-		if parent := path.Dir(name); parent == "." || t.entries[parent].kind == dir {
-			t.read(name, paths[name])
+		if parent := path.Dir(name); name != "." && (parent == "." || t.entries[parent].kind == dir) {
+			t.readPath(name, paths[name])
 		}
 	}
 }
 
-// read takes over what is at a path, and below a directory that is new.
-func (t *tree) read(p string, m mark) {
+// readPath takes over what is at a path, and below a directory that is new.
+func (t *tree) readPath(p string, op fsnotify.Op) {
 	info, err := os.Lstat(t.full(p))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || err == nil && t.skips(p, info.IsDir()) {
 		t.remove(p)
@@ -143,17 +161,13 @@ func (t *tree) read(p string, m mark) {
 		t.remove(p)
 		return
 	}
-	before := t.entries[p]
-	if before.kind == dir && (e.kind != dir || m&created != 0) {
+	created := op.Has(fsnotify.Create)
+	if t.entries[p].kind == dir && (e.kind != dir || created) {
 		t.remove(p)
-	}
-	e.writes = before.writes
-	if e.kind == file && m&written != 0 && coarse(e.mtime) {
-		e.writes++
 	}
 	t.entries[p] = e
 	delete(t.unreadable, p)
-	if e.kind == dir && (m&created != 0 || !t.watch.dirs[p]) {
+	if e.kind == dir && (created || !t.watch.dirs[p]) {
 		if err := t.readDir(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.fail(p, err)
 		}
@@ -179,11 +193,7 @@ func coarse(mtime int64) bool { return mtime%10e6 == 0 }
 // remove drops the entry of a path and those below it.
 func (t *tree) remove(p string) {
 	if t.entries[p].kind == dir {
-		for name := range t.entries {
-			if strings.HasPrefix(name, p+"/") {
-				delete(t.entries, name)
-			}
-		}
+		maps.DeleteFunc(t.entries, func(name string, _ entry) bool { return strings.HasPrefix(name, p+"/") })
 	}
 	delete(t.entries, p)
 	delete(t.unreadable, p)
@@ -192,13 +202,6 @@ func (t *tree) remove(p string) {
 func (t *tree) fail(p string, err error) {
 	t.unreadable[p] = true
 	t.failed = addFailure(t.failed, p, err)
-}
-
-// takeFailed returns what could not be read since the last call.
-func (t *tree) takeFailed() []Failure {
-	failed := t.failed
-	t.failed = nil
-	return failed
 }
 
 // addFailure adds a failure, without the file system's own name of the path, as long as there are not too many.
@@ -220,15 +223,12 @@ func bareError(err error) error {
 	return err
 }
 
-// within reports whether a path is one of those, or below one.
-func within(p string, dirs map[string]bool) bool {
-	if len(dirs) == 0 {
-		return false
-	}
-	for ; p != "."; p = path.Dir(p) {
-		if dirs[p] {
+// unreadableAbove reports whether a path, or a directory above it, could not be read.
+func (t *tree) unreadableAbove(p string) bool {
+	for ; len(t.unreadable) > 0 && p != "."; p = path.Dir(p) {
+		if t.unreadable[p] {
 			return true
 		}
 	}
-	return dirs["."]
+	return false
 }

@@ -19,16 +19,6 @@ const (
 	maxPaths  = 50_000                // with more changed paths than that, everything is read
 )
 
-// mark says what happened to a path.
-type mark byte
-
-const (
-	changed mark = 1 << iota
-	written      // its content
-	created      // it may be another directory than before
-	gone         // removed or renamed
-)
-
 // watcher collects the paths that may have changed. One goroutine owns what it watches (add, forget, reset, close); the
 // events arrive on another one.
 type watcher struct {
@@ -47,7 +37,7 @@ type watcher struct {
 
 // changes is what a watcher collected.
 type changes struct {
-	paths map[string]mark
+	paths map[string]fsnotify.Op
 	all   bool      // everything has to be read
 	lost  bool      // events were lost, so that the watches may be wrong
 	since time.Time // of the first one
@@ -141,7 +131,7 @@ func (w *watcher) read(notify *fsnotify.Watcher, root string) {
 				return
 			}
 			if p, err := filepath.Rel(root, e.Name); err == nil && e.Name != "" {
-				w.mark(filepath.ToSlash(p), marks(e.Op))
+				w.mark(filepath.ToSlash(p), e.Op)
 			}
 		case err, ok := <-notify.Errors:
 			if !ok {
@@ -155,29 +145,19 @@ func (w *watcher) read(notify *fsnotify.Watcher, root string) {
 	}
 }
 
-func marks(op fsnotify.Op) mark {
-	m := changed
-	if op.Has(fsnotify.Write) {
-		m |= written
-	}
-	if op.Has(fsnotify.Create) {
-		m |= written | created
-	}
-	if op.Has(fsnotify.Remove) || op.Has(fsnotify.Rename) {
-		m |= gone
-	}
-	return m
-}
+// isGone reports whether a path was removed or renamed.
+func isGone(op fsnotify.Op) bool { return op&(fsnotify.Remove|fsnotify.Rename) != 0 }
 
-func (w *watcher) mark(p string, m mark) {
+// mark notes that a path may have changed, and how if that is known.
+func (w *watcher) mark(p string, op fsnotify.Op) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.next.paths) >= maxPaths {
-		w.next.all, w.next.lost = true, true
-		clear(w.next.paths)
-	}
-	if !w.next.lost {
-		w.next.add(p, m)
+	switch {
+	case w.next.lost:
+	case len(w.next.paths) < maxPaths:
+		w.next.add(p, op)
+	default:
+		w.next = changes{all: true, lost: true, since: w.next.since}
 	}
 	w.wakeUp()
 }
@@ -186,8 +166,7 @@ func (w *watcher) mark(p string, m mark) {
 func (w *watcher) lose() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.next.all, w.next.lost = true, true
-	clear(w.next.paths)
+	w.next = changes{all: true, lost: true, since: w.next.since}
 	w.wakeUp()
 }
 
@@ -211,17 +190,17 @@ func (w *watcher) take() changes {
 }
 
 // add notes a path.
-func (c *changes) add(p string, m mark) {
+func (c *changes) add(p string, op fsnotify.Op) {
 	if c.paths == nil {
-		c.paths = make(map[string]mark)
+		c.paths = make(map[string]fsnotify.Op)
 	}
-	c.paths[p] |= m
+	c.paths[p] |= op
 }
 
 // merge adds later changes.
 func (c *changes) merge(later changes) {
-	for p, m := range later.paths {
-		c.add(p, m)
+	for p, op := range later.paths {
+		c.add(p, op)
 	}
 	c.all, c.lost = c.all || later.all, c.lost || later.lost
 	if c.since.IsZero() {

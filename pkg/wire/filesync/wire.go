@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"net"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -30,7 +31,7 @@ import (
 //	remove: a path, children before parents (n times)
 //	end: 1 if the target now has everything, else 0 ─▶
 //	                                       ◀─     failed: JSON, a path and the reason (n times)
-//	                                       ◀─     done: JSON, what the round did
+//	                                       ◀─     done: JSON, a Batch
 //
 //	instead of any of its frames:          ◀─     refused: the reason
 //	the end of the connection              ─▶
@@ -87,13 +88,6 @@ type hello struct {
 
 const helloProtocol = "kubevpn-filesync"
 
-// doneReport is the payload of a done frame.
-type doneReport struct {
-	Files   int   `json:"files"`
-	Removed int   `json:"removed"`
-	Bytes   int64 `json:"bytes"`
-}
-
 // failedReport is the payload of a failed frame.
 type failedReport struct {
 	Path  []byte `json:"path"`
@@ -115,21 +109,21 @@ func newWire(conn net.Conn) *wire {
 	return &wire{conn: conn, r: bufio.NewReaderSize(conn, maxFrame), out: bufio.NewWriterSize(conn, maxFrame)}
 }
 
-// send queues a frame. It may stay in the buffer until flush.
+// send sends a frame. Frames that describe files stay in the buffer until it is full or another frame follows.
 func (w *wire) send(k kind, payload []byte) error {
-	if len(payload) > maxFrame {
-		return fmt.Errorf("a frame of %d bytes is too long", len(payload))
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.limitWrite()
-	header := [headerSize]byte{byte(k)}
-	binary.BigEndian.PutUint32(header[1:], uint32(len(payload)))
-	if _, err := w.out.Write(header[:]); err != nil {
+	if w.writeTimeout > 0 {
+		_ = w.conn.SetWriteDeadline(time.Now().Add(w.writeTimeout)) // a closed connection reports its error below
+	}
+	header := binary.BigEndian.AppendUint32(append(w.out.AvailableBuffer(), byte(k)), uint32(len(payload)))
+	_, _ = w.out.Write(header) // the next write returns the same error
+	_, err := w.out.Write(payload)
+	switch k {
+	case kindEntry, kindData, kindPut, kindDiscard, kindRemove, kindFailed:
 		return err
 	}
-	_, err := w.out.Write(payload)
-	return err
+	return w.out.Flush()
 }
 
 func (w *wire) sendJSON(k kind, v any) error {
@@ -138,21 +132,6 @@ func (w *wire) sendJSON(k kind, v any) error {
 		return err
 	}
 	return w.send(k, b)
-}
-
-// flush writes what is in the buffer.
-func (w *wire) flush() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.limitWrite()
-	return w.out.Flush()
-}
-
-// limitWrite sets the deadline of the next write. A closed connection reports its error when it is written.
-func (w *wire) limitWrite() {
-	if w.writeTimeout > 0 {
-		_ = w.conn.SetWriteDeadline(time.Now().Add(w.writeTimeout))
-	}
 }
 
 // keepAlive sends alive frames until done is closed or sending fails.
@@ -164,7 +143,7 @@ func (w *wire) keepAlive(done <-chan struct{}) {
 		case <-done:
 			return
 		case <-tick.C:
-			if w.send(kindAlive, nil) != nil || w.flush() != nil {
+			if w.send(kindAlive, nil) != nil {
 				return // the receiver sees the end too
 			}
 		}
@@ -183,10 +162,7 @@ func (w *wire) receive() (kind, []byte, error) {
 		if n > maxFrame {
 			return 0, nil, fmt.Errorf("%w: a frame of %d bytes", errProtocol, n)
 		}
-		if int(n) > cap(w.in) {
-			w.in = make([]byte, n, max(n, 4096))
-		}
-		w.in = w.in[:n]
+		w.in = slices.Grow(w.in[:0], int(n))[:n]
 		if _, err := io.ReadFull(w.r, w.in); err != nil {
 			return 0, nil, unexpected(err)
 		}
@@ -203,7 +179,7 @@ func (w *wire) refuse(reason error) {
 	w.writeTimeout = lingerTime
 	w.mu.Unlock()
 	text := reason.Error()
-	if w.send(kindRefused, []byte(text[:min(len(text), maxPath)])) != nil || w.flush() != nil {
+	if w.send(kindRefused, []byte(text[:min(len(text), maxPath)])) != nil {
 		return
 	}
 	_ = w.conn.SetReadDeadline(time.Now().Add(lingerTime))
@@ -224,10 +200,7 @@ func unexpected(err error) error {
 
 func (w *wire) sendHello(h hello) error {
 	h.Protocol, h.Version = helloProtocol, version
-	if err := w.sendJSON(kindHello, h); err != nil {
-		return err
-	}
-	return w.flush()
+	return w.sendJSON(kindHello, h)
 }
 
 func (w *wire) receiveHello() (hello, error) {
@@ -259,8 +232,6 @@ type entry struct {
 	size  int64  // of a file
 	mtime int64  // of a file, in nanoseconds
 	link  string // destination of a link
-	// writes counts the writes that the modification time may not show. It is 0 in entries from the wire.
-	writes int
 }
 
 type entryKind string
