@@ -48,10 +48,10 @@ type Cluster interface {
 // Config is the configuration of a Clone.
 type Config struct {
 	Cluster   Cluster
-	Namespace string // the workload's
+	Namespace string // of the workload
 	Workload  string // TYPE/NAME
 	Spec      api.CloneSpec
-	Image     func(context.Context) (string, error) // the traffic manager's, which contains the supervisor
+	Image     func(context.Context) (string, error) // of the traffic manager; it contains the supervisor
 	Owner     string                                // user@host
 	Key       string                                // the hash of the owner's public key
 	OnPods    func([]api.ClonePod)                  // after each change; calls do not overlap
@@ -343,10 +343,8 @@ func deadline(j *batchv1.Job) int64 {
 }
 
 func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a cluster in memory: it stores what is made, and the test says what becomes of it. It is a Cluster.
+// world is a cluster in memory. It stores objects, and the test changes them. It implements Cluster.
 type world struct {
 	kube     *fake.Clientset
 	workload *workloads.Workload
@@ -39,7 +39,7 @@ type world struct {
 
 	mu      sync.Mutex
 	pods    []corev1.Pod
-	changed chan struct{} // closed, and replaced, when pods are others
+	changed chan struct{} // closed and replaced when pods changes
 	uids    int
 }
 
@@ -100,7 +100,7 @@ func ownedBy(job types.UID) []metav1.OwnerReference {
 	return []metav1.OwnerReference{{UID: job, Controller: new(true)}}
 }
 
-// have says which pods there are. They are the latest Job's if they do not say whose.
+// have replaces the pods. Those without an owner belong to the latest Job.
 func (w *world) have(pods ...corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,7 +109,7 @@ func (w *world) have(pods ...corev1.Pod) {
 	w.changed = make(chan struct{})
 }
 
-// pod is one of a clone's.
+// pod returns a pod of a clone.
 func pod(name string, phase corev1.PodPhase, statuses ...corev1.ContainerStatus) corev1.Pod {
 	p := corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", UID: types.UID(name)},
@@ -126,7 +126,7 @@ func waiting(reason string) corev1.ContainerStatus {
 	return corev1.ContainerStatus{Name: "app", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}
 }
 
-// running is a clone whose Run is on its way.
+// running is a clone whose Run has not returned.
 type running struct {
 	*Clone
 	*world
@@ -165,7 +165,7 @@ func (w *world) run(t *testing.T, spec api.CloneSpec, adjust ...func(*Clone)) *r
 	return r
 }
 
-// end leaves, which has to succeed.
+// end ends the clone.
 func (r *running) end() {
 	r.t.Helper()
 	r.leave()
@@ -174,13 +174,13 @@ func (r *running) end() {
 	}
 }
 
-// fails waits for Run to give an error.
+// fails waits for the error of Run.
 func (r *running) fails(code api.ExitCode, message string) {
 	r.t.Helper()
 	err := <-r.ended
 	checkError(r.t, err, code, message)
 	if s := r.Status(); s.State != api.CloneFailed {
-		r.t.Errorf("its state is %s", s.State)
+		r.t.Errorf("state %s", s.State)
 	}
 }
 
@@ -202,7 +202,7 @@ func (r *running) warnings() (all []string) {
 	return all
 }
 
-// job is the one of that name, or nil.
+// job returns the Job of that name, or nil.
 func (w *world) job(t *testing.T, name string) *batchv1.Job {
 	t.Helper()
 	list, err := w.kube.BatchV1().Jobs("shop").List(t.Context(), metav1.ListOptions{})
@@ -226,7 +226,7 @@ func (w *world) deleteJob(t *testing.T, name string) {
 
 var errUnreachable = errors.New("connection refused")
 
-// fail has requests of a kind give an error, for as long as it is not nil.
+// fail makes requests of a kind fail while err returns an error.
 func (w *world) fail(verb, resource string, err func() error) {
 	w.kube.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) {
 		if err := err(); err != nil {

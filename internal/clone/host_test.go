@@ -10,8 +10,9 @@ import (
 	"kubevpn/internal/api"
 )
 
-// A second clone finds the Service of the first. Who may make Services and not change them has a clone without a name.
-func TestServiceIsLeft(t *testing.T) {
+// TestServiceThatCannotBeChangedIsNoted checks that a clone has no name if the user may not read or update the
+// Service of an earlier clone.
+func TestServiceThatCannotBeChangedIsNoted(t *testing.T) {
 	for _, verb := range []string{"get", "update"} {
 		t.Run(verb, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -275,8 +275,7 @@ func (p *plan) volumes() error {
 		}
 		p.note("volume %s is empty: each pod of the workload has its own", name)
 		if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == name }) {
-			pod.Volumes = append(pod.Volumes,
-				corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+			pod.Volumes = append(pod.Volumes, corev1.Volume{Name: name, VolumeSource: emptyDir()})
 		}
 	}
 	for n := range pod.Volumes {
@@ -292,7 +291,7 @@ func (p *plan) volumes() error {
 		}
 		if p.spec.Volumes[v.Name] == api.VolumeEmpty && writtenByOthers(*v) != "" {
 			delete(unknown, v.Name)
-			v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+			v.VolumeSource = emptyDir()
 		}
 	}
 	if names := slices.Sorted(maps.Keys(unknown)); len(names) > 0 {
@@ -302,6 +301,10 @@ func (p *plan) volumes() error {
 		pin(pod, p.node)
 	}
 	return p.checkShared()
+}
+
+func emptyDir() corev1.VolumeSource {
+	return corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 }
 
 // shareOrEmpty replaces an exclusive claim by an empty directory, unless the user asked to share it.
@@ -315,7 +318,7 @@ func (p *plan) shareOrEmpty(v *corev1.Volume, held exclusive) error {
 		}
 		p.note("volume %s is empty: the namespace %s has no PersistentVolumeClaim %s", v.Name,
 			cmp.Or(p.spec.Namespace, p.namespace), claim)
-		v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+		v.VolumeSource = emptyDir()
 		return nil
 	}
 	if asked != api.VolumeShare {
@@ -326,7 +329,7 @@ func (p *plan) shareOrEmpty(v *corev1.Volume, held exclusive) error {
 			p.notes[len(p.notes)-1] = fmt.Sprintf("volume %s is empty: only one pod can have PersistentVolumeClaim "+
 				"%s (%s)", v.Name, claim, held.mode)
 		}
-		v.VolumeSource = corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+		v.VolumeSource = emptyDir()
 		return nil
 	}
 	if held.mode == corev1.ReadWriteOncePod {

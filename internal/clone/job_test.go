@@ -36,8 +36,9 @@ func sourceOf(t *testing.T, template string) source {
 	return s
 }
 
-// What a clone is when nothing is asked for: everything that the workload's pods are, but not theirs.
-func TestJob(t *testing.T) {
+// TestJobCopiesTemplate checks that the Job has everything from the template but the parts that belong to the pods of the
+// workload.
+func TestJobCopiesTemplate(t *testing.T) {
 	s := sourceOf(t, `
 metadata:
   labels: {app: web, tier: front, sidecar.istio.io/inject: "true"}
@@ -244,8 +245,8 @@ func nodeOf(pod corev1.PodSpec) string {
 	return strings.TrimSpace(name)
 }
 
-// Where the namespace of the clone has no such claim, the clone has an empty directory, unless the claim is wanted.
-func TestVolumesElsewhere(t *testing.T) {
+// TestMissingClaimBecomesEmptyDirectory checks claims that the namespace of the clone lacks.
+func TestMissingClaimBecomesEmptyDirectory(t *testing.T) {
 	for _, tt := range []struct {
 		name, asked string
 		mode        corev1.PersistentVolumeAccessMode
@@ -278,8 +279,7 @@ func TestVolumesElsewhere(t *testing.T) {
 	}
 }
 
-// A pod that is to run on one node keeps its other conditions.
-func TestPin(t *testing.T) {
+func TestPinKeepsOtherNodeTerms(t *testing.T) {
 	s := sourceOf(t, `
 spec:
   affinity:
@@ -326,9 +326,8 @@ spec:
 	}
 }
 
-// What keeps the workload's pods apart does not keep the clone from their nodes: not as the clone's rule, and not, by the labels that it
-// would have, as theirs.
-func TestAntiAffinity(t *testing.T) {
+// TestAntiAffinityOfWorkloadIsDropped checks that neither the required anti-affinity nor the labels that it selects stay.
+func TestAntiAffinityOfWorkloadIsDropped(t *testing.T) {
 	s := sourceOf(t, `
 metadata: {labels: {app: web, tier: front, version: "1"}}
 spec:
@@ -358,8 +357,7 @@ spec:
 	}
 }
 
-// A supervised container outlives a program that does not come up; requests go by its readiness as before.
-func TestProbes(t *testing.T) {
+func TestSupervisedContainerKeepsOnlyReadinessProbe(t *testing.T) {
 	s := sourceOf(t, `
 spec:
   containers:
@@ -404,7 +402,7 @@ func checkError(t *testing.T, err error, code api.ExitCode, message string) {
 	}
 }
 
-func TestRefused(t *testing.T) {
+func TestInvalidSpecIsRejected(t *testing.T) {
 	const app = `{spec: {containers: [{name: app, image: web:1}]}}`
 	tests := []struct {
 		name, template string
@@ -427,7 +425,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-func TestNameFor(t *testing.T) {
+func TestNameForShortensAndCleans(t *testing.T) {
 	for _, tt := range []struct{ workload, owner, want string }{
 		{"deployment/web", "ann@laptop", "web-ann"},
 		{"rollout.argoproj.io/web.front", "DOM\\Ann Smith@x", "web-front-dom-ann-smith"},

@@ -61,10 +61,8 @@ func (k *keeper) wait(ctx context.Context, d time.Duration) error {
 	if k.live != nil && k.age.now() >= k.renewEvery { // a program that ends at once is not started all the time
 		ended = k.ended
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ended:
 		k.checks = endChecks

@@ -15,8 +15,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// A lease is as long as it is meant to be while the machine sleeps, and when its clock is set.
-func TestPassed(t *testing.T) {
+// TestPassedFollowsTheWallClock checks how much time counts after sleep and after changes of the clock.
+func TestPassedFollowsTheWallClock(t *testing.T) {
 	const day = 24 * time.Hour
 	for _, tt := range []struct {
 		name               string
@@ -36,8 +36,7 @@ func TestPassed(t *testing.T) {
 	}
 }
 
-// Who looks at the status learns that the lease is not renewed before the pods are gone.
-func TestRenewalFails(t *testing.T) {
+func TestFailedRenewalIsInStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		var down atomic.Bool
@@ -52,7 +51,7 @@ func TestRenewalFails(t *testing.T) {
 		<-r.Begun()
 		down.Store(true)
 		time.Sleep(renewEvery + time.Second)
-		r.have(pod("a", corev1.PodRunning)) // which does not make it unsaid
+		r.have(pod("a", corev1.PodRunning)) // keeps the error
 		synctest.Wait()
 		r.has(api.CloneRunning, "explained: cannot renew the lease of the clone: connection refused")
 		down.Store(false)
@@ -60,14 +59,13 @@ func TestRenewalFails(t *testing.T) {
 		synctest.Wait()
 		r.has(api.CloneRunning, "")
 		if d := *r.job(t, "web-ann").Spec.ActiveDeadlineSeconds; d < 120+20 {
-			t.Errorf("its lease is of %d s", d)
+			t.Errorf("the lease is %d s", d)
 		}
 		r.end()
 	})
 }
 
-// Who may not renew a clone does not have one for long: it ends at once, and says why.
-func TestMayNotRenew(t *testing.T) {
+func TestForbiddenRenewalEndsClone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		w.fail("patch", "jobs", func() error {
@@ -83,8 +81,8 @@ func TestMayNotRenew(t *testing.T) {
 	})
 }
 
-// What the API server finds invalid is no reason to believe that a Job is gone which is there, and one if another is there in its place.
-func TestRenewalIsInvalid(t *testing.T) {
+// TestInvalidRenewalChecksJob checks that the clone goes on after an invalid renewal, unless another Job has its name.
+func TestInvalidRenewalChecksJob(t *testing.T) {
 	for _, another := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld()

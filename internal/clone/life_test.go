@@ -17,8 +17,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// The whole life: made, ready, renewed for as long as it lives, deleted.
-func TestLife(t *testing.T) {
+func TestCloneIsCreatedRenewedAndDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newWorld().run(t, api.CloneSpec{})
 		synctest.Wait()
@@ -29,7 +28,7 @@ func TestLife(t *testing.T) {
 		r.has(api.CloneStarting, "")
 		select {
 		case <-r.Begun():
-			t.Error("it has begun without a pod")
+			t.Error("the clone started without a pod")
 		default:
 		}
 		r.have(pod("web-ann-1", corev1.PodRunning), pod("web-ann-2", corev1.PodPending, waiting("ContainerCreating")))
@@ -41,7 +40,7 @@ func TestLife(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		if j := r.job(t, "web-ann"); *j.Spec.ActiveDeadlineSeconds != 300+120 {
-			t.Errorf("after five minutes its lease is of %d s", *j.Spec.ActiveDeadlineSeconds)
+			t.Errorf("after five minutes the lease is %d s", *j.Spec.ActiveDeadlineSeconds)
 		}
 		r.have(pod("web-ann-1", corev1.PodPending, waiting("CrashLoopBackOff")))
 		synctest.Wait()
@@ -57,8 +56,7 @@ func TestLife(t *testing.T) {
 	})
 }
 
-// The clone has a name of its own, for the ports that the workload has.
-func TestName(t *testing.T) {
+func TestServiceHasPortsOfWorkload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: "web-ann", Namespace: "shop", Labels: map[string]string{labelManagedBy: managedBy, labelClone: "web-ann"}},
@@ -89,15 +87,14 @@ func TestName(t *testing.T) {
 	})
 }
 
-func TestNameWithoutPorts(t *testing.T) {
+func TestServiceWithoutPortsIsHeadless(t *testing.T) {
 	s := service(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: "shop"}}, nil)
 	if s.Spec.ClusterIP != corev1.ClusterIPNone || len(s.Spec.Ports) > 0 {
 		t.Errorf("%+v", s.Spec)
 	}
 }
 
-// Without a name the clone is no worse for those to whom requests are sent.
-func TestNameless(t *testing.T) {
+func TestCloneRunsWithoutService(t *testing.T) {
 	for _, tt := range []struct {
 		name, note string
 		forbidden  bool
@@ -125,8 +122,7 @@ func TestNameless(t *testing.T) {
 	}
 }
 
-// Who deletes the Job means it: the clone does not come back, and its maker is told.
-func TestDeletedByOthers(t *testing.T) {
+func TestDeletedCloneIsNotCreatedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newWorld().run(t, api.CloneSpec{})
 		r.have(pod("a", corev1.PodRunning))
@@ -135,7 +131,7 @@ func TestDeletedByOthers(t *testing.T) {
 		began := time.Now()
 		r.fails(api.ExitLost, "somebody deleted the clone web-ann in the namespace shop")
 		if took := time.Since(began); took > renewEvery {
-			t.Errorf("it was seen after %v", took)
+			t.Errorf("the deletion was noticed after %v", took)
 		}
 		if j := r.job(t, "web-ann"); j != nil {
 			t.Errorf("left: %+v", j)
@@ -143,8 +139,9 @@ func TestDeletedByOthers(t *testing.T) {
 	})
 }
 
-// A laptop that was away for longer than the lease finds nothing, and makes it again: with an API server that is slow to come back.
-func TestLeaseRanOut(t *testing.T) {
+// TestExpiredCloneIsCreatedAgain checks that a laptop that slept longer than the lease creates its clone again, although
+// some requests fail.
+func TestExpiredCloneIsCreatedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		var away atomic.Bool
@@ -167,7 +164,7 @@ func TestLeaseRanOut(t *testing.T) {
 		<-r.Begun()
 		away.Store(true)
 		time.Sleep(lease + time.Minute)
-		// Gone before the laptop is back: whoever sees the Job and then sees it deleted takes it for somebody's deed.
+		// Delete it before the laptop is back: a clone that renewed the Job would take this for a deletion by somebody.
 		r.deleteJob(t, "web-ann")
 		r.have()
 		away.Store(false)
@@ -180,12 +177,12 @@ func TestLeaseRanOut(t *testing.T) {
 		}
 		s, err := w.kube.CoreV1().Services("shop").Get(t.Context(), "web-ann", metav1.GetOptions{})
 		if err != nil || s.OwnerReferences[0].UID != j.UID {
-			t.Errorf("its name is %+v's, %v", s, err)
+			t.Errorf("Service %+v, %v", s, err)
 		}
 		time.Sleep(renewEvery + time.Second)
 		synctest.Wait()
 		if d := *r.job(t, "web-ann").Spec.ActiveDeadlineSeconds; d < 120 || d > 180 {
-			t.Errorf("the new one's lease is of %d s", d)
+			t.Errorf("the new lease is %d s", d)
 		}
 		r.have(pod("b", corev1.PodRunning))
 		synctest.Wait()
@@ -194,9 +191,8 @@ func TestLeaseRanOut(t *testing.T) {
 	})
 }
 
-// A server whose program ends well ends its Job, also where it does so because its pod is evicted. It is to run all the time, and
-// runs again.
-func TestServerEnds(t *testing.T) {
+// TestEndedServerIsCreatedAgain checks that a server whose program ends with 0 runs again, also if its pod was evicted.
+func TestEndedServerIsCreatedAgain(t *testing.T) {
 	for _, evicted := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newWorld().run(t, api.CloneSpec{})
@@ -210,7 +206,8 @@ func TestServerEnds(t *testing.T) {
 			}
 			r.have(ended)
 			synctest.Wait()
-			time.Sleep(2 * time.Second) // the Job controller's
+			// The Job controller reacts between two renewals: the fake patch would overwrite a concurrent update.
+			time.Sleep(2*retryPause + retryPause/2)
 			j := r.job(t, "web-ann").DeepCopy()
 			j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
 			if _, err := r.world.kube.BatchV1().Jobs("shop").UpdateStatus(t.Context(), j, metav1.UpdateOptions{}); err != nil {
@@ -222,7 +219,7 @@ func TestServerEnds(t *testing.T) {
 				t.Fatalf("%+v", j)
 			}
 			r.has(api.CloneStarting, "its lease expired or its program ended; creating it again")
-			r.have(ended, pod("b", corev1.PodRunning)) // it says nothing of the new Job, which somebody deletes
+			r.have(ended, pod("b", corev1.PodRunning)) // the old pod does not excuse the deletion of the new Job
 			synctest.Wait()
 			r.deleteJob(t, "web-ann")
 			r.fails(api.ExitLost, "somebody deleted the clone web-ann in the namespace shop")
@@ -230,8 +227,7 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// Who deletes the Job has its pods end, and well perhaps: that is no reason to make it again.
-func TestDeletedWithItsPods(t *testing.T) {
+func TestDeletedCloneWithEndedPodsIsNotCreatedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newWorld().run(t, api.CloneSpec{})
 		r.have(pod("a", corev1.PodRunning))
@@ -246,8 +242,8 @@ func TestDeletedWithItsPods(t *testing.T) {
 	})
 }
 
-// What is meant to end has done what it is for when it does: it is not run again.
-func TestTaskEnds(t *testing.T) {
+// TestEndedTaskIsDone checks that pods that are expected to end do not run again after success.
+func TestEndedTaskIsDone(t *testing.T) {
 	for _, fast := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld()
@@ -257,7 +253,7 @@ func TestTaskEnds(t *testing.T) {
 			if j := r.job(t, "web-ann"); *j.Spec.TTLSecondsAfterFinished != 120 || j.Spec.Template.Spec.RestartPolicy != corev1.RestartPolicyNever {
 				t.Errorf("%+v", j.Spec)
 			}
-			if !fast { // nobody sees that it runs
+			if !fast { // else it ends before its pod is seen running
 				r.have(pod("a", corev1.PodRunning))
 				<-r.Begun()
 				r.has(api.CloneRunning, "")
@@ -271,14 +267,14 @@ func TestTaskEnds(t *testing.T) {
 			time.Sleep(10 * lease)
 			r.has(api.CloneDone, "")
 			if j := r.job(t, "web-ann"); j != nil {
-				t.Errorf("it runs again: %+v", j)
+				t.Errorf("the Job exists again: %+v", j)
 			}
 			r.end()
 		})
 	}
 }
 
-func TestTaskFails(t *testing.T) {
+func TestFailedTaskFailsClone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		w.workload.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
@@ -288,7 +284,7 @@ func TestTaskFails(t *testing.T) {
 	})
 }
 
-func TestDoesNotStart(t *testing.T) {
+func TestCloneFailsWhenPodDoesNotStart(t *testing.T) {
 	unschedulable := pod("a", corev1.PodPending)
 	unschedulable.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes are available."}}
 	notReady := pod("a", corev1.PodRunning)
@@ -327,8 +323,8 @@ func jobOf(annotations map[string]string, labels ...string) *batchv1.Job {
 	return j
 }
 
-// What there is of the clone's name is left alone, unless it is what an earlier daemon of the same owner left.
-func TestNameIsTaken(t *testing.T) {
+// TestObjectsOfOthersAreNotReplaced checks that a clone replaces only a clone that an earlier daemon of the same owner left.
+func TestObjectsOfOthersAreNotReplaced(t *testing.T) {
 	const of = "shop/deployment/web"
 	since := time.Unix(0, 0).Local().Format(time.DateTime)
 	for _, tt := range []struct {
@@ -370,8 +366,9 @@ func TestNameIsTaken(t *testing.T) {
 	})
 }
 
-// Machines that share a home directory have one key, and are told apart by what they do: who lives renews its clone.
-func TestAnotherDaemonWithTheSameKeyLives(t *testing.T) {
+// TestCloneOfLiveDaemonIsNotReplaced checks machines that share a home directory and thus a key: a daemon that lives
+// renews its clone.
+func TestCloneOfLiveDaemonIsNotReplaced(t *testing.T) {
 	of := map[string]string{annotationWorkload: "shop/" + newWorld().workload.String(), annotationOwner: "ann@laptop", annotationKey: "hash"}
 	since := time.Unix(0, 0).Local().Format(time.DateTime)
 	for _, tt := range []struct {
@@ -410,7 +407,7 @@ func TestAnotherDaemonWithTheSameKeyLives(t *testing.T) {
 			})
 		})
 	}
-	synctest.Test(t, func(t *testing.T) { // who has ended does not renew: there is no need to wait
+	synctest.Test(t, func(t *testing.T) { // a finished Job is replaced at once
 		there := jobOf(of, labelManagedBy, managedBy)
 		there.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}
 		r := newWorld(there).run(t, api.CloneSpec{})
@@ -424,8 +421,7 @@ func TestAnotherDaemonWithTheSameKeyLives(t *testing.T) {
 	})
 }
 
-// Pods of an earlier Job of the same name may be about for a while. They are none of the clone's.
-func TestPodsOfAnEarlierJob(t *testing.T) {
+func TestPodsOfEarlierJobAreIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newWorld().run(t, api.CloneSpec{})
 		old, ended := pod("old", corev1.PodRunning), pod("ended", corev1.PodSucceeded)
@@ -435,7 +431,7 @@ func TestPodsOfAnEarlierJob(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-r.Begun():
-			t.Error("it has begun with another one's pod")
+			t.Error("the clone started with a pod of an earlier Job")
 		default:
 		}
 		if s := r.Status(); len(s.Pods) > 0 {
@@ -450,8 +446,7 @@ func TestPodsOfAnEarlierJob(t *testing.T) {
 	})
 }
 
-// A Job that somebody else has put into the clone's place is not deleted with the clone.
-func TestOthersAreLeftAlone(t *testing.T) {
+func TestJobOfOthersIsNotDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		r := w.run(t, api.CloneSpec{})
@@ -463,12 +458,12 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		}
 		r.end()
 		if w.job(t, "web-ann") == nil {
-			t.Error("it is gone")
+			t.Error("the Job of another owner was deleted")
 		}
 	})
 }
 
-func TestCannotBeDeleted(t *testing.T) {
+func TestFailedDeletionIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		w.fail("delete", "jobs", func() error { return errUnreachable })
@@ -480,7 +475,7 @@ func TestCannotBeDeleted(t *testing.T) {
 	})
 }
 
-func TestRemoveLeft(t *testing.T) {
+func TestRemoveLeftDeletesOwnClones(t *testing.T) {
 	clones := func() []runtime.Object {
 		var all []runtime.Object
 		for _, c := range []struct{ name, namespace, of, key string }{

@@ -10,7 +10,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// A clone lacks the label app=web by which policies select the pods of the workload. What they mean is tested in netpolicy.
+// TestNetworkPoliciesAreNoted checks a clone without the label app=web, by which policies select the pods of the
+// workload. Package netpolicy tests the meaning of policies.
 func TestNetworkPoliciesAreNoted(t *testing.T) {
 	const (
 		denyAll = `

@@ -111,8 +111,7 @@ func TestInsecureRegistryGetsNoCredentials(t *testing.T) {
 	})
 }
 
-// A registry of HTTPS, or whoever is in its place, cannot send the laptop to HTTP.
-func TestRegistryLeadsNowhereWithoutTLS(t *testing.T) {
+func TestRegistryCannotRedirectToHTTP(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		answer func(w http.ResponseWriter, r *http.Request, elsewhere string)

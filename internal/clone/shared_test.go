@@ -31,7 +31,7 @@ func syncTo(remote string) api.CloneSpec {
 
 const manyNodes = "persistentVolumeClaim: {claimName: many}"
 
-func TestSyncIsRefusedOntoASharedVolume(t *testing.T) {
+func TestSyncToSharedVolumeIsRejected(t *testing.T) {
 	for _, tt := range []struct {
 		name, volume, mounts, remote string
 		what                         string // who else writes there; "": nobody
@@ -115,7 +115,7 @@ func TestSharedWritableVolumesAreReported(t *testing.T) {
 	})
 }
 
-func TestSyncIsRefusedOntoAClaimThatIsSharedOnRequest(t *testing.T) {
+func TestSyncToRequestedClaimIsRejected(t *testing.T) {
 	s := sharedSource(t, "persistentVolumeClaim: {claimName: once}", "")
 	s.claims = map[string]exclusive{"once": {mode: "ReadWriteOnce", node: "node-1"}}
 	spec := syncTo("/data")

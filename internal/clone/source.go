@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -195,37 +196,26 @@ func ofDeployment(r *appsv1.ReplicaSet) bool {
 func checkReferences(ctx context.Context, kube kubernetes.Interface, spec corev1.PodSpec, from, to string) error {
 	var missing []string
 	seen := map[string]bool{}
-	need := func(kind, name string, optional *bool, get func() error) error {
-		what := kind + " " + name
-		if name == "" || optional != nil && *optional || seen[what] {
-			return nil
+	for _, r := range references(spec) {
+		what := r.kind + " " + r.name
+		if r.name == "" || r.optional != nil && *r.optional || seen[what] {
+			continue
 		}
 		seen[what] = true
-		err := get()
-		if apierrors.IsNotFound(err) {
+		var err error
+		switch core, o := kube.CoreV1(), (metav1.GetOptions{}); r.kind {
+		case kindConfigMap:
+			_, err = core.ConfigMaps(to).Get(ctx, r.name, o)
+		case kindSecret:
+			_, err = core.Secrets(to).Get(ctx, r.name, o)
+		case kindAccount:
+			_, err = core.ServiceAccounts(to).Get(ctx, r.name, o)
+		}
+		switch {
+		case apierrors.IsNotFound(err):
 			missing = append(missing, what)
-			return nil
-		}
-		if err != nil {
+		case err != nil:
 			return fmt.Errorf("reading %s of the namespace %s: %w", what, to, err)
-		}
-		return nil
-	}
-	for _, r := range references(spec) {
-		if err := need(r.kind, r.name, r.optional, func() error {
-			switch core, o := kube.CoreV1(), (metav1.GetOptions{}); r.kind {
-			case kindConfigMap:
-				_, err := core.ConfigMaps(to).Get(ctx, r.name, o)
-				return err
-			case kindSecret:
-				_, err := core.Secrets(to).Get(ctx, r.name, o)
-				return err
-			default:
-				_, err := core.ServiceAccounts(to).Get(ctx, r.name, o)
-				return err
-			}
-		}); err != nil {
-			return err
 		}
 	}
 	if len(missing) == 0 {
@@ -303,9 +293,5 @@ func joined(all []string) string {
 		return all[0]
 	}
 	last := len(all) - 1
-	text := all[0]
-	for _, s := range all[1:last] {
-		text += ", " + s
-	}
-	return text + " and " + all[last]
+	return strings.Join(all[:last], ", ") + " and " + all[last]
 }

@@ -33,8 +33,7 @@ func claimed(claim string) corev1.Volume {
 	return corev1.Volume{Name: claim, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
 }
 
-// Who chooses pods of the namespace, and by what.
-func TestSelectors(t *testing.T) {
+func TestSelectorsOfNamespaceAreFound(t *testing.T) {
 	app := func(name string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
 	}
@@ -75,8 +74,7 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// Claims that only one node can have, and where they are.
-func TestClaims(t *testing.T) {
+func TestExclusiveClaimsAreFound(t *testing.T) {
 	objects := func() *world {
 		return newWorld(
 			claim("shop", "once", corev1.ReadWriteOnce), claim("shop", "many", corev1.ReadWriteOnce, corev1.ReadWriteMany), claim("shop", "pod", corev1.ReadWriteOncePod),
@@ -115,8 +113,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// What a pod needs in another namespace, and is not there, is named.
-func TestPresent(t *testing.T) {
+func TestMissingReferencesAreNamed(t *testing.T) {
 	w := newWorld(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "settings"}})
 	spec := &w.workload.Template.Spec
 	spec.ServiceAccountName = "robot"
@@ -130,8 +127,8 @@ func TestPresent(t *testing.T) {
 	checkError(t, err, api.ExitWorkload, "the namespace other lacks objects that the pods need: ServiceAccount robot and Secret keys")
 }
 
-// NetworkPolicies are those of both namespaces, once each; who may not list them is told.
-func TestPolicies(t *testing.T) {
+// TestPoliciesOfBothNamespacesAreListed also checks the note for a user who may not list them.
+func TestPoliciesOfBothNamespacesAreListed(t *testing.T) {
 	there := inShop("theirs")
 	there.Namespace = "other"
 	w := newWorld(&networkingv1.NetworkPolicy{ObjectMeta: inShop("ours")}, &networkingv1.NetworkPolicy{ObjectMeta: there})

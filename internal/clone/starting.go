@@ -20,12 +20,12 @@ import (
 )
 
 const (
-	// for a first pod to be ready, after images, init containers and the last progress of files
+	// readyTimeout begins again after images, init containers and progress of files.
 	readyTimeout  = 2 * time.Minute
 	slowTimeout   = 15 * time.Minute // for images and init containers
-	startGrace    = 5 * time.Second  // a pod may fail to start for: a Secret may be created a moment after the pod
-	scheduleGrace = 30 * time.Second // no node may have room for: an autoscaler reacts after a moment
-	syncGrace     = 10 * time.Second // no file may reach the first pod for
+	startGrace    = 5 * time.Second  // while a pod fails to start: a Secret may be created a moment after the pod
+	scheduleGrace = 30 * time.Second // while no node has room: an autoscaler reacts after a moment
+	syncGrace     = 10 * time.Second // while no file reaches the first pod
 	minProgress   = 1 << 10          // bytes that count as progress: more than those that keep a connection alive
 
 	logLines     = 20 // of a container's log

@@ -15,7 +15,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// tell makes an event of an object.
+// tell creates an event about an object.
 func (w *world) tell(t *testing.T, about types.UID, kind, reason, message, field string, at time.Time) {
 	t.Helper()
 	e := &corev1.Event{
@@ -29,7 +29,7 @@ func (w *world) tell(t *testing.T, about types.UID, kind, reason, message, field
 	}
 }
 
-// details are what was said while waiting.
+// details returns the progress that was reported while waiting.
 func (r *running) details() (all []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -45,8 +45,8 @@ func creating(name string) corev1.Pod {
 	return pod(name, corev1.PodPending, waiting("ContainerCreating"))
 }
 
-// Where no pod comes to be, the Job's own events say why: a quota, an admission webhook.
-func TestNoPodMayBeMade(t *testing.T) {
+// TestQuotaErrorIsReported checks that the error has the latest warning about the Job.
+func TestQuotaErrorIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		r := w.run(t, api.CloneSpec{})
@@ -64,8 +64,7 @@ func TestNoPodMayBeMade(t *testing.T) {
 	})
 }
 
-// An image may take longer than a program has to be ready, and who waits is told of it.
-func TestSlowImage(t *testing.T) {
+func TestSlowImageExtendsTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		r := w.run(t, api.CloneSpec{})
@@ -91,7 +90,7 @@ func TestSlowImage(t *testing.T) {
 		<-r.Begun()
 		r.end()
 	})
-	synctest.Test(t, func(t *testing.T) { // not for ever
+	synctest.Test(t, func(t *testing.T) { // to a limit
 		w := newWorld()
 		r := w.run(t, api.CloneSpec{})
 		w.tell(t, "a", corev1.EventTypeNormal, "Pulling", `Pulling image "web:7"`, "spec.containers{app}", time.Now())
@@ -103,8 +102,7 @@ func TestSlowImage(t *testing.T) {
 	})
 }
 
-// A node that is being made for the clone is waited for.
-func TestNodeIsMade(t *testing.T) {
+func TestNewNodeExtendsTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		r := w.run(t, api.CloneSpec{})
@@ -125,8 +123,7 @@ func TestNodeIsMade(t *testing.T) {
 	})
 }
 
-// A volume that cannot be mounted is named, and is not waited for as long as an image.
-func TestNoVolume(t *testing.T) {
+func TestUnmountedVolumeIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		r := w.run(t, api.CloneSpec{})
@@ -136,8 +133,7 @@ func TestNoVolume(t *testing.T) {
 	})
 }
 
-// What the failing container said last is in the error: the pod is not there any more when the user reads it.
-func TestLastWords(t *testing.T) {
+func TestErrorContainsLog(t *testing.T) {
 	crashing := pod("a", corev1.PodPending, waiting("CrashLoopBackOff"))
 	crashing.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 2}
 	notReady := pod("a", corev1.PodRunning)
@@ -164,7 +160,7 @@ func TestLastWords(t *testing.T) {
 	}
 }
 
-func TestLine(t *testing.T) {
+func TestLineShortensText(t *testing.T) {
 	if got := line(" two\n lines\t"); got != "two lines" {
 		t.Errorf("%q", got)
 	}

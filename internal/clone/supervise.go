@@ -56,9 +56,7 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 	target.Command, target.Args = []string{api.SupervisorProgram}, append(append(args, "--"), command...)
 	mount := corev1.VolumeMount{Name: supervisorVolume, MountPath: api.SupervisorVolume}
 	target.VolumeMounts = append(target.VolumeMounts, mount)
-	pod.Volumes = append(pod.Volumes,
-		corev1.Volume{Name: supervisorVolume,
-			VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: supervisorVolume, VolumeSource: emptyDir()})
 	pod.InitContainers = append([]corev1.Container{{
 		Name: supervisorVolume, Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
 		Args:                     []string{"copy", api.SupervisorProgram},

@@ -30,7 +30,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// registryOf is a registry, for who has the password if that is wanted.
+// registryOf returns a registry, which may require a password.
 func registryOf(t *testing.T, password bool) (http.Handler, *httptest.Server) {
 	t.Helper()
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -46,7 +46,7 @@ func registryOf(t *testing.T, password bool) (http.Handler, *httptest.Server) {
 	return handler, server
 }
 
-// push puts an image there. Without a client it does so without TLS and password.
+// push uploads an image. Without a client, it uses neither TLS nor a password.
 func push(t *testing.T, at string, client *http.Client) {
 	t.Helper()
 	image, err := mutate.Config(empty.Image, v1.Config{Entrypoint: []string{"/entry", "$(HOME)"}, Cmd: []string{"$$"}})
@@ -70,7 +70,7 @@ func localRef(name string) corev1.LocalObjectReference {
 	return corev1.LocalObjectReference{Name: name}
 }
 
-// pullSecret is one with a password for what key says.
+// pullSecret returns a Secret with a password for the registry key.
 func pullSecret(name, key, password string) *corev1.Secret {
 	auth := base64.StdEncoding.EncodeToString([]byte("ann:" + password))
 	return &corev1.Secret{
@@ -79,8 +79,7 @@ func pullSecret(name, key, password string) *corev1.Secret {
 	}
 }
 
-// The registry is asked what the image runs, with the credentials that the kubelet has.
-func TestPullSecrets(t *testing.T) {
+func TestCommandIsReadWithPullSecrets(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir()) // nobody else's
 	_, server := registryOf(t, true)
 	host := strings.TrimPrefix(server.URL, "https://")
@@ -170,8 +169,7 @@ func (w *world) forbidSecret(name string) {
 	})
 }
 
-// Words of the user reach the program as they are; of what the template says, the kubelet replaces what it does.
-func TestWords(t *testing.T) {
+func TestWordsOfUserAreNotExpanded(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		spec api.CloneSpec
@@ -195,8 +193,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// The init container is admitted where the container beside it is, and the pod's class stays what it is.
-func TestInitContainerResources(t *testing.T) {
+func TestInitContainerHasResourcesOfContainer(t *testing.T) {
 	list := func(pairs ...string) corev1.ResourceList {
 		l := corev1.ResourceList{}
 		for _, pair := range pairs {
