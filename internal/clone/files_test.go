@@ -20,7 +20,7 @@ import (
 	"kubevpn/pkg/wire/filesync"
 )
 
-// containers are directories that files go to, one for each pod, as `traffic supervise` has them there.
+// containers makes each pod receive files in a directory, as `traffic supervise` does.
 func containers(t *testing.T, w *world, place func(pod string) string) {
 	var serving sync.WaitGroup
 	ctx, cancel := context.WithCancel(t.Context())
@@ -33,13 +33,8 @@ func containers(t *testing.T, w *world, place func(pod string) string) {
 		if want := []string{api.SupervisorProgram, "sync", "0"}; !slices.Equal(command, want) {
 			t.Errorf("%q is run, want %q", command, want)
 		}
-		target, err := filesync.NewTarget(filesync.TargetConfig{Dir: place(pod), Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Error(err)
-			ours.Close()
-			return ours
-		}
-		serving.Go(func() { _ = target.Serve(ctx, theirs) }) // the laptop tells
+		target := filesync.NewTarget(filesync.TargetConfig{Dir: place(pod), Logger: slog.New(slog.DiscardHandler)})
+		serving.Go(func() { _ = target.Serve(ctx, theirs) }) // the source reports errors
 		return ours
 	}
 }
@@ -53,8 +48,9 @@ func local(t *testing.T) string {
 	return dir
 }
 
-// Each pod has the files before requests go to it, and what is saved later.
-func TestFiles(t *testing.T) {
+// TestPodHasFilesBeforeRequests checks that each pod has the files before requests go to it, and that it receives later
+// saves.
+func TestPodHasFilesBeforeRequests(t *testing.T) {
 	w := newWorld()
 	from, to := local(t), t.TempDir()
 	containers(t, w, func(pod string) string { return filepath.Join(to, pod) })
@@ -63,7 +59,7 @@ func TestFiles(t *testing.T) {
 	<-r.Begun()
 	same := func(want string, pods ...string) {
 		t.Helper()
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error {
 			for _, pod := range pods {
 				got, err := os.ReadFile(filepath.Join(to, pod, "page"))
 				if err != nil {
@@ -77,7 +73,7 @@ func TestFiles(t *testing.T) {
 		})
 	}
 	if got, err := os.ReadFile(filepath.Join(to, "a", "page")); err != nil || string(got) != "one" {
-		t.Errorf("it has begun with %q, %v", got, err)
+		t.Errorf("the clone started with %q, %v", got, err)
 	}
 	r.have(pod("a", corev1.PodRunning), pod("b", corev1.PodRunning))
 	same("one", "a", "b")
@@ -100,8 +96,7 @@ func TestFiles(t *testing.T) {
 	r.end()
 }
 
-// A clone that files cannot go to is none: requests would meet what is in the image.
-func TestNoFilesArrive(t *testing.T) {
+func TestCloneFailsWhenNoFileArrives(t *testing.T) {
 	w := newWorld()
 	to := t.TempDir()
 	if err := os.WriteFile(filepath.Join(to, "a"), nil, 0o644); err != nil { // no directory
@@ -120,7 +115,7 @@ func TestNoFilesArrive(t *testing.T) {
 	}
 }
 
-// readyAre are the pods to which requests go, as was told last.
+// readyAre returns the names of the pods to which requests go.
 func (r *running) readyAre() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,9 +130,9 @@ func (r *running) readyAre() string {
 	return strings.Join(names, " ")
 }
 
-// Requests go to a pod when it has the files, be it the first one or a later one; and to a container that was started anew when it
-// has them again.
-func TestRequestsFollowFiles(t *testing.T) {
+// TestRequestsWaitForFiles checks that requests go to each pod once it has the files, and to a restarted container once
+// it has them again.
+func TestRequestsWaitForFiles(t *testing.T) {
 	w := newWorld()
 	to := t.TempDir()
 	containers(t, w, func(pod string) string { return filepath.Join(to, pod) })
@@ -163,20 +158,21 @@ func TestRequestsFollowFiles(t *testing.T) {
 		p.Status.ContainerStatuses[0].ContainerID = id
 		return p
 	}
-	r := w.run(t, api.CloneSpec{Replicas: 2, Sync: []api.SyncPair{{Local: local(t), Remote: "/site"}}})
+	r := w.run(t, api.CloneSpec{Replicas: 2, Sync: []api.SyncPair{{Local: local(t), Remote: "/site"}}},
+		func(c *Clone) { c.syncGrace = time.Hour }) // files do not reach b
 	r.have(container("a", "a1"), container("b", "b1"))
 	<-r.Begun()
 	if got := r.readyAre(); got != "a" {
 		t.Errorf("requests go to %q", got)
 	}
-	testenv.Until(t, "why requests do not go to it", func() bool {
+	testenv.Until(t, "the reason is in the status", func() bool {
 		s := r.Status()
 		return len(s.Pods) == 2 && !s.Pods[1].Ready && s.Pods[1].Reason != "" && s.State == api.CloneRunning
 	})
 	close(doors["b"])
 	testenv.Until(t, "both", func() bool { return r.readyAre() == "a b" })
 
-	// Started anew, and found ready at once.
+	// A restarted container is ready at once.
 	again := make(chan struct{})
 	mu.Lock()
 	doors["a"] = again
@@ -194,10 +190,9 @@ func TestRequestsFollowFiles(t *testing.T) {
 	r.end()
 }
 
-// A directory that is there, and in which nothing can be written, is none that files reach.
-func TestFilesAreRefused(t *testing.T) {
+func TestCloneFailsWhenNoFileCanBeWritten(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("SKIPPED: what nobody can write to, root neither, is Linux's /proc")
+		t.Skip("SKIPPED: only Linux has /proc, in which root cannot write either")
 	}
 	w := newWorld()
 	containers(t, w, func(string) string { return "/proc" })
@@ -205,7 +200,7 @@ func TestFilesAreRefused(t *testing.T) {
 	r.have(pod("a", corev1.PodRunning))
 	select {
 	case <-r.Begun():
-		t.Error("it has begun without files")
+		t.Error("the clone started without files")
 		r.end()
 	case err := <-r.ended:
 		if e := api.AsError(err); e == nil || e.Code != api.ExitNotReady || !strings.HasPrefix(e.Message, "cannot copy files to /site of the clone web-ann: page: ") {
@@ -217,13 +212,13 @@ func TestFilesAreRefused(t *testing.T) {
 	}
 }
 
-// One file that cannot be written is named, and keeps nothing else.
-func TestOneFileIsRefused(t *testing.T) {
+// TestRejectedFileIsNamed checks that a file that cannot be written does not keep the clone from starting.
+func TestRejectedFileIsNamed(t *testing.T) {
 	w := newWorld()
 	to, from := t.TempDir(), local(t)
 	containers(t, w, func(pod string) string { return filepath.Join(to, pod) })
 	if err := os.Symlink("/nowhere", filepath.Join(from, "link")); err != nil {
-		t.Skipf("SKIPPED: no links here: %v", err)
+		t.Skipf("SKIPPED: this system has no symbolic links: %v", err)
 	}
 	if err := os.MkdirAll(filepath.Join(to, "a", "link", "in its way"), 0o755); err != nil {
 		t.Fatal(err)
@@ -232,15 +227,14 @@ func TestOneFileIsRefused(t *testing.T) {
 	r.have(pod("a", corev1.PodRunning))
 	<-r.Begun()
 	if got := r.warnings(); len(got) != 1 || !strings.HasPrefix(got[0], "/site: link: ") {
-		t.Errorf("told: %q", got)
+		t.Errorf("warnings: %q", got)
 	}
 	r.end()
 }
 
-// A container whose program ends before it has the files is no reason to wait for ever.
-func TestEndsBeforeFiles(t *testing.T) {
+func TestCloneFailsWhenProgramEndsBeforeFiles(t *testing.T) {
 	w := newWorld()
-	w.dial = func(string, []string) net.Conn { // nobody answers
+	w.dial = func(string, []string) net.Conn { // does not answer
 		ours, theirs := net.Pipe()
 		t.Cleanup(func() { theirs.Close() })
 		return ours

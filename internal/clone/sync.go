@@ -34,7 +34,7 @@ type syncs struct {
 type podSync struct {
 	id      string // of the container
 	cancel  context.CancelFunc
-	sources []*filesync.Source // one for each pair of the specification; nil: its configuration is not valid
+	sources []*filesync.Source // one for each pair of the specification
 
 	// Guarded by syncs.mu:
 	places []place // one for each pair
@@ -96,7 +96,7 @@ func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []p
 	p := &podSync{id: id, cancel: cancel, places: places}
 	for n, pair := range s.clone.cfg.Spec.Sync {
 		log := s.clone.log.With("pod", pod, "local", pair.Local, "remote", pair.Remote)
-		source, err := filesync.NewSource(filesync.SourceConfig{
+		source := filesync.NewSource(filesync.SourceConfig{
 			Dir: pair.Local, Logger: log,
 			Dial: func(context.Context) (net.Conn, error) {
 				conn := s.clone.cfg.Cluster.DialExec(namespace, pod, s.container,
@@ -109,12 +109,6 @@ func (s *syncs) begin(ctx context.Context, namespace, pod, id string, places []p
 				s.synced(p, n, b)
 			},
 		})
-		if err != nil {
-			log.Error("cannot sync files", "err", err)
-			p.places[n].rejected = err.Error()
-			p.sources = append(p.sources, nil)
-			continue
-		}
 		p.sources = append(p.sources, source)
 		s.work.Go(func() {
 			if err := source.Run(ctx); err != nil {
@@ -208,12 +202,9 @@ func (s *syncs) status() []api.Synced {
 	for n, pair := range s.clone.cfg.Spec.Sync {
 		shown := api.Synced{SyncPair: pair, Synced: len(s.running) > 0}
 		for _, p := range s.running {
-			shown.Synced = shown.Synced && p.places[n].has() && p.sources[n].Status().Synced
-			shown.LastError = cmp.Or(shown.LastError, p.trouble(n))
-			if p.sources[n] == nil {
-				continue
-			}
 			st := p.sources[n].Status()
+			shown.Synced = shown.Synced && p.places[n].has() && st.Synced
+			shown.LastError = cmp.Or(shown.LastError, p.trouble(n))
 			shown.Files = max(shown.Files, st.Files)
 			if st.LastAt.After(shown.Last) {
 				shown.Last = st.LastAt

@@ -35,11 +35,7 @@ pause.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Command = args
 			cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil)).With("kubevpn", "supervise")
-			s, err := New(cfg)
-			if err != nil {
-				return api.Errorf(api.ExitUsage, "%w", err)
-			}
-			exit, err := s.Run(cmd.Context())
+			exit, err := New(cfg).Run(cmd.Context())
 			if err != nil {
 				return err
 			}

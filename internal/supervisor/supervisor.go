@@ -47,7 +47,7 @@ const (
 
 // Config is what New needs.
 type Config struct {
-	Command []string // program and arguments; the program is looked up in $PATH
+	Command []string // program and arguments, at least one word; the program is looked up in $PATH
 	Socket  string   // where to listen for files
 	Dirs    []string // where files go; a connection names one by its index
 	Restart bool     // new files restart the command
@@ -66,26 +66,19 @@ type Supervisor struct {
 	copied chan struct{} // closed when behind is empty
 }
 
-// New checks the configuration. It starts nothing.
-func New(cfg Config) (*Supervisor, error) {
-	if len(cfg.Command) == 0 {
-		return nil, errors.New("no command to run")
-	}
+// New returns a supervisor that does not run yet.
+func New(cfg Config) *Supervisor {
 	s := &Supervisor{cfg: cfg, changed: make(chan struct{}, 1), behind: make(map[int]bool), copied: make(chan struct{})}
 	for n, dir := range cfg.Dirs {
-		t, err := filesync.NewTarget(filesync.TargetConfig{
+		s.targets = append(s.targets, filesync.NewTarget(filesync.TargetConfig{
 			Dir: dir, Logger: cfg.Logger.With("dir", dir), OnSync: func(b filesync.Batch) { s.onSync(n, b) },
-		})
-		if err != nil {
-			return nil, err
-		}
-		s.targets = append(s.targets, t)
+		}))
 		s.behind[n] = true
 	}
 	if len(s.behind) == 0 {
 		close(s.copied)
 	}
-	return s, nil
+	return s
 }
 
 // onSync takes over what a round did to a directory.

@@ -23,7 +23,7 @@ import (
 	"kubevpn/pkg/wire/filesync"
 )
 
-// TestMain is the supervisor where the test starts itself again: it takes all children of its process.
+// TestMain runs a command of this package if the test started itself as "as-traffic".
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "as-traffic" {
 		root := NewCommands()
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// supervised is a supervisor that runs, in a PID namespace of its own where that can be had.
+// supervised is a running supervisor. As root, it has a PID namespace of its own.
 type supervised struct {
 	cmd    *exec.Cmd
 	socket string
@@ -87,6 +87,10 @@ func supervise(t *testing.T, flags []string, command ...string) *supervised {
 	return s
 }
 
+// waitLimit is how long a test waits before it fails.
+const waitLimit = time.Minute
+
+// line waits for the next line of the command.
 func (s *supervised) line(t *testing.T, want string) {
 	t.Helper()
 	select {
@@ -94,18 +98,19 @@ func (s *supervised) line(t *testing.T, want string) {
 		if got != want {
 			t.Fatalf("the command says %q, want %q", got, want)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(waitLimit):
 		t.Fatalf("the command does not say %q", want)
 	}
 }
 
+// exit waits for the end of the supervisor and returns its exit code.
 func (s *supervised) exit(t *testing.T) int {
 	t.Helper()
 	select {
 	case <-s.ended:
 		return s.cmd.ProcessState.ExitCode()
-	case <-time.After(10 * time.Second):
-		t.Fatal("it does not end")
+	case <-time.After(waitLimit):
+		t.Fatal("the supervisor does not end")
 		return 0
 	}
 }
@@ -113,7 +118,7 @@ func (s *supervised) exit(t *testing.T) int {
 // sync keeps dir in sync with the supervisor's directory of that number, through `traffic sync`.
 func (s *supervised) sync(t *testing.T, dir, number string) *filesync.Source {
 	t.Helper()
-	source, err := filesync.NewSource(filesync.SourceConfig{
+	source := filesync.NewSource(filesync.SourceConfig{
 		Dir: dir, Logger: slog.New(slog.DiscardHandler), OnSync: func(filesync.Batch) {},
 		Dial: func(context.Context) (net.Conn, error) {
 			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -132,9 +137,6 @@ func (s *supervised) sync(t *testing.T, dir, number string) *filesync.Source {
 			return net.FileConn(ours)
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- source.Run(ctx) }()
@@ -145,15 +147,20 @@ func (s *supervised) sync(t *testing.T, dir, number string) *filesync.Source {
 	return source
 }
 
+// write creates or replaces a file at once: a sync that runs never sees a part of it. The permissions of the file stay.
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+	mode := os.FileMode(0o644)
+	if info, err := os.Stat(path); err == nil {
+		mode = info.Mode()
+	}
+	temp := filepath.Join(filepath.Dir(path), ".#"+filepath.Base(path))
+	if err := errors.Join(os.WriteFile(temp, []byte(text), mode), os.Rename(temp, path)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// The command begins with the files, also where the image has others, and is started again for those that come later.
-func TestFilesStartTheCommandAgain(t *testing.T) {
+func TestCommandStartsWithFilesAndRestartsForNewOnes(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
 	write(t, remote+"/greeting", "of the image\n")
 	write(t, remote+"/other", "stays\n")
@@ -184,8 +191,7 @@ func TestFilesStartTheCommandAgain(t *testing.T) {
 	}
 }
 
-// Without --restart files come, and the command sees to itself.
-func TestFilesOnly(t *testing.T) {
+func TestFilesArriveWithoutRestart(t *testing.T) {
 	local, remote := t.TempDir(), filepath.Join(t.TempDir(), "made")
 	write(t, local+"/file", "here\n")
 	s := supervise(t, []string{"--dir", remote}, "sh", "-c", `cat "$0"/file; while ! cat "$0"/later 2>/dev/null; do sleep 0.05; done; exec sleep 60`, remote)
@@ -201,8 +207,8 @@ func TestFilesOnly(t *testing.T) {
 	}
 }
 
-// A command that does not hear SIGTERM, with a child that has its output: both are ended, and it is started again.
-func TestDeafCommand(t *testing.T) {
+// TestCommandThatIgnoresSIGTERMIsKilled checks that the supervisor kills the command and its child, and starts it again.
+func TestCommandThatIgnoresSIGTERMIsKilled(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
 	s := supervise(t, []string{"--restart", "--dir", remote}, "sh", "-c", `trap '' TERM; sleep 61 & echo started; wait; wait; while :; do sleep 0.05; done`)
 	s.sync(t, local, "0")
@@ -212,34 +218,25 @@ func TestDeafCommand(t *testing.T) {
 	_ = s.cmd.Process.Kill()
 }
 
-// What a command leaves of itself is ended with it. A signal for the command ends nothing else while none runs.
-func TestLeftovers(t *testing.T) {
+// TestLeftProcessesAreKilled checks that processes that an ended command left are killed before it restarts, and that a
+// signal while no command runs does not end the supervisor.
+func TestLeftProcessesAreKilled(t *testing.T) {
 	s := supervise(t, []string{"--restart", "--dir", t.TempDir()}, "sh", "-c",
-		`exec 9>"$0"; flock -n 9 || { echo busy; exit 1; }; sleep 61 & echo ran; exit 1`, filepath.Join(t.TempDir(), "lock"))
+		`exec 9>"$0"; flock -n 9 || { echo busy; exit 1; }; sleep 61 & echo ran; exit 1`,
+		filepath.Join(t.TempDir(), "lock"))
 	s.sync(t, t.TempDir(), "0")
 	s.line(t, "ran")
-	signals := time.NewTicker(20 * time.Millisecond)
-	defer signals.Stop()
-	for {
-		select {
-		case got := <-s.lines:
-			if got != "ran" {
-				t.Errorf("the command says %q when it runs again", got)
-			}
-			_ = s.cmd.Process.Kill()
-			return
-		case <-s.ended:
-			t.Fatal("it has ended")
-		case <-signals.C:
-			if err := s.cmd.Process.Signal(unix.SIGHUP); err != nil {
-				t.Fatal(err)
-			}
-		}
+	s.children(t, 0)
+	if err := s.cmd.Process.Signal(unix.SIGHUP); err != nil {
+		t.Fatal(err)
 	}
+	s.line(t, "ran")
+	_ = s.cmd.Process.Kill()
 }
 
-// A command that ends by itself is started again after a pause, and at once for files. One that is not there yet is waited for.
-func TestCommandEnds(t *testing.T) {
+// TestEndedCommandRestarts checks that a command that ends restarts after a pause and for new files, and that the
+// supervisor waits for a program that is one of the files.
+func TestEndedCommandRestarts(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
 	s := supervise(t, []string{"--restart", "--dir", remote}, remote+"/program")
 	write(t, local+"/program", "#!/bin/sh\necho ran\nexit 1\n")
@@ -256,14 +253,13 @@ func TestCommandEnds(t *testing.T) {
 			if got == "mended" {
 				return
 			}
-		case <-time.After(10 * time.Second):
-			t.Fatal("the mended one does not run")
+		case <-time.After(waitLimit):
+			t.Fatal("the mended program does not run")
 		}
 	}
 }
 
-// One that is to run once has the laptop's files when it does. When it ended well, it waits for others.
-func TestOnce(t *testing.T) {
+func TestOnceRunsAgainOnlyForNewFiles(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
 	write(t, remote+"/greeting", "of the image\n")
 	write(t, local+"/greeting", "one\n")
@@ -286,8 +282,7 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// Without --restart it ends as the command does, and one that fails is started again.
-func TestOnceOnly(t *testing.T) {
+func TestOnceEndsAfterSuccessAndRestartsAfterFailure(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
 	write(t, local+"/file", "")
 	s := supervise(t, []string{"--once", "--dir", remote}, "sh", "-c", `echo ran; mkdir "$0"/second 2>/dev/null && exit 1; exit 0`, remote)
@@ -299,24 +294,23 @@ func TestOnceOnly(t *testing.T) {
 	}
 }
 
-// Orphans of the container are children of its PID 1.
-func TestOrphansAreWaitedFor(t *testing.T) {
+func TestOrphansAreReaped(t *testing.T) {
 	testenv.NeedRoot(t) // for a PID namespace
 	s := supervise(t, nil, "sh", "-c", `sh -c 'sleep 0.1 & exit'; echo left; exec sleep 60`)
 	s.line(t, "left")
 	s.children(t, 1)
 }
 
-// children waits until the supervisor has so many.
+// children waits until the supervisor has that number of children.
 func (s *supervised) children(t *testing.T, want int) {
 	t.Helper()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, waitLimit, func() error {
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", s.cmd.Process.Pid))
 		if err != nil {
 			return err
 		}
 		var at []string
-		for _, task := range tasks { // a child is its thread's
+		for _, task := range tasks { // each thread has its own children
 			list, err := os.ReadFile(task)
 			if err != nil {
 				return err
@@ -330,14 +324,14 @@ func (s *supervised) children(t *testing.T, want int) {
 	})
 }
 
-func TestNoCommand(t *testing.T) {
+func TestMissingProgramFails(t *testing.T) {
 	s := supervise(t, nil, "/none/at/all")
 	if got := s.exit(t); got != 1 {
 		t.Errorf("exit code %d", got)
 	}
 }
 
-func TestWrongDirectory(t *testing.T) {
+func TestUnknownDirectoryIsRejected(t *testing.T) {
 	s := supervise(t, []string{"--dir", t.TempDir()}, "sh", "-c", "echo up; exec sleep 60")
 	s.sync(t, t.TempDir(), "0")
 	s.line(t, "up")
@@ -349,7 +343,7 @@ func TestWrongDirectory(t *testing.T) {
 		if _, err := io.WriteString(conn, line); err != nil {
 			t.Fatal(err)
 		}
-		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(lineTimeout / 2)); err != nil {
 			t.Fatal(err)
 		}
 		if n, err := conn.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
@@ -359,13 +353,9 @@ func TestWrongDirectory(t *testing.T) {
 	}
 }
 
-// Whoever connects and does not say which directory is meant is not waited for.
-func TestSilentConnection(t *testing.T) {
+func TestSilentConnectionTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := New(Config{Command: []string{"true"}, Dirs: []string{"/x"}, Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := New(Config{Command: []string{"true"}, Dirs: []string{"/x"}, Logger: slog.New(slog.DiscardHandler)})
 		ours, theirs := net.Pipe()
 		defer ours.Close()
 		defer theirs.Close()
@@ -376,13 +366,13 @@ func TestSilentConnection(t *testing.T) {
 	})
 }
 
-// What the supervisor cannot write reaches the laptop with its reason, and the command does not begin without it.
-func TestNoPlaceForFiles(t *testing.T) {
+// TestUnwritableDirectoryIsReported checks that the laptop gets the reason, and that the command does not start.
+func TestUnwritableDirectoryIsReported(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, "")
 	s := supervise(t, []string{"--dir", file + "/below"}, "sh", "-c", "echo up; exec sleep 60")
 	source := s.sync(t, t.TempDir(), "0")
-	testenv.Until(t, "told why", func() bool {
+	testenv.Until(t, "the reason arrives", func() bool {
 		err := source.Status().Err
 		return err != nil && strings.HasPrefix(err.Error(), "at the other end: mkdir "+file) && strings.HasSuffix(err.Error(), ": not a directory")
 	})
@@ -393,7 +383,7 @@ func TestNoPlaceForFiles(t *testing.T) {
 	}
 }
 
-func TestCopy(t *testing.T) {
+func TestCopyInstallsProgram(t *testing.T) {
 	to := filepath.Join(t.TempDir(), "traffic")
 	for range 2 {
 		if out, err := exec.Command("/proc/self/exe", "as-traffic", "copy", to).CombinedOutput(); err != nil {

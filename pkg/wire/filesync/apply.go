@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// errHolds is why a directory cannot become a file.
+// errHolds explains why a directory cannot become a file.
 var errHolds = errors.New("it is a directory that contains files that are not from the laptop")
 
 // receiver is one connection of a Target.

@@ -18,8 +18,7 @@ import (
 // over runs a Source and a Target on one kind of connection until the test ends.
 func over(b testing.TB, network, src, dst string) (*Source, chan Batch) {
 	b.Helper()
-	target, err := NewTarget(TargetConfig{Dir: dst, Logger: discarding()})
-	must(b, err)
+	target := NewTarget(TargetConfig{Dir: dst, Logger: discarding()})
 	sent := make(chan Batch, 100)
 	ctx, cancel := context.WithCancel(b.Context())
 	var work sync.WaitGroup
@@ -49,8 +48,7 @@ func over(b testing.TB, network, src, dst string) (*Source, chan Batch) {
 	} else {
 		b.Cleanup(func() { cancel(); work.Wait() })
 	}
-	s, err := NewSource(SourceConfig{Dir: src, Dial: dial, Logger: discarding(), OnSync: func(b Batch) { sent <- b }})
-	must(b, err)
+	s := NewSource(SourceConfig{Dir: src, Dial: dial, Logger: discarding(), OnSync: func(b Batch) { sent <- b }})
 	work.Go(func() {
 		if err := s.Run(ctx); err != nil {
 			b.Error(err)
@@ -136,20 +134,18 @@ func (s *sub) cleanUp() {
 // A new connection without any difference.
 func BenchmarkReconnect(b *testing.B) {
 	src, dst := small(b, 20000), b.TempDir()
-	target, err := NewTarget(TargetConfig{Dir: dst, Logger: discarding()})
-	must(b, err)
+	target := NewTarget(TargetConfig{Dir: dst, Logger: discarding()})
 	once := func() Batch {
 		sent := make(chan Batch, 100)
 		ctx, cancel := context.WithCancel(b.Context())
 		var work sync.WaitGroup
 		defer work.Wait()
 		defer cancel()
-		s, err := NewSource(SourceConfig{Dir: src, Logger: discarding(), OnSync: func(b Batch) { sent <- b }, Dial: func(context.Context) (net.Conn, error) {
+		s := NewSource(SourceConfig{Dir: src, Logger: discarding(), OnSync: func(b Batch) { sent <- b }, Dial: func(context.Context) (net.Conn, error) {
 			x, y := net.Pipe()
 			work.Go(func() { _ = target.Serve(ctx, y) }) // until the source closes the connection
 			return x, nil
 		}})
-		must(b, err)
 		work.Go(func() { _ = s.Run(ctx) }) // always nil
 		return complete(sent)
 	}

@@ -139,8 +139,7 @@ func testPolled(t *testing.T, advice string) {
 	}
 	r := &rig{t: t, src: src, dst: dst, sent: make(chan Batch, 1000), taken: make(chan Batch, 1000)}
 	r.newTarget()
-	source, err := NewSource(SourceConfig{Dir: src, Dial: r.dial, OnSync: func(b Batch) { r.sent <- b }, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	must(t, err)
+	source := NewSource(SourceConfig{Dir: src, Dial: r.dial, OnSync: func(b Batch) { r.sent <- b }, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	r.source = source
 	r.ctx = t.Context()
 	var running sync.WaitGroup

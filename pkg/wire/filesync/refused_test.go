@@ -17,10 +17,7 @@ import (
 // runSource runs a source until the test ends.
 func runSource(t *testing.T, dir string, dial func(context.Context) (net.Conn, error), adjust ...func(*Source)) *Source {
 	t.Helper()
-	s, err := NewSource(SourceConfig{Dir: dir, Dial: dial, Logger: discarding()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := NewSource(SourceConfig{Dir: dir, Dial: dial, Logger: discarding()})
 	for _, f := range adjust {
 		f(s)
 	}
@@ -43,7 +40,7 @@ func TestRefusedReason(t *testing.T) {
 	write(t, src, "a", strings.Repeat("x", 1<<20)) // so that the source is sending when it is refused
 	for _, network := range []string{"pipe", "tcp", "unix"} {
 		t.Run(network, func(t *testing.T) {
-			target := newTarget(t, filepath.Join(parent, "file", "below"))
+			target := newTarget(filepath.Join(parent, "file", "below"))
 			serve := make(chan net.Conn, 10)
 			served := make(chan struct{})
 			go func() {
@@ -130,7 +127,7 @@ func pair(t *testing.T, network string) (a, b net.Conn) {
 func TestRefusedProtocol(t *testing.T) {
 	a, b := net.Pipe()
 	served := make(chan error, 1)
-	go func() { served <- newTarget(t, t.TempDir()).Serve(t.Context(), b) }()
+	go func() { served <- newTarget(t.TempDir()).Serve(t.Context(), b) }()
 	w := newWire(a)
 	must(t, w.sendHello(hello{}))
 	if _, err := w.receiveHello(); err != nil {
@@ -157,8 +154,7 @@ func TestHandshakeDeadline(t *testing.T) {
 			if reads {
 				go func() { _, _ = io.Copy(io.Discard, b) }() // until the source closes its end
 			}
-			s, err := NewSource(SourceConfig{Dir: "x", Logger: discarding(), Dial: func(context.Context) (net.Conn, error) { return nil, errCut }})
-			must(t, err)
+			s := NewSource(SourceConfig{Dir: "x", Logger: discarding(), Dial: func(context.Context) (net.Conn, error) { return nil, errCut }})
 			began := time.Now()
 			if err := s.greet(newWire(noDeadlines{a})); err == nil || err.Error() != "the other end of the file sync has not answered within 20s" {
 				t.Errorf("reads %v: %v", reads, err)

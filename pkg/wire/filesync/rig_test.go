@@ -67,11 +67,9 @@ func newRig(t testing.TB, o options) *rig {
 		o.before(r)
 	}
 	r.newTarget()
-	var err error
-	r.source, err = NewSource(SourceConfig{Dir: r.src, Dial: r.dial, OnSync: func(b Batch) { r.sent <- b }, Logger: logger(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r.source = NewSource(SourceConfig{
+		Dir: r.src, Dial: r.dial, OnSync: func(b Batch) { r.sent <- b }, Logger: logger(t),
+	})
 	if o.adjust != nil {
 		o.adjust(r.source)
 	}
@@ -92,13 +90,9 @@ func newRig(t testing.TB, o options) *rig {
 }
 
 func (r *rig) newTarget() {
-	target, err := NewTarget(TargetConfig{Dir: r.dst, Logger: logger(r.t), OnSync: func(b Batch) { r.taken <- b }})
-	if err != nil {
-		r.t.Fatal(err)
-	}
 	r.mu.Lock()
-	r.target = target
-	r.mu.Unlock()
+	defer r.mu.Unlock()
+	r.target = NewTarget(TargetConfig{Dir: r.dst, Logger: logger(r.t), OnSync: func(b Batch) { r.taken <- b }})
 }
 
 var errCut = errors.New("cut")

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	removeDelay = 50 * time.Millisecond  // for which a path has to be gone: an editor may be replacing it
+	removeDelay = 50 * time.Millisecond  // until a missing path is removed: an editor may be replacing it
 	rest        = 100 * time.Millisecond // after which a file that changes is read again
 	restMost    = 10 * time.Second       // after which it is sent as it is
 	readEvery   = time.Minute            // everything, since network file systems do not report all changes
@@ -62,7 +62,7 @@ func (ss *session) receive(ctx context.Context) error {
 			return unexpected(err)
 		}
 		if k == kindRefused {
-			return &refusal{string(payload)}
+			return fmt.Errorf("%w: %s", errRefused, payload)
 		}
 		select {
 		case ss.frames <- frame{k, bytes.Clone(payload)}:
@@ -246,7 +246,7 @@ func (ss *session) read(now changes) error {
 	return nil
 }
 
-// rootGone has the root read again, which is gone or cannot be read.
+// rootGone reports that the root is gone or cannot be read, and lets it be read again.
 func (ss *session) rootGone(err error) (changes, error) {
 	if errors.Is(err, errRoot) {
 		return changes{}, err
@@ -296,6 +296,7 @@ func (ss *session) plan() plan {
 	return p
 }
 
+// backward orders children before parents.
 func backward(a, b string) int { return strings.Compare(b, a) }
 
 // waits reports whether a file was written a moment ago: it may be written again without its modification time showing

@@ -44,17 +44,9 @@ type Status struct {
 	Err    error     // why there is no connection, or why the directory cannot be read
 }
 
-// NewSource checks the configuration. It touches no file: Run does.
-func NewSource(cfg SourceConfig) (*Source, error) {
-	switch {
-	case cfg.Dir == "":
-		return nil, errors.New("filesync: no directory")
-	case cfg.Dial == nil:
-		return nil, errors.New("filesync: no dial function")
-	case cfg.Logger == nil:
-		return nil, errors.New("filesync: no logger")
-	}
-	return &Source{cfg: cfg, tree: newTree(cfg.Dir, cfg.Logger), restMost: restMost, namesMost: maxNames}, nil
+// NewSource returns a Source that does not run yet.
+func NewSource(cfg SourceConfig) *Source {
+	return &Source{cfg: cfg, tree: newTree(cfg.Dir, cfg.Logger), restMost: restMost, namesMost: maxNames}
 }
 
 // Status is safe for concurrent use.
@@ -137,8 +129,7 @@ func (s *Source) connect(ctx context.Context) (completed bool, err error) {
 	err = ss.run(ctx)
 	end()
 	work.Wait()
-	refused := (*refusal)(nil)
-	if errors.As(received, &refused) || errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed) ||
+	if errors.Is(received, errRefused) || errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed) ||
 		errors.Is(err, io.ErrClosedPipe) {
 		err = received
 	}

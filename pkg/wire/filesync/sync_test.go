@@ -480,8 +480,7 @@ func TestChangeWithinTickIsCopied(t *testing.T) {
 // written again with the same time, and that a big file has to rest first.
 func TestRecentFileWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := NewSource(SourceConfig{Dir: t.TempDir(), Dial: (&rig{}).dial, Logger: discarding()})
-		must(t, err)
+		s := NewSource(SourceConfig{Dir: t.TempDir(), Dial: (&rig{}).dial, Logger: discarding()})
 		ss := newSession(s, nil)
 		for name, e := range map[string]struct {
 			age  time.Duration

@@ -48,16 +48,8 @@ var ErrReplaced = errors.New("another connection took over")
 // tempPrefix begins the names of files that are being written. A Target that is killed may leave one.
 const tempPrefix = ".kubevpn-sync-"
 
-// NewTarget checks the configuration. It touches no file: Serve does.
-func NewTarget(cfg TargetConfig) (*Target, error) {
-	if cfg.Dir == "" {
-		return nil, errors.New("filesync: no directory")
-	}
-	if cfg.Logger == nil {
-		return nil, errors.New("filesync: no logger")
-	}
-	return &Target{cfg: cfg, has: make(map[string]received)}, nil
-}
+// NewTarget returns a Target. It touches no file: Serve does.
+func NewTarget(cfg TargetConfig) *Target { return &Target{cfg: cfg, has: make(map[string]received)} }
 
 // Serve applies what a Source sends over the connection, until the connection or ctx ends, or Serve is called with
 // another connection. It closes the connection. It returns nil when the Source closed it between two rounds.

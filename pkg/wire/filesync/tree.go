@@ -38,6 +38,9 @@ func newTree(dir string, logger *slog.Logger) *tree {
 
 // open finds the directory and reads its ignore file.
 func (t *tree) open() error {
+	if t.dir == "" {
+		return errors.New("no directory to synchronize") // filepath.Abs would take the working directory
+	}
 	full, err := filepath.Abs(t.dir)
 	if err == nil {
 		full, err = filepath.EvalSymlinks(full)
@@ -174,7 +177,7 @@ func (t *tree) readPath(p string, op fsnotify.Op) {
 	}
 }
 
-// localEntry is newEntry with the permissions that the target is to have.
+// localEntry is newEntry with the permissions that the target gets.
 func localEntry(info fs.FileInfo) entry {
 	e := newEntry(info)
 	switch {

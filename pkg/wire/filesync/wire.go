@@ -60,6 +60,9 @@ const version = 2
 // ErrVersion is the error of Run and Serve when the two ends speak different versions.
 var ErrVersion = errors.New("the two ends of the file sync have different versions")
 
+// errRefused precedes the reason of a refused frame.
+var errRefused = errors.New("at the other end")
+
 // errProtocol means that the other end sent something that the protocol does not allow.
 var errProtocol = errors.New("not the file sync's protocol")
 
@@ -185,11 +188,6 @@ func (w *wire) refuse(reason error) {
 	_ = w.conn.SetReadDeadline(time.Now().Add(lingerTime))
 	_, _ = io.Copy(io.Discard, w.r)
 }
-
-// refusal is the reason in a refused frame.
-type refusal struct{ reason string }
-
-func (r *refusal) Error() string { return "at the other end: " + r.reason }
 
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
