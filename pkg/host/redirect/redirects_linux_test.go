@@ -22,7 +22,7 @@ import (
 
 var web, dns = Port{TCP, 80}, Port{UDP, 53}
 
-func TestPorts(t *testing.T) {
+func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -126,7 +126,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// listed is how nft lists the redirects of TestPorts.
+// listed is how nft lists the redirects of TestOnlyChosenPortsAreRedirected.
 const listed = `table inet test {
 	flags owner
 
@@ -252,7 +252,7 @@ func TestSetIsAtomic(t *testing.T) {
 
 // Who is killed leaves the application its ports at once, for clients that keep their UDP socket as well, whether or not
 // somebody else's NAT keeps the kernel's going.
-func TestKilled(t *testing.T) {
+func TestKilledProcessGivesPortsBack(t *testing.T) {
 	if !testenv.InNamespace(t, "iptables-nft") {
 		return
 	}

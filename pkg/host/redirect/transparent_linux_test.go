@@ -39,7 +39,7 @@ func from(t *testing.T, r *Redirects, network, client, to string) string {
 	return ask(c)
 }
 
-func TestDialFrom(t *testing.T) {
+func TestDialKeepsClientAddress(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
@@ -111,7 +111,7 @@ func TestDialFrom(t *testing.T) {
 
 // The whole way: a client's connection is redirected, and goes on to the application, which sees the client's address, also
 // where both connections come from the same port of the client.
-func TestDialFromTheSamePort(t *testing.T) {
+func TestDialKeepsClientAddressFromItsOwnPort(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
@@ -156,7 +156,7 @@ func TestDialFromTheSamePort(t *testing.T) {
 }
 
 // Bytes by the gigabyte have the same way as one.
-func TestDialFromCarries(t *testing.T) {
+func TestDialCarriesManyBytes(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
@@ -201,7 +201,7 @@ func TestDialFromCarries(t *testing.T) {
 	t.Logf("%d MB/s", int(size/1e6/time.Since(began).Seconds()))
 }
 
-func TestTransparentErrors(t *testing.T) {
+func TestTransparentNamesMissingFamily(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
@@ -230,7 +230,7 @@ func TestTransparentErrors(t *testing.T) {
 }
 
 // A pod whose IPv6 is switched off has IPv4's.
-func TestWithoutIPv6(t *testing.T) {
+func TestRedirectsWorkWithoutIPv6(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -267,7 +267,7 @@ func state(t *testing.T) string {
 }
 
 // Of two in a pod each ends without taking from the other, and what one that is killed leaves is removed by the next.
-func TestTwo(t *testing.T) {
+func TestTwoProcessesEndWithoutTakingFromEachOther(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -332,7 +332,7 @@ func TestTwo(t *testing.T) {
 	}
 }
 
-func TestFlush(t *testing.T) {
+func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}

@@ -79,9 +79,8 @@ func rawQuery(t testing.TB, addr netip.AddrPort, q []byte) []byte {
 	return buf[:n]
 }
 
-// TestForwardBytes sends a query and a reply with parts that no DNS library would write like that: both arrive as they
-// were, but for the ID on the way.
-func TestForwardBytes(t *testing.T) {
+// The query and the reply have parts that no DNS library writes in this way. Only the ID differs on the way.
+func TestForwardedBytesStayUnchanged(t *testing.T) {
 	t.Parallel()
 	seen := make(chan []byte, 1)
 	reply := []byte("\x12\x34\x85\xb3\x00\x01\x00\x00\x00\x00\x00\x01\x03wWw\x07eXample\x03com\x00\x00\x01\x00\x01" +
@@ -103,7 +102,7 @@ func TestForwardBytes(t *testing.T) {
 	}
 }
 
-func TestFailover(t *testing.T) {
+func TestNextNameserverIsAskedAfterFailure(t *testing.T) {
 	t.Parallel()
 	good := newFakeServer(t, ".", outsideZone)
 	var silentAsked atomic.Int32
@@ -166,8 +165,8 @@ func TestFailover(t *testing.T) {
 	})
 }
 
-// TestForgery has an upstream whose true reply comes after many false ones.
-func TestForgery(t *testing.T) {
+// TestForgedRepliesAreIgnored has an upstream whose true reply comes after many false ones.
+func TestForgedRepliesAreIgnored(t *testing.T) {
 	t.Parallel()
 	forge := func(q []byte, change func(m *dns.Msg)) []byte {
 		m := new(dns.Msg)
@@ -205,8 +204,8 @@ func TestForgery(t *testing.T) {
 	}
 }
 
-// TestSourceChecked sends a reply with the right ID and question from another address than the upstream's.
-func TestSourceChecked(t *testing.T) {
+// Another server sends a reply with the right ID and question from another address than the upstream's.
+func TestRepliesFromOtherSourcesAreIgnored(t *testing.T) {
 	t.Parallel()
 	liar, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -265,8 +264,8 @@ func TestIDsVary(t *testing.T) {
 	}
 }
 
-// TestSocketsReused counts the sockets that queries cost, and replaces those that have died.
-func TestSocketsReused(t *testing.T) {
+// TestSocketsAreReused counts the sockets that queries cost, and replaces those that have died.
+func TestSocketsAreReused(t *testing.T) {
 	t.Parallel()
 	upstream := newFakeServer(t, ".", outsideZone)
 	var mu sync.Mutex
@@ -355,7 +354,7 @@ func TestOversizedReply(t *testing.T) {
 	}
 }
 
-func TestZoneTransfer(t *testing.T) {
+func TestZoneTransferIsForwarded(t *testing.T) {
 	t.Parallel()
 	upstream := newFakeServer(t, ".", "")
 	soa := rr(t, "example.com. 30 IN SOA ns.example.com. h.example.com. 1 2 3 4 5")
