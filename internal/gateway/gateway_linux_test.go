@@ -311,7 +311,7 @@ func TestGatewayRemovesWhatKilledOneLeft(t *testing.T) {
 	if err := end(); err != nil {
 		t.Error(err)
 	}
-	// What the killed one turned on stays on: nobody remembers that it was off.
+	// Forwarding that the killed gateway turned on stays on, because no process knows that it was off.
 	without := func(s string) []string {
 		return slices.DeleteFunc(strings.Split(s, "\n"), func(l string) bool { return l == "0" || l == "1" || l == "2" })
 	}

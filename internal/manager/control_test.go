@@ -135,7 +135,7 @@ func TestManagerRefusesLongHello(t *testing.T) {
 	}
 }
 
-// Who knows a client's identity can take over its lease, and whoever may read the log of a pod reads this one.
+// A client's identity allows taking over its lease, and the log has more readers than the manager's memory.
 func TestLogHoldsNoClientIdentity(t *testing.T) {
 	said := make(lines, 256)
 	r := start(t, Config{Logger: slog.New(slog.NewTextHandler(said, nil))})

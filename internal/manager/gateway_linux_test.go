@@ -222,7 +222,7 @@ func TestGateway(t *testing.T) {
 		t.Errorf("of a closed port: %x", p)
 	}
 
-	// What the gateway says later counts.
+	// The latest state of the gateway counts.
 	g.say(strings.Replace(aboutGateway, `"w"`, `"w","x"`, 1))
 	a.until("another warning", func(s *api.ManagerState) bool { return s.Gateway != nil && len(s.Gateway.Warnings) == 2 })
 	exchange()
@@ -264,7 +264,7 @@ func TestGatewayRefused(t *testing.T) {
 		act    func(g *testGateway)
 	}{
 		{"not-root", []func() error{func() error {
-			// Of this thread alone, which ends with the function.
+			// This affects only the thread, which ends with the function.
 			if _, _, err := unix.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534); err != 0 {
 				return err
 			}

@@ -66,7 +66,7 @@ func start(t testing.TB, cfg Config, prepare ...func(*Manager)) *running {
 	return &running{Manager: m, laptop: connect(t, sessions.Addr().String()), health: "http://" + health.Addr().String(), addr: sessions.Addr().String()}
 }
 
-// connect gives a laptop's session with the manager at addr, until the test ends.
+// connect returns a laptop's session with the manager at addr. The session ends with the test.
 func connect(t testing.TB, addr string) *transport.Session {
 	t.Helper()
 	arrived := make(chan *transport.Session, 1)
@@ -130,7 +130,7 @@ func hello(t testing.TB, laptop *transport.Session, greeting api.ClientHello) *c
 	return &control{t, st, bufio.NewReader(st)}
 }
 
-// next gives the manager's next message.
+// next returns the manager's next message.
 func (c *control) next() api.ControlMessage {
 	c.t.Helper()
 	c.stream.SetReadDeadline(time.Now().Add(testTimeout))
@@ -218,7 +218,7 @@ func pod(t testing.TB, handle func(*net.TCPConn)) string {
 	return l.Addr().String()
 }
 
-// closedPort gives an address that refuses connections.
+// closedPort returns an address that refuses connections.
 func closedPort(t testing.TB) string {
 	t.Helper()
 	l := listen(t)

@@ -37,7 +37,7 @@ func nodeAt(name string, addrs ...string) *corev1.Node {
 	return n
 }
 
-// fill gives the manager what the API server would.
+// fill passes objects to the manager, as its watches would.
 func fill(t *testing.T, m *Manager, nodeList, sliceList []any) {
 	t.Helper()
 	c := m.publisher.cluster

@@ -492,7 +492,7 @@ func TestProxyPortTLS(t *testing.T) {
 	}
 }
 
-// Who is slow has his time, and no more.
+// A slow client is rejected after the timeout.
 func TestProxyPortRejectsSlowClient(t *testing.T) {
 	p, err := newProxyPort(listen(t), slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -657,7 +657,7 @@ func TestManagerRefusesInvalidTicketRequest(t *testing.T) {
 	})
 }
 
-// Whatever comes, reading it is bounded, and only a request with a ticket in it gives one.
+// The reader of requests reads a bounded number of bytes, and returns a ticket only from a request that contains one.
 func FuzzReadUpgrade(f *testing.F) {
 	r := holder{Ticket: api.Ticket{Secret: make([]byte, 32)}}
 	f.Add([]byte(r.request()))

@@ -102,7 +102,7 @@ func (l *inner) send(p []byte) {
 	l.sender.Send(f)
 }
 
-// receive gives the next packet.
+// receive returns the next packet.
 func (l *inner) receive() []byte {
 	l.t.Helper()
 	select {
@@ -152,7 +152,7 @@ func unreachable(t testing.TB, p, original []byte, typ, code byte) {
 
 func TestLaptopsReachEachOther(t *testing.T) {
 	r := start(t, Config{})
-	// Whatever their netstacks are.
+	// The netstacks do not matter.
 	a := newInner(t, r, api.ClientHello{Client: "a"})
 	b := newInner(t, r, api.ClientHello{Client: "b", Netstack: api.NetstackSystem})
 	for i := range a.addrs {
@@ -175,7 +175,7 @@ func TestLaptopsReachEachOther(t *testing.T) {
 	}
 }
 
-// What goes wrong with a packet, and what its sender is told.
+// The sender of a packet that cannot be routed receives an ICMP error.
 func TestRoutes(t *testing.T) {
 	r := start(t, Config{PodIPs: addrs("10.244.1.9")})
 	a := newInner(t, r, api.ClientHello{Client: "a"})
@@ -306,7 +306,7 @@ func TestStreamZeroIsSubstitute(t *testing.T) {
 	}
 }
 
-// What the device gives goes to whom it is for, and nothing from there passes for a laptop's.
+// A packet from the device reaches the laptop that it is addressed to, unless its source is an inner address.
 func TestFromGateway(t *testing.T) {
 	r := start(t, Config{})
 	a := newInner(t, r, api.ClientHello{Client: "a", Netstack: api.NetstackSystem})
@@ -507,7 +507,7 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Whoever uses an address that is not theirs is in the log soon, and once.
+// The log shows spoofed packets within alarmInterval, and once.
 func TestSpoofedPacketsAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		said := make(lines, 8)

@@ -253,7 +253,7 @@ func TestUnknownVIPTimesOutEarly(t *testing.T) {
 	}
 }
 
-// fullListener gives an address that does not answer: the queue of a listener that accepts nothing is full.
+// fullListener returns an address that does not answer: the queue of its listener is full.
 func fullListener(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)

@@ -391,7 +391,7 @@ containers: [{name: app, volumeMounts: [{name: t, mountPath: /t}]}]`)
 			t.Error(got)
 		}
 	}
-	// What stands still while the machine sleeps is no clock for it.
+	// The monotonic clock stops while the machine sleeps, so the time must not contain it.
 	if known := r.tokens[tokenOf{"vault", 3607}]; known.renewAt != known.renewAt.Round(0) {
 		t.Errorf("it is renewed at %v", known.renewAt)
 	}
@@ -413,7 +413,7 @@ containers: [{name: app, volumeMounts: [{name: t, mountPath: /t}]}]`)
 	}
 }
 
-// What a program in the container was seen to have completes what the API says, and never contradicts it.
+// The environment of a program in the container adds variables to those of the API, and replaces none.
 func TestSeenAddsVariablesOfImage(t *testing.T) {
 	seen := []byte("PATH=/bin\x00HOSTNAME=web-1\x00LANG=C\x00COLOR=of the image\x00TOKEN=t0k\x00BULK=b\x00A=B=C\x00noise\x00")
 	environment := func(kube *fake.Clientset, spec string) (string, []string) {
@@ -450,14 +450,14 @@ func TestSeenAddsVariablesOfImage(t *testing.T) {
 	if diff := cmp.Diff("A=B=C* (image)\nBULK=b* (image)\nCOLOR=of the image* (image)\nHOSTNAME=web-1*\nLANG=C* (image)\nMADE=b $(NOBODY)*\nPATH=/bin* (image)\nTOKEN=t0k* (image)", got); diff != "" || problems != nil {
 		t.Errorf("-want +got\n%s\n%v", diff, problems)
 	}
-	// Where all could be read, $(NAME) is none of the image's.
+	// If all objects are readable, $(NAME) does not expand to a variable of the image.
 	got, _ = environment(fake.NewClientset(objectsOf(t, manifests)...), `{enableServiceLinks: false, containers: [{name: app, env: [{name: MADE, value: $(BULK)}]}]}`)
 	if !strings.Contains(got, "MADE=$(BULK)\n") {
 		t.Error(got)
 	}
 }
 
-// Who has rights in one namespace may not read the Service of the API server.
+// A user with rights in one namespace may not read the Service of the API server.
 func TestMasterHasDefaultsWhenForbidden(t *testing.T) {
 	for _, tt := range []struct {
 		name, seen, host, port string
