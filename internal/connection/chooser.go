@@ -11,8 +11,8 @@ import (
 	"kubevpn/internal/install"
 )
 
-// gatewayGrace is how long a gateway may be away while its pod stays. It dials a manager that restarted in its pod
-// again by itself.
+// gatewayGrace limits the absence of a gateway while its pod stays: it reconnects to a manager that has restarted in
+// the pod.
 const gatewayGrace = 5 * time.Second
 
 // gateways is what the chooser asks of the cluster for the system netstack. Errors are in words for a user.

@@ -19,7 +19,7 @@ import (
 const (
 	// removeTimeout limits the removal of the link.
 	removeTimeout = 5 * time.Second
-	// tunnels is the number of tunnels on one machine, for all users together.
+	// tunnels limits the tunnels of one machine, for all users together.
 	tunnels = 64
 )
 

@@ -85,8 +85,8 @@ func flowOf(h *packet.Header, p []byte, remote netip.Addr) (flow, bool) {
 }
 
 const (
-	// flowTime is how long a flow without packets is remembered at least; twice that is the most. Netfilter has the
-	// same.
+	// flowTime is the shortest time for which recent remembers a flow without packets; the longest is twice that. It is
+	// that of netfilter.
 	flowTime = 2 * time.Minute
 	// maxFlows limits the flows of each half of recent: 2 MB in all.
 	maxFlows = 16384
@@ -127,7 +127,7 @@ func (r *recent) add(f flow) {
 	r.use(f)
 }
 
-// has reports whether it remembers the flow. If so, it remembers it anew.
+// has reports whether it remembers the flow, and restarts the flow's time.
 func (r *recent) has(f flow) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

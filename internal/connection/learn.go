@@ -17,11 +17,11 @@ import (
 	"kubevpn/pkg/host/route"
 )
 
-// This file collects what the plan is made from: what the manager tells, what the user's own rights show, and what this
-// machine can route.
+// This file collects the input of the plan from the manager, from the cluster with the user's own rights, and from this
+// machine's routes.
 
-// learn adds what the user's own rights show to what the manager tells, if the manager lacks rights, and waits for the
-// names of Services.
+// learn reads the cluster's networks with the user's own rights if the manager lacks rights, and waits for the names of
+// Services.
 func (r *routes) learn(ctx context.Context, g *errgroup.Group) error {
 	state := r.view.load().state
 	if lacking(state) {

@@ -17,8 +17,8 @@ import (
 const (
 	// othersTimeout limits the question to the traffic manager.
 	othersTimeout = 10 * time.Second
-	// leaveTimeout is how long the manager may still count a session that has just ended: that session's end can arrive
-	// after this question.
+	// leaveTimeout limits the time in which the manager may still count a session that has just ended: its end can
+	// arrive after this question.
 	leaveTimeout = time.Second
 )
 

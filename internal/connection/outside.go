@@ -21,7 +21,8 @@ type outside struct{}
 
 var _ netstack.Dialer = outside{}
 
-// dial rejects addresses that mean the namespace itself there, and would mean this machine here.
+// dial rejects addresses that stand for the host itself: the program means its namespace, and dial would reach this
+// machine.
 func (outside) dial(ctx context.Context, network string, dst netip.AddrPort) (net.Conn, error) {
 	if a := dst.Addr(); a.IsLoopback() || a.IsUnspecified() || a.IsMulticast() {
 		return nil, &net.OpError{Op: "dial", Net: network, Addr: net.TCPAddrFromAddrPort(dst),
@@ -78,7 +79,8 @@ func (outside) DialEcho(_ context.Context, _, dst netip.Addr) (netstack.PacketSt
 	return e, nil
 }
 
-// echo is the pings of one program. The kernel gives its socket an identifier, and the replies with that identifier.
+// echo carries the pings of one program. The kernel assigns an identifier to its socket, and delivers the replies with
+// that identifier.
 type echo struct {
 	conn           *icmp.PacketConn
 	dst            netip.Addr

@@ -22,7 +22,7 @@ type networks struct {
 	Extra   []netip.Prefix // --extra-cidr
 	Exclude []netip.Prefix // --exclude-cidr
 	Consent []netip.Prefix // public networks of the cluster that the user allowed
-	// addresses outside of the tunnel that the connection needs: the API server, a proxy, name servers
+	// Path are the addresses that the connection needs outside of the tunnel: the API server, a proxy, name servers.
 	Path  []netip.Addr
 	Inner []netip.Prefix // inner networks; those of IPv6 are routed if the cluster has IPv6
 	Own   []netip.Addr   // addresses inside the tunnel at which the laptop's resolver answers
@@ -52,7 +52,7 @@ func (n networks) hasIPv6() bool {
 // ones, without the excluded ones. It also excludes single addresses that the connection needs outside of the tunnel.
 //
 //	stated by the cluster  private or allowed ─▶ routed     public ─▶ Ask        meets a local network ─▶ Overlaps
-//	guessed                private or allowed ─▶ routed     public ─▶ a warning  meets a local network ─▶ shrinks, a warning
+//	guessed                private or allowed ─▶ routed     public ─▶ a warning  meets a local network ─▶ shrinks, warns
 //
 // Nothing that the cluster says makes it fail. An error is that of the function Overlaps.
 func plan(n networks) (planned, error) {
@@ -310,9 +310,9 @@ func widen(r netip.Prefix, host int) (netip.Prefix, bool) {
 	return netip.PrefixFrom(r.Addr(), bits).Masked(), true
 }
 
-// reverseDomains returns the zones under in-addr.arpa and ip6.arpa that cover the prefixes, cut at label
-// borders (RFC 1035 section 3.5, RFC 3596 section 2.5), without a trailing dot. A prefix that does not end
-// at a border gives the enclosing zone's children.
+// reverseDomains returns the zones under in-addr.arpa and ip6.arpa that cover the prefixes, without a trailing dot.
+// Zones end at labels (RFC 1035 section 3.5, RFC 3596 section 2.5), so a prefix inside of a label becomes several
+// zones.
 func reverseDomains(prefixes []netip.Prefix) []string {
 	var out []string
 	for _, p := range prefixes {

@@ -164,7 +164,7 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 	return nil
 }
 
-// steerIsolated says which networks are the cluster's, for a device to which everything is sent.
+// steerIsolated sets the cluster's networks for an isolated device, which receives all packets.
 func (r *routes) steerIsolated(networks []netip.Prefix) {
 	var b netipx.IPSetBuilder
 	for _, p := range networks {
@@ -174,7 +174,7 @@ func (r *routes) steerIsolated(networks []netip.Prefix) {
 	r.packets.steer(func(s *steering) { s.routed = set })
 }
 
-// servicesBy says who resolves ClusterIPs.
+// servicesBy describes how ClusterIPs are resolved.
 func servicesBy(state api.ManagerState, netstack, proxyMode string) string {
 	if netstack == api.NetstackSystem {
 		return "resolved by the cluster's own kube-proxy (" + proxyMode + ")"

@@ -13,8 +13,8 @@ import (
 // has no other limit.
 const maxWarnings = 100
 
-// status is what the user sees of a connection: the steps and warnings of `kubevpn connect`, and what `kubevpn status`
-// shows. It is safe for concurrent use.
+// status holds the output of `kubevpn status` for a connection, and reports the steps and warnings of `kubevpn
+// connect`. It is safe for concurrent use.
 type status struct {
 	log         *slog.Logger
 	progress    func(api.Event)
