@@ -49,9 +49,9 @@ func TestPrefixer(t *testing.T) {
 	}
 }
 
-func TestMerge(t *testing.T) {
+func TestMergeKeepsTheLastEntryOfAName(t *testing.T) {
 	got := strings.Join(merge([]string{"PATH=/bin", "A=image"}, []string{"A=pod", "B=pod", "B=mine"}), " ")
-	if want := "PATH=/bin A=pod B=mine"; got != want {
+	if want := "A=pod B=mine PATH=/bin"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/signal"
@@ -126,22 +127,14 @@ func isProxy(entry string) bool {
 		strings.ToUpper(name))
 }
 
-// merge returns the entries of base and over. Those of over replace those of base.
+// merge returns the entries of base and over, sorted. A later entry replaces an earlier one of the same name.
 func merge(base, over []string) []string {
-	at := map[string]int{}
-	var all []string
-	for _, list := range [][]string{base, over} {
-		for _, entry := range list {
-			name, _, _ := strings.Cut(entry, "=")
-			if n, there := at[name]; there {
-				all[n] = entry
-				continue
-			}
-			at[name] = len(all)
-			all = append(all, entry)
-		}
+	entries := map[string]string{} // by name
+	for _, entry := range slices.Concat(base, over) {
+		name, _, _ := strings.Cut(entry, "=")
+		entries[name] = entry
 	}
-	return all
+	return slices.Sorted(maps.Values(entries))
 }
 
 // runNetwork is the first process of the network container. It creates the TUN and writes the volumes, until kubevpn or

@@ -109,6 +109,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -166,10 +167,7 @@ type Config struct {
 }
 
 // Sandbox can start any number of sandboxes with one Config.
-type Sandbox struct {
-	cfg Config
-	log *slog.Logger
-}
+type Sandbox struct{ cfg Config }
 
 // New returns an error if cfg is invalid or this machine does not allow sandboxes ([ErrNotAllowed]). It starts
 // nothing. On systems other than Linux it returns [errors.ErrUnsupported].
@@ -183,7 +181,7 @@ func New(cfg Config) (*Sandbox, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Sandbox{cfg: cfg, log: cfg.Logger}, nil
+	return &Sandbox{cfg}, nil
 }
 
 // ExitStatus is the exit status of the program.
@@ -279,7 +277,7 @@ func (n *Network) check() error {
 			return errors.New("a nameserver has no valid address")
 		}
 	}
-	for _, word := range append(append([]string(nil), n.Search...), n.Options...) {
+	for _, word := range slices.Concat(n.Search, n.Options) {
 		if word == "" || strings.ContainsAny(word, " \t\r\n\x00#;") {
 			return fmt.Errorf("%q cannot be in resolv.conf", word)
 		}
