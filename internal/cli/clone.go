@@ -67,11 +67,17 @@ func newClone(a *app) *cobra.Command {
 		},
 		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
 	}
+	o.addTo(cmd)
+	return cmd
+}
+
+// addTo defines the flags.
+func (o *cloneOptions) addTo(cmd *cobra.Command) {
 	o.spec.addMatch(cmd)
 	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "",
 		"container that the flags change (default: the same as for `kubevpn proxy`)")
-	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
-	o.flags.addTo(cmd, a, config.KeyMode)
+	completeWith(cmd, "container", o.flags.kube.completeContainers(o.app))
+	o.flags.addTo(cmd, o.app, config.KeyMode)
 	f := cmd.Flags()
 	f.StringVar(&o.clone.Image, "target-image", "", "image of the clone's container (default: the workload's)")
 	f.StringArrayVar(&o.clone.Env, "env", nil, "NAME=VALUE in the clone's environment; may be repeated")
@@ -95,9 +101,8 @@ func newClone(a *app) *cobra.Command {
 	f.BoolVar(&o.clone.Restart, "restart-on-sync", false, "restart the container's command when files have changed")
 	f.BoolVar(&o.foreground, "foreground", false,
 		"run until Ctrl-C, then delete the clone, and disconnect if this command connected")
-	completeWith(cmd, "target-namespace", o.flags.kube.completeNamespaces(a))
+	completeWith(cmd, "target-namespace", o.flags.kube.completeNamespaces(o.app))
 	o.output.addTo(cmd)
-	return cmd
 }
 
 // request builds the request of proxy, with a clone.

@@ -86,9 +86,15 @@ func newDev(a *app) *cobra.Command {
 		},
 		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
 	}
+	o.addTo(cmd)
+	return cmd
+}
+
+// addTo defines the flags.
+func (o *devOptions) addTo(cmd *cobra.Command) {
 	o.spec.addTo(cmd)
-	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
-	o.flags.addWithoutImage(cmd, a, config.KeyMode)
+	completeWith(cmd, "container", o.flags.kube.completeContainers(o.app))
+	o.flags.addWithoutImage(cmd, o.app, config.KeyMode)
 	f := cmd.Flags()
 	f.BoolVar(&o.isolate, "isolate", false,
 		"run the program in its own network namespace (Linux): needs no sudo and no daemon, and does not change the "+
@@ -108,7 +114,6 @@ func newDev(a *app) *cobra.Command {
 	f.StringArrayVar(&o.volumes, "volume", nil,
 		"NAME=DIRECTORY uses a directory of this machine in place of the volume NAME of the pod; may be repeated")
 	o.docker.addTo(cmd)
-	return cmd
 }
 
 // checkModes rejects --isolate with --docker.
