@@ -69,9 +69,9 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 	// Outside the terminal's foreground job a group signal reaches this process only, which forwards it.
 	cmd.SysProcAttr.Setpgid = terminal == nil
 	p := &Process{
-		log: s.cfg.Logger, client: newClient(ours, Interface, s.cfg.Logger), isolated: s.cfg.Network, volumes: s.cfg.Volumes,
-		terminal: terminal,
-		ready:    make(chan error, 1), read: make(chan struct{}), done: make(chan struct{}),
+		log: s.cfg.Logger, client: newClient(ours, Interface, s.cfg.Logger), isolated: s.cfg.Network,
+		volumes: s.cfg.Volumes, terminal: terminal,
+		ready: make(chan error, 1), read: make(chan struct{}), done: make(chan struct{}),
 	}
 	begun := make(chan error, 1)
 	go p.watch(ctx, cmd, begun)
