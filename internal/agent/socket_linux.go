@@ -7,7 +7,7 @@ import (
 	"os"
 	"syscall"
 
-	"golang.org/x/sys/unix"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // listenAgents binds the socket of the leader. It fails with EADDRINUSE if there is one.
@@ -35,19 +35,9 @@ func sameUser(conn net.Conn) error {
 	if !ok {
 		return fmt.Errorf("cannot identify the peer of a %T", conn)
 	}
-	raw, err := c.SyscallConn()
+	who, err := unixsocket.Peer(c)
 	if err != nil {
-		return fmt.Errorf("cannot identify the peer: %w", err)
-	}
-	var who *unix.Ucred
-	var asked error
-	if err := raw.Control(func(fd uintptr) {
-		who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return fmt.Errorf("cannot identify the peer: %w", err)
-	}
-	if asked != nil {
-		return fmt.Errorf("cannot identify the peer: %w", asked)
+		return err
 	}
 	if own := os.Geteuid(); int(who.Uid) != own {
 		return fmt.Errorf("process %d runs as user %d, this agent as user %d", who.Pid, who.Uid, own)

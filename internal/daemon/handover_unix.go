@@ -9,6 +9,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // receiveFile reads one byte and the one descriptor that came with it.
@@ -23,32 +25,13 @@ func receiveFile(conn net.Conn) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot receive the socket of the root helper: %w", err)
 	}
-	fds, err := descriptors(oob[:oobn])
-	if err == nil && (n != 1 || len(fds) != 1) {
-		err = fmt.Errorf("received %d bytes and %d descriptors, want one of each", n, len(fds))
-	}
-	if err != nil {
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
-		return nil, err
-	}
-	unix.CloseOnExec(fds[0]) // credential plugins must not inherit it
-	return os.NewFile(uintptr(fds[0]), "helper"), nil
-}
-
-func descriptors(oob []byte) ([]int, error) {
-	messages, err := unix.ParseSocketControlMessage(oob)
+	f, err := unixsocket.File(oob[:oobn], "helper")
 	if err != nil {
 		return nil, fmt.Errorf("cannot receive the socket of the root helper: %w", err)
 	}
-	var fds []int
-	for i := range messages {
-		got, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			return fds, fmt.Errorf("cannot receive the socket of the root helper: %w", err)
-		}
-		fds = append(fds, got...)
+	if n != 1 {
+		f.Close()
+		return nil, fmt.Errorf("cannot receive the socket of the root helper: received %d bytes instead of one", n)
 	}
-	return fds, nil
+	return f, nil
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // The socketpair carries JSON messages, one at a time in each direction. A message is one SOCK_SEQPACKET packet, or
@@ -170,7 +171,7 @@ func (w *wire) receive(message any, files bool) (f *os.File, err error) {
 			return f, err
 		}
 		if oobn > 0 && f == nil {
-			if f, err = fileOf(oob[:oobn]); err != nil {
+			if f, err = unixsocket.File(oob[:oobn], "from helper"); err != nil {
 				return nil, err
 			}
 		}
@@ -182,19 +183,4 @@ func (w *wire) receive(message any, files bool) (f *os.File, err error) {
 			return f, json.Unmarshal(b, message)
 		}
 	}
-}
-
-func fileOf(oob []byte) (*os.File, error) {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil || len(messages) != 1 {
-		return nil, fmt.Errorf("%d control messages: %w", len(messages), err)
-	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
-		return nil, fmt.Errorf("%d descriptors: %w", len(fds), err)
-	}
-	return os.NewFile(uintptr(fds[0]), "from helper"), nil
 }

@@ -17,6 +17,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/tun"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // listenGateways listens for a gateway. An abstract socket belongs to the pod's network namespace, so no process
@@ -95,19 +96,9 @@ func (m *Manager) serveGateway(ctx context.Context, conn net.Conn) (err error) {
 // fromRoot returns an error unless the other end is a process of uid 0, because a gateway passes packets to the pod's
 // kernel and describes itself to laptops.
 func fromRoot(conn *net.UnixConn) error {
-	raw, err := conn.SyscallConn()
+	who, err := unixsocket.Peer(conn)
 	if err != nil {
-		return fmt.Errorf("cannot identify the process that connects as a gateway: %w", err)
-	}
-	var who *unix.Ucred
-	var asked error
-	if err := raw.Control(func(fd uintptr) {
-		who, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return fmt.Errorf("cannot identify the process that connects as a gateway: %w", err)
-	}
-	if asked != nil {
-		return fmt.Errorf("cannot identify the process that connects as a gateway: %w", asked)
+		return fmt.Errorf("rejected a gateway connection: %w", err)
 	}
 	if who.Uid != 0 {
 		return fmt.Errorf("rejected a gateway connection of process %d: it runs as user %d instead of root", who.Pid,
@@ -160,18 +151,10 @@ func (r *rights) Read(p []byte) (int, error) {
 	control := make([]byte, unix.CmsgSpace(4*16))
 	n, cn, _, _, err := r.conn.ReadMsgUnix(p, control)
 	if cn > 0 {
-		messages, parseErr := unix.ParseSocketControlMessage(control[:cn])
-		if parseErr != nil {
-			return n, fmt.Errorf("reading control messages: %w", parseErr)
-		}
-		for i := range messages {
-			fds, err := unix.ParseUnixRights(&messages[i])
-			if err != nil { // of another kind
-				continue
-			}
-			for _, fd := range fds {
-				r.files = append(r.files, os.NewFile(uintptr(fd), "gateway"))
-			}
+		files, filesErr := unixsocket.Files(control[:cn], "gateway")
+		r.files = append(r.files, files...)
+		if filesErr != nil {
+			return n, filesErr
 		}
 	}
 	return n, err

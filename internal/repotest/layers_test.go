@@ -51,11 +51,12 @@ var layers = map[string]int{
 	"pkg/datapath/packet":     0,
 	"pkg/datapath/routable":   0,
 
-	"pkg/host/osdns":     10,
-	"pkg/host/route":     10,
-	"pkg/host/redirect":  0,  // osdns and route keep their rules in its Table
-	"pkg/host/sandbox":   11, // it makes its network with pkg/host/route
-	"pkg/host/subreaper": 0,
+	"pkg/host/osdns":      10,
+	"pkg/host/route":      10,
+	"pkg/host/redirect":   0,  // osdns and route keep their rules in its Table
+	"pkg/host/sandbox":    11, // it makes its network with pkg/host/route
+	"pkg/host/subreaper":  0,
+	"pkg/host/unixsocket": 0,
 
 	"pkg/wire/transport":    10,
 	"pkg/wire/authlistener": 10,

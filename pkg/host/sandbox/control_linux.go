@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/pkg/host/subreaper"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // The control socket is a SOCK_SEQPACKET pair. Each packet is one JSON message; some carry a descriptor.
@@ -166,7 +167,7 @@ func (w *controlConn) receive(message any) (*os.File, error) {
 	}
 	var f *os.File
 	if oobn > 0 {
-		if f, err = w.fileOf(oob[:oobn]); err != nil {
+		if f, err = unixsocket.File(oob[:oobn], w.files); err != nil {
 			return nil, err
 		}
 	}
@@ -180,25 +181,4 @@ func (w *controlConn) receive(message any) (*os.File, error) {
 		f = nil
 	}
 	return f, err
-}
-
-func (w *controlConn) fileOf(oob []byte) (*os.File, error) {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, err
-	}
-	if len(messages) != 1 {
-		return nil, fmt.Errorf("%d control messages", len(messages))
-	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil {
-		return nil, err
-	}
-	if len(fds) != 1 {
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
-		return nil, fmt.Errorf("%d descriptors", len(fds))
-	}
-	return os.NewFile(uintptr(fds[0]), w.files), nil
 }

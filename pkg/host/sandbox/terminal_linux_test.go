@@ -54,7 +54,7 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *console {
 		for {
 			n, err := master.Read(buf)
 			c.mu.Lock()
-			c.text += strings.ReplaceAll(string(buf[:n]), "\r\n", "\n")
+			c.text += string(buf[:n])
 			c.mu.Unlock()
 			if err != nil {
 				return // EIO when nobody has the other end any more
@@ -70,6 +70,9 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *console {
 	return c
 }
 
+// parentLine can come at any moment.
+var parentLine = regexp.MustCompile(runInParent + `\d+\n`)
+
 // await waits for a pattern in what has come since the last await.
 func (c *console) await(pattern string) {
 	c.t.Helper()
@@ -77,6 +80,7 @@ func (c *console) await(pattern string) {
 	err := testenv.Poll(20e9, func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		c.text = parentLine.ReplaceAllString(strings.ReplaceAll(c.text, "\r\n", "\n"), "")
 		at := re.FindStringIndex(c.text)
 		if at == nil {
 			return errors.New("there is only: " + c.text)

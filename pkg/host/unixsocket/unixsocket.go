@@ -1,0 +1,50 @@
+//go:build unix
+
+// Package unixsocket reads what the kernel adds to a unix socket: who the peer is, and the files that came with a message.
+//
+// The daemon, the helper, the sandbox, the agents and the manager pass descriptors this way, and decide by the peer's user
+// whom they trust. All functions may be called concurrently.
+package unixsocket
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Files returns the files that came with a message, each named name. oob contains the control messages that
+// net.UnixConn.ReadMsgUnix read, which also sets close-on-exec. The caller owns the files. After an error, none is open.
+func Files(oob []byte, name string) ([]*os.File, error) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read control messages: %w", err)
+	}
+	var files []*os.File
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			continue // a message of another kind
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), name))
+		}
+	}
+	return files, nil
+}
+
+// File returns the only file that came with a message, like Files. It returns an error if there is none, or more than
+// one.
+func File(oob []byte, name string) (*os.File, error) {
+	files, err := Files(oob, name)
+	if err != nil {
+		return nil, err
+	}
+	if len(files) != 1 {
+		for _, f := range files {
+			f.Close()
+		}
+		return nil, fmt.Errorf("received %d descriptors instead of one", len(files))
+	}
+	return files[0], nil
+}
