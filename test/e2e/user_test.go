@@ -358,7 +358,7 @@ func (l *laptop) closedToOthers(t *testing.T, other person) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return strings.Count(string(log), fmt.Sprintf(`msg="connection refused" uid=%d`, other.uid))
+		return strings.Count(string(log), fmt.Sprintf(`msg="connection rejected" uid=%d`, other.uid))
 	}
 	if r := ask(other.uid); r.code == 0 || rejectedRequests() != 0 {
 		t.Errorf("another user's request got through the directory: %v", r)
