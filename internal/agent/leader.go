@@ -35,6 +35,7 @@ const (
 	maxNameBytes = 256
 	probeTimeout = time.Minute // how long an announced probe is expected
 	maxProbes    = 1024
+	probeDue     = 3 * time.Second // within which a laptop sends the probe that it announced, or gives up
 )
 
 // unauthorized is the reason for rejecting a client whose key belongs to no owner.
@@ -87,6 +88,7 @@ type leader struct {
 	dirty   bool // the receiver could not be set to what claims need
 	notes   map[port][]string
 	probes  map[string]time.Time // until when
+	probed  time.Time            // when the last probe was announced
 	ending  bool
 	cleared bool          // by a reset, after which standbys end as well
 	changed chan struct{} // closed and replaced when the reported state changes
@@ -372,8 +374,17 @@ func (l *leader) expect(c *api.Probe) error {
 	if len(l.probes) >= maxProbes {
 		return api.Errorf(api.ExitConflict, "the agent expects %d probes already", maxProbes)
 	}
-	l.probes[string(c.Preface)] = time.Now().Add(probeTimeout)
+	now := time.Now()
+	l.probes[string(c.Preface)] = now.Add(probeTimeout)
+	l.probed = now
 	return nil
+}
+
+// probeDue reports whether an announced probe may come at any moment.
+func (l *leader) probeDue() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Since(l.probed) < probeDue
 }
 
 // expects reports whether a probe was announced. The probe may arrive more than once, because a mesh may retry.

@@ -48,6 +48,7 @@ type kernel interface {
 type policy interface {
 	claimsOf(protocol string, number uint16) []interceptor.Claim
 	expects(preface []byte) bool
+	probeDue() bool
 	note(protocol string, number uint16, text string)
 }
 
@@ -209,10 +210,12 @@ func (r *receiver) interceptor(forwarded bool, dial dialFunc) *interceptor.Inter
 			return r.app.dial(ctx, f, dial)
 		},
 		ForwardedFor: forwarded,
-		Probe:        interceptor.Probe{Prefix: api.ProbePrefix, Length: api.ProbeLength, Expected: r.policy.expects},
-		Note:         r.policy.note,
-		Drain:        drainTime,
-		Logger:       r.log,
+		Probe: interceptor.Probe{
+			Prefix: api.ProbePrefix, Length: api.ProbeLength, Expected: r.policy.expects, Due: r.policy.probeDue,
+		},
+		Note:   r.policy.note,
+		Drain:  drainTime,
+		Logger: r.log,
 	})
 }
 

@@ -1,9 +1,10 @@
 //go:build unix
 
-// Package unixsocket reads what the kernel adds to a unix socket: who the peer is, and the files that came with a message.
+// Package unixsocket reads what the kernel adds to a unix socket: who the peer is, and the files that came with a
+// message.
 //
-// The daemon, the helper, the sandbox, the agents and the manager pass descriptors this way, and decide by the peer's user
-// whom they trust. All functions may be called concurrently.
+// The daemon, the helper, the sandbox, the agents and the manager pass descriptors this way, and decide by the peer's
+// user whom they trust. All functions may be called concurrently.
 package unixsocket
 
 import (
@@ -14,7 +15,8 @@ import (
 )
 
 // Files returns the files that came with a message, each named name. oob contains the control messages that
-// net.UnixConn.ReadMsgUnix read, which also sets close-on-exec. The caller owns the files. After an error, none is open.
+// net.UnixConn.ReadMsgUnix read, which also sets close-on-exec. The caller owns the files. After an error, none is
+// open.
 func Files(oob []byte, name string) ([]*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

@@ -85,6 +85,9 @@ type Probe struct {
 	// Expected reports whether these bytes were announced. If so they are sent back, and the connection is closed; if
 	// not it is a connection like others.
 	Expected func(preface []byte) bool
+	// Due reports whether a probe may come at any moment. Silent clients are then waited for longer, because a probe
+	// says what it is only a round trip of the laptop after it has connected. May be nil.
+	Due func() bool
 }
 
 // Config configures an Interceptor. Claims and Application are required.

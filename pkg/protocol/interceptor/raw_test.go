@@ -254,3 +254,25 @@ func TestServeConnEndsWithItsContext(t *testing.T) {
 		}
 	}
 }
+
+// Where the server speaks first, clients are hardly waited for. A probe needs a round trip more to say what it is.
+func TestProbeIsRecognizedWhereTheServerSpeaksFirst(t *testing.T) {
+	var due atomic.Bool
+	r := newRig(t, listen(t, func(c net.Conn) {
+		io.WriteString(c, "220 hello\r\n")
+		io.Copy(c, c)
+	}), func(c *Config) {
+		c.Probe = *testProbe()
+		c.Probe.Due = due.Load
+	})
+	c := dial(t, r.addr)
+	if _, err := io.ReadFull(c, make([]byte, 11)); err != nil { // the interceptor learns who speaks first
+		t.Fatal(err)
+	}
+	due.Store(true)
+	c = dial(t, r.addr)
+	time.Sleep(20 * time.Millisecond) // the round trip
+	if got := talk(t, c, "\x00probe\x001234"); got != "\x00probe\x001234" {
+		t.Errorf("the probe was answered with %q", got)
+	}
+}

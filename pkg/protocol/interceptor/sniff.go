@@ -19,6 +19,8 @@ const (
 	// serverFirstTimeout is the same for a port where the server speaks first: a client that does not wait for the
 	// server has sent something by then.
 	serverFirstTimeout = time.Millisecond
+	// dueTimeout is the same while a probe is due: more than a round trip between laptop and cluster.
+	dueTimeout = time.Second
 	// sniffLen is how much is read to know what a connection is. A longer request line is judged by its beginning.
 	sniffLen = 4 << 10
 	// maxMethod is more than the longest method that is in use.
@@ -143,7 +145,7 @@ func isToken(b []byte) bool {
 //	┌──────────────▶ classified ◀────────────────────────────────────────┐
 //	│                                                                    │
 //	wait for the client ── silence: dial where it goes if it is not HTTP ┤
-//	(200 ms; not where the server speaks first)                          │
+//	(200 ms; 1 ms where the server speaks first; 1 s while a probe is due)│
 //	                                                                     └─▶ not HTTP: the server spoke first, or FIN
 type sniffer struct {
 	i      *Interceptor
@@ -163,7 +165,10 @@ func (s *sniffer) sniff(ctx, hard context.Context) (kind, error) {
 	defer stop()
 	serverFirst := s.i.serverSpeaksFirst(s.flow.Dst.Port())
 	wait := clientTimeout
-	if serverFirst.Load() {
+	switch due := s.i.config.Probe.Due; {
+	case due != nil && due():
+		wait = dueTimeout
+	case serverFirst.Load():
 		wait = serverFirstTimeout
 	}
 	k, err := s.listen(ctx, wait)
