@@ -76,6 +76,7 @@ type leader struct {
 	arrived  func()        // called when the agent's own owner connects
 	reset    chan struct{} // closed by the order to reset
 	table    atomic.Pointer[table]
+	probed   atomic.Int64 // when the last probe was announced, in nanoseconds since 1970
 
 	budget *transport.Budget // of the sessions of all owners
 
@@ -88,7 +89,6 @@ type leader struct {
 	dirty   bool // the receiver could not be set to what claims need
 	notes   map[port][]string
 	probes  map[string]time.Time // until when
-	probed  time.Time            // when the last probe was announced
 	ending  bool
 	cleared bool          // by a reset, after which standbys end as well
 	changed chan struct{} // closed and replaced when the reported state changes
@@ -376,16 +376,12 @@ func (l *leader) expect(c *api.Probe) error {
 	}
 	now := time.Now()
 	l.probes[string(c.Preface)] = now.Add(probeTimeout)
-	l.probed = now
+	l.probed.Store(now.UnixNano())
 	return nil
 }
 
-// probeDue reports whether an announced probe may come at any moment.
-func (l *leader) probeDue() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return time.Since(l.probed) < probeDue
-}
+// probeDue reports whether an announced probe may come at any moment. Every connection asks, so it takes no lock.
+func (l *leader) probeDue() bool { return time.Since(time.Unix(0, l.probed.Load())) < probeDue }
 
 // expects reports whether a probe was announced. The probe may arrive more than once, because a mesh may retry.
 func (l *leader) expects(preface []byte) bool {
