@@ -181,38 +181,39 @@ func TestContainer(t *testing.T) {
 	}
 }
 
+// socketPair returns both ends of a pair of sockets.
+func socketPair(t *testing.T, kind int) (a, b *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*net.UnixConn
+	for n, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		conn, err := net.FileConn(f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		ends[n] = conn.(*net.UnixConn)
+	}
+	return ends[0], ends[1]
+}
+
 func TestAttachEndsWithItsContext(t *testing.T) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fds[1])
-	f := os.NewFile(uintptr(fds[0]), "socket")
-	defer f.Close()
-	conn, err := net.FileConn(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn, other := socketPair(t, unix.SOCK_SEQPACKET)
+	defer other.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := sandbox.Attach(ctx, conn.(*net.UnixConn), nil); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := sandbox.Attach(ctx, conn, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Attach: %v", err)
 	}
 }
 
 func TestAttachNeedsPackets(t *testing.T) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fds[1])
-	f := os.NewFile(uintptr(fds[0]), "socket")
-	defer f.Close()
-	conn, err := net.FileConn(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := sandbox.Attach(t.Context(), conn.(*net.UnixConn), nil); err == nil {
+	conn, other := socketPair(t, unix.SOCK_STREAM)
+	defer other.Close()
+	if _, err := sandbox.Attach(t.Context(), conn, nil); err == nil {
 		t.Error("a stream is taken for a control socket")
 	}
 }
@@ -220,30 +221,18 @@ func TestAttachNeedsPackets(t *testing.T) {
 // attachTo attaches to another end, which answers the first order with path.
 func attachTo(t *testing.T, path string) *sandbox.Remote {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conns := make([]*net.UnixConn, 2)
-	for n, fd := range fds {
-		f := os.NewFile(uintptr(fd), "socket")
-		conn, err := net.FileConn(f)
-		if err := errors.Join(err, f.Close()); err != nil {
-			t.Fatal(err)
-		}
-		conns[n] = conn.(*net.UnixConn)
-	}
+	conn, other := socketPair(t, unix.SOCK_SEQPACKET)
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		defer conns[1].Close()
+		defer other.Close()
 		null, err := os.Open(os.DevNull)
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		defer null.Close()
-		if _, _, err := conns[1].WriteMsgUnix([]byte(`{"ready":true}`), unix.UnixRights(int(null.Fd())), nil); err != nil {
+		if _, _, err := other.WriteMsgUnix([]byte(`{"ready":true}`), unix.UnixRights(int(null.Fd())), nil); err != nil {
 			t.Error(err)
 			return
 		}
@@ -253,16 +242,16 @@ func attachTo(t *testing.T, path string) *sandbox.Remote {
 			return
 		}
 		for buf := make([]byte, 64<<10); ; {
-			if n, err := conns[1].Read(buf); err != nil || n == 0 {
+			if n, err := other.Read(buf); err != nil || n == 0 {
 				return
 			}
-			if _, err := conns[1].Write(answer); err != nil {
+			if _, err := other.Write(answer); err != nil {
 				t.Error(err)
 				return
 			}
 		}
 	}()
-	r, err := sandbox.Attach(t.Context(), conns[0], nil)
+	r, err := sandbox.Attach(t.Context(), conn, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
