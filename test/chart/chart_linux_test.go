@@ -1,0 +1,392 @@
+// Package chart_test checks the Helm chart without a cluster: it renders the same objects as `kubevpn install`, its
+// schema rejects wrong values, and its README is up to date.
+package chart_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/yaml"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+	"kubevpn/internal/install"
+	"kubevpn/internal/version"
+	"kubevpn/test/lab"
+)
+
+var update = flag.Bool("update", false, "write the chart's README")
+
+const (
+	chart  = "../../charts/kubevpn"
+	digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+)
+
+// helm returns a command of Helm, which the lab builds and caches.
+func helm(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("building Helm takes a minute")
+	}
+	program, err := lab.New(lab.Config{Progress: os.Stderr}).Helm(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exec.CommandContext(t.Context(), program, args...)
+}
+
+// render returns the chart's objects by kind and name.
+func render(t *testing.T, namespace string, args ...string) map[string]unstructured.Unstructured {
+	t.Helper()
+	cmd := helm(t, append([]string{"template", "vpn", chart, "--namespace", namespace}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, stderr.String())
+	}
+	return objects(t, out)
+}
+
+// objects parses YAML documents.
+func objects(t *testing.T, text []byte) map[string]unstructured.Unstructured {
+	t.Helper()
+	all := map[string]unstructured.Unstructured{}
+	for document := range strings.SplitSeq("\n"+string(text), "\n---\n") {
+		var o unstructured.Unstructured
+		if err := yaml.UnmarshalStrict([]byte(document), &o.Object); err != nil {
+			t.Fatalf("%v:\n%s", err, document)
+		}
+		if o.Object == nil {
+			continue
+		}
+		key := o.GetKind() + " " + o.GetName()
+		if _, twice := all[key]; twice {
+			t.Fatalf("two objects are %s", key)
+		}
+		all[key] = o
+	}
+	return all
+}
+
+func TestChartInstallsWhatKubevpnInstallInstalls(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		options install.Options
+		args    []string
+	}{
+		{"digest", install.Options{Image: "registry.example/kubevpn@" + digest},
+			[]string{"--set", "image.repository=registry.example/kubevpn,image.digest=" + digest}},
+		{"tag in another namespace", install.Options{Namespace: "tools", Image: "registry.example:5000/kubevpn:1"},
+			[]string{"--set-string", "image.repository=registry.example:5000/kubevpn,image.tag=1"}},
+		{"default tag without kube-proxy",
+			install.Options{Image: "kubevpn:" + version.String(), APIServers: []string{"10.0.0.2:6443", "10.0.0.1:6443"}},
+			[]string{"--set", "image.repository=kubevpn,apiServers={10.0.0.2:6443,10.0.0.1:6443}"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			manifest, err := install.Manifest(tt.options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := objects(t, manifest)
+			namespace := "kubevpn"
+			if tt.options.Namespace != "" {
+				namespace = tt.options.Namespace
+			}
+			delete(want, "Namespace "+namespace) // a release cannot contain the namespace that it is stored in
+			got := render(t, namespace, tt.args...)
+			for _, all := range []map[string]unstructured.Unstructured{want, got} {
+				for _, o := range all {
+					dropOwner(o.Object)
+				}
+			}
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("the chart differs from `kubevpn install` (-install +chart):\n%s", d)
+			}
+		})
+	}
+}
+
+// dropOwner removes the label that differs between kubevpn and Helm, also from the pod template.
+func dropOwner(fields map[string]any) {
+	const label = "app.kubernetes.io/managed-by"
+	for _, path := range [][]string{{"metadata"}, {"spec", "template", "metadata"}} {
+		unstructured.RemoveNestedField(fields, append(path, "labels", label)...)
+	}
+}
+
+const allValues = `
+image: {repository: registry.example/kubevpn, tag: ignored, digest: ` + digest + `}
+imagePullSecrets: [{name: registry}]
+resources: {limits: {memory: 512Mi}, requests: {cpu: 1}}
+memoryLimit: 460MiB
+nodeSelector: {pool: system}
+tolerations: [{key: system, operator: Exists}]
+affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone}]}}
+priorityClassName: high
+topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway}]
+labels: {team: tools}
+annotations: {contact: "tools: #help"}
+clusterRole: {create: false}
+clientDefaults:
+  extraCIDRs: [10.20.0.0/16, 192.0.2.7]
+  excludeCIDRs: [10.20.30.0/24]
+  netstack: gvisor
+  transport: port-forward
+  mode: sidecar
+  requireMatch: [true, sandbox=false]
+access: {users: [ann, "oidc:ben"], groups: [developers], gateways: true}
+networkPolicy:
+  enabled: true
+  from: [{ipBlock: {cidr: 10.0.0.0/24}}]
+  egress: [{to: [{namespaceSelector: {}}]}]
+`
+
+func TestEveryValueHasItsEffect(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(allValues), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := render(t, "kubevpn", "--values", file)
+	for name, o := range all {
+		if o.GetLabels()["team"] != "tools" || o.GetAnnotations()["contact"] != "tools: #help" {
+			t.Errorf("%s has the labels %v and the annotations %v", name, o.GetLabels(), o.GetAnnotations())
+		}
+	}
+	if got, want := slices.Sorted(maps.Keys(all)), []string{
+		"ConfigMap kubevpn-client-defaults", "Deployment kubevpn-traffic-manager", "NetworkPolicy kubevpn-traffic-manager",
+		"Role kubevpn-traffic-manager-user", "RoleBinding kubevpn-traffic-manager-user",
+		"ServiceAccount kubevpn-traffic-manager",
+	}; !slices.Equal(got, want) {
+		t.Errorf("the objects are %q, want %q", got, want)
+	}
+	t.Run("pod", func(t *testing.T) {
+		var d appsv1.Deployment
+		decode(t, all["Deployment kubevpn-traffic-manager"], &d)
+		checkPod(t, d.Spec.Template)
+	})
+	t.Run("access", func(t *testing.T) {
+		var binding rbacv1.RoleBinding
+		var role rbacv1.Role
+		decode(t, all["RoleBinding kubevpn-traffic-manager-user"], &binding)
+		decode(t, all["Role kubevpn-traffic-manager-user"], &role)
+		subject := func(kind, name string) rbacv1.Subject {
+			return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: kind, Name: name}
+		}
+		want := []rbacv1.Subject{subject("User", "ann"), subject("User", "oidc:ben"), subject("Group", "developers")}
+		if d := cmp.Diff(want, binding.Subjects); d != "" {
+			t.Errorf("the subjects differ (-want +got):\n%s", d)
+		}
+		last := role.Rules[len(role.Rules)-1]
+		if !slices.Equal(last.Resources, []string{"pods/ephemeralcontainers"}) || !slices.Equal(last.Verbs, []string{"patch"}) {
+			t.Errorf("the last rule is %v, want the right to add gateways", last)
+		}
+	})
+	t.Run("client defaults", func(t *testing.T) {
+		var m corev1.ConfigMap
+		decode(t, all["ConfigMap "+install.DefaultsName], &m)
+		checkDefaults(t, m.Data)
+	})
+	t.Run("network policy", func(t *testing.T) {
+		var policy networkingv1.NetworkPolicy
+		decode(t, all["NetworkPolicy kubevpn-traffic-manager"], &policy)
+		tcp := corev1.ProtocolTCP
+		port := func(name string) []networkingv1.NetworkPolicyPort {
+			at := intstr.FromString(name)
+			return []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &at}}
+		}
+		if d := cmp.Diff(networkingv1.NetworkPolicySpec{
+			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{
+				"app.kubernetes.io/name": "kubevpn", "app.kubernetes.io/component": "traffic-manager"}},
+			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
+			Ingress: []networkingv1.NetworkPolicyIngressRule{{Ports: port("health")}, {Ports: port("proxy"),
+				From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/24"}}}}},
+			Egress: []networkingv1.NetworkPolicyEgressRule{{
+				To: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}}}},
+		}, policy.Spec); d != "" {
+			t.Errorf("the policy differs (-want +got):\n%s", d)
+		}
+	})
+}
+
+// checkDefaults checks that laptops use all client defaults, and that no other setting can be one.
+func checkDefaults(t *testing.T, data map[string]string) {
+	t.Helper()
+	c := config.Default()
+	if warnings := c.ApplyDefaults("the chart", data); len(warnings) > 0 {
+		t.Errorf("laptops warn: %q", warnings)
+	}
+	got := map[string]string{}
+	for _, s := range c.Settings() {
+		if s.Origin == api.OriginCluster {
+			got[s.Key] = s.Value
+		}
+	}
+	want := map[string]string{
+		"extraCIDRs": "10.20.0.0/16,192.0.2.7/32", "excludeCIDRs": "10.20.30.0/24", "netstack": "gvisor",
+		"transport": "port-forward", "mode": "sidecar", "requireMatch": "true,sandbox=false",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("the settings differ (-want +got):\n%s", d)
+	}
+}
+
+// checkPod checks the values about the manager's pod.
+func checkPod(t *testing.T, pod corev1.PodTemplateSpec) {
+	t.Helper()
+	if pod.Labels["team"] != "tools" || pod.Annotations["contact"] != "tools: #help" {
+		t.Errorf("the pod has the labels %v and the annotations %v", pod.Labels, pod.Annotations)
+	}
+	spec := pod.Spec
+	manager := spec.Containers[0]
+	got := fmt.Sprintln(manager.Image, spec.ImagePullSecrets, spec.NodeSelector, spec.Tolerations[0].Key,
+		spec.PriorityClassName, spec.TopologySpreadConstraints[0].TopologyKey,
+		spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution[0].TopologyKey,
+		manager.Resources.Limits.Memory(), manager.Resources.Requests.Cpu())
+	want := fmt.Sprintln("registry.example/kubevpn@"+digest, []corev1.LocalObjectReference{{Name: "registry"}},
+		map[string]string{"kubernetes.io/os": "linux", "pool": "system"}, "system", "high", "zone", "zone", "512Mi", "1")
+	if got != want {
+		t.Errorf("the pod has %s, want %s", got, want)
+	}
+	if !slices.ContainsFunc(manager.Env, func(e corev1.EnvVar) bool {
+		return e.Name == "GOMEMLIMIT" && e.Value == "460MiB"
+	}) {
+		t.Errorf("the environment is %v", manager.Env)
+	}
+}
+
+// decode converts an object, and fails for fields that its type does not have.
+func decode(t *testing.T, o unstructured.Unstructured, into any) {
+	t.Helper()
+	text, err := yaml.Marshal(o.Object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.UnmarshalStrict(text, into); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSchemaRejectsWrongValues(t *testing.T) {
+	for _, wrong := range []string{
+		"replicas=2", "replicas=0", "image.digest=sha256:12", "image.repository=a@b", "image.tag=a/b", "images.tag=1",
+		"imagePullSecrets={registry}", "resources.memory=1Gi", "memoryLimit=lots", "priorityClassName=1",
+		"labels.app\\.kubernetes\\.io/name=other", "annotations.kubevpn/created=true", "apiServers={10.0.0.1}",
+		"clusterRole.create=1", "access.users=ann", "access.gateways=perhaps", "networkPolicy.from={10.0.0.0/8}",
+		"clientDefaults.image=x", "clientDefaults.netstack=kernel", "clientDefaults.extraCIDRs=10.20.0.0/16",
+		"clientDefaults.requireMatch={A}",
+	} {
+		t.Run(wrong, func(t *testing.T) {
+			out, err := helm(t, "template", "vpn", chart, "--set", "image.repository=kubevpn", "--set", wrong).CombinedOutput()
+			if said := string(out); err == nil || !strings.Contains(said, "meet the specifications of the schema") {
+				t.Errorf("got %v: %s", err, said)
+			}
+		})
+	}
+	t.Run("no image", func(t *testing.T) {
+		out, err := helm(t, "template", "vpn", chart).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "set image.repository") {
+			t.Errorf("got %v: %s", err, out)
+		}
+	})
+}
+
+func TestLint(t *testing.T) {
+	if out, err := helm(t, "lint", "--strict", chart, "--set", "image.repository=kubevpn").CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// The schema allows no further properties, so the linter finds values that it lacks. This finds the opposite.
+func TestSchemaHasNoOtherValues(t *testing.T) {
+	type schema struct {
+		Properties map[string]*schema `json:"properties"`
+	}
+	var of schema
+	var values map[string]any
+	read(t, "values.schema.json", func(b []byte) error { return json.Unmarshal(b, &of) })
+	read(t, "values.yaml", func(b []byte) error { return yaml.Unmarshal(b, &values) })
+	delete(of.Properties, "global") // Helm passes it to every chart
+	for name, property := range of.Properties {
+		value, found := values[name]
+		if !found {
+			t.Errorf("values.yaml lacks %s", name)
+		}
+		if name == "resources" { // those of Kubernetes
+			continue
+		}
+		group, _ := value.(map[string]any)
+		for inner := range property.Properties {
+			if _, found := group[inner]; !found {
+				t.Errorf("values.yaml lacks %s.%s", name, inner)
+			}
+		}
+	}
+}
+
+func read(t *testing.T, name string, parse func([]byte) error) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(chart, name))
+	if err == nil {
+		err = parse(text)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestChartHasTheVersionOfKubevpn(t *testing.T) {
+	var about struct {
+		Version    string `json:"version"`
+		AppVersion string `json:"appVersion"`
+	}
+	read(t, "Chart.yaml", func(b []byte) error { return yaml.Unmarshal(b, &about) })
+	if about.Version != version.String() || about.AppVersion != version.String() {
+		t.Errorf("Chart.yaml has %+v, want %s", about, version.String())
+	}
+}
+
+func TestReadmeIsGeneratedFromComments(t *testing.T) {
+	if testing.Short() {
+		t.Skip("building helm-docs takes half a minute")
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "tool", "-modfile=../../tools/helm-docs/go.mod", "helm-docs",
+		"--chart-search-root", "../../charts", "--dry-run", "--log-level", "error")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	want, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, stderr.String())
+	}
+	want = append(bytes.TrimSpace(want), '\n')
+	file := filepath.Join(chart, "README.md")
+	if *update {
+		if err := os.WriteFile(file, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), string(got)); d != "" {
+		t.Errorf("README.md differs from values.yaml; run `make docs` (-values +page):\n%s", d)
+	}
+}
