@@ -1,8 +1,9 @@
-// Package image makes container images from static binaries, and writes or pushes them, without Docker. The product's
-// image (/traffic, and iptables for its gateway) and the lab's images (pause, echo, coredns) come from here.
+// Package image makes container images without Docker, and writes or pushes them. The product's image (/traffic, and
+// iptables for its gateway) and the lab's images (pause, echo, coredns) come from here.
 //
-// An image made twice from the same files is the same image, byte for byte: times are zero, entries are sorted, and
-// nothing of the machine goes in.
+// An image contains static binaries, which the caller built, and files of Debian's packages, pinned in
+// debian.lock.json. It contains nothing of the machine that makes it: made twice from the same binaries, it is the same
+// image, byte for byte.
 package image
 
 import (
@@ -23,6 +24,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
 // File is a file of the image.
@@ -40,9 +42,8 @@ type Options struct {
 	Labels     map[string]string // such as org.opencontainers.image.version
 }
 
-// Build makes a one-layer Linux image. The files are read now and again whenever the image is written or pushed, so
-// they must stay as they are until then. A binary among Files that is not static is refused: only a Tree brings a C
-// library.
+// Build makes a one-layer Linux image. It reads the files into memory. It rejects a binary among Files that is not
+// static: only a Tree brings a C library.
 func Build(o Options) (v1.Image, error) {
 	if len(o.Files) == 0 {
 		return nil, errors.New("an image needs at least one file")
@@ -51,19 +52,19 @@ func Build(o Options) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	arch, err := architecture(o.Files, o.Tree.Files)
+	arch, err := commonArchitecture(o.Files)
 	if err != nil {
 		return nil, err
 	}
-	entrypoint := o.Entrypoint
-	if len(entrypoint) == 0 {
-		entrypoint = []string{o.Files[0].Path}
+	if o.Tree.Architecture != "" && o.Tree.Architecture != arch {
+		return nil, fmt.Errorf("%s is built for %s, the packages for %s", o.Files[0].Source, arch, o.Tree.Architecture)
 	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return layerTar(entries) })
+	layer, err := newLayer(entries)
 	if err != nil {
 		return nil, fmt.Errorf("building the image's layer: %w", err)
 	}
-	img, err := mutate.Append(empty.Image, mutate.Addendum{
+	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	img, err := mutate.Append(base, mutate.Addendum{
 		Layer:   layer,
 		History: v1.History{CreatedBy: "kubevpn image build", Created: v1.Time{Time: time.Unix(0, 0).UTC()}},
 	})
@@ -78,30 +79,56 @@ func Build(o Options) (v1.Image, error) {
 	config.OS, config.Architecture = "linux", arch
 	config.Created = v1.Time{Time: time.Unix(0, 0).UTC()}
 	config.Config = v1.Config{
-		Entrypoint: entrypoint,
+		Entrypoint: o.Entrypoint,
 		User:       o.User,
 		Labels:     o.Labels,
 		Env:        []string{"PATH=/"},
 	}
+	if len(o.Entrypoint) == 0 {
+		config.Config.Entrypoint = []string{o.Files[0].Path}
+	}
 	return mutate.ConfigFile(img, config)
+}
+
+// Index makes one image of several, each of an architecture of its own.
+func Index(images []v1.Image) (v1.ImageIndex, error) {
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	seen := map[string]bool{}
+	for _, img := range images {
+		config, err := img.ConfigFile()
+		if err != nil {
+			return nil, fmt.Errorf("reading the image's configuration: %w", err)
+		}
+		if seen[config.Architecture] {
+			return nil, fmt.Errorf("two images for %s", config.Architecture)
+		}
+		seen[config.Architecture] = true
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{
+			Platform: &v1.Platform{OS: config.OS, Architecture: config.Architecture},
+		}})
+	}
+	return index, nil
 }
 
 // entry is a file of the layer, or a link.
 type entry struct {
-	path   string
-	source string // of a file
-	target string // of a link
+	path    string // absolute
+	mode    int64
+	content []byte // of a file
+	target  string // of a link
 }
 
 // entries returns the sorted content of the layer.
 func (o Options) entries() ([]entry, error) {
 	var all []entry
-	for _, f := range slices.Concat(o.Files, o.Tree.Files) {
-		all = append(all, entry{path: f.Path, source: f.Source})
+	for _, f := range o.Files {
+		content, err := os.ReadFile(f.Source)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, entry{path: f.Path, mode: 0o755, content: content})
 	}
-	for _, l := range o.Tree.Links {
-		all = append(all, entry{path: l.Path, target: l.Target})
-	}
+	all = append(all, o.Tree.entries...)
 	for i, e := range all {
 		if !path.IsAbs(e.path) || path.Clean(e.path) != e.path || e.path == "/" {
 			return nil, fmt.Errorf("%q is not a clean absolute path in the image", e.path)
@@ -114,11 +141,11 @@ func (o Options) entries() ([]entry, error) {
 	return all, nil
 }
 
-// architecture returns the common architecture of all files, as Go and OCI name it.
-func architecture(static, dynamic []File) (string, error) {
+// commonArchitecture returns the architecture of all static binaries, as Go and OCI name it.
+func commonArchitecture(files []File) (string, error) {
 	found := ""
-	for i, f := range slices.Concat(static, dynamic) {
-		arch, err := fileArchitecture(f.Source, i < len(static))
+	for _, f := range files {
+		arch, err := Architecture(f.Source)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", f.Source, err)
 		}
@@ -130,74 +157,61 @@ func architecture(static, dynamic []File) (string, error) {
 	return found, nil
 }
 
-func fileArchitecture(name string, static bool) (string, error) {
+// machines are the supported architectures, by their names in ELF files.
+var machines = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64"}
+
+// Architecture returns the architecture of a static binary, as Go and OCI name it.
+func Architecture(name string) (string, error) {
 	f, err := elf.Open(name)
 	if err != nil {
 		return "", fmt.Errorf("not a Linux binary: %w", err)
 	}
 	defer f.Close()
-	if static && slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		return "", errors.New("not a static binary; build it with CGO_ENABLED=0")
 	}
-	switch f.Machine {
-	case elf.EM_X86_64:
-		return "amd64", nil
-	case elf.EM_AARCH64:
-		return "arm64", nil
-	default:
+	arch, ok := machines[f.Machine]
+	if !ok {
 		return "", fmt.Errorf("unsupported machine %v", f.Machine)
 	}
+	return arch, nil
 }
 
-// layerTar is the layer, uncompressed: the entries (sorted) and their parent directories, owned by root, of time zero.
-func layerTar(entries []entry) (io.ReadCloser, error) {
-	var parts []io.Reader
-	var opened multiCloser
+// newLayer returns the layer of the entries (sorted) and their parent directories, owned by root, of time zero.
+func newLayer(entries []entry) (v1.Layer, error) {
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
 	seen := map[string]bool{}
 	for _, e := range entries {
-		var header bytes.Buffer
-		w := tar.NewWriter(&header)
 		for _, dir := range parents(e.path) {
 			if seen[dir] {
 				continue
 			}
 			seen[dir] = true
-			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755,
-				Format: tar.FormatUSTAR}); err != nil {
-				return nil, errors.Join(err, opened.Close())
+			err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755,
+				Format: tar.FormatUSTAR})
+			if err != nil {
+				return nil, err
 			}
 		}
-		name := strings.TrimPrefix(e.path, "/")
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(e.path, "/"), Mode: e.mode,
+			Size: int64(len(e.content)), Format: tar.FormatUSTAR}
 		if e.target != "" {
-			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: e.target, Mode: 0o777,
-				Format: tar.FormatUSTAR}); err != nil {
-				return nil, errors.Join(err, opened.Close())
-			}
-			parts = append(parts, &header)
-			continue
+			h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, e.target, 0o777
 		}
-		source, err := os.Open(e.source)
-		if err != nil {
-			return nil, errors.Join(err, opened.Close())
+		if err := w.WriteHeader(h); err != nil {
+			return nil, err
 		}
-		opened = append(opened, source)
-		info, err := source.Stat()
-		if err != nil {
-			return nil, errors.Join(err, opened.Close())
+		if _, err := w.Write(e.content); err != nil {
+			return nil, err
 		}
-		err = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: info.Size(),
-			Format: tar.FormatUSTAR})
-		if err != nil {
-			return nil, errors.Join(err, opened.Close())
-		}
-		padding := (512 - info.Size()%512) % 512
-		parts = append(parts, &header, exactly(source, info.Size()), bytes.NewReader(make([]byte, padding)))
 	}
-	parts = append(parts, bytes.NewReader(make([]byte, 1024))) // the archive's end
-	return struct {
-		io.Reader
-		io.Closer
-	}{io.MultiReader(parts...), opened}, nil
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(archive.Bytes())), nil
+	}, tarball.WithMediaType(types.OCILayer))
 }
 
 // parents returns the directories above an absolute path, outermost first, without the leading slash.
@@ -208,37 +222,4 @@ func parents(name string) []string {
 	}
 	slices.Reverse(dirs)
 	return dirs
-}
-
-// exactly reads n bytes and fails if there are fewer, so that a shrinking file does not produce a broken archive.
-func exactly(r io.Reader, n int64) io.Reader { return &exactReader{r, n} }
-
-type exactReader struct {
-	r    io.Reader
-	left int64
-}
-
-func (e *exactReader) Read(p []byte) (int, error) {
-	if e.left == 0 {
-		return 0, io.EOF
-	}
-	if int64(len(p)) > e.left {
-		p = p[:e.left]
-	}
-	n, err := e.r.Read(p)
-	e.left -= int64(n)
-	if err == io.EOF && e.left > 0 {
-		return n, io.ErrUnexpectedEOF
-	}
-	return n, err
-}
-
-type multiCloser []io.Closer
-
-func (m multiCloser) Close() error {
-	var errs []error
-	for _, c := range m {
-		errs = append(errs, c.Close())
-	}
-	return errors.Join(errs...)
 }

@@ -3,7 +3,6 @@ package image
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"debug/elf"
 	binaryencoding "encoding/binary"
 	"io"
@@ -199,31 +198,86 @@ func TestWriteTarIsReproducible(t *testing.T) {
 	}
 }
 
-func TestPush(t *testing.T) {
+// newRegistry returns the address of a registry that lives as long as the test.
+func newRegistry(t *testing.T) string {
+	t.Helper()
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
-	defer server.Close()
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://")
+}
+
+func TestPushMakesOneImageOfAllArchitecturesWithSBOMs(t *testing.T) {
+	var images []v1.Image
+	var sboms [][]byte
+	for _, machine := range []elf.Machine{elf.EM_X86_64, elf.EM_AARCH64} {
+		img, err := Build(Options{Files: []File{{binary(t, machine, false), "/traffic"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		images, sboms = append(images, img), append(sboms, []byte(`{"machine":"`+machine.String()+`"}`))
+	}
+	ref := newRegistry(t) + "/kubevpn:1"
+	pushed, err := Push(t.Context(), ref, images, sboms)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := name.NewDigest(pushed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, arch := range []string{"amd64", "arm64"} {
+		got, err := remote.Image(parsed, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: arch}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if config, err := got.ConfigFile(); err != nil || config.Architecture != arch {
+			t.Errorf("pulled back for %s: %v, %v", arch, config, err)
+		}
+		digest, err := got.Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		referrers, err := remote.Referrers(parsed.Context().Digest(digest.String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		manifest, err := referrers.IndexManifest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(manifest.Manifests) != 1 || manifest.Manifests[0].ArtifactType != mediaType {
+			t.Fatalf("%s has the referrers %+v, want one of type %s", arch, manifest.Manifests, mediaType)
+		}
+		artifact, err := remote.Image(parsed.Context().Digest(manifest.Manifests[0].Digest.String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(firstLayer(t, artifact))
+		if err != nil || string(content) != string(sboms[i]) {
+			t.Errorf("the SBOM of %s is %q, %v", arch, content, err)
+		}
+	}
+}
+
+func TestPushFailsWithoutRegistry(t *testing.T) {
 	img, err := Build(Options{Files: []File{{binary(t, elf.EM_AARCH64, false), "/traffic"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ref := strings.TrimPrefix(server.URL, "http://") + "/kubevpn:1"
-	pushed, err := Push(context.Background(), img, ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	parsed, err := name.ParseReference(pushed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := remote.Image(parsed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if config, err := got.ConfigFile(); err != nil || config.Architecture != "arm64" {
-		t.Errorf("pulled back: %v, %v", config, err)
-	}
+	server := httptest.NewServer(nil)
 	server.Close()
-	if _, err := Push(context.Background(), img, ref); err == nil || !strings.Contains(err.Error(), "pushing "+ref) {
-		t.Errorf("push to a registry that is gone: %v", err)
+	ref := strings.TrimPrefix(server.URL, "http://") + "/kubevpn:1"
+	if _, err := Push(t.Context(), ref, []v1.Image{img}, nil); err == nil || !strings.Contains(err.Error(), "pushing "+ref) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestIndexRejectsTwoImagesOfOneArchitecture(t *testing.T) {
+	img, err := Build(Options{Files: []File{{binary(t, elf.EM_AARCH64, false), "/traffic"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Index([]v1.Image{img, img}); err == nil || !strings.Contains(err.Error(), "two images for arm64") {
+		t.Errorf("%v", err)
 	}
 }

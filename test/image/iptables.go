@@ -1,190 +1,185 @@
 package image
 
 import (
-	"cmp"
+	"bytes"
+	"context"
 	"debug/elf"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
+	"maps"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 )
 
 // Tree contains dynamic programs of Debian and their dependencies.
 type Tree struct {
-	Files []File // of the architecture of the image's static binaries
-	Links []Link
-}
-
-// Link is a symbolic link in the image.
-type Link struct {
-	Path   string // its absolute path in the image
-	Target string // the path to which it points
+	Architecture string
+	Packages     []Package // where the files are from
+	entries      []entry
 }
 
 // The programs that `traffic gateway` runs; their names select what they do.
 var (
-	iptablesPrograms = map[string][]string{
-		"xtables-nft-multi":    {"iptables-nft", "ip6tables-nft"},
-		"xtables-legacy-multi": {"iptables-legacy", "ip6tables-legacy"},
-	}
+	iptablesPrograms   = []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"}
 	iptablesExtensions = []string{"MASQUERADE", "TCPMSS", "comment", "conntrack", "standard", "tcp"}
 )
 
-// IPTables gathers iptables from this machine, of both of its backends: /usr/sbin/iptables-nft, iptables-legacy and
-// the same for IPv6, with the extensions that masquerading, answers alone, MSS clamping and redirects for a limited
-// time take, and with their libraries.
-func IPTables() (Tree, error) { return gatherer{root: "/"}.iptables() }
+// iptablesPackages are the packages of iptables and its libraries. base-files has what scanners recognize Debian by.
+var iptablesPackages = []string{"base-files", "iptables", "libc6", "libip4tc2", "libip6tc2", "libmnl0", "libnftnl11",
+	"libxtables12"}
 
-// gatherer collects files below root under their paths there.
-type gatherer struct{ root string }
+// libraries are the folders of shared objects.
+var libraries = map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}
 
-func (g gatherer) iptables() (Tree, error) {
-	t := &Tree{}
-	var machine elf.Machine // common to all files, because a machine may have libraries for several
-	for program, names := range iptablesPrograms {
-		file := "/usr/sbin/" + program
-		if _, err := os.Stat(g.at(file)); err != nil {
-			return Tree{}, fmt.Errorf("%s goes into the image and is not on this machine; install Debian's package "+
-				"iptables (scripts/packages does): %w", file, err)
-		}
-		if err := g.add(t, file); err != nil {
-			return Tree{}, err
-		}
-		e, err := read(g.at(file))
-		if err != nil {
-			return Tree{}, fmt.Errorf("%s: %w", file, err)
-		}
-		machine = e.machine
-		for _, name := range names {
-			t.Links = append(t.Links, Link{Path: "/usr/sbin/" + name, Target: program})
-		}
-	}
-	if err := g.addExtensions(t, machine); err != nil {
+// IPTables gathers iptables for an architecture from Debian's packages, of both of its backends:
+// /usr/sbin/iptables-nft, iptables-legacy and the same for IPv6, with the extensions for masquerading, its exceptions
+// and MSS clamping, and with their libraries. Scanners find the packages in /var/lib/dpkg/status.d. A package that the
+// user's cache folder does not have is fetched from Debian.
+func IPTables(ctx context.Context, arch string) (Tree, error) {
+	lock, err := ReadLock()
+	if err != nil {
 		return Tree{}, err
 	}
-	slices.SortFunc(t.Files, func(a, b File) int { return cmp.Compare(a.Path, b.Path) })
-	slices.SortFunc(t.Links, func(a, b Link) int { return cmp.Compare(a.Path, b.Path) })
-	return *t, nil
+	cache, err := cacheDir()
+	if err != nil {
+		return Tree{}, err
+	}
+	p := picker{arch: arch, root: map[string]entry{}, picked: map[string]entry{}}
+	packages := lock.of(arch)
+	for _, pkg := range packages {
+		content, err := pkg.fetch(ctx, cache)
+		if err != nil {
+			return Tree{}, err
+		}
+		unpacked, err := unpack(content)
+		if err != nil {
+			return Tree{}, fmt.Errorf("unpacking %s: %w", pkg.Name, err)
+		}
+		if err := p.install(pkg, unpacked); err != nil {
+			return Tree{}, err
+		}
+	}
+	if err := p.iptables(); err != nil {
+		return Tree{}, fmt.Errorf("picking iptables for %s from Debian's packages: %w", arch, err)
+	}
+	return Tree{Architecture: arch, Packages: packages, entries: slices.Collect(maps.Values(p.picked))}, nil
 }
 
-// addExtensions adds the shared objects that iptables loads by name; some are links to others.
-func (g gatherer) addExtensions(t *Tree, machine elf.Machine) error {
+// picker picks files from unpacked packages.
+type picker struct {
+	arch   string
+	root   map[string]entry // all packages, by absolute path
+	picked map[string]entry
+}
+
+// install unpacks a package into root, and picks what tells about it.
+func (p picker) install(pkg Package, d deb) error {
+	for name, e := range d.files {
+		if _, ok := p.root[name]; ok {
+			return fmt.Errorf("%s: %s is in another package too", pkg.Name, name)
+		}
+		p.root[name] = e
+	}
+	if name, arch := d.field("Package"), d.field("Architecture"); name != pkg.Name || arch != p.arch {
+		return fmt.Errorf("%s is the package %s for %s, not %s for %s", pkg.URL, name, arch, pkg.Name, p.arch)
+	}
+	status := "/var/lib/dpkg/status.d/" + pkg.Name
+	p.picked[status] = entry{path: status, mode: 0o644, content: d.control}
+	return p.add("/usr/share/doc/" + pkg.Name + "/copyright")
+}
+
+func (p picker) iptables() error {
+	wanted := []string{"/etc/os-release", "/etc/debian_version"}
+	for _, name := range iptablesPrograms {
+		wanted = append(wanted, "/usr/sbin/"+name)
+	}
 	for _, extension := range iptablesExtensions {
 		found := false
 		for _, prefix := range []string{"libxt_", "libipt_", "libip6t_"} { // for both families, or for one
-			file, err := g.find(machine, "xtables/"+prefix+extension+".so")
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
+			file := libraries[p.arch] + "/xtables/" + prefix + extension + ".so"
+			if _, ok := p.root[file]; ok {
+				wanted = append(wanted, file)
+				found = true
 			}
-			if err == nil {
-				err = g.add(t, file)
-			}
-			if err != nil {
-				return err
-			}
-			found = true
 		}
 		if !found {
-			return fmt.Errorf("iptables' extension %s goes into the image and is not on this machine; install "+
-				"Debian's package iptables (scripts/packages does)", extension)
+			return fmt.Errorf("extension %s: %w", extension, fs.ErrNotExist)
+		}
+	}
+	for _, name := range wanted {
+		if err := p.add(name); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// at returns the path on this machine of a path in the image.
-func (g gatherer) at(file string) string { return filepath.Join(g.root, filepath.FromSlash(file)) }
-
-// below is the inverse of at.
-func (g gatherer) below(file string) string {
-	return path.Join("/", filepath.ToSlash(strings.TrimPrefix(file, filepath.Clean(g.root))))
-}
-
-// add adds a program or a shared object, what it is linked to, and so on. A link to a file beside it stays a link; any
-// other becomes the file.
-func (g gatherer) add(t *Tree, file string) error {
-	if slices.ContainsFunc(t.Files, func(f File) bool { return f.Path == file }) ||
-		slices.ContainsFunc(t.Links, func(l Link) bool { return l.Path == file }) {
+// add picks a file, the links that lead to it, the libraries that it needs, and so on.
+func (p picker) add(name string) error {
+	if _, ok := p.picked[name]; ok {
 		return nil
 	}
-	target, err := os.Readlink(g.at(file))
-	if err == nil && path.Base(target) == target {
-		t.Links = append(t.Links, Link{Path: file, Target: target})
-		return g.add(t, path.Join(path.Dir(file), target))
+	for _, at := range append(parents(name), name[1:]) { // where /lib is a link to /usr/lib
+		link, ok := p.root["/"+at]
+		if !ok || link.target == "" {
+			continue
+		}
+		p.picked[link.path] = link
+		target := link.target
+		if !path.IsAbs(target) {
+			target = path.Join(path.Dir(link.path), target)
+		}
+		return p.add(path.Join(target, strings.TrimPrefix(name, link.path)))
 	}
-	t.Files = append(t.Files, File{Source: g.at(file), Path: file})
-	e, err := read(g.at(file))
+	file, ok := p.root[name]
+	if !ok {
+		return fmt.Errorf("%s: %w", name, fs.ErrNotExist)
+	}
+	p.picked[name] = file
+	if !bytes.HasPrefix(file.content, []byte(elf.ELFMAG)) {
+		return nil
+	}
+	needed, err := p.neededBy(file.content)
 	if err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
-	if e.interpreter != "" {
-		if err := g.add(t, e.interpreter); err != nil {
-			return err
-		}
-	}
-	for _, name := range e.needed {
-		library, err := g.find(e.machine, name)
-		if err != nil {
-			return fmt.Errorf("%s needs a library: %w", file, err)
-		}
-		if err := g.add(t, library); err != nil {
-			return err
+	for _, library := range needed {
+		if err := p.add(library); err != nil {
+			return fmt.Errorf("%s needs a library: %w", name, err)
 		}
 	}
 	return nil
 }
 
-// find finds a shared object where the dynamic linker looks without its cache, which the image does not have. The
-// paths below /lib come last: where /lib is /usr/lib, files are once in the image.
-func (g gatherer) find(machine elf.Machine, name string) (string, error) {
-	for _, dir := range []string{"/usr/lib/*-linux-gnu/", "/usr/lib64/", "/usr/lib/", "/lib/*-linux-gnu/", "/lib64/",
-		"/lib/"} {
-		matches, err := filepath.Glob(g.at(dir + name))
-		if err != nil {
-			return "", fmt.Errorf("looking for %s: %w", name, err)
-		}
-		for _, match := range matches {
-			if e, err := read(match); err == nil && e.machine == machine {
-				return g.below(match), nil
-			}
-		}
-	}
-	return "", fmt.Errorf("%s, of %v: %w", name, machine, fs.ErrNotExist)
-}
-
-// executable describes what a dynamic ELF file needs.
-type executable struct {
-	machine     elf.Machine
-	interpreter string // "" for a library
-	needed      []string
-}
-
-func read(name string) (executable, error) {
-	f, err := elf.Open(name)
+// neededBy returns the paths of the interpreter and the libraries of a program or a library. The dynamic linker looks
+// for libraries in the same folder, without its cache, which the image does not have.
+func (p picker) neededBy(content []byte) ([]string, error) {
+	f, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {
-		return executable{}, fmt.Errorf("not a Linux binary: %w", err)
+		return nil, err
 	}
-	defer f.Close()
-	e := executable{machine: f.Machine}
-	for _, p := range f.Progs {
-		if p.Type != elf.PT_INTERP {
+	if machines[f.Machine] != p.arch {
+		return nil, fmt.Errorf("it is for %v, not %s", f.Machine, p.arch)
+	}
+	var needed []string
+	for _, prog := range f.Progs {
+		if prog.Type != elf.PT_INTERP {
 			continue
 		}
-		text := make([]byte, p.Filesz)
-		if _, err := p.ReadAt(text, 0); err != nil {
-			return executable{}, fmt.Errorf("reading the name of its interpreter: %w", err)
+		text := make([]byte, prog.Filesz)
+		if _, err := prog.ReadAt(text, 0); err != nil {
+			return nil, fmt.Errorf("reading the name of its interpreter: %w", err)
 		}
-		e.interpreter = strings.TrimRight(string(text), "\x00")
+		needed = append(needed, strings.TrimRight(string(text), "\x00"))
 	}
-	needed, err := f.ImportedLibraries()
-	if err != nil {
-		return executable{}, fmt.Errorf("reading what it needs: %w", err)
+	imported, err := f.ImportedLibraries()
+	if err != nil && !errors.Is(err, elf.ErrNoSymbols) {
+		return nil, fmt.Errorf("reading what it needs: %w", err)
 	}
-	// Some programs need the dynamic linker as a library, but it is always present as their interpreter.
-	e.needed = slices.DeleteFunc(needed, func(n string) bool { return strings.HasPrefix(n, "ld-linux") })
-	return e, nil
+	for _, library := range imported {
+		needed = append(needed, libraries[p.arch]+"/"+library)
+	}
+	return needed, nil
 }

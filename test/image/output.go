@@ -3,14 +3,20 @@ package image
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
 // WriteTar writes img under the name ref (such as "ghcr.io/me/kubevpn:1.2") to a docker archive, which `ctr -n k8s.io
@@ -20,16 +26,28 @@ func WriteTar(img v1.Image, ref, file string) error {
 	if err != nil {
 		return fmt.Errorf("image name %q: %w", ref, err)
 	}
+	return writeWhole(file, func(w io.Writer) error { return tarball.Write(tag, img, w) })
+}
+
+// WriteFile writes a file that everybody may read. It appears whole or not at all.
+func WriteFile(file string, content []byte) error {
+	return writeWhole(file, func(w io.Writer) error {
+		_, err := w.Write(content)
+		return err
+	})
+}
+
+func writeWhole(file string, write func(io.Writer) error) error {
 	dir := filepath.Dir(file)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	temp, err := os.CreateTemp(dir, ".image-*.tar")
+	temp, err := os.CreateTemp(dir, ".image-*")
 	if err != nil {
 		return err
 	}
 	defer os.Remove(temp.Name()) // after the rename there is nothing to remove
-	if err := tarball.Write(tag, img, temp); err != nil {
+	if err := write(temp); err != nil {
 		temp.Close()
 		return fmt.Errorf("writing %s: %w", file, err)
 	}
@@ -43,20 +61,52 @@ func WriteTar(img v1.Image, ref, file string) error {
 	return os.Rename(temp.Name(), file)
 }
 
-// Push pushes img to the registry that ref names, with the credentials that `docker login` or a credential helper
-// left in ~/.docker/config.json. It returns the reference by digest that the registry now has.
-func Push(ctx context.Context, img v1.Image, ref string) (string, error) {
+// Push pushes images of several architectures as one to the registry that ref names, with the credentials that `docker
+// login` or a credential helper left in ~/.docker/config.json. It attaches each image's SBOM, if sboms has one at the
+// same index. It returns the reference by digest that the registry now has.
+func Push(ctx context.Context, ref string, images []v1.Image, sboms [][]byte) (string, error) {
 	parsed, err := name.ParseReference(ref)
 	if err != nil {
 		return "", fmt.Errorf("image name %q: %w", ref, err)
 	}
-	err = remote.Write(parsed, img, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+	index, err := Index(images)
 	if err != nil {
+		return "", err
+	}
+	options := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
+	if err := remote.WriteIndex(parsed, index, options...); err != nil {
 		return "", fmt.Errorf("pushing %s: %w", ref, err)
 	}
-	digest, err := img.Digest()
+	for i, sbom := range sboms {
+		if err := attach(parsed.Context(), images[i], sbom, options); err != nil {
+			return "", fmt.Errorf("pushing the SBOM of %s: %w", ref, err)
+		}
+	}
+	digest, err := index.Digest()
 	if err != nil {
 		return "", fmt.Errorf("computing the digest of %s: %w", ref, err)
 	}
 	return parsed.Context().Digest(digest.String()).String(), nil
+}
+
+// attach pushes an SBOM as an OCI referrer of an image that the repository has.
+func attach(repository name.Repository, img v1.Image, sbom []byte, options []remote.Option) error {
+	subject, err := partial.Descriptor(img)
+	if err != nil {
+		return err
+	}
+	artifact := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), mediaType)
+	artifact, err = mutate.AppendLayers(artifact, static.NewLayer(sbom, mediaType))
+	if err != nil {
+		return err
+	}
+	referrer, ok := mutate.Subject(artifact, *subject).(v1.Image)
+	if !ok {
+		return fmt.Errorf("%T is not an image", artifact)
+	}
+	digest, err := referrer.Digest()
+	if err != nil {
+		return err
+	}
+	return remote.Write(repository.Digest(digest.String()), referrer, options...)
 }
