@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 func itoa(port uint16) string { return strconv.Itoa(int(port)) }
@@ -18,7 +20,7 @@ func itoa(port uint16) string { return strconv.Itoa(int(port)) }
 type idleStream struct {
 	mu      sync.Mutex
 	got     int
-	changed chan struct{} // capacity 1
+	changed wakeup.Signal
 	send    chan []byte
 	reset   chan struct{}
 	once    sync.Once
@@ -26,7 +28,7 @@ type idleStream struct {
 
 func dialIdle(made chan<- *idleStream) func(context.Context, netip.AddrPort, netip.AddrPort) (Stream, error) {
 	return func(context.Context, netip.AddrPort, netip.AddrPort) (Stream, error) {
-		s := &idleStream{changed: make(chan struct{}, 1), send: make(chan []byte), reset: make(chan struct{})}
+		s := &idleStream{changed: wakeup.NewSignal(), send: make(chan []byte), reset: make(chan struct{})}
 		made <- s
 		return s, nil
 	}
@@ -57,7 +59,7 @@ func (s *idleStream) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	s.got += len(p)
 	s.mu.Unlock()
-	wake(s.changed)
+	s.changed.Raise()
 	return len(p), nil
 }
 
@@ -119,7 +121,7 @@ func measureOwn(t *testing.T, n int) uint64 {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		keep = append(keep, c, &idleStream{changed: make(chan struct{}, 1), send: make(chan []byte), reset: make(chan struct{})})
+		keep = append(keep, c, &idleStream{changed: wakeup.NewSignal(), send: make(chan []byte), reset: make(chan struct{})})
 		s, err := l.Accept()
 		if err != nil {
 			t.Fatal(err)

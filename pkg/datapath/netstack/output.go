@@ -17,29 +17,33 @@ var errTooLong = errors.New("datagram is too long for an IP packet")
 func (l *link) sendUDP(src, dst netip.AddrPort, payload []byte) error {
 	// The kernel completes the checksum if it needs it at all. It cannot do so for fragments.
 	partial := l.gso && ipHeaderLen(src.Addr())+8+len(payload) <= int(l.mtu)
-	head := packet.UDP(src, dst, payload, partial)
-	checksum := -1
+	h := transportHeader{proto: packet.ProtoUDP, bytes: packet.UDP(src, dst, payload, partial), checksum: -1}
 	if partial {
-		checksum = 6
+		h.checksum = 6
 	}
-	return l.sendDatagram(src.Addr(), dst.Addr(), packet.ProtoUDP, head, checksum, payload)
+	return l.sendDatagram(src.Addr(), dst.Addr(), h, payload)
 }
 
 // sendEchoReply writes the reply of src to an echo request of dst.
 func (l *link) sendEchoReply(src, dst netip.Addr, ident, sequence uint16, payload []byte) error {
-	proto := uint8(packet.ProtoICMP)
+	h := transportHeader{packet.ProtoICMP, packet.EchoReply(src, dst, ident, sequence, payload), -1}
 	if src.Is6() {
-		proto = packet.ProtoICMPv6
+		h.proto = packet.ProtoICMPv6
 	}
-	head := packet.EchoReply(src, dst, ident, sequence, payload)
-	return l.sendDatagram(src, dst, proto, head, -1, payload)
+	return l.sendDatagram(src, dst, h, payload)
 }
 
-// sendDatagram writes an IP packet, in fragments if it is longer than the MTU. head is the transport header. checksum
-// is the offset in head of a checksum field that holds only the sum of the pseudo header, or -1 if the checksum is
-// complete.
-func (l *link) sendDatagram(src, dst netip.Addr, proto uint8, head [8]byte, checksum int, payload []byte) error {
-	header, length := ipHeaderLen(src), len(head)+len(payload)
+// transportHeader is the header of a UDP datagram or an echo reply.
+type transportHeader struct {
+	proto uint8
+	bytes [8]byte
+	// checksum is the offset of a checksum that holds only the sum of the pseudo header; -1: the checksum is complete.
+	checksum int
+}
+
+// sendDatagram writes an IP packet, in fragments if it is longer than the MTU.
+func (l *link) sendDatagram(src, dst netip.Addr, h transportHeader, payload []byte) error {
+	header, length := ipHeaderLen(src), len(h.bytes)+len(payload)
 	limit := 65535
 	if src.Is4() {
 		limit -= header
@@ -48,33 +52,33 @@ func (l *link) sendDatagram(src, dst netip.Addr, proto uint8, head [8]byte, chec
 		return errTooLong
 	}
 	if header+length > int(l.mtu) {
-		return l.sendFragments(src, dst, proto, head, payload)
+		return l.sendFragments(src, dst, h, payload)
 	}
 	out := outBuffers.Get().(*outBuffer)
 	defer out.release()
 	var virtio packet.Virtio
-	if checksum >= 0 {
+	if h.checksum >= 0 {
 		virtio.Flags = packet.VirtioNeedsChecksum
 		virtio.ChecksumStart = uint16(header)
-		virtio.ChecksumOffset = uint16(checksum)
+		virtio.ChecksumOffset = uint16(h.checksum)
 	}
 	virtio.Put(out.head[:])
-	ip := packet.Outgoing{Src: src, Dst: dst, Proto: proto, PayloadLen: length}
-	out.pieces = append(out.pieces, append(ip.Append(out.head[:packet.VirtioLen]), head[:]...))
+	ip := packet.Outgoing{Src: src, Dst: dst, Proto: h.proto, PayloadLen: length}
+	out.pieces = append(out.pieces, append(ip.Append(out.head[:packet.VirtioLen]), h.bytes[:]...))
 	if len(payload) > 0 {
 		out.pieces = append(out.pieces, payload)
 	}
 	return l.write(out)
 }
 
-func (l *link) sendFragments(src, dst netip.Addr, proto uint8, head [8]byte, payload []byte) error {
+func (l *link) sendFragments(src, dst netip.Addr, h transportHeader, payload []byte) error {
 	header := ipHeaderLen(src)
 	if src.Is6() {
 		header += packet.FragmentHeaderLen
 	}
 	room := (int(l.mtu) - header) &^ 7
-	length := len(head) + len(payload)
-	ip := packet.Outgoing{Src: src, Dst: dst, Proto: proto, Fragment: true, ID: rand.Uint32()}
+	length := len(h.bytes) + len(payload)
+	ip := packet.Outgoing{Src: src, Dst: dst, Proto: h.proto, Fragment: true, ID: rand.Uint32()}
 	for ip.FragmentOffset < length {
 		ip.PayloadLen = min(room, length-ip.FragmentOffset)
 		ip.MoreFragments = ip.FragmentOffset+ip.PayloadLen < length
@@ -82,8 +86,8 @@ func (l *link) sendFragments(src, dst netip.Addr, proto uint8, head [8]byte, pay
 		clear(out.head[:packet.VirtioLen])
 		headers, n := ip.Append(out.head[:packet.VirtioLen]), ip.PayloadLen
 		if ip.FragmentOffset == 0 {
-			headers = append(headers, head[:]...)
-			n -= len(head)
+			headers = append(headers, h.bytes[:]...)
+			n -= len(h.bytes)
 		}
 		out.pieces = append(out.pieces, headers)
 		out.pieces = append(out.pieces, payload[:n])

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kubevpn/pkg/wakeup"
+
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
@@ -45,8 +47,8 @@ type tcpFlow struct {
 
 	queue    waiter.Queue
 	entry    waiter.Entry
-	writable chan struct{} // capacity 1
-	reader   bytes.Reader  // the piece that Write is writing
+	writable wakeup.Signal
+	reader   bytes.Reader // the piece that Write is writing
 
 	upState atomic.Int32
 	upDone  chan struct{} // closed when up has ended
@@ -75,7 +77,7 @@ const (
 func (f *tcpFlow) run() {
 	f.s.stats.tcp.opened()
 	defer f.s.stats.tcp.open.Add(-1)
-	f.writable, f.upDone = make(chan struct{}, 1), make(chan struct{})
+	f.writable, f.upDone = wakeup.NewSignal(), make(chan struct{})
 	f.entry.Init(f, waiter.ReadableEvents|waiter.WritableEvents|waiter.EventHUp|waiter.EventErr)
 	f.queue.EventRegister(&f.entry)
 	f.keepAlive()
@@ -115,17 +117,10 @@ func (f *tcpFlow) NotifyEvent(mask waiter.EventMask) {
 		f.startUp()
 	}
 	if mask&waiter.WritableEvents != 0 {
-		wake(f.writable)
+		f.writable.Raise()
 	}
 	if mask&(waiter.EventHUp|waiter.EventErr) != 0 {
 		f.checkGone()
-	}
-}
-
-func wake(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
 	}
 }
 

@@ -60,7 +60,7 @@ type Barriers struct {
 }
 
 // begin and end note that a stream 0 is open. Without one await returns at once, and the numbers of the next stream 0
-// start anew.
+// restart.
 func (b *Barriers) begin() { b.set(func() { b.streams++ }) }
 func (b *Barriers) end() {
 	b.set(func() {

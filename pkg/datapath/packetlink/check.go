@@ -10,8 +10,8 @@ const minSegment = 16
 // states, and the header may request only what follows from the packet itself:
 //
 //   - a checksum to complete is the one of the TCP or UDP header
-//   - segments are of TCP and of the packet's IP version, begin behind its headers, have at least minSegment bytes and
-//     are more than one, because Linux drops others
+//   - segments are TCP of the packet's IP version, begin behind its headers, have at least minSegment bytes and are
+//     more than one, because Linux drops others
 //   - fields that do not apply are zero
 //   - a fragment needs neither checksum nor segmentation
 //

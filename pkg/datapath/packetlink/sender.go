@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 // Streams is the number of packet streams of a session: stream 0 is for flows that send little, the others are for
@@ -85,12 +87,12 @@ type Sender struct {
 // sendQueue is the queue of one packet stream. Sender.mu guards it.
 type sendQueue struct {
 	list
-	wake    chan struct{} // capacity 1
+	wake    wakeup.Signal
 	idle    bool          // the writer waits for wake
 	acked   time.Duration // when the writer was last woken for bare acknowledgements
 	hold    *time.Timer   // wakes the writer for acknowledgements that wait; nil before Run
 	holding bool          // hold runs
-	renewed bool          // Renew was called: Open has to be called again
+	renewed bool          // Renew was called: the next step is Open
 	// Positions in bytes: in counts what was queued, out what has left the queue. Everything before arrived has arrived
 	// at the other end, and everything before marked once mark has.
 	in, out, marked, arrived uint64
@@ -114,7 +116,7 @@ func NewSender(cfg SenderConfig) *Sender {
 	s := &Sender{cfg: cfg, began: time.Now()}
 	s.flows.seed = rand.Uint64()
 	for i := range s.queues {
-		s.queues[i].wake = make(chan struct{}, 1)
+		s.queues[i].wake = wakeup.NewSignal()
 	}
 	return s
 }
@@ -167,7 +169,7 @@ func (s *Sender) Send(f *Frame) {
 	}
 	s.mu.Unlock()
 	if wake {
-		q.signal()
+		q.wake.Raise()
 	}
 }
 
@@ -226,7 +228,7 @@ func (s *Sender) unhold(q *sendQueue) {
 	}
 	s.mu.Unlock()
 	if wake {
-		q.signal()
+		q.wake.Raise()
 	}
 }
 
@@ -268,7 +270,7 @@ func (q *sendQueue) post(f *Frame, now time.Duration) {
 	q.queue(listOf(f, 0), now)
 	if q.idle {
 		q.idle = false
-		q.signal()
+		q.wake.Raise()
 	}
 }
 
@@ -292,13 +294,6 @@ func (q *sendQueue) hasArrived(position uint64) bool {
 // bulkStream returns the number of the bulk stream for a hash. It uses other bits than flows.find.
 func bulkStream(hash uint64) int { return 1 + int(hash>>32%(Streams-1)) }
 
-func (q *sendQueue) signal() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
-}
-
 // Renew makes the Sender call Open before the stream's next frame, without a pause and without closing what Open
 // returned before. Call it when there is a better stream, such as the one of that number after another served as its
 // substitute.
@@ -307,7 +302,7 @@ func (s *Sender) Renew(number int) {
 	s.mu.Lock()
 	q.renewed = true
 	s.mu.Unlock()
-	q.signal()
+	q.wake.Raise()
 }
 
 // Stats may be called at any time.
@@ -321,13 +316,13 @@ func (s *Sender) Stats() SenderStats {
 	return stats
 }
 
-// Run writes frames until ctx ends, and then returns nil. Call it once. Send drops frames after that.
+// Run writes frames until ctx ends. Call it once. Send drops frames after that.
 //
 //	waiting ── first frame, or Eager ──▶ opening ──▶ open: frames are written
 //	   ▲                                  │    ▲         │
 //	   └──────────── pause ◀──────────────┴────│─────────┤ broken: the queue is dropped
 //	                                           └─────────┘ renewed
-func (s *Sender) Run(ctx context.Context) error {
+func (s *Sender) Run(ctx context.Context) {
 	s.mu.Lock()
 	for i := range s.queues {
 		q := &s.queues[i]
@@ -346,7 +341,6 @@ func (s *Sender) Run(ctx context.Context) error {
 		s.queues[i].hold.Stop()
 		s.discard(&s.queues[i])
 	}
-	return nil
 }
 
 // discard drops the frames in a queue. Call with mu held.

@@ -46,7 +46,7 @@ func next(t *testing.T, changes <-chan Applied) Applied {
 	}
 }
 
-func TestFileMode(t *testing.T) {
+func TestFileModeRestoresTheFile(t *testing.T) {
 	c, _ := fileConfigurator(t, "nameserver 192.0.2.1\noptions ndots:2\n")
 	path := c.opt.ResolvConf
 	before := describe(t, path)
@@ -76,8 +76,7 @@ func TestFileMode(t *testing.T) {
 	leftovers(t, filepath.Dir(path)+"/state")
 }
 
-// A DHCP client writes resolv.conf while we hold it: its nameservers are the upstreams from then on, and its
-// file is what is put back.
+// A DHCP client writes resolv.conf while we hold it: its nameservers become the upstreams, and Close restores its file.
 func TestFileModeFollowsAnotherProgram(t *testing.T) {
 	c, changes := fileConfigurator(t, "nameserver 192.0.2.1\n")
 	path := c.opt.ResolvConf
@@ -107,7 +106,7 @@ func TestFileModeFollowsAnotherProgram(t *testing.T) {
 	}
 }
 
-// A program that insists gets its way: after a few rounds it is left alone, and the user is told.
+// Another program keeps rewriting the file: after a few rounds we stop and warn the user.
 func TestFileModeGivesUp(t *testing.T) {
 	c, changes := fileConfigurator(t, "nameserver 192.0.2.1\n")
 	path := c.opt.ResolvConf

@@ -121,7 +121,7 @@ func stateDir(t *testing.T) string {
 	return dir
 }
 
-func TestJournalEditAndUndo(t *testing.T) {
+func TestUndoRestoresTheFile(t *testing.T) {
 	for name, prepare := range fixtures(t) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -206,7 +206,7 @@ func killAtEachStep(t *testing.T, prepare func() (path string), steps int) {
 	}
 }
 
-func TestJournalKilledAtEachStep(t *testing.T) {
+func TestUndoWorksAfterAKillAtEachStep(t *testing.T) {
 	steps := map[string]int{"file": 8, "empty": 8, "symlink": 7, "dangling": 7, "missing": 6}
 	for name, prepare := range fixtures(t) {
 		t.Run(name, func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestJournalKilledAtEachStep(t *testing.T) {
 	}
 }
 
-func TestJournalInPlaceKilledAtEachStep(t *testing.T) {
+func TestUndoInPlaceWorksAfterAKillAtEachStep(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
@@ -236,7 +236,7 @@ func TestJournalInPlaceKilledAtEachStep(t *testing.T) {
 	}, 8)
 }
 
-func TestJournalLeavesOthersVersion(t *testing.T) {
+func TestUndoKeepsTheFilesOfOthers(t *testing.T) {
 	tests := map[string]func(t *testing.T, path string){
 		"rewritten": func(t *testing.T, path string) { write(t, path, "nameserver 203.0.113.1\n", 0o600) },
 		"renamed": func(t *testing.T, path string) {
@@ -282,7 +282,7 @@ func TestJournalLeavesOthersVersion(t *testing.T) {
 	}
 }
 
-func TestJournalNeedsItsOwnDirectory(t *testing.T) {
+func TestJournalRequiresAPrivateDirectory(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "resolv.conf")
 	write(t, path, originalConf, 0o644)

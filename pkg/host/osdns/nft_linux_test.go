@@ -100,7 +100,7 @@ func testOptions(t *testing.T, conf string) Options {
 	return Options{ResolvConf: path, StateDir: filepath.Join(dir, "state"), Bus: "unix:path=" + filepath.Join(dir, "nobus")}
 }
 
-func TestRedirect(t *testing.T) {
+func TestRedirectAnswersQueriesUntilClose(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "dig") {
 		return
 	}
@@ -167,7 +167,7 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-func TestRedirectLoopbackNameserver(t *testing.T) {
+func TestRedirectCoversLoopbackNameservers(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -192,7 +192,7 @@ func TestRedirectLoopbackNameserver(t *testing.T) {
 	checkAsked(t, servers, dnsmasq, dnsmasq)
 }
 
-func TestRedirectGoesWithItsProcess(t *testing.T) {
+func TestRedirectEndsWithItsProcess(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -291,8 +291,8 @@ func TestRedirectFollowsResolvConf(t *testing.T) {
 	}
 }
 
-// A program that keeps one socket for all its queries changes over with everybody else, in both directions.
-func TestRedirectTakesOpenSocketsAlong(t *testing.T) {
+// The redirect also covers a program that keeps one socket for all its queries, and releases it again.
+func TestRedirectCoversOpenSockets(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "conntrack") {
 		return
 	}
@@ -334,8 +334,8 @@ func TestRedirectTakesOpenSocketsAlong(t *testing.T) {
 	}
 }
 
-// Two users' daemons: each has its table, and a query goes to the later one's resolver; ending one leaves the other's.
-func TestRedirectTwice(t *testing.T) {
+// Each of two users' daemons has a table; a query goes to the later one's resolver, and each table ends alone.
+func TestRedirectsOfTwoUsersCoexist(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -376,7 +376,7 @@ func TestRedirectTwice(t *testing.T) {
 }
 
 // CVE-2019-14899: a neighbour must not reach, or probe for, the address of our link.
-func TestGuard(t *testing.T) {
+func TestGuardHidesTheLinksAddress(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-func TestPlan(t *testing.T) {
+func TestPlanChoosesTheMethod(t *testing.T) {
 	listen4, listen6 := netip.MustParseAddrPort("127.0.0.1:5399"), netip.MustParseAddrPort("[::1]:5399")
 	link := Link{Name: "kubevpn0", Resolver: netip.MustParseAddr("198.19.255.53")}
 	noTable, noBus := errors.New("operation not supported"), errors.New("it does not run")
@@ -179,7 +179,7 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-func TestConfigValidate(t *testing.T) {
+func TestValidateRejectsInvalidConfigs(t *testing.T) {
 	tests := []struct {
 		name string
 		cfg  Config

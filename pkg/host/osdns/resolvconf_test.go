@@ -26,7 +26,7 @@ func addrStrings(list []netip.Addr) []string {
 	return out
 }
 
-func TestNameservers(t *testing.T) {
+func TestNameserversIgnoresOtherLines(t *testing.T) {
 	tests := []struct {
 		name, conf string
 		want       []string
@@ -55,7 +55,7 @@ func TestNameservers(t *testing.T) {
 	}
 }
 
-func TestWithNameservers(t *testing.T) {
+func TestWithNameserversKeepsOtherLines(t *testing.T) {
 	tests := []struct{ name, conf, want string }{
 		{"empty", "", header + "\nnameserver 198.19.255.53\n"},
 		{"keeps_the_rest",
@@ -108,7 +108,7 @@ func FuzzResolvConf(f *testing.F) {
 	})
 }
 
-func TestCheckDomain(t *testing.T) {
+func TestCheckDomainRejectsInvalidNames(t *testing.T) {
 	tests := []struct{ domain, want string }{
 		{"cluster.local", ""},
 		{"svc.cluster.local", ""},

@@ -176,7 +176,7 @@ func resolvedConfig() Config {
 	}
 }
 
-func TestSystemdResolved(t *testing.T) {
+func TestSystemdResolvedRoutesClusterNames(t *testing.T) {
 	if !testenv.InNamespace(t, "dbus-daemon", "dig", "nft") {
 		return
 	}
@@ -260,8 +260,8 @@ func TestSystemdResolved(t *testing.T) {
 	}
 }
 
-// The settings go with the link, whoever dies.
-func TestSystemdResolvedForgetsALinkThatWent(t *testing.T) {
+// The settings disappear with the link, whichever process dies.
+func TestSystemdResolvedForgetsADeletedLink(t *testing.T) {
 	if !testenv.InNamespace(t, "dbus-daemon", "dig", "nft") {
 		return
 	}
@@ -288,8 +288,8 @@ func TestSystemdResolvedForgetsALinkThatWent(t *testing.T) {
 	}
 }
 
-// resolv.conf lists the uplinks: programs that read it, and resolved itself, both come to us by the redirect.
-func TestSystemdResolvedBypassed(t *testing.T) {
+// resolv.conf lists the uplinks, so the redirect covers the programs that read it and resolved itself.
+func TestRedirectCoversABypassedSystemdResolved(t *testing.T) {
 	if !testenv.InNamespace(t, "dbus-daemon", "dig", "nft") {
 		return
 	}
@@ -333,8 +333,8 @@ func TestSystemdResolvedBypassed(t *testing.T) {
 	})
 }
 
-// In a network namespace of our own the bus is still the host's, whose link of the same number is another.
-func TestSystemdResolvedOfAnotherNamespace(t *testing.T) {
+// In another network namespace the bus is still the host's, where the same index belongs to another link.
+func TestSystemdResolvedOfAnotherNamespaceIsIgnored(t *testing.T) {
 	if !testenv.InNamespace(t, "dbus-daemon", "nft") {
 		return
 	}

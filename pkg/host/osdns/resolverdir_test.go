@@ -26,7 +26,7 @@ func readDir(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-func TestResolverDir(t *testing.T) {
+func TestResolverDirWritesOnlyOwnFiles(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "resolver")
 	server := netip.MustParseAddrPort("127.0.0.1:5399")
 	r := resolverDir{dir: dir, pid: 100, alive: func(pid int) bool { return pid != 99 }}

@@ -73,7 +73,7 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 		}
 	}
 
-	// Whoever sends to the local port itself is not taken for redirected, as SO_ORIGINAL_DST has it with TCP.
+	// A datagram to the local port itself does not count as redirected, like SO_ORIGINAL_DST of TCP.
 	for _, to := range []string{"10.1.0.2:5353", "[fd00:1::2]:5353"} {
 		if got := askAt(p.connect("udp", to), 1, 300*time.Millisecond); strings.HasPrefix(got, "us ") {
 			t.Errorf("a datagram to %s, which nobody redirected: %s", to, got)
@@ -98,7 +98,7 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 	if diff := cmp.Diff(listed, ruleset(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
-	// What is not valid changes nothing, and the same again neither.
+	// Invalid ports change nothing, and neither do the same ports again.
 	for _, ports := range []map[Port]uint16{
 		{{"sctp", 80}: 8080}, {web: 0}, {{TCP, 0}: 8080}, {web: 80}, {dns: 5353, {UDP, 54}: 5353},
 	} {
@@ -250,8 +250,8 @@ func TestSetIsAtomic(t *testing.T) {
 	t.Logf("%d changes while asked %d times", sets.Load(), asks)
 }
 
-// Who is killed leaves the application its ports at once, for clients that keep their UDP socket as well, whether or not
-// somebody else's NAT keeps the kernel's going.
+// The application gets its ports back at once, also for clients that keep their UDP socket, and whether or not other
+// NAT rules keep the kernel's NAT active.
 func TestKilledProcessGivesPortsBack(t *testing.T) {
 	if !testenv.InNamespace(t, "iptables-nft") {
 		return
@@ -273,7 +273,7 @@ func TestKilledProcessGivesPortsBack(t *testing.T) {
 		check(t, name+": IPv6, killed", p.ask("tcp", "[fd00:1::2]:80"), "app fd00:1::9")
 		check(t, name+": UDP, killed", p.ask("udp", "10.1.0.2:53"), "app 10.1.0.9")
 		check(t, name+": UDP of the same socket, killed", ask(flow), "app 10.1.0.9")
-		// Who only listens hears of it.
+		// A client that only reads gets an error.
 		if _, err := idle.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: a connection that was redirected: %v", name, err)
 		}
@@ -281,8 +281,8 @@ func TestKilledProcessGivesPortsBack(t *testing.T) {
 	}
 }
 
-// Others' redirects stay theirs, and of two for a port theirs is the first: a mesh's, say.
-func TestBesideIptables(t *testing.T) {
+// If another program redirects the same port, for example a mesh, its redirect comes first.
+func TestRedirectsOfOthersStay(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "iptables-nft", "ip6tables-nft") {
 		return
 	}
@@ -311,7 +311,7 @@ func TestBesideIptables(t *testing.T) {
 	check(t, "theirs, flushed", p.ask("tcp", "10.1.0.2:81"), "dial tcp 10.1.0.2:81: connect: connection refused")
 }
 
-func TestNewErrors(t *testing.T) {
+func TestNewNamesTheReason(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}

@@ -108,7 +108,7 @@ func (t *Table) Close() error {
 	return err
 }
 
-// Table returns the table, which sets have to name.
+// Table returns the table; each set must name its table.
 func (t *Table) Table() *nftables.Table { return t.table }
 
 // Chain adds a base chain.

@@ -25,7 +25,7 @@ func openTable(t *testing.T, name string) *Table {
 	return table
 }
 
-func TestTable(t *testing.T) {
+func TestTableAppliesRulesAtFlush(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}
@@ -75,7 +75,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-func TestTwoTables(t *testing.T) {
+func TestTablesHaveOneOwner(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
 	}

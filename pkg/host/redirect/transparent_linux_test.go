@@ -62,7 +62,7 @@ func TestDialKeepsClientAddress(t *testing.T) {
 		{"fd00:1::9", "[fd00:1::2]:82", "pod fd00:1::9"},
 		{"fd00:1::9", "[::1]:83", "localhost ::1"},
 		{"2001:db8::7", "[fd00:1::2]:82", "pod 2001:db8::7"},
-		// Who has no address that an application of this family can see.
+		// These clients have no address that an application of this family can see.
 		{"fd00:1::9", "10.1.0.2:82", "pod 10.1.0.2"},
 		{"fe80::9", "[fd00:1::2]:82", "pod fd00:1::2"},
 		{"127.0.0.1", "10.1.0.2:82", "pod 10.1.0.2"},
@@ -88,7 +88,7 @@ func TestDialKeepsClientAddress(t *testing.T) {
 		for _, tt := range tests {
 			check(t, network+" "+tt.client+" to "+tt.to, from(t, r, network, tt.client, tt.to), tt.want)
 		}
-		// What refuses is heard to.
+		// A refusal reaches the client.
 		for _, to := range []string{"10.1.0.2:9", "[fd00:1::2]:9", "127.0.0.1:9"} {
 			client := "203.0.113.7"
 			if strings.HasPrefix(to, "[") {
@@ -109,8 +109,8 @@ func TestDialKeepsClientAddress(t *testing.T) {
 	}
 }
 
-// The whole way: a client's connection is redirected, and goes on to the application, which sees the client's address, also
-// where both connections come from the same port of the client.
+// A client's connection is redirected and then dialed to the application, which sees the client's address, also if both
+// connections come from the same port of the client.
 func TestDialKeepsClientAddressFromItsOwnPort(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
@@ -155,7 +155,6 @@ func TestDialKeepsClientAddressFromItsOwnPort(t *testing.T) {
 	}
 }
 
-// Bytes by the gigabyte have the same way as one.
 func TestDialCarriesManyBytes(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
@@ -229,7 +228,6 @@ func TestTransparentNamesMissingFamily(t *testing.T) {
 	}
 }
 
-// A pod whose IPv6 is switched off has IPv4's.
 func TestRedirectsWorkWithoutIPv6(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
@@ -266,7 +264,7 @@ func state(t *testing.T) string {
 	return b.String()
 }
 
-// Of two in a pod each ends without taking from the other, and what one that is killed leaves is removed by the next.
+// The next process removes the state of a killed one.
 func TestTwoProcessesEndWithoutTakingFromEachOther(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
@@ -372,7 +370,7 @@ func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
 	redirectedFlow := p.connect("udp", "10.1.0.2:53")
 	check(t, "redirected UDP", ask(redirectedFlow), "us 10.1.0.9")
 
-	// What is ours, and what begins in the pod.
+	// These stay: redirected connections, and those that begin in the pod.
 	kept := map[string]net.Conn{"another port": otherPort, "redirected": redirected}
 	dial := func(what string, c net.Conn, err error) {
 		t.Helper()

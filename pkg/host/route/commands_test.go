@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestCommands(t *testing.T) {
+func TestCommandsReachTheState(t *testing.T) {
 	a := Link{Name: "utun7", MTU: 1500, Addrs: prefixes("198.19.0.1/32", "fd00::1/128"), Routes: prefixes("10.96.0.0/16", "fd00:10::/64")}
 	b := Link{Name: "utun7", MTU: 9000, Addrs: prefixes("198.19.0.1/32"), Routes: prefixes("10.96.0.0/16", "10.244.0.0/16")}
 	tests := []struct {

@@ -143,7 +143,7 @@ func TestNeighboursDoNotEnterTheTunnel(t *testing.T) {
 	}
 }
 
-// Where the kernel cannot keep neighbours out, and forwards, the user hears it.
+// The user gets a warning if the kernel forwards packets and cannot keep neighbours out.
 func TestRouterWarnsWithoutAGuard(t *testing.T) {
 	if !testenv.InNamespace(t, "sysctl") {
 		return

@@ -20,7 +20,7 @@ const (
 	OverlapPolicy    OverlapKind = "ip rule" // a table that the kernel looks up before the main table has such a route
 )
 
-// Overlap is one overlap between a prefix that is to be routed into the tunnel and a local network.
+// Overlap is one overlap between a prefix for the tunnel and a local network.
 type Overlap struct {
 	Kind   OverlapKind
 	Prefix netip.Prefix // the tunnel's

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestOverlaps(t *testing.T) {
+func TestOverlapsNameLocalNetworks(t *testing.T) {
 	addr := netip.MustParseAddr
 	pfx := netip.MustParsePrefix
 	laptop := local{

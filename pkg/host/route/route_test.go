@@ -13,7 +13,7 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
-func TestProbeAddr(t *testing.T) {
+func TestProbeAddrIsNotAnOwnAddress(t *testing.T) {
 	tests := []struct {
 		prefix string
 		own    []netip.Prefix
@@ -37,7 +37,7 @@ func TestProbeAddr(t *testing.T) {
 	}
 }
 
-func TestConfigValidate(t *testing.T) {
+func TestValidateRejectsInvalidConfigs(t *testing.T) {
 	ok := Link{Name: "kubevpn0", MTU: 1500}
 	tests := []struct {
 		name string

@@ -50,7 +50,7 @@ func lines(s string) []string {
 	return out
 }
 
-func TestRouterSetChangeRemove(t *testing.T) {
+func TestRouterAppliesEachConfig(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
@@ -109,7 +109,7 @@ func TestRouterSetChangeRemove(t *testing.T) {
 		t.Errorf("the same Config again changed something: -once +twice\n%s", diff)
 	}
 
-	// What is taken away behind our back is repaired by the same call.
+	// Set repairs settings that another program removed.
 	testenv.Run(t, "ip route del 10.96.0.0/16")
 	testenv.Run(t, "ip -6 addr del fd00:198::1/128 dev kubevpn0")
 	set(cfg)
@@ -152,7 +152,7 @@ func TestRouterSetChangeRemove(t *testing.T) {
 	}
 }
 
-func TestRouterEverythingGoesWithTheDevice(t *testing.T) {
+func TestRouterLeavesNothingWithoutTheDevice(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
@@ -232,7 +232,7 @@ func TestRouterSeesPolicyRouting(t *testing.T) {
 	}
 }
 
-func TestRouterWithoutIPv6(t *testing.T) {
+func TestRouterWorksWithoutIPv6(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
@@ -260,7 +260,7 @@ func TestRouterWithoutIPv6(t *testing.T) {
 	}
 }
 
-func TestRouterManyRoutes(t *testing.T) {
+func TestRouterAddsManyRoutes(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
@@ -281,7 +281,7 @@ func TestRouterManyRoutes(t *testing.T) {
 	}
 }
 
-func TestOverlapsOfThisMachine(t *testing.T) {
+func TestOverlapsReadsThisMachine(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}

@@ -96,15 +96,11 @@ func TestInitByHand(t *testing.T) {
 
 func controlPair(t testing.TB) (*controlConn, *net.UnixConn) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	a, file, err := newPair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := openControl(os.NewFile(uintptr(fds[0]), "a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := openControl(os.NewFile(uintptr(fds[1]), "b"))
+	b, err := openControl(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +137,7 @@ func TestControlRejects(t *testing.T) {
 }
 
 func FuzzReceive(f *testing.F) {
-	for _, message := range []any{order{ID: 1, Dial: &endpoint{"tcp", "127.0.0.1:80"}}, report{ID: 1, Error: subreaper.NewFailure(unix.ECONNREFUSED)}, report{Ended: &ExitStatus{Code: 1}}} {
+	for _, message := range []any{order{Dial: &endpoint{"tcp", "127.0.0.1:80"}}, report{Error: subreaper.NewFailure(unix.ECONNREFUSED)}, report{Ended: &ExitStatus{Code: 1}}} {
 		b, err := json.Marshal(message)
 		if err != nil {
 			f.Fatal(err)

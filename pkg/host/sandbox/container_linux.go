@@ -1,14 +1,10 @@
 package sandbox
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -48,17 +44,27 @@ func Serve(conn *net.UnixConn, volumes string) error {
 		return err
 	}
 	f.sendReady(device)
-	for {
-		var o order
-		file, err := f.control.receive(&o)
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return err
-		}
-		f.handle(o, file)
+	return f.serve()
+}
+
+// ServeProgram is the first process of a container. It passes start the program of [Remote.Run] at the other end of
+// conn, sends the program the signals of [Remote.Signal], and returns its exit code. When the other end closes conn, it
+// ends this process. It owns conn.
+func ServeProgram(
+	conn *net.UnixConn, start func(subreaper.Program) (*subreaper.Process, error),
+) (exit int, err error) {
+	w, err := newControl(conn)
+	if err != nil {
+		return 0, err
 	}
+	s := newServer(w, "")
+	s.start = start
+	s.sendReady(nil)
+	go func() {
+		_ = s.serve() // an error ends this process as well
+		os.Exit(128 + int(unix.SIGKILL))
+	}()
+	return s.wait().Code, nil
 }
 
 func (s *server) prepare(volumes string) (device *os.File, err error) {
@@ -147,103 +153,4 @@ func ruleFor(family, index int, routes []netlink.Route) error {
 		}
 	}
 	return nil
-}
-
-// Remote is the network of a container in which [Serve] runs. Its methods may be called from several goroutines.
-type Remote struct {
-	client *client
-	tun    *os.File
-	done   chan struct{}
-}
-
-// Attach receives the TUN device from [Serve] at the other end of conn. It owns conn, and closes it after an error
-// or when ctx ends first.
-func Attach(ctx context.Context, conn *net.UnixConn, logger *slog.Logger) (*Remote, error) {
-	w, err := newControl(conn)
-	if err != nil {
-		return nil, err
-	}
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
-	r := &Remote{client: newClient(w, ContainerInterface, logger), done: make(chan struct{})}
-	stop := context.AfterFunc(ctx, func() { w.conn.Close() })
-	first := make(chan report, 1)
-	go func() {
-		defer close(r.done)
-		r.client.listen(func(in report, file *os.File) {
-			if in.Ready && file != nil && r.tun == nil {
-				r.tun, file = file, nil
-				first <- in
-			} else if in.Error != nil && r.tun == nil {
-				first <- in
-			}
-			if file != nil {
-				file.Close()
-			}
-		})
-	}()
-	var result report
-	select {
-	case result = <-first:
-	case <-r.done:
-		select {
-		case result = <-first:
-		default:
-			err = errors.New("the other end closed the control socket without a report")
-		}
-	}
-	switch {
-	case !stop():
-		err = context.Cause(ctx)
-	case result.Error != nil:
-		err = result.Error
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("attaching to the network of a container: %w", err), r.Close())
-	}
-	return r, nil
-}
-
-// TUN returns the device, for tun.Adopt. Its Name is the interface name. Close closes it.
-func (r *Remote) TUN() *os.File { return r.tun }
-
-// SetNetwork sets the addresses of the interface, routes everything to it, and makes n.DNS the nameservers. It may
-// be called again.
-func (r *Remote) SetNetwork(ctx context.Context, n Network) error { return r.client.setNetwork(ctx, n) }
-
-// Dial connects to an address from inside, as [Process.Dial] does.
-func (r *Remote) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return r.client.dial(ctx, network, address)
-}
-
-// Update creates a volume, or atomically replaces its files. Groups and empty volumes stay as they were created.
-func (r *Remote) Update(ctx context.Context, v Volume) error { return r.client.update(ctx, v) }
-
-// Resolve returns the current location of a path of a volume, relative to the volume, for a mount of that path. The
-// mount does not follow updates. In an empty volume Serve creates a directory there.
-func (r *Remote) Resolve(ctx context.Context, volume, sub string) (string, error) {
-	a, err := r.client.ask(ctx, order{Resolve: &position{volume, sub}}, nil)
-	if err == nil && !filepath.IsLocal(a.path) { // another program may have replaced Serve
-		err = fmt.Errorf("the other end says that %s is at %q, outside of the volume", sub, a.path)
-	}
-	return a.path, err
-}
-
-// Done returns a channel that is closed when Serve has ended or Close was called.
-func (r *Remote) Done() <-chan struct{} { return r.done }
-
-// Close ends Serve.
-func (r *Remote) Close() error {
-	err := r.client.control.conn.Close()
-	if errors.Is(err, net.ErrClosed) {
-		err = nil
-	}
-	<-r.done
-	if r.tun != nil {
-		if e := r.tun.Close(); !errors.Is(e, os.ErrClosed) { // ErrClosed: the caller closed it
-			err = errors.Join(err, e)
-		}
-	}
-	return err
 }

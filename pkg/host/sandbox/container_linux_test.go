@@ -23,6 +23,8 @@ import (
 
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/host/sandbox"
+	"kubevpn/pkg/host/subreaper"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // serveIn is a container's network, with an eth0 as an engine makes it, which is down at first, and a program that
@@ -81,6 +83,125 @@ func serveIn(socket string) error {
 	}
 	os.Exit(0)
 	return nil
+}
+
+// serveProgramAt is the first process of a container, with a program.
+func serveProgramAt(socket string) error {
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if err != nil {
+		return err
+	}
+	exit, err := sandbox.ServeProgram(conn, func(p subreaper.Program) (*subreaper.Process, error) {
+		var family subreaper.Family
+		program, err := family.Start(p)
+		go family.Reap(context.Background())
+		return program, err
+	})
+	if err != nil {
+		return err
+	}
+	os.Exit(exit)
+	return nil
+}
+
+// attachProgram starts a container's first process and attaches to it.
+func attachProgram(t *testing.T) (*sandbox.Remote, *exec.Cmd) {
+	t.Helper()
+	socket := t.TempDir() + "/socket"
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	cmd := exec.Command("/proc/self/exe", roleProgram, socket)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	listener.SetDeadline(time.Now().Add(20 * time.Second))
+	conn, err := listener.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := sandbox.Attach(t.Context(), conn, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		r.Close()
+		cmd.Wait()
+	})
+	return r, cmd
+}
+
+func TestServeProgram(t *testing.T) {
+	script := func(text string) subreaper.Program {
+		return subreaper.Program{Args: []string{"/bin/sh", "-c", text}, Env: []string{"CODE=7"}}
+	}
+	t.Run("reports the exit code", func(t *testing.T) {
+		r, cmd := attachProgram(t)
+		if err := r.Run(t.Context(), script("exit $CODE")); err != nil {
+			t.Fatal(err)
+		}
+		<-r.Done()
+		if e := r.Ended(); e == nil || e.Code != 7 {
+			t.Errorf("ended: %+v", e)
+		}
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 7 {
+			t.Errorf("the first process ended with %d", code)
+		}
+	})
+	t.Run("sends signals", func(t *testing.T) {
+		r, _ := attachProgram(t)
+		if err := r.Run(t.Context(), script("exec sleep 100")); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		<-r.Done()
+		if e := r.Ended(); e == nil || e.Code != 143 || e.Signal != unix.SIGTERM {
+			t.Errorf("ended: %+v", e)
+		}
+	})
+	t.Run("returns the error of execve", func(t *testing.T) {
+		r, _ := attachProgram(t)
+		if err := r.Run(t.Context(), subreaper.Program{Args: []string{"/no/such"}}); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Run("accepts an environment of megabytes", func(t *testing.T) {
+		r, _ := attachProgram(t)
+		p := script("exit 0")
+		for n := range 20 {
+			p.Env = append(p.Env, fmt.Sprintf("V%d=%s", n, strings.Repeat("x", 64<<10)))
+		}
+		if err := r.Run(t.Context(), p); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("ends with the socket", func(t *testing.T) {
+		r, cmd := attachProgram(t)
+		if err := r.Run(t.Context(), script("exec sleep 100")); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		if e := r.Ended(); e != nil {
+			t.Errorf("a report came: %+v", e)
+		}
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 137 {
+			t.Errorf("the first process ended with %d", code)
+		}
+		// In a container the kernel kills the program.
+		if err := unix.Kill(-cmd.Process.Pid, unix.SIGKILL); err != nil {
+			t.Errorf("killing the program: %v", err)
+		}
+	})
 }
 
 func TestContainer(t *testing.T) {
@@ -218,7 +339,7 @@ func TestAttachNeedsPackets(t *testing.T) {
 	}
 }
 
-// attachTo attaches to another end, which answers the first order with path.
+// attachTo attaches to another end, which answers every request with path.
 func attachTo(t *testing.T, path string) *sandbox.Remote {
 	t.Helper()
 	conn, other := socketPair(t, unix.SOCK_SEQPACKET)
@@ -226,29 +347,29 @@ func attachTo(t *testing.T, path string) *sandbox.Remote {
 	go func() {
 		defer close(answered)
 		defer other.Close()
-		null, err := os.Open(os.DevNull)
+		answer, err := json.Marshal(map[string]any{"path": path})
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		defer null.Close()
-		if _, _, err := other.WriteMsgUnix([]byte(`{"ready":true}`), unix.UnixRights(int(null.Fd())), nil); err != nil {
+		if _, err := other.Write([]byte(`{"ready":true}`)); err != nil {
 			t.Error(err)
 			return
 		}
-		answer, err := json.Marshal(map[string]any{"id": 1, "path": path})
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		for buf := make([]byte, 64<<10); ; {
-			if n, err := other.Read(buf); err != nil || n == 0 {
+		for oob := make([]byte, 64); ; {
+			_, n, _, _, err := other.ReadMsgUnix(make([]byte, 64<<10), oob)
+			if err != nil || n == 0 {
 				return
 			}
-			if _, err := other.Write(answer); err != nil {
+			request, err := unixsocket.File(oob[:n], "request")
+			if err != nil {
 				t.Error(err)
 				return
 			}
+			if _, err := request.Write(answer); err != nil {
+				t.Error(err)
+			}
+			request.Close()
 		}
 	}()
 	r, err := sandbox.Attach(t.Context(), conn, nil)

@@ -17,50 +17,49 @@ import (
 	"kubevpn/pkg/host/unixsocket"
 )
 
-// The control socket is a SOCK_SEQPACKET pair. Each packet is one JSON message; some carry a descriptor.
+// The control socket is a SOCK_SEQPACKET socket. Each packet is one JSON message; some carry a descriptor.
 //
 //	parent                                   init
 //	a file (memfd): the plan           ──▶
 //	                                   ◀──   {"log":...}                       at any time
 //	                                   ◀──   {"ready":true} + TUN, if any      or {"error":...}
-//	{"id":1,"network":...}             ──▶
-//	                                   ◀──   {"id":1}                          or {"id":1,"error":...}
-//	{"id":2,"run":true}                ──▶
-//	                                   ◀──   {"id":2}                          or {"id":2,"error":...}, and init's end
+//	{} + a request's socket            ──▶                                     any number
 //	{"signal":2}                       ──▶
-//	{"id":3,"dial":...}                ──▶
-//	{"id":3,"cancel":true}             ──▶
-//	                                   ◀──   {"id":3} + socket                 or {"id":3,"error":...}
-//	{"id":4,"update":true} + a volume  ──▶
-//	                                   ◀──   {"id":4}                          or {"id":4,"error":...}
 //	                                   ◀──   {"ended":...}, and init's end
 //	death                              ──▶   init's end
 //
-// Serve and Attach use the same messages, without plan, run and signals, and one more:
+// Each request has a socket of its own, of the same type, which the parent closes to cancel a dial:
 //
-//	{"id":5,"resolve":...}             ──▶
-//	                                   ◀──   {"id":5,"path":"..1/page"}        or {"id":5,"error":...}
+//	{"network":...}                    ──▶
+//	                                   ◀──   {}                                or {"error":...}
+//	{"run":true} + the program         ──▶
+//	                                   ◀──   {}                                or {"error":...}
+//	{"dial":...}                       ──▶
+//	                                   ◀──   {} + socket                       or {"error":...}
+//	{"update":true} + a volume         ──▶
+//	                                   ◀──   {}                                or {"error":...}
+//	{"resolve":...}                    ──▶
+//	                                   ◀──   {"path":"..1/page"}               or {"error":...}
+//
+// Serve, ServeProgram and Attach use the same messages, without the plan.
 const maxMessage = 64 << 10
 
 // plan is the configuration of init.
 type plan struct {
-	Args, Env []string
-	Dir       string
-	Mounts    []Mount
-	Volumes   []Volume
-	Network   bool
+	Dir     string
+	Mounts  []Mount
+	Volumes []Volume
+	Network bool
 }
 
-// order is a message to init.
+// order is a message to init. An empty one carries the socket of a request.
 type order struct {
-	ID      uint64   `json:"id,omitempty"`
 	Network *Network `json:"network,omitempty"`
-	Run     bool     `json:"run,omitempty"`
+	Run     bool     `json:"run,omitempty"` // the file contains the subreaper.Program
 	Signal  int      `json:"signal,omitempty"`
 	// OfTerminal reports that the terminal sent the signal to the process group of the parent and init.
 	OfTerminal bool      `json:"ofTerminal,omitempty"`
 	Dial       *endpoint `json:"dial,omitempty"`
-	Cancel     bool      `json:"cancel,omitempty"`
 	Update     bool      `json:"update,omitempty"` // the file contains the new Volume
 	Resolve    *position `json:"resolve,omitempty"`
 }
@@ -78,7 +77,6 @@ type position struct {
 
 // report is a message from init.
 type report struct {
-	ID    uint64             `json:"id,omitempty"` // ID of the answered order
 	Ready bool               `json:"ready,omitempty"`
 	Error *subreaper.Failure `json:"error,omitempty"`
 	Ended *ExitStatus        `json:"ended,omitempty"`
@@ -97,6 +95,19 @@ type controlConn struct {
 	conn    *net.UnixConn
 	files   string // name of received files
 	sending sync.Mutex
+}
+
+// newPair returns both ends of a new control socket.
+func newPair() (ours *controlConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating a control socket: %w", err)
+	}
+	theirs = os.NewFile(uintptr(fds[1]), "control")
+	if ours, err = openControl(os.NewFile(uintptr(fds[0]), "control")); err != nil {
+		theirs.Close()
+	}
+	return ours, theirs, err
 }
 
 // openControl returns the control socket of file, which it closes.
@@ -136,19 +147,8 @@ func (w *controlConn) send(message any, f syscall.Conn) error {
 	}
 	w.sending.Lock()
 	defer w.sending.Unlock()
-	if f == nil {
-		_, err = w.conn.Write(b)
-		return err
-	}
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var sendErr error
-	err = raw.Control(func(fd uintptr) {
-		_, _, sendErr = w.conn.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil)
-	})
-	return errors.Join(err, sendErr)
+	_, err = unixsocket.Send(w.conn, b, f)
+	return err
 }
 
 // receive reads one message and its file, if it has one. It returns io.EOF when the other end has closed the socket.

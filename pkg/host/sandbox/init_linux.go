@@ -2,16 +2,11 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"os"
 	"os/signal"
 	"runtime"
-	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -35,107 +30,62 @@ func Init() error {
 	}
 	var pl plan
 	planFile := os.NewFile(planFD, "plan")
-	err = json.NewDecoder(io.NewSectionReader(planFile, 0, 1<<40)).Decode(&pl)
+	err = fromMemory(planFile, &pl)
 	planFile.Close()
 	if err != nil {
 		return fmt.Errorf("%w (reading the plan: %w)", errNotInit, err)
 	}
-	i := &initProcess{server: newServer(control, Interface), plan: pl, runs: make(chan uint64, 1)}
-	id, err := i.run()
-	if id != 0 {
-		i.reply(id, err)
-	} else {
+	i := &initProcess{server: newServer(control, Interface), plan: pl}
+	i.server.start = i.start
+	// The terminal signals the whole process group, for the program. Without a handler the signal would end init.
+	signal.Notify(make(chan os.Signal, 1), Signals()...)
+	if err := i.prepare(); err != nil {
 		i.send(report{Error: subreaper.NewFailure(err)}, nil)
+		os.Exit(1)
 	}
-	os.Exit(1)
+	i.wait()
+	os.Exit(0)
 	return nil
 }
 
 type initProcess struct {
 	*server
-	plan plan
-	runs chan uint64 // the order to start the program
-
-	family  subreaper.Family
-	program atomic.Pointer[subreaper.Process] // nil before it runs
+	plan   plan
+	family subreaper.Family
 }
 
-// run returns only if it cannot start the program. order is the ID of the order to start it, or 0.
-func (i *initProcess) run() (order uint64, err error) {
-	// The terminal signals the whole process group, for the program. Without a handler the signal would end init.
-	signal.Notify(make(chan os.Signal, 1), Signals()...)
+// prepare creates the network and mounts the files, and then executes orders.
+func (i *initProcess) prepare() error {
 	v := &view{log: i.log}
 	i.setNames = v.setNames
 	var device *os.File
+	var err error
 	if i.plan.Network {
 		if device, err = i.makeNetwork(); err != nil {
-			return 0, fmt.Errorf("creating the sandbox's network: %w", err)
+			return fmt.Errorf("creating the sandbox's network: %w", err)
 		}
 	}
 	var trees map[Mount]int
 	if i.store, trees, err = newStore(i.plan.Volumes, i.plan.Mounts); err != nil {
-		return 0, err
+		return err
 	}
-	go i.watch()
+	go func() { // it also ends this process if the parent dies meanwhile
+		_ = i.serve()
+		os.Exit(128 + int(unix.SIGKILL))
+	}()
 	if err := v.build(i.plan.Mounts, trees, i.plan.Network); err != nil {
-		return 0, err
+		return err
 	}
 	if err := os.Chdir(i.plan.Dir); err != nil {
-		return 0, fmt.Errorf("entering the working directory: %w", err)
+		return fmt.Errorf("entering the working directory: %w", err)
 	}
 	i.sendReady(device)
 	go v.follow()
-	order = <-i.runs
-	p, err := i.start()
-	if err != nil {
-		return order, err
-	}
-	i.program.Store(p)
-	// If init kept a pipe open, its reader would see no EOF when the program closes it.
-	if err := subreaper.CloseStandardFiles(); err != nil {
-		i.log(slog.LevelWarn, "cannot close the standard files of the sandbox's init", "err", err.Error())
-	}
-	i.reply(order, nil)
-	go i.family.Reap(context.Background())
-	<-p.Done()
-	var ended ExitStatus
-	ended.Code, ended.Signal = p.Exit()
-	i.send(report{Ended: &ended}, nil)
-	os.Exit(0)
-	return order, nil
-}
-
-// watch executes the parent's orders, and exits when the parent is gone.
-func (i *initProcess) watch() {
-	for {
-		var o order
-		file, err := i.control.receive(&o)
-		if err != nil {
-			os.Exit(128 + int(unix.SIGKILL))
-		}
-		switch {
-		case o.Run:
-			i.runs <- o.ID // the parent sends it once
-		case o.Signal > 0:
-			if p := i.program.Load(); p != nil {
-				forward(p, syscall.Signal(o.Signal), o.OfTerminal)
-			}
-		default:
-			i.handle(o, file)
-		}
-	}
-}
-
-// forward sends the program a signal that the parent received. A signal of the terminal has already reached the
-// program, unless the program has its own process group.
-func forward(p *subreaper.Process, s syscall.Signal, ofTerminal bool) {
-	if !ofTerminal || !p.SharesGroup() {
-		p.Signal(s)
-	}
+	return nil
 }
 
 // start starts the program from a thread without privileges.
-func (i *initProcess) start() (p *subreaper.Process, err error) {
+func (i *initProcess) start(program subreaper.Program) (p *subreaper.Process, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -144,9 +94,10 @@ func (i *initProcess) start() (p *subreaper.Process, err error) {
 			err = fmt.Errorf("dropping capabilities: %w", err)
 			return
 		}
-		p, err = i.family.Start(subreaper.Program{Args: i.plan.Args, Env: i.plan.Env})
+		p, err = i.family.Start(program)
 	}()
 	<-done
+	go i.family.Reap(context.Background())
 	return p, err
 }
 

@@ -26,10 +26,11 @@ import (
 
 // What the test binary is when it is started again.
 const (
-	roleInit   = "role-sandbox-init" // Config.Init
-	roleParent = "role-parent"       // runs the sandbox of the JSON that is its argument, on its own terminal
-	roleServe  = "role-serve"        // a container, which calls its argument, a socket
-	roleStage  = "role-stage"        // root, with a /dev/net/tun for everybody; runs its arguments as nobody
+	roleInit    = "role-sandbox-init" // Config.Init
+	roleParent  = "role-parent"       // runs the sandbox of the JSON that is its argument, on its own terminal
+	roleServe   = "role-serve"        // a container, which calls its argument, a socket
+	roleProgram = "role-program"      // a container's first process, which calls its argument, a socket
+	roleStage   = "role-stage"        // root, with a /dev/net/tun for everybody; runs its arguments as nobody
 )
 
 const (
@@ -52,6 +53,8 @@ func TestMain(m *testing.M) {
 		err = parent(os.Args[2])
 	case roleServe:
 		err = serveIn(os.Args[2])
+	case roleProgram:
+		err = serveProgramAt(os.Args[2])
 	case roleStage:
 		err = stage(os.Args[2:])
 	default:

@@ -241,6 +241,12 @@ func TestDialEndsWithItsContext(t *testing.T) {
 		_, err := r.Dial(context.Background(), "tcp", "10.96.0.1:80")
 		result <- err
 	}()
+	if _, err := r.Dial(t.Context(), "tcp", "127.0.0.1:1"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("Dial beside one that waits: %v", err)
+	}
+	if err := r.SetNetwork(t.Context(), network()); err != nil {
+		t.Errorf("SetNetwork beside a Dial that waits: %v", err)
+	}
 	if err := r.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

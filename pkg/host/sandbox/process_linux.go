@@ -32,19 +32,15 @@ var initCapabilities = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CA
 // Process is a program that runs in a sandbox. Its methods are safe for concurrent use.
 type Process struct {
 	log      *slog.Logger
-	client   *client
+	remote   *Remote
+	program  subreaper.Program
 	init     *os.Process
 	isolated bool
 	volumes  []Volume
 	ran      atomic.Bool // Run was called
 	terminal *terminal
 
-	tun   *os.File
-	ready chan error    // receives once: nil, or the error of init
-	read  chan struct{} // closed after the last report of init
-	done  chan struct{} // closed when every process has ended; status and err are set then
-	ended *ExitStatus   // from init; valid once read is closed
-
+	done   chan struct{} // closed when every process has ended; status and err are set then
 	status ExitStatus
 	err    error
 }
@@ -69,9 +65,9 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 	// Outside the terminal's foreground job a group signal reaches this process only, which forwards it.
 	cmd.SysProcAttr.Setpgid = terminal == nil
 	p := &Process{
-		log: s.cfg.Logger, client: newClient(ours, Interface, s.cfg.Logger), isolated: s.cfg.Network,
-		volumes: s.cfg.Volumes, terminal: terminal,
-		ready: make(chan error, 1), read: make(chan struct{}), done: make(chan struct{}),
+		log: s.cfg.Logger, remote: newRemote(ours, Interface, s.cfg.Logger), isolated: s.cfg.Network,
+		program: subreaper.Program{Args: s.cfg.Args, Env: s.cfg.Env}, volumes: s.cfg.Volumes, terminal: terminal,
+		done: make(chan struct{}),
 	}
 	begun := make(chan error, 1)
 	go p.watch(ctx, cmd, begun)
@@ -79,24 +75,9 @@ func (s *Sandbox) Start(ctx context.Context) (*Process, error) {
 		<-p.done
 		return nil, explain(err)
 	}
-	go p.listen()
-	var notReady error
-	select {
-	case notReady = <-p.ready:
-	case <-p.done: // perhaps without a report
-		select {
-		case notReady = <-p.ready:
-		default:
-			notReady = p.err
-		}
-	}
-	if notReady != nil {
-		// Init ends after it reports an error.
-		<-p.done
-		if ctx.Err() != nil {
-			notReady = context.Cause(ctx)
-		}
-		return nil, notReady
+	go p.remote.listen()
+	if err := p.remote.wait(ctx); err != nil {
+		return nil, p.fail(ctx, err)
 	}
 	if !p.isolated {
 		if err := p.Run(ctx); err != nil {
@@ -112,10 +93,14 @@ func (p *Process) Run(ctx context.Context) error {
 	if !p.ran.CompareAndSwap(false, true) {
 		return errors.New("the sandbox's program has already been started")
 	}
-	_, err := p.client.ask(ctx, order{Run: true}, nil)
-	if err == nil {
-		return nil
+	if err := p.remote.Run(ctx, p.program); err != nil {
+		return p.fail(ctx, err)
 	}
+	return nil
+}
+
+// fail ends every process of the sandbox, and returns the cause of err.
+func (p *Process) fail(ctx context.Context, err error) error {
 	if e := p.init.Kill(); e != nil && !errors.Is(e, os.ErrProcessDone) {
 		err = errors.Join(err, e)
 	}
@@ -138,7 +123,7 @@ func (p *Process) SetNetwork(ctx context.Context, n Network) error {
 	if !p.isolated {
 		return errors.New("the sandbox uses the laptop's network")
 	}
-	return p.client.setNetwork(ctx, n)
+	return p.remote.SetNetwork(ctx, n)
 }
 
 // command returns the command that runs init, without the files that connect adds.
@@ -203,23 +188,21 @@ func (s *Sandbox) connect(cmd *exec.Cmd) (*controlConn, error) {
 			return nil, fmt.Errorf("finding the working directory: %w", err)
 		}
 	}
-	// The environment and the volumes may contain secrets and megabytes, so they travel in an anonymous file in memory.
-	planFile, err := inMemory("plan", plan{
-		Args: s.cfg.Args, Env: s.cfg.Env, Dir: dir, Mounts: s.cfg.Mounts, Volumes: s.cfg.Volumes,
-		Network: s.cfg.Network,
+	planFile, err := inMemory(plan{
+		Dir: dir, Mounts: s.cfg.Mounts, Volumes: s.cfg.Volumes, Network: s.cfg.Network,
 	})
 	if err != nil {
 		return nil, err
 	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	ours, theirs, err := newPair()
 	if err != nil {
 		planFile.Close()
-		return nil, fmt.Errorf("creating a control socket: %w", err)
+		return nil, err
 	}
 	cmd.ExtraFiles = make([]*os.File, 2)
-	cmd.ExtraFiles[controlFD-3] = os.NewFile(uintptr(fds[1]), "control")
+	cmd.ExtraFiles[controlFD-3] = theirs
 	cmd.ExtraFiles[planFD-3] = planFile
-	return openControl(os.NewFile(uintptr(fds[0]), "control"))
+	return ours, nil
 }
 
 func closeAll(files []*os.File) {
@@ -235,7 +218,7 @@ func (p *Process) watch(ctx context.Context, cmd *exec.Cmd, begun chan<- error) 
 	defer runtime.UnlockOSThread()
 	defer close(p.done)
 	if err := cmd.Start(); err != nil {
-		p.client.control.conn.Close()
+		p.remote.control.conn.Close()
 		p.terminal.close()
 		begun <- err
 		return
@@ -246,15 +229,14 @@ func (p *Process) watch(ctx context.Context, cmd *exec.Cmd, begun chan<- error) 
 	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
 	err := cmd.Wait()
 	killed := !stop()
-	<-p.read
-	p.client.control.conn.Close()
-	p.terminal.restore(p.log)
-	if p.tun != nil {
-		p.tun.Close() // the caller may have closed it already
+	<-p.remote.done // it has read the last report
+	if e := p.remote.Close(); e != nil {
+		p.log.Warn("cannot close the files of a sandbox", "err", e)
 	}
+	p.terminal.restore(p.log)
 	switch {
-	case p.ended != nil:
-		p.status = *p.ended
+	case p.remote.ended != nil:
+		p.status = *p.remote.ended
 		return
 	case killed:
 		p.err = context.Cause(ctx)
@@ -266,34 +248,13 @@ func (p *Process) watch(ctx context.Context, cmd *exec.Cmd, begun chan<- error) 
 	p.status = ExitStatus{Code: 128 + int(unix.SIGKILL), Signal: unix.SIGKILL}
 }
 
-// listen reads the reports of init.
-func (p *Process) listen() {
-	defer close(p.read)
-	p.client.listen(func(r report, file *os.File) {
-		switch {
-		case r.Ready:
-			if file != nil {
-				p.tun, file = file, nil
-			}
-			p.ready <- nil
-		case r.Error != nil:
-			p.ready <- r.Error
-		case r.Ended != nil:
-			p.ended = r.Ended
-		}
-		if file != nil {
-			file.Close()
-		}
-	})
-}
-
 // Pid returns the process ID of the sandbox's init in the parent's PID namespace.
 func (p *Process) Pid() int { return p.init.Pid }
 
 // TUN returns the device [Interface], for tun.Adopt, or nil without Config.Network. Its Name is the interface name.
 // The network namespace exists as long as this file or a duplicate is open, even when the program has ended. The
 // Process closes this file when the sandbox has ended.
-func (p *Process) TUN() *os.File { return p.tun }
+func (p *Process) TUN() *os.File { return p.remote.tun }
 
 // Signal sends the program a signal. Before Run the signal is lost. After the program has ended, it returns
 // os.ErrProcessDone.
@@ -316,10 +277,7 @@ func (p *Process) signal(sig os.Signal, ofTerminal bool) error {
 		return os.ErrProcessDone
 	default:
 	}
-	if err := p.client.control.send(order{Signal: int(number), OfTerminal: ofTerminal}, nil); err != nil {
-		return os.ErrProcessDone
-	}
-	return nil
+	return p.remote.signal(number, ofTerminal)
 }
 
 // Wait waits until every process of the sandbox has ended. It returns an error if the program did not end by
@@ -335,7 +293,7 @@ func (p *Process) Dial(ctx context.Context, network, address string) (net.Conn, 
 	if !p.isolated {
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}
-	return p.client.dial(ctx, network, address)
+	return p.remote.Dial(ctx, network, address)
 }
 
 // Update atomically replaces the files of the volume with the name of v.
@@ -343,7 +301,7 @@ func (p *Process) Update(ctx context.Context, v Volume) error {
 	if _, there := volumeOf(p.volumes, v.Name); !there {
 		return fmt.Errorf("there is no volume %q", v.Name)
 	}
-	if err := p.client.update(ctx, v); err != nil {
+	if err := p.remote.Update(ctx, v); err != nil {
 		return fmt.Errorf("updating the volume %s of the sandbox: %w", v.Name, err)
 	}
 	return nil

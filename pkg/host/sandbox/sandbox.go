@@ -16,8 +16,8 @@
 //	  ▼
 //	 Wait
 //
-// A container already has namespaces. There [Serve] does the network part of init and writes the volumes, and [Attach]
-// is the other end of its socket.
+// A container already has namespaces. There [Serve] does the network part of init and writes the volumes, or
+// [ServeProgram] does the part that starts the program, and [Attach] is the other end of its socket.
 //
 // # Termination
 //

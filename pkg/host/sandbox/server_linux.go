@@ -4,18 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
-	"sync"
 	"syscall"
 
 	"kubevpn/pkg/host/route"
 	"kubevpn/pkg/host/subreaper"
 )
 
-// server is the end of a control socket that executes orders: the part that init and Serve share.
+// server is the end of a control socket that executes orders: the part that Init, Serve and ServeProgram share.
 type server struct {
 	control  *controlConn
 	link     string // the TUN's name
@@ -23,12 +23,13 @@ type server struct {
 	setNames func(*Network) error // configures the resolver
 	store    *store               // nil: there are no volumes, and so no orders for them
 
-	mu    sync.Mutex
-	dials map[uint64]context.CancelFunc
+	start   func(subreaper.Program) (*subreaper.Process, error)
+	program *subreaper.Process      // nil before it runs; only serve uses it
+	started chan *subreaper.Process // receives it once
 }
 
 func newServer(w *controlConn, link string) *server {
-	return &server{control: w, link: link, router: route.New(), dials: map[uint64]context.CancelFunc{}}
+	return &server{control: w, link: link, router: route.New(), started: make(chan *subreaper.Process, 1)}
 }
 
 // send sends a report. An error means that the client has gone, which the next receive reports.
@@ -38,37 +39,112 @@ func (s *server) log(level slog.Level, message string, attrs ...string) {
 	s.send(report{Log: &logLine{Level: level, Message: message, Attrs: attrs}}, nil)
 }
 
-// reply answers an order that has no result but its error.
-func (s *server) reply(id uint64, err error) {
-	s.send(report{ID: id, Error: subreaper.NewFailure(err)}, nil)
+// request is an order and the socket for its answer.
+type request struct {
+	order
+	socket *controlConn // nil: the order has no answer
+	file   *os.File     // may be nil
 }
 
-// handle executes an order for the network, a volume or a dial, and ignores others. It closes file, unless that is nil.
-func (s *server) handle(o order, file *os.File) {
-	if file != nil {
-		defer file.Close()
+// receive waits for the next order.
+func (s *server) receive() (r request, err error) {
+	file, err := s.control.receive(&r.order)
+	if err != nil || file == nil {
+		return r, err
 	}
-	switch {
-	case o.Update:
-		s.reply(o.ID, s.store.update(file))
-	case o.Resolve != nil:
-		at, err := s.store.resolve(*o.Resolve)
-		s.send(report{ID: o.ID, Path: at, Error: subreaper.NewFailure(err)}, nil)
-	case o.Network != nil:
-		s.reply(o.ID, s.setNetwork(o.Network))
-	case o.Cancel:
-		s.mu.Lock()
-		cancel := s.dials[o.ID]
-		s.mu.Unlock()
-		if cancel != nil {
-			cancel()
+	if r.socket, err = openControl(file); err != nil {
+		return r, err
+	}
+	if r.file, err = r.socket.receive(&r.order); err != nil {
+		r.close()
+	}
+	return r, err
+}
+
+// answer sends a report and closes the request. An error means that the client no longer waits.
+func (r *request) answer(out report, err error, file syscall.Conn) {
+	out.Error = subreaper.NewFailure(err)
+	_ = r.socket.send(out, file)
+	r.close()
+}
+
+func (r *request) close() {
+	r.socket.conn.Close()
+	if r.file != nil {
+		r.file.Close()
+	}
+}
+
+// serve executes orders until the client closes the control socket.
+func (s *server) serve() error {
+	for {
+		r, err := s.receive()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case r.socket != nil:
+			s.handle(r)
+		case r.Signal > 0 && s.program != nil:
+			forward(s.program, syscall.Signal(r.Signal), r.OfTerminal)
 		}
-	case o.Dial != nil:
-		ctx, cancel := context.WithCancel(context.Background())
-		s.mu.Lock()
-		s.dials[o.ID] = cancel
-		s.mu.Unlock()
-		go s.dial(ctx, o.ID, *o.Dial)
+	}
+}
+
+// handle executes and answers an order.
+func (s *server) handle(r request) {
+	switch {
+	case r.Dial != nil:
+		go s.dial(r)
+	case r.Run:
+		r.answer(report{}, s.run(r.file), nil)
+		if s.program != nil {
+			s.started <- s.program
+		}
+	case r.Update:
+		r.answer(report{}, s.store.update(r.file), nil)
+	case r.Resolve != nil:
+		at, err := s.store.resolve(*r.Resolve)
+		r.answer(report{Path: at}, err, nil)
+	case r.Network != nil:
+		r.answer(report{}, s.setNetwork(r.Network), nil)
+	default:
+		r.answer(report{}, errors.New("unknown order"), nil)
+	}
+}
+
+// run starts the program that f contains. The client sends it once.
+func (s *server) run(f *os.File) error {
+	var p subreaper.Program
+	if err := fromMemory(f, &p); err != nil {
+		return fmt.Errorf("reading the program: %w", err)
+	}
+	var err error
+	if s.program, err = s.start(p); err != nil {
+		return err
+	}
+	// If this process kept a pipe open, its reader would see no EOF when the program closes it.
+	if err := subreaper.CloseStandardFiles(); err != nil {
+		s.log(slog.LevelWarn, "cannot close the standard files of the first process", "err", err.Error())
+	}
+	return nil
+}
+
+// wait waits until the program has ended, and reports it.
+func (s *server) wait() (ended ExitStatus) {
+	p := <-s.started
+	<-p.Done()
+	ended.Code, ended.Signal = p.Exit()
+	s.send(report{Ended: &ended}, nil)
+	return ended
+}
+
+// forward sends the program a signal that the parent received. A signal of the terminal has already reached the
+// program, unless the program has its own process group.
+func forward(p *subreaper.Process, s syscall.Signal, ofTerminal bool) {
+	if !ofTerminal || !p.SharesGroup() {
+		p.Signal(s)
 	}
 }
 
@@ -93,29 +169,28 @@ func (s *server) setNetwork(n *Network) error {
 	return s.setNames(n)
 }
 
-// dial connects and sends the client the socket.
-func (s *server) dial(ctx context.Context, id uint64, to endpoint) {
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.dials[id]()
-		delete(s.dials, id)
+// dial connects and sends the client the socket. The client closes the socket of r to cancel it.
+func (s *server) dial(r request) {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		defer cancel()
+		_, _ = r.socket.receive(&order{}) // ends with the client's end, or with ours
 	}()
-	conn, err := new(net.Dialer).DialContext(ctx, to.Network, to.Address)
+	conn, err := new(net.Dialer).DialContext(ctx, r.Dial.Network, r.Dial.Address)
 	if err != nil {
 		var op *net.OpError
 		if errors.As(err, &op) {
 			err = op.Err // the client adds the rest
 		}
-		s.reply(id, err)
+		r.answer(report{}, err, nil)
 		return
 	}
 	defer conn.Close()
-	if file, ok := conn.(syscall.Conn); ok {
-		s.send(report{ID: id}, file)
-	} else {
-		s.reply(id, fmt.Errorf("%s is not a network of sockets", to.Network))
+	file, ok := conn.(syscall.Conn)
+	if !ok {
+		err = fmt.Errorf("%s is not a network of sockets", r.Dial.Network)
 	}
+	r.answer(report{}, err, file)
 }
 
 // sendReady tells the client that everything is ready, and sends it the TUN unless device is nil. It closes device.

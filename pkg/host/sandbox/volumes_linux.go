@@ -90,13 +90,10 @@ func (s *store) write(v Volume) error {
 	return nil
 }
 
-// update writes the Volume that f contains as JSON.
+// update writes the Volume that f contains.
 func (s *store) update(f *os.File) error {
-	if f == nil {
-		return errors.New("an update of a volume arrived without a file")
-	}
 	var v Volume
-	if err := json.NewDecoder(io.NewSectionReader(f, 0, 1<<40)).Decode(&v); err != nil {
+	if err := fromMemory(f, &v); err != nil {
 		return fmt.Errorf("reading a volume: %w", err)
 	}
 	return s.write(v)
@@ -115,20 +112,28 @@ func (s *store) resolve(p position) (string, error) {
 	return at, nil
 }
 
-// inMemory returns an anonymous file in memory that contains v as JSON.
-func inMemory(name string, v any) (*os.File, error) {
+// inMemory returns an anonymous file in memory that contains v as JSON. Secrets and megabytes travel in such files.
+func inMemory(v any) (*os.File, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate("kubevpn", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("creating a file in memory: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), name)
+	f := os.NewFile(uintptr(fd), "memory")
 	if _, err := f.WriteAt(b, 0); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("writing to a file in memory: %w", err)
 	}
 	return f, nil
+}
+
+// fromMemory reads v from a file of inMemory.
+func fromMemory(f *os.File, v any) error {
+	if f == nil {
+		return errors.New("no file arrived")
+	}
+	return json.NewDecoder(io.NewSectionReader(f, 0, 1<<40)).Decode(v)
 }

@@ -21,14 +21,6 @@ type Family struct {
 	running map[int]*Process
 }
 
-// Program describes a program to run.
-type Program struct {
-	Args  []string // the first is found in the last PATH of Env unless it contains a slash
-	Env   []string // "NAME=value"
-	Stdin uintptr  // its standard input, a descriptor of this process; standard output and error are this process's
-	Group bool     // it leads a process group of its own
-}
-
 // defaultPath is the PATH for an environment without one, the same as Docker's.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -3,8 +3,11 @@
 package unixsocket
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -44,4 +47,19 @@ func File(oob []byte, name string) (*os.File, error) {
 		return nil, fmt.Errorf("received %d descriptors instead of one", len(files))
 	}
 	return files[0], nil
+}
+
+// Send writes b, with the descriptor of f unless f is nil, and returns how many bytes it wrote. It does not close f.
+func Send(conn *net.UnixConn, b []byte, f syscall.Conn) (n int, err error) {
+	if f == nil {
+		return conn.Write(b)
+	}
+	// Not os.File.Fd, which makes the descriptor a blocking one, for the other end too.
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var sent error
+	err = raw.Control(func(fd uintptr) { n, _, sent = conn.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil) })
+	return n, errors.Join(err, sent)
 }

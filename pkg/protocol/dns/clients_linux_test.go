@@ -114,8 +114,8 @@ func (m *machine) run(program string, args ...string) (out string, code int) {
 	return out, code
 }
 
-// TestGetent asks through glibc.
-func TestGetent(t *testing.T) {
+// getent asks through glibc.
+func TestGetentResolvesNames(t *testing.T) {
 	testenv.NeedPrograms(t, "getent")
 	w := newWorld(t)
 	m := newMachine(t, w.resolver)

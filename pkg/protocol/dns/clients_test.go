@@ -15,7 +15,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-func TestDig(t *testing.T) {
+func TestDigResolvesNames(t *testing.T) {
 	t.Parallel()
 	testenv.NeedPrograms(t, "dig")
 	w := newWorld(t)
@@ -60,7 +60,7 @@ func TestDig(t *testing.T) {
 	}
 }
 
-func TestGoResolver(t *testing.T) {
+func TestGoResolverResolvesNames(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, transport := range []string{"udp", "tcp"} {

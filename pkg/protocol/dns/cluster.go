@@ -153,9 +153,9 @@ func ttlOf(m *dns.Msg) uint32 {
 	return least
 }
 
-// chase follows the aliases in reply from name on. Where they lead out of what the cluster told (an ExternalName
-// Service whose target it did not look up), it asks for the target: the cluster that has it, else upstream, and
-// appends what they say.
+// chase follows the aliases in reply from name on. If the reply lacks the target of the last alias (an ExternalName
+// Service whose target the cluster did not look up), chase asks the cluster that has the target, else upstream, and
+// appends their records.
 func (r *Resolver) chase(ctx context.Context, q, reply *dns.Msg, name string) error {
 	seen := map[string]bool{strings.ToLower(name): true}
 	for {
@@ -174,8 +174,8 @@ func (r *Resolver) chase(ctx context.Context, q, reply *dns.Msg, name string) er
 	}
 }
 
-// follow walks the aliases in reply from name on. known says that the reply tells what is at their end, be it
-// nothing; otherwise target has to be asked for. seen collects the names on the way.
+// follow walks the aliases in reply from name on. known reports whether the reply answers for the last of them, also
+// with no records; if not, the caller must ask for target. seen collects the names on the way.
 func follow(reply *dns.Msg, name string, qtype uint16, seen map[string]bool) (target string, known bool, err error) {
 	target = name
 	for {

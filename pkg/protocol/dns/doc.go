@@ -49,9 +49,9 @@
 //	anything else                         upstream  the message unchanged; also other classes (CHAOS)
 //
 // Short names are expanded like a pod's search list does, [NAMESPACE.svc.DOMAIN, svc.DOMAIN, DOMAIN], but only
-// to names whose Service is in the zone's index, so nothing else enters the tunnel. Where several
-// expansions are possible (db-0.db: a pod of db, or Service db-0 in namespace db) they are asked in that order
-// and NXDOMAIN moves on to the next. The answer to a short name begins with a CNAME to the full name.
+// to names whose Service is in the zone's index, so nothing else enters the tunnel. If several expansions are
+// possible (db-0.db: a pod of db, or Service db-0 in namespace db), the resolver asks for them in that order and
+// continues after NXDOMAIN. The answer to a short name begins with a CNAME to the full name.
 //
 // # Several clusters
 //
@@ -61,8 +61,8 @@
 //
 // # Promises, and where they end
 //
-// A query for a name that is not the cluster's never enters a tunnel, and a cluster's name never leaves it, also
-// while the tunnel is down: it is then SERVFAIL, never NXDOMAIN and never silence. What remains:
+// A query for a name outside of the cluster never enters a tunnel, and a query for a name of the cluster never leaves
+// it. While the tunnel is down, the latter fails with SERVFAIL, never with NXDOMAIN or silence. There are exceptions:
 //
 //   - A zone without an index (the traffic manager may not watch Services) cannot tell a Service from a host on
 //     the local network. Each single-label name is first asked of the cluster as NAME.NAMESPACE.svc.DOMAIN and

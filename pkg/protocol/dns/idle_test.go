@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// TestIdleConnection shows that a TCP connection on which nothing is asked is closed after ten seconds, also in the
-// middle of a message.
-func TestIdleConnection(t *testing.T) {
+// The resolver closes a TCP connection without a query after ten seconds, also in the middle of a message.
+func TestIdleConnectionIsClosed(t *testing.T) {
 	t.Parallel()
 	for name, sent := range map[string][]byte{"silent": nil, "in_a_message": {0, 20, 1}} {
 		t.Run(name, func(t *testing.T) {
@@ -33,8 +32,8 @@ func TestIdleConnection(t *testing.T) {
 	}
 }
 
-// TestIdleSockets shows that idle sockets to nameservers are closed within seconds, and those in use are not.
-func TestIdleSockets(t *testing.T) {
+// Sockets that are in use stay open.
+func TestIdleSocketsAreClosed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var p pool

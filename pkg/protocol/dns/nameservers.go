@@ -113,9 +113,11 @@ func (n *Nameservers) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error
 	if err != nil {
 		return nil, err
 	}
-	reply, err := n.exchange(ctx, "udp", raw, parsed.end, nil)
+	asked := request{network: "udp", query: raw, end: parsed.end}
+	reply, err := n.exchange(ctx, asked)
 	if err == nil && reply[2]&bitTC != 0 {
-		reply, err = n.exchange(ctx, "tcp", raw, parsed.end, nil)
+		asked.network = "tcp"
+		reply, err = n.exchange(ctx, asked)
 	}
 	if err != nil {
 		return nil, err
@@ -127,9 +129,16 @@ func (n *Nameservers) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error
 	return m, nil
 }
 
-// exchange sends the query with another ID and returns the reply with the original one. network is "udp" or "tcp";
-// end is the offset after the question. The reply uses buf if it is large enough.
-func (n *Nameservers) exchange(ctx context.Context, network string, query []byte, end int, buf []byte) ([]byte, error) {
+// request is a query to the servers.
+type request struct {
+	network string // "udp" or "tcp"
+	query   []byte
+	end     int    // offset after the question
+	buf     []byte // the reply uses it if it is large enough
+}
+
+// exchange sends the query with another ID and returns the reply with the original one.
+func (n *Nameservers) exchange(ctx context.Context, r request) ([]byte, error) {
 	servers := n.order()
 	if len(servers) == 0 {
 		return nil, fmt.Errorf("%s: %w", n.name, ErrNoNameserver)
@@ -141,7 +150,7 @@ func (n *Nameservers) exchange(ctx context.Context, network string, query []byte
 	for round := range rounds {
 		silent := false
 		for i, s := range servers {
-			reply, err := n.try(ctx, s, network, query, end, buf)
+			reply, err := n.try(ctx, s, r)
 			if err == nil {
 				s.badUntil.Store(0)
 				if i == len(servers)-1 && failure == nil || !cannotHelp(reply) {
@@ -159,7 +168,7 @@ func (n *Nameservers) exchange(ctx context.Context, network string, query []byte
 			silent = silent || errors.Is(err, errSilent)
 			if n.log.Enabled(ctx, slog.LevelDebug) {
 				n.log.DebugContext(ctx, "nameserver did not answer", "handler", n.name, "server", s.addr, "network",
-					network, "err", err)
+					r.network, "err", err)
 			}
 			if round == 0 {
 				errs = append(errs, fmt.Errorf("%s: %w", s.addr, err))
@@ -211,18 +220,17 @@ func cannotHelp(reply []byte) bool {
 var errSilent = errors.New("no answer in time")
 
 // try asks one server once.
-func (n *Nameservers) try(ctx context.Context, s *nameserver, network string, query []byte, end int,
-	buf []byte) ([]byte, error) {
+func (n *Nameservers) try(ctx context.Context, s *nameserver, r request) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.timeout, errSilent)
 	defer cancel()
 	var (
 		reply []byte
 		err   error
 	)
-	if network == "udp" {
-		reply, err = n.tryUDP(ctx, s, query, end, buf)
+	if r.network == "udp" {
+		reply, err = n.tryUDP(ctx, s, r)
 	} else {
-		reply, err = n.tryTCP(ctx, s, query, end)
+		reply, err = n.tryTCP(ctx, s, r)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -233,13 +241,13 @@ func (n *Nameservers) try(ctx context.Context, s *nameserver, network string, qu
 		}
 		return nil, err
 	}
-	reply[0], reply[1] = query[0], query[1]
+	reply[0], reply[1] = r.query[0], r.query[1]
 	return reply, nil
 }
 
-func (n *Nameservers) tryUDP(ctx context.Context, s *nameserver, query []byte, end int, buf []byte) ([]byte, error) {
-	if need := max(packetBuffer, udpSize(query, end)) + 1; len(buf) < need {
-		buf = make([]byte, need)
+func (n *Nameservers) tryUDP(ctx context.Context, s *nameserver, r request) ([]byte, error) {
+	if need := max(packetBuffer, udpSize(r.query, r.end)) + 1; len(r.buf) < need {
+		r.buf = make([]byte, need)
 	}
 	for {
 		c, used := s.idle.take()
@@ -250,7 +258,7 @@ func (n *Nameservers) tryUDP(ctx context.Context, s *nameserver, query []byte, e
 			}
 			c = conn
 		}
-		reply, err := n.askUDP(ctx, c, query, end, buf)
+		reply, err := n.askUDP(ctx, c, r)
 		if err == nil {
 			s.idle.put(c, used+1)
 			return reply, nil
@@ -265,38 +273,37 @@ func (n *Nameservers) tryUDP(ctx context.Context, s *nameserver, query []byte, e
 
 // askUDP sends one datagram and waits for its reply, ignoring other datagrams. When ctx ends, it closes c. After an
 // error the caller must not use c.
-func (n *Nameservers) askUDP(ctx context.Context, c net.Conn, query []byte, end int,
-	buf []byte) (reply []byte, err error) {
+func (n *Nameservers) askUDP(ctx context.Context, c net.Conn, r request) (reply []byte, err error) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer func() {
 		if !stop() && err == nil {
 			err = context.Cause(ctx)
 		}
 	}()
-	sent, done := n.sent.add(query, end)
+	sent, done := n.sent.add(r.query, r.end)
 	defer done()
 	if _, err := c.Write(sent); err != nil {
 		return nil, fmt.Errorf("sending: %w", err)
 	}
 	for {
-		size, err := c.Read(buf)
+		size, err := c.Read(r.buf)
 		if err != nil {
 			return nil, fmt.Errorf("receiving: %w", err)
 		}
-		if !answers(buf[:size], sent, end) {
+		if !answers(r.buf[:size], sent, r.end) {
 			continue
 		}
-		if size == len(buf) { // too large and cut off: make the client retry over TCP
-			cut := replyTo(query, end, int(buf[3]&0xf))
+		if size == len(r.buf) { // too large and cut off: make the client retry over TCP
+			cut := replyTo(r.query, r.end, int(r.buf[3]&0xf))
 			cut[2] |= bitTC
 			return cut, nil
 		}
-		return buf[:size], nil
+		return r.buf[:size], nil
 	}
 }
 
-func (n *Nameservers) tryTCP(ctx context.Context, s *nameserver, query []byte, end int) ([]byte, error) {
-	sent, done := n.sent.add(query, end)
+func (n *Nameservers) tryTCP(ctx context.Context, s *nameserver, r request) ([]byte, error) {
+	sent, done := n.sent.add(r.query, r.end)
 	defer done()
 	c, err := n.sendTCP(ctx, s, sent)
 	if err != nil {
@@ -308,7 +315,7 @@ func (n *Nameservers) tryTCP(ctx context.Context, s *nameserver, query []byte, e
 	if err != nil {
 		return nil, fmt.Errorf("receiving: %w", err)
 	}
-	if !answers(reply, sent, end) {
+	if !answers(reply, sent, r.end) {
 		return nil, errors.New("the reply answers another question")
 	}
 	return reply, nil

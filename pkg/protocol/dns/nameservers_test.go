@@ -165,7 +165,7 @@ func TestNextNameserverIsAskedAfterFailure(t *testing.T) {
 	})
 }
 
-// TestForgedRepliesAreIgnored has an upstream whose true reply comes after many false ones.
+// The true reply comes after many false ones.
 func TestForgedRepliesAreIgnored(t *testing.T) {
 	t.Parallel()
 	forge := func(q []byte, change func(m *dns.Msg)) []byte {
@@ -238,7 +238,6 @@ func TestRepliesFromOtherSourcesAreIgnored(t *testing.T) {
 	}
 }
 
-// TestIDsVary looks at the IDs of forwarded queries.
 func TestIDsVary(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -264,7 +263,7 @@ func TestIDsVary(t *testing.T) {
 	}
 }
 
-// TestSocketsAreReused counts the sockets that queries cost, and replaces those that have died.
+// The resolver also replaces broken sockets.
 func TestSocketsAreReused(t *testing.T) {
 	t.Parallel()
 	upstream := newFakeServer(t, ".", outsideZone)
@@ -313,8 +312,8 @@ func TestSocketsAreReused(t *testing.T) {
 	}
 }
 
-// TestTruncatedByUpstream passes TC on, so that the client comes over TCP, which goes upstream over TCP.
-func TestTruncatedByUpstream(t *testing.T) {
+// With TC set, the client retries over TCP, and the resolver then asks the upstream over TCP.
+func TestTruncationReachesTheClient(t *testing.T) {
 	t.Parallel()
 	var zone strings.Builder
 	for range 100 {
@@ -339,9 +338,8 @@ func TestTruncatedByUpstream(t *testing.T) {
 	}
 }
 
-// TestOversizedReply has an upstream that sends more than the client takes and we read: the client must not see the
-// piece.
-func TestOversizedReply(t *testing.T) {
+// The upstream sends more than the client accepts and the resolver reads: the client must not get a part of it.
+func TestOversizedReplyIsTruncated(t *testing.T) {
 	t.Parallel()
 	upstream := rawUDP(t, func(q []byte) [][]byte {
 		r := replyTo(q, len(q), dns.RcodeSuccess)

@@ -179,7 +179,7 @@ func (r *Resolver) handleUpstream(ctx context.Context, network string, m, buf []
 	var reply []byte
 	err := r.checkLoop(ctx, m, q)
 	if err == nil {
-		reply, err = r.upstream.exchange(ctx, network, m, q.end, buf)
+		reply, err = r.upstream.exchange(ctx, request{network, m, q.end, buf})
 	}
 	if err != nil {
 		r.failed(ctx, q, err)

@@ -8,7 +8,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-func TestAnswers(t *testing.T) {
+func TestQueriesReachTheRightServer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, test := range []struct {
@@ -92,7 +92,7 @@ func TestAnswers(t *testing.T) {
 		{"stale", dns.TypeA, "NXDOMAIN", // the index is behind: still the cluster's
 			[]string{"udp stale.default.svc.cluster.local. A"}, nil},
 
-		// What is the world's goes to the world, and nothing of it into the tunnel.
+		// Queries for outside names go upstream, and none enters the tunnel.
 		{"www.google.com", dns.TypeA, "NOERROR www.google.com. A 192.0.2.2", nil, []string{"udp www.google.com. A"}},
 		{"WwW.Google.Com", dns.TypeA, "NOERROR WwW.Google.Com. A 192.0.2.2", nil, []string{"udp WwW.Google.Com. A"}},
 		{"web.dev", dns.TypeA, "NOERROR web.dev. A 192.0.2.3", nil, []string{"udp web.dev. A"}},

@@ -36,7 +36,7 @@ func (zs zones) route(q question) route {
 	if len(zs) == 0 || q.key == "" {
 		return route{}
 	}
-	// Whatever its class and type, a name under a cluster domain stays inside.
+	// A name under a cluster domain stays inside for every class and type.
 	if rt, ok := zs.full(q.key); ok {
 		return rt
 	}

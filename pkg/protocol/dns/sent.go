@@ -8,7 +8,7 @@ import (
 )
 
 // sentSet holds the queries that wait for an upstream, to detect a query that comes back as a client's and would
-// loop for ever. A client's query with the same question and ID at the same time is a false positive, with
+// loop forever. A client's query with the same question and ID at the same time is a false positive, with
 // probability 1/65536.
 type sentSet struct {
 	mu   sync.Mutex

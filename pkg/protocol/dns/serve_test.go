@@ -20,8 +20,8 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// TestReplySize cuts what does not fit into the client's UDP size, and gives it whole over TCP.
-func TestReplySize(t *testing.T) {
+// The resolver cuts a reply to the client's UDP size, and sends it whole over TCP.
+func TestRepliesFitTheClient(t *testing.T) {
 	t.Parallel()
 	var zone strings.Builder
 	for i := range 400 {
@@ -74,7 +74,7 @@ func TestReplySize(t *testing.T) {
 	}
 }
 
-func TestMalformed(t *testing.T) {
+func TestMalformedQueriesAreRejected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	name := "\x03web\x00\x00\x01\x00\x01"
@@ -119,8 +119,8 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// TestLongestNames has names of 255 bytes and labels of 63.
-func TestLongestNames(t *testing.T) {
+// The names have 255 bytes, and labels of 63.
+func TestLongestNamesAreResolved(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	label := strings.Repeat("a", 63)
@@ -145,9 +145,9 @@ func TestLongestNames(t *testing.T) {
 	}
 }
 
-// TestPipelining sends several queries on one TCP connection, closes its sending half, and gets all answers; a slow one
-// does not hold up the others.
-func TestPipelining(t *testing.T) {
+// The client sends several queries on one TCP connection and closes its sending half. A slow answer does not delay the
+// others.
+func TestPipelinedQueriesAreAnswered(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	release := make(chan struct{})
@@ -289,8 +289,8 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestServeFails shows that a listener that breaks ends Serve with its error, and closes the others.
-func TestServeFails(t *testing.T) {
+// Serve returns the error of a broken listener, and closes the others.
+func TestServeEndsWithAListener(t *testing.T) {
 	t.Parallel()
 	r := New(Config{Logger: quiet()})
 	pc, l := listenBoth(t)
@@ -309,7 +309,7 @@ type pipeConn struct {
 	net.PacketConn
 }
 
-func TestForeignPacketConn(t *testing.T) {
+func TestServeAcceptsAnyPacketConn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	pc, l := listenBoth(t)
@@ -327,8 +327,7 @@ func TestForeignPacketConn(t *testing.T) {
 	}
 }
 
-// TestServeDNS asks from inside of the process.
-func TestServeDNS(t *testing.T) {
+func TestServeDNSResolvesNames(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for name, want := range map[string]string{

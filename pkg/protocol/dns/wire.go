@@ -36,8 +36,8 @@ type question struct {
 	end    int // offset of what follows the question
 }
 
-// parseQuery reads the header and the question of a query, and looks at nothing behind them: the message may
-// have to be forwarded, and what is behind is then the upstream's business.
+// parseQuery reads the header and the question of a query, and ignores the bytes behind them: the resolver may forward
+// the message, and then only the upstream reads those.
 func parseQuery(m []byte) (question, error) {
 	if len(m) < headerLen || m[2]&bitQR != 0 {
 		return question{}, errNotQuery

@@ -8,7 +8,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-func TestForms(t *testing.T) {
+func TestFormsNameTheService(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]form{
 		"web.billing.svc":              {namespace: "billing", service: "web"},
@@ -40,7 +40,7 @@ func TestForms(t *testing.T) {
 	}
 }
 
-func TestReversePrefix(t *testing.T) {
+func TestReversePrefixParsesReverseNames(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{
 		"4.3.2.10.in-addr.arpa":       "10.2.3.4/32",
@@ -71,7 +71,7 @@ func TestReversePrefix(t *testing.T) {
 	}
 }
 
-func TestPublicTLD(t *testing.T) {
+func TestPublicTLDsAreKnown(t *testing.T) {
 	t.Parallel()
 	for label, want := range map[string]bool{
 		"com": true, "dev": true, "io": true, "arpa": true, "ck": true, "xn--p1ai": true, "app": true,
@@ -83,7 +83,7 @@ func TestPublicTLD(t *testing.T) {
 	}
 }
 
-func TestKeyOf(t *testing.T) {
+func TestKeyOfNormalizesNames(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{
 		"Web.Default.":         "web.default",
@@ -120,7 +120,7 @@ func FuzzQuery(f *testing.F) {
 		msg := new(dns.Msg)
 		whole := msg.Unpack(m) == nil
 		if err != nil {
-			// What we refuse, others refuse too, but for compressed names and cut types in questions.
+			// Other parsers refuse the same messages, except for compressed names and cut types in questions.
 			if whole && !msg.Response && msg.Opcode == dns.OpcodeQuery && len(msg.Question) == 1 && !isOdd(m) {
 				t.Fatalf("refused: %v: %v", err, msg)
 			}

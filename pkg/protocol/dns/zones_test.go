@@ -59,7 +59,7 @@ func TestClusterNamesFailWithinBudgetWhenTunnelIsSilent(t *testing.T) {
 	}
 }
 
-// TestPrivateDomainsAnswerBeforeTheCluster has a namespace called like a network's own top-level domain.
+// A namespace has the name of a private top-level domain.
 func TestPrivateDomainsAnswerBeforeTheCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -118,8 +118,7 @@ func TestPrivateDomainsAnswerBeforeTheCluster(t *testing.T) {
 	})
 }
 
-// TestUpstreamDown shows that cluster names do not need the upstreams.
-func TestUpstreamDown(t *testing.T) {
+func TestClusterNamesDoNotRequireAnUpstream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.resolver.SetUpstreams(nil)
@@ -135,7 +134,7 @@ func TestUpstreamDown(t *testing.T) {
 	}
 }
 
-func TestNamespaceChanges(t *testing.T) {
+func TestShortNamesFollowTheNamespace(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.zone.Namespace = "billing"
@@ -156,8 +155,8 @@ func TestNamespaceChanges(t *testing.T) {
 	}
 }
 
-// TestNoIndex shows what a zone does whose Services are not known.
-func TestNoIndex(t *testing.T) {
+// The Services of the zone are unknown.
+func TestZoneWithoutIndexAsksTheCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.zone.Services = nil
@@ -197,8 +196,8 @@ func TestNoIndex(t *testing.T) {
 	}
 }
 
-// TestTwoClusters has two connections with the same cluster domain.
-func TestTwoClusters(t *testing.T) {
+// Two connections have the same cluster domain.
+func TestFirstClusterWithTheServiceAnswers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	other := newFakeServer(t, "cluster.local.", `
@@ -268,8 +267,8 @@ func TestTwoClusters(t *testing.T) {
 	check("www.google.com", "NOERROR www.google.com. A 192.0.2.2")
 }
 
-// TestOtherClasses shows that CHAOS queries go upstream, unless they name the cluster.
-func TestOtherClasses(t *testing.T) {
+// CHAOS queries under the cluster's domain stay inside.
+func TestOtherClassesGoUpstream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, name := range []string{"version.bind", "web", "web.default.svc.cluster.local"} {
@@ -285,8 +284,8 @@ func TestOtherClasses(t *testing.T) {
 	}
 }
 
-// TestAliasChain follows aliases between the cluster and the outside, up to the limit.
-func TestAliasChain(t *testing.T) {
+// Aliases lead from the cluster to the outside and back, up to the limit.
+func TestAliasesAreFollowed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	// n aliases in turn inside and outside, then an address.
@@ -323,8 +322,8 @@ func TestAliasChain(t *testing.T) {
 	}
 }
 
-// TestAliasWithData leaves alone what the cluster itself has looked up, also when there is nothing.
-func TestAliasWithData(t *testing.T) {
+// The cluster has looked up the alias's target itself, also with an empty result.
+func TestResolvedAliasesAreNotFollowed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.cluster.setAnswer(func(rw dns.ResponseWriter, q *dns.Msg) bool {
@@ -436,7 +435,7 @@ func TestSetZonesRejectsInvalidZones(t *testing.T) {
 	}
 }
 
-func TestIndex(t *testing.T) {
+func TestIndexAppliesChanges(t *testing.T) {
 	t.Parallel()
 	var x Index
 	if x.Has("default", "web") {
@@ -459,8 +458,8 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// TestChurn changes zones, index and upstreams while queries go on: each gets the right answer.
-func TestChurn(t *testing.T) {
+// The test changes zones, index and upstreams while queries run: each gets the right answer.
+func TestQueriesSurviveChanges(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	index := w.zone.Services

@@ -17,21 +17,22 @@ import (
 // regexpPrefix begins a value that is a regular expression.
 const regexpPrefix = "=~"
 
-// Spec describes requests. All fields that are set have to match; the zero Spec matches everything.
+// Spec describes requests. All fields that are set must match; the zero Spec matches everything, and also traffic
+// that is not HTTP.
 //
 // A value that begins with "=~" is a regular expression (RE2) for the whole text; another value matches exactly.
 type Spec struct {
-	Headers []Header
+	Headers []Header `json:"headers,omitempty"`
 	// Path is decoded and has no query. "/api" and "/api/" match /api and all paths below it.
-	Path    string
-	Methods []string // a request matches if it has one of them
+	Path    string   `json:"path,omitempty"`
+	Methods []string `json:"methods,omitempty"` // a request matches if it has one of them
 }
 
 // Header is a header that a request must have. If it is repeated, one of its values must match. The name "host" stands
 // for the host of the request, with its port if it has one.
 type Header struct {
-	Name  string // in any case
-	Value string
+	Name  string `json:"name"` // in any case
+	Value string `json:"value"`
 }
 
 // Match matches requests. The zero Match matches every request, and connections that are not HTTP. It is immutable and
@@ -113,7 +114,7 @@ func newPath(s string) (text, error) {
 	case err != nil || path.re != nil:
 		return path, err
 	case s[0] != '/':
-		return path, errors.New("it has to begin with a slash")
+		return path, errors.New("it must begin with a slash")
 	case strings.Contains(s, "?"):
 		return path, errors.New("the query is no part of it")
 	}

@@ -43,7 +43,7 @@ func headers(lines ...string) Spec {
 	return s
 }
 
-func TestMatches(t *testing.T) {
+func TestMatchesRequiresAllFields(t *testing.T) {
 	tests := []struct {
 		name string
 		spec Spec
@@ -123,7 +123,7 @@ func TestZeroMatchesEverything(t *testing.T) {
 	}
 }
 
-func TestNewRejects(t *testing.T) {
+func TestNewRejectsInvalidSpecs(t *testing.T) {
 	tests := []struct {
 		spec Spec
 		want string
@@ -136,7 +136,7 @@ func TestNewRejects(t *testing.T) {
 		{headers("x-user=~("), "header \"x-user\": error parsing regexp: missing closing ): `(`"},
 		{headers("x-user=~a)(b"), "header \"x-user\": error parsing regexp: unexpected ): `a)(b`"},
 		{headers("x-user=~(?!a)"), "header \"x-user\": error parsing regexp: invalid or unsupported Perl syntax: `(?!`"},
-		{Spec{Path: "api"}, `path "api": it has to begin with a slash`},
+		{Spec{Path: "api"}, `path "api": it must begin with a slash`},
 		{Spec{Path: "/api?x=y"}, `path "/api?x=y": the query is no part of it`},
 		{Spec{Path: "=~["}, "path \"=~[\": error parsing regexp: missing closing ]: `[`"},
 		{Spec{Methods: []string{"GET", ""}}, `method "": not a word that HTTP allows`},
@@ -149,7 +149,7 @@ func TestNewRejects(t *testing.T) {
 	}
 }
 
-func TestParseHeader(t *testing.T) {
+func TestParseHeaderSplitsAtTheFirstEqualsSign(t *testing.T) {
 	tests := []struct {
 		in   string
 		want Header
@@ -171,7 +171,7 @@ func TestParseHeader(t *testing.T) {
 	}
 }
 
-func TestString(t *testing.T) {
+func TestStringNormalizesTheSpec(t *testing.T) {
 	full := headers("X-User=me", "x-team=~r.*")
 	full.Path, full.Methods = "/api/", []string{"get", "Post", "GET", "PUT"}
 	tests := []struct {
@@ -191,7 +191,7 @@ func TestString(t *testing.T) {
 	}
 }
 
-func TestDisjoint(t *testing.T) {
+func TestDisjointIsConservative(t *testing.T) {
 	tests := []struct {
 		name string
 		a, b Spec
@@ -229,7 +229,7 @@ func TestDisjoint(t *testing.T) {
 	}
 }
 
-// What Disjoint claims holds for every request without a repeated header that a small world has.
+// The test tries every request without a repeated header from a small set of values.
 func TestNoRequestFitsDisjointMatches(t *testing.T) {
 	var requests []*http.Request
 	for _, method := range []string{"GET", "POST"} {

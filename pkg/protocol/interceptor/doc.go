@@ -13,8 +13,8 @@
 //
 // The kubelet's probes go to the application: a pod whose requests are all on a laptop is as healthy as before. Every
 // other request goes to the first claim that matches it and whose owner is not away. Claims that mirror get a copy, and
-// the search goes on. A request that matches no claim goes to the application. The claims are read anew for each
-// request of a connection.
+// the search goes on. A request that matches no claim goes to the application. The Interceptor reads the claims for
+// each request of a connection.
 //
 // A connection that is not HTTP goes, whole, to the first claim that matches everything. TLS that the application
 // terminates is such a connection, unless a claim brings the application's key.
@@ -26,12 +26,12 @@
 // address. When the application closes its connection, or says Connection: close, the client's ends as well. A FIN of
 // the client in the middle of a request becomes a FIN, a RST becomes a RST. An answer that breaks off breaks off at the
 // client, too. If the application refuses the connection, the client's is reset. Paths, queries and header values pass
-// unchanged; the case and order of HTTP/1 header names are lost, and hop-by-hop headers are written anew.
+// unchanged. This package does not keep the case and order of HTTP/1 header names, and replaces hop-by-hop headers.
 //
 // This package forwards HTTP/1 itself: net/http's client has two goroutines for each connection, and waking them is
-// most of what a proxy adds to a request. net/http parses the head of a request, and this package writes it anew, so
-// that there is one reading of its length and its end, whatever the client wrote (no request smuggling). HTTP/2 is
-// net/http on both sides. The offer of HTTP/1.1 to change to HTTP/2 (Upgrade: h2c) is dropped: the client goes on in
+// most of the cost that a proxy adds to a request. net/http parses the head of a request, and this package writes its
+// own, so that both ends read the same length and end for any input (no request smuggling). HTTP/2 is net/http on
+// both sides. This package drops the offer of HTTP/1.1 to change to HTTP/2 (Upgrade: h2c): the client continues in
 // HTTP/1.1, as RFC 9113 demands.
 //
 // # A target that fails

@@ -72,7 +72,7 @@ func serveGRPC(tb testing.TB, name string) (*grpcServer, string) {
 	return impl, l.Addr().String()
 }
 
-func TestGRPC(t *testing.T) {
+func TestGRPCReachesItsTarget(t *testing.T) {
 	_, app := serveGRPC(t, "app")
 	laptop, addr := serveGRPC(t, "laptop")
 	r := newRig(t, app)
@@ -155,8 +155,8 @@ func TestGRPC(t *testing.T) {
 	}
 }
 
-// A gRPC server that shuts down has its clients go elsewhere: what it says to us reaches them.
-func TestGoodbyeOfTheApplicationReachesTheClient(t *testing.T) {
+// A gRPC server that shuts down sends GOAWAY, so that its clients connect elsewhere.
+func TestGoAwayReachesTheClient(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 // maxHead is the largest head of a request or an answer, in bytes.
 const maxHead = 1 << 20
 
-// closeTimeout is how long a client whose request was not read to its end has to read the answer.
+// closeTimeout is the time that a client gets to read the answer if its request was not read to its end.
 const closeTimeout = 500 * time.Millisecond
 
 // newServer returns the server to which serveHTTP gives connections one by one.
@@ -82,7 +82,7 @@ type clientConn struct {
 	running     int  // requests
 	idle        bool // no request is being read, either
 	active      bool // a request has been read, and is being answered
-	draining    bool // it is to end as soon as it is idle
+	draining    bool // it ends as soon as it is idle
 	ended       bool // no request may begin any more
 	readStopped bool // nothing that the client says is read any more
 

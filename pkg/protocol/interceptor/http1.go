@@ -38,7 +38,7 @@ var (
 )
 
 var (
-	// notCopied are the headers of a request that are hop-by-hop or written anew.
+	// notCopied are the headers of a request that are hop-by-hop or that this package writes itself.
 	notCopied = with(hopByHop, "Content-Length", "Http2-Settings")
 	// notInTrailer are the fields that say where a message ends or goes. A trailer comes too late for them, and a
 	// reader must not take them from there.
@@ -121,9 +121,10 @@ func (u *upstream) rest() {
 // watch waits for the other end of an idle connection to close it.
 func (u *upstream) watch() {
 	_, err := u.br.Peek(1)
-	u.dead = !errors.Is(err, os.ErrDeadlineExceeded)
-	u.watched <- struct{}{}
-	if u.dead {
+	dead := !errors.Is(err, os.ErrDeadlineExceeded)
+	u.dead = dead
+	u.watched <- struct{}{} // from here on u.dead belongs to the next watcher
+	if dead {
 		u.onEnd()
 	}
 }
@@ -579,7 +580,7 @@ func (l *upload) run(x *exchange, u *upstream) {
 	}
 }
 
-// copy reads all of the body, also when the upstream takes no more of it, as the client has to get the answer.
+// copy reads all of the body, also when the upstream takes no more of it, because the client must get the answer.
 func (l *upload) copy(x *exchange, u *upstream) (err error) {
 	b := copyBuffers.Get().(*[copyLen]byte)
 	defer copyBuffers.Put(b)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// transportKey is what has a transport of its own: the requests of one client, by where they go and how.
+// transportKey identifies a transport among those of one client: by the destination and the HTTP version.
 type transportKey struct {
 	target Target // nil: the application
 	mirror bool

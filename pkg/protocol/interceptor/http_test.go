@@ -32,8 +32,7 @@ func forEachProtocol(t *testing.T, f func(t *testing.T, major int)) {
 	}
 }
 
-// Each request of one connection is judged by itself.
-func TestRequestsAreJudgedOneByOne(t *testing.T) {
+func TestEachRequestIsMatched(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		r := newRig(t, serve(t, says("app")))
 		ann, bob := &target{addr: serve(t, says("ann"))}, &target{addr: serve(t, says("bob"))}
@@ -84,8 +83,8 @@ func TestRequestsAreJudgedOneByOne(t *testing.T) {
 	})
 }
 
-// A claim that is replaced, as its owner has come back by another way, has nothing to do with the one before.
-func TestClaimIsReplaced(t *testing.T) {
+// The owner returned through another conn, with a claim of the same ID.
+func TestReplacedClaimGetsNoRequests(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		r := newRig(t, serve(t, says("app")))
 		c := client(t, major)
@@ -109,8 +108,7 @@ func TestClaimOfEverythingLeavesProbesToTheApplication(t *testing.T) {
 	}
 }
 
-// What the application gets and what the client gets is what was sent.
-func TestRequestAndAnswerAsTheyWere(t *testing.T) {
+func TestRequestAndResponseAreUnchanged(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		app := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			h := w.Header()
@@ -161,7 +159,7 @@ func TestRequestAndAnswerAsTheyWere(t *testing.T) {
 	})
 }
 
-func TestForwardedFor(t *testing.T) {
+func TestForwardedForNamesTheClient(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		told := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%q", r.Header["X-Forwarded-For"]) })
 		r := newRig(t, serve(t, told), func(c *Config) { c.ForwardedFor = true })
@@ -183,7 +181,7 @@ func wire(tb testing.TB, f func(c *net.TCPConn, br *bufio.Reader)) string {
 	return listen(tb, func(c net.Conn) { f(c.(*net.TCPConn), bufio.NewReader(c)) })
 }
 
-func TestHTTP1OnTheWire(t *testing.T) {
+func TestHTTP1MessagesKeepTheirForm(t *testing.T) {
 	var heads atomic.Pointer[[]string]
 	answers := func(answer string) string {
 		return wire(t, func(c *net.TCPConn, br *bufio.Reader) {
@@ -257,8 +255,8 @@ func TestHTTP1OnTheWire(t *testing.T) {
 	}
 }
 
-// Whatever a client writes about the length of a body, both ends agree where the next request begins.
-func TestSmuggling(t *testing.T) {
+// For any contradicting body lengths, the interceptor and the application agree where the next request begins.
+func TestSmugglingIsRejected(t *testing.T) {
 	var paths atomic.Pointer[[]string]
 	app := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -291,7 +289,7 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
-func TestLongHead(t *testing.T) {
+func TestLongHeadsAreAccepted(t *testing.T) {
 	r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Long", r.Header.Get("X-Long"))
 		w.Header().Set("X-Path", r.URL.Path)
@@ -320,7 +318,7 @@ func TestLongHead(t *testing.T) {
 	}
 }
 
-func TestInformationalAnswers(t *testing.T) {
+func TestInformationalResponsesReachTheClient(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Link", "</a.css>")
@@ -349,9 +347,9 @@ func TestInformationalAnswers(t *testing.T) {
 	})
 }
 
-func TestExpectContinue(t *testing.T) {
+func TestExpectContinueIsForwarded(t *testing.T) {
 	const head = "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
-	t.Run("wanted", func(t *testing.T) {
+	t.Run("the application asks for the body", func(t *testing.T) {
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) })))
 		c := dial(t, r.addr)
 		br := bufio.NewReader(c)
@@ -366,7 +364,7 @@ func TestExpectContinue(t *testing.T) {
 			}
 		}
 	})
-	t.Run("unwanted", func(t *testing.T) {
+	t.Run("the application rejects the body", func(t *testing.T) {
 		r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
 			if _, err := http.ReadRequest(br); err != nil {
 				t.Error(err)
@@ -381,7 +379,7 @@ func TestExpectContinue(t *testing.T) {
 			t.Errorf("answered with %q", got)
 		}
 	})
-	t.Run("ignored", func(t *testing.T) {
+	t.Run("the application ignores the header", func(t *testing.T) {
 		r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
 			if _, err := http.ReadRequest(br); err != nil {
 				t.Error(err)
@@ -402,7 +400,7 @@ func TestExpectContinue(t *testing.T) {
 	})
 }
 
-func TestTrailers(t *testing.T) {
+func TestTrailersReachBothEnds(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		for _, announced := range []bool{true, false} {
 			r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -437,8 +435,8 @@ func TestTrailers(t *testing.T) {
 	})
 }
 
-// Each piece of an answer arrives before the next is sent, and each piece of a request, too.
-func TestNothingIsHeldBack(t *testing.T) {
+// Each piece of a response arrives before the next is sent; the same holds for a request.
+func TestPiecesAreForwardedAtOnce(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			rc := http.NewResponseController(w)
@@ -485,7 +483,7 @@ func TestNothingIsHeldBack(t *testing.T) {
 	})
 }
 
-// An upload of 128 MiB is passed on as it comes. It takes as long as the machine needs.
+// The interceptor forwards 128 MiB piece by piece. The test has no time limit of its own.
 func TestLargeUploadNeedsNoMemory(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		const size = 128 << 20
@@ -555,7 +553,7 @@ func TestClientAbortReachesTheApplication(t *testing.T) {
 	})
 }
 
-func TestBrokenAnswerIsSeenAsBroken(t *testing.T) {
+func TestTruncatedResponseBreaksTheConnection(t *testing.T) {
 	for name, answer := range map[string]string{
 		"length":    "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf",
 		"chunks":    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
@@ -609,8 +607,8 @@ func TestBrokenAnswerIsSeenAsBroken(t *testing.T) {
 	})
 }
 
-// A client that says FIN after its request gets the answer; the application sees the FIN.
-func TestHalfClosedRequest(t *testing.T) {
+// A client that sends FIN after its request still gets the response.
+func TestHalfCloseReachesTheApplication(t *testing.T) {
 	for _, body := range []string{"", "Content-Length: 3\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"} {
 		saw := make(chan error, 1)
 		r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
@@ -638,8 +636,7 @@ func TestHalfClosedRequest(t *testing.T) {
 	}
 }
 
-// FIN does not come before what was said before it.
-func TestPipelinedRequestsAndFIN(t *testing.T) {
+func TestFINFollowsPipelinedRequests(t *testing.T) {
 	r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
 		req, err := http.ReadRequest(br)
 		if err != nil {
@@ -655,8 +652,8 @@ func TestPipelinedRequestsAndFIN(t *testing.T) {
 	}
 }
 
-// When the application ends an idle connection the client's ends, too; while the latest request went elsewhere it goes on.
-func TestApplicationEndsIdleConnection(t *testing.T) {
+// The client's connection ends with the application's if idle, but stays if its latest request went to a target.
+func TestIdleConnectionEndsWithTheApplications(t *testing.T) {
 	hangUp := make(chan struct{}, 2)
 	r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
 		if _, err := http.ReadRequest(br); err != nil {
@@ -686,8 +683,8 @@ func TestApplicationEndsIdleConnection(t *testing.T) {
 	}
 }
 
-// The application closes its connection at the moment at which the next request is sent.
-func TestRequestOnAConnectionThatWasClosed(t *testing.T) {
+// The application closes its connection while the next request is sent.
+func TestOnlyIdempotentRequestsAreRepeated(t *testing.T) {
 	for _, tt := range []struct {
 		method string
 		again  bool
@@ -720,7 +717,7 @@ func TestRequestOnAConnectionThatWasClosed(t *testing.T) {
 	}
 }
 
-func TestTargetThatFailsIsBadGateway(t *testing.T) {
+func TestFailedTargetIsBadGateway(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -760,8 +757,8 @@ func TestTargetThatFailsIsBadGateway(t *testing.T) {
 	})
 }
 
-// An owner who goes away is noticed by a request that waits to be dialed for, and by one that waits for its answer.
-func TestOwnerVanishesWithARequest(t *testing.T) {
+// The owner vanishes while a request waits for the dial, and while another waits for its response.
+func TestRequestsOfALostOwnerEnd(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) })))
 		r.claim(Claim{Target: new(vanishing)})
@@ -775,7 +772,7 @@ func TestOwnerVanishesWithARequest(t *testing.T) {
 			t.Errorf("answered with %d %q, %v", resp.StatusCode, body, err)
 		}
 	})
-	t.Run("waiting", func(t *testing.T) {
+	t.Run("while it waits for the response", func(t *testing.T) {
 		r := newRig(t, serve(t, says("app")))
 		laptop := &target{}
 		laptop.addr = serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -789,7 +786,7 @@ func TestOwnerVanishesWithARequest(t *testing.T) {
 	})
 }
 
-func TestApplicationThatIsNotThere(t *testing.T) {
+func TestMissingApplicationResetsTheClient(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		r := newRig(t, "127.0.0.1:1")
 		_, err := client(t, major).Get(r.url("/"))
@@ -799,8 +796,8 @@ func TestApplicationThatIsNotThere(t *testing.T) {
 	})
 }
 
-// An answer that comes before the upload has ended is given to the client, also when it waits with the rest.
-func TestAnswerBeforeTheEndOfTheUpload(t *testing.T) {
+// The client gets a response that precedes the end of its upload, even if it sends no more.
+func TestEarlyResponseReachesTheClient(t *testing.T) {
 	r := newRig(t, wire(t, func(c *net.TCPConn, br *bufio.Reader) {
 		if _, err := http.ReadRequest(br); err != nil {
 			t.Error(err)
@@ -814,7 +811,7 @@ func TestAnswerBeforeTheEndOfTheUpload(t *testing.T) {
 	}
 }
 
-func TestDrain(t *testing.T) {
+func TestDrainFinishesOpenRequests(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		began, goOn := make(chan struct{}), make(chan struct{})
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -840,7 +837,7 @@ func TestDrain(t *testing.T) {
 		}
 		r.conns.Wait()
 	})
-	t.Run("not for ever", func(t *testing.T) {
+	t.Run("a request that lasts longer is cut off", func(t *testing.T) {
 		began := make(chan struct{})
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			close(began)
@@ -853,7 +850,7 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-func TestUpgrade(t *testing.T) {
+func TestUpgradedConnectionHalfCloses(t *testing.T) {
 	// An echo that goes on when one direction has ended.
 	echo := wire(t, func(c *net.TCPConn, br *bufio.Reader) {
 		req, err := http.ReadRequest(br)

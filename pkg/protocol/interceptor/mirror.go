@@ -195,7 +195,7 @@ func (m *mirrors) copyConnection(f Flow, c *Claim, b *backlog) error {
 	return err
 }
 
-// request begins copies of a request, whose body has to be put into what is returned.
+// request begins copies of a request. The caller writes the body to the copies that it returns.
 func (m *mirrors) request(r *http.Request, claims []*Claim, host string,
 	transport func(destination, int) http.RoundTripper) copies {
 	var all copies

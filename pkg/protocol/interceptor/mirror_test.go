@@ -79,7 +79,7 @@ func TestMirrorGetsACopy(t *testing.T) {
 	})
 }
 
-func TestMirrorOfRawConnection(t *testing.T) {
+func TestMirrorGetsRawConnections(t *testing.T) {
 	copied := make(chan string, 1)
 	r := newRig(t, echoServer(t, "app"))
 	r.claim(Claim{Mirror: true, Target: &target{addr: listen(t, func(c net.Conn) {
@@ -97,7 +97,7 @@ func TestMirrorOfRawConnection(t *testing.T) {
 	}
 }
 
-func TestMirrorOfUpgrade(t *testing.T) {
+func TestMirrorGetsUpgradedConnections(t *testing.T) {
 	copied := make(chan string, 1)
 	r := newRig(t, listen(t, func(c net.Conn) {
 		b := make([]byte, 4096)
@@ -121,7 +121,7 @@ func TestMirrorOfUpgrade(t *testing.T) {
 	}
 }
 
-// A mirror that cannot be reached, takes nothing or is not there never keeps the original from going on.
+// A mirror that is unreachable, reads nothing or is missing never delays the original.
 func TestMirrorNeverDelays(t *testing.T) {
 	full := listen(t, func(c net.Conn) { // takes the connection and reads nothing
 		b := make([]byte, 1)

@@ -67,7 +67,7 @@ func half(t *testing.T, addr, text string) string {
 	return string(got)
 }
 
-// More than any buffer on the way holds, both ways at once.
+// The data exceeds every buffer on the path and flows both ways at once.
 func TestRawCarriesEveryByte(t *testing.T) {
 	want := bytes.Repeat([]byte("\x01 0123456789abcdef"), 1<<20)
 	r := newRig(t, listen(t, func(c net.Conn) { io.Copy(c, c) }))
@@ -83,8 +83,8 @@ func TestRawCarriesEveryByte(t *testing.T) {
 	}
 }
 
-// The first connection waits; those after it do not, until a client is seen to speak first.
-func TestServerFirst(t *testing.T) {
+// The first connection waits for the client; later ones do not, until a client speaks first again.
+func TestServerMaySpeakFirst(t *testing.T) {
 	var greets atomic.Bool
 	greets.Store(true)
 	r := newRig(t, listen(t, func(c net.Conn) {
@@ -128,8 +128,8 @@ func TestServerFirst(t *testing.T) {
 	}
 }
 
-// A client that says nothing for long, as browsers do, is still judged by what it says then.
-func TestSilentClientSpeaksHTTP(t *testing.T) {
+// Browsers open connections early and send their first request later.
+func TestSilentClientIsMatchedLater(t *testing.T) {
 	dialed := make(chan struct{}, 1)
 	app := serve(t, says("app"))
 	r := newRig(t, app, func(c *Config) {
@@ -151,7 +151,7 @@ func TestSilentClientSpeaksHTTP(t *testing.T) {
 }
 
 func TestRawResetCrosses(t *testing.T) {
-	t.Run("from the application", func(t *testing.T) {
+	t.Run("reset by the application reaches the client", func(t *testing.T) {
 		r := newRig(t, listen(t, func(c net.Conn) {
 			io.ReadFull(c, make([]byte, 1))
 			c.(*net.TCPConn).SetLinger(0)
@@ -162,7 +162,7 @@ func TestRawResetCrosses(t *testing.T) {
 			t.Errorf("the client saw %v", err)
 		}
 	})
-	t.Run("from the client", func(t *testing.T) {
+	t.Run("reset by the client reaches the application", func(t *testing.T) {
 		saw := make(chan error, 1)
 		r := newRig(t, listen(t, func(c net.Conn) {
 			io.ReadFull(c, make([]byte, 1))
@@ -181,7 +181,7 @@ func TestRawResetCrosses(t *testing.T) {
 	})
 }
 
-func TestRawWithNobodyThereIsReset(t *testing.T) {
+func TestRawConnectionToAClosedPortIsReset(t *testing.T) {
 	nobody := listen(t, func(net.Conn) {})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -219,7 +219,7 @@ func (v *vanishing) Dial(ctx context.Context, f Flow) (net.Conn, error) {
 	return nil, ctx.Err()
 }
 
-func TestOwnerVanishesWhileDialed(t *testing.T) {
+func TestLostOwnerLeavesRawConnectionsToTheApplication(t *testing.T) {
 	r := newRig(t, echoServer(t, "app"))
 	r.claim(Claim{Target: new(vanishing)})
 	if got := half(t, r.addr, "\x01"); got != "app:\x01" {
@@ -227,7 +227,7 @@ func TestOwnerVanishesWhileDialed(t *testing.T) {
 	}
 }
 
-func TestProbeIsAnsweredWithItself(t *testing.T) {
+func TestProbeIsEchoed(t *testing.T) {
 	r := newRig(t, echoServer(t, "app"), func(c *Config) { c.Probe = *testProbe() })
 	if got := talk(t, dial(t, r.addr), "\x00probe\x001234"); got != "\x00probe\x001234" {
 		t.Errorf("a probe was answered with %q", got)
@@ -255,7 +255,7 @@ func TestServeConnEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Where the server speaks first, clients are hardly waited for. A probe needs a round trip more to say what it is.
+// If the server speaks first, the interceptor hardly waits for the client. A probe arrives a round trip later.
 func TestProbeIsRecognizedWhereTheServerSpeaksFirst(t *testing.T) {
 	var due atomic.Bool
 	r := newRig(t, listen(t, func(c net.Conn) {

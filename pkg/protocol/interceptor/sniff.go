@@ -192,8 +192,8 @@ func (s *sniffer) sniff(ctx, hard context.Context) (kind, error) {
 	return k, err
 }
 
-// listen reads what the client says, of which the first has to come within wait. FIN and silence are no errors; what
-// the connection is is unknown only if nothing came.
+// listen reads from the client, whose first bytes must come within wait. FIN and silence are no errors. The kind is
+// unknown only if nothing came.
 func (s *sniffer) listen(ctx context.Context, wait time.Duration) (kind, error) {
 	defer s.conn.SetReadDeadline(time.Time{})
 	for {
@@ -227,8 +227,8 @@ func (s *sniffer) listen(ctx context.Context, wait time.Duration) (kind, error) 
 	}
 }
 
-// race waits for the first bytes of either end. Until then the connection to the server is one that may have to be
-// closed again, as the client turns out to speak HTTP.
+// race waits for the first bytes of either end. Until then the connection to the server is provisional: if the client
+// speaks HTTP, the caller closes it.
 func (s *sniffer) race(ctx, hard context.Context) (kind, error) {
 	if err := s.dial(hard); err != nil {
 		return kindRaw, err

@@ -9,7 +9,7 @@ func testProbe() *Probe {
 	return &Probe{Prefix: "\x00probe\x00", Length: 11, Expected: func(b []byte) bool { return string(b[7:]) == "1234" }}
 }
 
-func TestClassify(t *testing.T) {
+func TestClassifyRecognizesProtocols(t *testing.T) {
 	tests := []struct {
 		first          string
 		kind, guessing kind // guessing: if no more comes
@@ -63,7 +63,7 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// What a connection is does not depend on how its bytes are cut up.
+// The kind of a connection does not depend on the pieces in which its bytes arrive.
 func FuzzClassify(f *testing.F) {
 	for _, s := range []string{"GET / HTTP/1.1\r\nHost: a\r\n\r\n", preface2, "\x16\x03\x01\x02\x00\x01\x00", "\x00probe\x001234", "SSH-2.0\r\n"} {
 		f.Add([]byte(s))

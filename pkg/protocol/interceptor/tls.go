@@ -37,7 +37,7 @@ func (i *Interceptor) serveTLS(ctx, hard context.Context, s *sniffer) {
 	i.serveRaw(hard, s)
 }
 
-// terminateTLS terminates TLS, serves what is inside, and starts TLS anew towards the destination.
+// terminateTLS terminates TLS, serves the plaintext, and starts another TLS connection to the destination.
 func (i *Interceptor) terminateTLS(ctx, hard context.Context, s *sniffer, config *tls.Config) {
 	o := &tlsDialer{i: i}
 	config = config.Clone()

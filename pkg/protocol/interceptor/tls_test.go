@@ -35,7 +35,7 @@ func tlsClient(tb testing.TB, addr string, http2 bool) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
-func TestTLS(t *testing.T) {
+func TestTLSRequestsAreMatched(t *testing.T) {
 	for _, tt := range []struct{ client, app bool }{{true, true}, {true, false}, {false, true}, {false, false}} {
 		t.Run(fmt.Sprintf("http2-client-%v-application-%v", tt.client, tt.app), func(t *testing.T) {
 			app, certificate := serveTLS(t, "app", tt.app)
@@ -82,8 +82,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// What TLS hides need not be HTTP.
-func TestTLSWithSomethingElse(t *testing.T) {
+func TestOtherProtocolsInsideTLSAreForwarded(t *testing.T) {
 	_, certificate := serveTLS(t, "", false)
 	for _, protocols := range [][]string{nil, {"mqtt"}} {
 		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: protocols})

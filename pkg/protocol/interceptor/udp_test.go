@@ -36,7 +36,7 @@ func answerUDP(tb testing.TB, name string) string {
 	return pc.LocalAddr().String()
 }
 
-func TestPacketProbeIsAnsweredWithItself(t *testing.T) {
+func TestPacketProbeIsEchoed(t *testing.T) {
 	r := newUDPRig(t, answerUDP(t, "app"), func(c *Config) { c.Probe = *testProbe() })
 	laptop, stats := &target{addr: answerUDP(t, "laptop")}, new(Stats)
 	r.claim(Claim{ID: "all", Target: laptop, Stats: stats})
@@ -45,7 +45,7 @@ func TestPacketProbeIsAnsweredWithItself(t *testing.T) {
 	if n := stats.Requests(); n != 0 {
 		t.Errorf("a probe was counted as %d flows", n)
 	}
-	// What was not announced, or has more, is like any other.
+	// A datagram that was not announced, or is longer, is an ordinary one.
 	for _, text := range []string{"\x00probe\x004321", "\x00probe\x0012345", "\x00probe\x00"} {
 		r.ask(c, text, "laptop:"+text)
 	}
@@ -101,7 +101,7 @@ func (r udpRig) ask(c net.Conn, text, want string) {
 	}
 }
 
-func TestPacketsOfEachClient(t *testing.T) {
+func TestOpenPacketFlowsKeepTheirTarget(t *testing.T) {
 	r := newUDPRig(t, answerUDP(t, "app"))
 	laptop := &target{addr: answerUDP(t, "laptop")}
 	stats := new(Stats)
@@ -122,7 +122,7 @@ func TestPacketsOfEachClient(t *testing.T) {
 	r.ask(b, "still", "laptop:still")
 }
 
-func TestPacketsWhenTheApplicationComesLater(t *testing.T) {
+func TestPacketsReachALateApplication(t *testing.T) {
 	app := answerUDP(t, "app")
 	r := newUDPRig(t, "127.0.0.1:1")
 	c := r.client()

@@ -32,7 +32,7 @@ func webSocketServer(tb testing.TB, name string) string {
 	}))
 }
 
-func TestWebSocket(t *testing.T) {
+func TestWebSocketReachesItsTarget(t *testing.T) {
 	r := newRig(t, webSocketServer(t, "app"))
 	stats := new(Stats)
 	r.claim(Claim{ID: "me", Match: header(t, "x-user=me"), Target: &target{addr: webSocketServer(t, "laptop")}, Stats: stats},

@@ -21,6 +21,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 // Bounds on pending connections: in total, and from one address, which is usually an API server or the traffic manager.
@@ -129,10 +131,7 @@ func (l *Listener) Run(ctx context.Context) error {
 			return fmt.Errorf("accept on the %s: %w", l.cfg.Name, err)
 		case err != nil: // temporary: no file descriptors are left, or the client has closed the connection already
 			l.cfg.Logger.Warn("cannot accept on the "+l.cfg.Name, "err", err)
-			select {
-			case <-time.After(acceptPause):
-			case <-ctx.Done():
-			}
+			wakeup.Pause(ctx, acceptPause)
 			continue
 		}
 		p := l.add(conn)

@@ -56,7 +56,7 @@ func start(t *testing.T, l net.Listener, authenticate func(net.Conn) (net.Conn, 
 	return d
 }
 
-func TestListener(t *testing.T) {
+func TestAcceptReturnsAuthenticatedConns(t *testing.T) {
 	l := transporttest.NewListener()
 	d := start(t, l, word)
 	visit := func(say string) net.Conn {
@@ -218,7 +218,7 @@ func certificate(t *testing.T, notAfter time.Time) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-func TestHandshake(t *testing.T) {
+func TestHandshakeRejectsOtherCertificates(t *testing.T) {
 	good, unauthorized := certificate(t, time.Now().Add(time.Hour)), certificate(t, time.Now().Add(time.Hour))
 	old := certificate(t, time.Now().Add(-time.Hour))
 	forged := tls.Certificate{Certificate: good.Certificate, PrivateKey: unauthorized.PrivateKey}
@@ -307,7 +307,7 @@ func TestHandshake(t *testing.T) {
 }
 
 // However many are rejected, the log has a line a minute of each kind, and knows them all.
-func TestTally(t *testing.T) {
+func TestTallyLogsOncePerMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log testenv.Buffer
 		tally := newTally("rejected", slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"kubevpn/pkg/wakeup"
+
 	"github.com/fsnotify/fsnotify"
 )
 
@@ -90,8 +92,8 @@ func (ss *session) run(ctx context.Context) error {
 		return err
 	}
 	// Files that were written just before the start are then older than a tick, and the first round has all of them.
-	if err := pause(ctx, tick); err != nil {
-		return err
+	if !wakeup.Pause(ctx, tick) {
+		return ctx.Err()
 	}
 	var readAt time.Time   // when everything was read
 	var took time.Duration // to read it
@@ -163,16 +165,6 @@ func (ss *session) readTarget(ctx context.Context) error {
 	}
 }
 
-// pause waits, unless ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // settle waits until a save is complete.
 func (ss *session) settle(ctx context.Context) error {
 	most := time.After(quietMost)
@@ -193,8 +185,8 @@ func (ss *session) settle(ctx context.Context) error {
 func (ss *session) sync(ctx context.Context, now changes) (retry changes, err error) {
 	if slices.ContainsFunc(ignoreFiles[:], func(name string) bool { return isGone(now.paths[name]) }) {
 		// An editor may be replacing it. Without it, everything would be sent.
-		if err := pause(ctx, removeDelay); err != nil {
-			return changes{}, err
+		if !wakeup.Pause(ctx, removeDelay) {
+			return changes{}, ctx.Err()
 		}
 		now.merge(ss.tree.watch.take())
 	}
@@ -204,8 +196,8 @@ func (ss *session) sync(ctx context.Context, now changes) (retry changes, err er
 	p := ss.plan()
 	if before := p.remove; len(before) > 0 {
 		ss.set(func(st *Status) { st.Synced = false })
-		if err := pause(ctx, removeDelay); err != nil {
-			return changes{}, err
+		if !wakeup.Pause(ctx, removeDelay) {
+			return changes{}, ctx.Err()
 		}
 		late := ss.tree.watch.take()
 		if err := ss.read(late); err != nil {

@@ -12,6 +12,8 @@ import (
 	"runtime"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 // SourceConfig is the configuration of a Source.
@@ -89,11 +91,8 @@ func (s *Source) Run(ctx context.Context) error {
 			s.cfg.Logger.Warn("file sync interrupted", "err", err)
 		}
 		s.set(func(st *Status) { st.Synced, st.Err = false, err })
-		select {
-		case <-time.After(backoff):
-			backoff = min(2*backoff, backoffMost)
-		case <-ctx.Done():
-		}
+		wakeup.Pause(ctx, backoff)
+		backoff = min(2*backoff, backoffMost)
 	}
 	return nil
 }

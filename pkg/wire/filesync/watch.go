@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"kubevpn/pkg/wakeup"
+
 	"github.com/fsnotify/fsnotify"
 )
 
@@ -32,7 +34,7 @@ type watcher struct {
 
 	mu   sync.Mutex
 	next changes
-	wake chan struct{} // next is not empty; buffered 1
+	wake wakeup.Signal // next is not empty
 }
 
 // changes is what a watcher collected.
@@ -44,7 +46,7 @@ type changes struct {
 }
 
 func newWatcher(logger *slog.Logger) *watcher {
-	return &watcher{logger: logger, dirs: make(map[string]bool), wake: make(chan struct{}, 1)}
+	return &watcher{logger: logger, dirs: make(map[string]bool), wake: wakeup.NewSignal()}
 }
 
 // reset ends all watches. Those that follow are below root.
@@ -174,10 +176,7 @@ func (w *watcher) wakeUp() {
 	if w.next.since.IsZero() {
 		w.next.since = time.Now()
 	}
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	w.wake.Raise()
 }
 
 // take returns the changes since the last call.

@@ -18,7 +18,7 @@ func TestBudgetLeavesSomethingForAnotherSession(t *testing.T) {
 	}
 }
 
-// What goroutines of an ended session still give back was given back before.
+// The session's end already returned the shares that its goroutines still release.
 func TestSettledShareDoesNotCount(t *testing.T) {
 	b := NewBudget(0, 1<<20)
 	s := share{pool: &b.bytes}

@@ -10,6 +10,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 // State is the state of a Client.
@@ -76,9 +78,10 @@ type Client struct {
 
 	mu      sync.Mutex
 	session *Session
-	kick    chan struct{} // closed and replaced by refresh: pauses end
-	woken   chan struct{} // closed and replaced by Probe
 	dials   map[*attempt]struct{}
+
+	kick  wakeup.Broadcast // sent by refresh: pauses end
+	woken wakeup.Broadcast // sent by Probe
 }
 
 // attempt is a dial in progress.
@@ -109,8 +112,7 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}), woken: make(chan struct{}),
-		dials: make(map[*attempt]struct{})}
+	return &Client{cfg: cfg, log: cfg.Logger, dials: make(map[*attempt]struct{})}
 }
 
 // Session returns the current session, or nil while connecting.
@@ -125,10 +127,7 @@ func (c *Client) Session() *Session {
 // woken up or its network has changed.
 func (c *Client) Probe(timeout time.Duration) {
 	c.refresh(freshDial)
-	c.mu.Lock()
-	close(c.woken)
-	c.woken = make(chan struct{})
-	c.mu.Unlock()
+	c.woken.Send()
 	s := c.Session()
 	if s == nil {
 		return
@@ -146,10 +145,9 @@ var errStale = errors.New("restarted: the network has changed")
 // refresh ends pauses between attempts and restarts attempts that are older than age: their first packets may be lost,
 // and TCP's own backoff is long by now.
 func (c *Client) refresh(age time.Duration) {
+	c.kick.Send()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	close(c.kick)
-	c.kick = make(chan struct{})
 	for a := range c.dials {
 		if time.Since(a.began) > age {
 			a.stop(errStale)
@@ -336,7 +334,7 @@ func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
 }
 
 // moving returns the context of an attempt. It ends an attempt to move from a conn if that conn is lost, or if the link
-// no longer has to move.
+// need not move any more.
 func moving(ctx context.Context, l *link, from *linkConn) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	if from == nil || !l.attachedTo(from) {
@@ -391,8 +389,8 @@ func (s *Session) failed(err error) {
 	s.notify()
 }
 
-// connect dials a conn and attaches it to the link. Its success makes attempts for other links that have taken much
-// longer begin anew.
+// connect dials a conn and attaches it to the link. Its success restarts attempts for other links that have taken much
+// longer.
 func (c *Client) connect(ctx context.Context, s *Session, l *link, path path) (*linkConn, error) {
 	for {
 		actx, stop := context.WithCancelCause(ctx)
@@ -483,12 +481,9 @@ func (b *backoff) reset() { b.pause.reset() }
 func (b *backoff) sleep(ctx context.Context) {
 	timer := time.NewTimer(jittered(b.pause.use()))
 	defer timer.Stop()
-	b.client.mu.Lock()
-	kick := b.client.kick
-	b.client.mu.Unlock()
 	select {
 	case <-timer.C:
-	case <-kick:
+	case <-b.client.kick.Next():
 	case <-ctx.Done():
 	}
 }

@@ -59,8 +59,7 @@ func TestNoDataAfterFIN(t *testing.T) {
 	})
 }
 
-// What arrives while Close is under way was not read either: the other end gets a reset, not an end as if all
-// had been taken.
+// Data that arrives during Close stays unread, too: the other end gets a reset, not an end as if all had been read.
 func TestCloseWhileDataArrives(t *testing.T) {
 	l := lonely(t)
 	for i := range 200 {

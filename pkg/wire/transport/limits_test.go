@@ -259,7 +259,7 @@ func TestPeerThatFillsBuffersStaysWithinBudget(t *testing.T) {
 	r.works(1 << 20)
 }
 
-// What is sent to a peer that acknowledges nothing is bounded by the budget as well.
+// The budget also bounds the data that is sent to a peer that acknowledges nothing.
 func TestPeerThatAcknowledgesNothingStaysWithinBudget(t *testing.T) {
 	const bytes = 4 << 20
 	r := newHostileRig(t, NewBudget(1<<16, bytes), func(ctx context.Context, s *Session) {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 // link is one resumable byte stream in each direction, over one conn after another, and the mux over it.
@@ -53,7 +55,7 @@ type link struct {
 	changed sync.Cond // broadcasts any other change: conn, reading, writing, out.sent, heart.pongSeq, closed
 
 	wanted path          // the transport that the prober chose
-	move   chan struct{} // capacity 1: wanted has changed
+	move   wakeup.Signal // wanted has changed
 
 	unread  unread
 	load    load
@@ -110,7 +112,7 @@ type linkConn struct {
 }
 
 func newLink(s *Session, index int) *link {
-	l := &link{session: s, index: index, log: s.log.With("link", index), move: make(chan struct{}, 1)}
+	l := &link{session: s, index: index, log: s.log.With("link", index), move: wakeup.NewSignal()}
 	l.streams.byID, l.streams.nextID = make(map[uint32]*Stream), 1
 	if !s.client {
 		l.streams.nextID = 2

@@ -67,7 +67,7 @@ func TestPacketsBeforeAccept(t *testing.T) {
 		t.Error("datagrams were accepted as bytes")
 	}
 	testenv.Until(t, "the end arrives", func() bool { return r.manager.Stats().Streams == 0 })
-	// What came before the end is there, though the stream is over.
+	// Packets from before the end can still be read.
 	q, err := in.AcceptPackets()
 	if err == nil {
 		buf := make([]byte, 10)

@@ -132,7 +132,7 @@ func (l *link) moveTo(p path) {
 	l.mu.Lock()
 	l.wanted = p
 	l.mu.Unlock()
-	wake(l.move)
+	l.move.Raise()
 }
 
 func (l *link) attachedTo(c *linkConn) bool {
@@ -205,9 +205,7 @@ func (s *prober) leave() {
 
 // sleep waits for a jittered pause, or until Client.Probe is called.
 func (s *prober) sleep(ctx context.Context, pause time.Duration) {
-	s.client.mu.Lock()
-	woken := s.client.woken
-	s.client.mu.Unlock()
+	woken := s.client.woken.Next()
 	timer := time.NewTimer(jittered(pause))
 	defer timer.Stop()
 	select {

@@ -338,7 +338,7 @@ func TestStuckPreferredIsLeft(t *testing.T) {
 		r.want(t, time.Second, "trying", "in use")
 		r.preferred.hole(true)
 		began := time.Now()
-		// Whoever comes now may wait a little, and comes through.
+		// A stream that opens now may wait a little, and opens.
 		time.Sleep(100 * time.Millisecond)
 		open(t, rig.laptop, rig.manager)
 		if took := time.Since(began); took > time.Second {

@@ -10,6 +10,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 // ServerConfig configures a Server. All fields have defaults.
@@ -128,10 +130,7 @@ func (s *Server) accept(ctx context.Context, listener net.Listener) error {
 			// Temporary: no file descriptors are left, or the client has closed the conn already.
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			s.log.Warn("cannot accept a conn", "error", err, "pause", pause)
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
-			}
+			wakeup.Pause(ctx, pause)
 			continue
 		}
 		pause = 0

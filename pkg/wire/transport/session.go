@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
 // Session carries streams in both directions between two ends, over a few links. It outlives its conns. Its methods may
@@ -30,8 +32,8 @@ type Session struct {
 	prober  *prober       // the client's, if ClientConfig.Preferred is set
 	next    atomic.Uint32 // for choose
 
-	events  chan struct{} // capacity 1: links came or went (client)
-	settled chan struct{} // capacity 1: the other end has acknowledged CLOSE, or no link is left
+	events  wakeup.Signal // links came or went (client)
+	settled wakeup.Signal // the other end has acknowledged CLOSE, or no link is left
 
 	mu         sync.Mutex // the last in the lock order, see link
 	links      []*link    // nil if not created yet (server)
@@ -41,7 +43,7 @@ type Session struct {
 	grace      time.Duration // server: the life of a session without attached links
 	graceTimer *time.Timer   // server: ends the session after grace
 	arrived    []*Incoming   // waiting for Accept
-	arrival    chan struct{}
+	arrival    wakeup.Signal
 }
 
 // identity is the ID of a session, the secret that proves a hello's right to it, and the side of this end.
@@ -56,8 +58,8 @@ func newSession(who identity, links int, b *Budget, t Tuning, log *slog.Logger) 
 		identity: who, tuning: t, since: time.Now(), places: share{pool: &b.streams}, bytes: share{pool: &b.bytes},
 		log:  log.With("session", who.id.String()[:8]),
 		done: make(chan struct{}), ready: make(chan struct{}),
-		links: make([]*link, links), arrival: make(chan struct{}, 1), events: make(chan struct{}, 1),
-		settled: make(chan struct{}, 1),
+		links: make([]*link, links), arrival: wakeup.NewSignal(), events: wakeup.NewSignal(),
+		settled: wakeup.NewSignal(),
 	}
 }
 
@@ -99,7 +101,7 @@ func (s *Session) Close() error {
 }
 
 // closeSettled ends the wait of Close.
-func (s *Session) closeSettled() { wake(s.settled) }
+func (s *Session) closeSettled() { s.settled.Raise() }
 
 // fail ends the session at this end.
 func (s *Session) fail(err error) { s.end(err, false) }
@@ -206,15 +208,7 @@ func (s *Session) keepUp(l *link) (done func()) {
 	}
 }
 
-func (s *Session) notify() { wake(s.events) }
-
-// wake sends to a channel of capacity 1 unless a value waits there.
-func wake(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
+func (s *Session) notify() { s.events.Raise() }
 
 // Attached reports whether a conn connects the two ends now. After the other end has died, a server keeps the session
 // detached for ServerConfig.Grace.
@@ -368,7 +362,7 @@ func (s *Session) push(in *Incoming) {
 	s.mu.Lock()
 	s.arrived = append(s.arrived, in)
 	s.mu.Unlock()
-	wake(s.arrival)
+	s.arrival.Raise()
 }
 
 // Accept returns the next stream that the other end wants to open. The caller may answer it at any time. Accept fails
@@ -386,7 +380,7 @@ func (s *Session) Accept(ctx context.Context) (*Incoming, error) {
 			}
 			s.mu.Unlock()
 			if more {
-				wake(s.arrival) // another Accept may be waiting
+				s.arrival.Raise() // another Accept may be waiting
 			}
 			return in, nil
 		}

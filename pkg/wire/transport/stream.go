@@ -19,7 +19,7 @@ import (
 //	  │
 //	  └── Reset: RESET ▶ | ◀ RESET | session ended ──▶ ended, with an error
 //
-// A half-closed stream lives as long as its session. What arrived before a FIN or RESET can still be read.
+// A half-closed stream lives as long as its session. Data that arrived before a FIN or RESET can still be read.
 type Stream struct {
 	l         *link
 	id        uint32
