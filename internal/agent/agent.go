@@ -16,12 +16,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/authlistener"
 	"kubevpn/pkg/wire/nonblock"
 )
 
 const (
-	// drainTime is how long open connections may go on at the end.
+	// drainTime is the time that open connections get at the end.
 	drainTime = 20 * time.Second
 	// sidecarLinger is how long an ending sidecar accepts new connections, because Services may still lead to it.
 	sidecarLinger = 5 * time.Second
@@ -137,10 +138,7 @@ func (a *Agent) run(ctx context.Context) error {
 			}
 		}
 		retry = min(max(2*retry, firstRetry), lastRetry)
-		select {
-		case <-time.After(retry):
-		case <-ctx.Done():
-		}
+		wakeup.Pause(ctx, retry)
 	}
 	return nil
 }
@@ -223,11 +221,8 @@ func (a *Agent) serve(ctx context.Context, agents, conns net.Listener, number ui
 	unwatch()
 	done()
 	a.log.Info("draining", "reason", why)
-	if l.sidecar && live.Err() == nil {
-		select {
-		case <-time.After(sidecarLinger):
-		case <-live.Done():
-		}
+	if l.sidecar {
+		wakeup.Pause(live, sidecarLinger)
 	}
 	l.quit()
 	others.Close()

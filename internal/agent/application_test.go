@@ -118,7 +118,7 @@ func TestApplicationDoesNotGuessWhereItListens(t *testing.T) {
 	}
 }
 
-func TestParseListeners(t *testing.T) {
+func TestParseListenersIgnoresOtherStates(t *testing.T) {
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		t.Skip("the text is of a little-endian machine")
 	}

@@ -80,11 +80,7 @@ func newClaim(o *api.ClaimOrder, by *owner, from laptop, now time.Time) (*claim,
 		}
 		seen[portOf(p)] = true
 	}
-	spec := httpmatch.Spec{Path: o.Match.Path, Methods: o.Match.Methods}
-	for _, h := range o.Match.Headers {
-		spec.Headers = append(spec.Headers, httpmatch.Header(h))
-	}
-	m, err := httpmatch.New(spec)
+	m, err := httpmatch.New(o.Match)
 	if err != nil {
 		return nil, api.Errorf(api.ExitUsage, "the match: %w", err)
 	}

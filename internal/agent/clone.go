@@ -33,7 +33,7 @@ func newClone(laptop laptop, pods []netip.Addr) *clone {
 	return &clone{laptop: laptop, pods: slices.Clone(pods), dialer: net.Dialer{Timeout: cloneTimeout}}
 }
 
-// Away reports whether requests have to go to the application.
+// Away reports whether requests must go to the application.
 func (c *clone) Away() bool { return len(c.pods) == 0 || c.laptop.Away() }
 
 // Dial connects to the pod whose turn it is, or to the next one that answers.

@@ -51,4 +51,7 @@
 //	receiver.go     listeners, redirects
 //	application.go  connections to the application
 //	kernel.go       redirects in the kernel
+//	infoserver.go   the info port, on which an ephemeral agent tells the laptop its key
+//	key.go          the agent's key and certificate
+//	command.go      the command line
 package agent

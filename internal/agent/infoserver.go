@@ -46,7 +46,7 @@ func openInfoServer(port uint16, log *slog.Logger) (s *infoServer, closed func()
 	at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
 	l, err := net.Listen("tcp", at.String())
 	if err != nil {
-		log.Warn("the owner's laptop has to wait for this log", "err", err)
+		log.Warn("cannot serve the agent's information; the owner's laptop waits for this log", "err", err)
 		return nil, func() {}
 	}
 	s = &infoServer{listener: l, log: log, known: make(chan struct{})}

@@ -5,11 +5,8 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"math/big"
-	"time"
 
 	"kubevpn/internal/api"
 )
@@ -17,27 +14,13 @@ import (
 // errUnauthorized rejects a key that belongs to no owner.
 var errUnauthorized = errors.New("not the key of an owner")
 
-// newKey creates the key of a leader, which is never stored, and its hash. The certificate only carries the key: it
-// names nobody, and laptops compare the key.
+// newKey creates the key of a leader, which is never stored, and returns its certificate and hash.
 func newKey() (tls.Certificate, string, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, "", fmt.Errorf("cannot create the agent's key: %w", err)
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0),
-		NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC),
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		return tls.Certificate{}, "", fmt.Errorf("cannot create the agent's certificate: %w", err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		return tls.Certificate{}, "", fmt.Errorf("cannot read the agent's certificate: %w", err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf},
-		api.KeyHash(leaf.RawSubjectPublicKeyInfo), nil
+	return api.SelfSigned(key)
 }
 
 // tlsConfig accepts clients for whose key's hash knows returns true.
@@ -47,7 +30,7 @@ func tlsConfig(own tls.Certificate, knows func(hash string) bool) *tls.Config {
 		Certificates: []tls.Certificate{own},
 		ClientAuth:   tls.RequireAnyClientCert, // the handshake proves that the client has the key; no CA signs it
 		VerifyConnection: func(state tls.ConnectionState) error {
-			if !knows(keyHash(state)) {
+			if !knows(api.PeerKeyHash(state)) {
 				return errUnauthorized
 			}
 			return nil
@@ -55,12 +38,4 @@ func tlsConfig(own tls.Certificate, knows func(hash string) bool) *tls.Config {
 		SessionTicketsDisabled:      true, // each conn proves its key
 		DynamicRecordSizingDisabled: true, // frames inside wait for whole writes anyway
 	}
-}
-
-// keyHash returns the hash of the peer's key, or "" if it has sent none.
-func keyHash(state tls.ConnectionState) string {
-	if len(state.PeerCertificates) == 0 {
-		return ""
-	}
-	return api.KeyHash(state.PeerCertificates[0].RawSubjectPublicKeyInfo)
 }

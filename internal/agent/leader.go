@@ -16,6 +16,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
 	"kubevpn/pkg/protocol/interceptor"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/authlistener"
 	"kubevpn/pkg/wire/transport"
 )
@@ -90,8 +91,8 @@ type leader struct {
 	notes   map[port][]string
 	probes  map[string]time.Time // until when
 	ending  bool
-	cleared bool          // by a reset, after which standbys end as well
-	changed chan struct{} // closed and replaced when the reported state changes
+	cleared bool             // by a reset, after which standbys end as well
+	changed wakeup.Broadcast // sent when the reported state changes
 }
 
 // newLeader takes ownership of the listener for laptops. live ends what it starts.
@@ -104,7 +105,6 @@ func newLeader(live context.Context, conns net.Listener, number uint16, log *slo
 		info: api.AgentInfo{Protocol: api.Protocol, Version: version.String(), Port: number, Key: hash},
 		log:  log, live: live, reset: make(chan struct{}), budget: transport.NewBudget(maxControlStreams, maxBuffered),
 		owners: make(map[string]*owner), notes: make(map[port][]string), probes: make(map[string]time.Time),
-		changed: make(chan struct{}),
 	}
 	l.table.Store(new(table))
 	config := tlsConfig(certificate, func(hash string) bool { return l.owner(hash) != nil })
@@ -131,7 +131,7 @@ func (l *leader) dispatch() {
 		if err != nil {
 			return // closed
 		}
-		o := l.owner(keyHash(conn.(*authlistener.Conn).ConnectionState()))
+		o := l.owner(api.PeerKeyHash(conn.(*authlistener.Conn).ConnectionState()))
 		if o == nil || !o.conns.put(conn) { // forgotten a moment ago
 			l.listener.CountRejected(unauthorized, conn.RemoteAddr())
 			conn.Close()
@@ -154,7 +154,7 @@ func (l *leader) register(hash, name string) (*owner, error) {
 		return nil, api.Errorf(api.ExitUsage, "the owner's name has more than %d bytes", maxNameBytes)
 	}
 	if o := l.owners[hash]; o != nil {
-		o.idleSince = time.Time{} // its minute begins anew
+		o.idleSince = time.Time{} // restarts its minute
 		return o, nil
 	}
 	if len(l.owners) >= maxOwners {
@@ -186,7 +186,7 @@ func (l *leader) serve(ctx context.Context, o *owner, session *transport.Session
 	s := &laptopSession{leader: l, owner: o, laptop: laptop{session}, log: l.log.With("owner", o.name)}
 	l.mu.Lock()
 	o.sessions[s] = struct{}{}
-	l.notify()
+	l.changed.Send()
 	l.mu.Unlock()
 	if o.own {
 		l.arrived()
@@ -195,7 +195,7 @@ func (l *leader) serve(ctx context.Context, o *owner, session *transport.Session
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(o.sessions, s)
-	l.notify()
+	l.changed.Send()
 	if errors.Is(session.Err(), transport.ErrSessionClosed) { // the laptop closed it
 		l.release(func(c *claim) bool { return c.by == s.laptop })
 	}
@@ -305,7 +305,7 @@ func (l *leader) publish(claims []*claim) {
 			delete(l.notes, at)
 		}
 	}
-	l.notify()
+	l.changed.Send()
 }
 
 // wanted returns the ports of claims, each with the port on which a sidecar listens for it.
@@ -324,12 +324,6 @@ func (l *leader) claimsOf(protocol string, number uint16) []interceptor.Claim {
 	return (*l.table.Load())[port{Protocol: protocol, Port: number}]
 }
 
-// notify makes every session report the new state. Call with mu held.
-func (l *leader) notify() {
-	close(l.changed)
-	l.changed = make(chan struct{})
-}
-
 // state returns the state to report to a laptop, and a channel that is closed when it changes. over, unless nil, is the
 // error that ends the session.
 func (l *leader) state(to *laptopSession) (state *api.AgentState, over *api.Error, changed <-chan struct{}) {
@@ -339,7 +333,7 @@ func (l *leader) state(to *laptopSession) (state *api.AgentState, over *api.Erro
 	for _, c := range l.claims {
 		state.Claims = append(state.Claims, c.describe(to.owner, l.notes))
 	}
-	return state, to.over, l.changed
+	return state, to.over, l.changed.Next()
 }
 
 // note stores a remark about a port for the laptops that intercept it.
@@ -357,7 +351,7 @@ func (l *leader) addNote(at port, text string) {
 		return
 	}
 	l.notes[at] = append(l.notes[at], text)
-	l.notify()
+	l.changed.Send()
 }
 
 // expect announces a probe.
@@ -407,14 +401,14 @@ func (l *leader) clear(by *owner) {
 			s.over = over
 		}
 	}
-	l.notify()
+	l.changed.Send()
 	if !l.sidecar {
 		l.ending, l.cleared = true, true
 		close(l.reset)
 	}
 }
 
-// watch returns when the leader has to end, and why: ctx ends, a reset, or no owner is left.
+// watch returns when the leader must end, and the reason: ctx ended, a reset, or no owner is left.
 func (l *leader) watch(ctx context.Context) (why string) {
 	ticker, counter := time.NewTicker(tickInterval), time.NewTicker(reportPause)
 	defer ticker.Stop()
@@ -445,7 +439,7 @@ func (l *leader) count() {
 		changed = c.count() || changed
 	}
 	if changed {
-		l.notify()
+		l.changed.Send()
 	}
 }
 
@@ -467,7 +461,7 @@ func (l *leader) tick(now time.Time) (alone bool) {
 		}
 	}
 	if changed {
-		l.notify()
+		l.changed.Send()
 	}
 	l.release(func(c *claim) bool { return !c.awaySince.IsZero() && now.Sub(c.awaySince) >= awayTimeout })
 	if l.dirty {

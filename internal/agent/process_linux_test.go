@@ -24,6 +24,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
 	"kubevpn/pkg/datapath/tun/tuntest"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 // netns is a pod in the kernel: this process is in its network namespace, at 10.1.0.2 and fd00:1::2, and a client beside it, at
@@ -306,7 +307,7 @@ func kernelState(t *testing.T) string {
 	return state.String()
 }
 
-func TestProcess(t *testing.T) {
+func TestProcessRedirectsAndRestores(t *testing.T) {
 	if !testenv.InNamespace(t, "nft", "setpriv") {
 		return
 	}
@@ -345,7 +346,7 @@ func TestProcess(t *testing.T) {
 	t.Run("an application behind a proxy is not reached without it", func(t *testing.T) {
 		n.serve("127.0.0.1:8082")
 		stop := n.serve("10.1.0.2:8082")
-		o := &api.ClaimOrder{ID: "front", Match: api.MatchSpec{Path: "/none"}, Ports: []api.AgentPort{{Protocol: "tcp", Port: 8082}}}
+		o := &api.ClaimOrder{ID: "front", Match: httpmatch.Spec{Path: "/none"}, Ports: []api.AgentPort{{Protocol: "tcp", Port: 8082}}}
 		if err := a.order(api.AgentOrder{Claim: o}); err != nil {
 			t.Fatal(err)
 		}
@@ -479,8 +480,7 @@ func TestProcess(t *testing.T) {
 	})
 }
 
-// A sidecar needs no capability.
-func TestSidecarProcess(t *testing.T) {
+func TestSidecarNeedsNoCapability(t *testing.T) {
 	if !testenv.InNamespace(t, "setpriv") {
 		return
 	}

@@ -17,6 +17,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/protocol/interceptor"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -305,10 +306,7 @@ func (r *receiver) accept(l net.Listener, i *interceptor.Interceptor, where func
 				return
 			case err != nil: // out of file descriptors, or the peer went away already: it passes
 				r.log.Warn("cannot accept a connection", "err", err)
-				select {
-				case <-time.After(acceptPause):
-				case <-r.flows.Done():
-				}
+				wakeup.Pause(r.flows, acceptPause)
 				continue
 			}
 			r.count.Add(1)

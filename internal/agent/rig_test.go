@@ -25,6 +25,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
 	"kubevpn/internal/version"
+	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/wire/transport"
 	"kubevpn/pkg/wire/transport/transporttest"
 )
@@ -510,7 +511,7 @@ func claimOrder(id string, header ...string) *api.ClaimOrder {
 	o := &api.ClaimOrder{ID: id, Ports: []api.AgentPort{{Protocol: "tcp", Port: 8080}}}
 	for _, h := range header {
 		name, value, _ := strings.Cut(h, "=")
-		o.Match.Headers = append(o.Match.Headers, api.HeaderMatch{Name: name, Value: value})
+		o.Match.Headers = append(o.Match.Headers, httpmatch.Header{Name: name, Value: value})
 	}
 	return o
 }

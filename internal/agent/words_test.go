@@ -44,7 +44,7 @@ func TestOverlapNamesTheOwner(t *testing.T) {
 	}
 }
 
-func TestParseListen(t *testing.T) {
+func TestParseListenRejectsInvalidValues(t *testing.T) {
 	for text, want := range map[string]string{
 		"8080:18080":     "{tcp 8080 18080}",
 		"tcp/8080:18080": "{tcp 8080 18080}",
@@ -67,7 +67,7 @@ func TestParseListen(t *testing.T) {
 	}
 }
 
-func TestPodIPs(t *testing.T) {
+func TestPodIPsRejectsInvalidAddresses(t *testing.T) {
 	got, err := podIPs("10.0.0.9, fd00::9,::ffff:10.0.0.10")
 	want := []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::9"), netip.MustParseAddr("10.0.0.10")}
 	if err != nil || !slices.Equal(got, want) {

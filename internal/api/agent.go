@@ -3,6 +3,8 @@ package api
 import (
 	"net/netip"
 	"time"
+
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 // The traffic agent is a container of a workload's pod. Agents of one pod share its network namespace, and one of them,
@@ -53,7 +55,7 @@ type AgentOrder struct {
 // ClaimOrder asks for requests of the pod. The same ID again replaces the claim.
 type ClaimOrder struct {
 	ID     string          `json:"id"`
-	Match  MatchSpec       `json:"match,omitzero"`
+	Match  httpmatch.Spec  `json:"match,omitzero"`
 	Ports  []AgentPort     `json:"ports"`
 	Mirror bool            `json:"mirror,omitempty"`
 	Flush  bool            `json:"flush,omitempty"`

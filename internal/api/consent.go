@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Consent lists what a user has allowed one cluster to do that kubevpn does not do without a question. The CLI stores
-// one Consent for each cluster (`kubevpn trust list`) and sends it with each request; the daemon stores nothing. A
-// request that needs more fails with ExitConsent, and Error.Needs contains what is missing. The zero value allows
+// Consent lists the managers, networks and domain that kubevpn uses in one cluster because the user allowed them. The
+// CLI stores one Consent for each cluster (`kubevpn trust list`) and sends it with each request; the daemon stores
+// nothing. A request that needs more fails with ExitConsent, and Error.Needs contains the rest. The zero value allows
 // nothing.
 //
 //	CLI ── ConnectRequest with Consent ──▶ daemon

@@ -2,6 +2,7 @@ package api
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -27,9 +28,21 @@ type ConnectRequest struct {
 	// ports that other laptops may connect to; none by default
 	AllowInbound []Inbound `json:"allowInbound,omitempty"`
 	Consent      Consent   `json:"consent,omitzero"` // the stored consent for this cluster
+	// Settings are those of the fields above and of the intercept, with their origins. With the origin cluster,
+	// ExtraCIDRs need the user's consent.
+	Settings []Setting `json:"settings,omitempty"`
 	// Use accepts an existing connection as it is: its namespace stays, and the daemon does not warn about other
 	// settings.
 	Use bool `json:"use,omitempty"`
+}
+
+// Setting returns the setting of the key; the zero Setting if the request does not have it.
+func (r *ConnectRequest) Setting(key string) Setting {
+	i := slices.IndexFunc(r.Settings, func(s Setting) bool { return s.Key == key })
+	if i < 0 {
+		return Setting{}
+	}
+	return r.Settings[i]
 }
 
 // Event is one JSON line of progress. The last line of a stream has Connection, Intercept or Error set.
@@ -47,6 +60,7 @@ type Event struct {
 	// everything that an attached request asked for is established, until the request ends
 	Held  bool   `json:"held,omitempty"`
 	Error *Error `json:"error,omitempty"`
+	TypeMeta
 }
 
 // ConnectionStatus is the state of a connection.
@@ -66,8 +80,10 @@ const (
 
 // Connection is one row of `kubevpn status`.
 type Connection struct {
+	TypeMeta
 	ID             string           `json:"id"`
 	Cluster        string           `json:"cluster"` // its name in the kubeconfig
+	ClusterID      string           `json:"clusterID"`
 	Server         string           `json:"server"`
 	Context        string           `json:"context"`
 	Namespace      string           `json:"namespace"`
@@ -89,8 +105,10 @@ type Connection struct {
 	DNS              DNSStatus      `json:"dns"`
 	AllowInbound     []Inbound      `json:"allowInbound,omitempty"` // ports that other laptops may connect to
 	Checks           []Check        `json:"checks"`                 // the results of the probe
-	Warnings         []string       `json:"warnings,omitempty"`
-	Error            *Error         `json:"error,omitempty"`
+	// as the command that connected resolved them, those of intercepts among them
+	Settings []Setting `json:"settings,omitempty"`
+	Warnings []string  `json:"warnings,omitempty"`
+	Error    *Error    `json:"error,omitempty"`
 }
 
 // The transports: ways to reach the traffic manager.
@@ -141,6 +159,7 @@ type Check struct {
 
 // Status is the answer to PathStatus. Connections and Intercepts are never null.
 type Status struct {
+	TypeMeta
 	Version     string       `json:"version"`
 	Connections []Connection `json:"connections"`
 	Intercepts  []Intercept  `json:"intercepts"`

@@ -6,5 +6,5 @@
 //	session ──TicketRequest, Ticket──▶ traffic manager      one JSON line each on a mux stream   (ticket.go)
 //
 // It also defines the error type that all of them share, with an exit code and a hint (error.go). The package imports
-// no other package of kubevpn.
+// no other package of internal.
 package api

@@ -24,6 +24,7 @@ const (
 	ExitInstall   ExitCode = 20 // the traffic manager cannot be installed
 	ExitImagePull ExitCode = 21 // the cluster cannot pull the image
 	ExitNotReady  ExitCode = 22 // the traffic manager does not become ready in time
+	ExitManaged   ExitCode = 23 // a Helm release owns the traffic manager, so only Helm changes it
 
 	ExitPrivilege ExitCode = 30 // not root, and sudo is missing or refused
 	ExitNoTUN     ExitCode = 31 // /dev/net/tun is missing or unusable
@@ -41,6 +42,7 @@ const (
 	ExitInject    ExitCode = 61 // the traffic agent cannot be added to the workload's pods
 	ExitConflict  ExitCode = 62 // another owner has these requests
 	ExitIntercept ExitCode = 63 // the intercept receives no traffic; kubevpn has undone it
+	ExitMatch     ExitCode = 64 // an intercept there requires a match, and the request has none
 
 	ExitEngine ExitCode = 70 // no usable Docker Engine, or it failed
 
@@ -53,7 +55,8 @@ type Error struct {
 	Code    ExitCode `json:"code"`
 	Message string   `json:"message"`        // one line, no trailing period
 	Hint    string   `json:"hint,omitempty"` // what to do next; may contain a command and several lines
-	// Needs is what the user must allow before the request can succeed. Set only with ExitConsent.
+	// Needs lists the managers, networks and domain that the user must allow before the request can succeed. It is set
+	// only with ExitConsent.
 	Needs *Consent `json:"needs,omitempty"`
 	cause error
 }

@@ -2,6 +2,8 @@ package api
 
 import (
 	"time"
+
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 // InterceptRequest asks the daemon to send requests of workloads to the laptop or to a clone. The daemon first connects
@@ -17,7 +19,7 @@ type InterceptRequest struct {
 
 // InterceptSpec describes which requests an intercept receives, and their target.
 type InterceptSpec struct {
-	Match MatchSpec `json:"match,omitzero"`
+	Match httpmatch.Spec `json:"match,omitzero"`
 	// empty: all TCP and UDP ports of the container, each to the same port of the laptop
 	Ports []PortMap `json:"ports,omitempty"`
 	// empty: the only container, or the default container of kubectl
@@ -28,21 +30,6 @@ type InterceptSpec struct {
 	TLS       *TLSTermination `json:"tls,omitempty"`
 	// send requests to a clone in the cluster, not to the laptop; not with Mirror
 	Clone *CloneSpec `json:"clone,omitempty"`
-}
-
-// MatchSpec selects HTTP requests. A request matches if all conditions match. The zero value selects all requests, and
-// also traffic that is not HTTP. A value that begins with "=~" is a regular expression (RE2) that must match the whole
-// text; any other value must be equal.
-type MatchSpec struct {
-	Headers []HeaderMatch `json:"headers,omitempty"`
-	Path    string        `json:"path,omitempty"`    // "/api" selects /api and everything below it; without the query
-	Methods []string      `json:"methods,omitempty"` // the request has one of these
-}
-
-// HeaderMatch is a condition for one header. Name is case-insensitive.
-type HeaderMatch struct {
-	Name  string `json:"name"`
-	Value string `json:"value"`
 }
 
 // PortMap maps a port of a pod to a port of the laptop.
@@ -84,6 +71,7 @@ const (
 
 // Intercept is one workload whose requests go to this laptop or to a clone.
 type Intercept struct {
+	TypeMeta
 	ID         string           `json:"id"`
 	Connection string           `json:"connection"` // its ID
 	Namespace  string           `json:"namespace"`

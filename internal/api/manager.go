@@ -6,7 +6,7 @@ import "net/netip"
 // control messages. Both ends must have the same version.
 const Protocol = 3
 
-// The netstacks: what turns packets of the laptop into traffic of a pod.
+// The netstacks, which turn packets of the laptop into traffic of a pod.
 const (
 	NetstackAuto   = "auto"   // in requests only: kubevpn chooses
 	NetstackGVisor = "gvisor" // gvisor on the laptop; each flow is a stream
@@ -22,24 +22,25 @@ const GatewaySocket = "@kubevpn-gateway"
 type ClientHello struct {
 	Protocol int    `json:"protocol"`
 	Version  string `json:"version"` // of the laptop's kubevpn
-	// secret that identifies this user of this laptop to this manager: leases and session affinity are bound to it
+	// Client is a secret that identifies this user of this laptop to this manager, which binds leases and session
+	// affinity to it.
 	Client    string `json:"client"`
 	Namespace string `json:"namespace"` // the session's namespace
 	Scheduler string `json:"scheduler"` // rr, lc, sh or random; empty means rr
 
-	// NetstackGVisor or NetstackSystem: the netstack that the laptop intends to use; empty means gvisor
+	// Netstack is the one that the laptop intends to use: NetstackGVisor or NetstackSystem; empty means gvisor.
 	Netstack string       `json:"netstack,omitempty"`
 	Lease    []netip.Addr `json:"lease,omitempty"` // previous inner addresses, to get them again
-	// networks of the laptop that an inner network must not overlap
+	// Avoid lists networks of the laptop that an inner network must not overlap.
 	Avoid []netip.Prefix `json:"avoid,omitempty"`
-	// of --extra-cidr: the session may dial nodes and the API server in these
+	// ExtraCIDRs are the networks of --extra-cidr: the session may dial nodes and the API server in them.
 	ExtraCIDRs []netip.Prefix `json:"extraCIDRs,omitempty"`
-	// its device accepts neither super-packets nor packets with a partial checksum
+	// NoGSO: the laptop's device accepts neither super-packets nor packets with a partial checksum.
 	NoGSO bool `json:"noGSO,omitempty"`
 }
 
 // ControlMessage is one JSON line from the traffic manager on the control stream. Exactly one field is set.
-// The first message is a Hello, the second a Names with Reset set (where the manager may watch Services).
+// The first message is a Hello, the second a Names with Reset set (if the manager may watch Services).
 type ControlMessage struct {
 	Hello *ManagerHello `json:"hello,omitempty"`
 	State *ManagerState `json:"state,omitempty"` // again, whole, whenever it changes
@@ -66,13 +67,13 @@ type Lease struct {
 	Resolver netip.Addr `json:"resolver,omitzero"`
 }
 
-// ManagerState is what the manager knows about the cluster's network at one moment. Prefixes are masked,
-// sorted and do not overlap; both families share each list.
+// ManagerState describes the cluster's network as the manager knows it at one moment. Prefixes are masked, sorted and
+// do not overlap; both families share each list.
 type ManagerState struct {
 	PodCIDRs     []netip.Prefix `json:"podCIDRs,omitempty"`
 	ServiceCIDRs []netip.Prefix `json:"serviceCIDRs,omitempty"`
-	// Of these, the networks that Nodes (spec.podCIDRs) and ServiceCIDR objects state. The manager guesses the others
-	// from addresses that it sees.
+	// The Stated fields contain those networks that Nodes (spec.podCIDRs) and ServiceCIDR objects state. The manager
+	// guesses the others from addresses that it sees.
 	StatedPodCIDRs     []netip.Prefix `json:"statedPodCIDRs,omitempty"`
 	StatedServiceCIDRs []netip.Prefix `json:"statedServiceCIDRs,omitempty"`
 	// Ignored are some of the pod networks outside of private address space that EndpointSlices show. No other list
@@ -81,7 +82,7 @@ type ManagerState struct {
 
 	DNSServers []netip.Addr `json:"dnsServers,omitempty"` // cluster DNS, as the manager's pod sees it
 	DNSDomain  string       `json:"dnsDomain,omitempty"`  // "cluster.local", without dots at its ends
-	// false: the manager dials ClusterIPs without resolving them
+	// ResolvesVIPs: the manager resolves ClusterIPs to endpoints. Otherwise it dials them as they are.
 	ResolvesVIPs bool           `json:"resolvesVIPs"`
 	Missing      []string       `json:"missing,omitempty"`   // permissions the manager lacks: "list nodes"
 	Sessions     int            `json:"sessions"`            // laptops connected now, this one included

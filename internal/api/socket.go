@@ -2,7 +2,7 @@ package api
 
 // Paths of the HTTP interface that the daemon serves on its unix socket. Bodies are JSON; a status other than
 // 200 has an Error as its body. PathIntercept answers one Event with Intercept for each workload. If the body of an
-// attached request has no length, its end also ends what the request began.
+// attached request has no length, its end also ends the connection or intercepts that the request started.
 const (
 	PathConnect    = "/v1/connect"    // POST a ConnectRequest; answers lines of Event
 	PathDisconnect = "/v1/disconnect" // POST a DisconnectRequest; answers lines of Event

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestTicketHeader(t *testing.T) {
+func TestTicketHeaderParsesBack(t *testing.T) {
 	session := [16]byte{0xfe, 1}
 	ticket := Ticket{Secret: []byte("\xff\xfe0123456789012345678901234567??")}
 	const want = "fe010000000000000000000000000000.__4wMTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0NTY3Pz8"

@@ -23,7 +23,7 @@ type cloneOptions struct {
 }
 
 func newClone(a *app) *cobra.Command {
-	o := &cloneOptions{proxyOptions: proxyOptions{app: a, output: newFormat("text", "json")}}
+	o := &cloneOptions{proxyOptions: proxyOptions{app: a, output: newObjectFormat("text")}}
 	cmd := &cobra.Command{
 		Use:   "clone TYPE/NAME [-- COMMAND...]",
 		Short: "Run a copy of a workload in the cluster for your requests",
@@ -74,10 +74,12 @@ func newClone(a *app) *cobra.Command {
 // addTo defines the flags.
 func (o *cloneOptions) addTo(cmd *cobra.Command) {
 	o.spec.addMatch(cmd)
+	o.spec.addPorts(cmd, "port of the container whose requests go to the clone's same port, [tcp|udp/]PORT; may be "+
+		"repeated (default: all ports)")
 	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "",
 		"container that the flags change (default: the same as for `kubevpn proxy`)")
 	completeWith(cmd, "container", o.flags.kube.completeContainers(o.app))
-	o.flags.addTo(cmd, o.app, config.KeyMode)
+	o.flags.addTo(cmd, o.app, config.KeyMode, config.KeyRequireMatch)
 	f := cmd.Flags()
 	f.StringVar(&o.clone.Image, "target-image", "", "image of the clone's container (default: the workload's)")
 	f.StringArrayVar(&o.clone.Env, "env", nil, "NAME=VALUE in the clone's environment; may be repeated")
@@ -111,9 +113,15 @@ func (o *cloneOptions) request(ctx context.Context, on func(api.Event)) (api.Int
 	if err != nil {
 		return api.InterceptRequest{}, err
 	}
-	req, err := o.proxyOptions.request(ctx, on)
+	req, err := o.proxyOptions.request(ctx, on, !spec.NoTraffic)
 	if err != nil {
 		return req, err
+	}
+	for _, p := range req.Spec.Ports {
+		if p.Local != p.Container {
+			return req, api.Errorf(api.ExitUsage, "--port: a clone receives requests at the ports of the workload").
+				WithHint("write one port, like --port 8080 or --port http; `kubevpn proxy` maps ports to this machine")
+		}
 	}
 	req.Spec.Clone = &spec
 	return req, nil
@@ -134,8 +142,9 @@ func (o *cloneOptions) cloneSpec() (api.CloneSpec, error) {
 	if s.Replicas < 1 {
 		return s, api.Errorf(api.ExitUsage, "--replicas must be at least 1")
 	}
-	if s.NoTraffic && (len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods) > 0) {
-		return s, api.Errorf(api.ExitUsage, "--no-traffic cannot be combined with --headers, --path or --method")
+	if s.NoTraffic && (len(o.spec.headers) > 0 || o.spec.path != "" || len(o.spec.methods)+len(o.spec.ports) > 0) {
+		return s, api.Errorf(api.ExitUsage,
+			"--no-traffic cannot be combined with --headers, --path, --method or --port")
 	}
 	if s.Restart && len(o.sync) == 0 {
 		return s, api.Errorf(api.ExitUsage, "--restart-on-sync requires --sync").WithHint("add --sync LOCAL:REMOTE")

@@ -2,13 +2,13 @@ package cli
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -98,15 +98,17 @@ func (a *app) completeConnections(cmd *cobra.Command, args []string,
 	})
 }
 
-// completeContexts completes the contexts of the kubeconfig.
-func (k *kubeFlags) completeContexts(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = k.in.Kubeconfig
-	config, err := rules.Load()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
+// completeKubeconfig completes names of the kubeconfig.
+func (k *kubeFlags) completeKubeconfig(names func(*clientcmdapi.Config) []string) cobra.CompletionFunc {
+	return func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		rules := clientcmd.NewDefaultClientConfigLoadingRules()
+		rules.ExplicitPath = k.in.Kubeconfig
+		config, err := rules.Load()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		return names(config), cobra.ShellCompDirectiveNoFileComp
 	}
-	return slices.Sorted(maps.Keys(config.Contexts)), cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeNamespaces completes the namespaces of the cluster.

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -25,7 +26,7 @@ type connectOptions struct {
 }
 
 func newConnect(a *app) *cobra.Command {
-	o := &connectOptions{app: a, output: newFormat("text", "json")}
+	o := &connectOptions{app: a, output: newObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "connect",
 		Short: "Reach pods, Services and DNS of a cluster from this machine",
@@ -74,20 +75,32 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 		return err
 	}
 	quiet()
+	return o.print(c)
+}
+
+// print prints the connection that the command has made.
+func (o *connectOptions) print(c *api.Connection) error {
 	if o.output.value == "text" {
 		printConnected(o.app.out, c)
+		return nil
 	}
-	return nil
+	object := *c
+	object.TypeMeta = api.Type(api.KindConnection)
+	return o.output.printResult(o.app.out, object, "connection/"+c.ID)
 }
 
 func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectRequest, on func(api.Event)) error {
-	return o.app.Foreground(ctx, req, func(e api.Event) {
+	var printing error
+	err := o.app.Foreground(ctx, req, func(e api.Event) {
 		on(e)
-		if c := e.Connection; c != nil && c.Status == api.StatusConnected && o.output.value == "text" {
-			printConnected(o.app.out, c)
-			fmt.Fprintln(o.app.errout, "Ctrl-C disconnects.")
+		if c := e.Connection; c != nil && c.Status == api.StatusConnected {
+			printing = errors.Join(printing, o.print(c))
+			if o.output.value == "text" {
+				fmt.Fprintln(o.app.errout, "Ctrl-C disconnects.")
+			}
 		}
 	})
+	return errors.Join(err, printing)
 }
 
 // post sends the request to the daemon. At Ctrl-C it returns when the daemon has cleaned up.
@@ -192,62 +205,31 @@ func (f *connectFlags) addTo(cmd *cobra.Command, a *app, more ...config.Key) {
 // image of the traffic manager.
 func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...config.Key) {
 	f.kube.addTo(cmd, a)
-	f.settings.addTo(cmd, append([]config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
-		config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyAllowInbound, config.KeyYes},
-		more...)...)
-	cmd.Flags().BoolVar(&f.upgrade, "upgrade", false,
-		"replace a traffic manager of another version; interrupts the connections of all users")
+	section(cmd, sectionConnection, func(flags *pflag.FlagSet) {
+		f.settings.addTo(cmd, append([]config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
+			config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyAllowInbound, config.KeyYes},
+			more...)...)
+		flags.BoolVar(&f.upgrade, "upgrade", false,
+			"replace a traffic manager of another version; interrupts the connections of all users")
+	})
 }
 
-// request builds the request from flags, environment, file and kubeconfig, after the API server has answered.
+// request builds the request from the settings and the kubeconfig, after the API server has answered.
 func (f *connectFlags) request(ctx context.Context, a *app,
 	on func(api.Event)) (api.ConnectRequest, config.Config, error) {
-	cfg, err := f.settings.load(a)
+	cfg, c, prepared, err := f.settings.resolve(ctx, a, &f.kube, on)
 	if err != nil {
 		return api.ConnectRequest{}, cfg, err
 	}
-	f.yes = cfg.Yes
-	c, prepared, err := f.kube.login(ctx, a, on, cfg.ManagerNamespace)
-	if err != nil {
-		return api.ConnectRequest{}, cfg, err
-	}
-	f.cluster = c
+	f.cluster, f.yes = c, cfg.Yes
 	return api.ConnectRequest{
 		Kubeconfig: prepared.Kubeconfig, Credential: prepared.Credential, Context: prepared.Context,
 		Namespace:        prepared.Namespace,
 		ManagerNamespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: f.upgrade,
 		Netstack: cfg.Netstack, Transport: cfg.Transport, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs,
 		ExcludeCIDRs: cfg.ExcludeCIDRs,
-		AllowInbound: cfg.AllowInbound,
+		AllowInbound: cfg.AllowInbound, Settings: cfg.Settings(),
 	}, cfg, nil
-}
-
-// kubeFlags select the cluster, like the flags of kubectl.
-type kubeFlags struct {
-	in             cluster.Inputs
-	requestTimeout string
-}
-
-func (k *kubeFlags) addTo(cmd *cobra.Command, a *app) {
-	k.addClusterTo(cmd)
-	cmd.Flags().StringVarP(&k.in.Namespace, "namespace", "n", "", "namespace (default: that of the context)")
-	completeWith(cmd, "namespace", k.completeNamespaces(a))
-}
-
-// addClusterTo is addTo without the namespace.
-func (k *kubeFlags) addClusterTo(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&k.in.Kubeconfig, "kubeconfig", "",
-		"path of the kubeconfig (default: $KUBECONFIG, else ~/.kube/config)")
-	cmd.Flags().StringVar(&k.in.Context, "context", "", "context of the kubeconfig (default: its current context)")
-	cmd.Flags().StringVar(&k.requestTimeout, "request-timeout", "10s",
-		"time limit for the first answer of the API server, such as 10s or 1m; 0: no limit")
-	completeWith(cmd, "context", k.completeContexts)
-}
-
-func (k *kubeFlags) prepare(a *app) (cluster.Prepared, error) {
-	in := k.in
-	in.Environ = a.environ
-	return cluster.Prepare(in)
 }
 
 // settingFlags are flags for settings that the configuration file and the environment can also set.
@@ -293,8 +275,37 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 		case config.KeyYes:
 			flags.BoolP(name, "y", false,
 				"give your consent without a question, for example to a traffic manager that another user installed")
+		case config.KeyRequireMatch:
+			flags.StringSlice(name, nil, "reject an intercept without --headers, --path and --method: true, false, "+
+				"NAMESPACE or NAMESPACE=false; may be repeated")
+			flags.Lookup(name).NoOptDefVal = "true"
 		}
 	}
+}
+
+// resolve logs in and returns the settings, with those of the cluster. It warns about what it cannot use of these.
+func (s *settingFlags) resolve(ctx context.Context, a *app, kube *kubeFlags,
+	on func(api.Event)) (config.Config, *cluster.Cluster, cluster.Prepared, error) {
+	cfg, err := s.load(a)
+	if err != nil {
+		return cfg, nil, cluster.Prepared{}, err
+	}
+	var defaults install.Defaults
+	var failed error
+	c, prepared, err := kube.loginBeside(ctx, a, on, cfg.ManagerNamespace,
+		func(ctx context.Context, c *cluster.Cluster, namespace string) {
+			defaults, failed = install.ReadDefaults(ctx, c, cfg.ManagerNamespace, namespace)
+		})
+	if err != nil {
+		return cfg, nil, prepared, err
+	}
+	if failed != nil {
+		on(api.Event{Warning: "continuing without the client defaults of the cluster: " + failed.Error()})
+	}
+	for _, warning := range cfg.ApplyDefaults(defaults.Source, defaults.Data) {
+		on(api.Event{Warning: warning})
+	}
+	return cfg, c, prepared, nil
 }
 
 // load returns the settings, with the flags that were set.

@@ -94,7 +94,7 @@ func newDev(a *app) *cobra.Command {
 func (o *devOptions) addTo(cmd *cobra.Command) {
 	o.spec.addTo(cmd)
 	completeWith(cmd, "container", o.flags.kube.completeContainers(o.app))
-	o.flags.addWithoutImage(cmd, o.app, config.KeyMode)
+	o.flags.addWithoutImage(cmd, o.app, config.KeyMode, config.KeyRequireMatch)
 	f := cmd.Flags()
 	f.BoolVar(&o.isolate, "isolate", false,
 		"run the program in its own network namespace (Linux): needs no sudo and no daemon, and does not change the "+
@@ -172,7 +172,7 @@ func (o *devOptions) run(ctx context.Context, command []string, on func(api.Even
 // intercept if the program receives requests.
 func (o *devOptions) attached(ctx context.Context,
 	on func(api.Event)) (req api.InterceptRequest, workload string, err error) {
-	if req, err = o.request(ctx, on); err != nil {
+	if req, err = o.request(ctx, on, o.wantsRequests()); err != nil {
 		return req, "", err
 	}
 	req.Attached = true

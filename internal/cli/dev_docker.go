@@ -10,7 +10,8 @@ import (
 	"kubevpn/internal/docker"
 )
 
-// dockerOptions are the flags of `dev --docker`.
+// dockerOptions are the flags of `dev --docker`. Flags of `docker run` follow --; package docker parses them, because
+// it also decides which of them a container of a pod may have.
 type dockerOptions struct {
 	enabled          bool
 	image            string

@@ -90,6 +90,10 @@ func (o *installOptions) run(ctx context.Context) error {
 	}
 	fmt.Fprintf(o.app.out, "The traffic manager %s installed in %s: pod %s/%s, image %s\n",
 		verb, c.Name(), result.Namespace, result.Pod, result.Image)
+	if result.Release != "" {
+		fmt.Fprintf(o.app.out, "It belongs to the Helm release %s: change it with `helm upgrade`.\n",
+			api.ShellQuote(result.Release))
+	}
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 )
 
 type leaveOptions struct {
@@ -65,13 +66,18 @@ func newLeave(a *app) *cobra.Command {
 // isID reports whether s may be the ID of an intercept.
 func isID(s string) bool { return len(s) == 12 && strings.Trim(s, "0123456789abcdef") == "" }
 
+// run has the daemon end the intercepts. If no daemon knows a named workload, one that was killed may have left an
+// agent or a clone of it. The CLI removes these itself, not the daemon: only the CLI reads the kubeconfig and logs in,
+// and leave starts no daemon.
 func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	if o.kube.in.Context != "" || o.kube.in.Kubeconfig != "" {
+	if o.kube.chosen() {
 		c, _, err := o.kube.load(o.app)
 		if err != nil {
 			return err
 		}
-		o.req.Connection = c.ID()
+		if o.req.Connection, err = o.app.connectionTo(ctx, c); err != nil {
+			return err
+		}
 	}
 	ended, err := o.endIntercepts(ctx, on)
 	var e *api.Error
@@ -96,6 +102,20 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	return nil
 }
 
+// connectionTo returns the ID of the connection to a cluster, of whichever user.
+func (a *app) connectionTo(ctx context.Context, c *cluster.Cluster) (string, error) {
+	status, err := a.status(ctx)
+	if err != nil && !errors.Is(err, errNoDaemon) {
+		return "", err
+	}
+	for _, connection := range status.Connections {
+		if connection.ClusterID == c.ID() && connection.Status != api.StatusFailed {
+			return connection.ID, nil
+		}
+	}
+	return c.ConnectionID(), nil
+}
+
 // endIntercepts has the daemon end the intercepts, and returns how many ended.
 func (o *leaveOptions) endIntercepts(ctx context.Context, on func(api.Event)) (ended int, err error) {
 	c, err := o.app.client()
@@ -113,10 +133,9 @@ func (o *leaveOptions) endIntercepts(ctx context.Context, on func(api.Event)) (e
 	return ended, err
 }
 
-// removeLeftovers removes the agents and clones that a daemon of this user left in the cluster when it was killed. The
-// daemon that runs now does not know them.
+// removeLeftovers removes the agents and clones that a killed daemon of this user left in the cluster.
 func (o *leaveOptions) removeLeftovers(ctx context.Context, on func(api.Event)) error {
-	o.kube.in.Namespace = o.req.Namespace
+	o.kube.in.Overrides.Context.Namespace = o.req.Namespace
 	c, prepared, err := o.kube.login(ctx, o.app, on, "")
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"os"
+	"sync"
 
 	"golang.org/x/term"
 	"k8s.io/client-go/tools/clientcmd"
@@ -18,10 +19,17 @@ import (
 // managerNamespace is the namespace of the traffic manager, or "".
 func (k *kubeFlags) login(ctx context.Context, a *app, on func(api.Event),
 	managerNamespace string) (*cluster.Cluster, cluster.Prepared, error) {
-	timeout, err := clientcmd.ParseTimeout(k.requestTimeout)
+	return k.loginBeside(ctx, a, on, managerNamespace, func(context.Context, *cluster.Cluster, string) {})
+}
+
+// loginBeside is login. It calls beside with the current namespace during the check, so that beside adds no round trip.
+func (k *kubeFlags) loginBeside(ctx context.Context, a *app, on func(api.Event), managerNamespace string,
+	beside func(ctx context.Context, c *cluster.Cluster, namespace string)) (*cluster.Cluster, cluster.Prepared,
+	error) {
+	timeout, err := clientcmd.ParseTimeout(k.in.Overrides.Timeout)
 	if err != nil {
 		return nil, cluster.Prepared{},
-			api.Errorf(api.ExitUsage, "--request-timeout: %q is not a duration", k.requestTimeout).
+			api.Errorf(api.ExitUsage, "--request-timeout: %q is not a duration", k.in.Overrides.Timeout).
 				WithHint("write it like 10s or 1m; 0 sets no limit")
 	}
 	c, prepared, err := k.load(a)
@@ -33,14 +41,20 @@ func (k *kubeFlags) login(ctx context.Context, a *app, on func(api.Event),
 	}
 	const step = "Reaching the API server"
 	on(api.Event{Step: step})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	if timeout > 0 {
 		bounded, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		ctx = bounded
 	}
+	wg.Go(func() { beside(ctx, c, prepared.Namespace) })
 	if err := c.Reach(ctx, cmp.Or(managerNamespace, "kubevpn"), prepared.Namespace); err != nil {
 		return nil, prepared, err
 	}
+	wg.Wait()
 	on(api.Event{Step: step, Detail: c.Server(), Done: true})
 	return c, prepared, nil
 }
@@ -52,7 +66,9 @@ func (k *kubeFlags) load(a *app) (*cluster.Cluster, cluster.Prepared, error) {
 	if err != nil {
 		return nil, cluster.Prepared{}, err
 	}
-	c, err := cluster.Load(prepared.Kubeconfig, cluster.Options{UserAgent: "kubevpn/" + version.String()})
+	c, err := cluster.Load(prepared.Kubeconfig, cluster.Options{
+		UserAgent: "kubevpn/" + version.String(), Logger: a.log,
+	})
 	return c, prepared, err
 }
 

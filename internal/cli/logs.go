@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 type logsOptions struct {
@@ -61,9 +62,7 @@ func (o *logsOptions) run(ctx context.Context) error {
 		if !o.follow {
 			return nil
 		}
-		select {
-		case <-time.After(followInterval):
-		case <-ctx.Done():
+		if !wakeup.Pause(ctx, followInterval) {
 			return nil // Ctrl-C is the regular end
 		}
 	}

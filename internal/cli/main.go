@@ -3,11 +3,14 @@ package cli
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -50,6 +53,11 @@ type app struct {
 	lookup     func(string) (string, bool)
 	environ    []string
 	executable string // absolute path of this program; "" if unknown
+	plugin     bool   // kubectl runs this program as its plugin
+
+	verbosity int  // -v
+	quiet     bool // -q
+	log       *slog.Logger
 }
 
 // Main runs the command that os.Args names and returns the exit code of the process. On the first interrupt the command
@@ -59,8 +67,6 @@ func Main(programs Programs) int {
 	defer stop()
 	context.AfterFunc(ctx, stop) // the next signal is not caught
 
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // errors contain the messages of client-go
-
 	executable, err := os.Executable()
 	if err != nil {
 		executable = "" // commands that need it report an error
@@ -68,7 +74,9 @@ func Main(programs Programs) int {
 	a := &app{
 		Programs: programs, in: os.Stdin, out: &cleaner{w: os.Stdout}, errout: &cleaner{w: os.Stderr},
 		lookup: os.LookupEnv, environ: os.Environ(), executable: executable,
+		plugin: strings.HasPrefix(filepath.Base(os.Args[0]), "kubectl-"), log: slog.New(slog.DiscardHandler),
 	}
+	klog.SetSlogLogger(a.log) // errors contain the messages of client-go
 	return a.main(ctx, os.Args[1:])
 }
 
@@ -92,8 +100,27 @@ func (a *app) main(ctx context.Context, args []string) int {
 		err = api.Errorf(api.ExitInterrupted, "interrupted")
 	}
 	e := api.AsError(err)
+	if a.plugin {
+		named := *e
+		named.Message, named.Hint = inPlugin(e.Message), inPlugin(e.Hint)
+		e = &named
+	}
 	printError(a.errout, e)
 	return int(e.Code)
+}
+
+// setVerbosity logs to standard error what -v asks for: the requests of this process and its decisions.
+func (a *app) setVerbosity() {
+	if a.verbosity <= 0 {
+		return
+	}
+	var flags flag.FlagSet
+	klog.InitFlags(&flags)
+	_ = flags.Set("v", strconv.Itoa(a.verbosity)) // an integer is valid
+	// klog and slog number levels in opposite directions.
+	level := &slog.HandlerOptions{Level: slog.Level(-a.verbosity)}
+	a.log = slog.New(slog.NewTextHandler(a.errout, level))
+	klog.SetSlogLogger(a.log)
 }
 
 // exitCode is an error that needs no message, because kubevpn or another program has printed it.

@@ -20,9 +20,12 @@ type progress interface {
 	stop()
 }
 
-// newProgress returns a progress on errout: a spinner on a terminal, else plain lines.
+// newProgress returns a progress on errout: a spinner on a terminal, else plain lines. Log lines would break a spinner.
 func (a *app) newProgress() progress {
-	if f := terminalOf(a.errout); f != nil && a.getenv("TERM") != "dumb" {
+	if a.quiet {
+		return noProgress{}
+	}
+	if f := terminalOf(a.errout); f != nil && a.getenv("TERM") != "dumb" && a.verbosity <= 0 {
 		return &spinner{lines: lines{w: a.errout}, screen: f, width: func() int {
 			if w, _, err := term.GetSize(int(f.Fd())); err == nil {
 				return w
@@ -32,6 +35,12 @@ func (a *app) newProgress() progress {
 	}
 	return &lines{w: a.errout}
 }
+
+// noProgress shows nothing.
+type noProgress struct{}
+
+func (noProgress) show(api.Event) {}
+func (noProgress) stop()          {}
 
 // slow is the duration from which on a step is shown with its duration.
 const slow = time.Second
@@ -190,6 +199,7 @@ func (j jsonLines) show(e api.Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
+	e.TypeMeta = api.Type(api.KindEvent)
 	writeJSON(j.w, e)
 }
 

@@ -26,7 +26,7 @@ type proxyOptions struct {
 }
 
 func newProxy(a *app) *cobra.Command {
-	o := &proxyOptions{app: a, output: newFormat("text", "json")}
+	o := &proxyOptions{app: a, output: newObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "proxy TYPE/NAME...",
 		Short: "Send the requests of a workload to this machine",
@@ -41,7 +41,7 @@ func newProxy(a *app) *cobra.Command {
 			"Match a regular expression, a path and a method",
 			"kubevpn proxy deploy/web --headers 'x-user=~me|you' --path /api --method GET,POST",
 			"To another port than the container's, TCP and UDP",
-			"kubevpn proxy sts/dns --portmap 8080:3000 --portmap udp/53:5353",
+			"kubevpn proxy sts/dns --port 3000:8080 --port udp/5353:53",
 			"Receive a copy, while the pods still answer", "kubevpn proxy service/web -n shop --mirror",
 			"Match headers of an application that serves TLS itself",
 			"kubevpn proxy deployment/web --headers x-user=me --tls-secret web-tls",
@@ -57,7 +57,7 @@ func newProxy(a *app) *cobra.Command {
 	}
 	o.spec.addTo(cmd)
 	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
-	o.flags.addTo(cmd, a, config.KeyMode)
+	o.flags.addTo(cmd, a, config.KeyMode, config.KeyRequireMatch)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false,
 		"run until Ctrl-C, then end the intercept, and disconnect if this command connected")
 	o.output.addTo(cmd)
@@ -65,7 +65,7 @@ func newProxy(a *app) *cobra.Command {
 }
 
 func (o *proxyOptions) run(ctx context.Context, on func(api.Event), quiet func()) error {
-	req, err := o.request(ctx, on)
+	req, err := o.request(ctx, on, true)
 	if err != nil {
 		return err
 	}
@@ -75,6 +75,8 @@ func (o *proxyOptions) run(ctx context.Context, on func(api.Event), quiet func()
 // ask sends the request to the daemon and prints the result.
 func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on func(api.Event), quiet func()) error {
 	begun := false
+	var all []api.Intercept
+	var printing error
 	show := func(e api.Event) {
 		on(e)
 		if e.Intercept == nil || e.Done {
@@ -83,6 +85,9 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 		quiet()
 		if o.output.value == "text" {
 			printIntercept(o.app.out, e.Intercept)
+		}
+		if all = append(all, *e.Intercept); len(all) == len(req.Workloads) {
+			printing = printIntercepts(o.app.out, o.output, all)
 		}
 		if o.foreground && !begun && o.output.value == "text" {
 			fmt.Fprintln(o.app.errout, "Ctrl-C ends the intercept.")
@@ -93,14 +98,28 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 		return o.app.intercept(ctx, req, on, quiet)
 	})
 	if o.foreground && begun && errors.Is(err, context.Canceled) && ctx.Err() != nil {
-		return nil // Ctrl-C is the regular end
+		err = nil // Ctrl-C is the regular end
 	}
-	return err
+	return cmp.Or(err, printing)
+}
+
+// printIntercepts prints the result of proxy in a format for programs: one object, or the list of several.
+func printIntercepts(w io.Writer, f *format, all []api.Intercept) error {
+	var names []string
+	for _, i := range all {
+		names = append(names, i.Workload)
+	}
+	if len(all) == 1 {
+		all[0].TypeMeta = api.Type(api.KindIntercept)
+		return f.printResult(w, all[0], names...)
+	}
+	return f.printResult(w, api.InterceptList{TypeMeta: api.Type(api.KindInterceptList), Items: all}, names...)
 }
 
 // request builds the request. It checks the flags here, because the daemon would reject them only after it has
-// connected.
-func (o *proxyOptions) request(ctx context.Context, on func(api.Event)) (api.InterceptRequest, error) {
+// connected. intercepts is false if the workload keeps all its requests.
+func (o *proxyOptions) request(ctx context.Context, on func(api.Event),
+	intercepts bool) (api.InterceptRequest, error) {
 	connect, cfg, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
 		return api.InterceptRequest{}, err
@@ -108,6 +127,14 @@ func (o *proxyOptions) request(ctx context.Context, on func(api.Event)) (api.Int
 	spec, err := o.spec.spec(cfg.Mode)
 	if err != nil {
 		return api.InterceptRequest{}, err
+	}
+	if intercepts {
+		if err := checkMatch(&cfg, spec, connect.Namespace); err != nil {
+			return api.InterceptRequest{}, err
+		}
+	}
+	if len(o.spec.portmap) > 0 {
+		on(api.Event{Warning: "--portmap is deprecated: use --port, which has the order of kubectl, LOCAL:CONTAINER"})
 	}
 	if !o.alone {
 		o.warnOfIgnored(ctx, o.flags.cluster.ID(), on)
@@ -140,9 +167,9 @@ func (o *proxyOptions) warnOfIgnored(ctx context.Context, cluster string, on fun
 		return // there is no daemon, or the request reports the error
 	}
 	for _, connection := range status.Connections {
-		if connection.ID == cluster && connection.Status != api.StatusFailed {
+		if connection.ClusterID == cluster && connection.Status != api.StatusFailed {
 			on(api.Event{Warning: "this cluster is already connected; ignoring " + strings.Join(given, ", ") +
-				": to change them, run `kubevpn disconnect " + cluster + "` first"})
+				": to change them, run `kubevpn disconnect " + connection.ID + "` first"})
 		}
 	}
 }

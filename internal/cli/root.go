@@ -2,7 +2,7 @@ package cli
 
 import (
 	"errors"
-	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -13,6 +13,7 @@ import (
 )
 
 func newRoot(a *app) *cobra.Command {
+	showVersion := false
 	root := &cobra.Command{
 		Use:   "kubevpn",
 		Short: "Connect this machine to the network of a Kubernetes cluster",
@@ -33,9 +34,17 @@ func newRoot(a *app) *cobra.Command {
 			if len(args) > 0 {
 				return unknownCommand(cmd, args[0])
 			}
+			if showVersion {
+				printVersion(a.out)
+				return nil
+			}
 			return cmd.Help()
 		},
+		PersistentPreRun: func(*cobra.Command, []string) { a.setVerbosity() },
 	}
+	root.Flags().BoolVar(&showVersion, "version", false, "print the version of this program")
+	addGlobal(root, a)
+	root.SetUsageFunc(printUsage)
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(flagError)
 	root.SetHelpCommand(newHelp(a))
@@ -53,11 +62,45 @@ func newRoot(a *app) *cobra.Command {
 		root.AddCommand(cmds...)
 	}
 	add(groupConnection, newConnect(a), newDisconnect(a), newStatus(a), newLogs(a), newQuit(a), newTrust(a))
-	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newLeave(a), newReset(a))
+	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newEnv(a), newList(a), newLeave(a), newReset(a))
 	add(groupCluster, newInstall(a), newUninstall(a))
-	add(groupOther, newVersion(a), newCompletion(a))
+	add(groupOther, newConfig(a), newVersion(a), newCompletion(a))
 	addHidden(root, a)
+	if a.plugin {
+		asPlugin(root)
+	}
 	return root
+}
+
+// addGlobal defines the flags of all commands.
+func addGlobal(root *cobra.Command, a *app) {
+	flags := root.PersistentFlags()
+	flags.IntVarP(&a.verbosity, "v", "v", 0,
+		"verbosity of the log on standard error: 6 prints requests to the API server, 8 also their content")
+	flags.BoolVarP(&a.quiet, "quiet", "q", false, "print only results and errors")
+	flags.VisitAll(func(f *pflag.Flag) { f.Annotations = map[string][]string{sectionAnnotation: {sectionGlobal}} })
+}
+
+// pluginName is the command as which kubectl runs this program, if its file is named kubectl-kubevpn.
+const pluginName = "kubectl kubevpn"
+
+// asPlugin makes the help of all commands name the program as a plugin of kubectl.
+func asPlugin(cmd *cobra.Command) {
+	if !cmd.HasParent() {
+		cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: pluginName}
+	}
+	cmd.Long, cmd.Example = inPlugin(cmd.Long), inPlugin(cmd.Example)
+	for _, sub := range cmd.Commands() {
+		asPlugin(sub)
+	}
+}
+
+// commandInText matches the name of the program at the start of a command in a text.
+var commandInText = regexp.MustCompile("(?m)(^  |`|sudo -E |<\\(|sudo )kubevpn( |`)")
+
+// inPlugin returns a text with the commands of the plugin.
+func inPlugin(text string) string {
+	return commandInText.ReplaceAllString(text, "${1}"+pluginName+"${2}")
 }
 
 const (
@@ -128,7 +171,7 @@ func unknownHelp(root *cobra.Command, args []string) error {
 }
 
 func unknownCommand(root *cobra.Command, name string) error {
-	err := api.Errorf(api.ExitUsage, "unknown command %q for \"kubevpn\"", name)
+	err := api.Errorf(api.ExitUsage, "unknown command %q for %q", name, root.CommandPath())
 	if similar := root.SuggestionsFor(name); len(similar) > 0 {
 		return err.WithHint("did you mean `kubevpn %s`?", strings.Join(similar, "` or `kubevpn "))
 	}
@@ -211,31 +254,6 @@ func noArgs(cmd *cobra.Command, args []string) error {
 			WithHint("see `%s --help` for usage", cmd.CommandPath())
 	}
 	return nil
-}
-
-// format is the value of -o.
-type format struct {
-	value   string
-	allowed []string // the first is the default, for people
-}
-
-func newFormat(allowed ...string) *format { return &format{value: allowed[0], allowed: allowed} }
-
-func (f *format) String() string { return f.value }
-func (f *format) Type() string   { return "format" }
-
-func (f *format) Set(s string) error {
-	if !slices.Contains(f.allowed, s) {
-		return fmt.Errorf("must be one of %s", strings.Join(f.allowed, ", "))
-	}
-	f.value = s
-	return nil
-}
-
-// addTo defines -o and its completion.
-func (f *format) addTo(cmd *cobra.Command) {
-	cmd.Flags().VarP(f, "output", "o", "output format: "+strings.Join(f.allowed, ", "))
-	complete(cmd, "output", f.allowed...)
 }
 
 // complete registers the values of a flag for shell completion.

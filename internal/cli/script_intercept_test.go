@@ -29,7 +29,7 @@ func (d *fakeDaemon) intercept(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(e)
 		w.(http.Flusher).Flush()
 	}
-	if err := foreign(req.Connect.Context, req.Connect.Consent); err != nil {
+	if err := foreign(&req.Connect); err != nil {
 		send(api.Event{Error: err})
 		return
 	}

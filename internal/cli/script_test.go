@@ -37,12 +37,11 @@ import (
 // The scripts in testdata run the real command with fake Programs. The context of the kubeconfig selects the behavior
 // of the fake daemon.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){
-		"kubevpn": func() {
-			os.Exit(Main(Programs{RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper,
-				Foreground: fakeForeground, Reset: fakeReset}))
-		},
-	})
+	run := func() {
+		os.Exit(Main(Programs{RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper,
+			Foreground: fakeForeground, Reset: fakeReset}))
+	}
+	testscript.Main(m, map[string]func(){"kubevpn": run, "kubectl-kubevpn": run})
 }
 
 func TestScripts(t *testing.T) {
@@ -71,6 +70,7 @@ func TestScripts(t *testing.T) {
 				return err
 			}
 			e.Setenv("CLUSTER_ID", c.ID())
+			e.Setenv("SERVER", s.URL)
 			return os.WriteFile(filepath.Join(e.WorkDir, "kubeconfig"), []byte(text), 0o600)
 		},
 		Condition: func(name string) (bool, error) {
@@ -95,6 +95,7 @@ clusters:
 - {name: lab, cluster: {server: SERVER, certificate-authority-data: AUTHORITY}}
 - {name: silent, cluster: {server: SERVER/silent, certificate-authority-data: AUTHORITY}}
 - {name: page, cluster: {server: SERVER/page, certificate-authority-data: AUTHORITY}}
+- {name: defaults, cluster: {server: SERVER/defaults, certificate-authority-data: AUTHORITY}}
 - {name: away, cluster: {server: https://192.0.2.1:6443}}
 users:
 - {name: ann, user: {token: t}}
@@ -119,6 +120,17 @@ contexts:
 - {name: away, context: {cluster: away, user: ann}}
 - {name: page, context: {cluster: page, user: ann}}
 - {name: hostile, context: {cluster: lab, user: ann}}
+- {name: defaults, context: {cluster: defaults, user: ann}}
+- {name: prod, context: {cluster: defaults, user: ann, namespace: prod}}
+`
+
+// clientDefaults are those of the cluster "defaults".
+const clientDefaults = `
+netstack: gvisor
+extraCIDRs: [10.20.0.0/16]
+mode: sidecar
+requireMatch: [prod]
+image: "evil\e[2J"
 `
 
 // fakeAPIServer accepts the tokens t and p, and answers the requests that every command sends first.
@@ -134,10 +146,14 @@ func fakeAPIServer(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusUnauthorized)
 		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Unauthorized","code":401,"message":"Unauthorized"}`)
+	case path == "/defaults/api/v1/namespaces/kubevpn/configmaps/kubevpn-client-defaults":
+		w.Header().Set("Content-Type", "application/json")
+		json.NewEncoder(w).Encode(map[string]any{"kind": "ConfigMap", "apiVersion": "v1", "data": map[string]string{"config.yaml": clientDefaults}})
 	case strings.HasSuffix(path, "/selfsubjectaccessreviews"):
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusCreated)
 		fmt.Fprint(w, `{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":true}}`)
+	case fakeList(w, r):
 	default:
 		http.NotFound(w, r)
 	}
@@ -253,7 +269,7 @@ func runFakeDaemon(ctx context.Context, paths config.Paths, ready func()) error 
 		d.version = v
 	}
 	if id := os.Getenv("FAKE_CONNECTED"); id != "" {
-		d.put(api.Connection{ID: id, Cluster: "lab", Status: api.StatusConnected})
+		d.put(api.Connection{ID: id, Cluster: "lab", ClusterID: id, Status: api.StatusConnected})
 	}
 	os.Remove(paths.Socket())
 	os.Remove(paths.HelperSocket())
@@ -382,7 +398,7 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 	}
 	send(api.Event{Step: "Looking for the traffic manager"})
 	send(api.Event{Step: "Looking for the traffic manager", Detail: "kubevpn/manager-1", Done: true})
-	if err := foreign(req.Context, req.Consent); err != nil {
+	if err := foreign(&req); err != nil {
 		send(api.Event{Error: err})
 		return
 	}
@@ -394,7 +410,7 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 		ID: id, Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnecting,
 		Netstack: api.NetstackGVisor, NetstackReason: "as " + req.Netstack + " has it",
 		Transport: "port-forward (websocket)", Device: "kubevpn-lab", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
-		DNS: api.DNSStatus{Mode: api.ResolverNFTables, Domain: "cluster.local"}, Since: time.Now(),
+		DNS: api.DNSStatus{Mode: api.ResolverNFTables, Domain: "cluster.local"}, Since: time.Now(), Settings: req.Settings,
 	}
 	switch req.Context {
 	case "bad-image":
@@ -435,9 +451,15 @@ func theirs(namespace string) api.TrustedManager {
 	}
 }
 
-// foreign returns the error of a daemon for a manager of another user, and for a cluster with a public domain.
-func foreign(context string, consent api.Consent) *api.Error {
+// foreign returns the error of a daemon for a manager of another user, for a cluster with a public domain, and for
+// networks of the client defaults.
+func foreign(req *api.ConnectRequest) *api.Error {
+	context, consent := req.Context, req.Consent
 	switch {
+	case req.Setting("extraCIDRs").Origin == api.OriginCluster && len(req.Consent.Networks) == 0:
+		err := api.Errorf(api.ExitConsent, "the client defaults add networks").WithHint("Use --extra-cidr ''.")
+		err.Needs = &api.Consent{Networks: req.ExtraCIDRs}
+		return err
 	case context == "moving": // another one at each look
 		return consent.Trusts(theirs(fmt.Sprint("kubevpn-", len(consent.Managers))))
 	case context != "foreign":
@@ -474,7 +496,7 @@ func fakeForeground(ctx context.Context, req api.ConnectRequest, progress func(a
 	if req.Context == "bad-image" {
 		return api.Errorf(api.ExitImagePull, "no image")
 	}
-	if err := foreign(req.Context, req.Consent); err != nil {
+	if err := foreign(&req); err != nil {
 		return err
 	}
 	progress(api.Event{Connection: &api.Connection{ID: "id-fg", Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnected, Device: "kubevpn-lab"}})

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/config"
 	"kubevpn/pkg/protocol/httpmatch"
 )
 
@@ -19,6 +20,7 @@ type specFlags struct {
 	path      string
 	methods   []string
 	ports     []string
+	portmap   []string // ports in the order CONTAINER:LOCAL
 	container string
 	mirror    bool
 	flush     bool
@@ -29,7 +31,7 @@ type specFlags struct {
 func (f *specFlags) addMatch(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	// Not a StringSlice: values may have commas.
-	flags.StringArrayVar(&f.headers, "headers", nil,
+	flags.StringArrayVarP(&f.headers, "headers", "H", nil,
 		"only requests with this header, NAME=VALUE or NAME=~REGEXP; may be repeated: all must match")
 	flags.StringVar(&f.path, "path", "", "only requests for this path or below it, or =~REGEXP")
 	flags.StringSliceVar(&f.methods, "method", nil, "only requests with this method; may be repeated: one must match")
@@ -42,9 +44,10 @@ func (f *specFlags) addMatch(cmd *cobra.Command) {
 func (f *specFlags) addTo(cmd *cobra.Command) {
 	f.addMatch(cmd)
 	flags := cmd.Flags()
-	flags.StringSliceVar(&f.ports, "portmap", nil,
-		"port of the container and of this machine, [tcp|udp/]CONTAINER:LOCAL; may be repeated (default: all ports, "+
-			"each to the same port)")
+	f.addPorts(cmd, "port of this machine and of the container, [tcp|udp/]LOCAL:CONTAINER or [tcp|udp/]PORT for the "+
+		"same port; may be repeated (default: all ports, each to the same port)")
+	flags.StringSliceVar(&f.portmap, "portmap", nil,
+		"deprecated, use --port; the ports are in the order [tcp|udp/]CONTAINER:LOCAL")
 	flags.StringVarP(&f.container, "container", "c", "",
 		"container whose ports are intercepted (default: the one in the annotation "+
 			"kubectl.kubernetes.io/default-container, else the only one, else the one with the ports)")
@@ -52,59 +55,111 @@ func (f *specFlags) addTo(cmd *cobra.Command) {
 		"send a copy of the requests to this machine; the application still answers")
 }
 
+// addPorts adds --port.
+func (f *specFlags) addPorts(cmd *cobra.Command, usage string) {
+	cmd.Flags().StringSliceVar(&f.ports, "port", nil, usage)
+}
+
 // spec builds the specification from the flags, without TLS, which needs the cluster.
 func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
 	s := api.InterceptSpec{Container: f.container, Mode: mode, Mirror: f.mirror, Flush: f.flush}
-	var m httpmatch.Spec
 	for _, text := range f.headers {
 		h, err := httpmatch.ParseHeader(text)
 		if err != nil {
 			return s, api.Errorf(api.ExitUsage, "--headers: %q is not a header", text).
 				WithHint("write it like --headers x-user=me, or --headers 'x-user=~me|you' for a regular expression")
 		}
-		m.Headers = append(m.Headers, h)
-		s.Match.Headers = append(s.Match.Headers, api.HeaderMatch{Name: h.Name, Value: h.Value})
+		s.Match.Headers = append(s.Match.Headers, h)
 	}
 	for _, method := range f.methods {
 		s.Match.Methods = append(s.Match.Methods, strings.ToUpper(method))
 	}
-	m.Path, m.Methods = f.path, s.Match.Methods
 	s.Match.Path = f.path
-	if _, err := httpmatch.New(m); err != nil {
+	if _, err := httpmatch.New(s.Match); err != nil {
 		return s, api.Errorf(api.ExitUsage, "%w", err).
 			WithHint("a value matches literally or, after =~, as a regular expression (RE2) for the whole text:\n" +
 				"--headers x-user=me   --headers 'x-user=~me|you'   --path /api   --path '=~/v[12]/.*'   --method GET")
 	}
-	for _, text := range f.ports {
-		p, err := parsePortMap(text)
-		if err != nil {
-			return s, api.Errorf(api.ExitUsage, "--portmap: %w", err).
-				WithHint("write it like --portmap 8080:3000, --portmap udp/53:5353, or --portmap http:3000 for a " +
-					"port that has a name")
-		}
-		if i := slices.IndexFunc(s.Ports, func(o api.PortMap) bool {
-			return o.Protocol == p.Protocol && o.Container == p.Container && o.Name == p.Name
-		}); i >= 0 {
-			return s, api.Errorf(api.ExitUsage, "--portmap: %s maps a port twice", text).
-				WithHint("map each port of the container to one port of this machine")
-		}
-		s.Ports = append(s.Ports, p)
+	var err error
+	if s.Ports, err = f.portMaps(); err != nil {
+		return s, err
 	}
 	return s, nil
 }
 
-// parsePortMap parses [tcp|udp/]CONTAINER[:LOCAL]. CONTAINER is a number or the name of a port. LOCAL defaults to the
-// same port.
-func parsePortMap(text string) (api.PortMap, error) {
-	p := api.PortMap{Protocol: "tcp"}
-	rest := text
-	if protocol, after, found := strings.Cut(text, "/"); found {
-		p.Protocol, rest = strings.ToLower(protocol), after
+// portMaps returns the ports of --port and --portmap.
+func (f *specFlags) portMaps() (ports []api.PortMap, err error) {
+	add := func(flag, text, example string, parse func(string) (api.PortMap, error)) error {
+		p, err := parse(text)
+		if err != nil {
+			return api.Errorf(api.ExitUsage, "--%s: %w", flag, err).WithHint("%s", example)
+		}
+		if slices.ContainsFunc(ports, func(o api.PortMap) bool {
+			return o.Protocol == p.Protocol && o.Container == p.Container && o.Name == p.Name
+		}) {
+			return api.Errorf(api.ExitUsage, "--%s: %s maps a port twice", flag, text).
+				WithHint("map each port of the container to one port of this machine")
+		}
+		ports = append(ports, p)
+		return nil
 	}
+	for _, text := range f.ports {
+		if err := add("port", text, "write it like --port 3000:8080, --port udp/5353:53, or --port 3000:http for a "+
+			"port that has a name", parsePort); err != nil {
+			return nil, err
+		}
+	}
+	for _, text := range f.portmap {
+		if err := add("portmap", text, "write it like --port 3000:8080: the port of this machine first",
+			parsePortMap); err != nil {
+			return nil, err
+		}
+	}
+	return ports, nil
+}
+
+// checkMatch returns an error if the settings require a match in the namespace and spec has none.
+func checkMatch(cfg *config.Config, spec api.InterceptSpec, namespace string) error {
+	m := spec.Match
+	if len(m.Headers) > 0 || m.Path != "" || len(m.Methods) > 0 || !cfg.RequireMatch.Requires(namespace) {
+		return nil
+	}
+	return api.Errorf(api.ExitMatch, "an intercept in the namespace %s requires a match, so that others keep their "+
+		"requests: requireMatch is set by %s", namespace, cfg.Setting(config.KeyRequireMatch).Source).
+		WithHint("Select your requests: --headers x-user=me, --path or --method.\n" +
+			"To take all requests nevertheless: --require-match=false")
+}
+
+// parsePort parses [tcp|udp/][LOCAL:]CONTAINER. CONTAINER is a number or the name of a port. LOCAL defaults to the same
+// port.
+func parsePort(text string) (api.PortMap, error) {
+	protocol, rest, found := strings.Cut(text, "/")
+	if !found {
+		protocol, rest = "tcp", text
+	}
+	local, container, mapped := strings.Cut(rest, ":")
+	if !mapped {
+		local, container = "", rest
+	}
+	return newPortMap(text, protocol, container, local, mapped)
+}
+
+// parsePortMap is parsePort for [tcp|udp/]CONTAINER[:LOCAL].
+func parsePortMap(text string) (api.PortMap, error) {
+	protocol, rest, found := strings.Cut(text, "/")
+	if !found {
+		protocol, rest = "tcp", text
+	}
+	container, local, mapped := strings.Cut(rest, ":")
+	return newPortMap(text, protocol, container, local, mapped)
+}
+
+// newPortMap returns the port map with these parts of text.
+func newPortMap(text, protocol, container, local string, mapped bool) (api.PortMap, error) {
+	p := api.PortMap{Protocol: strings.ToLower(protocol)}
 	if p.Protocol != "tcp" && p.Protocol != "udp" {
 		return p, fmt.Errorf("%q: %q is neither tcp nor udp", text, p.Protocol)
 	}
-	container, local, mapped := strings.Cut(rest, ":")
 	number, err := strconv.ParseUint(container, 10, 16)
 	switch {
 	case err == nil && number > 0:

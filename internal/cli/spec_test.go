@@ -18,50 +18,52 @@ import (
 	"kubevpn/internal/api"
 )
 
-func TestParsePortMapAcceptsNumbersAndNames(t *testing.T) {
+func TestParsePortAcceptsNumbersAndNames(t *testing.T) {
 	tests := []struct {
-		in   string
-		want api.PortMap
-		err  string
+		port, portmap string // the same in the order of --port and of --portmap
+		want          api.PortMap
+		err           string
 	}{
-		{in: "8080:3000", want: api.PortMap{Protocol: "tcp", Container: 8080, Local: 3000}},
-		{in: "8080", want: api.PortMap{Protocol: "tcp", Container: 8080, Local: 8080}},
-		{in: "udp/53:5353", want: api.PortMap{Protocol: "udp", Container: 53, Local: 5353}},
-		{in: "TCP/1:65535", want: api.PortMap{Protocol: "tcp", Container: 1, Local: 65535}},
-		{in: "http:3000", want: api.PortMap{Protocol: "tcp", Name: "http", Local: 3000}},
-		{in: "udp/dns-1", want: api.PortMap{Protocol: "udp", Name: "dns-1"}},
-		{in: "", err: `"" is not a container port`},
-		{in: "0:1", err: `"0" is not a container port`},
-		{in: "65536:1", err: `"65536" is not a container port`},
-		{in: "-1:1", err: `"-1" is not a container port`},
-		{in: "Http:1", err: `"Http" is not a container port`},
-		{in: "80:", err: `"" is not a local port`},
-		{in: "80:0", err: `"0" is not a local port`},
-		{in: "80:web", err: `"web" is not a local port`},
-		{in: "80:1:2", err: `"1:2" is not a local port`},
-		{in: "sctp/80:80", err: `"sctp" is neither tcp nor udp`},
+		{port: "3000:8080", portmap: "8080:3000", want: api.PortMap{Protocol: "tcp", Container: 8080, Local: 3000}},
+		{port: "8080", portmap: "8080", want: api.PortMap{Protocol: "tcp", Container: 8080, Local: 8080}},
+		{port: "udp/5353:53", portmap: "udp/53:5353", want: api.PortMap{Protocol: "udp", Container: 53, Local: 5353}},
+		{port: "TCP/65535:1", portmap: "TCP/1:65535", want: api.PortMap{Protocol: "tcp", Container: 1, Local: 65535}},
+		{port: "3000:http", portmap: "http:3000", want: api.PortMap{Protocol: "tcp", Name: "http", Local: 3000}},
+		{port: "udp/dns-1", portmap: "udp/dns-1", want: api.PortMap{Protocol: "udp", Name: "dns-1"}},
+		{port: "", portmap: "", err: `"" is not a container port`},
+		{port: "1:0", portmap: "0:1", err: `"0" is not a container port`},
+		{port: "1:65536", portmap: "65536:1", err: `"65536" is not a container port`},
+		{port: "1:-1", portmap: "-1:1", err: `"-1" is not a container port`},
+		{port: "1:Http", portmap: "Http:1", err: `"Http" is not a container port`},
+		{port: ":80", portmap: "80:", err: `"" is not a local port`},
+		{port: "0:80", portmap: "80:0", err: `"0" is not a local port`},
+		{port: "web:80", portmap: "80:web", err: `"web" is not a local port`},
+		{port: "1:2:80", portmap: "2:80:1", err: `is not a`},
+		{port: "sctp/80:80", portmap: "sctp/80:80", err: `"sctp" is neither tcp nor udp`},
 	}
 	for _, tt := range tests {
-		t.Run(strings.NewReplacer("/", "_", ":", "_").Replace(tt.in), func(t *testing.T) {
-			got, err := parsePortMap(tt.in)
-			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Errorf("error = %v, want %s", err, tt.err)
+		t.Run(strings.NewReplacer("/", "_", ":", "_").Replace(tt.port), func(t *testing.T) {
+			for text, parse := range map[string]func(string) (api.PortMap, error){tt.port: parsePort, tt.portmap: parsePortMap} {
+				got, err := parse(text)
+				if tt.err != "" {
+					if err == nil || !strings.Contains(err.Error(), tt.err) {
+						t.Errorf("%q: error = %v, want %s", text, err, tt.err)
+					}
+					continue
 				}
-				return
-			}
-			if err != nil || got != tt.want {
-				t.Errorf("got %+v, %v, want %+v", got, err, tt.want)
+				if err != nil || got != tt.want {
+					t.Errorf("%q: got %+v, %v, want %+v", text, got, err, tt.want)
+				}
 			}
 		})
 	}
 }
 
-func FuzzParsePortMap(f *testing.F) {
-	f.Add("udp/53:5353")
+func FuzzParsePort(f *testing.F) {
+	f.Add("udp/5353:53")
 	f.Add("http")
 	f.Fuzz(func(t *testing.T, text string) {
-		p, err := parsePortMap(text)
+		p, err := parsePort(text)
 		if err != nil {
 			return
 		}
@@ -71,10 +73,10 @@ func FuzzParsePortMap(f *testing.F) {
 	})
 }
 
-func TestStatusShowsPortsLikePortmap(t *testing.T) {
-	want := []string{"8080:3000", "9090", "udp/53:5353", "udp/53"}
+func TestStatusShowsPortsLikeFlag(t *testing.T) {
+	want := []string{"3000:8080", "9090", "udp/5353:53", "udp/53"}
 	for _, text := range want {
-		p, err := parsePortMap(text)
+		p, err := parsePort(text)
 		if err != nil {
 			t.Fatal(err)
 		}

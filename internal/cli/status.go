@@ -3,10 +3,10 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -14,19 +14,20 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"sigs.k8s.io/yaml"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
+	"kubevpn/pkg/wakeup"
 )
 
 type statusOptions struct {
 	app    *app
 	output *format
+	watch  bool
 }
 
 func newStatus(a *app) *cobra.Command {
-	o := &statusOptions{app: a, output: newFormat("table", "wide", "json", "yaml")}
+	o := &statusOptions{app: a, output: newObjectFormat("table", "wide")}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the connections, intercepts and clones",
@@ -36,44 +37,104 @@ func newStatus(a *app) *cobra.Command {
 		Example: examples(
 			"Show the connections", "kubevpn status",
 			"Also show devices, networks, name resolution and checks", "kubevpn status -o wide",
+			"Print again after each change", "kubevpn status --watch",
 			"Print the state of the first connection, for a script",
-			"kubevpn status -o json | jq -r '.connections[0].status'",
+			"kubevpn status -o jsonpath='{.connections[0].status}'",
 		),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
+	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "print the status again after each change, until Ctrl-C")
 	o.output.addTo(cmd)
 	return cmd
 }
 
 func (o *statusOptions) run(ctx context.Context) error {
-	status, err := o.app.status(ctx)
-	switch {
-	case errors.Is(err, errNoDaemon):
-		status = api.Status{Version: version.Full(), Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
-	case err != nil:
+	status, err := o.read(ctx)
+	if err != nil {
 		return err
-	case status.Version != version.Full():
+	}
+	if status.Version != version.Full() {
 		fmt.Fprintf(o.app.errout,
 			"! the daemon is kubevpn %s, this is %s; `kubevpn quit` stops it and ends its connections\n",
 			status.Version, version.Full())
 	}
-	return o.print(o.app.out, status, time.Now())
+	if err := o.print(o.app.out, status, time.Now()); err != nil || !o.watch {
+		return err
+	}
+	return o.follow(ctx, status)
+}
+
+// read returns the status of the daemon. That of no daemon has no connections.
+func (o *statusOptions) read(ctx context.Context) (api.Status, error) {
+	status, err := o.app.status(ctx)
+	if errors.Is(err, errNoDaemon) {
+		status = api.Status{Version: version.Full(), Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
+		err = nil
+	}
+	status.TypeMeta = api.Type(api.KindStatus)
+	return status, err
+}
+
+// watchInterval is the pause between two requests of --watch, which the daemon answers from memory.
+const watchInterval = time.Second
+
+// follow prints the status after each change until Ctrl-C. Measurements and ages are no changes.
+func (o *statusOptions) follow(ctx context.Context, status api.Status) error {
+	start := time.Now()
+	shown, err := o.withoutMeasurements(status, start)
+	if err != nil {
+		return err
+	}
+	for wakeup.Pause(ctx, watchInterval) {
+		status, err := o.read(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		text, err := o.withoutMeasurements(status, start)
+		if err != nil {
+			return err
+		}
+		if text == shown {
+			continue
+		}
+		shown = text
+		if o.forPeople() {
+			fmt.Fprintln(o.app.out)
+		}
+		if err := o.print(o.app.out, status, time.Now()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withoutMeasurements returns what print prints, without what changes all the time.
+func (o *statusOptions) withoutMeasurements(status api.Status, now time.Time) (string, error) {
+	status.Connections = slices.Clone(status.Connections)
+	for n := range status.Connections {
+		c := &status.Connections[n]
+		c.Transports = slices.Clone(c.Transports)
+		for m := range c.Transports {
+			t := &c.Transports[m]
+			t.Seconds, t.Rate, t.Sent, t.Received = 0, 0, 0, 0
+		}
+	}
+	var b strings.Builder
+	err := o.print(&b, status, now)
+	return b.String(), err
+}
+
+func (o *statusOptions) forPeople() bool {
+	return o.output.value == "table" || o.output.value == "wide"
 }
 
 func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) error {
-	switch o.output.value {
-	case "json":
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(status)
-	case "yaml":
-		text, err := yaml.Marshal(status)
-		if err != nil {
-			return fmt.Errorf("cannot encode the status as YAML: %w", err)
-		}
-		_, err = w.Write(text)
-		return err
+	if !o.forPeople() {
+		return o.output.print(w, status, statusNames(status)...)
 	}
 	if len(status.Connections) == 0 && len(status.Intercepts) == 0 {
 		fmt.Fprintln(w, "not connected")
@@ -95,6 +156,18 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 		printDetails(w, c.ID, o.details(c))
 	}
 	return o.printIntercepts(w, status, now)
+}
+
+// statusNames returns the lines of -o name.
+func statusNames(status api.Status) []string {
+	var names []string
+	for _, c := range status.Connections {
+		names = append(names, "connection/"+c.ID)
+	}
+	for _, i := range status.Intercepts {
+		names = append(names, "intercept/"+i.ID)
+	}
+	return names
 }
 
 // table has columns that only wide output shows.
@@ -154,6 +227,12 @@ func (o *statusOptions) details(c api.Connection) []string {
 		}
 		if len(c.AllowInbound) > 0 {
 			lines = append(lines, "other laptops may connect to "+join(c.AllowInbound))
+		}
+		for _, s := range c.Settings {
+			if s.Origin != api.OriginDefault {
+				lines = append(lines, fmt.Sprintf("setting %s %s: from the %s, %s", s.Key, dash(s.Value), s.Origin,
+					s.Source))
+			}
 		}
 		for _, check := range c.Checks {
 			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))

@@ -124,13 +124,13 @@ func (o *statusOptions) cloneDetails(c *api.Clone) []string {
 	return lines
 }
 
-// portMaps formats ports like --portmap: "8080, udp/53:5353".
+// portMaps formats ports like --port: "8080, udp/5353:53".
 func portMaps(ports []api.PortMap) string {
 	var texts []string
 	for _, p := range ports {
-		text := portNumber(p.Protocol, p.Container)
+		text := portNumber(p.Protocol, p.Local)
 		if p.Local != p.Container {
-			text += fmt.Sprintf(":%d", p.Local)
+			text += fmt.Sprintf(":%d", p.Container)
 		}
 		texts = append(texts, text)
 	}

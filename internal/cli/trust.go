@@ -30,7 +30,7 @@ func newTrust(a *app) *cobra.Command {
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	o := &trustOptions{app: a, output: newFormat("table", "json")}
+	o := &trustOptions{app: a, output: newObjectFormat("table")}
 	list := &cobra.Command{
 		Use:   "list",
 		Short: "List trusted clusters",
@@ -69,9 +69,14 @@ func (o *trustOptions) list() error {
 	if err != nil {
 		return err
 	}
-	if o.output.value == "json" {
-		writeJSON(o.app.out, all)
-		return nil
+	if o.output.value != "table" {
+		object := map[string]any{"kind": api.KindTrustedClusters, "apiVersion": api.ObjectVersion}
+		var names []string
+		for _, id := range slices.Sorted(maps.Keys(all)) {
+			object[id] = all[id]
+			names = append(names, "cluster/"+id)
+		}
+		return o.output.print(o.app.out, object, names...)
 	}
 	if len(all) == 0 {
 		fmt.Fprintln(o.app.errout, "no cluster is trusted")

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 
 	"github.com/spf13/cobra"
 
+	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/version"
 )
@@ -17,18 +19,8 @@ type versionOptions struct {
 	output *format
 }
 
-// versions is the output of `version -o json`.
-type versions struct {
-	Version  string  `json:"version"`
-	Commit   string  `json:"commit"`
-	Go       string  `json:"go"`
-	Platform string  `json:"platform"`
-	Image    string  `json:"image"`  // the default image of the traffic manager
-	Daemon   *string `json:"daemon"` // null: no daemon is running
-}
-
 func newVersion(a *app) *cobra.Command {
-	o := &versionOptions{app: a, output: newFormat("text", "json")}
+	o := &versionOptions{app: a, output: newObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of this program and of the daemon",
@@ -42,8 +34,9 @@ func newVersion(a *app) *cobra.Command {
 }
 
 func (o *versionOptions) run(ctx context.Context) error {
-	v := versions{
-		Version: version.String(), Commit: version.Commit(), Go: runtime.Version(),
+	v := api.Version{
+		TypeMeta: api.Type(api.KindVersion),
+		Version:  version.String(), Commit: version.Commit(), Go: runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, Image: config.Default().Image,
 	}
 	c, err := o.app.client()
@@ -57,13 +50,17 @@ func (o *versionOptions) run(ctx context.Context) error {
 	case !errors.Is(err, errNoDaemon):
 		return err
 	}
-	if o.output.value == "json" {
-		writeJSON(o.app.out, v)
-		return nil
+	if o.output.value != "text" {
+		return o.output.print(o.app.out, v, "version/"+v.Version)
 	}
-	fmt.Fprintf(o.app.out, "kubevpn %s, %s, %s\n", version.Full(), v.Go, v.Platform)
+	printVersion(o.app.out)
 	if v.Daemon != nil {
 		fmt.Fprintf(o.app.out, "daemon  %s\n", *v.Daemon)
 	}
 	return nil
+}
+
+// printVersion prints the version of this program.
+func printVersion(w io.Writer) {
+	fmt.Fprintf(w, "kubevpn %s, %s, %s/%s\n", version.Full(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

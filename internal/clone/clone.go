@@ -25,6 +25,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/workloads"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -52,11 +53,13 @@ type Config struct {
 	Workload  string // TYPE/NAME
 	Spec      api.CloneSpec
 	Image     func(context.Context) (string, error) // of the traffic manager; it contains the supervisor
-	Owner     string                                // user@host
-	Key       string                                // the hash of the owner's public key
-	OnPods    func([]api.ClonePod)                  // after each change; calls do not overlap
-	Progress  func(api.Event)                       // may be called concurrently; never blocks for long
-	Logger    *slog.Logger
+	// NeedsPullSecret reports whether the manager's own pod needs a Secret to pull Image; nil: it does not matter.
+	NeedsPullSecret func(context.Context) (bool, error)
+	Owner           string               // user@host
+	Key             string               // the hash of the owner's public key
+	OnPods          func([]api.ClonePod) // after each change; calls do not overlap
+	Progress        func(api.Event)      // may be called concurrently; never blocks for long
+	Logger          *slog.Logger
 }
 
 // Clone is one copy of a workload. Call Run once. The other methods are safe for concurrent use, at any time.
@@ -74,8 +77,8 @@ type Clone struct {
 	ends  bool // the pods are expected to end; run sets it
 	syncs syncs
 
-	ended chan struct{} // a pod has succeeded; buffered 1
-	again chan struct{} // files arrived or the Job is another one: update the pods; buffered 1
+	ended wakeup.Signal // a pod has succeeded
+	again wakeup.Signal // files arrived or the Job is another one: update the pods
 	ready chan struct{} // closed when a pod is ready and has its files, or has succeeded
 	first sync.Once
 	begun chan struct{} // closed after ready, when Progress has received all events of the start
@@ -95,7 +98,7 @@ type Clone struct {
 func New(cfg Config) *Clone {
 	c := &Clone{
 		cfg: cfg, kube: cfg.Cluster.Kube(), log: cfg.Logger.With("clone", cfg.Workload),
-		ended: make(chan struct{}, 1), again: make(chan struct{}, 1), ready: make(chan struct{}),
+		ended: wakeup.NewSignal(), again: wakeup.NewSignal(), ready: make(chan struct{}),
 		begun:    make(chan struct{}),
 		registry: remote.DefaultTransport, renewEvery: renewEvery, syncGrace: syncGrace,
 		status: api.Clone{Namespace: cmp.Or(cfg.Spec.Namespace, cfg.Namespace), State: api.CloneStarting,
@@ -205,6 +208,9 @@ func (c *Clone) plan(ctx context.Context) (*batchv1.Job, []workloads.Port, error
 	}
 	c.ends = s.ends()
 	if supervised(c.cfg.Spec) {
+		if err := c.checkPull(ctx, *w, job); err != nil {
+			return nil, nil, err
+		}
 		if err := c.supervise(ctx, job, container.Name); err != nil {
 			return nil, nil, err
 		}
@@ -251,7 +257,7 @@ func (c *Clone) create(ctx context.Context, job *batchv1.Job, own *corev1.Servic
 	c.mu.Lock()
 	c.over, c.uid = false, live.UID
 	c.mu.Unlock()
-	c.wakeUp() // its pods may have arrived earlier
+	c.again.Raise() // its pods may have arrived earlier
 	without, err := c.name(ctx, own, live)
 	return live, without, err
 }
@@ -292,7 +298,7 @@ func (c *Clone) createJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job, 
 		if !apierrors.IsAlreadyExists(err) {
 			return live, err
 		}
-		if err := pause(gone, retryPause); err != nil {
+		if !wakeup.Pause(gone, retryPause) {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
@@ -315,8 +321,8 @@ func (c *Clone) abandoned(ctx context.Context, there *batchv1.Job) error {
 	done := c.step("Waiting for an earlier daemon to renew the clone %s", there.Name)
 	now := there
 	for began := time.Now(); !finished(now) && time.Since(began) < aliveTimeout; {
-		if err := pause(ctx, retryPause); err != nil {
-			return err
+		if !wakeup.Pause(ctx, retryPause) {
+			return ctx.Err()
 		}
 		var err error
 		now, err = c.kube.BatchV1().Jobs(there.Namespace).Get(ctx, there.Name, metav1.GetOptions{})
@@ -342,15 +348,6 @@ func deadline(j *batchv1.Job) int64 {
 	return *j.Spec.ActiveDeadlineSeconds
 }
 
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // follow updates the status when the pods of the Job change, and when they have received their files.
 func (c *Clone) follow(ctx context.Context, pods <-chan []corev1.Pod) error {
 	for now := []corev1.Pod(nil); ; {
@@ -371,13 +368,6 @@ func (c *Clone) follow(ctx context.Context, pods <-chan []corev1.Pod) error {
 		}
 		c.syncs.follow(ctx, own)
 		c.update(own)
-	}
-}
-
-func (c *Clone) wakeUp() {
-	select {
-	case c.again <- struct{}{}:
-	default:
 	}
 }
 
@@ -445,10 +435,7 @@ func (c *Clone) update(pods []corev1.Pod) {
 		c.cfg.OnPods(slices.Clone(list))
 	}
 	if n.ended > 0 {
-		select {
-		case c.ended <- struct{}{}:
-		default:
-		}
+		c.ended.Raise()
 	}
 	if n.ready > 0 || done {
 		c.first.Do(func() { close(c.ready) }) // after OnPods
@@ -523,10 +510,13 @@ func RemoveLeft(ctx context.Context, kube kubernetes.Interface, namespace, workl
 	return removed, errors.Join(errs...)
 }
 
+// ofClones selects the Jobs of all clones.
+func ofClones() metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: labels.Set{labelManagedBy: managedBy}.String() + "," + labelClone}
+}
+
 func left(ctx context.Context, kube kubernetes.Interface, namespace string) ([]batchv1.Job, error) {
-	list, err := kube.BatchV1().Jobs(namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: labels.Set{labelManagedBy: managedBy}.String() + "," + labelClone,
-	})
+	list, err := kube.BatchV1().Jobs(namespace).List(ctx, ofClones())
 	if err != nil {
 		return nil, err
 	}

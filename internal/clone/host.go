@@ -16,9 +16,11 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/workloads"
+	"kubevpn/pkg/wakeup"
 )
 
-// noService is why a clone has no Service. That is no error: the addresses of the pods work. Empty: it has one.
+// noService is the reason for which a clone has no Service; empty if it has one. This is no error: the addresses of
+// the pods work.
 type noService string
 
 // service returns the Service of the clone. It has the ports of the Services of the workload and of its pods, so that
@@ -108,8 +110,8 @@ func (c *Clone) name(ctx context.Context, s *corev1.Service, owner *batchv1.Job)
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return given("update", err)
 		}
-		if err := pause(ctx, conflictPause); err != nil {
-			return "", err
+		if !wakeup.Pause(ctx, conflictPause) {
+			return "", ctx.Err()
 		}
 	}
 }

@@ -155,7 +155,7 @@ type plan struct {
 	source
 	spec     api.CloneSpec
 	template corev1.PodTemplateSpec
-	node     string // that the pods have to run on, or ""
+	node     string // on which the pods must run, or ""
 	notes    []string
 }
 

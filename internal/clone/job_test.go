@@ -131,7 +131,7 @@ status: {}
 	}
 }
 
-func TestChange(t *testing.T) {
+func TestFlagsChangeOnlyTheirContainer(t *testing.T) {
 	s := sourceOf(t, `
 spec:
   restartPolicy: Never
@@ -157,7 +157,7 @@ spec:
 	}
 }
 
-func TestVolumes(t *testing.T) {
+func TestVolumesAreSharedOrReplaced(t *testing.T) {
 	const template = `
 spec:
   nodeSelector: {disk: fast}

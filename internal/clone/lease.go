@@ -24,7 +24,7 @@ type keeper struct {
 	*Clone
 	job     *batchv1.Job // as it is created
 	service *corev1.Service
-	live    *batchv1.Job  // nil: it has to be created again
+	live    *batchv1.Job  // nil: the clone must create it again
 	age     *age          // of live
 	renewed time.Duration // age at the last renewal
 	checks  int           // that are left, for a Job that may have ended as one of its pods has

@@ -40,7 +40,7 @@ type startProblem struct {
 	text  string        // for the user
 	slow  bool          // it may take long, such as an image
 	wrong *api.Error    // nil: nothing is known to be wrong
-	lasts time.Duration // how long it has to be wrong until the clone fails
+	lasts time.Duration // the clone fails if wrong lasts longer
 	pod   *corev1.Pod   // its log may have the cause; nil: none
 }
 

@@ -1,21 +1,18 @@
 package clone
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"path"
 	"slices"
 
-	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/authn/kubernetes"
 	"github.com/google/go-containerregistry/pkg/name"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/podenv"
+	"kubevpn/internal/workloads"
 )
 
 // supervisorVolume is the name of the volume and of the init container of the supervisor.
@@ -73,6 +70,22 @@ func (c *Clone) supervise(ctx context.Context, job *batchv1.Job, container strin
 	return nil
 }
 
+// checkPull returns an error if the pods of the Job cannot pull the supervisor's image, as far as the user can see.
+func (c *Clone) checkPull(ctx context.Context, w workloads.Workload, job *batchv1.Job) error {
+	if c.cfg.NeedsPullSecret == nil {
+		return nil
+	}
+	if needs, err := c.cfg.NeedsPullSecret(ctx); err != nil || !needs {
+		return err
+	}
+	image, err := c.cfg.Image(ctx)
+	if err != nil {
+		return err
+	}
+	w.Namespace, w.Template = job.Namespace, job.Spec.Template
+	return workloads.CheckPull(ctx, c.kube, &w, nil, image)
+}
+
 // initResources returns the resources of the init container: those of the container, without devices such as GPUs.
 // Quotas and limit ranges then admit both, the pod needs no more than before, and it keeps its quality of service.
 func initResources(of corev1.ResourceRequirements) corev1.ResourceRequirements {
@@ -114,13 +127,13 @@ func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Con
 				"registry, without credentials.",
 				ref.Context().RegistryStr())
 	}
-	keys, missing, err := c.pullSecrets(ctx, job)
+	secrets, err := workloads.ReadPullSecrets(ctx, c.kube, job.Namespace, job.Spec.Template.Spec)
 	if err != nil {
 		return nil, err
 	}
-	config, err := c.imageConfig(ctx, ref, keys)
+	config, err := c.imageConfig(ctx, ref, secrets.Keys)
 	if err != nil {
-		for _, why := range missing {
+		for _, why := range secrets.Missing {
 			err = fmt.Errorf("%w; %w", err, why)
 		}
 		return nil, unknown(err)
@@ -131,39 +144,4 @@ func (c *Clone) command(ctx context.Context, job *batchv1.Job, target corev1.Con
 	}
 	done("%q", podenv.Program(nil, target.Args, config.Config.Entrypoint, config.Config.Cmd))
 	return command, nil
-}
-
-// pullSecrets returns the credentials with which the kubelet pulls the images of the pod: the Secrets of the pod, or
-// else of its service account. A Secret that cannot be read is no error, as for the kubelet; missing has the reason.
-func (c *Clone) pullSecrets(ctx context.Context, job *batchv1.Job) (keys authn.Keychain, missing []error, err error) {
-	core, pod := c.kube.CoreV1(), job.Spec.Template.Spec
-	names := pod.ImagePullSecrets
-	if len(names) == 0 {
-		name := cmp.Or(pod.ServiceAccountName, "default")
-		account, err := core.ServiceAccounts(job.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			missing = append(missing,
-				fmt.Errorf("cannot read the pull secrets of the service account %s: %w", name, err))
-		} else {
-			names = account.ImagePullSecrets
-		}
-	}
-	var secrets []corev1.Secret
-	for _, ref := range names {
-		secret, err := core.Secrets(job.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-		if err == nil {
-			// an invalid one does not affect the others
-			_, err = kubernetes.NewFromPullSecrets(ctx, []corev1.Secret{*secret})
-		}
-		if err != nil {
-			missing = append(missing, fmt.Errorf("cannot read the pull secret %s: %w", ref.Name, err))
-			continue
-		}
-		secrets = append(secrets, *secret)
-	}
-	keys, err = kubernetes.NewFromPullSecrets(ctx, secrets)
-	if err != nil {
-		return nil, nil, fmt.Errorf("cannot read the pull secrets: %w", err)
-	}
-	return keys, missing, nil
 }

@@ -160,6 +160,30 @@ func (w *world) supervised(t *testing.T, spec api.CloneSpec) (corev1.PodSpec, er
 	return job.Spec.Template.Spec, err
 }
 
+func TestMissingPullSecretPreventsSupervisedClone(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		spec api.CloneSpec
+		code api.ExitCode
+	}{
+		{"supervised", api.CloneSpec{Restart: true}, api.ExitImagePull},
+		{"not supervised", api.CloneSpec{}, api.ExitOK},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld()
+			c := New(Config{
+				Cluster: w, Namespace: "shop", Workload: "deployment/web", Spec: tt.spec, Progress: func(api.Event) {}, Logger: slog.New(slog.DiscardHandler),
+				Image:           func(context.Context) (string, error) { return "registry.example/kubevpn:1", nil },
+				NeedsPullSecret: func(context.Context) (bool, error) { return true, nil },
+			})
+			_, _, err := c.plan(t.Context())
+			if tt.code == api.ExitOK && err != nil || tt.code != api.ExitOK && (err == nil || api.AsError(err).Code != tt.code) {
+				t.Errorf("got %v, want code %d", err, tt.code)
+			}
+		})
+	}
+}
+
 func (w *world) forbidSecret(name string) {
 	w.kube.PrependReactor("get", "secrets", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		if a.(k8stesting.GetAction).GetName() != name {

@@ -134,7 +134,7 @@ func (s *syncs) synced(p *podSync, n int, b filesync.Batch) {
 	}
 	if !p.copied && !slices.ContainsFunc(p.places, func(at place) bool { return !at.has() }) {
 		p.copied = true
-		s.clone.wakeUp()
+		s.clone.again.Raise()
 	}
 }
 
@@ -154,7 +154,7 @@ func (m missingFiles) String() string {
 	return m.remote + ": " + m.reason
 }
 
-// missing returns which files a pod has to receive before requests may go to it, or nil. Later changes do not count.
+// missing returns the files that a pod must receive before requests may go to it, or nil. Later changes do not count.
 func (s *syncs) missing(pod types.UID) *missingFiles {
 	s.mu.Lock()
 	defer s.mu.Unlock()

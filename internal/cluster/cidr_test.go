@@ -19,7 +19,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 )
 
-// What API servers answer to a Service with an impossible ClusterIP.
+// Answers of API servers to a Service with an impossible ClusterIP.
 const (
 	answer121  = `Service "x" is invalid: spec.clusterIPs: Invalid value: []string{"192.0.2.1"}: failed to allocated ip:192.0.2.1 with error:provided IP is not in the valid range. The range of valid IPs is 10.96.0.0/12`
 	answer134  = `Service "kubevpn-range-f2x7q" is invalid: spec.clusterIPs: Invalid value: ["192.0.2.1"]: failed to allocate IP 192.0.2.1: the provided IP (192.0.2.1) is not in the valid range. The range of valid IPs is 10.96.0.0/16`
@@ -64,7 +64,7 @@ func service(name string, ips ...string) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns"}, Spec: corev1.ServiceSpec{ClusterIPs: ips}}
 }
 
-func TestFindCIDRs(t *testing.T) {
+func TestFindCIDRsReadsEveryPermittedSource(t *testing.T) {
 	range4 := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:10:96::/112"}}}
 	tests := []struct {
 		name    string
@@ -125,7 +125,7 @@ func TestFindCIDRs(t *testing.T) {
 	}
 }
 
-func TestFindCIDRsUnauthorized(t *testing.T) {
+func TestFindCIDRsFailsWhenUnauthorized(t *testing.T) {
 	kube := fakeCluster(nil, "")
 	kube.PrependReactor("*", "*", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewUnauthorized("who are you")
@@ -135,7 +135,7 @@ func TestFindCIDRsUnauthorized(t *testing.T) {
 	}
 }
 
-func TestMerge(t *testing.T) {
+func TestMergeKeepsTheWidestNetworks(t *testing.T) {
 	cidr := func(s string) CIDR { return CIDR{netip.MustParsePrefix(s), FromPods} }
 	got := merge([]CIDR{cidr("10.0.1.0/24"), cidr("10.0.2.0/24"), cidr("fd00::/64")}, []CIDR{cidr("10.0.1.0/25"), cidr("10.0.0.0/22"), cidr("10.0.0.0/22")})
 	want := []CIDR{cidr("fd00::/64"), cidr("10.0.0.0/22")}

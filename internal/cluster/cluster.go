@@ -48,7 +48,7 @@ type Cluster struct {
 	dial   *dialer
 	log    *slog.Logger
 
-	id      string
+	ids     IDs
 	name    string
 	context string
 	server  *url.URL
@@ -94,24 +94,30 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 		config: config, kube: kube, login: l, dial: d, log: o.Logger,
 		context: raw.CurrentContext, server: server,
 	}
-	c.id = clusterID(server, config.CAData)
+	c.ids = idsOf(server, raw, config)
 	if kctx := raw.Contexts[raw.CurrentContext]; kctx != nil {
 		c.name = kctx.Cluster
 	}
 	return c, nil
 }
 
-// ID returns the ID of the cluster that Load would return, without a client for it.
-func ID(kubeconfig []byte) (string, error) {
-	_, config, err := parse(kubeconfig)
+// IDs identify a cluster and a connection to it, by 12 hex digits each.
+type IDs struct {
+	Cluster    string // the same for the same server URL and authority
+	Connection string // the same for the same cluster, user of the kubeconfig, and impersonation
+}
+
+// Identify returns the IDs of the Cluster that Load would return, without a client for it.
+func Identify(kubeconfig []byte) (IDs, error) {
+	raw, config, err := parse(kubeconfig)
 	if err != nil {
-		return "", err
+		return IDs{}, err
 	}
 	server, err := serverURL(config)
 	if err != nil {
-		return "", err
+		return IDs{}, err
 	}
-	return clusterID(server, config.CAData), nil
+	return idsOf(server, raw, config), nil
 }
 
 // parse reads a kubeconfig with one context.
@@ -179,21 +185,37 @@ func clientFor(config *rest.Config, l *login) (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfigAndClient(config, &http.Client{Transport: rt})
 }
 
-// clusterID is the same for every kubeconfig that names the same server under the same authority.
-func clusterID(server *url.URL, ca []byte) string {
-	h := sha256.New()
-	fmt.Fprintf(h, "%s://%s%s\n", server.Scheme, server.Host, server.Path)
-	h.Write(ca)
-	return hex.EncodeToString(h.Sum(nil))[:12]
+// idsOf returns the IDs for a kubeconfig with one context. They cover the name of the user, not the credentials,
+// because users renew those.
+func idsOf(server *url.URL, raw *clientcmdapi.Config, config *rest.Config) IDs {
+	cluster := fmt.Sprintf("%s://%s%s\n%s", server.Scheme, server.Host, server.Path, config.CAData)
+	ids := IDs{Cluster: shortHash(cluster)}
+	user := ""
+	if kctx := raw.Contexts[raw.CurrentContext]; kctx != nil {
+		user = kctx.AuthInfo
+	}
+	as := config.Impersonate // fmt sorts its map
+	ids.Connection = shortHash(fmt.Sprintf("%s\n%q %q %q %q %q", ids.Cluster, user, as.UserName, as.UID, as.Groups,
+		as.Extra))
+	return ids
+}
+
+// shortHash returns 12 hex digits.
+func shortHash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])[:12]
 }
 
 // Kube returns the client for the cluster's API. Core types travel as protobuf.
 func (c *Cluster) Kube() kubernetes.Interface { return c.kube }
 
-// Dynamic returns a client for objects of any kind. It shares the connections and the limit of requests of Kube.
+// Dynamic returns a client for objects of any kind. It shares the connections and the limit of requests of Kube. It
+// does not print the API server's warnings: they are about users' objects, or about a sidecar, which repeats the name
+// of a port on purpose. Errors are *api.Error.
 func (c *Cluster) Dynamic() (dynamic.Interface, error) {
 	config := rest.CopyConfig(c.config)
 	config.RateLimiter = c.kube.CoreV1().RESTClient().GetRateLimiter()
+	config.WarningHandler = rest.NoWarnings{}
 	d, err := dynamic.NewForConfigAndClient(config, c.kube.CoreV1().RESTClient().(*rest.RESTClient).Client)
 	if err != nil {
 		return nil, unusable(err)
@@ -219,8 +241,11 @@ func (c *Cluster) Logger() *slog.Logger { return c.log }
 // Server returns the URL of the API server.
 func (c *Cluster) Server() string { return c.server.String() }
 
-// ID returns 12 hex digits that identify the cluster: the same for the same server URL and authority.
-func (c *Cluster) ID() string { return c.id }
+// ID returns the ID of the cluster.
+func (c *Cluster) ID() string { return c.ids.Cluster }
+
+// ConnectionID returns the ID of a connection to the cluster as this user.
+func (c *Cluster) ConnectionID() string { return c.ids.Connection }
 
 // Name returns the name of the cluster in the kubeconfig.
 func (c *Cluster) Name() string { return c.name }

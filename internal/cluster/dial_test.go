@@ -14,7 +14,7 @@ import (
 
 func quietLog() *log.Logger { return log.New(io.Discard, "", 0) }
 
-func TestDialerRemembers(t *testing.T) {
+func TestDialerRemembersAddresses(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestDialerRemembers(t *testing.T) {
 	conn.Close()
 }
 
-func TestClusterID(t *testing.T) {
+func TestClusterIDIsStable(t *testing.T) {
 	load := func(kubeconfig string) *Cluster {
 		t.Helper()
 		c, err := Load([]byte(kubeconfig), Options{})
@@ -73,8 +73,8 @@ func TestClusterID(t *testing.T) {
 	if c.ID() != "addfdceacb1f" {
 		t.Errorf("ID %s", c.ID()) // it names routes, links and files: it must not change
 	}
-	if id, err := ID([]byte(config)); err != nil || id != c.ID() {
-		t.Errorf("ID = %s, %v; want %s", id, err, c.ID())
+	if ids, err := Identify([]byte(config)); err != nil || ids.Cluster != c.ID() || ids.Connection != c.ConnectionID() {
+		t.Errorf("Identify = %+v, %v; want %s and %s", ids, err, c.ID(), c.ConnectionID())
 	}
 	if c.Name() != "lab" || c.Context() != "x" || c.Server() != "https://10.0.0.1:6443" {
 		t.Errorf("%s %s %s", c.Name(), c.Context(), c.Server())
@@ -84,7 +84,7 @@ func TestClusterID(t *testing.T) {
 	}
 }
 
-func TestResolveProxy(t *testing.T) {
+func TestResolveUsesTheProxysAddress(t *testing.T) {
 	c, err := Load([]byte(`{"current-context":"x","contexts":[{"name":"x","context":{"cluster":"lab"}}],
 		"clusters":[{"name":"lab","cluster":{"server":"https://api.example:6443","proxy-url":"socks5://192.0.2.9:1080"}}]}`), Options{})
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package cluster is the laptop's access to the API of one Kubernetes cluster, with the user's own credentials.
 //
-//	CLI     Prepare: kubectl's inputs ──▶ one self-contained kubeconfig      kubeconfig.go
+//	CLI     Prepare: kubectl's inputs ──▶ one self-contained kubeconfig      kubeconfig.go, overrides.go
 //	daemon  Load: that kubeconfig ──▶ Cluster                                cluster.go
 //	          Reach        is it an API server, and does it know the user?   reach.go
 //	          Kube         typed client for the API
@@ -11,8 +11,8 @@
 //	Explain: any of their errors ──▶ what to tell the user                   explain.go
 //	Permission: a right, and how an admin grants it                          forbidden.go
 //
-// Where the kubeconfig has a credential plugin, the CLI runs it on the user's terminal (Login) and hands the credential
-// to the daemon, which runs the plugin without a terminal when that has expired (login.go, plugin.go).
+// If the kubeconfig has a credential plugin, the CLI runs it on the user's terminal (Login) and hands the credential to
+// the daemon. When the credential expires, the daemon runs the plugin without a terminal (login.go, plugin.go).
 //
 // Package podconn connects to pods, and package workloads reads and changes workloads, both through a Cluster.
 package cluster

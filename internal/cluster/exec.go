@@ -35,13 +35,20 @@ func (e *Exited) Error() string {
 // saidMost limits the end of a program's standard error that Exited and errors contain, in bytes.
 const saidMost = 4 << 10
 
-// Exec runs a program in a container until it or ctx ends. stdin may be nil. Exec uses WebSocket (v5.channel.k8s.io)
-// and falls back to SPDY. If the program fails, the error is an *Exited.
-func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command []string, stdin io.Reader,
-	stdout io.Writer) error {
-	url := c.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod).SubResource("exec").
+// ExecOptions are the options of Exec.
+type ExecOptions struct {
+	Namespace, Pod, Container string
+	Command                   []string
+	Stdin                     io.Reader // nil: none
+	Stdout                    io.Writer
+}
+
+// Exec runs a program in a container until it or ctx ends. It uses WebSocket (v5.channel.k8s.io) and falls back to
+// SPDY. If the program fails, the error is an *Exited.
+func (c *Cluster) Exec(ctx context.Context, o ExecOptions) error {
+	url := c.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(o.Namespace).Name(o.Pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{
-			Container: container, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true,
+			Container: o.Container, Command: o.Command, Stdin: o.Stdin != nil, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec).URL()
 	config, err := c.login.withCertificate(c.config)
 	if err != nil {
@@ -62,7 +69,7 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 		return c.Explain(err)
 	}
 	said := &tail{most: saidMost}
-	err = either.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Stderr: said})
+	err = either.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: said})
 	var exit exec.ExitError
 	switch {
 	case err == nil:
@@ -70,9 +77,9 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.As(err, &exit) && exit.Exited():
-		return &Exited{Command: command[0], Code: exit.ExitStatus(), Said: said.String()}
+		return &Exited{Command: o.Command[0], Code: exit.ExitStatus(), Said: said.String()}
 	}
-	return c.ExplainContext(ctx, fmt.Errorf("running %s in %s/%s: %w", command[0], namespace, pod, err))
+	return c.ExplainContext(ctx, fmt.Errorf("running %s in %s/%s: %w", o.Command[0], o.Namespace, o.Pod, err))
 }
 
 // tail is a writer that keeps the last bytes. It is safe for concurrent use.
@@ -112,7 +119,9 @@ func (c *Cluster) DialExec(namespace, pod, container string, command []string) n
 	conn := &execConn{Conn: ours, cancel: cancel}
 	go func() {
 		defer cancel()
-		err := c.Exec(ctx, namespace, pod, container, command, theirs, theirs)
+		err := c.Exec(ctx, ExecOptions{
+			Namespace: namespace, Pod: pod, Container: container, Command: command, Stdin: theirs, Stdout: theirs,
+		})
 		conn.end(err)
 		theirs.Close()
 	}()

@@ -15,9 +15,9 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
-// A user who may `create` pods/exec and not `get` it is refused a WebSocket by API servers before 1.35, and let in by SPDY. So is
-// everybody where something before the server knows no WebSockets.
-func TestExecFallsBack(t *testing.T) {
+// API servers before 1.35 refuse a WebSocket, but not SPDY, to a user who may `create` pods/exec and not `get` it. A
+// proxy that does not know WebSockets refuses it to everybody.
+func TestExecFallsBackToSPDY(t *testing.T) {
 	for _, status := range []int{http.StatusForbidden, http.StatusBadRequest} {
 		t.Run(http.StatusText(status), func(t *testing.T) {
 			var programs sync.WaitGroup
@@ -57,7 +57,7 @@ func TestExecFallsBack(t *testing.T) {
 			})
 			var out bytes.Buffer
 			c := clusterAt(t, serverOf(server), &clientcmdapi.AuthInfo{Token: "t"}, Options{})
-			if err := c.Exec(t.Context(), "ns", "web", "app", []string{"cat"}, nil, &out); err != nil || out.String() != "hello" {
+			if err := c.Exec(t.Context(), ExecOptions{Namespace: "ns", Pod: "web", Container: "app", Command: []string{"cat"}, Stdout: &out}); err != nil || out.String() != "hello" {
 				t.Errorf("%q, %v", out.String(), err)
 			}
 		})

@@ -80,8 +80,7 @@ func check(t *testing.T, e *api.Error, code api.ExitCode, message, hint string) 
 	}
 }
 
-// What the API server answers.
-func TestExplainAnswers(t *testing.T) {
+func TestExplainNamesTheAnswer(t *testing.T) {
 	const denial = `pods is forbidden: User "dev@example.com" cannot list resource "pods" in API group "" in the namespace "web"`
 	tests := []struct {
 		name   string
@@ -129,7 +128,7 @@ func TestExplainAnswers(t *testing.T) {
 	}
 }
 
-func TestExplainExpired(t *testing.T) {
+func TestExplainNamesExpiredCredentials(t *testing.T) {
 	s := httptest.NewTLSServer(answer(401, statusJSON(401, "Unauthorized", "Unauthorized")))
 	defer s.Close()
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
@@ -166,7 +165,7 @@ func certificate(t *testing.T, ips []net.IP, from, until time.Time) (cert, key [
 }
 
 // Handshakes that fail, against real TLS servers.
-func TestExplainTLS(t *testing.T) {
+func TestExplainNamesTLSErrors(t *testing.T) {
 	now := time.Now()
 	loopback := []net.IP{net.IPv4(127, 0, 0, 1)}
 	tests := []struct {
@@ -230,7 +229,7 @@ func TestExplainTLS(t *testing.T) {
 }
 
 // Servers that cannot be reached.
-func TestExplainNetwork(t *testing.T) {
+func TestExplainNamesNetworkErrors(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -284,7 +283,7 @@ func TestExplainNetwork(t *testing.T) {
 }
 
 // Credential plugins, through client-go.
-func TestExplainPlugin(t *testing.T) {
+func TestExplainNamesPluginErrors(t *testing.T) {
 	plugin := func(script string) *clientcmdapi.AuthInfo {
 		file := filepath.Join(t.TempDir(), "login")
 		if err := os.WriteFile(file, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
@@ -332,7 +331,7 @@ func TestGrantCommandsQuoteWhatTheServerSays(t *testing.T) {
 	}
 }
 
-func TestBindCommand(t *testing.T) {
+func TestBindCommandIsValidShell(t *testing.T) {
 	for _, tt := range []struct{ user, want string }{
 		{"dev", "kubectl create rolebinding role-dev --namespace=ns --role=role --user=dev"},
 		{"Jane Doe@example.com", "kubectl create rolebinding role-jane-doe-example-com --namespace=ns --role=role --user='Jane Doe@example.com'"},

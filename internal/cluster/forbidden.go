@@ -106,6 +106,17 @@ func ParseDenial(message string) (user string, p Permission, ok bool) {
 	return m[1], Permission{Verb: m[2], Resource: m[3], Group: m[4], Namespace: m[5]}, true
 }
 
+// PodSecurityViolation returns the part of an API server's message that says which rules of the namespace's Pod
+// Security level a pod violates: `violates PodSecurity "restricted:latest": ...`. It returns "" for another message.
+func PodSecurityViolation(message string) string {
+	const begin = "violates PodSecurity"
+	_, rules, found := strings.Cut(message, begin)
+	if !found {
+		return ""
+	}
+	return begin + rules
+}
+
 // forbidden explains a 403 of RBAC or of an admission plugin.
 func forbidden(message string) *api.Error {
 	if user, p, ok := ParseDenial(message); ok {
@@ -113,7 +124,7 @@ func forbidden(message string) *api.Error {
 			WithHint("Ask a cluster admin to run:\n%s", p.GrantCommands(user))
 	}
 	switch {
-	case strings.Contains(message, "violates PodSecurity"):
+	case PodSecurityViolation(message) != "":
 		return api.Errorf(api.ExitInstall, "the namespace's pod security forbids it: %s", message).
 			WithHint("Ask a cluster admin to install the traffic manager elsewhere: `kubevpn install`.")
 	case strings.Contains(message, "exceeded quota"):

@@ -22,8 +22,8 @@ import (
 // Inputs are kubectl's inputs: flags and the environment of the process.
 type Inputs struct {
 	Kubeconfig string // --kubeconfig; empty: $KUBECONFIG, else ~/.kube/config
-	Context    string // --context; empty: the current one
-	Namespace  string // --namespace; empty: the context's
+	// Overrides are the other flags. Prepare ignores ClusterDefaults and Timeout.
+	Overrides clientcmd.ConfigOverrides
 	// Environ is the caller's environment, for the credential plugin and for its proxy variables. The daemon that uses
 	// the kubeconfig has another environment.
 	Environ []string
@@ -49,22 +49,20 @@ func Prepare(in Inputs) (Prepared, error) {
 	if err != nil {
 		return Prepared{}, loadError(in, err)
 	}
-	if len(config.Contexts) == 0 && len(config.Clusters) == 0 {
+	if len(config.Contexts) == 0 && len(config.Clusters) == 0 && in.Overrides.ClusterInfo.Server == "" {
 		return Prepared{}, noKubeconfig(rules, environment(in.Environ)["KUBECONFIG"])
 	}
-	if in.Context != "" {
-		config.CurrentContext = in.Context
+	in.choose(config)
+	if err := checkContext(config, in.Overrides.ClusterInfo.Server); err != nil {
+		return Prepared{}, err
 	}
-	if err := checkContext(config); err != nil {
+	if config, err = in.merge(config); err != nil {
 		return Prepared{}, err
 	}
 	if err := clientcmdapi.MinifyConfig(config); err != nil {
 		return Prepared{}, api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q: %w", config.CurrentContext, err)
 	}
 	kctx := config.Contexts[config.CurrentContext]
-	if in.Namespace != "" {
-		kctx.Namespace = in.Namespace
-	}
 	if kctx.Namespace == "" {
 		kctx.Namespace = "default"
 	}
@@ -147,7 +145,8 @@ func noKubeconfig(rules *clientcmd.ClientConfigLoadingRules, env string) *api.Er
 			"`kind export kubeconfig`.")
 }
 
-func checkContext(config *clientcmdapi.Config) *api.Error {
+// checkContext checks the current context. server is that of the flags.
+func checkContext(config *clientcmdapi.Config, server string) *api.Error {
 	names := strings.Join(slices.Sorted(maps.Keys(config.Contexts)), ", ")
 	if config.CurrentContext == "" {
 		return api.Errorf(api.ExitKubeconfig, "the kubeconfig has no current context").
@@ -158,7 +157,7 @@ func checkContext(config *clientcmdapi.Config) *api.Error {
 		return api.Errorf(api.ExitKubeconfig, "the kubeconfig has no context %q", config.CurrentContext).
 			WithHint("It has: %s", names)
 	}
-	if c := config.Clusters[kctx.Cluster]; c == nil || c.Server == "" {
+	if c := config.Clusters[kctx.Cluster]; c == nil || c.Server == "" && server == "" {
 		return api.Errorf(api.ExitKubeconfig, "the kubeconfig's context %q names the cluster %q, which has no server",
 			config.CurrentContext, kctx.Cluster).
 			WithHint("`kubectl config view --context %s --minify` shows it.", api.ShellQuote(config.CurrentContext))

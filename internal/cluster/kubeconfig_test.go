@@ -71,7 +71,7 @@ func home(t *testing.T, kubeconfig string) (dir string, environ []string) {
 	return dir, []string{"HOME=" + dir, "KUBECONFIG=" + filepath.Join(dir, ".kube/config"), "PATH=" + filepath.Join(dir, "bin"), "REGION=caller", "ZONE=a=b"}
 }
 
-func TestPrepare(t *testing.T) {
+func TestPrepareKeepsOnlyTheContext(t *testing.T) {
 	dir, environ := home(t, twoContexts)
 	p, err := Prepare(Inputs{Environ: environ})
 	if err != nil {
@@ -99,9 +99,9 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-func TestPrepareExec(t *testing.T) {
+func TestPrepareResolvesThePlugin(t *testing.T) {
 	dir, environ := home(t, twoContexts)
-	p, err := Prepare(Inputs{Context: "two", Namespace: "mine", Environ: environ})
+	p, err := Prepare(Inputs{Overrides: inContext("two", "mine"), Environ: environ})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestPrepareExec(t *testing.T) {
 	}
 }
 
-func TestPrepareErrors(t *testing.T) {
+func TestPrepareNamesTheProblem(t *testing.T) {
 	tests := []struct {
 		name    string
 		config  string
@@ -145,11 +145,11 @@ func TestPrepareErrors(t *testing.T) {
 		{"no such file", twoContexts, Inputs{Kubeconfig: "/no/such/file"}, api.ExitKubeconfig, "there is no kubeconfig at /no/such/file", "Give --kubeconfig the path of an existing file"},
 		{"empty", "apiVersion: v1\nkind: Config\n", Inputs{}, api.ExitKubeconfig, "no kubeconfig: looked at DIR/.kube/config (names no cluster)", "Name one"},
 		{"not YAML", "{", Inputs{}, api.ExitKubeconfig, "the kubeconfig DIR/.kube/config is not valid YAML: line 1: did not find expected node content", "Correct the file"},
-		{"no such context", twoContexts, Inputs{Context: "three"}, api.ExitKubeconfig, `the kubeconfig has no context "three"`, "It has: absent, broken, legacy, one, two"},
+		{"no such context", twoContexts, Inputs{Overrides: inContext("three", "")}, api.ExitKubeconfig, `the kubeconfig has no context "three"`, "It has: absent, broken, legacy, one, two"},
 		{"no current context", strings.Replace(twoContexts, "current-context: one", "", 1), Inputs{}, api.ExitKubeconfig, "the kubeconfig has no current context", "Choose one with --context NAME"},
-		{"no such cluster", twoContexts, Inputs{Context: "broken"}, api.ExitKubeconfig, `the kubeconfig's context "broken" names the cluster "nowhere", which has no server`, "`kubectl config view --context broken --minify` shows it."},
-		{"auth-provider", twoContexts, Inputs{Context: "legacy"}, api.ExitKubeconfig, `the kubeconfig uses the auth-provider "gcp", which Kubernetes removed in 1.26`, "Fetch a new kubeconfig"},
-		{"no such plugin", twoContexts, Inputs{Context: "absent"}, api.ExitExecPlugin, "the kubeconfig's credential plugin no-such-login: executable file not found in $PATH", "Install it."},
+		{"no such cluster", twoContexts, Inputs{Overrides: inContext("broken", "")}, api.ExitKubeconfig, `the kubeconfig's context "broken" names the cluster "nowhere", which has no server`, "`kubectl config view --context broken --minify` shows it."},
+		{"auth-provider", twoContexts, Inputs{Overrides: inContext("legacy", "")}, api.ExitKubeconfig, `the kubeconfig uses the auth-provider "gcp", which Kubernetes removed in 1.26`, "Fetch a new kubeconfig"},
+		{"no such plugin", twoContexts, Inputs{Overrides: inContext("absent", "")}, api.ExitExecPlugin, "the kubeconfig's credential plugin no-such-login: executable file not found in $PATH", "Install it."},
 		{"no certificate", strings.Replace(twoContexts, "dev.crt", "gone.crt", 1), Inputs{}, api.ExitKubeconfig, "cannot read a file that the kubeconfig names: open DIR/.kube/gone.crt:", ""},
 	}
 	for _, tt := range tests {
@@ -169,8 +169,8 @@ func TestPrepareErrors(t *testing.T) {
 	}
 }
 
-// The daemon has another environment: what the caller's says of proxies must be in the kubeconfig.
-func TestPrepareProxy(t *testing.T) {
+// The daemon has another environment, so the kubeconfig must contain the proxy of the caller's environment.
+func TestPrepareStoresTheProxy(t *testing.T) {
 	tests := []struct {
 		name    string
 		environ []string

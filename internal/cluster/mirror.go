@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kubevpn/pkg/wakeup"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -18,8 +20,8 @@ import (
 
 // Mirror is a local copy of objects of type T, which Run keeps up to date. Its methods are safe for concurrent use.
 type Mirror[T runtime.Object] struct {
-	// Changed receives a value after a change; several mirrors may share one. Set it before Run, with a buffer of 1.
-	Changed chan struct{}
+	// Changed is raised after a change; several mirrors may share one. Set it before Run.
+	Changed wakeup.Signal
 
 	store   cache.Store
 	listed  atomic.Bool
@@ -37,7 +39,7 @@ type Objects[L runtime.Object] interface {
 // NewMirror returns a Mirror of the objects that the selectors of o choose. kind is an empty object.
 func NewMirror[T, L runtime.Object](kube kubernetes.Interface, kind T, o metav1.ListOptions,
 	objects Objects[L]) *Mirror[T] {
-	m := &Mirror[T]{store: cache.NewStore(cache.MetaNamespaceKeyFunc), Changed: make(chan struct{}, 1), kind: kind}
+	m := &Mirror[T]{store: cache.NewStore(cache.MetaNamespaceKeyFunc), Changed: wakeup.NewSignal(), kind: kind}
 	choose := func(to metav1.ListOptions) metav1.ListOptions {
 		to.LabelSelector, to.FieldSelector = o.LabelSelector, o.FieldSelector
 		return to
@@ -61,17 +63,15 @@ func NewMirror[T, L runtime.Object](kube kubernetes.Interface, kind T, o metav1.
 	return m
 }
 
-// Follow passes all objects that the selectors of o choose to f, at first and after each change, until ctx ends.
+// Follow calls Run, and passes all objects to f, at first and after each change, until ctx ends. Call it, or Run, once.
 // Changes that come while f runs are joined to one. f is called from the caller's goroutine, and must not change the
 // objects. Follow replaces connections that break. The error is never nil: it is ctx's, or the API server's if the user
 // may not list or watch the objects.
-func Follow[T, L runtime.Object](ctx context.Context, kube kubernetes.Interface, kind T, o metav1.ListOptions,
-	objects Objects[L], f func([]T)) error {
+func (m *Mirror[T]) Follow(ctx context.Context, f func([]T)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel(nil)
-	m := NewMirror(kube, kind, o, objects)
 	m.onError = func(err error) {
 		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 			cancel(err)
@@ -115,10 +115,7 @@ func (m *Mirror[T]) Objects() []T {
 }
 
 func (m *Mirror[T]) notify(err error) error {
-	select {
-	case m.Changed <- struct{}{}:
-	default: // the receiver has yet to see the previous change
-	}
+	m.Changed.Raise()
 	return err
 }
 

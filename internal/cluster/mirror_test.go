@@ -15,7 +15,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-func TestFollowTellsTheListAndEachChange(t *testing.T) {
+func TestFollowReportsTheListAndEachChange(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, ignore) })
 	kube := fakeCluster(nil, "", service("web", "10.96.0.1"), service("api", "10.96.0.2"))
@@ -24,7 +24,7 @@ func TestFollowTellsTheListAndEachChange(t *testing.T) {
 	defer cancel()
 	lists, done := make(chan []string), make(chan error, 1)
 	go func() {
-		done <- Follow(ctx, kube, &corev1.Service{}, metav1.ListOptions{}, services, func(list []*corev1.Service) {
+		done <- NewMirror(kube, &corev1.Service{}, metav1.ListOptions{}, services).Follow(ctx, func(list []*corev1.Service) {
 			var names []string
 			for _, s := range list {
 				names = append(names, s.Name)
@@ -54,8 +54,8 @@ func TestFollowTellsTheListAndEachChange(t *testing.T) {
 
 func TestFollowFailsWithoutTheRight(t *testing.T) {
 	kube := fakeCluster(nil, "list:services")
-	err := Follow(t.Context(), kube, &corev1.Service{}, metav1.ListOptions{}, kube.CoreV1().Services("ns"),
-		func([]*corev1.Service) {})
+	err := NewMirror(kube, &corev1.Service{}, metav1.ListOptions{}, kube.CoreV1().Services("ns")).
+		Follow(t.Context(), func([]*corev1.Service) {})
 	if !apierrors.IsForbidden(err) {
 		t.Fatal(err)
 	}

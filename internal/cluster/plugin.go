@@ -23,6 +23,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 // ExecTimeout limits a run of a kubeconfig's credential plugin without a terminal.
@@ -139,10 +140,7 @@ func (p *plugin) run(ctx context.Context, t Terminal) (*api.Credential, error) {
 // failed returns the error for a plugin that failed.
 func (p *plugin) failed(ctx, bounded context.Context, err error, said string) error {
 	if bounded.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-time.After(interruptTime):
-		}
+		wakeup.Pause(ctx, interruptTime)
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()

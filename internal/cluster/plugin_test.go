@@ -35,7 +35,7 @@ func script(text string) *plugin {
 	}}
 }
 
-func TestPluginRun(t *testing.T) {
+func TestPluginAnswerIsChecked(t *testing.T) {
 	for _, tt := range []struct{ name, script, token, err string }{
 		{"answers", `echo '` + strings.ReplaceAll(answered("X"), "X", `'$TOKEN'`) + `'`, "secret", ""},
 		{"is told that nobody is there", `case $KUBERNETES_EXEC_INFO in *'"interactive":false'*) echo '` + answered("alone") + `';; esac`, "alone", ""},
@@ -155,7 +155,7 @@ func TestPluginEndsWithCtrlC(t *testing.T) {
 	}
 }
 
-func TestPluginThatIsMissing(t *testing.T) {
+func TestMissingPluginIsNamed(t *testing.T) {
 	p := script("")
 	p.config.Command, p.config.InstallHint = "/no/such/plugin", "get it from the shop"
 	_, err := p.run(t.Context(), Terminal{})
@@ -164,7 +164,7 @@ func TestPluginThatIsMissing(t *testing.T) {
 	}
 }
 
-func TestDecodeCredential(t *testing.T) {
+func TestDecodeCredentialRejectsInvalidAnswers(t *testing.T) {
 	for _, tt := range []struct{ name, out, err string }{
 		{"JSON", answered("t"), ""},
 		{"YAML", "kind: ExecCredential\napiVersion: " + credentialV1 + "\nstatus: {token: t, expirationTimestamp: 2030-01-02T03:04:05Z}", ""},

@@ -46,7 +46,7 @@ ipvs:
 kind: KubeProxyConfiguration
 mode: `
 
-func TestProxy(t *testing.T) {
+func TestProxyModeComesFromTheFirstSource(t *testing.T) {
 	kubeadmSet := systemDaemonSet("kube-proxy", corev1.Container{Name: "kube-proxy",
 		Command: []string{"/usr/local/bin/kube-proxy", "--config=/var/lib/kube-proxy/config.conf", "--hostname-override=$(NODE_NAME)"}})
 	const felix = "/apis/crd.projectcalico.org/v1/felixconfigurations/default"
@@ -253,7 +253,7 @@ func TestProxy(t *testing.T) {
 	}
 }
 
-func TestArgument(t *testing.T) {
+func TestArgumentUsesTheLastValue(t *testing.T) {
 	for _, tt := range []struct {
 		args  []string
 		value string

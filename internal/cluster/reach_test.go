@@ -57,8 +57,8 @@ func html(code int, page string) http.HandlerFunc {
 	}
 }
 
-// What answers in an API server's place, or for it.
-func TestReachTellsWhoAnswers(t *testing.T) {
+// Other servers and proxies answer instead of the API server.
+func TestReachNamesTheResponder(t *testing.T) {
 	reviews := denied("ann", "create", "selfsubjectaccessreviews", "authorization.k8s.io")
 	for _, tt := range []struct {
 		name    string
@@ -117,8 +117,8 @@ func TestReachTellsWhoAnswers(t *testing.T) {
 	}
 }
 
-// Servers that no request comes to.
-func TestReachTellsWhyNobodyAnswers(t *testing.T) {
+// These servers receive no request.
+func TestReachNamesTheReasonForSilence(t *testing.T) {
 	s := httptest.NewUnstartedServer(answer(201, review))
 	s.Config.ErrorLog = quietLog()
 	s.StartTLS()

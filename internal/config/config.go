@@ -1,6 +1,7 @@
-// Package config reads the settings of a user (config.go, file.go) and locates the files of kubevpn (paths.go). It also
-// stores the key of the user (key.go) and the trusted clusters (trust.go). For each setting, a flag takes precedence
-// over the environment, the environment over the file, and the file over the default.
+// Package config resolves the settings of a user (config.go, file.go, defaults.go) and locates the files of kubevpn
+// (paths.go). It also stores the key of the user (key.go) and the trusted clusters (trust.go). For each setting, a flag
+// takes precedence over the environment, the environment over the user's file, the file over the client defaults of the
+// cluster, and these over the built-in default.
 package config
 
 import (
@@ -14,7 +15,7 @@ import (
 	"kubevpn/internal/version"
 )
 
-// Config contains the settings of commands such as `connect`, `proxy` and `install`. Copies share the slices.
+// Config contains the settings of commands such as `connect`, `proxy` and `install`. Copies share slices and maps.
 type Config struct {
 	Image            string         // of the traffic manager; empty: not set
 	ManagerNamespace string         // empty: "kubevpn" if the user has access to it, else the current namespace
@@ -26,6 +27,15 @@ type Config struct {
 	ExcludeCIDRs     []netip.Prefix // masked; never routed into the tunnel
 	AllowInbound     []api.Inbound  // ports of this laptop that other laptops may connect to
 	Yes              bool           // give consent to clusters without a question
+	RequireMatch     MatchRule      // where an intercept must select requests
+
+	origins map[Key]origin // a key that it lacks has the built-in default
+}
+
+// origin says which layer set a setting, and in which words api.Setting.Source names it.
+type origin struct {
+	layer  api.Origin
+	source string
 }
 
 // Default returns the configuration without any settings of the user.
@@ -36,7 +46,29 @@ func Default() Config {
 		Netstack:  Netstacks()[0],
 		Transport: Transports()[0],
 		Mode:      Modes()[0],
+		origins:   map[Key]origin{},
 	}
+}
+
+// Settings returns all settings, in a fixed order.
+func (c *Config) Settings() []api.Setting {
+	var out []api.Setting
+	for _, s := range settings() {
+		out = append(out, c.Setting(s.key))
+	}
+	return out
+}
+
+// Setting returns the setting of the key.
+func (c *Config) Setting(key Key) api.Setting {
+	out := api.Setting{Key: string(key), Origin: api.OriginDefault}
+	if s, ok := find(key); ok {
+		out.Value = s.text(c)
+	}
+	if o, ok := c.origins[key]; ok {
+		out.Origin, out.Source = o.layer, o.source
+	}
+	return out
 }
 
 // Schedulers returns the algorithms that choose an endpoint of a Service, with their names in IPVS. The first is the
@@ -71,56 +103,122 @@ const (
 	KeyExcludeCIDRs     Key = "excludeCIDRs"
 	KeyAllowInbound     Key = "allowInbound"
 	KeyYes              Key = "yes"
+	KeyRequireMatch     Key = "requireMatch"
 )
 
-// setting describes a Key: its flag, its environment variable, and how to set it.
+// setting describes a Key: its flag, its environment variable, and how to set and print it.
 type setting struct {
-	key  Key
-	flag string // without "--"
-	env  string
-	list bool // accepts several values, separated by commas in the environment
-	set  func(c *Config, values []string) error
+	key     Key
+	flag    string // without "--"
+	env     string
+	list    bool // accepts several values, separated by commas in the environment
+	cluster bool // the client defaults of the cluster may set it
+	set     func(c *Config, values []string) error
+	text    func(c *Config) string
 }
 
 func settings() []setting {
 	return []setting{
-		{KeyImage, "image", "KUBEVPN_IMAGE", false, func(c *Config, v []string) error {
-			c.Image = v[0]
-			return nil
-		}},
-		{KeyManagerNamespace, "manager-namespace", "KUBEVPN_MANAGER_NAMESPACE", false,
-			func(c *Config, v []string) error {
-				c.ManagerNamespace = v[0]
+		text(KeyImage, "image", "KUBEVPN_IMAGE", func(c *Config) *string { return &c.Image }),
+		text(KeyManagerNamespace, "manager-namespace", "KUBEVPN_MANAGER_NAMESPACE",
+			func(c *Config) *string { return &c.ManagerNamespace }),
+		choice(KeyScheduler, "scheduler", "KUBEVPN_SCHEDULER", Schedulers(),
+			func(c *Config) *string { return &c.Scheduler }),
+		choice(KeyNetstack, "netstack", "KUBEVPN_NETSTACK", Netstacks(),
+			func(c *Config) *string { return &c.Netstack }).fromCluster(),
+		choice(KeyTransport, "transport", "KUBEVPN_TRANSPORT", Transports(),
+			func(c *Config) *string { return &c.Transport }).fromCluster(),
+		choice(KeyMode, "mode", "KUBEVPN_MODE", Modes(), func(c *Config) *string { return &c.Mode }).fromCluster(),
+		list(KeyExtraCIDRs, "extra-cidr", "KUBEVPN_EXTRA_CIDRS", prefix,
+			func(c *Config) *[]netip.Prefix { return &c.ExtraCIDRs }).fromCluster(),
+		list(KeyExcludeCIDRs, "exclude-cidr", "KUBEVPN_EXCLUDE_CIDRS", prefix,
+			func(c *Config) *[]netip.Prefix { return &c.ExcludeCIDRs }).fromCluster(),
+		list(KeyAllowInbound, "allow-inbound", "KUBEVPN_ALLOW_INBOUND", inbound,
+			func(c *Config) *[]api.Inbound { return &c.AllowInbound }),
+		{
+			key: KeyYes, flag: "yes", env: "KUBEVPN_YES",
+			set: func(c *Config, v []string) (err error) {
+				if c.Yes, err = strconv.ParseBool(v[0]); err != nil {
+					return fmt.Errorf("%q is invalid: must be true or false", v[0])
+				}
 				return nil
-			}},
-		{KeyScheduler, "scheduler", "KUBEVPN_SCHEDULER", false, func(c *Config, v []string) error {
-			return choose(&c.Scheduler, v[0], Schedulers())
-		}},
-		{KeyNetstack, "netstack", "KUBEVPN_NETSTACK", false, func(c *Config, v []string) error {
-			return choose(&c.Netstack, v[0], Netstacks())
-		}},
-		{KeyTransport, "transport", "KUBEVPN_TRANSPORT", false, func(c *Config, v []string) error {
-			return choose(&c.Transport, v[0], Transports())
-		}},
-		{KeyMode, "mode", "KUBEVPN_MODE", false, func(c *Config, v []string) error {
-			return choose(&c.Mode, v[0], Modes())
-		}},
-		{KeyExtraCIDRs, "extra-cidr", "KUBEVPN_EXTRA_CIDRS", true, func(c *Config, v []string) error {
-			return prefixes(&c.ExtraCIDRs, v)
-		}},
-		{KeyExcludeCIDRs, "exclude-cidr", "KUBEVPN_EXCLUDE_CIDRS", true, func(c *Config, v []string) error {
-			return prefixes(&c.ExcludeCIDRs, v)
-		}},
-		{KeyAllowInbound, "allow-inbound", "KUBEVPN_ALLOW_INBOUND", true, func(c *Config, v []string) error {
-			return inbound(&c.AllowInbound, v)
-		}},
-		{KeyYes, "yes", "KUBEVPN_YES", false, func(c *Config, v []string) (err error) {
-			if c.Yes, err = strconv.ParseBool(v[0]); err != nil {
-				return fmt.Errorf("%q is invalid: must be true or false", v[0])
-			}
-			return nil
-		}},
+			},
+			text: func(c *Config) string { return strconv.FormatBool(c.Yes) },
+		},
+		{
+			key: KeyRequireMatch, flag: "require-match", env: "KUBEVPN_REQUIRE_MATCH", list: true, cluster: true,
+			set: func(c *Config, v []string) (err error) {
+				c.RequireMatch, err = parseMatchRule(v)
+				return err
+			},
+			text: func(c *Config) string { return c.RequireMatch.String() },
+		},
 	}
+}
+
+func (s setting) fromCluster() setting {
+	s.cluster = true
+	return s
+}
+
+// text returns a setting with any value.
+func text(key Key, flag, env string, field func(*Config) *string) setting {
+	return setting{
+		key: key, flag: flag, env: env,
+		set: func(c *Config, v []string) error {
+			*field(c) = v[0]
+			return nil
+		},
+		text: func(c *Config) string { return *field(c) },
+	}
+}
+
+// choice returns a setting whose value is one of allowed.
+func choice(key Key, flag, env string, allowed []string, field func(*Config) *string) setting {
+	s := text(key, flag, env, field)
+	s.set = func(c *Config, v []string) error {
+		if !slices.Contains(allowed, v[0]) {
+			return fmt.Errorf("%q is invalid: must be one of %s", v[0], strings.Join(allowed, ", "))
+		}
+		*field(c) = v[0]
+		return nil
+	}
+	return s
+}
+
+// list returns a setting with several values.
+func list[T fmt.Stringer](key Key, flag, env string, parse func(string) (T, error),
+	field func(*Config) *[]T) setting {
+	return setting{
+		key: key, flag: flag, env: env, list: true,
+		set: func(c *Config, values []string) error {
+			out := make([]T, len(values))
+			for i, v := range values {
+				var err error
+				if out[i], err = parse(v); err != nil {
+					return err
+				}
+			}
+			*field(c) = out
+			return nil
+		},
+		text: func(c *Config) string {
+			var all []string
+			for _, v := range *field(c) {
+				all = append(all, v.String())
+			}
+			return strings.Join(all, ",")
+		},
+	}
+}
+
+// assign sets a setting and its origin.
+func (c *Config) assign(s setting, values []string, o origin) error {
+	if err := s.set(c, values); err != nil {
+		return err
+	}
+	c.origins[s.key] = o
+	return nil
 }
 
 func find(key Key) (setting, bool) {
@@ -145,47 +243,15 @@ func (c *Config) SetFlag(key Key, values []string) error {
 	if !ok {
 		return fmt.Errorf("no setting is called %q", key)
 	}
-	if err := s.set(c, values); err != nil {
+	if err := c.assign(s, values, origin{api.OriginFlag, "--" + s.flag}); err != nil {
 		return api.Errorf(api.ExitUsage, "--%s: %w", s.flag, err)
 	}
 	return nil
 }
 
-// choose sets dst to value if value is in allowed.
-func choose(dst *string, value string, allowed []string) error {
-	if !slices.Contains(allowed, value) {
-		return fmt.Errorf("%q is invalid: must be one of %s", value, strings.Join(allowed, ", "))
-	}
-	*dst = value
-	return nil
-}
+func inbound(s string) (i api.Inbound, err error) { return i, i.UnmarshalText([]byte(s)) }
 
-// prefixes sets dst to the networks in values: CIDRs or single addresses.
-func prefixes(dst *[]netip.Prefix, values []string) error {
-	out := make([]netip.Prefix, 0, len(values))
-	for _, v := range values {
-		p, err := prefix(v)
-		if err != nil {
-			return err
-		}
-		out = append(out, p)
-	}
-	*dst = out
-	return nil
-}
-
-// inbound sets dst to the ports in values.
-func inbound(dst *[]api.Inbound, values []string) error {
-	out := make([]api.Inbound, len(values))
-	for i, v := range values {
-		if err := out[i].UnmarshalText([]byte(v)); err != nil {
-			return err
-		}
-	}
-	*dst = out
-	return nil
-}
-
+// prefix parses a CIDR or a single address.
 func prefix(s string) (netip.Prefix, error) {
 	if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
 		addr = addr.Unmap()

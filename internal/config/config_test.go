@@ -54,7 +54,7 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 		{name: "yes", file: "yes: true\n", want: with(func(c *Config) { c.Yes = true })},
 		{name: "no-beats-yes", file: "yes: true\n", env: map[string]string{"KUBEVPN_YES": "0"}, want: defaults},
 		{name: "perhaps", env: map[string]string{"KUBEVPN_YES": "perhaps"}, err: `KUBEVPN_YES: "perhaps" is invalid: must be true or false`},
-		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, allowInbound, yes`},
+		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, allowInbound, yes, requireMatch`},
 		{name: "twice", file: "image: a\nimage: b\n", err: "config.yaml:2: image is already set on line 1"},
 		{name: "not-a-mapping", file: "- image\n", err: "config.yaml:1: expected a list of `key: value` lines"},
 		{name: "list-for-a-value", file: "image: [a]\n", err: "config.yaml:1: image: must be a single value"},
@@ -83,7 +83,7 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tt.want, got, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
+			if diff := cmp.Diff(tt.want, got, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty(), cmpopts.IgnoreUnexported(Config{})); diff != "" {
 				t.Errorf("Load (-want +got):\n%s", diff)
 			}
 		})

@@ -22,7 +22,7 @@ func Load(path string, lookup func(string) (string, bool)) (Config, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Config{}, api.Errorf(api.ExitUsage, "cannot read the configuration: %w", err)
 	}
-	if err := c.apply(filepath.Base(path), text); err != nil {
+	if err := c.apply(path, text); err != nil {
 		return Config{}, api.Errorf(api.ExitUsage, "%w", err).WithHint("the file is %s", path)
 	}
 	for _, s := range settings() {
@@ -34,7 +34,7 @@ func Load(path string, lookup func(string) (string, bool)) (Config, error) {
 		if s.list {
 			values = fields(value)
 		}
-		if err := s.set(&c, values); err != nil {
+		if err := c.assign(s, values, origin{api.OriginEnvironment, s.env}); err != nil {
 			return Config{}, api.Errorf(api.ExitUsage, "%s: %w", s.env, err)
 		}
 	}
@@ -46,52 +46,73 @@ func fields(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// apply applies the settings of a YAML text. Errors contain name.
-func (c *Config) apply(name string, text []byte) error {
+// apply applies the settings of the YAML file at path. Errors contain its name.
+func (c *Config) apply(path string, text []byte) error {
+	name := filepath.Base(path)
+	entries, err := mapping(text)
+	if err != nil {
+		return fmt.Errorf("%s%w", name, err)
+	}
+	seen := map[string]int{}
+	for _, e := range entries {
+		if line, twice := seen[e.key]; twice {
+			return fmt.Errorf("%s:%d: %s is already set on line %d", name, e.line, e.key, line)
+		}
+		seen[e.key] = e.line
+		if err := c.applyEntry(e, origin{api.OriginFile, path}); err != nil {
+			return fmt.Errorf("%s:%d: %w", name, e.line, err)
+		}
+	}
+	return nil
+}
+
+// entry is one `key: value` of a YAML text.
+type entry struct {
+	key   string
+	line  int
+	value *yaml.Node
+}
+
+// mapping parses a YAML text that contains only `key: value` entries. Errors begin with ": " or the line.
+func mapping(text []byte) ([]entry, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(text, &doc); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf(": %w", err)
 	}
 	if len(doc.Content) == 0 {
-		return nil // empty, or only comments
+		return nil, nil // empty, or only comments
 	}
 	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
-		return fmt.Errorf("%s:%d: expected a list of `key: value` lines", name, root.Line)
+		return nil, fmt.Errorf(":%d: expected a list of `key: value` lines", root.Line)
 	}
-	seen := map[string]int{}
+	var entries []entry
 	for i := 0; i+1 < len(root.Content); i += 2 {
-		key, value := root.Content[i], root.Content[i+1]
-		if line, twice := seen[key.Value]; twice {
-			return fmt.Errorf("%s:%d: %s is already set on line %d", name, key.Line, key.Value, line)
-		}
-		seen[key.Value] = key.Line
-		if err := c.applyKey(key, value); err != nil {
-			return fmt.Errorf("%s:%d: %w", name, key.Line, err)
-		}
+		entries = append(entries, entry{root.Content[i].Value, root.Content[i].Line, root.Content[i+1]})
 	}
-	return nil
+	return entries, nil
 }
 
-func (c *Config) applyKey(key, value *yaml.Node) error {
-	s, ok := find(Key(key.Value))
+func (c *Config) applyEntry(e entry, from origin) error {
+	s, ok := find(Key(e.key))
 	if !ok {
-		return fmt.Errorf("unknown key %q: must be one of %s", key.Value, strings.Join(keyNames(), ", "))
+		return fmt.Errorf("unknown key %q: must be one of %s", e.key, strings.Join(keyNames(), ", "))
 	}
-	values, err := strs(value, s.list)
+	values, err := strs(e.value, s.list)
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.key, err)
 	}
-	if len(values) == 0 {
+	if values == nil {
 		return nil // `key:` without a value
 	}
-	if err := s.set(c, values); err != nil {
+	if err := c.assign(s, values, from); err != nil {
 		return fmt.Errorf("%s: %w", s.key, err)
 	}
 	return nil
 }
 
-// strs returns the value of a scalar or, if list is set, the values of a list.
+// strs returns the value of a scalar or, if list is set, the values of a list, which may be none. Nil: the value is
+// missing.
 func strs(n *yaml.Node, list bool) ([]string, error) {
 	switch {
 	case n.Kind == yaml.ScalarNode:
@@ -100,7 +121,7 @@ func strs(n *yaml.Node, list bool) ([]string, error) {
 		}
 		return []string{n.Value}, nil
 	case n.Kind == yaml.SequenceNode && list:
-		var values []string
+		values := []string{}
 		for _, item := range n.Content {
 			if item.Kind != yaml.ScalarNode {
 				return nil, fmt.Errorf("line %d must be a single value", item.Line)

@@ -58,7 +58,7 @@ func (c *checker) try(ctx context.Context) ([]api.Check, error) {
 		return nil, ctx.Err()
 	}
 	c.show(checks)
-	return checks, probeError(checks, c.routes.applied.ResolverMode, c.view.load().state.ResolvesVIPs)
+	return checks, probeError(checks, c.routes.applied.ResolverMode, c.view.Load().state.ResolvesVIPs)
 }
 
 func (c *checker) show(checks []api.Check) {
@@ -91,7 +91,7 @@ func (c *checker) tryGVisor(ctx context.Context, checks []api.Check) ([]api.Chec
 
 // targets returns what the manager proposes. If the manager may not look, it returns what the user may see.
 func (c *checker) targets(ctx context.Context) probeTargets {
-	state := c.view.load().state
+	state := c.view.Load().state
 	routed := func(a netip.Addr) bool {
 		return slices.ContainsFunc(c.routes.planned.Routes, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
@@ -130,14 +130,14 @@ func (c *checker) targets(ctx context.Context) probeTargets {
 func (c *checker) somePod(ctx context.Context) netip.AddrPort {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	pods, err := c.cluster.Kube().CoreV1().Pods(c.namespace.load()).List(ctx, metav1.ListOptions{
+	pods, err := c.cluster.Kube().CoreV1().Pods(c.namespace.Load()).List(ctx, metav1.ListOptions{
 		FieldSelector: "status.phase=Running", Limit: 50,
 	})
 	if err != nil {
 		c.log.Info("looking for a pod to probe", "err", err)
 		return netip.AddrPort{}
 	}
-	manager := c.manager.place.load().pod
+	manager := c.manager.place.Load().pod
 	for _, p := range pods.Items {
 		if p.Name == manager || p.Spec.HostNetwork || p.DeletionTimestamp != nil {
 			continue

@@ -59,7 +59,7 @@ type chooser struct {
 func (c *chooser) choose(ctx context.Context, proxy func(ctx context.Context, node string) cluster.Proxy) error {
 	done := c.status.step("Choosing the netstack")
 	node := ""
-	if hello := c.view.load().hello; hello != nil {
+	if hello := c.view.Load().hello; hello != nil {
 		node = hello.Node
 	}
 	f := facts{Asked: c.cfg.netstack(), Proxy: proxy(ctx, node)}
@@ -92,12 +92,12 @@ func (c *chooser) adopt(d decision) {
 // obtain returns when the traffic manager has a gateway that serves this laptop. With --netstack system it relabels a
 // namespace of kubevpn's own if it must. Otherwise it adds a gateway only if the namespace admits it as it is.
 func (c *chooser) obtain(ctx context.Context) error {
-	v := c.view.load()
+	v := c.view.Load()
 	if v.gatewayServes() || v.state.Gateway != nil && c.awaitGateway(ctx) { // it learns of the lease right now
 		return nil
 	}
 	o := install.GatewayOptions{
-		Namespace: c.manager.place.load().namespace, Pod: c.view.load().pod(),
+		Namespace: c.manager.place.Load().namespace, Pod: c.view.Load().pod(),
 		Relabel: c.cfg.netstack() == api.NetstackSystem, Progress: c.cfg.Progress,
 	}
 	if !o.Relabel {
@@ -110,7 +110,7 @@ func (c *chooser) obtain(ctx context.Context) error {
 	o.Ready = ready
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if _, err := c.view.await(waiting, view.gatewayServes); err == nil {
+		if _, err := c.view.Await(waiting, view.gatewayServes); err == nil {
 			close(ready)
 		}
 	})
@@ -124,7 +124,7 @@ func (c *chooser) obtain(ctx context.Context) error {
 func (c *chooser) awaitGateway(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, gatewayGrace)
 	defer cancel()
-	_, err := c.view.await(ctx, view.gatewayServes)
+	_, err := c.view.Await(ctx, view.gatewayServes)
 	return err == nil
 }
 
@@ -132,7 +132,7 @@ func (c *chooser) awaitGateway(ctx context.Context) bool {
 // gateway: with --netstack system, watch adds one there; otherwise the connection continues with gvisor.
 func (c *chooser) watch(ctx context.Context) error {
 	for c.status.netstack() == api.NetstackSystem {
-		v, changed := c.view.get()
+		v, changed := c.view.Get()
 		if v.gatewayServes() {
 			select {
 			case <-changed:
@@ -163,10 +163,10 @@ func (c *chooser) replace(ctx context.Context) error {
 		d := choose(f)
 		c.adopt(d)
 		c.status.warn("the netstack is now " + d.Netstack + ": " + f.Refusal.Message)
-		c.changed.raise()
+		c.changed.Raise()
 		return nil
 	}
-	pod := c.view.load().pod()
+	pod := c.view.Load().pod()
 	c.log.Warn("the gateway is gone; adding another", "pod", pod)
 	err := c.obtain(ctx)
 	if err == nil || ctx.Err() != nil {
@@ -174,7 +174,7 @@ func (c *chooser) replace(ctx context.Context) error {
 	}
 	if errors.Is(err, install.ErrPodGone) {
 		c.log.Info("waiting for the pod's replacement", "err", err)
-		_, err := c.view.await(ctx, func(v view) bool { return v.pod() != pod })
+		_, err := c.view.Await(ctx, func(v view) bool { return v.pod() != pod })
 		return err
 	}
 	f.Refusal = c.cluster.Explain(err)

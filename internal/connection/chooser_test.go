@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,6 +26,8 @@ type fakeGateways struct {
 	adds    []install.GatewayOptions
 	failure error  // of Add
 	gone    string // a pod that goes while a gateway is added to it
+
+	manager sync.Mutex // held while the manager sends messages: the laptop handles them in one goroutine
 }
 
 func (f *fakeGateways) May(context.Context, install.GatewayOptions) error { return f.refusal }
@@ -37,7 +40,9 @@ func (f *fakeGateways) Add(ctx context.Context, o install.GatewayOptions) error 
 	if f.failure != nil {
 		return f.failure
 	}
+	f.manager.Lock()
 	f.s.handshake.handle(api.ControlMessage{State: &api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}}})
+	f.manager.Unlock()
 	select {
 	case <-o.Ready:
 		return nil
@@ -48,7 +53,7 @@ func (f *fakeGateways) Add(ctx context.Context, o install.GatewayOptions) error 
 
 var iptablesProxy = cluster.Proxy{Mode: cluster.ProxyIPTables, By: "a test"}
 
-func TestChooseNetstack(t *testing.T) {
+func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 	refusal := api.Errorf(api.ExitPermission, "pod security says no")
 	ipvs := cluster.Proxy{Mode: cluster.ProxyIPVS, By: "a test"}
 	for _, tt := range []struct {
@@ -75,7 +80,7 @@ func TestChooseNetstack(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newTestConnection(t)
 			s.cfg.Request.Netstack = tt.asked
-			s.view.update(func(v *view) { v.hello = &api.ManagerHello{Pod: "m-1", Node: "n1"} })
+			s.view.Update(func(v *view) { v.hello = &api.ManagerHello{Pod: "m-1", Node: "n1"} })
 			g := &fakeGateways{s: s, refusal: tt.refusal, failure: tt.failure}
 			s.chooser.gateways = g
 			if tt.there {
@@ -101,8 +106,8 @@ func TestChooseNetstack(t *testing.T) {
 	}
 }
 
-// A gateway that goes comes back by itself, or is added again for who wants no other netstack, or is done without.
-func TestGatewayGoes(t *testing.T) {
+// A lost gateway returns by itself, or is added again with --netstack system, or auto continues without it.
+func TestLostGatewayIsAwaitedOrReplaced(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		asked     string
@@ -148,8 +153,13 @@ func TestGatewayGoes(t *testing.T) {
 
 				began := time.Now()
 				greets := func(pod string) { // without a gateway
+					g.manager.Lock()
+					defer g.manager.Unlock()
 					s.greet(pod)
 					s.handshake.handle(api.ControlMessage{State: &api.ManagerState{}})
+					if tt.asked == api.NetstackAuto && tt.undergone == 0 {
+						return // watch may have changed to gvisor already
+					}
 					if c := s.Status(); c.Status != api.StatusReconnecting || c.Error == nil || c.Error.Code != api.ExitNetstack {
 						t.Errorf("without a gateway it is %s, %v", c.Status, c.Error)
 					}
@@ -198,8 +208,8 @@ func TestGatewayGoes(t *testing.T) {
 	}
 }
 
-// A gateway that is there and does not serve the laptop's network yet is waited for, and not added.
-func TestGatewayThatIsToHearOfTheLease(t *testing.T) {
+// The connection waits for a gateway that runs but does not serve the laptop's network yet, and adds none.
+func TestGatewayMustServeTheLease(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		gateway api.Gateway
@@ -217,7 +227,7 @@ func TestGatewayThatIsToHearOfTheLease(t *testing.T) {
 				s.chooser.gateways = g
 				s.cfg.Request.Netstack = "system"
 				s.greet("m-1")
-				s.view.update(func(v *view) { v.lease.Networks = prefixes("198.19.0.0/16 fd4e::/48") })
+				s.view.Update(func(v *view) { v.lease.Networks = prefixes("198.19.0.0/16 fd4e::/48") })
 				s.handshake.handle(api.ControlMessage{State: &api.ManagerState{Gateway: &tt.gateway}})
 				chosen := make(chan error, 1)
 				go func() {
@@ -236,7 +246,7 @@ func TestGatewayThatIsToHearOfTheLease(t *testing.T) {
 	}
 }
 
-func TestWarnOfGateway(t *testing.T) {
+func TestWarningsNameMissingFamilies(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		cluster string // its pods
@@ -253,7 +263,7 @@ func TestWarnOfGateway(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newTestConnection(t)
 			s.hasGateway(tt.gateway, api.NetstackSystem)
-			s.view.update(func(v *view) { v.state.PodCIDRs = prefixes(tt.cluster) })
+			s.view.Update(func(v *view) { v.state.PodCIDRs = prefixes(tt.cluster) })
 			s.routes.warnOfGateway(s.routes.known())
 			if got := strings.Join(s.Status().Warnings, "|"); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
@@ -275,8 +285,8 @@ func (q *quiet) SetLink(_ context.Context, l api.Link) (api.NetworkApplied, erro
 
 func (q *quiet) DomainTaken(string) bool { return false }
 
-// The probe has the last word about the system netstack, and what is recommended instead was tried.
-func TestProve(t *testing.T) {
+// The probe decides about the system netstack, and the error recommends only a netstack that passed it.
+func TestProbeDecidesTheNetstack(t *testing.T) {
 	good := []api.Check{{What: "pod", Target: "10.244.0.2:80", OK: true, Seen: "connected in 1 ms"}}
 	bad := []api.Check{{What: "clusterIP", Target: "10.96.0.1:443", Seen: "no answer"}}
 	for _, tt := range []struct {
@@ -339,8 +349,7 @@ func TestProve(t *testing.T) {
 	}
 }
 
-// A manager that could not give the old address again moves the laptop, and where it answers DNS.
-func TestLeaseMoves(t *testing.T) {
+func TestNewLeaseMovesAddressAndResolver(t *testing.T) {
 	s := newTestConnection(t)
 	machine := &quiet{}
 	s.cfg.Network = machine
@@ -358,7 +367,7 @@ func TestLeaseMoves(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.view.update(func(v *view) { v.lease = address })
+		s.view.Update(func(v *view) { v.lease = address })
 		if err := s.routes.apply(t.Context(), planned{}); err != nil {
 			t.Fatal(err)
 		}
@@ -375,7 +384,7 @@ func TestLeaseMoves(t *testing.T) {
 	}
 }
 
-func TestHelloNetstack(t *testing.T) {
+func TestHelloNamesTheNetstack(t *testing.T) {
 	for _, tt := range []struct{ asked, now, want string }{
 		{"", "", "system"}, {"auto", "", "system"}, {"auto", "gvisor", "gvisor"}, {"auto", "system", "system"},
 		{"gvisor", "", "gvisor"}, {"system", "", "system"},
@@ -389,7 +398,7 @@ func TestHelloNetstack(t *testing.T) {
 	}
 }
 
-func TestCheckDNS(t *testing.T) {
+func TestCheckDNSRequiresAnAnswer(t *testing.T) {
 	server, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -45,6 +45,7 @@ import (
 	"kubevpn/internal/podconn"
 	"kubevpn/internal/version"
 	"kubevpn/pkg/protocol/dns"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -86,8 +87,8 @@ type Config struct {
 	Request api.ConnectRequest
 	Network Network
 	// Dial connects from the network namespace that contains the device. That namespace sends everything to the device,
-	// and the connection opens sockets of this process for what is not the cluster's. Nil: the device is in this
-	// machine's namespace, which sends it only what is the cluster's.
+	// and the connection opens sockets of this process for traffic outside of the cluster. Nil: the device is in this
+	// machine's namespace, which sends it only traffic for the cluster.
 	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
 	Client   []byte          // secret of this user on this laptop, from which clientID derives what managers are told
 	Progress func(api.Event) // may be called concurrently; must not block for long
@@ -99,14 +100,14 @@ type shared struct {
 	cfg       *Config
 	log       *slog.Logger
 	cluster   *cluster.Cluster
-	pods      *podconn.Dialer  // in cluster
-	status    *status          // written by every part: see report
-	view      *watched[view]   // written by handshake
-	current   *current         // written by handshake
-	names     *names           // written by handshake, or by names.follow
-	packets   *packetPath      // its steering is written by handshake, routes and chooser
-	namespace *watched[string] // in which short names are looked up first; written by SetNamespace
-	changed   signal           // wakes routes: something that the plan depends on may have changed
+	pods      *podconn.Dialer       // in cluster
+	status    *status               // written by every part: see report
+	view      *wakeup.Value[view]   // written by handshake
+	current   *current              // written by handshake
+	names     *names                // written by handshake, or by names.follow
+	packets   *packetPath           // its steering is written by handshake, routes and chooser
+	namespace *wakeup.Value[string] // in which short names are looked up first; written by SetNamespace
+	changed   wakeup.Signal         // wakes routes: something that the plan depends on may have changed
 }
 
 // Connection is one connection. Run is called once. The other methods are safe for concurrent use at any time.
@@ -140,16 +141,16 @@ func New(cfg Config) (*Connection, error) {
 func newConnection(cfg Config, of *cluster.Cluster) *Connection {
 	s := &shared{
 		cfg: &cfg, log: cfg.Logger, cluster: of, pods: podconn.New(of),
-		view: new(watched[view]), current: new(current), names: newNames(), namespace: new(watched[string]),
-		changed: newSignal(),
+		view: new(wakeup.Value[view]), current: new(current), names: newNames(), namespace: new(wakeup.Value[string]),
+		changed: wakeup.NewSignal(),
 	}
 	s.status = newStatus(&cfg, api.Connection{
-		ID: of.ID(), Cluster: of.Name(), Server: of.Server(), Context: of.Context(),
+		ID: of.ConnectionID(), Cluster: of.Name(), ClusterID: of.ID(), Server: of.Server(), Context: of.Context(),
 		Status:    api.StatusConnecting,
 		Addresses: []netip.Addr{}, CIDRs: []netip.Prefix{}, Checks: []api.Check{}, Since: time.Now(),
-		AllowInbound: cfg.Request.AllowInbound,
+		AllowInbound: cfg.Request.AllowInbound, Settings: cfg.Request.Settings,
 	})
-	s.namespace.update(func(n *string) { *n = cfg.Request.Namespace })
+	s.namespace.Update(func(n *string) { *n = cfg.Request.Namespace })
 	s.packets = newPacketPath(s.current, cfg.Logger)
 	s.packets.steer(func(to *steering) { to.foreign, to.open = cfg.isolated(), cfg.Request.AllowInbound })
 
@@ -177,10 +178,10 @@ func (c *Connection) Connected() <-chan struct{} { return c.status.established }
 // Status returns a snapshot.
 func (c *Connection) Status() api.Connection {
 	out := c.status.snapshot()
-	out.Namespace = c.namespace.load()
-	place := c.manager.place.load()
+	out.Namespace = c.namespace.Load()
+	place := c.manager.place.Load()
 	out.ManagerNamespace, out.ManagerPod = place.namespace, place.pod
-	if hello := c.view.load().hello; hello != nil {
+	if hello := c.view.Load().hello; hello != nil {
 		out.ManagerVersion = hello.Version
 	}
 	out.Transport, out.Transports = c.transports.describe(out.Since)
@@ -197,14 +198,19 @@ func (c *Connection) SetCredential(credential *api.Credential) error {
 
 // SetNamespace changes the namespace in which short names are looked up first.
 func (c *Connection) SetNamespace(namespace string) error {
-	c.namespace.update(func(n *string) { *n = namespace })
-	c.changed.raise()
+	c.namespace.Update(func(n *string) { *n = namespace })
+	c.changed.Raise()
 	return nil
 }
 
 // Image returns the image in the template of the trusted traffic manager's Deployment. Nodes can pull it, and its
 // programs speak the connection's protocol. The images of pods do not matter. Errors are *api.Error.
 func (c *Connection) Image(ctx context.Context) (string, error) { return c.manager.image(ctx) }
+
+// NeedsPullSecret reports whether the traffic manager's pod names a Secret to pull its image. Errors are *api.Error.
+func (c *Connection) NeedsPullSecret(ctx context.Context) (bool, error) {
+	return c.manager.needsPullSecret(ctx)
+}
 
 // Upgrade replaces the traffic manager with one of the image, unless it runs that image. It returns when the connection
 // has moved to the new manager; flows through the old one end. The connection must be connected. Errors are *api.Error,
@@ -236,12 +242,15 @@ func (c *Connection) Run(ctx context.Context) error {
 	return failure
 }
 
-// establish does the steps up to connected. Whatever must continue afterwards runs in g.
+// establish does the steps up to connected. It starts the tasks that continue afterwards in g.
 func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	if err := c.cluster.Resolve(ctx); err != nil {
 		return err
 	}
 	if err := c.manager.ensure(ctx); err != nil {
+		return err
+	}
+	if err := checkDefaults(&c.cfg.Request); err != nil {
 		return err
 	}
 	if err := c.openSession(ctx, g); err != nil {
@@ -272,7 +281,7 @@ func (c *Connection) openSession(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return c.client.Run(ctx) })
 	bounded, cancel := context.WithTimeout(ctx, greetingTimeout)
 	defer cancel()
-	if _, err := c.status.report.await(bounded, func(r report) bool { return r.greeted }); err != nil {
+	if _, err := c.status.report.Await(bounded, func(r report) bool { return r.greeted }); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -281,7 +290,7 @@ func (c *Connection) openSession(ctx context.Context, g *errgroup.Group) error {
 		}
 		return api.Errorf(api.ExitNotReady, "the traffic manager does not answer").
 			WithHint("see `kubectl -n %s logs deploy/kubevpn-traffic-manager` for the cause",
-				api.ShellQuote(c.manager.place.load().namespace))
+				api.ShellQuote(c.manager.place.Load().namespace))
 	}
 	if err := c.transports.awaitForced(bounded); err != nil {
 		return err
@@ -306,7 +315,7 @@ func (c *Connection) onState(state transport.State, cause error) {
 		r.greeted = r.greeted && state != transport.StateConnecting
 	})
 	if state == transport.StateConnected {
-		c.changed.raise() // the API server may have another address, which must stay out of the tunnel
+		c.changed.Raise() // the API server may have another address, which must stay out of the tunnel
 	}
 }
 
@@ -314,5 +323,5 @@ func (c *Connection) onState(state transport.State, cause error) {
 func (c *Connection) onWake(slept time.Duration) {
 	c.log.Info("the machine was asleep", "for", slept)
 	c.client.Probe(wakeProbe)
-	c.changed.raise()
+	c.changed.Raise()
 }

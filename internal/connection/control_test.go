@@ -17,7 +17,6 @@ type conversation struct{ io.Reader }
 
 func (conversation) Write(p []byte) (int, error) { return len(p), nil }
 
-// A traffic manager that never ends a message ends the connection, not the laptop's memory.
 func TestControlRejectsAnEndlessMessage(t *testing.T) {
 	hello := fmt.Sprintf("{\"hello\":{\"protocol\":%d}}\n", api.Protocol)
 	said := io.MultiReader(strings.NewReader(hello), strings.NewReader(`{"names":{"add":{"`), bytes.NewReader(make([]byte, 4*maxMessage)))

@@ -21,6 +21,8 @@ const (
 	removeTimeout = 5 * time.Second
 	// tunnels limits the tunnels of one machine, for all users together.
 	tunnels = 64
+	// ownDevices is the prefix of their names.
+	ownDevices = "kubevpn"
 )
 
 // bringUp creates the device with its routes and names, and starts the netstack in g.
@@ -41,7 +43,11 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 		return api.Errorf(api.ExitPermission, "cannot find the pod and Service networks of the cluster").
 			WithHint("Name them with --extra-cidr, or ask an admin to run `kubevpn install`, which lets the manager " +
 				"read them.")
-	case len(p.Overlaps) > 0:
+	}
+	if err := r.checkUpstream(ctx, p.Overlaps); err != nil {
+		return err
+	}
+	if len(p.Overlaps) > 0 {
 		return overlapError(p.Overlaps)
 	}
 	f, err := r.createTUN(ctx)
@@ -58,7 +64,7 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 	}
 	r.packets.device.Store(&device)
 	g.Go(func() error { return r.runStack(ctx, stack, device) })
-	g.Go(func() error { return r.packets.run(ctx) })
+	g.Go(func() error { r.packets.run(ctx); return nil })
 	r.zone.serve = func(at netip.Addr) (func(), error) { return r.serveDNS(ctx, g, stack, at) }
 	if err := r.apply(ctx, p); err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 	"kubevpn/pkg/wire/transport/transporttest"
 )
 
-// What is dialled past the device is what a flow would be: the manager is asked for the address, and says itself why not.
-func TestDial(t *testing.T) {
+// Dial bypasses the device: it asks the manager for the address, as a flow would, and returns the manager's reason.
+func TestDialReportsTheManagersError(t *testing.T) {
 	s := newTestConnection(t)
 	open := netip.MustParseAddrPort("10.244.1.5:8080")
 	if _, err := s.Dial(t.Context(), "tcp", open); !errors.Is(err, errTunnelDown) {

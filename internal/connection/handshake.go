@@ -19,7 +19,7 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// view is what the traffic manager has told this laptop.
+// view is the latest state that the traffic manager sent to this laptop.
 type view struct {
 	hello *api.ManagerHello // the latest; nil: no manager has greeted this laptop
 	state api.ManagerState
@@ -115,22 +115,22 @@ func (h *handshake) converse(ctx context.Context, ts *transport.Session) error {
 		// The other lease began at the same time: its routes were not in the kernel for hello to see.
 		return fmt.Errorf("the lease overlaps that of another connection, which has %v", h.avoid)
 	}
-	if before := h.view.load().hello; before != nil && before.Version != hello.Version {
-		h.status.withdraw(h.manager.place.load().imageWarning)
+	if before := h.view.Load().hello; before != nil && before.Version != hello.Version {
+		h.status.withdraw(h.manager.place.Load().imageWarning)
 	}
-	h.manager.place.update(func(p *place) { p.pod = hello.Pod }) // before the session: api-proxy dials this pod
+	h.manager.place.Update(func(p *place) { p.pod = hello.Pod }) // before the session: api-proxy dials this pod
 	h.packets.steer(func(s *steering) { s.own, s.resolver = lease.addrs(), lease.Resolver })
-	h.view.update(func(v *view) { v.hello, v.lease = hello, lease })
+	h.view.Update(func(v *view) { v.hello, v.lease = hello, lease })
 	h.current.set(ts)
 	h.learn(state, func(r *report) { r.greeted, r.greeter = true, hello.Pod })
-	h.changed.raise()
+	h.changed.Raise()
 	return c.follow(ctx, h.handle)
 }
 
 // learn publishes a state of the manager, and reports it together with what else the status must show.
 func (h *handshake) learn(state api.ManagerState, also func(*report)) {
-	h.view.update(func(v *view) { v.learn(state) })
-	v := h.view.load()
+	h.view.Update(func(v *view) { v.learn(state) })
+	v := h.view.Load()
 	h.packets.steer(func(s *steering) { s.gateway = v.gateway }) // it may forward something else
 	h.status.change(func(r *report) {
 		r.gateway = v.gatewayServes()
@@ -154,7 +154,7 @@ func (h *handshake) handle(m api.ControlMessage) {
 		}
 		h.learn(state, func(*report) {})
 	}
-	h.changed.raise()
+	h.changed.Raise()
 }
 
 // clientID returns the identity of this client towards one manager: 32 hex digits, the same for the same secret. Nobody
@@ -178,14 +178,14 @@ func (h *handshake) hello() (api.ClientHello, error) {
 	if use == api.NetstackAuto {
 		use = api.NetstackSystem
 	}
-	client, err := clientID(h.cfg.Client, h.cluster.ID(), h.manager.place.load().namespace)
+	client, err := clientID(h.cfg.Client, h.cluster.ID(), h.manager.place.Load().namespace)
 	if err != nil {
 		return api.ClientHello{}, err
 	}
 	return api.ClientHello{
 		Protocol: api.Protocol, Version: version.String(), Client: client,
-		Namespace: h.namespace.load(), Scheduler: h.cfg.Request.Scheduler,
-		Netstack: use, Lease: h.view.load().lease.addrs(), Avoid: avoid,
+		Namespace: h.namespace.Load(), Scheduler: h.cfg.Request.Scheduler,
+		Netstack: use, Lease: h.view.Load().lease.addrs(), Avoid: avoid,
 		ExtraCIDRs: h.cfg.Request.ExtraCIDRs, NoGSO: !h.packets.gso(),
 	}, nil
 }

@@ -45,7 +45,7 @@ func newTestConnection(t *testing.T) *Connection {
 
 // greet publishes a hello of the manager in pod.
 func (c *Connection) greet(pod string) {
-	c.view.update(func(v *view) { v.hello = &api.ManagerHello{Pod: pod} })
+	c.view.Update(func(v *view) { v.hello = &api.ManagerHello{Pod: pod} })
 }
 
 // hasGateway publishes a gateway, and chooses a netstack.
@@ -67,8 +67,8 @@ func manage(ctx context.Context, l net.Listener, talk func(ctx context.Context, 
 	}}).Serve(ctx, l)
 }
 
-// The pod on a node that has died does not refuse; looking for another must not wait for it until there is no time left.
-func TestDialPodOnADeadNode(t *testing.T) {
+// A pod on a dead node never refuses the dial, so dialPod must start looking for another pod before its deadline.
+func TestDialPodLeavesADeadNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		forward := func(ctx context.Context, pod string) (net.Conn, error) {
 			if pod == "old" {
@@ -89,7 +89,7 @@ func TestDialPodOnADeadNode(t *testing.T) {
 	})
 }
 
-func TestDialPodThatIsStillTheOne(t *testing.T) {
+func TestDialPodReturnsTheErrorOfTheOnlyPod(t *testing.T) {
 	refused := errors.New("refused")
 	conn, pod, err := dialPod(t.Context(), "it", func(context.Context, string) (net.Conn, error) { return nil, refused },
 		func(context.Context) (string, error) { return "it", nil })
@@ -98,9 +98,9 @@ func TestDialPodThatIsStillTheOne(t *testing.T) {
 	}
 }
 
-// A manager that refuses the laptop ends the session right after saying why. The end must not hide the reason, or the
-// laptop would try for ever.
-func TestRefusalOutlivesItsSession(t *testing.T) {
+// A manager that rejects the laptop sends the reason and ends the session. The end must not hide the reason, or the
+// laptop would retry forever.
+func TestRejectionOutlivesItsSession(t *testing.T) {
 	for range 20 {
 		s := newTestConnection(t)
 		listener := transporttest.NewListener()
@@ -126,8 +126,8 @@ func TestRefusalOutlivesItsSession(t *testing.T) {
 	}
 }
 
-// Who waits for another manager is woken by its greeting.
-func TestGreetingsWake(t *testing.T) {
+// A goroutine that waits for another manager's pod wakes when that manager sends its hello.
+func TestHelloWakesWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTestConnection(t)
 		s.status.establish()
@@ -176,9 +176,8 @@ func TestGreetingsWake(t *testing.T) {
 	})
 }
 
-// A lease in a network that another connection was given at the same moment is not taken; the next greeting says what to
-// avoid.
-func TestLeaseThatIsReserved(t *testing.T) {
+// The laptop rejects a lease in a network that another connection has just reserved, and its next hello excludes it.
+func TestReservedLeaseIsRejected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTestConnection(t)
 		s.status.establish()
@@ -210,7 +209,7 @@ func TestLeaseThatIsReserved(t *testing.T) {
 		if err := s.manager.await(ctx, "m-1"); err != nil {
 			t.Fatal(err)
 		}
-		if got := s.view.load().lease.Laptop4; got != addrs("198.18.4.9")[0] {
+		if got := s.view.Load().lease.Laptop4; got != addrs("198.18.4.9")[0] {
 			t.Errorf("the address is %v", got)
 		}
 		first, second := <-heard, <-heard
@@ -225,7 +224,7 @@ func TestLeaseThatIsReserved(t *testing.T) {
 	})
 }
 
-// Whoever waits for the manager in another pod does not go before packets have a way, nor stay when they never will.
+// The wait for a manager in another pod ends only when packets can flow, or when they never will.
 func TestUpgradeWaitsForTheGateway(t *testing.T) {
 	refusal := api.Errorf(api.ExitNetstack, "no gateway")
 	for _, tt := range []struct {
@@ -287,7 +286,7 @@ func TestNamesFollowTheNamespace(t *testing.T) {
 		}
 		if namespace == "forbidden" {
 			warned := func(r report) bool { return len(r.shown.Warnings) > 0 }
-			if r, err := s.status.report.await(ctx, warned); err != nil ||
+			if r, err := s.status.report.Await(ctx, warned); err != nil ||
 				!strings.HasPrefix(r.shown.Warnings[0], "Services in forbidden have no short names: ") {
 				t.Fatalf("warnings %q, %v", r.shown.Warnings, err)
 			}
@@ -329,7 +328,7 @@ func (n *still) SetZone(*dns.Zone) error {
 	return nil
 }
 
-// A right that the manager gets later shows in the status, though nothing changes on the machine.
+// The status shows a right that the manager gets later, although nothing changes on the machine.
 func TestStatusFollowsTheManagersRights(t *testing.T) {
 	s := newTestConnection(t)
 	machine := &still{}

@@ -50,7 +50,7 @@ func (s *shared) prober() prober {
 		p.dial = s.cfg.Dial
 		// resolv.conf is this machine's
 		p.resolver.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return s.cfg.Dial(ctx, network, netip.AddrPortFrom(s.view.load().lease.Resolver, 53).String())
+			return s.cfg.Dial(ctx, network, netip.AddrPortFrom(s.view.Load().lease.Resolver, 53).String())
 		}
 	}
 	return p

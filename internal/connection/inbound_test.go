@@ -128,7 +128,7 @@ func TestNewFlowsFromTheTunnelAreDenied(t *testing.T) {
 	}
 }
 
-// A program on another laptop hears at once that the port is closed to it.
+// A program on another laptop learns at once that the port is closed.
 func TestDeniedFlowsAreReported(t *testing.T) {
 	r := newL3Rig(t)
 	stream := <-r.streams
@@ -140,8 +140,8 @@ func TestDeniedFlowsAreReported(t *testing.T) {
 	}
 }
 
-// Flows end when nothing was sent for a while, however long nothing was looked up.
-func TestRecentFlowsEnd(t *testing.T) {
+// A flow expires after a while without packets, no matter when the last lookup was.
+func TestIdleFlowsExpire(t *testing.T) {
 	f := flow{proto: packet.ProtoUDP, remote: netip.MustParseAddrPort(other + ":53"), port: 5353}
 	for _, tt := range []struct {
 		about string
@@ -175,7 +175,7 @@ func TestRecentFlowsEnd(t *testing.T) {
 	}
 }
 
-// However many flows there are, their number is bounded, and the latest is known.
+// The table is bounded and always contains the latest flow.
 func TestRecentFlowsAreBounded(t *testing.T) {
 	r := newRecent()
 	for i := range uint32(5 * maxFlows) {
@@ -190,7 +190,7 @@ func TestRecentFlowsAreBounded(t *testing.T) {
 	}
 }
 
-// Whatever comes from the tunnel, nothing is read beyond its end, and no new TCP connection passes.
+// For any packet of the tunnel, the filter reads nothing beyond its end and passes no new TCP connection.
 func FuzzInbound(f *testing.F) {
 	for _, b := range [][]byte{
 		tcpPacket(other, laptop, 8080, syn), tcpPacket(other, laptop, 8080, ack), udpPacket(other, laptop, 1, 2), icmpPacket(other, laptop, 8),

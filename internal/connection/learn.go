@@ -23,7 +23,7 @@ import (
 // learn reads the cluster's networks with the user's own rights if the manager lacks rights, and waits for the names of
 // Services.
 func (r *routes) learn(ctx context.Context, g *errgroup.Group) error {
-	state := r.view.load().state
+	state := r.view.Load().state
 	if lacking(state) {
 		done := r.status.step("Finding the cluster's networks")
 		if err := r.learnOwn(ctx); err != nil {
@@ -47,7 +47,7 @@ func lacking(state api.ManagerState) bool {
 }
 
 func (r *routes) learnOwn(ctx context.Context) error {
-	own, err := r.cluster.CIDRs(ctx, r.namespace.load())
+	own, err := r.cluster.CIDRs(ctx, r.namespace.Load())
 	if err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func (r *routes) learnOwn(ctx context.Context) error {
 // leaves out a network that this machine uses, or in which it may reach other hosts: otherwise a user who avoids the
 // usual inner networks could make everybody route one that hosts use.
 func (r *routes) learnInner() {
-	v := r.view.load()
+	v := r.view.Load()
 	networks := slices.Concat(v.lease.Networks, v.state.InnerNetworks)
 	slices.SortFunc(networks, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
@@ -92,7 +92,7 @@ func (r *routes) learnInner() {
 
 // known returns everything that the plan depends on.
 func (r *routes) known() networks {
-	v := r.view.load()
+	v := r.view.Load()
 	n := networks{
 		Cluster: slices.Concat(networksOf(v.state), r.own.Pods, r.own.Services),
 		Extra:   r.cfg.Request.ExtraCIDRs,

@@ -8,6 +8,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/install"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -17,14 +18,14 @@ const (
 	forwardTimeout  = 15 * time.Second // the port-forward to the last known pod
 	relocateTimeout = 5 * time.Second  // finding another pod
 
-	// upgradeTimeout limits the move to a manager that already runs, to which a gateway may have to be added.
+	// upgradeTimeout limits the move to a manager that already runs, including the time to add a gateway to it.
 	upgradeTimeout = 45 * time.Second
 )
 
 // manager finds or installs the traffic manager, and dials its pod.
 type manager struct {
 	*shared
-	place watched[place]
+	place wakeup.Value[place]
 }
 
 // place says where the traffic manager is.
@@ -45,7 +46,7 @@ func (m *manager) ensure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.place.update(func(p *place) { *p = place{result.Namespace, result.Pod, result.Manager, result.ImageWarning} })
+	m.place.Update(func(p *place) { *p = place{result.Namespace, result.Pod, result.Manager, result.ImageWarning} })
 	m.status.warn(result.Warnings...)
 	verb := "found"
 	if result.Installed {
@@ -57,12 +58,16 @@ func (m *manager) ensure(ctx context.Context) error {
 
 // image returns the image in the template of the trusted manager's Deployment.
 func (m *manager) image(ctx context.Context) (string, error) {
-	return install.Image(ctx, m.cluster, m.place.load().trusted)
+	return install.Image(ctx, m.cluster, m.place.Load().trusted)
+}
+
+func (m *manager) needsPullSecret(ctx context.Context) (bool, error) {
+	return install.NeedsPullSecret(ctx, m.cluster, m.place.Load().trusted.Namespace)
 }
 
 // upgrade is Connection.Upgrade.
 func (m *manager) upgrade(ctx context.Context, image string, progress func(api.Event)) error {
-	at := m.place.load()
+	at := m.place.Load()
 	result, err := install.Ensure(ctx, m.cluster, install.Options{
 		Namespace: at.namespace, Image: image, Upgrade: true, Progress: progress,
 		Consent: &api.Consent{Managers: []api.TrustedManager{at.trusted}},
@@ -70,7 +75,7 @@ func (m *manager) upgrade(ctx context.Context, image string, progress func(api.E
 	if err != nil || !result.Installed {
 		return err
 	}
-	m.place.update(func(p *place) { p.pod, p.trusted = result.Pod, result.Manager })
+	m.place.Update(func(p *place) { p.pod, p.trusted = result.Pod, result.Manager })
 	if old := m.current.now(); old != nil {
 		if err := old.Close(); err != nil {
 			m.log.Debug("closing the session", "err", err)
@@ -94,7 +99,7 @@ func (m *manager) upgrade(ctx context.Context, image string, progress func(api.E
 // await waits until the manager in pod was the last to greet this laptop and packets travel: to the manager and, with
 // the system netstack, through its gateway. If the connection fails meanwhile, await returns its error.
 func (m *manager) await(ctx context.Context, pod string) error {
-	r, err := m.status.report.await(ctx, func(r report) bool {
+	r, err := m.status.report.Await(ctx, func(r report) bool {
 		return r.shown.Status == api.StatusFailed || r.greeter == pod && r.shown.Status == api.StatusConnected
 	})
 	if r.shown.Status == api.StatusFailed {
@@ -105,7 +110,7 @@ func (m *manager) await(ctx context.Context, pod string) error {
 
 // dial dials the manager for the transport: a port-forward into its pod.
 func (m *manager) dial(ctx context.Context) (net.Conn, error) {
-	at := m.place.load()
+	at := m.place.Load()
 	conn, pod, err := dialPod(ctx, at.pod, func(ctx context.Context, pod string) (net.Conn, error) {
 		return m.pods.PortForward(ctx, at.namespace, pod, api.ManagerPort)
 	}, func(ctx context.Context) (string, error) {
@@ -115,7 +120,7 @@ func (m *manager) dial(ctx context.Context) (net.Conn, error) {
 		return install.FindPod(ctx, m.cluster, at.namespace)
 	})
 	if pod != at.pod {
-		m.place.update(func(p *place) { p.pod = pod })
+		m.place.Update(func(p *place) { p.pod = pod })
 		m.log.Info("the traffic manager has another pod", "was", at.pod, "is", pod)
 	}
 	return conn, err

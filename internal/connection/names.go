@@ -30,8 +30,8 @@ const (
 	fromManager        // the traffic manager: every namespace
 )
 
-// names is the index of the cluster's Services, and the namespaces in it. What the manager lists replaces what the
-// user's rights show. It is safe for concurrent use.
+// names is the index of the cluster's Services, and the namespaces in it. The manager's list replaces the one that the
+// laptop read with the user's rights. It is safe for concurrent use.
 type names struct {
 	index *dns.Index
 	told  chan struct{} // closed when somebody has listed names, or nobody will
@@ -107,7 +107,7 @@ func (n *names) tell() {
 	}
 }
 
-// known returns who has listed names.
+// known returns the best source that has listed names.
 func (n *names) known() source {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -143,19 +143,19 @@ func (n *names) await(ctx context.Context, log *slog.Logger) error {
 // changes of the namespace.
 func (s *shared) followNames(ctx context.Context, kube kubernetes.Interface) error {
 	for {
-		namespace, changed := s.namespace.get()
+		namespace, changed := s.namespace.Get()
 		of, cancel := context.WithCancel(ctx)
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			err := cluster.Follow(of, kube, &corev1.Service{}, metav1.ListOptions{}, kube.CoreV1().Services(namespace),
-				func(list []*corev1.Service) {
+			err := cluster.NewMirror(kube, &corev1.Service{}, metav1.ListOptions{}, kube.CoreV1().Services(namespace)).
+				Follow(of, func(list []*corev1.Service) {
 					services := make([]string, len(list))
 					for i, service := range list {
 						services[i] = service.Name
 					}
 					s.names.apply(fromUser,
 						api.NameDelta{Reset: true, Add: map[string][]string{namespace: services}})
-					s.changed.raise()
+					s.changed.Raise()
 				})
 			s.names.giveUp()
 			if of.Err() == nil {

@@ -9,8 +9,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// A short name that is asked for as soon as it says "Connected" must not go where outside names go.
-func TestShortNamesAreAwaited(t *testing.T) {
+// A query for a short name right after "Connected" must not go to the outside nameserver.
+func TestShortNamesWaitForTheList(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		tell func(*names)
@@ -36,7 +36,7 @@ func TestShortNamesAreAwaited(t *testing.T) {
 	}
 }
 
-// A traffic manager cannot fill the laptop's memory with names, in whichever way it adds and removes them.
+// No sequence of additions and removals lets a traffic manager fill the laptop's memory with names.
 func TestNamesAreBounded(t *testing.T) {
 	many := func(prefix string, n int) []string {
 		all := make([]string, n)

@@ -2,7 +2,7 @@ package connection
 
 import (
 	"fmt"
-	"regexp"
+	"strings"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
@@ -77,14 +77,11 @@ func choose(f facts) decision {
 	}
 }
 
-// podSecurity matches the beginning of the API server's message about a pod that the namespace's Pod Security level
-// forbids. The rest of the message lists what the gateway needs.
-var podSecurity = regexp.MustCompile(`violates PodSecurity "[^"]*"`)
-
-// brief shortens a refusal for users who did not ask for the system netstack.
+// brief shortens a refusal for users who did not ask for the system netstack: it omits the list of the gateway's needs
+// that pod security does not admit.
 func brief(refusal string) string {
-	if at := podSecurity.FindStringIndex(refusal); at != nil {
-		return refusal[:at[1]]
+	if _, needs, ok := strings.Cut(cluster.PodSecurityViolation(refusal), `": `); ok {
+		return strings.TrimSuffix(refusal, ": "+needs)
 	}
 	return refusal
 }

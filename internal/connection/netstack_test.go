@@ -45,7 +45,7 @@ func (r choiceRow) fits(asked, proxy, gateway, probe string) bool {
 	return in(r.asked, asked) && in(r.proxy, proxy) && in(r.gateway, gateway) && in(r.probe, probe)
 }
 
-func TestChoiceIsAsDocumented(t *testing.T) {
+func TestChoiceMatchesTheDocumentedTable(t *testing.T) {
 	proxies := map[string]cluster.Proxy{
 		"iptables": {Mode: cluster.ProxyIPTables}, "nftables": {Mode: cluster.ProxyNFTables}, "ipvs": {Mode: cluster.ProxyIPVS},
 		"none": {Mode: cluster.ProxyNone}, "unknown": {Mode: cluster.ProxyUnknown},
@@ -98,7 +98,7 @@ func TestChoiceIsAsDocumented(t *testing.T) {
 	}
 }
 
-func TestChoiceInWords(t *testing.T) {
+func TestChoiceStatesItsReason(t *testing.T) {
 	iptables := cluster.Proxy{Mode: cluster.ProxyIPTables, By: "the ConfigMap kube-system/kube-proxy"}
 	ipvs := cluster.Proxy{Mode: cluster.ProxyIPVS, By: "the ConfigMap kube-system/kube-proxy"}
 	refusal := api.Errorf(api.ExitPermission, "jane may not patch pods/ephemeralcontainers in namespace kubevpn").WithHint("Ask a cluster admin to run:\nkubectl x")

@@ -13,8 +13,7 @@ import (
 	"kubevpn/pkg/wire/transport/transporttest"
 )
 
-// TestOthers counts the laptops of a manager that says what a test wants.
-func TestOthers(t *testing.T) {
+func TestOthersAreCounted(t *testing.T) {
 	hello := func(sessions int) api.ControlMessage {
 		return api.ControlMessage{Hello: &api.ManagerHello{Protocol: api.Protocol, State: api.ManagerState{Sessions: sessions}}}
 	}
@@ -46,7 +45,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-func TestOthersOfNobody(t *testing.T) {
+func TestOthersFailsWithoutAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := errors.New("refused")
 		if _, err := others(t.Context(), func(context.Context) (net.Conn, error) { return nil, refused }); err != refused {

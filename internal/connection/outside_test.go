@@ -32,7 +32,7 @@ func lanAddress(t *testing.T) netip.Addr {
 	return netip.Addr{}
 }
 
-func TestOutsideTCP(t *testing.T) {
+func TestOutsideTCPCrossesBothWays(t *testing.T) {
 	l, err := net.Listen("tcp4", "0.0.0.0:0")
 	if err != nil {
 		t.Fatal(err)
@@ -69,8 +69,8 @@ func TestOutsideTCP(t *testing.T) {
 	}
 }
 
-// This machine's own loopback is not the program's.
-func TestOutsideIsNotLoopback(t *testing.T) {
+// The program in the namespace must not reach this machine's loopback.
+func TestOutsideRejectsLoopback(t *testing.T) {
 	for _, dst := range []string{"127.0.0.1:80", "[::1]:80", "0.0.0.0:80", "[::]:80", "224.0.0.1:80"} {
 		to := netip.MustParseAddrPort(dst)
 		if _, err := (outside{}).DialTCP(t.Context(), netip.AddrPort{}, to); !errors.Is(err, syscall.EHOSTUNREACH) {
@@ -82,7 +82,7 @@ func TestOutsideIsNotLoopback(t *testing.T) {
 	}
 }
 
-func TestOutsideUDP(t *testing.T) {
+func TestOutsideUDPKeepsBoundaries(t *testing.T) {
 	far, err := net.ListenPacket("udp4", "0.0.0.0:0")
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestOutsideUDP(t *testing.T) {
 	}
 }
 
-func TestOutsideEcho(t *testing.T) {
+func TestOutsideEchoIsAnswered(t *testing.T) {
 	p, err := outside{}.DialEcho(t.Context(), netip.Addr{}, netip.MustParseAddr("127.0.0.1"))
 	if errors.Is(err, syscall.EACCES) || errors.Is(err, syscall.EPERM) || runtime.GOOS == "windows" {
 		t.Skipf("this user may not ping: %v", err)
@@ -146,8 +146,8 @@ func (d told) DialEcho(context.Context, netip.Addr, netip.Addr) (netstack.Packet
 	return nil, d.err
 }
 
-// Where everything comes to the device, what is not the cluster's crosses neither whole nor by the tunnel.
-func TestSplit(t *testing.T) {
+// If the device receives all traffic, packets for other networks bypass the packet streams and the tunnel.
+func TestSplitSendsOtherTrafficOutside(t *testing.T) {
 	var b netipx.IPSetBuilder
 	b.AddPrefix(netip.MustParsePrefix("10.96.0.0/16"))
 	routed, err := b.IPSet()

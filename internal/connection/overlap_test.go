@@ -8,7 +8,7 @@ import (
 	"kubevpn/pkg/host/route"
 )
 
-func TestOverlapError(t *testing.T) {
+func TestOverlapErrorNamesNetworksAndLink(t *testing.T) {
 	overlap := func(kind route.OverlapKind, ours, theirs, link string) route.Overlap {
 		return route.Overlap{Kind: kind, Prefix: netip.MustParsePrefix(ours), Other: netip.MustParsePrefix(theirs), Link: link}
 	}

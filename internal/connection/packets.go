@@ -118,15 +118,14 @@ func (p *packetPath) steer(change func(*steering)) {
 }
 
 // run carries packets until ctx ends.
-func (p *packetPath) run(ctx context.Context) error {
+func (p *packetPath) run(ctx context.Context) {
 	p.running.Go(func() { p.sent.run(ctx) })
-	err := p.sender.Run(ctx)
+	p.sender.Run(ctx)
 	p.running.Wait()
 	sent := p.sender.Stats()
 	p.log.Debug("packet streams", "packets", sent.Packets, "dropped", sent.Dropped, "broken", sent.Broken,
 		"malformed", p.malformed.Load()+sent.Malformed, "foreign", p.foreign.Load(),
 		"unwelcome", p.unwelcome.Load(), "denied", p.denied.Load(), "unwritten", p.unwritten.Load())
-	return err
 }
 
 // deviceName returns the name of the device; empty before there is one.
@@ -172,7 +171,7 @@ func (p *packetPath) open(ctx context.Context, number int) (io.WriteCloser, erro
 	return s, nil
 }
 
-// barriersOf returns the barriers of a session. What packet streams of another session wait for does not come any more.
+// barriersOf returns the barriers of a session. Those of an earlier session are useless: its streams have ended.
 func (p *packetPath) barriersOf(ts *transport.Session) *packetlink.Barriers {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -32,7 +32,7 @@ type packetRig struct {
 func newL3Rig(t *testing.T) *packetRig {
 	r := &packetRig{t: t, s: newTestConnection(t), streams: make(chan *transport.Stream, 16), frames: make(chan []byte, 16)}
 	lease := addressing{Laptop4: addrs("198.19.4.9")[0], Laptop6: addrs("fd4e:19c6:8b7a::4:9")[0], Resolver: addrs("198.19.0.53")[0], Networks: prefixes("198.19.0.0/16")}
-	r.s.view.update(func(v *view) { v.lease = lease })
+	r.s.view.Update(func(v *view) { v.lease = lease })
 	r.s.packets.steer(func(s *steering) {
 		s.own, s.resolver, s.inner = lease.addrs(), lease.Resolver, prefixes("198.19.0.0/16")
 	})
@@ -45,7 +45,7 @@ func newL3Rig(t *testing.T) *packetRig {
 			if err != nil {
 				return
 			}
-			if in.Proto != transport.ProtoIP || in.Src.Addr() != r.s.view.load().lease.Laptop4 {
+			if in.Proto != transport.ProtoIP || in.Src.Addr() != r.s.view.Load().lease.Laptop4 {
 				t.Errorf("opened %+v", in.Request)
 			}
 			stream, err := in.Accept()
@@ -76,7 +76,7 @@ func newL3Rig(t *testing.T) *packetRig {
 	go func() { done <- server.Serve(ctx, listener) }()
 	go func() { done <- client.Run(ctx) }()
 	go func() { done <- stack.Run(ctx) }()
-	go func() { done <- r.s.packets.run(ctx) }()
+	go func() { r.s.packets.run(ctx); done <- nil }()
 	t.Cleanup(func() {
 		cancel()
 		for range 4 {
@@ -166,8 +166,8 @@ func (r *packetRig) deliver(stream io.Writer, packets ...[]byte) {
 	}
 }
 
-// The netstack decides which packets cross whole, and it may change while they go.
-func TestSteering(t *testing.T) {
+// The netstack decides which packets cross whole, and may change while packets flow.
+func TestOnlyPacketsToLaptopsCrossWhole(t *testing.T) {
 	r := newL3Rig(t)
 	stream := <-r.streams
 
@@ -259,7 +259,7 @@ func TestPacketsFromOtherSourcesAreDropped(t *testing.T) {
 	})
 }
 
-// A stream that broke is opened again, and so are all of them on another transport session.
+// A broken stream is opened again; a new transport session opens all of them again.
 func TestPacketStreamsAreReopened(t *testing.T) {
 	r := newL3Rig(t)
 	r.s.packets.steer(func(s *steering) { s.open = inbound{{All: true}} })
@@ -284,7 +284,7 @@ func TestPacketStreamsAreReopened(t *testing.T) {
 	}
 }
 
-// What is not forwarded, which in the gvisor netstack is nearly everything, costs no memory.
+// In the gvisor netstack, Forward leaves nearly every packet alone and must not allocate for it.
 func TestForwardAllocatesNothing(t *testing.T) {
 	l := newPacketPath(new(current), slog.New(slog.DiscardHandler))
 	own := addrs("198.19.4.9 fd4e:19c6:8b7a::4:9")
@@ -300,7 +300,7 @@ func TestForwardAllocatesNothing(t *testing.T) {
 	}
 }
 
-// The manager dials nodes only where it is told of --extra-cidr.
+// The manager dials nodes only in networks that the hello names because of --extra-cidr.
 func TestHelloNamesExtraNetworks(t *testing.T) {
 	s := newTestConnection(t)
 	s.cfg.Request.ExtraCIDRs = prefixes("192.168.0.0/24")
@@ -309,8 +309,8 @@ func TestHelloNamesExtraNetworks(t *testing.T) {
 	}
 }
 
-// The manager is told whether the laptop's device takes super-packets: before there is a device, as this system's are.
-func TestHelloGSO(t *testing.T) {
+// The hello states whether the laptop's device accepts super-packets; without a device, whether this system's do.
+func TestHelloStatesGSO(t *testing.T) {
 	s := newTestConnection(t)
 	says := func(want bool) {
 		t.Helper()

@@ -420,7 +420,7 @@ type addressing struct {
 }
 
 // deviceName returns the name of the machine's tunnel with that number. All users of a machine share the numbers.
-func deviceName(n int) string { return fmt.Sprintf("kubevpn%d", n) }
+func deviceName(n int) string { return fmt.Sprintf("%s%d", ownDevices, n) }
 
 // leased returns the addresses of a lease.
 func leased(l api.Lease) (addressing, error) {

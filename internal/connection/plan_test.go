@@ -66,7 +66,7 @@ func text(list []netip.Prefix) string {
 	return strings.Join(out, " ")
 }
 
-func TestPlan(t *testing.T) {
+func TestPlanRoutesOnlyPermittedNetworks(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		in       networks
@@ -211,8 +211,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// What the cluster states outside of private address space is routed once the user has allowed it.
-func TestPublicNetworksNeedConsent(t *testing.T) {
+// Stated networks outside of private address space are routed only after the user allows them.
+func TestPublicNetworksRequireConsent(t *testing.T) {
 	in := networks{Cluster: slices.Concat(stated("10.244.1.0/24 203.0.113.0/24 2001:db8:1::/64"), guessed("198.51.100.0/24"))}
 	for _, tt := range []struct{ name, consent, exclude, routes, ask string }{
 		{name: "not allowed", routes: "10.244.1.0/24", ask: "203.0.113.0/24 2001:db8:1::/64"},
@@ -266,7 +266,7 @@ func TestStatedNetworkThatOverlapsLocalOneEndsConnect(t *testing.T) {
 	}
 }
 
-// A manager without the right to list nodes tells addresses, and there may be more of them than a device takes routes.
+// A manager that may not list nodes sends single addresses, possibly more than a device can have routes.
 func TestManyAddressesAreJoined(t *testing.T) {
 	var in networks
 	for i := range 5000 {
@@ -297,7 +297,7 @@ func TestManyAddressesAreJoined(t *testing.T) {
 	}
 }
 
-// What cannot be joined without an address that must not be routed is dropped, guesses first.
+// Prefixes that cannot be joined without covering a forbidden address are dropped, guesses first.
 func TestTooManyNetworksAreDropped(t *testing.T) {
 	in := networks{Cluster: stated("172.20.0.7/32")}
 	for i := range 5000 {
@@ -315,10 +315,10 @@ func TestTooManyNetworksAreDropped(t *testing.T) {
 	}
 }
 
-// A laptop that avoids all other inner networks gets an address in a private one, which must not become everybody's route.
+// A laptop that avoids all other inner networks gets an address in a private one, which others must not route.
 func TestInnerNetworksOfOthersAreNotPrivate(t *testing.T) {
 	s := newTestConnection(t)
-	s.view.update(func(v *view) {
+	s.view.Update(func(v *view) {
 		v.lease.Networks = prefixes("198.19.0.0/16")
 		v.state.InnerNetworks = prefixes("10.0.0.0/8 10.219.0.0/16 198.18.0.0/16 198.19.0.0/16 203.0.113.0/24 fd4e:19c6:8b7a::/48")
 	})
@@ -326,7 +326,7 @@ func TestInnerNetworksOfOthersAreNotPrivate(t *testing.T) {
 	if got, want := text(s.routes.known().Inner), "198.18.0.0/16 198.19.0.0/16 fd4e:19c6:8b7a::/48"; got != want {
 		t.Errorf("inner networks %q, want %q", got, want)
 	}
-	s.view.update(func(v *view) { v.lease.Networks = prefixes("10.219.0.0/16") })
+	s.view.Update(func(v *view) { v.lease.Networks = prefixes("10.219.0.0/16") })
 	s.routes.learnInner()
 	if got, want := text(s.routes.known().Inner), "10.219.0.0/16 198.18.0.0/16 198.19.0.0/16 fd4e:19c6:8b7a::/48"; got != want {
 		t.Errorf("inner networks %q, want %q", got, want)
@@ -343,8 +343,7 @@ func TestWarningsAreBounded(t *testing.T) {
 	}
 }
 
-// Networks that the manager does not state are guesses, also those of a manager that does not say which it guesses.
-func TestNetworksOfManager(t *testing.T) {
+func TestUnstatedNetworksAreGuesses(t *testing.T) {
 	got := networksOf(api.ManagerState{
 		PodCIDRs: prefixes("10.244.0.0/23"), StatedPodCIDRs: append(prefixes("10.244.0.0/24"), netip.Prefix{}),
 		ServiceCIDRs: append(prefixes("10.96.0.0/24"), netip.Prefix{}), Ignored: prefixes("8.8.8.0/24"),
@@ -410,7 +409,7 @@ func random(r *rand.Rand) netip.Prefix {
 	return netip.PrefixFrom(a, base.Bits()+r.IntN(a.BitLen()-base.Bits()+1)).Masked()
 }
 
-// Whatever the cluster and the user say, the helper takes the routes, and they hold nothing that must not be routed.
+// For any input of the cluster and the user, the helper accepts the routes, and they cover no forbidden address.
 func TestHelperAcceptsWhateverPlanReturns(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	list := func(n int) (out []netip.Prefix) {
@@ -444,7 +443,7 @@ func TestHelperAcceptsWhateverPlanReturns(t *testing.T) {
 	}
 }
 
-// What is asked for and not taken out again is routed, and nothing else.
+// The plan routes exactly the networks that are included and not excluded.
 func FuzzPlan(f *testing.F) {
 	f.Add([]byte{10, 96, 0, 0}, 16, []byte{10, 96, 3, 4}, 30, []byte{10, 96, 3, 5}, []byte{10, 96, 3, 5})
 	f.Add([]byte{10, 96, 0, 0}, 16, []byte{10, 96, 3, 4}, 30, []byte{10, 97, 3, 5}, []byte{10, 96, 3, 1})
@@ -485,7 +484,7 @@ func FuzzPlan(f *testing.F) {
 	})
 }
 
-func TestReverseDomains(t *testing.T) {
+func TestReverseDomainsCoverTheNetwork(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{
 		{"10.96.0.0/16", "96.10.in-addr.arpa"},
 		{"10.244.0.0/23", "0.244.10.in-addr.arpa 1.244.10.in-addr.arpa"},
@@ -500,7 +499,7 @@ func TestReverseDomains(t *testing.T) {
 	}
 }
 
-func TestAddressing(t *testing.T) {
+func TestLeaseDeterminesAddresses(t *testing.T) {
 	sameAddr, samePrefix := cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 	lease := api.Lease{Addrs: addrs("198.19.4.9 fd6b:7670:6e00::4:9"), Networks: prefixes("198.19.0.0/16 fd6b:7670:6e00::/48"), Resolver: addrs("198.19.0.53")[0]}
 	a, err := leased(lease)
@@ -528,7 +527,7 @@ func TestAddressing(t *testing.T) {
 	}
 }
 
-func TestMatchDomains(t *testing.T) {
+func TestMatchDomainsAreBounded(t *testing.T) {
 	many := func(n int, format string) (out []string) {
 		for i := range n {
 			out = append(out, fmt.Sprintf(format, i))

@@ -64,7 +64,7 @@ func (r *routes) maintain(ctx context.Context) error {
 			return ctx.Err()
 		case <-again.C:
 		case <-tick.C:
-			if !lacking(r.view.load().state) {
+			if !lacking(r.view.Load().state) {
 				continue
 			}
 			if err := r.learnOwn(ctx); err != nil {
@@ -79,8 +79,8 @@ func (r *routes) maintain(ctx context.Context) error {
 			}
 		}
 		if err := r.replan(ctx); err != nil && ctx.Err() == nil {
-			// What was applied before still works, so flows must not end. (If the helper has ended, the owner of this
-			// connection ends it.)
+			// The state that was applied before still works, so flows must not end. (If the helper has ended, the
+			// owner of this connection ends it.)
 			r.log.Warn("applying a change of the cluster's networks; trying again", "err", err, "in", applyAgain)
 			again.Reset(applyAgain)
 		}
@@ -120,7 +120,7 @@ func (r *routes) replan(ctx context.Context) error {
 
 // apply gives the machine the routes and names of a plan, as far as they differ from what it has.
 func (r *routes) apply(ctx context.Context, p planned) error {
-	v := r.view.load()
+	v := r.view.Load()
 	r.status.change(func(report *report) {
 		report.shown.Services = servicesBy(v.state, report.shown.Netstack, report.shown.ProxyMode)
 	})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 // maxWarnings limits the warnings of one connection. Some contain networks that the cluster states, so their number
@@ -19,7 +20,7 @@ type status struct {
 	log         *slog.Logger
 	progress    func(api.Event)
 	established chan struct{} // closed when the first probe has passed
-	report      watched[report]
+	report      wakeup.Value[report]
 }
 
 // report is the state of a connection as its parts report it. Each part writes fields of its own.
@@ -35,20 +36,20 @@ type report struct {
 
 func newStatus(cfg *Config, shown api.Connection) *status {
 	s := &status{log: cfg.Logger, progress: cfg.Progress, established: make(chan struct{})}
-	s.report.update(func(r *report) { *r = report{shown: shown, warned: map[string]bool{}} })
+	s.report.Update(func(r *report) { *r = report{shown: shown, warned: map[string]bool{}} })
 	return s
 }
 
 // snapshot returns a copy of what is shown.
 func (s *status) snapshot() api.Connection {
-	c := s.report.load().shown
+	c := s.report.Load().shown
 	c.CIDRs, c.Checks, c.Warnings = slices.Clone(c.CIDRs), slices.Clone(c.Checks), slices.Clone(c.Warnings)
 	return c
 }
 
 // change changes the report, and then assesses whether packets can travel now.
 func (s *status) change(f func(*report)) {
-	s.report.update(func(r *report) {
+	s.report.Update(func(r *report) {
 		f(r)
 		r.assess()
 	})
@@ -78,10 +79,10 @@ func (s *status) establish() {
 }
 
 // netstack returns the netstack in use; empty before the choice.
-func (s *status) netstack() string { return s.report.load().shown.Netstack }
+func (s *status) netstack() string { return s.report.Load().shown.Netstack }
 
 // reconnecting reports whether packets cannot travel now.
-func (s *status) reconnecting() bool { return s.report.load().shown.Status == api.StatusReconnecting }
+func (s *status) reconnecting() bool { return s.report.Load().shown.Status == api.StatusReconnecting }
 
 // step reports that a step begins. The returned function reports its end.
 func (s *status) step(format string, args ...any) (done func(format string, args ...any)) {
@@ -99,7 +100,7 @@ func (s *status) step(format string, args ...any) (done func(format string, args
 func (s *status) warn(warnings ...string) {
 	for _, w := range warnings {
 		added := false
-		s.report.update(func(r *report) {
+		s.report.Update(func(r *report) {
 			if added = !r.warned[w] && len(r.warned) < maxWarnings; added {
 				r.warned[w] = true
 				r.shown.Warnings = append(r.shown.Warnings, w)
@@ -114,7 +115,7 @@ func (s *status) warn(warnings ...string) {
 
 // withdraw removes a warning from the status.
 func (s *status) withdraw(warning string) {
-	s.report.update(func(r *report) {
+	s.report.Update(func(r *report) {
 		r.shown.Warnings = slices.DeleteFunc(slices.Clone(r.shown.Warnings), func(w string) bool {
 			return w == warning
 		})

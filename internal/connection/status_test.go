@@ -16,7 +16,7 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-func TestStartControl(t *testing.T) {
+func TestStartControlRequiresAHello(t *testing.T) {
 	for _, tt := range []struct {
 		name, answer string
 		code         api.ExitCode // 0: no error
@@ -56,7 +56,7 @@ func TestStartControl(t *testing.T) {
 	}
 }
 
-func TestFollow(t *testing.T) {
+func TestFollowReturnsMessagesInOrder(t *testing.T) {
 	laptop, manager := net.Pipe()
 	c := &control{api.NewLines(laptop, maxMessage)}
 	go func() {
@@ -80,7 +80,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-func TestProbeError(t *testing.T) {
+func TestProbeErrorNamesFailedChecks(t *testing.T) {
 	ok := func(what string) api.Check { return api.Check{What: what, Target: what + "-target", OK: true} }
 	bad := func(what string) api.Check { return api.Check{What: what, Target: what + "-target", Seen: "no answer"} }
 	for _, tt := range []struct {
@@ -115,7 +115,7 @@ func TestProbeError(t *testing.T) {
 	}
 }
 
-func TestCheckTCP(t *testing.T) {
+func TestCheckTCPDistinguishesRefusals(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestCheckTCP(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestNamesFollowUserAndManager(t *testing.T) {
 	n := newNames()
 	n.apply(fromUser, api.NameDelta{Reset: true, Add: map[string][]string{"default": {"web"}, "dev": {"db"}}})
 	if d := cmp.Diff([]string{"default"}, n.matchable()); d != "" {
@@ -162,7 +162,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestAsleep(t *testing.T) {
+func TestAsleepIgnoresOrdinaryTime(t *testing.T) {
 	before := time.Now()
 	if d := asleep(before, before.Add(3*time.Second)); d != 0 {
 		t.Errorf("awake for 3 s counts as %v of sleep", d)
@@ -173,7 +173,7 @@ func TestAsleep(t *testing.T) {
 	}
 }
 
-func TestCurrentWaits(t *testing.T) {
+func TestCurrentWaitsForASession(t *testing.T) {
 	c := new(current)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

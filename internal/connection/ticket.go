@@ -59,7 +59,7 @@ func (t *tickets) get(ctx context.Context, ts *transport.Session) (api.Ticket, *
 	if err != nil {
 		return api.Ticket{}, nil, managerError("the traffic manager's ticket", err)
 	}
-	// Both times are of the manager's clock, so their difference holds on this machine too.
+	// Both times come from the manager's clock, so their difference holds on this machine too.
 	lasts := certificate.NotAfter.Sub(certificate.NotBefore)
 	t.session, t.ticket, t.key, t.until = ts, ticket, key, began.Add(lasts-ticketMargin)
 	return t.ticket, t.key, nil

@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/podconn"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/nonblock"
 	"kubevpn/pkg/wire/transport"
 )
@@ -28,7 +30,7 @@ type transports struct {
 	*shared
 	manager *manager
 	tickets *tickets
-	proxy   watched[transport.PreferredStatus]
+	proxy   wakeup.Value[transport.PreferredStatus]
 }
 
 // proxyDial returns the dial function of api-proxy; nil if the user excludes that transport.
@@ -49,9 +51,11 @@ func (t *transports) dialProxy(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	at := t.manager.place.load()
-	header := http.Header{api.TicketHeader: {ticket.HeaderValue(ts.ID())}}
-	conn, err := t.pods.PodProxy(ctx, at.namespace, at.pod, ticket.Port, ticket.Path, api.UpgradeProtocol, header)
+	at := t.manager.place.Load()
+	conn, err := t.pods.PodProxy(ctx, podconn.PodProxyOptions{
+		Namespace: at.namespace, Pod: at.pod, Port: ticket.Port, Path: ticket.Path, Protocol: api.UpgradeProtocol,
+		Header: http.Header{api.TicketHeader: {ticket.HeaderValue(ts.ID())}},
+	})
 	if err != nil {
 		if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 			t.tickets.forget(ticket) // the manager may have rejected it, and does not say so
@@ -109,14 +113,14 @@ func managerError(doing string, err error) error {
 // Write sends p, of any length, in one write to the conn beneath.
 func (c *proxyConn) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
 
-// Close closes the conn without TLS's close_notify. That blocks for five seconds if nobody reads it, and tells the
-// manager nothing that the session does not.
+// Close closes the conn without TLS's close_notify, which blocks for five seconds if nobody reads it and adds nothing
+// to the end of the session.
 func (c *proxyConn) Close() error { return c.batch.Close() }
 
 // onPreferred takes the status of api-proxy from pkg/wire/transport.
 func (t *transports) onPreferred(status transport.PreferredStatus) {
 	t.log.Info("api-proxy", "state", status.State, "reason", status.Reason)
-	t.proxy.update(func(s *transport.PreferredStatus) { *s = status })
+	t.proxy.Update(func(s *transport.PreferredStatus) { *s = status })
 }
 
 // awaitForced waits for api-proxy if the user asked for it, and returns an error if it does not work.
@@ -124,7 +128,7 @@ func (t *transports) awaitForced(ctx context.Context) error {
 	if t.cfg.Request.Transport != api.TransportAPIProxy {
 		return nil
 	}
-	status, err := t.proxy.await(ctx, func(s transport.PreferredStatus) bool {
+	status, err := t.proxy.Await(ctx, func(s transport.PreferredStatus) bool {
 		return s.State == transport.PreferredInUse || s.State == transport.PreferredFailing
 	})
 	if err != nil {
@@ -140,7 +144,7 @@ func (t *transports) awaitForced(ctx context.Context) error {
 
 // describe returns the transport in use, and the state of both. The connection has been up since then.
 func (t *transports) describe(since time.Time) (inUse string, both []api.Transport) {
-	status := t.proxy.load()
+	status := t.proxy.Load()
 	forward := api.Transport{Name: api.TransportPortForward, State: api.TransportInUse, Since: since}
 	proxy := api.Transport{Name: api.TransportAPIProxy, State: api.TransportTrying, Since: status.Since}
 	inUse = t.pods.Transport()
@@ -159,7 +163,7 @@ func (t *transports) describe(since time.Time) (inUse string, both []api.Transpo
 		}
 	}
 	if t.cfg.Request.Transport == api.TransportAPIProxy && forward.State == api.TransportInUse &&
-		t.status.report.load().established {
+		t.status.report.Load().established {
 		forward.State, forward.Reason = api.TransportStandby, "--transport api-proxy"
 		inUse = api.TransportAPIProxy
 	}

@@ -186,8 +186,8 @@ func TestTicketsAreReused(t *testing.T) {
 	}
 }
 
-// A ticket is of one session, and the links of a session dial at the same time.
-func TestTicketOfAnotherSession(t *testing.T) {
+// The links of a session dial at the same time and share its ticket.
+func TestTicketsBelongToOneSession(t *testing.T) {
 	tickets := newTickets()
 	for range 2 {
 		laptop, manager := transporttest.Pair(t)
@@ -214,8 +214,8 @@ func TestTicketOfAnotherSession(t *testing.T) {
 	}
 }
 
-// What the manager says of a ticket that it does not give reaches the user, and it is asked again next time.
-func TestTicketRefused(t *testing.T) {
+// The user sees the manager's reason for rejecting a ticket request, and the next dial asks again.
+func TestRejectedTicketNamesTheReason(t *testing.T) {
 	say := func(text string) func(*transport.Incoming) bool {
 		return func(in *transport.Incoming) bool {
 			st, err := in.Accept()
@@ -264,8 +264,8 @@ func TestTicketRefused(t *testing.T) {
 	}
 }
 
-// A manager that does not answer holds up nobody for longer than a while, nor those who do not want to wait so long.
-func TestTicketThatDoesNotCome(t *testing.T) {
+// A manager that does not answer delays each caller until the timeout, or until the caller's context ends.
+func TestMissingTicketEndsTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		laptop, manager := transporttest.Pair(t)
 		i := &issuer{answer: func(in *transport.Incoming) bool { in.Accept(); return true }}
@@ -391,12 +391,12 @@ func proxied(t *testing.T, i *issuer, p *podPort) (*Connection, *transport.Sessi
 		t.Fatal(err)
 	}
 	s.pods = podconn.New(s.cluster)
-	s.manager.place.update(func(p *place) { p.namespace, p.pod = "kubevpn", "manager-7" })
+	s.manager.place.Update(func(p *place) { p.namespace, p.pod = "kubevpn", "manager-7" })
 	s.current.set(laptop)
 	return s, laptop
 }
 
-func TestDialProxy(t *testing.T) {
+func TestDialProxyCarriesData(t *testing.T) {
 	a := newAuthority(t)
 	p := newPodPort(t, a)
 	s, laptop := proxied(t, &issuer{authority: a, lasts: time.Hour}, p)
@@ -436,8 +436,8 @@ func TestDialProxy(t *testing.T) {
 	}
 }
 
-// Who shows another certificate than the ticket names, be it by the same authority, gets nothing from the laptop.
-func TestDialProxyPins(t *testing.T) {
+// The laptop accepts only the certificate that the ticket names, not another one of the same authority.
+func TestDialProxyRejectsAnotherCertificate(t *testing.T) {
 	a := newAuthority(t)
 	p := newPodPort(t, a)
 	p.shows = a.newServer(t)
@@ -463,8 +463,8 @@ func TestDialProxyPins(t *testing.T) {
 	}
 }
 
-// The manager's rejection of the laptop's certificate is not taken for one of the API server's.
-func TestDialProxyRejected(t *testing.T) {
+// The error names the manager, not the API server, as the one that rejected the laptop's certificate.
+func TestRejectionByTheManagerIsNamed(t *testing.T) {
 	a := newAuthority(t)
 	p := newPodPort(t, a)
 	p.pool = x509.NewCertPool()
@@ -479,8 +479,8 @@ func TestDialProxyRejected(t *testing.T) {
 	}
 }
 
-// A ticket with which a dial failed is not used again: the manager may not take it any more, and does not say so.
-func TestDialProxyForgetsTickets(t *testing.T) {
+// The manager may have revoked a ticket without notice, so a failed dial discards it.
+func TestDialProxyForgetsRejectedTickets(t *testing.T) {
 	a := newAuthority(t)
 	p := newPodPort(t, a)
 	p.refuse = 1
@@ -507,7 +507,7 @@ func TestDialProxyForgetsTickets(t *testing.T) {
 	}
 }
 
-func TestTransports(t *testing.T) {
+func TestStatusListsTransports(t *testing.T) {
 	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	later := began.Add(time.Minute)
 	base := transport.Measure{RTT: 2 * time.Millisecond, Echo: 1e6}
@@ -568,8 +568,7 @@ func TestTransports(t *testing.T) {
 	}
 }
 
-// Bytes are counted for the transport whose conn carried them.
-func TestTransportsCount(t *testing.T) {
+func TestBytesAreCountedPerTransport(t *testing.T) {
 	laptop, manager := transporttest.Pair(t)
 	(&issuer{authority: newAuthority(t), lasts: time.Hour}).serve(t, manager)
 	s := newTestConnection(t)
@@ -586,8 +585,8 @@ func TestTransportsCount(t *testing.T) {
 	})
 }
 
-// Who asked for api-proxy waits for it, and is told why it cannot be had.
-func TestForced(t *testing.T) {
+// With --transport api-proxy, connect waits for that transport or fails with the reason.
+func TestForcedTransportIsAwaited(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		asked string

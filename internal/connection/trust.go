@@ -6,9 +6,11 @@ import (
 	"slices"
 	"strings"
 
+	"go4.org/netipx"
 	"golang.org/x/net/publicsuffix"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/config"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/host/osdns"
 )
@@ -18,7 +20,7 @@ import (
 // accept returns state without the parts that the connection does not use. A public domain needs the user's consent:
 // without it a first hello fails, and later the connection keeps its domain.
 func (h *handshake) accept(state api.ManagerState) (api.ManagerState, error) {
-	v := h.view.load()
+	v := h.view.Load()
 	before, running := v.state.DNSDomain, v.hello != nil
 	domain := strings.ToLower(strings.Trim(state.DNSDomain, "."))
 	switch {
@@ -50,6 +52,34 @@ func (h *handshake) accept(state api.ManagerState) (api.ManagerState, error) {
 		return false
 	})
 	return state, nil
+}
+
+// checkDefaults returns an error if the client defaults of the cluster add networks that the user has not allowed.
+func checkDefaults(r *api.ConnectRequest) error {
+	setting := r.Setting(string(config.KeyExtraCIDRs))
+	if setting.Origin != api.OriginCluster {
+		return nil
+	}
+	var b netipx.IPSetBuilder
+	for _, p := range r.Consent.Networks {
+		if p.IsValid() {
+			b.AddPrefix(p)
+		}
+	}
+	ask := slices.DeleteFunc(slices.Clone(r.ExtraCIDRs), routable.Set(&b).ContainsPrefix)
+	if len(ask) == 0 {
+		return nil
+	}
+	text := fmt.Sprint(ask[0])
+	if len(ask) > 1 {
+		text += fmt.Sprintf(" and %d more", len(ask)-1)
+	}
+	err := api.Errorf(api.ExitConsent,
+		"the client defaults of the cluster add networks, which are routed only if you allow it: %s (%s)", text,
+		setting.Source)
+	err.Needs = &api.Consent{Networks: ask}
+	return err.WithHint("Nothing was changed on this machine. To allow them once:\n  kubevpn connect --yes\n" +
+		"To go on without them:\n  kubevpn connect --extra-cidr ''")
 }
 
 // publicDomain reports whether names below domain may be the Internet's. The domain is in lower case, without dots at

@@ -86,7 +86,7 @@ func TestExcludedNetworksAreNotLeased(t *testing.T) {
 	}
 }
 
-func TestDomainsOfTheInternetNeedConsent(t *testing.T) {
+func TestDomainsOfTheInternetRequireConsent(t *testing.T) {
 	for domain, want := range map[string]bool{
 		"cluster.local": false, "k8s.internal": false, "lab": false, "corp.lan": false, "cluster.example": false,
 		"com": true, "google.com": true, "k8s.example.com": true, "co.uk": true, "x.github.io": true,
@@ -183,7 +183,47 @@ func TestWarningsOfAManagerAreBounded(t *testing.T) {
 	for n := range 10 * maxWarnings {
 		s.handshake.handle(api.ControlMessage{State: &api.ManagerState{DNSDomain: strings.Repeat("-", n%50+1) + " " + strings.Repeat("x", n/50)}})
 	}
-	if r := s.status.report.load(); len(r.shown.Warnings) > maxWarnings || len(r.warned) > maxWarnings {
+	if r := s.status.report.Load(); len(r.shown.Warnings) > maxWarnings || len(r.warned) > maxWarnings {
 		t.Errorf("%d warnings are kept, %d remembered", len(r.shown.Warnings), len(r.warned))
+	}
+}
+
+func TestNetworksOfClientDefaultsRequireConsent(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		origin  api.Origin
+		extra   string
+		consent string
+		ask     string
+	}{
+		{name: "of the user", origin: api.OriginFlag, extra: "10.20.0.0/16"},
+		{name: "of the cluster", origin: api.OriginCluster, extra: "10.20.0.0/16 10.30.0.0/16", ask: "10.20.0.0/16 10.30.0.0/16"},
+		{name: "one is allowed", origin: api.OriginCluster, extra: "10.20.0.0/16 10.30.0.0/16", consent: "10.20.0.0/16", ask: "10.30.0.0/16"},
+		{name: "a wider one is allowed", origin: api.OriginCluster, extra: "10.20.0.0/16", consent: "10.0.0.0/8"},
+		{name: "a narrower one is allowed", origin: api.OriginCluster, extra: "10.20.0.0/16", consent: "10.20.0.0/24", ask: "10.20.0.0/16"},
+		{name: "none", origin: api.OriginCluster},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := api.ConnectRequest{
+				ExtraCIDRs: prefixes(tt.extra), Consent: api.Consent{Networks: append(prefixes(tt.consent), netip.Prefix{})},
+				Settings: []api.Setting{{Key: "extraCIDRs", Origin: tt.origin, Source: "ConfigMap kubevpn/kubevpn-client-defaults"}},
+			}
+			err := checkDefaults(&r)
+			if tt.ask == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			e := api.AsError(err)
+			if e == nil || e.Code != api.ExitConsent || e.Needs == nil || !slices.Equal(e.Needs.Networks, prefixes(tt.ask)) ||
+				!strings.Contains(e.Message, "ConfigMap kubevpn/kubevpn-client-defaults") || !strings.Contains(e.Hint, "--extra-cidr ''") {
+				t.Fatalf("got %+v, want a question about %s", e, tt.ask)
+			}
+			r.Consent = r.Consent.With(*e.Needs)
+			if err := checkDefaults(&r); err != nil {
+				t.Errorf("asked again: %v", err)
+			}
+		})
 	}
 }

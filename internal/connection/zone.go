@@ -53,7 +53,7 @@ func (z *zone) domains(domain string, reverse []netip.Prefix) (match, search []s
 		return nil, nil, 0
 	}
 	match, left = matchDomains(domain, reverseDomains(reverse), z.names.matchable())
-	search = []string{z.namespace.load() + ".svc." + domain, "svc." + domain, domain}
+	search = []string{z.namespace.Load() + ".svc." + domain, "svc." + domain, domain}
 	// The helper rejects some domains, for example public suffixes. One of them must not keep it from the others.
 	rejected := func(d string) bool { return osdns.CheckDomain(d) != nil }
 	return slices.DeleteFunc(match, rejected), slices.DeleteFunc(search, rejected), left
@@ -74,7 +74,7 @@ func (z *zone) set(state api.ManagerState, reverse []netip.Prefix) error {
 		z.servers = servers
 		z.nameservers.SetAddrs(servers)
 	}
-	next := dns.Zone{Domain: state.DNSDomain, Namespace: z.namespace.load(), Reverse: reverse, Cluster: z.nameservers}
+	next := dns.Zone{Domain: state.DNSDomain, Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.nameservers}
 	if z.names.known() != nobody {
 		next.Services = z.names.index
 	}

@@ -10,6 +10,7 @@ import (
 type connectionTask struct {
 	task
 	id      string
+	cluster string // ID of the cluster
 	conn    Connection
 	request api.ConnectRequest
 	network *scopedNetwork

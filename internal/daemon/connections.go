@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 	"kubevpn/internal/connection"
 )
 
@@ -80,12 +81,16 @@ func (cs *connections) connect(
 func (cs *connections) hold(
 	ctx context.Context, req api.ConnectRequest, begin func(id string), emit func(api.Event),
 ) (*connectionTask, error) {
-	id, err := cs.factory.ConnectionID(req.Kubeconfig)
+	ids, err := cs.factory.Identify(req.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
+	id := cs.usable(ids, req)
 	t, joined, err := cs.obtain(ctx, id, func(current *connectionTask) (*connectionTask, <-chan struct{}, error) {
-		return cs.choose(id, req, current)
+		if current == nil && id != ids.Connection {
+			return nil, nil, errConnectionEnded
+		}
+		return cs.choose(ids, req, current)
 	})
 	if err != nil {
 		return nil, err
@@ -104,21 +109,50 @@ func (cs *connections) hold(
 	return t, nil
 }
 
-// choose returns the connection for req: current, or a new one if there is a helper. cs.mu is held.
-func (cs *connections) choose(id string, req api.ConnectRequest,
+// usable returns the ID of the connection for req: its user's or, if req may use any, that of another user of the
+// cluster.
+func (cs *connections) usable(ids cluster.IDs, req api.ConnectRequest) string {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if other := cs.otherUser(ids); other != nil && req.Use {
+		return other.id
+	}
+	return ids.Connection
+}
+
+// otherUser returns the connection of another user to the cluster, or nil. cs.mu is held.
+func (cs *connections) otherUser(ids cluster.IDs) *connectionTask {
+	for _, t := range cs.tasks {
+		if t.cluster == ids.Cluster && t.id != ids.Connection && t.failed == nil {
+			return t
+		}
+	}
+	return nil
+}
+
+// choose returns the connection for req: current, or a new one if there is a helper. The networks of two connections to
+// one cluster would overlap. cs.mu is held.
+func (cs *connections) choose(ids cluster.IDs, req api.ConnectRequest,
 	current *connectionTask) (*connectionTask, <-chan struct{}, error) {
+	other := cs.otherUser(ids)
 	switch {
 	case cs.shut:
 		return nil, nil, errEnding
 	case current != nil:
 		current.logger.Info("request joins the existing connection")
 		return current, nil, nil
+	case other != nil && other.ending:
+		return nil, other.done, nil
+	case other != nil:
+		return nil, nil, api.Errorf(api.ExitOverlap, "this cluster is already connected as another user, in context %s",
+			other.request.Context).
+			WithHint("run `kubevpn disconnect %s` first; `proxy`, `clone` and `dev` use that connection", other.id)
 	case cs.closing != nil:
 		return nil, cs.closing, nil
 	case cs.host == nil:
 		return nil, nil, errNeedsHelper
 	}
-	events, network := newEventLog(), &scopedNetwork{host: cs.host}
+	events, network := new(eventLog), &scopedNetwork{host: cs.host}
 	conn, err := cs.factory.NewConnection(connection.Config{
 		Request: req, Network: network, Dial: cs.dial, Client: cs.client, Logger: cs.logger, Progress: events.add,
 	})
@@ -126,10 +160,10 @@ func (cs *connections) choose(id string, req api.ConnectRequest,
 		return nil, nil, err
 	}
 	cs.lingering = false
-	logger := cs.logger.With("connection", id, "context", req.Context, "namespace", req.Namespace)
+	logger := cs.logger.With("connection", ids.Connection, "context", req.Context, "namespace", req.Namespace)
 	return &connectionTask{
-		task: newTask("connection", logger, conn.Connected(), events), id: id, conn: conn, request: req,
-		network: network,
+		task: newTask("connection", logger, conn.Connected(), events), id: ids.Connection, cluster: ids.Cluster,
+		conn: conn, request: req, network: network,
 	}, nil, nil
 }
 

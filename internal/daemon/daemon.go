@@ -17,6 +17,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/internal/footprint"
 	"kubevpn/internal/version"
+	"kubevpn/pkg/wakeup"
 )
 
 // idleTimeout limits the time that the daemon runs without connections. It is long enough for the next command of a
@@ -88,8 +89,8 @@ type daemon struct {
 	cfg         Config
 	connections *connections
 	logger      *slog.Logger
-	quit        chan struct{} // receives when a request asks the daemon to end
-	recheck     chan struct{} // receives when busy may return something else
+	quit        wakeup.Signal // raised when a request asks the daemon to end
+	recheck     wakeup.Signal // raised when busy may return something else
 	requests    atomic.Int64  // in progress
 }
 
@@ -97,18 +98,10 @@ func newDaemon(cfg Config, client []byte, owner Owner, logger *slog.Logger) *dae
 	if cfg.Factory == nil {
 		cfg.Factory = NewFactory()
 	}
-	d := &daemon{cfg: cfg, logger: logger, quit: make(chan struct{}, 1), recheck: make(chan struct{}, 1)}
+	d := &daemon{cfg: cfg, logger: logger, quit: wakeup.NewSignal(), recheck: wakeup.NewSignal()}
 	d.connections = newConnections(cfg.Factory, client, owner, logger)
-	d.connections.changed = d.wake
+	d.connections.changed = d.recheck.Raise
 	return d
-}
-
-// wake makes waitForEnd call busy again. It does not block.
-func (d *daemon) wake() {
-	select {
-	case d.recheck <- struct{}{}:
-	default:
-	}
 }
 
 // serve answers on both listeners until waitForEnd returns, then ends every intercept, every connection and the helper,

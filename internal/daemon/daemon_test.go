@@ -72,6 +72,36 @@ func TestDisconnectFailsForAnUnknownID(t *testing.T) {
 	}
 }
 
+// The networks of two connections to one cluster would overlap, and each has the rights of its user.
+func TestConnectAsAnotherUserIsRejected(t *testing.T) {
+	r := start(t)
+	first := r.connect("a/ann")
+	got := r.mustPost(api.PathConnect, request("a/bob")).err
+	if got == nil || got.Code != api.ExitOverlap || !strings.Contains(got.Message, "already connected as another user") ||
+		!strings.Contains(got.Hint, "`kubevpn disconnect id-a/ann`") {
+		t.Errorf("error = %+v", got)
+	}
+	if isClosed(first.ended) || len(r.made) != 0 || len(r.status()) != 1 {
+		t.Errorf("the first connection ended, or there is a second one: %+v", r.status())
+	}
+	r.mustPost(api.PathDisconnect, api.DisconnectRequest{All: true})
+	r.connect("a/bob")
+	if s := r.status(); len(s) != 1 || s[0].ID != "id-a/bob" {
+		t.Errorf("status = %+v", s)
+	}
+}
+
+// proxy, clone and dev change the workload with the rights of their own user.
+func TestInterceptUsesTheConnectionOfAnotherUser(t *testing.T) {
+	r := start(t)
+	r.connect("a/ann")
+	answer := r.goPost(t.Context(), api.PathIntercept, interceptRequest("a/bob", "deployment/web"))
+	r.begin()
+	if e := wait(t, answer, "the answer").last(); e.Error != nil || e.Intercept == nil || e.Intercept.Connection != "id-a/ann" || len(r.made) != 0 {
+		t.Errorf("last event = %+v", e)
+	}
+}
+
 func TestSecondConnectJoinsTheConnection(t *testing.T) {
 	r := start(t)
 	first := r.connect("a")

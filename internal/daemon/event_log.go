@@ -5,18 +5,17 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 // eventLog records the events of a task until it is ready, for all requests that wait for it: a request that joins late
-// reads them from the start. Its methods are safe for concurrent use.
+// reads them from the start. The zero value is ready. Its methods are safe for concurrent use.
 type eventLog struct {
 	mu     sync.Mutex
 	events []api.Event
-	more   chan struct{} // closed when there are more events, then replaced
+	more   wakeup.Broadcast // sent when there are more events
 	closed bool
 }
-
-func newEventLog() *eventLog { return &eventLog{more: make(chan struct{})} }
 
 // add appends e, and sets its time if it has none. After close it does nothing, because no request waits any more.
 func (f *eventLog) add(e api.Event) {
@@ -29,15 +28,14 @@ func (f *eventLog) add(e api.Event) {
 		e.Time = time.Now()
 	}
 	f.events = append(f.events, e)
-	close(f.more)
-	f.more = make(chan struct{})
+	f.more.Send()
 }
 
 // since returns the events from index i on, and a channel that is closed when there are more.
 func (f *eventLog) since(i int) ([]api.Event, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.events[i:len(f.events):len(f.events)], f.more
+	return f.events[i:len(f.events):len(f.events)], f.more.Next()
 }
 
 // close makes add do nothing. The events can still be read.

@@ -18,8 +18,8 @@ import (
 // Factory makes connections and intercepts. NewFactory returns the one of the product; tests have others. Its methods
 // are safe for concurrent use.
 type Factory interface {
-	// ConnectionID returns an ID of 12 hex digits, the same for every kubeconfig of one cluster.
-	ConnectionID(kubeconfig []byte) (string, error)
+	// Identify returns the IDs of the cluster and of the connection that NewConnection would make.
+	Identify(kubeconfig []byte) (cluster.IDs, error)
 	// NewConnection does no I/O and starts no goroutine.
 	NewConnection(cfg connection.Config) (Connection, error)
 	// Workload returns the canonical name of a workload: "deployment/web" for "deploy/web".

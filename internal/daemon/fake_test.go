@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -220,11 +221,13 @@ func start(t *testing.T, change ...func(*Config)) *rig {
 	return r
 }
 
-func (r *rig) ConnectionID(kubeconfig []byte) (string, error) {
+// Identify reads a kubeconfig CLUSTER or CLUSTER/USER.
+func (r *rig) Identify(kubeconfig []byte) (cluster.IDs, error) {
 	if string(kubeconfig) == "bad" {
-		return "", api.Errorf(api.ExitKubeconfig, "that is no kubeconfig")
+		return cluster.IDs{}, api.Errorf(api.ExitKubeconfig, "that is no kubeconfig")
 	}
-	return "id-" + string(kubeconfig), nil
+	name, _, _ := strings.Cut(string(kubeconfig), "/")
+	return cluster.IDs{Cluster: name, Connection: "id-" + string(kubeconfig)}, nil
 }
 
 func (r *rig) NewConnection(cfg connection.Config) (Connection, error) {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/config"
 	"kubevpn/internal/intercept"
 )
 
@@ -206,10 +207,11 @@ func (is *intercepts) hold(
 
 // newTask returns a task that has not started.
 func (is *intercepts) newTask(c *connectionTask, key interceptKey, req api.InterceptRequest) (*interceptTask, error) {
-	events := newEventLog()
+	events := new(eventLog)
 	i, err := is.factory.NewIntercept(req.Connect, c.conn, intercept.Config{
 		Namespace: key.namespace, Workload: key.workload, Spec: req.Spec, Owner: is.owner.Name, Key: is.owner.Key,
 		Dial: is.dial, Progress: events.add, Logger: is.logger,
+		ModeSource: req.Connect.Setting(string(config.KeyMode)).Source,
 	})
 	if err != nil {
 		return nil, err

@@ -41,7 +41,7 @@ func (d *daemon) handler() http.Handler {
 		d.requests.Add(1)
 		defer func() {
 			d.requests.Add(-1)
-			d.wake()
+			d.recheck.Raise()
 		}()
 		mux.ServeHTTP(w, r)
 	})
@@ -136,10 +136,7 @@ func (d *daemon) handleQuit(w http.ResponseWriter, r *http.Request) {
 	if err := d.connections.shutDown(s.send); err != nil {
 		s.send(api.Event{Error: api.AsError(err)})
 	}
-	select {
-	case d.quit <- struct{}{}:
-	default:
-	}
+	d.quit.Raise()
 }
 
 // read decodes the request's body, or answers with the error.

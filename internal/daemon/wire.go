@@ -21,7 +21,7 @@ func NewFactory() Factory { return factory{} }
 
 type factory struct{}
 
-func (factory) ConnectionID(kubeconfig []byte) (string, error) { return cluster.ID(kubeconfig) }
+func (factory) Identify(kubeconfig []byte) (cluster.IDs, error) { return cluster.Identify(kubeconfig) }
 
 func (factory) NewConnection(cfg connection.Config) (Connection, error) {
 	c, err := connection.New(cfg)
@@ -90,13 +90,14 @@ func newCloned(cfg intercept.Config) (Intercept, error) {
 			return nil, err
 		}
 	}
-	image := cfg.Session.Image
+	image, needsSecret := cfg.Session.Image, cfg.Session.NeedsPullSecret
 	if cfg.Image != "" {
-		image = func(context.Context) (string, error) { return cfg.Image, nil }
+		image, needsSecret = func(context.Context) (string, error) { return cfg.Image, nil }, nil
 	}
 	c.clone = clone.New(clone.Config{
 		Cluster: workloads.New(cfg.Cluster), Namespace: cfg.Namespace, Workload: cfg.Workload, Spec: spec, Image: image,
-		Owner: cfg.Owner, Key: key, OnPods: c.onPods, Progress: cfg.Progress, Logger: cfg.Logger,
+		NeedsPullSecret: needsSecret, Owner: cfg.Owner, Key: key, OnPods: c.onPods, Progress: cfg.Progress,
+		Logger: cfg.Logger,
 	})
 	return c, nil
 }

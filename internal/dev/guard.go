@@ -23,7 +23,7 @@ type guard struct {
 // place is a directory, without symbolic links, in or over which no volume may be mounted, and why.
 type place struct{ dir, why string }
 
-const whySystem = "this machine's programs and their configuration are there"
+const whySystem = "this machine keeps programs and their configuration there"
 
 // system are directories that contain programs and what they load. Nothing in them may come from a volume.
 var system = []string{"/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/sbin", "/snap", "/sys",
@@ -45,7 +45,7 @@ func newGuard(local, over []string) (*guard, error) {
 			g.own = append(g.own, place{value, home})
 		case "PATH":
 			for _, dir := range filepath.SplitList(value) {
-				g.own = append(g.own, place{dir, "this machine's programs are there (PATH)"})
+				g.own = append(g.own, place{dir, "this machine finds programs there (PATH)"})
 			}
 		}
 	}
@@ -137,7 +137,7 @@ func refusesSystem(real string, missing int, file bool) string {
 	}
 	switch {
 	case len(elements) == 1, missing < len(elements)-1, missing == 0:
-		return "this machine has it, or the directory that it is in"
+		return "it exists on this machine, or its directory does"
 	case missing == 1 && file:
 		return "this machine's programs may read it as their own"
 	case slices.Contains(startup, elements[1]):

@@ -75,7 +75,7 @@ func TestProgramKeepsFilesOfTheMachine(t *testing.T) {
 	}
 }
 
-func TestGuard(t *testing.T) {
+func TestGuardRefusesDirectoriesOfTheMachine(t *testing.T) {
 	dir := t.TempDir()
 	home, app, links, here := filepath.Join(dir, "home"), filepath.Join(dir, "app", "bin"), filepath.Join(dir, "links"), filepath.Join(dir, "here", "src")
 	for _, made := range []string{home, app, links, here} {
@@ -130,7 +130,7 @@ func TestGuard(t *testing.T) {
 }
 
 // A machine need not have /opt.
-func TestMountAtAMissingSystemDirectoryIsRefused(t *testing.T) {
+func TestGuardRefusesMissingSystemDirectories(t *testing.T) {
 	if why := refusesSystem("/opt", 1, false); why == "" {
 		t.Error("a volume is mounted at /opt")
 	}

@@ -64,7 +64,7 @@ func planned(ctx context.Context, kube kubernetes.Interface, w *workloads.Worklo
 	made := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		GenerateName: w.Name + "-", Namespace: w.Namespace, Labels: meta.Labels, Annotations: meta.Annotations,
 	}, Spec: w.Template.Spec}
-	missing := fmt.Sprintf("no pod of %s runs: what only a running pod has, its address and its node, is empty", w)
+	missing := fmt.Sprintf("no pod of %s runs, so the address and the node of the pod are empty", w)
 	got, err := kube.CoreV1().Pods(w.Namespace).Create(ctx, made,
 		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
@@ -72,7 +72,7 @@ func planned(ctx context.Context, kube kubernetes.Interface, w *workloads.Worklo
 			return nil, "", err
 		}
 		made = made.DeepCopy()
-		return made, fmt.Sprintf("%s; and what the cluster adds to pods, their service account's token among it, is "+
+		return made, fmt.Sprintf("%s; what the cluster adds to pods, such as the service account's token, is "+
 			"missing: %v", missing, err), nil
 	}
 	got.UID = "" // the pod does not exist, so no token can be bound to it

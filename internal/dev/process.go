@@ -1,10 +1,10 @@
 // Package dev runs a program of the laptop like a container of a workload: with the environment of the container, and
 // with its files at their paths.
 //
-//	pod ── internal/podenv ─▶ environment ─────────────────────────────┐
-//	 └─── exec ─▶ the image's variables, if it runs ────────────────────┤
-//	                       └▶ volumes ─▶ pkg/host/sandbox: tmpfs, in memory ─┴─▶ the program
-//	                             ▲ repeatedly: changes, and tokens before they expire
+//	pod ─┬─ internal/podenv ─┬▶ environment ────────────────────────────────┐
+//	     │                   └▶ volumes ─▶ pkg/host/sandbox: tmpfs, in memory ─┼─▶ the program
+//	     │                        ▲ repeatedly: changes, and tokens before they expire
+//	     └─ exec ─▶ the image's variables, if the pod runs ───────────────────┘
 //
 // It writes nothing to a disk and leaves nothing when the program has ended.
 package dev
@@ -183,7 +183,7 @@ func environment(cfg Config, container []podenv.Variable) []string {
 		}
 	}
 	if len(left) > 0 {
-		cfg.Warn(fmt.Sprintf("this machine's values are kept of %s: its programs execute what they say; "+
+		cfg.Warn(fmt.Sprintf("keeping this machine's values of %s, since they decide what programs execute; "+
 			"--env-from-pod NAME takes the pod's",
 			strings.Join(left, ", ")))
 	}

@@ -61,7 +61,7 @@ func TestMain(m *testing.M) {
 
 func TestEnvironment(t *testing.T) {
 	local := []string{"PATH=/usr/bin", "HOME=/home/ann", "USER=ann", "TERM=xterm", "PWD=/src", "LANG=de_DE", "EDITOR=vi"}
-	const left = "this machine's values are kept of %s: its programs execute what they say; --env-from-pod NAME takes the pod's"
+	const left = "keeping this machine's values of %s, since they decide what programs execute; --env-from-pod NAME takes the pod's"
 	tests := []struct {
 		name      string
 		container []podenv.Variable
@@ -70,38 +70,38 @@ func TestEnvironment(t *testing.T) {
 		want      string // what is not as it is here
 		warned    []string
 	}{
-		{name: "none"},
+		{name: "an empty environment"},
 		{
-			name:      "the container's wins",
+			name:      "the container's value wins",
 			container: []podenv.Variable{{Name: "LANG", Value: "C"}, {Name: "TERM", Value: ""}, {Name: "A", Value: "a=b"}, {Name: "DATA", Value: "/data"}},
 			want:      "A=a=b DATA=/data LANG=C TERM=",
 		},
 		{
-			name: "the laptop's programs are where they are", container: []podenv.Variable{{Name: "PATH", Value: "/app"}, {Name: "PWD", Value: "/src"}},
+			name: "PATH and PWD stay the laptop's", container: []podenv.Variable{{Name: "PATH", Value: "/app"}, {Name: "PWD", Value: "/src"}},
 			warned: []string{fmt.Sprintf(left, "PATH")},
 		},
 		{
-			name: "what decides what is executed is this machine's, or missing",
+			name: "variables that execute code stay this machine's, or missing",
 			container: []podenv.Variable{{Name: "BASH_ENV", Value: "/evil"}, {Name: "BASH_FUNC_ls%%", Value: "() { evil; }"}, {Name: "HOME", Value: "/evil"},
 				{Name: "LD_AUDIT", Value: "/evil"}, {Name: "ENV=/evil", Value: ""}, {Name: "Npm_Config_Script-Shell", Value: "/evil"}, {Name: "LDAP", Value: "host"}, {Name: "GIT_CONFIG_COUNT", Value: "1"}, {Name: "GIT_COMMIT", Value: "c0ffee"},
 				{Name: "GOMAXPROCS", Value: "2"}, {Name: "env", Value: "prod"}},
 			want: "GIT_COMMIT=c0ffee GOMAXPROCS=2 LDAP=host env=prod", warned: []string{fmt.Sprintf(left, "BASH_ENV, BASH_FUNC_ls%%, HOME, LD_AUDIT, ENV=/evil, Npm_Config_Script-Shell, GIT_CONFIG_COUNT")},
 		},
 		{
-			name:      "the pod's, where the user asks for it",
+			name:      "--env-from-pod takes the pod's value",
 			container: []podenv.Variable{{Name: "HOME", Value: "/data"}, {Name: "JAVA_HOME", Value: "/opt/java", Image: true}, {Name: "NODE_OPTIONS", Value: "--inspect"}},
 			fromPod:   []string{"HOME", "JAVA_HOME", "MISSING"}, want: "HOME=/data JAVA_HOME=/opt/java",
 			warned: []string{fmt.Sprintf(left, "NODE_OPTIONS"), "--env-from-pod MISSING: the container has no such variable"},
 		},
-		{name: "unless it is said", container: []podenv.Variable{{Name: "PATH", Value: "/app"}}, env: []string{"PATH=/mine"}, want: "PATH=/mine"},
+		{name: "--env replaces PATH without a warning", container: []podenv.Variable{{Name: "PATH", Value: "/app"}}, env: []string{"PATH=/mine"}, want: "PATH=/mine"},
 		{
-			name: "the image's, but for its places and its user",
+			name: "the image's variables, except for paths and users",
 			container: []podenv.Variable{{Name: "LANG", Value: "C", Image: true}, {Name: "HOME", Value: "/root", Image: true}, {Name: "PATH", Value: "/bin", Image: true},
 				{Name: "JAVA_HOME", Value: "/opt/java", Image: true}, {Name: "LD_PRELOAD", Value: "x.so", Image: true}, {Name: "TERM", Value: "dumb", Image: true}, {Name: "VERSION", Value: "3", Image: true}},
 			want: "LANG=C VERSION=3", warned: []string{fmt.Sprintf(left, "LD_PRELOAD")},
 		},
 		{
-			name: "what is said wins", container: []podenv.Variable{{Name: "A", Value: "1"}, {Name: "B", Value: "2", Secret: true}}, env: []string{"A=3", "EDITOR=", "A=4"},
+			name: "--env wins", container: []podenv.Variable{{Name: "A", Value: "1"}, {Name: "B", Value: "2", Secret: true}}, env: []string{"A=3", "EDITOR=", "A=4"},
 			want: "A=4 B=2 EDITOR=",
 		},
 	}
@@ -224,8 +224,8 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// An image without cat, or a user who may not exec, is no reason not to work.
-func TestNotSeen(t *testing.T) {
+// An image may lack cat, and a user may lack the right to exec.
+func TestProgramRunsWhenExecFails(t *testing.T) {
 	r := prepared(t, fake.NewClientset(settings("blue"), kubernetesService), "echo $COLOR", func(c *Config) {
 		c.Exec = func(context.Context, string, []string, io.Writer) error { return errors.New("there is no cat") }
 	})
@@ -234,8 +234,7 @@ func TestNotSeen(t *testing.T) {
 	}
 }
 
-// What changes in the cluster changes under a running program's eyes.
-func TestUpdate(t *testing.T) {
+func TestProgramSeesChangesOfVolumes(t *testing.T) {
 	kube := fake.NewClientset(settings("blue"), kubernetesService)
 	var forbidden atomic.Bool
 	kube.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -315,8 +314,8 @@ func hung(t *testing.T) (kube kubernetes.Interface, hang func(), asked <-chan st
 	return c, func() { close(hanging) }, reached
 }
 
-// An API server that does not answer holds up neither signals nor the program's end.
-func TestUpdateHangs(t *testing.T) {
+// An API server that does not answer delays neither signals nor the end of the program.
+func TestSignalsArriveWhileAnUpdateHangs(t *testing.T) {
 	kube, hang, asked := hung(t)
 	tick, now := make(chan time.Time), time.Now()
 	minute := func() {
@@ -355,8 +354,7 @@ func TestUpdateHangs(t *testing.T) {
 	}
 }
 
-// Ctrl-C while it is read ends that.
-func TestPrepareHangs(t *testing.T) {
+func TestPrepareEndsWithItsContext(t *testing.T) {
 	kube, hang, asked := hung(t)
 	hang()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -371,8 +369,8 @@ func TestPrepareHangs(t *testing.T) {
 	}
 }
 
-// Signals that nobody but this process gets are passed on; there is no terminal here whose others would be.
-func TestSignals(t *testing.T) {
+// Without a terminal only this process receives the signals, so it forwards all of them.
+func TestRunForwardsSignals(t *testing.T) {
 	// What this test sends must not end it before Run listens. A signal that it was started to ignore (nohup) is not ignored by
 	// the program then: a shell cannot trap one that is.
 	ignored := make(chan os.Signal, 16)
@@ -406,8 +404,8 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// When the program has ended, what is waited for is not waited for after a signal.
-func TestSignalWhileItLeaves(t *testing.T) {
+// Once the program has ended, a signal ends this process even if the network does not leave.
+func TestSignalEndsTheProcessWhileTheNetworkLeaves(t *testing.T) {
 	const child = "KUBEVPN_TEST_LEAVES"
 	if os.Getenv(child) != "" {
 		r := prepared(t, fake.NewClientset(settings("blue"), kubernetesService), "exit 0", func(c *Config) {
@@ -450,7 +448,7 @@ func TestSignalWhileItLeaves(t *testing.T) {
 	}
 }
 
-func TestPod(t *testing.T) {
+func TestPodPrefersReadyPods(t *testing.T) {
 	at := func(name string, minute int, phase corev1.PodPhase, isReady bool) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", Labels: map[string]string{"app": "web"},
 			CreationTimestamp: metav1.NewTime(time.Unix(int64(60*minute), 0))}, Status: corev1.PodStatus{Phase: phase}}
@@ -480,7 +478,7 @@ func TestPod(t *testing.T) {
 	w := &workloads.Workload{Namespace: "shop", Name: "web", Kind: "Deployment", Selector: selector}
 	w.Template.Labels = map[string]string{"app": "web"}
 	w.Template.Spec.Containers = []corev1.Container{{Name: "app"}}
-	t.Run("none runs", func(t *testing.T) {
+	t.Run("no pod runs", func(t *testing.T) {
 		kube := fake.NewClientset(going)
 		kube.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
 			create := a.(clienttesting.CreateActionImpl)
@@ -492,11 +490,11 @@ func TestPod(t *testing.T) {
 			return true, p, nil
 		})
 		p, missing, err := Pod(t.Context(), kube, w)
-		if err != nil || p.Name != "web-x7k2p" || p.UID != "" || p.Spec.ServiceAccountName != "default" || p.Labels["app"] != "web" || !strings.Contains(missing, "is empty") || podenv.Runs(p) {
+		if err != nil || p.Name != "web-x7k2p" || p.UID != "" || p.Spec.ServiceAccountName != "default" || p.Labels["app"] != "web" || !strings.Contains(missing, "are empty") || podenv.Runs(p) {
 			t.Errorf("%v, %q, %v", p, missing, err)
 		}
 	})
-	t.Run("none runs, and none may be made", func(t *testing.T) {
+	t.Run("no pod runs, and the dry run is forbidden", func(t *testing.T) {
 		kube := fake.NewClientset()
 		kube.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no"))
@@ -506,7 +504,7 @@ func TestPod(t *testing.T) {
 			t.Errorf("%v, %q, %v", p, missing, err)
 		}
 	})
-	t.Run("a template only", func(t *testing.T) {
+	t.Run("a workload with only a template", func(t *testing.T) {
 		kube := fake.NewClientset(at("web", 1, corev1.PodRunning, true)) // a pod that only has the same name
 		p, missing, err := Pod(t.Context(), kube, &workloads.Workload{Namespace: "shop", Name: "web", Kind: "CronJob", Template: w.Template})
 		if err != nil || podenv.Runs(p) || missing == "" {
@@ -521,8 +519,7 @@ func TestPod(t *testing.T) {
 	})
 }
 
-// Nothing that is said, or logged, has a Secret's value in it.
-func TestSecretsAreNotSaid(t *testing.T) {
+func TestMessagesContainNoSecrets(t *testing.T) {
 	const secret = "s3cr3t-5b1a"
 	kube := fake.NewClientset(settings("blue"), kubernetesService, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "keys", Namespace: "shop"}, Data: map[string][]byte{"PATH": []byte(secret), "NOT/OK": []byte(secret)}})
 	var log bytes.Buffer

@@ -157,9 +157,9 @@ func (r *Runner) hold(ctx context.Context) (released <-chan struct{}, err error)
 		err := <-ended
 		if ctx.Err() == nil { // the program itself sees only that nothing answers
 			if err == nil {
-				err = errors.New("the connection was ended")
+				err = errors.New("the connection has ended")
 			}
-			err = fmt.Errorf("%w; the program goes on without the cluster", err)
+			err = fmt.Errorf("%w; the program continues without the cluster", err)
 		}
 		if err != nil && !errors.Is(err, context.Canceled) {
 			r.warn(err.Error())
@@ -315,6 +315,8 @@ func (m *model) exec() podenv.Exec {
 		return nil
 	}
 	return func(ctx context.Context, container string, command []string, stdout io.Writer) error {
-		return m.cluster.Exec(ctx, m.pod.Namespace, m.pod.Name, container, command, nil, stdout)
+		return m.cluster.Exec(ctx, cluster.ExecOptions{
+			Namespace: m.pod.Namespace, Pod: m.pod.Name, Container: container, Command: command, Stdout: stdout,
+		})
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-func TestExit(t *testing.T) {
+func TestExitExplainsAMissingProgram(t *testing.T) {
 	gone := &os.PathError{Op: "opening", Path: "x", Err: os.ErrNotExist}
 	for _, tt := range []struct {
 		name, program string
@@ -21,11 +21,11 @@ func TestExit(t *testing.T) {
 		err           error
 		want          api.ExitCode
 	}{
-		{name: "well", program: "go"},
-		{name: "the program's code", program: "go", status: sandbox.ExitStatus{Code: 7}, want: 7},
+		{name: "the program succeeds", program: "go"},
+		{name: "the program fails", program: "go", status: sandbox.ExitStatus{Code: 7}, want: 7},
 		{name: "no such program", program: "kubevpn-no-such-program", err: gone, want: api.ExitUsage},
 		{name: "something else is missing", program: "go", err: gone, want: api.ExitUnexpected},
-		{name: "refused when it was tried", err: fmt.Errorf("%w: seccomp", sandbox.ErrNotAllowed), want: api.ExitPrivilege},
+		{name: "the machine rejects the attempt", err: fmt.Errorf("%w: seccomp", sandbox.ErrNotAllowed), want: api.ExitPrivilege},
 		{name: "something else", err: errors.New("else"), want: api.ExitUnexpected},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestExit(t *testing.T) {
 }
 
 // What a user reads where there is no sandbox says what else there is.
-func TestNotAllowed(t *testing.T) {
+func TestNotAllowedNamesAnotherMode(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
 		mode Mode
@@ -61,7 +61,7 @@ func TestNotAllowed(t *testing.T) {
 	}
 }
 
-func TestWarner(t *testing.T) {
+func TestWarnerShowsWarningsWithAttributes(t *testing.T) {
 	var said []string
 	log := slog.New(warner{warn: func(s string) { said = append(said, s) }})
 	log.Info("started", "pid", 7)

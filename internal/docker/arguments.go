@@ -30,14 +30,14 @@ var switches = []string{
 var refused = map[string]string{
 	"detach":     "the container ends with this command",
 	"restart":    "the container ends with this command",
-	"name":       "a container of kubevpn's is found by its own",
-	"env":        "`kubevpn dev --env NAME=VALUE` does it, without the value in the engine's configuration",
-	"env-file":   "`kubevpn dev --env-file FILE` does it, without the values in the engine's configuration",
-	"hostname":   "its host name is the pod's",
-	"domainname": "its host name is the pod's",
-	"uts":        "its host name is the pod's",
+	"name":       "kubevpn finds its containers by their names",
+	"env":        "use `kubevpn dev --env NAME=VALUE`, which keeps the value out of the engine's configuration",
+	"env-file":   "use `kubevpn dev --env-file FILE`, which keeps the values out of the engine's configuration",
+	"hostname":   "the container gets the pod's host name",
+	"domainname": "the container gets the pod's host name",
+	"uts":        "the container gets the pod's host name",
 	"sig-proxy":  "`kubevpn dev` forwards signals itself",
-	"help":       "`docker run --help` lists what there is",
+	"help":       "`docker run --help` lists the flags",
 
 	"network": whyNetwork, "net": whyNetwork, "network-alias": whyNetwork, "net-alias": whyNetwork, "link": whyNetwork,
 	"link-local-ip": whyNetwork,
@@ -47,8 +47,8 @@ var refused = map[string]string{
 }
 
 const (
-	whyNetwork = "its network and its names are the cluster's"
-	whyPorts   = "name the ports: -p 8080:80"
+	whyNetwork = "the container uses the network and the DNS of the cluster"
+	whyPorts   = "publish each port with -p 8080:80"
 )
 
 // long maps letters to the names of flags that add handles.
@@ -65,8 +65,9 @@ func ParseArguments(args []string) (Arguments, error) {
 		name, value, valued := strings.Cut(strings.TrimPrefix(word, "--"), "=")
 		switch {
 		case word == "--" || !strings.HasPrefix(word, "-") || word == "-":
-			return a, api.Errorf(api.ExitUsage, "%q is no flag of `docker run`", word).
-				WithHint("behind -- go flags alone; --image names another image, and -- --entrypoint another program")
+			return a, api.Errorf(api.ExitUsage, "%q is not a flag of `docker run`", word).
+				WithHint("write only flags after --; " +
+					"--image chooses another image, and -- --entrypoint another program")
 		case !strings.HasPrefix(word, "--"):
 			// Letters: -it, -p80:80, -p=80:80, -p 80:80.
 			letter, rest := word[1:2], word[2:]

@@ -44,23 +44,23 @@ func TestParseArguments(t *testing.T) {
 	}
 }
 
-func TestParseArgumentsRefuses(t *testing.T) {
+func TestParseArgumentsRejectsUnsupportedFlags(t *testing.T) {
 	for args, want := range map[string]string{
-		"--network host":     "cluster's",
-		"--net=host":         "cluster's",
-		"--dns 1.1.1.1":      "cluster's",
+		"--network host":     "of the cluster",
+		"--net=host":         "of the cluster",
+		"--dns 1.1.1.1":      "of the cluster",
 		"-h me":              "host name",
 		"--hostname=me":      "host name",
-		"--name mine":        "found by its own",
-		"--name=mine":        "found by its own",
+		"--name mine":        "by their names",
+		"--name=mine":        "by their names",
 		"-d":                 "ends with",
 		"-itd":               "ends with",
 		"--restart always":   "ends with",
 		"-e PASSWORD=x":      "kubevpn dev --env",
 		"--env-file f":       "kubevpn dev --env-file",
 		"-P":                 "-p 8080:80",
-		"busybox sh":         "no flag",
-		"-it -- busybox":     "no flag",
+		"busybox sh":         "not a flag",
+		"-it -- busybox":     "not a flag",
 		"--memory":           "needs a value",
 		"--tty=perhaps":      "neither true nor false",
 		"--entrypoint sh -c": "needs a value",

@@ -22,6 +22,9 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
+// answerTimeout limits the time of an answer, because the other end may have been stopped.
+const answerTimeout = time.Minute
+
 // child is a `docker run` command, which waits for the end of its container.
 type child struct {
 	name string
@@ -90,28 +93,29 @@ func (r *run) removed(c *child) error {
 
 // accept takes the connection of a container's first process, and no other.
 func accept(ctx context.Context, l *net.UnixListener, c *child) (*net.UnixConn, error) {
-	defer l.Close() // which removes the socket
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	accepted := make(chan struct{})
+	defer close(accepted)
 	go func() {
 		select {
 		case <-c.done:
-			cancel(errNotStarted)
 		case <-ctx.Done():
+		case <-accepted:
 		}
+		l.Close() // which removes the socket
 	}()
-	defer context.AfterFunc(ctx, func() { l.Close() })()
 	conn, err := l.AcceptUnix()
 	switch {
 	case err == nil:
 		return conn, nil
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
+	case errors.Is(err, net.ErrClosed):
+		return nil, errNotStarted
 	}
 	return nil, fmt.Errorf("waiting for the container's first process: %w", err)
 }
 
-var errNotStarted = errors.New("`docker run` has not started it")
+var errNotStarted = errors.New("`docker run` ended first")
 
 // networkContainer owns the network and the volumes of all containers.
 type networkContainer struct {
@@ -127,7 +131,7 @@ func (r *run) startNetwork(ctx context.Context) (_ *networkContainer, err error)
 	if err != nil {
 		return nil, err
 	}
-	l, err := listen("unixpacket", dir)
+	l, err := listen(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -162,12 +166,12 @@ func (n *networkContainer) explain(err error) error {
 	default:
 		return err
 	}
-	return api.Errorf(api.ExitEngine, "the network container does not start: %w", said(err, n.stderr.String()))
+	return api.Errorf(api.ExitEngine, "cannot start the network container: %w", said(err, n.stderr.String()))
 }
 
 // gone returns the error for the end of the network container during a run.
 func (n *networkContainer) gone() error {
-	return api.Errorf(api.ExitEngine, "the container %s has ended, and with it the network of the others", n.name).
+	return api.Errorf(api.ExitEngine, "the container %s, which owns the network of the others, has ended", n.name).
 		WithHint("see `journalctl -u docker` for the cause")
 }
 
@@ -193,12 +197,9 @@ func (r *run) show(ctx context.Context, v podenv.Volume) error {
 // running is a container whose program has started.
 type running struct {
 	*child
-	container string // its name in the pod
-	wire      *wire
-	ended     chan struct{} // closed when the program or its container has ended
-	code      *int          // exit code of the program, or nil if PID 1 did not report it; valid once ended is closed
-
-	sending sync.Mutex
+	container string          // its name in the pod
+	remote    *sandbox.Remote // its first process
+	ended     <-chan struct{} // closed when the program or its container has ended
 }
 
 // start starts the n-th container and returns when its program runs.
@@ -210,7 +211,7 @@ func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := listen("unix", dir)
+	l, err := listen(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +228,7 @@ func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 		cmd.Stdout, cmd.Stderr = out, errout
 		flush = func() { out.flush(); errout.flush() }
 	}
-	one := &running{container: c.name, ended: make(chan struct{})}
+	one := &running{container: c.name}
 	if one.child, err = r.command(containerName(r.plan.id, c.name), cmd, flush); err != nil {
 		return nil, err
 	}
@@ -240,17 +241,21 @@ func (r *run) start(ctx context.Context, n int) (_ *running, err error) {
 	conn, err := accept(ctx, l, one.child)
 	if err != nil {
 		if errors.Is(err, errNotStarted) {
-			return nil, api.Errorf(api.ExitEngine, "the container %s does not run: %w", c.name,
+			return nil, api.Errorf(api.ExitEngine, "cannot start the container %s: %w", c.name,
 				errors.Join(err, one.err))
 		}
 		return nil, err
 	}
-	one.wire = newWire(conn)
-	program := r.programs[c.name]
-	if err := one.wire.ask(order{Program: &program}); err != nil {
+	limited, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	// Its log is discarded: a program of the container may have replaced our process.
+	if one.remote, err = sandbox.Attach(limited, conn, nil); err == nil {
+		err = one.remote.Run(limited, r.programs[c.name])
+	}
+	if err != nil {
 		return nil, c.notStarted(err, c.chosen && r.plan.user.Entrypoint != nil)
 	}
-	go one.listen()
+	one.ended = one.remote.Done()
 	return one, nil
 }
 
@@ -289,8 +294,8 @@ func (c container) notStarted(err error, byUser bool) error {
 	}
 	e := api.Errorf(code, "container %s (image %s): %w", c.name, c.image, err)
 	if errors.Is(err, syscall.ENOEXEC) && c.of.Architecture != runtime.GOARCH {
-		e = e.WithHint("the image is for %s, and this machine is %s: name one that is with --image, or have the "+
-			"kernel run such programs (Debian: sudo apt install qemu-user-static)",
+		e = e.WithHint("the image is for %s, and this machine is %s: choose another image with --image, or "+
+			"install an emulator (Debian: sudo apt install qemu-user-static)",
 			c.of.Architecture, runtime.GOARCH)
 	}
 	return e
@@ -307,10 +312,9 @@ func (r *run) resolve(ctx context.Context, c container) []mount {
 			continue
 		}
 		if name := r.writer(c.name, m); name != "" {
-			r.Warn(fmt.Sprintf("volume %s at %s of container %s is left out: container %s can write above its "+
-				"subPath, and could lead "+
-				"the engine, which is root, out of the volume by a link (CVE-2017-1002101); -c NAME runs one "+
-				"container alone", m.Volume, m.Path, c.name, name))
+			r.Warn(fmt.Sprintf("omitting volume %s at %s of container %s: container %s can write above its "+
+				"subPath, and a link there could lead the engine, which is root, out of the volume "+
+				"(CVE-2017-1002101); -c NAME runs one container alone", m.Volume, m.Path, c.name, name))
 			continue
 		}
 		if m.Source != "" {
@@ -344,44 +348,26 @@ func (r *run) writer(of string, m podenv.Mount) string {
 	return ""
 }
 
-func (one *running) listen() {
-	defer close(one.ended)
-	for {
-		var rep report
-		if err := one.wire.receive(&rep); err != nil {
-			return
-		}
-		if rep.Ended != nil {
-			one.code = rep.Ended
-			return
-		}
-	}
-}
-
 // signal sends the program a signal, unless it has ended.
-func (one *running) signal(s syscall.Signal) {
-	one.sending.Lock()
-	defer one.sending.Unlock()
-	_ = one.wire.out.Encode(order{Signal: int(s)})
-}
+func (one *running) signal(s syscall.Signal) { _ = one.remote.Signal(s) }
 
 // close ends the container without waiting for its end.
 func (one *running) close() {
-	if one.wire != nil {
-		one.wire.conn.Close()
+	if one.remote != nil {
+		_ = one.remote.Close() // it has no TUN, and its socket closes once
 	}
 }
 
 // exit returns the exit code of the program, after all of its output was written.
 func (one *running) exit() (int, error) {
 	<-one.done
-	if one.code != nil {
-		return *one.code, nil
+	if ended := one.remote.Ended(); ended != nil {
+		return ended.Code, nil
 	}
 	var exit *exec.ExitError
 	if !errors.As(one.err, &exit) {
 		return 0, api.Errorf(api.ExitEngine, "the container %s ended without a report: %w", one.container,
-			errors.Join(errors.New("its first process has gone"), one.err))
+			errors.Join(errors.New("its first process ended"), one.err))
 	}
 	const failed = 125 // docker's own
 	if code := exit.ExitCode(); code != failed && code > 0 {

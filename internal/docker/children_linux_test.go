@@ -14,8 +14,7 @@ import (
 	"kubevpn/internal/podenv"
 )
 
-// An image of another architecture gets an error that names it.
-func TestForeignImage(t *testing.T) {
+func TestNotStartedNamesTheArchitectureOfAForeignImage(t *testing.T) {
 	c := container{name: "web", image: "app:1"}
 	failed := fmt.Errorf("starting /app: %w", syscall.ENOEXEC)
 	for architecture, want := range map[string]bool{"s390x": true, runtime.GOARCH: false} {
@@ -27,14 +26,14 @@ func TestForeignImage(t *testing.T) {
 	}
 }
 
-func TestIsProxy(t *testing.T) {
+func TestIsProxyMatchesAllProxyVariables(t *testing.T) {
 	got := slices.DeleteFunc([]string{"HTTP_PROXY=x", "https_proxy=x", "NO_PROXY=", "PROXY=1", "MY_HTTP_PROXY=2", "all_proxy=x", "HOME=/"}, isProxy)
 	if diff := cmp.Diff([]string{"PROXY=1", "MY_HTTP_PROXY=2", "HOME=/"}, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 
-func TestPrefixer(t *testing.T) {
+func TestPrefixerWritesWholeLines(t *testing.T) {
 	var out strings.Builder
 	r := &run{plan: testPlan(t, Config{TTY: true})}
 	p := r.prefixed("log", &out)
@@ -56,8 +55,8 @@ func TestMergeKeepsTheLastEntryOfAName(t *testing.T) {
 	}
 }
 
-// A container that may write the directories on the way to a subPath could put a link there, which the engine follows as root.
-func TestSubPathOfWhatAContainerWritesIsRefused(t *testing.T) {
+// Such a container could create a link there, and the engine follows it as root.
+func TestResolveOmitsASubPathBelowAnotherContainersMount(t *testing.T) {
 	var warned []string
 	web := podenv.Mount{Path: "/cache", Volume: "scratch", SubPath: "a"}
 	r := &run{Config: Config{Warn: func(s string) { warned = append(warned, s) }},
@@ -70,7 +69,7 @@ func TestSubPathOfWhatAContainerWritesIsRefused(t *testing.T) {
 	}
 }
 
-func TestWriterOfWhatIsAboveASubPath(t *testing.T) {
+func TestWriterFindsContainersThatWriteAboveASubPath(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		log  podenv.Mount

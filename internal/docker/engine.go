@@ -35,7 +35,7 @@ func Find(ctx context.Context) (*Engine, error) {
 	command, err := exec.LookPath("docker")
 	if err != nil {
 		return nil, noEngine("install Docker Engine (Debian and Ubuntu: sudo apt install docker.io)",
-			"--docker needs the docker command, and there is none in PATH")
+			"--docker needs the docker command, which is not in PATH")
 	}
 	e := &Engine{command: command}
 	host, err := e.output(ctx, "context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
@@ -64,8 +64,8 @@ func local(host string) error {
 	if strings.HasPrefix(host, "unix://") {
 		return nil
 	}
-	return noEngine("choose one that is here: unset DOCKER_HOST and DOCKER_CONTEXT, `docker context use default`",
-		"the docker command is set to an engine on another machine (%s), and --docker needs one on this machine", host)
+	return noEngine("choose a local engine: unset DOCKER_HOST and DOCKER_CONTEXT, and run `docker context use default`",
+		"the docker command uses an engine on another machine (%s), and --docker needs one on this machine", host)
 }
 
 // capable returns the security features in the output of `docker info`, or an error if the engine does not fit.
@@ -75,16 +75,15 @@ func capable(info []byte) ([]string, error) {
 		SecurityOptions         []string
 	}
 	if err := json.Unmarshal(info, &i); err != nil {
-		return nil, fmt.Errorf("reading what `docker info` says: %w", err)
+		return nil, fmt.Errorf("reading the output of `docker info`: %w", err)
 	}
 	if i.OSType != "linux" {
 		return nil, noEngine("switch Docker to Linux containers on a Linux machine",
-			"the engine runs containers of %s, and the pod's are Linux containers", i.OSType)
+			"the engine runs %s containers, and the pod has Linux containers", i.OSType)
 	}
 	if strings.Contains(i.OperatingSystem, "Docker Desktop") {
 		return nil, noEngine("choose Docker Engine itself: `docker context use default`",
-			"Docker Desktop runs its engine in a virtual machine, which this machine's kubevpn cannot share a "+
-				"network with")
+			"Docker Desktop runs its engine in a virtual machine, and kubevpn cannot share a network with it")
 	}
 	var features []string
 	for _, o := range i.SecurityOptions { // "name=seccomp,profile=default"
@@ -107,13 +106,13 @@ func (e *Engine) unreachable(ctx context.Context, err error) error {
 	text := strings.ToLower(err.Error())
 	switch {
 	case strings.Contains(text, "permission denied"):
-		return noEngine("become one of those who may (sudo usermod -aG docker $USER, and log in again)",
-			"you may not speak to the Docker Engine: %w", err)
+		return noEngine("join the group docker (sudo usermod -aG docker $USER, and log in again)",
+			"you have no permission to use the Docker Engine: %w", err)
 	case strings.Contains(text, "cannot connect"), strings.Contains(text, "is the docker daemon running"),
 		strings.Contains(text, "failed to connect"):
 		return noEngine("start it (sudo systemctl start docker)", "the Docker Engine does not run: %w", err)
 	}
-	return noEngine("`docker info` has to work first", "the docker command fails: %w", err)
+	return noEngine("run `docker info` to find the cause", "the docker command fails: %w", err)
 }
 
 // output runs the docker command and returns its standard output. An error contains its standard error.
@@ -172,7 +171,7 @@ func (e *Engine) removeVolumes(ctx context.Context) error {
 	return err
 }
 
-// said returns text, the standard error of a command, as an error, or err if text is empty.
+// said returns the standard error of a command as an error, or err if text is empty.
 func said(err error, text string) error {
 	text = strings.TrimPrefix(strings.TrimSpace(text), "docker: ")
 	text, _, _ = strings.Cut(text, "\nSee 'docker") // how to get help
@@ -211,7 +210,7 @@ func (e *Engine) image(ctx context.Context, ref string, now bool, progress func(
 	case err == nil && !now:
 		return i, nil
 	case err != nil && !strings.Contains(strings.ToLower(err.Error()), "no such image"):
-		return i, api.Errorf(api.ExitEngine, "looking for the image %s: %w", ref, err)
+		return i, api.Errorf(api.ExitEngine, "cannot inspect the image %s: %w", ref, err)
 	}
 	here := err == nil
 	cmd := exec.CommandContext(ctx, e.command, "pull", ref)
@@ -230,12 +229,12 @@ func (e *Engine) image(ctx context.Context, ref string, now bool, progress func(
 			registry = ""
 		}
 		return i, api.Errorf(api.ExitEngine, "cannot pull the image %s: %w", ref, said(err, stderr.String())).
-			WithHint("`%s` if the registry asks for it: the cluster's pull secrets are not used here;\nor name an "+
-				"image of this machine with --image",
+			WithHint("run `%s` if the registry requires it: kubevpn does not use the cluster's pull secrets;\nor "+
+				"choose an image of this machine with --image",
 				strings.TrimSpace("docker login "+registry))
 	}
 	if i, err = e.inspect(ctx, ref); err != nil {
-		return i, api.Errorf(api.ExitEngine, "looking for the image %s, which was pulled: %w", ref, err)
+		return i, api.Errorf(api.ExitEngine, "cannot inspect the image %s after the pull: %w", ref, err)
 	}
 	return i, nil
 }

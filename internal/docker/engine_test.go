@@ -26,7 +26,7 @@ func fakeDocker(t *testing.T, script string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-func TestFind(t *testing.T) {
+func TestFindExplainsWhyAnEngineDoesNotFit(t *testing.T) {
 	const (
 		local = `context) echo unix:///var/run/docker.sock;;`
 		alive = `version) echo 20.10.24;;`
@@ -36,8 +36,8 @@ func TestFind(t *testing.T) {
 		{"ssh", `context) echo ssh://me@build;;`, "on another machine"},
 		{"broken-context", `context) echo 'context "x": not found' >&2; exit 1;;`, "not found"},
 		{"not-running", local + `version) echo "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?" >&2; exit 1;;`, "does not run"},
-		{"not-allowed", local + `version) echo "Got permission denied while trying to connect to the Docker daemon socket" >&2; exit 1;;`, "you may not speak"},
-		{"windows", local + alive + `info) echo '{"OSType":"windows"}';;`, "containers of windows"},
+		{"not-allowed", local + `version) echo "Got permission denied while trying to connect to the Docker daemon socket" >&2; exit 1;;`, "you have no permission"},
+		{"windows", local + alive + `info) echo '{"OSType":"windows"}';;`, "windows containers"},
 		{"desktop", local + alive + `info) echo '{"OSType":"linux","OperatingSystem":"Docker Desktop"}';;`, "virtual machine"},
 	}
 	for _, tt := range tests {
@@ -50,7 +50,7 @@ func TestFind(t *testing.T) {
 			}
 		})
 	}
-	t.Run("found", func(t *testing.T) {
+	t.Run("a fitting engine", func(t *testing.T) {
 		fakeDocker(t, `case $1 in `+local+alive+` info) echo '{"OSType":"linux","SecurityOptions":["name=seccomp,profile=default","name=selinux"]}';; esac`)
 		e, err := Find(t.Context())
 		if err != nil {
@@ -60,17 +60,17 @@ func TestFind(t *testing.T) {
 			t.Errorf("security features %q", e.security)
 		}
 	})
-	t.Run("none", func(t *testing.T) {
+	t.Run("no docker command", func(t *testing.T) {
 		t.Setenv("PATH", t.TempDir())
 		_, err := Find(t.Context())
 		var e *api.Error
-		if !errors.As(err, &e) || e.Code != api.ExitEngine || !strings.Contains(e.Message, "none in PATH") {
+		if !errors.As(err, &e) || e.Code != api.ExitEngine || !strings.Contains(e.Message, "not in PATH") {
 			t.Error(err)
 		}
 	})
 }
 
-func TestImage(t *testing.T) {
+func TestImagePullsOnlyWhenNeeded(t *testing.T) {
 	pulled := filepath.Join(t.TempDir(), "pulled")
 	inspect := `image) [ -e ` + pulled + ` ] || { echo "Error: No such image: $5" >&2; exit 1; }; echo '{"Architecture":"amd64","Config":{"User":"app","Env":["A=1"],"Entrypoint":["/app"],"Cmd":["'$(cat ` + pulled + `)'"]}}';;`
 	look := func(now bool, pull string) (i image, seen string, warned []string, err error) {
@@ -99,14 +99,14 @@ func TestImage(t *testing.T) {
 		}
 	}
 	pull := func(version string) string { return `echo pulling $2; echo ` + version + ` >` + pulled }
-	check("one that is not here", "one", "pulling registry.example/team/app:1\n", "")(look(false, pull("one")))
-	check("one that is here", "one", "", "")(look(false, pull("two")))
-	check("one that has to be the registry's", "two", "pulling registry.example/team/app:1\n", "")(look(true, pull("two")))
-	check("a registry that does not give it", "two", "", "pull access denied")(look(true, denied))
+	check("a missing image", "one", "pulling registry.example/team/app:1\n", "")(look(false, pull("one")))
+	check("a local image", "one", "", "")(look(false, pull("two")))
+	check("a local image that is pulled again", "two", "pulling registry.example/team/app:1\n", "")(look(true, pull("two")))
+	check("a registry that denies the pull", "two", "", "pull access denied")(look(true, denied))
 }
 
-// A container is gone when remove returns, also one that the engine was removing already.
-func TestRemove(t *testing.T) {
+// remove also waits for a container that the engine is already removing.
+func TestRemoveWaitsUntilTheContainerIsGone(t *testing.T) {
 	asked := filepath.Join(t.TempDir(), "asked")
 	fakeDocker(t, `case $1 in rm) echo "removal of container is already in progress" >&2; exit 1;; ps) [ -e `+asked+` ] || echo 0123; touch `+asked+`;; esac`)
 	e := &Engine{command: "docker"}

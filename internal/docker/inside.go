@@ -6,6 +6,15 @@ import (
 	"kubevpn/internal/api"
 )
 
+// Paths of kubevpn inside a container.
+const (
+	inside     = "/.kubevpn"
+	binary     = inside + "/kubevpn" // a file, read-only
+	control    = inside + "/run"     // a directory with the container's socket
+	volumesAt  = inside + "/volumes" // in the network container: a tmpfs with the pod's volumes
+	socketName = "socket"
+)
+
 // errByHand is the error for a user who runs the hidden command.
 var errByHand = errors.New("`kubevpn dev --docker` runs this command in a container; it does nothing useful by hand")
 

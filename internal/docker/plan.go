@@ -16,6 +16,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/podenv"
+	"kubevpn/pkg/host/subreaper"
 )
 
 // label marks our containers with the ID of their run.
@@ -108,24 +109,24 @@ func (p *plan) warnings() []string {
 	s := p.pod.Spec
 	for _, c := range s.InitContainers {
 		if !isSidecar(&c) {
-			warn("init container %s does not run here: what it prepares is missing", c.Name)
+			warn("init container %s does not run here, so its files are missing", c.Name)
 		}
 	}
 	for what, is := range map[string]bool{"hostNetwork": s.HostNetwork, "hostPID": s.HostPID, "hostIPC": s.HostIPC} {
 		if is {
-			warn("%s: this machine does not have the node's", what)
+			warn("ignoring %s: the containers cannot share the node's namespace", what)
 		}
 	}
 	if s.ShareProcessNamespace != nil && *s.ShareProcessNamespace {
-		warn("shareProcessNamespace: each container sees only its own processes")
+		warn("ignoring shareProcessNamespace: each container sees only its own processes")
 	}
 	if p.userns {
-		warn("the engine maps users (userns-remap), and these containers run without it (--userns host): else they " +
-			"could not read the pod's files")
+		warn("the engine maps users (userns-remap), and these containers run without it (--userns host): " +
+			"otherwise they could not read the pod's files")
 	}
 	if p.selinux {
 		warn("the engine separates containers by SELinux labels, and these run without them (--security-opt " +
-			"label=disable): else they could not read the pod's files")
+			"label=disable): otherwise they could not read the pod's files")
 	}
 	for _, c := range p.containers {
 		if left := p.leftOut(c); len(left) > 0 {
@@ -133,8 +134,8 @@ func (p *plan) warnings() []string {
 			if !c.chosen {
 				flags = "-c " + c.name + " " + flags
 			}
-			warn("container %s: omitting %s: the pod adds it, and it is not a default of Docker; `%s` adds one", c.name,
-				strings.Join(left, ", "), flags)
+			warn("container %s: omitting %s, which the pod adds and Docker does not grant by default; `%s` adds one",
+				c.name, strings.Join(left, ", "), flags)
 		}
 		if sc := c.spec.SecurityContext; sc != nil && sc.Privileged != nil && *sc.Privileged {
 			warn("container %s is privileged in the cluster, but not here; `-- --privileged` makes it privileged",
@@ -168,7 +169,7 @@ func (p *plan) common(name string) []string {
 		args = append(args, "--security-opt", "label=disable") // the mounts keep their labels
 	}
 	if p.userns {
-		args = append(args, "--userns", "host") // another's root may not read the user's directory
+		args = append(args, "--userns", "host") // the root of another user namespace may not read the user's directory
 	}
 	return append(args, "--mount", bind(p.cfg.Executable, binary, true))
 }
@@ -178,7 +179,7 @@ func (p *plan) common(name string) []string {
 func (p *plan) network(dir string) []string {
 	args := p.common(networkName(p.id))
 	hostname := podenv.Hostname(p.pod)
-	if hostname == "" { // this user may not even ask what the pod would be
+	if hostname == "" { // the API server does not allow this user a dry run
 		hostname = podenv.Hostname(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.cfg.Workload}})
 	}
 	args = append(args,
@@ -186,11 +187,11 @@ func (p *plan) network(dir string) []string {
 		"--mount", bind(dir, control, true), "--mount",
 		mountFlag("type=volume", "target="+volumesAt, "volume-nocopy", "volume-label="+label,
 			"volume-opt=type=tmpfs", "volume-opt=device=tmpfs", "volume-opt=o=mode=0755,nosuid,nodev"))
-	// The network, and files that are others'.
+	// NET_ADMIN for the network, the others for files of other users.
 	for _, c := range []string{"NET_ADMIN", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"} {
 		args = append(args, "--cap-add", c)
 	}
-	if p.ipv6 { // off, as the engine has it, unless its own network has it
+	if p.ipv6 { // the engine disables it unless its own network has IPv6
 		args = append(args, "--sysctl", "net.ipv6.conf.all.disable_ipv6=0", "--sysctl",
 			"net.ipv6.conf.default.disable_ipv6=0")
 	}
@@ -325,9 +326,9 @@ func (p *plan) leftOut(c container) []string {
 }
 
 // program returns the program that PID 1 of a container starts.
-func (p *plan) program(c container, variables []podenv.Variable) (program, error) {
+func (p *plan) program(c container, variables []podenv.Variable) (subreaper.Program, error) {
 	command, args := podenv.Command(c.spec, variables)
-	out := program{Args: podenv.Program(command, args, c.of.Config.Entrypoint, c.of.Config.Cmd),
+	out := subreaper.Program{Args: podenv.Program(command, args, c.of.Config.Entrypoint, c.of.Config.Cmd),
 		Env: slices.Clone(c.of.Config.Env)}
 	for _, v := range variables {
 		if !c.ofImage(v) {
@@ -336,13 +337,12 @@ func (p *plan) program(c container, variables []podenv.Variable) (program, error
 	}
 	if c.chosen {
 		out.Env = append(out.Env, p.cfg.Env...)
-		out.TTY = p.tty()
 		if e := p.user.Entrypoint; e != nil {
 			out.Args = []string{*e}
 		}
 	}
 	if len(out.Args) == 0 || out.Args[0] == "" {
-		return out, api.Errorf(api.ExitWorkload, "neither the image %s nor the pod says what container %s runs",
+		return out, api.Errorf(api.ExitWorkload, "neither the image %s nor the pod names a program for container %s",
 			c.image, c.name).
 			WithHint("name a program: -- --entrypoint PROGRAM")
 	}

@@ -11,6 +11,7 @@ import (
 
 	"kubevpn/internal/podenv"
 	"kubevpn/pkg/host/sandbox"
+	"kubevpn/pkg/host/subreaper"
 )
 
 func pointer[T any](v T) *T { return &v }
@@ -53,7 +54,7 @@ func testPlan(t *testing.T, cfg Config) *plan {
 	return &plan{id: "0123456789", cfg: cfg, pod: cfg.Pod, user: cfg.Arguments, containers: all}
 }
 
-func TestChoose(t *testing.T) {
+func TestChoosePutsTheMainContainerLast(t *testing.T) {
 	tests := []struct {
 		name, image string
 		alone       bool
@@ -85,8 +86,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// The registry is asked again for what the kubelet asks it for, but not for an image of the user's own.
-func TestChoosePull(t *testing.T) {
+// kubevpn pulls again what the kubelet pulls again, but not an image that the user names.
+func TestChoosePullsWhatTheKubeletPulls(t *testing.T) {
 	pod := testPod()
 	pod.Spec.Containers[0].ImagePullPolicy, pod.Spec.Containers[1].ImagePullPolicy = corev1.PullAlways, corev1.PullIfNotPresent
 	for image, want := range map[string][]bool{"": {false, false, true}, "mine": {false, false, false}} {
@@ -102,7 +103,7 @@ func TestChoosePull(t *testing.T) {
 	}
 }
 
-func TestRunArguments(t *testing.T) {
+func TestRunArgumentsMatchThePod(t *testing.T) {
 	p := testPlan(t, Config{Terminal: true, Arguments: Arguments{Rest: []string{"--memory", "1g"}}})
 	got := p.run("/run/kubevpn/docker-3", 2, []mount{{source: "/run/a,b", path: "/etc/x", readOnly: true}})
 	want := strings.Fields(`run --rm --name kubevpn-0123456789-web --label kubevpn.dev=0123456789 --pull never --no-healthcheck --sig-proxy=false --log-driver none
@@ -139,7 +140,7 @@ func TestRunArguments(t *testing.T) {
 	}
 }
 
-func TestNetworkArguments(t *testing.T) {
+func TestNetworkArgumentsMatchThePod(t *testing.T) {
 	p := testPlan(t, Config{Publish: []string{"8080:80"}, Arguments: Arguments{Publish: []string{"81"}, AddHosts: []string{"me:1.2.3.4"}}})
 	p.ipv6, p.userns, p.selinux = true, true, true
 	got := strings.Join(p.network("/run/x"), " ")
@@ -163,7 +164,7 @@ func TestProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := program{Args: []string{"/web", "--name=pod", "$(NAME)", "$(MISSING)"}, Env: []string{"PATH=/image", "NAME=image", "NAME=pod", "NAME=mine"}}
+	want := subreaper.Program{Args: []string{"/web", "--name=pod", "$(NAME)", "$(MISSING)"}, Env: []string{"PATH=/image", "NAME=image", "NAME=pod", "NAME=mine"}}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("a command and args: -want +got:\n%s", d)
 	}
@@ -185,8 +186,8 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// What a program of the pod was seen to have is the container's where it may be the pod's.
-func TestSeen(t *testing.T) {
+// The environment of the running pod replaces variables of Secrets that could not be read.
+func TestProgramUsesVariablesOfThePodThatTheAPILacks(t *testing.T) {
 	seen := func(unread bool) []podenv.Variable {
 		var all []podenv.Variable
 		for _, name := range []string{"HOME", "PASSWORD", "PATH", "TERM", "VERSION"} {
@@ -199,9 +200,9 @@ func TestSeen(t *testing.T) {
 		unread      bool
 		want        []string
 	}{
-		{"all was read", "", false, []string{"KEY"}},
-		{"something was not", "", true, []string{"PASSWORD", "PATH", "VERSION", "KEY"}},
-		{"something was not, and the image is another", "mine", true, []string{"PASSWORD", "KEY"}},
+		{"the API has everything", "", false, []string{"KEY"}},
+		{"the API lacks something", "", true, []string{"PASSWORD", "PATH", "VERSION", "KEY"}},
+		{"the API lacks something, and the user names an image", "mine", true, []string{"PASSWORD", "KEY"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := testPlan(t, Config{Image: tt.image})
@@ -222,8 +223,8 @@ func TestSeen(t *testing.T) {
 	}
 }
 
-// What is mounted within another volume has a place there, where the outermost is the nearest above.
-func TestNested(t *testing.T) {
+// A mount below another volume gets its mount point in the nearest volume above it.
+func TestNestedFindsMountPointsWithinVolumes(t *testing.T) {
 	got := nested(map[string][]podenv.Mount{
 		"web": {{Path: "/data", Volume: "scratch", SubPath: "web"}, {Path: "/data/in", Volume: "keys"}, {Path: "/etc/app", Volume: "settings"},
 			{Path: "/etc/app-x", Volume: "keys"}, {Path: "/etc/app/tls", Volume: "keys"}, {Path: "/etc/app/tls/ca/certs", Volume: "more"}},
@@ -236,7 +237,7 @@ func TestNested(t *testing.T) {
 	}
 }
 
-func TestWarnings(t *testing.T) {
+func TestWarningsNameDifferencesFromThePod(t *testing.T) {
 	got := strings.Join(testPlan(t, Config{}).warnings(), "\n")
 	for _, want := range []string{"init container prepare", "container log is privileged"} {
 		if !strings.Contains(got, want) {
@@ -249,7 +250,7 @@ func TestWarnings(t *testing.T) {
 }
 
 // Owners and modes are the kubelet's.
-func TestOwned(t *testing.T) {
+func TestOwnedMatchesTheKubelet(t *testing.T) {
 	token := podenv.Volume{Name: "token", Files: []podenv.File{{Path: "token", Mode: 0o600}, {Path: "ca.crt", Mode: 0o644}}}
 	pod := testPod()
 	pod.Spec.Volumes = []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
@@ -273,7 +274,7 @@ func TestOwned(t *testing.T) {
 }
 
 // A pod's template adds no capability that Docker would not give: whoever may edit it would be root on this machine.
-func TestRunAddsDockersCapabilitiesAlone(t *testing.T) {
+func TestRunAddsOnlyDefaultCapabilities(t *testing.T) {
 	p := testPlan(t, Config{Arguments: Arguments{Capabilities: []string{"SYS_PTRACE", "CAP_BPF"}}})
 	add := []corev1.Capability{"ALL", "SYS_ADMIN", "CAP_SYS_MODULE", "sys_ptrace", "BPF", "CAP_CHOWN", "net_raw"}
 	p.containers[2].spec.SecurityContext.Capabilities = &corev1.Capabilities{Drop: []corev1.Capability{"KILL"}, Add: add}
@@ -291,8 +292,8 @@ func TestRunAddsDockersCapabilitiesAlone(t *testing.T) {
 	}
 	said := strings.Join(p.warnings(), "\n")
 	for _, want := range []string{
-		"container web: omitting ALL, SYS_ADMIN, SYS_MODULE: the pod adds it, and it is not a default of Docker; `-- --cap-add NAME` adds one",
-		"container log: omitting NET_ADMIN: the pod adds it, and it is not a default of Docker; `-c log -- --cap-add NAME` adds one",
+		"container web: omitting ALL, SYS_ADMIN, SYS_MODULE, which the pod adds and Docker does not grant by default; `-- --cap-add NAME` adds one",
+		"container log: omitting NET_ADMIN, which the pod adds and Docker does not grant by default; `-c log -- --cap-add NAME` adds one",
 	} {
 		if !strings.Contains(said, want) {
 			t.Errorf("no %q in\n%s", want, said)

@@ -4,12 +4,12 @@ import (
 	"context"
 	"crypto/rand"
 	"debug/elf"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -19,6 +19,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/podenv"
 	"kubevpn/pkg/host/sandbox"
+	"kubevpn/pkg/host/subreaper"
 )
 
 const (
@@ -57,17 +58,17 @@ func Run(ctx context.Context, cfg Config) (exit int, err error) {
 func suitable(executable string) error {
 	f, err := elf.Open(executable)
 	if err != nil {
-		return api.Errorf(api.ExitEngine, "reading this program, which the containers run: %w", err)
+		return api.Errorf(api.ExitEngine, "cannot read this program, which the containers run: %w", err)
 	}
 	defer f.Close()
 	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		return api.Errorf(api.ExitEngine,
-			"this kubevpn (%s) needs a C library, which images may not have, and the containers run it", executable).
-			WithHint("use a static one, as `make build` makes it: CGO_ENABLED=0 go build")
+			"the containers run this kubevpn (%s), which needs a C library that images may lack", executable).
+			WithHint("use a static binary: `make build`, or CGO_ENABLED=0 go build")
 	}
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		return api.Errorf(api.ExitNoTUN, "there is no device for the containers' network: %w", err).
-			WithHint("load the kernel's module: sudo modprobe tun")
+		return api.Errorf(api.ExitNoTUN, "cannot create the device of the containers' network: %w", err).
+			WithHint("load the kernel module: sudo modprobe tun")
 	}
 	return nil
 }
@@ -75,8 +76,8 @@ func suitable(executable string) error {
 // prepare makes the plan of a run, and pulls images.
 func prepare(ctx context.Context, cfg Config) (*plan, error) {
 	cfg.Pod = withoutAgents(cfg.Pod)
-	p := &plan{id: newID(), cfg: cfg, pod: cfg.Pod, user: cfg.Arguments, selinux: cfg.Engine.has("selinux"),
-		userns: cfg.Engine.has("userns")}
+	p := &plan{id: strings.ToLower(rand.Text()[:10]), cfg: cfg, pod: cfg.Pod, user: cfg.Arguments,
+		selinux: cfg.Engine.has("selinux"), userns: cfg.Engine.has("userns")}
 	_, err := os.Stat("/proc/sys/net/ipv6")
 	p.ipv6 = err == nil
 	if p.containers, err = choose(p.pod, cfg.Container, cfg.Alone, cfg.Image); err != nil {
@@ -89,13 +90,6 @@ func prepare(ctx context.Context, cfg Config) (*plan, error) {
 		}
 	}
 	return p, nil
-}
-
-// newID returns a random ID for a run.
-func newID() string {
-	var random [5]byte
-	rand.Read(random[:]) // never fails (crypto/rand)
-	return hex.EncodeToString(random[:])
 }
 
 // run is one run of a pod's containers.
@@ -112,7 +106,7 @@ type run struct {
 	ignore     context.CancelFunc // ends the watch of other containers and the updates of volumes
 	lost       chan error         // receives the result of Connect
 	output     sync.Mutex         // held while a line of another container is written
-	programs   map[string]program
+	programs   map[string]subreaper.Program
 	mounts     map[string][]podenv.Mount
 	points     map[string][]string // mount points within volumes, by volume
 	fresh      podenv.Following
@@ -153,7 +147,7 @@ func (r *run) run(ctx context.Context) (int, error) {
 
 // read reads environments and volumes of the containers, and warns about missing items.
 func (r *run) read(ctx context.Context) error {
-	r.programs = map[string]program{}
+	r.programs = map[string]subreaper.Program{}
 	warn := func(name string, problems []podenv.Problem) {
 		for _, p := range problems {
 			r.Warn(name + p.Error())
@@ -169,7 +163,7 @@ func (r *run) read(ctx context.Context) error {
 		}
 		r.fresh.Readers = append(r.fresh.Readers, reader)
 		if err := reader.See(ctx, r.Exec); err != nil {
-			r.Logger.Info("what a container was given is not known from itself", "container", c.name, "err", err)
+			r.Logger.Info("cannot read the environment of a container in the pod", "container", c.name, "err", err)
 		}
 		variables, problems := reader.Environment(ctx)
 		warn("container "+c.name+": ", problems)
@@ -259,12 +253,12 @@ func (r *run) released() (int, error) {
 	r.chosen.left = true
 	if err := r.chosen.err; err != nil {
 		return 0, api.Errorf(api.ExitEngine,
-			"`docker run` ended (%w) before its container %s, which kubevpn has ended as well", err, r.chosen.container)
+			"`docker run` ended (%w) before its container %s, so kubevpn ended the container", err, r.chosen.container)
 	}
 	return 0, api.Errorf(api.ExitEngine,
-		"`docker run` detached by its detach keys; kubevpn has ended the container %s, which cannot run without it",
+		"its detach keys ended `docker run`; the container %s cannot run without it, so kubevpn ended the container",
 		r.chosen.container).
-		WithHint("they are Ctrl-P Ctrl-Q if nothing else says so; -- --detach-keys KEYS does")
+		WithHint("the keys are Ctrl-P Ctrl-Q by default; -- --detach-keys KEYS changes them")
 }
 
 // watch warns when another container ends before the main one.

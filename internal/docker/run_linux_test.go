@@ -20,10 +20,11 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/sandbox"
 )
 
-// A user who may not read a Secret, and may exec, has its variables here as in a pod that runs.
-func TestReadSeen(t *testing.T) {
+// A user who may exec but not read a Secret gets its variables from the running pod.
+func TestReadUsesVariablesOfTheRunningPod(t *testing.T) {
 	kube := fake.NewClientset(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"}})
 	kube.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("secrets"), "keys", errors.New("no"))
@@ -76,7 +77,7 @@ func TestReleasedWaitsBrieflyForTheReportOfTheProgramsEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-c.done
-		r.chosen = &running{child: c, container: "web"}
+		r.chosen = &running{child: c, container: "web", remote: &sandbox.Remote{}}
 		return r
 	}
 	for script, want := range map[string]string{"exit 0": "detach keys", "kill -9 $$": "signal: killed"} {
@@ -92,8 +93,9 @@ func TestReleasedWaitsBrieflyForTheReportOfTheProgramsEnd(t *testing.T) {
 	}
 	r := returned("exit 3")
 	synctest.Test(t, func(t *testing.T) {
-		r.chosen.ended = make(chan struct{})
-		time.AfterFunc(endReportTimeout/2, func() { close(r.chosen.ended) })
+		ended := make(chan struct{})
+		r.chosen.ended = ended
+		time.AfterFunc(endReportTimeout/2, func() { close(ended) })
 		if exit, err := r.released(); err != nil || exit != 3 || r.chosen.left {
 			t.Errorf("after a late report: %d, %v", exit, err)
 		}

@@ -2,8 +2,10 @@ package docker
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 )
 
@@ -22,9 +24,9 @@ func (r *run) socketDir() (string, error) {
 }
 
 // listen listens on the socket in dir. Every user of the container may connect to it.
-func listen(network, dir string) (*net.UnixListener, error) {
+func listen(dir string) (*net.UnixListener, error) {
 	at := filepath.Join(dir, socketName)
-	l, err := net.ListenUnix(network, &net.UnixAddr{Name: at, Net: network})
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: at, Net: "unixpacket"})
 	if err != nil {
 		return nil, err
 	}
@@ -32,4 +34,13 @@ func listen(network, dir string) (*net.UnixListener, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
+}
+
+// connect connects to the socket of kubevpn, in a container.
+func connect() (*net.UnixConn, error) {
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path.Join(control, socketName), Net: "unixpacket"})
+	if err != nil {
+		return nil, fmt.Errorf("%w (%w)", errByHand, err)
+	}
+	return conn, nil
 }

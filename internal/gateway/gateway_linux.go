@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 const (
@@ -178,14 +179,8 @@ func send(conn *net.UnixConn, state api.Gateway, file *os.File) error {
 	}
 	n := 0
 	if file != nil {
-		raw, err := file.SyscallConn()
-		if err != nil {
-			return fmt.Errorf("cannot send %s to the traffic manager: %w", device, err)
-		}
-		var sent error
-		// Not file.Fd, which makes the descriptor a blocking one, for the manager too.
-		err = raw.Control(func(fd uintptr) { n, _, sent = conn.WriteMsgUnix(line, unix.UnixRights(int(fd)), nil) })
-		if err := errors.Join(err, sent); err != nil {
+		var err error
+		if n, err = unixsocket.Send(conn, line, file); err != nil {
 			return fmt.Errorf("cannot send %s to the traffic manager: %w", device, err)
 		}
 	}

@@ -10,10 +10,10 @@
 //	                             Local: pkg/datapath/tun, pkg/host/route, pkg/host/osdns
 //
 // The helper accepts requests only from the socketpair that it was started with. When the daemon ends, in whatever way,
-// the socket ends, and the helper removes everything and exits. When the helper ends, in whatever way, the kernel
-// removes the nftables table. The daemon sees it through Done and closes the TUN device, and the kernel removes the
-// addresses, the routes and systemd-resolved's settings with it. Only an edited resolv.conf can remain, in the one mode
-// that edits it; Recover undoes that at the next start.
+// the socket ends: the kernel removes the TUN device and its routes, and the helper removes the rest and exits. When
+// the helper ends, in whatever way, the kernel removes the nftables table. The daemon sees it through Done and closes
+// the TUN device, and the kernel removes the addresses, the routes and systemd-resolved's settings with it. Only an
+// edited resolv.conf can remain, in the one mode that edits it; Recover undoes that at the next start.
 //
 // Client and Local have the same methods: a process that is root uses Local and needs no helper.
 package helper

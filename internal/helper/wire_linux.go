@@ -8,8 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"runtime"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -115,30 +115,19 @@ func (w *wire) send(message any, f *os.File) error {
 	if len(b) > maxMessage {
 		return fmt.Errorf("the message has %d bytes, more than the limit of %d", len(b), maxMessage)
 	}
-	fd := -1
-	if f != nil {
-		// Not f.Fd: it would make the file blocking, for the other end as well.
-		raw, err := f.SyscallConn()
-		if err != nil {
-			return err
-		}
-		defer runtime.KeepAlive(f)
-		if err := raw.Control(func(n uintptr) { fd = int(n) }); err != nil {
-			return err
-		}
-	}
 	w.sending.Lock()
 	defer w.sending.Unlock()
 	for {
 		n := min(len(b), maxPacket)
-		packet, oob := append([]byte{packetMore}, b[:n]...), []byte(nil)
+		packet := append([]byte{packetMore}, b[:n]...)
+		var with syscall.Conn
 		if b = b[n:]; len(b) == 0 {
 			packet[0] = packetLast
-			if fd >= 0 {
-				oob = unix.UnixRights(fd)
+			if f != nil {
+				with = f
 			}
 		}
-		if _, _, err := w.conn.WriteMsgUnix(packet, oob, nil); err != nil {
+		if _, err := unixsocket.Send(w.conn, packet, with); err != nil {
 			return err
 		}
 		if len(b) == 0 {

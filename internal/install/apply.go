@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"time"
 
+	"kubevpn/pkg/wakeup"
+
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -100,10 +102,8 @@ func createNamespace(ctx context.Context, kube kubernetes.Interface, name string
 			tell("the namespace %s is being deleted: waiting until it is gone", name)
 			told = true
 		}
-		select {
-		case <-ctx.Done():
+		if !wakeup.Pause(ctx, 500*time.Millisecond) {
 			return fmt.Errorf("waiting for the deletion of the namespace %s: %w", name, ctx.Err())
-		case <-time.After(500 * time.Millisecond):
 		}
 	}
 }

@@ -12,5 +12,7 @@
 //	judge.go     decides from the watched objects: a pure function
 //	remove.go    uninstall
 //	manifest.go  the same objects as YAML
+//	upstream.go  recognizes the objects of another program of the same name
+//	helm.go      managers of Helm releases, which only Helm changes
 //	gateway.go   the gateway, an ephemeral container of the running pod
 package install

@@ -18,6 +18,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
+	"kubevpn/pkg/wakeup"
 )
 
 // Result describes the traffic manager that Ensure found or installed.
@@ -29,6 +30,7 @@ type Result struct {
 	RBAC      bool   // its rights were granted, or are there already as far as the user may see
 	Manager   api.TrustedManager
 	Warnings  []string
+	Release   string // the Helm release that owns the manager; empty: none
 	// ImageWarning is the one of Warnings that says that Image is another than Options.Image, or "".
 	ImageWarning string
 }
@@ -64,7 +66,8 @@ type ensurer struct {
 	timeout time.Duration
 	result  Result
 
-	generation int64 // of the Deployment after our apply; 0: we applied none
+	generation int64    // of the Deployment after our apply; 0: we applied none
+	release    *release // owns the manager; nil: kubevpn may change it
 }
 
 // denial explains why the user cannot use or install a manager in a namespace.
@@ -108,9 +111,12 @@ func (e *ensurer) run(ctx context.Context) error {
 	installed := e.result.Image // the Deployment's; an older pod may still serve while a rollout goes on
 	e.result.Image = ImageOf(pod.Spec)
 	if e.o.Image != "" && installed != e.o.Image && e.result.Image != e.o.Image {
-		e.warn("the traffic manager in %s runs the image %s, and this kubevpn would install %s. `kubevpn connect "+
-			"--upgrade` replaces it; "+
-			"this ends the open connections of all its users", e.result.Namespace, e.result.Image, e.o.Image)
+		upgrade := "kubevpn connect --upgrade"
+		if e.release != nil {
+			upgrade = e.release.upgrade(e.o.Image)
+		}
+		e.warn("the traffic manager in %s runs the image %s, and this kubevpn would install %s. `%s` replaces it; "+
+			"this ends the open connections of all its users", e.result.Namespace, e.result.Image, e.o.Image, upgrade)
 		e.result.ImageWarning = e.result.Warnings[len(e.result.Warnings)-1]
 	}
 	return nil
@@ -177,10 +183,8 @@ func (e *ensurer) existing(ctx context.Context, ns string) (*appsv1.Deployment, 
 			e.tellInstall("the one in %s is being deleted: waiting until it is gone", ns)
 			told = true
 		}
-		select {
-		case <-ctx.Done():
+		if !wakeup.Pause(ctx, 200*time.Millisecond) {
 			return nil, fmt.Errorf("waiting for the deletion of the traffic manager in %s: %w", ns, ctx.Err())
-		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }
@@ -233,10 +237,18 @@ func (e *ensurer) install(ctx context.Context, ns string) (*denial, error) {
 	if err := e.o.noImage(); err != nil {
 		return nil, err
 	}
+	if err := e.upstreamLeftovers(ctx, ns); err != nil {
+		return nil, err
+	}
 	if !create && e.o.Namespace == "" {
 		if err := e.trustNamespace(n, ns); err != nil {
 			return nil, err
 		}
+	}
+	if r, err := releaseIn(ctx, e.kube, ns); err != nil {
+		return nil, err
+	} else if r != nil {
+		return nil, r.refuse(r.upgrade(e.o.Image))
 	}
 	e.tellInstall("in the namespace %s, image %s", ns, e.o.Image)
 	if create || err == nil { // else the user may not look, and the namespace is there or the rest fails
@@ -331,13 +343,18 @@ func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) erro
 			return err
 		}
 	}
+	if e.release = releaseOf(d); e.release != nil {
+		e.result.Release = e.release.name
+	}
 	broken := e.broken(ctx, ns, d)
 	switch {
 	case e.o.Image == "" || e.result.Image == e.o.Image:
+	case e.o.Upgrade && e.release != nil:
+		return e.release.refuse(e.release.upgrade(e.o.Image))
 	case e.o.Upgrade:
 		e.tellInstall("upgrading from image %s to %s", e.result.Image, e.o.Image)
 		return e.applyManager(ctx, ns)
-	case broken && len(lacking(ctx, e.kube, toInstall(ns))) == 0:
+	case broken && e.release == nil && len(lacking(ctx, e.kube, toInstall(ns))) == 0:
 		// Nobody's session can break with it.
 		e.warn("the traffic manager in %s did not run with image %s: it now has %s", ns, e.result.Image, e.o.Image)
 		return e.applyManager(ctx, ns)
@@ -403,7 +420,7 @@ func mature(d *appsv1.Deployment) bool {
 }
 
 // repair restores missing objects besides the Deployment, if the user may. Otherwise the manager reports what it lacks.
-// repair does not change the Deployment, which another tool may manage.
+// repair does not change the Deployment, which another tool may manage, nor anything of a Helm release.
 func (e *ensurer) repair(ctx context.Context, ns string, broken bool) error {
 	o := e.o
 	o.Namespace = ns
@@ -427,6 +444,9 @@ func (e *ensurer) repair(ctx context.Context, ns string, broken bool) error {
 	}
 	wg.Wait()
 	e.result.RBAC = errs[1] == nil && errs[2] == nil
+	if e.release != nil {
+		return nil
+	}
 	for i, c := range checks {
 		if !apierrors.IsNotFound(errs[i]) || len(lacking(ctx, e.kube, c.need)) > 0 {
 			continue

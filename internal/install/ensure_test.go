@@ -137,7 +137,7 @@ const (
 	developer = "*:*@kubevpn *:namespaces@* *:clusterroles@ *:clusterrolebindings@ create:roles@team patch:roles@team list:endpointslices@default"
 )
 
-func TestEnsure(t *testing.T) {
+func TestEnsureInstallsWhatTheUserMayInstall(t *testing.T) {
 	const otherImage = "the traffic manager in kubevpn runs the image registry.example/kubevpn:0, and this kubevpn would install registry.example/kubevpn:1. " +
 		"`kubevpn connect --upgrade` replaces it; this ends the open connections of all its users"
 	tests := []struct {
@@ -259,7 +259,7 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
-func TestWaitTimeout(t *testing.T) {
+func TestWaitTimeoutNamesTheState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // it ends only after wait has stopped its goroutines
 		w := newWorld("", "", aPod("a", func(p *corev1.Pod) { p.Spec.NodeName = "" }))
 		_, err := (&waiter{kube: w, namespace: "kubevpn", timeout: 100 * time.Millisecond}).wait(t.Context())
@@ -270,7 +270,7 @@ func TestWaitTimeout(t *testing.T) {
 	})
 }
 
-func TestAPIServers(t *testing.T) {
+func TestAPIServersAreTheReadyEndpoints(t *testing.T) {
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
 		Ports:      []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(6443))}},
@@ -289,7 +289,7 @@ func TestAPIServers(t *testing.T) {
 	}
 }
 
-func TestRemove(t *testing.T) {
+func TestRemoveDeletesOnlyOwnObjects(t *testing.T) {
 	binding := clusterRoleBinding("other") // another manager's
 	tests := []struct {
 		name    string
@@ -372,8 +372,8 @@ func TestRemoveFailsWhileLaptopsAreConnected(t *testing.T) {
 	}
 }
 
-// A webhook or a proxy answers 403 in its own words, which name no right to ask for.
-func TestHintAfterA403InOtherWordsEndsWithWhatItSays(t *testing.T) {
+// A webhook or a proxy answers 403 with a text of its own, which names no missing right.
+func TestHintAfterAWebhooks403IsComplete(t *testing.T) {
 	w := newWorld("", "")
 	w.PrependReactor("get", "deployments", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "deployments"}, "x", errors.New("not during business hours"))

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -28,7 +27,7 @@ const (
 	// specification, and its name with it.
 	gatewayPrefix = "gateway-"
 	// handoverTimeout limits the time from the gateway's start until the manager has its device.
-	handoverTimeout = 20 * time.Second
+	handoverTimeout = time.Minute
 
 	labelEnforce = "pod-security.kubernetes.io/enforce"
 
@@ -175,7 +174,7 @@ func (g *adder) add(ctx context.Context, p *corev1.Pod, privileged, dry bool) (n
 
 // enforced reports whether pod security has rejected the container.
 func enforced(err error) bool {
-	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "violates PodSecurity")
+	return apierrors.IsForbidden(err) && cluster.PodSecurityViolation(err.Error()) != ""
 }
 
 // refusal returns the error for the user for an error of add.
@@ -193,10 +192,9 @@ func (g *adder) refusal(ctx context.Context, err error) error {
 	if !enforced(err) {
 		return err // from a webhook or a quota: cluster.Explain explains it
 	}
-	_, words, _ := strings.Cut(err.Error(), "violates PodSecurity")
 	label := fmt.Sprintf("kubectl label namespace %s %s=privileged --overwrite", ns, labelEnforce)
-	e := api.Errorf(api.ExitNetstack,
-		"pod security does not admit the gateway in the namespace %s: violates PodSecurity%s", ns, words)
+	e := api.Errorf(api.ExitNetstack, "pod security does not admit the gateway in the namespace %s: %s", ns,
+		cluster.PodSecurityViolation(err.Error()))
 	if n, reading := g.relabellable(ctx); reading == nil && n != nil {
 		return e.WithHint("`kubevpn connect --netstack system` allows it by running\n  %s", label)
 	}

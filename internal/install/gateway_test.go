@@ -125,7 +125,7 @@ func aNamespace(level string, ours bool) *corev1.Namespace {
 	return n
 }
 
-func TestAddGateway(t *testing.T) {
+func TestGatewayIsAddedOnlyWhereItIsAdmitted(t *testing.T) {
 	const label = "kubectl label namespace kubevpn pod-security.kubernetes.io/enforce=privileged --overwrite"
 	states := func(s ...corev1.ContainerState) []corev1.ContainerState { return s }
 	open, ours, theirs := aNamespace("", false), aNamespace("restricted", true), aNamespace("baseline", false)
@@ -233,7 +233,7 @@ func TestAddGateway(t *testing.T) {
 	}
 }
 
-func TestAddGatewayToNoPod(t *testing.T) {
+func TestAddGatewayFailsWithoutAPod(t *testing.T) {
 	k := newKubelet(t, "", nil, aNamespace("privileged", true))
 	g := &adder{kube: k, timeout: time.Second, o: GatewayOptions{Namespace: "kubevpn", Pod: "manager-pod", Image: image}}
 	if err := g.run(t.Context()); !errors.Is(err, ErrPodGone) || !strings.Contains(err.Error(), "manager-pod no longer exists") {
@@ -241,8 +241,8 @@ func TestAddGatewayToNoPod(t *testing.T) {
 	}
 }
 
-// The API server's admission sees a label a moment after it is set.
-func TestAddGatewayAdmittedLate(t *testing.T) {
+// The API server's admission plugin sees a new label with a delay.
+func TestAddGatewayRetriesUntilTheLabelTakesEffect(t *testing.T) {
 	for _, before := range []string{"restricted", "privileged"} { // the latter: another laptop has just set it
 		t.Run(before, func(t *testing.T) {
 			k := newKubelet(t, "", []corev1.ContainerState{runs}, aNamespace(before, true), inNamespace("kubevpn", ready))
@@ -255,8 +255,7 @@ func TestAddGatewayAdmittedLate(t *testing.T) {
 	}
 }
 
-// A namespace that was relabelled for nothing is as before.
-func TestAddGatewayPutsTheLabelBack(t *testing.T) {
+func TestRejectedGatewayRestoresTheLabel(t *testing.T) {
 	k := newKubelet(t, "", nil, aNamespace("restricted", true), inNamespace("kubevpn", ready))
 	k.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
 		n, err := k.Tracker().Get(corev1.SchemeGroupVersion.WithResource("namespaces"), "", "kubevpn")
@@ -278,8 +277,8 @@ func TestAddGatewayPutsTheLabelBack(t *testing.T) {
 	}
 }
 
-// Who waits for the manager's word is told when it does not come, and when the gateway ends before it comes.
-func TestAddGatewayReady(t *testing.T) {
+// The caller gets an error if the manager does not confirm the device in time, or the gateway ends first.
+func TestAddGatewayWaitsForTheManager(t *testing.T) {
 	said, unsaid := make(chan struct{}), make(chan struct{})
 	close(said)
 	for _, tt := range []struct {
@@ -303,8 +302,8 @@ func TestAddGatewayReady(t *testing.T) {
 	}
 }
 
-// A gateway that has ended, and of which the API server does not know yet, is not waited for: the next is added.
-func TestAddGatewayAfterALateEnd(t *testing.T) {
+// The gateway has ended, and the API server learns of it only while run waits.
+func TestAddGatewayReplacesOneThatEndsUnnoticed(t *testing.T) {
 	k := newKubelet(t, "", []corev1.ContainerState{runs}, aNamespace("", false), inNamespace("kubevpn", ready, gateway("gateway-1", image, runs)))
 	done := make(chan struct{})
 	k.PrependWatchReactor("pods", func(a k8stesting.Action) (bool, watch.Interface, error) {
@@ -330,7 +329,7 @@ func TestAddGatewayAfterALateEnd(t *testing.T) {
 	}
 }
 
-func TestGatewayContainer(t *testing.T) {
+func TestGatewayContainerHasFewCapabilities(t *testing.T) {
 	s := gatewayContainer("gateway-1", image, false).SecurityContext
 	if d := cmp.Diff([]corev1.Capability{"MKNOD", "NET_ADMIN", "NET_RAW"}, s.Capabilities.Add); d != "" {
 		t.Error(d)

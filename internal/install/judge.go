@@ -11,6 +11,7 @@ import (
 	"k8s.io/kubectl/pkg/util/podutils"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
 	"kubevpn/internal/podstatus"
 )
 
@@ -139,7 +140,7 @@ func (s snapshot) noPod() verdict {
 		message)
 	grace := graceRetry
 	switch {
-	case strings.Contains(message, "violates PodSecurity"):
+	case cluster.PodSecurityViolation(message) != "":
 		e = e.WithHint("A cluster admin can install it where \"restricted\" pods are admitted: `kubevpn install`.")
 	case strings.Contains(message, "exceeded quota"), strings.Contains(message, "failed quota"):
 		e = e.WithHint("It requests 50m CPU and 32Mi of memory, with a limit of 1Gi. Free something in %s, or ask "+

@@ -76,7 +76,7 @@ func aSet(revision, hash, failure string) *appsv1.ReplicaSet {
 	return rs
 }
 
-func TestJudge(t *testing.T) {
+func TestJudgeNamesTheProblemOfAPod(t *testing.T) {
 	pods := func(p ...*corev1.Pod) snapshot { return snapshot{namespace: "kubevpn", pods: p} }
 	crashed := corev1.ContainerStatus{
 		RestartCount: 1,
@@ -165,8 +165,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A problem ends the wait only when it has lasted; what changes meanwhile begins anew.
-func TestWeigh(t *testing.T) {
+// A problem ends the wait only after its grace; a change of state restarts the grace.
+func TestWeighReportsOnlyLastingProblems(t *testing.T) {
 	w := &waiter{lasting: map[string]time.Time{}}
 	now := time.Now()
 	image := verdict{problem: &problem{graceRetry, api.Errorf(api.ExitImagePull, "first words")}}
@@ -181,7 +181,7 @@ func TestWeigh(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, again, err := w.weigh(image, now.Add(3*time.Second)); err != nil || again != graceRetry {
-		t.Fatal("the time did not begin anew", again, err)
+		t.Fatal("the grace did not restart", again, err)
 	}
 	if _, _, err := w.weigh(reworded, now.Add(4*time.Second)); err == nil || err.Error() != "back-off" {
 		t.Fatal(err)

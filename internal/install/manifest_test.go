@@ -11,9 +11,9 @@ import (
 	"kubevpn/internal/version"
 )
 
-var update = flag.Bool("update", false, "write testdata anew")
+var update = flag.Bool("update", false, "overwrite testdata")
 
-func TestManifest(t *testing.T) {
+func TestManifestEqualsTheStoredOne(t *testing.T) {
 	got, err := Manifest(Options{Image: "registry.example/kubevpn:1", APIServers: []string{"10.0.0.2:6443", "10.0.0.1:6443"}})
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-func TestLabelValue(t *testing.T) {
+func TestLabelValueReplacesInvalidCharacters(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{
 		{"0.1.0-dev", "0.1.0-dev"}, {"1.0+build/7", "1.0-build-7"}, {"-x-", "x"}, {"", ""},
 		{"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"},

@@ -157,7 +157,8 @@ func clusterRoleBinding(namespace string) *rbacv1.ClusterRoleBinding {
 
 // userRole contains the rights of a laptop in the manager's namespace. WebSocket port-forwards require get before
 // Kubernetes 1.35, and create since. The transport api-proxy uses pods/proxy, which reaches less of a pod than a
-// port-forward. The laptop identifies the manager by the Deployment's image and the namespace's UID.
+// port-forward. The laptop identifies the manager by the Deployment's image and the namespace's UID. The ConfigMap has
+// the client defaults.
 func userRole(namespace string) *rbacv1.Role {
 	return &rbacv1.Role{
 		TypeMeta:   typeMeta("rbac.authorization.k8s.io/v1", "Role"),
@@ -168,6 +169,8 @@ func userRole(namespace string) *rbacv1.Role {
 			{APIGroups: []string{""}, Resources: []string{"pods/proxy"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"get"}},
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{namespace},
+				Verbs: []string{"get"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{DefaultsName},
 				Verbs: []string{"get"}},
 		},
 	}

@@ -16,6 +16,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
+	"kubevpn/pkg/wakeup"
 )
 
 // RemoveOptions configures Remove.
@@ -51,7 +52,7 @@ const stepRemove = "Removing the traffic manager"
 
 // Remove deletes all objects that were installed for the manager in one namespace, and waits until they are gone. It
 // returns the objects that existed. It deletes the namespace only if kubevpn created it and it contains nothing else.
-// If the user lacks a permission, Remove deletes nothing. Errors are *api.Error.
+// If the user lacks a permission, or a Helm release owns the manager, Remove deletes nothing. Errors are *api.Error.
 func Remove(ctx context.Context, c *cluster.Cluster, o RemoveOptions) ([]Removed, error) {
 	r := &remover{kube: c.Kube(), o: o, ns: Options{Namespace: o.Namespace}.namespace()}
 	removed, err := r.run(ctx)
@@ -123,12 +124,17 @@ func targetsOf[T any, L runtime.Object](kind string, need cluster.Permission, o 
 }
 
 func (r *remover) run(ctx context.Context) ([]Removed, error) {
+	if owner, err := releaseIn(ctx, r.kube, r.ns); err != nil {
+		return nil, err
+	} else if owner != nil {
+		return nil, owner.refuse(owner.uninstall())
+	}
 	targets, kept, err := r.find(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if len(targets) == 0 {
-		return nil, nil
+		return nil, r.checkUpstream(ctx)
 	}
 	var needs []cluster.Permission
 	for _, t := range targets {
@@ -159,6 +165,18 @@ func (r *remover) run(ctx context.Context) ([]Removed, error) {
 		removed = append(removed, t.Removed)
 	}
 	return append(removed, kept...), nil
+}
+
+// checkUpstream returns an error if the Deployment that the user sees is that of the other kubevpn.
+func (r *remover) checkUpstream(ctx context.Context) error {
+	d, err := r.kube.AppsV1().Deployments(r.ns).Get(ctx, ManagerName, metav1.GetOptions{})
+	if err != nil {
+		return ignoreDenied(err)
+	}
+	if isUpstream(d) {
+		return upstreamError(r.ns)
+	}
+	return nil
 }
 
 // guard returns an error if laptops are connected.
@@ -245,7 +263,7 @@ func (r *remover) find(ctx context.Context) (targets []target, kept []Removed, e
 
 // others lists other objects in the namespace; "" if there are none.
 func (r *remover) others(ctx context.Context) (string, error) {
-	o := metav1.ListOptions{LabelSelector: labelName + "!=kubevpn", Limit: 10}
+	o := metav1.ListOptions{LabelSelector: labelComponent + "!=traffic-manager", Limit: 10}
 	pods, err := r.kube.CoreV1().Pods(r.ns).List(ctx, o)
 	if err != nil {
 		return "", fmt.Errorf("looking for what else is in %s: %w", r.ns, err)
@@ -279,12 +297,10 @@ func (r *remover) gone(ctx context.Context, t target) error {
 		if err != nil && ctx.Err() == nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !wakeup.Pause(ctx, 200*time.Millisecond) {
 			return api.Errorf(api.ExitNotReady, "the %v was not deleted within %v", t.Removed, removeTimeout).
 				WithHint("`kubectl get %s %s -o yaml` may show a finalizer that blocks the deletion.",
 					api.ShellQuote(strings.ToLower(t.Kind)), api.ShellQuote(t.Name))
-		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }

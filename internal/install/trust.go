@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metalabels "k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 
@@ -48,6 +49,25 @@ func imageOf(ctx context.Context, kube kubernetes.Interface, trusted api.Trusted
 			WithHint("Connect again to be asked: `kubevpn disconnect`, then `kubevpn connect`.")
 	}
 	return now.Image, nil
+}
+
+// NeedsPullSecret reports whether a pod of the traffic manager names a Secret to pull its image; then agents and clones
+// need one, too. Unlike the Deployment, pods also name the Secrets of their service account. Errors are *api.Error.
+func NeedsPullSecret(ctx context.Context, c *cluster.Cluster, namespace string) (bool, error) {
+	needs, err := needsPullSecret(ctx, c.Kube(), namespace)
+	if err != nil {
+		return false, c.Explain(err)
+	}
+	return needs, nil
+}
+
+func needsPullSecret(ctx context.Context, kube kubernetes.Interface, namespace string) (bool, error) {
+	pods, err := kube.CoreV1().Pods(namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()})
+	if err != nil {
+		return false, fmt.Errorf("looking for the traffic manager's pod: %w", err)
+	}
+	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return len(p.Spec.ImagePullSecrets) > 0 }), nil
 }
 
 // Find returns the image of the traffic manager in the namespace, or else in the fallback, for a user without a
@@ -120,6 +140,9 @@ func repository(image string) string {
 // checkShape returns an error if the Deployment does not run the traffic manager, or gives it more rights than it
 // needs. An attacker may have created such a Deployment for others to use.
 func checkShape(d *appsv1.Deployment) error {
+	if isUpstream(d) {
+		return upstreamError(d.Namespace)
+	}
 	differs := differences(d.Spec.Template.Spec)
 	if len(differs) == 0 {
 		return nil

@@ -83,7 +83,7 @@ func TestPreparedDeploymentIsNotMistakenForOurs(t *testing.T) {
 	}
 }
 
-// What an admin may change of our Deployment without making another program of it.
+// An admin may change these fields: the Deployment still runs the same program.
 func TestTunedDeploymentIsOurs(t *testing.T) {
 	w := newWorld("", "", prepared(func(s *corev1.PodSpec) {
 		s.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
@@ -154,7 +154,7 @@ func TestManagerOfOthersIsTrustedOnce(t *testing.T) {
 			t.Errorf("%s: not asked", name)
 		}
 	}
-	t.Run("a namespace of the same name", func(t *testing.T) {
+	t.Run("asks again for a namespace of the same name", func(t *testing.T) {
 		other := trusted
 		m := *asked
 		m.NamespaceUID = "ns-0"
@@ -163,14 +163,14 @@ func TestManagerOfOthersIsTrustedOnce(t *testing.T) {
 			t.Error("not asked")
 		}
 	})
-	t.Run("upgrading what others installed", func(t *testing.T) {
+	t.Run("asks before it upgrades the manager of others", func(t *testing.T) {
 		o := trusting("registry.example/kubevpn:9")
 		o.Upgrade = true
 		if asked, _, _ := run(t, o, "", there(image)...); asked == nil {
 			t.Error("not asked")
 		}
 	})
-	t.Run("a namespace that the user cannot read", func(t *testing.T) {
+	t.Run("the Deployment identifies an unreadable namespace", func(t *testing.T) {
 		const deny = "get:namespaces@* get:namespaces@"
 		asked, _, _ := run(t, trusting(image), deny, there(image)...)
 		if asked == nil || asked.NamespaceUID != "deployment:d-1" {
@@ -180,13 +180,13 @@ func TestManagerOfOthersIsTrustedOnce(t *testing.T) {
 			t.Errorf("asked again: %+v", again)
 		}
 	})
-	t.Run("installed by the user", func(t *testing.T) {
+	t.Run("trusts what the user installed", func(t *testing.T) {
 		asked, used, installed := run(t, trusting(image), "", inNamespace("kubevpn", ready))
 		if asked != nil || !installed || used.Repository != "registry.example/kubevpn" {
 			t.Errorf("asked %+v, used %+v, told %v", asked, used, installed)
 		}
 	})
-	t.Run("a namespace prepared by others", func(t *testing.T) {
+	t.Run("asks about a namespace prepared by others", func(t *testing.T) {
 		prepared := []runtime.Object{namespaceObject("kubevpn"), inNamespace("kubevpn", ready)}
 		asked, _, _ := run(t, trusting(image), "", prepared...)
 		if asked == nil || asked.Namespace != "kubevpn" || asked.NamespaceUID != "ns-1" {
@@ -203,7 +203,7 @@ func TestManagerOfOthersIsTrustedOnce(t *testing.T) {
 	})
 }
 
-func TestImageIsThatOfTheTrustedDeployment(t *testing.T) {
+func TestImageComesFromTheTrustedDeployment(t *testing.T) {
 	objects := installed("kubevpn", image)
 	for _, obj := range objects {
 		if p, is := obj.(*corev1.Pod); is {
@@ -230,7 +230,20 @@ func TestImageIsThatOfTheTrustedDeployment(t *testing.T) {
 	}
 }
 
-func TestPulledAgainAtOnce(t *testing.T) {
+func TestManagerNeedsPullSecret(t *testing.T) {
+	pod := inNamespace("kubevpn", ready)
+	pod.Labels = selectorLabels()
+	for _, want := range []bool{false, true} {
+		if want { // of the template, or added by admission from the service account
+			pod.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "registry"}}
+		}
+		if got, err := needsPullSecret(t.Context(), newWorld("", "", pod), "kubevpn"); err != nil || got != want {
+			t.Errorf("got %v, %v, want %v", got, err, want)
+		}
+	}
+}
+
+func TestPodInPullBackoffIsReplaced(t *testing.T) {
 	stuck := func() *corev1.Pod {
 		p := aPod("stuck", func(p *corev1.Pod) {
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerName, State: corev1.ContainerState{
@@ -267,7 +280,7 @@ func TestPulledAgainAtOnce(t *testing.T) {
 	}
 }
 
-func TestUserRoleReadsItsNamespaceAlone(t *testing.T) {
+func TestUserRoleReadsOnlyItsNamespace(t *testing.T) {
 	for _, r := range userRole("team").Rules {
 		if slices.Contains(r.Resources, "namespaces") {
 			if !slices.Equal(r.Verbs, []string{"get"}) || !slices.Equal(r.ResourceNames, []string{"team"}) {

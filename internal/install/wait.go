@@ -16,6 +16,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -42,7 +43,7 @@ type waiter struct {
 func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.timeout, errNotInTime)
 	defer cancel()
-	changed := make(chan struct{}, 1)
+	changed := wakeup.NewSignal()
 	selector := metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()}
 	byName := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", ManagerName).String()}
 	apps := w.kube.AppsV1()

@@ -10,7 +10,7 @@ import (
 	"kubevpn/internal/workloads"
 )
 
-func TestParseInfo(t *testing.T) {
+func TestParseInfoRejectsOtherLines(t *testing.T) {
 	for line, want := range map[string]bool{
 		`{"protocol":2,"version":"1","port":40001,"key":"abc"}`:       true,
 		`{"protocol":0,"error":{"code":61,"message":"no nf_tables"}}`: true,
@@ -26,7 +26,7 @@ func TestParseInfo(t *testing.T) {
 	}
 }
 
-func TestSidecarOf(t *testing.T) {
+func TestSidecarOfFindsTheOwnersAgent(t *testing.T) {
 	container := func(name, hash string) corev1.Container {
 		return corev1.Container{Name: name, Env: []corev1.EnvVar{{Name: api.AgentOwnerVariable, Value: hash}}}
 	}
@@ -39,7 +39,7 @@ func TestSidecarOf(t *testing.T) {
 	}
 }
 
-func TestChoosePorts(t *testing.T) {
+func TestChoosePortsFollowsPortmap(t *testing.T) {
 	w := &workloads.Workload{
 		Name: "web",
 		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{
@@ -63,7 +63,7 @@ func TestChoosePorts(t *testing.T) {
 		{"by_name", w, "", []api.PortMap{{Name: "metrics"}}, "app: tcp 9090"},
 		{"undeclared", w, "silent", []api.PortMap{{Protocol: "udp", Container: 53}}, "silent: udp 53"},
 		{"unknown_name", w, "", []api.PortMap{{Name: "grpc"}}, `the pods of /web declare no TCP port "grpc"; They declare http, metrics.`},
-		{"none", alone, "", nil, "the container silent of /job declares no port, and no Service sends to one; Name the port that it listens on: --portmap 8080:8080"},
+		{"none", alone, "", nil, "the container silent of /job declares no port, and no Service sends to one; Name the port that it listens on: --port 8080"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ports, container, err := choosePorts(tt.w, api.InterceptSpec{Container: tt.container, Ports: tt.asked})

@@ -112,7 +112,7 @@ func TestAgentInfoOnlyFromLogWithTLSKey(t *testing.T) {
 	})
 }
 
-func TestInfoPort(t *testing.T) {
+func TestInfoPortIsFree(t *testing.T) {
 	p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{}}}}
 	for n := int32(20000); n <= 32767; n += 2 {
 		p.Spec.Containers[0].Ports = append(p.Spec.Containers[0].Ports, corev1.ContainerPort{ContainerPort: n})

@@ -6,18 +6,19 @@ import (
 	"sync"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 // cloneTarget holds the target of the requests: this laptop, or the current pods of a clone. It is safe for concurrent
 // use.
 type cloneTarget struct {
 	mu      sync.Mutex
-	pods    *api.ClonePods // nil: the laptop; immutable, set replaces it
-	changed chan struct{}  // closed and replaced when set replaces pods
+	pods    *api.ClonePods   // nil: the laptop; immutable, set replaces it
+	changed wakeup.Broadcast // sent when set replaces pods
 }
 
 func newCloneTarget(clone bool) *cloneTarget {
-	t := &cloneTarget{changed: make(chan struct{})}
+	t := new(cloneTarget)
 	if clone {
 		t.pods = &api.ClonePods{Addresses: []netip.Addr{}}
 	}
@@ -28,7 +29,7 @@ func newCloneTarget(clone bool) *cloneTarget {
 func (t *cloneTarget) current() (*api.ClonePods, <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.pods, t.changed
+	return t.pods, t.changed.Next()
 }
 
 func (t *cloneTarget) set(pods []netip.Addr) {
@@ -39,8 +40,7 @@ func (t *cloneTarget) set(pods []netip.Addr) {
 		return
 	}
 	t.pods = &api.ClonePods{Addresses: pods}
-	close(t.changed)
-	t.changed = make(chan struct{})
+	t.changed.Send()
 }
 
 // SetClone sets the ready pods of the clone, which receive the requests if Config.Clone is set. While there are none,

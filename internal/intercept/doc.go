@@ -11,6 +11,10 @@
 //
 // See podIntercept for the states of one pod.
 //
+// The laptop reads the agent's key from the container's log, which the kubelet serves up to a second late, and from an
+// ephemeral agent also through its info port, which saves that second. The port alone does not suffice, because another
+// container of the pod could answer there and because it closes after a minute, while later leaders have other keys.
+//
 // The intercept adds an agent to the first pod by name alone, then to 8 pods at a time. So when two developers start
 // overlapping intercepts at the same moment, the same one wins in every pod, and the other one has changed one pod
 // only. Status reports the last error of each pod as its Reason. An error of the first pods ends the intercept; the

@@ -70,6 +70,7 @@ type world struct {
 	objects   map[string]*unstructured.Unstructured // by resource and name: "services/web"
 	conflicts int                                   // the number of writes that fail with a conflict
 
+	private   bool                                                               // NeedsPullSecret
 	denied    error                                                              // MayPatch
 	refused   func(*corev1.Pod) error                                            // Inject
 	mute      chan struct{}                                                      // logs are empty until it is closed; nil: not
@@ -169,9 +170,10 @@ func (w *world) ExplainContext(ctx context.Context, err error) error {
 	}
 	return cmp.Or(ctx.Err(), error(api.AsError(err)))
 }
-func (w *world) Kube() kubernetes.Interface            { return w.kube }
-func (w *world) Status() api.Connection                { return api.Connection{ID: "c0ffee"} }
-func (w *world) Image(context.Context) (string, error) { return "kubevpn:test", nil }
+func (w *world) Kube() kubernetes.Interface                    { return w.kube }
+func (w *world) Status() api.Connection                        { return api.Connection{ID: "c0ffee"} }
+func (w *world) Image(context.Context) (string, error)         { return "kubevpn:test", nil }
+func (w *world) NeedsPullSecret(context.Context) (bool, error) { return w.private, nil }
 
 func (w *world) WatchPods(ctx context.Context, _ *workloads.Workload, f func([]corev1.Pod)) error {
 	changed := make(chan struct{}, 1)
@@ -578,7 +580,7 @@ func (a *fakeAgent) handleOrder(hash string, o api.AgentOrder) *api.Error {
 	case a.ending:
 		return api.Errorf(api.ExitLost, "this agent is ending")
 	case o.Claim != nil:
-		m, err := httpmatch.New(matchSpec(o.Claim.Match))
+		m, err := httpmatch.New(o.Claim.Match)
 		if err != nil {
 			return api.AsError(err)
 		}

@@ -2,14 +2,8 @@ package intercept
 
 import (
 	"crypto/ecdsa"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
-	"fmt"
-	"math/big"
-	"time"
 
 	"kubevpn/internal/api"
 )
@@ -25,24 +19,8 @@ type identity struct {
 var errOtherAgent = errors.New("the peer does not have the agent's key")
 
 func newIdentity(key *ecdsa.PrivateKey) (identity, error) {
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubevpn"},
-		// the agent ignores the validity: the clocks may differ
-		NotBefore: time.Unix(0, 0), NotAfter: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		return identity{}, fmt.Errorf("signing with the owner's key: %w", err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		return identity{}, fmt.Errorf("reading the owner's certificate: %w", err)
-	}
-	return identity{
-		certificate: tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf},
-		hash:        api.KeyHash(leaf.RawSubjectPublicKeyInfo),
-	}, nil
+	certificate, hash, err := api.SelfSigned(key)
+	return identity{certificate, hash}, err
 }
 
 // tlsConfig returns the laptop's TLS configuration for the agent whose key has that hash.
@@ -55,8 +33,8 @@ func (i identity) tlsConfig(agent string) *tls.Config {
 		// the agent's certificate is self-signed: VerifyConnection compares its key with the key in the agent's info
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
-			if len(state.PeerCertificates) == 0 ||
-				api.KeyHash(state.PeerCertificates[0].RawSubjectPublicKeyInfo) != agent {
+			// An info without a key names no agent, although the hash of a missing certificate would equal it.
+			if agent == "" || api.PeerKeyHash(state) != agent {
 				return errOtherAgent
 			}
 			return nil

@@ -25,6 +25,7 @@ import (
 	"kubevpn/internal/podconn"
 	"kubevpn/internal/workloads"
 	"kubevpn/pkg/protocol/httpmatch"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -51,6 +52,8 @@ type Session interface {
 	Dial(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
 	// Image returns the traffic manager's image, which contains the agent.
 	Image(ctx context.Context) (string, error)
+	// NeedsPullSecret reports whether the manager's own pod needs a Secret to pull Image.
+	NeedsPullSecret(ctx context.Context) (bool, error)
 }
 
 // pods reads and changes a workload and its pods with the user's own rights. podsOf returns one.
@@ -85,10 +88,12 @@ type Config struct {
 	Namespace string
 	Workload  string // TYPE/NAME
 	Spec      api.InterceptSpec
-	Clone     bool              // requests go to the pods that SetClone sets, not to this laptop
-	Image     string            // of the agent; empty: the traffic manager's
-	Owner     string            // the name that others see: user@host
-	Key       *ecdsa.PrivateKey // authenticates the owner to the agents
+	// ModeSource is api.Setting.Source of Spec.Mode; empty: "--mode".
+	ModeSource string
+	Clone      bool              // requests go to the pods that SetClone sets, not to this laptop
+	Image      string            // of the agent; empty: the traffic manager's
+	Owner      string            // the name that others see: user@host
+	Key        *ecdsa.PrivateKey // authenticates the owner to the agents
 	// Dial connects to the programs that receive the requests, at loopback addresses. Nil dials on this machine.
 	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
 	Progress func(api.Event) // safe for concurrent use; does not block
@@ -110,6 +115,7 @@ type Intercept struct {
 	workload  *workloads.Workload // set by readWorkload
 	container string              // set by readWorkload
 	image     string              // set by checkPermissions
+	private   bool                // set by checkPermissions: pulling the image needs a Secret
 	server    *server             // set by readWorkload
 	plan      *sidecarPlan        // set by chooseMode: the change of the template; nil: none
 
@@ -120,20 +126,24 @@ type Intercept struct {
 	running       sync.WaitGroup // the podIntercepts' goroutines
 
 	mu           sync.Mutex
-	changed      chan struct{} // closed and replaced when a field below or of a podIntercept changes
-	status       api.Intercept // without what Status computes from the pods
-	listed       bool          // update was called
+	changed      wakeup.Broadcast // sent when a field below or of a podIntercept changes
+	status       api.Intercept    // without what Status computes from the pods
+	listed       bool             // update was called
 	byUID        map[types.UID]*podIntercept
 	pastRequests uint64 // requests of pods that no longer exist
 }
 
 // New returns an Intercept for Run. Errors are *api.Error.
 func New(cfg Config) (*Intercept, error) {
-	return newIntercept(cfg, podsOf(cfg.Cluster), restObjects{cfg.Cluster.Kube().CoreV1().RESTClient()})
+	client, err := cfg.Cluster.Dynamic()
+	if err != nil {
+		return nil, err
+	}
+	return newIntercept(cfg, podsOf(cfg.Cluster), clusterObjects{client})
 }
 
 func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
-	m, err := httpmatch.New(matchSpec(cfg.Spec.Match))
+	m, err := httpmatch.New(cfg.Spec.Match)
 	if err != nil {
 		return nil, api.Errorf(api.ExitUsage, "%w", err)
 	}
@@ -157,7 +167,7 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 		},
 		begun: make(chan struct{}), othersAllowed: make(chan struct{}),
 		slots: make(chan struct{}, maxAdding), reset: make(chan error, 1),
-		changed: make(chan struct{}), byUID: make(map[types.UID]*podIntercept),
+		byUID: make(map[types.UID]*podIntercept),
 		status: api.Intercept{
 			Connection: cfg.Session.Status().ID, Namespace: cfg.Namespace, Workload: cfg.Workload,
 			State: api.InterceptStarting,
@@ -169,14 +179,6 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 	i.pods, i.objects = pods, objects
 	i.status.ID = i.claim.ID
 	return i, nil
-}
-
-func matchSpec(m api.MatchSpec) httpmatch.Spec {
-	s := httpmatch.Spec{Path: m.Path, Methods: m.Methods}
-	for _, h := range m.Headers {
-		s.Headers = append(s.Headers, httpmatch.Header{Name: h.Name, Value: h.Value})
-	}
-	return s
 }
 
 // Begun returns a channel that closes once probes have reached the agents of the existing pods, or when no pod runs and
@@ -251,7 +253,7 @@ func (i *Intercept) readWorkload(ctx context.Context) error {
 	}
 	i.mu.Lock()
 	i.status.Ports = ports
-	i.notify()
+	i.changed.Send()
 	i.mu.Unlock()
 	return nil
 }
@@ -265,6 +267,10 @@ func (i *Intercept) checkPermissions(ctx context.Context) error {
 	if i.image = i.cfg.Image; i.image == "" {
 		g.Go(func() (err error) {
 			i.image, err = i.cfg.Session.Image(gctx)
+			return err
+		})
+		g.Go(func() (err error) {
+			i.private, err = i.cfg.Session.NeedsPullSecret(gctx)
 			return err
 		})
 	}
@@ -305,7 +311,7 @@ func (i *Intercept) update(life context.Context, pods []corev1.Pod) {
 		}
 	}
 	i.listed = true
-	i.notify()
+	i.changed.Send()
 }
 
 // begin intercepts the existing pods, probes them, and closes begun.
@@ -493,7 +499,7 @@ func (i *Intercept) leave(ctx context.Context, cause error) {
 		i.status.State, i.status.Error = api.InterceptFailed, api.AsError(cause)
 	}
 	pods := i.sorted()
-	i.notify()
+	i.changed.Send()
 	i.mu.Unlock()
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
@@ -513,7 +519,7 @@ func (i *Intercept) leave(ctx context.Context, cause error) {
 func (i *Intercept) await(ctx context.Context, ok func() bool) error {
 	for {
 		i.mu.Lock()
-		done, changed := ok(), i.changed
+		done, changed := ok(), i.changed.Next()
 		i.mu.Unlock()
 		if done {
 			return nil
@@ -524,12 +530,6 @@ func (i *Intercept) await(ctx context.Context, ok func() bool) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// notify wakes all callers of await. The caller holds mu.
-func (i *Intercept) notify() {
-	close(i.changed)
-	i.changed = make(chan struct{})
 }
 
 // step reports the start of a step. The caller reports its end with done.

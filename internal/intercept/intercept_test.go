@@ -161,7 +161,7 @@ func TestInterceptWaitsForClaimOfKilledDaemon(t *testing.T) {
 	})
 }
 
-func TestRunFails(t *testing.T) {
+func TestRunNamesTheFailure(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		world func(*world)
@@ -173,6 +173,10 @@ func TestRunFails(t *testing.T) {
 			w.refused = func(*corev1.Pod) error { return api.Errorf(api.ExitInject, "pod security forbids it") }
 			w.workload.Object = &unstructured.Unstructured{Object: map[string]any{}} // a Service, say: no sidecar
 		}, api.ExitInject, "pod security forbids it"},
+		{"no_pull_secret", func(w *world) {
+			w.private = true
+			w.adding = func() { w.t.Error("the intercept changed a pod that cannot pull the agent's image") }
+		}, api.ExitImagePull, "needs a pull secret for the registry"},
 		{"bypassed", func(w *world) { w.bypass = true }, api.ExitIntercept, "bypass the agent's netfilter rules"},
 		{"mesh", func(w *world) {
 			w.bypass = true

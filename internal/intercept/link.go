@@ -15,6 +15,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/nonblock"
 	"kubevpn/pkg/wire/transport"
 )
@@ -153,19 +154,9 @@ func (l *link) onSession(ctx context.Context, s *transport.Session) {
 			st.reset = reported
 		}
 	})
-	pause(ctx, conversationPause-time.Since(began))
+	wakeup.Pause(ctx, conversationPause-time.Since(began))
 	if err := s.Close(); err != nil {
 		l.log.Debug("closing the session", "err", err)
-	}
-}
-
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
 	}
 }
 
@@ -184,16 +175,13 @@ func (l *link) runConversation(ctx context.Context, s *transport.Session) error 
 	defer stop()
 	l.set(c)
 	defer l.set(nil)
-	lost := make(chan struct{}, 1)
+	lost := wakeup.NewSignal()
 	wg.Go(func() { l.serve(ctx, s) })
 	wg.Go(func() { l.keepClaimed(ctx, c, lost) })
 	return c.follow(func(state *api.AgentState) {
 		l.change(func(st *linkState) { st.state = state })
 		if ownClaim(state, l.claim.ID) == nil {
-			select {
-			case lost <- struct{}{}:
-			default:
-			}
+			lost.Raise()
 		}
 	})
 }
@@ -244,7 +232,7 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 			return
 		}
 		if err != nil {
-			pause(ctx, claimPause)
+			wakeup.Pause(ctx, claimPause)
 			continue
 		}
 		l.mu.Lock()

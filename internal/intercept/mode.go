@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -29,7 +30,7 @@ func (i *Intercept) agent() workloads.Agent {
 func (i *Intercept) chooseMode(ctx context.Context) error {
 	requested := i.cfg.Spec.Mode
 	done := i.step("Choosing how to add the agent")
-	mode, reason := api.ModeEphemeral, "requested with --mode"
+	mode, reason := api.ModeEphemeral, "requested with "+cmp.Or(i.cfg.ModeSource, "--mode")
 	switch requested {
 	case api.ModeEphemeral:
 	case api.ModeSidecar:
@@ -56,15 +57,33 @@ func (i *Intercept) chooseMode(ctx context.Context) error {
 			mode, reason = api.ModeSidecar, rejection.Error()
 		}
 	}
+	if err := i.checkPull(ctx, mode); err != nil {
+		return err
+	}
 	i.mu.Lock()
 	i.status.Mode, i.status.ModeReason = mode, reason
-	i.notify()
+	i.changed.Send()
 	i.mu.Unlock()
 	done("%s: %s", mode, reason)
 	if mode == api.ModeSidecar {
 		return i.rollOut(ctx)
 	}
 	return nil
+}
+
+// checkPull returns an error if the pods cannot pull the agent's image, as far as the user can see.
+func (i *Intercept) checkPull(ctx context.Context, mode string) error {
+	if !i.private {
+		return nil
+	}
+	var pod *corev1.Pod // a sidecar is in the pods of the next template
+	if mode == api.ModeEphemeral {
+		var err error
+		if pod, err = i.somePod(ctx); err != nil {
+			return err
+		}
+	}
+	return i.pods.ExplainContext(ctx, workloads.CheckPull(ctx, i.pods.Kube(), i.workload, pod, i.image))
 }
 
 // injectionRejected reports whether the cluster's policy or RBAC rejected the ephemeral container. A sidecar avoids

@@ -16,6 +16,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/workloads"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -98,7 +99,7 @@ func (c *podIntercept) set(change func()) {
 	c.i.mu.Lock()
 	defer c.i.mu.Unlock()
 	change()
-	c.i.notify()
+	c.i.changed.Send()
 }
 
 // latest returns the latest version of the pod.
@@ -162,7 +163,7 @@ func (c *podIntercept) run(ctx context.Context) {
 		if time.Since(began) > retryMax {
 			wait = retryMin // the attempt was not a quick failure
 		}
-		pause(ctx, wait)
+		wakeup.Pause(ctx, wait)
 		wait = min(2*wait, retryMax)
 	}
 }

@@ -37,7 +37,7 @@ func choosePorts(w *workloads.Workload, spec api.InterceptSpec) (ports []api.Por
 	if len(ports) == 0 {
 		return nil, "", api.Errorf(api.ExitWorkload,
 			"the container %s of %s declares no port, and no Service sends to one", c.Name, w).
-			WithHint("Name the port that it listens on: --portmap 8080:8080")
+			WithHint("Name the port that it listens on: --port 8080")
 	}
 	for n := range ports {
 		if ports[n].Name != "" {

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -107,7 +108,7 @@ func (i *Intercept) probeUntilReached(ctx context.Context, what string, to targe
 			v == probeTimedOut && to.protocol == "tcp" || ctx.Err() != nil {
 			break
 		}
-		pause(ctx, probePause)
+		wakeup.Pause(ctx, probePause)
 	}
 	return c, v
 }
@@ -309,7 +310,7 @@ func (i *Intercept) recordCheck(c api.Check) {
 	} else {
 		i.status.Checks = append(i.status.Checks, c)
 	}
-	i.notify()
+	i.changed.Send()
 }
 
 // errorBypassed returns the error of a probe that did not reach the agent, with the likely causes.

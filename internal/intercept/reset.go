@@ -45,8 +45,11 @@ type ResetConfig struct {
 // to patch the workload: it adds an agent of this user to each pod that has agents, and that agent orders the others to
 // end. Errors are *api.Error.
 func Reset(ctx context.Context, cfg ResetConfig) error {
-	if err := resetAll(ctx, cfg, podsOf(cfg.Cluster),
-		restObjects{cfg.Cluster.Kube().CoreV1().RESTClient()}); err != nil {
+	client, err := cfg.Cluster.Dynamic()
+	if err != nil {
+		return err
+	}
+	if err := resetAll(ctx, cfg, podsOf(cfg.Cluster), clusterObjects{client}); err != nil {
 		return api.AsError(err)
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/workloads"
+	"kubevpn/pkg/wakeup"
 )
 
 // How the intercept adds and removes a sidecar (sidecar.go describes the changes):
@@ -79,8 +80,7 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 	return nil
 }
 
-// redirectServices patches Services to send to the agents' ports: those that have to wait for the rollout, or the
-// others.
+// redirectServices patches Services to send to the agents' ports: those that must wait for the rollout, or the others.
 func (i *Intercept) redirectServices(ctx context.Context, afterRollout bool) error {
 	var patches []servicePatch
 	var names []string
@@ -139,7 +139,7 @@ func (i *Intercept) watchTemplate(ctx context.Context) error {
 			i.mu.Lock()
 			delete(checked, without.pod.UID)
 			i.mu.Unlock()
-			pause(ctx, retryMin)
+			wakeup.Pause(ctx, retryMin)
 			continue
 		case template == nil:
 			continue // the workload no longer exists

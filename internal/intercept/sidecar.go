@@ -76,7 +76,7 @@ func planSidecar(template map[string]any, container string, ports []workloads.Po
 		return sidecarPlan{}, api.Errorf(api.ExitWorkload,
 			"container %s declares no port, and a sidecar receives only requests that Services send to a port",
 			container).
-			WithHint("Name the port: --portmap CONTAINER:LOCAL")
+			WithHint("Name the port: --port LOCAL:CONTAINER")
 	}
 	c := sidecarContainer(a, nextSidecar(spec))
 	p := sidecarPlan{template: template}
@@ -227,7 +227,7 @@ func addDefault(template map[string]any, spec corev1.PodSpec, container string) 
 
 // undoSidecar removes the agents of the owner whose key has that hash, or of all owners if owner is empty, and what
 // planSidecar added with them. It keeps later changes by others. last reports that no agent is left, so that the caller
-// has to undo the Services, too. It does not change its argument.
+// must undo the Services, too. It does not change its argument.
 func undoSidecar(template map[string]any, owner string) (without map[string]any, last bool, err error) {
 	template = runtime.DeepCopyJSON(template)
 	containers, err := containersOf(template)

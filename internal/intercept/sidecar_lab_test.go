@@ -59,8 +59,8 @@ kind: Service
 metadata: {name: undeclared, namespace: sidecar}
 spec: {selector: {app: web}, ports: [{port: 81, targetPort: 9000}]}`
 
-// TestSidecarOfACluster checks the endpoints of Services on a real control plane when the template contains an agent, and that
-// the pods have the original template hash without it.
+// The test checks the endpoints of Services on a real control plane when the template contains an agent, and that the
+// pods have the original template hash without it.
 func TestSidecarOfACluster(t *testing.T) {
 	testenv.NeedRoot(t)
 	name := os.Getenv("KUBEVPN_E2E_LAB")

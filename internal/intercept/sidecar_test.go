@@ -51,7 +51,7 @@ func agentOf(t *testing.T, template map[string]any) (c corev1.Container) {
 	return c
 }
 
-func TestPlanSidecar(t *testing.T) {
+func TestPlanSidecarListensForItsPorts(t *testing.T) {
 	const template = `
 spec:
   containers:
@@ -366,7 +366,7 @@ func TestUndoSidecarKeepsAnnotation(t *testing.T) {
 	}
 }
 
-func TestPatchService(t *testing.T) {
+func TestPatchServiceKeepsUnknownFields(t *testing.T) {
 	const service = `
 metadata: {name: web, fieldOfTheFuture: 1}
 spec:

@@ -23,7 +23,7 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-func TestTLSTermination(t *testing.T) {
+func TestTLSTerminationRequiresAMatchingPair(t *testing.T) {
 	certificate, key := pair(t)
 	_, otherKey := pair(t)
 	secrets := map[string]map[string][]byte{

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kubevpn/pkg/datapath/balancer"
+	"kubevpn/pkg/wakeup"
 )
 
 // cluster holds the converted objects of the API server. The watches write to it, and one goroutine (publisher.run)
@@ -17,7 +18,7 @@ import (
 //	watches ──▶ cluster ──changed──▶ publisher ──▶ balancer (at once)
 //	                                     └───────▶ notices (at most every 100 ms) ──▶ laptops
 type cluster struct {
-	changed wakeup // something below has changed
+	changed wakeup.Signal // something below has changed
 
 	mu       sync.Mutex
 	synced   [resources]bool // all objects are known; false also when the manager may no longer watch the resource
@@ -40,7 +41,7 @@ type cluster struct {
 
 func newCluster(nodeName string) *cluster {
 	return &cluster{
-		changed:  newWakeup(),
+		changed:  wakeup.NewSignal(),
 		services: make(map[balancer.Name]*service),
 		slices:   make(map[balancer.Name]map[string]*slice),
 		owner:    make(map[balancer.Name]balancer.Name),

@@ -56,7 +56,7 @@ func webSlice(name string, change func(*discoveryv1.EndpointSlice), addrs ...str
 	return s
 }
 
-func TestConversion(t *testing.T) {
+func TestConversionFollowsKubeProxy(t *testing.T) {
 	two := []*discoveryv1.EndpointSlice{webSlice("a", nil, "10.244.0.1")}
 	tests := []struct {
 		name     string

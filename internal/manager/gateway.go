@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -49,10 +50,7 @@ func (m *Manager) serveGateways(ctx context.Context) error {
 			continue
 		}
 		m.log.Warn("gateway", "err", err)
-		select { // the error may repeat itself
-		case <-time.After(acceptPause):
-		case <-ctx.Done():
-		}
+		wakeup.Pause(ctx, acceptPause) // the error may repeat itself
 	}
 }
 

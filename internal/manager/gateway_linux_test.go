@@ -250,8 +250,8 @@ func TestGateway(t *testing.T) {
 	a.until("no gateway", func(s *api.ManagerState) bool { return s.Gateway == nil })
 }
 
-// Only root, and only a TUN device.
-func TestGatewayRefused(t *testing.T) {
+// The manager accepts only a gateway of root, and only a TUN device.
+func TestGatewayMustBeRootWithATUN(t *testing.T) {
 	r, pod := startInPod(t)
 	file, err := os.Open("/dev/null")
 	if err != nil {
@@ -301,7 +301,7 @@ func TestGatewayRefused(t *testing.T) {
 	second.networks()
 }
 
-// The manager's end closes the device, and the gateway hears of it.
+// The manager's end closes the device, and the gateway notices.
 func TestManagerEndsBeforeGateway(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "ip")

@@ -115,7 +115,7 @@ type control struct {
 }
 
 // hello opens a control stream.
-func hello(t testing.TB, laptop *transport.Session, greeting api.ClientHello) *control {
+func hello(t testing.TB, laptop *transport.Session, greeting any) *control {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()

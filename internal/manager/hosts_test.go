@@ -117,7 +117,7 @@ func TestNodesAndTheAPIServerAreNotDialled(t *testing.T) {
 	})
 }
 
-// The guard is on every way: streams, pings and packets. A Service's endpoint is dialled wherever it is.
+// The guard covers streams, pings and packets. The manager dials an endpoint of a Service at any address.
 func TestNoProtocolReachesNodes(t *testing.T) {
 	server := pod(t, func(c *net.TCPConn) { c.Write([]byte("served")) })
 	at := netip.MustParseAddrPort(server)
@@ -153,7 +153,7 @@ func TestNoProtocolReachesNodes(t *testing.T) {
 	}
 }
 
-// A client's identity is a secret, by which it gets its address back.
+// A client's identity is a secret that entitles it to its address.
 func TestClientIdentityIsNotLogged(t *testing.T) {
 	said := make(lines, 1000)
 	r := start(t, Config{Logger: slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelDebug}))})

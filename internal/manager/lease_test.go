@@ -74,7 +74,7 @@ func (ls *laptops) verify() {
 	}
 }
 
-func TestLeases(t *testing.T) {
+func TestLeasesFollowTheClient(t *testing.T) {
 	four := func(as []netip.Addr) netip.Addr { return as[0] }
 	tests := []struct {
 		name string
@@ -214,7 +214,7 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// The state that laptops are told follows the leases, and a session that ended is given nothing.
+// The state of laptops follows the leases, and an ended session receives nothing.
 func TestRouterAdmitsEachPeerOnce(t *testing.T) {
 	changes := 0
 	r := newRouter(nil, func() { changes++ }, nil)

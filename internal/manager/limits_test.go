@@ -12,8 +12,8 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// A laptop that reads nothing makes the manager hold no more than its part of the budget. Its flows go on when it reads
-// again, and another laptop's work meanwhile.
+// A laptop that reads nothing occupies no more than its part of the manager's budget. Its flows continue when it reads
+// again, and those of another laptop work meanwhile.
 func TestLaptopThatReadsNothingStaysWithinBudget(t *testing.T) {
 	const size, flows, budget = 1 << 20, 400, 160 << 20 // a large buffer for each flow would be more than Hold allows
 	pod := netip.MustParseAddrPort(pod(t, func(c *net.TCPConn) {

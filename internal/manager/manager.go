@@ -84,10 +84,10 @@ func New(cfg Config) *Manager {
 		routes:  podRoutes,
 	}
 	m.dialer.check, m.dialer.checkHost = m.filter.check, m.filter.checkHost
-	m.router = newRouter(m.filter.allowsDirect, c.changed.send, m.log)
+	m.router = newRouter(m.filter.allowsDirect, c.changed.Raise, m.log)
 	m.publisher = &publisher{
 		cluster: c, balancer: m.dialer.balancer, notices: m.notices, rights: m.watcher.state,
-		pod: cfg.PodIPs, vip: cfg.APIServer, inner: m.router.describe, readPods: m.pods.poked.send,
+		pod: cfg.PodIPs, vip: cfg.APIServer, inner: m.router.describe, readPods: m.pods.poked.Raise,
 		guard: m.filter.hosts.Store, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
 	}
 	m.dialer.inRange = m.inServiceRange

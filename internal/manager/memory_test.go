@@ -75,7 +75,7 @@ func residentKB(t *testing.T, pid int) int {
 	return 0
 }
 
-func TestMemoryPerIdleFlow(t *testing.T) {
+func TestIdleFlowsTakeLittleMemory(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("SKIPPED: reads /proc")
 	}

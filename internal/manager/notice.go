@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 )
 
 // notice is the state that the manager sends to laptops, at one moment. It is immutable.
@@ -22,16 +23,16 @@ type notice struct {
 type notices struct {
 	mu      sync.Mutex
 	current *notice
-	next    chan struct{} // closed when current is replaced
+	changed wakeup.Broadcast // sent when current is replaced
 }
 
-func newNotices() *notices { return &notices{current: &notice{}, next: make(chan struct{})} }
+func newNotices() *notices { return &notices{current: &notice{}} }
 
 // read returns the latest notice, and a channel that post closes when there is a newer one.
 func (b *notices) read() (*notice, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.current, b.next
+	return b.current, b.changed.Next()
 }
 
 // post replaces the notice, unless the new one is equal.
@@ -42,8 +43,7 @@ func (b *notices) post(n *notice) {
 		return
 	}
 	b.current = n
-	close(b.next)
-	b.next = make(chan struct{})
+	b.changed.Send()
 }
 
 func sameNames(a, b map[string][]string) bool {

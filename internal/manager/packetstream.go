@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/packetlink"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"
 )
 
@@ -29,13 +31,11 @@ type peer struct {
 	lease api.Lease
 	ended bool
 
-	mu      sync.Mutex
-	streams [packetlink.Streams]*packetStream
-	added   chan struct{} // closed and replaced when a stream is added
+	streams wakeup.Value[[packetlink.Streams]*packetStream]
 }
 
 func newPeer(r *router, connected func() bool, end func()) *peer {
-	return &peer{router: r, connected: connected, end: end, added: make(chan struct{})}
+	return &peer{router: r, connected: connected, end: end}
 }
 
 func (p *peer) addresses() []netip.Addr {
@@ -82,32 +82,19 @@ var _ packetlink.Marks = (*packetStream)(nil)
 // open returns the packet stream that the laptop has opened, or stream 0 as its substitute. It waits until there is
 // one: the manager opens none itself.
 func (p *peer) open(ctx context.Context, number int) (io.WriteCloser, error) {
-	for {
-		p.mu.Lock()
-		st, added := p.streams[number], p.added
-		if st == nil {
-			st = p.streams[0]
-		}
-		p.mu.Unlock()
-		if st != nil {
-			return st, nil
-		}
-		select {
-		case <-added:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	streams, err := p.streams.Await(ctx, func(all [packetlink.Streams]*packetStream) bool {
+		return all[number] != nil || all[0] != nil
+	})
+	if err != nil {
+		return nil, err
 	}
+	return cmp.Or(streams[number], streams[0]), nil
 }
 
 // add makes st the packet stream of that number, and closes the previous one.
 func (p *peer) add(number int, st *packetStream) {
-	p.mu.Lock()
-	before := p.streams[number]
-	p.streams[number] = st
-	close(p.added)
-	p.added = make(chan struct{})
-	p.mu.Unlock()
+	var before *packetStream
+	p.streams.Update(func(all *[packetlink.Streams]*packetStream) { before, all[number] = all[number], st })
 	p.sender.Renew(number)
 	if before != nil {
 		before.Close() // the laptop has abandoned it
@@ -116,11 +103,11 @@ func (p *peer) add(number int, st *packetStream) {
 
 // remove undoes add.
 func (p *peer) remove(number int, st *packetStream) {
-	p.mu.Lock()
-	if p.streams[number] == st {
-		p.streams[number] = nil
-	}
-	p.mu.Unlock()
+	p.streams.Update(func(all *[packetlink.Streams]*packetStream) {
+		if all[number] == st {
+			all[number] = nil
+		}
+	})
 	close(st.gone)
 	st.Close()
 }
@@ -153,7 +140,7 @@ func (s *session) admit(ctx context.Context, hello *api.ClientHello, around []ne
 		return packetlink.NewSender(packetlink.SenderConfig{Open: s.peer.open, GSO: !hello.NoGSO, Logger: s.log})
 	})
 	if begins {
-		s.flows.Go(func() { _ = s.peer.sender.Run(ctx) }) // its error is nil
+		s.flows.Go(func() { s.peer.sender.Run(ctx) })
 	}
 	return lease
 }

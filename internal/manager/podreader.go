@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/pkg/datapath/routable"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -48,12 +49,12 @@ type podReader struct {
 	kube    kubernetes.Interface // nil: no API access
 	cluster *cluster
 	log     *slog.Logger
-	poked   wakeup // there may be blocks of which no pod was read
+	poked   wakeup.Signal // there may be blocks of which no pod was read
 }
 
 func newPodReader(kube kubernetes.Interface, c *cluster, log *slog.Logger) *podReader {
 	c.podsRead = kube == nil
-	return &podReader{kube: kube, cluster: c, log: log, poked: newWakeup()}
+	return &podReader{kube: kube, cluster: c, log: log, poked: wakeup.NewSignal()}
 }
 
 // run reads pods until ctx ends. It begins with the first signal of poked.
@@ -213,7 +214,7 @@ func (c *cluster) setRead(results map[podRef]bool, now time.Time, forbidden bool
 		c.networks.mayNotRead = true
 	}
 	if c.needsCIDRs {
-		c.changed.send()
+		c.changed.Raise()
 	}
 }
 
@@ -224,10 +225,10 @@ func (c *cluster) firstRead(all bool) {
 	defer c.mu.Unlock()
 	if all && c.networks.mayNotRead {
 		c.networks.mayNotRead, c.needsCIDRs = false, true
-		c.changed.send()
+		c.changed.Raise()
 	}
 	if !c.podsRead {
 		c.podsRead = true
-		c.changed.send()
+		c.changed.Raise()
 	}
 }

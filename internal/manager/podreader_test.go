@@ -39,7 +39,7 @@ func sliceOfPods(namespace, name string, pods ...string) *discoveryv1.EndpointSl
 	return s
 }
 
-// A tenant who may write EndpointSlices says of addresses of their choice that pods have them.
+// A tenant writes EndpointSlices that claim addresses for pods.
 func TestOnlyAddressesOfPodsAreRouted(t *testing.T) {
 	kube := newFakeAPI(nil, append(testCluster(),
 		podAt("shop", "web", "10.42.1.5", false), sliceOfPods("shop", "web", "web=10.42.1.5"),
@@ -125,7 +125,7 @@ func (r *reading) set(slices ...*discoveryv1.EndpointSlice) {
 		r.setSlice(balancer.Name{Namespace: s.Namespace, Name: s.Name}, convertSlice(s))
 	}
 	r.mu.Unlock()
-	r.reader.poked.send()
+	r.reader.poked.Raise()
 	synctest.Wait()
 }
 
@@ -212,8 +212,8 @@ func TestBlocksWaitForAPIServer(t *testing.T) {
 	})
 }
 
-// Whatever an EndpointSlice says, its conversion ends, and what laptops are told is private and has been read or stands
-// alone.
+// For any EndpointSlice, the conversion ends, and laptops learn only private networks: verified ones or single
+// addresses.
 func FuzzEndpointSlice(f *testing.F) {
 	f.Add("IPv4", "10.42.1.5", "Pod", "web", "shop", true)
 	f.Add("IPv4", "140.82.121.3", "Pod", "web", "", false)

@@ -189,8 +189,8 @@ func (w *withProxyPort) wantRejected(t testing.TB, conn net.Conn, before int, wh
 	}
 }
 
-// A session that began elsewhere goes on over conns of the proxy port, with every byte of its streams.
-func TestProxyPortCarries(t *testing.T) {
+// A session that began over a port-forward continues over conns of the proxy port, with every byte of its streams.
+func TestProxyPortContinuesASession(t *testing.T) {
 	w := new(withProxyPort)
 	l := listen(t)
 	w.running = start(t, Config{}, func(m *Manager) {
@@ -378,8 +378,8 @@ func (c writeOnly) SetDeadline(time.Time) error      { return nil }
 func (c writeOnly) SetReadDeadline(time.Time) error  { return nil }
 func (c writeOnly) SetWriteDeadline(time.Time) error { return nil }
 
-// A good ticket alone is not enough: the certificate has to be the session's, and so has what is said inside.
-func TestProxyPortTLS(t *testing.T) {
+// A valid ticket is not enough: the certificate and the hello must belong to the same session.
+func TestProxyPortRequiresTheSessionsCertificate(t *testing.T) {
 	w := startProxyPort(t)
 	good := obtain(t, w.laptop)
 	other := connect(t, w.addr)
@@ -545,8 +545,8 @@ func TestProxyPortRejectsSlowClient(t *testing.T) {
 	}
 }
 
-// One address cannot keep the others out, nor all of them the manager busy.
-func TestProxyPortCrowd(t *testing.T) {
+// One address cannot keep the others out, and all together cannot exhaust the manager.
+func TestProxyPortClosesTheBusiestAddress(t *testing.T) {
 	w := startProxyPort(t)
 	good := obtain(t, w.laptop)
 	from := func(i int) net.Conn {
@@ -572,7 +572,7 @@ func TestProxyPortCrowd(t *testing.T) {
 	}
 }
 
-func TestTicket(t *testing.T) {
+func TestTicketIsForOneSession(t *testing.T) {
 	w := startProxyPort(t)
 	r := obtain(t, w.laptop)
 	cert, err := x509.ParseCertificate(r.Certificate)

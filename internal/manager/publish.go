@@ -82,14 +82,14 @@ func (p *publisher) begin(s *transport.Session) {
 	p.mu.Lock()
 	p.sessions[s] = struct{}{}
 	p.mu.Unlock()
-	p.cluster.changed.send()
+	p.cluster.changed.Raise()
 }
 
 func (p *publisher) end(s *transport.Session) {
 	p.mu.Lock()
 	delete(p.sessions, s)
 	p.mu.Unlock()
-	p.cluster.changed.send()
+	p.cluster.changed.Raise()
 }
 
 // laptops returns the number of laptops that are connected now, without those whose session waits for a conn.

@@ -49,8 +49,8 @@ func (l *stalledLaptop) CloseWrite() error { return l.say("FIN") }
 func (l *stalledLaptop) Reset() error      { return l.say("RST") }
 func (l *stalledLaptop) Close() error      { return l.say("close") }
 
-// Linux tells of a reset once, to whoever asks first: when writing did, reading gives an end of data, which must not
-// reach the laptop as a FIN. The answer that was cut would look whole.
+// Linux reports a reset once: after a failed write, a read returns an end of data. That must not reach the laptop as a
+// FIN, because the truncated answer would look complete.
 func TestRelayForwardsResetThatWriterSaw(t *testing.T) {
 	l := listen(t)
 	client, err := net.Dial("tcp", l.Addr().String())

@@ -14,6 +14,7 @@ import (
 	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/datapath/packetlink"
 	"kubevpn/pkg/datapath/tun"
+	"kubevpn/pkg/wakeup"
 )
 
 // router carries whole packets between sessions, and between sessions and the gateway's TUN device.
@@ -38,8 +39,8 @@ type router struct {
 
 	mu     sync.Mutex
 	leases *leases
-	next   chan struct{} // closed and replaced when routes.networks change
-	lost   uint64        // packets that the queues of ended sessions dropped
+	next   wakeup.Broadcast // sent when routes.networks change
+	lost   uint64           // packets that the queues of ended sessions dropped
 }
 
 // routes is an immutable snapshot.
@@ -76,7 +77,7 @@ type counts struct {
 type routerStats struct{ spoofed, malformed, noRoute, prohibited, unwritten, queueDrops uint64 }
 
 func newRouter(allows func(netip.AddrPort, []netip.Prefix) bool, changed func(), log *slog.Logger) *router {
-	r := &router{log: log, allows: allows, changed: changed, leases: newLeases(), next: make(chan struct{})}
+	r := &router{log: log, allows: allows, changed: changed, leases: newLeases()}
 	r.routes.Store(&routes{})
 	return r
 }
@@ -181,8 +182,7 @@ func (r *router) replace(g *gateway) {
 	}
 	r.routes.Store(now)
 	if !slices.Equal(before.networks, now.networks) {
-		close(r.next)
-		r.next = make(chan struct{})
+		r.next.Send()
 	}
 	r.changed()
 }
@@ -191,7 +191,7 @@ func (r *router) replace(g *gateway) {
 func (r *router) networks() ([]netip.Prefix, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.routes.Load().networks, r.next
+	return r.routes.Load().networks, r.next.Next()
 }
 
 // describe sets the router's part of the state that laptops receive.

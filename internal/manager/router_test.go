@@ -176,7 +176,7 @@ func TestLaptopsReachEachOther(t *testing.T) {
 }
 
 // The sender of a packet that cannot be routed receives an ICMP error.
-func TestRoutes(t *testing.T) {
+func TestUnroutablePacketsReturnICMP(t *testing.T) {
 	r := start(t, Config{PodIPs: addrs("10.244.1.9")})
 	a := newInner(t, r, api.ClientHello{Client: "a"})
 	b := newInner(t, r, api.ClientHello{Client: "b"})
@@ -307,7 +307,7 @@ func TestStreamZeroIsSubstitute(t *testing.T) {
 }
 
 // A packet from the device reaches the laptop that it is addressed to, unless its source is an inner address.
-func TestFromGateway(t *testing.T) {
+func TestGatewayPacketsReachTheirLaptop(t *testing.T) {
 	r := start(t, Config{})
 	a := newInner(t, r, api.ClientHello{Client: "a", Netstack: api.NetstackSystem})
 	b := newInner(t, r, api.ClientHello{Client: "b"})
@@ -361,7 +361,7 @@ func TestFromGateway(t *testing.T) {
 	unreachable(t, b.receive(), p, 3, 0)
 }
 
-// A laptop whose session is gone keeps its address for the next, and the others are told of the networks.
+// A laptop keeps its address after its session, and the other laptops learn of the networks.
 func TestLeaseOutlivesSession(t *testing.T) {
 	r := start(t, Config{})
 	watch := hello(t, r.laptop, helloV1)
@@ -435,7 +435,7 @@ func TestLeaseTakenOver(t *testing.T) {
 	}
 }
 
-// A TCP super-packet stays one for a laptop that takes such, and is cut for one that does not.
+// A laptop that accepts super-packets gets them whole.
 func TestPacketsAreSegmentedForLaptopWithoutGSO(t *testing.T) {
 	r := start(t, Config{})
 	a := newInner(t, r, api.ClientHello{Client: "a"})

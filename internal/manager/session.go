@@ -53,7 +53,7 @@ func (s *session) serve(ctx context.Context) {
 	s.m.publisher.begin(s.s)
 	defer s.m.publisher.end(s.s)
 	if missing, _ := s.m.watcher.state(); len(missing) > 0 {
-		s.m.watcher.poked.send() // an admin may have granted them in the meantime
+		s.m.watcher.poked.Raise() // an admin may have granted them in the meantime
 	}
 	if s.m.proxy != nil {
 		defer s.m.proxy.tickets.forget(s.s.ID()) // after all requests for tickets

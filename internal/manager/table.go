@@ -42,7 +42,7 @@ func (t table) update(change func()) {
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
 	change()
-	t.c.changed.send()
+	t.c.changed.Raise()
 }
 
 // Add adds or replaces an object.
@@ -113,7 +113,7 @@ func (t table) clear() {
 	})
 }
 
-// setAbsent records that the API server does not have the resource. That is as good as an empty list.
+// setAbsent records that the API server does not have the resource, and treats it as an empty list.
 func (t table) setAbsent() {
 	t.update(func() {
 		t.discard()

@@ -233,7 +233,7 @@ func TestFilterIsApplied(t *testing.T) {
 	}
 }
 
-// TestCancelledOpenEndsDial has a listener whose queue is full, so that the dial hangs.
+// The listener's queue is full, so the dial hangs.
 func TestCancelledOpenEndsDial(t *testing.T) {
 	r := identified(t, "")
 	blackhole := fullListener(t)

@@ -68,7 +68,7 @@ func expect(t testing.TB, p *transport.Packets, question, want string) {
 	}
 }
 
-func TestUDP(t *testing.T) {
+func TestUDPKeepsBoundaries(t *testing.T) {
 	r := identified(t, "")
 	a, b := udpPod(t, "a"), udpPod(t, "b")
 	t.Run("pod", func(t *testing.T) {

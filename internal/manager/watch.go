@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"kubevpn/pkg/wakeup"
+
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -63,7 +65,7 @@ type watcher struct {
 	kube   kubernetes.Interface // nil: no API access
 	tables [resources]table
 	log    *slog.Logger
-	poked  wakeup // the permissions may have changed
+	poked  wakeup.Signal // the permissions may have changed
 
 	mu      sync.Mutex
 	missing []string
@@ -72,7 +74,7 @@ type watcher struct {
 }
 
 func newWatcher(kube kubernetes.Interface, c *cluster, log *slog.Logger) *watcher {
-	w := &watcher{kube: kube, log: log, poked: newWakeup()}
+	w := &watcher{kube: kube, log: log, poked: wakeup.NewSignal()}
 	for r := range resources {
 		w.tables[r] = c.table(r)
 	}
@@ -195,7 +197,7 @@ func (w *watcher) set(denied denials, err error) bool {
 	if len(w.missing) != before {
 		w.log.Info("rights", "missing", w.missing)
 	}
-	w.tables[0].c.changed.send()
+	w.tables[0].c.changed.Raise()
 	return len(w.missing) > 0
 }
 
@@ -241,10 +243,8 @@ func (w *watcher) watch(ctx context.Context, r resource) {
 		case long: // a watch ends after some minutes by design
 			wait = 0
 		}
-		select {
-		case <-ctx.Done():
+		if !wakeup.Pause(ctx, wait) {
 			return
-		case <-time.After(wait):
 		}
 	}
 }
@@ -267,7 +267,7 @@ func (w *watcher) listerWatcher(r resource) cache.ListerWatcher {
 
 func (w *watcher) noticed(err error) error {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) && apierrors.IsForbidden(err) {
-		w.poked.send()
+		w.poked.Raise()
 	}
 	return err
 }

@@ -118,7 +118,7 @@ func testCluster() []runtime.Object {
 	}
 }
 
-func TestState(t *testing.T) {
+func TestStateDescribesTheCluster(t *testing.T) {
 	kube := newFakeAPI(nil, testCluster()...)
 	r := start(t, Config{Kube: kube, NodeName: "n1"}, func(m *Manager) {
 		m.publisher.dns = dnsConfig{servers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, domain: "cluster.local"}
@@ -221,7 +221,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 			t.Errorf("names: %+v", d)
 		}
 		kube.set(func() { clear(kube.denied) })
-		r.watcher.poked.send() // as a new session does
+		r.watcher.poked.Raise() // as a new session does
 		state = c.until("VIPs being resolved", func(s *api.ManagerState) bool { return s.ResolvesVIPs && s.PodCIDRs != nil })
 		if state.Missing != nil {
 			t.Errorf("missing: %v", state.Missing)
@@ -236,7 +236,7 @@ func TestWatchesFollowPermissions(t *testing.T) {
 		c := hello(t, r.laptop, helloV1)
 		c.next()
 		kube.set(func() { kube.denied["watch services"] = true })
-		r.watcher.poked.send() // as a watch does that gets 403
+		r.watcher.poked.Raise() // as a watch does that gets 403
 		state := c.until("VIPs being dialled as they are", func(s *api.ManagerState) bool { return !s.ResolvesVIPs })
 		if want := []string{"watch services"}; !slices.Equal(state.Missing, want) {
 			t.Errorf("missing: %v, want %v", state.Missing, want)
@@ -293,7 +293,7 @@ func TestStateSurvivesAPIServerFailure(t *testing.T) {
 		c := hello(t, r.laptop, helloV1)
 		c.next()
 		kube.set(func() { kube.down = true })
-		r.watcher.poked.send()
+		r.watcher.poked.Raise()
 		time.Sleep(50 * time.Millisecond) // nothing to wait for: nothing must happen
 		if now, _ := r.notices.read(); !now.state.ResolvesVIPs || now.names == nil {
 			t.Errorf("state: %+v", now.state)
@@ -301,7 +301,7 @@ func TestStateSurvivesAPIServerFailure(t *testing.T) {
 	})
 }
 
-func TestHealth(t *testing.T) {
+func TestReadyzFollowsTheAPIServer(t *testing.T) {
 	get := func(url string) (int, string) {
 		resp, err := http.Get(url)
 		if err != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // A workload's pod and a copy of it that lacks the label app=web, in the same namespace and in another one.
-func TestPolicies(t *testing.T) {
+func TestPoliciesThatDistinguishACopyAreNamed(t *testing.T) {
 	const (
 		denyAll = `
 - {metadata: {name: deny, namespace: shop}, spec: {podSelector: {}, policyTypes: [Ingress]}}`

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"kubevpn/internal/cluster"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -59,8 +60,8 @@ func (d *Dialer) FirstLine(ctx context.Context, namespace, pod string, port uint
 			return nil, d.cluster.Explain(err)
 		}
 		d.log.Debug("waiting for a program to listen in a pod", "pod", pod, "port", port, "err", err, "again", pause)
-		if err := sleep(ctx, pause); err != nil {
-			return nil, err
+		if !wakeup.Pause(ctx, pause) {
+			return nil, ctx.Err()
 		}
 	}
 }
@@ -108,8 +109,8 @@ func (p *portCaller) untilAnswered(ctx context.Context) ([]byte, error) {
 	defer stop()
 	for pause := retryFirst; p.refused; pause = min(pause*3/2, retryLast) {
 		// jitter, because all pods of a workload are called at the same time
-		if err := sleep(ctx, pause/2+rand.N(pause)); err != nil {
-			return nil, err
+		if !wakeup.Pause(ctx, pause/2+rand.N(pause)) {
+			return nil, ctx.Err()
 		}
 		var err error
 		if p.refused, err = p.call(); err != nil {
@@ -224,14 +225,4 @@ func unexpected(err error) error {
 		return io.ErrUnexpectedEOF
 	}
 	return err
-}
-
-// sleep returns after the pause, or with ctx's error.
-func sleep(ctx context.Context, pause time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(pause):
-		return nil
-	}
 }

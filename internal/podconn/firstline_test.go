@@ -42,7 +42,7 @@ func late(tries *atomic.Int32, from int32, say string) func(string, httpstream.S
 	}
 }
 
-func TestFirstLine(t *testing.T) {
+func TestFirstLineWaitsForTheServer(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		var tries atomic.Int32
@@ -61,7 +61,7 @@ func TestFirstLine(t *testing.T) {
 	})
 }
 
-func TestFirstLineUnfinished(t *testing.T) {
+func TestFirstLineMayLackItsNewline(t *testing.T) {
 	noLeaks(t)
 	c := newFakeAPIServer(t, func(_ string, data, errs httpstream.Stream) {
 		io.WriteString(data, "hello")
@@ -73,8 +73,8 @@ func TestFirstLineUnfinished(t *testing.T) {
 	}
 }
 
-// Who accepts and says nothing is asked again, until the caller has enough.
-func TestFirstLineSilence(t *testing.T) {
+// The server accepts and sends nothing.
+func TestFirstLineRetriesUntilCancelled(t *testing.T) {
 	noLeaks(t)
 	var tries atomic.Int32
 	ctx, cancel := context.WithCancel(t.Context())
@@ -90,7 +90,7 @@ func TestFirstLineSilence(t *testing.T) {
 	}
 }
 
-func TestFirstLineNoSuchPod(t *testing.T) {
+func TestFirstLineFailsWithoutThePod(t *testing.T) {
 	noLeaks(t)
 	_, err := newFakeAPIServer(t, echo).dialer(t, AnyProtocol).FirstLine(t.Context(), "ns", "gone", 20000)
 	if !errors.Is(err, cluster.ErrPodGone) || api.AsError(err).Code != api.ExitInject {
@@ -98,8 +98,7 @@ func TestFirstLineNoSuchPod(t *testing.T) {
 	}
 }
 
-// A connection to the API server that breaks is replaced.
-func TestFirstLineReconnects(t *testing.T) {
+func TestFirstLineReplacesABrokenConnection(t *testing.T) {
 	noLeaks(t)
 	var tries atomic.Int32
 	s := newFakeAPIServer(t, nil)
@@ -133,8 +132,7 @@ func TestFirstLineReconnects(t *testing.T) {
 	}
 }
 
-// Who may not forward ports is told so at once.
-func TestFirstLineForbidden(t *testing.T) {
+func TestFirstLineFailsAtOnceWhenForbidden(t *testing.T) {
 	noLeaks(t)
 	s := newFakeAPIServer(t, echo)
 	s.noSPDY.Store(true)

@@ -22,39 +22,46 @@ import (
 	"kubevpn/pkg/wire/nonblock"
 )
 
+// PodProxyOptions are the options of PodProxy.
+type PodProxyOptions struct {
+	Namespace, Pod string
+	Port           uint16
+	Path           string      // begins with a slash; the API server drops query strings
+	Protocol       string      // of the upgrade
+	Header         http.Header // of the request
+}
+
 // PodProxy opens a raw connection to a port of a pod through the API server's pods/proxy subresource, by an HTTP/1.1
-// Upgrade to protocol. The path begins with a slash:
+// Upgrade:
 //
 //	laptop ── TLS ── API server ── TCP ── pod's address
 //	  GET .../pods/NAME:PORT/proxy/ ──▶ GET / ──▶
 //	  ◀──────────────────────────── 101 ◀──────     then the API server copies bytes
 //
-// The request carries header; the API server drops query strings. It ends both directions when either ends, so the
-// net.Conn has no CloseWrite. Only one goroutine may call its Read at a time, and one its Write. ctx limits only the
-// dial.
+// The API server ends both directions when either ends, so the net.Conn has no CloseWrite. Only one goroutine may call
+// its Read at a time, and one its Write. ctx limits only the dial.
 //
 // Errors contain the API server's message, and cluster.Explain recognizes them: a denied permission
 // (apierrors.IsForbidden), a control plane that cannot reach the pod, or a proxy that blocks the upgrade.
-func (d *Dialer) PodProxy(ctx context.Context, namespace, pod string, port uint16, path, protocol string,
-	header http.Header) (net.Conn, error) {
-	request := http.Header{"Connection": {"Upgrade"}, "Upgrade": {protocol}}
-	maps.Copy(request, header)
-	rw, raw, answer, err := d.upgrade.do(ctx, http.MethodGet, d.podProxyURL(namespace, pod, port, path), request)
-	if err == nil && !strings.EqualFold(answer.Get("Upgrade"), protocol) {
+func (d *Dialer) PodProxy(ctx context.Context, o PodProxyOptions) (net.Conn, error) {
+	request := http.Header{"Connection": {"Upgrade"}, "Upgrade": {o.Protocol}}
+	maps.Copy(request, o.Header)
+	rw, raw, answer, err := d.upgrade.do(ctx, http.MethodGet, d.podProxyURL(o), request)
+	if err == nil && !strings.EqualFold(answer.Get("Upgrade"), o.Protocol) {
 		raw.Close()
 		err = &upgradeError{status: http.StatusSwitchingProtocols,
-			cause: fmt.Errorf("%w to %s: it answered with %q", errNoUpgrade, protocol, answer.Get("Upgrade"))}
+			cause: fmt.Errorf("%w to %s: it answered with %q", errNoUpgrade, o.Protocol, answer.Get("Upgrade"))}
 	}
 	if err != nil {
-		return nil, &podProxyError{pod: namespace + "/" + pod, port: port, cause: err}
+		return nil, &podProxyError{pod: o.Namespace + "/" + o.Pod, port: o.Port, cause: err}
 	}
-	return &proxyConn{rw: rw, raw: raw, peer: proxyAddr{namespace + "/" + pod, port}}, nil
+	return &proxyConn{rw: rw, raw: raw, peer: proxyAddr{o.Namespace + "/" + o.Pod, o.Port}}, nil
 }
 
-// podProxyURL keeps path's last slash, without which the API server answers with a redirection.
-func (d *Dialer) podProxyURL(namespace, pod string, port uint16, path string) *url.URL {
-	return d.cluster.Kube().CoreV1().RESTClient().Get().Resource("pods").Namespace(namespace).
-		Name(pod + ":" + strconv.Itoa(int(port))).SubResource("proxy").URL().JoinPath(path)
+// podProxyURL keeps the path's last slash, without which the API server answers with a redirection.
+func (d *Dialer) podProxyURL(o PodProxyOptions) *url.URL {
+	return d.cluster.Kube().CoreV1().RESTClient().Get().Resource("pods").Namespace(o.Namespace).
+		Name(o.Pod + ":" + strconv.Itoa(int(o.Port))).SubResource("proxy").URL().JoinPath(o.Path)
 }
 
 // podProxyError is the error of a connection through pods/proxy.

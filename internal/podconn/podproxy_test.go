@@ -88,7 +88,7 @@ func echoBack(conn net.Conn, r *bufio.Reader) { io.Copy(conn, r) }
 
 func dialProxy(t testing.TB, c *Dialer) net.Conn {
 	t.Helper()
-	conn, err := c.PodProxy(t.Context(), "ns", "web", 10802, "/", "kubevpn", nil)
+	conn, err := c.PodProxy(t.Context(), webProxy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,8 +96,10 @@ func dialProxy(t testing.TB, c *Dialer) net.Conn {
 	return conn
 }
 
-// Whatever the kubeconfig says of credentials and of the way holds for an upgrade too.
-func TestPodProxy(t *testing.T) {
+var webProxy = PodProxyOptions{Namespace: "ns", Pod: "web", Port: 10802, Path: "/", Protocol: "kubevpn"}
+
+// Credentials, proxies and CAs of the kubeconfig apply to an upgrade, too.
+func TestPodProxyUsesTheKubeconfig(t *testing.T) {
 	cert, key := clientCertificate(t)
 	var connects atomic.Int32
 	tests := []struct {
@@ -157,7 +159,7 @@ func TestPodProxy(t *testing.T) {
 				return true
 			}, echoBack)
 			header := http.Header{"Kubevpn-Ticket": {"id.secret"}}
-			conn, err := proxyDialer(t, s, test.change).PodProxy(t.Context(), "ns", "web", 10802, "/", "kubevpn", header)
+			conn, err := proxyDialer(t, s, test.change).PodProxy(t.Context(), PodProxyOptions{Namespace: "ns", Pod: "web", Port: 10802, Path: "/", Protocol: "kubevpn", Header: header})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -250,7 +252,7 @@ func connectProxy(t testing.TB, n *atomic.Int32) string {
 	return s.URL
 }
 
-func TestPodProxyRefused(t *testing.T) {
+func TestPodProxyNamesTheRefusal(t *testing.T) {
 	status := func(code int, reason, message string) func(http.ResponseWriter, *http.Request) bool {
 		return func(w http.ResponseWriter, _ *http.Request) bool {
 			w.Header().Set("Content-Type", "application/json")
@@ -299,7 +301,7 @@ func TestPodProxyRefused(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			noLeaks(t)
 			c := proxyDialer(t, proxyServer(t, test.answer, echoBack), nil)
-			conn, err := c.PodProxy(t.Context(), "ns", "web", 10802, "/", "kubevpn", nil)
+			conn, err := c.PodProxy(t.Context(), webProxy)
 			if err == nil {
 				conn.Close()
 				t.Fatal("it was upgraded")
@@ -317,8 +319,7 @@ func TestPodProxyRefused(t *testing.T) {
 	}
 }
 
-// A server that never answers is waited for until ctx ends, and no longer.
-func TestPodProxySilence(t *testing.T) {
+func TestPodProxyEndsWithItsContext(t *testing.T) {
 	noLeaks(t)
 	asked := make(chan struct{})
 	c := proxyDialer(t, proxyServer(t, func(_ http.ResponseWriter, r *http.Request) bool {
@@ -331,17 +332,16 @@ func TestPodProxySilence(t *testing.T) {
 		<-asked
 		cancel(nil)
 	}()
-	if _, err := c.PodProxy(ctx, "ns", "web", 10802, "/", "kubevpn", nil); !errors.Is(err, context.Canceled) {
+	if _, err := c.PodProxy(ctx, webProxy); !errors.Is(err, context.Canceled) {
 		t.Errorf("PodProxy gave %v", err)
 	}
 }
 
-// ctx bounds the dial, not the connection.
-func TestPodProxyOutlivesDial(t *testing.T) {
+func TestPodProxyOutlivesTheContextOfItsDial(t *testing.T) {
 	noLeaks(t)
 	c := proxyDialer(t, proxyServer(t, upgrades, echoBack), nil)
 	ctx, cancel := context.WithCancel(t.Context())
-	conn, err := c.PodProxy(ctx, "ns", "web", 10802, "/", "kubevpn", nil)
+	conn, err := c.PodProxy(ctx, webProxy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -358,8 +358,8 @@ func TestPodProxyOutlivesDial(t *testing.T) {
 	}
 }
 
-// The pod's end is the connection's: there is no half of it.
-func TestPodProxyEnd(t *testing.T) {
+// The connection has no half-close: it ends as a whole when the pod's side ends.
+func TestPodProxyEndsWithThePod(t *testing.T) {
 	for _, way := range []struct {
 		name string
 		end  func(net.Conn)
@@ -394,8 +394,7 @@ func TestPodProxyEnd(t *testing.T) {
 	}
 }
 
-// A laptop that closes ends the pod's side.
-func TestPodProxyClose(t *testing.T) {
+func TestPodProxyCloseReachesThePod(t *testing.T) {
 	noLeaks(t)
 	ended := make(chan error, 1)
 	conn := dialProxy(t, proxyDialer(t, proxyServer(t, upgrades, func(_ net.Conn, r *bufio.Reader) {
@@ -424,8 +423,8 @@ func TestPodProxyClose(t *testing.T) {
 	}
 }
 
-// A deadline ends a Read and harms nothing; one that ends a Write leaves nothing to go on with.
-func TestPodProxyDeadlines(t *testing.T) {
+// The connection survives a Read that a deadline ended, but not such a Write.
+func TestPodProxyDeadlinesEndCalls(t *testing.T) {
 	noLeaks(t)
 	release := make(chan struct{})
 	conn := dialProxy(t, proxyDialer(t, proxyServer(t, upgrades, func(c net.Conn, r *bufio.Reader) {

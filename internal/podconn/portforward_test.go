@@ -49,7 +49,7 @@ func noLeaks(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t, opt, server) })
 }
 
-func TestPortForwardEcho(t *testing.T) {
+func TestPortForwardCarriesBytesBothWays(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		conn := dialPod(t, newFakeAPIServer(t, echo), p)
@@ -95,8 +95,8 @@ func slicesChunks(b []byte, n int) func(func([]byte) bool) {
 	}
 }
 
-// The pod's words become Read's error, and errors.Is understands them.
-func TestPortForwardRefused(t *testing.T) {
+// Read returns the text of the pod as an error that errors.Is recognizes.
+func TestPortForwardRefusalIsAReadError(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -131,8 +131,7 @@ func TestPortForwardRefused(t *testing.T) {
 	})
 }
 
-// A pod that closes without a word is an end, not an error.
-func TestPortForwardEmpty(t *testing.T) {
+func TestPortForwardEndIsEOF(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		conn := dialPod(t, newFakeAPIServer(t, func(_ string, data, errs httpstream.Stream) {
@@ -145,7 +144,7 @@ func TestPortForwardEmpty(t *testing.T) {
 	})
 }
 
-func TestPortForwardReset(t *testing.T) {
+func TestPortForwardResetIsAReadError(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		conn := dialPod(t, newFakeAPIServer(t, func(_ string, data, errs httpstream.Stream) {
@@ -182,7 +181,7 @@ func readDeadlinesHarmNothing(t *testing.T, conn net.Conn) {
 }
 
 // A deadline ends a Read and harms nothing.
-func TestPortForwardReadDeadline(t *testing.T) {
+func TestPortForwardReadDeadlineEndsRead(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		conn := dialPod(t, newFakeAPIServer(t, echo), p)
@@ -201,7 +200,7 @@ func TestPortForwardReadDeadline(t *testing.T) {
 }
 
 // Close ends a Read and a Write that wait.
-func TestPortForwardCloseUnblocks(t *testing.T) {
+func TestPortForwardCloseEndsBlockedCalls(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		stuck := make(chan struct{})
@@ -239,7 +238,7 @@ func TestPortForwardCloseUnblocks(t *testing.T) {
 }
 
 // The server's pings are answered while nothing else happens, and during Writes.
-func TestPortForwardServerPings(t *testing.T) {
+func TestPortForwardAnswersPings(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		s := newFakeAPIServer(t, echo)
@@ -261,7 +260,7 @@ func TestPortForwardServerPings(t *testing.T) {
 	})
 }
 
-func TestPortForwardPingsServer(t *testing.T) {
+func TestPortForwardSendsPings(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		conn := dialPod(t, newFakeAPIServer(t, echo), p)
@@ -275,7 +274,7 @@ func TestPortForwardPingsServer(t *testing.T) {
 	})
 }
 
-func TestPortForwardFallback(t *testing.T) {
+func TestPortForwardFallsBackToWebSocket(t *testing.T) {
 	noLeaks(t)
 	s := newFakeAPIServer(t, echo)
 	s.noSPDY.Store(true)
@@ -322,8 +321,8 @@ func TestPortForwardFallback(t *testing.T) {
 	}
 }
 
-// A proxy that swallows the upgrade that it does not know.
-func TestPortForwardSilence(t *testing.T) {
+// A proxy accepts the unknown upgrade and never answers.
+func TestPortForwardFallsBackAfterSilence(t *testing.T) {
 	noLeaks(t)
 	s := newFakeAPIServer(t, echo)
 	s.muteSPDY.Store(true)
@@ -339,7 +338,7 @@ func TestPortForwardSilence(t *testing.T) {
 	}
 }
 
-func TestPortForwardNoSuchPod(t *testing.T) {
+func TestPortForwardFailsWithoutThePod(t *testing.T) {
 	noLeaks(t)
 	s := newFakeAPIServer(t, echo)
 	_, err := s.dialer(t, AnyProtocol).PortForward(t.Context(), "ns", "gone", 1)
@@ -349,7 +348,7 @@ func TestPortForwardNoSuchPod(t *testing.T) {
 }
 
 // Cancelling during the dial ends it, at every stage; afterwards it has no effect.
-func TestPortForwardContext(t *testing.T) {
+func TestPortForwardDialEndsWithItsContext(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		l, err := net.Listen("tcp", "127.0.0.1:0") // accepts in the kernel and says nothing
@@ -386,7 +385,7 @@ type countWrites struct {
 
 func (c countWrites) Write(p []byte) (int, error) { *c.n++; return c.ReadWriter.Write(p) }
 
-func TestOneWriteOneFrame(t *testing.T) {
+func TestWriteSendsOneFrame(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
 		conn := dialPod(t, newFakeAPIServer(t, echo), p)
@@ -487,7 +486,6 @@ func BenchmarkPortForward(b *testing.B) {
 	}
 }
 
-// A proxy that answers an upgrade itself is named as the obstacle.
 func TestExplainNamesWhatPreventsUpgrades(t *testing.T) {
 	d := newFakeAPIServer(t, echo).dialer(t, AnyProtocol)
 	e := d.cluster.Explain(fmt.Errorf("port-forward: %w", &upgradeError{http.StatusOK, errNoUpgrade}))

@@ -56,8 +56,8 @@ func recorded(t *testing.T, wire []byte) (*podConn, *pipeConn, error) {
 	return c, raw, err
 }
 
-// What the API server may send after the opening, and what Read makes of it.
-func TestPodConnFrames(t *testing.T) {
+// The table lists frames that the API server may send after the opening, and the results of Read.
+func TestReadHandlesEveryFrame(t *testing.T) {
 	const fin = flagFIN
 	tests := []struct {
 		name string
@@ -99,7 +99,7 @@ func TestPodConnFrames(t *testing.T) {
 	}
 }
 
-func TestPodConnOpening(t *testing.T) {
+func TestOpeningReportsRefusals(t *testing.T) {
 	tests := []struct {
 		name string
 		wire []byte
@@ -121,8 +121,8 @@ func TestPodConnOpening(t *testing.T) {
 	}
 }
 
-// The opening is what a spdystream server understands: both streams with their headers, in one write.
-func TestOpeningFrames(t *testing.T) {
+// A spdystream server understands the opening: both streams with their headers, in one write.
+func TestOpeningIsValidSPDY(t *testing.T) {
 	opening, err := (&portCaller{port: 8080}).opening(errorStream, dataStream)
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestOpeningFrames(t *testing.T) {
 }
 
 // Read answers pings, and does not wait for a Write that blocks.
-func TestPodConnAnswersPings(t *testing.T) {
+func TestReadAnswersPings(t *testing.T) {
 	c, raw, err := recorded(t, frames(opened, control(spdy.TypePing, 2), control(spdy.TypePing, 7), data(3, 0, "a"),
 		control(spdy.TypePing, 4), data(3, 0, "b")))
 	if err != nil {
@@ -178,7 +178,7 @@ func TestPodConnAnswersPings(t *testing.T) {
 }
 
 // An idle connection sends a ping every ten seconds until it is closed.
-func TestPodConnKeepAlive(t *testing.T) {
+func TestIdleConnSendsPings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server, client := net.Pipe()
 		got := make(chan []byte, 10)

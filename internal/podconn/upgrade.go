@@ -124,6 +124,9 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL,
 	}
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		defer resp.Body.Close()
+		if ctx.Err() != nil { // a server can answer while the connection closes
+			return nil, nil, nil, ctx.Err()
+		}
 		return nil, nil, nil, &upgradeError{status: resp.StatusCode, cause: answerError(resp)}
 	}
 	body, ok := resp.Body.(io.ReadWriter)

@@ -9,7 +9,7 @@ import (
 )
 
 // Frames of RFC 6455, 5.7, and others, as a server sends them.
-func TestWebSocketRead(t *testing.T) {
+func TestWebSocketReadParsesFrames(t *testing.T) {
 	long := bytes.Repeat([]byte("x"), 300)
 	tests := []struct {
 		name string
@@ -52,7 +52,7 @@ func TestWebSocketRead(t *testing.T) {
 	}
 }
 
-func TestWebSocketReadCloseCode(t *testing.T) {
+func TestWebSocketReadReportsTheCloseCode(t *testing.T) {
 	ws := newWebSocket(readWriter{bytes.NewReader([]byte("\x88\x09\x03\xf3no room")), nil})
 	_, err := ws.Read(make([]byte, 1))
 	if err == nil || err.Error() != `the API server closed the WebSocket with code 1011: "no room"` {
@@ -60,7 +60,7 @@ func TestWebSocketReadCloseCode(t *testing.T) {
 	}
 }
 
-func TestWebSocketWrite(t *testing.T) {
+func TestWebSocketWriteMasksFrames(t *testing.T) {
 	for _, n := range []int{0, 1, 125, 126, 127, 65535, 65536, 100_000} {
 		payload := make([]byte, n)
 		for i := range payload {
@@ -103,7 +103,7 @@ func unmask(t *testing.T, wire []byte) []byte {
 }
 
 // RFC 6455, 1.3.
-func TestAcceptKey(t *testing.T) {
+func TestAcceptKeyFollowsRFC6455(t *testing.T) {
 	if got := acceptKey("dGhlIHNhbXBsZSBub25jZQ=="); got != "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" {
 		t.Fatal(got)
 	}

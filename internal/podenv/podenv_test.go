@@ -120,7 +120,7 @@ func messages(problems []Problem) []string {
 	return all
 }
 
-func TestEnvironment(t *testing.T) {
+func TestEnvironmentEqualsTheKubelets(t *testing.T) {
 	links := "DATA_BASE_PORT=tcp://10.96.0.7:5432 DATA_BASE_PORT_53_UDP=udp://10.96.0.7:53 DATA_BASE_PORT_53_UDP_ADDR=10.96.0.7 " +
 		"DATA_BASE_PORT_53_UDP_PORT=53 DATA_BASE_PORT_53_UDP_PROTO=udp DATA_BASE_PORT_5432_TCP=tcp://10.96.0.7:5432 " +
 		"DATA_BASE_PORT_5432_TCP_ADDR=10.96.0.7 DATA_BASE_PORT_5432_TCP_PORT=5432 DATA_BASE_PORT_5432_TCP_PROTO=tcp " +
@@ -224,7 +224,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-func TestVolumes(t *testing.T) {
+func TestVolumesEqualTheKubelets(t *testing.T) {
 	const spec = `
 volumes:
 - {name: all, configMap: {name: settings}}

@@ -115,7 +115,7 @@ func (e *environment) mount(ctx context.Context, m corev1.VolumeMount, read map[
 	if err != nil {
 		return Mount{}, err
 	}
-	if !v.has(sub) { // the kubelet would create an empty directory, which is of no use
+	if !v.has(sub) { // the kubelet would create an empty directory, which is useless
 		return Mount{}, fmt.Errorf("the volume has nothing at %s", written(m))
 	}
 	made.ReadOnly = m.ReadOnly || !v.Empty // only the kubelet may write to other volumes

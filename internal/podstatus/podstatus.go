@@ -162,7 +162,7 @@ func join(reason, message string) string {
 	return reason + ": " + message
 }
 
-// lastLines returns the end of a log: what a program says last is why it ends.
+// lastLines returns the last three lines of a log, which usually name the cause of the end.
 func lastLines(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")

@@ -86,7 +86,7 @@ func TestPackagesAreDocumented(t *testing.T) {
 }
 
 // Importing a package changes nothing and starts nothing, so it has no init function and no variable that
-// changes. What one may declare: errors, tables that are only read, pools of buffers.
+// changes. A package may declare errors, tables that are only read, and pools of buffers.
 func TestNoInitAndNoMutableGlobals(t *testing.T) {
 	fset := token.NewFileSet()
 	folders := map[string][]source{}

@@ -89,7 +89,7 @@ func (c *command) loop(ctx context.Context) (int, error) {
 	}
 }
 
-// pause waits until the command is to start again: for the backoff or for files, and after success for files only. It
+// pause waits before the command starts again: for the backoff or for files, or with filesOnly for files only. It
 // returns the signal that ended the wait, or 0.
 func (c *command) pause(ctx context.Context, filesOnly bool) unix.Signal {
 	elapsed, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.backoff)

@@ -35,6 +35,7 @@ import (
 	"sync"
 	"time"
 
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/filesync"
 )
 
@@ -59,7 +60,7 @@ type Config struct {
 type Supervisor struct {
 	cfg     Config
 	targets []*filesync.Target
-	changed chan struct{} // new files arrived; buffered 1
+	changed wakeup.Signal // new files arrived
 
 	mu     sync.Mutex
 	behind map[int]bool  // directories that do not have all files yet
@@ -68,7 +69,7 @@ type Supervisor struct {
 
 // New returns a supervisor that does not run yet.
 func New(cfg Config) *Supervisor {
-	s := &Supervisor{cfg: cfg, changed: make(chan struct{}, 1), behind: make(map[int]bool), copied: make(chan struct{})}
+	s := &Supervisor{cfg: cfg, changed: wakeup.NewSignal(), behind: make(map[int]bool), copied: make(chan struct{})}
 	for n, dir := range cfg.Dirs {
 		s.targets = append(s.targets, filesync.NewTarget(filesync.TargetConfig{
 			Dir: dir, Logger: cfg.Logger.With("dir", dir), OnSync: func(b filesync.Batch) { s.onSync(n, b) },
@@ -84,7 +85,7 @@ func New(cfg Config) *Supervisor {
 // onSync takes over what a round did to a directory.
 func (s *Supervisor) onSync(dir int, b filesync.Batch) {
 	if s.cfg.Restart && b.Changed() {
-		s.again()
+		s.changed.Raise()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,13 +94,6 @@ func (s *Supervisor) onSync(dir int, b filesync.Batch) {
 		if len(s.behind) == 0 {
 			close(s.copied)
 		}
-	}
-}
-
-func (s *Supervisor) again() {
-	select {
-	case s.changed <- struct{}{}:
-	default:
 	}
 }
 

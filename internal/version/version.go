@@ -1,5 +1,5 @@
 // Package version contains the version of this build. Both programs, the image tag and the messages between laptop and
-// cluster use String, so that both ends of a connection can tell whether they are of the same release.
+// cluster use String, so that both ends of a connection can tell whether they have the same release.
 package version
 
 import (

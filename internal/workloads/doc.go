@@ -1,6 +1,7 @@
 // Package workloads reads and changes objects with pods: Deployments, StatefulSets, Services, custom resources.
 //
 //	Workload   TYPE/NAME ──▶ selector, pod template, Services               workload.go, kind.go
+//	List       the workloads of a namespace, and who intercepts them        list.go
 //	Ports      the ports of its pods, by container and by Service           ports.go
 //	WatchPods  its pods, from one moment to the next                        pods.go
 //	Inject     adds a traffic agent to a pod, as an ephemeral container     inject.go

@@ -163,6 +163,7 @@ func (r workloads) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool)
 func (r workloads) refusal(p *corev1.Pod, err error) error {
 	const sidecar = "`--mode sidecar` needs no capability, and restarts the pods."
 	ns, message := p.Namespace, api.OneLine(err.Error())
+	violation := cluster.PodSecurityViolation(message)
 	if e := (*api.Error)(nil); errors.As(err, &e) {
 		return err
 	}
@@ -178,10 +179,9 @@ func (r workloads) refusal(p *corev1.Pod, err error) error {
 	case apierrors.IsMethodNotSupported(err):
 		return api.Errorf(api.ExitInject, "the cluster's API does not allow patching ephemeral containers: %s",
 			message).WithHint("%s", sidecar)
-	case apierrors.IsForbidden(err) && strings.Contains(message, "violates PodSecurity"):
-		_, words, _ := strings.Cut(message, "violates PodSecurity")
-		return api.Errorf(api.ExitInject,
-			"pod security does not admit the traffic agent in the namespace %s: violates PodSecurity%s", ns, words).
+	case apierrors.IsForbidden(err) && violation != "":
+		return api.Errorf(api.ExitInject, "pod security does not admit the traffic agent in the namespace %s: %s", ns,
+			violation).
 			WithHint("%s Or ask a cluster admin to run\n  kubectl label namespace %s %s=privileged --overwrite",
 				sidecar, api.ShellQuote(ns), labelEnforce)
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err),

@@ -88,7 +88,7 @@ func ephemeral(t *testing.T, kube *fake.Clientset, refuse error) (added *[]strin
 	return added
 }
 
-func TestInject(t *testing.T) {
+func TestInjectAddsAnAgentOnce(t *testing.T) {
 	hostNetwork := func(p *corev1.Pod) { p.Spec.HostNetwork = true }
 	old := Agent{Image: "registry.example/kubevpn:0", Owner: me.Owner}
 	debugger := func(p *corev1.Pod) {
@@ -190,8 +190,8 @@ func TestInject(t *testing.T) {
 	}
 }
 
-// Others may be faster for ever; then it is said.
-func TestInjectNeverFast(t *testing.T) {
+// Another writer wins each time.
+func TestInjectGivesUpAfterConflicts(t *testing.T) {
 	p := holding()
 	kube := fake.NewClientset(p.DeepCopy())
 	kube.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
@@ -207,7 +207,7 @@ func TestInjectNeverFast(t *testing.T) {
 	}
 }
 
-func TestMayPatch(t *testing.T) {
+func TestMayPatchNamesTheRefusal(t *testing.T) {
 	group := schema.GroupResource{Group: "apps", Resource: "deployments"}
 	for _, tt := range []struct {
 		name   string
@@ -252,7 +252,7 @@ func TestMayPatch(t *testing.T) {
 	}
 }
 
-func TestAgentContainer(t *testing.T) {
+func TestAgentContainerHasOneCapability(t *testing.T) {
 	c := me.container("kubevpn-agent-1")
 	if v := c.Env[1].Value; v != "me@$$(HOME)" {
 		t.Errorf("the owner's name is %q, in which the kubelet would replace a variable", v)

@@ -15,7 +15,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-func TestKernelTooOld(t *testing.T) {
+func TestKernelTooOldAcceptsBackports(t *testing.T) {
 	for release, want := range map[string]bool{
 		"4.19.0-27-amd64": true, "5.4.0-190-generic": true, "5.11.22": true, "3.10.0": true,
 		"5.12.0": false, "5.15.0-1064-azure": false, "6.1.0": false, "10.0": false,

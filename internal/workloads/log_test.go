@@ -112,7 +112,7 @@ func (s *logServer) follow(ctx context.Context, told func(string)) error {
 	return f.run(ctx)
 }
 
-func TestFollowLog(t *testing.T) {
+func TestFollowLogReturnsEachLineOnce(t *testing.T) {
 	waits := func(reason string) corev1.ContainerState {
 		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "so it is"}}
 	}
@@ -181,8 +181,7 @@ func texts(all ...func(http.ResponseWriter, *http.Request)) []func(http.Response
 	return all
 }
 
-// A log that is being followed ends with its reader.
-func TestFollowLogCancelled(t *testing.T) {
+func TestFollowLogEndsWithItsContext(t *testing.T) {
 	noLeaks(t)
 	s := newLogServer(t, in(running), nil, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, stamped("a"))

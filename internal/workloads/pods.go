@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/cluster"
+	"kubevpn/pkg/wakeup"
 )
 
 // owns reports whether the pod belongs to the workload. The selectors of two workloads may overlap, for example those
@@ -84,8 +85,8 @@ func watchPods(ctx context.Context, kube kubernetes.Interface, w *Workload, f fu
 func followSelector(ctx context.Context, kube kubernetes.Interface, w *Workload, selectors chan<- labels.Selector) {
 	byName := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, w.Name).String()}
 	last := selectorText(w.Selector)
-	_ = cluster.Follow(ctx, kube, &corev1.Service{}, byName, kube.CoreV1().Services(w.Namespace),
-		func(list []*corev1.Service) {
+	_ = cluster.NewMirror(kube, &corev1.Service{}, byName, kube.CoreV1().Services(w.Namespace)).
+		Follow(ctx, func(list []*corev1.Service) {
 			for _, service := range list {
 				if service.Name != w.Name {
 					continue
@@ -116,8 +117,8 @@ func selectorText(s labels.Selector) string {
 
 // watchSelected is watchPods with the selector of w.
 func watchSelected(ctx context.Context, kube kubernetes.Interface, w *Workload, f func([]corev1.Pod)) error {
-	err := cluster.Follow(ctx, kube, &corev1.Pod{}, w.choose(metav1.ListOptions{}), kube.CoreV1().Pods(w.Namespace),
-		func(all []*corev1.Pod) {
+	err := cluster.NewMirror(kube, &corev1.Pod{}, w.choose(metav1.ListOptions{}), kube.CoreV1().Pods(w.Namespace)).
+		Follow(ctx, func(all []*corev1.Pod) {
 			var own []corev1.Pod
 			for _, p := range all {
 				if w.owns(p) {
@@ -135,48 +136,36 @@ func watchSelected(ctx context.Context, kube kubernetes.Interface, w *Workload, 
 
 // Pods holds the pods that WatchPods passes to Update. The zero value is ready to use. It is safe for concurrent use.
 type Pods struct {
-	mu      sync.Mutex
-	listed  bool
-	list    []corev1.Pod
-	changed chan struct{} // closed and replaced by Update
+	latest wakeup.Value[podList]
+}
+
+type podList struct {
+	listed bool
+	pods   []corev1.Pod
 }
 
 // Update replaces the pods.
 func (ps *Pods) Update(list []corev1.Pod) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	if ps.changed != nil {
-		close(ps.changed)
-	}
-	ps.list, ps.listed, ps.changed = list, true, make(chan struct{})
+	ps.latest.Update(func(l *podList) { *l = podList{listed: true, pods: list} })
 }
 
 // Await returns an Await of p. It tells p by the UID: a later pod may have the same name.
 func (ps *Pods) Await(p *corev1.Pod) Await {
 	return func(ctx context.Context, ok func(*corev1.Pod) bool) (*corev1.Pod, error) {
-		for {
-			ps.mu.Lock()
-			if ps.changed == nil {
-				ps.changed = make(chan struct{})
+		var now *corev1.Pod
+		_, err := ps.latest.Await(ctx, func(l podList) bool {
+			now = nil
+			if n := slices.IndexFunc(l.pods, func(now corev1.Pod) bool { return now.UID == p.UID }); n >= 0 {
+				now = &l.pods[n]
 			}
-			listed, changed := ps.listed, ps.changed
-			n := slices.IndexFunc(ps.list, func(now corev1.Pod) bool { return now.UID == p.UID })
-			var now *corev1.Pod
-			if n >= 0 {
-				now = &ps.list[n]
-			}
-			ps.mu.Unlock()
-			switch {
-			case now != nil && ok(now):
-				return now, nil
-			case now == nil && listed:
-				return nil, cluster.PodGone(p.Namespace, p.Name)
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
+			return now == nil && l.listed || now != nil && ok(now)
+		})
+		switch {
+		case err != nil:
+			return nil, err
+		case now == nil:
+			return nil, cluster.PodGone(p.Namespace, p.Name)
 		}
+		return now, nil
 	}
 }

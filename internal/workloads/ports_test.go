@@ -11,8 +11,9 @@ import (
 	"kubevpn/internal/api"
 )
 
-// While somebody has a sidecar, a Service's port may lead to a name that only agents have. Who asks is told of the port that it is for.
-func TestPortsBehindSidecar(t *testing.T) {
+// While somebody has a sidecar, a Service's port may lead to a name that only agents have. The result is the
+// application's port.
+func TestPortsBehindASidecarAreTheApplications(t *testing.T) {
 	for _, tt := range []struct {
 		name, annotation, target string
 		want                     []ServicePort // of 8080

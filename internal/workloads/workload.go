@@ -353,15 +353,22 @@ func (r workloads) services(ctx context.Context, w *Workload) error {
 	if err != nil {
 		return fmt.Errorf("listing the Services in the namespace %s: %w", w.Namespace, err)
 	}
-	for _, s := range list.Items {
+	w.Services = servicesOf(w, list.Items)
+	return nil
+}
+
+// servicesOf returns the Services that send to the workload's pods, sorted by name.
+func servicesOf(w *Workload, all []corev1.Service) []corev1.Service {
+	var services []corev1.Service
+	for _, s := range all {
 		named := w.Resource.GroupResource() == resourceServices && s.Name == w.Name
 		if named || len(s.Spec.Selector) > 0 && s.Spec.Type != corev1.ServiceTypeExternalName &&
 			labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(w.Template.Labels)) {
-			w.Services = append(w.Services, s)
+			services = append(services, s)
 		}
 	}
-	slices.SortFunc(w.Services, func(a, b corev1.Service) int { return cmp.Compare(a.Name, b.Name) })
-	return nil
+	slices.SortFunc(services, func(a, b corev1.Service) int { return cmp.Compare(a.Name, b.Name) })
+	return services
 }
 
 // finished reports whether none of the pod's containers will ever run again.

@@ -281,7 +281,7 @@ kind: Service
 metadata: {name: empty}
 spec: {selector: {app: nobody}, ports: [{port: 80, targetPort: 8080}]}`
 
-func TestWorkload(t *testing.T) {
+func TestWorkloadIsFoundByKubectlsNames(t *testing.T) {
 	for _, tt := range []struct {
 		name       string // TYPE/NAME; its subtest has dots for slashes
 		want       string // canonical
@@ -337,7 +337,7 @@ func TestWorkload(t *testing.T) {
 	}
 }
 
-func TestNoWorkload(t *testing.T) {
+func TestWorkloadErrorNamesTheProblem(t *testing.T) {
 	for _, tt := range []struct {
 		name, deny string
 		code       api.ExitCode
@@ -371,7 +371,7 @@ func TestNoWorkload(t *testing.T) {
 }
 
 // Many clusters do not let a developer list Services.
-func TestWorkloadWithoutServices(t *testing.T) {
+func TestWorkloadDoesNotRequireServices(t *testing.T) {
 	r, _ := worldOf(t, "list:services", aWorld)
 	w, err := r.read(t.Context(), "ns", "deploy/web")
 	if err != nil {
@@ -382,7 +382,7 @@ func TestWorkloadWithoutServices(t *testing.T) {
 	}
 }
 
-func TestWorkloadPorts(t *testing.T) {
+func TestWorkloadPortsJoinContainersAndServices(t *testing.T) {
 	r, _ := worldOf(t, "", aWorld)
 	for _, tt := range []struct {
 		name string
@@ -409,7 +409,7 @@ func TestWorkloadPorts(t *testing.T) {
 	}
 }
 
-func TestContainer(t *testing.T) {
+func TestContainerIsChosenOrNamed(t *testing.T) {
 	always := corev1.ContainerRestartPolicyAlways
 	ports := func(numbers ...int32) (all []corev1.ContainerPort) {
 		for _, n := range numbers {
@@ -471,7 +471,7 @@ func TestContainer(t *testing.T) {
 	}
 }
 
-func TestPortsOfContainer(t *testing.T) {
+func TestPortsOfContainerIncludeServicePorts(t *testing.T) {
 	w := &Workload{}
 	w.Template.Spec.Containers = []corev1.Container{
 		{Name: "app"}, {Name: "metrics", Ports: []corev1.ContainerPort{{ContainerPort: 9090}}},
@@ -490,7 +490,7 @@ func TestPortsOfContainer(t *testing.T) {
 	}
 }
 
-func TestOwns(t *testing.T) {
+func TestOwnsFollowsControllers(t *testing.T) {
 	deployments := schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
 	rollouts := schema.GroupVersionResource{Group: "argoproj.io", Version: "v1alpha1", Resource: "rollouts"}
 	for _, tt := range []struct {
@@ -527,7 +527,7 @@ func TestOwns(t *testing.T) {
 	}
 }
 
-func TestWatchPods(t *testing.T) {
+func TestWatchPodsReportsChanges(t *testing.T) {
 	noLeaks(t)
 	r, kube := worldOf(t, "", aWorld)
 	w, err := r.read(t.Context(), "ns", "svc/web")
@@ -592,8 +592,7 @@ func watches(actions []k8stesting.Action) (n int) {
 	return n
 }
 
-// A Service that chooses other pods is followed.
-func TestWatchPodsSelector(t *testing.T) {
+func TestWatchPodsFollowsTheSelector(t *testing.T) {
 	noLeaks(t)
 	r, kube := worldOf(t, "", aWorld)
 	w, err := r.read(t.Context(), "ns", "svc/web")
@@ -640,8 +639,8 @@ func TestWatchPodsSelector(t *testing.T) {
 	}
 }
 
-// Who may not watch Services has the pods that the Service chose at first.
-func TestWatchPodsSelectorDenied(t *testing.T) {
+// Without the right to watch Services, the pods stay those that the Service selected at first.
+func TestWatchPodsKeepsTheSelectorWithoutPermission(t *testing.T) {
 	noLeaks(t)
 	r, kube := worldOf(t, "", aWorld)
 	w, err := r.read(t.Context(), "ns", "svc/web")
@@ -669,7 +668,7 @@ func TestWatchPodsSelectorDenied(t *testing.T) {
 	}
 }
 
-func TestWatchPodsDenied(t *testing.T) {
+func TestWatchPodsFailsWithoutPermission(t *testing.T) {
 	for _, verb := range []string{"list", "watch"} {
 		t.Run(verb, func(t *testing.T) {
 			noLeaks(t)

@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+)
+
+type configOptions struct {
+	app      *app
+	kube     kubeFlags
+	settings settingFlags
+	origins  bool
+	output   *format
+}
+
+func newConfig(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Show the settings",
+		Long: "Show the settings of `kubevpn connect`, `proxy`, `clone` and `dev`. A flag takes precedence over the\n" +
+			"environment, the environment over your file, your file over the client defaults of the cluster, and\n" +
+			"these over the built-in default.",
+		Example: examples("Show each setting and where it comes from", "kubevpn config view --show-origin"),
+		Args:    noArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	o := &configOptions{app: a, output: newObjectFormat("text")}
+	view := &cobra.Command{
+		Use:   "view",
+		Short: "Print the settings in the format of the configuration file",
+		Long: "Print the settings that have a value, in the format of the configuration file. The command reads the\n" +
+			"client defaults from the cluster. If that fails, it warns and prints the other settings.",
+		Example: examples(
+			"Print the settings", "kubevpn config view",
+			"Show where each setting comes from", "kubevpn config view --show-origin",
+			"Show those for another cluster", "kubevpn config view --show-origin --context staging",
+		),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.view(cmd.Context()) },
+	}
+	view.Flags().BoolVar(&o.origins, "show-origin", false, "print all settings, with the origin of each value")
+	o.output.addTo(view)
+	o.kube.addTo(view, a)
+	section(view, sectionConnection, func(*pflag.FlagSet) { o.settings.addTo(view, config.KeyManagerNamespace) })
+	cmd.AddCommand(view)
+	return cmd
+}
+
+func (o *configOptions) view(ctx context.Context) error {
+	cfg, err := o.settings.load(o.app)
+	if err != nil {
+		return err
+	}
+	p := o.app.newProgress()
+	defer p.stop()
+	resolved, _, _, err := o.settings.resolve(ctx, o.app, &o.kube, p.show)
+	p.stop()
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		fmt.Fprintf(o.app.errout, "! without the client defaults of the cluster: %s\n", api.OneLine(err.Error()))
+	default:
+		cfg = resolved
+	}
+	switch all := cfg.Settings(); {
+	case o.output.value != "text":
+		var names []string
+		for _, s := range all {
+			names = append(names, "setting/"+s.Key)
+		}
+		list := api.SettingList{TypeMeta: api.Type(api.KindSettingList), Items: all}
+		return o.output.print(o.app.out, list, names...)
+	case o.origins:
+		return printOrigins(o.app.out, all)
+	default:
+		return printSettings(o.app.out, all)
+	}
+}
+
+// printOrigins prints a table of all settings.
+func printOrigins(out io.Writer, all []api.Setting) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "KEY\tVALUE\tORIGIN")
+	for _, s := range all {
+		origin := string(s.Origin)
+		if s.Source != "" {
+			origin += " (" + s.Source + ")"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", s.Key, cmp.Or(printable(s.Value), "-"), printable(origin))
+	}
+	return w.Flush()
+}
+
+// printSettings prints the settings that have a value as YAML. The file also accepts a list as one text.
+func printSettings(w io.Writer, all []api.Setting) error {
+	for _, s := range all {
+		if s.Value == "" {
+			continue
+		}
+		var value any = s.Value
+		if values := strings.Split(s.Value, ","); len(values) > 1 {
+			value = values
+		} else if s.Value == "true" || s.Value == "false" {
+			value = s.Value == "true"
+		}
+		text, err := yaml.Marshal(map[string]any{s.Key: value})
+		if err != nil {
+			return fmt.Errorf("cannot encode the settings as YAML: %w", err)
+		}
+		if _, err := w.Write(text); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,55 @@
+package install
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"kubevpn/internal/cluster"
+)
+
+// DefaultsName is the name of the ConfigMap in the manager's namespace with the client defaults: what an admin
+// recommends to all laptops. kubevpn only reads it.
+const DefaultsName = "kubevpn-client-defaults"
+
+// Defaults are the client defaults of a cluster. Their author need not be somebody whom the user trusts.
+type Defaults struct {
+	Source string // "ConfigMap NAMESPACE/NAME"; empty: there are none
+	Data   map[string]string
+}
+
+// ReadDefaults reads the client defaults from the namespace or, if that is empty, from the one that Ensure uses: the
+// fallback takes the place of DefaultNamespace only if the user may not look for a manager in that. Missing defaults,
+// and defaults that the user may not read, are no error. Errors are *api.Error.
+func ReadDefaults(ctx context.Context, c *cluster.Cluster, namespace, fallback string) (Defaults, error) {
+	d, err := readDefaults(ctx, c.Kube(), Options{Namespace: namespace, FallbackNamespace: fallback})
+	if err != nil {
+		return Defaults{}, c.Explain(err)
+	}
+	return d, nil
+}
+
+func readDefaults(ctx context.Context, kube kubernetes.Interface, o Options) (Defaults, error) {
+	ns := o.namespace()
+	d, err := defaultsIn(ctx, kube, ns)
+	if !apierrors.IsForbidden(err) || o.Namespace != "" || o.FallbackNamespace == "" || o.FallbackNamespace == ns {
+		return d, ignoreDenied(err)
+	}
+	// The manager may be here all the same, with a user Role that is older than the defaults.
+	if _, err := kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{}); !apierrors.IsForbidden(err) {
+		return Defaults{}, ignoreDenied(err)
+	}
+	d, err = defaultsIn(ctx, kube, o.FallbackNamespace)
+	return d, ignoreDenied(err)
+}
+
+func defaultsIn(ctx context.Context, kube kubernetes.Interface, namespace string) (Defaults, error) {
+	m, err := kube.CoreV1().ConfigMaps(namespace).Get(ctx, DefaultsName, metav1.GetOptions{})
+	if err != nil {
+		return Defaults{}, fmt.Errorf("reading the client defaults in %s: %w", namespace, err)
+	}
+	return Defaults{Source: "ConfigMap " + namespace + "/" + DefaultsName, Data: m.Data}, nil
+}
