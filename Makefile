@@ -15,15 +15,23 @@ COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null)$(shell git diff --
 IMAGE   ?=
 
 LDFLAGS := -s -w -X kubevpn/internal/version.version=$(VERSION) -X kubevpn/internal/version.commit=$(COMMIT)
-BUILD    = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
-# What the image holds: /traffic, which runs as an ordinary user, and iptables for its gateway.
-LAYOUT   = --ref $(or $(IMAGE),$(error set IMAGE: make $@ IMAGE=registry.example/kubevpn:1)) --file bin/traffic:/traffic --user 65532:65532 --iptables
+BUILD    = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
+# The architectures of the nodes: make image builds for one, and make push-image for all of these as one image.
+ARCH    ?= $(shell $(GO) env GOARCH)
+ARCHS   ?= amd64 arm64
+# What the image holds: /traffic, which runs as an ordinary user, and iptables for its gateway, from Debian's packages.
+LAYOUT   = --ref $(or $(IMAGE),$(error set IMAGE: make $@ IMAGE=registry.example/kubevpn:1)) --user 65532:65532 --iptables \
+	--label org.opencontainers.image.version=$(VERSION) --label org.opencontainers.image.revision=$(COMMIT)
+# A key of cosign, to sign with what push-image pushes. COSIGN_PASSWORD in the environment is the key's password.
+COSIGN_KEY ?=
+COSIGN_FLAGS ?= --yes --recursive --use-signing-config=false --tlog-upload=false
+COSIGN   = $(GO) tool -modfile=tools/cosign/go.mod cosign
 
 .DEFAULT_GOAL := help
-.PHONY: help build install image push-image lab demo demo-down check docs test e2e nightly test-ipvs bench lint clean bin/kubevpn bin/traffic bin/lab bin/image
+.PHONY: help build install image push-image image-lock release-check release-snapshot release krew-validate vulncheck unit ci lab demo demo-down check docs test e2e nightly test-ipvs bench lint clean bin/kubevpn bin/traffic bin/lab bin/image always
 
 help: ## show this
-	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  %-11s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  %-16s %s\n", $$1, $$2 }'
 
 build: bin/kubevpn bin/traffic ## bin/kubevpn for the laptop, bin/traffic for the cluster
 
@@ -39,11 +47,39 @@ install: bin/kubevpn ## put kubevpn into PREFIX/bin (PREFIX=/usr/local)
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 0755 bin/kubevpn $(DESTDIR)$(PREFIX)/bin/kubevpn
 
-image: bin/traffic bin/image ## bin/kubevpn-image.tar of IMAGE, which `ctr -n k8s.io images import` takes
-	bin/image build $(LAYOUT) --out bin/kubevpn-image.tar
+bin/linux-%/traffic: always
+	GOOS=linux GOARCH=$* $(BUILD) -o $@ ./cmd/traffic
 
-push-image: bin/traffic bin/image ## push IMAGE to its registry, with docker login's credentials
-	bin/image push $(LAYOUT)
+image: bin/linux-$(ARCH)/traffic bin/image ## bin/kubevpn-image.tar of IMAGE, which `ctr -n k8s.io images import` takes, for ARCH
+	bin/image build $(LAYOUT) --file bin/linux-$(ARCH)/traffic:/traffic --out bin/kubevpn-image.tar
+
+push-image: $(ARCHS:%=bin/linux-%/traffic) bin/image ## push IMAGE for amd64 and arm64, signed if COSIGN_KEY is set, with docker login's credentials
+	@ref=$$(bin/image push $(LAYOUT) $(ARCHS:%=--file bin/linux-%/traffic:/traffic)) && \
+	if [ -n "$(COSIGN_KEY)" ]; then $(COSIGN) sign $(COSIGN_FLAGS) --key "$(COSIGN_KEY)" "$$ref" >&2; fi && echo "$$ref"
+
+image-lock: bin/image ## lock the current versions of Debian's packages in the image
+	bin/image lock --out test/image/debian.lock.json
+
+# scripts/release names the variables.
+release-check release-snapshot release: export VERSION := $(VERSION)
+release-check release-snapshot release: export COMMIT := $(COMMIT)
+release-check release-snapshot: export IMAGE := $(IMAGE)
+
+release-check: ## check .goreleaser.yaml, and build the program of a release for this machine
+	scripts/release check
+
+release-snapshot: bin/kubevpn bin/image ## archives, packages, checksums, SBOMs and manifests for all systems, into bin/dist
+	scripts/release snapshot
+
+release: bin/kubevpn bin/image ## draft a release of the tag on GitHub: VERSION=1.2.0 REPOSITORY=OWNER/NAME PUSH=REGISTRY/NAME:1.2.0
+	IMAGE="$$($(MAKE) -s push-image IMAGE=$(or $(PUSH),$(error set PUSH: the name of the image)))" scripts/release publish
+
+krew-validate: ## run krew's validator on the manifest of a published release: TAG=v1.2.0 REPOSITORY=OWNER/NAME
+	curl -fsSL -o bin/kubevpn.yaml --create-dirs https://github.com/$(REPOSITORY)/releases/download/$(TAG)/kubevpn.yaml
+	$(GO) run sigs.k8s.io/krew/cmd/validate-krew-manifest@v0.4.4 -manifest bin/kubevpn.yaml
+
+vulncheck: ## look for known vulnerabilities in what the programs use (network)
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
 lab: bin/lab ## bin/lab, which runs real clusters on this machine
 
@@ -57,16 +93,24 @@ demo-down: lab ## remove what demo made
 check: ## formatting, vet, lint, layers, documents, and the tests of what changed, in a minute
 	scripts/check
 
-docs: ## write docs/reference anew from the commands
+docs: ## write docs/reference from the commands and types, and the README of the chart from its values
 	$(GO) test -run TestReferenceIsGenerated ./internal/cli -args -update-reference
+	$(GO) test -C test -run TestSchemaIsGenerated ./schema -args -update
+	$(GO) test -C test -run TestReadmeIsGenerated ./chart -args -update
 
 test: ## lint, unit tests, network namespaces, real clusters (the last two: Linux, root); without clusters: scripts/test unit
 	scripts/test
 
+unit: ## the part of test that needs no clusters
+	scripts/test unit
+
+ci: ## what CI runs on a fresh Debian, as root: installs what the tests need, then make test
+	.ci/run
+
 e2e: ## only the suites on real clusters; SUITE=proxy runs one, TEST=TestIPTables that test's (Linux, root)
 	scripts/test e2e $(SUITE)
 
-nightly: ## what is slow and rare: fuzzing, repeated race tests, the benchmark; an hour
+nightly: ## what is slow and rare: fuzzing, repeated race tests, big copies, the benchmark
 	scripts/nightly
 
 test-ipvs: ## the part of test whose cluster has kube-proxy in IPVS mode (Linux, root)

@@ -26,7 +26,7 @@ func (w *world) newClonedShop(t *testing.T, namespace string) (s *shop, l *lapto
 	l.connect(t)
 	v = w.visitor(t)
 	service = "http://" + w.clusterIP(t, s.namespace, "shop") + "/"
-	testenv.Eventually(t, 20*time.Second, func() error { return v.want(service, "a pod") }) // kube-proxy knows the Service
+	testenv.Eventually(t, time.Minute, func() error { return v.want(service, "a pod") }) // kube-proxy knows the Service
 	return s, l, v, service
 }
 
@@ -118,14 +118,14 @@ func cloneHeaders(t *testing.T, l *laptop, s *shop, v *visitor, service string) 
 // cloneEverything checks that, without a match, requests go to the pods of the clone in turn.
 func cloneEverything(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 	l.clone(t, s, "--name", "all", "--replicas", "2")
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if i := l.intercept(t); len(i.Clone.Pods) != 2 || !i.Clone.Pods[0].Ready || !i.Clone.Pods[1].Ready {
 			return fmt.Errorf("%+v", i.Clone)
 		}
 		return nil
 	})
 	seen := map[string]bool{}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		a, err := v.ask(http.MethodGet, service, nil)
 		if err != nil {
 			return err
@@ -166,7 +166,7 @@ func cloneOnly(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 		}
 	}
 	// Its own name reaches the clone through the tunnel and from other pods.
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		r := l.run(t, "curl", "-sS", "--max-time", "5", "http://quiet."+s.namespace+"/")
 		if r.code != 0 || !strings.Contains(r.stdout, `"name":"quiet-`) {
 			return fmt.Errorf("%v", r)
@@ -176,7 +176,7 @@ func cloneOnly(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 	own := s.clusterIP(t, s.namespace, "quiet")
 	for _, port := range []string{"80", "8080"} {
 		// kube-proxy learns of it from the API server, perhaps later than other pods.
-		testenv.Eventually(t, 10*time.Second, func() error { return v.of("http://"+own+":"+port+"/", "quiet-") })
+		testenv.Eventually(t, time.Minute, func() error { return v.of("http://"+own+":"+port+"/", "quiet-") })
 	}
 	if i := l.intercept(t); i.Clone.Host != "quiet."+s.namespace || len(i.Clone.Ports) == 0 || !i.Clone.NoTraffic {
 		t.Errorf("status: %+v", i.Clone)
@@ -222,7 +222,7 @@ func cloneSync(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 	has := func(name, want string) time.Duration {
 		t.Helper()
 		began := time.Now()
-		testenv.Eventually(t, 20*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error {
 			text, _, err := v.content(service, "/scratch/site/"+name)
 			if err != nil {
 				return err
@@ -246,7 +246,7 @@ func cloneSync(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 		t.Fatal(err)
 	}
 	has("new", "to be renamed")
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if _, _, err := v.content(service, "/scratch/site/old"); err == nil {
 			return fmt.Errorf("the renamed file still exists under its old name")
 		}
@@ -263,7 +263,7 @@ func cloneSync(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 			t.Fatal(err)
 		}
 		write("page", "again")
-		testenv.Eventually(t, 20*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error {
 			text, began, err := v.content(service, "/scratch/site/page")
 			if err != nil {
 				return err
@@ -290,7 +290,7 @@ func cloneOrphan(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 	}
 	kill(t, l.processes(t, theDaemon)[0].pid)
 	began := time.Now()
-	testenv.Eventually(t, 20*time.Second, func() error { return v.want(service, "a pod", mine, me) })
+	testenv.Eventually(t, time.Minute, func() error { return v.want(service, "a pod", mine, me) })
 	t.Logf("the application answered after %v; the promise is 5 s", time.Since(began))
 	// The test shortens the rest of the lease instead of waiting two minutes.
 	deadline := s.kubectl(t, "-n", s.namespace, "get", "job", "orphan", "-o", "jsonpath={.spec.activeDeadlineSeconds}")

@@ -165,7 +165,7 @@ func cloneDeaths(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 		}
 		node := place()
 		defer s.kubectl(t, "uncordon", node)
-		s.kubectl(t, "drain", node, "--pod-selector=kubevpn.dev/clone=mortal", "--delete-emptydir-data", "--timeout=60s")
+		s.kubectl(t, "drain", node, "--pod-selector=kubevpn.dev/clone=mortal", "--delete-emptydir-data", "--timeout=120s")
 		testenv.Eventually(t, 60*time.Second, func() error { return v.of(service, "mortal-", mine, me) })
 		back(t)
 		if now := place(); now == node {

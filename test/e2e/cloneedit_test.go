@@ -133,7 +133,7 @@ func clonePython(t *testing.T, l *laptop, s *shop, v *visitor) {
 	py := &shop{world: s.world, namespace: s.namespace, workload: "deployment/py"}
 	py.rolledOut(t)
 	service := "http://" + s.clusterIP(t, s.namespace, "py") + "/"
-	testenv.Eventually(t, 20*time.Second, func() error { return v.of(service, "original of py-") })
+	testenv.Eventually(t, time.Minute, func() error { return v.of(service, "original of py-") })
 	dir := t.TempDir()
 	file := filepath.Join(dir, "server.py")
 	save(t, file, source(t, "server.py", "first"))
@@ -144,8 +144,8 @@ func clonePython(t *testing.T, l *laptop, s *shop, v *visitor) {
 	t.Run("broken_program_recovers_with_the_next_save", func(t *testing.T) {
 		save(t, file, []byte("this is no Python\n"))
 		// The pod is not ready without its program, so the application answers.
-		testenv.Eventually(t, 30*time.Second, func() error { return v.of(service, "original of py-", mine, me) })
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error { return v.of(service, "original of py-", mine, me) })
+		testenv.Eventually(t, time.Minute, func() error {
 			if i := l.intercept(t); i.Clone.State != api.CloneWaiting {
 				return fmt.Errorf("status: %+v", i.Clone)
 			}
@@ -288,9 +288,9 @@ func cloneKinds(t *testing.T, l *laptop, v *visitor) {
 	l.loadPython(t)
 	l.apply(t, strings.NewReplacer("APP_IMAGE", appRef, "PYTHON_IMAGE", pythonRef).Replace(cloneKindsManifest))
 	const ns = "clonekinds"
-	l.kubectl(t, "-n", ns, "rollout", "status", "statefulset/store", "--timeout=60s")
-	l.kubectl(t, "-n", ns, "rollout", "status", "daemonset/each", "--timeout=60s")
-	l.kubectl(t, "-n", ns, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=60s")
+	l.kubectl(t, "-n", ns, "rollout", "status", "statefulset/store", "--timeout=120s")
+	l.kubectl(t, "-n", ns, "rollout", "status", "daemonset/each", "--timeout=120s")
+	l.kubectl(t, "-n", ns, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
 	of := &shop{world: l.world, namespace: ns}
 	for _, tt := range []struct{ workload, app string }{
 		{"sts/store", "store"}, {"svc/store", "store"}, {"daemonset/each", "each"}, {"pod/alone", "alone"},
@@ -326,7 +326,7 @@ func cloneKinds(t *testing.T, l *laptop, v *visitor) {
 			t.Error(r)
 		}
 		l.must(t, "kubevpn", "clone", "cj/report", "-n", ns, "--name", "now", "--env", "WHO=me")
-		testenv.Eventually(t, 20*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error {
 			if i := l.intercept(t); i.Clone.State != api.CloneDone {
 				return fmt.Errorf("the clone is %s", i.Clone.State)
 			}
@@ -335,7 +335,7 @@ func cloneKinds(t *testing.T, l *laptop, v *visitor) {
 		if out := l.kubectl(t, "-n", ns, "logs", "job/now"); out != "a report for me" {
 			t.Errorf("the output is %q", out)
 		}
-		testenv.Eventually(t, 10*time.Second, func() error { // the Job's status is updated after its pod's
+		testenv.Eventually(t, time.Minute, func() error { // the Job's status is updated after its pod's
 			if n := l.kubectl(t, "-n", ns, "get", "job", "now", "-o", "jsonpath={.status.succeeded}"); n != "1" {
 				return fmt.Errorf("the Job succeeded %q times", n)
 			}

@@ -61,7 +61,7 @@ func (s *shop) another(t *testing.T, v *visitor, namespace, name, replicas, pod,
 	o := &shop{world: s.world, namespace: namespace, workload: "deployment/" + name}
 	o.rolledOut(t)
 	service := "http://" + s.clusterIP(t, namespace, name) + "/"
-	testenv.Eventually(t, 20*time.Second, func() error { return v.of(service, name+"-") })
+	testenv.Eventually(t, time.Minute, func() error { return v.of(service, name+"-") })
 	return o, service
 }
 
@@ -143,14 +143,14 @@ func cloneProbed(t *testing.T, l *laptop, s *shop, v *visitor) {
 	}
 	before := state()
 	put([]byte("a syntax error"))
-	testenv.Eventually(t, 20*time.Second, func() error { return v.of(service, "probed-", mine, me) }) // the application answers, because no pod of the clone is ready
+	testenv.Eventually(t, time.Minute, func() error { return v.of(service, "probed-", mine, me) }) // the application answers, because no pod of the clone is ready
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
 		if now := state(); now != before {
 			t.Fatalf("the container was %s and is %s", before, now)
 		}
 	}
 	put(program)
-	testenv.Eventually(t, 20*time.Second, func() error { return v.of(service, "mended-", mine, me) })
+	testenv.Eventually(t, time.Minute, func() error { return v.of(service, "mended-", mine, me) })
 	if now := state(); now != before {
 		t.Errorf("the container was %s and is %s", before, now)
 	}

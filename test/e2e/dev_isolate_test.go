@@ -331,7 +331,7 @@ func isolateRequests(t *testing.T, l *laptop, s *shop, v *visitor) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 30*time.Second, func() error { return v.want(service, "developer", mine, me) })
+	testenv.Eventually(t, time.Minute, func() error { return v.want(service, "developer", mine, me) })
 	if err := v.of(service, "web-"); err != nil {
 		t.Error(err)
 	}
@@ -384,7 +384,7 @@ func isolateKilled(t *testing.T, l *laptop, s *shop, v *visitor) {
 				t.Fatal(err)
 			}
 			<-ended
-			testenv.Eventually(t, 15*time.Second, func() error {
+			testenv.Eventually(t, time.Minute, func() error {
 				if r := l.run(t, "pgrep", "-f", "doomed-"+victim); r.code == 0 {
 					return fmt.Errorf("the program is left: %s", r.stdout)
 				}
@@ -460,12 +460,7 @@ func (w *world) twin(t *testing.T) *world {
 	l, err := lab.Attach(c)
 	if errors.Is(err, lab.ErrNotUp) {
 		l = lab.New(c)
-		t.Cleanup(func() {
-			if _, err := l.Down(); err != nil {
-				t.Errorf("taking the other lab down: %v", err)
-			}
-		})
-		err = l.Up(t.Context())
+		err = start(t, l)
 	}
 	if err != nil {
 		t.Fatal(err)

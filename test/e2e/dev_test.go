@@ -103,6 +103,7 @@ func devSuite(t *testing.T, w *world) {
 	l := w.newLaptop(t, lab.Admin)
 	before := l.snapshot(t)
 	t.Run("environment_and_files_match_the_pod", func(t *testing.T) { devFiles(t, l, s) })
+	t.Run("environment_is_printed", func(t *testing.T) { devEnv(t, l, s) })
 	t.Run("local_directory_replaces_a_volume", func(t *testing.T) { devVolume(t, l, s) })
 	t.Run("service_account_token_works", func(t *testing.T) { devAccount(t, l, s) })
 	t.Run("exit_code_is_the_program_s", func(t *testing.T) { devExit(t, l, s) })
@@ -148,6 +149,31 @@ func devFiles(t *testing.T, l *laptop, s *shop) {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s exists on the laptop", path)
 		}
+	}
+}
+
+// devEnv prints the variables in each format, and reads them as a shell does.
+func devEnv(t *testing.T, l *laptop, s *shop) {
+	want := "hello from $(NODE)|hunter2|blue|" + s.clusterIP(t, s.namespace, "web")
+	var all map[string]string
+	if err := json.Unmarshal([]byte(l.must(t, "kubevpn", "env", s.workload, "-n", s.namespace, "-o", "json")), &all); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join([]string{all["GREETING"], all["PASSWORD"], all["COLOR"], all["WEB_SERVICE_HOST"]}, "|"); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	r := l.sh(t, `eval "$('%s' env %s -n %s -o shell)" && echo "$GREETING|$PASSWORD|$COLOR|$WEB_SERVICE_HOST" && ls /`, filepath.Join(bin, "kubevpn"), s.workload, s.namespace)
+	if got, _, _ := strings.Cut(r.stdout, "\n"); r.code != 0 || got != want {
+		t.Error(r)
+	}
+	file := filepath.Join(l.home, "web.env")
+	l.must(t, "kubevpn", "env", s.workload, "-n", s.namespace, "-q", "-o", "docker", "--file", file)
+	text, err := os.ReadFile(file)
+	if err != nil || !strings.Contains("\n"+string(text), "\nGREETING=hello from $(NODE)\n") {
+		t.Errorf("%s, %v", text, err)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
 	}
 }
 
@@ -248,7 +274,7 @@ func devSignals(t *testing.T, l *laptop, s *shop) {
 			if err := tt.interrupt(cmd, terminal); err != nil {
 				t.Fatal(err)
 			}
-			testenv.Eventually(t, 10*time.Second, func() error { return seen("x\n") })
+			testenv.Eventually(t, time.Minute, func() error { return seen("x\n") })
 			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
@@ -272,7 +298,7 @@ func devRequests(t *testing.T, l *laptop, s *shop, v *visitor) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 30*time.Second, func() error { return v.want(service, "developer", mine, me) })
+	testenv.Eventually(t, time.Minute, func() error { return v.want(service, "developer", mine, me) })
 	if err := v.of(service, "web-"); err != nil {
 		t.Error(err)
 	}
@@ -297,7 +323,7 @@ func devKilled(t *testing.T, l *laptop, s *shop) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		_, err := os.Stat(file)
 		return err
 	})
@@ -305,7 +331,7 @@ func devKilled(t *testing.T, l *laptop, s *shop) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if r := l.run(t, "pgrep", "-f", "sleep 1234567"); r.code == 0 {
 			return fmt.Errorf("the program is left: %s", r.stdout)
 		}
@@ -377,7 +403,7 @@ func devAnotherPod(t *testing.T, l *laptop, s *shop) {
 	}
 	// The API server caches a token review for 10 s (kube-apiserver: TokenSuccessCacheTTL), and the test has just used
 	// this token.
-	testenv.Eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if got := review(before); strings.HasPrefix(got, "true") {
 			return fmt.Errorf("the first token, of pod %s, is still valid: %s", first, got)
 		}
@@ -417,9 +443,9 @@ func devDaemonKilled(t *testing.T, l *laptop, s *shop) {
 		return err
 	})
 	kill(t, l.daemonPID(t))
-	testenv.Eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		text, err := os.ReadFile(said.Name())
-		if err == nil && !strings.Contains(string(text), "; the program goes on without the cluster") {
+		if err == nil && !strings.Contains(string(text), "; the program continues without the cluster") {
 			err = fmt.Errorf("the output does not mention the daemon:\n%s", text)
 		}
 		return err

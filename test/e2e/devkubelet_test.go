@@ -259,7 +259,7 @@ func devKubelet(t *testing.T, l *laptop) {
 			var wanted []string
 			if tt.deployment == "everything" {
 				wanted = []string{"! volume host at /w/host: its content is in the cluster only; --volume host=DIRECTORY uses a directory of this machine",
-					"! this machine's values are kept of HOME: its programs execute what they say; --env-from-pod NAME takes the pod's"}
+					"! keeping this machine's values of HOME, since they decide what programs execute; --env-from-pod NAME takes the pod's"}
 			}
 			if diff := cmp.Diff(wanted, warned); diff != "" {
 				t.Errorf("warnings: -want +got\n%s", diff)
@@ -350,11 +350,11 @@ subjects: [{kind: ServiceAccount, name: bob, namespace: kubelet}]
 func devScaledDown(t *testing.T, l *laptop) {
 	s := &shop{world: l.world, namespace: "kubelet", workload: "deployment/everything"}
 	l.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=0")
-	l.kubectl(t, "-n", s.namespace, "wait", "--for=delete", "pod", "-l", "app=everything", "--timeout=60s")
+	l.kubectl(t, "-n", s.namespace, "wait", "--for=delete", "pod", "-l", "app=everything", "--timeout=120s")
 	r := l.dev(t, s, "-c", "app", "--", "sh", "-c", `echo "$COLOR $N_IP." && cat /w/keys/password && echo && cd /var/run/secrets/kubernetes.io/serviceaccount &&
 		curl -sS -o /dev/null -w '%{http_code}\n' --cacert ca.crt -H "Authorization: Bearer $(cat token)" -H 'Content-Type: application/json' \
 		-d '{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}' https://kubernetes.default/apis/authentication.k8s.io/v1/selfsubjectreviews`)
-	if r.code != 0 || r.stdout != "blue .\nhunter2\n201\n" || !strings.Contains(r.stderr, "! no pod of deployment/everything runs: ") {
+	if r.code != 0 || r.stdout != "blue .\nhunter2\n201\n" || !strings.Contains(r.stderr, "! no pod of deployment/everything runs, so ") {
 		t.Error(r)
 	}
 	l.kubectl(t, "-n", s.namespace, "scale", s.workload, "--replicas=1")

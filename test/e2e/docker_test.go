@@ -382,7 +382,7 @@ func dockerSuite(t *testing.T, w *world) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.run(t, d)
-			testenv.Eventually(t, 30*time.Second, func() error { return d.gone(t.Context()) })
+			testenv.Eventually(t, time.Minute, func() error { return d.gone(t.Context()) })
 		})
 	}
 	d.sameAs(t, before)
@@ -627,7 +627,7 @@ func dockedTogether(t *testing.T, d *docked) {
 	if r := d.run(t, "curl", "-sS", "--max-time", "10", "http://"+d.address+":18080/published"); r.code != 0 || !strings.Contains(r.stdout, "/published") {
 		t.Errorf("the published port: %v", r)
 	}
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if text := out.String(); !strings.Contains(text, "[helper] {") {
 			return fmt.Errorf("the helper has not reached 127.0.0.1:8080:\n%s", text)
 		}
@@ -657,7 +657,7 @@ func dockedTogether(t *testing.T, d *docked) {
 	case <-time.After(60 * time.Second):
 		t.Fatalf("the command does not end:\n%s", out.String())
 	}
-	testenv.Eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		a, err := v.ask(http.MethodGet, service, nil, mine, me)
 		if err == nil && strings.HasPrefix(a.Remote, "127.0.0.1") {
 			err = fmt.Errorf("%s still answers from the laptop", a.Name)
@@ -742,7 +742,7 @@ func dockedBothKilled(t *testing.T, d *docked) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	testenv.Eventually(t, 30*time.Second, func() error { return e.gone(t.Context()) })
+	testenv.Eventually(t, time.Minute, func() error { return e.gone(t.Context()) })
 	if r := e.script(t, "cat /keys/password"); r.code != 0 || r.stdout != dockedSecret {
 		t.Error(r)
 	}
@@ -751,7 +751,7 @@ func dockedBothKilled(t *testing.T, d *docked) {
 // dockedNoEngine checks that a missing engine is reported before anything else happens, with an alternative.
 func dockedNoEngine(t *testing.T, d *docked) {
 	for _, tt := range []struct{ name, host, path, want string }{
-		{"no_command", "", "/nonexistent", "none in PATH"},
+		{"no_command", "", "/nonexistent", "not in PATH"},
 		{"not_running", "unix:///nonexistent/docker.sock", d.path(), "does not run"},
 		{"remote", "tcp://192.0.2.1:2375", d.path(), "another machine"},
 	} {

@@ -77,7 +77,7 @@ func (f failure) check(t *testing.T, r result) {
 	if (hint == "" && f.hint != "") || !regexp.MustCompile(f.hint).MatchString(hint) {
 		complain("no next step that matches %q", f.hint)
 	}
-	// What waits for something that never comes takes longer still.
+	// A command that waits for something that never comes takes longer still.
 	if limit := max(f.within, 5*time.Second) + 20*time.Second; r.took > limit {
 		complain("it took more than %v", limit)
 	}

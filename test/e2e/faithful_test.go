@@ -10,7 +10,8 @@ import (
 	"kubevpn/test/lab"
 )
 
-// faithfulSuite checks that refused connections, silence, half-closes and resets reach the program unchanged.
+// faithfulSuite checks that refused connections, silence, half-closes and resets reach the program unchanged. Its
+// tests wait at the same time, most of all for the answer after half a minute.
 func faithfulSuite(t *testing.T, w *world) {
 	l := w.newLaptop(t, lab.Admin)
 	l.connect(t)
@@ -19,12 +20,14 @@ func faithfulSuite(t *testing.T, w *world) {
 	nobody := unused(t, w, pod)
 
 	t.Run("closed_port_of_a_pod_is_refused", func(t *testing.T) {
+		t.Parallel()
 		r := l.run(t, "nc", "-v", "-w", "5", pod, "4444")
 		if r.code == 0 || !strings.Contains(r.stderr, "refused") {
 			t.Error(r)
 		}
 	})
 	t.Run("unknown_port_of_a_service_is_refused", func(t *testing.T) {
+		t.Parallel()
 		want := "ECONNREFUSED"
 		if w.isSystem() && w.Config().ProxyMode == lab.ProxyIPTables {
 			// kube-proxy has no rule for the port, so the node sends the packet along its default route to the router.
@@ -37,6 +40,7 @@ func faithfulSuite(t *testing.T, w *world) {
 		}
 	})
 	t.Run("closed_udp_port_is_refused", func(t *testing.T) {
+		t.Parallel()
 		r := l.run(t, "python3", "-c", `
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -53,23 +57,27 @@ except ConnectionRefusedError:
 		}
 	})
 	t.Run("an_address_without_a_host_does_not_accept", func(t *testing.T) {
+		t.Parallel()
 		r := l.run(t, "nc", "-v", "-w", "4", nobody, "80")
 		if r.code == 0 || strings.Contains(r.stderr, "succeeded") {
 			t.Error(r)
 		}
 	})
 	t.Run("an_address_without_a_host_does_not_answer_a_ping", func(t *testing.T) {
+		t.Parallel()
 		if r := l.run(t, "ping", "-n", "-c", "2", "-i", "0.2", "-W", "2", nobody); r.code == 0 || strings.Contains(r.stdout, " bytes from ") && !strings.Contains(r.stdout, "Unreachable") {
 			t.Error(r)
 		}
 	})
 	t.Run("answer_arrives_30_s_after_a_half_close", func(t *testing.T) {
+		t.Parallel()
 		r := l.sh(t, `printf 'delay 30s\nx' | nc -N -w 60 %s 9005`, vip)
 		if strings.TrimSpace(r.stdout) != "11" || r.took < 30*time.Second {
 			t.Error(r)
 		}
 	})
 	t.Run("a_reset_arrives_as_a_reset", func(t *testing.T) {
+		t.Parallel()
 		r := l.run(t, "python3", "-c", `
 import socket, sys
 s = socket.create_connection((sys.argv[1], 9006), 5)
@@ -84,12 +92,14 @@ except ConnectionResetError:
 		}
 	})
 	t.Run("server_may_speak_first", func(t *testing.T) {
+		t.Parallel()
 		r := l.sh(t, "nc -w 2 -d %s 9004", vip)
 		if !strings.HasPrefix(r.stdout, "hello from web-") {
 			t.Error(r)
 		}
 	})
 	t.Run("connection_to_a_silent_server_stays_open", func(t *testing.T) {
+		t.Parallel()
 		r := l.run(t, "python3", "-c", `
 import socket, sys
 s = socket.create_connection((sys.argv[1], 9007), 5)

@@ -479,7 +479,7 @@ func dialTimeout(l *laptop, address string, timeout time.Duration) (net.Conn, er
 // ready waits until the API server serves and its controllers work again.
 func (w *world) ready(t *testing.T) {
 	t.Helper()
-	testenv.Eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		_, err := w.tryKubectl(t.Context(), "get", "--raw", "/readyz")
 		return err
 	})
@@ -531,7 +531,7 @@ func laptopAsleep(t *testing.T, l *laptop, flows []*flow) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error { return stopped(pid) }) // the threads stop one after the other
+	testenv.Eventually(t, time.Minute, func() error { return stopped(pid) }) // the threads stop one after the other
 	begin := time.Now()
 	wake := sync.OnceFunc(func() {
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
@@ -575,7 +575,7 @@ func managerDeleted(t *testing.T, l *laptop, vip string) {
 	victim.goesOn(t, soon)
 	l.kubectl(t, "-n", before.ManagerNamespace, "delete", "pod", before.ManagerPod, "--grace-period=0", "--force", "--wait=false")
 	var pod string
-	testenv.Eventually(t, 30*time.Second, func() (err error) {
+	testenv.Eventually(t, time.Minute, func() (err error) {
 		pod, err = l.tryKubectl(t.Context(), "-n", before.ManagerNamespace, "get", "pods", "-l", ours, "--field-selector=status.phase=Running", "-o", "jsonpath={.items[0].metadata.name}")
 		if err == nil && (pod == "" || pod == before.ManagerPod) {
 			err = fmt.Errorf("pod %q", pod)
@@ -583,7 +583,7 @@ func managerDeleted(t *testing.T, l *laptop, vip string) {
 		return err
 	})
 	running := time.Now()
-	testenv.Eventually(t, 15*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if c := l.connection(t); c.Status != api.StatusConnected || c.ManagerPod != pod || c.Error != nil {
 			return fmt.Errorf("status %s, pod %s, want %s: %v", c.Status, c.ManagerPod, pod, c.Error)
 		}
@@ -592,7 +592,7 @@ func managerDeleted(t *testing.T, l *laptop, vip string) {
 	})
 	t.Logf("new flows work %v after the new pod runs", time.Since(running).Round(100*time.Millisecond))
 	// The old flow must end, because its other end is gone.
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		select {
 		case err := <-victim.err:
 			if err == nil { // the kernel reports a reset once: the writer got it, and the reader got an end of file
@@ -635,7 +635,7 @@ func anotherVersion(t *testing.T, w *world) {
 		t.Errorf("install --upgrade says %q", out)
 	}
 	upgraded := time.Now()
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if c := l.connection(t); c.Status != api.StatusConnected || c.ManagerVersion == "0.0.9" {
 			return fmt.Errorf("status %s, version %s", c.Status, c.ManagerVersion)
 		}
@@ -650,7 +650,7 @@ func anotherVersion(t *testing.T, w *world) {
 	downgrade := func(t *testing.T) {
 		t.Helper()
 		other.must(t, "kubevpn", "install", "--upgrade", "--image", old)
-		testenv.Eventually(t, 20*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error {
 			if c := l.connection(t); c.Status != api.StatusConnected || c.ManagerVersion != "0.0.9" {
 				return fmt.Errorf("status %s, version %s", c.Status, c.ManagerVersion)
 			}
@@ -695,7 +695,7 @@ func networksChange(t *testing.T, l *laptop) {
 	routed := func(prefix string, want bool) {
 		t.Helper()
 		start := time.Now()
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error {
 			c := l.connection(t)
 			got := strings.Contains(l.must(t, "ip", "route", "show", "dev", c.Device)+"\n", prefix+" ")
 			listed := slices.ContainsFunc(c.CIDRs, func(p netip.Prefix) bool { return p.String() == prefix })

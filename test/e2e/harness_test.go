@@ -11,11 +11,13 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -59,7 +61,55 @@ func run(m *testing.M) int {
 		return 1
 	}
 	bin = dir
-	return m.Run()
+
+	var stop context.CancelFunc
+	interrupted, stop = signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	// What reads the output may end before the labs are down. A signal that is caught, unlike one that is ignored, is
+	// the default one again in the programs that the tests start.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	unhook := context.AfterFunc(interrupted, func() {
+		removeLabs()
+		os.RemoveAll(dir)
+		os.Exit(1)
+	})
+	code := m.Run()
+	unhook()
+	stop()
+	return code
+}
+
+var (
+	// interrupted is done when SIGINT or SIGTERM ends the run.
+	interrupted context.Context
+	// started contains the labs that the run started (*lab.Lab), for removeLabs.
+	started sync.Map
+)
+
+// start starts a lab and takes it down after the test, also if a signal ends the run.
+func start(t *testing.T, l *lab.Lab) error {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	defer context.AfterFunc(interrupted, cancel)()
+	t.Cleanup(func() {
+		if _, err := l.Down(); err != nil {
+			t.Errorf("taking the lab down: %v", err)
+		}
+	})
+	started.Store(l, nil)
+	return l.Up(ctx)
+}
+
+// removeLabs takes down the labs of a run that a signal ends. A lab is locked while it starts or stops.
+func removeLabs() {
+	for l := range started.Range {
+		err := testenv.Poll(time.Minute, func() error {
+			_, err := l.(*lab.Lab).Down()
+			return err
+		})
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
 }
 
 // soon is for what takes a second or two, with room for a busy machine. Tests log how long it took.
@@ -131,7 +181,6 @@ func newWorld(t *testing.T, c lab.Config, suites ...[]suite) *world {
 		t.Skipf("this test does not contain the suite %s", os.Getenv(suiteVariable))
 	}
 	testenv.NeedRoot(t)
-	ctx := t.Context()
 	if name := os.Getenv("KUBEVPN_E2E_LAB"); name != "" {
 		l, err := lab.Attach(lab.Config{Name: name})
 		if err != nil {
@@ -150,12 +199,10 @@ func newWorld(t *testing.T, c lab.Config, suites ...[]suite) *world {
 	t.Cleanup(func() { <-labs })
 	c.Progress = os.Stderr
 	l := lab.New(c)
-	t.Cleanup(func() {
-		if _, err := l.Down(); err != nil {
-			t.Errorf("taking the lab down: %v", err)
-		}
-	})
-	if err := l.Up(ctx); err != nil {
+	if _, err := l.Down(); err != nil { // of a run that was killed
+		t.Fatal(err)
+	}
+	if err := start(t, l); err != nil {
 		t.Fatal(err)
 	}
 	w := &world{Lab: l, transport: os.Getenv(transportVariable)}

@@ -87,7 +87,7 @@ spec: {ports: [{port: 80}]}
 }
 
 func tenantRoutes(t *testing.T, l *laptop) {
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if r := l.run(t, "getent", "hosts", "marker.corp.svc.cluster.local"); r.code != 0 {
 			return fmt.Errorf("the manager has not reported the tenant's objects: %v", r)
 		}

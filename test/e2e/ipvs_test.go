@@ -202,8 +202,8 @@ spec:
   ports: [{port: 80, targetPort: 8080}]
 `))
 	// A container beside the manager listens at the manager's own address.
-	w.kubectl(t, "-n", c.ManagerNamespace, "debug", c.ManagerPod, "--image="+lab.EchoImage, "--image-pull-policy=Never", "--profile=general")
-	w.kubectl(t, "wait", "--for=condition=Ready", "--timeout=30s", "pod/near", "pod/far", "pod/near-host", "pod/far-host")
+	w.kubectl(t, "-n", c.ManagerNamespace, "debug", c.ManagerPod, "--image="+lab.EchoImage, "--image-pull-policy=Never", "--profile=restricted")
+	w.kubectl(t, "wait", "--for=condition=Ready", "--timeout=120s", "pod/near", "pod/far", "pod/near-host", "pod/far-host")
 	vip := func(name string) string {
 		namespace := "default"
 		if name == "self" {
@@ -234,7 +234,7 @@ spec:
 							}
 							return
 						}
-						testenv.Eventually(t, 10*time.Second, func() error { return l.answers(t, vip(e.name)) })
+						testenv.Eventually(t, time.Minute, func() error { return l.answers(t, vip(e.name)) })
 						for range 3 { // try more than once
 							if err := l.answers(t, vip(e.name)); err != nil {
 								t.Error(err)
@@ -281,13 +281,13 @@ func masqueradeOnNode(t *testing.T, w *world) {
 		ip -n behind route add default via 192.168.77.1
 		iptables -w -t nat -A POSTROUTING -s 192.168.77.0/24 ! -o tunnel -j MASQUERADE`)
 	w.apply(t, w.endpointManifest("there", "node2", false))
-	w.kubectl(t, "wait", "--for=condition=Ready", "--timeout=30s", "pod/there")
+	w.kubectl(t, "wait", "--for=condition=Ready", "--timeout=120s", "pod/there")
 	pod, vip := w.pods(t, "default", "endpoint=there")[0].String(), w.clusterIP(t, "default", "there")
 	get := func(address string) error {
 		_, err := w.tryNode(t.Context(), "node1", "ip netns exec behind curl -sS -o /dev/null --max-time 2 http://%s/", address)
 		return err
 	}
-	testenv.Eventually(t, 10*time.Second, func() error { return get(vip) }) // with tracking, the client reaches both
+	testenv.Eventually(t, time.Minute, func() error { return get(vip) }) // with tracking, the client reaches both
 	if err := get(pod + ":8080"); err != nil {
 		t.Error(err)
 	}
@@ -300,7 +300,7 @@ func masqueradeOnNode(t *testing.T, w *world) {
 		t.Error(err)
 	}
 	w.conntrack(t, 1)
-	testenv.Eventually(t, 10*time.Second, func() error { return get(vip) })
+	testenv.Eventually(t, time.Minute, func() error { return get(vip) })
 }
 
 // bridgeSuite uses a node whose pods share one bridge that bypasses netfilter. A pod then answers another pod of that
@@ -313,7 +313,7 @@ func bridgeSuite(t *testing.T, w *world) {
 		for _, args := range [][]string{
 			{"-n", "kubevpn", "delete", "pod", "-l", "app.kubernetes.io/name=kubevpn", "--grace-period=0", "--force"},
 			{"-n", "kube-system", "rollout", "restart", "deployment/coredns"},
-			{"-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=60s"},
+			{"-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=120s"},
 		} {
 			if _, err := w.tryKubectl(ctx, args...); err != nil {
 				return err
@@ -349,11 +349,11 @@ func bridgeSuite(t *testing.T, w *world) {
 		t.Fatal(err)
 	}
 	w.apply(t, w.endpointManifest("beside", "node1", false))
-	w.kubectl(t, "wait", "--for=condition=Ready", "--timeout=30s", "pod/beside")
+	w.kubectl(t, "wait", "--for=condition=Ready", "--timeout=120s", "pod/beside")
 	reaches := func(t *testing.T, l *laptop) {
 		t.Helper()
 		for _, address := range []string{w.pods(t, "default", "endpoint=beside")[0].String() + ":8080", w.clusterIP(t, "default", "beside")} {
-			testenv.Eventually(t, 10*time.Second, func() error { return l.answers(t, address) })
+			testenv.Eventually(t, time.Minute, func() error { return l.answers(t, address) })
 		}
 	}
 	system, gvisor := w.in("system").newLaptop(t, lab.Admin), w.in("gvisor").newLaptop(t, lab.Admin)

@@ -42,7 +42,7 @@ func loginSuite(t *testing.T, w *world) {
 			t.Error(err)
 		}
 	})
-	testenv.Eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if c := l.connection(t); c.Error == nil || !strings.Contains(c.Error.Message, "login required") || !strings.Contains(c.Error.Hint, "kubevpn connect") {
 			return fmt.Errorf("status %s: %v", c.Status, c.Error)
 		}

@@ -100,7 +100,7 @@ endpoints: [%s]
 	})
 	t.Run("a_large_answer_comes_over_tcp", func(t *testing.T) {
 		name := "many.default.svc.cluster.local"
-		testenv.Eventually(t, 15*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error {
 			if out := dig(name); strings.Count(out, "\n") != 89 {
 				return fmt.Errorf("%d lines", strings.Count(out, "\n")+1)
 			}
@@ -112,7 +112,7 @@ endpoints: [%s]
 	})
 	t.Run("external_name", func(t *testing.T) {
 		router := dig("www.outside.test")
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error {
 			if out := dig("out.default"); !strings.HasSuffix(out, "www.outside.test.\n"+router) {
 				return fmt.Errorf("%q", out)
 			}

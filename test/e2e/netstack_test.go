@@ -141,7 +141,7 @@ func laptopsSuite(t *testing.T, w *world) {
 	}{{"first_to_second", a, b, addrB}, {"second_to_first", b, a, addrA}} {
 		t.Run(way.name, func(t *testing.T) {
 			t.Run("ping", func(t *testing.T) {
-				testenv.Eventually(t, 10*time.Second, func() error {
+				testenv.Eventually(t, time.Minute, func() error {
 					if r := way.from.run(t, "ping", "-n", "-c", "1", "-W", "1", way.at.String()); r.code != 0 {
 						return fmt.Errorf("%v", r)
 					}
@@ -158,7 +158,7 @@ class H(http.server.BaseHTTPRequestHandler):
     def log_message(self, *a): pass
 http.server.HTTPServer(("0.0.0.0", 8099), H).serve_forever()
 `)
-				testenv.Eventually(t, 10*time.Second, func() error {
+				testenv.Eventually(t, time.Minute, func() error {
 					_, err := way.from.get(t, "http://"+way.at.String()+":8099/")
 					return err
 				})
@@ -175,7 +175,7 @@ http.server.HTTPServer(("0.0.0.0", 8099), H).serve_forever()
 import http.server
 http.server.HTTPServer(("0.0.0.0", 8097), http.server.SimpleHTTPRequestHandler).serve_forever()
 `)
-				testenv.Eventually(t, 10*time.Second, func() error {
+				testenv.Eventually(t, time.Minute, func() error {
 					if r := way.to.run(t, "curl", "-sS", "-o", "/dev/null", "http://127.0.0.1:8097/"); r.code != 0 {
 						return fmt.Errorf("%v", r)
 					}
@@ -195,7 +195,7 @@ while True:
     b, peer = s.recvfrom(65536)
     s.sendto(b, peer)
 `)
-				testenv.Eventually(t, 10*time.Second, func() error {
+				testenv.Eventually(t, time.Minute, func() error {
 					if r := way.from.sh(t, "printf hello | nc -u -w 1 %s 8098", way.at); r.stdout != "hello" {
 						return fmt.Errorf("%v", r)
 					}

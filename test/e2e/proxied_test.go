@@ -30,7 +30,7 @@ func proxiedSuite(t *testing.T, w *world) {
 	if w.Config().IPv6 {
 		t.Run("ipv6_reaches_the_laptop", func(t *testing.T) { proxyIPv6(t, l, s, v) })
 	}
-	l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
+	l.proxy(t, s, "--headers", mine+"="+me, "--port", "8080:8080")
 	t.Run("pods_of_a_rollout_are_intercepted", func(t *testing.T) { s.restart(t); s.taken(t, v, soon) })
 	t.Run("agent_is_replaced_after_kill", func(t *testing.T) { s.killAgents(t, v) })
 	l.leave(t, s)

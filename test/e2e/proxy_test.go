@@ -94,7 +94,8 @@ func proxyHeaders(t *testing.T, l *laptop, s *shop, v *visitor) {
 		from[name], _, _ = net.SplitHostPort(a.Remote)
 	}
 	began := time.Now()
-	r := l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "http:8080") // one port is given by its name
+	r := l.proxy(t, s, "--headers", mine+"="+me, "--port", "8080:http") // one port is given by its name
+	l.listed(t, s)
 	for name, ip := range names {
 		if err := v.want("http://"+ip+":8080/", "laptop", mine, me); err != nil {
 			t.Errorf("pod %s: %v", name, err)
@@ -249,7 +250,7 @@ func proxyRequests(t *testing.T, l *laptop, s *shop, v *visitor) {
 			v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 "+name)
 			// The agent has learned this from the first connection. If it had not, every connection would wait for as long
 			// as a client may take to speak.
-			testenv.Eventually(t, 20*time.Second, func() error {
+			testenv.Eventually(t, time.Minute, func() error {
 				began := time.Now()
 				v.firstLine(t, net.JoinHostPort(ip, "9004"), "220 "+name)
 				if took := time.Since(began); took > 100*time.Millisecond {
@@ -465,7 +466,7 @@ func proxyEverything(t *testing.T, l *laptop, s *shop, v *visitor) {
 		}
 	}
 	// The same proxy command again replaces the intercept.
-	l.proxy(t, s, "--portmap", "8080:9999")
+	l.proxy(t, s, "--port", "9999:8080")
 	for _, ip := range names {
 		if _, err := v.ask(http.MethodGet, "http://"+ip+":8080/", nil); err == nil || !strings.Contains(err.Error(), "502") || !strings.Contains(err.Error(), "refused") {
 			t.Errorf("nobody listens on the laptop: %v", err)
@@ -517,7 +518,7 @@ func (l *laptop) startPostgres(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { cancel(); cmd.Wait() })
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if r := l.run(t, "psql", "-h", "127.0.0.1", "-U", "postgres", "-c", "select 1"); r.code != 0 {
 			return errors.New(r.String())
 		}
@@ -532,7 +533,7 @@ func proxyRefused(t *testing.T, l *laptop, s *shop) {
 		failure
 	}{
 		{"no_such_workload", []string{"deployment/nobody", "-n", s.namespace}, failure{code: api.ExitWorkload, message: "nobody", hint: "kubectl"}},
-		{"no_such_port_name", []string{s.workload, "-n", s.namespace, "--portmap", "nothing:7777"}, failure{code: api.ExitWorkload, message: "nothing", hint: "http"}},
+		{"no_such_port_name", []string{s.workload, "-n", s.namespace, "--port", "7777:nothing"}, failure{code: api.ExitWorkload, message: "nothing", hint: "http"}},
 		{"no_such_container", []string{s.workload, "-n", s.namespace, "-c", "web"}, failure{code: api.ExitWorkload, message: "web", hint: "app"}},
 		{"a_header_without_value", []string{s.workload, "--headers", "x"}, failure{code: api.ExitUsage, message: "x", hint: "="}},
 		{"a_regular_expression_that_is_none", []string{s.workload, "--headers", "x=~("}, failure{code: api.ExitUsage, message: "x"}},
@@ -549,8 +550,8 @@ func proxyRefused(t *testing.T, l *laptop, s *shop) {
 // proxyTwo checks that two developers with disjoint matches share a workload, and that an overlap names its owner.
 func proxyTwo(t *testing.T, l *laptop, s *shop, v *visitor) {
 	other := s.secondLaptop(t)
-	l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
-	other.proxy(t, s, "--headers", mine+"=you", "--portmap", "8080:8081")
+	l.proxy(t, s, "--headers", mine+"="+me, "--port", "8080:8080")
+	other.proxy(t, s, "--headers", mine+"=you", "--port", "8081:8080")
 	wants := func(t *testing.T, his string) {
 		t.Helper()
 		if err := s.everyPod(t, func(ip string) error {
@@ -576,7 +577,7 @@ func proxyTwo(t *testing.T, l *laptop, s *shop, v *visitor) {
 		t.Errorf("%+v", now)
 	}
 	wants(t, "a pod")
-	other.proxy(t, s, "--headers", mine+"=you", "--portmap", "8080:8081")
+	other.proxy(t, s, "--headers", mine+"=you", "--port", "8081:8080")
 	wants(t, "502")
 	testenv.Eventually(t, soon, func() error { // the agents report it later
 		if others := l.intercept(t).Others; len(others) != 1 || !strings.Contains(others[0].Match, "you") {
@@ -592,7 +593,7 @@ func proxyTwo(t *testing.T, l *laptop, s *shop, v *visitor) {
 // proxyRollout checks that new pods of a rollout or a scale-out are intercepted within two seconds of being ready, and
 // that a change by a CI system stays.
 func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
-	l.proxy(t, s, "--headers", mine+"="+me, "--portmap", "8080:8080")
+	l.proxy(t, s, "--headers", mine+"="+me, "--port", "8080:8080")
 	intercepted := func(t *testing.T) { t.Helper(); s.taken(t, v, soon) }
 	t.Run("rollout", func(t *testing.T) { s.restart(t); intercepted(t) })
 	t.Run("scale_to_20", func(t *testing.T) {
@@ -607,7 +608,7 @@ func proxyRollout(t *testing.T, l *laptop, s *shop, v *visitor) {
 	t.Run("node_drained", func(t *testing.T) {
 		node := s.kubectl(t, "-n", s.namespace, "get", "pods", "-l", "app=shop", "-o", "jsonpath={.items[0].spec.nodeName}")
 		defer s.kubectl(t, "uncordon", node)
-		s.kubectl(t, "drain", node, "--pod-selector=app=shop", "--delete-emptydir-data", "--timeout=60s")
+		s.kubectl(t, "drain", node, "--pod-selector=app=shop", "--delete-emptydir-data", "--timeout=120s")
 		s.rolledOut(t)
 		intercepted(t)
 	})
@@ -650,7 +651,7 @@ spec:
 `))
 	}
 	w.apply(t, manifest.String())
-	w.kubectl(t, "-n", "listens", "wait", "--for=condition=Ready", "pod", "--all", "--timeout=60s")
+	w.kubectl(t, "-n", "listens", "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
 	s := &shop{world: w, namespace: "listens"}
 	for name, ip := range s.ready(t) {
 		t.Run(name, func(t *testing.T) {
@@ -731,7 +732,7 @@ func proxyForeground(t *testing.T, l *laptop, s *shop, v *visitor) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
 	})
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {

@@ -194,7 +194,7 @@ func tlsSuite(t *testing.T, w *world) {
 		}
 	})
 	t.Run("program_without_tls_gets_no_requests", func(t *testing.T) {
-		l.proxy(t, s, "--headers", mine+"="+me, "--tls-secret", "shop-tls", "--portmap", "8443:8080")
+		l.proxy(t, s, "--headers", mine+"="+me, "--tls-secret", "shop-tls", "--port", "8080:8443")
 		defer l.leave(t, s)
 		for pod, ip := range s.ready(t) {
 			if _, err := v1.ask(http.MethodGet, url(ip), nil, mine, me); err == nil || !strings.Contains(err.Error(), "502") || !strings.Contains(err.Error(), "TLS") {

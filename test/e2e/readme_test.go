@@ -89,6 +89,16 @@ func (l *laptop) uninstall(t *testing.T) {
 // readmeCommands returns the lines of the blocks marked sh, without comments.
 func readmeCommands(t *testing.T, file string) (commands []string) {
 	t.Helper()
+	for _, line := range shellLines(t, file) {
+		command, _, _ := strings.Cut(line, " #")
+		commands = append(commands, strings.TrimSpace(command))
+	}
+	return commands
+}
+
+// shellLines returns the lines of the blocks marked sh.
+func shellLines(t *testing.T, file string) (lines []string) {
+	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -101,11 +111,10 @@ func readmeCommands(t *testing.T, file string) (commands []string) {
 		case strings.HasPrefix(line, "```"):
 			inside = false
 		case inside:
-			command, _, _ := strings.Cut(line, " #")
-			commands = append(commands, strings.TrimSpace(command))
+			lines = append(lines, line)
 		}
 	}
-	return commands
+	return lines
 }
 
 func moduleRoot(t *testing.T) string {

@@ -100,7 +100,7 @@ func (w *world) startSystemd(t *testing.T) *systemd {
 		}
 	}
 	s.start(t, "dbus-daemon", "--config-file=/run/bus.conf", "--nofork", "--nopidfile", "--nosyslog")
-	testenv.Eventually(t, 10*time.Second, func() error { _, err := os.Stat(dir + "/run/dbus/system_bus_socket"); return err })
+	testenv.Eventually(t, time.Minute, func() error { _, err := os.Stat(dir + "/run/dbus/system_bus_socket"); return err })
 	s.startResolved(t)
 	return s
 }
@@ -124,7 +124,7 @@ func (s *systemd) start(t *testing.T, argv ...string) *exec.Cmd {
 func (s *systemd) startResolved(t *testing.T) {
 	t.Helper()
 	s.resolved = s.start(t, filepath.Join(s.root, "lib/systemd/systemd-resolved"))
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if r := s.resolvectl(t, "status"); r.code != 0 {
 			return fmt.Errorf("%v", r)
 		}
@@ -153,7 +153,7 @@ func (s *systemd) resolvectl(t *testing.T, args ...string) result {
 func (s *systemd) snapshot(t *testing.T) string {
 	t.Helper()
 	var r result
-	testenv.Eventually(t, 10*time.Second, func() error { // it fails if a link disappears while it lists them
+	testenv.Eventually(t, time.Minute, func() error { // it fails if a link disappears while it lists them
 		if r = s.resolvectl(t, "status"); r.code != 0 {
 			return fmt.Errorf("%v", r)
 		}
@@ -165,7 +165,7 @@ func (s *systemd) snapshot(t *testing.T) string {
 
 func (s *systemd) soonAs(t *testing.T, before string) {
 	t.Helper()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if d := cmp.Diff(before, s.snapshot(t)); d != "" {
 			return fmt.Errorf("the laptop is not as before (-before +after):\n%s", d)
 		}
@@ -251,7 +251,7 @@ func resolvedSuite(t *testing.T, w *world) {
 		_ = s.resolved.Wait() // the signal makes it fail
 		mode := func(want api.ResolverMode) {
 			t.Helper()
-			testenv.Eventually(t, 15*time.Second, func() error {
+			testenv.Eventually(t, time.Minute, func() error {
 				if got := s.connection(t).DNS.Mode; got != want {
 					return fmt.Errorf("mode %s, want %s", got, want)
 				}
@@ -302,7 +302,7 @@ func resolvConfSuite(t *testing.T, w *world) {
 	before := snapshot()
 	same := func(t *testing.T) {
 		t.Helper()
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error {
 			if d := cmp.Diff(before, snapshot()); d != "" {
 				return fmt.Errorf("the laptop is not as before (-before +after):\n%s", d)
 			}

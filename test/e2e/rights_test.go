@@ -52,6 +52,7 @@ func rightsSuite(t *testing.T, w *world) {
 	t.Run("manager_s_process_is_confined", func(t *testing.T) { managerPod(t, w) })
 	t.Run("manager_has_only_documented_rights", func(t *testing.T) { managerRights(t, w) })
 	t.Run("bound_developer_uses_the_admin_s_manager", func(t *testing.T) { developerBound(t, w) })
+	t.Run("bound_developer_has_the_admin_s_defaults", func(t *testing.T) { defaultsBound(t, w) })
 	t.Run("uninstall_leaves_nothing", func(t *testing.T) {
 		admin.must(t, "kubevpn", "uninstall")
 		if out := w.installed(t); out != "" {
@@ -129,7 +130,7 @@ kind: Service
 metadata: {name: later, namespace: default}
 spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 `)
-	testenv.Eventually(t, 10*time.Second, func() error { _, err := dev.get(t, "http://later/"); return err })
+	testenv.Eventually(t, time.Minute, func() error { _, err := dev.get(t, "http://later/"); return err })
 	if out := dev.must(t, "curl", "-sS", "--max-time", "5", "http://www.outside.test/"); out == "" {
 		t.Error("an empty page")
 	}
@@ -255,6 +256,54 @@ func developerBound(t *testing.T, w *world) {
 			t.Errorf("uninstall ended another user's session: %v", r)
 		}
 	})
+	dev.must(t, "kubevpn", "disconnect", "--all")
+}
+
+// defaultsBound checks the client defaults with the rights of the user Role, which developerBound has bound. The
+// ConfigMap ends with the namespace.
+func defaultsBound(t *testing.T, w *world) {
+	w.apply(t, `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: kubevpn-client-defaults, namespace: kubevpn}
+data:
+  config.yaml: |
+    extraCIDRs: [10.77.0.0/16, 127.0.0.0/8]
+    mode: sidecar
+    requireMatch: [default]
+    netstak: gvisor
+`)
+	dev := w.newUser(t, lab.Developer)
+	dev.asks = true
+	dev.connect(t, "--extra-cidr", "", "--yes") // trusts the manager, and no network
+	if c := dev.connection(t); slices.Contains(c.CIDRs, netip.MustParsePrefix("10.77.0.0/16")) {
+		t.Errorf("--extra-cidr '' does not replace the networks of the cluster: %v", c.CIDRs)
+	}
+	dev.must(t, "kubevpn", "disconnect", "--all")
+
+	r := dev.run(t, "kubevpn", "connect")
+	failure{code: api.ExitConsent, message: `the client defaults of the cluster add networks.*10\.77\.0\.0/16`, hint: "--extra-cidr ''", within: 20 * time.Second}.check(t, r)
+	for _, want := range []string{`unknown key "netstak"`, "extraCIDRs: 127.0.0.0/8 is ignored: it is loopback"} {
+		if !strings.Contains(r.stderr, want) {
+			t.Errorf("no warning %q: %v", want, r)
+		}
+	}
+	dev.connect(t, "--yes")
+	dev.must(t, "kubevpn", "disconnect", "--all")
+	dev.connect(t) // the answer is stored
+	c := dev.connection(t)
+	if !slices.Contains(c.CIDRs, netip.MustParsePrefix("10.77.0.0/16")) {
+		t.Errorf("10.77.0.0/16 is not routed: %v", c.CIDRs)
+	}
+	want := api.Setting{Key: "extraCIDRs", Value: "10.77.0.0/16", Origin: api.OriginCluster, Source: "ConfigMap kubevpn/kubevpn-client-defaults"}
+	if !slices.Contains(c.Settings, want) {
+		t.Errorf("the settings are %+v, want %+v", c.Settings, want)
+	}
+	if out := dev.must(t, "kubevpn", "config", "view", "--show-origin"); !strings.Contains(out, "cluster (ConfigMap kubevpn/kubevpn-client-defaults)") {
+		t.Errorf("config view does not name the ConfigMap:\n%s", out)
+	}
+	failure{code: api.ExitMatch, message: "an intercept in the namespace default requires a match", hint: "--require-match=false"}.
+		check(t, dev.run(t, "kubevpn", "proxy", "deployment/web"))
 	dev.must(t, "kubevpn", "disconnect", "--all")
 }
 

@@ -50,14 +50,14 @@ spec:
 	vip := func(name string) string { return w.clusterIP(t, "default", name) }
 
 	t.Run("session_affinity_keeps_one_pod", func(t *testing.T) {
-		testenv.Eventually(t, 10*time.Second, func() error { _, err := l.get(t, "http://"+vip("sticky")+"/"); return err })
+		testenv.Eventually(t, time.Minute, func() error { _, err := l.get(t, "http://"+vip("sticky")+"/"); return err })
 		if hosts := l.hosts(t, "http://"+vip("sticky")+"/", 8); len(hosts) != 1 {
 			t.Errorf("one laptop went to %v", hosts)
 		}
 	})
 	t.Run("no_endpoints_is_refused", func(t *testing.T) {
 		// Until kube-proxy knows the new Service, the node looks for a route to its ClusterIP.
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, time.Minute, func() error {
 			r := l.run(t, "nc", "-v", "-w", "5", vip("nobody"), "80")
 			if r.code == 0 || !strings.Contains(r.stderr, "refused") {
 				return fmt.Errorf("not refused: %v", r)
@@ -109,8 +109,8 @@ spec:
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
         lifecycle: LIFECYCLE
 `))
-		w.kubectl(t, "rollout", "status", "deployment/moving", "--timeout=60s")
-		testenv.Eventually(t, 10*time.Second, func() error { _, err := l.get(t, "http://"+vip("moving")+"/"); return err })
+		w.kubectl(t, "rollout", "status", "deployment/moving", "--timeout=120s")
+		testenv.Eventually(t, time.Minute, func() error { _, err := l.get(t, "http://"+vip("moving")+"/"); return err })
 		w.kubectl(t, "rollout", "restart", "deployment/moving")
 		hosts, failed := map[string]int{}, []error{}
 		rolledOut := make(chan error, 1)

@@ -105,7 +105,7 @@ spec:
 
 func (s *shop) rolledOut(t *testing.T) {
 	t.Helper()
-	s.kubectl(t, "-n", s.namespace, "rollout", "status", s.workload, "--timeout=90s")
+	s.kubectl(t, "-n", s.namespace, "rollout", "status", s.workload, "--timeout=120s")
 }
 
 // ready returns the addresses of the Ready pods by name.
@@ -138,7 +138,7 @@ func (l *laptop) startApp(t *testing.T, name string, args ...string) {
 			t.Logf("the application on the laptop: %v\n%s", err, out.String())
 		}
 	})
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		c, err := dialIn(l.network(), "127.0.0.1:9090")
 		if err == nil {
 			c.Close()

@@ -45,7 +45,9 @@ var once = []suite{
 var installing = []suite{
 	{"errors", errorsSuite},
 	{"login", loginSuite},
+	{"flags", flagsSuite},
 	{"rights", rightsSuite},
+	{"helm", helmSuite},
 	{"readme", readmeSuite}, // last, because it uninstalls the manager
 }
 
@@ -67,6 +69,7 @@ var dev = []suite{
 	{"isolate", isolateSuite},
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
+	{"examples", examplesSuite},
 }
 
 // auto runs between the two netstacks, where connect chooses.

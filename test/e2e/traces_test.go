@@ -72,7 +72,7 @@ func tracesSuite(t *testing.T, w *world) {
 				}
 				return
 			}
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, time.Minute, func() error {
 				c := l.connection(t)
 				if c.Status != api.StatusFailed || c.Error == nil || c.Error.Code != api.ExitLost || c.Error.Hint == "" {
 					return fmt.Errorf("status %s, error %+v", c.Status, c.Error)
@@ -152,7 +152,7 @@ func tracesSuite(t *testing.T, w *world) {
 			if !slices.Contains([]api.ExitCode{api.ExitOK, api.ExitLost, api.ExitDaemon, api.ExitPrivilege}, api.ExitCode(code)) {
 				t.Errorf("the %s was killed %v after connect began: exit %d, %+v\n%s", role, after, code, last.Error, &a.stderr)
 			}
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, time.Minute, func() error {
 				// A connection that existed is now failed, or the daemon has ended with it. Otherwise the kill missed
 				// it, and it is ended here.
 				for _, c := range l.status(t).Connections {
@@ -229,7 +229,7 @@ func (l *laptop) dies(t *testing.T, signal syscall.Signal, roles []string) {
 // a helper that has lost its daemon needs a moment.
 func (l *laptop) soonAs(t *testing.T, before string) {
 	t.Helper()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if d := cmp.Diff(before, l.snapshot(t)); d != "" {
 			return fmt.Errorf("the laptop is not as before (-before +after):\n%s", d)
 		}
@@ -308,7 +308,7 @@ func (l *laptop) process(t *testing.T, role string) process {
 // gone waits until no process has a role.
 func (l *laptop) gone(t *testing.T, role string) {
 	t.Helper()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if found := l.processes(t, role); len(found) > 0 {
 			return fmt.Errorf("the %s is still there: %+v", role, found)
 		}

@@ -160,7 +160,7 @@ func (l *laptop) apiServerRestarts(t *testing.T) {
 	for _, f := range flows {
 		f.goesOn(t, soon)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if more := sent() - before; more < 32<<20 {
 			return fmt.Errorf("%d bytes sent by api-proxy", more)
 		}

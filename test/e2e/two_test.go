@@ -179,12 +179,7 @@ func (w *world) second(t *testing.T) *world {
 	l, err := lab.Attach(c)
 	if errors.Is(err, lab.ErrNotUp) {
 		l = lab.New(c)
-		t.Cleanup(func() {
-			if _, err := l.Down(); err != nil {
-				t.Errorf("taking the second lab down: %v", err)
-			}
-		})
-		err = l.Up(t.Context())
+		err = start(t, l)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -510,7 +510,7 @@ func (x *terminal) text() string {
 // shows waits until the terminal shows a text.
 func (x *terminal) shows(t *testing.T, text string) {
 	t.Helper()
-	testenv.Eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if got := x.text(); !strings.Contains(got, text) {
 			return fmt.Errorf("%q is not on the terminal: %q", text, got)
 		}

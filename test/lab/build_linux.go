@@ -56,6 +56,11 @@ func buildList() []program {
 	}
 }
 
+// helmProgram is helm, which no lab itself needs.
+func helmProgram() program {
+	return program{name: "helm", dir: "test/lab/cluster/helm", hint: "Helm (about a minute, once)"}
+}
+
 // flags are go build's flags, and part of what names a build. Without cgo: images have no C library, and the
 // machine may have no C compiler.
 func (p program) flags(source string) ([]string, error) {
@@ -101,7 +106,7 @@ func kubernetesVersion(source string) (string, error) {
 //
 //	CACHE/kubevpn-lab/NAME-HASH/
 //
-// so that a changed version is built anew and an old one can simply be deleted.
+// so that a changed version is built again and an old one can simply be deleted.
 func (l *Lab) Build(ctx context.Context) error {
 	source, err := findSource(l.config.Source)
 	if err != nil {
@@ -113,15 +118,11 @@ func (l *Lab) Build(ctx context.Context) error {
 	}
 	var built programs
 	for _, p := range buildList() {
-		hash, err := p.hash(source)
+		dir, err := l.cached(ctx, p, source, cache)
 		if err != nil {
 			return err
 		}
-		dir := filepath.Join(cache, p.name+"-"+hash)
 		binary, archive := filepath.Join(dir, p.name), filepath.Join(dir, p.name+".tar")
-		if err := l.buildProgram(ctx, p, source, dir); err != nil {
-			return err
-		}
 		switch p.name {
 		case "kube":
 			built.Kube = binary
@@ -145,6 +146,31 @@ func (l *Lab) Build(ctx context.Context) error {
 	}
 	l.programs = built
 	return nil
+}
+
+// Helm returns the path of the helm command. It builds helm unless the cache has it. The lab need not be up.
+func (l *Lab) Helm(ctx context.Context) (string, error) {
+	source, err := findSource(l.config.Source)
+	if err != nil {
+		return "", err
+	}
+	cache, err := cacheDir(l.config.Cache)
+	if err != nil {
+		return "", err
+	}
+	p := helmProgram()
+	dir, err := l.cached(ctx, p, source, cache)
+	return filepath.Join(dir, p.name), err
+}
+
+// cached returns the directory of the program in the cache. It builds the program unless the directory exists.
+func (l *Lab) cached(ctx context.Context, p program, source, cache string) (string, error) {
+	hash, err := p.hash(source)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, p.name+"-"+hash)
+	return dir, l.buildProgram(ctx, p, source, dir)
 }
 
 // buildProgram makes dir with the program, and its image, in it. Two that want the same wait for each other.

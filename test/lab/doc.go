@@ -17,7 +17,7 @@
 // laptop reaches the nodes' addresses (the API server is https://10.99.0.1:6443) and nothing behind them. Pods leave
 // the cluster masqueraded as their node. With Config.IPv6 every network has a second range, from fd00:10::/32.
 //
-// kube-proxy's IPVS mode takes a kernel with ip_vs. Where the machine's has none, each node is a guest, user-mode Linux
+// kube-proxy's IPVS mode needs a kernel with ip_vs. If the machine's has none, each node is a guest, user-mode Linux
 // with the machine's files and programs (see package guest), and NAME-nodeN only holds its wire:
 //
 //	NAME-router       NAME-control               NAME-node1
@@ -30,7 +30,7 @@
 //	                                             └──────────────────────────┴─────────────────────────────┘
 //
 // Nothing of a lab is in the machine's own network namespace, so labs of different names use the same addresses side
-// by side. What a lab owns, and what Down looks for, whatever died before:
+// by side. A lab owns the following, and Down looks for it after any crash:
 //
 //	/var/lib/kubevpn-lab/NAME             state, keys, logs, data
 //	/run/netns/NAME-{laptop,router,nodeN} network namespaces, and NAME-control; every process in one is the lab's

@@ -462,8 +462,8 @@ func pods(t *testing.T, l *Lab) []netip.Addr {
 	return addresses
 }
 
-// machine is what a lab could leave behind on this machine. What belongs to other labs, which may come and go
-// meanwhile, is not in it.
+// machine lists the state that a lab could leave behind on this machine, without that of other labs, which may come and
+// go meanwhile.
 func machine(t *testing.T, l *Lab) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}

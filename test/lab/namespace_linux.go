@@ -16,7 +16,7 @@ import (
 const netnsDir = "/run/netns"
 
 // onThread runs f on an operating-system thread that ends with it, so that f may change the thread's namespaces and
-// control groups. What f starts (processes, sockets) keeps them. The process's first thread is never used: it stands
+// control groups. Processes and sockets of f keep them. onThread never uses the process's first thread, which stands
 // for the whole process in /proc/self.
 func onThread(f func() error) error {
 	done := make(chan error, 1)

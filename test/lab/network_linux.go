@@ -84,7 +84,7 @@ func (l *Lab) sysctls(place string) error {
 	}
 	settings := kernelNetwork(place)
 	if l.inGuest(place) {
-		// It is only the guest's way out: nothing of this kernel's own is to come from there.
+		// It is only the guest's way out: this kernel must not send packets of its own there.
 		settings = []string{"net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"}
 	}
 	for _, s := range settings {

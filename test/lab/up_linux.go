@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Up brings the lab up and returns when its workload answers. What is missing is installed and built first.
+// Up brings the lab up and returns when its workload answers. It first installs and builds missing programs.
 //
 // A lab that is up already is left as it is if it has the same shape, else it is an error. The remains of one that did
 // not come up, or that a reboot ended, are removed first. When Up fails, what it started stays for a look at the logs,

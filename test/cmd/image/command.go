@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -15,7 +18,7 @@ import (
 	"kubevpn/test/image"
 )
 
-// options are the flags of both commands.
+// options are the flags of build and push.
 type options struct {
 	ref        string
 	files      []string
@@ -23,7 +26,6 @@ type options struct {
 	user       string
 	labels     map[string]string
 	iptables   bool
-	out        string
 }
 
 func run(args []string, stdout, stderr io.Writer) int {
@@ -35,7 +37,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(build(stderr), push(stdout))
+	root.AddCommand(build(stderr), push(stdout, stderr), sbom(stdout), lock(stderr))
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -48,51 +50,111 @@ func run(args []string, stdout, stderr io.Writer) int {
 
 func build(stderr io.Writer) *cobra.Command {
 	var o options
+	var out string
 	c := &cobra.Command{
 		Use:   "build",
-		Short: "Write an image to a file that ctr, docker and kind load",
+		Short: "Write an image of one architecture to a file that ctr, docker and kind load, and its SBOM beside it",
 		Example: "  image build --ref kubevpn/traffic:dev --file bin/traffic:/traffic --user 65532 --out " +
 			"bin/kubevpn-image.tar",
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			img, err := o.image()
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			images, sboms, err := o.images(cmd.Context())
 			if err != nil {
 				return err
 			}
-			if err := image.WriteTar(img, o.ref, o.out); err != nil {
+			if len(images) != 1 {
+				return errors.New("the files are of several architectures: " +
+					"build one image of each, or push them as one")
+			}
+			document := strings.TrimSuffix(out, ".tar") + ".spdx.json"
+			if err := image.WriteFile(document, sboms[0]); err != nil {
 				return err
 			}
-			fmt.Fprintf(stderr, "wrote %s to %s\n", o.ref, o.out)
+			if err := image.WriteTar(images[0], o.ref, out); err != nil {
+				return err
+			}
+			fmt.Fprintf(stderr, "wrote %s to %s, and its SBOM to %s\n", o.ref, out, document)
 			return nil
 		},
 	}
 	o.flags(c)
-	c.Flags().StringVar(&o.out, "out", "", "the `FILE` to write (a docker archive)")
+	c.Flags().StringVar(&out, "out", "", "the `FILE` to write (a docker archive)")
 	require(c, "ref", "file", "out")
 	return c
 }
 
-func push(stdout io.Writer) *cobra.Command {
+func push(stdout, stderr io.Writer) *cobra.Command {
 	var o options
 	c := &cobra.Command{
-		Use:     "push",
-		Short:   "Push an image to its registry, with docker login's credentials, and print its digest",
-		Example: "  image push --ref ghcr.io/me/kubevpn:1.2 --file bin/traffic:/traffic --user 65532",
-		Args:    cobra.NoArgs,
+		Use: "push",
+		Short: "Push an image of all architectures of its files to its registry, with docker login's credentials and " +
+			"with SBOMs, and print its digest",
+		Example: "  image push --ref ghcr.io/me/kubevpn:1.2 --user 65532 \\\n" +
+			"    --file bin/linux-amd64/traffic:/traffic --file bin/linux-arm64/traffic:/traffic",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			img, err := o.image()
+			images, sboms, err := o.images(cmd.Context())
 			if err != nil {
 				return err
 			}
-			pushed, err := image.Push(cmd.Context(), img, o.ref)
-			if err == nil {
-				fmt.Fprintln(stdout, pushed)
+			pushed, err := image.Push(cmd.Context(), o.ref, images, sboms)
+			if err != nil {
+				return err
 			}
-			return err
+			fmt.Fprintln(stdout, pushed)
+			fmt.Fprintf(stderr, "\nTo use it, write this line into ~/.config/kubevpn/config.yaml:\nimage: %s\n", pushed)
+			return nil
 		},
 	}
 	o.flags(c)
 	require(c, "ref", "file")
+	return c
+}
+
+func sbom(stdout io.Writer) *cobra.Command {
+	var out, version string
+	c := &cobra.Command{
+		Use:     "sbom FILE",
+		Short:   "Write the SBOM (SPDX 2.3, JSON) of an archive (.tar.gz, .zip) or a program: its Go modules",
+		Example: "  image sbom kubevpn_1.2_linux_amd64.tar.gz --version 1.2 --out kubevpn_1.2_linux_amd64.spdx.json",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			document, err := image.ArchiveSBOM(args[0], version)
+			if err != nil {
+				return err
+			}
+			if out == "" {
+				_, err = stdout.Write(document)
+				return err
+			}
+			return image.WriteFile(out, document)
+		},
+	}
+	c.Flags().StringVar(&version, "version", "", "the `VERSION` of what the archive contains")
+	c.Flags().StringVar(&out, "out", "", "the `FILE` to write (default: standard output)")
+	return c
+}
+
+func lock(stderr io.Writer) *cobra.Command {
+	var out string
+	c := &cobra.Command{
+		Use:   "lock",
+		Short: "Lock the current versions of Debian's packages with iptables",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := image.NewLock(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := l.Write(out); err != nil {
+				return err
+			}
+			fmt.Fprintf(stderr, "wrote the versions of %d packages to %s\n", len(l.Packages), out)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&out, "out", "", "the `FILE` to write")
+	require(c, "out")
 	return c
 }
 
@@ -103,7 +165,7 @@ func (o *options) flags(c *cobra.Command) {
 	c.Flags().StringVar(&o.entrypoint, "entrypoint", "", "the `PATH` to run (default: the first file's)")
 	c.Flags().StringVar(&o.user, "user", "", "the `UID[:GID]` to run as (default: root)")
 	c.Flags().BoolVar(&o.iptables, "iptables", false,
-		"add this machine's iptables, of both backends, with its libraries")
+		"add Debian's iptables, of both backends, with its libraries; the lock names the packages")
 	c.Flags().StringToStringVar(&o.labels, "label", nil, "a `KEY=VALUE` for the image's configuration; may be repeated")
 }
 
@@ -116,24 +178,41 @@ func require(c *cobra.Command, names ...string) {
 	}
 }
 
-func (o *options) image() (v1.Image, error) {
-	built := image.Options{User: o.user, Labels: o.labels}
-	if o.entrypoint != "" {
-		built.Entrypoint = []string{o.entrypoint}
-	}
+// images builds an image of each architecture that the files have, and its SBOM.
+func (o *options) images(ctx context.Context) ([]v1.Image, [][]byte, error) {
+	files := map[string][]image.File{}
 	for _, f := range o.files {
 		source, path, found := strings.Cut(f, ":")
 		if !found || source == "" || path == "" {
-			return nil, errors.New("--file wants SOURCE:/PATH")
+			return nil, nil, errors.New("--file wants SOURCE:/PATH")
 		}
-		built.Files = append(built.Files, image.File{Source: source, Path: path})
-	}
-	if o.iptables {
-		tree, err := image.IPTables()
+		arch, err := image.Architecture(source)
 		if err != nil {
-			return nil, err
+			return nil, nil, fmt.Errorf("%s: %w", source, err)
 		}
-		built.Tree = tree
+		files[arch] = append(files[arch], image.File{Source: source, Path: path})
 	}
-	return image.Build(built)
+	var images []v1.Image
+	var sboms [][]byte
+	for _, arch := range slices.Sorted(maps.Keys(files)) {
+		built := image.Options{Files: files[arch], User: o.user, Labels: o.labels,
+			Entrypoint: []string{cmp.Or(o.entrypoint, files[arch][0].Path)}}
+		if o.iptables {
+			tree, err := image.IPTables(ctx, arch)
+			if err != nil {
+				return nil, nil, err
+			}
+			built.Tree = tree
+		}
+		img, err := image.Build(built)
+		if err != nil {
+			return nil, nil, err
+		}
+		document, err := image.ImageSBOM(img, o.ref, built)
+		if err != nil {
+			return nil, nil, err
+		}
+		images, sboms = append(images, img), append(sboms, document)
+	}
+	return images, sboms, nil
 }

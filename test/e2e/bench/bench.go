@@ -220,7 +220,7 @@ func (b *bench) connect(ctx context.Context, args ...string) ([]byte, error) {
 		args...)...).CombinedOutput()
 }
 
-// connectBy connects anew, and waits until the transport is in use.
+// connectBy connects again, and waits until the transport is in use.
 func (b *bench) connectBy(ctx context.Context, netstack, transport string) error {
 	if out, err := b.disconnect(ctx); err != nil {
 		return fmt.Errorf("kubevpn disconnect: %w\n%s", err, out)

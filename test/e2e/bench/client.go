@@ -74,7 +74,9 @@ func (w work) dialer() (dialer, error) {
 	return func(target string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
 		defer cancel()
-		return pods.PodProxy(ctx, "default", w.Pod, httpPort, target, "raw", nil)
+		return pods.PodProxy(ctx, podconn.PodProxyOptions{
+			Namespace: "default", Pod: w.Pod, Port: httpPort, Path: target, Protocol: "raw",
+		})
 	}, nil
 }
 

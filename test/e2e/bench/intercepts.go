@@ -24,7 +24,7 @@ import (
 	"kubevpn/test/lab"
 )
 
-// What is measured of intercepts: by a visitor, who is a process on a node, of an application in a pod (test/e2e/app).
+// The measurements of intercepts: a visitor (a process on a node) asks an application in a pod (test/e2e/app).
 //
 //	visitor ── pod's IP ── application                                   as it is
 //	visitor ── pod's IP ── agent ── application                          passed on: the request lacks the header

@@ -92,7 +92,7 @@ func (c chart) draw(r *report) ([]byte, error) {
 	if _, err := canvas.WriteTo(&out); err != nil {
 		return nil, err
 	}
-	// Whoever looks at it may not have the font that it was measured with; Arial is as wide.
+	// The reader's machine may lack the font that was used to measure; Arial is as wide.
 	return bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans;"),
 		[]byte("font-family:Liberation Sans,Arial,sans-serif;")), nil
 }
@@ -118,8 +118,7 @@ func (c chart) plot(r *report) (*plot.Plot, error) {
 	grid := plotter.NewGrid()
 	grid.Vertical.Width = 0
 	p.Add(grid)
-	// What the axes and the margins leave is not known before it is drawn: the bars are a little narrower than they
-	// could be.
+	// The space between axes and margins is unknown before drawing, so the bars are a little narrower than possible.
 	width := groupShare * (plotWidth - 2.5*vg.Centimeter) / vg.Length(len(c.rows)*len(c.paths))
 	for i, way := range c.paths {
 		offset := (vg.Length(i) - vg.Length(len(c.paths)-1)/2) * width

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"kubevpn/test/image"
@@ -31,7 +32,7 @@ func Image(ctx context.Context, dir, ref, version string) error {
 	if err := program(ctx, dir, "traffic", version); err != nil {
 		return err
 	}
-	iptables, err := image.IPTables()
+	iptables, err := image.IPTables(ctx, runtime.GOARCH)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import "net/netip"
 // Variable names the file with a guest's Config. On the kernel's command line it becomes process 1's environment.
 const Variable = "LAB_GUEST"
 
-// Config is what a guest is to be. It is written to a file, which Boot reads.
+// Config describes a guest. The lab writes it to a file, which Boot reads.
 type Config struct {
 	Hostname string `json:"hostname"`
 

@@ -142,7 +142,7 @@ func TestProgramEndsWithClient(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			// What it has started is its own too.
+			// Its children end with it, too.
 			pid, ended := started(t, ctx, client, Program{Input: test.input}, "sleep 1000; true")
 			cancel()
 			if err := <-ended; !errors.Is(err, context.Canceled) {

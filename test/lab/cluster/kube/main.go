@@ -52,6 +52,7 @@ func run() int {
 }
 
 func usage() int {
-	fmt.Fprintln(os.Stderr, "usage: kube kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy|kubectl [flags]")
+	fmt.Fprintln(os.Stderr,
+		"usage: kube kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy|kubectl [flags]")
 	return 2
 }

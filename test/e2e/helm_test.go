@@ -1,0 +1,169 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
+	"kubevpn/test/lab"
+)
+
+// helmNamespace is prepared as docs/how-to/helm.md says. In it lives the account of a user whom only the chart
+// gives rights.
+const helmNamespace = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: e2e-helm, labels: {pod-security.kubernetes.io/enforce: restricted}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: ann, namespace: e2e-helm}
+`
+
+// chartRelease is a release of the chart in the lab.
+type chartRelease struct {
+	*world
+	program    string // helm
+	kubeconfig string
+}
+
+// helm runs a helm command for the namespace of the release.
+func (r chartRelease) helm(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	argv := append([]string{r.program, "--kubeconfig=" + r.kubeconfig, "--namespace=e2e-helm"}, args...)
+	cmd, err := r.Command(t.Context(), "laptop", argv...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func (r chartRelease) must(t *testing.T, args ...string) {
+	t.Helper()
+	start := time.Now()
+	if out, err := r.helm(t, args...); err != nil {
+		t.Fatalf("helm %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	t.Logf("helm %s: %v", args[0], time.Since(start).Round(100*time.Millisecond))
+}
+
+// helmSuite installs the chart where pod security is restricted, connects as a user whom only the chart gives rights,
+// upgrades while that user is connected, and uninstalls.
+func helmSuite(t *testing.T, w *world) {
+	const old = "docker.io/kubevpn/kubevpn:helm"
+	admin := w.newUser(t, lab.Admin)
+	if out := w.installed(t); out != "" {
+		admin.must(t, "kubevpn", "uninstall", "--force")
+	}
+	program, err := w.Helm(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	chart, err := filepath.Abs("../../charts/kubevpn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.loadVersion(t, old, "0.0.9")
+	w.apply(t, helmNamespace)
+	r := chartRelease{world: w, program: program, kubeconfig: admin.kubeconfig}
+	values := []string{"--set", "access.users={system:serviceaccount:e2e-helm:ann}", "--set", "networkPolicy.enabled=true",
+		"--set", "image.repository=docker.io/kubevpn/kubevpn"}
+	r.must(t, append([]string{"lint", "--strict", chart}, values...)...)
+	t.Run("wrong_values_install_nothing", func(t *testing.T) {
+		out, err := r.helm(t, "install", "vpn", chart, "--set", "image.repository=a,replicas=2")
+		if err == nil || !strings.Contains(out, "replicas") {
+			t.Errorf("got %v: %s", err, out)
+		}
+		if out := w.installed(t); out != "" {
+			t.Errorf("installed:\n%s", out)
+		}
+	})
+	r.must(t, append([]string{"install", "vpn", chart, "--wait", "--timeout", "60s", "--set", "image.tag=helm"}, values...)...)
+	ann := w.newUser(t, lab.Admin)
+	token := w.kubectl(t, "-n", "e2e-helm", "create", "token", "ann")
+	ann.kubeconfig = ann.variant(t, func(_ *clientcmdapi.Cluster, u *clientcmdapi.AuthInfo) {
+		*u = clientcmdapi.AuthInfo{Token: token}
+	})
+	t.Run("user_with_only_the_user_role_connects", func(t *testing.T) { helmUser(t, w, ann) })
+	t.Run("kubevpn_does_not_change_the_release", func(t *testing.T) { helmOwns(t, w, admin) })
+	t.Run("session_survives_helm_upgrade", func(t *testing.T) {
+		r.must(t, "upgrade", "vpn", chart, "--reset-then-reuse-values", "--wait", "--timeout", "60s", "--set", "image.tag=e2e")
+		testenv.Eventually(t, soon, func() error {
+			if c := ann.connection(t); c.Status != api.StatusConnected || c.ManagerVersion == "0.0.9" {
+				return fmt.Errorf("status %s, version %s", c.Status, c.ManagerVersion)
+			}
+			_, err := ann.get(t, "http://web.default.svc.cluster.local/")
+			return err
+		})
+		if c := ann.connection(t); len(c.Warnings) != 0 {
+			t.Errorf("status has the warnings %q", c.Warnings)
+		}
+	})
+	ann.must(t, "kubevpn", "disconnect", "--all")
+	t.Run("uninstall_leaves_nothing", func(t *testing.T) {
+		r.must(t, "uninstall", "vpn", "--wait", "--timeout", "60s")
+		testenv.Eventually(t, soon, func() error {
+			if out := w.installed(t) + w.kubectl(t, "-n", "e2e-helm", "get", "secrets,pods", "-o", "name"); out != "" {
+				return errors.New("left: " + out)
+			}
+			return nil
+		})
+	})
+}
+
+// helmUser checks the connection of a user who has the chart's Role and no other.
+func helmUser(t *testing.T, w *world, ann *laptop) {
+	if out, err := w.tryKubectl(t.Context(), "auth", "can-i", "get", "services", "--as=system:serviceaccount:e2e-helm:ann"); err == nil {
+		t.Fatalf("the user has more than the Role: %s", out)
+	}
+	// without the clean-up of (*laptop).connect: the connection outlives this test
+	if r := ann.run(t, "kubevpn", "connect", "--manager-namespace", "e2e-helm"); r.code != 0 {
+		t.Fatal(r)
+	}
+	c := ann.connection(t)
+	if c.Status != api.StatusConnected || c.ManagerVersion != "0.0.9" || c.Services != "resolved by kubevpn" {
+		t.Errorf("%+v", c)
+	}
+	for _, host := range []string{"web.default.svc.cluster.local", w.clusterIP(t, "default", "web")} {
+		if _, err := ann.get(t, "http://"+host+"/"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// helmOwns checks that commands that would change the release name those of Helm instead.
+func helmOwns(t *testing.T, w *world, admin *laptop) {
+	state := func() string {
+		return w.kubectl(t, "-n", "e2e-helm", "get", "deployment,serviceaccount,role,rolebinding", "-l", ours, "-o", "jsonpath={range .items[*]}{.kind} {.metadata.uid} {.metadata.generation}{end}")
+	}
+	before := state()
+	for _, tt := range []struct {
+		code    api.ExitCode
+		message string
+		hint    string
+		args    []string
+	}{
+		{api.ExitManaged, "Helm release vpn", "helm upgrade vpn CHART .*image.tag=e2e.* --namespace e2e-helm", []string{"install", "--upgrade"}},
+		{api.ExitManaged, "Helm release vpn", "helm upgrade vpn CHART", []string{"connect", "--upgrade"}},
+		{api.ExitManaged, "Helm release vpn", "helm uninstall vpn --namespace e2e-helm", []string{"uninstall", "--force"}},
+	} {
+		r := admin.run(t, append(append([]string{"kubevpn"}, tt.args...), "--manager-namespace", "e2e-helm")...)
+		failure{code: tt.code, message: tt.message, hint: tt.hint, within: soon}.check(t, r)
+	}
+	if out := admin.must(t, "kubevpn", "install", "--manager-namespace", "e2e-helm"); !strings.Contains(out, "helm upgrade") {
+		t.Errorf("install does not mention Helm: %s", out)
+	}
+	if after := state(); after != before {
+		t.Errorf("before %s\nafter  %s", before, after)
+	}
+}
