@@ -4,6 +4,8 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -152,6 +154,47 @@ func TestGRPCReachesItsTarget(t *testing.T) {
 	case <-laptop.left:
 	case <-time.After(10 * time.Second):
 		t.Error("the target's stream goes on after the client has cancelled it")
+	}
+}
+
+// A server may notice a deadline before its client does, and says so by a reset with CANCEL.
+func TestGRPCDeadlineOfServer(t *testing.T) {
+	message := string(make([]byte, 5)) // a frame without fields
+	for _, sent := range []string{"", message} {
+		_, app := serveGRPC(t, "app")
+		r := newRig(t, app)
+		out, in := io.Pipe()
+		defer in.Close()
+		req, err := http.NewRequest(http.MethodPost, "http://"+r.addr+"/grpc.testing.TestService/FullDuplexCall", out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/grpc")
+		req.Header.Set("TE", "trailers")
+		req.Header.Set("Grpc-Timeout", "300m")
+		go io.WriteString(in, sent)
+		resp, err := client(t, 2).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		got, err := io.ReadAll(resp.Body)
+		status := resp.Header.Get("Grpc-Status") + resp.Trailer.Get("Grpc-Status")
+		if err != nil || string(got) != sent || status != "4" {
+			t.Errorf("a call that sent %q got %q, %v, status %q", sent, got, err, status)
+		}
+	}
+}
+
+func TestEndCall(t *testing.T) {
+	for timeout, want := range map[string]string{"20m": "4", "1M": "4", "": "1", "2H": "1", "7200S": "1", "99999999H": "1", "x": "1"} {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.Header.Set("Grpc-Timeout", timeout)
+		w := httptest.NewRecorder()
+		endCall(w, r, time.Now().Add(-time.Hour), false)
+		if got := w.Result().Header.Get("Grpc-Status"); got != want {
+			t.Errorf("a call with the timeout %q ended with %q, want %q", timeout, got, want)
+		}
 	}
 }
 

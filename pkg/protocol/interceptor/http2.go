@@ -8,7 +8,9 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/net/http2"
 )
@@ -127,7 +129,7 @@ func (b *requestBody) Close() error {
 
 // serve2 answers an HTTP/2 request.
 func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destination, mirrors []*Claim) {
-	host := c.flow.Dst.String()
+	began, host := time.Now(), c.flow.Dst.String()
 	body := &requestBody{ReadCloser: r.Body, copies: c.mirrors.request(r, mirrors, host, c.transport)}
 	defer body.copies.end(errBroken) // unless it has ended already
 	if !hasBody(r) {
@@ -155,6 +157,8 @@ func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destinatio
 	switch {
 	case r.Context().Err() != nil, errors.As(err, &client):
 		panic(http.ErrAbortHandler)
+	case errors.As(err, &stream) && stream.Code == http2.ErrCodeCancel && isGRPC(r):
+		endCall(w, r, began, resp != nil)
 	case !t.application() && resp == nil:
 		c.fail(w, t, err)
 	case !t.application():
@@ -165,6 +169,32 @@ func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destinatio
 	default: // the connection is lost, not only this request
 		c.abort()
 	}
+}
+
+func isGRPC(r *http.Request) bool {
+	return strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc")
+}
+
+// grpcUnits makes the units of Grpc-Timeout those of time.ParseDuration.
+var grpcUnits = strings.NewReplacer("H", "h", "M", "m", "S", "s", "m", "ms", "u", "us", "n", "ns")
+
+// endCall ends a gRPC call whose server reset the stream with CANCEL, which is how a server says that the call's deadline
+// has passed. net/http resets streams with INTERNAL_ERROR only, so the client gets the status that it would make of
+// CANCEL. https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#errors
+func endCall(w http.ResponseWriter, r *http.Request, began time.Time, answered bool) {
+	const canceled, deadlineExceeded = "1", "4"
+	status := canceled
+	timeout, err := time.ParseDuration(grpcUnits.Replace(r.Header.Get("Grpc-Timeout")))
+	if err == nil && time.Since(began) >= timeout {
+		status = deadlineExceeded
+	}
+	name := http.TrailerPrefix + "Grpc-Status"
+	if !answered {
+		clear(w.Header())
+		w.Header().Set("Content-Type", "application/grpc")
+		name = "Grpc-Status" // an answer of trailers only has them as its headers
+	}
+	w.Header().Set(name, status)
 }
 
 func (c *clientConn) roundTrip(w http.ResponseWriter, r *http.Request, t destination, body *requestBody,
