@@ -101,7 +101,7 @@ type Connection struct {
 	ManagerNamespace string         `json:"managerNamespace"`
 	ManagerPod       string         `json:"managerPod"`
 	ManagerVersion   string         `json:"managerVersion"`
-	Services         string         `json:"services"` // "resolved by kubevpn" or "dialled as they are: ..."
+	Services         string         `json:"services"` // "resolved by kubevpn...", "dialled as they are: ..."
 	DNS              DNSStatus      `json:"dns"`
 	AllowInbound     []Inbound      `json:"allowInbound,omitempty"` // ports that other laptops may connect to
 	Checks           []Check        `json:"checks"`                 // the results of the probe

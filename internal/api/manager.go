@@ -83,12 +83,14 @@ type ManagerState struct {
 	DNSServers []netip.Addr `json:"dnsServers,omitempty"` // cluster DNS, as the manager's pod sees it
 	DNSDomain  string       `json:"dnsDomain,omitempty"`  // "cluster.local", without dots at its ends
 	// ResolvesVIPs: the manager resolves ClusterIPs to endpoints. Otherwise it dials them as they are.
-	ResolvesVIPs bool           `json:"resolvesVIPs"`
-	Missing      []string       `json:"missing,omitempty"`   // permissions the manager lacks: "list nodes"
-	Sessions     int            `json:"sessions"`            // laptops connected now, this one included
-	ProbePod     netip.AddrPort `json:"probePod,omitzero"`   // a pod's TCP port that should accept a connection
-	ProbeVIP     netip.AddrPort `json:"probeVIP,omitzero"`   // a ClusterIP and TCP port with a ready endpoint
-	ProbeName    string         `json:"probeName,omitempty"` // the name of ProbeVIP's Service: "web.default"
+	ResolvesVIPs bool `json:"resolvesVIPs"`
+	// Namespaces are those whose Services the manager watches, as far as nothing is Missing. Empty: all.
+	Namespaces []string       `json:"namespaces,omitempty"`
+	Missing    []string       `json:"missing,omitempty"`   // permissions the manager lacks: "list nodes"
+	Sessions   int            `json:"sessions"`            // laptops connected now, this one included
+	ProbePod   netip.AddrPort `json:"probePod,omitzero"`   // a pod's TCP port that should accept a connection
+	ProbeVIP   netip.AddrPort `json:"probeVIP,omitzero"`   // a ClusterIP and TCP port with a ready endpoint
+	ProbeName  string         `json:"probeName,omitempty"` // the name of ProbeVIP's Service: "web.default"
 
 	InnerNetworks []netip.Prefix `json:"innerNetworks,omitempty"` // of all sessions, to be routed into the tunnel
 	Gateway       *Gateway       `json:"gateway,omitempty"`       // nil: the system netstack is unavailable

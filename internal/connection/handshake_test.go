@@ -328,21 +328,66 @@ func (n *still) SetZone(*dns.Zone) error {
 	return nil
 }
 
+func TestNamespaceThatTheManagerDoesNotWatchIsNamed(t *testing.T) {
+	s := newTestConnection(t)
+	s.cfg.Network = &still{}
+	state := api.ManagerState{DNSDomain: "cluster.local", DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		ResolvesVIPs: true, Namespaces: []string{"billing"}}
+	for _, namespace := range []string{"billing", "shop"} {
+		if err := s.SetNamespace(namespace); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.routes.zone.set(state, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"Services in shop have no short names, because the traffic manager does not watch that namespace: " +
+		"use NAME.shop.svc"}
+	if got := s.Status().Warnings; !slices.Equal(got, want) {
+		t.Errorf("the warnings are %q, want %q", got, want)
+	}
+}
+
+// A guess inside of a network that Nodes or ServiceCIDRs state is not the end of that network.
+func TestOnlyGuessesOutsideOfStatedNetworksMayBeLarger(t *testing.T) {
+	guess := func(prefix string, source cluster.Source) cluster.CIDR {
+		return cluster.CIDR{Prefix: netip.MustParsePrefix(prefix), Source: source}
+	}
+	own := cluster.CIDRs{
+		Pods:     []cluster.CIDR{guess("10.244.1.0/24", cluster.FromPods), guess("10.20.1.0/24", cluster.FromPods)},
+		Services: []cluster.CIDR{guess("10.96.7.0/24", cluster.FromServices), guess("10.97.0.0/16", cluster.FromServiceCIDR)},
+	}
+	state := api.ManagerState{StatedPodCIDRs: prefixes("10.244.0.0/16"), StatedServiceCIDRs: prefixes("10.96.0.0/16")}
+	if got, want := guesses(own, state), own.Pods[1:]; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
 // The status shows a right that the manager gets later, although nothing changes on the machine.
 func TestStatusFollowsTheManagersRights(t *testing.T) {
 	s := newTestConnection(t)
 	machine := &still{}
 	s.cfg.Network = machine
 	state := api.ManagerState{DNSDomain: "cluster.local", DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, Missing: []string{"list services"}}
-	for _, want := range []string{"dialled as they are: the traffic manager lacks list services", "resolved by kubevpn"} {
+	for _, tt := range []struct {
+		want string
+		next func() // changes the state for the next one
+	}{
+		{"dialled as they are: the traffic manager lacks list services",
+			func() { state.ResolvesVIPs, state.Namespaces = true, []string{"billing", "shop"} }},
+		{"resolved by kubevpn in billing, shop; dialled as they are in other namespaces; the traffic manager lacks list services",
+			func() { state.Missing = nil }},
+		{"resolved by kubevpn in billing, shop; dialled as they are in other namespaces", func() { state.Namespaces = nil }},
+		{"resolved by kubevpn", func() {}},
+	} {
 		s.handshake.handle(api.ControlMessage{State: &state})
 		if err := s.routes.apply(t.Context(), planned{}); err != nil {
 			t.Fatal(err)
 		}
-		if got := s.Status().Services; got != want {
-			t.Errorf("status says %q, want %q", got, want)
+		if got := s.Status().Services; got != tt.want {
+			t.Errorf("status says %q, want %q", got, tt.want)
 		}
-		state.ResolvesVIPs, state.Missing = true, nil
+		tt.next()
 	}
 	if machine.links != 1 || machine.zones != 1 {
 		t.Errorf("the link was set %d times, the zone %d times", machine.links, machine.zones)

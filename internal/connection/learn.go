@@ -37,9 +37,10 @@ func (r *routes) learn(ctx context.Context, g *errgroup.Group) error {
 	return r.names.await(ctx, r.log)
 }
 
-// lacking reports whether the manager lacks rights to tell all of the cluster's networks.
+// lacking reports whether the manager may be unable to tell all of the cluster's networks: it lacks rights, or guesses
+// networks from the Services of some namespaces only.
 func lacking(state api.ManagerState) bool {
-	return len(state.PodCIDRs) == 0 || len(state.ServiceCIDRs) == 0 ||
+	return len(state.PodCIDRs) == 0 || len(state.ServiceCIDRs) == 0 || len(state.Namespaces) > 0 ||
 		slices.ContainsFunc(state.Missing, func(m string) bool {
 			return strings.Contains(m, "nodes") || strings.Contains(m, "pods") || strings.Contains(m, "servicecidrs") ||
 				strings.Contains(m, "services")
@@ -51,13 +52,21 @@ func (r *routes) learnOwn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range slices.Concat(own.Pods, own.Services) {
-		if c.Source.Guessed() {
-			r.status.warn(fmt.Sprintf("%v is %s: addresses outside of it need --extra-cidr", c.Prefix, c.Source))
-		}
+	for _, c := range guesses(own, r.view.Load().state) {
+		r.status.warn(fmt.Sprintf("%v is %s: addresses outside of it need --extra-cidr", c.Prefix, c.Source))
 	}
 	r.own = own
 	return nil
+}
+
+// guesses returns the networks of own that may be larger. It leaves out those in a network that the manager states.
+func guesses(own cluster.CIDRs, state api.ManagerState) []cluster.CIDR {
+	stated := slices.Concat(state.StatedPodCIDRs, state.StatedServiceCIDRs)
+	return slices.DeleteFunc(slices.Concat(own.Pods, own.Services), func(c cluster.CIDR) bool {
+		return !c.Source.Guessed() || slices.ContainsFunc(stated, func(p netip.Prefix) bool {
+			return p.Overlaps(c.Prefix) && p.Bits() <= c.Prefix.Bits()
+		})
+	})
 }
 
 // learnInner finds the inner networks that this machine can route: its own, and those of laptops that use others. It

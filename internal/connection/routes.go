@@ -176,13 +176,20 @@ func (r *routes) steerIsolated(networks []netip.Prefix) {
 
 // servicesBy describes how ClusterIPs are resolved.
 func servicesBy(state api.ManagerState, netstack, proxyMode string) string {
-	if netstack == api.NetstackSystem {
+	switch {
+	case netstack == api.NetstackSystem:
 		return "resolved by the cluster's own kube-proxy (" + proxyMode + ")"
+	case !state.ResolvesVIPs:
+		return "dialled as they are: the traffic manager lacks " + strings.Join(state.Missing, ", ")
+	case len(state.Namespaces) > 0:
+		text := "resolved by kubevpn in " + strings.Join(state.Namespaces, ", ") +
+			"; dialled as they are in other namespaces"
+		if len(state.Missing) > 0 {
+			text += "; the traffic manager lacks " + strings.Join(state.Missing, ", ")
+		}
+		return text
 	}
-	if state.ResolvesVIPs {
-		return "resolved by kubevpn"
-	}
-	return "dialled as they are: the traffic manager lacks " + strings.Join(state.Missing, ", ")
+	return "resolved by kubevpn"
 }
 
 // warnOfGateway warns of what the gateway cannot carry, if this cluster needs it.

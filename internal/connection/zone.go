@@ -2,6 +2,7 @@ package connection
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"reflect"
@@ -77,6 +78,10 @@ func (z *zone) set(state api.ManagerState, reverse []netip.Prefix) error {
 	next := dns.Zone{Domain: state.DNSDomain, Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.nameservers}
 	if z.names.known() != nobody {
 		next.Services = z.names.index
+	}
+	if state.ResolvesVIPs && len(state.Namespaces) > 0 && !slices.Contains(state.Namespaces, next.Namespace) {
+		z.status.warn(fmt.Sprintf("Services in %[1]s have no short names, because the traffic manager does not watch "+
+			"that namespace: use NAME.%[1]s.svc", next.Namespace))
 	}
 	if reflect.DeepEqual(next, z.applied) {
 		return nil

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/wakeup"
 )
@@ -20,8 +22,11 @@ import (
 type cluster struct {
 	changed wakeup.Signal // something below has changed
 
+	namespaces []string // whose Services the manager is to watch, sorted; only metav1.NamespaceAll: all
+	scopes     []scope  // of these namespaces and of the cluster
+
 	mu       sync.Mutex
-	synced   [resources]bool // all objects are known; false also when the manager may no longer watch the resource
+	synced   map[scope]bool // all objects are known; false also when the manager may no longer watch the scope
 	services map[balancer.Name]*service
 	slices   map[balancer.Name]map[string]*slice // by Service, then by the slice's name
 	owner    map[balancer.Name]balancer.Name     // a slice's Service
@@ -39,15 +44,23 @@ type cluster struct {
 	needsHosts bool                 // the result of hostAddrs has changed
 }
 
-func newCluster(nodeName string) *cluster {
+// newCluster returns the cluster of a manager that watches these namespaces. None stands for all.
+func newCluster(nodeName string, namespaces ...string) *cluster {
+	namespaces = slices.Compact(slices.Sorted(slices.Values(namespaces)))
+	if len(namespaces) == 0 {
+		namespaces = []string{metav1.NamespaceAll}
+	}
 	return &cluster{
-		changed:  wakeup.NewSignal(),
-		services: make(map[balancer.Name]*service),
-		slices:   make(map[balancer.Name]map[string]*slice),
-		owner:    make(map[balancer.Name]balancer.Name),
-		nodes:    make(map[balancer.Name]*node),
-		ranges:   make(map[balancer.Name][]netip.Prefix),
-		dirty:    make(map[balancer.Name]struct{}),
+		changed:    wakeup.NewSignal(),
+		namespaces: namespaces,
+		scopes:     scopesOf(namespaces),
+		synced:     make(map[scope]bool),
+		services:   make(map[balancer.Name]*service),
+		slices:     make(map[balancer.Name]map[string]*slice),
+		owner:      make(map[balancer.Name]balancer.Name),
+		nodes:      make(map[balancer.Name]*node),
+		ranges:     make(map[balancer.Name][]netip.Prefix),
+		dirty:      make(map[balancer.Name]struct{}),
 		networks: networks{nodes: make(map[netip.Addr]struct{}), pods: make(blocks), clusterIPs: make(blocks),
 			believed: make(map[netip.Prefix]struct{})},
 		rejected: make(map[podRef]time.Time),
@@ -55,28 +68,40 @@ func newCluster(nodeName string) *cluster {
 	}
 }
 
-// isSynced reports whether all objects of a resource are known.
-func (c *cluster) isSynced(r resource) bool {
+// isSynced reports whether all objects of a scope are known.
+func (c *cluster) isSynced(s scope) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.synced[r]
+	return c.synced[s]
 }
 
-// resolves reports whether the manager can resolve VIPs. It must know Services and EndpointSlices, because it refuses
-// connections to a Service without endpoints.
-func (c *cluster) resolves() bool { return c.synced[services] && c.synced[endpointSlices] }
+// knows reports whether the objects of a resource are known, at least in one namespace. Call with mu held.
+func (c *cluster) knows(r resource) bool {
+	return slices.ContainsFunc(c.scopes, func(s scope) bool { return s.resource == r && c.synced[s] })
+}
 
-// table returns the table that the watch of a resource writes to.
-func (c *cluster) table(r resource) table {
-	switch r {
+// resolving returns those of c.namespaces in which the manager can resolve VIPs. It must know Services and
+// EndpointSlices there, because it refuses connections to a Service without endpoints. Call with mu held.
+func (c *cluster) resolving() (namespaces []string) {
+	for _, ns := range c.namespaces {
+		if c.synced[scope{services, ns}] && c.synced[scope{endpointSlices, ns}] {
+			namespaces = append(namespaces, ns)
+		}
+	}
+	return namespaces
+}
+
+// table returns the table that the watch of a scope writes to.
+func (c *cluster) table(s scope) table {
+	switch s.resource {
 	case services:
-		return tableOf(c, r, c.services, convertService, c.setService)
+		return tableOf(c, s, c.services, convertService, c.setService)
 	case endpointSlices:
-		return tableOf(c, r, c.owner, convertSlice, c.setSlice)
+		return tableOf(c, s, c.owner, convertSlice, c.setSlice)
 	case nodes:
-		return tableOf(c, r, c.nodes, convertNode, c.setNode)
+		return tableOf(c, s, c.nodes, convertNode, c.setNode)
 	default:
-		return tableOf(c, r, c.ranges, convertServiceCIDR, c.setRange)
+		return tableOf(c, s, c.ranges, convertServiceCIDR, c.setRange)
 	}
 }
 
@@ -156,10 +181,11 @@ func (c *cluster) isOnHost(s *slice) bool {
 }
 
 // hostAddrs returns the addresses of nodes and the API server for the filter. It returns nil if the endpoints of
-// Services are not known, since a pod on the host network could then not be told from its node. It skips the endpoints
-// of Service kubernetes, which laptops reach by its ClusterIP. mu is held.
+// Services are not known, since a pod on the host network could then not be told from its node. In namespaces that the
+// manager does not watch, such a pod counts as its node. hostAddrs skips the endpoints of Service kubernetes, which
+// laptops reach by its ClusterIP. mu is held.
 func (c *cluster) hostAddrs() *hostAddrs {
-	if !c.synced[endpointSlices] {
+	if !c.knows(endpointSlices) {
 		return nil
 	}
 	h := &hostAddrs{addrs: maps.Clone(c.networks.nodes), endpoints: make(map[netip.AddrPort]struct{})}
@@ -220,7 +246,7 @@ func (c *cluster) setRange(name balancer.Name, prefixes []netip.Prefix) {
 // recount updates networks from nodes and ranges, which are few. Call with mu held.
 func (c *cluster) recount() {
 	n := &c.networks
-	n.podCIDRs, n.ranges, n.nodesKnown = nil, nil, c.synced[nodes]
+	n.podCIDRs, n.ranges, n.nodesKnown = nil, nil, c.synced[scope{resource: nodes}]
 	clear(n.nodes)
 	for _, node := range c.nodes {
 		n.podCIDRs = append(n.podCIDRs, node.podCIDRs...)

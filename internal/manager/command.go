@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
 
 	"kubevpn/internal/api"
@@ -60,6 +61,8 @@ It needs no capability.`,
 	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "addresses of this pod, with commas ($POD_IP)")
 	f.StringVar(&o.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod ($POD_NAMESPACE)")
 	f.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"), "node of this pod ($NODE_NAME)")
+	f.StringSliceVar(&o.WatchNamespaces, "watch-namespaces", nil,
+		"namespaces whose Services to watch, with commas; empty: all")
 	f.StringVar(&o.ResolvConf, "resolv-conf", "/etc/resolv.conf",
 		"file in which the kubelet names the cluster DNS servers")
 	f.StringVar(&o.account, "service-account", serviceAccountDir,
@@ -80,6 +83,11 @@ func run(ctx context.Context, o options) error {
 	// limit.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
+	}
+	for _, ns := range o.WatchNamespaces {
+		if len(validation.IsDNS1123Label(ns)) > 0 {
+			return api.Errorf(api.ExitUsage, "--watch-namespaces: %q is not the name of a namespace", ns)
+		}
 	}
 	pod, err := parseAddrs(o.podIP)
 	if err != nil {

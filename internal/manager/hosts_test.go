@@ -42,7 +42,7 @@ func fill(t *testing.T, m *Manager, nodeList, sliceList []any) {
 	t.Helper()
 	c := m.publisher.cluster
 	for r, objects := range map[resource][]any{nodes: nodeList, endpointSlices: sliceList, services: nil} {
-		if err := c.table(r).Replace(objects, ""); err != nil {
+		if err := c.table(scope{resource: r}).Replace(objects, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -95,26 +95,59 @@ func TestNodesAndTheAPIServerAreNotDialled(t *testing.T) {
 
 	t.Run("what the cluster changes is followed", func(t *testing.T) {
 		c := m.publisher.cluster
-		if err := c.table(endpointSlices).Delete(sliceOf("monitoring", "exporter", 9100)); err != nil {
+		if err := c.table(scope{resource: endpointSlices}).Delete(sliceOf("monitoring", "exporter", 9100)); err != nil {
 			t.Fatal(err)
 		}
 		m.publisher.post()
 		if may("192.168.0.1:9100") {
 			t.Error("an endpoint that is gone is dialled")
 		}
-		if err := c.table(nodes).Delete(nodeAt("b")); err != nil {
+		if err := c.table(scope{resource: nodes}).Delete(nodeAt("b")); err != nil {
 			t.Fatal(err)
 		}
 		m.publisher.post()
 		if !may("192.168.0.2:22") {
 			t.Error("an address that was a node's is refused")
 		}
-		c.table(endpointSlices).clear()
+		c.table(scope{resource: endpointSlices}).clear()
 		m.publisher.post()
 		if !may("192.168.0.1:22") {
 			t.Error("without the right to read endpoints nodes are refused, and pods on the host network with them")
 		}
 	})
+}
+
+// The manager guards nodes also if it watches some namespaces. Endpoints of others on the host network count as nodes.
+func TestNodesAreNotDialledIfSomeNamespacesAreWatched(t *testing.T) {
+	c := newCluster("", "shop", "tools")
+	replace := func(s scope, objects ...any) {
+		t.Helper()
+		if err := c.table(s).Replace(objects, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace(scope{resource: nodes}, nodeAt("a", "192.168.0.1"))
+	c.recount()
+	if c.hostAddrs() != nil {
+		t.Error("nodes are guarded, although no endpoint is known")
+	}
+	replace(scope{endpointSlices, "shop"}, sliceOf("shop", "exporter", 9100, "192.168.0.1"))
+	f := filter{}
+	f.hosts.Store(c.hostAddrs())
+	for dst, want := range map[string]bool{"192.168.0.1:9100": true, "192.168.0.1:22": false} {
+		if got := f.allowsDirect(netip.MustParseAddrPort(dst), nil); got != want {
+			t.Errorf("%s: %v, want %v", dst, got, want)
+		}
+	}
+	// A list of one namespace leaves the objects of the others.
+	replace(scope{endpointSlices, "tools"})
+	if _, ok := c.hostAddrs().endpoints[netip.MustParseAddrPort("192.168.0.1:9100")]; !ok {
+		t.Error("the list of tools has removed an endpoint in shop")
+	}
+	c.table(scope{endpointSlices, "shop"}).clear()
+	if n := len(c.hostAddrs().endpoints); n != 0 {
+		t.Errorf("%d endpoints are left of a namespace that may no longer be watched", n)
+	}
 }
 
 // The guard covers streams, pings and packets. The manager dials an endpoint of a Service at any address.

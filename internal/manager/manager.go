@@ -12,8 +12,9 @@
 //
 // The manager needs no privilege: it terminates flows and opens new ones with ordinary sockets. The gateway
 // (internal/gateway) has the privilege to create the TUN device. The manager lists and watches Services,
-// EndpointSlices, Nodes and ServiceCIDRs, and gets pods. It works without a permission that is missing, and reports it
-// in api.ManagerState.Missing. It holds no state that a restart would lose.
+// EndpointSlices, Nodes and ServiceCIDRs, and gets pods: in all namespaces, or in those of Config.WatchNamespaces. It
+// works without a permission that is missing, and reports it in api.ManagerState.Missing. It dials the ClusterIPs that
+// it does not know as they are. It holds no state that a restart would lose.
 package manager
 
 import (
@@ -41,6 +42,8 @@ type Config struct {
 	Proxy  string // for conns through the API server's pods/proxy: ":10802"; empty: none
 
 	Kube kubernetes.Interface // nil: no API access; VIPs are dialled as they are
+	// WatchNamespaces are the namespaces whose Services and EndpointSlices the manager watches. Empty: all.
+	WatchNamespaces []string
 	// APIServer is the ClusterIP and port of the Service default/kubernetes as the pod's environment has it. It
 	// may be zero.
 	APIServer netip.AddrPort
@@ -73,7 +76,7 @@ type Manager struct {
 
 // New returns a Manager. It does not touch the network.
 func New(cfg Config) *Manager {
-	c := newCluster(cfg.NodeName)
+	c := newCluster(cfg.NodeName, cfg.WatchNamespaces...)
 	m := &Manager{
 		cfg: cfg, log: cfg.Logger, notices: newNotices(),
 		watcher: newWatcher(cfg.Kube, c, cfg.Logger),
@@ -132,8 +135,8 @@ func (m *Manager) Run(ctx context.Context) error {
 		defer m.gateways.Close()
 	}
 	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy, "dns",
-		m.publisher.dns.servers,
-		"domain", m.publisher.dns.domain, "ping", !m.publisher.noEcho)
+		m.publisher.dns.servers, "domain", m.publisher.dns.domain, "ping", !m.publisher.noEcho,
+		"watch-namespaces", m.cfg.WatchNamespaces)
 	return m.serve(ctx, sessions, health)
 }
 

@@ -98,7 +98,7 @@ type reading struct {
 
 func startReading(t *testing.T, objects ...runtime.Object) *reading {
 	r := &reading{kube: newFakeAPI(nil, objects...), cluster: newCluster("")}
-	r.synced[nodes] = true
+	r.synced[scope{resource: nodes}] = true
 	r.kube.PrependReactor("get", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		r.reads.Add(1)
 		if r.kube.denies("get pods") {
@@ -229,7 +229,7 @@ func FuzzEndpointSlice(f *testing.F) {
 		s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: kind, Name: name, Namespace: namespace}
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{}, discoveryv1.Endpoint{Addresses: []string{addr, "10.1.1.1"}})
 		c := newCluster("")
-		c.synced[nodes] = true
+		c.synced[scope{resource: nodes}] = true
 		c.setSlice(balancer.Name{Namespace: "shop", Name: "web"}, convertSlice(s))
 		results := map[podRef]bool{}
 		for _, ref := range c.unread(time.Now()) {

@@ -14,11 +14,11 @@ const dnsPort = 53
 // accept a TCP connection. It prefers cluster DNS, which every cluster has and which a connection does not disturb. The
 // choice depends only on the cluster's state. Call with the cluster's mutex held.
 func (p *publisher) probes(state *api.ManagerState) {
-	if !p.resolving {
-		// Without Services, the pod's environment still names one.
-		if p.vip.IsValid() {
-			state.ProbeVIP, state.ProbeName = p.vip, "kubernetes.default"
-		}
+	// The pod's environment names one Service that the manager may not watch.
+	if _, known := p.balancer.Service(p.vip.Addr()); p.vip.IsValid() && !known {
+		state.ProbeVIP, state.ProbeName = p.vip, "kubernetes.default"
+	}
+	if len(p.resolving) == 0 {
 		return
 	}
 	c := p.cluster

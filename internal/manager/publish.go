@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go4.org/netipx"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/datapath/balancer"
@@ -39,7 +40,7 @@ type publisher struct {
 
 	// Only run uses these:
 	settled   bool                           // pods and ranges have guesses
-	resolving bool                           // the balancer has the Services
+	resolving []string                       // those of cluster.namespaces of which the balancer has the Services
 	names     map[string]map[string]struct{} // Services by namespace
 	sorted    map[string][]string            // of names, for notices; a namespace's entry is deleted when it changes
 	found     found
@@ -112,8 +113,8 @@ func (p *publisher) apply() {
 	c.mu.Lock()
 	dirty := c.dirty
 	c.dirty = make(map[balancer.Name]struct{})
-	if resolves := c.resolves(); resolves != p.resolving {
-		p.resolving = resolves
+	if resolving := c.resolving(); !slices.Equal(resolving, p.resolving) {
+		p.resolving = resolving
 		for name := range c.services {
 			dirty[name] = struct{}{}
 		}
@@ -123,7 +124,7 @@ func (p *publisher) apply() {
 	for name := range dirty {
 		s := c.services[name]
 		p.rename(name, s != nil)
-		if p.resolving && s != nil {
+		if s != nil && p.resolves(name.Namespace) {
 			set = append(set, join(name, s, c.slices[name]))
 		} else {
 			remove = append(remove, name)
@@ -133,6 +134,11 @@ func (p *publisher) apply() {
 	c.mu.Unlock()
 	p.balancer.SetZone(zone)
 	p.balancer.Apply(set, remove)
+}
+
+// resolves reports whether the balancer has the Services of a namespace.
+func (p *publisher) resolves(namespace string) bool {
+	return slices.Contains(p.resolving, metav1.NamespaceAll) || slices.Contains(p.resolving, namespace)
 }
 
 func (p *publisher) rename(name balancer.Name, exists bool) {
@@ -159,13 +165,16 @@ func (p *publisher) post() {
 	missing, ready := p.rights()
 	n := &notice{state: api.ManagerState{
 		DNSServers: p.dns.servers, DNSDomain: p.dns.domain,
-		Missing: slices.Clone(missing), Sessions: p.laptops(), ResolvesVIPs: p.resolving,
+		Missing: slices.Clone(missing), Sessions: p.laptops(), ResolvesVIPs: len(p.resolving) > 0,
 	}}
+	if watched := p.cluster.namespaces; watched[0] != metav1.NamespaceAll {
+		n.state.Namespaces = watched
+	}
 	if p.noEcho {
 		n.state.Missing = append(n.state.Missing, "ICMP echo")
 	}
 	p.cluster.mu.Lock()
-	ready = ready && len(p.cluster.dirty) == 0 && p.resolving == p.cluster.resolves()
+	ready = ready && len(p.cluster.dirty) == 0 && slices.Equal(p.resolving, p.cluster.resolving())
 	if ready {
 		p.readPods()
 	}
@@ -187,7 +196,7 @@ func (p *publisher) post() {
 	ready = ready && p.cluster.podsRead
 	p.inner(&n.state)
 	p.probes(&n.state)
-	if p.cluster.synced[services] {
+	if p.cluster.knows(services) {
 		n.names = p.snapshot()
 	}
 	p.cluster.mu.Unlock()

@@ -8,24 +8,24 @@ import (
 	"kubevpn/pkg/datapath/balancer"
 )
 
-// table is the store to which a reflector writes one resource. An informer's store would hold all objects as the API
+// table is the store to which a reflector writes one scope. An informer's store would hold all objects as the API
 // has them; a table passes on the few fields that the cluster keeps.
 type table struct {
 	c       *cluster
-	r       resource
+	scope   scope
 	set     func(name balancer.Name, object any) // adds or replaces an object; nil: removes it
-	discard func()                               // removes all objects
+	discard func()                               // removes all objects of the scope
 }
 
 var _ cache.TransformingStore = table{}
 
 // tableOf returns a table of objects of type T. convert returns the fields of an object that the cluster keeps, and set
-// stores them; given the zero value, set removes the object. The keys of known are the names of the stored objects. The
-// table calls both functions with c.mu held.
-func tableOf[T, V, E any](c *cluster, r resource, known map[balancer.Name]E, convert func(*T) V,
+// stores them; given the zero value, set removes the object. The keys of known are the names of the stored objects, of
+// all scopes. The table calls both functions with c.mu held.
+func tableOf[T, V, E any](c *cluster, s scope, known map[balancer.Name]E, convert func(*T) V,
 	set func(balancer.Name, V)) table {
 	var none V
-	return table{c, r, func(name balancer.Name, object any) {
+	return table{c, s, func(name balancer.Name, object any) {
 		if o, ok := object.(*T); ok {
 			set(name, convert(o))
 		} else {
@@ -33,7 +33,9 @@ func tableOf[T, V, E any](c *cluster, r resource, known map[balancer.Name]E, con
 		}
 	}, func() {
 		for name := range known {
-			set(name, none)
+			if s.contains(name) {
+				set(name, none)
+			}
 		}
 	}}
 }
@@ -66,7 +68,7 @@ func (t table) Delete(object any) error {
 	return err
 }
 
-// Replace replaces all objects. The reflector calls it after each list.
+// Replace replaces all objects of the scope. The reflector calls it after each list.
 func (t table) Replace(objects []any, _ string) (err error) {
 	t.update(func() {
 		t.discard()
@@ -77,7 +79,7 @@ func (t table) Replace(objects []any, _ string) (err error) {
 			}
 			t.set(name, o)
 		}
-		t.c.synced[t.r], t.c.needsHosts = true, true
+		t.c.synced[t.scope], t.c.needsHosts = true, true
 	})
 	return err
 }
@@ -104,11 +106,11 @@ func (t table) Transformer() cache.TransformFunc {
 	}
 }
 
-// clear removes all objects, because the manager may no longer watch the resource.
+// clear removes all objects of the scope, because the manager may no longer watch it.
 func (t table) clear() {
 	t.update(func() {
 		t.discard()
-		t.c.synced[t.r] = false
+		t.c.synced[t.scope] = false
 		t.c.needsCIDRs, t.c.needsHosts = true, true
 	})
 }
@@ -117,6 +119,6 @@ func (t table) clear() {
 func (t table) setAbsent() {
 	t.update(func() {
 		t.discard()
-		t.c.synced[t.r] = true
+		t.c.synced[t.scope] = true
 	})
 }

@@ -16,8 +16,8 @@ const (
 	// dialTimeout is how long Linux goes on sending SYNs (tcp_syn_retries = 6).
 	dialTimeout = 127 * time.Second
 	// unknownVIPTimeout is for an address in a Service range without a known Service. The manager dials it, because
-	// kube-proxy may already know the Service. If nothing answers, the laptop's next SYN leads to a new look-up:
-	// without a kube-proxy, nothing would ever answer the first dial.
+	// kube-proxy may already know the Service, or the manager does not watch its namespace. If nothing answers, the
+	// laptop's next SYN leads to a new look-up: without a kube-proxy, nothing would ever answer the first dial.
 	unknownVIPTimeout = 3 * time.Second
 )
 

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
+	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/wakeup"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -22,7 +24,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// resource is one of the kinds of objects that the manager watches, in all namespaces.
+// resource is one of the kinds of objects that the manager watches.
 type resource int
 
 const (
@@ -33,15 +35,48 @@ const (
 	resources // how many there are
 )
 
-// kinds contains the names of the resources in RBAC, and their Go types.
+// kinds contains the names of the resources in RBAC, whether their objects are in namespaces, and their Go types.
 var kinds = [resources]struct {
 	group, name string
+	namespaced  bool
 	object      runtime.Object
 }{
-	services:       {"", "services", &corev1.Service{}},
-	endpointSlices: {"discovery.k8s.io", "endpointslices", &discoveryv1.EndpointSlice{}},
-	nodes:          {"", "nodes", &corev1.Node{}},
-	serviceCIDRs:   {"networking.k8s.io", "servicecidrs", &networkingv1.ServiceCIDR{}},
+	services:       {"", "services", true, &corev1.Service{}},
+	endpointSlices: {"discovery.k8s.io", "endpointslices", true, &discoveryv1.EndpointSlice{}},
+	nodes:          {"", "nodes", false, &corev1.Node{}},
+	serviceCIDRs:   {"networking.k8s.io", "servicecidrs", false, &networkingv1.ServiceCIDR{}},
+}
+
+// scope is what one watch covers: a resource in one namespace, or everywhere (metav1.NamespaceAll).
+type scope struct {
+	resource  resource
+	namespace string
+}
+
+// scopesOf returns the scopes of a manager that watches these namespaces.
+func scopesOf(namespaces []string) (scopes []scope) {
+	for r := range resources {
+		if !kinds[r].namespaced {
+			scopes = append(scopes, scope{r, metav1.NamespaceAll})
+			continue
+		}
+		for _, ns := range namespaces {
+			scopes = append(scopes, scope{r, ns})
+		}
+	}
+	return scopes
+}
+
+// String returns for example "services in namespace shop".
+func (s scope) String() string {
+	if s.namespace == metav1.NamespaceAll {
+		return kinds[s.resource].name
+	}
+	return kinds[s.resource].name + " in namespace " + s.namespace
+}
+
+func (s scope) contains(name balancer.Name) bool {
+	return s.namespace == metav1.NamespaceAll || s.namespace == name.Namespace
 }
 
 // verbs are the permissions that a watch needs.
@@ -54,7 +89,8 @@ const (
 	retryMost      = 30 * time.Second
 )
 
-// watcher watches the resources that its permissions allow, and checks missing permissions until it has them.
+// watcher watches the scopes that its permissions allow, and checks missing permissions until it has them. A scope
+// without permission does not affect the others.
 //
 //	            ┌── denied: table cleared, listed in missing ◀────────┐
 //	ask (SSAR) ─┤                                                     │ ask again
@@ -62,32 +98,28 @@ const (
 //
 // While the API server does not answer, watches retry and tables keep their objects.
 type watcher struct {
-	kube   kubernetes.Interface // nil: no API access
-	tables [resources]table
-	log    *slog.Logger
-	poked  wakeup.Signal // the permissions may have changed
+	kube    kubernetes.Interface // nil: no API access
+	cluster *cluster
+	log     *slog.Logger
+	poked   wakeup.Signal // the permissions may have changed
 
 	mu      sync.Mutex
 	missing []string
-	asked   bool // the permissions are known
-	allowed [resources]bool
+	asked   bool // denied is known
+	denied  denials
 }
 
 func newWatcher(kube kubernetes.Interface, c *cluster, log *slog.Logger) *watcher {
-	w := &watcher{kube: kube, log: log, poked: wakeup.NewSignal()}
-	for r := range resources {
-		w.tables[r] = c.table(r)
-	}
-	return w
+	return &watcher{kube: kube, cluster: c, log: log, poked: wakeup.NewSignal()}
 }
 
-// state returns the missing permissions, and whether all resources that the manager may watch are synced.
+// state returns the missing permissions, and whether all scopes that the manager may watch are synced.
 func (w *watcher) state() (missing []string, ready bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	ready = w.asked
-	for r := range resources {
-		ready = ready && (!w.allowed[r] || w.tables[r].c.isSynced(r))
+	for _, s := range w.cluster.scopes {
+		ready = ready && (len(w.denied[s]) > 0 || w.cluster.isSynced(s))
 	}
 	return w.missing, ready
 }
@@ -95,30 +127,28 @@ func (w *watcher) state() (missing []string, ready bool) {
 // run watches until ctx ends.
 func (w *watcher) run(ctx context.Context) error {
 	if w.kube == nil {
-		w.set(denyAll(), nil)
+		w.set(denyAll(w.cluster.scopes), nil)
 		<-ctx.Done()
 		return nil
 	}
-	var running [resources]func() // stops a watch and waits for its end
+	running := make(map[scope]func()) // stops a watch and waits for its end
 	defer func() {
 		for _, stop := range running {
-			if stop != nil {
-				stop()
-			}
+			stop()
 		}
 	}()
 	retry := retryFirst
 	for {
 		denied, err := w.ask(ctx)
 		if err == nil {
-			for r := range resources {
-				switch {
-				case len(denied[r]) == 0 && running[r] == nil:
-					running[r] = w.start(ctx, r)
-				case len(denied[r]) > 0 && running[r] != nil:
-					running[r]()
-					running[r] = nil
-					w.tables[r].clear()
+			for _, s := range w.cluster.scopes {
+				switch stop := running[s]; {
+				case len(denied[s]) == 0 && stop == nil:
+					running[s] = w.start(ctx, s)
+				case len(denied[s]) > 0 && stop != nil:
+					stop()
+					delete(running, s)
+					w.cluster.table(s).clear()
 				}
 			}
 			retry = retryFirst
@@ -142,38 +172,45 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 }
 
-// denials are the verbs that are denied, by resource.
-type denials [resources][]string
+// denials are the verbs that are denied.
+type denials map[scope][]string
 
-func denyAll() (d denials) {
-	for r := range d {
-		d[r] = verbs[:]
+func denyAll(scopes []scope) denials {
+	d := make(denials)
+	for _, s := range scopes {
+		d[s] = verbs[:]
 	}
 	return d
 }
 
 // ask checks every permission.
 func (w *watcher) ask(ctx context.Context) (denials, error) {
-	ctx, cancel := context.WithTimeout(ctx, retryMost)
-	defer cancel()
-	var denied denials
-	for r := range resources {
+	denied := make(denials)
+	for _, s := range w.cluster.scopes {
 		for _, verb := range verbs {
-			review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: kinds[r].group,
-					Resource: kinds[r].name},
-			}}
-			answer, err := w.kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review,
-				metav1.CreateOptions{})
+			allowed, err := w.review(ctx, verb, s)
 			if err != nil {
-				return denied, fmt.Errorf("reviewing %s %s: %w", verb, kinds[r].name, err)
+				return nil, fmt.Errorf("reviewing %s %v: %w", verb, s, err)
 			}
-			if !answer.Status.Allowed {
-				denied[r] = append(denied[r], verb)
+			if !allowed {
+				denied[s] = append(denied[s], verb)
 			}
 		}
 	}
 	return denied, nil
+}
+
+// review asks the API server whether the manager has a permission.
+func (w *watcher) review(ctx context.Context, verb string, s scope) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, retryMost)
+	defer cancel()
+	kind := kinds[s.resource]
+	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: kind.group, Resource: kind.name,
+			Namespace: s.namespace},
+	}}
+	answer, err := w.kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+	return err == nil && answer.Status.Allowed, err
 }
 
 // set records the answer and reports whether a permission is missing. After an error it keeps the previous answer.
@@ -186,28 +223,27 @@ func (w *watcher) set(denied denials, err error) bool {
 		}
 		return len(w.missing) > 0
 	}
-	before := len(w.missing)
-	w.missing, w.asked = nil, true
-	for r := range resources {
-		w.allowed[r] = len(denied[r]) == 0
-		for _, verb := range denied[r] {
-			w.missing = append(w.missing, verb+" "+kinds[r].name)
+	before := w.missing
+	w.missing, w.asked, w.denied = nil, true, denied
+	for _, s := range w.cluster.scopes {
+		for _, verb := range denied[s] {
+			w.missing = append(w.missing, verb+" "+s.String())
 		}
 	}
-	if len(w.missing) != before {
+	if !slices.Equal(w.missing, before) {
 		w.log.Info("rights", "missing", w.missing)
 	}
-	w.tables[0].c.changed.Raise()
+	w.cluster.changed.Raise()
 	return len(w.missing) > 0
 }
 
-// start begins to watch r. stop ends the watch and waits for its end.
-func (w *watcher) start(ctx context.Context, r resource) (stop func()) {
+// start begins to watch s. stop ends the watch and waits for its end.
+func (w *watcher) start(ctx context.Context, s scope) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		w.watch(ctx, r)
+		w.watch(ctx, s)
 	}()
 	return func() {
 		cancel()
@@ -215,11 +251,11 @@ func (w *watcher) start(ctx context.Context, r resource) (stop func()) {
 	}
 }
 
-// watch keeps r's table up to date until ctx ends.
-func (w *watcher) watch(ctx context.Context, r resource) {
-	lw := w.listerWatcher(r)
-	reflector := cache.NewReflectorWithOptions(lw, kinds[r].object, w.tables[r],
-		cache.ReflectorOptions{Name: kinds[r].name})
+// watch keeps the table of s up to date until ctx ends.
+func (w *watcher) watch(ctx context.Context, s scope) {
+	objects := w.cluster.table(s)
+	reflector := cache.NewReflectorWithOptions(w.listerWatcher(s), kinds[s.resource].object, objects,
+		cache.ReflectorOptions{Name: s.String()})
 	retry := retryFirst
 	for {
 		began := time.Now()
@@ -235,11 +271,11 @@ func (w *watcher) watch(ctx context.Context, r resource) {
 		retry = min(2*retry, retryMost)
 		switch {
 		case apierrors.IsNotFound(err): // networking.k8s.io/v1 has no ServiceCIDR before Kubernetes 1.33
-			w.log.Info("the API server has no such resource", "resource", kinds[r].name)
-			w.tables[r].setAbsent()
+			w.log.Info("the API server has no such resource", "resource", s)
+			objects.setAbsent()
 			wait = absentInterval
 		case err != nil:
-			w.log.Warn("cannot watch", "resource", kinds[r].name, "err", err, "retry", wait)
+			w.log.Warn("cannot watch", "resource", s, "err", err, "retry", wait)
 		case long: // a watch ends after some minutes by design
 			wait = 0
 		}
@@ -249,9 +285,9 @@ func (w *watcher) watch(ctx context.Context, r resource) {
 	}
 }
 
-// listerWatcher lists and watches r in all namespaces. A Forbidden error makes the watcher check its permissions.
-func (w *watcher) listerWatcher(r resource) cache.ListerWatcher {
-	list, watchFrom := w.calls(r)
+// listerWatcher lists and watches s. A Forbidden error makes the watcher check its permissions.
+func (w *watcher) listerWatcher(s scope) cache.ListerWatcher {
+	list, watchFrom := w.calls(s)
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := list(ctx, o)
@@ -277,12 +313,12 @@ type (
 	watchCall func(context.Context, metav1.ListOptions) (watch.Interface, error)
 )
 
-func (w *watcher) calls(r resource) (listCall, watchCall) {
-	switch r {
+func (w *watcher) calls(s scope) (listCall, watchCall) {
+	switch s.resource {
 	case services:
-		return callsOf[*corev1.ServiceList](w.kube.CoreV1().Services(metav1.NamespaceAll), "")
+		return callsOf[*corev1.ServiceList](w.kube.CoreV1().Services(s.namespace), "")
 	case endpointSlices:
-		return callsOf[*discoveryv1.EndpointSliceList](w.kube.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
+		return callsOf[*discoveryv1.EndpointSliceList](w.kube.DiscoveryV1().EndpointSlices(s.namespace),
 			discoveryv1.LabelServiceName)
 	case nodes:
 		return callsOf[*corev1.NodeList](w.kube.CoreV1().Nodes(), "")

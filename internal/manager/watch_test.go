@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"reflect"
@@ -32,7 +33,7 @@ import (
 type fakeAPI struct {
 	*fake.Clientset
 	mu     sync.Mutex
-	denied map[string]bool // "list nodes"
+	denied map[string]bool // "list nodes", "list services in namespace shop"
 	down   bool
 }
 
@@ -47,7 +48,7 @@ func newFakeAPI(denied []string, objects ...runtime.Object) *fakeAPI {
 		}
 		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview).DeepCopy()
 		a := review.Spec.ResourceAttributes
-		review.Status.Allowed = a.Namespace == "" && !f.denies(a.Verb+" "+a.Resource)
+		review.Status.Allowed = !f.denies(rightTo(a.Verb, a.Resource, a.Namespace))
 		return true, review, nil
 	})
 	f.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -55,12 +56,19 @@ func newFakeAPI(denied []string, objects ...runtime.Object) *fakeAPI {
 		switch {
 		case f.isDown():
 			return true, nil, fmt.Errorf("connection refused")
-		case f.denies("list " + what.Resource):
+		case f.denies(rightTo("list", what.Resource, action.GetNamespace())):
 			return true, nil, apierrors.NewForbidden(what.GroupResource(), "", nil)
 		}
 		return false, nil, nil
 	})
 	return f
+}
+
+func rightTo(verb, resource, namespace string) string {
+	if namespace == metav1.NamespaceAll {
+		return verb + " " + resource
+	}
+	return verb + " " + resource + " in namespace " + namespace
 }
 
 func (f *fakeAPI) denies(right string) bool {
@@ -273,6 +281,117 @@ func TestWatchesFollowPermissions(t *testing.T) {
 			t.Errorf("state: %+v", state)
 		}
 	})
+}
+
+// everywhere are the permissions that a manager of some namespaces lacks, and does not use.
+var everywhere = []string{"list services", "watch services", "list endpointslices", "watch endpointslices"}
+
+// verdict is the balancer's for a TCP flow to the ClusterIP.
+func (r *running) verdict(vip string) balancer.Verdict {
+	pick, verdict := r.dialer.balancer.Pick(balancer.TCP, netip.MustParseAddrPort(vip), "", balancer.Random)
+	pick.Release()
+	return verdict
+}
+
+const (
+	vipOfWeb = "10.96.0.10:80" // default/web
+	vipOfDNS = "10.96.0.53:53" // kube-system/kube-dns
+)
+
+func TestOnlyTheGivenNamespacesAreWatched(t *testing.T) {
+	kube := newFakeAPI(everywhere, testCluster()...)
+	r := start(t, Config{Kube: kube, NodeName: "n1", WatchNamespaces: []string{"shop", "default", "shop"}},
+		func(m *Manager) {
+			m.publisher.dns = dnsConfig{servers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, domain: "cluster.local"}
+		})
+	c := hello(t, r.laptop, helloV1)
+	want := api.ManagerState{
+		PodCIDRs: prefixesOf("10.244.0.0/23"), ServiceCIDRs: prefixesOf("10.96.0.0/16"),
+		StatedPodCIDRs: prefixesOf("10.244.0.0/23"), StatedServiceCIDRs: prefixesOf("10.96.0.0/16"),
+		DNSServers: []netip.Addr{netip.MustParseAddr("10.96.0.53")}, DNSDomain: "cluster.local",
+		ResolvesVIPs: true, Namespaces: []string{"default", "shop"}, Sessions: 1,
+		ProbePod: netip.MustParseAddrPort("10.244.0.9:8080"), ProbeVIP: netip.MustParseAddrPort("10.96.0.1:9153"),
+		ProbeName: "kubernetes.default", InnerNetworks: prefixesOf("198.19.0.0/16", "fd4e:19c6:8b7a::/48"),
+	}
+	if state := c.next().Hello.State; !reflect.DeepEqual(state, want) {
+		t.Errorf("state:\n got %+v\nwant %+v", state, want)
+	}
+	if names, want := c.untilNames(), map[string][]string{"default": {"kubernetes", "web"}}; !reflect.DeepEqual(names.Add, want) {
+		t.Errorf("names %+v, want %v", names, want)
+	}
+	for vip, want := range map[string]balancer.Verdict{vipOfWeb: balancer.Chosen, vipOfDNS: balancer.NotService} {
+		if got := r.verdict(vip); got != want {
+			t.Errorf("%s is %v, want %v", vip, got, want)
+		}
+	}
+	for _, namespace := range []string{"hidden", "shop"} { // the first one must not arrive
+		added := webService(func(s *corev1.Service) {
+			s.Namespace, s.Spec.ClusterIP, s.Spec.ClusterIPs = namespace, "None", []string{"None"}
+		})
+		if _, err := kube.CoreV1().Services(namespace).Create(t.Context(), added, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if names, want := c.untilNames(), map[string][]string{"shop": {"web"}}; !reflect.DeepEqual(names.Add, want) {
+		t.Errorf("names %+v, want %v", names, want)
+	}
+	for _, a := range kube.Actions() {
+		if a.GetNamespace() == metav1.NamespaceAll && (a.Matches("list", "services") || a.Matches("watch", "services") ||
+			a.Matches("list", "endpointslices") || a.Matches("watch", "endpointslices")) {
+			t.Errorf("it uses the right to %s %s everywhere", a.GetVerb(), a.GetResource().Resource)
+		}
+	}
+}
+
+// A Service without endpoints is refused only if the manager watches its namespace. Else kube-proxy may know more.
+func TestServicesOfOtherNamespacesAreDialledAsTheyAre(t *testing.T) {
+	vip := netip.MustParseAddrPort(pod(t, func(c *net.TCPConn) { io.Copy(c, c) }))
+	hidden := webService(func(s *corev1.Service) {
+		s.Namespace, s.Spec.ClusterIP, s.Spec.ClusterIPs = "hidden", vip.Addr().String(), []string{vip.Addr().String()}
+	})
+	for namespace, want := range map[string]bool{"default": true, "hidden": false} {
+		t.Run("watches "+namespace, func(t *testing.T) {
+			r := start(t, Config{Kube: newFakeAPI(everywhere, append(testCluster(), hidden)...), NodeName: "n1",
+				WatchNamespaces: []string{namespace}})
+			hello(t, r.laptop, helloV1).untilNames()
+			if _, err := r.open(t, vip.String()); (err == nil) != want {
+				t.Errorf("dialling the ClusterIP of hidden/web: %v", err)
+			}
+		})
+	}
+}
+
+func TestForbiddenNamespaceDoesNotAffectOthers(t *testing.T) {
+	kube := newFakeAPI(append([]string{"list services in namespace kube-system"}, everywhere...), testCluster()...)
+	r := start(t, Config{Kube: kube, NodeName: "n1", WatchNamespaces: []string{"kube-system", "default"}})
+	c := hello(t, r.laptop, helloV1)
+	check := func(state api.ManagerState, missing []string, web, dns balancer.Verdict) {
+		t.Helper()
+		if !state.ResolvesVIPs || !slices.Equal(state.Missing, missing) || r.verdict(vipOfWeb) != web || r.verdict(vipOfDNS) != dns {
+			t.Errorf("missing %q, web is %v, kube-dns is %v; want %q, %v, %v", state.Missing, r.verdict(vipOfWeb),
+				r.verdict(vipOfDNS), missing, web, dns)
+		}
+	}
+	check(c.next().Hello.State, []string{"list services in namespace kube-system"}, balancer.Chosen, balancer.NotService)
+	if names, want := c.untilNames(), map[string][]string{"default": {"kubernetes", "web"}}; !reflect.DeepEqual(names.Add, want) {
+		t.Errorf("names %+v, want %v", names, want)
+	}
+
+	kube.set(func() { delete(kube.denied, "list services in namespace kube-system") })
+	r.watcher.poked.Raise()
+	if names, want := c.untilNames(), map[string][]string{"kube-system": {"kube-dns"}}; !reflect.DeepEqual(names.Add, want) {
+		t.Errorf("names %+v, want %v", names, want)
+	}
+	testenv.Until(t, "all namespaces are known", func() bool { return r.verdict(vipOfDNS) == balancer.Chosen })
+	latest, _ := r.notices.read()
+	check(latest.state, nil, balancer.Chosen, balancer.Chosen)
+
+	withdrawn := "watch endpointslices in namespace default"
+	kube.set(func() { kube.denied[withdrawn] = true })
+	r.watcher.poked.Raise()
+	state := c.until("the right's end", func(s *api.ManagerState) bool { return s.Missing != nil })
+	testenv.Until(t, "default is dialled as it is", func() bool { return r.verdict(vipOfWeb) == balancer.NotService })
+	check(state, []string{withdrawn}, balancer.NotService, balancer.Chosen)
 }
 
 func TestStateSurvivesAPIServerFailure(t *testing.T) {
