@@ -101,10 +101,11 @@ type Connection struct {
 	ManagerNamespace string         `json:"managerNamespace"`
 	ManagerPod       string         `json:"managerPod"`
 	ManagerVersion   string         `json:"managerVersion"`
-	Services         string         `json:"services"` // "resolved by kubevpn...", "dialled as they are: ..."
-	DNS              DNSStatus      `json:"dns"`
-	AllowInbound     []Inbound      `json:"allowInbound,omitempty"` // ports that other laptops may connect to
-	Checks           []Check        `json:"checks"`                 // the results of the probe
+	// what happens to ClusterIPs: "resolved by kubevpn", "dialled as they are: ..."
+	Services     string    `json:"services"`
+	DNS          DNSStatus `json:"dns"`
+	AllowInbound []Inbound `json:"allowInbound,omitempty"` // ports that other laptops may connect to
+	Checks       []Check   `json:"checks"`                 // the results of the probe
 	// as the command that connected resolved them, those of intercepts among them
 	Settings []Setting `json:"settings,omitempty"`
 	Warnings []string  `json:"warnings,omitempty"`

@@ -341,8 +341,8 @@ func TestNamespaceThatTheManagerDoesNotWatchIsNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := []string{"Services in shop have no short names, because the traffic manager does not watch that namespace: " +
-		"use NAME.shop.svc"}
+	want := []string{"short names of Services in shop may not resolve, because the traffic manager does not watch " +
+		"that namespace: use NAME.shop.svc"}
 	if got := s.Status().Warnings; !slices.Equal(got, want) {
 		t.Errorf("the warnings are %q, want %q", got, want)
 	}
@@ -375,8 +375,8 @@ func TestStatusFollowsTheManagersRights(t *testing.T) {
 	}{
 		{"dialled as they are: the traffic manager lacks list services",
 			func() { state.ResolvesVIPs, state.Namespaces = true, []string{"billing", "shop"} }},
-		{"resolved by kubevpn in billing, shop; dialled as they are in other namespaces; the traffic manager lacks list services",
-			func() { state.Missing = nil }},
+		{"resolved by kubevpn in billing, shop; dialled as they are in other namespaces; the traffic manager lacks " +
+			"list services", func() { state.Missing = nil }},
 		{"resolved by kubevpn in billing, shop; dialled as they are in other namespaces", func() { state.Namespaces = nil }},
 		{"resolved by kubevpn", func() {}},
 	} {

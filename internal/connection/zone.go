@@ -80,8 +80,8 @@ func (z *zone) set(state api.ManagerState, reverse []netip.Prefix) error {
 		next.Services = z.names.index
 	}
 	if state.ResolvesVIPs && len(state.Namespaces) > 0 && !slices.Contains(state.Namespaces, next.Namespace) {
-		z.status.warn(fmt.Sprintf("Services in %[1]s have no short names, because the traffic manager does not watch "+
-			"that namespace: use NAME.%[1]s.svc", next.Namespace))
+		z.status.warn(fmt.Sprintf("short names of Services in %[1]s may not resolve, because the traffic manager does "+
+			"not watch that namespace: use NAME.%[1]s.svc", next.Namespace))
 	}
 	if reflect.DeepEqual(next, z.applied) {
 		return nil

@@ -161,6 +161,14 @@ func (c *control) untilNames() *api.NameDelta {
 	}
 }
 
+// addsNames checks the names that the manager adds next.
+func (c *control) addsNames(want map[string][]string) {
+	c.t.Helper()
+	if d := c.untilNames(); !reflect.DeepEqual(d.Add, want) {
+		c.t.Errorf("names %+v, want %v", d, want)
+	}
+}
+
 func TestChangesReachLaptops(t *testing.T) {
 	kube := newFakeAPI(nil, testCluster()...)
 	r := start(t, Config{Kube: kube, NodeName: "n1"})
@@ -316,9 +324,7 @@ func TestOnlyTheGivenNamespacesAreWatched(t *testing.T) {
 	if state := c.next().Hello.State; !reflect.DeepEqual(state, want) {
 		t.Errorf("state:\n got %+v\nwant %+v", state, want)
 	}
-	if names, want := c.untilNames(), map[string][]string{"default": {"kubernetes", "web"}}; !reflect.DeepEqual(names.Add, want) {
-		t.Errorf("names %+v, want %v", names, want)
-	}
+	c.addsNames(map[string][]string{"default": {"kubernetes", "web"}})
 	for vip, want := range map[string]balancer.Verdict{vipOfWeb: balancer.Chosen, vipOfDNS: balancer.NotService} {
 		if got := r.verdict(vip); got != want {
 			t.Errorf("%s is %v, want %v", vip, got, want)
@@ -332,9 +338,7 @@ func TestOnlyTheGivenNamespacesAreWatched(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if names, want := c.untilNames(), map[string][]string{"shop": {"web"}}; !reflect.DeepEqual(names.Add, want) {
-		t.Errorf("names %+v, want %v", names, want)
-	}
+	c.addsNames(map[string][]string{"shop": {"web"}})
 	for _, a := range kube.Actions() {
 		if a.GetNamespace() == metav1.NamespaceAll && (a.Matches("list", "services") || a.Matches("watch", "services") ||
 			a.Matches("list", "endpointslices") || a.Matches("watch", "endpointslices")) {
@@ -367,24 +371,26 @@ func TestForbiddenNamespaceDoesNotAffectOthers(t *testing.T) {
 	c := hello(t, r.laptop, helloV1)
 	check := func(state api.ManagerState, missing []string, web, dns balancer.Verdict) {
 		t.Helper()
-		if !state.ResolvesVIPs || !slices.Equal(state.Missing, missing) || r.verdict(vipOfWeb) != web || r.verdict(vipOfDNS) != dns {
-			t.Errorf("missing %q, web is %v, kube-dns is %v; want %q, %v, %v", state.Missing, r.verdict(vipOfWeb),
-				r.verdict(vipOfDNS), missing, web, dns)
+		if !state.ResolvesVIPs || !slices.Equal(state.Missing, missing) {
+			t.Errorf("missing %q, want %q; resolves: %v", state.Missing, missing, state.ResolvesVIPs)
+		}
+		if gotWeb, gotDNS := r.verdict(vipOfWeb), r.verdict(vipOfDNS); gotWeb != web || gotDNS != dns {
+			t.Errorf("web is %v and kube-dns %v, want %v and %v", gotWeb, gotDNS, web, dns)
 		}
 	}
 	check(c.next().Hello.State, []string{"list services in namespace kube-system"}, balancer.Chosen, balancer.NotService)
-	if names, want := c.untilNames(), map[string][]string{"default": {"kubernetes", "web"}}; !reflect.DeepEqual(names.Add, want) {
-		t.Errorf("names %+v, want %v", names, want)
-	}
+	c.addsNames(map[string][]string{"default": {"kubernetes", "web"}})
 
 	kube.set(func() { delete(kube.denied, "list services in namespace kube-system") })
 	r.watcher.poked.Raise()
-	if names, want := c.untilNames(), map[string][]string{"kube-system": {"kube-dns"}}; !reflect.DeepEqual(names.Add, want) {
-		t.Errorf("names %+v, want %v", names, want)
+	c.addsNames(map[string][]string{"kube-system": {"kube-dns"}})
+	testenv.Until(t, "all namespaces are known", func() bool {
+		latest, _ := r.notices.read()
+		return latest.state.Missing == nil && r.verdict(vipOfDNS) == balancer.Chosen
+	})
+	if got := r.verdict(vipOfWeb); got != balancer.Chosen {
+		t.Errorf("web is %v", got)
 	}
-	testenv.Until(t, "all namespaces are known", func() bool { return r.verdict(vipOfDNS) == balancer.Chosen })
-	latest, _ := r.notices.read()
-	check(latest.state, nil, balancer.Chosen, balancer.Chosen)
 
 	withdrawn := "watch endpointslices in namespace default"
 	kube.set(func() { kube.denied[withdrawn] = true })

@@ -28,6 +28,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
 	"kubevpn/internal/install"
+	"kubevpn/internal/manager"
 	"kubevpn/internal/version"
 	"kubevpn/test/lab"
 )
@@ -52,7 +53,7 @@ func helm(t *testing.T, args ...string) *exec.Cmd {
 	return exec.CommandContext(t.Context(), program, args...)
 }
 
-// render returns the chart's objects by kind and name.
+// render returns the chart's objects, with the keys of objects.
 func render(t *testing.T, namespace string, args ...string) map[string]unstructured.Unstructured {
 	t.Helper()
 	cmd := helm(t, append([]string{"template", "vpn", chart, "--namespace", namespace}, args...)...)
@@ -62,11 +63,11 @@ func render(t *testing.T, namespace string, args ...string) map[string]unstructu
 	if err != nil {
 		t.Fatalf("%v: %s", err, stderr.String())
 	}
-	return objects(t, out)
+	return objects(t, namespace, out)
 }
 
-// objects parses YAML documents.
-func objects(t *testing.T, text []byte) map[string]unstructured.Unstructured {
+// objects parses YAML documents. The keys are kinds and names, with the namespace if it is another one.
+func objects(t *testing.T, namespace string, text []byte) map[string]unstructured.Unstructured {
 	t.Helper()
 	all := map[string]unstructured.Unstructured{}
 	for document := range strings.SplitSeq("\n"+string(text), "\n---\n") {
@@ -78,6 +79,9 @@ func objects(t *testing.T, text []byte) map[string]unstructured.Unstructured {
 			continue
 		}
 		key := o.GetKind() + " " + o.GetName()
+		if in := o.GetNamespace(); in != "" && in != namespace {
+			key = o.GetKind() + " " + in + "/" + o.GetName()
+		}
 		if _, twice := all[key]; twice {
 			t.Fatalf("two objects are %s", key)
 		}
@@ -105,11 +109,11 @@ func TestChartInstallsWhatKubevpnInstallInstalls(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := objects(t, manifest)
 			namespace := "kubevpn"
 			if tt.options.Namespace != "" {
 				namespace = tt.options.Namespace
 			}
+			want := objects(t, namespace, manifest)
 			delete(want, "Namespace "+namespace) // a release cannot contain the namespace that it is stored in
 			got := render(t, namespace, tt.args...)
 			for _, all := range []map[string]unstructured.Unstructured{want, got} {
@@ -144,6 +148,7 @@ priorityClassName: high
 topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway}]
 labels: {team: tools}
 annotations: {contact: "tools: #help"}
+watchNamespaces: [shop]
 clusterRole: {create: false}
 clientDefaults:
   extraCIDRs: [10.20.0.0/16, 192.0.2.7]
@@ -172,7 +177,8 @@ func TestEveryValueHasItsEffect(t *testing.T) {
 	}
 	if got, want := slices.Sorted(maps.Keys(all)), []string{
 		"ConfigMap kubevpn-client-defaults", "Deployment kubevpn-traffic-manager", "NetworkPolicy kubevpn-traffic-manager",
-		"Role kubevpn-traffic-manager-user", "RoleBinding kubevpn-traffic-manager-user",
+		"Role kubevpn-traffic-manager-user", "Role shop/kubevpn-traffic-manager-watch-kubevpn",
+		"RoleBinding kubevpn-traffic-manager-user", "RoleBinding shop/kubevpn-traffic-manager-watch-kubevpn",
 		"ServiceAccount kubevpn-traffic-manager",
 	}; !slices.Equal(got, want) {
 		t.Errorf("the objects are %q, want %q", got, want)
@@ -272,6 +278,60 @@ func checkPod(t *testing.T, pod corev1.PodTemplateSpec) {
 	}
 }
 
+// The manager has the same rights as in all namespaces, but those in namespaces by a Role in each.
+func TestWatchedNamespacesHaveRolesOfTheirOwn(t *testing.T) {
+	image := []string{"--set", "image.repository=kubevpn"}
+	all := render(t, "tools", append(image, "--set-json", `watchNamespaces=["tools","shop","123"]`)...)
+	var whole, cluster rbacv1.ClusterRole
+	decode(t, render(t, "tools", image...)["ClusterRole kubevpn-traffic-manager-tools"], &whole)
+	decode(t, all["ClusterRole kubevpn-traffic-manager-tools"], &cluster)
+	want, everywhere := verbsOf(whole.Rules), verbsOf(cluster.Rules)
+	if got := slices.Sorted(maps.Keys(everywhere)); !slices.Equal(got, []string{"nodes", "servicecidrs"}) {
+		t.Errorf("the ClusterRole is for %q", got)
+	}
+	for _, prefix := range []string{"", "shop/", "123/"} {
+		name := prefix + "kubevpn-traffic-manager-watch-tools"
+		var role rbacv1.Role
+		var binding rbacv1.RoleBinding
+		decode(t, all["Role "+name], &role)
+		decode(t, all["RoleBinding "+name], &binding)
+		got := verbsOf(role.Rules)
+		maps.Copy(got, everywhere)
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s: the rights differ (-all namespaces +these):\n%s", name, d)
+		}
+		if d := cmp.Diff([]rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "tools", Name: install.ManagerName}},
+			binding.Subjects); d != "" || binding.RoleRef.Name != role.Name {
+			t.Errorf("%s binds %v to (-want +got):\n%s", name, binding.RoleRef, d)
+		}
+		if role.Labels["kubevpn/namespace"] != "tools" || role.Labels["app.kubernetes.io/name"] != "kubevpn" {
+			t.Errorf("%s has the labels %v", name, role.Labels)
+		}
+	}
+	var d appsv1.Deployment
+	decode(t, all["Deployment kubevpn-traffic-manager"], &d)
+	cmd := manager.NewCommand()
+	args := d.Spec.Template.Spec.Containers[0].Args
+	if err := cmd.ParseFlags(args[1:]); err != nil {
+		t.Fatal(err)
+	}
+	got, err := cmd.Flags().GetStringSlice("watch-namespaces")
+	if err != nil || args[0] != cmd.Name() || !slices.Equal(got, []string{"123", "shop", "tools"}) {
+		t.Errorf("of %q the manager reads %q, %v", args, got, err)
+	}
+}
+
+// verbsOf returns the verbs by resource.
+func verbsOf(rules []rbacv1.PolicyRule) map[string][]string {
+	verbs := map[string][]string{}
+	for _, rule := range rules {
+		for _, resource := range rule.Resources {
+			verbs[resource] = rule.Verbs
+		}
+	}
+	return verbs
+}
+
 // decode converts an object, and fails for fields that its type does not have.
 func decode(t *testing.T, o unstructured.Unstructured, into any) {
 	t.Helper()
@@ -289,7 +349,8 @@ func TestSchemaRejectsWrongValues(t *testing.T) {
 		"replicas=2", "replicas=0", "image.digest=sha256:12", "image.repository=a@b", "image.tag=a/b", "images.tag=1",
 		"imagePullSecrets={registry}", "resources.memory=1Gi", "memoryLimit=lots", "priorityClassName=1",
 		"labels.app\\.kubernetes\\.io/name=other", "annotations.kubevpn/created=true", "apiServers={10.0.0.1}",
-		"clusterRole.create=1", "access.users=ann", "access.gateways=perhaps", "networkPolicy.from={10.0.0.0/8}",
+		"watchNamespaces=shop", "watchNamespaces={Shop}", "clusterRole.create=1", "access.users=ann",
+		"access.gateways=perhaps", "networkPolicy.from={10.0.0.0/8}",
 		"clientDefaults.image=x", "clientDefaults.netstack=kernel", "clientDefaults.extraCIDRs=10.20.0.0/16",
 		"clientDefaults.requireMatch={A}",
 	} {

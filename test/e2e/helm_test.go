@@ -109,6 +109,7 @@ func helmSuite(t *testing.T, w *world) {
 			t.Errorf("status has the warnings %q", c.Warnings)
 		}
 	})
+	t.Run("manager_watches_one_namespace", func(t *testing.T) { helmWatchesOne(t, r, chart, ann) })
 	ann.must(t, "kubevpn", "disconnect", "--all")
 	t.Run("uninstall_leaves_nothing", func(t *testing.T) {
 		r.must(t, "uninstall", "vpn", "--wait", "--timeout", "60s")
@@ -165,5 +166,49 @@ func helmOwns(t *testing.T, w *world, admin *laptop) {
 	}
 	if after := state(); after != before {
 		t.Errorf("before %s\nafter  %s", before, after)
+	}
+}
+
+// helmWatchesOne lets the manager watch the namespace default alone. kube-proxy serves the Services of the others.
+func helmWatchesOne(t *testing.T, r chartRelease, chart string, ann *laptop) {
+	w := r.world
+	w.apply(t, fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: hidden, namespace: e2e-helm}
+spec: {ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: hidden, namespace: e2e-helm, labels: {kubernetes.io/service-name: hidden}}
+addressType: IPv4
+endpoints: [{addresses: [%s], conditions: {ready: true}}]
+ports: [{name: http, port: 8080, protocol: TCP}]
+`, w.pods(t, "default", "app=web")[0]))
+	r.must(t, "upgrade", "vpn", chart, "--reset-then-reuse-values", "--wait", "--timeout", "60s", "--set",
+		"watchNamespaces={default}")
+	const account = "--as=system:serviceaccount:e2e-helm:kubevpn-traffic-manager"
+	for namespace, want := range map[string]bool{"default": true, "e2e-helm": false} {
+		_, err := w.tryKubectl(t.Context(), "auth", "can-i", "watch", "services", "-n", namespace, account)
+		if (err == nil) != want {
+			t.Errorf("whether the manager may watch Services in %s: %v, want %v", namespace, err, want)
+		}
+	}
+	const services = "resolved by kubevpn in default; dialled as they are in other namespaces"
+	hosts := []string{"web", "web.default", w.clusterIP(t, "default", "web"), "hidden.e2e-helm.svc",
+		w.clusterIP(t, "e2e-helm", "hidden")}
+	testenv.Eventually(t, soon, func() error {
+		if c := ann.connection(t); c.Status != api.StatusConnected || c.Services != services {
+			return fmt.Errorf("status %s, Services %s", c.Status, c.Services)
+		}
+		for _, host := range hosts {
+			if _, err := ann.get(t, "http://"+host+"/"); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if c := ann.connection(t); len(c.Warnings) != 0 {
+		t.Errorf("status has the warnings %q", c.Warnings)
 	}
 }
