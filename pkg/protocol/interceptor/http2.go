@@ -178,9 +178,9 @@ func isGRPC(r *http.Request) bool {
 // grpcUnits makes the units of Grpc-Timeout those of time.ParseDuration.
 var grpcUnits = strings.NewReplacer("H", "h", "M", "m", "S", "s", "m", "ms", "u", "us", "n", "ns")
 
-// endCall ends a gRPC call whose server reset the stream with CANCEL, which is how a server says that the call's deadline
-// has passed. net/http resets streams with INTERNAL_ERROR only, so the client gets the status that it would make of
-// CANCEL. https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#errors
+// endCall ends a gRPC call whose server reset the stream with CANCEL, which is how a server says that the call's
+// deadline has passed. net/http resets streams with INTERNAL_ERROR only, so the client gets the status that it would
+// make of CANCEL. https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#errors
 func endCall(w http.ResponseWriter, r *http.Request, began time.Time, answered bool) {
 	const canceled, deadlineExceeded = "1", "4"
 	status := canceled
