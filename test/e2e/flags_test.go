@@ -37,10 +37,10 @@ func flagsSuite(t *testing.T, w *world) {
 		l.sameAs(t, before)
 	})
 	t.Run("connects_with_a_token_and_stores_it_nowhere", func(t *testing.T) {
-		l.must(t, "kubectl", "create", "serviceaccount", "boss")
-		l.must(t, "kubectl", "create", "clusterrolebinding", "boss", "--clusterrole=cluster-admin", "--serviceaccount=default:boss")
-		defer l.must(t, "kubectl", "delete", "serviceaccount/boss", "clusterrolebinding/boss")
-		token := l.must(t, "kubectl", "create", "token", "boss")
+		w.kubectl(t, "create", "serviceaccount", "boss")
+		w.kubectl(t, "create", "clusterrolebinding", "boss", "--clusterrole=cluster-admin", "--serviceaccount=default:boss")
+		defer w.kubectl(t, "delete", "serviceaccount/boss", "clusterrolebinding/boss")
+		token := w.kubectl(t, "create", "token", "boss")
 		l.connect(t, "--token", token)
 		l.reachesWeb(t, w)
 		if r := l.run(t, "grep", "-rlF", token, l.home); r.code != 1 {
