@@ -7,8 +7,9 @@ import (
 
 // Constants that are the same in every lab.
 const (
-	APIPort  = 6443 // of the API server, see Config.APIServer
-	MaxNodes = 9    // more than one machine can run; one digit in every address
+	APIPort      = 6443 // of the API server, see Config.APIServer
+	RegistryPort = 5000 // see Config.Registry
+	MaxNodes     = 9    // more than one machine can run; one digit in every address
 )
 
 // Family contains the networks and addresses of a lab in one address family.
@@ -104,6 +105,12 @@ func (c Config) Families() []Family {
 		return []Family{ipv4(c.Ranges), ipv6(c.Ranges)}
 	}
 	return []Family{ipv4(c.Ranges)}
+}
+
+// Registry returns the address of the one registry that the nodes use without TLS. Nothing listens there until a
+// program serves a registry on the router (Lab.Listen). The laptop reaches it too.
+func (c Config) Registry() netip.AddrPort {
+	return netip.AddrPortFrom(c.Families()[0].Outside, RegistryPort)
 }
 
 // joined returns one field of each family, separated by commas as in Kubernetes' flags.

@@ -46,6 +46,31 @@ func (l *Lab) dialFrom(ctx context.Context, place, network, address string) (net
 	return conn, err
 }
 
+// Listen opens a listener in one of the lab's places that is not a guest, as a program there would. The address must be
+// numeric. The listener is the caller's; the place's network lasts at least until the caller closes it.
+func (l *Lab) Listen(place, network, address string) (net.Listener, error) {
+	if _, err := netip.ParseAddrPort(address); err != nil {
+		return nil, fmt.Errorf("listening in %s: %w", place, err)
+	}
+	if l.inGuest(place) {
+		return nil, fmt.Errorf("listening in %s: a guest runs its own kernel; use the router", place)
+	}
+	if err := l.checkPlace(place); err != nil {
+		return nil, err
+	}
+	var listener net.Listener
+	err := onThread(func() error {
+		if err := enterNet(l.config.namespace(place)); err != nil {
+			return err
+		}
+		var err error
+		// A numeric address is resolved by this goroutine, so on this thread.
+		listener, err = net.Listen(network, address)
+		return err
+	})
+	return listener, err
+}
+
 // api is a client of the lab's API server with the few calls that starting a lab needs.
 type api struct {
 	http *http.Client

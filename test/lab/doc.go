@@ -14,8 +14,9 @@
 //
 // Each box is a network namespace; a node is a mount namespace and a host name too, with its own /run, /var/lib and
 // /var/log. The nodes have routes to each other's pods. The router has none, neither to pods nor to Services, so the
-// laptop reaches the nodes' addresses (the API server is https://10.99.0.1:6443) and nothing behind them. Pods leave
-// the cluster masqueraded as their node. With Config.IPv6 every network has a second range, from fd00:10::/32.
+// laptop reaches the nodes' addresses (the API server is https://10.99.0.1:6443) and nothing behind them. Nodes pull
+// without TLS from 203.0.113.10:5000, on the router, if a test serves a registry there. Pods leave the cluster
+// masqueraded as their node. With Config.IPv6 every network has a second range, from fd00:10::/32.
 //
 // kube-proxy's IPVS mode needs a kernel with ip_vs. If the machine's has none, each node is a guest, user-mode Linux
 // with the machine's files and programs (see package guest), and NAME-nodeN only holds its wire:

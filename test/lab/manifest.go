@@ -14,7 +14,7 @@ var clusterManifest string
 //go:embed manifest/workload.yaml
 var workloadManifest string
 
-// The names of the lab's images in containerd. Nodes cannot pull, because no registry is reachable.
+// The names of the lab's images in containerd. Nodes cannot pull them, because no registry has them.
 const (
 	pauseImage   = "docker.io/kubevpn-lab/pause:1"
 	corednsImage = "docker.io/kubevpn-lab/coredns:1"

@@ -69,12 +69,15 @@ func (l *Lab) writeNode(n int) error {
 	if err != nil {
 		return err
 	}
+	registries := filepath.Join(dir, "registries")
 	files := map[string]string{
-		"containerd.toml": containerdConfig(l.cniDir, l.snapshotter),
+		"containerd.toml": containerdConfig(l.cniDir, l.snapshotter, registries),
 		"root" + cniFile:  l.config.cniConfig(n),
 		"kubelet.yaml":    l.config.kubeletConfig(n, l.dir()),
 		"kube-proxy.yaml": proxy,
 		"resolv.conf":     l.config.nodeResolv(),
+
+		"registries/" + l.config.Registry().String() + "/hosts.toml": l.config.registryConfig(),
 	}
 	for name, content := range kernelSettings() {
 		files["proc/"+name] = content + "\n"

@@ -11,8 +11,9 @@ import (
 )
 
 // containerdConfig is containerd's configuration, in version 2, which containerd 1.6 to 2 read. Its paths are the
-// defaults, in the node's own directories, so that ctr finds it without flags.
-func containerdConfig(cniDir, snapshotter string) string {
+// defaults, in the node's own directories, so that ctr finds it without flags. registries is the directory of
+// registryConfig.
+func containerdConfig(cniDir, snapshotter, registries string) string {
 	return fmt.Sprintf(`version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -37,7 +38,17 @@ state = "/run/containerd"
 [plugins."io.containerd.grpc.v1.cri".cni]
   bin_dir = %q
   conf_dir = "/var/lib/lab-cni"
-`, pauseImage, snapshotter, cniDir)
+
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = %q
+`, pauseImage, snapshotter, cniDir, registries)
+}
+
+// registryConfig is the hosts.toml that tells containerd to use the registry of Config.Registry without TLS. containerd
+// reads the file for each pull, from a directory with the registry's name. containerd 1.6 ignores a file without hosts.
+func (c Config) registryConfig() string {
+	url := "http://" + c.Registry().String()
+	return fmt.Sprintf("server = %[1]q\n\n[host.%[1]q]\n  capabilities = [\"pull\", \"resolve\"]\n", url)
 }
 
 // cniConfig is a node's pod network: a routed veth pair per pod. Unlike a bridge that needs no br_netfilter: whatever
