@@ -8,8 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"log"
 	"net"
 	"net/http"
 	"os"
@@ -18,13 +16,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/creack/pty"
-	"github.com/google/go-containerregistry/pkg/registry"
 
 	"kubevpn/internal/testenv"
 	"kubevpn/test/e2e/build"
@@ -233,15 +229,7 @@ func (e *engine) registry(t *testing.T, address string) (end func()) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0)))}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = server.Serve(listener) // until it is closed
-	}()
-	end = sync.OnceFunc(func() { server.Close(); <-served })
-	t.Cleanup(end)
-	return end
+	return serveHTTP(t, listener, registryHandler())
 }
 
 // docked is a laptop and its engine.

@@ -48,6 +48,7 @@ var installing = []suite{
 	{"flags", flagsSuite},
 	{"rights", rightsSuite},
 	{"helm", helmSuite},
+	{"registry", registrySuite},
 	{"readme", readmeSuite}, // last, because it uninstalls the manager
 }
 
