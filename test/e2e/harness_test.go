@@ -291,6 +291,7 @@ type laptop struct {
 	*world
 	home       string
 	kubeconfig string
+	program    string   // kubevpn
 	uid        uint32   // 0: root
 	asks       bool     // commands ask for consent instead of assuming --yes
 	within     []string // a command that runs the laptop's commands as its arguments; may be nil
@@ -303,7 +304,7 @@ func (w *world) newLaptop(t *testing.T, user string) *laptop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &laptop{world: w, home: t.TempDir(), kubeconfig: kubeconfig}
+	l := &laptop{world: w, home: t.TempDir(), kubeconfig: kubeconfig, program: filepath.Join(bin, "kubevpn")}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
 		defer cancel()
@@ -337,11 +338,11 @@ func (r result) String() string {
 	return fmt.Sprintf("%s: exit %d after %v\nstdout: %s\nstderr: %s", r.command, r.code, r.took.Round(time.Millisecond), r.stdout, r.stderr)
 }
 
-// command prepares a command on the laptop; "kubevpn" is the binary under test.
+// command prepares a command on the laptop; "kubevpn" is the laptop's program, usually the binary under test.
 func (l *laptop) command(ctx context.Context, t *testing.T, argv ...string) *exec.Cmd {
 	t.Helper()
 	if argv[0] == "kubevpn" {
-		argv = append([]string{filepath.Join(bin, "kubevpn")}, argv[1:]...)
+		argv = append([]string{l.program}, argv[1:]...)
 	}
 	argv = append([]string{"env", "-i"}, append(l.environment(), argv...)...)
 	if l.uid != 0 {

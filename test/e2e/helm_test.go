@@ -5,6 +5,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/testenv"
+	"kubevpn/test/e2e/build"
 	"kubevpn/test/lab"
 )
 
@@ -57,8 +59,9 @@ func (r chartRelease) must(t *testing.T, args ...string) {
 	t.Logf("helm %s: %v", args[0], time.Since(start).Round(100*time.Millisecond))
 }
 
-// helmSuite installs the chart where pod security is restricted, connects as a user whom only the chart gives rights,
-// upgrades while that user is connected, and uninstalls.
+// helmSuite installs the chart with the previous traffic manager where pod security is restricted, connects as a user
+// whom only the chart gives rights, upgrades while that user is connected, connects with the previous kubevpn, and
+// uninstalls.
 func helmSuite(t *testing.T, w *world) {
 	const old = "docker.io/kubevpn/kubevpn:helm"
 	admin := w.newUser(t, lab.Admin)
@@ -73,7 +76,7 @@ func helmSuite(t *testing.T, w *world) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.loadVersion(t, old, "0.0.9")
+	previous := w.loadPrevious(t, old)
 	w.apply(t, helmNamespace)
 	r := chartRelease{world: w, program: program, kubeconfig: admin.kubeconfig}
 	values := []string{"--set", "access.users={system:serviceaccount:e2e-helm:ann}", "--set", "networkPolicy.enabled=true",
@@ -99,7 +102,7 @@ func helmSuite(t *testing.T, w *world) {
 	t.Run("session_survives_helm_upgrade", func(t *testing.T) {
 		r.must(t, "upgrade", "vpn", chart, "--reset-then-reuse-values", "--wait", "--timeout", "60s", "--set", "image.tag=e2e")
 		testenv.Eventually(t, soon, func() error {
-			if c := ann.connection(t); c.Status != api.StatusConnected || c.ManagerVersion == "0.0.9" {
+			if c := ann.connection(t); c.Status != api.StatusConnected || c.ManagerVersion == previousVersion {
 				return fmt.Errorf("status %s, version %s", c.Status, c.ManagerVersion)
 			}
 			_, err := ann.get(t, "http://web.default.svc.cluster.local/")
@@ -111,6 +114,7 @@ func helmSuite(t *testing.T, w *world) {
 	})
 	t.Run("manager_watches_one_namespace", func(t *testing.T) { helmWatchesOne(t, r, chart, ann) })
 	ann.must(t, "kubevpn", "disconnect", "--all")
+	t.Run("previous_kubevpn_uses_the_new_manager", func(t *testing.T) { helmPrevious(t, w, ann, previous) })
 	t.Run("uninstall_leaves_nothing", func(t *testing.T) {
 		r.must(t, "uninstall", "vpn", "--wait", "--timeout", "60s")
 		testenv.Eventually(t, soon, func() error {
@@ -132,7 +136,7 @@ func helmUser(t *testing.T, w *world, ann *laptop) {
 		t.Fatal(r)
 	}
 	c := ann.connection(t)
-	if c.Status != api.StatusConnected || c.ManagerVersion != "0.0.9" || c.Services != "resolved by kubevpn" {
+	if c.Status != api.StatusConnected || c.ManagerVersion != previousVersion || c.Services != "resolved by kubevpn" {
 		t.Errorf("%+v", c)
 	}
 	for _, host := range []string{"web.default.svc.cluster.local", w.clusterIP(t, "default", "web")} {
@@ -140,6 +144,48 @@ func helmUser(t *testing.T, w *world, ann *laptop) {
 			t.Error(err)
 		}
 	}
+}
+
+// helmPrevious checks that a user who has not upgraded kubevpn can use the new manager.
+func helmPrevious(t *testing.T, w *world, ann *laptop, program string) {
+	l := w.newUser(t, lab.Admin)
+	l.program, l.kubeconfig = program, ann.kubeconfig
+	if out := l.must(t, "kubevpn", "version", "-o", "json"); !strings.Contains(out, previousVersion) {
+		t.Errorf("the previous kubevpn says that it is %s", out)
+	}
+	l.connect(t, "--manager-namespace", "e2e-helm")
+	c := l.connection(t)
+	if c.Status != api.StatusConnected || c.ManagerVersion == previousVersion {
+		t.Errorf("%+v", c)
+	}
+	if _, err := l.get(t, "http://web.default.svc.cluster.local/"); err != nil {
+		t.Error(err)
+	}
+	if out := l.must(t, "kubevpn", "status"); !strings.Contains(out, c.ID) {
+		t.Errorf("%s", out)
+	}
+}
+
+// previousVersion is the version that the programs of loadPrevious say they are of.
+const previousVersion = "0.0.9"
+
+// loadPrevious builds the previous revision of the source. It loads the image of its traffic manager into the cluster
+// and returns the path of its kubevpn.
+func (w *world) loadPrevious(t *testing.T, ref string) (program string) {
+	t.Helper()
+	dir, err := os.MkdirTemp(bin, "previous-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	used, err := build.Previous(t.Context(), dir, ref, previousVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the previous version is built from %s", used)
+	if err := w.Load(t.Context(), filepath.Join(dir, "image.tar")); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "kubevpn")
 }
 
 // helmOwns checks that commands that would change the release name those of Helm instead.

@@ -24,12 +24,29 @@ func Product(ctx context.Context, dir, ref string) error {
 }
 
 // Kubevpn builds dir/kubevpn.
-func Kubevpn(ctx context.Context, dir string) error { return program(ctx, dir, "kubevpn", "") }
+func Kubevpn(ctx context.Context, dir string) error {
+	root, err := moduleRoot(ctx, productModule)
+	if err != nil {
+		return err
+	}
+	return source{root: root}.program(ctx, dir, "kubevpn")
+}
 
 // Image builds dir/traffic, which says that it is of this version (empty: of the source's), and writes its image to
 // dir/image.tar, under the name ref.
 func Image(ctx context.Context, dir, ref, version string) error {
-	if err := program(ctx, dir, "traffic", version); err != nil {
+	root, err := moduleRoot(ctx, productModule)
+	if err != nil {
+		return err
+	}
+	return source{root, version}.image(ctx, dir, ref)
+}
+
+// source is the source of the product, and the version that its programs say they are of (empty: the source's).
+type source struct{ root, version string }
+
+func (s source) image(ctx context.Context, dir, ref string) error {
+	if err := s.program(ctx, dir, "traffic"); err != nil {
 		return err
 	}
 	iptables, err := image.IPTables(ctx, runtime.GOARCH)
@@ -61,30 +78,41 @@ func App(ctx context.Context, dir, ref string) error {
 
 // test builds a program of the suites, which nothing else needs to run.
 func test(ctx context.Context, dir, name string) error {
-	return compile(ctx, "kubevpn/test", "e2e/"+name, "-s -w", filepath.Join(dir, name))
+	root, err := moduleRoot(ctx, "kubevpn/test")
+	if err != nil {
+		return err
+	}
+	return compile(ctx, root, "e2e/"+name, "-s -w", filepath.Join(dir, name))
 }
 
 // program builds a program of the product.
-func program(ctx context.Context, dir, name, version string) error {
+func (s source) program(ctx context.Context, dir, name string) error {
 	flags := "-s -w"
-	if version != "" {
-		flags += " -X kubevpn/internal/version.version=" + version
+	if s.version != "" {
+		flags += " -X kubevpn/internal/version.version=" + s.version
 	}
-	return compile(ctx, "kubevpn", "cmd/"+name, flags, filepath.Join(dir, name))
+	return compile(ctx, s.root, "cmd/"+name, flags, filepath.Join(dir, name))
 }
 
-// compile builds a package within its own module: with the versions in that module's go.mod.
-func compile(ctx context.Context, module, pkg, ldflags, output string) error {
+const productModule = "kubevpn"
+
+// moduleRoot returns the directory of one of the repository's modules.
+func moduleRoot(ctx context.Context, module string) (string, error) {
+	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module).Output()
+	if err != nil {
+		return "", fmt.Errorf("finding the module %s: %w", module, err)
+	}
+	return strings.TrimSpace(string(root)), nil
+}
+
+// compile builds a package within its own module, whose directory is root: with the versions in that module's go.mod.
+func compile(ctx context.Context, root, pkg, ldflags, output string) error {
 	output, err := filepath.Abs(output)
 	if err != nil {
 		return err
 	}
-	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module).Output()
-	if err != nil {
-		return fmt.Errorf("finding the module %s: %w", module, err)
-	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags="+ldflags, "-o", output, "./"+pkg)
-	cmd.Dir = strings.TrimSpace(string(root))
+	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("building %s: %w\n%s", filepath.Base(pkg), err, out)
