@@ -72,7 +72,8 @@ release-snapshot: bin/kubevpn bin/image ## archives, packages, checksums, SBOMs 
 	scripts/release snapshot
 
 release: bin/kubevpn bin/image ## draft a release of the tag on GitHub: VERSION=1.2.0 REPOSITORY=OWNER/NAME PUSH=REGISTRY/NAME:1.2.0
-	IMAGE="$$($(MAKE) -s push-image IMAGE=$(or $(PUSH),$(error set PUSH: the name of the image)))" scripts/release publish
+	image=$$($(MAKE) -s push-image IMAGE=$(or $(PUSH),$(error set PUSH: the name of the image))) && \
+	IMAGE=$$image scripts/release publish
 
 krew-validate: ## run krew's validator on the manifest of a published release: TAG=v1.2.0 REPOSITORY=OWNER/NAME
 	curl -fsSL -o bin/kubevpn.yaml --create-dirs https://github.com/$(REPOSITORY)/releases/download/$(TAG)/kubevpn.yaml

@@ -188,7 +188,7 @@ type connectFlags struct {
 // consenting completes the Consent of req, which request returned.
 func (f *connectFlags) consenting(a *app, req *api.ConnectRequest, output *format, quiet func()) consenting {
 	return consenting{
-		app: a, cluster: f.cluster, consent: &req.Consent, yes: f.yes, json: output.value == "json", quiet: quiet,
+		app: a, cluster: f.cluster, consent: &req.Consent, yes: f.yes, batch: output.forPrograms(), quiet: quiet,
 		find: func(ctx context.Context) error {
 			_, err := install.Find(ctx, f.cluster, req.ManagerNamespace, req.Namespace, req.Consent)
 			return err

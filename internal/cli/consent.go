@@ -27,7 +27,7 @@ type consenting struct {
 	cluster *cluster.Cluster
 	consent *api.Consent // of the request; run fills it in
 	yes     bool         // consent without a question
-	json    bool         // a program reads the output, so do not ask
+	batch   bool         // a program reads the output, so do not ask
 	quiet   func()       // stops the progress display
 	// find looks for the traffic manager, so that the question about it comes before the password prompt of sudo. Nil:
 	// the request needs no root.
@@ -131,7 +131,7 @@ func (c *consenting) allow(ctx context.Context, e *api.Error, on func(api.Event)
 		return nil
 	}
 	terminal, done := c.app.terminal()
-	if terminal == nil || c.json {
+	if terminal == nil || c.batch {
 		return e.WithHint("%s\nkubevpn cannot ask you here. "+
 			"To allow it, pass --yes, or set `yes: true` in %s or KUBEVPN_YES=true.", e.Hint, c.paths.ConfigFile)
 	}

@@ -57,6 +57,26 @@ func TestCtrlCEndsTheQuestion(t *testing.T) {
 	}
 }
 
+func TestOutputForProgramsHasNoQuestion(t *testing.T) {
+	_, terminal, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer terminal.Close()
+	for _, value := range []string{"json", "yaml", "name", "jsonpath={.id}", "go-template={{.id}}"} {
+		output := newObjectFormat("text")
+		if err := output.Set(value); err != nil {
+			t.Fatal(err)
+		}
+		f := connectFlags{cluster: labCluster(t)}
+		c := f.consenting(&app{in: terminal, errout: terminal}, &api.ConnectRequest{}, output, func() {})
+		e := c.allow(t.Context(), api.NeedsManager(api.TrustedManager{Namespace: "kubevpn"}, "not yours"), func(api.Event) {})
+		if got := api.AsError(e); got == nil || got.Code != api.ExitConsent || !strings.Contains(got.Hint, "--yes") {
+			t.Errorf("-o %s: got %v", value, e)
+		}
+	}
+}
+
 func readUntil(t *testing.T, r interface{ Read([]byte) (int, error) }, end string) string {
 	t.Helper()
 	var all strings.Builder

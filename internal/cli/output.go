@@ -67,6 +67,9 @@ func (f *format) Set(s string) error {
 	return nil
 }
 
+// forPrograms reports whether a program reads the output, so that no question may be asked.
+func (f *format) forPrograms() bool { return f.value != f.allowed[0] }
+
 // list returns the formats for a text.
 func (f *format) list() string {
 	return strings.ReplaceAll(strings.Join(f.allowed, ", "), "=", "=TEMPLATE")

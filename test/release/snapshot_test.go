@@ -155,7 +155,7 @@ func TestChecksumsCoverAllFiles(t *testing.T) {
 			t.Errorf("%s has the checksum %s, and checksums.txt says %s", name, got, sum)
 		}
 	}
-	for _, pattern := range []string{"*.tar.gz", "*.zip", "*.deb", "*.rpm", "*.spdx.json"} {
+	for _, pattern := range []string{"*.tar.gz", "*.zip", "*.deb", "*.rpm", "*.spdx.json", "kubevpn-*.tgz"} {
 		files, err := filepath.Glob(filepath.Join(dist, pattern))
 		if err != nil || len(files) == 0 {
 			t.Errorf("there is no %s: %v", pattern, err)
@@ -164,6 +164,23 @@ func TestChecksumsCoverAllFiles(t *testing.T) {
 			if sums[filepath.Base(file)] == "" {
 				t.Errorf("checksums.txt lacks %s", filepath.Base(file))
 			}
+		}
+	}
+}
+
+func TestChartHasVersionOfRelease(t *testing.T) {
+	name := "kubevpn-" + version(t) + ".tgz"
+	files := unpack(t, name, read(t, name))
+	var chart struct{ Name, Version, AppVersion string }
+	if err := yaml.Unmarshal(files["kubevpn/Chart.yaml"], &chart); err != nil {
+		t.Fatal(err)
+	}
+	if chart.Name != "kubevpn" || chart.Version != version(t) || chart.AppVersion != version(t) {
+		t.Errorf("got %+v, want the version %s", chart, version(t))
+	}
+	for _, want := range []string{"values.yaml", "values.schema.json", "README.md", "templates/deployment.yaml"} {
+		if len(files["kubevpn/"+want]) == 0 {
+			t.Errorf("the chart lacks %s", want)
 		}
 	}
 }
