@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,7 +61,7 @@ func referencePages(t *testing.T, cmd *cobra.Command) map[string]string {
 			t.Fatal(err)
 		}
 		name := strings.ReplaceAll(cmd.CommandPath(), " ", "_") + ".md"
-		pages[name] = strings.TrimRight(page.String(), "\n") + "\n"
+		pages[name] = inSections(cmd, strings.TrimRight(page.String(), "\n")+"\n")
 		for _, sub := range cmd.Commands() {
 			if sub.IsAvailableCommand() {
 				render(sub)
@@ -69,6 +70,20 @@ func referencePages(t *testing.T, cmd *cobra.Command) map[string]string {
 	}
 	render(cmd)
 	return pages
+}
+
+// inSections replaces the flags of a page, which cobra lists in two blocks, by those in sections.
+func inSections(cmd *cobra.Command, page string) string {
+	begin := strings.Index(page, "### Options\n")
+	end := strings.Index(page, "### SEE ALSO\n")
+	if begin < 0 || end < begin {
+		return page
+	}
+	var flags strings.Builder
+	for title, set := range sections(cmd) {
+		fmt.Fprintf(&flags, "### %s\n\n```\n%s```\n\n", title, set.FlagUsages())
+	}
+	return page[:begin] + flags.String() + page[end:]
 }
 
 func writeReference(t *testing.T, pages map[string]string) {

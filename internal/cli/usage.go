@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"iter"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -60,22 +61,31 @@ func printUsage(cmd *cobra.Command) error {
 		fmt.Fprintf(&b, "\nExamples:\n%s\n", cmd.Example)
 	}
 	printCommands(&b, cmd)
-	for _, title := range []string{sectionCommand, sectionConnection, sectionCluster, sectionGlobal} {
-		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			if sectionOf(f) == title {
-				flags.AddFlag(f)
-			}
-		})
-		if flags.HasAvailableFlags() {
-			fmt.Fprintf(&b, "\n%s:\n%s", title, flags.FlagUsages())
-		}
+	for title, flags := range sections(cmd) {
+		fmt.Fprintf(&b, "\n%s:\n%s", title, flags.FlagUsages())
 	}
 	if cmd.HasAvailableSubCommands() {
 		fmt.Fprintf(&b, "\nUse \"%s [command] --help\" for more information about a command.\n", cmd.CommandPath())
 	}
 	_, err := io.WriteString(cmd.OutOrStdout(), b.String())
 	return err
+}
+
+// sections yields the sections of the command's flags that are not empty.
+func sections(cmd *cobra.Command) iter.Seq2[string, *pflag.FlagSet] {
+	return func(yield func(string, *pflag.FlagSet) bool) {
+		for _, title := range []string{sectionCommand, sectionConnection, sectionCluster, sectionGlobal} {
+			flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+			cmd.Flags().VisitAll(func(f *pflag.Flag) {
+				if sectionOf(f) == title {
+					flags.AddFlag(f)
+				}
+			})
+			if flags.HasAvailableFlags() && !yield(title, flags) {
+				return
+			}
+		}
+	}
 }
 
 // printCommands lists the commands below cmd in their groups.
