@@ -147,6 +147,8 @@ type DNSStatus struct {
 	Mode    ResolverMode `json:"mode"`
 	Domain  string       `json:"domain"`
 	Servers []netip.Addr `json:"servers"`
+	// answers that were served after their TTL, because the connection was interrupted
+	StaleAnswers int64 `json:"staleAnswers,omitempty"`
 }
 
 // Check is the result of one probe of the tunnel.

@@ -117,4 +117,6 @@ type NameDelta struct {
 	Reset  bool                `json:"reset,omitempty"`
 	Add    map[string][]string `json:"add,omitempty"`
 	Remove map[string][]string `json:"remove,omitempty"`
+	// Services of the index whose DNS records may have changed. A manager that does not know sends Reset instead.
+	Changed map[string][]string `json:"changed,omitempty"`
 }

@@ -184,6 +184,7 @@ func (c *Connection) Status() api.Connection {
 	if hello := c.view.Load().hello; hello != nil {
 		out.ManagerVersion = hello.Version
 	}
+	out.DNS.StaleAnswers = c.routes.zone.cache.Stale()
 	out.Transport, out.Transports = c.transports.describe(out.Since)
 	if out.Error == nil {
 		out.Error = c.cluster.LoginRequired()

@@ -33,8 +33,9 @@ const (
 // names is the index of the cluster's Services, and the namespaces in it. The manager's list replaces the one that the
 // laptop read with the user's rights. It is safe for concurrent use.
 type names struct {
-	index *dns.Index
-	told  chan struct{} // closed when somebody has listed names, or nobody will
+	index  *dns.Index
+	forget func(changed map[string][]string) // forgets answers about these Services; set before anything is applied
+	told   chan struct{}                     // closed when somebody has listed names, or nobody will
 
 	mu         sync.Mutex
 	from       source
@@ -42,7 +43,8 @@ type names struct {
 }
 
 func newNames() *names {
-	return &names{index: new(dns.Index), told: make(chan struct{}), namespaces: map[string]int{}}
+	return &names{index: new(dns.Index), forget: func(map[string][]string) {}, told: make(chan struct{}),
+		namespaces: map[string]int{}}
 }
 
 // maxNames limits the index: Services and namespaces together.
@@ -85,6 +87,15 @@ func (n *names) apply(from source, d api.NameDelta) (left int) {
 	}
 	n.index.Apply(d.Reset, add, d.Remove)
 	n.tell()
+	if d.Reset {
+		n.forget(nil)
+		return left
+	}
+	for _, changed := range []map[string][]string{add, d.Remove, d.Changed} {
+		if len(changed) > 0 {
+			n.forget(changed)
+		}
+	}
 	return left
 }
 

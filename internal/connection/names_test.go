@@ -2,6 +2,7 @@ package connection
 
 import (
 	"fmt"
+	"reflect"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,6 +38,32 @@ func TestShortNamesWaitForTheList(t *testing.T) {
 }
 
 // No sequence of additions and removals lets a traffic manager fill the laptop's memory with names.
+func TestNamesForgetAnswers(t *testing.T) {
+	of := func(names ...string) map[string][]string { return map[string][]string{"shop": names} }
+	for name, tt := range map[string]struct {
+		from  source
+		delta api.NameDelta
+		want  []map[string][]string
+	}{
+		"new":      {fromManager, api.NameDelta{Add: of("cart")}, []map[string][]string{of("cart")}},
+		"gone":     {fromManager, api.NameDelta{Remove: of("cart")}, []map[string][]string{of("cart")}},
+		"changed":  {fromManager, api.NameDelta{Changed: of("cart")}, []map[string][]string{of("cart")}},
+		"all":      {fromManager, api.NameDelta{Reset: true, Add: of("cart")}, []map[string][]string{nil}},
+		"not used": {fromUser, api.NameDelta{Add: of("cart")}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNames()
+			n.apply(fromManager, api.NameDelta{Reset: true})
+			var got []map[string][]string
+			n.forget = func(changed map[string][]string) { got = append(got, changed) }
+			n.apply(tt.from, tt.delta)
+			if !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("forgot %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
 func TestNamesAreBounded(t *testing.T) {
 	many := func(prefix string, n int) []string {
 		all := make([]string, n)

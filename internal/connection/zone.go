@@ -17,6 +17,7 @@ import (
 type zone struct {
 	*shared
 	nameservers *dns.Nameservers // cluster DNS, through the tunnel
+	cache       *dns.Cache       // of their answers
 	servers     []netip.AddrPort // as nameservers has them
 	applied     dns.Zone         // as the machine's resolver has it
 
@@ -27,8 +28,10 @@ type zone struct {
 }
 
 func newZone(s *shared, dial func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)) *zone {
-	return &zone{shared: s, nameservers: dns.NewNameservers(dns.NameserversConfig{Name: s.cluster.ID(), Dial: dial,
-		Logger: s.log})}
+	nameservers := dns.NewNameservers(dns.NameserversConfig{Name: s.cluster.ID(), Dial: dial, Logger: s.log})
+	z := &zone{shared: s, nameservers: nameservers, cache: dns.NewCache(nameservers, s.status.reconnecting)}
+	s.names.forget = z.cache.Forget
+	return z
 }
 
 // serveAt moves the answers to the resolver's address, which a new lease may have changed.
@@ -74,8 +77,9 @@ func (z *zone) set(state api.ManagerState, reverse []netip.Prefix) error {
 	if !slices.Equal(servers, z.servers) { // SetAddrs forgets the sockets, and which server was silent
 		z.servers = servers
 		z.nameservers.SetAddrs(servers)
+		z.cache.Forget(nil)
 	}
-	next := dns.Zone{Domain: state.DNSDomain, Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.nameservers}
+	next := dns.Zone{Domain: state.DNSDomain, Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.cache}
 	if z.names.known() != nobody {
 		next.Services = z.names.index
 	}

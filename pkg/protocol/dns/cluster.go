@@ -136,21 +136,26 @@ func replyWith(q, resp *dns.Msg, name string, short bool) *dns.Msg {
 	return reply
 }
 
-// ttlOf returns the lowest TTL of an answer's records.
+// ttlOf returns the TTL of a short name's alias.
 func ttlOf(m *dns.Msg) uint32 {
-	least := uint32(math.MaxUint32)
+	if ttl, known := leastTTL(m); known {
+		return ttl
+	}
+	return aliasTTL
+}
+
+// leastTTL returns the lowest TTL of an answer's records, and that of a negative answer (RFC 2308 section 5).
+func leastTTL(m *dns.Msg) (ttl uint32, known bool) {
+	ttl = math.MaxUint32
 	for _, rr := range m.Answer {
-		least = min(least, rr.Header().Ttl)
+		ttl = min(ttl, rr.Header().Ttl)
 	}
 	for _, rr := range m.Ns {
 		if soa, ok := rr.(*dns.SOA); ok {
-			least = min(least, soa.Hdr.Ttl, soa.Minttl)
+			ttl = min(ttl, soa.Hdr.Ttl, soa.Minttl)
 		}
 	}
-	if least == math.MaxUint32 {
-		return aliasTTL
-	}
-	return least
+	return ttl, ttl != math.MaxUint32
 }
 
 // chase follows the aliases in reply from name on. If the reply lacks the target of the last alias (an ExternalName

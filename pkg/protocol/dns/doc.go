@@ -18,7 +18,8 @@
 //	     ├─ reverse name inside its prefixes ┤
 //	     ├─ short name that its index knows ─┤
 //	     │                                   ▼
-//	     │                    ask cluster DNS through the tunnel (cluster.go): UDP, TCP when truncated,
+//	     │                    ask cluster DNS through the tunnel (cluster.go), unless the answer is
+//	     │                    cached (cache.go): UDP, TCP when truncated,
 //	     │                    next server on silence; a CNAME that leaves the cluster is followed here
 //	     │                                   ├─ answer ───────▶ CNAME to the full name + records, cut to the
 //	     │                                   │                  client's UDP size with TC, whole over TCP
@@ -78,6 +79,7 @@
 //   - Operations other than QUERY (UPDATE, NOTIFY) are not forwarded.
 //   - The extended DNS options (cookies, client subnet) of a query for a cluster name are not passed on.
 //
-// Nothing is cached: CoreDNS caches, and so do the operating system's own resolvers. Identical questions to the
-// same cluster that are in flight at the same time share one exchange.
+// A [Cache] per connection keeps the cluster's answers for their TTL, until the traffic manager says that the Service
+// has changed. It has answers of one cluster only. Nothing from upstream is cached: the operating system's own resolvers
+// do that. Identical questions to the same cluster that are in flight at the same time share one exchange.
 package dns

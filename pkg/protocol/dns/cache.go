@@ -1,0 +1,154 @@
+package dns
+
+import (
+	"context"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/miekg/dns"
+	"k8s.io/apimachinery/pkg/util/cache"
+)
+
+const (
+	maxCached     = 1024    // answers
+	maxCachedSize = 4 << 10 // bytes of an answer as a message
+	maxForgotten  = 64      // Services; if more have changed at once, all answers are forgotten
+	// maxStale is the time after its TTL for which an answer is served while the cluster's DNS gives none, with staleTTL.
+	maxStale = 30 * time.Second
+	staleTTL = 1
+)
+
+// Cache keeps the answers of one cluster's DNS for their TTL (RFC 1035, RFC 2308), so that a repeated query costs no round
+// trip. While the cluster's DNS gives no answer, it also serves answers that have expired, as RFC 8767 allows.
+//
+//	query ──▶ fresh answer ────────────────────────────────▶ the answer, with the rest of its TTL
+//	     └──▶ interrupted, and expired for at most maxStale ─▶ the answer, with staleTTL
+//	     └──▶ ask ── answer ──▶ keep it ────────────────────▶ the answer
+//	              └─ error ───▶ expired for at most maxStale ▶ the answer, with staleTTL
+//
+// It is safe for concurrent use and starts no goroutine.
+type Cache struct {
+	next        Handler
+	interrupted func() bool
+	answers     *cache.LRUExpireCache // cacheKey to cachedAnswer
+	stale       atomic.Int64
+
+	mu      sync.Mutex // held by Forget, and while an answer is added
+	forgets int        // calls of Forget: what was asked before the last one is not kept
+}
+
+// cacheKey is equal for queries with the same answer.
+type cacheKey struct {
+	name          string // in lower case
+	qtype, qclass uint16
+	do, cd, rd    bool
+}
+
+type cachedAnswer struct {
+	msg   *dns.Msg
+	since time.Time
+	ttl   time.Duration
+}
+
+// NewCache returns a cache for next. interrupted reports whether it is useless to ask next now.
+func NewCache(next Handler, interrupted func() bool) *Cache {
+	return &Cache{next: next, interrupted: interrupted, answers: cache.NewLRUExpireCache(maxCached)}
+}
+
+// Forget forgets the answers about the Services of the given namespaces, and about their pods, also those to queries that
+// are in flight. Nil forgets everything.
+func (c *Cache) Forget(changed map[string][]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forgets++
+	var parts []string
+	for namespace, services := range changed {
+		for _, service := range services {
+			parts = append(parts, "."+service+"."+namespace+".svc.")
+		}
+	}
+	all := changed == nil || len(parts) > maxForgotten
+	c.answers.RemoveAll(func(key any) bool {
+		name := "." + key.(cacheKey).name
+		return all || slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(name, part) })
+	})
+}
+
+// Stale returns how many answers were served after their TTL.
+func (c *Cache) Stale() int64 { return c.stale.Load() }
+
+// ServeDNS answers from memory, or asks.
+func (c *Cache) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
+	key, now := cacheKeyOf(q), time.Now()
+	value, ok := c.answers.Get(key)
+	kept, _ := value.(cachedAnswer)
+	age := now.Sub(kept.since)
+	switch {
+	case ok && age < kept.ttl:
+		return kept.answer(q, kept.ttl-age), nil
+	case ok && c.interrupted():
+		return c.serveStale(q, kept), nil
+	}
+	c.mu.Lock()
+	forgets := c.forgets
+	c.mu.Unlock()
+	msg, err := c.next.ServeDNS(ctx, q)
+	if err != nil {
+		// The time may have passed while the servers were silent.
+		if ok && time.Since(kept.since) < kept.ttl+maxStale {
+			return c.serveStale(q, kept), nil
+		}
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ttl := cacheable(msg); ttl > 0 && c.forgets == forgets {
+		c.answers.Add(key, cachedAnswer{msg, now, ttl}, ttl+maxStale)
+	}
+	return msg, nil
+}
+
+func (c *Cache) serveStale(q *dns.Msg, kept cachedAnswer) *dns.Msg {
+	c.stale.Add(1)
+	return kept.answer(q, staleTTL*time.Second)
+}
+
+func cacheKeyOf(q *dns.Msg) cacheKey {
+	asked := q.Question[0]
+	opt := q.IsEdns0()
+	return cacheKey{
+		name: strings.ToLower(asked.Name), qtype: asked.Qtype, qclass: asked.Qclass,
+		do: opt != nil && opt.Do(), cd: q.CheckingDisabled, rd: q.RecursionDesired,
+	}
+}
+
+// cacheable returns how long an answer may be kept: 0 for failures, for answers without a TTL, and for large ones.
+func cacheable(m *dns.Msg) time.Duration {
+	if m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError || m.Truncated || m.Len() > maxCachedSize {
+		return 0
+	}
+	ttl, known := leastTTL(m)
+	if !known {
+		return 0
+	}
+	return time.Duration(ttl) * time.Second
+}
+
+// answer returns a copy for q whose TTLs are at most left, and at least a second.
+func (a cachedAnswer) answer(q *dns.Msg, left time.Duration) *dns.Msg {
+	msg := a.msg.Copy()
+	msg.Id = q.Id
+	ttl := uint32(min(math.Ceil(left.Seconds()), math.MaxUint32))
+	for _, section := range [][]dns.RR{msg.Answer, msg.Ns, msg.Extra} {
+		for _, rr := range section {
+			if h := rr.Header(); h.Rrtype != dns.TypeOPT {
+				h.Ttl = min(h.Ttl, ttl)
+			}
+		}
+	}
+	return msg
+}
