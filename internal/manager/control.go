@@ -103,7 +103,7 @@ func changes(before, now *notice) []api.ControlMessage {
 	if !reflect.DeepEqual(before.state, now.state) {
 		messages = append(messages, api.ControlMessage{State: &now.state})
 	}
-	if d := delta(before.names, now.names); d != nil {
+	if d := deltaOf(before, now); d != nil {
 		messages = append(messages, api.ControlMessage{Names: d})
 	}
 	return messages

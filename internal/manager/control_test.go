@@ -6,12 +6,14 @@ import (
 	"errors"
 	"log/slog"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
+	"kubevpn/pkg/datapath/balancer"
 )
 
 var helloV1 = api.ClientHello{Protocol: api.Protocol, Version: "1", Client: "laptop"}
@@ -85,6 +87,37 @@ func TestDeltaContainsOnlyChanges(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := delta(tt.before, tt.after); !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestDeltaContainsChangedRecords(t *testing.T) {
+	type names = map[string][]string
+	db := balancer.Name{Namespace: "a", Name: "db"}
+	all := names{"a": {"db", "web"}}
+	of := func(names map[string][]string, changed ...balancer.Name) *notice {
+		n := &notice{names: names}
+		for _, name := range changed {
+			n.records.add(name)
+		}
+		return n
+	}
+	for name, tt := range map[string]struct {
+		before, after *notice
+		want          *api.NameDelta
+	}{
+		"none":               {of(all, db), of(all, db), nil},
+		"one, twice":         {of(all, db), of(all, db, db, db), &api.NameDelta{Changed: names{"a": {"db"}}}},
+		"and a new Service":  {of(names{"a": {"db"}}), of(all, db), &api.NameDelta{Add: names{"a": {"web"}}, Changed: names{"a": {"db"}}}},
+		"first":              {&notice{}, of(all, db), &api.NameDelta{Reset: true, Add: all}},
+		"no longer known":    {of(all), of(nil, db), &api.NameDelta{Reset: true}},
+		"as many as fit":     {of(all), of(all, slices.Repeat([]balancer.Name{db}, maxChanges)...), &api.NameDelta{Changed: names{"a": {"db"}}}},
+		"more than are kept": {of(all), of(all, slices.Repeat([]balancer.Name{db}, maxChanges+1)...), &api.NameDelta{Reset: true, Add: all}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := deltaOf(tt.before, tt.after); !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("got %+v, want %+v", got, tt.want)
 			}
 		})

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"hash/maphash"
 	"net/netip"
 	"slices"
 	"time"
@@ -20,10 +21,11 @@ import (
 type service struct {
 	// clusterIPs is empty for headless and ExternalName Services, and for those whose virtual IP another proxy
 	// serves (label service.kubernetes.io/service-proxy-name), which kube-proxy ignores too.
-	clusterIPs []netip.Addr
-	affinity   time.Duration
-	localOnly  bool
-	ports      []servicePort
+	clusterIPs   []netip.Addr
+	affinity     time.Duration
+	localOnly    bool
+	ports        []servicePort
+	externalName string
 }
 
 type servicePort struct {
@@ -78,7 +80,37 @@ func convertService(s *corev1.Service) *service {
 			c.ports = append(c.ports, servicePort{intern(p.Name), protocol, uint16(p.Port)})
 		}
 	}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		c.externalName = s.Spec.ExternalName
+	}
 	return c
+}
+
+// hashRecords returns a hash of everything that a Service's DNS records depend on.
+func hashRecords(seed maphash.Seed, s *service, slices map[string]*slice) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	maphash.WriteComparable(&h, s.externalName)
+	for _, addr := range s.clusterIPs {
+		maphash.WriteComparable(&h, addr)
+	}
+	for _, port := range s.ports {
+		maphash.WriteComparable(&h, port)
+	}
+	sum := h.Sum64()
+	if len(s.clusterIPs) > 0 {
+		return sum
+	}
+	for _, sl := range slices { // in any order
+		for i := range sl.endpoints {
+			e := &sl.endpoints[i]
+			sum += maphash.Comparable(seed, struct {
+				addr  netip.Addr
+				ready bool
+			}{e.addr, e.ready})
+		}
+	}
+	return sum
 }
 
 // clusterIPs returns s's virtual IPs. It leaves out externalIPs and status.loadBalancer because of CVE-2020-8554.

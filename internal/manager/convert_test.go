@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"hash/maphash"
 	"net/netip"
 	"slices"
 	"testing"
@@ -189,5 +190,40 @@ func TestSliceMovesToAnotherService(t *testing.T) {
 	c.setSlice(name, nil)
 	if len(c.slices)+len(c.owner)+len(c.networks.pods) != 0 {
 		t.Errorf("a deleted slice leaves %v %v %v", c.slices, c.owner, c.networks.pods)
+	}
+}
+
+func TestHashRecordsFollowsDNS(t *testing.T) {
+	seed := maphash.MakeSeed()
+	hash := func(change func(*corev1.Service), slices ...*discoveryv1.EndpointSlice) uint64 {
+		of := map[string]*slice{}
+		for _, s := range slices {
+			of[s.Name] = convertSlice(s)
+		}
+		return hashRecords(seed, convertService(webService(change)), of)
+	}
+	headless := func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"} }
+	external := func(name string) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, name }
+	}
+	one, two := webSlice("a", nil, "10.244.0.1"), webSlice("b", nil, "10.244.0.2")
+	unready := webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = ptr(false) }, "10.244.0.1")
+	for name, tt := range map[string]struct {
+		before, after uint64
+		same          bool
+	}{
+		"label":                       {hash(nil), hash(func(s *corev1.Service) { s.Labels = map[string]string{"a": "b"} }), true},
+		"endpoint behind a ClusterIP": {hash(nil, one), hash(nil, one, two), true},
+		"ClusterIP":                   {hash(nil), hash(func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.9.9"} }), false},
+		"port":                        {hash(nil), hash(func(s *corev1.Service) { s.Spec.Ports[0].Port++ }), false},
+		"external name":               {hash(external("a.example")), hash(external("b.example")), false},
+		"headless":                    {hash(nil), hash(headless), false},
+		"endpoint of a headless one":  {hash(headless, one), hash(headless, one, two), false},
+		"its readiness":               {hash(headless, one), hash(headless, unready), false},
+		"the order of its slices":     {hash(headless, one, two), hash(headless, two, one), true},
+	} {
+		if (tt.before == tt.after) != tt.same {
+			t.Errorf("%s: the hash was %x and is %x", name, tt.before, tt.after)
+		}
 	}
 }

@@ -46,7 +46,7 @@ func fill(t *testing.T, m *Manager, nodeList, sliceList []any) {
 			t.Fatal(err)
 		}
 	}
-	m.publisher.names, m.publisher.sorted = map[string]map[string]struct{}{}, map[string][]string{}
+	m.publisher.names, m.publisher.sorted = map[string]map[string]uint64{}, map[string][]string{}
 	m.publisher.apply()
 	m.publisher.post()
 }

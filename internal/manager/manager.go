@@ -20,6 +20,7 @@ package manager
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -92,6 +93,7 @@ func New(cfg Config) *Manager {
 		cluster: c, balancer: m.dialer.balancer, notices: m.notices, rights: m.watcher.state,
 		pod: cfg.PodIPs, vip: cfg.APIServer, inner: m.router.describe, readPods: m.pods.poked.Raise,
 		guard: m.filter.hosts.Store, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
+		seed: maphash.MakeSeed(),
 	}
 	m.dialer.inRange = m.inServiceRange
 	return m

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/wakeup"
 )
 
@@ -15,7 +16,39 @@ type notice struct {
 	state api.ManagerState
 	// names contains the Services by namespace, sorted. An unchanged namespace has the same slice as in the previous
 	// notice. nil: the manager may not watch Services.
-	names map[string][]string
+	names   map[string][]string
+	records recordChanges
+}
+
+// recordChanges are the last Services that still exist and whose DNS records have changed. A copy does not change.
+type recordChanges struct {
+	count int // all of them, since the manager began
+	last  []balancer.Name
+}
+
+// maxChanges is the number of changes between two notices after which a laptop is told that everything has changed.
+const maxChanges = 64
+
+func (c *recordChanges) add(name balancer.Name) {
+	c.count++
+	c.last = append(slices.Clone(c.last[max(0, len(c.last)+1-maxChanges):]), name)
+}
+
+// since returns the Services that have changed since before; ok is false if they are too many.
+func (c *recordChanges) since(before recordChanges) (changed map[string][]string, ok bool) {
+	n := c.count - before.count
+	if n > len(c.last) {
+		return nil, false
+	}
+	for _, name := range c.last[len(c.last)-n:] {
+		if changed == nil {
+			changed = make(map[string][]string)
+		}
+		if !slices.Contains(changed[name.Namespace], name.Name) {
+			changed[name.Namespace] = append(changed[name.Namespace], name.Name)
+		}
+	}
+	return changed, true
 }
 
 // notices publishes the latest notice to all control streams. A slow reader skips notices and blocks nobody.
@@ -39,7 +72,8 @@ func (b *notices) read() (*notice, <-chan struct{}) {
 func (b *notices) post(n *notice) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if reflect.DeepEqual(b.current.state, n.state) && sameNames(b.current.names, n.names) {
+	if reflect.DeepEqual(b.current.state, n.state) && sameNames(b.current.names, n.names) &&
+		b.current.records.count == n.records.count {
 		return
 	}
 	b.current = n
@@ -53,6 +87,25 @@ func sameNames(a, b map[string][]string) bool {
 // sameSlice reports whether two lists of names are the same one, or equal.
 func sameSlice(a, b []string) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
+}
+
+// deltaOf returns the changes of Services and their records from before to after, or nil if there are none.
+func deltaOf(before, after *notice) *api.NameDelta {
+	d := delta(before.names, after.names)
+	if after.names == nil || d != nil && d.Reset {
+		return d
+	}
+	changed, ok := after.records.since(before.records)
+	switch {
+	case !ok:
+		return delta(nil, after.names)
+	case changed == nil:
+		return d
+	case d == nil:
+		d = &api.NameDelta{}
+	}
+	d.Changed = changed
+	return d
 }
 
 // delta returns the changes from before to after, or nil if there are none. If before has no Services, the delta has

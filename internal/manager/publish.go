@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"hash/maphash"
 	"maps"
 	"net/netip"
 	"slices"
@@ -39,17 +40,19 @@ type publisher struct {
 	ready chan struct{} // closed after the first notice with everything that the manager may know
 
 	// Only run uses these:
-	settled   bool                           // pods and ranges have guesses
-	resolving []string                       // those of cluster.namespaces of which the balancer has the Services
-	names     map[string]map[string]struct{} // Services by namespace
-	sorted    map[string][]string            // of names, for notices; a namespace's entry is deleted when it changes
+	settled   bool                         // pods and ranges have guesses
+	resolving []string                     // those of cluster.namespaces of which the balancer has the Services
+	names     map[string]map[string]uint64 // by namespace and Service: hashRecords
+	sorted    map[string][]string          // of names, for notices; a namespace's entry is deleted when it changes
+	seed      maphash.Seed                 // of the hashes
+	records   recordChanges
 	found     found
 	podSet    *netipx.IPSet // of found.pods
 }
 
 // run publishes until ctx ends.
 func (p *publisher) run(ctx context.Context) error {
-	p.names, p.sorted = map[string]map[string]struct{}{}, map[string][]string{}
+	p.names, p.sorted = map[string]map[string]uint64{}, map[string][]string{}
 	var due <-chan time.Time
 	for {
 		select {
@@ -123,7 +126,11 @@ func (p *publisher) apply() {
 	var remove []balancer.Name
 	for name := range dirty {
 		s := c.services[name]
-		p.rename(name, s != nil)
+		if s != nil {
+			p.rename(name, true, hashRecords(p.seed, s, c.slices[name]))
+		} else {
+			p.rename(name, false, 0)
+		}
 		if s != nil && p.resolves(name.Namespace) {
 			set = append(set, join(name, s, c.slices[name]))
 		} else {
@@ -141,9 +148,14 @@ func (p *publisher) resolves(namespace string) bool {
 	return slices.Contains(p.resolving, metav1.NamespaceAll) || slices.Contains(p.resolving, namespace)
 }
 
-func (p *publisher) rename(name balancer.Name, exists bool) {
+// rename notes whether a Service exists, and the hash of its records.
+func (p *publisher) rename(name balancer.Name, exists bool, records uint64) {
 	in := p.names[name.Namespace]
-	if _, ok := in[name.Name]; ok == exists {
+	if known, ok := in[name.Name]; ok == exists {
+		if known != records {
+			in[name.Name] = records
+			p.records.add(name)
+		}
 		return
 	}
 	delete(p.sorted, name.Namespace)
@@ -154,10 +166,10 @@ func (p *publisher) rename(name balancer.Name, exists bool) {
 		return
 	}
 	if in == nil {
-		in = make(map[string]struct{})
+		in = make(map[string]uint64)
 		p.names[name.Namespace] = in
 	}
-	in[name.Name] = struct{}{}
+	in[name.Name] = records
 }
 
 // post publishes a new notice.
@@ -197,7 +209,7 @@ func (p *publisher) post() {
 	p.inner(&n.state)
 	p.probes(&n.state)
 	if p.cluster.knows(services) {
-		n.names = p.snapshot()
+		n.names, n.records = p.snapshot(), p.records
 	}
 	p.cluster.mu.Unlock()
 	p.notices.post(n)

@@ -190,6 +190,17 @@ func TestChangesReachLaptops(t *testing.T) {
 		t.Errorf("after a Service was added: %+v", d)
 	}
 
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "db-1", Labels: map[string]string{discoveryv1.LabelServiceName: "db"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.77"}}},
+	}
+	_, err = kube.DiscoveryV1().EndpointSlices("default").Create(ctx, slice, metav1.CreateOptions{})
+	check("adding an endpoint of a headless Service", err)
+	if d := c.untilNames(); !reflect.DeepEqual(d, &api.NameDelta{Changed: map[string][]string{"default": {"db"}}}) {
+		t.Errorf("after an endpoint was added to a headless Service: %+v", d)
+	}
+
 	check("deleting a Service", kube.CoreV1().Services("default").Delete(ctx, "web", metav1.DeleteOptions{}))
 	if d := c.untilNames(); d.Reset || d.Add != nil || !reflect.DeepEqual(d.Remove, map[string][]string{"default": {"web"}}) {
 		t.Errorf("after a Service was deleted: %+v", d)
