@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/miekg/dns"
-	"k8s.io/apimachinery/pkg/util/cache"
 )
 
 const (
@@ -34,7 +34,7 @@ const (
 type Cache struct {
 	next        Handler
 	interrupted func() bool
-	answers     *cache.LRUExpireCache // cacheKey to cachedAnswer
+	answers     *lru.Cache[cacheKey, cachedAnswer]
 	stale       atomic.Int64
 
 	mu      sync.Mutex // held by Forget, and while an answer is added
@@ -56,7 +56,11 @@ type cachedAnswer struct {
 
 // NewCache returns a cache for next. interrupted reports whether it is useless to ask next now.
 func NewCache(next Handler, interrupted func() bool) *Cache {
-	return &Cache{next: next, interrupted: interrupted, answers: cache.NewLRUExpireCache(maxCached)}
+	answers, err := lru.New[cacheKey, cachedAnswer](maxCached)
+	if err != nil {
+		panic(err) // the size is positive
+	}
+	return &Cache{next: next, interrupted: interrupted, answers: answers}
 }
 
 // Forget forgets the answers about the Services of the given namespaces, and about their pods, also those to queries that
@@ -72,10 +76,12 @@ func (c *Cache) Forget(changed map[string][]string) {
 		}
 	}
 	all := changed == nil || len(parts) > maxForgotten
-	c.answers.RemoveAll(func(key any) bool {
-		name := "." + key.(cacheKey).name
-		return all || slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(name, part) })
-	})
+	for _, key := range c.answers.Keys() {
+		name := "." + key.name
+		if all || slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(name, part) }) {
+			c.answers.Remove(key)
+		}
+	}
 }
 
 // Stale returns how many answers were served after their TTL.
@@ -84,9 +90,9 @@ func (c *Cache) Stale() int64 { return c.stale.Load() }
 // ServeDNS answers from memory, or asks.
 func (c *Cache) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	key, now := cacheKeyOf(q), time.Now()
-	value, ok := c.answers.Get(key)
-	kept, _ := value.(cachedAnswer)
+	kept, ok := c.answers.Get(key)
 	age := now.Sub(kept.since)
+	ok = ok && age < kept.ttl+maxStale
 	switch {
 	case ok && age < kept.ttl:
 		return kept.answer(q, kept.ttl-age), nil
@@ -107,7 +113,7 @@ func (c *Cache) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if ttl := cacheable(msg); ttl > 0 && c.forgets == forgets {
-		c.answers.Add(key, cachedAnswer{msg, now, ttl}, ttl+maxStale)
+		c.answers.Add(key, cachedAnswer{msg, now, ttl})
 	}
 	return msg, nil
 }
