@@ -406,21 +406,44 @@ func (l *laptop) connectedAgain(t *testing.T, within time.Duration) time.Duratio
 	return time.Since(start)
 }
 
-// namesWithoutTunnel checks that outside names still resolve, and that cluster names fail soon with SERVFAIL.
+// newType counts up, so that each query for it is a new one.
+var newType atomic.Int32
+
+// askNew returns a query that nobody has made before, so that kubevpn has not kept its answer.
+func askNew(name string) []string {
+	const privateUse = 65280 // types up to 65534: RFC 6895
+	return []string{"dig", "+time=5", "+tries=1", name, fmt.Sprintf("TYPE%d", privateUse+newType.Add(1))}
+}
+
+// namesWithoutTunnel checks that outside names still resolve, and that new queries for cluster names fail soon with
+// SERVFAIL.
 func (l *laptop) namesWithoutTunnel(t *testing.T) {
 	t.Helper()
 	for _, tt := range []struct{ name, want string }{
 		{"www.outside.test", "status: NOERROR"},
 		{"nosuch.outside.test", "status: NXDOMAIN"},
-		{"web.default.svc.cluster.local", "status: SERVFAIL"},
-		{"web.default", "status: SERVFAIL"},
-		{"web", "status: SERVFAIL"},
 	} {
 		if r := l.run(t, "dig", "+time=4", "+tries=1", tt.name); !strings.Contains(r.stdout, tt.want) {
 			t.Errorf("want %s: %v", tt.want, r)
 		}
 	}
+	for _, name := range []string{"web.default.svc.cluster.local", "web.default", "web"} {
+		if r := l.run(t, askNew(name)...); !strings.Contains(r.stdout, "status: SERVFAIL") {
+			t.Errorf("want SERVFAIL: %v", r)
+		}
+	}
 	l.must(t, "curl", "-sS", "--max-time", "2", "http://www.outside.test/")
+}
+
+// keptAnswer checks that a name resolves that was looked up before the connection was interrupted.
+func (l *laptop) keptAnswer(t *testing.T) {
+	t.Helper()
+	for _, name := range []string{"web.default.svc.cluster.local", "web.default", "web"} {
+		r := l.run(t, "dig", "+time=4", "+tries=1", name)
+		if !strings.Contains(r.stdout, l.clusterIP(t, "default", "web")) {
+			t.Errorf("%v", r)
+		}
+	}
 }
 
 func apiServerKilled(t *testing.T, l *laptop, flows []*flow) {
@@ -487,10 +510,12 @@ func (w *world) ready(t *testing.T) {
 
 // blackHole silently drops all packets between the laptop and the API server.
 func blackHole(t *testing.T, l *laptop, flows []*flow) {
+	l.keptAnswer(t) // is asked for, and then kept
 	heal := l.drop(t, `iifname "laptop"`, `oifname "laptop"`)
 	begin := time.Now()
-	// Before kubevpn detects the fault, a query for a cluster name is slow but is answered before the client times out.
-	r := l.run(t, "dig", "+time=5", "+tries=1", "web.default.svc.cluster.local")
+	l.keptAnswer(t)
+	// Before kubevpn detects the fault, a new query for a cluster name is slow but is answered before the client times out.
+	r := l.run(t, askNew("web.default.svc.cluster.local")...)
 	t.Logf("a query for a cluster name before the fault was detected took %v", r.took.Round(time.Millisecond))
 	if !strings.Contains(r.stdout, "status: SERVFAIL") {
 		t.Errorf("%v", r)
@@ -498,6 +523,7 @@ func blackHole(t *testing.T, l *laptop, flows []*flow) {
 	l.reconnecting(t, soon)
 	t.Logf("detected after %v", time.Since(begin).Round(time.Millisecond))
 	l.namesWithoutTunnel(t)
+	l.keptAnswer(t)
 	<-time.After(time.Until(begin.Add(20 * time.Second)))
 	heal()
 	t.Logf("connected %v after its end", l.connectedAgain(t, 15*time.Second).Round(100*time.Millisecond))

@@ -4,10 +4,14 @@ package e2e
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/miekg/dns"
 
 	"kubevpn/internal/testenv"
 	"kubevpn/test/lab"
@@ -122,6 +126,7 @@ endpoints: [%s]
 			t.Error("an empty page")
 		}
 	})
+	t.Run("same_answers_as_cluster_dns", func(t *testing.T) { sameAsClusterDNS(t, l) })
 	t.Run("each_nameserver_gets_only_its_names", func(t *testing.T) {
 		l.run(t, "getent", "hosts", "secret-outside.outside.test")
 		l.run(t, "getent", "hosts", "secret-cluster.default.svc.cluster.local")
@@ -152,4 +157,81 @@ func manyEndpoints(n int) string {
 		fmt.Fprintf(&b, "{addresses: [10.244.200.%d]}, ", i+1)
 	}
 	return strings.TrimSuffix(b.String(), ", ")
+}
+
+// sameAsClusterDNS compares what kubevpn answers, first and again, with what a CoreDNS pod answers.
+func sameAsClusterDNS(t *testing.T, l *laptop) {
+	const domain = ".default.svc.cluster.local"
+	server := "@" + l.pods(t, "kube-system", "k8s-app=kube-dns")[0].String()
+	pod := l.pods(t, "default", "app=web")[0].String()
+	dashed := strings.ReplaceAll(pod, ".", "-")
+	reverse, err := dns.ReverseAddr(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reverseVIP, err := dns.ReverseAddr(l.clusterIP(t, "default", "web"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var full, short []string // queries; what the search path makes the same of a short one
+	for name, shorter := range map[string]string{
+		"web" + domain:                        "web",
+		"web-headless" + domain:               "web-headless.default",
+		dashed + ".web-headless" + domain:     dashed + ".web-headless.default.svc",
+		"_http._tcp.web" + domain:             "_http._tcp.web.default",
+		"many" + domain:                       "many.default.svc",
+		dashed + ".default.pod.cluster.local": dashed + ".default.pod",
+		"nosuch" + domain:                     "",
+		"web.nosuch.svc.cluster.local":        "",
+		"svc.cluster.local":                   "",
+		"cluster.local":                       "",
+		"WEB.Default.svc.Cluster.LOCAL":       "",
+		reverse:                               "",
+		reverseVIP:                            "",
+	} {
+		for _, qtype := range []string{"A", "AAAA", "SRV", "TXT", "PTR", "NS", "MX", "HTTPS", "CNAME"} {
+			full = append(full, name+" "+qtype)
+			if shorter == "" || qtype == "CNAME" { // the alias is the answer
+				shorter = name
+			}
+			short = append(short, shorter+" "+qtype)
+		}
+	}
+	want := l.digAll(t, full, server)
+	for asked, got := range map[string][]string{"": l.digAll(t, full), " again": l.digAll(t, full), " by its short name": l.digAll(t, short)} {
+		for n, query := range full {
+			name, _, _ := strings.Cut(query, " ")
+			shorter, _, _ := strings.Cut(short[n], " ")
+			alias := fmt.Sprintf("\n%s. IN CNAME %s.", shorter, name)
+			if answer := strings.Replace(got[n], alias, "", 1); answer != want[n] {
+				t.Errorf("%s%s: cluster DNS answers %s, kubevpn %s", query, asked, want[n], answer)
+			}
+		}
+	}
+}
+
+// digAll returns the answers to queries (NAME TYPE): the status and the sorted records, without their TTLs.
+func (l *laptop) digAll(t *testing.T, queries []string, flags ...string) []string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "queries")
+	if err := os.WriteFile(file, []byte(strings.Join(queries, "\n")+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out := l.must(t, append([]string{"dig", "+noall", "+comments", "+answer", "+time=4", "+tries=2", "-f", file}, flags...)...)
+	var answers []string
+	for _, text := range strings.Split(out, "status: ")[1:] {
+		status, rest, _ := strings.Cut(text, ",")
+		var records []string
+		for line := range strings.Lines(rest) {
+			if fields := strings.Fields(line); len(fields) > 4 && !strings.HasPrefix(line, ";") {
+				records = append(records, "\n"+strings.Join(slices.Delete(fields, 1, 2), " "))
+			}
+		}
+		slices.Sort(records)
+		answers = append(answers, status+strings.Join(records, ""))
+	}
+	if len(answers) != len(queries) {
+		t.Fatalf("%d answers to %d queries: %s", len(answers), len(queries), out)
+	}
+	return answers
 }
