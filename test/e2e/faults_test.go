@@ -435,12 +435,12 @@ func (l *laptop) namesWithoutTunnel(t *testing.T) {
 	l.must(t, "curl", "-sS", "--max-time", "2", "http://www.outside.test/")
 }
 
-// keptAnswer checks that a name resolves that was looked up before the connection was interrupted.
-func (l *laptop) keptAnswer(t *testing.T) {
+// keptAnswer checks that the name of a Service resolves that was looked up before the connection was interrupted.
+func (l *laptop) keptAnswer(t *testing.T, vip string) {
 	t.Helper()
 	for _, name := range []string{"web.default.svc.cluster.local", "web.default", "web"} {
 		r := l.run(t, "dig", "+time=4", "+tries=1", name)
-		if !strings.Contains(r.stdout, l.clusterIP(t, "default", "web")) {
+		if !strings.Contains(r.stdout, vip) {
 			t.Errorf("%v", r)
 		}
 	}
@@ -510,10 +510,11 @@ func (w *world) ready(t *testing.T) {
 
 // blackHole silently drops all packets between the laptop and the API server.
 func blackHole(t *testing.T, l *laptop, flows []*flow) {
-	l.keptAnswer(t) // is asked for, and then kept
+	vip := l.clusterIP(t, "default", "web")
+	l.keptAnswer(t, vip) // is asked for, and then kept
 	heal := l.drop(t, `iifname "laptop"`, `oifname "laptop"`)
 	begin := time.Now()
-	l.keptAnswer(t)
+	l.keptAnswer(t, vip)
 	// Before kubevpn detects the fault, a new query for a cluster name is slow but is answered before the client times out.
 	r := l.run(t, askNew("web.default.svc.cluster.local")...)
 	t.Logf("a query for a cluster name before the fault was detected took %v", r.took.Round(time.Millisecond))
@@ -523,7 +524,7 @@ func blackHole(t *testing.T, l *laptop, flows []*flow) {
 	l.reconnecting(t, soon)
 	t.Logf("detected after %v", time.Since(begin).Round(time.Millisecond))
 	l.namesWithoutTunnel(t)
-	l.keptAnswer(t)
+	l.keptAnswer(t, vip)
 	<-time.After(time.Until(begin.Add(20 * time.Second)))
 	heal()
 	t.Logf("connected %v after its end", l.connectedAgain(t, 15*time.Second).Round(100*time.Millisecond))
