@@ -19,8 +19,8 @@ type Handler interface {
 }
 
 // DialFunc connects to a nameserver; network is "udp" or "tcp". With "udp", each Read of the connection returns one
-// datagram from addr only, and each Write sends one. Close must unblock Read and Write, because no deadlines are
-// set. It should fail at once if addr is known to be unreachable, so that queries fail quickly too.
+// datagram from addr only, and each Write sends one. Close must unblock Read. Write must observe its deadline, or be
+// unblocked by Close. It should fail at once if addr is known to be unreachable, so that queries fail quickly too.
 type DialFunc func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)
 
 func dialDirectly(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error) {

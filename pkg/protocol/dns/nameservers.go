@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -233,7 +234,9 @@ func (n *Nameservers) try(ctx context.Context, s *nameserver, r request) ([]byte
 		reply, err = n.tryTCP(ctx, s, r)
 	}
 	if err != nil {
-		if ctx.Err() != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) { // of limitWrites
+			err = errSilent
+		} else if ctx.Err() != nil {
 			err = context.Cause(ctx)
 			if errors.Is(err, context.DeadlineExceeded) {
 				err = errSilent // the caller's deadline came first
@@ -282,6 +285,7 @@ func (n *Nameservers) askUDP(ctx context.Context, c net.Conn, r request) (reply 
 	}()
 	sent, done := n.sent.add(r.query, r.end)
 	defer done()
+	limitWrites(ctx, c)
 	if _, err := c.Write(sent); err != nil {
 		return nil, fmt.Errorf("sending: %w", err)
 	}
@@ -300,6 +304,12 @@ func (n *Nameservers) askUDP(ctx context.Context, c net.Conn, r request) (reply 
 		}
 		return r.buf[:size], nil
 	}
+}
+
+// limitWrites ends c's writes with ctx's deadline.
+func limitWrites(ctx context.Context, c net.Conn) {
+	deadline, _ := ctx.Deadline()
+	_ = c.SetWriteDeadline(deadline) // what has none is unblocked by Close
 }
 
 func (n *Nameservers) tryTCP(ctx context.Context, s *nameserver, r request) ([]byte, error) {
@@ -329,6 +339,7 @@ func (n *Nameservers) sendTCP(ctx context.Context, s *nameserver, sent []byte) (
 	}
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
+	limitWrites(ctx, c)
 	if err := writeTCP(c, sent); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("sending: %w", err)

@@ -8,10 +8,12 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -235,6 +237,47 @@ func TestRepliesFromOtherSourcesAreIgnored(t *testing.T) {
 		if err != nil || m.Rcode != dns.RcodeSuccess {
 			t.Fatalf("got %v, %v", m, err)
 		}
+	}
+}
+
+// stuckConn is a conn whose Write waits for its deadline only, as one does that writes into a full buffer.
+type stuckConn struct {
+	net.Conn
+	deadline time.Time
+}
+
+func (c *stuckConn) SetWriteDeadline(t time.Time) error {
+	c.deadline = t
+	return nil
+}
+
+func (c *stuckConn) Write([]byte) (int, error) {
+	if c.deadline.IsZero() {
+		return 0, errors.New("this would wait for ever")
+	}
+	time.Sleep(time.Until(c.deadline))
+	return 0, os.ErrDeadlineExceeded
+}
+
+func (c *stuckConn) Close() error { return nil }
+
+func TestQueryThatCannotBeSentFailsInTime(t *testing.T) {
+	for _, network := range []string{"udp", "tcp"} {
+		synctest.Test(t, func(t *testing.T) {
+			n := NewNameservers(NameserversConfig{
+				Addrs: []netip.AddrPort{netip.MustParseAddrPort("10.96.0.10:53")}, Logger: quiet(),
+				Dial: func(context.Context, string, netip.AddrPort) (net.Conn, error) { return new(stuckConn), nil },
+			})
+			q, err := new(dns.Msg).SetQuestion("web.default.svc.cluster.local.", dns.TypeA).Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			begin := time.Now()
+			_, err = n.exchange(t.Context(), request{network: network, query: q, end: len(q)})
+			if took := time.Since(begin); !errors.Is(err, errSilent) || took != rounds*defaultTimeout {
+				t.Errorf("%s: got %v after %v, want %v after %v", network, err, took, errSilent, rounds*defaultTimeout)
+			}
+		})
 	}
 }
 
