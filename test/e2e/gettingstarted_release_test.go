@@ -14,8 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/registry"
-
 	"kubevpn/test/lab"
 )
 
@@ -26,8 +24,13 @@ const maxCommands = 5
 // `make release-snapshot` makes of a release whose image is in the lab's registry.
 func TestGettingStarted(t *testing.T) {
 	w := newWorld(t, lab.Config{Name: "e2e-start", ProxyMode: lab.ProxyIPTables}, []suite{{"start", nil}})
-	images := registry.New()
-	version := makeRelease(t, images, w.serveRegistry(t, images))
+	address, images := w.Config().Registry().String(), registryHandler()
+	listener, err := w.Listen("router", "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveHTTP(t, listener, images)
+	version := makeRelease(t, images, address)
 	m := newCleanMachine(t, w, version)
 	commands := shellLines(t, filepath.Join(moduleRoot(t), "docs", "getting-started.md"))
 	if len(commands) < 3 || len(commands) > maxCommands {
