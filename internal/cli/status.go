@@ -235,8 +235,8 @@ func (o *statusOptions) details(c api.Connection) []string {
 			}
 		}
 		if n := c.DNS.StaleAnswers; n > 0 {
-			lines = append(lines, fmt.Sprintf("answers about names that were served up to 30 s after their TTL, while the "+
-				"connection was interrupted: %d", n))
+			lines = append(lines, fmt.Sprintf("DNS answers served up to 30 s after their TTL, while the connection was "+
+				"interrupted: %d", n))
 		}
 		for _, check := range c.Checks {
 			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))

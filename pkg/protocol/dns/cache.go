@@ -17,13 +17,14 @@ const (
 	maxCached     = 1024    // answers
 	maxCachedSize = 4 << 10 // bytes of an answer as a message
 	maxForgotten  = 64      // Services; if more have changed at once, all answers are forgotten
-	// maxStale is the time after its TTL for which an answer is served while the cluster's DNS gives none, with staleTTL.
+	// maxStale is the time after its TTL for which an answer is served, with staleTTL, while the cluster's DNS gives
+	// none.
 	maxStale = 30 * time.Second
 	staleTTL = 1
 )
 
-// Cache keeps the answers of one cluster's DNS for their TTL (RFC 1035, RFC 2308), so that a repeated query costs no round
-// trip. While the cluster's DNS gives no answer, it also serves answers that have expired, as RFC 8767 allows.
+// Cache keeps the answers of one cluster's DNS for their TTL (RFC 1035, RFC 2308), so that a repeated query costs no
+// round trip. While the cluster's DNS gives no answer, it also serves answers that have expired, as RFC 8767 allows.
 //
 //	query ──▶ fresh answer ────────────────────────────────▶ the answer, with the rest of its TTL
 //	     └──▶ interrupted, and expired for at most maxStale ─▶ the answer, with staleTTL
@@ -63,8 +64,8 @@ func NewCache(next Handler, interrupted func() bool) *Cache {
 	return &Cache{next: next, interrupted: interrupted, answers: answers}
 }
 
-// Forget forgets the answers about the Services of the given namespaces, and about their pods, also those to queries that
-// are in flight. Nil forgets everything.
+// Forget forgets the answers about the Services of the given namespaces, and about their pods, also those to queries
+// that are in flight. Nil forgets everything.
 func (c *Cache) Forget(changed map[string][]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -80,6 +80,6 @@
 //   - The extended DNS options (cookies, client subnet) of a query for a cluster name are not passed on.
 //
 // A [Cache] per connection keeps the cluster's answers for their TTL, until the traffic manager says that the Service
-// has changed. It has answers of one cluster only. Nothing from upstream is cached: the operating system's own resolvers
-// do that. Identical questions to the same cluster that are in flight at the same time share one exchange.
+// has changed. It has answers of one cluster only. Nothing from upstream is cached: the operating system's own
+// resolvers do that. Identical questions to the same cluster that are in flight at the same time share one exchange.
 package dns
