@@ -235,8 +235,8 @@ func (o *statusOptions) details(c api.Connection) []string {
 			}
 		}
 		if n := c.DNS.StaleAnswers; n > 0 {
-			lines = append(lines, fmt.Sprintf("DNS answers served up to 30 s after their TTL, while the connection was "+
-				"interrupted: %d", n))
+			lines = append(lines, fmt.Sprintf("%d DNS answers were up to 30 s older than their TTL, because the "+
+				"connection was interrupted", n))
 		}
 		for _, check := range c.Checks {
 			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))
