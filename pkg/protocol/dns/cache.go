@@ -35,15 +35,15 @@ const (
 type Cache struct {
 	next        Handler
 	interrupted func() bool
-	answers     *lru.Cache[cacheKey, cachedAnswer]
+	answers     *lru.Cache[queryKey, cachedAnswer]
 	stale       atomic.Int64
 
 	mu      sync.Mutex // held by Forget, and while an answer is added
 	forgets int        // calls of Forget: what was asked before the last one is not kept
 }
 
-// cacheKey is equal for queries with the same answer.
-type cacheKey struct {
+// queryKey is equal for queries of one cluster with the same answer.
+type queryKey struct {
 	name          string // in lower case
 	qtype, qclass uint16
 	do, cd, rd    bool
@@ -57,7 +57,7 @@ type cachedAnswer struct {
 
 // NewCache returns a cache for next. interrupted reports whether it is useless to ask next now.
 func NewCache(next Handler, interrupted func() bool) *Cache {
-	answers, err := lru.New[cacheKey, cachedAnswer](maxCached)
+	answers, err := lru.New[queryKey, cachedAnswer](maxCached)
 	if err != nil {
 		panic(err) // the size is positive
 	}
@@ -90,7 +90,7 @@ func (c *Cache) Stale() int64 { return c.stale.Load() }
 
 // ServeDNS answers from memory, or asks.
 func (c *Cache) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
-	key, now := cacheKeyOf(q), time.Now()
+	key, now := queryKeyOf(q), time.Now()
 	kept, ok := c.answers.Get(key)
 	age := now.Sub(kept.since)
 	ok = ok && age < kept.ttl+maxStale
@@ -124,10 +124,10 @@ func (c *Cache) serveStale(q *dns.Msg, kept cachedAnswer) *dns.Msg {
 	return kept.answer(q, staleTTL*time.Second)
 }
 
-func cacheKeyOf(q *dns.Msg) cacheKey {
+func queryKeyOf(q *dns.Msg) queryKey {
 	asked := q.Question[0]
 	opt := q.IsEdns0()
-	return cacheKey{
+	return queryKey{
 		name: strings.ToLower(asked.Name), qtype: asked.Qtype, qclass: asked.Qclass,
 		do: opt != nil && opt.Do(), cd: q.CheckingDisabled, rd: q.RecursionDesired,
 	}

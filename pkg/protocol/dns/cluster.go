@@ -67,27 +67,17 @@ func followsAliases(qtype uint16) bool { return qtype != dns.TypeCNAME && qtype 
 
 // exchange asks one cluster for name with q's type, class and flags.
 func (r *Resolver) exchange(ctx context.Context, z *zone, q *dns.Msg, name string) (*dns.Msg, error) {
-	key := flightKey{zone: z, name: name, qtype: q.Question[0].Qtype, qclass: q.Question[0].Qclass}
-	if q.RecursionDesired {
-		key.flags |= 1
-	}
-	if q.CheckingDisabled {
-		key.flags |= 2
+	m := &dns.Msg{
+		MsgHdr: dns.MsgHdr{
+			Id:               dns.Id(),
+			RecursionDesired: q.RecursionDesired,
+			CheckingDisabled: q.CheckingDisabled,
+		},
+		Question: []dns.Question{{Name: name, Qtype: q.Question[0].Qtype, Qclass: q.Question[0].Qclass}},
 	}
 	opt := q.IsEdns0()
-	if opt != nil && opt.Do() {
-		key.flags |= 4
-	}
-	return r.flights.do(ctx, key, func() (*dns.Msg, error) {
-		m := &dns.Msg{
-			MsgHdr: dns.MsgHdr{
-				Id:               dns.Id(),
-				RecursionDesired: q.RecursionDesired,
-				CheckingDisabled: q.CheckingDisabled,
-			},
-			Question: []dns.Question{{Name: name, Qtype: key.qtype, Qclass: key.qclass}},
-		}
-		m.SetEdns0(ednsSize, key.flags&4 != 0)
+	m.SetEdns0(ednsSize, opt != nil && opt.Do())
+	return r.flights.do(ctx, flightKey{z, queryKeyOf(m)}, func() (*dns.Msg, error) {
 		return z.cluster.ServeDNS(ctx, m)
 	})
 }

@@ -9,10 +9,8 @@ import (
 
 // flightKey is equal for identical questions to a cluster.
 type flightKey struct {
-	zone          *zone
-	name          string
-	qtype, qclass uint16
-	flags         uint8
+	zone *zone
+	queryKey
 }
 
 // flight is one exchange in progress. msg and err are set before done is closed.

@@ -385,7 +385,7 @@ func TestIdenticalQuestionsShareOneExchange(t *testing.T) {
 func TestSharedExchangeSurvivesACallerThatGivesUp(t *testing.T) {
 	t.Parallel()
 	var fs flights
-	key := flightKey{name: "web."}
+	key := flightKey{queryKey: queryKey{name: "web."}}
 	begun, end := make(chan struct{}), make(chan struct{})
 	want := new(dns.Msg)
 	var wg sync.WaitGroup
