@@ -20,7 +20,7 @@ type ConnectRequest struct {
 	Upgrade          bool        `json:"upgrade,omitempty"`
 	// NetstackAuto (also when empty), NetstackGVisor or NetstackSystem
 	Netstack string `json:"netstack"`
-	// TransportAuto (also when empty), TransportPortForward or TransportAPIProxy
+	// TransportAuto (also when empty), TransportPortForward, TransportAPIProxy or TransportDirect
 	Transport    string         `json:"transport,omitempty"`
 	Scheduler    string         `json:"scheduler"`
 	ExtraCIDRs   []netip.Prefix `json:"extraCIDRs,omitempty"`
@@ -92,7 +92,7 @@ type Connection struct {
 	NetstackReason string           `json:"netstackReason"`
 	// of kube-proxy: "iptables", "nftables", "ipvs", "none" or "unknown"
 	ProxyMode        string         `json:"proxyMode"`
-	Transport        string         `json:"transport"` // the transport in use: "api-proxy", "port-forward (spdy)"
+	Transport        string         `json:"transport"` // the transport in use: "direct", "api-proxy", "port-forward (spdy)"
 	Transports       []Transport    `json:"transports"`
 	Device           string         `json:"device"`
 	Addresses        []netip.Addr   `json:"addresses"`
@@ -114,9 +114,10 @@ type Connection struct {
 
 // The transports: ways to reach the traffic manager.
 const (
-	TransportAuto        = "auto" // in requests only: api-proxy if it is at least as fast, else port-forward
+	TransportAuto        = "auto" // in requests only: the fastest; of equal ones direct, else api-proxy
 	TransportPortForward = "port-forward"
 	TransportAPIProxy    = "api-proxy"
+	TransportDirect      = "direct"
 )
 
 // TransportState is the state of one transport.
@@ -124,10 +125,10 @@ type TransportState string
 
 const (
 	TransportInUse   TransportState = "in use"
-	TransportStandby TransportState = "standby" // it works, but the other one is in use
+	TransportStandby TransportState = "standby" // it works, but another one is in use
 	TransportTrying  TransportState = "trying"
 	TransportFailing TransportState = "failing" // kubevpn tries it again
-	TransportOff     TransportState = "off"     // the user requested the other one
+	TransportOff     TransportState = "off"     // the user requested another one
 )
 
 // Transport is one way to reach the traffic manager, with its state and measurements.

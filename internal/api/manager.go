@@ -92,6 +92,10 @@ type ManagerState struct {
 	ProbeVIP   netip.AddrPort `json:"probeVIP,omitzero"`   // a ClusterIP and TCP port with a ready endpoint
 	ProbeName  string         `json:"probeName,omitempty"` // the name of ProbeVIP's Service: "web.default"
 
+	// Direct are the addresses ("HOST:PORT") of the manager's proxy port: its pod's, those of a node port or of a load
+	// balancer that leads to it. At most MaxDirect. A laptop may reach any of them, or none.
+	Direct []string `json:"direct,omitempty"`
+
 	InnerNetworks []netip.Prefix `json:"innerNetworks,omitempty"` // of all sessions, to be routed into the tunnel
 	Gateway       *Gateway       `json:"gateway,omitempty"`       // nil: the system netstack is unavailable
 }
@@ -111,6 +115,9 @@ type Gateway struct {
 type GatewayNetworks struct {
 	Networks []netip.Prefix `json:"networks"`
 }
+
+// MaxDirect limits ManagerState.Direct.
+const MaxDirect = 8
 
 // NameDelta changes the laptop's index of Service names by namespace. Reset clears the index first.
 type NameDelta struct {

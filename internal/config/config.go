@@ -82,7 +82,7 @@ func Netstacks() []string {
 
 // Transports returns the values of the setting transport. The first, the default, uses the best transport that works.
 func Transports() []string {
-	return []string{api.TransportAuto, api.TransportPortForward, api.TransportAPIProxy}
+	return []string{api.TransportAuto, api.TransportPortForward, api.TransportAPIProxy, api.TransportDirect}
 }
 
 // Modes returns the ways to add a traffic agent to pods. The first, the default, chooses one of the others.

@@ -8,7 +8,7 @@
 // A Connection consists of parts. Each owns its state, and each shared value has one writer:
 //
 //	traffic manager
-//	   │ hello, state, names                        port-forward, api-proxy
+//	   │ hello, state, names                        port-forward, api-proxy, direct
 //	   ▼                                                   │
 //	handshake ─▶ view ──┬─▶ routes ─▶ Network           manager, transports
 //	   │                │      │ inner networks            │ dial
@@ -100,14 +100,15 @@ type shared struct {
 	cfg       *Config
 	log       *slog.Logger
 	cluster   *cluster.Cluster
-	pods      *podconn.Dialer       // in cluster
-	status    *status               // written by every part: see report
-	view      *wakeup.Value[view]   // written by handshake
-	current   *current              // written by handshake
-	names     *names                // written by handshake, or by names.follow
-	packets   *packetPath           // its steering is written by handshake, routes and chooser
-	namespace *wakeup.Value[string] // in which short names are looked up first; written by SetNamespace
-	changed   wakeup.Signal         // wakes routes: something that the plan depends on may have changed
+	pods      *podconn.Dialer             // in cluster
+	status    *status                     // written by every part: see report
+	view      *wakeup.Value[view]         // written by handshake
+	current   *current                    // written by handshake
+	names     *names                      // written by handshake, or by names.follow
+	packets   *packetPath                 // its steering is written by handshake, routes and chooser
+	namespace *wakeup.Value[string]       // in which short names are looked up first; written by SetNamespace
+	reached   *wakeup.Value[[]netip.Addr] // of the manager, outside of the tunnel; written by direct
+	changed   wakeup.Signal               // wakes routes: something that the plan depends on may have changed
 }
 
 // Connection is one connection. Run is called once. The other methods are safe for concurrent use at any time.
@@ -142,7 +143,7 @@ func newConnection(cfg Config, of *cluster.Cluster) *Connection {
 	s := &shared{
 		cfg: &cfg, log: cfg.Logger, cluster: of, pods: podconn.New(of),
 		view: new(wakeup.Value[view]), current: new(current), names: newNames(), namespace: new(wakeup.Value[string]),
-		changed: wakeup.NewSignal(),
+		reached: new(wakeup.Value[[]netip.Addr]), changed: wakeup.NewSignal(),
 	}
 	s.status = newStatus(&cfg, api.Connection{
 		ID: of.ConnectionID(), Cluster: of.Name(), ClusterID: of.ID(), Server: of.Server(), Context: of.Context(),
@@ -155,7 +156,7 @@ func newConnection(cfg Config, of *cluster.Cluster) *Connection {
 	s.packets.steer(func(to *steering) { to.foreign, to.open = cfg.isolated(), cfg.Request.AllowInbound })
 
 	c := &Connection{shared: s, manager: &manager{shared: s}}
-	c.transports = &transports{shared: s, manager: c.manager, tickets: newTickets()}
+	c.transports = &transports{shared: s, manager: c.manager, tickets: newTickets(), direct: newDirect(s)}
 	c.handshake = &handshake{shared: s, manager: c.manager, refused: make(chan error, 1)}
 	c.chooser = &chooser{shared: s, manager: c.manager, gateways: clusterGateways{of, c.Image}}
 	c.routes = newRoutes(s, c.Dial)
@@ -163,7 +164,7 @@ func newConnection(cfg Config, of *cluster.Cluster) *Connection {
 	c.client = transport.NewClient(transport.ClientConfig{
 		Dial: c.manager.dial, DialTimeout: dialTimeout, OnSession: c.handshake.onSession, OnState: c.onState,
 		Logger:    cfg.Logger,
-		Preferred: c.transports.proxyDial(), Forced: cfg.Request.Transport == api.TransportAPIProxy,
+		Preferred: c.transports.preferred(), Forced: c.transports.forced() != "",
 		OnPreferred: c.transports.onPreferred,
 	})
 	return c
@@ -256,6 +257,12 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	}
 	if err := c.openSession(ctx, g); err != nil {
 		return err
+	}
+	if c.transports.uses(api.TransportDirect) {
+		g.Go(func() error { // before the routes
+			c.transports.direct.survey(ctx)
+			return nil
+		})
 	}
 	if err := c.chooser.choose(ctx, c.cluster.Proxy); err != nil {
 		return err

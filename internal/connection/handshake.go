@@ -120,7 +120,10 @@ func (h *handshake) converse(ctx context.Context, ts *transport.Session) error {
 	}
 	h.manager.place.Update(func(p *place) { p.pod = hello.Pod }) // before the session: api-proxy dials this pod
 	h.packets.steer(func(s *steering) { s.own, s.resolver = lease.addrs(), lease.Resolver })
-	h.view.Update(func(v *view) { v.hello, v.lease = hello, lease })
+	h.view.Update(func(v *view) {
+		v.hello, v.lease = hello, lease
+		v.learn(state) // before the session: direct dials its addresses
+	})
 	h.current.set(ts)
 	h.learn(state, func(r *report) { r.greeted, r.greeter = true, hello.Pod })
 	h.changed.Raise()

@@ -116,6 +116,7 @@ func (r *routes) known() networks {
 	if v.lease.Resolver.IsValid() {
 		n.Own = []netip.Addr{v.lease.Resolver}
 	}
+	n.Path = append(n.Path, keptOut(r.reached.Load(), v.state)...)
 	for _, a := range r.applied.Upstreams {
 		// The machine's own nameservers still answer for other names. A network of the cluster may contain them.
 		n.Path = append(n.Path, a.Addr())

@@ -22,7 +22,8 @@ type networks struct {
 	Extra   []netip.Prefix // --extra-cidr
 	Exclude []netip.Prefix // --exclude-cidr
 	Consent []netip.Prefix // public networks of the cluster that the user allowed
-	// Path are the addresses that the connection needs outside of the tunnel: the API server, a proxy, name servers.
+	// Path are the addresses that the connection needs outside of the tunnel: the API server, a proxy, name servers,
+	// and the traffic manager where the transport direct reaches it.
 	Path  []netip.Addr
 	Inner []netip.Prefix // inner networks; those of IPv6 are routed if the cluster has IPv6
 	Own   []netip.Addr   // addresses inside the tunnel at which the laptop's resolver answers

@@ -2,12 +2,15 @@ package connection
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/ecdsa"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,26 +22,55 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// transports dials api-proxy, and describes both transports. A session begins over a port-forward. It gives the laptop
-// a ticket, with which the laptop dials the manager through the API server's pod proxy as well:
+// transports dials api-proxy and direct, and describes all transports. A session begins over a port-forward. It gives
+// the laptop a ticket, with which the laptop dials the manager in other ways as well:
 //
 //	port-forward:  TLS ─ API server ─ TLS ─ kubelet ─ container runtime ─ 127.0.0.1 of the pod
 //	api-proxy:     TLS ─ API server ─ TCP ─ the pod's IP; inside, TLS of kubevpn's own, with the ticket's certificates
+//	direct:        TCP ─ the pod's IP, a node port or a load balancer; inside, the same
 //
-// pkg/wire/transport measures both and chooses the one that carries the session.
+// pkg/wire/transport measures them and chooses the one that carries the session.
 type transports struct {
 	*shared
 	manager *manager
 	tickets *tickets
-	proxy   wakeup.Value[transport.PreferredStatus]
+	direct  *direct
+	prober  wakeup.Value[transport.ProberStatus]
 }
 
-// proxyDial returns the dial function of api-proxy; nil if the user excludes that transport.
-func (t *transports) proxyDial() func(context.Context) (net.Conn, error) {
-	if t.cfg.Request.Transport == api.TransportPortForward {
-		return nil
+// optional are the transports besides port-forward. Of those that are about as fast, the session uses the first.
+var optional = []string{api.TransportDirect, api.TransportAPIProxy}
+
+// uses reports whether the user allows a transport of optional.
+func (t *transports) uses(name string) bool {
+	asked := cmp.Or(t.cfg.Request.Transport, api.TransportAuto)
+	return asked == api.TransportAuto || asked == name
+}
+
+// used returns those of optional that the user allows.
+func (t *transports) used() []string {
+	return slices.DeleteFunc(slices.Clone(optional), func(name string) bool { return !t.uses(name) })
+}
+
+// forced returns the one of optional that the user asks for; empty: none.
+func (t *transports) forced() string {
+	if asked := t.cfg.Request.Transport; slices.Contains(optional, asked) {
+		return asked
 	}
-	return t.dialProxy
+	return ""
+}
+
+// preferred returns the dial functions of used.
+func (t *transports) preferred() (dials []func(context.Context) (net.Conn, error)) {
+	for _, name := range t.used() {
+		switch name {
+		case api.TransportDirect:
+			dials = append(dials, t.dialDirect)
+		case api.TransportAPIProxy:
+			dials = append(dials, t.dialProxy)
+		}
+	}
+	return dials
 }
 
 // dialProxy opens a conn through the API server's pod proxy.
@@ -62,7 +94,34 @@ func (t *transports) dialProxy(ctx context.Context) (net.Conn, error) {
 		}
 		return nil, err
 	}
-	batch := nonblock.NewBatch(conn)
+	return t.secure(ctx, nonblock.NewBatch(conn), ticket, key)
+}
+
+// dialDirect opens a conn without the API server.
+func (t *transports) dialDirect(ctx context.Context) (net.Conn, error) {
+	ts, err := t.current.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ticket, key, err := t.tickets.get(ctx, ts)
+	if err != nil {
+		return nil, err
+	}
+	return t.direct.dial(ctx, func(ctx context.Context, conn net.Conn) (net.Conn, error) {
+		batch := nonblock.NewBatch(conn)
+		if err := requestUpgrade(ctx, batch, ticket.HeaderValue(ts.ID())); err != nil {
+			if errors.Is(err, errSilent) {
+				t.tickets.forget(ticket)
+			}
+			return nil, err
+		}
+		return t.secure(ctx, batch, ticket, key)
+	})
+}
+
+// secure speaks TLS on a conn that has switched to kubevpn's protocol. If it fails, it closes the conn.
+func (t *transports) secure(ctx context.Context, batch *nonblock.Batch, ticket api.Ticket,
+	key *ecdsa.PrivateKey) (net.Conn, error) {
 	inside := tls.Client(batch, &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		// Otherwise the first records of a connection are small, although a conn carries much from the beginning.
@@ -78,22 +137,22 @@ func (t *transports) dialProxy(ctx context.Context) (net.Conn, error) {
 		},
 	})
 	if err := inside.HandshakeContext(ctx); err != nil {
-		conn.Close()
+		batch.Close()
 		t.tickets.forget(ticket)
 		return nil, managerError("TLS with the traffic manager", err)
 	}
-	return &proxyConn{Conn: inside, batch: batch}, nil
+	return &ticketConn{Conn: inside, batch: batch}, nil
 }
 
-// proxyConn is TLS with the manager, over a conn that is TLS itself up to the API server.
-type proxyConn struct {
+// ticketConn is TLS with the manager, with the certificates of a ticket.
+type ticketConn struct {
 	*tls.Conn
 	batch *nonblock.Batch
 }
 
 // Read returns what the manager sent. A rejection of the laptop's certificate arrives here: with TLS 1.3 the laptop's
 // side of the handshake is complete before.
-func (c *proxyConn) Read(p []byte) (int, error) {
+func (c *ticketConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "remote error" {
 		err = managerError("TLS with the traffic manager", err)
@@ -111,68 +170,98 @@ func managerError(doing string, err error) error {
 }
 
 // Write sends p, of any length, in one write to the conn beneath.
-func (c *proxyConn) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
+func (c *ticketConn) Write(p []byte) (int, error) { return c.batch.Through(c.Conn, p) }
 
 // Close closes the conn without TLS's close_notify, which blocks for five seconds if nobody reads it and adds nothing
 // to the end of the session.
-func (c *proxyConn) Close() error { return c.batch.Close() }
+func (c *ticketConn) Close() error { return c.batch.Close() }
 
-// onPreferred takes the status of api-proxy from pkg/wire/transport.
-func (t *transports) onPreferred(status transport.PreferredStatus) {
-	t.log.Info("api-proxy", "state", status.State, "reason", status.Reason)
-	t.proxy.Update(func(s *transport.PreferredStatus) { *s = status })
+// onPreferred takes the status of the transports from pkg/wire/transport.
+func (t *transports) onPreferred(status transport.ProberStatus) {
+	before := t.prober.Load().Preferred
+	for i, name := range t.used() {
+		if now := status.Preferred[i]; i >= len(before) || before[i].State != now.State {
+			t.log.Info(name, "state", now.State, "reason", now.Reason)
+		}
+	}
+	t.prober.Update(func(s *transport.ProberStatus) { *s = status })
 }
 
-// awaitForced waits for api-proxy if the user asked for it, and returns an error if it does not work.
+// awaitForced waits for the transport that the user asked for, and returns an error if it does not work.
 func (t *transports) awaitForced(ctx context.Context) error {
-	if t.cfg.Request.Transport != api.TransportAPIProxy {
+	name := t.forced()
+	if name == "" {
 		return nil
 	}
-	status, err := t.proxy.Await(ctx, func(s transport.PreferredStatus) bool {
-		return s.State == transport.PreferredInUse || s.State == transport.PreferredFailing
+	status, err := t.prober.Await(ctx, func(s transport.ProberStatus) bool {
+		return len(s.Preferred) > 0 && (s.Preferred[0].State == transport.PreferredInUse ||
+			s.Preferred[0].State == transport.PreferredFailing)
 	})
 	if err != nil {
 		return err
 	}
-	if status.Reason != nil {
-		e := t.cluster.Explain(status.Reason)
-		return api.Errorf(e.Code, "the transport api-proxy does not work: %s", e.Message).
+	if reason := status.Preferred[0].Reason; reason != nil {
+		e := t.cluster.Explain(reason)
+		return api.Errorf(e.Code, "the transport %s does not work: %s", name, e.Message).
 			WithHint("`kubevpn connect --transport port-forward` works without it")
 	}
 	return nil
 }
 
-// describe returns the transport in use, and the state of both. The connection has been up since then.
-func (t *transports) describe(since time.Time) (inUse string, both []api.Transport) {
-	status := t.proxy.Load()
-	forward := api.Transport{Name: api.TransportPortForward, State: api.TransportInUse, Since: since}
-	proxy := api.Transport{Name: api.TransportAPIProxy, State: api.TransportTrying, Since: status.Since}
+// describe returns the transport in use, and the state of all. The connection has been up since then.
+func (t *transports) describe(since time.Time) (inUse string, all []api.Transport) {
+	status := t.prober.Load()
 	inUse = t.pods.Transport()
-	switch {
-	case t.cfg.Request.Transport == api.TransportPortForward:
-		proxy.State, proxy.Reason = api.TransportOff, "--transport port-forward"
-	case status.State == transport.PreferredInUse:
-		proxy.State, forward.State, forward.Since = api.TransportInUse, api.TransportStandby, status.Since
-		inUse = api.TransportAPIProxy
-	case status.State == transport.PreferredStandby:
-		proxy.State, proxy.Reason = api.TransportStandby, "port-forward does better"
-	case status.State == transport.PreferredFailing:
-		proxy.State = api.TransportFailing
-		if status.Reason != nil {
-			proxy.Reason = t.cluster.Explain(status.Reason).Message
+	forward := api.Transport{
+		Name: api.TransportPortForward, State: api.TransportInUse, Since: since,
+		Seconds: status.Fallback.RTT.Seconds(), Rate: status.Fallback.Echo,
+	}
+	var stats transport.SessionStats
+	if ts := t.current.now(); ts != nil {
+		stats = ts.Stats()
+	}
+	forward.Sent, forward.Received = stats.Fallback.Sent, stats.Fallback.Received
+	better := api.TransportPortForward // than those on standby
+	used := t.used()
+	for i, st := range status.Preferred {
+		if st.State == transport.PreferredInUse {
+			inUse, better = used[i], used[i]
+			forward.State, forward.Since = api.TransportStandby, st.Since
 		}
 	}
-	if t.cfg.Request.Transport == api.TransportAPIProxy && forward.State == api.TransportInUse &&
-		t.status.report.Load().established {
-		forward.State, forward.Reason = api.TransportStandby, "--transport api-proxy"
-		inUse = api.TransportAPIProxy
+	if forced := t.forced(); forced != "" && forward.State == api.TransportInUse && t.status.report.Load().established {
+		forward.State, forward.Reason = api.TransportStandby, "--transport "+forced
+		inUse = forced
 	}
-	forward.Seconds, forward.Rate = status.Fallback.RTT.Seconds(), status.Fallback.Echo
-	proxy.Seconds, proxy.Rate = status.Preferred.RTT.Seconds(), status.Preferred.Echo
-	if ts := t.current.now(); ts != nil {
-		stats := ts.Stats()
-		forward.Sent, forward.Received = stats.Fallback.Sent, stats.Fallback.Received
-		proxy.Sent, proxy.Received = stats.Preferred.Sent, stats.Preferred.Received
+	all = []api.Transport{forward}
+	for _, name := range slices.Backward(optional) {
+		one := api.Transport{Name: name, State: api.TransportOff, Reason: "--transport " + t.cfg.Request.Transport}
+		if i := slices.Index(used, name); i >= 0 {
+			one = api.Transport{Name: name, State: api.TransportTrying}
+			if i < len(status.Preferred) {
+				one = t.describePreferred(name, status.Preferred[i], better)
+			}
+			one.Sent, one.Received = stats.Preferred[i].Sent, stats.Preferred[i].Received
+		}
+		all = append(all, one)
 	}
-	return inUse, []api.Transport{forward, proxy}
+	return inUse, all
+}
+
+// describePreferred describes one transport of used. better is the one in use.
+func (t *transports) describePreferred(name string, st transport.PreferredStatus, better string) api.Transport {
+	out := api.Transport{Name: name, State: api.TransportTrying, Since: st.Since, Seconds: st.Measure.RTT.Seconds(),
+		Rate: st.Measure.Echo}
+	switch st.State {
+	case transport.PreferredInUse:
+		out.State = api.TransportInUse
+	case transport.PreferredStandby:
+		out.State, out.Reason = api.TransportStandby, better+" does better"
+	case transport.PreferredFailing:
+		out.State = api.TransportFailing
+		if st.Reason != nil {
+			out.Reason = t.cluster.Explain(st.Reason).Message
+		}
+	}
+	return out
 }

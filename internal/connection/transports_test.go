@@ -518,35 +518,56 @@ func TestStatusListsTransports(t *testing.T) {
 	proxy := func(state api.TransportState, reason string, since time.Time, m transport.Measure) api.Transport {
 		return api.Transport{Name: api.TransportAPIProxy, State: state, Reason: reason, Since: since, Seconds: m.RTT.Seconds(), Rate: m.Echo}
 	}
+	direct := func(state api.TransportState, reason string, since time.Time, m transport.Measure) api.Transport {
+		d := proxy(state, reason, since, m)
+		d.Name = api.TransportDirect
+		return d
+	}
+	none := transport.Measure{}
 	forwardInUse := forward(api.TransportInUse, began, base)
+	// The states of direct and of api-proxy, in the order of the prober.
+	both := func(direct, proxy transport.PreferredStatus) transport.ProberStatus {
+		return transport.ProberStatus{Fallback: base, Preferred: []transport.PreferredStatus{direct, proxy}}
+	}
+	one := func(st transport.PreferredStatus) transport.ProberStatus {
+		return transport.ProberStatus{Preferred: []transport.PreferredStatus{st}}
+	}
+	unreachable := transport.PreferredStatus{State: transport.PreferredFailing, Since: began, Reason: api.Errorf(api.ExitUnreachable, "no address")}
+	directFails := direct(api.TransportFailing, "no address", began, none)
 	for _, tt := range []struct {
 		name  string
 		asked string
-		seen  transport.PreferredStatus
+		seen  transport.ProberStatus
 		inUse string // "": as the port-forward says itself, which has not been dialled
 		want  []api.Transport
 	}{
-		{"forced_port_forward", api.TransportPortForward, transport.PreferredStatus{}, "", []api.Transport{
-			forward(api.TransportInUse, began, transport.Measure{}), proxy(api.TransportOff, "--transport port-forward", time.Time{}, transport.Measure{})}},
-		{"not_tried_yet", api.TransportAuto, transport.PreferredStatus{}, "", []api.Transport{
-			forward(api.TransportInUse, began, transport.Measure{}), proxy(api.TransportTrying, "", time.Time{}, transport.Measure{})}},
-		{"trying_again", "", transport.PreferredStatus{State: transport.PreferredTrying, Reason: io.EOF, Since: later, Fallback: base}, "", []api.Transport{
-			forwardInUse, proxy(api.TransportTrying, "", later, transport.Measure{})}},
-		{"taken", api.TransportAuto, transport.PreferredStatus{State: transport.PreferredInUse, Since: later, Fallback: base, Preferred: better},
-			api.TransportAPIProxy, []api.Transport{forward(api.TransportStandby, later, base), proxy(api.TransportInUse, "", later, better)}},
-		{"forced_api_proxy", api.TransportAPIProxy, transport.PreferredStatus{State: transport.PreferredInUse, Since: later, Preferred: better},
-			api.TransportAPIProxy, []api.Transport{forward(api.TransportStandby, later, transport.Measure{}), proxy(api.TransportInUse, "", later, better)}},
-		{"forced_and_gone", api.TransportAPIProxy, transport.PreferredStatus{State: transport.PreferredFailing, Since: later, Preferred: better, Reason: io.EOF}, api.TransportAPIProxy,
+		{"forced_port_forward", api.TransportPortForward, transport.ProberStatus{}, "", []api.Transport{
+			forward(api.TransportInUse, began, none), proxy(api.TransportOff, "--transport port-forward", time.Time{}, none),
+			direct(api.TransportOff, "--transport port-forward", time.Time{}, none)}},
+		{"not_tried_yet", api.TransportAuto, both(transport.PreferredStatus{}, transport.PreferredStatus{}), "", []api.Transport{
+			forwardInUse, proxy(api.TransportTrying, "", time.Time{}, none), direct(api.TransportTrying, "", time.Time{}, none)}},
+		{"trying_again", "", both(unreachable, transport.PreferredStatus{State: transport.PreferredTrying, Reason: io.EOF, Since: later}), "", []api.Transport{
+			forwardInUse, proxy(api.TransportTrying, "", later, none), directFails}},
+		{"api_proxy_in_use", api.TransportAuto, both(unreachable, transport.PreferredStatus{State: transport.PreferredInUse, Since: later, Measure: better}),
+			api.TransportAPIProxy, []api.Transport{forward(api.TransportStandby, later, base), proxy(api.TransportInUse, "", later, better), directFails}},
+		{"direct_in_use", api.TransportAuto, both(transport.PreferredStatus{State: transport.PreferredInUse, Since: later, Measure: better}, transport.PreferredStatus{State: transport.PreferredStandby, Since: later, Measure: base}),
+			api.TransportDirect, []api.Transport{forward(api.TransportStandby, later, base), proxy(api.TransportStandby, "direct does better", later, base), direct(api.TransportInUse, "", later, better)}},
+		{"forced_api_proxy", api.TransportAPIProxy, one(transport.PreferredStatus{State: transport.PreferredInUse, Since: later, Measure: better}),
+			api.TransportAPIProxy, []api.Transport{forward(api.TransportStandby, later, none), proxy(api.TransportInUse, "", later, better), direct(api.TransportOff, "--transport api-proxy", time.Time{}, none)}},
+		{"forced_direct", api.TransportDirect, one(transport.PreferredStatus{State: transport.PreferredInUse, Since: later, Measure: better}),
+			api.TransportDirect, []api.Transport{forward(api.TransportStandby, later, none), proxy(api.TransportOff, "--transport direct", time.Time{}, none), direct(api.TransportInUse, "", later, better)}},
+		{"forced_and_gone", api.TransportAPIProxy, one(transport.PreferredStatus{State: transport.PreferredFailing, Since: later, Measure: better, Reason: io.EOF}), api.TransportAPIProxy,
 			[]api.Transport{
 				{Name: api.TransportPortForward, State: api.TransportStandby, Reason: "--transport api-proxy", Since: began},
-				proxy(api.TransportFailing, "the API server 127.0.0.1:1, or a proxy before it, broke the connection: EOF", later, better)}},
-		{"passed", api.TransportAuto, transport.PreferredStatus{State: transport.PreferredStandby, Since: later, Fallback: base, Preferred: base}, "", []api.Transport{
-			forwardInUse, proxy(api.TransportStandby, "port-forward does better", later, base)}},
-		{"failing", api.TransportAuto, transport.PreferredStatus{State: transport.PreferredFailing, Since: later, Fallback: base, Reason: io.EOF}, "", []api.Transport{
-			forwardInUse, proxy(api.TransportFailing, "the API server 127.0.0.1:1, or a proxy before it, broke the connection: EOF", later, transport.Measure{})}},
-		{"refused_a_ticket", api.TransportAuto, transport.PreferredStatus{State: transport.PreferredFailing, Since: later, Fallback: base,
-			Reason: fmt.Errorf("asking: %w", api.Errorf(api.ExitUnreachable, "there is no port"))}, "", []api.Transport{
-			forwardInUse, proxy(api.TransportFailing, "asking: there is no port", later, transport.Measure{})}},
+				proxy(api.TransportFailing, "the API server 127.0.0.1:1, or a proxy before it, broke the connection: EOF", later, better),
+				direct(api.TransportOff, "--transport api-proxy", time.Time{}, none)}},
+		{"passed", api.TransportAuto, both(unreachable, transport.PreferredStatus{State: transport.PreferredStandby, Since: later, Measure: base}), "", []api.Transport{
+			forwardInUse, proxy(api.TransportStandby, "port-forward does better", later, base), directFails}},
+		{"failing", api.TransportAuto, both(unreachable, transport.PreferredStatus{State: transport.PreferredFailing, Since: later, Reason: io.EOF}), "", []api.Transport{
+			forwardInUse, proxy(api.TransportFailing, "the API server 127.0.0.1:1, or a proxy before it, broke the connection: EOF", later, none), directFails}},
+		{"refused_a_ticket", api.TransportAuto, both(unreachable, transport.PreferredStatus{State: transport.PreferredFailing, Since: later,
+			Reason: fmt.Errorf("asking: %w", api.Errorf(api.ExitUnreachable, "there is no port"))}), "", []api.Transport{
+			forwardInUse, proxy(api.TransportFailing, "asking: there is no port", later, none), directFails}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newTestConnection(t)
@@ -561,8 +582,8 @@ func TestStatusListsTransports(t *testing.T) {
 			if d := cmp.Diff(tt.want, c.Transports); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
-			if (s.transports.proxyDial() == nil) != (tt.asked == api.TransportPortForward) {
-				t.Error("api-proxy is dialled, or is not, against what was asked for")
+			if n := len(s.transports.preferred()); n != len(tt.seen.Preferred) {
+				t.Errorf("%d transports are dialled besides port-forward, want %d", n, len(tt.seen.Preferred))
 			}
 		})
 	}
@@ -577,9 +598,9 @@ func TestBytesAreCountedPerTransport(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, 10*time.Second, func() error { // a write is counted when it has ended
-		both := s.Status().Transports
-		if forward, proxy := both[0], both[1]; forward.Sent < 100 || forward.Received < 500 || proxy.Sent != 0 || proxy.Received != 0 {
-			return fmt.Errorf("counted %+v", both)
+		all := s.Status().Transports
+		if forward, proxy := all[0], all[1]; forward.Sent < 100 || forward.Received < 500 || proxy.Sent != 0 || proxy.Received != 0 {
+			return fmt.Errorf("counted %+v", all)
 		}
 		return nil
 	})
@@ -595,6 +616,9 @@ func TestForcedTransportIsAwaited(t *testing.T) {
 	}{
 		{"not_asked_for", api.TransportAuto, nil, ""},
 		{"taken", api.TransportAPIProxy, []transport.PreferredStatus{{State: transport.PreferredTrying}, {State: transport.PreferredInUse}}, ""},
+		{"direct_taken", api.TransportDirect, []transport.PreferredStatus{{State: transport.PreferredTrying}, {State: transport.PreferredInUse}}, ""},
+		{"direct_failing", api.TransportDirect, []transport.PreferredStatus{{State: transport.PreferredFailing, Reason: api.Errorf(api.ExitUnreachable, "no address")}},
+			"the transport direct does not work: no address"},
 		{"failing", api.TransportAPIProxy, []transport.PreferredStatus{{State: transport.PreferredTrying}, {State: transport.PreferredFailing, Reason: io.EOF}},
 			"the transport api-proxy does not work: the API server 127.0.0.1:1, or a proxy before it, broke the connection: EOF"},
 	} {
@@ -611,7 +635,7 @@ func TestForcedTransportIsAwaited(t *testing.T) {
 						t.Fatalf("it did not wait for %v, but gave %v", tt.seen[i:], err)
 					default:
 					}
-					s.transports.onPreferred(seen)
+					s.transports.onPreferred(transport.ProberStatus{Preferred: []transport.PreferredStatus{seen}})
 				}
 				err := <-done
 				if tt.want == "" {

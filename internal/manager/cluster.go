@@ -30,6 +30,7 @@ type cluster struct {
 	services map[balancer.Name]*service
 	slices   map[balancer.Name]map[string]*slice // by Service, then by the slice's name
 	owner    map[balancer.Name]balancer.Name     // a slice's Service
+	exposed  map[balancer.Name]struct{}          // Services that are reached from outside of the cluster
 	nodes    map[balancer.Name]*node
 	ranges   map[balancer.Name][]netip.Prefix // by ServiceCIDR
 
@@ -58,6 +59,7 @@ func newCluster(nodeName string, namespaces ...string) *cluster {
 		services:   make(map[balancer.Name]*service),
 		slices:     make(map[balancer.Name]map[string]*slice),
 		owner:      make(map[balancer.Name]balancer.Name),
+		exposed:    make(map[balancer.Name]struct{}),
 		nodes:      make(map[balancer.Name]*node),
 		ranges:     make(map[balancer.Name][]netip.Prefix),
 		dirty:      make(map[balancer.Name]struct{}),
@@ -110,6 +112,10 @@ func (c *cluster) table(s scope) table {
 func (c *cluster) setService(name balancer.Name, s *service) {
 	if old := c.services[name]; old != nil {
 		c.countClusterIPs(old, -1)
+	}
+	delete(c.exposed, name)
+	if s != nil && s.exposed != nil {
+		c.exposed[name] = struct{}{}
 	}
 	if s != nil {
 		c.countClusterIPs(s, 1)

@@ -26,6 +26,7 @@ type service struct {
 	localOnly    bool
 	ports        []servicePort
 	externalName string
+	exposed      *exposure // nil: the Service has neither node ports nor a load balancer
 }
 
 type servicePort struct {
@@ -83,6 +84,7 @@ func convertService(s *corev1.Service) *service {
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		c.externalName = s.Spec.ExternalName
 	}
+	c.exposed = convertExposure(s)
 	return c
 }
 

@@ -5,7 +5,7 @@
 //	API server ─ watch ─▶ cluster ─▶ publisher ─┤
 //	                                            └▶ notices ─▶ control streams ─▶ laptops
 //
-//	laptop ═ TLS, by way of the API server ═▶ proxy port ─▶ the same session
+//	laptop ═ TLS, by way of the API server or directly ═▶ proxy port ─▶ the same session
 //
 //	laptop ═ packet streams ═▶ router ─┬─▶ packet streams of another laptop
 //	                                   └─▶ TUN device, if a gateway has passed one ─▶ the pod's kernel
@@ -40,7 +40,7 @@ import (
 type Config struct {
 	Listen string // for sessions: "127.0.0.1:10800"
 	Health string // for GET /livez and /readyz: ":10801"
-	Proxy  string // for conns through the API server's pods/proxy: ":10802"; empty: none
+	Proxy  string // for conns by the transports api-proxy and direct: ":10802"; empty: none
 
 	Kube kubernetes.Interface // nil: no API access; VIPs are dialled as they are
 	// WatchNamespaces are the namespaces whose Services and EndpointSlices the manager watches. Empty: all.
@@ -90,6 +90,7 @@ func New(cfg Config) *Manager {
 	m.dialer.check, m.dialer.checkHost = m.filter.check, m.filter.checkHost
 	m.router = newRouter(m.filter.allowsDirect, c.changed.Raise, m.log)
 	m.publisher = &publisher{
+		self:    self{namespace: cfg.Namespace, node: cfg.NodeName, addrs: cfg.PodIPs},
 		cluster: c, balancer: m.dialer.balancer, notices: m.notices, rights: m.watcher.state,
 		pod: cfg.PodIPs, vip: cfg.APIServer, inner: m.router.describe, readPods: m.pods.poked.Raise,
 		guard: m.filter.hosts.Store, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
@@ -129,6 +130,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		if m.proxy, err = newProxyPort(l, m.log); err != nil {
 			return err
 		}
+		m.publisher.self.port = m.proxy.tickets.port
 	}
 	if m.cfg.GatewaySocket != "" {
 		if m.gateways, err = listenGateways(ctx, m.cfg.GatewaySocket); err != nil {

@@ -27,9 +27,10 @@ type publisher struct {
 	notices  *notices
 	rights   func() (missing []string, ready bool)
 	dns      dnsConfig
-	pod      []netip.Addr            // the addresses of the manager's pod
-	vip      netip.AddrPort          // of the API server, from the pod's environment
-	noEcho   bool                    // ICMP echo sockets are not permitted
+	pod      []netip.Addr   // the addresses of the manager's pod
+	vip      netip.AddrPort // of the API server, from the pod's environment
+	noEcho   bool           // ICMP echo sockets are not permitted
+	self     self
 	readPods func()                  // makes the podReader look for new blocks
 	inner    func(*api.ManagerState) // sets the inner networks and the gateway
 	guard    func(*hostAddrs)        // receives the addresses of nodes and the API server
@@ -205,6 +206,7 @@ func (p *publisher) post() {
 	if p.cluster.networks.mayNotRead {
 		n.state.Missing = append(n.state.Missing, "get pods")
 	}
+	n.state.Direct = p.cluster.direct(p.self)
 	ready = ready && p.cluster.podsRead
 	p.inner(&n.state)
 	p.probes(&n.state)

@@ -234,7 +234,7 @@ func (s *session) acceptTicket(in *transport.Incoming) error {
 func (s *session) ticket(laptop io.Reader) (api.Ticket, *api.Error) {
 	if s.m.proxy == nil {
 		return api.Ticket{}, api.Errorf(api.ExitUnreachable,
-			"the traffic manager has no port for api-proxy (--proxy-listen)")
+			"the traffic manager has no port for api-proxy and direct (--proxy-listen)")
 	}
 	var request api.TicketRequest
 	if err := json.NewDecoder(io.LimitReader(laptop, maxTicketRequest)).Decode(&request); err != nil {

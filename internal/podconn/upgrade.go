@@ -99,7 +99,7 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL,
 				return nil, err
 			}
 			if tcp, ok := conn.(*net.TCPConn); ok {
-				if conn, err = tuned(tcp); err != nil {
+				if conn, err = Tuned(tcp); err != nil {
 					tcp.Close()
 					return nil, err
 				}
@@ -140,9 +140,9 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL,
 // unsent limits the unsent bytes that the kernel holds for one connection. A longer queue would only add latency.
 const unsent = 128 << 10
 
-// tuned returns tcp with a short send queue, and with BBR if the kernel has it and permits it to this user. Over a line
+// Tuned returns tcp with a short send queue, and with BBR if the kernel has it and permits it to this user. Over a line
 // that loses one packet in a thousand, a congestion control that reacts to each loss carries a tenth of what BBR does.
-func tuned(tcp *net.TCPConn) (net.Conn, error) {
+func Tuned(tcp *net.TCPConn) (net.Conn, error) {
 	conn, err := nonblock.NewConn(tcp)
 	if err != nil {
 		return nil, err

@@ -34,14 +34,14 @@ type ClientConfig struct {
 	// DialTimeout. The conn's Close must end its Read and Write; it need not support deadlines.
 	Dial func(ctx context.Context) (net.Conn, error)
 
-	// Preferred dials the manager over another transport, which may be faster than Dial's, or not work, or come and go.
-	// Once a session is up the client measures both, and moves the session's links to it unless it is slower (see
-	// preferred.go). nil: there is none.
-	Preferred func(ctx context.Context) (net.Conn, error)
-	// Forced makes the session use Preferred without measuring. Its links wait for it when it fails.
+	// Preferred dial the manager over other transports, which may be faster than Dial's, or not work, or come and go.
+	// Once a session is up the client measures all, and moves the session's links to the best. Of those that are about
+	// as fast, it chooses the first of Preferred, and Dial's last (see preferred.go). At most three.
+	Preferred []func(ctx context.Context) (net.Conn, error)
+	// Forced makes the session use the only one of Preferred without measuring. Its links wait for it when it fails.
 	Forced bool
-	// OnPreferred is called whenever the status of Preferred changes. Calls do not overlap. It must not block.
-	OnPreferred func(PreferredStatus)
+	// OnPreferred is called whenever the status of a transport changes. Calls do not overlap. It must not block.
+	OnPreferred func(ProberStatus)
 
 	Links       int           // conns of a session; 4, at most 254
 	DialTimeout time.Duration // 15 s
@@ -107,11 +107,12 @@ func NewClient(cfg ClientConfig) *Client {
 		cfg.OnState = func(State, error) {}
 	}
 	if cfg.OnPreferred == nil {
-		cfg.OnPreferred = func(PreferredStatus) {}
+		cfg.OnPreferred = func(ProberStatus) {}
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.Preferred = cfg.Preferred[:min(len(cfg.Preferred), maxPaths-1)]
 	return &Client{cfg: cfg, log: cfg.Logger, dials: make(map[*attempt]struct{})}
 }
 
@@ -184,14 +185,14 @@ func (c *Client) runSession(ctx context.Context) error {
 	randomise(id[:])
 	randomise(tok[:])
 	links := c.cfg.Links
-	if c.cfg.Preferred != nil {
+	if len(c.cfg.Preferred) > 0 {
 		links++ // the prober's
 	}
 	s := newSession(identity{id, tok, true}, links, c.cfg.Budget, c.cfg.Tuning, c.log)
 	defer s.settle()
 	defer s.wg.Wait()
 	defer s.fail(ErrSessionClosed)
-	if c.cfg.Preferred != nil {
+	if len(c.cfg.Preferred) > 0 {
 		s.prober = c.newProber(s)
 	}
 	first, err := c.connect(ctx, s, s.link(0), fallback)
@@ -288,7 +289,7 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 			}
 		}
 		path := l.wantedPath()
-		mctx, stop := moving(ctx, l, conn)
+		mctx, stop := moving(ctx, l, conn, path)
 		next, err := c.connect(mctx, s, l, path)
 		abandoned := mctx.Err() != nil
 		stop()
@@ -307,8 +308,8 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 			return
 		}
 		l.log.Debug("conn not established", "path", path, "error", err)
-		if path == preferred && !abandoned {
-			s.prober.fail(err)
+		if path != fallback && !abandoned {
+			s.prober.fail(path, err)
 		}
 		if conn == nil || !l.attachedTo(conn) {
 			conn = nil
@@ -334,8 +335,8 @@ func (l *link) awaitChange(ctx context.Context, conn *linkConn) {
 }
 
 // moving returns the context of an attempt. It ends an attempt to move from a conn if that conn is lost, or if the link
-// need not move any more.
-func moving(ctx context.Context, l *link, from *linkConn) (context.Context, context.CancelFunc) {
+// need not move to that transport any more.
+func moving(ctx context.Context, l *link, from *linkConn, to path) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	if from == nil || !l.attachedTo(from) {
 		return ctx, cancel
@@ -345,7 +346,7 @@ func moving(ctx context.Context, l *link, from *linkConn) (context.Context, cont
 		for {
 			select {
 			case <-l.move:
-				if l.wantedPath() == from.path {
+				if l.wantedPath() != to {
 					return
 				}
 			case <-from.dead:
@@ -368,17 +369,17 @@ func isFatal(err error) bool {
 		errors.Is(err, ErrProtocol)
 }
 
-// lost logs the loss of a conn. If it used the preferred transport, lost tells the prober and moves the link to the
+// lost logs the loss of a conn. If it used a preferred transport, lost tells the prober and moves the link to the
 // fallback at once.
 func (c *Client) lost(s *Session, l *link, conn *linkConn) {
 	l.log.Info("conn lost", "path", conn.path, "reason", conn.err)
-	if conn.path != preferred || errors.Is(conn.err, errSuperseded) {
+	if conn.path == fallback || errors.Is(conn.err, errSuperseded) {
 		return
 	}
 	if !c.cfg.Forced {
-		l.moveTo(fallback)
+		l.moveFrom(conn.path)
 	}
-	s.prober.fail(conn.err)
+	s.prober.fail(conn.path, conn.err)
 }
 
 // failed records a failed attempt for OnState.
@@ -418,8 +419,8 @@ func (c *Client) connect(ctx context.Context, s *Session, l *link, path path) (*
 // attempt dials one conn. The link keeps its current conn until the new one is open.
 func (c *Client) attempt(ctx context.Context, s *Session, l *link, path path) (*linkConn, error) {
 	dial := c.cfg.Dial
-	if path == preferred {
-		dial = c.cfg.Preferred
+	if path != fallback {
+		dial = c.cfg.Preferred[path-1]
 	}
 	dctx, cancel := context.WithTimeout(ctx, c.cfg.DialTimeout)
 	conn, err := dial(dctx)

@@ -36,12 +36,12 @@ type link struct {
 	mu      sync.Mutex
 	closed  error // why the session has ended; nil before
 	conn    *linkConn
-	attempt uint32         // number of the newest conn
-	conns   int            // number of conns so far
-	past    [paths]traffic // bytes of earlier conns
-	reading bool           // the reader is inside conn.Read
-	writing bool           // a goroutine is inside conn.Write
-	wrote   time.Time      // when the last Write ended
+	attempt uint32            // number of the newest conn
+	conns   int               // number of conns so far
+	past    [maxPaths]traffic // bytes of earlier conns
+	reading bool              // the reader is inside conn.Read
+	writing bool              // a goroutine is inside conn.Write
+	wrote   time.Time         // when the last Write ended
 
 	out      replay
 	charged  int    // bytes of out's memory that the session's budget counts

@@ -6,22 +6,31 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wakeup"
 )
 
-// path is one of the two transports by which conns reach the manager.
+// path is a transport by which conns reach the manager: fallback, or 1 plus an index of ClientConfig.Preferred.
 type path int
 
 const (
-	fallback  path = iota // ClientConfig.Dial: a session begins on it, and falls back to it
-	preferred             // ClientConfig.Preferred
-	paths
+	fallback path = 0 // ClientConfig.Dial: a session begins on it, and falls back to it
+
+	maxPaths = 4 // fallback and the most that ClientConfig.Preferred may contain
 )
 
 // String is for logs.
-func (p path) String() string { return [...]string{"fallback", "preferred"}[p] }
+func (p path) String() string {
+	if p == fallback {
+		return "fallback"
+	}
+	return fmt.Sprintf("preferred %d", int(p))
+}
 
 // Traffic counts bytes.
 type Traffic struct{ Sent, Received uint64 }
@@ -33,13 +42,13 @@ func (t *traffic) add(c *linkConn) {
 	t.Received += c.received
 }
 
-// PreferredState is the state of the transport of ClientConfig.Preferred.
+// PreferredState is the state of a transport of ClientConfig.Preferred.
 type PreferredState int
 
 const (
 	PreferredTrying  PreferredState = iota // the prober dials and measures it, beside the session
 	PreferredInUse                         // the links use it, or move to it
-	PreferredStandby                       // it works, but is slower than the fallback
+	PreferredStandby                       // it works, but another one is better
 	PreferredFailing                       // it does not work, for PreferredStatus.Reason
 )
 
@@ -48,13 +57,18 @@ func (s PreferredState) String() string {
 	return [...]string{"trying", "in use", "standby", "failing"}[s]
 }
 
-// PreferredStatus describes both transports.
+// PreferredStatus describes one transport of ClientConfig.Preferred.
 type PreferredStatus struct {
-	State     PreferredState
-	Reason    error // why the preferred transport fails; nil otherwise
-	Since     time.Time
-	Fallback  Measure // zero before the first measurement
-	Preferred Measure
+	State   PreferredState
+	Reason  error // why it fails; nil otherwise
+	Since   time.Time
+	Measure Measure // zero before the first measurement
+}
+
+// ProberStatus describes all transports.
+type ProberStatus struct {
+	Fallback  Measure           // zero before the first measurement
+	Preferred []PreferredStatus // in the order of ClientConfig.Preferred; immutable
 }
 
 // Measure is the speed of a transport, measured on an otherwise idle link.
@@ -73,12 +87,12 @@ const (
 	measureTime  = 3 * time.Second        // the timeout for one transport
 
 	// A link is stuck when its bytes are not acknowledged for stallTime, or four round trips. Its transport has failed
-	// if the prober, on the other transport, still gets answers.
+	// if the prober, on the fallback, still gets answers.
 	stallTime  = 500 * time.Millisecond
 	guardEvery = 100 * time.Millisecond
 
 	// The prober tries a transport that failed or was slower again after a backoff that doubles, a third of it random.
-	// The backoff starts again from its minimum once the preferred transport was in use for goodTime.
+	// The backoff starts again from its minimum once the transport was in use for goodTime.
 	retryMin  = time.Second
 	retryMax  = time.Minute
 	slowerMin = 10 * time.Second
@@ -88,27 +102,41 @@ const (
 
 var errStuck = errors.New("its bytes are not acknowledged, while the fallback transport works")
 
-// prober measures both transports, decides whether the links use the preferred one, and watches it while they do. It
-// has a link of its own, which carries no streams while another link is up.
+// prober measures the transports, decides which one the links use, and watches it if it is a preferred one. It has a
+// link of its own, which carries no streams while another link is up.
 //
-//	          ┌─────────── backoff ◀── standby ◀── slower ──┐
-//	          ▼                                             │
-//	trying: measure fallback, then preferred, on the prober's link ── not slower ─▶ in use: the links move to preferred,
-//	          ▲            │ dial fails                                               the prober's to fallback
-//	          │            ▼                                                          │
-//	          └─ backoff ◀─ failing ◀── links move back to fallback ◀── a conn is lost, or its bytes are not acknowledged
+//	           ┌─────────── backoff ◀── standby ◀── slower ──┐
+//	           ▼                                             │
+//	trying: measure the one in use, then others that are due, on the prober's link ── best ─▶ in use: the links move to
+//	           ▲            │ dial fails                                                it, the prober's to fallback
+//	           │            ▼                                                          │
+//	           └─ backoff ◀─ failing ◀── links move back to fallback ◀── a conn is lost, or its bytes are not acknowledged
+//
+// While a preferred transport is in use, the prober tries only those before it in ClientConfig.Preferred. When it
+// fails, all that worked are due at once.
 //
 // A link resumes where its last conn ended, so no stream notices that its link has moved.
 type prober struct {
 	client  *Client
 	session *Session
 	link    *link
-	broken  chan error // capacity 1: why the preferred transport failed
-	// Pauses before the next attempt, after a failure and after a slower measurement.
-	failedPause, slowerPause pause
+	all     []path        // those of ClientConfig.Preferred
+	broken  wakeup.Signal // failures has changed
 
-	mu     sync.Mutex
-	status PreferredStatus
+	// One goroutine at a time uses these: run's, or standBy's while run waits for it.
+	current path
+	began   time.Time // when current came into use
+	retries [maxPaths]retry
+
+	mu       sync.Mutex
+	status   ProberStatus
+	failures [maxPaths]error // of the transport in use, from outside of the prober
+}
+
+// retry says when to try a transport.
+type retry struct {
+	due            time.Time
+	failed, slower pause // before the next attempt, after a failure and after a slower measurement
 }
 
 // newProber creates the session's prober and its link. Call it before the session has any other link.
@@ -117,8 +145,14 @@ func (c *Client) newProber(s *Session) *prober {
 	if c.cfg.Forced {
 		most = retryMin // the session may use nothing else
 	}
-	return &prober{client: c, session: s, link: s.link(c.cfg.Links), broken: make(chan error, 1),
-		failedPause: pause{min: retryMin, max: most}, slowerPause: pause{min: slowerMin, max: slowerMax}}
+	p := &prober{client: c, session: s, link: s.link(c.cfg.Links), broken: wakeup.NewSignal()}
+	p.status.Preferred = make([]PreferredStatus, len(c.cfg.Preferred))
+	for i := range c.cfg.Preferred {
+		at := path(i + 1)
+		p.all = append(p.all, at)
+		p.retries[at].failed, p.retries[at].slower = pause{min: retryMin, max: most}, pause{min: slowerMin, max: slowerMax}
+	}
+	return p
 }
 
 func (l *link) wantedPath() path {
@@ -135,31 +169,61 @@ func (l *link) moveTo(p path) {
 	l.move.Raise()
 }
 
+// moveFrom asks Client.keep to move the link to the fallback if it was asked to use p.
+func (l *link) moveFrom(p path) {
+	l.mu.Lock()
+	was := l.wanted
+	if was == p {
+		l.wanted = fallback
+	}
+	l.mu.Unlock()
+	if was == p {
+		l.move.Raise()
+	}
+}
+
 func (l *link) attachedTo(c *linkConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.conn == c
 }
 
-// fail reports a failure of the preferred transport that happened outside the prober. s may be nil.
-func (s *prober) fail(err error) {
+// fail reports a failure of a preferred transport that happened outside the prober. s may be nil.
+func (s *prober) fail(p path, err error) {
 	if s == nil {
 		return
 	}
-	select {
-	case s.broken <- err:
-	default:
-	}
+	s.mu.Lock()
+	s.failures[p] = err
+	s.mu.Unlock()
+	s.broken.Raise()
 }
 
-func (s *prober) set(change func(*PreferredStatus)) {
+// failure returns the latest failure of p since it was tried, and forgets it.
+func (s *prober) failure(p path) error {
 	s.mu.Lock()
-	before := s.status
+	defer s.mu.Unlock()
+	err := s.failures[p]
+	s.failures[p] = nil
+	return err
+}
+
+// set changes the status of p, which is not the fallback.
+func (s *prober) set(p path, change func(*PreferredStatus)) {
+	s.update(func(all *ProberStatus) {
+		st := &all.Preferred[p-1]
+		before := st.State
+		if change(st); st.State != before {
+			st.Since = time.Now()
+		}
+	})
+}
+
+func (s *prober) update(change func(*ProberStatus)) {
+	s.mu.Lock()
+	s.status.Preferred = slices.Clone(s.status.Preferred)
 	change(&s.status)
 	now := s.status
-	if now.State != before.State {
-		s.status.Since, now.Since = time.Now(), time.Now()
-	}
 	s.mu.Unlock()
 	s.client.cfg.OnPreferred(now)
 }
@@ -167,31 +231,69 @@ func (s *prober) set(change func(*PreferredStatus)) {
 // run returns when ctx ends.
 func (s *prober) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		s.set(func(st *PreferredStatus) { st.State = PreferredTrying })
-		good, err := s.try(ctx)
-		if err == nil && good {
-			began := time.Now()
-			err = s.usePreferred(ctx)
-			if time.Since(began) > goodTime {
-				s.failedPause.reset()
-				s.slowerPause.reset()
+		if s.current == fallback {
+			if best := s.round(ctx); best != fallback {
+				s.use(best)
+			} else {
+				s.leave()
+				s.sleep(ctx)
 			}
+			continue
 		}
-		if ctx.Err() != nil {
+		better, err := s.guard(ctx)
+		switch {
+		case ctx.Err() != nil:
 			return
+		case err == nil:
+			s.use(better)
+		default:
+			s.giveUp(err)
 		}
-		var pause time.Duration
-		if err != nil {
-			pause = s.failedPause.use()
-			s.set(func(st *PreferredStatus) { st.State, st.Reason = PreferredFailing, err })
-			s.session.log.Info("preferred transport fails", "reason", err, "pause", pause)
-		} else {
-			pause = s.slowerPause.use()
-			s.set(func(st *PreferredStatus) { st.State, st.Reason = PreferredStandby, nil })
-		}
-		s.leave()
-		s.sleep(ctx, pause)
 	}
+}
+
+// use moves the links to p.
+func (s *prober) use(p path) {
+	s.current, s.began = p, time.Now()
+	s.set(p, func(st *PreferredStatus) { st.State, st.Reason = PreferredInUse, nil })
+	for _, l := range s.workers() {
+		l.moveTo(p)
+	}
+}
+
+// giveUp moves the links back to the fallback, because the transport in use has failed.
+func (s *prober) giveUp(err error) {
+	p := s.current
+	if !s.client.cfg.Forced {
+		for _, l := range s.workers() {
+			l.moveFrom(p)
+		}
+	}
+	if r := &s.retries[p]; time.Since(s.began) > goodTime {
+		r.failed.reset()
+		r.slower.reset()
+	}
+	s.current = fallback
+	s.failed(p, err)
+	for _, other := range s.all {
+		if s.stateOf(other) == PreferredStandby {
+			s.retries[other].due = time.Now()
+		}
+	}
+}
+
+func (s *prober) stateOf(p path) PreferredState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status.Preferred[p-1].State
+}
+
+// failed notes that p does not work.
+func (s *prober) failed(p path, err error) {
+	pause := jittered(s.retries[p].failed.use())
+	s.retries[p].due = time.Now().Add(pause)
+	s.set(p, func(st *PreferredStatus) { st.State, st.Reason = PreferredFailing, err })
+	s.session.log.Info("transport fails", "path", p, "reason", err, "pause", pause)
 }
 
 // leave closes the prober's conn.
@@ -203,39 +305,148 @@ func (s *prober) leave() {
 	}
 }
 
-// sleep waits for a jittered pause, or until Client.Probe is called.
-func (s *prober) sleep(ctx context.Context, pause time.Duration) {
+// candidates returns the transports to try beside the one in use.
+func (s *prober) candidates() []path {
+	if s.current == fallback {
+		return s.all
+	}
+	return s.all[:s.current-1]
+}
+
+// due returns the candidates whose time has come.
+func (s *prober) due() (now []path) {
+	for _, p := range s.candidates() {
+		if !time.Now().Before(s.retries[p].due) {
+			now = append(now, p)
+		}
+	}
+	return now
+}
+
+// untilDue returns a timer for the next candidate that is due. If there is none, it never fires.
+func (s *prober) untilDue() *time.Timer {
+	next := time.Duration(math.MaxInt64)
+	for _, p := range s.candidates() {
+		next = min(next, time.Until(s.retries[p].due))
+	}
+	return time.NewTimer(next)
+}
+
+// allDue makes all transports due: the network has changed.
+func (s *prober) allDue() {
+	for i := range s.retries {
+		s.retries[i].due = time.Time{}
+	}
+}
+
+// sleep waits until a transport is due, or until Client.Probe is called.
+func (s *prober) sleep(ctx context.Context) {
 	woken := s.client.woken.Next()
-	timer := time.NewTimer(jittered(pause))
+	timer := s.untilDue()
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-woken:
+		s.allDue()
 	case <-ctx.Done():
 	}
 }
 
-// try measures both transports with the prober's link. good means that the session should use the preferred one.
-func (s *prober) try(ctx context.Context) (good bool, err error) {
-	select {
-	case <-s.broken: // a failure before this attempt
-	default:
+// round tries the transports that are due, and returns the one that the session should use.
+func (s *prober) round(ctx context.Context) path {
+	got := map[path]Measure{}
+	due := s.due()
+	if len(due) == 0 {
+		return s.current
 	}
-	var got [paths]Measure
-	for p := range paths {
-		if _, err := s.client.connect(ctx, s.session, s.link, p); err != nil {
-			return false, err
+	for _, p := range due {
+		s.set(p, func(st *PreferredStatus) { st.State = PreferredTrying })
+	}
+	if s.current == fallback { // it also carries what a dial asks the manager for
+		m, err := s.try(ctx, fallback)
+		for _, p := range due {
+			if err != nil && ctx.Err() == nil {
+				s.failed(p, err)
+			}
 		}
-		if p == fallback && s.client.cfg.Forced {
-			continue // the fallback only carries what the dial of the preferred transport asks the manager for
+		if err != nil {
+			return s.current
 		}
-		if got[p], err = s.measure(ctx); err != nil {
-			return false, fmt.Errorf("measure: %w", err)
+		got[fallback] = m
+	}
+	for _, p := range due {
+		s.failure(p) // before this attempt
+		m, err := s.try(ctx, p)
+		switch {
+		case ctx.Err() != nil:
+			return s.current
+		case err != nil:
+			s.failed(p, err)
+		default:
+			got[p] = m
 		}
 	}
-	s.session.log.Info("transports measured", "fallback", got[fallback], "preferred", got[preferred])
-	s.set(func(st *PreferredStatus) { st.Fallback, st.Preferred = got[fallback], got[preferred] })
-	return s.client.cfg.Forced || got[preferred].atLeast(got[fallback]), nil
+	if _, measured := got[s.current]; !measured && len(got) > 0 {
+		m, err := s.try(ctx, s.current)
+		if err != nil { // guard sees why
+			m = Measure{}
+		}
+		got[s.current] = m
+	}
+	s.update(func(st *ProberStatus) {
+		for p, m := range got {
+			if p == fallback {
+				st.Fallback = m
+			} else {
+				st.Preferred[p-1].Measure = m
+			}
+		}
+	})
+	return s.best(got)
+}
+
+// best returns the first choice among the transports that are about as fast as the fastest. The others stand by.
+func (s *prober) best(got map[path]Measure) path {
+	best := s.current
+	if len(got) > 1 {
+		s.session.log.Info("transports measured", "by", got)
+		best = fallback
+		for _, p := range s.all {
+			if m, ok := got[p]; ok && (s.client.cfg.Forced || m.atLeast(fastest(got))) {
+				best = p
+				break
+			}
+		}
+	}
+	for p := range got {
+		if p != best && p != fallback {
+			s.retries[p].due = time.Now().Add(jittered(s.retries[p].slower.use()))
+			s.set(p, func(st *PreferredStatus) { st.State, st.Reason = PreferredStandby, nil })
+		}
+	}
+	return best
+}
+
+// fastest returns the measurement with the shortest time.
+func fastest(got map[path]Measure) Measure {
+	return slices.MinFunc(slices.Collect(maps.Values(got)), func(a, b Measure) int {
+		return cmp.Compare(a.time(), b.time())
+	})
+}
+
+// try moves the prober's link to p and measures it. If the user forces a transport, the fallback is not measured.
+func (s *prober) try(ctx context.Context, p path) (Measure, error) {
+	if _, err := s.client.connect(ctx, s.session, s.link, p); err != nil {
+		return Measure{}, err
+	}
+	if p == fallback && s.client.cfg.Forced {
+		return Measure{}, nil
+	}
+	m, err := s.measure(ctx)
+	if err != nil {
+		return Measure{}, fmt.Errorf("measure: %w", err)
+	}
+	return m, nil
 }
 
 // atLeast reports whether a ping and an echo take no longer with m than with o. A tenth longer still counts as equal:
@@ -348,23 +559,6 @@ func meter(in *Incoming) {
 	io.Copy(io.Discard, st) // until the other end has read it, and resets
 }
 
-// usePreferred moves the links to the preferred transport and the prober's link to the fallback. It returns when the
-// preferred transport fails, with the reason, after it has asked the links to move back.
-func (s *prober) usePreferred(ctx context.Context) error {
-	s.set(func(st *PreferredStatus) { st.State, st.Reason = PreferredInUse, nil })
-	links := s.workers()
-	for _, l := range links {
-		l.moveTo(preferred)
-	}
-	err := s.guard(ctx, links)
-	if ctx.Err() == nil && !s.client.cfg.Forced {
-		for _, l := range links {
-			l.moveTo(fallback)
-		}
-	}
-	return err
-}
-
 // workers returns the links that carry streams.
 func (s *prober) workers() []*link {
 	var links []*link
@@ -376,60 +570,83 @@ func (s *prober) workers() []*link {
 	return links
 }
 
-// guard watches the links on the preferred transport until it fails. Meanwhile it keeps the prober's link on the
-// fallback.
-func (s *prober) guard(ctx context.Context, links []*link) error {
+// guard watches the links on the transport in use until it fails, or until standBy finds a better one.
+func (s *prober) guard(ctx context.Context) (better path, err error) {
+	links := s.workers()
 	ctx, cancel := context.WithCancel(ctx)
+	found := make(chan path, 1)
 	var standby sync.WaitGroup
 	defer standby.Wait()
 	defer cancel()
-	standby.Go(func() { s.standBy(ctx) })
+	standby.Go(func() { s.standBy(ctx, found) })
 	tick := time.NewTicker(guardEvery)
 	defer tick.Stop()
 	for {
 		select {
-		case err := <-s.broken:
-			return err
+		case <-s.broken:
+			if err := s.failure(s.current); err != nil {
+				return 0, err
+			}
+		case better := <-found:
+			return better, nil
 		case <-ctx.Done():
-			return ctx.Err()
+			return 0, ctx.Err()
 		case <-tick.C:
 			if slices.ContainsFunc(links, (*link).stuck) && s.answers(ctx) &&
 				slices.ContainsFunc(links, (*link).stuck) {
-				return errStuck
+				return 0, errStuck
 			}
 		}
 	}
 }
 
-// standBy keeps the prober's link on the fallback until ctx ends.
-func (s *prober) standBy(ctx context.Context) {
+// standBy keeps the prober's link on the fallback until ctx ends, or until it has found a better transport than the one
+// in use.
+func (s *prober) standBy(ctx context.Context, found chan<- path) {
 	pause := s.client.newBackoff()
 	for ctx.Err() == nil {
-		ca, err := s.client.connect(ctx, s.session, s.link, fallback)
+		woken := s.client.woken.Next()
+		conn, err := s.onFallback(ctx)
 		if err != nil {
 			s.session.log.Debug("the prober has no conn", "error", err)
 			pause.sleep(ctx)
 			continue
 		}
 		pause.reset()
+		timer := s.untilDue()
 		select {
-		case <-ca.dead:
+		case <-conn.dead:
 			pause.sleep(ctx)
+		case <-woken:
+			s.allDue()
+		case <-timer.C:
+			if best := s.round(ctx); best != s.current {
+				found <- best
+				return
+			}
 		case <-ctx.Done():
 		}
+		timer.Stop()
 	}
 }
 
-// onPreferred reports whether the prober's link still uses the preferred transport.
-func (s *prober) onPreferred() bool {
+// onFallback returns the conn of the prober's link on the fallback, after it has moved the link there if need be.
+func (s *prober) onFallback(ctx context.Context) (*linkConn, error) {
 	s.link.mu.Lock()
-	defer s.link.mu.Unlock()
-	return s.link.conn != nil && s.link.conn.path == preferred
+	conn := s.link.conn
+	s.link.mu.Unlock()
+	if conn != nil && conn.path == fallback {
+		return conn, nil
+	}
+	return s.client.connect(ctx, s.session, s.link, fallback)
 }
 
-// answers reports whether the prober's link, on the fallback, gets a pong within stallTime.
+// answers reports whether the prober's link is on the fallback and gets a pong within stallTime.
 func (s *prober) answers(ctx context.Context) bool {
-	if s.onPreferred() {
+	s.link.mu.Lock()
+	elsewhere := s.link.conn != nil && s.link.conn.path != fallback
+	s.link.mu.Unlock()
+	if elsewhere {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, stallTime)
@@ -438,11 +655,11 @@ func (s *prober) answers(ctx context.Context) bool {
 	return err == nil
 }
 
-// stuck reports whether the link's conn uses the preferred transport and its bytes are not acknowledged.
+// stuck reports whether the link's conn uses a preferred transport and its bytes are not acknowledged.
 func (l *link) stuck() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.conn == nil || l.conn.path != preferred || l.out.acked >= l.owed.end {
+	if l.conn == nil || l.conn.path == fallback || l.out.acked >= l.owed.end {
 		return false
 	}
 	latest := l.owed.since

@@ -114,11 +114,12 @@ func (r *road) dialed() int {
 func (r *roads) start(t *testing.T, cc transport.ClientConfig) *rig {
 	cc.Dial = r.fallback.Dial
 	if cc.Preferred == nil {
-		cc.Preferred = r.preferred.Dial
+		cc.Preferred = []func(context.Context) (net.Conn, error){r.preferred.Dial}
 	}
-	cc.OnPreferred = func(s transport.PreferredStatus) {
+	cc.OnPreferred = func(all transport.ProberStatus) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		s := all.Preferred[len(all.Preferred)-1]
 		text := s.State.String()
 		if s.Reason != nil {
 			text = fmt.Sprintf("%s: %v", text, s.Reason)
@@ -211,7 +212,7 @@ func carries(t *testing.T, s *transport.Session, wantFallback, wantPreferred boo
 	before := s.Stats()
 	time.Sleep(time.Second)
 	after := s.Stats()
-	fallback, preferred := after.Fallback.Sent-before.Fallback.Sent > 100<<10, after.Preferred.Sent-before.Preferred.Sent > 100<<10
+	fallback, preferred := after.Fallback.Sent-before.Fallback.Sent > 100<<10, after.Preferred[0].Sent-before.Preferred[0].Sent > 100<<10
 	if fallback != wantFallback || preferred != wantPreferred {
 		t.Errorf("bytes use the fallback: %v, the preferred transport: %v; want %v and %v", fallback, preferred, wantFallback, wantPreferred)
 	}
@@ -393,7 +394,7 @@ func TestForcedPreferredMayAskManager(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRoads(t, time.Millisecond, time.Millisecond)
 		session := make(chan *transport.Session, 1)
-		rig := r.start(t, transport.ClientConfig{Forced: true, Preferred: func(ctx context.Context) (net.Conn, error) {
+		rig := r.start(t, transport.ClientConfig{Forced: true, Preferred: []func(context.Context) (net.Conn, error){func(ctx context.Context) (net.Conn, error) {
 			s := <-session
 			session <- s
 			asked, err := s.Open(ctx, transport.Request{Proto: transport.ProtoTicket})
@@ -402,7 +403,7 @@ func TestForcedPreferredMayAskManager(t *testing.T) {
 			}
 			asked.Reset()
 			return r.preferred.Dial(ctx)
-		}})
+		}}})
 		stop := exchange(t, rig)
 		go func() {
 			for {

@@ -320,7 +320,7 @@ func (s *Session) open(ctx context.Context, r Request, datagrams bool) (*Stream,
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	// The dial of the preferred transport requests its ticket over the prober's link, because all other links may wait
+	// The dial of a preferred transport requests its ticket over the prober's link, because all other links may wait
 	// for that dial.
 	if s.prober != nil && r.Proto == ProtoTicket && s.prober.link.load.born.Load() {
 		return s.openOn(ctx, s.prober.link, r, datagrams)
@@ -445,8 +445,9 @@ type SessionStats struct {
 	Since   time.Time
 	Streams int // open
 	Links   []LinkStats
-	// Bytes that crossed conns of ClientConfig.Dial and of ClientConfig.Preferred, without handshakes.
-	Fallback, Preferred Traffic
+	// Bytes that crossed conns of ClientConfig.Dial and of each of ClientConfig.Preferred, without handshakes.
+	Fallback  Traffic
+	Preferred [maxPaths - 1]Traffic
 }
 
 // LinkStats is a snapshot of one link.
@@ -466,13 +467,13 @@ func (s *Session) Stats() SessionStats {
 	links := slices.Clone(s.links)
 	s.mu.Unlock()
 	st := SessionStats{ID: s.id, Since: s.since, Streams: int(s.streams.Load())}
-	var total [paths]traffic
+	var total [maxPaths]traffic
 	for _, l := range links {
 		if l == nil || !l.load.born.Load() {
 			continue
 		}
 		l.mu.Lock()
-		for p := range paths {
+		for p := range total {
 			total[p].Sent += l.past[p].Sent
 			total[p].Received += l.past[p].Received
 		}
@@ -485,6 +486,9 @@ func (s *Session) Stats() SessionStats {
 		})
 		l.mu.Unlock()
 	}
-	st.Fallback, st.Preferred = Traffic(total[fallback]), Traffic(total[preferred])
+	st.Fallback = Traffic(total[fallback])
+	for i := range st.Preferred {
+		st.Preferred[i] = Traffic(total[i+1])
+	}
 	return st
 }

@@ -1,0 +1,121 @@
+package manager
+
+import (
+	"cmp"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/balancer"
+)
+
+// This file finds the addresses at which laptops may reach the proxy port without the API server (the transport
+// direct): the pod's own, and those of Services that exist.
+
+// exposure is how a Service is reached from outside of the cluster, by TCP.
+type exposure struct {
+	ports   []exposedPort
+	ingress []string // addresses and names of the load balancer
+}
+
+type exposedPort struct {
+	name       string
+	port, node uint16 // of the load balancer, and of every node; 0: none
+}
+
+// convertExposure returns nil unless s has node ports or a load balancer.
+func convertExposure(s *corev1.Service) *exposure {
+	if s.Spec.Type != corev1.ServiceTypeNodePort && s.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	e := new(exposure)
+	for _, p := range s.Spec.Ports {
+		if protocol, ok := convertProtocol(p.Protocol); ok && protocol == balancer.TCP {
+			e.ports = append(e.ports, exposedPort{p.Name, portNumber(p.Port), portNumber(p.NodePort)})
+		}
+	}
+	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		for _, at := range s.Status.LoadBalancer.Ingress {
+			e.ingress = append(e.ingress, cmp.Or(at.IP, at.Hostname))
+		}
+	}
+	return e
+}
+
+// portNumber returns n, or 0 if it is not a port.
+func portNumber(n int32) uint16 {
+	if n < 0 || n > 65535 {
+		return 0
+	}
+	return uint16(n)
+}
+
+// self is what the manager knows about its own pod.
+type self struct {
+	namespace, node string
+	addrs           []netip.Addr
+	port            uint16 // the proxy port; 0: none
+}
+
+// direct returns the addresses of the proxy port of this pod: the pod's, those of its node with a node port, and those
+// of load balancers. Services of other namespaces do not count, nor one that also leads to another pod, which would
+// reject this pod's tickets. Call with mu held.
+func (c *cluster) direct(me self) (found []string) {
+	if me.port == 0 {
+		return nil
+	}
+	add := func(host string, port uint16) {
+		if at := net.JoinHostPort(host, strconv.Itoa(int(port))); host != "" && port != 0 && len(found) < api.MaxDirect &&
+			!slices.Contains(found, at) {
+			found = append(found, at)
+		}
+	}
+	for _, addr := range me.addrs {
+		add(addr.String(), me.port)
+	}
+	var names []balancer.Name
+	for name := range c.exposed {
+		if name.Namespace == me.namespace {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b balancer.Name) int { return cmp.Compare(a.Name, b.Name) })
+	for _, name := range names {
+		e := c.services[name].exposed
+		for _, p := range e.ports {
+			if !leadsTo(c.slices[name], p.name, me) {
+				continue
+			}
+			if n := c.nodes[balancer.Name{Name: me.node}]; n != nil {
+				for _, addr := range n.addrs {
+					add(addr.String(), p.node)
+				}
+			}
+			for _, host := range e.ingress {
+				add(host, p.port)
+			}
+		}
+	}
+	return found
+}
+
+// leadsTo reports whether the port of a Service leads to the manager's pod and to no other.
+func leadsTo(of map[string]*slice, port string, me self) bool {
+	found := false
+	for _, s := range of {
+		for _, b := range s.behind(servicePort{name: port, protocol: balancer.TCP}) {
+			if b.Addr.Port() != me.port || !slices.Contains(me.addrs, b.Addr.Addr()) {
+				if b.Ready || b.Serving {
+					return false
+				}
+				continue
+			}
+			found = true
+		}
+	}
+	return found
+}

@@ -1,0 +1,217 @@
+package transport_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevpn/pkg/wire/transport"
+)
+
+// threeRoads are roads with another transport before the preferred one.
+type threeRoads struct {
+	*roads
+	first road
+
+	statusMu sync.Mutex
+	status   transport.ProberStatus
+}
+
+func newThreeRoads(t *testing.T, fallback, preferred, first time.Duration) *threeRoads {
+	r := &threeRoads{roads: newRoads(t, fallback, preferred)}
+	r.first.n, r.first.delay = r.network, first
+	return r
+}
+
+func (r *threeRoads) start(t *testing.T) *rig {
+	return start(t, r.network, transport.ClientConfig{
+		Dial:      r.fallback.Dial,
+		Preferred: []func(context.Context) (net.Conn, error){r.first.Dial, r.preferred.Dial},
+		OnPreferred: func(s transport.ProberStatus) {
+			r.statusMu.Lock()
+			defer r.statusMu.Unlock()
+			r.status = s
+		},
+	}, transport.ServerConfig{})
+}
+
+// are waits until the states of the first and of the preferred transport are these, and then lets links move.
+func (r *threeRoads) are(t *testing.T, within time.Duration, first, preferred transport.PreferredState) {
+	t.Helper()
+	r.await(t, within, func(got []transport.PreferredStatus) bool {
+		return got[0].State == first && got[1].State == preferred
+	})
+}
+
+// uses waits until a transport is in use: 0 the fallback, 1 the first, 2 the preferred one.
+func (r *threeRoads) uses(t *testing.T, within time.Duration, want int) {
+	t.Helper()
+	r.await(t, within, func(got []transport.PreferredStatus) bool {
+		return want == 1+slices.IndexFunc(got, func(s transport.PreferredStatus) bool { return s.State == inUse })
+	})
+}
+
+func (r *threeRoads) await(t *testing.T, within time.Duration, are func([]transport.PreferredStatus) bool) {
+	t.Helper()
+	var got []transport.PreferredStatus
+	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		r.statusMu.Lock()
+		got = r.status.Preferred
+		r.statusMu.Unlock()
+		if len(got) == 2 && are(got) {
+			time.Sleep(200 * time.Millisecond)
+			return
+		}
+	}
+	t.Fatalf("the transports are %+v", got)
+}
+
+// carriedBy checks that one transport carries the session: 0 the fallback, 1 the first, 2 the preferred one.
+func carriedBy(t *testing.T, s *transport.Session, want int) {
+	t.Helper()
+	sent := func() []uint64 {
+		st := s.Stats()
+		return []uint64{st.Fallback.Sent, st.Preferred[0].Sent, st.Preferred[1].Sent}
+	}
+	before := sent()
+	time.Sleep(time.Second)
+	after := sent()
+	for i := range after {
+		if moved := after[i]-before[i] > 100<<10; moved != (i == want) {
+			t.Errorf("transport %d carries the session: %v, want transport %d", i, moved, want)
+		}
+	}
+}
+
+const (
+	trying  = transport.PreferredTrying
+	inUse   = transport.PreferredInUse
+	standby = transport.PreferredStandby
+	failing = transport.PreferredFailing
+)
+
+func TestFastestOfThreeIsUsed(t *testing.T) {
+	const ms = time.Millisecond
+	for name, tt := range map[string]struct {
+		fallback, preferred, first time.Duration
+		want                       int
+	}{
+		"all_equal":        {ms, ms, ms, 1},
+		"first":            {3 * ms, 2 * ms, ms, 1},
+		"preferred":        {3 * ms, ms, 2 * ms, 2},
+		"fallback":         {ms, 2 * ms, 2 * ms, 0},
+		"first_is_slowest": {2 * ms, ms, 3 * ms, 2},
+		"two_equal":        {2 * ms, ms, ms, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newThreeRoads(t, tt.fallback, tt.preferred, tt.first)
+				rig := r.start(t)
+				states := []transport.PreferredState{standby, standby, standby}
+				states[tt.want] = inUse
+				r.are(t, 10*time.Second, states[1], states[2])
+				stop := exchange(t, rig)
+				carriedBy(t, rig.laptop, tt.want)
+				stop()
+				r.statusMu.Lock()
+				defer r.statusMu.Unlock()
+				if all := r.status; all.Fallback.RTT == 0 || slices.ContainsFunc(all.Preferred, func(s transport.PreferredStatus) bool { return s.Measure.RTT == 0 }) {
+					t.Errorf("not measured: %+v", all)
+				}
+			})
+		})
+	}
+}
+
+// When the transport in use fails, the links use the fallback, and soon the next that works. They return when the first
+// works again. Streams notice nothing.
+func TestStreamsSurviveAllSwitchesOfThree(t *testing.T) {
+	for name, breaks := range map[string]func(r *road, broken bool){
+		"refused": func(r *road, broken bool) {
+			var err error
+			if broken {
+				err = errors.New("refused")
+			}
+			r.change(err)
+		},
+		"black_hole": func(r *road, broken bool) { r.hole(broken) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newThreeRoads(t, 3*time.Millisecond, 2*time.Millisecond, time.Millisecond)
+				rig := r.start(t)
+				stop := exchange(t, rig)
+				r.are(t, 10*time.Second, inUse, standby)
+				carriedBy(t, rig.laptop, 1)
+
+				breaks(&r.first, true)
+				r.uses(t, time.Minute, 2)
+				carriedBy(t, rig.laptop, 2)
+
+				breaks(&r.preferred, true)
+				r.uses(t, 2*time.Minute, 0)
+				carriedBy(t, rig.laptop, 0)
+
+				breaks(&r.preferred, false)
+				r.uses(t, 5*time.Minute, 2)
+				carriedBy(t, rig.laptop, 2)
+
+				breaks(&r.first, false)
+				r.uses(t, 5*time.Minute, 1)
+				carriedBy(t, rig.laptop, 1)
+				stop()
+			})
+		})
+	}
+}
+
+// While a preferred transport is in use, one before it is tried again at once when the network changes, and none after
+// it.
+func TestBetterTransportIsTriedWhileAnotherIsInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newThreeRoads(t, 3*time.Millisecond, time.Millisecond, 2*time.Millisecond)
+		rig := r.start(t)
+		stop := exchange(t, rig)
+		r.are(t, 10*time.Second, standby, inUse)
+		time.Sleep(time.Hour)
+		if n := r.first.dialed(); n < 12 || n > 30 {
+			t.Errorf("the first transport was dialed %d times in an hour", n)
+		}
+		if n := r.preferred.dialed(); n > 40 { // the links, and for comparison
+			t.Errorf("the transport in use was dialed %d times in an hour", n)
+		}
+		r.first.mu.Lock()
+		r.first.delay = 100 * time.Microsecond
+		r.first.mu.Unlock()
+		rig.client.Probe(time.Second)
+		r.are(t, 5*time.Second, inUse, standby)
+		carriedBy(t, rig.laptop, 1)
+		before := r.preferred.dialed()
+		time.Sleep(time.Hour)
+		if n := r.preferred.dialed() - before; n > 0 {
+			t.Errorf("the transport after the one in use was dialed %d times", n)
+		}
+		stop()
+	})
+}
+
+// A stuck transport is left while the prober tries another one that does not answer.
+func TestStuckTransportIsLeftDuringATry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newThreeRoads(t, 3*time.Millisecond, time.Millisecond, time.Millisecond)
+		r.first.hole(true)
+		rig := r.start(t)
+		stop := exchange(t, rig)
+		r.are(t, time.Minute, failing, inUse)
+		r.are(t, 2*time.Minute, trying, inUse)
+		r.preferred.hole(true)
+		time.Sleep(2 * time.Second)
+		carriedBy(t, rig.laptop, 0)
+		stop()
+	})
+}
