@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -18,6 +19,7 @@ type installOptions struct {
 	settings settingFlags
 	upgrade  bool
 	dryRun   bool
+	expose   string
 }
 
 func newInstall(a *app) *cobra.Command {
@@ -34,6 +36,8 @@ func newInstall(a *app) *cobra.Command {
 			"kubevpn install --dry-run --image registry.example/kubevpn:1 > kubevpn.yaml",
 			"Replace the running version; interrupts the connections of all users",
 			"kubevpn install --upgrade --image registry.example/kubevpn:2",
+			"Let laptops that reach a node connect to the traffic manager without the API server",
+			"kubevpn install --expose nodeport",
 		),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
@@ -44,6 +48,10 @@ func newInstall(a *app) *cobra.Command {
 		"replace a traffic manager of another version; interrupts the connections of all users")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false,
 		"print the objects as YAML and change nothing; requires no cluster")
+	cmd.Flags().StringVar(&o.expose, "expose", "",
+		"create a Service for the transport direct: "+strings.Join(install.Exposures(), ", ")+
+			" (none removes it; default: change nothing)")
+	complete(cmd, "expose", install.Exposures()...)
 	return cmd
 }
 
@@ -56,6 +64,7 @@ func (o *installOptions) run(ctx context.Context) error {
 	defer p.stop()
 	opts := install.Options{
 		Namespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: o.upgrade, Progress: p.show,
+		Expose: o.expose,
 	}
 	if o.dryRun {
 		text, err := install.Manifest(opts)
@@ -90,6 +99,9 @@ func (o *installOptions) run(ctx context.Context) error {
 	}
 	fmt.Fprintf(o.app.out, "The traffic manager %s installed in %s: pod %s/%s, image %s\n",
 		verb, c.Name(), result.Namespace, result.Pod, result.Image)
+	if result.Exposed != "" {
+		fmt.Fprintln(o.app.out, result.Exposed)
+	}
 	if result.Release != "" {
 		fmt.Fprintf(o.app.out, "It belongs to the Helm release %s: change it with `helm upgrade`.\n",
 			api.ShellQuote(result.Release))

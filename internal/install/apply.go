@@ -39,6 +39,8 @@ func apply(ctx context.Context, kube kubernetes.Interface, obj runtime.Object) e
 	switch o := obj.(type) {
 	case *corev1.ServiceAccount:
 		_, err = kube.CoreV1().ServiceAccounts(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
+	case *corev1.Service:
+		_, err = kube.CoreV1().Services(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
 	case *appsv1.Deployment:
 		_, err = kube.AppsV1().Deployments(o.Namespace).Patch(ctx, o.Name, types.ApplyPatchType, data, force)
 	case *rbacv1.ClusterRole:

@@ -6,6 +6,7 @@
 //
 //	objects.go   the installed objects, typed
 //	rights.go    the user's permissions
+//	expose.go    the Service for the transport direct
 //	apply.go     server-side apply: any number of laptops may do it at once
 //	ensure.go    the decision above
 //	wait.go      watches until a pod runs

@@ -30,6 +30,7 @@ type Result struct {
 	RBAC      bool   // its rights were granted, or are there already as far as the user may see
 	Manager   api.TrustedManager
 	Warnings  []string
+	Exposed   string // a sentence about what Options.Expose has done; empty: nothing
 	Release   string // the Helm release that owns the manager; empty: none
 	// ImageWarning is the one of Warnings that says that Image is another than Options.Image, or "".
 	ImageWarning string
@@ -78,6 +79,9 @@ type denial struct {
 }
 
 func (e *ensurer) run(ctx context.Context) error {
+	if err := e.o.checkExpose(); err != nil {
+		return err
+	}
 	ns := e.o.namespace()
 	no, err := e.try(ctx, ns)
 	if err != nil {
@@ -101,6 +105,9 @@ func (e *ensurer) run(ctx context.Context) error {
 			fallback, no.text, ns, e.ask(ctx, ns))
 	}
 	e.result.Namespace = e.o.namespace()
+	if err := e.expose(ctx); err != nil {
+		return err
+	}
 	w := waiter{kube: e.kube, namespace: e.result.Namespace, generation: e.generation, timeout: e.timeout,
 		tell: e.tellWait}
 	pod, err := w.wait(ctx)

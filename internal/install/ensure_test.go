@@ -305,6 +305,12 @@ func TestRemoveDeletesOnlyOwnObjects(t *testing.T) {
 		{name: "others live there", objects: append(installed("kubevpn", image), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kubevpn", Name: "theirs"}}), want: []string{
 			"Deployment kubevpn/kubevpn-traffic-manager", "ServiceAccount kubevpn/kubevpn-traffic-manager", "Role kubevpn/kubevpn-traffic-manager-user",
 			"ClusterRoleBinding kubevpn-traffic-manager-kubevpn", "ClusterRole kubevpn-traffic-manager-kubevpn", "Namespace kubevpn kept: it contains other objects: Service theirs"}},
+		{name: "exposed", objects: append(installed("kubevpn", image), directObjects(Options{Expose: ExposeNodePort})...), want: []string{
+			"Deployment kubevpn/kubevpn-traffic-manager", "Service kubevpn/kubevpn-traffic-manager-direct", "ServiceAccount kubevpn/kubevpn-traffic-manager", "Role kubevpn/kubevpn-traffic-manager-user",
+			"ClusterRoleBinding kubevpn-traffic-manager-kubevpn", "ClusterRole kubevpn-traffic-manager-kubevpn", "Namespace kubevpn"}},
+		{name: "may not list Services", deny: "list:services@*", objects: without[*corev1.Namespace](installed("kubevpn", image)), want: []string{
+			"Deployment kubevpn/kubevpn-traffic-manager", "ServiceAccount kubevpn/kubevpn-traffic-manager", "Role kubevpn/kubevpn-traffic-manager-user",
+			"ClusterRoleBinding kubevpn-traffic-manager-kubevpn", "ClusterRole kubevpn-traffic-manager-kubevpn"}},
 		{name: "not our namespace", objects: without[*corev1.Namespace](installed("kubevpn", image)), want: []string{
 			"Deployment kubevpn/kubevpn-traffic-manager", "ServiceAccount kubevpn/kubevpn-traffic-manager", "Role kubevpn/kubevpn-traffic-manager-user",
 			"ClusterRoleBinding kubevpn-traffic-manager-kubevpn", "ClusterRole kubevpn-traffic-manager-kubevpn"}},

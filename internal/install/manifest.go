@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
@@ -16,7 +17,11 @@ func Manifest(o Options) ([]byte, error) {
 		return nil, err
 	}
 	var out bytes.Buffer
-	objects := append([]runtime.Object{namespaceObject(o.namespace())}, append(rightsObjects(o), baseObjects(o)...)...)
+	if err := o.checkExpose(); err != nil {
+		return nil, err
+	}
+	objects := slices.Concat([]runtime.Object{namespaceObject(o.namespace())}, rightsObjects(o), baseObjects(o),
+		directObjects(o))
 	for i, obj := range objects {
 		if i > 0 {
 			out.WriteString("---\n")

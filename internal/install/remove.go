@@ -107,7 +107,7 @@ func targetsOf[T any, L runtime.Object](kind string, need cluster.Permission, o 
 }) func(context.Context) ([]target, error) {
 	return func(ctx context.Context) (targets []target, err error) {
 		list, err := c.List(ctx, o)
-		if need.Group == rbacv1.GroupName && ignoreDenied(err) == nil && err != nil {
+		if (need.Group == rbacv1.GroupName || kind == "Service") && ignoreDenied(err) == nil && err != nil {
 			return nil, nil // a user who may not list these has not created any
 		}
 		if err != nil {
@@ -226,10 +226,12 @@ func (r *remover) find(ctx context.Context) (targets []target, kept []Removed, e
 	}
 	ours := metav1.ListOptions{LabelSelector: labelManagedBy + "=kubevpn"}
 	oursHere := metav1.ListOptions{LabelSelector: ours.LabelSelector + "," + labelNamespace + "=" + r.ns}
+	oursDirect := metav1.ListOptions{LabelSelector: ours.LabelSelector + "," + labelComponent + "=traffic-manager"}
 	const group = rbacv1.GroupName
 	rbac, spaces := r.kube.RbacV1(), r.kube.CoreV1().Namespaces()
 	for _, list := range []func(context.Context) ([]target, error){
 		targetsOf("Deployment", in("apps", "deployments"), ours, r.kube.AppsV1().Deployments(r.ns)),
+		targetsOf("Service", in("", "services"), oursDirect, r.kube.CoreV1().Services(r.ns)),
 		targetsOf("ServiceAccount", in("", "serviceaccounts"), ours, r.kube.CoreV1().ServiceAccounts(r.ns)),
 		targetsOf("RoleBinding", in(group, "rolebindings"), metav1.ListOptions{}, rbac.RoleBindings(r.ns)),
 		targetsOf("Role", in(group, "roles"), ours, rbac.Roles(r.ns)),

@@ -103,6 +103,10 @@ func TestChartInstallsWhatKubevpnInstallInstalls(t *testing.T) {
 		{"default tag without kube-proxy",
 			install.Options{Image: "kubevpn:" + version.String(), APIServers: []string{"10.0.0.2:6443", "10.0.0.1:6443"}},
 			[]string{"--set", "image.repository=kubevpn,apiServers={10.0.0.2:6443,10.0.0.1:6443}"}},
+		{"node port", install.Options{Image: "kubevpn:" + version.String(), Expose: install.ExposeNodePort},
+			[]string{"--set", "image.repository=kubevpn,expose=nodeport"}},
+		{"load balancer", install.Options{Image: "kubevpn:" + version.String(), Expose: install.ExposeLoadBalancer},
+			[]string{"--set", "image.repository=kubevpn,expose=loadbalancer"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			manifest, err := install.Manifest(tt.options)
@@ -149,6 +153,7 @@ topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: S
 labels: {team: tools}
 annotations: {contact: "tools: #help"}
 watchNamespaces: [shop]
+expose: nodeport
 clusterRole: {create: false}
 clientDefaults:
   extraCIDRs: [10.20.0.0/16, 192.0.2.7]
@@ -179,7 +184,7 @@ func TestEveryValueHasItsEffect(t *testing.T) {
 		"ConfigMap kubevpn-client-defaults", "Deployment kubevpn-traffic-manager", "NetworkPolicy kubevpn-traffic-manager",
 		"Role kubevpn-traffic-manager-user", "Role shop/kubevpn-traffic-manager-watch-kubevpn",
 		"RoleBinding kubevpn-traffic-manager-user", "RoleBinding shop/kubevpn-traffic-manager-watch-kubevpn",
-		"ServiceAccount kubevpn-traffic-manager",
+		"Service kubevpn-traffic-manager-direct", "ServiceAccount kubevpn-traffic-manager",
 	}; !slices.Equal(got, want) {
 		t.Errorf("the objects are %q, want %q", got, want)
 	}
@@ -350,7 +355,7 @@ func TestSchemaRejectsWrongValues(t *testing.T) {
 		"imagePullSecrets={registry}", "resources.memory=1Gi", "memoryLimit=lots", "priorityClassName=1",
 		"labels.app\\.kubernetes\\.io/name=other", "annotations.kubevpn/created=true", "apiServers={10.0.0.1}",
 		"watchNamespaces=shop", "watchNamespaces={Shop}", "clusterRole.create=1", "access.users=ann",
-		"access.gateways=perhaps", "networkPolicy.from={10.0.0.0/8}",
+		"access.gateways=perhaps", "expose=ingress", "expose=true", "networkPolicy.from={10.0.0.0/8}",
 		"clientDefaults.image=x", "clientDefaults.netstack=kernel", "clientDefaults.extraCIDRs=10.20.0.0/16",
 		"clientDefaults.requireMatch={A}",
 	} {
