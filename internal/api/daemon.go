@@ -92,7 +92,7 @@ type Connection struct {
 	NetstackReason string           `json:"netstackReason"`
 	// of kube-proxy: "iptables", "nftables", "ipvs", "none" or "unknown"
 	ProxyMode        string         `json:"proxyMode"`
-	Transport        string         `json:"transport"` // the transport in use: "direct", "api-proxy", "port-forward (spdy)"
+	Transport        string         `json:"transport"` // the transport in use: "direct", "port-forward (spdy)"
 	Transports       []Transport    `json:"transports"`
 	Device           string         `json:"device"`
 	Addresses        []netip.Addr   `json:"addresses"`

@@ -206,7 +206,8 @@ func (d *direct) survey(ctx context.Context) {
 }
 
 // dial opens a conn at the address that answers first. upgrade turns a TCP connection into the conn.
-func (d *direct) dial(ctx context.Context, upgrade func(context.Context, net.Conn) (net.Conn, error)) (net.Conn, error) {
+func (d *direct) dial(ctx context.Context,
+	upgrade func(context.Context, net.Conn) (net.Conn, error)) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, directTimeout)
 	defer cancel()
 	to, left := d.candidates(ctx)
@@ -231,7 +232,7 @@ func (d *direct) dial(ctx context.Context, upgrade func(context.Context, net.Con
 	case err == nil && left == nil:
 		return nil, api.Errorf(api.ExitUnreachable, "the traffic manager names no address for direct connections")
 	}
-	return nil, api.Errorf(api.ExitUnreachable, "no direct connection to the traffic manager: %w",
+	return nil, api.Errorf(api.ExitUnreachable, "no direct connection: %w",
 		oneLine(errors.Join(left, err)))
 }
 

@@ -161,7 +161,7 @@ func TestDirectRejectsOtherListeners(t *testing.T) {
 			conn.Close()
 		}
 		e := s.cluster.Explain(err)
-		if e == nil || !strings.HasPrefix(e.Message, "no direct connection to the traffic manager: ") || !strings.Contains(e.Message, want) || strings.Contains(e.Message, "\n") {
+		if e == nil || !strings.HasPrefix(e.Message, "no direct connection: ") || !strings.Contains(e.Message, want) || strings.Contains(e.Message, "\n") {
 			t.Errorf("%s: %+v, want %q", addr, e, want)
 		}
 	}

@@ -50,7 +50,8 @@ func directObjects(o Options) []runtime.Object {
 			// No hop over another node, and the manager sees the address of each laptop, by which it bounds conns.
 			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
 			Ports: []corev1.ServicePort{{
-				Name: "proxy", Protocol: corev1.ProtocolTCP, Port: api.ProxyPort, TargetPort: intstr.FromString("proxy"),
+				Name: "proxy", Protocol: corev1.ProtocolTCP, Port: api.ProxyPort,
+				TargetPort: intstr.FromString("proxy"),
 			}},
 		},
 	}}
@@ -66,7 +67,8 @@ func (e *ensurer) expose(ctx context.Context) error {
 		if value == ExposeNone {
 			value = ""
 		}
-		return e.release.refuse(e.release.command("upgrade", "CHART", "--reset-then-reuse-values", "--set", "expose="+value))
+		return e.release.refuse(e.release.command("upgrade", "CHART", "--reset-then-reuse-values", "--set",
+			"expose="+value))
 	}
 	ns, services := e.o.namespace(), e.kube.CoreV1().Services(e.o.namespace())
 	if e.o.Expose == ExposeNone {

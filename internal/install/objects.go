@@ -55,8 +55,8 @@ type Options struct {
 	// Consent is the user's consent. Ensure fails with api.ExitConsent if it does not include an existing manager, or
 	// an existing namespace without a manager that the user did not name. Nil: Ensure needs no consent.
 	Consent *api.Consent
-	// Expose is ExposeNodePort or ExposeLoadBalancer to create a Service for the transport direct, or ExposeNone to remove
-	// it. Empty: nothing changes.
+	// Expose is ExposeNodePort or ExposeLoadBalancer to create a Service for the transport direct, or ExposeNone to
+	// remove it. Empty: nothing changes.
 	Expose string
 	// APIServers are addresses ("host:port") of the API server that pods reach without kube-proxy. Ensure sets it.
 	APIServers []string

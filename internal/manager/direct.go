@@ -69,8 +69,8 @@ func (c *cluster) direct(me self) (found []string) {
 		return nil
 	}
 	add := func(host string, port uint16) {
-		if at := net.JoinHostPort(host, strconv.Itoa(int(port))); host != "" && port != 0 && len(found) < api.MaxDirect &&
-			!slices.Contains(found, at) {
+		at := net.JoinHostPort(host, strconv.Itoa(int(port)))
+		if host != "" && port != 0 && len(found) < api.MaxDirect && !slices.Contains(found, at) {
 			found = append(found, at)
 		}
 	}

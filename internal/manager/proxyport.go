@@ -50,8 +50,8 @@ var (
 	errSessionEnded      = errors.New("the session has ended")
 )
 
-// proxyPort is the port that the API server's pods/proxy connects to, and laptops by the transport direct. Every pod can
-// reach it too, and perhaps the whole internet, so it sends nothing to a client without a ticket:
+// proxyPort is the port that the API server's pods/proxy connects to, and laptops by the transport direct. Every pod
+// can reach it too, and perhaps the whole internet, so it sends nothing to a client without a ticket:
 //
 //	laptop, directly or through the API server   port
 //	  GET / with Upgrade and a ticket ─────────▶  a ticket of a session that lives? no: closed, counted

@@ -505,9 +505,18 @@ func tunErrors(t *testing.T, l *laptop, nothingLeft func(*testing.T)) {
 // drop makes the router drop forwarded packets that match one of the rules, until heal is called or the test ends.
 func (w *world) drop(t *testing.T, matches ...string) (heal func()) {
 	t.Helper()
+	for i := range matches {
+		matches[i] += " drop"
+	}
+	return w.nft(t, "router", "forward", matches...)
+}
+
+// nft adds rules at a place of the lab, until the test ends or heal is called.
+func (w *world) nft(t *testing.T, place, hook string, rules ...string) (heal func()) {
+	t.Helper()
 	table := "e2e" + strconv.FormatInt(time.Now().UnixNano(), 36)
 	nft := func(ctx context.Context, text string) error {
-		cmd, err := w.Command(ctx, "router", "nft", "-f", "-")
+		cmd, err := w.Command(ctx, place, "nft", "-f", "-")
 		if err != nil {
 			return err
 		}
@@ -517,7 +526,7 @@ func (w *world) drop(t *testing.T, matches ...string) (heal func()) {
 		}
 		return nil
 	}
-	err := nft(t.Context(), "table inet "+table+" { chain c { type filter hook forward priority -10; "+strings.Join(matches, " drop; ")+" drop; }; }")
+	err := nft(t.Context(), "table inet "+table+" { chain c { type filter hook "+hook+" priority -10; "+strings.Join(rules, "; ")+"; }; }")
 	if err != nil {
 		t.Fatal(err)
 	}

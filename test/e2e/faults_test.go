@@ -47,6 +47,9 @@ func faultsSuite(t *testing.T, w *world) {
 	t.Run("flows_continue_after_a_black_hole_of_20_s", func(t *testing.T) { blackHole(t, l, flows) })
 	t.Run("flows_continue_after_kubelet_restarts", func(t *testing.T) { kubeletRestarted(t, l, flows) })
 	t.Run("flows_continue_after_laptop_sleeps", func(t *testing.T) { laptopAsleep(t, l, flows) })
+	if w.transport == "" {
+		t.Run("flows_continue_on_every_transport", func(t *testing.T) { transportsSwitch(t, l, flows) })
+	}
 	t.Run("no_byte_was_lost", func(t *testing.T) {
 		for _, f := range flows {
 			f.finish(t)

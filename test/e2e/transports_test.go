@@ -96,6 +96,7 @@ func transportsSuite(t *testing.T, w *world) {
 		l.reachesWeb(t, w)
 		l.must(t, "kubevpn", "disconnect", "--all")
 	})
+	directTransport(t, w, l)
 	t.Run("denied_pods_proxy_falls_back_to_port_forward", func(t *testing.T) {
 		l.apply(t, `
 apiVersion: v1
@@ -189,7 +190,12 @@ func (l *laptop) apiServerRestarts(t *testing.T) {
 // transport may measure slower at first; kubevpn measures it again after some 10 s, and then after 20.
 func (l *laptop) transportIs(t *testing.T, name string, state api.TransportState, reason string) {
 	t.Helper()
-	testenv.Eventually(t, time.Minute, func() error {
+	l.transportIsWithin(t, time.Minute, name, state, reason)
+}
+
+func (l *laptop) transportIsWithin(t *testing.T, within time.Duration, name string, state api.TransportState, reason string) {
+	t.Helper()
+	testenv.Eventually(t, within, func() error {
 		all := l.connection(t).Transports
 		for _, tr := range all {
 			if tr.Name == name && tr.State == state && strings.Contains(tr.Reason, reason) {

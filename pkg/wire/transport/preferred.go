@@ -150,7 +150,7 @@ func (c *Client) newProber(s *Session) *prober {
 	for i := range c.cfg.Preferred {
 		at := path(i + 1)
 		p.all = append(p.all, at)
-		p.retries[at].failed, p.retries[at].slower = pause{min: retryMin, max: most}, pause{min: slowerMin, max: slowerMax}
+		p.retries[at] = retry{failed: pause{min: retryMin, max: most}, slower: pause{min: slowerMin, max: slowerMax}}
 	}
 	return p
 }
@@ -199,13 +199,18 @@ func (s *prober) fail(p path, err error) {
 	s.broken.Raise()
 }
 
-// failure returns the latest failure of p since it was tried, and forgets it.
+// failure returns the latest failure of p since forget.
 func (s *prober) failure(p path) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err := s.failures[p]
+	return s.failures[p]
+}
+
+// forget drops a failure of p that happened before this attempt.
+func (s *prober) forget(p path) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.failures[p] = nil
-	return err
 }
 
 // set changes the status of p, which is not the fallback.
@@ -375,7 +380,7 @@ func (s *prober) round(ctx context.Context) path {
 		got[fallback] = m
 	}
 	for _, p := range due {
-		s.failure(p) // before this attempt
+		s.forget(p)
 		m, err := s.try(ctx, p)
 		switch {
 		case ctx.Err() != nil:
