@@ -281,6 +281,9 @@ func (b *bench) openPaths(ctx context.Context) (stop func(), err error) {
 // measureSpeed goes through all measurements round by round, in each round by every path, so that what else the machine
 // does falls on all of them.
 func (b *bench) measureSpeed(ctx context.Context, r *report) error {
+	if out, err := b.laptop(ctx, b.kubevpn(), "install", "--expose", "nodeport").CombinedOutput(); err != nil {
+		return fmt.Errorf("kubevpn install --expose nodeport: %w\n%s", err, out)
+	}
 	for round := range b.rounds {
 		for _, s := range stages {
 			if err := b.connectBy(ctx, s.netstack, s.transport); err != nil {

@@ -21,6 +21,8 @@ const (
 	systemForward path = "system, port-forward"
 	gvisorProxy   path = "gvisor, api-proxy"
 	systemProxy   path = "system, api-proxy"
+	gvisorDirect  path = "gvisor, direct"
+	systemDirect  path = "system, direct"
 )
 
 // The other columns.
@@ -31,7 +33,8 @@ const (
 )
 
 // paths are in the order of the tables.
-var paths = []path{kernel, portForward, upgraded, gvisorForward, systemForward, gvisorProxy, systemProxy}
+var paths = []path{kernel, portForward, upgraded, gvisorForward, systemForward, gvisorProxy, systemProxy, gvisorDirect,
+	systemDirect}
 
 // ours reports whether kubevpn is in the path.
 func (p path) ours() bool { return slices.Contains(paths[3:], p) }
@@ -44,8 +47,10 @@ var stages = []struct {
 	transport string
 	beside    []path
 }{
-	{systemForward, "system", api.TransportPortForward, []path{kernel}},
+	{systemForward, "system", api.TransportPortForward, nil},
 	{gvisorForward, "gvisor", api.TransportPortForward, nil},
+	{systemDirect, "system", api.TransportDirect, nil},
+	{gvisorDirect, "gvisor", api.TransportDirect, []path{kernel}},
 	{systemProxy, "system", api.TransportAPIProxy, nil},
 	{gvisorProxy, "gvisor", api.TransportAPIProxy, []path{portForward, upgraded}},
 }

@@ -63,7 +63,7 @@ var plots = []chart{
 		rows: bulkRows(), paths: paths, lower: laptopRow, upper: processorRow},
 }
 
-// colours are by transport: greys without kubevpn, oranges by port-forward, blues by api-proxy.
+// colours are by transport: greys without kubevpn, oranges by port-forward, blues by api-proxy, greens by direct.
 var colours = map[path]color.RGBA{
 	kernel:        {0x33, 0x33, 0x33, 0xff},
 	portForward:   {0x88, 0x88, 0x88, 0xff},
@@ -72,6 +72,8 @@ var colours = map[path]color.RGBA{
 	systemForward: {0xfe, 0x99, 0x29, 0xff},
 	gvisorProxy:   {0x08, 0x51, 0x9c, 0xff},
 	systemProxy:   {0x6b, 0xae, 0xd6, 0xff},
+	gvisorDirect:  {0x00, 0x6d, 0x2c, 0xff},
+	systemDirect:  {0x74, 0xc4, 0x76, 0xff},
 }
 
 // lighter is the colour of a bar's upper part, where it has two.

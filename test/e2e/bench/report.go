@@ -92,7 +92,8 @@ func tableRows() []tableRow {
 var compared = []struct{ path, to path }{
 	{upgraded, portForward},
 	{gvisorForward, portForward}, {systemForward, portForward}, {gvisorProxy, portForward}, {systemProxy, portForward},
-	{gvisorProxy, upgraded}, {systemProxy, upgraded},
+	{gvisorProxy, upgraded}, {systemProxy, upgraded}, {gvisorDirect, portForward}, {systemDirect, portForward},
+	{gvisorDirect, kernel}, {systemDirect, kernel},
 }
 
 // render makes the tables.

@@ -61,45 +61,45 @@ func sample() *report {
 
 const sampleTables = "Measured on 2026-01-02 on 2 cores of Abacus 3000, 25 GB of memory, Linux 6.1.0.\n" +
 	"Medians of 3 rounds, each measurement of 2s.\n" + `
-| | kernel, routed | ` + "`kubectl port-forward`" + ` | raw upgrade | gvisor, port-forward | system, port-forward | gvisor, api-proxy | system, api-proxy |
-|---|---|---|---|---|---|---|---|
-| down, 1 flow (MB/s) | 100 | 200 | 300 | 400 | 500 | 600 | 700 |
-| down, 8 flows (MB/s) | 200 | 400 | 600 | 800 | 1000 | 1200 | 1400 |
-| up, 1 flow (MB/s) | 300 | 600 | 900 | 1200 | 1500 | 1800 | 2100 |
-| up, 8 flows (MB/s) | 400 | 800 | 1200 | 1600 | 2000 | 2400 | 2800 |
-| round trip of 1 byte, median (µs) | 500 | 1000 | 1500 | 2000 | 2500 | 3000 | 3500 |
-| the same beside an upload (µs) | 600 | 1200 | 1800 | 2400 | 3000 | 3600 | 4200 |
-| new connections, 16 at a time (/s) | 700 | 1400 | – | 2800 | 3500 | 4200 | 4900 |
-| new connections, 128 at a time (/s) | 800 | 1600 | – | 3200 | 4000 | 4800 | 5600 |
-| down, 1 flow: processor time per GB (s) | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 |
-| down, 1 flow: of it, the laptop's (s) | 0.2 | 0.5 | 0.8 | 1.0 | 1.2 | 1.5 | 1.8 |
-| down, 8 flows: processor time per GB (s) | 2.0 | 4.0 | 6.0 | 8.0 | 10.0 | 12.0 | 14.0 |
-| down, 8 flows: of it, the laptop's (s) | 0.5 | 1.0 | 1.5 | 2.0 | 2.5 | 3.0 | 3.5 |
-| up, 1 flow: processor time per GB (s) | 3.0 | 6.0 | 9.0 | 12.0 | 15.0 | 18.0 | 21.0 |
-| up, 1 flow: of it, the laptop's (s) | 0.8 | 1.5 | 2.2 | 3.0 | 3.8 | 4.5 | 5.2 |
-| up, 8 flows: processor time per GB (s) | 4.0 | 8.0 | 12.0 | 16.0 | 20.0 | 24.0 | 28.0 |
-| up, 8 flows: of it, the laptop's (s) | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 |
+| | kernel, routed | ` + "`kubectl port-forward`" + ` | raw upgrade | gvisor, port-forward | system, port-forward | gvisor, api-proxy | system, api-proxy | gvisor, direct | system, direct |
+|---|---|---|---|---|---|---|---|---|---|
+| down, 1 flow (MB/s) | 100 | 200 | 300 | 400 | 500 | 600 | 700 | 800 | 900 |
+| down, 8 flows (MB/s) | 200 | 400 | 600 | 800 | 1000 | 1200 | 1400 | 1600 | 1800 |
+| up, 1 flow (MB/s) | 300 | 600 | 900 | 1200 | 1500 | 1800 | 2100 | 2400 | 2700 |
+| up, 8 flows (MB/s) | 400 | 800 | 1200 | 1600 | 2000 | 2400 | 2800 | 3200 | 3600 |
+| round trip of 1 byte, median (µs) | 500 | 1000 | 1500 | 2000 | 2500 | 3000 | 3500 | 4000 | 4500 |
+| the same beside an upload (µs) | 600 | 1200 | 1800 | 2400 | 3000 | 3600 | 4200 | 4800 | 5400 |
+| new connections, 16 at a time (/s) | 700 | 1400 | – | 2800 | 3500 | 4200 | 4900 | 5600 | 6300 |
+| new connections, 128 at a time (/s) | 800 | 1600 | – | 3200 | 4000 | 4800 | 5600 | 6400 | 7200 |
+| down, 1 flow: processor time per GB (s) | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 | 8.0 | 9.0 |
+| down, 1 flow: of it, the laptop's (s) | 0.2 | 0.5 | 0.8 | 1.0 | 1.2 | 1.5 | 1.8 | 2.0 | 2.2 |
+| down, 8 flows: processor time per GB (s) | 2.0 | 4.0 | 6.0 | 8.0 | 10.0 | 12.0 | 14.0 | 16.0 | 18.0 |
+| down, 8 flows: of it, the laptop's (s) | 0.5 | 1.0 | 1.5 | 2.0 | 2.5 | 3.0 | 3.5 | 4.0 | 4.5 |
+| up, 1 flow: processor time per GB (s) | 3.0 | 6.0 | 9.0 | 12.0 | 15.0 | 18.0 | 21.0 | 24.0 | 27.0 |
+| up, 1 flow: of it, the laptop's (s) | 0.8 | 1.5 | 2.2 | 3.0 | 3.8 | 4.5 | 5.2 | 6.0 | 6.8 |
+| up, 8 flows: processor time per GB (s) | 4.0 | 8.0 | 12.0 | 16.0 | 20.0 | 24.0 | 28.0 | 32.0 | 36.0 |
+| up, 8 flows: of it, the laptop's (s) | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 | 8.0 | 9.0 |
 
 The same as ratios:
 
-| | raw upgrade / ` + "`kubectl port-forward`" + ` | gvisor, port-forward / ` + "`kubectl port-forward`" + ` | system, port-forward / ` + "`kubectl port-forward`" + ` | gvisor, api-proxy / ` + "`kubectl port-forward`" + ` | system, api-proxy / ` + "`kubectl port-forward`" + ` | gvisor, api-proxy / raw upgrade | system, api-proxy / raw upgrade |
-|---|---|---|---|---|---|---|---|
-| down, 1 flow | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| down, 8 flows | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| up, 1 flow | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| up, 8 flows | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| round trip of 1 byte, median | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| the same beside an upload | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| new connections, 16 at a time | – | 2.00 | 2.50 | 3.00 | 3.50 | – | – |
-| new connections, 128 at a time | – | 2.00 | 2.50 | 3.00 | 3.50 | – | – |
-| down, 1 flow: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| down, 1 flow: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| down, 8 flows: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| down, 8 flows: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| up, 1 flow: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| up, 1 flow: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| up, 8 flows: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
-| up, 8 flows: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 |
+| | raw upgrade / ` + "`kubectl port-forward`" + ` | gvisor, port-forward / ` + "`kubectl port-forward`" + ` | system, port-forward / ` + "`kubectl port-forward`" + ` | gvisor, api-proxy / ` + "`kubectl port-forward`" + ` | system, api-proxy / ` + "`kubectl port-forward`" + ` | gvisor, api-proxy / raw upgrade | system, api-proxy / raw upgrade | gvisor, direct / ` + "`kubectl port-forward`" + ` | system, direct / ` + "`kubectl port-forward`" + ` | gvisor, direct / kernel, routed | system, direct / kernel, routed |
+|---|---|---|---|---|---|---|---|---|---|---|---|
+| down, 1 flow | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| down, 8 flows | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| up, 1 flow | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| up, 8 flows | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| round trip of 1 byte, median | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| the same beside an upload | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| new connections, 16 at a time | – | 2.00 | 2.50 | 3.00 | 3.50 | – | – | 4.00 | 4.50 | 8.00 | 9.00 |
+| new connections, 128 at a time | – | 2.00 | 2.50 | 3.00 | 3.50 | – | – | 4.00 | 4.50 | 8.00 | 9.00 |
+| down, 1 flow: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| down, 1 flow: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| down, 8 flows: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| down, 8 flows: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| up, 1 flow: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| up, 1 flow: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| up, 8 flows: processor time per GB | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
+| up, 8 flows: of it, the laptop's | 1.50 | 2.00 | 2.50 | 3.00 | 3.50 | 2.00 | 2.33 | 4.00 | 4.50 | 8.00 | 9.00 |
 
 | resident memory | daemon and helper | traffic manager |
 |---|---|---|
@@ -108,10 +108,14 @@ The same as ratios:
 | down, 8 flows: system, port-forward, at most | 100 MB | 50 MB |
 | down, 8 flows: gvisor, api-proxy, at most | 120 MB | 60 MB |
 | down, 8 flows: system, api-proxy, at most | 140 MB | 70 MB |
+| down, 8 flows: gvisor, direct, at most | 160 MB | 80 MB |
+| down, 8 flows: system, direct, at most | 180 MB | 90 MB |
 | up, 8 flows: gvisor, port-forward, at most | 160 MB | 80 MB |
 | up, 8 flows: system, port-forward, at most | 200 MB | 100 MB |
 | up, 8 flows: gvisor, api-proxy, at most | 240 MB | 120 MB |
 | up, 8 flows: system, api-proxy, at most | 280 MB | 140 MB |
+| up, 8 flows: gvisor, direct, at most | 320 MB | 160 MB |
+| up, 8 flows: system, direct, at most | 360 MB | 180 MB |
 | at rest again, after all of this, within 121 s | 75 MB | 30 MB |
 | and the traffic gateway, since the system netstack was asked for | – | 21 MB |
 | an idle flow | 15.3 kB | 13.1 kB |
@@ -187,11 +191,11 @@ func TestWrite(t *testing.T) {
 func TestPlots(t *testing.T) {
 	// A bar of each colour in each group, and one in the legend for each path.
 	for name, want := range map[string]map[string]int{
-		"throughput": {"#333333": 0, "#888888": 5, "#BBBBBB": 5, "#D95F0E": 5, "#FE9929": 5, "#08519C": 5, "#6BAED6": 5},
-		"latency":    {"#333333": 3, "#888888": 3, "#BBBBBB": 3, "#D95F0E": 3, "#FE9929": 3, "#08519C": 3, "#6BAED6": 3},
+		"throughput": {"#333333": 0, "#888888": 5, "#BBBBBB": 5, "#D95F0E": 5, "#FE9929": 5, "#08519C": 5, "#6BAED6": 5, "#006D2C": 5, "#74C476": 5},
+		"latency":    {"#333333": 3, "#888888": 3, "#BBBBBB": 3, "#D95F0E": 3, "#FE9929": 3, "#08519C": 3, "#6BAED6": 3, "#006D2C": 3, "#74C476": 3},
 		"processor": {
-			"#333333": 5, "#888888": 5, "#BBBBBB": 5, "#D95F0E": 5, "#FE9929": 5, "#08519C": 5, "#6BAED6": 5,
-			"#999999": 4, "#C4C4C4": 4, "#DDDDDD": 4, "#ECAF87": 4, "#FFCC94": 4, "#84A8CE": 4, "#B5D7EB": 4,
+			"#333333": 5, "#888888": 5, "#BBBBBB": 5, "#D95F0E": 5, "#FE9929": 5, "#08519C": 5, "#6BAED6": 5, "#006D2C": 5, "#74C476": 5,
+			"#999999": 4, "#C4C4C4": 4, "#DDDDDD": 4, "#ECAF87": 4, "#FFCC94": 4, "#84A8CE": 4, "#B5D7EB": 4, "#80B696": 4, "#BAE2BB": 4,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
