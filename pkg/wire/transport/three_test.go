@@ -176,7 +176,6 @@ func TestBetterTransportIsTriedWhileAnotherIsInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newThreeRoads(t, 3*time.Millisecond, time.Millisecond, 2*time.Millisecond)
 		rig := r.start(t)
-		stop := exchange(t, rig)
 		r.are(t, 10*time.Second, standby, inUse)
 		time.Sleep(time.Hour)
 		if n := r.first.dialed(); n < 12 || n > 30 {
@@ -190,12 +189,13 @@ func TestBetterTransportIsTriedWhileAnotherIsInUse(t *testing.T) {
 		r.first.mu.Unlock()
 		rig.client.Probe(time.Second)
 		r.are(t, 5*time.Second, inUse, standby)
-		carriedBy(t, rig.laptop, 1)
 		before := r.preferred.dialed()
 		time.Sleep(time.Hour)
 		if n := r.preferred.dialed() - before; n > 0 {
 			t.Errorf("the transport after the one in use was dialed %d times", n)
 		}
+		stop := exchange(t, rig)
+		carriedBy(t, rig.laptop, 1)
 		stop()
 	})
 }
