@@ -22,8 +22,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// terminatingTimeout limits the wait for the end of a namespace that is being deleted.
-const terminatingTimeout = time.Minute
+const (
+	// terminatingTimeout limits the wait for the end of a namespace that is being deleted.
+	terminatingTimeout = time.Minute
+	terminatingPause   = 500 * time.Millisecond // between two looks at it
+)
 
 // apply creates or updates one object with server-side apply. Several laptops may apply the same object at once.
 func apply(ctx context.Context, kube kubernetes.Interface, obj runtime.Object) error {

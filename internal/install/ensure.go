@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -25,6 +24,7 @@ import (
 type Result struct {
 	Namespace string
 	Pod       string
+	Node      string // of the pod
 	Image     string // of the manager that runs, which need not be Options.Image
 	Installed bool   // now, or upgraded
 	RBAC      bool   // its rights were granted, or are there already as far as the user may see
@@ -69,6 +69,7 @@ type ensurer struct {
 
 	generation int64    // of the Deployment after our apply; 0: we applied none
 	release    *release // owns the manager; nil: kubevpn may change it
+	seen       snapshot // of the manager that is used
 }
 
 // denial explains why the user cannot use or install a manager in a namespace.
@@ -108,13 +109,11 @@ func (e *ensurer) run(ctx context.Context) error {
 	if err := e.expose(ctx); err != nil {
 		return err
 	}
-	w := waiter{kube: e.kube, namespace: e.result.Namespace, generation: e.generation, timeout: e.timeout,
-		tell: e.tellWait}
-	pod, err := w.wait(ctx)
+	pod, err := e.pod(ctx)
 	if err != nil {
 		return err
 	}
-	e.result.Pod = pod.Name
+	e.result.Pod, e.result.Node = pod.Name, pod.Spec.NodeName
 	installed := e.result.Image // the Deployment's; an older pod may still serve while a rollout goes on
 	e.result.Image = ImageOf(pod.Spec)
 	if e.o.Image != "" && installed != e.o.Image && e.result.Image != e.o.Image {
@@ -127,6 +126,18 @@ func (e *ensurer) run(ctx context.Context) error {
 		e.result.ImageWarning = e.result.Warnings[len(e.result.Warnings)-1]
 	}
 	return nil
+}
+
+// pod returns a pod in which the manager runs, and waits for one unless the survey has seen it.
+func (e *ensurer) pod(ctx context.Context) (*corev1.Pod, error) {
+	if e.generation == 0 {
+		if v := judge(e.seen); v.ready {
+			return v.pod, nil
+		}
+	}
+	w := waiter{kube: e.kube, namespace: e.result.Namespace, generation: e.generation, timeout: e.timeout,
+		tell: e.tellWait}
+	return w.wait(ctx)
 }
 
 func (e *ensurer) warn(format string, args ...any) {
@@ -155,51 +166,39 @@ func (e *ensurer) bothDenied(ctx context.Context, ns string, no *denial, fallbac
 
 // try uses the manager in ns, or installs it there. It returns a denial if the user lacks the rights.
 func (e *ensurer) try(ctx context.Context, ns string) (*denial, error) {
-	existing, err := e.existing(ctx, ns)
-	switch {
-	case apierrors.IsForbidden(err):
-		return e.denied(ctx, ns, "look for it", err), nil
-	case err != nil:
+	s, err := e.existing(ctx, ns)
+	if err != nil {
 		return nil, err
-	case existing != nil:
-		if missing := lacking(ctx, e.kube, toUse(ns)); len(missing) > 0 {
-			return e.mayNot(ctx, ns, "use it", missing), nil
-		}
-		return nil, e.use(ctx, ns, existing)
 	}
-	return e.install(ctx, ns)
+	switch {
+	case apierrors.IsForbidden(s.managerErr):
+		return e.denied(ctx, ns, "look for it", s.managerErr), nil
+	case apierrors.IsNotFound(s.managerErr):
+		return e.install(ctx, ns, s)
+	case s.managerErr != nil:
+		return nil, s.managerErr
+	case len(s.lacking) > 0:
+		return e.mayNot(ctx, ns, "use it", s.lacking), nil
+	}
+	return nil, e.use(ctx, ns, s)
 }
 
-// existing returns the manager's Deployment, or nil. It waits while the Deployment is being deleted.
-func (e *ensurer) existing(ctx context.Context, ns string) (*appsv1.Deployment, error) {
+// existing surveys ns. It waits while the manager there, or the namespace, is being deleted.
+func (e *ensurer) existing(ctx context.Context, ns string) (*survey, error) {
 	ctx, cancel := context.WithTimeout(ctx, terminatingTimeout)
 	defer cancel()
-	told := false
-	for {
-		d, err := e.kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("looking for the traffic manager in %s: %w", ns, err)
-		}
-		if d.DeletionTimestamp == nil && !e.ending(ctx, ns) {
-			return d, nil
+	for told := false; ; told = true {
+		s := e.survey(ctx, ns)
+		if !s.ending() {
+			return s, nil
 		}
 		if !told {
 			e.tellInstall("the one in %s is being deleted: waiting until it is gone", ns)
-			told = true
 		}
-		if !wakeup.Pause(ctx, 200*time.Millisecond) {
+		if !wakeup.Pause(ctx, terminatingPause) {
 			return nil, fmt.Errorf("waiting for the deletion of the traffic manager in %s: %w", ns, ctx.Err())
 		}
 	}
-}
-
-// ending reports whether the namespace is being deleted, if the user may see it.
-func (e *ensurer) ending(ctx context.Context, ns string) bool {
-	n, err := e.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
-	return err == nil && n.DeletionTimestamp != nil
 }
 
 // denied returns the denial for a request that the API server refused.
@@ -229,9 +228,9 @@ func (e *ensurer) ask(ctx context.Context, ns string) string {
 }
 
 // install makes a new manager in ns.
-func (e *ensurer) install(ctx context.Context, ns string) (*denial, error) {
+func (e *ensurer) install(ctx context.Context, ns string, s *survey) (*denial, error) {
 	needs := append(toInstall(ns), toUse(ns)...)
-	n, err := e.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
+	n, err := s.namespace, s.namespaceErr
 	create := apierrors.IsNotFound(err)
 	if create {
 		needs = append(needs, cluster.Permission{Verb: "create", Resource: "namespaces"})
@@ -299,7 +298,7 @@ func (e *ensurer) applyManager(ctx context.Context, ns string) error {
 	if err := applyAll(ctx, e.kube, baseObjects(o)); err != nil {
 		return err
 	}
-	d, err := e.kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{})
+	d, identity, err := readManager(ctx, e.kube, ns)
 	if err != nil {
 		return fmt.Errorf("reading the Deployment back: %w", err)
 	}
@@ -307,7 +306,7 @@ func (e *ensurer) applyManager(ctx context.Context, ns string) error {
 		return err
 	}
 	e.generation, e.result.Image, e.result.Installed = d.Generation, o.Image, true
-	e.result.Manager = identify(ctx, e.kube, d)
+	e.result.Manager = identity
 	if e.o.Progress != nil {
 		e.o.Progress(api.Event{Time: time.Now(), Installed: &e.result.Manager})
 	}
@@ -335,7 +334,9 @@ func (e *ensurer) grant(ctx context.Context, o Options) error {
 }
 
 // use accepts an existing manager if it is ours and the user trusts it.
-func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) error {
+func (e *ensurer) use(ctx context.Context, ns string, s *survey) error {
+	d := s.manager
+	e.seen = snapshot{namespace: ns, deployment: d, pods: s.pods}
 	if err := checkShape(d); err != nil {
 		return err
 	}
@@ -344,7 +345,7 @@ func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) erro
 			return err
 		}
 	}
-	e.result.Image, e.result.Manager = ImageOf(d.Spec.Template.Spec), identify(ctx, e.kube, d)
+	e.result.Image, e.result.Manager = ImageOf(d.Spec.Template.Spec), identify(d, s.namespace, s.namespaceErr)
 	if e.o.Consent != nil {
 		if err := e.o.Consent.Trusts(e.result.Manager); err != nil {
 			return err
@@ -369,7 +370,7 @@ func (e *ensurer) use(ctx context.Context, ns string, d *appsv1.Deployment) erro
 	if d.Status.AvailableReplicas == 0 {
 		e.pullAgain(ctx, ns)
 	}
-	return e.repair(ctx, ns, broken)
+	return e.repair(ctx, ns, s, broken)
 }
 
 // pullAgain deletes the pods whose image could not be pulled, as far as the user may: their successors are pulled at
@@ -402,13 +403,11 @@ func (e *ensurer) broken(ctx context.Context, ns string, d *appsv1.Deployment) b
 // unpullable returns the pods whose image cannot be pulled. Unlike mature, it needs no wait when a user who gave a
 // wrong image tries another one.
 func (e *ensurer) unpullable(ctx context.Context, ns string) (stuck []*corev1.Pod) {
-	selector := metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: selectorLabels()})
-	pods, err := e.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	pods, err := listManagerPods(ctx, e.kube, ns)
 	if err != nil {
 		return nil // mature decides
 	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
+	for _, p := range pods {
 		if why := judgePod(p).problem; p.DeletionTimestamp == nil && why != nil && why.err.Code == api.ExitImagePull {
 			stuck = append(stuck, p)
 		}
@@ -426,17 +425,17 @@ func mature(d *appsv1.Deployment) bool {
 	return false
 }
 
-// repair restores missing objects besides the Deployment, if the user may. Otherwise the manager reports what it lacks.
-// repair does not change the Deployment, which another tool may manage, nor anything of a Helm release.
-func (e *ensurer) repair(ctx context.Context, ns string, broken bool) error {
-	o := e.o
-	o.Namespace = ns
+// part is an object besides the Deployment that repair restores.
+type part struct {
+	look func(context.Context) error // reads it
+	obj  runtime.Object
+	need []cluster.Permission
+}
+
+// parts returns the ServiceAccount, the ClusterRole, its binding and the Role of users, in this order.
+func (e *ensurer) parts(ns string) []part {
 	rbac := e.kube.RbacV1()
-	checks := []struct {
-		look func(context.Context) error
-		obj  runtime.Object
-		need []cluster.Permission
-	}{
+	return []part{
 		{getter(e.kube.CoreV1().ServiceAccounts(ns), ManagerName), serviceAccount(ns),
 			toApply("", "serviceaccounts", ns)},
 		{getter(rbac.ClusterRoles(), clusterName(ns)), clusterRole(ns), toApply(rbacv1.GroupName, "clusterroles", "")},
@@ -444,17 +443,17 @@ func (e *ensurer) repair(ctx context.Context, ns string, broken bool) error {
 			toApply(rbacv1.GroupName, "clusterrolebindings", "")},
 		{getter(rbac.Roles(ns), UserRole), userRole(ns), toApply(rbacv1.GroupName, "roles", ns)},
 	}
-	errs := make([]error, len(checks))
-	var wg sync.WaitGroup
-	for i := range checks {
-		wg.Go(func() { errs[i] = checks[i].look(ctx) })
-	}
-	wg.Wait()
+}
+
+// repair restores missing objects besides the Deployment, if the user may. Otherwise the manager reports what it lacks.
+// repair does not change the Deployment, which another tool may manage, nor anything of a Helm release.
+func (e *ensurer) repair(ctx context.Context, ns string, s *survey, broken bool) error {
+	errs := s.parts
 	e.result.RBAC = errs[1] == nil && errs[2] == nil
 	if e.release != nil {
 		return nil
 	}
-	for i, c := range checks {
+	for i, c := range e.parts(ns) {
 		if !apierrors.IsNotFound(errs[i]) || len(lacking(ctx, e.kube, c.need)) > 0 {
 			continue
 		}

@@ -249,7 +249,7 @@ func TestEnsureInstallsWhatTheUserMayInstall(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if d := cmp.Diff(tt.want, e.result, cmpopts.IgnoreFields(Result{}, "Manager")); d != "" {
+			if d := cmp.Diff(tt.want, e.result, cmpopts.IgnoreFields(Result{}, "Manager", "Node")); d != "" {
 				t.Errorf("result (-want +got):\n%s", d)
 			}
 			if d := cmp.Diff(tt.changes, w.changes); d != "" {

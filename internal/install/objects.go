@@ -64,6 +64,14 @@ type Options struct {
 
 func (o Options) namespace() string { return cmp.Or(o.Namespace, DefaultNamespace) }
 
+// namespaces returns the namespaces in which the manager can be, the preferred one first.
+func (o Options) namespaces() []string {
+	if o.Namespace != "" || o.FallbackNamespace == "" {
+		return []string{o.namespace()}
+	}
+	return []string{DefaultNamespace, o.FallbackNamespace}
+}
+
 func (o Options) tell(step, format string, args ...any) {
 	if o.Progress != nil {
 		o.Progress(event(step, format, args...))

@@ -6,13 +6,13 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metalabels "k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 
@@ -34,14 +34,13 @@ func Image(ctx context.Context, c *cluster.Cluster, trusted api.TrustedManager) 
 }
 
 func imageOf(ctx context.Context, kube kubernetes.Interface, trusted api.TrustedManager) (string, error) {
-	d, err := kube.AppsV1().Deployments(trusted.Namespace).Get(ctx, ManagerName, metav1.GetOptions{})
+	d, now, err := readManager(ctx, kube, trusted.Namespace)
 	if err != nil {
 		return "", fmt.Errorf("reading the traffic manager's Deployment: %w", err)
 	}
 	if err := checkShape(d); err != nil {
 		return "", err
 	}
-	now := identify(ctx, kube, d)
 	if !now.Same(trusted) {
 		return "", api.Errorf(api.ExitConsent,
 			"the traffic manager in the namespace %s is not the one that you trusted: its image is now %s, and was %s",
@@ -62,12 +61,11 @@ func NeedsPullSecret(ctx context.Context, c *cluster.Cluster, namespace string) 
 }
 
 func needsPullSecret(ctx context.Context, kube kubernetes.Interface, namespace string) (bool, error) {
-	pods, err := kube.CoreV1().Pods(namespace).List(ctx,
-		metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()})
+	pods, err := listManagerPods(ctx, kube, namespace)
 	if err != nil {
 		return false, fmt.Errorf("looking for the traffic manager's pod: %w", err)
 	}
-	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return len(p.Spec.ImagePullSecrets) > 0 }), nil
+	return slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return len(p.Spec.ImagePullSecrets) > 0 }), nil
 }
 
 // Find returns the image of the traffic manager in the namespace, or else in the fallback, for a user without a
@@ -81,12 +79,9 @@ func Find(ctx context.Context, c *cluster.Cluster, namespace, fallback string, c
 }
 
 func find(ctx context.Context, kube kubernetes.Interface, o Options, consent api.Consent) (string, error) {
-	namespaces := []string{o.namespace()}
-	if o.Namespace == "" && o.FallbackNamespace != "" {
-		namespaces = append(namespaces, o.FallbackNamespace)
-	}
+	namespaces := o.namespaces()
 	for _, ns := range namespaces {
-		d, err := kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{})
+		d, now, err := readManager(ctx, kube, ns)
 		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 			continue
 		}
@@ -96,7 +91,7 @@ func find(ctx context.Context, kube kubernetes.Interface, o Options, consent api
 		if err := checkShape(d); err != nil {
 			return "", err
 		}
-		if err := consent.Trusts(identify(ctx, kube, d)); err != nil {
+		if err := consent.Trusts(now); err != nil {
 			return "", err
 		}
 		return ImageOf(d.Spec.Template.Spec), nil
@@ -107,10 +102,24 @@ func find(ctx context.Context, kube kubernetes.Interface, o Options, consent api
 		WithHint("Name an image with --image, or the traffic manager's namespace with --manager-namespace.")
 }
 
-// identify returns the identity of the Deployment's manager.
-func identify(ctx context.Context, kube kubernetes.Interface, d *appsv1.Deployment) api.TrustedManager {
+// readManager reads the Deployment of the manager in the namespace, and its identity.
+func readManager(ctx context.Context, kube kubernetes.Interface,
+	namespace string) (d *appsv1.Deployment, identity api.TrustedManager, err error) {
+	var n *corev1.Namespace
+	var unreadable error
+	var reading sync.WaitGroup
+	reading.Go(func() { n, unreadable = kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{}) })
+	d, err = kube.AppsV1().Deployments(namespace).Get(ctx, ManagerName, metav1.GetOptions{})
+	reading.Wait()
+	if err != nil {
+		return nil, identity, err
+	}
+	return d, identify(d, n, unreadable), nil
+}
+
+// identify returns the identity of the Deployment's manager. n and err are the result of reading its namespace.
+func identify(d *appsv1.Deployment, n *corev1.Namespace, err error) api.TrustedManager {
 	m := manager(d.Namespace, ImageOf(d.Spec.Template.Spec), d.CreationTimestamp)
-	n, err := kube.CoreV1().Namespaces().Get(ctx, d.Namespace, metav1.GetOptions{})
 	if err != nil { // in an older Role, users may not read the namespace
 		m.NamespaceUID = "deployment:" + string(d.UID)
 		return m

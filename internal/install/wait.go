@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	metalabels "k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/api"
@@ -44,7 +43,7 @@ func (w *waiter) wait(ctx context.Context) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.timeout, errNotInTime)
 	defer cancel()
 	changed := wakeup.NewSignal()
-	selector := metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()}
+	selector := managerPods()
 	byName := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", ManagerName).String()}
 	apps := w.kube.AppsV1()
 	pods := cluster.NewMirror(w.kube, &corev1.Pod{}, selector, w.kube.CoreV1().Pods(w.namespace))

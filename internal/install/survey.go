@@ -1,0 +1,88 @@
+package install
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metalabels "k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+
+	"kubevpn/internal/cluster"
+)
+
+// survey is everything that Ensure reads before it decides about a namespace. It is read at once, so that a manager
+// that runs costs one round trip.
+type survey struct {
+	manager      *appsv1.Deployment
+	managerErr   error
+	namespace    *corev1.Namespace
+	namespaceErr error
+	lacking      []cluster.Permission // of toUse
+	parts        []error              // of reading each of ensurer.parts
+	pods         []*corev1.Pod        // of the manager; none if the user may not list them
+}
+
+func (e *ensurer) survey(ctx context.Context, ns string) *survey {
+	parts := e.parts(ns)
+	s := &survey{parts: make([]error, len(parts))}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		s.manager, s.managerErr = e.kube.AppsV1().Deployments(ns).Get(ctx, ManagerName, metav1.GetOptions{})
+		if s.managerErr != nil {
+			s.managerErr = fmt.Errorf("looking for the traffic manager in %s: %w", ns, s.managerErr)
+		}
+	})
+	wg.Go(func() { s.namespace, s.namespaceErr = e.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{}) })
+	wg.Go(func() { s.lacking = lacking(ctx, e.kube, toUse(ns)) })
+	for i, p := range parts {
+		wg.Go(func() { s.parts[i] = p.look(ctx) })
+	}
+	wg.Go(func() { s.pods, _ = listManagerPods(ctx, e.kube, ns) }) // lacking says more
+	wg.Wait()
+	return s
+}
+
+// ending reports whether the manager or its namespace is being deleted. A user who may not see the namespace learns it
+// from the requests that follow.
+func (s *survey) ending() bool {
+	return s.managerErr == nil &&
+		(s.manager.DeletionTimestamp != nil || s.namespaceErr == nil && s.namespace.DeletionTimestamp != nil)
+}
+
+// managerPods selects the pods of the traffic manager.
+func managerPods() metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: metalabels.SelectorFromSet(selectorLabels()).String()}
+}
+
+func listManagerPods(ctx context.Context, kube kubernetes.Interface, namespace string) ([]*corev1.Pod, error) {
+	list, err := kube.CoreV1().Pods(namespace).List(ctx, managerPods())
+	if err != nil {
+		return nil, err
+	}
+	var pods []*corev1.Pod
+	for i := range list.Items {
+		pods = append(pods, &list.Items[i])
+	}
+	return pods, nil
+}
+
+// GuessPod returns a ready pod that looks like the traffic manager's: in the namespace or, if that is empty, in the one
+// that Ensure probably uses. It verifies nothing and does not wait. pod is empty if it finds none.
+func GuessPod(ctx context.Context, c *cluster.Cluster, namespace, fallback string) (found, pod string) {
+	o := Options{Namespace: namespace, FallbackNamespace: fallback}
+	for _, ns := range o.namespaces() {
+		pods, err := listManagerPods(ctx, c.Kube(), ns)
+		if v := judge(snapshot{namespace: ns, pods: pods}); v.ready {
+			return ns, v.pod.Name
+		}
+		if !apierrors.IsForbidden(err) {
+			break
+		}
+	}
+	return "", ""
+}
