@@ -77,6 +77,10 @@ func (d *Dialer) PortForward(ctx context.Context, namespace, pod string, port ui
 	})
 }
 
+// Warm opens a connection to the API server that the next call of the Dialer uses, if that comes within a few seconds.
+// It opens none if a proxy is before the API server.
+func (d *Dialer) Warm(ctx context.Context) error { return d.upgrade.warmUp(ctx) }
+
 // tryProtocols calls open with the protocol that worked last, and falls back to the other one.
 func tryProtocols[T any](ctx context.Context, d *Dialer, open func(context.Context, Protocol) (T, error)) (T, error) {
 	var none T

@@ -493,3 +493,23 @@ func TestExplainNamesWhatPreventsUpgrades(t *testing.T) {
 		t.Errorf("explained as %d, %s", e.Code, e.Message)
 	}
 }
+
+func TestWarmConnectionServesTheNextUpgrade(t *testing.T) {
+	protocols(t, func(t *testing.T, p Protocol) {
+		d := newFakeAPIServer(t, echo).dialer(t, p)
+		if err := d.Warm(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		warm := d.upgrade.warm.Load().LocalAddr().String()
+		for _, want := range []bool{true, false} {
+			conn, err := d.PortForward(t.Context(), "ns", "web", 8080)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if used := conn.(*podConn).raw.LocalAddr().String() == warm; used != want {
+				t.Errorf("uses the warm connection: %v, want %v", used, want)
+			}
+		}
+	})
+}

@@ -1,6 +1,7 @@
 package podconn
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -16,6 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,6 +41,74 @@ type upgrader struct {
 	err  error
 	auth *transport.Config
 	tls  *tls.Config
+
+	warm atomic.Pointer[warmConn] // for the next request; nil: none
+}
+
+// warmTime limits the life of a connection that waits for its request. Servers and load balancers wait longer.
+const warmTime = 5 * time.Second
+
+// warmConn is a connection to the API server on which no request was sent yet.
+type warmConn struct {
+	*tls.Conn
+	raw    *nonblock.Batch // beneath TLS
+	expiry *time.Timer
+}
+
+// warmUp opens a TLS connection for the next request. It opens none if a proxy is before the API server.
+func (u *upgrader) warmUp(ctx context.Context) error {
+	if err := u.prepare(); err != nil {
+		return err
+	}
+	server, err := url.Parse(u.cluster.Server())
+	if err != nil || server.Scheme != "https" {
+		return err
+	}
+	if u.auth.Proxy != nil {
+		if via, err := u.auth.Proxy(&http.Request{URL: server}); err != nil || via != nil {
+			return err
+		}
+	}
+	raw, err := u.dial(ctx, "tcp", net.JoinHostPort(server.Hostname(), cmp.Or(server.Port(), "443")))
+	if err != nil {
+		return err
+	}
+	config := u.tls.Clone()
+	config.ServerName = cmp.Or(config.ServerName, server.Hostname())
+	c := &warmConn{Conn: tls.Client(raw, config), raw: raw}
+	if err := c.HandshakeContext(ctx); err != nil {
+		raw.Close()
+		return err
+	}
+	c.expiry = time.AfterFunc(warmTime, func() { raw.Close() })
+	if unused := u.warm.Swap(c); unused != nil {
+		unused.raw.Close()
+	}
+	return nil
+}
+
+// takeWarm returns the connection that waits for a request, or nil.
+func (u *upgrader) takeWarm() *warmConn {
+	c := u.warm.Swap(nil)
+	if c == nil || !c.expiry.Stop() {
+		return nil
+	}
+	return c
+}
+
+// dial opens a TCP connection to the API server, or to a proxy.
+func (u *upgrader) dial(ctx context.Context, network, address string) (*nonblock.Batch, error) {
+	conn, err := u.cluster.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		if conn, err = Tuned(tcp); err != nil {
+			tcp.Close()
+			return nil, err
+		}
+	}
+	return nonblock.NewBatch(conn), nil
 }
 
 // upgradeError reports an answer other than 101.
@@ -94,20 +164,18 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL,
 		TLSClientConfig:   u.tls,
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := u.cluster.DialContext(ctx, network, address)
+			batch, err := u.dial(ctx, network, address)
 			if err != nil {
 				return nil, err
 			}
-			if tcp, ok := conn.(*net.TCPConn); ok {
-				if conn, err = Tuned(tcp); err != nil {
-					tcp.Close()
-					return nil, err
-				}
-			}
-			batch := nonblock.NewBatch(conn)
 			raw.Store(batch)
 			return batch, nil
 		},
+	}
+	warm := u.takeWarm()
+	if warm != nil {
+		raw.Store(warm.raw)
+		hop.DialTLSContext = func(context.Context, string, string) (net.Conn, error) { return warm.Conn, nil }
 	}
 	rt, err := transport.HTTPWrappersForConfig(u.auth, hop)
 	if err != nil {
@@ -120,6 +188,9 @@ func (u *upgrader) do(ctx context.Context, method string, target *url.URL,
 	req.Header = header
 	resp, err := rt.RoundTrip(req)
 	if err != nil {
+		if warm != nil {
+			warm.raw.Close() // the request may have failed before it got a connection
+		}
 		return nil, nil, nil, err
 	}
 	if resp.StatusCode != http.StatusSwitchingProtocols {
