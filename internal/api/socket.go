@@ -4,6 +4,7 @@ package api
 // 200 has an Error as its body. PathIntercept answers one Event with Intercept for each workload. If the body of an
 // attached request has no length, its end also ends the connection or intercepts that the request started.
 const (
+	PathPrepare    = "/v1/prepare"    // POST the ConnectRequest that may follow, as far as it is known; answers nothing
 	PathConnect    = "/v1/connect"    // POST a ConnectRequest; answers lines of Event
 	PathDisconnect = "/v1/disconnect" // POST a DisconnectRequest; answers lines of Event
 	PathIntercept  = "/v1/intercept"  // POST an InterceptRequest; answers lines of Event

@@ -64,7 +64,7 @@ func (o *configOptions) view(ctx context.Context) error {
 	}
 	p := o.app.newProgress()
 	defer p.stop()
-	resolved, _, _, err := o.settings.resolve(ctx, o.app, &o.kube, p.show)
+	resolved, _, _, err := o.settings.resolve(ctx, o.app, &o.kube, p.show, nil)
 	p.stop()
 	switch {
 	case ctx.Err() != nil:

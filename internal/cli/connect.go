@@ -59,6 +59,7 @@ func newConnect(a *app) *cobra.Command {
 
 // connect makes the connection and prints it. quiet stops the progress display.
 func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet func()) error {
+	o.flags.here = o.foreground
 	req, _, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
 		return err
@@ -179,6 +180,7 @@ type connectFlags struct {
 	kube     kubeFlags
 	settings settingFlags
 	upgrade  bool
+	here     bool // this process connects, and not the daemon
 
 	// request sets these.
 	cluster *cluster.Cluster
@@ -217,7 +219,16 @@ func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...confi
 // request builds the request from the settings and the kubeconfig, after the API server has answered.
 func (f *connectFlags) request(ctx context.Context, a *app,
 	on func(api.Event)) (api.ConnectRequest, config.Config, error) {
-	cfg, c, prepared, err := f.settings.resolve(ctx, a, &f.kube, on)
+	prepare := func(ctx context.Context, cfg config.Config, l login) {
+		a.prepare(ctx, api.ConnectRequest{
+			Kubeconfig: l.Kubeconfig, Credential: l.Credential, Namespace: l.Prepared.Namespace,
+			ManagerNamespace: cfg.ManagerNamespace,
+		})
+	}
+	if f.here {
+		prepare = nil
+	}
+	cfg, c, prepared, err := f.settings.resolve(ctx, a, &f.kube, on, prepare)
 	if err != nil {
 		return api.ConnectRequest{}, cfg, err
 	}
@@ -284,8 +295,9 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 }
 
 // resolve logs in and returns the settings, with those of the cluster. It warns about what it cannot use of these.
-func (s *settingFlags) resolve(ctx context.Context, a *app, kube *kubeFlags,
-	on func(api.Event)) (config.Config, *cluster.Cluster, cluster.Prepared, error) {
+// While it waits for the API server, it calls prepare, unless that is nil, without the settings of the cluster.
+func (s *settingFlags) resolve(ctx context.Context, a *app, kube *kubeFlags, on func(api.Event),
+	prepare func(context.Context, config.Config, login)) (config.Config, *cluster.Cluster, cluster.Prepared, error) {
 	cfg, err := s.load(a)
 	if err != nil {
 		return cfg, nil, cluster.Prepared{}, err
@@ -293,8 +305,15 @@ func (s *settingFlags) resolve(ctx context.Context, a *app, kube *kubeFlags,
 	var defaults install.Defaults
 	var failed error
 	c, prepared, err := kube.loginBeside(ctx, a, on, cfg.ManagerNamespace,
-		func(ctx context.Context, c *cluster.Cluster, namespace string) {
-			defaults, failed = install.ReadDefaults(ctx, c, cfg.ManagerNamespace, namespace)
+		func(ctx context.Context, l login) {
+			if prepare != nil {
+				prepare(ctx, cfg, l)
+			}
+			select {
+			case <-l.opened:
+				defaults, failed = install.ReadDefaults(ctx, l.Cluster, cfg.ManagerNamespace, l.Prepared.Namespace)
+			case <-ctx.Done():
+			}
 		})
 	if err != nil {
 		return cfg, nil, prepared, err

@@ -143,6 +143,7 @@ func (o *devOptions) run(ctx context.Context, command []string, on func(api.Even
 		return err
 	}
 	on, o.alone = runner.Show, options.Mode != dev.OnMachine
+	o.flags.here = o.alone
 	req, workload, err := o.attached(ctx, on)
 	if err != nil {
 		return err

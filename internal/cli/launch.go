@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"time"
@@ -50,6 +51,24 @@ func (a *app) daemon(ctx context.Context) (*client, api.DaemonInfo, error) {
 	}
 	return nil, api.DaemonInfo{}, api.Errorf(api.ExitDaemon, "the daemon ends immediately after its start").
 		WithHint("see `kubevpn logs` for the cause")
+}
+
+// prepare asks a running daemon of this version to open what the request needs of the API server. The request that
+// follows reports any error.
+func (a *app) prepare(ctx context.Context, req api.ConnectRequest) {
+	c, err := a.client()
+	if err != nil {
+		return
+	}
+	if info, err := c.info(ctx); err != nil || info.Version != version.Full() {
+		return
+	}
+	resp, err := c.do(ctx, http.MethodPost, api.PathPrepare, req)
+	if err != nil {
+		a.log.Debug("the daemon prepares nothing", "err", err)
+		return
+	}
+	resp.Body.Close()
 }
 
 // startDaemon starts a daemon and waits until it answers. If another command starts one at the same time, it waits for

@@ -19,13 +19,19 @@ import (
 // managerNamespace is the namespace of the traffic manager, or "".
 func (k *kubeFlags) login(ctx context.Context, a *app, on func(api.Event),
 	managerNamespace string) (*cluster.Cluster, cluster.Prepared, error) {
-	return k.loginBeside(ctx, a, on, managerNamespace, func(context.Context, *cluster.Cluster, string) {})
+	return k.loginBeside(ctx, a, on, managerNamespace, func(context.Context, login) {})
 }
 
-// loginBeside is login. It calls beside with the current namespace during the check, so that beside adds no round trip.
+// login is what a command has when it is logged in.
+type login struct {
+	*cluster.Cluster
+	cluster.Prepared
+	opened <-chan struct{} // closed when requests have a connection to the API server, which later ones share
+}
+
+// loginBeside is login. It calls beside during the check, so that beside adds no round trip.
 func (k *kubeFlags) loginBeside(ctx context.Context, a *app, on func(api.Event), managerNamespace string,
-	beside func(ctx context.Context, c *cluster.Cluster, namespace string)) (*cluster.Cluster, cluster.Prepared,
-	error) {
+	beside func(context.Context, login)) (*cluster.Cluster, cluster.Prepared, error) {
 	timeout, err := clientcmd.ParseTimeout(k.in.Overrides.Timeout)
 	if err != nil {
 		return nil, cluster.Prepared{},
@@ -50,8 +56,9 @@ func (k *kubeFlags) loginBeside(ctx context.Context, a *app, on func(api.Event),
 		defer cancel()
 		ctx = bounded
 	}
-	wg.Go(func() { beside(ctx, c, prepared.Namespace) })
-	if err := c.Reach(ctx, cmp.Or(managerNamespace, "kubevpn"), prepared.Namespace); err != nil {
+	reaching, opened := cluster.Opening(ctx)
+	wg.Go(func() { beside(ctx, login{c, prepared, opened}) })
+	if err := c.Reach(reaching, cmp.Or(managerNamespace, "kubevpn"), prepared.Namespace); err != nil {
 		return nil, prepared, err
 	}
 	wg.Wait()

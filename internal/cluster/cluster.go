@@ -8,9 +8,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
@@ -49,6 +51,7 @@ type Cluster struct {
 	log    *slog.Logger
 
 	ids     IDs
+	account string // hash of the kubeconfig without its namespace
 	name    string
 	context string
 	server  *url.URL
@@ -95,6 +98,9 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 		context: raw.CurrentContext, server: server,
 	}
 	c.ids = idsOf(server, raw, config)
+	if c.account, err = accountOf(raw); err != nil {
+		return nil, unusable(err)
+	}
 	if kctx := raw.Contexts[raw.CurrentContext]; kctx != nil {
 		c.name = kctx.Cluster
 	}
@@ -118,6 +124,31 @@ func Identify(kubeconfig []byte) (IDs, error) {
 		return IDs{}, err
 	}
 	return idsOf(server, raw, config), nil
+}
+
+// HasAccount reports whether the kubeconfig, which Prepare has written, has the same server and the same credentials as
+// the Cluster's.
+func (c *Cluster) HasAccount(kubeconfig []byte) bool {
+	raw, _, err := parse(kubeconfig)
+	if err != nil {
+		return false
+	}
+	account, err := accountOf(raw)
+	return err == nil && account == c.account
+}
+
+// accountOf returns a hash of everything in a kubeconfig but the namespace of its context.
+func accountOf(raw *clientcmdapi.Config) (string, error) {
+	raw = raw.DeepCopy()
+	for _, kctx := range raw.Contexts {
+		kctx.Namespace = ""
+	}
+	text, err := clientcmd.Write(*raw)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:]), nil
 }
 
 // parse reads a kubeconfig with one context.
@@ -237,6 +268,15 @@ func (c *Cluster) DialContext(ctx context.Context, network, address string) (net
 
 // Logger returns the logger of Options, or one that discards everything.
 func (c *Cluster) Logger() *slog.Logger { return c.log }
+
+// Opening returns a context for a first request, and a channel that is closed when the request has a connection to the
+// API server. Later requests share it; requests that begin before then open connections of their own.
+func Opening(ctx context.Context) (context.Context, <-chan struct{}) {
+	opened := make(chan struct{})
+	got := sync.OnceFunc(func() { close(opened) })
+	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { got() }}
+	return httptrace.WithClientTrace(ctx, trace), opened
+}
 
 // Server returns the URL of the API server.
 func (c *Cluster) Server() string { return c.server.String() }

@@ -68,7 +68,11 @@ func (c *checker) show(checks []api.Check) {
 // tryGVisor tries the gvisor netstack after the system netstack failed with checks. If gvisor fails as well, the
 // netstack was not the cause. Otherwise the connection uses gvisor, unless the user asked for the system netstack.
 func (c *checker) tryGVisor(ctx context.Context, checks []api.Check) ([]api.Check, error) {
-	c.chooser.facts.Failed = describe(failed(checks))
+	l, err := c.chooser.awaitLook(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.chooser.facts.Proxy, c.chooser.facts.Failed = l.proxy, describe(failed(checks))
 	c.log.Info("the system netstack does not reach everything", "failed", c.chooser.facts.Failed)
 	c.chooser.adopt(decision{Netstack: api.NetstackGVisor})
 	if err := c.routes.apply(ctx, c.routes.planned); err != nil {

@@ -9,6 +9,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/install"
+	"kubevpn/pkg/wakeup"
 )
 
 // gatewayGrace limits the absence of a gateway while its pod stays: it reconnects to a manager that has restarted in
@@ -17,7 +18,7 @@ const gatewayGrace = 5 * time.Second
 
 // gateways is what the chooser asks of the cluster for the system netstack. Errors are in words for a user.
 type gateways interface {
-	// May checks, changing nothing, whether a gateway can be added to the traffic manager's pod.
+	// May checks, changing nothing, whether a gateway of o.Image can be added to the traffic manager's pod.
 	May(ctx context.Context, o install.GatewayOptions) error
 	// Add adds a gateway, and returns when o.Ready is closed.
 	Add(ctx context.Context, o install.GatewayOptions) error
@@ -29,10 +30,7 @@ type clusterGateways struct {
 	image func(context.Context) (string, error) // of the gateway
 }
 
-func (g clusterGateways) May(ctx context.Context, o install.GatewayOptions) (err error) {
-	if o.Image, err = g.image(ctx); err != nil {
-		return err
-	}
+func (g clusterGateways) May(ctx context.Context, o install.GatewayOptions) error {
 	return install.MayAddGateway(ctx, g.Cluster, o)
 }
 
@@ -45,25 +43,54 @@ func (g clusterGateways) Add(ctx context.Context, o install.GatewayOptions) (err
 
 // chooser chooses the netstack, and keeps the gateway that the system netstack needs.
 //
-//	choose ─▶ gateway wanted? ─▶ obtain ─▶ adopt ─▶ watch: gateway gone?
-//	                                         ▲          │ --netstack system: obtain
-//	                      the checks fail ───┘          ▼ auto: adopt gvisor
+//	look ─▶ choose ─▶ gateway wanted? ─▶ obtain ─▶ adopt ─▶ watch: gateway gone?
+//	                                                 ▲          │ --netstack system: obtain
+//	                              the checks fail ───┘          ▼ auto: adopt gvisor
 type chooser struct {
 	*shared
 	manager  *manager
 	gateways gateways
-	facts    facts // used by establish, then by watch
+	looked   wakeup.Value[*looked] // nil until look has ended
+	facts    facts                 // used by establish, then by watch
+}
+
+// looked is what look found.
+type looked struct {
+	proxy   cluster.Proxy
+	pod     string // in which a gateway could be added; empty: look did not ask
+	refusal error  // why it may not be added there; nil: it may
+}
+
+// look finds out how ClusterIPs are served and, if the choice depends on it, whether the traffic manager's pod may have
+// a gateway. It runs while the session opens. A choice that the user has made does not wait for it.
+func (c *chooser) look(ctx context.Context, proxy func(ctx context.Context, node string) cluster.Proxy) {
+	at := c.manager.place.Load()
+	l := &looked{proxy: proxy(ctx, at.node)}
+	f := facts{Asked: c.cfg.netstack(), Proxy: l.proxy}
+	if f.Asked == api.NetstackAuto && f.asksGateway() {
+		l.pod, l.refusal = at.pod, c.gateways.May(ctx, c.gatewayIn(at.pod))
+	}
+	c.status.change(func(r *report) { r.shown.ProxyMode = string(l.proxy.Mode) })
+	c.looked.Update(func(now **looked) { *now = l })
+	c.changed.Raise() // the status describes how Services are reached
+}
+
+// awaitLook returns what look found.
+func (c *chooser) awaitLook(ctx context.Context) (*looked, error) {
+	return c.looked.Await(ctx, func(l *looked) bool { return l != nil })
 }
 
 // choose decides how packets travel, and obtains what that needs.
-func (c *chooser) choose(ctx context.Context, proxy func(ctx context.Context, node string) cluster.Proxy) error {
+func (c *chooser) choose(ctx context.Context) error {
 	done := c.status.step("Choosing the netstack")
-	node := ""
-	if hello := c.view.Load().hello; hello != nil {
-		node = hello.Node
+	f := facts{Asked: c.cfg.netstack()}
+	if f.Asked == api.NetstackAuto {
+		l, err := c.awaitLook(ctx)
+		if err != nil {
+			return err
+		}
+		f.Proxy = l.proxy
 	}
-	f := facts{Asked: c.cfg.netstack(), Proxy: proxy(ctx, node)}
-	c.status.change(func(r *report) { r.shown.ProxyMode = string(f.Proxy.Mode) })
 	if f.asksGateway() {
 		f.Gateway = gatewayAvailable
 		if err := c.obtain(ctx); err != nil {
@@ -96,12 +123,9 @@ func (c *chooser) obtain(ctx context.Context) error {
 	if v.gatewayServes() || v.state.Gateway != nil && c.awaitGateway(ctx) { // it learns of the lease right now
 		return nil
 	}
-	o := install.GatewayOptions{
-		Namespace: c.manager.place.Load().namespace, Pod: c.view.Load().pod(),
-		Relabel: c.cfg.netstack() == api.NetstackSystem, Progress: c.cfg.Progress,
-	}
+	o := c.gatewayIn(c.view.Load().pod())
 	if !o.Relabel {
-		if err := c.gateways.May(ctx, o); err != nil {
+		if err := c.may(ctx, o); err != nil {
 			return err
 		}
 	}
@@ -118,6 +142,23 @@ func (c *chooser) obtain(ctx context.Context) error {
 	cancel()
 	wg.Wait()
 	return err
+}
+
+// gatewayIn returns the options for a gateway in the pod.
+func (c *chooser) gatewayIn(pod string) install.GatewayOptions {
+	at := c.manager.place.Load()
+	return install.GatewayOptions{
+		Namespace: at.namespace, Pod: pod, Image: at.trusted.Image, Relabel: c.cfg.netstack() == api.NetstackSystem,
+		Progress: c.cfg.Progress,
+	}
+}
+
+// may returns nil if a gateway may be added. look has asked, unless another pod has greeted this laptop since.
+func (c *chooser) may(ctx context.Context, o install.GatewayOptions) error {
+	if l := c.looked.Load(); l != nil && l.pod == o.Pod {
+		return l.refusal
+	}
+	return c.gateways.May(ctx, o)
 }
 
 // awaitGateway reports whether the gateway serves this laptop within gatewayGrace.

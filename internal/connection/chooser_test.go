@@ -80,18 +80,20 @@ func TestAddsAGatewayOnlyForTheSystemNetstack(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newTestConnection(t)
 			s.cfg.Request.Netstack = tt.asked
-			s.view.Update(func(v *view) { v.hello = &api.ManagerHello{Pod: "m-1", Node: "n1"} })
+			s.manager.place.Update(func(p *place) { p.pod, p.node = "m-1", "n1" })
+			s.view.Update(func(v *view) { v.hello = &api.ManagerHello{Pod: "m-1"} })
 			g := &fakeGateways{s: s, refusal: tt.refusal, failure: tt.failure}
 			s.chooser.gateways = g
 			if tt.there {
 				s.handshake.learn(api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}}, func(*report) {})
 			}
-			err := s.chooser.choose(t.Context(), func(_ context.Context, node string) cluster.Proxy {
+			s.chooser.look(t.Context(), func(_ context.Context, node string) cluster.Proxy {
 				if node != "n1" {
 					t.Errorf("asked for the kube-proxy of node %q", node)
 				}
 				return tt.proxy
 			})
+			err := s.chooser.choose(t.Context())
 			if e := api.AsError(err); (e == nil) != (tt.code == 0) || e != nil && e.Code != tt.code {
 				t.Fatalf("got %v, want code %d", err, tt.code)
 			}
@@ -141,6 +143,7 @@ func TestLostGatewayIsAwaitedOrReplaced(t *testing.T) {
 				}
 				s.chooser.gateways = g
 				s.status.change(func(r *report) { r.attached, r.greeted = true, true })
+				s.chooser.looked.Update(func(l **looked) { *l = &looked{proxy: iptablesProxy} })
 				s.chooser.facts = facts{Asked: tt.asked, Proxy: iptablesProxy, Gateway: gatewayAvailable}
 				s.greet("m-1")
 				there := api.ControlMessage{State: &api.ManagerState{Gateway: &api.Gateway{MTU: 1450, IPv4: true}}}
@@ -230,9 +233,7 @@ func TestGatewayMustServeTheLease(t *testing.T) {
 				s.view.Update(func(v *view) { v.lease.Networks = prefixes("198.19.0.0/16 fd4e::/48") })
 				s.handshake.handle(api.ControlMessage{State: &api.ManagerState{Gateway: &tt.gateway}})
 				chosen := make(chan error, 1)
-				go func() {
-					chosen <- s.chooser.choose(t.Context(), func(context.Context, string) cluster.Proxy { return iptablesProxy })
-				}()
+				go func() { chosen <- s.chooser.choose(t.Context()) }()
 				synctest.Wait()
 				if waits := len(chosen) == 0; waits != tt.waits {
 					t.Errorf("it waits: %v", waits)
@@ -311,6 +312,7 @@ func TestProbeDecidesTheNetstack(t *testing.T) {
 			s := newTestConnection(t)
 			machine := &quiet{}
 			s.cfg.Network, s.cfg.Request.Netstack = machine, tt.asked
+			s.chooser.looked.Update(func(l **looked) { *l = &looked{proxy: iptablesProxy} })
 			s.chooser.facts = facts{Asked: tt.asked, Proxy: iptablesProxy, Gateway: gatewayAvailable}
 			s.handshake.learn(api.ManagerState{DNSDomain: "cluster.local", DNSServers: addrs("10.96.0.10"), Gateway: &api.Gateway{MTU: 1450, IPv4: true},
 				ProbePod: netip.MustParseAddrPort("10.244.0.2:80")}, func(*report) {})

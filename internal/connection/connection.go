@@ -5,6 +5,9 @@
 //	Run ─▶ find or install the manager ─▶ open a session ─▶ hello, lease ─▶ choose the netstack ─▶ plan the routes
 //	    ─▶ create the TUN device, set routes and names ─▶ probe ─▶ connected ─▶ follow changes ─▶ ctx ends: remove all
 //
+// Steps that need no result of each other share their round trips: Prepared dials while the manager is verified, and
+// the chooser looks at the cluster while the session opens.
+//
 // A Connection consists of parts. Each owns its state, and each shared value has one writer:
 //
 //	traffic manager
@@ -43,7 +46,6 @@ import (
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/podconn"
-	"kubevpn/internal/version"
 	"kubevpn/pkg/protocol/dns"
 	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/transport"
@@ -90,6 +92,7 @@ type Config struct {
 	// and the connection opens sockets of this process for traffic outside of the cluster. Nil: the device is in this
 	// machine's namespace, which sends it only traffic for the cluster.
 	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
+	Prepared *Prepared       // for Request; New owns it. Nil: the connection prepares itself
 	Client   []byte          // secret of this user on this laptop, from which clientID derives what managers are told
 	Progress func(api.Event) // may be called concurrently; must not block for long
 	Logger   *slog.Logger
@@ -114,6 +117,7 @@ type shared struct {
 // Connection is one connection. Run is called once. The other methods are safe for concurrent use at any time.
 type Connection struct {
 	*shared
+	prepared   *Prepared
 	client     *transport.Client
 	manager    *manager
 	transports *transports
@@ -126,22 +130,27 @@ type Connection struct {
 // New reads the kubeconfig. It opens no network connection. Errors are *api.Error.
 func New(cfg Config) (*Connection, error) {
 	if n := cfg.Request.Netstack; n != "" && !slices.Contains(config.Netstacks(), n) {
+		if cfg.Prepared != nil {
+			cfg.Prepared.Close()
+		}
 		return nil, api.Errorf(api.ExitUsage, "unknown netstack %q", n).
 			WithHint("use --netstack with one of %s", strings.Join(config.Netstacks(), ", "))
 	}
-	c, err := cluster.Load(cfg.Request.Kubeconfig, cluster.Options{
-		UserAgent: "kubevpn/" + version.String(), Logger: cfg.Logger, Credential: cfg.Request.Credential,
-	})
-	if err != nil {
-		return nil, err
+	if cfg.Prepared == nil {
+		p, err := Prepare(cfg.Request, cfg.Logger)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Prepared = p
 	}
-	return newConnection(cfg, c), nil
+	return newConnection(cfg), nil
 }
 
 // newConnection puts the parts together. It starts nothing.
-func newConnection(cfg Config, of *cluster.Cluster) *Connection {
+func newConnection(cfg Config) *Connection {
+	of := cfg.Prepared.cluster
 	s := &shared{
-		cfg: &cfg, log: cfg.Logger, cluster: of, pods: podconn.New(of),
+		cfg: &cfg, log: cfg.Logger, cluster: of, pods: cfg.Prepared.pods,
 		view: new(wakeup.Value[view]), current: new(current), names: newNames(), namespace: new(wakeup.Value[string]),
 		reached: new(wakeup.Value[[]netip.Addr]), changed: wakeup.NewSignal(),
 	}
@@ -155,7 +164,7 @@ func newConnection(cfg Config, of *cluster.Cluster) *Connection {
 	s.packets = newPacketPath(s.current, cfg.Logger)
 	s.packets.steer(func(to *steering) { to.foreign, to.open = cfg.isolated(), cfg.Request.AllowInbound })
 
-	c := &Connection{shared: s, manager: &manager{shared: s}}
+	c := &Connection{shared: s, prepared: cfg.Prepared, manager: &manager{shared: s, prepared: cfg.Prepared}}
 	c.transports = &transports{shared: s, manager: c.manager, tickets: newTickets(), direct: newDirect(s)}
 	c.handshake = &handshake{shared: s, manager: c.manager, refused: make(chan error, 1)}
 	c.chooser = &chooser{shared: s, manager: c.manager, gateways: clusterGateways{of, c.Image}}
@@ -224,6 +233,7 @@ func (c *Connection) Upgrade(ctx context.Context, image string, progress func(ap
 // Run connects and stays connected until ctx ends, which returns nil, or until the connection fails for good.
 func (c *Connection) Run(ctx context.Context) error {
 	defer c.routes.zone.nameservers.Close()
+	defer c.prepared.Close()
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.establish(gctx, g) })
 	g.Go(func() error {
@@ -246,15 +256,25 @@ func (c *Connection) Run(ctx context.Context) error {
 
 // establish does the steps up to connected. It starts the tasks that continue afterwards in g.
 func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
-	if err := c.cluster.Resolve(ctx); err != nil {
-		return err
-	}
-	if err := c.manager.ensure(ctx); err != nil {
+	c.prepared.Begin()
+	found, fctx := errgroup.WithContext(ctx)
+	found.Go(func() error { return c.cluster.Resolve(fctx) })
+	found.Go(func() error {
+		if err := c.prepared.open(fctx); err != nil {
+			return err
+		}
+		return c.manager.ensure(fctx)
+	})
+	if err := found.Wait(); err != nil {
 		return err
 	}
 	if err := checkDefaults(&c.cfg.Request); err != nil {
 		return err
 	}
+	g.Go(func() error {
+		c.chooser.look(ctx, c.cluster.Proxy)
+		return nil
+	})
 	if err := c.openSession(ctx, g); err != nil {
 		return err
 	}
@@ -264,7 +284,7 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 			return nil
 		})
 	}
-	if err := c.chooser.choose(ctx, c.cluster.Proxy); err != nil {
+	if err := c.chooser.choose(ctx); err != nil {
 		return err
 	}
 	if err := c.routes.learn(ctx, g); err != nil {

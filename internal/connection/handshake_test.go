@@ -40,7 +40,10 @@ func newTestConnection(t *testing.T) *Connection {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newConnection(Config{Progress: func(api.Event) {}, Logger: slog.New(slog.DiscardHandler)}, c)
+	log := slog.New(slog.DiscardHandler)
+	return newConnection(Config{
+		Progress: func(api.Event) {}, Logger: log, Prepared: newPrepared(api.ConnectRequest{}, c, log),
+	})
 }
 
 // greet publishes a hello of the manager in pod.

@@ -25,12 +25,14 @@ const (
 // manager finds or installs the traffic manager, and dials its pod.
 type manager struct {
 	*shared
-	place wakeup.Value[place]
+	prepared *Prepared
+	place    wakeup.Value[place]
 }
 
 // place says where the traffic manager is.
 type place struct {
 	namespace, pod string
+	node           string             // of the pod that ensure found
 	trusted        api.TrustedManager // the user trusts this manager and no other
 	imageWarning   string             // about the image of the manager that ensure found; empty: none
 }
@@ -46,7 +48,10 @@ func (m *manager) ensure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.place.Update(func(p *place) { *p = place{result.Namespace, result.Pod, result.Manager, result.ImageWarning} })
+	m.place.Update(func(p *place) {
+		*p = place{namespace: result.Namespace, pod: result.Pod, node: result.Node, trusted: result.Manager,
+			imageWarning: result.ImageWarning}
+	})
 	m.status.warn(result.Warnings...)
 	verb := "found"
 	if result.Installed {
@@ -112,7 +117,7 @@ func (m *manager) await(ctx context.Context, pod string) error {
 func (m *manager) dial(ctx context.Context) (net.Conn, error) {
 	at := m.place.Load()
 	conn, pod, err := dialPod(ctx, at.pod, func(ctx context.Context, pod string) (net.Conn, error) {
-		return m.pods.PortForward(ctx, at.namespace, pod, api.ManagerPort)
+		return m.portForward(ctx, podName{at.namespace, pod})
 	}, func(ctx context.Context) (string, error) {
 		if _, err := m.image(ctx); err != nil { // the Deployment may be another manager's by now
 			return "", err
@@ -124,6 +129,14 @@ func (m *manager) dial(ctx context.Context) (net.Conn, error) {
 		m.log.Info("the traffic manager has another pod", "was", at.pod, "is", pod)
 	}
 	return conn, err
+}
+
+// portForward dials the manager in the pod, unless Prepared has done so.
+func (m *manager) portForward(ctx context.Context, to podName) (net.Conn, error) {
+	if conn, err := m.prepared.portForward(ctx, to); conn != nil || err != nil {
+		return conn, err
+	}
+	return m.pods.PortForward(ctx, to.namespace, to.pod, api.ManagerPort)
 }
 
 // dialPod forwards to pod. If that fails, the pod may have been replaced: dialPod then forwards to the pod that find

@@ -45,6 +45,7 @@ type connections struct {
 	host      *hostNetwork  // nil: there is no helper
 	closing   chan struct{} // not nil while a helper is being closed; closed when it has ended
 	lingering bool          // the helper stays although no connection uses it yet
+	prepared  *preparation  // for the next connect; nil: nothing
 	shut      bool          // no more connections
 }
 
@@ -155,6 +156,7 @@ func (cs *connections) choose(ids cluster.IDs, req api.ConnectRequest,
 	events, network := new(eventLog), &scopedNetwork{host: cs.host}
 	conn, err := cs.factory.NewConnection(connection.Config{
 		Request: req, Network: network, Dial: cs.dial, Client: cs.client, Logger: cs.logger, Progress: events.add,
+		Prepared: cs.takePrepared(req),
 	})
 	if err != nil {
 		return nil, nil, err

@@ -8,6 +8,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"errors"
+	"net/http"
 	"os"
 	"runtime"
 	"strings"
@@ -532,4 +533,29 @@ func text(err error) string {
 		return ""
 	}
 	return err.Error()
+}
+
+func TestConnectUsesWhatWasPrepared(t *testing.T) {
+	r := start(t)
+	if err := r.handOver(); err != nil {
+		t.Fatal(err)
+	}
+	prepare := func(name string) {
+		t.Helper()
+		if got := r.mustPost(api.PathPrepare, request(name)); got.status != http.StatusOK {
+			t.Fatalf("status %d, %v", got.status, got.err)
+		}
+	}
+	prepare("a")
+	prepare("b") // in its place
+	if a := r.connect("a"); a.config.Prepared != nil {
+		t.Error("a uses what was prepared for b")
+	}
+	if b := r.connect("b"); b.config.Prepared == nil {
+		t.Error("b does not use what was prepared for it")
+	}
+	prepare("b") // it is connected
+	if c := r.connect("c"); c.config.Prepared != nil {
+		t.Error("c uses what was prepared for b")
+	}
 }

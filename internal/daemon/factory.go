@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/user"
 	"strings"
@@ -20,7 +21,9 @@ import (
 type Factory interface {
 	// Identify returns the IDs of the cluster and of the connection that NewConnection would make.
 	Identify(kubeconfig []byte) (cluster.IDs, error)
-	// NewConnection does no I/O and starts no goroutine.
+	// Prepare returns what NewConnection can use for the request. It does no I/O.
+	Prepare(req api.ConnectRequest, logger *slog.Logger) (*connection.Prepared, error)
+	// NewConnection does no I/O and starts no goroutine. It owns cfg.Prepared.
 	NewConnection(cfg connection.Config) (Connection, error)
 	// Workload returns the canonical name of a workload: "deployment/web" for "deploy/web".
 	Workload(ctx context.Context, account api.ConnectRequest, name string) (string, error)

@@ -21,6 +21,7 @@ const maxRequest = 4 << 20
 // user.
 func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+api.PathPrepare, d.handlePrepare)
 	mux.HandleFunc("POST "+api.PathConnect, d.handleConnect)
 	mux.HandleFunc("POST "+api.PathDisconnect, handleEnd(d, d.connections.disconnect))
 	mux.HandleFunc("POST "+api.PathIntercept, d.handleIntercept)
@@ -62,6 +63,16 @@ func (d *daemon) handleConnect(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.send(api.Event{Connection: &c})
+}
+
+func (d *daemon) handlePrepare(w http.ResponseWriter, r *http.Request) {
+	var req api.ConnectRequest
+	if !d.read(w, r, &req) {
+		return
+	}
+	if err := d.connections.prepare(req); err != nil {
+		d.answer(w, http.StatusInternalServerError, api.AsError(err))
+	}
 }
 
 // refuse sends an error: as an HTTP status if the response has not begun, else as the last event.

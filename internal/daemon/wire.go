@@ -23,6 +23,10 @@ type factory struct{}
 
 func (factory) Identify(kubeconfig []byte) (cluster.IDs, error) { return cluster.Identify(kubeconfig) }
 
+func (factory) Prepare(req api.ConnectRequest, logger *slog.Logger) (*connection.Prepared, error) {
+	return connection.Prepare(req, logger)
+}
+
 func (factory) NewConnection(cfg connection.Config) (Connection, error) {
 	c, err := connection.New(cfg)
 	if err != nil {
@@ -102,9 +106,13 @@ func newCloned(cfg intercept.Config) (Intercept, error) {
 	return c, nil
 }
 
-// clusterOf returns the API of a cluster with the rights of account, which may differ from those of the connection. If
-// connected is not nil and has the same context, both share the result of the credential plugin.
+// clusterOf returns the API of a cluster with the rights of account, which may differ from those of the connection. It
+// returns connected, which may be nil, if that has the same account. If it only has the same context, both share the
+// result of the credential plugin.
 func clusterOf(account api.ConnectRequest, logger *slog.Logger, connected *cluster.Cluster) (*cluster.Cluster, error) {
+	if connected != nil && connected.HasAccount(account.Kubeconfig) {
+		return connected, nil
+	}
 	o := cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: logger, Credential: account.Credential}
 	if connected != nil && connected.Context() == account.Context {
 		o.LoginOf = connected

@@ -1,0 +1,66 @@
+package daemon
+
+import (
+	"bytes"
+	"reflect"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/connection"
+)
+
+// preparedTime limits how long a preparation waits for its connection. The traffic manager ends a conn without a hello
+// after 10 seconds.
+const preparedTime = 8 * time.Second
+
+// preparation is what a CLI has asked the daemon to open while it checks the API server itself.
+type preparation struct {
+	request api.ConnectRequest
+	opens   *connection.Prepared
+	expiry  *time.Timer
+}
+
+// prepare opens what the connection for req will need of the API server, unless the connection exists. The next connect
+// of the same kubeconfig uses it.
+func (cs *connections) prepare(req api.ConnectRequest) error {
+	ids, err := cs.factory.Identify(req.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if t := cs.tasks[ids.Connection]; cs.shut || t != nil && t.failed == nil || cs.otherUser(ids) != nil {
+		return nil
+	}
+	opens, err := cs.factory.Prepare(req, cs.logger)
+	if err != nil {
+		return err
+	}
+	cs.discardPrepared()
+	opens.Begin()
+	cs.prepared = &preparation{req, opens, time.AfterFunc(preparedTime, opens.Close)}
+	return nil
+}
+
+// takePrepared returns what was prepared for req, or nil. cs.mu is held.
+func (cs *connections) takePrepared(req api.ConnectRequest) *connection.Prepared {
+	p := cs.prepared
+	if p == nil || !bytes.Equal(p.request.Kubeconfig, req.Kubeconfig) ||
+		p.request.ManagerNamespace != req.ManagerNamespace ||
+		!reflect.DeepEqual(p.request.Credential, req.Credential) {
+		return nil
+	}
+	cs.prepared = nil
+	if !p.expiry.Stop() {
+		return nil
+	}
+	return p.opens
+}
+
+// discardPrepared closes what no connection has taken. cs.mu is held.
+func (cs *connections) discardPrepared() {
+	if p := cs.prepared; p != nil && p.expiry.Stop() {
+		cs.group.Go(p.opens.Close)
+	}
+	cs.prepared = nil
+}
