@@ -35,6 +35,7 @@ var once = []suite{
 	{"resolved", resolvedSuite},
 	{"resolvconf", resolvConfSuite},
 	{"transports", transportsSuite},
+	{"roundtrips", roundTripsSuite},
 	{"faults", faultsSuite},
 	{"two", twoSuite},
 }
