@@ -114,8 +114,8 @@ type Intercept struct {
 
 	workload  *workloads.Workload // set by readWorkload
 	container string              // set by readWorkload
-	image     string              // set by checkPermissions
-	private   bool                // set by checkPermissions: pulling the image needs a Secret
+	image     string              // set by readImage
+	private   bool                // set by readImage: pulling the image needs a Secret
 	server    *server             // set by readWorkload
 	plan      *sidecarPlan        // set by chooseMode: the change of the template; nil: none
 
@@ -205,7 +205,10 @@ func (i *Intercept) Run(ctx context.Context) error {
 }
 
 func (i *Intercept) run(ctx, life context.Context) error {
-	if err := i.readWorkload(ctx); err != nil {
+	reading, rctx := errgroup.WithContext(ctx)
+	reading.Go(func() error { return i.readWorkload(rctx) })
+	reading.Go(func() error { return i.readImage(rctx) })
+	if err := reading.Wait(); err != nil {
 		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -258,23 +261,27 @@ func (i *Intercept) readWorkload(ctx context.Context) error {
 	return nil
 }
 
-// checkPermissions returns nil if the user may intercept the workload, and sets the agent's image. The intercept
-// changes no pod before it returns.
+// readImage finds the agent's image, and whether pulling it needs a Secret.
+func (i *Intercept) readImage(ctx context.Context) error {
+	if i.image = i.cfg.Image; i.image != "" {
+		return nil
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		i.image, err = i.cfg.Session.Image(ctx)
+		return err
+	})
+	g.Go(func() (err error) {
+		i.private, err = i.cfg.Session.NeedsPullSecret(ctx)
+		return err
+	})
+	return g.Wait()
+}
+
+// checkPermissions returns nil if the user may intercept the workload. The intercept changes no pod before it returns.
 func (i *Intercept) checkPermissions(ctx context.Context) error {
 	done := i.step("Checking permissions")
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return i.pods.MayPatch(gctx, i.workload) })
-	if i.image = i.cfg.Image; i.image == "" {
-		g.Go(func() (err error) {
-			i.image, err = i.cfg.Session.Image(gctx)
-			return err
-		})
-		g.Go(func() (err error) {
-			i.private, err = i.cfg.Session.NeedsPullSecret(gctx)
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
+	if err := i.pods.MayPatch(ctx, i.workload); err != nil {
 		return err
 	}
 	done("allowed")

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -96,21 +97,34 @@ func (r workloads) read(ctx context.Context, namespace, typeAndName string) (*Wo
 		return nil, err
 	}
 	w := &Workload{Namespace: namespace, Name: name, Kind: k.kind, Resource: k.resource, shown: k.shown}
-	w.Object, err = r.dynamic.Resource(k.resource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	var services []corev1.Service
+	g, gctx := errgroup.WithContext(ctx) // in parallel, because each takes a round trip
+	g.Go(func() error { return r.object(gctx, w) })
+	g.Go(func() (err error) {
+		services, w.Notes, err = r.listServices(gctx, namespace)
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	w.Services = servicesOf(w, services)
+	return w, nil
+}
+
+// object reads the workload's object, and finds the selector and the template of its pods.
+func (r workloads) object(ctx context.Context, w *Workload) (err error) {
+	w.Object, err = r.dynamic.Resource(w.Resource).Namespace(w.Namespace).Get(ctx, w.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, api.Errorf(api.ExitWorkload, "there is no %s in the namespace %s", w, namespace).
-			WithHint("`kubectl -n %s get %s` lists what there is.", namespace, k.shown)
+		return api.Errorf(api.ExitWorkload, "there is no %s in the namespace %s", w, w.Namespace).
+			WithHint("`kubectl -n %s get %s` lists what there is.", w.Namespace, w.shown)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", w, err)
+		return fmt.Errorf("reading %s: %w", w, err)
 	}
 	if err := r.shape(ctx, w); err != nil {
-		return nil, err
+		return err
 	}
-	if err := Unfit(w.String(), w.Template.Spec); err != nil {
-		return nil, err
-	}
-	return w, r.services(ctx, w)
+	return Unfit(w.String(), w.Template.Spec)
 }
 
 // Unfit returns an *api.Error if no agent can run in pods with this spec, or nil. Workload checks the template with it;
@@ -343,18 +357,17 @@ func (w *Workload) choose(o metav1.ListOptions) metav1.ListOptions {
 	return o
 }
 
-// services finds the Services that send to the workload's pods.
-func (r workloads) services(ctx context.Context, w *Workload) error {
-	list, err := r.kube.CoreV1().Services(w.Namespace).List(ctx, metav1.ListOptions{})
-	if apierrors.IsForbidden(err) {
-		w.Notes = append(w.Notes, "you may not list Services, so only the ports that its containers declare are known")
-		return nil
+// listServices returns the namespace's Services, or a note that the user may not list them.
+func (r workloads) listServices(ctx context.Context, namespace string) (all []corev1.Service, notes []string,
+	err error) {
+	list, err := r.kube.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, []string{"you may not list Services, so only the ports that its containers declare are known"}, nil
+	case err != nil:
+		return nil, nil, fmt.Errorf("listing the Services in the namespace %s: %w", namespace, err)
 	}
-	if err != nil {
-		return fmt.Errorf("listing the Services in the namespace %s: %w", w.Namespace, err)
-	}
-	w.Services = servicesOf(w, list.Items)
-	return nil
+	return list.Items, nil, nil
 }
 
 // servicesOf returns the Services that send to the workload's pods, sorted by name.
