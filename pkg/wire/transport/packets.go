@@ -2,7 +2,6 @@ package transport
 
 import (
 	"context"
-	"encoding/binary"
 	"io"
 	"net"
 	"time"
@@ -47,10 +46,55 @@ func (p *Packets) WritePacket(b []byte) error {
 	return nil
 }
 
+// TryWritePackets writes datagrams that b holds one behind the other, each of which has size bytes, except that the
+// last may be shorter. It stops where WritePacket would block, and returns how many it has written. Its errors are
+// those of WritePacket.
+func (p *Packets) TryWritePackets(b []byte, size int) (n int, err error) {
+	if min(len(b), size) > MaxPacket {
+		return 0, ErrPacketTooLarge
+	}
+	s, l := p.s, p.s.l
+	if !s.writers.TryLock() {
+		return 0, nil
+	}
+	defer s.writers.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := s.writeError(); err != nil {
+		return 0, err
+	}
+	for ; len(b) > 0 || n == 0; n++ {
+		length := min(len(b), size)
+		cost := length + datagramCost
+		if s.credit < cost || len(l.sched.waiting) > 0 || !l.room() {
+			break
+		}
+		if _, err = l.await(context.Background(), s, cost, true); err != nil { // it does not wait
+			break
+		}
+		l.append(header{kind: frameData, length: length, stream: s.id}, b[:length])
+		s.credit -= cost
+		b = b[length:]
+	}
+	if n > 0 {
+		s.push()
+	}
+	return n, err
+}
+
 // ReadPacket reads one datagram into b. If b is too small the rest is lost and the error is io.ErrShortBuffer. At the
 // end of the stream ReadPacket returns io.EOF after the other end's Close, the code's error after CloseWithCode or a
 // rejection, and an error that is syscall.ECONNRESET when the session ends.
 func (p *Packets) ReadPacket(b []byte) (int, error) {
+	var size [1]int
+	_, err := p.ReadPackets(b, size[:])
+	return size[0], err
+}
+
+// ReadPackets reads the datagrams that have arrived, and waits for the first one. It reads as many as fit into b, where
+// they are one behind the other, and into sizes, and returns their number. Otherwise it is like ReadPacket:
+// io.ErrShortBuffer means that the rest of the only one is lost.
+func (p *Packets) ReadPackets(b []byte, sizes []int) (int, error) {
 	s := p.s
 	s.mu.Lock()
 	if err := p.wait(); err != nil {
@@ -58,16 +102,12 @@ func (p *Packets) ReadPacket(b []byte) (int, error) {
 		return 0, err
 	}
 	held := s.queue.held
-	var size [2]byte
-	s.queue.read(size[:])
-	length := int(binary.BigEndian.Uint16(size[:]))
-	n := s.queue.read(b[:min(len(b), length)])
-	s.queue.skip(length - n)
+	n, short := s.queue.datagrams(b, sizes)
 	s.l.free(held - s.queue.held)
 	more := s.topUp()
 	s.mu.Unlock()
 	s.sendWindow(more)
-	if n < length {
+	if short {
 		return n, io.ErrShortBuffer
 	}
 	return n, nil

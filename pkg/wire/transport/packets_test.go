@@ -164,3 +164,80 @@ func TestWriteDeadlineEndsWritePacket(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestReadPacketsReadsWhatFits(t *testing.T) {
+	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
+	a, b := openPackets(t, r.laptop, r.manager)
+	sizes := []int{0, 1, 1200, 1200, 700, 65507, 2000, 0, 3}
+	for i, size := range sizes {
+		check(t, a.WritePacket(bytes.Repeat([]byte{byte(i)}, size)))
+	}
+	check(t, a.Close())
+	buf, got := make([]byte, transport.MaxPacket), make([]int, 4)
+	for i := 0; i < len(sizes); {
+		n, err := b.ReadPackets(buf, got)
+		if err != nil || n == 0 {
+			t.Fatalf("%d datagrams, %v", n, err)
+		}
+		at := buf
+		for _, size := range got[:n] {
+			if size != sizes[i] || !bytes.Equal(at[:size], bytes.Repeat([]byte{byte(i)}, size)) {
+				t.Errorf("datagram %d has %d bytes", i, size)
+			}
+			at = at[size:]
+			i++
+		}
+	}
+	if n, err := b.ReadPackets(buf, got); n != 0 || err != io.EOF {
+		t.Errorf("at the end: %d, %v", n, err)
+	}
+}
+
+func TestReadPacketsLosesTheRestOfALongDatagram(t *testing.T) {
+	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
+	a, b := openPackets(t, r.laptop, r.manager)
+	check(t, a.WritePacket([]byte("longer")))
+	check(t, a.WritePacket([]byte("next")))
+	buf, sizes := make([]byte, 4), make([]int, 2)
+	if n, err := b.ReadPackets(buf, sizes); err != io.ErrShortBuffer || n != 1 || sizes[0] != 4 || string(buf) != "long" {
+		t.Errorf("%d datagrams of %v, %q, %v", n, sizes, buf, err)
+	}
+	if n, err := b.ReadPackets(buf, sizes); err != nil || n != 1 || string(buf[:sizes[0]]) != "next" {
+		t.Errorf("%d datagrams of %v, %q, %v", n, sizes, buf, err)
+	}
+}
+
+// TestTryWritePacketsStopsWhereItWouldBlock writes to a stream whose other end does not read.
+func TestTryWritePacketsStopsWhereItWouldBlock(t *testing.T) {
+	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
+	a, b := openPackets(t, r.laptop, r.manager)
+	piece, written := make([]byte, 40*1200+100), 0
+	for {
+		n, err := a.TryWritePackets(piece, 1200)
+		check(t, err)
+		written += n
+		if n < 41 && written > 41 {
+			break
+		}
+	}
+	if n, err := a.TryWritePackets(make([]byte, 65508), 65508); err != transport.ErrPacketTooLarge {
+		t.Errorf("%d datagrams that are too large, %v", n, err)
+	}
+	check(t, a.Close())
+	if _, err := a.TryWritePackets(nil, 0); err == nil {
+		t.Error("writing after Close succeeds")
+	}
+	buf := make([]byte, transport.MaxPacket)
+	for i := range written {
+		want := 1200
+		if i%41 == 40 {
+			want = 100
+		}
+		if n, err := b.ReadPacket(buf); n != want || err != nil {
+			t.Fatalf("datagram %d of %d: %d bytes, %v; want %d", i, written, n, err, want)
+		}
+	}
+	if _, err := b.ReadPacket(buf); err != io.EOF {
+		t.Errorf("at the end: %v", err)
+	}
+}

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"encoding/binary"
 	"math/bits"
 	"sync"
 )
@@ -92,6 +93,27 @@ func (q *queue) read(b []byte) int {
 		q.skipHead(n)
 	}
 	return total
+}
+
+// datagrams moves whole datagrams out, each behind its length, as long as there are any and they fit, and returns their
+// number. The first one need not fit: then short is true, and the rest of it is dropped.
+func (q *queue) datagrams(b []byte, sizes []int) (n int, short bool) {
+	for n < len(sizes) && q.size > 0 {
+		// write and push keep the two bytes of the length together.
+		length := int(binary.BigEndian.Uint16(q.head.buf[q.head.r:]))
+		if length > len(b) && n > 0 {
+			break
+		}
+		q.skip(2)
+		sizes[n] = q.read(b[:min(len(b), length)])
+		if sizes[n] < length {
+			q.skip(length - sizes[n])
+			return 1, true
+		}
+		b = b[length:]
+		n++
+	}
+	return n, false
 }
 
 // skip drops n bytes.

@@ -358,7 +358,9 @@ func (s *Stream) WriteTo(w io.Writer) (int64, error) {
 }
 
 // topUp returns by how much to open the other end's window, or 0 while that is not worth a frame. A window that was
-// used up within four round trips is too small for the path, and doubles. Call with mu held.
+// used up within four round trips is too small for the path, and doubles. Senders of datagrams drop some while the
+// window is used up, so it also doubles if it is used up faster than a busy program may take to open it. Call with mu
+// held.
 func (s *Stream) topUp() int {
 	if s.readEnded || s.readErr != nil {
 		return 0
@@ -368,7 +370,11 @@ func (s *Stream) topUp() int {
 		return 0
 	}
 	now := time.Now()
-	if rtt := time.Duration(s.l.load.rtt.Load()); now.Sub(s.toppedUp) < 4*rtt {
+	soon := 4 * time.Duration(s.l.load.rtt.Load())
+	if s.datagrams {
+		soon = max(soon, datagramPause)
+	}
+	if now.Sub(s.toppedUp) < soon {
 		if grow := min(s.window, s.l.session.tuning.MaxWindow-s.window); grow > 0 && !s.l.session.bytes.tight() &&
 			s.l.session.reserve(grow) {
 			s.window += grow

@@ -32,6 +32,8 @@ const (
 	replayFloor  = 64 << 10  // bytes that a link may hold unacknowledged even if the session's budget is used up
 	datagramCost = 8         // bytes of the window that a datagram costs beyond its length
 
+	datagramPause = 10 * time.Millisecond // how long the reader of datagrams may pause without holding up a fast sender
+
 	maxPush   = 4 << 10                // a stream's writer writes up to this much to the conn itself,
 	quiet     = 200 * time.Microsecond // if the link has written nothing for this long
 	maxGather = 16 << 10               // with this much to write the sender does not wait for more
