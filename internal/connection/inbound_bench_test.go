@@ -61,10 +61,10 @@ func BenchmarkForward(b *testing.B) {
 					if err != nil {
 						return
 					}
-					go packetlink.Receive(st, int(in.Src.Port()), new(packetlink.Barriers), func(f *packetlink.Frame) {
+					go packetlink.Receive(st, int(in.Src.Port()), new(packetlink.Barriers), packetlink.DeliverFunc(func(f *packetlink.Frame) {
 						received.Add(1)
 						f.Release()
-					}, &malformed)
+					}), &malformed)
 				}
 			}()
 			now := new(current)

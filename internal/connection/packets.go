@@ -163,8 +163,8 @@ func (p *packetPath) open(ctx context.Context, number int) (io.WriteCloser, erro
 	s, barriers := &packetStream{Stream: stream, ended: make(chan struct{})}, p.barriersOf(ts)
 	p.running.Go(func() {
 		defer close(s.ended)
-		if err := packetlink.Receive(stream, number, barriers, p.receiver(), &p.malformed); err != nil &&
-			ctx.Err() == nil {
+		to := receiver{p, packetlink.NewWriter(&p.unwritten)}
+		if err := packetlink.Receive(stream, number, barriers, to, &p.malformed); err != nil && ctx.Err() == nil {
 			p.log.Debug("a packet stream ended", "stream", number, "err", err)
 		}
 	})
@@ -191,30 +191,32 @@ var _ packetlink.Marks = (*packetStream)(nil)
 
 func (s *packetStream) Gone() <-chan struct{} { return s.ended }
 
-// receiver returns a function that writes the frames of one packet stream to the device.
-func (p *packetPath) receiver() func(*packetlink.Frame) {
-	pieces := make([][]byte, 1) // one packet at a time
-	return func(f *packetlink.Frame) {
-		defer f.Release()
-		h, err := f.Header()
-		device, to := p.device.Load(), p.steering.Load()
-		if err != nil || device == nil || !to.accepts(&h) {
-			p.unwelcome.Add(1)
-			return
-		}
-		if !to.open.admits(p.sent, &h, f.Packet()) {
-			p.denied.Add(1)
-			if to.isInner(h.Src) {
-				p.reject(&h, f.Packet())
-			}
-			return
-		}
-		pieces[0] = f.Bytes()
-		if (*device).Writev(pieces) != nil {
-			p.unwritten.Add(1)
-		}
-		pieces[0] = nil
+// receiver writes the frames of one packet stream to the device.
+type receiver struct {
+	p *packetPath
+	w *packetlink.Writer
+}
+
+func (r receiver) Flush() { r.w.Flush() }
+
+func (r receiver) Deliver(f *packetlink.Frame) {
+	p := r.p
+	h, err := f.Header()
+	device, to := p.device.Load(), p.steering.Load()
+	if err != nil || device == nil || !to.accepts(&h) {
+		p.unwelcome.Add(1)
+		f.Release()
+		return
 	}
+	if !to.open.admits(p.sent, &h, f.Packet()) {
+		p.denied.Add(1)
+		if to.isInner(h.Src) {
+			p.reject(&h, f.Packet())
+		}
+		f.Release()
+		return
+	}
+	r.w.Write(*device, f)
 }
 
 // reject answers another laptop's packet with an ICMP error, so that its program does not wait for an answer.

@@ -56,7 +56,7 @@ func newL3Rig(t *testing.T) *packetRig {
 				r.streams <- stream
 			}
 			var malformed atomic.Uint64
-			go packetlink.Receive(stream, 0, new(packetlink.Barriers), func(f *packetlink.Frame) { r.frames <- append([]byte(nil), f.Bytes()...); f.Release() }, &malformed)
+			go packetlink.Receive(stream, 0, new(packetlink.Barriers), packetlink.DeliverFunc(func(f *packetlink.Frame) { r.frames <- append([]byte(nil), f.Bytes()...); f.Release() }), &malformed)
 		}
 	}})
 	client := transport.NewClient(transport.ClientConfig{Dial: listener.Dial, Links: 1, OnSession: func(ctx context.Context, ts *transport.Session) {

@@ -2,28 +2,45 @@ package manager
 
 import (
 	"errors"
+	"iter"
 	"net"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/wire/transport"
 )
 
 // packets is a laptop's end of a flow of datagrams (transport.Packets).
 type packets interface {
-	Wait() error // until ReadPacket does not block
-	ReadPacket([]byte) (int, error)
+	Wait() error // until ReadPackets does not block
+	ReadPackets(b []byte, sizes []int) (int, error)
 	WritePacket([]byte) error
+	TryWritePackets(b []byte, size int) (int, error)
 	CloseWithCode(transport.Code) error
 }
 
-// datagrams is the cluster's end of a flow of datagrams.
+// datagrams is the cluster's end of a flow of datagrams. It passes on several datagrams at once, one behind the other,
+// each of which has size bytes, except that the last may be shorter.
 type datagrams interface {
-	send([]byte) error
-	// receive calls use with each datagram, until close or an error. use must not keep the datagram.
-	receive(b *buffers, use func([]byte) error) error
+	send(p []byte, size int) error
+	// receive calls use with datagrams, until close or an error. use must not keep them.
+	receive(b *buffers, use func(p []byte, size int) error) error
 	close() // not concurrently with send
+}
+
+// each iterates over the datagrams in p, of which there is at least one.
+func each(p []byte, size int) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for {
+			n := min(size, len(p))
+			if !yield(p[:n]) || n == len(p) {
+				return
+			}
+			p = p[n:]
+		}
+	}
 }
 
 // exchange carries datagrams until the laptop ends the flow, the other end fails, or nobody uses the flow for idle. It
@@ -34,10 +51,13 @@ func exchange(laptop packets, d datagrams, idle time.Duration, b *buffers) {
 	received := make(chan struct{})
 	go func() {
 		defer close(received)
-		laptop.CloseWithCode(endCode(d.receive(b, func(p []byte) error {
+		q := backlog{laptop: laptop, buffers: b}
+		err := d.receive(b, func(p []byte, size int) error {
 			timer.touch()
-			return laptop.WritePacket(p)
-		})))
+			return q.put(p, size)
+		})
+		q.drained.Wait()
+		laptop.CloseWithCode(endCode(err))
 	}()
 	laptop.CloseWithCode(endCode(sendAll(laptop, d, &timer, b)))
 	timer.timer.Stop()
@@ -45,21 +65,37 @@ func exchange(laptop packets, d datagrams, idle time.Duration, b *buffers) {
 	<-received
 }
 
+// maxBatch is the number of datagrams that sendAll reads at once.
+const maxBatch = 64
+
 // sendAll carries datagrams from the laptop. It returns nil when the laptop ends the flow.
 func sendAll(laptop packets, d datagrams, timer *idleTimer, b *buffers) error {
+	var sizes [maxBatch]int
 	for laptop.Wait() == nil {
 		buf := b.take()
-		n, err := laptop.ReadPacket(buf.data)
-		if err == nil {
+		n, err := laptop.ReadPackets(buf.data, sizes[:])
+		if err == nil { // otherwise Wait returns it
 			timer.touch()
-			err = d.send(buf.data[:n])
+			err = sendBatch(d, buf.data, sizes[:n])
 		} else {
-			err = nil // Wait returns it
+			err = nil
 		}
 		b.give(buf)
-		if err != nil && !isLoss(err) {
+		if err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// sendBatch sends the datagrams in p, which have these sizes.
+func sendBatch(d datagrams, p []byte, sizes []int) error {
+	for len(sizes) > 0 {
+		n, sum := packet.Train(sizes, transport.MaxPacket)
+		if err := d.send(p[:sum], sizes[0]); err != nil && !isLoss(err) {
+			return err
+		}
+		p, sizes = p[sum:], sizes[n:]
 	}
 	return nil
 }

@@ -81,7 +81,16 @@ func mayPing() bool {
 	return true
 }
 
-func (p *pingSocket) send(ping []byte) error {
+func (p *pingSocket) send(pings []byte, size int) error {
+	for ping := range each(pings, size) {
+		if err := p.sendOne(ping); err != nil && !isLoss(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *pingSocket) sendOne(ping []byte) error {
 	if len(ping) < sequence || len(ping) > maxEchoLen {
 		return nil // not a ping
 	}
@@ -92,7 +101,7 @@ func (p *pingSocket) send(ping []byte) error {
 	return err
 }
 
-func (p *pingSocket) receive(b *buffers, use func([]byte) error) error {
+func (p *pingSocket) receive(b *buffers, use func(p []byte, size int) error) error {
 	var from unix.Sockaddr
 	read := func(fd uintptr, b []byte) (n int, err error) {
 		for {
@@ -106,7 +115,7 @@ func (p *pingSocket) receive(b *buffers, use func([]byte) error) error {
 		if n < echoHeader || n == len(message) || message[0] != p.reply || message[1] != 0 || !isFrom(from, p.dst) {
 			return nil
 		}
-		return use(message[echoHeader-sequence : n])
+		return use(message[echoHeader-sequence:n], n-echoHeader+sequence)
 	})
 }
 

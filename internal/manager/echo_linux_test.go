@@ -72,7 +72,17 @@ func (l *laptopPings) Wait() error {
 	}
 }
 
-func (l *laptopPings) ReadPacket(b []byte) (int, error) { return copy(b, <-l.out), nil }
+func (l *laptopPings) ReadPackets(b []byte, sizes []int) (int, error) {
+	sizes[0] = copy(b, <-l.out)
+	return 1, nil
+}
+
+func (l *laptopPings) TryWritePackets(b []byte, size int) (int, error) {
+	if len(b) > size {
+		return 0, nil // one at a time
+	}
+	return 1, l.WritePacket(b)
+}
 
 func (l *laptopPings) WritePacket(b []byte) error {
 	l.in <- append([]byte(nil), b...)

@@ -125,11 +125,18 @@ func (s *session) acceptPacketStream(in *transport.Incoming) error {
 	st := &packetStream{stream: stream, gone: make(chan struct{})}
 	p.add(number, st)
 	defer p.remove(number, st)
-	pieces := make([][]byte, 1) // one packet at a time
-	return packetlink.Receive(stream, number, &p.barriers, func(f *packetlink.Frame) {
-		p.router.fromLaptop(p, f, pieces)
-	}, &p.router.counts.malformed)
+	to := fromLaptop{p, packetlink.NewWriter(&p.router.counts.unwritten)}
+	return packetlink.Receive(stream, number, &p.barriers, to, &p.router.counts.malformed)
 }
+
+// fromLaptop passes the packets of one packet stream to the router.
+type fromLaptop struct {
+	p *peer
+	w *packetlink.Writer
+}
+
+func (l fromLaptop) Deliver(f *packetlink.Frame) { l.p.router.fromLaptop(l.p, f, l.w) }
+func (l fromLaptop) Flush()                      { l.w.Flush() }
 
 // admit assigns a lease to the session. around are the cluster's networks, which the lease must avoid.
 func (s *session) admit(ctx context.Context, hello *api.ClientHello, around []netip.Prefix) api.Lease {

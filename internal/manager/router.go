@@ -204,8 +204,8 @@ func (r *router) describe(state *api.ManagerState) {
 	}
 }
 
-// fromLaptop routes a packet that p sent. It owns f. pieces is a reusable slice of length one.
-func (r *router) fromLaptop(p *peer, f *packetlink.Frame, pieces [][]byte) {
+// fromLaptop routes a packet that p sent. It owns f. Packets to the gateway's device go through w.
+func (r *router) fromLaptop(p *peer, f *packetlink.Frame, w *packetlink.Writer) {
 	h, err := f.Header()
 	switch {
 	case err != nil: // does not happen: packetlink.Receive has checked it
@@ -234,11 +234,8 @@ func (r *router) fromLaptop(p *peer, f *packetlink.Frame, pieces [][]byte) {
 		r.counts.noRoute.Add(1)
 		r.report(t, p, packet.NetUnreachable, &h, f)
 	default:
-		pieces[0] = f.Bytes()
-		if g.device.Writev(pieces) != nil {
-			r.counts.unwritten.Add(1)
-		}
-		pieces[0] = nil
+		w.Write(g.device, f)
+		return
 	}
 	f.Release()
 }

@@ -75,10 +75,10 @@ func (l *inner) openStream(src netip.Addr, number int) *transport.Stream {
 	go func() {
 		defer close(ended)
 		var malformed atomic.Uint64
-		packetlink.Receive(st, 0, new(packetlink.Barriers), func(f *packetlink.Frame) {
+		packetlink.Receive(st, 0, new(packetlink.Barriers), packetlink.DeliverFunc(func(f *packetlink.Frame) {
 			l.got <- bytes.Clone(f.Packet())
 			f.Release()
-		}, &malformed)
+		}), &malformed)
 	}()
 	l.t.Cleanup(func() {
 		st.Reset()
@@ -478,14 +478,14 @@ func BenchmarkFromLaptop(b *testing.B) {
 	p.system.Store(true)
 	r.attach(&gateway{device: discard{}, about: api.Gateway{IPv4: true}})
 	packetBytes := datagram(lease.Addrs[0], netip.MustParseAddr("10.244.1.5"), 80, "x")
-	pieces := make([][]byte, 1)
+	w := packetlink.NewWriter(&r.counts.unwritten)
 	b.ReportAllocs()
 	for b.Loop() {
 		f := packetlink.NewFrame()
 		buf := f.Buffer()
 		clear(buf[:packet.VirtioLen])
 		f.SetLen(packet.VirtioLen + copy(buf[packet.VirtioLen:], packetBytes))
-		r.fromLaptop(p, f, pieces)
+		r.fromLaptop(p, f, w)
 	}
 }
 
@@ -495,6 +495,7 @@ type discard struct{}
 func (discard) Name() string             { return "discard" }
 func (discard) MTU() int                 { return 1500 }
 func (discard) GSO() bool                { return true }
+func (discard) USO() bool                { return false }
 func (discard) Read([]byte) (int, error) { select {} }
 func (discard) Writev([][]byte) error    { return nil }
 func (discard) Close() error             { return nil }

@@ -12,6 +12,9 @@ import (
 const (
 	udpIdle = 2 * time.Minute  // conntrack's timeout of an answered flow (nf_conntrack_udp_timeout_stream)
 	dnsIdle = 30 * time.Second // resolvers rarely send a second query from the same port
+
+	// socketBuffer is the size of a socket's receive buffer in bytes that the manager asks for.
+	socketBuffer = 4 << 20
 )
 
 // udpFlow is one flow of datagrams between a laptop and a pod. Each flow has a connected socket of its own, so that
@@ -27,16 +30,20 @@ type udpFlow struct {
 	pick balancer.Pick // for send and close
 
 	mu     sync.Mutex
-	conn   *net.UDPConn
+	conn   *udpSocket
 	closed bool
 }
 
 // dialUDP opens the socket of a flow. There is no handshake, so it returns only the errors that the kernel knows.
-func (d *dialer) dialUDP(dst netip.AddrPort) (*net.UDPConn, error) {
+func (d *dialer) dialUDP(dst netip.AddrPort) (*udpSocket, error) {
 	if err := d.check(dst); err != nil {
 		return nil, err
 	}
-	return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(dst))
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(dst))
+	if err != nil {
+		return nil, err
+	}
+	return newUDPSocket(conn)
 }
 
 // openUDP prepares a flow to dst. Its error is for the laptop.
@@ -67,12 +74,11 @@ func (f *udpFlow) idle() time.Duration {
 	return udpIdle
 }
 
-func (f *udpFlow) send(p []byte) error {
+func (f *udpFlow) send(p []byte, size int) error {
 	if f.pick.Stale() {
 		f.move()
 	}
-	_, err := f.conn.Write(p)
-	return err
+	return f.conn.send(p, size)
 }
 
 // move gives the flow another endpoint, if there is one.
@@ -95,12 +101,12 @@ func (f *udpFlow) move() {
 	old.Close()
 }
 
-func (f *udpFlow) receive(b *buffers, use func([]byte) error) error {
+func (f *udpFlow) receive(b *buffers, use func(p []byte, size int) error) error {
 	f.mu.Lock()
 	conn := f.conn
 	f.mu.Unlock()
 	for {
-		err := readSocket(conn, b, false, use)
+		err := conn.receive(b, use)
 		f.mu.Lock()
 		moved := f.conn != conn
 		conn = f.conn

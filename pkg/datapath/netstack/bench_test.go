@@ -24,6 +24,7 @@ type null struct {
 
 func (d *null) MTU() int              { return 1500 }
 func (d *null) GSO() bool             { return true }
+func (d *null) USO() bool             { return true }
 func (d *null) Writev([][]byte) error { return nil }
 func (d *null) Read([]byte) (int, error) {
 	<-d.closed

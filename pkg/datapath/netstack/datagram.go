@@ -20,9 +20,18 @@ import (
 )
 
 const (
-	// queueLimit bounds the bytes of datagrams that wait for a flow's stream, with queueOverhead for each datagram.
-	queueLimit    = 1 << 20
+	// queueLimit bounds the bytes of datagrams that wait for a flow's stream, with queueOverhead for each datagram. A
+	// fast flow fills it in 50 ms, in which other programs on the path may be busy. Beyond queueSlack, a datagram is
+	// also dropped while the first one has waited for queueWait: a longer queue does not make a slow path faster.
+	queueLimit    = 4 << 20
+	queueSlack    = 128 << 10
+	queueWait     = 200 * time.Millisecond
 	queueOverhead = 256
+	// From the gatherFrom-th datagram of gatherTime on, datagrams wait for the end of this time, or until gatherBytes
+	// wait.
+	gatherTime  = time.Millisecond
+	gatherFrom  = 8
+	gatherBytes = 16 << 10
 	// maxQueued bounds the bytes that wait in all flows together, and maxDatagramFlows the number of flows. Beyond
 	// that number, existing flows continue and the first datagram of a new flow is dropped.
 	maxQueued        = 64 << 20
@@ -156,7 +165,7 @@ func (d *datagrams) now() time.Duration { return time.Since(d.start) }
 // datagramFlow is one UDP or echo flow.
 //
 //	app ─ enqueue ─ queue ─ drain ─ stream.WritePacket        (drain runs only while the queue is not empty)
-//	app ◀ write ◀ run ◀ stream.ReadPacket
+//	app ◀ write ◀ run ◀ stream.ReadPackets
 //
 // It ends when the stream fails, which the application may learn from an ICMP error, or when it is idle.
 type datagramFlow struct {
@@ -172,11 +181,19 @@ type datagramFlow struct {
 	mu       sync.Mutex
 	stream   PacketStream // nil before the dial
 	queue    []buffer.Buffer
-	queued   int // bytes with overhead, in queue and in drain's batch
+	queued   int           // bytes with overhead, in queue and in drain's batch
+	oldest   time.Duration // when the first datagram of drain's batch came, or of the queue if drain has none
+	first    time.Duration // when the first datagram of the queue came
 	draining bool
 	ended    bool
 	timer    *time.Timer
-	quote    []byte // beginning of the application's last packet, for ICMP errors
+
+	since     time.Duration // when recent became 1
+	recent    int           // datagrams in gatherTime from since on
+	gathering bool          // gather runs
+	gather    *time.Timer   // nil before the first use
+
+	quote []byte // beginning of the application's last packet, for ICMP errors
 }
 
 func newDatagramFlow(d *datagrams, key flowKey) *datagramFlow {
@@ -223,10 +240,22 @@ func (f *datagramFlow) enqueue(pkt *stack.PacketBuffer, payload buffer.Buffer) b
 	}
 	f.touch()
 	f.quote = appendBeginning(f.quote[:0], pkt)
-	if f.queued > queueLimit || f.d.queued.Load() > maxQueued {
+	now := time.Duration(f.last.Load())
+	if now-f.since >= gatherTime {
+		f.since, f.recent = now, 0
+	}
+	f.recent++
+	late := f.queued > queueSlack && f.stream != nil && now-f.oldest > queueWait
+	if late || f.queued > queueLimit || f.d.queued.Load() > maxQueued {
 		f.stats.dropped.Add(1)
 		payload.Release()
 		return true
+	}
+	if len(f.queue) == 0 {
+		f.first = now
+	}
+	if f.queued == 0 {
+		f.oldest = now
 	}
 	f.queue = append(f.queue, payload)
 	f.queued += size + queueOverhead
@@ -250,13 +279,43 @@ func appendBeginning(dst []byte, pkt *stack.PacketBuffer) []byte {
 	return dst
 }
 
-// startDraining starts drain if there is something to write. Call with f.mu held.
+// startDraining starts drain if there is something to write and nothing to wait for. Call with f.mu held.
 func (f *datagramFlow) startDraining() {
-	if f.draining || f.stream == nil || len(f.queue) == 0 {
+	if f.draining || f.stream == nil || len(f.queue) == 0 || f.gathers() {
 		return
 	}
 	f.draining = true
 	f.d.s.flows.Go(f.drain)
+}
+
+// gathers reports whether the queue waits for more datagrams. In a fast flow, one write to the session's conn then
+// carries many: it crosses the API server and perhaps the kubelet and the container runtime, and costs them as much for
+// one datagram as for ten. Call with f.mu held.
+func (f *datagramFlow) gathers() bool {
+	if f.recent < gatherFrom || f.queued >= gatherBytes || f.d.now()-f.since >= gatherTime {
+		return false
+	}
+	if f.gathering {
+		return true
+	}
+	f.gathering = true
+	if left := gatherTime - (f.d.now() - f.since); f.gather == nil {
+		f.gather = time.AfterFunc(left, f.gathered)
+	} else {
+		f.gather.Reset(left)
+	}
+	return true
+}
+
+// gathered ends the wait of gathers. The timer calls it.
+func (f *datagramFlow) gathered() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gathering = false
+	if !f.ended && !f.draining && len(f.queue) > 0 {
+		f.draining = true
+		f.d.s.flows.Go(f.drain)
+	}
 }
 
 // unqueue releases a queued datagram. Call with f.mu held.
@@ -282,6 +341,7 @@ func (f *datagramFlow) drain() {
 			return
 		}
 		batch, f.queue = f.queue, batch[:0]
+		f.oldest = f.first
 		stream := f.stream
 		f.mu.Unlock()
 		for i := range batch {
@@ -317,26 +377,75 @@ func (f *datagramFlow) run() {
 	f.fail(f.copyDown(stream))
 }
 
-var packetBuffers = sync.Pool{New: func() any { return new([echoPrefix + maxPayload]byte) }}
+// packetBuffer holds packets of a stream, one behind the other.
+type packetBuffer struct {
+	data  [echoPrefix + maxPayload]byte
+	sizes [maxBatch]int
+}
 
-// copyDown copies packets from the stream to the application until ReadPacket fails, and returns its error.
+// maxBatch is the number of packets that are read from a stream at once.
+const maxBatch = 64
+
+var packetBuffers = sync.Pool{New: func() any { return new(packetBuffer) }}
+
+// packetReader is the receiving half of a PacketStream.
+type packetReader interface {
+	Wait() error
+	ReadPackets(p []byte, sizes []int) (int, error)
+}
+
+// single reads from a PacketStream that has only the method ReadPacket.
+type single struct{ PacketStream }
+
+func (s single) Wait() error {
+	if w, ok := s.PacketStream.(interface{ Wait() error }); ok {
+		return w.Wait()
+	}
+	return nil
+}
+
+func (s single) ReadPackets(p []byte, sizes []int) (n int, err error) {
+	sizes[0], err = s.ReadPacket(p)
+	return 1, err
+}
+
+// copyDown copies packets from the stream to the application until reading fails, and returns its error.
 func (f *datagramFlow) copyDown(stream PacketStream) error {
-	waiter, _ := stream.(interface{ Wait() error })
+	r, ok := stream.(packetReader)
+	if !ok {
+		r = single{stream}
+	}
 	for {
-		if waiter != nil {
-			if err := waiter.Wait(); err != nil {
-				return err
-			}
+		if err := r.Wait(); err != nil {
+			return err
 		}
-		buf := packetBuffers.Get().(*[echoPrefix + maxPayload]byte)
-		n, err := stream.ReadPacket(buf[:])
+		buf := packetBuffers.Get().(*packetBuffer)
+		n, err := r.ReadPackets(buf.data[:], buf.sizes[:])
 		if err == nil {
-			f.write(buf[:n])
+			f.writeAll(buf.data[:], buf.sizes[:n])
 		}
 		packetBuffers.Put(buf)
 		if err != nil {
 			return err
 		}
+	}
+}
+
+// writeAll sends the packets in p, which have these sizes, to the application.
+func (f *datagramFlow) writeAll(p []byte, sizes []int) {
+	f.touch()
+	join := f.d.s.link.uso && f.key.proto == packet.ProtoUDP
+	for len(sizes) > 0 {
+		n, sum := 1, sizes[0]
+		if join && f.d.s.link.fits(f.key.dst.Addr(), sizes[0]) {
+			n, sum = packet.Train(sizes, maxTrain)
+		}
+		if err := f.write(p[:sum], sizes[0]); err != nil {
+			f.stats.dropped.Add(uint64(n))
+		} else {
+			f.stats.bytesIn.Add(uint64(sum))
+		}
+		p, sizes = p[sum:], sizes[n:]
 	}
 }
 
@@ -348,26 +457,23 @@ func (f *datagramFlow) dial() (PacketStream, error) {
 	return dialer.DialEcho(f.ctx, f.key.src.Addr(), f.key.dst.Addr())
 }
 
-// write sends one packet of the stream to the application. A failure loses only this packet, and is counted.
-func (f *datagramFlow) write(p []byte) {
-	f.touch()
+// errShort is the error for an echo packet without a sequence number.
+var errShort = errors.New("echo packet is too short")
+
+// write sends one packet of the stream to the application, or several that have size bytes each, except that the last
+// may be shorter.
+func (f *datagramFlow) write(p []byte, size int) error {
 	link := f.d.s.link
-	var err error
 	switch {
+	case size < len(p):
+		return link.sendTrain(f.key.dst, f.key.src, p, size)
 	case f.key.proto == packet.ProtoUDP:
-		err = link.sendUDP(f.key.dst, f.key.src, p)
+		return link.sendUDP(f.key.dst, f.key.src, p)
 	case len(p) < echoPrefix:
-		f.stats.dropped.Add(1)
-		return
-	default:
-		sequence := binary.BigEndian.Uint16(p)
-		err = link.sendEchoReply(f.key.dst.Addr(), f.key.src.Addr(), f.key.src.Port(), sequence, p[echoPrefix:])
+		return errShort
 	}
-	if err != nil {
-		f.stats.dropped.Add(1)
-		return
-	}
-	f.stats.bytesIn.Add(uint64(len(p)))
+	sequence := binary.BigEndian.Uint16(p)
+	return link.sendEchoReply(f.key.dst.Addr(), f.key.src.Addr(), f.key.src.Port(), sequence, p[echoPrefix:])
 }
 
 // fail ends the flow, and sends the application the ICMP error for cause, if there is one.
@@ -403,6 +509,9 @@ func (f *datagramFlow) end() (quote []byte, first bool) {
 	}
 	f.queue, quote = nil, f.quote
 	f.timer.Stop()
+	if f.gather != nil {
+		f.gather.Stop()
+	}
 	stream := f.stream
 	f.mu.Unlock()
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -475,6 +476,64 @@ func TestLocalServicesAnswerInsideTheTunnel(t *testing.T) {
 		}
 		if s := k.stack.Stats().TCP; s.Refused != 1 {
 			t.Errorf("stats %+v", s)
+		}
+	})
+}
+
+// batches is a PacketStream that returns several datagrams at once.
+type batches struct {
+	*packets
+	sizes [][]int
+}
+
+func (s *batches) Wait() error { return nil }
+
+func (s *batches) ReadPackets(p []byte, sizes []int) (int, error) {
+	if len(s.sizes) == 0 {
+		<-s.closed
+		return 0, net.ErrClosed
+	}
+	n := copy(sizes, s.sizes[0])
+	s.sizes = s.sizes[1:]
+	for i, size := range sizes[:n] {
+		p = p[copy(p, bytes.Repeat([]byte{byte(i + 1)}, size)):]
+	}
+	return n, nil
+}
+
+func TestAnswersThatArriveTogetherKeepTheirBoundaries(t *testing.T) {
+	eachFamily(t, "udp", func(t *testing.T, network string) {
+		fits := 1472
+		if network == "udp6" {
+			fits = 1452
+		}
+		sizes := [][]int{
+			{1200, 1200, 1200, 700, 1200}, {0, 0, 1, 0}, {fits, fits, fits}, {fits + 1, fits + 1}, {65507},
+			slices.Repeat([]int{1000}, 64), {5, 5, 6, 6},
+		}
+		k := newKernel(t, Config{Dialer: dialer{
+			udp: func(context.Context, netip.AddrPort, netip.AddrPort) (PacketStream, error) {
+				return &batches{newPackets(), slices.Clone(sizes)}, nil
+			},
+		}})
+		c := k.dialUDP(network, 9)
+		if _, err := c.Write([]byte("begin")); err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 65536)
+		for _, batch := range sizes {
+			for i, size := range batch {
+				n, err := c.Read(buf)
+				if err != nil || !bytes.Equal(buf[:n], bytes.Repeat([]byte{byte(i + 1)}, size)) {
+					t.Fatalf("datagram %d of %v: %d bytes, %v", i, batch, n, err)
+				}
+			}
+		}
+		if k.dev.USO() {
+			most := uint64(5 + 2 + 4 + 1 + 4 + 45 + 2 + 2) // with fragments, but not a packet for each datagram
+			if n := k.stack.Stats().PacketsOut; n > most {
+				t.Errorf("%d packets were written, want at most %d", n, most)
+			}
 		}
 	})
 }

@@ -23,7 +23,7 @@ const gsoMaxSize = 65535
 type link struct {
 	dev        Device
 	mtu        uint32
-	gso        bool
+	gso, uso   bool
 	forwarder  PacketForwarder
 	stats      *counters
 	dispatcher stack.NetworkDispatcher
@@ -36,7 +36,8 @@ func newLink(dev Device, forwarder PacketForwarder, stats *counters) *link {
 	if forwarder == nil {
 		forwarder = noForwarder(make([]byte, packet.VirtioLen+packet.MaxLen))
 	}
-	return &link{dev: dev, mtu: uint32(dev.MTU()), gso: dev.GSO(), forwarder: forwarder, stats: stats}
+	return &link{dev: dev, mtu: uint32(dev.MTU()), gso: dev.GSO(), uso: dev.USO(), forwarder: forwarder,
+		stats: stats}
 }
 
 // noForwarder is the buffer of a link that forwards nothing.

@@ -21,13 +21,15 @@ import (
 )
 
 // A Device reads and writes packets, as a TUN device of [kubevpn/pkg/datapath/tun] does. A virtio-net header of 10
-// bytes precedes every packet; it is zero unless GSO returns true. One goroutine reads, any number write.
+// bytes precedes every packet; it is zero unless GSO returns true. If USO returns true, Writev takes UDP super-packets.
+// One goroutine reads, any number write.
 //
 // If the device has the method SetReadDeadline, Run uses it to stop reading, and the device can be used again
 // afterwards. Otherwise Run calls the method Close if there is one.
 type Device interface {
 	MTU() int
 	GSO() bool
+	USO() bool
 	Read([]byte) (int, error)
 	Writev([][]byte) error
 }
@@ -73,7 +75,9 @@ type Stream interface {
 // stack reads in one goroutine and writes in another, and may call Close at any time, which ends both.
 //
 // A PacketStream may have the method Wait() error, which blocks until ReadPacket would not, and returns the error that
-// ReadPacket would return. With it the stack takes a buffer only when a packet has arrived.
+// ReadPacket would return. With it the stack takes a buffer only when a packet has arrived. It may also have the method
+// ReadPackets(p []byte, sizes []int) (int, error), which reads as many packets as have arrived and fit into p, where
+// they are one behind the other, and into sizes, and returns their number.
 type PacketStream interface {
 	// ReadPacket reads one packet into p, which has room for the longest packet.
 	ReadPacket(p []byte) (int, error)

@@ -16,12 +16,26 @@ var errTooLong = errors.New("datagram is too long for an IP packet")
 // sendUDP writes one datagram to the application, in fragments if it is longer than the MTU.
 func (l *link) sendUDP(src, dst netip.AddrPort, payload []byte) error {
 	// The kernel completes the checksum if it needs it at all. It cannot do so for fragments.
-	partial := l.gso && ipHeaderLen(src.Addr())+8+len(payload) <= int(l.mtu)
+	partial := l.gso && l.fits(src.Addr(), len(payload))
 	h := transportHeader{proto: packet.ProtoUDP, bytes: packet.UDP(src, dst, payload, partial), checksum: -1}
 	if partial {
-		h.checksum = 6
+		h.checksum = udpChecksum
 	}
 	return l.sendDatagram(src.Addr(), dst.Addr(), h, payload)
+}
+
+// fits reports whether a packet with a UDP datagram of n bytes is no longer than the MTU.
+func (l *link) fits(src netip.Addr, n int) bool { return ipHeaderLen(src)+8+n <= int(l.mtu) }
+
+// maxTrain bounds the bytes that sendTrain can send: an IPv4 packet holds no more.
+const maxTrain = 65535 - packet.IPv4HeaderLen - 8
+
+// sendTrain writes several datagrams to the application as one super-packet, which the kernel splits again. payload
+// holds them one behind the other. Each has size bytes, except that the last may be shorter. The device takes UDP
+// super-packets, and datagrams of that size fit.
+func (l *link) sendTrain(src, dst netip.AddrPort, payload []byte, size int) error {
+	h := transportHeader{proto: packet.ProtoUDP, bytes: packet.UDP(src, dst, payload, true), checksum: udpChecksum}
+	return l.sendPacket(src.Addr(), dst.Addr(), h, payload, size)
 }
 
 // sendEchoReply writes the reply of src to an echo request of dst.
@@ -41,6 +55,9 @@ type transportHeader struct {
 	checksum int
 }
 
+// udpChecksum is the offset of the checksum in a UDP header.
+const udpChecksum = 6
+
 // sendDatagram writes an IP packet, in fragments if it is longer than the MTU.
 func (l *link) sendDatagram(src, dst netip.Addr, h transportHeader, payload []byte) error {
 	header, length := ipHeaderLen(src), len(h.bytes)+len(payload)
@@ -54,6 +71,12 @@ func (l *link) sendDatagram(src, dst netip.Addr, h transportHeader, payload []by
 	if header+length > int(l.mtu) {
 		return l.sendFragments(src, dst, h, payload)
 	}
+	return l.sendPacket(src, dst, h, payload, 0)
+}
+
+// sendPacket writes one IP packet. If segment is not 0, it is a super-packet of datagrams of that size.
+func (l *link) sendPacket(src, dst netip.Addr, h transportHeader, payload []byte, segment int) error {
+	header, length := ipHeaderLen(src), len(h.bytes)+len(payload)
 	out := outBuffers.Get().(*outBuffer)
 	defer out.release()
 	var virtio packet.Virtio
@@ -61,6 +84,10 @@ func (l *link) sendDatagram(src, dst netip.Addr, h transportHeader, payload []by
 		virtio.Flags = packet.VirtioNeedsChecksum
 		virtio.ChecksumStart = uint16(header)
 		virtio.ChecksumOffset = uint16(h.checksum)
+	}
+	if segment > 0 {
+		virtio.GSOType, virtio.GSOSize = packet.GSOUDPL4, uint16(segment)
+		virtio.HeaderLen = uint16(header + len(h.bytes))
 	}
 	virtio.Put(out.head[:])
 	ip := packet.Outgoing{Src: src, Dst: dst, Proto: h.proto, PayloadLen: length}

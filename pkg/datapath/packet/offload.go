@@ -92,6 +92,25 @@ func Split(v *Virtio, h *Header, p []byte) (Segments, error) {
 	}, nil
 }
 
+// MaxTrain is the number of segments of a UDP super-packet that every version of Linux accepts (UDP_MAX_SEGMENTS).
+const MaxTrain = 64
+
+// Train returns how many datagrams, beginning with the first, one UDP super-packet can hold, and the sum of their
+// sizes. All but the last have the same size, and the last is no longer. The sum is at most limit, unless n is 1.
+func Train(sizes []int, limit int) (n, sum int) {
+	for n < len(sizes) && n < MaxTrain {
+		if n > 0 && (sizes[n] == 0 || sizes[n] > sizes[0] || sum+sizes[n] > limit) {
+			break
+		}
+		sum += sizes[n]
+		n++
+		if sizes[n-1] < sizes[0] || sizes[0] == 0 {
+			break
+		}
+	}
+	return n, sum
+}
+
 // add adds in ones' complement.
 func add(a, b uint16) uint16 {
 	sum := uint32(a) + uint32(b)

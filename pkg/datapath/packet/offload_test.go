@@ -145,3 +145,29 @@ func BenchmarkSplit64K(b *testing.B) {
 		}
 	}
 }
+
+func TestTrainTakesDatagramsOfOneSizeAndAShorterOne(t *testing.T) {
+	many := make([]int, 100)
+	for i := range many {
+		many[i] = 5
+	}
+	for _, tt := range []struct {
+		sizes         []int
+		limit, n, sum int
+	}{
+		{[]int{}, 10, 0, 0},
+		{[]int{4}, 10, 1, 4},
+		{[]int{40}, 10, 1, 40},
+		{[]int{0, 0}, 10, 1, 0},
+		{[]int{4, 4, 3, 3}, 100, 3, 11},
+		{[]int{4, 4, 5}, 100, 2, 8},
+		{[]int{4, 4, 0}, 100, 2, 8},
+		{[]int{4, 4, 4}, 11, 2, 8},
+		{[]int{4, 4, 3}, 11, 3, 11},
+		{many, 1000, 64, 320},
+	} {
+		if n, sum := Train(tt.sizes, tt.limit); n != tt.n || sum != tt.sum {
+			t.Errorf("%v: %d datagrams of %d bytes, want %d of %d", tt.sizes, n, sum, tt.n, tt.sum)
+		}
+	}
+}

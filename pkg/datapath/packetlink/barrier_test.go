@@ -42,10 +42,10 @@ func newPair(t *testing.T) *pair {
 		p.mu.Unlock()
 		go func() {
 			defer there.Close()
-			ended <- Receive(held{there, hold}, stream, &barriers, func(f *Frame) {
+			ended <- Receive(held{there, hold}, stream, &barriers, DeliverFunc(func(f *Frame) {
 				p.delivered <- bytes.Clone(f.Bytes())
 				f.Release()
-			}, &malformed)
+			}), &malformed)
 		}()
 		return here, nil
 	}})
@@ -195,7 +195,7 @@ func TestStreamsWaitForBarriers(t *testing.T) {
 				barriers.pass(tt.before)
 				done := make(chan error, 1)
 				go func() {
-					done <- Receive(bytes.NewReader(tt.stream), tt.number, &barriers, func(f *Frame) { frames.Add(1); f.Release() }, &malformed)
+					done <- Receive(bytes.NewReader(tt.stream), tt.number, &barriers, DeliverFunc(func(f *Frame) { frames.Add(1); f.Release() }), &malformed)
 				}()
 				synctest.Wait()
 				if waits := len(done) == 0; waits != tt.waits || int(frames.Load()) != tt.frames || malformed.Load() != tt.malformed {

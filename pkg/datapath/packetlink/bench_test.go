@@ -91,7 +91,7 @@ func BenchmarkReceive(b *testing.B) {
 			b.SetBytes(int64(len(data)))
 			b.ReportAllocs()
 			b.ResetTimer()
-			if err := Receive(stream, 0, new(Barriers), (*Frame).Release, &malformed); err != nil && err != io.ErrUnexpectedEOF || malformed.Load() > 0 {
+			if err := Receive(stream, 0, new(Barriers), DeliverFunc((*Frame).Release), &malformed); err != nil && err != io.ErrUnexpectedEOF || malformed.Load() > 0 {
 				b.Fatal(err, malformed.Load())
 			}
 		})
@@ -123,7 +123,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 			one := wire(p.s.bytes())
 			all := bytes.Repeat(one, packets)
 			if n := testing.AllocsPerRun(5, func() {
-				if err := Receive(bytes.NewReader(all), 0, new(Barriers), (*Frame).Release, &malformed); err != nil {
+				if err := Receive(bytes.NewReader(all), 0, new(Barriers), DeliverFunc((*Frame).Release), &malformed); err != nil {
 					t.Error(err)
 				}
 			}); n > packets/20 {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,9 +37,16 @@ func plainTUN(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// TestSegmentsEqualThoseOfLinux gives the same packets to a Sender for an end without offload, and to the kernel, which forwards them
-// to a device without offload. The packets that come of both are the same, to the byte.
-func TestSegmentsEqualThoseOfLinux(t *testing.T) {
+// router is a kernel that forwards packets from in to a device without offload.
+type router struct {
+	t   *testing.T
+	in  tun.Device
+	out *os.File
+	buf []byte
+}
+
+func newRouter(t *testing.T) *router {
+	t.Helper()
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "ip", "sysctl")
 	ns := tuntest.NewNamespace(t)
@@ -61,44 +69,80 @@ func TestSegmentsEqualThoseOfLinux(t *testing.T) {
 	ns.Run("ip", "link", "set", "out", "mtu", "9000", "txqueuelen", "10000", "up")
 	ns.Run("ip", "route", "add", "10.2.0.0/24", "dev", "out")
 	ns.Run("ip", "route", "add", "fd02::/64", "dev", "out")
+	return &router{t, in, out, make([]byte, 65536)}
+}
 
-	// read gives the next packet that was forwarded, and not the kernel's own, such as a router solicitation.
-	buf := make([]byte, 65536)
-	read := func() ([]byte, error) {
-		for {
-			n, err := out.Read(buf)
-			if err != nil {
-				return nil, err
-			}
-			h, err := packet.Parse(buf[:n])
-			if err != nil {
-				return nil, err
-			}
-			if h.Proto == packet.ProtoTCP || h.Proto == packet.ProtoUDP {
-				return buf[:n], nil
-			}
-		}
-	}
-	finished := func(sp spec) [][]byte { // what a Sender makes of it
-		g := frame(sp.bytes())
-		if _, err := g.Header(); err != nil {
-			t.Fatalf("%+v: %v", sp, err)
-		}
-		l, err := g.finish()
+// read gives the next packet that was forwarded, and not the kernel's own, such as a router solicitation.
+func (r *router) read() ([]byte, error) {
+	for {
+		n, err := r.out.Read(r.buf)
 		if err != nil {
-			t.Fatalf("%+v: %v", sp, err)
+			return nil, err
 		}
-		var w []byte
-		for g := l.head; g != nil; g = g.next {
-			w = append(w, g.buf[:g.end]...)
+		h, err := packet.Parse(r.buf[:n])
+		if err != nil {
+			return nil, err
 		}
-		l.release()
-		got, malformed, err := receiveAll(bytes.NewReader(w))
-		if err != nil || malformed > 0 {
-			t.Fatalf("%+v: %d malformed, %v", sp, malformed, err)
+		if h.Proto == packet.ProtoTCP || h.Proto == packet.ProtoUDP {
+			return r.buf[:n], nil
 		}
-		return got
 	}
+}
+
+// want reads the packets of want, which have virtio-net headers of zeros.
+func (r *router) want(about any, want [][]byte) {
+	r.t.Helper()
+	for j, w := range want {
+		r.out.SetReadDeadline(time.Now().Add(5 * time.Second))
+		got, err := r.read()
+		if err != nil {
+			r.t.Fatalf("%+v: packet %d of %d: %v", about, j, len(want), err)
+		}
+		if !bytes.Equal(got, w[packet.VirtioLen:]) {
+			show := min(100, len(got), len(w)-packet.VirtioLen)
+			r.t.Fatalf("%+v: packet %d of %d:\nkernel %d bytes %s\nhere   %d bytes %s", about, j, len(want),
+				len(got), hex.EncodeToString(got[:show]), len(w)-packet.VirtioLen,
+				hex.EncodeToString(w[packet.VirtioLen:][:show]))
+		}
+	}
+}
+
+// end checks that nothing else was forwarded.
+func (r *router) end() {
+	r.t.Helper()
+	r.out.SetReadDeadline(time.Now())
+	if got, err := r.read(); err == nil {
+		r.t.Errorf("the kernel made one packet more: %.80x", got)
+	}
+}
+
+// finished is what a Sender makes of a packet for an end without offload.
+func finished(t *testing.T, sp spec) [][]byte {
+	t.Helper()
+	g := frame(sp.bytes())
+	if _, err := g.Header(); err != nil {
+		t.Fatalf("%+v: %v", sp, err)
+	}
+	l, err := g.finish()
+	if err != nil {
+		t.Fatalf("%+v: %v", sp, err)
+	}
+	var w []byte
+	for g := l.head; g != nil; g = g.next {
+		w = append(w, g.buf[:g.end]...)
+	}
+	l.release()
+	got, malformed, err := receiveAll(bytes.NewReader(w))
+	if err != nil || malformed > 0 {
+		t.Fatalf("%+v: %d malformed, %v", sp, malformed, err)
+	}
+	return got
+}
+
+// TestSegmentsEqualThoseOfLinux gives the same packets to a Sender for an end without offload, and to the kernel, which forwards them
+// to a device without offload. The packets that come of both are the same, to the byte.
+func TestSegmentsEqualThoseOfLinux(t *testing.T) {
+	k := newRouter(t)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -124,32 +168,69 @@ func TestSegmentsEqualThoseOfLinux(t *testing.T) {
 			sp.payload = 1 + r.IntN(65000)
 		}
 		sp.ttl = 63 // what is left behind the kernel's hop
-		want := finished(sp)
+		want := finished(t, sp)
 		sp.ttl = 64
 		whole := frame(sp.bytes())
 		if _, err := whole.Header(); err != nil {
 			t.Fatalf("%+v: %v", sp, err)
 		}
-		err := in.Writev([][]byte{whole.Bytes()})
+		err := k.in.Writev([][]byte{whole.Bytes()})
 		whole.Release()
 		if err != nil {
 			t.Fatalf("%+v: %v", sp, err)
 		}
-		for j, w := range want {
-			out.SetReadDeadline(time.Now().Add(5 * time.Second))
-			got, err := read()
-			if err != nil {
-				t.Fatalf("%+v: packet %d of %d: %v", sp, j, len(want), err)
-			}
-			if !bytes.Equal(got, w[packet.VirtioLen:]) {
-				show := min(100, len(got), len(w)-packet.VirtioLen)
-				t.Fatalf("%+v: packet %d of %d:\nkernel %d bytes %s\nhere   %d bytes %s", sp, j, len(want),
-					len(got), hex.EncodeToString(got[:show]), len(w)-packet.VirtioLen, hex.EncodeToString(w[packet.VirtioLen:][:show]))
-			}
-		}
+		k.want(sp, want)
 	}
-	out.SetReadDeadline(time.Now())
-	if got, err := read(); err == nil {
-		t.Errorf("the kernel made one packet more: %.80x", got)
+	k.end()
+}
+
+// TestKernelSplitsWhatAWriterJoins has a Writer write datagrams of several flows. The kernel forwards the same packets as if each was
+// written alone.
+func TestKernelSplitsWhatAWriterJoins(t *testing.T) {
+	k := newRouter(t)
+	if !k.in.USO() {
+		t.Skip("this kernel has no UDP segmentation offload for TUN devices")
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	var failed atomic.Uint64
+	for i := range 100 {
+		w := NewWriter(&failed)
+		sp := spec{
+			proto: packet.ProtoUDP, partial: true, v6: i%2 == 1, sport: uint16(1 + r.Uint32N(65535)), dport: 80, id: 1,
+			src: netip.MustParseAddr("10.1.0.9"), dst: netip.MustParseAddr("10.2.0.9"),
+		}
+		if sp.v6 {
+			sp.src, sp.dst = netip.MustParseAddr("fd01::9"), netip.MustParseAddr("fd02::9")
+		}
+		size := 1 + r.IntN(3000)
+		var want [][]byte
+		for range 1 + r.IntN(150) {
+			sp.id++
+			sp.payload = size
+			switch r.IntN(20) {
+			case 0:
+				sp.payload = r.IntN(size + 1)
+			case 1:
+				size = 1 + r.IntN(3000)
+			case 2:
+				sp.sport++
+			}
+			sp.ttl = 63
+			want = append(want, finished(t, sp)...)
+			sp.ttl = 64
+			f := frame(sp.bytes())
+			if _, err := f.Header(); err != nil {
+				t.Fatalf("%+v: %v", sp, err)
+			}
+			w.Write(k.in, f)
+		}
+		w.Flush()
+		k.want(sp, want)
+	}
+	k.end()
+	if failed.Load() > 0 {
+		t.Errorf("%d packets were rejected", failed.Load())
 	}
 }

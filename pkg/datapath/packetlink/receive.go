@@ -14,12 +14,29 @@ var ErrFrame = errors.New("malformed frame on a packet stream")
 // waiter is a packet stream that can wait for data without a buffer, like transport.Stream.
 type waiter interface{ Wait() error }
 
-// Receive parses frames from a packet stream until it ends, and passes each to deliver, which owns it. number is the
-// stream's number, and barriers is shared by all streams of its Sender. Receive drops and counts packets and headers
-// that [Check] rejects. It returns nil if the stream ended behind a frame, and otherwise [ErrFrame],
-// io.ErrUnexpectedEOF or the stream's error.
-func Receive(stream io.Reader, number int, barriers *Barriers, deliver func(*Frame), malformed *atomic.Uint64) error {
-	r := receiver{stream: stream, number: number, barriers: barriers, deliver: deliver, malformed: malformed}
+// A Deliverer takes the frames that Receive has parsed.
+type Deliverer interface {
+	// Deliver takes a frame, which it owns then. It may keep it until Flush.
+	Deliver(*Frame)
+	// Flush is called after frames when Receive does not know the next one yet.
+	Flush()
+}
+
+// DeliverFunc is a Deliverer that keeps no frame.
+type DeliverFunc func(*Frame)
+
+// Deliver calls the function.
+func (d DeliverFunc) Deliver(f *Frame) { d(f) }
+
+// Flush does nothing.
+func (d DeliverFunc) Flush() {}
+
+// Receive parses frames from a packet stream until it ends, and passes each to to. number is the stream's number, and
+// barriers is shared by all streams of its Sender. Receive drops and counts packets and headers that [Check] rejects.
+// It returns nil if the stream ended behind a frame, and otherwise [ErrFrame], io.ErrUnexpectedEOF or the stream's
+// error.
+func Receive(stream io.Reader, number int, barriers *Barriers, to Deliverer, malformed *atomic.Uint64) error {
+	r := receiver{stream: stream, number: number, barriers: barriers, to: to, malformed: malformed}
 	r.waiter, _ = stream.(waiter)
 	if number == 0 {
 		barriers.begin()
@@ -27,6 +44,7 @@ func Receive(stream io.Reader, number int, barriers *Barriers, deliver func(*Fra
 	}
 	for {
 		f, err := r.read()
+		to.Flush()
 		if f != nil {
 			f.Release()
 		}
@@ -44,7 +62,7 @@ type receiver struct {
 	waiter    waiter // nil if the stream is not a waiter
 	number    int
 	barriers  *Barriers
-	deliver   func(*Frame)
+	to        Deliverer
 	malformed *atomic.Uint64
 	// prefix holds the bytes of the next frame's length that were read with the last frame: have bytes.
 	prefix [prefixLen]byte
@@ -129,6 +147,7 @@ func (r *receiver) read() (*Frame, error) {
 // rest reads the rest of a frame of n bytes, of which f has the first have bytes, including the length, and up to
 // prefixLen bytes behind it. It owns f.
 func (r *receiver) rest(f *Frame, have, n int) error {
+	r.to.Flush() // the rest may take a while
 	size := prefixLen + n
 	read, err := io.ReadAtLeast(r.stream, f.buf[have:size+prefixLen], size-have)
 	if err != nil {
@@ -155,7 +174,7 @@ func (r *receiver) done(f *Frame, n int) {
 		return
 	}
 	f.header, f.inspected = h, true
-	r.deliver(f)
+	r.to.Deliver(f)
 }
 
 // barrier handles b if it is a barrier, and reports whether it is. Stream 0 ignores barriers to await: it gets them
@@ -168,6 +187,7 @@ func (r *receiver) barrier(b []byte) bool {
 	case r.number == 0 && kind == barrierPassed:
 		r.barriers.pass(number)
 	case r.number != 0 && kind == barrierAwaited:
+		r.to.Flush()
 		r.barriers.await(number)
 	}
 	return true

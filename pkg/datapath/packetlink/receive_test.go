@@ -45,13 +45,13 @@ func (p *patient) Wait() error {
 
 func receiveAll(stream io.Reader) (got [][]byte, malformed uint64, err error) {
 	var count atomic.Uint64
-	err = Receive(stream, 0, new(Barriers), func(f *Frame) {
+	err = Receive(stream, 0, new(Barriers), DeliverFunc(func(f *Frame) {
 		if h, err := f.Header(); err != nil || h.Len != len(f.Packet()) {
 			panic("a frame without a header was delivered")
 		}
 		got = append(got, bytes.Clone(f.Bytes()))
 		f.Release()
-	}, &count)
+	}), &count)
 	return got, count.Load(), err
 }
 

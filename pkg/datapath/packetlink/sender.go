@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/wakeup"
 )
 
@@ -28,7 +29,11 @@ const (
 	// write crosses the API server, the kubelet and the container runtime, and costs them as much for one
 	// acknowledgement as for ten. Measured with and without: eight downloads are 11 to 13 % faster, one is 0 to 7 %
 	// faster; one upload is 6 to 8 % slower, eight are the same.
-	ackPause = time.Millisecond
+	//
+	// Datagrams of a bulk flow wait as long, up to gatherBytes. At 500 Mb/s and 1200 bytes, one write then carries 14
+	// instead of 2.
+	ackPause    = time.Millisecond
+	gatherBytes = 16 << 10
 
 	minPause = 50 * time.Millisecond
 	maxPause = 2 * time.Second
@@ -89,8 +94,8 @@ type sendQueue struct {
 	list
 	wake    wakeup.Signal
 	idle    bool          // the writer waits for wake
-	acked   time.Duration // when the writer was last woken for bare acknowledgements
-	hold    *time.Timer   // wakes the writer for acknowledgements that wait; nil before Run
+	acked   time.Duration // when the writer was last woken for frames that may wait
+	hold    *time.Timer   // wakes the writer for frames that wait; nil before Run
 	holding bool          // hold runs
 	renewed bool          // Renew was called: the next step is Open
 	// Positions in bytes: in counts what was queued, out what has left the queue. Everything before arrived has arrived
@@ -163,7 +168,8 @@ func (s *Sender) Send(f *Frame) {
 	if fl != nil {
 		fl.last = q.in
 	}
-	wake := q.idle && !(ack && q.holds(now))
+	gather := ack || n > 0 && h.Proto == packet.ProtoUDP && q.size < gatherBytes
+	wake := q.idle && !(gather && q.holds(now))
 	if wake {
 		q.idle = false
 	}
@@ -200,7 +206,7 @@ func (q *sendQueue) wrote(now time.Duration) {
 	q.writing = false
 }
 
-// holds reports whether a bare acknowledgement waits for others. Call with mu held.
+// holds reports whether a bare acknowledgement or a bulk datagram waits for others. Call with mu held.
 func (q *sendQueue) holds(now time.Duration) bool {
 	if q.hold == nil {
 		return false
@@ -217,7 +223,7 @@ func (q *sendQueue) holds(now time.Duration) bool {
 	return false
 }
 
-// unhold wakes the writer for acknowledgements that waited, unless another frame has done so.
+// unhold wakes the writer for frames that waited, unless another frame has done so.
 func (s *Sender) unhold(q *sendQueue) {
 	s.mu.Lock()
 	q.holding = false

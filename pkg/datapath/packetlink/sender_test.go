@@ -823,14 +823,14 @@ func TestEveryPacketIsAccountedFor(t *testing.T) {
 		ends = append(ends, here)
 		wg.Go(func() {
 			defer there.Close()
-			if err := Receive(there, 0, new(Barriers), func(f *Frame) {
+			if err := Receive(there, 0, new(Barriers), DeliverFunc(func(f *Frame) {
 				received.Add(1)
 				f.Release()
 				select {
 				case arrived <- struct{}{}:
 				default:
 				}
-			}, &malformed); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+			}), &malformed); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 				t.Errorf("Receive: %v", err)
 			}
 		})
@@ -911,5 +911,40 @@ func TestAcknowledgementsWait(t *testing.T) {
 		want(0)
 		r.send(acks[0])
 		want(1)
+	})
+}
+
+// Datagrams of a bulk flow wait for each other, for a millisecond at most or until there are 16 KiB.
+func TestBulkDatagramsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, SenderConfig{GSO: true, Eager: true})
+		r.run()
+		defer r.end()
+		flow := spec{proto: packet.ProtoUDP, partial: true, sport: 5, payload: 1200}
+		bulk := r.streamOf(flow)
+		for range 2 * bulkBytes / flow.payload {
+			r.send(flow)
+		}
+		time.Sleep(2 * ackPause)
+		if got := r.counts(); got[bulk] == 0 {
+			t.Fatalf("frames by stream: %v, want some in stream %d", got, bulk)
+		}
+		r.send(flow)
+		r.want(bulk, 1) // the first goes at once
+		time.Sleep(ackPause / 4)
+		for range 5 {
+			r.send(flow)
+		}
+		r.want(bulk, 0)
+		time.Sleep(ackPause)
+		r.want(bulk, 5)
+		r.send(flow)
+		r.want(bulk, 0)
+		for range gatherBytes / flow.payload {
+			r.send(flow)
+		}
+		if got := r.counts()[bulk]; got < gatherBytes/flow.payload {
+			t.Errorf("%d frames, want all of them", got)
+		}
 	})
 }

@@ -62,13 +62,13 @@ func (e *end) read() {
 // receive writes the packets of a stream to the kernel.
 func (e *end) receive(stream io.Reader, number int) {
 	pieces := make([][]byte, 1)
-	packetlink.Receive(stream, number, &e.barriers, func(f *packetlink.Frame) {
+	packetlink.Receive(stream, number, &e.barriers, packetlink.DeliverFunc(func(f *packetlink.Frame) {
 		pieces[0] = f.Bytes()
 		if err := e.device.Writev(pieces); err != nil {
 			e.bad.Add(1) // the end of the test closes the device first
 		}
 		f.Release()
-	}, &e.bad)
+	}), &e.bad)
 }
 
 // newTunnel joins two kernels, 10.9.0.1 and 10.9.0.2, fd09::1 and fd09::2, by streams over a session over TCP.

@@ -9,9 +9,9 @@
 //	pkg/host/route: addresses, routes, up
 //
 // On Linux TCP super-packets of up to 64 KiB cross whole in both directions: the kernel does not split them into
-// segments or compute their checksums. The package does not enable the same offload for UDP (USO), so the kernel splits
-// those packets. A device exists as long as its file. When the process ends for any reason, the kernel removes the
-// device with its addresses and routes.
+// segments or compute their checksums. UDP super-packets cross whole to the kernel, which splits them for the receiver.
+// Those that programs send the kernel splits before they are read. A device exists as long as its file. When the
+// process ends for any reason, the kernel removes the device with its addresses and routes.
 //
 // On macOS and Windows every packet is a single one and its virtio-net header is zero.
 package tun
@@ -40,6 +40,8 @@ type Device interface {
 	// GSO reports whether packets may be super-packets of up to 64 KiB, or lack their checksum, as their virtio-net
 	// header describes. Otherwise every header is, and must be, zero.
 	GSO() bool
+	// USO reports whether Writev also takes UDP super-packets, which the kernel splits (Linux 6.2). Read returns none.
+	USO() bool
 	// Read reads one virtio-net header and its packet into p, whose length is at least [MinRead]. After Close it
 	// returns an error that is os.ErrClosed.
 	Read(p []byte) (int, error)

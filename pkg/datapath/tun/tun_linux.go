@@ -94,13 +94,18 @@ func Adopt(f *os.File, name string, mtu int) (Device, error) {
 		unix.Close(fd)
 		return nil, err
 	}
+	uso, err := takesUDP(fd, name)
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
 	file := os.NewFile(uintptr(fd), name) // nonblocking, so it uses the runtime's poller
 	raw, err := file.SyscallConn()
 	if err != nil {
 		file.Close()
 		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
 	}
-	d := &device{file: file, raw: raw, name: name, mtu: mtu}
+	d := &device{file: file, raw: raw, name: name, mtu: mtu, uso: uso}
 	d.tryRead = func(fd uintptr) bool {
 		d.n, d.readErr = nonblock.Read(fd, d.buf)
 		return d.readErr != unix.EAGAIN
@@ -131,7 +136,7 @@ func duplicate(f *os.File) (int, error) {
 	return fd, nil
 }
 
-// check verifies that fd is the TUN device name in the mode that type device requires, and sets its offloads.
+// check verifies that fd is the TUN device name in the mode that type device requires.
 func check(fd int, name string) error {
 	request, err := unix.NewIfreq("")
 	if err != nil {
@@ -147,10 +152,17 @@ func check(fd int, name string) error {
 	if n, err := unix.IoctlGetInt(fd, unix.TUNGETVNETHDRSZ); err != nil || n != packet.VirtioLen {
 		return fmt.Errorf("the virtio-net header of %s has %d bytes, not %d (%v)", name, n, packet.VirtioLen, err)
 	}
-	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
-		return fmt.Errorf("setting the offloads of %s: %w", name, err)
-	}
 	return nil
+}
+
+// takesUDP sets the offloads of the device, and reports whether UDP super-packets can be written to it. A kernel that
+// knows the offload for reading knows it for writing.
+func takesUDP(fd int, name string) (bool, error) {
+	known := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads|unix.TUN_F_USO4|unix.TUN_F_USO6) == nil
+	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
+		return false, fmt.Errorf("setting the offloads of %s: %w", name, err)
+	}
+	return known, nil
 }
 
 // Open calls Create and Adopt in one process.
@@ -167,6 +179,7 @@ type device struct {
 	raw  syscall.RawConn
 	name string
 	mtu  int
+	uso  bool
 
 	// The state of the Read in progress; there is one at a time.
 	tryRead func(fd uintptr) bool
@@ -178,6 +191,7 @@ type device struct {
 func (d *device) Name() string { return d.name }
 func (d *device) MTU() int     { return d.mtu }
 func (d *device) GSO() bool    { return GSO }
+func (d *device) USO() bool    { return d.uso }
 func (d *device) Close() error { return d.file.Close() }
 
 func (d *device) Read(p []byte) (int, error) {

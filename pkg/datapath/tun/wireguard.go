@@ -42,6 +42,7 @@ func newDevice(tun wg.Device, mtu int) (*device, error) {
 func (d *device) Name() string { return d.name }
 func (d *device) MTU() int     { return d.mtu }
 func (d *device) GSO() bool    { return GSO }
+func (d *device) USO() bool    { return false }
 func (d *device) Close() error { return d.tun.Close() }
 
 func (d *device) Read(p []byte) (int, error) {

@@ -46,6 +46,9 @@ func (d *Device) MTU() int { return d.mtu }
 // GSO returns the GSO of the Pair.
 func (d *Device) GSO() bool { return d.gso }
 
+// USO returns the GSO of the Pair.
+func (d *Device) USO() bool { return d.gso }
+
 // Read reads one packet, with its virtio-net header. After Close it returns os.ErrClosed.
 func (d *Device) Read(p []byte) (int, error) {
 	d.mu.Lock()
