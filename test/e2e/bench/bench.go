@@ -27,10 +27,10 @@ import (
 const imageRef = "docker.io/kubevpn/kubevpn:bench"
 
 type bench struct {
-	rounds     int
-	each       time.Duration
-	labName    string
-	intercepts bool // alone
+	rounds  int
+	each    time.Duration
+	labName string
+	only    string // what to measure; empty: everything
 
 	*lab.Lab
 	dir     string // binaries, the laptop's home
@@ -63,8 +63,11 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	if err := b.connects(ctx, r); err != nil {
 		return nil, err
 	}
-	if b.intercepts {
+	switch b.only {
+	case "intercepts":
 		return r, b.measureIntercepts(ctx, r)
+	case "datagrams":
+		return r, b.measureDatagrams(ctx, r)
 	}
 	if err := b.measureRest(ctx, r); err != nil {
 		return nil, err
@@ -78,6 +81,9 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 		return nil, err
 	}
 	if err := b.measureSpeed(ctx, r); err != nil {
+		return nil, err
+	}
+	if err := b.measureDatagrams(ctx, r); err != nil {
 		return nil, err
 	}
 	if err := b.measureAfter(ctx, r); err != nil {

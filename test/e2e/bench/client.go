@@ -25,12 +25,13 @@ import (
 
 // work is one measurement, done by this program again inside the laptop's network namespace.
 type work struct {
-	Kind     string        // down, up, rtt, loaded, connect, hold; await, requests, fetch
+	Kind     string        // down, up, rtt, loaded, connect, hold; udp-down, udp-up; await, requests, fetch
 	Target   string        // address of the echo server's port, or what is asked for at its HTTP port
 	Sink     string        // loaded: where the upload goes beside which round trips are measured
 	Pod      string        // if set: connections are upgraded requests through pods/proxy, to this pod's HTTP port
 	Laptop   []int         // processes whose processor time is the laptop's, besides the client's own
 	Flows    int           // at the same time
+	Rate     float64       // udp-down, udp-up: 10^6 bits a second
 	Duration time.Duration // bounded by the caller
 
 	Targets []string // await, requests, fetch: addresses of the application's pods
@@ -47,6 +48,11 @@ type measured struct {
 	CPUs  float64 // down, up: seconds of processor time of the whole machine for each GB
 
 	LaptopCPUs float64 // down, up: of CPUs, the client's and work.Laptop's
+
+	Lost       float64 // udp-down, udp-up: percent of the datagrams
+	Mbps       float64 // udp-down, udp-up: 10^6 bits a second that were received
+	Disordered int     // udp-down, udp-up: datagrams that came behind a later one
+	Busy       float64 // udp-down, udp-up: processors of the machine that were busy
 }
 
 const (
@@ -98,6 +104,8 @@ func (w client) do(ready io.Writer, release io.Reader) (measured, error) {
 	switch w.Kind {
 	case "down", "up":
 		return w.bulk()
+	case "udp-down", "udp-up":
+		return w.datagrams()
 	case "rtt":
 		return w.roundTrips()
 	case "loaded":

@@ -31,7 +31,8 @@ func run() int {
 	seconds := flag.Float64("seconds", 1.5, "how long one measurement of speed takes")
 	out := flag.String("out", "../docs/performance.md",
 		"the file whose tables are written; the plots go into the folder of that name, without .md")
-	intercepts := flag.Bool("intercepts", false, "measure those alone, and write no file")
+	only := flag.String("only", "", "measure this alone: datagrams, or intercepts, which write no file")
+	serve := flag.Bool("serve", false, "serve the measurements in a pod (used by the program itself)")
 	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
 	flag.Parse()
 
@@ -41,16 +42,24 @@ func run() int {
 		if *client != "" {
 			return serveClient(*client)
 		}
+		if *serve {
+			return serveDatagrams(fmt.Sprintf(":%d", datagramPort))
+		}
 		b := &bench{rounds: *rounds, each: time.Duration(*seconds * float64(time.Second)), labName: *name,
-			intercepts: *intercepts}
+			only: *only}
 		report, err := b.run(ctx)
 		if err != nil {
 			return err
 		}
-		fmt.Println(report.render())
-		if *intercepts {
+		switch *only {
+		case "datagrams":
+			fmt.Println(report.renderDatagrams())
+			return report.writeDatagrams(*out)
+		case "intercepts":
+			fmt.Println(report.render())
 			return nil
 		}
+		fmt.Println(report.render())
 		return report.write(*out)
 	}()
 	if err != nil {

@@ -17,8 +17,10 @@ import (
 
 // The tables go between these lines of the document; the rest of it is written by hand.
 const (
-	tableBegin = "<!-- make bench: begin -->\n"
-	tableEnd   = "<!-- make bench: end -->\n"
+	tableBegin     = "<!-- make bench: begin -->\n"
+	tableEnd       = "<!-- make bench: end -->\n"
+	datagramsBegin = "<!-- make bench: datagrams begin -->\n"
+	datagramsEnd   = "<!-- make bench: datagrams end -->\n"
 )
 
 type cell struct {
@@ -148,6 +150,38 @@ func (r *report) render() string {
 	return b.String()
 }
 
+// datagramPaths are the columns of UDP.
+var datagramPaths = []path{kernel, gvisorForward, systemForward, gvisorProxy, systemProxy}
+
+// renderDatagrams makes the table of UDP.
+func (r *report) renderDatagrams() string {
+	b := new(strings.Builder)
+	fmt.Fprintf(b, "Measured on %s.\nMedians of %d rounds, each measurement of %v.\n\n", r.machine,
+		len(r.values[cell{datagramMeasurements[0].row(), gvisorProxy}]), r.each)
+	head := []string{fmt.Sprintf("datagrams of %d bytes", datagramSize)}
+	for _, p := range datagramPaths {
+		head = append(head, string(p))
+	}
+	header(b, head)
+	var received, busy []tableRow
+	rows := make([]tableRow, 0, len(datagramMeasurements))
+	for _, m := range datagramMeasurements {
+		rows = append(rows, tableRow{m.row(), "lost, %", "%.2f"})
+		if m.rate == fullRate {
+			received = append(received, tableRow{receivedRow(m.row()), "Mb/s", "%.0f"})
+			busy = append(busy, tableRow{busyRow(m.row()), "number", "%.2f"})
+		}
+	}
+	for _, row := range slices.Concat(rows, received, busy) {
+		cells := []string{fmt.Sprintf("%s (%s)", row.name, row.unit)}
+		for _, p := range datagramPaths {
+			cells = append(cells, r.shown(row.format, row.name, p))
+		}
+		line(b, cells)
+	}
+	return b.String()
+}
+
 // renderMemory makes the table of memory.
 func (r *report) renderMemory(b *strings.Builder) {
 	b.WriteString("\n")
@@ -186,12 +220,11 @@ func line(b *strings.Builder, cells []string) {
 
 // write puts the tables into the document, and the plots into the folder of its name.
 func (r *report) write(file string) error {
-	doc, err := os.ReadFile(file)
-	if err != nil {
+	if err := r.writeDatagrams(file); err != nil {
 		return err
 	}
-	if doc, err = insert(doc, r.render()); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+	if err := r.replace(file, tableBegin, tableEnd, r.render()); err != nil {
+		return err
 	}
 	dir := strings.TrimSuffix(file, filepath.Ext(file))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -206,18 +239,34 @@ func (r *report) write(file string) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// writeDatagrams puts the table of UDP into the document.
+func (r *report) writeDatagrams(file string) error {
+	return r.replace(file, datagramsBegin, datagramsEnd, r.renderDatagrams())
+}
+
+// replace replaces what is between two lines of a file.
+func (r *report) replace(file, begin, end, text string) error {
+	doc, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if doc, err = insert(doc, begin, end, text); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
 	return os.WriteFile(file, doc, 0o644)
 }
 
 // insert replaces what is between the lines of the document.
-func insert(doc []byte, text string) ([]byte, error) {
-	before, rest, ok := bytes.Cut(doc, []byte(tableBegin))
-	_, after, ok2 := bytes.Cut(rest, []byte(tableEnd))
+func insert(doc []byte, begin, end, text string) ([]byte, error) {
+	before, rest, ok := bytes.Cut(doc, []byte(begin))
+	_, after, ok2 := bytes.Cut(rest, []byte(end))
 	if !ok || !ok2 {
-		return nil, fmt.Errorf("there are no lines %q and %q", strings.TrimSpace(tableBegin),
-			strings.TrimSpace(tableEnd))
+		return nil, fmt.Errorf("there are no lines %q and %q", strings.TrimSpace(begin), strings.TrimSpace(end))
 	}
-	return slices.Concat(before, []byte(tableBegin), []byte(text), []byte(tableEnd), after), nil
+	return slices.Concat(before, []byte(begin), []byte(text), []byte(end), after), nil
 }
 
 // machine is what the figures are of.

@@ -56,6 +56,15 @@ func sample() *report {
 	r.add(idleFlowRow, laptopSide, 15.33)
 	r.add(idleFlowRow, managerSide, 13.05)
 	r.add("connect, manager to be installed", all, 1.3)
+	for _, m := range datagramMeasurements {
+		for i, p := range datagramPaths {
+			for range 2 {
+				r.add(m.row(), p, float64(i)/10)
+				r.add(receivedRow(m.row()), p, m.rate-float64(i))
+				r.add(busyRow(m.row()), p, 1+float64(i)/10)
+			}
+		}
+	}
 	return r
 }
 
@@ -133,6 +142,22 @@ The same as ratios:
 | a download from the application (MB/s) | 900 | 700 | 250 |
 `
 
+const sampleDatagrams = "Measured on 2026-01-02 on 2 cores of Abacus 3000, 25 GB of memory, Linux 6.1.0.\n" +
+	"Medians of 2 rounds, each measurement of 2s.\n" + `
+| datagrams of 1200 bytes | kernel, routed | gvisor, port-forward | system, port-forward | gvisor, api-proxy | system, api-proxy |
+|---|---|---|---|---|---|
+| UDP down, 100 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
+| UDP down, 250 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
+| UDP down, 500 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
+| UDP up, 100 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
+| UDP up, 250 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
+| UDP up, 500 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
+| UDP down, 500 Mb/s: received (Mb/s) | 500 | 499 | 498 | 497 | 496 |
+| UDP up, 500 Mb/s: received (Mb/s) | 500 | 499 | 498 | 497 | 496 |
+| UDP down, 500 Mb/s: processors busy (number) | 1.00 | 1.10 | 1.20 | 1.30 | 1.40 |
+| UDP up, 500 Mb/s: processors busy (number) | 1.00 | 1.10 | 1.20 | 1.30 | 1.40 |
+`
+
 func TestTables(t *testing.T) {
 	if d := cmp.Diff(sampleTables, sample().render()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
@@ -160,7 +185,8 @@ func TestRatio(t *testing.T) {
 
 func TestWrite(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "figures.md")
-	if err := os.WriteFile(file, []byte("before\n"+tableBegin+"old\n"+tableEnd+"after\n"), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte("before\n"+tableBegin+"old\n"+tableEnd+
+		"between\n"+datagramsBegin+datagramsEnd+"after\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -171,7 +197,8 @@ func TestWrite(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := cmp.Diff("before\n"+tableBegin+sampleTables+tableEnd+"after\n", string(got)); d != "" {
+		if d := cmp.Diff("before\n"+tableBegin+sampleTables+tableEnd+"between\n"+datagramsBegin+sampleDatagrams+datagramsEnd+
+			"after\n", string(got)); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}
 	}

@@ -1,0 +1,458 @@
+//go:build linux
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+)
+
+// The measurements of UDP: a program on the laptop and a program in a pod's network namespace send each other datagrams
+// at a fixed rate, one direction at a time, and the receiver counts them. Both use plain sockets with the kernel's
+// default buffers.
+
+const (
+	datagramPort = 9200
+	datagramSize = 1200 // the least that QUIC requires of a path
+	// tick is the time between two bursts. A burst that is due later is shorter instead: what was missed is not made up
+	// for, because the sender's own bursts would overflow the receiver.
+	tick     = 200 * time.Microsecond
+	maxBurst = 64
+)
+
+// The first byte of a datagram.
+const (
+	kindData  = 'd' // and a number, uint64
+	kindStart = 's' // and a pacing: send to me
+	kindQuery = 'q' // answered with kindCount and a count
+	kindCount = 'c'
+)
+
+// pacing describes a flow of datagrams.
+type pacing struct {
+	Rate     float64 // 10^6 bits a second
+	Duration time.Duration
+}
+
+// count is what one end of a flow has sent or received.
+type count struct {
+	Sent       int
+	Sending    bool
+	Received   int
+	Disordered int // of the received ones, those behind a later one
+	Elapsed    time.Duration
+
+	next  uint64
+	began time.Time
+}
+
+func (c *count) add(b []byte) {
+	now := time.Now()
+	if c.Received == 0 {
+		c.began = now
+	}
+	c.Received++
+	c.Elapsed = now.Sub(c.began)
+	if number := binary.BigEndian.Uint64(b[1:]); number >= c.next {
+		c.next = number + 1
+	} else {
+		c.Disordered++
+	}
+}
+
+// batch is room for datagrams that are read or written in one system call. The ends share the machine's processors with
+// what they measure.
+type batch []ipv4.Message
+
+func newBatch() batch {
+	b := make(batch, maxBurst)
+	for i := range b {
+		b[i].Buffers = [][]byte{make([]byte, maxDatagram)}
+	}
+	return b
+}
+
+// maxDatagram is more than any datagram of a measurement has.
+const maxDatagram = 2048
+
+// send sends datagrams at the rate, and returns how many there were. A nil to is for a connected socket.
+func (p pacing) send(c *net.UDPConn, to net.Addr) (sent int, err error) {
+	runtime.LockOSThread() // for sleep
+	defer runtime.UnlockOSThread()
+	conn, b := ipv4.NewPacketConn(c), newBatch()
+	for i := range b {
+		b[i].Buffers[0] = b[i].Buffers[0][:datagramSize]
+		b[i].Buffers[0][0], b[i].Addr = kindData, to
+	}
+	interval := time.Duration(datagramSize * 8 * 1e3 / p.Rate)
+	start := time.Now()
+	next := start
+	for now := start; now.Sub(start) < p.Duration; now = time.Now() {
+		burst := min(maxBurst, int(now.Sub(next)/interval)+1)
+		for i := range burst {
+			binary.BigEndian.PutUint64(b[i].Buffers[0][1:], uint64(sent+i))
+		}
+		for at := 0; at < burst; {
+			n, err := conn.WriteBatch(b[at:burst], 0)
+			if err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return sent, err
+			}
+			at += max(n, 1)
+		}
+		sent += burst
+		if next = next.Add(time.Duration(burst) * interval); next.Before(now) {
+			next = now
+		}
+		sleep(tick)
+	}
+	return sent, nil
+}
+
+// sleep is more exact than time.Sleep, which may be a millisecond late, and does not tell Go's scheduler, whose work
+// would cost more than the measurement.
+func sleep(d time.Duration) {
+	t := unix.Timespec{Nsec: int64(d)}
+	_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&t)), 0, 0)
+}
+
+// datagramServer is the end in the pod.
+type datagramServer struct {
+	conn *net.UDPConn
+	mu   sync.Mutex
+	from map[netip.AddrPort]*count
+}
+
+// serveDatagrams serves until the socket fails.
+func serveDatagrams(address string) error {
+	at, err := net.ResolveUDPAddr("udp", address)
+	if err != nil {
+		return err
+	}
+	conn, err := net.ListenUDP("udp4", at)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	s := datagramServer{conn: conn, from: map[netip.AddrPort]*count{}}
+	in, b := ipv4.NewPacketConn(conn), newBatch()
+	for {
+		n, err := in.ReadBatch(b, 0)
+		if err != nil {
+			return err
+		}
+		for _, m := range b[:n] {
+			if from, ok := m.Addr.(*net.UDPAddr); ok && m.N > 0 {
+				s.handle(m.Buffers[0][:m.N], from.AddrPort())
+			}
+		}
+	}
+}
+
+func (s *datagramServer) handle(b []byte, from netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.from[from]
+	if c == nil {
+		c = &count{}
+		s.from[from] = c
+	}
+	switch b[0] {
+	case kindData:
+		if len(b) == datagramSize {
+			c.add(b)
+		}
+	case kindQuery:
+		answer, err := json.Marshal(c)
+		if err == nil {
+			_, err = s.conn.WriteToUDPAddrPort(append([]byte{kindCount}, answer...), from)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+		}
+	case kindStart:
+		var p pacing
+		if json.Unmarshal(b[1:], &p) == nil && !c.Sending && c.Sent == 0 {
+			c.Sending = true
+			go s.send(p, c, from)
+		}
+	}
+}
+
+func (s *datagramServer) send(p pacing, c *count, to netip.AddrPort) {
+	sent, err := p.send(s.conn, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.Sent, c.Sending = sent, false
+}
+
+// pause is how long nothing may come before the other end is asked.
+const pause = 200 * time.Millisecond
+
+// datagrams does one measurement of UDP.
+func (w client) datagrams() (measured, error) {
+	to, err := net.ResolveUDPAddr("udp4", w.Target)
+	if err != nil {
+		return measured{}, err
+	}
+	c, err := net.DialUDP("udp4", nil, to)
+	if err != nil {
+		return measured{}, err
+	}
+	defer c.Close()
+	if _, err := query(c, &count{}); err != nil { // the flow is there
+		return measured{}, err
+	}
+	before := w.processorTimes()
+	var got count
+	if p := (pacing{Rate: w.Rate, Duration: w.Duration}); w.Kind == "udp-up" {
+		got, err = p.up(c)
+	} else {
+		got, err = p.down(c)
+	}
+	if err != nil {
+		return measured{}, err
+	}
+	if got.Sent == 0 || got.Received == 0 {
+		return measured{}, fmt.Errorf("%d datagrams were sent and %d received", got.Sent, got.Received)
+	}
+	bits := float64(got.Received) * datagramSize * 8
+	after := w.processorTimes()
+	return measured{
+		Count:      got.Sent,
+		Lost:       100 * (1 - float64(got.Received)/float64(got.Sent)),
+		Mbps:       bits / 1e6 / got.Elapsed.Seconds(),
+		Disordered: got.Disordered,
+		Busy:       (after.machine - before.machine).Seconds() / w.Duration.Seconds(),
+	}, nil
+}
+
+// up sends, and asks the other end what it has received until that no longer changes.
+func (p pacing) up(c *net.UDPConn) (count, error) {
+	sent, err := p.send(c, nil)
+	if err != nil {
+		return count{}, err
+	}
+	for before := -1; ; {
+		got, err := query(c, &count{})
+		if err != nil || got.Received == before {
+			got.Sent = sent
+			return got, err
+		}
+		before = got.Received
+		time.Sleep(pause)
+	}
+}
+
+// down makes the other end send, and counts until it has ended and nothing comes.
+func (p pacing) down(c *net.UDPConn) (count, error) {
+	start, err := json.Marshal(p)
+	if err != nil {
+		return count{}, err
+	}
+	var got count
+	for deadline := time.Now().Add(p.Duration + dialTimeout); time.Now().Before(deadline); {
+		if got.Received == 0 {
+			if _, err := c.Write(append([]byte{kindStart}, start...)); err != nil {
+				return got, err
+			}
+		}
+		if _, err := receive(c, &got); err != nil {
+			return got, err
+		}
+		answer, err := query(c, &got)
+		if err != nil {
+			return got, err
+		}
+		if !answer.Sending && answer.Sent > 0 {
+			got.Sent = answer.Sent
+			return got, nil
+		}
+	}
+	return got, errors.New("the other end does not stop")
+}
+
+// query asks the other end for its count, until it answers. It adds the data that comes meanwhile to got.
+func query(c *net.UDPConn, got *count) (count, error) {
+	for deadline := time.Now().Add(dialTimeout); time.Now().Before(deadline); {
+		if _, err := c.Write([]byte{kindQuery}); err != nil {
+			return count{}, err
+		}
+		answer, err := receive(c, got)
+		if answer != nil || err != nil {
+			return *cmp.Or(answer, &count{}), err
+		}
+	}
+	return count{}, errors.New("the other end does not answer")
+}
+
+// receive adds data to got until nothing has come for the time of pause, or until the answer to a query.
+func receive(c *net.UDPConn, got *count) (*count, error) {
+	in, b := ipv4.NewPacketConn(c), newBatch()
+	for came := true; came; {
+		came = false
+		if err := c.SetReadDeadline(time.Now().Add(pause)); err != nil {
+			return nil, err
+		}
+		for {
+			n, err := in.ReadBatch(b, 0)
+			if os.IsTimeout(err) {
+				break
+			} else if err != nil {
+				return nil, err
+			}
+			came = true
+			for _, m := range b[:n] {
+				switch text := m.Buffers[0][:m.N]; {
+				case m.N == datagramSize && text[0] == kindData:
+					got.add(text)
+				case m.N > 0 && text[0] == kindCount:
+					answer := new(count)
+					return answer, json.Unmarshal(text[1:], answer)
+				}
+			}
+		}
+	}
+	return nil, nil
+}
+
+// datagramMeasurement is one way to use a path for UDP.
+type datagramMeasurement struct {
+	kind string
+	rate float64
+}
+
+const fullRate = 500
+
+var datagramMeasurements = []datagramMeasurement{
+	{"udp-down", 100}, {"udp-down", 250}, {"udp-down", fullRate},
+	{"udp-up", 100}, {"udp-up", 250}, {"udp-up", fullRate},
+}
+
+func (m datagramMeasurement) row() string {
+	return fmt.Sprintf("UDP %s, %.0f Mb/s", strings.TrimPrefix(m.kind, "udp-"), m.rate)
+}
+
+// The other figures of a measurement of UDP.
+func receivedRow(row string) string { return row + ": received" }
+func busyRow(row string) string     { return row + ": processors busy" }
+
+// measureDatagrams goes through all measurements of UDP round by round, in each round by every path.
+func (b *bench) measureDatagrams(ctx context.Context, r *report) error {
+	stop, err := b.servePods(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	for round := range b.rounds {
+		for _, s := range stages {
+			if err := b.connectBy(ctx, s.netstack, s.transport); err != nil {
+				return err
+			}
+			for _, m := range datagramMeasurements {
+				for _, p := range []path{kernel, s.path} {
+					if p == kernel && s.path != stages[0].path {
+						continue // once a round
+					}
+					w := work{Kind: m.kind, Target: b.target(p, datagramPort), Rate: m.rate, Duration: b.each}
+					lost, err := b.drops()
+					if err != nil {
+						return err
+					}
+					got, err := b.measure(ctx, w)
+					if err != nil {
+						return fmt.Errorf("%s, %s: %w", m.row(), p, err)
+					}
+					r.add(m.row(), p, got.Lost)
+					r.add(receivedRow(m.row()), p, got.Mbps)
+					r.add(busyRow(m.row()), p, got.Busy)
+					say("round %d of %d: %s, %s: %.3f %% of %d lost, %d disordered, %.0f Mb/s, %.2f processors%s",
+						round+1, b.rounds, m.row(), p, got.Lost, got.Count, got.Disordered, got.Mbps, got.Busy,
+						lost.since(b))
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// drops are the kernel's counts of datagrams that it did not deliver, by the place.
+type drops map[string]int
+
+// drops reads the counts in the network namespaces of the laptop, the manager and the pod.
+func (b *bench) drops() (drops, error) {
+	p, err := b.processes()
+	if err != nil {
+		return nil, err
+	}
+	pod, err := b.podProcess(b.pod)
+	if err != nil {
+		return nil, err
+	}
+	d := drops{}
+	for place, pid := range map[string]int{"laptop": p.laptop[0], "manager": p.manager[0], "pod": pod} {
+		for line := range strings.Lines(procText(pid, "net/snmp")) {
+			f := strings.Fields(line)
+			if len(f) > 5 && f[0] == "Udp:" && f[1] != "InDatagrams" {
+				d[place+"'s receive buffer"], _ = strconv.Atoi(f[5])
+			}
+		}
+		for line := range strings.Lines(procText(pid, "net/dev")) {
+			name, figures, found := strings.Cut(line, ":")
+			if f := strings.Fields(figures); found && len(f) > 11 {
+				name = place + "'s " + strings.TrimSpace(name)
+				d[name+" in"], _ = strconv.Atoi(f[3])
+				d[name+" out"], _ = strconv.Atoi(f[11])
+			}
+		}
+	}
+	for line := range strings.Lines(procText(1, "net/softnet_stat")) {
+		if f := strings.Fields(line); len(f) > 1 {
+			n, _ := strconv.ParseInt(f[1], 16, 64)
+			d["backlog"] += int(n)
+		}
+	}
+	return d, nil
+}
+
+// since describes what has been dropped since d.
+func (d drops) since(b *bench) string {
+	now, err := b.drops()
+	if err != nil {
+		return ""
+	}
+	var text string
+	for _, place := range slices.Sorted(maps.Keys(now)) {
+		if n := now[place] - d[place]; n > 0 {
+			text += fmt.Sprintf("; %s: %d", place, n)
+		}
+	}
+	return text
+}
+
+// procText reads a file of a process; one that has ended has none.
+func procText(pid int, name string) string {
+	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), name))
+	return string(text)
+}

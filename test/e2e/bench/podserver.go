@@ -1,0 +1,66 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// podProcess finds the echo server's process of the pod with that address.
+func (b *bench) podProcess(addr netip.Addr) (int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue // not a process
+		}
+		exe, _ := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		if filepath.Base(exe) == "echo" && strings.Contains(procText(pid, "cgroup"), "kubevpn-lab-"+b.Config().Name) &&
+			strings.Contains(procText(pid, "net/fib_trie"), addr.String()+"\n") {
+			return pid, nil
+		}
+	}
+	return 0, fmt.Errorf("no process of the pod %s was found", addr)
+}
+
+// inPod makes a command in the network namespace of a pod.
+func (b *bench) inPod(ctx context.Context, addr netip.Addr, argv ...string) *exec.Cmd {
+	pid, err := b.podProcess(addr)
+	if err != nil {
+		return &exec.Cmd{Err: err}
+	}
+	return exec.CommandContext(ctx, "nsenter", append([]string{fmt.Sprintf("--net=/proc/%d/ns/net", pid), "--"},
+		argv...)...)
+}
+
+// servePods runs this program as a server beside the echo server of both pods.
+func (b *bench) servePods(ctx context.Context) (stop func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running []*exec.Cmd
+	stop = func() {
+		cancel()
+		for _, cmd := range running {
+			_ = cmd.Wait()
+		}
+	}
+	for _, addr := range []netip.Addr{b.pod, b.twin} {
+		cmd := b.inPod(ctx, addr, b.self, "-serve")
+		cmd.Stderr = os.Stderr
+		if err := cmd.Start(); err != nil {
+			stop()
+			return nil, err
+		}
+		running = append(running, cmd)
+	}
+	return stop, nil
+}
