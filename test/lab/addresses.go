@@ -16,6 +16,7 @@ const (
 type Family struct {
 	NodeNet    netip.Prefix // the nodes and the router
 	LaptopNet  netip.Prefix // the laptop and the router
+	LineNet    netip.Prefix // the same two, while Stretch puts a line between them; IPv4 only
 	Pods       netip.Prefix // the cluster's pod range; each node has a part of it, see PodRange
 	Services   netip.Prefix
 	Router     netip.Addr // on NodeNet: the nodes' gateway and name server
@@ -34,6 +35,7 @@ func ipv4(set int) Family {
 	f := Family{
 		NodeNet:     netip.MustParsePrefix("10.99.0.0/24"),
 		LaptopNet:   netip.MustParsePrefix("10.98.0.0/24"),
+		LineNet:     netip.MustParsePrefix("10.97.0.0/30"),
 		Pods:        netip.MustParsePrefix("10.244.0.0/16"),
 		Services:    netip.MustParsePrefix("10.96.0.0/16"),
 		Outside:     netip.MustParseAddr("203.0.113.10"),
@@ -42,6 +44,7 @@ func ipv4(set int) Family {
 	if set == 2 {
 		f.NodeNet = netip.MustParsePrefix("10.199.0.0/24")
 		f.LaptopNet = netip.MustParsePrefix("10.198.0.0/24")
+		f.LineNet = netip.MustParsePrefix("10.197.0.0/30")
 		f.Pods = netip.MustParsePrefix("10.144.0.0/16")
 		f.Services = netip.MustParsePrefix("10.196.0.0/16")
 		f.Outside = netip.MustParseAddr("203.0.113.20")

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -75,7 +76,7 @@ a Debian that missing packages can be installed on.`,
 	}
 	root.PersistentFlags().StringVar(&p.config.Name, "name", lab.DefaultName, "which lab: several run side by side")
 	root.AddCommand(p.up(), p.down(), p.status(), p.exec(), p.kubectl(), p.load(), p.kubeconfig(), p.restart(),
-		p.join(), p.build(), p.install())
+		p.join(), p.line(), p.build(), p.install())
 	return root
 }
 
@@ -316,6 +317,37 @@ func (p *program) join() *cobra.Command {
 			return l.Join(other)
 		},
 	}
+}
+
+func (p *program) line() *cobra.Command {
+	line := lab.Line{RTT: 60 * time.Millisecond}
+	mbps, loss := 100.0, 0.0
+	c := &cobra.Command{
+		Use:     "line",
+		Short:   "Put a slow, far or lossy line between the laptop and the cluster, until Ctrl-C",
+		Example: "  lab line --rtt 40ms --mbps 200 --loss 0.1",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := lab.Attach(p.config)
+			if err != nil {
+				return err
+			}
+			line.Rate, line.Loss = mbps*1e6, loss/100
+			stop, err := l.Stretch(line)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(p.out, "The laptop's line: %s. Ctrl-C ends it.\n", line)
+			<-cmd.Context().Done()
+			return stop()
+		},
+	}
+	flags := c.Flags()
+	flags.DurationVar(&line.RTT, "rtt", line.RTT, "round trip without a queue")
+	flags.Float64Var(&mbps, "mbps", mbps, "megabits a second, each way; 0: no limit")
+	flags.Float64Var(&loss, "loss", loss, "packets of 100 that are lost, each way")
+	flags.DurationVar(&line.Queue, "queue", lab.LineQueue, "what waits for the line at most")
+	return c
 }
 
 func (p *program) build() *cobra.Command {
