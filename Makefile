@@ -28,7 +28,7 @@ COSIGN_FLAGS ?= --yes --recursive --use-signing-config=false --tlog-upload=false
 COSIGN   = $(GO) tool -modfile=tools/cosign/go.mod cosign
 
 .DEFAULT_GOAL := help
-.PHONY: help build install image push-image image-lock release-check release-snapshot release krew-validate vulncheck unit ci lab demo demo-down check docs test e2e nightly test-ipvs bench lint clean bin/kubevpn bin/traffic bin/lab bin/image always
+.PHONY: help build install image push-image image-lock release-check release-snapshot release krew-validate vulncheck unit ci lab demo demo-down check docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  %-16s %s\n", $$1, $$2 }'
@@ -121,6 +121,9 @@ test-ipvs: ## the part of test whose cluster has kube-proxy in IPVS mode (Linux,
 
 bench: ## measure against the kernel and kubectl port-forward; writes docs/performance.md and its plots (Linux, root)
 	$(GO) run -C test ./e2e/bench
+
+bench-far: ## measure over lines that are slow, far or lossy; writes into docs/performance.md (Linux, root)
+	$(GO) run -C test ./e2e/bench -only far -rounds 1 -seconds 4
 
 lint: ## golangci-lint, of the version in tools/go.mod; formatting and layers are tests
 	scripts/lint

@@ -42,54 +42,62 @@ type bench struct {
 }
 
 func (b *bench) run(ctx context.Context) (*report, error) {
-	var err error
+	r := newReport(thisMachine(), b.each)
+	return r, b.onLab(ctx, func(ctx context.Context) error { return b.measureAll(ctx, r) })
+}
+
+// onLab measures on a lab with kubevpn's programs, and removes what it made.
+func (b *bench) onLab(ctx context.Context, measure func(context.Context) error) (err error) {
 	if b.dir, err = os.MkdirTemp("", "kubevpn-bench-"); err != nil {
-		return nil, err
+		return err
 	}
 	defer os.RemoveAll(b.dir)
 	if b.self, err = os.Executable(); err != nil {
-		return nil, err
+		return err
 	}
 	for _, step := range []func(context.Context) error{b.build, b.up, b.place, b.findPods} {
 		if err := step(ctx); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if b.labName == "" {
 		defer func() { _, _ = b.Down() }()
 	}
 	defer func() { _ = b.laptop(context.WithoutCancel(ctx), b.kubevpn(), "quit").Run() }()
-	r := newReport(thisMachine(), b.each)
+	return measure(ctx)
+}
+
+func (b *bench) measureAll(ctx context.Context, r *report) error {
 	if err := b.connects(ctx, r); err != nil {
-		return nil, err
+		return err
 	}
 	switch b.only {
 	case "intercepts":
-		return r, b.measureIntercepts(ctx, r)
+		return b.measureIntercepts(ctx, r)
 	case "datagrams":
-		return r, b.measureDatagrams(ctx, r)
+		return b.measureDatagrams(ctx, r)
 	}
 	if err := b.measureRest(ctx, r); err != nil {
-		return nil, err
+		return err
 	}
 	stop, err := b.openPaths(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer stop()
 	if err := b.measureMemory(ctx, r); err != nil {
-		return nil, err
+		return err
 	}
 	if err := b.measureSpeed(ctx, r); err != nil {
-		return nil, err
+		return err
 	}
 	if err := b.measureDatagrams(ctx, r); err != nil {
-		return nil, err
+		return err
 	}
 	if err := b.measureAfter(ctx, r); err != nil {
-		return nil, err
+		return err
 	}
-	return r, b.measureIntercepts(ctx, r)
+	return b.measureIntercepts(ctx, r)
 }
 
 func (b *bench) kubevpn() string { return filepath.Join(b.dir, "kubevpn") }
@@ -314,7 +322,10 @@ func (b *bench) measureSpeed(ctx context.Context, r *report) error {
 
 // measureOne adds all that one measurement by one path gives to the report.
 func (b *bench) measureOne(ctx context.Context, r *report, m measurement, p path) (measured, error) {
-	w := work{Kind: m.kind, Target: b.target(p, m.port), Sink: b.target(p, sinkPort), Flows: m.flows, Duration: b.each}
+	w := work{Kind: m.kind, Target: b.target(p, m.port), Flows: m.flows, Duration: b.each}
+	if m.beside != nil {
+		w.Beside = &work{Kind: m.beside.kind, Target: b.target(p, m.beside.port), Flows: m.beside.flows}
+	}
 	if p == upgraded {
 		w.Pod = b.podName
 	}
@@ -349,7 +360,7 @@ func (b *bench) measureOne(ctx context.Context, r *report, m measurement, p path
 }
 
 func (b *bench) measure(ctx context.Context, w work) (measured, error) {
-	ctx, cancel := context.WithTimeout(ctx, w.Duration+30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*w.Duration+30*time.Second)
 	defer cancel()
 	spec, err := json.Marshal(w)
 	if err != nil {

@@ -25,9 +25,9 @@ import (
 
 // work is one measurement, done by this program again inside the laptop's network namespace.
 type work struct {
-	Kind     string        // down, up, rtt, loaded, connect, hold; udp-down, udp-up; await, requests, fetch
+	Kind     string        // down, up, rtt, connect, hold; udp-down, udp-up; await, requests, fetch
 	Target   string        // address of the echo server's port, or what is asked for at its HTTP port
-	Sink     string        // loaded: where the upload goes beside which round trips are measured
+	Beside   *work         // down or up: begins before this one, and ends after it
 	Pod      string        // if set: connections are upgraded requests through pods/proxy, to this pod's HTTP port
 	Laptop   []int         // processes whose processor time is the laptop's, besides the client's own
 	Flows    int           // at the same time
@@ -101,6 +101,9 @@ func (w work) do(ready io.Writer, release io.Reader) (measured, error) {
 }
 
 func (w client) do(ready io.Writer, release io.Reader) (measured, error) {
+	if w.Beside != nil {
+		return w.loaded(ready, release)
+	}
 	switch w.Kind {
 	case "down", "up":
 		return w.bulk()
@@ -108,8 +111,6 @@ func (w client) do(ready io.Writer, release io.Reader) (measured, error) {
 		return w.datagrams()
 	case "rtt":
 		return w.roundTrips()
-	case "loaded":
-		return w.loaded()
 	case "connect":
 		return w.connects()
 	case "hold":
@@ -233,20 +234,23 @@ func processTime(pid int) time.Duration {
 	return time.Duration(ticks) * time.Second / hertz
 }
 
-// loaded is roundTrips beside an upload that takes all it can get.
-func (w client) loaded() (measured, error) {
-	upload, measure := w, w
-	upload.Kind, upload.Target, upload.Duration = "up", w.Sink, w.Duration+time.Second
-	measure.Kind = "rtt"
-	uploaded := make(chan error, 1)
+// loaded does the work beside another that takes all it can get.
+func (w client) loaded(ready io.Writer, release io.Reader) (measured, error) {
+	load, alone := w, w
+	load.work, alone.Beside = *w.Beside, nil
+	load.Duration = w.fill() + w.Duration + time.Second // it ends last
+	loaded := make(chan error, 1)
 	go func() {
-		_, err := upload.bulk()
-		uploaded <- err
+		_, err := load.bulk()
+		loaded <- err
 	}()
-	time.Sleep(time.Second) // until queues have filled: what is measured is the state afterwards
-	m, err := measure.roundTrips()
-	return m, errors.Join(err, <-uploaded)
+	time.Sleep(w.fill()) // what is measured is the state afterwards
+	m, err := alone.do(ready, release)
+	return m, errors.Join(err, <-loaded)
 }
+
+// fill is how long the work of Beside goes on alone, until queues have filled.
+func (w work) fill() time.Duration { return max(time.Second, w.Duration/2) }
 
 // roundTrips sends one byte and waits for it, again and again.
 func (w client) roundTrips() (measured, error) {

@@ -10,7 +10,9 @@
 //	       ├─ laptop: kubevpn connect, by each transport with each netstack; kubectl port-forward
 //	       └─ laptop: this program again, as the client of the echo server in a pod
 //
-//	go run -C test ./e2e/bench [-rounds 5] [-seconds 1.5] [-out ../docs/performance.md]
+//	go run -C test ./e2e/bench [-only far] [-rounds 5] [-seconds 1.5] [-out ../docs/performance.md]
+//
+// With -only far it measures over lines that are slow, far or lossy (lab.Line) between the laptop and the cluster.
 package main
 
 import (
@@ -31,7 +33,8 @@ func run() int {
 	seconds := flag.Float64("seconds", 1.5, "how long one measurement of speed takes")
 	out := flag.String("out", "../docs/performance.md",
 		"the file whose tables are written; the plots go into the folder of that name, without .md")
-	only := flag.String("only", "", "measure this alone: datagrams, or intercepts, which write no file")
+	only := flag.String("only", "", "measure this alone: datagrams; far or grid, lines that are slow, far or lossy, of "+
+		"which grid takes an hour; or intercepts, which writes no file")
 	serve := flag.Bool("serve", false, "serve the measurements in a pod (used by the program itself)")
 	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
 	flag.Parse()
@@ -47,20 +50,17 @@ func run() int {
 		}
 		b := &bench{rounds: *rounds, each: time.Duration(*seconds * float64(time.Second)), labName: *name,
 			only: *only}
-		report, err := b.run(ctx)
-		if err != nil {
-			return err
-		}
 		switch *only {
+		case "far":
+			return publish(ctx, &far{b, fewLines()}, *out)
+		case "grid":
+			return publish(ctx, &far{b, allLines()}, *out)
 		case "datagrams":
-			fmt.Println(report.renderDatagrams())
-			return report.writeDatagrams(*out)
+			return publish(ctx, onlyDatagrams{b}, *out)
 		case "intercepts":
-			fmt.Println(report.render())
-			return nil
+			return publish(ctx, b, "")
 		}
-		fmt.Println(report.render())
-		return report.write(*out)
+		return publish(ctx, b, *out)
 	}()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -68,6 +68,40 @@ func run() int {
 	}
 	return 0
 }
+
+// tables are what a measurement gives.
+type tables interface {
+	render() string
+	write(file string) error
+}
+
+// publish measures, prints the tables and, unless file is empty, writes them.
+func publish[T tables](ctx context.Context, b interface {
+	run(context.Context) (T, error)
+}, file string) error {
+	t, err := b.run(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Println(t.render())
+	if file == "" {
+		return nil
+	}
+	return t.write(file)
+}
+
+// onlyDatagrams is a bench that writes no other table.
+type onlyDatagrams struct{ *bench }
+
+type datagramTables struct{ *report }
+
+func (b onlyDatagrams) run(ctx context.Context) (datagramTables, error) {
+	r, err := b.bench.run(ctx)
+	return datagramTables{r}, err
+}
+
+func (t datagramTables) render() string          { return t.renderDatagrams() }
+func (t datagramTables) write(file string) error { return t.writeDatagrams(file) }
 
 // serveClient does one measurement and prints what it saw as a line of JSON.
 func serveClient(spec string) error {

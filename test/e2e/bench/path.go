@@ -79,12 +79,20 @@ func (b *bench) target(p path, port int) string {
 
 // measurement is one way to use a path.
 type measurement struct {
-	row   string
-	unit  string
+	row    string
+	unit   string
+	kind   string
+	port   int
+	flows  int
+	value  func(measured) float64
+	beside *load
+}
+
+// load is what moves bytes beside a measurement.
+type load struct {
 	kind  string
 	port  int
 	flows int
-	value func(measured) float64
 }
 
 func (m measurement) bulk() bool { return m.kind == "down" || m.kind == "up" }
@@ -99,14 +107,14 @@ const (
 )
 
 var measurements = []measurement{
-	{"down, 1 flow", "MB/s", "down", sourcePort, 1, bytesPerSecond},
-	{"down, 8 flows", "MB/s", "down", sourcePort, 8, bytesPerSecond},
-	{"up, 1 flow", "MB/s", "up", sinkPort, 1, bytesPerSecond},
-	{"up, 8 flows", "MB/s", "up", sinkPort, 8, bytesPerSecond},
-	{rttRow, "µs", "rtt", echoPort, 1, medianTime},
-	{loadedRow, "µs", "loaded", echoPort, 1, medianTime},
-	{"new connections, 16 at a time", "/s", "connect", echoPort, 16, perSecond},
-	{"new connections, 128 at a time", "/s", "connect", echoPort, 128, perSecond},
+	{"down, 1 flow", "MB/s", "down", sourcePort, 1, bytesPerSecond, nil},
+	{"down, 8 flows", "MB/s", "down", sourcePort, 8, bytesPerSecond, nil},
+	{"up, 1 flow", "MB/s", "up", sinkPort, 1, bytesPerSecond, nil},
+	{"up, 8 flows", "MB/s", "up", sinkPort, 8, bytesPerSecond, nil},
+	{rttRow, "µs", "rtt", echoPort, 1, medianTime, nil},
+	{loadedRow, "µs", "rtt", echoPort, 1, medianTime, &load{"up", sinkPort, 1}},
+	{"new connections, 16 at a time", "/s", "connect", echoPort, 16, perSecond, nil},
+	{"new connections, 128 at a time", "/s", "connect", echoPort, 128, perSecond, nil},
 }
 
 // The other figures of a bulk measurement.

@@ -21,6 +21,8 @@ const (
 	tableEnd       = "<!-- make bench: end -->\n"
 	datagramsBegin = "<!-- make bench: datagrams begin -->\n"
 	datagramsEnd   = "<!-- make bench: datagrams end -->\n"
+	farBegin       = "<!-- make bench-far: begin -->\n"
+	farEnd         = "<!-- make bench-far: end -->\n"
 )
 
 type cell struct {
@@ -113,7 +115,7 @@ func (r *report) render() string {
 		for _, p := range paths {
 			cells = append(cells, r.shown(row.format, row.name, p))
 		}
-		line(&b, cells)
+		tableLine(&b, cells)
 	}
 	b.WriteString("\nThe same as ratios:\n\n")
 	head = []string{""}
@@ -126,16 +128,16 @@ func (r *report) render() string {
 		for _, c := range compared {
 			cells = append(cells, r.ratio(row.name, c.path, c.to))
 		}
-		line(&b, cells)
+		tableLine(&b, cells)
 	}
 	r.renderMemory(&b)
 	b.WriteString("\n")
 	header(&b, []string{"", ""})
 	for _, row := range []string{"connect, manager to be installed", "connect, manager running"} {
-		line(&b, []string{row, r.shown("%.2f s", row, all)})
+		tableLine(&b, []string{row, r.shown("%.2f s", row, all)})
 	}
 	for _, row := range []string{firstRow, twentyRow} {
-		line(&b, []string{row, r.shown("%.2f s", row, all)})
+		tableLine(&b, []string{row, r.shown("%.2f s", row, all)})
 	}
 	b.WriteString("\n")
 	columns := []path{asItIs, passedOn, taken}
@@ -145,7 +147,7 @@ func (r *report) render() string {
 		for _, p := range columns {
 			cells = append(cells, r.shown(row.format, row.name, p))
 		}
-		line(&b, cells)
+		tableLine(&b, cells)
 	}
 	return b.String()
 }
@@ -177,7 +179,7 @@ func (r *report) renderDatagrams() string {
 		for _, p := range datagramPaths {
 			cells = append(cells, r.shown(row.format, row.name, p))
 		}
-		line(b, cells)
+		tableLine(b, cells)
 	}
 	return b.String()
 }
@@ -187,7 +189,7 @@ func (r *report) renderMemory(b *strings.Builder) {
 	b.WriteString("\n")
 	header(b, []string{"resident memory", "daemon and helper", "traffic manager"})
 	row := func(title, name, format string) {
-		line(b, []string{title, r.shown(format, name, laptopSide), r.shown(format, name, managerSide)})
+		tableLine(b, []string{title, r.shown(format, name, laptopSide), r.shown(format, name, managerSide)})
 	}
 	row(restRow, restRow, "%.0f MB")
 	for _, m := range measurements {
@@ -204,11 +206,11 @@ func (r *report) renderMemory(b *strings.Builder) {
 
 // header begins a table, line goes on with it.
 func header(b *strings.Builder, cells []string) {
-	line(b, cells)
+	tableLine(b, cells)
 	b.WriteString(strings.Repeat("|---", len(cells)) + "|\n")
 }
 
-func line(b *strings.Builder, cells []string) {
+func tableLine(b *strings.Builder, cells []string) {
 	for _, c := range cells {
 		if c != "" {
 			c = " " + c
@@ -226,6 +228,11 @@ func (r *report) write(file string) error {
 	if err := r.replace(file, tableBegin, tableEnd, r.render()); err != nil {
 		return err
 	}
+	return r.draw(file, plots)
+}
+
+// draw draws plots into the folder of the document's name.
+func (r *report) draw(file string, plots []chart) error {
 	dir := strings.TrimSuffix(file, filepath.Ext(file))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -1,0 +1,223 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"kubevpn/test/lab"
+)
+
+// fewLines are measured by -far, together in less than ten minutes.
+func fewLines() []lab.Line {
+	return []lab.Line{
+		{RTT: 60 * time.Millisecond, Rate: 100e6},
+		{RTT: 150 * time.Millisecond, Rate: 50e6},
+		{RTT: 40 * time.Millisecond, Rate: 200e6, Loss: 0.001},
+		{RTT: 60 * time.Millisecond, Rate: 100e6, Loss: 0.01},
+	}
+}
+
+// allLines are measured by -grid.
+func allLines() []lab.Line {
+	var lines []lab.Line
+	for _, rtt := range []time.Duration{20, 60, 150} {
+		for _, rate := range []float64{50e6, 200e6} {
+			for _, loss := range []float64{0, 0.001, 0.01} {
+				lines = append(lines, lab.Line{RTT: rtt * time.Millisecond, Rate: rate, Loss: loss})
+			}
+		}
+	}
+	return lines
+}
+
+// farPaths are the columns of the tables of far lines.
+var farPaths = []path{kernel, portForward, gvisorProxy}
+
+const (
+	besideDown    = "the same beside 2 downloads"
+	besideUp      = "the same beside 2 uploads"
+	roundTripsRow = "connect: round trips"
+)
+
+func milliseconds(m measured) float64 { return m.P50us / 1e3 }
+
+var farMeasurements = []measurement{
+	{"down, 1 flow", "MB/s", "down", sourcePort, 1, bytesPerSecond, nil},
+	{"down, 8 flows", "MB/s", "down", sourcePort, 8, bytesPerSecond, nil},
+	{"up, 1 flow", "MB/s", "up", sinkPort, 1, bytesPerSecond, nil},
+	{rttRow, "ms", "rtt", echoPort, 1, milliseconds, nil},
+	{besideDown, "ms", "rtt", echoPort, 1, milliseconds, &load{"down", sourcePort, 2}},
+	{besideUp, "ms", "rtt", echoPort, 1, milliseconds, &load{"up", sinkPort, 2}},
+	{"new connections, 16 at a time", "/s", "connect", echoPort, 16, perSecond, nil},
+}
+
+// far measures kubevpn by api-proxy with gvisor over lines between the laptop and the cluster, beside plain TCP and
+// `kubectl port-forward` over the same line.
+type far struct {
+	*bench
+	lines []lab.Line
+}
+
+func (b *far) run(ctx context.Context) (*farReport, error) {
+	r := &farReport{report: newReport(thisMachine(), b.each), lines: b.lines, rounds: b.rounds}
+	return r, b.onLab(ctx, func(ctx context.Context) error {
+		if err := b.measureConnect(ctx, r.report); err != nil {
+			return err
+		}
+		for _, line := range b.lines {
+			if err := b.measureLine(ctx, r, line); err != nil {
+				return fmt.Errorf("%s: %w", line, err)
+			}
+		}
+		return nil
+	})
+}
+
+// over measures on a line.
+func (b *far) over(ctx context.Context, line lab.Line, measure func(context.Context) error) (err error) {
+	stop, err := b.Stretch(line)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := stop(); err == nil {
+			err = e
+		}
+	}()
+	// The kernel's path takes the line as well.
+	via := b.Config().Families()[0].LineNet.Addr().Next()
+	cmd, err := b.Command(ctx, "laptop", "ip", "route", "replace", b.twin.String(), "via", via.String())
+	if err != nil {
+		return err
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("ip route: %w: %s", err, out)
+	}
+	return measure(ctx)
+}
+
+// measureConnect counts the round trips of a `kubevpn connect` whose daemon, helper and manager run, from how much
+// longer it takes on a line of 200 ms than on one of 20 ms.
+func (b *far) measureConnect(ctx context.Context, r *report) error {
+	const near, distant = 20 * time.Millisecond, 200 * time.Millisecond
+	for _, rtt := range []time.Duration{near, distant} {
+		err := b.over(ctx, lab.Line{RTT: rtt, Rate: 1e9}, func(ctx context.Context) error {
+			for i := range b.rounds + 3 {
+				start := time.Now()
+				if out, err := b.connect(ctx, "--netstack", "gvisor"); err != nil {
+					return fmt.Errorf("kubevpn connect: %w\n%s", err, out)
+				}
+				if i > 0 { // the first one may start the daemon and install the manager
+					r.add(roundTripsRow+rtt.String(), all, time.Since(start).Seconds())
+				}
+				if out, err := b.disconnect(ctx); err != nil {
+					return fmt.Errorf("kubevpn disconnect: %w\n%s", err, out)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	longer := r.median(roundTripsRow+distant.String(), all) - r.median(roundTripsRow+near.String(), all)
+	r.add(roundTripsRow, all, longer/(distant-near).Seconds())
+	say("%s: %.1f", roundTripsRow, r.median(roundTripsRow, all))
+	return nil
+}
+
+// measureLine makes all measurements on one line, in each round by every path.
+func (b *far) measureLine(ctx context.Context, r *farReport, line lab.Line) error {
+	return b.over(ctx, line, func(ctx context.Context) error {
+		if err := b.connectBy(ctx, "gvisor", "api-proxy"); err != nil {
+			return err
+		}
+		stop, err := b.openPaths(ctx)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		for range b.rounds {
+			for _, m := range farMeasurements {
+				row := m
+				row.row = onLine(line, m.row)
+				for _, p := range farPaths {
+					got, err := b.measureOne(ctx, r.report, row, p)
+					if err != nil {
+						return fmt.Errorf("%s, %s: %w", m.row, p, err)
+					}
+					say("%s: %s, %s: %.1f", line, m.row, p, m.value(got))
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// onLine is a row of the report for one line.
+func onLine(line lab.Line, row string) string { return line.String() + ": " + row }
+
+// farReport has a table for each line.
+type farReport struct {
+	*report
+	lines  []lab.Line
+	rounds int
+}
+
+func (r *farReport) render() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Measured on %s.\nMedians of %d rounds, each measurement of %v. ", r.machine, r.rounds, r.each)
+	fmt.Fprintf(&b, "`kubevpn connect` with its daemon and manager running takes %s round trips.\n",
+		r.shown("%.1f", roundTripsRow, all))
+	for _, line := range r.lines {
+		fmt.Fprintf(&b, "\n%s:\n\n", line)
+		r.table(&b, line)
+	}
+	return b.String()
+}
+
+func (r *farReport) table(b *strings.Builder, line lab.Line) {
+	head := []string{""}
+	for _, p := range farPaths {
+		head = append(head, string(p))
+	}
+	header(b, append(head, "gvisor / kernel", "gvisor / `kubectl port-forward`"))
+	for _, m := range farMeasurements {
+		row := onLine(line, m.row)
+		cells := []string{fmt.Sprintf("%s (%s)", m.row, m.unit)}
+		for _, p := range farPaths {
+			cells = append(cells, r.shown("%.1f", row, p))
+		}
+		cells = append(cells, r.ratio(row, gvisorProxy, kernel), r.ratio(row, gvisorProxy, portForward))
+		tableLine(b, cells)
+	}
+}
+
+// farPlots have a group of bars for each line.
+func (r *farReport) plots() []chart {
+	return []chart{
+		{name: "far-throughput", title: "Throughput of one download", axis: "MB/s", format: "%.1f",
+			rows: r.lineNames(), paths: farPaths, upper: func(row string) string { return row + ": down, 1 flow" }},
+		{name: "far-latency", title: "Round trip of 1 byte beside 2 downloads", axis: "ms", format: "%.0f",
+			rows: r.lineNames(), paths: farPaths, upper: func(row string) string { return row + ": " + besideDown }},
+	}
+}
+
+func (r *farReport) lineNames() []string {
+	names := make([]string, len(r.lines))
+	for i, line := range r.lines {
+		names[i] = line.String()
+	}
+	return names
+}
+
+func (r *farReport) write(file string) error {
+	if err := r.replace(file, farBegin, farEnd, r.render()); err != nil {
+		return err
+	}
+	return r.draw(file, r.plots())
+}
