@@ -17,7 +17,8 @@
 //
 // Data waits in the program that produces it: a stream's writer blocks while its reader is slow (window), and every
 // writer of a link blocks while the conn is slow, after 64 KiB. Nothing is dropped. Bulk streams share a link evenly,
-// and a stream that writes little overtakes them.
+// and a stream that writes little overtakes them. On a far path a link sends only as much as keeps the path busy
+// (flight), so that little waits in the API server or in front of the line. New streams avoid links that carry much.
 //
 // # Why not an existing mux
 //

@@ -74,6 +74,9 @@ func (l *link) acked(count uint64) error {
 	l.charge()
 	if l.out.acked > before {
 		l.owed.since = time.Now()
+		if l.conn != nil {
+			l.landed(l.owed.since)
+		}
 	}
 	l.load.unacked.Store(int64(l.out.held()))
 	if l.closeEnd > 0 && l.out.acked >= l.closeEnd {

@@ -23,9 +23,9 @@ import (
 // Two goroutines serve it. The sender writes what replay holds to the conn, unless a stream's writer has pushed its
 // few bytes by itself. The reader parses frames and never blocks on anything but the conn.
 //
-// Lock order: Stream.writers, handshake, mu, streams.mu, Session.mu. A goroutine that holds one may take those to its
-// right. Nobody holds another lock together with Stream.mu, Client.mu or prober.mu, and nobody holds mu during a conn's
-// Read or Write.
+// Lock order: Stream.writers, handshake, mu, streams.mu, Session.mu, delay.mu. A goroutine that holds one may take those
+// to its right. Nobody holds another lock together with Stream.mu, Client.mu or prober.mu, and nobody holds mu during a
+// conn's Read or Write.
 type link struct {
 	session *Session
 	index   int
@@ -49,6 +49,7 @@ type link struct {
 	acks     acks   // acknowledgements that this end owes
 	closeEnd uint64 // position behind our CLOSE; 0: none
 	sched    scheduler
+	flight   flight
 	heart    heartbeat
 
 	toSend  sync.Cond // signals the sender: bytes and a conn
@@ -96,6 +97,7 @@ type load struct {
 	up, born atomic.Bool  // attached now; attached before
 	streams  atomic.Int64 // open streams
 	unacked  atomic.Int64 // bytes
+	incoming atomic.Int64 // when much arrived last, in nanoseconds since the session began
 	rtt      atomic.Int64 // nanoseconds, the least of the last few pings; 0 unknown
 }
 
@@ -112,7 +114,7 @@ type linkConn struct {
 }
 
 func newLink(s *Session, index int) *link {
-	l := &link{session: s, index: index, log: s.log.With("link", index), move: wakeup.NewSignal()}
+	l := &link{session: s, index: index, log: s.log.With("link", index), flight: newFlight(), move: wakeup.NewSignal()}
 	l.streams.byID, l.streams.nextID = make(map[uint32]*Stream), 1
 	if !s.client {
 		l.streams.nextID = 2
@@ -150,6 +152,7 @@ func (l *link) attach(conn net.Conn, path path, peerReceived uint64) (*linkConn,
 	now := time.Now()
 	l.conn = &linkConn{Conn: conn, path: path, born: now, last: now, dead: make(chan struct{})}
 	l.owed.since = now
+	l.flight = newFlight()
 	l.heart.rtts = [4]time.Duration{}
 	l.heart.deadline = time.Time{}
 	l.conns++
@@ -249,6 +252,7 @@ func (l *link) send() {
 func (l *link) write() {
 	c := l.conn
 	b, chunk := l.out.take()
+	l.departed(time.Now())
 	l.writing = true
 	l.dispatch()
 	l.mu.Unlock()

@@ -19,7 +19,8 @@ const smallPayload = 1 << 10
 type receiver struct {
 	l     *link
 	r     *bufio.Reader
-	since int // bytes since acknowledge last called sendAck
+	since int       // bytes since acknowledge last called sendAck
+	acked time.Time // when it did
 	small [1 + maxReason]byte
 }
 
@@ -48,8 +49,9 @@ func (r *receiver) run() error {
 func (r *receiver) acknowledge(h header) {
 	r.since += headerLen + h.length
 	switch {
-	case r.since >= ackEvery:
-		r.since = 0
+	case r.since >= ackEvery, r.since >= ackSome && time.Since(r.acked) >= ackPause:
+		r.since, r.acked = 0, time.Now()
+		r.l.load.incoming.Store(int64(r.acked.Sub(r.l.session.since)))
 		r.l.sendAck()
 	case h.kind != frameAck && h.kind != framePing && h.kind != framePong:
 		r.l.wantAck()

@@ -49,7 +49,11 @@ type turn struct {
 func (l *link) room() bool {
 	t := &l.session.tuning
 	held := l.out.held() + l.sched.reserved
-	return l.out.unsent()+l.sched.reserved < t.Unsent && held < t.ReplayBuffer &&
+	if held >= l.inFlight() {
+		l.flight.round.limited = true
+		return false
+	}
+	return l.out.unsent()+l.sched.reserved < t.Unsent &&
 		// below replayFloor the budget does not count, as no acknowledgement may be due that wakes the writers
 		(held < replayFloor || l.session.bytes.fits(largeChunk))
 }
@@ -89,15 +93,17 @@ func (l *link) await(ctx context.Context, s *Stream, want int, whole bool) (int,
 	}
 }
 
-// share returns how much a writer may append at once: one frame, or a quantum when others wait.
+// share returns how much a writer may append at once: one frame, or a quantum when others wait. It is a small part of
+// what may be in flight, because the other end acknowledges whole frames.
 func (l *link) share(t *turn) int {
 	if t.whole {
 		return t.want
 	}
+	most := max(l.inFlight()/marksPerRTT, leastShare)
 	if len(l.sched.waiting) > 0 {
-		return min(t.want, quantum)
+		return min(t.want, quantum, most)
 	}
-	return min(t.want, maxPayload)
+	return min(t.want, maxPayload, most)
 }
 
 // dispatch grants turns while there is room. Call with mu held, whenever room may have appeared.

@@ -31,6 +31,7 @@ type Session struct {
 	over    atomic.Bool   // overBudget has logged
 	prober  *prober       // the client's, if ClientConfig.Preferred is set
 	next    atomic.Uint32 // for choose
+	delays  [paths]delay
 
 	events  wakeup.Signal // links came or went (client)
 	settled wakeup.Signal // the other end has acknowledged CLOSE, or no link is left
@@ -159,6 +160,11 @@ func (s *Session) linkUp(l *link) {
 	l.load.up.Store(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.up == 0 {
+		for i := range s.delays {
+			s.delays[i].reset() // the network may be another one
+		}
+	}
 	s.up++
 	select {
 	case <-s.ready:
@@ -241,7 +247,7 @@ func (s *Session) choose() (*link, error) {
 			continue
 		}
 		score := l.load.streams.Load()
-		if l.load.unacked.Load() > busy {
+		if l.busy() {
 			score += 1 << 40
 		}
 		if s.prober != nil && l == s.prober.link {
@@ -434,8 +440,13 @@ func (s *Session) settle() {
 	s.bytes.settle()
 }
 
-// busy is a link's backlog beyond which new streams go to another.
-const busy = 256 << 10
+// busy reports whether the link carries much in either direction, so that new streams go to another.
+func (l *link) busy() bool {
+	const much, lately = 64 << 10, 250 * time.Millisecond
+	incoming := l.load.incoming.Load()
+	return l.load.unacked.Load() > much ||
+		incoming > 0 && time.Since(l.session.since)-time.Duration(incoming) < lately
+}
 
 func (s *Session) unreserve(n int) { s.grown.Add(-int64(n)) }
 

@@ -25,12 +25,15 @@ const (
 
 	farewellTime = time.Second // timeout for the other end's part in the end of the session
 
-	accountEvery = 64 << 10  // bytes that a link may hold before the session's budget counts them
-	ackEvery     = 256 << 10 // bytes after which the link acknowledges at once
-	quantum      = 32 << 10  // bytes that a writer sends per turn while others wait
-	controlSlack = 4 << 20   // bytes of unread control frames that the other end may cause
-	replayFloor  = 64 << 10  // bytes that a link may hold unacknowledged even if the session's budget is used up
-	datagramCost = 8         // bytes of the window that a datagram costs beyond its length
+	accountEvery = 64 << 10             // bytes that a link may hold before the session's budget counts them
+	ackEvery     = 256 << 10            // bytes after which the link acknowledges at once
+	ackSome      = 8 << 10              // bytes after which it does so
+	ackPause     = 4 * time.Millisecond // this long after the last time
+	quantum      = 32 << 10             // bytes that a writer sends per turn while others wait
+	leastShare   = 2 << 10              // bytes that a writer may send per turn in any case
+	controlSlack = 4 << 20              // bytes of unread control frames that the other end may cause
+	replayFloor  = 64 << 10             // bytes that a link may hold unacknowledged even if the budget is used up
+	datagramCost = 8                    // bytes of the window that a datagram costs beyond its length
 
 	datagramPause = 10 * time.Millisecond // how long the reader of datagrams may pause without holding up a fast sender
 

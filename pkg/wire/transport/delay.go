@@ -1,0 +1,97 @@
+package transport
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// delay is what the links of a session know together about the path of their conns: its round trip without a queue of
+// theirs, which is the base of their limits. It is the least that was seen between the last two drains. In a drain all
+// links at once send as little as leaves no queue, for about one round trip (as BBR does; Cardwell and others 2016).
+// What is then seen of a queue is not theirs.
+//
+//	     start       clear                       until
+//	───────┼───────────┼───────────────────────────┼────▶
+//	       │ the queue │ what is sent now shows    │ and the first acknowledgement
+//	       │ drains    │ the path as it is         │ of what is sent now ends the drain
+type delay struct {
+	far   atomic.Bool           // base is at least nearby
+	drain atomic.Pointer[drain] // the one that runs
+
+	mu       sync.Mutex
+	base     time.Duration // 0: unknown
+	previous time.Duration // what the drain before the last one has shown, or less if that was seen since
+	shown    time.Duration // by the drain that runs
+	last     time.Time     // when the last drain began
+	drains   int
+}
+
+const (
+	nearby      = 2 * time.Millisecond // with a shorter base links have no limit: little fits in flight
+	leastTarget = 10 * time.Millisecond
+	mostTarget  = 25 * time.Millisecond
+	drainEvery  = 2 * time.Second
+	drainSlack  = 10 * time.Millisecond // for what delays acknowledgements
+)
+
+// drain is never changed.
+type drain struct {
+	clear, until time.Time
+	part         float64 // of its limit that each link uses
+}
+
+// target returns the queue that links may have.
+func target(base time.Duration) time.Duration { return min(max(leastTarget, base/4), mostTarget) }
+
+// reset forgets the path.
+func (d *delay) reset() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.base, d.previous, d.shown = 0, 0, 0
+	d.far.Store(false)
+	d.drain.Store(nil)
+}
+
+// sample notes the round trip of what was sent at a time.
+func (d *delay) sample(rtt time.Duration, sent time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.base, d.previous = lesser(d.base, rtt), lesser(d.previous, rtt)
+	if now := d.drain.Load(); now != nil {
+		switch {
+		case sent.Before(now.clear):
+		case sent.Before(now.until):
+			d.shown = lesser(d.shown, rtt)
+		default:
+			if d.shown > 0 {
+				d.base, d.previous = min(d.previous, d.shown), d.shown
+				d.drains++
+			}
+			d.drain.Store(nil)
+		}
+	}
+	d.far.Store(d.base >= nearby)
+}
+
+func lesser(known, new time.Duration) time.Duration {
+	if known == 0 {
+		return new
+	}
+	return min(known, new)
+}
+
+// begin begins a drain, unless one runs or the last one began less than pause ago. rtt is the round trip now.
+func (d *delay) begin(rtt, pause time.Duration, now time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.drain.Load() != nil || now.Sub(d.last) < pause {
+		return
+	}
+	d.last, d.shown = now, 0
+	part := 0.9 * d.base.Seconds() / rtt.Seconds()
+	d.drain.Store(&drain{clear: now.Add(rtt - d.base), until: now.Add(rtt + drainSlack), part: part})
+}
+
+// delay returns that of the conn's path. Call with mu held and a conn.
+func (l *link) delay() *delay { return &l.session.delays[l.conn.path] }

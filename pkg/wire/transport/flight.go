@@ -1,0 +1,167 @@
+package transport
+
+import "time"
+
+// flight bounds the bytes of a link in flight: sent, and not acknowledged by the other end. Without a bound they fill
+// whatever buffers lie between the ends: the API server's send buffer has megabytes, and a small message waits behind
+// them for half a second.
+//
+//	a round trip:  ├──────── base ────────┼── queue ──┤      base: the path without a queue of ours (delay)
+//
+// Once in a round trip in which writers had to wait for it, the limit follows the queue (FAST TCP; Wei, Jin, Low, Hegde
+// 2006):
+//
+//	limit = limit · (1 + (base + target) / round trip) / 2 + 4 KiB
+//
+// So the queue settles at the target, whatever the line's rate is and however many links share it. A link begins with
+// 64 KiB and doubles that in each round trip, until there is a queue and the rate has stopped to grow: a conn's own
+// slow start also makes bytes wait. It does so again when there was no queue for three round trips. A queue that others
+// on the line have caused must not shrink the limit to nothing: between two drains (see delay), which tell whose a
+// queue is, the limit shrinks at most by half.
+//
+// link.mu guards it.
+type flight struct {
+	limit   int
+	least   int  // the limit may not fall below it before the next drain
+	startup bool // the limit doubles
+	drains  int  // of delay, as far as this link knows
+	long    int  // rounds with a long queue since the last drain
+	empty   int  // rounds without a queue, one after the other
+	flat    int  // rounds of the startup with a queue in which the rate has not grown, one after the other
+
+	marks []mark // of some writes, the oldest first
+	round round
+	rate  float64 // bytes a second, the most of the startup's rounds
+}
+
+// mark is the position behind a write, and when it began.
+type mark struct {
+	end uint64
+	at  time.Time
+}
+
+// round is what a link sees from a write until its acknowledgement.
+type round struct {
+	end     uint64 // it is over when this is acknowledged
+	began   time.Time
+	acked   uint64        // when it began
+	rtt     time.Duration // the least so far
+	limited bool          // a writer has waited for the limit
+}
+
+const (
+	firstFlight  = 64 << 10
+	leastFlight  = 16 << 10
+	flightGrowth = 4 << 10 // by which each link's limit grows in each round trip, so that late links get their share
+	marksPerRTT  = 16
+	flatRounds   = 2 // after which the startup ends
+	emptyRounds  = 3 // after which it begins again
+)
+
+func newFlight() flight { return flight{limit: firstFlight, least: leastFlight, startup: true} }
+
+// inFlight returns how many bytes the link may have in flight. Call with mu held.
+func (l *link) inFlight() int {
+	most := l.session.tuning.ReplayBuffer
+	if l.conn == nil || !l.delay().far.Load() {
+		return most
+	}
+	limit := l.flight.limit
+	if d := l.delay().drain.Load(); d != nil && time.Now().Before(d.until) {
+		limit = max(int(d.part*float64(limit)), leastFlight)
+	}
+	return min(limit, most)
+}
+
+// departed notes a write that began at a time. Call with mu held.
+func (l *link) departed(at time.Time) {
+	f := &l.flight
+	if f.round.end == 0 {
+		f.round = round{end: l.out.sent, began: at, acked: l.out.acked}
+	}
+	n := len(f.marks)
+	if n == 0 || l.out.sent-f.marks[n-1].end >= uint64(l.inFlight()/marksPerRTT) {
+		f.marks = append(f.marks, mark{l.out.sent, at})
+	}
+}
+
+// landed notes an acknowledgement. Call with mu held and a conn.
+func (l *link) landed(now time.Time) {
+	f := &l.flight
+	var newest mark
+	n := 0
+	for ; n < len(f.marks) && f.marks[n].end <= l.out.acked; n++ {
+		newest = f.marks[n]
+	}
+	if n == 0 {
+		return
+	}
+	f.marks = append(f.marks[:0], f.marks[n:]...)
+	rtt := now.Sub(newest.at)
+	l.delay().sample(rtt, newest.at)
+	f.round.rtt = lesser(f.round.rtt, rtt)
+	if l.out.acked < f.round.end {
+		return
+	}
+	if f.round.limited && l.delay().far.Load() {
+		l.adapt(now)
+	}
+	f.round = round{}
+	if l.out.unsent() > 0 || l.out.acked < l.out.sent {
+		f.round = round{end: l.out.sent, began: now, acked: l.out.acked}
+	}
+}
+
+// adapt changes the limit at the end of a round in which it was used up. Call with mu held and a conn.
+func (l *link) adapt(now time.Time) {
+	f, d := &l.flight, l.delay()
+	d.mu.Lock()
+	base, drains, draining, since := d.base, d.drains, d.drain.Load() != nil, now.Sub(d.last)
+	d.mu.Unlock()
+	if draining {
+		return
+	}
+	if f.drains != drains { // much of this round was sent in the drain
+		f.drains, f.least, f.long = drains, max(f.limit/2, leastFlight), 0
+		return
+	}
+	rtt, goal := f.round.rtt, base+target(base)
+	if f.startup {
+		l.double(rtt >= goal, goal, now)
+		return
+	}
+	if rtt > goal+target(base) {
+		f.long++
+	}
+	if f.empty++; rtt > base+target(base)/2 {
+		f.empty = 0
+	}
+	if f.empty == emptyRounds { // the line has become faster, or the startup has ended early
+		f.startup, f.rate, f.flat, f.empty = true, 0, 0, 0
+		return
+	}
+	f.limit = (f.limit+int(float64(f.limit)*goal.Seconds()/rtt.Seconds()))/2 + flightGrowth
+	f.limit = min(max(f.limit, f.least), l.session.tuning.ReplayBuffer)
+	if since > max(drainEvery, 12*base) || f.long >= 2 && since > 6*rtt {
+		d.begin(rtt, 6*rtt, now)
+	}
+}
+
+// double is adapt during the startup.
+func (l *link) double(queued bool, goal time.Duration, now time.Time) {
+	f := &l.flight
+	rate := float64(l.out.acked-f.round.acked) / now.Sub(f.round.began).Seconds()
+	if f.flat++; !queued || rate > 1.25*f.rate {
+		f.flat = 0
+	}
+	f.rate = max(f.rate, rate)
+	switch {
+	case !queued:
+		most := min(l.session.tuning.ReplayBuffer, int(3*f.rate*goal.Seconds())) // a conn's slow start doubles the rate
+		f.limit = max(f.limit, min(2*f.limit, most))
+	case f.flat == flatRounds:
+		f.startup, f.flat = false, 0
+		f.limit = min(max(int(f.rate*goal.Seconds()), leastFlight), f.limit)
+		f.least = max(f.limit/2, leastFlight)
+	}
+}

@@ -1,0 +1,370 @@
+package transport_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevpn/pkg/wire/transport"
+)
+
+// farPath is a path between the ends with a relay that buffers much, as the API server does, and a slow line behind it.
+// Its clock is synctest's. All conns share the line, which sends a little of each in turn:
+//
+//	writer ─▶ relay: 4 MiB per conn, slow start ─▶ line: a rate ─▶ delay ─▶ reader
+type farPath struct {
+	mu    sync.Mutex
+	rtt   time.Duration
+	rate  float64       // bytes a second, each way
+	queue time.Duration // of others on the line
+	ways  [2]*farWay
+}
+
+// farWay is one direction.
+type farWay struct {
+	path  *farPath
+	wake  sync.Cond
+	conns []*farHalf // with bytes for the line
+	last  time.Time  // when what the line has sent arrives
+	over  bool
+}
+
+// farHalf is one direction of a conn.
+type farHalf struct {
+	way     *farWay
+	relay   []byte // waits for the line
+	flying  int    // bytes on the line, and on the way back their acknowledgements
+	window  int    // the most of flying: slow start, in which it doubles in each round trip
+	arrived []byte
+	closed  bool
+	change  sync.Cond
+}
+
+const (
+	relayMost = 4 << 20
+	linePiece = 6000
+
+	firstWindow = 10 * 1448 // RFC 6928
+)
+
+func newFarPath(tb testing.TB, rtt time.Duration, rate float64) *farPath {
+	p := &farPath{rtt: rtt, rate: rate}
+	var ways sync.WaitGroup
+	for i := range p.ways {
+		w := &farWay{path: p}
+		w.wake.L = &p.mu
+		p.ways[i] = w
+		ways.Go(w.run)
+	}
+	tb.Cleanup(func() {
+		p.mu.Lock()
+		for _, w := range p.ways {
+			w.over = true
+			w.wake.Signal()
+		}
+		p.mu.Unlock()
+		ways.Wait()
+	})
+	return p
+}
+
+// run is the line.
+func (w *farWay) run() {
+	p := w.path
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		for len(w.conns) == 0 && !w.over {
+			w.wake.Wait()
+		}
+		if w.over {
+			return
+		}
+		h := w.conns[0]
+		w.conns = w.conns[1:]
+		n := min(len(h.relay), linePiece)
+		piece := slices.Clone(h.relay[:n])
+		h.relay = h.relay[n:]
+		h.flying += n
+		w.queue(h)
+		h.change.Broadcast()
+		takes := time.Duration(float64(n) / p.rate * float64(time.Second))
+		p.mu.Unlock()
+		time.Sleep(takes)
+		p.mu.Lock()
+		w.last = w.last.Add(1) // nothing overtakes
+		if due := time.Now().Add(p.rtt/2 + p.queue); due.After(w.last) {
+			w.last = due
+		}
+		time.AfterFunc(time.Until(w.last), func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			h.arrived = append(h.arrived, piece...)
+			h.change.Broadcast()
+			time.AfterFunc(p.rtt/2, func() {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				waited := h.flying >= h.window
+				h.flying -= n
+				if h.window = min(h.window+n, relayMost); waited {
+					w.queue(h)
+				}
+			})
+		})
+	}
+}
+
+// queue lets h send its next piece when it is its turn, if it may.
+func (w *farWay) queue(h *farHalf) {
+	if len(h.relay) > 0 && h.flying < h.window {
+		w.conns = append(w.conns, h)
+		w.wake.Signal()
+	}
+}
+
+func (p *farPath) change(f func(p *farPath)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(p)
+}
+
+// farConn is one end of a conn.
+type farConn struct {
+	net.Conn // deadlines: nil, and not called
+	in, out  *farHalf
+}
+
+func (p *farPath) conn() (laptop, manager net.Conn) {
+	up, down := &farHalf{way: p.ways[0]}, &farHalf{way: p.ways[1]}
+	up.change.L, down.change.L = &p.mu, &p.mu
+	return &farConn{in: down, out: up}, &farConn{in: up, out: down}
+}
+
+func (c *farConn) Write(b []byte) (int, error) {
+	h, p := c.out, c.out.way.path
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(h.relay) > relayMost && !h.closed {
+		h.change.Wait()
+	}
+	if h.closed {
+		return 0, net.ErrClosed
+	}
+	idle := len(h.relay) == 0
+	h.relay = append(h.relay, b...)
+	if idle {
+		if h.flying == 0 {
+			h.window = firstWindow // as Linux does after a pause (net.ipv4.tcp_slow_start_after_idle)
+		}
+		h.way.queue(h)
+	}
+	return len(b), nil
+}
+
+func (c *farConn) Read(b []byte) (int, error) {
+	h, p := c.in, c.in.way.path
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(h.arrived) == 0 && !h.closed {
+		h.change.Wait()
+	}
+	if len(h.arrived) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b, h.arrived)
+	h.arrived = h.arrived[n:]
+	return n, nil
+}
+
+func (c *farConn) Close() error {
+	p := c.in.way.path
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, h := range []*farHalf{c.in, c.out} {
+		h.closed = true
+		h.change.Broadcast()
+	}
+	return nil
+}
+
+func (c *farConn) SetDeadline(time.Time) error { return nil }
+
+// startFar starts a session over a far path.
+func startFar(tb testing.TB, p *farPath, links int) *rig {
+	l := &farListener{conns: make(chan net.Conn, links), over: make(chan struct{})}
+	dial := func(context.Context) (net.Conn, error) {
+		laptop, manager := p.conn()
+		l.conns <- manager
+		return laptop, nil
+	}
+	return start(tb, network{l, dial}, transport.ClientConfig{Links: links}, transport.ServerConfig{})
+}
+
+// farListener accepts the manager's ends of a far path's conns.
+type farListener struct {
+	conns chan net.Conn
+	over  chan struct{}
+	once  sync.Once
+}
+
+func (l *farListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.over:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *farListener) Close() error {
+	l.once.Do(func() { close(l.over) })
+	return nil
+}
+
+func (l *farListener) Addr() net.Addr { return &net.UnixAddr{Name: "far", Net: "unix"} }
+
+// transfer is a download without end.
+type transfer struct {
+	mu    sync.Mutex
+	bytes int
+}
+
+// take returns the bytes since the last call.
+func (d *transfer) take() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.bytes
+	d.bytes = 0
+	return n
+}
+
+func (d *transfer) run(r *rig) {
+	near, far := open(r.tb, r.laptop, r.manager)
+	go func() {
+		buf := make([]byte, 256<<10)
+		for {
+			if _, err := far.Write(buf); err != nil {
+				return
+			}
+		}
+	}()
+	go func() {
+		buf := make([]byte, 256<<10)
+		for {
+			n, err := near.Read(buf)
+			d.mu.Lock()
+			d.bytes += n
+			d.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+}
+
+// roundTrips measures those of one byte for a while, and returns their median.
+func roundTrips(tb testing.TB, near *transport.Stream, span time.Duration) time.Duration {
+	tb.Helper()
+	var took []time.Duration
+	b := []byte{1}
+	for end := time.Now().Add(span); time.Now().Before(end); {
+		began := time.Now()
+		if _, err := near.Write(b); err != nil {
+			tb.Fatal(err)
+		}
+		if _, err := io.ReadFull(near, b); err != nil {
+			tb.Fatal(err)
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	return took[len(took)/2]
+}
+
+func TestSmallMessagesBesideDownloadsOnAFarPath(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		rtt       time.Duration
+		mbps      float64
+		links     int
+		downloads int
+		most      time.Duration
+	}{
+		{"one link", 60 * time.Millisecond, 100, 1, 1, 95 * time.Millisecond},
+		{"one link, two downloads", 60 * time.Millisecond, 100, 1, 2, 95 * time.Millisecond},
+		{"four links, two downloads", 60 * time.Millisecond, 100, 4, 2, 95 * time.Millisecond},
+		{"four links, eight downloads", 60 * time.Millisecond, 100, 4, 8, 100 * time.Millisecond},
+		{"slow", 60 * time.Millisecond, 10, 4, 8, 180 * time.Millisecond},
+		{"near", 10 * time.Millisecond, 100, 4, 2, 40 * time.Millisecond},
+		{"very far", 200 * time.Millisecond, 100, 4, 2, 250 * time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newFarPath(t, tt.rtt, tt.mbps*1e6/8)
+				r := startFar(t, p, tt.links)
+				near, far := open(t, r.laptop, r.manager)
+				go echo(far)
+				var d transfer
+				for range tt.downloads {
+					d.run(r)
+				}
+				time.Sleep(3 * time.Second)
+				d.take()
+				const span = 5 * time.Second
+				median := roundTrips(t, near, span)
+				part := float64(d.take()) / (p.rate * span.Seconds())
+				t.Logf("median %v, %.1f %% of the line", median, 100*part)
+				if median > tt.most {
+					t.Errorf("a round trip takes %v, at most %v is wanted", median, tt.most)
+				}
+				if part < 0.95 {
+					t.Errorf("downloads use %.1f %% of the line", 100*part)
+				}
+			})
+		})
+	}
+}
+
+func TestDownloadOnAPathThatChanges(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*farPath)
+	}{
+		{"longer", func(p *farPath) { p.rtt = 160 * time.Millisecond }},
+		{"shorter", func(p *farPath) { p.rtt = 20 * time.Millisecond }},
+		{"slower", func(p *farPath) { p.rate /= 4 }},
+		{"faster", func(p *farPath) { p.rate *= 4 }},
+		{"with the queue of others", func(p *farPath) { p.queue = 60 * time.Millisecond }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newFarPath(t, 60*time.Millisecond, 100e6/8)
+				r := startFar(t, p, 2)
+				near, far := open(t, r.laptop, r.manager)
+				go echo(far)
+				var d transfer
+				d.run(r)
+				d.run(r)
+				time.Sleep(5 * time.Second)
+				p.change(tt.change)
+				time.Sleep(10 * time.Second)
+				d.take()
+				const span = 5 * time.Second
+				median := roundTrips(t, near, span)
+				part := float64(d.take()) / (p.rate * span.Seconds())
+				t.Logf("median %v, %.1f %% of the line", median, 100*part)
+				if part < 0.9 {
+					t.Errorf("downloads use %.1f %% of the line", 100*part)
+				}
+				if most := p.rtt + 2*p.queue + 60*time.Millisecond; median > most {
+					t.Errorf("a round trip takes %v, at most %v is wanted", median, most)
+				}
+			})
+		})
+	}
+}
