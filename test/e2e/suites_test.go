@@ -37,6 +37,7 @@ var once = []suite{
 	{"transports", transportsSuite},
 	{"roundtrips", roundTripsSuite},
 	{"faults", faultsSuite},
+	{"far", farSuite},
 	{"two", twoSuite},
 }
 
