@@ -33,7 +33,7 @@ func TestFarTables(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "figures.md")
-	if err := os.WriteFile(file, []byte(farMarks.begin+farMarks.end), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(farBegin+farEnd), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.write(file); err != nil {
