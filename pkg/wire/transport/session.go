@@ -31,7 +31,7 @@ type Session struct {
 	over    atomic.Bool   // overBudget has logged
 	prober  *prober       // the client's, if ClientConfig.Preferred is set
 	next    atomic.Uint32 // for choose
-	delays  [paths]delay
+	delays  [maxPaths]delay
 
 	events  wakeup.Signal // links came or went (client)
 	settled wakeup.Signal // the other end has acknowledged CLOSE, or no link is left
