@@ -8,16 +8,19 @@ import "time"
 //
 //	a round trip:  ├──────── base ────────┼── queue ──┤      base: the path without a queue of ours (delay)
 //
-// Once in a round trip in which writers had to wait for it, the limit follows the queue (FAST TCP; Wei, Jin, Low, Hegde
+// Every few round trips in which writers had to wait for it, the limit follows the queue (FAST TCP; Wei, Jin, Low, Hegde
 // 2006):
 //
 //	limit = limit · (1 + (base + target) / round trip) / 2 + 4 KiB
 //
 // So the queue settles at the target, whatever the line's rate is and however many links share it. A link begins with
 // 64 KiB and doubles that in each round trip, until there is a queue and the rate has stopped to grow: a conn's own
-// slow start also makes bytes wait. It does so again when there was no queue for three round trips. A queue that others
-// on the line have caused must not shrink the limit to nothing: between two drains (see delay), which tell whose a
-// queue is, the limit shrinks at most by half.
+// slow start also makes bytes wait. It does so again when there was no queue for some time.
+//
+// Three things must not shrink the limit to nothing. Pauses of the path: the round trip is the least of a span, and
+// while acknowledgements are late the link sends on (late). A queue that others on the line have caused: between two
+// drains (see delay), which tell whose a queue is, the limit shrinks at most by half. A path that has become longer: the
+// next two drains show it.
 //
 // link.mu guards it.
 type flight struct {
@@ -25,13 +28,14 @@ type flight struct {
 	least   int  // the limit may not fall below it before the next drain
 	startup bool // the limit doubles
 	drains  int  // of delay, as far as this link knows
-	long    int  // rounds with a long queue since the last drain
-	empty   int  // rounds without a queue, one after the other
-	flat    int  // rounds of the startup with a queue in which the rate has not grown, one after the other
+	span    span
+	empty   int // spans without a queue, one after the other
+	flat    int // rounds of the startup with a queue in which the rate has not grown, one after the other
 
-	marks []mark // of some writes, the oldest first
-	round round
-	rate  float64 // bytes a second, the most of the startup's rounds
+	marks  []mark // of some writes, the oldest first
+	round  round
+	rate   float64 // bytes a second, the most of the startup's rounds
+	recent float64 // bytes a second, of the last spans
 }
 
 // mark is the position behind a write, and when it began.
@@ -49,13 +53,35 @@ type round struct {
 	limited bool          // a writer has waited for the limit
 }
 
+// span is the time for which a link looks for the shortest round trip before it changes the limit. It is longer than the
+// pauses of a radio or a busy processor, after which much arrives at once: they are no queue.
+type span struct {
+	began  time.Time
+	acked  uint64 // when it began
+	rounds int
+	rtt    time.Duration // the least
+}
+
+// add adds a round, and reports whether the span is long enough.
+func (s *span) add(r round, now time.Time) bool {
+	if s.rounds++; s.rounds == 1 {
+		s.began, s.acked = r.began, r.acked
+	}
+	s.rtt = lesser(s.rtt, r.rtt)
+	return s.rounds >= spanRounds && now.Sub(s.began) >= spanTime
+}
+
 const (
 	firstFlight  = 64 << 10
 	leastFlight  = 16 << 10
 	flightGrowth = 4 << 10 // by which each link's limit grows in each round trip, so that late links get their share
 	marksPerRTT  = 16
 	flatRounds   = 2 // after which the startup ends
-	emptyRounds  = 3 // after which it begins again
+	emptySpans   = 2 // after which it begins again
+	spanRounds   = 3
+	spanTime     = 250 * time.Millisecond
+	pauseTime    = 10 * time.Millisecond // without an acknowledgement: it is late
+	mostPause    = 250 * time.Millisecond
 )
 
 func newFlight() flight { return flight{limit: firstFlight, least: leastFlight, startup: true} }
@@ -71,6 +97,22 @@ func (l *link) inFlight() int {
 		limit = max(int(d.part*float64(limit)), leastFlight)
 	}
 	return min(limit, most)
+}
+
+// late returns how many bytes more may be in flight because acknowledgements are late: a segment was lost, and holds up
+// those behind it, or a radio or a processor pauses. The path goes on meanwhile, and would run empty. Call with mu held.
+func (l *link) late(now time.Time) int {
+	pause := min(now.Sub(l.owed.since)-pauseTime, mostPause)
+	return int(l.flight.recent * max(pause, 0).Seconds())
+}
+
+// onPause wakes writers that wait for acknowledgements that are late.
+func (l *link) onPause() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed == nil {
+		l.dispatch()
+	}
 }
 
 // departed notes a write that began at a time. Call with mu held.
@@ -122,27 +164,30 @@ func (l *link) adapt(now time.Time) {
 		return
 	}
 	if f.drains != drains { // much of this round was sent in the drain
-		f.drains, f.least, f.long = drains, max(f.limit/2, leastFlight), 0
+		f.drains, f.least, f.span = drains, max(f.limit/2, leastFlight), span{}
 		return
 	}
-	rtt, goal := f.round.rtt, base+target(base)
+	goal := base + target(base)
 	if f.startup {
-		l.double(rtt >= goal, goal, now)
+		l.double(f.round.rtt >= goal, goal, now)
 		return
 	}
-	if rtt > goal+target(base) {
-		f.long++
+	if !f.span.add(f.round, now) {
+		return
 	}
+	rtt, rate := f.span.rtt, float64(l.out.acked-f.span.acked)/now.Sub(f.span.began).Seconds()
+	f.recent = max(rate, 0.8*f.recent+0.2*rate)
+	f.span = span{}
 	if f.empty++; rtt > base+target(base)/2 {
 		f.empty = 0
 	}
-	if f.empty == emptyRounds { // the line has become faster, or the startup has ended early
+	if f.empty == emptySpans { // the line has become faster, or the startup has ended early
 		f.startup, f.rate, f.flat, f.empty = true, 0, 0, 0
 		return
 	}
 	f.limit = (f.limit+int(float64(f.limit)*goal.Seconds()/rtt.Seconds()))/2 + flightGrowth
 	f.limit = min(max(f.limit, f.least), l.session.tuning.ReplayBuffer)
-	if since > max(drainEvery, 12*base) || f.long >= 2 && since > 6*rtt {
+	if since > max(drainEvery, 12*base) || rtt > goal+target(base) && since > 6*rtt {
 		d.begin(rtt, 6*rtt, now)
 	}
 }
@@ -160,7 +205,7 @@ func (l *link) double(queued bool, goal time.Duration, now time.Time) {
 		most := min(l.session.tuning.ReplayBuffer, int(3*f.rate*goal.Seconds())) // a conn's slow start doubles the rate
 		f.limit = max(f.limit, min(2*f.limit, most))
 	case f.flat == flatRounds:
-		f.startup, f.flat = false, 0
+		f.startup, f.flat, f.recent = false, 0, f.rate
 		f.limit = min(max(int(f.rate*goal.Seconds()), leastFlight), f.limit)
 		f.least = max(f.limit/2, leastFlight)
 	}
