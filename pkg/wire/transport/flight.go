@@ -8,8 +8,8 @@ import "time"
 //
 //	a round trip:  ├──────── base ────────┼── queue ──┤      base: the path without a queue of ours (delay)
 //
-// Every few round trips in which writers had to wait for it, the limit follows the queue (FAST TCP; Wei, Jin, Low, Hegde
-// 2006):
+// Every few round trips in which writers had to wait for it, the limit follows the queue (FAST TCP; Wei, Jin, Low,
+// Hegde 2006):
 //
 //	limit = limit · (1 + (base + target) / round trip) / 2 + 4 KiB
 //
@@ -19,8 +19,8 @@ import "time"
 //
 // Three things must not shrink the limit to nothing. Pauses of the path: the round trip is the least of a span, and
 // while acknowledgements are late the link sends on (late). A queue that others on the line have caused: between two
-// drains (see delay), which tell whose a queue is, the limit shrinks at most by half. A path that has become longer: the
-// next two drains show it.
+// drains (see delay), which tell whose a queue is, the limit shrinks at most by half. A path that has become longer:
+// the next two drains show it.
 //
 // link.mu guards it.
 type flight struct {
@@ -53,8 +53,8 @@ type round struct {
 	limited bool          // a writer has waited for the limit
 }
 
-// span is the time for which a link looks for the shortest round trip before it changes the limit. It is longer than the
-// pauses of a radio or a busy processor, after which much arrives at once: they are no queue.
+// span is the time for which a link looks for the shortest round trip before it changes the limit. It is longer than
+// the pauses of a radio or a busy processor, after which much arrives at once: they are no queue.
 type span struct {
 	began  time.Time
 	acked  uint64 // when it began
@@ -100,7 +100,8 @@ func (l *link) inFlight() int {
 }
 
 // late returns how many bytes more may be in flight because acknowledgements are late: a segment was lost, and holds up
-// those behind it, or a radio or a processor pauses. The path goes on meanwhile, and would run empty. Call with mu held.
+// those behind it, or a radio or a processor pauses. The path goes on meanwhile, and would run empty. Call with mu
+// held.
 func (l *link) late(now time.Time) int {
 	pause := min(now.Sub(l.owed.since)-pauseTime, mostPause)
 	return int(l.flight.recent * max(pause, 0).Seconds())

@@ -33,8 +33,8 @@ func run() int {
 	seconds := flag.Float64("seconds", 1.5, "how long one measurement of speed takes")
 	out := flag.String("out", "../docs/performance.md",
 		"the file whose tables are written; the plots go into the folder of that name, without .md")
-	only := flag.String("only", "", "measure this alone: datagrams; far or grid, lines that are slow, far or lossy, of "+
-		"which grid takes an hour; or intercepts, which writes no file")
+	only := flag.String("only", "", "measure this alone: datagrams; far or grid, lines that are slow, far or lossy, "+
+		"of which grid takes an hour; or intercepts, which writes no file")
 	serve := flag.Bool("serve", false, "serve the measurements in a pod (used by the program itself)")
 	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
 	flag.Parse()
