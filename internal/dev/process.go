@@ -20,6 +20,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -73,9 +74,12 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	if err := r.Here(cfg.Volumes); err != nil {
 		return nil, err
 	}
+	var ahead sync.WaitGroup
+	ahead.Go(func() { r.ReadAhead(ctx) })
 	if err := r.See(ctx, cfg.Exec); err != nil {
 		cfg.Logger.Info("the image's variables are not known", "pod", cfg.Pod.Name, "err", err)
 	}
+	ahead.Wait()
 	variables, problems := r.Environment(ctx)
 	mounts, volumes, more := r.Volumes(ctx)
 	for _, problem := range slices.Concat(problems, more) {

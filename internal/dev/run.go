@@ -104,22 +104,41 @@ func (r *Runner) Run(ctx context.Context, t Target) (code int, err error) {
 	}
 }
 
-// onMachine runs the program while the daemon holds the connection.
+// onMachine runs the program while the daemon holds the connection. It prepares the program while the daemon connects.
 func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	held, release := context.WithCancel(context.WithoutCancel(ctx))
 	defer release()
 	stop := context.AfterFunc(ctx, release)
+	preparing, abandon := context.WithCancel(ctx)
+	defer abandon()
+	beside := *r
+	show, mayShow := later(r.Show) // sudo may be asking for a password
+	beside.Show = show
+	var p *Program
+	var unprepared error
+	prepared := make(chan struct{})
+	go func() {
+		defer close(prepared)
+		if p, unprepared = beside.prepare(preparing, nil); unprepared != nil {
+			release()
+		}
+	}()
 	released, err := r.hold(held)
 	if err != nil {
+		abandon()
+		<-prepared
+		if unprepared != nil && !errors.Is(unprepared, context.Canceled) {
+			err = unprepared
+		}
 		return 0, err
 	}
 	defer func() {
 		release()
 		<-released
 	}()
-	p, err := r.prepare(ctx, nil)
-	if err != nil {
-		return 0, err
+	mayShow()
+	if <-prepared; unprepared != nil {
+		return 0, unprepared
 	}
 	if !stop() {
 		return 0, ctx.Err()
@@ -127,6 +146,31 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	r.Quiet()
 	status, err := p.Run(context.WithoutCancel(ctx))
 	return r.exit(status, err)
+}
+
+// later returns a function that keeps events until mayShow is called, and then shows them and those that follow.
+func later(show func(api.Event)) (keep func(api.Event), mayShow func()) {
+	var mu sync.Mutex
+	var kept []api.Event
+	shown := false
+	keep = func(e api.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !shown {
+			kept = append(kept, e)
+			return
+		}
+		show(e)
+	}
+	mayShow = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, e := range kept {
+			show(e)
+		}
+		kept, shown = nil, true
+	}
+	return keep, mayShow
 }
 
 // hold returns when the daemon holds the connection. It closes released when the daemon no longer does. If ctx has not

@@ -51,6 +51,8 @@ type Reader struct {
 	here map[string]string // directories of this machine that replace volumes, by volume name
 	seen map[string]string // the environment of a program in the container; nil if unknown
 
+	ahead *objects // what ReadAhead has read; nil: nothing
+
 	gone   bool // the pod no longer exists, so no token can be bound to it
 	tokens map[tokenOf]token
 	last   map[string]map[string]File // the last files of each source of a projected volume, by its key
@@ -176,6 +178,9 @@ type result[T any] struct {
 }
 
 func (r *Reader) objects(ctx context.Context) *objects {
+	if r.ahead != nil {
+		return r.ahead
+	}
 	return &objects{
 		ctx: ctx, kube: r.kube, namespace: r.pod.Namespace,
 		configMaps: map[string]result[*corev1.ConfigMap]{}, secrets: map[string]result[*corev1.Secret]{},

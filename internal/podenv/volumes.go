@@ -61,6 +61,7 @@ func Volumes(ctx context.Context, readers ...*Reader) (map[string][]Mount, []Vol
 	var problems []Problem
 	for _, r := range readers {
 		mounts, more := r.mounts(ctx, read)
+		r.ahead = nil // the next call sees changes
 		all[r.container.Name] = mounts
 		for _, p := range more {
 			if !slices.ContainsFunc(problems, func(o Problem) bool { return o.Error() == p.Error() }) {
