@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ReadAhead reads the ConfigMaps and Secrets of the container's environment and volumes, all at once, for the next
-// Environment and Volumes. It may run concurrently with See.
+// ReadAhead reads the ConfigMaps, Secrets, Services and tokens of the container's environment and volumes, all at once,
+// for the next Environment and Volumes. It may run concurrently with See.
 func (r *Reader) ReadAhead(ctx context.Context) {
 	all := r.objects(ctx)
 	var mu sync.Mutex
@@ -33,8 +33,40 @@ func (r *Reader) ReadAhead(ctx context.Context) {
 			all.secrets[name] = one.secrets[name]
 		})
 	}
+	if r.serviceLinks() {
+		reading.Go(func() { _, _ = all.servicesBeside() })
+	}
+	reading.Go(func() { _, _ = all.apiServerService() })
+	reading.Go(func() {
+		for _, of := range r.tokensNamed() {
+			_, _ = r.token(ctx, of) // Volumes tries again
+		}
+	})
 	reading.Wait()
 	r.ahead = all
+}
+
+// mountsVolume reports whether the container mounts the volume from the pod.
+func (r *Reader) mountsVolume(name string) bool {
+	_, replaced := r.here[name]
+	return !replaced && slices.ContainsFunc(r.container.VolumeMounts, func(m corev1.VolumeMount) bool {
+		return m.Name == name
+	})
+}
+
+// tokensNamed returns the tokens of the container's volumes.
+func (r *Reader) tokensNamed() (all []tokenOf) {
+	for _, v := range r.pod.Spec.Volumes {
+		if v.Projected == nil || !r.mountsVolume(v.Name) {
+			continue
+		}
+		for _, s := range v.Projected.Sources {
+			if s.ServiceAccountToken != nil {
+				all = append(all, tokenOfProjection(s.ServiceAccountToken))
+			}
+		}
+	}
+	return all
 }
 
 // named returns the names of the ConfigMaps and Secrets of the container's environment and volumes, each once.
@@ -56,10 +88,7 @@ func (r *Reader) named() (configMaps, secrets []string) {
 		}
 	}
 	for _, v := range r.pod.Spec.Volumes {
-		_, replaced := r.here[v.Name]
-		if replaced || !slices.ContainsFunc(r.container.VolumeMounts, func(m corev1.VolumeMount) bool {
-			return m.Name == v.Name
-		}) {
+		if !r.mountsVolume(v.Name) {
 			continue
 		}
 		if v.ConfigMap != nil {

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 )
@@ -23,30 +22,32 @@ volumes:
 - {name: all, projected: {sources: [{configMap: {name: settings}}, {configMap: {name: more, optional: true}}]}}
 - {name: unused, configMap: {name: unused}}
 `)
-	var read []string
-	kube.PrependReactor("get", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		if kind := a.GetResource().Resource; kind == "configmaps" || kind == "secrets" {
-			read = append(read, kind+" "+a.(clienttesting.GetAction).GetName())
-		}
-		return false, nil, nil
-	})
 	r.ReadAhead(t.Context())
+	var read []string
+	for _, a := range kube.Actions() {
+		name := "*"
+		if get, is := a.(clienttesting.GetAction); is {
+			name = get.GetName()
+		}
+		read = append(read, a.GetResource().Resource+" "+name)
+	}
 	slices.Sort(read)
-	want := []string{"configmaps more", "configmaps settings", "secrets keys", "secrets none"}
+	want := []string{"configmaps more", "configmaps settings", "secrets keys", "secrets none", "services *",
+		"services kubernetes"}
 	if d := cmp.Diff(want, read); d != "" {
 		t.Errorf("ReadAhead (-want +got):\n%s", d)
 	}
 	variables, problems := r.Environment(t.Context())
 	_, volumes, more := r.Volumes(t.Context())
-	if len(read) != len(want) {
-		t.Errorf("read again: %q", read[len(want):])
+	if again := kube.Actions()[len(want):]; len(again) > 0 {
+		t.Errorf("read again: %v", again)
 	}
 	if len(volumes) != 2 || len(problems)+len(more) > 0 ||
 		!slices.Contains(variables, Variable{Name: "PASSWORD", Value: "hunter2", Secret: true}) {
 		t.Errorf("%v, %v, %v, %v", variables, volumes, problems, more)
 	}
 	r.Volumes(t.Context())
-	if len(read) == len(want) {
+	if len(kube.Actions()) == len(want) {
 		t.Error("the next Volumes does not see changes")
 	}
 }

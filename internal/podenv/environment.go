@@ -29,7 +29,7 @@ type Variable struct {
 // returns a Problem for it: a container does not start without its ConfigMap, but a program here may still be useful.
 func (r *Reader) Environment(ctx context.Context) ([]Variable, []Problem) {
 	e := environment{Reader: r, objects: r.objects(ctx), known: map[string]Variable{}}
-	e.serviceVariables(ctx)
+	e.serviceVariables()
 	for _, from := range r.container.EnvFrom {
 		e.addAll(from)
 	}
@@ -245,20 +245,19 @@ func expand(s string, value func(name string) string) string {
 }
 
 // serviceVariables computes the variables for the namespace's Services and the Service of the API server.
-func (e *environment) serviceVariables(ctx context.Context) {
+func (e *environment) serviceVariables() {
 	e.services = map[string]string{}
 	var services []corev1.Service
-	if namespace := e.pod.Namespace; e.pod.Spec.EnableServiceLinks == nil || *e.pod.Spec.EnableServiceLinks {
-		list, err := e.Reader.kube.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
+	if e.serviceLinks() {
+		list, err := e.servicesBeside()
 		if err != nil {
 			e.nameless("variables of the namespace's Services", err)
 		} else {
-			services = list.Items
+			services = slices.Clone(list.Items)
 		}
 	}
-	const master = "kubernetes"
-	if !slices.ContainsFunc(services, func(s corev1.Service) bool { return s.Name == master }) {
-		s, err := e.Reader.kube.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, master, metav1.GetOptions{})
+	if !slices.ContainsFunc(services, func(s corev1.Service) bool { return s.Name == "kubernetes" }) {
+		s, err := e.apiServerService()
 		if err != nil { // a user with rights in one namespace may not read it
 			s = e.master()
 		}
@@ -269,6 +268,11 @@ func (e *environment) serviceVariables(ctx context.Context) {
 			maps.Copy(e.services, variablesOf(s))
 		}
 	}
+}
+
+// serviceLinks reports whether the container has variables for the Services of its namespace.
+func (r *Reader) serviceLinks() bool {
+	return r.pod.Spec.EnableServiceLinks == nil || *r.pod.Spec.EnableServiceLinks
 }
 
 // master returns the Service of the API server without reading it: with the address that a program in the container

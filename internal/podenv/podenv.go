@@ -162,7 +162,7 @@ func (r *Reader) Seen(environ []byte) {
 	}
 }
 
-// objects caches ConfigMaps, Secrets and nodes.
+// objects caches ConfigMaps, Secrets, nodes and Services.
 type objects struct {
 	ctx        context.Context
 	kube       kubernetes.Interface
@@ -170,6 +170,8 @@ type objects struct {
 	configMaps map[string]result[*corev1.ConfigMap]
 	secrets    map[string]result[*corev1.Secret]
 	nodes      map[string]result[*corev1.Node]
+	beside     *result[*corev1.ServiceList] // the namespace's Services; nil: not read yet
+	apiServer  *result[*corev1.Service]     // default/kubernetes; nil: not read yet
 }
 
 type result[T any] struct {
@@ -207,6 +209,24 @@ func (o *objects) node(name string) (*corev1.Node, error) {
 	return once(o.nodes, name, func() (*corev1.Node, error) {
 		return o.kube.CoreV1().Nodes().Get(o.ctx, name, metav1.GetOptions{})
 	})
+}
+
+// servicesBeside returns the Services of the pod's namespace.
+func (o *objects) servicesBeside() (*corev1.ServiceList, error) {
+	if o.beside == nil {
+		list, err := o.kube.CoreV1().Services(o.namespace).List(o.ctx, metav1.ListOptions{})
+		o.beside = &result[*corev1.ServiceList]{list, err}
+	}
+	return o.beside.value, o.beside.err
+}
+
+// apiServerService returns the Service of the API server.
+func (o *objects) apiServerService() (*corev1.Service, error) {
+	if o.apiServer == nil {
+		s, err := o.kube.CoreV1().Services(metav1.NamespaceDefault).Get(o.ctx, "kubernetes", metav1.GetOptions{})
+		o.apiServer = &result[*corev1.Service]{s, err}
+	}
+	return o.apiServer.value, o.apiServer.err
 }
 
 func once[T any](known map[string]result[T], name string, read func() (T, error)) (T, error) {

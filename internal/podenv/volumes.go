@@ -230,11 +230,7 @@ func (e *environment) projected(ctx context.Context, w *writer, s corev1.VolumeP
 		e.downwardFiles(w, s.DownwardAPI.Items, standard)
 		return nil
 	case s.ServiceAccountToken != nil:
-		of := tokenOf{audience: s.ServiceAccountToken.Audience, seconds: defaultTokenSeconds}
-		if t := s.ServiceAccountToken.ExpirationSeconds; t != nil {
-			of.seconds = *t
-		}
-		value, err := e.token(ctx, of)
+		value, err := e.token(ctx, tokenOfProjection(s.ServiceAccountToken))
 		if err != nil {
 			return err
 		}
@@ -242,6 +238,14 @@ func (e *environment) projected(ctx context.Context, w *writer, s corev1.VolumeP
 		return w.add(s.ServiceAccountToken.Path, []byte(value), 0o600)
 	}
 	return errors.New("only the node can resolve a source of this kind")
+}
+
+func tokenOfProjection(s *corev1.ServiceAccountTokenProjection) tokenOf {
+	of := tokenOf{audience: s.Audience, seconds: defaultTokenSeconds}
+	if t := s.ExpirationSeconds; t != nil {
+		of.seconds = *t
+	}
+	return of
 }
 
 // mode returns a volume's mode, or the default of the API server.
