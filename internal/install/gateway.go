@@ -193,23 +193,14 @@ func (g *adder) refusal(ctx context.Context, err error) error {
 		return err // from a webhook or a quota: cluster.Explain explains it
 	}
 	label := fmt.Sprintf("kubectl label namespace %s %s=privileged --overwrite", ns, labelEnforce)
-	e := api.Errorf(api.ExitNetstack, "pod security does not admit the gateway in the namespace %s: %s", ns,
-		cluster.PodSecurityViolation(err.Error()))
-	if n, reading := g.relabellable(ctx); reading == nil && n != nil {
-		return e.WithHint("`kubevpn connect --netstack system` allows it by running\n  %s", label)
-	}
-	return e.WithHint("Ask a cluster admin to run\n  %s", label)
+	return api.Errorf(api.ExitNetstack, "pod security does not admit the gateway in the namespace %s: %s", ns,
+		cluster.PodSecurityViolation(err.Error())).
+		WithHint("Ask a cluster admin to run\n  %s", label)
 }
 
 // relabellable returns the namespace if kubevpn has created it and the user may label it, or nil.
 func (g *adder) relabellable(ctx context.Context) (*corev1.Namespace, error) {
-	var missing []cluster.Permission
-	var checking sync.WaitGroup
-	checking.Go(func() {
-		missing = lacking(ctx, g.kube, []cluster.Permission{{Verb: "patch", Resource: "namespaces"}})
-	})
 	n, err := g.kube.CoreV1().Namespaces().Get(ctx, g.o.Namespace, metav1.GetOptions{})
-	checking.Wait()
 	if apierrors.IsForbidden(err) {
 		return nil, nil // those who may not see it may not label it
 	}
@@ -217,7 +208,8 @@ func (g *adder) relabellable(ctx context.Context) (*corev1.Namespace, error) {
 		return nil, fmt.Errorf("reading the namespace %s: %w", g.o.Namespace, err)
 	}
 	// A user with the right to this namespace alone counts as one without it.
-	if n.Annotations[annotationCreated] != "true" || len(missing) > 0 {
+	if n.Annotations[annotationCreated] != "true" ||
+		len(lacking(ctx, g.kube, []cluster.Permission{{Verb: "patch", Resource: "namespaces"}})) > 0 {
 		return nil, nil
 	}
 	return n, nil

@@ -175,7 +175,7 @@ func TestGatewayIsAddedOnlyWhereItIsAdmitted(t *testing.T) {
 			hint: "kubectl create role kubevpn-patch-pods-ephemeralcontainers --namespace=kubevpn --verb=patch --resource=pods/ephemeralcontainers"},
 		{name: "restricted", namespace: ours, may: `violates PodSecurity "restricted:latest"`, level: "restricted",
 			code: api.ExitNetstack, err: `pod security does not admit the gateway in the namespace kubevpn: violates PodSecurity "restricted:latest": runAsUser=0`,
-			hint: "`kubevpn connect --netstack system` allows it by running\n  " + label},
+			hint: "Ask a cluster admin to run\n  " + label},
 		{name: "relabelled", namespace: ours, relabel: true, level: "privileged", states: states(runs), added: []string{"gateway-1 " + image}},
 		{name: "restricted_and_may_not_label", deny: "patch:namespaces@", namespace: ours, relabel: true, level: "restricted", may: "violates PodSecurity",
 			code: api.ExitNetstack, err: "violates PodSecurity", hint: "Ask a cluster admin to run\n  " + label},
