@@ -166,7 +166,8 @@ func newConnection(cfg Config) *Connection {
 
 	c := &Connection{shared: s, prepared: cfg.Prepared, manager: &manager{shared: s, prepared: cfg.Prepared}}
 	c.transports = &transports{shared: s, manager: c.manager, tickets: newTickets(), direct: newDirect(s)}
-	c.handshake = &handshake{shared: s, manager: c.manager, refused: make(chan error, 1)}
+	c.handshake = &handshake{shared: s, manager: c.manager, refused: make(chan error, 1),
+		retry: func() { c.client.Retry() }}
 	c.chooser = &chooser{shared: s, manager: c.manager, gateways: clusterGateways{of, c.Image}}
 	c.routes = newRoutes(s, c.Dial)
 	c.checker = &checker{shared: s, manager: c.manager, routes: c.routes, chooser: c.chooser, probe: c.prober().run}

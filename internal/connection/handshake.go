@@ -66,6 +66,7 @@ type handshake struct {
 	manager *manager
 	avoid   []netip.Prefix // networks of other connections that overlapped a lease; used by onSession alone
 	refused chan error     // buffered 1: the manager rejects this laptop for good
+	retry   func()         // tries direct again: the manager has other addresses
 }
 
 // onSession talks to the manager until the session ends. The transport runs it for one session at a time.
@@ -132,6 +133,9 @@ func (h *handshake) converse(ctx context.Context, ts *transport.Session) error {
 
 // learn publishes a state of the manager, and reports it together with what else the status must show.
 func (h *handshake) learn(state api.ManagerState, also func(*report)) {
+	if !slices.Equal(h.view.Load().state.Direct, state.Direct) {
+		defer h.retry()
+	}
 	h.view.Update(func(v *view) { v.learn(state) })
 	v := h.view.Load()
 	h.packets.steer(func(s *steering) { s.gateway = v.gateway }) // it may forward something else

@@ -81,7 +81,7 @@ type Client struct {
 	dials   map[*attempt]struct{}
 
 	kick  wakeup.Broadcast // sent by refresh: pauses end
-	woken wakeup.Broadcast // sent by Probe
+	woken wakeup.Broadcast // sent by Probe and Retry
 }
 
 // attempt is a dial in progress.
@@ -137,6 +137,9 @@ func (c *Client) Probe(timeout time.Duration) {
 		l.probe(timeout)
 	}
 }
+
+// Retry ends the pauses after which the client tries preferred transports again. Call it when one may work by now.
+func (c *Client) Retry() { c.woken.Send() }
 
 // freshDial is the age up to which refresh does not restart an attempt.
 const freshDial = time.Second

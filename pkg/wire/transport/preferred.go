@@ -337,14 +337,14 @@ func (s *prober) untilDue() *time.Timer {
 	return time.NewTimer(next)
 }
 
-// allDue makes all transports due: the network has changed.
+// allDue makes all transports due: they may work by now.
 func (s *prober) allDue() {
 	for i := range s.retries {
 		s.retries[i].due = time.Time{}
 	}
 }
 
-// sleep waits until a transport is due, or until Client.Probe is called.
+// sleep waits until a transport is due, or until Client.Probe or Client.Retry is called.
 func (s *prober) sleep(ctx context.Context) {
 	woken := s.client.woken.Next()
 	timer := s.untilDue()
