@@ -369,3 +369,18 @@ func TestKeptOutOfTheTunnel(t *testing.T) {
 		})
 	}
 }
+
+func TestNewAddressesAreTriedAtOnce(t *testing.T) {
+	s := newTestConnection(t)
+	retries := 0
+	s.handshake.retry = func() { retries++ }
+	for _, tt := range []struct {
+		direct []string
+		want   int
+	}{{nil, 0}, {[]string{"10.0.0.1:1"}, 1}, {[]string{"10.0.0.1:1"}, 1}, {[]string{"10.0.0.2:1"}, 2}, {nil, 3}} {
+		s.handshake.learn(api.ManagerState{Direct: tt.direct}, func(*report) {})
+		if retries != tt.want {
+			t.Errorf("%q: %d retries, want %d", tt.direct, retries, tt.want)
+		}
+	}
+}

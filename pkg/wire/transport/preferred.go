@@ -135,7 +135,7 @@ type prober struct {
 
 // retry says when to try a transport.
 type retry struct {
-	due            time.Time
+	tried, due     time.Time
 	failed, slower pause // before the next attempt, after a failure and after a slower measurement
 }
 
@@ -337,10 +337,12 @@ func (s *prober) untilDue() *time.Timer {
 	return time.NewTimer(next)
 }
 
-// allDue makes all transports due: they may work by now.
+// allDue makes all transports due, because they may work by now. None is due sooner than retryMin after the last
+// attempt, because the manager can cause calls of Client.Retry.
 func (s *prober) allDue() {
 	for i := range s.retries {
-		s.retries[i].due = time.Time{}
+		r := &s.retries[i]
+		r.due = r.tried.Add(retryMin)
 	}
 }
 
@@ -365,6 +367,7 @@ func (s *prober) round(ctx context.Context) path {
 		return s.current
 	}
 	for _, p := range due {
+		s.retries[p].tried = time.Now()
 		s.set(p, func(st *PreferredStatus) { st.State = PreferredTrying })
 	}
 	if s.current == fallback { // it also carries what a dial asks the manager for

@@ -187,7 +187,7 @@ func TestBetterTransportIsTriedWhileAnotherIsInUse(t *testing.T) {
 		r.first.mu.Lock()
 		r.first.delay = 100 * time.Microsecond
 		r.first.mu.Unlock()
-		rig.client.Probe(time.Second)
+		rig.client.Retry()
 		r.are(t, 5*time.Second, inUse, standby)
 		before := r.preferred.dialed()
 		time.Sleep(time.Hour)
@@ -197,6 +197,24 @@ func TestBetterTransportIsTriedWhileAnotherIsInUse(t *testing.T) {
 		stop := exchange(t, rig)
 		carriedBy(t, rig.laptop, 1)
 		stop()
+	})
+}
+
+// However often Retry is called, a transport is tried at most once in a second.
+func TestRetriesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newThreeRoads(t, time.Millisecond, time.Millisecond, time.Millisecond)
+		r.first.change(errors.New("refused"))
+		rig := r.start(t)
+		r.are(t, 10*time.Second, failing, inUse)
+		before := r.first.dialed()
+		for range 1000 {
+			time.Sleep(20 * time.Millisecond)
+			rig.client.Retry()
+		}
+		if n := r.first.dialed() - before; n < 10 || n > 21 {
+			t.Errorf("dialed %d times in 20 s", n)
+		}
 	})
 }
 
