@@ -143,7 +143,13 @@ func twoManagers(t *testing.T, w *world, l *laptop) {
 	l.transportIs(t, api.TransportDirect, api.TransportFailing, "")
 	l.reachesWeb(t, w)
 	replicas(1)
-	l.transportIsWithin(t, 2*time.Minute, api.TransportDirect, api.TransportInUse, "")
+	left := w.kubectl(t, "-n", "kubevpn", "get", "pods", "-l", ours, "-o", "jsonpath={.items[0].metadata.name}")
+	testenv.Eventually(t, 2*time.Minute, func() error {
+		if c := l.connection(t); c.ManagerPod != left || c.Status != api.StatusConnected || c.Transport != api.TransportDirect {
+			return fmt.Errorf("%s by %s to %s, want direct to %s", c.Status, c.Transport, c.ManagerPod, left)
+		}
+		return nil
+	})
 	l.reachesWeb(t, w)
 }
 
@@ -193,7 +199,9 @@ func transportsSwitch(t *testing.T, l *laptop, flows []*flow) {
 	}
 	uses := func(name string) {
 		t.Helper()
+		start := time.Now()
 		l.transportIs(t, name, api.TransportInUse, "")
+		t.Logf("%s in use after %v", name, time.Since(start).Round(10*time.Millisecond))
 		goOn(t)
 	}
 	uses(api.TransportDirect)
