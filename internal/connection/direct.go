@@ -38,6 +38,7 @@ import (
 
 const (
 	directTimeout  = 3 * time.Second // of a dial, to all addresses at once
+	connectTimeout = time.Second     // of its TCP connections: meanwhile, api-proxy is not tried
 	lookupTimeout  = time.Second
 	maxLookedUp    = 4       // addresses of one load balancer's name
 	maxSwitch      = 1 << 10 // bytes of the answer to the upgrade
@@ -169,7 +170,8 @@ func (d *direct) tunneled(from netip.Addr) bool {
 
 // connect opens a TCP connection outside of the tunnel. The plan then keeps the address out of the tunnel.
 func (d *direct) connect(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", to.String())
+	dialer := net.Dialer{Timeout: connectTimeout}
+	conn, err := dialer.DialContext(ctx, "tcp", to.String())
 	if err != nil {
 		return nil, err
 	}
