@@ -24,8 +24,8 @@ import (
 // few bytes by itself. The reader parses frames and never blocks on anything but the conn.
 //
 // Lock order: Stream.writers, handshake, mu, streams.mu, Session.mu, delay.mu. A goroutine that holds one may take
-// those to its right. Nobody holds another lock together with Stream.mu, Client.mu or prober.mu, and nobody holds mu during a
-// conn's Read or Write.
+// those to its right. Nobody holds another lock together with Stream.mu, Client.mu or prober.mu, and nobody holds mu
+// during a conn's Read or Write.
 type link struct {
 	session *Session
 	index   int
