@@ -343,6 +343,7 @@ func (s *prober) allDue() {
 	for i := range s.retries {
 		r := &s.retries[i]
 		r.due = r.tried.Add(retryMin)
+		r.failed.reset() // it may need another moment
 	}
 }
 

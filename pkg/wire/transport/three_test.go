@@ -200,6 +200,21 @@ func TestBetterTransportIsTriedWhileAnotherIsInUse(t *testing.T) {
 	})
 }
 
+// After Retry, the pauses begin again from the shortest: what changed may need a moment.
+func TestRetryShortensPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newThreeRoads(t, time.Millisecond, time.Millisecond, time.Millisecond)
+		r.first.change(errors.New("refused"))
+		rig := r.start(t)
+		time.Sleep(time.Hour)
+		r.are(t, time.Second, failing, inUse)
+		rig.client.Retry()
+		time.Sleep(500 * time.Millisecond)
+		r.first.change(nil)
+		r.are(t, 5*time.Second, inUse, standby)
+	})
+}
+
 // However often Retry is called, a transport is tried at most once in a second.
 func TestRetriesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
