@@ -20,14 +20,15 @@ import "time"
 // Three things must not shrink the limit to nothing. Pauses of the path: the round trip is the least of a span, and
 // while acknowledgements are late the link sends on (late). A queue that others on the line have caused: between two
 // drains (see delay), which tell whose a queue is, the limit shrinks at most by half. A path that has become longer:
-// the next two drains show it.
+// the next two drains show it, and the startup begins again.
 //
 // link.mu guards it.
 type flight struct {
 	limit   int
-	least   int  // the limit may not fall below it before the next drain
-	startup bool // the limit doubles
-	drains  int  // of delay, as far as this link knows
+	least   int           // the limit may not fall below it before the next drain
+	startup bool          // the limit doubles
+	drains  int           // of delay, as far as this link knows
+	base    time.Duration // after them
 	span    span
 	empty   int // spans without a queue, one after the other
 	flat    int // rounds of the startup with a queue in which the rate has not grown, one after the other
@@ -85,6 +86,9 @@ const (
 )
 
 func newFlight() flight { return flight{limit: firstFlight, least: leastFlight, startup: true} }
+
+// restart begins the startup again, from the limit as it is.
+func (f *flight) restart() { f.startup, f.rate, f.flat, f.empty = true, 0, 0, 0 }
 
 // inFlight returns how many bytes the link may have in flight. Call with mu held.
 func (l *link) inFlight() int {
@@ -165,7 +169,10 @@ func (l *link) adapt(now time.Time) {
 		return
 	}
 	if f.drains != drains { // much of this round was sent in the drain
-		f.drains, f.least, f.span = drains, max(f.limit/2, leastFlight), span{}
+		if longer := f.base > 0 && base > f.base*5/4; longer {
+			f.restart()
+		}
+		f.base, f.drains, f.least, f.span = base, drains, max(f.limit/2, leastFlight), span{}
 		return
 	}
 	goal := base + target(base)
@@ -183,7 +190,7 @@ func (l *link) adapt(now time.Time) {
 		f.empty = 0
 	}
 	if f.empty == emptySpans { // the line has become faster, or the startup has ended early
-		f.startup, f.rate, f.flat, f.empty = true, 0, 0, 0
+		f.restart()
 		return
 	}
 	f.limit = (f.limit+int(float64(f.limit)*goal.Seconds()/rtt.Seconds()))/2 + flightGrowth
