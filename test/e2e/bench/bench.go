@@ -76,6 +76,8 @@ func (b *bench) measureAll(ctx context.Context, r *report) error {
 		return b.measureIntercepts(ctx, r)
 	case "datagrams":
 		return b.measureDatagrams(ctx, r)
+	case "requests":
+		return b.measureRequests(ctx, r)
 	}
 	if err := b.measureRest(ctx, r); err != nil {
 		return err
@@ -270,8 +272,13 @@ func (b *bench) disconnect(ctx context.Context) ([]byte, error) {
 
 // openPaths starts the port-forward. The other paths need nothing but kubevpn's connection.
 func (b *bench) openPaths(ctx context.Context) (stop func(), err error) {
+	return b.forwardTo(ctx, echoPort, sinkPort, sourcePort, silentPort)
+}
+
+// forwardTo starts a port-forward to ports of the pod.
+func (b *bench) forwardTo(ctx context.Context, ports ...int) (stop func(), err error) {
 	args := []string{"kubectl", "port-forward", "pod/" + b.podName}
-	for _, p := range []int{echoPort, sinkPort, sourcePort, silentPort} {
+	for _, p := range ports {
 		args = append(args, fmt.Sprintf("%d:%d", p+forwardOffset, p))
 	}
 	cmd := b.laptop(ctx, args...)
@@ -292,11 +299,19 @@ func (b *bench) openPaths(ctx context.Context) (stop func(), err error) {
 	return func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }, nil
 }
 
+// expose lets the laptop reach the manager by a node port, for the transport direct.
+func (b *bench) expose(ctx context.Context) error {
+	if out, err := b.laptop(ctx, b.kubevpn(), "install", "--expose", "nodeport").CombinedOutput(); err != nil {
+		return fmt.Errorf("kubevpn install --expose nodeport: %w\n%s", err, out)
+	}
+	return nil
+}
+
 // measureSpeed goes through all measurements round by round, in each round by every path, so that what else the machine
 // does falls on all of them.
 func (b *bench) measureSpeed(ctx context.Context, r *report) error {
-	if out, err := b.laptop(ctx, b.kubevpn(), "install", "--expose", "nodeport").CombinedOutput(); err != nil {
-		return fmt.Errorf("kubevpn install --expose nodeport: %w\n%s", err, out)
+	if err := b.expose(ctx); err != nil {
+		return err
 	}
 	for round := range b.rounds {
 		for _, s := range stages {
@@ -366,7 +381,11 @@ func (b *bench) measure(ctx context.Context, w work) (measured, error) {
 	if err != nil {
 		return measured{}, err
 	}
-	cmd := b.laptop(ctx, b.self, "-client", string(spec))
+	argv := []string{b.self, "-client", string(spec)}
+	if strings.HasPrefix(w.Kind, "udp-") {
+		argv = append(atOnce(), argv...)
+	}
+	cmd := b.laptop(ctx, argv...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()

@@ -25,7 +25,7 @@ import (
 
 // work is one measurement, done by this program again inside the laptop's network namespace.
 type work struct {
-	Kind     string        // down, up, rtt, connect, hold; udp-down, udp-up; await, requests, fetch
+	Kind     string        // down, up, rtt, connect, hold; udp-down, udp-up; http2-down...; await, requests, fetch
 	Target   string        // address of the echo server's port, or what is asked for at its HTTP port
 	Beside   *work         // down or up: begins before this one, and ends after it
 	Pod      string        // if set: connections are upgraded requests through pods/proxy, to this pod's HTTP port
@@ -109,6 +109,8 @@ func (w client) do(ready io.Writer, release io.Reader) (measured, error) {
 		return w.bulk()
 	case "udp-down", "udp-up":
 		return w.datagrams()
+	case "http2-down", "http2-up", "http3-down", "http3-up":
+		return w.secure()
 	case "rtt":
 		return w.roundTrips()
 	case "connect":

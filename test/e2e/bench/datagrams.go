@@ -31,7 +31,8 @@ import (
 // default buffers.
 
 const (
-	datagramPort = 9200
+	sinkDatagrams, sourceDatagrams = 9200, 9202 // the ports of the end that receives, and of the one that sends
+
 	datagramSize = 1200 // the least that QUIC requires of a path
 	// tick is the time between two bursts. A burst that is due later is shorter instead: what was missed is not made up
 	// for, because the sender's own bursts would overflow the receiver.
@@ -152,8 +153,15 @@ func serveDatagrams(address string) error {
 		return err
 	}
 	defer conn.Close()
-	s := datagramServer{conn: conn, from: map[netip.AddrPort]*count{}}
-	in, b := ipv4.NewPacketConn(conn), newBatch()
+	return newDatagramServer(conn).serve()
+}
+
+func newDatagramServer(conn *net.UDPConn) *datagramServer {
+	return &datagramServer{conn: conn, from: map[netip.AddrPort]*count{}}
+}
+
+func (s *datagramServer) serve() error {
+	in, b := ipv4.NewPacketConn(s.conn), newBatch()
 	for {
 		n, err := in.ReadBatch(b, 0)
 		if err != nil {
@@ -360,40 +368,58 @@ func busyRow(row string) string     { return row + ": processors busy" }
 
 // measureDatagrams goes through all measurements of UDP round by round, in each round by every path.
 func (b *bench) measureDatagrams(ctx context.Context, r *report) error {
+	if err := b.expose(ctx); err != nil {
+		return err
+	}
 	stop, err := b.servePods(ctx)
 	if err != nil {
 		return err
 	}
 	defer stop()
 	for round := range b.rounds {
-		for _, s := range stages {
+		for i, s := range stages {
 			if err := b.connectBy(ctx, s.netstack, s.transport); err != nil {
 				return err
 			}
-			for _, m := range datagramMeasurements {
-				for _, p := range []path{kernel, s.path} {
-					if p == kernel && s.path != stages[0].path {
-						continue // once a round
-					}
-					w := work{Kind: m.kind, Target: b.target(p, datagramPort), Rate: m.rate, Duration: b.each}
-					lost, err := b.drops()
-					if err != nil {
-						return err
-					}
-					got, err := b.measure(ctx, w)
-					if err != nil {
+			paths := []path{s.path}
+			if i == 0 {
+				paths = []path{kernel, s.path}
+			}
+			for _, p := range paths {
+				say("round %d of %d: %s", round+1, b.rounds, p)
+				for _, m := range datagramMeasurements {
+					if err := b.measureDatagram(ctx, r, m, p); err != nil {
 						return fmt.Errorf("%s, %s: %w", m.row(), p, err)
 					}
-					r.add(m.row(), p, got.Lost)
-					r.add(receivedRow(m.row()), p, got.Mbps)
-					r.add(busyRow(m.row()), p, got.Busy)
-					say("round %d of %d: %s, %s: %.3f %% of %d lost, %d disordered, %.0f Mb/s, %.2f processors%s",
-						round+1, b.rounds, m.row(), p, got.Lost, got.Count, got.Disordered, got.Mbps, got.Busy,
-						lost.since(b))
+				}
+				if err := b.measureSecure(ctx, r, p); err != nil {
+					return err
 				}
 			}
 		}
 	}
+	return nil
+}
+
+// measureDatagram adds one measurement of UDP to the report, and prints where datagrams were lost.
+func (b *bench) measureDatagram(ctx context.Context, r *report, m datagramMeasurement, p path) error {
+	before, err := b.drops()
+	if err != nil {
+		return err
+	}
+	w := work{Kind: m.kind, Target: b.target(p, sinkDatagrams), Rate: m.rate, Duration: b.each}
+	if m.kind == "udp-down" {
+		w.Target = b.target(p, sourceDatagrams)
+	}
+	got, err := b.measure(ctx, w)
+	if err != nil {
+		return err
+	}
+	r.add(m.row(), p, got.Lost)
+	r.add(receivedRow(m.row()), p, got.Mbps)
+	r.add(busyRow(m.row()), p, got.Busy)
+	say("%s, %s: %.3f %% of %d lost, %d disordered, %.0f Mb/s, %.2f processors%s", m.row(), p, got.Lost, got.Count,
+		got.Disordered, got.Mbps, got.Busy, before.since(b))
 	return nil
 }
 

@@ -33,9 +33,9 @@ func run() int {
 	seconds := flag.Float64("seconds", 1.5, "how long one measurement of speed takes")
 	out := flag.String("out", "../docs/performance.md",
 		"the file whose tables are written; the plots go into the folder of that name, without .md")
-	only := flag.String("only", "", "measure this alone: datagrams; far or grid, lines that are slow, far or lossy, "+
-		"of which grid takes an hour; or intercepts, which writes no file")
-	serve := flag.Bool("serve", false, "serve the measurements in a pod (used by the program itself)")
+	only := flag.String("only", "", "measure this alone: datagrams; requests; far or grid, lines that are slow, far "+
+		"or lossy, of which grid takes an hour; or intercepts, which writes no file")
+	serve := flag.Int("serve", 0, "the port at which to serve the measurements in a pod (used by the program itself)")
 	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
 	flag.Parse()
 
@@ -45,8 +45,12 @@ func run() int {
 		if *client != "" {
 			return serveClient(*client)
 		}
-		if *serve {
-			return serveDatagrams(fmt.Sprintf(":%d", datagramPort))
+		switch *serve {
+		case 0:
+		case securePort:
+			return serveSecure(fmt.Sprintf(":%d", *serve))
+		default:
+			return serveDatagrams(fmt.Sprintf(":%d", *serve))
 		}
 		b := &bench{rounds: *rounds, each: time.Duration(*seconds * float64(time.Second)), labName: *name,
 			only: *only}
@@ -57,6 +61,8 @@ func run() int {
 			return publish(ctx, &far{b, allLines()}, *out)
 		case "datagrams":
 			return publish(ctx, onlyDatagrams{b}, *out)
+		case "requests":
+			return publish(ctx, onlyRequests{b}, *out)
 		case "intercepts":
 			return publish(ctx, b, "")
 		}

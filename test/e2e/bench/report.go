@@ -20,6 +20,8 @@ const (
 	tableBegin     = "<!-- make bench: begin -->\n"
 	tableEnd       = "<!-- make bench: end -->\n"
 	datagramsBegin = "<!-- make bench: datagrams begin -->\n"
+	requestsBegin  = "<!-- make bench: requests begin -->\n"
+	requestsEnd    = "<!-- make bench: requests end -->\n"
 	datagramsEnd   = "<!-- make bench: datagrams end -->\n"
 	farBegin       = "<!-- make bench-far: begin -->\n"
 	farEnd         = "<!-- make bench-far: end -->\n"
@@ -75,6 +77,14 @@ func (r *report) ratio(row string, p, to path) string {
 		return fmt.Sprintf("%.3f", v)
 	}
 	return fmt.Sprintf("%.2f", v)
+}
+
+// quotient is how much more of one thing than of another there is by one path.
+func (r *report) quotient(row, to string, p path) string {
+	if !r.has(row, p) || !r.has(to, p) {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f", r.median(row, p)/r.median(to, p))
 }
 
 // tableRow is a row of the tables of speed.
@@ -153,7 +163,9 @@ func (r *report) render() string {
 }
 
 // datagramPaths are the columns of UDP.
-var datagramPaths = []path{kernel, gvisorForward, systemForward, gvisorProxy, systemProxy}
+var datagramPaths = []path{
+	kernel, gvisorForward, systemForward, gvisorProxy, systemProxy, gvisorDirect, systemDirect,
+}
 
 // renderDatagrams makes the table of UDP.
 func (r *report) renderDatagrams() string {
@@ -174,10 +186,22 @@ func (r *report) renderDatagrams() string {
 			busy = append(busy, tableRow{busyRow(m.row()), "number", "%.2f"})
 		}
 	}
-	for _, row := range slices.Concat(rows, received, busy) {
+	var secure []tableRow
+	for _, m := range secureMeasurements {
+		secure = append(secure, tableRow{m.row, "MB/s", "%.0f"})
+	}
+	for _, row := range slices.Concat(rows, received, busy, secure) {
 		cells := []string{fmt.Sprintf("%s (%s)", row.name, row.unit)}
 		for _, p := range datagramPaths {
 			cells = append(cells, r.shown(row.format, row.name, p))
+		}
+		tableLine(b, cells)
+	}
+	for i := 0; i < len(secureMeasurements); i += 2 {
+		two, three := secureMeasurements[i].row, secureMeasurements[i+1].row
+		cells := []string{three + " / " + two}
+		for _, p := range datagramPaths {
+			cells = append(cells, r.quotient(three, two, p))
 		}
 		tableLine(b, cells)
 	}

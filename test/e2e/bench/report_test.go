@@ -56,6 +56,15 @@ func sample() *report {
 	r.add(idleFlowRow, laptopSide, 15.33)
 	r.add(idleFlowRow, managerSide, 13.05)
 	r.add("connect, manager to be installed", all, 1.3)
+	for i, p := range datagramPaths {
+		for _, m := range secureMeasurements {
+			v := float64(200)
+			if strings.HasPrefix(m.kind, "http3") {
+				v = 100 - 10*float64(i)
+			}
+			r.add(m.row, p, v)
+		}
+	}
 	for _, m := range datagramMeasurements {
 		for i, p := range datagramPaths {
 			for range 2 {
@@ -144,19 +153,43 @@ The same as ratios:
 
 const sampleDatagrams = "Measured on 2026-01-02 on 2 cores of Abacus 3000, 25 GB of memory, Linux 6.1.0.\n" +
 	"Medians of 2 rounds, each measurement of 2s.\n" + `
-| datagrams of 1200 bytes | kernel, routed | gvisor, port-forward | system, port-forward | gvisor, api-proxy | system, api-proxy |
-|---|---|---|---|---|---|
-| UDP down, 100 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
-| UDP down, 250 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
-| UDP down, 500 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
-| UDP up, 100 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
-| UDP up, 250 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
-| UDP up, 500 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 |
-| UDP down, 500 Mb/s: received (Mb/s) | 500 | 499 | 498 | 497 | 496 |
-| UDP up, 500 Mb/s: received (Mb/s) | 500 | 499 | 498 | 497 | 496 |
-| UDP down, 500 Mb/s: processors busy (number) | 1.00 | 1.10 | 1.20 | 1.30 | 1.40 |
-| UDP up, 500 Mb/s: processors busy (number) | 1.00 | 1.10 | 1.20 | 1.30 | 1.40 |
+| datagrams of 1200 bytes | kernel, routed | gvisor, port-forward | system, port-forward | gvisor, api-proxy | system, api-proxy | gvisor, direct | system, direct |
+|---|---|---|---|---|---|---|---|
+| UDP down, 100 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 | 0.50 | 0.60 |
+| UDP down, 250 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 | 0.50 | 0.60 |
+| UDP down, 500 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 | 0.50 | 0.60 |
+| UDP up, 100 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 | 0.50 | 0.60 |
+| UDP up, 250 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 | 0.50 | 0.60 |
+| UDP up, 500 Mb/s (lost, %) | 0.00 | 0.10 | 0.20 | 0.30 | 0.40 | 0.50 | 0.60 |
+| UDP down, 500 Mb/s: received (Mb/s) | 500 | 499 | 498 | 497 | 496 | 495 | 494 |
+| UDP up, 500 Mb/s: received (Mb/s) | 500 | 499 | 498 | 497 | 496 | 495 | 494 |
+| UDP down, 500 Mb/s: processors busy (number) | 1.00 | 1.10 | 1.20 | 1.30 | 1.40 | 1.50 | 1.60 |
+| UDP up, 500 Mb/s: processors busy (number) | 1.00 | 1.10 | 1.20 | 1.30 | 1.40 | 1.50 | 1.60 |
+| HTTP/2 down (MB/s) | 200 | 200 | 200 | 200 | 200 | 200 | 200 |
+| HTTP/3 down (MB/s) | 100 | 90 | 80 | 70 | 60 | 50 | 40 |
+| HTTP/2 up (MB/s) | 200 | 200 | 200 | 200 | 200 | 200 | 200 |
+| HTTP/3 up (MB/s) | 100 | 90 | 80 | 70 | 60 | 50 | 40 |
+| HTTP/3 down / HTTP/2 down | 0.50 | 0.45 | 0.40 | 0.35 | 0.30 | 0.25 | 0.20 |
+| HTTP/3 up / HTTP/2 up | 0.50 | 0.45 | 0.40 | 0.35 | 0.30 | 0.25 | 0.20 |
 `
+
+func TestRequestTable(t *testing.T) {
+	r := newReport(machine{"2026-01-02", "Abacus 3000", 2, 25.3e9, "6.1.0"}, 2*time.Second)
+	for _, p := range append([]path{portForward}, requestPaths...) {
+		r.add(redisRow, p, 1000)
+		r.add(redisRow, p, 1000)
+		r.add(ratioRow(redisRow), p, 2.5)
+	}
+	got := r.renderRequests()
+	for _, want := range []string{
+		"Medians of 2 rounds", "| " + redisRow + " | 1000 | 1000 | 1000 | 1000 | 1000 | 1000 | 1000 |\n",
+		"| " + ratioRow(redisRow) + " | 1 | 2.50 | 2.50 | 2.50 | 2.50 | 2.50 | 2.50 |\n", "| `wrk -c 32` | – |",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
 
 func TestTables(t *testing.T) {
 	if d := cmp.Diff(sampleTables, sample().render()); d != "" {
