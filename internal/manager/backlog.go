@@ -11,7 +11,7 @@ const (
 	// backlogLimit bounds the bytes of datagrams that wait for a laptop's stream. Beyond backlogSlack, the backlog also
 	// drops new datagrams while its first one has waited for backlogWait: a longer one would not make a slow path
 	// faster.
-	backlogLimit = 4 << 20
+	backlogLimit = 8 << 20
 	backlogSlack = 128 << 10
 	backlogWait  = 200 * time.Millisecond
 )

@@ -61,34 +61,36 @@ func (l *blockedLaptop) ReadPackets([]byte, []int) (int, error) { panic("not use
 func (l *blockedLaptop) CloseWithCode(transport.Code) error     { panic("not used") }
 
 func TestBacklogKeepsOrderAndBoundaries(t *testing.T) {
-	l := newBlockedLaptop()
-	q := backlog{laptop: l, buffers: &buffers{}}
-	var want [][]byte
-	put := func(n, size, last int) {
-		t.Helper()
-		p := bytes.Repeat([]byte{byte(len(want))}, (n-1)*size+last)
-		for one := range each(p, size) {
-			want = append(want, bytes.Clone(one))
+	synctest.Test(t, func(t *testing.T) { // no time passes, however slow the machine is
+		l := newBlockedLaptop()
+		q := backlog{laptop: l, buffers: &buffers{}}
+		var want [][]byte
+		put := func(n, size, last int) {
+			t.Helper()
+			p := bytes.Repeat([]byte{byte(len(want))}, (n-1)*size+last)
+			for one := range each(p, size) {
+				want = append(want, bytes.Clone(one))
+			}
+			if err := q.put(p, size); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := q.put(p, size); err != nil {
-			t.Fatal(err)
-		}
-	}
-	put(1, 0, 0)
-	for round := range 30 {
-		put(3, 1200, 700)
-		put(1, 65507, 65507)
 		put(1, 0, 0)
-		put(54, 1200, 1200)
-		if round == 15 {
-			l.set(true, nil)
+		for round := range 30 {
+			put(3, 1200, 700)
+			put(1, 65507, 65507)
+			put(1, 0, 0)
+			put(54, 1200, 1200)
+			if round == 15 {
+				l.set(true, nil)
+			}
 		}
-	}
-	q.drained.Wait()
-	put(2, 10, 10)
-	if !slices.EqualFunc(l.got, want, bytes.Equal) {
-		t.Errorf("%d datagrams arrived, not the %d in their order", len(l.got), len(want))
-	}
+		q.drained.Wait()
+		put(2, 10, 10)
+		if !slices.EqualFunc(l.got, want, bytes.Equal) {
+			t.Errorf("%d datagrams arrived, not the %d in their order", len(l.got), len(want))
+		}
+	})
 }
 
 func TestBacklogDropsWhenItIsFullOrLate(t *testing.T) {

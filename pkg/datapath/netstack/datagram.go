@@ -21,10 +21,10 @@ import (
 
 const (
 	// queueLimit bounds the bytes of datagrams that wait for a flow's stream, with queueOverhead for each datagram. A
-	// fast flow fills it in 50 ms, in which other programs on the path may be busy. Beyond queueSlack, a datagram is
+	// fast flow fills it in 100 ms, in which other programs on the path may be busy. Beyond queueSlack, a datagram is
 	// also dropped while the first one has waited for queueWait: a longer queue does not make a slow path faster.
-	queueLimit    = 4 << 20
-	queueSlack    = 128 << 10
+	queueLimit    = 8 << 20
+	queueSlack    = 1 << 20
 	queueWait     = 200 * time.Millisecond
 	queueOverhead = 256
 	// From the gatherFrom-th datagram of gatherTime on, datagrams wait for the end of this time, or until gatherBytes

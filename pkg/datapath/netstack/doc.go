@@ -20,7 +20,7 @@
 //     header, for IPv6), so that the sender learns at once that the tunnel does not carry them.
 //
 // The stack never drops TCP data: a direction that cannot continue stops reading from the application, which closes its
-// window, or from the stream, which closes the stream's window. UDP has no windows; each flow has a queue of 4 MiB.
+// window, or from the stream, which closes the stream's window. UDP has no windows; each flow has a queue of 8 MiB.
 //
 // Packets of up to 64 KiB go in and out whole (see [kubevpn/pkg/datapath/tun]). gVisor does not segment them, and does
 // not verify checksums, because the packets come from this machine's kernel. A flow without data holds no buffer.

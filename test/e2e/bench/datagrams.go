@@ -44,6 +44,7 @@ const (
 const (
 	kindData  = 'd' // and a number, uint64
 	kindStart = 's' // and a pacing: send to me
+	kindBegin = 'b' // forget what this address has sent before; answered like kindQuery
 	kindQuery = 'q' // answered with kindCount and a count
 	kindCount = 'c'
 )
@@ -188,7 +189,10 @@ func (s *datagramServer) handle(b []byte, from netip.AddrPort) {
 		if len(b) == datagramSize {
 			c.add(b)
 		}
-	case kindQuery:
+	case kindBegin, kindQuery:
+		if b[0] == kindBegin && !c.Sending {
+			*c = count{}
+		}
 		answer, err := json.Marshal(c)
 		if err == nil {
 			_, err = s.conn.WriteToUDPAddrPort(append([]byte{kindCount}, answer...), from)
@@ -229,7 +233,7 @@ func (w client) datagrams() (measured, error) {
 		return measured{}, err
 	}
 	defer c.Close()
-	if _, err := query(c, &count{}); err != nil { // the flow is there
+	if _, err := ask(c, kindBegin, &count{}); err != nil { // the flow is there
 		return measured{}, err
 	}
 	before := w.processorTimes()
@@ -302,9 +306,11 @@ func (p pacing) down(c *net.UDPConn) (count, error) {
 }
 
 // query asks the other end for its count, until it answers. It adds the data that comes meanwhile to got.
-func query(c *net.UDPConn, got *count) (count, error) {
+func query(c *net.UDPConn, got *count) (count, error) { return ask(c, kindQuery, got) }
+
+func ask(c *net.UDPConn, kind byte, got *count) (count, error) {
 	for deadline := time.Now().Add(dialTimeout); time.Now().Before(deadline); {
-		if _, err := c.Write([]byte{kindQuery}); err != nil {
+		if _, err := c.Write([]byte{kind}); err != nil {
 			return count{}, err
 		}
 		answer, err := receive(c, got)
