@@ -210,7 +210,7 @@ func (l *link) double(queued bool, goal time.Duration, now time.Time) {
 	f.rate = max(f.rate, rate)
 	switch {
 	case f.flat == 0:
-		most := min(l.session.tuning.ReplayBuffer, int(3*f.rate*goal.Seconds())) // a conn's slow start doubles the rate
+		most := min(l.session.tuning.ReplayBuffer, int(2*f.rate*goal.Seconds())) // a conn's slow start doubles the rate
 		f.limit = max(f.limit, min(2*f.limit, most))
 	case f.flat == flatRounds:
 		f.startup, f.flat, f.recent = false, 0, f.rate
