@@ -119,17 +119,12 @@ func (r *Runner) onMachine(ctx context.Context) (int, error) {
 	prepared := make(chan struct{})
 	go func() {
 		defer close(prepared)
-		if p, unprepared = beside.prepare(preparing, nil); unprepared != nil {
-			release()
-		}
+		p, unprepared = beside.prepare(preparing, nil)
 	}()
 	released, err := r.hold(held)
-	if err != nil {
+	if err != nil { // it is told first, whatever prepare has found
 		abandon()
 		<-prepared
-		if unprepared != nil && !errors.Is(unprepared, context.Canceled) {
-			err = unprepared
-		}
 		return 0, err
 	}
 	defer func() {
