@@ -121,6 +121,9 @@ func (c *fakeConnection) Connected() <-chan struct{} { return c.connected }
 func (c *fakeConnection) Run(ctx context.Context) error {
 	close(c.begun)
 	defer close(c.ended)
+	if c.config.Prepared != nil {
+		defer c.config.Prepared.Close()
+	}
 	c.config.Progress(api.Event{Step: "Opening a session"})
 	if c.onRun != nil {
 		if err := c.onRun(ctx); err != nil {

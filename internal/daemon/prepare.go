@@ -50,17 +50,19 @@ func (cs *connections) takePrepared(req api.ConnectRequest) *connection.Prepared
 		!reflect.DeepEqual(p.request.Credential, req.Credential) {
 		return nil
 	}
-	cs.prepared = nil
 	if !p.expiry.Stop() {
+		cs.discardPrepared()
 		return nil
 	}
+	cs.prepared = nil
 	return p.opens
 }
 
 // discardPrepared closes what no connection has taken. cs.mu is held.
 func (cs *connections) discardPrepared() {
-	if p := cs.prepared; p != nil && p.expiry.Stop() {
-		cs.group.Go(p.opens.Close)
+	if p := cs.prepared; p != nil {
+		p.expiry.Stop()
+		cs.group.Go(p.opens.Close) // also if it has expired: shutDown waits for it
 	}
 	cs.prepared = nil
 }
