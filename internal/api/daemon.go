@@ -169,7 +169,8 @@ type Status struct {
 	Intercepts  []Intercept  `json:"intercepts"`
 }
 
-// DisconnectRequest ends the connections with these IDs, or all of them.
+// DisconnectRequest ends the connections with these IDs, or all of them. If no connection is left, also without any ID,
+// the daemon answers when the helper has removed everything.
 type DisconnectRequest struct {
 	IDs []string `json:"ids,omitempty"`
 	All bool     `json:"all,omitempty"`

@@ -146,7 +146,21 @@ func awaitCleanup(ctx context.Context, c *client, id string, on func(api.Event))
 		return true, nil
 	})
 	if err == nil {
+		err = awaitHelper(ctx, c)
+	}
+	if err == nil {
 		on(api.Event{Step: step, Done: true})
+	}
+	return err
+}
+
+// awaitHelper waits until no helper is removing what it made: the last connection ends before that.
+func awaitHelper(ctx context.Context, c *client) error {
+	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+	defer cancel()
+	err := c.post(wait, api.PathDisconnect, api.DisconnectRequest{}, func(api.Event) {})
+	if errors.Is(err, errNoDaemon) {
+		return nil
 	}
 	return err
 }

@@ -169,7 +169,8 @@ func (cs *connections) choose(ids cluster.IDs, req api.ConnectRequest,
 	}, nil, nil
 }
 
-// release removes a waiter. If the connection ends because of that, release waits until it has ended.
+// release removes a waiter. If the connection ends because of that, release waits until it has ended, and the helper if
+// no connection is left.
 func (cs *connections) release(t *connectionTask, emit func(api.Event)) {
 	if len(cs.registry.release(t)) == 0 {
 		return
@@ -180,6 +181,7 @@ func (cs *connections) release(t *connectionTask, emit func(api.Event)) {
 	}
 	emit(api.Event{Step: step, Detail: t.id})
 	if len(cs.await(endTimeout, t)) == 0 {
+		cs.awaitClosed()
 		emit(api.Event{Step: step, Detail: t.id, Done: true})
 	}
 }
