@@ -57,12 +57,13 @@ func (c *Connection) nameDirect(addrs ...string) {
 	c.view.Update(func(v *view) { v.state.Direct = addrs })
 }
 
+// echoes checks that what is sent by a conn comes back.
 func echoes(t *testing.T, conn net.Conn) {
 	t.Helper()
 	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	sent := strings.Repeat("0123456789abcdef", 1<<12)
+	sent := strings.Repeat("0123456789abcdef", 1<<14)
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := io.WriteString(conn, sent)

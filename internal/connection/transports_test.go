@@ -406,22 +406,7 @@ func TestDialProxyCarriesData(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		sent := strings.Repeat("0123456789abcdef", 1<<14)
-		wrote := make(chan error, 1)
-		go func() {
-			_, err := io.WriteString(conn, sent)
-			wrote <- err
-		}()
-		got := make([]byte, len(sent))
-		if _, err := io.ReadFull(conn, got); err != nil || string(got) != sent {
-			t.Fatalf("what came back is not what was sent: %v", err)
-		}
-		if err := <-wrote; err != nil {
-			t.Fatal(err)
-		}
+		echoes(t, conn)
 	}
 	// One ticket for both, and none of it in the path.
 	secret := base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%032d", 1))

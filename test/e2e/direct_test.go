@@ -68,7 +68,7 @@ func nodePort(t *testing.T, w *world, l *laptop) {
 			"tls":     "\x16\x03\x01\x00\xf4\x01\x00\x00\xf0\x03\x03",
 			"ssh":     "SSH-2.0-OpenSSH_9.9\r\n",
 		} {
-			t.Run(name, func(t *testing.T) { l.learnsNothing(t, address, request) })
+			t.Run(name, func(t *testing.T) { learnsNothing(t, l.dial(t, address), request) })
 		}
 	})
 	t.Run("another_node_does_not_answer", func(t *testing.T) {
@@ -104,9 +104,9 @@ func nodePort(t *testing.T, w *world, l *laptop) {
 	})
 }
 
-// learnsNothing checks that the port at an address sends no byte to a client.
-func (l *laptop) learnsNothing(t *testing.T, address, request string) {
-	conn := l.dial(t, address)
+// learnsNothing checks that a server sends no byte to a client, and closes the conn. It owns the conn.
+func learnsNothing(t *testing.T, conn net.Conn, request string) {
+	t.Helper()
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(15 * time.Second)); err != nil {
 		t.Fatal(err)

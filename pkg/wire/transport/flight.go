@@ -103,6 +103,23 @@ func (l *link) inFlight() int {
 	return min(limit, most)
 }
 
+// full reports whether the bytes held are as many as may be in flight. Call with mu held.
+func (l *link) full(held int) bool {
+	limit, most := l.inFlight(), l.session.tuning.ReplayBuffer
+	if held < limit {
+		return false
+	}
+	l.flight.round.limited = true
+	if limit == most {
+		return true
+	}
+	if held < min(limit+l.late(time.Now()), most) {
+		return false
+	}
+	l.pause.Reset(pauseTime) // onPause asks again
+	return true
+}
+
 // late returns how many bytes more may be in flight because acknowledgements are late: a segment was lost, and holds up
 // those behind it, or a radio or a processor pauses. The path goes on meanwhile, and would run empty. Call with mu
 // held.

@@ -3,7 +3,6 @@ package transport
 import (
 	"container/heap"
 	"context"
-	"time"
 )
 
 // scheduler selects the link's next writer by start-time fair queueing (Goyal, Vin, Cheng 1996). A quiet stream starts
@@ -50,14 +49,7 @@ type turn struct {
 func (l *link) room() bool {
 	t := &l.session.tuning
 	held := l.out.held() + l.sched.reserved
-	if limit := l.inFlight(); held >= limit {
-		l.flight.round.limited = true
-		if held >= min(limit+l.late(time.Now()), t.ReplayBuffer) {
-			l.pause.Reset(pauseTime)
-			return false
-		}
-	}
-	return l.out.unsent()+l.sched.reserved < t.Unsent &&
+	return !l.full(held) && l.out.unsent()+l.sched.reserved < t.Unsent &&
 		// below replayFloor the budget does not count, as no acknowledgement may be due that wakes the writers
 		(held < replayFloor || l.session.bytes.fits(largeChunk))
 }

@@ -60,9 +60,9 @@ func run() int {
 		case "grid":
 			return publish(ctx, &far{b, allLines()}, *out)
 		case "datagrams":
-			return publish(ctx, onlyDatagrams{b}, *out)
+			return publish(ctx, part{b, datagramsBegin, datagramsEnd, (*report).renderDatagrams}, *out)
 		case "requests":
-			return publish(ctx, onlyRequests{b}, *out)
+			return publish(ctx, part{b, requestsBegin, requestsEnd, (*report).renderRequests}, *out)
 		case "intercepts":
 			return publish(ctx, b, "")
 		}
@@ -96,18 +96,25 @@ func publish[T tables](ctx context.Context, b interface {
 	return t.write(file)
 }
 
-// onlyDatagrams is a bench that writes no other table.
-type onlyDatagrams struct{ *bench }
-
-type datagramTables struct{ *report }
-
-func (b onlyDatagrams) run(ctx context.Context) (datagramTables, error) {
-	r, err := b.bench.run(ctx)
-	return datagramTables{r}, err
+// part is a bench that publishes one of its tables.
+type part struct {
+	*bench
+	begin, end string // the lines around the table
+	table      func(*report) string
 }
 
-func (t datagramTables) render() string          { return t.renderDatagrams() }
-func (t datagramTables) write(file string) error { return t.writeDatagrams(file) }
+type partReport struct {
+	*report
+	part
+}
+
+func (p part) run(ctx context.Context) (partReport, error) {
+	r, err := p.bench.run(ctx)
+	return partReport{r, p}, err
+}
+
+func (r partReport) render() string          { return r.table(r.report) }
+func (r partReport) write(file string) error { return r.replace(file, r.begin, r.end, r.render()) }
 
 // serveClient does one measurement and prints what it saw as a line of JSON.
 func serveClient(spec string) error {

@@ -45,6 +45,24 @@ func (b *bench) inPod(ctx context.Context, addr netip.Addr, argv ...string) *exe
 
 // servePods runs this program as a server beside the echo server of both pods.
 func (b *bench) servePods(ctx context.Context) (stop func(), err error) {
+	return runAll(ctx, func(ctx context.Context) (servers []*exec.Cmd) {
+		for _, addr := range []netip.Addr{b.pod, b.twin} {
+			for _, port := range []int{sinkDatagrams, sourceDatagrams, securePort} {
+				argv := []string{b.self, "-serve", strconv.Itoa(port)}
+				if port == sinkDatagrams {
+					argv = append(atOnce(), argv...)
+				}
+				cmd := b.inPod(ctx, addr, argv...)
+				cmd.Stderr = os.Stderr
+				servers = append(servers, cmd)
+			}
+		}
+		return servers
+	})
+}
+
+// runAll starts commands, which end with the context that they get. stop ends them and waits.
+func runAll(ctx context.Context, commands func(context.Context) []*exec.Cmd) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running []*exec.Cmd
 	stop = func() {
@@ -53,20 +71,12 @@ func (b *bench) servePods(ctx context.Context) (stop func(), err error) {
 			_ = cmd.Wait()
 		}
 	}
-	for _, addr := range []netip.Addr{b.pod, b.twin} {
-		for _, port := range []int{sinkDatagrams, sourceDatagrams, securePort} {
-			argv := []string{b.self, "-serve", strconv.Itoa(port)}
-			if port == sinkDatagrams {
-				argv = append(atOnce(), argv...)
-			}
-			cmd := b.inPod(ctx, addr, argv...)
-			cmd.Stderr = os.Stderr
-			if err := cmd.Start(); err != nil {
-				stop()
-				return nil, err
-			}
-			running = append(running, cmd)
+	for _, cmd := range commands(ctx) {
+		if err := cmd.Start(); err != nil {
+			stop()
+			return nil, fmt.Errorf("starting %s: %w", cmd.Path, err)
 		}
+		running = append(running, cmd)
 	}
 	return stop, nil
 }

@@ -121,21 +121,14 @@ func (b *bench) serveLoads(ctx context.Context) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	var running []*exec.Cmd
-	stop = func() {
-		cancel()
-		for _, cmd := range running {
-			_ = cmd.Wait()
+	stop, err = runAll(ctx, func(ctx context.Context) (servers []*exec.Cmd) {
+		for _, argv := range commands {
+			servers = append(servers, b.inPod(ctx, b.pod, argv...))
 		}
-	}
-	for _, argv := range commands {
-		cmd := b.inPod(ctx, b.pod, argv...)
-		if err := cmd.Start(); err != nil {
-			stop()
-			return nil, fmt.Errorf("starting %s: %w", argv[0], err)
-		}
-		running = append(running, cmd)
+		return servers
+	})
+	if err != nil {
+		return nil, err
 	}
 	err = testenv.Poll(30*time.Second, func() error {
 		out, err := b.inPod(ctx, b.pod, "pgbench", "-i", "-q", "-h", "127.0.0.1", "-U", postgresUser,
@@ -214,19 +207,4 @@ func (r *report) renderRequests() string {
 		tableLine(&b, cells)
 	}
 	return b.String()
-}
-
-// onlyRequests is a bench that writes no other table.
-type onlyRequests struct{ *bench }
-
-type requestTables struct{ *report }
-
-func (b onlyRequests) run(ctx context.Context) (requestTables, error) {
-	r, err := b.bench.run(ctx)
-	return requestTables{r}, err
-}
-
-func (t requestTables) render() string { return t.renderRequests() }
-func (t requestTables) write(file string) error {
-	return t.replace(file, requestsBegin, requestsEnd, t.renderRequests())
 }
