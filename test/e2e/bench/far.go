@@ -40,6 +40,7 @@ var farPaths = []path{kernel, portForward, gvisorProxy}
 const (
 	besideDown    = "the same beside 2 downloads"
 	besideUp      = "the same beside 2 uploads"
+	quicRow       = "QUIC (HTTP/3) down, 1 flow"
 	roundTripsRow = "connect: round trips"
 )
 
@@ -53,7 +54,12 @@ var farMeasurements = []measurement{
 	{besideDown, "ms", "rtt", echoPort, 1, milliseconds, &load{"down", sourcePort, 2}},
 	{besideUp, "ms", "rtt", echoPort, 1, milliseconds, &load{"up", sinkPort, 2}},
 	{"new connections, 16 at a time", "/s", "connect", echoPort, 16, perSecond, nil},
+	{quicRow, "MB/s", "http3-down", securePort, 1, bytesPerSecond, nil},
 }
+
+// takes reports whether a row of far lines is measured by a path. QUIC to a pod shows what QUIC as a transport could
+// reach at most.
+func (m measurement) takes(p path) bool { return m.row != quicRow || p == kernel }
 
 // far measures kubevpn by api-proxy with gvisor over lines between the laptop and the cluster, beside plain TCP and
 // `kubectl port-forward` over the same line.
@@ -141,11 +147,19 @@ func (b *far) measureLine(ctx context.Context, r *farReport, line lab.Line) erro
 			return err
 		}
 		defer stop()
+		unserve, err := b.servePods(ctx)
+		if err != nil {
+			return err
+		}
+		defer unserve()
 		for range b.rounds {
 			for _, m := range farMeasurements {
 				row := m
 				row.row = onLine(line, m.row)
 				for _, p := range farPaths {
+					if !m.takes(p) {
+						continue
+					}
 					got, err := b.measureOne(ctx, r.report, row, p)
 					if err != nil {
 						return fmt.Errorf("%s, %s: %w", m.row, p, err)
