@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -14,16 +13,13 @@ import (
 
 // addHidden adds the commands that kubevpn itself runs, as other processes.
 func addHidden(root *cobra.Command, a *app) {
-	readyFD := 0
-	daemon := &cobra.Command{
-		Use:   "daemon",
-		Short: "Keep connections (started by the other commands)",
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return a.runDaemon(cmd.Context(), readyFD) },
-	}
-	daemon.Flags().IntVar(&readyFD, "ready-fd", 0, "descriptor on which the daemon reports that it is ready")
 	commands := []*cobra.Command{
-		daemon,
+		{
+			Use:   "daemon",
+			Short: "Keep connections (started by the other commands)",
+			Args:  noArgs,
+			RunE:  func(cmd *cobra.Command, _ []string) error { return a.runDaemon(cmd.Context()) },
+		},
 		{
 			Use:   "helper",
 			Short: "Change the network of this machine for a daemon (started by connect, as root)",
@@ -55,18 +51,16 @@ func addHidden(root *cobra.Command, a *app) {
 	root.AddCommand(commands...)
 }
 
-// runDaemon runs the daemon. If fd is not 0, it writes the result of the start to that descriptor: null, or an
-// api.Error.
-func (a *app) runDaemon(ctx context.Context, fd int) error {
-	report := func(*api.Error) {}
-	if fd > 2 {
-		pipe := os.NewFile(uintptr(fd), "ready")
-		closeOnExec(pipe) // a credential plugin that outlives the daemon must not keep the pipe open
-		report = func(e *api.Error) {
-			// After the first report the pipe is closed. The command that started the daemon may have ended.
-			_ = json.NewEncoder(pipe).Encode(e)
-			_ = pipe.Close()
-		}
+// runDaemon runs the daemon. It writes the result of the start to standard output: null, or an api.Error.
+func (a *app) runDaemon(ctx context.Context) error {
+	stdout, err := takeStdout()
+	if err != nil {
+		return api.Errorf(api.ExitDaemon, "cannot prepare standard output of the daemon: %w", err)
+	}
+	report := func(e *api.Error) {
+		// After the first report the file is closed. The command that started the daemon may have ended.
+		_ = json.NewEncoder(stdout).Encode(e)
+		_ = stdout.Close()
 	}
 	paths, err := a.paths()
 	if err == nil {

@@ -21,8 +21,8 @@ const startTimeout = 10 * time.Second
 // daemon returns a client of a running daemon of this version, and its state. It replaces a daemon of another version,
 // unless that has connections. It starts one like this:
 //
-//	CLI ── kubevpn daemon --ready-fd 3 (own session, stdio /dev/null, cwd /) ──▶ daemon
-//	CLI ◀─ fd 3: "null" when it answers, else an api.Error ─────────────────────┘
+//	CLI ── kubevpn daemon (own session, stdin and stderr /dev/null, cwd /) ──▶ daemon
+//	CLI ◀─ stdout: "null" when it answers, else an api.Error ────────────────┘
 func (a *app) daemon(ctx context.Context) (*client, api.DaemonInfo, error) {
 	c, err := a.client()
 	if err != nil {
@@ -112,17 +112,18 @@ func (a *app) startDaemon(ctx context.Context, c *client) error {
 	return nil
 }
 
-// spawnDaemon starts the process of the daemon, and returns the pipe on which the daemon reports that it is ready.
+// spawnDaemon starts the process of the daemon, and returns the pipe from its standard output, on which the daemon
+// reports that it is ready.
 func (a *app) spawnDaemon() (*os.File, *os.Process, error) {
 	ready, theirs, err := os.Pipe()
 	if err != nil {
 		return nil, nil, err
 	}
 	defer theirs.Close()
-	cmd := exec.Command(a.executable, "daemon", "--ready-fd", "3")
+	cmd := exec.Command(a.executable, "daemon")
 	cmd.Dir = "/"
 	cmd.Env = a.environ
-	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.Stdout = theirs // every system passes it on, unlike other descriptors
 	detach(cmd)
 	if err := cmd.Start(); err != nil {
 		ready.Close()

@@ -5,14 +5,19 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"syscall"
+
+	"golang.org/x/sys/windows"
 )
 
-// detach does nothing: the start of a daemon fails on Windows, which does not support ExtraFiles.
-func detach(*exec.Cmd) {}
+// detach starts the command without a console, so that Ctrl-C and the end of this console do not affect it.
+func detach(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: windows.DETACHED_PROCESS | windows.CREATE_NEW_PROCESS_GROUP}
+}
 
 func sendFile(*net.UnixConn, *os.File) error {
 	return errors.New("the root helper is not supported on Windows yet")
 }
 
-// closeOnExec does nothing: child processes inherit only handles that are listed.
-func closeOnExec(*os.File) {}
+// takeStdout returns standard output. On Windows a write whose reader has ended is an error and no signal.
+func takeStdout() (*os.File, error) { return os.Stdout, nil }

@@ -82,6 +82,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exitcode":  cmdExitCode,
 			"interrupt": cmdInterrupt,
+			"unread":    cmdUnread,
 			"mode":      cmdMode,
 			"await":     cmdAwait,
 		},
@@ -184,19 +185,13 @@ func cmdInterrupt(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 4 {
 		ts.Fatalf("usage: interrupt CODE FILE LINE COMMAND [ARG...]")
 	}
-	path, err := exec.LookPath(args[3])
-	ts.Check(err)
 	var out strings.Builder
-	cmd := exec.Command(path, args[4:]...)
+	cmd := command(ts, args[3:])
 	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.Dir = ts.MkAbs(".")
-	for _, name := range []string{"HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "KUBECONFIG", "PATH", "GORACE"} {
-		cmd.Env = append(cmd.Env, name+"="+ts.Getenv(name))
-	}
 	ts.Check(cmd.Start())
 	cmdAwait(ts, false, args[1:2])
 	ts.Check(cmd.Process.Signal(os.Interrupt))
-	err = cmd.Wait()
+	err := cmd.Wait()
 	ts.Logf("[output]\n%s", out.String())
 	if got := fmt.Sprint(cmd.ProcessState.ExitCode()); got != args[0] {
 		ts.Fatalf("exit code %s, want %s (%v)", got, args[0], err)
@@ -204,6 +199,30 @@ func cmdInterrupt(ts *testscript.TestScript, neg bool, args []string) {
 	if !strings.Contains("\n"+out.String(), "\n"+args[2]+"\n") {
 		ts.Fatalf("no line %q", args[2])
 	}
+}
+
+// command returns a command with the environment of the script.
+func command(ts *testscript.TestScript, args []string) *exec.Cmd {
+	path, err := exec.LookPath(args[0])
+	ts.Check(err)
+	cmd := exec.Command(path, args[1:]...)
+	cmd.Dir = ts.MkAbs(".")
+	for _, name := range []string{"HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "KUBECONFIG", "PATH", "GORACE", "FAKE_CONNECTED"} {
+		cmd.Env = append(cmd.Env, name+"="+ts.Getenv(name))
+	}
+	return cmd
+}
+
+// cmdUnread starts a command whose standard output no process reads, and which ends when the script does.
+func cmdUnread(ts *testscript.TestScript, neg bool, args []string) {
+	read, write, err := os.Pipe()
+	ts.Check(err)
+	ts.Check(read.Close())
+	cmd := command(ts, args)
+	cmd.Stdout = write
+	ts.Check(cmd.Start())
+	ts.Check(write.Close())
+	ts.Defer(func() { _ = cmd.Wait() }) // quitLeftover ends it
 }
 
 // cmdMode checks a file's permissions: mode 0700 DIR.
@@ -253,8 +272,11 @@ type fakeDaemon struct {
 }
 
 func runFakeDaemon(ctx context.Context, paths config.Paths, ready func()) error {
-	if os.Getenv("FAKE_DAEMON") == "fails" {
+	switch os.Getenv("FAKE_DAEMON") {
+	case "fails":
 		return api.Errorf(api.ExitDaemon, "the disk is full").WithHint("remove something")
+	case "dies":
+		os.Exit(3)
 	}
 	if err := errors.Join(paths.MakeRuntimeDir(), paths.MakeStateDir()); err != nil {
 		return err
@@ -285,6 +307,7 @@ func runFakeDaemon(ctx context.Context, paths config.Paths, ready func()) error 
 	server := &http.Server{Handler: d.handler()}
 	go server.Serve(l)
 	ready()
+	fmt.Println("no command reads this")
 	select {
 	case <-ctx.Done():
 	case <-d.quit:
