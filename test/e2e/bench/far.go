@@ -4,10 +4,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
+	"kubevpn/internal/testenv"
 	"kubevpn/test/lab"
 )
 
@@ -160,6 +163,9 @@ func (b *far) measureLine(ctx context.Context, r *farReport, line lab.Line) erro
 					if !m.takes(p) {
 						continue
 					}
+					if err := b.settle(ctx); err != nil {
+						return fmt.Errorf("before %s, %s: %w", m.row, p, err)
+					}
 					got, err := b.measureOne(ctx, r.report, row, p)
 					if err != nil {
 						return fmt.Errorf("%s, %s: %w", m.row, p, err)
@@ -170,6 +176,52 @@ func (b *far) measureLine(ctx context.Context, r *farReport, line lab.Line) erro
 		}
 		return nil
 	})
+}
+
+// settle waits until the line is quiet. What the measurement before has left in the buffers of kubectl and of the API
+// server crosses the line for seconds.
+func (b *far) settle(ctx context.Context) error {
+	const (
+		watched = 200 * time.Millisecond
+		quiet   = 50e3 // bytes a second
+	)
+	began, before := time.Time{}, 0
+	return testenv.Poll(time.Minute, func() error {
+		if time.Since(began) < watched {
+			return errors.New("the line has not been watched")
+		}
+		carried, err := b.carried(ctx)
+		if err != nil {
+			return err
+		}
+		rate := float64(carried-before) / time.Since(began).Seconds()
+		if first := began.IsZero(); !first && rate < quiet {
+			return nil
+		}
+		began, before = time.Now(), carried
+		return fmt.Errorf("the line carries %.0f bytes a second, which no measurement sends", rate)
+	})
+}
+
+// carried returns how many bytes the line has carried both ways.
+func (b *far) carried(ctx context.Context) (int, error) {
+	cmd, err := b.Command(ctx, "router", "sh", "-c", "cat /sys/class/net/line0/statistics/[rt]x_bytes")
+	if err != nil {
+		return 0, err
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return 0, fmt.Errorf("reading how much the line has carried: %w: %s", err, out)
+	}
+	sum := 0
+	for text := range strings.FieldsSeq(string(out)) {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
 }
 
 // onLine is a row of the report for one line.
