@@ -1,0 +1,261 @@
+// Package socks serves the protocols of forward proxies on one listener: SOCKS5 (RFC 1928) with CONNECT and UDP
+// ASSOCIATE, and HTTP with CONNECT and requests for http URLs. The first byte of a conn tells which one it speaks.
+//
+//	conn ── first byte ─┬─ 5 ─▶ SOCKS5 ─▶ user and password (RFC 1929) ─┬─ CONNECT ───────▶ Dial tcp
+//	                    │                                               └─ UDP ASSOCIATE ─▶ Dial udp, per target
+//	                    └─ else ─▶ HTTP ─┬─ CONNECT, http://... ─▶ user and password ─▶ Dial tcp
+//	                                     ├─ the path of Config.Page ─▶ the page
+//	                                     └─ any other path ─▶ 403
+//
+// Every client needs the user and the password. A web page in a browser does not have them, and can only send requests
+// for a path. Other users of this machine do not have them either. UDP has no credentials: an association serves the
+// first socket of the client's address that sends to it.
+//
+// Config.Dial receives host names as the client sent them, so that they resolve where the target is.
+package socks
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+const (
+	// handshakeTimeout limits the time until a client has sent its request, or the header of an HTTP request.
+	handshakeTimeout = 10 * time.Second
+	// dialTimeout limits Config.Dial.
+	dialTimeout = 30 * time.Second
+	// idleTimeout limits how long an HTTP conn waits for the next request, and an idle target of UDP stays open.
+	idleTimeout = 2 * time.Minute
+	// defaultMaxConns limits the conns of one Server.
+	defaultMaxConns = 1024
+	// acceptPause is the pause after a failure to accept, such as too many open files.
+	acceptPause = 50 * time.Millisecond
+)
+
+// Config configures New. User, Password and Dial must be set.
+type Config struct {
+	User, Password string
+	// Dial connects to HOST:PORT. network is "tcp" or "udp"; a conn of "udp" has one datagram per Read and Write. The
+	// client learns from the error whether the target refused, was unreachable or did not answer.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Page, if not nil, answers HTTP requests for PagePath. It needs no credentials, so the path should be a secret.
+	Page     http.Handler
+	PagePath string
+	// MaxConns limits the conns of clients, those without credentials among them (1024). The Server closes others.
+	MaxConns int
+	Logger   *slog.Logger // nil: slog.Default
+}
+
+// Server serves one proxy.
+type Server struct {
+	cfg   Config
+	log   *slog.Logger
+	slots chan struct{}
+}
+
+// New returns a Server. It starts nothing.
+func New(c Config) *Server {
+	return &Server{cfg: c, log: cmp.Or(c.Logger, slog.Default()),
+		slots: make(chan struct{}, cmp.Or(c.MaxConns, defaultMaxConns))}
+}
+
+// Serve serves the conns of l until ctx ends, which returns nil, or until l fails. It closes l and all conns, and
+// returns after the last of them has ended.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	defer l.Close()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	web := newHandover(l.Addr())
+	transport := s.transport()
+	defer transport.CloseIdleConnections()
+	server := s.httpServer(ctx, transport)
+	running.Go(func() {
+		if err := server.Serve(web); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			s.log.Debug("serving HTTP", "err", err)
+		}
+	})
+	defer server.Close()
+	for {
+		conn, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				conn.Close()
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return err
+		case err != nil:
+			s.log.Warn("accepting a client of the proxy", "err", err)
+			pause(ctx, acceptPause)
+			continue
+		}
+		select {
+		case s.slots <- struct{}{}:
+		default:
+			s.log.Debug("too many clients of the proxy", "client", conn.RemoteAddr())
+			conn.Close()
+			continue
+		}
+		running.Go(func() {
+			defer func() { <-s.slots }()
+			s.serveConn(ctx, conn, web)
+		})
+	}
+}
+
+// pause returns after d, or when ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// serveConn serves one conn until it ends, and closes it.
+func (s *Server) serveConn(ctx context.Context, conn net.Conn, web *handover) {
+	c := &clientConn{Conn: conn, closed: make(chan struct{})}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	if err := c.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+		return
+	}
+	if _, err := io.ReadFull(conn, c.first[:]); err != nil {
+		return
+	}
+	if c.first[0] == version5 {
+		if err := s.serveSOCKS(ctx, c.Conn); err != nil {
+			s.log.Debug("a client of the proxy", "client", conn.RemoteAddr(), "err", err)
+		}
+		return
+	}
+	if web.give(ctx, c) {
+		<-c.closed
+	}
+}
+
+// allows reports whether the credentials are right. Its duration does not depend on them.
+func (s *Server) allows(user, password string) bool {
+	same := func(a, b string) int { // of equal length, whatever the client sends
+		x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
+		return subtle.ConstantTimeCompare(x[:], y[:])
+	}
+	return same(user, s.cfg.User)&same(password, s.cfg.Password) == 1
+}
+
+// dial is Config.Dial with a timeout.
+func (s *Server) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return s.cfg.Dial(ctx, network, address)
+}
+
+// clientConn is a conn whose first byte has been read. The HTTP server reads it again.
+type clientConn struct {
+	net.Conn
+	first  [1]byte
+	unread bool // first is the next byte to read; the reader of the conn alone uses it
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *clientConn) Read(p []byte) (int, error) {
+	if c.unread && len(p) > 0 {
+		c.unread = false
+		return copy(p, c.first[:]), nil
+	}
+	return c.Conn.Read(p)
+}
+
+func (c *clientConn) CloseWrite() error { return closeWrite(c.Conn) }
+
+func (c *clientConn) Close() error {
+	err := c.Conn.Close()
+	c.once.Do(func() { close(c.closed) })
+	return err
+}
+
+// handover is a listener that accepts the conns that it is given.
+type handover struct {
+	addr  net.Addr
+	conns chan net.Conn
+	done  chan struct{}
+	close func()
+}
+
+func newHandover(addr net.Addr) *handover {
+	h := &handover{addr: addr, conns: make(chan net.Conn), done: make(chan struct{})}
+	h.close = sync.OnceFunc(func() { close(h.done) })
+	return h
+}
+
+// give returns when the conn has been accepted, or returns false.
+func (h *handover) give(ctx context.Context, c *clientConn) bool {
+	c.unread = true
+	select {
+	case h.conns <- c:
+		return true
+	case <-h.done:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+func (h *handover) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.conns:
+		return c, nil
+	case <-h.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (h *handover) Addr() net.Addr { return h.addr }
+
+func (h *handover) Close() error {
+	h.close()
+	return nil
+}
+
+// relay copies between a client and a target until both directions have ended, and closes both conns. A half-close
+// crosses unchanged. from is what the client sends.
+func relay(ctx context.Context, client, target net.Conn, from io.Reader) {
+	end := func() {
+		client.Close()
+		target.Close()
+	}
+	defer end()
+	defer context.AfterFunc(ctx, end)()
+	var upstream sync.WaitGroup
+	upstream.Go(func() {
+		if _, err := io.Copy(target, from); err != nil || closeWrite(target) != nil {
+			end()
+		}
+	})
+	if _, err := io.Copy(client, target); err != nil || closeWrite(client) != nil {
+		end()
+	}
+	upstream.Wait()
+}
+
+// closeWrite sends the end of the stream. It fails if the conn has no half-close.
+func closeWrite(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
