@@ -241,5 +241,5 @@ func (r *Resolver) askTarget(ctx context.Context, q *dns.Msg, target string) (*d
 	m.CheckingDisabled = q.CheckingDisabled
 	opt := q.IsEdns0()
 	m.SetEdns0(ednsSize, opt != nil && opt.Do())
-	return r.upstream.ServeDNS(ctx, m)
+	return r.outside.ServeDNS(ctx, m)
 }

@@ -33,6 +33,9 @@ type Config struct {
 	// Dial connects to an upstream; nil means directly. If port 53 is redirected to this Resolver, Dial must return
 	// sockets that the redirect exempts.
 	Dial DialFunc
+	// Outside, if not nil, replaces Upstreams for queries of this process (ServeDNS), and for aliases that leave a
+	// cluster.
+	Outside Handler
 	// Timeout limits one attempt with one upstream (2 s), Budget the whole query (4.5 s).
 	Timeout, Budget time.Duration
 	// InFlight limits the queries that wait for clusters, and separately those that wait for the upstreams (4096). The
@@ -47,6 +50,7 @@ type Resolver struct {
 	inFlight int64
 	log      *slog.Logger
 	upstream *Nameservers
+	outside  Handler // upstream, unless Config has another
 	current  atomic.Pointer[zones]
 	flights  flights
 	looped   sync.Once // guards the warning about a loop
@@ -68,6 +72,9 @@ func New(c Config) *Resolver {
 	r.upstream = NewNameservers(NameserversConfig{
 		Name: "upstream", Addrs: c.Upstreams, Dial: c.Dial, Timeout: c.Timeout, Logger: r.log,
 	})
+	if r.outside = c.Outside; r.outside == nil {
+		r.outside = r.upstream
+	}
 	return r
 }
 
@@ -111,7 +118,7 @@ func (r *Resolver) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	rt := r.zones().route(question{key: key, qtype: q.Question[0].Qtype, qclass: q.Question[0].Qclass})
 	var first *dns.Msg
 	if rt.late {
-		first, err = r.upstream.ServeDNS(ctx, q)
+		first, err = r.outside.ServeDNS(ctx, q)
 		if err != nil || first.Rcode != dns.RcodeNameError {
 			return first, err
 		}
@@ -125,7 +132,7 @@ func (r *Resolver) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	if first != nil {
 		return first, nil
 	}
-	return r.upstream.ServeDNS(ctx, q)
+	return r.outside.ServeDNS(ctx, q)
 }
 
 // handle returns the reply to one message from a client, or nil to send none. The reply may use buf.

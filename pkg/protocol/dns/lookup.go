@@ -1,0 +1,98 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sync/errgroup"
+)
+
+// Lookup returns the addresses of a name for this process, those of IPv4 first. It applies no search list. Errors are
+// *net.DNSError.
+func (r *Resolver) Lookup(ctx context.Context, name string) ([]netip.Addr, error) {
+	types := []uint16{dns.TypeA, dns.TypeAAAA}
+	replies := make([]*dns.Msg, len(types))
+	var g errgroup.Group
+	for i, qtype := range types {
+		g.Go(func() (err error) {
+			replies[i], err = r.ServeDNS(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(name), qtype))
+			return err
+		})
+	}
+	failed := g.Wait()
+	var addrs []netip.Addr
+	for _, reply := range replies {
+		addrs = append(addrs, addresses(reply)...)
+	}
+	if len(addrs) > 0 {
+		return addrs, nil
+	}
+	if failed != nil {
+		return nil, &net.DNSError{Err: failed.Error(), Name: name, IsTimeout: isGivenUp(failed)}
+	}
+	if i := slices.IndexFunc(replies, failure); i >= 0 {
+		return nil, &net.DNSError{Err: "the nameserver answered " + dns.RcodeToString[replies[i].Rcode], Name: name,
+			IsTemporary: true}
+	}
+	return nil, &net.DNSError{Err: "no such host", Name: name, IsNotFound: true}
+}
+
+// failure reports whether the nameserver could not tell.
+func failure(m *dns.Msg) bool { return m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError }
+
+// addresses returns the addresses in a reply, which may be nil.
+func addresses(m *dns.Msg) (addrs []netip.Addr) {
+	if m == nil {
+		return nil
+	}
+	for _, rr := range m.Answer {
+		var ip net.IP
+		switch rr := rr.(type) {
+		case *dns.A:
+			ip = rr.A
+		case *dns.AAAA:
+			ip = rr.AAAA
+		}
+		if a, ok := netip.AddrFromSlice(ip); ok {
+			addrs = append(addrs, a.Unmap())
+		}
+	}
+	return addrs
+}
+
+// System answers with the addresses of names that the operating system's resolver knows. It has no other records.
+type System struct{}
+
+var _ Handler = System{}
+
+// ServeDNS answers a query for addresses.
+func (System) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
+	if len(q.Question) != 1 {
+		return nil, errFormat
+	}
+	asked := q.Question[0]
+	name := asked.Name[:max(0, len(asked.Name)-1)] // without the dot, the system applies its search list
+	reply := new(dns.Msg).SetReply(q)
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+	if missing := (*net.DNSError)(nil); errors.As(err, &missing) && missing.IsNotFound {
+		reply.Rcode = dns.RcodeNameError
+		return reply, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	header := dns.RR_Header{Name: asked.Name, Rrtype: asked.Qtype, Class: dns.ClassINET}
+	for _, a := range addrs {
+		switch a = a.Unmap(); {
+		case asked.Qtype == dns.TypeA && a.Is4():
+			reply.Answer = append(reply.Answer, &dns.A{Hdr: header, A: a.AsSlice()})
+		case asked.Qtype == dns.TypeAAAA && a.Is6():
+			reply.Answer = append(reply.Answer, &dns.AAAA{Hdr: header, AAAA: a.AsSlice()})
+		}
+	}
+	return reply, nil
+}
