@@ -13,6 +13,6 @@ import (
 func main() {
 	os.Exit(cli.Main(cli.Programs{
 		RunDaemon: runDaemon, StartHelper: startHelper, RunHelper: helper.Main, Foreground: foreground,
-		Isolated: isolated, Reset: reset,
+		SOCKS: asProxy, Isolated: isolated, Reset: reset,
 	}))
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"net"
 	"os"
 
 	"kubevpn/internal/api"
@@ -55,6 +56,12 @@ func foreground(ctx context.Context, req api.ConnectRequest, progress func(api.E
 	return daemon.Foreground(ctx, daemon.ForegroundConfig{
 		Request: req, Owner: owner, Helper: h, Progress: progress, Logger: logger,
 	})
+}
+
+// asProxy keeps one connection in this process, which only serves a proxy. It logs warnings and errors to stderr.
+func asProxy(ctx context.Context, req api.ConnectRequest, l net.Listener, progress func(api.Event)) error {
+	footprint.HalveProcessors()
+	return daemon.SOCKS(ctx, daemon.SOCKSConfig{Request: req, Listener: l, Progress: progress, Logger: warnings()})
 }
 
 // isolated keeps a connection for a sandbox. It logs nothing, because the program uses the terminal.

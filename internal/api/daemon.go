@@ -104,12 +104,21 @@ type Connection struct {
 	// what happens to ClusterIPs: "resolved by kubevpn", "dialled as they are: ..."
 	Services     string    `json:"services"`
 	DNS          DNSStatus `json:"dns"`
+	SOCKS        *SOCKS    `json:"socks,omitempty"`        // the proxy that programs use in place of a device
 	AllowInbound []Inbound `json:"allowInbound,omitempty"` // ports that other laptops may connect to
 	Checks       []Check   `json:"checks"`                 // the results of the probe
 	// as the command that connected resolved them, those of intercepts among them
 	Settings []Setting `json:"settings,omitempty"`
 	Warnings []string  `json:"warnings,omitempty"`
 	Error    *Error    `json:"error,omitempty"`
+}
+
+// SOCKS is the proxy of a connection: SOCKS5 and HTTP on one address of this machine.
+type SOCKS struct {
+	Address  string `json:"address"` // "127.0.0.1:1080"
+	User     string `json:"user"`
+	Password string `json:"password"`
+	PAC      string `json:"pac"` // URL of the proxy auto-configuration file
 }
 
 // The transports: ways to reach the traffic manager.

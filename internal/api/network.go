@@ -43,6 +43,7 @@ const (
 	ResolverResolved ResolverMode = "systemd-resolved" // per-link servers over D-Bus; they go with the link
 	ResolverNFTables ResolverMode = "nftables"         // an owner table redirects port 53 of resolv.conf's nameservers
 	ResolverFile     ResolverMode = "resolv.conf"      // a journaled edit
+	ResolverProxy    ResolverMode = "the proxy"        // of a connection that serves a proxy only
 )
 
 // NetworkApplied is the result of applying a NetworkState.

@@ -22,6 +22,7 @@ type connectOptions struct {
 	app        *app
 	flags      connectFlags
 	foreground bool
+	socks      string // address of the proxy; empty: none
 	output     *format
 }
 
@@ -45,6 +46,8 @@ func newConnect(a *app) *cobra.Command {
 			"kubevpn connect --extra-cidr 10.20.0.0/16 --exclude-cidr 10.20.30.0/24",
 			"Let other laptops of the same traffic manager connect to a port of this one",
 			"kubevpn connect --allow-inbound 8080",
+			"Serve a SOCKS5 and HTTP proxy and change nothing on this machine, until Ctrl-C (without root)",
+			"kubevpn connect --socks 127.0.0.1:1080",
 			"Run without a daemon, until Ctrl-C (as root)", "sudo -E kubevpn connect --foreground",
 			"For a script", "kubevpn connect -o json",
 		),
@@ -53,12 +56,18 @@ func newConnect(a *app) *cobra.Command {
 	}
 	o.flags.addTo(cmd, a)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "connect in this process, without a daemon, until Ctrl-C")
+	cmd.Flags().StringVar(&o.socks, "socks", "",
+		"loopback address and port of a SOCKS5 and HTTP proxy, through which alone programs reach the cluster, until "+
+			"Ctrl-C; needs no root and changes nothing on this machine")
 	o.output.addTo(cmd)
 	return cmd
 }
 
 // connect makes the connection and prints it. quiet stops the progress display.
 func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet func()) error {
+	if o.socks != "" {
+		return o.asProxy(ctx, on, quiet)
+	}
 	o.flags.here = o.foreground
 	req, _, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
@@ -91,17 +100,22 @@ func (o *connectOptions) print(c *api.Connection) error {
 }
 
 func (o *connectOptions) inForeground(ctx context.Context, req api.ConnectRequest, on func(api.Event)) error {
-	var printing error
-	err := o.app.Foreground(ctx, req, func(e api.Event) {
+	on, printing := o.printing(on)
+	return errors.Join(o.app.Foreground(ctx, req, on), *printing)
+}
+
+// printing returns a function that calls on and prints the connection once it is established, and the error of that.
+func (o *connectOptions) printing(on func(api.Event)) (func(api.Event), *error) {
+	failed := new(error)
+	return func(e api.Event) {
 		on(e)
 		if c := e.Connection; c != nil && c.Status == api.StatusConnected {
-			printing = errors.Join(printing, o.print(c))
+			*failed = errors.Join(*failed, o.print(c))
 			if o.output.value == "text" {
 				fmt.Fprintln(o.app.errout, "Ctrl-C disconnects.")
 			}
 		}
-	})
-	return errors.Join(err, printing)
+	}, failed
 }
 
 // post sends the request to the daemon. At Ctrl-C it returns when the daemon has cleaned up.
@@ -171,8 +185,15 @@ func printConnected(w io.Writer, c *api.Connection) {
 	if c.Netstack != "" {
 		fmt.Fprintf(w, "  netstack  %s: %s\n", c.Netstack, c.NetstackReason)
 	}
-	fmt.Fprintf(w, "  networks  %s through %s\n", cmp.Or(join(c.CIDRs), "none"), c.Device)
+	through := c.Device
+	if c.SOCKS != nil {
+		through = "the proxy"
+	}
+	fmt.Fprintf(w, "  networks  %s through %s\n", cmp.Or(join(c.CIDRs), "none"), through)
 	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE and *.%s, by %s\n", c.DNS.Domain, c.DNS.Mode)
+	if c.SOCKS != nil {
+		printProxy(w, c.SOCKS)
+	}
 	for _, check := range c.Checks {
 		fmt.Fprintf(w, "  checked   %s %s: %s\n", check.What, check.Target, check.Seen)
 	}

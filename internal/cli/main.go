@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -35,6 +36,9 @@ type Programs struct {
 	// Foreground keeps one connection in this process until ctx ends. It returns nil if the connection was established
 	// before.
 	Foreground func(ctx context.Context, req api.ConnectRequest, progress func(api.Event)) error
+	// SOCKS keeps one connection in this process, which only serves a proxy on the listener, until ctx ends. It returns
+	// nil then. It may be called again with the listener after an error before the connection was established.
+	SOCKS func(ctx context.Context, req api.ConnectRequest, l net.Listener, progress func(api.Event)) error
 	// Isolated keeps a connection, and the intercepts of the request, for place in this process. It calls ready when
 	// all of them are established. It returns nil when ctx ends.
 	Isolated func(

@@ -39,7 +39,7 @@ import (
 func TestMain(m *testing.M) {
 	run := func() {
 		os.Exit(Main(Programs{RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper,
-			Foreground: fakeForeground, Reset: fakeReset}))
+			Foreground: fakeForeground, SOCKS: fakeSOCKS, Reset: fakeReset}))
 	}
 	testscript.Main(m, map[string]func(){"kubevpn": run, "kubectl-kubevpn": run})
 }
@@ -513,6 +513,27 @@ func startFakeHelper(context.Context) (*os.File, error) {
 }
 
 func runFakeHelper(context.Context) error { return errors.New("nothing on stdin") }
+
+// fakeSOCKS writes the result of connecting to its listener, and the request, to files.
+func fakeSOCKS(ctx context.Context, req api.ConnectRequest, l net.Listener, progress func(api.Event)) error {
+	if err := foreign(&req); err != nil {
+		return err
+	}
+	progress(api.Event{Connection: &api.Connection{ID: "id-socks", Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnected,
+		DNS: api.DNSStatus{Mode: api.ResolverProxy, Domain: "cluster.local"}, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
+		SOCKS: &api.SOCKS{Address: l.Addr().String(), User: "kubevpn", Password: "p", PAC: "http://" + l.Addr().String() + "/s.pac"}}})
+	paths, err := config.Locate(os.Getenv)
+	if err := errors.Join(err, paths.MakeStateDir()); err != nil {
+		return err
+	}
+	_, dialled := net.Dial("tcp", l.Addr().String())
+	req.Kubeconfig, req.Credential = nil, nil
+	text, _ := json.Marshal(req)
+	os.WriteFile(filepath.Join(paths.StateDir, "socks.json"), fmt.Appendf(text, " %v", dialled), 0o600)
+	os.WriteFile(filepath.Join(paths.StateDir, "socks"), nil, 0o600)
+	<-ctx.Done()
+	return nil
+}
 
 func fakeForeground(ctx context.Context, req api.ConnectRequest, progress func(api.Event)) error {
 	progress(api.Event{Step: "Opening a session", Done: true})

@@ -91,7 +91,10 @@ type Config struct {
 	// Dial connects from the network namespace that contains the device. That namespace sends everything to the device,
 	// and the connection opens sockets of this process for traffic outside of the cluster. Nil: the device is in this
 	// machine's namespace, which sends it only traffic for the cluster.
-	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Lookup resolves a name as programs do that reach the cluster through a proxy of this process. Not nil: there is
+	// no device, and SetLink receives a link without a name and addresses, which tells the routes.
+	Lookup   func(ctx context.Context, name string) ([]netip.Addr, error)
 	Prepared *Prepared       // for Request; New owns it. Nil: the connection prepares itself
 	Client   []byte          // secret of this user on this laptop, from which clientID derives what managers are told
 	Progress func(api.Event) // may be called concurrently; must not block for long
@@ -170,7 +173,8 @@ func newConnection(cfg Config) *Connection {
 		retry: func() { c.client.Retry() }}
 	c.chooser = &chooser{shared: s, manager: c.manager, gateways: clusterGateways{of, c.Image}}
 	c.routes = newRoutes(s, c.Dial)
-	c.checker = &checker{shared: s, manager: c.manager, routes: c.routes, chooser: c.chooser, probe: c.prober().run}
+	c.checker = &checker{shared: s, manager: c.manager, routes: c.routes, chooser: c.chooser,
+		probe: s.prober(c.Dial).run}
 	c.client = transport.NewClient(transport.ClientConfig{
 		Dial: c.manager.dial, DialTimeout: dialTimeout, OnSession: c.handshake.onSession, OnState: c.onState,
 		Logger:    cfg.Logger,
@@ -272,10 +276,12 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	if err := checkDefaults(&c.cfg.Request); err != nil {
 		return err
 	}
-	g.Go(func() error {
-		c.chooser.look(ctx, c.cluster.Proxy)
-		return nil
-	})
+	if !c.cfg.proxied() {
+		g.Go(func() error {
+			c.chooser.look(ctx, c.cluster.Proxy)
+			return nil
+		})
+	}
 	if err := c.openSession(ctx, g); err != nil {
 		return err
 	}
@@ -285,8 +291,10 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 			return nil
 		})
 	}
-	if err := c.chooser.choose(ctx); err != nil {
-		return err
+	if !c.cfg.proxied() {
+		if err := c.chooser.choose(ctx); err != nil {
+			return err
+		}
 	}
 	if err := c.routes.learn(ctx, g); err != nil {
 		return err

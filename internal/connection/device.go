@@ -25,30 +25,23 @@ const (
 	ownDevices = "kubevpn"
 )
 
-// bringUp creates the device with its routes and names, and starts the netstack in g.
+// bringUp creates the device with its routes and names, and starts the netstack in g. For a proxy it only plans the
+// routes and names.
 func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 	done := r.status.step("Configuring the network")
-	var err error
-	if r.device, err = freeDevice(); err != nil {
-		return err
-	}
-	p, err := r.plan()
+	p, err := r.firstPlan(ctx)
 	if err != nil {
 		return err
 	}
-	switch {
-	case len(p.Ask) > 0:
-		return consentError(p.Ask)
-	case !p.Found:
-		return api.Errorf(api.ExitPermission, "cannot find the pod and Service networks of the cluster").
-			WithHint("Name them with --extra-cidr, or ask an admin to run `kubevpn install`, which lets the manager " +
-				"read them.")
+	if r.cfg.proxied() {
+		if err := r.apply(ctx, p); err != nil {
+			return err
+		}
+		done("of the proxy; that of this machine does not change")
+		return nil
 	}
-	if err := r.checkUpstream(ctx, p.Overlaps); err != nil {
+	if r.device, err = freeDevice(); err != nil {
 		return err
-	}
-	if len(p.Overlaps) > 0 {
-		return overlapError(p.Overlaps)
 	}
 	f, err := r.createTUN(ctx)
 	if err != nil {
@@ -71,6 +64,29 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 	}
 	done("%s, names by way of %s", r.device, r.applied.ResolverMode)
 	return nil
+}
+
+// firstPlan returns the first plan. It fails if the plan needs the user's consent, or conflicts with this machine.
+func (r *routes) firstPlan(ctx context.Context) (planned, error) {
+	p, err := r.plan()
+	if err != nil {
+		return planned{}, err
+	}
+	switch {
+	case len(p.Ask) > 0:
+		return planned{}, consentError(p.Ask)
+	case !p.Found:
+		return planned{}, api.Errorf(api.ExitPermission, "cannot find the pod and Service networks of the cluster").
+			WithHint("Name them with --extra-cidr, or ask an admin to run `kubevpn install`, which lets the manager " +
+				"read them.")
+	}
+	if err := r.checkUpstream(ctx, p.Overlaps); err != nil {
+		return planned{}, err
+	}
+	if len(p.Overlaps) > 0 {
+		return planned{}, overlapError(p.Overlaps)
+	}
+	return p, nil
 }
 
 // freeDevice returns the first name for a tunnel that no device of this machine has.

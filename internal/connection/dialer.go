@@ -79,11 +79,13 @@ func (c *Connection) Dial(ctx context.Context, network string, addr netip.AddrPo
 }
 
 // packetConn is a stream of datagrams as a connected UDP socket. One that was opened before the tunnel went down fails
-// at the next write, as a new one would.
+// at the next write, as a new one would. It is a net.PacketConn: net.Resolver takes any other conn for a stream.
 type packetConn struct {
 	*transport.Packets
 	down func() bool
 }
+
+var _ net.PacketConn = packetConn{}
 
 func (c packetConn) Read(p []byte) (int, error) { return c.ReadPacket(p) }
 
@@ -96,6 +98,13 @@ func (c packetConn) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
+
+func (c packetConn) ReadFrom(p []byte) (int, net.Addr, error) {
+	n, err := c.Read(p)
+	return n, c.RemoteAddr(), err
+}
+
+func (c packetConn) WriteTo(p []byte, _ net.Addr) (int, error) { return c.Write(p) }
 
 func (c packetConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))

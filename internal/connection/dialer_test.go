@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/netip"
 	"syscall"
 	"testing"
@@ -49,6 +50,9 @@ func TestDialReportsTheManagersError(t *testing.T) {
 		conn, err := s.Dial(t.Context(), network, open)
 		if err != nil {
 			t.Fatal(network, err)
+		}
+		if _, ok := conn.(net.PacketConn); ok != (network == "udp") { // net.Resolver asks
+			t.Errorf("%s: a conn of packets: %v", network, ok)
 		}
 		b := make([]byte, 100)
 		if _, err := io.WriteString(conn, "ping"); err != nil {

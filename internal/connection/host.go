@@ -12,25 +12,33 @@ import (
 	"kubevpn/pkg/host/route"
 )
 
-// The device is in this machine's network namespace, or isolated in one of its own. An isolated namespace sends
-// everything to the device:
+// The device is in this machine's network namespace, or isolated in one of its own, or there is none: programs use a
+// proxy of this process, whose dials go to the traffic manager. An isolated namespace sends everything to the device:
 //
 //	         ┌─ a network of the cluster ─▶ netstack or packet streams ══▶ manager
 //	device ──┤
 //	         └─ elsewhere ───────────────▶ netstack ─▶ outside: a socket of this process
 //
-// This machine's own networks do not matter there. They may have the same addresses as the cluster's; inside, these are
-// the cluster's.
+// This machine's own networks do not matter there, nor to a proxy. They may have the same addresses as the cluster's;
+// inside, these are the cluster's.
 
 // isolated reports whether the device is in a network namespace of its own.
 func (c *Config) isolated() bool { return c.Dial != nil }
 
-// netstack returns the netstack of the request.
-func (c *Config) netstack() string { return cmp.Or(c.Request.Netstack, api.NetstackAuto) }
+// proxied reports whether there is no device, because programs use a proxy of this process.
+func (c *Config) proxied() bool { return c.Lookup != nil }
+
+// netstack returns the netstack of the request. A proxy needs none, and as with gvisor the traffic manager dials.
+func (c *Config) netstack() string {
+	if c.proxied() {
+		return api.NetstackGVisor
+	}
+	return cmp.Or(c.Request.Netstack, api.NetstackAuto)
+}
 
 // overlaps returns the local networks that overlap prefixes, except those of the connection's own device.
 func (c *Config) overlaps(prefixes []netip.Prefix, device string) ([]route.Overlap, error) {
-	if c.isolated() {
+	if c.isolated() || c.proxied() {
 		return nil, nil
 	}
 	found, err := route.Overlaps(prefixes, []string{device})
@@ -40,8 +48,9 @@ func (c *Config) overlaps(prefixes []netip.Prefix, device string) ([]route.Overl
 	return found, nil
 }
 
-// prober returns a prober that resolves and dials as programs that use the device do.
-func (s *shared) prober() prober {
+// prober returns a prober that resolves and dials as programs that use the device do. Those that use a proxy dial with
+// dial.
+func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.Conn, error)) prober {
 	p := prober{
 		dial:     new(net.Dialer).DialContext,
 		resolver: &net.Resolver{PreferGo: true}, // reads resolv.conf anew: no cache and no NSS plugin in between
@@ -51,6 +60,19 @@ func (s *shared) prober() prober {
 		// resolv.conf is this machine's
 		p.resolver.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return s.cfg.Dial(ctx, network, netip.AddrPortFrom(s.view.Load().lease.Resolver, 53).String())
+		}
+	}
+	p.lookup = func(ctx context.Context, name string) ([]netip.Addr, error) {
+		return p.resolver.LookupNetIP(ctx, "ip", name+".")
+	}
+	if s.cfg.proxied() {
+		p.lookup = s.cfg.Lookup
+		p.dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			to, err := netip.ParseAddrPort(address)
+			if err != nil {
+				return nil, err
+			}
+			return dial(ctx, network, to)
 		}
 	}
 	return p

@@ -113,7 +113,9 @@ func (r *routes) known() networks {
 			return r.cfg.overlaps(prefixes, r.device)
 		},
 	}
-	if v.lease.Resolver.IsValid() {
+	if r.cfg.proxied() {
+		n.Inner = nil // other laptops are reached with a device only
+	} else if v.lease.Resolver.IsValid() {
 		n.Own = []netip.Addr{v.lease.Resolver}
 	}
 	n.Path = append(n.Path, keptOut(r.reached.Load(), v.state)...)

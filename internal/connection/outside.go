@@ -21,6 +21,12 @@ type outside struct{}
 
 var _ netstack.Dialer = outside{}
 
+// DialOutside connects to an address that is not the cluster's, for a program that reaches the cluster through a proxy.
+// It rejects addresses that stand for the host itself, as a device does.
+func DialOutside(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+	return outside{}.dial(ctx, network, to)
+}
+
 // dial rejects addresses that stand for the host itself: the program means its namespace, and dial would reach this
 // machine.
 func (outside) dial(ctx context.Context, network string, dst netip.AddrPort) (net.Conn, error) {

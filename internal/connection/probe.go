@@ -34,7 +34,8 @@ type probeTargets struct {
 // nothing.
 type prober struct {
 	dial     func(ctx context.Context, network, address string) (net.Conn, error)
-	resolver *net.Resolver
+	lookup   func(ctx context.Context, name string) ([]netip.Addr, error)
+	resolver *net.Resolver // for addresses
 }
 
 // run returns its checks in the order name, pod, clusterIP, dns.
@@ -67,7 +68,7 @@ func (p prober) run(ctx context.Context, t probeTargets) []api.Check {
 
 func (p prober) checkName(ctx context.Context, name string, want []netip.Addr) api.Check {
 	c := api.Check{What: "name", Target: name}
-	got, err := p.resolver.LookupNetIP(ctx, "ip", name+".")
+	got, err := p.lookup(ctx, name)
 	if err != nil {
 		c.Seen = seen(err)
 		return c

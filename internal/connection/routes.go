@@ -136,6 +136,9 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 		link.Addrs = v.lease.prefixes() // for the rest of the world, which has both families
 		r.steerIsolated(p.Routes)
 	}
+	if r.cfg.proxied() {
+		link.Addrs = nil
+	}
 	if reflect.DeepEqual(link, r.link) {
 		return r.zone.set(v.state, p.Cluster)
 	}

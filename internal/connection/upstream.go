@@ -52,7 +52,7 @@ func isUpstream(addr netip.Addr) bool {
 // machine's interfaces, because a connection does not depend on the answer.
 func (r *routes) findUpstream(ctx context.Context) string {
 	home, err := os.UserHomeDir()
-	if err != nil || r.cfg.isolated() {
+	if err != nil || r.cfg.isolated() || r.cfg.proxied() {
 		return ""
 	}
 	interfaces, err := net.Interfaces()

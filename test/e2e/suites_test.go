@@ -70,6 +70,7 @@ var intercepts = []suite{
 var dev = []suite{
 	{"dev", devSuite},
 	{"isolate", isolateSuite},
+	{"socks", socksSuite},
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
 	{"examples", examplesSuite},

@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"net/url"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/config"
+)
+
+// asProxy makes a connection that only serves a proxy, and keeps it until Ctrl-C.
+func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet func()) error {
+	for _, key := range []config.Key{config.KeyNetstack, config.KeyAllowInbound} {
+		if name := key.FlagName(); o.flags.settings.cmd.Flags().Changed(name) {
+			return api.Errorf(api.ExitUsage, "--%s cannot be combined with --socks", name).
+				WithHint("a proxy has no device for packets; remove --%s", name)
+		}
+	}
+	at, err := proxyAddress(o.socks)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", at.String()) // before the login, which may ask the user
+	if err != nil {
+		return api.Errorf(api.ExitNetwork, "--socks: cannot listen on %s: %w", at, err).
+			WithHint("use another port, or port 0 for a free one")
+	}
+	defer l.Close()
+	o.flags.here = true
+	req, _, err := o.flags.request(ctx, o.app, on)
+	if err != nil {
+		return err
+	}
+	req.Netstack, req.AllowInbound = "", nil // from the configuration file: for connections with a device
+	return o.flags.consenting(o.app, &req, o.output, quiet).run(ctx, on, func(on func(api.Event)) error {
+		on, printing := o.printing(on)
+		return errors.Join(o.app.SOCKS(ctx, req, l, on), *printing)
+	})
+}
+
+// proxyAddress returns the address of --socks, which must be a loopback address: the protocols are not encrypted.
+func proxyAddress(text string) (netip.AddrPort, error) {
+	const hint = "use a loopback address and a port, such as 127.0.0.1:1080"
+	at, err := netip.ParseAddrPort(text)
+	if err != nil {
+		return at, api.Errorf(api.ExitUsage, "--socks: %q is not IP:PORT", text).WithHint(hint)
+	}
+	if !at.Addr().IsLoopback() {
+		return at, api.Errorf(api.ExitUsage, "--socks: %s is not a loopback address: other machines could read the "+
+			"password and the traffic", at.Addr()).WithHint(hint)
+	}
+	return at, nil
+}
+
+// printProxy prints what a program needs to use the proxy.
+func printProxy(w io.Writer, p *api.SOCKS) {
+	at := url.URL{User: url.UserPassword(p.User, p.Password), Host: p.Address}
+	for _, scheme := range []string{"socks5h", "http"} {
+		at.Scheme = scheme
+		fmt.Fprintf(w, "  proxy     %s\n", at.String())
+	}
+	fmt.Fprintf(w, "  browsers  %s (proxy auto-configuration), user %s, password %s\n", p.PAC, p.User, p.Password)
+}
