@@ -1,7 +1,7 @@
 // Package api defines the messages between the parts of kubevpn:
 //
 //	CLI ──ConnectRequest, Event, Status──▶ daemon          HTTP+JSON over a unix socket   (daemon.go)
-//	daemon ──NetworkState, NetworkApplied──▶ helper (root)  JSON packets over a socketpair (network.go)
+//	daemon ──NetworkState, NetworkApplied──▶ helper (root)  JSON frames over a socketpair (network.go)
 //	session ──ClientHello, ControlMessage──▶ traffic manager  JSON lines on a mux stream   (manager.go)
 //	session ──TicketRequest, Ticket──▶ traffic manager      one JSON line each on a mux stream   (ticket.go)
 //

@@ -58,7 +58,8 @@ const greetingTimeout = 30 * time.Second
 // connection removes whatever the connection set. All methods may be called concurrently.
 type Network interface {
 	// CreateTUN creates a TUN device with the MTU, in bytes, and returns its descriptor. The caller owns the
-	// descriptor. The kernel removes the device when its last descriptor is closed.
+	// descriptor. The name of the file is that of the interface, which may differ from name. The kernel removes the
+	// device when its last descriptor is closed.
 	CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error)
 	// SetLink adds the link, or replaces the connection's link of that name: its addresses, its routes, and name
 	// resolution through it. CreateTUN must have created the device, and its descriptor must be open. SetLink returns

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -91,6 +92,9 @@ func (r *routes) firstPlan(ctx context.Context) (planned, error) {
 
 // freeDevice returns the first name for a tunnel that no device of this machine has.
 func freeDevice() (string, error) {
+	if runtime.GOOS == "darwin" {
+		return "utun", nil // the kernel appends the first free number
+	}
 	for n := range tunnels {
 		if name := deviceName(n); !deviceExists(name) {
 			return name, nil
@@ -105,13 +109,12 @@ func deviceExists(name string) bool {
 	return err == nil
 }
 
-// createTUN creates the device. If another program took the name meanwhile, it uses the next free one.
+// createTUN creates the device, and stores the name that it got. If another program took the name meanwhile, createTUN
+// uses the next free one.
 func (r *routes) createTUN(ctx context.Context) (f *os.File, err error) {
 	for range 3 {
 		if f, err = r.cfg.Network.CreateTUN(ctx, r.device, mtu); err == nil {
-			if r.cfg.isolated() { // the device existed before, and has a name
-				r.device = f.Name()
-			}
+			r.device = f.Name()
 			return f, nil
 		}
 		if !deviceExists(r.device) {

@@ -53,8 +53,9 @@ func newFakeHelper() *fakeHelper {
 
 func (h *fakeHelper) Changes() <-chan api.NetworkApplied { return h.changes }
 
-func (h *fakeHelper) CreateTUN(context.Context, string, int) (*os.File, error) {
-	return os.Open(os.DevNull)
+func (h *fakeHelper) CreateTUN(_ context.Context, name string, _ int) (*os.File, error) {
+	fd, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	return os.NewFile(uintptr(fd), name), err
 }
 
 func (h *fakeHelper) Apply(_ context.Context, s api.NetworkState) (api.NetworkApplied, error) {

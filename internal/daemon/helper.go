@@ -11,7 +11,8 @@ import (
 // Helper changes the network of this machine, which requires root. internal/helper has two implementations: a client of
 // the helper process, and one that acts in this process. The methods are safe for concurrent use.
 type Helper interface {
-	// CreateTUN returns the descriptor of a new TUN device. The kernel removes the device with its last descriptor.
+	// CreateTUN returns the descriptor of a new TUN device. The name of the file is that of the interface. The kernel
+	// removes the device with its last descriptor.
 	CreateTUN(ctx context.Context, name string, mtu int) (*os.File, error)
 	// Apply configures the network of this machine as state describes, and changes nothing else.
 	Apply(ctx context.Context, state api.NetworkState) (api.NetworkApplied, error)

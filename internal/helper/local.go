@@ -77,8 +77,8 @@ func NewLocal(cfg LocalConfig) *Local {
 	return l
 }
 
-// CreateTUN creates a TUN device and returns its descriptor, which the caller owns. The kernel removes the device when
-// its last descriptor is closed.
+// CreateTUN creates a TUN device and returns its descriptor, which the caller owns. The name of the file is that of the
+// interface: macOS chooses it if name is only utun. The kernel removes the device when its last descriptor is closed.
 func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, error) {
 	if err := checkTUN(name, mtu); err != nil {
 		return nil, err
@@ -100,11 +100,11 @@ func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, er
 	if err != nil {
 		return nil, explainTUN(err)
 	}
-	link, err := net.InterfaceByName(name)
+	link, err := net.InterfaceByName(f.Name())
 	if err != nil {
-		return nil, errors.Join(api.Errorf(api.ExitNetwork, "cannot find the device %s: %w", name, err), f.Close())
+		return nil, errors.Join(api.Errorf(api.ExitNetwork, "cannot find the device %s: %w", f.Name(), err), f.Close())
 	}
-	l.created[name] = link.Index
+	l.created[f.Name()] = link.Index
 	return f, nil
 }
 

@@ -25,7 +25,7 @@ const readyTimeout = 10 * time.Second
 // Start returns this process's end of the socketpair. sudo asks for a password on this process's terminal. The helper
 // has a session of its own and outlives the terminal; it ends when every copy of the returned file is closed.
 func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, api.Errorf(api.ExitPrivilege, "cannot create a socketpair: %w", err)
 	}
@@ -187,7 +187,7 @@ func awaitReady(ctx context.Context, socket *os.File, timeout time.Duration) err
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
 	var first response
-	if _, err := (&wire{conn: conn.(*net.UnixConn)}).receive(&first, false); err != nil {
+	if _, err := (&wire{conn: unixChannel{conn.(*net.UnixConn)}}).receive(&first, false); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

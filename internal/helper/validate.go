@@ -3,6 +3,7 @@ package helper
 import (
 	"net/netip"
 	"regexp"
+	"runtime"
 	"slices"
 
 	"kubevpn/internal/api"
@@ -20,7 +21,16 @@ const (
 	minMTU6    = 1280 // RFC 8200: below it Linux disables IPv6 on a link
 )
 
-var linkName = regexp.MustCompile(`^kubevpn[0-9a-z]{0,8}$`)
+// linkName and linkRule say which names links may have on this system.
+var linkName, linkRule = linkNames(runtime.GOOS)
+
+// linkNames returns the names of links on a system, and the same in words. macOS names TUN devices itself.
+func linkNames(goos string) (*regexp.Regexp, string) {
+	if goos == "darwin" {
+		return regexp.MustCompile(`^utun[0-9]{0,5}$`), "utun and at most 5 digits"
+	}
+	return regexp.MustCompile(`^kubevpn[0-9a-z]{0,8}$`), "kubevpn and at most 8 letters or digits"
+}
 
 func refused(format string, args ...any) *api.Error {
 	return api.Errorf(api.ExitNetwork, "the root helper refuses "+format, args...)
@@ -28,7 +38,7 @@ func refused(format string, args ...any) *api.Error {
 
 func checkTUN(name string, mtu int) error {
 	if !linkName.MatchString(name) {
-		return refused("the link name %q: it must be kubevpn and at most 8 letters or digits", name)
+		return refused("the link name %q: it must be %s", name, linkRule)
 	}
 	if mtu < minMTU || mtu > maxMTU {
 		return refused("MTU %d of %s: it must be %d to %d", mtu, name, minMTU, maxMTU)

@@ -3,6 +3,7 @@ package helper
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -18,9 +19,17 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
+// device is a valid name of a link on this system.
+func device() string {
+	if runtime.GOOS == "darwin" {
+		return "utun0"
+	}
+	return "kubevpn0"
+}
+
 func goodLink() api.Link {
 	return api.Link{
-		Name: "kubevpn0", MTU: 1500,
+		Name: device(), MTU: 1500,
 		Addrs:         prefixes("198.19.0.1/32", "fd00:198::1/128"),
 		Routes:        prefixes("10.96.0.0/12", "10.244.0.0/16", "198.19.0.0/16", "fd00:10:96::/112", "2001:db8::/32", "203.0.113.0/24"),
 		Named:         prefixes("2001:db8::/32", "203.0.0.0/16"),
@@ -69,10 +78,10 @@ func TestCheckRejectsInvalidStates(t *testing.T) {
 
 		{"too_many_links", api.NetworkState{Links: links}, "17 links: the limit is 16"},
 		{"same_name_twice", api.NetworkState{Links: []api.Link{goodLink(), goodLink()}}, "two links with the name kubevpn0"},
-		{"other_link", link(func(l *api.Link) { l.Name = "eth0" }), `the link name "eth0": it must be kubevpn and at most 8 letters or digits`},
-		{"path", link(func(l *api.Link) { l.Name = "kubevpn/.." }), `the link name "kubevpn/..": it must be kubevpn and at most 8 letters or digits`},
-		{"newline", link(func(l *api.Link) { l.Name = "kubevpn0\n" }), `the link name "kubevpn0\n": it must be kubevpn and at most 8 letters or digits`},
-		{"long", link(func(l *api.Link) { l.Name = "kubevpn123456789" }), `the link name "kubevpn123456789": it must be kubevpn and at most 8 letters or digits`},
+		{"other_link", link(func(l *api.Link) { l.Name = "eth0" }), `the link name "eth0": it must be ` + linkRule},
+		{"path", link(func(l *api.Link) { l.Name = "kubevpn/.." }), `the link name "kubevpn/..": it must be ` + linkRule},
+		{"newline", link(func(l *api.Link) { l.Name = device() + "\n" }), `the link name "kubevpn0\n": it must be ` + linkRule},
+		{"long", link(func(l *api.Link) { l.Name = "kubevpn123456789" }), `the link name "kubevpn123456789": it must be ` + linkRule},
 		{"small_mtu", link(func(l *api.Link) { l.MTU = 575 }), "MTU 575 of kubevpn0: it must be 576 to 65535"},
 		{"large_mtu", link(func(l *api.Link) { l.MTU = 65536 }), "MTU 65536 of kubevpn0: it must be 576 to 65535"},
 		{"mtu_without_ipv6", link(func(l *api.Link) { l.MTU = 1279 }), "MTU 1279 of kubevpn0: IPv6 requires 1280"},
@@ -129,9 +138,24 @@ func TestCheckRejectsInvalidStates(t *testing.T) {
 					t.Errorf("exit code %d", e.Code)
 				}
 			}
-			if got != tt.want {
-				t.Errorf("got  %s\nwant %s", got, tt.want)
+			if want := strings.ReplaceAll(tt.want, "kubevpn0", device()); got != want {
+				t.Errorf("got  %s\nwant %s", got, want)
 			}
 		})
+	}
+}
+
+func TestLinkNamesAreThoseOfTheSystem(t *testing.T) {
+	for goos, names := range map[string]map[string]bool{
+		"linux":   {"kubevpn0": true, "kubevpn63": true, "utun3": false, "kubevpn%d": false},
+		"windows": {"kubevpn0": true, "utun3": false},
+		"darwin":  {"utun": true, "utun3": true, "kubevpn0": false, "en0": false, "utun3\n": false, "utun123456": false},
+	} {
+		pattern, rule := linkNames(goos)
+		for name, want := range names {
+			if got := pattern.MatchString(name); got != want {
+				t.Errorf("%s: %q is %v, but names must be %s", goos, name, got, rule)
+			}
+		}
 	}
 }

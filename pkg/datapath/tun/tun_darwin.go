@@ -8,20 +8,23 @@ import (
 	wg "golang.zx2c4.com/wireguard/tun"
 )
 
-// Create creates the TUN interface name, which must be utun and a number, with the given MTU, and returns the file that
-// keeps it alive. It requires root.
+// Create creates the TUN interface name with the given MTU, and returns the file that keeps it alive. name must be utun
+// and a number, or utun for the first free number. The name of the file is that of the interface. It requires root.
 func Create(name string, mtu int) (*os.File, error) {
 	tun, err := wg.CreateTUN(name, mtu)
 	if err != nil {
 		return nil, fmt.Errorf("creating interface %s: %w", name, err)
 	}
-	// A copy of the descriptor keeps the interface; Close ends wireguard's goroutines.
-	fd, err := unix.FcntlInt(tun.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	tun.Close()
+	defer tun.Close() // ends wireguard's goroutines; the copy of the descriptor keeps the interface
+	created, err := tun.Name()
 	if err != nil {
-		return nil, fmt.Errorf("copying the file of %s: %w", name, err)
+		return nil, fmt.Errorf("reading the name of the new interface %s: %w", name, err)
 	}
-	return os.NewFile(uintptr(fd), name), nil
+	fd, err := unix.FcntlInt(tun.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("copying the file of %s: %w", created, err)
+	}
+	return os.NewFile(uintptr(fd), created), nil
 }
 
 // Adopt makes a Device from a file that [Create] returned, here or in another process. It owns f.

@@ -29,8 +29,8 @@ const (
 const GSO = true
 
 // Create creates the TUN interface name with the given MTU, and returns the file that keeps it alive. It requires
-// CAP_NET_ADMIN. name is a literal name, not a pattern, and no interface may have it yet. The interface is down and has
-// no addresses. The error is [ErrNoTUN] if the machine has no TUN devices.
+// CAP_NET_ADMIN. name is a literal name, not a pattern, and no interface may have it yet; it is also the name of the
+// file. The interface is down and has no addresses. The error is [ErrNoTUN] if the machine has no TUN devices.
 func Create(name string, mtu int) (*os.File, error) {
 	if name == "" || len(name) >= unix.IFNAMSIZ || strings.ContainsAny(name, "%/ ") {
 		return nil, fmt.Errorf("%q cannot be the name of a network interface", name)
@@ -46,7 +46,7 @@ func Create(name string, mtu int) (*os.File, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	return os.NewFile(uintptr(fd), devicePath), nil
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 // configure makes fd, an open /dev/net/tun, the interface name.

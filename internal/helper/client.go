@@ -123,6 +123,7 @@ func (c *Client) Close() error {
 	return c.ended
 }
 
+// withFile returns the file of a reply, under the name in it.
 func withFile(r reply, err error) (*os.File, error) {
 	if err != nil {
 		return nil, err
@@ -130,7 +131,11 @@ func withFile(r reply, err error) (*os.File, error) {
 	if r.file == nil {
 		return nil, api.Errorf(api.ExitNetwork, "the root helper sent no descriptor")
 	}
-	return r.file, nil
+	f, err := renamed(r.file, r.Name)
+	if err != nil {
+		return nil, api.Errorf(api.ExitNetwork, "cannot use the descriptor of %q: %w", r.Name, err)
+	}
+	return f, nil
 }
 
 func (c *Client) ask(ctx context.Context, r request) (reply, error) {

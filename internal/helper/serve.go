@@ -109,6 +109,8 @@ func answer(ctx context.Context, w *wire, local *Local, r request) {
 	}
 	if err != nil {
 		resp.Error = api.AsError(err)
+	} else if f != nil {
+		resp.Name = f.Name()
 	}
 	// The reader notices a daemon that is gone.
 	_ = w.send(resp, f)

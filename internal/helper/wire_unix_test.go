@@ -1,0 +1,200 @@
+//go:build unix
+
+package helper
+
+import (
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// wires returns both ends of a stream.
+func wires(t *testing.T) (daemon, helper *wire) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*wire
+	for i, fd := range fds {
+		unix.CloseOnExec(fd)
+		if ends[i], err = openWire(os.NewFile(uintptr(fd), "stream")); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ends[i].conn.Close() })
+	}
+	return ends[0], ends[1]
+}
+
+// pipe returns a pipe whose write end is still to be sent.
+func pipe(t *testing.T) (read, write *os.File) {
+	t.Helper()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { read.Close(); write.Close() })
+	return read, write
+}
+
+func TestDescriptorArrivesWithItsMessage(t *testing.T) {
+	daemon, helper := wires(t)
+	read, write := pipe(t)
+	long := strings.Repeat("x", 4<<20) // more than the socket holds
+	sent := make(chan error, 1)
+	go func() {
+		for _, m := range []struct {
+			message string
+			f       *os.File
+		}{{"before", nil}, {long, write}, {"after", nil}, {"short", write}} {
+			if err := helper.send(response{Name: m.message}, m.f); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- helper.conn.Close()
+	}()
+	for _, want := range []struct {
+		message string
+		file    bool
+	}{{"before", false}, {long, true}, {"after", false}, {"short", true}} {
+		var r response
+		f, err := daemon.receive(&r, true)
+		if err != nil || r.Name != want.message || (f != nil) != want.file {
+			t.Fatalf("received %d bytes, file %v, %v; want %d, %v", len(r.Name), f, err, len(want.message), want.file)
+		}
+		if f == nil {
+			continue
+		}
+		if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("flags of the descriptor: %#x, %v", flags, err)
+		}
+		if f, err = renamed(f, "kubevpn7"); err != nil || f.Name() != "kubevpn7" {
+			t.Fatalf("renamed: %v, %v", f, err)
+		}
+		if _, err := f.WriteString("it"); err != nil {
+			t.Error(err)
+		}
+		f.Close()
+	}
+	if _, err := daemon.receive(new(response), true); err != io.EOF {
+		t.Errorf("at the end: %v", err)
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+	write.Close()
+	if b, err := io.ReadAll(read); string(b) != "itit" || err != nil {
+		t.Errorf("the files received %q, %v", b, err)
+	}
+}
+
+// The helper takes no descriptors, and the daemon one with each message.
+func TestUnexpectedDescriptorsAreClosed(t *testing.T) {
+	daemon, helper := wires(t)
+	read, write := pipe(t)
+	if err := daemon.send(request{ID: 1}, write); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := helper.receive(new(request), false); f != nil || err != nil {
+		t.Errorf("the helper received %v, %v", f, err)
+	}
+	b, err := frame(response{ID: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, piece := range [][]byte{b[:3], b[3:]} { // each with a descriptor
+		if _, err := helper.conn.writeWith(piece, write); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f, err := daemon.receive(new(response), true); f != nil || err == nil || !strings.Contains(err.Error(), "more than one") {
+		t.Errorf("the daemon received %v, %v", f, err)
+	}
+	write.Close()
+	if n, err := read.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("a descriptor is still open: %d, %v", n, err)
+	}
+}
+
+func TestConcurrentMessagesStayWhole(t *testing.T) {
+	daemon, helper := wires(t)
+	const senders, each = 8, 50
+	var sending sync.WaitGroup
+	for i := range senders {
+		sending.Go(func() {
+			for range each {
+				if err := daemon.send(request{ID: uint64(i), Name: strings.Repeat("x", 1000*i)}, nil); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	go func() {
+		sending.Wait()
+		_ = daemon.conn.CloseWrite() // receive sees it
+	}()
+	received := 0
+	for {
+		var r request
+		_, err := helper.receive(&r, false)
+		if err == io.EOF {
+			break
+		}
+		if err != nil || len(r.Name) != 1000*int(r.ID) {
+			t.Fatalf("message %d has %d bytes, %v", r.ID, len(r.Name), err)
+		}
+		received++
+	}
+	if received != senders*each {
+		t.Errorf("received %d messages", received)
+	}
+	// The other direction is still open.
+	if err := helper.send(response{Closed: true}, nil); err != nil {
+		t.Error(err)
+	}
+	if _, err := daemon.receive(new(response), true); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSendFailsAfterAPartOfAMessage(t *testing.T) {
+	daemon, helper := wires(t)
+	first := make(chan error, 1)
+	go func() { first <- helper.send(response{Name: strings.Repeat("x", 8<<20)}, nil) }() // more than the socket holds
+	if _, err := daemon.conn.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := daemon.conn.CloseRead(); err != nil {
+		t.Fatal(err)
+	}
+	err := <-first
+	if err == nil || helper.send(response{}, nil) != err {
+		t.Errorf("send: %v, and then not the same", err)
+	}
+}
+
+func TestOnlyAStreamOfTheDaemonIsAWire(t *testing.T) {
+	_, write := pipe(t)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[1])
+	tcp, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]*os.File{
+		"pipe": write, "datagrams": os.NewFile(uintptr(fds[0]), "datagrams"), "tcp": os.NewFile(uintptr(tcp), "tcp"),
+	} {
+		if _, err := openWire(f); err == nil || err.Error() != "not a socket of `kubevpn connect`" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
