@@ -29,8 +29,7 @@ import (
 )
 
 const (
-	// handshakeTimeout limits the time until a client has sent its request, or the header of an HTTP request.
-	handshakeTimeout = 10 * time.Second
+	defaultHandshakeTimeout = 10 * time.Second
 	// dialTimeout limits Config.Dial.
 	dialTimeout = 30 * time.Second
 	// idleTimeout limits how long an HTTP conn waits for the next request, and an idle target of UDP stays open.
@@ -50,6 +49,8 @@ type Config struct {
 	// Page, if not nil, answers HTTP requests for PagePath. It needs no credentials, so the path should be a secret.
 	Page     http.Handler
 	PagePath string
+	// HandshakeTimeout limits the time until a client has sent its request, or the header of an HTTP request (10 s).
+	HandshakeTimeout time.Duration
 	// MaxConns limits the conns of clients, those without credentials among them (1024). The Server closes others.
 	MaxConns int
 	Logger   *slog.Logger // nil: slog.Default
@@ -64,6 +65,7 @@ type Server struct {
 
 // New returns a Server. It starts nothing.
 func New(c Config) *Server {
+	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, defaultHandshakeTimeout)
 	return &Server{cfg: c, log: cmp.Or(c.Logger, slog.Default()),
 		slots: make(chan struct{}, cmp.Or(c.MaxConns, defaultMaxConns))}
 }
@@ -131,7 +133,7 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn, web *handover) {
 	c := &clientConn{Conn: conn, closed: make(chan struct{})}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	if err := c.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(s.cfg.HandshakeTimeout)); err != nil {
 		return
 	}
 	if _, err := io.ReadFull(conn, c.first[:]); err != nil {

@@ -276,6 +276,15 @@ func TestClientsAreLimited(t *testing.T) {
 	testenv.Until(t, "a slot", func() bool { return send(t, at, "\x05\x00") == "\x05\xff" })
 }
 
+func TestSilentClientsAreClosed(t *testing.T) {
+	at, _ := serve(t, func(c *Config) { c.HandshakeTimeout = time.Millisecond })
+	for _, sends := range []string{"", "\x05\x01", "\x05\x01\x02\x01\x07kube", "GET http://web.default/ HTTP/1.1\r\n"} {
+		if got := send(t, at, sends); strings.Contains(got, "200") || strings.HasPrefix(got, "\x05\x02\x01") {
+			t.Errorf("after %q: %q", sends, got)
+		}
+	}
+}
+
 func TestGoClientsUseTheHTTPProxy(t *testing.T) {
 	at, _ := serve(t)
 	transport := &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: at,
