@@ -28,7 +28,7 @@ COSIGN_FLAGS ?= --yes --recursive --use-signing-config=false --tlog-upload=false
 COSIGN   = $(GO) tool -modfile=tools/cosign/go.mod cosign
 
 .DEFAULT_GOAL := help
-.PHONY: help build install image push-image image-lock release-check release-snapshot release krew-validate vulncheck unit ci lab demo demo-down check docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
+.PHONY: help build install image push-image image-lock release-check release-snapshot release krew-validate vulncheck unit ci lab demo demo-down check elsewhere docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  %-16s %s\n", $$1, $$2 }'
@@ -93,6 +93,9 @@ demo-down: lab ## remove what demo made
 
 check: ## formatting, vet, lint, layers, documents, and the tests of what changed, in a minute
 	scripts/check
+
+elsewhere: ## go vet for macOS and Windows, and the tests compiled for both
+	scripts/elsewhere
 
 docs: ## write docs/reference from the commands and types, and the README of the chart from its values
 	$(GO) test -run TestReferenceIsGenerated ./internal/cli -args -update-reference

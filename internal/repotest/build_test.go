@@ -8,9 +8,10 @@ import (
 	goload "golang.org/x/tools/go/packages"
 )
 
-// Every package of the product type-checks on every system that kubevpn is for, also where a part of it does nothing
-// but say so. Type-checking the source, dependencies included, takes a tenth of what compiling takes from an empty
-// cache; `make nightly` compiles. The lab and the end-to-end suites, in the module test, run on Linux alone.
+// Every package of the product and its tests type-check on every system that kubevpn is for, also where a part of it
+// does nothing but say so. Type-checking the source, dependencies included, takes a tenth of what compiling takes from
+// an empty cache; `make elsewhere`, which CI runs, vets and compiles. The lab and the end-to-end suites, in the module
+// test, run on Linux alone.
 func TestTypeChecksElsewhere(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIPPED: -short; it type-checks all dependencies for two systems")
@@ -21,8 +22,9 @@ func TestTypeChecksElsewhere(t *testing.T) {
 			checked, err := goload.Load(&goload.Config{
 				Mode: goload.NeedName | goload.NeedFiles | goload.NeedCompiledGoFiles | goload.NeedImports |
 					goload.NeedDeps | goload.NeedTypes | goload.NeedSyntax | goload.NeedTypesSizes,
-				Dir: root(t),
-				Env: append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0"),
+				Dir:   root(t),
+				Tests: true,
+				Env:   append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0"),
 			}, "./...")
 			if err != nil {
 				t.Fatal(err)
