@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,6 +27,7 @@ import (
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
 	"kubevpn/internal/connection"
+	"kubevpn/internal/helper/helpertest"
 	"kubevpn/internal/intercept"
 )
 
@@ -34,7 +36,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun"))
 }
 
-// fakeHelper records its calls.
+// fakeHelper records its calls. It passes helpertest.Test.
 type fakeHelper struct {
 	mu      sync.Mutex
 	states  []api.NetworkState
@@ -54,6 +56,9 @@ func newFakeHelper() *fakeHelper {
 func (h *fakeHelper) Changes() <-chan api.NetworkApplied { return h.changes }
 
 func (h *fakeHelper) CreateTUN(_ context.Context, name string, _ int) (*os.File, error) {
+	if h.isClosed() {
+		return nil, errHelperClosed
+	}
 	fd, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	return os.NewFile(uintptr(fd), name), err
 }
@@ -61,9 +66,15 @@ func (h *fakeHelper) CreateTUN(_ context.Context, name string, _ int) (*os.File,
 func (h *fakeHelper) Apply(_ context.Context, s api.NetworkState) (api.NetworkApplied, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.closed {
+		return api.NetworkApplied{}, errHelperClosed
+	}
 	h.states = append(h.states, s)
 	err := h.err
 	h.err = nil
+	if s.Resolver == nil {
+		return api.NetworkApplied{}, err
+	}
 	return h.applied, err
 }
 
@@ -71,9 +82,13 @@ func (h *fakeHelper) MarkedSocket(_ context.Context, network string) (*os.File, 
 	h.mu.Lock()
 	h.marked = append(h.marked, network)
 	h.mu.Unlock()
-	kind := map[string]int{"udp4": unix.SOCK_DGRAM, "tcp4": unix.SOCK_STREAM}[network]
-	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
-	return os.NewFile(uintptr(fd), network), err
+	family := map[byte]int{'4': unix.AF_INET, '6': unix.AF_INET6}[network[len(network)-1]]
+	kind := map[string]int{"udp": unix.SOCK_DGRAM, "tcp": unix.SOCK_STREAM}[network[:len(network)-1]]
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0) // an unknown network has the invalid family 0
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), network), nil
 }
 
 func (h *fakeHelper) Done() <-chan struct{} { return h.done }
@@ -91,6 +106,16 @@ func (h *fakeHelper) isClosed() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.closed
+}
+
+func TestFakeHelperKeepsTheContract(t *testing.T) {
+	helpertest.Test(t, func(*testing.T) helpertest.Helper {
+		h := newFakeHelper()
+		h.applied = api.NetworkApplied{
+			ResolverMode: api.ResolverNFTables, Upstreams: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:53")},
+		}
+		return h
+	})
 }
 
 func (h *fakeHelper) last() api.NetworkState {

@@ -1,6 +1,6 @@
 // Package tuntest provides TUN devices for tests. A Pair is two devices in memory: packets that one writes the other
 // reads. It requires no kernel and no privilege. A Namespace, which requires root, is a network namespace for a device
-// of [kubevpn/pkg/datapath/tun].
+// of [kubevpn/pkg/datapath/tun]. TestDevice checks an implementation of tun.Device.
 package tuntest
 
 import (

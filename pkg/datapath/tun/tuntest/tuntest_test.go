@@ -5,7 +5,33 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/datapath/tun"
 )
+
+// other is a Peer that is the other end of a Pair.
+type other struct{ *Device }
+
+func (o other) Send(p []byte) error { return o.Writev([][]byte{make([]byte, packet.VirtioLen), p}) }
+
+func (o other) Receive() ([]byte, error) {
+	buf := make([]byte, tun.MinRead)
+	n, err := o.Read(buf)
+	return buf[min(n, packet.VirtioLen):n], err
+}
+
+func TestPairKeepsTheContract(t *testing.T) {
+	for name, gso := range map[string]bool{"gso": true, "plain": false} {
+		t.Run(name, func(t *testing.T) {
+			TestDevice(t, func(t *testing.T) (tun.Device, Peer) {
+				a, b := Pair(DeviceMTU, gso)
+				t.Cleanup(func() { a.Close() })
+				return a, other{b}
+			})
+		})
+	}
+}
 
 func TestPairConnectsTwoDevices(t *testing.T) {
 	a, b := Pair(1500, true)
