@@ -487,6 +487,13 @@ func TestPiecesAreForwardedAtOnce(t *testing.T) {
 func TestLargeUploadNeedsNoMemory(t *testing.T) {
 	forEachProtocol(t, func(t *testing.T, major int) {
 		const size = 128 << 20
+		inUse := func() uint64 { // without garbage, which depends on what other tests have left
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return m.HeapAlloc
+		}
+		before := inUse()
 		var peak atomic.Uint64
 		r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			b := make([]byte, 1<<20)
@@ -501,9 +508,7 @@ func TestLargeUploadNeedsNoMemory(t *testing.T) {
 					return
 				}
 				if total>>24 != (total-n)>>24 {
-					var m runtime.MemStats
-					runtime.ReadMemStats(&m)
-					peak.Store(max(peak.Load(), m.HeapAlloc))
+					peak.Store(max(peak.Load(), inUse()))
 				}
 			}
 		})))
@@ -519,8 +524,8 @@ func TestLargeUploadNeedsNoMemory(t *testing.T) {
 		if err != nil || string(got) != fmt.Sprint(size) {
 			t.Errorf("%s bytes arrived, %v", got, err)
 		}
-		if n := peak.Load(); n == 0 || n > 64<<20 {
-			t.Errorf("%d MiB of heap were in use", n>>20)
+		if n := peak.Load(); n == 0 || n > before+32<<20 {
+			t.Errorf("%d MiB of heap were in use, %d MiB before", n>>20, before>>20)
 		}
 	})
 }
