@@ -21,14 +21,9 @@ func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet 
 				WithHint("a proxy has no device for packets; remove --%s", name)
 		}
 	}
-	at, err := proxyAddress(o.socks)
+	l, err := listenProxy(o.socks) // before the login, which may ask the user
 	if err != nil {
 		return err
-	}
-	l, err := net.Listen("tcp", at.String()) // before the login, which may ask the user
-	if err != nil {
-		return api.Errorf(api.ExitNetwork, "--socks: cannot listen on %s: %w", at, err).
-			WithHint("use another port, or port 0 for a free one")
 	}
 	defer l.Close()
 	o.flags.here = true
@@ -41,6 +36,20 @@ func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet 
 		on, printing := o.printing(on)
 		return errors.Join(o.app.SOCKS(ctx, req, l, on), *printing)
 	})
+}
+
+// listenProxy listens at the address of --socks.
+func listenProxy(text string) (net.Listener, error) {
+	at, err := proxyAddress(text)
+	if err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", at.String())
+	if err != nil {
+		return nil, api.Errorf(api.ExitNetwork, "--socks: cannot listen on %s: %w", at, err).
+			WithHint("use another port, or port 0 for a free one")
+	}
+	return l, nil
 }
 
 // proxyAddress returns the address of --socks, which must be a loopback address: the protocols are not encrypted.

@@ -6,6 +6,8 @@
 //	     │                        ▲ repeatedly: changes, and tokens before they expire
 //	     └─ exec ─▶ the image's variables, if the pod runs ───────────────────┘
 //
+// A program without a workload has only the network: its own, or this machine's with variables that name a proxy.
+//
 // It writes nothing to a disk and leaves nothing when the program has ended.
 package dev
 
@@ -110,6 +112,18 @@ func Prepare(ctx context.Context, cfg Config) (*Program, error) {
 	}}, nil
 }
 
+// prepareBare is Prepare for a program without a container: with this machine's environment and files.
+func prepareBare(cfg Config) (*Program, error) {
+	box, err := sandbox.New(sandbox.Config{
+		Init: cfg.Init, Args: cfg.Args, Env: environment(cfg, nil),
+		Stdin: cfg.Stdin, Stdout: cfg.Stdout, Stderr: cfg.Stderr, Network: cfg.Network != nil, Logger: cfg.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Program{cfg: cfg, box: box}, nil
+}
+
 // Run runs the program until it ends, or ctx does, which kills it. It forwards the signals that this process gets.
 func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	// This process must outlive the program, so signals must not end it.
@@ -131,6 +145,9 @@ func (p *Program) Run(ctx context.Context) (sandbox.ExitStatus, error) {
 	stopped := make(chan struct{})
 	go func() { // concurrently, because an API server may be slow
 		defer close(stopped)
+		if len(p.fresh.Readers) == 0 { // no container
+			return
+		}
 		p.fresh.Show = func(ctx context.Context, v podenv.Volume) error { return process.Update(ctx, sandboxVolume(v)) }
 		podenv.Follow(fresh, p.fresh)
 	}()

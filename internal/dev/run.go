@@ -27,6 +27,7 @@ const (
 	OnMachine Mode = iota // with this machine's network, which the daemon connects
 	Isolated              // with a network of its own, which this process connects
 	InDocker              // in containers of this machine's Docker Engine, which this process connects
+	Proxied               // with this machine's network, and variables that name a proxy of this process
 )
 
 // Options are the user's choices.
@@ -53,11 +54,11 @@ type Options struct {
 type Target struct {
 	Cluster   *cluster.Cluster
 	Namespace string
-	Workload  string // TYPE/NAME
+	Workload  string // TYPE/NAME; empty: none, so the program has only the network (Isolated and Proxied)
 	Container string // empty: the workload's default
 
 	// Hold makes the daemon keep the connection, and the intercept if there is one, until ctx ends. An event with Held
-	// reports that they are ready.
+	// reports that they are ready. For Proxied, this process keeps the connection, and an event has its SOCKS.
 	Hold func(ctx context.Context, on func(api.Event)) error
 	// Connect does the same in this process, for the network of place. It calls ready when programs may start.
 	Connect func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error
@@ -71,14 +72,18 @@ type Runner struct {
 
 // New checks whether this machine can run the program, before anything is started for it. Errors are *api.Error.
 func New(ctx context.Context, o Options) (*Runner, error) {
-	if o.Mode == InDocker {
+	switch o.Mode {
+	case InDocker:
 		engine, err := docker.Find(ctx)
 		if err != nil {
 			return nil, err
 		}
 		o.Docker.Engine = engine
-	} else if err := sandbox.Allowed(o.Mode == Isolated); err != nil {
-		return nil, notAllowed(err, o.Mode)
+	case OnMachine, Isolated:
+		if err := sandbox.Allowed(o.Mode == Isolated); err != nil {
+			return nil, notAllowed(err, o.Mode)
+		}
+	case Proxied:
 	}
 	var mu sync.Mutex
 	show := o.Show
@@ -99,6 +104,8 @@ func (r *Runner) Run(ctx context.Context, t Target) (code int, err error) {
 		return r.isolated(ctx)
 	case InDocker:
 		return r.inDocker(ctx)
+	case Proxied:
+		return r.proxied(ctx)
 	default:
 		return r.onMachine(ctx)
 	}
@@ -269,6 +276,12 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 // prepare calls Prepare. network is Config.Network.
 func (r *Runner) prepare(ctx context.Context,
 	network func(context.Context, sandbox.Place, func()) error) (*Program, error) {
+	if r.target.Workload == "" {
+		return prepareBare(Config{
+			Init: r.Init, Args: r.Args, Local: r.Environ, Env: r.Env, Stdin: r.Stdin, Stdout: r.Stdout,
+			Stderr: r.Stderr, Network: network, Logger: slog.New(warner{warn: r.warn}), Warn: r.warn,
+		})
+	}
 	m, err := r.model(ctx)
 	if err != nil {
 		return nil, err

@@ -71,6 +71,7 @@ var dev = []suite{
 	{"dev", devSuite},
 	{"isolate", isolateSuite},
 	{"socks", socksSuite},
+	{"run", runSuite},
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
 	{"examples", examplesSuite},
