@@ -81,11 +81,17 @@ func (o *runOptions) run(ctx context.Context, command []string, on func(api.Even
 		runner.Show(api.Event{Warning: "the program gets a proxy instead of a network of its own (" + why.Error() +
 			"): programs that ignore HTTP_PROXY and ALL_PROXY, such as ping, dig and psql, do not reach the cluster"})
 	}
-	target, end, err := o.target(ctx, at, runner.Show, quiet)
+	var l net.Listener
+	if at != "" {
+		if l, err = listenProxy(at); err != nil {
+			return err
+		}
+		defer l.Close()
+	}
+	target, err := o.target(ctx, l, runner.Show, quiet)
 	if err != nil {
 		return err
 	}
-	defer end()
 	code, err := runner.Run(ctx, target)
 	switch {
 	case errors.Is(err, sandbox.ErrNotAllowed): // some machines refuse only the attempt
@@ -96,33 +102,20 @@ func (o *runOptions) run(ctx context.Context, command []string, on func(api.Even
 	return err
 }
 
-// target returns the connection for the program: by a proxy at an address, or for its own network if at is empty. The
-// caller calls end.
-func (o *runOptions) target(ctx context.Context, at string, on func(api.Event), quiet func()) (
-	t dev.Target, end func(), err error,
-) {
-	var l net.Listener
-	end = func() {}
-	if at != "" {
-		if l, err = listenProxy(at); err != nil {
-			return dev.Target{}, nil, err
-		}
-		end = func() { l.Close() }
-	}
+// target returns the connection for the program: by a proxy on the listener, or for its own network.
+func (o *runOptions) target(
+	ctx context.Context, l net.Listener, on func(api.Event), quiet func(),
+) (dev.Target, error) {
 	o.flags.here = true
 	req, _, err := o.flags.request(ctx, o.app, on)
 	if err != nil {
-		end()
-		return dev.Target{}, nil, err
+		return dev.Target{}, err
 	}
 	consenting := o.flags.consenting(o.app, &req, o.output, quiet)
 	return dev.Target{
-		Cluster: o.flags.cluster, Namespace: req.Namespace,
 		Hold: func(ctx context.Context, on func(api.Event)) error {
 			return consenting.run(ctx, on, func(on func(api.Event)) error {
-				req := req
-				req.Netstack, req.AllowInbound = "", nil // from the configuration file: for connections with a device
-				return o.app.SOCKS(ctx, req, l, on)
+				return o.app.proxied(ctx, req, l, on)
 			})
 		},
 		Connect: func(ctx context.Context, place sandbox.Place, ready func(), on func(api.Event)) error {
@@ -130,5 +123,5 @@ func (o *runOptions) target(ctx context.Context, at string, on func(api.Event), 
 				return o.app.Isolated(ctx, api.InterceptRequest{Connect: req, Attached: true}, place, ready, on)
 			})
 		},
-	}, end, nil
+	}, nil
 }

@@ -31,11 +31,16 @@ func (o *connectOptions) asProxy(ctx context.Context, on func(api.Event), quiet 
 	if err != nil {
 		return err
 	}
-	req.Netstack, req.AllowInbound = "", nil // from the configuration file: for connections with a device
 	return o.flags.consenting(o.app, &req, o.output, quiet).run(ctx, on, func(on func(api.Event)) error {
 		on, printing := o.printing(on)
-		return errors.Join(o.app.SOCKS(ctx, req, l, on), *printing)
+		return errors.Join(o.app.proxied(ctx, req, l, on), *printing)
 	})
+}
+
+// proxied is SOCKS without what the configuration file sets for connections with a device.
+func (a *app) proxied(ctx context.Context, req api.ConnectRequest, l net.Listener, on func(api.Event)) error {
+	req.Netstack, req.AllowInbound = "", nil
+	return a.SOCKS(ctx, req, l, on)
 }
 
 // listenProxy listens at the address of --socks.

@@ -43,9 +43,7 @@ func Isolated(ctx context.Context, cfg IsolatedConfig) error {
 	if cfg.Factory == nil {
 		cfg.Factory = NewFactory()
 	}
-	client := make([]byte, 32) // not that of the owner: the daemon may have a connection to the same cluster
-	rand.Read(client)          // never fails (crypto/rand)
-	cs := newConnections(cfg.Factory, client, cfg.Owner, cfg.Logger)
+	cs := newConnections(cfg.Factory, newClient(), cfg.Owner, cfg.Logger)
 	cs.dial, cs.intercepts.dial, cs.isolated = cfg.Place.Dial, cfg.Place.Dial, true
 	h := newPlaceHelper(cfg.Place, "/etc/resolv.conf", cfg.Logger)
 	if err := cs.adopt(h); err != nil {
@@ -65,6 +63,14 @@ func Isolated(ctx context.Context, cfg IsolatedConfig) error {
 	cs.intercepts.group.Wait()
 	cs.group.Wait()
 	return err
+}
+
+// newClient returns the secret of a client of its own: the daemon of this user may have a connection to the same
+// cluster.
+func newClient() []byte {
+	client := make([]byte, 32)
+	rand.Read(client) // never fails (crypto/rand)
+	return client
 }
 
 // resolvConfInterval is the pause between two reads of the nameservers of this machine, which change with its network.

@@ -45,11 +45,10 @@ func SOCKS(ctx context.Context, cfg SOCKSConfig) error {
 		cfg.Factory = NewFactory()
 	}
 	cfg.Progress = serialized(cfg.Progress)
-	client := make([]byte, 32) // not that of the owner: the daemon may have a connection to the same cluster
-	rand.Read(client)          // never fails (crypto/rand)
 	n := newProxyNetwork(cfg.Logger)
 	conn, err := cfg.Factory.NewConnection(connection.Config{
-		Request: cfg.Request, Network: n, Lookup: n.lookup, Client: client, Progress: cfg.Progress, Logger: cfg.Logger,
+		Request: cfg.Request, Network: n, Lookup: n.resolver.Lookup, Client: newClient(), Progress: cfg.Progress,
+		Logger: cfg.Logger,
 	})
 	if err != nil {
 		return err
@@ -170,7 +169,7 @@ func (n *proxyNetwork) dial(ctx context.Context, network, address string) (net.C
 	addrs := []netip.Addr{}
 	if a, err := netip.ParseAddr(host); err == nil {
 		addrs = append(addrs, a.Unmap())
-	} else if addrs, err = n.lookup(ctx, host); err != nil {
+	} else if addrs, err = n.resolver.Lookup(ctx, host); err != nil {
 		return nil, err
 	}
 	var errs []error
@@ -197,9 +196,4 @@ func (n *proxyNetwork) dialAddr(
 		return n.inside(ctx, network, to)
 	}
 	return connection.DialOutside(ctx, network, to)
-}
-
-// lookup returns the addresses of a name, as programs of a connected machine resolve it: IPv4 first.
-func (n *proxyNetwork) lookup(ctx context.Context, name string) ([]netip.Addr, error) {
-	return n.resolver.Lookup(ctx, name)
 }

@@ -276,23 +276,21 @@ func (r *Runner) inDocker(ctx context.Context) (int, error) {
 // prepare calls Prepare. network is Config.Network.
 func (r *Runner) prepare(ctx context.Context,
 	network func(context.Context, sandbox.Place, func()) error) (*Program, error) {
+	cfg := Config{
+		Init: r.Init, Args: r.Args, Local: r.Environ, FromPod: r.FromPod, Env: r.Env, MountOver: r.MountOver,
+		Volumes: r.Volumes, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Network: network,
+		Logger: slog.New(warner{warn: r.warn}), Warn: r.warn,
+	}
 	if r.target.Workload == "" {
-		return prepareBare(Config{
-			Init: r.Init, Args: r.Args, Local: r.Environ, Env: r.Env, Stdin: r.Stdin, Stdout: r.Stdout,
-			Stderr: r.Stderr, Network: network, Logger: slog.New(warner{warn: r.warn}), Warn: r.warn,
-		})
+		return prepareBare(cfg)
 	}
 	m, err := r.model(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return Prepare(ctx, Config{
-		Kube: m.cluster.Kube(), Pod: m.pod, Container: m.container, Volumes: r.Volumes, Running: m.running,
-		Exec: m.exec(),
-		Init: r.Init, Args: r.Args, Local: r.Environ, FromPod: r.FromPod, Env: r.Env, MountOver: r.MountOver,
-		Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Network: network,
-		Logger: slog.New(warner{warn: r.warn}), Warn: r.warn,
-	})
+	cfg.Kube, cfg.Pod, cfg.Container = m.cluster.Kube(), m.pod, m.container
+	cfg.Running, cfg.Exec = m.running, m.exec()
+	return Prepare(ctx, cfg)
 }
 
 func (r *Runner) warn(text string) { r.Show(api.Event{Warning: text}) }
