@@ -15,8 +15,12 @@ import (
 	"kubevpn/internal/api"
 )
 
-// probeTimeout limits one check. A healthy tunnel answers in milliseconds; a resolver's retry takes 5 s.
-const probeTimeout = 6 * time.Second
+const (
+	// probeTimeout limits one check. A healthy tunnel answers in milliseconds; a resolver's retry takes 5 s.
+	probeTimeout = 6 * time.Second
+	// firstDial limits the first attempt at a TCP connection, which sends its SYN twice in this time.
+	firstDial = 2 * time.Second
+)
 
 // probeTargets are the targets of the probe.
 type probeTargets struct {
@@ -114,7 +118,7 @@ func (p prober) checkTCP(ctx context.Context, what string, target netip.AddrPort
 	}
 	c.Target = target.String()
 	start := time.Now()
-	conn, err := p.dial(ctx, "tcp", target.String())
+	conn, err := p.dialTwice(ctx, target)
 	if err != nil {
 		c.Seen = seen(err)
 		// The refusal is the pod's own, so the tunnel reaches it.
@@ -126,6 +130,18 @@ func (p prober) checkTCP(ctx context.Context, what string, target netip.AddrPort
 		c.Seen += ", closing: " + err.Error()
 	}
 	return c
+}
+
+// dialTwice connects from another source port if the first gets no answer. IPVS keeps a flow for two minutes after its
+// end: meanwhile its source port cannot connect to the same endpoint directly (docs/netstacks.md).
+func (p prober) dialTwice(ctx context.Context, target netip.AddrPort) (net.Conn, error) {
+	first, cancel := context.WithTimeout(ctx, firstDial)
+	defer cancel()
+	conn, err := p.dial(first, "tcp", target.String())
+	if err != nil && first.Err() != nil && ctx.Err() == nil {
+		return p.dial(ctx, "tcp", target.String())
+	}
+	return conn, err
 }
 
 // checkDNS asks cluster DNS over UDP, without this machine's resolver. Any answer passes, also that the name does not

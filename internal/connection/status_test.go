@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -134,6 +135,30 @@ func TestCheckTCPDistinguishesRefusals(t *testing.T) {
 	if c := p.checkTCP(t.Context(), "pod", netip.AddrPort{}); !c.OK || c.Seen != "not tried: no running pod with a TCP port is visible" {
 		t.Errorf("%+v", c)
 	}
+}
+
+func TestCheckTCPTriesAnotherSourcePort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dials, pass := 0, 2
+		p := prober{dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			if dials++; dials < pass {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			conn, _ := net.Pipe()
+			return conn, nil
+		}}
+		at := netip.MustParseAddrPort("10.0.0.1:53")
+		if c := p.checkTCP(t.Context(), "pod", at); !c.OK || dials != 2 {
+			t.Errorf("after %d attempts: %+v", dials, c)
+		}
+		dials, pass = 0, 9
+		ctx, cancel := context.WithTimeout(t.Context(), probeTimeout)
+		defer cancel()
+		if c := p.checkTCP(ctx, "pod", at); c.OK || c.Seen != "no answer" || dials != 2 {
+			t.Errorf("after %d attempts: %+v", dials, c)
+		}
+	})
 }
 
 func TestNamesFollowUserAndManager(t *testing.T) {

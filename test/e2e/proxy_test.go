@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -727,14 +726,20 @@ func proxyMirror(t *testing.T, l *laptop, s *shop, v *visitor) {
 // proxyForeground checks that Ctrl-C ends the intercept.
 func proxyForeground(t *testing.T, l *laptop, s *shop, v *visitor) {
 	cmd := l.command(t.Context(), t, "kubevpn", "proxy", s.workload, "-n", s.namespace, "--headers", mine+"="+me, "--foreground")
-	var out bytes.Buffer
+	var out testenv.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, time.Minute, func() error {
-		return s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) })
+		if !strings.Contains(out.String(), "Ctrl-C ends the intercept.") { // pods answer a moment before
+			return fmt.Errorf("still beginning:\n%s", out.String())
+		}
+		return nil
 	})
+	if err := s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) }); err != nil {
+		t.Error(err)
+	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
