@@ -1,3 +1,5 @@
+//go:build unix
+
 package helper
 
 import (
@@ -48,8 +50,11 @@ func first(ctx context.Context) error {
 		return api.Errorf(api.ExitPrivilege, "cannot create a pipe: %w", err)
 	}
 	defer ready.Close()
-	// Not the path of the program: since sudo checked it, a user who can write there could have replaced the program.
-	cmd := exec.Command("/proc/self/exe", "helper")
+	program, err := thisProgram()
+	if err != nil {
+		return api.Errorf(api.ExitPrivilege, "cannot find this program: %w", err)
+	}
+	cmd := exec.Command(program, "helper")
 	cmd.Args[0] = os.Args[0]
 	cmd.Stdin = os.Stdin
 	cmd.ExtraFiles = []*os.File{theirs} // descriptor 3
@@ -114,26 +119,27 @@ func takeStdin() (*os.File, error) {
 		return nil, err
 	}
 	defer null.Close()
-	if err := unix.Dup3(int(null.Fd()), 0, 0); err != nil {
+	if err := unix.Dup2(int(null.Fd()), 0); err != nil {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), "socket"), nil
 }
 
-// caller returns the user who created the socketpair. It must be the user of sudo, or root.
+// caller returns the user of sudo, or root. If the system knows who created the socketpair, it must be that user, or
+// root.
 func caller(fd int) (uid int, err error) {
-	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return 0, fmt.Errorf("cannot determine the owner of the socket: %w", err)
-	}
 	uid = os.Getuid()
 	if s := os.Getenv("SUDO_UID"); s != "" {
 		if uid, err = strconv.Atoi(s); err != nil {
 			return 0, fmt.Errorf("SUDO_UID: %w", err)
 		}
 	}
-	if peer.Uid != 0 && int(peer.Uid) != uid {
-		return 0, fmt.Errorf("user %d created the socket, but user %d started the helper", peer.Uid, uid)
+	owner, known, err := creator(fd)
+	if err != nil {
+		return 0, fmt.Errorf("cannot determine the owner of the socket: %w", err)
+	}
+	if known && owner != 0 && owner != uid {
+		return 0, fmt.Errorf("user %d created the socket, but user %d started the helper", owner, uid)
 	}
 	return uid, nil
 }

@@ -1,3 +1,5 @@
+//go:build unix
+
 package helper
 
 import (
@@ -10,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,11 +28,10 @@ const readyTimeout = 10 * time.Second
 // Start returns this process's end of the socketpair. sudo asks for a password on this process's terminal. The helper
 // has a session of its own and outlives the terminal; it ends when every copy of the returned file is closed.
 func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	ours, theirs, err := socketpair()
 	if err != nil {
 		return nil, api.Errorf(api.ExitPrivilege, "cannot create a socketpair: %w", err)
 	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), "helper"), os.NewFile(uintptr(fds[1]), "helper")
 	defer theirs.Close()
 
 	argv := []string{cfg.Executable, "helper"}
@@ -53,6 +55,21 @@ func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
 		return nil, asStartError(err)
 	}
 	return ours, nil
+}
+
+// socketpair returns both ends of a stream. No child process inherits them.
+func socketpair() (a, b *os.File, err error) {
+	syscall.ForkLock.RLock() // macOS cannot create them with close-on-exec
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err == nil {
+		unix.CloseOnExec(fds[0])
+		unix.CloseOnExec(fds[1])
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "helper"), os.NewFile(uintptr(fds[1]), "helper"), nil
 }
 
 func withSudo(sudo string, argv []string) ([]string, error) {

@@ -1,18 +1,15 @@
-//go:build !linux
-
 package helper
 
 import (
 	"context"
 	"os"
-	"runtime"
 
 	"kubevpn/internal/api"
 )
 
 func unsupported() *api.Error {
-	return api.Errorf(api.ExitPrivilege, "kubevpn has no root helper on %s yet", runtime.GOOS).
-		WithHint("run `kubevpn connect --foreground` as root")
+	return api.Errorf(api.ExitPrivilege, "kubevpn cannot change the network of Windows").
+		WithHint("`kubevpn connect --socks` and `kubevpn run` need no change")
 }
 
 // Start fails.
