@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"kubevpn/internal/daemon"
 	"kubevpn/internal/footprint"
 	"kubevpn/internal/helper"
+	"kubevpn/internal/service"
 	"kubevpn/pkg/host/sandbox"
 )
 
@@ -29,12 +31,12 @@ func newClient(socket *os.File, logger *slog.Logger) (daemon.Helper, error) {
 	return c, nil
 }
 
-func startHelper(ctx context.Context) (*os.File, error) {
+func startHelper(ctx context.Context, announce func(line string)) (*os.File, error) {
 	executable, err := os.Executable()
 	if err != nil {
 		return nil, api.Errorf(api.ExitPrivilege, "cannot start the root helper: %w", err)
 	}
-	cfg := helper.StartConfig{Executable: executable}
+	cfg := helper.StartConfig{Executable: executable, Service: service.Socket, Announce: announce}
 	if os.Geteuid() > 0 {
 		cfg.Stderr = os.Stderr // for the messages of sudo
 	}
@@ -111,7 +113,7 @@ func newHelper(ctx context.Context, logger *slog.Logger) (daemon.Helper, error) 
 	if os.Geteuid() == 0 {
 		return helper.NewLocal(helper.LocalConfig{Logger: logger}), nil
 	}
-	socket, err := startHelper(ctx)
+	socket, err := startHelper(ctx, func(line string) { fmt.Fprintln(os.Stderr, line) })
 	if err != nil {
 		return nil, err
 	}

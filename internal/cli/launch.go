@@ -144,10 +144,7 @@ func (a *app) quitDaemon(ctx context.Context, c *client, on func(api.Event)) err
 
 // newHelper starts a root helper and sends its socket to the daemon.
 func (a *app) newHelper(ctx context.Context, c *client) error {
-	if os.Geteuid() > 0 { // -1 on Windows, where there is no sudo
-		fmt.Fprintln(a.errout, "Links, routes and name resolution require root: sudo may ask for your password.")
-	}
-	socket, err := a.StartHelper(ctx)
+	socket, err := a.StartHelper(ctx, func(line string) { fmt.Fprintln(a.errout, line) })
 	if err != nil {
 		return err
 	}

@@ -28,9 +28,10 @@ type Programs struct {
 	// RunDaemon runs the daemon of this user until ctx ends or the daemon is idle. It calls ready when the daemon
 	// accepts requests.
 	RunDaemon func(ctx context.Context, paths config.Paths, ready func()) error
-	// StartHelper starts the root helper, with sudo if this process does not run as root. sudo may ask for a password
-	// on the terminal. It returns the socket to the helper, which the caller owns.
-	StartHelper func(ctx context.Context) (*os.File, error)
+	// StartHelper starts the root helper: by the service, or with sudo, if this process does not run as root. It calls
+	// announce with a line for the user before sudo may ask for a password on the terminal, or once the service is
+	// ready. It returns the socket to the helper, which the caller owns.
+	StartHelper func(ctx context.Context, announce func(line string)) (*os.File, error)
 	// RunHelper runs the helper in the process that StartHelper started.
 	RunHelper func(ctx context.Context) error
 	// Foreground keeps one connection in this process until ctx ends. It returns nil if the connection was established

@@ -505,7 +505,7 @@ func (d *fakeDaemon) put(c api.Connection) {
 	d.connections[c.ID] = c
 }
 
-func startFakeHelper(context.Context) (*os.File, error) {
+func startFakeHelper(context.Context, func(string)) (*os.File, error) {
 	if os.Getenv("FAKE_SUDO") == "refuses" {
 		return nil, api.Errorf(api.ExitPrivilege, "sudo was refused").WithHint("ask for it")
 	}

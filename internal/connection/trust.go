@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"go4.org/netipx"
-	"golang.org/x/net/publicsuffix"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
@@ -25,11 +24,11 @@ func (h *handshake) accept(state api.ManagerState) (api.ManagerState, error) {
 	domain := strings.ToLower(strings.Trim(state.DNSDomain, "."))
 	switch {
 	case domain == "":
-	// CheckDomain rejects public suffixes, hence the labels: publicDomain finds those
+	// CheckDomain rejects public suffixes, hence the labels: PublicDomain finds those
 	case osdns.CheckDomain("x.x."+domain) != nil:
 		h.status.warn(fmt.Sprintf("the traffic manager's cluster domain %.80q is not a domain name", state.DNSDomain))
 		domain = before
-	case publicDomain(domain) && domain != h.cfg.Request.Consent.Domain:
+	case osdns.PublicDomain(domain) && domain != h.cfg.Request.Consent.Domain:
 		if !running {
 			err := api.Errorf(api.ExitConsent,
 				"the cluster's domain is %s, so that names of the Internet below it would be resolved by the cluster",
@@ -80,17 +79,6 @@ func checkDefaults(r *api.ConnectRequest) error {
 	err.Needs = &api.Consent{Networks: ask}
 	return err.WithHint("Nothing was changed on this machine. To allow them once:\n  kubevpn connect --yes\n" +
 		"To go on without them:\n  kubevpn connect --extra-cidr ''")
-}
-
-// publicDomain reports whether names below domain may be the Internet's. The domain is in lower case, without dots at
-// its ends.
-func publicDomain(domain string) bool {
-	top := domain[strings.LastIndexByte(domain, '.')+1:]
-	// Some top-level domains only have a rule for everything below them.
-	return slices.ContainsFunc([]string{domain, top, "x." + top}, func(d string) bool {
-		_, icann := publicsuffix.PublicSuffix(d)
-		return icann
-	})
 }
 
 // The widest networks that a manager's laptops share, in bits.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/osdns"
 	"kubevpn/pkg/protocol/dns"
 )
 
@@ -92,8 +93,8 @@ func TestDomainsOfTheInternetRequireConsent(t *testing.T) {
 		"com": true, "google.com": true, "k8s.example.com": true, "co.uk": true, "x.github.io": true,
 		"foo.ck": true, "compute.amazonaws.com": true,
 	} {
-		if got := publicDomain(domain); got != want {
-			t.Errorf("publicDomain(%q) = %v, want %v", domain, got, want)
+		if got := osdns.PublicDomain(domain); got != want {
+			t.Errorf("PublicDomain(%q) = %v, want %v", domain, got, want)
 		}
 	}
 }

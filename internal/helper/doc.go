@@ -9,7 +9,10 @@
 //	                                                         ▼
 //	                             Local: pkg/datapath/tun, pkg/host/route, pkg/host/osdns
 //
-// The helper accepts requests only from the socketpair that it was started with. When the daemon ends, in whatever way,
+// Where the service is installed (internal/service), systemd starts `kubevpn helper` in place of sudo, for a connection
+// to its socket. The helper then accepts only what the policy of root allows (Policy), whatever the user allowed.
+//
+// The helper accepts requests only from the socket that it was started with. When the daemon ends, in whatever way,
 // the socket ends: the kernel removes the TUN device and its routes, and the helper removes the rest and exits. When
 // the helper ends, in whatever way, the kernel removes the nftables table. The daemon sees it through Done and closes
 // the TUN device, and the kernel removes the addresses, the routes and systemd-resolved's settings with it. Only an

@@ -100,7 +100,7 @@ func FuzzReadFrame(f *testing.F) {
 				return
 			}
 			if r.State != nil {
-				_ = check(*r.State) // must not panic either
+				_ = check(*r.State, &Policy{}) // must not panic either
 			}
 			b, err := frame(r)
 			if err != nil {

@@ -26,7 +26,11 @@ type LocalConfig struct {
 	// ResolvConf names the machine's nameservers. Local edits it only if no other method works. Default:
 	// /etc/resolv.conf.
 	ResolvConf string
-	Logger     *slog.Logger // default: nothing
+	// Policy limits what Apply accepts. Nil: the networks of the state that the user allowed count.
+	Policy *Policy
+	Logger *slog.Logger // default: nothing
+	// Journal is a second place for what Serve logs, besides the daemon, which runs as the user. Nil: none.
+	Journal slog.Handler
 }
 
 func (c LocalConfig) dns() osdns.Options {
@@ -112,7 +116,7 @@ func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, er
 // same state. After an error the network is between the old state and the new one; a later Apply, for example of the
 // zero state, continues from there.
 func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApplied, error) {
-	if err := check(state); err != nil {
+	if err := check(state, l.cfg.Policy); err != nil {
 		return api.NetworkApplied{}, err
 	}
 	l.mu.Lock()
@@ -137,6 +141,10 @@ func (l *Local) Apply(_ context.Context, state api.NetworkState) (api.NetworkApp
 	routed, err := l.router.Set(routes(state))
 	if err != nil {
 		return api.NetworkApplied{}, explainNetwork("configure addresses and routes", err)
+	}
+	for _, link := range state.Links {
+		l.cfg.Logger.Info("link", "name", link.Name, "addresses", link.Addrs, "routes", fmt.Sprintf("%.1000s",
+			fmt.Sprint(link.Routes)), "domains", fmt.Sprintf("%.1000s", fmt.Sprint(link.MatchDomains)))
 	}
 	l.publishing.Lock()
 	l.warnings = routed.Warnings

@@ -16,12 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/version"
 )
 
 // readyVariable names the descriptor on which the first process waits for the second.
 const readyVariable = "KUBEVPN_HELPER_READY_FD"
 
-// Main is `kubevpn helper`. Its standard input is the helper's end of the socketpair.
+// Main is `kubevpn helper`. Its standard input is a connection that systemd accepted (see accepted), or the helper's
+// end of a socketpair:
 //
 //	sudo (perhaps in a pty of its own, which goes with it)
 //	  └─ kubevpn helper                  the first: starts the second, waits until it is ready, exits 0
@@ -37,6 +39,9 @@ func Main(ctx context.Context) error {
 		return api.Errorf(api.ExitUsage, "standard input: %w", err).
 			WithHint("`kubevpn connect` starts the helper; it cannot use a sudo with the option log_input, which " +
 				"replaces standard input")
+	}
+	if fromListener(int(os.Stdin.Fd())) {
+		return accepted(ctx)
 	}
 	if fd, err := strconv.Atoi(os.Getenv(readyVariable)); err == nil && fd > 2 {
 		return second(ctx, os.NewFile(uintptr(fd), "ready"))
@@ -92,10 +97,7 @@ func second(ctx context.Context, ready *os.File) error {
 	}
 	uid, err := caller(int(socket.Fd()))
 	cfg := LocalConfig{UID: uid}
-	if err == nil {
-		err = greet(socket, cfg)
-	}
-	if err != nil {
+	if err = greet(socket, cfg, err); err != nil {
 		return errors.Join(err, socket.Close(), ready.Close())
 	}
 	if _, err := ready.Write([]byte{1}); err != nil {
@@ -144,8 +146,9 @@ func caller(fd int) (uid int, err error) {
 	return uid, nil
 }
 
-// greet recovers, and reports over the socket that the helper is ready, or the error. It leaves socket open.
-func greet(socket *os.File, cfg LocalConfig) error {
+// greet recovers, and reports over the socket that the helper is ready, or the error. broken is an error of an earlier
+// step. It leaves socket open.
+func greet(socket *os.File, cfg LocalConfig, broken error) error {
 	fd, err := unix.FcntlInt(socket.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return err
@@ -155,12 +158,16 @@ func greet(socket *os.File, cfg LocalConfig) error {
 		return err
 	}
 	defer w.conn.Close()
-	did, err := Recover(cfg)
-	if err != nil {
-		e := api.AsError(explainNetwork(recoverAction, err))
-		return errors.Join(e, w.send(response{Error: e}, nil))
+	var did []string
+	if broken == nil {
+		if did, err = Recover(cfg); err != nil {
+			broken = explainNetwork(recoverAction, err)
+		}
 	}
-	err = w.send(response{Ready: true}, nil)
+	if broken != nil {
+		return errors.Join(broken, w.send(response{Error: api.AsError(broken)}, nil))
+	}
+	err = w.send(response{Ready: true, Protocol: protocol, Version: version.Full()}, nil)
 	for _, d := range did {
 		err = errors.Join(err, w.send(response{Log: &logLine{Message: "recovered", Attrs: []string{"what", d}}}, nil))
 	}

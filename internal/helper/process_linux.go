@@ -6,7 +6,7 @@ import "golang.org/x/sys/unix"
 // there could have replaced the program.
 func thisProgram() (string, error) { return "/proc/self/exe", nil }
 
-// creator returns the user who created a socketpair.
+// creator returns the user who created a socketpair, or who connected.
 func creator(fd int) (uid int, known bool, err error) {
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {

@@ -80,7 +80,11 @@ func connectRole() error {
 	signal.Ignore(syscall.SIGHUP)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	socket, err := Start(ctx, StartConfig{Executable: os.Getenv("HELPER_EXE"), Sudo: os.Getenv("HELPER_SUDO"), Stderr: os.Stderr})
+	cfg := StartConfig{Executable: os.Getenv("HELPER_EXE"), Sudo: os.Getenv("HELPER_SUDO"), Stderr: os.Stderr}
+	if cfg.Service = os.Getenv("HELPER_SERVICE"); cfg.Service != "" {
+		cfg.Announce = func(line string) { fmt.Fprintln(report, "announced", line) }
+	}
+	socket, err := Start(ctx, cfg)
 	if err != nil {
 		e := api.AsError(err)
 		fmt.Fprintf(report, "error %d: %s; %s\n", e.Code, e.Message, e.Hint)

@@ -29,7 +29,11 @@ func Serve(ctx context.Context, socket *os.File, cfg LocalConfig) error {
 	defer w.conn.Close()
 	out := newOutbox(w)
 	if cfg.Logger == nil {
-		cfg.Logger = slog.New(&remoteHandler{out: out})
+		var handler slog.Handler = &remoteHandler{out: out}
+		if cfg.Journal != nil {
+			handler = slog.NewMultiHandler(handler, cfg.Journal)
+		}
+		cfg.Logger = slog.New(handler)
 	}
 	return serve(ctx, w, out, NewLocal(cfg))
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -24,10 +25,39 @@ import (
 // type a password.
 const readyTimeout = 10 * time.Second
 
-// Start starts the helper process as root, with sudo if this process does not run as root. Once the helper is ready,
-// Start returns this process's end of the socketpair. sudo asks for a password on this process's terminal. The helper
-// has a session of its own and outlives the terminal; it ends when every copy of the returned file is closed.
+// Start starts the helper process as root. If this process does not run as root, the service does that, else sudo. Once
+// the helper is ready, Start returns this process's end of the socket. sudo asks for a password on this process's
+// terminal. The helper outlives the terminal; it ends when every copy of the returned file is closed.
 func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
+	announce := cfg.Announce
+	if announce == nil {
+		announce = func(string) {}
+	}
+	if os.Geteuid() == 0 {
+		return startProcess(ctx, cfg)
+	}
+	denied := false
+	if cfg.Service != "" {
+		socket, version, err := startService(ctx, cfg.Service)
+		if !errors.Is(err, errNoService) {
+			if err == nil {
+				announce("Using the root helper's service, kubevpn " + version)
+			}
+			return socket, err
+		}
+		denied = errors.Is(err, fs.ErrPermission)
+	}
+	announce("Links, routes and name resolution require root: sudo may ask for your password.")
+	socket, err := startProcess(ctx, cfg)
+	var e *api.Error
+	if denied && errors.As(err, &e) {
+		err = e.WithHint("%s\nThe service of the root helper is for other users: see `kubevpn service status`", e.Hint)
+	}
+	return socket, err
+}
+
+// startProcess starts the helper with a socketpair, by sudo if this process does not run as root.
+func startProcess(ctx context.Context, cfg StartConfig) (*os.File, error) {
 	ours, theirs, err := socketpair()
 	if err != nil {
 		return nil, api.Errorf(api.ExitPrivilege, "cannot create a socketpair: %w", err)
@@ -43,14 +73,14 @@ func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
 	}
 	if err := runStarter(ctx, cfg, argv, theirs); err != nil {
 		// An error of the helper says more than that of sudo.
-		if helperErr := awaitReady(ctx, ours, 100*time.Millisecond); errors.As(helperErr, new(*api.Error)) {
+		if _, helperErr := awaitReady(ctx, ours, 100*time.Millisecond); errors.As(helperErr, new(*api.Error)) {
 			err = helperErr
 		}
 		ours.Close()
 		return nil, err
 	}
 	theirs.Close() // so that the end of the helper is the end of the socket
-	if err := awaitReady(ctx, ours, readyTimeout); err != nil {
+	if _, err := awaitReady(ctx, ours, readyTimeout); err != nil {
 		ours.Close()
 		return nil, asStartError(err)
 	}
@@ -192,39 +222,43 @@ func replaceable(path string) bool {
 	}
 }
 
-// awaitReady reads the helper's first message. It leaves socket open.
-func awaitReady(ctx context.Context, socket *os.File, timeout time.Duration) error {
+// awaitReady reads and returns the helper's first message. It leaves socket open.
+func awaitReady(ctx context.Context, socket *os.File, timeout time.Duration) (first response, err error) {
 	conn, err := net.FileConn(socket)
 	if err != nil {
-		return err
+		return first, err
 	}
 	defer conn.Close()
 	if err := conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
-		return err
+		return first, err
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
-	var first response
 	if _, err := (&wire{conn: unixChannel{conn.(*net.UnixConn)}}).receive(&first, false); err != nil {
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return first, ctx.Err()
 		}
-		return err
+		return first, err
 	}
 	if first.Error != nil {
-		return first.Error
+		return first, first.Error
 	}
 	if !first.Ready {
-		return errors.New("unexpected first message")
+		return first, errors.New("unexpected first message")
 	}
-	return nil
+	return first, nil
 }
 
 func asStartError(err error) error {
 	if errors.As(err, new(*api.Error)) || errors.Is(err, context.Canceled) {
 		return err
 	}
+	return api.Errorf(api.ExitPrivilege, "the root helper has started but is not ready: %w", ended(err))
+}
+
+// ended returns an error in place of the end of the stream.
+func ended(err error) error {
 	if errors.Is(err, io.EOF) {
-		err = errors.New("it ended immediately")
+		return errors.New("it ended immediately")
 	}
-	return api.Errorf(api.ExitPrivilege, "the root helper has started but is not ready: %w", err)
+	return err
 }

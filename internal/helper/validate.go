@@ -46,8 +46,8 @@ func checkTUN(name string, mtu int) error {
 	return nil
 }
 
-// check returns an error if the helper must not apply a state.
-func check(s api.NetworkState) error {
+// check returns an error if the helper must not apply a state. A nil policy allows what the user allowed.
+func check(s api.NetworkState, policy *Policy) error {
 	if len(s.Links) > maxLinks {
 		return refused("%d links: the limit is %d", len(s.Links), maxLinks)
 	}
@@ -59,6 +59,11 @@ func check(s api.NetworkState) error {
 		seen[l.Name] = true
 		if err := checkLink(l); err != nil {
 			return err
+		}
+		if policy != nil {
+			if err := policy.check(l); err != nil {
+				return err
+			}
 		}
 	}
 	if s.Resolver == nil {

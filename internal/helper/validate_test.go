@@ -132,7 +132,7 @@ func TestCheckRejectsInvalidStates(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got := ""
-			if err := check(tt.state); err != nil {
+			if err := check(tt.state, nil); err != nil {
 				got = strings.TrimPrefix(err.Error(), "the root helper refuses ")
 				if e := api.AsError(err); e.Code != api.ExitNetwork {
 					t.Errorf("exit code %d", e.Code)

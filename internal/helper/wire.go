@@ -15,7 +15,7 @@ import (
 // (frame.go). A descriptor arrives with the first byte of its message's frame.
 //
 //	daemon                                  helper
-//	                                  ◀──   {"ready":true}                 once, read by Start
+//	                                  ◀──   {"ready":true,"protocol":1}    once, read by Start
 //	{"id":1,"op":"tun","name":...}    ──▶
 //	                                  ◀──   {"id":1,"name":...} + descriptor
 //	{"id":2,"op":"apply","state":...} ──▶
@@ -24,6 +24,10 @@ import (
 //	shutdown(SHUT_WR), or death       ──▶   removes everything
 //	                                  ◀──   {"closed":true,"error":...}
 //	                                  ◀──   close, exit
+
+// protocol is the version of the messages. The helper of the service can be of another kubevpn than the daemon.
+// Increase the version when one of the two would misread, or miss, what the other sends.
+const protocol = 1
 
 type operation string
 
@@ -53,6 +57,9 @@ type response struct {
 	Log     *logLine            `json:"log,omitempty"`
 	Ready   bool                `json:"ready,omitempty"`
 	Closed  bool                `json:"closed,omitempty"`
+
+	Protocol int    `json:"protocol,omitempty"` // with Ready
+	Version  string `json:"version,omitempty"`  // with Ready: of the helper's program
 }
 
 // logLine is a log record of the helper. The helper writes no files; the daemon logs it.

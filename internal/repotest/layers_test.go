@@ -26,6 +26,7 @@ var layers = map[string]int{
 	"internal/manager":    30,
 	"internal/agent":      30,
 	"internal/install":    30,
+	"internal/service":    30,
 	"internal/gateway":    30,
 	"internal/intercept":  30,
 	"internal/supervisor": 30,

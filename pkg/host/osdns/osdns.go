@@ -111,3 +111,14 @@ func CheckDomain(d string) error {
 	}
 	return nil
 }
+
+// PublicDomain reports whether names below domain may be the Internet's. The domain is in lower case, without dots at
+// its ends.
+func PublicDomain(domain string) bool {
+	top := domain[strings.LastIndexByte(domain, '.')+1:]
+	// Some top-level domains only have a rule for everything below them.
+	return slices.ContainsFunc([]string{domain, top, "x." + top}, func(d string) bool {
+		_, icann := publicsuffix.PublicSuffix(d)
+		return icann
+	})
+}
