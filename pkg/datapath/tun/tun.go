@@ -13,7 +13,7 @@
 // Those that programs send the kernel splits before they are read. A device exists as long as its file. When the
 // process ends for any reason, the kernel removes the device with its addresses and routes.
 //
-// On macOS and Windows every packet is a single one and its virtio-net header is zero.
+// On macOS every packet is a single one and its virtio-net header is zero.
 package tun
 
 import (

@@ -1,49 +1,128 @@
 package tun
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"sync"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
-	wg "golang.zx2c4.com/wireguard/tun"
+
+	"kubevpn/pkg/datapath/packet"
 )
 
-// Create creates the TUN interface name with the given MTU, and returns the file that keeps it alive. name must be utun
-// and a number, or utun for the first free number. The name of the file is that of the interface. It requires root.
+// From <net/if_utun.h> and <sys/sys_domain.h>.
+const (
+	controlName     = "com.apple.net.utun_control"
+	sysprotoControl = 2  // SYSPROTO_CONTROL
+	optName         = 2  // UTUN_OPT_IFNAME
+	optMaxPending   = 16 // UTUN_OPT_MAX_PENDING_PACKETS
+)
+
+const (
+	// maxPending is the number of packets that may wait for Read. By default each waits until the one before it is read.
+	maxPending = 16
+	// fullInterval is the pause before another attempt to write to a full device, and fullAttempts their number.
+	fullInterval = time.Millisecond
+	fullAttempts = 1000
+)
+
+// GSO is the result of [Device.GSO] for every device on this operating system.
+const GSO = false
+
+// Create creates the TUN interface name with the given MTU, and returns the file that keeps it alive: a control socket.
+// name must be utun and a number, or utun for the first free number. The name of the file is that of the interface. It
+// requires root.
 func Create(name string, mtu int) (*os.File, error) {
-	tun, err := wg.CreateTUN(name, mtu)
+	unit, err := unitOf(name)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := socket(unix.AF_SYSTEM, sysprotoControl)
 	if err != nil {
 		return nil, fmt.Errorf("creating interface %s: %w", name, err)
 	}
-	defer tun.Close() // ends wireguard's goroutines; the copy of the descriptor keeps the interface
-	created, err := tun.Name()
+	created, err := configure(fd, unit, mtu)
 	if err != nil {
-		return nil, fmt.Errorf("reading the name of the new interface %s: %w", name, err)
-	}
-	fd, err := unix.FcntlInt(tun.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("copying the file of %s: %w", created, err)
+		unix.Close(fd)
+		return nil, fmt.Errorf("creating interface %s: %w", name, err)
 	}
 	return os.NewFile(uintptr(fd), created), nil
 }
 
-// Adopt makes a Device from a file that [Create] returned, here or in another process. It owns f.
+// socket returns a nonblocking datagram socket that no child process inherits.
+func socket(family, protocol int) (int, error) {
+	syscall.ForkLock.RLock()
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM, protocol)
+	if err == nil {
+		unix.CloseOnExec(fd)
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// configure connects fd to a new interface, and returns its name.
+func configure(fd int, unit uint32, mtu int) (string, error) {
+	info := new(unix.CtlInfo)
+	copy(info.Name[:], controlName)
+	if err := unix.IoctlCtlInfo(fd, info); err != nil {
+		return "", fmt.Errorf("looking up %s: %w", controlName, err)
+	}
+	if err := unix.Connect(fd, &unix.SockaddrCtl{ID: info.Id, Unit: unit}); err != nil {
+		return "", err
+	}
+	name, err := unix.GetsockoptString(fd, sysprotoControl, optName)
+	if err != nil {
+		return "", fmt.Errorf("reading its name: %w", err)
+	}
+	if err := unix.SetsockoptInt(fd, sysprotoControl, optMaxPending, maxPending); err != nil {
+		return "", fmt.Errorf("setting its queue length: %w", err)
+	}
+	any, err := socket(unix.AF_INET, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(any)
+	request := &unix.IfreqMTU{MTU: int32(mtu)}
+	copy(request.Name[:], name)
+	if err := unix.IoctlSetIfreqMTU(any, request); err != nil {
+		return "", fmt.Errorf("setting its MTU to %d: %w", mtu, err)
+	}
+	return name, nil
+}
+
+// Adopt makes a Device from a file that [Create] returned, here or in another process. It requires no privilege. It
+// owns f and closes it, also after an error. name and mtu are those of the interface.
 func Adopt(f *os.File, name string, mtu int) (Device, error) {
+	defer f.Close()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	f.Close()
 	if err != nil {
 		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
+	}
+	if got, err := unix.GetsockoptString(fd, sysprotoControl, optName); err != nil || got != name {
+		unix.Close(fd)
+		return nil, fmt.Errorf("the file of %s is the device %q (%v)", name, got, err)
 	}
 	if err := unix.SetNonblock(fd, true); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
 	}
-	// Create has set the MTU, which requires root; 0 does not change it.
-	tun, err := wg.CreateTUNFromFile(os.NewFile(uintptr(fd), name), 0)
+	file := os.NewFile(uintptr(fd), name) // nonblocking, so it uses the runtime's poller
+	raw, err := file.SyscallConn()
 	if err != nil {
-		return nil, fmt.Errorf("taking over interface %s: %w", name, err)
+		file.Close()
+		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
 	}
-	return newDevice(tun, mtu)
+	return &device{file: file, raw: raw, name: name, mtu: mtu}, nil
 }
 
 // Open calls Create and Adopt in one process.
@@ -52,5 +131,71 @@ func Open(name string, mtu int) (Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Adopt(f, name, mtu)
+	return Adopt(f, f.Name(), mtu)
+}
+
+type device struct {
+	file *os.File
+	raw  syscall.RawConn
+	name string
+	mtu  int
+}
+
+func (d *device) Name() string { return d.name }
+func (d *device) MTU() int     { return d.mtu }
+func (d *device) GSO() bool    { return GSO }
+func (d *device) USO() bool    { return false }
+func (d *device) Close() error { return d.file.Close() }
+
+// Read reads the address family into the end of the virtio-net header, which it then clears.
+func (d *device) Read(p []byte) (int, error) {
+	n, err := d.file.Read(p[familyOffset:])
+	if err != nil {
+		return 0, err
+	}
+	clear(p[:packet.VirtioLen])
+	return max(familyOffset+n, packet.VirtioLen), nil
+}
+
+// SetReadDeadline makes Read return os.ErrDeadlineExceeded at t, as for a net.Conn. netstack stops reading with it
+// without closing the device.
+func (d *device) SetReadDeadline(t time.Time) error { return d.file.SetReadDeadline(t) }
+
+// writeOp is one Writev in progress. Pooled with it is the function that RawConn calls, because each packet would
+// allocate it otherwise.
+type writeOp struct {
+	frame frame
+	err   error
+	try   func(fd uintptr) bool
+}
+
+var writeOps = sync.Pool{New: func() any {
+	op := new(writeOp)
+	op.try = func(fd uintptr) bool {
+		_, op.err = unix.Writev(int(fd), op.frame.pieces)
+		return op.err != unix.EAGAIN
+	}
+	return op
+}}
+
+func (d *device) Writev(pieces [][]byte) error {
+	op := writeOps.Get().(*writeOp)
+	op.frame.set(pieces)
+	err := d.raw.Write(op.try)
+	// The kernel's queue is full, for which the poller has no event.
+	for i := 0; err == nil && errors.Is(op.err, unix.ENOBUFS) && i < fullAttempts; i++ {
+		time.Sleep(fullInterval)
+		err = d.raw.Write(op.try)
+	}
+	if err != nil {
+		err = os.ErrClosed // RawConn fails without calling op only after Close
+	} else {
+		err = op.err
+	}
+	clear(op.frame.pieces)
+	writeOps.Put(op)
+	if err != nil {
+		return &os.PathError{Op: "write", Path: d.name, Err: err}
+	}
+	return nil
 }

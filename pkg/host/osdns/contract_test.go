@@ -8,9 +8,15 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
+// configurator is a Configurator of one system.
+type configurator interface {
+	Set(cfg Config) (Applied, error)
+	Close() error
+}
+
 // machine is what a Configurator configures.
 type machine struct {
-	*Configurator
+	configurator
 	cfg   Config        // with a resolver and a link that exist
 	state func() string // of all that a Configurator may change
 }

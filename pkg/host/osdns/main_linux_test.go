@@ -24,6 +24,7 @@ func TestMain(m *testing.M) {
 		"holder":    holderRole,
 		"upstream":  upstreamRole,
 		"neighbour": neighbourRole,
+		"scutil":    scutilRole,
 	}
 	if role, ok := roles[os.Getenv(roleVariable)]; ok {
 		os.Exit(role())

@@ -10,7 +10,10 @@
 //	                  The kernel removes the table when its owner's socket closes.
 //	resolv.conf       an edit, with a journal that undoes it at Close or at the next start.
 //
-// plan decides and changes nothing; Configurator observes the machine and carries out the decision.
+// On macOS a running scutil(8) holds keys in the system's dynamic store: resolvers for the cluster's names. They end
+// with the scutil, and that with this process.
+//
+// On Linux plan decides and changes nothing; Configurator observes the machine and carries out the decision.
 package osdns
 
 import (
@@ -51,7 +54,7 @@ const (
 	ModeResolved Mode = "systemd-resolved"
 	ModeNFTables Mode = "nftables"
 	ModeFile     Mode = "resolv.conf"
-	ModeDarwin   Mode = "/etc/resolver"
+	ModeDarwin   Mode = "scutil"
 )
 
 // Applied is the result of Set.
