@@ -22,7 +22,7 @@ func commands(name string, from, to Link) [][]string {
 			do("ifconfig", name, "inet6", p.Addr().String(), "prefixlen", strconv.Itoa(p.Bits()), "alias")
 		}
 	}
-	if from.Name == "" {
+	if from.Name == "" && to.Name != "" {
 		do("ifconfig", name, "up")
 	}
 	for _, p := range without(to.Routes, from.Routes) {

@@ -11,14 +11,17 @@ import (
 	"go4.org/netipx"
 )
 
-// Overlaps returns the local networks that overlap routes, except those of the links named in ignoreLinks. On this
-// system it sees the machine's addresses and the networks that they are in, but no routes by way of a gateway.
+// Overlaps returns the local networks that overlap routes, except those of the links named in ignoreLinks. Except on
+// macOS it sees the machine's addresses and the networks that they are in, but no routes by way of a gateway.
 func Overlaps(routes []netip.Prefix, ignoreLinks []string) ([]Overlap, error) {
 	links, err := net.Interfaces()
 	if err != nil {
 		return nil, fmt.Errorf("listing links: %w", err)
 	}
 	var l local
+	if l.routes, err = readRoutes(func(link string) bool { return slices.Contains(ignoreLinks, link) }); err != nil {
+		return nil, err
+	}
 	for _, link := range links {
 		if slices.Contains(ignoreLinks, link.Name) {
 			continue

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"os/exec"
 	"slices"
 	"strings"
@@ -24,8 +23,8 @@ func New() *Router {
 	return &Router{links: map[string]Link{}}
 }
 
-// Set brings the links into the state of cfg. It may be called again with the same cfg. After an error the state is
-// between the old and the new one.
+// Set brings the links into the state of cfg, and reads them back. It may be called again with the same cfg. After an
+// error the state is between the old and the new one.
 func (r *Router) Set(cfg Config) (Applied, error) {
 	if err := cfg.validate(); err != nil {
 		return Applied{}, err
@@ -37,20 +36,37 @@ func (r *Router) Set(cfg Config) (Applied, error) {
 		if slices.ContainsFunc(cfg.Links, func(l Link) bool { return l.Name == name }) {
 			continue
 		}
-		if _, err := net.InterfaceByName(name); err == nil {
-			errs = append(errs, run(commands(name, from, Link{})))
+		if have, err := readLink(name); err == nil { // otherwise the link is gone
+			errs = append(errs, run(commands(name, have.present(from), Link{})))
 		}
 		delete(r.links, name)
 	}
 	for _, l := range cfg.Links {
-		l.Addrs, l.Routes = set(l.Addrs), set(l.Routes)
-		err := run(commands(l.Name, r.links[l.Name], l))
-		if err != nil {
+		if err := r.setLink(l); err != nil {
 			errs = append(errs, fmt.Errorf("link %s: %w", l.Name, err))
 		}
-		r.links[l.Name] = l
 	}
 	return Applied{}, errors.Join(errs...)
+}
+
+// setLink brings a link into a state. The caller holds mu.
+func (r *Router) setLink(l Link) error {
+	l.Addrs, l.Routes = set(l.Addrs), set(l.Routes)
+	before, err := readLink(l.Name)
+	if err != nil {
+		return err
+	}
+	// Routes and addresses that this Router did not set are the kernel's own, such as that of the link-local network.
+	ran := run(commands(l.Name, before.present(r.links[l.Name]), l))
+	r.links[l.Name] = l
+	after, err := readLink(l.Name)
+	if err != nil {
+		return errors.Join(ran, err)
+	}
+	if missing := after.missing(l); len(missing) > 0 {
+		err = fmt.Errorf("was set and read back without %s", strings.Join(missing, ", "))
+	}
+	return errors.Join(ran, err)
 }
 
 // Close removes everything. The Router can be used again afterwards.

@@ -23,3 +23,6 @@ func (r *Router) Set(cfg Config) (Applied, error) {
 
 // Close does nothing.
 func (r *Router) Close() error { return nil }
+
+// readRoutes returns nothing: it is not implemented on this system.
+func readRoutes(func(link string) bool) ([]localRoute, error) { return nil, nil }
