@@ -28,7 +28,7 @@ COSIGN_FLAGS ?= --yes --recursive --use-signing-config=false --tlog-upload=false
 COSIGN   = $(GO) tool -modfile=tools/cosign/go.mod cosign
 
 .DEFAULT_GOAL := help
-.PHONY: help build install image push-image image-lock release-check release-snapshot release krew-validate vulncheck unit ci lab demo demo-down check elsewhere docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
+.PHONY: help build install image push-image image-lock release-check release-snapshot release krew-validate vulncheck unit ci lab demo demo-down check elsewhere contracts docs test e2e nightly test-ipvs bench bench-far lint clean bin/kubevpn bin/traffic bin/lab bin/image always
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  %-16s %s\n", $$1, $$2 }'
@@ -93,6 +93,9 @@ demo-down: lab ## remove what demo made
 
 check: ## formatting, vet, lint, layers, documents, and the tests of what changed, in a minute
 	scripts/check
+
+contracts: ## on any system, as root: the tests of what kubevpn changes on a machine
+	scripts/contracts
 
 elsewhere: ## go vet for macOS and Windows, and the tests compiled for both
 	scripts/elsewhere

@@ -54,11 +54,17 @@ func (o *versionOptions) run(ctx context.Context) error {
 		return o.output.print(o.app.out, v, "version/"+v.Version)
 	}
 	printVersion(o.app.out)
+	if !tested(v.Platform) {
+		fmt.Fprintf(o.app.out, "untested  this program compiles for %s, and nobody has run it there\n", v.Platform)
+	}
 	if v.Daemon != nil {
 		fmt.Fprintf(o.app.out, "daemon  %s\n", *v.Daemon)
 	}
 	return nil
 }
+
+// tested reports whether the tests of the repository run on a system. docs/platforms.md names them.
+func tested(platform string) bool { return platform == "linux/amd64" }
 
 // printVersion prints the version of this program.
 func printVersion(w io.Writer) {

@@ -14,8 +14,8 @@ func TestWorkflowsOnlyCallMake(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob(filepath.Join(root(t), ".github/workflows/*.yaml"))
-	if err != nil || len(files) < 3 {
+	files, err := filepath.Glob(filepath.Join(root(t), ".github/workflows/*.y*ml"))
+	if err != nil || len(files) < 4 {
 		t.Fatalf("got the workflows %v, %v", files, err)
 	}
 	for _, file := range files {
