@@ -325,6 +325,8 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 			flags.StringSlice(name, nil, "reject an intercept without --headers, --path and --method: true, false, "+
 				"NAMESPACE or NAMESPACE=false; may be repeated")
 			flags.Lookup(name).NoOptDefVal = "true"
+		case config.KeySSHJump:
+			flags.StringSlice(name, nil, "SSH jump host before the API server, [USER@]HOST[:PORT]; may be repeated")
 		}
 	}
 }
@@ -372,9 +374,9 @@ func (s *settingFlags) load(a *app) (config.Config, error) {
 	if err != nil {
 		return config.Config{}, err
 	}
-	for _, key := range s.keys {
+	for _, key := range append(slices.Clip(s.keys), config.KeySSHJump) { // kubeFlags defines the last one
 		flag := s.cmd.Flags().Lookup(key.FlagName())
-		if !flag.Changed {
+		if flag == nil || !flag.Changed {
 			continue
 		}
 		values := []string{flag.Value.String()}

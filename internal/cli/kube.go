@@ -10,10 +10,14 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevpn/internal/cluster"
+	"kubevpn/internal/config"
 )
 
 // kubeFlags select the cluster and the user, like the flags of kubectl.
-type kubeFlags struct{ in cluster.Inputs }
+type kubeFlags struct {
+	in   cluster.Inputs
+	jump settingFlags
+}
 
 func (k *kubeFlags) addTo(cmd *cobra.Command, a *app) {
 	k.bind(cmd, clientcmd.FlagInfo{LongName: clientcmd.FlagNamespace, ShortName: "n"})
@@ -38,6 +42,7 @@ func (k *kubeFlags) bind(cmd *cobra.Command, namespace clientcmd.FlagInfo) {
 				f.Usage = usage
 			}
 		}
+		k.jump.addTo(cmd, config.KeySSHJump)
 	})
 	for flag, names := range map[string]func(*clientcmdapi.Config) []string{
 		clientcmd.FlagContext: func(c *clientcmdapi.Config) []string {
@@ -85,7 +90,21 @@ func (k *kubeFlags) chosen() bool {
 }
 
 func (k *kubeFlags) prepare(a *app) (cluster.Prepared, error) {
+	cfg, err := k.jump.load(a)
+	if err != nil {
+		return cluster.Prepared{}, err
+	}
 	in := k.in
-	in.Environ = a.environ
+	in.Environ, in.Jump.Hosts = a.environ, cfg.SSHJump
+	if len(in.Jump.Hosts) > 0 {
+		paths, err := a.paths()
+		if err == nil {
+			err = paths.MakeRuntimeDir()
+		}
+		if err != nil {
+			return cluster.Prepared{}, err
+		}
+		in.Jump.Dir = paths.RuntimeDir
+	}
 	return cluster.Prepare(in)
 }

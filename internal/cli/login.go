@@ -42,6 +42,13 @@ func (k *kubeFlags) loginBeside(ctx context.Context, a *app, on func(api.Event),
 	if err != nil {
 		return nil, prepared, err
 	}
+	hosts, err := c.OpenJump(ctx, a.pluginTerminal())
+	if err != nil {
+		return nil, prepared, err
+	}
+	if hosts != "" {
+		on(api.Event{Step: "Connecting to the jump host", Detail: hosts, Done: true})
+	}
 	if prepared.Credential, err = c.Login(ctx, a.pluginTerminal()); err != nil {
 		return nil, prepared, err
 	}

@@ -153,7 +153,9 @@ func TestCompletionOffersTypesAndNames(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			cmd := &cobra.Command{Use: tt.command}
 			cmd.SetContext(t.Context())
-			got, directive := (&kubeFlags{}).completeWorkloads(a)(cmd, tt.args, tt.begun)
+			var kube kubeFlags
+			kube.addTo(cmd, a)
+			got, directive := kube.completeWorkloads(a)(cmd, tt.args, tt.begun)
 			if diff := cmp.Diff(tt.want, got); diff != "" || directive != tt.directive {
 				t.Errorf("directive %d, (-want +got):\n%s", directive, diff)
 			}

@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -75,6 +76,9 @@ func Load(kubeconfig []byte, o Options) (*Cluster, error) {
 		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 	}
 	d := newDialer()
+	if d.jump, err = jumpOf(raw); err != nil {
+		return nil, err
+	}
 	config.UserAgent, config.QPS, config.Burst = o.UserAgent, requestsPerSecond, requestBurst
 	config.Dial = d.DialContext
 	config.ContentConfig = rest.ContentConfig{
@@ -137,11 +141,15 @@ func (c *Cluster) HasAccount(kubeconfig []byte) bool {
 	return err == nil && account == c.account
 }
 
-// accountOf returns a hash of everything in a kubeconfig but the namespace of its context.
+// accountOf returns a hash of everything in a kubeconfig but the namespace of its context and the jump hosts, with
+// which each terminal has another environment.
 func accountOf(raw *clientcmdapi.Config) (string, error) {
 	raw = raw.DeepCopy()
 	for _, kctx := range raw.Contexts {
 		kctx.Namespace = ""
+	}
+	for _, cluster := range raw.Clusters {
+		delete(cluster.Extensions, jumpExtension)
 	}
 	text, err := clientcmd.Write(*raw)
 	if err != nil {
@@ -260,10 +268,19 @@ func (c *Cluster) TransportConfig() (*transport.Config, error) {
 	return c.login.transportConfig(c.config)
 }
 
-// DialContext opens a TCP connection to the API server, or to the proxy before it. Addresses includes the address from
-// then on.
+// DialContext opens a TCP connection to the API server, or to the proxy before it. Without jump hosts, Addresses
+// includes the address from then on.
 func (c *Cluster) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	return c.dial.DialContext(ctx, network, address)
+}
+
+// Release closes idle connections to the API server, and lets the SSH connection to the jump hosts end when nothing
+// uses it. Later requests open them again.
+func (c *Cluster) Release() {
+	utilnet.CloseIdleConnectionsFor(c.kube.CoreV1().RESTClient().(*rest.RESTClient).Client.Transport)
+	if c.dial.jump != nil {
+		c.dial.jump.Release()
+	}
 }
 
 // Logger returns the logger of Options, or one that discards everything.
@@ -293,9 +310,19 @@ func (c *Cluster) Name() string { return c.name }
 // Context returns the name of the kubeconfig's context.
 func (c *Cluster) Context() string { return c.context }
 
-// Resolve looks up all addresses of the API server, or of its proxy, so that Addresses is complete before the
-// connection routes anything.
+// Resolve looks up all addresses of the API server, of its proxy, or of the host to which ssh connects, so that
+// Addresses is complete before the connection routes anything. ssh may know a host that this process cannot look up.
 func (c *Cluster) Resolve(ctx context.Context) error {
+	if c.dial.jump != nil {
+		host, err := c.dial.jump.Peer(ctx)
+		if err == nil && host != "" {
+			err = c.dial.resolve(ctx, host)
+		}
+		if err != nil {
+			c.log.Warn("the address of the jump host is unknown", "err", err)
+		}
+		return ctx.Err()
+	}
 	host, err := firstHop(c.server, c.config.Proxy)
 	if err != nil {
 		return err
@@ -303,6 +330,5 @@ func (c *Cluster) Resolve(ctx context.Context) error {
 	return c.dial.resolve(ctx, host)
 }
 
-// Addresses returns the known addresses of the API server, or of its proxy, sorted. They must never be routed into the
-// tunnel.
+// Addresses returns the known addresses that Resolve looks up, sorted. They must never be routed into the tunnel.
 func (c *Cluster) Addresses() []netip.Addr { return c.dial.addresses() }

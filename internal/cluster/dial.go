@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"kubevpn/pkg/wire/sshjump"
 )
 
 const (
@@ -24,6 +26,7 @@ const (
 // dialer opens the TCP connections to one API server, or to its proxy, and remembers their addresses. It is safe for
 // concurrent use.
 type dialer struct {
+	jump   *sshjump.Client // opens the connections; nil: this machine does
 	net    net.Dialer
 	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
@@ -47,6 +50,9 @@ func newDialer() *dialer {
 // DialContext implements rest.Config.Dial. If the name no longer resolves, because the laptop has moved to another
 // network, it tries the addresses that worked before.
 func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	if d.jump != nil {
+		return d.jump.DialContext(ctx, address)
+	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("dialling %s: %w", address, err)

@@ -7,11 +7,16 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/url"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream/spdy" //nolint:staticcheck // the executor has its types
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/util/exec"
 	"k8s.io/streaming/pkg/httpstream"
@@ -35,6 +40,9 @@ func (e *Exited) Error() string {
 // saidMost limits the end of a program's standard error that Exited and errors contain, in bytes.
 const saidMost = 4 << 10
 
+// execPing keeps load balancers from closing an idle connection, as client-go does.
+const execPing = 5 * time.Second
+
 // ExecOptions are the options of Exec.
 type ExecOptions struct {
 	Namespace, Pod, Container string
@@ -50,26 +58,12 @@ func (c *Cluster) Exec(ctx context.Context, o ExecOptions) error {
 		VersionedParams(&corev1.PodExecOptions{
 			Container: o.Container, Command: o.Command, Stdin: o.Stdin != nil, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec).URL()
-	config, err := c.login.withCertificate(c.config)
-	if err != nil {
-		return c.Explain(err)
-	}
-	first, err := remotecommand.NewWebSocketExecutor(config, "GET", url.String())
-	if err != nil {
-		return c.Explain(err)
-	}
-	second, err := remotecommand.NewSPDYExecutor(config, "POST", url)
-	if err != nil {
-		return c.Explain(err)
-	}
-	either, err := remotecommand.NewFallbackExecutor(first, second, func(err error) bool {
-		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
-	})
+	executor, err := c.executor(url)
 	if err != nil {
 		return c.Explain(err)
 	}
 	said := &tail{most: saidMost}
-	err = either.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: said})
+	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: said})
 	var exit exec.ExitError
 	switch {
 	case err == nil:
@@ -80,6 +74,48 @@ func (c *Cluster) Exec(ctx context.Context, o ExecOptions) error {
 		return &Exited{Command: o.Command[0], Code: exit.ExitStatus(), Said: said.String()}
 	}
 	return c.ExplainContext(ctx, fmt.Errorf("running %s in %s/%s: %w", o.Command[0], o.Namespace, o.Pod, err))
+}
+
+// executor returns what opens the streams of an exec. Through jump hosts it uses only SPDY, for which client-go accepts
+// a dialer.
+func (c *Cluster) executor(url *url.URL) (remotecommand.Executor, error) {
+	config, err := c.login.withCertificate(c.config)
+	if err != nil {
+		return nil, err
+	}
+	if c.dial.jump != nil {
+		return c.jumpExecutor(config, url)
+	}
+	first, err := remotecommand.NewWebSocketExecutor(config, "GET", url.String())
+	if err != nil {
+		return nil, err
+	}
+	second, err := remotecommand.NewSPDYExecutor(config, "POST", url)
+	if err != nil {
+		return nil, err
+	}
+	return remotecommand.NewFallbackExecutor(first, second, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+}
+
+func (c *Cluster) jumpExecutor(config *rest.Config, url *url.URL) (remotecommand.Executor, error) {
+	tlsConfig, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return nil, err
+	}
+	upgrade, err := spdy.NewRoundTripperWithConfig(spdy.RoundTripperConfig{
+		PingPeriod:       execPing,
+		UpgradeTransport: &http.Transport{DialContext: c.DialContext, TLSClientConfig: tlsConfig},
+	})
+	if err != nil {
+		return nil, err
+	}
+	wrapper, err := rest.HTTPWrappersForConfig(config, upgrade)
+	if err != nil {
+		return nil, err
+	}
+	return remotecommand.NewSPDYExecutorForTransports(wrapper, upgrade, "POST", url)
 }
 
 // tail is a writer that keeps the last bytes. It is safe for concurrent use.

@@ -68,7 +68,7 @@ func (f facts) explain(err error) *api.Error {
 	if e := (*api.Error)(nil); errors.As(err, &e) {
 		return api.AsError(err)
 	}
-	for _, try := range []func(error) *api.Error{f.plugin, f.explained, f.status, f.tls, f.network, f.ended} {
+	for _, try := range []func(error) *api.Error{f.plugin, f.jump, f.explained, f.status, f.tls, f.network, f.ended} {
 		if e := try(err); e != nil {
 			return e
 		}

@@ -24,9 +24,10 @@ type Inputs struct {
 	Kubeconfig string // --kubeconfig; empty: $KUBECONFIG, else ~/.kube/config
 	// Overrides are the other flags. Prepare ignores ClusterDefaults and Timeout.
 	Overrides clientcmd.ConfigOverrides
-	// Environ is the caller's environment, for the credential plugin and for its proxy variables. The daemon that uses
-	// the kubeconfig has another environment.
+	// Environ is the caller's environment, for the credential plugin, for ssh and for its proxy variables. The daemon
+	// that uses the kubeconfig has another environment.
 	Environ []string
+	Jump    Jump // before the API server
 }
 
 // Prepared is a kubeconfig with one context. It depends on no environment, no current directory and no other file than
@@ -69,7 +70,7 @@ func Prepare(in Inputs) (Prepared, error) {
 	if err := prepareUser(config.AuthInfos[kctx.AuthInfo], in); err != nil {
 		return Prepared{}, err
 	}
-	if err := prepareProxy(config.Clusters[kctx.Cluster], in.Environ); err != nil {
+	if err := preparePath(config.Clusters[kctx.Cluster], in); err != nil {
 		return Prepared{}, err
 	}
 	if err := clientcmdapi.FlattenConfig(config); err != nil { // embeds certificates
@@ -238,6 +239,14 @@ func lookPath(command, path string) (string, error) {
 		return "", errors.Unwrap(err)
 	}
 	return filepath.Abs(found)
+}
+
+// preparePath writes the jump hosts of the flags, or the proxy of the environment, into the kubeconfig.
+func preparePath(cluster *clientcmdapi.Cluster, in Inputs) *api.Error {
+	if err := prepareJump(cluster, in); err != nil || len(in.Jump.Hosts) > 0 {
+		return err
+	}
+	return prepareProxy(cluster, in.Environ)
 }
 
 // prepareProxy writes the proxy that the caller's environment names for this server into the kubeconfig.

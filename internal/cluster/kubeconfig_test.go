@@ -11,6 +11,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wire/sshjump"
 )
 
 const twoContexts = `
@@ -198,6 +199,64 @@ func TestPrepareStoresTheProxy(t *testing.T) {
 				t.Fatalf("proxy %q, want %q", got, tt.want)
 			}
 		})
+	}
+}
+
+// The daemon connects through the same jump hosts, with the ssh program and the environment of the caller. Commands of
+// other terminals use its connection.
+func TestPrepareStoresTheJumpHosts(t *testing.T) {
+	dir, environ := home(t, `
+apiVersion: v1
+kind: Config
+current-context: lab
+clusters: [{name: lab, cluster: {server: "https://10.0.0.1:6443"}}]
+contexts: [{name: lab, context: {cluster: lab, user: dev}}]
+users: [{name: dev, user: {token: t}}]
+`)
+	bin := filepath.Join(dir, "ssh-bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	in := Inputs{
+		Environ: append(environ, "PATH="+bin, "SSH_AUTH_SOCK=/agent", "HTTPS_PROXY=http://proxy:3128"),
+		Jump:    Jump{Hosts: sshjump.Hosts{{User: "dev", Name: "one"}, {Name: "two", Port: 22}}, Dir: dir},
+	}
+	_, err := Prepare(in)
+	if e := api.AsError(err); e == nil || e.Code != api.ExitUsage || !strings.Contains(e.Message, "--ssh-jump needs the program ssh") {
+		t.Fatalf("without ssh: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(bin, "ssh"), []byte("#!/bin/sh\nexit 255\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	with, err := Prepare(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{filepath.Join(bin, "ssh"), "SSH_AUTH_SOCK=/agent"} {
+		if !strings.Contains(string(with.Kubeconfig), part) {
+			t.Errorf("the kubeconfig lacks %s:\n%s", part, with.Kubeconfig)
+		}
+	}
+	c, err := Load(with.Kubeconfig, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.dial.jump.Hosts().String(); got != "dev@one,two:22" {
+		t.Errorf("hosts %q", got)
+	}
+	config, err := clientcmd.Load(with.Kubeconfig)
+	if err != nil || config.Clusters["lab"].ProxyURL != "" {
+		t.Errorf("a proxy, %v", err)
+	}
+	_, err = c.DialContext(t.Context(), "tcp", "10.0.0.1:6443")
+	if e := c.Explain(err); e == nil || e.Code != api.ExitUnreachable || !strings.Contains(e.Hint, "`ssh -J dev@one -p 22 -- two` must log in") {
+		t.Errorf("%v", err)
+	}
+
+	in.Environ, in.Jump = environ, Jump{}
+	without, err := Prepare(in)
+	if err != nil || !c.HasAccount(without.Kubeconfig) {
+		t.Errorf("another account without the jump hosts, %v", err)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
+	"kubevpn/pkg/wire/sshjump"
 )
 
 // Config contains the settings of commands such as `connect`, `proxy` and `install`. Copies share slices and maps.
@@ -28,6 +29,7 @@ type Config struct {
 	AllowInbound     []api.Inbound  // ports of this laptop that other laptops may connect to
 	Yes              bool           // give consent to clusters without a question
 	RequireMatch     MatchRule      // where an intercept must select requests
+	SSHJump          sshjump.Hosts  // before the API server
 
 	origins map[Key]origin // a key that it lacks has the built-in default
 }
@@ -104,6 +106,7 @@ const (
 	KeyAllowInbound     Key = "allowInbound"
 	KeyYes              Key = "yes"
 	KeyRequireMatch     Key = "requireMatch"
+	KeySSHJump          Key = "sshJump"
 )
 
 // setting describes a Key: its flag, its environment variable, and how to set and print it.
@@ -152,6 +155,14 @@ func settings() []setting {
 				return err
 			},
 			text: func(c *Config) string { return c.RequireMatch.String() },
+		},
+		{
+			key: KeySSHJump, flag: "ssh-jump", env: "KUBEVPN_SSH_JUMP", list: true,
+			set: func(c *Config, v []string) (err error) {
+				c.SSHJump, err = sshjump.Parse(strings.Join(v, ","))
+				return err
+			},
+			text: func(c *Config) string { return c.SSHJump.String() },
 		},
 	}
 }

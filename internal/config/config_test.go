@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wire/sshjump"
 )
 
 func TestLoadReadsFileAndEnvironment(t *testing.T) {
@@ -53,8 +54,14 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 		})},
 		{name: "yes", file: "yes: true\n", want: with(func(c *Config) { c.Yes = true })},
 		{name: "no-beats-yes", file: "yes: true\n", env: map[string]string{"KUBEVPN_YES": "0"}, want: defaults},
+		{
+			name: "jump-hosts",
+			file: "sshJump: [dev@one:22, two]\n",
+			want: with(func(c *Config) { c.SSHJump = sshjump.Hosts{{User: "dev", Name: "one", Port: 22}, {Name: "two"}} }),
+		},
+		{name: "bad-jump-host", env: map[string]string{"KUBEVPN_SSH_JUMP": "one,-v"}, err: `KUBEVPN_SSH_JUMP: "-v" is not a jump host`},
 		{name: "perhaps", env: map[string]string{"KUBEVPN_YES": "perhaps"}, err: `KUBEVPN_YES: "perhaps" is invalid: must be true or false`},
-		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, allowInbound, yes, requireMatch`},
+		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, allowInbound, yes, requireMatch, sshJump`},
 		{name: "twice", file: "image: a\nimage: b\n", err: "config.yaml:2: image is already set on line 1"},
 		{name: "not-a-mapping", file: "- image\n", err: "config.yaml:1: expected a list of `key: value` lines"},
 		{name: "list-for-a-value", file: "image: [a]\n", err: "config.yaml:1: image: must be a single value"},

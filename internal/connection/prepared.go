@@ -74,10 +74,11 @@ func newPrepared(request api.ConnectRequest, c *cluster.Cluster, logger *slog.Lo
 // Begin begins to open. Only the first call has an effect.
 func (p *Prepared) Begin() { p.begin() }
 
-// Close closes what nobody has taken.
+// Close closes what nobody has taken, and idle connections to the API server.
 func (p *Prepared) Close() {
 	p.cancel()
 	p.running.Wait()
+	defer p.cluster.Release()
 	if conn, _ := p.take(); conn != nil {
 		conn.Close()
 	}

@@ -12,6 +12,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
+	"kubevpn/internal/config"
 	"kubevpn/internal/connection"
 )
 
@@ -234,6 +235,7 @@ func differences(a, b api.ConnectRequest) (names []string) {
 		{"image", a.Image == b.Image || b.Image == ""},
 		{"netstack", a.Netstack == b.Netstack},
 		{"transport", a.Transport == b.Transport},
+		{"SSH jump hosts", a.Setting(string(config.KeySSHJump)).Value == b.Setting(string(config.KeySSHJump)).Value},
 		{"scheduler", a.Scheduler == b.Scheduler},
 		{"extra networks", slices.Equal(a.ExtraCIDRs, b.ExtraCIDRs)},
 		{"excluded networks", slices.Equal(a.ExcludeCIDRs, b.ExcludeCIDRs)},

@@ -37,8 +37,15 @@ func (factory) NewConnection(cfg connection.Config) (Connection, error) {
 
 // Workload asks the cluster only about kinds that are not built into Kubernetes.
 func (factory) Workload(ctx context.Context, account api.ConnectRequest, name string) (string, error) {
-	return workloadName(ctx, account.Namespace, name, func() (*cluster.Cluster, error) {
-		return clusterOf(account, nil, nil)
+	var c *cluster.Cluster
+	defer func() {
+		if c != nil {
+			c.Release()
+		}
+	}()
+	return workloadName(ctx, account.Namespace, name, func() (_ *cluster.Cluster, err error) {
+		c, err = clusterOf(account, nil, nil)
+		return c, err
 	})
 }
 
@@ -64,6 +71,25 @@ func (factory) NewIntercept(account api.ConnectRequest, c Connection, cfg interc
 		return nil, err
 	}
 	cfg.Cluster, cfg.Session, cfg.Image = own, c, agentImage(account.Image)
+	i, err := newIntercept(cfg)
+	if err != nil || own == c.Cluster() {
+		return i, err
+	}
+	return releasing{i, own}, nil
+}
+
+// releasing is an Intercept that uses a Cluster alone.
+type releasing struct {
+	Intercept
+	cluster *cluster.Cluster
+}
+
+func (r releasing) Run(ctx context.Context) error {
+	defer r.cluster.Release()
+	return r.Intercept.Run(ctx)
+}
+
+func newIntercept(cfg intercept.Config) (Intercept, error) {
 	if cfg.Spec.Clone != nil {
 		return newCloned(cfg)
 	}
