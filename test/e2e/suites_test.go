@@ -72,6 +72,7 @@ var dev = []suite{
 	{"isolate", isolateSuite},
 	{"socks", socksSuite},
 	{"run", runSuite},
+	{"jump", jumpSuite},
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
 	{"examples", examplesSuite},
