@@ -174,6 +174,7 @@ type Check struct {
 type Status struct {
 	TypeMeta
 	Version     string       `json:"version"`
+	Machine     string       `json:"machine,omitempty"` // its kind, if it is not a usual one: container, WSL 1, WSL 2
 	Connections []Connection `json:"connections"`
 	Intercepts  []Intercept  `json:"intercepts"`
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/helper"
 	"kubevpn/internal/version"
 	"kubevpn/pkg/wakeup"
 )
@@ -72,7 +73,7 @@ func (o *statusOptions) read(ctx context.Context) (api.Status, error) {
 		status = api.Status{Version: version.Full(), Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
 		err = nil
 	}
-	status.TypeMeta = api.Type(api.KindStatus)
+	status.TypeMeta, status.Machine = api.Type(api.KindStatus), string(helper.ThisMachine())
 	return status, err
 }
 
@@ -154,6 +155,9 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 	}
 	for _, c := range status.Connections {
 		printDetails(w, c.ID, o.details(c))
+	}
+	if o.output.value == "wide" && status.Machine != "" {
+		printDetails(w, "machine", []string{status.Machine + ": docs/platforms.md says what differs"})
 	}
 	return o.printIntercepts(w, status, now)
 }

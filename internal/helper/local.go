@@ -102,7 +102,7 @@ func (l *Local) CreateTUN(_ context.Context, name string, mtu int) (*os.File, er
 	}
 	f, err := l.createTUN(name, mtu)
 	if err != nil {
-		return nil, explainTUN(err)
+		return nil, explainTUN(err, ThisMachine())
 	}
 	link, err := net.InterfaceByName(f.Name())
 	if err != nil {
@@ -275,16 +275,10 @@ func explainNetwork(action string, err error) error {
 	return e
 }
 
-func explainTUN(err error) error {
-	switch {
-	case errors.Is(err, tun.ErrNoTUN):
-		return api.Errorf(api.ExitNoTUN, "%w", err).
-			WithHint("load the module with `modprobe tun`; in a container, pass the device with --device /dev/net/tun")
-	case errors.Is(err, os.ErrPermission):
-		return api.Errorf(api.ExitNoTUN, "%w", err).
-			WithHint("root needs the capability NET_ADMIN and access to the device; in a container: --cap-add " +
-				"NET_ADMIN --device /dev/net/tun")
-	default:
-		return api.Errorf(api.ExitNetwork, "%w", err)
+// explainTUN returns the error for a device that could not be created on a kind of machine.
+func explainTUN(err error, on Machine) error {
+	if errors.Is(err, tun.ErrNoTUN) || errors.Is(err, os.ErrPermission) {
+		return api.Errorf(api.ExitNoTUN, "%w", err).WithHint("%s", on.withoutTUN())
 	}
+	return api.Errorf(api.ExitNetwork, "%w", err)
 }
