@@ -12,6 +12,7 @@ import (
 
 func main() {
 	os.Exit(cli.Main(cli.Programs{
+		Machine:   string(helper.ThisMachine()),
 		RunDaemon: runDaemon, StartHelper: startHelper, RunHelper: helper.Main, Foreground: foreground,
 		SOCKS: asProxy, Isolated: isolated, Reset: reset,
 	}))

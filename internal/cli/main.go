@@ -23,8 +23,10 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// Programs are the parts of kubevpn that cmd/kubevpn injects. All must be set.
+// Programs are the parts of kubevpn that cmd/kubevpn injects. All functions must be set.
 type Programs struct {
+	// Machine is the kind of this machine, if it is not a usual one: container, WSL 1, WSL 2.
+	Machine string
 	// RunDaemon runs the daemon of this user until ctx ends or the daemon is idle. It calls ready when the daemon
 	// accepts requests.
 	RunDaemon func(ctx context.Context, paths config.Paths, ready func()) error

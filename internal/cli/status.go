@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"kubevpn/internal/api"
-	"kubevpn/internal/helper"
 	"kubevpn/internal/version"
 	"kubevpn/pkg/wakeup"
 )
@@ -73,7 +72,7 @@ func (o *statusOptions) read(ctx context.Context) (api.Status, error) {
 		status = api.Status{Version: version.Full(), Connections: []api.Connection{}, Intercepts: []api.Intercept{}}
 		err = nil
 	}
-	status.TypeMeta, status.Machine = api.Type(api.KindStatus), string(helper.ThisMachine())
+	status.TypeMeta, status.Machine = api.Type(api.KindStatus), o.app.Machine
 	return status, err
 }
 

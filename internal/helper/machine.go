@@ -31,10 +31,10 @@ func machineOf(root fs.FS) Machine {
 	switch {
 	case err != nil || !strings.Contains(strings.ToLower(string(release)), "microsoft"):
 		return Usual
-	case strings.Contains(string(release), "-Microsoft"): // 4.4.0-19041-Microsoft; WSL 2: 5.15.90.1-microsoft-standard-WSL2
+	case strings.Contains(string(release), "-Microsoft"): // 4.4.0-19041-Microsoft
 		return WSL1
 	}
-	return WSL2
+	return WSL2 // 5.15.167.4-microsoft-standard-WSL2
 }
 
 // withoutTUN returns what a user can do on a machine without a usable TUN device.
@@ -47,6 +47,7 @@ func (m Machine) withoutTUN() string {
 	case WSL1:
 		return "WSL 1 has no TUN devices: `wsl --set-version DISTRIBUTION 2` in Windows changes that" + proxy
 	default:
-		return "load the module with `modprobe tun`; root needs the capability NET_ADMIN and access to the device" + proxy
+		return "load the module with `modprobe tun`; root needs the capability NET_ADMIN and access to the device" +
+			proxy
 	}
 }
