@@ -38,7 +38,7 @@ import (
 // of the fake daemon.
 func TestMain(m *testing.M) {
 	run := func() {
-		os.Exit(Main(Programs{RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper,
+		os.Exit(Main(Programs{Machine: "WSL 2", RunDaemon: runFakeDaemon, StartHelper: startFakeHelper, RunHelper: runFakeHelper,
 			Foreground: fakeForeground, SOCKS: fakeSOCKS, Reset: fakeReset}))
 	}
 	testscript.Main(m, map[string]func(){"kubevpn": run, "kubectl-kubevpn": run})
