@@ -175,6 +175,7 @@ type Status struct {
 	TypeMeta
 	Version     string       `json:"version"`
 	Machine     string       `json:"machine,omitempty"` // its kind, if it is not a usual one: container, WSL 1, WSL 2
+	Helper      string       `json:"helper,omitempty"`  // what started the root helper: sudo, service; empty: none
 	Connections []Connection `json:"connections"`
 	Intercepts  []Intercept  `json:"intercepts"`
 }

@@ -23,6 +23,7 @@ const (
 	KindWorkloadList    = "WorkloadList"
 	KindTrustedClusters = "TrustedClusters"
 	KindSettingList     = "SettingList"
+	KindHelperService   = "HelperService"
 )
 
 // InterceptList is the result of `kubevpn proxy` and `kubevpn clone` for several workloads.
@@ -38,8 +39,9 @@ type Version struct {
 	Commit   string  `json:"commit"`
 	Go       string  `json:"go"`
 	Platform string  `json:"platform"`
-	Image    string  `json:"image"`  // the default image of the traffic manager
-	Daemon   *string `json:"daemon"` // null: no daemon is running
+	Image    string  `json:"image"`             // the default image of the traffic manager
+	Daemon   *string `json:"daemon"`            // null: no daemon is running
+	Service  string  `json:"service,omitempty"` // the version of the root helper's service; empty: it is not installed
 }
 
 // WorkloadList is the output of `kubevpn list`.

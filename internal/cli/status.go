@@ -158,6 +158,9 @@ func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) err
 	if o.output.value == "wide" && status.Machine != "" {
 		printDetails(w, "machine", []string{status.Machine + ": docs/platforms.md says what differs"})
 	}
+	if o.output.value == "wide" && status.Helper != "" {
+		printDetails(w, "root helper", []string{"started by: " + status.Helper})
+	}
 	return o.printIntercepts(w, status, now)
 }
 

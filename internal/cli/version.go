@@ -11,6 +11,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/config"
+	"kubevpn/internal/service"
 	"kubevpn/internal/version"
 )
 
@@ -23,7 +24,7 @@ func newVersion(a *app) *cobra.Command {
 	o := &versionOptions{app: a, output: newObjectFormat("text")}
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print the versions of this program and of the daemon",
+		Short: "Print the versions of this program, of the daemon and of the service",
 		Example: examples("Print the versions", "kubevpn version", "Print the versions as JSON",
 			"kubevpn version -o json"),
 		Args: noArgs,
@@ -50,6 +51,11 @@ func (o *versionOptions) run(ctx context.Context) error {
 	case !errors.Is(err, errNoDaemon):
 		return err
 	}
+	s, err := service.Status(ctx)
+	if err != nil {
+		return err
+	}
+	v.Service = s.Version
 	if o.output.value != "text" {
 		return o.output.print(o.app.out, v, "version/"+v.Version)
 	}
@@ -59,6 +65,9 @@ func (o *versionOptions) run(ctx context.Context) error {
 	}
 	if v.Daemon != nil {
 		fmt.Fprintf(o.app.out, "daemon  %s\n", *v.Daemon)
+	}
+	if v.Service != "" {
+		fmt.Fprintf(o.app.out, "service %s\n", v.Service)
 	}
 	return nil
 }

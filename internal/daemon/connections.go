@@ -266,6 +266,19 @@ func (cs *connections) counts() (connections int, helper bool) {
 	return cs.active(), cs.host != nil
 }
 
+// starter returns what started the helper, or "" if there is none, or another Helper than the client of a process.
+func (cs *connections) starter() string {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.host == nil {
+		return ""
+	}
+	if h, ok := cs.host.helper.(interface{ Starter() string }); ok {
+		return h.Starter()
+	}
+	return ""
+}
+
 // inUse reports whether the daemon has a reason to stay.
 func (cs *connections) inUse() bool {
 	cs.mu.Lock()

@@ -30,7 +30,7 @@ type Helper interface {
 
 func errHelperEnded() *api.Error {
 	return api.Errorf(api.ExitLost, "the root helper ended").
-		WithHint("it or its sudo was killed; run `kubevpn connect` again")
+		WithHint("it, its sudo or its service was stopped; run `kubevpn connect` again")
 }
 
 // The life of the helper of a daemon:

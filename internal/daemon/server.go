@@ -29,7 +29,8 @@ func (d *daemon) handler() http.Handler {
 	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
 	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
 		d.answer(w, http.StatusOK, api.Status{
-			Version: version.Full(), Connections: d.connections.status(), Intercepts: d.connections.intercepts.status(),
+			Version: version.Full(), Helper: d.connections.starter(), Connections: d.connections.status(),
+			Intercepts: d.connections.intercepts.status(),
 		})
 	})
 	mux.HandleFunc("GET "+api.PathDaemon, func(w http.ResponseWriter, r *http.Request) {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,6 +62,14 @@ func NewClient(socket *os.File, logger *slog.Logger) (*Client, error) {
 	}
 	go c.read()
 	return c, nil
+}
+
+// Starter returns what started the helper: "service" or "sudo". A socketpair, which sudo passes on, has no path.
+func (c *Client) Starter() string {
+	if conn, ok := c.wire.conn.(net.Conn); ok && strings.HasPrefix(conn.RemoteAddr().String(), "/") {
+		return "service"
+	}
+	return "sudo"
 }
 
 // CreateTUN is Local.CreateTUN in the helper. It waits for the helper's answer even if ctx ends: otherwise a late

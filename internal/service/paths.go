@@ -11,4 +11,5 @@ const (
 
 	programDir = "/usr/local/libexec/kubevpn"
 	policyDir  = "/etc/kubevpn"
+	stateDir   = "/var/lib/kubevpn"
 )

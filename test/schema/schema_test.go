@@ -36,7 +36,7 @@ func objects() map[string]any {
 		api.KindStatus: api.Status{}, api.KindEvent: api.Event{}, api.KindConnection: api.Connection{},
 		api.KindIntercept: api.Intercept{}, api.KindInterceptList: api.InterceptList{}, api.KindVersion: api.Version{},
 		api.KindWorkloadList: api.WorkloadList{}, api.KindSettingList: api.SettingList{},
-		api.KindTrustedClusters: map[string]config.Trusted{},
+		api.KindTrustedClusters: map[string]config.Trusted{}, api.KindHelperService: api.HelperService{},
 	}
 }
 
