@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Consent lists the managers, networks and domain that kubevpn uses in one cluster because the user allowed them. The
+// Consent lists the managers, networks and domains that kubevpn uses in one cluster because the user allowed them. The
 // CLI stores one Consent for each cluster (`kubevpn trust list`) and sends it with each request; the daemon stores
 // nothing. A request that needs more fails with ExitConsent, and Error.Needs contains the rest. The zero value allows
 // nothing.
@@ -21,6 +21,8 @@ type Consent struct {
 	Networks []netip.Prefix `json:"networks,omitempty"`
 	// Domain is the cluster's domain, if it is empty ("."), or lies under a public suffix ("example.com").
 	Domain string `json:"domain,omitempty"`
+	// ExtraDomains of the cluster's client defaults.
+	ExtraDomains []string `json:"extraDomains,omitempty"`
 }
 
 // TrustedManager identifies a traffic manager. If NamespaceUID, Repository or ServiceAccount changes, it is a different
@@ -71,6 +73,11 @@ func (c Consent) With(needs Consent) Consent {
 	for _, p := range needs.Networks {
 		if !slices.Contains(c.Networks, p) {
 			c.Networks = append(slices.Clip(c.Networks), p)
+		}
+	}
+	for _, d := range needs.ExtraDomains {
+		if !slices.Contains(c.ExtraDomains, d) {
+			c.ExtraDomains = append(slices.Clip(c.ExtraDomains), d)
 		}
 	}
 	if needs.Domain != "" {

@@ -25,11 +25,15 @@ type ConnectRequest struct {
 	Scheduler    string         `json:"scheduler"`
 	ExtraCIDRs   []netip.Prefix `json:"extraCIDRs,omitempty"`
 	ExcludeCIDRs []netip.Prefix `json:"excludeCIDRs,omitempty"`
+	// Names under ExtraDomains are asked of cluster DNS, those under ExcludeDomains never. In lower case, without dots
+	// at their ends.
+	ExtraDomains   []string `json:"extraDomains,omitempty"`
+	ExcludeDomains []string `json:"excludeDomains,omitempty"`
 	// ports that other laptops may connect to; none by default
 	AllowInbound []Inbound `json:"allowInbound,omitempty"`
 	Consent      Consent   `json:"consent,omitzero"` // the stored consent for this cluster
 	// Settings are those of the fields above and of the intercept, with their origins. With the origin cluster,
-	// ExtraCIDRs need the user's consent.
+	// ExtraCIDRs and ExtraDomains need the user's consent.
 	Settings []Setting `json:"settings,omitempty"`
 	// Use accepts an existing connection as it is: its namespace stays, and the daemon does not warn about other
 	// settings.
@@ -157,8 +161,21 @@ type DNSStatus struct {
 	Mode    ResolverMode `json:"mode"`
 	Domain  string       `json:"domain"`
 	Servers []netip.Addr `json:"servers"`
+	// ExtraDomains are further domains whose names cluster DNS answers, ExcludeDomains those whose names it never does.
+	ExtraDomains   []string `json:"extraDomains,omitempty"`
+	ExcludeDomains []string `json:"excludeDomains,omitempty"`
+	Hosts          []Host   `json:"hosts,omitempty"` // that names under ExtraDomains had recently, by address
 	// answers that were served after their TTL, because the connection was interrupted
 	StaleAnswers int64 `json:"staleAnswers,omitempty"`
+}
+
+// Host is an address that cluster DNS gave for a name under an extra domain. It stays until its TTL has passed and the
+// last flow to it has ended.
+type Host struct {
+	Address netip.Addr `json:"address"`
+	Name    string     `json:"name"` // the one that was asked last
+	Routed  bool       `json:"routed"`
+	Reason  string     `json:"reason,omitempty"` // why it is not routed into the tunnel
 }
 
 // Check is the result of one probe of the tunnel.

@@ -55,7 +55,7 @@ type Error struct {
 	Code    ExitCode `json:"code"`
 	Message string   `json:"message"`        // one line, no trailing period
 	Hint    string   `json:"hint,omitempty"` // what to do next; may contain a command and several lines
-	// Needs lists the managers, networks and domain that the user must allow before the request can succeed. It is set
+	// Needs lists the managers, networks and domains that the user must allow before the request can succeed. It is set
 	// only with ExitConsent.
 	Needs *Consent `json:"needs,omitempty"`
 	cause error

@@ -44,6 +44,8 @@ func newConnect(a *app) *cobra.Command {
 			"Send whole IP packets to the cluster, or fail", "kubevpn connect --netstack system",
 			"Also route a network behind the cluster, except a part of it",
 			"kubevpn connect --extra-cidr 10.20.0.0/16 --exclude-cidr 10.20.30.0/24",
+			"Reach what the cluster's nameservers know, except for a part of it",
+			"kubevpn connect --extra-domain corp.test --exclude-domain mail.corp.test",
 			"Let other laptops of the same traffic manager connect to a port of this one",
 			"kubevpn connect --allow-inbound 8080",
 			"Serve a SOCKS5 and HTTP proxy and change nothing on this machine, until Ctrl-C (without root)",
@@ -190,7 +192,8 @@ func printConnected(w io.Writer, c *api.Connection) {
 		through = "the proxy"
 	}
 	fmt.Fprintf(w, "  networks  %s through %s\n", cmp.Or(join(c.CIDRs), "none"), through)
-	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE and *.%s, by %s\n", c.DNS.Domain, c.DNS.Mode)
+	fmt.Fprintf(w, "  names     NAME, NAME.NAMESPACE and *.%s, by %s\n",
+		strings.Join(slices.Concat([]string{c.DNS.Domain}, c.DNS.ExtraDomains), ", *."), c.DNS.Mode)
 	if c.SOCKS != nil {
 		printProxy(w, c.SOCKS)
 	}
@@ -202,10 +205,10 @@ func printConnected(w io.Writer, c *api.Connection) {
 	}
 }
 
-func join[T fmt.Stringer](list []T) string {
+func join[T any](list []T) string {
 	var s []string
 	for _, p := range list {
-		s = append(s, p.String())
+		s = append(s, fmt.Sprint(p))
 	}
 	return strings.Join(s, ", ")
 }
@@ -244,8 +247,8 @@ func (f *connectFlags) addWithoutImage(cmd *cobra.Command, a *app, more ...confi
 	f.kube.addTo(cmd, a)
 	section(cmd, sectionConnection, func(flags *pflag.FlagSet) {
 		f.settings.addTo(cmd, append([]config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
-			config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyAllowInbound, config.KeyYes},
-			more...)...)
+			config.KeyScheduler, config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyExtraDomains,
+			config.KeyExcludeDomains, config.KeyAllowInbound, config.KeyYes}, more...)...)
 		flags.BoolVar(&f.upgrade, "upgrade", false,
 			"replace a traffic manager of another version; interrupts the connections of all users")
 	})
@@ -273,7 +276,7 @@ func (f *connectFlags) request(ctx context.Context, a *app,
 		Namespace:        prepared.Namespace,
 		ManagerNamespace: cfg.ManagerNamespace, Image: cfg.Image, Upgrade: f.upgrade,
 		Netstack: cfg.Netstack, Transport: cfg.Transport, Scheduler: cfg.Scheduler, ExtraCIDRs: cfg.ExtraCIDRs,
-		ExcludeCIDRs: cfg.ExcludeCIDRs,
+		ExcludeCIDRs: cfg.ExcludeCIDRs, ExtraDomains: cfg.ExtraDomains, ExcludeDomains: cfg.ExcludeDomains,
 		AllowInbound: cfg.AllowInbound, Settings: cfg.Settings(),
 	}, cfg, nil
 }
@@ -315,6 +318,11 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 			flags.StringSlice(name, nil, "additional network to route into the cluster; may be repeated")
 		case config.KeyExcludeCIDRs:
 			flags.StringSlice(name, nil, "network that is not routed into the cluster; may be repeated")
+		case config.KeyExtraDomains:
+			flags.StringSlice(name, nil, "domain whose names cluster DNS answers and whose addresses are routed into "+
+				"the cluster; may be repeated")
+		case config.KeyExcludeDomains:
+			flags.StringSlice(name, nil, "domain whose names cluster DNS never answers; may be repeated")
 		case config.KeyAllowInbound:
 			flags.StringSlice(name, nil,
 				"port of this machine that other laptops may connect to: 8080, 8080/udp or all; may be repeated")
@@ -387,5 +395,5 @@ func (s *settingFlags) load(a *app) (config.Config, error) {
 			return config.Config{}, err
 		}
 	}
-	return cfg, nil
+	return cfg, cfg.CheckDomains()
 }

@@ -18,7 +18,7 @@ import (
 // in the meantime.
 const maxQuestions = 5
 
-// maxShown limits the networks that one question shows. A cluster may state thousands.
+// maxShown limits the networks, and the domains, that one question shows. A cluster may state thousands.
 const maxShown = 20
 
 // consenting is a request that may need the consent of the user.
@@ -195,13 +195,19 @@ func described(c api.Consent) string {
 		add("ServiceAccount", m.ServiceAccount)
 		add("namespace UID", m.NamespaceUID)
 	}
-	networks := join(c.Networks[:min(len(c.Networks), maxShown)])
-	if left := len(c.Networks) - maxShown; left > 0 {
-		networks += fmt.Sprintf(" and %d more", left)
-	}
-	add("networks", networks)
+	add("networks", shortened(c.Networks))
 	add("domain", c.Domain)
+	add("extra domains", shortened(c.ExtraDomains))
 	return b.String()
+}
+
+// shortened joins a list that the cluster states.
+func shortened[T any](list []T) string {
+	text := join(list[:min(len(list), maxShown)])
+	if left := len(list) - maxShown; left > 0 {
+		text += fmt.Sprintf(" and %d more", left)
+	}
+	return text
 }
 
 // printable returns text of the cluster as one line, without escape sequences.

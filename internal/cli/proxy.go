@@ -154,7 +154,8 @@ func (o *proxyOptions) warnOfIgnored(ctx context.Context, cluster string, on fun
 	var given []string
 	for _, key := range []config.Key{config.KeyManagerNamespace, config.KeyNetstack, config.KeyTransport,
 		config.KeyScheduler,
-		config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyAllowInbound} {
+		config.KeyExtraCIDRs, config.KeyExcludeCIDRs, config.KeyExtraDomains, config.KeyExcludeDomains,
+		config.KeyAllowInbound} {
 		if o.flags.settings.cmd.Flags().Changed(key.FlagName()) {
 			given = append(given, "--"+key.FlagName())
 		}

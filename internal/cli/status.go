@@ -240,12 +240,28 @@ func (o *statusOptions) details(c api.Connection) []string {
 					s.Source))
 			}
 		}
+		for _, d := range c.DNS.ExtraDomains {
+			lines = append(lines, "names under "+d+" are asked of cluster DNS")
+		}
+		for _, d := range c.DNS.ExcludeDomains {
+			lines = append(lines, "names under "+d+" are asked of this machine's nameservers")
+		}
+		for _, h := range c.DNS.Hosts {
+			if h.Routed {
+				lines = append(lines, fmt.Sprintf("routed %v: %s", h.Address, h.Name))
+			}
+		}
 		if n := c.DNS.StaleAnswers; n > 0 {
 			lines = append(lines, fmt.Sprintf("%d DNS answers were up to 30 s older than their TTL, because the "+
 				"connection was interrupted", n))
 		}
 		for _, check := range c.Checks {
 			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))
+		}
+	}
+	for _, h := range c.DNS.Hosts {
+		if !h.Routed {
+			lines = append(lines, fmt.Sprintf("! %v (%s) is not routed: %s", h.Address, h.Name, h.Reason))
 		}
 	}
 	for _, warning := range c.Warnings {

@@ -23,8 +23,9 @@ func newTrust(a *app) *cobra.Command {
 		Use:   "trust",
 		Short: "List and remove trusted clusters",
 		Long: "List and remove the consent that you gave to clusters. kubevpn asks for your consent before it uses\n" +
-			"a traffic manager that another user installed, networks outside of private address space, or a\n" +
-			"cluster domain of the Internet. It stores your answer, and asks again when one of these changes.",
+			"a traffic manager that another user installed, networks outside of private address space, a cluster\n" +
+			"domain of the Internet, or networks and domains of the cluster's client defaults. It stores your\n" +
+			"answer, and asks again when one of these changes.",
 		Example: examples("List trusted clusters", "kubevpn trust list", "Remove a cluster",
 			"kubevpn trust remove 3f2a91c04b7e"),
 		Args: noArgs,
@@ -83,7 +84,7 @@ func (o *trustOptions) list() error {
 		return nil
 	}
 	w := tabwriter.NewWriter(o.app.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "ID\tCLUSTER\tNAMESPACE\tIMAGE\tSERVICEACCOUNT\tNETWORKS\tDOMAIN")
+	fmt.Fprintln(w, "ID\tCLUSTER\tNAMESPACE\tIMAGE\tSERVICEACCOUNT\tNETWORKS\tDOMAIN\tEXTRA DOMAINS")
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		c := all[id].Consent
 		managers := c.Managers
@@ -92,7 +93,7 @@ func (o *trustOptions) list() error {
 		}
 		for _, m := range managers {
 			row := []string{id, all[id].Cluster, m.Namespace, m.Repository, m.ServiceAccount, join(c.Networks),
-				c.Domain}
+				c.Domain, join(c.ExtraDomains)}
 			for i, cell := range row {
 				row[i] = dash(printable(cell))
 			}

@@ -26,6 +26,8 @@ type Config struct {
 	Mode             string         // one of Modes
 	ExtraCIDRs       []netip.Prefix // masked; routed into the tunnel in addition to the networks of the cluster
 	ExcludeCIDRs     []netip.Prefix // masked; never routed into the tunnel
+	ExtraDomains     []string       // in lower case, no dots at their ends; cluster DNS answers names under them
+	ExcludeDomains   []string       // likewise; cluster DNS never does
 	AllowInbound     []api.Inbound  // ports of this laptop that other laptops may connect to
 	Yes              bool           // give consent to clusters without a question
 	RequireMatch     MatchRule      // where an intercept must select requests
@@ -103,6 +105,8 @@ const (
 	KeyMode             Key = "mode"
 	KeyExtraCIDRs       Key = "extraCIDRs"
 	KeyExcludeCIDRs     Key = "excludeCIDRs"
+	KeyExtraDomains     Key = "extraDomains"
+	KeyExcludeDomains   Key = "excludeDomains"
 	KeyAllowInbound     Key = "allowInbound"
 	KeyYes              Key = "yes"
 	KeyRequireMatch     Key = "requireMatch"
@@ -136,6 +140,10 @@ func settings() []setting {
 			func(c *Config) *[]netip.Prefix { return &c.ExtraCIDRs }).fromCluster(),
 		list(KeyExcludeCIDRs, "exclude-cidr", "KUBEVPN_EXCLUDE_CIDRS", prefix,
 			func(c *Config) *[]netip.Prefix { return &c.ExcludeCIDRs }).fromCluster(),
+		list(KeyExtraDomains, "extra-domain", "KUBEVPN_EXTRA_DOMAINS", extraDomain,
+			func(c *Config) *[]string { return &c.ExtraDomains }).fromCluster(),
+		list(KeyExcludeDomains, "exclude-domain", "KUBEVPN_EXCLUDE_DOMAINS", domain,
+			func(c *Config) *[]string { return &c.ExcludeDomains }).fromCluster(),
 		list(KeyAllowInbound, "allow-inbound", "KUBEVPN_ALLOW_INBOUND", inbound,
 			func(c *Config) *[]api.Inbound { return &c.AllowInbound }),
 		{
@@ -198,7 +206,7 @@ func choice(key Key, flag, env string, allowed []string, field func(*Config) *st
 }
 
 // list returns a setting with several values.
-func list[T fmt.Stringer](key Key, flag, env string, parse func(string) (T, error),
+func list[T any](key Key, flag, env string, parse func(string) (T, error),
 	field func(*Config) *[]T) setting {
 	return setting{
 		key: key, flag: flag, env: env, list: true,
@@ -216,7 +224,7 @@ func list[T fmt.Stringer](key Key, flag, env string, parse func(string) (T, erro
 		text: func(c *Config) string {
 			var all []string
 			for _, v := range *field(c) {
-				all = append(all, v.String())
+				all = append(all, fmt.Sprint(v))
 			}
 			return strings.Join(all, ",")
 		},

@@ -33,6 +33,7 @@ func (c *Config) ApplyDefaults(source string, data map[string]string) []string {
 	}
 	slices.Sort(d.warnings)
 	d.apply(data[DefaultsKey])
+	c.yieldDomains()
 	if more := len(d.warnings) - maxWarnings; more > 0 {
 		d.warnings = append(d.warnings[:maxWarnings], fmt.Sprintf("%s: and %d more problems", source, more))
 	}

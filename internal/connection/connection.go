@@ -21,6 +21,8 @@
 //	   │                │      │ system or gvisor
 //	   │                └─▶ chooser ─▶ gateway in the manager's pod
 //	   └─ names ───────────────▶ zone ─▶ the machine's resolver
+//	                              ▲
+//	                            hosts: addresses of names under the extra domains, which routes routes
 //
 // Every part reports to status. The parts run in these goroutines:
 //
@@ -73,8 +75,8 @@ type Network interface {
 	// SetZone replaces the names that the connection resolves for this machine; nil means none. The zone of an earlier
 	// connection takes precedence for names that both resolve. The caller must not change the zone afterwards.
 	SetZone(zone *dns.Zone) error
-	// DomainTaken reports whether an earlier connection of this machine has the same cluster domain, without dots at
-	// its ends. That connection resolves the names that both clusters have.
+	// DomainTaken reports whether an earlier connection of this machine has the domain, without dots at its ends, as its
+	// cluster domain or as an extra domain. That connection resolves the names that both clusters have.
 	DomainTaken(domain string) bool
 	// Reserve reserves the networks that contain the connection's inner addresses, in place of those that it reserved
 	// before. It returns nil on success. If another connection has reserved an overlapping network, Reserve changes
@@ -113,6 +115,7 @@ type shared struct {
 	current   *current                    // written by handshake
 	names     *names                      // written by handshake, or by names.follow
 	packets   *packetPath                 // its steering is written by handshake, routes and chooser
+	hosts     *hosts                      // written by the machine's resolver, routes and the flows
 	namespace *wakeup.Value[string]       // in which short names are looked up first; written by SetNamespace
 	reached   *wakeup.Value[[]netip.Addr] // of the manager, outside of the tunnel; written by direct
 	changed   wakeup.Signal               // wakes routes: something that the plan depends on may have changed
@@ -165,7 +168,9 @@ func newConnection(cfg Config) *Connection {
 		AllowInbound: cfg.Request.AllowInbound, Settings: cfg.Request.Settings,
 	})
 	s.namespace.Update(func(n *string) { *n = cfg.Request.Namespace })
-	s.packets = newPacketPath(s.current, cfg.Logger)
+	s.hosts = newHosts(&cfg.Request, func() string { return s.view.Load().state.DNSDomain },
+		func(w string) { s.status.warn(w) }, cfg.Logger)
+	s.packets = newPacketPath(s.current, s.hosts, cfg.Logger)
 	s.packets.steer(func(to *steering) { to.foreign, to.open = cfg.isolated(), cfg.Request.AllowInbound })
 
 	c := &Connection{shared: s, prepared: cfg.Prepared, manager: &manager{shared: s, prepared: cfg.Prepared}}
@@ -200,7 +205,7 @@ func (c *Connection) Status() api.Connection {
 	if hello := c.view.Load().hello; hello != nil {
 		out.ManagerVersion = hello.Version
 	}
-	out.DNS.StaleAnswers = c.routes.zone.cache.Stale()
+	out.DNS.StaleAnswers, out.DNS.Hosts = c.routes.zone.cache.Stale(), c.hosts.shown()
 	out.Transport, out.Transports = c.transports.describe(out.Since)
 	if out.Error == nil {
 		out.Error = c.cluster.LoginRequired()
@@ -284,6 +289,9 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 		})
 	}
 	if err := c.openSession(ctx, g); err != nil {
+		return err
+	}
+	if err := c.checkDomains(); err != nil {
 		return err
 	}
 	if c.transports.uses(api.TransportDirect) {

@@ -9,11 +9,15 @@ import (
 	"time"
 
 	"kubevpn/pkg/datapath/netstack"
+	"kubevpn/pkg/datapath/packet"
 	"kubevpn/pkg/wire/transport"
 )
 
 // dialer opens a stream of the session for each flow of the netstack.
-type dialer struct{ current *current }
+type dialer struct {
+	current *current
+	hosts   *hosts
+}
 
 var _ netstack.Dialer = dialer{}
 
@@ -22,33 +26,59 @@ func (d dialer) DialTCP(ctx context.Context, src, dst netip.AddrPort) (netstack.
 	if err != nil {
 		return nil, err
 	}
+	end := d.hosts.begin(packet.ProtoTCP, src, dst)
 	stream, err := s.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Src: src, Dst: dst})
 	if err != nil {
+		end()
 		return nil, err // a bare return of (stream, err) would be a typed nil in the interface
 	}
-	return stream, nil
+	return flowStream{stream, end}, nil
+}
+
+// flowStream is the stream of a flow, which ends with it.
+type flowStream struct {
+	*transport.Stream
+	end func()
+}
+
+func (s flowStream) Close() error {
+	defer s.end()
+	return s.Stream.Close()
 }
 
 func (d dialer) DialUDP(ctx context.Context, src, dst netip.AddrPort) (netstack.PacketStream, error) {
-	return d.packets(ctx, transport.Request{Proto: transport.ProtoUDP, Src: src, Dst: dst})
+	return d.packets(ctx, packet.ProtoUDP, transport.Request{Proto: transport.ProtoUDP, Src: src, Dst: dst})
 }
 
 func (d dialer) DialEcho(ctx context.Context, src, dst netip.Addr) (netstack.PacketStream, error) {
-	return d.packets(ctx, transport.Request{
+	return d.packets(ctx, packet.ProtoICMP, transport.Request{
 		Proto: transport.ProtoEcho, Src: netip.AddrPortFrom(src, 0), Dst: netip.AddrPortFrom(dst, 0),
 	})
 }
 
-func (d dialer) packets(ctx context.Context, r transport.Request) (netstack.PacketStream, error) {
+func (d dialer) packets(ctx context.Context, proto uint8, r transport.Request) (netstack.PacketStream, error) {
 	s, err := d.current.wait(ctx)
 	if err != nil {
 		return nil, err
 	}
+	end := d.hosts.begin(proto, r.Src, r.Dst)
 	p, err := s.OpenPackets(ctx, r)
 	if err != nil {
+		end()
 		return nil, err
 	}
-	return p, nil
+	return flowPackets{p, end}, nil
+}
+
+// flowPackets is flowStream for datagrams.
+type flowPackets struct {
+	*transport.Packets
+	end func()
+}
+
+func (p flowPackets) Close() error {
+	defer p.end()
+	return p.Packets.Close()
 }
 
 var errTunnelDown = errors.New("the tunnel is down")

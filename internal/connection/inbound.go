@@ -26,7 +26,9 @@ type inbound []api.Inbound
 
 const (
 	tcpFlags = 13 // offset in the header
+	tcpFIN   = 0x01
 	tcpSYN   = 0x02
+	tcpRST   = 0x04
 	tcpACK   = 0x10
 )
 
@@ -60,17 +62,17 @@ func (in inbound) opens(udp bool, transport []byte) bool {
 	return slices.Contains(in, api.Inbound{UDP: udp, Port: binary.BigEndian.Uint16(transport[2:])})
 }
 
-// flow identifies packets of protocols other than TCP and ICMP, and their answers.
+// flow identifies packets that belong together, in both directions.
 type flow struct {
 	proto  uint8
-	remote netip.AddrPort // without a port, unless it is UDP
+	remote netip.AddrPort // without a port, unless it is TCP or UDP
 	port   uint16         // the laptop's
 }
 
 // flowOf returns the flow of a packet from or to remote. A later fragment has none.
 func flowOf(h *packet.Header, p []byte, remote netip.Addr) (flow, bool) {
 	f := flow{proto: h.Proto, remote: netip.AddrPortFrom(remote, 0)}
-	if h.FragmentOffset != 0 || h.Proto != packet.ProtoUDP {
+	if h.FragmentOffset != 0 || h.Proto != packet.ProtoUDP && h.Proto != packet.ProtoTCP {
 		return f, h.FragmentOffset == 0
 	}
 	if len(p) < h.HeaderLen+4 {

@@ -109,6 +109,7 @@ func (r *routes) known() networks {
 		Consent: r.cfg.Request.Consent.Networks,
 		Path:    slices.Clone(r.cluster.Addresses()),
 		Inner:   r.inner,
+		Hosts:   r.hosts.wanted(),
 		Overlaps: func(prefixes []netip.Prefix) ([]route.Overlap, error) {
 			return r.cfg.overlaps(prefixes, r.device)
 		},

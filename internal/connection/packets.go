@@ -89,6 +89,7 @@ type packetPath struct {
 	device   atomic.Pointer[tun.Device] // nil before there is one
 	reading  *packetlink.Frame          // used by the netstack's reader alone
 	sent     *recent                    // flows of this laptop that may be answered
+	hosts    *hosts
 
 	mu       sync.Mutex
 	session  *transport.Session   // of the packet streams that were opened last
@@ -100,8 +101,8 @@ type packetPath struct {
 
 var _ netstack.PacketForwarder = (*packetPath)(nil)
 
-func newPacketPath(current *current, log *slog.Logger) *packetPath {
-	p := &packetPath{log: log, current: current, sent: newRecent()}
+func newPacketPath(current *current, hosts *hosts, log *slog.Logger) *packetPath {
+	p := &packetPath{log: log, current: current, sent: newRecent(), hosts: hosts}
 	p.steering.Store(&steering{})
 	// The traffic manager runs on Linux, whose TUN device takes super-packets.
 	p.sender = packetlink.NewSender(packetlink.SenderConfig{Open: p.open, Eager: true, GSO: true, Logger: log})
@@ -216,6 +217,7 @@ func (r receiver) Deliver(f *packetlink.Frame) {
 		f.Release()
 		return
 	}
+	p.hosts.see(&h, f.Packet(), h.Src)
 	r.w.Write(*device, f)
 }
 
@@ -258,6 +260,7 @@ func (p *packetPath) Forward(n int, h packet.Header) bool {
 			p.sent.add(f)
 		}
 	}
+	p.hosts.see(&h, p.reading.Packet(), h.Dst)
 	p.sender.Send(p.reading)
 	p.reading = nil
 	return true

@@ -27,18 +27,20 @@ type networks struct {
 	Path  []netip.Addr
 	Inner []netip.Prefix // inner networks; those of IPv6 are routed if the cluster has IPv6
 	Own   []netip.Addr   // addresses inside the tunnel at which the laptop's resolver answers
+	Hosts []netip.Addr   // of names under the extra domains
 	// Overlaps finds the local networks that prefixes would hide. Nil: there are none.
 	Overlaps func(prefixes []netip.Prefix) ([]route.Overlap, error)
 }
 
 // planned is the result of plan.
 type planned struct {
-	Routes   []netip.Prefix  // masked, sorted, without overlap, at most routable.MaxRoutes
-	Named    []netip.Prefix  // the public networks in which routes may be, because the user allowed them
-	Cluster  []netip.Prefix  // networks of pods and Services, and DNS servers, whether or not the user excludes them
-	Found    bool            // Routes has more than the tunnel's own networks
-	Ask      []cluster.CIDR  // public networks that the cluster states and the user has not allowed; not in Routes
-	Overlaps []route.Overlap // of Routes with local networks
+	Routes   []netip.Prefix        // masked, sorted, without overlap, at most routable.MaxRoutes
+	Named    []netip.Prefix        // the public networks in which routes may be, because the user allowed them
+	Cluster  []netip.Prefix        // networks of pods and Services, and DNS servers, whether or not the user excludes them
+	Found    bool                  // Routes has more than the tunnel's own networks
+	Ask      []cluster.CIDR        // public networks that the cluster states and the user has not allowed; not in Routes
+	Overlaps []route.Overlap       // of Routes with local networks
+	Hosts    map[netip.Addr]string // why a host is not routed; empty: it is
 	Warnings []string
 }
 
@@ -67,10 +69,12 @@ func plan(n networks) (planned, error) {
 	if err := p.shrink(); err != nil {
 		return planned{}, err
 	}
-	if len(p.out.Routes) <= routable.MaxRoutes {
-		return p.out, nil
+	if len(p.out.Routes) > routable.MaxRoutes {
+		if err := p.bound(); err != nil {
+			return planned{}, err
+		}
 	}
-	if err := p.bound(); err != nil {
+	if err := p.addHosts(); err != nil {
 		return planned{}, err
 	}
 	return p.out, nil
@@ -152,16 +156,59 @@ func (p *planner) allows(prefix netip.Prefix) bool {
 func (p *planner) addAddrs(what string, addrs []netip.Addr) {
 	for _, a := range addrs {
 		a = a.Unmap()
-		why := routable.Refuse(netip.PrefixFrom(a, a.BitLen()))
-		if why == "" && !p.space.Contains(a) {
-			why = public + "; --extra-cidr " + a.String() + " routes it"
-		}
-		if why != "" {
+		if why := p.refuse(a); why != "" {
 			p.warn("%v (%s) is not routed: %s", a, what, why)
 			continue
 		}
 		p.stated.Add(a)
 	}
+}
+
+// refuse returns why one address may not be routed, apart from what the user excludes, or "".
+func (p *planner) refuse(a netip.Addr) string {
+	why := routable.Refuse(netip.PrefixFrom(a, a.BitLen()))
+	if why == "" && !p.space.Contains(a) {
+		why = public + "; --extra-cidr " + a.String() + " routes it"
+	}
+	return why
+}
+
+// addHosts adds a route for each host that no other route contains and that may have one. It changes no other route.
+func (p *planner) addHosts() error {
+	if len(p.networks.Hosts) == 0 {
+		return nil
+	}
+	p.out.Hosts = map[netip.Addr]string{}
+	var add []netip.Prefix
+	for _, a := range p.networks.Hosts {
+		why := p.refuse(a)
+		if why == "" && !p.may.Contains(a) {
+			why = "it is excluded, or the connection itself needs it outside of the tunnel"
+		}
+		p.out.Hosts[a] = why
+		if why == "" {
+			add = append(add, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	found, err := p.overlaps(add)
+	if err != nil {
+		return err
+	}
+	for _, o := range found {
+		p.out.Hosts[o.Prefix.Addr()] = o.String()
+	}
+	for _, h := range add {
+		switch {
+		case p.out.Hosts[h.Addr()] != "":
+		case slices.ContainsFunc(p.out.Routes, func(r netip.Prefix) bool { return r.Contains(h.Addr()) }):
+		case len(p.out.Routes) >= routable.MaxRoutes:
+			p.out.Hosts[h.Addr()] = "this connection has too many routes"
+		default:
+			p.out.Routes = append(p.out.Routes, h)
+		}
+	}
+	slices.SortFunc(p.out.Routes, netip.Prefix.Compare)
+	return nil
 }
 
 func (p *planner) addExtra() {
@@ -346,11 +393,12 @@ const (
 // pod, which are no public top-level domains; the reverse zones; and namespaces, for NAME.NAMESPACE. kubevpn's resolver
 // forwards what is not the cluster's, so a domain that is too wide costs a hop and no name. If there are too many
 // domains, matchDomains widens reverse zones and leaves out namespaces; left is their number.
-func matchDomains(domain string, reverse, namespaces []string) (match []string, left int) {
+func matchDomains(domains, reverse, namespaces []string) (match []string, left int) {
 	for len(reverse) > maxReverse {
 		reverse = widened(reverse)
 	}
-	match = slices.Concat([]string{domain, "svc", "pod"}, reverse)
+	match = slices.Concat(domains, []string{"svc", "pod"}, reverse)
+	match = match[:min(len(match), maxMatch)]
 	n := min(len(namespaces), maxMatch-len(match))
 	return append(match, namespaces[:n]...), len(namespaces) - n
 }

@@ -424,7 +424,7 @@ func TestHelperAcceptsWhateverPlanReturns(t *testing.T) {
 		for _, p := range list(6) {
 			in.Cluster = append(in.Cluster, cluster.CIDR{Prefix: p, Source: sources[r.IntN(len(sources))]})
 		}
-		for _, to := range []*[]netip.Addr{&in.DNS, &in.VIPs, &in.Path, &in.Own} {
+		for _, to := range []*[]netip.Addr{&in.DNS, &in.VIPs, &in.Path, &in.Own, &in.Hosts} {
 			for _, p := range list(2) {
 				*to = append(*to, p.Addr())
 			}
@@ -558,7 +558,7 @@ func TestMatchDomainsAreBounded(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, left := matchDomains("cluster.local", tt.reverse, tt.namespaces)
+			got, left := matchDomains([]string{"cluster.local"}, tt.reverse, tt.namespaces)
 			if d := cmp.Diff(tt.want, got); d != "" || left != tt.left {
 				t.Errorf("%d left out, want %d; (-want +got):\n%s", left, tt.left, d)
 			}

@@ -58,11 +58,18 @@ func (r *routes) maintain(ctx context.Context) error {
 	again := time.NewTimer(0)
 	again.Stop()
 	defer again.Stop()
+	sweep := time.NewTicker(hostTick)
+	defer sweep.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-again.C:
+		case <-r.hosts.asked: // an answer waits
+		case <-sweep.C:
+			if !r.hosts.sweep() {
+				continue
+			}
 		case <-tick.C:
 			if !lacking(r.view.Load().state) {
 				continue
@@ -78,7 +85,11 @@ func (r *routes) maintain(ctx context.Context) error {
 				return ctx.Err()
 			}
 		}
-		if err := r.replan(ctx); err != nil && ctx.Err() == nil {
+		err := r.replan(ctx)
+		if err != nil && ctx.Err() == nil && r.hosts.fail(err) {
+			err = r.replan(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
 			// The state that was applied before still works, so flows must not end. (If the helper has ended, the
 			// owner of this connection ends it.)
 			r.log.Warn("applying a change of the cluster's networks; trying again", "err", err, "in", applyAgain)
@@ -115,7 +126,11 @@ func (r *routes) replan(ctx context.Context) error {
 		r.status.warn(fmt.Sprintf("%v is not routed into the tunnel: %v", o.Prefix, o))
 		p.Routes = slices.DeleteFunc(p.Routes, func(p netip.Prefix) bool { return p == o.Prefix })
 	}
-	return r.apply(ctx, p)
+	if err := r.apply(ctx, p); err != nil {
+		return err
+	}
+	r.hosts.settle(p)
+	return nil
 }
 
 // apply gives the machine the routes and names of a plan, as far as they differ from what it has.
@@ -162,7 +177,8 @@ func (r *routes) apply(ctx context.Context, p planned) error {
 			report.shown.Addresses = append(report.shown.Addresses, a.Addr())
 		}
 		report.shown.DNS = api.DNSStatus{Mode: applied.ResolverMode, Domain: v.state.DNSDomain,
-			Servers: v.state.DNSServers}
+			Servers: v.state.DNSServers, ExtraDomains: r.cfg.Request.ExtraDomains,
+			ExcludeDomains: r.cfg.Request.ExcludeDomains}
 	})
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"kubevpn/internal/config"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/host/osdns"
+	"kubevpn/pkg/protocol/dns"
 )
 
 // This file checks what the traffic manager says, because it decides where this machine's packets and names go.
@@ -53,32 +54,75 @@ func (h *handshake) accept(state api.ManagerState) (api.ManagerState, error) {
 	return state, nil
 }
 
-// checkDefaults returns an error if the client defaults of the cluster add networks that the user has not allowed.
+// checkDefaults returns an error if the client defaults of the cluster add networks or domains that the user has not
+// allowed.
 func checkDefaults(r *api.ConnectRequest) error {
-	setting := r.Setting(string(config.KeyExtraCIDRs))
-	if setting.Origin != api.OriginCluster {
-		return nil
-	}
-	var b netipx.IPSetBuilder
-	for _, p := range r.Consent.Networks {
-		if p.IsValid() {
-			b.AddPrefix(p)
+	if setting := r.Setting(string(config.KeyExtraCIDRs)); setting.Origin == api.OriginCluster {
+		var b netipx.IPSetBuilder
+		for _, p := range r.Consent.Networks {
+			if p.IsValid() {
+				b.AddPrefix(p)
+			}
+		}
+		ask := slices.DeleteFunc(slices.Clone(r.ExtraCIDRs), routable.Set(&b).ContainsPrefix)
+		if len(ask) > 0 {
+			return defaultsError("networks, which are routed", firstOf(ask), setting, &api.Consent{Networks: ask})
 		}
 	}
-	ask := slices.DeleteFunc(slices.Clone(r.ExtraCIDRs), routable.Set(&b).ContainsPrefix)
-	if len(ask) == 0 {
-		return nil
+	if setting := r.Setting(string(config.KeyExtraDomains)); setting.Origin == api.OriginCluster {
+		ask := slices.DeleteFunc(slices.Clone(r.ExtraDomains), func(d string) bool {
+			return slices.Contains(r.Consent.ExtraDomains, d)
+		})
+		if len(ask) > 0 {
+			return defaultsError("domains, whose names cluster DNS answers and whose addresses are routed", firstOf(ask),
+				setting, &api.Consent{ExtraDomains: ask})
+		}
 	}
-	text := fmt.Sprint(ask[0])
-	if len(ask) > 1 {
-		text += fmt.Sprintf(" and %d more", len(ask)-1)
+	return nil
+}
+
+// firstOf returns a list in short.
+func firstOf[T any](list []T) string {
+	text := fmt.Sprint(list[0])
+	if len(list) > 1 {
+		text += fmt.Sprintf(" and %d more", len(list)-1)
 	}
-	err := api.Errorf(api.ExitConsent,
-		"the client defaults of the cluster add networks, which are routed only if you allow it: %s (%s)", text,
-		setting.Source)
-	err.Needs = &api.Consent{Networks: ask}
-	return err.WithHint("Nothing was changed on this machine. To allow them once:\n  kubevpn connect --yes\n" +
-		"To go on without them:\n  kubevpn connect --extra-cidr ''")
+	return text
+}
+
+// defaultsError asks for what the client defaults add by a setting.
+func defaultsError(what, text string, setting api.Setting, needs *api.Consent) *api.Error {
+	err := api.Errorf(api.ExitConsent, "the client defaults of the cluster add %s only if you allow it: %s (%s)", what,
+		text, setting.Source)
+	err.Needs = needs
+	return err.WithHint("Nothing was changed on this machine. To allow them once:\n  kubevpn connect --yes\n"+
+		"To go on without them:\n  kubevpn connect --%s ''", config.Key(setting.Key).FlagName())
+}
+
+// checkDomains returns an error if the extra or excluded domains contradict the cluster's domain, or if an earlier
+// connection has one of them.
+func (s *shared) checkDomains() error {
+	r, domain := &s.cfg.Request, s.view.Load().state.DNSDomain
+	for _, d := range r.ExcludeDomains {
+		if domain != "" && (dns.IsUnder(domain, d) || dns.IsUnder(d, domain)) {
+			return api.Errorf(api.ExitUsage, "%s cannot be excluded: the cluster's own domain is %s", d, domain).
+				WithHint("remove it from excludeDomains, which is set by %s",
+					r.Setting(string(config.KeyExcludeDomains)).Source)
+		}
+	}
+	for _, d := range r.ExtraDomains {
+		from := r.Setting(string(config.KeyExtraDomains)).Source
+		switch {
+		case domain != "" && dns.IsUnder(d, domain):
+			return api.Errorf(api.ExitUsage, "%s is no extra domain: cluster DNS answers all names under %s anyway", d,
+				domain).WithHint("remove it from extraDomains, which is set by %s", from)
+		case s.cfg.Network.DomainTaken(d):
+			return api.Errorf(api.ExitOverlap, "another connected cluster answers names under %s", d).
+				WithHint("`kubevpn status` shows it. Disconnect it first, or remove the domain from extraDomains, which "+
+					"is set by %s", from)
+		}
+	}
+	return nil
 }
 
 // The widest networks that a manager's laptops share, in bits.

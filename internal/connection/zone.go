@@ -30,7 +30,7 @@ type zone struct {
 func newZone(s *shared, dial func(ctx context.Context, network string, addr netip.AddrPort) (net.Conn, error)) *zone {
 	nameservers := dns.NewNameservers(dns.NameserversConfig{Name: s.cluster.ID(), Dial: dial, Logger: s.log})
 	z := &zone{shared: s, nameservers: nameservers, cache: dns.NewCache(nameservers, s.status.reconnecting)}
-	s.names.forget = z.cache.Forget
+	s.names.forget, s.hosts.next = z.cache.Forget, z.cache
 	return z
 }
 
@@ -56,10 +56,14 @@ func (z *zone) domains(domain string, reverse []netip.Prefix) (match, search []s
 	if domain == "" {
 		return nil, nil, 0
 	}
-	match, left = matchDomains(domain, reverseDomains(reverse), z.names.matchable())
+	extra := z.cfg.Request.ExtraDomains
+	match, left = matchDomains(append([]string{domain}, extra...), reverseDomains(reverse), z.names.matchable())
 	search = []string{z.namespace.Load() + ".svc." + domain, "svc." + domain, domain}
 	// The helper rejects some domains, for example public suffixes. One of them must not keep it from the others.
 	rejected := func(d string) bool { return osdns.CheckDomain(d) != nil }
+	match = slices.DeleteFunc(match, func(d string) bool {
+		return slices.ContainsFunc(z.cfg.Request.ExcludeDomains, func(e string) bool { return dns.IsUnder(d, e) })
+	})
 	return slices.DeleteFunc(match, rejected), slices.DeleteFunc(search, rejected), left
 }
 
@@ -79,7 +83,8 @@ func (z *zone) set(state api.ManagerState, reverse []netip.Prefix) error {
 		z.nameservers.SetAddrs(servers)
 		z.cache.Forget(nil)
 	}
-	next := dns.Zone{Domain: state.DNSDomain, Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.cache}
+	next := dns.Zone{Domain: state.DNSDomain, Extra: z.cfg.Request.ExtraDomains, Exclude: z.cfg.Request.ExcludeDomains,
+		Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.hosts}
 	if z.names.known() != nobody {
 		next.Services = z.names.index
 	}

@@ -239,6 +239,8 @@ func differences(a, b api.ConnectRequest) (names []string) {
 		{"scheduler", a.Scheduler == b.Scheduler},
 		{"extra networks", slices.Equal(a.ExtraCIDRs, b.ExtraCIDRs)},
 		{"excluded networks", slices.Equal(a.ExcludeCIDRs, b.ExcludeCIDRs)},
+		{"extra domains", slices.Equal(a.ExtraDomains, b.ExtraDomains)},
+		{"excluded domains", slices.Equal(a.ExcludeDomains, b.ExcludeDomains)},
 		{"inbound ports", slices.Equal(a.AllowInbound, b.AllowInbound)},
 	} {
 		if !d.same {

@@ -274,7 +274,7 @@ func (n *scopedNetwork) DomainTaken(domain string) bool {
 		if z.owner == n {
 			return false
 		}
-		if strings.EqualFold(z.Domain, domain) {
+		if strings.EqualFold(z.Domain, domain) || slices.Contains(z.Extra, domain) {
 			return true
 		}
 	}

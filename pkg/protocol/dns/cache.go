@@ -147,9 +147,15 @@ func cacheable(m *dns.Msg) time.Duration {
 
 // answer returns a copy for q whose TTLs are at most left, and at least a second.
 func (a cachedAnswer) answer(q *dns.Msg, left time.Duration) *dns.Msg {
-	msg := a.msg.Copy()
+	msg := LimitTTL(a.msg, left)
 	msg.Id = q.Id
-	ttl := uint32(min(math.Ceil(left.Seconds()), math.MaxUint32))
+	return msg
+}
+
+// LimitTTL returns a copy of m whose TTLs are at most limit, rounded up to a second.
+func LimitTTL(m *dns.Msg, limit time.Duration) *dns.Msg {
+	msg := m.Copy()
+	ttl := uint32(min(math.Ceil(limit.Seconds()), math.MaxUint32))
 	for _, section := range [][]dns.RR{msg.Answer, msg.Ns, msg.Extra} {
 		for _, rr := range section {
 			if h := rr.Header(); h.Rrtype != dns.TypeOPT {

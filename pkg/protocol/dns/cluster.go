@@ -221,7 +221,7 @@ func (r *Resolver) askTarget(ctx context.Context, q *dns.Msg, target string) (*d
 	if err != nil {
 		return nil, err
 	}
-	if rt, ok := r.zones().full(key); ok {
+	if rt, ok := r.zones().claiming(key).full(key); ok {
 		var resp *dns.Msg
 		for _, a := range rt.asks {
 			if resp, err = r.exchange(ctx, a.zone, q, target); err != nil {

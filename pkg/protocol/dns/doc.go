@@ -14,7 +14,7 @@
 //	     ├─ not exactly one whole question ───────────────────▶ FORMERR
 //	     ▼
 //	route (route.go): a pure function of the name, the zones and their indexes
-//	     ├─ under a cluster domain ──────────┐
+//	     ├─ under a domain of a cluster ─────┐
 //	     ├─ reverse name inside its prefixes ┤
 //	     ├─ short name that its index knows ─┤
 //	     │                                   ▼
@@ -34,6 +34,8 @@
 //
 //	name                                  goes to   as
 //	web.default.svc.cluster.local         cluster   itself; so does everything else under cluster.local
+//	db.corp.test                          cluster   itself, if corp.test is an extra domain of the zone
+//	db.vpn.corp.test                      upstream  if the zone excludes vpn.corp.test; so does every other form
 //	web                                   cluster   web.default.svc.cluster.local, if that Service exists
 //	web.billing                           cluster   web.billing.svc.cluster.local, if that Service exists
 //	db-0.db, db-0.db.billing              cluster   a pod of Service db in default (or billing), if db exists

@@ -50,18 +50,24 @@ func addresses(m *dns.Msg) (addrs []netip.Addr) {
 		return nil
 	}
 	for _, rr := range m.Answer {
-		var ip net.IP
-		switch rr := rr.(type) {
-		case *dns.A:
-			ip = rr.A
-		case *dns.AAAA:
-			ip = rr.AAAA
-		}
-		if a, ok := netip.AddrFromSlice(ip); ok {
-			addrs = append(addrs, a.Unmap())
+		if a, ok := Address(rr); ok {
+			addrs = append(addrs, a)
 		}
 	}
 	return addrs
+}
+
+// Address returns the address in a record, if it is an A or AAAA record.
+func Address(rr dns.RR) (netip.Addr, bool) {
+	var ip net.IP
+	switch rr := rr.(type) {
+	case *dns.A:
+		ip = rr.A
+	case *dns.AAAA:
+		ip = rr.AAAA
+	}
+	a, ok := netip.AddrFromSlice(ip)
+	return a.Unmap(), ok
 }
 
 // System answers with the addresses of names that the operating system's resolver knows. It has no other records.

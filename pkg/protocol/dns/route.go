@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -33,10 +34,11 @@ type zones []*zone
 
 // route returns the route of a query. It depends only on its arguments and the zones' indexes.
 func (zs zones) route(q question) route {
+	zs = zs.claiming(q.key)
 	if len(zs) == 0 || q.key == "" {
 		return route{}
 	}
-	// A name under a cluster domain stays inside for every class and type.
+	// A name under a domain of a cluster stays inside for every class and type.
 	if rt, ok := zs.full(q.key); ok {
 		return rt
 	}
@@ -54,12 +56,23 @@ func (zs zones) route(q question) route {
 	return zs.shortName(q)
 }
 
-// full routes a name under the cluster domain of a zone; the longest matching domain wins.
+// claiming returns the zones that do not exclude the name.
+func (zs zones) claiming(key string) zones {
+	excludes := func(z *zone) bool {
+		return slices.ContainsFunc(z.exclude, func(d string) bool { return IsUnder(key, d) })
+	}
+	if !slices.ContainsFunc(zs, excludes) {
+		return zs
+	}
+	return slices.DeleteFunc(slices.Clone(zs), excludes)
+}
+
+// full routes a name under a domain of a zone; the longest matching domain wins.
 func (zs zones) full(key string) (route, bool) {
 	domain := ""
 	for _, z := range zs {
-		if len(z.domain) > len(domain) && z.owns(key) {
-			domain = z.domain
+		if d := z.domainOf(key); len(d) > len(domain) {
+			domain = d
 		}
 	}
 	if domain == "" {
@@ -86,7 +99,7 @@ func (zs zones) full(key string) (route, bool) {
 func (zs zones) pick(f form, domain string) zones {
 	var first, blind zones
 	for _, z := range zs {
-		if domain != "" && z.domain != domain {
+		if domain != "" && !slices.Contains(z.domains, domain) {
 			continue
 		}
 		if (f.service != "" || f.pod.IsValid()) && z.knows(f) {

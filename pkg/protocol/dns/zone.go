@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -12,6 +13,10 @@ import (
 type Zone struct {
 	// Domain is the cluster domain: "cluster.local".
 	Domain string
+	// Extra are further domains that Cluster answers.
+	Extra []string
+	// Exclude are domains whose names are not this cluster's, although Extra or a short name would make them so.
+	Exclude []string
 	// Namespace is the namespace of names without one; empty means "default".
 	Namespace string
 	// Services contains the Services of this cluster, which have short names. It is nil if they are not known; see
@@ -26,7 +31,9 @@ type Zone struct {
 
 // zone is a Zone prepared for lookups. It is immutable.
 type zone struct {
-	domain    string // as in a key: lower case, no dots at its ends
+	domain    string   // as in a key: lower case, no dots at its ends
+	domains   []string // domain and the extra ones
+	exclude   []string
 	namespace string
 	services  *Index // nil: not known
 	reverse   []netip.Prefix
@@ -37,14 +44,16 @@ func newZone(z Zone) (*zone, error) {
 	if z.Cluster == nil {
 		return nil, fmt.Errorf("zone %q has no handler for its cluster's DNS", z.Domain)
 	}
-	domain, err := keyOf(strings.Trim(z.Domain, "."))
-	if err != nil || domain == "" || !isPlain(domain) {
-		return nil, fmt.Errorf("%q is not a cluster domain", z.Domain)
+	c := &zone{namespace: cmp.Or(strings.ToLower(z.Namespace), "default"), services: z.Services, cluster: z.Cluster}
+	for _, d := range slices.Concat([]string{z.Domain}, z.Extra, z.Exclude) {
+		domain, err := keyOf(strings.Trim(d, "."))
+		if err != nil || domain == "" || !isPlain(domain) {
+			return nil, fmt.Errorf("%q is not a domain", d)
+		}
+		c.domains = append(c.domains, domain)
 	}
-	c := &zone{
-		domain: domain, namespace: cmp.Or(strings.ToLower(z.Namespace), "default"), services: z.Services,
-		cluster: z.Cluster,
-	}
+	c.domain, c.exclude = c.domains[0], c.domains[1+len(z.Extra):]
+	c.domains = c.domains[:1+len(z.Extra)]
 	for _, p := range z.Reverse {
 		if !p.IsValid() {
 			return nil, fmt.Errorf("zone %q has an invalid reverse prefix", z.Domain)
@@ -59,9 +68,19 @@ func (z *zone) has(namespace, service string) bool {
 	return z.services != nil && z.services.Has(namespace, service)
 }
 
-// owns reports whether the name is the cluster domain or below it.
-func (z *zone) owns(key string) bool {
-	rest, ok := strings.CutSuffix(key, z.domain)
+// domainOf returns the longest of the zone's domains that contains the name, or "".
+func (z *zone) domainOf(key string) (longest string) {
+	for _, d := range z.domains {
+		if len(d) > len(longest) && IsUnder(key, d) {
+			longest = d
+		}
+	}
+	return longest
+}
+
+// IsUnder reports whether the name is the domain or below it. Both are in lower case and without dots at their ends.
+func IsUnder(name, domain string) bool {
+	rest, ok := strings.CutSuffix(name, domain)
 	return ok && (rest == "" || rest[len(rest)-1] == '.')
 }
 

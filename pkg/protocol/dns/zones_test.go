@@ -423,9 +423,9 @@ func TestSetZonesRejectsInvalidZones(t *testing.T) {
 	r := New(Config{Logger: quiet()})
 	cluster := handlerFunc(brokenTunnel)
 	for want, zone := range map[string]Zone{
-		`"" is not a cluster domain`:                                {Cluster: cluster},
-		`"." is not a cluster domain`:                               {Domain: ".", Cluster: cluster},
-		`"a..b" is not a cluster domain`:                            {Domain: "a..b", Cluster: cluster},
+		`"" is not a domain`:     {Cluster: cluster},
+		`"." is not a domain`:    {Domain: ".", Cluster: cluster},
+		`"a..b" is not a domain`: {Domain: "a..b", Cluster: cluster},
 		`zone "cluster.local" has no handler for its cluster's DNS`: {Domain: "cluster.local"},
 		`zone "cluster.local" has an invalid reverse prefix`:        {Domain: "cluster.local", Cluster: cluster, Reverse: make([]netip.Prefix, 1)},
 	} {
@@ -497,4 +497,104 @@ func TestQueriesSurviveChanges(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// Every nameserver gets the same queries, in the same number, as without the domains, except for names under them.
+func TestExtraAndExcludedDomainsChangeNoOtherQuery(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	records := map[string]string{"db.corp.test.": "10.20.1.5", "mail.corp.test.": "10.20.1.6", "git.corp.": "10.20.1.7"}
+	for name, address := range records {
+		w.cluster.records[name] = append(w.cluster.records[name], rr(t, name+" 30 IN A "+address))
+	}
+	w.upstream.records["mail.corp.test."] = append(w.upstream.records["mail.corp.test."], rr(t, "mail.corp.test. 30 IN A 192.0.2.9"))
+	w.cluster.records["away.corp.test."] = append(w.cluster.records["away.corp.test."], rr(t, "away.corp.test. 30 IN CNAME mail.corp.test."))
+	w.cluster.setAnswer(func(writer dns.ResponseWriter, q *dns.Msg) bool {
+		if q.Question[0].Name != "away.corp.test." { // an alias whose target the nameserver does not know
+			return false
+		}
+		m := new(dns.Msg).SetReply(q)
+		m.Answer = w.cluster.records["away.corp.test."]
+		return writer.WriteMsg(m) == nil
+	})
+	ask := func(names []string) (answers map[string]string, cluster, upstream []string) {
+		answers = map[string]string{}
+		for _, name := range names {
+			for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
+				m := query(t, "udp", w.addr, newQuery(name, qtype))
+				if qtype == dns.TypeA {
+					answers[name] = text(m)
+				}
+			}
+		}
+		return answers, w.cluster.got(), w.upstream.got()
+	}
+	others := []string{"web", "web.billing", "web.default.svc.cluster.local", "none.default.svc.cluster.local", "www.google.com",
+		"printer", "printer.lan", "wiki.corp", "corp.test.example.com", "notcorp.test", "docs"}
+	answers, cluster, upstream := ask(others)
+
+	zone := w.zone
+	zone.Extra, zone.Exclude = []string{"Corp.Test", "corp."}, []string{"mail.corp.test", "wiki.corp"}
+	w.setZones(t, zone)
+	for name, want := range map[string]string{
+		"db.corp.test":    "NOERROR db.corp.test. A 10.20.1.5",
+		"DB.Corp.Test":    "NOERROR DB.Corp.Test. A 10.20.1.5",
+		"none.corp.test":  "NXDOMAIN",
+		"git.corp":        "NOERROR git.corp. A 10.20.1.7", // not the laptop's, and not the Service git in corp
+		"mail.corp.test":  "NOERROR mail.corp.test. A 192.0.2.9",
+		"x.wiki.corp":     "NXDOMAIN",
+		"away.corp.test":  "NOERROR away.corp.test. CNAME mail.corp.test.; mail.corp.test. A 192.0.2.9",
+		"corp.test":       "NXDOMAIN",
+		"web.default.svc": "NOERROR web.default.svc. CNAME web.default.svc.cluster.local.; web.default.svc.cluster.local. A 10.96.0.10",
+	} {
+		if got, _, _ := ask([]string{name}); got[name] != want {
+			t.Errorf("%s: %s, want %s", name, got[name], want)
+		}
+	}
+	for _, tt := range []struct{ name, cluster, upstream string }{
+		{"db.corp.test", "udp db.corp.test. A, udp db.corp.test. AAAA", ""},
+		{"none.corp.test", "udp none.corp.test. A, udp none.corp.test. AAAA", ""},
+		{"mail.corp.test", "", "udp mail.corp.test. A, udp mail.corp.test. AAAA"},
+	} {
+		_, cluster, upstream := ask([]string{tt.name})
+		if got := strings.Join(cluster, ", "); got != tt.cluster {
+			t.Errorf("%s: cluster DNS was asked %q, want %q", tt.name, got, tt.cluster)
+		}
+		if got := strings.Join(upstream, ", "); got != tt.upstream {
+			t.Errorf("%s: the upstream was asked %q, want %q", tt.name, got, tt.upstream)
+		}
+	}
+	zone.Extra, zone.Exclude = []string{"corp.test"}, []string{"mail.corp.test"}
+	w.setZones(t, zone)
+	gotAnswers, gotCluster, gotUpstream := ask(others)
+	for what, diff := range map[string]string{
+		"answers":                cmp.Diff(answers, gotAnswers),
+		"queries at cluster DNS": cmp.Diff(cluster, gotCluster),
+		"queries upstream":       cmp.Diff(upstream, gotUpstream),
+	} {
+		if diff != "" {
+			t.Errorf("%s differ with an extra domain (-without +with):\n%s", what, diff)
+		}
+	}
+}
+
+func TestLongestDomainOfAllZonesAnswers(t *testing.T) {
+	a := Zone{Domain: "cluster.local", Extra: []string{"corp.test"}, Cluster: handlerFunc(brokenTunnel)}
+	b := Zone{Domain: "k8s.corp.test", Extra: []string{"lab.corp.test"}, Exclude: []string{"old.corp.test"}, Cluster: a.Cluster}
+	r := New(Config{Logger: quiet()})
+	if err := r.SetZones([]Zone{a, b}); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"db.corp.test": "cluster.local", "x.lab.corp.test": "k8s.corp.test", "web.default.svc.k8s.corp.test": "k8s.corp.test",
+		"x.old.corp.test": "cluster.local", "corp.test": "cluster.local", "xcorp.test": "",
+	} {
+		got := ""
+		if asks := r.zones().route(question{key: name, qtype: dns.TypeA, qclass: dns.ClassINET}).asks; len(asks) > 0 {
+			got = asks[0].zone.domain
+		}
+		if got != want {
+			t.Errorf("%s is asked of %q, want %q", name, got, want)
+		}
+	}
 }

@@ -1,0 +1,372 @@
+package connection
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/datapath/packet"
+	"kubevpn/pkg/protocol/dns"
+	"kubevpn/pkg/wakeup"
+)
+
+const (
+	// A host stays for the TTL of its record, but at least for minHostTime: programs take a moment to connect. The TTL
+	// is at most maxHostTime, also in the answer, so that no program uses an address for longer than its route stays.
+	minHostTime = 10 * time.Second
+	maxHostTime = time.Hour
+	// maxHosts limits the hosts of one connection.
+	maxHosts = 256
+	// hostTick is how often routes look for hosts that nothing uses.
+	hostTick = 2 * time.Second
+	// establishedTime is the time after which a TCP flow without packets has ended. It is that of netfilter, which
+	// forgets the flow in the traffic gateway.
+	establishedTime = 5 * 24 * time.Hour
+)
+
+// hosts are the addresses that cluster DNS gives for names under the extra domains. A host is routed until its TTL has
+// passed and the last flow to it has ended, if it may be routed. hosts is a dns.Handler, and safe for concurrent use.
+//
+//	query ─▶ cluster DNS ─▶ new addresses ── asked ─▶ routes: plan, apply ── settle ─▶ answer
+//	flows:   streams of the netstack (begin) and whole packets (see)
+type hosts struct {
+	extra, exclude []string      // domains
+	domain         func() string // of the cluster
+	next           dns.Handler   // cluster DNS; set before the first query
+	asked          wakeup.Signal // there are hosts that no plan has seen
+	warn           func(string)
+	log            *slog.Logger
+
+	addrs atomic.Pointer[map[netip.Addr]bool] // of known, so that a packet to another address needs no lock
+
+	mu    sync.Mutex
+	known map[netip.Addr]*host
+	flows map[flow]*hostFlow
+}
+
+var _ dns.Handler = (*hosts)(nil)
+
+type host struct {
+	name    string
+	until   time.Time
+	settled chan struct{} // closed when a plan has seen it
+	refused string        // why it is not routed
+	failed  bool          // because its route could not be set: no plan may have it
+}
+
+// hostFlow is a flow to a host.
+type hostFlow struct {
+	streams  int       // of the netstack; they tell the end themselves
+	seen     bool      // a packet was seen since last
+	last     time.Time // when sweep found seen
+	answered bool      // TCP: the far end has accepted it
+	fins     byte      // TCP: fromHere, fromThere
+}
+
+const fromHere, fromThere = 1, 2
+
+func newHosts(r *api.ConnectRequest, domain func() string, warn func(string), log *slog.Logger) *hosts {
+	h := &hosts{
+		extra: r.ExtraDomains, exclude: r.ExcludeDomains, domain: domain, asked: wakeup.NewSignal(), warn: warn, log: log,
+		known: map[netip.Addr]*host{}, flows: map[flow]*hostFlow{},
+	}
+	h.publish()
+	return h
+}
+
+// ServeDNS asks cluster DNS. It returns an answer with new addresses after a plan has routed or refused them.
+func (h *hosts) ServeDNS(ctx context.Context, q *mdns.Msg) (*mdns.Msg, error) {
+	m, err := h.next.ServeDNS(ctx, q)
+	if err != nil || len(h.extra) == 0 {
+		return m, err
+	}
+	found := h.find(q.Question[0].Name, m)
+	if len(found) == 0 {
+		return m, nil
+	}
+	for _, settled := range h.add(found) {
+		select {
+		case <-settled:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for the routes to the addresses of %s: %w", q.Question[0].Name,
+				context.Cause(ctx))
+		}
+	}
+	return dns.LimitTTL(m, maxHostTime), nil
+}
+
+// hostRecord is an A or AAAA record.
+type hostRecord struct {
+	addr netip.Addr
+	name string
+	ttl  time.Duration
+}
+
+// find returns the addresses in an answer that belong to an extra domain: those of a name under it, its aliases
+// included.
+func (h *hosts) find(asked string, m *mdns.Msg) (found []hostRecord) {
+	all := h.covers(asked)
+	for _, rr := range slices.Concat(m.Answer, m.Extra) {
+		name := rr.Header().Name
+		a, ok := dns.Address(rr)
+		if !ok || !all && !h.covers(name) {
+			continue
+		}
+		if all {
+			name = asked
+		}
+		ttl := time.Duration(rr.Header().Ttl) * time.Second
+		found = append(found, hostRecord{a, trimName(name), min(max(ttl, minHostTime), maxHostTime)})
+	}
+	return found
+}
+
+// covers reports whether a name is under an extra domain and neither excluded nor the cluster's own.
+func (h *hosts) covers(name string) bool {
+	name = trimName(name)
+	under := func(domain string) bool { return dns.IsUnder(name, domain) }
+	return slices.ContainsFunc(h.extra, under) && !slices.ContainsFunc(h.exclude, under) && !under(h.domain())
+}
+
+func trimName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
+
+// add remembers addresses for their TTL. It returns what is closed when a plan has seen each.
+func (h *hosts) add(found []hostRecord) (settled []<-chan struct{}) {
+	now, added, full := time.Now(), false, false
+	h.mu.Lock()
+	for _, r := range found {
+		k := h.known[r.addr]
+		if k == nil && len(h.known) >= maxHosts {
+			full = true
+			continue
+		}
+		if k == nil {
+			k = &host{settled: make(chan struct{})}
+			h.known[r.addr], added = k, true
+		}
+		k.name = r.name
+		if until := now.Add(r.ttl); until.After(k.until) && !k.failed {
+			k.until = until
+		}
+		settled = append(settled, k.settled)
+	}
+	if added {
+		h.publish()
+		h.asked.Raise()
+	}
+	h.mu.Unlock()
+	if full {
+		h.warn(fmt.Sprintf("more than %d addresses of names under the extra domains were in use at once: the others "+
+			"are not routed", maxHosts))
+	}
+	return settled
+}
+
+// publish updates addrs. The caller holds mu.
+func (h *hosts) publish() {
+	addrs := make(map[netip.Addr]bool, len(h.known))
+	for a := range h.known {
+		addrs[a] = true
+	}
+	h.addrs.Store(&addrs)
+}
+
+// wanted returns the hosts for a plan, in order.
+func (h *hosts) wanted() []netip.Addr {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var out []netip.Addr
+	for a, k := range h.known {
+		if !k.failed {
+			out = append(out, a)
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out
+}
+
+// settle stores which hosts a plan that is applied has refused, and lets their answers go.
+func (h *hosts) settle(p planned) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for a, why := range p.Hosts {
+		k := h.known[a]
+		if k == nil {
+			continue
+		}
+		if why == "" && !slices.ContainsFunc(p.Routes, func(r netip.Prefix) bool { return r.Contains(a) }) {
+			why = "its network is not routed"
+		}
+		h.decide(a, k, why)
+	}
+}
+
+// fail refuses the hosts that no plan has settled, after their plan could not be applied. It reports whether there are
+// any: a plan without them may be applied.
+func (h *hosts) fail(err error) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	found := false
+	for a, k := range h.known {
+		select {
+		case <-k.settled:
+		default:
+			k.failed, found = true, true
+			h.decide(a, k, api.OneLine(err.Error()))
+		}
+	}
+	return found
+}
+
+// decide settles a host. The caller holds mu.
+func (h *hosts) decide(a netip.Addr, k *host, why string) {
+	if why != k.refused && why != "" {
+		h.log.Warn("an address of an extra domain is not routed", "name", k.name, "address", a, "why", why)
+	}
+	k.refused = why
+	select {
+	case <-k.settled:
+	default:
+		close(k.settled)
+	}
+}
+
+// sweep forgets flows that have ended, and then hosts whose time has passed and that have no flow. It reports whether
+// it has forgotten a host.
+func (h *hosts) sweep() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now, used := time.Now(), map[netip.Addr]bool{}
+	for f, s := range h.flows {
+		if s.seen {
+			s.seen, s.last = false, now
+		}
+		if s.streams == 0 && now.Sub(s.last) > s.timeout() {
+			delete(h.flows, f)
+			continue
+		}
+		used[f.remote.Addr()] = true
+	}
+	before := len(h.known)
+	maps.DeleteFunc(h.known, func(a netip.Addr, k *host) bool { return !used[a] && now.After(k.until) })
+	h.publish()
+	return len(h.known) < before
+}
+
+// timeout returns how long a flow goes on without packets.
+func (s *hostFlow) timeout() time.Duration {
+	if s.answered && s.fins == 0 {
+		return establishedTime
+	}
+	return flowTime
+}
+
+// shown returns the hosts for the status.
+func (h *hosts) shown() (out []api.Host) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for a, k := range h.known {
+		out = append(out, api.Host{Address: a, Name: k.name, Routed: k.refused == "", Reason: k.refused})
+	}
+	slices.SortFunc(out, func(a, b api.Host) int { return a.Address.Compare(b.Address) })
+	return out
+}
+
+// begin counts a stream of the netstack to a host, until end is called. For other addresses it does nothing.
+func (h *hosts) begin(proto uint8, src, dst netip.AddrPort) (end func()) {
+	if !(*h.addrs.Load())[dst.Addr()] {
+		return func() {}
+	}
+	f := flow{proto, dst, src.Port()}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.flows[f]
+	if s == nil {
+		s = new(hostFlow)
+		h.flows[f] = s
+	}
+	s.streams++
+	return sync.OnceFunc(func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if s.streams--; s.streams == 0 {
+			delete(h.flows, f)
+		}
+	})
+}
+
+// see notes a whole packet to or from remote.
+func (h *hosts) see(header *packet.Header, p []byte, remote netip.Addr) {
+	if !(*h.addrs.Load())[remote] {
+		return
+	}
+	f, ok := flowOf(header, p, remote)
+	if !ok {
+		return
+	}
+	var flags byte
+	if tcp := p[header.HeaderLen:]; header.Proto == packet.ProtoTCP && len(tcp) > tcpFlags {
+		flags = tcp[tcpFlags]
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if remote == header.Src {
+		h.received(f, flags)
+	} else {
+		h.sent(f, flags)
+	}
+}
+
+// sent notes a packet of this laptop, which begins a flow unless it is a later one of TCP. The caller holds mu.
+func (h *hosts) sent(f flow, flags byte) {
+	s := h.flows[f]
+	if f.proto == packet.ProtoTCP && flags&tcpSYN != 0 || f.proto != packet.ProtoTCP && s == nil {
+		if s == nil && len(h.flows) >= maxFlows {
+			h.known[f.remote.Addr()].extend(flowTime)
+			return
+		}
+		s = new(hostFlow)
+		h.flows[f] = s
+	}
+	h.pass(f, s, flags, fromHere)
+}
+
+// received notes a packet from a host. The caller holds mu.
+func (h *hosts) received(f flow, flags byte) {
+	s := h.flows[f]
+	if s != nil && flags&(tcpSYN|tcpACK) == tcpSYN|tcpACK {
+		s.answered = true
+	}
+	h.pass(f, s, flags, fromThere)
+}
+
+// pass notes a packet of a flow. The caller holds mu.
+func (h *hosts) pass(f flow, s *hostFlow, flags, side byte) {
+	if s == nil {
+		return
+	}
+	s.seen = true
+	if flags&tcpFIN != 0 {
+		s.fins |= side
+	}
+	if flags&tcpRST != 0 || s.fins == fromHere|fromThere {
+		delete(h.flows, f)
+	}
+}
+
+// extend keeps the host for at least d from now on. It may be nil.
+func (k *host) extend(d time.Duration) {
+	if until := time.Now().Add(d); k != nil && until.After(k.until) {
+		k.until = until
+	}
+}
