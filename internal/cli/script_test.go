@@ -433,7 +433,8 @@ func (d *fakeDaemon) connect(w http.ResponseWriter, r *http.Request) {
 		ID: id, Cluster: "lab", Namespace: req.Namespace, Status: api.StatusConnecting,
 		Netstack: api.NetstackGVisor, NetstackReason: "as " + req.Netstack + " has it",
 		Transport: "port-forward (websocket)", Device: "kubevpn-lab", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
-		DNS: api.DNSStatus{Mode: api.ResolverNFTables, Domain: "cluster.local"}, Since: time.Now(), Settings: req.Settings,
+		DNS:   api.DNSStatus{Mode: api.ResolverNFTables, Domain: "cluster.local", ExtraDomains: req.ExtraDomains, ExcludeDomains: req.ExcludeDomains},
+		Since: time.Now(), Settings: req.Settings,
 	}
 	switch req.Context {
 	case "bad-image":
@@ -481,7 +482,7 @@ func foreign(req *api.ConnectRequest) *api.Error {
 	switch {
 	case req.Setting("extraCIDRs").Origin == api.OriginCluster && len(req.Consent.Networks) == 0:
 		err := api.Errorf(api.ExitConsent, "the client defaults add networks").WithHint("Use --extra-cidr ''.")
-		err.Needs = &api.Consent{Networks: req.ExtraCIDRs}
+		err.Needs = &api.Consent{Networks: req.ExtraCIDRs, ExtraDomains: req.ExtraDomains}
 		return err
 	case context == "moving": // another one at each look
 		return consent.Trusts(theirs(fmt.Sprint("kubevpn-", len(consent.Managers))))

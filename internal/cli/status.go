@@ -240,17 +240,7 @@ func (o *statusOptions) details(c api.Connection) []string {
 					s.Source))
 			}
 		}
-		for _, d := range c.DNS.ExtraDomains {
-			lines = append(lines, "names under "+d+" are asked of cluster DNS")
-		}
-		for _, d := range c.DNS.ExcludeDomains {
-			lines = append(lines, "names under "+d+" are asked of this machine's nameservers")
-		}
-		for _, h := range c.DNS.Hosts {
-			if h.Routed {
-				lines = append(lines, fmt.Sprintf("routed %v: %s", h.Address, h.Name))
-			}
-		}
+		lines = append(lines, describeDomains(c.DNS)...)
 		if n := c.DNS.StaleAnswers; n > 0 {
 			lines = append(lines, fmt.Sprintf("%d DNS answers were up to 30 s older than their TTL, because the "+
 				"connection was interrupted", n))
@@ -259,15 +249,40 @@ func (o *statusOptions) details(c api.Connection) []string {
 			lines = append(lines, fmt.Sprintf("checked %s %s: %s", check.What, check.Target, check.Seen))
 		}
 	}
-	for _, h := range c.DNS.Hosts {
-		if !h.Routed {
-			lines = append(lines, fmt.Sprintf("! %v (%s) is not routed: %s", h.Address, h.Name, h.Reason))
-		}
-	}
+	lines = append(lines, unroutedHosts(c.DNS.Hosts)...)
 	for _, warning := range c.Warnings {
 		lines = append(lines, "! "+warning)
 	}
 	return append(lines, errorLines(c.Error)...)
+}
+
+// describeDomains returns lines about names that are resolved differently because the user said so.
+func describeDomains(s api.DNSStatus) (lines []string) {
+	for _, d := range s.ExtraDomains {
+		lines = append(lines, "names under "+d+" are asked of cluster DNS")
+	}
+	for _, d := range s.ExcludeDomains {
+		lines = append(lines, "names under "+d+" are asked of this machine's nameservers")
+	}
+	for _, h := range s.Hosts {
+		if h.Routed {
+			lines = append(lines, fmt.Sprintf("routed %v: %s", h.Address, h.Name))
+		}
+	}
+	return lines
+}
+
+// unroutedHosts returns a line for each of the first maxShown hosts without a route.
+func unroutedHosts(hosts []api.Host) (lines []string) {
+	for _, h := range hosts {
+		if !h.Routed {
+			lines = append(lines, fmt.Sprintf("! %v (%s) is not routed: %s", h.Address, h.Name, h.Reason))
+		}
+	}
+	if left := len(lines) - maxShown; left > 0 {
+		lines = append(lines[:maxShown], fmt.Sprintf("! and %d more", left))
+	}
+	return lines
 }
 
 // describeTransport returns a line about one transport: "api-proxy in use: round trip 0.2 ms, 3.1 MB sent, 20 MB

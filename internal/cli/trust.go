@@ -84,7 +84,7 @@ func (o *trustOptions) list() error {
 		return nil
 	}
 	w := tabwriter.NewWriter(o.app.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "ID\tCLUSTER\tNAMESPACE\tIMAGE\tSERVICEACCOUNT\tNETWORKS\tDOMAIN\tEXTRA DOMAINS")
+	fmt.Fprintln(w, "ID\tCLUSTER\tNAMESPACE\tIMAGE\tSERVICEACCOUNT\tNETWORKS\tDOMAIN\tEXTRADOMAINS")
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		c := all[id].Consent
 		managers := c.Managers

@@ -228,3 +228,86 @@ func TestNetworksOfClientDefaultsRequireConsent(t *testing.T) {
 		})
 	}
 }
+
+func TestDomainsOfClientDefaultsRequireConsent(t *testing.T) {
+	r := api.ConnectRequest{
+		ExtraDomains: []string{"corp.test", "git.example.com"}, Consent: api.Consent{ExtraDomains: []string{"corp.test"}},
+		Settings: []api.Setting{{Key: "extraDomains", Origin: api.OriginCluster, Source: "ConfigMap kubevpn/kubevpn-client-defaults"}},
+	}
+	e := api.AsError(checkDefaults(&r))
+	if e == nil || e.Code != api.ExitConsent || e.Needs == nil || !slices.Equal(e.Needs.ExtraDomains, []string{"git.example.com"}) ||
+		!strings.Contains(e.Message, "git.example.com (ConfigMap kubevpn/kubevpn-client-defaults)") || !strings.Contains(e.Hint, "--extra-domain ''") {
+		t.Fatalf("got %+v, want a question about git.example.com", e)
+	}
+	r.Consent = r.Consent.With(*e.Needs)
+	if err := checkDefaults(&r); err != nil {
+		t.Errorf("asked again: %v", err)
+	}
+	r.Consent, r.Settings[0].Origin = api.Consent{}, api.OriginFile
+	if err := checkDefaults(&r); err != nil {
+		t.Errorf("a domain of the user: %v", err)
+	}
+}
+
+// taking is a Network on which earlier connections have domains.
+type taking struct {
+	still
+	domains []string
+}
+
+func (n *taking) DomainTaken(domain string) bool { return slices.Contains(n.domains, domain) }
+
+func TestDomainsThatContradictAreRejected(t *testing.T) {
+	for name, tt := range map[string]struct {
+		extra, exclude, taken string
+		code                  api.ExitCode
+		says                  string
+	}{
+		"none":                          {},
+		"ordinary ones":                 {extra: "corp.test", exclude: "mail.corp.test", taken: "other.test"},
+		"the cluster's domain is below": {extra: "test"},
+		"the cluster's domain excluded": {exclude: "k8s.test", code: api.ExitUsage, says: "k8s.test cannot be excluded: the cluster's own domain is k8s.test"},
+		"a part of it excluded":         {exclude: "svc.k8s.test", code: api.ExitUsage, says: "svc.k8s.test cannot be excluded"},
+		"excluded with all around it":   {exclude: "test", code: api.ExitUsage, says: "test cannot be excluded"},
+		"the cluster's domain":          {extra: "k8s.test", code: api.ExitUsage, says: "k8s.test is no extra domain"},
+		"a part of it":                  {extra: "svc.k8s.test", code: api.ExitUsage, says: "svc.k8s.test is no extra domain"},
+		"another connection has it":     {extra: "corp.test", taken: "corp.test", code: api.ExitOverlap, says: "another connected cluster answers names under corp.test"},
+		"another connection has a part": {extra: "corp.test", taken: "lab.corp.test"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newTestConnection(t)
+			s.cfg.Network = &taking{domains: strings.Fields(tt.taken)}
+			s.cfg.Request.ExtraDomains, s.cfg.Request.ExcludeDomains = strings.Fields(tt.extra), strings.Fields(tt.exclude)
+			s.cfg.Request.Settings = []api.Setting{{Key: "extraDomains", Source: "--extra-domain"}, {Key: "excludeDomains", Source: "my file"}}
+			s.view.Update(func(v *view) { v.state.DNSDomain = "k8s.test" })
+			err := s.checkDomains()
+			if tt.code == api.ExitOK {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if e := api.AsError(err); e == nil || e.Code != tt.code || !strings.HasPrefix(e.Message, tt.says) || !strings.Contains(e.Hint, "is set by") {
+				t.Errorf("got %+v, want exit code %d and %q", e, tt.code, tt.says)
+			}
+		})
+	}
+}
+
+func TestZoneHasTheDomains(t *testing.T) {
+	s := newTestConnection(t)
+	n := &recording{}
+	s.cfg.Network = n
+	s.cfg.Request.ExtraDomains, s.cfg.Request.ExcludeDomains = []string{"corp.test"}, []string{"mail.corp.test", "shop"}
+	s.names.apply(fromManager, api.NameDelta{Reset: true, Add: map[string][]string{"shop": {"web"}, "bank": {"web"}}})
+	s.handshake.handle(api.ControlMessage{State: &api.ManagerState{DNSDomain: "cluster.local", DNSServers: addrs("10.96.0.10")}})
+	if err := s.routes.apply(t.Context(), planned{Routes: prefixes("10.0.0.0/24")}); err != nil {
+		t.Fatal(err)
+	}
+	if n.zone == nil || !slices.Equal(n.zone.Extra, []string{"corp.test"}) || len(n.zone.Exclude) != 2 {
+		t.Errorf("zone %+v", n.zone)
+	}
+	if want := []string{"cluster.local", "corp.test", "svc", "pod", "bank"}; !slices.Equal(n.link.MatchDomains, want) {
+		t.Errorf("match domains %q, want %q", n.link.MatchDomains, want)
+	}
+}

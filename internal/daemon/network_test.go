@@ -350,6 +350,8 @@ func TestDomainBelongsToTheFirstConnection(t *testing.T) {
 	taken(false, false, true)
 	set(1, nil)
 	taken(false, true, false)
+	set(0, &dns.Zone{Domain: "other.local", Extra: []string{"cluster.local"}, Cluster: clusterDNS{}})
+	taken(false, true, true)
 }
 
 // clusterDNS answers every name with the address 10.96.0.80.

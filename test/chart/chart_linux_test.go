@@ -158,6 +158,8 @@ clusterRole: {create: false}
 clientDefaults:
   extraCIDRs: [10.20.0.0/16, 192.0.2.7]
   excludeCIDRs: [10.20.30.0/24]
+  extraDomains: [corp.test]
+  excludeDomains: [mail.corp.test]
   netstack: gvisor
   transport: port-forward
   mode: sidecar
@@ -252,6 +254,7 @@ func checkDefaults(t *testing.T, data map[string]string) {
 	}
 	want := map[string]string{
 		"extraCIDRs": "10.20.0.0/16,192.0.2.7/32", "excludeCIDRs": "10.20.30.0/24", "netstack": "gvisor",
+		"extraDomains": "corp.test", "excludeDomains": "mail.corp.test",
 		"transport": "port-forward", "mode": "sidecar", "requireMatch": "true,sandbox=false",
 	}
 	if d := cmp.Diff(want, got); d != "" {

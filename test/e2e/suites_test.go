@@ -34,6 +34,7 @@ var once = []suite{
 	{"overlap", overlapSuite},
 	{"resolved", resolvedSuite},
 	{"resolvconf", resolvConfSuite},
+	{"domains", domainsSuite},
 	{"transports", transportsSuite},
 	{"roundtrips", roundTripsSuite},
 	{"faults", faultsSuite},

@@ -28,6 +28,7 @@ func (c Config) manifest() string {
 		"ECHO_IMAGE", EchoImage,
 		"API_HOST", c.APIServer(c.Families()[0]).String(),
 		"API_PORT", strconv.Itoa(APIPort),
+		"OUTSIDE_FIRST", c.Families()[0].Outside.String(),
 		"DNS_FIRST", c.Families()[0].ClusterDNS.String(),
 		"DNS_ALL", joined(c.Families(), func(f Family) quoted { return quoted{f.ClusterDNS} }),
 	).Replace(c.nodesManifest() + "---\n" + c.proxyManifest() + clusterManifest + "---\n" + workloadManifest)

@@ -1,0 +1,268 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
+	"kubevpn/test/lab"
+)
+
+// The names of the lab's zone corp.test, and the address of the first. serveBehind gives both private ones to a node.
+const (
+	dbName, queueName, wwwName = "db.corp.test", "queue.corp.test", "www.corp.test"
+	dbAddress, queueAddress    = "10.95.0.7", "10.95.0.8"
+)
+
+// behindScript serves HTTP at an address. It answers a request only when it is complete.
+const behindScript = `
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+	def do_GET(self):
+		self.send_response(200); self.send_header("Content-Length", "6"); self.end_headers(); self.wfile.write(b"behind")
+	def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer((sys.argv[1], 80), Handler)
+print("ready", flush=True)
+server.serve_forever()
+`
+
+// flowScript opens a flow, completes a request when it reads a line, and ends the flow when it reads another.
+const flowScript = `
+import socket, sys
+c = socket.create_connection((sys.argv[1], 80), 20)
+c.sendall(b"GET / HTTP/1.1\r\n")
+print("open", flush=True)
+sys.stdin.readline()
+c.sendall(b"Host: x\r\n\r\n")
+data = b""
+while not data.endswith(b"behind"): data += c.recv(4096)
+print("answered", flush=True)
+sys.stdin.readline()
+c.close()
+`
+
+// serveBehind gives two addresses to node 2, to which only the nodes have a route, and serves HTTP there.
+func (w *world) serveBehind(t *testing.T) {
+	t.Helper()
+	w.node(t, "node2", "ip addr replace %s/32 dev lo; ip addr replace %s/32 dev lo", dbAddress, queueAddress)
+	w.afterwards(t, "node2", "ip addr del %s/32 dev lo; ip addr del %s/32 dev lo", dbAddress, queueAddress)
+	w.node(t, "node1", "ip route replace 10.95.0.0/24 via %s", w.Config().Families()[0].Node(2))
+	w.afterwards(t, "node1", "ip route del 10.95.0.0/24")
+	cmd, err := w.Command(context.WithoutCancel(t.Context()), "node2", "python3", "-c", behindScript, dbAddress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the server behind the cluster: %q, %v", line, err)
+	}
+}
+
+// domainsSuite checks that names under an extra domain resolve in the cluster, that their addresses are routed for as
+// long as they are used, and that no other query changes.
+func domainsSuite(t *testing.T, w *world) {
+	w.serveBehind(t)
+	l := w.newLaptop(t, lab.Admin)
+	if r := l.run(t, "curl", "-sS", "--max-time", "2", "http://"+dbAddress+"/"); r.code == 0 {
+		t.Fatalf("without kubevpn, the laptop reaches %s: %v", dbAddress, r)
+	}
+	t.Run("contradictions_are_rejected", func(t *testing.T) {
+		for _, tt := range []struct{ args, says string }{
+			{"--extra-domain co.uk", "public suffix"},
+			{"--extra-domain .", "is not a domain"},
+			{"--extra-domain corp.test --exclude-domain corp.test", "corp.test is excluded"},
+			{"--exclude-domain cluster.local", "the cluster's own domain is cluster.local"},
+		} {
+			r := l.run(t, append([]string{"kubevpn", "connect"}, strings.Fields(tt.args)...)...)
+			if r.code != int(api.ExitUsage) || !strings.Contains(r.stderr, tt.says) {
+				t.Errorf("%v\nwant exit %d and %q", r, api.ExitUsage, tt.says)
+			}
+		}
+	})
+	l.connect(t)
+	without := l.asked(t)
+	l.must(t, "kubevpn", "disconnect", "--all")
+	l.connect(t, "--extra-domain", "corp.test", "--exclude-domain", "old.corp.test")
+	t.Run("other_queries_are_the_same", func(t *testing.T) {
+		if d := cmp.Diff(without, l.asked(t)); d != "" {
+			t.Errorf("queries at the laptop's nameserver (-without +with an extra domain):\n%s", d)
+		}
+	})
+	t.Run("each_nameserver_gets_its_names_once", func(t *testing.T) { l.countQueries(t) })
+	t.Run("address_that_may_not_be_routed", func(t *testing.T) {
+		address := w.Config().Families()[0].Outside.String()
+		if got := l.must(t, "dig", "+short", wwwName); got != address {
+			t.Errorf("%s is %q, want %s", wwwName, got, address)
+		}
+		l.onDevice(t, address, false)
+		h := l.shownHost(t, address)
+		if h == nil || h.Routed || h.Name != wwwName || !strings.Contains(h.Reason, "--extra-cidr "+address) {
+			t.Errorf("status: %+v", h)
+		}
+		if out := l.must(t, "kubevpn", "status"); !strings.Contains(out, "! "+address+" ("+wwwName+") is not routed: it is outside") {
+			t.Error(out)
+		}
+	})
+	t.Run("route_stays_for_the_flow", func(t *testing.T) { l.longFlow(t) })
+	t.Run("programs_without_the_device", func(t *testing.T) {
+		for _, args := range []string{"", "--socks 127.0.0.1:0"} {
+			argv := append([]string{"kubevpn", "run", "--extra-domain", "corp.test"}, strings.Fields(args)...)
+			argv = append(argv, "--", "curl", "-sS", "--max-time", "20", "http://"+dbName+"/")
+			if r := l.run(t, argv...); r.stdout != "behind" {
+				t.Errorf("%v", r)
+			}
+		}
+	})
+}
+
+// asked asks for names outside and inside of the cluster, and returns the queries at the laptop's nameserver.
+func (l *laptop) asked(t *testing.T) (asked []string) {
+	t.Helper()
+	before, err := l.Queries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, query := range []string{"www.outside.test A", "www.outside.test AAAA", "big.outside.test TXT", "nosuch.outside.test A", "corp.test.outside.test A",
+		"web A", "web.default A", "web.default.svc.cluster.local AAAA", "nosuch.default.svc.cluster.local A", "xcorp.test A", "git.corp A"} {
+		l.must(t, append([]string{"dig", "+short", "+time=5", "+tries=1"}, strings.Fields(query)...)...)
+	}
+	all, err := l.Queries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range all[len(before):] {
+		if from, err := netip.ParseAddrPort(q.From); err == nil && from.Addr() == l.Config().Families()[0].Laptop {
+			asked = append(asked, fmt.Sprint(q.Proto, " ", q.Name, " ", q.Type))
+		}
+	}
+	if len(asked) == 0 {
+		t.Fatal("no query came to the laptop's nameserver")
+	}
+	return asked
+}
+
+// countQueries asks for names under the extra and the excluded domain, and counts the queries at both nameservers.
+func (l *laptop) countQueries(t *testing.T) {
+	count := func(name string) (cluster, laptop int) {
+		logs := l.kubectl(t, "-n", "kube-system", "logs", "deployment/coredns", "--tail=-1")
+		all, err := l.Queries()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, q := range all {
+			if q.Name == name+"." {
+				laptop++
+			}
+		}
+		return strings.Count(logs, " IN "+name+". "), laptop
+	}
+	for name, want := range map[string][2]int{"once.corp.test": {1, 0}, "once.old.corp.test": {0, 1}} {
+		cluster, laptop := count(name)
+		l.must(t, "dig", "+short", "+time=5", "+tries=1", name, "A")
+		testenv.Eventually(t, soon, func() error {
+			c, n := count(name)
+			if got := [2]int{c - cluster, n - laptop}; got != want {
+				return fmt.Errorf("%s: %v queries at cluster DNS and at the laptop's nameserver, want %v", name, got, want)
+			}
+			return nil
+		})
+	}
+}
+
+// shownHost returns what the status says of an address, or nil.
+func (l *laptop) shownHost(t *testing.T, address string) *api.Host {
+	t.Helper()
+	hosts := l.connection(t).DNS.Hosts
+	i := slices.IndexFunc(hosts, func(h api.Host) bool { return h.Address.String() == address })
+	if i < 0 {
+		return nil
+	}
+	return &hosts[i]
+}
+
+// longFlow begins a flow to an address, waits until its TTL has passed, and continues the flow.
+func (l *laptop) longFlow(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	defer cancel()
+	cmd := l.command(ctx, t, "python3", "-c", flowScript, dbName)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGKILL)
+		_ = cmd.Wait()
+	})
+	lines := bufio.NewReader(out)
+	expect := func(want string) {
+		t.Helper()
+		if line, err := lines.ReadString('\n'); line != want+"\n" {
+			t.Fatalf("the flow says %q (%v), want %q", line, err, want)
+		}
+	}
+	expect("open")
+	l.onDevice(t, dbAddress, true)
+	if got := l.must(t, "dig", "+short", queueName); got != queueAddress { // after the first, with the same TTL
+		t.Errorf("%s is %q", queueName, got)
+	}
+	l.onDevice(t, queueAddress, true)
+	device := l.connection(t).Device
+	awaitGone := func(address string) {
+		t.Helper()
+		testenv.Eventually(t, time.Minute, func() error {
+			if out := l.must(t, "ip", "route", "get", address); strings.Contains(out, " dev "+device+" ") {
+				return errors.New(out)
+			}
+			return nil
+		})
+		if h := l.shownHost(t, address); h != nil {
+			t.Errorf("the status shows %+v", h)
+		}
+	}
+	awaitGone(queueAddress)
+	if h := l.shownHost(t, dbAddress); h == nil || !h.Routed || h.Name != dbName {
+		t.Errorf("the address of an open flow: %+v", h)
+	}
+	l.onDevice(t, dbAddress, true)
+	if out := l.must(t, "kubevpn", "status", "-o", "wide"); !strings.Contains(out, "routed "+dbAddress+": "+dbName) {
+		t.Error(out)
+	}
+	_, err = io.WriteString(in, "go on\n")
+	expect("answered")
+	_, err2 := io.WriteString(in, "end\n")
+	if err := errors.Join(err, err2, cmd.Wait()); err != nil {
+		t.Error(err)
+	}
+	awaitGone(dbAddress)
+}
