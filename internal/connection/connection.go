@@ -75,8 +75,8 @@ type Network interface {
 	// SetZone replaces the names that the connection resolves for this machine; nil means none. The zone of an earlier
 	// connection takes precedence for names that both resolve. The caller must not change the zone afterwards.
 	SetZone(zone *dns.Zone) error
-	// DomainTaken reports whether an earlier connection of this machine has the domain, without dots at its ends, as its
-	// cluster domain or as an extra domain. That connection resolves the names that both clusters have.
+	// DomainTaken reports whether an earlier connection of this machine has the domain, without dots at its ends, as
+	// its cluster domain or as an extra domain. That connection resolves the names that both clusters have.
 	DomainTaken(domain string) bool
 	// Reserve reserves the networks that contain the connection's inner addresses, in place of those that it reserved
 	// before. It returns nil on success. If another connection has reserved an overlapping network, Reserve changes

@@ -77,7 +77,8 @@ const fromHere, fromThere = 1, 2
 
 func newHosts(r *api.ConnectRequest, domain func() string, warn func(string), log *slog.Logger) *hosts {
 	h := &hosts{
-		extra: r.ExtraDomains, exclude: r.ExcludeDomains, domain: domain, asked: wakeup.NewSignal(), warn: warn, log: log,
+		extra: r.ExtraDomains, exclude: r.ExcludeDomains, domain: domain,
+		asked: wakeup.NewSignal(), warn: warn, log: log,
 		known: map[netip.Addr]*host{}, flows: map[flow]*hostFlow{},
 	}
 	h.publish()

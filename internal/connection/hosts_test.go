@@ -289,7 +289,7 @@ func TestAnswerWaitsForItsRoute(t *testing.T) {
 				t.Fatalf("%s: %v, %v", tt.name, m, err)
 			}
 			a, _ := dns.Address(m.Answer[0])
-			if got := text(n.link.Routes); got != tt.routes {
+			if got := text(c.Status().CIDRs); got != tt.routes {
 				t.Errorf("%s: the routes are %s, want %s", tt.name, got, tt.routes)
 			}
 			want := api.Host{Address: a, Name: tt.name + ".corp.test", Routed: tt.reason == "", Reason: tt.reason}
@@ -301,11 +301,11 @@ func TestAnswerWaitsForItsRoute(t *testing.T) {
 			t.Errorf("%d queries at cluster DNS, want one for each", got)
 		}
 		time.Sleep(time.Minute + 2*hostTick)
-		if got := text(n.link.Routes); got != "10.20.1.8/32 "+static {
+		if got := text(c.Status().CIDRs); got != "10.20.1.8/32 "+static {
 			t.Errorf("after the TTL, the routes are %s", got)
 		}
 		time.Sleep(time.Hour)
-		if got := text(n.link.Routes); got != static || len(c.Status().DNS.Hosts) != 0 {
+		if got := text(c.Status().CIDRs); got != static || len(c.Status().DNS.Hosts) != 0 {
 			t.Errorf("at last, the routes are %s", got)
 		}
 		cancel()

@@ -36,9 +36,9 @@ type networks struct {
 type planned struct {
 	Routes   []netip.Prefix        // masked, sorted, without overlap, at most routable.MaxRoutes
 	Named    []netip.Prefix        // the public networks in which routes may be, because the user allowed them
-	Cluster  []netip.Prefix        // networks of pods and Services, and DNS servers, whether or not the user excludes them
+	Cluster  []netip.Prefix        // pods, Services and DNS servers, whether or not the user excludes them
 	Found    bool                  // Routes has more than the tunnel's own networks
-	Ask      []cluster.CIDR        // public networks that the cluster states and the user has not allowed; not in Routes
+	Ask      []cluster.CIDR        // public networks that the cluster states and the user has not allowed
 	Overlaps []route.Overlap       // of Routes with local networks
 	Hosts    map[netip.Addr]string // why a host is not routed; empty: it is
 	Warnings []string

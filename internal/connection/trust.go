@@ -74,8 +74,8 @@ func checkDefaults(r *api.ConnectRequest) error {
 			return slices.Contains(r.Consent.ExtraDomains, d)
 		})
 		if len(ask) > 0 {
-			return defaultsError("domains, whose names cluster DNS answers and whose addresses are routed", firstOf(ask),
-				setting, &api.Consent{ExtraDomains: ask})
+			return defaultsError("domains, whose names cluster DNS answers and whose addresses are routed",
+				firstOf(ask), setting, &api.Consent{ExtraDomains: ask})
 		}
 	}
 	return nil
@@ -118,8 +118,8 @@ func (s *shared) checkDomains() error {
 				domain).WithHint("remove it from extraDomains, which is set by %s", from)
 		case s.cfg.Network.DomainTaken(d):
 			return api.Errorf(api.ExitOverlap, "another connected cluster answers names under %s", d).
-				WithHint("`kubevpn status` shows it. Disconnect it first, or remove the domain from extraDomains, which "+
-					"is set by %s", from)
+				WithHint("`kubevpn status` shows it. Disconnect it first, or remove the domain from extraDomains, "+
+					"which is set by %s", from)
 		}
 	}
 	return nil

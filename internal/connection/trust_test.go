@@ -299,7 +299,7 @@ func TestZoneHasTheDomains(t *testing.T) {
 	n := &recording{}
 	s.cfg.Network = n
 	s.cfg.Request.ExtraDomains, s.cfg.Request.ExcludeDomains = []string{"corp.test"}, []string{"mail.corp.test", "shop"}
-	s.names.apply(fromManager, api.NameDelta{Reset: true, Add: map[string][]string{"shop": {"web"}, "bank": {"web"}}})
+	s.names.apply(fromManager, api.NameDelta{Reset: true, Add: map[string][]string{"shop": {"web"}, "billing": {"web"}}})
 	s.handshake.handle(api.ControlMessage{State: &api.ManagerState{DNSDomain: "cluster.local", DNSServers: addrs("10.96.0.10")}})
 	if err := s.routes.apply(t.Context(), planned{Routes: prefixes("10.0.0.0/24")}); err != nil {
 		t.Fatal(err)
@@ -307,7 +307,7 @@ func TestZoneHasTheDomains(t *testing.T) {
 	if n.zone == nil || !slices.Equal(n.zone.Extra, []string{"corp.test"}) || len(n.zone.Exclude) != 2 {
 		t.Errorf("zone %+v", n.zone)
 	}
-	if want := []string{"cluster.local", "corp.test", "svc", "pod", "bank"}; !slices.Equal(n.link.MatchDomains, want) {
+	if want := []string{"cluster.local", "corp.test", "svc", "pod", "billing"}; !slices.Equal(n.link.MatchDomains, want) {
 		t.Errorf("match domains %q, want %q", n.link.MatchDomains, want)
 	}
 }

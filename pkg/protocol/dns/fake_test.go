@@ -37,9 +37,7 @@ func newFakeServer(t testing.TB, apex, zone string) *fakeServer {
 	f.soa = rr(t, apex+" 30 IN SOA ns.dns."+strings.TrimPrefix(apex, ".")+" hostmaster.example. 1 2 3 4 5")
 	for line := range strings.Lines(zone) {
 		if line = strings.TrimSpace(line); line != "" {
-			r := rr(t, line)
-			name := strings.ToLower(r.Header().Name)
-			f.records[name] = append(f.records[name], r)
+			f.add(t, line)
 		}
 	}
 	pc, l := listenBoth(t)
@@ -60,6 +58,18 @@ func newFakeServer(t testing.TB, apex, zone string) *fakeServer {
 		})
 	}
 	return f
+}
+
+// add adds records to the zone.
+func (f *fakeServer) add(t testing.TB, records ...string) {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, text := range records {
+		r := rr(t, text)
+		name := strings.ToLower(r.Header().Name)
+		f.records[name] = append(f.records[name], r)
+	}
 }
 
 // listenBoth listens on a loopback port over UDP and TCP.
