@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -107,6 +107,7 @@ func domainsSuite(t *testing.T, w *world) {
 	without := l.asked(t)
 	l.must(t, "kubevpn", "disconnect", "--all")
 	l.connect(t, "--extra-domain", "corp.test", "--exclude-domain", "old.corp.test")
+	flow := l.beginFlow(t) // the other tests take a part of its TTL
 	t.Run("other_queries_are_the_same", func(t *testing.T) {
 		if d := cmp.Diff(without, l.asked(t)); d != "" {
 			t.Errorf("queries at the laptop's nameserver (-without +with an extra domain):\n%s", d)
@@ -127,7 +128,6 @@ func domainsSuite(t *testing.T, w *world) {
 			t.Error(out)
 		}
 	})
-	t.Run("route_stays_for_the_flow", func(t *testing.T) { l.longFlow(t) })
 	t.Run("programs_without_the_device", func(t *testing.T) {
 		for _, args := range []string{"", "--socks 127.0.0.1:0"} {
 			argv := append([]string{"kubevpn", "run", "--extra-domain", "corp.test"}, strings.Fields(args)...)
@@ -137,6 +137,7 @@ func domainsSuite(t *testing.T, w *world) {
 			}
 		}
 	})
+	t.Run("route_stays_for_the_flow", func(t *testing.T) { flow.outlivesTTL(t) })
 }
 
 // asked asks for names outside and inside of the cluster, and returns the queries at the laptop's nameserver.
@@ -204,40 +205,53 @@ func (l *laptop) shownHost(t *testing.T, address string) *api.Host {
 	return &hosts[i]
 }
 
-// longFlow begins a flow to an address, waits until its TTL has passed, and continues the flow.
-func (l *laptop) longFlow(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-	defer cancel()
-	cmd := l.command(ctx, t, "python3", "-c", flowScript, dbName)
-	in, err := cmd.StdinPipe()
+// hostFlow is a flow from a laptop to dbAddress. The laptop has asked for queueName after dbName, with the same TTL.
+type hostFlow struct {
+	l   *laptop
+	cmd *exec.Cmd
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func (l *laptop) beginFlow(t *testing.T) *hostFlow {
+	t.Helper()
+	f := &hostFlow{l: l, cmd: l.command(context.WithoutCancel(t.Context()), t, "python3", "-c", flowScript, dbName)}
+	in, err := f.cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := cmd.StdoutPipe()
+	out, err := f.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := f.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGKILL)
-		_ = cmd.Wait()
+		_ = f.cmd.Process.Kill() // it may have ended
+		_ = f.cmd.Wait()
 	})
-	lines := bufio.NewReader(out)
-	expect := func(want string) {
-		t.Helper()
-		if line, err := lines.ReadString('\n'); line != want+"\n" {
-			t.Fatalf("the flow says %q (%v), want %q", line, err, want)
-		}
-	}
-	expect("open")
+	f.in, f.out = in, bufio.NewReader(out)
+	f.expect(t, "open")
 	l.onDevice(t, dbAddress, true)
-	if got := l.must(t, "dig", "+short", queueName); got != queueAddress { // after the first, with the same TTL
+	if got := l.must(t, "dig", "+short", queueName); got != queueAddress {
 		t.Errorf("%s is %q", queueName, got)
 	}
 	l.onDevice(t, queueAddress, true)
-	device := l.connection(t).Device
+	return f
+}
+
+// expect reads a line of the flow's program.
+func (f *hostFlow) expect(t *testing.T, want string) {
+	t.Helper()
+	if line, err := f.out.ReadString('\n'); line != want+"\n" {
+		t.Fatalf("the flow says %q (%v), want %q", line, err, want)
+	}
+}
+
+// outlivesTTL waits until the TTL has passed, continues the flow and ends it.
+func (f *hostFlow) outlivesTTL(t *testing.T) {
+	l, device := f.l, f.l.connection(t).Device
 	awaitGone := func(address string) {
 		t.Helper()
 		testenv.Eventually(t, time.Minute, func() error {
@@ -258,10 +272,10 @@ func (l *laptop) longFlow(t *testing.T) {
 	if out := l.must(t, "kubevpn", "status", "-o", "wide"); !strings.Contains(out, "routed "+dbAddress+": "+dbName) {
 		t.Error(out)
 	}
-	_, err = io.WriteString(in, "go on\n")
-	expect("answered")
-	_, err2 := io.WriteString(in, "end\n")
-	if err := errors.Join(err, err2, cmd.Wait()); err != nil {
+	_, err := io.WriteString(f.in, "go on\n")
+	f.expect(t, "answered")
+	_, err2 := io.WriteString(f.in, "end\n")
+	if err := errors.Join(err, err2, f.cmd.Wait()); err != nil {
 		t.Error(err)
 	}
 	awaitGone(dbAddress)

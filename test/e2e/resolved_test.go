@@ -186,7 +186,13 @@ func resolvedSuite(t *testing.T, w *world) {
 		t.Fatalf("resolved without kubevpn: %v", r)
 	}
 
-	s.connect(t)
+	s.connect(t, "--extra-domain", "corp.test")
+	t.Run("extra_domain", func(t *testing.T) {
+		if got := s.must(t, "dig", "+short", dbName); got != dbAddress {
+			t.Errorf("%s is %q, want %s", dbName, got, dbAddress)
+		}
+		s.onDevice(t, dbAddress, true)
+	})
 	t.Run("connect_uses_resolved", func(t *testing.T) {
 		if got := s.connection(t).DNS; got.Mode != api.ResolverResolved {
 			t.Errorf("%+v", got)
