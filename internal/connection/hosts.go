@@ -147,7 +147,7 @@ func (h *hosts) add(found []hostRecord) (settled []<-chan struct{}) {
 	h.mu.Lock()
 	for _, r := range found {
 		k := h.known[r.addr]
-		if k == nil && len(h.known) >= maxHosts {
+		if k == nil && len(h.known) >= maxHosts && !h.dropRefused() {
 			full = true
 			continue
 		}
@@ -171,6 +171,17 @@ func (h *hosts) add(found []hostRecord) (settled []<-chan struct{}) {
 			"are not routed", maxHosts))
 	}
 	return settled
+}
+
+// dropRefused makes room for another host. It reports whether there was a host without a route. The caller holds mu.
+func (h *hosts) dropRefused() bool {
+	for a, k := range h.known {
+		if k.refused != "" {
+			delete(h.known, a)
+			return true
+		}
+	}
+	return false
 }
 
 // publish updates addrs. The caller holds mu.
@@ -260,8 +271,11 @@ func (h *hosts) sweep() bool {
 	}
 	before := len(h.known)
 	maps.DeleteFunc(h.known, func(a netip.Addr, k *host) bool { return !used[a] && now.After(k.until) })
+	if len(h.known) == before {
+		return false
+	}
 	h.publish()
-	return len(h.known) < before
+	return true
 }
 
 // timeout returns how long a flow goes on without packets.

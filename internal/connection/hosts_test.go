@@ -223,6 +223,11 @@ func TestHostsAreBounded(t *testing.T) {
 	if waits := h.add(found); len(waits) != maxHosts || len(h.wanted()) != maxHosts || len(warned) != 1 {
 		t.Errorf("%d answers wait, %d hosts, warnings %q", len(waits), len(h.wanted()), warned)
 	}
+	h.settle(planned{Hosts: map[netip.Addr]string{found[0].addr: "it is loopback"}})
+	last := found[len(found)-1]
+	if waits := h.add([]hostRecord{last}); len(waits) != 1 || slices.Contains(h.wanted(), found[0].addr) || !slices.Contains(h.wanted(), last.addr) {
+		t.Errorf("a host without a route makes no room: %v", h.wanted())
+	}
 	h, _ = settled(t, time.Minute)
 	for n := range maxFlows + 10 {
 		b := udpPacket("198.19.4.9", "10.20.1.5", uint16(n), uint16(n>>8))[packet.VirtioLen:]

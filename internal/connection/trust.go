@@ -103,23 +103,24 @@ func defaultsError(what, text string, setting api.Setting, needs *api.Consent) *
 // connection has one of them.
 func (s *shared) checkDomains() error {
 	r, domain := &s.cfg.Request, s.view.Load().state.DNSDomain
+	reject := func(key config.Key, code api.ExitCode, format string, args ...any) error {
+		return api.Errorf(code, format, args...).WithHint("%s is set by %s. To go on without:\n  kubevpn connect --%s ''",
+			key, r.Setting(string(key)).Source, key.FlagName())
+	}
 	for _, d := range r.ExcludeDomains {
 		if domain != "" && (dns.IsUnder(domain, d) || dns.IsUnder(d, domain)) {
-			return api.Errorf(api.ExitUsage, "%s cannot be excluded: the cluster's own domain is %s", d, domain).
-				WithHint("remove it from excludeDomains, which is set by %s",
-					r.Setting(string(config.KeyExcludeDomains)).Source)
+			return reject(config.KeyExcludeDomains, api.ExitUsage,
+				"%s cannot be excluded: the cluster's own domain is %s", d, domain)
 		}
 	}
 	for _, d := range r.ExtraDomains {
-		from := r.Setting(string(config.KeyExtraDomains)).Source
 		switch {
 		case domain != "" && dns.IsUnder(d, domain):
-			return api.Errorf(api.ExitUsage, "%s is no extra domain: cluster DNS answers all names under %s anyway", d,
-				domain).WithHint("remove it from extraDomains, which is set by %s", from)
+			return reject(config.KeyExtraDomains, api.ExitUsage,
+				"%s is no extra domain: cluster DNS answers all names under %s anyway", d, domain)
 		case s.cfg.Network.DomainTaken(d):
-			return api.Errorf(api.ExitOverlap, "another connected cluster answers names under %s", d).
-				WithHint("`kubevpn status` shows it. Disconnect it first, or remove the domain from extraDomains, "+
-					"which is set by %s", from)
+			return reject(config.KeyExtraDomains, api.ExitOverlap,
+				"another connected cluster answers names under %s: disconnect it first", d)
 		}
 	}
 	return nil
