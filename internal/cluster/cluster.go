@@ -183,7 +183,7 @@ func serverURL(config *rest.Config) (*url.URL, error) {
 
 // unusable explains why client-go does not accept the kubeconfig.
 func unusable(err error) *api.Error {
-	text := strings.TrimPrefix(api.OneLine(err.Error()), "invalid configuration: ")
+	text := strings.TrimPrefix(api.OneLine(redacted(err.Error())), "invalid configuration: ")
 	if strings.Contains(text, "failed to find any PEM data") || strings.Contains(text, "x509: ") {
 		text = "its certificate or key is not PEM: " + strings.TrimPrefix(text, "tls: ")
 	}

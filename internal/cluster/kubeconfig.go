@@ -258,7 +258,11 @@ func prepareProxy(cluster *clientcmdapi.Cluster, environ []string) *api.Error {
 	if cluster.ProxyURL != "" {
 		return nil
 	}
-	proxy, err := proxyFromEnvironment(environment(environ)).ProxyFunc()(server)
+	env := proxyFromEnvironment(environment(environ))
+	if err := checkProxy(env, server); err != nil {
+		return err
+	}
+	proxy, err := env.ProxyFunc()(server)
 	if err != nil {
 		return api.Errorf(api.ExitKubeconfig, "the environment's proxy for %s: %w", server.Host, err).
 			WithHint("Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY.")
@@ -268,6 +272,30 @@ func prepareProxy(cluster *clientcmdapi.Cluster, environ []string) *api.Error {
 	}
 	return nil
 }
+
+// checkProxy returns an error if the environment's proxy for the server is not a URL. ProxyFunc ignores such a proxy.
+func checkProxy(env *httpproxy.Config, server *url.URL) *api.Error {
+	value := env.HTTPSProxy
+	if server.Scheme == "http" {
+		value = env.HTTPProxy
+	}
+	if _, err := url.Parse(value); err == nil || !strings.Contains(value, "://") {
+		return nil
+	}
+	other := *env
+	other.HTTPProxy, other.HTTPSProxy = "http://proxy.invalid", "http://proxy.invalid"
+	if via, err := other.ProxyFunc()(server); err == nil && via == nil {
+		return nil // NO_PROXY contains the server
+	}
+	return api.Errorf(api.ExitUsage, "the environment's proxy for %s is not a URL: %s", server.Host, redacted(value)).
+		WithHint("Check HTTPS_PROXY and HTTP_PROXY. In the user and the password, write %%25 for %%, %%40 for @, " +
+			"%%2F for / and %%20 for a space.")
+}
+
+var userInfo = regexp.MustCompile(`://[^"]*@`)
+
+// redacted replaces the users and passwords in the URLs of a text.
+func redacted(text string) string { return userInfo.ReplaceAllString(text, "://xxxxx@") }
 
 func proxyFromEnvironment(env map[string]string) *httpproxy.Config {
 	either := func(upper, lower string) string {

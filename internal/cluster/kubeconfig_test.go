@@ -202,6 +202,40 @@ func TestPrepareStoresTheProxy(t *testing.T) {
 	}
 }
 
+func TestPrepareDoesNotPrintTheProxysPassword(t *testing.T) {
+	tests := []struct {
+		name    string
+		environ []string
+		proxy   string // --proxy-url
+		message string // a part of it; "": success
+	}{
+		{"environment", []string{"HTTPS_PROXY=http://dev:s3%ret@proxy:3128"}, "", "is not a URL: http://xxxxx@proxy:3128"},
+		{"space", []string{"HTTPS_PROXY=http://dev:s3 %ret@proxy:3128"}, "", "is not a URL"},
+		{"excepted", []string{"HTTPS_PROXY=http://dev:s3%ret@proxy:3128", "NO_PROXY=10.0.0.1"}, "", ""},
+		{"not for https", []string{"HTTP_PROXY=http://dev:s3%ret@proxy:3128"}, "", ""},
+		{"flag", nil, "http://dev:s3%ret@proxy:3128", `"http://xxxxx@proxy:3128"`},
+		{"scheme", nil, "ftp://dev:s3%25ret@proxy:3128", `"ftp://xxxxx@proxy:3128"`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, environ := home(t, twoContexts)
+			in := Inputs{Environ: append(environ, tt.environ...)}
+			in.Overrides.ClusterInfo.ProxyURL = tt.proxy
+			_, err := Prepare(in)
+			e := api.AsError(err)
+			if tt.message == "" {
+				if e != nil {
+					t.Error(e)
+				}
+				return
+			}
+			if e == nil || !strings.Contains(e.Message, tt.message) || strings.Contains(e.Message+e.Hint, "ret") {
+				t.Errorf("%v", e)
+			}
+		})
+	}
+}
+
 // The daemon connects through the same jump hosts, with the ssh program and the environment of the caller. Commands of
 // other terminals use its connection.
 func TestPrepareStoresTheJumpHosts(t *testing.T) {

@@ -58,7 +58,7 @@ func (in Inputs) merge(config *clientcmdapi.Config) (*clientcmdapi.Config, error
 	overriding := clientcmd.NewNonInteractiveClientConfig(*config, config.CurrentContext, &o, nil)
 	merged, err := overriding.MergedRawConfig()
 	if err != nil {
-		text := strings.TrimPrefix(api.OneLine(err.Error()), "invalid configuration: ")
+		text := strings.TrimPrefix(api.OneLine(redacted(err.Error())), "invalid configuration: ")
 		return nil, api.Errorf(api.ExitUsage, "the flags do not fit the kubeconfig's context %q: %s",
 			config.CurrentContext, text).
 			WithHint("`kubectl config view --minify` with the same flags prints what they are combined with.")
