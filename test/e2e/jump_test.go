@@ -166,6 +166,9 @@ func (w *world) blockAPI(t *testing.T) {
 		w.Config().APIServer(f), lab.APIPort))
 }
 
+// noCat is what `kubevpn env` says of the lab's image. Only an exec that reached the node knows that.
+const noCat = `"cat": executable file not found`
+
 // jumpSuite reaches the API server only through a bastion: OpenSSH's ssh and sshd.
 func jumpSuite(t *testing.T, w *world) {
 	l := w.newUser(t, lab.Admin)
@@ -178,6 +181,11 @@ func jumpSuite(t *testing.T, w *world) {
 	t.Run("errors_are_clear", func(t *testing.T) { jumpErrors(t, l, b, run) })
 	t.Run("several_hosts", func(t *testing.T) {
 		if r := run("list", "--ssh-jump", "bastion,inner"); r.code != 0 || !strings.Contains(r.stdout, "deployment/web") {
+			t.Error(r)
+		}
+	})
+	t.Run("exec", func(t *testing.T) {
+		if r := run("env", "deployment/web", "--ssh-jump", "bastion"); r.code != 0 || !strings.Contains(r.stderr, noCat) {
 			t.Error(r)
 		}
 	})

@@ -74,6 +74,7 @@ var dev = []suite{
 	{"socks", socksSuite},
 	{"run", runSuite},
 	{"jump", jumpSuite},
+	{"proxies", proxiesSuite},
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
 	{"examples", examplesSuite},
