@@ -127,6 +127,7 @@ contexts:
 
 // clientDefaults are those of the cluster "defaults".
 const clientDefaults = `
+extraDomains: [corp.test]
 netstack: gvisor
 extraCIDRs: [10.20.0.0/16]
 mode: sidecar

@@ -269,31 +269,37 @@ metadata: {name: kubevpn-client-defaults, namespace: kubevpn}
 data:
   config.yaml: |
     extraCIDRs: [10.77.0.0/16, 127.0.0.0/8]
+    extraDomains: [corp.test, co.uk]
     mode: sidecar
     requireMatch: [default]
     netstak: gvisor
 `)
 	dev := w.newUser(t, lab.Developer)
 	dev.asks = true
-	dev.connect(t, "--extra-cidr", "", "--yes") // trusts the manager, and no network
-	if c := dev.connection(t); slices.Contains(c.CIDRs, netip.MustParsePrefix("10.77.0.0/16")) {
-		t.Errorf("--extra-cidr '' does not replace the networks of the cluster: %v", c.CIDRs)
+	dev.connect(t, "--extra-cidr", "", "--extra-domain", "", "--yes") // trusts the manager, no network and no domain
+	if c := dev.connection(t); slices.Contains(c.CIDRs, netip.MustParsePrefix("10.77.0.0/16")) || c.DNS.ExtraDomains != nil {
+		t.Errorf("empty flags do not replace the networks and domains of the cluster: %v, %q", c.CIDRs, c.DNS.ExtraDomains)
 	}
 	dev.must(t, "kubevpn", "disconnect", "--all")
 
 	r := dev.run(t, "kubevpn", "connect")
 	failure{code: api.ExitConsent, message: `the client defaults of the cluster add networks.*10\.77\.0\.0/16`, hint: "--extra-cidr ''", within: 20 * time.Second}.check(t, r)
-	for _, want := range []string{`unknown key "netstak"`, "extraCIDRs: 127.0.0.0/8 is ignored: it is loopback"} {
+	for _, want := range []string{`unknown key "netstak"`, "extraCIDRs: 127.0.0.0/8 is ignored: it is loopback", `extraDomains: ignored: domain "co.uk"`} {
 		if !strings.Contains(r.stderr, want) {
 			t.Errorf("no warning %q: %v", want, r)
 		}
 	}
+	r = dev.run(t, "kubevpn", "connect", "--extra-cidr", "")
+	failure{code: api.ExitConsent, message: `the client defaults of the cluster add domains.*corp\.test`, hint: "--extra-domain ''", within: 20 * time.Second}.check(t, r)
 	dev.connect(t, "--yes")
 	dev.must(t, "kubevpn", "disconnect", "--all")
-	dev.connect(t) // the answer is stored
+	dev.connect(t) // the answers are stored
 	c := dev.connection(t)
 	if !slices.Contains(c.CIDRs, netip.MustParsePrefix("10.77.0.0/16")) {
 		t.Errorf("10.77.0.0/16 is not routed: %v", c.CIDRs)
+	}
+	if got := dev.must(t, "dig", "+short", dbName); got != dbAddress {
+		t.Errorf("%s is %q, want %s", dbName, got, dbAddress)
 	}
 	want := api.Setting{Key: "extraCIDRs", Value: "10.77.0.0/16", Origin: api.OriginCluster, Source: "ConfigMap kubevpn/kubevpn-client-defaults"}
 	if !slices.Contains(c.Settings, want) {
