@@ -135,8 +135,7 @@ func (h *hosts) find(asked string, m *mdns.Msg) (found []hostRecord) {
 // covers reports whether a name is under an extra domain and neither excluded nor the cluster's own.
 func (h *hosts) covers(name string) bool {
 	name = trimName(name)
-	under := func(domain string) bool { return dns.IsUnder(name, domain) }
-	return slices.ContainsFunc(h.extra, under) && !slices.ContainsFunc(h.exclude, under) && !under(h.domain())
+	return dns.IsUnderAny(name, h.extra) && !dns.IsUnderAny(name, h.exclude) && !dns.IsUnder(name, h.domain())
 }
 
 func trimName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }

@@ -565,3 +565,42 @@ func TestMatchDomainsAreBounded(t *testing.T) {
 		})
 	}
 }
+
+func TestHostsAreRoutedOnlyIfPermitted(t *testing.T) {
+	in := networks{
+		Cluster: stated("10.96.0.0/16 10.244.1.0/24"), Consent: prefixes("203.0.113.0/24"), Exclude: prefixes("10.20.9.0/24"),
+		Path: addrs("10.0.0.1"), Overlaps: lan("192.168.1.0/24 10.20.2.0/24"),
+		Hosts: addrs("10.20.1.4 10.20.1.5 10.96.7.7 fd00:20::5 203.0.113.9 192.168.1.7 10.20.2.3 10.20.9.9 10.0.0.1 8.8.8.8 169.254.169.254 127.0.0.1"),
+	}
+	p, err := plan(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "10.20.1.4/32 10.20.1.5/32 10.96.0.0/16 10.244.1.0/24 203.0.113.9/32 fd00:20::5/128"; text(p.Routes) != want {
+		t.Errorf("routes %s, want %s", text(p.Routes), want)
+	}
+	for address, want := range map[string]string{
+		"10.20.1.4": "", "10.96.7.7": "", "203.0.113.9": "",
+		"192.168.1.7":     "192.168.1.7/32 overlaps the network 192.168.1.0/24 of wlan0",
+		"10.20.2.3":       "10.20.2.3/32 overlaps the network 10.20.2.0/24 of wlan0",
+		"10.20.9.9":       "it is excluded, or the connection itself needs it outside of the tunnel",
+		"10.0.0.1":        "it is excluded, or the connection itself needs it outside of the tunnel",
+		"8.8.8.8":         "it is outside of private address space; --extra-cidr 8.8.8.8 routes it",
+		"169.254.169.254": "it is link-local",
+		"127.0.0.1":       "it is loopback",
+	} {
+		if got, ok := p.Hosts[netip.MustParseAddr(address)]; !ok || got != want {
+			t.Errorf("%s is not routed because %q, want %q", address, got, want)
+		}
+	}
+	if len(p.Overlaps) > 0 || len(p.Ask) > 0 || len(p.Warnings) > 0 {
+		t.Errorf("hosts cause %v, %v, %q", p.Overlaps, p.Ask, p.Warnings)
+	}
+	in.Cluster = nil
+	for n := range routable.MaxRoutes {
+		in.Cluster = append(in.Cluster, stated(fmt.Sprintf("10.%d.%d.%d/32", 64+n>>11, n>>3&255, n&7*32))...)
+	}
+	if p, err = plan(in); err != nil || len(p.Routes) != routable.MaxRoutes || p.Hosts[in.Hosts[0]] != "this connection has too many routes" {
+		t.Errorf("%d routes, %q, %v", len(p.Routes), p.Hosts[in.Hosts[0]], err)
+	}
+}

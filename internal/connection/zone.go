@@ -60,10 +60,10 @@ func (z *zone) domains(domain string, reverse []netip.Prefix) (match, search []s
 	match, left = matchDomains(append([]string{domain}, extra...), reverseDomains(reverse), z.names.matchable())
 	search = []string{z.namespace.Load() + ".svc." + domain, "svc." + domain, domain}
 	// The helper rejects some domains, for example public suffixes. One of them must not keep it from the others.
-	rejected := func(d string) bool { return osdns.CheckDomain(d) != nil }
-	match = slices.DeleteFunc(match, func(d string) bool {
-		return slices.ContainsFunc(z.cfg.Request.ExcludeDomains, func(e string) bool { return dns.IsUnder(d, e) })
-	})
+	// Excluded ones are not the cluster's.
+	rejected := func(d string) bool {
+		return osdns.CheckDomain(d) != nil || dns.IsUnderAny(d, z.cfg.Request.ExcludeDomains)
+	}
 	return slices.DeleteFunc(match, rejected), slices.DeleteFunc(search, rejected), left
 }
 

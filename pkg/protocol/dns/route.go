@@ -58,9 +58,7 @@ func (zs zones) route(q question) route {
 
 // claiming returns the zones that do not exclude the name.
 func (zs zones) claiming(key string) zones {
-	excludes := func(z *zone) bool {
-		return slices.ContainsFunc(z.exclude, func(d string) bool { return IsUnder(key, d) })
-	}
+	excludes := func(z *zone) bool { return IsUnderAny(key, z.exclude) }
 	if !slices.ContainsFunc(zs, excludes) {
 		return zs
 	}

@@ -84,6 +84,11 @@ func IsUnder(name, domain string) bool {
 	return ok && (rest == "" || rest[len(rest)-1] == '.')
 }
 
+// IsUnderAny reports whether the name is under one of the domains.
+func IsUnderAny(name string, domains []string) bool {
+	return slices.ContainsFunc(domains, func(d string) bool { return IsUnder(name, d) })
+}
+
 // contains reports whether one of the zone's prefixes contains p.
 func (z *zone) contains(p netip.Prefix) bool {
 	for _, r := range z.reverse {
