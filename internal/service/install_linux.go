@@ -17,6 +17,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
+	"kubevpn/pkg/host/osdns"
 )
 
 // Install installs the service, or replaces it, for the members of a group. If group is empty, it is for the user who
@@ -140,8 +141,8 @@ func Uninstall(ctx context.Context) error {
 		filepath.Join(unitDir, serviceName+".d"), programDir, policyDir, Socket} {
 		errs = append(errs, os.RemoveAll(path))
 	}
-	// The helper that sudo starts has the same directory, and needs it while there is a journal.
-	_ = os.Remove(stateDir)
+	_ = os.Remove(filepath.Dir(programDir)) // fails unless it is empty
+	errs = append(errs, osdns.Remove(osdns.Options{}))
 	if Supported() == nil {
 		errs = append(errs, systemctl(ctx, "daemon-reload"))
 	}

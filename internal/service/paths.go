@@ -11,5 +11,4 @@ const (
 
 	programDir = "/usr/local/libexec/kubevpn"
 	policyDir  = "/etc/kubevpn"
-	stateDir   = "/var/lib/kubevpn"
 )

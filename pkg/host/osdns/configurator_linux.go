@@ -145,6 +145,22 @@ func Recover(opt Options) (did string, err error) {
 	return "restored " + j.path + ", which a kubevpn process edited before it died", nil
 }
 
+// Remove is Recover for the last time: it also removes the directory of the journal, if nothing else is in it and no
+// Configurator has edited the file.
+func Remove(opt Options) error {
+	if _, err := Recover(opt); err != nil {
+		return err
+	}
+	opt = opt.withDefaults()
+	j := &journal{dir: opt.StateDir}
+	if _, err := os.Stat(j.file()); err == nil {
+		return nil
+	}
+	_ = os.Remove(j.lockFile()) // there may be none
+	_ = os.Remove(opt.StateDir)
+	return nil
+}
+
 // reconcile carries out the current plan. The caller holds mu.
 func (c *Configurator) reconcile(force bool) error {
 	c.seen, c.fresh = c.look(), seen{}

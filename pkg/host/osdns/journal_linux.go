@@ -39,7 +39,8 @@ var errBusy = errors.New("another kubevpn process has edited it")
 // errForeign means that another program has written the file meanwhile. The journal leaves it as it is.
 var errForeign = errors.New("another program has changed it meanwhile: leaving its version")
 
-func (j *journal) file() string { return filepath.Join(j.dir, "resolv.conf.json") }
+func (j *journal) file() string     { return filepath.Join(j.dir, "resolv.conf.json") }
+func (j *journal) lockFile() string { return filepath.Join(j.dir, "lock") }
 func (j *journal) temporary() string {
 	return filepath.Join(filepath.Dir(j.path), ".resolv.conf.kubevpn")
 }
@@ -73,7 +74,7 @@ func (j *journal) acquire() error {
 	if err := ownDirectory(j.dir); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(filepath.Join(j.dir, "lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(j.lockFile(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,7 @@
 #   boot.sh DIRECTORY CGROUP
 #
 # DIRECTORY/files is copied into the file system. Nothing of this machine changes: /etc and /usr are an overlay, and /run,
-# /tmp, /dev and /var/lib/kubevpn are new. systemd finds only the units of Debian that DIRECTORY/units names, so that none
+# /tmp, /dev and /var/lib are new. systemd finds only the units of Debian that DIRECTORY/units names, so that none
 # sets sysctls or loads modules, and those that the test installs.
 set -euo pipefail
 
@@ -19,7 +19,7 @@ cd "$directory/root"
 mkdir upper work new
 mount -t overlay overlay -o "lowerdir=/,upperdir=$PWD/upper,workdir=$PWD/work" new
 new=$PWD/new
-for dir in run tmp dev root; do mount -t tmpfs tmpfs "$new/$dir"; done
+for dir in run tmp dev var/lib; do mount -t tmpfs tmpfs "$new/$dir"; done
 mount -t proc proc "$new/proc"
 mount -t sysfs sysfs "$new/sys"
 mount -t cgroup2 cgroup2 "$new/sys/fs/cgroup"
@@ -29,7 +29,7 @@ for device in null zero full random urandom net/tun; do
 	mount --bind "/dev/$device" "$new/dev/$device"
 done
 ln -s /proc/self/fd "$new/dev/fd"
-rm -rf "$new/var/lib/kubevpn" "$new/etc/kubevpn" "$new/usr/local/libexec/kubevpn"
+rm -rf "$new/etc/kubevpn" "$new/usr/local/libexec/kubevpn"
 rm -f "$new/etc/resolv.conf" "$new"/etc/systemd/system/kubevpn-*
 cp -a --no-preserve=ownership "$directory/files/." "$new"
 units=$new/run/units
@@ -37,7 +37,7 @@ mkdir "$units"
 while read -r unit; do cp -P "/lib/systemd/system/$unit" "$units"; done <"$directory/units"
 # basic.target without sysinit.target, and a target that starts what the tests need.
 printf '[Unit]\n' >"$units/sysinit.target"
-printf '[Unit]\nRequires=sockets.target dbus.service\nAfter=sockets.target dbus.service\nAllowIsolate=yes\n' >"$units/test.target"
+printf '[Unit]\nRequires=sockets.target dbus.service systemd-journald.socket\nAfter=sockets.target dbus.service\nAllowIsolate=yes\n' >"$units/test.target"
 cd "$new"
 mkdir -p run/old
 pivot_root . run/old
