@@ -75,6 +75,7 @@ var dev = []suite{
 	{"run", runSuite},
 	{"jump", jumpSuite},
 	{"proxies", proxiesSuite},
+	{"othervpn", otherVPNSuite},
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
 	{"examples", examplesSuite},

@@ -1,0 +1,199 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevpn/internal/testenv"
+)
+
+// otherDevice runs wireguard-go as device $1, with the private key $2 and the address $3, until SIGTERM. It gives the
+// other arguments to wg, and then runs $ROUTES. At the end it runs $UNDO.
+const otherDevice = `
+mount -t tmpfs none /run && mkdir /run/wireguard || exit
+wireguard-go -f "$1" >/dev/null 2>&1 &
+trap 'kill $!; eval "$UNDO"' TERM
+device=$1 key=$2 address=$3; shift 3
+until wg show "$device" >/dev/null 2>&1; do sleep 0.05; done
+echo "$key" >/run/key
+wg set "$device" private-key /run/key "$@" && ip addr add "$address" dev "$device" &&
+ip link set "$device" mtu 1420 up && eval "$ROUTES" || kill $!
+wait`
+
+// The laptop's routes of another VPN that takes all traffic, as wg-quick makes and removes them.
+const (
+	otherRoutes = `wg set office0 fwmark 51820 && ip route add default dev office0 table 51820 &&
+		ip rule add not fwmark 51820 table 51820 && ip rule add table main suppress_prefixlength 0`
+	otherRoutesUndo = "ip rule del table main suppress_prefixlength 0; ip rule del not fwmark 51820 table 51820"
+)
+
+// otherVPN is another VPN of the laptop: wireguard-go on the laptop and the router.
+type otherVPN struct {
+	*laptop
+	resolvConf string // path of the laptop's
+	network    netip.Prefix
+	keys       [2]string // private: of the laptop and the router
+}
+
+// newOtherVPN starts the router's end.
+func (w *world) newOtherVPN(t *testing.T) *otherVPN {
+	t.Helper()
+	testenv.NeedPrograms(t, "wireguard-go", "wg")
+	l, dir := w.furnish(t)
+	v := &otherVPN{laptop: l, resolvConf: filepath.Join(dir, "etc/resolv.conf"), network: netip.MustParsePrefix("172.31.9.0/24")}
+	for i := range v.keys {
+		v.keys[i] = strings.TrimSpace(testenv.Run(t, "wg genkey"))
+	}
+	v.device(t, "router", "", "", "peer0", v.keys[1], v.at(1), "listen-port", "51820",
+		"peer", v.public(t, v.keys[0]), "allowed-ips", at(v.network, 2).String()+"/32")
+	return v
+}
+
+func (v *otherVPN) at(n byte) string {
+	return netip.PrefixFrom(at(v.network, n), v.network.Bits()).String()
+}
+
+func (v *otherVPN) public(t *testing.T, key string) string {
+	t.Helper()
+	cmd := exec.Command("wg", "pubkey")
+	cmd.Stdin = strings.NewReader(key)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// device runs otherDevice at a place of the lab until stop is called or the test ends.
+func (v *otherVPN) device(t *testing.T, place, routes, undo string, args ...string) (stop func()) {
+	t.Helper()
+	cmd, err := v.Command(context.WithoutCancel(t.Context()), place,
+		append([]string{"env", "ROUTES=" + routes, "UNDO=" + undo, "unshare", "--mount", "sh", "-c", otherDevice, "sh"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = t.Output()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stop = func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it fails if the process has ended
+		_ = cmd.Wait()                          // with the signal
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// up connects the laptop, and replaces its nameserver as the scripts of OpenVPN do. down undoes it.
+func (v *otherVPN) up(t *testing.T) (down func()) {
+	t.Helper()
+	f := v.Config().Families()[0]
+	before, err := os.ReadFile(v.resolvConf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := v.device(t, "laptop", otherRoutes, otherRoutesUndo, "office0", v.keys[0], v.at(2), "peer",
+		v.public(t, v.keys[1]), "allowed-ips", "0.0.0.0/0", "endpoint", f.Gateway.String()+":51820")
+	v.replaceResolvConf(t, "nameserver "+f.Router.String()+"\n")
+	testenv.Eventually(t, time.Minute, func() error {
+		if r := v.run(t, "ping", "-n", "-c", "1", "-W", "1", at(v.network, 1).String()); r.code != 0 {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+	return func() {
+		stop()
+		v.replaceResolvConf(t, string(before))
+		testenv.Until(t, "the device is gone", func() bool { return v.run(t, "ip", "link", "show", "office0").code != 0 })
+	}
+}
+
+func (v *otherVPN) replaceResolvConf(t *testing.T, text string) {
+	t.Helper()
+	next := v.resolvConf + ".next"
+	if err := os.WriteFile(next, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(next, v.resolvConf); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// usedFrom waits until the outside is reached by name, from that address of the laptop.
+func (v *otherVPN) usedFrom(t *testing.T, address netip.Addr) {
+	t.Helper()
+	testenv.Eventually(t, time.Minute, func() error {
+		r := v.run(t, "curl", "-sS", "--max-time", "5", "http://www.outside.test/")
+		if !strings.Contains(r.stdout, "asked by "+address.String()+":") {
+			return fmt.Errorf("not from %v: %v", address, r)
+		}
+		return nil
+	})
+}
+
+// clusterIsReached waits until a Service is reached by its name.
+func (v *otherVPN) clusterIsReached(t *testing.T) {
+	t.Helper()
+	testenv.Eventually(t, time.Minute, func() error {
+		_, err := v.get(t, "http://web.default/")
+		return err
+	})
+}
+
+// otherVPNSuite checks that kubevpn and a VPN that takes all traffic and the resolver work together, whichever starts
+// or ends first.
+func otherVPNSuite(t *testing.T, w *world) {
+	v := w.newOtherVPN(t)
+	plain, tunnel := w.Config().Families()[0].Laptop, at(v.network, 2)
+	replaced := regexp.MustCompile(`(?m)^'?/etc/resolv\.conf'?,.*$`) // its inode and times
+	before := replaced.ReplaceAllString(v.snapshot(t), "")
+	v.connect(t)
+	v.clusterIsReached(t)
+	suite := t // the other VPN runs until then
+	var down func()
+
+	t.Run("other_vpn_starts_second", func(t *testing.T) {
+		down = v.up(suite)
+		v.clusterIsReached(t)
+		v.usedFrom(t, tunnel)
+	})
+	t.Run("kubevpn_ends_first", func(t *testing.T) {
+		v.must(t, "kubevpn", "disconnect", "--all")
+		v.usedFrom(t, tunnel)
+	})
+	t.Run("kubevpn_starts_second", func(t *testing.T) {
+		between := v.snapshot(t)
+		if strings.Contains(between, "kubevpn0") {
+			t.Errorf("something is left:\n%s", between)
+		}
+		v.connect(t)
+		v.clusterIsReached(t)
+		v.usedFrom(t, tunnel)
+		v.must(t, "kubevpn", "disconnect", "--all")
+		v.sameAs(t, between)
+	})
+	t.Run("other_vpn_ends_first", func(t *testing.T) {
+		v.connect(t)
+		v.clusterIsReached(t)
+		down()
+		v.clusterIsReached(t)
+		v.usedFrom(t, plain)
+	})
+	v.must(t, "kubevpn", "disconnect", "--all")
+	if d := cmp.Diff(before, replaced.ReplaceAllString(v.snapshot(t), "")); d != "" {
+		t.Errorf("the laptop is not as before (-before +after):\n%s", d)
+	}
+}
