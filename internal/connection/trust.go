@@ -104,9 +104,9 @@ func defaultsError(what, text string, setting api.Setting, needs *api.Consent) *
 func (s *shared) checkDomains() error {
 	r, domain := &s.cfg.Request, s.view.Load().state.DNSDomain
 	reject := func(key config.Key, code api.ExitCode, format string, args ...any) error {
+		by := r.Setting(string(key)).Source
 		return api.Errorf(code, format, args...).
-			WithHint("%s is set by %s. To go on without:\n  kubevpn connect --%s ''", key, r.Setting(string(key)).Source,
-				key.FlagName())
+			WithHint("%s is set by %s. To go on without:\n  kubevpn connect --%s ''", key, by, key.FlagName())
 	}
 	for _, d := range r.ExcludeDomains {
 		if domain != "" && (dns.IsUnder(domain, d) || dns.IsUnder(d, domain)) {
