@@ -298,9 +298,7 @@ data:
 	if !slices.Contains(c.CIDRs, netip.MustParsePrefix("10.77.0.0/16")) {
 		t.Errorf("10.77.0.0/16 is not routed: %v", c.CIDRs)
 	}
-	if got := dev.must(t, "dig", "+short", dbName); got != dbAddress {
-		t.Errorf("%s is %q, want %s", dbName, got, dbAddress)
-	}
+	dev.resolves(t, dbName, dbAddress)
 	want := api.Setting{Key: "extraCIDRs", Value: "10.77.0.0/16", Origin: api.OriginCluster, Source: "ConfigMap kubevpn/kubevpn-client-defaults"}
 	if !slices.Contains(c.Settings, want) {
 		t.Errorf("the settings are %+v, want %+v", c.Settings, want)
