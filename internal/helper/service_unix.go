@@ -85,6 +85,9 @@ func accepted(ctx context.Context) error {
 	if err == nil {
 		cfg.UID = uid
 		slog.New(cfg.Journal).Info("connected", "uid", uid)
+		err = checkNetwork(socket)
+	}
+	if err == nil {
 		cfg.Policy, err = loadPolicy(service.PolicyFile)
 	}
 	if err = greet(socket, cfg, err); err != nil {

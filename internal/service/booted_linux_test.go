@@ -151,13 +151,18 @@ func (m *machine) resolvConf(t *testing.T) {
 	m.run(t, root, "systemctl stop kubevpn-helper@*.service")
 }
 
-// outsider shows that another user gets no helper, and is told of sudo.
+// outsider shows that another user gets no helper, and is told of sudo, and that nobody in a container gets one.
 func (m *machine) outsider(t *testing.T) {
 	t.Helper()
 	got := m.start(t, mallory, "hold", ofAlice...).line()
 	if !strings.HasPrefix(got, "error: cannot start the root helper: ") ||
 		!strings.HasSuffix(got, "The service of the root helper is for other users: see `kubevpn service status`") {
 		t.Error(got)
+	}
+	elsewhere := m.run(t, root, "unshare --net setpriv --reuid alice --regid alice --init-groups kubevpn-test",
+		append(ofAlice, roleVariable+"=hold")...)
+	if !strings.HasPrefix(elsewhere, "error: the service of the root helper is in another network namespace than you; ") {
+		t.Errorf("in another network namespace: %s", elsewhere)
 	}
 }
 

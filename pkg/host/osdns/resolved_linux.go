@@ -12,6 +12,8 @@ import (
 
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // systemBus is the address of the system bus. This package ignores DBUS_SYSTEM_BUS_ADDRESS: the caller controls it, and
@@ -83,16 +85,11 @@ func (r *resolved) running() error {
 	if err != nil {
 		return fmt.Errorf("asking the system bus: %w", err)
 	}
-	// Each network namespace has its own files here. Unlike ns/net they need no CAP_SYS_PTRACE, with which the helper
-	// could do anything.
-	var ours, theirs unix.Stat_t
-	if err := unix.Stat("/proc/self/net/dev", &ours); err != nil {
-		return fmt.Errorf("looking at the network namespace: %w", err)
-	}
-	if err := unix.Stat(fmt.Sprintf("/proc/%d/net/dev", pid), &theirs); err != nil {
+	same, err := unixsocket.SharesNetwork(int(pid))
+	if err != nil {
 		return fmt.Errorf("looking at its network namespace: %w", err)
 	}
-	if ours.Ino != theirs.Ino || ours.Dev != theirs.Dev {
+	if !same {
 		return errors.New("it runs in another network namespace")
 	}
 	return nil

@@ -2,6 +2,7 @@ package unixsocket
 
 import (
 	"fmt"
+	"os"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -25,4 +26,18 @@ func Peer(conn syscall.Conn) (*unix.Ucred, error) {
 		return nil, fmt.Errorf("cannot identify the peer: %w", err)
 	}
 	return peer, nil
+}
+
+// SharesNetwork reports whether a process is in the network namespace of this one. It needs no privilege: each
+// namespace has its own files in /proc/PID/net, whereas /proc/PID/ns/net of another user requires CAP_SYS_PTRACE.
+func SharesNetwork(pid int) (bool, error) {
+	ours, err := os.Stat("/proc/self/net/dev")
+	if err != nil {
+		return false, err
+	}
+	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/net/dev", pid))
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(ours, theirs), nil
 }
