@@ -113,6 +113,9 @@ func (c *chooser) choose(ctx context.Context) error {
 // adopt puts a decision into effect for packets. The caller has routes apply its addresses and MTU.
 func (c *chooser) adopt(d decision) {
 	c.packets.steer(func(s *steering) { s.system = d.Netstack == api.NetstackSystem })
+	if d.Netstack != api.NetstackSystem {
+		c.hosts.endWhole()
+	}
 	c.status.change(func(r *report) { r.shown.Netstack, r.shown.NetstackReason = d.Netstack, d.Reason })
 }
 

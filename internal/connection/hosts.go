@@ -341,6 +341,13 @@ func (h *hosts) see(header *packet.Header, p []byte, remote netip.Addr) {
 	}
 }
 
+// endWhole forgets the flows whose packets crossed whole, because no packet will show their end: gvisor resets them.
+func (h *hosts) endWhole() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	maps.DeleteFunc(h.flows, func(_ flow, s *hostFlow) bool { return s.streams == 0 })
+}
+
 // sent notes a packet of this laptop, which begins a flow unless it is a later one of TCP. The caller holds mu.
 func (h *hosts) sent(f flow, flags byte) {
 	s := h.flows[f]

@@ -190,6 +190,21 @@ func TestHostStaysForItsTTLAndItsLastFlow(t *testing.T) {
 			h.begin(packet.ProtoTCP, src, dst)()
 		})
 	})
+	t.Run("gvisor takes the place of the system netstack", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h, _ := settled(t, 30*time.Second)
+			see(t, h, opened...)
+			end := h.begin(packet.ProtoUDP, src, dst)
+			h.endWhole()
+			if h.gone(time.Minute) {
+				t.Error("it is gone while a stream is open")
+			}
+			end()
+			if !h.gone(0) {
+				t.Error("it stays for a flow that gvisor resets")
+			}
+		})
+	})
 	t.Run("a packet keeps a flow of datagrams", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h, _ := settled(t, 30*time.Second)
