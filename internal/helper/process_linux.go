@@ -23,8 +23,8 @@ func creator(fd int) (uid int, known bool, err error) {
 	return int(peer.Uid), true, nil
 }
 
-// checkNetwork returns an error if the process at the other end of a connection is in a container, or in another network
-// namespace: the helper would change a network that this process does not use.
+// checkNetwork returns an error if the process at the other end of a connection is in another network namespace, as in
+// a container: the helper would change a network that this process does not use.
 func checkNetwork(socket *os.File) error {
 	peer, err := unixsocket.Peer(socket)
 	if err != nil {
