@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/service"
 	"kubevpn/internal/testenv"
 	"kubevpn/test/lab"
 )
@@ -282,7 +283,46 @@ func userSuite(t *testing.T, w *world) {
 			root.sameAs(t, before)
 		})
 	})
+	t.Run("service_needs_no_sudo", func(t *testing.T) { byService(t, w, root, before) })
 	t.Run("two_users_connect_at_once", func(t *testing.T) { twoUsers(t, w, root, before) })
+}
+
+// byService connects as a user whom sudo refuses, by a socket such as systemd's for the service, in a /run of its own.
+func byService(t *testing.T, w *world, root *laptop, before string) {
+	testenv.NeedPrograms(t, "systemd-socket-activate", "unshare", "nsenter")
+	l := w.laptopOf(t, ben)
+	listener := root.command(t.Context(), t, "unshare", "--mount", "sh", "-c", "mount -t tmpfs -o mode=755 tmpfs /run && "+
+		"exec systemd-socket-activate --accept --inetd --listen "+service.Socket+" "+l.program+" helper")
+	if err := listener.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = listener.Process.Kill()
+		_ = listener.Wait()
+		l.within = nil
+	}()
+	pid := fmt.Sprint(listener.Process.Pid)
+	testenv.Eventually(t, time.Minute, func() error {
+		return os.Chmod(filepath.Join("/proc", pid, "root", service.Socket), 0o666)
+	})
+	l.within = []string{"nsenter", "--mount", "--target", pid, "--"}
+
+	r := l.run(t, "kubevpn", "connect", "--extra-cidr", "203.0.113.0/24")
+	if r.code != int(api.ExitNetwork) || !strings.Contains(r.stderr, "the root helper refuses the route 203.0.113.0/24") ||
+		!strings.Contains(r.stderr, "\n    networks: [203.0.113.0/24]\n") {
+		t.Error(r)
+	}
+	root.sameAs(t, before)
+	if r = l.run(t, "kubevpn", "connect"); r.code != 0 || !strings.Contains(r.stderr, "Using the root helper's service, kubevpn ") {
+		t.Fatal(r)
+	}
+	l.living(t)
+	if got := l.must(t, "kubevpn", "status", "-o", "jsonpath={.helper}"); got != "service" {
+		t.Errorf("the helper is of %q", got)
+	}
+	l.must(t, "kubevpn", "quit")
+	root.sameAs(t, before)
+	l.gone(t, theHelper)
 }
 
 // twoUsers checks that the connections of two users coexist if they do not route the same networks.
