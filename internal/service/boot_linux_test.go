@@ -40,7 +40,7 @@ type machine struct {
 func boot(t *testing.T) *machine {
 	t.Helper()
 	testenv.NeedRoot(t)
-	testenv.NeedPrograms(t, "/lib/systemd/systemd", "dbus-daemon", "unshare", "nsenter", "setpriv", "ip", "nft", "go")
+	testenv.NeedPrograms(t, "/lib/systemd/systemd", "dbus-daemon", "sudo", "unshare", "nsenter", "setpriv", "ip", "nft", "go")
 	dir := t.TempDir()
 	resolved := resolvedRoot(t)
 	for name, content := range files(t, resolved) {
@@ -108,7 +108,10 @@ func boot(t *testing.T) *machine {
 // files returns the files that the machine has besides those of this one. resolved is the result of resolvedRoot.
 func files(t *testing.T, resolved string) map[string]string {
 	t.Helper()
-	out := map[string]string{"etc/resolv.conf": "nameserver 192.0.2.1\n"}
+	out := map[string]string{
+		"etc/resolv.conf":    "nameserver 192.0.2.1\n",
+		"etc/sudoers.d/test": "alice ALL=(ALL) NOPASSWD: ALL\n",
+	}
 	read := func(name string) string {
 		content, err := os.ReadFile(name)
 		if err != nil {

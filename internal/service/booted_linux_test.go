@@ -26,7 +26,7 @@ func TestServiceOnBootedSystemd(t *testing.T) {
 		t.Errorf("status: %s", got)
 	}
 
-	m.run(t, root, "kubevpn service install", "SUDO_UID=64910")
+	m.run(t, alice, "kubevpn service install") // by sudo
 	m.allowed(t, "user alice", map[string]bool{alice: true, bob: false, mallory: false})
 	for range 2 {
 		m.run(t, root, "kubevpn service install --group vpn")
@@ -46,7 +46,7 @@ func TestServiceOnBootedSystemd(t *testing.T) {
 	m.resolvConf(t)
 	m.unchanged(t, before)
 
-	m.run(t, root, "kubevpn service uninstall")
+	m.run(t, alice, "kubevpn service uninstall") // by sudo
 	if diff := cmp.Diff(files, m.files(t)); diff != "" {
 		t.Errorf("uninstall: -before +after\n%s", diff)
 	}
