@@ -17,10 +17,10 @@ func newService(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "service",
 		Short: "Connect without a password: manage the service of the root helper",
-		Long: "Manage a service of systemd that starts the root helper in place of sudo, so that `kubevpn connect`\n" +
-			"asks for no password. Only the user who installs it, or the members of a group, may use it, and only\n" +
-			"for private networks and domains that are not the Internet's: root allows more in\n" +
-			service.PolicyFile + ".",
+		Long: "Manage a service of systemd, or of launchd on macOS, that starts the root helper in place of sudo,\n" +
+			"so that `kubevpn connect` asks for no password. Only the user who installs it, or the members of a\n" +
+			"group, may use it, and only for private networks and domains that are not the Internet's: root\n" +
+			"allows more in " + service.PolicyFile + ".",
 		Example: examples("Install the service for you", "kubevpn service install", "Show who may use it",
 			"kubevpn service status", "Remove it", "kubevpn service uninstall"),
 		Args: noArgs,
@@ -36,7 +36,7 @@ func newServiceInstall(a *app) *cobra.Command {
 		Use:   "install",
 		Short: "Install the service, or replace it",
 		Long: "Copy this program to " + service.Program + ", where only root can\n" +
-			"change it, and have systemd start it as root for each connection to " + service.Socket + ".\n" +
+			"change it, and have it started as root for each connection to " + service.Socket + ".\n" +
 			"The command uses sudo if necessary. Open connections continue.",
 		Example: examples("Install the service for you", "kubevpn service install",
 			"Install it for the members of a group", "kubevpn service install --group developers"),
@@ -122,7 +122,7 @@ func newServiceStatus(a *app) *cobra.Command {
 func (a *app) printService(s api.HelperService) {
 	active, you := "active", "you may use it"
 	if !s.Active {
-		active = "not active: see `systemctl status kubevpn-helper.socket`"
+		active = "not active: see `" + service.Inspect + "`"
 	}
 	if !s.Allowed {
 		you = "you may not use it"

@@ -110,19 +110,28 @@ func second(ctx context.Context, ready *os.File) error {
 }
 
 // takeStdin moves the socket away from descriptor 0 and puts /dev/null there. So no other file gets that number, and no
-// child process gets the socket.
+// child process gets the socket. launchd may make it the standard output and error too, like inetd: messages do not
+// belong on it.
 func takeStdin() (*os.File, error) {
 	fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return nil, err
 	}
-	null, err := os.Open(os.DevNull)
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer null.Close()
-	if err := unix.Dup2(int(null.Fd()), 0); err != nil {
-		return nil, err
+	for n := range 3 {
+		var socket, other unix.Stat_t
+		if err := errors.Join(unix.Fstat(fd, &socket), unix.Fstat(n, &other)); err != nil {
+			return nil, err
+		}
+		if other.Dev == socket.Dev && other.Ino == socket.Ino {
+			if err := unix.Dup2(int(null.Fd()), n); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return os.NewFile(uintptr(fd), "socket"), nil
 }

@@ -1,11 +1,21 @@
 package helper
 
-import "os"
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
 
 // thisProgram returns the path of the running program. macOS cannot start a program that is only open, so its directory
 // should belong to root.
 func thisProgram() (string, error) { return os.Executable() }
 
-// creator does not know: macOS records the peer of a connection, not that of a socketpair (uipc_usrreq.c of XNU). Only
-// a process that inherited the socket from the caller of sudo has it.
-func creator(int) (uid int, known bool, err error) { return 0, false, nil }
+// creator returns the user who connected. macOS does not record who created a socketpair (uipc_usrreq.c of XNU): only a
+// process that inherited it from the caller of sudo has it.
+func creator(fd int) (uid int, known bool, err error) {
+	peer, err := unix.GetsockoptXucred(fd, unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
+	if err != nil {
+		return 0, false, nil
+	}
+	return int(peer.Uid), true, nil
+}

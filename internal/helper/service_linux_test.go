@@ -44,7 +44,8 @@ func listen(t *testing.T, exe string, env ...string) string {
 				return
 			}
 			cmd := exec.Command(exe, "helper")
-			cmd.Stdin, cmd.Env = stdin, append(os.Environ(), env...)
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdin, stdin // launchd may do so; systemd sets only the first
+			cmd.Env = append(os.Environ(), env...)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 			err = cmd.Start()
 			stdin.Close()

@@ -57,20 +57,20 @@ func asServiceError(err error) error {
 		return err
 	}
 	return api.Errorf(api.ExitPrivilege, "the service of the root helper accepted the connection, but is not ready: %w",
-		ended(err)).WithHint("see `journalctl -u 'kubevpn-helper*'` for the cause, or remove the service with " +
-		"`kubevpn service uninstall`; kubevpn then uses sudo")
+		ended(err)).WithHint("see `" + service.Log + "` for the cause, or remove the service with `kubevpn service " +
+		"uninstall`; kubevpn then uses sudo")
 }
 
-// fromListener reports whether a process accepted the socket from a listener, as systemd does: it has the listener's
-// path. The ends of a socketpair have none, which the library shows as "@".
+// fromListener reports whether a process accepted the socket from a listener, as systemd and launchd do: it has the
+// listener's path. The ends of a socketpair have none, which the library shows as "@".
 func fromListener(fd int) bool {
 	addr, err := unix.Getsockname(fd)
 	local, ok := addr.(*unix.SockaddrUnix)
 	return err == nil && ok && strings.HasPrefix(local.Name, "/")
 }
 
-// accepted is the helper of the service. Its standard input is a connection that systemd accepted, and its standard
-// error is the system's journal. It has a terminal neither to lose nor to ask, so it is one process.
+// accepted is the helper of the service. Its standard input is a connection that systemd or launchd accepted, and its
+// standard error is the system's journal or a file. It has a terminal neither to lose nor to ask, so it is one process.
 func accepted(ctx context.Context) error {
 	unix.Umask(0o077)
 	socket, err := takeStdin()

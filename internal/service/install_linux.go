@@ -3,14 +3,11 @@ package service
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -30,7 +27,7 @@ func Install(ctx context.Context, group string) error {
 	if err != nil {
 		return err
 	}
-	if err := installFiles(units(version.Full(), who)); err != nil {
+	if err := installFiles("/proc/self/exe", unitDir, units(version.Full(), who)); err != nil {
 		return api.Errorf(api.ExitPrivilege, "cannot install the service: %w", err)
 	}
 	for _, args := range [][]string{{"daemon-reload"}, {"enable", socketName}, {"restart", socketName}} {
@@ -51,79 +48,13 @@ func Supported() error {
 			"no root")
 }
 
-// groupName matches the names of users and groups that systemd accepts, without specifiers of units.
-var groupName = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_.-]{0,30}$`)
+// makeGroup is what an administrator runs to make a group of users of the service.
+const makeGroup = "groupadd --system %[1]s\n  usermod --append --groups %[1]s USER"
 
-// allowed returns who may use the service.
-func allowed(ctx context.Context, group string) (owner, error) {
-	uid := os.Getenv("SUDO_UID")
-	switch {
-	case group != "" && !groupName.MatchString(group):
-		return owner{}, api.Errorf(api.ExitUsage, "--group: %q cannot be the name of a group", group)
-	case group != "":
-		// Not os/user, which without cgo does not know the groups of a directory service.
-		if err := exec.CommandContext(ctx, "getent", "group", group).Run(); err != nil {
-			return owner{}, api.Errorf(api.ExitUsage, "this machine has no group %q", group).
-				WithHint("create it, and add the users who may use kubevpn without a password:\n"+
-					"  groupadd --system %[1]s\n  usermod --append --groups %[1]s USER", group)
-		}
-		return owner{group: group}, nil
-	case uid == "" || uid == "0":
-		return owner{}, api.Errorf(api.ExitUsage, "root needs no service, and no user called sudo").
-			WithHint("name the group whose members may use the service: --group NAME")
-	}
-	return owner{user: uid}, nil
-}
-
-// installFiles copies this program and writes the units and the policy.
-func installFiles(units map[string]string) error {
-	if err := makeDir(programDir); err != nil {
-		return err
-	}
-	self, err := os.Open("/proc/self/exe") // the program that runs, whatever its path names now
-	if err != nil {
-		return err
-	}
-	defer self.Close()
-	if err := replace(Program, 0o755, self); err != nil {
-		return err
-	}
-	if err := makeDir(policyDir); err != nil {
-		return err
-	}
-	if _, err := os.Lstat(PolicyFile); errors.Is(err, fs.ErrNotExist) {
-		if err := replace(PolicyFile, 0o644, strings.NewReader(defaultPolicy)); err != nil {
-			return err
-		}
-	}
-	for name, content := range units {
-		if err := replace(filepath.Join(unitDir, name), 0o644, strings.NewReader(content)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// makeDir creates a directory that only root can change, and returns an error if others can.
-func makeDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	return RootOwned(dir)
-}
-
-// replace writes a file by renaming a new one, because the old one may run.
-func replace(path string, mode fs.FileMode, content io.Reader) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".kubevpn-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // fails after the rename
-	_, err = io.Copy(f, content)
-	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	return os.Rename(f.Name(), path)
+// groupExists reports whether the machine has a group. It does not use os/user, which without cgo does not know the
+// groups of a directory service.
+func groupExists(ctx context.Context, group string) bool {
+	return exec.CommandContext(ctx, "getent", "group", group).Run() == nil
 }
 
 // Uninstall ends the connections of the service and removes it, with its policy. Without a service it does nothing.

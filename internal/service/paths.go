@@ -2,13 +2,10 @@ package service
 
 // Paths of the service. They are constants: nothing that a user sets may choose what root executes or trusts.
 const (
-	// Socket is where the service accepts connections. A user connects to it in place of sudo.
-	Socket = "/run/kubevpn-helper.sock"
 	// Program is the copy of kubevpn that root executes.
 	Program = programDir + "/kubevpn"
 	// PolicyFile says what users of the service may route and resolve.
 	PolicyFile = policyDir + "/helper.yaml"
 
-	programDir = "/usr/local/libexec/kubevpn"
-	policyDir  = "/etc/kubevpn"
+	policyDir = "/etc/kubevpn"
 )
