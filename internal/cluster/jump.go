@@ -10,6 +10,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
 	"kubevpn/pkg/wire/sshjump"
 )
 
@@ -78,6 +79,9 @@ func (c *Cluster) OpenJump(ctx context.Context, t Terminal) (string, error) {
 	}
 	hosts := c.dial.jump.Hosts().String()
 	err := c.dial.jump.Open(ctx, messages)
+	if err != nil && messages != nil {
+		wakeup.Pause(ctx, interruptTime) // ssh receives Ctrl-C too
+	}
 	if err == nil || ctx.Err() != nil {
 		return hosts, ctx.Err()
 	}

@@ -32,7 +32,7 @@ const ExecTimeout = 10 * time.Second
 const (
 	// credentialMost limits a plugin's answer, in bytes. A certificate with its chain takes about 10 KB.
 	credentialMost = 1 << 20
-	// interruptTime is the time after the plugin's end in which the Ctrl-C that ended it may end ctx.
+	// interruptTime is the time after a program's end in which the Ctrl-C that ended it may end ctx.
 	interruptTime = 100 * time.Millisecond
 	// pluginGrace limits the wait for a plugin after its signal, and for the output of its children.
 	pluginGrace = 500 * time.Millisecond
