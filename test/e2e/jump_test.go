@@ -192,8 +192,14 @@ func jumpSuite(t *testing.T, w *world) {
 	t.Run("question_is_on_the_terminal", func(t *testing.T) {
 		l.noSSH(t)
 		b.knows(t, "")
+		x := l.terminal(t, b.args(l, "connect", "--ssh-jump", "bastion")...)
+		x.shows(t, "Are you sure you want to continue connecting")
+		x.types(t, "\x03")
+		if code := x.ends(t); code != int(api.ExitInterrupted) {
+			t.Errorf("exit %d after Ctrl-C: %s", code, x.text())
+		}
 		nodes := w.Config().Families()[0].NodeNet.String() // contains the bastion, which must stay reachable
-		x := l.terminal(t, b.args(l, "connect", "--ssh-jump", "bastion", "--extra-cidr", nodes)...)
+		x = l.terminal(t, b.args(l, "connect", "--ssh-jump", "bastion", "--extra-cidr", nodes)...)
 		x.shows(t, "Are you sure you want to continue connecting")
 		x.types(t, "yes\n")
 		x.shows(t, "Connected to ")

@@ -4,12 +4,14 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevpn/internal/testenv"
+	"kubevpn/test/lab"
 )
 
 // otherDevice runs wireguard-go as device $1, with the private key $2 and the address $3, until SIGTERM. It gives the
@@ -43,17 +46,15 @@ const (
 // otherVPN is another VPN of the laptop: wireguard-go on the laptop and the router.
 type otherVPN struct {
 	*laptop
-	resolvConf string // path of the laptop's
-	network    netip.Prefix
-	keys       [2]string // private: of the laptop and the router
+	network netip.Prefix
+	keys    [2]string // private: of the laptop and the router
 }
 
 // newOtherVPN starts the router's end.
-func (w *world) newOtherVPN(t *testing.T) *otherVPN {
+func (l *laptop) newOtherVPN(t *testing.T) *otherVPN {
 	t.Helper()
 	testenv.NeedPrograms(t, "wireguard-go", "wg")
-	l, dir := w.furnish(t)
-	v := &otherVPN{laptop: l, resolvConf: filepath.Join(dir, "etc/resolv.conf"), network: netip.MustParsePrefix("172.31.9.0/24")}
+	v := &otherVPN{laptop: l, network: netip.MustParsePrefix("172.31.9.0/24")}
 	for i := range v.keys {
 		v.keys[i] = strings.TrimSpace(testenv.Run(t, "wg genkey"))
 	}
@@ -97,17 +98,11 @@ func (v *otherVPN) device(t *testing.T, place, routes, undo string, args ...stri
 	return stop
 }
 
-// up connects the laptop, and replaces its nameserver as the scripts of OpenVPN do. down undoes it.
-func (v *otherVPN) up(t *testing.T) (down func()) {
+// up connects the laptop. down undoes it.
+func (v *otherVPN) up(t *testing.T, routes, undo string) (down func()) {
 	t.Helper()
-	f := v.Config().Families()[0]
-	before, err := os.ReadFile(v.resolvConf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stop := v.device(t, "laptop", otherRoutes, otherRoutesUndo, "office0", v.keys[0], v.at(2), "peer",
-		v.public(t, v.keys[1]), "allowed-ips", "0.0.0.0/0", "endpoint", f.Gateway.String()+":51820")
-	v.replaceResolvConf(t, "nameserver "+f.Router.String()+"\n")
+	stop := v.device(t, "laptop", routes, undo, "office0", v.keys[0], v.at(2), "peer", v.public(t, v.keys[1]),
+		"allowed-ips", "0.0.0.0/0", "endpoint", v.Config().Families()[0].Gateway.String()+":51820")
 	testenv.Eventually(t, time.Minute, func() error {
 		if r := v.run(t, "ping", "-n", "-c", "1", "-W", "1", at(v.network, 1).String()); r.code != 0 {
 			return fmt.Errorf("%v", r)
@@ -116,20 +111,24 @@ func (v *otherVPN) up(t *testing.T) (down func()) {
 	})
 	return func() {
 		stop()
-		v.replaceResolvConf(t, string(before))
 		testenv.Until(t, "the device is gone", func() bool { return v.run(t, "ip", "link", "show", "office0").code != 0 })
 	}
 }
 
-func (v *otherVPN) replaceResolvConf(t *testing.T, text string) {
+// replaceFile replaces a file as the scripts of OpenVPN do with resolv.conf. It returns what the file contained.
+func replaceFile(t *testing.T, path, text string) (before string) {
 	t.Helper()
-	next := v.resolvConf + ".next"
-	if err := os.WriteFile(next, []byte(text), 0o644); err != nil {
+	old, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path+".next", []byte(text), 0o644)
+	}
+	if err == nil {
+		err = os.Rename(path+".next", path)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(next, v.resolvConf); err != nil {
-		t.Fatal(err)
-	}
+	return string(old)
 }
 
 // usedFrom waits until the outside is reached by name, from that address of the laptop.
@@ -153,10 +152,17 @@ func (v *otherVPN) clusterIsReached(t *testing.T) {
 	})
 }
 
-// otherVPNSuite checks that kubevpn and a VPN that takes all traffic and the resolver work together, whichever starts
-// or ends first.
+// otherVPNSuite checks that kubevpn and another VPN work together, whichever starts or ends first.
 func otherVPNSuite(t *testing.T, w *world) {
-	v := w.newOtherVPN(t)
+	t.Run("all_traffic", func(t *testing.T) { otherVPNTakesAll(t, w) })
+	t.Run("split_dns", func(t *testing.T) { otherVPNSplits(t, w) })
+}
+
+// otherVPNTakesAll has a VPN that takes all traffic and the resolver.
+func otherVPNTakesAll(t *testing.T, w *world) {
+	l, dir := w.furnish(t)
+	v := l.newOtherVPN(t)
+	resolvConf := filepath.Join(dir, "etc/resolv.conf")
 	plain, tunnel := w.Config().Families()[0].Laptop, at(v.network, 2)
 	replaced := regexp.MustCompile(`(?m)^'?/etc/resolv\.conf'?,.*$`) // its inode and times
 	before := replaced.ReplaceAllString(v.snapshot(t), "")
@@ -164,9 +170,11 @@ func otherVPNSuite(t *testing.T, w *world) {
 	v.clusterIsReached(t)
 	suite := t // the other VPN runs until then
 	var down func()
+	var nameservers string
 
 	t.Run("other_vpn_starts_second", func(t *testing.T) {
-		down = v.up(suite)
+		down = v.up(suite, otherRoutes, otherRoutesUndo)
+		nameservers = replaceFile(t, resolvConf, "nameserver "+w.Config().Families()[0].Router.String()+"\n")
 		v.clusterIsReached(t)
 		v.usedFrom(t, tunnel)
 	})
@@ -189,6 +197,7 @@ func otherVPNSuite(t *testing.T, w *world) {
 		v.connect(t)
 		v.clusterIsReached(t)
 		down()
+		replaceFile(t, resolvConf, nameservers)
 		v.clusterIsReached(t)
 		v.usedFrom(t, plain)
 	})
@@ -196,4 +205,72 @@ func otherVPNSuite(t *testing.T, w *world) {
 	if d := cmp.Diff(before, replaced.ReplaceAllString(v.snapshot(t), "")); d != "" {
 		t.Errorf("the laptop is not as before (-before +after):\n%s", d)
 	}
+}
+
+// otherVPNSplits has a VPN with a nameserver for its own names, as OpenVPN configures systemd-resolved.
+func otherVPNSplits(t *testing.T, w *world) {
+	s := w.startSystemd(t)
+	v := s.newOtherVPN(t)
+	f := w.Config().Families()[0]
+	names := 0
+	// asks reports whether the question for a new name of the domain leaves the laptop with the address.
+	asks := func(domain string, from netip.Addr) error {
+		t.Helper()
+		names++
+		name := fmt.Sprintf("split%d-%d.%s", os.Getpid(), names, domain) // a lab can serve several runs
+		s.run(t, "getent", "hosts", name)
+		queries, err := w.Queries()
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := slices.DeleteFunc(queries, func(q lab.Query) bool { return q.Name != name+"." })
+		if len(asked) == 0 || slices.ContainsFunc(asked, func(q lab.Query) bool { return !strings.HasPrefix(q.From, from.String()+":") }) {
+			return fmt.Errorf("%s: %+v, want queries from %v", name, asked, from)
+		}
+		return nil
+	}
+	splits := func() {
+		t.Helper()
+		if err := errors.Join(asks("outside.test", at(v.network, 2)), asks("elsewhere.test", f.Laptop)); err != nil {
+			t.Error(err)
+		}
+	}
+	up := func() (down func()) {
+		down = v.up(t, "ip route add "+f.Router.String()+" dev office0", ":")
+		s.resolvectl(t, "dns", "office0", f.Router.String())
+		if r := s.resolvectl(t, "domain", "office0", "~outside.test"); r.code != 0 {
+			t.Fatal(r)
+		}
+		testenv.Eventually(t, time.Minute, func() error { return asks("outside.test", at(v.network, 2)) }) // resolved follows the link
+		return down
+	}
+	// resolved then knows its current server. resolvectl aligns its lines to that.
+	if err := asks("outside.test", f.Laptop); err != nil {
+		t.Fatal(err)
+	}
+	before := s.snapshot(t)
+
+	down := up()
+	splits()
+	between := s.snapshot(t)
+	s.connect(t)
+	v.clusterIsReached(t)
+	splits()
+	s.must(t, "kubevpn", "disconnect", "--all")
+	s.soonAs(t, between)
+	splits()
+	down()
+	s.soonAs(t, before)
+
+	s.connect(t)
+	down = up()
+	v.clusterIsReached(t)
+	splits()
+	down()
+	v.clusterIsReached(t)
+	if err := asks("outside.test", f.Laptop); err != nil {
+		t.Error(err)
+	}
+	s.must(t, "kubevpn", "disconnect", "--all")
+	s.soonAs(t, before)
 }
