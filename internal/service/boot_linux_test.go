@@ -42,7 +42,7 @@ func boot(t *testing.T) *machine {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "/lib/systemd/systemd", "dbus-daemon", "sudo", "unshare", "nsenter", "setpriv", "ip", "nft", "go")
 	dir := t.TempDir()
-	resolved := resolvedRoot(t)
+	resolved := testenv.ResolvedRoot(t)
 	for name, content := range files(t, resolved) {
 		path := filepath.Join(dir, "files", name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -105,7 +105,8 @@ func boot(t *testing.T) *machine {
 	return m
 }
 
-// files returns the files that the machine has besides those of this one. resolved is the result of resolvedRoot.
+// files returns the files that the machine has besides those of this one. resolved is the result of
+// testenv.ResolvedRoot.
 func files(t *testing.T, resolved string) map[string]string {
 	t.Helper()
 	out := map[string]string{
@@ -129,33 +130,13 @@ func files(t *testing.T, resolved string) map[string]string {
 		unit += "/lib/systemd/systemd-resolved\n"
 	} else {
 		unit += "/opt/lib/systemd/systemd-resolved\n"
-		libraries, err := filepath.Glob(resolved + "/usr/lib/*/systemd")
-		if err != nil || len(libraries) != 1 {
-			t.Fatalf("the libraries of systemd-resolved: %q, %v", libraries, err)
-		}
-		unit += "Environment=LD_LIBRARY_PATH=/opt" + strings.TrimPrefix(libraries[0], resolved) + "\n"
+		libraries := testenv.ResolvedLibraries(t, resolved)
+		unit += "Environment=LD_LIBRARY_PATH=/opt" + strings.TrimPrefix(libraries, resolved) + "\n"
 		const bus = "org.freedesktop.resolve1.conf"
 		out["etc/dbus-1/system.d/"+bus] = read(filepath.Join(resolved, "usr/share/dbus-1/system.d", bus))
 	}
 	out["etc/systemd/system/systemd-resolved.service"] = unit
 	return out
-}
-
-// resolvedRoot is this machine's root if systemd-resolved is installed, else where fetch-resolved.sh of pkg/host/osdns
-// puts it.
-func resolvedRoot(t *testing.T) string {
-	t.Helper()
-	const program = "/lib/systemd/systemd-resolved"
-	if _, err := os.Stat(program); err == nil {
-		return "/"
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := filepath.Join(cache, "kubevpn/systemd-resolved")
-	testenv.NeedPrograms(t, dir+program)
-	return dir
 }
 
 // cgroup creates a control group for the machine, in the hierarchy of version 2, and removes it after the test.

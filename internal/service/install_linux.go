@@ -27,6 +27,7 @@ func Install(ctx context.Context, group string) error {
 	if err != nil {
 		return err
 	}
+	unix.Umask(0o022) // users may read all of it
 	if err := installFiles("/proc/self/exe", unitDir, units(version.Full(), who)); err != nil {
 		return api.Errorf(api.ExitPrivilege, "cannot install the service: %w", err)
 	}
@@ -68,8 +69,9 @@ func Uninstall(ctx context.Context) error {
 		}
 	}
 	var errs []error
-	for _, path := range []string{unit, filepath.Join(unitDir, serviceName), unit + ".d",
-		filepath.Join(unitDir, serviceName+".d"), programDir, policyDir, Socket} {
+	service := filepath.Join(unitDir, serviceName)
+	// The unit of the socket is the last: while it is there, a second try removes what the first could not.
+	for _, path := range []string{service, service + ".d", unit + ".d", programDir, policyDir, Socket, unit} {
 		errs = append(errs, os.RemoveAll(path))
 	}
 	_ = os.Remove(filepath.Dir(programDir)) // fails unless it is empty

@@ -22,29 +22,11 @@ type systemd struct {
 	resolved *exec.Cmd
 }
 
-// resolvedRoot is the machine's root if systemd-resolved is installed, else where fetch-resolved.sh puts it.
-func resolvedRoot(t *testing.T) string {
-	t.Helper()
-	if _, err := os.Stat("/lib/systemd/systemd-resolved"); err == nil {
-		return "/"
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	root := filepath.Join(cache, "kubevpn/systemd-resolved")
-	if _, err := os.Stat(root); err != nil {
-		t.Log("systemd-resolved is not here; pkg/host/osdns/testdata/fetch-resolved.sh fetches it without installing it")
-	}
-	testenv.NeedPrograms(t, filepath.Join(root, "lib/systemd/systemd-resolved"))
-	return root
-}
-
 // startSystemd gives the test its own /etc and /run, with resolv.conf a link to one of resolved's files, and
 // starts the bus and resolved, whose server is 192.0.2.1.
 func startSystemd(t *testing.T, resolvConf string) *systemd {
 	t.Helper()
-	s := &systemd{root: resolvedRoot(t)}
+	s := &systemd{root: testenv.ResolvedRoot(t)}
 	private := t.TempDir()
 	for _, c := range []string{
 		"cp -a /etc " + private + "/etc",
@@ -98,7 +80,7 @@ func same(want, got string) error {
 func (s *systemd) start(t *testing.T, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(name, args...)
-	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+s.libraries(t), "SYSTEMD_LOG_TARGET=console")
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+testenv.ResolvedLibraries(t, s.root), "SYSTEMD_LOG_TARGET=console")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -109,18 +91,6 @@ func (s *systemd) start(t *testing.T, name string, args ...string) *exec.Cmd {
 		_ = cmd.Wait()
 	})
 	return cmd
-}
-
-func (s *systemd) libraries(t *testing.T) string {
-	t.Helper()
-	if s.root == "/" {
-		return ""
-	}
-	found, err := filepath.Glob(s.root + "/usr/lib/*/systemd")
-	if err != nil || len(found) != 1 {
-		t.Fatalf("libsystemd-shared: %v, %v", found, err)
-	}
-	return found[0]
 }
 
 func (s *systemd) startResolved(t *testing.T) {
@@ -137,7 +107,7 @@ func (s *systemd) startResolved(t *testing.T) {
 
 func (s *systemd) resolvectl(t *testing.T, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(s.root, "usr/bin/resolvectl"), args...)
-	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+s.libraries(t), "COLUMNS=200")
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+testenv.ResolvedLibraries(t, s.root), "COLUMNS=200")
 	return cmd
 }
 
