@@ -79,7 +79,7 @@ func daemonRole() error {
 	}
 }
 
-func TestNothingIsLeft(t *testing.T) {
+func TestHelperLeavesNothing(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("NOT TESTED: only root can change the network")
 	}

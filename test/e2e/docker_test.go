@@ -366,6 +366,7 @@ func dockerSuite(t *testing.T, w *world) {
 	}{
 		{"environment_and_files_match_the_pod", dockedFiles}, {"local_directory_replaces_a_volume", dockedVolume}, {"service_account_token_works", dockedAccount}, {"exit_code_is_the_program_s", dockedExit}, {"terminal_has_job_control", dockedTerminal}, {"detach_leaves_nothing", dockedDetached},
 		{"signals_reach_the_program_once", dockedSignals}, {"containers_share_network_and_volumes", dockedTogether}, {"newer_image_is_pulled", dockedNewer}, {"nothing_is_left_after_a_kill", dockedKilled}, {"nothing_is_left_after_both_are_killed", dockedBothKilled},
+		{"run_works_inside_a_container", dockedRun},
 		{"missing_engine_is_reported", dockedNoEngine},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -374,6 +375,35 @@ func dockerSuite(t *testing.T, w *world) {
 		})
 	}
 	d.sameAs(t, before)
+}
+
+// dockedRun checks that `kubevpn run` works in a container without privileges, a device or a terminal, as on CI runners.
+func dockedRun(t *testing.T, d *docked) {
+	root := d.shop.newLaptop(t, lab.Admin)
+	gateway, reach := "10.213.0.1", []string{"-s", d.address, "-j", "MASQUERADE"}
+	root.must(t, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+	root.finally(t, "sysctl", "-qw", "net.ipv4.ip_forward=0")
+	root.must(t, append([]string{"iptables", "-t", "nat", "-A", "POSTROUTING"}, reach...)...)
+	root.finally(t, append([]string{"iptables", "-t", "nat", "-D", "POSTROUTING"}, reach...)...)
+	if out, err := exec.Command("ip", "-n", d.namespace, "route", "add", "default", "via", gateway).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	config, err := os.ReadFile(d.kubeconfig)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(d.dir, "kubeconfig"), config, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	out, err := d.docker(ctx, "run", "--rm", "--network", "host", "--user", "1000:1000", "--read-only", "--tmpfs", "/tmp:mode=1777",
+		"--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--env", "HOME=/tmp", "--env", "KUBECONFIG=/kubeconfig",
+		"--volume", filepath.Join(d.dir, "kubeconfig")+":/kubeconfig:ro", "--volume", filepath.Join(bin, "kubevpn")+":/kubevpn:ro",
+		"--entrypoint", "/kubevpn", shellRef, "run", "-n", d.shop.namespace, "--", "curl", "-sS", "--max-time", "20", "http://web/")
+	if err != nil || !strings.Contains(out, "programs that ignore HTTP_PROXY") || !strings.Contains(out, `"host":"web-`) {
+		t.Errorf("%v\n%s", err, out)
+	}
 }
 
 func dockedFiles(t *testing.T, d *docked) {
