@@ -496,7 +496,7 @@ func tunErrors(t *testing.T, l *laptop, nothingLeft func(*testing.T)) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := l.run(t, "unshare", "-m", "sh", "-c", tt.hide+` && exec "$0" connect`, filepath.Join(bin, "kubevpn"))
-			failure{code: api.ExitNoTUN, message: "/dev/net/tun", hint: "modprobe tun", within: 20 * time.Second}.check(t, r)
+			failure{code: api.ExitNoTUN, message: "/dev/net/tun", hint: "modprobe tun|--device /dev/net/tun", within: 20 * time.Second}.check(t, r)
 			nothingLeft(t)
 		})
 	}
