@@ -380,12 +380,12 @@ func dockerSuite(t *testing.T, w *world) {
 // dockedRun checks that `kubevpn run` works in a container without privileges, a device or a terminal, as on CI runners.
 func dockedRun(t *testing.T, d *docked) {
 	root := d.shop.newLaptop(t, lab.Admin)
-	gateway, reach := "10.213.0.1", []string{"-s", d.address, "-j", "MASQUERADE"}
-	root.must(t, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+	root.must(t, "sysctl", "-qw", "net.ipv4.ip_forward=1") // the engine reaches the API server by way of the laptop
 	root.finally(t, "sysctl", "-qw", "net.ipv4.ip_forward=0")
-	root.must(t, append([]string{"iptables", "-t", "nat", "-A", "POSTROUTING"}, reach...)...)
-	root.finally(t, append([]string{"iptables", "-t", "nat", "-D", "POSTROUTING"}, reach...)...)
-	if out, err := exec.Command("ip", "-n", d.namespace, "route", "add", "default", "via", gateway).CombinedOutput(); err != nil {
+	root.must(t, "nft", "add table ip engine; add chain ip engine out { type nat hook postrouting priority 100; }; "+
+		"add rule ip engine out ip saddr "+d.address+" masquerade")
+	root.finally(t, "nft", "delete table ip engine")
+	if out, err := exec.Command("ip", "-n", d.namespace, "route", "add", "default", "via", "10.213.0.1").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	config, err := os.ReadFile(d.kubeconfig)
@@ -397,11 +397,11 @@ func dockedRun(t *testing.T, d *docked) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	out, err := d.docker(ctx, "run", "--rm", "--network", "host", "--user", "1000:1000", "--read-only", "--tmpfs", "/tmp:mode=1777",
-		"--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--env", "HOME=/tmp", "--env", "KUBECONFIG=/kubeconfig",
+	out, err := d.docker(ctx, "run", "--rm", "--user", "1000:1000", "--read-only", "--tmpfs", "/tmp:mode=1777",
+		"--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--env", "HOME=/tmp", "--env", "KUBECONFIG=/kubeconfig", "--env", "KUBEVPN_YES=true",
 		"--volume", filepath.Join(d.dir, "kubeconfig")+":/kubeconfig:ro", "--volume", filepath.Join(bin, "kubevpn")+":/kubevpn:ro",
 		"--entrypoint", "/kubevpn", shellRef, "run", "-n", d.shop.namespace, "--", "curl", "-sS", "--max-time", "20", "http://web/")
-	if err != nil || !strings.Contains(out, "programs that ignore HTTP_PROXY") || !strings.Contains(out, `"host":"web-`) {
+	if err != nil || !strings.Contains(out, "programs that ignore HTTP_PROXY") || !strings.Contains(out, `"name":"web-`) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
