@@ -16,7 +16,7 @@ func detach(cmd *exec.Cmd) {
 }
 
 func sendFile(*net.UnixConn, *os.File) error {
-	return errors.New("the root helper is not supported on Windows yet")
+	return errors.New("there is no root helper on Windows")
 }
 
 // takeStdout returns standard output. On Windows a write whose reader has ended is an error and no signal.

@@ -3,20 +3,63 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
+
+	"golang.org/x/sys/windows"
 )
 
-var errWindows = errors.New("the daemon does not run on Windows yet")
+// lock makes this process the only daemon, or returns ErrRunning. Windows unlocks the file when the process ends. It
+// locks a byte far behind the content, because nobody can read what is locked.
+func lock(path string) (unlock func() error, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cannot open the daemon's lock: %w", err)
+	}
+	const flags = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY
+	err = windows.LockFileEx(windows.Handle(f.Fd()), flags, 0, 1, 0, &windows.Overlapped{Offset: 1 << 30})
+	if errors.Is(err, windows.ERROR_LOCK_VIOLATION) {
+		f.Close()
+		return nil, ErrRunning
+	}
+	// The CLI shows the PID of a daemon that does not answer.
+	if err == nil {
+		err = f.Truncate(0)
+	}
+	if err == nil {
+		_, err = f.WriteString(strconv.Itoa(os.Getpid()) + "\n")
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("cannot lock %s: %w", path, err)
+	}
+	return f.Close, nil
+}
 
-func lock(string) (func() error, error) { return nil, errWindows }
+// listen creates a unix socket at path. Only processes of this user can use it: Windows compares a process that
+// connects with the access list of the file, which is that of the user's local application data. The caller holds the
+// lock, so an existing socket is stale.
+func listen(path string, _ *slog.Logger) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cannot remove the socket of an earlier daemon: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot create the daemon's socket: %w", err)
+	}
+	return l, nil
+}
 
-func listen(string, *slog.Logger) (net.Listener, error) { return nil, errWindows }
+// errNoHelper is the error of everything that a root helper would do: Windows has none.
+var errNoHelper = errors.New("there is no root helper on Windows")
 
-func receiveFile(net.Conn) (*os.File, error) { return nil, errWindows }
+func receiveFile(net.Conn) (*os.File, error) { return nil, errNoHelper }
 
-func duplicate(*os.File) (*os.File, error) { return nil, errWindows }
+func duplicate(*os.File) (*os.File, error) { return nil, errNoHelper }
 
-func connect(context.Context, *os.File, netip.AddrPort) (net.Conn, error) { return nil, errWindows }
+func connect(context.Context, *os.File, netip.AddrPort) (net.Conn, error) { return nil, errNoHelper }

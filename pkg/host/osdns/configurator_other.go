@@ -18,7 +18,7 @@ func (c *Configurator) Set(cfg Config) (Applied, error) {
 	if cfg.zero() {
 		return Applied{}, nil
 	}
-	return Applied{}, errors.New("kubevpn cannot configure the resolver on " + runtime.GOOS + " yet")
+	return Applied{}, errors.New("kubevpn cannot configure the resolver on " + runtime.GOOS)
 }
 
 // Close does nothing.

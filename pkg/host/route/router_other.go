@@ -18,7 +18,7 @@ func (r *Router) Set(cfg Config) (Applied, error) {
 	if len(cfg.Links) == 0 {
 		return Applied{}, nil
 	}
-	return Applied{}, errors.New("kubevpn cannot configure addresses and routes on " + runtime.GOOS + " yet")
+	return Applied{}, errors.New("kubevpn cannot configure addresses and routes on " + runtime.GOOS)
 }
 
 // Close does nothing.
