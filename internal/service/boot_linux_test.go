@@ -196,6 +196,19 @@ func (m *machine) run(t *testing.T, user, line string, env ...string) string {
 	return string(out)
 }
 
+// instances runs a command of systemctl for the instances of the service. It fails if one ended after the pattern had
+// matched it, and works for the others.
+func (m *machine) instances(t *testing.T, command string) {
+	t.Helper()
+	testenv.Eventually(t, time.Minute, func() error {
+		out, err := m.command(root, strings.Fields("systemctl "+command+" kubevpn-helper@*.service")...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("systemctl %s: %w\n%s", command, err, out)
+		}
+		return nil
+	})
+}
+
 // client is a daemon of a user on the machine, which runs a role of this test.
 type client struct {
 	t     *testing.T

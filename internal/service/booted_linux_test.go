@@ -117,7 +117,7 @@ func (m *machine) resolved(t *testing.T) {
 	if got := c.line(); !strings.HasPrefix(got, "up: systemd-resolved, by service, process ") {
 		t.Error(got)
 	}
-	m.run(t, root, "systemctl stop kubevpn-helper@*.service")
+	m.instances(t, "stop")
 	if got := c.line(); got != "the helper has ended" {
 		t.Error(got)
 	}
@@ -137,7 +137,7 @@ func (m *machine) resolvConf(t *testing.T) {
 	if got, want := m.start(t, bob, "hold", edits(ofBob)...).line(), "another kubevpn process has edited it"; !strings.Contains(got, want) {
 		t.Errorf("the second user: %s", got)
 	}
-	m.run(t, root, "systemctl kill --signal KILL kubevpn-helper@*.service")
+	m.instances(t, "kill --signal KILL")
 	if got := a.line(); got != "the helper has ended" {
 		t.Error(got)
 	}
@@ -148,7 +148,7 @@ func (m *machine) resolvConf(t *testing.T) {
 	if got := b.line(); !strings.HasPrefix(got, "up: nftables, by service, process ") {
 		t.Error(got)
 	}
-	m.run(t, root, "systemctl stop kubevpn-helper@*.service")
+	m.instances(t, "stop")
 }
 
 // outsider shows that another user gets no helper, and is told of sudo, and that nobody in a container gets one.
@@ -191,7 +191,7 @@ func (m *machine) policy(t *testing.T) {
 		t.Error(got)
 	}
 	m.run(t, root, "chmod 644 /etc/kubevpn/helper.yaml")
-	m.run(t, root, "systemctl stop kubevpn-helper@*.service")
+	m.instances(t, "stop")
 	if got := c.line(); got != "the helper has ended" {
 		t.Error(got)
 	}
@@ -236,7 +236,7 @@ func (m *machine) usersAtOnce(t *testing.T) {
 		t.Errorf("bob has lost his connection:\n%s", left)
 	}
 
-	m.run(t, root, "systemctl stop kubevpn-helper@*.service")
+	m.instances(t, "stop")
 	if got := b.line(); got != "the helper has ended" {
 		t.Error(got)
 	}

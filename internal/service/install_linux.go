@@ -64,7 +64,10 @@ func Uninstall(ctx context.Context) error {
 	unit := filepath.Join(unitDir, socketName)
 	if _, err := os.Lstat(unit); err == nil && Supported() == nil {
 		err := systemctl(ctx, "disable", "--now", socketName)
-		if err = errors.Join(err, systemctl(ctx, "stop", instances)); err != nil {
+		if systemctl(ctx, "stop", instances) != nil { // also if an instance ended after the pattern had matched it
+			err = errors.Join(err, systemctl(ctx, "stop", instances))
+		}
+		if err != nil {
 			return err
 		}
 	}
