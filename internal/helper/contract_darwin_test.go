@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"kubevpn/internal/helper/helpertest"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 func TestHelpersKeepTheContract(t *testing.T) {
@@ -17,7 +18,7 @@ func TestHelpersKeepTheContract(t *testing.T) {
 	})
 	t.Run("client", func(t *testing.T) {
 		helpertest.Test(t, func(t *testing.T) helpertest.Helper {
-			ours, theirs, err := socketpair()
+			ours, theirs, err := unixsocket.Pair("helper")
 			if err != nil {
 				t.Fatal(err)
 			}

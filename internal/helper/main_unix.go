@@ -50,15 +50,15 @@ func Main(ctx context.Context) error {
 }
 
 func first(ctx context.Context) error {
+	program, err := thisProgram()
+	if err != nil {
+		return api.Errorf(api.ExitPrivilege, "cannot find this program: %w", err)
+	}
 	ready, theirs, err := os.Pipe()
 	if err != nil {
 		return api.Errorf(api.ExitPrivilege, "cannot create a pipe: %w", err)
 	}
 	defer ready.Close()
-	program, err := thisProgram()
-	if err != nil {
-		return api.Errorf(api.ExitPrivilege, "cannot find this program: %w", err)
-	}
 	cmd := exec.Command(program, "helper")
 	cmd.Args[0] = os.Args[0]
 	cmd.Stdin = os.Stdin

@@ -13,12 +13,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // readyTimeout limits the time from the helper's start until it is ready. Before its start, a user may take any time to
@@ -58,7 +58,7 @@ func Start(ctx context.Context, cfg StartConfig) (*os.File, error) {
 
 // startProcess starts the helper with a socketpair, by sudo if this process does not run as root.
 func startProcess(ctx context.Context, cfg StartConfig) (*os.File, error) {
-	ours, theirs, err := socketpair()
+	ours, theirs, err := unixsocket.Pair("helper")
 	if err != nil {
 		return nil, api.Errorf(api.ExitPrivilege, "cannot create a socketpair: %w", err)
 	}
@@ -85,21 +85,6 @@ func startProcess(ctx context.Context, cfg StartConfig) (*os.File, error) {
 		return nil, asStartError(err)
 	}
 	return ours, nil
-}
-
-// socketpair returns both ends of a stream. No child process inherits them.
-func socketpair() (a, b *os.File, err error) {
-	syscall.ForkLock.RLock() // macOS cannot create them with close-on-exec
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	if err == nil {
-		unix.CloseOnExec(fds[0])
-		unix.CloseOnExec(fds[1])
-	}
-	syscall.ForkLock.RUnlock()
-	if err != nil {
-		return nil, nil, err
-	}
-	return os.NewFile(uintptr(fds[0]), "helper"), os.NewFile(uintptr(fds[1]), "helper"), nil
 }
 
 func withSudo(sudo string, argv []string) ([]string, error) {

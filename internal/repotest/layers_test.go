@@ -65,7 +65,7 @@ var layers = map[string]int{
 	"pkg/wire/authlistener": 10,
 	"pkg/wire/filesync":     10,
 	"pkg/wire/nonblock":     0,
-	"pkg/wire/sshjump":      0,
+	"pkg/wire/sshjump":      10,
 
 	"pkg/protocol/dns":         10,
 	"pkg/protocol/interceptor": 10,

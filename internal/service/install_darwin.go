@@ -3,15 +3,11 @@ package service
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
 	"strconv"
-	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
@@ -94,20 +90,7 @@ func Uninstall(ctx context.Context) error {
 
 // Status returns the state of the service. It requires no privilege.
 func Status(ctx context.Context) (api.HelperService, error) {
-	content, err := os.ReadFile(filepath.Join(jobDir, plistName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return api.HelperService{}, nil
-	}
-	if err != nil {
-		return api.HelperService{}, api.Errorf(api.ExitUnexpected, "cannot read the job of the service: %w", err)
-	}
-	s := parseUnit(string(content))
-	if u, err := user.LookupId(s.User); err == nil {
-		s.User = u.Username
-	}
-	s.Active = loaded(ctx)
-	s.Allowed = s.Active && unix.Access(Socket, unix.W_OK) == nil
-	return s, nil
+	return status(filepath.Join(jobDir, plistName), func() bool { return loaded(ctx) })
 }
 
 // loaded reports whether launchd has the job.
@@ -116,10 +99,5 @@ func loaded(ctx context.Context) bool {
 }
 
 func launchctl(ctx context.Context, args ...string) error {
-	out, err := exec.CommandContext(ctx, "launchctl", args...).CombinedOutput()
-	if err != nil {
-		return api.Errorf(api.ExitPrivilege, "`launchctl %s` failed: %w: %s", strings.Join(args, " "), err,
-			strings.Join(strings.Fields(string(out)), " "))
-	}
-	return nil
+	return run(ctx, append([]string{"launchctl"}, args...)...)
 }

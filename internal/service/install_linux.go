@@ -3,14 +3,9 @@ package service
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
-	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
@@ -27,7 +22,6 @@ func Install(ctx context.Context, group string) error {
 	if err != nil {
 		return err
 	}
-	unix.Umask(0o022) // users may read all of it
 	if err := installFiles("/proc/self/exe", unitDir, units(version.Full(), who)); err != nil {
 		return api.Errorf(api.ExitPrivilege, "cannot install the service: %w", err)
 	}
@@ -90,27 +84,11 @@ func Uninstall(ctx context.Context) error {
 
 // Status returns the state of the service. It requires no privilege.
 func Status(ctx context.Context) (api.HelperService, error) {
-	content, err := os.ReadFile(filepath.Join(unitDir, socketName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return api.HelperService{}, nil
-	}
-	if err != nil {
-		return api.HelperService{}, api.Errorf(api.ExitUnexpected, "cannot read the unit of the service: %w", err)
-	}
-	s := parseUnit(string(content))
-	if u, err := user.LookupId(s.User); err == nil {
-		s.User = u.Username
-	}
-	s.Active = exec.CommandContext(ctx, "systemctl", "--quiet", "is-active", socketName).Run() == nil
-	s.Allowed = s.Active && unix.Access(Socket, unix.W_OK) == nil
-	return s, nil
+	return status(filepath.Join(unitDir, socketName), func() bool {
+		return exec.CommandContext(ctx, "systemctl", "--quiet", "is-active", socketName).Run() == nil
+	})
 }
 
 func systemctl(ctx context.Context, args ...string) error {
-	out, err := exec.CommandContext(ctx, "systemctl", args...).CombinedOutput()
-	if err != nil {
-		return api.Errorf(api.ExitPrivilege, "`systemctl %s` failed: %w: %s", strings.Join(args, " "), err,
-			strings.Join(strings.Fields(string(out)), " "))
-	}
-	return nil
+	return run(ctx, append([]string{"systemctl"}, args...)...)
 }

@@ -9,9 +9,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
+	"os/user"
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"kubevpn/internal/api"
 )
@@ -39,6 +43,7 @@ func allowed(ctx context.Context, group string) (owner, error) {
 
 // installFiles copies the program, and writes the units into dir, and the policy.
 func installFiles(program, dir string, units map[string]string) error {
+	unix.Umask(0o022) // users may read all of it
 	if err := makeDir(programDir); err != nil {
 		return err
 	}
@@ -86,4 +91,32 @@ func replace(path string, mode fs.FileMode, content io.Reader) error {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
 	return os.Rename(f.Name(), path)
+}
+
+// status returns the state of the service whose unit is a file.
+func status(file string, active func() bool) (api.HelperService, error) {
+	content, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return api.HelperService{}, nil
+	}
+	if err != nil {
+		return api.HelperService{}, api.Errorf(api.ExitUnexpected, "cannot read the unit of the service: %w", err)
+	}
+	s := parseUnit(string(content))
+	if u, err := user.LookupId(s.User); err == nil {
+		s.User = u.Username
+	}
+	s.Active = active()
+	s.Allowed = s.Active && unix.Access(Socket, unix.W_OK) == nil
+	return s, nil
+}
+
+// run executes a command of the system's service manager.
+func run(ctx context.Context, argv ...string) error {
+	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
+	if err != nil {
+		return api.Errorf(api.ExitPrivilege, "`%s` failed: %w: %s", strings.Join(argv, " "), err,
+			strings.Join(strings.Fields(string(out)), " "))
+	}
+	return nil
 }

@@ -12,6 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Pair returns both ends of a stream, each named name. No child process inherits them. The caller owns them.
+func Pair(name string) (a, b *os.File, err error) {
+	syscall.ForkLock.RLock() // macOS cannot create them with close-on-exec
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err == nil {
+		unix.CloseOnExec(fds[0])
+		unix.CloseOnExec(fds[1])
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	return os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name), nil
+}
+
 // Files returns the files that came with a message, each named name. oob contains the control messages that
 // net.UnixConn.ReadMsgUnix read, which also sets close-on-exec. The caller owns the files. After an error, none is
 // open.

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubevpn/pkg/host/unixsocket"
 )
 
 const (
@@ -208,17 +210,10 @@ func (c *Client) DialContext(ctx context.Context, address string) (net.Conn, err
 
 // pair returns a connection, and the other end of it for another process.
 func pair() (net.Conn, *os.File, error) {
-	syscall.ForkLock.RLock() // not every system can set close-on-exec at once
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	if err == nil {
-		unix.CloseOnExec(fds[0])
-		unix.CloseOnExec(fds[1])
-	}
-	syscall.ForkLock.RUnlock()
+	ours, theirs, err := unixsocket.Pair("ssh")
 	if err != nil {
-		return nil, nil, os.NewSyscallError("socketpair", err)
+		return nil, nil, err
 	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), "ssh"), os.NewFile(uintptr(fds[1]), "ssh")
 	defer ours.Close() // FileConn duplicates it
 	conn, err := net.FileConn(ours)
 	if err != nil {
