@@ -66,6 +66,8 @@ spec:
 		})
 	})
 	t.Run("internal_traffic_policy_local_is_kept", func(t *testing.T) {
+		// In the system netstack kube-proxy chooses, and refuses until it knows the endpoints of the new Service.
+		testenv.Eventually(t, time.Minute, func() error { _, err := l.get(t, "http://"+vip("here")+"/"); return err })
 		node := w.kubectl(t, "-n", l.connection(t).ManagerNamespace, "get", "pod", l.connection(t).ManagerPod, "-o", "jsonpath={.spec.nodeName}")
 		for range 4 {
 			e, err := l.get(t, "http://"+vip("here")+"/")
