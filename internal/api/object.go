@@ -24,6 +24,7 @@ const (
 	KindTrustedClusters = "TrustedClusters"
 	KindSettingList     = "SettingList"
 	KindHelperService   = "HelperService"
+	KindReport          = "Report"
 )
 
 // InterceptList is the result of `kubevpn proxy` and `kubevpn clone` for several workloads.
@@ -81,4 +82,19 @@ type Holder struct {
 	Match     string `json:"match,omitempty"`     // for people; known if this machine also intercepts the workload
 	Name      string `json:"name,omitempty"`      // of a clone
 	Namespace string `json:"namespace,omitempty"` // of a clone
+}
+
+// Report is the output of `kubevpn report`.
+type Report struct {
+	TypeMeta
+	File  string       `json:"file"` // the archive
+	Parts []ReportPart `json:"parts"`
+}
+
+// ReportPart is one file in the archive, or one that is missing.
+type ReportPart struct {
+	Name    string `json:"name"`
+	About   string `json:"about"`
+	Bytes   int    `json:"bytes"`             // 0: the archive does not contain it
+	Missing string `json:"missing,omitempty"` // why the part, or something of it, is missing
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/term"
 	"k8s.io/client-go/tools/clientcmd"
@@ -32,11 +33,9 @@ type login struct {
 // loginBeside is login. It calls beside during the check, so that beside adds no round trip.
 func (k *kubeFlags) loginBeside(ctx context.Context, a *app, on func(api.Event), managerNamespace string,
 	beside func(context.Context, login)) (*cluster.Cluster, cluster.Prepared, error) {
-	timeout, err := clientcmd.ParseTimeout(k.in.Overrides.Timeout)
+	timeout, err := k.timeout()
 	if err != nil {
-		return nil, cluster.Prepared{},
-			api.Errorf(api.ExitUsage, "--request-timeout: %q is not a duration", k.in.Overrides.Timeout).
-				WithHint("write it like 10s or 1m; 0 sets no limit")
+		return nil, cluster.Prepared{}, err
 	}
 	c, prepared, err := k.load(a)
 	if err != nil {
@@ -71,6 +70,16 @@ func (k *kubeFlags) loginBeside(ctx context.Context, a *app, on func(api.Event),
 	wg.Wait()
 	on(api.Event{Step: step, Detail: c.Server(), Done: true})
 	return c, prepared, nil
+}
+
+// timeout returns the time limit for the first answer of the API server; 0: none.
+func (k *kubeFlags) timeout() (time.Duration, error) {
+	timeout, err := clientcmd.ParseTimeout(k.in.Overrides.Timeout)
+	if err != nil {
+		return 0, api.Errorf(api.ExitUsage, "--request-timeout: %q is not a duration", k.in.Overrides.Timeout).
+			WithHint("write it like 10s or 1m; 0 sets no limit")
+	}
+	return timeout, nil
 }
 
 // load returns a client for the cluster that the flags select. It runs no credential plugin; the requests of the client

@@ -34,28 +34,34 @@ func newVersion(a *app) *cobra.Command {
 	return cmd
 }
 
-func (o *versionOptions) run(ctx context.Context) error {
+// version returns the versions of this program, the daemon and the service.
+func (a *app) version(ctx context.Context) (api.Version, error) {
 	v := api.Version{
 		TypeMeta: api.Type(api.KindVersion),
 		Version:  version.String(), Commit: version.Commit(), Go: runtime.Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, Image: config.Default().Image,
 	}
-	c, err := o.app.client()
+	c, err := a.client()
 	if err != nil {
-		return err
+		return v, err
 	}
 	info, err := c.info(ctx)
 	switch {
 	case err == nil:
 		v.Daemon = &info.Version
 	case !errors.Is(err, errNoDaemon):
-		return err
+		return v, err
 	}
 	s, err := service.Status(ctx)
+	v.Service = s.Version
+	return v, err
+}
+
+func (o *versionOptions) run(ctx context.Context) error {
+	v, err := o.app.version(ctx)
 	if err != nil {
 		return err
 	}
-	v.Service = s.Version
 	if o.output.value != "text" {
 		return o.output.print(o.app.out, v, "version/"+v.Version)
 	}

@@ -12,7 +12,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"kubevpn/internal/api"
 )
@@ -30,7 +29,7 @@ func (p Paths) ClientKey() (*ecdsa.PrivateKey, error) {
 	if err := p.MakeStateDir(); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(p.StateDir, "client.key")
+	path := p.KeyFile()
 	key, err := readKey(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = createKey(p.StateDir, path); err == nil {

@@ -29,6 +29,9 @@ func (p Paths) Lock() string { return filepath.Join(p.RuntimeDir, "daemon.lock")
 // LogFile returns the path of the daemon's log.
 func (p Paths) LogFile() string { return filepath.Join(p.StateDir, "daemon.log") }
 
+// KeyFile returns the path of the key that ClientKey returns.
+func (p Paths) KeyFile() string { return filepath.Join(p.StateDir, "client.key") }
+
 // TrustFile returns the path of the file of the trusted clusters.
 func (p Paths) TrustFile() string { return filepath.Join(p.StateDir, "trust.json") }
 

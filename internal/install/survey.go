@@ -71,18 +71,25 @@ func listManagerPods(ctx context.Context, kube kubernetes.Interface, namespace s
 	return pods, nil
 }
 
+// Pods returns the pods that look like the traffic manager's, and their namespace: in the namespace or, if that is
+// empty, in the one that Ensure probably uses. It verifies nothing.
+func Pods(ctx context.Context, c *cluster.Cluster, namespace, fallback string) (ns string, pods []*corev1.Pod,
+	err error) {
+	o := Options{Namespace: namespace, FallbackNamespace: fallback}
+	for _, ns = range o.namespaces() {
+		if pods, err = listManagerPods(ctx, c.Kube(), ns); !apierrors.IsForbidden(err) {
+			break
+		}
+	}
+	return ns, pods, err
+}
+
 // GuessPod returns a ready pod that looks like the traffic manager's: in the namespace or, if that is empty, in the one
 // that Ensure probably uses. It verifies nothing and does not wait. pod is empty if it finds none.
 func GuessPod(ctx context.Context, c *cluster.Cluster, namespace, fallback string) (found, pod string) {
-	o := Options{Namespace: namespace, FallbackNamespace: fallback}
-	for _, ns := range o.namespaces() {
-		pods, err := listManagerPods(ctx, c.Kube(), ns)
-		if v := judge(snapshot{namespace: ns, pods: pods}); v.ready {
-			return ns, v.pod.Name
-		}
-		if !apierrors.IsForbidden(err) {
-			break
-		}
+	ns, pods, _ := Pods(ctx, c, namespace, fallback) // an error is no pod
+	if v := judge(snapshot{namespace: ns, pods: pods}); v.ready {
+		return ns, v.pod.Name
 	}
 	return "", ""
 }

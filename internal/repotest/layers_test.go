@@ -33,6 +33,7 @@ var layers = map[string]int{
 	"internal/clone":      30,
 	"internal/dev":        31, // it runs programs, or containers by internal/docker
 	"internal/docker":     30,
+	"internal/report":     31, // it finds the traffic manager by internal/install
 
 	"internal/netpolicy": 20,
 	"internal/podenv":    21,
@@ -60,6 +61,7 @@ var layers = map[string]int{
 	"pkg/host/unixsocket": 0,
 
 	"pkg/wakeup": 0,
+	"pkg/redact": 0,
 
 	"pkg/wire/transport":    10,
 	"pkg/wire/authlistener": 10,

@@ -95,6 +95,7 @@ func proxyHeaders(t *testing.T, l *laptop, s *shop, v *visitor) {
 	began := time.Now()
 	r := l.proxy(t, s, "--headers", mine+"="+me, "--port", "8080:http") // one port is given by its name
 	l.listed(t, s)
+	l.reports(t, s)
 	for name, ip := range names {
 		if err := v.want("http://"+ip+":8080/", "laptop", mine, me); err != nil {
 			t.Errorf("pod %s: %v", name, err)

@@ -1,0 +1,131 @@
+package report
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// commandTimeout limits a program that prints a part.
+const commandTimeout = 5 * time.Second
+
+// look is a part that programs print, or that files contain.
+type look struct {
+	name, about string
+	commands    []string // without quotes: fields are the arguments
+	files       []string
+}
+
+// looks returns the parts about the network of a machine.
+func looks(system string) []look {
+	switch system {
+	case "linux":
+		return []look{
+			{"machine.txt", "the kernel and the distribution", []string{"uname -srvm"}, []string{"/etc/os-release"}},
+			{"routes.txt", "addresses, routes and routing rules", []string{"ip -brief address", "ip -4 rule",
+				"ip -6 rule", "ip -4 route show table all", "ip -6 route show table all"}, nil},
+			{"rules.txt", "nftables rules, without the content of sets",
+				[]string{"nft --stateless --terse list ruleset"}, nil},
+			{"resolver.txt", "name resolution", []string{"resolvectl --no-pager status"},
+				[]string{"/etc/resolv.conf", "/etc/nsswitch.conf"}},
+		}
+	case "windows":
+		return []look{
+			{"machine.txt", "the version of Windows", []string{"cmd /c ver"}, nil},
+			{"routes.txt", "interfaces and routes", []string{"route print"}, nil},
+			{"resolver.txt", "name resolution", []string{"netsh interface ip show dnsservers",
+				"netsh namespace show effectivepolicy"}, nil},
+		}
+	}
+	return []look{
+		{"machine.txt", "the kernel", []string{"uname -srvm"}, nil},
+		{"routes.txt", "interfaces and routes", []string{"ifconfig -a", "netstat -rn"}, nil},
+		{"rules.txt", "packet filter rules", []string{"pfctl -s rules"}, nil},
+		{"resolver.txt", "name resolution", []string{"scutil --dns"}, []string{"/etc/resolv.conf"}},
+	}
+}
+
+// Machine collects the parts about this machine.
+func Machine(ctx context.Context) (parts []Part) {
+	for _, l := range looks(runtime.GOOS) {
+		parts = append(parts, l.part(ctx))
+	}
+	return parts
+}
+
+func (l look) part(ctx context.Context) Part {
+	p := Part{Name: l.name, About: l.about}
+	var text strings.Builder
+	add := func(title, content string, err error) {
+		if err != nil {
+			p.Err = errors.Join(p.Err, fmt.Errorf("%s: %w", title, err))
+			return
+		}
+		fmt.Fprintf(&text, "$ %s\n%s\n", title, content)
+	}
+	for _, command := range l.commands {
+		content, err := run(ctx, strings.Fields(command))
+		add(command, content, err)
+	}
+	for _, file := range l.files {
+		content, err := os.ReadFile(file)
+		add("cat "+file, string(content), err)
+	}
+	p.Text = text.String()
+	return p
+}
+
+// run returns the standard output of a program.
+func run(ctx context.Context, args []string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	var out, said limited
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &said, time.Second
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	err := cmd.Run()
+	switch {
+	case ctx.Err() != nil:
+		return "", fmt.Errorf("it did not end within %v", commandTimeout)
+	case errors.Is(err, exec.ErrNotFound):
+		return "", errors.New("this machine does not have the program")
+	case err != nil:
+		return "", fmt.Errorf("%w: %s", err, api.OneLine(said.String()))
+	}
+	return out.String(), nil
+}
+
+// limited keeps the first bytes, up to partMost, and discards the rest.
+type limited struct{ bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	l.Buffer.Write(p[:min(len(p), partMost-l.Len())])
+	return len(p), nil
+}
+
+// File returns a part with the end of a file.
+func File(name, about, path string) Part {
+	p := Part{Name: name, About: about}
+	f, err := os.Open(path)
+	if err != nil {
+		p.Err = err
+		return p
+	}
+	defer f.Close()
+	if size, err := f.Seek(0, io.SeekEnd); err == nil {
+		_, err = f.Seek(max(0, size-partMost-1), io.SeekStart)
+		p.Err = err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, partMost+1))
+	p.Text, p.Err = string(text), errors.Join(p.Err, err)
+	return p
+}

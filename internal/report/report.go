@@ -1,0 +1,141 @@
+// Package report writes an archive for an issue: logs, states and versions, without secrets. It works when kubevpn does
+// not: the archive says what is missing, and why. Each part has a limit for its size and its time.
+package report
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/redact"
+)
+
+const (
+	// partMost limits a part, in bytes. Of a longer one, the end remains.
+	partMost = 512 << 10
+	// sourceTimeout limits the time that a source takes.
+	sourceTimeout = 20 * time.Second
+	// index is the name of the part that lists the others.
+	index = "README.txt"
+)
+
+// Part is one file of the archive.
+type Part struct {
+	Name  string // "daemon.log"
+	About string // what it contains
+	Text  string
+	Err   error // why the part, or something of it, is missing
+}
+
+// Source collects parts. It stops when ctx ends, and returns what it has.
+type Source func(ctx context.Context) []Part
+
+// Collect runs the sources at the same time and returns their parts in order.
+func Collect(ctx context.Context, sources ...Source) []Part {
+	ctx, cancel := context.WithTimeoutCause(ctx, sourceTimeout, fmt.Errorf("no answer within %v", sourceTimeout))
+	defer cancel()
+	found := make([][]Part, len(sources))
+	var g errgroup.Group
+	for n, source := range sources {
+		g.Go(func() error {
+			found[n] = source(ctx)
+			return nil // a part has its error
+		})
+	}
+	_ = g.Wait()
+	var parts []Part
+	for _, f := range found {
+		parts = append(parts, f...)
+	}
+	return parts
+}
+
+// Write writes the archive: the parts without the secrets that r finds, and an index. It returns the list of the parts.
+func Write(w io.Writer, parts []Part, r *redact.Redactor) ([]api.ReportPart, error) {
+	zip := gzip.NewWriter(w)
+	archive := tar.NewWriter(zip)
+	now := time.Now()
+	add := func(name, text string) error {
+		name = path.Join("kubevpn-report", path.Join("/", name)) // no name leaves the directory
+		header := &tar.Header{Name: name, Mode: 0o600, Size: int64(len(text)), ModTime: now}
+		if err := archive.WriteHeader(header); err != nil {
+			return err
+		}
+		_, err := io.WriteString(archive, text)
+		return err
+	}
+	var list []api.ReportPart
+	for _, p := range parts {
+		// Clean first: what it removes may be within a secret.
+		clean := func(text string) string { return r.Text(api.Clean(text)) }
+		text := clean(end(p.Text))
+		item := api.ReportPart{Name: clean(p.Name), About: clean(p.About), Bytes: len(text)}
+		if p.Err != nil {
+			item.Missing = api.OneLine(strings.ReplaceAll(clean(p.Err.Error()), "\n", "; "))
+		}
+		list = append(list, item)
+		if text == "" {
+			continue
+		}
+		if err := add(item.Name, text); err != nil {
+			return nil, err
+		}
+	}
+	if err := add(index, describe(list)); err != nil {
+		return nil, err
+	}
+	if err := archive.Close(); err != nil {
+		return nil, err
+	}
+	return list, zip.Close()
+}
+
+// end returns the last lines of a text, at most partMost bytes.
+func end(text string) string {
+	if len(text) <= partMost {
+		return text
+	}
+	text = text[len(text)-partMost:]
+	_, text, _ = strings.Cut(text, "\n")
+	return "[the begin is left out]\n" + text
+}
+
+// describe returns the index.
+func describe(list []api.ReportPart) string {
+	var b bytes.Buffer
+	fmt.Fprint(&b, "A report of `kubevpn report`, for an issue about kubevpn.\n\n", Notice, "\n\n")
+	Print(&b, list)
+	return b.String()
+}
+
+// Notice is what the user should know before sending an archive.
+const Notice = "kubevpn has replaced the secrets that it knows or recognizes by " + redact.Mark + ". The files\n" +
+	"still name hosts, namespaces, workloads, addresses and users. Look at them before you send the archive."
+
+// Print writes what the archive contains, and what it does not.
+func Print(w io.Writer, list []api.ReportPart) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, p := range list {
+		if p.Bytes > 0 {
+			fmt.Fprintf(t, "%s\t%d bytes\t%s\n", p.Name, p.Bytes, p.About)
+		}
+	}
+	t.Flush()
+	title := "\nNot collected:\n"
+	for _, p := range list {
+		if p.Missing != "" {
+			fmt.Fprintf(w, "%s%s: %s\n", title, p.About, p.Missing)
+			title = ""
+		}
+	}
+}
