@@ -46,6 +46,17 @@ const (
 
 	ExitEngine ExitCode = 70 // no usable Docker Engine, or it failed
 
+	// The causes that `kubevpn why` finds.
+	ExitNameMissing   ExitCode = 80 // the name has no address
+	ExitNameTaken     ExitCode = 81 // a resolver other than kubevpn's answers for the name
+	ExitRouteTaken    ExitCode = 82 // the address is not routed into the tunnel
+	ExitNoPort        ExitCode = 83 // the Service has no such port
+	ExitNoEndpoint    ExitCode = 84 // the Service has no endpoint that is ready
+	ExitTargetPort    ExitCode = 85 // the Service sends to a port that the pods do not serve
+	ExitClosedPort    ExitCode = 86 // nothing listens on the port of the pod
+	ExitNetworkPolicy ExitCode = 87 // a NetworkPolicy blocks the connection
+	ExitNoAnswer      ExitCode = 88 // no answer, for no other known cause
+
 	ExitInterrupted ExitCode = 130 // Ctrl-C
 )
 

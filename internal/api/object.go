@@ -25,6 +25,7 @@ const (
 	KindSettingList     = "SettingList"
 	KindHelperService   = "HelperService"
 	KindReport          = "Report"
+	KindExplanation     = "Explanation"
 )
 
 // InterceptList is the result of `kubevpn proxy` and `kubevpn clone` for several workloads.

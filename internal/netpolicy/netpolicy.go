@@ -4,11 +4,13 @@
 //	traffic from A to B passes if  A has no egress policy, or one of them allows B,
 //	                          and  B has no ingress policy, or one of them allows A
 //
-// The evaluation leaves out ports, labels of namespaces other than the name, address blocks other than "all addresses",
-// and the policies of CNI plugins. So a policy that it reports may in fact allow the traffic, and the reverse.
+// The evaluation leaves out labels of namespaces other than the name, and the policies of CNI plugins. It leaves out ports
+// and address blocks other than "all addresses", too, unless a Flow has them. So a policy that it reports may in fact
+// allow the traffic, and the reverse.
 package netpolicy
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -16,6 +18,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // Pod is what policies know of a pod.
@@ -24,30 +27,65 @@ type Pod struct {
 	Labels    map[string]string
 }
 
+// Flow is a TCP connection from one pod to another. The zero values of the addresses and of the port stand for any.
+type Flow struct {
+	From, To     Pod
+	FromIP, ToIP netip.Addr
+	Port         uint16 // of To
+	PortName     string // of the container that declares Port
+}
+
 // Blocking returns the names of the policies because of which nothing passes from one pod to another, sorted. It
 // returns nil if traffic passes. The policies are those of both namespaces.
 func Blocking(policies []networkingv1.NetworkPolicy, from, to Pod) []string {
+	return Flow{From: from, To: to}.Blocking(policies)
+}
+
+// Blocking is like the function of that name, for one flow.
+func (f Flow) Blocking(policies []networkingv1.NetworkPolicy) []string {
 	names := slices.Concat(
-		blocking(policies, to, networkingv1.PolicyTypeIngress, from),
-		blocking(policies, from, networkingv1.PolicyTypeEgress, to))
+		f.blocking(policies, f.To, networkingv1.PolicyTypeIngress),
+		f.blocking(policies, f.From, networkingv1.PolicyTypeEgress))
 	return sorted(names)
 }
 
-// blocking returns the policies of a pod in one direction if none of them allows the peer.
-func blocking(policies []networkingv1.NetworkPolicy, pod Pod, direction networkingv1.PolicyType,
-	peer Pod) (names []string) {
+// blocking returns the policies of a pod in one direction if none of them allows the flow.
+func (f Flow) blocking(policies []networkingv1.NetworkPolicy, pod Pod,
+	direction networkingv1.PolicyType) (names []string) {
+	peer, ip := f.From, f.FromIP
+	if direction == networkingv1.PolicyTypeEgress {
+		peer, ip = f.To, f.ToIP
+	}
 	for _, policy := range policies {
 		if !appliesTo(policy, pod, direction) {
 			continue
 		}
-		for _, peers := range rules(policy, direction) {
-			if allows(peers, policy.Namespace, peer) {
+		for _, r := range rules(policy, direction) {
+			if allows(r.peers, policy.Namespace, peer, ip) && f.allowsPort(r.ports) {
 				return nil
 			}
 		}
 		names = append(names, policy.Name)
 	}
 	return names
+}
+
+// allowsPort reports whether the ports of a rule contain the flow's port. A rule without ports names all.
+func (f Flow) allowsPort(ports []networkingv1.NetworkPolicyPort) bool {
+	return len(ports) == 0 || f.Port == 0 ||
+		slices.ContainsFunc(ports, func(p networkingv1.NetworkPolicyPort) bool {
+			switch {
+			case p.Protocol != nil && *p.Protocol != corev1.ProtocolTCP:
+				return false
+			case p.Port == nil:
+				return true
+			case p.Port.Type == intstr.String:
+				return p.Port.StrVal == f.PortName
+			case p.EndPort != nil:
+				return p.Port.IntVal <= int32(f.Port) && int32(f.Port) <= *p.EndPort
+			}
+			return p.Port.IntVal == int32(f.Port)
+		})
 }
 
 // OnlyApplying returns the names of the policies that allow traffic of pod a, do not apply to pod b, and whose absence
@@ -75,8 +113,9 @@ func OnlyApplying(policies []networkingv1.NetworkPolicy, a, b Pod) (names []stri
 func OnlyAllowing(policies []networkingv1.NetworkPolicy, a, b Pod) (names []string) {
 	for _, policy := range policies {
 		for _, direction := range directions {
-			for _, peers := range rules(policy, direction) {
-				if allows(peers, policy.Namespace, a) && !allows(peers, policy.Namespace, b) {
+			for _, r := range rules(policy, direction) {
+				if allows(r.peers, policy.Namespace, a, netip.Addr{}) &&
+					!allows(r.peers, policy.Namespace, b, netip.Addr{}) {
 					names = append(names, policy.Name)
 				}
 			}
@@ -99,25 +138,34 @@ func appliesTo(policy networkingv1.NetworkPolicy, pod Pod, direction networkingv
 		matches(&policy.Spec.PodSelector, pod.Labels)
 }
 
-// rules returns the peers of each rule of a policy in a direction.
-func rules(policy networkingv1.NetworkPolicy,
-	direction networkingv1.PolicyType) (all [][]networkingv1.NetworkPolicyPeer) {
+// rule is a rule of a policy, of either direction.
+type rule struct {
+	peers []networkingv1.NetworkPolicyPeer
+	ports []networkingv1.NetworkPolicyPort
+}
+
+// rules returns the rules of a policy in a direction.
+func rules(policy networkingv1.NetworkPolicy, direction networkingv1.PolicyType) (all []rule) {
 	if direction == networkingv1.PolicyTypeIngress {
-		for _, rule := range policy.Spec.Ingress {
-			all = append(all, rule.From)
+		for _, r := range policy.Spec.Ingress {
+			all = append(all, rule{r.From, r.Ports})
 		}
 		return all
 	}
-	for _, rule := range policy.Spec.Egress {
-		all = append(all, rule.To)
+	for _, r := range policy.Spec.Egress {
+		all = append(all, rule{r.To, r.Ports})
 	}
 	return all
 }
 
-// allows reports whether a rule of a policy in a namespace names a pod. A rule without peers names everybody.
-func allows(peers []networkingv1.NetworkPolicyPeer, namespace string, pod Pod) bool {
+// allows reports whether a rule of a policy in a namespace names a pod, or its address. A rule without peers names
+// everybody.
+func allows(peers []networkingv1.NetworkPolicyPeer, namespace string, pod Pod, ip netip.Addr) bool {
 	return len(peers) == 0 || slices.ContainsFunc(peers, func(peer networkingv1.NetworkPolicyPeer) bool {
 		switch {
+		case peer.IPBlock != nil && ip.IsValid():
+			return contains(peer.IPBlock.CIDR, ip) &&
+				!slices.ContainsFunc(peer.IPBlock.Except, func(cidr string) bool { return contains(cidr, ip) })
 		case peer.IPBlock != nil:
 			return strings.HasSuffix(peer.IPBlock.CIDR, "/0")
 		case peer.NamespaceSelector == nil && namespace != pod.Namespace,
@@ -127,6 +175,11 @@ func allows(peers []networkingv1.NetworkPolicyPeer, namespace string, pod Pod) b
 		}
 		return peer.PodSelector == nil || matches(peer.PodSelector, pod.Labels)
 	})
+}
+
+func contains(cidr string, ip netip.Addr) bool {
+	network, err := netip.ParsePrefix(cidr)
+	return err == nil && network.Contains(ip)
 }
 
 // matches reports whether a selector selects labels. The API server accepts only selectors that are valid.

@@ -1,6 +1,8 @@
 package netpolicy
 
 import (
+	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -71,5 +73,35 @@ func TestPoliciesThatDistinguishACopyAreNamed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestFlowHasPortAndAddress(t *testing.T) {
+	const rule = `
+- {metadata: {name: rule, namespace: shop}, spec: {podSelector: {}, policyTypes: [Ingress], ingress: [INGRESS]}}`
+	flow := Flow{From: Pod{Namespace: "kubevpn"}, To: Pod{Namespace: "shop"}, FromIP: netip.MustParseAddr("10.244.1.7"),
+		Port: 8080, PortName: "http"}
+	for ingress, allowed := range map[string]bool{
+		`{}`:                                     true,
+		`{ports: [{port: 8080}]}`:                true,
+		`{ports: [{port: http}]}`:                true,
+		`{ports: [{port: 8000, endPort: 8100}]}`: true,
+		`{ports: [{port: 9090}, {port: 53, protocol: UDP}]}`:                     false,
+		`{ports: [{port: 8080, protocol: UDP}]}`:                                 false,
+		`{ports: [{port: grpc}]}`:                                                false,
+		`{from: [{ipBlock: {cidr: 10.244.0.0/16}}]}`:                             true,
+		`{from: [{ipBlock: {cidr: 10.244.0.0/16, except: [10.244.1.0/24]}}]}`:    false,
+		`{from: [{ipBlock: {cidr: 192.168.0.0/16}}]}`:                            false,
+		`{from: [{namespaceSelector: {}}], ports: [{port: 9090}]}`:               false,
+		`{from: [{namespaceSelector: {}}], ports: [{port: 9090}, {port: 8080}]}`: true,
+		`{from: [{podSelector: {}}]}`:                                            false,
+	} {
+		var policies []networkingv1.NetworkPolicy
+		if err := yaml.UnmarshalStrict([]byte(strings.Replace(rule, "INGRESS", ingress, 1)), &policies); err != nil {
+			t.Fatal(err)
+		}
+		if got := flow.Blocking(policies); (len(got) == 0) != allowed {
+			t.Errorf("%s: blocked by %q", ingress, got)
+		}
 	}
 }

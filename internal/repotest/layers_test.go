@@ -31,6 +31,7 @@ var layers = map[string]int{
 	"internal/intercept":  30,
 	"internal/supervisor": 30,
 	"internal/clone":      30,
+	"internal/why":        30,
 	"internal/dev":        31, // it runs programs, or containers by internal/docker
 	"internal/docker":     30,
 	"internal/report":     31, // it finds the traffic manager by internal/install

@@ -55,8 +55,8 @@ var installing = []suite{
 	{"readme", readmeSuite}, // last, because it uninstalls the manager
 }
 
-// intercepts tests intercepts and clones on one cluster, in the netstack that kubevpn chooses. The suite proxied tests
-// what depends on the packet path, on other clusters too.
+// intercepts tests intercepts and clones on one cluster, in the netstack that kubevpn chooses, and `kubevpn why`. The
+// suite proxied tests what depends on the packet path, on other clusters too.
 var intercepts = []suite{
 	{"proxy", proxySuite},
 	{"kinds", kindsSuite},
@@ -65,6 +65,7 @@ var intercepts = []suite{
 	{"clone", cloneSuite},
 	{"claims", cloneClaimsSuite},
 	{"clonejob", cloneJobSuite},
+	{"why", whySuite},
 }
 
 // dev runs programs as a pod of the workload does, on the same kind of cluster as intercepts.

@@ -1,0 +1,157 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/net/http/httpguts"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/why"
+	"kubevpn/internal/why/trip"
+)
+
+type whyOptions struct {
+	app     *app
+	kube    kubeFlags
+	output  *format
+	headers []string
+	method  string
+	timeout time.Duration
+}
+
+func newWhy(a *app) *cobra.Command {
+	o := &whyOptions{app: a, output: newObjectFormat("text")}
+	cmd := &cobra.Command{
+		Use:   "why URL",
+		Short: "Explain what happens to a request to the cluster",
+		Long: "Send one request from this machine, and show each hop of its path: the name, the route, the Service\n" +
+			"and its endpoints, NetworkPolicies, the connection and the answer. If the request fails, the command\n" +
+			"names the cause, and its exit code tells causes apart. It reads objects with your own rights; what you\n" +
+			"may not read is shown as unknown. The request carries the headers kubevpn-why and traceparent.",
+		Example: examples(
+			"Explain why a Service does not answer", "kubevpn why http://web.default/",
+			"Send a header, and another method", "kubevpn why web.default:8080/orders -H 'x-user: me' -X HEAD",
+			"Print the cause for a script", "kubevpn why http://web.default -o jsonpath='{.error.message}'",
+		),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return api.Errorf(api.ExitUsage, "`kubevpn why` takes one URL").
+					WithHint("for example `kubevpn why http://web.default/`")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req, err := o.request(args[0])
+			if err != nil {
+				return err
+			}
+			return o.run(cmd.Context(), req)
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	flags := cmd.Flags()
+	flags.StringArrayVarP(&o.headers, "header", "H", nil, "header of the request, 'NAME: VALUE'; may be repeated")
+	flags.StringVarP(&o.method, "method", "X", http.MethodGet, "method of the request")
+	flags.DurationVar(&o.timeout, "timeout", why.Timeout, "time limit for all hops together")
+	complete(cmd, "method", "GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
+	o.kube.addClusterTo(cmd)
+	o.output.addTo(cmd)
+	return cmd
+}
+
+// request builds the request from the URL and the flags.
+func (o *whyOptions) request(text string) (trip.Request, error) {
+	if !strings.Contains(text, "://") {
+		text = "http://" + text
+	}
+	r := trip.Request{Method: strings.ToUpper(o.method), Header: http.Header{}, Trace: trip.NewTrace()}
+	var err error
+	if r.URL, err = url.Parse(text); err != nil || r.URL.Hostname() == "" ||
+		r.URL.Scheme != "http" && r.URL.Scheme != "https" {
+		return r, api.Errorf(api.ExitUsage, "%q is not a URL that begins with http:// or https://", text)
+	}
+	if o.timeout < time.Second {
+		return r, api.Errorf(api.ExitUsage, "--timeout must be at least 1s")
+	}
+	for _, text := range o.headers {
+		name, value, found := strings.Cut(text, ":")
+		value = strings.TrimSpace(value)
+		if !found || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			return r, api.Errorf(api.ExitUsage, "--header: %q is not a header", text).
+				WithHint("write it like -H 'x-user: me'")
+		}
+		r.Header.Add(name, value)
+	}
+	if !httpguts.ValidHeaderFieldName(r.Method) { // both are tokens: RFC 9110
+		return r, api.Errorf(api.ExitUsage, "--method: %q is not a method", o.method)
+	}
+	return r, nil
+}
+
+func (o *whyOptions) run(ctx context.Context, req trip.Request) error {
+	p := o.app.newProgress()
+	defer p.stop()
+	c, _, err := o.kube.login(ctx, o.app, func(api.Event) {}, "") // it shows no steps
+	if err != nil {
+		return err
+	}
+	connection, err := o.connection(ctx, c)
+	if err != nil {
+		return err
+	}
+	e := why.Explain(ctx, why.Config{Kube: c.Kube(), Connection: connection, Request: req, Timeout: o.timeout})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	p.stop()
+	if o.output.forPrograms() {
+		err = o.output.print(o.app.out, e, e.URL)
+	} else {
+		err = printExplanation(o.app.out, e)
+	}
+	if err != nil || e.Error == nil {
+		return err
+	}
+	return e.Error
+}
+
+// connection returns the connection to the cluster.
+func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster) (api.Connection, error) {
+	status, err := o.app.status(ctx)
+	if err != nil && !errors.Is(err, errNoDaemon) {
+		return api.Connection{}, err
+	}
+	n := slices.IndexFunc(status.Connections, func(s api.Connection) bool { return s.ClusterID == c.ID() })
+	if n < 0 {
+		return api.Connection{}, api.Errorf(api.ExitNotConnected, "this machine is not connected to the cluster %s",
+			c.Name()).WithHint("`kubevpn connect` connects it")
+	}
+	return status.Connections[n], nil
+}
+
+func printExplanation(w io.Writer, e api.Explanation) error {
+	fmt.Fprintf(w, "%s %s, from %s\n", e.Method, e.URL, e.From)
+	t := newTable(w, false)
+	t.row([]string{"HOP", "VERDICT", "TIME", "SEEN"}, nil)
+	for _, h := range e.Hops {
+		took := "-"
+		if h.Seconds > 0 {
+			took = (time.Duration(h.Seconds*1e6) * time.Microsecond).Round(100 * time.Microsecond).String()
+		}
+		t.row([]string{h.Name, string(h.Verdict), took, dash(h.Seen)}, nil)
+		for _, note := range h.Notes {
+			t.row([]string{"", "", "", "  " + note}, nil)
+		}
+	}
+	return t.flush()
+}

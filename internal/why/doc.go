@@ -1,0 +1,9 @@
+// Package why explains what happens to one request to the cluster: `kubevpn why`.
+//
+//	observe.go    sends the request, and at the same time reads the cluster's objects: Facts
+//	judge.go      turns Facts into hops and the cause; it is pure, so that tests plant causes as Facts
+//	endpoints.go  what Services and EndpointSlices say
+//	trip          the marked request itself
+//
+// It reads objects with the rights of its user. What they may not read is a hop of the verdict "unknown", and no guess.
+package why

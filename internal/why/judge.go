@@ -1,0 +1,506 @@
+package why
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/netpolicy"
+	"kubevpn/internal/why/trip"
+)
+
+// Bounds of what is shown. Most of it is text of the cluster.
+const (
+	maxText  = 400 // characters
+	maxNotes = 6   // of a hop
+)
+
+// Facts are what was observed of a request.
+type Facts struct {
+	Request    trip.Request
+	Port       uint16         // of the request
+	Connection api.Connection // that the request should take
+	Trip       trip.Result
+	// ClusterDNS is what cluster DNS answers, asked through the tunnel. It is asked only for names that can be the
+	// cluster's.
+	ClusterDNS struct {
+		Addresses []netip.Addr
+		Step      trip.Step
+	}
+	// Namespace and Name are the Service that the host stands for; empty: it cannot be one.
+	Namespace, Name string
+	Certain         bool // the host is a name of the cluster, whether or not the Service exists
+
+	Service  *corev1.Service // nil: see Missing, or there is none
+	Slices   []discoveryv1.EndpointSlice
+	Pods     []corev1.Pod // those that the Service selects, or the one whose address was asked
+	Policies []networkingv1.NetworkPolicy
+	Manager  *corev1.Pod
+	Dials    map[netip.AddrPort]trip.Step // to endpoints, through the tunnel
+	// Missing says of what could not be read why: "you may not list pods in the namespace shop".
+	Missing map[Object]string
+}
+
+// Object is a kind of objects that Facts contain.
+type Object string
+
+const (
+	Services       Object = "services"
+	EndpointSlices Object = "endpointslices"
+	Pods           Object = "pods"
+	Policies       Object = "networkpolicies"
+	Manager        Object = "manager"
+)
+
+// Judge returns the hops of a request and the first cause for its failure.
+func Judge(f *Facts) api.Explanation {
+	j := &judge{Facts: f, all: f.endpoints()}
+	for _, e := range j.all {
+		if e.ready {
+			j.ready = append(j.ready, e)
+		}
+	}
+	j.add(api.HopName, f.Trip.Lookup.Seconds, j.name())
+	j.add(api.HopRoute, 0, j.route())
+	j.add(api.HopBalancer, 0, j.balancer())
+	j.add(api.HopPolicy, 0, j.policy())
+	j.add(api.HopDial, f.Trip.Dial.Seconds, j.dial())
+	j.add(api.HopAnswer, f.Trip.Answer.Seconds, j.answer())
+	e := api.Explanation{
+		TypeMeta: api.Type(api.KindExplanation), Method: f.Request.Method, URL: f.Request.URL.Redacted(),
+		From: "this machine", Trace: f.Request.Trace, Status: f.Trip.Status, Hops: j.hops, Error: j.cause,
+	}
+	if j.cause != nil {
+		e.Error = &api.Error{Code: j.cause.Code, Message: bounded(j.cause.Message), Hint: api.Clean(j.cause.Hint)}
+	}
+	return e
+}
+
+type judge struct {
+	*Facts
+	all, ready []endpoint
+	hops       []api.Hop
+	cause      *api.Error // the first one
+}
+
+// finding is what a method of judge finds about its hop.
+type finding struct {
+	verdict api.HopVerdict
+	seen    string
+	notes   []string
+	cause   *api.Error // with HopFailed
+}
+
+func (f finding) with(notes ...string) finding {
+	f.notes = append(f.notes, notes...)
+	return f
+}
+
+func found(verdict api.HopVerdict, format string, args ...any) finding {
+	return finding{verdict: verdict, seen: fmt.Sprintf(format, args...)}
+}
+
+// failed returns a finding with a cause. What was seen is the message of the cause.
+func failed(code api.ExitCode, format string, args ...any) finding {
+	e := api.Errorf(code, format, args...)
+	return finding{verdict: api.HopFailed, seen: e.Message, cause: e}
+}
+
+func (f finding) hint(format string, args ...any) finding {
+	f.cause = f.cause.WithHint(format, args...)
+	return f
+}
+
+// add adds a hop. Only the first failure is the cause: what is behind it may follow from it.
+func (j *judge) add(name string, seconds float64, f finding) {
+	if f.verdict == api.HopFailed {
+		if j.cause == nil {
+			j.cause = f.cause
+		} else {
+			f.verdict = api.HopNote
+		}
+	}
+	h := api.Hop{Name: name, Verdict: f.verdict, Seen: bounded(f.seen), Seconds: seconds}
+	for _, note := range f.notes {
+		if len(h.Notes) == maxNotes {
+			h.Notes = append(h.Notes, fmt.Sprintf("and %d more", len(f.notes)-maxNotes))
+			break
+		}
+		h.Notes = append(h.Notes, bounded(note))
+	}
+	j.hops = append(j.hops, h)
+}
+
+// bounded makes text of the cluster one short line.
+func bounded(s string) string {
+	r := []rune(api.OneLine(api.Clean(s)))
+	if len(r) > maxText {
+		return string(r[:maxText]) + "..."
+	}
+	return string(r)
+}
+
+// answered reports whether the request was answered, so that nothing on its way blocks it.
+func (j *judge) answered() bool { return j.Trip.Answer.Done }
+
+// expected returns the addresses that the name should have, or nil.
+func (j *judge) expected() (addresses []netip.Addr) {
+	switch {
+	case j.Service == nil:
+	case isHeadless(j.Service):
+		for _, e := range j.all {
+			addresses = append(addresses, e.to.Addr())
+		}
+	default:
+		for _, text := range j.Service.Spec.ClusterIPs {
+			if ip, err := netip.ParseAddr(text); err == nil {
+				addresses = append(addresses, ip)
+			}
+		}
+	}
+	if len(addresses) == 0 {
+		return j.ClusterDNS.Addresses
+	}
+	return addresses
+}
+
+func (j *judge) name() finding {
+	host, t := j.Request.URL.Hostname(), j.Trip
+	if !t.Lookup.Tried() {
+		return found(api.HopSkipped, "%s is an address", host)
+	}
+	who := "this machine's resolver"
+	if len(t.Nameservers) > 0 {
+		who = "the nameserver " + t.Nameservers[len(t.Nameservers)-1]
+	}
+	want := j.expected()
+	switch {
+	case t.Lookup.Done && len(t.Nameservers) == 0:
+		who = "/etc/hosts or the system"
+	case t.Lookup.Done:
+	case len(want) > 0 && j.ClusterDNS.Step.Failure == trip.TimedOut:
+		return failed(api.ExitNameMissing, "cluster DNS does not answer for %s", host).
+			hint("`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows its pods; `kubevpn status -o wide` shows " +
+				"the checks of the connection.")
+	case len(want) > 0:
+		return j.taken(fmt.Sprintf("%s does not resolve %s (%s), and the cluster has %s", who, host, t.Lookup.Error,
+			list(want)))
+	case j.Certain && j.Missing[Services] == "":
+		return failed(api.ExitNameMissing, "there is no Service %s in the namespace %s", j.Name, j.Namespace).
+			hint("`kubectl -n %s get services` lists what there is.", api.ShellQuote(j.Namespace))
+	default:
+		return failed(api.ExitNameMissing, "%s does not resolve %s: %s", who, host, t.Lookup.Error).
+			hint("For a Service, write NAME.NAMESPACE. `kubevpn status` shows the domains that go to cluster DNS.")
+	}
+	seen := fmt.Sprintf("%s: %s, by %s", host, list(t.Addresses), who)
+	if len(want) > 0 && !slices.ContainsFunc(t.Addresses, func(a netip.Addr) bool { return slices.Contains(want, a) }) {
+		return j.taken(fmt.Sprintf("%s says that %s is %s, and the cluster has %s", who, host, list(t.Addresses),
+			list(want)))
+	}
+	return found(api.HopOK, "%s", seen)
+}
+
+// taken is the finding that another resolver answers for a name.
+func (j *judge) taken(seen string) finding {
+	return failed(api.ExitNameTaken, "%s", seen).
+		hint("Another VPN, a local resolver or a hosts file answers for this name before kubevpn does (%s).\n"+
+			"Remove the name there, or use the Service's address.", cmp.Or(j.Connection.DNS.Mode, "unknown"))
+}
+
+// list returns text like "10.96.0.1, 10.96.0.2" of at most four addresses.
+func list(all []netip.Addr) string {
+	var texts []string
+	for n, a := range all {
+		if n == 4 {
+			texts = append(texts, "...")
+			break
+		}
+		texts = append(texts, a.String())
+	}
+	return strings.Join(texts, ", ")
+}
+
+func (j *judge) route() finding {
+	t, c := j.Trip, j.Connection
+	to := t.To.Addr()
+	routed := slices.ContainsFunc(c.CIDRs, func(p netip.Prefix) bool { return p.Contains(to) })
+	switch {
+	case !to.IsValid():
+		return found(api.HopSkipped, "no address")
+	case c.Device == "":
+		return found(api.HopUnknown, "the connection has no device on this machine")
+	case t.Device == c.Device:
+		return found(api.HopOK, "%v goes to %s", to, t.Device)
+	case routed:
+		return failed(api.ExitRouteTaken, "%v goes to %s, not to %s: another VPN or route has taken it", to,
+			cmp.Or(t.Device, "no interface"), c.Device).
+			hint("`ip route get %v` shows the route. Stop the other VPN, or keep the network out of it.", to)
+	case slices.Contains(j.expected(), to) || len(j.all) > 0:
+		return failed(api.ExitRouteTaken, "%v goes to %s: none of the networks of the tunnel contains it", to,
+			cmp.Or(t.Device, "no interface")).
+			hint("`kubevpn status -o wide` lists the networks and why one is missing; `kubevpn connect --extra-cidr` " +
+				"adds one.")
+	}
+	return found(api.HopNote, "%v goes to %s: it is no address of the cluster", to, cmp.Or(t.Device, "no interface"))
+}
+
+func (j *judge) balancer() finding {
+	s := j.Service
+	if s == nil {
+		return j.noService()
+	}
+	what := "service/" + s.Name
+	port := servicePort(s, j.Port)
+	switch {
+	case s.Spec.Type == corev1.ServiceTypeExternalName:
+		return found(api.HopSkipped, "%s is an alias of %s", what, s.Spec.ExternalName)
+	case port == nil && !isHeadless(s):
+		return failed(api.ExitNoPort, "%s has no TCP port %d; it has %s", what, j.Port, describePorts(s)).
+			hint("Add the port to the URL: %s://%s:PORT/", j.Request.URL.Scheme, api.Clean(j.Request.URL.Hostname()))
+	case j.Missing[EndpointSlices] != "":
+		return found(api.HopUnknown, "%s: %s", what, j.Missing[EndpointSlices])
+	}
+	if f, none := j.noEndpoint(what, port); none {
+		return f
+	}
+	seen := fmt.Sprintf("%s: %d of %d endpoints are ready", what, len(j.ready), len(j.all))
+	if port != nil && !isHeadless(s) {
+		seen = fmt.Sprintf("%s port %d → %s: %d of %d endpoints are ready", what, j.Port, targetOf(port), len(j.ready),
+			len(j.all))
+	}
+	f := found(api.HopOK, "%s", seen).with(j.choice(s))
+	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		f = f.with("sessionAffinity ClientIP: requests of this machine go to the same endpoint")
+	}
+	return f.with(j.unready()...)
+}
+
+// noService is the balancer's finding without a Service.
+func (j *judge) noService() finding {
+	switch {
+	case j.Missing[Services] != "":
+		return found(api.HopUnknown, "%s", j.Missing[Services])
+	case len(j.all) == 1:
+		f := found(api.HopOK, "no Service: the address of %v", j.all[0])
+		if len(j.ready) == 0 {
+			f = f.with(fmt.Sprintf("pod %s is not ready: %s", j.all[0].name, unready(j.all[0].pod)))
+		}
+		return f
+	}
+	return found(api.HopSkipped, "the host is no Service of the cluster")
+}
+
+// noEndpoint returns the finding for a Service without an endpoint for the port.
+func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool) {
+	serving := slices.ContainsFunc(j.all, func(e endpoint) bool { return e.serving })
+	local := j.Service.Spec.InternalTrafficPolicy != nil &&
+		*j.Service.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal && !isHeadless(j.Service)
+	here := func(e endpoint) bool { return j.Manager != nil && e.node == j.Manager.Spec.NodeName }
+	var f finding
+	switch {
+	case len(j.ready) > 0 && local && j.Manager != nil && !slices.ContainsFunc(j.ready, here):
+		f = failed(api.ExitNoEndpoint, "%s has internalTrafficPolicy Local, and no ready endpoint on the node %s of the "+
+			"traffic manager", what, j.Manager.Spec.NodeName).
+			hint("Only pods of nodes with an endpoint reach this Service. Use the address of a pod, or the policy Cluster.")
+	case len(j.ready) > 0, serving:
+		return finding{}, false
+	case len(j.all) > 0:
+		f = failed(api.ExitNoEndpoint, "none of the %d endpoints of %s is ready", len(j.all), what).
+			hint("`kubectl -n %s describe pod %s` shows the cause.", api.ShellQuote(j.Namespace),
+				api.ShellQuote(j.all[0].name))
+	case port != nil && len(j.Pods) > 0 && slices.ContainsFunc(j.Pods, isReady):
+		f = failed(api.ExitTargetPort, "%s port %d has the targetPort %q, and no pod has a port of that name; they name %s",
+			what, j.Port, targetOf(port), namesOf(declared(&j.Pods[0]))).
+			hint("Change targetPort of the Service, or name the port of the container so.")
+	case j.Missing[Pods] != "":
+		f = failed(api.ExitNoEndpoint, "%s has no endpoint", what).with(j.Missing[Pods])
+	case len(j.Pods) > 0:
+		f = failed(api.ExitNoEndpoint, "no pod of %s is ready", what).with(j.unready()...).
+			hint("`kubectl -n %s describe pod %s` shows the cause.", api.ShellQuote(j.Namespace),
+				api.ShellQuote(j.Pods[0].Name))
+	default:
+		f = failed(api.ExitNoEndpoint, "%s has no endpoint: no pod has the labels %s", what, selectorOf(j.Service)).
+			hint("`kubectl -n %s get pods --show-labels` shows the labels.", api.ShellQuote(j.Namespace))
+	}
+	if j.answered() { // the endpoint came or went in the meantime
+		f.verdict = api.HopNote
+	}
+	if len(j.all) > 0 {
+		f = f.with(j.unready()...)
+	}
+	return f, true
+}
+
+func isReady(p corev1.Pod) bool {
+	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// choice says what chooses among the endpoints.
+func (j *judge) choice(s *corev1.Service) string {
+	switch {
+	case isHeadless(s):
+		return "headless: cluster DNS gives the addresses of the pods"
+	case j.Connection.Netstack == api.NetstackSystem:
+		return "kube-proxy chooses, on the node of the traffic manager"
+	case len(j.ready) == 1:
+		return "the traffic manager sends to " + j.ready[0].String() + ", the only one"
+	}
+	scheduler := "rr"
+	for _, setting := range j.Connection.Settings {
+		if setting.Key == "scheduler" {
+			scheduler = setting.Value
+		}
+	}
+	return fmt.Sprintf("the traffic manager chooses one (%s)", scheduler)
+}
+
+// unready says why pods of the Service are not ready.
+func (j *judge) unready() (notes []string) {
+	for n := range j.Pods {
+		if p := &j.Pods[n]; !isReady(*p) {
+			notes = append(notes, fmt.Sprintf("pod %s is not ready: %s", p.Name, unready(p)))
+		}
+	}
+	return notes
+}
+
+func (j *judge) policy() finding {
+	switch missing := cmp.Or(j.Missing[Policies], j.Missing[Manager], j.Missing[Pods]); {
+	case len(j.all) == 0:
+		return found(api.HopSkipped, "no endpoint")
+	case missing != "":
+		return found(api.HopUnknown, "%s", missing)
+	case j.Manager == nil:
+		return found(api.HopUnknown, "the pod of the traffic manager was not found")
+	}
+	var blocked []endpoint
+	var names []string
+	silent := false // connections to a blocked endpoint got no answer
+	for _, e := range j.all {
+		if e.pod == nil || e.pod.Spec.HostNetwork {
+			continue
+		}
+		if by := j.flowTo(e).Blocking(j.Policies); len(by) > 0 {
+			blocked, names = append(blocked, e), append(names, by...)
+			s := cmp.Or(j.Dials[e.to], j.Trip.Dial)
+			silent = silent || s.Failure == trip.TimedOut || s.Failure == trip.Unreachable
+		}
+	}
+	slices.Sort(names)
+	text := strings.Join(slices.Compact(names), ", ")
+	switch {
+	case len(blocked) == 0 && len(j.Policies) == 0:
+		return found(api.HopOK, "there is no NetworkPolicy")
+	case len(blocked) == 0:
+		return found(api.HopOK, "NetworkPolicies allow the traffic manager's pod to connect")
+	case silent && !j.answered():
+		return failed(api.ExitNetworkPolicy, "NetworkPolicy %s blocks connections from the traffic manager's pod to %v",
+			text, blocked[0]).
+			with("connections to it got no answer").
+			hint("Allow them in a NetworkPolicy: from pods labelled app.kubernetes.io/name=kubevpn in the namespace %s.",
+				api.Clean(j.Manager.Namespace))
+	}
+	return found(api.HopNote, "NetworkPolicy %s does not allow the traffic manager's pod, and the pods answer it: "+
+		"the network plugin does not enforce the policy, or another rule allows it", text)
+}
+
+func (j *judge) flowTo(e endpoint) netpolicy.Flow {
+	f := netpolicy.Flow{
+		From: netpolicy.Pod{Namespace: j.Manager.Namespace, Labels: j.Manager.Labels},
+		To:   netpolicy.Pod{Namespace: e.pod.Namespace, Labels: e.pod.Labels},
+		ToIP: e.to.Addr(), Port: e.to.Port(),
+	}
+	for _, ip := range j.Manager.Status.PodIPs {
+		if a, err := netip.ParseAddr(ip.IP); err == nil && a.Is4() == f.ToIP.Is4() {
+			f.FromIP = a
+		}
+	}
+	for _, p := range declared(e.pod) {
+		if p.ContainerPort == int32(f.Port) {
+			f.PortName = p.Name
+		}
+	}
+	return f
+}
+
+func (j *judge) dial() finding {
+	t := j.Trip
+	f := found(api.HopOK, "connected to %v", t.To)
+	switch {
+	case !t.Dial.Tried():
+		return found(api.HopSkipped, "no address")
+	case t.Dial.Done:
+	case t.Dial.Failure == trip.Refused && len(j.all) > 0 && j.refusing() != nil:
+		f = j.closedPort(*j.refusing())
+	case t.Dial.Failure == trip.TimedOut:
+		f = failed(api.ExitNoAnswer, "%v does not answer: no connection within %.0f s", t.To, t.Dial.Seconds).
+			hint("Something drops the packets: a NetworkPolicy of the network plugin, a firewall on the node, or a pod " +
+				"that hangs. `kubevpn status -o wide` shows whether other pods answer.")
+	default:
+		f = failed(api.ExitNoAnswer, "cannot connect to %v: %s", t.To, t.Dial.Error).
+			hint("`kubevpn logs` has the details.")
+	}
+	for _, e := range j.all {
+		if s := j.Dials[e.to]; s.Failure != "" {
+			f = f.with(fmt.Sprintf("%v: %s", e, s.Error))
+		}
+	}
+	return f
+}
+
+// refusing returns the first endpoint that refuses connections, or nil.
+func (j *judge) refusing() *endpoint {
+	for _, e := range j.all {
+		s := j.Dials[e.to]
+		if s.Failure == trip.Refused || e.to == j.Trip.To {
+			return &e
+		}
+	}
+	return nil
+}
+
+// closedPort is the finding for an endpoint that refuses connections.
+func (j *judge) closedPort(e endpoint) finding {
+	ports, number := declared(e.pod), int32(e.to.Port())
+	declares := slices.ContainsFunc(ports, func(p corev1.ContainerPort) bool { return p.ContainerPort == number })
+	accepts := slices.ContainsFunc(ports, func(p corev1.ContainerPort) bool {
+		return j.Dials[netip.AddrPortFrom(e.to.Addr(), uint16(p.ContainerPort))].Done
+	})
+	if j.Service != nil && !isHeadless(j.Service) && !declares && accepts {
+		return failed(api.ExitTargetPort, "service/%s sends to port %d, on which %v does not listen; its containers "+
+			"declare %s", j.Service.Name, number, e, numbersOf(ports)).
+			hint("Change targetPort of the Service.")
+	}
+	return failed(api.ExitClosedPort, "nothing listens on port %d of %v", number, e).
+		hint("The program of the pod may not have started, listen on another port, or on 127.0.0.1 only:\n"+
+			"`kubectl -n %s logs %s` shows its log.", api.ShellQuote(j.Namespace), api.ShellQuote(e.name))
+}
+
+func (j *judge) answer() finding {
+	t := j.Trip
+	status := fmt.Sprintf("%d %s", t.Status, http.StatusText(t.Status))
+	switch {
+	case !t.Answer.Tried():
+		return found(api.HopSkipped, "no connection")
+	case t.Answer.Done && t.Status >= http.StatusInternalServerError:
+		return found(api.HopNote, "%s", status).with("the answer begins: " + t.Body)
+	case t.Answer.Done:
+		return found(api.HopOK, "%s", status)
+	case t.Answer.Failure == trip.TimedOut:
+		return failed(api.ExitNoAnswer, "something accepted the connection, and sent no answer within %.1f s",
+			t.Answer.Seconds).
+			hint("The program may hang or be slow: --timeout waits for longer.")
+	}
+	return failed(api.ExitNoAnswer, "the connection ended without an answer: %s", t.Answer.Error).
+		hint("The port may not serve %s: try another scheme or port.", strings.ToUpper(j.Request.URL.Scheme))
+}

@@ -1,0 +1,311 @@
+package why
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/why/trip"
+)
+
+const (
+	// Timeout is the default of Config.Timeout.
+	Timeout     = 5 * time.Second
+	judgePause  = 200 * time.Millisecond // of the timeout that is kept for what follows the last answer
+	readTimeout = 2 * time.Second        // of one read from the API server
+	maxPods     = 200                    // of a Service that are read
+	maxDials    = 8                      // endpoints to which kubevpn connects
+	maxPorts    = 4                      // other ports of a pod to which it connects
+)
+
+// Config describes a request to explain.
+type Config struct {
+	Kube       kubernetes.Interface
+	Connection api.Connection
+	Request    trip.Request
+	Timeout    time.Duration // of all together
+}
+
+// Explain sends the request and returns what happened to it. It takes at most the timeout.
+func Explain(ctx context.Context, cfg Config) api.Explanation {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, max(cfg.Timeout-judgePause, judgePause))
+	defer cancel()
+	e := Judge(observe(ctx, cfg))
+	e.Seconds = time.Since(began).Seconds()
+	return e
+}
+
+// observer collects Facts. mu guards them while several goroutines write.
+type observer struct {
+	Config
+	mu    sync.Mutex
+	facts Facts
+}
+
+func observe(ctx context.Context, cfg Config) *Facts {
+	o := &observer{Config: cfg, facts: Facts{
+		Request: cfg.Request, Connection: cfg.Connection, Port: trip.Port(cfg.Request.URL),
+		Dials: map[netip.AddrPort]trip.Step{}, Missing: map[Object]string{},
+	}}
+	f := &o.facts
+	host := cfg.Request.URL.Hostname()
+	f.Namespace, f.Name, f.Certain = serviceOf(host, cfg.Connection)
+	var all sync.WaitGroup
+	all.Go(func() {
+		t := trip.Go(ctx, cfg.Request)
+		o.set(func(f *Facts) { f.Trip = t })
+	})
+	all.Go(func() {
+		o.readManager(ctx)
+		o.readPolicies(ctx, cfg.Connection.ManagerNamespace)
+	})
+	all.Go(func() {
+		o.readTarget(ctx, host)
+		o.dialEndpoints(ctx)
+	})
+	all.Wait()
+	return f
+}
+
+func (o *observer) set(f func(*Facts)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	f(&o.facts)
+}
+
+// serviceOf returns the Service that a host stands for: NAME, NAME.NAMESPACE, NAME.NAMESPACE.svc, or that with the
+// cluster's domain. A label before it names a pod of a headless Service.
+func serviceOf(host string, c api.Connection) (namespace, name string, certain bool) {
+	if _, err := netip.ParseAddr(host); err == nil {
+		return "", "", false
+	}
+	short := strings.TrimSuffix(strings.ToLower(host), ".")
+	short, full := strings.CutSuffix(short, "."+c.DNS.Domain)
+	short, certain = strings.CutSuffix(short, ".svc")
+	if full && !certain {
+		return "", "", false
+	}
+	parts := strings.Split(short, ".")
+	switch len(parts) {
+	case 1:
+		if certain {
+			return "", "", false
+		}
+		return c.Namespace, parts[0], true
+	case 2:
+		return parts[1], parts[0], certain
+	case 3:
+		if certain {
+			return parts[2], parts[1], true
+		}
+	}
+	return "", "", false
+}
+
+// readTarget reads what the host stands for, and what belongs to it.
+func (o *observer) readTarget(ctx context.Context, host string) {
+	if ip, err := netip.ParseAddr(host); err == nil {
+		o.readAddress(ctx, ip)
+	} else if o.facts.Name != "" {
+		o.readService(ctx)
+	}
+	f := &o.facts
+	if f.Service == nil {
+		if len(f.Pods) > 0 && f.Namespace != o.Connection.ManagerNamespace {
+			o.readPolicies(ctx, f.Namespace)
+		}
+		if f.Certain {
+			o.askClusterDNS(ctx)
+		}
+		return
+	}
+	var all sync.WaitGroup
+	if f.Service.Namespace != o.Connection.ManagerNamespace { // observe reads those
+		all.Go(func() { o.readPolicies(ctx, f.Service.Namespace) })
+	}
+	all.Go(func() { o.readSlices(ctx) })
+	all.Go(func() { o.readPods(ctx) })
+	if f.Name != "" && net.ParseIP(host) == nil {
+		all.Go(func() { o.askClusterDNS(ctx) })
+	}
+	all.Wait()
+}
+
+// askClusterDNS asks a server of cluster DNS itself for the Service's name.
+func (o *observer) askClusterDNS(ctx context.Context) {
+	dns := o.Connection.DNS
+	if len(dns.Servers) == 0 || dns.Domain == "" {
+		return
+	}
+	name := fmt.Sprintf("%s.%s.svc.%s.", o.facts.Name, o.facts.Namespace, dns.Domain)
+	addresses, _, step := trip.Lookup(ctx, name, netip.AddrPortFrom(dns.Servers[0], 53).String())
+	o.set(func(f *Facts) { f.ClusterDNS.Addresses, f.ClusterDNS.Step = addresses, step })
+}
+
+// read reads objects, and notes why it could not.
+func (o *observer) read(ctx context.Context, what Object, text string, read func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	err := read(ctx)
+	if err == nil || apierrors.IsNotFound(err) {
+		return
+	}
+	missing := fmt.Sprintf("cannot read %s: %v", text, err)
+	if _, p, ok := cluster.ParseDenial(err.Error()); ok {
+		missing = fmt.Sprintf("you may not %s", p)
+	} else if ctx.Err() != nil {
+		missing = fmt.Sprintf("cannot read %s: the API server did not answer in time", text)
+	}
+	o.set(func(f *Facts) { f.Missing[what] = missing })
+}
+
+func (o *observer) readService(ctx context.Context) {
+	o.read(ctx, Services, "the Service", func(ctx context.Context) error {
+		s, err := o.Kube.CoreV1().Services(o.facts.Namespace).Get(ctx, o.facts.Name, metav1.GetOptions{})
+		if err == nil {
+			o.set(func(f *Facts) { f.Service, f.Certain = s, true })
+		}
+		return err
+	})
+}
+
+// readAddress finds the Service or the pod with an address.
+func (o *observer) readAddress(ctx context.Context, ip netip.Addr) {
+	var all sync.WaitGroup
+	all.Go(func() {
+		o.read(ctx, Services, "Services", func(ctx context.Context) error {
+			list, err := o.Kube.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+				FieldSelector: fields.OneTermEqualSelector("spec.clusterIP", ip.String()).String()})
+			if err != nil || len(list.Items) == 0 {
+				return err
+			}
+			o.set(func(f *Facts) {
+				f.Service, f.Namespace, f.Name = &list.Items[0], list.Items[0].Namespace, list.Items[0].Name
+			})
+			return nil
+		})
+	})
+	var pods []corev1.Pod
+	all.Go(func() {
+		o.read(ctx, Pods, "pods", func(ctx context.Context) error {
+			list, err := o.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+				FieldSelector: fields.OneTermEqualSelector("status.podIP", ip.String()).String()})
+			if err == nil {
+				pods = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
+					return p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+				})
+			}
+			return err
+		})
+	})
+	all.Wait()
+	if o.facts.Service == nil && len(pods) == 1 {
+		o.set(func(f *Facts) {
+			f.Namespace, f.Pods = pods[0].Namespace, pods
+			delete(f.Missing, Services) // the address is a pod's
+		})
+	}
+}
+
+func (o *observer) readSlices(ctx context.Context) {
+	s := o.facts.Service
+	o.read(ctx, EndpointSlices, "EndpointSlices", func(ctx context.Context) error {
+		list, err := o.Kube.DiscoveryV1().EndpointSlices(s.Namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: labels.Set{discoveryv1.LabelServiceName: s.Name}.String()})
+		if err == nil {
+			o.set(func(f *Facts) { f.Slices = list.Items })
+		}
+		return err
+	})
+}
+
+func (o *observer) readPods(ctx context.Context) {
+	s := o.facts.Service
+	if len(s.Spec.Selector) == 0 {
+		return
+	}
+	o.read(ctx, Pods, "pods", func(ctx context.Context) error {
+		list, err := o.Kube.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: labels.Set(s.Spec.Selector).String(), Limit: maxPods})
+		if err == nil {
+			o.set(func(f *Facts) { f.Pods = list.Items })
+		}
+		return err
+	})
+}
+
+func (o *observer) readManager(ctx context.Context) {
+	c := o.Connection
+	o.read(ctx, Manager, "the pod of the traffic manager", func(ctx context.Context) error {
+		pod, err := o.Kube.CoreV1().Pods(c.ManagerNamespace).Get(ctx, c.ManagerPod, metav1.GetOptions{})
+		if err == nil {
+			o.set(func(f *Facts) { f.Manager = pod })
+		}
+		return err
+	})
+}
+
+func (o *observer) readPolicies(ctx context.Context, namespace string) {
+	o.read(ctx, Policies, "NetworkPolicies", func(ctx context.Context) error {
+		list, err := o.Kube.NetworkingV1().NetworkPolicies(namespace).List(ctx, metav1.ListOptions{})
+		if err == nil {
+			o.set(func(f *Facts) { f.Policies = append(f.Policies, list.Items...) })
+		}
+		return err
+	})
+}
+
+// dialEndpoints connects to the endpoints themselves, and if one refuses, to the other ports of its pod.
+func (o *observer) dialEndpoints(ctx context.Context) {
+	f := &o.facts
+	if f.Service == nil {
+		return // the request itself goes to the endpoint
+	}
+	all := f.endpoints()
+	o.dialAll(ctx, addressesOf(all))
+	n := slices.IndexFunc(all, func(e endpoint) bool { return f.Dials[e.to].Failure == trip.Refused })
+	if n < 0 {
+		return
+	}
+	var others []netip.AddrPort
+	for _, p := range declared(all[n].pod) {
+		others = append(others, netip.AddrPortFrom(all[n].to.Addr(), uint16(p.ContainerPort)))
+	}
+	o.dialAll(ctx, others[:min(len(others), maxPorts)])
+}
+
+func addressesOf(all []endpoint) []netip.AddrPort {
+	seen := map[netip.AddrPort]bool{}
+	for _, e := range all[:min(len(all), maxDials)] {
+		seen[e.to] = true
+	}
+	return slices.Collect(maps.Keys(seen))
+}
+
+func (o *observer) dialAll(ctx context.Context, to []netip.AddrPort) {
+	var all sync.WaitGroup
+	for _, a := range to {
+		all.Go(func() {
+			s := trip.Dial(ctx, a)
+			o.set(func(f *Facts) { f.Dials[a] = s })
+		})
+	}
+	all.Wait()
+}

@@ -1,0 +1,278 @@
+// Package trip sends one marked HTTP request, and records what a program can see of its way: the resolver's answer, the
+// interface, the connection and the answer. It needs no Kubernetes, so that it also runs in a pod.
+package trip
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// Header marks the request of a trip with its trace ID. Programs that propagate the standard's header "traceparent"
+	// carry the trace ID on, too.
+	Header = "Kubevpn-Why"
+	// traceParent is the header of W3C's Trace Context.
+	traceParent = "Traceparent"
+
+	lookupTimeout = 2 * time.Second
+	dialTimeout   = 2 * time.Second
+	maxBody       = 512 // bytes of the answer that are kept
+	maxHeader     = 64 << 10
+)
+
+// Request is the request to send.
+type Request struct {
+	Method string
+	URL    *url.URL    // http or https, with a host
+	Header http.Header // further headers; may be nil
+	Trace  string      // NewTrace
+}
+
+// NewTrace returns a random trace ID: 32 hexadecimal digits.
+func NewTrace() string {
+	id := make([]byte, 16)
+	rand.Read(id) // it never fails
+	return hex.EncodeToString(id)
+}
+
+// Failure says how a step failed.
+type Failure string
+
+const (
+	Refused     Failure = "refused"     // a reset or an ICMP error came back at once
+	Unreachable Failure = "unreachable" // no route, or an ICMP error says so
+	TimedOut    Failure = "timed out"
+	NotFound    Failure = "not found" // the name does not exist
+	Broken      Failure = "broken"    // anything else
+)
+
+// Step is the result of one step. The zero Step was not made.
+type Step struct {
+	Done    bool    `json:"done,omitempty"` // it succeeded
+	Failure Failure `json:"failure,omitempty"`
+	Error   string  `json:"error,omitempty"`
+	Seconds float64 `json:"seconds,omitempty"`
+}
+
+// Tried reports whether the step was made.
+func (s Step) Tried() bool { return s.Done || s.Failure != "" }
+
+// Result is what a trip saw.
+type Result struct {
+	Lookup      Step         `json:"lookup"` // not tried for an address
+	Addresses   []netip.Addr `json:"addresses,omitempty"`
+	Nameservers []string     `json:"nameservers,omitempty"` // that were asked; none: a file answered, or it is unknown
+
+	To     netip.AddrPort `json:"to,omitzero"`     // the first address
+	Source netip.Addr     `json:"source,omitzero"` // from which the kernel sends to it
+	Device string         `json:"device,omitempty"`
+	Dial   Step           `json:"dial"`
+
+	Answer Step        `json:"answer"` // until the header of the answer
+	Status int         `json:"status,omitempty"`
+	Header http.Header `json:"header,omitempty"`
+	Body   string      `json:"body,omitempty"` // how it begins
+}
+
+// Go sends the request once. It follows no redirect, and does not verify certificates: they are not what it looks for.
+// It ends with ctx, whose deadline bounds the wait for the answer.
+func Go(ctx context.Context, r Request) Result {
+	var t Result
+	port := Port(r.URL)
+	if ip, err := netip.ParseAddr(r.URL.Hostname()); err == nil {
+		t.Addresses = []netip.Addr{ip.Unmap()}
+	} else {
+		t.Addresses, t.Nameservers, t.Lookup = Lookup(ctx, r.URL.Hostname(), "")
+	}
+	if len(t.Addresses) == 0 {
+		return t
+	}
+	t.To = netip.AddrPortFrom(t.Addresses[0], port)
+	t.Source, t.Device = Route(t.To)
+	conn, step := dial(ctx, t.To)
+	t.Dial = step
+	if conn == nil {
+		return t
+	}
+	defer conn.Close()
+	t.exchange(ctx, conn, r)
+	return t
+}
+
+// Port returns the port of a URL, or that of its scheme.
+func Port(u *url.URL) uint16 {
+	if port, err := strconv.ParseUint(u.Port(), 10, 16); err == nil {
+		return uint16(port)
+	}
+	if u.Scheme == "https" {
+		return 443
+	}
+	return 80
+}
+
+// Lookup resolves a name as programs of this machine do, or at a nameserver (ADDRESS:PORT). It returns the nameservers
+// that were asked.
+func Lookup(ctx context.Context, name, nameserver string) (addresses []netip.Addr, asked []string, s Step) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	var mu sync.Mutex
+	r := net.Resolver{
+		// Elsewhere, Go's own resolver does not know which nameserver the system uses for a name.
+		PreferGo: runtime.GOOS == "linux" || nameserver != "",
+		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if nameserver != "" {
+				address = nameserver
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if !slices.Contains(asked, address) {
+				asked = append(asked, address)
+			}
+			return new(net.Dialer).DialContext(ctx, network, address)
+		},
+	}
+	began := time.Now()
+	addresses, err := r.LookupNetIP(ctx, "ip", name)
+	for i, a := range addresses {
+		addresses[i] = a.Unmap()
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return slices.Compact(addresses), slices.Clone(asked), stepOf(err, began)
+}
+
+// Route returns the address and the interface from which the kernel sends to an address.
+func Route(to netip.AddrPort) (source netip.Addr, device string) {
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)) // sends nothing
+	if err != nil {
+		return netip.Addr{}, ""
+	}
+	defer conn.Close()
+	source = conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().WithZone("")
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return source, ""
+	}
+	for _, i := range interfaces {
+		addrs, err := i.Addrs()
+		if err == nil && slices.ContainsFunc(addrs, func(a net.Addr) bool {
+			network, ok := a.(*net.IPNet)
+			return ok && network.IP.Equal(source.AsSlice())
+		}) {
+			return source, i.Name
+		}
+	}
+	return source, ""
+}
+
+// Dial connects and disconnects at once.
+func Dial(ctx context.Context, to netip.AddrPort) Step {
+	conn, s := dial(ctx, to)
+	if conn != nil {
+		conn.Close()
+	}
+	return s
+}
+
+func dial(ctx context.Context, to netip.AddrPort) (net.Conn, Step) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	began := time.Now()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", to.String())
+	return conn, stepOf(err, began)
+}
+
+// exchange sends the request on the connection.
+func (t *Result) exchange(ctx context.Context, conn net.Conn, r Request) {
+	began := time.Now()
+	req, err := http.NewRequestWithContext(ctx, r.Method, r.URL.String(), http.NoBody)
+	if err != nil {
+		t.Answer = stepOf(err, began)
+		return
+	}
+	if r.Header != nil {
+		req.Header = r.Header.Clone()
+	}
+	if host := req.Header.Get("Host"); host != "" {
+		req.Host = host
+	}
+	req.Header.Set(Header, r.Trace)
+	if req.Header.Get(traceParent) == "" {
+		req.Header.Set(traceParent, "00-"+r.Trace+"-"+r.Trace[:16]+"-01")
+	}
+	given := make(chan net.Conn, 1)
+	given <- conn
+	rt := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			select {
+			case conn := <-given:
+				return conn, nil
+			default:
+				return nil, errors.New("the connection ended before the answer") // no second request
+			}
+		},
+		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true},
+		MaxResponseHeaderBytes: maxHeader, DisableKeepAlives: true, DisableCompression: true,
+	}
+	resp, err := rt.RoundTrip(req)
+	t.Answer = stepOf(err, began)
+	if err != nil {
+		return
+	}
+	defer resp.Body.Close()
+	t.Status, t.Header = resp.StatusCode, resp.Header
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody)) // what came is enough
+	t.Body = string(body)
+}
+
+// stepOf returns the Step of an error, which may be nil.
+func stepOf(err error, began time.Time) Step {
+	s := Step{Seconds: time.Since(began).Seconds()}
+	if err == nil {
+		s.Done = true
+		return s
+	}
+	s.Error = plain(err)
+	var dns *net.DNSError
+	var network net.Error
+	switch {
+	case errors.As(err, &dns) && dns.IsNotFound:
+		s.Failure = NotFound
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
+		s.Failure = TimedOut
+	case errors.Is(err, syscall.ECONNREFUSED):
+		s.Failure = Refused
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EACCES):
+		s.Failure = Unreachable
+	default:
+		s.Failure = Broken
+	}
+	return s
+}
+
+// plain returns the last part of a network error.
+func plain(err error) string {
+	var dns *net.DNSError
+	var errno syscall.Errno
+	switch {
+	case errors.As(err, &dns):
+		return dns.Err
+	case errors.As(err, &errno):
+		return errno.Error()
+	}
+	return err.Error()
+}

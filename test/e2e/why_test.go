@@ -1,0 +1,231 @@
+//go:build e2e && linux
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
+	"kubevpn/test/lab"
+)
+
+// whyServices are Services of the shop's namespace with a cause each.
+const whyServices = `
+apiVersion: v1
+kind: Service
+metadata: {name: nobody, namespace: why-shop}
+spec: {selector: {app: nobody}, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: misnamed, namespace: why-shop}
+spec: {selector: {app: shop}, ports: [{port: 80, targetPort: htpp}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: unready, namespace: why-shop}
+spec: {selector: {app: unready}, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: unready, namespace: why-shop, labels: {app: unready}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: app
+    image: APP_IMAGE
+    imagePullPolicy: Never
+    readinessProbe: {httpGet: {path: /, port: 1}, periodSeconds: 1}
+`
+
+// why is a laptop that asks why, and the workload that it asks about.
+type why struct {
+	*laptop
+	*shop
+	url string // of the Service
+}
+
+// ask runs `kubevpn why` and returns its output.
+func (y *why) ask(t *testing.T, args ...string) (api.Explanation, result) {
+	t.Helper()
+	r := y.laptop.run(t, append([]string{"kubevpn", "why", "-o", "json"}, args...)...)
+	var e api.Explanation
+	if err := json.Unmarshal([]byte(r.stdout), &e); err != nil {
+		t.Fatalf("%v: %v", err, r)
+	}
+	return e, r
+}
+
+// finds waits until `kubevpn why` names a cause, by its exit code and its message. 0 means that there is none.
+func (y *why) finds(t *testing.T, code api.ExitCode, message string, args ...string) {
+	t.Helper()
+	testenv.Eventually(t, time.Minute, func() error { // the cluster follows a change a moment later
+		e, r := y.ask(t, args...)
+		switch {
+		case r.code != int(code), code == 0 != (e.Error == nil), e.Error != nil && e.Error.Code != code:
+			return fmt.Errorf("want exit code %d: %v", code, r)
+		case e.Error != nil && !strings.Contains(e.Error.Message, message):
+			return fmt.Errorf("want %q: %v", message, r)
+		}
+		return nil
+	})
+}
+
+// hop returns a hop of an explanation.
+func hop(e api.Explanation, name string) api.Hop {
+	n := slices.IndexFunc(e.Hops, func(h api.Hop) bool { return h.Name == name })
+	if n < 0 {
+		return api.Hop{}
+	}
+	return e.Hops[n]
+}
+
+// whySuite plants causes for lost requests, and look-alikes that cause nothing.
+func whySuite(t *testing.T, w *world) {
+	l := w.newUser(t, lab.Admin)
+	y := &why{l, w.newShop(t, "why-shop", "privileged"), "http://shop.why-shop/"}
+	l.apply(t, strings.ReplaceAll(whyServices, "APP_IMAGE", appRef))
+	t.Run("not_connected", func(t *testing.T) {
+		failure{code: api.ExitNotConnected, message: "not connected", hint: "kubevpn connect"}.check(t, l.run(t, "kubevpn", "why", y.url))
+	})
+	l.connect(t)
+	t.Run("healthy", y.healthy)
+	t.Run("services", y.services)
+	t.Run("policies", y.policies)
+	t.Run("rights", y.rights)
+	t.Run("other_vpn", y.otherVPN)
+}
+
+func (y *why) healthy(t *testing.T) {
+	y.finds(t, 0, "", y.url)
+	e, _ := y.ask(t, y.url, "-X", "HEAD")
+	for _, h := range e.Hops {
+		if h.Verdict != api.HopOK {
+			t.Errorf("%+v", h)
+		}
+	}
+	if e.Status != 200 || e.Method != "HEAD" || !strings.Contains(hop(e, api.HopBalancer).Seen, "2 of 2 endpoints are ready") {
+		t.Errorf("%+v", e)
+	}
+	text := y.laptop.must(t, "kubevpn", "why", y.url, "-H", "x-user: me")
+	for _, want := range []string{"GET " + y.url, "HOP", "route", "kubevpn0", "200 OK"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q:\n%s", want, text)
+		}
+	}
+}
+
+func (y *why) services(t *testing.T) {
+	for name, want := range map[string]struct {
+		code    api.ExitCode
+		url     string
+		message string
+	}{
+		"no_service":       {api.ExitNameMissing, "http://nothing.why-shop.svc/", "there is no Service nothing"},
+		"no_port":          {api.ExitNoPort, "http://shop.why-shop:81/", "no TCP port 81; it has 80 (http)"},
+		"no_pod":           {api.ExitNoEndpoint, "http://nobody.why-shop/", "no pod has the labels app=nobody"},
+		"no_ready_pod":     {api.ExitNoEndpoint, "http://unready.why-shop/", "is ready"},
+		"wrong_port_name":  {api.ExitTargetPort, "http://misnamed.why-shop/", `targetPort "htpp"`},
+		"wrong_targetPort": {api.ExitTargetPort, "http://shop.why-shop:5432/", "sends to port 5432"},
+	} {
+		t.Run(name, func(t *testing.T) { y.finds(t, want.code, want.message, want.url) })
+	}
+	t.Run("closed_port", func(t *testing.T) {
+		for name, ip := range y.ready(t) {
+			y.finds(t, api.ExitClosedPort, "nothing listens on port 8081 of pod "+name, "http://"+net.JoinHostPort(ip, "8081")+"/")
+		}
+	})
+	t.Run("one_of_two_pods_is_not_ready", func(t *testing.T) {
+		y.kubectl(t, "-n", y.namespace, "label", "pod", "unready", "app=shop", "--overwrite")
+		defer y.kubectl(t, "-n", y.namespace, "label", "pod", "unready", "app=unready", "--overwrite")
+		testenv.Eventually(t, time.Minute, func() error {
+			e, r := y.ask(t, y.url)
+			if b := hop(e, api.HopBalancer); r.code != 0 || !strings.Contains(b.Seen, "2 of 3") || !strings.Contains(strings.Join(b.Notes, "\n"), "pod unready is not ready") {
+				return fmt.Errorf("%v", r)
+			}
+			return nil
+		})
+	})
+}
+
+// policies plants a NetworkPolicy. The lab has no network plugin that enforces one, so rules of the pods do.
+func (y *why) policies(t *testing.T) {
+	y.apply(t, `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: guard, namespace: why-shop}
+spec: {podSelector: {matchLabels: {app: shop}}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {}}]}]}
+`)
+	t.Run("not_enforced_is_no_cause", func(t *testing.T) {
+		testenv.Eventually(t, time.Minute, func() error {
+			if e, r := y.ask(t, y.url); r.code != 0 || hop(e, api.HopPolicy).Verdict != api.HopNote {
+				return fmt.Errorf("%v", r)
+			}
+			return nil
+		})
+	})
+	c := y.connection(t)
+	manager := y.kubectl(t, "-n", c.ManagerNamespace, "get", "pod", c.ManagerPod, "-o", "jsonpath={.status.podIP}")
+	rules := func(text string) {
+		t.Helper()
+		for _, ip := range y.ready(t) {
+			y.placeOf(t, netip.MustParseAddr(ip)).must(t, "nft", text)
+		}
+	}
+	rules("table ip guard { chain c { type filter hook input priority 0; ip saddr " + manager + " tcp dport 8080 drop; }; }")
+	defer rules("delete table ip guard")
+	y.finds(t, api.ExitNetworkPolicy, "NetworkPolicy guard blocks connections from the traffic manager's pod", y.url)
+}
+
+// rights checks that what a user may not read is unknown, and no guess.
+func (y *why) rights(t *testing.T) {
+	y.apply(t, `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: why-reader, namespace: why-shop}
+rules: [{apiGroups: [""], resources: [services], verbs: [get]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: why-reader, namespace: why-shop}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: why-reader}
+subjects: [{kind: User, name: why-reader, apiGroup: rbac.authorization.k8s.io}]
+`)
+	testenv.Eventually(t, time.Minute, func() error {
+		e, r := y.ask(t, y.url, "--as", "why-reader")
+		b, p := hop(e, api.HopBalancer), hop(e, api.HopPolicy)
+		if r.code != 0 || b.Verdict != api.HopUnknown || p.Verdict == api.HopOK || !strings.Contains(b.Seen, "you may not list endpointslices") {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+}
+
+// otherVPN has another VPN beside kubevpn, which then takes a route, and then the names.
+func (y *why) otherVPN(t *testing.T) {
+	v := y.newOtherVPN(t)
+	vip := y.clusterIP(t, y.namespace, "shop")
+	down := v.up(t, ":", ":")
+	defer down()
+	t.Run("beside_is_no_cause", func(t *testing.T) { y.finds(t, 0, "", y.url) })
+	t.Run("route_is_taken", func(t *testing.T) {
+		y.laptop.must(t, "ip", "route", "add", vip, "dev", "office0")
+		defer y.laptop.must(t, "ip", "route", "del", vip, "dev", "office0")
+		y.finds(t, api.ExitRouteTaken, "goes to office0, not to kubevpn0", y.url)
+	})
+	t.Run("name_is_taken", func(t *testing.T) {
+		y.laptop.must(t, "nft", "table ip office { chain c { type nat hook output priority -200; udp dport 53 dnat to "+
+			y.Config().Families()[0].Router.String()+":53; }; }")
+		defer y.laptop.must(t, "nft", "delete table ip office")
+		y.finds(t, api.ExitNameTaken, "the cluster has "+vip, y.url)
+	})
+	y.finds(t, 0, "", y.url)
+}
