@@ -123,13 +123,12 @@ func (f *Facts) endpoint(from discoveryv1.Endpoint, port uint16) (all []endpoint
 
 // endpointOfPod returns the endpoint of a request to the address of a pod.
 func (f *Facts) endpointOfPod() []endpoint {
+	to := f.Trip.To
 	for n := range f.Pods {
 		p := &f.Pods[n]
-		if slices.ContainsFunc(p.Status.PodIPs, func(ip corev1.PodIP) bool { return ip.IP == f.Trip.To.Addr().String() }) {
-			ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-				return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-			})
-			return []endpoint{{to: f.Trip.To, pod: p, name: p.Name, node: p.Spec.NodeName, ready: ready, serving: ready}}
+		if slices.ContainsFunc(p.Status.PodIPs, func(ip corev1.PodIP) bool { return ip.IP == to.Addr().String() }) {
+			ready := isReady(*p)
+			return []endpoint{{to: to, pod: p, name: p.Name, node: p.Spec.NodeName, ready: ready, serving: ready}}
 		}
 	}
 	return nil

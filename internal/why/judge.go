@@ -188,8 +188,8 @@ func (j *judge) name() finding {
 	case t.Lookup.Done:
 	case len(want) > 0 && j.ClusterDNS.Step.Failure == trip.TimedOut:
 		return failed(api.ExitNameMissing, "cluster DNS does not answer for %s", host).
-			hint("`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows its pods; `kubevpn status -o wide` shows " +
-				"the checks of the connection.")
+			hint("`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows its pods; `kubevpn status -o wide` " +
+				"shows\nthe checks of the connection.")
 	case len(want) > 0:
 		return j.taken(fmt.Sprintf("%s does not resolve %s (%s), and the cluster has %s", who, host, t.Lookup.Error,
 			list(want)))
@@ -235,6 +235,9 @@ func (j *judge) route() finding {
 	switch {
 	case !to.IsValid():
 		return found(api.HopSkipped, "no address")
+	case c.Status == api.StatusReconnecting:
+		return failed(api.ExitLost, "the connection to the cluster is interrupted: kubevpn reconnects").
+			hint("`kubevpn status` shows the cause.")
 	case c.Device == "":
 		return found(api.HopUnknown, "the connection has no device on this machine")
 	case t.Device == c.Device:
@@ -307,9 +310,10 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 	var f finding
 	switch {
 	case len(j.ready) > 0 && local && j.Manager != nil && !slices.ContainsFunc(j.ready, here):
-		f = failed(api.ExitNoEndpoint, "%s has internalTrafficPolicy Local, and no ready endpoint on the node %s of the "+
-			"traffic manager", what, j.Manager.Spec.NodeName).
-			hint("Only pods of nodes with an endpoint reach this Service. Use the address of a pod, or the policy Cluster.")
+		f = failed(api.ExitNoEndpoint, "%s has internalTrafficPolicy Local, and no ready endpoint on the node %s of "+
+			"the traffic manager", what, j.Manager.Spec.NodeName).
+			hint("Only pods of nodes with an endpoint reach this Service. Use the address of a pod, or the policy " +
+				"Cluster.")
 	case len(j.ready) > 0, serving:
 		return finding{}, false
 	case len(j.all) > 0:
@@ -317,8 +321,8 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 			hint("`kubectl -n %s describe pod %s` shows the cause.", api.ShellQuote(j.Namespace),
 				api.ShellQuote(j.all[0].name))
 	case port != nil && len(j.Pods) > 0 && slices.ContainsFunc(j.Pods, isReady):
-		f = failed(api.ExitTargetPort, "%s port %d has the targetPort %q, and no pod has a port of that name; they name %s",
-			what, j.Port, targetOf(port), namesOf(declared(&j.Pods[0]))).
+		f = failed(api.ExitTargetPort, "%s port %d has the targetPort %q, and no pod has a port of that name; they "+
+			"name %s", what, j.Port, targetOf(port), namesOf(declared(&j.Pods[0]))).
 			hint("Change targetPort of the Service, or name the port of the container so.")
 	case j.Missing[Pods] != "":
 		f = failed(api.ExitNoEndpoint, "%s has no endpoint", what).with(j.Missing[Pods])
@@ -407,8 +411,8 @@ func (j *judge) policy() finding {
 		return failed(api.ExitNetworkPolicy, "NetworkPolicy %s blocks connections from the traffic manager's pod to %v",
 			text, blocked[0]).
 			with("connections to it got no answer").
-			hint("Allow them in a NetworkPolicy: from pods labelled app.kubernetes.io/name=kubevpn in the namespace %s.",
-				api.Clean(j.Manager.Namespace))
+			hint("Allow them in a NetworkPolicy: from pods labelled app.kubernetes.io/name=kubevpn in the namespace "+
+				"%s.", api.Clean(j.Manager.Namespace))
 	}
 	return found(api.HopNote, "NetworkPolicy %s does not allow the traffic manager's pod, and the pods answer it: "+
 		"the network plugin does not enforce the policy, or another rule allows it", text)
@@ -444,8 +448,8 @@ func (j *judge) dial() finding {
 		f = j.closedPort(*j.refusing())
 	case t.Dial.Failure == trip.TimedOut:
 		f = failed(api.ExitNoAnswer, "%v does not answer: no connection within %.0f s", t.To, t.Dial.Seconds).
-			hint("Something drops the packets: a NetworkPolicy of the network plugin, a firewall on the node, or a pod " +
-				"that hangs. `kubevpn status -o wide` shows whether other pods answer.")
+			hint("Something drops the packets: a NetworkPolicy of the network plugin, a firewall on the node, or a " +
+				"pod that\nhangs. `kubevpn status -o wide` shows whether other pods answer.")
 	default:
 		f = failed(api.ExitNoAnswer, "cannot connect to %v: %s", t.To, t.Dial.Error).
 			hint("`kubevpn logs` has the details.")

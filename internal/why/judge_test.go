@@ -111,6 +111,10 @@ var planted = map[string]struct {
 		f.Trip.Device = "office0"
 		f.fails(silence)
 	}, api.ExitRouteTaken, api.HopRoute, "goes to office0, not to kubevpn0"},
+	"a connection that is interrupted": {func(_ *testing.T, f *Facts) {
+		f.Connection.Status = api.StatusReconnecting
+		f.fails(silence)
+	}, api.ExitLost, api.HopRoute, "kubevpn reconnects"},
 	"an address without a route": {func(_ *testing.T, f *Facts) {
 		f.Trip.Device, f.Connection.CIDRs = "eth0", nil
 		f.fails(silence)

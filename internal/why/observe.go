@@ -209,7 +209,8 @@ func (o *observer) readAddress(ctx context.Context, ip netip.Addr) {
 				FieldSelector: fields.OneTermEqualSelector("status.podIP", ip.String()).String()})
 			if err == nil {
 				pods = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
-					return p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+					ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+					return ended || p.Spec.HostNetwork
 				})
 			}
 			return err

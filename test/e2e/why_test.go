@@ -43,20 +43,21 @@ spec:
   - name: app
     image: APP_IMAGE
     imagePullPolicy: Never
+    ports: [{containerPort: 8080, name: http}]
     readinessProbe: {httpGet: {path: /, port: 1}, periodSeconds: 1}
 `
 
 // why is a laptop that asks why, and the workload that it asks about.
 type why struct {
 	*laptop
-	*shop
-	url string // of the Service
+	shop *shop
+	url  string // of the Service
 }
 
 // ask runs `kubevpn why` and returns its output.
 func (y *why) ask(t *testing.T, args ...string) (api.Explanation, result) {
 	t.Helper()
-	r := y.laptop.run(t, append([]string{"kubevpn", "why", "-o", "json"}, args...)...)
+	r := y.run(t, append([]string{"kubevpn", "why", "-o", "json"}, args...)...)
 	var e api.Explanation
 	if err := json.Unmarshal([]byte(r.stdout), &e); err != nil {
 		t.Fatalf("%v: %v", err, r)
@@ -115,7 +116,7 @@ func (y *why) healthy(t *testing.T) {
 	if e.Status != 200 || e.Method != "HEAD" || !strings.Contains(hop(e, api.HopBalancer).Seen, "2 of 2 endpoints are ready") {
 		t.Errorf("%+v", e)
 	}
-	text := y.laptop.must(t, "kubevpn", "why", y.url, "-H", "x-user: me")
+	text := y.must(t, "kubevpn", "why", y.url, "-H", "x-user: me")
 	for _, want := range []string{"GET " + y.url, "HOP", "route", "kubevpn0", "200 OK"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q:\n%s", want, text)
@@ -139,13 +140,13 @@ func (y *why) services(t *testing.T) {
 		t.Run(name, func(t *testing.T) { y.finds(t, want.code, want.message, want.url) })
 	}
 	t.Run("closed_port", func(t *testing.T) {
-		for name, ip := range y.ready(t) {
+		for name, ip := range y.shop.ready(t) {
 			y.finds(t, api.ExitClosedPort, "nothing listens on port 8081 of pod "+name, "http://"+net.JoinHostPort(ip, "8081")+"/")
 		}
 	})
 	t.Run("one_of_two_pods_is_not_ready", func(t *testing.T) {
-		y.kubectl(t, "-n", y.namespace, "label", "pod", "unready", "app=shop", "--overwrite")
-		defer y.kubectl(t, "-n", y.namespace, "label", "pod", "unready", "app=unready", "--overwrite")
+		y.kubectl(t, "-n", y.shop.namespace, "label", "pod", "unready", "app=shop", "--overwrite")
+		defer y.kubectl(t, "-n", y.shop.namespace, "label", "pod", "unready", "app=unready", "--overwrite")
 		testenv.Eventually(t, time.Minute, func() error {
 			e, r := y.ask(t, y.url)
 			if b := hop(e, api.HopBalancer); r.code != 0 || !strings.Contains(b.Seen, "2 of 3") || !strings.Contains(strings.Join(b.Notes, "\n"), "pod unready is not ready") {
@@ -176,12 +177,12 @@ spec: {podSelector: {matchLabels: {app: shop}}, policyTypes: [Ingress], ingress:
 	manager := y.kubectl(t, "-n", c.ManagerNamespace, "get", "pod", c.ManagerPod, "-o", "jsonpath={.status.podIP}")
 	rules := func(text string) {
 		t.Helper()
-		for _, ip := range y.ready(t) {
+		for _, ip := range y.shop.ready(t) {
 			y.placeOf(t, netip.MustParseAddr(ip)).must(t, "nft", text)
 		}
 	}
-	rules("table ip guard { chain c { type filter hook input priority 0; ip saddr " + manager + " tcp dport 8080 drop; }; }")
-	defer rules("delete table ip guard")
+	rules("table inet guard { chain c { type filter hook input priority 0; ip saddr " + manager + " tcp dport 8080 drop; }; }")
+	defer rules("delete table inet guard")
 	y.finds(t, api.ExitNetworkPolicy, "NetworkPolicy guard blocks connections from the traffic manager's pod", y.url)
 }
 
@@ -212,19 +213,19 @@ subjects: [{kind: User, name: why-reader, apiGroup: rbac.authorization.k8s.io}]
 // otherVPN has another VPN beside kubevpn, which then takes a route, and then the names.
 func (y *why) otherVPN(t *testing.T) {
 	v := y.newOtherVPN(t)
-	vip := y.clusterIP(t, y.namespace, "shop")
+	vip := y.clusterIP(t, y.shop.namespace, "shop")
 	down := v.up(t, ":", ":")
 	defer down()
 	t.Run("beside_is_no_cause", func(t *testing.T) { y.finds(t, 0, "", y.url) })
 	t.Run("route_is_taken", func(t *testing.T) {
-		y.laptop.must(t, "ip", "route", "add", vip, "dev", "office0")
-		defer y.laptop.must(t, "ip", "route", "del", vip, "dev", "office0")
+		y.must(t, "ip", "route", "add", vip, "dev", "office0")
+		defer y.must(t, "ip", "route", "del", vip, "dev", "office0")
 		y.finds(t, api.ExitRouteTaken, "goes to office0, not to kubevpn0", y.url)
 	})
 	t.Run("name_is_taken", func(t *testing.T) {
-		y.laptop.must(t, "nft", "table ip office { chain c { type nat hook output priority -200; udp dport 53 dnat to "+
-			y.Config().Families()[0].Router.String()+":53; }; }")
-		defer y.laptop.must(t, "nft", "delete table ip office")
+		nameserver := y.must(t, "awk", "/^nameserver/ { print $2; exit }", "/etc/resolv.conf")
+		y.must(t, "nft", fmt.Sprintf("table inet office { chain c { type nat hook output priority -150; ip daddr %s udp dport 53 dnat ip to %[1]s; }; }", nameserver))
+		defer y.must(t, "nft", "delete table inet office")
 		y.finds(t, api.ExitNameTaken, "the cluster has "+vip, y.url)
 	})
 	y.finds(t, 0, "", y.url)

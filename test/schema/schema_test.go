@@ -38,6 +38,7 @@ func objects() map[string]any {
 		api.KindWorkloadList: api.WorkloadList{}, api.KindSettingList: api.SettingList{},
 		api.KindTrustedClusters: map[string]config.Trusted{}, api.KindHelperService: api.HelperService{},
 		api.KindReport: api.Report{},
+		api.KindExplanation: api.Explanation{},
 	}
 }
 

@@ -19,15 +19,11 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"kubevpn/internal/api"
 )
 
 const (
-	// Header marks the request of a trip with its trace ID. Programs that propagate the standard's header "traceparent"
-	// carry the trace ID on, too.
-	Header = "Kubevpn-Why"
-	// traceParent is the header of W3C's Trace Context.
-	traceParent = "Traceparent"
-
 	lookupTimeout = 2 * time.Second
 	dialTimeout   = 2 * time.Second
 	maxBody       = 512 // bytes of the answer that are kept
@@ -210,9 +206,9 @@ func (t *Result) exchange(ctx context.Context, conn net.Conn, r Request) {
 	if host := req.Header.Get("Host"); host != "" {
 		req.Host = host
 	}
-	req.Header.Set(Header, r.Trace)
-	if req.Header.Get(traceParent) == "" {
-		req.Header.Set(traceParent, "00-"+r.Trace+"-"+r.Trace[:16]+"-01")
+	req.Header.Set(api.TraceHeader, r.Trace)
+	if req.Header.Get(api.TraceParent) == "" {
+		req.Header.Set(api.TraceParent, "00-"+r.Trace+"-"+r.Trace[:16]+"-01")
 	}
 	given := make(chan net.Conn, 1)
 	given <- conn
@@ -253,7 +249,7 @@ func stepOf(err error, began time.Time) Step {
 	case errors.As(err, &dns) && dns.IsNotFound:
 		s.Failure = NotFound
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
-		s.Failure = TimedOut
+		s.Failure, s.Error = TimedOut, "no answer"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		s.Failure = Refused
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EACCES):
