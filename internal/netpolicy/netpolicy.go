@@ -4,9 +4,9 @@
 //	traffic from A to B passes if  A has no egress policy, or one of them allows B,
 //	                          and  B has no ingress policy, or one of them allows A
 //
-// The evaluation leaves out labels of namespaces other than the name, and the policies of CNI plugins. It leaves out ports
-// and address blocks other than "all addresses", too, unless a Flow has them. So a policy that it reports may in fact
-// allow the traffic, and the reverse.
+// The evaluation leaves out labels of namespaces other than the name, and the policies of CNI plugins. It leaves out
+// ports and address blocks other than "all addresses", too, unless a Flow has them. So a policy that it reports may in
+// fact allow the traffic, and the reverse.
 package netpolicy
 
 import (
