@@ -37,7 +37,7 @@ func objects() map[string]any {
 		api.KindIntercept: api.Intercept{}, api.KindInterceptList: api.InterceptList{}, api.KindVersion: api.Version{},
 		api.KindWorkloadList: api.WorkloadList{}, api.KindSettingList: api.SettingList{},
 		api.KindTrustedClusters: map[string]config.Trusted{}, api.KindHelperService: api.HelperService{},
-		api.KindReport: api.Report{},
+		api.KindReport:      api.Report{},
 		api.KindExplanation: api.Explanation{},
 	}
 }
