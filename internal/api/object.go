@@ -26,6 +26,7 @@ const (
 	KindHelperService   = "HelperService"
 	KindReport          = "Report"
 	KindExplanation     = "Explanation"
+	KindFlowList        = "FlowList"
 )
 
 // InterceptList is the result of `kubevpn proxy` and `kubevpn clone` for several workloads.

@@ -11,7 +11,14 @@ const (
 	PathLeave      = "/v1/leave"      // POST a LeaveRequest; answers lines of Event
 	PathStatus     = "/v1/status"     // GET a Status
 	PathDaemon     = "/v1/daemon"     // GET a DaemonInfo
+	PathFlows      = "/v1/flows"      // GET with ParamLimit and ParamFollow; answers lines of FlowList
 	PathQuit       = "/v1/quit"       // POST nothing; answers lines of Event, then the daemon ends
+)
+
+// Parameters of GET requests that answer lines.
+const (
+	ParamFollow = "follow" // "true": lines until the client has gone; else the first one
+	ParamLimit  = "limit"  // the most items of a line; 0 or none: all
 )
 
 // StatusNeedsHelper is the HTTP status of PathConnect and PathIntercept if the daemon has no root helper. The CLI then

@@ -116,6 +116,7 @@ type shared struct {
 	names     *names                      // written by handshake, or by names.follow
 	packets   *packetPath                 // its steering is written by handshake, routes and chooser
 	hosts     *hosts                      // written by the machine's resolver, routes and the flows
+	flows     *flows                      // written by the netstack's dialer
 	namespace *wakeup.Value[string]       // in which short names are looked up first; written by SetNamespace
 	reached   *wakeup.Value[[]netip.Addr] // of the manager, outside of the tunnel; written by direct
 	changed   wakeup.Signal               // wakes routes: something that the plan depends on may have changed
@@ -124,14 +125,15 @@ type shared struct {
 // Connection is one connection. Run is called once. The other methods are safe for concurrent use at any time.
 type Connection struct {
 	*shared
-	prepared   *Prepared
-	client     *transport.Client
-	manager    *manager
-	transports *transports
-	handshake  *handshake
-	chooser    *chooser
-	routes     *routes
-	checker    *checker
+	prepared    *Prepared
+	objectNames *objectNames
+	client      *transport.Client
+	manager     *manager
+	transports  *transports
+	handshake   *handshake
+	chooser     *chooser
+	routes      *routes
+	checker     *checker
 }
 
 // New reads the kubeconfig. It opens no network connection. Errors are *api.Error.
@@ -159,7 +161,7 @@ func newConnection(cfg Config) *Connection {
 	s := &shared{
 		cfg: &cfg, log: cfg.Logger, cluster: of, pods: cfg.Prepared.pods,
 		view: new(wakeup.Value[view]), current: new(current), names: newNames(), namespace: new(wakeup.Value[string]),
-		reached: new(wakeup.Value[[]netip.Addr]), changed: wakeup.NewSignal(),
+		reached: new(wakeup.Value[[]netip.Addr]), changed: wakeup.NewSignal(), flows: new(flows),
 	}
 	s.status = newStatus(&cfg, api.Connection{
 		ID: of.ConnectionID(), Cluster: of.Name(), ClusterID: of.ID(), Server: of.Server(), Context: of.Context(),
@@ -173,7 +175,8 @@ func newConnection(cfg Config) *Connection {
 	s.packets = newPacketPath(s.current, s.hosts, cfg.Logger)
 	s.packets.steer(func(to *steering) { to.foreign, to.open = cfg.isolated(), cfg.Request.AllowInbound })
 
-	c := &Connection{shared: s, prepared: cfg.Prepared, manager: &manager{shared: s, prepared: cfg.Prepared}}
+	c := &Connection{shared: s, prepared: cfg.Prepared, objectNames: newObjectNames(),
+		manager: &manager{shared: s, prepared: cfg.Prepared}}
 	c.transports = &transports{shared: s, manager: c.manager, tickets: newTickets(), direct: newDirect(s)}
 	c.handshake = &handshake{shared: s, manager: c.manager, refused: make(chan error, 1),
 		retry: func() { c.client.Retry() }}
@@ -317,6 +320,7 @@ func (c *Connection) establish(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return c.routes.maintain(ctx) })
 	g.Go(func() error { return watchWake(ctx, c.onWake) })
 	g.Go(func() error { return c.chooser.watch(ctx) })
+	g.Go(func() error { return c.objectNames.run(ctx, c.lookUpObject) })
 	c.status.establish()
 	return nil
 }

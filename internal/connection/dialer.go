@@ -17,6 +17,7 @@ import (
 type dialer struct {
 	current *current
 	hosts   *hosts
+	flows   *flows
 }
 
 var _ netstack.Dialer = dialer{}
@@ -32,7 +33,8 @@ func (d dialer) DialTCP(ctx context.Context, src, dst netip.AddrPort) (netstack.
 		end()
 		return nil, err // a bare return of (stream, err) would be a typed nil in the interface
 	}
-	return flowStream{stream, end}, nil
+	f := &openFlow{proto: packet.ProtoTCP, src: src, dst: dst, stream: stream}
+	return flowStream{stream, d.flows.begin(f, end)}, nil
 }
 
 // flowStream is the stream of a flow, which ends with it.
@@ -67,7 +69,7 @@ func (d dialer) packets(ctx context.Context, proto uint8, r transport.Request) (
 		end()
 		return nil, err
 	}
-	return flowPackets{p, end}, nil
+	return flowPackets{p, d.flows.begin(&openFlow{proto: proto, src: r.Src, dst: r.Dst, stream: p}, end)}, nil
 }
 
 // flowPackets is flowStream for datagrams.

@@ -80,7 +80,7 @@ func (s *shared) prober(dial func(context.Context, string, netip.AddrPort) (net.
 
 // dialer returns what dials for the flows from the device.
 func (s *shared) dialer() netstack.Dialer {
-	d := dialer{s.current, s.hosts}
+	d := dialer{s.current, s.hosts, s.flows}
 	if !s.cfg.isolated() {
 		return d
 	}

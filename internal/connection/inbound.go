@@ -3,6 +3,7 @@ package connection
 import (
 	"context"
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -144,6 +145,19 @@ func (r *recent) has(f flow) bool {
 		r.use(f)
 	}
 	return ok
+}
+
+// list returns the flows of the last flowTime, and perhaps older ones.
+func (r *recent) list() []flow {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := slices.Collect(maps.Keys(r.now))
+	for f := range r.before {
+		if _, again := r.now[f]; !again {
+			all = append(all, f)
+		}
+	}
+	return all
 }
 
 // use puts a flow into the newer set. The caller holds mu.

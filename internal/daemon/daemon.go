@@ -89,9 +89,11 @@ type daemon struct {
 	cfg         Config
 	connections *connections
 	logger      *slog.Logger
-	quit        wakeup.Signal // raised when a request asks the daemon to end
-	recheck     wakeup.Signal // raised when busy may return something else
-	requests    atomic.Int64  // in progress
+	quit        wakeup.Signal   // raised when a request asks the daemon to end
+	recheck     wakeup.Signal   // raised when busy may return something else
+	requests    atomic.Int64    // in progress
+	ending      context.Context // ends when followers of what happens must end
+	end         context.CancelFunc
 }
 
 func newDaemon(cfg Config, client []byte, owner Owner, logger *slog.Logger) *daemon {
@@ -99,6 +101,7 @@ func newDaemon(cfg Config, client []byte, owner Owner, logger *slog.Logger) *dae
 		cfg.Factory = NewFactory()
 	}
 	d := &daemon{cfg: cfg, logger: logger, quit: wakeup.NewSignal(), recheck: wakeup.NewSignal()}
+	d.ending, d.end = context.WithCancel(context.Background())
 	d.connections = newConnections(cfg.Factory, client, owner, logger)
 	d.connections.changed = d.recheck.Raise
 	return d
@@ -126,6 +129,7 @@ func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) erro
 	group.Go(func() error {
 		defer cancel()
 		d.waitForEnd(ctx)
+		d.end()
 		err := d.connections.shutDown(func(api.Event) {})
 		helpers.Close()
 		// Requests see their connections end, and answer. A client that reads nothing must not block the end.

@@ -36,6 +36,7 @@ type Factory interface {
 // Run has returned.
 type Connection interface {
 	intercept.Session
+	flowSource
 	// Cluster is the API of the cluster, with the rights of the user who connected.
 	Cluster() *cluster.Cluster
 	// Run makes the connection and keeps it until ctx ends or the connection is lost. It cleans up before it returns.

@@ -174,6 +174,14 @@ func (c *fakeConnection) Status() api.Connection {
 	return s
 }
 
+func (c *fakeConnection) Flows(connection.LocalSockets) []api.Flow {
+	return []api.Flow{{Protocol: "udp", Destination: netip.MustParseAddrPort("10.96.0.10:53"), Counted: true, Sent: 40}}
+}
+
+func (c *fakeConnection) NameOf(netip.Addr) api.ObjectName {
+	return api.ObjectName{Kind: "service", Namespace: "kube-system", Name: "kube-dns"}
+}
+
 func (c *fakeConnection) SetNamespace(ns string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -39,6 +39,7 @@ func (d *daemon) handler() http.Handler {
 			Version: version.Full(), PID: os.Getpid(), Connections: connections, Helper: helper,
 		})
 	})
+	mux.HandleFunc("GET "+api.PathFlows, d.handleFlows)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d.requests.Add(1)
 		defer func() {

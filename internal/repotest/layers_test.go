@@ -58,6 +58,7 @@ var layers = map[string]int{
 	"pkg/host/route":      10,
 	"pkg/host/redirect":   0,  // osdns and route keep their rules in its Table
 	"pkg/host/sandbox":    11, // it makes its network with pkg/host/route
+	"pkg/host/sockets":    0,
 	"pkg/host/subreaper":  0,
 	"pkg/host/unixsocket": 0,
 

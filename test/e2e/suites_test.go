@@ -39,6 +39,7 @@ var once = []suite{
 	{"roundtrips", roundTripsSuite},
 	{"faults", faultsSuite},
 	{"far", farSuite},
+	{"flows", flowsSuite},
 	{"two", twoSuite},
 }
 

@@ -39,6 +39,7 @@ func objects() map[string]any {
 		api.KindTrustedClusters: map[string]config.Trusted{}, api.KindHelperService: api.HelperService{},
 		api.KindReport:      api.Report{},
 		api.KindExplanation: api.Explanation{},
+		api.KindFlowList:    api.FlowList{},
 	}
 }
 

@@ -15,6 +15,9 @@ type Packets struct{ s *Stream }
 // Request returns the Request that opened the stream.
 func (p *Packets) Request() Request { return p.s.request }
 
+// Stats returns a snapshot.
+func (p *Packets) Stats() StreamStats { return p.s.Stats() }
+
 // WritePacket sends b as one datagram, which may be empty. It blocks while the window is used up or the link is
 // stalled. It returns ErrPacketTooLarge for more than MaxPacket bytes, and the code's error after the other end's
 // CloseWithCode.
@@ -32,7 +35,7 @@ func (p *Packets) WritePacket(b []byte) error {
 		if err := s.writeError(); err != nil {
 			return err
 		}
-		s.canWrite.Wait()
+		s.awaitCredit()
 	}
 	if err := s.writeError(); err != nil {
 		return err
@@ -42,6 +45,7 @@ func (p *Packets) WritePacket(b []byte) error {
 	}
 	l.append(header{kind: frameData, length: len(b), stream: s.id}, b)
 	s.credit -= cost
+	s.written += uint64(len(b))
 	s.push()
 	return nil
 }
@@ -74,6 +78,7 @@ func (p *Packets) TryWritePackets(b []byte, size int) (n int, err error) {
 		}
 		l.append(header{kind: frameData, length: length, stream: s.id}, b[:length])
 		s.credit -= cost
+		s.written += uint64(length)
 		b = b[length:]
 	}
 	if n > 0 {
@@ -103,6 +108,9 @@ func (p *Packets) ReadPackets(b []byte, sizes []int) (int, error) {
 	}
 	held := s.queue.held
 	n, short := s.queue.datagrams(b, sizes)
+	for _, size := range sizes[:n] {
+		s.taken += uint64(size)
+	}
 	s.l.free(held - s.queue.held)
 	more := s.topUp()
 	s.mu.Unlock()

@@ -31,9 +31,11 @@ type Stream struct {
 
 	// The sending half, guarded by l.mu.
 	canWrite      sync.Cond
-	credit        int   // bytes that the other end's window still allows
-	writeEnded    bool  // FIN was sent
-	writeErr      error // reset, or the session ended
+	credit        int    // bytes that the other end's window still allows
+	written       uint64 // bytes of the user
+	blocked       bool   // a write waits for credit
+	writeEnded    bool   // FIN was sent
+	writeErr      error  // reset, or the session ended
 	writeDeadline deadline
 	turn          turn
 
@@ -41,8 +43,9 @@ type Stream struct {
 	mu           sync.Mutex
 	canRead      sync.Cond
 	queue        queue
-	outstanding  int // bytes that the other end may still send
-	window       int // the sum to which topUp raises queue and outstanding
+	taken        uint64 // bytes that the user has read
+	outstanding  int    // bytes that the other end may still send
+	window       int    // the sum to which topUp raises queue and outstanding
 	toppedUp     time.Time
 	readEnded    bool // FIN was received
 	endCode      Code // from the FIN; datagrams only
@@ -117,7 +120,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 	total := 0
 	for len(p) > 0 {
 		for s.credit == 0 {
-			s.canWrite.Wait()
+			s.awaitCredit()
 			if err := s.writeError(); err != nil { // also when the window has opened meanwhile: nothing follows FIN
 				return total, err
 			}
@@ -128,11 +131,19 @@ func (s *Stream) Write(p []byte) (int, error) {
 		}
 		l.append(header{kind: frameData, length: n, stream: s.id}, p[:n])
 		s.credit -= n
+		s.written += uint64(n)
 		total += n
 		p = p[n:]
 		s.push()
 	}
 	return total, nil
+}
+
+// awaitCredit waits for one event, which may be another one than more credit. Call with l.mu held.
+func (s *Stream) awaitCredit() {
+	s.blocked = true
+	s.canWrite.Wait()
+	s.blocked = false
 }
 
 // push is link.push, unless the stream has a deadline, which the conn's Write would not observe. Call with l.mu held.
@@ -317,6 +328,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 	}
 	held := s.queue.held
 	n := s.queue.read(p)
+	s.taken += uint64(n)
 	s.l.free(held - s.queue.held)
 	more := s.topUp()
 	s.mu.Unlock()
@@ -348,6 +360,7 @@ func (s *Stream) WriteTo(w io.Writer) (int64, error) {
 		seg.free()
 		// The window opens only now: until w has accepted the data it counts as unread.
 		s.mu.Lock()
+		s.taken += uint64(n)
 		more := s.topUp()
 		s.mu.Unlock()
 		s.sendWindow(more)
