@@ -27,6 +27,7 @@ const (
 	KindReport          = "Report"
 	KindExplanation     = "Explanation"
 	KindFlowList        = "FlowList"
+	KindDiagnosis       = "Diagnosis"
 )
 
 // InterceptList is the result of `kubevpn proxy` and `kubevpn clone` for several workloads.

@@ -89,10 +89,12 @@ func (k *kubeFlags) load(a *app) (*cluster.Cluster, cluster.Prepared, error) {
 	if err != nil {
 		return nil, cluster.Prepared{}, err
 	}
-	c, err := cluster.Load(prepared.Kubeconfig, cluster.Options{
-		UserAgent: "kubevpn/" + version.String(), Logger: a.log,
-	})
+	c, err := a.loadCluster(prepared)
 	return c, prepared, err
+}
+
+func (a *app) loadCluster(prepared cluster.Prepared) (*cluster.Cluster, error) {
+	return cluster.Load(prepared.Kubeconfig, cluster.Options{UserAgent: "kubevpn/" + version.String(), Logger: a.log})
 }
 
 // pluginTerminal returns the terminal on which a credential plugin can ask the user.

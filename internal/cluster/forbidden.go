@@ -1,8 +1,6 @@
 package cluster
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -143,21 +141,23 @@ func forbidden(message string) *api.Error {
 
 // expiry describes when the configuration's token or certificate expired. It returns "" if they are valid.
 func expiry(config *rest.Config, now time.Time) string {
-	token := config.BearerToken
-	if config.BearerTokenFile != "" {
-		if data, err := os.ReadFile(config.BearerTokenFile); err == nil {
-			token = strings.TrimSpace(string(data))
-		}
-	}
-	if exp, ok := tokenExpiry(token); ok && exp.Before(now) {
+	if exp, ok := tokenExpiry(tokenOf(config)); ok && exp.Before(now) {
 		return fmt.Sprintf("the token expired %s ago", duration.HumanDuration(now.Sub(exp)))
 	}
-	if cert, err := tls.X509KeyPair(config.CertData, config.KeyData); err == nil {
-		if leaf, err := x509.ParseCertificate(cert.Certificate[0]); err == nil && leaf.NotAfter.Before(now) {
-			return fmt.Sprintf("the client certificate expired on %s", stamp(leaf.NotAfter))
-		}
+	if leaf := certificateOf(config.CertData, config.KeyData); leaf != nil && leaf.NotAfter.Before(now) {
+		return fmt.Sprintf("the client certificate expired on %s", stamp(leaf.NotAfter))
 	}
 	return ""
+}
+
+// tokenOf returns the configuration's token, or "".
+func tokenOf(config *rest.Config) string {
+	if config.BearerTokenFile != "" {
+		if data, err := os.ReadFile(config.BearerTokenFile); err == nil {
+			return strings.TrimSpace(string(data))
+		}
+	}
+	return config.BearerToken
 }
 
 // tokenExpiry returns the exp claim of a JWT, without verifying the token.

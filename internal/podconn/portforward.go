@@ -171,3 +171,13 @@ func bufferedLink(rw io.ReadWriter) link {
 		io.Writer
 	}{bufio.NewReaderSize(rw, readBuffer), rw}}
 }
+
+// Try opens a port-forward to a pod by one protocol, without a stream, and closes it. It shows what the way to the API
+// server passes.
+func (d *Dialer) Try(ctx context.Context, how Protocol, namespace, pod string) error {
+	_, raw, err := d.forwardLink(ctx, how, namespace, pod)
+	if err != nil {
+		return err
+	}
+	return raw.Close()
+}

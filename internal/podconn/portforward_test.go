@@ -513,3 +513,19 @@ func TestWarmConnectionServesTheNextUpgrade(t *testing.T) {
 		}
 	})
 }
+
+func TestTryOpensOneProtocol(t *testing.T) {
+	noLeaks(t)
+	s := newFakeAPIServer(t, echo)
+	s.noSPDY.Store(true)
+	d := s.dialer(t, AnyProtocol)
+	if err := d.Try(t.Context(), WebSocketProtocol, "ns", "web"); err != nil {
+		t.Error(err)
+	}
+	if err := d.Try(t.Context(), SPDYProtocol, "ns", "web"); err == nil {
+		t.Error("SPDY passed a server that does not know it")
+	}
+	if d.Transport() != "" {
+		t.Errorf("later port-forwards begin with %q", d.Transport())
+	}
+}

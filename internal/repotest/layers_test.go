@@ -35,6 +35,7 @@ var layers = map[string]int{
 	"internal/dev":        31, // it runs programs, or containers by internal/docker
 	"internal/docker":     30,
 	"internal/report":     31, // it finds the traffic manager by internal/install
+	"internal/doctor":     32, // it asks what install, connection and service know
 
 	"internal/netpolicy": 20,
 	"internal/podenv":    21,

@@ -189,6 +189,13 @@ func jumpSuite(t *testing.T, w *world) {
 			t.Error(r)
 		}
 	})
+	t.Run("doctor", func(t *testing.T) {
+		f := l.diagnose(t, b.args(l, "doctor", "-o", "json", "--ssh-jump", "bastion")...)
+		if seen := f["address"].Seen; !strings.Contains(seen, "by the SSH jump host bastion, connected in ") {
+			t.Errorf("the way to the API server: %q", seen)
+		}
+		only(t, f)
+	})
 	t.Run("question_is_on_the_terminal", func(t *testing.T) {
 		l.noSSH(t)
 		b.knows(t, "")

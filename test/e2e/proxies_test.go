@@ -62,6 +62,13 @@ func proxiesSuite(t *testing.T, w *world) {
 				t.Error(r)
 			}
 		})
+		t.Run(p.scheme+"_doctor", func(t *testing.T) {
+			f := l.diagnose(t, "env", "HTTPS_PROXY="+p.url(p.password), l.program, "doctor", "-o", "json")
+			if seen := f["address"].Seen; !strings.Contains(seen, "by the proxy "+p.scheme+"://dev:xxxxx@"+p.address) {
+				t.Errorf("the way to the API server: %q", seen)
+			}
+			only(t, f)
+		})
 		t.Run(p.scheme+"_wrong_password", func(t *testing.T) {
 			r := l.run(t, "env", "HTTPS_PROXY="+p.url("s3cret"), l.program, "connect")
 			failure{code: api.ExitUnreachable, message: p.message, hint: "proxy"}.check(t, r)

@@ -78,6 +78,7 @@ var dev = []suite{
 	{"jump", jumpSuite},
 	{"proxies", proxiesSuite},
 	{"othervpn", otherVPNSuite},
+	{"doctor", doctorSuite},
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
 	{"examples", examplesSuite},
@@ -135,6 +136,7 @@ func TestNFTablesDualStack(t *testing.T) {
 }
 
 func TestNoKubeProxy(t *testing.T) {
-	others := []suite{{"proxied", proxiedSuite}, {"auto", autoSuite}, {"laptops", laptopsSuite}}
+	others := []suite{{"proxied", proxiedSuite}, {"auto", autoSuite}, {"laptops", laptopsSuite},
+		{"doctor", doctorNoProxySuite}}
 	runSuites(t, newWorld(t, lab.Config{Name: "e2e-none", ProxyMode: lab.ProxyNone}, everywhere, others), everywhere, others)
 }

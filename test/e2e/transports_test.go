@@ -120,7 +120,7 @@ subjects: [{kind: ServiceAccount, name: forwarder, namespace: default}]
 			check(t, l.run(t, "kubevpn", "connect", "--kubeconfig", kubeconfig, "--netstack", "gvisor", "--transport", "api-proxy"))
 	})
 	t.Run("blocked_upgrade_falls_back", func(t *testing.T) {
-		l.connect(t, "--kubeconfig", w.behindProxy(t, l))
+		l.connect(t, "--kubeconfig", w.behindProxy(t, l, nil))
 		l.transportIs(t, api.TransportAPIProxy, api.TransportFailing, "")
 		if c := l.connection(t); c.Transport != "port-forward (websocket)" || c.Status != api.StatusConnected {
 			t.Errorf("%s by %q", c.Status, c.Transport)
@@ -196,8 +196,8 @@ func (l *laptop) transportIsWithin(t *testing.T, within time.Duration, name stri
 }
 
 // behindProxy returns a kubeconfig that reaches the API server through a reverse proxy on the laptop. The proxy
-// terminates TLS and supports WebSockets but no other upgrade.
-func (w *world) behindProxy(t *testing.T, l *laptop) string {
+// terminates TLS and supports WebSockets but no other upgrade. It changes answers with change, unless that is nil.
+func (w *world) behindProxy(t *testing.T, l *laptop, change func(*http.Response) error) string {
 	t.Helper()
 	w.apply(t, `
 apiVersion: v1
@@ -217,14 +217,14 @@ subjects: [{kind: ServiceAccount, name: behind-proxy, namespace: default}]
 		if target, err = url.Parse(c.Server); err != nil {
 			t.Fatal(err)
 		}
-		server := w.serveProxy(t, l, target)
+		server := w.serveProxy(t, l, target, change)
 		c.Server, c.InsecureSkipTLSVerify, c.CertificateAuthorityData = server, true, nil
 		*u = clientcmdapi.AuthInfo{Token: token}
 	})
 	return kubeconfig
 }
 
-func (w *world) serveProxy(t *testing.T, l *laptop, target *url.URL) string {
+func (w *world) serveProxy(t *testing.T, l *laptop, target *url.URL, change func(*http.Response) error) string {
 	t.Helper()
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
@@ -234,8 +234,9 @@ func (w *world) serveProxy(t *testing.T, l *laptop, target *url.URL) string {
 				r.Out.Header.Del("Connection")
 			}
 		},
-		FlushInterval: -1,
-		ErrorLog:      log.New(t.Output(), "", 0),
+		ModifyResponse: change,
+		FlushInterval:  -1,
+		ErrorLog:       log.New(t.Output(), "", 0),
 		Transport: &http.Transport{
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the lab's own API server
 			DialContext: func(_ context.Context, _, address string) (net.Conn, error) {

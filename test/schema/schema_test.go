@@ -40,6 +40,7 @@ func objects() map[string]any {
 		api.KindReport:      api.Report{},
 		api.KindExplanation: api.Explanation{},
 		api.KindFlowList:    api.FlowList{},
+		api.KindDiagnosis:   api.Diagnosis{},
 	}
 }
 

@@ -1,0 +1,168 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/config"
+	"kubevpn/internal/doctor"
+	"kubevpn/internal/version"
+)
+
+type doctorOptions struct {
+	app      *app
+	kube     kubeFlags
+	settings settingFlags
+	output   *format
+}
+
+func newDoctor(a *app) *cobra.Command {
+	o := &doctorOptions{app: a, output: newObjectFormat("text")}
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Find out why a connection does not work",
+		Long: "Check what `kubevpn connect` needs on this machine, on the way to the API server and in the\n" +
+			"cluster. The command changes nothing, needs no root, and works without a daemon and without a\n" +
+			"cluster. Each fault has its cause, its effect and the command that mends it.\n\n" +
+			"The exit code is 0 if no check failed, otherwise that of the first one: the code with which\n" +
+			"`kubevpn connect` would fail. Warnings do not change it.",
+		Example: examples(
+			"Check everything", "kubevpn doctor",
+			"Check another cluster", "kubevpn doctor --context staging -n shop",
+			"Print the faults only, for a script",
+			`kubevpn doctor -o jsonpath='{range .findings[?(@.state=="failed")]}{.cause}{"\n"}{end}'`,
+		),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	o.kube.addTo(cmd, a)
+	section(cmd, sectionConnection, func(*pflag.FlagSet) {
+		o.settings.addTo(cmd, config.KeyImage, config.KeyManagerNamespace, config.KeyExtraCIDRs, config.KeyExcludeCIDRs)
+	})
+	o.output.addTo(cmd)
+	return cmd
+}
+
+func (o *doctorOptions) run(ctx context.Context) error {
+	cfg, err := o.config()
+	if err != nil {
+		return err
+	}
+	p := doctorPrinter{w: o.app.out}
+	if !o.output.forPrograms() {
+		cfg.Found = p.finding
+	}
+	d := doctor.Run(ctx, cfg)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if o.output.forPrograms() {
+		if err := o.output.print(o.app.out, d, findingNames(d)...); err != nil {
+			return err
+		}
+	} else {
+		p.end(d)
+	}
+	if f := d.Failed(); f != nil {
+		return exitCode(f.Code)
+	}
+	return nil
+}
+
+func (o *doctorOptions) config() (doctor.Config, error) {
+	timeout, err := o.kube.timeout()
+	if err != nil {
+		return doctor.Config{}, err
+	}
+	cfg := doctor.Config{
+		Terminal: o.app.pluginTerminal(), Timeout: timeout, Machine: o.app.Machine, Version: version.Full(),
+		Prepare: func() (cluster.Prepared, error) { return o.kube.prepare(o.app) },
+		Load:    o.app.loadCluster,
+		Status:  o.status,
+	}
+	if cfg.Paths, err = o.app.paths(); err != nil {
+		return cfg, err
+	}
+	cfg.Settings, err = o.settings.load(o.app)
+	return cfg, err
+}
+
+// status returns the status of the daemon, or nil if none runs.
+func (o *doctorOptions) status(ctx context.Context) (*api.Status, error) {
+	status, err := o.app.status(ctx)
+	if errors.Is(err, errNoDaemon) {
+		return nil, nil
+	}
+	return &status, err
+}
+
+// findingNames returns the lines of -o name.
+func findingNames(d api.Diagnosis) (names []string) {
+	for _, f := range d.Findings {
+		names = append(names, "finding/"+strings.ReplaceAll(f.Name, " ", "-"))
+	}
+	return names
+}
+
+// doctorPrinter prints findings as they arrive, in sections.
+type doctorPrinter struct {
+	w       io.Writer
+	section string
+}
+
+func (p *doctorPrinter) finding(f api.Finding) {
+	if f.Section != p.section {
+		if p.section != "" {
+			fmt.Fprintln(p.w)
+		}
+		p.section = f.Section
+		fmt.Fprintln(p.w, f.Section)
+	}
+	text := f.Seen
+	if f.Cause != "" {
+		text = f.Cause
+	}
+	fmt.Fprintf(p.w, "  %-7s  %-13s  %s\n", f.State, f.Name, text)
+	if f.Effect != "" {
+		fmt.Fprintf(p.w, "           effect:  %s\n", f.Effect)
+	}
+	for i, line := range strings.Split(strings.TrimSpace(f.Fix), "\n") {
+		label := "fix:"
+		if i > 0 {
+			label = ""
+		}
+		if line = strings.TrimSpace(line); line != "" {
+			fmt.Fprintf(p.w, "           %-7s  %s\n", label, line)
+		}
+	}
+}
+
+// end prints the table of rights and the summary.
+func (p *doctorPrinter) end(d api.Diagnosis) {
+	if len(d.Rights) > 0 {
+		fmt.Fprintln(p.w, "\nYour rights")
+		t := tabwriter.NewWriter(p.w, 0, 0, 2, ' ', 0)
+		for _, r := range d.Rights {
+			may, missing := "yes", ""
+			if !r.Allowed {
+				may, missing = "no", "\tyou may not "+r.Missing[0]
+			}
+			if left := len(r.Missing) - 1; left > 0 {
+				missing += fmt.Sprintf(", and %d more", left)
+			}
+			fmt.Fprintf(t, "  %s\t%s%s\n", may, r.Gives, missing)
+		}
+		t.Flush()
+	}
+	fmt.Fprintf(p.w, "\n%d failed, %d warnings, %d ok, %d skipped\n", d.Count(api.FindingFailed),
+		d.Count(api.FindingWarning), d.Count(api.FindingOK), d.Count(api.FindingSkipped))
+}

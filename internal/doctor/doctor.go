@@ -1,0 +1,205 @@
+// Package doctor checks what `kubevpn connect` needs, on this machine and in a cluster, and changes nothing. It works
+// without a daemon, without a cluster and without root, as far as that goes.
+//
+//	Run ─▶ all checks at once; a check waits only for the one that it needs
+//	         │                        kubeconfig ─▶ credentials ─▶ address ─▶ answer ─┬─▶ networks, rights, kube-proxy
+//	         │                                                                        └─▶ manager ─▶ transports
+//	         ▼
+//	       Finding: ok, warning, failed or skipped; in the order of the list
+//
+//	checks.go      the list
+//	machine.go     kernel, TUN device, root helper, storage, daemon; machine_linux.go and machine_other.go
+//	names.go       how names are resolved here
+//	networks.go    other VPNs, and networks that overlap those of the cluster
+//	kubeconfig.go  kubeconfig and credentials
+//	apiserver.go   the way to the API server, its answer and the clocks
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/cluster"
+	"kubevpn/internal/config"
+	"kubevpn/internal/install"
+)
+
+// Config configures Run.
+type Config struct {
+	// Prepare reads the user's kubeconfig, and Load makes a client for it. Errors are *api.Error.
+	Prepare func() (cluster.Prepared, error)
+	Load    func(cluster.Prepared) (*cluster.Cluster, error)
+	// Terminal is for a credential plugin that requires one. Others run without a terminal.
+	Terminal cluster.Terminal
+	// Timeout limits the first answer of the API server. 0: DefaultTimeout.
+	Timeout  time.Duration
+	Settings config.Config
+	Paths    config.Paths
+	Machine  string // its kind, if it is not a usual one: container, WSL 1, WSL 2
+	Version  string // of this program
+	// Status asks the daemon. It returns nil and no error if none runs.
+	Status func(context.Context) (*api.Status, error)
+	// Found is called with each finding, in the order of the list. Calls do not overlap. May be nil.
+	Found func(api.Finding)
+}
+
+// DefaultTimeout limits the first answer of the API server.
+const DefaultTimeout = 10 * time.Second
+
+const (
+	// checkTimeout limits a check, beside the time for the check that it needs. Those with a time limit of their own
+	// end before.
+	checkTimeout = 20 * time.Second
+	// abandonTimeout is the time after its end in which a check must return.
+	abandonTimeout = 2 * time.Second
+)
+
+// check is one check. do returns a finding without the fields that the runner knows: section, name and time.
+type check struct {
+	section, name string
+	needs         string // the name of an earlier check; this one is skipped unless that is ok or a warning
+	do            func(context.Context, *facts) api.Finding
+}
+
+// facts are what checks find out for those that need them. Each field has one writer, which ends before its readers
+// begin.
+type facts struct {
+	Config
+	prepared cluster.Prepared // by kubeconfig
+	cluster  *cluster.Cluster // by kubeconfig
+
+	status  func() (*api.Status, error)        // of the daemon; nil: none runs
+	manager func() (install.Inspection, error) // for checks that need an answer of the API server
+
+	// by session
+	transports     []api.Transport
+	managerVersion string
+	missing        []string
+
+	rights []api.Right // by rights, for the Diagnosis
+}
+
+// Run runs all checks. It returns when all have ended, which takes a bounded time. If ctx ends before, the checks that
+// have not ended are skipped.
+func Run(ctx context.Context, cfg Config) api.Diagnosis {
+	if cfg.Timeout == 0 {
+		cfg.Timeout = DefaultTimeout
+	}
+	f := &facts{Config: cfg}
+	f.status = sync.OnceValues(func() (*api.Status, error) { return cfg.Status(ctx) })
+	f.manager = sync.OnceValues(func() (install.Inspection, error) { return f.lookForManager(ctx) })
+	d := api.Diagnosis{TypeMeta: api.Type(api.KindDiagnosis), Findings: run(ctx, f, checks())}
+	for _, found := range d.Findings {
+		if found.Name == checkRights && found.State == api.FindingOK { // else a check left behind may still write them
+			d.Rights = f.rights
+		}
+	}
+	if f.cluster != nil {
+		f.cluster.Release()
+	}
+	return d
+}
+
+// ended is a check that runs or has ended.
+type ended struct {
+	done    chan struct{} // closed when finding is set
+	finding api.Finding
+}
+
+// run runs the checks at once, and reports their findings in the order of the list.
+func run(ctx context.Context, f *facts, list []check) []api.Finding {
+	all := make(map[string]*ended, len(list))
+	for _, c := range list {
+		all[c.name] = &ended{done: make(chan struct{})}
+	}
+	for _, c := range list {
+		go func() {
+			e := all[c.name]
+			defer close(e.done)
+			began := time.Now()
+			if e.finding = c.lacks(all); e.finding.State == "" {
+				began = time.Now()
+				e.finding = c.bounded(ctx, f)
+			}
+			e.finding.Section, e.finding.Name = c.section, c.name
+			e.finding.Seconds = time.Since(began).Seconds()
+		}()
+	}
+	findings := make([]api.Finding, 0, len(list))
+	for _, c := range list {
+		e := all[c.name]
+		<-e.done
+		findings = append(findings, e.finding)
+		if f.Found != nil {
+			f.Found(e.finding)
+		}
+	}
+	return findings
+}
+
+// lacks waits for the check that c needs. It returns a finding if that has not succeeded.
+func (c check) lacks(all map[string]*ended) api.Finding {
+	if c.needs == "" {
+		return api.Finding{}
+	}
+	needed := all[c.needs]
+	<-needed.done
+	switch needed.finding.State {
+	case api.FindingFailed:
+		return skipped("the check %q failed", c.needs)
+	case api.FindingSkipped:
+		return skipped("%s", needed.finding.Seen)
+	}
+	return api.Finding{}
+}
+
+// bounded runs a check until its timeout. A check that does not return then is left behind.
+func (c check) bounded(ctx context.Context, f *facts) api.Finding {
+	bounded, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	result := make(chan api.Finding, 1)
+	go func() { result <- c.do(bounded, f) }()
+	var found api.Finding
+	select {
+	case found = <-result:
+	case <-bounded.Done():
+		select {
+		case found = <-result:
+		case <-time.After(abandonTimeout):
+			found = failed(api.Errorf(api.ExitUnexpected, "the check did not end within %v", checkTimeout).
+				WithHint("kubevpn doctor -v 6"), "what it checks is unknown")
+		}
+	}
+	if ctx.Err() != nil {
+		return skipped("interrupted")
+	}
+	return found
+}
+
+func ok(format string, args ...any) api.Finding {
+	return api.Finding{State: api.FindingOK, Seen: clean(fmt.Sprintf(format, args...))}
+}
+
+func skipped(format string, args ...any) api.Finding {
+	return api.Finding{State: api.FindingSkipped, Seen: clean(fmt.Sprintf(format, args...))}
+}
+
+// warning returns a finding about something that works less well.
+func warning(cause, effect, fix string) api.Finding {
+	return api.Finding{State: api.FindingWarning, Cause: clean(cause), Effect: clean(effect), Fix: api.Clean(fix)}
+}
+
+// failed returns the finding for an error. Its hint is the fix.
+func failed(err error, effect string) api.Finding {
+	e := api.AsError(err)
+	f := warning(e.Message, effect, cmp.Or(e.Hint, "kubevpn connect -v 6   # prints the requests"))
+	f.State, f.Code = api.FindingFailed, e.Code
+	return f
+}
+
+// clean makes text of the cluster or of this machine's files one line that can be printed.
+func clean(text string) string { return api.OneLine(api.Clean(text)) }

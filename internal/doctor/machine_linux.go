@@ -1,0 +1,223 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/host/redirect"
+)
+
+const (
+	tunPath = "dev/net/tun"
+	// tunNumber is the device number of /dev/net/tun: see devices.txt of Linux.
+	tunMajor, tunMinor = 10, 200
+	// leastPorts is the number of local ports below which programs with many flows run out of them.
+	leastPorts = 2000
+	// leastSpace is the free space that the log needs, in bytes.
+	leastSpace = 16 << 20
+	// ownerMajor and ownerMinor are the first Linux whose nftables tables end with their process.
+	ownerMajor, ownerMinor = 5, 12
+)
+
+func release() string {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(name.Release[:])
+}
+
+func kernel(_ context.Context, f *facts) api.Finding { return kernelOf(release(), f.Machine) }
+
+func kernelOf(release, machine string) api.Finding {
+	switch {
+	case strings.HasSuffix(machine, " 1"): // WSL 1
+		return failed(api.Errorf(api.ExitNoTUN, "this is %s, which has no Linux kernel", machine).
+			WithHint("wsl --set-version DISTRIBUTION 2   # in Windows\n"+withoutDevice),
+			"`kubevpn connect` cannot create its device")
+	case !atLeast(release, ownerMajor, ownerMinor):
+		return warning(fmt.Sprintf("Linux %s is older than %d.%d", release, ownerMajor, ownerMinor),
+			"kubevpn has no nftables tables that end with it: it edits resolv.conf without systemd-resolved, and "+
+				"neighbours of a machine that forwards packets can enter the tunnel", "upgrade the kernel")
+	case machine != "":
+		return ok("Linux %s, %s, %s", release, runtime.GOARCH, machine)
+	}
+	return ok("Linux %s, %s", release, runtime.GOARCH)
+}
+
+// atLeast reports whether a release such as 6.1.0-13-amd64 is of a version or later. It accepts what it cannot read.
+func atLeast(release string, major, minor int) bool {
+	var x, y int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &x, &y); n < 2 {
+		return true
+	}
+	return x > major || x == major && y >= minor
+}
+
+func device(_ context.Context, f *facts) api.Finding {
+	return deviceIn(os.DirFS("/"), release(), f.Machine == "container")
+}
+
+// deviceIn checks /dev/net/tun below root without opening it, because that would load the module.
+func deviceIn(root fs.FS, release string, container bool) api.Finding {
+	const effect = "`kubevpn connect` fails; `kubevpn connect --socks` and `kubevpn run --socks` work"
+	none := func(format string, args ...any) api.Finding {
+		fix := "sudo modprobe tun"
+		if container {
+			fix = "docker run --cap-add NET_ADMIN --device /dev/net/tun ...\n" + withoutDevice
+		}
+		return failed(api.Errorf(api.ExitNoTUN, format, args...).WithHint("%s", fix), effect)
+	}
+	info, err := fs.Stat(root, tunPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return none("/%s does not exist", tunPath)
+	}
+	if err != nil {
+		return none("cannot look at /%s: %w", tunPath, err)
+	}
+	stat, known := info.Sys().(*syscall.Stat_t)
+	if known && (stat.Mode&unix.S_IFMT != unix.S_IFCHR || stat.Rdev != unix.Mkdev(tunMajor, tunMinor)) {
+		return none("/%s is not a TUN device: something else is in its place", tunPath)
+	}
+	misc, _ := fs.ReadFile(root, "proc/misc")
+	for line := range strings.Lines(string(misc)) {
+		if fields := strings.Fields(line); len(fields) == 2 && fields[1] == "tun" {
+			return ok("/%s, and the kernel has its driver", tunPath)
+		}
+	}
+	if has, known := hasModule(root, release, "tun"); known && !has {
+		return none("/%s has no driver: Linux %s has no module tun", tunPath, release)
+	}
+	return ok("/%s; the kernel loads its driver when it is needed", tunPath)
+}
+
+func deviceExists() bool {
+	_, err := os.Stat("/" + tunPath)
+	return err == nil
+}
+
+// hasModule reports whether the kernel has a module, loaded or not. known is false if the machine does not tell.
+func hasModule(root fs.FS, release, name string) (has, known bool) {
+	if _, err := fs.Stat(root, "sys/module/"+name); err == nil {
+		return true, true
+	}
+	for _, list := range []string{"modules.builtin", "modules.dep"} {
+		text, err := fs.ReadFile(root, path.Join("lib/modules", release, list))
+		if err != nil {
+			continue
+		}
+		if known = true; strings.Contains(string(text), "/"+name+".ko") {
+			return true, true
+		}
+	}
+	return false, known
+}
+
+// lacksNFTables returns why a root helper cannot use nftables, or nil. known is false if only root can tell.
+func lacksNFTables() (err error, known bool) {
+	if !atLeast(release(), ownerMajor, ownerMinor) {
+		return fmt.Errorf("a table with an owner needs Linux %d.%d", ownerMajor, ownerMinor), true
+	}
+	if admin, err := hasNetAdmin(); admin && err == nil {
+		return redirect.Available(), true
+	}
+	has, known := hasModule(os.DirFS("/"), release(), "nf_tables")
+	if known && !has {
+		return errors.New("the kernel has no module nf_tables"), true
+	}
+	return nil, has
+}
+
+func nftables(context.Context, *facts) api.Finding {
+	err, known := lacksNFTables()
+	switch {
+	case err != nil:
+		return warning("nftables cannot be used: "+err.Error(),
+			"without systemd-resolved, kubevpn edits resolv.conf; neighbours of a machine that forwards packets can "+
+				"enter the tunnel", "sudo modprobe nf_tables")
+	case !known:
+		return skipped("only root can see whether the kernel has nf_tables; most have it")
+	}
+	return ok("the kernel has nf_tables")
+}
+
+// hasNetAdmin reports whether this process may configure networks.
+func hasNetAdmin() (bool, error) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return false, err
+	}
+	return data[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0, nil
+}
+
+// rootCapability checks whether root may configure networks, which a container can forbid.
+func rootCapability() api.Finding {
+	admin, err := hasNetAdmin()
+	if err != nil {
+		return skipped("cannot read the capabilities of this process: %v", err)
+	}
+	if !admin {
+		return failed(api.Errorf(api.ExitNetwork, "this is root without the capability NET_ADMIN").
+			WithHint("docker run --cap-add NET_ADMIN --device /dev/net/tun ...\n"+withoutDevice),
+			"`kubevpn connect` cannot create its device")
+	}
+	return ok("this is root, with the capability NET_ADMIN")
+}
+
+// storage checks the directory of the daemon's log, keys and trusted clusters.
+func storage(_ context.Context, f *facts) api.Finding {
+	dir := ancestor(f.Paths.StateDir)
+	const effect = "the daemon cannot write its log and its key"
+	cannot := func(format string, args ...any) api.Finding {
+		return failed(api.Errorf(api.ExitDaemon, format, args...).
+			WithHint("XDG_STATE_HOME=/a/directory/with/space kubevpn connect"), effect)
+	}
+	if err := unix.Access(dir, unix.W_OK); err != nil {
+		return cannot("cannot write to %s: %w", dir, err)
+	}
+	var stat unix.Statfs_t
+	if err := unix.Statfs(dir, &stat); err != nil {
+		return skipped("cannot read the free space of %s: %v", dir, err)
+	}
+	free := stat.Bavail * uint64(stat.Bsize)
+	if free < leastSpace {
+		return cannot("%s has only %s of free space", dir, humanize.IBytes(free))
+	}
+	return ok("%s of free space in %s", humanize.IBytes(free), dir)
+}
+
+func ports(context.Context, *facts) api.Finding { return portsIn(os.DirFS("/")) }
+
+// portsIn checks the range of the machine's local ports.
+func portsIn(root fs.FS) api.Finding {
+	const setting = "proc/sys/net/ipv4/ip_local_port_range"
+	text, err := fs.ReadFile(root, setting)
+	fields := strings.Fields(string(text))
+	if err != nil || len(fields) != 2 {
+		return skipped("cannot read /%s", setting)
+	}
+	low, err1 := strconv.Atoi(fields[0])
+	high, err2 := strconv.Atoi(fields[1])
+	if err := errors.Join(err1, err2); err != nil {
+		return skipped("cannot read /%s: %v", setting, err)
+	}
+	if n := high - low + 1; n < leastPorts {
+		return warning(fmt.Sprintf("this machine has only %d local ports for outgoing connections (%d to %d)", n, low,
+			high), "programs with many connections fail with \"cannot assign requested address\"",
+			"sudo sysctl net.ipv4.ip_local_port_range='32768 60999'")
+	}
+	return ok("%d local ports for outgoing connections", high-low+1)
+}
