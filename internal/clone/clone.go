@@ -74,8 +74,10 @@ type Clone struct {
 
 	registry http.RoundTripper // to registries
 
-	ends  bool // the pods are expected to end; run sets it
-	syncs syncs
+	ends     bool                // the pods are expected to end; run sets it
+	workload *workloads.Workload // set by plan
+	recorded bool                // the API server has accepted an Event about the begin; set by run
+	syncs    syncs
 
 	ended wakeup.Signal // a pod has succeeded
 	again wakeup.Signal // files arrived or the Job is another one: update the pods
@@ -141,6 +143,10 @@ func (c *Clone) Run(ctx context.Context) error {
 	if gone := c.remove(ctx); err == nil {
 		err = gone
 	}
+	if c.recorded {
+		c.recorder().Record(context.WithoutCancel(ctx), "CloneEnded", "no longer runs the clone %s of %s",
+			c.Status().Name, c.workload)
+	}
 	if err == nil {
 		return nil // not a *api.Error that is nil
 	}
@@ -181,7 +187,14 @@ func (c *Clone) run(ctx context.Context) error {
 	g.Go(func() error { return c.keep(gctx, job, live, own) })
 	g.Go(func() error { return c.follow(gctx, pods) })
 	g.Go(func() error { return c.watch(gctx, job, pods) })
-	g.Go(func() error { return c.await(gctx, job.Name) })
+	g.Go(func() error {
+		if err := c.await(gctx, job.Name); err != nil {
+			return err
+		}
+		c.recorded = c.recorder().Record(gctx, "CloneBegan", "runs the clone %s of %s in the namespace %s", job.Name,
+			c.workload, job.Namespace)
+		return nil
+	})
 	err = g.Wait()
 	c.syncs.wait()
 	return err
@@ -215,7 +228,7 @@ func (c *Clone) plan(ctx context.Context) (*batchv1.Job, []workloads.Port, error
 			return nil, nil, err
 		}
 	}
-	c.syncs.container = container.Name
+	c.syncs.container, c.workload = container.Name, w
 	notes = append(notes, more...)
 	done("container %s", container.Name)
 	for _, note := range notes {
@@ -223,6 +236,11 @@ func (c *Clone) plan(ctx context.Context) (*batchv1.Job, []workloads.Port, error
 	}
 	c.change(func(s *api.Clone) { s.Name, s.Notes = job.Name, notes })
 	return job, w.Ports(), nil
+}
+
+// recorder records what all users of the workload may know.
+func (c *Clone) recorder() workloads.Recorder {
+	return workloads.Recorder{Kube: c.kube, Logger: c.log, Workload: c.workload, Owner: c.cfg.Owner}
 }
 
 // watch sends the pods of the Job whenever they change.

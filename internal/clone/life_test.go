@@ -53,6 +53,16 @@ func TestCloneIsCreatedRenewedAndDeleted(t *testing.T) {
 			t.Errorf("left: %+v", j)
 		}
 		r.has(api.CloneLeaving, "")
+		list, err := r.world.kube.CoreV1().Events("shop").List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(list.Items) != 2 {
+			t.Fatalf("%v, events %+v", err, list)
+		}
+		for n, want := range []string{"ann@laptop (self-asserted) runs the clone web-ann of /web in the namespace shop",
+			"ann@laptop (self-asserted) no longer runs the clone web-ann of /web"} {
+			if got := list.Items[n]; got.Message != want || got.InvolvedObject.Name != "web" {
+				t.Errorf("got %+v, want %s", got, want)
+			}
+		}
 	})
 }
 

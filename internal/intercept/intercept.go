@@ -123,6 +123,7 @@ type Intercept struct {
 	othersAllowed chan struct{}  // closed when all pods may be intercepted
 	slots         chan struct{}  // semaphore of maxAdding
 	reset         chan error     // buffer 1: somebody has removed all intercepts of the workload
+	recorded      bool           // the API server has accepted an Event about the begin; set by run
 	running       sync.WaitGroup // the podIntercepts' goroutines
 
 	mu           sync.Mutex
@@ -219,7 +220,11 @@ func (i *Intercept) run(ctx, life context.Context) error {
 		if err := i.checkPermissions(gctx); err != nil {
 			return err
 		}
-		return i.begin(gctx)
+		if err := i.begin(gctx); err != nil {
+			return err
+		}
+		i.recorded = i.recorder().Record(gctx, "InterceptBegan", "intercepts requests of %s", i.workload)
+		return nil
 	})
 	g.Go(func() error { return i.watchTemplate(gctx) })
 	g.Go(func() error {
@@ -514,12 +519,22 @@ func (i *Intercept) leave(ctx context.Context, cause error) {
 	for _, c := range pods {
 		releases.Go(func() { c.release(bounded) })
 	}
+	if i.recorded {
+		releases.Go(func() {
+			i.recorder().Record(bounded, "InterceptEnded", "no longer intercepts requests of %s", i.workload)
+		})
+	}
 	releases.Wait()
 	if err := i.rollBack(bounded); err != nil {
 		i.log.Error("cannot remove the agent from the template", "err", err)
 		i.warn(fmt.Sprintf("cannot remove the agent from the template of %s: %v; run `kubevpn reset %s`",
 			i.cfg.Workload, err, i.cfg.Workload))
 	}
+}
+
+// recorder records what all users of the workload may know. The match is not among that.
+func (i *Intercept) recorder() workloads.Recorder {
+	return workloads.Recorder{Kube: i.pods.Kube(), Logger: i.log, Workload: i.workload, Owner: i.cfg.Owner}
 }
 
 // await waits until ok returns true. It calls ok with mu held.

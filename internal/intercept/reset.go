@@ -104,10 +104,14 @@ func resetAll(ctx context.Context, cfg ResetConfig, pods pods, objects objects) 
 	if _, err := (writer{pods, objects, w}).removeAgents(ctx, ""); err != nil {
 		return err
 	}
-	if len(intercepted) == 0 {
-		return nil
+	if len(intercepted) > 0 {
+		if err := r.resetEach(ctx, intercepted); err != nil {
+			return err
+		}
 	}
-	return r.resetEach(ctx, intercepted)
+	events := workloads.Recorder{Kube: pods.Kube(), Logger: cfg.Logger, Workload: w, Owner: cfg.Owner}
+	events.Record(ctx, "Reset", "removed the intercepts and clones of all owners from %s", w)
+	return nil
 }
 
 // removeLeftover removes the agents of this user's key that an earlier daemon left in the template.

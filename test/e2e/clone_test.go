@@ -106,6 +106,7 @@ func cloneHeaders(t *testing.T, l *laptop, s *shop, v *visitor, service string) 
 		t.Errorf("status: %+v, clone %+v", i, i.Clone)
 	}
 	l.leave(t, s)
+	s.recorded(t, i.Owner, "CloneBegan", "CloneEnded", "InterceptBegan", "InterceptEnded")
 	if err := v.want(service, "a pod", mine, me); err != nil {
 		t.Errorf("after leave: %v", err)
 	}

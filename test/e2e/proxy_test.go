@@ -771,7 +771,9 @@ func proxyReset(t *testing.T, l *laptop, s *shop, v *visitor) {
 		}
 		return nil
 	})
+	owner := l.intercept(t).Owner
 	l.leave(t, s)
+	s.recorded(t, owner, "InterceptBegan", "InterceptEnded", "Reset")
 	l.proxy(t, s, "--headers", mine+"="+me)
 	if err := s.everyPod(t, func(ip string) error { return v.want("http://"+ip+":8080/", "laptop", mine, me) }); err != nil {
 		t.Error(err)
