@@ -885,3 +885,21 @@ func TestUpgradedConnectionHalfCloses(t *testing.T) {
 		t.Errorf("an upgrade that was refused got %q", got)
 	}
 }
+
+// An HTTP/2 answer may have both a length and a trailer.
+func TestTrailerFollowsABodyOfKnownLength(t *testing.T) {
+	r := newRig(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Trailer", "X-Sum")
+		w.Header().Set("Content-Length", "5")
+		io.WriteString(w, "hello")
+		w.Header().Set("X-Sum", "42")
+	})))
+	resp, err := client(t, 2).Get(r.url("/"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != "hello" || resp.Trailer.Get("X-Sum") != "42" {
+		t.Errorf("%q, %v, trailer %v", body, err, resp.Trailer)
+	}
+}

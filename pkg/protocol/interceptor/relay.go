@@ -57,9 +57,9 @@ func relay(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 func relayBody(w http.ResponseWriter, resp *http.Response, u *upstream) error {
 	b := copyBuffers.Get().(*[copyLen]byte)
 	defer copyBuffers.Put(b)
-	left := resp.ContentLength // negative: unknown
-	held := true               // something for the client is buffered here
-	for left != 0 {
+	left := resp.ContentLength  // negative: unknown
+	held := left != 0           // something for the client is buffered here that must not wait
+	for left != 0 || u == nil { // after the last byte of HTTP/2, a trailer may follow
 		if held && (u == nil || u.waits()) {
 			if err := http.NewResponseController(w).Flush(); err != nil {
 				return errClient{err}
