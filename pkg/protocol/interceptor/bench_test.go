@@ -24,6 +24,8 @@ func benchmark(b *testing.B, app string, f func(b *testing.B, addr string)) {
 		r.claim(Claim{Target: &target{addr: app}})
 		f(b, r.addr)
 	})
+	b.Run("recorded", func(b *testing.B) { benchmarkRecorded(b, app, 0, f) })
+	b.Run("recorded-bodies", func(b *testing.B) { benchmarkRecorded(b, app, 16<<10, f) })
 }
 
 // One request after the other, on one connection.

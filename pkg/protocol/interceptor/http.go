@@ -70,6 +70,7 @@ type clientConn struct {
 	flow    Flow
 	prefix  []byte // what was read already
 	http2   bool
+	tls     bool // its TLS was terminated
 	dial    dialer
 	mirrors *mirrors
 	closed  chan struct{}
@@ -136,6 +137,10 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 	t, mirrors := judge(i.config.Claims(c.flow.Protocol, c.flow.Dst.Port()), r)
 	if !t.application() {
 		t.claim.Stats.requests.Add(1)
+	}
+	if p := c.record(w, r, t, mirrors); p != nil {
+		defer p.end()
+		w = p
 	}
 	if r.ProtoMajor >= 2 {
 		c.serve2(w, r, t, mirrors)

@@ -264,6 +264,7 @@ func (c *clientConn) serve1(w http.ResponseWriter, r *http.Request, t destinatio
 		err = x.run()
 	}
 	x.copies.end(err) // unless it has ended already
+	noteEnd(w, x.t, err)
 	if err == nil {
 		return
 	}
@@ -518,6 +519,7 @@ func (x *exchange) switchProtocols(u *upstream, resp *http.Response) error {
 		return errClient{err}
 	}
 	x.answered = true
+	noteSwitch(x.w, x.t, resp)
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Time{}); err != nil {
 		return errClient{err}

@@ -146,9 +146,11 @@ func (c *clientConn) serve2(w http.ResponseWriter, r *http.Request, t destinatio
 		if c.isDraining() {
 			w.Header().Set("Connection", "close") // GOAWAY
 		}
-		if err = relay(w, resp, nil); err == nil {
-			return
-		}
+		err = relay(w, resp, nil)
+	}
+	noteEnd(w, t, err)
+	if err == nil {
+		return
 	}
 	c.i.log.DebugContext(r.Context(), "an exchange failed", "client", c.flow.Client, "port", c.flow.Dst.Port(), "error",
 		err)

@@ -42,6 +42,11 @@ type Claim struct {
 	Target Target
 	Stats  *Stats // not nil
 
+	// Record is called when a request begins that the claim gets, or gets a copy of. It returns what receives the
+	// Exchange when the request has ended, and how many bytes of each body to record; or nil, to record nothing. Both
+	// functions may be called concurrently, and must not block. Nil records nothing.
+	Record func() (end func(*Exchange), body int)
+
 	// TLS has the certificate of the application; nil: TLS is not terminated. Its protocols (ALPN) are those that the
 	// application negotiates.
 	TLS *tls.Config

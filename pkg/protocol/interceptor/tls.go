@@ -66,7 +66,7 @@ func (i *Interceptor) terminateTLS(ctx, hard context.Context, s *sniffer, config
 		reset(s.conn)
 		return
 	}
-	inner := &clientConn{Conn: conn, flow: s.flow, dial: o.dial}
+	inner := &clientConn{Conn: conn, flow: s.flow, tls: true, dial: o.dial}
 	switch conn.ConnectionState().NegotiatedProtocol {
 	case "h2":
 		inner.http2 = true

@@ -18,10 +18,11 @@ const (
 	ProtoTicket  Proto = 5  // requests a ticket: the right to open conns over another transport
 	ProtoTCP     Proto = 6  // the bytes of one TCP connection
 	ProtoMeter   Proto = 7  // the manager's end of the session echoes it, to measure a transport
+	ProtoRecord  Proto = 8  // an agent records requests for the laptop
 	ProtoUDP     Proto = 17 // the datagrams of one UDP flow
 )
 
-// String returns "control", "echo", "ip", "ticket", "tcp", "meter", "udp" or the number.
+// String returns "control", "echo", "ip", "ticket", "tcp", "meter", "record", "udp" or the number.
 func (p Proto) String() string {
 	switch p {
 	case ProtoControl:
@@ -38,6 +39,8 @@ func (p Proto) String() string {
 		return "udp"
 	case ProtoMeter:
 		return "meter"
+	case ProtoRecord:
+		return "record"
 	}
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
