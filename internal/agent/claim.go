@@ -43,6 +43,7 @@ type claim struct {
 	since  time.Time // by this agent's clock
 	tls    *tls.Config
 	stats  *interceptor.Stats
+	record *recorder
 
 	awaySince time.Time // when by was first seen away; zero: it is not away
 	requests  uint64    // seen so far
@@ -86,7 +87,7 @@ func newClaim(o *api.ClaimOrder, by *owner, from laptop, now time.Time) (*claim,
 	}
 	c := &claim{
 		id: o.ID, owner: by, by: from, target: from, match: m, mirror: o.Mirror, ports: slices.Clone(o.Ports),
-		since: now, stats: new(interceptor.Stats),
+		since: now, stats: new(interceptor.Stats), record: new(recorder),
 	}
 	if o.Clone != nil {
 		if len(o.Clone.Addresses) > maxClonePods {
@@ -166,13 +167,16 @@ func newTable(claims []*claim) table {
 	for _, c := range slices.SortedStableFunc(slices.Values(claims), byAge) {
 		for _, p := range c.ports {
 			t[portOf(p)] = append(t[portOf(p)], interceptor.Claim{
-				ID: c.owner.hash + "/" + c.id, Match: c.match, Mirror: c.mirror, Target: c.target, Stats: c.stats,
-				TLS: c.tls,
+				ID: c.globalID(), Match: c.match, Mirror: c.mirror, Target: c.target, Stats: c.stats,
+				Record: c.record.begin, TLS: c.tls,
 			})
 		}
 	}
 	return t
 }
+
+// globalID returns an ID that no claim of another owner has.
+func (c *claim) globalID() string { return c.owner.hash + "/" + c.id }
 
 // describe returns the report of the claim to a laptop.
 func (c *claim) describe(to *owner, notes map[port][]string) api.Claim {

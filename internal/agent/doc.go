@@ -46,6 +46,7 @@
 //	leader.go       owners, their sessions, and timeouts
 //	claim.go        claims, and which of them overlap
 //	session.go      a laptop's orders, and reports to it
+//	record.go       what was recorded of requests, for their owner
 //	laptop.go       streams to a laptop
 //	clone.go        connections to a clone's pods
 //	receiver.go     listeners, redirects

@@ -79,7 +79,8 @@ type leader struct {
 	table    atomic.Pointer[table]
 	probed   atomic.Int64 // when the last probe was announced, in nanoseconds since 1970
 
-	budget *transport.Budget // of the sessions of all owners
+	budget   *transport.Budget // of the sessions of all owners
+	recorded atomic.Int64      // bytes that wait in recordQueues
 
 	live context.Context // ends everything that work runs
 	work sync.WaitGroup
@@ -217,7 +218,7 @@ func (l *leader) claim(o *api.ClaimOrder, s *laptopSession) error {
 	own := 0
 	for _, other := range l.claims {
 		if other.owner == c.owner && other.id == c.id {
-			c.since, c.stats = other.since, other.stats
+			c.since, c.stats, c.record = other.since, other.stats, other.record
 			continue
 		}
 		if both := c.overlaps(other); len(both) > 0 {
@@ -279,6 +280,7 @@ func (l *leader) release(which func(*claim) bool) {
 	for _, c := range l.claims {
 		if which(c) {
 			l.log.Info("released", "claim", c.id, "owner", c.owner.name, "requests", c.stats.Requests())
+			c.record.set(nil)
 		}
 	}
 	l.publish(rest)

@@ -35,7 +35,8 @@ type laptopSession struct {
 	over *api.Error // why the session must end; guarded by leader.mu
 }
 
-// serve serves the streams that the laptop opens until the session ends. It rejects all but control streams.
+// serve serves the streams that the laptop opens until the session ends. It rejects all but control and
+// record streams.
 func (s *laptopSession) serve(ctx context.Context) {
 	var talks sync.WaitGroup
 	defer talks.Wait()
@@ -44,15 +45,19 @@ func (s *laptopSession) serve(ctx context.Context) {
 		if err != nil {
 			return // the transport has logged why
 		}
-		if in.Proto != transport.ProtoControl || in.Datagrams() {
+		serve := s.serveControl
+		switch {
+		case in.Proto == transport.ProtoRecord && !in.Datagrams():
+			serve = s.serveRecords
+		case in.Proto != transport.ProtoControl || in.Datagrams():
 			if err := in.Reject(transport.CodeProhibited); err != nil {
 				s.log.Debug("rejected a stream", "request", in.Request, "err", err)
 			}
 			continue
 		}
 		talks.Go(func() {
-			if err := s.serveControl(ctx, in); err != nil {
-				s.log.Debug("control stream", "err", err)
+			if err := serve(ctx, in); err != nil {
+				s.log.Debug("a stream of the laptop", "request", in.Request, "err", err)
 			}
 		})
 	}

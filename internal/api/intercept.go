@@ -28,6 +28,8 @@ type InterceptSpec struct {
 	Mirror    bool            `json:"mirror,omitempty"` // the laptop receives copies; its answers are discarded
 	Flush     bool            `json:"flush,omitempty"`  // end the connections that are already open
 	TLS       *TLSTermination `json:"tls,omitempty"`
+	// keep the last exchanges, at most so many
+	Record int `json:"record,omitempty"`
 	// send requests to a clone in the cluster, not to the laptop; not with Mirror
 	Clone *CloneSpec `json:"clone,omitempty"`
 }

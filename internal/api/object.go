@@ -28,6 +28,7 @@ const (
 	KindExplanation     = "Explanation"
 	KindFlowList        = "FlowList"
 	KindDiagnosis       = "Diagnosis"
+	KindRecord          = "Record"
 )
 
 // InterceptList is the result of `kubevpn proxy` and `kubevpn clone` for several workloads.

@@ -8,6 +8,7 @@ const (
 	PathConnect    = "/v1/connect"    // POST a ConnectRequest; answers lines of Event
 	PathDisconnect = "/v1/disconnect" // POST a DisconnectRequest; answers lines of Event
 	PathIntercept  = "/v1/intercept"  // POST an InterceptRequest; answers lines of Event
+	PathRequests   = "/v1/requests"   // POST a RequestsRequest; answers lines of Record
 	PathLeave      = "/v1/leave"      // POST a LeaveRequest; answers lines of Event
 	PathStatus     = "/v1/status"     // GET a Status
 	PathDaemon     = "/v1/daemon"     // GET a DaemonInfo

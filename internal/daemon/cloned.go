@@ -53,6 +53,13 @@ func (c *cloned) Status() api.Intercept {
 	return s
 }
 
+func (c *cloned) Requests(ctx context.Context, req api.RequestsRequest, emit func(api.Record)) error {
+	if c.intercept == nil {
+		return api.Errorf(api.ExitWorkload, "the clone of %s receives no requests", req.Workload)
+	}
+	return c.intercept.Requests(ctx, req, emit)
+}
+
 // onPods sends the addresses of the clone's ready pods to the agents.
 func (c *cloned) onPods(pods []api.ClonePod) {
 	if c.intercept == nil {

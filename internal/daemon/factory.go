@@ -61,6 +61,8 @@ type Intercept interface {
 	Begun() <-chan struct{}
 	// Status returns a snapshot; it does not block.
 	Status() api.Intercept
+	// Requests calls emit with what is recorded of its requests; see intercept.Intercept.
+	Requests(ctx context.Context, req api.RequestsRequest, emit func(api.Record)) error
 }
 
 // Owner is the user and machine that hold the intercepts of a daemon.

@@ -63,6 +63,15 @@ func (i *fakeIntercept) Status() api.Intercept {
 	}
 }
 
+// Requests records one request for POST /NAME of the workload, and then follows.
+func (i *fakeIntercept) Requests(ctx context.Context, req api.RequestsRequest, emit func(api.Record)) error {
+	emit(api.Record{Exchange: &api.Exchange{Workload: i.config.Workload, Request: api.ExchangeRequest{Method: "POST"}}})
+	if req.Follow {
+		<-ctx.Done()
+	}
+	return nil
+}
+
 // Workload accepts deployments by two names.
 func (r *rig) Workload(_ context.Context, _ api.ConnectRequest, workload string) (string, error) {
 	kind, name, _ := strings.Cut(workload, "/")

@@ -25,6 +25,7 @@ func (d *daemon) handler() http.Handler {
 	mux.HandleFunc("POST "+api.PathConnect, d.handleConnect)
 	mux.HandleFunc("POST "+api.PathDisconnect, handleEnd(d, d.connections.disconnect))
 	mux.HandleFunc("POST "+api.PathIntercept, d.handleIntercept)
+	mux.HandleFunc("POST "+api.PathRequests, d.handleRequests)
 	mux.HandleFunc("POST "+api.PathLeave, handleEnd(d, d.connections.intercepts.leave))
 	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
 	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
@@ -200,7 +201,12 @@ func (s *stream) send(e api.Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
-	if json.NewEncoder(s.w).Encode(e) == nil {
+	s.line(e)
+}
+
+// line writes one line. Call it with mu held.
+func (s *stream) line(v any) {
+	if json.NewEncoder(s.w).Encode(v) == nil {
 		s.flush()
 	}
 }

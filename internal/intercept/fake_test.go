@@ -79,6 +79,7 @@ type world struct {
 	bypass    bool                                                               // packets bypass the agents
 	noRoute   bool                                                               // the traffic manager does not reach the pods
 	infoLine  func(ctx context.Context, pod string, port uint16) ([]byte, error) // FirstLine; nil: forbidden
+	oldAgents bool                                                               // agents cannot record
 	place     string                                                             // the node of new pods
 	adding    func()                                                             // called by Inject
 	claims    map[types.UID][]api.Claim                                          // the initial claims of a pod's agent
@@ -122,6 +123,18 @@ func newWorld(t testing.TB, pods ...string) *world {
 		}
 	})
 	return w
+}
+
+// agent returns the agent of a pod, or nil.
+func (w *world) agent(pod string) *fakeAgent {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.list {
+		if p.Name == pod {
+			return w.agents[p.UID]
+		}
+	}
+	return nil
 }
 
 // addPod adds a running pod.
@@ -309,6 +322,7 @@ func (w *world) Inject(_ context.Context, pod *corev1.Pod, a workloads.Agent) (n
 	agent := w.agents[p.UID]
 	if agent == nil || agent.ends() { // no agent is the leader
 		agent = startAgent(w.t, w.claims[p.UID])
+		agent.old = w.oldAgents
 		w.agents[p.UID] = agent
 	}
 	agent.admit(a.Owner, a.OwnerName)
@@ -445,6 +459,10 @@ type fakeAgent struct {
 	rejected      int                           // number of rejected claims
 	sessions      map[*transport.Session]string // hashes
 	conversations map[*json.Encoder]string      // hashes
+
+	old     bool                 // it cannot record
+	records chan api.Record      // for the laptop that records
+	ordered chan api.RecordOrder // by the laptop
 }
 
 type heldClaim struct {
@@ -462,7 +480,8 @@ func startAgent(t testing.TB, others []api.Claim) *fakeAgent {
 	l := transporttest.NewListener()
 	a := &fakeAgent{
 		t: t, listener: l, owners: make(map[string]string), sessions: make(map[*transport.Session]string), conversations: make(map[*json.Encoder]string),
-		info: api.AgentInfo{Protocol: api.Protocol, Version: "t", Port: 40001, Key: id.hash},
+		info:    api.AgentInfo{Protocol: api.Protocol, Version: "t", Port: 40001, Key: id.hash},
+		records: make(chan api.Record), ordered: make(chan api.RecordOrder, 64),
 	}
 	for _, c := range others {
 		a.claims = append(a.claims, heldClaim{Claim: c, owner: "another owner", match: new(httpmatch.Match)})
@@ -546,6 +565,9 @@ func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
 	a.mu.Unlock()
 	defer a.forget(s)
 	defer control.Close()
+	var recording sync.WaitGroup
+	defer recording.Wait()
+	recording.Go(func() { a.serveRecords(ctx, s) })
 	dec, enc := json.NewDecoder(control), json.NewEncoder(control)
 	var hello api.AgentHello
 	if err := dec.Decode(&hello); err != nil || hello.Protocol != api.Protocol {
@@ -572,6 +594,46 @@ func (a *fakeAgent) onSession(ctx context.Context, s *transport.Session) {
 			a.report(e)
 		}
 		a.mu.Unlock()
+	}
+}
+
+// serveRecords answers record streams with what the test puts into records.
+func (a *fakeAgent) serveRecords(ctx context.Context, s *transport.Session) {
+	for {
+		in, err := s.Accept(ctx)
+		if err != nil {
+			return
+		}
+		if a.old {
+			in.Reject(transport.CodeProhibited)
+			continue
+		}
+		stream, err := in.Accept()
+		if err != nil {
+			continue
+		}
+		dec, enc := json.NewDecoder(stream), json.NewEncoder(stream)
+		var o api.RecordOrder
+		if dec.Decode(&o) == nil && enc.Encode(api.Record{}) == nil {
+			a.ordered <- o
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				for dec.Decode(&o) == nil {
+					a.ordered <- o
+				}
+			}()
+			for open := true; open; {
+				select {
+				case r := <-a.records:
+					enc.Encode(r)
+				case <-ended:
+					open = false
+				}
+			}
+			a.ordered <- api.RecordOrder{Claim: "ended"}
+		}
+		stream.Close()
 	}
 }
 

@@ -108,6 +108,7 @@ type Intercept struct {
 	identity identity
 	pods     pods
 	target   *cloneTarget
+	records  *records
 	claim    api.ClaimOrder // the same for every pod; readWorkload sets the ports
 
 	objects objects
@@ -161,7 +162,7 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 	now := time.Now()
 	i := &Intercept{
 		cfg: cfg, log: cfg.Logger.With("workload", cfg.Namespace+"/"+cfg.Workload), identity: id,
-		target: newCloneTarget(cfg.Clone),
+		target: newCloneTarget(cfg.Clone), records: newRecords(cfg.Spec.Record),
 		claim: api.ClaimOrder{
 			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror,
 			Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,

@@ -92,6 +92,8 @@ type link struct {
 	dial   dialFunc       // dials conns
 	claim  api.ClaimOrder // without the target
 	target *cloneTarget
+	record *records
+	about  api.Exchange // the fields of the exchanges that the laptop knows
 	serve  func(context.Context, *transport.Session)
 	budget *transport.Budget      // for the streams that serve accepts
 	change func(func(*linkState)) // changes the linkState; calls do not overlap
@@ -107,8 +109,9 @@ type link struct {
 type linkState struct {
 	attached bool
 	claimed  bool
-	err      error           // why it is not attached, or not claimed
-	rejected bool            // the agent has just rejected the claim, with err
+	err      error // why it is not attached, or not claimed
+	rejected bool  // the agent has just rejected the claim, with err
+	recorder recorderState
 	reset    *api.Error      // somebody has removed all intercepts of the pod
 	state    *api.AgentState // the latest report
 }
@@ -178,6 +181,7 @@ func (l *link) runConversation(ctx context.Context, s *transport.Session) error 
 	lost := wakeup.NewSignal()
 	wg.Go(func() { l.serve(ctx, s) })
 	wg.Go(func() { l.keepClaimed(ctx, c, lost) })
+	wg.Go(func() { l.keepRecording(ctx, c, s) })
 	return c.follow(func(state *api.AgentState) {
 		l.change(func(st *linkState) { st.state = state })
 		if ownClaim(state, l.claim.ID) == nil {
@@ -235,6 +239,7 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 			wakeup.Pause(ctx, claimPause)
 			continue
 		}
+		c.first.Do(func() { close(c.claimed) })
 		l.mu.Lock()
 		l.flushed, leaving = true, l.leaving
 		l.mu.Unlock()
@@ -274,6 +279,8 @@ func (l *link) release(ctx context.Context) error {
 // conversation is the laptop's end of a control stream: it sends orders and receives reports.
 type conversation struct {
 	control *transport.Stream
+	claimed chan struct{} // closed when the agent has accepted a claim
+	first   sync.Once     // closes claimed
 
 	mu      sync.Mutex
 	out     *json.Encoder
@@ -293,7 +300,8 @@ func startConversation(ctx context.Context, s *transport.Session) (*conversation
 	if err != nil {
 		return nil, fmt.Errorf("opening the control stream: %w", err)
 	}
-	c := &conversation{control: control, out: json.NewEncoder(control), waiting: make(map[uint64]waiter)}
+	c := &conversation{control: control, claimed: make(chan struct{}), out: json.NewEncoder(control),
+		waiting: make(map[uint64]waiter)}
 	if err := c.out.Encode(api.AgentHello{Protocol: api.Protocol, Version: version.String()}); err != nil {
 		control.Close()
 		return nil, fmt.Errorf("sending hello to the agent: %w", err)

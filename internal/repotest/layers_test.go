@@ -38,6 +38,7 @@ var layers = map[string]int{
 	"internal/doctor":     32, // it asks what install, connection and service know
 
 	"internal/netpolicy": 20,
+	"internal/exchanges": 21,
 	"internal/podenv":    21,
 	"internal/cluster":   21,
 	"internal/podconn":   22,

@@ -1,0 +1,63 @@
+package daemon
+
+import (
+	"context"
+	"net/http"
+
+	"golang.org/x/sync/errgroup"
+
+	"kubevpn/internal/api"
+)
+
+func (d *daemon) handleRequests(w http.ResponseWriter, r *http.Request) {
+	var req api.RequestsRequest
+	if !d.read(w, r, &req) {
+		return
+	}
+	s := &stream{w: w}
+	err := d.connections.intercepts.requests(r.Context(), req, func(record api.Record) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.opened = true
+		s.line(record)
+	})
+	if err != nil {
+		d.refuse(w, s, err)
+	}
+}
+
+// requests emits what is recorded of the requests of the intercepts that req names. It returns an error if one ends
+// before ctx does.
+func (is *intercepts) requests(ctx context.Context, req api.RequestsRequest, emit func(api.Record)) error {
+	found, err := is.named(api.LeaveRequest{
+		Connection: req.Connection, Namespace: req.Namespace, Workloads: []string{req.Workload},
+	})
+	if err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for _, t := range found { // one that goes to this machine, and a clone
+		g.Go(func() error {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				select {
+				case <-t.done:
+					cancel()
+				case <-ctx.Done():
+				}
+			}()
+			err := t.intercept.Requests(ctx, req, emit)
+			cancel()
+			<-ended
+			if err == nil && req.Follow && isClosed(t.done) {
+				return api.Errorf(api.ExitLost, "the intercept of %s ended", t.key.workload).
+					WithHint("`kubevpn status` shows the intercepts of this machine")
+			}
+			return err
+		})
+	}
+	return g.Wait()
+}

@@ -1,0 +1,211 @@
+package exchanges
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/version"
+)
+
+// HAR writes exchanges as an HTTP Archive 1.2: one JSON object, entry by entry, so that it holds none of them. Fields
+// that begin with an underscore are kubevpn's own.
+type HAR struct {
+	w       io.Writer
+	entries int
+}
+
+// NewHAR returns a HAR that writes to w. Call Close at the end.
+func NewHAR(w io.Writer) *HAR { return &HAR{w: w} }
+
+type (
+	harPair struct {
+		Name  string `json:"name"`
+		Value string `json:"value"`
+	}
+	harCreator struct {
+		Name    string `json:"name"`
+		Version string `json:"version"`
+	}
+	harPost struct {
+		MimeType string `json:"mimeType"`
+		Text     string `json:"text"`
+		Encoding string `json:"_encoding,omitempty"` // "base64"
+	}
+	harRequest struct {
+		Method   string    `json:"method"`
+		URL      string    `json:"url"`
+		Proto    string    `json:"httpVersion"`
+		Cookies  []harPair `json:"cookies"`
+		Headers  []harPair `json:"headers"`
+		Query    []harPair `json:"queryString"`
+		Post     *harPost  `json:"postData,omitempty"`
+		HeadSize int       `json:"headersSize"`
+		BodySize int64     `json:"bodySize"`
+	}
+	harContent struct {
+		Size     int64  `json:"size"`
+		MimeType string `json:"mimeType"`
+		Text     string `json:"text,omitempty"`
+		Encoding string `json:"encoding,omitempty"`
+	}
+	harResponse struct {
+		Status   int        `json:"status"`
+		Text     string     `json:"statusText"`
+		Proto    string     `json:"httpVersion"`
+		Cookies  []harPair  `json:"cookies"`
+		Headers  []harPair  `json:"headers"`
+		Content  harContent `json:"content"`
+		Redirect string     `json:"redirectURL"`
+		HeadSize int        `json:"headersSize"`
+		BodySize int64      `json:"bodySize"`
+		Trailers []harPair  `json:"_trailers,omitempty"`
+		Error    string     `json:"_error,omitempty"`
+	}
+	harTimings struct { // milliseconds
+		Send    float64 `json:"send"`
+		Wait    float64 `json:"wait"`
+		Receive float64 `json:"receive"`
+	}
+	harEntry struct {
+		Started  string      `json:"startedDateTime"`
+		Time     float64     `json:"time"`
+		Request  harRequest  `json:"request"`
+		Response harResponse `json:"response"`
+		Cache    struct{}    `json:"cache"`
+		Timings  harTimings  `json:"timings"`
+		ServerIP string      `json:"serverIPAddress,omitempty"`
+		Workload string      `json:"_workload,omitempty"`
+		Pod      string      `json:"_pod,omitempty"`
+		Match    string      `json:"_match,omitempty"`
+		To       string      `json:"_destination"`
+		Mirrored bool        `json:"_mirrored,omitempty"`
+		Redacted []string    `json:"_redacted,omitempty"`
+	}
+)
+
+// Add writes an exchange.
+func (h *HAR) Add(e *api.Exchange) error {
+	prefix := ",\n"
+	if h.entries == 0 {
+		prefix = "{\"log\":{\"version\":\"1.2\",\"creator\":" + creator() + ",\"entries\":[\n"
+	}
+	h.entries++
+	text, err := json.Marshal(newHAREntry(e))
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(h.w, prefix+string(text))
+	return err
+}
+
+func creator() string {
+	text, err := json.Marshal(harCreator{"kubevpn", version.String()})
+	if err != nil {
+		panic(err) // two strings
+	}
+	return string(text)
+}
+
+// Close ends the object, with a comment unless it is empty.
+func (h *HAR) Close(comment string) error {
+	text := ""
+	if h.entries == 0 {
+		text = "{\"log\":{\"version\":\"1.2\",\"creator\":" + creator() + ",\"entries\":["
+	}
+	text += "\n]"
+	if comment != "" {
+		quoted, err := json.Marshal(comment)
+		if err != nil {
+			return err
+		}
+		text += ",\"comment\":" + string(quoted)
+	}
+	_, err := io.WriteString(h.w, text+"}}\n")
+	return err
+}
+
+func newHAREntry(e *api.Exchange) harEntry {
+	const ms = 1000
+	h := harEntry{
+		Started: e.Began.Format(time.RFC3339Nano), Time: e.Seconds * ms,
+		Timings:  harTimings{Wait: e.Wait * ms, Receive: (e.Seconds - e.Wait) * ms},
+		Request:  newHARRequest(e),
+		Response: newHARResponse(e),
+		Workload: e.Workload, Pod: e.Pod, Match: e.Match, To: e.To, Mirrored: e.Mirrored, Redacted: e.Redacted,
+	}
+	if e.Server.IsValid() {
+		h.ServerIP = e.Server.Addr().String()
+	}
+	return h
+}
+
+func newHARRequest(e *api.Exchange) harRequest {
+	r := &e.Request
+	to := target(e)
+	h := harRequest{Method: r.Method, URL: to.String(), Proto: r.Proto, Headers: harHeader(r.Headers),
+		Cookies: []harPair{}, Query: []harPair{}, HeadSize: -1, BodySize: r.Body.Size}
+	if !slices.Contains(e.Redacted, "Cookie") {
+		for _, c := range (&http.Request{Header: r.Headers}).Cookies() {
+			h.Cookies = append(h.Cookies, harPair{c.Name, c.Value})
+		}
+	}
+	query, _ := url.ParseQuery(to.RawQuery) // what can be parsed
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		for _, value := range query[name] {
+			h.Query = append(h.Query, harPair{name, value})
+		}
+	}
+	if len(r.Body.Data) > 0 {
+		text, encoding := bodyText(r.Body.Data)
+		h.Post = &harPost{r.Headers.Get("Content-Type"), text, encoding}
+	}
+	return h
+}
+
+func newHARResponse(e *api.Exchange) harResponse {
+	h := harResponse{Proto: e.Request.Proto, Cookies: []harPair{}, Headers: []harPair{}, HeadSize: -1, BodySize: -1,
+		Error: e.Error}
+	r := e.Response
+	if r == nil {
+		return h // status 0, as browsers write it
+	}
+	h.Status, h.Text, h.Redirect = r.Status, http.StatusText(r.Status), r.Headers.Get("Location")
+	h.Headers, h.BodySize = harHeader(r.Headers), r.Body.Size
+	if !slices.Contains(e.Redacted, "Set-Cookie") {
+		for _, c := range (&http.Response{Header: r.Headers}).Cookies() {
+			h.Cookies = append(h.Cookies, harPair{c.Name, c.Value})
+		}
+	}
+	if len(r.Trailers) > 0 {
+		h.Trailers = harHeader(r.Trailers)
+	}
+	text, encoding := bodyText(r.Body.Data)
+	h.Content = harContent{r.Body.Size, r.Headers.Get("Content-Type"), text, encoding}
+	return h
+}
+
+func harHeader(h http.Header) []harPair {
+	out := []harPair{}
+	for _, name := range slices.Sorted(maps.Keys(h)) {
+		for _, value := range h[name] {
+			out = append(out, harPair{name, value})
+		}
+	}
+	return out
+}
+
+// bodyText returns a body as JSON can hold it.
+func bodyText(data []byte) (text, encoding string) {
+	if utf8.Valid(data) {
+		return string(data), ""
+	}
+	return base64.StdEncoding.EncodeToString(data), "base64"
+}

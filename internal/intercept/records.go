@@ -1,0 +1,313 @@
+package intercept
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/pkg/wakeup"
+	"kubevpn/pkg/wire/transport"
+)
+
+const (
+	// keptForFollowers is how many exchanges wait for followers that read slowly.
+	keptForFollowers = 1000
+	// maxKeptBytes bounds the exchanges of one intercept.
+	maxKeptBytes = 16 << 20
+	// maxRecord is the largest line of an agent that records: two heads, and two bodies in base64.
+	maxRecord = 2 << 20
+
+	recordPause = time.Second // between two attempts to have an agent record
+	// recordTimeout is how long Requests waits until the pods that are intercepted record.
+	recordTimeout = 5 * time.Second
+)
+
+// records has the exchanges that the agents of one intercept recorded, and what they are to record. Its methods are
+// safe for concurrent use.
+//
+//	agents ─▶ links ─ add ─▶ ring ─┬─ kept: the last ones, if the user asked for it
+//	                               └─ followers: each reads at its own pace, and misses what the ring has forgotten
+type records struct {
+	keep int // api.InterceptSpec.Record
+	wish wakeup.Value[recordWish]
+
+	mu        sync.Mutex
+	ring      []*api.Exchange
+	first     uint64 // number of ring[0]
+	bytes     int
+	dropped   uint64        // by agents
+	followers map[*int]bool // what each wants of bodies
+	changed   wakeup.Broadcast
+}
+
+// recordWish is what the agents are to record.
+type recordWish struct {
+	on   bool
+	body int
+}
+
+func newRecords(keep int) *records {
+	r := &records{keep: min(max(keep, 0), api.MaxKept), followers: make(map[*int]bool)}
+	r.update()
+	return r
+}
+
+// update sets the wish. Call with mu held.
+func (r *records) update() {
+	now := recordWish{on: r.keep > 0 || len(r.followers) > 0}
+	for body := range r.followers {
+		now.body = max(now.body, *body)
+	}
+	r.wish.Update(func(w *recordWish) { *w = now })
+	if !now.on {
+		r.first += uint64(len(r.ring))
+		r.ring, r.bytes = nil, 0
+	}
+}
+
+// join has the agents record that much of bodies until leave.
+func (r *records) join(body int) (leave func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.followers[&body] = true
+	r.update()
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.followers, &body)
+		r.update()
+	}
+}
+
+// add adds an exchange, unless it is nil, and a number of dropped ones.
+func (r *records) add(e *api.Exchange, dropped uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.dropped += dropped
+	if e != nil && r.wish.Load().on {
+		r.ring = append(r.ring, e)
+		r.bytes += e.Weight()
+		limit := r.keep
+		if len(r.followers) > 0 {
+			limit = max(limit, keptForFollowers)
+		}
+		for len(r.ring) > limit || r.bytes > maxKeptBytes {
+			r.bytes -= r.ring[0].Weight()
+			r.ring[0] = nil
+			r.ring = r.ring[1:]
+			r.first++
+		}
+	}
+	r.changed.Send()
+}
+
+// from returns the exchanges from number n on, the number of the next one, how many were missed before, and how many
+// agents dropped in all. changed closes when there are more.
+func (r *records) from(n uint64) (all []*api.Exchange, next, missed, dropped uint64, changed <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n < r.first {
+		missed, n = r.first-n, r.first
+	}
+	return slices.Clone(r.ring[n-r.first:]), r.first + uint64(len(r.ring)), missed, r.dropped, r.changed.Next()
+}
+
+// position returns where a reader begins: at what is kept, else behind the last exchange.
+func (r *records) position() (n, dropped uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.keep > 0 {
+		return r.first + uint64(max(0, len(r.ring)-r.keep)), 0
+	}
+	return r.first + uint64(len(r.ring)), r.dropped
+}
+
+// Requests calls emit with the exchanges that are kept, without those of req.Redact. If req.Follow is set, the agents
+// record until ctx ends, and Requests calls emit with each further exchange. A slow emit misses exchanges, and is told
+// how many.
+func (i *Intercept) Requests(ctx context.Context, req api.RequestsRequest, emit func(api.Record)) error {
+	r := i.records
+	at, before := r.position()
+	if !req.Follow && r.keep == 0 {
+		return api.Errorf(api.ExitUsage, "nothing of the requests of %s is recorded", i.cfg.Workload).
+			WithHint("`kubevpn requests %s -f` records from now on; `kubevpn proxy %s --record 1000` keeps the last "+
+				"1000", i.cfg.Workload, i.cfg.Workload)
+	}
+	if req.Follow {
+		defer r.join(min(max(req.Body, 0), api.MaxRecordedBody))()
+		if err := i.awaitRecording(ctx, emit); err != nil {
+			return nil // ctx has ended
+		}
+	}
+	var missed, told uint64
+	for {
+		all, next, lost, dropped, changed := r.from(at)
+		at, missed = next, missed+lost
+		total := dropped - before + missed
+		for _, e := range all {
+			shown := *e
+			shown.Redact(req.Redact)
+			emit(api.Record{Exchange: &shown, Dropped: total})
+		}
+		if len(all) == 0 && total != told {
+			emit(api.Record{Dropped: total})
+		}
+		told = total
+		if !req.Follow {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// awaitRecording waits, for a limited time, until the agents of the intercepted pods record, and emits how many do.
+func (i *Intercept) awaitRecording(ctx context.Context, emit func(api.Record)) error {
+	bounded, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	recording := 0
+	failed := make(map[string]error)
+	_ = i.await(bounded, func() bool { // what does not record in time is not counted
+		recording = 0
+		settled := true
+		for _, c := range i.byUID {
+			switch s := c.linked.recorder; {
+			case s.err != nil:
+				failed[c.name] = s.err
+			case s.on:
+				recording++
+			case c.active():
+				settled = false
+			}
+		}
+		return settled
+	})
+	for _, pod := range slices.Sorted(maps.Keys(failed)) {
+		emit(api.Record{Warning: fmt.Sprintf("cannot record in pod %s: %v", pod, failed[pod])})
+	}
+	emit(api.Record{Pods: recording})
+	return ctx.Err()
+}
+
+// recorderState says whether the agent of a pod records, or why it does not.
+type recorderState struct {
+	on  bool
+	err error
+}
+
+// keepRecording has the agent record while somebody wishes it, until ctx ends.
+func (l *link) keepRecording(ctx context.Context, c *conversation, s *transport.Session) {
+	select {
+	case <-c.claimed:
+	case <-ctx.Done():
+		return
+	}
+	for ctx.Err() == nil {
+		if _, err := l.record.wish.Await(ctx, func(w recordWish) bool { return w.on }); err != nil {
+			return
+		}
+		err := l.runRecording(ctx, s)
+		l.change(func(st *linkState) { st.recorder = recorderState{} })
+		if errors.Is(err, syscall.EACCES) {
+			err = api.Errorf(api.ExitIncompatible, "its traffic agent is of an older version and cannot record").
+				WithHint("`kubevpn connect --upgrade` upgrades the traffic manager and its agents")
+			l.change(func(st *linkState) { st.recorder.err = err })
+			return // until the next session
+		}
+		if err != nil && ctx.Err() == nil {
+			l.log.Debug("the agent does not record", "err", err)
+			wakeup.Pause(ctx, recordPause)
+		}
+	}
+}
+
+// runRecording adds what the agent records to l.record until nobody wishes it, which is no error.
+func (l *link) runRecording(ctx context.Context, s *transport.Session) error {
+	stream, err := s.Open(ctx, transport.Request{Proto: transport.ProtoRecord})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var ordering sync.WaitGroup
+	defer ordering.Wait()
+	defer cancel()
+	defer stream.Close()
+	defer context.AfterFunc(ctx, func() { stream.Close() })()
+	over := false
+	ordering.Go(func() {
+		defer cancel()
+		over = l.orderRecords(ctx, stream)
+	})
+	dropped := uint64(0)
+	for in := api.NewLines(stream, maxRecord); ; {
+		var r api.Record
+		if err := in.Next(&r); err != nil {
+			cancel()
+			ordering.Wait()
+			if over {
+				return nil
+			}
+			return fmt.Errorf("reading what the agent recorded: %w", err)
+		}
+		if r.Error != nil {
+			return r.Error
+		}
+		if r.Exchange == nil && r.Dropped == 0 {
+			l.change(func(st *linkState) { st.recorder = recorderState{on: true} })
+			continue
+		}
+		if r.Exchange != nil {
+			l.complete(r.Exchange)
+		}
+		l.record.add(r.Exchange, r.Dropped-min(dropped, r.Dropped))
+		dropped = r.Dropped
+	}
+}
+
+// orderRecords sends the agent what to record, whenever that changes. over means that nobody wishes it any more.
+func (l *link) orderRecords(ctx context.Context, stream *transport.Stream) (over bool) {
+	enc := json.NewEncoder(stream)
+	sent := -1
+	for {
+		wish, changed := l.record.wish.Get()
+		if !wish.on {
+			return true
+		}
+		if wish.body != sent {
+			if enc.Encode(api.RecordOrder{Claim: l.claim.ID, Body: wish.body}) != nil {
+				return false
+			}
+			sent = wish.body
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// complete adds what the laptop knows to an exchange of an agent, and corrects what cannot be.
+func (l *link) complete(e *api.Exchange) {
+	e.Namespace, e.Workload, e.Pod, e.Match = l.about.Namespace, l.about.Workload, l.about.Pod, l.about.Match
+	e.Redacted = nil
+	e.Seconds = max(e.Seconds, 0)
+	e.Wait = min(max(e.Wait, 0), e.Seconds)
+	bodies := []*api.ExchangeBody{&e.Request.Body}
+	if e.Response != nil {
+		bodies = append(bodies, &e.Response.Body)
+	}
+	for _, b := range bodies {
+		b.Size = max(b.Size, int64(len(b.Data)))
+	}
+}
