@@ -74,6 +74,7 @@ func newClone(a *app) *cobra.Command {
 // addTo defines the flags.
 func (o *cloneOptions) addTo(cmd *cobra.Command) {
 	o.spec.addMatch(cmd)
+	o.spec.addRecord(cmd)
 	o.spec.addPorts(cmd, "port of the container whose requests go to the clone's same port, [tcp|udp/]PORT; may be "+
 		"repeated (default: all ports)")
 	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "",

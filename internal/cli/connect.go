@@ -333,6 +333,9 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 			flags.StringSlice(name, nil, "reject an intercept without --headers, --path and --method: true, false, "+
 				"NAMESPACE or NAMESPACE=false; may be repeated")
 			flags.Lookup(name).NoOptDefVal = "true"
+		case config.KeyRedact:
+			flags.StringSlice(name, defaults.Redact,
+				"header whose values are not shown; may be repeated; none: show all")
 		case config.KeySSHJump:
 			flags.StringSlice(name, nil, "SSH jump host before the API server, [USER@]HOST[:PORT]; may be repeated")
 		}

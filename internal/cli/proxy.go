@@ -56,6 +56,7 @@ func newProxy(a *app) *cobra.Command {
 		ValidArgsFunction: o.flags.kube.completeWorkloads(a),
 	}
 	o.spec.addTo(cmd)
+	o.spec.addRecord(cmd)
 	completeWith(cmd, "container", o.flags.kube.completeContainers(a))
 	o.flags.addTo(cmd, a, config.KeyMode, config.KeyRequireMatch)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false,

@@ -63,7 +63,8 @@ func newRoot(a *app) *cobra.Command {
 	}
 	add(groupConnection, newConnect(a), newRun(a), newDisconnect(a), newStatus(a), newDoctor(a), newWhy(a),
 		newFlows(a), newLogs(a), newQuit(a), newTrust(a))
-	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newEnv(a), newList(a), newLeave(a), newReset(a))
+	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newEnv(a), newList(a), newRequests(a),
+		newLeave(a), newReset(a))
 	add(groupCluster, newInstall(a), newUninstall(a))
 	add(groupOther, newConfig(a), newService(a), newReport(a), newVersion(a), newCompletion(a))
 	addHidden(root, a)

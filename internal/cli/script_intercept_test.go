@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -109,6 +110,41 @@ func (d *fakeDaemon) leave(w http.ResponseWriter, r *http.Request) {
 		}
 		delete(d.intercepts, name)
 		json.NewEncoder(w).Encode(api.Event{Step: "Leaving " + name, Done: true, Intercept: &i})
+	}
+}
+
+// recorded answers with two requests of which the first is what a hostile client sent, and ends unless it is followed.
+func (d *fakeDaemon) recorded(w http.ResponseWriter, r *http.Request) {
+	var req api.RequestsRequest
+	json.NewDecoder(r.Body).Decode(&req)
+	if req.Workload != "deployment/web" {
+		w.WriteHeader(http.StatusInternalServerError)
+		json.NewEncoder(w).Encode(api.Errorf(api.ExitWorkload, "%s is not intercepted from here", req.Workload))
+		return
+	}
+	text, _ := json.Marshal(req)
+	os.WriteFile(filepath.Join(d.paths.StateDir, "requests.json"), text, 0o600)
+	send := func(r api.Record) {
+		json.NewEncoder(w).Encode(r)
+		w.(http.Flusher).Flush()
+	}
+	if req.Follow {
+		send(api.Record{Warning: "cannot record in pod web-2: its agent is old"})
+		send(api.Record{Pods: 1})
+	}
+	e := api.Exchange{
+		Began: time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC), Wait: 0.0012, Seconds: 1.23456, Pod: "web-1", Match: "x-user=me", To: api.ToLaptop,
+		Server: netip.MustParseAddrPort("10.244.1.7:8080"),
+		Request: api.ExchangeRequest{Method: "POST", Scheme: "http", Host: "web", Path: "/a\x1b[2J'", Proto: "HTTP/1.1",
+			Body: api.ExchangeBody{Size: 9, Data: []byte("it's\nme")}},
+		Response: &api.ExchangeResponse{Status: 200, Trailers: http.Header{"Grpc-Status": {"5"}}, Body: api.ExchangeBody{Size: 3, Data: []byte("\x00\x01\x02")}},
+	}
+	send(api.Record{Exchange: &e})
+	e = api.Exchange{Began: e.Began, Pod: "web-1", To: api.ToApplication, Mirrored: true, Error: "the client gave up",
+		Request: api.ExchangeRequest{Method: "GET", Path: "/b"}}
+	send(api.Record{Exchange: &e, Dropped: 3})
+	if req.Follow {
+		<-r.Context().Done()
 	}
 }
 

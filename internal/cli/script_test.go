@@ -348,6 +348,7 @@ func (d *fakeDaemon) handler() http.Handler {
 	mux.HandleFunc("POST "+api.PathConnect, d.connect)
 	mux.HandleFunc("POST "+api.PathIntercept, d.intercept)
 	mux.HandleFunc("POST "+api.PathLeave, d.leave)
+	mux.HandleFunc("POST "+api.PathRequests, d.recorded)
 	mux.HandleFunc("POST "+api.PathDisconnect, func(w http.ResponseWriter, r *http.Request) {
 		var req api.DisconnectRequest
 		json.NewDecoder(r.Body).Decode(&req)

@@ -25,6 +25,7 @@ type specFlags struct {
 	mirror    bool
 	flush     bool
 	tlsSecret string
+	record    int
 }
 
 // addMatch adds the flags that select requests.
@@ -55,6 +56,12 @@ func (f *specFlags) addTo(cmd *cobra.Command) {
 		"send a copy of the requests to this machine; the application still answers")
 }
 
+// addRecord adds --record.
+func (f *specFlags) addRecord(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&f.record, "record", 0, fmt.Sprintf("how many of the last requests to keep for "+
+		"'kubevpn requests', at most %d", api.MaxKept))
+}
+
 // addPorts adds --port.
 func (f *specFlags) addPorts(cmd *cobra.Command, usage string) {
 	cmd.Flags().StringSliceVar(&f.ports, "port", nil, usage)
@@ -62,7 +69,10 @@ func (f *specFlags) addPorts(cmd *cobra.Command, usage string) {
 
 // spec builds the specification from the flags, without TLS, which needs the cluster.
 func (f *specFlags) spec(mode string) (api.InterceptSpec, error) {
-	s := api.InterceptSpec{Container: f.container, Mode: mode, Mirror: f.mirror, Flush: f.flush}
+	s := api.InterceptSpec{Container: f.container, Mode: mode, Mirror: f.mirror, Flush: f.flush, Record: f.record}
+	if f.record < 0 || f.record > api.MaxKept {
+		return s, api.Errorf(api.ExitUsage, "--record %d is not between 0 and %d", f.record, api.MaxKept)
+	}
 	for _, text := range f.headers {
 		h, err := httpmatch.ParseHeader(text)
 		if err != nil {

@@ -6,6 +6,7 @@ package config
 
 import (
 	"fmt"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/version"
+	"kubevpn/pkg/protocol/httpmatch"
 	"kubevpn/pkg/wire/sshjump"
 )
 
@@ -32,6 +34,7 @@ type Config struct {
 	Yes              bool           // give consent to clusters without a question
 	RequireMatch     MatchRule      // where an intercept must select requests
 	SSHJump          sshjump.Hosts  // before the API server
+	Redact           []string       // headers whose values `kubevpn requests` does not show
 
 	origins map[Key]origin // a key that it lacks has the built-in default
 }
@@ -50,6 +53,7 @@ func Default() Config {
 		Netstack:  Netstacks()[0],
 		Transport: Transports()[0],
 		Mode:      Modes()[0],
+		Redact:    []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie"},
 		origins:   map[Key]origin{},
 	}
 }
@@ -111,6 +115,7 @@ const (
 	KeyYes              Key = "yes"
 	KeyRequireMatch     Key = "requireMatch"
 	KeySSHJump          Key = "sshJump"
+	KeyRedact           Key = "redact"
 )
 
 // setting describes a Key: its flag, its environment variable, and how to set and print it.
@@ -172,7 +177,16 @@ func settings() []setting {
 			},
 			text: func(c *Config) string { return c.SSHJump.String() },
 		},
+		list(KeyRedact, "redact", "KUBEVPN_REDACT", headerName, func(c *Config) *[]string { return &c.Redact }),
 	}
+}
+
+// headerName parses the name of a header. The name "none" is that of no header.
+func headerName(s string) (string, error) {
+	if _, err := httpmatch.New(httpmatch.Spec{Headers: []httpmatch.Header{{Name: s, Value: "x"}}}); err != nil {
+		return "", fmt.Errorf("%q is not the name of a header", s)
+	}
+	return http.CanonicalHeaderKey(s), nil
 }
 
 func (s setting) fromCluster() setting {

@@ -16,7 +16,8 @@ import (
 )
 
 func TestLoadReadsFileAndEnvironment(t *testing.T) {
-	defaults := Config{Scheduler: "rr", Netstack: "auto", Transport: "auto", Mode: "auto"}
+	redact := []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie"}
+	defaults := Config{Scheduler: "rr", Netstack: "auto", Transport: "auto", Mode: "auto", Redact: redact}
 	with := func(change func(*Config)) Config {
 		c := defaults
 		change(&c)
@@ -34,12 +35,12 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 		{name: "empty-values", file: "image:\nextraCIDRs:\nscheduler: \"\"\n", env: map[string]string{"KUBEVPN_IMAGE": ""}, want: defaults},
 		{
 			name: "file",
-			file: "image: r.example/k:1\nmanagerNamespace: tools\nscheduler: lc\nnetstack: gvisor\ntransport: api-proxy\nmode: sidecar\nextraCIDRs: [10.20.0.1/16, 192.0.2.7]\nexcludeCIDRs:\n- fd00::/64\nextraDomains: [Corp.Test., git.example.com]\nexcludeDomains: .com\nallowInbound: [8080, 53/udp]\n",
+			file: "image: r.example/k:1\nmanagerNamespace: tools\nscheduler: lc\nnetstack: gvisor\ntransport: api-proxy\nmode: sidecar\nextraCIDRs: [10.20.0.1/16, 192.0.2.7]\nexcludeCIDRs:\n- fd00::/64\nextraDomains: [Corp.Test., git.example.com]\nexcludeDomains: .com\nallowInbound: [8080, 53/udp]\nredact: [x-token]\n",
 			want: Config{Image: "r.example/k:1", ManagerNamespace: "tools", Scheduler: "lc", Netstack: "gvisor", Transport: "api-proxy", Mode: "sidecar",
 				ExtraCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("192.0.2.7/32")},
 				ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00::/64")},
 				ExtraDomains: []string{"corp.test", "git.example.com"}, ExcludeDomains: []string{"com"},
-				AllowInbound: []api.Inbound{{Port: 8080}, {Port: 53, UDP: true}}},
+				AllowInbound: []api.Inbound{{Port: 8080}, {Port: 53, UDP: true}}, Redact: []string{"X-Token"}},
 		},
 		{
 			name: "environment-beats-file",
@@ -62,7 +63,7 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 		},
 		{name: "bad-jump-host", env: map[string]string{"KUBEVPN_SSH_JUMP": "one,-v"}, err: `KUBEVPN_SSH_JUMP: "-v" is not a jump host`},
 		{name: "perhaps", env: map[string]string{"KUBEVPN_YES": "perhaps"}, err: `KUBEVPN_YES: "perhaps" is invalid: must be true or false`},
-		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, extraDomains, excludeDomains, allowInbound, yes, requireMatch, sshJump`},
+		{name: "unknown-key", file: "image: a\n\nimagge: b\n", err: `config.yaml:3: unknown key "imagge": must be one of image, managerNamespace, scheduler, netstack, transport, mode, extraCIDRs, excludeCIDRs, extraDomains, excludeDomains, allowInbound, yes, requireMatch, sshJump, redact`},
 		{name: "twice", file: "image: a\nimage: b\n", err: "config.yaml:2: image is already set on line 1"},
 		{name: "not-a-mapping", file: "- image\n", err: "config.yaml:1: expected a list of `key: value` lines"},
 		{name: "list-for-a-value", file: "image: [a]\n", err: "config.yaml:1: image: must be a single value"},
@@ -75,6 +76,7 @@ func TestLoadReadsFileAndEnvironment(t *testing.T) {
 		{name: "bad-network", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "10.0.0.0/33"}, err: `KUBEVPN_EXTRA_CIDRS: "10.0.0.0/33" is not a network; write it like 10.20.0.0/16`},
 		{name: "everything", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "::/0"}, err: `"::/0" is the whole Internet`},
 		{name: "bad-port", env: map[string]string{"KUBEVPN_ALLOW_INBOUND": "8080,http"}, err: `KUBEVPN_ALLOW_INBOUND: "http" is not a port; write it like 8080, 8080/udp or all`},
+		{name: "bad-header", env: map[string]string{"KUBEVPN_REDACT": "a:b"}, err: `KUBEVPN_REDACT: "a:b" is not the name of a header`},
 		{name: "mapped", env: map[string]string{"KUBEVPN_EXTRA_CIDRS": "::ffff:10.0.0.0/104"}, err: `is an IPv4 network in IPv6 form`},
 	}
 	for _, tt := range tests {

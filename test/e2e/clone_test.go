@@ -82,6 +82,7 @@ func (s *shop) noClone(t *testing.T) {
 func cloneHeaders(t *testing.T, l *laptop, s *shop, v *visitor, service string) {
 	before := s.template(t)
 	l.clone(t, s, "--headers", mine+"="+me, "--name", "mine", "--env", "GREETING=$(HOME) $x")
+	recorded := l.follow(t, s, 2)
 	for range 6 {
 		if err := v.of(service, "mine-", mine, me); err != nil {
 			t.Error(err)
@@ -93,6 +94,8 @@ func cloneHeaders(t *testing.T, l *laptop, s *shop, v *visitor, service string) 
 	if err := s.everyPod(t, func(ip string) error { return v.of("http://"+ip+":8080/", "mine-", mine, me) }); err != nil {
 		t.Error(err)
 	}
+	recorded.wait("a request that went to the clone", func(e *api.Exchange) bool { return e.To == api.ToClone && e.Response.Status == 200 })
+	recorded.stop()
 	for ip := range strings.FieldsSeq(s.kubectl(t, "-n", s.namespace, "get", "endpointslices", "-l", "kubernetes.io/service-name=shop", "-o", "jsonpath={.items[*].endpoints[*].targetRef.name}")) {
 		if strings.HasPrefix(ip, "mine-") {
 			t.Errorf("the Service has the clone's pod %s as an endpoint", ip)

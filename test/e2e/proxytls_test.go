@@ -159,6 +159,7 @@ func tlsSuite(t *testing.T, w *world) {
 	t.Run("headers_match_with_the_secret", func(t *testing.T) {
 		l.proxy(t, s, "--headers", mine+"="+me, "--tls-secret", "shop-tls")
 		defer l.leave(t, s)
+		recorded := l.follow(t, s, 2)
 		for pod, ip := range s.ready(t) {
 			for proto, v := range map[string]*visitor{"HTTP/1.1": v1, "HTTP/2.0": v2} {
 				for want, header := range map[string][]string{"laptop": {mine, me}, pod: nil} {
@@ -176,6 +177,10 @@ func tlsSuite(t *testing.T, w *world) {
 				t.Errorf("curl --http2: %s, %v", out, err)
 			}
 		}
+		for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
+			recorded.wait(proto+" inside TLS", func(e *api.Exchange) bool { return e.Request.Proto == proto && e.Request.Scheme == "https" })
+		}
+		recorded.stop()
 		if w.Config().ProxyMode != lab.ProxyNone {
 			vip := "https://" + w.clusterIP(t, s.namespace, "shop") + "/"
 			if err := errors.Join(v1.want(vip, "laptop", mine, me), v1.want(vip, "a pod")); err != nil {

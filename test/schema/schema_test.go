@@ -41,6 +41,7 @@ func objects() map[string]any {
 		api.KindExplanation: api.Explanation{},
 		api.KindFlowList:    api.FlowList{},
 		api.KindDiagnosis:   api.Diagnosis{},
+		api.KindRecord:      api.Record{},
 	}
 }
 
