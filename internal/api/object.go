@@ -29,6 +29,8 @@ const (
 	KindFlowList        = "FlowList"
 	KindDiagnosis       = "Diagnosis"
 	KindRecord          = "Record"
+	KindDNSQueryList    = "DNSQueryList"
+	KindDNSQuery        = "DNSQuery"
 )
 
 // InterceptList is the result of `kubevpn proxy` and `kubevpn clone` for several workloads.

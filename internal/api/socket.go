@@ -13,12 +13,14 @@ const (
 	PathStatus     = "/v1/status"     // GET a Status
 	PathDaemon     = "/v1/daemon"     // GET a DaemonInfo
 	PathFlows      = "/v1/flows"      // GET with ParamLimit and ParamFollow; answers lines of FlowList
+	PathDNS        = "/v1/dns"        // GET with ParamFollow and ParamAll; answers lines of DNSQuery
 	PathQuit       = "/v1/quit"       // POST nothing; answers lines of Event, then the daemon ends
 )
 
 // Parameters of GET requests that answer lines.
 const (
 	ParamFollow = "follow" // "true": lines until the client has gone; else the first one
+	ParamAll    = "all"    // "true", with ParamFollow: also queries that go to no cluster, from now on
 	ParamLimit  = "limit"  // the most items of a line; 0 or none: all
 )
 

@@ -62,7 +62,7 @@ func newRoot(a *app) *cobra.Command {
 		root.AddCommand(cmds...)
 	}
 	add(groupConnection, newConnect(a), newRun(a), newDisconnect(a), newStatus(a), newDoctor(a), newWhy(a),
-		newFlows(a), newLogs(a), newQuit(a), newTrust(a))
+		newFlows(a), newDNS(a), newLogs(a), newQuit(a), newTrust(a))
 	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newEnv(a), newList(a), newRequests(a),
 		newLeave(a), newReset(a))
 	add(groupCluster, newInstall(a), newUninstall(a))

@@ -83,8 +83,8 @@ func (z *zone) set(state api.ManagerState, reverse []netip.Prefix) error {
 		z.nameservers.SetAddrs(servers)
 		z.cache.Forget(nil)
 	}
-	next := dns.Zone{Domain: state.DNSDomain, Extra: z.cfg.Request.ExtraDomains, Exclude: z.cfg.Request.ExcludeDomains,
-		Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.hosts}
+	next := dns.Zone{Name: z.cluster.ConnectionID(), Domain: state.DNSDomain, Extra: z.cfg.Request.ExtraDomains,
+		Exclude: z.cfg.Request.ExcludeDomains, Namespace: z.namespace.Load(), Reverse: reverse, Cluster: z.hosts}
 	if z.names.known() != nobody {
 		next.Services = z.names.index
 	}

@@ -42,6 +42,7 @@ type connections struct {
 	logger     *slog.Logger
 	changed    func() // called when inUse may return something else; does not block
 	intercepts *intercepts
+	queries    queryLog // that the resolver of host answered
 
 	host      *hostNetwork  // nil: there is no helper
 	closing   chan struct{} // not nil while a helper is being closed; closed when it has ended

@@ -55,7 +55,7 @@ func (cs *connections) adopt(h Helper) error {
 		cs.mu.Unlock()
 		return h.Close()
 	}
-	host := newHostNetwork(h, cs.logger)
+	host := newHostNetwork(h, &cs.queries, cs.logger)
 	host.isolated = cs.isolated
 	cs.host, cs.lingering = host, true
 	linger := time.AfterFunc(cs.linger, func() {
@@ -108,6 +108,7 @@ func (cs *connections) closeHelper() {
 	}
 	closing := make(chan struct{})
 	cs.host, cs.closing = nil, closing
+	cs.queries.clear()
 	cs.group.Go(func() {
 		if err := host.close(); err != nil {
 			cs.logger.Error("cannot end the root helper", "err", err)

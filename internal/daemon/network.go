@@ -56,13 +56,13 @@ type ownedZone struct {
 }
 
 // newHostNetwork takes ownership of the helper; close closes it.
-func newHostNetwork(helper Helper, logger *slog.Logger) *hostNetwork {
+func newHostNetwork(helper Helper, observer dns.Observer, logger *slog.Logger) *hostNetwork {
 	h := &hostNetwork{helper: helper, logger: logger, reserved: map[*scopedNetwork][]netip.Prefix{},
 		present: func(device string) bool {
 			_, err := net.InterfaceByName(device)
 			return err == nil
 		}}
-	h.resolver = dns.New(dns.Config{Dial: h.dialUpstream, Logger: logger})
+	h.resolver = dns.New(dns.Config{Dial: h.dialUpstream, Observer: observer, Logger: logger})
 	return h
 }
 

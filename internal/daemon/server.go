@@ -41,6 +41,7 @@ func (d *daemon) handler() http.Handler {
 		})
 	})
 	mux.HandleFunc("GET "+api.PathFlows, d.handleFlows)
+	mux.HandleFunc("GET "+api.PathDNS, d.handleDNS)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d.requests.Add(1)
 		defer func() {

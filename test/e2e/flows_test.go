@@ -4,14 +4,17 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"slices"
 	"testing"
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/testenv"
 	"kubevpn/test/lab"
 )
 
@@ -25,7 +28,8 @@ threading.Thread(target=send, daemon=True).start()
 sys.stdin.read()
 `
 
-// flowsSuite checks that `kubevpn flows` shows the programs, names, bytes and stalls of real programs.
+// flowsSuite checks that `kubevpn flows` shows the programs, names, bytes and stalls of real programs, and `kubevpn dns`
+// their queries.
 func flowsSuite(t *testing.T, w *world) {
 	l := w.newLaptop(t, lab.Admin)
 	l.connect(t)
@@ -53,6 +57,7 @@ func flowsSuite(t *testing.T, w *world) {
 			return f.Program == "python3" && f.Stall == api.StallProgram && f.StallSeconds > 0
 		}, "", deaf)
 	})
+	t.Run("queries", func(t *testing.T) { queriesAreShown(t, l) })
 	if system {
 		return // nothing tells the flow of a UDP socket that is closed
 	}
@@ -125,5 +130,69 @@ func (l *laptop) eventuallyFlow(t *testing.T, what string, ok func(api.Flow) boo
 		if text != "" {
 			p.write(text)
 		}
+	}
+}
+
+// queriesAreShown checks that `kubevpn dns` shows who answered, and other names than the cluster's only with --all.
+func queriesAreShown(t *testing.T, l *laptop) {
+	const name, other = "web.default.svc.cluster.local", "www.outside.test"
+	l.must(t, "dig", "+short", "+time=3", "nosuch."+name)
+	for range 2 {
+		l.must(t, "dig", "+short", "+time=3", name)
+	}
+	l.must(t, "dig", "+short", "+time=3", other)
+	var list api.DNSQueryList
+	if err := json.Unmarshal([]byte(l.must(t, "kubevpn", "dns", "-o", "json")), &list); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	for _, q := range list.Items {
+		found[q.Name+" "+q.From+" "+q.Rcode] = true
+		if q.Name == name && (q.Type != "A" || len(q.Answers) != 1 || q.Seconds <= 0 || q.Domain != "cluster.local") {
+			t.Errorf("%+v", q)
+		}
+		if q.Name == other {
+			t.Errorf("a private name was recorded: %+v", q)
+		}
+	}
+	if !found[name+" cache NOERROR"] || !found["nosuch."+name+" cluster NXDOMAIN"] {
+		t.Errorf("%+v", list)
+	}
+
+	follower := l.command(t.Context(), t, "kubevpn", "dns", "-f", "--all", "-o", "json")
+	out, err := follower.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := follower.Start(); err != nil {
+		t.Fatal(err)
+	}
+	seen := make(chan bool, 1)
+	go func() {
+		for lines := json.NewDecoder(out); ; {
+			var q api.DNSQuery
+			if err := lines.Decode(&q); err != nil || q.Name == other && q.From == "nameserver" && q.Server.IsValid() {
+				seen <- err == nil
+				return
+			}
+		}
+	}()
+	testenv.Eventually(t, time.Minute, func() error {
+		l.must(t, "dig", "+short", "+time=3", other)
+		select {
+		case ok := <-seen:
+			if !ok {
+				t.Error("the follower ended early")
+			}
+			return nil
+		default:
+			return errors.New("--all does not show a name outside of the cluster")
+		}
+	})
+	if err := follower.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := follower.Wait(); err != nil {
+		t.Errorf("Ctrl-C: %v", err)
 	}
 }

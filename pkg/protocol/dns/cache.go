@@ -96,9 +96,10 @@ func (c *Cache) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	ok = ok && age < kept.ttl+maxStale
 	switch {
 	case ok && age < kept.ttl:
+		originOf(ctx).came(FromCache)
 		return kept.answer(q, kept.ttl-age), nil
 	case ok && c.interrupted():
-		return c.serveStale(q, kept), nil
+		return c.serveStale(ctx, q, kept), nil
 	}
 	c.mu.Lock()
 	forgets := c.forgets
@@ -107,7 +108,7 @@ func (c *Cache) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	if err != nil {
 		// The time may have passed while the servers were silent.
 		if ok && time.Since(kept.since) < kept.ttl+maxStale {
-			return c.serveStale(q, kept), nil
+			return c.serveStale(ctx, q, kept), nil
 		}
 		return nil, err
 	}
@@ -119,8 +120,9 @@ func (c *Cache) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	return msg, nil
 }
 
-func (c *Cache) serveStale(q *dns.Msg, kept cachedAnswer) *dns.Msg {
+func (c *Cache) serveStale(ctx context.Context, q *dns.Msg, kept cachedAnswer) *dns.Msg {
 	c.stale.Add(1)
+	originOf(ctx).came(FromStale)
 	return kept.answer(q, staleTTL*time.Second)
 }
 

@@ -54,7 +54,7 @@ func (r *Resolver) askCluster(ctx context.Context, q *dns.Msg, rt route) (reply 
 	if !followsAliases(asked.Qtype) {
 		return reply, false, nil
 	}
-	if err := r.chase(ctx, q, reply, name); err != nil {
+	if err := r.chase(withoutOrigin(ctx), q, reply, name); err != nil {
 		return nil, false, err
 	}
 	return reply, false, nil
@@ -77,9 +77,15 @@ func (r *Resolver) exchange(ctx context.Context, z *zone, q *dns.Msg, name strin
 	}
 	opt := q.IsEdns0()
 	m.SetEdns0(ednsSize, opt != nil && opt.Do())
-	return r.flights.do(ctx, flightKey{z, queryKeyOf(m)}, func() (*dns.Msg, error) {
+	o := originOf(ctx)
+	o.set(origin{from: FromCluster, zone: z})
+	resp, err := r.flights.do(ctx, flightKey{z, queryKeyOf(m)}, func() (*dns.Msg, error) {
 		return z.cluster.ServeDNS(ctx, m)
 	})
+	if err != nil {
+		o.set(origin{from: FromNobody, zone: z})
+	}
+	return resp, err
 }
 
 // replyWith makes the reply to q out of a cluster's answer for name. Records of the answer are shared with it.

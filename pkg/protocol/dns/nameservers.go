@@ -154,6 +154,7 @@ func (n *Nameservers) exchange(ctx context.Context, r request) ([]byte, error) {
 			reply, err := n.try(ctx, s, r)
 			if err == nil {
 				s.badUntil.Store(0)
+				originOf(ctx).by(s.addr)
 				if i == len(servers)-1 && failure == nil || !cannotHelp(reply) {
 					return reply, nil
 				}

@@ -41,6 +41,7 @@ type Config struct {
 	// InFlight limits the queries that wait for clusters, and separately those that wait for the upstreams (4096). The
 	// Resolver answers further queries with SERVFAIL.
 	InFlight int
+	Observer Observer     // of queries from the network; nil: nobody
 	Logger   *slog.Logger // nil: slog.Default
 }
 
@@ -53,6 +54,7 @@ type Resolver struct {
 	outside  Handler // upstream, unless Config has another
 	current  atomic.Pointer[zones]
 	flights  flights
+	observer Observer
 	looped   sync.Once // guards the warning about a loop
 
 	clusterInFlight, upstreamInFlight atomic.Int64 // queries
@@ -67,7 +69,7 @@ var (
 func New(c Config) *Resolver {
 	r := &Resolver{
 		budget: cmp.Or(c.Budget, defaultBudget), inFlight: cmp.Or(int64(c.InFlight), defaultInFlight),
-		log: cmp.Or(c.Logger, slog.Default()),
+		log: cmp.Or(c.Logger, slog.Default()), observer: c.Observer,
 	}
 	r.upstream = NewNameservers(NameserversConfig{
 		Name: "upstream", Addrs: c.Upstreams, Dial: c.Dial, Timeout: c.Timeout, Logger: r.log,
@@ -148,7 +150,24 @@ func (r *Resolver) handle(ctx context.Context, network string, m, buf []byte) []
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.budget)
 	defer cancel()
-	rt := r.zones().route(q)
+	a := asked{network: network, m: m, buf: buf, q: q, rt: r.zones().route(q)}
+	if r.observer != nil {
+		return r.observe(ctx, a)
+	}
+	return r.answer(ctx, a)
+}
+
+// asked is a query of a client, with its route. The reply may use buf.
+type asked struct {
+	network string
+	m, buf  []byte
+	q       question
+	rt      route
+}
+
+// answer returns the reply to a query of a client.
+func (r *Resolver) answer(ctx context.Context, a asked) []byte {
+	network, m, buf, q, rt := a.network, a.m, a.buf, a.q, a.rt
 	var first []byte
 	if rt.late {
 		first = r.handleUpstream(ctx, network, m, buf, q)
@@ -179,6 +198,7 @@ func (r *Resolver) enter(inFlight *atomic.Int64) bool {
 
 // handleUpstream forwards the message and returns the reply, both unchanged.
 func (r *Resolver) handleUpstream(ctx context.Context, network string, m, buf []byte, q question) []byte {
+	originOf(ctx).set(origin{from: FromNobody, outside: true})
 	if !r.enter(&r.upstreamInFlight) {
 		return replyTo(m, q.end, dns.RcodeServerFailure)
 	}
@@ -192,6 +212,7 @@ func (r *Resolver) handleUpstream(ctx context.Context, network string, m, buf []
 		r.failed(ctx, q, err)
 		return replyTo(m, q.end, dns.RcodeServerFailure)
 	}
+	originOf(ctx).came(FromNameserver)
 	return reply
 }
 

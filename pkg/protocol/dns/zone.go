@@ -11,6 +11,8 @@ import (
 // Zone describes the names of one connected cluster. To change a zone, pass the complete new list to
 // [Resolver.SetZones].
 type Zone struct {
+	// Name identifies the zone for an Observer.
+	Name string
 	// Domain is the cluster domain: "cluster.local".
 	Domain string
 	// Extra are further domains that Cluster answers.
@@ -31,6 +33,7 @@ type Zone struct {
 
 // zone is a Zone prepared for lookups. It is immutable.
 type zone struct {
+	name      string
 	domain    string   // as in a key: lower case, no dots at its ends
 	domains   []string // domain and the extra ones
 	exclude   []string
@@ -44,7 +47,8 @@ func newZone(z Zone) (*zone, error) {
 	if z.Cluster == nil {
 		return nil, fmt.Errorf("zone %q has no handler for its cluster's DNS", z.Domain)
 	}
-	c := &zone{namespace: cmp.Or(strings.ToLower(z.Namespace), "default"), services: z.Services, cluster: z.Cluster}
+	c := &zone{name: z.Name, namespace: cmp.Or(strings.ToLower(z.Namespace), "default"), services: z.Services,
+		cluster: z.Cluster}
 	for _, d := range slices.Concat([]string{z.Domain}, z.Extra, z.Exclude) {
 		domain, err := keyOf(strings.Trim(d, "."))
 		if err != nil || domain == "" || !isPlain(domain) {
