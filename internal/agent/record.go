@@ -27,9 +27,11 @@ const (
 	maxRecorded    = 32 << 20 // bytes of all claims
 	maxOwnRecorded = 4 << 20  // of one
 	recordedHead   = 4 << 10  // bytes that a request in flight counts for, beside its bodies
-	recordRate     = 500      // exchanges a second
+	recordRate     = 200      // exchanges a second
 	recordBurst    = 1000
 	dropReport     = time.Second // interval of reports of drops alone
+	// recordDelay collects exchanges: sending each by itself wakes the laptop, and costs several times as much.
+	recordDelay = 100 * time.Millisecond
 
 	maxHeadSent    = 64 << 10 // bytes of a header that are sent
 	maxTextSent    = 16 << 10 // of a path, a host or a method
@@ -246,6 +248,7 @@ func (q *recordQueue) send(ctx context.Context, stream *transport.Stream) error 
 		}
 		select {
 		case <-q.more:
+			wakeup.Pause(ctx, recordDelay)
 		case <-ticker.C:
 			if dropped := q.lost(); dropped != told {
 				told = dropped

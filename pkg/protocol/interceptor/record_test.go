@@ -225,7 +225,7 @@ func benchmarkRecorded(b *testing.B, app string, body int, f func(b *testing.B, 
 			}
 		}
 	}()
-	admit := rate.NewLimiter(500, 1000)
+	admit := rate.NewLimiter(200, 1000)
 	r := newRig(b, app)
 	r.claim(Claim{Target: &target{addr: app}, Record: func() (func(*Exchange), int) {
 		if !admit.Allow() {
