@@ -47,6 +47,7 @@
 //	claim.go        claims, and which of them overlap
 //	session.go      a laptop's orders, and reports to it
 //	record.go       what was recorded of requests, for their owner
+//	trace.go        what happened to the requests of `kubevpn why`
 //	laptop.go       streams to a laptop
 //	clone.go        connections to a clone's pods
 //	receiver.go     listeners, redirects

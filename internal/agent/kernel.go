@@ -41,6 +41,8 @@ type redirects struct {
 
 func (k *redirects) Flush(ports []port) (int, error) { return redirect.Flush(ports) }
 
+func (k *redirects) Open(ports []port) ([]netip.AddrPort, error) { return redirect.Open(ports) }
+
 func (k *redirects) Original(conn net.Conn) (netip.AddrPort, error) {
 	c, ok := conn.(*net.TCPConn)
 	if !ok {

@@ -78,6 +78,7 @@ type leader struct {
 	reset    chan struct{} // closed by the order to reset
 	table    atomic.Pointer[table]
 	probed   atomic.Int64 // when the last probe was announced, in nanoseconds since 1970
+	traces   tracer
 
 	budget   *transport.Budget // of the sessions of all owners
 	recorded atomic.Int64      // bytes that wait in recordQueues
@@ -474,6 +475,7 @@ func (l *leader) tick(now time.Time) (alone bool) {
 			delete(l.probes, preface)
 		}
 	}
+	l.traces.expire(now)
 	claiming := make(map[*owner]bool)
 	for _, c := range l.claims {
 		claiming[c.owner] = true

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -41,6 +42,8 @@ type kernel interface {
 	Opaque() error
 	// Flush ends the application's connections on ports.
 	Flush([]port) (int, error)
+	// Open returns the clients of the connections that Flush would end, without those of UDP.
+	Open([]port) ([]netip.AddrPort, error)
 	// Close gives all ports back.
 	Close() error
 }
@@ -51,6 +54,7 @@ type policy interface {
 	expects(preface []byte) bool
 	probeDue() bool
 	note(protocol string, number uint16, text string)
+	traced(interceptor.Flow, *http.Request, []interceptor.Claim, *interceptor.Claim) (ended func())
 }
 
 // receiver receives the connections of intercepted ports, and gives them to the interceptor:
@@ -214,6 +218,7 @@ func (r *receiver) interceptor(forwarded bool, dial dialFunc) *interceptor.Inter
 		Probe: interceptor.Probe{
 			Prefix: api.ProbePrefix, Length: api.ProbeLength, Expected: r.policy.expects, Due: r.policy.probeDue,
 		},
+		Trace:  r.policy.traced,
 		Note:   r.policy.note,
 		Drain:  drainTime,
 		Logger: r.log,

@@ -103,6 +103,8 @@ func (k *fakeKernel) Dial(ctx context.Context, _ string, _ netip.Addr, to netip.
 
 func (k *fakeKernel) Opaque() error { return k.opaque }
 
+func (k *fakeKernel) Open([]port) ([]netip.AddrPort, error) { return nil, nil }
+
 func (k *fakeKernel) Flush(ports []port) (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

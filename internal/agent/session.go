@@ -112,8 +112,8 @@ func (s *laptopSession) serveControl(ctx context.Context, in *transport.Incoming
 			return errors.Join(fmt.Errorf("reading an order: %w", err),
 				out.send(api.AgentReport{Error: api.Errorf(api.ExitIncompatible, "cannot read an order: %w", err)}))
 		}
-		err := s.obey(&order)
-		if err := out.send(api.AgentReport{ID: order.ID, Error: api.AsError(err)}); err != nil {
+		trace, err := s.obey(&order)
+		if err := out.send(api.AgentReport{ID: order.ID, Error: api.AsError(err), Trace: trace}); err != nil {
 			return fmt.Errorf("answering an order: %w", err)
 		}
 		if order.Reset && err == nil {
@@ -139,29 +139,31 @@ func readHello(lines *api.Lines) *api.Error {
 }
 
 // obey carries out an order. serveControl carries out a reset, after the answer: it ends the stream.
-func (s *laptopSession) obey(o *api.AgentOrder) error {
+func (s *laptopSession) obey(o *api.AgentOrder) (*api.AgentTrace, error) {
 	kinds := 0
-	for _, set := range []bool{o.Claim != nil, o.Release != "", o.Probe != nil, o.Reset} {
+	for _, set := range []bool{o.Claim != nil, o.Release != "", o.Probe != nil, o.Reset, o.Trace != ""} {
 		if set {
 			kinds++
 		}
 	}
 	if kinds != 1 {
-		return api.Errorf(api.ExitIncompatible, "an order sets one field, and this one sets %d that kubevpn %s knows",
+		return nil, api.Errorf(api.ExitIncompatible, "an order sets one field, and this one sets %d that kubevpn %s knows",
 			kinds, version.String())
 	}
 	l := s.leader
 	switch {
 	case o.Claim != nil:
-		return l.claim(o.Claim, s)
+		return nil, l.claim(o.Claim, s)
 	case o.Probe != nil:
-		return l.expect(o.Probe)
+		return nil, l.expect(o.Probe)
+	case o.Trace != "":
+		return l.trace(o.Trace, s.owner)
 	case o.Release != "":
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.release(func(c *claim) bool { return c.owner == s.owner && c.id == o.Release })
 	}
-	return nil
+	return nil, nil
 }
 
 // report sends the laptop the state whenever it changes, until ctx or the session ends.

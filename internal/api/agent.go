@@ -50,6 +50,9 @@ type AgentOrder struct {
 	Release string      `json:"release,omitempty"` // a claim's ID
 	Probe   *Probe      `json:"probe,omitempty"`
 	Reset   bool        `json:"reset,omitempty"` // remove the claims of all owners; then the agent ends
+	// Trace is a trace ID. For half a minute the agent notes what it does with requests that carry it, and its
+	// answer says what it has noted.
+	Trace string `json:"trace,omitempty"`
 }
 
 // ClaimOrder asks for requests of the pod. The same ID again replaces the claim.
@@ -95,6 +98,7 @@ type AgentReport struct {
 	ID    uint64      `json:"id,omitempty"` // of the order that it answers
 	Error *Error      `json:"error,omitempty"`
 	State *AgentState `json:"state,omitempty"`
+	Trace *AgentTrace `json:"trace,omitempty"` // answers AgentOrder.Trace
 }
 
 // AgentState is the state of the leader.

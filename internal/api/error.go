@@ -56,6 +56,13 @@ const (
 	ExitClosedPort    ExitCode = 86 // nothing listens on the port of the pod
 	ExitNetworkPolicy ExitCode = 87 // a NetworkPolicy blocks the connection
 	ExitNoAnswer      ExitCode = 88 // no answer, for no other known cause
+	ExitNoAgent       ExitCode = 89 // the pod that received the request has no traffic agent
+	ExitHeaderLost    ExitCode = 90 // a header of the match did not reach the agent
+	ExitOldConnection ExitCode = 91 // a connection from before the intercept carried the request
+	ExitOtherMatch    ExitCode = 92 // another owner's intercept got the request
+	ExitMesh          ExitCode = 93 // a service mesh takes requests before the agent
+	ExitLocalPort     ExitCode = 94 // no program of this machine listens on the port of the intercept
+	ExitLocalHang     ExitCode = 95 // the program of this machine does not answer
 
 	ExitInterrupted ExitCode = 130 // Ctrl-C
 )

@@ -1,8 +1,73 @@
 package api
 
+import (
+	"net/netip"
+
+	"kubevpn/pkg/protocol/httpmatch"
+)
+
 const (
 	// TraceHeader marks the request of `kubevpn why` with its trace ID: 32 hexadecimal digits.
 	TraceHeader = "Kubevpn-Why"
 	// TraceParent is the header of W3C's Trace Context. Programs that propagate it carry the trace ID on.
 	TraceParent = "Traceparent"
 )
+
+// AgentTrace is what an agent knows of the requests with one trace ID, for the owner that announced it.
+type AgentTrace struct {
+	Requests []TracedRequest `json:"requests,omitempty"`
+	// Older are the clients of the application's connections to ports of the owner's claims that the agent does not see:
+	// they began before it, or bypass it.
+	Older []netip.AddrPort `json:"older,omitempty"`
+}
+
+// TracedRequest is a request that reached an agent.
+type TracedRequest struct {
+	Client  netip.AddrPort `json:"client"`
+	Port    uint16         `json:"port"` // of the pod
+	Claims  []TracedClaim  `json:"claims"`
+	To      int            `json:"to"` // index of the claim that got it; -1: the application
+	Ended   bool           `json:"ended,omitempty"`
+	Seconds float64        `json:"seconds,omitempty"` // until the end
+}
+
+// TracedClaim is a claim that the agent tried on a request.
+type TracedClaim struct {
+	Owner       string                 `json:"owner"`
+	Mine        bool                   `json:"mine,omitempty"`
+	Match       string                 `json:"match"` // for people
+	Mirror      bool                   `json:"mirror,omitempty"`
+	Away        bool                   `json:"away,omitempty"`        // the owner does not answer
+	Differences []httpmatch.Difference `json:"differences,omitempty"` // none: it matches
+}
+
+// TraceRequest asks the daemon to announce a trace ID to the agents of all its intercepts, and for what they have noted.
+type TraceRequest struct {
+	Trace string `json:"trace"`
+}
+
+// Traces is the answer to PathTrace.
+type Traces struct {
+	Intercepts []InterceptTrace `json:"intercepts"`
+}
+
+// InterceptTrace is what the agents of one intercept know of a trace ID.
+type InterceptTrace struct {
+	ID         string         `json:"id"`
+	Connection string         `json:"connection"`
+	Namespace  string         `json:"namespace"`
+	Workload   string         `json:"workload"`
+	Match      httpmatch.Spec `json:"match,omitzero"`
+	Mode       string         `json:"mode"`
+	Mirror     bool           `json:"mirror,omitempty"`
+	Clone      bool           `json:"clone,omitempty"`
+	Ports      []PortMap      `json:"ports"`
+	Pods       []PodTrace     `json:"pods"`
+}
+
+// PodTrace is what the agent of one pod knows of a trace ID.
+type PodTrace struct {
+	Pod    string      `json:"pod"`
+	Reason string      `json:"reason,omitempty"` // why no agent of this laptop answers there
+	Trace  *AgentTrace `json:"trace,omitempty"`
+}

@@ -31,6 +31,8 @@ const (
 	HopBalancer = "balancer" // a Service chose an endpoint
 	HopPolicy   = "policy"   // NetworkPolicies allow the connection to the endpoint
 	HopDial     = "dial"     // something accepted the connection
+	HopAgent    = "agent"    // the traffic agent of a pod matched the request
+	HopProgram  = "program"  // the program of this machine received it
 	HopAnswer   = "answer"   // the request was answered
 )
 

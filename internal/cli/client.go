@@ -145,6 +145,17 @@ func (c *client) status(ctx context.Context) (api.Status, error) {
 	return query[api.Status](ctx, c, api.PathStatus)
 }
 
+// trace announces a trace ID to the agents of all intercepts, and returns what they have noted.
+func (c *client) trace(ctx context.Context, id string) (traces api.Traces, err error) {
+	resp, err := c.do(ctx, http.MethodPost, api.PathTrace, api.TraceRequest{Trace: id})
+	if err != nil {
+		return traces, err
+	}
+	defer resp.Body.Close()
+	err = json.NewDecoder(resp.Body).Decode(&traces)
+	return traces, err
+}
+
 const (
 	beginTimeout = time.Second      // limits the time that an interrupted request waits for the ID of its connection
 	cleanTimeout = 20 * time.Second // limits the cleanup after an interrupted request

@@ -105,11 +105,11 @@ func (o *whyOptions) run(ctx context.Context, req trip.Request) error {
 	if err != nil {
 		return err
 	}
-	connection, err := o.connection(ctx, c)
-	if err != nil {
+	cfg := why.Config{Kube: c.Kube(), Request: req, Timeout: o.timeout}
+	if err := o.connection(ctx, c, &cfg); err != nil {
 		return err
 	}
-	e := why.Explain(ctx, why.Config{Kube: c.Kube(), Connection: connection, Request: req, Timeout: o.timeout})
+	e := why.Explain(ctx, cfg)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -125,18 +125,30 @@ func (o *whyOptions) run(ctx context.Context, req trip.Request) error {
 	return e.Error
 }
 
-// connection returns the connection to the cluster.
-func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster) (api.Connection, error) {
-	status, err := o.app.status(ctx)
+// connection adds what the daemon knows of the connection to the cluster, and of its intercepts.
+func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster, cfg *why.Config) error {
+	client, err := o.app.client()
+	if err != nil {
+		return err
+	}
+	status, err := client.status(ctx)
 	if err != nil && !errors.Is(err, errNoDaemon) {
-		return api.Connection{}, err
+		return err
 	}
 	n := slices.IndexFunc(status.Connections, func(s api.Connection) bool { return s.ClusterID == c.ID() })
 	if n < 0 {
-		return api.Connection{}, api.Errorf(api.ExitNotConnected, "this machine is not connected to the cluster %s",
-			c.Name()).WithHint("`kubevpn connect` connects it")
+		return api.Errorf(api.ExitNotConnected, "this machine is not connected to the cluster %s", c.Name()).
+			WithHint("`kubevpn connect` connects it")
 	}
-	return status.Connections[n], nil
+	cfg.Connection = status.Connections[n]
+	if !slices.ContainsFunc(status.Intercepts, func(i api.Intercept) bool { return i.Connection == cfg.Connection.ID }) {
+		return nil
+	}
+	cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {
+		traces, err := client.trace(ctx, cfg.Request.Trace)
+		return traces.Intercepts, err
+	}
+	return nil
 }
 
 func printExplanation(w io.Writer, e api.Explanation) error {

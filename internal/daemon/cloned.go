@@ -60,6 +60,13 @@ func (c *cloned) Requests(ctx context.Context, req api.RequestsRequest, emit fun
 	return c.intercept.Requests(ctx, req, emit)
 }
 
+func (c *cloned) Trace(ctx context.Context, id string) api.InterceptTrace {
+	if c.intercept == nil {
+		return api.InterceptTrace{Clone: true, Pods: []api.PodTrace{}}
+	}
+	return c.intercept.Trace(ctx, id)
+}
+
 // onPods sends the addresses of the clone's ready pods to the agents.
 func (c *cloned) onPods(pods []api.ClonePod) {
 	if c.intercept == nil {

@@ -28,6 +28,7 @@ func (d *daemon) handler() http.Handler {
 	mux.HandleFunc("POST "+api.PathRequests, d.handleRequests)
 	mux.HandleFunc("POST "+api.PathLeave, handleEnd(d, d.connections.intercepts.leave))
 	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
+	mux.HandleFunc("POST "+api.PathTrace, d.handleTrace)
 	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
 		d.answer(w, http.StatusOK, api.Status{
 			Version: version.Full(), Helper: d.connections.starter(), Connections: d.connections.status(),

@@ -268,6 +268,18 @@ func (l *link) order(ctx context.Context, o api.AgentOrder) error {
 	return c.order(ctx, o)
 }
 
+// trace announces a trace ID to the agent, and returns what the agent has noted.
+func (l *link) trace(ctx context.Context, id string) (*api.AgentTrace, error) {
+	l.mu.Lock()
+	c := l.conversation
+	l.mu.Unlock()
+	if c == nil {
+		return nil, errNotConnected
+	}
+	r, err := c.ask(ctx, api.AgentOrder{Trace: id}, func(*api.Error) {})
+	return r.Trace, err
+}
+
 // release releases the claim, and ends keepClaimed.
 func (l *link) release(ctx context.Context) error {
 	l.mu.Lock()
@@ -290,8 +302,8 @@ type conversation struct {
 
 // waiter waits for an answer.
 type waiter struct {
-	answer chan *api.Error  // closed without a value if the conversation ends first
-	first  func(*api.Error) // called before the next report is read
+	answer chan api.AgentReport // closed without a value if the conversation ends first
+	first  func(*api.Error)     // called before the next report is read
 }
 
 // startConversation opens the control stream and sends hello. The caller closes the control stream.
@@ -313,33 +325,40 @@ func (c *conversation) order(ctx context.Context, o api.AgentOrder) error {
 	return c.tell(ctx, o, func(*api.Error) {})
 }
 
-// tell sends an order and returns its answer. tell calls first with the answer before follow reads the next report.
+// tell sends an order and waits for its answer. tell calls first with the answer before follow reads the next report.
 func (c *conversation) tell(ctx context.Context, o api.AgentOrder, first func(*api.Error)) error {
-	answer := make(chan *api.Error, 1)
+	_, err := c.ask(ctx, o, first)
+	return err
+}
+
+// ask is tell, and returns the answer.
+func (c *conversation) ask(ctx context.Context, o api.AgentOrder,
+	first func(*api.Error)) (report api.AgentReport, err error) {
+	answer := make(chan api.AgentReport, 1)
 	c.mu.Lock()
 	if c.waiting == nil {
 		c.mu.Unlock()
-		return errNotConnected
+		return report, errNotConnected
 	}
 	c.last++
 	o.ID = c.last
 	c.waiting[o.ID] = waiter{answer, first}
-	err := c.out.Encode(o)
+	err = c.out.Encode(o)
 	c.mu.Unlock()
 	if err != nil {
-		return fmt.Errorf("sending an order to the agent: %w", err)
+		return report, fmt.Errorf("sending an order to the agent: %w", err)
 	}
 	select {
-	case rejected, ok := <-answer:
+	case report, ok := <-answer:
 		switch {
 		case !ok:
-			return errNotConnected
-		case rejected != nil:
-			return rejected
+			return report, errNotConnected
+		case report.Error != nil:
+			return report, report.Error
 		}
-		return nil
+		return report, nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return report, context.Cause(ctx)
 	}
 }
 
@@ -360,21 +379,21 @@ func (c *conversation) follow(state func(*api.AgentState)) error {
 		}
 		switch {
 		case r.ID != 0:
-			c.answer(r.ID, r.Error)
+			c.answer(r)
 		case r.Error != nil:
 			return r.Error // the agent ends the conversation
 		}
 	}
 }
 
-func (c *conversation) answer(id uint64, rejected *api.Error) {
+func (c *conversation) answer(r api.AgentReport) {
 	c.mu.Lock()
-	w, ok := c.waiting[id]
-	delete(c.waiting, id)
+	w, ok := c.waiting[r.ID]
+	delete(c.waiting, r.ID)
 	c.mu.Unlock()
 	if ok {
-		w.first(rejected)
-		w.answer <- rejected
+		w.first(r.Error)
+		w.answer <- r
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/workloads"
 	"kubevpn/pkg/wakeup"
 )
 
@@ -322,28 +323,17 @@ func (i *Intercept) errorBypassed(ctx context.Context, pod *corev1.Pod, c api.Ch
 			strings.Join(i.causes(ctx, pod), ". "))
 }
 
-// meshes are service meshes by the names of the containers that they add to pods.
-var meshes = map[string]string{
-	"istio-proxy": "Istio", "linkerd-proxy": "Linkerd", "kuma-sidecar": "Kuma", "consul-dataplane": "Consul",
-	"osm-envoy": "Open Service Mesh",
-}
-
-// ambient is the annotation of a pod whose connections go through a proxy on its node.
-const ambient = "ambient.istio.io/redirection"
-
 // causes returns what may keep packets from the agent in this pod.
 func (i *Intercept) causes(ctx context.Context, pod *corev1.Pod) []string {
 	var causes []string
-	for _, c := range slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers) {
-		if mesh, ok := meshes[c.Name]; ok {
-			causes = append(causes, fmt.Sprintf("The pod belongs to a service mesh, %s, and its container %s "+
-				"receives connections before the agent; "+
-				"with --mode sidecar the agent receives requests to Services after it", mesh, c.Name))
-		}
-	}
-	if pod.Annotations[ambient] == "enabled" {
-		causes = append(causes, "The pod belongs to a service mesh, Istio in ambient mode, which receives its "+
-			"connections before the agent")
+	switch mesh, container := workloads.Mesh(pod); {
+	case container != "":
+		causes = append(causes, fmt.Sprintf("The pod belongs to a service mesh, %s, and its container %s receives "+
+			"connections before the agent; with --mode sidecar the agent receives requests to Services after it", mesh,
+			container))
+	case mesh != "":
+		causes = append(causes, fmt.Sprintf("The pod belongs to a service mesh, %s, which receives its connections "+
+			"before the agent", mesh))
 	}
 	ctx, cancel := context.WithTimeout(ctx, causeTimeout)
 	defer cancel()

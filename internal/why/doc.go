@@ -2,6 +2,7 @@
 //
 //	observe.go    sends the request, and at the same time reads the cluster's objects: Facts
 //	judge.go      turns Facts into hops and the cause; it is pure, so that tests plant causes as Facts
+//	agent.go      what the agents and the program of this machine did
 //	endpoints.go  what Services and EndpointSlices say
 //	trip          the marked request itself
 //

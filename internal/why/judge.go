@@ -45,6 +45,8 @@ type Facts struct {
 	Policies []networkingv1.NetworkPolicy
 	Manager  *corev1.Pod
 	Dials    map[netip.AddrPort]trip.Step // to endpoints, through the tunnel
+	Traces   []api.InterceptTrace         // of this machine's intercepts in the cluster
+	Local    map[uint16]trip.Step         // dials to ports of this machine
 	// Missing says of what could not be read why: "you may not list pods in the namespace shop".
 	Missing map[Object]string
 }
@@ -58,6 +60,7 @@ const (
 	Pods           Object = "pods"
 	Policies       Object = "networkpolicies"
 	Manager        Object = "manager"
+	Agents         Object = "agents"
 )
 
 // Judge returns the hops of a request and the first cause for its failure.
@@ -73,6 +76,8 @@ func Judge(f *Facts) api.Explanation {
 	j.add(api.HopBalancer, 0, j.balancer())
 	j.add(api.HopPolicy, 0, j.policy())
 	j.add(api.HopDial, f.Trip.Dial.Seconds, j.dial())
+	j.add(api.HopAgent, 0, j.agent())
+	j.add(api.HopProgram, 0, j.program())
 	j.add(api.HopAnswer, f.Trip.Answer.Seconds, j.answer())
 	e := api.Explanation{
 		TypeMeta: api.Type(api.KindExplanation), Method: f.Request.Method, URL: f.Request.URL.Redacted(),
@@ -87,6 +92,7 @@ func Judge(f *Facts) api.Explanation {
 type judge struct {
 	*Facts
 	all, ready []endpoint
+	landed     *landing // what the agents saw; nil: nothing
 	hops       []api.Hop
 	cause      *api.Error // the first one
 }

@@ -27,7 +27,7 @@ import (
 const (
 	// Timeout is the default of Config.Timeout.
 	Timeout     = 5 * time.Second
-	judgePause  = 200 * time.Millisecond // of the timeout that is kept for what follows the last answer
+	judgePause  = 500 * time.Millisecond // of the timeout that is kept for what follows the last answer
 	readTimeout = 2 * time.Second        // of one read from the API server
 	maxPods     = 200                    // of a Service that are read
 	maxDials    = 8                      // endpoints to which kubevpn connects
@@ -40,14 +40,24 @@ type Config struct {
 	Connection api.Connection
 	Request    trip.Request
 	Timeout    time.Duration // of all together
+	// Trace announces the request's trace ID to the agents of this machine's intercepts, and returns what they noted. Nil:
+	// there are no intercepts.
+	Trace func(context.Context) ([]api.InterceptTrace, error)
 }
 
 // Explain sends the request and returns what happened to it. It takes at most the timeout.
 func Explain(ctx context.Context, cfg Config) api.Explanation {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, max(cfg.Timeout-judgePause, judgePause))
+	o := newObserver(cfg)
+	bounded, cancel := context.WithTimeout(ctx, max(cfg.Timeout-judgePause, judgePause))
 	defer cancel()
-	e := Judge(observe(ctx, cfg))
+	o.trace(bounded)
+	o.observe(bounded)
+	rest, cancel := context.WithTimeout(ctx, judgePause)
+	defer cancel()
+	o.trace(rest)
+	o.dialLocal(rest)
+	e := Judge(&o.facts)
 	e.Seconds = time.Since(began).Seconds()
 	return e
 }
@@ -59,14 +69,52 @@ type observer struct {
 	facts Facts
 }
 
-func observe(ctx context.Context, cfg Config) *Facts {
+func newObserver(cfg Config) *observer {
 	o := &observer{Config: cfg, facts: Facts{
 		Request: cfg.Request, Connection: cfg.Connection, Port: trip.Port(cfg.Request.URL),
-		Dials: map[netip.AddrPort]trip.Step{}, Missing: map[Object]string{},
+		Dials: map[netip.AddrPort]trip.Step{}, Local: map[uint16]trip.Step{}, Missing: map[Object]string{},
 	}}
 	f := &o.facts
-	host := cfg.Request.URL.Hostname()
-	f.Namespace, f.Name, f.Certain = serviceOf(host, cfg.Connection)
+	f.Namespace, f.Name, f.Certain = serviceOf(cfg.Request.URL.Hostname(), cfg.Connection)
+	return o
+}
+
+// trace announces the request to the agents, and reads what they noted.
+func (o *observer) trace(ctx context.Context) {
+	if o.Trace == nil {
+		return
+	}
+	all, err := o.Trace(ctx)
+	if err != nil {
+		o.facts.Missing[Agents] = "cannot ask the agents: " + err.Error()
+		return
+	}
+	o.facts.Traces = slices.DeleteFunc(all, func(t api.InterceptTrace) bool {
+		return t.Connection != o.Connection.ID
+	})
+}
+
+// dialLocal connects to the ports of this machine to which the intercepts lead.
+func (o *observer) dialLocal(ctx context.Context) {
+	for _, i := range o.facts.Traces {
+		for _, p := range i.Ports {
+			if _, tried := o.facts.Local[p.Local]; tried || p.Protocol != "tcp" || len(o.facts.Local) == maxDials {
+				continue
+			}
+			s := trip.Dial(ctx, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), p.Local))
+			if !s.Done {
+				if six := trip.Dial(ctx, netip.AddrPortFrom(netip.IPv6Loopback(), p.Local)); six.Done {
+					s = six
+				}
+			}
+			o.facts.Local[p.Local] = s
+		}
+	}
+}
+
+// observe sends the request, and reads the objects.
+func (o *observer) observe(ctx context.Context) {
+	cfg, host := o.Config, o.Request.URL.Hostname()
 	var all sync.WaitGroup
 	all.Go(func() {
 		t := trip.Go(ctx, cfg.Request)
@@ -81,7 +129,6 @@ func observe(ctx context.Context, cfg Config) *Facts {
 		o.dialEndpoints(ctx)
 	})
 	all.Wait()
-	return f
 }
 
 func (o *observer) set(f func(*Facts)) {

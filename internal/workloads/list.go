@@ -177,7 +177,7 @@ func (l *lister) listPods(ctx context.Context, selector labels.Selector) error {
 		}
 		slim := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels,
 			OwnerReferences: p.OwnerReferences}}
-		l.pods[p.Namespace] = append(l.pods[p.Namespace], listedPod{slim, holders(p)})
+		l.pods[p.Namespace] = append(l.pods[p.Namespace], listedPod{slim, Holders(p)})
 		if metav1.GetControllerOf(p) == nil && selector.Matches(labels.Set(p.Labels)) {
 			w := &Workload{Namespace: p.Namespace, Name: p.Name, Kind: "Pod", shown: "pod",
 				Resource: corev1.SchemeGroupVersion.WithResource("pods")}
@@ -265,8 +265,8 @@ func (l *lister) modes(w *Workload) (modes []string, reason string) {
 	return modes, cmp.Or(reason, "a sidecar requires a workload that replaces its pods")
 }
 
-// holders returns the owners of the agents that run in a pod.
-func holders(p *corev1.Pod) []api.Holder {
+// Holders returns the owners of the agents that run in a pod.
+func Holders(p *corev1.Pod) []api.Holder {
 	var all []api.Holder
 	add := func(name, mode string, env []corev1.EnvVar) {
 		if !strings.HasPrefix(name, api.AgentPrefix) {

@@ -44,17 +44,55 @@ func Flush(ports []Port) (n int, err error) {
 	return n, err
 }
 
+// Open returns the clients of the TCP connections that Flush would end.
+func Open(ports []Port) (clients []netip.AddrPort, err error) {
+	var tcp []uint16
+	for _, p := range ports {
+		if p.Protocol == TCP {
+			tcp = append(tcp, p.Port)
+		}
+	}
+	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
+	if err != nil {
+		return nil, fmt.Errorf("listing TCP connections (sock_diag): %w", err)
+	}
+	defer conn.Close()
+	open, err := fromOutsideTo(conn, tcp)
+	for _, s := range open {
+		clients = append(clients, s.remote)
+	}
+	return clients, err
+}
+
+// flushTCP ends the applications' open TCP connections on these ports.
 func flushTCP(ports []uint16) (n int, err error) {
 	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
 	if err != nil {
 		return 0, err
 	}
 	defer conn.Close()
+	open, err := fromOutsideTo(conn, ports)
+	errs := []error{err}
+	for _, s := range open {
+		switch err := destroy(conn, s); {
+		case errors.Is(err, os.ErrNotExist): // it ended meanwhile
+		case err != nil:
+			errs = append(errs, fmt.Errorf("the connection from %v: %w", s.remote, err))
+		default:
+			n++
+		}
+	}
+	return n, errors.Join(errs...)
+}
+
+// fromOutsideTo returns the connections to these ports that begin outside of the network namespace. With an error, it
+// may lack some.
+func fromOutsideTo(conn *netlink.Conn, ports []uint16) (outside []socket, err error) {
 	var open []socket
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		sockets, err := tcpSockets(conn, family)
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
 		open = append(open, sockets...)
 	}
@@ -68,19 +106,11 @@ func flushTCP(ports []uint16) (n int, err error) {
 		switch {
 		case err != nil:
 			errs = append(errs, err)
-			continue
-		case within:
-			continue
-		}
-		switch err := destroy(conn, s); {
-		case errors.Is(err, os.ErrNotExist): // it ended meanwhile
-		case err != nil:
-			errs = append(errs, fmt.Errorf("the connection from %v: %w", s.remote, err))
-		default:
-			n++
+		case !within:
+			outside = append(outside, s)
 		}
 	}
-	return n, errors.Join(errs...)
+	return outside, errors.Join(errs...)
 }
 
 // socket is a TCP socket that has a peer. An IPv4 connection of a socket for both families is IPv4 here.

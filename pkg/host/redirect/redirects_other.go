@@ -38,3 +38,6 @@ func OriginalDestination(*net.TCPConn) (netip.AddrPort, error) {
 
 // Flush returns errors.ErrUnsupported.
 func Flush([]Port) (int, error) { return 0, errors.ErrUnsupported }
+
+// Open is only supported on Linux.
+func Open([]Port) ([]netip.AddrPort, error) { return nil, errors.ErrUnsupported }

@@ -134,7 +134,13 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "kubevpn: HTTP/2 begins with the connection", http.StatusHTTPVersionNotSupported)
 		return
 	}
-	t, mirrors := judge(i.config.Claims(c.flow.Protocol, c.flow.Dst.Port()), r)
+	claims := i.config.Claims(c.flow.Protocol, c.flow.Dst.Port())
+	t, mirrors := judge(claims, r)
+	if i.config.Trace != nil {
+		if ended := i.config.Trace(c.flow, r, claims, t.claim); ended != nil {
+			defer ended()
+		}
+	}
 	if !t.application() {
 		t.claim.Stats.requests.Add(1)
 	}

@@ -109,6 +109,10 @@ type Config struct {
 
 	Probe Probe
 
+	// Trace is called for each HTTP request with the claims of its port and the one that gets it, nil for the
+	// application. If it returns a function, that is called when the request has been answered. May be nil.
+	Trace func(f Flow, r *http.Request, claims []Claim, to *Claim) (ended func())
+
 	// Note receives what a user should know about a port, such as that its TLS hides headers. It may receive it
 	// repeatedly.
 	Note func(protocol string, port uint16, text string)

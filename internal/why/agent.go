@@ -1,0 +1,259 @@
+package why
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/why/trip"
+	"kubevpn/internal/workloads"
+	"kubevpn/pkg/protocol/httpmatch"
+)
+
+// landing is where an agent saw the request.
+type landing struct {
+	intercept *api.InterceptTrace
+	pod       string
+	request   *api.TracedRequest
+	to        *api.TracedClaim // nil: the application
+}
+
+// mine reports whether this machine got the request.
+func (l *landing) mine() bool { return l.to != nil && l.to.Mine }
+
+// land returns where the agents saw the request: on this machine, if it came there.
+func (j *judge) land() (best *landing) {
+	for n := range j.Traces {
+		i := &j.Traces[n]
+		for _, p := range i.Pods {
+			if p.Trace == nil {
+				continue
+			}
+			for m := range p.Trace.Requests {
+				l := &landing{intercept: i, pod: p.Pod, request: &p.Trace.Requests[m]}
+				if to := l.request.To; to >= 0 && to < len(l.request.Claims) {
+					l.to = &l.request.Claims[to]
+				}
+				if best == nil || l.mine() && !best.mine() {
+					best = l
+				}
+			}
+		}
+	}
+	return best
+}
+
+// wanted reports whether the request, as it was sent, matches an intercept.
+func (j *judge) wanted(i *api.InterceptTrace) bool {
+	m, err := httpmatch.New(i.Match)
+	return err == nil && !i.Mirror && len(m.Differences(j.sent())) == 0
+}
+
+// sent returns the request as it was sent.
+func (j *judge) sent() *http.Request {
+	r := &http.Request{Method: j.Request.Method, URL: j.Request.URL, Header: http.Header{}, Host: j.Request.URL.Host}
+	for name, values := range j.Request.Header {
+		r.Header[http.CanonicalHeaderKey(name)] = values
+	}
+	return r
+}
+
+func (j *judge) agent() finding {
+	j.landed = j.land()
+	l := j.landed
+	switch {
+	case j.Missing[Agents] != "":
+		return found(api.HopUnknown, "%s", j.Missing[Agents])
+	case len(j.Traces) == 0:
+		return found(api.HopSkipped, "this machine has no intercept").with(j.others()...)
+	case l == nil:
+		return j.unseen()
+	case l.mine():
+		return found(api.HopOK, "the agent of pod %s sends it to %s: %s", l.pod, targetName(l.intercept), l.to.Match)
+	case l.to != nil:
+		return failed(api.ExitOtherMatch, "the agent of pod %s sends it to %s, whose match is %s", l.pod, l.to.Owner,
+			l.to.Match).with(tried(l.request)...).
+			hint("Send other headers, or ask %s to run `kubevpn leave`.", api.Clean(l.to.Owner))
+	case j.wanted(l.intercept):
+		return j.lost()
+	}
+	return found(api.HopOK, "the agent of pod %s sends it to the application", l.pod).with(tried(l.request)...)
+}
+
+func targetName(i *api.InterceptTrace) string {
+	if i.Clone {
+		return "your clone"
+	}
+	return "this machine"
+}
+
+// tried describes the claims that an agent tried.
+func tried(r *api.TracedRequest) (notes []string) {
+	for _, c := range r.Claims {
+		who := c.Owner
+		if c.Mine {
+			who = "your match"
+		}
+		text := "it matches"
+		if len(c.Differences) > 0 {
+			var parts []string
+			for _, d := range c.Differences {
+				parts = append(parts, d.String())
+			}
+			text = strings.Join(parts, ", ")
+		}
+		if c.Away {
+			text += ", and its owner does not answer"
+		}
+		notes = append(notes, fmt.Sprintf("%s, %s: %s", who, c.Match, text))
+	}
+	return notes
+}
+
+// lost is the finding for a request that should match and went to the application.
+func (j *judge) lost() finding {
+	l := j.landed
+	for _, c := range l.request.Claims {
+		switch {
+		case !c.Mine:
+		case len(c.Differences) > 0:
+			return failed(api.ExitHeaderLost, "it reached the agent of pod %s changed: %v", l.pod, c.Differences[0]).
+				with(tried(l.request)...).
+				hint("You sent what the match needs. A program or proxy before this pod removes or changes it: let it " +
+					"propagate the\nheader, as it does with tracing headers.")
+		case c.Away:
+			return found(api.HopNote, "the agent of pod %s does not reach this machine", l.pod).with(tried(l.request)...)
+		}
+	}
+	return found(api.HopOK, "the agent of pod %s sends it to the application: port %d is not intercepted", l.pod,
+		l.request.Port)
+}
+
+// unseen is the finding for a request that no agent saw.
+func (j *judge) unseen() finding {
+	if !j.Trip.Dial.Done {
+		return found(api.HopSkipped, "no connection")
+	}
+	for n := range j.Traces {
+		i := &j.Traces[n]
+		if !j.wanted(i) {
+			continue
+		}
+		if f, direct := j.unseenAt(i); direct {
+			return f
+		}
+		if client, pod := j.older(i); client.IsValid() {
+			return failed(api.ExitOldConnection, "no agent of %s saw it, and pod %s has a connection from %v that is older "+
+				"than the intercept", i.Workload, pod, client.Addr()).
+				hint("`kubevpn proxy %s --flush` closes such connections, so that their clients connect again.",
+					api.ShellQuote(i.Workload))
+		}
+	}
+	return found(api.HopSkipped, "no agent of your intercepts saw it").with(j.others()...)
+}
+
+// unseenAt is unseen for an intercept. direct is false if the request was not for its pods.
+func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
+	if i.Namespace != j.Namespace {
+		return finding{}, false
+	}
+	var without []string
+	for _, e := range j.ready {
+		n := slices.IndexFunc(i.Pods, func(p api.PodTrace) bool { return p.Pod == e.name })
+		if n < 0 {
+			continue
+		}
+		direct = true
+		if e.pod != nil && i.Pods[n].Trace != nil {
+			if mesh, container := workloads.Mesh(e.pod); mesh != "" {
+				return meshed(e.pod, mesh, container), true
+			}
+		}
+		if i.Pods[n].Trace == nil {
+			without = append(without, fmt.Sprintf("pod %s: %s", e.name, i.Pods[n].Reason))
+		}
+	}
+	switch {
+	case !direct:
+		return finding{}, false
+	case len(without) > 0:
+		return failed(api.ExitNoAgent, "it went to a pod of %s without your agent: %s", i.Workload, without[0]).
+			with(without[1:]...).
+			hint("`kubevpn status` shows the pods of the intercept; `kubevpn proxy` again adds agents."), true
+	case j.Request.URL.Scheme == "https":
+		return found(api.HopNote, "the agent cannot read it: TLS hides it; `kubevpn proxy --tls-secret` ends TLS there"), true
+	}
+	return found(api.HopNote, "the agents of %s did not see it: something takes it before them", i.Workload), true
+}
+
+func meshed(p *corev1.Pod, mesh, container string) finding {
+	by := "on the node"
+	if container != "" {
+		by = "its container " + container
+	}
+	return failed(api.ExitMesh, "the service mesh %s takes it before the agent of pod %s (%s)", mesh, p.Name, by).
+		hint("`kubevpn proxy --mode sidecar` receives requests to Services after the mesh.")
+}
+
+// older returns a connection from a pod that the request was for to a pod of an intercept, which the agent there does
+// not see.
+func (j *judge) older(i *api.InterceptTrace) (client netip.AddrPort, pod string) {
+	for _, p := range i.Pods {
+		if p.Trace == nil {
+			continue
+		}
+		for _, c := range p.Trace.Older {
+			if slices.ContainsFunc(j.all, func(e endpoint) bool { return e.to.Addr() == c.Addr().Unmap() }) {
+				return c, p.Pod
+			}
+		}
+	}
+	return netip.AddrPort{}, ""
+}
+
+// others names the owners of the agents in the pods that the request is for.
+func (j *judge) others() (notes []string) {
+	for _, e := range j.all {
+		if e.pod == nil {
+			continue
+		}
+		for _, h := range workloads.Holders(e.pod) {
+			notes = append(notes, fmt.Sprintf("pod %s has an agent of %s, whose match only they see", e.name, h.Owner))
+		}
+	}
+	return notes
+}
+
+// program judges the program of this machine.
+func (j *judge) program() finding {
+	l := j.landed
+	if l == nil || !l.mine() {
+		return found(api.HopSkipped, "the request is not for this machine")
+	}
+	if l.intercept.Clone {
+		return found(api.HopSkipped, "the request is for your clone")
+	}
+	n := slices.IndexFunc(l.intercept.Ports, func(p api.PortMap) bool {
+		return p.Protocol == "tcp" && p.Container == l.request.Port
+	})
+	if n < 0 {
+		return found(api.HopUnknown, "port %d of the pod has no port of this machine", l.request.Port)
+	}
+	port := l.intercept.Ports[n].Local
+	switch s := j.Local[port]; {
+	case s.Tried() && !s.Done:
+		return failed(api.ExitLocalPort, "nothing listens on port %d of this machine: %s", port, s.Error).
+			hint("Start your program there; it must listen on 127.0.0.1 or ::1. For another port, run `kubevpn proxy "+
+				"%s --port LOCAL:%d`.", api.ShellQuote(l.intercept.Workload), l.request.Port)
+	case j.Trip.Answer.Failure == trip.TimedOut:
+		return failed(api.ExitLocalHang, "the program on port %d of this machine accepted it, and sent no answer within "+
+			"%.1f s", port, j.Trip.Answer.Seconds).
+			hint("It may stand at a breakpoint, or hang. --timeout waits for longer.")
+	}
+	return found(api.HopOK, "the program on port %d of this machine has it", port)
+}

@@ -1,0 +1,59 @@
+package httpmatch
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// maxGot limits the text of Difference.Got, in bytes.
+const maxGot = 128
+
+// Difference is a part of a match that a request does not have.
+type Difference struct {
+	Part   string `json:"part"`             // "header x-user", "path", "method"
+	Want   string `json:"want"`             // as the match describes it
+	Got    string `json:"got,omitempty"`    // of the request; the start of a long text
+	Absent bool   `json:"absent,omitempty"` // the request does not have the header at all
+}
+
+// String returns text like `header x-user is absent` or `header x-user is "you", not "me"`.
+func (d Difference) String() string {
+	if d.Absent {
+		return d.Part + " is absent"
+	}
+	return fmt.Sprintf("%s is %q, not %q", d.Part, d.Got, d.Want)
+}
+
+// Differences returns what keeps m from matching the request: nothing if Matches returns true.
+func (m *Match) Differences(r *http.Request) (all []Difference) {
+	if len(m.methods) > 0 && !slices.Contains(m.methods, r.Method) {
+		all = append(all, Difference{Part: "method", Want: strings.Join(m.methods, " or "), Got: start(r.Method)})
+	}
+	if m.path != nil && !m.path.matchesPath(r.URL.Path) {
+		all = append(all, Difference{Part: "path", Want: m.path.String(), Got: start(r.URL.Path)})
+	}
+	for _, h := range m.headers {
+		if h.matches(r) {
+			continue
+		}
+		values := r.Header[h.name]
+		if h.name == "Host" {
+			values = []string{r.Host}
+		}
+		all = append(all, Difference{Part: "header " + strings.ToLower(h.name), Want: h.String(),
+			Got: start(strings.Join(values, ", ")), Absent: len(values) == 0})
+	}
+	return all
+}
+
+// String returns a value as a Spec has it.
+func (t text) String() string {
+	if t.re != nil {
+		return regexpPrefix + t.exact
+	}
+	return t.exact
+}
+
+func start(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxGot)], "") }
