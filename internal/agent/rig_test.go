@@ -103,7 +103,9 @@ func (k *fakeKernel) Dial(ctx context.Context, _ string, _ netip.Addr, to netip.
 
 func (k *fakeKernel) Opaque() error { return k.opaque }
 
-func (k *fakeKernel) Open([]port) ([]netip.AddrPort, error) { return nil, nil }
+func (k *fakeKernel) Open(ports []port) ([]netip.AddrPort, error) {
+	return []netip.AddrPort{netip.MustParseAddrPort("10.244.9.9:40000")}, nil
+}
 
 func (k *fakeKernel) Flush(ports []port) (int, error) {
 	k.mu.Lock()
@@ -478,6 +480,13 @@ func (m *testLaptop) hello(hello any) {
 // order gives an order and waits for its answer.
 func (m *testLaptop) order(o api.AgentOrder) error {
 	m.t.Helper()
+	_, err := m.answer(o)
+	return err
+}
+
+// answer gives an order and returns its answer.
+func (m *testLaptop) answer(o api.AgentOrder) (api.AgentReport, error) {
+	m.t.Helper()
 	m.id++
 	o.ID = m.id
 	if err := json.NewEncoder(m.control).Encode(o); err != nil {
@@ -494,9 +503,9 @@ func (m *testLaptop) order(o api.AgentOrder) error {
 				continue
 			}
 			if r.Error != nil {
-				return r.Error
+				return r, r.Error
 			}
-			return nil
+			return r, nil
 		case <-timeout:
 			m.t.Fatal("no answer")
 		}

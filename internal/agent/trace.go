@@ -130,6 +130,12 @@ func (t *tracer) begin(f interceptor.Flow, r *http.Request, claims []interceptor
 		if c.Differences = claims[n].Match.Differences(r); &claims[n] == to {
 			chosen = n
 		}
+		if r.Header.Get(api.TraceHeader) != id {
+			// A program that propagates traces has made this request. Its headers are not the owner's.
+			for m := range c.Differences {
+				c.Differences[m].Got = ""
+			}
+		}
 		tried = append(tried, c)
 	}
 	t.mu.Lock()

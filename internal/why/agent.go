@@ -163,26 +163,30 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 		return finding{}, false
 	}
 	var without []string
+	var inMesh *corev1.Pod
+	mesh, container := "", ""
 	for _, e := range j.ready {
 		n := slices.IndexFunc(i.Pods, func(p api.PodTrace) bool { return p.Pod == e.name })
 		if n < 0 {
+			without = append(without, fmt.Sprintf("%v is not one of its pods", e))
 			continue
 		}
 		direct = true
-		if e.pod != nil && i.Pods[n].Trace != nil {
-			if mesh, container := workloads.Mesh(e.pod); mesh != "" {
-				return meshed(e.pod, mesh, container), true
-			}
-		}
 		if i.Pods[n].Trace == nil {
 			without = append(without, fmt.Sprintf("pod %s: %s", e.name, i.Pods[n].Reason))
+		} else if e.pod != nil && mesh == "" {
+			if mesh, container = workloads.Mesh(e.pod); mesh != "" {
+				inMesh = e.pod
+			}
 		}
 	}
 	switch {
 	case !direct:
 		return finding{}, false
+	case inMesh != nil:
+		return meshed(inMesh, mesh, container), true
 	case len(without) > 0:
-		return failed(api.ExitNoAgent, "it went to a pod of %s without your agent: %s", i.Workload, without[0]).
+		return failed(api.ExitNoAgent, "it went to a pod without your agent, which intercepts %s: %s", i.Workload, without[0]).
 			with(without[1:]...).
 			hint("`kubevpn status` shows the pods of the intercept; `kubevpn proxy` again adds agents."), true
 	case j.Request.URL.Scheme == "https":

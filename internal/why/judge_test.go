@@ -2,6 +2,7 @@ package why
 
 import (
 	"fmt"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/why/trip"
+	"kubevpn/pkg/protocol/httpmatch"
 )
 
 var (
@@ -175,7 +177,55 @@ var planted = map[string]struct {
 	"a program that hangs": {func(_ *testing.T, f *Facts) {
 		f.Trip.Answer, f.Trip.Status = silence, 0
 	}, api.ExitNoAnswer, api.HopAnswer, "sent no answer within 2.0 s"},
+	"a header that a hop before removed": {func(_ *testing.T, f *Facts) {
+		f.intercepted(-1, lost)
+	}, api.ExitHeaderLost, api.HopAgent, "the agent of pod web-1 changed: header x-user is absent"},
+	"the match of another developer": {func(_ *testing.T, f *Facts) {
+		f.intercepted(1, lost, anns)
+	}, api.ExitOtherMatch, api.HopAgent, "sends it to ann@desk, whose match is x-user=ann"},
+	"a pod without an agent": {func(_ *testing.T, f *Facts) {
+		i := f.intercepted(-1)
+		i.Pods[0].Trace, i.Pods[0].Reason = nil, "forbidden"
+	}, api.ExitNoAgent, api.HopAgent, "pod web-1: forbidden"},
+	"a service mesh": {func(_ *testing.T, f *Facts) {
+		f.intercepted(-1).Pods[0].Trace.Requests = nil
+		f.Pods[0].Spec.Containers = append(f.Pods[0].Spec.Containers, corev1.Container{Name: "istio-proxy"})
+	}, api.ExitMesh, api.HopAgent, "the service mesh Istio takes it"},
+	"a connection that is older than the intercept": {func(_ *testing.T, f *Facts) {
+		i := f.intercepted(-1)
+		i.Workload, i.Pods[0].Pod = "deployment/behind", "behind-1"
+		i.Pods[0].Trace = &api.AgentTrace{Older: []netip.AddrPort{netip.AddrPortFrom(atPod.Addr(), 40000)}}
+	}, api.ExitOldConnection, api.HopAgent, "older than the intercept"},
+	"no program on this machine": {func(_ *testing.T, f *Facts) {
+		f.intercepted(0, mine)
+		f.Local[3000], f.Trip.Status = refused, 502
+	}, api.ExitLocalPort, api.HopProgram, "nothing listens on port 3000"},
+	"a program of this machine that hangs": {func(_ *testing.T, f *Facts) {
+		f.intercepted(0, mine)
+		f.Trip.Answer, f.Trip.Status = silence, 0
+	}, api.ExitLocalHang, api.HopProgram, "the program on port 3000 of this machine"},
 }
+
+// intercepted adds an intercept with the match x-user=me, whose agent saw the request.
+func (f *Facts) intercepted(to int, claims ...api.TracedClaim) *api.InterceptTrace {
+	f.Request.Header = http.Header{"X-User": {"me"}}
+	f.Traces = []api.InterceptTrace{{
+		Namespace: "shop", Workload: "deployment/web",
+		Match: httpmatch.Spec{Headers: []httpmatch.Header{{Name: "x-user", Value: "me"}}},
+		Ports: []api.PortMap{{Protocol: "tcp", Container: 8080, Local: 3000}},
+		Pods: []api.PodTrace{{Pod: "web-1", Trace: &api.AgentTrace{
+			Requests: []api.TracedRequest{{Port: 8080, Claims: claims, To: to}}}}},
+	}}
+	f.Local = map[uint16]trip.Step{3000: ok}
+	return &f.Traces[0]
+}
+
+var (
+	absent = httpmatch.Difference{Part: "header x-user", Want: "me", Absent: true}
+	mine   = api.TracedClaim{Owner: "me@laptop", Mine: true, Match: "x-user=me"}
+	lost   = api.TracedClaim{Owner: "me@laptop", Mine: true, Match: "x-user=me", Differences: []httpmatch.Difference{absent}}
+	anns   = api.TracedClaim{Owner: "ann@desk", Match: "x-user=ann"}
+)
 
 func TestPlantedCausesAreNamed(t *testing.T) {
 	for name, tt := range planted {
@@ -204,7 +254,18 @@ func TestHealthyRequestsHaveNoCause(t *testing.T) {
 		"a NetworkPolicy that allows the manager": func(t *testing.T, f *Facts) {
 			f.policy(t, `{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kubevpn}}}], ports: [{port: http}]}`)
 		},
-		"a NetworkPolicy that nothing enforces":  func(t *testing.T, f *Facts) { f.policy(t, `{from: [{podSelector: {}}]}`) },
+		"a NetworkPolicy that nothing enforces": func(t *testing.T, f *Facts) { f.policy(t, `{from: [{podSelector: {}}]}`) },
+		"a request that arrives":                func(_ *testing.T, f *Facts) { f.intercepted(0, mine) },
+		"a request for the application":         func(_ *testing.T, f *Facts) { f.intercepted(-1, lost); f.Request.Header = nil },
+		"an intercept that the request does not pass": func(_ *testing.T, f *Facts) {
+			i := f.intercepted(-1)
+			i.Workload, i.Pods[0].Pod, i.Pods[0].Trace.Requests = "deployment/behind", "behind-1", nil
+		},
+		"a client of others with an older connection": func(_ *testing.T, f *Facts) {
+			i := f.intercepted(-1)
+			i.Workload, i.Pods[0].Pod = "deployment/behind", "behind-1"
+			i.Pods[0].Trace = &api.AgentTrace{Older: []netip.AddrPort{netip.MustParseAddrPort("10.244.9.9:40000")}}
+		},
 		"an answer that took seconds":            func(_ *testing.T, f *Facts) { f.Trip.Answer.Seconds = 4 },
 		"an error of the program":                func(_ *testing.T, f *Facts) { f.Trip.Status = 503 },
 		"another VPN beside the tunnel":          func(_ *testing.T, f *Facts) { f.Trip.Source = netip.MustParseAddr("172.31.9.2") },

@@ -47,6 +47,50 @@ spec:
     readinessProbe: {httpGet: {path: /, port: 1}, periodSeconds: 1}
 `
 
+// whyFront are a gateway in front of the shop, pods that the shop's Service selects but its Deployment does not own,
+// and a workload with the proxy of a service mesh.
+const whyFront = `
+apiVersion: v1
+kind: Service
+metadata: {name: front, namespace: why-shop}
+spec: {selector: {app: front}, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: front, namespace: why-shop, labels: {app: front}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: app, image: APP_IMAGE, imagePullPolicy: Never, readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: twin, namespace: why-shop}
+spec:
+  replicas: 0
+  selector: {matchLabels: {twin: "yes"}}
+  template:
+    metadata: {labels: {app: shop, twin: "yes"}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - {name: app, image: APP_IMAGE, imagePullPolicy: Never, ports: [{containerPort: 8080, name: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: meshed, namespace: why-shop}
+spec: {selector: {app: meshed}, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: meshed, namespace: why-shop, labels: {app: meshed}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: app, image: APP_IMAGE, imagePullPolicy: Never, ports: [{containerPort: 8080}]}
+  - {name: istio-proxy, image: APP_IMAGE, imagePullPolicy: Never, args: [-mesh]}
+`
+
 // why is a laptop that asks why, and the workload that it asks about.
 type why struct {
 	*laptop
@@ -97,19 +141,21 @@ func whySuite(t *testing.T, w *world) {
 	t.Run("not_connected", func(t *testing.T) {
 		failure{code: api.ExitNotConnected, message: "not connected", hint: "kubevpn connect"}.check(t, l.run(t, "kubevpn", "why", y.url))
 	})
+	l.apply(t, strings.ReplaceAll(whyFront, "APP_IMAGE", appRef))
 	l.connect(t)
 	t.Run("healthy", y.healthy)
 	t.Run("services", y.services)
 	t.Run("policies", y.policies)
 	t.Run("rights", y.rights)
 	t.Run("other_vpn", y.otherVPN)
+	t.Run("intercepts", y.intercepts)
 }
 
 func (y *why) healthy(t *testing.T) {
 	y.finds(t, 0, "", y.url)
 	e, _ := y.ask(t, y.url, "-X", "HEAD")
 	for _, h := range e.Hops {
-		if h.Verdict != api.HopOK {
+		if h.Verdict != api.HopOK && h.Name != api.HopAgent && h.Name != api.HopProgram {
 			t.Errorf("%+v", h)
 		}
 	}
@@ -229,4 +275,74 @@ func (y *why) otherVPN(t *testing.T) {
 		y.finds(t, api.ExitNameTaken, "the cluster has "+vip, y.url)
 	})
 	y.finds(t, 0, "", y.url)
+}
+
+// intercepts plants causes for requests that do not reach an intercept, or its program.
+func (y *why) intercepts(t *testing.T) {
+	y.startApp(t, "laptop")
+	other := y.shop.secondLaptop(t)
+	for _, pod := range []string{"front", "meshed"} {
+		y.kubectl(t, "-n", y.shop.namespace, "wait", "--for=condition=Ready", "--timeout=60s", "pod/"+pod)
+	}
+	via := "http://front.why-shop/via?to=http://" + y.clusterIP(t, y.shop.namespace, "shop") + "/"
+	header := "x-user: me"
+	y.finds(t, 0, "", via) // the gateway keeps this connection
+	y.proxy(t, y.shop, "--headers", "x-user=me", "--port", "8080:8080")
+
+	t.Run("request_arrives", func(t *testing.T) {
+		y.finds(t, 0, "", y.url, "-H", header)
+		e, _ := y.ask(t, y.url, "-H", header)
+		if hop(e, api.HopAgent).Verdict != api.HopOK || hop(e, api.HopProgram).Verdict != api.HopOK {
+			t.Errorf("%+v", e)
+		}
+	})
+	t.Run("request_for_the_application_is_no_cause", func(t *testing.T) {
+		e, r := y.ask(t, y.url)
+		if a := hop(e, api.HopAgent); r.code != 0 || a.Verdict != api.HopOK || !strings.Contains(strings.Join(a.Notes, "\n"), "header x-user is absent") {
+			t.Errorf("%v", r)
+		}
+	})
+	t.Run("header_is_lost", func(t *testing.T) {
+		y.finds(t, api.ExitHeaderLost, "header x-user is absent", via+"&drop=X-User", "-H", header)
+	})
+	t.Run("connection_is_older", func(t *testing.T) {
+		y.finds(t, api.ExitOldConnection, "older than the intercept", via, "-H", header)
+	})
+	t.Run("match_of_another_developer", func(t *testing.T) {
+		other.proxy(t, y.shop, "--headers", "x-user=you", "--port", "8080:8080")
+		defer other.leave(t, y.shop)
+		y.finds(t, api.ExitOtherMatch, "whose match is x-user=you", y.url, "-H", "x-user: you")
+	})
+	t.Run("pod_without_agent", func(t *testing.T) {
+		y.kubectl(t, "-n", y.shop.namespace, "scale", "deployment/twin", "--replicas=1")
+		defer y.kubectl(t, "-n", y.shop.namespace, "scale", "deployment/twin", "--replicas=0")
+		y.finds(t, api.ExitNoAgent, "without your agent", y.url, "-H", header)
+	})
+	t.Run("program_does_not_listen", func(t *testing.T) {
+		y.proxy(t, y.shop, "--headers", "x-user=me", "--port", "3998:8080")
+		y.finds(t, api.ExitLocalPort, "nothing listens on port 3998", y.url, "-H", header)
+	})
+	t.Run("program_hangs", func(t *testing.T) {
+		if err := inside(y.network(), func() error {
+			l, err := net.Listen("tcp", "127.0.0.1:3999") // the kernel accepts
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		y.proxy(t, y.shop, "--headers", "x-user=me", "--port", "3999:8080")
+		y.finds(t, api.ExitLocalHang, "the program on port 3999 of this machine", y.url, "-H", header)
+	})
+	y.laptop.leave(t, y.shop)
+	t.Run("mesh_takes_it_first", func(t *testing.T) {
+		meshed := &shop{world: y.world, namespace: y.shop.namespace, workload: "pod/meshed"}
+		y.proxy(t, meshed, "--headers", "x-user=me", "--port", "8080:8080")
+		defer y.laptop.leave(t, meshed)
+		y.finds(t, 0, "", "http://meshed.why-shop/", "-H", header)
+		ip := y.pods(t, y.shop.namespace, "app=meshed")[0]
+		y.placeOf(t, ip).must(t, "nft", "table inet mesh { chain c { type nat hook prerouting priority -100; tcp dport 8080 redirect to :15006; }; }")
+		y.finds(t, api.ExitMesh, "the service mesh Istio takes it", "http://meshed.why-shop/", "-H", header)
+	})
 }

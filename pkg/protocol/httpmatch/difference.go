@@ -20,8 +20,11 @@ type Difference struct {
 
 // String returns text like `header x-user is absent` or `header x-user is "you", not "me"`.
 func (d Difference) String() string {
-	if d.Absent {
+	switch {
+	case d.Absent:
 		return d.Part + " is absent"
+	case d.Got == "":
+		return fmt.Sprintf("%s is not %q", d.Part, d.Want)
 	}
 	return fmt.Sprintf("%s is %q, not %q", d.Part, d.Got, d.Want)
 }

@@ -5,6 +5,7 @@
 //	          /          JSON: {"name", "remote", "method", "path", "proto", "header", "body"}: body is its length and SHA-256
 //	          /events    server-sent events: N of them (?n=), one every 100 ms
 //	          /ws        WebSocket: "NAME" first, then an echo
+//	          /via       forwards the request to the URL ?to=, without the header ?drop=; without one, it keeps connections
 //	          /download  ?bytes=N zeros, with their SHA-256 in a trailer
 //	8443/tcp  the same by TLS, with HTTP/2 if the client wants it, if it was given a certificate
 //	9090/tcp  gRPC: grpc.testing.TestService (UnaryCall, FullDuplexCall) with reflection; the trailer "x-name" says who it is
@@ -158,6 +159,7 @@ func (a *app) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", a.describe)
 	mux.HandleFunc("/file", a.file)
+	mux.HandleFunc("/via", a.via)
 	mux.HandleFunc("/events", a.events)
 	mux.HandleFunc("/ws", a.webSocket)
 	mux.HandleFunc("/download", a.download)
@@ -192,6 +194,32 @@ func (a *app) describe(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Name", a.name)
 	if err := json.NewEncoder(w).Encode(d); err != nil {
+		log.Print(err)
+	}
+}
+
+// via forwards a request as a gateway does.
+func (a *app) via(w http.ResponseWriter, r *http.Request) {
+	client, drop := http.DefaultTransport, r.URL.Query().Get("drop")
+	if drop != "" {
+		client = &http.Transport{DisableKeepAlives: true}
+	}
+	req, err := http.NewRequestWithContext(r.Context(), r.Method, r.URL.Query().Get("to"), http.NoBody)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	req.Header = r.Header.Clone()
+	req.Header.Del("Connection")
+	req.Header.Del(drop)
+	resp, err := client.RoundTrip(req)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer resp.Body.Close()
+	w.WriteHeader(resp.StatusCode)
+	if _, err := io.Copy(w, resp.Body); err != nil {
 		log.Print(err)
 	}
 }
