@@ -36,8 +36,9 @@ func newWhy(a *app) *cobra.Command {
 		Short: "Explain what happens to a request to the cluster",
 		Long: "Send one request from this machine, and show each hop of its path: the name, the route, the Service\n" +
 			"and its endpoints, NetworkPolicies, the connection, the traffic agent, the program of this machine and\n" +
-			"the answer. It names the cause if a hop fails, and its exit code tells causes apart. It reads objects with your own rights; what you\n" +
-			"may not read is shown as unknown. The request carries the headers kubevpn-why and traceparent.",
+			"the answer. It names the cause if a hop fails, and its exit code tells causes apart. It reads objects\n" +
+			"with your own rights; what you may not read is shown as unknown. The request carries the headers\n" +
+			"kubevpn-why and traceparent.",
 		Example: examples(
 			"Explain why a Service does not answer", "kubevpn why http://web.default/",
 			"Send a header, and another method", "kubevpn why web.default:8080/orders -H 'x-user: me' -X HEAD",
