@@ -147,8 +147,8 @@ func (s *laptopSession) obey(o *api.AgentOrder) (*api.AgentTrace, error) {
 		}
 	}
 	if kinds != 1 {
-		return nil, api.Errorf(api.ExitIncompatible, "an order sets one field, and this one sets %d that kubevpn %s knows",
-			kinds, version.String())
+		return nil, api.Errorf(api.ExitIncompatible,
+			"an order sets one field, and this one sets %d that kubevpn %s knows", kinds, version.String())
 	}
 	l := s.leader
 	switch {

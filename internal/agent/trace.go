@@ -22,8 +22,8 @@ const (
 	traceLength    = 32
 )
 
-// tracer notes what happens to the requests with trace IDs that owners have announced, and nothing of others. Its methods
-// may be called concurrently.
+// tracer notes what happens to the requests with trace IDs that owners have announced, and nothing of others. Its
+// methods may be called concurrently.
 type tracer struct {
 	announced atomic.Int32 // len(traces): most requests come while it is 0
 

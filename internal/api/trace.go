@@ -16,8 +16,8 @@ const (
 // AgentTrace is what an agent knows of the requests with one trace ID, for the owner that announced it.
 type AgentTrace struct {
 	Requests []TracedRequest `json:"requests,omitempty"`
-	// Older are the clients of the application's connections to ports of the owner's claims that the agent does not see:
-	// they began before it, or bypass it.
+	// Older are the clients of the application's connections to ports of the owner's claims that the agent does not
+	// see: they began before it, or bypass it.
 	Older []netip.AddrPort `json:"older,omitempty"`
 }
 
@@ -41,7 +41,8 @@ type TracedClaim struct {
 	Differences []httpmatch.Difference `json:"differences,omitempty"` // none: it matches
 }
 
-// TraceRequest asks the daemon to announce a trace ID to the agents of all its intercepts, and for what they have noted.
+// TraceRequest asks the daemon to announce a trace ID to the agents of all its intercepts, and for what they have
+// noted.
 type TraceRequest struct {
 	Trace string `json:"trace"`
 }

@@ -142,7 +142,8 @@ func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster, cfg *wh
 			WithHint("`kubevpn connect` connects it")
 	}
 	cfg.Connection = status.Connections[n]
-	if !slices.ContainsFunc(status.Intercepts, func(i api.Intercept) bool { return i.Connection == cfg.Connection.ID }) {
+	id := cfg.Connection.ID
+	if !slices.ContainsFunc(status.Intercepts, func(i api.Intercept) bool { return i.Connection == id }) {
 		return nil
 	}
 	cfg.Trace = func(ctx context.Context) ([]api.InterceptTrace, error) {

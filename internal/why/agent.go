@@ -124,10 +124,11 @@ func (j *judge) lost() finding {
 		case len(c.Differences) > 0:
 			return failed(api.ExitHeaderLost, "it reached the agent of pod %s changed: %v", l.pod, c.Differences[0]).
 				with(tried(l.request)...).
-				hint("You sent what the match needs. A program or proxy before this pod removes or changes it: let it " +
-					"propagate the\nheader, as it does with tracing headers.")
+				hint("You sent what the match needs. A program or proxy before this pod removes or changes it: let " +
+					"it\npropagate the header, as it does with tracing headers.")
 		case c.Away:
-			return found(api.HopNote, "the agent of pod %s does not reach this machine", l.pod).with(tried(l.request)...)
+			return found(api.HopNote, "the agent of pod %s does not reach this machine", l.pod).
+				with(tried(l.request)...)
 		}
 	}
 	return found(api.HopOK, "the agent of pod %s sends it to the application: port %d is not intercepted", l.pod,
@@ -148,8 +149,8 @@ func (j *judge) unseen() finding {
 			return f
 		}
 		if client, pod := j.older(i); client.IsValid() {
-			return failed(api.ExitOldConnection, "no agent of %s saw it, and pod %s has a connection from %v that is older "+
-				"than the intercept", i.Workload, pod, client.Addr()).
+			return failed(api.ExitOldConnection, "no agent of %s saw it, and pod %s has a connection from %v that is "+
+				"older than the intercept", i.Workload, pod, client.Addr()).
 				hint("`kubevpn proxy %s --flush` closes such connections, so that their clients connect again.",
 					api.ShellQuote(i.Workload))
 		}
@@ -186,11 +187,13 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 	case inMesh != nil:
 		return meshed(inMesh, mesh, container), true
 	case len(without) > 0:
-		return failed(api.ExitNoAgent, "it went to a pod without your agent, which intercepts %s: %s", i.Workload, without[0]).
+		return failed(api.ExitNoAgent, "it went to a pod without your agent, which intercepts %s: %s", i.Workload,
+			without[0]).
 			with(without[1:]...).
 			hint("`kubevpn status` shows the pods of the intercept; `kubevpn proxy` again adds agents."), true
 	case j.Request.URL.Scheme == "https":
-		return found(api.HopNote, "the agent cannot read it: TLS hides it; `kubevpn proxy --tls-secret` ends TLS there"), true
+		return found(api.HopNote, "the agent cannot read it: TLS hides it; `kubevpn proxy --tls-secret` ends TLS "+
+			"there"), true
 	}
 	return found(api.HopNote, "the agents of %s did not see it: something takes it before them", i.Workload), true
 }
@@ -255,8 +258,8 @@ func (j *judge) program() finding {
 			hint("Start your program there; it must listen on 127.0.0.1 or ::1. For another port, run `kubevpn proxy "+
 				"%s --port LOCAL:%d`.", api.ShellQuote(l.intercept.Workload), l.request.Port)
 	case j.Trip.Answer.Failure == trip.TimedOut:
-		return failed(api.ExitLocalHang, "the program on port %d of this machine accepted it, and sent no answer within "+
-			"%.1f s", port, j.Trip.Answer.Seconds).
+		return failed(api.ExitLocalHang, "the program on port %d of this machine accepted it, and sent no answer "+
+			"within %.1f s", port, j.Trip.Answer.Seconds).
 			hint("It may stand at a breakpoint, or hang. --timeout waits for longer.")
 	}
 	return found(api.HopOK, "the program on port %d of this machine has it", port)

@@ -40,8 +40,8 @@ type Config struct {
 	Connection api.Connection
 	Request    trip.Request
 	Timeout    time.Duration // of all together
-	// Trace announces the request's trace ID to the agents of this machine's intercepts, and returns what they noted. Nil:
-	// there are no intercepts.
+	// Trace announces the request's trace ID to the agents of this machine's intercepts, and returns what they noted.
+	// Nil: there are no intercepts.
 	Trace func(context.Context) ([]api.InterceptTrace, error)
 }
 

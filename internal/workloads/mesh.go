@@ -15,7 +15,7 @@ var meshes = map[string]string{
 // ambient is the annotation of a pod whose connections go through a proxy on its node.
 const ambient = "ambient.istio.io/redirection"
 
-// Mesh returns the service mesh of a pod, and its container that receives the pod's connections: "" for Istio in ambient
+// Mesh returns the service mesh of a pod, and its container that receives the connections: "" for Istio in ambient
 // mode, whose proxy is on the node. Without a mesh, both are empty.
 func Mesh(p *corev1.Pod) (mesh, container string) {
 	for _, c := range slices.Concat(p.Spec.Containers, p.Spec.InitContainers) {
