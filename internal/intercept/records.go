@@ -50,8 +50,12 @@ type records struct {
 // recordWish is what the agents are to record.
 type recordWish struct {
 	on   bool
+	turn int // grows whenever on becomes true
 	body int
 }
+
+// same reports whether the wish still is that of a turn.
+func (w recordWish) same(turn int) bool { return w.on && w.turn == turn }
 
 func newRecords(keep int) *records {
 	r := &records{keep: min(max(keep, 0), api.MaxKept), followers: make(map[*int]bool)}
@@ -65,7 +69,12 @@ func (r *records) update() {
 	for body := range r.followers {
 		now.body = max(now.body, *body)
 	}
-	r.wish.Update(func(w *recordWish) { *w = now })
+	r.wish.Update(func(w *recordWish) {
+		if now.turn = w.turn; now.on && !w.on {
+			now.turn++
+		}
+		*w = now
+	})
 	if !now.on {
 		r.first += uint64(len(r.ring))
 		r.ring, r.bytes = nil, 0
@@ -175,7 +184,7 @@ func (i *Intercept) Requests(ctx context.Context, req api.RequestsRequest, emit 
 func (i *Intercept) awaitRecording(ctx context.Context, emit func(api.Record)) error {
 	bounded, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	recording := 0
+	recording, turn := 0, i.records.wish.Load().turn
 	failed := make(map[string]error)
 	_ = i.await(bounded, func() bool { // what does not record in time is not counted
 		recording = 0
@@ -184,7 +193,7 @@ func (i *Intercept) awaitRecording(ctx context.Context, emit func(api.Record)) e
 			switch s := c.linked.recorder; {
 			case s.err != nil:
 				failed[c.name] = s.err
-			case s.on:
+			case s.turn == turn:
 				recording++
 			case c.active():
 				settled = false
@@ -199,10 +208,10 @@ func (i *Intercept) awaitRecording(ctx context.Context, emit func(api.Record)) e
 	return ctx.Err()
 }
 
-// recorderState says whether the agent of a pod records, or why it does not.
+// recorderState says since which turn of the wish the agent of a pod records (0: it does not), or why it cannot.
 type recorderState struct {
-	on  bool
-	err error
+	turn int
+	err  error
 }
 
 // keepRecording has the agent record while somebody wishes it, until ctx ends.
@@ -213,10 +222,11 @@ func (l *link) keepRecording(ctx context.Context, c *conversation, s *transport.
 		return
 	}
 	for ctx.Err() == nil {
-		if _, err := l.record.wish.Await(ctx, func(w recordWish) bool { return w.on }); err != nil {
+		wish, err := l.record.wish.Await(ctx, func(w recordWish) bool { return w.on })
+		if err != nil {
 			return
 		}
-		err := l.runRecording(ctx, s)
+		err = l.runRecording(ctx, s, wish.turn)
 		l.change(func(st *linkState) { st.recorder = recorderState{} })
 		if errors.Is(err, syscall.EACCES) {
 			err = api.Errorf(api.ExitIncompatible, "its traffic agent is of an older version and cannot record").
@@ -231,8 +241,8 @@ func (l *link) keepRecording(ctx context.Context, c *conversation, s *transport.
 	}
 }
 
-// runRecording adds what the agent records to l.record until nobody wishes it, which is no error.
-func (l *link) runRecording(ctx context.Context, s *transport.Session) error {
+// runRecording adds what the agent records to l.record until the wish's turn is over, which is no error.
+func (l *link) runRecording(ctx context.Context, s *transport.Session, turn int) error {
 	stream, err := s.Open(ctx, transport.Request{Proto: transport.ProtoRecord})
 	if err != nil {
 		return err
@@ -246,7 +256,7 @@ func (l *link) runRecording(ctx context.Context, s *transport.Session) error {
 	over := false
 	ordering.Go(func() {
 		defer cancel()
-		over = l.orderRecords(ctx, stream)
+		over = l.orderRecords(ctx, stream, turn)
 	})
 	dropped := uint64(0)
 	for in := api.NewLines(stream, maxRecord); ; {
@@ -263,7 +273,7 @@ func (l *link) runRecording(ctx context.Context, s *transport.Session) error {
 			return r.Error
 		}
 		if r.Exchange == nil && r.Dropped == 0 {
-			l.change(func(st *linkState) { st.recorder = recorderState{on: true} })
+			l.change(func(st *linkState) { st.recorder = recorderState{turn: turn} })
 			continue
 		}
 		if r.Exchange != nil {
@@ -274,13 +284,13 @@ func (l *link) runRecording(ctx context.Context, s *transport.Session) error {
 	}
 }
 
-// orderRecords sends the agent what to record, whenever that changes. over means that nobody wishes it any more.
-func (l *link) orderRecords(ctx context.Context, stream *transport.Stream) (over bool) {
+// orderRecords sends the agent what to record, whenever that changes. over means that the wish's turn is over.
+func (l *link) orderRecords(ctx context.Context, stream *transport.Stream, turn int) (over bool) {
 	enc := json.NewEncoder(stream)
 	sent := -1
 	for {
 		wish, changed := l.record.wish.Get()
-		if !wish.on {
+		if !wish.same(turn) {
 			return true
 		}
 		if wish.body != sent {
