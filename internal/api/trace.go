@@ -69,6 +69,7 @@ type InterceptTrace struct {
 // PodTrace is what the agent of one pod knows of a trace ID.
 type PodTrace struct {
 	Pod    string      `json:"pod"`
-	Reason string      `json:"reason,omitempty"` // why no agent of this laptop answers there
+	Reason string      `json:"reason,omitempty"` // why the pod has no agent of this laptop
+	Error  string      `json:"error,omitempty"`  // why its agent did not tell anything
 	Trace  *AgentTrace `json:"trace,omitempty"`
 }

@@ -37,9 +37,13 @@ func (i *Intercept) Trace(ctx context.Context, id string) api.InterceptTrace {
 			continue
 		}
 		asking.Go(func() {
-			trace, err := l.trace(ctx, id)
-			if t.Pods[n].Trace = trace; err != nil {
-				t.Pods[n].Reason = err.Error()
+			p := &t.Pods[n]
+			var err error
+			switch p.Trace, err = l.trace(ctx, id); {
+			case err != nil:
+				p.Error = err.Error()
+			case p.Trace == nil:
+				p.Error = "its answer has no trace"
 			}
 		})
 	}

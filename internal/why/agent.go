@@ -163,7 +163,7 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 	if i.Namespace != j.Namespace {
 		return finding{}, false
 	}
-	var without []string
+	var without, silent []string
 	var inMesh *corev1.Pod
 	mesh, container := "", ""
 	for _, e := range j.ready {
@@ -173,9 +173,12 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 			continue
 		}
 		direct = true
-		if i.Pods[n].Trace == nil {
-			without = append(without, fmt.Sprintf("pod %s: %s", e.name, i.Pods[n].Reason))
-		} else if e.pod != nil && mesh == "" {
+		switch p := i.Pods[n]; {
+		case p.Error != "":
+			silent = append(silent, fmt.Sprintf("pod %s: %s", e.name, p.Error))
+		case p.Trace == nil:
+			without = append(without, fmt.Sprintf("pod %s: %s", e.name, p.Reason))
+		case e.pod != nil && mesh == "":
 			if mesh, container = workloads.Mesh(e.pod); mesh != "" {
 				inMesh = e.pod
 			}
@@ -186,6 +189,8 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 		return finding{}, false
 	case inMesh != nil:
 		return meshed(inMesh, mesh, container), true
+	case len(silent) > 0:
+		return found(api.HopUnknown, "an agent did not tell what it saw: %s", silent[0]).with(silent[1:]...), true
 	case len(without) > 0:
 		return failed(api.ExitNoAgent, "it went to a pod without your agent, which intercepts %s: %s", i.Workload,
 			without[0]).

@@ -261,6 +261,10 @@ func TestHealthyRequestsHaveNoCause(t *testing.T) {
 			i := f.intercepted(-1)
 			i.Workload, i.Pods[0].Pod, i.Pods[0].Trace.Requests = "deployment/behind", "behind-1", nil
 		},
+		"an agent that tells nothing": func(_ *testing.T, f *Facts) {
+			i := f.intercepted(-1)
+			i.Pods[0].Trace, i.Pods[0].Error = nil, "it is of an older version, which traces no requests"
+		},
 		"a client of others with an older connection": func(_ *testing.T, f *Facts) {
 			i := f.intercepted(-1)
 			i.Workload, i.Pods[0].Pod = "deployment/behind", "behind-1"
