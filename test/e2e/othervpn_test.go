@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,7 @@ import (
 )
 
 // otherDevice runs wireguard-go as device $1, with the private key $2 and the address $3, until SIGTERM. It gives the
-// other arguments to wg, and then runs $ROUTES. At the end it runs $UNDO.
+// other arguments to wg, runs $ROUTES, and prints a line. At the end it runs $UNDO.
 const otherDevice = `
 mount -t tmpfs none /run && mkdir /run/wireguard || exit
 wireguard-go -f "$1" >/dev/null 2>&1 &
@@ -33,7 +34,7 @@ device=$1 key=$2 address=$3; shift 3
 until wg show "$device" >/dev/null 2>&1; do sleep 0.05; done
 echo "$key" >/run/key
 wg set "$device" private-key /run/key "$@" && ip addr add "$address" dev "$device" &&
-ip link set "$device" mtu 1420 up && eval "$ROUTES" || kill $!
+ip link set "$device" mtu 1420 up && eval "$ROUTES" && echo up || kill $!
 wait`
 
 // The laptop's routes of another VPN that takes all traffic, as wg-quick makes and removes them.
@@ -78,7 +79,8 @@ func (v *otherVPN) public(t *testing.T, key string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// device runs otherDevice at a place of the lab until stop is called or the test ends.
+// device runs otherDevice at a place of the lab, until stop is called or the test ends. It returns when the device is
+// up and has its routes.
 func (v *otherVPN) device(t *testing.T, place, routes, undo string, args ...string) (stop func()) {
 	t.Helper()
 	cmd, err := v.Command(context.WithoutCancel(t.Context()), place,
@@ -87,7 +89,11 @@ func (v *otherVPN) device(t *testing.T, place, routes, undo string, args ...stri
 		t.Fatal(err)
 	}
 	cmd.Stderr = t.Output()
-	if err := cmd.Start(); err != nil {
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	stop = func() {
@@ -95,6 +101,9 @@ func (v *otherVPN) device(t *testing.T, place, routes, undo string, args ...stri
 		_ = cmd.Wait()                          // with the signal
 	}
 	t.Cleanup(stop)
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "up\n" {
+		t.Fatalf("the device does not start: %q, %v", line, err)
+	}
 	return stop
 }
 
@@ -237,9 +246,10 @@ func otherVPNSplits(t *testing.T, w *world) {
 	}
 	up := func() (down func()) {
 		down = v.up(t, "ip route add "+f.Router.String()+" dev office0", ":")
-		s.resolvectl(t, "dns", "office0", f.Router.String())
-		if r := s.resolvectl(t, "domain", "office0", "~outside.test"); r.code != 0 {
-			t.Fatal(r)
+		for _, of := range [][]string{{"dns", "office0", f.Router.String()}, {"domain", "office0", "~outside.test"}} {
+			if r := s.resolvectl(t, of...); r.code != 0 {
+				t.Fatal(r)
+			}
 		}
 		testenv.Eventually(t, time.Minute, func() error { return asks("outside.test", at(v.network, 2)) }) // resolved follows the link
 		return down
