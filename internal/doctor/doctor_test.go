@@ -282,6 +282,7 @@ func TestManagerOf(t *testing.T) {
 		"none":        {install.Inspection{Namespace: "kubevpn"}, finding{fine, 0, "installs it in the namespace kubevpn", ""}},
 		"may not use": {install.Inspection{Namespace: "kubevpn", Installed: true, Lacking: lacks, Ask: "  kubevpn install"}, finding{fails, api.ExitPermission, "use the traffic manager in the namespace kubevpn: this requires the right to create pods/portforward", "kubevpn install"}},
 		"may not":     {install.Inspection{Namespace: "kubevpn", Lacking: lacks, Ask: "  kubevpn install"}, finding{fails, api.ExitPermission, "you may not install", "kubevpn install"}},
+		"starting":    {install.Inspection{Installed: true, Starting: true, Problem: api.Errorf(api.ExitNotReady, "is not ready").WithHint("kubectl describe")}, finding{warns, 0, "is not ready", "kubectl describe"}},
 		"not ready":   {install.Inspection{Installed: true, Problem: api.Errorf(api.ExitNotReady, "scaled to zero").WithHint("kubectl scale")}, finding{fails, api.ExitNotReady, "scaled to zero", "kubectl scale"}},
 	} {
 		t.Run(name, func(t *testing.T) { tt.want.check(t, managerOf(tt.m)) })

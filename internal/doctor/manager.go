@@ -65,6 +65,8 @@ func managerOf(m install.Inspection) api.Finding {
 			"you may not %s in the namespace %s: this requires the right to %s", doing, m.Namespace,
 			strings.Join(missing, ", ")).
 			WithHint("ask a cluster admin to run\n%s", m.Ask), effect)
+	case m.Starting:
+		return warning(m.Problem.Message, "`kubevpn connect` waits for a limited time until it is ready", m.Problem.Hint)
 	case m.Problem != nil:
 		return failed(m.Problem, effect)
 	case !m.Installed:
@@ -80,8 +82,8 @@ func session(ctx context.Context, f *facts) api.Finding {
 		return ok("the connection %s has one, by %s", c.ID, c.Transport)
 	}
 	at, err := f.manager()
-	if err != nil || !at.Installed {
-		return skipped("there is no traffic manager yet")
+	if err != nil || at.Pod == "" {
+		return skipped("no traffic manager is ready")
 	}
 	m, err := connection.Measure(ctx, f.cluster, at.Namespace, at.Pod)
 	if err != nil {

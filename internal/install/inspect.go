@@ -22,6 +22,7 @@ type Inspection struct {
 	Node      string // of Pod
 	Image     string
 	Problem   *api.Error           // why the manager cannot be used, or installed; nil: it can
+	Starting  bool                 // the Problem is that it is not ready yet; Ensure waits
 	Lacking   []cluster.Permission // that the user needs to use it, or to install it
 	Ask       string               // the commands with which an admin lets the user use it
 	Security  string               // the Pod Security level that the namespace enforces; empty: none, or unknown
@@ -105,6 +106,7 @@ func (e *ensurer) inspectManager(ctx context.Context, i *Inspection, s *survey) 
 	case v.problem != nil:
 		i.Problem = v.problem.err
 	default:
+		i.Starting = true
 		i.Problem = api.Errorf(api.ExitNotReady, "the traffic manager in %s is not ready: %s", i.Namespace, v.detail).
 			WithHint("kubectl -n %s describe deployment,pod -l %s=kubevpn", i.Namespace, labelName)
 	}

@@ -59,6 +59,9 @@ func TestInspectSeesWhatEnsureWouldUse(t *testing.T) {
 			if (got.Ask != "") != (tt.lacking != "") {
 				t.Errorf("ask an admin: %q", got.Ask)
 			}
+			if got.Starting != (tt.name == "no pod") {
+				t.Errorf("starting: %v, %v", got.Starting, got.Problem)
+			}
 			if code := codeOf(got.Problem); code != tt.problem {
 				t.Errorf("problem %v, want code %d", got.Problem, tt.problem)
 			}

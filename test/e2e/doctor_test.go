@@ -81,11 +81,23 @@ func only(t *testing.T, findings map[string]api.Finding, faults ...fault) {
 	}
 }
 
+// managerStarted waits until the traffic manager is ready, which the suite before may have ended. There may be none.
+func (l *laptop) managerStarted(t *testing.T) {
+	t.Helper()
+	testenv.Eventually(t, time.Minute, func() error {
+		if f := l.doctor(t)["manager"]; f.State != api.FindingOK {
+			return fmt.Errorf("%+v", f)
+		}
+		return nil
+	})
+}
+
 // doctorSuite plants faults, and checks that `kubevpn doctor` finds each, finds nothing else, and changes nothing.
 func doctorSuite(t *testing.T, w *world) {
 	l := w.newUser(t, lab.Admin)
 	before := l.snapshot(t)
-	only(t, l.doctor(t)) // there may be no manager
+	l.managerStarted(t)
+	only(t, l.doctor(t))
 	l.connect(t)
 	only(t, l.doctor(t))
 	l.must(t, "kubevpn", "disconnect", "--all")
@@ -403,5 +415,6 @@ func doctorManager(t *testing.T, w *world, l *laptop) {
 // doctorNoProxySuite runs where nothing serves ClusterIPs.
 func doctorNoProxySuite(t *testing.T, w *world) {
 	l := w.newUser(t, lab.Admin)
+	l.managerStarted(t)
 	only(t, l.doctor(t), fault{"kube-proxy", api.FindingWarning, 0, "no kube-proxy serves ClusterIPs", "--netstack gvisor"})
 }
