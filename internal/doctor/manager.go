@@ -66,7 +66,8 @@ func managerOf(m install.Inspection) api.Finding {
 			strings.Join(missing, ", ")).
 			WithHint("ask a cluster admin to run\n%s", m.Ask), effect)
 	case m.Starting:
-		return warning(m.Problem.Message, "`kubevpn connect` waits for a limited time until it is ready", m.Problem.Hint)
+		return warning(m.Problem.Message, "`kubevpn connect` waits until it is ready, for a limited time",
+			m.Problem.Hint)
 	case m.Problem != nil:
 		return failed(m.Problem, effect)
 	case !m.Installed:
