@@ -32,9 +32,9 @@ func find(t *testing.T, proto uint8, local net.Addr) (Socket, bool) {
 }
 
 func TestListCountsBytesOfAConnection(t *testing.T) {
-	for _, network := range []string{"tcp4", "tcp6"} {
+	for network, address := range map[string]string{"tcp4": "127.0.0.1:0", "tcp6": "[::1]:0"} {
 		t.Run(network, func(t *testing.T) {
-			l, err := net.Listen(network, "localhost:0")
+			l, err := net.Listen(network, address)
 			if err != nil {
 				t.Skipf("SKIPPED: %v", err)
 			}
