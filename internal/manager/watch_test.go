@@ -417,7 +417,11 @@ func TestStateSurvivesAPIServerFailure(t *testing.T) {
 		kube.down = true
 		r := start(t, Config{Kube: kube, NodeName: "n1"})
 		c := hello(t, r.laptop, helloV1)
-		if state := c.next().Hello.State; !slices.Equal(state.Missing, []string{"reach the API server"}) || state.ResolvesVIPs {
+		state := c.next().Hello.State
+		if state.Missing == nil { // the first attempt had not failed yet
+			state = c.until("the failure", func(s *api.ManagerState) bool { return s.Missing != nil })
+		}
+		if !slices.Equal(state.Missing, []string{"reach the API server"}) || state.ResolvesVIPs {
 			t.Errorf("state: %+v", state)
 		}
 		kube.set(func() { kube.down = false })
