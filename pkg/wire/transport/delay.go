@@ -9,7 +9,8 @@ import (
 // delay is what the links of a session know together about the path of their conns: its round trip without a queue of
 // theirs, which is the base of their limits. It is the least that was seen between the last two drains. In a drain all
 // links at once send as little as leaves no queue, for about one round trip (as BBR does; Cardwell and others 2016).
-// What is then seen of a queue is not theirs.
+// What is then seen of a queue is not theirs. Nor is what drains usually show above the base: where packets are lost,
+// each hole holds up what is behind it for a round trip, so that few samples show the base.
 //
 //	     start       clear                       until
 //	───────┼───────────┼───────────────────────────┼────▶
@@ -23,6 +24,7 @@ type delay struct {
 	base     time.Duration // 0: unknown
 	previous time.Duration // what the drain before the last one has shown, or less if that was seen since
 	shown    time.Duration // by the drain that runs
+	usual    time.Duration // what drains show, their moving average
 	last     time.Time     // when the last drain began
 	drains   int
 }
@@ -44,11 +46,15 @@ type drain struct {
 // target returns the queue that links may have.
 func target(base time.Duration) time.Duration { return min(max(leastTarget, base/4), mostTarget) }
 
+// unloaded returns the round trip to expect without a queue of ours. What is less than half a target above the base
+// counts as the drain's own inaccuracy. Call with mu held.
+func (d *delay) unloaded() time.Duration { return max(d.base, d.usual-target(d.base)/2) }
+
 // reset forgets the path.
 func (d *delay) reset() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.base, d.previous, d.shown = 0, 0, 0
+	d.base, d.previous, d.shown, d.usual = 0, 0, 0, 0
 	d.far.Store(false)
 	d.drain.Store(nil)
 }
@@ -66,7 +72,10 @@ func (d *delay) sample(rtt time.Duration, sent time.Time) {
 		default:
 			if d.shown > 0 {
 				d.base, d.previous = min(d.previous, d.shown), d.shown
-				d.drains++
+				if d.drains++; d.usual == 0 {
+					d.usual = d.shown
+				}
+				d.usual += (d.shown - d.usual) / 4
 			}
 			d.drain.Store(nil)
 		}

@@ -6,12 +6,12 @@ import "time"
 // whatever buffers lie between the ends: the API server's send buffer has megabytes, and a small message waits behind
 // them for half a second.
 //
-//	a round trip:  ├──────── base ────────┼── queue ──┤      base: the path without a queue of ours (delay)
+//	a round trip:  ├────── unloaded ──────┼── queue ──┤      unloaded: the path without a queue of ours (delay)
 //
 // Every few round trips in which writers had to wait for it, the limit follows the queue (FAST TCP; Wei, Jin, Low,
 // Hegde 2006):
 //
-//	limit = limit · (1 + (base + target) / round trip) / 2 + 4 KiB
+//	limit = limit · (1 + (unloaded + target) / round trip) / 2 + 4 KiB
 //
 // So the queue settles at the target, whatever the line's rate is and however many links share it. A link begins with
 // 64 KiB and doubles that in each round trip, until there is a queue and the rate has stopped to grow: a conn's own
@@ -180,7 +180,8 @@ func (l *link) landed(now time.Time) {
 func (l *link) adapt(now time.Time) {
 	f, d := &l.flight, l.delay()
 	d.mu.Lock()
-	base, drains, draining, since := d.base, d.drains, d.drain.Load() != nil, now.Sub(d.last)
+	base, unloaded := d.base, d.unloaded()
+	drains, draining, since := d.drains, d.drain.Load() != nil, now.Sub(d.last)
 	d.mu.Unlock()
 	if draining {
 		return
@@ -192,7 +193,7 @@ func (l *link) adapt(now time.Time) {
 		f.base, f.drains, f.least, f.span = base, drains, max(f.limit/2, leastFlight), span{}
 		return
 	}
-	goal := base + target(base)
+	goal := unloaded + target(base)
 	if f.startup {
 		l.double(f.round.rtt >= goal, goal, now)
 		return
@@ -203,7 +204,7 @@ func (l *link) adapt(now time.Time) {
 	rtt, rate := f.span.rtt, float64(l.out.acked-f.span.acked)/now.Sub(f.span.began).Seconds()
 	f.recent = max(rate, 0.8*f.recent+0.2*rate)
 	f.span = span{}
-	if f.empty++; rtt > base+target(base)/2 {
+	if f.empty++; rtt > unloaded+target(base)/2 {
 		f.empty = 0
 	}
 	if f.empty == emptySpans { // the line has become faster, or the startup has ended early

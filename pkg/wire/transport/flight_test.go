@@ -3,6 +3,7 @@ package transport_test
 import (
 	"context"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -24,6 +25,7 @@ type farPath struct {
 	rate  float64       // bytes a second, each way
 	queue time.Duration // of others on the line
 	stall time.Duration // the most for which nothing arrives, about every 100 ms, as with a busy radio or processor
+	loss  float64       // of segments; the sender repeats them as BBR does, without slowing down
 	ways  [2]*farWay
 }
 
@@ -44,6 +46,7 @@ type farHalf struct {
 	flying  int    // bytes on the line, and on the way back their acknowledgements
 	window  int    // the most of flying: slow start, in which it doubles in each round trip
 	sent    time.Time
+	due     time.Time // when the last piece arrives whole
 	arrived []byte
 	closed  bool
 	change  sync.Cond
@@ -52,8 +55,9 @@ type farHalf struct {
 const (
 	relayMost = 4 << 20
 	linePiece = 9000
+	segment   = 1448
 
-	firstWindow = 10 * 1448 // RFC 6928
+	firstWindow = 10 * segment // RFC 6928
 )
 
 func newFarPath(tb testing.TB, rtt time.Duration, rate float64) *farPath {
@@ -102,27 +106,34 @@ func (w *farWay) run() {
 		time.Sleep(takes)
 		p.mu.Lock()
 		w.last = w.last.Add(1) // nothing overtakes
-		if due := time.Now().Add(p.rtt/2 + p.queue); due.After(w.last) {
-			w.last = due
+		if on := time.Now().Add(p.rtt/2 + p.queue); on.After(w.last) {
+			w.last = on
 		}
 		if p.stall > 0 && w.last.After(w.stall) {
 			w.last = w.last.Add(rand.N(p.stall))
 			w.stall = w.last.Add(rand.N(200 * time.Millisecond))
 		}
-		time.AfterFunc(time.Until(w.last), func() {
+		due := w.last
+		if rand.Float64() > math.Pow(1-p.loss, float64(n)/segment) {
+			due = due.Add(p.rtt * 5 / 4) // a round trip, and the time for which packets may be reordered (RFC 8985)
+		}
+		if h.due = h.due.Add(1); due.After(h.due) { // a hole holds up what is behind it
+			h.due = due
+		}
+		time.AfterFunc(time.Until(h.due), func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			h.arrived = append(h.arrived, piece...)
 			h.change.Broadcast()
-			time.AfterFunc(p.rtt/2, func() {
-				p.mu.Lock()
-				defer p.mu.Unlock()
-				waited := h.flying >= h.window
-				h.flying -= n
-				if h.window = min(h.window+n, relayMost); waited {
-					w.queue(h)
-				}
-			})
+		})
+		time.AfterFunc(time.Until(w.last)+p.rtt/2, func() { // selective acknowledgements (RFC 2018) pass the holes
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			waited := h.flying >= h.window
+			h.flying -= n
+			if h.window = min(h.window+n, relayMost); waited {
+				w.queue(h)
+			}
 		})
 	}
 }
@@ -375,6 +386,43 @@ func TestDownloadOnAPathThatChanges(t *testing.T) {
 				}
 				if most := p.rtt + 2*p.queue + 2*p.stall + 80*time.Millisecond; median > most {
 					t.Errorf("a round trip takes %v, at most %v is wanted", median, most)
+				}
+			})
+		})
+	}
+}
+
+func TestDownloadsOnAPathThatLosesPackets(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		downloads int
+		span      time.Duration // the fewer downloads, the more do they vary
+		least     float64       // of the line
+	}{
+		{"one download", 1, 40 * time.Second, 0.7},
+		{"eight downloads", 8, 10 * time.Second, 0.9},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newFarPath(t, 60*time.Millisecond, 100e6/8)
+				p.loss = 0.01
+				r := startFar(t, p, 4)
+				near, far := open(t, r.laptop, r.manager)
+				go echo(far)
+				var d transfer
+				for range tt.downloads {
+					d.run(r)
+				}
+				time.Sleep(tt.span / 2)
+				d.take()
+				median := roundTrips(t, near, tt.span)
+				part := float64(d.take()) / (p.rate * tt.span.Seconds())
+				t.Logf("median %v, %.1f %% of the line", median, 100*part)
+				if part < tt.least {
+					t.Errorf("downloads use %.1f %% of the line", 100*part)
+				}
+				if median > 250*time.Millisecond {
+					t.Errorf("a round trip takes %v", median)
 				}
 			})
 		})
