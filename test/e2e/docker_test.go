@@ -115,15 +115,10 @@ type engine struct {
 // newEngine starts an engine and loads the images of the test.
 func (w *world) newEngine(t *testing.T) *engine {
 	t.Helper()
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := &engine{root: filepath.Join(cache, "kubevpn/docker.io"), namespace: w.Config().Name + "-docker", address: "10.213.0.2"}
-	if _, err := os.Stat(filepath.Join(e.root, "usr/sbin/dockerd")); err != nil {
-		t.Log("Docker Engine is not here; test/e2e/testdata/fetch-docker.sh fetches it without installing it")
-	}
-	testenv.NeedPrograms(t, filepath.Join(e.root, "usr/sbin/dockerd"), "containerd", "runc", "iptables")
+	e := &engine{root: testenv.Unpacked(t, "docker.io", "usr/sbin/dockerd"), namespace: w.Config().Name + "-docker",
+		address: "10.213.0.2"}
+	testenv.NeedPrograms(t, "containerd", "runc", "iptables")
+	var err error
 	if e.dir, err = os.MkdirTemp("", "kubevpn-docker-"); err != nil {
 		t.Fatal(err)
 	}

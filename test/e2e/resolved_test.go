@@ -70,18 +70,8 @@ const bus = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configura
 // file that names resolved's stub, as Debian's package does.
 func (w *world) startSystemd(t *testing.T) *systemd {
 	t.Helper()
-	s := &systemd{root: "/"}
-	if _, err := os.Stat("/lib/systemd/systemd-resolved"); err != nil {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.root = filepath.Join(cache, "kubevpn/systemd-resolved")
-		if _, err := os.Stat(s.root); err != nil {
-			t.Log("systemd-resolved is not here; pkg/host/osdns/testdata/fetch-resolved.sh fetches it without installing it")
-		}
-	}
-	testenv.NeedPrograms(t, "dbus-daemon", filepath.Join(s.root, "lib/systemd/systemd-resolved"))
+	s := &systemd{root: testenv.ResolvedRoot(t)}
+	testenv.NeedPrograms(t, "dbus-daemon")
 	l, dir := w.furnish(t)
 	s.laptop = l
 	l.must(t, "sh", "-ec", `
@@ -108,7 +98,8 @@ func (w *world) startSystemd(t *testing.T) *systemd {
 // start starts a program that the test stops at its end.
 func (s *systemd) start(t *testing.T, argv ...string) *exec.Cmd {
 	t.Helper()
-	cmd := s.command(context.WithoutCancel(t.Context()), t, append([]string{"env", "LD_LIBRARY_PATH=" + s.libraries(t), "SYSTEMD_LOG_TARGET=console"}, argv...)...)
+	cmd := s.command(context.WithoutCancel(t.Context()), t, append([]string{"env",
+		"LD_LIBRARY_PATH=" + testenv.ResolvedLibraries(t, s.root), "SYSTEMD_LOG_TARGET=console"}, argv...)...)
 	// No Pdeathsig: it kills the program when the thread that started it ends, which a lab beside this one may cause
 	// (golang.org/issue/27505). The lab ends what runs in its namespaces.
 	if err := cmd.Start(); err != nil {
@@ -132,21 +123,10 @@ func (s *systemd) startResolved(t *testing.T) {
 	})
 }
 
-func (s *systemd) libraries(t *testing.T) string {
-	t.Helper()
-	if s.root == "/" {
-		return ""
-	}
-	found, err := filepath.Glob(s.root + "/usr/lib/*/systemd")
-	if err != nil || len(found) != 1 {
-		t.Fatalf("libsystemd-shared: %v, %v", found, err)
-	}
-	return found[0]
-}
-
 func (s *systemd) resolvectl(t *testing.T, args ...string) result {
 	t.Helper()
-	return s.run(t, append([]string{"env", "LD_LIBRARY_PATH=" + s.libraries(t), "COLUMNS=200", filepath.Join(s.root, "usr/bin/resolvectl")}, args...)...)
+	return s.run(t, append([]string{"env", "LD_LIBRARY_PATH=" + testenv.ResolvedLibraries(t, s.root), "COLUMNS=200",
+		filepath.Join(s.root, "usr/bin/resolvectl")}, args...)...)
 }
 
 // snapshot returns the state of the laptop and of resolved, without the server that answered last.
