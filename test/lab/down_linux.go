@@ -56,7 +56,8 @@ func (l *Lab) remains() ([]string, error) {
 	return left, nil
 }
 
-// namesIn lists the entries of a directory that have the name of one of the lab's namespaces, for any number of nodes.
+// namesIn lists the entries of a directory that have the name of one of the lab's namespaces, for any number of nodes,
+// or of one that a suite adds and its end may leave: another laptop, a Docker Engine.
 func (l *Lab) namesIn(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -65,7 +66,7 @@ func (l *Lab) namesIn(dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	ours := regexp.MustCompile("^" + regexp.QuoteMeta(l.config.Name) + "-(laptop|router|control|node[0-9]+)$")
+	ours := regexp.MustCompile("^" + regexp.QuoteMeta(l.config.Name) + "-(laptop2?|docker|router|control|node[0-9]+)$")
 	var names []string
 	for _, e := range entries {
 		if ours.MatchString(e.Name()) {

@@ -208,13 +208,14 @@ func TestLock(t *testing.T) {
 
 func TestNamesIn(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"lab-laptop", "lab-router", "lab-node1", "lab-node12", "lab-node", "lab-two-router", "other-laptop", "lab", "lab-laptop2"} {
+	for _, name := range []string{"lab-laptop", "lab-router", "lab-node1", "lab-node12", "lab-node", "lab-two-router",
+		"other-laptop", "lab", "lab-laptop2", "lab-docker", "lab-laptop20"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	got, err := New(Config{}).namesIn(dir)
-	if want := []string{"lab-laptop", "lab-node1", "lab-node12", "lab-router"}; err != nil || !cmp.Equal(got, want) {
+	if want := []string{"lab-docker", "lab-laptop", "lab-laptop2", "lab-node1", "lab-node12", "lab-router"}; err != nil || !cmp.Equal(got, want) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	if got, err := New(Config{}).namesIn(filepath.Join(dir, "none")); err != nil || got != nil {
