@@ -18,8 +18,8 @@ import (
 const (
 	// probeTimeout limits one check. A healthy tunnel answers in milliseconds; a resolver's retry takes 5 s.
 	probeTimeout = 6 * time.Second
-	// firstDial limits the first attempt at a TCP connection, which sends its SYN twice in this time.
-	firstDial = 2 * time.Second
+	// dialTime limits each attempt at a TCP connection, which sends its SYN twice in this time.
+	dialTime = 1500 * time.Millisecond
 )
 
 // probeTargets are the targets of the probe.
@@ -118,7 +118,7 @@ func (p prober) checkTCP(ctx context.Context, what string, target netip.AddrPort
 	}
 	c.Target = target.String()
 	start := time.Now()
-	conn, err := p.dialTwice(ctx, target)
+	conn, err := p.connect(ctx, target)
 	if err != nil {
 		c.Seen = seen(err)
 		// The refusal is the pod's own, so the tunnel reaches it.
@@ -132,14 +132,17 @@ func (p prober) checkTCP(ctx context.Context, what string, target netip.AddrPort
 	return c
 }
 
-// dialTwice connects from another source port if the first gets no answer. IPVS keeps a flow for two minutes after its
+// connect tries again from another source port while there is no answer. IPVS keeps a flow for two minutes after its
 // end: meanwhile its source port cannot connect to the same endpoint directly (docs/netstacks.md).
-func (p prober) dialTwice(ctx context.Context, target netip.AddrPort) (net.Conn, error) {
-	first, cancel := context.WithTimeout(ctx, firstDial)
-	defer cancel()
-	conn, err := p.dial(first, "tcp", target.String())
-	if err != nil && first.Err() != nil && ctx.Err() == nil {
-		return p.dial(ctx, "tcp", target.String())
+func (p prober) connect(ctx context.Context, target netip.AddrPort) (conn net.Conn, err error) {
+	for range probeTimeout / dialTime {
+		attempt, cancel := context.WithTimeout(ctx, dialTime)
+		conn, err = p.dial(attempt, "tcp", target.String())
+		silent := attempt.Err() != nil
+		cancel()
+		if err == nil || !silent || ctx.Err() != nil {
+			break
+		}
 	}
 	return conn, err
 }
