@@ -102,7 +102,7 @@ elsewhere: ## go vet for macOS and Windows, and the tests compiled for both
 
 docs: ## write docs/reference from the commands and types, and the README of the chart from its values
 	$(GO) test -run TestReferenceIsGenerated ./internal/cli -args -update-reference
-	$(GO) test -C test -run TestSchemaIsGenerated ./schema -args -update
+	$(GO) test -C test -run IsGenerated ./schema -args -update
 	$(GO) test -C test -run TestReadmeIsGenerated ./chart -args -update
 
 test: ## lint, unit tests, network namespaces, real clusters (the last two: Linux, root); without clusters: scripts/test unit

@@ -1,5 +1,6 @@
 // Command traffic runs in the cluster: as the traffic manager, as the traffic gateway in the manager's pod, as the
-// traffic agents in the pods of intercepted workloads, and as the supervisor in clones that receive files.
+// traffic agents in the pods of intercepted workloads, as the supervisor in clones that receive files, and to send the
+// requests of `kubevpn why --from`.
 package main
 
 import (
@@ -16,6 +17,7 @@ import (
 	"kubevpn/internal/manager"
 	"kubevpn/internal/supervisor"
 	"kubevpn/internal/version"
+	"kubevpn/internal/why/trip"
 )
 
 func main() {
@@ -25,7 +27,7 @@ func main() {
 		Version:       version.Full(),
 		SilenceErrors: true,
 	}
-	root.AddCommand(manager.NewCommand(), gateway.NewCommand(), agent.NewCommand())
+	root.AddCommand(manager.NewCommand(), gateway.NewCommand(), agent.NewCommand(), trip.NewCommand())
 	root.AddCommand(supervisor.NewCommands()...)
 	if err := root.ExecuteContext(context.Background()); err != nil {
 		if exit := supervisor.Exit(0); errors.As(err, &exit) {

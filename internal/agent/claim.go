@@ -33,17 +33,18 @@ func portOf(p api.AgentPort) port { return port{Protocol: p.Protocol, Port: p.Po
 
 // claim is one intercept in this pod. Only the last group of fields changes; leader.mu guards it.
 type claim struct {
-	id     string
-	owner  *owner
-	by     laptop             // of the session that ordered it
-	target interceptor.Target // receives the requests: by, or a clone
-	match  *httpmatch.Match
-	mirror bool
-	ports  []api.AgentPort
-	since  time.Time // by this agent's clock
-	tls    *tls.Config
-	stats  *interceptor.Stats
-	record *recorder
+	id      string
+	owner   *owner
+	by      laptop             // of the session that ordered it
+	target  interceptor.Target // receives the requests: by, or a clone
+	match   *httpmatch.Match
+	mirror  bool
+	observe bool // the laptop gets no copies
+	ports   []api.AgentPort
+	since   time.Time // by this agent's clock
+	tls     *tls.Config
+	stats   *interceptor.Stats
+	record  *recorder
 
 	awaySince time.Time // when by was first seen away; zero: it is not away
 	requests  uint64    // seen so far
@@ -86,7 +87,8 @@ func newClaim(o *api.ClaimOrder, by *owner, from laptop, now time.Time) (*claim,
 		return nil, api.Errorf(api.ExitUsage, "the match: %w", err)
 	}
 	c := &claim{
-		id: o.ID, owner: by, by: from, target: from, match: m, mirror: o.Mirror, ports: slices.Clone(o.Ports),
+		id: o.ID, owner: by, by: from, target: from, match: m, mirror: o.Mirror,
+		observe: o.Mirror && o.Observe, ports: slices.Clone(o.Ports),
 		since: now, stats: new(interceptor.Stats), record: new(recorder),
 	}
 	if o.Clone != nil {
@@ -167,8 +169,8 @@ func newTable(claims []*claim) table {
 	for _, c := range slices.SortedStableFunc(slices.Values(claims), byAge) {
 		for _, p := range c.ports {
 			t[portOf(p)] = append(t[portOf(p)], interceptor.Claim{
-				ID: c.globalID(), Match: c.match, Mirror: c.mirror, Target: c.target, Stats: c.stats,
-				Record: c.record.begin, TLS: c.tls,
+				ID: c.globalID(), Match: c.match, Mirror: c.mirror, Observe: c.observe, Target: c.target,
+				Stats: c.stats, Record: c.record.begin, TLS: c.tls,
 			})
 		}
 	}

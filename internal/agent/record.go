@@ -27,8 +27,8 @@ const (
 	maxRecorded    = 32 << 20 // bytes of all claims
 	maxOwnRecorded = 4 << 20  // of one
 	recordedHead   = 4 << 10  // bytes that a request in flight counts for, beside its bodies
-	recordRate     = 200      // exchanges a second
-	recordBurst    = 1000
+	recordRate     = 100      // exchanges a second
+	recordBurst    = 500
 	dropReport     = time.Second // interval of reports of drops alone
 	// recordDelay collects exchanges: sending each by itself wakes the laptop, and costs several times as much.
 	recordDelay = 100 * time.Millisecond
@@ -172,7 +172,7 @@ func (l *leader) record(by *owner, o *api.RecordOrder, cancel context.CancelFunc
 		return nil, nil, api.Errorf(api.ExitWorkload, "you have no intercept %q in this pod", o.Claim)
 	}
 	c := l.claims[n]
-	q = &recordQueue{claim: c.globalID(), mirror: c.mirror, shared: &l.recorded,
+	q = &recordQueue{claim: c.globalID(), mirror: c.mirror && !c.observe, shared: &l.recorded,
 		rate: rate.NewLimiter(recordRate, recordBurst), more: wakeup.NewSignal(), cancel: cancel}
 	q.setBody(o.Body)
 	c.record.set(q)

@@ -57,13 +57,15 @@ type AgentOrder struct {
 
 // ClaimOrder asks for requests of the pod. The same ID again replaces the claim.
 type ClaimOrder struct {
-	ID     string          `json:"id"`
-	Match  httpmatch.Spec  `json:"match,omitzero"`
-	Ports  []AgentPort     `json:"ports"`
-	Mirror bool            `json:"mirror,omitempty"`
-	Flush  bool            `json:"flush,omitempty"`
-	Since  time.Time       `json:"since"`
-	TLS    *TLSTermination `json:"tls,omitempty"`
+	ID     string         `json:"id"`
+	Match  httpmatch.Spec `json:"match,omitzero"`
+	Ports  []AgentPort    `json:"ports"`
+	Mirror bool           `json:"mirror,omitempty"`
+	// Observe, with Mirror, means that the laptop gets no copies: it only records.
+	Observe bool            `json:"observe,omitempty"`
+	Flush   bool            `json:"flush,omitempty"`
+	Since   time.Time       `json:"since"`
+	TLS     *TLSTermination `json:"tls,omitempty"`
 	// Clone lists pods that receive the requests in turn, on the same ports, while the laptop is attached. Nil: the
 	// laptop receives them. Without addresses, the application receives them.
 	Clone *ClonePods `json:"clone,omitempty"`

@@ -98,6 +98,7 @@ type Connection struct {
 	ProxyMode        string         `json:"proxyMode"`
 	Transport        string         `json:"transport"` // the transport in use: "direct", "port-forward (spdy)"
 	Transports       []Transport    `json:"transports"`
+	Seconds          float64        `json:"roundTripSeconds,omitempty"` // to the manager; by the last few heartbeats
 	Device           string         `json:"device"`
 	Addresses        []netip.Addr   `json:"addresses"`
 	CIDRs            []netip.Prefix `json:"cidrs"` // networks that are routed into the tunnel

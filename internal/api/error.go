@@ -64,6 +64,10 @@ const (
 	ExitLocalPort     ExitCode = 94 // no program of this machine listens on the port of the intercept
 	ExitLocalHang     ExitCode = 95 // the program of this machine does not answer
 
+	// The results of `kubevpn diff`.
+	ExitDiffer      ExitCode = 100 // answers differ
+	ExitNotCompared ExitCode = 101 // there was nothing to compare
+
 	ExitInterrupted ExitCode = 130 // Ctrl-C
 )
 

@@ -23,11 +23,13 @@ type InterceptSpec struct {
 	// empty: all TCP and UDP ports of the container, each to the same port of the laptop
 	Ports []PortMap `json:"ports,omitempty"`
 	// empty: the only container, or the default container of kubectl
-	Container string          `json:"container,omitempty"`
-	Mode      string          `json:"mode,omitempty"`   // ModeAuto (also when empty), ModeEphemeral or ModeSidecar
-	Mirror    bool            `json:"mirror,omitempty"` // the laptop receives copies; its answers are discarded
-	Flush     bool            `json:"flush,omitempty"`  // end the connections that are already open
-	TLS       *TLSTermination `json:"tls,omitempty"`
+	Container string `json:"container,omitempty"`
+	Mode      string `json:"mode,omitempty"`   // ModeAuto (also when empty), ModeEphemeral or ModeSidecar
+	Mirror    bool   `json:"mirror,omitempty"` // the laptop receives copies; its answers are discarded
+	// with Mirror: the laptop receives nothing, and only records
+	Observe bool            `json:"observe,omitempty"`
+	Flush   bool            `json:"flush,omitempty"` // end the connections that are already open
+	TLS     *TLSTermination `json:"tls,omitempty"`
 	// keep the last exchanges, at most so many
 	Record int `json:"record,omitempty"`
 	// send requests to a clone in the cluster, not to the laptop; not with Mirror

@@ -31,6 +31,8 @@ const (
 	KindRecord          = "Record"
 	KindDNSQueryList    = "DNSQueryList"
 	KindDNSQuery        = "DNSQuery"
+	KindPage            = "Page"
+	KindDiff            = "Diff"
 )
 
 // InterceptList is the result of `kubevpn proxy` and `kubevpn clone` for several workloads.

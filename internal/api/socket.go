@@ -15,6 +15,7 @@ const (
 	PathDaemon     = "/v1/daemon"     // GET a DaemonInfo
 	PathFlows      = "/v1/flows"      // GET with ParamLimit and ParamFollow; answers lines of FlowList
 	PathDNS        = "/v1/dns"        // GET with ParamFollow and ParamAll; answers lines of DNSQuery
+	PathPage       = "/v1/page"       // POST a PageRequest; answers a Page
 	PathQuit       = "/v1/quit"       // POST nothing; answers lines of Event, then the daemon ends
 )
 

@@ -78,7 +78,7 @@ func (o *cloneOptions) addTo(cmd *cobra.Command) {
 	o.spec.addPorts(cmd, "port of the container whose requests go to the clone's same port, [tcp|udp/]PORT; may be "+
 		"repeated (default: all ports)")
 	cmd.Flags().StringVarP(&o.spec.container, "container", "c", "",
-		"container that the flags change (default: the same as for `kubevpn proxy`)")
+		"container that the flags change (default: as for 'kubevpn proxy')")
 	completeWith(cmd, "container", o.flags.kube.completeContainers(o.app))
 	o.flags.addTo(cmd, o.app, config.KeyMode, config.KeyRequireMatch)
 	f := cmd.Flags()
@@ -163,7 +163,8 @@ func (o *cloneOptions) cloneSpec() (api.CloneSpec, error) {
 	for _, text := range o.volumes {
 		name, how, _ := strings.Cut(text, "=")
 		if name == "" || how != api.VolumeEmpty && how != api.VolumeShare {
-			return s, api.Errorf(api.ExitUsage, "--volume: %q is neither NAME=empty nor NAME=share", text)
+			return s, api.Errorf(api.ExitUsage, "--volume: %q is neither NAME=empty nor NAME=share", text).
+				WithHint("For example --volume data=share.")
 		}
 		if s.Volumes == nil {
 			s.Volumes = map[string]string{}

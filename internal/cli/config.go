@@ -28,9 +28,8 @@ func newConfig(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Show the settings",
-		Long: "Show the settings of `kubevpn connect`, `proxy`, `clone` and `dev`. A flag takes precedence over the\n" +
-			"environment, the environment over your file, your file over the client defaults of the cluster, and\n" +
-			"these over the built-in default.",
+		Long: "Show the settings of all commands. A flag takes precedence over the environment, the environment\n" +
+			"over your file, your file over the client defaults of the cluster, and these over the built-in default.",
 		Example: examples("Show each setting and where it comes from", "kubevpn config view --show-origin"),
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

@@ -51,12 +51,12 @@ func newConnect(a *app) *cobra.Command {
 			"Serve a SOCKS5 and HTTP proxy and change nothing on this machine, until Ctrl-C (without root)",
 			"kubevpn connect --socks 127.0.0.1:1080",
 			"Run without a daemon, until Ctrl-C (as root)", "sudo -E kubevpn connect --foreground",
-			"For a script", "kubevpn connect -o json",
+			"For a script", "kubevpn connect -o json --yes",
 		),
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.report(cmd.Context(), o.output, o.connect) },
 	}
-	o.flags.addTo(cmd, a)
+	o.flags.addTo(cmd, a, config.KeyMetricsListen)
 	cmd.Flags().BoolVar(&o.foreground, "foreground", false, "connect in this process, without a daemon, until Ctrl-C")
 	cmd.Flags().StringVar(&o.socks, "socks", "",
 		"loopback address and port of a SOCKS5 and HTTP proxy, through which alone programs reach the cluster, until "+
@@ -336,6 +336,9 @@ func (s *settingFlags) addTo(cmd *cobra.Command, keys ...config.Key) {
 		case config.KeyRedact:
 			flags.StringSlice(name, defaults.Redact,
 				"header whose values are not shown; may be repeated; none: show all")
+		case config.KeyMetricsListen:
+			flags.String(name, "", "loopback address and port at which the daemon serves /metrics, for Prometheus, "+
+				"until 'kubevpn quit'")
 		case config.KeySSHJump:
 			flags.StringSlice(name, nil, "SSH jump host before the API server, [USER@]HOST[:PORT]; may be repeated")
 		}

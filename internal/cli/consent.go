@@ -124,7 +124,7 @@ func (c *consenting) store(needs api.Consent, on func(api.Event)) {
 	}
 }
 
-// allow asks the user for the consent that e needs. It returns nil if the user agrees.
+// allow asks the user for the consent that e needs, or for what its message says. It returns nil if the user agrees.
 func (c *consenting) allow(ctx context.Context, e *api.Error, on func(api.Event)) error {
 	if c.yes {
 		on(api.Event{Warning: e.Message + ": allowed without a question, because `yes` is set"})
@@ -138,7 +138,7 @@ func (c *consenting) allow(ctx context.Context, e *api.Error, on func(api.Event)
 	defer done()
 	c.quiet()
 	fmt.Fprintf(terminal, "%s\n  cluster         %s, %s\n%sAllow this? [y/N] ",
-		printable(e.Message), printable(c.cluster.Name()), c.cluster.Server(), described(*e.Needs))
+		printable(e.Message), printable(c.cluster.Name()), c.cluster.Server(), described(e.Needs))
 	line := make(chan string, 1)
 	go func() { line <- readLine(c.app.in) }() // nothing interrupts the read: it ends with the process
 	select {
@@ -180,9 +180,12 @@ func readLine(r io.Reader) string {
 	}
 }
 
-// described returns a line for each part of c.
-func described(c api.Consent) string {
+// described returns a line for each part of c, which may be nil.
+func described(c *api.Consent) string {
 	var b strings.Builder
+	if c == nil {
+		return ""
+	}
 	add := func(title, value string) {
 		if value != "" {
 			fmt.Fprintf(&b, "  %-15s %s\n", title, printable(value))

@@ -95,11 +95,11 @@ func TestQuestionNamesAtMostTwentyNetworks(t *testing.T) {
 	for i := range 5000 {
 		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{203, byte(i >> 8), byte(i), 0}), 24))
 	}
-	got := described(api.Consent{Networks: many})
+	got := described(&api.Consent{Networks: many})
 	if !strings.Contains(got, "203.0.19.0/24 and 4980 more\n") || strings.Contains(got, "203.0.20.0/24") {
 		t.Errorf("got %q", got)
 	}
-	if got := described(api.Consent{Networks: many[:2]}); !strings.Contains(got, "203.0.0.0/24, 203.0.1.0/24\n") {
+	if got := described(&api.Consent{Networks: many[:2]}); !strings.Contains(got, "203.0.0.0/24, 203.0.1.0/24\n") {
 		t.Errorf("got %q", got)
 	}
 }

@@ -93,6 +93,7 @@ func newDev(a *app) *cobra.Command {
 // addTo defines the flags.
 func (o *devOptions) addTo(cmd *cobra.Command) {
 	o.spec.addTo(cmd)
+	cmd.Flag("container").Usage = "container that the program replaces " + defaultContainer
 	completeWith(cmd, "container", o.flags.kube.completeContainers(o.app))
 	o.flags.addWithoutImage(cmd, o.app, config.KeyMode, config.KeyRequireMatch)
 	f := cmd.Flags()
@@ -220,7 +221,8 @@ func (o *devOptions) environment() ([]string, error) {
 		if !given {
 			value, there := o.app.lookup(name)
 			if !there {
-				return api.Errorf(api.ExitUsage, "%s: %s is not set in the environment of this machine", from, name)
+				return api.Errorf(api.ExitUsage, "%s: %s is not set in the environment of this machine", from, name).
+					WithHint("Set it, or write its value: %s=VALUE.", name)
 			}
 			entry = name + "=" + value
 		}
@@ -258,7 +260,8 @@ func (o *devOptions) directories() (map[string]string, error) {
 	for _, text := range o.volumes {
 		name, dir, given := strings.Cut(text, "=")
 		if !given || name == "" || dir == "" {
-			return nil, api.Errorf(api.ExitUsage, "--volume: %q is not NAME=DIRECTORY", text)
+			return nil, api.Errorf(api.ExitUsage, "--volume: %q is not NAME=DIRECTORY", text).
+				WithHint("For example --volume data=./testdata.")
 		}
 		info, err := os.Stat(dir)
 		if err == nil && !info.IsDir() {

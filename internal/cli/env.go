@@ -58,7 +58,7 @@ func newEnv(a *app) *cobra.Command {
 	}
 	o.kube.addTo(cmd, a)
 	cmd.Flags().StringVarP(&o.container, "container", "c", "",
-		"container (default: the one in the annotation kubectl.kubernetes.io/default-container, else the only one)")
+		"container "+defaultContainer)
 	cmd.Flags().StringVar(&o.file, "file", "", "file to write with mode 0600, instead of standard output")
 	completeWith(cmd, "container", o.kube.completeContainers(a))
 	o.output.addTo(cmd)

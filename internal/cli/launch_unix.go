@@ -15,6 +15,17 @@ import (
 // detach starts the command in a new session, so that Ctrl-C and the end of this terminal do not affect it.
 func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }
 
+// ownGroup starts the command in a process group of its own, which Ctrl-C on this terminal does not reach.
+func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
+
+// endGroup ends the command's process group. force does not give it a choice.
+func endGroup(cmd *exec.Cmd, force bool) error {
+	if force {
+		return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	}
+	return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
+}
+
 // sendFile sends one byte with the descriptor.
 func sendFile(conn *net.UnixConn, f *os.File) error {
 	if _, _, err := conn.WriteMsgUnix([]byte{0}, unix.UnixRights(int(f.Fd())), nil); err != nil {

@@ -46,7 +46,7 @@ func newProxy(a *app) *cobra.Command {
 			"Match headers of an application that serves TLS itself",
 			"kubevpn proxy deployment/web --headers x-user=me --tls-secret web-tls",
 			"Until Ctrl-C", "kubevpn proxy deployment/web --foreground",
-			"For a script", "kubevpn proxy deployment/web -o json",
+			"For a script", "kubevpn proxy deployment/web -o json --yes",
 		),
 		Args: checkWorkloads,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,6 +15,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
 	"kubevpn/internal/config"
+	"kubevpn/internal/doctor"
 	"kubevpn/internal/report"
 	"kubevpn/pkg/redact"
 )
@@ -33,10 +35,10 @@ func newReport(a *app) *cobra.Command {
 		Use:   "report",
 		Short: "Write logs, states and versions to an archive for an issue",
 		Long: "Write one archive for an issue about kubevpn: versions, settings, the status and the log of the\n" +
-			"daemon, routes, rules and name resolution of this machine, and the state and the logs of the traffic\n" +
-			"manager, the gateways and the agents. The command changes nothing. It needs neither a daemon nor a\n" +
-			"cluster: the archive lists what is missing, and why. kubevpn replaces the secrets that it knows or\n" +
-			"recognizes. Look at the files before you send the archive.",
+			"daemon, the findings of `kubevpn doctor`, routes, rules and name resolution of this machine, and the\n" +
+			"state and the logs of the traffic manager, the gateways and the agents. The command changes nothing.\n" +
+			"It needs neither a daemon nor a cluster: the archive lists what is missing, and why. kubevpn replaces\n" +
+			"the secrets that it knows or recognizes. Look at the files before you send the archive.",
 		Example: examples(
 			"Write an archive to the current directory", "kubevpn report",
 			"Include agents in the namespace shop, and choose the file",
@@ -111,15 +113,19 @@ func (o *reportOptions) write(ctx context.Context, file *os.File) ([]api.ReportP
 		}
 	}
 	var c *cluster.Cluster
+	var checked atomic.Pointer[cluster.Cluster] // a check that hangs may still set it
 	parts := report.Collect(ctx,
 		func(ctx context.Context) []report.Part { return o.local(ctx, status, statusErr) },
+		func(ctx context.Context) []report.Part { return o.findings(ctx, &checked) },
 		report.Machine,
 		func(ctx context.Context) (parts []report.Part) {
 			c, parts = o.cluster(ctx, status)
 			return parts
 		})
-	if c != nil {
-		secrets.Add(c.Secrets()...) // a credential plugin has run meanwhile
+	for _, c := range []*cluster.Cluster{c, checked.Load()} {
+		if c != nil {
+			secrets.Add(c.Secrets()...) // a credential plugin has run meanwhile
+		}
 	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -144,6 +150,28 @@ func (o *reportOptions) local(ctx context.Context, status api.Status, statusErr 
 		return append(parts, report.Part{Name: "daemon.log", About: "the log of the daemon", Err: err})
 	}
 	return append(parts, report.File("daemon.log", "the end of the daemon's log", paths.LogFile()))
+}
+
+// findings returns what `kubevpn doctor` finds. It asks nothing on the terminal. checked is set to the cluster that it
+// used, because of its secrets.
+func (o *reportOptions) findings(ctx context.Context, checked *atomic.Pointer[cluster.Cluster]) []report.Part {
+	p := report.Part{Name: "doctor.txt", About: "what `kubevpn doctor` finds"}
+	cfg, err := (&doctorOptions{app: o.app, kube: o.kube, settings: o.settings}).config()
+	if err != nil {
+		p.Err = err
+		return []report.Part{p}
+	}
+	var text strings.Builder
+	printer := doctorPrinter{w: &text}
+	cfg.Terminal, cfg.Found = cluster.Terminal{}, printer.finding
+	cfg.Load = func(prepared cluster.Prepared) (*cluster.Cluster, error) {
+		c, err := o.app.loadCluster(prepared)
+		checked.Store(c)
+		return c, err
+	}
+	printer.end(doctor.Run(ctx, cfg))
+	p.Text = text.String()
+	return []report.Part{p}
 }
 
 // cluster returns the parts about the cluster. It asks nothing on the terminal.

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log"
 	"maps"
 	"net"
 	"net/http"
@@ -188,6 +189,7 @@ func telling(t *testing.T) (a *app, kubeconfig string) {
 		return []byte("-----BEGIN PRIVATE KEY-----\n" + planted[name] + "\n-----END PRIVATE KEY-----\n")
 	}
 	s := httptest.NewTLSServer(http.HandlerFunc(tellingAPIServer))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // doctor ends conns early
 	t.Cleanup(s.Close)
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 	quote := func(name string) string { text, _ := json.Marshal(planted[name]); return string(text) }
@@ -286,6 +288,9 @@ func TestReportContainsNoSecret(t *testing.T) {
 	if !strings.Contains(files["cluster.txt"], "API server v1.37.2") || !strings.Contains(files["status.json"], `"id": "one"`) {
 		t.Errorf("%q", files)
 	}
+	if text := files["doctor.txt"]; !strings.Contains(text, "ok       answer         Kubernetes v1.37.2") {
+		t.Errorf("doctor.txt: %q", text)
+	}
 	files["what the command printed"] = printed
 	for name, text := range files {
 		if name == "README.txt" || name == "what the command printed" {
@@ -326,7 +331,7 @@ func TestReportOfABrokenMachine(t *testing.T) {
 		if err := json.Unmarshal([]byte(a.out.(*testenv.Buffer).Take()), &r); err != nil {
 			t.Fatal(err)
 		}
-		for _, part := range []string{"cluster.txt", "daemon.log"} {
+		for _, part := range []string{"cluster.txt", "daemon.log", "doctor.txt"} {
 			n := slices.IndexFunc(r.Parts, func(p api.ReportPart) bool { return p.Name == part })
 			if n < 0 || r.Parts[n].Missing == "" {
 				t.Errorf("%s: %s is not listed as missing: %+v", name, part, r.Parts)

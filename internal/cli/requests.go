@@ -132,15 +132,28 @@ func (o *requestsOptions) run(ctx context.Context) error {
 
 // follow prints the records of the daemon until they end.
 func (o *requestsOptions) follow(ctx context.Context, p *recordPrinter) error {
-	c, err := o.app.client()
+	return o.app.recorded(ctx, o.req, func(r *api.Record) error {
+		if err := p.record(r); err != nil {
+			return err
+		}
+		if o.count > 0 && p.printed >= o.count {
+			return errEnough
+		}
+		return nil
+	})
+}
+
+// recorded calls on with the records of the daemon until they end.
+func (a *app) recorded(ctx context.Context, req api.RequestsRequest, on func(*api.Record) error) error {
+	c, err := a.client()
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	resp, err := c.do(ctx, http.MethodPost, api.PathRequests, o.req)
+	resp, err := c.do(ctx, http.MethodPost, api.PathRequests, req)
 	if errors.Is(err, errNoDaemon) {
-		return api.Errorf(api.ExitWorkload, "%s is not intercepted from this machine", o.req.Workload).
+		return api.Errorf(api.ExitWorkload, "%s is not intercepted from this machine", req.Workload).
 			WithHint("`kubevpn proxy` intercepts a workload")
 	} else if err != nil {
 		return err
@@ -159,11 +172,8 @@ func (o *requestsOptions) follow(ctx context.Context, p *recordPrinter) error {
 		case r.Error != nil:
 			return r.Error
 		}
-		if err := p.record(&r); err != nil {
+		if err := on(&r); err != nil {
 			return err
-		}
-		if o.count > 0 && p.printed >= o.count {
-			return errEnough
 		}
 	}
 }

@@ -18,7 +18,7 @@ func newRoot(a *app) *cobra.Command {
 		Use:   "kubevpn",
 		Short: "Connect this machine to the network of a Kubernetes cluster",
 		Long: "kubevpn connects this machine to the network of a Kubernetes cluster. Every program reaches pods,\n" +
-			"Services and cluster DNS names. All traffic goes through the API server.",
+			"Services and cluster DNS names. kubevpn needs only the API server for this.",
 		Example: examples(
 			"Connect to the cluster of the current context, call a Service, and disconnect",
 			"kubevpn connect", "curl http://web.default", "kubevpn disconnect --all",
@@ -62,8 +62,8 @@ func newRoot(a *app) *cobra.Command {
 		root.AddCommand(cmds...)
 	}
 	add(groupConnection, newConnect(a), newRun(a), newDisconnect(a), newStatus(a), newDoctor(a), newWhy(a),
-		newFlows(a), newDNS(a), newLogs(a), newQuit(a), newTrust(a))
-	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newEnv(a), newList(a), newRequests(a),
+		newFlows(a), newDNS(a), newUI(a), newLogs(a), newQuit(a), newTrust(a))
+	add(groupIntercept, newProxy(a), newClone(a), newDev(a), newEnv(a), newList(a), newRequests(a), newDiff(a),
 		newLeave(a), newReset(a))
 	add(groupCluster, newInstall(a), newUninstall(a))
 	add(groupOther, newConfig(a), newService(a), newReport(a), newVersion(a), newCompletion(a))

@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
 	"github.com/rogpeppe/go-internal/testscript"
 	"golang.org/x/sys/unix"
 
@@ -82,6 +83,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exitcode":  cmdExitCode,
 			"interrupt": cmdInterrupt,
+			"terminal":  cmdTerminal,
 			"unread":    cmdUnread,
 			"mode":      cmdMode,
 			"await":     cmdAwait,
@@ -141,6 +143,7 @@ func fakeAPIServer(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
 	case strings.HasPrefix(path, "/silent/"):
 		<-r.Context().Done()
+		panic(http.ErrAbortHandler) // a return is an empty answer, which a client that is slow to give up still takes
 	case strings.HasPrefix(path, "/page/"):
 		w.Header().Set("Content-Type", "text/html")
 		fmt.Fprint(w, "<html><title>Sign in to Corp</title>")
@@ -199,6 +202,37 @@ func cmdInterrupt(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if !strings.Contains("\n"+out.String(), "\n"+args[2]+"\n") {
 		ts.Fatalf("no line %q", args[2])
+	}
+}
+
+// cmdTerminal runs a command on a terminal, types the text of a file, checks the command's exit code, and keeps what the
+// terminal showed in the file "terminal": terminal 16 FILE COMMAND [ARG...]. Unlike ttyin it reads all that was shown:
+// until no process has the terminal any more.
+func cmdTerminal(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: terminal CODE FILE COMMAND [ARG...]")
+	}
+	person, terminal, err := pty.Open()
+	ts.Check(err)
+	defer person.Close()
+	cmd := command(ts, args[2:])
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, ts.Stdout(), ts.Stderr()
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Setctty: true}
+	err = cmd.Start()
+	terminal.Close()
+	ts.Check(err)
+	const endOfTransmission = "\x04"
+	_, err = io.WriteString(person, ts.ReadFile(args[1])+endOfTransmission)
+	ts.Check(err)
+	shown, err := io.ReadAll(person)
+	if !errors.Is(err, unix.EIO) { // the end of a terminal on Linux
+		ts.Check(err)
+	}
+	ts.Logf("[terminal]\n%s", shown)
+	ts.Check(os.WriteFile(ts.MkAbs("terminal"), shown, 0o600))
+	err = cmd.Wait()
+	if got := fmt.Sprint(cmd.ProcessState.ExitCode()); got != args[0] {
+		ts.Fatalf("exit code %s, want %s (%v)", got, args[0], err)
 	}
 }
 

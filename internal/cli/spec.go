@@ -43,6 +43,17 @@ func (f *specFlags) addMatch(cmd *cobra.Command) {
 }
 
 func (f *specFlags) addTo(cmd *cobra.Command) {
+	f.addTarget(cmd)
+	cmd.Flags().BoolVar(&f.mirror, "mirror", false,
+		"send a copy of the requests to this machine; the application still answers")
+}
+
+// defaultContainer describes which container a command chooses, in the usage of --container.
+const defaultContainer = "(default: the one in the annotation kubectl.kubernetes.io/default-container, " +
+	"else the only one, else the one with a port to which a Service sends)"
+
+// addTarget adds the flags for the match, the ports and the container.
+func (f *specFlags) addTarget(cmd *cobra.Command) {
 	f.addMatch(cmd)
 	flags := cmd.Flags()
 	f.addPorts(cmd, "port of this machine and of the container, [tcp|udp/]LOCAL:CONTAINER or [tcp|udp/]PORT for the "+
@@ -52,8 +63,6 @@ func (f *specFlags) addTo(cmd *cobra.Command) {
 	flags.StringVarP(&f.container, "container", "c", "",
 		"container whose ports are intercepted (default: the one in the annotation "+
 			"kubectl.kubernetes.io/default-container, else the only one, else the one with the ports)")
-	flags.BoolVar(&f.mirror, "mirror", false,
-		"send a copy of the requests to this machine; the application still answers")
 }
 
 // addRecord adds --record.

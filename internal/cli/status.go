@@ -117,7 +117,7 @@ func (o *statusOptions) withoutMeasurements(status api.Status, now time.Time) (s
 	status.Connections = slices.Clone(status.Connections)
 	for n := range status.Connections {
 		c := &status.Connections[n]
-		c.Transports = slices.Clone(c.Transports)
+		c.Seconds, c.Transports = 0, slices.Clone(c.Transports)
 		for m := range c.Transports {
 			t := &c.Transports[m]
 			t.Seconds, t.Rate, t.Sent, t.Received = 0, 0, 0, 0

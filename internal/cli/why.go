@@ -13,20 +13,27 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/net/http/httpguts"
+	corev1 "k8s.io/api/core/v1"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
+	"kubevpn/internal/config"
+	"kubevpn/internal/dev"
+	"kubevpn/internal/install"
 	"kubevpn/internal/why"
 	"kubevpn/internal/why/trip"
+	"kubevpn/internal/workloads"
 )
 
 type whyOptions struct {
-	app     *app
-	kube    kubeFlags
-	output  *format
-	headers []string
-	method  string
-	timeout time.Duration
+	app      *app
+	kube     kubeFlags
+	settings settingFlags
+	output   *format
+	headers  []string
+	method   string
+	from     string
+	timeout  time.Duration
 }
 
 func newWhy(a *app) *cobra.Command {
@@ -38,10 +45,14 @@ func newWhy(a *app) *cobra.Command {
 			"and its endpoints, NetworkPolicies, the connection, the traffic agent, the program of this machine and\n" +
 			"the answer. It names the cause if a hop fails, and its exit code tells causes apart. It reads objects\n" +
 			"with your own rights; what you may not read is shown as unknown. The request carries the headers\n" +
-			"kubevpn-why and traceparent.",
+			"kubevpn-why and traceparent.\n\n" +
+			"With --from, a pod of a workload sends the request, from an ephemeral container that kubevpn adds.\n" +
+			"The container ends after ten minutes, and its entry stays in the pod until the pod ends, so kubevpn\n" +
+			"asks first.",
 		Example: examples(
 			"Explain why a Service does not answer", "kubevpn why http://web.default/",
 			"Send a header, and another method", "kubevpn why web.default:8080/orders -H 'x-user: me' -X HEAD",
+			"Send it from a pod of another workload", "kubevpn why http://web.default/ --from deployment/other -n shop",
 			"Print the cause for a script", "kubevpn why http://web.default -o jsonpath='{.error.message}'",
 		),
 		Args: func(_ *cobra.Command, args []string) error {
@@ -56,6 +67,10 @@ func newWhy(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if o.from == "" && cmd.Flags().Changed("namespace") {
+				return api.Errorf(api.ExitUsage, "--namespace is for --from").
+					WithHint("write the namespace of a Service into the URL, like http://web.shop/")
+			}
 			return o.run(cmd.Context(), req)
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -64,8 +79,13 @@ func newWhy(a *app) *cobra.Command {
 	flags.StringArrayVarP(&o.headers, "header", "H", nil, "header of the request, 'NAME: VALUE'; may be repeated")
 	flags.StringVarP(&o.method, "method", "X", http.MethodGet, "method of the request")
 	flags.DurationVar(&o.timeout, "timeout", why.Timeout, "time limit for all hops together")
+	flags.StringVar(&o.from, "from", "", "workload, TYPE/NAME, one of whose pods sends the request")
+	completeWith(cmd, "from", o.kube.completeWorkloads(o.app))
 	complete(cmd, "method", "GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
-	o.kube.addClusterTo(cmd)
+	o.kube.addTo(cmd, a)
+	flags.Lookup("namespace").Usage = "namespace of the workload of --from"
+	o.settings.addTo(cmd, config.KeyYes)
+	flags.Lookup("yes").Usage = "with --from: add the container without a question"
 	o.output.addTo(cmd)
 	return cmd
 }
@@ -79,7 +99,8 @@ func (o *whyOptions) request(text string) (trip.Request, error) {
 	var err error
 	if r.URL, err = url.Parse(text); err != nil || r.URL.Hostname() == "" ||
 		r.URL.Scheme != "http" && r.URL.Scheme != "https" {
-		return r, api.Errorf(api.ExitUsage, "%q is not a URL that begins with http:// or https://", text)
+		return r, api.Errorf(api.ExitUsage, "%q is not a URL that begins with http:// or https://", text).
+			WithHint("For example `kubevpn why http://web.default/`.")
 	}
 	if o.timeout < time.Second {
 		return r, api.Errorf(api.ExitUsage, "--timeout must be at least 1s")
@@ -102,13 +123,18 @@ func (o *whyOptions) request(text string) (trip.Request, error) {
 func (o *whyOptions) run(ctx context.Context, req trip.Request) error {
 	p := o.app.newProgress()
 	defer p.stop()
-	c, _, err := o.kube.login(ctx, o.app, func(api.Event) {}, "") // it shows no steps
+	c, prepared, err := o.kube.login(ctx, o.app, func(api.Event) {}, "") // it shows no steps
 	if err != nil {
 		return err
 	}
 	cfg := why.Config{Kube: c.Kube(), Request: req, Timeout: o.timeout}
 	if err := o.connection(ctx, c, &cfg); err != nil {
 		return err
+	}
+	if o.from != "" {
+		if err := o.source(ctx, c, prepared.Namespace, &cfg, p); err != nil {
+			return err
+		}
 	}
 	e := why.Explain(ctx, cfg)
 	if ctx.Err() != nil {
@@ -151,6 +177,66 @@ func (o *whyOptions) connection(ctx context.Context, c *cluster.Cluster, cfg *wh
 		return traces.Intercepts, err
 	}
 	return nil
+}
+
+// source makes a pod of --from the one that sends the request. It tells and asks before it adds a container.
+func (o *whyOptions) source(ctx context.Context, c *cluster.Cluster, namespace string, cfg *why.Config,
+	p progress) error {
+	settings, err := o.settings.load(o.app)
+	if err != nil {
+		return err
+	}
+	asks := consenting{app: o.app, cluster: c, consent: &api.Consent{}, yes: settings.Yes,
+		batch: o.output.forPrograms(), quiet: p.stop}
+	if err := asks.load(); err != nil {
+		return err
+	}
+	pod, err := podOf(ctx, c, namespace, o.from)
+	if err != nil {
+		return err
+	}
+	image, err := install.Find(ctx, c, cfg.Connection.ManagerNamespace, "", *asks.consent)
+	if err != nil {
+		return err
+	}
+	s, err := why.NewSource(ctx, c, pod, image)
+	if err != nil {
+		return err
+	}
+	exec := cluster.Permission{Verb: "create", Resource: "pods/exec", Namespace: pod.Namespace}
+	if r := install.Check(ctx, c, []install.Rights{{Needs: []cluster.Permission{exec}}}); !r[0].Allowed {
+		return api.Errorf(api.ExitPermission, "you may not run a program in the pod %s: this requires the right to %s",
+			pod.Name, exec).WithHint("Ask a cluster admin to run:\n%s", exec.GrantCommands(""))
+	}
+	if s.New {
+		e := api.Errorf(api.ExitConsent, "--from adds the ephemeral container %s to the pod %s/%s: it ends after %.0f "+
+			"minutes, and its entry stays in the pod until the pod ends", s.Container, pod.Namespace, pod.Name,
+			why.Stay.Minutes()).
+			WithHint("Without --from, `kubevpn why` sends the request from this machine.")
+		if err := asks.allow(ctx, e, p.show); err != nil {
+			return err
+		}
+	}
+	cfg.Pod, cfg.Run = pod, s.Run
+	return s.Start(ctx)
+}
+
+// podOf returns a pod of a workload that runs.
+func podOf(ctx context.Context, c *cluster.Cluster, namespace, workload string) (*corev1.Pod, error) {
+	w, err := workloads.New(c).Workload(ctx, namespace, workload)
+	if err != nil {
+		return nil, err
+	}
+	pod, err := dev.Running(ctx, c.Kube(), w)
+	switch {
+	case err != nil:
+		return nil, c.ExplainContext(ctx, fmt.Errorf("listing the pods of %s: %w", w, err))
+	case pod == nil:
+		return nil, api.Errorf(api.ExitWorkload, "no pod of %s in the namespace %s runs", w, namespace).
+			WithHint("`kubectl -n %s get pods` shows them. Scale the workload up, or name another one.",
+				api.ShellQuote(namespace))
+	}
+	return pod, nil
 }
 
 func printExplanation(w io.Writer, e api.Explanation) error {

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -46,8 +47,9 @@ func (p Permission) resource() string {
 }
 
 // GrantCommands returns the two kubectl commands with which an admin grants the permission to the user. It quotes all
-// values, because they may come from the API server.
+// values, because they may come from the API server. If user is empty, the commands contain a placeholder.
 func (p Permission) GrantCommands(user string) string {
+	user = cmp.Or(user, "USER")
 	name := "kubevpn-" + label(p.Verb+"-"+p.Resource)
 	rule := "--verb=" + api.ShellQuote(p.Verb) + " --resource=" + api.ShellQuote(p.resource())
 	if p.Namespace == "" {

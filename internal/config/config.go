@@ -34,6 +34,7 @@ type Config struct {
 	Yes              bool           // give consent to clusters without a question
 	RequireMatch     MatchRule      // where an intercept must select requests
 	SSHJump          sshjump.Hosts  // before the API server
+	MetricsListen    string         // loopback address and port for /metrics; empty: none
 	Redact           []string       // headers whose values `kubevpn requests` does not show
 
 	origins map[Key]origin // a key that it lacks has the built-in default
@@ -116,6 +117,7 @@ const (
 	KeyRequireMatch     Key = "requireMatch"
 	KeySSHJump          Key = "sshJump"
 	KeyRedact           Key = "redact"
+	KeyMetricsListen    Key = "metricsListen"
 )
 
 // setting describes a Key: its flag, its environment variable, and how to set and print it.
@@ -178,7 +180,30 @@ func settings() []setting {
 			text: func(c *Config) string { return c.SSHJump.String() },
 		},
 		list(KeyRedact, "redact", "KUBEVPN_REDACT", headerName, func(c *Config) *[]string { return &c.Redact }),
+		{
+			key: KeyMetricsListen, flag: "metrics-listen", env: "KUBEVPN_METRICS_LISTEN",
+			set: func(c *Config, v []string) (err error) {
+				c.MetricsListen, err = ParseMetricsListen(v[0])
+				return err
+			},
+			text: func(c *Config) string { return c.MetricsListen },
+		},
 	}
+}
+
+// ParseMetricsListen returns the address and port for metrics in their usual form, or an error if it is not one of
+// loopback. Empty means none.
+func ParseMetricsListen(s string) (string, error) {
+	at, err := netip.ParseAddrPort(s)
+	switch {
+	case s == "":
+		return "", nil
+	case err != nil || at.Port() == 0:
+		return "", fmt.Errorf("%q is not IP:PORT, such as 127.0.0.1:9464", s)
+	case !at.Addr().IsLoopback():
+		return "", fmt.Errorf("%s is not a loopback address: other machines could read the metrics", at.Addr())
+	}
+	return at.String(), nil
 }
 
 // headerName parses the name of a header. The name "none" is that of no header.

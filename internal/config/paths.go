@@ -26,6 +26,9 @@ func (p Paths) HelperSocket() string { return filepath.Join(p.RuntimeDir, "helpe
 // Lock returns the path of the file that the running daemon locks. It contains the PID of the daemon.
 func (p Paths) Lock() string { return filepath.Join(p.RuntimeDir, "daemon.lock") }
 
+// PageFile returns the path of the file that leads a browser to the page of `kubevpn ui`.
+func (p Paths) PageFile() string { return filepath.Join(p.RuntimeDir, "page.html") }
+
 // LogFile returns the path of the daemon's log.
 func (p Paths) LogFile() string { return filepath.Join(p.StateDir, "daemon.log") }
 

@@ -210,6 +210,7 @@ func (c *Connection) Status() api.Connection {
 	}
 	out.DNS.StaleAnswers, out.DNS.Hosts = c.routes.zone.cache.Stale(), c.hosts.shown()
 	out.Transport, out.Transports = c.transports.describe(out.Since)
+	out.Seconds = c.transports.roundTrip().Seconds()
 	if out.Error == nil {
 		out.Error = c.cluster.LoginRequired()
 	}

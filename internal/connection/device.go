@@ -57,6 +57,7 @@ func (r *routes) bringUp(ctx context.Context, g *errgroup.Group) error {
 		return errors.Join(err, device.Close())
 	}
 	r.packets.device.Store(&device)
+	r.stack.Store(stack)
 	g.Go(func() error { return r.runStack(ctx, stack, device) })
 	g.Go(func() error { r.packets.run(ctx); return nil })
 	r.zone.serve = func(at netip.Addr) (func(), error) { return r.serveDNS(ctx, g, stack, at) }

@@ -8,12 +8,14 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go4.org/netipx"
 
 	"kubevpn/internal/api"
 	"kubevpn/internal/cluster"
+	"kubevpn/pkg/datapath/netstack"
 	"kubevpn/pkg/datapath/routable"
 	"kubevpn/pkg/host/route"
 )
@@ -38,7 +40,8 @@ const (
 type routes struct {
 	*shared
 	zone    *zone
-	device  string         // the name of the TUN device
+	device  string // the name of the TUN device
+	stack   atomic.Pointer[netstack.Stack]
 	own     cluster.CIDRs  // what the user's own rights show; zero unless the manager lacks rights
 	inner   []netip.Prefix // inner networks that this machine can route
 	planned planned        // as applied

@@ -248,6 +248,20 @@ func (t *transports) describe(since time.Time) (inUse string, all []api.Transpor
 	return inUse, all
 }
 
+// roundTrip returns the least round trip of the session's links, as their heartbeats measure it; 0: unknown.
+func (t *transports) roundTrip() (least time.Duration) {
+	ts := t.current.now()
+	if ts == nil {
+		return 0
+	}
+	for _, l := range ts.Stats().Links {
+		if l.Up && l.RTT > 0 && (least == 0 || l.RTT < least) {
+			least = l.RTT
+		}
+	}
+	return least
+}
+
 // describePreferred describes one transport of used. better is the one in use.
 func (t *transports) describePreferred(name string, st transport.PreferredStatus, better string) api.Transport {
 	out := api.Transport{Name: name, State: api.TransportTrying, Since: st.Since, Seconds: st.Measure.RTT.Seconds(),

@@ -43,6 +43,7 @@ type connections struct {
 	changed    func() // called when inUse may return something else; does not block
 	intercepts *intercepts
 	queries    queryLog // that the resolver of host answered
+	metrics    metricsServer
 
 	host      *hostNetwork  // nil: there is no helper
 	closing   chan struct{} // not nil while a helper is being closed; closed when it has ended
@@ -99,6 +100,9 @@ func (cs *connections) hold(
 		return nil, err
 	}
 	begin(id)
+	if err := cs.serveMetrics(req); err != nil {
+		emit(api.Event{Warning: err.Error()})
+	}
 	if !joined || !t.wasReady() { // a request that joins a connected one does not need its earlier events
 		err = t.follow(ctx, emit)
 	}

@@ -51,7 +51,8 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer func() { _ = unlock() }() // the kernel releases the lock with the process anyway
 
-	logger, closeLog := openLog(cfg.Paths.LogFile())
+	recent := &recentLog{}
+	logger, closeLog := openLog(cfg.Paths.LogFile(), recent)
 	defer func() { _ = closeLog() }() // there is no log left for the error
 
 	key, err := cfg.Paths.ClientKey()
@@ -75,7 +76,9 @@ func Run(ctx context.Context, cfg Config) error {
 	defer helpers.Close()
 
 	logger.Info("daemon begins", "version", version.Full(), "pid", os.Getpid())
-	err = newDaemon(cfg, client, owner, logger).serve(ctx, listener, helpers)
+	d := newDaemon(cfg, client, owner, logger)
+	d.log = recent
+	err = d.serve(ctx, listener, helpers)
 	if err != nil {
 		logger.Error("daemon ends", "err", err)
 		return err
@@ -89,6 +92,8 @@ type daemon struct {
 	cfg         Config
 	connections *connections
 	logger      *slog.Logger
+	log         *recentLog      // what logger wrote
+	page        servedPage      // of `kubevpn ui`
 	quit        wakeup.Signal   // raised when a request asks the daemon to end
 	recheck     wakeup.Signal   // raised when busy may return something else
 	requests    atomic.Int64    // in progress
@@ -100,7 +105,7 @@ func newDaemon(cfg Config, client []byte, owner Owner, logger *slog.Logger) *dae
 	if cfg.Factory == nil {
 		cfg.Factory = NewFactory()
 	}
-	d := &daemon{cfg: cfg, logger: logger, quit: wakeup.NewSignal(), recheck: wakeup.NewSignal()}
+	d := &daemon{cfg: cfg, logger: logger, log: &recentLog{}, quit: wakeup.NewSignal(), recheck: wakeup.NewSignal()}
 	d.ending, d.end = context.WithCancel(context.Background())
 	d.connections = newConnections(cfg.Factory, client, owner, logger)
 	d.connections.changed = d.recheck.Raise
@@ -131,6 +136,7 @@ func (d *daemon) serve(ctx context.Context, listener, helpers net.Listener) erro
 		d.waitForEnd(ctx)
 		d.end()
 		err := d.connections.shutDown(func(api.Event) {})
+		d.stopPage()
 		helpers.Close()
 		// Requests see their connections end, and answer. A client that reads nothing must not block the end.
 		grace, stop := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)

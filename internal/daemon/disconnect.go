@@ -79,6 +79,7 @@ func (cs *connections) named(req api.DisconnectRequest) ([]*connectionTask, erro
 func (cs *connections) shutDown(emit func(api.Event)) error {
 	cs.mu.Lock()
 	cs.shut = true
+	cs.metrics.close()
 	cs.discardPrepared()
 	cs.mu.Unlock()
 	err := cs.disconnect(api.DisconnectRequest{All: true}, emit)

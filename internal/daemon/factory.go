@@ -47,6 +47,8 @@ type Connection interface {
 	SetNamespace(namespace string) error
 	// SetCredential replaces the credential that the user's credential plugin returned. It interrupts nothing.
 	SetCredential(credential *api.Credential) error
+	// Counters returns what the connection counts, for metrics.
+	Counters() connection.Counters
 	// Upgrade replaces the traffic manager with one that runs the image, unless it does already, and moves the
 	// connection, which must be connected, to it.
 	Upgrade(ctx context.Context, image string, progress func(api.Event)) error

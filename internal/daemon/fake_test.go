@@ -141,7 +141,10 @@ type fakeConnection struct {
 	credential *api.Credential
 }
 
-func (c *fakeConnection) Cluster() *cluster.Cluster  { return nil }
+func (c *fakeConnection) Cluster() *cluster.Cluster { return nil }
+func (c *fakeConnection) Counters() connection.Counters {
+	return connection.Counters{Streams: 2, Dropped: map[string]uint64{"packet_denied": 3}}
+}
 func (c *fakeConnection) Connected() <-chan struct{} { return c.connected }
 
 func (c *fakeConnection) Run(ctx context.Context) error {

@@ -200,7 +200,8 @@ func (is *intercepts) hold(
 	}
 	err = t.follow(ctx, emit)
 	if errors.Is(err, errReplaced) {
-		err = api.Errorf(api.ExitLost, "another command intercepts %s with other settings", key.workload)
+		err = api.Errorf(api.ExitLost, "another command intercepts %s with other settings", key.workload).
+			WithHint("`kubevpn leave %s` ends it. Then try again.", key.workload)
 	}
 	return t, err
 }

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -23,8 +24,12 @@ type queryLog struct {
 
 	mu        sync.Mutex
 	recent    []api.DNSQuery // the oldest first
+	counts    map[queryResult]uint64
 	followers map[*queryFollower]struct{}
 }
+
+// queryResult is the part of a query that is counted: few values are possible.
+type queryResult struct{ from, rcode string }
 
 // queryFollower receives queries. Those for which queue has no room are counted.
 type queryFollower struct {
@@ -49,6 +54,10 @@ func (l *queryLog) Observe(q dns.Query) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !outside {
+		if l.counts == nil {
+			l.counts = map[queryResult]uint64{}
+		}
+		l.counts[queryResult{q.From, q.Rcode}]++
 		if len(l.recent) == maxQueries {
 			l.recent = slices.Delete(l.recent, 0, 1)
 		}
@@ -90,7 +99,14 @@ func (l *queryLog) follow(all bool) (recent []api.DNSQuery, f *queryFollower, en
 	}
 }
 
-// clear forgets everything.
+// results returns how many queries for clusters had each result.
+func (l *queryLog) results() map[queryResult]uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.counts)
+}
+
+// clear forgets the queries.
 func (l *queryLog) clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,10 +10,16 @@ import (
 )
 
 func (d *daemon) handleRequests(w http.ResponseWriter, r *http.Request) {
+	d.serveRequests(w, r, func(*api.RequestsRequest) {})
+}
+
+// serveRequests answers lines of Record, of the request as change leaves it.
+func (d *daemon) serveRequests(w http.ResponseWriter, r *http.Request, change func(*api.RequestsRequest)) {
 	var req api.RequestsRequest
 	if !d.read(w, r, &req) {
 		return
 	}
+	change(&req)
 	s := &stream{w: w}
 	err := d.connections.intercepts.requests(r.Context(), req, func(record api.Record) {
 		s.mu.Lock()

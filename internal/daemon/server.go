@@ -29,11 +29,9 @@ func (d *daemon) handler() http.Handler {
 	mux.HandleFunc("POST "+api.PathLeave, handleEnd(d, d.connections.intercepts.leave))
 	mux.HandleFunc("POST "+api.PathQuit, d.handleQuit)
 	mux.HandleFunc("POST "+api.PathTrace, d.handleTrace)
+	mux.HandleFunc("POST "+api.PathPage, d.handlePage)
 	mux.HandleFunc("GET "+api.PathStatus, func(w http.ResponseWriter, r *http.Request) {
-		d.answer(w, http.StatusOK, api.Status{
-			Version: version.Full(), Helper: d.connections.starter(), Connections: d.connections.status(),
-			Intercepts: d.connections.intercepts.status(),
-		})
+		d.answer(w, http.StatusOK, d.status())
 	})
 	mux.HandleFunc("GET "+api.PathDaemon, func(w http.ResponseWriter, r *http.Request) {
 		connections, helper := d.connections.counts()
@@ -43,14 +41,26 @@ func (d *daemon) handler() http.Handler {
 	})
 	mux.HandleFunc("GET "+api.PathFlows, d.handleFlows)
 	mux.HandleFunc("GET "+api.PathDNS, d.handleDNS)
+	return d.counted(mux)
+}
+
+// counted counts the requests in progress, which keep the daemon running.
+func (d *daemon) counted(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d.requests.Add(1)
 		defer func() {
 			d.requests.Add(-1)
 			d.recheck.Raise()
 		}()
-		mux.ServeHTTP(w, r)
+		h.ServeHTTP(w, r)
 	})
+}
+
+func (d *daemon) status() api.Status {
+	return api.Status{
+		Version: version.Full(), Helper: d.connections.starter(), Connections: d.connections.status(),
+		Intercepts: d.connections.intercepts.status(),
+	}
 }
 
 func (d *daemon) handleConnect(w http.ResponseWriter, r *http.Request) {
@@ -157,7 +167,11 @@ func (d *daemon) handleQuit(w http.ResponseWriter, r *http.Request) {
 
 // read decodes the request's body, or answers with the error.
 func (d *daemon) read(w http.ResponseWriter, r *http.Request, into any) bool {
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
+	return d.readUpTo(w, r, maxRequest, into)
+}
+
+func (d *daemon) readUpTo(w http.ResponseWriter, r *http.Request, limit int64, into any) bool {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
 	err := dec.Decode(into)
 	if err == nil && dec.More() {
 		err = errors.New("unexpected data after the request")

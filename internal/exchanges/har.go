@@ -88,17 +88,23 @@ type (
 		To       string      `json:"_destination"`
 		Mirrored bool        `json:"_mirrored,omitempty"`
 		Redacted []string    `json:"_redacted,omitempty"`
+		Comment  string      `json:"comment,omitempty"`
 	}
 )
 
 // Add writes an exchange.
-func (h *HAR) Add(e *api.Exchange) error {
+func (h *HAR) Add(e *api.Exchange) error { return h.AddWith(e, "") }
+
+// AddWith writes an exchange with a comment.
+func (h *HAR) AddWith(e *api.Exchange, comment string) error {
 	prefix := ",\n"
 	if h.entries == 0 {
 		prefix = "{\"log\":{\"version\":\"1.2\",\"creator\":" + creator() + ",\"entries\":[\n"
 	}
 	h.entries++
-	text, err := json.Marshal(newHAREntry(e))
+	entry := newHAREntry(e)
+	entry.Comment = comment
+	text, err := json.Marshal(entry)
 	if err != nil {
 		return err
 	}

@@ -135,7 +135,7 @@ func RightsTable(manager, namespace string) []Rights {
 	in := func(group, resource string, verbs ...string) []cluster.Permission {
 		return each(verbs, cluster.Permission{Group: group, Resource: resource, Namespace: namespace})
 	}
-	agent := in("", "pods/ephemeralcontainers", "patch")
+	agent, exec := in("", "pods/ephemeralcontainers", "patch"), in("", "pods/exec", "create")
 	return []Rights{
 		{"connect: reach pods, Services and names", append(toUse(manager), each([]string{"get"},
 			cluster.Permission{Group: "apps", Resource: "deployments", Namespace: manager})...)},
@@ -148,10 +148,11 @@ func RightsTable(manager, namespace string) []Rights {
 		{"proxy: without a restart of pods", append(in("", "pods", "get", "list", "watch"), agent...)},
 		{"proxy --mode sidecar, of Deployments", in("apps", "deployments", "get", "patch")},
 		{"clone", in("batch", "jobs", "create", "patch", "delete")},
-		{"clone with files, dev with variables of images", in("", "pods/exec", "create")},
+		{"clone with files, dev with variables of images", exec},
 		{"dev: variables and files of ConfigMaps", in("", "configmaps", "get")},
 		{"dev: variables and files of Secrets; proxy --tls-secret", in("", "secrets", "get")},
 		{"dev: tokens of ServiceAccounts", in("", "serviceaccounts/token", "create")},
+		{"why --from", append(in("", "pods", "get", "list", "watch"), append(agent, exec...)...)},
 	}
 }
 

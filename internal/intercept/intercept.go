@@ -165,7 +165,7 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 		target: newCloneTarget(cfg.Clone), records: newRecords(cfg.Spec.Record),
 		claim: api.ClaimOrder{
 			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror,
-			Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
+			Observe: cfg.Spec.Observe, Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
 		},
 		begun: make(chan struct{}), othersAllowed: make(chan struct{}),
 		slots: make(chan struct{}, maxAdding), reset: make(chan error, 1),
@@ -256,7 +256,11 @@ func (i *Intercept) readWorkload(ctx context.Context) error {
 	}
 	i.warn(w.Notes...)
 	done("container %s, %s", container, portsText(ports))
-	i.workload, i.container, i.server = w, container, newServer(ports, i.cfg.Dial, i.log)
+	served := ports
+	if i.cfg.Spec.Observe {
+		served = nil
+	}
+	i.workload, i.container, i.server = w, container, newServer(served, i.cfg.Dial, i.log)
 	for _, p := range ports {
 		i.claim.Ports = append(i.claim.Ports, api.AgentPort{Protocol: p.Protocol, Port: p.Container})
 	}

@@ -34,6 +34,9 @@ func choosePorts(w *workloads.Workload, spec api.InterceptSpec) (ports []api.Por
 			ports = append(ports, api.PortMap{Protocol: p.Protocol, Container: p.Port, Name: p.Name, Local: p.Port})
 		}
 	}
+	if spec.Observe { // requests are recorded on TCP ports only
+		ports = slices.DeleteFunc(ports, func(p api.PortMap) bool { return p.Protocol != "tcp" })
+	}
 	if len(ports) == 0 {
 		return nil, "", api.Errorf(api.ExitWorkload,
 			"the container %s of %s declares no port, and no Service sends to one", c.Name, w).

@@ -57,6 +57,7 @@ It needs no capability.`,
 		"address for /livez and /readyz")
 	f.StringVar(&o.Proxy, "proxy-listen", net.JoinHostPort("", strconv.Itoa(api.ProxyPort)),
 		"address for conns of the transports api-proxy and direct; empty: none")
+	f.StringVar(&o.Metrics, "metrics-listen", "", "address for /metrics, for Prometheus; empty: none")
 	f.StringVar(&o.PodName, "pod-name", os.Getenv("POD_NAME"), "name of this pod ($POD_NAME)")
 	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "addresses of this pod, with commas ($POD_IP)")
 	f.StringVar(&o.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod ($POD_NAMESPACE)")

@@ -12,6 +12,8 @@ const (
 	maxBuffered = 384 << 20
 	// maxLinks bounds the conns of one session. A laptop has five.
 	maxLinks = 8
+	// maxSessions bounds sessions, those without a conn among them.
+	maxSessions = 1024
 )
 
 // newBudget returns the budget that all sessions share.

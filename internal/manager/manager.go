@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"kubevpn/internal/footprint"
+	"kubevpn/internal/metrics"
 	"kubevpn/pkg/datapath/balancer"
 	"kubevpn/pkg/wire/nonblock"
 	"kubevpn/pkg/wire/transport"
@@ -41,6 +42,8 @@ type Config struct {
 	Listen string // for sessions: "127.0.0.1:10800"
 	Health string // for GET /livez and /readyz: ":10801"
 	Proxy  string // for conns by the transports api-proxy and direct: ":10802"; empty: none
+	// Metrics is the address for GET /metrics: ":10803"; empty: none.
+	Metrics string
 
 	Kube kubernetes.Interface // nil: no API access; VIPs are dialled as they are
 	// WatchNamespaces are the namespaces whose Services and EndpointSlices the manager watches. Empty: all.
@@ -72,6 +75,7 @@ type Manager struct {
 	budget    *transport.Budget              // of all sessions
 	gateways  net.Listener                   // nil: no gateway can connect
 	proxy     *proxyPort                     // nil: none
+	metrics   net.Listener                   // nil: none
 	routes    func() ([]netip.Prefix, error) // the pod's
 }
 
@@ -138,9 +142,15 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		defer m.gateways.Close()
 	}
-	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy, "dns",
-		m.publisher.dns.servers, "domain", m.publisher.dns.domain, "ping", !m.publisher.noEcho,
-		"watch-namespaces", m.cfg.WatchNamespaces)
+	if m.cfg.Metrics != "" {
+		if m.metrics, err = network.Listen(ctx, "tcp", m.cfg.Metrics); err != nil {
+			return fmt.Errorf("listen for metrics: %w", err)
+		}
+		defer m.metrics.Close()
+	}
+	m.log.Info("traffic manager", "sessions", sessions.Addr(), "health", health.Addr(), "proxy", m.cfg.Proxy,
+		"metrics", m.cfg.Metrics, "dns", m.publisher.dns.servers, "domain", m.publisher.dns.domain,
+		"ping", !m.publisher.noEcho, "watch-namespaces", m.cfg.WatchNamespaces)
 	return m.serve(ctx, sessions, health)
 }
 
@@ -149,8 +159,8 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 		OnSession: func(ctx context.Context, s *transport.Session) { m.newSession(s).serve(ctx) },
 		Grace:     m.cfg.Grace,
 		Budget:    m.budget,
-		MaxLinks:  maxLinks,
-		Logger:    m.log,
+		MaxLinks:  maxLinks, MaxSessions: maxSessions,
+		Logger: m.log,
 	}
 	listeners := []net.Listener{nonblock.Listener{Listener: sessions, Unsent: unsent}}
 	if m.proxy != nil {
@@ -170,6 +180,9 @@ func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) erro
 	}
 	if m.proxy != nil {
 		g.Go(func() error { return m.proxy.Run(ctx) })
+	}
+	if m.metrics != nil {
+		g.Go(func() error { return metrics.Serve(ctx, m.metrics, metrics.Handler(m.collector())) })
 	}
 	g.Go(func() error { return ended(ctx, server.Serve(ctx, listeners...)) })
 	return g.Wait()

@@ -41,6 +41,11 @@ const (
 	othersHello       authlistener.Reason = "another session's hello"
 )
 
+// proxyReasons are all reasons for which the proxy port rejects a connection. Their metrics exist from the start.
+var proxyReasons = []authlistener.Reason{noRequest, tooLarge, tooSlow, noUpgrade, noTicket, unknownSession, wrongSecret,
+	expiredTicket, othersCertificate, othersHello, authlistener.TooMany, authlistener.HungUp, authlistener.NoTLS,
+	authlistener.TLSTooSlow, authlistener.NoCertificate, authlistener.ExpiredCertificate, authlistener.BadCertificate}
+
 // switching is the only answer that the port sends in the clear.
 const switching = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + api.UpgradeProtocol +
 	"\r\n\r\n"

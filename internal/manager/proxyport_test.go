@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -183,6 +184,9 @@ func (w *withProxyPort) wantRejected(t testing.TB, conn net.Conn, before int, wh
 	var timeout net.Error
 	if len(got) > 0 || errors.As(err, &timeout) && timeout.Timeout() {
 		t.Errorf("got %q, %v, and not just the end", got, err)
+	}
+	if !slices.Contains(proxyReasons, why) {
+		t.Errorf("%q has no metric", why)
 	}
 	if n := w.proxy.Rejected(why); n != before+1 {
 		t.Errorf("%d were rejected with %q, want %d", n, why, before+1)

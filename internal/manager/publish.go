@@ -37,6 +37,7 @@ type publisher struct {
 
 	mu       sync.Mutex
 	sessions map[*transport.Session]struct{}
+	past     transport.Traffic // of sessions that have ended
 
 	ready chan struct{} // closed after the first notice with everything that the manager may know
 
@@ -93,8 +94,28 @@ func (p *publisher) begin(s *transport.Session) {
 func (p *publisher) end(s *transport.Session) {
 	p.mu.Lock()
 	delete(p.sessions, s)
+	addTraffic(&p.past, s)
 	p.mu.Unlock()
 	p.cluster.changed.Raise()
+}
+
+// traffic returns the number of sessions, also of those that wait for a conn, and the bytes of all that ever were.
+func (p *publisher) traffic() (sessions int, total transport.Traffic) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	total = p.past
+	for s := range p.sessions {
+		addTraffic(&total, s)
+	}
+	return len(p.sessions), total
+}
+
+// addTraffic adds the bytes that a session has carried.
+func addTraffic(t *transport.Traffic, s *transport.Session) {
+	for _, l := range s.Stats().Links {
+		t.Sent += l.Sent
+		t.Received += l.Received
+	}
 }
 
 // laptops returns the number of laptops that are connected now, without those whose session waits for a conn.

@@ -137,7 +137,9 @@ func (s *session) acceptTCP(ctx context.Context, in *transport.Incoming, gone <-
 		case <-dialCtx.Done():
 		}
 	}()
+	ended := s.m.dialer.counts.began(transport.ProtoTCP)
 	conn, pick, err := s.m.dialer.dialTCP(dialCtx, unmap(in.Dst), s.caller())
+	ended(err)
 	if err != nil {
 		return in.RejectError(err)
 	}
@@ -154,7 +156,9 @@ func (s *session) acceptTCP(ctx context.Context, in *transport.Incoming, gone <-
 }
 
 func (s *session) acceptUDP(in *transport.Incoming) error {
+	ended := s.m.dialer.counts.began(transport.ProtoUDP)
 	flow, err := s.m.dialer.openUDP(unmap(in.Dst), s.caller())
+	ended(err)
 	if err != nil {
 		return in.RejectError(err)
 	}
@@ -162,7 +166,9 @@ func (s *session) acceptUDP(in *transport.Incoming) error {
 }
 
 func (s *session) acceptEcho(in *transport.Incoming) error {
+	ended := s.m.dialer.counts.began(transport.ProtoEcho)
 	pings, err := s.m.dialer.openEcho(in.Dst.Addr().Unmap(), s.caller())
+	ended(err)
 	if err != nil {
 		return in.RejectError(err)
 	}

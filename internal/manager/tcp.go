@@ -31,6 +31,7 @@ type dialer struct {
 	checkHost func(dst netip.AddrPort, extra []netip.Prefix) error // filter.checkHost, if dst is no ClusterIP
 	ports     *ports
 	inRange   func(netip.Addr) bool // whether an address is in a Service range
+	counts    dialCounts
 }
 
 // caller identifies the laptop for which the manager dials.
@@ -44,6 +45,7 @@ type caller struct {
 // and the caller dials it as it is. The caller releases the Pick.
 func (d *dialer) pick(protocol balancer.Protocol, dst netip.AddrPort, by caller) (balancer.Pick, error) {
 	pick, verdict := d.balancer.Pick(protocol, dst, by.client, by.scheduler)
+	d.counts.picks[verdict].Add(1)
 	switch verdict {
 	case balancer.Refused:
 		return pick, fmt.Errorf("no Service port or no ready endpoint at %v: %w", dst, syscall.ECONNREFUSED)
@@ -82,6 +84,7 @@ func (d *dialer) dialTCP(ctx context.Context, dst netip.AddrPort, by caller) (*n
 			pick.Release()
 			return nil, pick, err
 		}
+		d.counts.retries.Add(1)
 	}
 }
 

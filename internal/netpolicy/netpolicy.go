@@ -10,6 +10,7 @@
 package netpolicy
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -27,10 +28,12 @@ type Pod struct {
 	Labels    map[string]string
 }
 
-// Flow is a TCP connection from one pod to another. The zero values of the addresses and of the port stand for any.
+// Flow is a connection from one pod to another. The zero values of the addresses and of the port stand for any, that of
+// the protocol for TCP.
 type Flow struct {
 	From, To     Pod
 	FromIP, ToIP netip.Addr
+	Protocol     corev1.Protocol
 	Port         uint16 // of To
 	PortName     string // of the container that declares Port
 }
@@ -72,10 +75,11 @@ func (f Flow) blocking(policies []networkingv1.NetworkPolicy, pod Pod,
 
 // allowsPort reports whether the ports of a rule contain the flow's port. A rule without ports names all.
 func (f Flow) allowsPort(ports []networkingv1.NetworkPolicyPort) bool {
+	tcp := corev1.ProtocolTCP
 	return len(ports) == 0 || f.Port == 0 ||
 		slices.ContainsFunc(ports, func(p networkingv1.NetworkPolicyPort) bool {
 			switch {
-			case p.Protocol != nil && *p.Protocol != corev1.ProtocolTCP:
+			case *cmp.Or(p.Protocol, &tcp) != cmp.Or(f.Protocol, tcp):
 				return false
 			case p.Port == nil:
 				return true

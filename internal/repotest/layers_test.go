@@ -32,9 +32,11 @@ var layers = map[string]int{
 	"internal/supervisor": 30,
 	"internal/clone":      30,
 	"internal/why":        30,
+	"internal/shadow":     30,
 	"internal/dev":        31, // it runs programs, or containers by internal/docker
 	"internal/docker":     30,
 	"internal/report":     31, // it finds the traffic manager by internal/install
+	"internal/page":       30,
 	"internal/doctor":     32, // it asks what install, connection and service know
 
 	"internal/netpolicy": 20,
@@ -48,6 +50,7 @@ var layers = map[string]int{
 	"internal/api":       20, // the words that every part says to the others: it imports nothing of internal
 	"internal/version":   20,
 	"internal/footprint": 20,
+	"internal/metrics":   21,
 
 	"pkg/datapath/tun":        10,
 	"pkg/datapath/netstack":   10,

@@ -51,11 +51,11 @@ func (j *judge) land() (best *landing) {
 // wanted reports whether the request, as it was sent, matches an intercept.
 func (j *judge) wanted(i *api.InterceptTrace) bool {
 	m, err := httpmatch.New(i.Match)
-	return err == nil && !i.Mirror && len(m.Differences(j.sent())) == 0
+	return err == nil && !i.Mirror && len(m.Differences(j.request())) == 0
 }
 
-// sent returns the request as it was sent.
-func (j *judge) sent() *http.Request {
+// request returns the request as it was sent.
+func (j *judge) request() *http.Request {
 	r := &http.Request{Method: j.Request.Method, URL: j.Request.URL, Header: http.Header{}, Host: j.Request.URL.Host}
 	for name, values := range j.Request.Header {
 		r.Header[http.CanonicalHeaderKey(name)] = values
@@ -137,7 +137,10 @@ func (j *judge) lost() finding {
 
 // unseen is the finding for a request that no agent saw.
 func (j *judge) unseen() finding {
-	if !j.Trip.Dial.Done {
+	switch {
+	case j.Unsent != nil:
+		return found(api.HopUnknown, "the request was not sent")
+	case !j.Trip.Dial.Done:
 		return found(api.HopSkipped, "no connection")
 	}
 	for n := range j.Traces {
@@ -199,6 +202,11 @@ func (j *judge) unseenAt(i *api.InterceptTrace) (f finding, direct bool) {
 	case j.Request.URL.Scheme == "https":
 		return found(api.HopNote, "the agent cannot read it: TLS hides it; `kubevpn proxy --tls-secret` ends TLS "+
 			"there"), true
+	}
+	if j.FromPod && j.Trip.TakenAt.IsValid() {
+		return failed(api.ExitMesh, "the agents of %s did not see it: port %d of pod %s, which sent it, takes it "+
+			"before them", i.Workload, j.Trip.TakenAt.Port(), j.Source.Name).
+			hint("The service mesh of that pod decides where the request goes."), true
 	}
 	return found(api.HopNote, "the agents of %s did not see it: something takes it before them", i.Workload), true
 }

@@ -15,6 +15,7 @@ import (
 	"kubevpn/internal/api"
 	"kubevpn/internal/netpolicy"
 	"kubevpn/internal/why/trip"
+	"kubevpn/internal/workloads"
 )
 
 // Bounds of what is shown. Most of it is text of the cluster.
@@ -43,10 +44,14 @@ type Facts struct {
 	Slices   []discoveryv1.EndpointSlice
 	Pods     []corev1.Pod // those that the Service selects, or the one whose address was asked
 	Policies []networkingv1.NetworkPolicy
-	Manager  *corev1.Pod
-	Dials    map[netip.AddrPort]trip.Step // to endpoints, through the tunnel
-	Traces   []api.InterceptTrace         // of this machine's intercepts in the cluster
-	Local    map[uint16]trip.Step         // dials to ports of this machine
+	// Source is the pod from which connections to endpoints come: the traffic manager's or, with FromPod, the one that
+	// sends the request.
+	Source  *corev1.Pod
+	FromPod bool
+	Unsent  *api.Error                   // why the request could not be sent from the pod
+	Dials   map[netip.AddrPort]trip.Step // to endpoints, from Source
+	Traces  []api.InterceptTrace         // of this machine's intercepts in the cluster
+	Local   map[uint16]trip.Step         // dials to ports of this machine
 	// Missing says of what could not be read why: "you may not list pods in the namespace shop".
 	Missing map[Object]string
 }
@@ -71,17 +76,20 @@ func Judge(f *Facts) api.Explanation {
 			j.ready = append(j.ready, e)
 		}
 	}
-	j.add(api.HopName, f.Trip.Lookup.Seconds, j.name())
-	j.add(api.HopRoute, 0, j.route())
+	j.add(api.HopName, f.Trip.Lookup.Seconds, j.sent(j.name))
+	j.add(api.HopRoute, 0, j.sent(j.route))
 	j.add(api.HopBalancer, 0, j.balancer())
 	j.add(api.HopPolicy, 0, j.policy())
-	j.add(api.HopDial, f.Trip.Dial.Seconds, j.dial())
+	j.add(api.HopDial, f.Trip.Dial.Seconds, j.sent(j.dial))
 	j.add(api.HopAgent, 0, j.agent())
 	j.add(api.HopProgram, 0, j.program())
-	j.add(api.HopAnswer, f.Trip.Answer.Seconds, j.answer())
+	j.add(api.HopAnswer, f.Trip.Answer.Seconds, j.sent(j.answer))
+	if f.Unsent != nil {
+		j.cause = f.Unsent
+	}
 	e := api.Explanation{
 		TypeMeta: api.Type(api.KindExplanation), Method: f.Request.Method, URL: f.Request.URL.Redacted(),
-		From: "this machine", Trace: f.Request.Trace, Status: f.Trip.Status, Hops: j.hops, Error: j.cause,
+		From: j.from(), Trace: f.Request.Trace, Status: f.Trip.Status, Hops: j.hops, Error: j.cause,
 	}
 	if j.cause != nil {
 		e.Error = &api.Error{Code: j.cause.Code, Message: bounded(j.cause.Message), Hint: api.Clean(j.cause.Hint)}
@@ -145,6 +153,30 @@ func (j *judge) add(name string, seconds float64, f finding) {
 	j.hops = append(j.hops, h)
 }
 
+// sent judges a hop that only the request itself shows. It is unknown if the request could not be sent.
+func (j *judge) sent(hop func() finding) finding {
+	if j.Unsent != nil {
+		return found(api.HopUnknown, "the request was not sent")
+	}
+	return hop()
+}
+
+// from is where the request came from.
+func (j *judge) from() string {
+	if j.FromPod {
+		return "pod " + j.Source.Namespace + "/" + j.Source.Name
+	}
+	return "this machine"
+}
+
+// source names the pod from which connections to endpoints come.
+func (j *judge) source() string {
+	if j.FromPod {
+		return "pod " + j.Source.Name
+	}
+	return "the traffic manager's pod"
+}
+
 // bounded makes text of the cluster one short line.
 func bounded(s string) string {
 	r := []rune(api.OneLine(api.Clean(s)))
@@ -189,9 +221,15 @@ func (j *judge) name() finding {
 	}
 	want := j.expected()
 	switch {
+	case t.Lookup.Done && len(t.Nameservers) == 0 && j.FromPod:
+		who = "/etc/hosts of the pod"
 	case t.Lookup.Done && len(t.Nameservers) == 0:
 		who = "/etc/hosts or the system"
 	case t.Lookup.Done:
+	case j.FromPod && t.Lookup.Failure == trip.TimedOut && j.ClusterDNS.Step.Done && len(j.blockingDNS()) > 0:
+		return failed(api.ExitNetworkPolicy, "%s does not answer pod %s, and NetworkPolicy %s does not allow the pod "+
+			"to reach cluster DNS", who, j.Source.Name, strings.Join(j.blockingDNS(), ", ")).
+			hint("Allow its egress to UDP and TCP port 53 of cluster DNS.")
 	case len(want) > 0 && j.ClusterDNS.Step.Failure == trip.TimedOut:
 		return failed(api.ExitNameMissing, "cluster DNS does not answer for %s", host).
 			hint("`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows its pods; `kubevpn status -o wide` " +
@@ -206,16 +244,28 @@ func (j *judge) name() finding {
 		return failed(api.ExitNameMissing, "%s does not resolve %s: %s", who, host, t.Lookup.Error).
 			hint("For a Service, write NAME.NAMESPACE. `kubevpn status` shows the domains that go to cluster DNS.")
 	}
-	seen := fmt.Sprintf("%s: %s, by %s", host, list(t.Addresses), who)
 	if len(want) > 0 && !slices.ContainsFunc(t.Addresses, func(a netip.Addr) bool { return slices.Contains(want, a) }) {
 		return j.taken(fmt.Sprintf("%s says that %s is %s, and the cluster has %s", who, host, list(t.Addresses),
 			list(want)))
 	}
-	return found(api.HopOK, "%s", seen)
+	return found(api.HopOK, "%s: %s, by %s", host, list(t.Addresses), who).with(j.resolver()...)
+}
+
+// resolver describes the resolver of a pod: its DNS policy decides which names it completes.
+func (j *judge) resolver() []string {
+	if !j.FromPod {
+		return nil
+	}
+	return j.Trip.Resolver
 }
 
 // taken is the finding that another resolver answers for a name.
 func (j *judge) taken(seen string) finding {
+	if j.FromPod {
+		return failed(api.ExitNameTaken, "%s", seen).with(j.resolver()...).
+			hint("The pod has other DNS settings than the cluster's: dnsPolicy %s, dnsConfig or hostAliases of its "+
+				"specification.", cmp.Or(string(j.Source.Spec.DNSPolicy), "unknown"))
+	}
 	return failed(api.ExitNameTaken, "%s", seen).
 		hint("Another VPN, a local resolver or a hosts file answers for this name before kubevpn does (%s).\n"+
 			"Remove the name there, or use the Service's address.", cmp.Or(j.Connection.DNS.Mode, "unknown"))
@@ -241,6 +291,10 @@ func (j *judge) route() finding {
 	switch {
 	case !to.IsValid():
 		return found(api.HopSkipped, "no address")
+	case t.TakenAt.IsValid() && j.FromPod:
+		return j.redirected()
+	case j.FromPod:
+		return found(api.HopOK, "%v leaves the pod by %s", to, cmp.Or(t.Device, "no interface"))
 	case c.Status == api.StatusReconnecting:
 		return failed(api.ExitLost, "the connection to the cluster is interrupted: kubevpn reconnects").
 			hint("`kubevpn status` shows the cause.")
@@ -259,6 +313,44 @@ func (j *judge) route() finding {
 				"adds one.")
 	}
 	return found(api.HopNote, "%v goes to %s: it is no address of the cluster", to, cmp.Or(t.Device, "no interface"))
+}
+
+// redirected is the finding for a request that a redirect of its own pod has taken.
+func (j *judge) redirected() finding {
+	seen := fmt.Sprintf("port %d of the pod itself takes it", j.Trip.TakenAt.Port())
+	mesh, container := workloads.Mesh(j.Source)
+	switch {
+	case container != "":
+		seen += fmt.Sprintf(": container %s of the service mesh %s", container, mesh)
+	case mesh != "":
+		seen += ": the service mesh " + mesh
+	}
+	switch {
+	case !j.answered():
+		return failed(api.ExitMesh, "%s, and gives no answer", seen).
+			hint("The request never left the pod as it was sent. The log tells why: `kubectl -n %s logs %s -c %s`.",
+				api.ShellQuote(j.Source.Namespace), api.ShellQuote(j.Source.Name),
+				api.ShellQuote(cmp.Or(container, "CONTAINER")))
+	case j.answeredByMesh():
+		return failed(api.ExitMesh, "%s, and answers %d itself", seen, j.Trip.Status).
+			with("the answer begins: "+j.Trip.Body).
+			hint("The mesh has no route to the Service, or a policy of the mesh forbids it: see its resources for %s.",
+				api.Clean(j.Request.URL.Hostname()))
+	}
+	return found(api.HopNote, "%s, and passes it on", seen)
+}
+
+// answeredByMesh reports whether a mesh's proxy made the answer: Envoy notes the time of an upstream that answered,
+// and Linkerd notes its own errors.
+func (j *judge) answeredByMesh() bool {
+	h := j.Trip.Header
+	switch {
+	case j.Trip.Status < http.StatusBadRequest:
+		return false
+	case h.Get("L5d-Proxy-Error") != "":
+		return true
+	}
+	return strings.Contains(h.Get("Server"), "envoy") && h.Get("X-Envoy-Upstream-Service-Time") == ""
 }
 
 func (j *judge) balancer() finding {
@@ -287,7 +379,7 @@ func (j *judge) balancer() finding {
 	}
 	f := found(api.HopOK, "%s", seen).with(j.choice(s))
 	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
-		f = f.with("sessionAffinity ClientIP: requests of this machine go to the same endpoint")
+		f = f.with("sessionAffinity ClientIP: requests of " + j.from() + " go to the same endpoint")
 	}
 	return f.with(j.unready()...)
 }
@@ -312,12 +404,12 @@ func (j *judge) noEndpoint(what string, port *corev1.ServicePort) (finding, bool
 	serving := slices.ContainsFunc(j.all, func(e endpoint) bool { return e.serving })
 	local := j.Service.Spec.InternalTrafficPolicy != nil &&
 		*j.Service.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal && !isHeadless(j.Service)
-	here := func(e endpoint) bool { return j.Manager != nil && e.node == j.Manager.Spec.NodeName }
+	here := func(e endpoint) bool { return j.Source != nil && e.node == j.Source.Spec.NodeName }
 	var f finding
 	switch {
-	case len(j.ready) > 0 && local && j.Manager != nil && !slices.ContainsFunc(j.ready, here):
-		f = failed(api.ExitNoEndpoint, "%s has internalTrafficPolicy Local, and no ready endpoint on the node %s of "+
-			"the traffic manager", what, j.Manager.Spec.NodeName).
+	case len(j.ready) > 0 && local && j.Source != nil && !slices.ContainsFunc(j.ready, here):
+		f = failed(api.ExitNoEndpoint, "%s has internalTrafficPolicy Local, and no ready endpoint on the node %s of %s",
+			what, j.Source.Spec.NodeName, j.source()).
 			hint("Only pods of nodes with an endpoint reach this Service. Use the address of a pod, or the policy " +
 				"Cluster.")
 	case len(j.ready) > 0, serving:
@@ -360,6 +452,12 @@ func (j *judge) choice(s *corev1.Service) string {
 	switch {
 	case isHeadless(s):
 		return "headless: cluster DNS gives the addresses of the pods"
+	case j.FromPod && j.Trip.TakenAt.IsValid():
+		return "the redirect of the pod chooses"
+	case j.FromPod && j.Connection.ProxyMode == "none":
+		return "the network plugin chooses, on the node " + j.Source.Spec.NodeName
+	case j.FromPod:
+		return "kube-proxy chooses, on the node " + j.Source.Spec.NodeName
 	case j.Connection.Netstack == api.NetstackSystem:
 		return "kube-proxy chooses, on the node of the traffic manager"
 	case len(j.ready) == 1:
@@ -385,52 +483,80 @@ func (j *judge) unready() (notes []string) {
 }
 
 func (j *judge) policy() finding {
+	targets := j.all
+	if len(targets) == 0 && j.FromPod && j.Service == nil && j.Trip.To.IsValid() {
+		targets = []endpoint{{to: j.Trip.To}} // outside of the cluster
+	}
 	switch missing := cmp.Or(j.Missing[Policies], j.Missing[Manager], j.Missing[Pods]); {
-	case len(j.all) == 0:
+	case len(targets) == 0 && cmp.Or(j.Missing[Services], j.Missing[EndpointSlices]) != "":
+		return found(api.HopUnknown, "%s", cmp.Or(j.Missing[Services], j.Missing[EndpointSlices]))
+	case len(targets) == 0:
 		return found(api.HopSkipped, "no endpoint")
 	case missing != "":
 		return found(api.HopUnknown, "%s", missing)
-	case j.Manager == nil:
+	case j.Source == nil:
 		return found(api.HopUnknown, "the pod of the traffic manager was not found")
 	}
-	var blocked []endpoint
-	var names []string
-	silent := false // connections to a blocked endpoint got no answer
-	for _, e := range j.all {
-		if e.pod == nil || e.pod.Spec.HostNetwork {
-			continue
-		}
-		if by := j.flowTo(e).Blocking(j.Policies); len(by) > 0 {
-			blocked, names = append(blocked, e), append(names, by...)
-			s := cmp.Or(j.Dials[e.to], j.Trip.Dial)
-			silent = silent || s.Failure == trip.TimedOut || s.Failure == trip.Unreachable
-		}
-	}
-	slices.Sort(names)
-	text := strings.Join(slices.Compact(names), ", ")
+	blocked, text := j.blocked(targets)
+	silent := slices.ContainsFunc(blocked, func(e endpoint) bool { // connections to it got no answer
+		s := cmp.Or(j.Dials[e.to], j.Trip.Dial)
+		return s.Failure == trip.TimedOut || s.Failure == trip.Unreachable
+	})
 	switch {
 	case len(blocked) == 0 && len(j.Policies) == 0:
 		return found(api.HopOK, "there is no NetworkPolicy")
 	case len(blocked) == 0:
-		return found(api.HopOK, "NetworkPolicies allow the traffic manager's pod to connect")
+		return found(api.HopOK, "NetworkPolicies allow %s to connect", j.source())
 	case silent && !j.answered():
-		return failed(api.ExitNetworkPolicy, "NetworkPolicy %s blocks connections from the traffic manager's pod to %v",
-			text, blocked[0]).
-			with("connections to it got no answer").
-			hint("Allow them in a NetworkPolicy: from pods labelled app.kubernetes.io/name=kubevpn in the namespace "+
-				"%s.", api.Clean(j.Manager.Namespace))
+		f := failed(api.ExitNetworkPolicy, "NetworkPolicy %s blocks connections from %s to %v", text, j.source(),
+			blocked[0]).with("connections to it got no answer")
+		if j.FromPod {
+			return f.hint("The policies of the pod's namespace %s must allow its egress to it, and those of the other "+
+				"pod its\ningress.", api.Clean(j.Source.Namespace))
+		}
+		return f.hint("Allow them in a NetworkPolicy: from pods labelled app.kubernetes.io/name=kubevpn in the "+
+			"namespace %s.", api.Clean(j.Source.Namespace))
 	}
-	return found(api.HopNote, "NetworkPolicy %s does not allow the traffic manager's pod, and the pods answer it: "+
-		"the network plugin does not enforce the policy, or another rule allows it", text)
+	return found(api.HopNote, "NetworkPolicy %s does not allow %s, and the pods answer it: "+
+		"the network plugin does not enforce the policy, or another rule allows it", text, j.source())
+}
+
+// blocked returns those of the endpoints that policies block, and the names of the policies.
+func (j *judge) blocked(targets []endpoint) (blocked []endpoint, names string) {
+	var all []string
+	for _, e := range targets {
+		if e.pod == nil && e.name != "" || e.pod != nil && e.pod.Spec.HostNetwork {
+			continue
+		}
+		if e.pod == nil && len(j.all) > 0 {
+			continue // an address that somebody wrote into an EndpointSlice
+		}
+		if by := j.flowTo(e).Blocking(j.Policies); len(by) > 0 {
+			blocked, all = append(blocked, e), append(all, by...)
+		}
+	}
+	slices.Sort(all)
+	return blocked, strings.Join(slices.Compact(all), ", ")
+}
+
+// blockingDNS returns the policies that do not let the pod reach cluster DNS, as kubeadm labels it.
+func (j *judge) blockingDNS() []string {
+	return netpolicy.Flow{
+		From:     netpolicy.Pod{Namespace: j.Source.Namespace, Labels: j.Source.Labels},
+		To:       netpolicy.Pod{Namespace: "kube-system", Labels: map[string]string{"k8s-app": "kube-dns"}},
+		Protocol: corev1.ProtocolUDP, Port: 53, PortName: "dns",
+	}.Blocking(j.Policies)
 }
 
 func (j *judge) flowTo(e endpoint) netpolicy.Flow {
 	f := netpolicy.Flow{
-		From: netpolicy.Pod{Namespace: j.Manager.Namespace, Labels: j.Manager.Labels},
-		To:   netpolicy.Pod{Namespace: e.pod.Namespace, Labels: e.pod.Labels},
+		From: netpolicy.Pod{Namespace: j.Source.Namespace, Labels: j.Source.Labels},
 		ToIP: e.to.Addr(), Port: e.to.Port(),
 	}
-	for _, ip := range j.Manager.Status.PodIPs {
+	if e.pod != nil {
+		f.To = netpolicy.Pod{Namespace: e.pod.Namespace, Labels: e.pod.Labels}
+	}
+	for _, ip := range j.Source.Status.PodIPs {
 		if a, err := netip.ParseAddr(ip.IP); err == nil && a.Is4() == f.ToIP.Is4() {
 			f.FromIP = a
 		}
@@ -456,6 +582,9 @@ func (j *judge) dial() finding {
 		f = failed(api.ExitNoAnswer, "%v does not answer: no connection within %.0f s", t.To, t.Dial.Seconds).
 			hint("Something drops the packets: a NetworkPolicy of the network plugin, a firewall on the node, or a " +
 				"pod that\nhangs. `kubevpn status -o wide` shows whether other pods answer.")
+	case j.FromPod:
+		f = failed(api.ExitNoAnswer, "cannot connect to %v: %s", t.To, t.Dial.Error).
+			hint("Without --from, `kubevpn why` sends it from this machine: compare.")
 	default:
 		f = failed(api.ExitNoAnswer, "cannot connect to %v: %s", t.To, t.Dial.Error).
 			hint("`kubevpn logs` has the details.")

@@ -66,7 +66,7 @@ func healthy(t *testing.T) *Facts {
   status: {podIPs: [{ip: 10.244.1.7}], conditions: [{type: Ready, status: "True"}], containerStatuses: [{name: app, ready: true, state: {running: {}}}]}`)
 	manager := decode[corev1.Pod](t, `
 {metadata: {name: manager, namespace: kubevpn, labels: {app.kubernetes.io/name: kubevpn}}, spec: {nodeName: node1}, status: {podIPs: [{ip: 10.244.1.2}]}}`)
-	f.Manager = &manager
+	f.Source = &manager
 	return f
 }
 
@@ -137,7 +137,7 @@ var planted = map[string]struct {
 	"no endpoint on the node": {func(_ *testing.T, f *Facts) {
 		local := corev1.ServiceInternalTrafficPolicyLocal
 		f.Service.Spec.InternalTrafficPolicy = &local
-		f.Manager.Spec.NodeName = "node9"
+		f.Source.Spec.NodeName = "node9"
 		f.fails(silence)
 	}, api.ExitNoEndpoint, api.HopBalancer, "internalTrafficPolicy Local"},
 	"a targetPort that no container names": {func(t *testing.T, f *Facts) {
@@ -205,6 +205,114 @@ var planted = map[string]struct {
 		f.Trip.Answer, f.Trip.Status = silence, 0
 	}, api.ExitLocalHang, api.HopProgram, "the program on port 3000 of this machine"},
 }
+
+// plantedInPods are causes for requests that a pod sends.
+var plantedInPods = map[string]struct {
+	plant func(*testing.T, *Facts)
+	code  api.ExitCode
+	hop   string
+	says  string
+}{
+	"egress that a policy blocks": {func(t *testing.T, f *Facts) {
+		f.egress(t, `{to: [{podSelector: {}}]}`)
+		f.Dials[atPod] = silence
+		f.fails(silence)
+	}, api.ExitNetworkPolicy, api.HopPolicy, "NetworkPolicy closed blocks connections from pod other-1 to pod web-1"},
+	"egress to the Internet that a policy blocks": {func(t *testing.T, f *Facts) {
+		f.egress(t, `{to: [{podSelector: {}}]}`)
+		outside(f)
+		f.fails(silence)
+	}, api.ExitNetworkPolicy, api.HopPolicy, "from pod other-1 to 93.184.216.34:443"},
+	"a name that a policy keeps from the pod": {func(t *testing.T, f *Facts) {
+		f.egress(t, `{to: [{podSelector: {}, namespaceSelector: {}}], ports: [{port: 80}]}`)
+		f.Trip = trip.Result{Lookup: silence, Nameservers: []string{"10.96.0.10:53"}}
+	}, api.ExitNetworkPolicy, api.HopName, "NetworkPolicy closed does not allow the pod to reach cluster DNS"},
+	"a pod with other DNS settings": {func(_ *testing.T, f *Facts) {
+		f.Source.Spec.DNSPolicy = corev1.DNSDefault
+		f.Trip = trip.Result{Lookup: trip.Step{Failure: trip.NotFound, Error: "no such host"}, Nameservers: []string{"1.1.1.1:53"}}
+	}, api.ExitNameTaken, api.HopName, "1.1.1.1:53 does not resolve web.shop"},
+	"no endpoint on the node": {func(_ *testing.T, f *Facts) {
+		local := corev1.ServiceInternalTrafficPolicyLocal
+		f.Service.Spec.InternalTrafficPolicy = &local
+		f.fails(silence)
+	}, api.ExitNoEndpoint, api.HopBalancer, "no ready endpoint on the node node9 of pod other-1"},
+	"a mesh that gives no answer": {func(_ *testing.T, f *Facts) {
+		f.redirected()
+		f.Trip.Answer, f.Trip.Status = trip.Step{Failure: trip.Broken, Error: "EOF"}, 0
+	}, api.ExitMesh, api.HopRoute, "port 15001 of the pod itself takes it: container istio-proxy of the service mesh Istio, and gives no answer"},
+	"a mesh that answers itself": {func(_ *testing.T, f *Facts) {
+		f.redirected()
+		f.Trip.Status, f.Trip.Header = 503, http.Header{"Server": {"envoy"}}
+	}, api.ExitMesh, api.HopRoute, "and answers 503 itself"},
+	"a mesh that takes it before the agent": {func(_ *testing.T, f *Facts) {
+		f.redirected()
+		f.intercepted(-1).Pods[0].Trace.Requests = nil
+	}, api.ExitMesh, api.HopAgent, "port 15001 of pod other-1, which sent it, takes it before them"},
+	"a pod that cannot send it": {func(_ *testing.T, f *Facts) {
+		f.Trip, f.Unsent = trip.Result{}, api.Errorf(api.ExitPermission, "you may not create pods/exec")
+	}, api.ExitPermission, "", "the request was not sent"},
+}
+
+// fromPod makes the request one of a pod on another node.
+func (f *Facts) fromPod(t *testing.T) {
+	source := decode[corev1.Pod](t, `
+{metadata: {name: other-1, namespace: other, labels: {app: other}}, spec: {nodeName: node9}, status: {podIPs: [{ip: 10.244.9.3}]}}`)
+	f.Source, f.FromPod, f.Trip.Device = &source, true, "eth0"
+	f.Trip.Resolver = []string{"search other.svc.cluster.local", "options ndots:5"}
+}
+
+func (f *Facts) egress(t *testing.T, rule string) {
+	f.Policies = decode[[]networkingv1.NetworkPolicy](t, `
+- {metadata: {name: closed, namespace: other}, spec: {podSelector: {}, policyTypes: [Egress], egress: [`+rule+`]}}`)
+}
+
+// redirected has a mesh take the request in the pod that sends it.
+func (f *Facts) redirected() {
+	f.Source.Spec.Containers = append(f.Source.Spec.Containers, corev1.Container{Name: "istio-proxy"})
+	f.Trip.TakenAt = netip.MustParseAddrPort("127.0.0.1:15001")
+}
+
+func TestPlantedCausesInPodsAreNamed(t *testing.T) {
+	for name, tt := range plantedInPods {
+		t.Run(name, func(t *testing.T) {
+			f := healthy(t)
+			f.fromPod(t)
+			tt.plant(t, f)
+			e := Judge(f)
+			named := slices.ContainsFunc(e.Hops, func(h api.Hop) bool { return h.Verdict == api.HopFailed && h.Name == tt.hop })
+			if e.Error == nil || e.Error.Code != tt.code || named != (tt.hop != "") {
+				t.Fatalf("got %+v\n%s", e.Error, describe(e))
+			}
+			if text := describe(e); !strings.Contains(text, tt.says) {
+				t.Errorf("nothing says %q:\n%s", tt.says, text)
+			}
+		})
+	}
+}
+
+func TestHealthyRequestsOfPodsHaveNoCause(t *testing.T) {
+	for name, plant := range map[string]func(*testing.T, *Facts){
+		"healthy":                          func(*testing.T, *Facts) {},
+		"a policy that nothing enforces":   func(t *testing.T, f *Facts) { f.egress(t, "") },
+		"a policy that allows it":          func(t *testing.T, f *Facts) { f.egress(t, `{ports: [{port: 8080}]}`) },
+		"a mesh that passes it on":         func(_ *testing.T, f *Facts) { f.redirected() },
+		"the Internet":                     func(_ *testing.T, f *Facts) { outside(f) },
+		"an intercept that gets it":        func(_ *testing.T, f *Facts) { f.intercepted(0, mine) },
+		"an error that passes Envoy":       func(_ *testing.T, f *Facts) { f.redirected(); f.Trip.Status, f.Trip.Header = 503, passedEnvoy },
+		"a short name, by the search path": func(_ *testing.T, f *Facts) { f.Request.URL, _ = url.Parse("http://web/") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := healthy(t)
+			f.fromPod(t)
+			plant(t, f)
+			if e := Judge(f); e.Error != nil || e.From != "pod other/other-1" {
+				t.Errorf("got %+v\n%s", e.Error, describe(e))
+			}
+		})
+	}
+}
+
+var passedEnvoy = http.Header{"Server": {"envoy"}, "X-Envoy-Upstream-Service-Time": {"3"}}
 
 // intercepted adds an intercept with the match x-user=me, whose agent saw the request.
 func (f *Facts) intercepted(to int, claims ...api.TracedClaim) *api.InterceptTrace {
@@ -300,7 +408,7 @@ func outside(f *Facts) {
 
 // forbid takes all rights.
 func (f *Facts) forbid() {
-	f.Service, f.Slices, f.Pods, f.Manager = nil, nil, nil, nil
+	f.Service, f.Slices, f.Pods, f.Source = nil, nil, nil, nil
 	for _, what := range []Object{Services, EndpointSlices, Pods, Policies, Manager} {
 		f.Missing[what] = "you may not list " + string(what)
 	}

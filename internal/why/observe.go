@@ -29,9 +29,12 @@ const (
 	Timeout     = 5 * time.Second
 	judgePause  = 500 * time.Millisecond // of the timeout that is kept for what follows the last answer
 	readTimeout = 2 * time.Second        // of one read from the API server
-	maxPods     = 200                    // of a Service that are read
-	maxDials    = 8                      // endpoints to which kubevpn connects
-	maxPorts    = 4                      // other ports of a pod to which it connects
+	// announceTimeout limits how long agents that do not answer delay the request.
+	announceTimeout = time.Second
+	wayTime         = time.Second // to a pod and back, of the time for an errand there
+	maxPods         = 200         // of a Service that are read
+	maxDials        = 8           // endpoints to which kubevpn connects
+	maxPorts        = 4           // other ports of a pod to which it connects
 )
 
 // Config describes a request to explain.
@@ -40,18 +43,22 @@ type Config struct {
 	Connection api.Connection
 	Request    trip.Request
 	Timeout    time.Duration // of all together
+	// Pod is the pod that sends the request, and Run runs errands there. Nil: this machine sends it.
+	Pod *corev1.Pod
+	Run trip.Runner
 	// Trace announces the request's trace ID to the agents of this machine's intercepts, and returns what they noted.
 	// Nil: there are no intercepts.
 	Trace func(context.Context) ([]api.InterceptTrace, error)
 }
 
 // Explain sends the request and returns what happened to it. It takes at most the timeout.
-func Explain(ctx context.Context, cfg Config) api.Explanation {
+func Explain(ctx context.Context, cfg Config) api.Explanation { return newObserver(cfg).explain(ctx) }
+
+func (o *observer) explain(ctx context.Context) api.Explanation {
 	began := time.Now()
-	o := newObserver(cfg)
-	bounded, cancel := context.WithTimeout(ctx, max(cfg.Timeout-judgePause, judgePause))
+	bounded, cancel := context.WithTimeout(ctx, max(o.Timeout-judgePause, judgePause))
 	defer cancel()
-	o.trace(bounded)
+	o.announce(bounded)
 	o.observe(bounded)
 	rest, cancel := context.WithTimeout(ctx, judgePause)
 	defer cancel()
@@ -65,18 +72,30 @@ func Explain(ctx context.Context, cfg Config) api.Explanation {
 // observer collects Facts. mu guards them while several goroutines write.
 type observer struct {
 	Config
+	here  trip.Runner // on this machine
 	mu    sync.Mutex
 	facts Facts
 }
 
 func newObserver(cfg Config) *observer {
-	o := &observer{Config: cfg, facts: Facts{
+	o := &observer{Config: cfg, here: trip.Run, facts: Facts{
 		Request: cfg.Request, Connection: cfg.Connection, Port: trip.Port(cfg.Request.URL),
 		Dials: map[netip.AddrPort]trip.Step{}, Local: map[uint16]trip.Step{}, Missing: map[Object]string{},
 	}}
-	f := &o.facts
-	f.Namespace, f.Name, f.Certain = serviceOf(cfg.Request.URL.Hostname(), cfg.Connection)
+	f, c := &o.facts, cfg.Connection
+	if cfg.Pod != nil {
+		f.Source, f.FromPod = cfg.Pod, true
+		c.Namespace = cfg.Pod.Namespace // where its resolver looks for short names
+	}
+	f.Namespace, f.Name, f.Certain = serviceOf(cfg.Request.URL.Hostname(), c)
 	return o
+}
+
+// announce announces the request to the agents.
+func (o *observer) announce(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, announceTimeout)
+	defer cancel()
+	o.trace(ctx)
 }
 
 // trace announces the request to the agents, and reads what they noted.
@@ -89,6 +108,7 @@ func (o *observer) trace(ctx context.Context) {
 		o.facts.Missing[Agents] = "cannot ask the agents: " + err.Error()
 		return
 	}
+	delete(o.facts.Missing, Agents)
 	o.facts.Traces = slices.DeleteFunc(all, func(t api.InterceptTrace) bool {
 		return t.Connection != o.Connection.ID
 	})
@@ -96,39 +116,70 @@ func (o *observer) trace(ctx context.Context) {
 
 // dialLocal connects to the ports of this machine to which the intercepts lead.
 func (o *observer) dialLocal(ctx context.Context) {
+	four, six := netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()
+	var to []netip.AddrPort
 	for _, i := range o.facts.Traces {
 		for _, p := range i.Ports {
-			if _, tried := o.facts.Local[p.Local]; tried || p.Protocol != "tcp" || len(o.facts.Local) == maxDials {
-				continue
+			if p.Protocol == "tcp" && len(to) < 2*maxDials {
+				to = append(to, netip.AddrPortFrom(four, p.Local), netip.AddrPortFrom(six, p.Local))
 			}
-			s := trip.Dial(ctx, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), p.Local))
-			if !s.Done {
-				if six := trip.Dial(ctx, netip.AddrPortFrom(netip.IPv6Loopback(), p.Local)); six.Done {
-					s = six
-				}
-			}
-			o.facts.Local[p.Local] = s
+		}
+	}
+	if len(to) == 0 {
+		return
+	}
+	report, _ := o.here(ctx, trip.Errand{Dial: to}) // without an answer, the ports are unknown
+	for at, s := range report.Dials {
+		if s.Done || at.Addr() == four && !o.facts.Local[at.Port()].Done {
+			o.facts.Local[at.Port()] = s
 		}
 	}
 }
 
 // observe sends the request, and reads the objects.
 func (o *observer) observe(ctx context.Context) {
-	cfg, host := o.Config, o.Request.URL.Hostname()
+	host := o.Request.URL.Hostname()
 	var all sync.WaitGroup
 	all.Go(func() {
-		t := trip.Go(ctx, cfg.Request)
-		o.set(func(f *Facts) { f.Trip = t })
+		if r, done := o.send(ctx, o.Request.Errand()); done {
+			o.set(func(f *Facts) { f.Trip = r.Result })
+		}
 	})
 	all.Go(func() {
-		o.readManager(ctx)
-		o.readPolicies(ctx, cfg.Connection.ManagerNamespace)
+		if o.Pod == nil {
+			o.readManager(ctx)
+		}
+		o.readPolicies(ctx, o.sourceNamespace())
 	})
 	all.Go(func() {
 		o.readTarget(ctx, host)
 		o.dialEndpoints(ctx)
 	})
 	all.Wait()
+}
+
+// send runs an errand where the request comes from. done is false if it was not run, and the Facts say why.
+func (o *observer) send(ctx context.Context, e trip.Errand) (r trip.Report, done bool) {
+	run := o.here
+	if o.Pod != nil {
+		run = o.Run
+		if deadline, ok := ctx.Deadline(); ok { // the rest is for the way to the pod and back
+			e.Timeout = max(time.Until(deadline)-wayTime, judgePause)
+		}
+	}
+	r, err := run(ctx, e)
+	if err != nil {
+		o.set(func(f *Facts) { f.Unsent = api.AsError(err) })
+	}
+	return r, err == nil
+}
+
+// sourceNamespace returns the namespace of the pod from which connections to endpoints come.
+func (o *observer) sourceNamespace() string {
+	if o.Pod != nil {
+		return o.Pod.Namespace
+	}
+	return o.Connection.ManagerNamespace
 }
 
 func (o *observer) set(f func(*Facts)) {
@@ -175,7 +226,7 @@ func (o *observer) readTarget(ctx context.Context, host string) {
 	}
 	f := &o.facts
 	if f.Service == nil {
-		if len(f.Pods) > 0 && f.Namespace != o.Connection.ManagerNamespace {
+		if len(f.Pods) > 0 && f.Namespace != o.sourceNamespace() {
 			o.readPolicies(ctx, f.Namespace)
 		}
 		if f.Certain {
@@ -184,7 +235,7 @@ func (o *observer) readTarget(ctx context.Context, host string) {
 		return
 	}
 	var all sync.WaitGroup
-	if f.Service.Namespace != o.Connection.ManagerNamespace { // observe reads those
+	if f.Service.Namespace != o.sourceNamespace() { // observe reads those
 		all.Go(func() { o.readPolicies(ctx, f.Service.Namespace) })
 	}
 	all.Go(func() { o.readSlices(ctx) })
@@ -202,8 +253,10 @@ func (o *observer) askClusterDNS(ctx context.Context) {
 		return
 	}
 	name := fmt.Sprintf("%s.%s.svc.%s.", o.facts.Name, o.facts.Namespace, dns.Domain)
-	addresses, _, step := trip.Lookup(ctx, name, netip.AddrPortFrom(dns.Servers[0], 53).String())
-	o.set(func(f *Facts) { f.ClusterDNS.Addresses, f.ClusterDNS.Step = addresses, step })
+	at := netip.AddrPortFrom(dns.Servers[0], 53).String()
+	if r, err := o.here(ctx, trip.Errand{Name: name, Nameserver: at}); err == nil {
+		o.set(func(f *Facts) { f.ClusterDNS.Addresses, f.ClusterDNS.Step = r.Result.Addresses, r.Result.Lookup })
+	}
 }
 
 // read reads objects, and notes why it could not.
@@ -304,7 +357,7 @@ func (o *observer) readManager(ctx context.Context) {
 	o.read(ctx, Manager, "the pod of the traffic manager", func(ctx context.Context) error {
 		pod, err := o.Kube.CoreV1().Pods(c.ManagerNamespace).Get(ctx, c.ManagerPod, metav1.GetOptions{})
 		if err == nil {
-			o.set(func(f *Facts) { f.Manager = pod })
+			o.set(func(f *Facts) { f.Source = pod })
 		}
 		return err
 	})
@@ -348,12 +401,10 @@ func addressesOf(all []endpoint) []netip.AddrPort {
 }
 
 func (o *observer) dialAll(ctx context.Context, to []netip.AddrPort) {
-	var all sync.WaitGroup
-	for _, a := range to {
-		all.Go(func() {
-			s := trip.Dial(ctx, a)
-			o.set(func(f *Facts) { f.Dials[a] = s })
-		})
+	if len(to) == 0 {
+		return
 	}
-	all.Wait()
+	if r, done := o.send(ctx, trip.Errand{Dial: to}); done {
+		o.set(func(f *Facts) { maps.Copy(f.Dials, r.Dials) })
+	}
 }

@@ -154,14 +154,14 @@ func (c Client) Inject(ctx context.Context, pod *corev1.Pod, a Agent) (container
 func (r workloads) inject(ctx context.Context, p *corev1.Pod, a Agent, dry bool) (name string, added bool, err error) {
 	name, added, err = a.ephemeral().Add(ctx, r.kube, p, dry)
 	if err != nil {
-		err = r.refusal(p, err)
+		err = refusal(p, err, "the traffic agent", "`--mode sidecar` needs no capability, and restarts the pods.")
 	}
 	return name, added, err
 }
 
-// refusal returns the error for the user for an error of Add.
-func (r workloads) refusal(p *corev1.Pod, err error) error {
-	const sidecar = "`--mode sidecar` needs no capability, and restarts the pods."
+// refusal returns the error for the user for an error of Add. what is the container, and instead says what works
+// without it.
+func refusal(p *corev1.Pod, err error, what, instead string) error {
 	ns, message := p.Namespace, api.OneLine(err.Error())
 	violation := cluster.PodSecurityViolation(message)
 	if e := (*api.Error)(nil); errors.As(err, &e) {
@@ -169,30 +169,30 @@ func (r workloads) refusal(p *corev1.Pod, err error) error {
 	}
 	if user, permission, ok := denial(err); ok {
 		return api.Errorf(api.ExitPermission,
-			"you may not add the traffic agent to the pod %s: this requires the right to %s", p.Name, permission).
+			"you may not add %s to the pod %s: this requires the right to %s", what, p.Name, permission).
 			WithHint("Ask a cluster admin to run:\n%s", permission.GrantCommands(user))
 	}
 	switch {
 	case apierrors.IsNotFound(err):
 		return api.Errorf(api.ExitInject, "the cluster's API has no ephemeral containers, which need Kubernetes 1.23").
-			WithHint("%s", sidecar)
+			WithHint("%s", instead)
 	case apierrors.IsMethodNotSupported(err):
 		return api.Errorf(api.ExitInject, "the cluster's API does not allow patching ephemeral containers: %s",
-			message).WithHint("%s", sidecar)
+			message).WithHint("%s", instead)
 	case apierrors.IsForbidden(err) && violation != "":
-		return api.Errorf(api.ExitInject, "pod security does not admit the traffic agent in the namespace %s: %s", ns,
+		return api.Errorf(api.ExitInject, "pod security does not admit %s in the namespace %s: %s", what, ns,
 			violation).
 			WithHint("%s Or ask a cluster admin to run\n  kubectl label namespace %s %s=privileged --overwrite",
-				sidecar, api.ShellQuote(ns), labelEnforce)
+				instead, api.ShellQuote(ns), labelEnforce)
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err),
 		strings.Contains(message, "denied the request"):
 		// a policy's webhook, a quota or a static pod
-		return api.Errorf(api.ExitInject, "the cluster does not admit the traffic agent in the pod %s: %s", p.Name,
+		return api.Errorf(api.ExitInject, "the cluster does not admit %s in the pod %s: %s", what, p.Name,
 			message).
-			WithHint("%s Or ask a cluster admin about the rule that the message names.", sidecar)
+			WithHint("%s Or ask a cluster admin about the rule that the message names.", instead)
 	case apierrors.IsConflict(err):
 		return api.Errorf(api.ExitInject, "the pod %s was changed meanwhile: %s", p.Name, message).
 			WithHint("Try again.")
 	}
-	return fmt.Errorf("adding the traffic agent to the pod %s: %w", p.Name, err)
+	return fmt.Errorf("adding %s to the pod %s: %w", what, p.Name, err)
 }

@@ -127,18 +127,17 @@ func (r workloads) object(ctx context.Context, w *Workload) (err error) {
 	return Unfit(w.String(), w.Template.Spec)
 }
 
-// Unfit returns an *api.Error if no agent can run in pods with this spec, or nil. Workload checks the template with it;
-// MayInject and Inject check the pod, whose spec may differ.
+// Unfit returns an *api.Error if pods with this spec get no container of kubevpn, or nil. Workload checks the template
+// with it; MayInject, Inject and AddSender check the pod, whose spec may differ.
 func Unfit(what string, spec corev1.PodSpec) error {
 	switch {
 	case spec.HostNetwork:
 		return api.Errorf(api.ExitWorkload,
-			"the pods of %s use their nodes' network (hostNetwork), so an agent would intercept the nodes' traffic",
-			what).
-			WithHint("Only a workload whose pods have a network of their own can be intercepted.")
+			"the pods of %s use their nodes' network (hostNetwork), where kubevpn adds no container", what).
+			WithHint("Name a workload whose pods have a network of their own.")
 	case spec.OS != nil && spec.OS.Name == corev1.Windows:
-		return api.Errorf(api.ExitWorkload, "the pods of %s run on Windows, but the agent needs Linux", what).
-			WithHint("Only a workload whose pods run on Linux can be intercepted.")
+		return api.Errorf(api.ExitWorkload, "the pods of %s run on Windows, but kubevpn's containers need Linux", what).
+			WithHint("Name a workload whose pods run on Linux.")
 	}
 	return nil
 }

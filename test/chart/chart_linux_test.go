@@ -169,6 +169,11 @@ networkPolicy:
   enabled: true
   from: [{ipBlock: {cidr: 10.0.0.0/24}}]
   egress: [{to: [{namespaceSelector: {}}]}]
+metrics:
+  enabled: true
+  from: [{namespaceSelector: {matchLabels: {name: monitoring}}}]
+  serviceMonitor: {enabled: true, labels: {release: prometheus}, interval: 1m}
+  dashboard: {enabled: true, labels: {dashboards: "yes"}}
 `
 
 func TestEveryValueHasItsEffect(t *testing.T) {
@@ -183,10 +188,11 @@ func TestEveryValueHasItsEffect(t *testing.T) {
 		}
 	}
 	if got, want := slices.Sorted(maps.Keys(all)), []string{
-		"ConfigMap kubevpn-client-defaults", "Deployment kubevpn-traffic-manager", "NetworkPolicy kubevpn-traffic-manager",
+		"ConfigMap kubevpn-client-defaults", "ConfigMap kubevpn-dashboard", "Deployment kubevpn-traffic-manager", "NetworkPolicy kubevpn-traffic-manager",
 		"Role kubevpn-traffic-manager-user", "Role shop/kubevpn-traffic-manager-watch-kubevpn",
 		"RoleBinding kubevpn-traffic-manager-user", "RoleBinding shop/kubevpn-traffic-manager-watch-kubevpn",
-		"Service kubevpn-traffic-manager-direct", "ServiceAccount kubevpn-traffic-manager",
+		"Service kubevpn-traffic-manager-direct", "Service kubevpn-traffic-manager-metrics",
+		"ServiceAccount kubevpn-traffic-manager", "ServiceMonitor kubevpn-traffic-manager",
 	}; !slices.Equal(got, want) {
 		t.Errorf("the objects are %q, want %q", got, want)
 	}
@@ -217,6 +223,7 @@ func TestEveryValueHasItsEffect(t *testing.T) {
 		decode(t, all["ConfigMap "+install.DefaultsName], &m)
 		checkDefaults(t, m.Data)
 	})
+	t.Run("metrics", func(t *testing.T) { checkMetrics(t, all) })
 	t.Run("network policy", func(t *testing.T) {
 		var policy networkingv1.NetworkPolicy
 		decode(t, all["NetworkPolicy kubevpn-traffic-manager"], &policy)
@@ -230,7 +237,9 @@ func TestEveryValueHasItsEffect(t *testing.T) {
 				"app.kubernetes.io/name": "kubevpn", "app.kubernetes.io/component": "traffic-manager"}},
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
 			Ingress: []networkingv1.NetworkPolicyIngressRule{{Ports: port("health")}, {Ports: port("proxy"),
-				From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/24"}}}}},
+				From: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/24"}}}},
+				{Ports: port("metrics"), From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{
+					MatchLabels: map[string]string{"name": "monitoring"}}}}}},
 			Egress: []networkingv1.NetworkPolicyEgressRule{{
 				To: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}}}},
 		}, policy.Spec); d != "" {
@@ -360,7 +369,8 @@ func TestSchemaRejectsWrongValues(t *testing.T) {
 		"watchNamespaces=shop", "watchNamespaces={Shop}", "clusterRole.create=1", "access.users=ann",
 		"access.gateways=perhaps", "expose=ingress", "expose=true", "networkPolicy.from={10.0.0.0/8}",
 		"clientDefaults.image=x", "clientDefaults.netstack=kernel", "clientDefaults.extraCIDRs=10.20.0.0/16",
-		"clientDefaults.requireMatch={A}",
+		"clientDefaults.requireMatch={A}", "metrics.enabled=yes", "metrics.serviceMonitor.interval=often",
+		"metrics.dashboard.enabled=1",
 	} {
 		t.Run(wrong, func(t *testing.T) {
 			out, err := helm(t, "template", "vpn", chart, "--set", "image.repository=kubevpn", "--set", wrong).CombinedOutput()

@@ -156,9 +156,9 @@ func (w *world) tellLeaks(t *testing.T) {
 	})
 }
 
-// labs limits how many labs run in parallel. Suites mostly wait, so two processors serve two labs. Two labs, and those
-// that their suites add, can exceed Debian's default of 128 inotify instances: then labs run one at a time. .ci/run
-// raises the limit.
+// labs limits how many labs run in parallel. Suites wait half of the time: two processors serve two labs, and three keep
+// them so busy that programs time out. Each lab, with those that its suites add, takes up to 128 inotify instances, which
+// is Debian's limit: then labs run one at a time. .ci/run raises the limit.
 var labs = make(chan struct{}, labsSideBySide())
 
 func labsSideBySide() int {
@@ -166,10 +166,21 @@ func labsSideBySide() int {
 	if err != nil {
 		return 1
 	}
-	if instances, err := strconv.Atoi(strings.TrimSpace(string(text))); err != nil || instances < 256 {
+	instances, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
 		return 1
 	}
-	return 2
+	return min(max(instances/128, 1), 2)
+}
+
+// queue is closed when the last test of the queue for a lab has got it. Tests get labs in the order of the source: a long
+// test must not be the last.
+var queue = closed()
+
+func closed() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
 }
 
 // newWorld starts a cluster for the test of these suites, which then runs in parallel with others. If KUBEVPN_E2E_LAB
@@ -194,8 +205,12 @@ func newWorld(t *testing.T, c lab.Config, suites ...[]suite) *world {
 		w.loadImage(t)
 		return w
 	}
+	turn, next := queue, make(chan struct{})
+	queue = next
 	t.Parallel()
+	<-turn
 	labs <- struct{}{}
+	close(next)
 	t.Cleanup(func() { <-labs })
 	c.Progress = os.Stderr
 	l := lab.New(c)
@@ -442,6 +457,9 @@ func (l *laptop) hosts(t *testing.T, url string, requests int) map[string]int {
 func (l *laptop) connect(t *testing.T, args ...string) result {
 	t.Helper()
 	r := l.run(t, append([]string{"kubevpn", "connect"}, args...)...)
+	if r.code == int(api.ExitNetstack) {
+		l.world.logFlows(t)
+	}
 	if r.code != 0 {
 		t.Fatal(r)
 	}
@@ -453,6 +471,21 @@ func (l *laptop) connect(t *testing.T, args ...string) result {
 		}
 	})
 	return r
+}
+
+// logFlows logs which flows to cluster DNS the nodes know, because an old one may be in the way of a new one.
+func (w *world) logFlows(t *testing.T) {
+	t.Helper()
+	for n := range w.Config().Nodes {
+		cmd, err := w.Command(t.Context(), fmt.Sprintf("node%d", n+1), "sh", "-c",
+			"conntrack -L | grep port=53; ipvsadm -Ln; ipvsadm -Lnc | grep :53")
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		out, err := cmd.CombinedOutput() // only IPVS' nodes have ipvsadm
+		t.Logf("flows of node %d: %v\n%s", n+1, err, out)
+	}
 }
 
 // status returns the result of `kubevpn status -o json`.

@@ -100,7 +100,8 @@ func helmSuite(t *testing.T, w *world) {
 	t.Run("user_with_only_the_user_role_connects", func(t *testing.T) { helmUser(t, w, ann) })
 	t.Run("kubevpn_does_not_change_the_release", func(t *testing.T) { helmOwns(t, w, admin) })
 	t.Run("session_survives_helm_upgrade", func(t *testing.T) {
-		r.must(t, "upgrade", "vpn", chart, "--reset-then-reuse-values", "--wait", "--timeout", "60s", "--set", "image.tag=e2e")
+		r.must(t, "upgrade", "vpn", chart, "--reset-then-reuse-values", "--wait", "--timeout", "60s", "--set", "image.tag=e2e",
+			"--set", "metrics.enabled=true,metrics.dashboard.enabled=true")
 		testenv.Eventually(t, soon, func() error {
 			if c := ann.connection(t); c.Status != api.StatusConnected || c.ManagerVersion == previousVersion {
 				return fmt.Errorf("status %s, version %s", c.Status, c.ManagerVersion)
@@ -112,6 +113,8 @@ func helmSuite(t *testing.T, w *world) {
 			t.Errorf("status has the warnings %q", c.Warnings)
 		}
 	})
+	t.Run("metrics_count_what_passes", func(t *testing.T) { helmMetrics(t, w, ann) })
+	t.Run("prometheus_answers_the_dashboard", func(t *testing.T) { prometheusAnswers(t, r, chart) })
 	t.Run("manager_watches_one_namespace", func(t *testing.T) { helmWatchesOne(t, r, chart, ann) })
 	ann.must(t, "kubevpn", "disconnect", "--all")
 	t.Run("previous_kubevpn_uses_the_new_manager", func(t *testing.T) { helmPrevious(t, w, ann, previous) })

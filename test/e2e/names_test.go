@@ -47,7 +47,7 @@ endpoints: [%s]
 `, manyEndpoints(90)))
 
 	dig := func(args ...string) string {
-		return l.must(t, append([]string{"dig", "+short", "+time=3", "+tries=1"}, args...)...)
+		return l.must(t, append([]string{"dig", "+short", "+time=15", "+tries=1"}, args...)...)
 	}
 	for _, tt := range []struct{ name, query, want string }{
 		{"full", "web.default.svc.cluster.local", vip},
@@ -92,13 +92,13 @@ endpoints: [%s]
 		if w.Config().IPv6 {
 			return
 		}
-		out := l.must(t, "dig", "+time=3", "+tries=1", "web.default.svc.cluster.local", "AAAA")
+		out := l.must(t, "dig", "+time=15", "+tries=1", "web.default.svc.cluster.local", "AAAA")
 		if !strings.Contains(out, "status: NOERROR") || !strings.Contains(out, "ANSWER: 0") {
 			t.Error(out)
 		}
 	})
 	t.Run("unknown_cluster_name_is_NXDOMAIN", func(t *testing.T) {
-		if out := l.must(t, "dig", "+time=3", "+tries=1", "nosuch.default.svc.cluster.local"); !strings.Contains(out, "status: NXDOMAIN") {
+		if out := l.must(t, "dig", "+time=15", "+tries=1", "nosuch.default.svc.cluster.local"); !strings.Contains(out, "status: NXDOMAIN") {
 			t.Error(out)
 		}
 	})
@@ -110,7 +110,7 @@ endpoints: [%s]
 			}
 			return nil
 		})
-		if out := l.must(t, "dig", "+time=3", "+tries=1", "+ignore", "+noedns", name); !strings.Contains(out, " tc ") {
+		if out := l.must(t, "dig", "+time=15", "+tries=1", "+ignore", "+noedns", name); !strings.Contains(out, " tc ") {
 			t.Errorf("a UDP answer of 90 addresses is not marked truncated:\n%s", out)
 		}
 	})

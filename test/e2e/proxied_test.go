@@ -150,7 +150,7 @@ func proxyIPv6(t *testing.T, l *laptop, s *shop, v *visitor) {
 // txt queries a DNS server with dig. The error contains the answer if it differs from want.
 func (v *visitor) txt(t *testing.T, ip, port, want string) error {
 	t.Helper()
-	out, err := v.run(t, "dig", "+short", "+time=3", "+tries=1", "@"+ip, "-p", port, "TXT", "who.is.it")
+	out, err := v.run(t, "dig", "+short", "+time=15", "+tries=1", "@"+ip, "-p", port, "TXT", "who.is.it")
 	if err != nil || strings.TrimSpace(out) != `"`+want+`"` {
 		return fmt.Errorf("dig @%s -p %s: %q, %v; want %s", ip, port, out, err, want)
 	}

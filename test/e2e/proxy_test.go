@@ -66,6 +66,7 @@ func proxySuite(t *testing.T, w *world) {
 	t.Run("open_connections_stay_or_are_ended", func(t *testing.T) { proxyFlush(t, l, s, v) })
 	t.Run("mirror_copies_requests", func(t *testing.T) { proxyMirror(t, l, s, v) })
 	t.Run("requests_are_recorded", func(t *testing.T) { proxyRecorded(t, l, s, v) })
+	t.Run("requests_are_counted", func(t *testing.T) { proxyMetrics(t, l, s, v) })
 	t.Run("requests_are_kept", func(t *testing.T) { proxyKept(t, l, s, v) })
 	t.Run("requests_are_repeated", func(t *testing.T) { proxyRepeated(t, l, s, v) })
 	t.Run("ctrl_c_ends_the_intercept", func(t *testing.T) { proxyForeground(t, l, s, v) })

@@ -67,6 +67,7 @@ var intercepts = []suite{
 	{"claims", cloneClaimsSuite},
 	{"clonejob", cloneJobSuite},
 	{"why", whySuite},
+	{"diff", diffSuite},
 }
 
 // dev runs programs as a pod of the workload does, on the same kind of cluster as intercepts.
@@ -79,6 +80,7 @@ var dev = []suite{
 	{"proxies", proxiesSuite},
 	{"othervpn", otherVPNSuite},
 	{"doctor", doctorSuite},
+	{"page", pageSuite},
 	{"docker", dockerSuite},
 	{"hostile", hostileSuite},
 	{"examples", examplesSuite},

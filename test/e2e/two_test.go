@@ -88,7 +88,7 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 			// Only one cluster has this name.
 			"only-there.default.svc.cluster.local": only, "only-there.default": only, "only-there": only,
 		} {
-			if out := l.must(t, "dig", "+short", "+time=3", "+tries=1", name); !strings.HasSuffix("\n"+out, "\n"+want) {
+			if out := l.must(t, "dig", "+short", "+time=15", "+tries=1", name); !strings.HasSuffix("\n"+out, "\n"+want) {
 				t.Errorf("%s is %q, want %s", name, out, want)
 			}
 		}
@@ -96,11 +96,11 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 			here: "web.default.svc.cluster.local.", only: "only-there.default.svc.cluster.local.",
 			other.clusterIP(t, "default", "web"): "web.default.svc.cluster.local.",
 		} {
-			if out := l.must(t, "dig", "+short", "+time=3", "+tries=1", "-x", address); out != want {
+			if out := l.must(t, "dig", "+short", "+time=15", "+tries=1", "-x", address); out != want {
 				t.Errorf("%s is %q, want %s", address, out, want)
 			}
 		}
-		if out := l.must(t, "dig", "+time=3", "+tries=1", "nosuch.default.svc.cluster.local"); !strings.Contains(out, "status: NXDOMAIN") {
+		if out := l.must(t, "dig", "+time=15", "+tries=1", "nosuch.default.svc.cluster.local"); !strings.Contains(out, "status: NXDOMAIN") {
 			t.Error(out)
 		}
 		l.must(t, "curl", "-sS", "--max-time", "5", "http://www.outside.test/")
@@ -116,7 +116,7 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 			t.Error("the first cluster is still reached")
 		}
 		// The other cluster now answers its names.
-		if out, want := l.must(t, "dig", "+short", "+time=3", "+tries=1", "web.default.svc.cluster.local"), other.clusterIP(t, "default", "web"); out != want {
+		if out, want := l.must(t, "dig", "+short", "+time=15", "+tries=1", "web.default.svc.cluster.local"), other.clusterIP(t, "default", "web"); out != want {
 			t.Errorf("web is %q, want %s", out, want)
 		}
 	})
@@ -129,10 +129,10 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 			t.Errorf("%+v", c)
 		}
 		l.reachesWeb(t, w)
-		if out, want := l.must(t, "dig", "+short", "+time=3", "+tries=1", "web"), w.clusterIP(t, "default", "web"); !strings.HasSuffix(out, want) {
+		if out, want := l.must(t, "dig", "+short", "+time=15", "+tries=1", "web"), w.clusterIP(t, "default", "web"); !strings.HasSuffix(out, want) {
 			t.Errorf("web is %q, want %s", out, want)
 		}
-		if r := l.run(t, "dig", "+time=3", "+tries=1", "only-there.default.svc.cluster.local"); !strings.Contains(r.stdout, "status: NXDOMAIN") {
+		if r := l.run(t, "dig", "+time=15", "+tries=1", "only-there.default.svc.cluster.local"); !strings.Contains(r.stdout, "status: NXDOMAIN") {
 			t.Errorf("a name of the cluster that is gone: %v", r)
 		}
 	})

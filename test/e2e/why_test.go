@@ -91,6 +91,44 @@ spec:
   - {name: istio-proxy, image: APP_IMAGE, imagePullPolicy: Never, args: [-mesh]}
 `
 
+// whyFrom is a namespace with a pod that sends requests, and a user who may read it. The pod has the name of a mesh's
+// container.
+const whyFrom = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: why-from, labels: {pod-security.kubernetes.io/enforce: restricted}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: source, namespace: why-from, labels: {app: source}}
+spec:
+  terminationGracePeriodSeconds: 1
+  securityContext: {runAsNonRoot: true, runAsUser: 1337, seccompProfile: {type: RuntimeDefault}}
+  containers:
+  - name: istio-proxy
+    image: APP_IMAGE
+    imagePullPolicy: Never
+    securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+    readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: why-visitor, namespace: why-from}
+rules: [{apiGroups: [""], resources: [pods, services], verbs: [get, list, watch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: why-visitor, namespace: why-from}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: why-visitor}
+subjects: [{kind: User, name: why-visitor, apiGroup: rbac.authorization.k8s.io}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: why-visitor, namespace: kubevpn}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: kubevpn-traffic-manager-user}
+subjects: [{kind: User, name: why-visitor, apiGroup: rbac.authorization.k8s.io}]
+`
+
 // why is a laptop that asks why, and the workload that it asks about.
 type why struct {
 	*laptop
@@ -143,11 +181,13 @@ func whySuite(t *testing.T, w *world) {
 	})
 	l.apply(t, strings.ReplaceAll(whyFront, "APP_IMAGE", appRef))
 	l.connect(t)
+	l.apply(t, strings.ReplaceAll(whyFrom, "APP_IMAGE", appRef))
 	t.Run("healthy", y.healthy)
 	t.Run("services", y.services)
 	t.Run("policies", y.policies)
 	t.Run("rights", y.rights)
 	t.Run("other_vpn", y.otherVPN)
+	t.Run("from", y.fromPod)
 	t.Run("intercepts", y.intercepts)
 }
 
@@ -253,6 +293,77 @@ subjects: [{kind: User, name: why-reader, apiGroup: rbac.authorization.k8s.io}]
 			return fmt.Errorf("%v", r)
 		}
 		return nil
+	})
+}
+
+// fromPod sends the requests from a pod.
+func (y *why) fromPod(t *testing.T) {
+	y.kubectl(t, "-n", "why-from", "wait", "--for=condition=Ready", "--timeout=60s", "pod/source")
+	from := []string{y.url, "--from", "pod/source", "-n", "why-from"}
+	containers := func() string {
+		return y.kubectl(t, "-n", "why-from", "get", "pod", "source", "-o", "jsonpath={.spec.ephemeralContainers[*].name}")
+	}
+	t.Run("says_first_what_it_adds", func(t *testing.T) {
+		failure{code: api.ExitConsent, message: "adds the ephemeral container kubevpn-why-1 to the pod why-from/source", hint: "--yes"}.
+			check(t, y.run(t, append([]string{"kubevpn", "why", "--yes=false"}, from...)...))
+	})
+	visitor := append([]string{"kubevpn", "why", "--as", "why-visitor"}, from...)
+	t.Run("without_the_right_to_add_it", func(t *testing.T) {
+		failure{code: api.ExitPermission, message: "patch pods/ephemeralcontainers", hint: "kubectl create role"}.check(t, y.run(t, visitor...))
+	})
+	t.Run("without_the_right_to_run_it", func(t *testing.T) {
+		y.kubectl(t, "-n", "why-from", "patch", "role", "why-visitor", "--type=json", "-p",
+			`[{"op": "add", "path": "/rules/-", "value": {"apiGroups": [""], "resources": ["pods/ephemeralcontainers"], "verbs": ["patch"]}}]`)
+		testenv.Eventually(t, time.Minute, func() error { // the API server follows a change a moment later
+			if r := y.run(t, visitor...); r.code != int(api.ExitPermission) || !strings.Contains(r.stderr, "create pods/exec") {
+				return fmt.Errorf("%v", r)
+			}
+			return nil
+		})
+	})
+	if got := containers(); got != "" {
+		t.Errorf("the pod has %s", got)
+	}
+	t.Run("healthy", func(t *testing.T) {
+		y.finds(t, 0, "", from...)
+		e, _ := y.ask(t, from...) // in the container that stays
+		text := fmt.Sprintf("%+v", e)
+		for _, want := range []string{"pod why-from/source", "search why-from.svc.", "leaves the pod by eth0", "kube-proxy chooses, on the node"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("no %q: %s", want, text)
+			}
+		}
+		if got := containers(); got != "kubevpn-why-1" {
+			t.Errorf("the pod has %s", got)
+		}
+	})
+	pod := y.placeOf(t, y.pods(t, "why-from", "app=source")[0])
+	t.Run("egress_is_blocked", func(t *testing.T) {
+		y.apply(t, `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: closed, namespace: why-from}
+spec: {podSelector: {}, policyTypes: [Egress], egress: [{ports: [{port: 53, protocol: UDP}]}]}
+`)
+		defer y.kubectl(t, "-n", "why-from", "delete", "networkpolicy", "closed")
+		pod.must(t, "nft", "table inet guard { chain c { type filter hook output priority 0; tcp dport { 80, 8080 } drop; }; }")
+		defer pod.must(t, "nft", "delete table inet guard")
+		y.finds(t, api.ExitNetworkPolicy, "NetworkPolicy closed blocks connections from pod source", from...)
+	})
+	redirect := func(to string) (undo func()) {
+		pod.must(t, "nft", "table inet mesh { chain c { type nat hook output priority -100; tcp dport 80 redirect to :"+to+"; }; }")
+		return func() { pod.must(t, "nft", "delete table inet mesh") }
+	}
+	t.Run("mesh_that_passes_it_on_is_no_cause", func(t *testing.T) {
+		defer redirect("8080")()
+		y.finds(t, 0, "", from...)
+		if e, _ := y.ask(t, from...); !strings.Contains(hop(e, api.HopRoute).Seen, "port 8080 of the pod itself takes it") {
+			t.Errorf("%+v", e)
+		}
+	})
+	t.Run("mesh_takes_it", func(t *testing.T) {
+		defer redirect("9004")()
+		y.finds(t, api.ExitMesh, "container istio-proxy of the service mesh Istio", from...)
 	})
 }
 

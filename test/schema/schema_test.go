@@ -41,7 +41,9 @@ func objects() map[string]any {
 		api.KindFlowList:    api.FlowList{},
 		api.KindDiagnosis:   api.Diagnosis{},
 		api.KindRecord:      api.Record{},
+		api.KindDiff:        api.Diff{},
 		api.KindReport:      api.Report{}, api.KindDNSQueryList: api.DNSQueryList{}, api.KindDNSQuery: api.DNSQuery{},
+		api.KindPage: api.Page{},
 	}
 }
 

@@ -1,5 +1,5 @@
 // Package trip sends one marked HTTP request, and records what a program can see of its way: the resolver's answer, the
-// interface, the connection and the answer. It needs no Kubernetes, so that it also runs in a pod.
+// interface, the connection and the answer. It needs no Kubernetes, so that it also runs in a pod: `traffic trip`.
 package trip
 
 import (
@@ -13,14 +13,17 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/sockets"
 )
 
 const (
@@ -72,11 +75,15 @@ type Result struct {
 	Lookup      Step         `json:"lookup"` // not tried for an address
 	Addresses   []netip.Addr `json:"addresses,omitempty"`
 	Nameservers []string     `json:"nameservers,omitempty"` // that were asked; none: a file answered, or it is unknown
+	Resolver    []string     `json:"resolver,omitempty"`    // the lines search and options of resolv.conf
 
 	To     netip.AddrPort `json:"to,omitzero"`     // the first address
 	Source netip.Addr     `json:"source,omitzero"` // from which the kernel sends to it
 	Device string         `json:"device,omitempty"`
 	Dial   Step           `json:"dial"`
+	// TakenAt is the port of this machine or pod that has accepted the connection, though it was for another one: a
+	// redirect, such as a service mesh's, has taken it.
+	TakenAt netip.AddrPort `json:"takenAt,omitzero"`
 
 	Answer Step        `json:"answer"` // until the header of the answer
 	Status int         `json:"status,omitempty"`
@@ -93,6 +100,7 @@ func Go(ctx context.Context, r Request) Result {
 		t.Addresses = []netip.Addr{ip.Unmap()}
 	} else {
 		t.Addresses, t.Nameservers, t.Lookup = Lookup(ctx, r.URL.Hostname(), "")
+		t.Resolver = resolverSettings()
 	}
 	if len(t.Addresses) == 0 {
 		return t
@@ -105,8 +113,42 @@ func Go(ctx context.Context, r Request) Result {
 		return t
 	}
 	defer conn.Close()
+	t.TakenAt = takenAt(conn, t.To)
 	t.exchange(ctx, conn, r)
 	return t
+}
+
+// takenAt returns the address of the socket of this machine that has accepted a connection to another address. The
+// kernel lists both ends then: a redirect changes the destination, and not the source.
+func takenAt(conn net.Conn, to netip.AddrPort) netip.AddrPort {
+	local, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	all, err := sockets.List(func(netip.Addr) bool { return true })
+	if err != nil {
+		return netip.AddrPort{} // not Linux
+	}
+	for _, s := range all {
+		if s.TCP != nil && s.Remote == local && s.Local != to {
+			return s.Local
+		}
+	}
+	return netip.AddrPort{}
+}
+
+// resolverSettings returns the lines of resolv.conf that decide which names are asked.
+func resolverSettings() (lines []string) {
+	text, err := os.ReadFile("/etc/resolv.conf")
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) > 1 && (f[0] == "search" || f[0] == "options") {
+			lines = append(lines, strings.Join(f, " "))
+		}
+	}
+	return lines
 }
 
 // Port returns the port of a URL, or that of its scheme.
@@ -175,15 +217,7 @@ func Route(to netip.AddrPort) (source netip.Addr, device string) {
 	return source, ""
 }
 
-// Dial connects and disconnects at once.
-func Dial(ctx context.Context, to netip.AddrPort) Step {
-	conn, s := dial(ctx, to)
-	if conn != nil {
-		conn.Close()
-	}
-	return s
-}
-
+// dial connects within dialTimeout.
 func dial(ctx context.Context, to netip.AddrPort) (net.Conn, Step) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()

@@ -112,6 +112,13 @@ func (b *Balancer) Service(addr netip.Addr) (Name, bool) {
 	return name, ok
 }
 
+// Len returns the number of Services.
+func (b *Balancer) Len() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.services)
+}
+
 // edit changes an index. It copies the index before the first change.
 type edit struct {
 	index  *index

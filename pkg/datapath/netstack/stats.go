@@ -19,7 +19,13 @@ type Stats struct {
 	Forwarded uint64
 	// WriteErrors counts packets that the device rejected, for example because the interface was down.
 	WriteErrors uint64
+
+	// TCP flows, SYNs that wait for a dial, UDP and echo flows, and bytes of datagrams that wait, now and at most.
+	TCPFlows, HeldSYNs, DatagramFlows, QueuedBytes Use
 }
+
+// Use is how much of a limit is in use.
+type Use struct{ Used, Limit int64 }
 
 // FlowStats counts the flows of one protocol.
 type FlowStats struct {
@@ -81,8 +87,20 @@ func (c *flowCounters) read() FlowStats {
 // Stats returns the counts. It may be called at any time.
 func (s *Stack) Stats() Stats {
 	c := &s.stats
+	s.mu.Lock()
+	forwarder := s.tcp
+	s.mu.Unlock()
+	held := 0
+	if forwarder != nil { // there is none before start
+		forwarder.mu.Lock()
+		held = len(forwarder.held)
+		forwarder.mu.Unlock()
+	}
 	return Stats{
-		TCP: c.tcp.read(), UDP: c.udp.read(), Echo: c.echo.read(),
+		TCPFlows: Use{c.tcp.open.Load(), maxTCPFlows}, HeldSYNs: Use{int64(held), maxHeldSYNs},
+		DatagramFlows: Use{c.udp.open.Load() + c.echo.open.Load(), maxDatagramFlows},
+		QueuedBytes:   Use{s.datagrams.queued.Load(), maxQueued},
+		TCP:           c.tcp.read(), UDP: c.udp.read(), Echo: c.echo.read(),
 		PacketsIn: c.packetsIn.Load(), PacketsOut: c.packetsOut.Load(),
 		Malformed: c.malformed.Load(), Ignored: c.ignored.Load(), Forwarded: c.forwarded.Load(),
 		WriteErrors: c.writeErrors.Load(),

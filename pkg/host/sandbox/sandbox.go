@@ -123,7 +123,7 @@ const (
 
 // ErrNotAllowed reports that this machine or container does not allow this user to create a sandbox. Errors that
 // wrap it contain the cause and a remedy.
-var ErrNotAllowed = errors.New("sandboxes are not allowed here")
+var ErrNotAllowed = errors.New("this machine does not allow user namespaces")
 
 // ErrNoTUN is an [ErrNotAllowed] that concerns only sandboxes with Config.Network.
 var ErrNoTUN = fmt.Errorf("%w with a network of their own", ErrNotAllowed)

@@ -88,6 +88,9 @@ func (c *Cache) Forget(changed map[string][]string) {
 // Stale returns how many answers were served after their TTL.
 func (c *Cache) Stale() int64 { return c.stale.Load() }
 
+// Len returns the number of answers that the cache keeps, and how many it may keep.
+func (c *Cache) Len() (n, limit int) { return c.answers.Len(), maxCached }
+
 // ServeDNS answers from memory, or asks.
 func (c *Cache) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	key, now := queryKeyOf(q), time.Now()

@@ -106,6 +106,11 @@ func (r *Resolver) zones() zones {
 	return nil
 }
 
+// InFlight returns how many queries wait for clusters and for the upstreams, and how many may wait for each.
+func (r *Resolver) InFlight() (cluster, upstream, limit int64) {
+	return r.clusterInFlight.Load(), r.upstreamInFlight.Load(), r.inFlight
+}
+
 // ServeDNS answers a query of this process, by the same rules as one from the network.
 func (r *Resolver) ServeDNS(ctx context.Context, q *dns.Msg) (*dns.Msg, error) {
 	if q.Opcode != dns.OpcodeQuery || len(q.Question) != 1 {

@@ -148,6 +148,7 @@ func (i *Interceptor) serveRequest(w http.ResponseWriter, r *http.Request) {
 		defer p.end()
 		w = p
 	}
+	mirrors = copied(mirrors)
 	if r.ProtoMajor >= 2 {
 		c.serve2(w, r, t, mirrors)
 	} else {

@@ -39,8 +39,10 @@ type Claim struct {
 	ID     string           // for the log
 	Match  *httpmatch.Match // nil: everything
 	Mirror bool             // the target gets a copy, and its answers are dropped
-	Target Target
-	Stats  *Stats // not nil
+	// Observe, with Mirror, means that the target gets nothing: the claim only records.
+	Observe bool
+	Target  Target
+	Stats   *Stats // not nil
 
 	// Record is called when a request begins that the claim gets, or gets a copy of. It returns what receives the
 	// Exchange when the request has ended, and how many bytes of each body to record; or nil, to record nothing. Both

@@ -2,6 +2,7 @@ package interceptor
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -18,7 +19,17 @@ func judge(claims []Claim, r *http.Request) (destination, []*Claim) {
 
 // judgeRaw is judge for a connection or flow that is not HTTP.
 func judgeRaw(claims []Claim) (destination, []*Claim) {
-	return first(claims, (*Claim).all)
+	return first(claims, func(c *Claim) bool { return c.all() && !c.Observe })
+}
+
+// copied returns the mirrors whose targets get a copy of the request. It counts the request for the others.
+func copied(mirrors []*Claim) []*Claim {
+	return slices.DeleteFunc(mirrors, func(c *Claim) bool {
+		if c.Observe {
+			c.Stats.requests.Add(1)
+		}
+		return c.Observe
+	})
 }
 
 func first(claims []Claim, matches func(*Claim) bool) (t destination, mirrors []*Claim) {

@@ -186,6 +186,31 @@ func TestEachOwnerRecords(t *testing.T) {
 	}
 }
 
+// A claim that observes records the requests and answers of the application. Its target gets nothing.
+func TestObserverGetsNoCopy(t *testing.T) {
+	r := newRig(t, serve(t, says("application")))
+	all, record := recorded(1000)
+	observer := &target{addr: serve(t, says("target"))}
+	stats := new(Stats)
+	r.claim(Claim{Mirror: true, Observe: true, Target: observer, Record: record, Stats: stats})
+	for major := 1; major <= 2; major++ {
+		if _, body := get(t, client(t, major), r.url("/")); body != "application" {
+			t.Error(body)
+		}
+		if e := next(t, all); e.To != nil || string(e.AnswerBody.Data) != "application" {
+			t.Errorf("recorded %+v", e)
+		}
+	}
+	c := dial(t, r.addr) // not HTTP
+	io.WriteString(c, "\x00raw")
+	c.CloseWrite()
+	io.Copy(io.Discard, c)
+	r.stop()
+	if n := observer.dials.Load(); n != 0 || stats.Requests() != 2 {
+		t.Errorf("%d connections to the target, %d requests counted", n, stats.Requests())
+	}
+}
+
 // What follows a switch of protocols is not HTTP. The exchange ends with the switch.
 func TestSwitchIsRecordedAtOnce(t *testing.T) {
 	server := listen(t, func(c net.Conn) {
@@ -225,7 +250,7 @@ func benchmarkRecorded(b *testing.B, app string, body int, f func(b *testing.B, 
 			}
 		}
 	}()
-	admit := rate.NewLimiter(200, 1000)
+	admit := rate.NewLimiter(100, 500)
 	r := newRig(b, app)
 	r.claim(Claim{Target: &target{addr: app}, Record: func() (func(*Exchange), int) {
 		if !admit.Allow() {

@@ -111,6 +111,13 @@ func (l *Listener) CountRejected(why Reason, remote net.Addr) { l.tally.add(why,
 // Rejected returns how many connections were rejected for a reason.
 func (l *Listener) Rejected(why Reason) int { return l.tally.total(why) }
 
+// Pending returns the number of connections that have not authenticated yet.
+func (l *Listener) Pending() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.pending)
+}
+
 // Run authenticates connections until ctx ends or Close is called, and then returns nil. It waits for pending
 // connections to end.
 func (l *Listener) Run(ctx context.Context) error {

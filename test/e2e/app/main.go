@@ -6,6 +6,7 @@
 //	          /events    server-sent events: N of them (?n=), one every 100 ms
 //	          /ws        WebSocket: "NAME" first, then an echo
 //	          /via       forwards the request to the URL ?to=, without the header ?drop=; without one, it keeps connections
+//	          /price     JSON: {"total", "at", "items": [{"id", "name"}]}: at and id vary, total is what -price says
 //	          /download  ?bytes=N zeros, with their SHA-256 in a trailer
 //	8443/tcp  the same by TLS, with HTTP/2 if the client wants it, if it was given a certificate
 //	9090/tcp  gRPC: grpc.testing.TestService (UnaryCall, FullDuplexCall) with reflection; the trailer "x-name" says who it is
@@ -22,6 +23,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -51,10 +53,11 @@ import (
 )
 
 type app struct {
-	name string
-	host string // where it listens: all addresses, 127.0.0.1, the pod's
-	cert string
-	key  string
+	name  string
+	host  string // where it listens: all addresses, 127.0.0.1, the pod's
+	cert  string
+	key   string
+	price string // as JSON
 
 	began time.Time
 }
@@ -65,6 +68,7 @@ func main() {
 	flag.StringVar(&a.host, "host", os.Getenv("LISTEN_HOST"), "address to listen on; empty: all ($LISTEN_HOST)")
 	flag.StringVar(&a.cert, "cert", os.Getenv("TLS_CERT"), "file of a certificate, for 8443 ($TLS_CERT)")
 	flag.StringVar(&a.key, "key", os.Getenv("TLS_KEY"), "file of its key ($TLS_KEY)")
+	flag.StringVar(&a.price, "price", "10.5", "total of /price, as JSON")
 	mesh := flag.Bool("mesh", false, "be a mesh's proxy")
 	flag.Parse()
 	if a.name == "" {
@@ -163,6 +167,7 @@ func (a *app) handler() http.Handler {
 	mux.HandleFunc("/events", a.events)
 	mux.HandleFunc("/ws", a.webSocket)
 	mux.HandleFunc("/download", a.download)
+	mux.HandleFunc("/price", a.quote)
 	return mux
 }
 
@@ -278,6 +283,13 @@ func (a *app) webSocket(w http.ResponseWriter, r *http.Request) {
 			err = c.WriteMessage(kind, message)
 		}
 	}
+}
+
+// quote answers with values that vary, and with one that depends on the version of the program.
+func (a *app) quote(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `{"total": %s, "at": %q, "items": [{"id": %q, "name": %q}]}`+"\n", a.price,
+		time.Now().Format(time.RFC3339Nano), rand.Text(), r.URL.Query().Get("item"))
 }
 
 func (a *app) download(w http.ResponseWriter, r *http.Request) {

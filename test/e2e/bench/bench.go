@@ -78,6 +78,10 @@ func (b *bench) measureAll(ctx context.Context, r *report) error {
 		return b.measureDatagrams(ctx, r)
 	case "requests":
 		return b.measureRequests(ctx, r)
+	case "recording":
+		return b.measureRecording(ctx, r)
+	case "diff":
+		return b.measureDiff(ctx, r)
 	}
 	if err := b.measureRest(ctx, r); err != nil {
 		return err

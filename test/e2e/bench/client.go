@@ -31,7 +31,7 @@ type work struct {
 	Pod      string        // if set: connections are upgraded requests through pods/proxy, to this pod's HTTP port
 	Laptop   []int         // processes whose processor time is the laptop's, besides the client's own
 	Flows    int           // at the same time
-	Rate     float64       // udp-down, udp-up: 10^6 bits a second
+	Rate     float64       // udp-down, udp-up: 10^6 bits a second; requests: a second, 0: one after the other
 	Duration time.Duration // bounded by the caller
 
 	Targets []string // await, requests, fetch: addresses of the application's pods
@@ -277,9 +277,14 @@ func (w client) roundTrips() (measured, error) {
 		}
 		took = append(took, time.Since(start))
 	}
+	return quantiles(took), nil
+}
+
+// quantiles are those of at least one duration.
+func quantiles(took []time.Duration) measured {
 	slices.Sort(took)
 	us := func(q int) float64 { return float64(took[len(took)*q/100].Nanoseconds()) / 1e3 }
-	return measured{P50us: us(50), P99us: us(99), Count: len(took)}, nil
+	return measured{P50us: us(50), P99us: us(99), Count: len(took)}
 }
 
 // connects opens a connection, has one byte echoed and closes it. The echo is part of it because a port-forward

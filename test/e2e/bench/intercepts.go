@@ -70,30 +70,39 @@ spec:
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
 `
 
-// measureIntercepts fills the table of proxy.
-func (b *bench) measureIntercepts(ctx context.Context, r *report) error {
+// openShop brings up the application in the cluster and on the laptop, and connects. stop ends the laptop's.
+func (b *bench) openShop(ctx context.Context) (stop func(), err error) {
 	say("the application")
 	if err := build.App(ctx, b.dir, appRef); err != nil {
-		return err
+		return nil, err
 	}
 	if err := b.Load(ctx, filepath.Join(b.dir, "app.tar")); err != nil {
-		return err
+		return nil, err
 	}
 	manifest := filepath.Join(b.dir, "shop.yaml")
 	if err := os.WriteFile(manifest, []byte(strings.ReplaceAll(shopManifest, "APP_IMAGE", appRef)), 0o600); err != nil {
-		return err
+		return nil, err
 	}
 	if _, err := b.kubectl(ctx, "apply", "-f", manifest); err != nil {
-		return err
+		return nil, err
 	}
 	if err := b.connectBy(ctx, api.NetstackGVisor, api.TransportAPIProxy); err != nil {
-		return err
+		return nil, err
 	}
 	app := b.laptop(ctx, filepath.Join(b.dir, "app"), "-name", laptopsName, "-host", "127.0.0.1")
 	if err := app.Start(); err != nil {
+		return nil, err
+	}
+	return func() { _ = app.Process.Kill(); _ = app.Wait() }, nil
+}
+
+// measureIntercepts fills the table of proxy.
+func (b *bench) measureIntercepts(ctx context.Context, r *report) error {
+	stop, err := b.openShop(ctx)
+	if err != nil {
 		return err
 	}
-	defer func() { _ = app.Process.Kill(); _ = app.Wait() }()
+	defer stop()
 	for round := range b.rounds {
 		if err := b.interceptOnce(ctx, r, 20, twentyRow); err != nil {
 			return err
@@ -168,15 +177,22 @@ func (b *bench) interceptOnce(ctx context.Context, r *report, pods int, row stri
 		answered <- err
 	}()
 	began := time.Now()
-	if out, err := b.laptop(ctx, b.kubevpn(), "proxy", appWorkload, "--headers",
-		ownHeader+"="+ownValue).CombinedOutput(); err != nil {
-		return fmt.Errorf("kubevpn proxy: %w\n%s", err, out)
+	if err := b.proxyShop(ctx); err != nil {
+		return err
 	}
 	if err := <-answered; err != nil {
 		return fmt.Errorf("waiting for the laptop's answers: %w", err)
 	}
 	r.add(row, all, time.Since(began).Seconds())
 	return b.leaveShop(ctx)
+}
+
+func (b *bench) proxyShop(ctx context.Context) error {
+	if out, err := b.laptop(ctx, b.kubevpn(), "proxy", appWorkload, "--headers",
+		ownHeader+"="+ownValue).CombinedOutput(); err != nil {
+		return fmt.Errorf("kubevpn proxy: %w\n%s", err, out)
+	}
+	return nil
 }
 
 func (b *bench) leaveShop(ctx context.Context) error {
@@ -207,9 +223,8 @@ func (b *bench) passThrough(ctx context.Context, r *report) error {
 	if err := measure(asItIs, ""); err != nil {
 		return err
 	}
-	if out, err := b.laptop(ctx, b.kubevpn(), "proxy", appWorkload, "--headers",
-		ownHeader+"="+ownValue).CombinedOutput(); err != nil {
-		return fmt.Errorf("kubevpn proxy: %w\n%s", err, out)
+	if err := b.proxyShop(ctx); err != nil {
+		return err
 	}
 	return errors.Join(measure(passedOn, ""), measure(taken, ownValue), b.leaveShop(ctx))
 }
@@ -299,8 +314,17 @@ func (w work) requests() (measured, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.Duration+dialTimeout)
 	defer cancel()
 	c := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1}}
+	var turn <-chan time.Time
+	if w.Rate > 0 {
+		ticker := time.NewTicker(time.Duration(float64(time.Second) / w.Rate))
+		defer ticker.Stop()
+		turn = ticker.C
+	}
 	var took []time.Duration
 	for end := time.Now().Add(w.Duration); time.Now().Before(end); {
+		if turn != nil {
+			<-turn
+		}
 		began := time.Now()
 		resp, err := get(ctx, c, appURL(w.Targets[0], "/"), w.Header)
 		if err != nil {
@@ -313,8 +337,7 @@ func (w work) requests() (measured, error) {
 		}
 		took = append(took, time.Since(began))
 	}
-	slices.Sort(took)
-	return measured{P50us: float64(took[len(took)/2].Nanoseconds()) / 1e3, Count: len(took)}, nil
+	return quantiles(took), nil
 }
 
 // fetch downloads for a while.

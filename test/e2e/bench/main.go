@@ -33,8 +33,8 @@ func run() int {
 	seconds := flag.Float64("seconds", 1.5, "how long one measurement of speed takes")
 	out := flag.String("out", "../docs/performance.md",
 		"the file whose tables are written; the plots go into the folder of that name, without .md")
-	only := flag.String("only", "", "measure this alone: datagrams; requests; far or grid, lines that are slow, far "+
-		"or lossy, of which grid takes an hour; or intercepts, which writes no file")
+	only := flag.String("only", "", "measure this alone: datagrams; requests; recording; diff; far or grid, lines "+
+		"that are slow, far or lossy, of which grid takes an hour; or intercepts, which writes no file")
 	serve := flag.Int("serve", 0, "the port at which to serve the measurements in a pod (used by the program itself)")
 	name := flag.String("lab", "", "measure on this lab instead of bringing one up")
 	flag.Parse()
@@ -63,6 +63,10 @@ func run() int {
 			return publish(ctx, part{b, datagramsBegin, datagramsEnd, (*report).renderDatagrams}, *out)
 		case "requests":
 			return publish(ctx, part{b, requestsBegin, requestsEnd, (*report).renderRequests}, *out)
+		case "recording":
+			return publish(ctx, part{b, recordingBegin, recordingEnd, (*report).renderRecording}, *out)
+		case "diff":
+			return publish(ctx, part{b, diffBegin, diffEnd, (*report).renderDiff}, *out)
 		case "intercepts":
 			return publish(ctx, b, "")
 		}

@@ -23,6 +23,10 @@ const (
 	requestsBegin  = "<!-- make bench: requests begin -->\n"
 	requestsEnd    = "<!-- make bench: requests end -->\n"
 	datagramsEnd   = "<!-- make bench: datagrams end -->\n"
+	recordingBegin = "<!-- make bench: recording begin -->\n"
+	recordingEnd   = "<!-- make bench: recording end -->\n"
+	diffBegin      = "<!-- make bench: diff begin -->\n"
+	diffEnd        = "<!-- make bench: diff end -->\n"
 	farBegin       = "<!-- make bench-far: begin -->\n"
 	farEnd         = "<!-- make bench-far: end -->\n"
 )

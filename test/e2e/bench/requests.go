@@ -49,8 +49,10 @@ var generators = []generator{
 	}, regexp.MustCompile(`tps = ([0-9.]+)`)},
 	{"`wrk -c 32`", httpPort, func(host, port string) []string {
 		return []string{"wrk", "-c", "32", "-t", "1", "-d", "3", "http://" + host + ":" + port + "/"}
-	}, regexp.MustCompile(`Requests/sec: +([0-9.]+)`)},
+	}, wrkRate},
 }
+
+var wrkRate = regexp.MustCompile(`Requests/sec: +([0-9.]+)`)
 
 // requestPaths are the columns of requests, besides the port-forward.
 var requestPaths = []path{gvisorForward, systemForward, gvisorProxy, systemProxy, gvisorDirect, systemDirect}
@@ -108,7 +110,12 @@ func (b *bench) loadBy(ctx context.Context, l generator, p path) (float64, error
 	if err != nil {
 		return 0, fmt.Errorf("%w: %s", err, out)
 	}
-	found := l.figure.FindAllSubmatch(out, -1)
+	return figure(l.figure, out)
+}
+
+// figure returns the last one in a program's output.
+func figure(pattern *regexp.Regexp, out []byte) (float64, error) {
+	found := pattern.FindAllSubmatch(out, -1)
 	if len(found) == 0 {
 		return 0, fmt.Errorf("no figure in %q", out)
 	}

@@ -1,0 +1,89 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"kubevpn/internal/api"
+	"kubevpn/internal/shadow"
+)
+
+// programEnd is how long the program has to end by itself.
+const programEnd = 5 * time.Second
+
+// start starts the command, and waits until it listens. Without a command, a program must listen already. stop ends the
+// command with its process group. If it ends earlier, start calls cancel.
+func (d *diffRun) start(ctx context.Context, p *shadow.Program, cancel context.CancelCauseFunc) (stop func(),
+	err error) {
+	port := p.Listens(ctx)
+	switch {
+	case len(d.command) == 0 && port == 0:
+		return nil, api.Errorf(api.ExitLocalPort, "no program of this machine listens on %s", d.ports()).
+			WithHint("start it, or let this command start it: `kubevpn diff %s -- ./server`; if it listens on another "+
+				"port, add --port LOCAL:CONTAINER", d.intercept.Workload)
+	case len(d.command) == 0:
+		return func() {}, nil
+	case port != 0:
+		return nil, api.Errorf(api.ExitLocalPort, "another program already listens on port %d of this machine", port).
+			WithHint("stop it, or compare with it: omit the command after --")
+	}
+	running, end := context.WithCancel(ctx)
+	cmd := exec.CommandContext(running, d.command[0], d.command[1:]...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = d.o.app.environ, os.Stderr, os.Stderr // the result alone is on standard output
+	cmd.Cancel = func() error { return endGroup(cmd, false) }
+	cmd.WaitDelay = programEnd
+	ownGroup(cmd)
+	d.quiet()
+	if err := cmd.Start(); err != nil {
+		end()
+		return nil, api.Errorf(api.ExitUsage, "cannot start %s: %w", d.command[0], err).
+			WithHint("Check the command after --. A program outside of PATH needs its path.")
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		err := cmd.Wait()
+		_ = endGroup(cmd, true) // what is left of it
+		if running.Err() == nil {
+			if err == nil {
+				err = errors.New("exit status 0")
+			}
+			cancel(api.Errorf(api.ExitLocalPort, "%s ended: %w", d.command[0], err).
+				WithHint("the program must run until the comparison ends"))
+		}
+	}()
+	stop = sync.OnceFunc(func() {
+		end()
+		<-ended
+	})
+	d.note("waiting until %s listens on %s", d.command[0], d.ports())
+	listens := func(ctx context.Context) (bool, error) { return p.Listens(ctx) != 0, nil }
+	if err := poll(ctx, programStart, listens); err != nil {
+		stop()
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, api.Errorf(api.ExitLocalPort, "%s does not listen on %s after %v", d.command[0], d.ports(),
+			programStart).
+			WithHint("if it listens on another port, add --port LOCAL:CONTAINER")
+	}
+	return stop, nil
+}
+
+// programStart is how long the program may take until it listens: it may have to be compiled first.
+const programStart = 5 * time.Minute
+
+// ports returns text like "port 8080 or 9090 of this machine".
+func (d *diffRun) ports() string {
+	var texts []string
+	for _, p := range d.intercept.Ports {
+		texts = append(texts, fmt.Sprint(p.Local))
+	}
+	return "port " + strings.Join(texts, " or ") + " of this machine"
+}

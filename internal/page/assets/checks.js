@@ -1,0 +1,62 @@
+// The findings of `kubevpn doctor`.
+import {announce, badge, el, emptyState, facts, keyed, setText, Table} from './dom.js';
+import {send} from './daemon.js';
+import {seconds} from './format.js';
+
+const kinds = {ok: 'good', warning: 'warn', failed: 'bad', skipped: 'busy'};
+
+export class Checks {
+  constructor(section) {
+    this.button = el('button', {type: 'button'}, 'Run the checks');
+    this.button.addEventListener('click', () => this.run());
+    this.state = el('p', {});
+    this.list = el('ul', {class: 'findings'});
+    this.rights = new Table('Your rights in the cluster', ['What they allow', 'Allowed', 'Missing'],
+      emptyState('Your rights are unknown: the checks have not reached the API server. The same checks run with', 'kubevpn doctor'));
+    section.append(el('p', {}, 'The checks look at this machine, the way to the API server and the cluster of the last ',
+      el('code', {}, 'kubevpn ui'), '. They change nothing.'), el('p', {class: 'buttons'}, this.button), this.state, this.list, this.rights.node);
+  }
+
+  async run() {
+    this.button.disabled = true;
+    this.say('The checks run. This may take some seconds.');
+    try {
+      this.show(await (await send('doctor', {body: {}})).json());
+    } catch (e) {
+      this.say(e.message);
+    }
+    this.button.disabled = false;
+    this.button.focus();
+  }
+
+  say(text) {
+    setText(this.state, text);
+    announce(text);
+  }
+
+  show({findings, rights}) {
+    const number = (state) => findings.filter((f) => f.state === state).length;
+    const order = ['failed', 'warning', 'ok', 'skipped'];
+    keyed(this.list, findings.toSorted((a, b) => order.indexOf(a.state) - order.indexOf(b.state)), (f) => f.name, finding,
+      (node, f) => node.update(f));
+    this.rights.update(rights ?? [], (r) => r.gives, (r) => [r.gives, r.allowed ? 'yes' : 'no', (r.missing ?? []).join(', ')],
+      (row, r) => { row.className = r.allowed ? '' : 'warn'; });
+    this.say(`${number('failed')} failed, ${number('warning')} warnings, ${number('ok')} ok, ${number('skipped')} skipped`);
+  }
+
+  update() {}
+}
+
+// finding makes the node of one finding.
+function finding(f) {
+  const state = el('span');
+  const about = el('span');
+  const rest = facts();
+  const node = el('li', {class: 'card'}, el('h3', {}, `${f.section}: ${f.name} `, state), about, rest.node);
+  node.update = ({state: now, cause, seen, effect, fix, seconds: took}) => {
+    badge(state, now, kinds[now] ?? 'busy');
+    setText(about, cause || seen || '');
+    rest.update([['Effect', effect], ['Fix', fix], ['Took', fix && seconds(took)]]);
+  };
+  return node;
+}

@@ -1,0 +1,179 @@
+package shadow
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"kubevpn/internal/api"
+)
+
+// Timeout is how long the program has for one answer.
+const Timeout = 10 * time.Second
+
+// Program is the program of this machine. Its methods are safe for concurrent use.
+type Program struct {
+	ports map[uint16]uint16 // ports of this machine, by port of the container
+	body  int64             // bytes of a body that are compared
+	plain http.RoundTripper // HTTP/1 and TLS
+	h2c   http.RoundTripper // HTTP/2 without TLS
+}
+
+// NewProgram returns the program that listens on the local ports. Body is how many bytes of a body are compared.
+func NewProgram(ports []api.PortMap, body int) *Program {
+	p := &Program{ports: make(map[uint16]uint16, len(ports)), body: int64(body)}
+	for _, m := range ports {
+		if m.Protocol == "tcp" {
+			p.ports[m.Container] = m.Local
+		}
+	}
+	transport := func(protocols ...func(*http.Protocols, bool)) *http.Transport {
+		t := &http.Transport{
+			DialContext: dialLocal, DisableCompression: true, MaxIdleConnsPerHost: workers,
+			IdleConnTimeout: time.Minute,
+			// its certificate is for the names of the cluster, and it runs on this machine
+			TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+			Protocols:       new(http.Protocols),
+		}
+		for _, set := range protocols {
+			set(t.Protocols, true)
+		}
+		return t
+	}
+	p.plain = transport((*http.Protocols).SetHTTP1, (*http.Protocols).SetHTTP2)
+	p.h2c = transport((*http.Protocols).SetUnencryptedHTTP2)
+	return p
+}
+
+// dialLocal connects to a port of this machine, as intercepts do.
+func dialLocal(ctx context.Context, _, address string) (net.Conn, error) {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("parsing an address: %w", err)
+	}
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", port))
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		if conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort("::1", port)); err == nil {
+			return conn, nil
+		}
+	}
+	return conn, err
+}
+
+// Listens returns the first local port on which a program listens, or 0.
+func (p *Program) Listens(ctx context.Context) uint16 {
+	for _, port := range p.ports {
+		if conn, err := dialLocal(ctx, "tcp", net.JoinHostPort("", fmt.Sprint(port))); err == nil {
+			conn.Close()
+			return port
+		}
+	}
+	return 0
+}
+
+// Send is Config.Send.
+func (p *Program) Send(ctx context.Context, e *api.Exchange) *api.Exchange {
+	local := &api.Exchange{Began: time.Now(), Namespace: e.Namespace, Workload: e.Workload, Match: e.Match,
+		To: api.ToLaptop, Mirrored: true, Request: e.Request}
+	ctx, cancel := context.WithTimeoutCause(ctx, Timeout, fmt.Errorf("no answer within %v", Timeout))
+	defer cancel()
+	err := p.exchange(ctx, e, local)
+	local.Seconds = time.Since(local.Began).Seconds()
+	if err == nil {
+		return local
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	local.Response, local.Wait, local.Error = nil, local.Seconds, err.Error()
+	return local
+}
+
+// exchange sends the request, and stores the answer in local.
+func (p *Program) exchange(ctx context.Context, e, local *api.Exchange) error {
+	port, known := p.ports[e.Server.Port()]
+	if !known {
+		return fmt.Errorf("no port of this machine is for port %d", e.Server.Port())
+	}
+	local.Server = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
+	req, err := request(ctx, e, port)
+	if err != nil {
+		return err
+	}
+	transport := p.plain
+	if e.Request.Scheme != "https" && strings.HasPrefix(e.Request.Proto, "HTTP/2") {
+		transport = p.h2c
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	local.Wait = time.Since(local.Began).Seconds()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, p.body))
+	if err != nil {
+		return fmt.Errorf("reading the answer: %w", err)
+	}
+	rest, err := io.Copy(io.Discard, resp.Body)
+	if err != nil {
+		return fmt.Errorf("reading the answer: %w", err)
+	}
+	local.Response = &api.ExchangeResponse{Status: resp.StatusCode, Headers: resp.Header, Trailers: resp.Trailer,
+		Body: api.ExchangeBody{Size: int64(len(data)) + rest, Data: data}}
+	return nil
+}
+
+// request returns the recorded request for a port of this machine.
+func request(ctx context.Context, e *api.Exchange, port uint16) (*http.Request, error) {
+	r := &e.Request
+	scheme := "http"
+	if r.Scheme == "https" {
+		scheme = "https"
+	}
+	to := &url.URL{Scheme: scheme, Host: fmt.Sprintf("localhost:%d", port)}
+	if r.Path == "*" { // OPTIONS *
+		to.Opaque = "*"
+	} else if at, err := url.ParseRequestURI(r.Path); err != nil {
+		return nil, fmt.Errorf("the path: %w", err)
+	} else {
+		to.Path, to.RawPath, to.RawQuery, to.ForceQuery = at.Path, at.RawPath, at.RawQuery, at.ForceQuery
+	}
+	req := &http.Request{Method: r.Method, URL: to, Host: r.Host, Header: endToEnd(r.Headers),
+		ContentLength: int64(len(r.Body.Data)), Body: http.NoBody}
+	if len(r.Body.Data) > 0 {
+		req.Body = io.NopCloser(strings.NewReader(string(r.Body.Data)))
+	}
+	if _, known := req.Header["User-Agent"]; !known {
+		req.Header["User-Agent"] = nil // not that of Go
+	}
+	return req.WithContext(ctx), nil
+}
+
+// endToEnd returns the headers that are not about the connection.
+func endToEnd(h http.Header) http.Header {
+	out := maps.Clone(h)
+	if out == nil {
+		out = make(http.Header)
+	}
+	for _, value := range h.Values("Connection") {
+		for name := range strings.SplitSeq(value, ",") {
+			out.Del(strings.TrimSpace(name))
+		}
+	}
+	for _, name := range []string{"Connection", "Content-Length", "Expect", "Http2-Settings", "Keep-Alive",
+		"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade"} {
+		out.Del(name)
+	}
+	return out
+}

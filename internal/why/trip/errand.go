@@ -1,0 +1,115 @@
+package trip
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"sync"
+	"time"
+)
+
+const (
+	// maxErrand and maxReport limit an errand and a report, in bytes of JSON.
+	maxErrand = 1 << 20
+	maxReport = 1 << 20
+	maxDials  = 64
+	// maxTimeout limits the time of an errand whose sender is gone.
+	maxTimeout = 10 * time.Minute
+)
+
+// Errand is what Run does: it sends a request, resolves a name, and connects to addresses. Each part is optional. It
+// crosses to a program in a pod as JSON.
+type Errand struct {
+	Method string      `json:"method,omitempty"`
+	URL    string      `json:"url,omitempty"` // empty: no request
+	Header http.Header `json:"header,omitempty"`
+	Trace  string      `json:"traceID,omitempty"`
+
+	Name       string `json:"name,omitempty"` // to resolve; empty: none
+	Nameserver string `json:"nameserver,omitempty"`
+
+	Dial []netip.AddrPort `json:"dial,omitempty"` // to connect to, and to disconnect from at once
+
+	Timeout time.Duration `json:"timeout,omitempty"` // of all together, in a pod
+}
+
+// Errand returns the errand that sends the request.
+func (r Request) Errand() Errand {
+	return Errand{Method: r.Method, URL: r.URL.String(), Header: r.Header, Trace: r.Trace}
+}
+
+// Report is what came of an errand.
+type Report struct {
+	Result Result                  `json:"result"` // of the request or the name
+	Dials  map[netip.AddrPort]Step `json:"dials,omitempty"`
+}
+
+// Runner does an errand somewhere. It ends with ctx. The error says why it was not done.
+type Runner func(ctx context.Context, e Errand) (Report, error)
+
+// Run is the Runner of this process.
+func Run(ctx context.Context, e Errand) (Report, error) {
+	r := Report{Dials: map[netip.AddrPort]Step{}}
+	if len(e.Dial) > maxDials {
+		return r, fmt.Errorf("more than %d addresses", maxDials)
+	}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, to := range e.Dial {
+		all.Go(func() {
+			conn, s := dial(ctx, to)
+			if conn != nil {
+				conn.Close()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			r.Dials[to] = s
+		})
+	}
+	defer all.Wait()
+	switch {
+	case e.URL != "":
+		to, err := url.Parse(e.URL)
+		if err != nil {
+			return r, err
+		}
+		r.Result = Go(ctx, Request{Method: e.Method, URL: to, Header: e.Header, Trace: e.Trace})
+	case e.Name != "":
+		r.Result.Addresses, r.Result.Nameservers, r.Result.Lookup = Lookup(ctx, e.Name, e.Nameserver)
+	}
+	all.Wait()
+	return r, nil
+}
+
+// Serve reads one errand, runs it, and writes the report.
+func Serve(ctx context.Context, in io.Reader, out io.Writer) error {
+	var e Errand
+	if err := json.NewDecoder(io.LimitReader(in, maxErrand)).Decode(&e); err != nil {
+		return fmt.Errorf("cannot read the errand: %w", err)
+	}
+	if e.Timeout <= 0 || e.Timeout > maxTimeout {
+		e.Timeout = maxTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.Timeout)
+	defer cancel()
+	r, err := Run(ctx, e)
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(out).Encode(r)
+}
+
+// ReadReport reads what Serve wrote, from a program that the reader does not trust. It reads at most one report.
+func ReadReport(from io.Reader) (r Report, err error) {
+	if err := json.NewDecoder(io.LimitReader(from, maxReport)).Decode(&r); err != nil {
+		return Report{}, fmt.Errorf("cannot read the report: %w", err)
+	}
+	if len(r.Dials) > maxDials {
+		return Report{}, fmt.Errorf("the report has more than %d addresses", maxDials)
+	}
+	return r, nil
+}
