@@ -55,21 +55,22 @@ type round struct {
 }
 
 // span is the time for which a link looks for the shortest round trip before it changes the limit. It is longer than
-// the pauses of a radio or a busy processor, after which much arrives at once: they are no queue.
+// the pauses of a radio or a busy processor, after which much arrives at once: they are no queue. A drain interrupts it
+// and does not end it: the drains of links with short rounds would else never leave one with long rounds its span.
 type span struct {
-	began  time.Time
-	acked  uint64 // when it began
 	rounds int
+	took   time.Duration // by its rounds
+	acked  uint64        // bytes, in its rounds
 	rtt    time.Duration // the least
 }
 
-// add adds a round, and reports whether the span is long enough.
-func (s *span) add(r round, now time.Time) bool {
-	if s.rounds++; s.rounds == 1 {
-		s.began, s.acked = r.began, r.acked
-	}
-	s.rtt = lesser(s.rtt, r.rtt)
-	return s.rounds >= spanRounds && now.Sub(s.began) >= spanTime
+// add adds a round that took some time, in which bytes were acknowledged. It reports whether the span is long enough.
+func (s *span) add(rtt, took time.Duration, acked uint64) bool {
+	s.rounds++
+	s.took += took
+	s.acked += acked
+	s.rtt = lesser(s.rtt, rtt)
+	return s.rounds >= spanRounds && s.took >= spanTime
 }
 
 const (
@@ -88,7 +89,7 @@ const (
 func newFlight() flight { return flight{limit: firstFlight, least: leastFlight, startup: true} }
 
 // restart begins the startup again, from the limit as it is.
-func (f *flight) restart() { f.startup, f.rate, f.flat, f.empty = true, 0, 0, 0 }
+func (f *flight) restart() { f.startup, f.rate, f.flat, f.empty, f.span = true, 0, 0, 0, span{} }
 
 // inFlight returns how many bytes the link may have in flight. Call with mu held.
 func (l *link) inFlight() int {
@@ -190,18 +191,19 @@ func (l *link) adapt(now time.Time) {
 		if longer := f.base > 0 && base > f.base*5/4; longer {
 			f.restart()
 		}
-		f.base, f.drains, f.least, f.span = base, drains, max(f.limit/2, leastFlight), span{}
+		f.base, f.drains, f.least = base, drains, max(f.limit/2, leastFlight)
 		return
 	}
 	goal := unloaded + target(base)
 	if f.startup {
-		l.double(f.round.rtt >= goal, goal, now)
+		took := max(now.Sub(f.round.began), base) // what a lost packet has held up arrives at once
+		l.double(f.round.rtt >= goal, goal, took)
 		return
 	}
-	if !f.span.add(f.round, now) {
+	if !f.span.add(f.round.rtt, now.Sub(f.round.began), l.out.acked-f.round.acked) {
 		return
 	}
-	rtt, rate := f.span.rtt, float64(l.out.acked-f.span.acked)/now.Sub(f.span.began).Seconds()
+	rtt, rate := f.span.rtt, float64(f.span.acked)/f.span.took.Seconds()
 	f.recent = max(rate, 0.8*f.recent+0.2*rate)
 	f.span = span{}
 	if f.empty++; rtt > unloaded+target(base)/2 {
@@ -218,10 +220,10 @@ func (l *link) adapt(now time.Time) {
 	}
 }
 
-// double is adapt during the startup.
-func (l *link) double(queued bool, goal time.Duration, now time.Time) {
+// double is adapt during the startup, after a round that took some time.
+func (l *link) double(queued bool, goal, took time.Duration) {
 	f := &l.flight
-	rate := float64(l.out.acked-f.round.acked) / now.Sub(f.round.began).Seconds()
+	rate := float64(l.out.acked-f.round.acked) / took.Seconds()
 	if f.flat++; !queued || rate > 1.25*f.rate {
 		f.flat = 0
 	}
