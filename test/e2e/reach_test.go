@@ -77,9 +77,12 @@ func reachSuite(t *testing.T, w *world) {
 	})
 	t.Run("udp", func(t *testing.T) {
 		for _, target := range []string{vip, pods[0].String(), pods[1].String()} {
-			if r := l.sh(t, "printf hello | nc -u -w 2 %s 9001", target); r.stdout != "hello" {
-				t.Errorf("%v", r)
-			}
+			t.Run(target, func(t *testing.T) {
+				t.Parallel() // nc ends after two seconds of silence
+				if r := l.sh(t, "printf hello | nc -u -w 2 %s 9001", target); r.stdout != "hello" {
+					t.Errorf("%v", r)
+				}
+			})
 		}
 	})
 	t.Run("ping", func(t *testing.T) {

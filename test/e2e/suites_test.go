@@ -30,17 +30,22 @@ var everywhere = []suite{
 var once = []suite{
 	{"traces", tracesSuite},
 	{"foreground", foregroundSuite},
-	{"user", userSuite},
 	{"overlap", overlapSuite},
 	{"resolved", resolvedSuite},
 	{"resolvconf", resolvConfSuite},
 	{"domains", domainsSuite},
-	{"transports", transportsSuite},
 	{"roundtrips", roundTripsSuite},
 	{"faults", faultsSuite},
 	{"far", farSuite},
 	{"flows", flowsSuite},
 	{"two", twoSuite},
+}
+
+// below runs on one cluster and in one netstack. It tests what lies below both: the rights of users on a laptop, and how
+// kubevpn chooses and changes transports. In both netstacks, the suite faults moves flows from transport to transport.
+var below = []suite{
+	{"user", userSuite},
+	{"transports", transportsSuite},
 }
 
 // installing runs on one cluster and in one netstack. It tests what precedes any packet: the messages when a
@@ -118,8 +123,8 @@ func runSuites(t *testing.T, w *world, suites ...[]suite) {
 }
 
 func TestIPTables(t *testing.T) {
-	w := newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}, everywhere, once, auto, whole)
-	bothNetstacks(t, w, nil, once)
+	w := newWorld(t, lab.Config{Name: "e2e-ipt", ProxyMode: lab.ProxyIPTables}, everywhere, below, once, auto, whole)
+	bothNetstacks(t, w, below, once)
 }
 
 func TestIntercepts(t *testing.T) {

@@ -69,7 +69,10 @@ func (l *Lab) start(p Process, prepare func(*exec.Cmd) error) error {
 	command := exec.Command(p.Args[0], p.Args[1:]...)
 	command.Stdout, command.Stderr = log, log
 	command.Dir = "/"
-	command.Env = []string{"PATH=" + systemPath, "HOME=/root", "LANG=C.UTF-8"}
+	command.Env = []string{
+		"PATH=" + systemPath, "HOME=/root", "LANG=C.UTF-8",
+		"GOGC=400", // Kubernetes then needs a sixth less processor time, and 200 MB more
+	}
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if group != nil {
 		defer group.Close()
