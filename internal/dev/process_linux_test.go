@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func TestEnvironment(t *testing.T) {
+func TestEnvironmentKeepsWhatDecidesWhatRuns(t *testing.T) {
 	local := []string{"PATH=/usr/bin", "HOME=/home/ann", "USER=ann", "TERM=xterm", "PWD=/src", "LANG=de_DE", "EDITOR=vi"}
 	const left = "keeping this machine's values of %s, since they decide what programs execute; --env-from-pod NAME takes the pod's"
 	tests := []struct {
@@ -200,7 +200,7 @@ func prepared(t *testing.T, kube kubernetes.Interface, script string, change fun
 }
 
 // A program has the environment, the files, and only the rights that a container has on them.
-func TestProgram(t *testing.T) {
+func TestProgramGetsEnvironmentFilesAndRightsOfTheContainer(t *testing.T) {
 	kube := fake.NewClientset(settings("blue"), kubernetesService)
 	r := prepared(t, kube, `cd /srv/kubevpn-test && echo $COLOR $HOSTNAME $LANGUAGE && cat settings/color && echo &&
 		{ echo x >settings/color || echo refused; } 2>/dev/null; echo y >scratch/y && cat scratch/y; ls disk 2>/dev/null || echo no disk; exit 9`, func(c *Config) {

@@ -155,7 +155,7 @@ func TestNetworkArgumentsMatchThePod(t *testing.T) {
 	}
 }
 
-func TestProgram(t *testing.T) {
+func TestProgramIsThatOfTheContainerOrTheImage(t *testing.T) {
 	p := testPlan(t, Config{Env: []string{"NAME=mine"}})
 	web, log := p.containers[2], p.containers[1]
 	log.of.Config.Entrypoint, log.of.Config.Cmd = []string{"/log"}, []string{"-image"}

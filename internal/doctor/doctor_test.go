@@ -245,7 +245,7 @@ func TestVPNsOf(t *testing.T) {
 	}
 }
 
-func TestForeseen(t *testing.T) {
+func TestForeseenNamesOverlapAndGuess(t *testing.T) {
 	overlap := api.Errorf(api.ExitOverlap, "the cluster's network overlaps a local one").
 		WithHint("Nothing was changed. To go on:\n  kubevpn connect --exclude-cidr 10.0.0.0/8")
 	finding{fails, api.ExitOverlap, "overlaps", "kubevpn connect --exclude-cidr 10.0.0.0/8"}.check(t, foreseen(connection.Foresight{Overlap: overlap}))

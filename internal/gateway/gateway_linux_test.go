@@ -204,7 +204,7 @@ func eventually(t *testing.T, pod *tuntest.Namespace, want string) {
 	}
 }
 
-func TestGateway(t *testing.T) {
+func TestGatewayForwardsAndLeavesNothing(t *testing.T) {
 	for _, backend := range backends {
 		t.Run(backend, func(t *testing.T) {
 			pod, peer := newPod(t)

@@ -159,7 +159,7 @@ func (g *testGateway) hasDevice() bool {
 
 const aboutGateway = `{"mtu":1450,"addrs":["198.19.0.1"],"ipv4":true,"ipv6":false,"backend":"nft","warnings":["w"]}`
 
-func TestGateway(t *testing.T) {
+func TestGatewayCarriesPacketsAndReportsItself(t *testing.T) {
 	r, pod := startInPod(t)
 	pod.Run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
 	pod.Run("ip", "link", "set", "eth1", "up")

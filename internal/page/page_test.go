@@ -130,7 +130,7 @@ func TestAnotherSiteOnlyOpensThePage(t *testing.T) {
 	}
 }
 
-func TestAssets(t *testing.T) {
+func TestPageServesItsAssetsAndNothingElse(t *testing.T) {
 	s := listen(t)
 	page, err := url.Parse(s.URL())
 	if err != nil || page.Host != s.address || !strings.HasPrefix(s.address, "127.0.0.1:") || page.RawQuery != "" ||

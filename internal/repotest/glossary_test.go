@@ -128,7 +128,7 @@ func documents(t *testing.T) map[string]string {
 	return out
 }
 
-func TestWords(t *testing.T) {
+func TestWordsSplitIdentifiers(t *testing.T) {
 	for name, want := range map[string]string{
 		"newPodIP": "new Pod IP", "TCPConns": "TCP Conns", "pkg/l3/flow_test.go": "pkg l  flow test go", "HTTPServer": "HTTP Server",
 	} {

@@ -58,7 +58,7 @@ func sources(t *testing.T, fset *token.FileSet) []source {
 	return out
 }
 
-func TestFormatted(t *testing.T) {
+func TestSourcesAreFormatted(t *testing.T) {
 	for _, s := range sources(t, token.NewFileSet()) {
 		want, err := format.Source(s.text)
 		if err != nil {

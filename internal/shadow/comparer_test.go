@@ -154,7 +154,7 @@ func TestVaryingPlacesAreIgnored(t *testing.T) {
 }
 
 // A place is ignored with all below it, and lines if their number varies. A status never varies.
-func TestVaries(t *testing.T) {
+func TestVaryingPlaceIsIgnoredWithAllBelowIt(t *testing.T) {
 	r := NewResults(nil, nil)
 	e := recorded("GET", "/", "")
 	r.vary(e, []Difference{{Where: "body $.a"}, {Where: "body lines"}, {Where: "header Etag"}, {Where: "status"}, {Where: "answer"}}, "x")

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestPoll(t *testing.T) {
+func TestPollReturnsAsSoonAsTheConditionHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		late := errors.New("late")
 		for _, due := range []time.Duration{0, 5 * time.Millisecond, 300 * time.Millisecond, 9 * time.Second} {

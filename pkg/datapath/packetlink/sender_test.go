@@ -868,7 +868,7 @@ func TestEveryPacketIsAccountedFor(t *testing.T) {
 }
 
 // Bare acknowledgements wait for each other, for a millisecond at most; nothing else waits, and takes them along.
-func TestAcknowledgementsWait(t *testing.T) {
+func TestOnlyBareAcknowledgementsWait(t *testing.T) {
 	acks := []spec{{sport: 5}, {sport: 5, options: 12}, {sport: 6, v6: true}}
 	others := map[string]spec{
 		"data":     {sport: 5, payload: 1},

@@ -67,7 +67,7 @@ func TestStoreKeys(t *testing.T) {
 	}
 }
 
-func TestScript(t *testing.T) {
+func TestScriptAddsChangesAndRemovesKeys(t *testing.T) {
 	a := netip.MustParseAddr("198.19.255.53")
 	match := storeKey{Name: "State:/a", Resolver: a, Domains: []string{"cluster.local", "svc"}}
 	search := storeKey{Name: "State:/b", Resolver: a, Domains: []string{"default.svc.cluster.local"}, Search: true}

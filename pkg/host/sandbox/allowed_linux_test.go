@@ -17,7 +17,7 @@ import (
 	"kubevpn/pkg/host/subreaper"
 )
 
-func TestNamespacesAllowed(t *testing.T) {
+func TestNamespacesAllowedNamesTheSettingThatForbids(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
 		files      map[string]string
@@ -50,7 +50,7 @@ func TestNamespacesAllowed(t *testing.T) {
 	}
 }
 
-func TestExplain(t *testing.T) {
+func TestExplainNamesMissingPermission(t *testing.T) {
 	for errno, want := range map[syscall.Errno]bool{unix.EPERM: true, unix.ENOSPC: true, unix.ENOMEM: false} {
 		err := explain(fmt.Errorf("fork: %w", errno))
 		if errors.Is(err, ErrNotAllowed) != want || !errors.Is(err, errno) {
@@ -108,7 +108,7 @@ func controlPair(t testing.TB) (*controlConn, *net.UnixConn) {
 	return a, b.conn
 }
 
-func TestControlRejects(t *testing.T) {
+func TestControlRejectsWhatIsTooLong(t *testing.T) {
 	a, b := controlPair(t)
 	if err := a.send(report{Log: &logLine{Message: strings.Repeat("x", maxMessage)}}, nil); err == nil {
 		t.Error("a message that is too long was sent")

@@ -204,7 +204,7 @@ func TestServeProgram(t *testing.T) {
 	})
 }
 
-func TestContainer(t *testing.T) {
+func TestContainerGetsVolumesAndRunsPrograms(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "ip")
 	dir := t.TempDir()

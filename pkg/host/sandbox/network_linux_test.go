@@ -189,7 +189,7 @@ func get(t *testing.T, r *running, address string) (string, error) {
 	return string(b), err
 }
 
-func TestDial(t *testing.T) {
+func TestDialReachesPortsInside(t *testing.T) {
 	r := connected(t, newCluster(t, "cluster"), config(probe(t), "serve", "from inside", "127.0.0.1:80", "[::1]:8080", "10.244.1.9:443"))
 	r.await("listening")
 	for _, address := range []string{"127.0.0.1:80", "[::1]:8080", "10.244.1.9:443", "localhost:80"} {
@@ -281,7 +281,7 @@ func TestTwoAtOnce(t *testing.T) {
 	}
 }
 
-func TestLaptopsNetwork(t *testing.T) {
+func TestProgramUsesTheLaptopsNetworkByDefault(t *testing.T) {
 	c := newCluster(t, "laptop")
 	if out := run(t, config(probe(t), "get", "http://"+c.web+"/")); out != "laptop for "+c.web {
 		t.Errorf("it printed %q", out)
@@ -297,7 +297,7 @@ func TestLaptopsNetwork(t *testing.T) {
 	conn.Close()
 }
 
-func TestStages(t *testing.T) {
+func TestNetworkIsPreparedBeforeTheProgramRuns(t *testing.T) {
 	other := network()
 	other.Addresses, other.MTU, other.DNS = []netip.Prefix{netip.MustParsePrefix("10.244.1.10/32")}, 1400, []netip.Addr{netip.MustParseAddr("10.96.0.11")}
 	cfg := sh("cat /etc/resolv.conf; echo first; read go </dev/stdin; cat /etc/resolv.conf; ip -4 -o addr show eth0; cat /sys/class/net/eth0/mtu; exit 7")
@@ -347,7 +347,7 @@ func TestStages(t *testing.T) {
 	}
 }
 
-func TestNotRun(t *testing.T) {
+func TestProgramThatCannotRunLeavesNoNamespaces(t *testing.T) {
 	t.Run("no-such-program", func(t *testing.T) {
 		cfg := config("sandbox-test-nothing")
 		cfg.Network = true
@@ -423,7 +423,7 @@ func TestEndAmongDials(t *testing.T) {
 }
 
 // Most are files with a capability, which nobody gets in a sandbox.
-func TestPing(t *testing.T) {
+func TestPingWorksInside(t *testing.T) {
 	testenv.NeedPrograms(t, "ping")
 	cfg := config("ping", "-c", "1", "-W", "10", "127.0.0.1")
 	cfg.Network = true

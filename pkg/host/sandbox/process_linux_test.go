@@ -54,7 +54,7 @@ func statusField(status, name string) string {
 	return "none"
 }
 
-func TestIdentity(t *testing.T) {
+func TestIdentityIsTheUsers(t *testing.T) {
 	outside, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestSetuidAndGroups(t *testing.T) {
 	}
 }
 
-func TestPrograms(t *testing.T) {
+func TestScriptsAndInterpretersRun(t *testing.T) {
 	testenv.NeedPrograms(t, "python3", "bash")
 	script := write(t, t.TempDir()+"/script", "#!/bin/sh\necho \"$0\" \"$@\"\n")
 	if err := os.Chmod(script, 0o755); err != nil {
@@ -136,7 +136,7 @@ func TestPrograms(t *testing.T) {
 	})
 }
 
-func TestNotStarted(t *testing.T) {
+func TestStartFailsWithTheErrorOfExec(t *testing.T) {
 	plain := write(t, t.TempDir()+"/plain", "")
 	for _, tt := range []struct {
 		name string
@@ -163,7 +163,7 @@ func TestNotStarted(t *testing.T) {
 	}
 }
 
-func TestExitStatus(t *testing.T) {
+func TestExitStatusIsThePrograms(t *testing.T) {
 	for _, tt := range []struct {
 		script string
 		want   sandbox.ExitStatus
@@ -189,7 +189,7 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
-func TestSignal(t *testing.T) {
+func TestSignalReachesTheProgram(t *testing.T) {
 	r := start(t, sh(`trap 'echo got HUP' HUP; trap 'echo got TERM; exit 8' TERM; echo ready; while :; do sleep 0.02; done`))
 	r.await("ready")
 	if err := r.Signal(unix.SIGHUP); err != nil {
@@ -353,7 +353,7 @@ func TestEverythingEndsWithTheProgram(t *testing.T) {
 	}
 }
 
-func TestContextEnds(t *testing.T) {
+func TestEndOfContextKillsAll(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s, err := sandbox.New(sh(stubborn + "sleep 100"))
 	if err != nil {
@@ -375,7 +375,7 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
-func TestKilledInit(t *testing.T) {
+func TestDeathOfInitLeavesNothing(t *testing.T) {
 	r := start(t, sh(stubborn+"sleep 100"))
 	r.await("started")
 	n := namespacesOf(t, r.Pid())
@@ -391,7 +391,7 @@ func TestKilledInit(t *testing.T) {
 	}
 }
 
-func TestKilledProgram(t *testing.T) {
+func TestDeathOfProgramLeavesNothing(t *testing.T) {
 	r := start(t, sh(stubborn+"sleep 100"))
 	r.await("started")
 	n := namespacesOf(t, r.Pid())
@@ -421,7 +421,7 @@ func TestKilledProgram(t *testing.T) {
 	n.expectNone(t)
 }
 
-func TestKilledParent(t *testing.T) {
+func TestDeathOfParentLeavesNothing(t *testing.T) {
 	for _, stopped := range []bool{false, true} {
 		t.Run(fmt.Sprintf("init-stopped=%v", stopped), func(t *testing.T) {
 			out := t.TempDir() + "/out"

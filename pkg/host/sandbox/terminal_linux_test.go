@@ -109,7 +109,7 @@ func (c *console) exitCode() int {
 	return c.cmd.ProcessState.ExitCode()
 }
 
-func TestCtrlC(t *testing.T) {
+func TestCtrlCReachesTheProgramOnly(t *testing.T) {
 	c := onTerminal(t, parentCommand(t, sh(`trap 'echo caught; exit 7' INT; tty; echo ready; while :; do sleep 0.02; done`)))
 	c.await(`/dev/pts/\d+\n`)
 	c.await(`ready\n`)
@@ -129,7 +129,7 @@ func TestCtrlC(t *testing.T) {
 }
 
 // A shell inside does job control, and the terminal is ours again after it.
-func TestShellInside(t *testing.T) {
+func TestShellInsideControlsJobs(t *testing.T) {
 	testenv.NeedPrograms(t, "bash")
 	cfg := config("bash", "--norc", "--noprofile", "-i")
 	cfg.Env = append(cfg.Env, "PS1=$ ", "TERM=dumb")
@@ -155,7 +155,7 @@ func TestShellInside(t *testing.T) {
 }
 
 // A shell outside stops and continues the whole of it.
-func TestShellOutside(t *testing.T) {
+func TestShellOutsideStopsAndContinuesAll(t *testing.T) {
 	testenv.NeedPrograms(t, "bash")
 	b, err := json.Marshal(sh(`trap 'echo hello' CONT; i=0; while :; do i=$((i+1)); echo count $i; sleep 0.02; done`))
 	if err != nil {

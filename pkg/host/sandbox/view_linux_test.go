@@ -160,7 +160,7 @@ func TestUpdateIsSeen(t *testing.T) {
 	}
 }
 
-func TestMirrorFollows(t *testing.T) {
+func TestMirrorFollowsTheDirectory(t *testing.T) {
 	dir, source := t.TempDir(), t.TempDir()
 	write(t, dir+"/stays", "stays\n")
 	write(t, dir+"/goes", "goes\n")
@@ -186,7 +186,7 @@ func TestMirrorFollows(t *testing.T) {
 	}
 }
 
-func TestMissingSource(t *testing.T) {
+func TestStartFailsWithoutTheSourceOfAMount(t *testing.T) {
 	cfg := sh("true", sandbox.Mount{Path: "/sandbox-test", Source: "/sandbox-test-nothing"})
 	s, err := sandbox.New(cfg)
 	if err != nil {
@@ -197,7 +197,7 @@ func TestMissingSource(t *testing.T) {
 	}
 }
 
-func TestOwnProc(t *testing.T) {
+func TestProcShowsOnlyOwnProcesses(t *testing.T) {
 	testenv.NeedPrograms(t, "python3")
 	out := run(t, config("python3", "-c", `
 import os

@@ -15,7 +15,7 @@ import (
 )
 
 // A volume is at its path, in memory, and changes as a whole while the program runs; nothing of it is on the laptop.
-func TestVolume(t *testing.T) {
+func TestVolumeIsInMemoryAndChangesAsAWhole(t *testing.T) {
 	for _, path := range []string{"/sandbox-test/config", "/etc/sandbox-test/config", filepath.Join(t.TempDir(), "config")} {
 		cfg := sh(fmt.Sprintf(`stat -f -c %%T %[1]s; ls %[1]s; stat -L -c '%%a %%u' %[1]s/key; cat %[1]s/deep/er; cat /sandbox-test/one; (echo x >%[1]s/own) 2>&- || echo no; echo x >/sandbox-test/empty/own && echo yes
 while sleep 0.02; do echo $(cat %[1]s/key %[1]s/other 2>&1); done`, path),
@@ -53,7 +53,7 @@ while sleep 0.02; do echo $(cat %[1]s/key %[1]s/other 2>&1); done`, path),
 	}
 }
 
-func TestVolumeErrors(t *testing.T) {
+func TestImpossibleVolumesAreRejected(t *testing.T) {
 	file := func(path string) []sandbox.File { return []sandbox.File{{Path: path}} }
 	for _, tt := range []struct {
 		name    string

@@ -107,7 +107,7 @@ func write(t *testing.T, name string, mode os.FileMode, text string) {
 	}
 }
 
-func TestFamily(t *testing.T) {
+func TestFamilyRunsProgramsAndReapsOrphans(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/a/hello", 0o644, "") // may not be executed
 	write(t, dir+"/b/hello", 0o755, "#!/bin/sh\necho hello\n")
@@ -149,15 +149,15 @@ func sorted(text, line string) string {
 	return strings.Repeat(line+"\n", strings.Count(text+"\n", line+"\n")) + rest
 }
 
-// TestStandardFiles: a reader sees the end of what a program writes when that has closed it.
-func TestStandardFiles(t *testing.T) {
+// TestReaderSeesEndOfClosedStandardFiles: a reader sees the end of what a program writes when that has closed it.
+func TestReaderSeesEndOfClosedStandardFiles(t *testing.T) {
 	if os.Getenv("KUBEVPN_TEST_CLOSE") != "" {
 		if err := CloseStandardFiles(); err != nil {
 			os.Exit(2)
 		}
 		select {} // until it is killed
 	}
-	cmd := exec.Command(os.Args[0], "-test.run=^TestStandardFiles$")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestReaderSeesEndOfClosedStandardFiles$")
 	cmd.Env = append(os.Environ(), "KUBEVPN_TEST_CLOSE=1")
 	out, err := cmd.StdoutPipe()
 	if err != nil {

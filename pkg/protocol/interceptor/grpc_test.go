@@ -186,7 +186,7 @@ func TestGRPCDeadlineOfServer(t *testing.T) {
 	}
 }
 
-func TestEndCall(t *testing.T) {
+func TestEndCallAnswersWithTheStatusOfTheDeadline(t *testing.T) {
 	for timeout, want := range map[string]string{"20m": "4", "1M": "4", "": "1", "2H": "1", "7200S": "1", "99999999H": "1", "x": "1"} {
 		r := httptest.NewRequest(http.MethodPost, "/", nil)
 		r.Header.Set("Grpc-Timeout", timeout)

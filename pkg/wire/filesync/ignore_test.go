@@ -14,7 +14,7 @@ import (
 	"github.com/bmatcuk/doublestar/v4"
 )
 
-func TestIgnore(t *testing.T) {
+func TestIgnoreFollowsGitignore(t *testing.T) {
 	tests := []struct {
 		patterns string
 		ignored  []string // directories end with a slash

@@ -33,8 +33,8 @@ func runSource(t *testing.T, dir string, dial func(context.Context) (net.Conn, e
 	return s
 }
 
-// TestRefusedReason checks that the laptop gets the reason for which a target cannot store files.
-func TestRefusedReason(t *testing.T) {
+// TestSourceGetsTheReasonOfATargetThatCannotStore checks the error that the laptop shows.
+func TestSourceGetsTheReasonOfATargetThatCannotStore(t *testing.T) {
 	parent, src := t.TempDir(), t.TempDir()
 	write(t, parent, "file", "not a directory")
 	write(t, src, "a", strings.Repeat("x", 1<<20)) // so that the source is sending when it is refused
@@ -73,9 +73,8 @@ func TestRefusedReason(t *testing.T) {
 	}
 }
 
-// TestRefusedConnection checks that the source reports the error of a connection that fails when it is read, as
-// pods/exec does.
-func TestRefusedConnection(t *testing.T) {
+// TestSourceReportsConnectionThatFailsOnRead uses a connection that fails when it is read, as pods/exec does.
+func TestSourceReportsConnectionThatFailsOnRead(t *testing.T) {
 	s := runSource(t, t.TempDir(), func(context.Context) (net.Conn, error) {
 		a, b := net.Pipe()
 		b.Close()
@@ -123,8 +122,8 @@ func pair(t *testing.T, network string) (a, b net.Conn) {
 	return a, b
 }
 
-// TestRefusedProtocol checks that the source is told about its protocol errors.
-func TestRefusedProtocol(t *testing.T) {
+// TestTargetTellsTheSourceItsProtocolError checks that the source is told about its protocol errors.
+func TestTargetTellsTheSourceItsProtocolError(t *testing.T) {
 	a, b := net.Pipe()
 	served := make(chan error, 1)
 	go func() { served <- newTarget(t.TempDir()).Serve(t.Context(), b) }()
@@ -145,8 +144,8 @@ func TestRefusedProtocol(t *testing.T) {
 	}
 }
 
-// TestHandshakeDeadline checks that a source gives up an other end that does not read or does not answer.
-func TestHandshakeDeadline(t *testing.T) {
+// TestSourceGivesUpSilentEnd checks that a source gives up an other end that does not read or does not answer.
+func TestSourceGivesUpSilentEnd(t *testing.T) {
 	for _, reads := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			a, b := net.Pipe()

@@ -310,8 +310,8 @@ func vim(p, content, options string) error {
 	return nil
 }
 
-// TestGitCheckout switches between branches that change, rename, add and remove files.
-func TestGitCheckout(t *testing.T) {
+// TestGitCheckoutIsFollowed switches between branches that change, rename, add and remove files.
+func TestGitCheckoutIsFollowed(t *testing.T) {
 	src := t.TempDir()
 	git := func(args ...string) {
 		t.Helper()
@@ -504,7 +504,7 @@ func TestRecentFileWaits(t *testing.T) {
 	})
 }
 
-func TestIgnoreFile(t *testing.T) {
+func TestIgnoredFilesAreNotCopied(t *testing.T) {
 	r := newRig(t, options{before: func(r *rig) {
 		write(t, r.src, ".gitignore", "node_modules/\n*.log\n*.secret\n")
 		write(t, r.src, "node_modules/x/index.js", "x")

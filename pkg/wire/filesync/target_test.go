@@ -19,7 +19,7 @@ import (
 
 func newTarget(dir string) *Target { return NewTarget(TargetConfig{Dir: dir, Logger: discarding()}) }
 
-func TestServeEnds(t *testing.T) {
+func TestServeEndsWithContextOrConn(t *testing.T) {
 	target := newTarget(t.TempDir())
 	serve := func(ctx context.Context) (*wire, chan error) {
 		a, b := net.Pipe()
