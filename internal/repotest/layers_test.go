@@ -9,8 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // layers says how high each package is: imports point down, and packages of the same height do not import each
@@ -188,6 +191,37 @@ func TestImportsPointDown(t *testing.T) {
 		if !used[edge] {
 			t.Errorf("the exception %s → %s is used by nothing any more", edge[0], edge[1])
 		}
+	}
+}
+
+// TestArchitectureListsEachPackageInItsLayer compares the table of docs/architecture.md with layers.
+func TestArchitectureListsEachPackageInItsLayer(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root(t), "docs", "architecture.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "| layer | package | task |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	documented, layer := map[string]int{}, 0
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		if number, err := strconv.Atoi(strings.TrimSpace(cells[1])); err == nil {
+			layer = number
+		}
+		for i, name := range strings.Split(cells[2], "`") {
+			if i%2 == 1 {
+				documented[name] = layer
+			}
+		}
+	}
+	want := map[string]int{"cmd/kubevpn": 5, "cmd/traffic": 5}
+	for name, height := range layers {
+		if name != "cmd" {
+			want[name] = height / 10
+		}
+	}
+	if diff := cmp.Diff(want, documented); diff != "" {
+		t.Errorf("the table of layers in docs/architecture.md (-layers_test.go +table):\n%s", diff)
 	}
 }
 
