@@ -108,14 +108,20 @@ func (l *Lab) process(name string) (Process, bool) {
 var errLocked = errors.New("another 'lab' command is at work on this lab")
 
 // lock keeps every other program from changing the lab until the function it returns is called. The lock is the
-// kernel's, so it ends with the process; its file goes with the last lab.
+// kernel's, so it ends with the process; its file goes with the lab, and the directory of labs with the last one.
 func (l *Lab) lock() (unlock func(), err error) {
-	if err := os.MkdirAll(l.config.Dir, 0o755); err != nil {
-		return nil, err
-	}
 	file := filepath.Join(l.config.Dir, l.config.Name+".lock")
 	for {
+		// Another lab that was the last one may remove the directory at any time until the file is in it.
+		if err := os.MkdirAll(l.config.Dir, 0o755); errors.Is(err, os.ErrExist) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
 		f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
 )
 
 func TestParseMounts(t *testing.T) {
@@ -204,6 +205,27 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	unlock()
+}
+
+// TestLockSurvivesTheEndOfOtherLabs checks that a lab can be locked while the last other one removes their directory.
+func TestLockSurvivesTheEndOfOtherLabs(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "labs")
+	var group errgroup.Group
+	for _, name := range []string{"a", "b", "c", "d"} {
+		group.Go(func() error {
+			for range 1000 {
+				unlock, err := New(Config{Name: name, Dir: dir}).lock()
+				if err != nil {
+					return err
+				}
+				unlock()
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestNamesIn(t *testing.T) {
