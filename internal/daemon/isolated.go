@@ -17,6 +17,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/sandbox"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // IsolatedConfig configures Isolated.
@@ -98,7 +99,7 @@ func newPlaceHelper(place sandbox.Place, resolvConf string, logger *slog.Logger)
 
 // CreateTUN returns the Place's device and ignores name and MTU.
 func (h *placeHelper) CreateTUN(context.Context, string, int) (*os.File, error) {
-	f, err := duplicate(h.place.TUN())
+	f, err := unixsocket.Dup(h.place.TUN(), h.place.TUN().Name())
 	if err != nil {
 		return nil, fmt.Errorf("cannot duplicate the device of the program's network: %w", err)
 	}

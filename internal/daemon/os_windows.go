@@ -60,6 +60,4 @@ var errNoHelper = errors.New("there is no root helper on Windows")
 
 func receiveFile(net.Conn) (*os.File, error) { return nil, errNoHelper }
 
-func duplicate(*os.File) (*os.File, error) { return nil, errNoHelper }
-
 func connect(context.Context, *os.File, netip.AddrPort) (net.Conn, error) { return nil, errNoHelper }

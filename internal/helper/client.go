@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubevpn/internal/api"
+	"kubevpn/pkg/host/unixsocket"
 )
 
 // closeTimeout limits how long Close waits until the helper has removed everything. A D-Bus call that hangs takes five
@@ -141,7 +142,8 @@ func withFile(r reply, err error) (*os.File, error) {
 	if r.file == nil {
 		return nil, api.Errorf(api.ExitNetwork, "the root helper sent no descriptor")
 	}
-	f, err := renamed(r.file, r.Name)
+	defer r.file.Close()
+	f, err := unixsocket.Dup(r.file, r.Name)
 	if err != nil {
 		return nil, api.Errorf(api.ExitNetwork, "cannot use the descriptor of %q: %w", r.Name, err)
 	}

@@ -74,18 +74,3 @@ func readError(err error) error {
 	}
 	return err
 }
-
-// renamed returns f with another name. It owns f.
-func renamed(f *os.File, name string) (*os.File, error) {
-	defer f.Close()
-	raw, err := f.SyscallConn() // not f.Fd, which makes the descriptor a blocking one
-	if err != nil {
-		return nil, err
-	}
-	fd, dupErr := -1, error(nil)
-	err = raw.Control(func(old uintptr) { fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) })
-	if err = errors.Join(err, dupErr); err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
-}

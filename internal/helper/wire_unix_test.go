@@ -73,9 +73,6 @@ func TestDescriptorArrivesWithItsMessage(t *testing.T) {
 		if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
 			t.Errorf("flags of the descriptor: %#x, %v", flags, err)
 		}
-		if f, err = renamed(f, "kubevpn7"); err != nil || f.Name() != "kubevpn7" {
-			t.Fatalf("renamed: %v, %v", f, err)
-		}
 		if _, err := f.WriteString("it"); err != nil {
 			t.Error(err)
 		}

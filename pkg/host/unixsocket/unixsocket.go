@@ -78,3 +78,18 @@ func Send(conn *net.UnixConn, b []byte, f syscall.Conn) (n int, err error) {
 	err = raw.Control(func(fd uintptr) { n, _, sent = conn.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil) })
 	return n, errors.Join(err, sent)
 }
+
+// Dup returns a file with a new descriptor of what f refers to, and the given name. No child process inherits it. The
+// caller owns both.
+func Dup(f *os.File, name string) (*os.File, error) {
+	raw, err := f.SyscallConn() // not f.Fd, as in Send
+	if err != nil {
+		return nil, err
+	}
+	fd, dupErr := -1, error(nil)
+	err = raw.Control(func(old uintptr) { fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) })
+	if err = errors.Join(err, os.NewSyscallError("fcntl", dupErr)); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}

@@ -97,3 +97,39 @@ func TestPeerIsThisProcess(t *testing.T) {
 		t.Errorf("%+v", peer)
 	}
 }
+
+func TestDupIsTheSameFileUnderAnotherName(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	dup, err := Dup(write, "kubevpn7")
+	if err != nil || dup.Name() != "kubevpn7" {
+		t.Fatalf("%v, %v", dup, err)
+	}
+	defer dup.Close()
+	write.Close()
+	raw, err := dup.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) {
+		if flags, err := unix.FcntlInt(fd, unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("flags of the descriptor: %#x, %v", flags, err)
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+	if _, err := dup.WriteString("it"); err != nil {
+		t.Error(err)
+	}
+	b := make([]byte, 8)
+	if n, err := read.Read(b); err != nil || string(b[:n]) != "it" {
+		t.Errorf("the other end read %q, %v", b[:n], err)
+	}
+	if f, err := Dup(write, "closed"); err == nil {
+		f.Close()
+		t.Error("a closed file was duplicated")
+	}
+}
