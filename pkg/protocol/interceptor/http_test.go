@@ -69,12 +69,17 @@ func TestEachRequestIsMatched(t *testing.T) {
 		claims := *r.claims.Load()
 		r.claim(claims[1])
 		want("ann", "app")
-		if n := conns.Load(); n != 1 {
-			t.Errorf("the client made %d connections", n)
+		// Requests share connections. A http.Transport may make a second one of HTTP/2: it gives the first to the request
+		// that waits, and only then to those that follow (dialConnFor). The interceptor has a Transport for each
+		// connection of the client.
+		most := map[int]int64{1: 1, 2: 2}[major]
+		if n := conns.Load(); n > most {
+			t.Errorf("the client made %d connections, want at most %d", n, most)
 		}
+		most *= most
 		for name, n := range map[string]int64{"application": r.appDials.Load(), "ann": ann.dials.Load(), "bob": bob.dials.Load()} {
-			if n != 1 {
-				t.Errorf("%s saw %d connections, want 1", name, n)
+			if n > most {
+				t.Errorf("%s saw %d connections, want at most %d", name, n, most)
 			}
 		}
 		if n := claims[0].Stats.Requests(); n != 3 {
