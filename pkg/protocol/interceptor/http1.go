@@ -32,10 +32,7 @@ const (
 	maxDiscard = 256 << 10
 )
 
-var (
-	errHeadTooLong = errors.New("the head of the answer is longer than 1 MiB")
-	errUnasked     = errors.New("an answer without a request")
-)
+var errHeadTooLong = errors.New("the head of the answer is longer than 1 MiB")
 
 var (
 	// notCopied are the headers of a request that are hop-by-hop or that this package writes itself.

@@ -66,10 +66,7 @@ type Stats struct {
 }
 
 // Failure is an error of a target.
-type Failure struct {
-	Time  time.Time
-	Error string
-}
+type Failure struct{ Error string }
 
 // Requests returns the number of HTTP requests, other connections and UDP flows that went to the target.
 func (s *Stats) Requests() uint64 { return s.requests.Load() }
@@ -82,7 +79,7 @@ func (s *Stats) Lost() uint64 { return s.lost.Load() }
 func (s *Stats) LastError() *Failure { return s.failure.Load() }
 
 func (s *Stats) failed(err error) {
-	s.failure.Store(&Failure{Time: time.Now(), Error: err.Error()})
+	s.failure.Store(&Failure{err.Error()})
 }
 
 // Probe describes connections and datagrams that prove that traffic to a port comes here.

@@ -452,8 +452,6 @@ func (s *Session) unreserve(n int) { s.grown.Add(-int64(n)) }
 
 // SessionStats is a snapshot of a session.
 type SessionStats struct {
-	ID      SessionID
-	Since   time.Time
 	Streams int // open
 	Links   []LinkStats
 	// Bytes that crossed conns of ClientConfig.Dial and of each of ClientConfig.Preferred, without handshakes.
@@ -477,7 +475,7 @@ func (s *Session) Stats() SessionStats {
 	s.mu.Lock()
 	links := slices.Clone(s.links)
 	s.mu.Unlock()
-	st := SessionStats{ID: s.id, Since: s.since, Streams: int(s.streams.Load())}
+	st := SessionStats{Streams: int(s.streams.Load())}
 	var total [maxPaths]traffic
 	for _, l := range links {
 		if l == nil || !l.load.born.Load() {
