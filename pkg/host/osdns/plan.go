@@ -130,12 +130,7 @@ func isStub(a netip.Addr) bool {
 
 // fileNameservers returns the resolver's addresses with port 53, which is the only one that resolv.conf can name.
 func fileNameservers(cfg Config) []netip.Addr {
-	var out []netip.Addr
-	for _, l := range []netip.AddrPort{cfg.Listen4, cfg.Listen6} {
-		if l.IsValid() && l.Port() == 53 {
-			out = append(out, l.Addr())
-		}
-	}
+	out := listenersOnPort53(cfg)
 	for _, l := range cfg.Links {
 		if l.Resolver.IsValid() && !slices.Contains(out, l.Resolver) {
 			out = append(out, l.Resolver)
@@ -144,14 +139,19 @@ func fileNameservers(cfg Config) []netip.Addr {
 	return out[:min(len(out), 3)] // resolv.conf(5): MAXNS
 }
 
-// without returns servers without the resolver's own addresses: a resolver must not be its own upstream.
-func without(servers []netip.Addr, cfg Config) []netip.Addr {
-	ours := []netip.Addr{}
+// listenersOnPort53 returns the loopback addresses at which the resolver listens on port 53.
+func listenersOnPort53(cfg Config) (out []netip.Addr) {
 	for _, l := range []netip.AddrPort{cfg.Listen4, cfg.Listen6} {
 		if l.IsValid() && l.Port() == 53 {
-			ours = append(ours, l.Addr())
+			out = append(out, l.Addr())
 		}
 	}
+	return out
+}
+
+// without returns servers without the resolver's own addresses: a resolver must not be its own upstream.
+func without(servers []netip.Addr, cfg Config) []netip.Addr {
+	ours := listenersOnPort53(cfg)
 	for _, l := range cfg.Links {
 		ours = append(ours, l.Resolver)
 	}
