@@ -25,6 +25,9 @@ const (
 	resolvedPath  = dbus.ObjectPath("/org/freedesktop/resolve1")
 	managerPrefix = "org.freedesktop.resolve1.Manager."
 	linkInterface = "org.freedesktop.resolve1.Link"
+
+	noSuchLink    = "org.freedesktop.resolve1.NoSuchLink"
+	unknownMethod = "org.freedesktop.DBus.Error.UnknownMethod"
 )
 
 // callTimeout limits each call, and linkTimeout the wait until resolved notices a new link.
@@ -167,7 +170,7 @@ func (r *resolved) setLink(l Link) error {
 	index := int32(link.Index)
 	err = r.call("SetLinkDNS", index, []linkAddress{addressOf(l.Resolver)})
 	// resolved learns of a new link from the kernel, as we did, but perhaps later.
-	for deadline := time.Now().Add(linkTimeout); isError(err, "NoSuchLink") && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(linkTimeout); errorName(err) == noSuchLink && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 		err = r.call("SetLinkDNS", index, []linkAddress{addressOf(l.Resolver)})
 	}
@@ -188,7 +191,7 @@ func (r *resolved) setLink(l Link) error {
 		{"SetLinkDNSSEC", "no"},     // a cluster's zone is not signed, and the root says that it does not exist
 		{"SetLinkDNSOverTLS", "no"}, // systemd 239
 	} {
-		if err := r.call(c.method, index, c.value); err != nil && !isUnknownMethod(err) {
+		if err := r.call(c.method, index, c.value); err != nil && errorName(err) != unknownMethod {
 			return err
 		}
 	}
@@ -234,7 +237,7 @@ func sorted(list []linkDomain) []linkDomain {
 
 func (r *resolved) revert(name string, index int32) error {
 	err := r.call("RevertLink", index)
-	if isError(err, "NoSuchLink") || isOwnerGone(err) {
+	if errorName(err) == noSuchLink || isOwnerGone(err) {
 		err = nil // the link has gone and took its settings along, or resolved has
 	}
 	if err != nil {
@@ -254,20 +257,18 @@ func (r *resolved) close() error {
 	return errors.Join(err, r.conn.Close())
 }
 
-// isError reports whether err is the error of org.freedesktop.resolve1 with that last word.
-func isError(err error, name string) bool {
+// errorName returns the name of the D-Bus error in err, or "".
+func errorName(err error) string {
 	var e dbus.Error
-	return errors.As(err, &e) && e.Name == resolvedName+"."+name
-}
-
-func isUnknownMethod(err error) bool {
-	var e dbus.Error
-	return errors.As(err, &e) && e.Name == "org.freedesktop.DBus.Error.UnknownMethod"
+	errors.As(err, &e)
+	return e.Name
 }
 
 func isOwnerGone(err error) bool {
-	var e dbus.Error
-	return errors.Is(err, dbus.ErrClosed) || errors.As(err, &e) &&
-		(e.Name == "org.freedesktop.DBus.Error.ServiceUnknown" ||
-			e.Name == "org.freedesktop.DBus.Error.NameHasNoOwner" || e.Name == "org.freedesktop.DBus.Error.NoReply")
+	switch errorName(err) {
+	case "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner",
+		"org.freedesktop.DBus.Error.NoReply":
+		return true
+	}
+	return errors.Is(err, dbus.ErrClosed)
 }
