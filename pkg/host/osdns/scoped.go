@@ -98,7 +98,7 @@ func (c *scoped) end() error {
 // reconcile makes the keys those of the config, whatever the present ones are. The caller holds mu.
 func (c *scoped) reconcile() (err error) {
 	if c.session == nil {
-		if c.session, err = startScutil(c.program, dnsKey, c.changed); err != nil {
+		if c.session, err = startScutil(c.program, c.changed); err != nil {
 			return err
 		}
 	}

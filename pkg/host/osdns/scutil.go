@@ -152,8 +152,8 @@ type scutil struct {
 	count   int             // of the questions
 }
 
-// startScutil starts a session, which watches a key. The caller closes it.
-func startScutil(program []string, watch string, changed chan<- struct{}) (*scutil, error) {
+// startScutil starts a session, which watches dnsKey. The caller closes it.
+func startScutil(program []string, changed chan<- struct{}) (*scutil, error) {
 	s := &scutil{
 		cmd: exec.Command(program[0], program[1:]...), answers: make(chan string, 256), changed: changed,
 	}
@@ -169,7 +169,7 @@ func startScutil(program []string, watch string, changed chan<- struct{}) (*scut
 		return nil, fmt.Errorf("starting scutil: %w", err)
 	}
 	go s.read(out)
-	if _, err := s.do("n.add " + watch + "\nn.watch\n"); err != nil {
+	if _, err := s.do("n.add " + dnsKey + "\nn.watch\n"); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
