@@ -211,7 +211,7 @@ func (n *Nameservers) order() []*nameserver {
 }
 
 func cannotHelp(reply []byte) bool {
-	switch reply[3] & 0xf {
+	switch rcodeOf(reply) {
 	case dns.RcodeServerFailure, dns.RcodeNotImplemented, dns.RcodeRefused:
 		return true
 	}
@@ -299,7 +299,7 @@ func (n *Nameservers) askUDP(ctx context.Context, c net.Conn, r request) (reply 
 			continue
 		}
 		if size == len(r.buf) { // too large and cut off: make the client retry over TCP
-			cut := replyTo(r.query, r.end, int(r.buf[3]&0xf))
+			cut := replyTo(r.query, r.end, rcodeOf(r.buf))
 			cut[2] |= bitTC
 			return cut, nil
 		}

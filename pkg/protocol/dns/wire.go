@@ -156,7 +156,7 @@ func answers(reply, query []byte, end int) bool {
 	}
 	switch binary.BigEndian.Uint16(reply[4:]) {
 	case 0:
-		return reply[3]&0xf != dns.RcodeSuccess
+		return rcodeOf(reply) != dns.RcodeSuccess
 	case 1:
 	default:
 		return false
