@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,10 +39,7 @@ func Attach(ctx context.Context, conn *net.UnixConn, logger *slog.Logger) (*Remo
 	if err != nil {
 		return nil, err
 	}
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
-	r := newRemote(w, ContainerInterface, logger)
+	r := newRemote(w, ContainerInterface, cmp.Or(logger, slog.New(slog.DiscardHandler)))
 	go r.listen()
 	if err := r.wait(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("attaching to a container: %w", err), r.Close())

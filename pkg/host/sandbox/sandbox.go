@@ -102,6 +102,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -178,9 +179,7 @@ func New(cfg Config) (*Sandbox, error) {
 	if err := Allowed(cfg.Network); err != nil {
 		return nil, err
 	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	return &Sandbox{cfg}, nil
 }
 

@@ -97,9 +97,7 @@ func NewClient(cfg ClientConfig) *Client {
 	cfg.BackoffMin = cmp.Or(cfg.BackoffMin, 100*time.Millisecond)
 	cfg.BackoffMax = max(cmp.Or(cfg.BackoffMax, 2*time.Second), cfg.BackoffMin)
 	cfg.Tuning = cfg.Tuning.withDefaults()
-	if cfg.Budget == nil {
-		cfg.Budget = NewBudget(0, 256<<20)
-	}
+	cfg.Budget = cmp.Or(cfg.Budget, NewBudget(0, 256<<20))
 	if cfg.OnSession == nil {
 		cfg.OnSession = func(context.Context, *Session) {}
 	}
@@ -109,9 +107,7 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.OnPreferred == nil {
 		cfg.OnPreferred = func(ProberStatus) {}
 	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	cfg.Preferred = cfg.Preferred[:min(len(cfg.Preferred), maxPaths-1)]
 	return &Client{cfg: cfg, log: cfg.Logger, dials: make(map[*attempt]struct{})}
 }

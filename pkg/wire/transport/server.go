@@ -53,15 +53,11 @@ func NewServer(cfg ServerConfig) *Server {
 	cfg.MaxLinks = min(cmp.Or(cfg.MaxLinks, 16), 256)
 	cfg.MaxHandshakes = cmp.Or(cfg.MaxHandshakes, 256)
 	cfg.Tuning = cfg.Tuning.withDefaults()
-	if cfg.Budget == nil {
-		cfg.Budget = NewBudget(32768, 256<<20)
-	}
+	cfg.Budget = cmp.Or(cfg.Budget, NewBudget(32768, 256<<20))
 	if cfg.OnSession == nil {
 		cfg.OnSession = func(context.Context, *Session) {}
 	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	return &Server{cfg: cfg, log: cfg.Logger, sessions: make(map[SessionID]*Session)}
 }
 
