@@ -7,25 +7,15 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"time"
-
-	"kubevpn/pkg/wakeup"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-)
-
-const (
-	// terminatingTimeout limits the wait for the end of a namespace that is being deleted.
-	terminatingTimeout = time.Minute
-	terminatingPause   = 500 * time.Millisecond // between two looks at it
 )
 
 // apply creates or updates one object with server-side apply. Several laptops may apply the same object at once.
@@ -74,43 +64,6 @@ func applyAll(ctx context.Context, kube kubernetes.Interface, objects []runtime.
 		}
 	}
 	return nil
-}
-
-// createNamespace creates the namespace unless it exists. It waits while the namespace is being deleted.
-func createNamespace(ctx context.Context, kube kubernetes.Interface, name string,
-	tell func(format string, args ...any)) error {
-	ctx, cancel := context.WithTimeout(ctx, terminatingTimeout)
-	defer cancel()
-	told := false
-	for first := true; ; first = false {
-		existing, err := kube.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			_, err = kube.CoreV1().Namespaces().Create(ctx, namespaceObject(name),
-				metav1.CreateOptions{FieldManager: fieldManager})
-			if err == nil {
-				return nil
-			}
-			if !apierrors.IsAlreadyExists(err) {
-				return fmt.Errorf("creating the namespace %s: %w", name, err)
-			}
-			if !first {
-				return nil
-			}
-			continue // another laptop has created it, or it is being deleted
-		case err != nil:
-			return fmt.Errorf("looking for the namespace %s: %w", name, err)
-		case existing.DeletionTimestamp == nil:
-			return nil
-		}
-		if !told {
-			tell("the namespace %s is being deleted: waiting until it is gone", name)
-			told = true
-		}
-		if !wakeup.Pause(ctx, 500*time.Millisecond) {
-			return fmt.Errorf("waiting for the deletion of the namespace %s: %w", name, ctx.Err())
-		}
-	}
 }
 
 // apiServers returns the API server's addresses that pods reach without kube-proxy: the endpoints of the Service

@@ -184,19 +184,53 @@ func (e *ensurer) try(ctx context.Context, ns string) (*denial, error) {
 }
 
 // existing surveys ns. It waits while the manager there, or the namespace, is being deleted.
-func (e *ensurer) existing(ctx context.Context, ns string) (*survey, error) {
+func (e *ensurer) existing(ctx context.Context, ns string) (s *survey, err error) {
+	err = e.afterDeletion(ctx, "the traffic manager in "+ns, func(ctx context.Context) (bool, error) {
+		s = e.survey(ctx, ns)
+		return s.ending(), nil
+	})
+	return s, err
+}
+
+// createNamespace creates the namespace unless it exists. It waits while the namespace is being deleted.
+func (e *ensurer) createNamespace(ctx context.Context, ns string) error {
+	namespaces := e.kube.CoreV1().Namespaces()
+	return e.afterDeletion(ctx, "the namespace "+ns, func(ctx context.Context) (bool, error) {
+		existing, err := namespaces.Get(ctx, ns, metav1.GetOptions{})
+		if err == nil {
+			return existing.DeletionTimestamp != nil, nil
+		}
+		if !apierrors.IsNotFound(err) {
+			return false, fmt.Errorf("looking for the namespace %s: %w", ns, err)
+		}
+		_, err = namespaces.Create(ctx, namespaceObject(ns), metav1.CreateOptions{FieldManager: fieldManager})
+		if err != nil && !apierrors.IsAlreadyExists(err) { // another laptop may have created it
+			return false, fmt.Errorf("creating the namespace %s: %w", ns, err)
+		}
+		return false, nil
+	})
+}
+
+const (
+	// terminatingTimeout limits the wait for the end of an object that is being deleted.
+	terminatingTimeout = time.Minute
+	terminatingPause   = 500 * time.Millisecond // between two looks at it
+)
+
+// afterDeletion calls look until it does not report that the object is being deleted.
+func (e *ensurer) afterDeletion(ctx context.Context, object string,
+	look func(context.Context) (ending bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, terminatingTimeout)
 	defer cancel()
 	for told := false; ; told = true {
-		s := e.survey(ctx, ns)
-		if !s.ending() {
-			return s, nil
+		if ending, err := look(ctx); !ending || err != nil {
+			return err
 		}
 		if !told {
-			e.tellInstall("the one in %s is being deleted: waiting until it is gone", ns)
+			e.tellInstall("%s is being deleted: waiting until it is gone", object)
 		}
 		if !wakeup.Pause(ctx, terminatingPause) {
-			return nil, fmt.Errorf("waiting for the deletion of the traffic manager in %s: %w", ns, ctx.Err())
+			return fmt.Errorf("waiting for the deletion of %s: %w", object, ctx.Err())
 		}
 	}
 }
@@ -258,7 +292,7 @@ func (e *ensurer) install(ctx context.Context, ns string, s *survey) (*denial, e
 	}
 	e.tellInstall("in the namespace %s, image %s", ns, e.o.Image)
 	if create || err == nil { // else the user may not look, and the namespace is there or the rest fails
-		if err := createNamespace(ctx, e.kube, ns, e.tellInstall); err != nil {
+		if err := e.createNamespace(ctx, ns); err != nil {
 			if apierrors.IsForbidden(err) {
 				return e.denied(ctx, ns, "create the namespace", err), nil
 			}
