@@ -223,20 +223,6 @@ func TestFollowContinuesAfterRotation(t *testing.T) {
 	}
 }
 
-func TestDistanceCountsEdits(t *testing.T) {
-	tests := []struct {
-		a, b string
-		want int
-	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"kitten", "sitting", 3}, {"same", "same", 0}, {"managernamespace", "manager-namespace", 1}}
-	for _, tt := range tests {
-		t.Run(tt.a+"_"+tt.b, func(t *testing.T) {
-			if got := distance(tt.a, tt.b); got != tt.want {
-				t.Errorf("distance = %d, want %d", got, tt.want)
-			}
-		})
-	}
-}
-
 func TestErrorIsPrintedWithItsHint(t *testing.T) {
 	var out bytes.Buffer
 	printError(&out, api.Errorf(api.ExitUsage, "no such thing").WithHint("try\nanother"))

@@ -189,8 +189,8 @@ func flagError(cmd *cobra.Command, err error) error {
 	}
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
-		if similar := nearestFlag(cmd.Flags(), unknown.GetSpecifiedName()); similar != "" {
-			return e.WithHint("did you mean --%s?", similar)
+		if similar := similarFlags(cmd.Flags(), unknown.GetSpecifiedName()); len(similar) > 0 {
+			return e.WithHint("did you mean --%s?", strings.Join(similar, " or --"))
 		}
 	}
 	return e.WithHint("`%s --help` lists the flags", cmd.CommandPath())
@@ -210,43 +210,14 @@ func requirement(e *pflag.InvalidValueError) string {
 	return e.Unwrap().Error()
 }
 
-// nearestFlag returns the visible flag whose name is most similar to name, or "".
-func nearestFlag(flags *pflag.FlagSet, name string) string {
-	best, bestDistance := "", len(name)/3+2
+// similarFlags returns the visible flags whose names begin with name, or from which a few characters of it differ.
+func similarFlags(flags *pflag.FlagSet, name string) []string {
+	// Cobra compares only the names of commands.
+	names := &cobra.Command{SuggestionsMinimumDistance: min(2, len(name)/3)}
 	flags.VisitAll(func(f *pflag.Flag) {
-		if f.Hidden {
-			return
-		}
-		d := distance(name, f.Name)
-		if strings.HasPrefix(f.Name, name) || strings.HasPrefix(name, f.Name) {
-			d = min(d, 1)
-		}
-		if d < bestDistance {
-			best, bestDistance = f.Name, d
-		}
+		names.AddCommand(&cobra.Command{Use: f.Name, Hidden: f.Hidden, Run: func(*cobra.Command, []string) {}})
 	})
-	return best
-}
-
-// distance returns the Levenshtein distance: the number of bytes to insert, remove or replace.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return names.SuggestionsFor(name)
 }
 
 // noArgs rejects arguments.
