@@ -4,17 +4,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"kubevpn/internal/api"
+	"kubevpn/internal/config"
 	"kubevpn/internal/dev"
 	"kubevpn/internal/podenv"
 )
@@ -86,7 +84,10 @@ func (o *envOptions) run(ctx context.Context) error {
 	case err != nil:
 		return err
 	case o.file != "":
-		return writePrivate(o.file, text)
+		if err := config.WriteFile(o.file, text); err != nil {
+			return api.Errorf(api.ExitUsage, "cannot write the --file: %w", err)
+		}
+		return nil
 	}
 	_, err = o.app.exact().Write(text)
 	return err
@@ -98,22 +99,6 @@ func (a *app) exact() io.Writer {
 		return c.w
 	}
 	return a.out
-}
-
-// writePrivate replaces a file with one that only the user can read.
-func writePrivate(path string, text []byte) (err error) {
-	temp, err := os.CreateTemp(filepath.Dir(path), ".kubevpn-env-*") // mode 0600
-	if err != nil {
-		return api.Errorf(api.ExitUsage, "--file: %w", err)
-	}
-	_, err = temp.Write(text)
-	if err = errors.Join(err, temp.Close()); err == nil {
-		err = os.Rename(temp.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(api.Errorf(api.ExitUnexpected, "cannot write %s: %w", path, err), os.Remove(temp.Name()))
-	}
-	return nil
 }
 
 // The names that each format can contain.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -98,23 +97,5 @@ func TestEnvironmentLeavesOutInvalidNames(t *testing.T) {
 		if lines := strings.Count(want, "\n"); err != nil || string(got) != want || warnings != len(variables)-lines {
 			t.Errorf("%s: %q, %v, %d warnings; want %q", format, got, err, warnings, want)
 		}
-	}
-}
-
-func TestEnvironmentFileIsPrivate(t *testing.T) {
-	path := filepath.Join(t.TempDir(), ".env")
-	if err := os.WriteFile(path, []byte("old and longer"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := writePrivate(path, []byte("A=b\n")); err != nil {
-		t.Fatal(err)
-	}
-	info, err := os.Stat(path)
-	text, readErr := os.ReadFile(path)
-	if err := errors.Join(err, readErr); err != nil || info.Mode().Perm() != 0o600 || string(text) != "A=b\n" {
-		t.Errorf("mode %v, %q, %v", info.Mode(), text, err)
-	}
-	if err := writePrivate(filepath.Join(path, "below"), nil); err == nil {
-		t.Error("a file below a file was written")
 	}
 }

@@ -32,7 +32,7 @@ func (p Paths) ClientKey() (*ecdsa.PrivateKey, error) {
 	path := p.KeyFile()
 	key, err := readKey(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = createKey(p.StateDir, path); err == nil {
+		if err = createKey(path); err == nil {
 			key, err = readKey(path)
 		}
 	}
@@ -82,7 +82,7 @@ func readKey(path string) (*ecdsa.PrivateKey, error) {
 }
 
 // createKey stores a new key at path, unless another process has stored one.
-func createKey(dir, path string) error {
+func createKey(path string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return fmt.Errorf("cannot create the key: %w", err)
@@ -95,17 +95,8 @@ func createKey(dir, path string) error {
 	if err := pem.Encode(&text, &pem.Block{Type: keyBlock, Bytes: der}); err != nil {
 		return fmt.Errorf("cannot encode the key: %w", err)
 	}
-	temp, err := os.CreateTemp(dir, ".client-key-*") // 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(temp.Name())
-	_, err = temp.Write(text.Bytes())
-	if err = errors.Join(err, temp.Sync(), temp.Close()); err != nil {
-		return err
-	}
 	// Link is atomic and never replaces a file, so the first process wins.
-	if err := os.Link(temp.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := viaTemp(path, text.Bytes(), os.Link); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return nil

@@ -3,7 +3,6 @@ package config
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 
@@ -46,25 +45,12 @@ func (p Paths) SaveTrust(change func(all map[string]Trusted)) error {
 	if err := p.MakeStateDir(); err != nil {
 		return err
 	}
-	if err := p.writeTrust(all); err != nil {
+	text, err := json.MarshalIndent(all, "", "  ")
+	if err == nil {
+		err = WriteFile(p.TrustFile(), append(text, '\n'))
+	}
+	if err != nil {
 		return api.Errorf(api.ExitUnexpected, "cannot store the trusted clusters: %w", err)
 	}
 	return nil
-}
-
-func (p Paths) writeTrust(all map[string]Trusted) error {
-	text, err := json.MarshalIndent(all, "", "  ")
-	if err != nil {
-		return fmt.Errorf("cannot encode them: %w", err)
-	}
-	temp, err := os.CreateTemp(p.StateDir, ".trust-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(temp.Name())
-	_, err = temp.Write(append(text, '\n'))
-	if err = errors.Join(err, temp.Sync(), temp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(temp.Name(), p.TrustFile())
 }
