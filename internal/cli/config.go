@@ -74,7 +74,7 @@ func (o *configOptions) view(ctx context.Context) error {
 		cfg = resolved
 	}
 	switch all := cfg.Settings(); {
-	case o.output.value != "text":
+	case !o.output.forPeople():
 		var names []string
 		for _, s := range all {
 			names = append(names, "setting/"+s.Key)

@@ -92,7 +92,7 @@ func (o *connectOptions) connect(ctx context.Context, on func(api.Event), quiet 
 
 // print prints the connection that the command has made.
 func (o *connectOptions) print(c *api.Connection) error {
-	if o.output.value == "text" {
+	if o.output.forPeople() {
 		printConnected(o.app.out, c)
 		return nil
 	}
@@ -113,7 +113,7 @@ func (o *connectOptions) printing(on func(api.Event)) (func(api.Event), *error) 
 		on(e)
 		if c := e.Connection; c != nil && c.Status == api.StatusConnected {
 			*failed = errors.Join(*failed, o.print(c))
-			if o.output.value == "text" {
+			if o.output.forPeople() {
 				fmt.Fprintln(o.app.errout, "Ctrl-C disconnects.")
 			}
 		}
@@ -228,7 +228,7 @@ type connectFlags struct {
 // consenting completes the Consent of req, which request returned.
 func (f *connectFlags) consenting(a *app, req *api.ConnectRequest, output *format, quiet func()) consenting {
 	return consenting{
-		app: a, cluster: f.cluster, consent: &req.Consent, yes: f.yes, batch: output.forPrograms(), quiet: quiet,
+		app: a, cluster: f.cluster, consent: &req.Consent, yes: f.yes, batch: !output.forPeople(), quiet: quiet,
 		find: func(ctx context.Context) error {
 			_, err := install.Find(ctx, f.cluster, req.ManagerNamespace, req.Namespace, req.Consent)
 			return err

@@ -29,7 +29,6 @@ type diffOptions struct {
 	duration time.Duration
 	har      string
 	redact   []string
-	printing sync.Mutex // of progress
 }
 
 func newDiff(a *app) *cobra.Command {
@@ -135,11 +134,6 @@ func (o *diffOptions) run(ctx context.Context, command []string, on func(api.Eve
 		return err
 	}
 	req.Attached, req.Spec.Mirror, req.Spec.Observe = true, true, true
-	show := func(e api.Event) {
-		o.printing.Lock()
-		defer o.printing.Unlock()
-		on(e)
-	}
 	holding, release := context.WithCancel(ctx)
 	defer release()
 	held, ended := make(chan *api.Intercept, 1), make(chan error, 1)
@@ -147,7 +141,7 @@ func (o *diffOptions) run(ctx context.Context, command []string, on func(api.Eve
 		defer close(ended)
 		var last *api.Intercept
 		consenting := o.flags.consenting(o.app, &req.Connect, o.output, quiet)
-		ended <- consenting.run(holding, show, func(on func(api.Event)) error {
+		ended <- consenting.run(holding, on, func(on func(api.Event)) error {
 			return o.app.intercept(holding, req, func(e api.Event) {
 				on(e)
 				last = cmp.Or(e.Intercept, last)
@@ -161,7 +155,7 @@ func (o *diffOptions) run(ctx context.Context, command []string, on func(api.Eve
 	case err := <-ended:
 		return err
 	case i := <-held:
-		d := &diffRun{o: o, intercept: i, command: command, show: show, quiet: quiet}
+		d := &diffRun{o: o, intercept: i, command: command, quiet: quiet}
 		err := d.run(ctx, ended)
 		release()
 		<-ended
@@ -174,7 +168,6 @@ type diffRun struct {
 	o         *diffOptions
 	intercept *api.Intercept
 	command   []string
-	show      func(api.Event)
 	quiet     func()
 
 	results  *shadow.Results
@@ -194,7 +187,7 @@ func (d *diffRun) run(outer context.Context, ended <-chan error) (err error) {
 		return err
 	}
 	defer stop()
-	d.results = shadow.NewResults(d.o.redact, func(g api.DiffGroup) { d.note("%s", groupText(g)) })
+	d.results = shadow.NewResults(d.o.redact, func(g api.DiffGroup) { d.o.app.note("%s", groupText(g)) })
 	if d.har, err = d.o.openHAR(); err != nil {
 		return err
 	}
@@ -243,10 +236,10 @@ func (d *diffRun) compare(ctx context.Context, cancel context.CancelCauseFunc) e
 func (d *diffRun) record(r *api.Record) error {
 	d.dropped = max(d.dropped, r.Dropped)
 	if r.Warning != "" {
-		d.note("! %s", api.OneLine(r.Warning))
+		d.o.app.note("! %s", api.OneLine(r.Warning))
 	}
 	if r.Pods > 0 {
-		d.note("comparing the answers of %s in %s with those of this machine; Ctrl-C ends", d.intercept.Workload,
+		d.o.app.note("comparing the answers of %s in %s with those of this machine; Ctrl-C ends", d.intercept.Workload,
 			counted(r.Pods, "pod"))
 	}
 	if r.Exchange != nil {
@@ -254,7 +247,7 @@ func (d *diffRun) record(r *api.Record) error {
 	}
 	if !d.warned && d.dropped+d.comparer.Dropped() > 0 {
 		d.warned = true
-		d.note("! requests are dropped, because there are too many at a time")
+		d.o.app.note("! requests are dropped, because there are too many at a time")
 	}
 	return nil
 }
@@ -273,21 +266,12 @@ func (d *diffRun) progress(ctx context.Context) {
 		case <-ticker.C:
 			requests, differ := d.results.Counts()
 			if requests != last {
-				d.note("%s, %d differ", counted(requests, "request"), differ)
+				d.o.app.note("%s, %d differ", counted(requests, "request"), differ)
 			}
 			last = requests
 		case <-ctx.Done():
 			return
 		}
-	}
-}
-
-// note prints a line on standard error, unless --quiet.
-func (d *diffRun) note(format string, args ...any) {
-	if !d.o.app.quiet {
-		d.o.printing.Lock()
-		defer d.o.printing.Unlock()
-		fmt.Fprintf(d.o.app.errout, format+"\n", args...)
 	}
 }
 
@@ -298,7 +282,7 @@ func (d *diffRun) report(failure error) error {
 	result.Namespace, result.Workload = d.intercept.Namespace, d.intercept.Workload
 	result.Dropped = d.dropped + d.comparer.Dropped()
 	var err error
-	if d.o.output.value == "text" {
+	if d.o.output.forPeople() {
 		_, err = io.WriteString(d.o.app.out, diffText(&result))
 	} else {
 		err = d.o.output.print(d.o.app.out, result)

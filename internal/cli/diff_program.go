@@ -62,7 +62,7 @@ func (d *diffRun) start(ctx context.Context, p *shadow.Program, cancel context.C
 		end()
 		<-ended
 	})
-	d.note("waiting until %s listens on %s", d.command[0], d.ports())
+	d.o.app.note("waiting until %s listens on %s", d.command[0], d.ports())
 	listens := func(ctx context.Context) (bool, error) { return p.Listens(ctx) != 0, nil }
 	if err := poll(ctx, programStart, listens); err != nil {
 		stop()

@@ -54,7 +54,7 @@ func (o *dnsOptions) run(ctx context.Context) error {
 		api.ParamFollow: {strconv.FormatBool(o.follow)}, api.ParamAll: {strconv.FormatBool(o.all)},
 	}
 	list := api.DNSQueryList{TypeMeta: api.Type(api.KindDNSQueryList), Items: []api.DNSQuery{}}
-	people := o.output.value == "table" || o.output.value == "wide"
+	people := o.output.forPeople()
 	if people && o.follow {
 		o.printHead(o.app.out)
 	}

@@ -58,14 +58,14 @@ func (o *doctorOptions) run(ctx context.Context) error {
 		return err
 	}
 	p := doctorPrinter{w: o.app.out}
-	if !o.output.forPrograms() {
+	if o.output.forPeople() {
 		cfg.Found = p.finding
 	}
 	d := doctor.Run(ctx, cfg)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if o.output.forPrograms() {
+	if !o.output.forPeople() {
 		if err := o.output.print(o.app.out, d, findingNames(d)...); err != nil {
 			return err
 		}

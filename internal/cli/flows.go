@@ -53,9 +53,9 @@ func (o *flowsOptions) run(ctx context.Context) error {
 		return api.Errorf(api.ExitUsage, "--limit must not be negative").WithHint("use 0 to show all flows")
 	}
 	parameters := url.Values{api.ParamLimit: {strconv.Itoa(o.limit)}, api.ParamFollow: {strconv.FormatBool(o.follow)}}
-	screen := o.app.newScreen(o.follow && o.forPeople())
+	screen := o.app.newScreen(o.follow && o.output.forPeople())
 	return followDaemon(ctx, o.app, api.PathFlows+"?"+parameters.Encode(), func(list api.FlowList, err error) error {
-		if err != nil && o.forPeople() {
+		if err != nil && o.output.forPeople() {
 			return nil
 		}
 		list.TypeMeta = api.Type(api.KindFlowList)
@@ -64,10 +64,8 @@ func (o *flowsOptions) run(ctx context.Context) error {
 	})
 }
 
-func (o *flowsOptions) forPeople() bool { return o.output.value == "table" || o.output.value == "wide" }
-
 func (o *flowsOptions) print(w io.Writer, list api.FlowList) error {
-	if !o.forPeople() {
+	if !o.output.forPeople() {
 		return o.output.printLine(w, o.follow, list)
 	}
 	t := newTable(w, o.output.value == "wide")

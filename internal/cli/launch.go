@@ -144,11 +144,7 @@ func (a *app) quitDaemon(ctx context.Context, c *client, on func(api.Event)) err
 
 // newHelper starts a root helper and sends its socket to the daemon.
 func (a *app) newHelper(ctx context.Context, c *client) error {
-	socket, err := a.StartHelper(ctx, func(line string) {
-		if !a.quiet {
-			fmt.Fprintln(a.errout, line)
-		}
-	})
+	socket, err := a.StartHelper(ctx, func(line string) { a.note("%s", line) })
 	if err != nil {
 		return err
 	}

@@ -96,7 +96,7 @@ func (o *leaveOptions) run(ctx context.Context, on func(api.Event), quiet func()
 		return err
 	}
 	quiet()
-	if ended == 0 && o.output.value == "text" {
+	if ended == 0 && o.output.forPeople() {
 		fmt.Fprintln(o.app.errout, "nothing is intercepted")
 	}
 	return nil

@@ -140,7 +140,7 @@ func (o *listOptions) addMatches(ctx context.Context, clusterID string, list *ap
 }
 
 func (o *listOptions) print(w io.Writer, list api.WorkloadList) error {
-	if o.output.value != "table" && o.output.value != "wide" {
+	if !o.output.forPeople() {
 		var names []string
 		for _, item := range list.Items {
 			names = append(names, item.Workload)

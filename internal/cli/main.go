@@ -136,18 +136,25 @@ type exitCode int
 func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
 
 // printError writes the message of e and, indented, its hint.
-func printError(w io.Writer, e *api.Error) {
-	fmt.Fprintf(w, "Error: %s\n", indented(e.Message))
-	if e.Hint == "" {
-		return
+func printError(w io.Writer, e *api.Error) { fmt.Fprintln(w, strings.Join(errorLines(e), "\n")) }
+
+// errorLines returns the message of e and, indented, its hint. It returns nothing if e is nil.
+func errorLines(e *api.Error) []string {
+	if e == nil {
+		return nil
 	}
-	for line := range strings.Lines(e.Hint) {
-		fmt.Fprintf(w, "  %s\n", strings.TrimRight(line, "\n"))
-	}
+	return strings.Split(indented(strings.TrimRight("Error: "+e.Message+"\n"+e.Hint, "\n")), "\n")
 }
 
 // indented indents all lines but the first, so that text of the cluster cannot imitate lines of kubevpn.
 func indented(text string) string { return strings.ReplaceAll(text, "\n", "\n  ") }
+
+// note prints a line on standard error, unless --quiet. It is safe for concurrent use.
+func (a *app) note(format string, args ...any) {
+	if !a.quiet {
+		fmt.Fprintf(a.errout, format+"\n", args...)
+	}
+}
 
 // paths returns the paths of the user's files.
 func (a *app) paths() (config.Paths, error) { return config.Locate(a.getenv) }

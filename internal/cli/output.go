@@ -68,8 +68,8 @@ func (f *format) Set(s string) error {
 	return nil
 }
 
-// forPrograms reports whether a program reads the output, so that no question may be asked.
-func (f *format) forPrograms() bool { return f.value != f.allowed[0] }
+// forPeople reports whether the output is for people. If it is for programs, no question may be asked.
+func (f *format) forPeople() bool { return slices.Contains([]string{"text", "table", "wide"}, f.value) }
 
 // list returns the formats for a text.
 func (f *format) list() string {

@@ -84,13 +84,13 @@ func (o *proxyOptions) ask(ctx context.Context, req api.InterceptRequest, on fun
 			return
 		}
 		quiet()
-		if o.output.value == "text" {
+		if o.output.forPeople() {
 			printIntercept(o.app.out, e.Intercept)
 		}
 		if all = append(all, *e.Intercept); len(all) == len(req.Workloads) {
 			printing = printIntercepts(o.app.out, o.output, all)
 		}
-		if o.foreground && !begun && o.output.value == "text" {
+		if o.foreground && !begun && o.output.forPeople() {
 			fmt.Fprintln(o.app.errout, "Ctrl-C ends the intercept.")
 		}
 		begun = true

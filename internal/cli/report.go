@@ -84,7 +84,7 @@ func (o *reportOptions) run(ctx context.Context) error {
 	if path, err := filepath.Abs(name); err == nil {
 		name = path
 	}
-	if o.output.value != "text" {
+	if !o.output.forPeople() {
 		r := api.Report{TypeMeta: api.Type(api.KindReport), File: name, Parts: list}
 		return o.output.print(o.app.out, r, "report/"+name)
 	}

@@ -202,10 +202,10 @@ func (p *recordPrinter) record(r *api.Record) error {
 		return json.NewEncoder(p.out).Encode(r)
 	}
 	if r.Warning != "" {
-		p.note("! %s", api.OneLine(r.Warning))
+		p.o.app.note("! %s", api.OneLine(r.Warning))
 	}
 	if r.Pods > 0 {
-		p.note("recording the requests of %s in %s; Ctrl-C ends", p.o.req.Workload, counted(r.Pods, "pod"))
+		p.o.app.note("recording the requests of %s in %s; Ctrl-C ends", p.o.req.Workload, counted(r.Pods, "pod"))
 	}
 	if r.Exchange == nil {
 		return nil
@@ -218,13 +218,6 @@ func (p *recordPrinter) record(r *api.Record) error {
 		return err
 	}
 	return p.text(r.Exchange)
-}
-
-// note prints a line on standard error, unless --quiet.
-func (p *recordPrinter) note(format string, args ...any) {
-	if !p.o.app.quiet {
-		fmt.Fprintf(p.o.app.errout, format+"\n", args...)
-	}
 }
 
 // counted returns "1 pod" or "2 pods".
@@ -240,7 +233,7 @@ func (p *recordPrinter) close() error {
 	lost := ""
 	if p.dropped > 0 {
 		lost = fmt.Sprintf("%d requests were not recorded: there were too many at a time", p.dropped)
-		p.note("! %s", lost)
+		p.o.app.note("! %s", lost)
 	}
 	if p.o.output.value == "har" {
 		return p.har.Close(lost)

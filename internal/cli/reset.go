@@ -59,7 +59,7 @@ func (o *resetOptions) run(ctx context.Context, on func(api.Event), quiet func()
 	req := api.ResetRequest{
 		Namespace: prepared.Namespace, Workloads: o.workloads, Image: cfg.Image, ManagerNamespace: cfg.ManagerNamespace,
 	}
-	c := consenting{app: o.app, cluster: cl, consent: &req.Consent, yes: cfg.Yes, batch: o.output.forPrograms(),
+	c := consenting{app: o.app, cluster: cl, consent: &req.Consent, yes: cfg.Yes, batch: !o.output.forPeople(),
 		quiet: quiet}
 	return c.run(ctx, on, func(on func(api.Event)) error { return o.app.Reset(ctx, cl, req, on) })
 }

@@ -104,7 +104,7 @@ func newServiceStatus(a *app) *cobra.Command {
 				return err
 			}
 			s.TypeMeta = api.Type(api.KindHelperService)
-			if output.value != "text" {
+			if !output.forPeople() {
 				return output.print(a.out, s, "helperservice/kubevpn-helper")
 			}
 			if !s.Installed {

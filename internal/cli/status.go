@@ -102,7 +102,7 @@ func (o *statusOptions) follow(ctx context.Context, status api.Status) error {
 			continue
 		}
 		shown = text
-		if o.forPeople() {
+		if o.output.forPeople() {
 			fmt.Fprintln(o.app.out)
 		}
 		if err := o.print(o.app.out, status, time.Now()); err != nil {
@@ -128,12 +128,8 @@ func (o *statusOptions) withoutMeasurements(status api.Status, now time.Time) (s
 	return b.String(), err
 }
 
-func (o *statusOptions) forPeople() bool {
-	return o.output.value == "table" || o.output.value == "wide"
-}
-
 func (o *statusOptions) print(w io.Writer, status api.Status, now time.Time) error {
-	if !o.forPeople() {
+	if !o.output.forPeople() {
 		return o.output.print(w, status, statusNames(status)...)
 	}
 	if len(status.Connections) == 0 && len(status.Intercepts) == 0 {
@@ -204,18 +200,6 @@ func printDetails(w io.Writer, title string, lines []string) {
 	for _, line := range lines {
 		fmt.Fprintf(w, "  %s\n", line)
 	}
-}
-
-// errorLines returns the message of e and, indented, its hint.
-func errorLines(e *api.Error) []string {
-	if e == nil {
-		return nil
-	}
-	lines := []string{"Error: " + e.Message}
-	if e.Hint != "" {
-		lines = append(lines, strings.Split("  "+strings.ReplaceAll(e.Hint, "\n", "\n  "), "\n")...)
-	}
-	return lines
 }
 
 // details returns the lines below the table: warnings and errors, and with -o wide also reasons and checks.

@@ -70,7 +70,7 @@ func (o *trustOptions) list() error {
 	if err != nil {
 		return err
 	}
-	if o.output.value != "table" {
+	if !o.output.forPeople() {
 		object := map[string]any{"kind": api.KindTrustedClusters, "apiVersion": api.ObjectVersion}
 		var names []string
 		for _, id := range slices.Sorted(maps.Keys(all)) {

@@ -76,14 +76,14 @@ func (o *uiOptions) run(ctx context.Context) error {
 	p.TypeMeta = api.Type(api.KindPage)
 	opened := !o.stop && !o.noOpen && o.app.open(p.File)
 	switch {
-	case o.output.forPrograms():
+	case !o.output.forPeople():
 		return o.output.print(o.app.out, p, "page/"+p.URL)
 	case o.stop:
 		return nil
 	}
 	fmt.Fprintln(o.app.out, p.URL)
-	if !o.app.quiet && !opened {
-		fmt.Fprintln(o.app.errout, "open this URL in a browser of this machine; `kubevpn ui --stop` ends the page")
+	if !opened {
+		o.app.note("open this URL in a browser of this machine; `kubevpn ui --stop` ends the page")
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func (o *versionOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if o.output.value != "text" {
+	if !o.output.forPeople() {
 		return o.output.print(o.app.out, v, "version/"+v.Version)
 	}
 	printVersion(o.app.out)

@@ -141,7 +141,7 @@ func (o *whyOptions) run(ctx context.Context, req trip.Request) error {
 		return ctx.Err()
 	}
 	p.stop()
-	if o.output.forPrograms() {
+	if !o.output.forPeople() {
 		err = o.output.print(o.app.out, e, e.URL)
 	} else {
 		err = printExplanation(o.app.out, e)
@@ -187,7 +187,7 @@ func (o *whyOptions) source(ctx context.Context, c *cluster.Cluster, namespace s
 		return err
 	}
 	asks := consenting{app: o.app, cluster: c, consent: &api.Consent{}, yes: settings.Yes,
-		batch: o.output.forPrograms(), quiet: p.stop}
+		batch: !o.output.forPeople(), quiet: p.stop}
 	if err := asks.load(); err != nil {
 		return err
 	}
