@@ -112,22 +112,12 @@ func (t *ownerTable) addRedirect(ns netip.Addr, to netip.AddrPort) {
 	}
 }
 
-// forgetTries is how often forgetFlows repeats a listing that a change interrupted.
-const forgetTries = 5
-
 // forgetFlows deletes the conntrack entries of UDP flows to port 53 of these nameservers. Otherwise the queries of a
 // program that keeps one socket (c-ares does) would follow its first packet. If the kernel cannot list flows, such
 // flows end 30 s after their last packet.
 func forgetFlows(nameservers []netip.Addr) error {
-	var errs []error
-	for _, family := range []nl.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		var err error = nl.ErrDumpInterrupted
-		for tries := 0; tries < forgetTries && errors.Is(err, nl.ErrDumpInterrupted); tries++ {
-			_, err = nl.ConntrackDeleteFilters(nl.ConntrackTable, family, flowsTo(nameservers))
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	_, err := redirect.DeleteFlows(flowsTo(nameservers))
+	return err
 }
 
 type flowsTo []netip.Addr
