@@ -114,14 +114,13 @@ func (c *cluster) setService(name balancer.Name, s *service) {
 		c.countClusterIPs(old, -1)
 	}
 	delete(c.exposed, name)
-	if s != nil && s.exposed != nil {
-		c.exposed[name] = struct{}{}
-	}
+	delete(c.services, name)
 	if s != nil {
 		c.countClusterIPs(s, 1)
 		c.services[name] = s
-	} else {
-		delete(c.services, name)
+		if s.exposed != nil {
+			c.exposed[name] = struct{}{}
+		}
 	}
 	c.dirty[name] = struct{}{}
 }
@@ -260,7 +259,7 @@ func (c *cluster) recount() {
 			n.nodes[addr] = struct{}{}
 		}
 	}
-	for prefixes := range maps.Values(c.ranges) {
+	for _, prefixes := range c.ranges {
 		n.ranges = append(n.ranges, prefixes...)
 	}
 }

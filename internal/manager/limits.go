@@ -1,7 +1,5 @@
 package manager
 
-import "kubevpn/pkg/wire/transport"
-
 // Limits for all laptops together. The Deployment limits the manager's memory to 1 GiB, of which a large cluster's
 // Services and endpoints use up to a quarter (docs/security.md, "Limits").
 const (
@@ -15,6 +13,3 @@ const (
 	// maxSessions bounds sessions, those without a conn among them.
 	maxSessions = 1024
 )
-
-// newBudget returns the budget that all sessions share.
-func newBudget() *transport.Budget { return transport.NewBudget(maxStreams, maxBuffered) }

@@ -25,7 +25,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
@@ -56,9 +55,7 @@ type Config struct {
 	PodIPs                       []netip.Addr
 	ResolvConf                   string // path; empty: no cluster DNS
 	GatewaySocket                string // to which a gateway connects (api.GatewaySocket); empty: none
-	// Grace is how long the manager keeps a session without a conn; 0: the default of transport.
-	Grace  time.Duration
-	Logger *slog.Logger
+	Logger                       *slog.Logger
 }
 
 // Manager serves laptops. Create it with New.
@@ -88,7 +85,7 @@ func New(cfg Config) *Manager {
 		pods:    newPodReader(cfg.Kube, c, cfg.Logger),
 		dialer:  &dialer{balancer: balancer.New(cfg.NodeName), ports: newPorts()},
 		filter:  &filter{pod: cfg.PodIPs},
-		budget:  newBudget(),
+		budget:  transport.NewBudget(maxStreams, maxBuffered),
 		routes:  podRoutes,
 	}
 	m.dialer.check, m.dialer.checkHost = m.filter.check, m.filter.checkHost
@@ -96,9 +93,8 @@ func New(cfg Config) *Manager {
 	m.publisher = &publisher{
 		self:    self{namespace: cfg.Namespace, node: cfg.NodeName, addrs: cfg.PodIPs},
 		cluster: c, balancer: m.dialer.balancer, notices: m.notices, rights: m.watcher.state,
-		pod: cfg.PodIPs, vip: cfg.APIServer, inner: m.router.describe, readPods: m.pods.poked.Raise,
-		guard: m.filter.hosts.Store, ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{},
-		seed: maphash.MakeSeed(),
+		vip: cfg.APIServer, inner: m.router.describe, readPods: m.pods.poked.Raise, guard: m.filter.hosts.Store,
+		ready: make(chan struct{}), sessions: map[*transport.Session]struct{}{}, seed: maphash.MakeSeed(),
 	}
 	m.dialer.inRange = m.inServiceRange
 	return m
@@ -157,7 +153,6 @@ func (m *Manager) Run(ctx context.Context) error {
 func (m *Manager) serve(ctx context.Context, sessions, health net.Listener) error {
 	config := transport.ServerConfig{
 		OnSession: func(ctx context.Context, s *transport.Session) { m.newSession(s).serve(ctx) },
-		Grace:     m.cfg.Grace,
 		Budget:    m.budget,
 		MaxLinks:  maxLinks, MaxSessions: maxSessions,
 		Logger: m.log,

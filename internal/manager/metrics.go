@@ -157,12 +157,9 @@ func (r *router) collect(emit metrics.Emit) {
 
 // queued returns the bytes in the queues of packet streams, and the number of laptops that have such queues.
 func (r *router) queued() (bytes, laptops int) {
-	seen := map[*peer]bool{}
-	for _, p := range r.routes.Load().peers {
-		if !seen[p] { // peers has an entry for each address
-			seen[p] = true
-			bytes += p.sender.Stats().Queued
-		}
+	peers := r.routes.Load().distinct()
+	for p := range peers {
+		bytes += p.sender.Stats().Queued
 	}
-	return bytes, len(seen)
+	return bytes, len(peers)
 }

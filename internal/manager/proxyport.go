@@ -83,13 +83,13 @@ func newProxyPort(l net.Listener, log *slog.Logger) (*proxyPort, error) {
 	p := &proxyPort{tickets: t}
 	p.Listener = authlistener.New(authlistener.Config{
 		Name: "proxy port", Listener: nonblock.Listener{Listener: l, Unsent: unsent}, Logger: log,
-		Authenticate: func(conn net.Conn) (net.Conn, authlistener.Reason, error) { return p.authenticate(conn) },
+		Authenticate: p.authenticate,
 	})
 	return p, nil
 }
 
 // authenticate checks the ticket and the certificate of conn's other end. The error adds details to the reason.
-func (p *proxyPort) authenticate(conn net.Conn) (*sessionConn, authlistener.Reason, error) {
+func (p *proxyPort) authenticate(conn net.Conn) (net.Conn, authlistener.Reason, error) {
 	if err := conn.SetDeadline(time.Now().Add(requestTimeout)); err != nil {
 		return nil, authlistener.HungUp, err
 	}

@@ -27,7 +27,6 @@ type publisher struct {
 	notices  *notices
 	rights   func() (missing []string, ready bool)
 	dns      dnsConfig
-	pod      []netip.Addr   // the addresses of the manager's pod
 	vip      netip.AddrPort // of the API server, from the pod's environment
 	noEcho   bool           // ICMP echo sockets are not permitted
 	self     self

@@ -50,6 +50,15 @@ type routes struct {
 	gateway  *gateway // nil if there is none
 }
 
+// distinct returns each peer once. The map peers has an entry for each address.
+func (t *routes) distinct() map[*peer]struct{} {
+	all := make(map[*peer]struct{})
+	for _, p := range t.peers {
+		all[p] = struct{}{}
+	}
+	return all
+}
+
 func (t *routes) isInner(addr netip.Addr) bool {
 	return slices.ContainsFunc(t.networks, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
@@ -124,12 +133,8 @@ func (r *router) stats() routerStats {
 		spoofed: r.counts.spoofed.Load(), malformed: r.counts.malformed.Load(), noRoute: r.counts.noRoute.Load(),
 		prohibited: r.counts.prohibited.Load(), unwritten: r.counts.unwritten.Load(), queueDrops: r.lost,
 	}
-	seen := make(map[*peer]bool)
-	for _, p := range r.routes.Load().peers {
-		if !seen[p] { // peers has an entry for each address
-			seen[p] = true
-			s.queueDrops += p.sender.Stats().Dropped
-		}
+	for p := range r.routes.Load().distinct() {
+		s.queueDrops += p.sender.Stats().Dropped
 	}
 	return s
 }
