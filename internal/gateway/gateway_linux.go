@@ -16,6 +16,7 @@ import (
 
 	"kubevpn/internal/api"
 	"kubevpn/pkg/host/unixsocket"
+	"kubevpn/pkg/wakeup"
 )
 
 const (
@@ -71,14 +72,7 @@ func (g *gateway) run(ctx context.Context) error {
 		return err
 	}
 	g.log.Info("gateway", "backend", firewall.backend, "ip6tables", firewall.v6 != nil)
-	wait := time.NewTimer(0)
-	defer wait.Stop()
-	for retry := time.Duration(firstRetry); ; retry = min(2*retry, lastRetry) {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-wait.C:
-		}
+	for retry := firstRetry; ctx.Err() == nil; retry = min(2*retry, lastRetry) {
 		conn, err := dial(ctx)
 		if err == nil {
 			var served bool
@@ -94,8 +88,9 @@ func (g *gateway) run(ctx context.Context) error {
 		} else {
 			g.log.Debug("the traffic manager does not listen", "err", err)
 		}
-		wait.Reset(retry)
+		wakeup.Pause(ctx, retry)
 	}
+	return nil
 }
 
 func dial(ctx context.Context) (*net.UnixConn, error) {

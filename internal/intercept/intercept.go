@@ -162,7 +162,7 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 	now := time.Now()
 	i := &Intercept{
 		cfg: cfg, log: cfg.Logger.With("workload", cfg.Namespace+"/"+cfg.Workload), identity: id,
-		target: newCloneTarget(cfg.Clone), records: newRecords(cfg.Spec.Record),
+		pods: pods, objects: objects, target: newCloneTarget(cfg.Clone), records: newRecords(cfg.Spec.Record),
 		claim: api.ClaimOrder{
 			ID: strings.ToLower(rand.Text()[:12]), Match: cfg.Spec.Match, Mirror: cfg.Spec.Mirror,
 			Observe: cfg.Spec.Observe, Flush: cfg.Spec.Flush, Since: now, TLS: cfg.Spec.TLS,
@@ -178,7 +178,6 @@ func newIntercept(cfg Config, pods pods, objects objects) (*Intercept, error) {
 			Owner: cfg.Owner, Since: now,
 		},
 	}
-	i.pods, i.objects = pods, objects
 	i.status.ID = i.claim.ID
 	return i, nil
 }

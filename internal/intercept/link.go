@@ -224,7 +224,7 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 		if leaving {
 			return
 		}
-		err := c.tell(ctx, api.AgentOrder{Claim: &claim}, func(rejected *api.Error) {
+		_, err := c.ask(ctx, api.AgentOrder{Claim: &claim}, func(rejected *api.Error) {
 			l.change(func(st *linkState) {
 				st.claimed, st.rejected, st.err = rejected == nil, rejected != nil, nil
 				if rejected != nil {
@@ -244,7 +244,7 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 		l.flushed, leaving = true, l.leaving
 		l.mu.Unlock()
 		if leaving { // release sent its order before this claim
-			if err := c.order(ctx, api.AgentOrder{Release: l.claim.ID}); err != nil {
+			if _, err := c.order(ctx, api.AgentOrder{Release: l.claim.ID}); err != nil {
 				l.log.Debug("releasing a claim that came too late", "err", err)
 			}
 			return
@@ -257,27 +257,21 @@ func (l *link) keepClaimed(ctx context.Context, c *conversation, lost <-chan str
 	}
 }
 
-// order sends an order to the agent and waits for its answer. Errors of the agent are *api.Error.
-func (l *link) order(ctx context.Context, o api.AgentOrder) error {
+// order sends an order in the current conversation, and returns the agent's answer.
+func (l *link) order(ctx context.Context, o api.AgentOrder) (api.AgentReport, error) {
 	l.mu.Lock()
 	c := l.conversation
 	l.mu.Unlock()
 	if c == nil {
-		return errNotConnected
+		return api.AgentReport{}, errNotConnected
 	}
 	return c.order(ctx, o)
 }
 
-// trace announces a trace ID to the agent, and returns what the agent has noted.
+// trace announces a trace ID to the agent, and returns the requests that the agent has noted.
 func (l *link) trace(ctx context.Context, id string) (*api.AgentTrace, error) {
-	l.mu.Lock()
-	c := l.conversation
-	l.mu.Unlock()
-	if c == nil {
-		return nil, errNotConnected
-	}
-	r, err := c.ask(ctx, api.AgentOrder{Trace: id}, func(*api.Error) {})
-	return r.Trace, err
+	answer, err := l.order(ctx, api.AgentOrder{Trace: id})
+	return answer.Trace, err
 }
 
 // release releases the claim, and ends keepClaimed.
@@ -285,7 +279,8 @@ func (l *link) release(ctx context.Context) error {
 	l.mu.Lock()
 	l.leaving = true
 	l.mu.Unlock()
-	return l.order(ctx, api.AgentOrder{Release: l.claim.ID})
+	_, err := l.order(ctx, api.AgentOrder{Release: l.claim.ID})
+	return err
 }
 
 // conversation is the laptop's end of a control stream: it sends orders and receives reports.
@@ -321,17 +316,12 @@ func startConversation(ctx context.Context, s *transport.Session) (*conversation
 	return c, nil
 }
 
-func (c *conversation) order(ctx context.Context, o api.AgentOrder) error {
-	return c.tell(ctx, o, func(*api.Error) {})
+// order sends an order to the agent and returns its answer. Errors of the agent are *api.Error.
+func (c *conversation) order(ctx context.Context, o api.AgentOrder) (api.AgentReport, error) {
+	return c.ask(ctx, o, func(*api.Error) {})
 }
 
-// tell sends an order and waits for its answer. tell calls first with the answer before follow reads the next report.
-func (c *conversation) tell(ctx context.Context, o api.AgentOrder, first func(*api.Error)) error {
-	_, err := c.ask(ctx, o, first)
-	return err
-}
-
-// ask is tell, and returns the answer.
+// ask is order, but calls first with the answer's error before follow reads the next report.
 func (c *conversation) ask(ctx context.Context, o api.AgentOrder,
 	first func(*api.Error)) (report api.AgentReport, err error) {
 	answer := make(chan api.AgentReport, 1)
@@ -362,7 +352,7 @@ func (c *conversation) ask(ctx context.Context, o api.AgentOrder,
 	}
 }
 
-// follow reads reports until the stream ends, which is an error. Pending calls of tell then return errNotConnected.
+// follow reads reports until the stream ends, which is an error. Pending calls of ask then return errNotConnected.
 func (c *conversation) follow(state func(*api.AgentState)) error {
 	defer c.end()
 	in := api.NewLines(c.control, maxReport)
@@ -397,7 +387,7 @@ func (c *conversation) answer(r api.AgentReport) {
 	}
 }
 
-// end makes pending calls of tell return errNotConnected.
+// end makes pending calls of ask return errNotConnected.
 func (c *conversation) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -122,7 +122,7 @@ func announceProbe(ctx context.Context, links []*link) ([]byte, error) {
 	var wg sync.WaitGroup
 	for n, l := range links {
 		wg.Go(func() {
-			if err := l.order(ctx, api.AgentOrder{Probe: &api.Probe{Preface: preface}}); err != nil {
+			if _, err := l.order(ctx, api.AgentOrder{Probe: &api.Probe{Preface: preface}}); err != nil {
 				errs[n] = fmt.Errorf("announcing a probe to the agent: %w", err)
 			}
 		})

@@ -327,7 +327,8 @@ func resetBy(ctx context.Context, s *transport.Session) ([]api.Claim, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	return claims, c.order(ctx, api.AgentOrder{Reset: true})
+	_, err = c.order(ctx, api.AgentOrder{Reset: true})
+	return claims, err
 }
 
 // describe returns text like "bob@desk: everything; ann@laptop: x-user=me".

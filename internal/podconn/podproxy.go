@@ -55,7 +55,7 @@ func (d *Dialer) PodProxy(ctx context.Context, o PodProxyOptions) (net.Conn, err
 	if err != nil {
 		return nil, &podProxyError{pod: o.Namespace + "/" + o.Pod, port: o.Port, cause: err}
 	}
-	return &proxyConn{rw: rw, raw: raw, peer: proxyAddr{o.Namespace + "/" + o.Pod, o.Port}}, nil
+	return &proxyConn{rw: rw, raw: raw, peer: podAddr{"api-proxy", o.Namespace + "/" + o.Pod, o.Port}}, nil
 }
 
 // podProxyURL keeps the path's last slash, without which the API server answers with a redirection.
@@ -106,7 +106,7 @@ func (e *podProxyError) Explain(apiServer string) *api.Error {
 type proxyConn struct {
 	rw     io.ReadWriter
 	raw    *nonblock.Batch // the connection beneath TLS
-	peer   proxyAddr
+	peer   podAddr
 	closed atomic.Bool
 	failed error // of the first Write that failed: a part of it may have been sent
 }
@@ -168,12 +168,3 @@ func (c *proxyConn) SetReadDeadline(t time.Time) error { return c.raw.SetReadDea
 // SetWriteDeadline implements net.Conn. A Write that times out leaves the connection unusable, because a part of a TLS
 // record may have been sent.
 func (c *proxyConn) SetWriteDeadline(t time.Time) error { return c.raw.SetWriteDeadline(t) }
-
-// proxyAddr is a pod's port as a net.Addr.
-type proxyAddr struct {
-	pod  string // namespace/name
-	port uint16
-}
-
-func (a proxyAddr) Network() string { return "api-proxy" }
-func (a proxyAddr) String() string  { return a.pod + ":" + strconv.Itoa(int(a.port)) }

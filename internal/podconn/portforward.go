@@ -118,7 +118,7 @@ func (d *Dialer) portForward(ctx context.Context, how Protocol, namespace, pod s
 	if err != nil {
 		return nil, err
 	}
-	conn, err := openPort(ctx, l, raw, podAddr{namespace + "/" + pod, port})
+	conn, err := openPort(ctx, l, raw, podAddr{"port-forward", namespace + "/" + pod, port})
 	if err != nil {
 		raw.Close()
 		return nil, fmt.Errorf("port-forward to pod %s/%s: %w", namespace, pod, err)

@@ -194,7 +194,7 @@ func (c *podConn) readFailed(err error) error {
 		return net.ErrClosed
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return &net.OpError{Op: "read", Net: "port-forward", Addr: c.peer, Err: os.ErrDeadlineExceeded}
+		return &net.OpError{Op: "read", Net: c.peer.Network(), Addr: c.peer, Err: os.ErrDeadlineExceeded}
 	}
 	if err == io.EOF && c.readErr == nil && !c.ended[dataStream] { // the link ended without the stream's FIN
 		err = io.ErrUnexpectedEOF
@@ -238,7 +238,10 @@ func (c *podConn) advance() error {
 	if done.control() {
 		return c.handleControl(&done)
 	}
-	return c.handleEnd(&done)
+	if done.fin() && done.stream() < uint32(len(c.ended)) {
+		return c.finish(done.stream())
+	}
+	return nil
 }
 
 // consume reads some payload of a frame of another stream, or of a control frame.
@@ -258,13 +261,6 @@ func (c *podConn) consume() error {
 		return nil
 	}
 	return err
-}
-
-func (c *podConn) handleEnd(f *spdyFrame) error {
-	if !f.fin() || f.stream() >= uint32(len(c.ended)) {
-		return nil
-	}
-	return c.finish(f.stream())
 }
 
 // finish records the end of a stream. containerd ends the data stream before it sends the cause on the error stream. So
@@ -303,7 +299,7 @@ func (c *podConn) handleControl(f *spdyFrame) error {
 		case stream == dataStream && len(c.refusal) > 0:
 			return c.refused()
 		case stream == dataStream:
-			return c.end(&net.OpError{Op: "read", Net: "port-forward", Addr: c.peer, Err: syscall.ECONNRESET})
+			return c.end(&net.OpError{Op: "read", Net: c.peer.Network(), Addr: c.peer, Err: syscall.ECONNRESET})
 		}
 	case spdy.TypePing:
 		if f.noteN < 4 {
@@ -353,9 +349,10 @@ func (e *RefusedError) Is(target error) bool {
 
 // podAddr is a pod's port as a net.Addr.
 type podAddr struct {
-	pod  string // namespace/name
-	port uint16
+	network string // "port-forward" or "api-proxy"
+	pod     string // namespace/name
+	port    uint16
 }
 
-func (a podAddr) Network() string { return "port-forward" }
+func (a podAddr) Network() string { return a.network }
 func (a podAddr) String() string  { return a.pod + ":" + strconv.Itoa(int(a.port)) }

@@ -49,7 +49,7 @@ func recorded(t *testing.T, wire []byte) (*podConn, *pipeConn, error) {
 	t.Helper()
 	raw := &pipeConn{r: bytes.NewReader(wire)}
 	batch := nonblock.NewBatch(raw)
-	c, err := openPort(t.Context(), bufferedLink(batch), batch, podAddr{"ns/web", 80})
+	c, err := openPort(t.Context(), bufferedLink(batch), batch, podAddr{"port-forward", "ns/web", 80})
 	if err == nil {
 		t.Cleanup(func() { c.Close() })
 	}
@@ -195,7 +195,7 @@ func TestIdleConnSendsPings(t *testing.T) {
 		}()
 		go server.Write(opened)
 		batch := nonblock.NewBatch(client)
-		c, err := openPort(context.Background(), bufferedLink(batch), batch, podAddr{"ns/web", 80})
+		c, err := openPort(context.Background(), bufferedLink(batch), batch, podAddr{"port-forward", "ns/web", 80})
 		if err != nil {
 			t.Fatal(err)
 		}

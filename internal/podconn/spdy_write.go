@@ -17,7 +17,7 @@ func (c *podConn) Write(p []byte) (int, error) {
 	c.writeMu.Lock()
 	defer c.unlockWrite()
 	if c.finished {
-		return 0, &net.OpError{Op: "write", Net: "port-forward", Addr: c.peer, Err: syscall.EPIPE}
+		return 0, &net.OpError{Op: "write", Net: c.peer.Network(), Addr: c.peer, Err: syscall.EPIPE}
 	}
 	written := 0
 	for written < len(p) {
@@ -104,7 +104,7 @@ func (c *podConn) send(buf []byte) error {
 	if c.closed.Load() {
 		err = net.ErrClosed
 	} else if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = &net.OpError{Op: "write", Net: "port-forward", Addr: c.peer, Err: os.ErrDeadlineExceeded}
+		err = &net.OpError{Op: "write", Net: c.peer.Network(), Addr: c.peer, Err: os.ErrDeadlineExceeded}
 	}
 	c.failed.CompareAndSwap(nil, &err) // part of a frame may have been sent, so nothing can follow it
 	return err

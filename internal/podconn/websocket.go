@@ -69,10 +69,7 @@ func (s *webSocket) Read(p []byte) (int, error) {
 	}
 	n, err := s.br.Read(p)
 	s.left -= uint64(n)
-	if err == io.EOF {
-		err = io.ErrUnexpectedEOF
-	}
-	return n, err
+	return n, unexpected(err)
 }
 
 // nextFrame reads the header of one frame, and the payload of a control frame. It takes them out of the buffer only
@@ -144,10 +141,7 @@ func (s *webSocket) control(op byte, final bool, length int) error {
 // peek returns the next n bytes. The end of the connection is unexpected, because a close frame comes first.
 func (s *webSocket) peek(n int) ([]byte, error) {
 	b, err := s.br.Peek(n)
-	if err == io.EOF {
-		err = io.ErrUnexpectedEOF
-	}
-	return b, err
+	return b, unexpected(err)
 }
 
 func (s *webSocket) discard(n int) error {
