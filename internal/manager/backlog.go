@@ -9,7 +9,7 @@ import (
 
 const (
 	// backlogLimit bounds the bytes of datagrams that wait for a laptop's stream. Beyond backlogSlack, the backlog also
-	// drops new datagrams while its first one has waited for backlogWait: a longer one would not make a slow path
+	// drops new datagrams while its first one has waited for backlogWait: a longer backlog would not make a slow path
 	// faster.
 	backlogLimit = 8 << 20
 	backlogSlack = 128 << 10
@@ -37,13 +37,13 @@ type backlog struct {
 type waiting struct {
 	*buffer
 	end   int
-	since time.Time // when the first one came
+	since time.Time // when the first datagram arrived
 }
 
 const lengthLen = 2
 
-// put writes the datagrams in p, in the form of datagrams, queues them or drops them. It returns the error of an
-// earlier one that could not be written.
+// put writes the datagrams in p, in the form of datagrams, queues them or drops them. It returns the error with which
+// drain failed to write an earlier datagram.
 func (q *backlog) put(p []byte, size int) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// blockedLaptop is packets that take datagrams only while they are open.
+// blockedLaptop implements packets. It accepts datagrams only while it is open.
 type blockedLaptop struct {
 	mu    sync.Mutex
 	moved sync.Cond
@@ -105,7 +105,7 @@ func TestBacklogDropsWhenItIsFullOrLate(t *testing.T) {
 			}
 		}
 		put(100)
-		time.Sleep(time.Second) // what waits is old, but little
+		time.Sleep(time.Second) // the waiting datagrams are old, but few
 		put(5000)
 		synctest.Wait()
 		if q.size < backlogSlack/2 || q.size > 2*backlogSlack {
@@ -121,7 +121,7 @@ func TestBacklogDropsWhenItIsFullOrLate(t *testing.T) {
 		l.set(true, transport.CodeRefused.Err())
 		q.drained.Wait()
 		if err := q.put(nil, 0); err == nil {
-			t.Error("a write fails, and put does not")
+			t.Error("put returned no error after a failed write")
 		}
 		if q.size != 0 || len(q.waiting) != 0 {
 			t.Errorf("%d bytes wait at the end", q.size)

@@ -67,9 +67,9 @@ type found struct {
 //
 // It includes the networks that API objects state: spec.podCIDRs of Nodes, and ServiceCIDRs. For an address outside of
 // them (a network plugin with pools of its own, a server without ServiceCIDRs) it includes the block around it, because
-// the neighbors will be used next. It includes only the address itself if the block contains a node's address, or, for
-// ClusterIPs, a pod's; and if the nodes are unknown, because the block around the address of a pod on the host network
-// would take the nodes' own network into the tunnel.
+// the neighbors will be used next. It includes only the address itself if the block contains a node's address or, for
+// ClusterIPs, a pod's. It does the same if the nodes are unknown, because the block around the address of a pod on the
+// host network would take the nodes' own network into the tunnel.
 //
 // A block of pods must be in private address space, and the podReader must have verified one of its pods. If the
 // manager may not read pods, each address is included by itself.

@@ -82,7 +82,7 @@ func TestPrefixesContainStatedNetworksAndVerifiedBlocks(t *testing.T) {
 			}
 			got = n.prefixes(false)
 			if len(tt.podCIDRs) == 0 && len(got.pods) > 0 || len(tt.ranges) == 0 && len(got.services) > 0 {
-				t.Errorf("guessed before all was known: %v, %v", got.pods, got.services)
+				t.Errorf("networks before the manager has synced contain guessed blocks: %v, %v", got.pods, got.services)
 			}
 		})
 	}
@@ -95,10 +95,10 @@ func TestBlocksForgetAddressesThatNoObjectHas(t *testing.T) {
 	b.add(podBlock(addr), addr, 1) // behind two Services
 	b.add(podBlock(addr), addr, -1)
 	if len(b) != 1 {
-		t.Error("an address that is still seen is forgotten")
+		t.Error("the blocks forgot an address of one of two Services")
 	}
 	b.add(podBlock(addr), addr, -1)
 	if len(b) != 0 {
-		t.Errorf("after all are gone there is %v", b)
+		t.Errorf("blocks after the removal of all addresses: %v", b)
 	}
 }

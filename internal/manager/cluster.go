@@ -30,7 +30,7 @@ type cluster struct {
 	services map[balancer.Name]*service
 	slices   map[balancer.Name]map[string]*slice // by Service, then by the slice's name
 	owner    map[balancer.Name]balancer.Name     // a slice's Service
-	exposed  map[balancer.Name]struct{}          // Services that are reached from outside of the cluster
+	exposed  map[balancer.Name]struct{}          // Services with node ports or a load balancer
 	nodes    map[balancer.Name]*node
 	ranges   map[balancer.Name][]netip.Prefix // by ServiceCIDR
 
@@ -188,7 +188,7 @@ func (c *cluster) isOnHost(s *slice) bool {
 // hostAddrs returns the addresses of nodes and the API server for the filter. It returns nil if the endpoints of
 // Services are not known, since a pod on the host network could then not be told from its node. In namespaces that the
 // manager does not watch, such a pod counts as its node. hostAddrs skips the endpoints of Service kubernetes, which
-// laptops reach by its ClusterIP. mu is held.
+// laptops reach by its ClusterIP. Call with mu held.
 func (c *cluster) hostAddrs() *hostAddrs {
 	if !c.knows(endpointSlices) {
 		return nil

@@ -18,7 +18,7 @@ func TestZoneComesFromNodeOrEndpoint(t *testing.T) {
 		}
 	})
 	t.Run("from-an-endpoint-here", func(t *testing.T) {
-		c := newCluster("n1") // that may not see nodes
+		c := newCluster("n1") // it may not watch nodes
 		c.setSlice(balancer.Name{Namespace: "default", Name: "a"}, convertSlice(webSlice("a", func(s *discoveryv1.EndpointSlice) {
 			s.Endpoints[0].NodeName, s.Endpoints[0].Zone = ptr("n2"), ptr("z2")
 			s.Endpoints[1].Zone = ptr("z3")

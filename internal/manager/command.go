@@ -35,10 +35,10 @@ func NewCommand() *cobra.Command {
 		Short: "Run the traffic manager, which serves the laptops of a cluster",
 		Long: `Serves the laptops that are connected to this cluster, from its Deployment.
 
-It listens for sessions on the pod's loopback interface, so that only those who
-may forward ports of its pod reach it. Its proxy port is open to the whole
-cluster and says nothing to those without a ticket, which a session gives out.
-It needs no capability.`,
+It accepts sessions on the pod's loopback interface, which only users who may
+forward ports of its pod can reach. The whole cluster can reach its proxy port,
+which sends nothing to a client without a ticket of a session. It needs no
+capability.`,
 		Example: `  traffic manager
   traffic manager --listen 127.0.0.1:10800 --log-level debug`,
 		Args:          cobra.NoArgs,
@@ -59,11 +59,11 @@ It needs no capability.`,
 		"address for conns of the transports api-proxy and direct; empty: none")
 	f.StringVar(&o.Metrics, "metrics-listen", "", "address for /metrics, for Prometheus; empty: none")
 	f.StringVar(&o.PodName, "pod-name", os.Getenv("POD_NAME"), "name of this pod ($POD_NAME)")
-	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "addresses of this pod, with commas ($POD_IP)")
+	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"), "comma-separated addresses of this pod ($POD_IP)")
 	f.StringVar(&o.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of this pod ($POD_NAMESPACE)")
 	f.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"), "node of this pod ($NODE_NAME)")
 	f.StringSliceVar(&o.WatchNamespaces, "watch-namespaces", nil,
-		"namespaces whose Services to watch, with commas; empty: all")
+		"comma-separated namespaces whose Services to watch; empty: all")
 	f.StringVar(&o.ResolvConf, "resolv-conf", "/etc/resolv.conf",
 		"file in which the kubelet names the cluster DNS servers")
 	f.StringVar(&o.account, "service-account", serviceAccountDir,

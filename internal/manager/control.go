@@ -65,7 +65,7 @@ func (s *session) acceptControl(ctx context.Context, in *transport.Incoming) err
 	case <-time.After(settleTime):
 	case <-ctx.Done():
 	}
-	// It also knows then which networks the lease must avoid.
+	// A ready manager also knows which networks the lease must avoid.
 	lease := s.admit(session, &hello, s.m.around())
 	s.log.Info("lease", "addrs", lease.Addrs, "netstack", hello.Netstack)
 	return s.sendNotices(ctx, json.NewEncoder(laptop), lease)

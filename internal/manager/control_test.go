@@ -40,7 +40,7 @@ func TestManagerRefusesIncompatibleLaptop(t *testing.T) {
 			select {
 			case <-r.laptop.Done():
 			case <-time.After(testTimeout):
-				t.Error("the session goes on")
+				t.Error("the session has not ended")
 			}
 		})
 	}
@@ -60,7 +60,7 @@ func TestManagerAnswersHello(t *testing.T) {
 	if m.Hello.State.ResolvesVIPs || m.Hello.State.Sessions != 1 {
 		t.Errorf("state: %+v", m.Hello.State)
 	}
-	// A second laptop is told to the first, and that it has gone.
+	// The first laptop learns that a second one has connected, and later disconnected.
 	t.Run("second", func(t *testing.T) {
 		hello(t, connect(t, r.addr), helloV1).next()
 		c.until("two sessions", func(s *api.ManagerState) bool { return s.Sessions == 2 })
@@ -133,12 +133,12 @@ func TestSlowReaderSkipsNotices(t *testing.T) {
 	<-newer
 	now, newer := b.read()
 	if seen.state.Sessions != 0 || now.state.Sessions != 100 {
-		t.Errorf("saw %d and then %d", seen.state.Sessions, now.state.Sessions)
+		t.Errorf("the reader got %d sessions, and then %d", seen.state.Sessions, now.state.Sessions)
 	}
 	b.post(&notice{state: api.ManagerState{Sessions: 100}})
 	select {
 	case <-newer:
-		t.Error("a notice that says the same was posted")
+		t.Error("post replaced a notice by an equal one")
 	default:
 	}
 }
@@ -168,7 +168,7 @@ func TestManagerRefusesLongHello(t *testing.T) {
 	}
 }
 
-// A client's identity allows taking over its lease, and the log has more readers than the manager's memory.
+// A client's identity allows taking over its lease, and more people can read the log than the manager's memory.
 func TestLogHoldsNoClientIdentity(t *testing.T) {
 	said := make(lines, 256)
 	r := start(t, Config{Logger: slog.New(slog.NewTextHandler(said, nil))})
@@ -181,10 +181,10 @@ func TestLogHoldsNoClientIdentity(t *testing.T) {
 		case line := <-said:
 			found = strings.Contains(line, "msg=laptop")
 			if strings.Contains(line, secret) {
-				t.Errorf("the log has %s", line)
+				t.Errorf("the log contains %s", line)
 			}
 		default:
-			t.Fatal("the log has no laptop")
+			t.Fatal("the log does not contain the laptop")
 		}
 	}
 }

@@ -175,7 +175,7 @@ func TestClusterIgnoresSliceWithoutService(t *testing.T) {
 	s := webSlice("a", func(s *discoveryv1.EndpointSlice) { s.Labels = nil }, "10.244.0.1")
 	c.setSlice(balancer.Name{Namespace: "default", Name: "a"}, convertSlice(s))
 	if len(c.slices) != 0 || len(c.owner) != 0 {
-		t.Errorf("a slice of no Service is kept: %v", c.slices)
+		t.Errorf("the cluster kept a slice without a Service: %v", c.slices)
 	}
 }
 
@@ -189,7 +189,7 @@ func TestSliceMovesToAnotherService(t *testing.T) {
 	}
 	c.setSlice(name, nil)
 	if len(c.slices)+len(c.owner)+len(c.networks.pods) != 0 {
-		t.Errorf("a deleted slice leaves %v %v %v", c.slices, c.owner, c.networks.pods)
+		t.Errorf("the cluster kept parts of a deleted slice: %v %v %v", c.slices, c.owner, c.networks.pods)
 	}
 }
 

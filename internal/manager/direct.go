@@ -16,7 +16,7 @@ import (
 // This file finds the addresses at which laptops may reach the proxy port without the API server (the transport
 // direct): the pod's own, and those of Services that exist.
 
-// exposure is how a Service is reached from outside of the cluster, by TCP.
+// exposure describes how clients outside of the cluster reach a Service by TCP.
 type exposure struct {
 	ports   []exposedPort
 	ingress []string // addresses and names of the load balancer
@@ -54,7 +54,7 @@ func portNumber(n int32) uint16 {
 	return uint16(n)
 }
 
-// self is what the manager knows about its own pod.
+// self describes the manager's own pod.
 type self struct {
 	namespace, node string
 	addrs           []netip.Addr
@@ -62,7 +62,7 @@ type self struct {
 }
 
 // direct returns the addresses of the proxy port of this pod: the pod's, those of its node with a node port, and those
-// of load balancers. Services of other namespaces do not count, nor one that also leads to another pod, which would
+// of load balancers. It ignores Services of other namespaces, and those that also lead to another pod, which would
 // reject this pod's tickets. Call with mu held.
 func (c *cluster) direct(me self) (found []string) {
 	if me.port == 0 {

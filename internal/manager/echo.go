@@ -17,8 +17,8 @@ const (
 // openEcho prepares a flow of pings to dst. A request or reply is a sequence number of 2 bytes, big endian, and the
 // payload. The kernel chooses the identifier.
 //
-// The pod must answer them itself. A ClusterIP does not answer: behind it is nobody who could, and a node that answers
-// for it (kube-proxy with IPVS) proves nothing.
+// The pod must answer them itself. Pings to a ClusterIP fail: it belongs to no pod, and the answer of a node
+// (kube-proxy with IPVS) proves nothing.
 func (d *dialer) openEcho(dst netip.Addr, by caller) (datagrams, error) {
 	if _, ok := d.balancer.Service(dst); ok {
 		return nil, fmt.Errorf("%v is a ClusterIP, which does not answer pings: %w", dst, syscall.ETIMEDOUT)

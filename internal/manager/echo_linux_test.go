@@ -35,7 +35,7 @@ func inNamespace(t *testing.T, groups string, f func()) {
 	err := ns.Do(func() error {
 		for name, value := range map[string]string{
 			"ipv4/ping_group_range": groups,
-			// So that an address without a host is known to be one soon.
+			// With these, the kernel soon reports that an address has no host.
 			"ipv4/neigh/veth0/retrans_time_ms": "50",
 			"ipv6/neigh/veth0/retrans_time_ms": "50",
 		} {
@@ -51,7 +51,7 @@ func inNamespace(t *testing.T, groups string, f func()) {
 	}
 }
 
-// laptopPings is packets in memory.
+// laptopPings implements packets in memory.
 type laptopPings struct {
 	out, in chan []byte
 	code    chan transport.Code
@@ -131,7 +131,7 @@ func TestPingReturnsReplyOrError(t *testing.T) {
 					t.Errorf("reply %q", reply)
 				}
 				if tt.want != "reply" {
-					t.Errorf("a reply came from where nobody is")
+					t.Errorf("got a reply from an address without a host")
 				}
 				l.CloseWithCode(transport.CodeOK)
 			case c := <-l.code:

@@ -17,8 +17,8 @@ import (
 // networks: this guards against accidents and against other programs on the laptop, not against the user, who may use
 // the manager.
 //
-// One exception: the servers in the pod's resolv.conf, on the port of DNS. NodeLocal DNSCache has a link-local
-// address.
+// The filter always allows the servers in the pod's resolv.conf on the DNS port, because NodeLocal DNSCache has a
+// link-local address.
 //
 // The manager applies it to every address that it dials, also if the balancer chose it: a user who may write
 // EndpointSlices decides what the balancer chooses (compare CVE-2020-8554).
@@ -88,7 +88,7 @@ func (f *filter) checkHost(dst netip.AddrPort, extra []netip.Prefix) error {
 		dst, syscall.EACCES)
 }
 
-// isThisNetwork reports whether addr is in 0.0.0.0/8: Linux takes some of it for this host.
+// isThisNetwork reports whether addr is in 0.0.0.0/8: Linux treats some of its addresses as this host.
 func isThisNetwork(addr netip.Addr) bool { return addr.Is4() && addr.As4()[0] == 0 }
 
 // check returns an error that Is EACCES if dst may not be dialled.

@@ -46,6 +46,6 @@ func TestFilterRejectsSpecialAddresses(t *testing.T) {
 		}
 	}
 	if f.allows(netip.AddrPort{}) {
-		t.Error("an invalid address is allowed")
+		t.Error("the filter allows an invalid address")
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"kubevpn/internal/api"
 )
 
-// FuzzGatewayLine reads what a gateway says of itself. Laptops are told the same, so it has to be JSON again.
+// FuzzGatewayLine reads any line of a gateway. The manager sends its contents to laptops, so they must encode as JSON.
 func FuzzGatewayLine(f *testing.F) {
 	for _, seed := range []string{
 		`{"mtu":1500,"addrs":["198.19.0.1","fd00::1"],"ipv4":true,"ipv6":false,"backend":"nft","warnings":["no IPv6"]}` + "\n" + `{"mtu":9000,"addrs":null}` + "\n",
@@ -25,7 +25,7 @@ func FuzzGatewayLine(f *testing.F) {
 				return
 			}
 			if _, err := json.Marshal(about); err != nil {
-				t.Errorf("%+v cannot be told to laptops: %v", about, err)
+				t.Errorf("%+v does not encode as JSON: %v", about, err)
 			}
 		}
 	})

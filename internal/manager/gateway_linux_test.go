@@ -219,7 +219,7 @@ func TestGatewayCarriesPacketsAndReportsItself(t *testing.T) {
 	closed := datagram(a.addrs[0], dst, 81, "nobody")
 	a.send(closed)
 	if p := a.receive(); p[packet.IPv4HeaderLen] != 3 || p[packet.IPv4HeaderLen+1] != 3 {
-		t.Errorf("of a closed port: %x", p)
+		t.Errorf("the answer of a closed port is %x", p)
 	}
 
 	// The latest state of the gateway counts.
@@ -227,7 +227,7 @@ func TestGatewayCarriesPacketsAndReportsItself(t *testing.T) {
 	a.until("another warning", func(s *api.ManagerState) bool { return s.Gateway != nil && len(s.Gateway.Warnings) == 2 })
 	exchange()
 
-	// It goes: so does the device, and packets that were for it.
+	// When the gateway ends, the manager closes the device and drops packets to it.
 	g.conn.Close()
 	a.until("no gateway", func(s *api.ManagerState) bool { return s.Gateway == nil })
 	testenv.Until(t, "the device's end", func() bool { return !g.hasDevice() })
@@ -235,7 +235,7 @@ func TestGatewayCarriesPacketsAndReportsItself(t *testing.T) {
 	a.send(p)
 	unreachable(t, a.receive(), p, 3, 0)
 
-	// And it comes back, knowing of laptops at once.
+	// The next gateway serves the connected laptops at once.
 	g = dialGateway(t, pod)
 	if networks := g.networks(); len(networks) != 2 {
 		t.Errorf("networks %v", networks)
@@ -271,7 +271,7 @@ func TestGatewayMustBeRootWithATUN(t *testing.T) {
 			return nil
 		}}, func(g *testGateway) {
 			if line, err := g.lines.ReadBytes('\n'); err == nil {
-				t.Errorf("it was told %s", line)
+				t.Errorf("the manager sent it %s", line)
 			}
 		}},
 		{"no-device", nil, func(g *testGateway) { g.say(aboutGateway) }},
@@ -287,11 +287,11 @@ func TestGatewayMustBeRootWithATUN(t *testing.T) {
 			tt.act(g)
 			g.ended()
 			if gateway := r.router.routes.Load().gateway; gateway != nil {
-				t.Errorf("it was attached: %+v", gateway.about)
+				t.Errorf("the manager attached it: %+v", gateway.about)
 			}
 		})
 	}
-	// The next is served all the same, and a second one waits for its end.
+	// The manager serves the next gateway, and a second one waits for its end.
 	g := dialGateway(t, pod)
 	g.networks()
 	g.device(aboutGateway)

@@ -19,11 +19,11 @@ func TestOnlyFastFlowsWait(t *testing.T) {
 		}
 		time.Sleep(gatherTime)
 		if got := g.pause(); got > 0 {
-			t.Errorf("afterwards: pause %v", got)
+			t.Errorf("pause after the fast flow: %v", got)
 		}
 		g.count()
 		if got := g.pause(); got > 0 {
-			t.Errorf("one read: pause %v", got)
+			t.Errorf("pause after one read: %v", got)
 		}
 	})
 }

@@ -47,7 +47,7 @@ func start(t testing.TB, cfg Config, prepare ...func(*Manager)) *running {
 	}
 	m := New(cfg)
 	m.dialer.check = func(netip.AddrPort) error { return nil }
-	m.routes = func() ([]netip.Prefix, error) { return nil, nil } // those of this machine are not the tests' affair
+	m.routes = func() ([]netip.Prefix, error) { return nil, nil } // the routes of this machine must not affect tests
 	for _, p := range prepare {
 		p(m)
 	}
@@ -145,7 +145,7 @@ func (c *control) next() api.ControlMessage {
 	return m
 }
 
-// until reads messages until there is a State that is as wanted.
+// until reads messages until wanted accepts a State.
 func (c *control) until(what string, wanted func(*api.ManagerState) bool) api.ManagerState {
 	c.t.Helper()
 	for {

@@ -57,7 +57,7 @@ func TestNodesAndTheAPIServerAreNotDialled(t *testing.T) {
 		return m.filter.allowsDirect(netip.MustParseAddrPort(dst), extra)
 	}
 	if !may("192.168.0.1:22") {
-		t.Error("before anything is known an address is refused")
+		t.Error("the filter refuses an address before the first sync")
 	}
 	fill(t, m,
 		[]any{nodeAt("a", "192.168.0.1", "fd00:192::1"), nodeAt("b", "192.168.0.2")},
@@ -93,26 +93,26 @@ func TestNodesAndTheAPIServerAreNotDialled(t *testing.T) {
 		}
 	}
 
-	t.Run("what the cluster changes is followed", func(t *testing.T) {
+	t.Run("changes of the cluster change the filter", func(t *testing.T) {
 		c := m.publisher.cluster
 		if err := c.table(scope{resource: endpointSlices}).Delete(sliceOf("monitoring", "exporter", 9100)); err != nil {
 			t.Fatal(err)
 		}
 		m.publisher.post()
 		if may("192.168.0.1:9100") {
-			t.Error("an endpoint that is gone is dialled")
+			t.Error("the filter allows a removed endpoint")
 		}
 		if err := c.table(scope{resource: nodes}).Delete(nodeAt("b")); err != nil {
 			t.Fatal(err)
 		}
 		m.publisher.post()
 		if !may("192.168.0.2:22") {
-			t.Error("an address that was a node's is refused")
+			t.Error("the filter refuses the address of a removed node")
 		}
 		c.table(scope{resource: endpointSlices}).clear()
 		m.publisher.post()
 		if !may("192.168.0.1:22") {
-			t.Error("without the right to read endpoints nodes are refused, and pods on the host network with them")
+			t.Error("without the right to read endpoints, the filter refuses nodes, and so pods on the host network")
 		}
 	})
 }
@@ -129,7 +129,7 @@ func TestNodesAreNotDialledIfSomeNamespacesAreWatched(t *testing.T) {
 	replace(scope{resource: nodes}, nodeAt("a", "192.168.0.1"))
 	c.recount()
 	if c.hostAddrs() != nil {
-		t.Error("nodes are guarded, although no endpoint is known")
+		t.Error("the filter refuses nodes, although no endpoint is known")
 	}
 	replace(scope{endpointSlices, "shop"}, sliceOf("shop", "exporter", 9100, "192.168.0.1"))
 	f := filter{}
@@ -142,11 +142,11 @@ func TestNodesAreNotDialledIfSomeNamespacesAreWatched(t *testing.T) {
 	// A list of one namespace leaves the objects of the others.
 	replace(scope{endpointSlices, "tools"})
 	if _, ok := c.hostAddrs().endpoints[netip.MustParseAddrPort("192.168.0.1:9100")]; !ok {
-		t.Error("the list of tools has removed an endpoint in shop")
+		t.Error("the list of namespace tools removed an endpoint in shop")
 	}
 	c.table(scope{endpointSlices, "shop"}).clear()
 	if n := len(c.hostAddrs().endpoints); n != 0 {
-		t.Errorf("%d endpoints are left of a namespace that may no longer be watched", n)
+		t.Errorf("%d endpoints remain of a namespace that the manager may no longer watch", n)
 	}
 }
 
@@ -203,7 +203,7 @@ func TestClientIdentityIsNotLogged(t *testing.T) {
 	}
 	for len(said) > 0 {
 		if line := <-said; strings.Contains(line, secret) {
-			t.Errorf("the log has it: %s", line)
+			t.Errorf("the log contains the identity: %s", line)
 		}
 	}
 	long := hello(t, connect(t, r.addr), api.ClientHello{Protocol: api.Protocol, Client: strings.Repeat("x", maxClient+1)}).next()

@@ -126,7 +126,7 @@ func TestDialFirstFailsOver(t *testing.T) {
 		})
 	}
 	if goodCount.Load() == 0 {
-		t.Error("the good server was never asked")
+		t.Error("the good server received no request")
 	}
 }
 

@@ -26,7 +26,7 @@ type laptops struct {
 	now   time.Time
 	peers map[string]*peer
 	away  map[string]bool // cut off
-	over  []string        // ended, as another has their lease
+	over  []string        // names of sessions that ended because another one took their lease
 }
 
 func newLaptops(t *testing.T) *laptops {
@@ -57,7 +57,7 @@ func (ls *laptops) disconnect(name string) {
 	ls.verify()
 }
 
-// verify checks that no address has two holders, by what the holders themselves think.
+// verify checks that the peers' own addresses contain no address twice.
 func (ls *laptops) verify() {
 	ls.t.Helper()
 	by := map[netip.Addr]string{}
@@ -68,7 +68,7 @@ func (ls *laptops) verify() {
 			}
 			by[a] = name
 			if ls.l.taken[a].holder != p {
-				ls.t.Errorf("%s thinks that it has %v", name, a)
+				ls.t.Errorf("%s has %v, which the leases do not give it", name, a)
 			}
 		}
 	}
@@ -86,29 +86,29 @@ func TestLeasesFollowTheClient(t *testing.T) {
 				t.Errorf("%v and %v", a, b)
 			}
 		}},
-		{"keeps-what-it-had", func(t *testing.T, ls *laptops) {
+		{"keeps-its-address", func(t *testing.T, ls *laptops) {
 			keep := addrs("198.19.77.3", "fd4e:19c6:8b7a::7:1")
 			if got := ls.connect("a", leaseRequest{keep: keep}); !slices.Equal(got, keep) {
 				t.Errorf("got %v", got)
 			}
 		}},
-		{"keeps-what-it-had-in-another-pool", func(t *testing.T, ls *laptops) {
+		{"keeps-its-address-in-another-pool", func(t *testing.T, ls *laptops) {
 			keep := netip.MustParseAddr("100.96.9.9")
 			if got := ls.connect("a", leaseRequest{keep: []netip.Addr{keep}}); four(got) != keep {
 				t.Errorf("got %v", got)
 			}
 		}},
-		{"asks-for-what-another-has", func(t *testing.T, ls *laptops) {
+		{"asks-for-the-address-of-another", func(t *testing.T, ls *laptops) {
 			a := ls.connect("a", leaseRequest{})
 			if b := ls.connect("b", leaseRequest{keep: a}); four(a) == four(b) || a[1] == b[1] {
 				t.Errorf("%v and %v", a, b)
 			}
-			ls.away["a"] = true // which is no reason for anyone but a
+			ls.away["a"] = true // only a itself may take its address over
 			if c := ls.connect("c", leaseRequest{keep: a}); four(a) == four(c) {
 				t.Errorf("%v and %v", a, c)
 			}
 		}},
-		{"asks-for-what-nobody-may-have", func(t *testing.T, ls *laptops) {
+		{"asks-for-addresses-that-nobody-may-have", func(t *testing.T, ls *laptops) {
 			for _, bad := range addrs("198.19.0.1", "198.19.0.53", "198.19.0.255", "198.19.255.255", "10.0.0.1", "127.0.0.1",
 				"fd4e:19c6:8b7a::1", "fd4e:19c6:8b7a::ffff", "fd4e:19c6:8b7a:1::1:1", "::ffff:198.19.7.7") {
 				if got := ls.connect("a", leaseRequest{keep: []netip.Addr{bad, {}}}); slices.Contains(got, bad) || len(got) != 2 {
@@ -122,11 +122,11 @@ func TestLeasesFollowTheClient(t *testing.T) {
 			ls.disconnect("a")
 			ls.now = ls.now.Add(quarantine - time.Second)
 			if b := ls.connect("b", leaseRequest{keep: a}); four(a) == four(b) {
-				t.Errorf("%v, which is kept for another", b)
+				t.Errorf("got %v, which is kept for another client", b)
 			}
 			ls.now = ls.now.Add(time.Second)
 			if c := ls.connect("c", leaseRequest{keep: a}); !slices.Equal(a, c) {
-				t.Errorf("got %v, but %v is free again", c, a)
+				t.Errorf("got %v, want %v, which is free again", c, a)
 			}
 		}},
 		{"quarantine-is-not-for-the-client", func(t *testing.T, ls *laptops) {
@@ -155,9 +155,9 @@ func TestLeasesFollowTheClient(t *testing.T) {
 				t.Errorf("the older session still has %v", left)
 			}
 			if !slices.Contains(ls.over, "a/1") {
-				t.Error("the older session goes on")
+				t.Error("the older session has not ended")
 			}
-			ls.disconnect("a/1") // which must not free what is another's by now
+			ls.disconnect("a/1") // this must not free the address of another session
 			if got := ls.connect("b", leaseRequest{keep: a}); four(got) == four(a) {
 				t.Errorf("%v is in use", got)
 			}
@@ -180,7 +180,7 @@ func TestLeasesFollowTheClient(t *testing.T) {
 				ls.disconnect("a")
 			}
 		}},
-		{"avoids-what-it-had", func(t *testing.T, ls *laptops) {
+		{"avoids-its-previous-network", func(t *testing.T, ls *laptops) {
 			got := ls.connect("a", leaseRequest{keep: addrs("198.19.5.5"), avoid: prefixesOf("198.19.0.0/24")})
 			if !netip.MustParsePrefix("198.18.0.0/16").Contains(four(got)) {
 				t.Errorf("got %v", got)
@@ -232,7 +232,7 @@ func TestRouterAdmitsEachPeerOnce(t *testing.T) {
 	select {
 	case <-other:
 	default:
-		t.Error("nobody heard of the network")
+		t.Error("the router did not announce the network")
 	}
 	if lease.Resolver != netip.MustParseAddr("198.19.0.53") {
 		t.Errorf("resolver %v", lease.Resolver)

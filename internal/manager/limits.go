@@ -6,10 +6,10 @@ const (
 	// maxStreams bounds flows. An idle one uses less than 20 kB, including its goroutines and its socket. One laptop
 	// may open half of them.
 	maxStreams = 24 << 10
-	// maxBuffered bounds bytes that a slow pod or laptop has not taken yet.
+	// maxBuffered bounds bytes that a slow pod or laptop has not read yet.
 	maxBuffered = 384 << 20
 	// maxLinks bounds the conns of one session. A laptop has five.
 	maxLinks = 8
-	// maxSessions bounds sessions, those without a conn among them.
+	// maxSessions bounds sessions, including those without a conn.
 	maxSessions = 1024
 )

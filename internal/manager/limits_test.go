@@ -55,7 +55,7 @@ func TestLaptopThatReadsNothingStaysWithinBudget(t *testing.T) {
 	}
 }
 
-// Places and buffers come back, however flows end: a leak would starve everybody in the end.
+// Ended flows free their streams and buffers, however they end. A leak would starve all laptops in the end.
 func TestEndedFlowsLeaveTheBudgetEmpty(t *testing.T) {
 	r := start(t, Config{})
 	hello(t, r.laptop, helloV1).next()
@@ -76,7 +76,7 @@ func TestEndedFlowsLeaveTheBudgetEmpty(t *testing.T) {
 			st.Close()
 		}
 		if _, err := r.laptop.Open(ctx, transport.Request{Proto: transport.ProtoTCP, Dst: nobody}); err == nil {
-			t.Fatal("a port that nobody listens on accepts")
+			t.Fatal("a port without a listener accepts a connection")
 		}
 		for _, dst := range []netip.AddrPort{datagrams, nobody} {
 			p, err := r.laptop.OpenPackets(ctx, transport.Request{Proto: transport.ProtoUDP, Dst: dst})
@@ -96,14 +96,14 @@ func TestEndedFlowsLeaveTheBudgetEmpty(t *testing.T) {
 		}
 		cancel()
 	}
-	testenv.Until(t, "only the control stream is left", func() bool {
+	testenv.Until(t, "only the control stream remains", func() bool {
 		streams, _ := r.budget.Used()
 		return streams == 1
 	})
 	if err := r.laptop.Close(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Until(t, "nothing is left of the session", func() bool {
+	testenv.Until(t, "nothing remains of the session", func() bool {
 		streams, held := r.budget.Used()
 		return streams <= 1 && held < 256<<10 // a new session may be there already
 	})

@@ -124,7 +124,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	if m.cfg.Proxy != "" {
 		l, err := network.Listen(ctx, "tcp", m.cfg.Proxy)
 		if err != nil {
-			return fmt.Errorf("listen for conns through the API server: %w", err)
+			return fmt.Errorf("listening on the proxy port: %w", err)
 		}
 		defer l.Close()
 		if m.proxy, err = newProxyPort(l, m.log); err != nil {
@@ -140,7 +140,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 	if m.cfg.Metrics != "" {
 		if m.metrics, err = network.Listen(ctx, "tcp", m.cfg.Metrics); err != nil {
-			return fmt.Errorf("listen for metrics: %w", err)
+			return fmt.Errorf("listening for metrics: %w", err)
 		}
 		defer m.metrics.Close()
 	}

@@ -20,7 +20,7 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// A test of memory needs a process that holds the manager and nothing else: the test's own binary, told so.
+// A test of memory needs a process with only the manager in it: the test's own binary, with a variable set.
 const childVariable = "KUBEVPN_TEST_MANAGER"
 
 // childMain is the manager in that process. It ends when its standard input does.
@@ -41,7 +41,7 @@ func childMain() bool {
 	}
 	go func() {
 		for range time.Tick(500 * time.Millisecond) {
-			debug.FreeOSMemory() // what is measured is what is in use
+			debug.FreeOSMemory() // return free memory, so that the test measures memory in use
 		}
 	}()
 	fmt.Println(sessions.Addr())
@@ -120,7 +120,7 @@ func TestIdleFlowsTakeLittleMemory(t *testing.T) {
 			}
 		}
 	}
-	settled := func() int { // the least of some measurements, as garbage goes
+	settled := func() int { // the minimum of several measurements, because they include garbage
 		least := residentKB(t, child.Process.Pid)
 		for range 15 {
 			time.Sleep(100 * time.Millisecond)
@@ -129,7 +129,7 @@ func TestIdleFlowsTakeLittleMemory(t *testing.T) {
 		return least
 	}
 	const flows = 2000
-	flow(100) // whatever is made once
+	flow(100) // allocates memory that all flows share
 	before := settled()
 	flow(flows)
 	after := settled()

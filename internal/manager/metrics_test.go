@@ -51,7 +51,7 @@ func TestMetricsFollowTheConventions(t *testing.T) {
 	}
 }
 
-// A scrape shows the bytes of sessions that live, and of those that have ended.
+// A scrape shows the bytes of current sessions and of ended ones.
 func TestMetricsCountBytesOfAllSessions(t *testing.T) {
 	l := listen(t)
 	m := start(t, Config{}, func(m *Manager) { m.metrics = l })
@@ -104,7 +104,7 @@ func TestMetricsCountBytesOfAllSessions(t *testing.T) {
 		if sessions == 0 && total.Sent > 100_000 && total.Received > 100_000 {
 			return nil
 		}
-		return fmt.Errorf("after the session's end there are %d, with %v", sessions, total)
+		return fmt.Errorf("after the end of the session there are %d sessions and the traffic %v", sessions, total)
 	})
 	other, err := http.Get("http://" + l.Addr().String() + "/debug/pprof/")
 	if err != nil {
@@ -112,7 +112,7 @@ func TestMetricsCountBytesOfAllSessions(t *testing.T) {
 	}
 	other.Body.Close()
 	if other.StatusCode != http.StatusNotFound {
-		t.Errorf("another path answers %s", other.Status)
+		t.Errorf("another path returns %s", other.Status)
 	}
 }
 

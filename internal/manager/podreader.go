@@ -218,8 +218,9 @@ func (c *cluster) setRead(results map[podRef]bool, now time.Time, forbidden bool
 	}
 }
 
-// firstRead ends the wait of laptops for the podReader. all reports that it has read every pod, so the manager may read
-// pods. Until then it keeps the addresses that it believed without reading, so that no route disappears in between.
+// firstRead ends the wait of laptops for the podReader. all reports that the podReader has read every pod, so the
+// manager may read pods. Until then the cluster keeps the addresses that it believed without reading, so that no route
+// disappears in between.
 func (c *cluster) firstRead(all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -28,7 +28,7 @@ func podAt(namespace, name, addr string, onHost bool) *corev1.Pod {
 		Status: corev1.PodStatus{PodIP: addr, PodIPs: []corev1.PodIP{{IP: addr}}}}
 }
 
-// sliceOf is an EndpointSlice that says of pods, NAME=ADDRESS, that they have addresses.
+// sliceOfPods returns an EndpointSlice whose endpoints are pods, given as NAME=ADDRESS.
 func sliceOfPods(namespace, name string, pods ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4}
@@ -46,7 +46,7 @@ func TestOnlyAddressesOfPodsAreRouted(t *testing.T) {
 		podAt("mallory", "mine", "10.42.2.5", false), podAt("mallory", "agent", "10.79.1.5", true), podAt("shop", "db", "10.81.1.5", false),
 		sliceOfPods("mallory", "a", "none=10.77.1.5", "mine=10.78.1.5", "agent=10.79.1.5", "mine=192.168.1.7", "../../../api/v1/nodes=10.80.1.5"),
 		sliceOfPods("mallory", "b", "mine=140.82.121.3", "mine=8.8.8.8", "mine=0.0.0.5", "mine=240.1.2.3", "none=10.42.1.6"),
-		func() *discoveryv1.EndpointSlice { // of another namespace's pod
+		func() *discoveryv1.EndpointSlice { // the pod is in another namespace
 			s := sliceOfPods("mallory", "c", "db=10.81.1.5")
 			s.Endpoints[0].TargetRef.Namespace = "shop"
 			return s
@@ -77,7 +77,7 @@ func TestOnlyAddressesOfPodsAreRouted(t *testing.T) {
 	})
 }
 
-// An address that is no pod's is not the one by which a laptop proves the tunnel.
+// An address that belongs to no pod must not become the probe address of laptops.
 func TestPodThatProvesTunnelIsRouted(t *testing.T) {
 	slice := webSlice("web-1", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef.Name = "none" }, "8.8.8.8", "10.244.0.9")
 	kube := newFakeAPI(nil, testNode("n1", "10.244.0.0/24", "192.168.0.1", "z1"), webService(nil), slice)
@@ -136,7 +136,7 @@ func (r *reading) pods() []netip.Prefix {
 	return r.networks.prefixes(true).pods
 }
 
-// bogus are EndpointSlices with n addresses that are no pod's, each in a block of its own.
+// bogus returns EndpointSlices with n addresses that belong to no pod, each in a block of its own.
 func bogus(namespace string, n int) (out []*discoveryv1.EndpointSlice) {
 	for i := range n {
 		out = append(out, sliceOfPods(namespace, fmt.Sprint("s", i), fmt.Sprintf("none=10.%d.%d.1", 100+i>>8, i&255)))
@@ -152,7 +152,7 @@ func TestPodsAreReadSparingly(t *testing.T) {
 		if n := r.reads.Load(); n > 11*readBatch || n < 10*readBatch {
 			t.Errorf("%d pods were read in 10 s", n)
 		}
-		// Blocks of others do not wait for those.
+		// Blocks of other namespaces do not wait for the bogus ones.
 		r.set(sliceOfPods("shop", "web", "web=10.42.1.5"))
 		time.Sleep(readInterval)
 		synctest.Wait()
@@ -164,11 +164,11 @@ func TestPodsAreReadSparingly(t *testing.T) {
 		r.set(sliceOfPods("shop", "db", "web=10.42.1.5"))
 		time.Sleep(time.Minute)
 		if n := r.reads.Load() - before; n > 0 {
-			t.Errorf("%d were read again at once", n)
+			t.Errorf("the podReader read %d pods again at once", n)
 		}
 		time.Sleep(2 * rejectedFor)
 		if n := r.reads.Load() - before; n < 2000 {
-			t.Errorf("%d were read again later", n)
+			t.Errorf("the podReader read only %d pods again later", n)
 		}
 	})
 }
@@ -234,7 +234,7 @@ func FuzzEndpointSlice(f *testing.F) {
 		results := map[podRef]bool{}
 		for _, ref := range c.unread(time.Now()) {
 			if ref.namespace != "shop" || ref.name == "" || !ref.addr.IsValid() || ref.addr.Zone() != "" {
-				t.Errorf("it asks for %+v", ref)
+				t.Errorf("the podReader would read %+v", ref)
 			}
 			results[ref] = believe
 		}
@@ -244,10 +244,10 @@ func FuzzEndpointSlice(f *testing.F) {
 			for _, p := range c.networks.prefixes(true).pods {
 				if !p.Addr().IsPrivate() && !slices.ContainsFunc(prefixesOf("100.64.0.0/10", "198.18.0.0/15", "240.0.0.0/4", "34.118.224.0/20"),
 					func(n netip.Prefix) bool { return n.Contains(p.Addr()) && n.Bits() < p.Bits() }) {
-					t.Errorf("%v is told", p)
+					t.Errorf("laptops learn %v", p)
 				}
 				if !believe && !(c.networks.mayNotRead && p.IsSingleIP()) {
-					t.Errorf("%v is told, of which no pod was read", p)
+					t.Errorf("laptops learn %v, of which no pod was read", p)
 				}
 			}
 			c.setRead(nil, time.Now(), true)

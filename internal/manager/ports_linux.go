@@ -16,10 +16,10 @@ import (
 )
 
 // ports chooses the source ports of the manager's connections to pods, in turn. The kernel would choose at random and
-// skip ports whose last connection to the same pod is in TIME_WAIT. These are all ports of the last minute, because the
-// manager closes first if the application does. So the ports to a busy pod would run out after 28 000 connections, and
-// the search for a free one becomes slow before that: after 14 000 connections, connect(2) alone took four times as
-// long as everything else together.
+// skip ports whose last connection to the same pod is in TIME_WAIT. These are all ports of the last minute if the
+// laptop's program closes its connections first, because then the manager closes first, too. So the ports to a busy pod
+// would run out after 28 000 connections, and the search for a free one becomes slow before that: after 14 000
+// connections, connect(2) alone took four times as long as everything else together.
 //
 // The kernel reuses a port that the caller names at once if both ends use timestamps (RFC 6191), because the pod can
 // distinguish the new connection from the old one.

@@ -34,7 +34,7 @@ func TestPortsAreReusedInTurn(t *testing.T) {
 	if p.first != 40000 || p.last != 40015 {
 		t.Fatalf("ports %d to %d", p.first, p.last)
 	}
-	// One port is taken for good, by a listener.
+	// A listener keeps one port in use.
 	taken, err := net.Listen("tcp", "127.0.0.1:40003")
 	if err != nil {
 		t.Fatal(err)
@@ -65,12 +65,12 @@ func TestPortsAreReusedInTurn(t *testing.T) {
 			t.Fatalf("connection %d: %v", i, err)
 		}
 	}
-	for i := range 20 { // the same as the kernel does it
+	for i := range 20 { // the same with ports that the kernel chooses
 		if err := once(func() (net.Conn, error) { return net.Dial("tcp", dst.String()) }); errors.Is(err, unix.EADDRNOTAVAIL) {
 			return
 		} else if err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
 	}
-	t.Error("the kernel does not run out of ports: nothing was shown")
+	t.Error("the kernel does not run out of ports, so the test proves nothing")
 }

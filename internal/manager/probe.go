@@ -14,7 +14,7 @@ const dnsPort = 53
 // accept a TCP connection. It prefers cluster DNS, which every cluster has and which a connection does not disturb. The
 // choice depends only on the cluster's state. Call with the cluster's mutex held.
 func (p *publisher) probes(state *api.ManagerState) {
-	// The pod's environment names one Service that the manager may not watch.
+	// The pod's environment names this Service, even if the manager may not watch Services.
 	if _, known := p.balancer.Service(p.vip.Addr()); p.vip.IsValid() && !known {
 		state.ProbeVIP, state.ProbeName = p.vip, "kubernetes.default"
 	}

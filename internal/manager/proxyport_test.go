@@ -34,7 +34,7 @@ import (
 // withProxyPort is a manager with a proxy port on loopback, and a laptop that has said hello.
 type withProxyPort struct {
 	*running
-	later atomic.Int64 // by how much the port's clock is ahead
+	later atomic.Int64 // the port's clock is ahead by this duration
 }
 
 func startProxyPort(t testing.TB) *withProxyPort {
@@ -60,14 +60,14 @@ func greet(t testing.TB, laptop *transport.Session) {
 	}
 }
 
-// holder is a laptop with what it needs for a conn.
+// holder is a laptop with a ticket for conns.
 type holder struct {
 	api.Ticket
 	session transport.SessionID
 	key     *ecdsa.PrivateKey
 }
 
-// askTicket sends a request for a ticket, which may be no request, and gives the answer.
+// askTicket sends a request for a ticket, possibly an invalid one, and returns the answer.
 func askTicket(t testing.TB, laptop *transport.Session, request any) api.Ticket {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
@@ -177,13 +177,13 @@ func (w *withProxyPort) visit(t testing.TB) net.Conn {
 	return conn
 }
 
-// wantRejected reads until the connection's end, and fails the test if there was anything but the end.
+// wantRejected fails the test unless the connection ends without sending a byte.
 func (w *withProxyPort) wantRejected(t testing.TB, conn net.Conn, before int, why authlistener.Reason) {
 	t.Helper()
 	got, err := io.ReadAll(conn)
 	var timeout net.Error
 	if len(got) > 0 || errors.As(err, &timeout) && timeout.Timeout() {
-		t.Errorf("got %q, %v, and not just the end", got, err)
+		t.Errorf("got %q, %v, want only the end", got, err)
 	}
 	if !slices.Contains(proxyReasons, why) {
 		t.Errorf("%q has no metric", why)
@@ -257,7 +257,7 @@ func TestProxyPortContinuesASession(t *testing.T) {
 	have.Store(&r)
 	<-half
 	mu.Lock()
-	for _, c := range conns { // those of the other port
+	for _, c := range conns { // the conns of the other port
 		c.Close()
 	}
 	mu.Unlock()
@@ -268,7 +268,7 @@ func TestProxyPortContinuesASession(t *testing.T) {
 	if proxied.Load() == 0 {
 		t.Error("no conn went through the proxy port")
 	}
-	// A conn of the port is as good as another: the next ticket comes over it.
+	// The laptop can request the next ticket over a conn of the proxy port.
 	if again := obtain(t, w.laptop); bytes.Equal(again.Secret, r.Secret) {
 		t.Error("two tickets have the same secret")
 	}
@@ -282,7 +282,7 @@ func TestProxyPortContinuesASession(t *testing.T) {
 	}
 }
 
-// Without a good ticket there is not one byte.
+// The port sends no byte to a client without a valid ticket.
 func TestProxyPortIsSilent(t *testing.T) {
 	w := startProxyPort(t)
 	good := obtain(t, w.laptop)
@@ -330,7 +330,7 @@ func TestProxyPortIsSilent(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			before := w.proxy.Rejected(test.why)
 			conn := w.visit(t)
-			go io.WriteString(conn, test.say) // it may be closed before it has all of this
+			go io.WriteString(conn, test.say) // the port may close the connection before it has read all of this
 			w.wantRejected(t, conn, before, test.why)
 		})
 	}
@@ -360,17 +360,17 @@ func TestProxyPortIsSilent(t *testing.T) {
 		testenv.Until(t, "forgetting", func() bool {
 			w.proxy.tickets.mu.Lock()
 			defer w.proxy.tickets.mu.Unlock()
-			return len(w.proxy.tickets.grants) == 1 // the other laptop's
+			return len(w.proxy.tickets.grants) == 1 // the grants of the other laptop remain
 		})
 	})
-	// After all that, whoever may come in comes in.
+	// After all that, clients with a ticket still connect.
 	conn := w.visit(t)
 	if err := good.upgrade(conn); err != nil {
 		t.Error(err)
 	}
 }
 
-// writeOnly keeps what TLS says first.
+// writeOnly records the first bytes of a TLS client.
 type writeOnly struct{ w io.Writer }
 
 func (c writeOnly) Write(p []byte) (int, error)      { return c.w.Write(p) }
@@ -399,7 +399,7 @@ func TestProxyPortRequiresTheSessionsCertificate(t *testing.T) {
 		}
 		return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: good.key}
 	}
-	// signedByLaptop is another session's name under the laptop's own certificate, which is the authority's.
+	// signedByLaptop returns a certificate with the name of another session, signed with the laptop's own certificate.
 	signedByLaptop := func() *tls.Certificate {
 		parent, err := x509.ParseCertificate(good.Certificate)
 		if err != nil {
@@ -502,12 +502,12 @@ func TestProxyPortRejectsSlowClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	laptop := startProxyPort(t) // whose ticket is put among p's
+	laptop := startProxyPort(t) // the test adds its ticket to p
 	good := obtain(t, laptop.laptop)
 	p.tickets.grants = laptop.proxy.tickets.grants
 	for _, test := range []struct {
 		name, say string
-		drip      string // and then this every second
+		drip      string // sent every second after say
 		why       authlistener.Reason
 		time      time.Duration
 		answer    string
@@ -518,7 +518,7 @@ func TestProxyPortRejectsSlowClient(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p.tickets.now = func() time.Time { return good.NotAfter.Add(-time.Minute) } // the bubble's clock is another
+				p.tickets.now = func() time.Time { return good.NotAfter.Add(-time.Minute) } // the bubble has its own clock
 				near, far := net.Pipe()
 				var laptop sync.WaitGroup
 				got := make(chan string, 1)
@@ -585,13 +585,13 @@ func TestTicketIsForOneSession(t *testing.T) {
 	}
 	if !r.key.PublicKey.Equal(cert.PublicKey) || cert.Subject.CommonName != w.laptop.ID().String() || cert.IsCA ||
 		len(cert.ExtKeyUsage) != 1 || cert.ExtKeyUsage[0] != x509.ExtKeyUsageClientAuth || !cert.NotAfter.Equal(r.NotAfter) {
-		t.Errorf("the laptop's certificate: %+v", cert)
+		t.Errorf("the laptop's certificate is %+v", cert)
 	}
 	if left := time.Until(r.NotAfter); left > time.Hour || left < 59*time.Minute {
-		t.Errorf("it is good for %v", left)
+		t.Errorf("it is valid for %v", left)
 	}
 	if skew := time.Since(cert.NotBefore); skew < 5*time.Minute || skew > 6*time.Minute {
-		t.Errorf("it is good since %v", skew)
+		t.Errorf("it has been valid for %v", skew)
 	}
 	if port := w.proxy.Addr().(*net.TCPAddr).Port; int(r.Port) != port || r.Path != "/" || len(r.Secret) != 32 {
 		t.Errorf("port %d, path %q, secret of %d bytes; the port is %d", r.Port, r.Path, len(r.Secret), port)
@@ -600,7 +600,7 @@ func TestTicketIsForOneSession(t *testing.T) {
 	if err != nil || server.IsCA || server.ExtKeyUsage[0] != x509.ExtKeyUsageServerAuth {
 		t.Errorf("the server's certificate: %+v, %v", server, err)
 	}
-	// Renewed, it stays good for what is under way, but not for ever.
+	// After a renewal, the older tickets stay valid for dials in progress, but not for ever.
 	check := func(r holder) authlistener.Reason { return w.proxy.tickets.check(r.session, [32]byte(r.Secret)) }
 	for range ticketsKept - 1 {
 		newer := obtain(t, w.laptop)
@@ -648,7 +648,7 @@ func TestManagerRefusesInvalidTicketRequest(t *testing.T) {
 				t.Errorf("got %+v", ticket.Error)
 			}
 			if ticket.Secret != nil || ticket.Certificate != nil || ticket.Server != nil {
-				t.Error("there is more than an error")
+				t.Error("the answer contains more than an error")
 			}
 		})
 	}
@@ -679,21 +679,21 @@ func FuzzReadUpgrade(f *testing.F) {
 			return
 		}
 		if err != nil {
-			t.Errorf("good, with %v", err)
+			t.Errorf("accepted, with the error %v", err)
 		}
 		shown := (&api.Ticket{Secret: secret[:]}).HeaderValue(session)
 		if !bytes.HasPrefix(data, []byte("GET ")) || in.Len() != 0 ||
 			!bytes.Contains(bytes.ToLower(data), []byte(strings.ToLower(shown))) || !bytes.Contains(data, []byte(shown[32:])) {
-			t.Errorf("%q gives the ticket %s", data, shown)
+			t.Errorf("%q returns the ticket %s", data, shown)
 		}
 	})
 }
 
-// BenchmarkConn is what the manager's end of a conn takes for 64 KiB, as a link writes them.
+// BenchmarkConn measures the manager's end of a conn with writes of 64 KiB, as a link makes them.
 func BenchmarkConn(b *testing.B) {
 	w := startProxyPort(b)
 	good := obtain(b, w.laptop)
-	l := nonblock.Listener{Listener: listen(b)} // whose connections become conns of no server
+	l := nonblock.Listener{Listener: listen(b)} // its connections do not reach a transport.Server
 	var laptop sync.WaitGroup
 	defer laptop.Wait()
 	laptop.Go(func() {

@@ -41,7 +41,7 @@ type publisher struct {
 	ready chan struct{} // closed after the first notice with everything that the manager may know
 
 	// Only run uses these:
-	settled   bool                         // pods and ranges have guesses
+	settled   bool                         // found includes guessed blocks
 	resolving []string                     // those of cluster.namespaces of which the balancer has the Services
 	names     map[string]map[string]uint64 // by namespace and Service: hashRecords
 	sorted    map[string][]string          // of names, for notices; a namespace's entry is deleted when it changes
@@ -98,7 +98,8 @@ func (p *publisher) end(s *transport.Session) {
 	p.cluster.changed.Raise()
 }
 
-// traffic returns the number of sessions, also of those that wait for a conn, and the bytes of all that ever were.
+// traffic returns the number of sessions, including those that wait for a conn, and the bytes of all sessions,
+// including those that have ended.
 func (p *publisher) traffic() (sessions int, total transport.Traffic) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -130,8 +131,8 @@ func (p *publisher) laptops() int {
 	return n
 }
 
-// apply passes the changed Services to the balancer. Changes in the meantime wait for the next call, so bursts arrive
-// in few batches.
+// apply passes the changed Services to the balancer. Changes during a call wait for the next call, so bursts arrive in
+// few batches.
 func (p *publisher) apply() {
 	c := p.cluster
 	c.mu.Lock()
@@ -148,9 +149,9 @@ func (p *publisher) apply() {
 	for name := range dirty {
 		s := c.services[name]
 		if s != nil {
-			p.rename(name, true, hashRecords(p.seed, s, c.slices[name]))
+			p.setName(name, true, hashRecords(p.seed, s, c.slices[name]))
 		} else {
-			p.rename(name, false, 0)
+			p.setName(name, false, 0)
 		}
 		if s != nil && p.resolves(name.Namespace) {
 			set = append(set, join(name, s, c.slices[name]))
@@ -169,8 +170,8 @@ func (p *publisher) resolves(namespace string) bool {
 	return slices.Contains(p.resolving, metav1.NamespaceAll) || slices.Contains(p.resolving, namespace)
 }
 
-// rename notes whether a Service exists, and the hash of its records.
-func (p *publisher) rename(name balancer.Name, exists bool, records uint64) {
+// setName records whether a Service exists, and the hash of its DNS records.
+func (p *publisher) setName(name balancer.Name, exists bool, records uint64) {
 	in := p.names[name.Namespace]
 	if known, ok := in[name.Name]; ok == exists {
 		if known != records {

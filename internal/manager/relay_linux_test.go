@@ -9,12 +9,12 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// stalledLaptop is a laptop that takes the pod's first bytes only when told to, and writes meanwhile.
+// stalledLaptop is a laptop that blocks on the pod's first bytes until its own write to the pod has failed.
 type stalledLaptop struct {
-	took    chan struct{} // closed when the pod's first bytes are here
+	took    chan struct{} // closed when the pod's first bytes arrive
 	write   chan struct{} // closed: the laptop may write to the pod
 	refused chan struct{} // closed when a write to the pod has failed
-	resume  chan struct{} // closed: everything goes on
+	resume  chan struct{} // closed: WriteTo returns
 	once    sync.Once
 
 	mu   sync.Mutex
@@ -83,6 +83,6 @@ func TestRelayForwardsResetThatWriterSaw(t *testing.T) {
 	close(laptop.resume)
 	<-done
 	if laptop.said[0] != "RST" {
-		t.Errorf("the laptop got %v", laptop.said)
+		t.Errorf("the laptop got %v, want RST first", laptop.said)
 	}
 }

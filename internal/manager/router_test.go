@@ -93,7 +93,7 @@ func (l *inner) tryStream(src netip.Addr, number int) (*transport.Stream, error)
 	return l.Open(ctx, transport.Request{Proto: transport.ProtoIP, Src: netip.AddrPortFrom(src, uint16(number))})
 }
 
-// send sends a packet by the packet streams.
+// send sends a packet over the packet streams.
 func (l *inner) send(p []byte) {
 	f := packetlink.NewFrame()
 	b := f.Buffer()
@@ -114,17 +114,17 @@ func (l *inner) receive() []byte {
 	}
 }
 
-// nothing fails the test if a packet has come.
+// nothing fails the test if a packet has arrived.
 func (l *inner) nothing() {
 	l.t.Helper()
 	select {
 	case p := <-l.got:
-		l.t.Errorf("a packet that should not be: %x", p)
+		l.t.Errorf("an unexpected packet: %x", p)
 	default:
 	}
 }
 
-// datagram makes a packet of UDP.
+// datagram returns a UDP packet.
 func datagram(src, dst netip.Addr, port uint16, payload string) []byte {
 	out := packet.Outgoing{Src: src, Dst: dst, Proto: packet.ProtoUDP, PayloadLen: 8 + len(payload)}
 	header := packet.UDP(netip.AddrPortFrom(src, 4000), netip.AddrPortFrom(dst, port), []byte(payload), false)
@@ -146,7 +146,7 @@ func unreachable(t testing.TB, p, original []byte, typ, code byte) {
 		t.Errorf("got %x from %v to %v, want type %d, code %d", body, h.Src, h.Dst, typ, code)
 	}
 	if last := h.Src.AsSlice(); last[len(last)-1] != gatewayHost || h.Src == o.Src {
-		t.Errorf("it is from %v", h.Src)
+		t.Errorf("the ICMP error comes from %v", h.Src)
 	}
 }
 
@@ -224,7 +224,7 @@ func TestUnroutablePacketsReturnICMP(t *testing.T) {
 		a.send(datagram(b.addrs[1], system.addrs[1], 1, "as b"))
 		a.send(datagram(pod4, system.addrs[0], 1, "as a pod"))
 		after := datagram(a.addrs[0], system.addrs[0], 1, "as a")
-		a.send(after) // by the same packet stream
+		a.send(after) // over the same packet stream
 		if got := system.receive(); !bytes.Equal(got, after) {
 			t.Errorf("got %x", got)
 		}
@@ -235,7 +235,7 @@ func TestUnroutablePacketsReturnICMP(t *testing.T) {
 	})
 	t.Run("malformed", func(t *testing.T) {
 		before := r.router.stats().malformed
-		st := a.openStream(a.addrs[0], 1) // in the place of the one before
+		st := a.openStream(a.addrs[0], 1) // replaces the previous stream
 		p := datagram(a.addrs[0], b.addrs[0], 1, "whole")
 		frame := func(flags byte, p []byte) []byte {
 			f := append(make([]byte, 4+packet.VirtioLen), p...)
@@ -261,7 +261,7 @@ func TestUnroutablePacketsReturnICMP(t *testing.T) {
 		select {
 		case <-st.Gone():
 		case <-time.After(testTimeout):
-			t.Fatal("the packet stream goes on")
+			t.Fatal("the packet stream has not ended")
 		}
 		a.send(p)
 		b.receive()
@@ -294,7 +294,7 @@ func TestStreamZeroIsSubstitute(t *testing.T) {
 	p.add(1, two)
 	p.add(0, zero)
 	if got := <-opened; got != zero {
-		t.Error("not on stream 0")
+		t.Errorf("open returned %p, want stream 0, %p", got, zero)
 	}
 	p.add(2, two)
 	if got, err := p.open(ctx, 2); got != io.WriteCloser(two) || err != nil {
@@ -343,7 +343,7 @@ func TestGatewayPacketsReachTheirLaptop(t *testing.T) {
 	if got := r.router.stats(); got != want {
 		t.Errorf("counted %+v, want %+v", got, want)
 	}
-	// And into it.
+	// Packets to the pod enter the device.
 	p := datagram(a.addrs[0], pod, 80, "request")
 	a.send(p)
 	buf := make([]byte, packet.VirtioLen+packet.MaxLen)
@@ -351,11 +351,11 @@ func TestGatewayPacketsReachTheirLaptop(t *testing.T) {
 	if err != nil || !bytes.Equal(buf[packet.VirtioLen:n], p) {
 		t.Errorf("the kernel got %x, %v", buf[:n], err)
 	}
-	// A family that the gateway does not forward is as if there were none.
+	// The router has no route for a family that the gateway does not forward.
 	p = datagram(a.addrs[1], netip.MustParseAddr("fd00:244::5"), 80, "request")
 	a.send(p)
 	unreachable(t, a.receive(), p, 1, 0)
-	// A family of another session's netstack neither.
+	// It also has none for a session with the gvisor netstack.
 	p = datagram(b.addrs[0], pod, 80, "request")
 	b.send(p)
 	unreachable(t, b.receive(), p, 3, 0)
@@ -489,7 +489,7 @@ func BenchmarkFromLaptop(b *testing.B) {
 	}
 }
 
-// discard is a device that takes everything.
+// discard is a device that drops all packets.
 type discard struct{}
 
 func (discard) Name() string             { return "discard" }
@@ -500,7 +500,7 @@ func (discard) Read([]byte) (int, error) { select {} }
 func (discard) Writev([][]byte) error    { return nil }
 func (discard) Close() error             { return nil }
 
-// lines is where a log's lines are written to.
+// lines receives the lines of a log.
 type lines chan string
 
 func (l lines) Write(p []byte) (int, error) {

@@ -31,7 +31,7 @@ func TestTCPFlowCarriesBytesBothWays(t *testing.T) {
 		st.CloseWrite()
 	}()
 	if got := readAll(t, st); got != string(sent) {
-		t.Errorf("%d bytes came back of %d, or others", len(got), len(sent))
+		t.Errorf("%d of %d bytes came back, or different ones", len(got), len(sent))
 	}
 }
 
@@ -51,7 +51,7 @@ func TestHalfCloseReachesOtherEnd(t *testing.T) {
 		st.CloseWrite()
 		st.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
 		if _, err := st.Read(make([]byte, 1)); !errors.Is(err, context.DeadlineExceeded) && !isTimeout(err) {
-			t.Errorf("something came before the pod wrote: %v", err)
+			t.Errorf("the laptop read something before the pod wrote: %v", err)
 		}
 		close(answer)
 		st.SetReadDeadline(time.Now().Add(testTimeout))
@@ -113,13 +113,13 @@ func TestResetOfPodReachesLaptop(t *testing.T) {
 			r := identified(t, "")
 			st, err := r.open(t, pod(t, tt.pod))
 			if errors.Is(err, syscall.ECONNREFUSED) && tt.name == "at-once" {
-				return // so early that it was seen while dialling
+				return // the reset arrived during the dial
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
 			tt.do(st)
-			// Reading tells, unless the pod's FIN was read already; then writing does.
+			// Read returns the reset, unless it has already returned the pod's FIN; then Write does.
 			_, readErr := st.Read(make([]byte, 1))
 			var writeErr error
 			testenv.Until(t, "reset", func() bool {
@@ -134,13 +134,13 @@ func TestResetOfLaptopReachesPod(t *testing.T) {
 	tests := []struct {
 		name  string
 		do    func(*transport.Stream)
-		after func(*net.TCPConn) error // what the pod does until it sees an error
+		after func(*net.TCPConn) error // returns the error that the pod sees
 	}{
 		{"idle", func(s *transport.Stream) { s.Reset() }, awaitError},
 		{"after-its-fin", func(s *transport.Stream) { s.CloseWrite(); s.Reset() }, awaitError},
 		{"while-the-pod-does-not-read", func(s *transport.Stream) {
 			s.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
-			s.Write(make([]byte, 64<<20)) // more than all buffers take
+			s.Write(make([]byte, 64<<20)) // more than all buffers hold
 			s.Reset()
 		}, awaitError},
 		{"while-the-pod-writes", func(s *transport.Stream) { s.Reset() }, func(c *net.TCPConn) error {
@@ -211,7 +211,7 @@ func TestDialAnswers(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r.vip(tt.endpoints...)
-			for range 4 { // more often than there are endpoints, so that each comes first once
+			for range 4 { // more dials than endpoints, so that each is first once
 				if _, err := r.open(t, tt.dst); !errors.Is(err, tt.want) {
 					t.Errorf("got %v, want %v", err, tt.want)
 				}

@@ -100,7 +100,7 @@ func TestUDPKeepsBoundaries(t *testing.T) {
 		expect(t, p, "3", "a:3")
 		r.vip(b)
 		expect(t, p, "4", "b:4")
-		r.vip() // with no endpoint at all it stays where it is
+		r.vip() // without any endpoint the flow keeps its own
 		expect(t, p, "5", "b:5")
 		r.vip(a)
 		expect(t, p, "6", "a:6")
@@ -108,7 +108,7 @@ func TestUDPKeepsBoundaries(t *testing.T) {
 	t.Run("laptop-ends-it", func(t *testing.T) {
 		p := r.openPackets(t, transport.ProtoUDP, a)
 		expect(t, p, "1", "a:1")
-		p.Close() // goleak sees to the rest
+		p.Close() // goleak shows that the flow has ended
 	})
 }
 

@@ -151,8 +151,9 @@ const (
 )
 
 // gatherer makes the reader of a fast flow wake up once a millisecond instead of for each datagram. A flow is fast from
-// the eighth read of a millisecond on. What the reader then finds goes to the laptop in one write, which crosses the
-// API server and perhaps the kubelet and the container runtime, and costs them as much for one datagram as for fifty.
+// the eighth read of a millisecond on. The datagrams that arrive meanwhile go to the laptop in one write. The write
+// crosses the API server and perhaps the kubelet and the container runtime, and costs them as much for one datagram as
+// for fifty.
 type gatherer struct {
 	most  int // reads of a millisecond beyond which the socket's buffer might overflow
 	began time.Time
