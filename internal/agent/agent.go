@@ -27,7 +27,7 @@ const (
 	// sidecarLinger is how long an ending sidecar accepts new connections, because Services may still lead to it.
 	sidecarLinger = 5 * time.Second
 
-	// The backoff between attempts at the socket grows from firstRetry to lastRetry.
+	// The backoff between attempts to bind or dial the socket grows from firstRetry to lastRetry.
 	firstRetry = 20 * time.Millisecond
 	lastRetry  = 2 * time.Second
 	// answerTimeout is how long the leader may leave registrations unanswered before the standby tells its owner.

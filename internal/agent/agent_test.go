@@ -56,7 +56,7 @@ func TestClaimedRequestsGoToTheLaptop(t *testing.T) {
 			t.Errorf("%s answers", got)
 		}
 		if got := p.ask("X-User=you"); got != "application" {
-			t.Errorf("%s answers what was not claimed", got)
+			t.Errorf("%s answers a request that no claim matches", got)
 		}
 		m.state("a request", func(s *api.AgentState) bool { return s.Claims[0].Requests == 1 })
 		if err := m.claim("1"); err != nil { // the same claim, for everything
@@ -94,7 +94,7 @@ func TestRequestsAreCounted(t *testing.T) {
 			if err := m.claim(id); err != nil {
 				t.Fatal(err)
 			}
-			pass(reportPause) // the claim has been told, without a request
+			pass(reportPause) // the laptop has a report of the claim without a request
 			if got := p.ask(); got != "alice@laptop" {
 				t.Errorf("%s answers", got)
 			}
@@ -229,9 +229,9 @@ func TestRequestsGoToTheApplicationWhileTheLaptopIsAway(t *testing.T) {
 		}
 		c := other.state("away", func(s *api.AgentState) bool { return len(s.Claims) == 1 && s.Claims[0].Away }).Claims[0]
 		if c.Mine || c.Owner != "alice@laptop" {
-			t.Errorf("another laptop is told %+v", c)
+			t.Errorf("another laptop gets %+v", c)
 		}
-		want(t, other.claim("2"), api.ExitConflict, "alice@laptop has everything of port 8080 since")
+		want(t, other.claim("2"), api.ExitConflict, "alice@laptop has intercepted everything on port 8080 since")
 		pass(50 * time.Second)
 		m.find()
 		pass(2 * time.Second)
@@ -241,19 +241,19 @@ func TestRequestsGoToTheApplicationWhileTheLaptopIsAway(t *testing.T) {
 		m.lose()
 		pass(59 * time.Second)
 		if got := p.kernel.ports(); got != "[tcp/8080]" {
-			t.Errorf("before a minute has passed, redirected are %s", got)
+			t.Errorf("before a minute has passed, the agent redirects %s", got)
 		}
 		pass(2 * time.Second)
 		if got := p.kernel.ports(); got != "[]" {
-			t.Errorf("after a minute, redirected are %s", got)
+			t.Errorf("after a minute, the agent redirects %s", got)
 		}
 		if err := other.claim("2"); err != nil {
-			t.Errorf("released, it is still refused: %v", err)
+			t.Errorf("the agent rejects a claim for released requests: %v", err)
 		}
 	})
 }
 
-// standby registers an owner, as its agent does, and gives the owner.
+// standby registers an owner, as its agent does, and returns the owner.
 func (p *pod) standby(by *person) *person {
 	p.t.Helper()
 	s := p.register(by)
@@ -324,8 +324,8 @@ func TestTwoOwnersShareAPort(t *testing.T) {
 		if err := a.claim("1", "x-user=me"); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.claim("1", "x-user=you"); err != nil { // an ID is the owner's own
-			t.Errorf("what is disjoint is refused: %v", err)
+		if err := b.claim("1", "x-user=you"); err != nil { // two owners may use the same ID
+			t.Errorf("the agent rejects a disjoint claim: %v", err)
 		}
 		for header, who := range map[string]string{"X-User=me": "alice@laptop", "X-User=you": "bob@desk", "X-User=her": "application"} {
 			if got := p.ask(header); got != who {
@@ -333,31 +333,31 @@ func TestTwoOwnersShareAPort(t *testing.T) {
 			}
 		}
 		err := b.claim("2", "x-team=blue")
-		want(t, err, api.ExitConflict, "alice@laptop has x-user=me of port 8080 since "+time.Now().UTC().Format("15:04 MST"))
+		want(t, err, api.ExitConflict, "alice@laptop has intercepted x-user=me on port 8080 since "+time.Now().UTC().Format("15:04 MST"))
 		if e := api.AsError(err); e == nil || !strings.Contains(e.Hint, "alice@laptop") {
 			t.Errorf("the hint is %q", e.Hint)
 		}
 		mirror := claimOrder("3")
 		mirror.Mirror = true
 		if err := b.order(api.AgentOrder{Claim: mirror}); err != nil {
-			t.Errorf("a mirror is refused: %v", err)
+			t.Errorf("the agent rejects a mirror: %v", err)
 		}
 		udp := claimOrder("4")
 		udp.Ports = []api.AgentPort{{Protocol: "tcp", Port: 8081}}
 		if err := b.order(api.AgentOrder{Claim: udp}); err != nil {
-			t.Errorf("another port is refused: %v", err)
+			t.Errorf("the agent rejects another port: %v", err)
 		}
 		s := a.state("all claims", func(s *api.AgentState) bool { return len(s.Claims) == 4 })
 		for _, c := range s.Claims {
 			if c.Mine != (c.Owner == "alice@laptop") {
-				t.Errorf("alice is told %+v", c)
+				t.Errorf("alice gets %+v", c)
 			}
 		}
 		if err := b.order(api.AgentOrder{Release: "1"}); err != nil {
 			t.Fatal(err)
 		}
 		if got := p.ask("X-User=me"); got != "alice@laptop" {
-			t.Errorf("after the other's release of an ID that both have, %s answers", got)
+			t.Errorf("after the other owner has released the same ID, %s answers", got)
 		}
 	})
 }
@@ -378,7 +378,7 @@ func TestSameNameGetsNoClaimOfALaptopThatIsAway(t *testing.T) {
 		err := b.claim("1")
 		want(t, err, api.ExitConflict, "alice@laptop")
 		if e := api.AsError(err); !strings.Contains(e.Hint, "within a minute") {
-			t.Errorf("the hint is %q; want when the claim ends", e.Hint)
+			t.Errorf("the hint is %q, want one that names the end of the claim", e.Hint)
 		}
 		a.find()
 		pass(2 * time.Second)
@@ -389,7 +389,7 @@ func TestSameNameGetsNoClaimOfALaptopThatIsAway(t *testing.T) {
 }
 
 // A daemon that replaces a killed one has the same key. So may other programs of its user.
-func TestSameKeyTakesOverOnlyWhatIsAway(t *testing.T) {
+func TestSameKeyTakesOverOnlyClaimsThatAreAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		alice := newPerson(t, "alice@laptop")
 		p := newPod(t, alice)
@@ -400,12 +400,12 @@ func TestSameKeyTakesOverOnlyWhatIsAway(t *testing.T) {
 		b := p.connect(alice)
 		want(t, b.claim("2"), api.ExitConflict, "alice@laptop")
 		if err := b.claim("3", "x-user=me"); err == nil {
-			t.Error("requests of a claim that is served are given to another session of the same key")
+			t.Error("another session of the same key took over requests of an attached claim")
 		}
 		a.lose()
 		synctest.Wait()
 		if err := b.claim("2"); err != nil {
-			t.Errorf("the claim of a session that is gone is in the way: %v", err)
+			t.Errorf("the claim of a lost session blocks the new one: %v", err)
 		}
 	})
 }
@@ -425,7 +425,7 @@ func TestIdleOwnerIsForgotten(t *testing.T) {
 		pass(59 * time.Second)
 		select {
 		case err := <-f.ended:
-			t.Fatalf("forgotten too early: %v", err)
+			t.Fatalf("the leader forgot the owner too early: %v", err)
 		default:
 		}
 		pass(2 * time.Second)
@@ -625,7 +625,7 @@ func TestUnauthorizedClientsAreRejected(t *testing.T) {
 				t.Errorf("%s: got %q", name, got)
 			}
 			conn.Close()
-			pass(2 * time.Minute) // by which everything is in the log
+			pass(2 * time.Minute) // until everything is in the log
 			if !strings.Contains(p.log.String(), fmt.Sprintf("reason=%q", test.why)) {
 				t.Errorf("%s: %q is not in the log", name, test.why)
 			}
@@ -675,7 +675,7 @@ func TestDrainingWaitsForOpenConnections(t *testing.T) {
 			t.Errorf("redirected: %s", got)
 		}
 		if err := <-f.ended; err != nil {
-			t.Errorf("the standby, which should take over, ends with %v", err)
+			t.Errorf("the standby must take over, but ended with %v", err)
 		}
 		want(t, m.claim("2"), api.ExitLost, "ending")
 		pass(10 * time.Second)
@@ -687,7 +687,7 @@ func TestDrainingWaitsForOpenConnections(t *testing.T) {
 		}
 		defer r.Body.Close()
 		if got, err := io.ReadAll(r.Body); string(got) != "alice@laptop" || err != nil {
-			t.Errorf("what was open gets %q, %v", got, err)
+			t.Errorf("the open connection gets %q, %v", got, err)
 		}
 		p.end(5 * time.Second)
 	})
@@ -722,7 +722,7 @@ func TestSidecarListensInPlaceOfRedirects(t *testing.T) {
 		p := newPod(t, alice, func(c *Config) {
 			c.Listen = []Listen{{"tcp", 8080, 18080}}
 			c.kernel = func() (kernel, error) {
-				t.Error("a sidecar asks the kernel for redirects")
+				t.Error("a sidecar opened the kernel's redirects")
 				return nil, errors.ErrUnsupported
 			}
 		})
@@ -752,7 +752,7 @@ func TestSidecarListensInPlaceOfRedirects(t *testing.T) {
 		if err := m.order(api.AgentOrder{Claim: o}); err != nil {
 			t.Fatal(err)
 		}
-		m.state("that old connections stay", func(s *api.AgentState) bool { return len(s.Claims[0].Notes) == 1 })
+		m.state("a note that old connections stay", func(s *api.AgentState) bool { return len(s.Claims[0].Notes) == 1 })
 		m.stop()
 		pass(10 * time.Minute)
 		p.lives()
@@ -768,7 +768,7 @@ func TestLeaderListensForSidecarsThatStandBy(t *testing.T) {
 		alice, bob := newPerson(t, "alice@laptop"), newPerson(t, "bob@desk")
 		p := newPod(t, alice, func(c *Config) { c.Listen = []Listen{{"tcp", 8080, 18080}} })
 		if err := p.register(newPerson(t, "carol@train"), Listen{"tcp", 8080, 18081}).next(); err == nil {
-			t.Error("another port for the same is taken")
+			t.Error("the leader accepted another port for the same port of the application")
 		}
 		f := p.register(bob, Listen{"tcp", 8080, 18080}, Listen{"tcp", 8082, 18082})
 		if err := f.next(); err != nil {
@@ -796,7 +796,7 @@ func TestLeaderListensForSidecarsThatStandBy(t *testing.T) {
 			t.Error(err)
 		} else {
 			if _, err := tls.Client(conn, bob.towards()).Read(make([]byte, 1)); err == nil {
-				t.Error("whose sidecar has gone is not forgotten")
+				t.Error("the leader did not forget an owner whose sidecar has ended")
 			}
 			conn.Close()
 		}

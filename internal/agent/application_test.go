@@ -89,7 +89,7 @@ func TestApplicationIsReachedAtLoopbackOnlyIfItListensThereAlone(t *testing.T) {
 	}
 }
 
-// The proxy was away when the port was claimed, and was seen by a connection alone.
+// The proxy did not listen when the claim arrived. Only a connection showed that it listens.
 func TestApplicationRemembersAConnectionToThePodsAddress(t *testing.T) {
 	listeners := new(podListeners)
 	a := newApplication(func() ([]netip.AddrPort, error) {

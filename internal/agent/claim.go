@@ -15,7 +15,7 @@ import (
 	"kubevpn/pkg/protocol/interceptor"
 )
 
-// Bounds of orders, far beyond any use.
+// Bounds of orders, far beyond normal use.
 const (
 	maxID         = 128 // bytes
 	maxPorts      = 64  // of a claim
@@ -124,7 +124,7 @@ func (c *claim) overlaps(other *claim) []port {
 // conflict returns the error for an overlap of c with another owner's claim.
 func conflict(c, other *claim, both []port) *api.Error {
 	who := cmp.Or(other.owner.name, "another laptop")
-	return api.Errorf(api.ExitConflict, "%s has %s of %s since %s", who, other.match, describePorts(both),
+	return api.Errorf(api.ExitConflict, "%s has intercepted %s on %s since %s", who, other.match, describePorts(both),
 		describeTime(other.since, c.since)).
 		WithHint("Choose other requests with --headers, or ask %s to run `kubevpn leave`.", who)
 }
@@ -160,7 +160,7 @@ func describePorts(ports []port) string {
 	return "ports " + strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// table has the claims of each port in their order, for the interceptor.
+// table holds the claims of each port in their order, for the interceptor.
 type table map[port][]interceptor.Claim
 
 func newTable(claims []*claim) table {

@@ -21,11 +21,11 @@ import (
 
 // options are the command's flags and environment.
 type options struct {
-	port         uint16
-	podIP, log   string
-	listen       []string
-	owner, named string
-	announce     string
+	port             uint16
+	podIP, log       string
+	listen           []string
+	owner, ownerName string
+	infoPort         string
 }
 
 // NewCommand returns `traffic agent`.
@@ -51,8 +51,8 @@ serves the first line as well, for a minute.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.owner, o.named = os.Getenv(api.AgentOwnerVariable), os.Getenv(api.AgentNameVariable)
-			o.announce = os.Getenv(api.AgentInfoPortVariable)
+			o.owner, o.ownerName = os.Getenv(api.AgentOwnerVariable), os.Getenv(api.AgentNameVariable)
+			o.infoPort = os.Getenv(api.AgentInfoPortVariable)
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			return run(ctx, o)
@@ -61,7 +61,7 @@ serves the first line as well, for a minute.`,
 	f := cmd.Flags()
 	f.Uint16Var(&o.port, "port", 0, "port for laptops; 0: any")
 	f.StringVar(&o.podIP, "pod-ip", os.Getenv("POD_IP"),
-		"addresses of this pod, with commas ($POD_IP); empty: those of its interfaces")
+		"comma-separated addresses of this pod ($POD_IP); empty: those of its interfaces")
 	f.StringSliceVar(&o.listen, "listen", nil,
 		"[tcp/|udp/]PORT:LISTEN, for a sidecar: the application's port, and the port on which to listen for it")
 	f.StringVar(&o.log, "log-level", "info", "debug, info, warn or error")
@@ -78,12 +78,12 @@ func run(ctx context.Context, o options) error {
 		return api.Errorf(api.ExitUsage, "set $%s to the hash of the owner's public key", api.AgentOwnerVariable)
 	}
 	cfg := Config{
-		Owner: o.owner, OwnerName: o.named, Port: o.port, Socket: api.AgentSocket, Output: os.Stdout,
+		Owner: o.owner, OwnerName: o.ownerName, Port: o.port, Socket: api.AgentSocket, Output: os.Stdout,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	}
 	var err error
-	if o.announce != "" {
-		if cfg.InfoPort, err = parsePort(o.announce); err != nil {
+	if o.infoPort != "" {
+		if cfg.InfoPort, err = parsePort(o.infoPort); err != nil {
 			return api.Errorf(api.ExitUsage, "$%s: %w", api.AgentInfoPortVariable, err)
 		}
 	}

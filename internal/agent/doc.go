@@ -8,9 +8,8 @@
 //	                                                     ├─▶ a stream that the agent opens to the laptop
 //	                                                     └─▶ the application
 //
-// A claim is one intercept in one pod. An owner is one daemon of one user on one laptop. Each owner has an agent of its
-// own in the pod, because it got there with the owner's own permissions. One of the agents, the leader, does the work
-// of all.
+// A claim is one intercept in one pod. An owner is one daemon of one user on one laptop. Each owner adds an agent of
+// its own to the pod, with its own permissions. One of the agents, the leader, does the work of all.
 //
 //	           the socket is free                    SIGTERM, reset, or no owner left
 //	┌─────────┐ ────────────────▶ ┌────────┐ ──────────────────────────────────▶ ┌──────────┐ ────▶ end
@@ -31,9 +30,9 @@
 //	  └── a minute without a claim and without a conn ──▶ forgotten
 //
 // An owner's claims match only while it is attached. The leader releases all claims of an owner that was away for a
-// minute, and at once those of a session that the laptop closes. It forgets every owner but its own, whose standby then
-// ends: as long as an owner's container runs, the owner may give orders. The leader ends when it is alone: no other
-// owner, no claim and no conn for a minute, and no open connection.
+// minute, and at once those of a session that the laptop closes. When it forgets an owner, that owner's standby ends:
+// as long as an owner's container runs, the owner may give orders. So the leader never forgets its own owner. The
+// leader ends when it is alone: no other owner, no claim and no conn for a minute, and no open connection.
 //
 // Redirects need Linux 5.12. On older kernels each claim fails with an error that says so.
 //
@@ -46,8 +45,8 @@
 //	leader.go       owners, their sessions, and timeouts
 //	claim.go        claims, and which of them overlap
 //	session.go      a laptop's orders, and reports to it
-//	record.go       what was recorded of requests, for their owner
-//	trace.go        what happened to the requests of `kubevpn why`
+//	record.go       recorded requests, for their owner
+//	trace.go        the handling of the requests of `kubevpn why`
 //	laptop.go       streams to a laptop
 //	clone.go        connections to a clone's pods
 //	receiver.go     listeners, redirects

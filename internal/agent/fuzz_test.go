@@ -14,8 +14,8 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// FuzzCommands has an owner with a key say anything on its control stream. Another owner's claim stays and is served, and what the
-// hostile owner gets is bounded.
+// FuzzCommands sends anything on the control stream of an authorized owner. The agent
+// must answer with valid reports, and another owner's claim must keep working.
 func FuzzCommands(f *testing.F) {
 	hello := fmt.Sprintf(`{"protocol":%d,"version":"t"}`, api.Protocol)
 	for _, lines := range []string{
@@ -36,7 +36,7 @@ func FuzzCommands(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, said []byte) {
 		if mayReset(said) || usesSockets(said) {
-			return // any owner may end everything
+			return // every owner may reset the agent
 		}
 		synctest.Test(t, func(t *testing.T) {
 			bob, mallory := newPerson(t, "bob@desk"), newPerson(t, "mallory@laptop")
@@ -61,11 +61,11 @@ func FuzzCommands(f *testing.F) {
 			for line := range bytes.Lines(reports) {
 				var r api.AgentReport
 				if err := json.Unmarshal(line, &r); err != nil {
-					t.Errorf("the agent says %q: %v", line, err)
+					t.Errorf("the agent sent %q: %v", line, err)
 				}
 			}
 			if err := b.order(api.AgentOrder{Probe: &api.Probe{Preface: probeOf("still there")}}); err != nil {
-				t.Errorf("the agent obeys nobody any more: %v", err)
+				t.Errorf("the agent rejects another owner's order: %v", err)
 			}
 			if got := p.ask("X-User=bob"); got != "bob@desk" {
 				t.Errorf("%s answers bob's requests", got)
@@ -94,7 +94,7 @@ func usesSockets(said []byte) bool {
 	return bytes.Contains(bytes.ToLower(said), []byte("udp")) || bytes.Contains(said, []byte(`\u`))
 }
 
-// FuzzRegistration has a process of the pod say anything at the agents' socket, within the time that it has.
+// FuzzRegistration sends anything to the agents' socket.
 func FuzzRegistration(f *testing.F) {
 	const hash = "47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
 	for _, line := range []string{
@@ -127,12 +127,12 @@ func FuzzRegistration(f *testing.F) {
 			conn.SetReadDeadline(time.Now().Add(2 * messageTimeout))
 			var m message
 			if err := json.NewDecoder(conn).Decode(&m); err == nil && m.Info != nil && m.Error != nil {
-				t.Errorf("the agent says %+v", m)
+				t.Errorf("the agent sent %+v", m)
 			}
 			synctest.Wait()
 			for at := range p.incoming {
 				if at != 0 && !bytes.Contains(said, fmt.Append(nil, at)) {
-					t.Errorf("the agent listens on %d, which nobody named", at)
+					t.Errorf("the agent listens on %d, which the registration does not contain", at)
 				}
 			}
 			if got := p.ask(); got != "bob@desk" {

@@ -23,11 +23,11 @@ const (
 // the server reads nothing: the log, which the kubelet gives later, has the same. A nil infoServer does nothing.
 //
 // The laptop that reads the line through the kubelet's port-forward knows that a container of this pod sent it, not
-// that the agent did. Another container of the pod that took the port first, and answered with a key of its own,
-// would get the laptop's claim, and could open streams to the ports of the laptop that the claim names: the requests of
-// the pod would get there as well, and they are for the pod's containers anyway. It would neither learn the laptop's
-// key, which never leaves the laptop, nor be able to give orders to this agent. The application's TLS key goes only to
-// the agent that the log names.
+// that the agent did. Another container of the pod could take the port first and answer with a key of its own. It would
+// get the laptop's claim, and could open streams to the ports of the laptop that the claim names. The pod's requests go
+// to these ports as well, and they are for the pod's containers anyway. The other container would not learn the
+// laptop's key, which never leaves the laptop, and could not give orders to this agent. The application's TLS key goes
+// only to the agent that the log names.
 type infoServer struct {
 	listener net.Listener
 	log      *slog.Logger

@@ -53,7 +53,7 @@ func TestInfoServerSendsTheLatestInfo(t *testing.T) {
 	closed()
 	if conn, err := net.Dial("tcp", at); err == nil {
 		conn.Close()
-		t.Error("the port is not let go")
+		t.Error("the port is still open after the close")
 	}
 }
 
@@ -74,8 +74,8 @@ func TestInfoPortInUseIsNoError(t *testing.T) {
 	d, closed := openInfoServer(netip.MustParseAddrPort(l.Addr().String()).Port(), slog.New(slog.NewTextHandler(log, nil)))
 	defer closed()
 	if d != nil || !strings.Contains(log.String(), "address already in use") {
-		t.Errorf("%v, and it says %q", d, log)
+		t.Errorf("got %v, and the log %q", d, log)
 	}
-	d.set([]byte("nobody hears it"))
+	d.set([]byte("not served"))
 	d.close()
 }

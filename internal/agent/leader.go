@@ -357,7 +357,7 @@ func (l *leader) addNote(at port, text string) {
 	l.changed.Send()
 }
 
-// expect announces a probe.
+// expect records a probe that a laptop announces.
 func (l *leader) expect(c *api.Probe) error {
 	if len(c.Preface) != api.ProbeLength || string(c.Preface[:len(api.ProbePrefix)]) != api.ProbePrefix {
 		return api.Errorf(api.ExitUsage, "a probe has %d bytes, of which the first are %q", api.ProbeLength,

@@ -7,7 +7,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// asAgent in the environment has the test's program be `traffic agent`.
+// asAgent is a variable that makes the test's program run `traffic agent`.
 const asAgent = "KUBEVPN_TEST_AGENT"
 
 func TestMain(m *testing.M) {

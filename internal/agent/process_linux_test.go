@@ -27,8 +27,8 @@ import (
 	"kubevpn/pkg/protocol/httpmatch"
 )
 
-// netns is a pod in the kernel: this process is in its network namespace, at 10.1.0.2 and fd00:1::2, and a client beside it, at
-// 10.1.0.9 and fd00:1::9.
+// netns is a pod in the kernel: this process is in its network namespace, at 10.1.0.2 and fd00:1::2. A client outside
+// of it is at 10.1.0.9 and fd00:1::9.
 type netns struct {
 	t      *testing.T
 	client *tuntest.Namespace
@@ -37,7 +37,7 @@ type netns struct {
 func newNetns(t *testing.T) *netns {
 	t.Helper()
 	n := &netns{t, tuntest.NewNamespace(t)}
-	runtime.LockOSThread() // the namespace is by this thread
+	runtime.LockOSThread() // the thread's ID names the namespace
 	n.client.Run("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "eth0", "netns", strconv.Itoa(unix.Gettid()))
 	runtime.UnlockOSThread()
 	for _, args := range []string{"link set veth0 up", "addr add 10.1.0.9/24 dev veth0", "addr add fd00:1::9/64 dev veth0 nodad"} {
@@ -74,7 +74,7 @@ func (n *netns) dial(ctx context.Context, network, to string) (conn net.Conn, er
 	return conn, err
 }
 
-// get asks for a page by a connection of its own, and says what it reads.
+// get requests a page over a connection of its own, and returns the body.
 func (n *netns) get(to string, header ...string) (string, error) {
 	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DialContext: n.dial, DisableKeepAlives: true}}
 	r, err := http.NewRequest(http.MethodGet, "http://"+to+"/", nil)
@@ -94,7 +94,7 @@ func (n *netns) get(to string, header ...string) (string, error) {
 	return string(body), err
 }
 
-// expect fails the test unless the page is so.
+// expect fails the test unless the page is want.
 func (n *netns) expect(want, to string, header ...string) {
 	n.t.Helper()
 	if got, err := n.get(to, header...); got != want || err != nil {
@@ -114,7 +114,7 @@ func (n *netns) until(within time.Duration, want, to string, header ...string) {
 	})
 }
 
-// serve runs an application at an address, which says from where it is asked, until stop is called or the test ends.
+// serve runs an application that answers with the client's address, until stop is called or the test ends.
 func (n *netns) serve(address string) (stop func()) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -139,7 +139,7 @@ func (n *netns) serve(address string) (stop func()) {
 	return stop
 }
 
-// servePackets has an application at an address that answers datagrams.
+// servePackets runs an application that answers datagrams.
 func (n *netns) servePackets(address string) {
 	pc, err := net.ListenPacket("udp", address)
 	if err != nil {
@@ -165,7 +165,7 @@ func (n *netns) servePackets(address string) {
 	})
 }
 
-// query sends a datagram by a socket of its own and says what comes back.
+// query sends a datagram over a socket of its own, and returns the answer.
 func (n *netns) query(to, say string) string {
 	n.t.Helper()
 	conn, err := n.dial(n.t.Context(), "udp", to)
@@ -231,7 +231,7 @@ func (n *netns) run(by *person, capabilities string, args ...string) *process {
 	return p
 }
 
-// connect attaches a laptop, which comes as the traffic manager would, from outside the pod.
+// connect attaches a laptop that connects from outside of the pod, as through the traffic manager.
 func (n *netns) connect(by *person, g api.AgentInfo) *testLaptop {
 	n.t.Helper()
 	m := attach(n.t, by, func(ctx context.Context) (net.Conn, error) {
@@ -279,19 +279,19 @@ func TestProcessPrintsItsInfo(t *testing.T) {
 	}
 	if conn, err := n.dial(t.Context(), "tcp", "10.1.0.2:20001"); err == nil {
 		conn.Close()
-		t.Error("the port is open to others")
+		t.Error("the info port is open outside of the pod")
 	}
-	second := n.run(bob, "-all,+net_admin") // the port is taken, but not the log
+	second := n.run(bob, "-all,+net_admin") // the info port is in use, so only the log has the info
 	info := second.infos.next(t)
 	testenv.Until(t, "the agent logs that its port is in use", func() bool {
 		return strings.Contains(second.log.String(), "address already in use")
 	})
-	n.connect(bob, info) // not the first agent's own owner
+	n.connect(bob, info) // bob is not the first agent's own owner, so the port stays open
 	if _, err := ask(); err != nil {
 		t.Error(err)
 	}
 	n.connect(alice, info)
-	testenv.Until(t, "the port is let go", func() bool { _, err := ask(); return errors.Is(err, syscall.ECONNREFUSED) })
+	testenv.Until(t, "the agent has closed the info port", func() bool { _, err := ask(); return errors.Is(err, syscall.ECONNREFUSED) })
 }
 
 // kernelState is what an agent changes in the pod's kernel.
@@ -343,7 +343,7 @@ func TestProcessRedirectsAndRestores(t *testing.T) {
 		n.expect("alice@laptop", "10.1.0.2:8081", "X-User=me")
 		n.expect("application for 127.0.0.1", "10.1.0.2:8081", "X-User=you") // it listens on localhost only
 	})
-	t.Run("an application behind a proxy is not reached without it", func(t *testing.T) {
+	t.Run("without its proxy an application is not reachable", func(t *testing.T) {
 		n.serve("127.0.0.1:8082")
 		stop := n.serve("10.1.0.2:8082")
 		o := &api.ClaimOrder{ID: "front", Match: httpmatch.Spec{Path: "/none"}, Ports: []api.AgentPort{{Protocol: "tcp", Port: 8082}}}
@@ -352,7 +352,7 @@ func TestProcessRedirectsAndRestores(t *testing.T) {
 		}
 		stop()
 		if got, err := n.get("10.1.0.2:8082"); got == "application for 127.0.0.1" {
-			t.Errorf("the proxy is gone: %q, %v; want a refusal", got, err)
+			t.Errorf("without the proxy: got %q, %v; want a refusal", got, err)
 		}
 		if err := a.order(api.AgentOrder{Release: "front"}); err != nil {
 			t.Fatal(err)
@@ -394,7 +394,7 @@ func TestProcessRedirectsAndRestores(t *testing.T) {
 		defer conn.Close()
 		conn.SetDeadline(time.Now().Add(500 * time.Millisecond))
 		if got, err := io.ReadAll(conn); len(got) > 0 || !os.IsTimeout(err) {
-			t.Errorf("who says nothing gets %q, %v", got, err)
+			t.Errorf("a silent client gets %q, %v", got, err)
 		}
 	})
 	t.Run("other-users-of-the-pod", func(t *testing.T) {
@@ -416,7 +416,7 @@ func TestProcessRedirectsAndRestores(t *testing.T) {
 			t.Errorf("got %q, %v", got, err)
 		}
 		if strings.Contains(first.log.String(), mallory.hash) {
-			t.Error("it is an owner")
+			t.Error("the process of another user became an owner")
 		}
 	})
 	t.Run("laptop-silent", func(t *testing.T) {
@@ -426,15 +426,15 @@ func TestProcessRedirectsAndRestores(t *testing.T) {
 		began := time.Now()
 		n.until(20*time.Second, "application for 10.1.0.9", "10.1.0.2:8080", "X-User=me")
 		took := time.Since(began)
-		t.Logf("requests are the application's %v after the laptop fell silent", took.Round(time.Millisecond))
+		t.Logf("requests go to the application %v after the laptop fell silent", took.Round(time.Millisecond))
 		n.client.Run("nft", "delete table inet hole")
 		n.until(20*time.Second, "alice@laptop", "10.1.0.2:8080", "X-User=me")
-		t.Logf("and the laptop's again %v later", time.Since(began.Add(took)).Round(time.Millisecond))
+		t.Logf("and to the laptop again %v later", time.Since(began.Add(took)).Round(time.Millisecond))
 	})
 
 	second := n.run(bob, "-all,+net_admin")
 	if g := second.infos.next(t); g != info {
-		t.Errorf("the second agent greets with %+v, the first with %+v", g, info)
+		t.Errorf("the second agent has the info %+v, the first %+v", g, info)
 	}
 	b := n.connect(bob, info)
 	t.Run("two-owners", func(t *testing.T) {
@@ -444,7 +444,7 @@ func TestProcessRedirectsAndRestores(t *testing.T) {
 		n.expect("alice@laptop", "10.1.0.2:8080", "X-User=me")
 		n.expect("bob@desk", "10.1.0.2:8080", "X-User=you")
 		n.expect("application for 10.1.0.9", "10.1.0.2:8080", "X-User=her")
-		want(t, claim(b, "2", "x-team=blue"), api.ExitConflict, "alice@laptop has x-user=me of ports 8080 and 8081 since ")
+		want(t, claim(b, "2", "x-team=blue"), api.ExitConflict, "alice@laptop has intercepted x-user=me on ports 8080 and 8081 since ")
 	})
 	t.Run("leader-killed", func(t *testing.T) {
 		began := time.Now()
@@ -456,7 +456,7 @@ func TestProcessRedirectsAndRestores(t *testing.T) {
 		t.Logf("the application answers %v after the leader was killed", time.Since(began).Round(time.Millisecond))
 		next := second.infos.next(t)
 		if next.Key == info.Key {
-			t.Errorf("the new leader greets with %+v", next)
+			t.Errorf("the new leader has the old key: %+v", next)
 		}
 		b = n.connect(bob, next)
 		if err := claim(b, "1", "x-user=you"); err != nil {
@@ -464,14 +464,14 @@ func TestProcessRedirectsAndRestores(t *testing.T) {
 		}
 		n.expect("bob@desk", "10.1.0.2:8080", "X-User=you")
 		n.expect("application for 10.1.0.9", "10.1.0.2:8080", "X-User=me")
-		t.Logf("the other owner's requests are its again %v after", time.Since(began).Round(time.Millisecond))
+		t.Logf("the other owner gets its requests again after %v", time.Since(began).Round(time.Millisecond))
 	})
 	t.Run("end", func(t *testing.T) {
 		if err := second.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
 		if err := second.end(10 * time.Second); err != nil {
-			t.Errorf("it ends with %v", err)
+			t.Errorf("the agent ended with %v", err)
 		}
 		n.expect("application for 10.1.0.9", "10.1.0.2:8080", "X-User=you")
 		if got := kernelState(t); got != before {
@@ -511,7 +511,7 @@ func TestSidecarNeedsNoCapability(t *testing.T) {
 	}
 }
 
-// clientTLS is what a laptop with this key would say.
+// clientTLS returns the TLS client of a laptop with this key.
 func clientTLS(conn net.Conn, by *person) *tls.Conn { return tls.Client(conn, by.towards()) }
 
 // asNobody runs f on a thread of another user.
@@ -521,7 +521,7 @@ func asNobody(f func() (string, error)) (got string, err error) {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		const nobody = 65534
-		// The system call for this thread alone: syscall.Setresuid is for all.
+		// This system call changes only this thread; syscall.Setresuid changes all.
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
 			err = errno
 			return

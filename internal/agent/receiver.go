@@ -309,7 +309,7 @@ func (r *receiver) accept(l net.Listener, i *interceptor.Interceptor, where func
 			switch {
 			case errors.Is(err, net.ErrClosed):
 				return
-			case err != nil: // out of file descriptors, or the peer went away already: it passes
+			case err != nil: // temporary: no file descriptor is free, or the peer has closed the connection
 				r.log.Warn("cannot accept a connection", "err", err)
 				wakeup.Pause(r.flows, acceptPause)
 				continue

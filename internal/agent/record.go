@@ -21,15 +21,15 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// What is recorded is bounded: in bytes that wait for laptops, and in exchanges a second of one claim, because encoding
-// and sending one takes about as long as forwarding it. The rest is counted.
+// These limits bound the bytes that wait for laptops, and the exchanges a second of one claim, because encoding and
+// sending an exchange takes about as long as forwarding it. The agent drops and counts exchanges beyond them.
 const (
 	maxRecorded    = 32 << 20 // bytes of all claims
-	maxOwnRecorded = 4 << 20  // of one
-	recordedHead   = 4 << 10  // bytes that a request in flight counts for, beside its bodies
+	maxOwnRecorded = 4 << 20  // bytes of one claim
+	recordedHead   = 4 << 10  // bytes that count for the head of a request in flight
 	recordRate     = 100      // exchanges a second
 	recordBurst    = 500
-	dropReport     = time.Second // interval of reports of drops alone
+	dropReport     = time.Second // interval of reports that contain only the number of drops
 	// recordDelay collects exchanges: sending each by itself wakes the laptop, and costs several times as much.
 	recordDelay = 100 * time.Millisecond
 
@@ -50,14 +50,14 @@ func (r *recorder) begin() (end func(*interceptor.Exchange), body int) {
 	return q.begin()
 }
 
-// set makes q receive the exchanges, and ends the queue that did. nil: none does.
+// set makes q receive the exchanges, and ends the previous queue. If q is nil, no queue receives them.
 func (r *recorder) set(q *recordQueue) {
 	if old := r.queue.Swap(q); old != nil {
 		old.cancel()
 	}
 }
 
-// recordQueue has the exchanges of a claim that wait for a laptop.
+// recordQueue holds the exchanges of a claim that wait for a laptop.
 type recordQueue struct {
 	claim  string        // interceptor.Claim.ID
 	mirror bool          // of the claim
@@ -69,12 +69,12 @@ type recordQueue struct {
 	mu      sync.Mutex
 	body    int
 	waiting []*interceptor.Exchange
-	held    int // bytes, of requests in flight too
+	held    int // bytes, including those of requests in flight
 	dropped uint64
 	closed  bool
 }
 
-// begin admits a request that begins, or counts it.
+// begin admits a request, or counts it as dropped.
 func (q *recordQueue) begin() (end func(*interceptor.Exchange), body int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -86,7 +86,7 @@ func (q *recordQueue) begin() (end func(*interceptor.Exchange), body int) {
 	return func(e *interceptor.Exchange) { q.end(e, reserved) }, q.body
 }
 
-// hold counts bytes, if there is room for them. Call with mu held.
+// hold reserves n bytes if there is room. Call with mu held.
 func (q *recordQueue) hold(n int) bool {
 	if q.held+n > maxOwnRecorded {
 		return false
@@ -99,7 +99,7 @@ func (q *recordQueue) hold(n int) bool {
 	return true
 }
 
-// release ends hold. Call with mu held.
+// release frees n bytes that hold has reserved. Call with mu held.
 func (q *recordQueue) release(n int) {
 	q.held -= n
 	q.shared.Add(int64(-n))
@@ -153,7 +153,7 @@ func (q *recordQueue) setBody(n int) {
 	q.body = min(max(n, 0), api.MaxRecordedBody)
 }
 
-// close drops what waits.
+// close drops the waiting exchanges.
 func (q *recordQueue) close() {
 	q.mu.Lock()
 	q.closed = true
@@ -258,10 +258,10 @@ func (q *recordQueue) send(ctx context.Context, stream *transport.Stream) error 
 			return nil
 		}
 	}
-	return fmt.Errorf("sending what was recorded: %w", err)
+	return fmt.Errorf("sending recorded exchanges: %w", err)
 }
 
-// describe returns what the laptop gets of an exchange.
+// describe converts an exchange for the laptop.
 func (q *recordQueue) describe(e *interceptor.Exchange) *api.Exchange {
 	d := &api.Exchange{
 		Began: e.Began, Seconds: e.Ended.Sub(e.Began).Seconds(), To: api.ToApplication, Mirrored: q.mirror,

@@ -231,7 +231,7 @@ func TestSlowReaderDelaysNoRequest(t *testing.T) {
 		dropped = max(dropped, record.Dropped)
 	}
 	if seen == 0 {
-		t.Error("nothing was recorded")
+		t.Error("the laptop got no exchange")
 	}
 	t.Logf("%d recorded, %d dropped", seen, dropped)
 }

@@ -121,12 +121,12 @@ func (k *fakeKernel) Close() error {
 	return nil
 }
 
-// pod is a leader in memory, with an application that says "application".
+// pod is a leader in memory, with an application that answers "application".
 type pod struct {
 	t        *testing.T
 	conns    *memory // the agent's port
 	agents   *transporttest.Listener
-	incoming map[uint16]*memory // by the port that was asked for
+	incoming map[uint16]*memory // by the number that listen got
 	kernel   *fakeKernel
 	log      *testenv.Buffer
 	infos    *infos
@@ -134,7 +134,7 @@ type pod struct {
 	stop     context.CancelFunc
 }
 
-// newPod runs the leader whose own owner is home until the test ends.
+// newPod runs a leader until the test ends. home is its own owner.
 func newPod(t *testing.T, home *person, change ...func(*Config)) *pod {
 	t.Helper()
 	p := &pod{
@@ -198,12 +198,12 @@ func (p *pod) lives() {
 	}
 }
 
-// ask sends a request to a port of the pod and says who answers.
+// ask sends a request to a port of the pod, and returns who answers.
 func (p *pod) ask(header ...string) string {
 	p.t.Helper()
 	l := p.incoming[0]
 	if l == nil {
-		return "application" // nobody listens instead of it
+		return "application" // no agent listens
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -275,7 +275,7 @@ func newPerson(t *testing.T, name string) *person {
 	return &person{name, hash, key}
 }
 
-// towards is TLS with an agent.
+// towards returns the configuration for TLS with an agent.
 func (p *person) towards() *tls.Config {
 	return &tls.Config{
 		InsecureSkipVerify: true, // internal/intercept tests that a laptop verifies the agent's key
@@ -375,7 +375,7 @@ func (m *testLaptop) dial(ctx context.Context, dial func(context.Context) (net.C
 	return quiet, nil
 }
 
-// silent is a conn that closes without TLS's farewell.
+// silent is a conn that closes without TLS's close_notify.
 type silent struct {
 	net.Conn
 	under net.Conn
@@ -383,7 +383,7 @@ type silent struct {
 
 func (s *silent) Close() error { return s.under.Close() }
 
-// lose breaks the conn, and there is no other until find.
+// lose breaks the laptop's conns. The laptop opens no other until find.
 func (m *testLaptop) lose() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -400,7 +400,7 @@ func (m *testLaptop) find() {
 	m.offline = false
 }
 
-// serve answers what the agent sends: HTTP with the laptop's name.
+// serve answers the agent's HTTP requests with the laptop's name.
 func (m *testLaptop) serve(ctx context.Context, s *transport.Session, name string) {
 	l := &streams{ctx: ctx, session: s, name: name}
 	defer l.flows.Wait()
@@ -409,7 +409,7 @@ func (m *testLaptop) serve(ctx context.Context, s *transport.Session, name strin
 	server.Close()
 }
 
-// streams are a session's incoming ones of TCP as a listener. UDP's are answered with the name.
+// streams is a listener for the TCP streams of a session. It answers UDP streams with the name.
 type streams struct {
 	ctx     context.Context
 	session *transport.Session
@@ -426,7 +426,7 @@ func (l *streams) Accept() (net.Conn, error) {
 		if !in.Datagrams() {
 			conn, err := in.Accept()
 			if err != nil {
-				continue // the agent has given up meanwhile
+				continue // the agent has closed it meanwhile
 			}
 			return conn, nil
 		}
@@ -527,7 +527,7 @@ func claimOrder(id string, header ...string) *api.ClaimOrder {
 	return o
 }
 
-// state waits for a report whose state satisfies so.
+// state waits for a report whose state so accepts.
 func (m *testLaptop) state(what string, so func(*api.AgentState) bool) *api.AgentState {
 	m.t.Helper()
 	timeout := time.After(10 * time.Second)
@@ -565,7 +565,7 @@ func (g *infos) next(t *testing.T) api.AgentInfo {
 			t.Fatalf("%q: %v", line, err)
 		}
 		if a.Error == nil && (a.Protocol != api.Protocol || a.Version != version.String() || a.Key == "" || a.Port == 0) {
-			t.Errorf("a poor info: %s", line)
+			t.Errorf("an incomplete info: %s", line)
 		}
 		return a
 	case <-time.After(20 * time.Second):

@@ -57,7 +57,7 @@ func (s *laptopSession) serve(ctx context.Context) {
 		}
 		talks.Go(func() {
 			if err := serve(ctx, in); err != nil {
-				s.log.Debug("a stream of the laptop", "request", in.Request, "err", err)
+				s.log.Debug("cannot serve a stream of the laptop", "request", in.Request, "err", err)
 			}
 		})
 	}

@@ -103,7 +103,7 @@ func (l *leader) serveStandby(s *standby) error {
 	if err := s.conn.SetDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("waiting for a standby's end: %w", err)
 	}
-	_, _ = io.Copy(io.Discard, s.conn) // the standby sends nothing more; its end is what counts
+	_, _ = io.Copy(io.Discard, s.conn) // the standby sends nothing more; wait for its end
 	return nil
 }
 

@@ -18,11 +18,11 @@ const (
 	maxTraces      = 64 // of all owners
 	maxTraced      = 8  // requests of a trace
 	maxTraceClaims = 64 // of a request
-	maxOlder       = 16
+	maxOlder       = 16 // connections
 	traceLength    = 32
 )
 
-// tracer notes what happens to the requests with trace IDs that owners have announced, and nothing of others. Its
+// tracer records how the agent handles requests whose trace IDs owners have announced, and no other requests. Its
 // methods may be called concurrently.
 type tracer struct {
 	announced atomic.Int32 // len(traces): most requests come while it is 0
@@ -81,7 +81,7 @@ func (t *tracer) drop(now time.Time) {
 	t.announced.Store(int32(len(t.traces)))
 }
 
-// noted returns what was noted of an announced trace.
+// noted returns the requests of an announced trace.
 func (t *tracer) noted(id string) []api.TracedRequest {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,7 +106,7 @@ func traceID(r *http.Request) string {
 	return ""
 }
 
-// begin notes a request if its trace was announced. It is interceptor.Config.Trace, but for describe.
+// begin records a request if its trace was announced. It is interceptor.Config.Trace, except for describe.
 func (t *tracer) begin(f interceptor.Flow, r *http.Request, claims []interceptor.Claim, to *interceptor.Claim,
 	describe func(c *interceptor.Claim, owner string) api.TracedClaim) (ended func()) {
 	if t.announced.Load() == 0 {
@@ -131,7 +131,7 @@ func (t *tracer) begin(f interceptor.Flow, r *http.Request, claims []interceptor
 			chosen = n
 		}
 		if r.Header.Get(api.TraceHeader) != id {
-			// A program that propagates traces has made this request. Its headers are not the owner's.
+			// A program that propagates traces has made this request. The owner must not see its headers.
 			for m := range c.Differences {
 				c.Differences[m].Got = ""
 			}
@@ -148,7 +148,7 @@ func (t *tracer) begin(f interceptor.Flow, r *http.Request, claims []interceptor
 	}
 }
 
-// trace announces a trace ID of an owner, and returns what was noted.
+// trace announces a trace ID of an owner, and returns the requests of that trace.
 func (l *leader) trace(id string, by *owner) (*api.AgentTrace, error) {
 	if err := l.traces.announce(id, by.hash, time.Now()); err != nil {
 		return nil, err
@@ -185,8 +185,7 @@ func (l *leader) traced(f interceptor.Flow, r *http.Request, claims []intercepto
 	})
 }
 
-// older returns the clients of the application's connections that the agent does not see. Call with the leader's lock
-// held.
+// older returns the clients of open connections that do not pass through the agent. Call with the leader's lock held.
 func (r *receiver) older(ports []port) ([]netip.AddrPort, error) {
 	if r.kernel == nil || len(ports) == 0 {
 		return nil, nil

@@ -66,7 +66,7 @@ func TestTraceTellsWhatHappenedToARequest(t *testing.T) {
 			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 		if _, err := b.answer(api.AgentOrder{Trace: id}); err == nil {
-			t.Error("another owner reads the trace")
+			t.Error("another owner got the trace")
 		}
 	})
 }
@@ -80,11 +80,11 @@ func TestTracesAreBoundedAndExpire(t *testing.T) {
 		}
 	}
 	if tr.announce(traceIDOf(maxTraces), "owner", now) == nil {
-		t.Errorf("more than %d traces", maxTraces)
+		t.Errorf("announce accepted more than %d traces", maxTraces)
 	}
 	for _, id := range []string{"", "x", strings.Repeat("g", 32), strings.Repeat("A", 32)} {
 		if tr.announce(id, "owner", now) == nil {
-			t.Errorf("%q is a trace ID", id)
+			t.Errorf("announce accepted the trace ID %q", id)
 		}
 	}
 	if tr.expire(now.Add(traceTimeout + 1)); tr.announced.Load() != 0 || len(tr.traces) != 0 {

@@ -31,10 +31,10 @@ func TestOverlapNamesTheOwner(t *testing.T) {
 		since time.Time
 		want  string
 	}{
-		{"alice@laptop", both[:1], now, "alice@laptop has everything of port 80 since 14:02 UTC"},
-		{"alice@laptop", both[1:2], now.Add(-11 * time.Hour), "alice@laptop has everything of UDP port 53 since 03:02 UTC"},
-		{"alice@laptop", both[:2], now.Add(-24 * time.Hour), "alice@laptop has everything of ports 80 and 53/udp since 1 March, 14:02 UTC"},
-		{"", both, now.In(time.FixedZone("", 3600)), "another laptop has everything of ports 80, 53/udp and 443 since 14:02 UTC"},
+		{"alice@laptop", both[:1], now, "alice@laptop has intercepted everything on port 80 since 14:02 UTC"},
+		{"alice@laptop", both[1:2], now.Add(-11 * time.Hour), "alice@laptop has intercepted everything on UDP port 53 since 03:02 UTC"},
+		{"alice@laptop", both[:2], now.Add(-24 * time.Hour), "alice@laptop has intercepted everything on ports 80 and 53/udp since 1 March, 14:02 UTC"},
+		{"", both, now.In(time.FixedZone("", 3600)), "another laptop has intercepted everything on ports 80, 53/udp and 443 since 14:02 UTC"},
 	} {
 		first := &claim{owner: &owner{name: test.name}, match: everything, ports: test.ports, since: test.since}
 		second := &claim{owner: &owner{}, match: everything, ports: both, since: now}
