@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// answersAtPort makes the world's agents serve say at their ports. Their logs stay empty until w.mute is closed.
+// answersAtPort makes the agents of w answer with say at their ports. Their logs stay empty until w.mute is closed.
 func (w *world) answersAtPort(say func(pod string) []byte) {
 	w.mute = make(chan struct{})
 	w.infoLine = func(_ context.Context, pod string, _ uint16) ([]byte, error) { return say(pod), nil }

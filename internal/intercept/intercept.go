@@ -189,7 +189,7 @@ func (i *Intercept) Begun() <-chan struct{} { return i.begun }
 // Run intercepts until ctx ends, which is not an error, or until it fails. It then releases its claims, for at most
 // five seconds: agents that have not answered release their claims by themselves. Errors are *api.Error.
 func (i *Intercept) Run(ctx context.Context) error {
-	// of the podIntercepts: it outlives ctx, because leave needs their links
+	// life is the context of the podIntercepts. It outlives ctx, because leave needs their links.
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	err := i.run(ctx, life)
 	if ctx.Err() != nil {
@@ -536,7 +536,7 @@ func (i *Intercept) leave(ctx context.Context, cause error) {
 	}
 }
 
-// recorder records what all users of the workload may know. The match is not among that.
+// recorder returns a Recorder of Events, which all users of the namespace can read. So they do not contain the match.
 func (i *Intercept) recorder() workloads.Recorder {
 	return workloads.Recorder{Kube: i.pods.Kube(), Logger: i.log, Workload: i.workload, Owner: i.cfg.Owner}
 }

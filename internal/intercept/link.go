@@ -268,7 +268,7 @@ func (l *link) order(ctx context.Context, o api.AgentOrder) (api.AgentReport, er
 	return c.order(ctx, o)
 }
 
-// trace announces a trace ID to the agent, and returns the requests that the agent has noted.
+// trace announces a trace ID to the agent, and returns the requests of that trace.
 func (l *link) trace(ctx context.Context, id string) (*api.AgentTrace, error) {
 	answer, err := l.order(ctx, api.AgentOrder{Trace: id})
 	return answer.Trace, err

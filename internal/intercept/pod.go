@@ -268,8 +268,8 @@ func sendInfo(ctx context.Context, infos chan<- api.AgentInfo, info api.AgentInf
 	}
 }
 
-// askPort sends the AgentInfo that the agent serves at its port to infos. It logs errors: the log has the AgentInfo,
-// too.
+// askPort sends the AgentInfo that the agent serves at its port to infos. It only logs errors, because the container's
+// log contains the AgentInfo, too.
 func (c *podIntercept) askPort(ctx context.Context, port uint16, infos chan<- api.AgentInfo) {
 	line, err := c.i.pods.FirstLine(ctx, c.i.cfg.Namespace, c.name, port)
 	if err != nil {

@@ -21,41 +21,38 @@ const (
 	keptForFollowers = 1000
 	// maxKeptBytes bounds the exchanges of one intercept.
 	maxKeptBytes = 16 << 20
-	// maxRecord is the largest line of an agent that records: two heads, and two bodies in base64.
+	// maxRecord is the largest line of a record stream: two heads, and two bodies in base64.
 	maxRecord = 2 << 20
 
-	recordPause = time.Second // between two attempts to have an agent record
-	// recordTimeout is how long Requests waits until the pods that are intercepted record.
+	recordPause = time.Second // between two attempts to make an agent record
+	// recordTimeout is how long Requests waits until the agents of the intercepted pods record.
 	recordTimeout = 5 * time.Second
 )
 
-// records has the exchanges that the agents of one intercept recorded, and what they are to record. Its methods are
-// safe for concurrent use.
+// records holds the exchanges that the agents of one intercept have recorded, and the options with which they record.
+// Its methods are safe for concurrent use.
 //
 //	agents ─▶ links ─ add ─▶ ring ─┬─ kept: the last ones, if the user asked for it
 //	                               └─ followers: each reads at its own pace, and misses what the ring has forgotten
 type records struct {
-	keep int // api.InterceptSpec.Record
-	wish wakeup.Value[recordWish]
+	keep    int // api.InterceptSpec.Record
+	options wakeup.Value[recordOptions]
 
 	mu        sync.Mutex
 	ring      []*api.Exchange
 	first     uint64 // number of ring[0]
 	bytes     int
 	dropped   uint64        // by agents
-	followers map[*int]bool // what each wants of bodies
+	followers map[*int]bool // keys: the bytes of a body that a follower reads
 	changed   wakeup.Broadcast
 }
 
-// recordWish is what the agents are to record.
-type recordWish struct {
+// recordOptions tells the links how their agents must record.
+type recordOptions struct {
 	on   bool
 	turn int // grows whenever on becomes true
-	body int
+	body int // bytes to record of each body
 }
-
-// same reports whether the wish still is that of a turn.
-func (w recordWish) same(turn int) bool { return w.on && w.turn == turn }
 
 func newRecords(keep int) *records {
 	r := &records{keep: min(max(keep, 0), api.MaxKept), followers: make(map[*int]bool)}
@@ -63,17 +60,17 @@ func newRecords(keep int) *records {
 	return r
 }
 
-// update sets the wish. Call with mu held.
+// update sets the options. Call with mu held.
 func (r *records) update() {
-	now := recordWish{on: r.keep > 0 || len(r.followers) > 0}
+	now := recordOptions{on: r.keep > 0 || len(r.followers) > 0}
 	for body := range r.followers {
 		now.body = max(now.body, *body)
 	}
-	r.wish.Update(func(w *recordWish) {
-		if now.turn = w.turn; now.on && !w.on {
+	r.options.Update(func(o *recordOptions) {
+		if now.turn = o.turn; now.on && !o.on {
 			now.turn++
 		}
-		*w = now
+		*o = now
 	})
 	if !now.on {
 		r.first += uint64(len(r.ring))
@@ -81,7 +78,7 @@ func (r *records) update() {
 	}
 }
 
-// join has the agents record that much of bodies until leave.
+// join makes the agents record, with that many bytes of each body, until the caller calls leave.
 func (r *records) join(body int) (leave func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +97,7 @@ func (r *records) add(e *api.Exchange, dropped uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.dropped += dropped
-	if e != nil && r.wish.Load().on {
+	if e != nil && r.options.Load().on {
 		r.ring = append(r.ring, e)
 		r.bytes += e.Weight()
 		limit := r.keep
@@ -117,8 +114,8 @@ func (r *records) add(e *api.Exchange, dropped uint64) {
 	r.changed.Send()
 }
 
-// from returns the exchanges from number n on, the number of the next one, how many were missed before, and how many
-// agents dropped in all. changed closes when there are more.
+// from returns the exchanges from number n on, the number of the next one, how many before them the ring has forgotten,
+// and how many agents dropped in all. changed closes when there are more.
 func (r *records) from(n uint64) (all []*api.Exchange, next, missed, dropped uint64, changed <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -128,7 +125,7 @@ func (r *records) from(n uint64) (all []*api.Exchange, next, missed, dropped uin
 	return slices.Clone(r.ring[n-r.first:]), r.first + uint64(len(r.ring)), missed, r.dropped, r.changed.Next()
 }
 
-// position returns where a reader begins: at what is kept, else behind the last exchange.
+// position returns the number of a reader's first exchange: the oldest kept one, else the next one.
 func (r *records) position() (n, dropped uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,14 +135,14 @@ func (r *records) position() (n, dropped uint64) {
 	return r.first + uint64(len(r.ring)), r.dropped
 }
 
-// Requests calls emit with the exchanges that are kept, without those of req.Redact. If req.Follow is set, the agents
-// record until ctx ends, and Requests calls emit with each further exchange. A slow emit misses exchanges, and is told
-// how many.
+// Requests calls emit with the kept exchanges, and redacts the headers of req.Redact. If req.Follow is set, the agents
+// record until ctx ends, and Requests calls emit with each further exchange. A slow emit misses exchanges, which
+// api.Record.Dropped counts.
 func (i *Intercept) Requests(ctx context.Context, req api.RequestsRequest, emit func(api.Record)) error {
 	r := i.records
 	at, before := r.position()
 	if !req.Follow && r.keep == 0 {
-		return api.Errorf(api.ExitUsage, "nothing of the requests of %s is recorded", i.cfg.Workload).
+		return api.Errorf(api.ExitUsage, "the requests of %s are not recorded", i.cfg.Workload).
 			WithHint("`kubevpn requests %s -f` records from now on; `kubevpn proxy %s --record 1000` keeps the last "+
 				"1000", i.cfg.Workload, i.cfg.Workload)
 	}
@@ -184,9 +181,9 @@ func (i *Intercept) Requests(ctx context.Context, req api.RequestsRequest, emit 
 func (i *Intercept) awaitRecording(ctx context.Context, emit func(api.Record)) error {
 	bounded, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	recording, turn := 0, i.records.wish.Load().turn
+	recording, turn := 0, i.records.options.Load().turn
 	failed := make(map[string]error)
-	_ = i.await(bounded, func() bool { // what does not record in time is not counted
+	_ = i.await(bounded, func() bool { // after the timeout, the others do not count
 		recording = 0
 		settled := true
 		for _, c := range i.byUID {
@@ -208,13 +205,13 @@ func (i *Intercept) awaitRecording(ctx context.Context, emit func(api.Record)) e
 	return ctx.Err()
 }
 
-// recorderState says since which turn of the wish the agent of a pod records (0: it does not), or why it cannot.
+// recorderState is the state of recording in the agent of a pod.
 type recorderState struct {
-	turn int
-	err  error
+	turn int   // of recordOptions, for which the agent records; 0: it does not record
+	err  error // why it cannot record
 }
 
-// keepRecording has the agent record while somebody wishes it, until ctx ends.
+// keepRecording makes the agent record whenever recording is on, until ctx ends.
 func (l *link) keepRecording(ctx context.Context, c *conversation, s *transport.Session) {
 	select {
 	case <-c.claimed:
@@ -222,11 +219,11 @@ func (l *link) keepRecording(ctx context.Context, c *conversation, s *transport.
 		return
 	}
 	for ctx.Err() == nil {
-		wish, err := l.record.wish.Await(ctx, func(w recordWish) bool { return w.on })
+		options, err := l.record.options.Await(ctx, func(o recordOptions) bool { return o.on })
 		if err != nil {
 			return
 		}
-		err = l.runRecording(ctx, s, wish.turn)
+		err = l.runRecording(ctx, s, options.turn)
 		l.change(func(st *linkState) { st.recorder = recorderState{} })
 		if errors.Is(err, syscall.EACCES) {
 			err = api.Errorf(api.ExitIncompatible, "its traffic agent is of an older version and cannot record").
@@ -241,7 +238,7 @@ func (l *link) keepRecording(ctx context.Context, c *conversation, s *transport.
 	}
 }
 
-// runRecording adds what the agent records to l.record until the wish's turn is over, which is no error.
+// runRecording adds the exchanges that the agent records to l.record. It returns nil when the turn is over.
 func (l *link) runRecording(ctx context.Context, s *transport.Session, turn int) error {
 	stream, err := s.Open(ctx, transport.Request{Proto: transport.ProtoRecord})
 	if err != nil {
@@ -267,7 +264,7 @@ func (l *link) runRecording(ctx context.Context, s *transport.Session, turn int)
 			if over {
 				return nil
 			}
-			return fmt.Errorf("reading what the agent recorded: %w", err)
+			return fmt.Errorf("reading recorded exchanges from the agent: %w", err)
 		}
 		if r.Error != nil {
 			return r.Error
@@ -284,20 +281,20 @@ func (l *link) runRecording(ctx context.Context, s *transport.Session, turn int)
 	}
 }
 
-// orderRecords sends the agent what to record, whenever that changes. over means that the wish's turn is over.
+// orderRecords sends the options to the agent whenever they change. over reports that the turn is over.
 func (l *link) orderRecords(ctx context.Context, stream *transport.Stream, turn int) (over bool) {
 	enc := json.NewEncoder(stream)
 	sent := -1
 	for {
-		wish, changed := l.record.wish.Get()
-		if !wish.same(turn) {
+		options, changed := l.record.options.Get()
+		if !options.on || options.turn != turn {
 			return true
 		}
-		if wish.body != sent {
-			if enc.Encode(api.RecordOrder{Claim: l.claim.ID, Body: wish.body}) != nil {
+		if options.body != sent {
+			if enc.Encode(api.RecordOrder{Claim: l.claim.ID, Body: options.body}) != nil {
 				return false
 			}
-			sent = wish.body
+			sent = options.body
 		}
 		select {
 		case <-changed:
@@ -307,7 +304,7 @@ func (l *link) orderRecords(ctx context.Context, stream *transport.Stream, turn 
 	}
 }
 
-// complete adds what the laptop knows to an exchange of an agent, and corrects what cannot be.
+// complete adds the fields that the laptop knows to an exchange of an agent, and corrects impossible values.
 func (l *link) complete(e *api.Exchange) {
 	e.Namespace, e.Workload, e.Pod, e.Match = l.about.Namespace, l.about.Workload, l.about.Pod, l.about.Match
 	e.Redacted = nil

@@ -30,8 +30,8 @@ func (r *records) paths(n uint64) (paths string, missed uint64) {
 
 func TestLastExchangesAreKept(t *testing.T) {
 	r := newRecords(3)
-	if w := r.wish.Load(); !w.on || w.body != 0 {
-		t.Errorf("wish %+v", w)
+	if w := r.options.Load(); !w.on || w.body != 0 {
+		t.Errorf("options %+v", w)
 	}
 	for n := range 5 {
 		r.add(exchange(fmt.Sprint("/", n)), 0)
@@ -49,8 +49,8 @@ func TestNothingIsKeptWithoutFollowers(t *testing.T) {
 	r := newRecords(0)
 	r.add(exchange("/early"), 0)
 	leave, more := r.join(10), r.join(100)
-	if w := r.wish.Load(); !w.on || w.body != 100 {
-		t.Errorf("wish %+v", w)
+	if w := r.options.Load(); !w.on || w.body != 100 {
+		t.Errorf("options %+v", w)
 	}
 	at, _ := r.position()
 	r.add(exchange("/now"), 0)
@@ -59,16 +59,16 @@ func TestNothingIsKeptWithoutFollowers(t *testing.T) {
 	}
 	late, _ := r.position()
 	more()
-	if w := r.wish.Load(); !w.on || w.body != 10 {
-		t.Errorf("wish %+v", w)
+	if w := r.options.Load(); !w.on || w.body != 10 {
+		t.Errorf("options %+v", w)
 	}
 	r.add(exchange("/late"), 0)
 	if got, _ := r.paths(late); got != "/late" {
 		t.Errorf("a second reader gets %s", got)
 	}
 	leave()
-	if w := r.wish.Load(); w.on || len(r.ring) != 0 || r.bytes != 0 {
-		t.Errorf("wish %+v, %d kept", w, len(r.ring))
+	if w := r.options.Load(); w.on || len(r.ring) != 0 || r.bytes != 0 {
+		t.Errorf("options %+v, %d kept", w, len(r.ring))
 	}
 }
 
@@ -80,7 +80,7 @@ func TestKeptBytesAreBounded(t *testing.T) {
 		r.add(e, 0)
 	}
 	if r.bytes > maxKeptBytes || len(r.ring) == 0 || r.first+uint64(len(r.ring)) != 100 {
-		t.Errorf("%d bytes in %d exchanges", r.bytes, len(r.ring))
+		t.Errorf("the ring has %d bytes in %d exchanges", r.bytes, len(r.ring))
 	}
 }
 
@@ -208,7 +208,7 @@ func TestOldAgentCannotRecord(t *testing.T) {
 	}
 }
 
-// An agent can send anything. What the laptop makes of it can be shown.
+// An agent can send anything. The laptop must be able to print each exchange that it accepts.
 func FuzzRecord(f *testing.F) {
 	f.Add(`{"exchange":{"request":{"method":"GET","path":"/","host":"web"},"client":"","server":"10.0.0.1:80"}}`)
 	f.Add(`{"exchange":{"seconds":-1,"waitSeconds":1e300,"response":{"status":-5,"headers":{"":[]}}},"dropped":18446744073709551615}`)

@@ -61,7 +61,7 @@ func (i *Intercept) rollOut(ctx context.Context) error {
 	}
 	var plan sidecarPlan
 	err := i.writer().template(ctx, func(template map[string]any) (map[string]any, error) {
-		// of this owner's earlier intercept, whose daemon may have been killed
+		// Remove the agent of this owner's earlier intercept, whose daemon may have been killed.
 		without, _, err := undoSidecar(template, i.identity.hash)
 		if err != nil {
 			return nil, err

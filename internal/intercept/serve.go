@@ -75,7 +75,7 @@ func (s *server) accept(ctx context.Context, ts *transport.Session) {
 		}
 		flows.Go(func() {
 			if err := s.answer(ctx, in); err != nil {
-				s.log.Debug("an intercepted flow", "request", in.Request, "err", err)
+				s.log.Debug("an intercepted flow failed", "request", in.Request, "err", err)
 			}
 		})
 	}

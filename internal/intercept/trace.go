@@ -11,7 +11,7 @@ import (
 // maxTracedPods limits the pods whose agents Trace asks.
 const maxTracedPods = 50
 
-// Trace announces a trace ID to the agents of the pods, and returns what they have noted of its requests.
+// Trace announces a trace ID to the agents of the pods, and returns the requests of that trace.
 func (i *Intercept) Trace(ctx context.Context, id string) api.InterceptTrace {
 	i.mu.Lock()
 	s := i.status
