@@ -16,8 +16,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// target returns the URL of a request. Its host is the one that the client named, or the pod's address if that is no
-// host of a URL.
+// target returns the URL of a request. Its host is the one that the client named, or the pod's address if a URL cannot
+// contain that one.
 func target(e *api.Exchange) *url.URL {
 	to := &url.URL{Scheme: e.Request.Scheme, Host: e.Request.Host, Path: "/"}
 	if to.Scheme != "https" {
@@ -47,7 +47,7 @@ func isHost(s string) bool {
 		"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-_[]") == ""
 }
 
-// escape escapes the bytes that a URL cannot have.
+// escape escapes the bytes that a URL cannot contain.
 func escape(s string) string {
 	var b strings.Builder
 	hex := func(c byte) bool { return c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'f' }
@@ -70,8 +70,8 @@ var notRepeated = map[string]bool{
 	"Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
 }
 
-// Curl returns commands for a POSIX shell that repeat a request to the same pod: lines of comments on what is missing,
-// then one command. Each word is quoted, so that no text of the request is run.
+// Curl returns commands for a POSIX shell that repeat a request to the same pod: comments on missing parts, then one
+// command. Each word is quoted, so that the shell runs no text of the request.
 func Curl(e *api.Exchange) string {
 	var b strings.Builder
 	to := target(e)
@@ -113,7 +113,7 @@ func Curl(e *api.Exchange) string {
 		fmt.Fprintf(&b, "# without %s: redacted\n", api.OneLine(api.Clean(strings.Join(missing, ", "))))
 	}
 	if e.Truncated {
-		b.WriteString("# the head was too long, and is not whole\n")
+		b.WriteString("# the head of the request is incomplete: it was too long\n")
 	}
 	for n, word := range words {
 		words[n] = quote(word)

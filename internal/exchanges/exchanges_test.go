@@ -27,7 +27,7 @@ func sample() *api.Exchange {
 	}
 }
 
-// shell returns the words with which a shell calls curl, and what curl reads. Nothing else is run.
+// shell returns the words with which a shell calls curl, and curl's standard input. The shell runs nothing else.
 func shell(t *testing.T, script string) (words []string, input string) {
 	t.Helper()
 	if runtime.GOOS == "windows" {
@@ -44,7 +44,7 @@ func shell(t *testing.T, script string) (words []string, input string) {
 	all := strings.Split(string(out), "\x00")
 	end := slices.Index(all, "END")
 	if end < 0 {
-		t.Fatalf("%q gives %q", script, out)
+		t.Fatalf("%q printed %q", script, out)
 	}
 	return all[:end], strings.Join(all[end+1:], "\x00")
 }
@@ -95,7 +95,7 @@ func TestCurlPipesBytes(t *testing.T) {
 	}
 }
 
-// Whatever a request contains, the shell runs curl alone, with one URL, and curl reads no file.
+// For any request, the shell runs only curl, with one URL, and curl reads no file.
 func FuzzCurl(f *testing.F) {
 	f.Add("GET", "web", "/", "X-User", "me", []byte(nil))
 	f.Add("PO'ST; reboot", "$(reboot)", "/`reboot`\n#", "@/etc/passwd", "'; reboot #", []byte("@/etc/passwd"))
@@ -106,7 +106,7 @@ func FuzzCurl(f *testing.F) {
 			Body: api.ExchangeBody{Size: int64(len(body)), Data: body}}
 		text := Curl(e)
 		if api.Clean(text) != text {
-			t.Errorf("%q contains what a terminal interprets", text)
+			t.Errorf("%q contains control characters", text)
 		}
 		words, _ := shell(t, text)
 		for n, word := range words {
@@ -117,7 +117,7 @@ func FuzzCurl(f *testing.F) {
 				continue // the value of an option
 			}
 			if last := n == len(words)-1; strings.HasPrefix(word, "http") != last {
-				t.Errorf("word %d of %q is no option of ours", n, words)
+				t.Errorf("word %d of %q: want one URL, as the last word", n, words)
 			}
 		}
 	})

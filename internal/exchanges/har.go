@@ -15,8 +15,8 @@ import (
 	"kubevpn/internal/version"
 )
 
-// HAR writes exchanges as an HTTP Archive 1.2: one JSON object, entry by entry, so that it holds none of them. Fields
-// that begin with an underscore are kubevpn's own.
+// HAR writes exchanges as an HTTP Archive 1.2: one JSON object, entry by entry, so that it keeps none in memory. Fields
+// that begin with an underscore are extensions of kubevpn.
 type HAR struct {
 	w       io.Writer
 	entries int
@@ -163,7 +163,7 @@ func newHARRequest(e *api.Exchange) harRequest {
 			h.Cookies = append(h.Cookies, harPair{c.Name, c.Value})
 		}
 	}
-	query, _ := url.ParseQuery(to.RawQuery) // what can be parsed
+	query, _ := url.ParseQuery(to.RawQuery) // without malformed pairs
 	for _, name := range slices.Sorted(maps.Keys(query)) {
 		for _, value := range query[name] {
 			h.Query = append(h.Query, harPair{name, value})
@@ -208,7 +208,7 @@ func harHeader(h http.Header) []harPair {
 	return out
 }
 
-// bodyText returns a body as JSON can hold it.
+// bodyText returns a body as text for JSON: in base64 unless it is UTF-8.
 func bodyText(data []byte) (text, encoding string) {
 	if utf8.Valid(data) {
 		return string(data), ""

@@ -147,11 +147,11 @@ func (f *family) rules(networks []netip.Prefix) []rule {
 	for _, n := range networks {
 		add(nat("-s", n.String(), "!", "-o", device), "laptops leave with the address of the pod", "MASQUERADE")
 	}
-	add(source("-i", device), "not of a laptop", "DROP")
+	add(source("-i", device), "not from a laptop", "DROP")
 	for _, n := range networks {
 		r := source("-s", n.String(), "-i", device)
 		r.first = true
-		add(r, "of a laptop", "RETURN")
+		add(r, "from a laptop", "RETURN")
 	}
 	add(source("-o", device, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"), "an answer to a laptop", "RETURN")
 	add(source("-o", device), "not an answer to a laptop", "DROP")

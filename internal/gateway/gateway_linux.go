@@ -58,7 +58,7 @@ func (g *gateway) run(ctx context.Context) error {
 	if errors.Is(err, unix.EADDRINUSE) {
 		return api.Errorf(api.ExitNetstack, "another gateway serves this pod")
 	} else if err != nil {
-		return fmt.Errorf("locking: %w", err)
+		return fmt.Errorf("listening on %s: %w", lockSocket, err)
 	}
 	defer lock.Close()
 	if err := ensureTUN(g.tun); err != nil {

@@ -98,7 +98,7 @@ func say(t *testing.T, conn *net.UnixConn, networks ...netip.Prefix) {
 	}
 }
 
-// accept takes a gateway and gets the device from it.
+// accept accepts a gateway, and receives its device.
 func (m *manager) accept(networks ...netip.Prefix) (*net.UnixConn, tun.Device, api.Gateway) {
 	m.t.Helper()
 	m.listener.SetDeadline(time.Now().Add(timeout))
@@ -116,7 +116,7 @@ func (m *manager) accept(networks ...netip.Prefix) (*net.UnixConn, tun.Device, a
 	}
 	messages, err := unix.ParseSocketControlMessage(control[:cn])
 	if err != nil || len(messages) != 1 {
-		m.t.Fatalf("with the line come %d messages, %v: %s", len(messages), err, line[:n])
+		m.t.Fatalf("the line has %d control messages, %v: %s", len(messages), err, line[:n])
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil {
@@ -152,7 +152,7 @@ func start(t *testing.T, pod *tuntest.Namespace, programs string) (end func() er
 			select {
 			case result = <-done:
 			case <-time.After(timeout):
-				t.Error("the gateway does not end")
+				t.Error("the gateway has not ended")
 			}
 			ended = true
 		}
@@ -162,7 +162,7 @@ func start(t *testing.T, pod *tuntest.Namespace, programs string) (end func() er
 	return end
 }
 
-// onlyBackend is a directory with the programs of one backend.
+// onlyBackend returns a directory with the programs of one backend.
 func onlyBackend(t *testing.T, backend string) string {
 	dir := t.TempDir()
 	for _, name := range []string{"iptables-" + backend, "ip6tables-" + backend} {
@@ -177,7 +177,7 @@ func onlyBackend(t *testing.T, backend string) string {
 	return dir
 }
 
-// trace is all that a gateway changes, as programs show it.
+// trace returns everything that a gateway changes, as programs show it.
 func trace(t *testing.T, pod *tuntest.Namespace) string {
 	t.Helper()
 	out, err := pod.Output("sh", "-c", `ip -o link | sed 's/@.*//'; ip route | sed 's/ linkdown//'; ip -6 route | grep -v fe80 | sed 's/ linkdown//'; ip -o addr | grep -v fe80
@@ -189,7 +189,7 @@ cat /proc/sys/net/ipv4/conf/eth0/forwarding /proc/sys/net/ipv6/conf/all/forwardi
 	return out
 }
 
-// eventually looks until the trace is want.
+// eventually waits until the trace is want.
 func eventually(t *testing.T, pod *tuntest.Namespace, want string) {
 	t.Helper()
 	deadline := time.Now().Add(timeout)
@@ -218,38 +218,38 @@ func TestGatewayForwardsAndLeavesNothing(t *testing.T) {
 				Addrs: []netip.Addr{netip.MustParseAddr("198.19.0.1"), netip.MustParseAddr("fd50:1::1")},
 			}
 			if d := cmp.Diff(want, state, cmpopts.EquateComparable(netip.Addr{})); d != "" {
-				t.Errorf("the gateway says (-want +got):\n%s", d)
+				t.Errorf("the gateway's line (-want +got):\n%s", d)
 			}
-			// peer has no route to the laptop: an answer means that the pod's address was put in its place.
+			// peer has no route to the laptop: an answer proves that the pod has masqueraded the laptop's address.
 			ping(t, dev, laptop4, peer4)
 			ping(t, dev, laptop6, peer6)
 			if mss := handshake(t, dev, peer, laptop4, peer4); mss != 1360 {
-				t.Errorf("the MSS of peer's SYN-ACK is %d, want 1360: what the pod's 1400 bytes take", mss)
+				t.Errorf("the MSS of peer's SYN-ACK is %d, want 1360, which fits the pod's MTU of 1400", mss)
 			}
 
 			deniesNewFlows(t, peer, dev, laptop4, peer4, "10.9.0.2", network4)
 			deniesNewFlows(t, peer, dev, laptop6, peer6, "fd09::2", network6)
 
-			// A laptop of another network, which is a moment too early. Its flow must not be remembered as one that is not
-			// masqueraded: the ping below is of the same flow.
+			// A laptop of another network sends before the gateway has its network. conntrack must not keep its flow as
+			// one that is not masqueraded: the ping below belongs to the same flow.
 			write(t, dev, netip.MustParseAddr("100.96.0.9"), peer4, packet.ProtoICMP, echoRequest(netip.MustParseAddr("100.96.0.9"), peer4))
 			say(t, conn, netip.MustParsePrefix("100.96.0.0/16"))
 			var other api.Gateway
 			if err := json.NewDecoder(conn).Decode(&other); err != nil || !slices.Equal(other.Addrs, []netip.Addr{netip.MustParseAddr("100.96.0.1")}) {
-				t.Errorf("of other networks it says %+v, %v", other, err)
+				t.Errorf("the gateway's line for other networks is %+v, %v", other, err)
 			}
 			waitFor(t, pod, "100.96.0.0/16 dev kubevpn0", "-s 100.96.0.0/16 ! -o kubevpn0", "-s 100.96.0.0/16 -i kubevpn0")
 			ping(t, dev, netip.MustParseAddr("100.96.0.9"), peer4)
 			if now := trace(t, pod); strings.Contains(now, "198.19.") || strings.Contains(now, "fd50:") {
-				t.Errorf("networks that are none any more:\n%s", now)
+				t.Errorf("the gateway kept removed networks:\n%s", now)
 			}
 
-			// The manager goes, and with it everything; it comes back, and gets a new device.
+			// When the manager ends the connection, the gateway removes everything. The next manager gets a new device.
 			conn.Close()
 			eventually(t, pod, before)
 			conn, dev, _ = m.accept(network4)
 			ping(t, dev, laptop4, peer4)
-			// It dies: its descriptors are closed in no order.
+			// A manager that dies closes its descriptors in any order.
 			dev.Close()
 			conn.Close()
 			eventually(t, pod, before)
@@ -258,7 +258,7 @@ func TestGatewayForwardsAndLeavesNothing(t *testing.T) {
 
 			// The gateway ends while the manager still has everything.
 			if err := end(); err != nil {
-				t.Errorf("it ends with %v", err)
+				t.Errorf("the gateway ended with %v", err)
 			}
 			if d := cmp.Diff(before, trace(t, pod)); d != "" {
 				t.Errorf("left (-want +got):\n%s", d)
@@ -267,7 +267,7 @@ func TestGatewayForwardsAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// waitFor looks until the trace contains all of these.
+// waitFor waits until the trace contains all of want.
 func waitFor(t *testing.T, pod *tuntest.Namespace, want ...string) {
 	t.Helper()
 	deadline := time.Now().Add(timeout)
@@ -277,7 +277,7 @@ func waitFor(t *testing.T, pod *tuntest.Namespace, want ...string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%q are not all in\n%s", want, got)
+			t.Fatalf("not all of %q are in\n%s", want, got)
 		}
 	}
 }
@@ -302,7 +302,7 @@ func TestGatewayRemovesWhatKilledOneLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	if now := trace(t, pod); !strings.Contains(now, natChain) || !strings.Contains(now, device) {
-		t.Fatalf("nothing is left:\n%s", now)
+		t.Fatalf("the killed gateway left nothing, so the test proves nothing:\n%s", now)
 	}
 	end := start(t, pod, programs)
 	m := newManager(t, pod)
@@ -358,7 +358,7 @@ func TestGatewayFailsWhenContainerCannotServe(t *testing.T) {
 func TestEnsureTUNCreatesDeviceFile(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := filepath.Join(t.TempDir(), "net", "tun")
-	for range 2 { // once to make it, once to find it
+	for range 2 { // the first call creates it, the second one finds it
 		if err := ensureTUN(path); err != nil {
 			t.Fatal(err)
 		}
@@ -369,7 +369,7 @@ func TestEnsureTUNCreatesDeviceFile(t *testing.T) {
 	}
 }
 
-// A family whose rules vanish is not believed.
+// openFirewall rejects a backend that does not list the rules that it has added.
 func TestFirewallSkipsBackendWithoutEffect(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
@@ -399,10 +399,10 @@ func TestCheckRejectsNetworksThatAreNotPrivate(t *testing.T) {
 		})
 	}
 	if err := check(make([]netip.Prefix, 65)); err == nil {
-		t.Error("65 networks were taken")
+		t.Error("check accepted 65 networks")
 	}
 	if err := check([]netip.Prefix{{}}); err == nil {
-		t.Error("no network was taken for one")
+		t.Error("check accepted the zero Prefix")
 	}
 }
 
@@ -437,8 +437,8 @@ func ping(t *testing.T, dev tun.Device, src, dst netip.Addr) {
 	}
 }
 
-// deniesNewFlows sends to a laptop by the pod's address, as a pod of the same node can with the capability NET_RAW. The
-// laptop's own flows go on: the next packet from peer that it gets is the answer to its ping.
+// deniesNewFlows sends to a laptop through the pod, as a pod of the same node can with the capability NET_RAW. The
+// laptop's own flows continue: its next packet from peer is the answer to its ping.
 func deniesNewFlows(t *testing.T, peer *tuntest.Namespace, dev tun.Device, laptop, from netip.Addr, pod string, network netip.Prefix) {
 	t.Helper()
 	peer.Run("ip", "route", "add", network.String(), "via", pod)
@@ -456,7 +456,7 @@ func deniesNewFlows(t *testing.T, peer *tuntest.Namespace, dev tun.Device, lapto
 	ping(t, dev, laptop, from)
 }
 
-// echoRequest is always of the same flow between two addresses.
+// echoRequest returns a request. All requests between two addresses belong to the same flow.
 func echoRequest(src, dst netip.Addr) []byte {
 	echo := []byte{8, 0, 0, 0, 0x12, 0x34, 0, 1, 'h', 'i'}
 	var pseudo []byte
@@ -468,7 +468,8 @@ func echoRequest(src, dst netip.Addr) []byte {
 	return echo
 }
 
-// handshake sends a SYN into the device and returns the MSS of the answer, which promises more than the way takes.
+// handshake sends a SYN into the device and returns the MSS of the answer. The answer leaves peer with a larger MSS than
+// the path allows.
 func handshake(t *testing.T, dev tun.Device, peer *tuntest.Namespace, src, dst netip.Addr) uint16 {
 	t.Helper()
 	var listener net.Listener

@@ -7,8 +7,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// FuzzLine reads what a traffic manager says, which is not trusted: what passes is a few private networks, each large enough
-// for the device and a laptop.
+// FuzzLine reads lines of an untrusted traffic manager. check must accept only private networks, each large enough for
+// the device and a laptop.
 func FuzzLine(f *testing.F) {
 	for _, seed := range []string{
 		`{"networks":["198.19.0.0/24","fd00:1::/64"]}` + "\n" + `{"networks":[]}` + "\n",
@@ -33,7 +33,7 @@ func FuzzLine(f *testing.F) {
 			}
 			for _, p := range networks.Networks {
 				if a := p.Addr(); !a.IsPrivate() && a.Is6() || p.Bits() < 7 || !p.Contains(first(p)) || first(p) == a {
-					t.Errorf("%v passes, whose device gets %v", p, first(p))
+					t.Errorf("check accepts %v, where the device gets %v", p, first(p))
 				}
 			}
 		}

@@ -187,7 +187,8 @@ func (n *network) forward6(uplinks []netlink.Link) {
 	value, err := readSysctl(all)
 	if err == nil && value != "1" {
 		for _, l := range uplinks {
-			// 1 means: unless it forwards. The pod's own default route may be a router's advertisement.
+			// A link with the value 1 accepts router advertisements only while it does not forward. The pod's default
+			// route may come from one.
 			file := filepath.Join(sysctlRoot, "ipv6/conf", l.Attrs().Name, "accept_ra")
 			if accept, _ := readSysctl(file); accept == "1" && err == nil {
 				err = n.setSysctl(file, "2", accept)
@@ -262,7 +263,7 @@ func check(networks []netip.Prefix) error {
 	return nil
 }
 
-// inner is where inner networks may be: private, shared (RFC 6598), for benchmarks, unique local.
+// inner lists the networks that may contain inner networks: private, shared (RFC 6598), for benchmarks, unique local.
 var inner = []netip.Prefix{
 	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"),
 	netip.MustParsePrefix("192.168.0.0/16"),

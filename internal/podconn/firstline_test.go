@@ -16,7 +16,7 @@ import (
 	"kubevpn/internal/cluster"
 )
 
-// late is a pod on whose port somebody listens from the attempt on that has that number.
+// late is a pod whose port refuses every attempt before number from.
 func late(tries *atomic.Int32, from int32, say string) func(string, httpstream.Stream, httpstream.Stream) {
 	return func(port string, data, errs httpstream.Stream) {
 		if n := tries.Add(1); n < from {

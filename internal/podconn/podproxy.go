@@ -85,8 +85,8 @@ func (e *podProxyError) Explain(apiServer string) *api.Error {
 	var status apierrors.APIStatus
 	switch {
 	case errors.Is(e.cause, errNoUpgrade):
-		return api.Errorf(api.ExitUnreachable, "a proxy or load balancer before %s blocks HTTP upgrades: %w", apiServer,
-			errNoUpgrade).
+		return api.Errorf(api.ExitUnreachable, "a proxy or load balancer in front of %s blocks HTTP upgrades: %w",
+			apiServer, errNoUpgrade).
 			WithHint("It must forward the headers Connection and Upgrade.")
 	case errors.As(e.cause, &status) && silent.MatchString(status.Status().Message):
 		return api.Errorf(api.ExitUnreachable, "port %d of pod %s closed the connection without an answer", e.port,

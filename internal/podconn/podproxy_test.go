@@ -32,8 +32,8 @@ import (
 	"kubevpn/internal/api"
 )
 
-// proxyServer is an API server as pods/proxy has it, which would rather speak HTTP/2. answer gets each request; what
-// it returns true for is upgraded, and given to pod.
+// proxyServer is an API server with pods/proxy that prefers HTTP/2. answer gets each request. If it returns true, the
+// server upgrades the connection and passes it to pod.
 func proxyServer(t testing.TB, answer func(w http.ResponseWriter, r *http.Request) bool, pod func(net.Conn, *bufio.Reader)) *httptest.Server {
 	var pods sync.WaitGroup
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -145,7 +145,7 @@ func TestPodProxyUsesTheKubeconfig(t *testing.T) {
 			c.ProxyURL = connectProxy(t, &connects)
 		}, func(r *http.Request) string {
 			if connects.Load() != 1 {
-				return "the proxy was passed by"
+				return "the request bypassed the proxy"
 			}
 			return r.Header.Get("Authorization")
 		}},
@@ -197,7 +197,7 @@ func TestPodProxyUsesTheKubeconfig(t *testing.T) {
 	}
 }
 
-// clientCertificate is dev's, signed by itself.
+// clientCertificate returns a self-signed certificate of the user dev.
 func clientCertificate(t testing.TB) (cert, key []byte) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -304,13 +304,13 @@ func TestPodProxyNamesTheRefusal(t *testing.T) {
 			conn, err := c.PodProxy(t.Context(), webProxy)
 			if err == nil {
 				conn.Close()
-				t.Fatal("it was upgraded")
+				t.Fatal("PodProxy returned a connection")
 			}
 			if test.is != nil && !test.is(err) {
 				t.Errorf("%v is of the wrong kind", err)
 			}
 			if !strings.Contains(err.Error(), test.words) || !strings.HasPrefix(err.Error(), "pods/proxy to port 10802 of pod ns/web: ") {
-				t.Errorf("it says %q, without %q", err, test.words)
+				t.Errorf("the error is %q, want it to contain %q", err, test.words)
 			}
 			if e := c.cluster.Explain(err); e.Code != test.code || !strings.Contains(e.Message, test.told) {
 				t.Errorf("explained as %d, %s; want %d, %s", e.Code, e.Message, test.code, test.told)
@@ -333,7 +333,7 @@ func TestPodProxyEndsWithItsContext(t *testing.T) {
 		cancel(nil)
 	}()
 	if _, err := c.PodProxy(ctx, webProxy); !errors.Is(err, context.Canceled) {
-		t.Errorf("PodProxy gave %v", err)
+		t.Errorf("PodProxy returned %v", err)
 	}
 }
 
@@ -364,8 +364,8 @@ func TestPodProxyEndsWithThePod(t *testing.T) {
 		name string
 		end  func(net.Conn)
 	}{
-		{"tls-farewell", func(c net.Conn) { c.Close() }},
-		{"without", func(c net.Conn) { c.(*tls.Conn).NetConn().Close() }},
+		{"close-notify", func(c net.Conn) { c.Close() }},
+		{"no-close-notify", func(c net.Conn) { c.(*tls.Conn).NetConn().Close() }},
 	} {
 		t.Run(way.name, func(t *testing.T) {
 			noLeaks(t)
@@ -374,21 +374,21 @@ func TestPodProxyEndsWithThePod(t *testing.T) {
 				way.end(c)
 			}), nil))
 			if _, ok := conn.(interface{ CloseWrite() error }); ok {
-				t.Error("it claims that it can be closed for writing alone")
+				t.Error("the connection has CloseWrite")
 			}
 			conn.SetDeadline(time.Now().Add(20 * time.Second))
 			if got, err := io.ReadAll(conn); string(got) != "bye" || err != nil {
 				t.Errorf("read %q, %v", got, err)
 			}
 			var err error
-			for err == nil { // until the server's kernel has said that nobody is there
+			for err == nil { // until the server's kernel resets the connection
 				_, err = conn.Write(make([]byte, 64<<10))
 			}
 			if errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("writing to nobody: %v", err)
+				t.Errorf("Write to a closed connection: %v", err)
 			}
 			if _, again := conn.Write([]byte("x")); again == nil {
-				t.Error("a Write after one that failed succeeds")
+				t.Error("a Write succeeds after a failed one")
 			}
 		})
 	}
@@ -413,10 +413,10 @@ func TestPodProxyCloseReachesThePod(t *testing.T) {
 		t.Errorf("the second Close: %v", err)
 	}
 	if err := <-reading; !errors.Is(err, net.ErrClosed) {
-		t.Errorf("the Read that waited gave %v", err)
+		t.Errorf("the blocked Read returned %v", err)
 	}
 	if _, err := conn.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Write gave %v", err)
+		t.Errorf("Write returned %v", err)
 	}
 	if err := <-ended; err == nil {
 		t.Error("the pod read something")

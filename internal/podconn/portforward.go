@@ -78,7 +78,7 @@ func (d *Dialer) PortForward(ctx context.Context, namespace, pod string, port ui
 }
 
 // Warm opens a connection to the API server that the next call of the Dialer uses, if that comes within a few seconds.
-// It opens none if a proxy is before the API server.
+// It opens none if a proxy is in front of the API server.
 func (d *Dialer) Warm(ctx context.Context) error { return d.upgrade.warmUp(ctx) }
 
 // tryProtocols calls open with the protocol that worked last, and falls back to the other one.
@@ -172,8 +172,8 @@ func bufferedLink(rw io.ReadWriter) link {
 	}{bufio.NewReaderSize(rw, readBuffer), rw}}
 }
 
-// Try opens a port-forward to a pod by one protocol, without a stream, and closes it. It shows what the way to the API
-// server passes.
+// Try opens a port-forward to a pod by one protocol, without a stream, and closes it. It shows whether the path to the
+// API server allows the protocol.
 func (d *Dialer) Try(ctx context.Context, how Protocol, namespace, pod string) error {
 	_, raw, err := d.forwardLink(ctx, how, namespace, pod)
 	if err != nil {

@@ -227,7 +227,7 @@ func TestPortForwardCloseEndsBlockedCalls(t *testing.T) {
 			}
 		})
 		<-full
-		conn.Close() // if it waited for the Write, the test would not end
+		conn.Close() // Close must not wait for the Write
 		wg.Wait()
 		for range 2 {
 			if err := <-errs; !errors.Is(err, net.ErrClosed) {
@@ -351,7 +351,7 @@ func TestPortForwardFailsWithoutThePod(t *testing.T) {
 func TestPortForwardDialEndsWithItsContext(t *testing.T) {
 	protocols(t, func(t *testing.T, p Protocol) {
 		noLeaks(t)
-		l, err := net.Listen("tcp", "127.0.0.1:0") // accepts in the kernel and says nothing
+		l, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and sends nothing
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -523,9 +523,9 @@ func TestTryOpensOneProtocol(t *testing.T) {
 		t.Error(err)
 	}
 	if err := d.Try(t.Context(), SPDYProtocol, "ns", "web"); err == nil {
-		t.Error("SPDY passed a server that does not know it")
+		t.Error("Try succeeded with SPDY on a server without SPDY")
 	}
 	if d.Transport() != "" {
-		t.Errorf("later port-forwards begin with %q", d.Transport())
+		t.Errorf("Try set the protocol of later port-forwards to %q", d.Transport())
 	}
 }

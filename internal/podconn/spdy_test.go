@@ -32,7 +32,7 @@ func frames(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
 var opened = frames(control(spdy.TypeSynReply, errorStream), control(spdy.TypeSynReply, dataStream))
 
-// pipeConn is a connection whose peer said everything in advance.
+// pipeConn is a connection whose peer has sent everything in advance.
 type pipeConn struct {
 	net.Conn
 	r io.Reader
@@ -160,16 +160,16 @@ func TestReadAnswersPings(t *testing.T) {
 	raw.w.Reset()
 	buf := make([]byte, 1)
 	c.Read(buf)
-	if want := control(spdy.TypePing, 2); !bytes.Equal(raw.w.Bytes(), want) { // 7 would be ours
+	if want := control(spdy.TypePing, 2); !bytes.Equal(raw.w.Bytes(), want) { // podConn's own pings have odd IDs
 		t.Fatalf("wrote % x, want % x", raw.w.Bytes(), want)
 	}
 	raw.w.Reset()
-	c.writeMu.Lock() // as a stuck Write
+	c.writeMu.Lock() // like a blocked Write
 	if _, err := c.Read(buf); err != nil || buf[0] != 'b' {
 		t.Fatal(buf, err)
 	}
 	if raw.w.Len() > 0 {
-		t.Fatal("written past a Write")
+		t.Fatal("Read wrote during a Write")
 	}
 	c.unlockWrite()
 	if want := control(spdy.TypePing, 4); !bytes.Equal(raw.w.Bytes(), want) {
@@ -230,10 +230,10 @@ func FuzzPodConn(f *testing.F) {
 		}
 		got, err := io.ReadAll(c)
 		if len(got) > len(wire) {
-			t.Fatalf("%d bytes out of %d", len(got), len(wire))
+			t.Fatalf("read %d bytes from %d bytes of frames", len(got), len(wire))
 		}
 		if err == nil && len(wire) == 0 {
-			t.Fatal("an end out of nothing")
+			t.Fatal("Read returned io.EOF without any frame")
 		}
 	})
 }

@@ -55,7 +55,7 @@ type warmConn struct {
 	expiry *time.Timer
 }
 
-// warmUp opens a TLS connection for the next request. It opens none if a proxy is before the API server.
+// warmUp opens a TLS connection for the next request. It opens none if a proxy is in front of the API server.
 func (u *upgrader) warmUp(ctx context.Context) error {
 	if err := u.prepare(); err != nil {
 		return err
@@ -125,12 +125,12 @@ func (e *upgradeError) Explain(apiServer string) *api.Error {
 	if !errors.Is(e.cause, errNoUpgrade) {
 		return nil
 	}
-	return api.Errorf(api.ExitUnreachable, "a proxy or load balancer before %s blocks port-forwards: %w", apiServer,
-		errNoUpgrade).
+	return api.Errorf(api.ExitUnreachable, "a proxy or load balancer in front of %s blocks port-forwards: %w",
+		apiServer, errNoUpgrade).
 		WithHint("It must forward WebSocket or SPDY upgrades; `kubectl port-forward` fails the same way.")
 }
 
-var errNoUpgrade = errors.New("the server, or a proxy before it, did not switch protocols")
+var errNoUpgrade = errors.New("the server, or a proxy in front of it, did not switch protocols")
 
 func (u *upgrader) prepare() error {
 	u.once.Do(func() {

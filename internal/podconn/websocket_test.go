@@ -120,13 +120,13 @@ func FuzzWebSocketRead(f *testing.F) {
 			n, err := ws.Read(buf)
 			total += n
 			if n > len(buf) || total > len(wire) {
-				t.Fatalf("%d bytes out of %d", total, len(wire))
+				t.Fatalf("read %d bytes from %d bytes of frames", total, len(wire))
 			}
 			if err != nil {
 				return
 			}
 			if n == 0 {
-				t.Fatal("nothing read, and no error")
+				t.Fatal("Read returned neither a byte nor an error")
 			}
 		}
 	})

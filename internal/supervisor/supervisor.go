@@ -15,7 +15,7 @@
 //	   │
 //	   └── ended by itself ──▶ waiting: 1 s, 2 s, ... 30 s, or new files ──▶ running
 //
-// The command does not start before the first files arrived, however long that takes: it would run the image's version.
+// The command does not start before the first files have arrived, because it would run the image's version.
 // A command that runs once (--once), such as that of a CronJob, is not restarted after success: only new files do so,
 // and without --restart the supervisor ends too.
 //
@@ -43,10 +43,10 @@ const (
 	stopGrace    = 5 * time.Second // between SIGTERM and SIGKILL when the command is restarted
 	backoffFirst = time.Second     // after a command that ended by itself
 	backoffMost  = 30 * time.Second
-	steady       = 10 * time.Second // after which the end of a command resets the backoff
+	steady       = 10 * time.Second // a command that ran this long resets the backoff
 )
 
-// Config is what New needs.
+// Config configures a Supervisor.
 type Config struct {
 	Command []string // program and arguments, at least one word; the program is looked up in $PATH
 	Socket  string   // where to listen for files
@@ -82,7 +82,7 @@ func New(cfg Config) *Supervisor {
 	return s
 }
 
-// onSync takes over what a round did to a directory.
+// onSync records the result of a round of synchronization in a directory.
 func (s *Supervisor) onSync(dir int, b filesync.Batch) {
 	if s.cfg.Restart && b.Changed() {
 		s.changed.Raise()

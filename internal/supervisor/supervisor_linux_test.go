@@ -96,10 +96,10 @@ func (s *supervised) line(t *testing.T, want string) {
 	select {
 	case got := <-s.lines:
 		if got != want {
-			t.Fatalf("the command says %q, want %q", got, want)
+			t.Fatalf("the command printed %q, want %q", got, want)
 		}
 	case <-time.After(waitLimit):
-		t.Fatalf("the command does not say %q", want)
+		t.Fatalf("the command did not print %q", want)
 	}
 }
 
@@ -110,7 +110,7 @@ func (s *supervised) exit(t *testing.T) int {
 	case <-s.ended:
 		return s.cmd.ProcessState.ExitCode()
 	case <-time.After(waitLimit):
-		t.Fatal("the supervisor does not end")
+		t.Fatal("the supervisor has not ended")
 		return 0
 	}
 }
@@ -171,7 +171,7 @@ func TestCommandStartsWithFilesAndRestartsForNewOnes(t *testing.T) {
 	testenv.Until(t, "the files of one directory", func() bool { return first.Status().Synced })
 	select {
 	case got := <-s.lines:
-		t.Errorf("the command says %q before the other directory has its files", got)
+		t.Errorf("the command printed %q before the other directory has its files", got)
 	default:
 	}
 	s.sync(t, t.TempDir(), "0")
@@ -268,7 +268,7 @@ func TestOnceRunsAgainOnlyForNewFiles(t *testing.T) {
 	s.line(t, "one")
 	select {
 	case again := <-s.lines:
-		t.Errorf("it ran again by itself, and said %q", again)
+		t.Errorf("the command ran again by itself, and printed %q", again)
 	case <-time.After(2 * backoffFirst):
 	}
 	write(t, local+"/greeting", "two\n")
@@ -378,7 +378,7 @@ func TestUnwritableDirectoryIsReported(t *testing.T) {
 	})
 	select {
 	case got := <-s.lines:
-		t.Errorf("the command says %q", got)
+		t.Errorf("the command printed %q", got)
 	default:
 	}
 }
