@@ -434,7 +434,7 @@ func (c *Client) attempt(ctx context.Context, s *Session, l *link, path path) (*
 	h := hello{session: s.id, token: s.token, link: uint8(l.index), first: !l.load.born.Load(), attempt: l.attempt,
 		received: received}
 	l.mu.Unlock()
-	r, err := c.shake(ctx, conn, h)
+	r, err := shake(ctx, conn, h)
 	if err == nil {
 		var ca *linkConn
 		if ca, err = l.attach(conn, path, r.received); err == nil {
@@ -446,8 +446,8 @@ func (c *Client) attempt(ctx context.Context, s *Session, l *link, path path) (*
 }
 
 // shake performs the handshake. The timeout and ctx close conn, because not every conn has deadlines.
-func (c *Client) shake(ctx context.Context, conn net.Conn, h hello) (reply, error) {
-	hctx, cancel := context.WithTimeout(ctx, c.cfg.Tuning.Handshake)
+func shake(ctx context.Context, conn net.Conn, h hello) (reply, error) {
+	hctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
 	stop := context.AfterFunc(hctx, func() { conn.Close() })
 	r, err := func() (reply, error) {

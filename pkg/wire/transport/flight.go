@@ -93,28 +93,27 @@ func (f *flight) restart() { f.startup, f.rate, f.flat, f.empty, f.span = true, 
 
 // inFlight returns how many bytes the link may have in flight. Call with mu held.
 func (l *link) inFlight() int {
-	most := l.session.tuning.ReplayBuffer
 	if l.conn == nil || !l.delay().far.Load() {
-		return most
+		return replayBuffer
 	}
 	limit := l.flight.limit
 	if d := l.delay().drain.Load(); d != nil && time.Now().Before(d.until) {
 		limit = max(int(d.part*float64(limit)), leastFlight)
 	}
-	return min(limit, most)
+	return min(limit, replayBuffer)
 }
 
 // full reports whether the bytes held are as many as may be in flight. Call with mu held.
 func (l *link) full(held int) bool {
-	limit, most := l.inFlight(), l.session.tuning.ReplayBuffer
+	limit := l.inFlight()
 	if held < limit {
 		return false
 	}
 	l.flight.round.limited = true
-	if limit == most {
+	if limit == replayBuffer {
 		return true
 	}
-	if held < min(limit+l.late(time.Now()), most) {
+	if held < min(limit+l.late(time.Now()), replayBuffer) {
 		return false
 	}
 	l.pause.Reset(pauseTime) // onPause asks again
@@ -214,7 +213,7 @@ func (l *link) adapt(now time.Time) {
 		return
 	}
 	f.limit = (f.limit+int(float64(f.limit)*goal.Seconds()/rtt.Seconds()))/2 + flightGrowth
-	f.limit = min(max(f.limit, f.least), l.session.tuning.ReplayBuffer)
+	f.limit = min(max(f.limit, f.least), replayBuffer)
 	if since > max(drainEvery, 12*base) || rtt > goal+target(base) && since > 6*rtt {
 		d.begin(rtt, 6*rtt, now)
 	}
@@ -230,7 +229,7 @@ func (l *link) double(queued bool, goal, took time.Duration) {
 	f.rate = max(f.rate, rate)
 	switch {
 	case f.flat == 0:
-		most := min(l.session.tuning.ReplayBuffer, int(2*f.rate*goal.Seconds())) // a conn's slow start doubles the rate
+		most := min(replayBuffer, int(2*f.rate*goal.Seconds())) // a conn's slow start doubles the rate
 		f.limit = max(f.limit, min(2*f.limit, most))
 	case f.flat == flatRounds:
 		f.startup, f.flat, f.recent = false, 0, f.rate

@@ -138,10 +138,10 @@ func (l *link) probe(timeout time.Duration) {
 	l.heart.timer.Reset(min(timeout, l.session.tuning.Heartbeat))
 }
 
-// wantAck acknowledges what was received after Tuning.AckDelay.
+// wantAck acknowledges what was received after ackDelay.
 func (l *link) wantAck() {
 	if !l.acks.armed.Swap(true) {
-		l.acks.timer.Reset(l.session.tuning.AckDelay)
+		l.acks.timer.Reset(ackDelay)
 	}
 }
 

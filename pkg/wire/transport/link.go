@@ -74,7 +74,7 @@ type streamTable struct {
 
 // owed describes the acknowledgement that the other end owes. link.mu guards it.
 type owed struct {
-	end   uint64    // position behind the last frame that it acknowledges within Tuning.AckDelay
+	end   uint64    // position behind the last frame that it acknowledges within ackDelay
 	since time.Time // when it last acknowledged something, or began to owe it
 }
 
@@ -330,7 +330,7 @@ func (l *link) control(kind byte, stream uint32, payload ...byte) {
 		return
 	}
 	l.frame(header{kind: kind, length: len(payload), stream: stream}, payload)
-	if l.out.held() > l.session.tuning.ReplayBuffer+controlSlack {
+	if l.out.held() > replayBuffer+controlSlack {
 		l.session.wg.Go(func() { l.session.fail(fmt.Errorf("%w: too many unread control frames", ErrProtocol)) })
 	}
 }

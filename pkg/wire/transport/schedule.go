@@ -47,9 +47,8 @@ type turn struct {
 
 // room reports whether a writer may append. Call with mu held.
 func (l *link) room() bool {
-	t := &l.session.tuning
 	held := l.out.held() + l.sched.reserved
-	return !l.full(held) && l.out.unsent()+l.sched.reserved < t.Unsent &&
+	return !l.full(held) && l.out.unsent()+l.sched.reserved < maxUnsent &&
 		// below replayFloor the budget does not count, as no acknowledgement may be due that wakes the writers
 		(held < replayFloor || l.session.bytes.fits(largeChunk))
 }

@@ -152,7 +152,7 @@ func (s *Server) accept(ctx context.Context, listener net.Listener) error {
 
 // greet performs a conn's handshake and attaches it. The caller closes conn if it fails.
 func (s *Server) greet(ctx context.Context, conn net.Conn) error {
-	hctx, cancel := context.WithTimeout(ctx, s.cfg.Tuning.Handshake)
+	hctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
 	stop := context.AfterFunc(hctx, func() { conn.Close() })
 	defer stop()

@@ -404,9 +404,9 @@ func (s *Session) Accept(ctx context.Context) (*Incoming, error) {
 	}
 }
 
-// reserve takes n bytes of Tuning.WindowMemory, if there are as many. unreserve returns them.
+// reserve takes n bytes of windowMemory, if there are as many. unreserve returns them.
 func (s *Session) reserve(n int) bool {
-	if s.grown.Add(int64(n)) <= int64(s.tuning.WindowMemory) {
+	if s.grown.Add(int64(n)) <= windowMemory {
 		return true
 	}
 	s.grown.Add(-int64(n))

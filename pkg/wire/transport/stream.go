@@ -162,7 +162,7 @@ func (s *Stream) Mark() uint64 {
 	return s.l.owed.end // what is behind it has no acknowledgement of its own
 }
 
-// Arrived reports whether the other end has acknowledged everything before the mark. It does so within Tuning.AckDelay.
+// Arrived reports whether the other end has acknowledged everything before the mark. It does so within ackDelay.
 func (s *Stream) Arrived(mark uint64) bool {
 	s.l.mu.Lock()
 	defer s.l.mu.Unlock()
@@ -388,7 +388,7 @@ func (s *Stream) topUp() int {
 		soon = max(soon, datagramPause)
 	}
 	if now.Sub(s.toppedUp) < soon {
-		if grow := min(s.window, s.l.session.tuning.MaxWindow-s.window); grow > 0 && !s.l.session.bytes.tight() &&
+		if grow := min(s.window, maxWindow-s.window); grow > 0 && !s.l.session.bytes.tight() &&
 			s.l.session.reserve(grow) {
 			s.window += grow
 			free += grow

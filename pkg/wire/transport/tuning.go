@@ -5,25 +5,25 @@ import (
 	"time"
 )
 
-// Tuning holds the times and sizes of one end of a session. Zero fields mean the defaults. The two ends may differ.
+// Tuning holds times of one end of a session. Zero fields mean the defaults. The two ends may differ.
 type Tuning struct {
 	Heartbeat time.Duration // silence after which the link pings; 5 s
 	DeadAfter time.Duration // silence after which the link drops its conn; 12 s
-	AckDelay  time.Duration // the longest time from data to its acknowledgement; 50 ms
-	Handshake time.Duration // timeout of a conn's handshake; 10 s
 	Linger    time.Duration // timeout for the other end's FIN after Stream.Close; 60 s
-
-	ReplayBuffer int // unacknowledged bytes per link; 4 MiB. A link sends at most this much per round trip.
-	Unsent       int // bytes per link that wait for the conn before writers block; 64 KiB. Less means lower latency.
-	MaxWindow    int // the largest window of a stream, which begins with 256 KiB; 16 MiB
-	WindowMemory int // bytes by which all windows of a session together may exceed 256 KiB each; 64 MiB
 }
 
 const (
 	// initialWindow is part of the protocol: both ends begin with it, so that it needs no message.
 	initialWindow = 256 << 10
 
-	farewellTime = time.Second // timeout for the other end's part in the end of the session
+	handshakeTime = 10 * time.Second      // timeout of a conn's handshake
+	farewellTime  = time.Second           // timeout for the other end's part in the end of the session
+	ackDelay      = 50 * time.Millisecond // the longest time from data to its acknowledgement
+
+	replayBuffer = 4 << 20  // unacknowledged bytes per link, so a link sends at most this much per round trip
+	maxUnsent    = 64 << 10 // bytes per link that wait for the conn before writers block; less means lower latency
+	maxWindow    = 16 << 20 // the largest window of a stream
+	windowMemory = 64 << 20 // bytes by which all windows of a session together may exceed initialWindow each
 
 	accountEvery = 64 << 10             // bytes that a link may hold before the session's budget counts them
 	ackEvery     = 256 << 10            // bytes after which the link acknowledges at once
@@ -45,12 +45,6 @@ const (
 func (t Tuning) withDefaults() Tuning {
 	t.Heartbeat = cmp.Or(t.Heartbeat, 5*time.Second)
 	t.DeadAfter = cmp.Or(t.DeadAfter, 12*time.Second)
-	t.AckDelay = cmp.Or(t.AckDelay, 50*time.Millisecond)
-	t.Handshake = cmp.Or(t.Handshake, 10*time.Second)
 	t.Linger = cmp.Or(t.Linger, time.Minute)
-	t.Unsent = cmp.Or(t.Unsent, 64<<10)
-	t.WindowMemory = cmp.Or(t.WindowMemory, 64<<20)
-	t.MaxWindow = max(cmp.Or(t.MaxWindow, 16<<20), initialWindow)
-	t.ReplayBuffer = max(cmp.Or(t.ReplayBuffer, 4<<20), 2*maxPayload)
 	return t
 }
