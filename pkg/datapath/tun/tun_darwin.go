@@ -103,49 +103,22 @@ func configure(fd int, unit uint32, mtu int) (string, error) {
 // Adopt makes a Device from a file that [Create] returned, here or in another process. It requires no privilege. It
 // owns f and closes it, also after an error. name and mtu are those of the interface.
 func Adopt(f *os.File, name string, mtu int) (Device, error) {
-	defer f.Close()
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
-	}
-	if got, err := unix.GetsockoptString(fd, sysprotoControl, optName); err != nil || got != name {
-		unix.Close(fd)
-		return nil, fmt.Errorf("the file of %s is the device %q (%v)", name, got, err)
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
-	}
-	file := os.NewFile(uintptr(fd), name) // nonblocking, so it uses the runtime's poller
-	raw, err := file.SyscallConn()
-	if err != nil {
-		file.Close()
-		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
-	}
-	return &device{file: file, raw: raw, name: name, mtu: mtu}, nil
-}
-
-// Open calls Create and Adopt in one process.
-func Open(name string, mtu int) (Device, error) {
-	f, err := Create(name, mtu)
+	a, err := adopt(f, name, mtu)
 	if err != nil {
 		return nil, err
 	}
-	return Adopt(f, f.Name(), mtu)
+	return &device{a}, nil
 }
 
-type device struct {
-	file *os.File
-	raw  syscall.RawConn
-	name string
-	mtu  int
+// check returns an error unless fd is the TUN device name. No device takes UDP super-packets.
+func check(fd int, name string) (uso bool, err error) {
+	if got, err := unix.GetsockoptString(fd, sysprotoControl, optName); err != nil || got != name {
+		return false, fmt.Errorf("the file of %s is the device %q (%v)", name, got, err)
+	}
+	return false, nil
 }
 
-func (d *device) Name() string { return d.name }
-func (d *device) MTU() int     { return d.mtu }
-func (d *device) GSO() bool    { return GSO }
-func (d *device) USO() bool    { return false }
-func (d *device) Close() error { return d.file.Close() }
+type device struct{ adopted }
 
 // Read reads the address family into the end of the virtio-net header, which it then clears.
 func (d *device) Read(p []byte) (int, error) {
@@ -156,10 +129,6 @@ func (d *device) Read(p []byte) (int, error) {
 	clear(p[:packet.VirtioLen])
 	return max(familyOffset+n, packet.VirtioLen), nil
 }
-
-// SetReadDeadline makes Read return os.ErrDeadlineExceeded at t, as for a net.Conn. netstack stops reading with it
-// without closing the device.
-func (d *device) SetReadDeadline(t time.Time) error { return d.file.SetReadDeadline(t) }
 
 // writeOp is one Writev in progress. Pooled with it is the function that RawConn calls, because each packet would
 // allocate it otherwise.

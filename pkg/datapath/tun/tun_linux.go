@@ -6,8 +6,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -85,27 +83,11 @@ func configure(fd int, name string, mtu int) error {
 // Adopt makes a Device from a file that [Create] returned, here or in another process. It requires no privilege. It
 // owns f and closes it, also after an error. name and mtu are the arguments of Create.
 func Adopt(f *os.File, name string, mtu int) (Device, error) {
-	defer f.Close()
-	fd, err := duplicate(f)
+	a, err := adopt(f, name, mtu)
 	if err != nil {
-		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
-	}
-	if err := check(fd, name); err != nil {
-		unix.Close(fd)
 		return nil, err
 	}
-	uso, err := takesUDP(fd, name)
-	if err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	file := os.NewFile(uintptr(fd), name) // nonblocking, so it uses the runtime's poller
-	raw, err := file.SyscallConn()
-	if err != nil {
-		file.Close()
-		return nil, fmt.Errorf("taking over the file of %s: %w", name, err)
-	}
-	d := &device{file: file, raw: raw, name: name, mtu: mtu, uso: uso}
+	d := &device{adopted: a}
 	d.tryRead = func(fd uintptr) bool {
 		d.n, d.readErr = nonblock.Read(fd, d.buf)
 		return d.readErr != unix.EAGAIN
@@ -113,46 +95,25 @@ func Adopt(f *os.File, name string, mtu int) (Device, error) {
 	return d, nil
 }
 
-// duplicate returns a nonblocking copy of f's descriptor. os.NewFile decides whether a file uses the poller, and f may
-// come from a blocking descriptor.
-func duplicate(f *os.File) (int, error) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	fd, dupErr := -1, error(nil)
-	if err := raw.Control(func(old uintptr) {
-		fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
-	}); err != nil {
-		return -1, err
-	}
-	if dupErr != nil {
-		return -1, dupErr
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
-}
-
-// check verifies that fd is the TUN device name in the mode that type device requires.
-func check(fd int, name string) error {
+// check returns an error unless fd is the TUN device name in the mode that type device requires. It reports whether UDP
+// super-packets can be written to the device.
+func check(fd int, name string) (uso bool, err error) {
 	request, err := unix.NewIfreq("")
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := unix.IoctlIfreq(fd, unix.TUNGETIFF, request); err != nil {
-		return fmt.Errorf("the file of %s is not a TUN device: %w", name, err)
+		return false, fmt.Errorf("the file of %s is not a TUN device: %w", name, err)
 	}
 	const want = unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR
 	if request.Name() != name || request.Uint16()&want != want {
-		return fmt.Errorf("the file of %s is the device %s with flags %#x", name, request.Name(), request.Uint16())
+		return false, fmt.Errorf("the file of %s is the device %s with flags %#x", name, request.Name(),
+			request.Uint16())
 	}
 	if n, err := unix.IoctlGetInt(fd, unix.TUNGETVNETHDRSZ); err != nil || n != packet.VirtioLen {
-		return fmt.Errorf("the virtio-net header of %s has %d bytes, not %d (%v)", name, n, packet.VirtioLen, err)
+		return false, fmt.Errorf("the virtio-net header of %s has %d bytes, not %d (%v)", name, n, packet.VirtioLen, err)
 	}
-	return nil
+	return takesUDP(fd, name)
 }
 
 // takesUDP sets the offloads of the device, and reports whether UDP super-packets can be written to it. A kernel that
@@ -165,21 +126,8 @@ func takesUDP(fd int, name string) (bool, error) {
 	return known, nil
 }
 
-// Open calls Create and Adopt in one process.
-func Open(name string, mtu int) (Device, error) {
-	f, err := Create(name, mtu)
-	if err != nil {
-		return nil, err
-	}
-	return Adopt(f, name, mtu)
-}
-
 type device struct {
-	file *os.File
-	raw  syscall.RawConn
-	name string
-	mtu  int
-	uso  bool
+	adopted
 
 	// The state of the Read in progress; there is one at a time.
 	tryRead func(fd uintptr) bool
@@ -187,12 +135,6 @@ type device struct {
 	n       int
 	readErr error
 }
-
-func (d *device) Name() string { return d.name }
-func (d *device) MTU() int     { return d.mtu }
-func (d *device) GSO() bool    { return GSO }
-func (d *device) USO() bool    { return d.uso }
-func (d *device) Close() error { return d.file.Close() }
 
 func (d *device) Read(p []byte) (int, error) {
 	d.buf = p
@@ -209,10 +151,6 @@ func (d *device) Read(p []byte) (int, error) {
 	}
 	return 0, &os.PathError{Op: "read", Path: d.name, Err: err}
 }
-
-// SetReadDeadline makes Read return os.ErrDeadlineExceeded at t, as for a net.Conn. netstack stops reading with it
-// without closing the device.
-func (d *device) SetReadDeadline(t time.Time) error { return d.file.SetReadDeadline(t) }
 
 // writeOp is one Writev in progress. Pooled with it are the functions that RawConn calls, because each packet would
 // allocate them otherwise.

@@ -20,7 +20,4 @@ func Adopt(f *os.File, name string, mtu int) (Device, error) {
 	return nil, notImplemented()
 }
 
-// Open is not implemented on this operating system.
-func Open(name string, mtu int) (Device, error) { return nil, notImplemented() }
-
 func notImplemented() error { return fmt.Errorf("%w: not implemented on %s", ErrNoTUN, runtime.GOOS) }

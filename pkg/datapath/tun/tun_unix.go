@@ -1,0 +1,75 @@
+//go:build linux || darwin
+
+package tun
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// adopted is the part of a device that Linux and macOS have in common.
+type adopted struct {
+	file *os.File
+	raw  syscall.RawConn
+	name string
+	mtu  int
+	uso  bool
+}
+
+// adopt duplicates the descriptor of f, which it closes, and checks that it is the device name.
+func adopt(f *os.File, name string, mtu int) (adopted, error) {
+	defer f.Close()
+	fd, err := duplicate(f)
+	if err != nil {
+		return adopted{}, fmt.Errorf("taking over the file of %s: %w", name, err)
+	}
+	uso, err := check(fd, name)
+	if err != nil {
+		unix.Close(fd)
+		return adopted{}, err
+	}
+	file := os.NewFile(uintptr(fd), name) // nonblocking, so it uses the runtime's poller
+	raw, err := file.SyscallConn()
+	if err != nil {
+		file.Close()
+		return adopted{}, fmt.Errorf("taking over the file of %s: %w", name, err)
+	}
+	return adopted{file: file, raw: raw, name: name, mtu: mtu, uso: uso}, nil
+}
+
+// duplicate returns a nonblocking copy of f's descriptor. os.NewFile decides whether a file uses the poller, and f may
+// come from a blocking descriptor.
+func duplicate(f *os.File) (int, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	fd, dupErr := -1, error(nil)
+	if err := raw.Control(func(old uintptr) {
+		fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
+	}); err != nil {
+		return -1, err
+	}
+	if dupErr != nil {
+		return -1, dupErr
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func (a *adopted) Name() string { return a.name }
+func (a *adopted) MTU() int     { return a.mtu }
+func (a *adopted) GSO() bool    { return GSO }
+func (a *adopted) USO() bool    { return a.uso }
+func (a *adopted) Close() error { return a.file.Close() }
+
+// SetReadDeadline makes Read return os.ErrDeadlineExceeded at t, as for a net.Conn. netstack stops reading with it
+// without closing the device.
+func (a *adopted) SetReadDeadline(t time.Time) error { return a.file.SetReadDeadline(t) }
