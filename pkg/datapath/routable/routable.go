@@ -17,30 +17,34 @@ const MaxRoutes = 4096
 
 // private returns the networks that are routed without asking.
 func private() []netip.Prefix {
-	return []netip.Prefix{
-		netip.MustParsePrefix("10.0.0.0/8"), // RFC 1918
-		netip.MustParsePrefix("172.16.0.0/12"),
-		netip.MustParsePrefix("192.168.0.0/16"),
-		netip.MustParsePrefix("100.64.0.0/10"),   // RFC 6598, shared address space
-		netip.MustParsePrefix("198.18.0.0/15"),   // RFC 2544, benchmarking
-		netip.MustParsePrefix("240.0.0.0/4"),     // RFC 1112, reserved: GKE has pods there
-		netip.MustParsePrefix("34.118.224.0/20"), // GKE's default for Services, which Google keeps free
-		netip.MustParsePrefix("fc00::/7"),        // RFC 4193, unique local
-	}
+	return prefixes(
+		"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", // RFC 1918
+		"100.64.0.0/10",   // RFC 6598, shared address space
+		"198.18.0.0/15",   // RFC 2544, benchmarking
+		"240.0.0.0/4",     // RFC 1112, reserved: GKE has pods there
+		"34.118.224.0/20", // GKE's default for Services, which Google keeps free
+		"fc00::/7",        // RFC 4193, unique local
+	)
 }
 
 // special returns the networks of RFC 6890 that are never routed.
 func special() []netip.Prefix {
-	return []netip.Prefix{
-		netip.MustParsePrefix("0.0.0.0/8"),
-		netip.MustParsePrefix("127.0.0.0/8"),
-		netip.MustParsePrefix("169.254.0.0/16"),
-		netip.MustParsePrefix("224.0.0.0/4"), // multicast
-		netip.MustParsePrefix("255.255.255.255/32"),
-		netip.MustParsePrefix("::/8"),     // unspecified, loopback, IPv4-mapped
-		netip.MustParsePrefix("fe80::/9"), // link-local and the former site-local
-		netip.MustParsePrefix("ff00::/8"),
+	return prefixes(
+		"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "255.255.255.255/32",
+		"224.0.0.0/4", // multicast
+		"::/8",        // unspecified, loopback, IPv4-mapped
+		"fe80::/9",    // link-local and the former site-local
+		"ff00::/8",
+	)
+}
+
+// prefixes parses valid prefixes.
+func prefixes(texts ...string) []netip.Prefix {
+	all := make([]netip.Prefix, len(texts))
+	for i, text := range texts {
+		all[i] = netip.MustParsePrefix(text)
 	}
+	return all
 }
 
 // Space returns the addresses that may be routed: private networks and the networks that the user named. It ignores
@@ -73,11 +77,7 @@ func Set(b *netipx.IPSetBuilder) *netipx.IPSet {
 // Inner returns the networks for inner addresses: benchmarking (RFC 2544), shared (RFC 6598) and unique local (RFC
 // 4193) addresses, and a part of a private network (RFC 1918) as the last resort.
 func Inner() []netip.Prefix {
-	return []netip.Prefix{
-		netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("100.64.0.0/10"),
-		netip.MustParsePrefix("10.219.0.0/16"),
-		netip.MustParsePrefix("fd00::/8"),
-	}
+	return prefixes("198.18.0.0/15", "100.64.0.0/10", "10.219.0.0/16", "fd00::/8")
 }
 
 // Refuse returns the reason why p can never be routed, not even if the user names it, or "". It accepts a p that

@@ -5,13 +5,6 @@ import (
 	"testing"
 )
 
-func prefixes(list ...string) (out []netip.Prefix) {
-	for _, s := range list {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
-}
-
 func TestSpaceIsPrivateAndNamedNetworks(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -66,11 +59,11 @@ func TestRefuseNamesTheReason(t *testing.T) {
 		}
 	}
 	if Refuse(netip.Prefix{}) == "" {
-		t.Error("the zero prefix is not refused")
+		t.Error("Refuse accepts the zero prefix")
 	}
 }
 
-// Whatever is named, no special address may be routed, and what is private still may.
+// FuzzSpace checks that no named network makes a special address routable or a private one unroutable.
 func FuzzSpace(f *testing.F) {
 	f.Add("0.0.0.0/0", "127.0.0.1")
 	f.Add("169.0.0.0/8", "169.254.169.254")
@@ -103,14 +96,14 @@ func FuzzCheck(f *testing.F) {
 		if err != nil || err2 != nil || Check([]netip.Prefix{p}, []netip.Prefix{n}) != nil {
 			return
 		}
-		// A route that passes takes no address of these away.
+		// An accepted route contains no special address.
 		for _, a := range []string{"127.0.0.1", "0.0.0.0", "169.254.169.254", "224.0.0.251", "255.255.255.255", "::", "::1", "fe80::1", "ff02::1"} {
 			if p.Contains(netip.MustParseAddr(a)) {
-				t.Errorf("%s passes and contains %s", p, a)
+				t.Errorf("Check accepts %s, which contains %s", p, a)
 			}
 		}
 		if p.Addr().Is4() && p.Bits() < 5 || p.Addr().Is6() && p.Bits() < 7 {
-			t.Errorf("%s passes", p)
+			t.Errorf("Check accepts %s", p)
 		}
 	})
 }
