@@ -46,7 +46,7 @@ func svc(endpoints ...Endpoint) Service {
 
 func local(s Service) Service { s.LocalOnly = true; return s }
 
-// candidates makes one pick and lists all it would try, sorted, after its verdict.
+// candidates returns the endpoints that a Pick would try, sorted, or its verdict if that is not Chosen.
 func candidates(b *Balancer, protocol Protocol, dst string) []string {
 	p, v := b.Pick(protocol, port(dst), "laptop", RoundRobin)
 	if v != Chosen {
@@ -309,7 +309,7 @@ func TestRetryGoesThroughAllOnce(t *testing.T) {
 		b.Apply([]Service{svc(ep("10.0.0.1:80", "ready"), ep("10.0.0.2:80", "ready"), ep("10.0.0.3:80", "ready"))}, nil)
 		p, _ := b.Pick(TCP, port("10.96.0.10:80"), "x", s)
 		got := []string{p.Endpoint().String()}
-		b.Apply([]Service{svc()}, nil) // a Pick goes through what was usable when it was made
+		b.Apply([]Service{svc()}, nil) // a Pick tries the endpoints that were usable when it was made
 		for p.Next() {
 			got = append(got, p.Endpoint().String())
 		}
@@ -318,7 +318,7 @@ func TestRetryGoesThroughAllOnce(t *testing.T) {
 			t.Errorf("%v: tried %v, want %v", s, got, want)
 		}
 		if p.Next() || p.Endpoint().IsValid() {
-			t.Errorf("%v: there is a candidate after the last", s)
+			t.Errorf("%v: Next returns a candidate after the last", s)
 		}
 		for _, u := range p.view.usable {
 			if n := u.active.Load(); n != 0 {

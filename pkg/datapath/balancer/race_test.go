@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestUpdatesUnderLoad changes endpoints while flows are picked. Endpoint i is in the Service during epoch i
-// only, with a constant one: after Apply has returned, no new pick may see an earlier epoch.
+// TestUpdatesUnderLoad changes endpoints while flows are picked. The Service has endpoint i only during epoch i, beside
+// a constant endpoint. After Apply has returned, no new Pick may return the endpoint of an earlier epoch.
 func TestUpdatesUnderLoad(t *testing.T) {
 	const epochs = 2000
 	b := New("n1")
@@ -62,7 +62,7 @@ func TestUpdatesUnderLoad(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	v := b.index.Load().find(key{port("10.96.0.10:80"), TCP})
-	set(epochs) // an update forgets what has neither flows nor a place
+	set(epochs) // an update removes endpoints that have no flows and are not in the Service
 	if n := len(v.backends); n > 3 {
 		t.Errorf("%d endpoints are remembered, of which 2 exist", n)
 	}

@@ -61,7 +61,7 @@ func BenchmarkTransfer(b *testing.B) {
 					})
 				}
 				wg.Wait()
-				// Of both ends and the kernel between them, too; it varies less than the throughput.
+				// The processor time of both ends and the kernel between them varies less than the throughput.
 				gigabytes := float64(b.N) * block / 1e9
 				b.ReportMetric((cpuTime()-before).Seconds()/gigabytes, "cpu-s/GB")
 			})
@@ -151,7 +151,7 @@ func TestIdleTCPFlowTakesLittleMemory(t *testing.T) {
 	if each > limit {
 		t.Errorf("%d bytes for an idle flow", each)
 	}
-	// They are alive.
+	// All flows still carry data.
 	for i := range conns {
 		if _, err := conns[i].Write([]byte("z")); err != nil {
 			t.Fatal(err)

@@ -496,7 +496,7 @@ func (f *datagramFlow) fail(cause error) {
 	}
 }
 
-// end ends the flow. first is true for the call that ended it; quote is then the flow's.
+// end ends the flow. For the call that ended it, first is true and quote is the flow's quote.
 func (f *datagramFlow) end() (quote []byte, first bool) {
 	f.mu.Lock()
 	if f.ended {

@@ -161,7 +161,7 @@ func TestUDPErrorReachesTheApplication(t *testing.T) {
 				}}})
 				c := k.dialUDP(network, 9)
 				raw, _ := c.SyscallConn()
-				raw.Control(func(fd uintptr) { // a connected socket reports all but a refusal only on demand
+				raw.Control(func(fd uintptr) { // a connected socket reports errors other than a refusal only on demand
 					if network == "udp4" {
 						unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_RECVERR, 1)
 					} else {
@@ -248,7 +248,7 @@ func TestIdleUDPFlowCancelsItsDial(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(10 * time.Second):
-		t.Error("the dial goes on")
+		t.Error("the dial continues")
 	}
 }
 
@@ -345,7 +345,7 @@ func TestOtherProtocolsAreRejected(t *testing.T) {
 		k := newKernel(t, Config{Dialer: dialer{}})
 		var got error
 		err := k.ns.Do(func() error {
-			// A raw socket of GRE that asks for errors.
+			// A raw GRE socket that requests errors.
 			c, err := net.Dial(network+":47", pod(network).String())
 			if err != nil {
 				return err
@@ -390,7 +390,7 @@ func TestMulticastIsIgnored(t *testing.T) {
 			if err != nil {
 				continue // no route for it
 			}
-			c.Write([]byte("whom it may concern"))
+			c.Write([]byte("to everyone"))
 			c.Close()
 		}
 		return nil

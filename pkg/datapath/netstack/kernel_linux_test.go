@@ -47,7 +47,7 @@ func newKernel(t testing.TB, cfg Config) *kernel {
 	k.ns.Run("ip", "link", "set", "t0", "up")
 	k.ns.Run("ip", "route", "add", "10.2.0.0/16", "dev", "t0")
 	k.ns.Run("ip", "route", "add", "fd02::/64", "dev", "t0")
-	// The kernel sends from an IPv6 address before it receives for it.
+	// The kernel sends from an IPv6 address before it accepts packets for it.
 	testenv.Until(t, "fd01::1 is local", func() bool {
 		out, _ := k.ns.Output("ip", "-6", "route", "show", "table", "local", "fd01::1")
 		return out != ""

@@ -59,7 +59,7 @@ func TestResetAfterTheServersFINLosesNoData(t *testing.T) {
 	}}})
 	c := k.mustConnect("tcp4", 80)
 	testenv.Until(t, "the data is on its way", func() bool { return k.stack.Stats().TCP.BytesIn == size })
-	time.Sleep(200 * time.Millisecond) // for the reset to overtake it
+	time.Sleep(200 * time.Millisecond) // time for the reset to overtake the data
 	if n, _ := io.Copy(io.Discard, c); n != size {
 		t.Errorf("%d of %d bytes arrived", n, size)
 	}

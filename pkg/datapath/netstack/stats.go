@@ -24,7 +24,7 @@ type Stats struct {
 	TCPFlows, HeldSYNs, DatagramFlows, QueuedBytes Use
 }
 
-// Use is how much of a limit is in use.
+// Use is a limit and its part that is in use.
 type Use struct{ Used, Limit int64 }
 
 // FlowStats counts the flows of one protocol.

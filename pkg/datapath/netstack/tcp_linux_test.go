@@ -197,7 +197,7 @@ func TestHalfCloseReachesTheServer(t *testing.T) {
 	eachFamily(t, "tcp", func(t *testing.T, network string) {
 		port := serve(t, network, func(c *net.TCPConn) {
 			got, _ := io.ReadAll(c)
-			time.Sleep(5 * time.Second) // the server's work; longer than any grace period of ours
+			time.Sleep(5 * time.Second) // the server works for longer than any grace period of the stack
 			fmt.Fprintf(c, "got %q", got)
 		})
 		k := newKernel(t, Config{Dialer: loopback()})
@@ -225,7 +225,7 @@ func TestHalfCloseReachesTheApplication(t *testing.T) {
 	if b, err := io.ReadAll(c); err != nil || string(b) != "bye" {
 		t.Fatalf("read %q, %v", b, err)
 	}
-	time.Sleep(3 * time.Second) // the application's work
+	time.Sleep(3 * time.Second) // the application works
 	io.WriteString(c, "one more thing")
 	c.Close()
 	if b := <-got; b != "one more thing" {
@@ -281,7 +281,7 @@ func TestResetReachesABusyApplication(t *testing.T) {
 		}
 	}()
 	_, err := io.Copy(io.Discard, c)
-	// The kernel reports an RST to the first that asks.
+	// The kernel reports an RST only to the first call, Read or Write.
 	if err := isReset(errors.Join(err, <-written)); err != nil {
 		t.Error(err)
 	}
@@ -337,7 +337,7 @@ func TestResetReachesTheServer(t *testing.T) {
 					t.Error(err)
 				}
 			case <-time.After(20 * time.Second):
-				t.Error("the server saw no end")
+				t.Error("the server's connection did not end")
 			}
 			testenv.Until(t, "the flow ends", func() bool { return k.stack.Stats().TCP.Open == 0 })
 		})

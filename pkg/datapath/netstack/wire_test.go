@@ -83,7 +83,7 @@ func (w *wire) receive() received {
 	buf := make([]byte, packet.VirtioLen+packet.MaxLen)
 	n, err := w.dev.Read(buf)
 	if err != nil {
-		w.t.Fatalf("no packet came: %v", err)
+		w.t.Fatalf("no packet arrived: %v", err)
 	}
 	h, err := packet.Parse(buf[packet.VirtioLen:n])
 	if err != nil {
@@ -325,7 +325,7 @@ func TestNewRejectsInvalidConfigs(t *testing.T) {
 	good, _ := tuntest.Pair(1500, true)
 	for _, cfg := range []Config{{}, {Device: good}, {Dialer: dialer{}}, {Device: small, Dialer: dialer{}}} {
 		if _, err := New(cfg); err == nil {
-			t.Errorf("%+v was taken", cfg)
+			t.Errorf("New accepts %+v", cfg)
 		}
 	}
 }

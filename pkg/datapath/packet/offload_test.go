@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// superPacket gives a TCP super-packet of 10 bytes in segments of 4, with the checksum left to do.
+// superPacket returns a TCP super-packet of 10 bytes in segments of 4, with the checksum left to do.
 func superPacket(t testing.TB, flags byte) (Virtio, Header, []byte) {
 	tcp := append(unhex(t, "c000 0050 fffffffd 00000000 5000 ffff 0000 0000"), "0123456789"...)
 	tcp[13] = flags
@@ -55,7 +55,7 @@ func TestSplitMakesTheSegmentsOfLinux(t *testing.T) {
 		}
 	}
 	if segments.Len() != 0 || segments.Put(nil) != 0 {
-		t.Error("there is no end")
+		t.Error("there is a segment after the last")
 	}
 	if !bytes.Equal(p, before) {
 		t.Error("the super-packet was changed")

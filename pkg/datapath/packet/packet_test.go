@@ -225,7 +225,7 @@ func TestAppendErrorQuotesTheOriginal(t *testing.T) {
 	}
 }
 
-// A quote may be only the beginning of a packet, and is cut to what an ICMP error holds.
+// A quote may be only the beginning of a packet, and is cut to the limit of an ICMP error.
 func TestAppendErrorLimitsTheQuote(t *testing.T) {
 	out := Outgoing{Src: a4, Dst: b4, Proto: ProtoUDP, PayloadLen: 4000}
 	p := append(out.Append(nil), make([]byte, 4000)...)
@@ -262,7 +262,7 @@ func TestEchoReplyAnswersOnlyRequests(t *testing.T) {
 			t.Errorf("%v: %x", tt.src, message)
 		}
 		if _, _, ok := ParseEcho(tt.proto, message); ok {
-			t.Errorf("%v: a reply is taken for a request", tt.src)
+			t.Errorf("%v: ParseEcho accepts a reply", tt.src)
 		}
 	}
 	tests := []struct {

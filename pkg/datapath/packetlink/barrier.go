@@ -55,7 +55,7 @@ type Barriers struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	streams int    // streams with number 0 that Receive reads from
-	ended   int    // how often the last of them ended
+	ended   int    // how often the last open one of them ended
 	passed  uint32 // the highest number that stream 0 has reached
 }
 

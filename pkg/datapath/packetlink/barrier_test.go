@@ -16,7 +16,7 @@ import (
 // pair is a Sender in a bubble, whose streams are pipes, and the frames that it delivered, in order.
 type pair struct {
 	*rig
-	ends      [Streams]net.Conn // what is received from
+	ends      [Streams]net.Conn // the ends that Receive reads
 	hold      [Streams]chan struct{}
 	delivered chan []byte
 	ended     [Streams]chan error
@@ -57,7 +57,8 @@ func newPair(t *testing.T) *pair {
 	return p
 }
 
-// leave runs the Sender, and has bulkFlow send 60001 bytes by stream 0, which makes it leave that, and 60002 by its stream.
+// leave runs the Sender and sends two frames of bulkFlow: 60001 bytes by stream 0, and 60002 bytes by a bulk stream, whose
+// number it returns.
 func (p *pair) leave() (bulk int) {
 	p.run()
 	synctest.Wait()
@@ -82,7 +83,7 @@ func (p *pair) want(payloads ...int) {
 	}
 }
 
-// let lets the stream be read from.
+// let releases the reads of the stream.
 func (p *pair) let(stream int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,7 +102,7 @@ func (p *pair) cut(stream int) <-chan error {
 	return p.ended[stream]
 }
 
-// release lets go of all streams that are still held, and ends the Sender.
+// release releases the reads of all streams, and ends the Sender.
 func (p *pair) release() {
 	for stream := range Streams {
 		p.let(stream)
@@ -121,7 +122,7 @@ func TestFlowDoesNotOvertakeItself(t *testing.T) {
 		p.want()
 		p.let(0)
 		p.want(60001, 60002)
-		p.send(bulkFlow.of(60003)) // no barrier: it has left
+		p.send(bulkFlow.of(60003)) // no barrier: the flow has left already
 		p.want(60003)
 	})
 }
@@ -141,7 +142,7 @@ func TestBarrierOutlivesItsStream(t *testing.T) {
 			t.Error(err)
 		}
 		p.want(60002)
-		time.Sleep(maxPause) // until there is another
+		time.Sleep(maxPause) // until the Sender has opened another
 		p.send(bulkFlow.of(60003))
 		p.want(60003)
 	})
@@ -155,9 +156,9 @@ func TestLostBarrierIsRepeated(t *testing.T) {
 		p.cut(0)
 		p.let(0)
 		time.Sleep(maxPause)
-		p.let(bulk) // comes to its barrier when the stream that had the other part has gone
+		p.let(bulk) // reaches its barrier after the stream with the other part has ended
 		p.want()
-		p.let(0) // of another stream 0
+		p.let(0) // the next stream 0
 		p.want(60002)
 	})
 }
@@ -210,7 +211,7 @@ func TestStreamsWaitForBarriers(t *testing.T) {
 	}
 }
 
-// Another Sender counts from the beginning.
+// The barriers of another Sender count from 1 again.
 func TestBarriersRestartWithStreamZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var barriers Barriers
@@ -227,7 +228,7 @@ func TestBarriersRestartWithStreamZero(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-latest:
-			t.Error("what the last Sender has passed counts for the next")
+			t.Error("the barriers of the last Sender count for the next one")
 		default:
 		}
 		barriers.pass(1)

@@ -10,13 +10,13 @@ import (
 	"kubevpn/pkg/datapath/packet"
 )
 
-// discard is a stream to nowhere, as fast as can be.
+// discard is a stream that discards all writes.
 type discard struct{ bytes atomic.Uint64 }
 
 func (d *discard) Write(b []byte) (int, error) { d.bytes.Add(uint64(len(b))); return len(b), nil }
 func (d *discard) Close() error                { return nil }
 
-// endless is a stream on which the same frames come again and again, a Read at a time.
+// endless is a stream that returns the same frames again and again.
 type endless struct {
 	data []byte
 	at   int
@@ -55,7 +55,7 @@ func BenchmarkCheck(b *testing.B) {
 	}
 }
 
-// BenchmarkSend includes the copy that a TUN device's read is.
+// BenchmarkSend includes the copy that reading a TUN device makes.
 func BenchmarkSend(b *testing.B) {
 	for _, p := range benchPackets {
 		for name, gso := range map[string]bool{"whole": true, "split": false} {

@@ -43,7 +43,7 @@ func Check(b []byte) (packet.Header, error) {
 	return h, nil
 }
 
-// check is the part of Check that needs only the headers. length is that of the packet.
+// check is the part of Check that needs only the headers. length is the length of the packet.
 func check(v *packet.Virtio, h *packet.Header, length int) error {
 	if h.Len != length {
 		return packet.ErrTruncated

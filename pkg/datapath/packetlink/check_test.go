@@ -16,7 +16,7 @@ func TestCheckRejectsContradictingHeaders(t *testing.T) {
 	partialUDP := spec{proto: packet.ProtoUDP, payload: 100, partial: true}.bytes()
 	partialTCP := spec{v6: true, partial: true}.bytes()
 	plain := spec{payload: 10}.bytes()
-	// edit gives b with 16-bit fields of its virtio-net header changed; they are little endian.
+	// edit returns b with 16-bit fields of its virtio-net header changed; they are little endian.
 	edit := func(b []byte, changes ...int) []byte {
 		b = bytes.Clone(b)
 		for i := 0; i < len(changes); i += 2 {
@@ -93,7 +93,7 @@ func TestCheckRejectsContradictingHeaders(t *testing.T) {
 				t.Errorf("length %d of %d", h.Len, len(tt.b)-ip)
 			}
 			if !bytes.Equal(before, tt.b) {
-				t.Error("Check changed what it was given")
+				t.Error("Check changed its argument")
 			}
 		})
 	}
@@ -107,15 +107,15 @@ func mustV6() netip.Addr { a, _ := spec{v6: true}.addrs(); return a }
 func TestHeaderNormalizesForCheck(t *testing.T) {
 	super := spec{payload: 5000, gso: 1400}.bytes()
 	forwarded := bytes.Clone(super)
-	binary.LittleEndian.PutUint16(forwarded[2:], 1440) // hdr_len is that of the first buffer
+	binary.LittleEndian.PutUint16(forwarded[2:], 1440) // hdr_len is the length of the first buffer
 	verified := bytes.Clone(super)
 	verified[0] = packet.VirtioDataValid
-	verified[packet.VirtioLen+20+16]++ // a whole checksum, and not the partial one
+	verified[packet.VirtioLen+20+16]++ // a whole checksum, not the partial one
 	clear(verified[6:10])
 	one := spec{payload: 1400, partial: true}.bytes()
 	oneSegment := spec{payload: 1400, gso: 1400}.bytes()
 	plain := spec{payload: 9}.bytes()
-	// An ICMPv6 checksum left undone, which is the kernel's affair: completed here.
+	// Only the kernel can leave an ICMPv6 checksum undone; Header completes it.
 	icmp := func(partial bool) []byte {
 		body := []byte{128, 0, 0, 0, 1, 2, 3, 4}
 		out := packet.Outgoing{Src: mustV6(), Dst: mustV6(), Proto: packet.ProtoICMPv6, PayloadLen: len(body)}
@@ -162,7 +162,7 @@ func TestHeaderNormalizesForCheck(t *testing.T) {
 	defer f.Release()
 	f.SetLen(packet.VirtioLen)
 	if _, err := f.Header(); !errors.Is(err, packet.ErrTruncated) {
-		t.Errorf("of no packet: %v", err)
+		t.Errorf("Header of no packet: %v", err)
 	}
 }
 
@@ -179,18 +179,18 @@ func FuzzCheck(f *testing.F) {
 		g := frame(b)
 		own, ownErr := g.Header()
 		if err == nil && (ownErr != nil || own != h) {
-			t.Fatalf("what Check lets pass, Header does not: %+v, %v", own, ownErr)
+			t.Fatalf("Header rejects a frame that Check accepts: %+v, %v", own, ownErr)
 		}
 		if ownErr != nil {
 			g.Release()
 			return
 		}
 		if again, err := Check(g.Bytes()); err != nil || again != own {
-			t.Fatalf("Header's work does not pass Check: %v", err)
+			t.Fatalf("Check rejects a frame after Header: %v", err)
 		}
 		l, err := g.finish()
 		if err != nil {
-			t.Fatalf("what Check lets pass cannot be finished: %v", err)
+			t.Fatalf("finish rejects a frame that Check accepts: %v", err)
 		}
 		defer l.release()
 		size := 0
@@ -203,7 +203,7 @@ func FuzzCheck(f *testing.F) {
 				}
 				part := b[prefixLen : prefixLen+n]
 				if h, err := Check(part); err != nil || part[0] != 0 || h.Src != own.Src {
-					t.Fatalf("a part does not pass: %v", err)
+					t.Fatalf("Check rejects a finished packet: %v", err)
 				}
 				b = b[prefixLen+n:]
 			}

@@ -76,7 +76,7 @@ func (f *Frame) Header() (packet.Header, error) {
 }
 
 // inspect normalizes what Linux produces and Check does not accept from another machine:
-//   - hdr_len of a forwarded super-packet is the length of its first buffer, payload and all
+//   - hdr_len of a forwarded super-packet is the length of its first buffer, payload included
 //   - a super-packet whose checksum a network card has verified has no partial checksum
 //   - checksums may be missing in places that only the kernel knows
 //   - there may be padding behind the packet
@@ -136,8 +136,8 @@ func (f *Frame) inspect() error {
 	return nil
 }
 
-// finish completes the checksum and splits the super-packet, for an end that cannot. It returns the resulting packets
-// as a list of frames, and owns f. f was inspected.
+// finish completes the checksum and splits the super-packet, for an end that cannot do so. It returns the resulting
+// packets as a list of frames, and owns f. f was inspected.
 func (f *Frame) finish() (list, error) {
 	b := f.Bytes()
 	v, err := packet.ParseVirtio(b)
@@ -233,7 +233,7 @@ func (l *list) release() {
 // largeFrame is the size from which a frame is not copied behind others: the copy would cost more than a Write.
 const largeFrame = 16 << 10
 
-// join appends the frames of m. It copies what fits into the last buffer.
+// join appends the frames of m. It copies those that fit into the last buffer.
 func (l *list) join(m list, now time.Duration) {
 	for m.head != nil {
 		f := m.pop()

@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// spec is a packet to be made.
+// spec describes a test packet.
 type spec struct {
 	v6           bool
 	proto        uint8
@@ -25,7 +25,7 @@ type spec struct {
 	seq          uint32
 	gso          int // size of a segment; 0: no super-packet
 	partial      bool
-	src, dst     netip.Addr // zero: 198.19.0.1 and 198.19.0.2, or their likes
+	src, dst     netip.Addr // zero: 198.19.0.1 and 198.19.0.2, or fd42::1 and fd42::2
 	ttl          uint8
 }
 
@@ -103,7 +103,7 @@ func frame(b []byte) *Frame {
 	return f
 }
 
-// wire is how b goes over a stream.
+// wire returns packets as a stream carries them.
 func wire(packets ...[]byte) []byte {
 	var w []byte
 	for _, b := range packets {

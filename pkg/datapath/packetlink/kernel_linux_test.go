@@ -72,7 +72,7 @@ func newRouter(t *testing.T) *router {
 	return &router{t, in, out, make([]byte, 65536)}
 }
 
-// read gives the next packet that was forwarded, and not the kernel's own, such as a router solicitation.
+// read returns the next forwarded packet. It skips packets of the kernel's own, such as router solicitations.
 func (r *router) read() ([]byte, error) {
 	for {
 		n, err := r.out.Read(r.buf)
@@ -112,11 +112,11 @@ func (r *router) end() {
 	r.t.Helper()
 	r.out.SetReadDeadline(time.Now())
 	if got, err := r.read(); err == nil {
-		r.t.Errorf("the kernel made one packet more: %.80x", got)
+		r.t.Errorf("the kernel made another packet: %.80x", got)
 	}
 }
 
-// finished is what a Sender makes of a packet for an end without offload.
+// finished returns the packets that a Sender makes of one for an end without offload.
 func finished(t *testing.T, sp spec) [][]byte {
 	t.Helper()
 	g := frame(sp.bytes())
@@ -140,7 +140,7 @@ func finished(t *testing.T, sp spec) [][]byte {
 }
 
 // TestSegmentsEqualThoseOfLinux gives the same packets to a Sender for an end without offload, and to the kernel, which forwards them
-// to a device without offload. The packets that come of both are the same, to the byte.
+// to a device without offload. The resulting packets are the same, to the byte.
 func TestSegmentsEqualThoseOfLinux(t *testing.T) {
 	k := newRouter(t)
 	seed := uint64(time.Now().UnixNano())
@@ -167,7 +167,7 @@ func TestSegmentsEqualThoseOfLinux(t *testing.T) {
 			sp.gso = 64 + r.IntN(8700)
 			sp.payload = 1 + r.IntN(65000)
 		}
-		sp.ttl = 63 // what is left behind the kernel's hop
+		sp.ttl = 63 // as after the kernel has forwarded the packet
 		want := finished(t, sp)
 		sp.ttl = 64
 		whole := frame(sp.bytes())

@@ -18,7 +18,7 @@ type waiter interface{ Wait() error }
 type Deliverer interface {
 	// Deliver takes a frame, which it owns then. It may keep it until Flush.
 	Deliver(*Frame)
-	// Flush is called after frames when Receive does not know the next one yet.
+	// Receive calls Flush after frames, before it waits for the next one.
 	Flush()
 }
 
@@ -31,8 +31,8 @@ func (d DeliverFunc) Deliver(f *Frame) { d(f) }
 // Flush does nothing.
 func (d DeliverFunc) Flush() {}
 
-// Receive parses frames from a packet stream until it ends, and passes each to to. number is the stream's number, and
-// barriers is shared by all streams of its Sender. Receive drops and counts packets and headers that [Check] rejects.
+// Receive parses frames from a packet stream until it ends, and passes each to the Deliverer. number is the stream's
+// number. All streams of one Sender share barriers. Receive drops and counts packets and headers that [Check] rejects.
 // It returns nil if the stream ended behind a frame, and otherwise [ErrFrame], io.ErrUnexpectedEOF or the stream's
 // error.
 func Receive(stream io.Reader, number int, barriers *Barriers, to Deliverer, malformed *atomic.Uint64) error {
@@ -128,7 +128,7 @@ func (r *receiver) read() (*Frame, error) {
 			r.done(f, n)
 			return nil, nil
 		case behind < size && at == 0:
-			// The frame stays where it is, as it is more than what is behind it.
+			// The frame stays in place, because the bytes behind it are fewer.
 			g := NewFrame()
 			end = copy(g.buf[:], f.buf[size:end])
 			r.done(f, n)

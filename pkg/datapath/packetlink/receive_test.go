@@ -33,10 +33,10 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// patient is pieces that can wait.
-type patient struct{ pieces }
+// waitingPieces are pieces with a method Wait.
+type waitingPieces struct{ pieces }
 
-func (p *patient) Wait() error {
+func (p *waitingPieces) Wait() error {
 	if len(p.data) == 0 {
 		return io.EOF
 	}
@@ -78,7 +78,7 @@ func TestReceiveParsesFramesInAnyPieces(t *testing.T) {
 			t.Run(name+"_in_"+piece, func(t *testing.T) {
 				for _, stream := range []io.Reader{
 					&pieces{data: wire(want...), lengths: l},
-					&patient{pieces{data: wire(want...), lengths: l}},
+					&waitingPieces{pieces{data: wire(want...), lengths: l}},
 				} {
 					got, malformed, err := receiveAll(stream)
 					if err != nil || malformed != 0 || len(got) != len(want) {
@@ -162,7 +162,7 @@ func FuzzReceive(f *testing.F) {
 		size := 0
 		for i := range got {
 			if !bytes.Equal(got[i], all[i]) {
-				t.Fatalf("frame %d depends on how it arrives", i)
+				t.Fatalf("frame %d depends on the pieces in which it arrives", i)
 			}
 			if _, err := Check(got[i]); err != nil {
 				t.Fatalf("a malformed frame was delivered: %v", err)
@@ -170,7 +170,7 @@ func FuzzReceive(f *testing.F) {
 			size += prefixLen + len(got[i])
 		}
 		if err == nil && malformed == 0 && (len(data)-size)%(prefixLen+barrierLen) != 0 {
-			t.Fatalf("%d bytes of %d became frames, and the others are no barriers", size, len(data))
+			t.Fatalf("%d bytes of %d became frames, and the others are not barriers", size, len(data))
 		}
 	})
 }

@@ -98,11 +98,11 @@ type sendQueue struct {
 	hold    *time.Timer   // wakes the writer for frames that wait; nil before Run
 	holding bool          // hold runs
 	renewed bool          // Renew was called: the next step is Open
-	// Positions in bytes: in counts what was queued, out what has left the queue. Everything before arrived has arrived
-	// at the other end, and everything before marked once mark has.
+	// Positions in bytes: in is behind the bytes that were queued, out behind those that have left the queue. The other
+	// end has received all bytes before arrived, and once mark has arrived, all bytes before marked.
 	in, out, marked, arrived uint64
 	mark                     uint64
-	marks                    Marks // of the open stream; nil if it has none: then what has left counts as arrived
+	marks                    Marks // of the open stream; nil if it has none: then bytes that left the queue have arrived
 
 	writing bool
 	began   time.Duration // when the current Write began
@@ -258,7 +258,7 @@ func (s *Sender) choose(f *flow, size int, now time.Duration) int {
 	return 0
 }
 
-// bar makes the other end deliver what q gets from now on after what stream 0 got until now. Call with mu held.
+// bar makes the other end deliver later frames of q only after all earlier frames of stream 0. Call with mu held.
 func (s *Sender) bar(q *sendQueue, now time.Duration) {
 	s.barriers++
 	s.queues[0].post(newBarrier(barrierPassed, s.barriers), now)
@@ -301,7 +301,7 @@ func (q *sendQueue) hasArrived(position uint64) bool {
 func bulkStream(hash uint64) int { return 1 + int(hash>>32%(Streams-1)) }
 
 // Renew makes the Sender call Open before the stream's next frame, without a pause and without closing what Open
-// returned before. Call it when there is a better stream, such as the one of that number after another served as its
+// returned before. Call it when there is a better stream, such as the stream of that number after Open returned a
 // substitute.
 func (s *Sender) Renew(number int) {
 	q := &s.queues[number]

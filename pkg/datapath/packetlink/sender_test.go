@@ -73,7 +73,7 @@ func (s *memStream) frames(t *testing.T) [][]byte {
 	defer s.mu.Unlock()
 	got, malformed, err := receiveAll(bytes.NewReader(bytes.Join(s.writes, nil)))
 	if err != nil || malformed > 0 {
-		t.Fatalf("what was written is no frames: %d malformed, %v", malformed, err)
+		t.Fatalf("the written bytes are not frames: %d malformed, %v", malformed, err)
 	}
 	s.writes = nil
 	return got
@@ -123,7 +123,7 @@ func (r *rig) end() {
 	<-r.done
 }
 
-// refuse has Open fail with err.
+// refuse makes Open fail with err.
 func (r *rig) refuse(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -132,7 +132,7 @@ func (r *rig) refuse(err error) {
 
 func (r *rig) send(s spec) { r.Send(frame(s.bytes())) }
 
-// streams says how many frames each stream was given since it was asked last.
+// counts returns how many frames each stream received since the last call.
 func (r *rig) counts() (n [Streams]int) {
 	r.t.Helper()
 	synctest.Wait()
@@ -142,7 +142,7 @@ func (r *rig) counts() (n [Streams]int) {
 	return n
 }
 
-// want is for frames to one stream alone since it was asked last.
+// want checks that since the last call, one stream received this many frames and the others none.
 func (r *rig) want(stream, frames int) {
 	r.t.Helper()
 	var w [Streams]int
@@ -152,7 +152,7 @@ func (r *rig) want(stream, frames int) {
 	}
 }
 
-// of is a packet of the same flow with another payload, and no super-packet where that is one segment.
+// of returns a packet of the same flow with another payload. It is no super-packet if the payload fits in one segment.
 func (s spec) of(payload int) spec {
 	s.payload = payload
 	if payload <= s.gso {
@@ -178,7 +178,7 @@ func (r *rig) streamOf(s spec) int {
 	return bulkStream(hash)
 }
 
-// newStalledRig is a rig in which the stream of bulkFlow takes a Write for each that is sent to its stream's gate.
+// newStalledRig returns a rig in which each Write to the stream of bulkFlow waits for a value on the stream's gate.
 func newStalledRig(t *testing.T) (r *rig, bulk int) {
 	r = newRig(t, SenderConfig{GSO: true})
 	bulk = r.streamOf(bulkFlow)
@@ -234,7 +234,7 @@ func TestFlowKeepsItsOrder(t *testing.T) {
 		if got := r.counts(); got != [Streams]int{0: 1} {
 			t.Fatal(got)
 		}
-		// The bulk stream stands still, with a frame of the flow in it: the flow must not overtake that.
+		// The bulk stream stalls with a frame of the flow in it, which the flow must not overtake.
 		time.Sleep(time.Hour)
 		small := bulkFlow.of(10)
 		r.send(small)
@@ -250,7 +250,7 @@ func TestFlowKeepsItsOrder(t *testing.T) {
 		}
 		r.send(small)
 		if got := r.counts(); got != [Streams]int{0: 1} {
-			t.Fatalf("the flow did not come back: %v", got)
+			t.Fatalf("the flow did not return to stream 0: %v", got)
 		}
 	})
 }
@@ -322,7 +322,7 @@ func TestFlowsAreDistinguished(t *testing.T) {
 	}
 }
 
-// More flows than are remembered: the busy ones are.
+// With more flows than the table holds, it keeps the busy ones.
 func TestBusyFlowsAreRemembered(t *testing.T) {
 	table := new(flows)
 	busy := mix(1<<40, 0)
@@ -411,7 +411,7 @@ func TestFullQueueDrops(t *testing.T) {
 	})
 }
 
-// On a slow path a queue takes no more than leaves within maxWait, but for a little.
+// On a slow path a queue of more than slack takes only as much as leaves it within maxWait.
 func TestOldQueueDrops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, bulk := newStalledRig(t)
@@ -449,7 +449,7 @@ func TestOldQueueDrops(t *testing.T) {
 		want(2, 1)
 		r.send(bulkFlow) // within slack
 		want(3, 1)
-		r.send(bulkFlow) // the first is the one that came a moment before it was late
+		r.send(bulkFlow) // the first frame is the one sent just before maxWait
 		want(3, 2)
 		for range 3 {
 			leave()
@@ -517,8 +517,8 @@ func (m *marked) Write(b []byte) (int, error) {
 func (m *marked) Mark() uint64             { return m.written.Load() }
 func (m *marked) Arrived(mark uint64) bool { return m.arrived.Load() >= mark }
 
-// A flow that sends little again stays in its bulk stream until the other end has what it sent before, and no longer,
-// even if other flows fill that stream.
+// A flow that sends little again leaves its bulk stream once the other end has received the flow's earlier frames, even
+// if other flows fill that stream.
 func TestFlowWaitsForItsArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		streams := [Streams]*marked{}
@@ -554,7 +554,7 @@ func TestFlowWaitsForItsArrival(t *testing.T) {
 		}
 		r.send(small)
 		r.want(bulk, 1)
-		streams[bulk].arrived.Store(there) // and not what came after
+		streams[bulk].arrived.Store(there) // but not the later bytes
 		r.send(small)
 		r.want(bulk, 1)
 		streams[bulk].arrived.Store(streams[bulk].written.Load())
@@ -574,7 +574,7 @@ func TestSendBeforeAndAfterRun(t *testing.T) {
 		}
 		r.end()
 		if !r.streams[0].isClosed() || r.streams[1].isClosed() {
-			t.Error("Run does not close what was opened")
+			t.Error("Run does not close the streams that Open returned")
 		}
 		r.send(sparseFlow)
 		bad := frame(sparseFlow.bytes())
@@ -622,7 +622,7 @@ func TestOpenIsRetried(t *testing.T) {
 		if r.opened != [Streams]int{0: 1} {
 			t.Fatalf("opened without need: %v", r.opened)
 		}
-		// While there is need, it is tried with growing pauses.
+		// While frames wait, the Sender opens the stream again after growing pauses.
 		began := time.Now()
 		for time.Since(began) < time.Minute {
 			r.send(sparseFlow)
@@ -718,7 +718,7 @@ func TestRenewOpensTheStreamAgain(t *testing.T) {
 		}
 		old.Close()
 
-		// It ends a pause, too.
+		// Renew ends a pause too.
 		r.streams[0].fail(io.ErrClosedPipe)
 		r.send(sparseFlow)
 		synctest.Wait()
@@ -731,7 +731,7 @@ func TestRenewOpensTheStreamAgain(t *testing.T) {
 	})
 }
 
-// An end without offload gets packets as they are on a wire.
+// An end without offload receives packets as they are on a wire.
 func TestSenderFinishesPacketsWithoutGSO(t *testing.T) {
 	for name, s := range map[string]spec{
 		"plain":          {payload: 10},
@@ -810,7 +810,7 @@ func TestEveryPacketIsAccountedFor(t *testing.T) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	opened := 0
-	var ends []io.Closer // whoever renews a stream closes what it was before
+	var ends []io.Closer // a caller of Renew closes the stream that it replaces
 	arrived := make(chan struct{}, 1)
 	s := NewSender(SenderConfig{Limit: 256 << 10, Open: func(_ context.Context, stream int) (io.WriteCloser, error) {
 		mu.Lock()
@@ -867,7 +867,7 @@ func TestEveryPacketIsAccountedFor(t *testing.T) {
 	}
 }
 
-// Bare acknowledgements wait for each other, for a millisecond at most; nothing else waits, and takes them along.
+// Bare acknowledgements wait for each other, at most a millisecond. Other packets do not wait, and end their wait.
 func TestOnlyBareAcknowledgementsWait(t *testing.T) {
 	acks := []spec{{sport: 5}, {sport: 5, options: 12}, {sport: 6, v6: true}}
 	others := map[string]spec{
@@ -914,7 +914,7 @@ func TestOnlyBareAcknowledgementsWait(t *testing.T) {
 	})
 }
 
-// Datagrams of a bulk flow wait for each other, for a millisecond at most or until there are 16 KiB.
+// Datagrams of a bulk flow wait for each other, at most a millisecond or until there are 16 KiB.
 func TestBulkDatagramsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, SenderConfig{GSO: true, Eager: true})

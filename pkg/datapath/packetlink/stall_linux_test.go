@@ -145,7 +145,7 @@ func TestFlowsContinueAfterAStall(t *testing.T) {
 		v.back.Lock()
 		retransmit(3 * len(talkers))
 		order[0].Unlock()
-		retransmit(len(talkers)) // the directions do not recover at once
+		retransmit(len(talkers)) // the two directions recover at different times
 		order[1].Unlock()
 		goOn()
 	}

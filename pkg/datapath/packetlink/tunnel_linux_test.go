@@ -200,7 +200,7 @@ func (e *end) dial(tb testing.TB, to net.Addr, kind string) net.Conn {
 	return c
 }
 
-// Two kernels talk TCP over a real session: every byte arrives, both ways, with super-packets whole and with packets
+// Two kernels speak TCP over a real session. Every byte arrives in both directions, with super-packets and with packets
 // as on a wire.
 func TestTunnelLosesNothing(t *testing.T) {
 	for name, gso := range map[string]bool{"whole": true, "split": false} {
@@ -211,7 +211,7 @@ func TestTunnelLosesNothing(t *testing.T) {
 				data := make([]byte, 16<<20)
 				rand.Read(data)
 				go func() {
-					c.Write(data) // a failure is seen by the reader
+					c.Write(data) // the reader reports a failure
 					c.(*net.TCPConn).CloseWrite()
 				}()
 				got, err := io.ReadAll(c)

@@ -31,7 +31,7 @@ type Writer struct {
 	length  int  // of all headers
 	size    int  // of the first one's payload
 	sum     int  // of all payloads
-	full    bool // nothing can follow
+	full    bool // no other can follow
 	pieces  [][]byte
 	headers [packet.VirtioLen + packet.IPv6HeaderLen + udpHeaderLen]byte
 }
@@ -85,7 +85,7 @@ func joinable(f *Frame) int {
 }
 
 // continues reports whether the datagram in f, of that length, can follow those in w: all headers are the same, except
-// for what depends on the length and for the identification.
+// for the identification and the fields that depend on the length.
 func (w *Writer) continues(f *Frame, size int) bool {
 	first := w.frames[0]
 	if size == 0 || size > w.size || f.header.Version != first.header.Version ||
@@ -104,7 +104,7 @@ func (w *Writer) continues(f *Frame, size int) bool {
 	return bytes.Equal(a[:4], b[:4]) && bytes.Equal(a[7:40], b[7:40]) // traffic class, flow label; lifetime, addresses
 }
 
-// Flush writes what is kept.
+// Flush writes the frames that Write has kept.
 func (w *Writer) Flush() {
 	if len(w.frames) == 0 {
 		return

@@ -9,7 +9,7 @@ import (
 	"kubevpn/pkg/datapath/packet"
 )
 
-// writes is a Device that notes the length of each write.
+// writes is a Device that records the length of each write.
 type writes struct {
 	uso     bool
 	err     error

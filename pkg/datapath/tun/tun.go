@@ -10,10 +10,10 @@
 //
 // On Linux TCP super-packets of up to 64 KiB cross whole in both directions: the kernel does not split them into
 // segments or compute their checksums. UDP super-packets cross whole to the kernel, which splits them for the receiver.
-// Those that programs send the kernel splits before they are read. A device exists as long as its file. When the
-// process ends for any reason, the kernel removes the device with its addresses and routes.
+// The kernel splits UDP super-packets of programs before the device reads them. A device exists as long as its file.
+// When the process ends for any reason, the kernel removes the device with its addresses and routes.
 //
-// On macOS every packet is a single one and its virtio-net header is zero.
+// On macOS there are no super-packets, and every virtio-net header is zero.
 package tun
 
 import (

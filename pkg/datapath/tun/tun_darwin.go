@@ -22,7 +22,7 @@ const (
 )
 
 const (
-	// maxPending is the number of packets that may wait for Read. By default each waits until the one before it is read.
+	// maxPending is the number of packets that may wait for Read. The default is 1.
 	maxPending = 16
 	// fullInterval is the pause before another attempt to write to a full device, and fullAttempts their number.
 	fullInterval = time.Millisecond

@@ -15,8 +15,8 @@ import (
 
 const (
 	devicePath = "/dev/net/tun"
-	// offloads is the work that this program takes over for packets that it reads. The kernel takes it over for packets
-	// that the program writes.
+	// offloads is the work that the kernel leaves to this program in packets that the program reads. In packets that it
+	// writes, the program may leave the same work to the kernel.
 	offloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6
 	// queueLen is the number of packets that may wait for Read. Windows bound TCP flows, so the queue is long only for
 	// moments. It must not overflow then: a lost SYN delays its application by a second.
@@ -47,7 +47,7 @@ func Create(name string, mtu int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// configure makes fd, an open /dev/net/tun, the interface name.
+// configure makes fd, an open /dev/net/tun, the file of the new interface name.
 func configure(fd int, name string, mtu int) error {
 	request, err := unix.NewIfreq(name)
 	if err != nil {
@@ -56,7 +56,7 @@ func configure(fd int, name string, mtu int) error {
 	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); errors.Is(err, unix.ENOTTY) {
 		// Sandboxes put a file or /dev/null in its place.
-		return fmt.Errorf("creating interface %s: %s: %w: it is another device", name, devicePath, ErrNoTUN)
+		return fmt.Errorf("creating interface %s: %w: %s is another device", name, ErrNoTUN, devicePath)
 	} else if err != nil {
 		return fmt.Errorf("creating interface %s: %w", name, err)
 	}

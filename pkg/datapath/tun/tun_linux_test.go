@@ -40,8 +40,8 @@ func newDevice(t testing.TB) (*tuntest.Namespace, tun.Device) {
 	ns.Run("ip", "addr", "add", "10.1.0.1/24", "dev", "t0")
 	ns.Run("ip", "addr", "add", "fd01::1/64", "dev", "t0", "nodad")
 	ns.Run("ip", "link", "set", "t0", "up")
-	// The kernel takes IPv6 packets for the address only after work that it does later.
-	testenv.Until(t, "the kernel takes packets for fd01::1", func() bool {
+	// The kernel accepts packets for an IPv6 address some time after it has added the address.
+	testenv.Until(t, "the kernel accepts packets for fd01::1", func() bool {
 		out, err := ns.Output("ip", "-6", "route", "show", "table", "local")
 		return err == nil && strings.Contains(out, "local fd01::1 ")
 	})
@@ -71,7 +71,7 @@ func TestCreateRejectsNames(t *testing.T) {
 	for _, name := range []string{"", "tun%d", "a/b", "a b", "sixteen-letters-"} {
 		if f, err := tun.Create(name, 1500); err == nil {
 			f.Close()
-			t.Errorf("%q was taken", name)
+			t.Errorf("Create accepts %q", name)
 		}
 	}
 }
@@ -194,7 +194,7 @@ func TestReadDeadlineEndsRead(t *testing.T) {
 func TestWriteReportsRejectedPackets(t *testing.T) {
 	ns, d := newDevice(t)
 	if err := d.Writev([][]byte{make([]byte, 10), {0xff, 0xff}}); err == nil {
-		t.Error("a packet that is neither IPv4 nor IPv6 was taken")
+		t.Error("Writev accepts a packet that is neither IPv4 nor IPv6")
 	}
 	ns.Run("ip", "link", "set", "t0", "down")
 	ip := packet.Outgoing{Src: netip.MustParseAddr("10.1.0.9"), Dst: netip.MustParseAddr("10.1.0.1"), Proto: 17, PayloadLen: 0}

@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// familyLen is the length of what a utun of macOS has before each packet: the address family, in network byte
+	// familyLen is the length of the address family that precedes each packet on a utun of macOS, in network byte
 	// order.
 	familyLen = 4
-	// familyOffset is where it begins in a buffer for [Device.Read], so that the packet follows the virtio-net header.
+	// familyOffset is its offset in a buffer for [Device.Read], so that the packet follows the virtio-net header.
 	familyOffset = packet.VirtioLen - familyLen
 	// The address families of macOS, from <sys/socket.h>.
 	family4, family6 = 2, 30
 )
 
-// unitOf returns the unit of a control socket for a utun: its number and one, or 0 for the first free number.
+// unitOf returns the unit of a control socket for a utun: its number plus one, or 0 for the first free number.
 func unitOf(name string) (uint32, error) {
 	number, ok := strings.CutPrefix(name, "utun")
 	if ok && number == "" {
@@ -37,7 +37,7 @@ type frame struct {
 	pieces [][]byte
 }
 
-// set makes f the packet in pieces, the first of which begins with a virtio-net header. The address family replaces the
+// set stores the packet in pieces, the first of which begins with a virtio-net header. The address family replaces the
 // header. f refers to the pieces.
 func (f *frame) set(pieces [][]byte) {
 	f.pieces = append(f.pieces[:0], f.family[:])

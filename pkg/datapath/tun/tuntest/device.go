@@ -54,7 +54,7 @@ func TestDevice(t *testing.T, open func(t *testing.T) (tun.Device, Peer)) {
 // Protocol is the protocol of the packets, a number that nothing else uses (RFC 3692).
 const Protocol = 253
 
-// sizes are those of the payloads of test packets.
+// sizes are the payload lengths of test packets.
 var sizes = []int{0, 1, 20, 333, 1000, DeviceMTU - 20}
 
 // Kernel and Remote are the addresses of the kernel and of the other side of the device.
@@ -63,7 +63,7 @@ var Kernel, Remote = netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("10.1.
 // written returns a packet for the kernel whose payload has n bytes of the value fill.
 func written(n int, fill byte) []byte { return testPacket(Remote, Kernel, n, fill) }
 
-// sent returns a packet of the kernel whose payload has n bytes of the value fill.
+// sent returns a packet from the kernel whose payload has n bytes of the value fill.
 func sent(n int, fill byte) []byte { return testPacket(Kernel, Remote, n, fill) }
 
 func testPacket(src, dst netip.Addr, n int, fill byte) []byte {
