@@ -40,8 +40,8 @@ func localListener(t *testing.T) net.Listener {
 	return l
 }
 
-// greeting sends a hello over a new connection and returns the status of the reply, or io.EOF if there is none.
-func greeting(t *testing.T, l net.Listener, h hello) (status, error) {
+// sendHello sends a hello over a new connection and returns the status of the reply, or io.EOF if there is none.
+func sendHello(t *testing.T, l net.Listener, h hello) (status, error) {
 	t.Helper()
 	c, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
@@ -83,7 +83,7 @@ func TestBoundConnCannotJoinAnotherSession(t *testing.T) {
 		l      net.Listener
 		hello  hello
 		status status
-		reason error // of the refusal
+		reason error // with which the server rejects the conn
 	}{
 		{"begins", anyone, hello{session: alice, token: token{1}, first: true, attempt: 1}, statusOK, nil},
 		{"another-begins", anyone, hello{session: bob, token: token{2}, first: true, attempt: 1}, statusOK, nil},
@@ -92,13 +92,13 @@ func TestBoundConnCannotJoinAnotherSession(t *testing.T) {
 		{"wrong-token", forAlice, hello{session: alice, token: token{2}, attempt: 3}, statusRefused, ErrRefused},
 		{"makes-none", forNobody, hello{session: nobody, token: token{3}, first: true, attempt: 1}, statusUnknown, ErrSessionLost},
 	} {
-		status, err := greeting(t, test.l, test.hello)
+		status, err := sendHello(t, test.l, test.hello)
 		if err != nil || status != test.status {
 			t.Errorf("%s: status %d, %v, want %d", test.name, status, err, test.status)
 		}
 		if test.reason != nil {
 			if err := <-refused; !errors.Is(err, test.reason) {
-				t.Errorf("%s: refused with %v, want %v", test.name, err, test.reason)
+				t.Errorf("%s: rejected with %v, want %v", test.name, err, test.reason)
 			}
 		}
 	}
@@ -109,11 +109,11 @@ func TestBoundConnCannotJoinAnotherSession(t *testing.T) {
 		{"known", hello{session: bob, token: token{2}, attempt: 2}},
 		{"unknown", hello{session: SessionID{9}, token: token{9}, first: true, attempt: 1}},
 	} {
-		if status, err := greeting(t, forAlice, test.h); !errors.Is(err, io.EOF) {
+		if status, err := sendHello(t, forAlice, test.h); !errors.Is(err, io.EOF) {
 			t.Errorf("%s: got status %d, %v, want an end without an answer", test.name, status, err)
 		}
 		if err := <-refused; !errors.Is(err, ErrOtherSession) {
-			t.Errorf("%s: refused with %v", test.name, err)
+			t.Errorf("%s: rejected with %v", test.name, err)
 		}
 	}
 	if n := len(s.Sessions()); n != 2 {
@@ -121,7 +121,7 @@ func TestBoundConnCannotJoinAnotherSession(t *testing.T) {
 	}
 }
 
-// One listener's end is the server's.
+// Serve ends when one of its listeners fails.
 func TestServeEndsWithAListener(t *testing.T) {
 	a, b := localListener(t), localListener(t)
 	done := make(chan error, 1)

@@ -34,9 +34,10 @@ type ClientConfig struct {
 	// DialTimeout. The conn's Close must end its Read and Write; it need not support deadlines.
 	Dial func(ctx context.Context) (net.Conn, error)
 
-	// Preferred dial the manager over other transports, which may be faster than Dial's, or not work, or come and go.
-	// Once a session is up the client measures all, and moves the session's links to the best. Of those that are about
-	// as fast, it chooses the first of Preferred, and Dial's last (see preferred.go). At most three.
+	// Preferred holds at most three functions that dial the manager over other transports. These may be faster than
+	// Dial, may fail, and may work only at times. Once a session is up the client measures all transports and moves the
+	// session's links to the best. Of transports that are about as fast, it chooses the first of Preferred, and Dial
+	// last (see preferred.go).
 	Preferred []func(ctx context.Context) (net.Conn, error)
 	// Forced makes the session use the only one of Preferred without measuring. Its links wait for it when it fails.
 	Forced bool
@@ -56,8 +57,8 @@ type ClientConfig struct {
 	// attempt, with the reason (nil at the very beginning). Calls do not overlap. It must not block.
 	OnState func(State, error)
 
-	// Budget bounds what sessions hold for the manager. nil: 256 MiB, and no stream that the manager opens. Such a
-	// stream is reset at once, so that a client that does not call Session.Accept needs none.
+	// Budget bounds the memory that sessions hold on behalf of the manager. nil allows 256 MiB and no streams that the
+	// manager opens: the client resets them at once. So a client that does not call Session.Accept needs no Budget.
 	Budget *Budget
 
 	Tuning Tuning
@@ -281,7 +282,7 @@ func (c *Client) keep(ctx context.Context, s *Session, i int, conn *linkConn) {
 			} else {
 				c.lost(s, l, conn)
 				if time.Since(conn.born) > time.Second {
-					pause.reset() // the first attempt at once
+					pause.reset() // no pause before the first attempt
 				} else {
 					pause.sleep(ctx)
 				}
@@ -352,7 +353,7 @@ func moving(ctx context.Context, l *link, from *linkConn, to path) (context.Cont
 				if !errors.Is(from.err, errSuperseded) {
 					return
 				}
-				<-ctx.Done() // by the attempt itself
+				<-ctx.Done() // the attempt itself replaced the conn
 				return
 			case <-ctx.Done():
 				return

@@ -6,11 +6,12 @@ import (
 	"time"
 )
 
-// delay is what the links of a session know together about the path of their conns: its round trip without a queue of
-// theirs, which is the base of their limits. It is the least that was seen between the last two drains. In a drain all
-// links at once send as little as leaves no queue, for about one round trip (as BBR does; Cardwell and others 2016).
-// What is then seen of a queue is not theirs. Nor is what drains usually show above the base: where packets are lost,
-// each hole holds up what is behind it for a round trip, so that few samples show the base.
+// delay measures the path that the links of a session share: its round trip without a queue of their own, from which
+// they calculate their limits. The base is the least round trip of the last two drains and of the time since the first
+// of them. In a drain all links at once send so little that their queue empties, for about one round trip (as BBR does;
+// Cardwell and others 2016). A queue that remains comes from others. Drains usually show more than the base, and the
+// links do not cause that either: where packets are lost, each hole holds up the bytes behind it for a round trip, so
+// few samples show the base.
 //
 //	     start       clear                       until
 //	───────┼───────────┼───────────────────────────┼────▶
@@ -18,19 +19,19 @@ import (
 //	       │ drains    │ the path as it is         │ of what is sent now ends the drain
 type delay struct {
 	far   atomic.Bool           // base is at least nearby
-	drain atomic.Pointer[drain] // the one that runs
+	drain atomic.Pointer[drain] // the drain in progress
 
 	mu       sync.Mutex
 	base     time.Duration // 0: unknown
-	previous time.Duration // what the drain before the last one has shown, or less if that was seen since
-	shown    time.Duration // by the drain that runs
-	usual    time.Duration // what drains show, their moving average
+	previous time.Duration // the least round trip of the last drain and since
+	shown    time.Duration // the least round trip in the drain in progress
+	usual    time.Duration // moving average of shown
 	last     time.Time     // when the last drain began
 	drains   int
 }
 
 const (
-	nearby      = 2 * time.Millisecond // with a shorter base links have no limit: little fits in flight
+	nearby      = 2 * time.Millisecond // below this base links have no limit: little fits in flight
 	leastTarget = 10 * time.Millisecond
 	mostTarget  = 25 * time.Millisecond
 	drainEvery  = 2 * time.Second
@@ -40,17 +41,17 @@ const (
 // drain is never changed.
 type drain struct {
 	clear, until time.Time
-	part         float64 // of its limit that each link uses
+	part         float64 // fraction of its limit that each link uses
 }
 
 // target returns the queue that links may have.
 func target(base time.Duration) time.Duration { return min(max(leastTarget, base/4), mostTarget) }
 
-// unloaded returns the round trip to expect without a queue of ours. What is less than half a target above the base
-// counts as the drain's own inaccuracy. Call with mu held.
+// unloaded returns the expected round trip without a queue of ours. It ignores an excess over the base of up to half a
+// target, which is within the accuracy of a drain. Call with mu held.
 func (d *delay) unloaded() time.Duration { return max(d.base, d.usual-target(d.base)/2) }
 
-// reset forgets the path.
+// reset forgets all measurements, for a new path.
 func (d *delay) reset() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -59,7 +60,7 @@ func (d *delay) reset() {
 	d.drain.Store(nil)
 }
 
-// sample notes the round trip of what was sent at a time.
+// sample records the round trip of bytes that were sent at a time.
 func (d *delay) sample(rtt time.Duration, sent time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -102,5 +103,5 @@ func (d *delay) begin(rtt, pause time.Duration, now time.Time) {
 	d.drain.Store(&drain{clear: now.Add(rtt - d.base), until: now.Add(rtt + drainSlack), part: part})
 }
 
-// delay returns that of the conn's path. Call with mu held and a conn.
+// delay returns the delay of the conn's path. Call with mu held and a conn.
 func (l *link) delay() *delay { return &l.session.delays[l.conn.path] }

@@ -59,7 +59,7 @@ func TestNoDataAfterFIN(t *testing.T) {
 	})
 }
 
-// Data that arrives during Close stays unread, too: the other end gets a reset, not an end as if all had been read.
+// Data that arrives during Close is unread too: the other end gets a reset, not a FIN.
 func TestCloseWhileDataArrives(t *testing.T) {
 	l := lonely(t)
 	for i := range 200 {

@@ -14,13 +14,16 @@ import "time"
 //	limit = limit · (1 + (unloaded + target) / round trip) / 2 + 4 KiB
 //
 // So the queue settles at the target, whatever the line's rate is and however many links share it. A link begins with
-// 64 KiB and doubles that in each round trip, until there is a queue and the rate has stopped to grow: a conn's own
+// 64 KiB and doubles that in each round trip, until there is a queue and the rate has stopped growing: a conn's own
 // slow start also makes bytes wait. It does so again when there was no queue for some time.
 //
-// Three things must not shrink the limit to nothing. Pauses of the path: the round trip is the least of a span, and
-// while acknowledgements are late the link sends on (late). A queue that others on the line have caused: between two
-// drains (see delay), which tell whose a queue is, the limit shrinks at most by half. A path that has become longer:
-// the next two drains show it, and the startup begins again.
+// Three things must not shrink the limit to nothing:
+//
+//   - Pauses of the path. The link uses the least round trip of a span, and sends on while acknowledgements are late
+//     (late).
+//   - A queue that others on the line cause. A drain (see delay) shows whether the queue is the session's own. Between
+//     two drains the limit shrinks at most by half.
+//   - A path that becomes longer. The next two drains show it, and the startup begins again.
 //
 // link.mu guards it.
 type flight struct {
@@ -28,10 +31,10 @@ type flight struct {
 	least   int           // the limit may not fall below it before the next drain
 	startup bool          // the limit doubles
 	drains  int           // of delay, as far as this link knows
-	base    time.Duration // after them
+	base    time.Duration // after those drains
 	span    span
-	empty   int // spans without a queue, one after the other
-	flat    int // rounds of the startup with a queue in which the rate has not grown, one after the other
+	empty   int // consecutive spans without a queue
+	flat    int // consecutive rounds of the startup with a queue and without a higher rate
 
 	marks  []mark // of some writes, the oldest first
 	round  round
@@ -54,9 +57,9 @@ type round struct {
 	limited bool          // a writer has waited for the limit
 }
 
-// span is the time for which a link looks for the shortest round trip before it changes the limit. It is longer than
-// the pauses of a radio or a busy processor, after which much arrives at once: they are no queue. A drain interrupts it
-// and does not end it: the drains of links with short rounds would else never leave one with long rounds its span.
+// span is the time in which a link looks for the shortest round trip before it changes the limit. It is longer than
+// the pauses of a radio or a busy processor, after which much arrives at once: they are no queue. A drain interrupts a
+// span without ending it. Otherwise the drains of links with short rounds would end all spans of a link with long ones.
 type span struct {
 	rounds int
 	took   time.Duration // by its rounds
@@ -64,7 +67,7 @@ type span struct {
 	rtt    time.Duration // the least
 }
 
-// add adds a round that took some time, in which bytes were acknowledged. It reports whether the span is long enough.
+// add adds a round that took the time took and acknowledged acked bytes. It reports whether the span is long enough.
 func (s *span) add(rtt, took time.Duration, acked uint64) bool {
 	s.rounds++
 	s.took += took
@@ -76,13 +79,13 @@ func (s *span) add(rtt, took time.Duration, acked uint64) bool {
 const (
 	firstFlight  = 64 << 10
 	leastFlight  = 16 << 10
-	flightGrowth = 4 << 10 // by which each link's limit grows in each round trip, so that late links get their share
+	flightGrowth = 4 << 10 // growth of each link's limit in each round trip, so that newer links get an equal part
 	marksPerRTT  = 16
 	flatRounds   = 2 // after which the startup ends
 	emptySpans   = 2 // after which it begins again
 	spanRounds   = 3
 	spanTime     = 250 * time.Millisecond
-	pauseTime    = 10 * time.Millisecond // without an acknowledgement: it is late
+	pauseTime    = 10 * time.Millisecond // without an acknowledgement, until it counts as late
 	mostPause    = 250 * time.Millisecond
 )
 
@@ -120,9 +123,8 @@ func (l *link) full(held int) bool {
 	return true
 }
 
-// late returns how many bytes more may be in flight because acknowledgements are late: a segment was lost, and holds up
-// those behind it, or a radio or a processor pauses. The path goes on meanwhile, and would run empty. Call with mu
-// held.
+// late returns how many bytes more may be in flight because acknowledgements are late: a lost segment holds up those
+// behind it, or a radio or a processor pauses. The path would otherwise run empty meanwhile. Call with mu held.
 func (l *link) late(now time.Time) int {
 	pause := min(now.Sub(l.owed.since)-pauseTime, mostPause)
 	return int(l.flight.recent * max(pause, 0).Seconds())
@@ -195,7 +197,7 @@ func (l *link) adapt(now time.Time) {
 	}
 	goal := unloaded + target(base)
 	if f.startup {
-		took := max(now.Sub(f.round.began), base) // what a lost packet has held up arrives at once
+		took := max(now.Sub(f.round.began), base) // the bytes that a lost packet held up arrive at once
 		l.double(f.round.rtt >= goal, goal, took)
 		return
 	}
@@ -219,7 +221,7 @@ func (l *link) adapt(now time.Time) {
 	}
 }
 
-// double is adapt during the startup, after a round that took some time.
+// double adapts the limit during the startup. queued reports a queue, and took is the time of the round.
 func (l *link) double(queued bool, goal, took time.Duration) {
 	f := &l.flight
 	rate := float64(l.out.acked-f.round.acked) / took.Seconds()

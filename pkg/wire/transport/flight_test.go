@@ -20,17 +20,17 @@ import (
 //
 //	writer ─▶ relay: 4 MiB per conn, slow start ─▶ line: a rate ─▶ delay ─▶ reader
 type farPath struct {
-	mu    sync.Mutex
-	rtt   time.Duration
-	rate  float64       // bytes a second, each way
-	queue time.Duration // of others on the line
-	stall time.Duration // the most for which nothing arrives, about every 100 ms, as with a busy radio or processor
-	loss  float64       // of segments; the sender repeats them as BBR does, without slowing down
-	ways  [2]*farWay
+	mu         sync.Mutex
+	rtt        time.Duration
+	rate       float64       // bytes a second, each direction
+	queue      time.Duration // of others on the line
+	stall      time.Duration // the most for which nothing arrives, about every 100 ms, as with a busy radio or processor
+	loss       float64       // fraction of segments; the sender repeats them as BBR does, without slowing down
+	directions [2]*farDirection
 }
 
-// farWay is one direction.
-type farWay struct {
+// farDirection is one direction of a farPath.
+type farDirection struct {
 	path  *farPath
 	wake  sync.Cond
 	conns []*farHalf // with bytes for the line
@@ -41,15 +41,15 @@ type farWay struct {
 
 // farHalf is one direction of a conn.
 type farHalf struct {
-	way     *farWay
-	relay   []byte // waits for the line
-	flying  int    // bytes on the line, and on the way back their acknowledgements
-	window  int    // the most of flying: slow start, in which it doubles in each round trip
-	sent    time.Time
-	due     time.Time // when the last piece arrives whole
-	arrived []byte
-	closed  bool
-	change  sync.Cond
+	direction *farDirection
+	relay     []byte // waits for the line
+	flying    int    // bytes on the line, or whose acknowledgements have not arrived
+	window    int    // the limit of flying: slow start doubles it in each round trip
+	sent      time.Time
+	due       time.Time // when the last piece arrives whole
+	arrived   []byte
+	closed    bool
+	change    sync.Cond
 }
 
 const (
@@ -62,27 +62,27 @@ const (
 
 func newFarPath(tb testing.TB, rtt time.Duration, rate float64) *farPath {
 	p := &farPath{rtt: rtt, rate: rate}
-	var ways sync.WaitGroup
-	for i := range p.ways {
-		w := &farWay{path: p}
+	var directions sync.WaitGroup
+	for i := range p.directions {
+		w := &farDirection{path: p}
 		w.wake.L = &p.mu
-		p.ways[i] = w
-		ways.Go(w.run)
+		p.directions[i] = w
+		directions.Go(w.run)
 	}
 	tb.Cleanup(func() {
 		p.mu.Lock()
-		for _, w := range p.ways {
+		for _, w := range p.directions {
 			w.over = true
 			w.wake.Signal()
 		}
 		p.mu.Unlock()
-		ways.Wait()
+		directions.Wait()
 	})
 	return p
 }
 
-// run is the line.
-func (w *farWay) run() {
+// run sends pieces of the conns in turn, as the line does.
+func (w *farDirection) run() {
 	p := w.path
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,8 +138,8 @@ func (w *farWay) run() {
 	}
 }
 
-// queue lets h send its next piece when it is its turn, if it may.
-func (w *farWay) queue(h *farHalf) {
+// queue makes h wait for its turn to send its next piece, unless its window is full.
+func (w *farDirection) queue(h *farHalf) {
 	if len(h.relay) > 0 && h.flying < h.window {
 		w.conns = append(w.conns, h)
 		w.wake.Signal()
@@ -159,13 +159,13 @@ type farConn struct {
 }
 
 func (p *farPath) conn() (laptop, manager net.Conn) {
-	up, down := &farHalf{way: p.ways[0]}, &farHalf{way: p.ways[1]}
+	up, down := &farHalf{direction: p.directions[0]}, &farHalf{direction: p.directions[1]}
 	up.change.L, down.change.L = &p.mu, &p.mu
 	return &farConn{in: down, out: up}, &farConn{in: up, out: down}
 }
 
 func (c *farConn) Write(b []byte) (int, error) {
-	h, p := c.out, c.out.way.path
+	h, p := c.out, c.out.direction.path
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for len(h.relay) > relayMost && !h.closed {
@@ -180,13 +180,13 @@ func (c *farConn) Write(b []byte) (int, error) {
 		if time.Since(h.sent) > p.rtt+200*time.Millisecond {
 			h.window = firstWindow // as Linux does after a pause (net.ipv4.tcp_slow_start_after_idle)
 		}
-		h.way.queue(h)
+		h.direction.queue(h)
 	}
 	return len(b), nil
 }
 
 func (c *farConn) Read(b []byte) (int, error) {
-	h, p := c.in, c.in.way.path
+	h, p := c.in, c.in.direction.path
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for len(h.arrived) == 0 && !h.closed {
@@ -201,7 +201,7 @@ func (c *farConn) Read(b []byte) (int, error) {
 }
 
 func (c *farConn) Close() error {
-	p := c.in.way.path
+	p := c.in.direction.path
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, h := range []*farHalf{c.in, c.out} {

@@ -43,7 +43,7 @@ func (in *Incoming) AcceptPackets() (*Packets, error) {
 		in.s.finish()
 		return nil, err
 	}
-	// An opener that has ended the stream has sent everything, and waits for nothing.
+	// An opener that has ended the stream needs no answer, and its datagrams can still be read.
 	return &Packets{in.s}, nil
 }
 

@@ -89,7 +89,7 @@ func (p *peer) flush() {
 func liveHeap() int64 {
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what lay in pools goes with the second
+	runtime.GC() // the second collection empties the pools
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
@@ -290,7 +290,7 @@ func TestPeerThatAcknowledgesNothingStaysWithinBudget(t *testing.T) {
 	}
 }
 
-// Every place and byte comes back, however streams end.
+// Ended streams return all their places and bytes to the budget, however they end.
 func TestEndedStreamsLeaveTheBudgetEmpty(t *testing.T) {
 	r := newHostileRig(t, NewBudget(100, 64<<20), nil)
 	for i := range 300 { // more than there are places
@@ -317,7 +317,7 @@ func TestEndedStreamsLeaveTheBudgetEmpty(t *testing.T) {
 	})
 }
 
-// A client accepts no stream that it did not ask for: it is reset, and nothing of it is kept.
+// A client without a Budget resets each stream that the manager opens, and keeps nothing of it.
 func TestClientRejectsStreamsOfTheManager(t *testing.T) {
 	opened := make(chan error, 1)
 	near, far := net.Pipe()
@@ -378,7 +378,7 @@ func TestRefusedStreamIsResetForItsOpener(t *testing.T) {
 	if st, err := r.honest.Open(t.Context(), Request{Proto: ProtoTCP}); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a stream beyond the budget gives %v, %v", st, err)
 	}
-	for _, st := range open { // those that live are not harmed
+	for _, st := range open { // open streams continue
 		if err := binary.Write(st, binary.BigEndian, uint32(7)); err != nil {
 			t.Error(err)
 		}

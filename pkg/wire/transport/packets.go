@@ -152,7 +152,7 @@ func (p *Packets) RemoteAddr() net.Addr { return p.s.RemoteAddr() }
 // not block.
 func (p *Packets) Close() error { return p.CloseWithCode(CodeOK) }
 
-// CloseWithCode is Close, but at the end the other end reads c's error. Only the first close has an effect.
+// CloseWithCode is Close, but the other end then reads c's error instead of io.EOF. Only the first close has an effect.
 func (p *Packets) CloseWithCode(c Code) error {
 	s, l := p.s, p.s.l
 	l.mu.Lock()

@@ -103,7 +103,7 @@ func TestPacketsEndWithCode(t *testing.T) {
 	check(t, b.Close())
 	buf := make([]byte, 2)
 	if n, err := a.ReadPacket(buf); n != 2 || err != io.ErrShortBuffer {
-		t.Errorf("%d, %v; want 2 and a short buffer", n, err)
+		t.Errorf("read %d bytes, %v; want 2 and io.ErrShortBuffer", n, err)
 	}
 	if _, err := a.ReadPacket(buf); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("got %v, want ECONNREFUSED", err)

@@ -120,7 +120,7 @@ type prober struct {
 	client  *Client
 	session *Session
 	link    *link
-	all     []path        // those of ClientConfig.Preferred
+	all     []path        // the paths of ClientConfig.Preferred
 	broken  wakeup.Signal // failures has changed
 
 	// One goroutine at a time uses these: run's, or standBy's while run waits for it.
@@ -130,7 +130,7 @@ type prober struct {
 
 	mu       sync.Mutex
 	status   ProberStatus
-	failures [maxPaths]error // of the transport in use, from outside of the prober
+	failures [maxPaths]error // reported by Client.keep, since forget
 }
 
 // retry says when to try a transport.
@@ -343,7 +343,7 @@ func (s *prober) allDue() {
 	for i := range s.retries {
 		r := &s.retries[i]
 		r.due = r.tried.Add(retryMin)
-		r.failed.reset() // it may need another moment
+		r.failed.reset() // if it does not work yet, it may soon
 	}
 }
 
@@ -371,7 +371,7 @@ func (s *prober) round(ctx context.Context) path {
 		s.retries[p].tried = time.Now()
 		s.set(p, func(st *PreferredStatus) { st.State = PreferredTrying })
 	}
-	if s.current == fallback { // it also carries what a dial asks the manager for
+	if s.current == fallback { // dials of preferred transports may send requests over it
 		m, err := s.try(ctx, fallback)
 		for _, p := range due {
 			if err != nil && ctx.Err() == nil {
@@ -397,7 +397,7 @@ func (s *prober) round(ctx context.Context) path {
 	}
 	if _, measured := got[s.current]; !measured && len(got) > 0 {
 		m, err := s.try(ctx, s.current)
-		if err != nil { // guard sees why
+		if err != nil { // guard learns the cause
 			m = Measure{}
 		}
 		got[s.current] = m

@@ -17,39 +17,40 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// roads are two transports to one manager. Each delays writes, and can fail or become a black hole.
-type roads struct {
+// twoTransports are two transports to one manager.
+type twoTransports struct {
 	network
-	fallback, preferred road
+	fallback, preferred fakeTransport
 	mu                  sync.Mutex
 	states              []string
 }
 
-type road struct {
+// fakeTransport delays writes, and can fail or become a black hole.
+type fakeTransport struct {
 	n     network
 	mu    sync.Mutex
 	delay time.Duration // of each write
 	err   error         // of each dial
 	holed bool
-	conns []*roadConn
+	conns []*fakeConn
 	dials int
 }
 
-type roadConn struct {
+type fakeConn struct {
 	net.Conn
-	road  *road
+	over  *fakeTransport
 	holed bool
 }
 
-func newRoads(t *testing.T, fallback, preferred time.Duration) *roads {
+func newTwoTransports(t *testing.T, fallback, preferred time.Duration) *twoTransports {
 	n := memory(t)
-	r := &roads{network: n}
+	r := &twoTransports{network: n}
 	r.fallback.n, r.fallback.delay = n, fallback
 	r.preferred.n, r.preferred.delay = n, preferred
 	return r
 }
 
-func (r *road) Dial(ctx context.Context) (net.Conn, error) {
+func (r *fakeTransport) Dial(ctx context.Context) (net.Conn, error) {
 	r.mu.Lock()
 	r.dials++
 	err, holed := r.err, r.holed
@@ -65,19 +66,19 @@ func (r *road) Dial(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &roadConn{Conn: conn, road: r}
+	c := &fakeConn{Conn: conn, over: r}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.conns = append(r.conns, c)
 	return c, nil
 }
 
-func (c *roadConn) Write(p []byte) (int, error) {
-	c.road.mu.Lock()
-	delay := c.road.delay
-	c.holed = c.holed || c.road.holed // what was lost once stays lost
+func (c *fakeConn) Write(p []byte) (int, error) {
+	c.over.mu.Lock()
+	delay := c.over.delay
+	c.holed = c.holed || c.over.holed // a conn that lost bytes carries none of the bytes behind them
 	holed := c.holed
-	c.road.mu.Unlock()
+	c.over.mu.Unlock()
 	if holed {
 		return len(p), nil
 	}
@@ -86,7 +87,7 @@ func (c *roadConn) Write(p []byte) (int, error) {
 }
 
 // change sets the result of dials. An error also ends the open connections.
-func (r *road) change(err error) {
+func (r *fakeTransport) change(err error) {
 	r.mu.Lock()
 	r.err = err
 	conns := r.conns
@@ -99,19 +100,19 @@ func (r *road) change(err error) {
 	}
 }
 
-func (r *road) hole(holed bool) {
+func (r *fakeTransport) hole(holed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.holed = holed
 }
 
-func (r *road) dialed() int {
+func (r *fakeTransport) dialed() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.dials
 }
 
-func (r *roads) start(t *testing.T, cc transport.ClientConfig) *rig {
+func (r *twoTransports) start(t *testing.T, cc transport.ClientConfig) *rig {
 	cc.Dial = r.fallback.Dial
 	if cc.Preferred == nil {
 		cc.Preferred = []func(context.Context) (net.Conn, error){r.preferred.Dial}
@@ -132,7 +133,7 @@ func (r *roads) start(t *testing.T, cc transport.ClientConfig) *rig {
 }
 
 // seen lets d pass and returns the preferred transport's states since the previous call.
-func (r *roads) seen(d time.Duration) []string {
+func (r *twoTransports) seen(d time.Duration) []string {
 	time.Sleep(d)
 	synctest.Wait()
 	r.mu.Lock()
@@ -142,15 +143,15 @@ func (r *roads) seen(d time.Duration) []string {
 	return states
 }
 
-func (r *roads) want(t *testing.T, within time.Duration, want ...string) {
+func (r *twoTransports) want(t *testing.T, within time.Duration, want ...string) {
 	t.Helper()
 	if got := r.seen(within); !slices.Equal(got, want) {
 		t.Fatalf("the preferred transport was %q, want %q", got, want)
 	}
 }
 
-// wantLast waits, and a try that is under way then has a moment to come to its end.
-func (r *roads) wantLast(t *testing.T, within time.Duration, want string) {
+// wantLast checks the state at the end of within. If the prober is trying the transport then, wantLast waits longer.
+func (r *twoTransports) wantLast(t *testing.T, within time.Duration, want string) {
 	t.Helper()
 	got := r.seen(within)
 	if len(got) > 0 && got[len(got)-1] == "trying" {
@@ -185,7 +186,7 @@ func exchange(t *testing.T, r *rig) (stop func()) {
 			block[i%len(block)]++
 			h.Write(block)
 			if _, err := near.Write(block); err != nil {
-				t.Errorf("the stream did not go on: %v", err)
+				t.Errorf("the stream failed: %v", err)
 				return
 			}
 		}
@@ -193,7 +194,7 @@ func exchange(t *testing.T, r *rig) (stop func()) {
 	go func() {
 		h := sha256.New()
 		if _, err := io.Copy(h, near); err != nil {
-			t.Errorf("the stream did not go on: %v", err)
+			t.Errorf("the stream failed: %v", err)
 		}
 		sums <- [32]byte(h.Sum(nil))
 	}()
@@ -201,12 +202,12 @@ func exchange(t *testing.T, r *rig) (stop func()) {
 		t.Helper()
 		end()
 		if a, b := receive(t, sums), receive(t, sums); a != b {
-			t.Error("what came back is not what was sent")
+			t.Error("the echo differs from the bytes that were sent")
 		}
 	}
 }
 
-// carries checks by which roads more than 100 KiB go in a second.
+// carries checks which transports carry more than 100 KiB in a second.
 func carries(t *testing.T, s *transport.Session, wantFallback, wantPreferred bool) {
 	t.Helper()
 	before := s.Stats()
@@ -220,7 +221,7 @@ func carries(t *testing.T, s *transport.Session, wantFallback, wantPreferred boo
 
 func TestLinksMoveToPreferred(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoads(t, time.Millisecond, 100*time.Microsecond)
+		r := newTwoTransports(t, time.Millisecond, 100*time.Microsecond)
 		rig := r.start(t, transport.ClientConfig{})
 		stop := exchange(t, rig)
 		r.want(t, time.Second, "trying", "in use")
@@ -237,7 +238,7 @@ func TestLinksMoveToPreferred(t *testing.T) {
 // The session stays connected while all its links move at once.
 func TestMoveKeepsSessionConnected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoads(t, time.Millisecond, time.Millisecond)
+		r := newTwoTransports(t, time.Millisecond, time.Millisecond)
 		var mu sync.Mutex
 		var states []transport.State
 		rig := r.start(t, transport.ClientConfig{OnState: func(s transport.State, _ error) {
@@ -259,7 +260,7 @@ func TestMoveKeepsSessionConnected(t *testing.T) {
 // Of two equally fast transports the links use the preferred one.
 func TestEquallyFastPreferredIsUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoads(t, time.Millisecond, time.Millisecond)
+		r := newTwoTransports(t, time.Millisecond, time.Millisecond)
 		r.start(t, transport.ClientConfig{})
 		r.want(t, 5*time.Second, "trying", "in use")
 	})
@@ -269,7 +270,7 @@ func TestSlowerPreferredStaysOnStandby(t *testing.T) {
 	for name, delay := range map[string]time.Duration{"slower": 1500 * time.Microsecond, "much_slower": 5 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := newRoads(t, time.Millisecond, delay)
+				r := newTwoTransports(t, time.Millisecond, delay)
 				rig := r.start(t, transport.ClientConfig{})
 				stop := exchange(t, rig)
 				r.want(t, 5*time.Second, "trying", "standby")
@@ -293,7 +294,7 @@ func TestSlowerPreferredStaysOnStandby(t *testing.T) {
 
 func TestFailingPreferredIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoads(t, time.Millisecond, 100*time.Microsecond)
+		r := newTwoTransports(t, time.Millisecond, 100*time.Microsecond)
 		r.preferred.change(errors.New("pods/proxy is forbidden"))
 		rig := r.start(t, transport.ClientConfig{})
 		r.want(t, 500*time.Millisecond, "trying", "failing: dial the traffic manager: pods/proxy is forbidden")
@@ -313,7 +314,7 @@ func TestFailingPreferredIsRetried(t *testing.T) {
 // Streams continue on the fallback at once, and on the preferred transport when it is back.
 func TestStreamsSurviveFailureOfPreferred(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoads(t, time.Millisecond, 100*time.Microsecond)
+		r := newTwoTransports(t, time.Millisecond, 100*time.Microsecond)
 		rig := r.start(t, transport.ClientConfig{})
 		stop := exchange(t, rig)
 		r.want(t, time.Second, "trying", "in use")
@@ -333,7 +334,7 @@ func TestStreamsSurviveFailureOfPreferred(t *testing.T) {
 // The links leave a transport that swallows bytes within a second.
 func TestStuckPreferredIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoads(t, time.Millisecond, 100*time.Microsecond)
+		r := newTwoTransports(t, time.Millisecond, 100*time.Microsecond)
 		rig := r.start(t, transport.ClientConfig{})
 		stop := exchange(t, rig)
 		r.want(t, time.Second, "trying", "in use")
@@ -357,7 +358,7 @@ func TestStuckPreferredIsLeft(t *testing.T) {
 // If both transports are dead the network is the cause, and the links do not move.
 func TestNetworkFailureDoesNotLeavePreferred(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoads(t, time.Millisecond, 100*time.Microsecond)
+		r := newTwoTransports(t, time.Millisecond, 100*time.Microsecond)
 		rig := r.start(t, transport.ClientConfig{})
 		r.want(t, time.Second, "trying", "in use")
 		near, _ := open(t, rig.laptop, rig.manager)
@@ -372,7 +373,7 @@ func TestNetworkFailureDoesNotLeavePreferred(t *testing.T) {
 
 func TestForcedPreferredIsNotMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoads(t, 100*time.Microsecond, time.Millisecond)
+		r := newTwoTransports(t, 100*time.Microsecond, time.Millisecond)
 		rig := r.start(t, transport.ClientConfig{Forced: true})
 		stop := exchange(t, rig)
 		r.want(t, time.Second, "trying", "in use")
@@ -392,7 +393,7 @@ func TestForcedPreferredIsNotMeasured(t *testing.T) {
 // were lost, although streams may not use the fallback.
 func TestForcedPreferredMayAskManager(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRoads(t, time.Millisecond, time.Millisecond)
+		r := newTwoTransports(t, time.Millisecond, time.Millisecond)
 		session := make(chan *transport.Session, 1)
 		rig := r.start(t, transport.ClientConfig{Forced: true, Preferred: []func(context.Context) (net.Conn, error){func(ctx context.Context) (net.Conn, error) {
 			s := <-session

@@ -20,7 +20,7 @@ type receiver struct {
 	l     *link
 	r     *bufio.Reader
 	since int       // bytes since acknowledge last called sendAck
-	acked time.Time // when it did
+	acked time.Time // when acknowledge last called sendAck
 	small [1 + maxReason]byte
 }
 

@@ -51,7 +51,7 @@ func (k *killer) kill() {
 	k.conns = nil
 }
 
-// dead is how many conns have been killed.
+// dead returns the number of killed conns.
 func (k *killer) dead() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -169,7 +169,7 @@ type holedConn struct {
 
 func (c *holedConn) Write(p []byte) (int, error) {
 	c.h.mu.Lock()
-	c.swallow = c.swallow || c.h.holed // what was lost once stays lost
+	c.swallow = c.swallow || c.h.holed // a conn that lost bytes carries none of the bytes behind them
 	swallow := c.swallow
 	c.h.mu.Unlock()
 	if swallow {
@@ -585,7 +585,7 @@ func TestOnlyDataWaitsWhileStalled(t *testing.T) {
 		}()
 		synctest.Wait()
 		if got := r.laptop.Stats().Links[0].Unacked; got > 200<<10 {
-			t.Errorf("%d bytes pile up", got)
+			t.Errorf("%d bytes are queued", got)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -604,7 +604,7 @@ func TestOnlyDataWaitsWhileStalled(t *testing.T) {
 		in, err := r.manager.Accept(t.Context())
 		check(t, err)
 		if in.Request != udpRequest {
-			t.Errorf("the stream that was given up arrives: %s", in.Request)
+			t.Errorf("the stream that its opener gave up arrives: %s", in.Request)
 		}
 		check(t, in.Reject(transport.CodeFailed))
 	})
@@ -619,7 +619,7 @@ func TestMarkArrivesWithTheAcknowledgement(t *testing.T) {
 		a, _ := open(t, r.laptop, r.manager)
 		time.Sleep(time.Second)
 		if !a.Arrived(a.Mark()) {
-			t.Error("something is on its way though all is quiet")
+			t.Error("a mark has not arrived though nothing is in flight")
 		}
 		write := func() uint64 {
 			t.Helper()
@@ -628,7 +628,7 @@ func TestMarkArrivesWithTheAcknowledgement(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !a.Arrived(before) {
-				t.Error("what had arrived is on its way again")
+				t.Error("a mark that had arrived has not arrived any more")
 			}
 			return a.Mark()
 		}
@@ -644,7 +644,7 @@ func TestMarkArrivesWithTheAcknowledgement(t *testing.T) {
 		mark = write()
 		time.Sleep(20 * time.Second)
 		if a.Arrived(mark) {
-			t.Error("arrived where nothing goes through")
+			t.Error("a mark arrived through a black hole")
 		}
 		h.set(false)
 		time.Sleep(20 * time.Second)

@@ -49,7 +49,7 @@ type turn struct {
 func (l *link) room() bool {
 	held := l.out.held() + l.sched.reserved
 	return !l.full(held) && l.out.unsent()+l.sched.reserved < maxUnsent &&
-		// below replayFloor the budget does not count, as no acknowledgement may be due that wakes the writers
+		// The budget does not bound less than replayFloor: perhaps no acknowledgement is due that would wake writers.
 		(held < replayFloor || l.session.bytes.fits(largeChunk))
 }
 

@@ -150,7 +150,7 @@ func (s *Server) accept(ctx context.Context, listener net.Listener) error {
 	}
 }
 
-// greet performs a conn's handshake and attaches it. The caller closes conn if it fails.
+// greet performs a conn's handshake and attaches the conn to its link. After an error the caller closes conn.
 func (s *Server) greet(ctx context.Context, conn net.Conn) error {
 	hctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()

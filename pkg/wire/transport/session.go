@@ -26,8 +26,8 @@ type Session struct {
 	ready   chan struct{} // closed when the first link is attached
 	streams atomic.Int64
 	grown   atomic.Int64  // bytes of windows beyond initialWindow
-	places  share         // of the budget's streams
-	bytes   share         // of its bytes
+	places  share         // part of the budget's streams
+	bytes   share         // part of the budget's bytes
 	over    atomic.Bool   // overBudget has logged
 	prober  *prober       // the client's, if ClientConfig.Preferred is set
 	next    atomic.Uint32 // for choose
@@ -82,7 +82,7 @@ func (s *Session) Err() error {
 // other end would keep the session for its grace period. A Client that still runs creates a new session.
 func (s *Session) Close() error {
 	select {
-	case <-s.settled: // an earlier time without links
+	case <-s.settled: // it may be raised from an earlier time without links
 	default:
 	}
 	if links := s.attached(); len(links) > 0 {
@@ -107,7 +107,7 @@ func (s *Session) closeSettled() { s.settled.Raise() }
 // fail ends the session at this end.
 func (s *Session) fail(err error) { s.end(err, false) }
 
-// end is fail; with detached it does nothing while a link is attached.
+// end ends the session at this end. If detached is set, it does nothing while a link is attached.
 func (s *Session) end(err error, detached bool) {
 	s.mu.Lock()
 	if s.err != nil || detached && s.up > 0 {
@@ -230,8 +230,8 @@ func (s *Session) state() (up int, lastLoss error) {
 	return s.up, s.lastLoss
 }
 
-// choose picks the link for a new stream: attached before detached, the prober's last, then quiet before busy, then the
-// one with fewest streams, ties in turn.
+// choose returns the link for a new stream. It prefers attached links to detached ones, then the other links to the
+// prober's, then quiet links to busy ones, then the link with the fewest streams. Equal links take turns.
 func (s *Session) choose() (*link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

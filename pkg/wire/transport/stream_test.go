@@ -207,11 +207,11 @@ func TestRejectedOpenReturnsTheCode(t *testing.T) {
 				t.Errorf("got %v, want %s", err, want)
 			}
 			if transport.CodeOf(err) != test.code {
-				t.Errorf("the code does not survive: %v", transport.CodeOf(err))
+				t.Errorf("CodeOf returns another code: %v", transport.CodeOf(err))
 			}
 		})
 	}
-	// The answer is there before whoever gave it has put the stream away.
+	// The answer may arrive before the other end has removed the stream.
 	testenv.Until(t, "no stream is left", func() bool { return r.laptop.Stats().Streams+r.manager.Stats().Streams == 0 })
 }
 
@@ -249,7 +249,7 @@ func TestOpenEndsWithItsContext(t *testing.T) {
 	}
 	receive(t, in.Done())
 	if _, err := in.Accept(); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("accepting what was given up gives %v", err)
+		t.Errorf("Accept of a stream that its opener gave up returns %v", err)
 	}
 	if err := in.Reject(transport.CodeRefused); err == nil {
 		t.Error("answered twice")
@@ -305,7 +305,7 @@ func TestManagerMayOpenStreams(t *testing.T) {
 	st.Close()
 }
 
-// TestGoneClosesAfterReset: a reset after FIN, which no Read tells any more.
+// TestGoneClosesAfterReset resets after FIN, which Read does not report.
 func TestGoneClosesAfterReset(t *testing.T) {
 	r := start(t, memory(t), transport.ClientConfig{}, transport.ServerConfig{})
 	for _, late := range []bool{false, true} {
@@ -320,7 +320,7 @@ func TestGoneClosesAfterReset(t *testing.T) {
 		}
 		select {
 		case <-gone:
-			t.Fatal("gone by its FIN alone")
+			t.Fatal("Gone is closed after FIN alone")
 		default:
 		}
 		check(t, b.Reset())

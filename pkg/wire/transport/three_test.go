@@ -13,22 +13,22 @@ import (
 	"kubevpn/pkg/wire/transport"
 )
 
-// threeRoads are roads with another transport before the preferred one.
-type threeRoads struct {
-	*roads
-	first road
+// threeTransports are twoTransports with another transport before the preferred one.
+type threeTransports struct {
+	*twoTransports
+	first fakeTransport
 
 	statusMu sync.Mutex
 	status   transport.ProberStatus
 }
 
-func newThreeRoads(t *testing.T, fallback, preferred, first time.Duration) *threeRoads {
-	r := &threeRoads{roads: newRoads(t, fallback, preferred)}
+func newThreeTransports(t *testing.T, fallback, preferred, first time.Duration) *threeTransports {
+	r := &threeTransports{twoTransports: newTwoTransports(t, fallback, preferred)}
 	r.first.n, r.first.delay = r.network, first
 	return r
 }
 
-func (r *threeRoads) start(t *testing.T) *rig {
+func (r *threeTransports) start(t *testing.T) *rig {
 	return start(t, r.network, transport.ClientConfig{
 		Dial:      r.fallback.Dial,
 		Preferred: []func(context.Context) (net.Conn, error){r.first.Dial, r.preferred.Dial},
@@ -40,8 +40,8 @@ func (r *threeRoads) start(t *testing.T) *rig {
 	}, transport.ServerConfig{})
 }
 
-// are waits until the states of the first and of the preferred transport are these, and then lets links move.
-func (r *threeRoads) are(t *testing.T, within time.Duration, first, preferred transport.PreferredState) {
+// are waits until the first and the preferred transport have these states, and then lets links move.
+func (r *threeTransports) are(t *testing.T, within time.Duration, first, preferred transport.PreferredState) {
 	t.Helper()
 	r.await(t, within, func(got []transport.PreferredStatus) bool {
 		return got[0].State == first && got[1].State == preferred
@@ -49,14 +49,14 @@ func (r *threeRoads) are(t *testing.T, within time.Duration, first, preferred tr
 }
 
 // uses waits until a transport is in use: 0 the fallback, 1 the first, 2 the preferred one.
-func (r *threeRoads) uses(t *testing.T, within time.Duration, want int) {
+func (r *threeTransports) uses(t *testing.T, within time.Duration, want int) {
 	t.Helper()
 	r.await(t, within, func(got []transport.PreferredStatus) bool {
 		return want == 1+slices.IndexFunc(got, func(s transport.PreferredStatus) bool { return s.State == inUse })
 	})
 }
 
-func (r *threeRoads) await(t *testing.T, within time.Duration, are func([]transport.PreferredStatus) bool) {
+func (r *threeTransports) await(t *testing.T, within time.Duration, are func([]transport.PreferredStatus) bool) {
 	t.Helper()
 	var got []transport.PreferredStatus
 	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -110,7 +110,7 @@ func TestFastestOfThreeIsUsed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := newThreeRoads(t, tt.fallback, tt.preferred, tt.first)
+				r := newThreeTransports(t, tt.fallback, tt.preferred, tt.first)
 				rig := r.start(t)
 				states := []transport.PreferredState{standby, standby, standby}
 				states[tt.want] = inUse
@@ -131,19 +131,19 @@ func TestFastestOfThreeIsUsed(t *testing.T) {
 // When the transport in use fails, the links use the fallback, and soon the next that works. They return when the first
 // works again. Streams notice nothing.
 func TestStreamsSurviveAllSwitchesOfThree(t *testing.T) {
-	for name, breaks := range map[string]func(r *road, broken bool){
-		"refused": func(r *road, broken bool) {
+	for name, breaks := range map[string]func(r *fakeTransport, broken bool){
+		"refused": func(r *fakeTransport, broken bool) {
 			var err error
 			if broken {
 				err = errors.New("refused")
 			}
 			r.change(err)
 		},
-		"black_hole": func(r *road, broken bool) { r.hole(broken) },
+		"black_hole": func(r *fakeTransport, broken bool) { r.hole(broken) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := newThreeRoads(t, 3*time.Millisecond, 2*time.Millisecond, time.Millisecond)
+				r := newThreeTransports(t, 3*time.Millisecond, 2*time.Millisecond, time.Millisecond)
 				rig := r.start(t)
 				stop := exchange(t, rig)
 				r.are(t, 10*time.Second, inUse, standby)
@@ -174,7 +174,7 @@ func TestStreamsSurviveAllSwitchesOfThree(t *testing.T) {
 // it.
 func TestBetterTransportIsTriedWhileAnotherIsInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newThreeRoads(t, 3*time.Millisecond, time.Millisecond, 2*time.Millisecond)
+		r := newThreeTransports(t, 3*time.Millisecond, time.Millisecond, 2*time.Millisecond)
 		rig := r.start(t)
 		r.are(t, 10*time.Second, standby, inUse)
 		time.Sleep(time.Hour)
@@ -203,7 +203,7 @@ func TestBetterTransportIsTriedWhileAnotherIsInUse(t *testing.T) {
 // After Retry, the pauses begin again from the shortest: what changed may need a moment.
 func TestRetryShortensPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newThreeRoads(t, time.Millisecond, time.Millisecond, time.Millisecond)
+		r := newThreeTransports(t, time.Millisecond, time.Millisecond, time.Millisecond)
 		r.first.change(errors.New("refused"))
 		rig := r.start(t)
 		time.Sleep(time.Hour)
@@ -218,7 +218,7 @@ func TestRetryShortensPauses(t *testing.T) {
 // However often Retry is called, a transport is tried at most once in a second.
 func TestRetriesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newThreeRoads(t, time.Millisecond, time.Millisecond, time.Millisecond)
+		r := newThreeTransports(t, time.Millisecond, time.Millisecond, time.Millisecond)
 		r.first.change(errors.New("refused"))
 		rig := r.start(t)
 		r.are(t, 10*time.Second, failing, inUse)
@@ -236,7 +236,7 @@ func TestRetriesAreBounded(t *testing.T) {
 // A stuck transport is left while the prober tries another one that does not answer.
 func TestStuckTransportIsLeftDuringATry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newThreeRoads(t, 3*time.Millisecond, time.Millisecond, time.Millisecond)
+		r := newThreeTransports(t, 3*time.Millisecond, time.Millisecond, time.Millisecond)
 		r.first.hole(true)
 		rig := r.start(t)
 		stop := exchange(t, rig)

@@ -27,8 +27,8 @@ const (
 
 	accountEvery = 64 << 10             // bytes that a link may hold before the session's budget counts them
 	ackEvery     = 256 << 10            // bytes after which the link acknowledges at once
-	ackSome      = 8 << 10              // bytes after which it does so
-	ackPause     = 4 * time.Millisecond // this long after the last time
+	ackSome      = 8 << 10              // bytes after which the link acknowledges at once,
+	ackPause     = 4 * time.Millisecond // if its last such acknowledgement is this old
 	quantum      = 32 << 10             // bytes that a writer sends per turn while others wait
 	leastShare   = 2 << 10              // bytes that a writer may send per turn in any case
 	controlSlack = 4 << 20              // bytes of unread control frames that the other end may cause
@@ -39,7 +39,7 @@ const (
 
 	maxPush   = 4 << 10                // a stream's writer writes up to this much to the conn itself,
 	quiet     = 200 * time.Microsecond // if the link has written nothing for this long
-	maxGather = 16 << 10               // with this much to write the sender does not wait for more
+	maxGather = 16 << 10               // with this much to write, the sender does not wait for more
 )
 
 func (t Tuning) withDefaults() Tuning {
