@@ -263,7 +263,7 @@ func jumpErrors(t *testing.T, l *laptop, b *bastion, run func(args ...string) re
 		return failure{code: api.ExitUnreachable, message: message, hint: hint}
 	}
 	b.knows(t, "other")
-	unreachable("bastion cannot be used: Host key verification failed", "`ssh -- bastion` must log in").
+	unreachable("cannot use the jump host bastion: Host key verification failed", "`ssh -- bastion` must log in").
 		check(t, run("connect", "--ssh-jump", "bastion"))
 	b.knows(t, "")
 	unreachable("Host key verification failed", "kubevpn connect --ssh-jump bastion").check(t, run("connect", "--ssh-jump", "bastion"))
@@ -271,7 +271,7 @@ func jumpErrors(t *testing.T, l *laptop, b *bastion, run func(args ...string) re
 	b.write(t, "config", strings.Replace(b.read(t, "config"), "/key\n", "/other\n", 1))
 	unreachable("Permission denied \\(publickey", "`ssh -- bastion` must log in").check(t, run("connect", "--ssh-jump", "bastion"))
 	b.write(t, "config", strings.Replace(b.read(t, "config"), "/other\n", "/key\n", 1))
-	unreachable("bastion opens no connection to 192.0.2.1:6443", "must allow TCP forwarding").
+	unreachable("bastion cannot connect to 192.0.2.1:6443", "must allow TCP forwarding").
 		check(t, run("list", "--ssh-jump", "bastion", "--server", "https://192.0.2.1:6443"))
 	r := l.run(t, "env", "PATH="+l.home, l.program, "connect", "--ssh-jump", "bastion")
 	failure{code: api.ExitUsage, message: "--ssh-jump needs the program ssh", hint: "Install OpenSSH's client"}.check(t, r)

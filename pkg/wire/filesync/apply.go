@@ -33,10 +33,10 @@ type incoming struct {
 	path string // below the root
 	entry
 	temp string
-	f    *os.File // nil: it could not be created or written, which has been noted, or it is in its place
+	f    *os.File // nil: it could not be created or written, which was recorded, or it is in its place
 }
 
-// apply does what a frame says. Its error ends the connection; a failure with one path does not.
+// apply carries out a frame. Its error ends the connection; a failure with one path does not.
 func (r *receiver) apply(k kind, payload []byte) error {
 	r.inRound = true
 	if r.current != nil {
@@ -72,7 +72,7 @@ func (r *receiver) apply(k kind, payload []byte) error {
 	return fmt.Errorf("%w: a frame of kind %d", errProtocol, k)
 }
 
-// applyContent does what a frame says about the content of the current file.
+// applyContent carries out a frame about the content of the current file.
 func (r *receiver) applyContent(k kind, payload []byte) error {
 	c := r.current
 	switch k {
@@ -118,7 +118,7 @@ func (r *receiver) receive(name, path string, e entry) error {
 	return nil
 }
 
-// stored notes what became of an entry.
+// stored records the result of an entry.
 func (r *receiver) stored(name, path string, e entry, err error) {
 	var now entry
 	if err == nil {
@@ -270,8 +270,8 @@ func (r *receiver) makeLink(name, path string, e entry) error {
 	return err
 }
 
-// remove removes what a Source sent as name, which is at path below the root. A directory that contains anything else
-// stays.
+// remove removes an entry that a Source sent as name; path is its path below the root. A directory that contains
+// anything else stays.
 func (r *receiver) remove(name, path string) {
 	if _, ok := r.target.has[name]; !ok {
 		return

@@ -23,11 +23,12 @@
 // files. Directories always keep all permissions of their owner. Owners, hard links, extended attributes, set-user-ID
 // bits, pipes, sockets and devices are not copied. Links are copied as links, wherever they lead.
 //
-// A file differs if its size, permissions or modification time do. It is then sent as a whole. What the container
-// changes stays until the laptop changes the same path or the connection breaks; then the laptop's version replaces it.
+// A file differs if its size, permissions or modification time do. It is then sent as a whole. A change in the
+// container stays until the laptop changes the same path or the connection breaks; then the laptop's version replaces
+// it.
 //
 // A Target removes only paths that it received. Files of the image stay, and so does a directory that contains one.
-// What becomes ignored or unreadable on the laptop stays too.
+// Paths that become ignored or unreadable on the laptop stay too.
 //
 // # Order
 //

@@ -100,7 +100,7 @@ func TestTargetCannotExhaustMemory(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := hostile(t, tt.peer)
 			testenv.Until(t, "the connection is given up", func() bool { return s.Status().Err != nil })
-			if got, want := s.Status().Err.Error(), "not the file sync's protocol: "+tt.want; got != want {
+			if got, want := s.Status().Err.Error(), "file sync protocol violated: "+tt.want; got != want {
 				t.Errorf("%s, want %s", got, want)
 			}
 		})

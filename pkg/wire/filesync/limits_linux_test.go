@@ -90,7 +90,7 @@ func TestUnreadableFilesAreNamed(t *testing.T) {
 	r.complete()
 	must(t, os.Chmod(filepath.Join(r.src, "closed"), 0o755))
 	if read(t, r.dst, "closed/x") != "x" {
-		t.Error("what cannot be read was removed")
+		t.Error("an unreadable file was removed")
 	}
 
 	// The target cannot write to another user's directory.

@@ -135,11 +135,11 @@ func TestTargetTellsTheSourceItsProtocolError(t *testing.T) {
 	must(t, w.until(kindEnd))
 	must(t, errors.Join(w.send(kind(99), nil), w.flush()))
 	k, text, err := w.receive()
-	if err != nil || k != kindRefused || string(text) != "not the file sync's protocol: a frame of kind 99" {
+	if err != nil || k != kindRefused || string(text) != "file sync protocol violated: a frame of kind 99" {
 		t.Errorf("%d %q, %v", k, text, err)
 	}
 	a.Close()
-	if err := <-served; err == nil || err.Error() != "not the file sync's protocol: a frame of kind 99" {
+	if err := <-served; err == nil || err.Error() != "file sync protocol violated: a frame of kind 99" {
 		t.Errorf("Serve: %v", err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// send writes a plan. It returns what the target then has, unless it reports a failure.
+// send writes a plan. It returns the entries that the target then has, unless it reports a failure.
 func (ss *session) send(p plan, result *Batch) (map[string]entry, error) {
 	sent := make(map[string]entry, len(p.send))
 	for _, name := range p.send {
@@ -75,7 +75,7 @@ func (ss *session) sendFile(name string, e *entry, result *Batch) (kept bool, er
 	return false, ss.w.send(kindDiscard, nil)
 }
 
-// errNoFile means that something else came into a file's place.
+// errNoFile means that something else took the place of a file.
 var errNoFile = errors.New("not a regular file any more")
 
 func statFile(f *os.File) (entry, error) {
@@ -89,7 +89,7 @@ func statFile(f *os.File) (entry, error) {
 	return entry{}, errNoFile
 }
 
-// unread notes that a file could not be read. One that is gone, or is something else, is read again as what it is.
+// unread notes that a file could not be read. It marks a path that is gone or no regular file to be read again.
 func (ss *session) unread(name string, e entry, err error, result *Batch) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoFile) {
 		ss.tree.watch.mark(name, 0)
@@ -99,7 +99,7 @@ func (ss *session) unread(name string, e entry, err error, result *Batch) {
 	result.Failed = addFailure(result.Failed, name, err)
 }
 
-// contentWriter sends what is written to it. It keeps the error, which io.Copy does not tell from one of reading.
+// contentWriter sends its input as data frames. It keeps the error, because io.Copy does not tell it from a read error.
 type contentWriter struct {
 	w   *wire
 	err error

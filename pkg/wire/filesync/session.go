@@ -28,15 +28,15 @@ const (
 	bigFile     = 8 << 20               // bytes from which on a file is sent last, and has to rest first
 )
 
-// errRoot ends a connection whose hello is not true any more.
+// errRoot ends a connection whose hello has become wrong.
 var errRoot = errors.New("a file became a directory, or a directory a file")
 
 // session is one connection of a Source. All but receive runs on one goroutine.
 type session struct {
 	*Source
 	w        *wire
-	target   map[string]entry     // what the target has
-	rejected map[string]entry     // what could not be read or written, and is not sent again before it changes
+	target   map[string]entry     // entries of the target
+	rejected map[string]entry     // entries that could not be read or written; they are sent again after they change
 	changing map[string]time.Time // files that change while they are read, since when; they are read again after a rest
 
 	completed bool // the target had everything once
@@ -97,7 +97,7 @@ func (ss *session) run(ctx context.Context) error {
 	}
 	var readAt time.Time   // when everything was read
 	var took time.Duration // to read it
-	resentAt := time.Now() // when the source last cleared what was rejected
+	resentAt := time.Now() // when the source last cleared rejected
 	for {
 		began := time.Now()
 		retry, err := ss.sync(ctx, now)
@@ -140,7 +140,7 @@ func (ss *session) run(ctx context.Context) error {
 	}
 }
 
-// readTarget receives what the target has from earlier connections.
+// readTarget receives the entries that the target has from earlier connections.
 func (ss *session) readTarget(ctx context.Context) error {
 	length := 0
 	for {
@@ -181,7 +181,7 @@ func (ss *session) settle(ctx context.Context) error {
 	}
 }
 
-// sync reads what may have changed and sends what differs. It returns what has to be read again after a rest.
+// sync reads the paths that may have changed and sends the differences. It returns the changes to read after a rest.
 func (ss *session) sync(ctx context.Context, now changes) (retry changes, err error) {
 	if slices.ContainsFunc(ignoreFiles[:], func(name string) bool { return isGone(now.paths[name]) }) {
 		// An editor may be replacing it. Without it, everything would be sent.
@@ -247,13 +247,13 @@ func (ss *session) rootGone(err error) (changes, error) {
 	return changes{all: true, lost: true}, nil
 }
 
-// plan is what a round does.
+// plan lists the paths that a round sends and removes.
 type plan struct {
 	send   []string // in this order: directories, files and links, big files
 	remove []string // children before parents
 }
 
-// plan compares what the laptop has with what the target has.
+// plan compares the entries of the laptop with those of the target.
 func (ss *session) plan() plan {
 	var p plan
 	t := ss.tree
@@ -340,7 +340,7 @@ func (ss *session) round(ctx context.Context, p plan, since time.Time) error {
 	return nil
 }
 
-// acknowledged receives the target's report of a round and notes what the target has then.
+// acknowledged receives the target's report of a round and updates the entries of the target.
 func (ss *session) acknowledged(
 	ctx context.Context, sent map[string]entry, removed []string, result *Batch,
 ) error {

@@ -151,7 +151,7 @@ func (s *Source) greet(w *wire) error {
 	return err
 }
 
-// rootError explains that a directory that is gone is not taken for an empty one.
+// rootError adds to the error of a missing directory that no files are removed at the other end.
 func rootError(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: the files at the other end stay as they are", err)

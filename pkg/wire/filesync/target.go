@@ -18,7 +18,7 @@ type TargetConfig struct {
 	// or an existing directory to put it into.
 	Dir string
 	// OnSync is called at the end of each round that changed or completed something. The acknowledgement waits for it.
-	// Nil: nothing.
+	// It may be nil.
 	OnSync func(Batch)
 	Logger *slog.Logger
 }
@@ -30,7 +30,7 @@ type Target struct {
 
 	turn sync.Mutex // held by the connection that is served, which owns:
 	has  map[string]received
-	done Batch // since the last call of OnSync: a broken connection leaves something
+	done Batch // since the last call of OnSync, also from connections that broke
 
 	mu  sync.Mutex
 	end context.CancelCauseFunc // of the latest connection
@@ -124,7 +124,7 @@ func (t *Target) serve(w *wire) error {
 	}
 }
 
-// place is where files go. Nothing outside of root is touched.
+// place is the destination of files. The Target touches nothing outside of root.
 type place struct {
 	root    *os.Root
 	noModes bool
@@ -185,7 +185,7 @@ func (p place) holds(path string) bool {
 	return len(names) > 0
 }
 
-// sendEntries tells the source what there is from earlier connections.
+// sendEntries sends the source the entries that exist from earlier connections.
 func (r *receiver) sendEntries() error {
 	for name, has := range r.target.has {
 		path, err := r.local(name)

@@ -16,7 +16,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// tree is what the laptop has: its entries as of the last read or update. It belongs to one goroutine.
+// tree holds the entries of the laptop as of the last read or update. It belongs to one goroutine.
 type tree struct {
 	dir    string // as configured
 	logger *slog.Logger
@@ -65,7 +65,7 @@ func (t *tree) open() error {
 	return nil
 }
 
-// full is the path in the file system.
+// full returns the path in the file system.
 func (t *tree) full(p string) string { return filepath.Join(t.root, filepath.FromSlash(p)) }
 
 // skips reports whether a path is not copied. Its parent is.
@@ -112,7 +112,7 @@ func (t *tree) readAll() error {
 	return err
 }
 
-// readDir reads what is below a directory. It starts to watch first, so that no change is missed.
+// readDir reads the entries below a directory. It starts to watch first, so that no change is missed.
 func (t *tree) readDir(p string) error {
 	t.watch.add(p)
 	list, err := os.ReadDir(t.full(p))
@@ -135,14 +135,14 @@ func (t *tree) update(paths map[string]fsnotify.Op) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(paths)) { // parents first
-		// What is below a link or an ignored directory is not copied.
+		// Paths below a link or an ignored directory are not copied.
 		if parent := path.Dir(name); name != "." && (parent == "." || t.entries[parent].kind == dir) {
 			t.readPath(name, paths[name])
 		}
 	}
 }
 
-// readPath takes over what is at a path, and below a directory that is new.
+// readPath updates the entry of a path, and those below it if it is a new directory.
 func (t *tree) readPath(p string, op fsnotify.Op) {
 	info, err := os.Lstat(t.full(p))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || err == nil && t.skips(p, info.IsDir()) {

@@ -21,8 +21,8 @@ const (
 	maxPaths  = 50_000                // with more changed paths than that, everything is read
 )
 
-// watcher collects the paths that may have changed. One goroutine owns what it watches (add, forget, reset, close); the
-// events arrive on another one.
+// watcher collects the paths that may have changed. One goroutine controls it (add, forget, reset, close); the events
+// arrive on another one.
 type watcher struct {
 	logger *slog.Logger
 	notify *fsnotify.Watcher // nil: there is none
@@ -37,7 +37,7 @@ type watcher struct {
 	wake wakeup.Signal // next is not empty
 }
 
-// changes is what a watcher collected.
+// changes are the events that a watcher collected.
 type changes struct {
 	paths map[string]fsnotify.Op
 	all   bool      // everything has to be read

@@ -37,7 +37,7 @@ import (
 //	the end of the connection              ─▶
 //
 // Both ends send an alive frame every 5 seconds, between any other two frames. Content is not a tar archive, since a
-// tar header promises the size before the content is read, and a file that changes meanwhile has to be taken back.
+// tar header promises the size before the content is read, and a file that changes meanwhile must be discarded.
 type kind byte
 
 const (
@@ -54,7 +54,7 @@ const (
 	kindRefused
 )
 
-// version is that of the wire format.
+// version is the version of the wire format.
 const version = 2
 
 // ErrVersion is the error of Run and Serve when the two ends speak different versions.
@@ -64,7 +64,7 @@ var ErrVersion = errors.New("the two ends of the file sync have different versio
 var errRefused = errors.New("at the other end")
 
 // errProtocol means that the other end sent something that the protocol does not allow.
-var errProtocol = errors.New("not the file sync's protocol")
+var errProtocol = errors.New("file sync protocol violated")
 
 const (
 	headerSize = 5

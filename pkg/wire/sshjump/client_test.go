@@ -207,14 +207,14 @@ func TestRefusedConnectionIsExplained(t *testing.T) {
 	}
 	defer conn.Close()
 	_, err = conn.Read(make([]byte, 1))
-	if want := "the jump host one opens no connection to 127.0.0.1:1: Session open refused by peer"; err == nil || err.Error() != want {
+	if want := "the jump host one cannot connect to 127.0.0.1:1: Session open refused by peer"; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 }
 
 func TestRejectedLoginIsNotRepeatedWithoutTheUser(t *testing.T) {
 	c, ran := newFake(t, "rejects")
-	want := "the jump host rejects cannot be used: dev@rejects: Permission denied (publickey)."
+	want := "cannot use the jump host rejects: dev@rejects: Permission denied (publickey)."
 	for range 3 {
 		if _, err := c.DialContext(t.Context(), "127.0.0.1:1"); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)

@@ -110,8 +110,8 @@ func (c *Client) Release() {
 	}
 }
 
-// lock prevents that two processes open masters at once: the second master would end only with its connection. It locks
-// the directory, because a file of its own would remain.
+// lock prevents two processes from opening masters at once: the second master would end only with its connection. It
+// locks the directory, because a lock file would remain.
 func (c *Client) lock(ctx context.Context) (unlock func(), err error) {
 	dir, err := os.Open(c.config.Dir)
 	if err != nil {
@@ -254,7 +254,7 @@ func (c *channel) explain(err error) error {
 	if !broken || c.begun.Load() {
 		return err
 	}
-	c.Conn.Close() // ssh ends only when both directions have
+	c.Conn.Close() // ssh ends only after both directions have ended
 	<-c.ended
 	if c.err == nil {
 		return err

@@ -74,16 +74,16 @@ func escape(path string) string { return strings.ReplaceAll(path, "%", "%%") }
 // Error is a failure of ssh.
 type Error struct {
 	Hosts Hosts
-	// To is the address to which the last host opens no connection. Empty: the login to the hosts failed.
+	// To is the address to which the last host cannot connect. Empty: the login to the hosts failed.
 	To   string
 	Said string // the last line of ssh's messages, or how it ended
 }
 
 func (e *Error) Error() string {
 	if e.To != "" {
-		return fmt.Sprintf("the jump host %s opens no connection to %s: %s", e.Hosts, e.To, e.Said)
+		return fmt.Sprintf("the jump host %s cannot connect to %s: %s", e.Hosts, e.To, e.Said)
 	}
-	return fmt.Sprintf("the jump host %s cannot be used: %s", e.Hosts, e.Said)
+	return fmt.Sprintf("cannot use the jump host %s: %s", e.Hosts, e.Said)
 }
 
 // rejected reports whether another attempt without the user would fail too, and count as an attack.
@@ -102,7 +102,7 @@ func lastLine(text string) string {
 	return strings.TrimSpace(lines[len(lines)-1])
 }
 
-// settings are what `ssh -G` prints.
+// settings parses the output of `ssh -G`. It omits settings with the value none.
 func settings(text string) map[string]string {
 	all := map[string]string{}
 	for line := range strings.Lines(text) {
