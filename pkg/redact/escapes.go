@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// view is a text, some escapes of which are decoded.
+// view is a text in which some escapes are decoded.
 type view struct {
 	text string
-	at   []int // of each byte of text, and of its end: the offset in the source; nil: the same
+	at   []int // offsets in the source of each byte of text and of its end; nil: the same as in text
 }
 
 // offset returns the offset in the source of a byte of the view's text.
@@ -50,8 +50,8 @@ func (v view) decodings(depth int) (all []view) {
 	return all
 }
 
-// decode replaces escapes, which begin with sign. escape returns what the escape at the begin of a text stands for, and
-// its length; 0: it is none.
+// decode replaces escapes, which begin with sign. escape returns the decoded escape at the beginning of a text, and the
+// length of the escape; 0: there is none.
 func (v view) decode(sign byte, escape func(string) (string, int)) (next view, changed bool) {
 	var b strings.Builder
 	at := make([]int, 0, len(v.text)+1)
@@ -121,7 +121,7 @@ func unicodeEscape(text string) (string, int) {
 	return string(rune(n)), length
 }
 
-// digits parses count digits from the offset on. It returns the number, and the offset behind it; 0: no number.
+// digits parses count digits at the offset from. It returns the number, and the offset behind it; 0: no number.
 func digits(text string, from, count, base int) (number uint64, end int) {
 	end = from + count
 	if len(text) < end {

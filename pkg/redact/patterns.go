@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// reach says whether what a pattern finds can extend across lines.
+// reach says whether a match of a pattern can extend across lines.
 type reach int
 
 const (
@@ -18,12 +18,12 @@ const (
 // pattern finds text that looks like a secret: its last group, or the whole match without groups.
 type pattern struct {
 	reach      reach
-	hints      []string // a text without any of them, in lower case, has no match; none: unknown
+	hints      []string // a text has no match unless its lower case contains one; none: unknown
 	expression *regexp.Regexp
-	accept     func(secret string) bool // nil: each match is one
+	accept     func(secret string) bool // nil: each match is a secret
 }
 
-// match returns what looks like a secret.
+// match returns the parts of the text that patterns with the given reach find.
 func match(text string, r reach) (spans []span) {
 	lower := strings.ToLower(text)
 	for _, p := range patterns() {
@@ -41,7 +41,7 @@ func match(text string, r reach) (spans []span) {
 	return spans
 }
 
-// patterns returns what looks like a secret.
+// patterns returns the patterns for secrets.
 var patterns = sync.OnceValue(func() []pattern {
 	const (
 		header = `\b(?:(?:proxy-)?authorization|(?:set-)?cookie2?|x-[a-z-]*(?:auth|token|key|secret)[a-z-]*)` +
@@ -55,7 +55,7 @@ var patterns = sync.OnceValue(func() []pattern {
 	names := []string{"pass", "pwd", "secret", "token", "credential", "cookie", "ticket", "signature", "key", "id"}
 	compile := regexp.MustCompile
 	return []pattern{
-		// a PEM block, or the part of one that a limit has left
+		// a PEM block, or the part that is left of one that a limit has cut
 		{across, []string{"-----begin"},
 			compile(`(?s)-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\z)`), nil},
 		{across, []string{"-----end"},

@@ -23,14 +23,14 @@ const (
 	// shortestRun is the length of the shortest base64 text that a Redactor decodes to look for patterns. Known values
 	// are found in shorter ones.
 	shortestRun = 16
-	// shortestText is the length of the shortest text that base64 contains, if it is not of a binary.
+	// shortestText is the number of text characters in a row by which decoded base64 counts as text.
 	shortestText = 8
 )
 
 // Redactor knows secret values. The zero value knows none, and finds patterns. It is safe for concurrent use after the
 // last Add.
 type Redactor struct {
-	known map[[Shortest]byte][]needle // by the first bytes
+	known map[[Shortest]byte][]needle // by their first bytes
 }
 
 // needle is a text whose occurrences are masked.
@@ -46,7 +46,7 @@ func (r *Redactor) Add(values ...string) {
 	}
 	for _, value := range values {
 		value = strings.TrimSpace(value)
-		parts := []string{value, strings.ReplaceAll(value, " ", "+")} // a space of a URL's query
+		parts := []string{value, strings.ReplaceAll(value, " ", "+")} // a URL query has + for a space
 		for line := range strings.Lines(value) {
 			if line = strings.TrimSpace(line); len(line) >= shortestRun {
 				parts = append(parts, line)
@@ -74,8 +74,8 @@ func (r *Redactor) add(n needle) {
 	}
 }
 
-// encodings returns what base64 text contains if the value is in what it encodes: at each of the three alignments, in
-// both alphabets. It omits characters that also encode neighbors of the value.
+// encodings returns the texts by which base64 encodes the value: one for each of three alignments in both alphabets. It
+// omits characters that also encode neighbors of the value.
 func encodings(value string) (texts []string) {
 	for before, skip := range []int{0, 2, 3} {
 		padded := append(make([]byte, before), value...)
@@ -186,7 +186,7 @@ func (r *Redactor) encodes(run string, depth int) bool {
 	return false
 }
 
-// hasText reports whether the data contains text, and so is not the decoding of what is not base64.
+// hasText reports whether the data contains text. Words that are not base64 rarely decode to text.
 func hasText(data []byte) bool {
 	length := 0
 	return bytes.ContainsFunc(data, func(c rune) bool {

@@ -43,7 +43,7 @@ func TestTextMasksPatterns(t *testing.T) {
 	}
 }
 
-func TestTextKeepsWhatIsNoSecret(t *testing.T) {
+func TestTextKeepsOrdinaryText(t *testing.T) {
 	var r Redactor
 	r.Add("", "abc", "   ")
 	for _, text := range []string{

@@ -8,7 +8,7 @@
 // bound evicts the oldest pending one of the address that has the most. So a client that only holds connections open
 // does not keep others out.
 //
-// Handshake is the part of an Authenticate that all users share: TLS, whose error becomes a Reason.
+// Handshake is the part of Config.Authenticate that all users share: TLS, whose errors become Reasons.
 package authlistener
 
 import (
@@ -37,7 +37,7 @@ const acceptPause = time.Second
 // Config configures a Listener. All fields are required.
 type Config struct {
 	Name     string       // for the log: "proxy port"
-	Listener net.Listener // TCP's; the Listener owns it
+	Listener net.Listener // of TCP; the Listener owns it
 	// Authenticate returns the connection that Accept returns, or the Reason to reject it; the error adds details for
 	// the log and may be nil. It bounds its own time, and returns soon after the connection is closed. The Listener
 	// closes a rejected connection.

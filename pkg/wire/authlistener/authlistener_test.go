@@ -72,12 +72,12 @@ func TestAcceptReturnsAuthenticatedConns(t *testing.T) {
 		return conn
 	}
 	if got, err := io.ReadAll(visit("no")); len(got) > 0 || err != nil {
-		t.Errorf("who is rejected gets %q, %v", got, err)
+		t.Errorf("a rejected client receives %q, %v", got, err)
 	}
 	if n := d.Rejected(refused); n != 1 {
-		t.Errorf("%d are counted", n)
+		t.Errorf("%d rejected connections are counted, want 1", n)
 	}
-	slow := visit("i") // keeps nobody waiting
+	slow := visit("i") // does not delay other clients
 	welcome := visit("in")
 	conn, err := d.Accept()
 	if err != nil {
@@ -88,15 +88,15 @@ func TestAcceptReturnsAuthenticatedConns(t *testing.T) {
 		conn.Close()
 	}()
 	if got, err := io.ReadAll(welcome); string(got) != "hello" || err != nil {
-		t.Errorf("who is authenticated gets %q, %v", got, err)
+		t.Errorf("an authenticated client receives %q, %v", got, err)
 	}
-	visit("in") // and nobody accepts it
+	visit("in") // is never accepted
 	d.Close()
 	if _, err := d.Accept(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("Accept gives %v", err)
 	}
 	if got, err := io.ReadAll(slow); len(got) > 0 || err != nil {
-		t.Errorf("at the end, who has not shown anything gets %q, %v", got, err)
+		t.Errorf("after Close, a pending client receives %q, %v", got, err)
 	}
 }
 
@@ -108,21 +108,21 @@ type farConn struct {
 
 func (c farConn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.from, 1)) }
 
-// street is a listener to which tests bring connections.
-type street struct {
+// fakeListener returns the connections that a test sends to conns.
+type fakeListener struct {
 	net.Listener
 	conns chan net.Conn
 }
 
-func (s street) Accept() (net.Conn, error) {
-	c, ok := <-s.conns
+func (l fakeListener) Accept() (net.Conn, error) {
+	c, ok := <-l.conns
 	if !ok {
 		return nil, net.ErrClosed
 	}
 	return c, nil
 }
 
-func (s street) Close() error { close(s.conns); return nil }
+func (l fakeListener) Close() error { close(l.conns); return nil }
 
 // Idle connections do not keep others out, even if very many pods hold them.
 func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
@@ -136,7 +136,7 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 		{"behind the same address", 1, 10 * MaxPendingFrom, "192.0.2.1"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s := street{conns: make(chan net.Conn)}
+			s := fakeListener{conns: make(chan net.Conn)}
 			d := start(t, s, word)
 			dial := func(from netip.Addr) net.Conn {
 				near, far := net.Pipe()
@@ -166,7 +166,7 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 				}
 				c.Close()
 			case <-time.After(10 * time.Second):
-				t.Error("a good connection finds no place")
+				t.Error("the good connection was not accepted")
 			}
 			d.mu.Lock()
 			pending := len(d.pending)
@@ -175,13 +175,13 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 				t.Errorf("%d connections are pending, more than %d", pending, MaxPending)
 			}
 			if d.Rejected(TooMany) == 0 {
-				t.Error("nobody was rejected")
+				t.Error("no connection was rejected")
 			}
 		})
 	}
 }
 
-// The busiest address loses its places first.
+// The oldest connection of the busiest address is evicted first.
 func TestNewConnectionTakesThePlaceOfTheBusiestAddress(t *testing.T) {
 	d := New(Config{Logger: slog.New(slog.DiscardHandler)})
 	quiet, busy := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
@@ -194,13 +194,13 @@ func TestNewConnectionTakesThePlaceOfTheBusiestAddress(t *testing.T) {
 	add(busy, 20)
 	add(netip.MustParseAddr("192.0.2.3"), 15)
 	if a := d.victim(quiet); a != nil {
-		t.Errorf("a connection of %v has to go while there is room", a.from)
+		t.Errorf("victim returns a connection of %v while there is room", a.from)
 	}
 	for n := byte(10); len(d.pending) < MaxPending; n++ {
 		add(netip.AddrFrom4([4]byte{192, 0, 2, n}), 1)
 	}
 	if a := d.victim(quiet); a != d.pending[10] {
-		t.Errorf("a connection of %v has to go, want the oldest of %v", a.from, busy)
+		t.Errorf("victim returns a connection of %v, want the oldest of %v", a.from, busy)
 	}
 }
 
@@ -267,7 +267,7 @@ func TestHandshakeRejectsOtherCertificates(t *testing.T) {
 					}})
 				client.Go(func() { conn.Write([]byte("ping")) })
 				var b [1]byte
-				conn.Read(b[:]) // what the server says against it, or the end
+				conn.Read(b[:]) // until the server sends an alert or closes the connection
 			})
 			defer far.Close()
 			conn, why, err := Handshake(far, config)
@@ -306,7 +306,7 @@ func TestHandshakeRejectsOtherCertificates(t *testing.T) {
 	}
 }
 
-// However many are rejected, the log has a line a minute of each kind, and knows them all.
+// The log has at most one line a minute for each reason, and its counts include all rejected connections.
 func TestTallyLogsOncePerMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log testenv.Buffer
