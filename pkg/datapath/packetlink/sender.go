@@ -102,7 +102,7 @@ type sendQueue struct {
 	// end has received all bytes before arrived, and once mark has arrived, all bytes before marked.
 	in, out, marked, arrived uint64
 	mark                     uint64
-	marks                    Marks // of the open stream; nil if it has none: then bytes that left the queue have arrived
+	marks                    Marks // of the open stream; nil if none: bytes that left the queue count as arrived
 
 	writing bool
 	began   time.Duration // when the current Write began

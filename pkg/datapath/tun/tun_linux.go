@@ -111,7 +111,8 @@ func check(fd int, name string) (uso bool, err error) {
 			request.Uint16())
 	}
 	if n, err := unix.IoctlGetInt(fd, unix.TUNGETVNETHDRSZ); err != nil || n != packet.VirtioLen {
-		return false, fmt.Errorf("the virtio-net header of %s has %d bytes, not %d (%v)", name, n, packet.VirtioLen, err)
+		return false, fmt.Errorf("the virtio-net header of %s has %d bytes, not %d (%v)", name, n, packet.VirtioLen,
+			err)
 	}
 	return takesUDP(fd, name)
 }
