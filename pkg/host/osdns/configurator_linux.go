@@ -48,16 +48,16 @@ type Configurator struct {
 	resolved *resolved
 	journal  *journal
 	tramples int
-	gaveUp   bool // editing resolv.conf, because another program keeps replacing it
+	gaveUp   bool // stopped editing resolv.conf, because another program keeps replacing it
 	seen     seen // by the last reconcile
-	fresh    seen // by the last look that saw a difference
-	failed   bool // the last reconcile; the next tick tries again
+	fresh    seen // by the last follow that saw a difference
+	failed   bool // the last reconcile failed; the next tick tries again
 
 	stop    context.CancelFunc // of the watcher; nil: none runs
 	stopped chan struct{}
 }
 
-// seen identifies the content of the files that a reconcile depends on.
+// seen identifies the versions of the files that a reconcile depends on.
 type seen struct{ resolvConf, uplinks signature }
 
 func (c *Configurator) look() seen {
@@ -130,7 +130,7 @@ func Recover(opt Options) (did string, err error) {
 	}
 	err = j.acquire()
 	if errors.Is(err, errBusy) {
-		return "", nil // its owner runs
+		return "", nil // the process that edited it still runs
 	}
 	if err != nil {
 		return "", err
@@ -156,7 +156,7 @@ func Remove(opt Options) error {
 	if _, err := os.Stat(j.file()); err == nil {
 		return nil
 	}
-	_ = os.Remove(j.lockFile()) // there may be none
+	_ = os.Remove(j.lockFile()) // it may not exist
 	_ = os.Remove(opt.StateDir)
 	return nil
 }

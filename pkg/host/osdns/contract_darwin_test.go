@@ -22,7 +22,7 @@ func TestScopedResolversKeepTheContract(t *testing.T) {
 	keepsTheContract(t, ModeDarwin, func(t *testing.T) machine { return machine{New(Options{}), cfg, dnsState(t)} })
 }
 
-// reach is what macOS finds out about a resolver in its own time.
+// reach matches the lines that macOS changes by itself at any time.
 var reach = regexp.MustCompile(`(?m)^ *(reach|order) .*\n`)
 
 // dnsState returns a function that describes the resolvers of this machine.

@@ -21,8 +21,8 @@ type machine struct {
 	state func() string // of all that a Configurator may change
 }
 
-// keepsTheContract states what the helper relies on in a Configurator, on every system and in every mode. open returns
-// one that has configured nothing.
+// keepsTheContract is the contract test of Configurator, on every system and in every mode. The helper relies on it.
+// open returns one that has configured nothing.
 func keepsTheContract(t *testing.T, mode Mode, open func(t *testing.T) machine) {
 	for name, test := range map[string]func(t *testing.T, m machine, mode Mode){
 		"nothing_is_wanted":                      contractNothing,
@@ -43,7 +43,7 @@ func keepsTheContract(t *testing.T, mode Mode, open func(t *testing.T) machine) 
 	}
 }
 
-// sets sets the machine's config, which must be in force afterwards.
+// sets calls Set with the machine's config, and checks the result.
 func (m machine) sets(t *testing.T, mode Mode) Applied {
 	t.Helper()
 	applied, err := m.Set(m.cfg)

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// enact carries out a decision. First it undoes what the decision before did and this one does not want.
+// enact carries out a decision. First it undoes the parts of the previous decision that this one does not want.
 func (c *Configurator) enact(d decision, force bool) error {
 	before := c.decision
 	if before.Mode == ModeFile && d.Mode != ModeFile {
@@ -90,7 +90,7 @@ func (c *Configurator) enactTable(d *decision, before decision) error {
 		return nil
 	}
 	if others, err := c.table.Others(tablePrefix); err == nil && len(others) > 0 {
-		// Of chains of one priority the kernel asks the newest first (nf_hook_entries_grow).
+		// Among chains of one priority, the kernel runs the newest first (nf_hook_entries_grow).
 		d.warn("another kubevpn (%s) already redirects this machine's DNS; its names do not resolve while this "+
 			"connection exists",
 			strings.Join(others, ", "))
@@ -111,7 +111,7 @@ func (c *Configurator) forget(nameservers []netip.Addr) {
 // closeLinks reverts the links' settings in systemd-resolved.
 func (c *Configurator) closeLinks() error {
 	if c.resolved == nil {
-		return nil // the bus is gone, and resolved with it
+		return nil // without the bus, resolved is gone too
 	}
 	return c.resolved.set(nil)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// fileConfigurator is on a machine without nftables and systemd-resolved.
+// fileConfigurator returns a Configurator of a machine without nftables and systemd-resolved.
 func fileConfigurator(t *testing.T, conf string) (*Configurator, chan Applied) {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,7 +50,7 @@ func TestFileModeRestoresTheFile(t *testing.T) {
 	c, _ := fileConfigurator(t, "nameserver 192.0.2.1\noptions ndots:2\n")
 	path := c.opt.ResolvConf
 	before := describe(t, path)
-	for range 2 { // the same again changes nothing
+	for range 2 { // the second Set changes nothing
 		applied, err := c.Set(fileConfig())
 		if err != nil {
 			t.Fatal(err)
@@ -76,7 +76,8 @@ func TestFileModeRestoresTheFile(t *testing.T) {
 	leftovers(t, filepath.Dir(path)+"/state")
 }
 
-// A DHCP client writes resolv.conf while we hold it: its nameservers become the upstreams, and Close restores its file.
+// A DHCP client writes resolv.conf while it is edited: its nameservers become the upstreams, and Close restores its
+// file.
 func TestFileModeFollowsAnotherProgram(t *testing.T) {
 	c, changes := fileConfigurator(t, "nameserver 192.0.2.1\n")
 	path := c.opt.ResolvConf
@@ -106,7 +107,7 @@ func TestFileModeFollowsAnotherProgram(t *testing.T) {
 	}
 }
 
-// Another program keeps rewriting the file: after a few rounds we stop and warn the user.
+// Another program keeps rewriting the file: after a few rounds the Configurator gives up and warns the user.
 func TestFileModeGivesUp(t *testing.T) {
 	c, changes := fileConfigurator(t, "nameserver 192.0.2.1\n")
 	path := c.opt.ResolvConf
@@ -129,11 +130,11 @@ func TestFileModeGivesUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, _ := os.ReadFile(path); string(got) != "nameserver 192.0.2.200\n" {
-		t.Errorf("it reads %q", got)
+		t.Errorf("the file contains %q", got)
 	}
 }
 
-// replace gives a file a new content by rename.
+// replace replaces a file by rename.
 func replace(t *testing.T, path, content string) {
 	t.Helper()
 	write(t, path+".new", content, 0o644)

@@ -17,8 +17,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// holderRole is the helper in miniature: it sets one Config, says what applies, and holds it until its input
-// ends.
+// holderRole acts as the helper: it sets one Config, prints the Applied, and closes at the end of its input.
 func holderRole() int {
 	var in struct {
 		Config  Config
@@ -51,7 +50,7 @@ func holderRole() int {
 type holder struct {
 	cmd     *exec.Cmd
 	applied Applied
-	eof     func() error // ends its input
+	eof     func() error // closes its input
 }
 
 // hold starts a holder, in namespaces of its own if any are given.
@@ -84,11 +83,11 @@ func hold(t *testing.T, cfg Config, opt Options, namespaces ...uintptr) *holder 
 	return h
 }
 
-// upstreamRole is a nameserver in a network namespace of its own, reached through the link far0. Every name
-// has the address 203.0.113.1, and the TXT record says over what and where it was asked.
+// upstreamRole is a nameserver in a network namespace of its own, behind the link far0. Every name has the address
+// 203.0.113.1, and a TXT record with the network and the address that received the query.
 func upstreamRole() int {
 	in := bufio.NewReader(os.Stdin)
-	line, err := in.ReadString('\n') // the link is there now; the addresses to answer at
+	line, err := in.ReadString('\n') // the link exists when the line with the addresses arrives
 	if err != nil {
 		return 1
 	}
@@ -123,14 +122,14 @@ func upstreamRole() int {
 	return 0
 }
 
-// startUpstream makes the link eth0, the LAN, with a nameserver at its other end.
+// startUpstream creates the link eth0, the LAN, with a nameserver at its other end.
 func startUpstream(t *testing.T, addrs ...string) {
 	t.Helper()
 	startNameserver(t, "eth0", addrs, "192.0.2.7/24", "2001:db8::7/64")
 }
 
-// startNameserver makes a link that has the addresses own, with a nameserver at its other end. The link goes
-// at the end of the test.
+// startNameserver creates a link with the addresses own, and a nameserver at its other end. The link ends with the
+// test.
 func startNameserver(t *testing.T, link string, addrs []string, own ...string) {
 	t.Helper()
 	cmd := child("upstream")
@@ -162,7 +161,7 @@ func startNameserver(t *testing.T, link string, addrs []string, own ...string) {
 		t.Fatal(err)
 	}
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("upstream says %q, %v", line, err)
+		t.Fatalf("the nameserver printed %q, %v", line, err)
 	}
 	testenv.Eventually(t, testTimeout, func() error {
 		if got := testenv.Run(t, "ip addr show dev "+link) + testenv.Run(t, "ip route"); !strings.Contains(got, "state UP") || strings.Contains(got, "linkdown") {
@@ -172,7 +171,7 @@ func startNameserver(t *testing.T, link string, addrs []string, own ...string) {
 	})
 }
 
-// serveDNS answers at one address over UDP and TCP.
+// serveDNS serves DNS at one address over UDP and TCP.
 func serveDNS(at string, h dns.Handler) (stop func(), err error) {
 	var servers []*dns.Server
 	stop = func() {
@@ -203,7 +202,7 @@ func serveDNS(at string, h dns.Handler) (stop func(), err error) {
 	return stop, nil
 }
 
-// answerAs gives every name one address, and in TXT what was asked, where and over what.
+// answerAs answers every name with one address, and a TXT record of who and the network of the query.
 func answerAs(who, addr string) dns.Handler {
 	return dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		m := new(dns.Msg)

@@ -21,7 +21,7 @@ const (
 	oursConf     = header + "\nnameserver 198.19.255.53\n"
 )
 
-// journalRole edits and undoes, and kills itself at the step named in the environment.
+// journalRole edits the file and undoes it. It kills itself at the step that the environment names.
 func journalRole() int {
 	j := &journal{path: os.Getenv("JOURNAL_PATH"), dir: os.Getenv("JOURNAL_DIR")}
 	n, at := 0, os.Getenv("JOURNAL_KILL")
@@ -44,7 +44,7 @@ func journalRole() int {
 	return 0
 }
 
-// describe is everything about a path that undo promises to put back.
+// describe returns everything about a path that undo restores.
 func describe(t *testing.T, path string) string {
 	t.Helper()
 	var st unix.Stat_t
@@ -69,7 +69,7 @@ func describe(t *testing.T, path string) string {
 	return fmt.Sprintf("mode %o, uid %d, gid %d, mtime %d, xattr %q\n%s", st.Mode, st.Uid, st.Gid, st.Mtim.Nano(), xattr[:max(n, 0)], b)
 }
 
-// fixtures are the kinds of resolv.conf that there are.
+// fixtures returns functions that create each kind of resolv.conf.
 func fixtures(t *testing.T) map[string]func(t *testing.T, path string) {
 	old := time.Date(2024, 2, 29, 12, 0, 0, 123456789, time.UTC)
 	return map[string]func(t *testing.T, path string){
@@ -80,7 +80,7 @@ func fixtures(t *testing.T) map[string]func(t *testing.T, path string) {
 					t.Fatal(err)
 				}
 			}
-			_ = unix.Setxattr(path, "user.test", []byte("label"), 0) // not every file system has them
+			_ = unix.Setxattr(path, "user.test", []byte("label"), 0) // not every file system supports it
 			if err := os.Chtimes(path, old, old); err != nil {
 				t.Fatal(err)
 			}
@@ -134,7 +134,7 @@ func TestUndoRestoresTheFile(t *testing.T) {
 			}
 			got, err := os.ReadFile(path)
 			if err != nil || strings.TrimRight(string(got), "\n") != strings.TrimRight(oursConf, "\n") {
-				t.Fatalf("it reads %q, %v", got, err)
+				t.Fatalf("the file contains %q, %v", got, err)
 			}
 			other := &journal{path: path, dir: j.dir}
 			if err := other.edit([]byte(oursConf)); !errors.Is(err, errBusy) {
@@ -154,7 +154,7 @@ func TestUndoRestoresTheFile(t *testing.T) {
 	}
 }
 
-// leftovers fails if there is more than resolv.conf, its target and the lock.
+// leftovers fails the test if a directory contains more than resolv.conf, its target and the lock.
 func leftovers(t *testing.T, dirs ...string) {
 	t.Helper()
 	for _, d := range dirs {
@@ -172,8 +172,8 @@ func leftovers(t *testing.T, dirs ...string) {
 	}
 }
 
-// killAtEachStep runs journalRole, killed at step 1, 2, ... until it is not, and after each looks whether
-// Recover puts the original back.
+// killAtEachStep runs journalRole so that it dies at step 1, 2, and so on, until it completes. After each run it
+// checks that Recover restores the original.
 func killAtEachStep(t *testing.T, prepare func() (path string), steps int) {
 	t.Helper()
 	for n := 1; ; n++ {
@@ -195,11 +195,11 @@ func killAtEachStep(t *testing.T, prepare func() (path string), steps int) {
 			t.Errorf("Recover again: %q, %v", did, err)
 		}
 		if err != nil && cmd.ProcessState.ExitCode() != -1 {
-			t.Fatalf("it failed instead of being killed at step %d: %v", n, err)
+			t.Fatalf("the role failed instead of being killed at step %d: %v", n, err)
 		}
 		if err == nil {
 			if n != steps+1 {
-				t.Errorf("it has %s steps, want %d", out, steps)
+				t.Errorf("the role has %s steps, want %d", out, steps)
 			}
 			return
 		}
@@ -223,7 +223,7 @@ func TestUndoInPlaceWorksAfterAKillAtEachStep(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
 	}
-	// As in a container: resolv.conf is a mount point, which rename cannot replace.
+	// As in a container, resolv.conf is a mount point, which rename cannot replace.
 	killAtEachStep(t, func() string {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "resolv.conf")

@@ -15,7 +15,7 @@ import (
 // roleVariable names a function of roles that a child process runs instead of the tests.
 const roleVariable = "KUBEVPN_TEST_ROLE"
 
-// testTimeout is how long a test waits for what must happen.
+// testTimeout limits the wait for an expected event.
 const testTimeout = 20 * time.Second
 
 func TestMain(m *testing.M) {
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// child is a command that runs a role of this test binary.
+// child returns a command that runs a role of this test binary.
 func child(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role, testenv.EndAtOnce())

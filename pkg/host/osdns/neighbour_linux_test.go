@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// neighbourRole is another host on a link of this machine, which knows the address of our tunnel's link and
-// tries to connect to it for a while.
+// neighbourRole is another host on a link of this machine. It knows the address of the tunnel's link, and tries for a
+// while to connect to it.
 func neighbourRole() int {
-	_, _ = io.Copy(io.Discard, os.Stdin) // the link is there when the input ends
+	_, _ = io.Copy(io.Discard, os.Stdin) // the link exists when the input ends
 	for _, c := range []string{
 		"ip link set lan1 up",
 		"ip addr add 192.0.2.130/25 dev lan1",

@@ -35,7 +35,7 @@ func ask(network string, server netip.Addr, control func(network, address string
 	return strings.Join(m.Answer[0].(*dns.TXT).Txt, "|")
 }
 
-// marked puts the mark on a socket, as the helper does for the resolver.
+// marked sets the mark on a socket, as the helper does for the resolver.
 func marked(_, _ string, c syscall.RawConn) error {
 	var serr error
 	err := c.Control(func(fd uintptr) {
@@ -64,7 +64,7 @@ func checkAsked(t *testing.T, servers []netip.Addr, plain, mark func(netip.Addr)
 	}
 }
 
-// snapshot of all that kubevpn may change in this namespace, without counters.
+// namespaceState describes everything that kubevpn may change in this namespace, without counters.
 func namespaceState(t *testing.T, resolvConf string) string {
 	t.Helper()
 	var b strings.Builder
@@ -78,7 +78,7 @@ func namespaceState(t *testing.T, resolvConf string) string {
 func us(netip.Addr) string         { return "us" }
 func upstream(a netip.Addr) string { return "upstream " + a.String() }
 
-// startUs is our resolver, on loopback in both families.
+// startUs starts a resolver in the place of kubevpn's, on loopback in both families.
 func startUs(t *testing.T) Config {
 	t.Helper()
 	cfg := Config{Listen4: netip.MustParseAddrPort("127.0.0.1:5399"), Listen6: netip.MustParseAddrPort("[::1]:5399")}
@@ -121,13 +121,13 @@ func TestRedirectAnswersQueriesUntilClose(t *testing.T) {
 		t.Errorf("-want +got\n%s", diff)
 	}
 	checkAsked(t, servers, us, upstream)
-	// A server that resolv.conf does not name is not touched, and neither are other ports.
+	// The redirect leaves alone a server that resolv.conf does not name.
 	checkAsked(t, addrs("192.0.2.3"), upstream, upstream)
 	if got := testenv.Run(t, "dig +short +tries=1 web.default.svc.cluster.local @192.0.2.1"); got != "198.51.100.1\n" {
-		t.Errorf("dig says %q", got)
+		t.Errorf("dig printed %q", got)
 	}
 	if got := testenv.Run(t, "dig +short +tries=1 +tcp web.default.svc.cluster.local @2001:db8::1"); got != "198.51.100.1\n" {
-		t.Errorf("dig +tcp says %q", got)
+		t.Errorf("dig +tcp printed %q", got)
 	}
 	wantTable := fmt.Sprintf(`table inet kubevpn-%d { # progname osdns.test
 	flags owner
@@ -151,7 +151,7 @@ func TestRedirectAnswersQueriesUntilClose(t *testing.T) {
 	if diff := cmp.Diff(wantTable, strings.ReplaceAll(testenv.Run(t, "nft list ruleset"), "progname exe", "progname osdns.test")); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
-	// The same again changes nothing; others cannot flush it away.
+	// A second Set changes nothing, and other processes cannot remove the table.
 	if _, err := c.Set(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -258,10 +258,10 @@ func TestRedirectFollowsResolvConf(t *testing.T) {
 	checkAsked(t, addrs("192.0.2.2"), us, upstream)
 	checkAsked(t, addrs("192.0.2.1"), upstream, upstream)
 
-	// Others write it in place, or make it a symlink to what they write.
+	// Other programs write the file in place, or replace it by a symlink to a file that they write.
 	write(t, opt.ResolvConf, "nameserver 192.0.2.3\n# in place\n", 0o644)
 	for got := next(); got != "nftables [192.0.2.3:53]"; got = next() {
-		if got != "nftables [127.0.0.1:53]" { // what applies while the file is empty
+		if got != "nftables [127.0.0.1:53]" { // the result for an empty file
 			t.Errorf("after a write: %s", got)
 		}
 	}
@@ -271,7 +271,7 @@ func TestRedirectFollowsResolvConf(t *testing.T) {
 	}
 	symlink(t, opt.ResolvConf+".target", opt.ResolvConf, time.Now())
 	for got := next(); got != "nftables [192.0.2.1:53]"; got = next() {
-		if got != "nftables [127.0.0.1:53]" { // what applies while there is no file
+		if got != "nftables [127.0.0.1:53]" { // the result without a file
 			t.Errorf("after the symlink: %s", got)
 		}
 	}
@@ -298,7 +298,7 @@ func TestRedirectCoversOpenSockets(t *testing.T) {
 	}
 	startUpstream(t, "192.0.2.1")
 	cfg := startUs(t)
-	// A namespace tracks connections only once a rule asks for it; give it one that is not ours.
+	// A namespace tracks connections only once a rule asks for it: add one of another program.
 	testenv.Run(t, "nft add table inet other")
 	testenv.Run(t, "nft add chain inet other c { type filter hook input priority 0; }")
 	testenv.Run(t, "nft add rule inet other c ct state established accept")
@@ -334,7 +334,7 @@ func TestRedirectCoversOpenSockets(t *testing.T) {
 	}
 }
 
-// Each of two users' daemons has a table; a query goes to the later one's resolver, and each table ends alone.
+// The daemons of two users have a table each. Queries go to the resolver of the later one, and each table ends alone.
 func TestRedirectsOfTwoUsersCoexist(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
@@ -375,7 +375,7 @@ func TestRedirectsOfTwoUsersCoexist(t *testing.T) {
 	checkAsked(t, addrs("192.0.2.1"), upstream, upstream)
 }
 
-// CVE-2019-14899: a neighbour must not reach, or probe for, the address of our link.
+// CVE-2019-14899: a neighbour must not reach, or probe for, the address of the tunnel's link.
 func TestGuardHidesTheLinksAddress(t *testing.T) {
 	if !testenv.InNamespace(t, "nft") {
 		return
@@ -406,7 +406,7 @@ func TestGuardHidesTheLinksAddress(t *testing.T) {
 			}
 		}()
 	}
-	// The neighbour is a process in a namespace behind eth0 that sends to the link's address by way of us.
+	// The neighbour is a process in a namespace behind lan0 that sends to the link's address through this machine.
 	neighbour := func(to string, within time.Duration) error {
 		cmd := child("neighbour", to, within.String())
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET

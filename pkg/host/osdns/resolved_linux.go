@@ -41,7 +41,7 @@ type resolved struct {
 	conn    *dbus.Conn
 	manager dbus.BusObject
 	signals chan *dbus.Signal // owner changes of the name, and property changes of the manager
-	links   map[string]int32  // what we configured: name to index
+	links   map[string]int32  // the configured links: name to index
 }
 
 // openResolved connects to the bus. It does not start resolved.
@@ -155,7 +155,7 @@ func (r *resolved) set(links []Link) error {
 			errs = append(errs, fmt.Errorf("link %s: %w", l.Name, err))
 		}
 	}
-	// It may remember that a name of the cluster does not exist, or that one does.
+	// Its cache may contain names of the cluster, or that a name does not exist.
 	if err := r.call("FlushCaches"); len(links) > 0 || !isOwnerGone(err) {
 		errs = append(errs, err)
 	}
@@ -238,7 +238,7 @@ func sorted(list []linkDomain) []linkDomain {
 func (r *resolved) revert(name string, index int32) error {
 	err := r.call("RevertLink", index)
 	if errorName(err) == noSuchLink || isOwnerGone(err) {
-		err = nil // the link has gone and took its settings along, or resolved has
+		err = nil // the settings ended with the link, or with resolved
 	}
 	if err != nil {
 		return fmt.Errorf("link %s: %w", name, err)

@@ -69,7 +69,7 @@ func startSystemd(t *testing.T, resolvConf string) *systemd {
 	return s
 }
 
-// same says in what two texts differ.
+// same returns an error that shows how two texts differ, or nil.
 func same(want, got string) error {
 	if diff := cmp.Diff(want, got); diff != "" {
 		return fmt.Errorf("-want +got\n%s", diff)
@@ -111,7 +111,7 @@ func (s *systemd) resolvectl(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// status is what resolvectl says of a link, or of everything; without which server answered last.
+// status returns the output of resolvectl for a link, or for everything, without the server that answered last.
 func (s *systemd) status(t *testing.T, link ...string) string {
 	t.Helper()
 	out, err := s.resolvectl(t, append([]string{"status"}, link...)...).CombinedOutput()
@@ -127,7 +127,7 @@ func (s *systemd) status(t *testing.T, link ...string) string {
 	return b.String()
 }
 
-// who asks through resolved's stub who answers a name.
+// who asks resolved's stub which server answers a name.
 func who(t *testing.T, name string) string {
 	t.Helper()
 	return strings.TrimSpace(testenv.Run(t, "dig +short +tries=1 +time=3 TXT "+name+" @127.0.0.53"))
@@ -192,19 +192,19 @@ func TestSystemdResolvedRoutesClusterNames(t *testing.T) {
 		}
 	}
 	asCluster("set")
-	// A program that expands names by resolv.conf's search list finds short names.
+	// A program that expands names with the search list of resolv.conf finds short names.
 	if got := testenv.Run(t, "dig +search +short +tries=1 TXT web"); !strings.Contains(got, "198.19.255.53") {
 		t.Errorf("dig +search web: %s\n%s", got, testenv.Run(t, "cat /etc/resolv.conf"))
 	}
 
-	// NetworkManager, or a user, takes the settings away.
+	// NetworkManager, or a user, reverts the settings.
 	if out, err := s.resolvectl(t, "revert", "kubevpn0").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	testenv.Eventually(t, testTimeout, func() error { return same(link, s.status(t, "kubevpn0")) })
 	asCluster("after a revert")
 
-	// resolved is killed, with all that it remembers, and started again.
+	// resolved dies, loses its state, and starts again.
 	if err := s.resolved.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func TestSystemdResolvedForgetsADeletedLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = h.cmd.Wait()
-	testenv.Run(t, "ip link del kubevpn0") // what the kernel does when the TUN's owner dies
+	testenv.Run(t, "ip link del kubevpn0") // as the kernel does when the TUN's owner dies
 	testenv.Eventually(t, testTimeout, func() error {
 		return same(before, s.status(t)+namespaceState(t, "/etc/resolv.conf")+testenv.Run(t, "cat "+stub))
 	})
@@ -288,7 +288,7 @@ func TestRedirectCoversABypassedSystemdResolved(t *testing.T) {
 		t.Errorf("by resolv.conf: %s", got)
 	}
 	for name, want := range map[string]string{
-		"web.default.svc.cluster.local": `"upstream 198.19.255.53 udp"`, // told by link
+		"web.default.svc.cluster.local": `"upstream 198.19.255.53 udp"`, // by the link's settings
 		"example.org":                   `"us udp"`,                     // redirected on its way to the uplink
 	} {
 		if got := who(t, name); got != want {
@@ -303,7 +303,7 @@ func TestRedirectCoversABypassedSystemdResolved(t *testing.T) {
 	})
 }
 
-// In another network namespace the bus is still the host's, where the same index belongs to another link.
+// In another network namespace the bus is still the host's, for which the same index belongs to another link.
 func TestSystemdResolvedOfAnotherNamespaceIsIgnored(t *testing.T) {
 	if !testenv.InNamespace(t, "dbus-daemon", "nft") {
 		return

@@ -95,7 +95,7 @@ func (c *scoped) end() error {
 	return err
 }
 
-// reconcile makes the keys those of the config, whatever the present ones are. The caller holds mu.
+// reconcile replaces the present keys by those of the config. The caller holds mu.
 func (c *scoped) reconcile() (err error) {
 	if c.session == nil {
 		if c.session, err = startScutil(c.program, c.changed); err != nil {
@@ -175,7 +175,7 @@ func (c *scoped) flush() {
 // watch reconciles when the machine changes, until ctx ends.
 func (c *scoped) watch(ctx context.Context, stopped chan<- struct{}) {
 	defer close(stopped)
-	var again <-chan time.Time // nil: the last change was followed
+	var again <-chan time.Time // nil: nothing to retry
 	for {
 		select {
 		case <-ctx.Done():

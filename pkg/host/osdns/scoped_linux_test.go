@@ -25,8 +25,8 @@ import (
 // storeVariable names the directory in which the scutil of these tests keeps its keys.
 const storeVariable = "KUBEVPN_TEST_STORE"
 
-// scutilRole is a scutil(8) whose dynamic store is a directory: a file for each key, which counts as long as the
-// process runs that wrote it. SIGUSR1 makes it report a change.
+// scutilRole acts as scutil(8) with a directory as dynamic store. A key is a file, and exists as long as the process
+// that wrote it. SIGUSR1 makes scutilRole report a change.
 func scutilRole() int {
 	store := fakeStore(os.Getenv(storeVariable))
 	if slices.Contains(os.Args, "--dns") {
@@ -106,7 +106,7 @@ func (s fakeStore) add(key string, dict map[string]string) error {
 	return os.WriteFile(s.file(key), fmt.Appendf(nil, "%d\n%s", os.Getpid(), showDict(dict)), 0o600)
 }
 
-// keys returns the keys whose sessions exist, with their values.
+// keys returns the keys whose processes exist, with their values.
 func (s fakeStore) keys() map[string]string {
 	out := map[string]string{}
 	files, _ := filepath.Glob(filepath.Join(string(s), "key-*"))
@@ -139,7 +139,7 @@ func (s fakeStore) nameserver(t *testing.T, addr string) {
 	}
 }
 
-// scopedMachine returns a Configurator of macOS with the scutil of these tests, and what it reports.
+// scopedMachine returns a Configurator of macOS with the scutil of these tests, its store, and the reported changes.
 func scopedMachine(t *testing.T) (*scoped, fakeStore, chan Applied) {
 	t.Helper()
 	store := fakeStore(t.TempDir())
@@ -196,7 +196,7 @@ func TestScopedFollowsChanges(t *testing.T) {
 	}
 }
 
-// signalChild sends a signal to the scutil.
+// signalChild sends a signal to scutil.
 func signalChild(t *testing.T, c *scoped, s syscall.Signal) {
 	t.Helper()
 	c.mu.Lock()
@@ -224,7 +224,7 @@ func TestScopedFailsCompletely(t *testing.T) {
 	c.mu.Lock()
 	c.program = []string{"/nonexistent/scutil"}
 	c.mu.Unlock()
-	if _, err := c.Set(m.cfg); err == nil { // it cannot read the nameservers
+	if _, err := c.Set(m.cfg); err == nil { // Set cannot read the nameservers
 		t.Error("Set succeeded without scutil")
 	}
 	m.is(t, "")

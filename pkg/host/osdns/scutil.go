@@ -98,8 +98,8 @@ func script(from, to []storeKey) string {
 	return b.String()
 }
 
-// defaultNameservers returns the nameservers of the first resolver in the output of `scutil --dns`, which answers names
-// that no other resolver is for.
+// defaultNameservers returns the nameservers of the first resolver in the output of `scutil --dns`, which answers the
+// names that no other resolver answers.
 func defaultNameservers(output string) []netip.AddrPort {
 	var addrs []netip.Addr
 	port := uint16(53)
@@ -116,7 +116,7 @@ func defaultNameservers(output string) []netip.AddrPort {
 		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
 		switch {
 		case !found:
-		case key == "domain": // the machine has no default resolver: this is one for a domain
+		case key == "domain": // the machine has no default resolver; this one is for a domain
 			return nil
 		case key == "port":
 			if n, err := strconv.ParseUint(value, 10, 16); err == nil && n != 0 {
@@ -149,7 +149,7 @@ type scutil struct {
 	in      io.WriteCloser
 	answers chan string     // lines; closed at the end
 	changed chan<- struct{} // gets a value when the watched key has changed, or scutil ended; has room for one
-	count   int             // of the questions
+	count   int             // of calls of do
 }
 
 // startScutil starts a session, which watches dnsKey. The caller closes it.
@@ -188,7 +188,7 @@ func (s *scutil) read(out io.Reader) {
 		default:
 			select {
 			case s.answers <- line:
-			default: // nobody asked for so much
+			default: // more output than a command prints
 			}
 		}
 	}

@@ -23,15 +23,15 @@ type entry struct {
 	Atime   int64             `json:"atime"` // ns
 	Mtime   int64             `json:"mtime"` // ns
 	Xattrs  map[string][]byte `json:"xattrs,omitempty"`
-	Ours    []byte            `json:"ours"` // what stands there meanwhile
+	Ours    []byte            `json:"ours"` // the edited content
 }
 
 // fileState is the state of a file compared to a journal entry.
 type fileState int
 
 const (
-	fileOriginal fileState = iota // never edited, or put back
-	fileOurs                      // ours, whole or half put back in place
+	fileOriginal fileState = iota // not edited, or restored
+	fileOurs                      // the edited one, or partly restored in place
 	fileForeign                   // another program's
 )
 
@@ -44,10 +44,10 @@ func (e *entry) compare(now *entry) fileState {
 	case bytes.Equal(now.Content, e.Ours):
 		return fileOurs
 	case !e.Missing && e.Symlink == "" && bytes.Equal(now.Content, e.Content):
-		return fileOurs // the content is back, mode or time are not
+		return fileOurs // the content is restored, mode or time are not
 	case len(e.Content) <= len(e.Ours) &&
 		bytes.Equal(now.Content, append(bytes.Clone(e.Content), e.Ours[len(e.Content):]...)):
-		return fileOurs // put back in place, but not yet cut to its length
+		return fileOurs // restored in place, but not yet truncated
 	default:
 		return fileForeign
 	}
@@ -59,7 +59,7 @@ func (e *entry) same(o *entry) bool {
 		return e.Missing == o.Missing
 	}
 	if e.Symlink != "" || o.Symlink != "" {
-		return e.Symlink == o.Symlink // what it leads to is not ours and may have changed
+		return e.Symlink == o.Symlink // its target may have changed
 	}
 	return bytes.Equal(e.Content, o.Content) && e.Mode == o.Mode && e.UID == o.UID && e.GID == o.GID &&
 		e.Mtime == o.Mtime
@@ -81,7 +81,7 @@ func snapshot(path string) (*entry, error) {
 	case unix.S_IFLNK:
 		e.Symlink, err = os.Readlink(path)
 		if err == nil {
-			// The content is what readers got through the link; a dangling one gives none.
+			// The content is that of the target; a dangling link has none.
 			e.Content, err = os.ReadFile(path)
 			if errors.Is(err, fs.ErrNotExist) {
 				err = nil

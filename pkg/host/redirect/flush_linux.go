@@ -139,7 +139,7 @@ func diagRequest(family byte, states uint32, id [48]byte) []byte {
 // interface and cookie.
 func parseSocket(b []byte) (s socket, state byte, err error) {
 	if len(b) < 4+len(s.id) {
-		return socket{}, 0, fmt.Errorf("a socket in %d bytes", len(b))
+		return socket{}, 0, fmt.Errorf("the description of a socket has only %d bytes", len(b))
 	}
 	s.family, state, s.id = b[0], b[1], [48]byte(b[4:])
 	length := 16
@@ -147,7 +147,7 @@ func parseSocket(b []byte) (s socket, state byte, err error) {
 		length = 4
 	}
 	end := func(port, addr int) netip.AddrPort {
-		a, _ := netip.AddrFromSlice(s.id[addr : addr+length]) // of 4 or 16 bytes: always one
+		a, _ := netip.AddrFromSlice(s.id[addr : addr+length]) // 4 or 16 bytes are always an address
 		return netip.AddrPortFrom(a.Unmap(), binary.BigEndian.Uint16(s.id[port:]))
 	}
 	s.local, s.remote = end(0, 4), end(2, 20)

@@ -27,7 +27,7 @@ import (
 // roleVariable names a function of roles that a child process runs instead of the tests.
 const roleVariable = "KUBEVPN_TEST_ROLE"
 
-// timeout is how long a test waits for what must happen.
+// timeout limits the wait for an expected event.
 const timeout = 10 * time.Second
 
 func TestMain(m *testing.M) {
@@ -45,8 +45,9 @@ func TestMain(m *testing.M) {
 // nobody has no capability.
 var nobody = syscall.Credential{Uid: 65534, Gid: 65534}
 
-// child is a command that runs a role of this test binary. It has no Pdeathsig, which is sent when the thread ends that started
-// the process, and threads that have been in the client's namespace end: the end of its input tells it.
+// child returns a command that runs a role of this test binary. The role ends with its input, not by Pdeathsig: the
+// kernel sends that when the thread that started the process ends, as threads do that have been in the client's
+// namespace.
 func child(role string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role, testenv.EndAtOnce())
@@ -57,8 +58,9 @@ func child(role string, args ...string) *exec.Cmd {
 // testMark is Config.Mark.
 const testMark = 0x4b560100
 
-// pod is the network namespace that the test runs in, 10.1.0.2, 10.1.0.3 and fd00:1::2, and a client's beside it, 10.1.0.9 and
-// fd00:1::9. The client's is the pod's router as well, to 203.0.113.7 and 2001:db8::7, as most clients are behind one.
+// pod consists of the network namespace of the test, with 10.1.0.2, 10.1.0.3 and fd00:1::2, and that of a client, with
+// 10.1.0.9 and fd00:1::9. The client's namespace is also the pod's router to 203.0.113.7 and 2001:db8::7, because most
+// clients are behind a router.
 type pod struct {
 	t      *testing.T
 	client *tuntest.Namespace
@@ -67,7 +69,8 @@ type pod struct {
 func newPod(t *testing.T) pod {
 	t.Helper()
 	p := pod{t, tuntest.NewNamespace(t)}
-	// The namespace by a thread of its own: that of the process is its first thread's, which may have been the client's.
+	// Name the namespace by a thread that is in it: the process stands for its first thread, which may have been in
+	// the client's.
 	runtime.LockOSThread()
 	p.client.Run("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "eth0", "netns", strconv.Itoa(unix.Gettid()))
 	runtime.UnlockOSThread()
@@ -138,7 +141,7 @@ func set(t *testing.T, r *Redirects, ports map[Port]uint16) {
 	}
 }
 
-// A server answers each line, or datagram, with one: who it is, and what about tells of the connection.
+// server answers each line or datagram with a line of its name and the result of about.
 type server struct {
 	network, address, name string
 	about                  func(net.Conn) string // nil: the peer's address
@@ -215,7 +218,7 @@ func application(port int) []server {
 	return []server{{TCP, at, "app", nil}, {UDP, at, "app", nil}}
 }
 
-// redirector is who redirects: it tells where connections were for.
+// redirector serves a local port of a redirect: it answers with the original destination of the connection.
 func redirector(port int) []server {
 	at := fmt.Sprintf(":%d", port)
 	return []server{{TCP, at, "us", func(c net.Conn) string {
@@ -255,7 +258,7 @@ func (p pod) connect(network, address string) net.Conn {
 	return c
 }
 
-// ask asks once, by a connection of its own, from the client's namespace.
+// ask sends one question from the client's namespace, with a new connection.
 func (p pod) ask(network, address string) string {
 	c, err := p.dial(network, address, net.Dialer{})
 	if err != nil {
@@ -267,7 +270,7 @@ func (p pod) ask(network, address string) string {
 
 func ask(c net.Conn) string { return askAt(c, 1, timeout) }
 
-// askAt asks at length.
+// askAt sends a question of that length.
 func askAt(c net.Conn, length int, timeout time.Duration) string {
 	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return err.Error()
@@ -285,7 +288,7 @@ func askAt(c net.Conn, length int, timeout time.Duration) string {
 	return strings.TrimSpace(answer)
 }
 
-// within asks from the pod's own namespace.
+// within sends a question from the pod's own namespace.
 func within(network, address string, d net.Dialer) string {
 	d.Timeout = timeout
 	c, err := d.Dial(network, address)
@@ -303,8 +306,7 @@ func check(t *testing.T, what, got, want string) {
 	}
 }
 
-// redirectRole does all that there is in a process of its own, which has the ports 80 and 53, and ends when it is told to, or
-// killed.
+// redirectRole redirects the ports 80 and 53 with all features of the package, until its input ends or it is killed.
 func redirectRole() error {
 	for _, s := range append(redirector(8080), redirector(5353)...) {
 		stop, err := s.start()
@@ -313,7 +315,8 @@ func redirectRole() error {
 		}
 		defer stop()
 	}
-	// The connections to come get lower numbers than what New opens, whatever the kernel makes of the order.
+	// Later connections get lower descriptor numbers than the files of New: the order in which the kernel closes them
+	// must not matter.
 	var lower []*os.File
 	for range 30 {
 		f, err := os.Open(os.DevNull)
@@ -343,7 +346,7 @@ func redirectRole() error {
 	return errors.Join(err, r.Close())
 }
 
-// holder is a process of redirectRole, to be killed. Its only capability is NET_ADMIN.
+// holder starts a process that runs redirectRole. Its only capability is NET_ADMIN.
 func holder(t *testing.T, name string) *exec.Cmd {
 	t.Helper()
 	cmd := child("redirect", name)
@@ -373,7 +376,6 @@ func holder(t *testing.T, name string) *exec.Cmd {
 	return cmd
 }
 
-// kill ends it as nothing can prepare for.
 func kill(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	if err := cmd.Process.Kill(); err != nil {
@@ -382,17 +384,17 @@ func kill(t *testing.T, cmd *exec.Cmd) {
 	_ = cmd.Wait() // "signal: killed"
 }
 
-// unprivilegedRole prints what New says to who has no capability.
+// unprivilegedRole prints the error of New in a process without capabilities.
 func unprivilegedRole() error {
 	r, err := New(Config{Name: "test", Mark: testMark})
 	if err == nil {
-		return errors.Join(errors.New("it can redirect"), r.Close())
+		return errors.Join(errors.New("New succeeded without capabilities"), r.Close())
 	}
 	fmt.Println(err)
 	return nil
 }
 
-// noChecksum has UDP datagrams of IPv4 leave without one.
+// noChecksum makes a socket send UDP datagrams over IPv4 without a checksum.
 func noChecksum(_, _ string, c syscall.RawConn) error {
 	return control(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1) })("", "", c)
 }

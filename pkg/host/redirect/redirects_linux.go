@@ -18,13 +18,13 @@ type Redirects struct {
 	diversion diversion
 	logger    *slog.Logger
 
-	mu                sync.Mutex // guards table and what is in it
+	mu                sync.Mutex // guards table and its contents
 	table             *Table     // nil: closed
 	tcp, udp, udpBack *nftables.Set
 	output            *nftables.Chain
 	diverts           bool // the table has the rules of divert
 
-	keeping        sync.RWMutex        // guards those below, so that a dial does not wait for mu
+	keeping        sync.RWMutex        // guards the fields below, so that Dial does not wait for mu
 	local4, local6 map[netip.Addr]bool // addresses to which Dial keeps the client's address
 }
 
@@ -46,10 +46,10 @@ func New(cfg Config) (*Redirects, error) {
 }
 
 // Set replaces the ports that are redirected, each with its local port. A server there listens at all addresses, in
-// both families. Each connection meets the previous ports or the new ones, nothing in between. An open TCP connection
-// stays where it is. A UDP flow that began between New and the redirect of its port stays with the application; one
-// that the kernel did not know before counts as new; a redirected one goes with its port: back, or to another local
-// port. UDP ports need local ports of their own.
+// both families. Each new connection uses either the previous ports or the new ones. An open TCP connection keeps its
+// destination. A UDP flow that began between New and the redirect of its port stays with the application; one that the
+// kernel did not track before counts as new. A redirected UDP flow follows its port: back to the application, or to
+// another local port. UDP ports need local ports of their own.
 func (r *Redirects) Set(ports map[Port]uint16) error {
 	if err := validate(ports); err != nil {
 		return err
@@ -67,7 +67,8 @@ func (r *Redirects) Set(ports map[Port]uint16) error {
 }
 
 // Close gives every port back to its application, and removes everything else. Close redirected connections first:
-// without NAT in the namespace, the kernel does not know to whom they belong. A second Close does nothing.
+// without NAT in the namespace, the kernel cannot tell to which connections their packets belong. A second Close does
+// nothing.
 func (r *Redirects) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -27,7 +27,7 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 		return
 	}
 	p := newPod(t)
-	// Checksums as on a wire, where there is the program for it: veth asks nobody for them otherwise.
+	// Use checksums as on a wire if ethtool exists: by default veth computes and checks none.
 	if _, err := exec.LookPath("ethtool"); err == nil {
 		p.client.Run("ethtool", "-K", "veth0", "tx", "off", "rx", "off")
 		testenv.Run(t, "ethtool -K eth0 tx off rx off")
@@ -43,7 +43,7 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 		{"tcp", "[fd00:1::2]:80", "app fd00:1::9", "us for [fd00:1::2]:80"},
 		{"udp", "10.1.0.2:53", "app 10.1.0.9", "us 10.1.0.9"},
 		{"udp", "[fd00:1::2]:53", "app fd00:1::9", "us fd00:1::9"},
-		// Other ports, and these by the other protocol.
+		// Other ports, and the same ports of the other protocol.
 		{"tcp", "10.1.0.2:81", "app 10.1.0.9", "app 10.1.0.9"},
 		{"tcp", "[fd00:1::2]:53", "app fd00:1::9", "app fd00:1::9"},
 		{"udp", "10.1.0.2:80", "app 10.1.0.9", "app 10.1.0.9"},
@@ -69,14 +69,14 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 	c.Close()
 	for _, to := range []string{"10.1.0.2:53", "[fd00:1::2]:53"} {
 		if got := askAt(p.connect("udp", to), 20000, timeout); !strings.HasPrefix(got, "us ") {
-			t.Errorf("a datagram in fragments to %s, and the answer: %s", to, got)
+			t.Errorf("a datagram in fragments to %s: the answer is %s", to, got)
 		}
 	}
 
-	// A datagram to the local port itself does not count as redirected, like SO_ORIGINAL_DST of TCP.
+	// A datagram to the local port itself does not count as redirected, as for TCP.
 	for _, to := range []string{"10.1.0.2:5353", "[fd00:1::2]:5353"} {
 		if got := askAt(p.connect("udp", to), 1, 300*time.Millisecond); strings.HasPrefix(got, "us ") {
-			t.Errorf("a datagram to %s, which nobody redirected: %s", to, got)
+			t.Errorf("a datagram to the local port %s counts as redirected: %s", to, got)
 		}
 	}
 
@@ -103,7 +103,7 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 		{{"sctp", 80}: 8080}, {web: 0}, {{TCP, 0}: 8080}, {web: 80}, {dns: 5353, {UDP, 54}: 5353},
 	} {
 		if err := r.Set(ports); err == nil {
-			t.Errorf("Set takes %v", ports)
+			t.Errorf("Set accepted %v", ports)
 		}
 	}
 	set(t, r, map[Port]uint16{web: 8080, dns: 5353})
@@ -126,7 +126,7 @@ func TestOnlyChosenPortsAreRedirected(t *testing.T) {
 	}
 }
 
-// listed is how nft lists the redirects of TestOnlyChosenPortsAreRedirected.
+// listed is the output of nft for the redirects of TestOnlyChosenPortsAreRedirected.
 const listed = `table inet test {
 	flags owner
 
@@ -165,7 +165,7 @@ const listed = `table inet test {
 }
 `
 
-// ruleset is what nft lists, without what some kernels let it say of owners.
+// ruleset returns the rules that nft lists, without the owner's name that it adds on some kernels.
 func ruleset(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -176,8 +176,8 @@ func ruleset(t *testing.T) string {
 	return b.String()
 }
 
-// Connections from before stay with the application, also those that the kernel did not track before New; those that are
-// redirected stay redirected.
+// Earlier connections stay with the application, also if the kernel did not track them before New. Redirected ones
+// stay redirected.
 func TestOpenConnectionsStay(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
@@ -215,7 +215,7 @@ func TestOpenConnectionsStay(t *testing.T) {
 	check(t, "new TCP, afterwards", p.ask("tcp", "10.1.0.2:80"), "app 10.1.0.9")
 }
 
-// No connection sees a port without its redirect while others come and go.
+// While other redirects come and go, every connection to a redirected port is redirected.
 func TestSetIsAtomic(t *testing.T) {
 	if !testenv.InNamespace(t) {
 		return
@@ -300,7 +300,7 @@ func TestRedirectsOfOthersStay(t *testing.T) {
 	check(t, "theirs and ours, IPv6", p.ask("tcp", "[fd00:1::2]:80"), "mesh fd00:1::9")
 	check(t, "theirs, another port", p.ask("tcp", "10.1.0.2:81"), "mesh 10.1.0.9")
 	check(t, "within", within("tcp", "10.1.0.2:80", net.Dialer{}), "app 10.1.0.2")
-	for _, program := range []string{"iptables-nft", "ip6tables-nft"} { // theirs, but for what is ours
+	for _, program := range []string{"iptables-nft", "ip6tables-nft"} { // theirs, except for our port
 		testenv.Run(t, program+" -t nat -R PREROUTING 1 -p tcp ! --dport 80 -j REDIRECT --to-ports 15006")
 	}
 	check(t, "ours", p.ask("tcp", "10.1.0.2:80"), "us for 10.1.0.2:80")

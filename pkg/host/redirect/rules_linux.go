@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Connections are tracked (-200) before both.
+// The kernel tracks connections (-200) before both.
 const (
-	// tcpPriority is after everybody else's destination NAT (-100): the first to set up NAT for a connection wins. A
-	// service mesh in the pod has such NAT, and means to get a connection first: the redirect would get what only the
-	// mesh can read, and would bypass what the mesh rejects.
+	// tcpPriority comes after other programs' destination NAT (-100): the first rule that sets up NAT for a connection
+	// wins. A service mesh in the pod uses such NAT, and must get connections first. Otherwise the redirect would get
+	// traffic that only the mesh can read, and bypass the rejections of the mesh.
 	tcpPriority = -90
-	// udpPriority is before them: the rewriting of ports is no NAT, and the ports are those of the packet as it came.
+	// udpPriority comes before it: the rules rewrite ports without NAT, and must see the original ports of a packet.
 	udpPriority = -110
 )
 
@@ -48,12 +48,12 @@ const ctConfirmed = 1 << 3
 //
 // Only a SYN is redirected, because conntrack may begin with this table: then an older connection looks new to it.
 //
-// A local port belongs to the redirect alone: a datagram that was sent to it would be taken for a redirected one. (A
-// TCP connection says where it was for, OriginalDestination.)
+// A datagram that a client sends to the local port itself is dropped, because it would look like a redirected one.
+// (For TCP, OriginalDestination tells them apart.)
 //
-// UDP has no NAT, because NAT would outlive the table: conntrack keeps it for as long as the client goes on sending, to
-// a port where nobody listens any more. So the table marks which flows are redirected (those that began since, by
-// conntrack's mark), and rewrites the ports packet by packet, outside of what conntrack sees.
+// UDP uses no NAT, because NAT would outlive the table: as long as the client goes on sending, conntrack would rewrite
+// its datagrams to a port on which no program listens. Instead the table sets conntrack's mark on the flows that it
+// redirects, which began since. It rewrites the ports of each packet where conntrack does not see it.
 func (r *Redirects) addRules() error {
 	for _, m := range []struct {
 		name string
@@ -114,7 +114,7 @@ func (r *Redirects) addUDPRules() {
 		mapped(destinationPort, r.udp),
 		setCtMark(r.mark))
 	ours := slices.Concat(isUDP, ctMarkIs(r.mark))
-	// A datagram whose sender left the checksum out has none afterwards either.
+	// A datagram without a checksum stays without one.
 	t.Rule(udp,
 		ours,
 		[]expr.Any{load(udpChecksum, 2), Equal([]byte{0, 0})},
@@ -190,8 +190,8 @@ func (r *Redirects) divert() error {
 	}
 	r.diverts = true
 	if err := r.addZone(mark); err != nil { // CONFIG_NF_CONNTRACK_ZONES, which nearly every kernel has
-		r.logger.Warn("conntrack has no zones: a connection to the application fails if it comes from the port of "+
-			"another one of the client", "error", err)
+		r.logger.Warn("conntrack has no zones: a connection to the application fails if another connection of the "+
+			"client uses the same source port", "error", err)
 	}
 	return nil
 }
@@ -209,7 +209,7 @@ func (r *Redirects) addZone(mark []byte) error {
 		}
 		exprs = append(exprs, b)
 	}
-	// The library does not say the direction of a zone.
+	// The library cannot encode the direction of a zone.
 	data, err := netlink.MarshalAttributes([]netlink.Attribute{
 		{Type: unix.NFTA_CT_KEY, Data: binaryutil.BigEndian.PutUint32(unix.NFT_CT_ZONE)},
 		{Type: unix.NFTA_CT_DIRECTION, Data: []byte{ctOriginal}},

@@ -76,11 +76,11 @@ func kernelRelease() string {
 	return unix.ByteSliceToString(name.Release[:])
 }
 
-// outliveSockets has the table outlive all other sockets of a process that is killed. As the kernel closes them, it
-// still needs the table: the end of a connection finds the peer by the NAT that the connection began with, and the last
-// table with NAT takes that of all connections along. The kernel closes files in an order that depends on their
-// numbers, but a file that is in flight in a message to a socket after the others. So the table's socket is sent to a
-// socket that never reads.
+// outliveSockets makes the table outlive all other sockets of a process that is killed. The kernel needs the table
+// while it closes them: the end of a connection finds the peer by the connection's NAT, and the removal of the last
+// table with NAT removes the NAT of all connections. The kernel closes files in an order that depends on their
+// numbers, but a file that is in flight in a message to a socket only after the others. So outliveSockets sends the
+// table's socket to a socket that never reads.
 func (t *Table) outliveSockets() error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -98,7 +98,7 @@ func (t *Table) outliveSockets() error {
 	return errors.Join(err, unix.Close(pair[0]))
 }
 
-// Close removes the table, with all that is in it: the kernel does. A second Close does nothing.
+// Close closes the socket, with which the kernel removes the table and its contents. A second Close does nothing.
 func (t *Table) Close() error {
 	err := t.CloseLasting()
 	if t.inFlight >= 0 {

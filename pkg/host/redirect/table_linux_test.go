@@ -62,10 +62,10 @@ func TestTableAppliesRulesAtFlush(t *testing.T) {
 	if diff := cmp.Diff(want, ruleset(t)); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
-	// Nobody else removes it, and none of it.
+	// No other process can remove the table, or a part of it.
 	testenv.Run(t, "nft flush ruleset")
 	if diff := cmp.Diff(want, ruleset(t)); diff != "" {
-		t.Errorf("after a flush of somebody else's: -want +got\n%s", diff)
+		t.Errorf("after the flush of another process: -want +got\n%s", diff)
 	}
 	if err := table.Close(); err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ func TestTablesHaveOneOwner(t *testing.T) {
 		return
 	}
 	first := openTable(t, "test-1")
-	if second, err := OpenTable("test-1"); !errors.Is(err, os.ErrPermission) { // it is the first one's
+	if second, err := OpenTable("test-1"); !errors.Is(err, os.ErrPermission) { // first owns it
 		t.Errorf("the same name again: %v, %v", second, err)
 	}
 	second := openTable(t, "test-2")
@@ -98,9 +98,9 @@ func TestTablesHaveOneOwner(t *testing.T) {
 		t.Errorf("a rule without its chain: %v", err)
 	}
 	if got := ruleset(t); strings.Contains(got, "chain") {
-		t.Errorf("half of it is there:\n%s", got)
+		t.Errorf("a part of the change was applied:\n%s", got)
 	}
-	// Another may be changed afterwards, and ends by itself.
+	// The table can change afterwards, and outlives the other.
 	second.Chain("c", nftables.ChainTypeFilter, nftables.ChainHookOutput, *nftables.ChainPriorityFilter)
 	if err := second.Flush(); err != nil {
 		t.Fatal(err)

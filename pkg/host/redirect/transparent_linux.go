@@ -21,7 +21,7 @@ const (
 	rulePriority = 19286
 	// zone is the conntrack zone of connections that Dial opens: see divert.
 	zone uint16 = 19286
-	// proofTimeout bounds the test connection of Transparent.
+	// proofTimeout limits the test connection of Transparent.
 	proofTimeout = 2 * time.Second
 )
 
@@ -35,8 +35,8 @@ func diversionOf(mark uint32) diversion { return diversion(mark + 1) }
 // one still needs them.
 func (d diversion) chain() string { return fmt.Sprintf("divert-%x", uint32(d)) }
 
-// Transparent makes Dial and DialUDPFrom keep the client's address. It proves that with a test connection to the
-// first address of each family. An error says in which families it does not work, and why; in the others it does.
+// Transparent makes Dial keep the client's address. It proves that with a test connection to the first address of each
+// family. The error names the families in which Dial does not keep it, and why; in the others it does.
 func (r *Redirects) Transparent() error {
 	addrs, err := localAddrs()
 	if err != nil {
@@ -87,7 +87,7 @@ func (r *Redirects) Transparent() error {
 	return errors.Join(errs...)
 }
 
-// keep sets the addresses to which connections keep the client's address.
+// keep sets the addresses of one family to which connections keep the client's address.
 func (r *Redirects) keep(family *map[netip.Addr]bool, addrs map[netip.Addr]bool) {
 	r.keeping.Lock()
 	defer r.keeping.Unlock()
@@ -254,8 +254,8 @@ func (r *Redirects) prove(local netip.Addr) error {
 	return nil
 }
 
-// foreignAddress returns an address outside of this network namespace that has a route, as every client's has. Nothing
-// is sent to it. The first choice is an address for documentation.
+// foreignAddress returns an address outside of this network namespace that has a route, like that of every client. The
+// proof sends nothing to it. The first choice is an address for documentation.
 func foreignAddress(local netip.Addr) (netip.Addr, error) {
 	candidates := []netip.Addr{netip.MustParseAddr("192.0.2.1"), local.Next(), local.Prev()}
 	if local.Is6() {
@@ -285,8 +285,8 @@ func (r *Redirects) Dial(ctx context.Context, network string, client netip.Addr,
 	return d.DialContext(ctx, network, to.String())
 }
 
-// keeps reports whether a connection to an address can keep the client's. A link-local address would need its link,
-// too.
+// keeps reports whether a connection to an address can keep the client's. A link-local address would also need its
+// link.
 func (r *Redirects) keeps(client, to netip.Addr) bool {
 	if !client.IsGlobalUnicast() {
 		return false

@@ -27,7 +27,7 @@ func transparent(t *testing.T, name string) *Redirects {
 	return r
 }
 
-// from asks the application as who redirects does.
+// from sends a question to the application with Dial, as the redirector does.
 func from(t *testing.T, r *Redirects, network, client, to string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
@@ -66,7 +66,7 @@ func TestDialKeepsClientAddress(t *testing.T) {
 		{"fd00:1::9", "10.1.0.2:82", "pod 10.1.0.2"},
 		{"fe80::9", "[fd00:1::2]:82", "pod fd00:1::2"},
 		{"127.0.0.1", "10.1.0.2:82", "pod 10.1.0.2"},
-		// The pod's own, by way of a Service for instance.
+		// The pod's own addresses, for example through a Service.
 		{"10.1.0.2", "10.1.0.2:82", "pod 10.1.0.2"},
 		{"10.1.0.3", "10.1.0.2:82", "pod 10.1.0.3"},
 	}
@@ -99,7 +99,7 @@ func TestDialKeepsClientAddress(t *testing.T) {
 			}
 		}
 	}
-	// Clients themselves still reach the application, and the application them.
+	// Clients still reach the application, and its answers reach them.
 	for _, address := range []string{"10.1.0.2:82", "[fd00:1::2]:82"} {
 		for _, network := range []string{"tcp", "udp"} {
 			if got := p.ask(network, address); !strings.HasPrefix(got, "pod ") || strings.HasSuffix(got, "::2") || strings.HasSuffix(got, "0.2") {
@@ -218,8 +218,8 @@ func TestTransparentNamesMissingFamily(t *testing.T) {
 		t.Errorf("without a route: %v", err)
 	}
 	serve(t, server{TCP, ":80", "app", nil})
-	check(t, "IPv4, which cannot", from(t, r, TCP, "203.0.113.7", "10.1.0.2:80"), "app 10.1.0.2")
-	check(t, "IPv6, which can", from(t, r, TCP, "fd00:1::9", "[fd00:1::2]:80"), "app fd00:1::9")
+	check(t, "IPv4, which has no route", from(t, r, TCP, "203.0.113.7", "10.1.0.2:80"), "app 10.1.0.2")
+	check(t, "IPv6, which has a route", from(t, r, TCP, "fd00:1::9", "[fd00:1::2]:80"), "app fd00:1::9")
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestRedirectsWorkWithoutIPv6(t *testing.T) {
 	}
 }
 
-// state is what this network namespace has of rules, routes and tables.
+// state describes the rules, routes and tables of this network namespace.
 func state(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -300,7 +300,7 @@ func TestTwoProcessesEndWithoutTakingFromEachOther(t *testing.T) {
 		t.Errorf("left behind: -before +after\n%s", diff)
 	}
 
-	// The next may come while the last one is ending.
+	// The next process may start while the last one ends.
 	ending := holder(t, "test-4")
 	if err := ending.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -309,7 +309,7 @@ func TestTwoProcessesEndWithoutTakingFromEachOther(t *testing.T) {
 	set(t, next, map[Port]uint16{web: 9080})
 	testenv.Until(t, "the next one redirects", func() bool { return p.ask("tcp", "10.1.0.2:80") == "second 10.1.0.9" })
 	check(t, "keeping addresses, after one that was ending", from(t, next, TCP, "203.0.113.7", "10.1.0.2:80"), "app 203.0.113.7")
-	// The last one to end removes the routes, and a killed process ends when the kernel has closed its files.
+	// The last process to end removes the routes, and a killed process ends when the kernel has closed its files.
 	_ = ending.Wait() // "signal: killed"
 	if err := next.Close(); err != nil {
 		t.Fatal(err)
@@ -320,13 +320,13 @@ func TestTwoProcessesEndWithoutTakingFromEachOther(t *testing.T) {
 
 	kill(t, holder(t, "test-6"))
 	if left := state(t); !strings.Contains(left, "fwmark") || strings.Contains(left, "table inet") {
-		t.Errorf("one that was killed leaves:\n%s", left)
+		t.Errorf("a killed process leaves:\n%s", left)
 	}
 	if err := open(t, "test-7").Close(); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(before, state(t)); diff != "" {
-		t.Errorf("left behind by one that was killed: -before +after\n%s", diff)
+		t.Errorf("left behind after a killed process: -before +after\n%s", diff)
 	}
 }
 
@@ -343,7 +343,7 @@ func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
 	if err := r.Transparent(); err != nil {
 		t.Fatal(err)
 	}
-	// Somebody of ours listens where a client may connect from: it is not taken for the other end.
+	// A listener of the pod uses the port from which a client connects: Flush must not take it for the other end.
 	serve(t, server{TCP, ":40000", "other", nil})
 
 	old := map[string]net.Conn{
@@ -399,8 +399,8 @@ func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := len(old) + 1; n != want { // and the flow
-		t.Errorf("%d connections are ended, want %d", n, want)
+	if want := len(old) + 1; n != want { // and the UDP flow
+		t.Errorf("Flush ended %d connections, want %d", n, want)
 	}
 	for what, c := range old {
 		if got := ask(c); !strings.Contains(got, "connection reset") && !strings.Contains(got, "broken pipe") {
@@ -416,6 +416,6 @@ func TestFlushEndsOnlyConnectionsFromOutside(t *testing.T) {
 		t.Errorf("again: %d, %v", n, err)
 	}
 	if _, err := Flush([]Port{{"sctp", 80}}); err == nil {
-		t.Error("sctp is flushed")
+		t.Error("Flush accepted sctp")
 	}
 }

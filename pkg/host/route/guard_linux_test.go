@@ -20,11 +20,11 @@ import (
 //	                        ├ this namespace, which forwards ── kubevpn0
 //	container eth0 ─ docker0 ┘
 //
-// It masquerades what leaves by kubevpn0, and the container as Docker does.
+// It masquerades packets that leave through kubevpn0, and those of the container, as Docker does.
 func network(t *testing.T) {
 	t.Helper()
 	for _, line := range []string{
-		"mount -t tmpfs none /run", // where the namespaces get their names
+		"mount -t tmpfs none /run", // for the names of the namespaces
 		"ip netns add neighbour", "ip netns add container",
 		"ip link add wlan0 type veth peer name eth0 netns neighbour",
 		"ip link add docker0 type bridge",
@@ -56,14 +56,14 @@ func send(t *testing.T, from, to string) {
 	}
 }
 
-// received is the source and the destination of the next packet that came by the TUN, but for the kernel's multicast.
+// received returns the source and destination of the next packet from the TUN. It skips the kernel's multicast.
 func received(t *testing.T, tun *os.File) (src, dst string) {
 	t.Helper()
 	b := make([]byte, 9000)
 	for {
 		n, err := tun.Read(b)
 		if err != nil {
-			t.Fatalf("nothing came by the TUN: %v", err)
+			t.Fatalf("reading a packet from the TUN: %v", err)
 		}
 		at, size := 12, 4
 		if b[0]>>4 == 6 {
@@ -106,7 +106,7 @@ func TestNeighboursDoNotEnterTheTunnel(t *testing.T) {
 		}
 		src, dst := received(t, tun)
 		if src != own || dst != ours {
-			t.Errorf("after %s came %s from %s, want %s from %s", first, dst, src, ours, own)
+			t.Errorf("the packet after %s is to %s from %s, want %s from %s", first, dst, src, ours, own)
 		}
 		return true
 	}
@@ -116,7 +116,7 @@ func TestNeighboursDoNotEnterTheTunnel(t *testing.T) {
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			if !passes(f.format, f.own) {
-				t.Error("a machine on an interface without a default route, as a hotspot has, is kept out")
+				t.Error("the guard drops packets from an interface without a default route, as a hotspot has")
 			}
 			testenv.Run(t, "ip route add default via "+f.via+" dev wlan0")
 			testenv.Eventually(t, 5*time.Second, func() error {
@@ -128,7 +128,7 @@ func TestNeighboursDoNotEnterTheTunnel(t *testing.T) {
 			testenv.Run(t, "ip route del default via "+f.via+" dev wlan0")
 			testenv.Eventually(t, 5*time.Second, func() error {
 				if !passes(f.format, f.own) {
-					return fmt.Errorf("the default route has gone, and the interface's neighbours are kept out")
+					return fmt.Errorf("without the default route, the guard still drops packets from its interface")
 				}
 				return nil
 			})

@@ -37,7 +37,7 @@ func (o Overlap) String() string {
 	return fmt.Sprintf("%s overlaps the %s %s of %s", o.Prefix, o.Kind, o.Other, link)
 }
 
-// local is this machine's addresses and routes, as far as a prefix can overlap them.
+// local holds the addresses and routes of this machine that a prefix can overlap.
 type local struct {
 	addrs  []localAddr
 	routes []localRoute
@@ -58,9 +58,9 @@ type localRoute struct {
 
 // overlaps compares prefixes with the machine's network. It reads nothing.
 //
-// A route by way of a gateway that is broader than the prefix does not overlap: the prefix is more specific, takes
-// its part and gives it back. The same holds for a broader route into another VPN's point-to-point link. A network
-// whose hosts are neighbours always overlaps, because a prefix inside it hides some of them.
+// A route through a gateway does not overlap if it is broader than the prefix: the more specific prefix takes its
+// part, and gives it back at the end. The same holds for a broader route into another VPN's point-to-point link. A
+// network whose hosts are neighbours always overlaps, because a prefix inside it hides some of them.
 func (l local) overlaps(prefixes []netip.Prefix) []Overlap {
 	found := map[Overlap]bool{}
 	for _, prefix := range prefixes {

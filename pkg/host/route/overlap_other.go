@@ -12,7 +12,7 @@ import (
 )
 
 // Overlaps returns the local networks that overlap routes, except those of the links named in ignoreLinks. Except on
-// macOS it sees the machine's addresses and the networks that they are in, but no routes by way of a gateway.
+// macOS it sees the machine's addresses and the networks that they are in, but no routes through gateways.
 func Overlaps(routes []netip.Prefix, ignoreLinks []string) ([]Overlap, error) {
 	links, err := net.Interfaces()
 	if err != nil {

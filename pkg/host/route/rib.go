@@ -24,7 +24,7 @@ type ribEntry struct {
 	pointToPoint bool
 }
 
-// localRoute returns the route of an entry. ok is false if it has no say in where packets of programs go.
+// localRoute returns the route of an entry. ok is false if packets of programs do not follow it.
 func (e ribEntry) localRoute() (r localRoute, ok bool) {
 	if e.flags&(ribCloned|ribScoped) != 0 || !e.dst.IsValid() {
 		return localRoute{}, false
@@ -62,7 +62,7 @@ type linkState struct {
 	routes []netip.Prefix
 }
 
-// present returns l without what the kernel has lost.
+// present returns the part of l that the kernel has.
 func (s linkState) present(l Link) Link {
 	l.Addrs = slices.DeleteFunc(slices.Clone(l.Addrs), func(p netip.Prefix) bool {
 		return !slices.Contains(s.addrs, p.Addr())
@@ -74,12 +74,12 @@ func (s linkState) present(l Link) Link {
 		l.MTU = 0
 	}
 	if !s.up {
-		l.Name = "" // as a new one
+		l.Name = "" // as for a new link
 	}
 	return l
 }
 
-// missing returns what of l the kernel does not have.
+// missing names the parts of l that the kernel lacks.
 func (s linkState) missing(l Link) (out []string) {
 	if s.mtu != l.MTU || !s.up {
 		out = append(out, fmt.Sprintf("up with MTU %d (it has %d, up: %t)", l.MTU, s.mtu, s.up))

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/net/route"
 )
 
-// readRoutes returns the routes of this machine by which packets of programs go, except those of the links named in
-// ignore.
+// readRoutes returns the routes of this machine that packets of programs follow, except those of the links that ignore
+// selects.
 func readRoutes(ignore func(link string) bool) (out []localRoute, err error) {
-	// The package has panicked on messages of new versions of macOS (golang/go#70528, #71578).
+	// The package can panic on messages of new versions of macOS (golang/go#70528, #71578).
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("reading the routing table: %v", p)

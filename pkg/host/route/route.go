@@ -110,7 +110,7 @@ func probeAddr(p netip.Prefix, own []netip.Prefix) (netip.Addr, bool) {
 	}
 	a := p.Addr()
 	if !p.IsSingleIP() {
-		a = a.Next() // a network's first address is its own name, or IPv6's any-router address
+		a = a.Next() // a network's first address names the network, or is IPv6's any-router address
 	}
 	for ; a.IsValid() && p.Contains(a); a = a.Next() {
 		if !mine[a] && !a.IsLoopback() {

@@ -21,7 +21,7 @@ func TestProbeAddrIsNotAnOwnAddress(t *testing.T) {
 	}{
 		{"10.96.0.0/16", nil, "10.96.0.1"},
 		{"198.19.0.0/16", prefixes("198.19.0.1/32"), "198.19.0.2"},
-		{"::/0", nil, "::2"}, // ::1 is of the machine itself
+		{"::/0", nil, "::2"}, // ::1 belongs to the machine itself
 		{"10.1.2.3/32", nil, "10.1.2.3"},
 		{"10.1.2.3/32", prefixes("10.1.2.3/32"), ""},
 		{"255.255.255.254/31", prefixes("255.255.255.255/32"), ""},

@@ -14,7 +14,7 @@ import (
 	"kubevpn/internal/testenv"
 )
 
-// newTUN makes a TUN that lives as long as the returned file.
+// newTUN creates a TUN that exists as long as the returned file is open.
 func newTUN(t *testing.T, name string) *os.File {
 	t.Helper()
 	la := netlink.NewLinkAttrs()
@@ -29,7 +29,7 @@ func newTUN(t *testing.T, name string) *os.File {
 	return tun.Fds[0]
 }
 
-// state is everything of the namespace that a Router could change, without the counters.
+// state describes everything in the namespace that a Router could change, without counters.
 func state(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -166,7 +166,7 @@ func TestRouterLeavesNothingWithoutTheDevice(t *testing.T) {
 	if _, err := r.Set(cfg); err != nil {
 		t.Fatal(err)
 	}
-	tun.Close() // what the kernel does to a killed process
+	tun.Close() // as the kernel does for a killed process
 	testenv.WaitGone(t, "kubevpn0")
 	if diff := cmp.Diff(before, state(t)); diff != "" {
 		t.Errorf("left behind: -before +after\n%s", diff)
@@ -245,7 +245,7 @@ func TestRouterWorksWithoutIPv6(t *testing.T) {
 	if err != nil || len(applied.Warnings) > 0 {
 		t.Fatalf("IPv6 that is off by default is on for our own link: %v %q", err, applied.Warnings)
 	}
-	// An MTU below 1280 is what makes a kernel take IPv6 from a link altogether.
+	// The kernel removes IPv6 from a link whose MTU is below 1280.
 	newTUN(t, "kubevpn1")
 	testenv.Run(t, "ip link set kubevpn1 mtu 1000")
 	cfg = Config{Links: []Link{{

@@ -7,7 +7,7 @@ import (
 	"runtime"
 )
 
-// Router has no implementation on this system: Set of anything but the zero Config says so.
+// Router is not implemented on this system: Set returns an error for all but the zero Config.
 type Router struct{}
 
 // New returns a Router.

@@ -8,7 +8,7 @@ func TestTunnelTakesEverything(t *testing.T) {
 		want   bool
 	}{
 		"a default route of IPv4": {[]string{"10.0.0.0/8", "0.0.0.0/0"}, true},
-		"one of IPv6":             {[]string{"::/0"}, true},
+		"a default route of IPv6": {[]string{"::/0"}, true},
 		"two halves":              {[]string{"128.0.0.0/1", "0.0.0.0/1"}, true},
 		"two halves of IPv6":      {[]string{"::/1", "8000::/1"}, true},
 		"halves of two families":  {[]string{"0.0.0.0/1", "8000::/1"}, false},

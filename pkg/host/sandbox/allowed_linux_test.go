@@ -108,10 +108,10 @@ func controlPair(t testing.TB) (*controlConn, *net.UnixConn) {
 	return a, b.conn
 }
 
-func TestControlRejectsWhatIsTooLong(t *testing.T) {
+func TestControlRejectsLongMessages(t *testing.T) {
 	a, b := controlPair(t)
 	if err := a.send(report{Log: &logLine{Message: strings.Repeat("x", maxMessage)}}, nil); err == nil {
-		t.Error("a message that is too long was sent")
+		t.Error("send accepted a message that is too long")
 	}
 	if err := a.send(report{Error: subreaper.NewFailure(errors.New(strings.Repeat("\x00", maxMessage)))}, nil); err != nil {
 		t.Errorf("a long error: %v", err)
@@ -124,7 +124,7 @@ func TestControlRejectsWhatIsTooLong(t *testing.T) {
 	}
 	var s string
 	if _, err := a.receive(&s); err == nil {
-		t.Error("a message that is too long was taken")
+		t.Error("receive accepted a message that is too long")
 	}
 	pipe, other, err := os.Pipe()
 	if err != nil {
@@ -132,7 +132,7 @@ func TestControlRejectsWhatIsTooLong(t *testing.T) {
 	}
 	other.Close()
 	if _, err := openControl(pipe); err == nil {
-		t.Error("a pipe was taken for a control socket")
+		t.Error("openControl accepted a pipe")
 	}
 }
 
@@ -146,7 +146,7 @@ func FuzzReceive(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) == 0 {
-			return // the end
+			return // an empty message is the end
 		}
 		a, other := controlPair(t)
 		if _, err := other.Write(b); err != nil {
@@ -158,7 +158,7 @@ func FuzzReceive(f *testing.F) {
 		var r report
 		if file, err := a.receive(&r); err == nil {
 			if file != nil {
-				t.Error("a file came from nowhere")
+				t.Error("a message without a descriptor has a file")
 			}
 			if r.Error != nil {
 				_ = errors.Is(r.Error, unix.ENOENT)

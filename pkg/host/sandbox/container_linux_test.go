@@ -27,8 +27,8 @@ import (
 	"kubevpn/pkg/host/unixsocket"
 )
 
-// serveIn is a container's network, with an eth0 as an engine makes it, which is down at first, and a program that
-// tells what it sees.
+// serveIn acts as a container: it creates eth0 as an engine does, calls Serve, and runs an HTTP server that reports
+// the routes and names that programs see.
 func serveIn(socket string) error {
 	resolv := filepath.Join(filepath.Dir(socket), "resolv.conf")
 	if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount(resolv, "/etc/resolv.conf", "", unix.MS_BIND, "")); err != nil {
@@ -85,7 +85,7 @@ func serveIn(socket string) error {
 	return nil
 }
 
-// serveProgramAt is the first process of a container, with a program.
+// serveProgramAt acts as the first process of a container that runs a program.
 func serveProgramAt(socket string) error {
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if err != nil {
@@ -191,7 +191,7 @@ func TestServeProgram(t *testing.T) {
 			t.Error(err)
 		}
 		if e := r.Ended(); e != nil {
-			t.Errorf("a report came: %+v", e)
+			t.Errorf("the first process reported %+v", e)
 		}
 		cmd.Wait()
 		if code := cmd.ProcessState.ExitCode(); code != 137 {
@@ -253,7 +253,7 @@ func TestContainerGetsVolumesAndRunsPrograms(t *testing.T) {
 		{"/route?q=2001:db8::7", "dev tun0"},
 		{"/route?q=192.0.2.7+from+172.18.0.2", "via 172.18.0.1 dev eth0"},
 		{"/route?q=172.18.0.9+from+172.18.0.2", onLink},
-		{"/route?q=172.18.0.9", "dev tun0"}, // a pod may have it, and this machine reaches its own
+		{"/route?q=172.18.0.9", "dev tun0"}, // a pod may have it, and the laptop reaches its own containers
 		{"/resolv.conf", "nameserver 10.96.0.10\nsearch prod.svc.cluster.local"},
 		{"/get?q=http://10.96.1.2/", "cluster for 10.96.1.2"},
 		{"/get?q=http://db/", "cluster for db"},
@@ -264,7 +264,7 @@ func TestContainerGetsVolumesAndRunsPrograms(t *testing.T) {
 		}
 		b, err := io.ReadAll(response.Body)
 		response.Body.Close()
-		if tt.want == onLink { // on the link, and not by the engine's gateway
+		if tt.want == onLink { // on the link, not through the engine's gateway
 			if !strings.Contains(string(b), "dev eth0") || strings.Contains(string(b), "via") {
 				t.Errorf("%s: %s", tt.path, b)
 			}
@@ -335,11 +335,11 @@ func TestAttachNeedsPackets(t *testing.T) {
 	conn, other := socketPair(t, unix.SOCK_STREAM)
 	defer other.Close()
 	if _, err := sandbox.Attach(t.Context(), conn, nil); err == nil {
-		t.Error("a stream is taken for a control socket")
+		t.Error("Attach accepted a stream socket")
 	}
 }
 
-// attachTo attaches to another end, which answers every request with path.
+// attachTo attaches to a peer that answers every request with path.
 func attachTo(t *testing.T, path string) *sandbox.Remote {
 	t.Helper()
 	conn, other := socketPair(t, unix.SOCK_SEQPACKET)

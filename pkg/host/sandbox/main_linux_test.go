@@ -24,19 +24,19 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// What the test binary is when it is started again.
+// Roles of the test binary when the tests start it again.
 const (
 	roleInit    = "role-sandbox-init" // Config.Init
-	roleParent  = "role-parent"       // runs the sandbox of the JSON that is its argument, on its own terminal
-	roleServe   = "role-serve"        // a container, which calls its argument, a socket
-	roleProgram = "role-program"      // a container's first process, which calls its argument, a socket
+	roleParent  = "role-parent"       // runs the sandbox of its argument, a Config as JSON, on its own terminal
+	roleServe   = "role-serve"        // a container, which connects to its argument, a socket
+	roleProgram = "role-program"      // a container's first process, which connects to its argument, a socket
 	roleStage   = "role-stage"        // root, with a /dev/net/tun for everybody; runs its arguments as nobody
 )
 
 const (
 	nobody      = 65534
 	extraGroup  = 4242
-	workVar     = "KUBEVPN_SANDBOX_TEST_WORK" // a directory of the unprivileged half's
+	workVar     = "KUBEVPN_SANDBOX_TEST_WORK" // the directory of the tests that run as nobody
 	runInParent = "sandbox of the parent runs as "
 )
 
@@ -73,7 +73,7 @@ func TestMain(m *testing.M) {
 	os.Exit(99)
 }
 
-// parent ends as the program does.
+// parent runs a sandbox and exits with the code of its program.
 func parent(config string) error {
 	var cfg sandbox.Config
 	if err := json.Unmarshal([]byte(config), &cfg); err != nil {
@@ -98,7 +98,7 @@ func parent(config string) error {
 	go func() {
 		for s := range signals {
 			if err := p.Forward(s); err != nil {
-				return // it has ended
+				return // the program has ended
 			}
 		}
 	}()
@@ -144,7 +144,7 @@ func stage(args []string) error {
 	return nil
 }
 
-// TestEverythingWorksAsNobody runs all other tests of the package as nobody.
+// TestEverythingWorksAsNobody runs the tests of the package as nobody.
 func TestEverythingWorksAsNobody(t *testing.T) {
 	testenv.NeedRoot(t)
 	work, err := os.MkdirTemp("/tmp", "sandbox-test-")
@@ -155,7 +155,7 @@ func TestEverythingWorksAsNobody(t *testing.T) {
 	if err := errors.Join(os.Chmod(work, 0o755), os.Chown(work, nobody, nobody)); err != nil {
 		t.Fatal(err)
 	}
-	// What only a member of the group may read, and a program that would be root's.
+	// A file that only members of the group may read, and a set-user-ID program of root.
 	write(t, work+"/group/key", "for the group\n")
 	copyOf(t, "/usr/bin/id", work+"/setuid-id")
 	if err := errors.Join(os.Chown(work+"/group", 0, extraGroup), os.Chmod(work+"/group", 0o750), os.Chmod(work+"/setuid-id", 0o755|os.ModeSetuid)); err != nil {
@@ -206,7 +206,8 @@ var probePath struct {
 	err       error
 }
 
-// probe is the static program of testdata, where everybody may run it. It is built once, and TestMain removes it.
+// probe returns the path of the static program of testdata, which every user may run. It is built once, and TestMain
+// removes it.
 func probe(t *testing.T) string {
 	t.Helper()
 	if path := os.Getenv(probeVar); path != "" {
@@ -235,7 +236,7 @@ func probe(t *testing.T) string {
 	return probePath.path
 }
 
-// config is a Config that runs args in a directory of the test's, with the environment that tests need.
+// config returns a Config that runs args in /, with the environment that tests need.
 func config(args ...string) sandbox.Config {
 	return sandbox.Config{
 		Init: []string{roleInit},
@@ -245,14 +246,14 @@ func config(args ...string) sandbox.Config {
 	}
 }
 
-// A running is a Process and what it prints.
+// running is a Process and its output.
 type running struct {
 	*sandbox.Process
 	t   *testing.T
 	out string // a file
 }
 
-// start starts a program, with the network of every test if it has one.
+// start starts a program. If cfg has a network, it is the one of network.
 func start(t *testing.T, cfg sandbox.Config) *running {
 	t.Helper()
 	r := begin(t, cfg)
@@ -264,7 +265,7 @@ func start(t *testing.T, cfg sandbox.Config) *running {
 	return r
 }
 
-// begin does what Start does.
+// begin calls Sandbox.Start, and collects the output of the program.
 func begin(t *testing.T, cfg sandbox.Config) *running {
 	t.Helper()
 	out, err := os.CreateTemp(t.TempDir(), "out")
@@ -298,13 +299,13 @@ func (r *running) await(what string) {
 	r.t.Helper()
 	testenv.Eventually(r.t, 20*time.Second, func() error {
 		if out := r.printed(); !strings.Contains(out, what) {
-			return fmt.Errorf("it has not printed %q, only %q", what, out)
+			return fmt.Errorf("the program has not printed %q, only %q", what, out)
 		}
 		return nil
 	})
 }
 
-// run runs a program to its end, which has to be a good one.
+// run runs a program, which must exit with code 0, and returns its output.
 func run(t *testing.T, cfg sandbox.Config) string {
 	t.Helper()
 	r := start(t, cfg)

@@ -24,7 +24,7 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// network is that of every test: two of them at once have the same addresses.
+// network returns the network of all tests: sandboxes that run at the same time have the same addresses.
 func network() sandbox.Network {
 	return sandbox.Network{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.1.9/32"), netip.MustParsePrefix("fd00:244::9/128")},
@@ -35,8 +35,8 @@ func network() sandbox.Network {
 	}
 }
 
-// A cluster is what is at the other end of a sandbox's network: http at every address and port but 81, which
-// refuses, and DNS at 10.96.0.10.
+// cluster is the other end of a sandbox's network. It serves HTTP at every address and every port but 81, which
+// refuses connections, and DNS at 10.96.0.10.
 type cluster struct{ web, dns string }
 
 func newCluster(t *testing.T, name string) cluster {
@@ -117,7 +117,7 @@ func connected(t *testing.T, c cluster, cfg sandbox.Config) *running {
 	return r
 }
 
-// serve is the other end of what a TUN carries, until the test ends.
+// serve connects the TUN of r to the cluster until the test ends.
 func (c cluster) serve(t *testing.T, r interface{ TUN() *os.File }) {
 	t.Helper()
 	device, err := tun.Adopt(r.TUN(), r.TUN().Name(), network().MTU)
@@ -143,7 +143,7 @@ func (c cluster) serve(t *testing.T, r interface{ TUN() *os.File }) {
 func (r *running) finish() string {
 	r.t.Helper()
 	if status, err := r.Wait(); err != nil || status.Code != 0 {
-		r.t.Fatalf("it ended with %+v, %v\n%s", status, err, r.printed())
+		r.t.Fatalf("the program ended with %+v, %v\n%s", status, err, r.printed())
 	}
 	return r.printed()
 }
@@ -198,15 +198,15 @@ func TestDialReachesPortsInside(t *testing.T) {
 		}
 	}
 	if _, err := r.Dial(t.Context(), "tcp", "127.0.0.1:81"); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("a port that nobody listens on: %v", err)
+		t.Errorf("Dial to a port without a listener: %v", err)
 	}
 	if _, err := r.Dial(t.Context(), "nonsense", "127.0.0.1:81"); err == nil {
-		t.Error("a network that there is not")
+		t.Error("Dial accepted an unknown network")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := r.Dial(ctx, "tcp", "127.0.0.1:80"); !errors.Is(err, context.Canceled) {
-		t.Errorf("with a context that has ended: %v", err)
+		t.Errorf("Dial with a context that has ended: %v", err)
 	}
 	conn, err := r.Dial(t.Context(), "tcp", "127.0.0.1:80")
 	if err != nil {
@@ -226,7 +226,7 @@ func TestDialReachesPortsInside(t *testing.T) {
 	}
 }
 
-// Nobody reads the TUN, so a connection is never made.
+// No test code reads the TUN, so no connection is established.
 func TestDialEndsWithItsContext(t *testing.T) {
 	cfg := sh("sleep 100")
 	cfg.Network = true
@@ -314,17 +314,17 @@ func TestNetworkIsPreparedBeforeTheProgramRuns(t *testing.T) {
 		t.Errorf("the device is called %q", r.TUN().Name())
 	}
 	if err := r.SetNetwork(t.Context(), sandbox.Network{}); err == nil {
-		t.Error("a network without an address")
+		t.Error("SetNetwork accepted a network without an address")
 	}
 	if r.printed() != "" {
-		t.Errorf("the program runs: %s", r.printed())
+		t.Errorf("the program runs before Run: %s", r.printed())
 	}
 	if err := errors.Join(r.SetNetwork(t.Context(), network()), r.Run(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	r.await("first\n")
 	if err := r.Run(t.Context()); err == nil {
-		t.Error("the program was started twice")
+		t.Error("Run started the program twice")
 	}
 	if err := r.SetNetwork(t.Context(), other); err != nil {
 		t.Fatal(err)
@@ -335,11 +335,11 @@ func TestNetworkIsPreparedBeforeTheProgramRuns(t *testing.T) {
 	}
 	before, after, _ := strings.Cut(r.printed(), "first\n")
 	if !strings.Contains(before, "nameserver 10.96.0.10\n") {
-		t.Errorf("at first: %s", before)
+		t.Errorf("before the second SetNetwork: %s", before)
 	}
 	for _, want := range []string{"nameserver 10.96.0.11\n", "10.244.1.10/32", "1400"} {
 		if !strings.Contains(after, want) || strings.Contains(after, "10.244.1.9") {
-			t.Errorf("then, without %q: %s", want, after)
+			t.Errorf("after the second SetNetwork, without %q: %s", want, after)
 		}
 	}
 	if err := r.SetNetwork(t.Context(), other); !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, syscall.EPIPE) {
@@ -393,7 +393,7 @@ func TestProgramThatCannotRunLeavesNoNamespaces(t *testing.T) {
 	})
 }
 
-// What is on its way when the program ends must not hide how it ended.
+// Dials that are in progress when the program ends must not hide its exit status.
 func TestEndAmongDials(t *testing.T) {
 	for range 20 {
 		cfg := sh("exit 7")
@@ -422,7 +422,7 @@ func TestEndAmongDials(t *testing.T) {
 	}
 }
 
-// Most are files with a capability, which nobody gets in a sandbox.
+// Most ping binaries have a file capability, which a sandbox does not grant.
 func TestPingWorksInside(t *testing.T) {
 	testenv.NeedPrograms(t, "ping")
 	cfg := config("ping", "-c", "1", "-W", "10", "127.0.0.1")

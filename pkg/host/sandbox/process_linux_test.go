@@ -23,7 +23,7 @@ import (
 
 type unixStat = syscall.Stat_t
 
-// unixSocket greets whoever connects to a socket.
+// unixSocket serves a socket that greets each client.
 func unixSocket(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.Listen("unix", path)
@@ -79,11 +79,11 @@ func TestIdentityIsTheUsers(t *testing.T) {
 func TestSetuidAndGroups(t *testing.T) {
 	work := os.Getenv(workVar)
 	if work == "" {
-		t.Skip("root needs neither; the unprivileged half does this")
+		t.Skip("for root it shows nothing; TestEverythingWorksAsNobody runs it as nobody")
 	}
 	outside, err := exec.Command(work+"/setuid-id", "-u").Output()
 	if err != nil || string(outside) != "0\n" {
-		t.Fatalf("outside a set-user-ID program runs as %q (%v), so it shows nothing inside", outside, err)
+		t.Fatalf("outside, a set-user-ID program runs as %q (%v), so the test shows nothing", outside, err)
 	}
 	if out := run(t, config(work+"/setuid-id", "-u")); out != fmt.Sprintln(os.Getuid()) {
 		t.Errorf("a set-user-ID program runs as %s", out)
@@ -122,11 +122,11 @@ func TestScriptsAndInterpretersRun(t *testing.T) {
 			cfg.Env = append(cfg.Env, fmt.Sprintf("C%d=%s", i, strings.Repeat("y", 100_000)))
 		}
 		if out := run(t, cfg); out != strings.Join(cfg.Env, "\n")+"\n" {
-			t.Errorf("an environment of %d bytes came as %d", len(strings.Join(cfg.Env, "\n")), len(out))
+			t.Errorf("of an environment of %d bytes, %d arrived", len(strings.Join(cfg.Env, "\n")), len(out))
 		}
 	})
 	t.Run("standard-files", func(t *testing.T) {
-		outside, err := exec.Command("ls", "/proc/self/fd").Output() // what this process was given is given on
+		outside, err := exec.Command("ls", "/proc/self/fd").Output() // inherited ones count, too
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -204,10 +204,9 @@ func TestSignalReachesTheProgram(t *testing.T) {
 	}
 }
 
-// Without a terminal, the program gets a signal once, whether it was sent to the parent or to the parent's process
-// group.
+// Without a terminal, the program gets a signal once, whether the parent or the parent's process group received it.
 func TestSignalToTheGroup(t *testing.T) {
-	// Each signal once: the kernel makes one of two that are alike and close.
+	// The test sends each signal only once, because the kernel merges equal signals that are pending.
 	const tell = `for s in TERM INT HUP; do trap "echo $s" $s; done; trap 'exit 3' USR1; echo ready; while :; do sleep 0.3 & wait $!; done`
 	for _, tt := range []struct{ name, script string }{
 		{"shared", tell},
@@ -225,7 +224,7 @@ func TestSignalToTheGroup(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			limit := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() }) // when a signal does not come
+			limit := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() }) // if a signal does not arrive
 			defer limit.Stop()
 			var lines []string
 			step := map[string]func() error{
@@ -256,13 +255,14 @@ func TestSignalToTheGroup(t *testing.T) {
 	}
 }
 
-// stubborn starts what wants to live on: in sessions of its own, which ignore signals.
+// stubborn starts processes in sessions of their own that ignore signals.
 const stubborn = `
 	for i in 1 2 3; do setsid sh -c 'trap "" INT TERM HUP; (trap "" INT TERM HUP; while :; do sleep 1; done) & while :; do sleep 1; done' & done
 	echo started
 `
 
-// Where to look for what is left of a sandbox: its namespaces. They are held open, or others' could get their numbers.
+// namespaces are the namespaces of a sandbox, in which processes might remain. The test holds them open, so that no
+// other namespace gets their numbers.
 type namespaces map[string]bool
 
 func namespacesOf(t *testing.T, pid int) namespaces {
@@ -293,7 +293,7 @@ func namespacesOf(t *testing.T, pid int) namespaces {
 	return n
 }
 
-// in are the processes that are in one of the namespaces.
+// in returns the processes in these namespaces.
 func (n namespaces) in() (pids []string) {
 	links, err := filepath.Glob("/proc/[0-9]*/ns/*")
 	if err != nil {
@@ -341,7 +341,7 @@ func TestEverythingEndsWithTheProgram(t *testing.T) {
 	r.await("started")
 	n := namespacesOf(t, r.Pid())
 	if len(n.in()) < 4 {
-		t.Fatalf("only %v run", n.in())
+		t.Fatalf("only the processes %v run", n.in())
 	}
 	fmt.Fprintln(out, "go")
 	if status, err := r.Wait(); err != nil || status.Code != 3 {
@@ -387,7 +387,7 @@ func TestDeathOfInitLeavesNothing(t *testing.T) {
 	}
 	n.expectNone(t)
 	if _, err := r.Dial(t.Context(), "tcp", "127.0.0.1:1"); err == nil {
-		t.Error("Dial worked")
+		t.Error("Dial succeeded after the end")
 	}
 }
 
@@ -458,7 +458,7 @@ func TestDeathOfParentLeavesNothing(t *testing.T) {
 				t.Fatalf("%v in %v", n.in(), n)
 			}
 			if stopped {
-				// Now only the death signal can end it.
+				// Only the death signal can end a stopped init.
 				if err := unix.Kill(init, unix.SIGSTOP); err != nil {
 					t.Fatal(err)
 				}
@@ -468,8 +468,8 @@ func TestDeathOfParentLeavesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			cmd.Wait()
-			testenv.Until(t, "nothing is left", func() bool { return len(n.in()) == 0 })
-			t.Logf("nothing was left after %v", time.Since(began).Round(time.Millisecond))
+			testenv.Until(t, "no process is left", func() bool { return len(n.in()) == 0 })
+			t.Logf("no process was left after %v", time.Since(began).Round(time.Millisecond))
 		})
 	}
 }

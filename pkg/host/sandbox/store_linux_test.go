@@ -86,7 +86,7 @@ func TestStoreGivesFilesTheOwnersOfThePod(t *testing.T) {
 	}
 }
 
-// Whatever a store receives, it writes only in its directory.
+// A store writes only in its directory, for every input.
 func FuzzStore(f *testing.F) {
 	for _, seed := range []string{
 		`{"name":"keys","files":[{"path":"password","mode":256,"data":"b25l"}],"dirs":["in/it"]}`,
@@ -111,7 +111,7 @@ func FuzzStore(f *testing.F) {
 		if err := json.Unmarshal(volume, &v); err != nil {
 			return
 		}
-		for range 2 { // it may refuse
+		for range 2 { // the store may reject the volume
 			_ = s.write(v)
 			_, _ = s.resolve(position{v.Name, sub})
 			v.Files = nil
@@ -121,7 +121,7 @@ func FuzzStore(f *testing.F) {
 		}
 		if err := filepath.WalkDir(outside, func(name string, _ fs.DirEntry, err error) error {
 			if !strings.HasPrefix(volumes+"/", name+"/") && !strings.HasPrefix(name, volumes+"/") {
-				t.Errorf("it has created %s", name)
+				t.Errorf("the store created %s", name)
 			}
 			return err
 		}); err != nil {

@@ -18,7 +18,7 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// parentCommand is a process that runs a sandbox and ends as its program does.
+// parentCommand returns a command that runs a sandbox and exits with the code of its program.
 func parentCommand(t *testing.T, cfg sandbox.Config) *exec.Cmd {
 	t.Helper()
 	b, err := json.Marshal(cfg)
@@ -30,7 +30,7 @@ func parentCommand(t *testing.T, cfg sandbox.Config) *exec.Cmd {
 	return cmd
 }
 
-// A console is a terminal that somebody sits at.
+// console is a terminal with the keyboard and screen of a user.
 type console struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -57,7 +57,7 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *console {
 			c.text += string(buf[:n])
 			c.mu.Unlock()
 			if err != nil {
-				return // EIO when nobody has the other end any more
+				return // EIO when no process has the other end open
 			}
 		}
 	}()
@@ -70,10 +70,10 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *console {
 	return c
 }
 
-// parentLine can come at any moment.
+// parentLine matches the parent's own output, which can come at any moment.
 var parentLine = regexp.MustCompile(runInParent + `\d+\n`)
 
-// await waits for a pattern in what has come since the last await.
+// await waits for a pattern in the output since the last await.
 func (c *console) await(pattern string) {
 	c.t.Helper()
 	re := regexp.MustCompile(pattern)
@@ -83,7 +83,7 @@ func (c *console) await(pattern string) {
 		c.text = parentLine.ReplaceAllString(strings.ReplaceAll(c.text, "\r\n", "\n"), "")
 		at := re.FindStringIndex(c.text)
 		if at == nil {
-			return errors.New("there is only: " + c.text)
+			return errors.New("the output is only: " + c.text)
 		}
 		c.text = c.text[at[1]:]
 		return nil
@@ -128,14 +128,14 @@ func TestCtrlCReachesTheProgramOnly(t *testing.T) {
 	}
 }
 
-// A shell inside does job control, and the terminal is ours again after it.
+// A shell inside does job control. At its end the terminal returns to the parent.
 func TestShellInsideControlsJobs(t *testing.T) {
 	testenv.NeedPrograms(t, "bash")
 	cfg := config("bash", "--norc", "--noprofile", "-i")
 	cfg.Env = append(cfg.Env, "PS1=$ ", "TERM=dumb")
 	c := onTerminal(t, parentCommand(t, cfg))
 	c.await(`\$ `)
-	c.enter("echo g''o; cat\n") // readline has left the terminal when it says so
+	c.enter("echo g''o; cat\n") // at its output, readline has restored the terminal
 	c.await(`go\n`)
 	c.enter("line\n")
 	c.await(`line\nline\n`)
@@ -154,7 +154,7 @@ func TestShellInsideControlsJobs(t *testing.T) {
 	}
 }
 
-// A shell outside stops and continues the whole of it.
+// A shell outside stops and continues the parent, init and the program.
 func TestShellOutsideStopsAndContinuesAll(t *testing.T) {
 	testenv.NeedPrograms(t, "bash")
 	b, err := json.Marshal(sh(`trap 'echo hello' CONT; i=0; while :; do i=$((i+1)); echo count $i; sleep 0.02; done`))

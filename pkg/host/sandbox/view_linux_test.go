@@ -34,7 +34,7 @@ func TestFilesAreAtTheirPaths(t *testing.T) {
 	tests := []struct {
 		name string
 		path string
-		file bool // it is the file, or else the directory
+		file bool // mount the file, not the directory
 	}{
 		{"missing-in-root", "/sandbox-test-config", false},
 		{"deeply-missing-in-root", "/sandbox-test-a/b/c", false},
@@ -98,7 +98,7 @@ func TestManyMountsAtOnce(t *testing.T) {
 	}
 }
 
-func TestTheRestIsAsOutside(t *testing.T) {
+func TestOtherPathsAreAsOutside(t *testing.T) {
 	source, home := t.TempDir(), t.TempDir()
 	cfg := sh(fmt.Sprintf(`
 		stat -L -c '%%d %%i %%n' /etc/passwd /etc /usr/bin /usr/bin/env /dev/null /dev/pts /sys/kernel %[1]s /var/lib
@@ -132,7 +132,8 @@ func TestTheRestIsAsOutside(t *testing.T) {
 	}
 }
 
-// A Secret or ConfigMap volume as the kubelet updates it: keys are links to ..data/key, and ..data is replaced.
+// The test updates a volume as the kubelet does for a Secret: keys are links to ..data/key, and a rename replaces
+// ..data.
 func TestUpdateIsSeen(t *testing.T) {
 	source := t.TempDir()
 	write(t, source+"/..1/key", "one\n")
@@ -171,7 +172,7 @@ func TestMirrorFollowsTheDirectory(t *testing.T) {
 		sandbox.Mount{Path: dir + "/mounted/here", Source: source}))
 	r.await("changes directory goes mounted own stays taken old goes own stays own .")
 	write(t, dir+"/changed", "new\n")
-	write(t, dir+"/taken", "outside\n") // a name that the program has taken
+	write(t, dir+"/taken", "outside\n") // the program has created this name
 	write(t, dir+"/mounted", "outside\n")
 	if err := errors.Join(os.Rename(dir+"/changed", dir+"/changes"), os.Remove(dir+"/goes"), os.RemoveAll(dir+"/directory"), os.Mkdir(dir+"/made", 0o755)); err != nil {
 		t.Fatal(err)

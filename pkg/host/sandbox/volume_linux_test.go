@@ -14,7 +14,7 @@ import (
 	"kubevpn/pkg/host/sandbox"
 )
 
-// A volume is at its path, in memory, and changes as a whole while the program runs; nothing of it is on the laptop.
+// A volume is at its path, changes as a whole while the program runs, and leaves nothing on the laptop's disk.
 func TestVolumeIsInMemoryAndChangesAsAWhole(t *testing.T) {
 	for _, path := range []string{"/sandbox-test/config", "/etc/sandbox-test/config", filepath.Join(t.TempDir(), "config")} {
 		cfg := sh(fmt.Sprintf(`stat -f -c %%T %[1]s; ls %[1]s; stat -L -c '%%a %%u' %[1]s/key; cat %[1]s/deep/er; cat /sandbox-test/one; (echo x >%[1]s/own) 2>&- || echo no; echo x >/sandbox-test/empty/own && echo yes
@@ -43,7 +43,7 @@ while sleep 0.02; do echo $(cat %[1]s/key %[1]s/other 2>&1); done`, path),
 			t.Error(err)
 		}
 		if err := r.Update(t.Context(), cfg.Volumes[0]); err == nil {
-			t.Error("a sandbox that has ended is updated")
+			t.Error("Update succeeded after the end of the sandbox")
 		}
 	}
 	for _, name := range []string{"config", "empty"} {

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asFirst is set in a process that takes the part of a first process: a Family takes every child's end, so it needs
-// one without the test's other children.
+// asFirst marks a process that acts as a first process. A Family reaps every child, so it must not run in the test
+// process, which has others.
 const asFirst = "KUBEVPN_TEST_PID1"
 
 func TestMain(m *testing.M) {
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// first does what it reads from its standard input, a line each, and writes what comes of it.
+// first executes the orders on its standard input, one per line, and prints the results.
 func first() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return err
@@ -65,7 +65,7 @@ func first() error {
 			last.Signal(unix.SIGTERM)
 		case "killgroup":
 			last.SignalGroup(unix.SIGKILL)
-		case "childless": // when everybody has been waited for
+		case "childless": // waits until all children are reaped
 			for {
 				err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)
 				if errors.Is(err, unix.ECHILD) {
@@ -78,7 +78,7 @@ func first() error {
 	return nil
 }
 
-// script has a first process do orders, and is what it and its children write.
+// script runs orders in a first process, and returns the output of the process and its children.
 func script(t *testing.T, path string, orders ...string) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -143,13 +143,12 @@ func TestFamilyRunsProgramsAndReapsOrphans(t *testing.T) {
 	}
 }
 
-// sorted moves a line to the front: when a program writes it nobody waits for.
+// sorted moves a line to the front, because the time at which the program writes it varies.
 func sorted(text, line string) string {
 	rest := strings.ReplaceAll(text+"\n", line+"\n", "")
 	return strings.Repeat(line+"\n", strings.Count(text+"\n", line+"\n")) + rest
 }
 
-// TestReaderSeesEndOfClosedStandardFiles: a reader sees the end of what a program writes when that has closed it.
 func TestReaderSeesEndOfClosedStandardFiles(t *testing.T) {
 	if os.Getenv("KUBEVPN_TEST_CLOSE") != "" {
 		if err := CloseStandardFiles(); err != nil {

@@ -28,7 +28,7 @@ func pair(t *testing.T) (a, b *net.UnixConn) {
 	return ends[0], ends[1]
 }
 
-// pass sends a byte with so many descriptors, and returns what came with it.
+// pass sends a byte with that many descriptors, and returns the control messages that arrive with it.
 func pass(t *testing.T, descriptors int) []byte {
 	t.Helper()
 	a, b := pair(t)

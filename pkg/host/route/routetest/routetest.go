@@ -1,4 +1,4 @@
-// Package routetest states what the helper relies on in a route.Router, as a test that runs on every system.
+// Package routetest contains the contract test of route.Router, which runs on every system. The helper relies on it.
 package routetest
 
 import (
@@ -57,7 +57,7 @@ func set(t *testing.T, r Router, cfg route.Config) {
 	}
 }
 
-// testStates goes through states. The second time, there is nothing to do.
+// testStates sets several states. A second Set of the same state changes nothing.
 func testStates(t *testing.T, r Router, link string) {
 	for range 2 {
 		set(t, r, config(link, first))
@@ -91,12 +91,12 @@ func testErrors(t *testing.T, r Router, link string) {
 		"twice":          {Links: append(config(link, first).Links, config(link, second).Links...)},
 	} {
 		if _, err := r.Set(cfg); err == nil {
-			t.Errorf("%s: Set took it", name)
+			t.Errorf("%s: Set accepted it", name)
 		}
 		routed(t, link, first, second) // nothing has changed
 	}
 	if _, err := r.Set(config("kubevpn-none", first)); err == nil {
-		t.Error("Set took a link that does not exist")
+		t.Error("Set accepted a link that does not exist")
 	}
 	set(t, r, config(link, second))
 	routed(t, link, second, first)
